@@ -88,12 +88,12 @@ fn admin_url(
 
 fn block_on_reply<T>(
     server: &str,
-    answer: impl Future<Output = Result<T, String>>,
+    reply: impl Future<Output = Result<T, String>>,
 ) -> Result<T, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("cannot start: {error}"))?;
     runtime
-        .block_on(async { tokio::time::timeout(CALL_TIMEOUT, answer).await })
+        .block_on(async { tokio::time::timeout(CALL_TIMEOUT, reply).await })
         .map_err(|_late| format!("{server} did not answer within {CALL_TIMEOUT:?}"))?
 }
 
@@ -105,14 +105,14 @@ async fn send_request(method: Method, url: &str) -> Result<Vec<u8>, String> {
     }
     let request = request.body(Body::empty()).map_err(|error| format!("{url}: {error}"))?;
     let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
-    let failed = |error: &dyn std::error::Error| match error.source() {
+    let request_error = |error: &dyn std::error::Error| match error.source() {
         Some(cause) => format!("{url}: {error}: {cause}"),
         None => format!("{url}: {error}"),
     };
-    let response = client.request(request).await.map_err(|error| failed(&error))?;
+    let response = client.request(request).await.map_err(|error| request_error(&error))?;
     let status = response.status();
     let body = to_bytes(Body::new(response.into_body()), MAX_REPLY_BYTES).await;
-    let body = body.map_err(|error| failed(&error))?;
+    let body = body.map_err(|error| request_error(&error))?;
     match status {
         StatusCode::OK => Ok(body.into()),
         StatusCode::UNAUTHORIZED if token.is_some() => Err(format!(

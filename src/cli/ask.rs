@@ -36,9 +36,9 @@ pub(super) fn ask(args: &AskArgs, terminal: &mut Terminal<'_>) -> io::Result<Com
             let more: Vec<_> = params.iter().map(|(name, text)| (*name, &**text)).collect();
             let reply =
                 admin_client::post_change(server, action, &args.domain, &args.descriptors, &more);
-            reply.map(|said| {
+            reply.map(|reply_text| {
                 (
-                    admin_reply::describe_change(args, action, &said).unwrap_or(said),
+                    admin_reply::describe_change(args, action, &reply_text).unwrap_or(reply_text),
                     CommandOutcome::Success,
                 )
             })
@@ -46,7 +46,7 @@ pub(super) fn ask(args: &AskArgs, terminal: &mut Terminal<'_>) -> io::Result<Com
         // `--server` without a change is an error. A check at `--address` instead could charge the
         // counters of another service.
         (Some(_), None) => Err(SERVER_WITHOUT_CHANGE.to_owned()),
-        (None, _) => send_check(args).map(|answer| format_reply(args, &answer)),
+        (None, _) => send_check(args).map(|response| format_reply(args, &response)),
     };
     match result {
         Ok((text, outcome)) => {
@@ -89,10 +89,10 @@ fn send_check(args: &AskArgs) -> Result<RateLimitResponse, String> {
     let runtime = runtime.map_err(|error| format!("cannot start: {error}"))?;
     let call = async {
         let channel = connect(&server).await.map_err(|error| error.to_string())?;
-        let answer = RateLimitServiceClient::new(channel).should_rate_limit(request).await;
+        let response = RateLimitServiceClient::new(channel).should_rate_limit(request).await;
         let refused =
             |status: tonic::Status| format!("refused ({:?}): {}", status.code(), status.message());
-        answer.map(tonic::Response::into_inner).map_err(refused)
+        response.map(tonic::Response::into_inner).map_err(refused)
     };
     let reply = runtime.block_on(async { tokio::time::timeout(CALL_TIMEOUT, call).await });
     let timeout_error = |_| format!("{} did not answer within {CALL_TIMEOUT:?}", args.address);
@@ -148,9 +148,9 @@ fn format_status(status: &DescriptorStatus) -> String {
         return if status.limit_remaining == u32::MAX { "unlimited" } else { "no limit" }
             .to_owned();
     };
-    let (left, of) = (status.limit_remaining, limit.requests_per_unit);
+    let (remaining, requests) = (status.limit_remaining, limit.requests_per_unit);
     // Writing to a `String` cannot fail.
-    write!(line, ", {left} of {of}{} left", unit_suffix(limit.unit)).ok();
+    write!(line, ", {remaining} of {requests}{} left", unit_suffix(limit.unit)).ok();
     if !limit.name.is_empty() {
         write!(line, " ({})", limit.name).ok();
     }

@@ -96,14 +96,15 @@ impl CheckReport {
 
 /// Returns the SARIF notification with the number of findings that the output omits. `None` if it
 /// omits none.
-fn omitted_findings_notice(more: SeverityCounts) -> Option<Value> {
-    let notice = json!({"level": "warning", "message": {"text": format!("and {more}, not shown")}});
+fn omitted_findings_notice(omitted: SeverityCounts) -> Option<Value> {
+    let notice =
+        json!({"level": "warning", "message": {"text": format!("and {omitted}, not shown")}});
     let run = json!({"executionSuccessful": true, "toolExecutionNotifications": [notice]});
-    (!more.is_zero()).then(|| json!([run]))
+    (!omitted.is_zero()).then(|| json!([run]))
 }
 
 fn sarif_result(diagnostic: &Diagnostic) -> Value {
-    let place = &diagnostic.location;
+    let location = &diagnostic.location;
     let text = match &diagnostic.help {
         Some(help) => format!("{}: {help}", diagnostic.message),
         None => diagnostic.message.clone(),
@@ -113,11 +114,11 @@ fn sarif_result(diagnostic: &Diagnostic) -> Value {
         "level": diagnostic.severity(),
         "message": {"text": text},
         "locations": [{"physicalLocation": {
-            "artifactLocation": {"uri": percent_encode_path(&place.file)},
+            "artifactLocation": {"uri": percent_encode_path(&location.file)},
             "region": {
-                "startLine": place.line,
-                "startColumn": place.column,
-                "endColumn": place.column + place.width,
+                "startLine": location.line,
+                "startColumn": location.column,
+                "endColumn": location.column + location.width,
             },
         }}],
     })
@@ -125,9 +126,11 @@ fn sarif_result(diagnostic: &Diagnostic) -> Value {
 
 /// Percent-encodes a path for use as a URI reference.
 fn percent_encode_path(path: &str) -> String {
-    let kept = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    let is_unreserved = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     path.bytes()
-        .map(|byte| if kept(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .map(|byte| {
+            if is_unreserved(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }
+        })
         .collect()
 }
 

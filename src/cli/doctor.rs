@@ -80,19 +80,20 @@ fn requirements(settings: &Settings) -> DoctorRequirements {
 }
 
 fn print_text(
-    looked_at: &[RedisFacts],
-    found: &[DoctorFinding],
+    examined: &[RedisFacts],
+    findings: &[DoctorFinding],
     out: &mut dyn io::Write,
 ) -> io::Result<()> {
-    for finding in found {
+    for finding in findings {
         writeln!(out, "{finding}")?;
     }
-    for facts in looked_at {
+    for facts in examined {
         writeln!(out, "{}: looked at", facts.address)?;
     }
-    let errors = found.iter().filter(|finding| finding.severity == DoctorSeverity::Error).count();
+    let errors =
+        findings.iter().filter(|finding| finding.severity == DoctorSeverity::Error).count();
     let (errors, warnings) =
-        (count_text(errors, "error"), count_text(found.len() - errors, "warning"));
+        (count_text(errors, "error"), count_text(findings.len() - errors, "warning"));
     writeln!(out, "findings: {errors}, {warnings}")
 }
 
@@ -100,21 +101,21 @@ fn count_text(number: usize, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
-fn to_json(looked_at: &[RedisFacts], found: &[DoctorFinding]) -> serde_json::Value {
-    let stores: Vec<_> = looked_at.iter().map(|facts| &facts.address).collect();
-    json!({"stores": stores, "findings": found})
+fn to_json(examined: &[RedisFacts], findings: &[DoctorFinding]) -> serde_json::Value {
+    let stores: Vec<_> = examined.iter().map(|facts| &facts.address).collect();
+    json!({"stores": stores, "findings": findings})
 }
 
 /// Waits until the Redis of `options` is reachable, then logs the findings about it.
-async fn log_findings(options: RedisOptions, wanted: DoctorRequirements, clock: Clock) {
+async fn log_findings(options: RedisOptions, requirements: DoctorRequirements, clock: Clock) {
     let facts = loop {
-        match collect::collect_facts(&options, wanted.has_compat_keys, &clock).await {
+        match collect::collect_facts(&options, requirements.has_compat_keys, &clock).await {
             Ok(facts) => break facts,
             // Not logged here: the store's own connection logs the same failure.
             Err(_refused) => tokio::time::sleep(RETRY_INTERVAL).await,
         }
     };
-    for finding in facts.iter().flat_map(|facts| evaluate_facts(facts, wanted)) {
+    for finding in facts.iter().flat_map(|facts| evaluate_facts(facts, requirements)) {
         tracing::warn!(addr = finding.at, help = finding.help, "{}", finding.message);
     }
 }

@@ -87,24 +87,31 @@ fn parse_descriptor(descriptor: &str) -> Result<Vec<(String, String)>, String> {
 }
 
 fn print_text(explanation: &Explanation, out: &mut dyn io::Write) -> io::Result<()> {
-    for one in &explanation.descriptors {
-        writeln!(out, "{}: {}", explanation.domain, one.descriptor)?;
-        print_steps(one, out)?;
-        writeln!(out, "  {}", one.outcome)?;
-        if let Some(met) = &one.rule {
-            print_rule(met, out)?;
+    for descriptor in &explanation.descriptors {
+        writeln!(out, "{}: {}", explanation.domain, descriptor.descriptor)?;
+        print_steps(descriptor, out)?;
+        writeln!(out, "  {}", descriptor.outcome)?;
+        if let Some(rule) = &descriptor.rule {
+            print_rule(rule, out)?;
         }
-        if let Some(ceiling) = &one.ceiling {
-            writeln!(out, "    ceiling   {} ({})", ceiling.says, ceiling.place)?;
-            print_bucket_state(ceiling, out)?;
+        if let Some(concurrency_limit) = &descriptor.ceiling {
+            writeln!(
+                out,
+                "    ceiling   {} ({})",
+                concurrency_limit.says, concurrency_limit.place
+            )?;
+            print_bucket_state(concurrency_limit, out)?;
         }
     }
     Ok(())
 }
 
-fn print_bucket_state(ceiling: &ConcurrencyExplanation, out: &mut dyn io::Write) -> io::Result<()> {
-    let Some(now) = &ceiling.now else { return Ok(()) };
-    let BucketSnapshot { in_flight, waiting, limit, rtt, min_rtt, gradient } = now;
+fn print_bucket_state(
+    concurrency_limit: &ConcurrencyExplanation,
+    out: &mut dyn io::Write,
+) -> io::Result<()> {
+    let Some(bucket) = &concurrency_limit.now else { return Ok(()) };
+    let BucketSnapshot { in_flight, waiting, limit, rtt, min_rtt, gradient } = bucket;
     write!(out, "    now       {in_flight} of {limit} in flight, {waiting} waiting")?;
     if let Some(rtt) = rtt {
         write!(out, ", latency {rtt}")?;
@@ -118,25 +125,25 @@ fn print_bucket_state(ceiling: &ConcurrencyExplanation, out: &mut dyn io::Write)
     writeln!(out)
 }
 
-fn print_steps(one: &DescriptorExplanation, out: &mut dyn io::Write) -> io::Result<()> {
-    one.steps.iter().try_for_each(|step| print_step(step, out))
+fn print_steps(descriptor: &DescriptorExplanation, out: &mut dyn io::Write) -> io::Result<()> {
+    descriptor.steps.iter().try_for_each(|step| print_step(step, out))
 }
 
 fn print_step(step: &EntryExplanation, out: &mut dyn io::Write) -> io::Result<()> {
     writeln!(out, "  {}", step.entry)?;
-    let absent = |one: &Candidate| one.how == "pattern" && one.verdict == "absent";
+    let is_absent = |one: &Candidate| one.how == "pattern" && one.verdict == "absent";
     let more = step
         .candidates
         .iter()
-        .filter(|one| absent(one))
+        .filter(|one| is_absent(one))
         .count()
         .saturating_sub(MAX_ABSENT_PATTERNS);
     let mut shown = 0;
-    for one in &step.candidates {
-        shown += usize::from(absent(one));
-        if !absent(one) || shown <= MAX_ABSENT_PATTERNS {
-            let verdict = candidate_text(one);
-            writeln!(out, "    {:<8}  {:<24}  {verdict}", one.how, one.name)?;
+    for candidate in &step.candidates {
+        shown += usize::from(is_absent(candidate));
+        if !is_absent(candidate) || shown <= MAX_ABSENT_PATTERNS {
+            let verdict = candidate_text(candidate);
+            writeln!(out, "    {:<8}  {:<24}  {verdict}", candidate.how, candidate.name)?;
         }
     }
     if 0 < more {
@@ -145,8 +152,8 @@ fn print_step(step: &EntryExplanation, out: &mut dyn io::Write) -> io::Result<()
     Ok(())
 }
 
-fn candidate_text(one: &Candidate) -> &'static str {
-    match (&*one.verdict, &*one.how) {
+fn candidate_text(candidate: &Candidate) -> &'static str {
+    match (&*candidate.verdict, &*candidate.how) {
         ("taken", _) => "taken",
         ("outranked", "pattern") => "matches too, but comes later",
         ("outranked", _) => "is there, but comes last",
@@ -155,21 +162,24 @@ fn candidate_text(one: &Candidate) -> &'static str {
     }
 }
 
-fn print_rule(met: &RuleExplanation, out: &mut dyn io::Write) -> io::Result<()> {
-    writeln!(out, "    limit     {}", met.says)?;
-    if let (Some(tick), Some(worth)) = (&met.tick, &met.tick_is_worth) {
+fn print_rule(rule: &RuleExplanation, out: &mut dyn io::Write) -> io::Result<()> {
+    writeln!(out, "    limit     {}", rule.says)?;
+    if let (Some(tick), Some(worth)) = (&rule.tick, &rule.tick_is_worth) {
         writeln!(out, "    tick      {tick}, worth {worth} hits")?;
     }
-    match &met.counter {
+    match &rule.counter {
         Some(counter) => writeln!(out, "    counter   {counter}")?,
         None => writeln!(out, "    counter   none, nothing is counted")?,
     }
-    if let Some(by) = &met.replaced_by {
-        return writeln!(out, "    answer    none of its own: replaced by `{by}` in this question");
+    if let Some(replacement) = &rule.replaced_by {
+        return writeln!(
+            out,
+            "    answer    none of its own: replaced by `{replacement}` in this question"
+        );
     }
-    let fresh = &met.fresh;
+    let fresh = &rule.fresh;
     // A limit that has a counter lacks `remaining` only during a forced decision.
-    let is_forced = met.counter.is_some() && fresh.remaining.is_none();
+    let is_forced = rule.counter.is_some() && fresh.remaining.is_none();
     let counter_note = if is_forced { ", whatever a counter holds" } else { " on a fresh counter" };
     write!(out, "    answer    {}{counter_note}: {}", hits_text(fresh.hits), fresh.verdict)?;
     if let (Some(remaining), Some(reset)) = (fresh.remaining, &fresh.reset_after) {

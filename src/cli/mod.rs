@@ -61,13 +61,13 @@ pub fn run(
     environment: impl IntoIterator<Item = (OsString, OsString)>,
     terminal: &mut Terminal<'_>,
 ) -> CommandOutcome {
-    let done = match args::parse(argv) {
+    let result = match args::parse(argv) {
         Ok(cli) => run_command(cli, environment, terminal),
         Err(error) => print_clap_error(&error, terminal),
     };
     // Writing the output fails if its reader has closed it, as in `sluicegate schema limits |
     // head`.
-    done.unwrap_or(CommandOutcome::Failed)
+    result.unwrap_or(CommandOutcome::Failed)
 }
 
 fn run_command(
@@ -133,7 +133,7 @@ fn start_as_ratelimit(
     let Some(input) = collect_settings(serve, environment, terminal)? else {
         return Ok(CommandOutcome::Failed);
     };
-    let read = match ratelimit::read_environment(variables, &input.explicit_setting_names()) {
+    let translated = match ratelimit::read_environment(variables, &input.explicit_setting_names()) {
         Ok(read) => read,
         Err(sentences) => {
             for sentence in sentences {
@@ -142,10 +142,13 @@ fn start_as_ratelimit(
             return Ok(CommandOutcome::Failed);
         }
     };
-    match read_settings(&SettingsInput { ratelimit_values: read.settings, ..input }, terminal)? {
+    match read_settings(
+        &SettingsInput { ratelimit_values: translated.settings, ..input },
+        terminal,
+    )? {
         None => Ok(CommandOutcome::Failed),
         Some(loaded) if serve.print_config => print_config(&loaded, terminal),
-        Some(loaded) => serve::serve(&loaded.settings, &read.notes, terminal),
+        Some(loaded) => serve::serve(&loaded.settings, &translated.notes, terminal),
     }
 }
 
@@ -156,7 +159,7 @@ fn load_settings(
     terminal: &mut Terminal<'_>,
 ) -> io::Result<Option<LoadedSettings>> {
     match collect_settings(serve, environment, terminal)? {
-        Some(doors) => read_settings(&doors, terminal),
+        Some(input) => read_settings(&input, terminal),
         None => Ok(None),
     }
 }
@@ -169,7 +172,7 @@ fn collect_settings(
     terminal: &mut Terminal<'_>,
 ) -> io::Result<Option<SettingsInput>> {
     match settings_input::collect(serve, environment) {
-        Ok(doors) => Ok(Some(doors)),
+        Ok(input) => Ok(Some(input)),
         Err(sentence) => {
             writeln!(terminal.err, "error: {sentence}")?;
             Ok(None)
@@ -178,10 +181,10 @@ fn collect_settings(
 }
 
 fn read_settings(
-    doors: &SettingsInput,
+    input: &SettingsInput,
     terminal: &mut Terminal<'_>,
 ) -> io::Result<Option<LoadedSettings>> {
-    let loaded = settings::read(doors);
+    let loaded = settings::read(input);
     let problems = loaded.as_ref().map_or_else(|problems| problems, |loaded| &loaded.warnings);
     for problem in problems {
         writeln!(terminal.err, "{problem}")?;
@@ -197,8 +200,8 @@ fn print_config(
     Ok(CommandOutcome::Success)
 }
 
-fn print_schema(of: SchemaKind, terminal: &mut Terminal<'_>) -> io::Result<CommandOutcome> {
-    match of {
+fn print_schema(kind: SchemaKind, terminal: &mut Terminal<'_>) -> io::Result<CommandOutcome> {
+    match kind {
         SchemaKind::Server => writeln!(terminal.out, "{:#}", settings::schema())?,
         SchemaKind::Limits => writeln!(terminal.out, "{:#}", config::schema::limits_schema())?,
     }

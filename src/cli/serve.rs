@@ -111,7 +111,7 @@ fn runtime(settings: &Settings) -> std::io::Result<tokio::runtime::Runtime> {
 
 async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), ServeError> {
     // Install the signal handlers first, so that no signal during startup is lost.
-    let (mut ends, hangups) = ShutdownSignals::install(settings.on_hangup)?;
+    let (mut shutdown_signals, reload_signals) = ShutdownSignals::install(settings.on_hangup)?;
     check_settings(settings)?;
     let tls = connections::load_tls(settings).map_err(ServeError::InvalidSettings)?;
     let bound = StartupListeners::bind_startup(settings).await.map_err(ServeError::Listen)?;
@@ -122,28 +122,28 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Ser
         None => engine,
     };
     let trust = peers::load_trust(settings).map_err(ServeError::InvalidSettings)?;
-    let (engine, posted) = peers::with_forwarding(settings, engine);
+    let (engine, forwarded_releases) = peers::with_forwarding(settings, engine);
     let engine = Arc::new(engine);
     let mut source =
         limits::start_source(settings, &engine).await.map_err(ServeError::InvalidSettings)?;
-    let mut parts = ServiceTasks::default();
-    parts.spawn_background(hangups.trigger_reloads(source.reload.clone()));
+    let mut tasks = ServiceTasks::default();
+    tasks.spawn_background(reload_signals.trigger_reloads(source.reload.clone()));
     if let StartupListeners::HttpOnly(http) = &bound
-        && !source.wait_for_first_limits(http.as_ref(), &mut ends).await
+        && !source.wait_for_first_limits(http.as_ref(), &mut shutdown_signals).await
     {
         return Ok(());
     }
     let mut listeners = bound.bind_rest(settings).await.map_err(ServeError::Listen)?;
-    let first = source.published.borrow().clone();
+    let first_config = source.published.borrow().clone();
     if let (None, false, Some(refused)) =
-        (&first.config, settings.start_without_config, &first.status.last_error)
+        (&first_config.config, settings.start_without_config, &first_config.status.last_error)
     {
-        let words = limits::error_text(refused);
+        let message = limits::error_text(refused);
         return Err(match refused.reason {
-            LoadFailure::Invalid(_) => ServeError::InvalidLimits(words),
+            LoadFailure::Invalid(_) => ServeError::InvalidLimits(message),
             LoadFailure::Unreadable(_)
             | LoadFailure::Unconvertible(_)
-            | LoadFailure::ParserPanicked => ServeError::UnreadableLimits(words),
+            | LoadFailure::ParserPanicked => ServeError::UnreadableLimits(message),
         });
     }
     let health = Health::new(if settings.healthy_with_config {
@@ -151,35 +151,35 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Ser
     } else {
         Readiness::Ready
     });
-    let (phase, finishing) = watch::channel(DrainPhase::Serving);
-    print_summary(settings, &listeners, &first, terminal)?;
+    let (phase, phase_receiver) = watch::channel(DrainPhase::Serving);
+    print_summary(settings, &listeners, &first_config, terminal)?;
     let service = ServiceContext {
         settings,
         engine: Arc::clone(&engine),
         memory,
         health: health.clone(),
-        phase: finishing,
+        phase: phase_receiver,
         tls,
     };
     let telemetry = service.start_telemetry();
     let (peer_listener, peer_phase) = (listeners.peers.take(), service.phase.clone());
-    service.start(listeners, source, &mut parts);
-    if let Some((listener, posted)) = peer_listener.zip(posted) {
+    service.start(listeners, source, &mut tasks);
+    if let Some((listener, posted)) = peer_listener.zip(forwarded_releases) {
         let peering = peers::PeerContext { settings, engine: &engine, trust, phase: peer_phase };
-        peering.start(listener, posted, &mut parts)?;
+        peering.start(listener, posted, &mut tasks)?;
     }
     if let Some(connection) = connection {
-        parts.spawn_background(connection);
+        tasks.spawn_background(connection);
         let (heartbeat_engine, debt_engine) = (Arc::clone(&engine), Arc::clone(&engine));
         let report_engine = Arc::clone(&engine);
-        parts.spawn_background(async move { report_engine.report_forever().await });
-        parts.spawn_background(async move { heartbeat_engine.send_heartbeats().await });
-        parts.spawn_background(async move { debt_engine.repay_forever().await });
+        tasks.spawn_background(async move { report_engine.report_forever().await });
+        tasks.spawn_background(async move { heartbeat_engine.send_heartbeats().await });
+        tasks.spawn_background(async move { debt_engine.repay_forever().await });
         if let Some(leases) = engine.leases().cloned() {
-            parts.spawn_background(leases.run_upkeep());
+            tasks.spawn_background(leases.run_upkeep());
         }
         let doctor_findings = doctor::log_all_findings(settings.clone());
-        parts.spawn_background(async move {
+        tasks.spawn_background(async move {
             doctor_findings.await;
             std::future::pending::<()>().await;
         });
@@ -189,8 +189,8 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Ser
     let times =
         DrainTimes { delay: settings.drain_delay.into(), finish: settings.drain_timeout.into() };
     let ended = tokio::select! {
-        ended = parts.wait_for_listeners() => ended,
-        () = drain::run_drain(ends, health, phase, times) => Ok(()),
+        ended = tasks.wait_for_listeners() => ended,
+        () = drain::run_drain(shutdown_signals, health, phase, times) => Ok(()),
     };
     if let Some(leases) = engine.leases() {
         // Hits that are not returned in time expire with their leases.
@@ -236,12 +236,12 @@ fn print_summary(
     let mut domains: Vec<_> = config.domains.values().collect();
     domains.sort_by(|a, b| a.name.cmp(&b.name));
     for domain in domains.iter().take(MAX_DOMAINS_PRINTED) {
-        let ceilings = match domain.tree.concurrency_limits().len() {
+        let concurrency_text = match domain.tree.concurrency_limits().len() {
             0 => String::new(),
             some => format!(", {some} ceilings"),
         };
         let rules = domain.tree.rules().len();
-        writeln!(terminal.out, "domain {}: {rules} rules{ceilings}", domain.name)?;
+        writeln!(terminal.out, "domain {}: {rules} rules{concurrency_text}", domain.name)?;
     }
     if let more @ 1.. = domains.len().saturating_sub(MAX_DOMAINS_PRINTED) {
         writeln!(terminal.out, "and {more} more domains")?;
@@ -294,8 +294,8 @@ impl ServiceContext<'_> {
             let (engine, from) = (Arc::clone(&self.engine), self.settings.syslog_from.clone());
             parts.spawn_background(syslog::serve(socket, engine, from));
         }
-        let ceilings = Arc::clone(&self.engine);
-        parts.spawn_background(async move { ceilings.expire_forever().await });
+        let expiry_engine = Arc::clone(&self.engine);
+        parts.spawn_background(async move { expiry_engine.expire_forever().await });
         parts.spawn_background(sweep_counters(self.memory, self.engine));
     }
 
@@ -330,14 +330,14 @@ impl ServiceContext<'_> {
 
     fn start_http(&self, listener: TcpListener, parts: &mut ServiceTasks) {
         let (draining, finishing) = self.drain_signal();
-        let ask = http::CheckPort {
+        let check_port = http::CheckPort {
             engine: Arc::clone(&self.engine),
             reporting: reporting_options(self.settings),
             health: self.health.clone(),
             hooks: Arc::new(self.settings.hooks.clone()),
             draining,
         };
-        let served = http::serve(listener, http::router(ask), finishing);
+        let served = http::serve(listener, http::router(check_port), finishing);
         parts.spawn_listener(async move {
             served.await;
             Ok(())
@@ -352,11 +352,11 @@ impl ServiceContext<'_> {
         let look = self.gauges_reader();
         let page: otlp::RenderPage = Arc::new(move || METRICS.page(look()).to_string());
         let variable = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
-        let (told, refused) = otlp::start(&variable, &self.otlp_defaults(), &page);
-        for why in refused {
+        let (exporters, errors) = otlp::start(&variable, &self.otlp_defaults(), &page);
+        for why in errors {
             tracing::warn!(error = why, "OTLP export disabled for a signal");
         }
-        told
+        exporters
     }
 
     /// Returns the defaults for unset `OTEL_*` variables.
@@ -504,8 +504,8 @@ fn memory_store(settings: &Settings) -> MemoryStore {
         settings::WhenFull::Deny => memory::WhenFull::Deny,
         settings::WhenFull::Allow => memory::WhenFull::Allow,
     };
-    let most = usize::try_from(settings.max_keys).unwrap_or(usize::MAX);
-    MemoryStore::new(most, when_full, hash_secret())
+    let max_keys = usize::try_from(settings.max_keys).unwrap_or(usize::MAX);
+    MemoryStore::new(max_keys, when_full, hash_secret())
 }
 
 /// Returns 16 unpredictable bytes, from hashers that the standard library seeds with the operating

@@ -70,18 +70,18 @@ fn find_unescaped(text: &str, wanted: char) -> Option<usize> {
 }
 
 fn unescape(text: &str) -> String {
-    let (mut plain, mut characters) = (String::new(), text.chars().peekable());
+    let (mut unescaped, mut characters) = (String::new(), text.chars().peekable());
     while let Some(character) = characters.next() {
         let meant = characters.next_if(|next| character == '\\' && is_special(*next));
-        plain.push(meant.unwrap_or(character));
+        unescaped.push(meant.unwrap_or(character));
     }
-    plain
+    unescaped
 }
 
-fn escape(text: &str, more: &[char]) -> String {
+fn escape(text: &str, special_chars: &[char]) -> String {
     let mut escaped = String::new();
     for character in text.chars() {
-        if matches!(character, ',' | '\\') || more.contains(&character) {
+        if matches!(character, ',' | '\\') || special_chars.contains(&character) {
             escaped.push('\\');
         }
         escaped.push(character);

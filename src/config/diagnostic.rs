@@ -448,8 +448,8 @@ impl SpannedFinding {
         let Self { span, code, message, help } = self;
         // A message may quote a decoded YAML escape, and so contain a control character that the
         // file itself does not contain.
-        let harmless = |text: String| text.chars().map(printable).collect();
-        let (message, help) = (harmless(message), help.map(harmless));
+        let without_control_chars = |text: String| text.chars().map(printable).collect();
+        let (message, help) = (without_control_chars(message), help.map(without_control_chars));
         Diagnostic { code, location: source.locate(span), message, help }
     }
 }

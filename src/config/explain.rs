@@ -172,13 +172,13 @@ pub fn explain(
     }
 }
 
-fn explain_concurrency(ceiling: &ConcurrencyLimit) -> ConcurrencyExplanation {
-    let (path, place) = (ceiling.path.to_string(), ceiling.location.to_string());
-    ConcurrencyExplanation { path, place, says: ceiling.to_string(), now: None }
+fn explain_concurrency(limit: &ConcurrencyLimit) -> ConcurrencyExplanation {
+    let (path, place) = (limit.path.to_string(), limit.location.to_string());
+    ConcurrencyExplanation { path, place, says: limit.to_string(), now: None }
 }
 
-fn found_rule<'t>(walk: &'t LookupTrace<'_>) -> Option<&'t Rule> {
-    match &walk.outcome {
+fn found_rule<'t>(trace: &'t LookupTrace<'_>) -> Option<&'t Rule> {
+    match &trace.outcome {
         LookupOutcome::Found(found) => Some(found.rule),
         _ => None,
     }
@@ -193,8 +193,8 @@ fn mark_replaced(explained: &mut [DescriptorExplanation], rules: &[Option<&Rule>
     for (explanation, rule) in explained.iter_mut().zip(rules) {
         // An unlimited rule charges no counter, so `replaces` does not change it.
         let name = rule.filter(|rule| rule.limit.is_some()).and_then(|rule| rule.name.as_deref());
-        if let (Some(met), Some(name)) = (&mut explanation.rule, name) {
-            met.replaced_by = by.get(name).map(|path| (*path).to_owned());
+        if let (Some(matched_rule), Some(name)) = (&mut explanation.rule, name) {
+            matched_rule.replaced_by = by.get(name).map(|path| (*path).to_owned());
         }
     }
 }
@@ -209,17 +209,17 @@ impl ExplainContext<'_> {
     fn explain_descriptor(
         &self,
         entries: &[(&str, &str)],
-        walk: Option<&LookupTrace<'_>>,
+        trace: Option<&LookupTrace<'_>>,
     ) -> DescriptorExplanation {
         DescriptorExplanation {
             descriptor: format_entries(entries.iter().copied()),
-            steps: walk.map(explain_steps).unwrap_or_default(),
-            outcome: walk.map_or_else(|| self.unknown_domain_outcome(), outcome_sentence),
-            rule: match walk.map(|walk| &walk.outcome) {
+            steps: trace.map(explain_steps).unwrap_or_default(),
+            outcome: trace.map_or_else(|| self.unknown_domain_outcome(), outcome_sentence),
+            rule: match trace.map(|walk| &walk.outcome) {
                 Some(LookupOutcome::Found(found)) => Some(self.explain_rule(found, entries)),
                 _ => None,
             },
-            ceiling: walk.and_then(|walk| walk.concurrency_limit).map(explain_concurrency),
+            ceiling: trace.and_then(|walk| walk.concurrency_limit).map(explain_concurrency),
         }
     }
 
@@ -227,8 +227,12 @@ impl ExplainContext<'_> {
         format!("no file has the domain `{}`, so nothing is limited", self.domain)
     }
 
-    fn explain_rule(&self, found: &RuleMatch<'_>, entries: &[(&str, &str)]) -> RuleExplanation {
-        let RuleMatch { rule, shared } = found;
+    fn explain_rule(
+        &self,
+        rule_match: &RuleMatch<'_>,
+        entries: &[(&str, &str)],
+    ) -> RuleExplanation {
+        let RuleMatch { rule, shared } = rule_match;
         let strategy = rule.limit.as_ref().map(|limit| limit.strategy_at(self.now));
         let counter = entries.iter().enumerate().map(|(position, &(key, value))| {
             let shared = shared.iter().find(|(at, _)| *at == position);
@@ -281,7 +285,7 @@ fn decide_with_empty_counter(strategy: &Strategy, now: Nanos, hits: Hits) -> Cou
     }
 }
 
-fn explain_steps(walk: &LookupTrace<'_>) -> Vec<EntryExplanation> {
+fn explain_steps(trace: &LookupTrace<'_>) -> Vec<EntryExplanation> {
     let candidate = |tried: &super::tree::trace::LookupCandidate<'_>| Candidate {
         how: match tried.kind {
             MatchKind::Exact => "exact",
@@ -297,29 +301,30 @@ fn explain_steps(walk: &LookupTrace<'_>) -> Vec<EntryExplanation> {
         }
         .into(),
     };
-    let steps = walk.steps.iter().map(|step| EntryExplanation {
+    let steps = trace.steps.iter().map(|step| EntryExplanation {
         entry: format_entries([(&*step.entry.0, &*step.entry.1)]),
         candidates: step.candidates.iter().map(candidate).collect(),
     });
     steps.collect()
 }
 
-fn outcome_sentence(walk: &LookupTrace<'_>) -> String {
-    let last = walk.steps.last();
+fn outcome_sentence(trace: &LookupTrace<'_>) -> String {
+    let last = trace.steps.last();
     let entry =
         last.map(|step| format_entries([(&*step.entry.0, &*step.entry.1)])).unwrap_or_default();
     let node = last.and_then(|step| step.taken()).map(|taken| &*taken.name).unwrap_or_default();
-    match &walk.outcome {
+    match &trace.outcome {
         LookupOutcome::Found(RuleMatch { rule, .. }) => {
-            let met = if rule.limit.is_some() { "limited" } else { "made unlimited" };
-            format!("{met} by `{}` ({})", rule.path, rule.location)
+            let limited_or_unlimited =
+                if rule.limit.is_some() { "limited" } else { "made unlimited" };
+            format!("{limited_or_unlimited} by `{}` ({})", rule.path, rule.location)
         }
         LookupOutcome::NoEntries => "a descriptor without entries meets no limit".to_owned(),
         LookupOutcome::NoNode => format!("no limit: this level has nothing for `{entry}`"),
         LookupOutcome::NoChildren => {
             format!("no limit: `{node}` has no descriptors below it, and this descriptor goes on")
         }
-        LookupOutcome::NoLimit { .. } if walk.concurrency_limit.is_some() => {
+        LookupOutcome::NoLimit { .. } if trace.concurrency_limit.is_some() => {
             format!("no rate limit: `{node}` has a ceiling and no rate_limit")
         }
         LookupOutcome::NoLimit { has_children: true } => {

@@ -69,7 +69,7 @@ pub enum Action {
         /// The entry's value.
         descriptor_value: String,
         /// `true` to add the entry if all matchers match, `false` to add it if they do not.
-        #[serde(default = "yes")]
+        #[serde(default = "default_true")]
         expect_match: bool,
         /// The header matchers.
         headers: Vec<HeaderMatcher>,
@@ -127,7 +127,7 @@ fn header_match() -> String {
     "header_match".to_owned()
 }
 
-const fn yes() -> bool {
+const fn default_true() -> bool {
     true
 }
 
@@ -225,9 +225,9 @@ impl Action {
                 EntryResult::from_value(descriptor_key, value, *skip_if_absent)
             }
             Self::Metadata { descriptor_key, metadata_key, default_value, skip_if_absent } => {
-                let found = (request.metadata)(metadata_key).filter(|text| !text.is_empty());
+                let text = (request.metadata)(metadata_key).filter(|text| !text.is_empty());
                 let default = || default_value.as_deref().filter(|text| !text.is_empty());
-                let value = found.map(Cow::Owned).or_else(|| default().map(Cow::Borrowed));
+                let value = text.map(Cow::Owned).or_else(|| default().map(Cow::Borrowed));
                 EntryResult::from_value(descriptor_key, value, *skip_if_absent)
             }
         }

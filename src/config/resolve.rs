@@ -92,7 +92,7 @@ fn group_by_domain<'r>(
     findings: &mut FileFindings<'_>,
 ) -> Vec<DomainFiles<'r>> {
     let mut groups: Vec<DomainFiles<'r>> = Vec::new();
-    let mut known: HashMap<&str, usize> = HashMap::new();
+    let mut group_by_name: HashMap<&str, usize> = HashMap::new();
     for (number, (file, _)) in files.iter().enumerate() {
         let domain = file.domain.value.as_str();
         let at = FileSpan { file: number, span: file.domain.span };
@@ -100,14 +100,14 @@ fn group_by_domain<'r>(
             let message = "a file may not have an empty domain".to_owned();
             let cure = "put `domain: NAME` at its top, the domain that Envoy's filter asks for";
             findings.add(Code::EmptyDomain, at, message, cure.to_owned());
-        } else if let Some(&group) = known.get(domain) {
+        } else if let Some(&group) = group_by_name.get(domain) {
             if merge {
                 groups[group].files.push(number);
                 continue;
             }
             report_duplicate_domain(domain, at, groups[group].files[0], files, findings);
         } else {
-            known.insert(domain, groups.len());
+            group_by_name.insert(domain, groups.len());
         }
         groups.push(DomainFiles { domain, files: vec![number], is_complete: true });
     }
@@ -295,26 +295,26 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
 
     fn add_node(&mut self, parent: NodeId, raw: &Descriptor, key: FileSpan) -> NodeId {
         let (share_threshold, value_to_metric) = (raw.share_threshold.value, raw.value_to_metric);
-        let marks = NodeFlags { share_threshold, value_to_metric };
+        let flags = NodeFlags { share_threshold, value_to_metric };
         let name = (raw.key.value.as_str(), raw.value.value.as_str());
         if raw.key.value.is_empty() {
             let message = "descriptor has an empty key".to_owned();
             let cure = "put `key: NAME`, the key that Envoy's action sends".to_owned();
             self.findings.add(Code::EmptyKey, key, message, cure);
-            return self.builder.add_hidden(parent, name, marks);
+            return self.builder.add_hidden(parent, name, flags);
         }
-        match self.builder.add(parent, name, marks) {
+        match self.builder.add(parent, name, flags) {
             Ok(node) => node,
             Err(refused) => {
-                let node = self.builder.add_hidden(parent, name, marks);
+                let node = self.builder.add_hidden(parent, name, flags);
                 self.report_add_error(refused, node, key);
                 node
             }
         }
     }
 
-    fn report_add_error(&mut self, refused: AddNodeError, node: NodeId, key: FileSpan) {
-        let AddNodeError::Duplicate(first) = refused else {
+    fn report_add_error(&mut self, error: AddNodeError, node: NodeId, key: FileSpan) {
+        let AddNodeError::Duplicate(first) = error else {
             let message = "this domain has more descriptors than can be numbered".to_owned();
             self.findings.add(Code::TooMany, key, message, "split it into several domains");
             return;
@@ -365,9 +365,9 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
     }
 
     fn note_lease_forecast(&mut self, node: NodeId, limit: Option<&Limit>) {
-        if let Some((said, bound)) = limit.and_then(overshoot::forecast) {
+        if let Some((expected_calls, bound)) = limit.and_then(overshoot::forecast) {
             let at = self.origins[node.index()].key;
-            self.findings.add(Code::LeaseForecast, at, said, bound);
+            self.findings.add(Code::LeaseForecast, at, expected_calls, bound);
         }
     }
 
@@ -395,7 +395,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
                 reject,
             } = settings;
             let (shadow, path, place) = (raw.shadow_mode, path.into(), place.into());
-            let ceiling = ConcurrencyLimit {
+            let concurrency_limit = ConcurrencyLimit {
                 rules,
                 mode,
                 on_backend_failure,
@@ -405,7 +405,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
                 path,
                 location: place,
             };
-            self.builder.set_concurrency_limit(node, ceiling);
+            self.builder.set_concurrency_limit(node, concurrency_limit);
         }
     }
 

@@ -241,17 +241,17 @@ impl DescriptorTree {
         self.rules.iter()
     }
 
-    pub(super) fn force_decision(&mut self, path: &str, frozen: ForcedDecision) {
+    pub(super) fn force_decision(&mut self, path: &str, decision: ForcedDecision) {
         for rule in self.rules.iter_mut().filter(|rule| *rule.path == *path) {
-            rule.forced_decision = Some(frozen);
+            rule.forced_decision = Some(decision);
         }
     }
 
     /// Returns the pattern by which an entry matched, if all values that it matches share one
     /// counter (`share_threshold`).
     #[inline]
-    fn shared_pattern(&self, goal: LookupTarget, how: MatchKind) -> Option<&str> {
-        let node = self.node_at(goal).filter(|_| how == MatchKind::Wildcard)?;
+    fn shared_pattern(&self, target: LookupTarget, kind: MatchKind) -> Option<&str> {
+        let node = self.node_at(target).filter(|_| kind == MatchKind::Wildcard)?;
         node.flags.share_threshold.then(|| self.text(node.name))
     }
 
@@ -296,15 +296,15 @@ impl DescriptorTree {
     }
 
     #[inline]
-    fn node_at(&self, goal: LookupTarget) -> Option<&DescriptorNode> {
-        goal.node().map(|node| self.node(node))
+    fn node_at(&self, target: LookupTarget) -> Option<&DescriptorNode> {
+        target.node().map(|node| self.node(node))
     }
 
     #[inline]
-    fn rule_at(&self, goal: LookupTarget) -> Option<&Rule> {
-        match goal.rule() {
+    fn rule_at(&self, target: LookupTarget) -> Option<&Rule> {
+        match target.rule() {
             Some(rule) => self.rules.get(rule.index()),
-            None => self.rule_of(self.node_at(goal)?),
+            None => self.rule_of(self.node_at(target)?),
         }
     }
 
@@ -362,9 +362,9 @@ impl DescriptorTree {
 }
 
 impl DescriptorNode {
-    fn new(id: NodeId, parent: NodeId, name: NameSpan, key_len: u32, marks: NodeFlags) -> Self {
+    fn new(id: NodeId, parent: NodeId, name: NameSpan, key_len: u32, flags: NodeFlags) -> Self {
         let (rule, wildcards, lengths_below) = (None, 0..0, 0);
-        Self { id, parent, name, key_len, rule, wildcards, lengths_below, flags: marks }
+        Self { id, parent, name, key_len, rule, wildcards, lengths_below, flags }
     }
 
     pub(crate) const fn has_children(&self) -> bool {

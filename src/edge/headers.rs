@@ -93,16 +93,16 @@ impl RateLimitHeaders {
     /// Returns the headers of a decision, in the order in which they are sent.
     /// Allocates nothing if all headers are disabled.
     #[must_use]
-    pub fn for_decision(&self, answer: &Decision) -> SmallVec<[HeaderPair<'_>; 6]> {
+    pub fn for_decision(&self, decision: &Decision) -> SmallVec<[HeaderPair<'_>; 6]> {
         let mut headers = SmallVec::new();
         if let Some(names) = &self.compat_names {
-            headers.extend(names.compat_headers(answer));
+            headers.extend(names.compat_headers(decision));
         }
         if self.draft {
-            headers.extend(draft_headers(answer));
+            headers.extend(draft_headers(decision));
         }
         if self.retry_after {
-            headers.extend(retry_after_header(answer));
+            headers.extend(retry_after_header(decision));
         }
         headers
     }
@@ -120,16 +120,17 @@ impl CompatHeaderNames {
         }
     }
 
-    fn compat_headers(&self, answer: &Decision) -> SmallVec<[HeaderPair<'_>; 3]> {
-        let binding = answer.binding.and_then(|index| answer.statuses.get(index));
-        let Some((finding, shown)) = binding.and_then(|status| reportable_limit(&status.decision))
+    fn compat_headers(&self, decision: &Decision) -> SmallVec<[HeaderPair<'_>; 3]> {
+        let binding = decision.binding.and_then(|index| decision.statuses.get(index));
+        let Some((descriptor_decision, limit)) =
+            binding.and_then(|status| reportable_limit(&status.decision))
         else {
             return SmallVec::new();
         };
-        let reset = finding.headroom.reset_after.as_secs_ceil();
+        let reset = descriptor_decision.headroom.reset_after.as_secs_ceil();
         smallvec::smallvec![
-            (&*self.limit, shown.requests.to_string()),
-            (&*self.remaining, finding.headroom.remaining.to_string()),
+            (&*self.limit, limit.requests.to_string()),
+            (&*self.remaining, descriptor_decision.headroom.remaining.to_string()),
             (&*self.reset, reset.to_string()),
         ]
     }
@@ -138,8 +139,8 @@ impl CompatHeaderNames {
 /// Returns `RateLimit-Policy` and `RateLimit` of the IETF draft.
 ///
 /// They omit limits in shadow mode: a client that obeys a header would enforce them.
-fn draft_headers<'h>(answer: &Decision) -> SmallVec<[HeaderPair<'h>; 2]> {
-    let listed: SmallVec<[_; MAX_LISTED]> = answer
+fn draft_headers<'h>(decision: &Decision) -> SmallVec<[HeaderPair<'h>; 2]> {
+    let listed: SmallVec<[_; MAX_LISTED]> = decision
         .statuses
         .iter()
         .filter_map(|status| reportable_limit(&status.decision))
@@ -167,16 +168,18 @@ fn draft_headers<'h>(answer: &Decision) -> SmallVec<[HeaderPair<'h>; 2]> {
     smallvec::smallvec![("RateLimit-Policy", policies), ("RateLimit", limits)]
 }
 
-fn retry_after_header<'h>(answer: &Decision) -> Option<HeaderPair<'h>> {
-    answer.retry_after.map(|wait| ("Retry-After", whole_seconds(wait).to_string()))
+fn retry_after_header<'h>(decision: &Decision) -> Option<HeaderPair<'h>> {
+    decision.retry_after.map(|wait| ("Retry-After", whole_seconds(wait).to_string()))
 }
 
-fn reportable_limit(finding: &DescriptorDecision) -> Option<(&DescriptorDecision, &AppliedLimit)> {
-    finding.header_limit().map(|shown| (finding, shown))
+fn reportable_limit(
+    descriptor_decision: &DescriptorDecision,
+) -> Option<(&DescriptorDecision, &AppliedLimit)> {
+    descriptor_decision.header_limit().map(|shown| (descriptor_decision, shown))
 }
 
-fn policy_name(shown: &AppliedLimit) -> &str {
-    shown.name.as_deref().filter(|name| !name.is_empty()).unwrap_or(DEFAULT_NAME)
+fn policy_name(limit: &AppliedLimit) -> &str {
+    limit.name.as_deref().filter(|name| !name.is_empty()).unwrap_or(DEFAULT_NAME)
 }
 
 /// Formats a limit's name as the content of a structured field string (RFC 9651).

@@ -55,10 +55,10 @@ impl Health {
     /// Creates the state with the readiness `initial`.
     #[must_use]
     pub fn new(initial: Readiness) -> Self {
-        let (shown, has_backend) = (watch::Sender::new(initial), AtomicBool::new(true));
+        let (reported, is_store_available) = (watch::Sender::new(initial), AtomicBool::new(true));
         Self(Arc::new(HealthState {
-            reported: shown,
-            is_store_available: has_backend,
+            reported,
+            is_store_available,
             without_store: Mutex::new(initial),
         }))
     }
@@ -82,14 +82,17 @@ impl Health {
     /// would be ready reports [`Readiness::StoreUnavailable`].
     pub fn set_store_available(&self, is_available: bool) {
         self.0.is_store_available.store(is_available, Ordering::Relaxed);
-        let own = self.0.without_store.lock();
-        self.publish(*own);
+        let without_store = self.0.without_store.lock();
+        self.publish(*without_store);
     }
 
-    fn publish(&self, own: Readiness) {
-        let has_backend = self.0.is_store_available.load(Ordering::Relaxed);
-        let next =
-            if own == Readiness::Ready && !has_backend { Readiness::StoreUnavailable } else { own };
+    fn publish(&self, without_store: Readiness) {
+        let is_store_available = self.0.is_store_available.load(Ordering::Relaxed);
+        let next = if without_store == Readiness::Ready && !is_store_available {
+            Readiness::StoreUnavailable
+        } else {
+            without_store
+        };
         self.0.reported.send_if_modified(|ready| std::mem::replace(ready, next) != next);
     }
 

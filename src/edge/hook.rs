@@ -87,17 +87,17 @@ impl From<CheckError> for HookError {
 /// [`HookError::Rejected`]. After an error, the request has no permits.
 pub async fn decide(
     engine: &Engine,
-    reporting: &ReplyOptions,
+    options: &ReplyOptions,
     request: Result<&RateLimitRequest, &HookError>,
     id: Option<&str>,
     timeout: Option<Nanos>,
 ) -> Result<AdmissionOutcome, HookError> {
     let valid_request = request.map_err(HookError::clone);
-    let question = valid_request.and_then(|request| Ok(convert::to_check(request, reporting)?));
-    let question = question.inspect_err(|_| record_without_permits(engine, id))?;
+    let check = valid_request.and_then(|request| Ok(convert::to_check(request, options)?));
+    let question = check.inspect_err(|_| record_without_permits(engine, id))?;
     let Some(id) = id else {
-        let answer = engine.decide_within(&question, timeout).await?;
-        return Ok(AdmissionOutcome::Decided(answer, RequestPermits::default()));
+        let decision = engine.decide_within(&question, timeout).await?;
+        return Ok(AdmissionOutcome::Decided(decision, RequestPermits::default()));
     };
     validate_id(id).map_err(HookError::BadId)?;
     Ok(engine.acquire((id, 0), &question, &question, timeout).await?)
@@ -188,10 +188,8 @@ pub(super) fn metadata_string(metadata: Option<&Metadata>, key: &MetadataKey) ->
     }
 }
 
-pub(super) const fn admission_outcome(
-    admitted: &Result<AdmissionOutcome, HookError>,
-) -> EdgeOutcome {
-    match admitted {
+pub(super) const fn admission_outcome(result: &Result<AdmissionOutcome, HookError>) -> EdgeOutcome {
+    match result {
         Ok(AdmissionOutcome::Decided(answer, _)) => super::verdict_outcome(answer.verdict),
         Ok(AdmissionOutcome::Rejected(_)) => EdgeOutcome::Deny,
         Err(why) => hook_error_outcome(why),

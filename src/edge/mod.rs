@@ -36,8 +36,8 @@ pub struct ReplyOptions {
     pub allow_negative_hits: bool,
 }
 
-fn check_outcome(answer: &Result<Decision, CheckError>) -> EdgeOutcome {
-    match answer {
+fn check_outcome(result: &Result<Decision, CheckError>) -> EdgeOutcome {
+    match result {
         Ok(answer) => verdict_outcome(answer.verdict),
         Err(refusal) => check_error_outcome(refusal),
     }

@@ -137,7 +137,7 @@ fn strip_syslog_header(text: &str) -> Option<&str> {
     let (priority, text) = text.strip_prefix('<')?.split_once('>')?;
     let (date, text) = text.split_at_checked("Nov 20 15:55:25".len())?;
     let is_priority = parse_digits::<u16>(priority).is_some_and(|number| number <= 191);
-    let is_date = date.bytes().enumerate().all(|(at, byte)| match at {
+    let is_date = date.bytes().enumerate().all(|(index, byte)| match index {
         0..3 => byte.is_ascii_alphabetic(),
         3 | 6 => byte == b' ',
         4 => byte == b' ' || byte.is_ascii_digit(),

@@ -139,27 +139,33 @@ impl ConcurrencyLimits {
     ///
     /// # Errors
     /// The reason of the rejection. The request has no permit then.
-    pub async fn acquire(&self, mut ask: PermitRequest<'_>) -> Result<PermitGuard, AcquireError> {
+    pub async fn acquire(
+        &self,
+        mut request: PermitRequest<'_>,
+    ) -> Result<PermitGuard, AcquireError> {
         let mut waited = false;
         loop {
-            let bucket = self.find_or_create_bucket(&ask)?;
+            let bucket = self.find_or_create_bucket(&request)?;
             let fleet = self.fleet_reporter();
             // `None`: the bucket was removed from the map in the meantime. The next look-up creates
             // a new one.
-            let Some(place) = bucket.try_acquire(&self.clock, &ask, fleet, waited) else {
+            let Some(step) = bucket.try_acquire(&self.clock, &request, fleet, waited) else {
                 continue;
             };
-            return match place {
+            return match step {
                 AcquireStep::ShareUnknown(answers) => {
                     waited = true;
-                    let begun = self.clock.steady();
+                    let started_at = self.clock.steady();
                     if let Some(fleet) = fleet {
-                        fleet.wait_for_reply(answers, ask.store_timeout).await;
+                        fleet.wait_for_reply(answers, request.store_timeout).await;
                     }
-                    ask.queue_timeout = ask.queue_timeout.since(self.clock.steady().since(begun));
+                    request.queue_timeout =
+                        request.queue_timeout.since(self.clock.steady().since(started_at));
                     continue;
                 }
-                AcquireStep::Allowed(permit) => Ok(self.guard(bucket, permit, ask.permit_lifetime)),
+                AcquireStep::Allowed(permit) => {
+                    Ok(self.guard(bucket, permit, request.permit_lifetime))
+                }
                 AcquireStep::Rejected(AcquireDenial::LimitReached) => Err(AcquireError::Full),
                 AcquireStep::Rejected(AcquireDenial::QueueFull) => Err(AcquireError::QueueFull),
                 AcquireStep::Queued(waiting) => {
@@ -170,7 +176,7 @@ impl ConcurrencyLimits {
                     let permit =
                         waiting.wait_for_permit().await.ok_or(AcquireError::QueueTimeout)?;
                     drop(queued);
-                    Ok(self.guard(bucket, permit, ask.permit_lifetime))
+                    Ok(self.guard(bucket, permit, request.permit_lifetime))
                 }
             };
         }
@@ -191,7 +197,7 @@ impl ConcurrencyLimits {
             let free = (LimiterConfig::fixed(NO_LIMIT), None);
             let (rules, shared) = rules(&name).unwrap_or(free);
             let terms = |shared: SharedLimit| {
-                Some((shared, self.fleet_reporter()?.terms(shared.max_duration)))
+                Some((shared, self.fleet_reporter()?.share_timing(shared.max_duration)))
             };
             bucket.reload(&self.clock, revision, &rules, shared.and_then(terms));
         }
@@ -299,22 +305,20 @@ impl ConcurrencyLimits {
         }
     }
 
-    fn guard(&self, bucket: Arc<Bucket>, permit: Permit, keep: Option<Nanos>) -> PermitGuard {
-        PermitGuard {
-            bucket,
-            permit,
-            lifetime: keep,
-            clock: Arc::clone(&self.clock),
-            is_released: false,
-        }
+    fn guard(&self, bucket: Arc<Bucket>, permit: Permit, lifetime: Option<Nanos>) -> PermitGuard {
+        PermitGuard { bucket, permit, lifetime, clock: Arc::clone(&self.clock), is_released: false }
     }
 
-    fn find_or_create_bucket(&self, ask: &PermitRequest<'_>) -> Result<Arc<Bucket>, AcquireError> {
-        if let Some(bucket) = self.buckets.read().get(ask.bucket) {
+    fn find_or_create_bucket(
+        &self,
+        request: &PermitRequest<'_>,
+    ) -> Result<Arc<Bucket>, AcquireError> {
+        if let Some(bucket) = self.buckets.read().get(request.bucket) {
             return Ok(Arc::clone(bucket));
         }
-        let make = |number| Bucket::new(ask.revision, ask.rules, self.jitter.wrapping_add(number));
-        self.buckets.write().get_or_create(ask.bucket, make).ok_or(AcquireError::TooManyBuckets)
+        let make =
+            |number| Bucket::new(request.revision, request.rules, self.jitter.wrapping_add(number));
+        self.buckets.write().get_or_create(request.bucket, make).ok_or(AcquireError::TooManyBuckets)
     }
 }
 

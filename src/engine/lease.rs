@@ -85,7 +85,7 @@ pub struct LeasedCounter<'c> {
 #[derive(Debug)]
 pub struct LeaseManager {
     clock: Arc<Clock>,
-    backend: Arc<dyn CounterStore>,
+    store: Arc<dyn CounterStore>,
     incarnation: ReplicaIncarnation,
     unused_number: AtomicU64,
     /// The earliest instant of the next scan for early refills, in nanoseconds.
@@ -128,13 +128,13 @@ enum LeaseStep {
 impl LeaseManager {
     /// Creates a manager without leases, for a new replica incarnation with a random number.
     #[must_use]
-    pub fn new(clock: Arc<Clock>, backend: Arc<dyn CounterStore>) -> Arc<Self> {
+    pub fn new(clock: Arc<Clock>, store: Arc<dyn CounterStore>) -> Arc<Self> {
         let random = RandomState::new();
         let member = ReplicaIncarnation(random.hash_one(0_u8));
         let secret = SipHasher13::new_with_keys(random.hash_one(1_u8), random.hash_one(2_u8));
         Arc::new(Self {
             clock,
-            backend,
+            store,
             incarnation: member,
             unused_number: AtomicU64::new(1),
             next_scan: AtomicU64::new(0),
@@ -228,10 +228,10 @@ impl LeaseManager {
         self: &Arc<Self>,
         leased: LeasedCounter<'_>,
         hits: Hits,
-        lent: LeaseOutcome,
+        outcome: LeaseOutcome,
         deadline: Option<Nanos>,
     ) -> ChargeOutcome {
-        match lent {
+        match outcome {
             LeaseOutcome::Applied(answer) => outcome_of_reply(leased, &answer),
             LeaseOutcome::Superseded => self.charge_strictly(leased, hits, deadline).await,
             LeaseOutcome::StoreFull(verdict) => ChargeOutcome::StoreFull(verdict),
@@ -275,7 +275,7 @@ impl LeaseManager {
 
     /// Returns the deadline of a check that arrives now, as an instant of the steady clock.
     fn new_deadline(&self) -> Option<Nanos> {
-        self.backend.max_wait().map(|deadline| self.clock.steady().plus(deadline))
+        self.store.max_wait().map(|deadline| self.clock.steady().plus(deadline))
     }
 
     fn is_past(&self, deadline: Option<Nanos>) -> bool {
@@ -381,9 +381,9 @@ impl LeaseManager {
 
     /// Sends all messages. The hits of a lost message expire with their lease.
     async fn send_all(&self, messages: &mut Vec<LeaseMessage>) {
-        for some in messages.chunks(MAX_RETURNS) {
-            let calls = join_all(some.iter().map(|parting| self.call_store(parting)));
-            share_store_call(&*self.backend, calls).await;
+        for batch in messages.chunks(MAX_RETURNS) {
+            let calls = join_all(batch.iter().map(|parting| self.call_store(parting)));
+            share_store_call(&*self.store, calls).await;
         }
         messages.clear();
     }
@@ -432,22 +432,26 @@ impl LeaseManager {
         leased: LeasedCounter<'_>,
         now: Nanos,
     ) -> Option<(KeyLease, BorrowRequest)> {
-        let before = shard.remove(&place).and_then(|before| self.dismiss(before, now));
+        let before = shard.remove(&place).and_then(|before| self.take_remaining_hits(before, now));
         for evicted in shard.insert(place, KeyLease::new(leased, now, self.next_number())) {
-            self.send_in_background(self.dismiss(evicted, now));
+            self.send_in_background(self.take_remaining_hits(evicted, now));
         }
         before
     }
 
     /// Returns a removed lease with the message that returns its hits, if it has any.
-    fn dismiss(&self, mut lease: KeyLease, now: Nanos) -> Option<(KeyLease, BorrowRequest)> {
-        let parting = lease.return_all(now, self.next_number())?;
-        Some((lease, parting))
+    fn take_remaining_hits(
+        &self,
+        mut lease: KeyLease,
+        now: Nanos,
+    ) -> Option<(KeyLease, BorrowRequest)> {
+        let message = lease.return_all(now, self.next_number())?;
+        Some((lease, message))
     }
 
     fn send_in_background(self: &Arc<Self>, removed: Option<(KeyLease, BorrowRequest)>) {
-        if let Some((lease, parting)) = removed {
-            let (all, message) = (Arc::clone(self), self.message(lease.leased(), parting));
+        if let Some((lease, borrow)) = removed {
+            let (all, message) = (Arc::clone(self), self.message(lease.leased(), borrow));
             tokio::spawn(async move { all.call_store(&message).await });
         }
     }
@@ -494,8 +498,7 @@ impl LeaseManager {
     }
 
     async fn call_store(&self, message: &LeaseMessage) -> LeaseOutcome {
-        let (lent, is_unsent) = match self.backend.exchange_lease_message(self.clock.now(), message)
-        {
+        let (lent, is_unsent) = match self.store.exchange_lease_message(self.clock.now(), message) {
             StoreReply::Ready(lent) => (lent, matches!(lent, LeaseOutcome::Failed(_))),
             StoreReply::Pending(later) => {
                 let lent = later.await;
@@ -557,12 +560,12 @@ impl LeaseManager {
         let can_retry = self.balance(&leased.charge.key) != Hits(0)
             && !self.is_past(deadline)
             && !matches!(leased.charge.strategy, Strategy::FixedWindow(_));
-        let turn = if can_retry {
+        let step = if can_retry {
             self.retry_step(leased, hits)
         } else {
             self.try_decide(leased, hits).map_or(LeaseStep::ChargeStrictly, LeaseStep::Decided)
         };
-        match turn {
+        match step {
             LeaseStep::Decided(allowed @ ChargeOutcome::Decided(CounterDecision::Allow(_))) => {
                 allowed
             }
@@ -634,7 +637,7 @@ impl LeaseManager {
     }
 
     async fn charge_store(&self, now: Nanos, charges: &Charges) -> Outcomes {
-        match self.backend.charge(now, charges) {
+        match self.store.charge(now, charges) {
             StoreReply::Ready(outcomes) => outcomes,
             StoreReply::Pending(later) => later.await,
         }
@@ -649,8 +652,8 @@ impl LeaseManager {
         [hash.h1, hash.h2]
     }
 
-    fn lock_shard(&self, place: LeaseKeyHash) -> MutexGuard<'_, LeaseShard> {
-        let index = usize::try_from(place[0] % SHARDS as u64).unwrap_or(0);
+    fn lock_shard(&self, key_hash: LeaseKeyHash) -> MutexGuard<'_, LeaseShard> {
+        let index = usize::try_from(key_hash[0] % SHARDS as u64).unwrap_or(0);
         self.shards[index].0.lock()
     }
 }
@@ -676,8 +679,8 @@ fn max_at_once(leased: LeasedCounter<'_>) -> Hits {
 
 /// Returns `true` if the message certainly never left this process. `Unreachable` does not count:
 /// the message may have been written to the lost connection.
-const fn was_never_sent(lent: LeaseOutcome) -> bool {
-    matches!(lent, LeaseOutcome::Failed(StoreFailure::Overloaded | StoreFailure::BreakerOpen))
+const fn was_never_sent(outcome: LeaseOutcome) -> bool {
+    matches!(outcome, LeaseOutcome::Failed(StoreFailure::Overloaded | StoreFailure::BreakerOpen))
 }
 
 /// Returns the failure for a check that waited for another check's message, which failed with

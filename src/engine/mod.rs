@@ -83,7 +83,7 @@ impl Engine {
     pub fn new(clock: Clock, store: Arc<dyn Store>, policy: DecisionPolicy) -> Self {
         let (config, deny_cache) = (ArcSwapOption::empty(), DenyCache::new());
         let clock = Arc::new(clock);
-        let ceilings = ConcurrencyLimits::new(Arc::clone(&clock), DEFAULT_MAX_BUCKETS, 0);
+        let concurrency_limits = ConcurrencyLimits::new(Arc::clone(&clock), DEFAULT_MAX_BUCKETS, 0);
         let new_leases = || LeaseManager::new(Arc::clone(&clock), store.clone());
         let leases = (!store.is_synchronous()).then(new_leases);
         let (local_fallback, permit_ids, stats, forwarding) =
@@ -97,7 +97,7 @@ impl Engine {
             deny_cache,
             leases,
             local_fallback,
-            concurrency_limits: ceilings,
+            concurrency_limits,
             permit_ids,
             stats,
             forwarding,
@@ -122,8 +122,9 @@ impl Engine {
     /// replicas.
     #[must_use]
     pub fn with_max_buckets(self, max_buckets: usize, jitter: u64) -> Self {
-        let ceilings = ConcurrencyLimits::new(Arc::clone(&self.clock), max_buckets, jitter);
-        Self { concurrency_limits: ceilings, ..self }
+        let concurrency_limits =
+            ConcurrencyLimits::new(Arc::clone(&self.clock), max_buckets, jitter);
+        Self { concurrency_limits, ..self }
     }
 
     /// Counts decisions in `stats`.
@@ -194,13 +195,13 @@ impl Engine {
 
     fn activate_config(&self, config: Arc<Config>) {
         let before = self.config.swap(Some(config));
-        let Some(now) = self.config() else { return };
+        let Some(config) = self.config() else { return };
         if let Some(leases) = &self.leases {
-            leases.apply_config(before.as_deref(), &now);
+            leases.apply_config(before.as_deref(), &config);
         }
         // After the swap, so that the reload includes buckets that the old configuration creates
         // meanwhile.
-        self.reload_concurrency_limits(&now);
+        self.reload_concurrency_limits(&config);
     }
 
     /// Returns the current configuration.

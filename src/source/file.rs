@@ -90,10 +90,10 @@ pub async fn start(
     let reload = reload_request.clone();
     let mut loader = FileLoader {
         options,
-        look: poller,
+        poller,
         sender,
         changed,
-        asked: reload_request,
+        reload_requests: reload_request,
         now: Box::new(now),
     };
     loader.load(LoadTrigger::Requested).await;
@@ -109,10 +109,10 @@ enum LoadTrigger {
 
 struct FileLoader {
     options: FileSourceOptions,
-    look: FilePoller,
+    poller: FilePoller,
     sender: watch::Sender<PublishedConfig>,
     changed: Arc<Notify>,
-    asked: ReloadRequest,
+    reload_requests: ReloadRequest,
     now: Box<dyn Fn() -> Nanos + Send + Sync>,
 }
 
@@ -124,7 +124,7 @@ impl FileLoader {
     }
 
     async fn next_trigger(&self) -> Option<LoadTrigger> {
-        let unwatched = self.look.state.has_unwatched;
+        let unwatched = self.poller.state.has_unwatched;
         let interval = if unwatched {
             UNWATCHED_POLL_INTERVAL.min(self.options.poll_interval)
         } else {
@@ -132,7 +132,7 @@ impl FileLoader {
         };
         tokio::select! {
             () = self.sender.closed() => None,
-            () = self.asked.requested() => Some(LoadTrigger::Requested),
+            () = self.reload_requests.requested() => Some(LoadTrigger::Requested),
             () = self.changed.notified() => {
                 self.wait_until_quiet().await;
                 Some(LoadTrigger::FileChanged)
@@ -151,14 +151,14 @@ impl FileLoader {
     }
 
     async fn load(&mut self, cause: LoadTrigger) {
-        let poller = self.look.clone();
+        let poller = self.poller.clone();
         let revision = Revision(self.sender.borrow().status.revision.0.saturating_add(1));
         let result = spawn_blocking(move || poller.poll(cause, revision)).await;
-        let (seen, found) =
-            result.unwrap_or((self.look.state, PollResult::Failed(LoadFailure::ParserPanicked)));
-        self.look.state = seen;
+        let (state, poll_result) =
+            result.unwrap_or((self.poller.state, PollResult::Failed(LoadFailure::ParserPanicked)));
+        self.poller.state = state;
         let at = (self.now)();
-        match found {
+        match poll_result {
             PollResult::Unchanged => {}
             PollResult::AlreadyLoaded => self.record_unchanged(at),
             PollResult::StillFailing => {
@@ -195,12 +195,12 @@ impl FileLoader {
         self.publish(|published| published.status.record_success(at));
     }
 
-    fn record_failure(&self, refused: FailedLoad) {
+    fn record_failure(&self, failure: FailedLoad) {
         let (Revision(revision), refusals) = {
             let status = &self.sender.borrow().status;
             (status.revision, status.failed_loads + 1)
         };
-        match &refused.reason {
+        match &failure.reason {
             LoadFailure::Unreadable(error) => {
                 let error: &dyn std::error::Error = error;
                 tracing::error!(
@@ -234,7 +234,7 @@ impl FileLoader {
         }
         self.publish(|published| {
             published.status.failed_loads = refusals;
-            published.status.last_error = Some(Arc::new(refused));
+            published.status.last_error = Some(Arc::new(failure));
         });
     }
 
@@ -296,8 +296,8 @@ impl FilePoller {
             cause == LoadTrigger::Poll && listing.fingerprint == self.state.listing_fingerprint;
         // After a read error, read the files again even if their listing is unchanged: the listing
         // may not show that the cause is fixed.
-        let unread = self.state.read_error_digest.take();
-        if is_known && unread.is_none() {
+        let last_read_error = self.state.read_error_digest.take();
+        if is_known && last_read_error.is_none() {
             return (self.state, PollResult::Unchanged);
         }
         self.state.listing_fingerprint = listing.fingerprint;
@@ -308,8 +308,8 @@ impl FilePoller {
             // Do not report the same read error again.
             Err(_)
                 if cause == LoadTrigger::Poll
-                    && unread.is_some()
-                    && self.state.read_error_digest == unread =>
+                    && last_read_error.is_some()
+                    && self.state.read_error_digest == last_read_error =>
             {
                 PollResult::Unchanged
             }

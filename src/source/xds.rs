@@ -1,5 +1,5 @@
 //! Loads configuration from an xDS server over Envoy's aggregated discovery service (ADS), in the
-//! variant "state of the world" (SotW).
+//! variant "state of the world" (`SotW`).
 //!
 //! Guarantees:
 //! - Each accepted response replaces the whole configuration.
@@ -212,7 +212,7 @@ impl XdsClient {
 
     async fn send_request(
         &self,
-        answers: &mpsc::Sender<DiscoveryRequest>,
+        requests: &mpsc::Sender<DiscoveryRequest>,
         nonce: &str,
         nack: Option<String>,
     ) -> Result<(), StreamEnd> {
@@ -224,7 +224,7 @@ impl XdsClient {
             error_detail: nack.map(|message| Status { message, ..Status::default() }),
             ..DiscoveryRequest::default()
         };
-        answers.send(request).await.map_err(|_| StreamEnd::Closed)
+        requests.send(request).await.map_err(|_| StreamEnd::Closed)
     }
 
     /// Replaces the whole configuration by the resources of a response.

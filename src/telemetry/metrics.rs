@@ -236,9 +236,9 @@ impl Metrics {
         );
     }
 
-    pub(super) fn count_request(&self, asked: RequestCompleted) {
+    pub(super) fn count_request(&self, request: RequestCompleted) {
         let mine = self.thread_shard();
-        mine.add(&mine.shard.requests[asked.protocol as usize][asked.outcome as usize], 1);
+        mine.add(&mine.shard.requests[request.protocol as usize][request.outcome as usize], 1);
     }
 
     pub(super) fn count_memory_full(&self, verdict: Verdict) {
@@ -256,11 +256,13 @@ impl Metrics {
         mine.add(&mine.shard.cached_denials, denials);
     }
 
-    pub(super) fn count_limit_exceeded(&self, reached: ConcurrencyLimitExceeded) {
+    pub(super) fn count_limit_exceeded(&self, rejection: ConcurrencyLimitExceeded) {
         let reasons = ConcurrencyLimitExceeded::REASONS;
-        let Some(at) = reasons.iter().position(|reason| *reason == reached.reason) else { return };
+        let Some(at) = reasons.iter().position(|reason| *reason == rejection.reason) else {
+            return;
+        };
         let mine = self.thread_shard();
-        mine.add(&mine.shard.limit_exceeded[at][usize::from(reached.is_enforced)], 1);
+        mine.add(&mine.shard.limit_exceeded[at][usize::from(rejection.is_enforced)], 1);
     }
 
     pub(super) fn count_permit_id(&self, seen: PermitIdObserved) {
@@ -278,9 +280,9 @@ impl Metrics {
         mine.add(&mine.shard.strict_permits[event as usize], permits);
     }
 
-    pub(super) fn count_fallback_debt(&self, owed: FallbackDebtEnded) {
+    pub(super) fn count_fallback_debt(&self, debt: FallbackDebtEnded) {
         let mine = self.thread_shard();
-        mine.add(&mine.shard.fallback_debt[owed.outcome as usize], owed.hits.0);
+        mine.add(&mine.shard.fallback_debt[debt.outcome as usize], debt.hits.0);
     }
 
     pub(super) fn count_leased_hits(&self, leased: LeasedHits) {
@@ -295,11 +297,11 @@ impl Metrics {
     }
 
     pub(super) fn count_store_call(&self, called: StoreCallSent) {
-        let (mine, questions) =
+        let (mine, checks) =
             (self.thread_shard(), u64::try_from(called.checks).unwrap_or(u64::MAX));
-        let bucket = CHECK_COUNT_BOUNDS.iter().position(|bound| questions <= *bound);
+        let bucket = CHECK_COUNT_BOUNDS.iter().position(|bound| checks <= *bound);
         mine.add(&mine.shard.checks_per_call[bucket.unwrap_or(CHECK_COUNT_BOUNDS.len())], 1);
-        mine.add(&mine.shard.checks_sum, questions);
+        mine.add(&mine.shard.checks_sum, checks);
     }
 
     pub(super) fn count_datagram(&self, outcome: DatagramKind) {
@@ -307,9 +309,9 @@ impl Metrics {
         mine.add(&mine.shard.datagrams[outcome as usize], 1);
     }
 
-    pub(super) fn count_forwarding(&self, letters: ForwardingCount) {
+    pub(super) fn count_forwarding(&self, forwarded: ForwardingCount) {
         let mine = self.thread_shard();
-        mine.add(&mine.shard.forwarding[letters.event as usize], letters.releases);
+        mine.add(&mine.shard.forwarding[forwarded.event as usize], forwarded.releases);
     }
 
     pub(super) fn record_load(&self, loaded: ConfigLoaded) {

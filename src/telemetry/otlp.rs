@@ -133,8 +133,8 @@ pub fn start(
     (exporters, errors)
 }
 
-fn keep_or_report<T>(told: Result<T, String>, refused: &mut Vec<String>) -> Option<T> {
-    told.map_err(|why| refused.push(why)).ok()
+fn keep_or_report<T>(result: Result<T, String>, refused: &mut Vec<String>) -> Option<T> {
+    result.map_err(|why| refused.push(why)).ok()
 }
 
 /// Reads the environment variables for `signal`, which is `TRACES` or `METRICS`. Returns `None` if
@@ -168,12 +168,12 @@ fn exporter_config(
         (None, None) => None,
         _ => return Err(format!("{signal}: a client's certificate is good with its key only")),
     };
-    let patience = either("TIMEOUT").and_then(|text| text.parse().ok());
+    let timeout_ms = either("TIMEOUT").and_then(|text| text.parse().ok());
     Ok(Some(ExporterConfig {
         protocol,
         endpoint,
         tls_files: OtlpTlsFiles { ca_file: either("CERTIFICATE"), identity },
-        timeout: patience.map_or(DEFAULT_TIMEOUT, Duration::from_millis),
+        timeout: timeout_ms.map_or(DEFAULT_TIMEOUT, Duration::from_millis),
     }))
 }
 
@@ -398,9 +398,9 @@ mod tests {
     }
 
     fn exported_signals(variables: &[(&str, &str)]) -> (bool, bool, usize) {
-        let told = ["TRACES", "METRICS"].map(|signal| config_of(variables, signal));
-        let [spans, counts] = told.each_ref().map(|told| matches!(told, Ok(Some(_))));
-        (spans, counts, told.iter().filter(|told| told.is_err()).count())
+        let configs = ["TRACES", "METRICS"].map(|signal| config_of(variables, signal));
+        let [spans, counts] = configs.each_ref().map(|told| matches!(told, Ok(Some(_))));
+        (spans, counts, configs.iter().filter(|told| told.is_err()).count())
     }
 
     #[test]
@@ -427,7 +427,7 @@ mod tests {
 
     #[test]
     fn signal_specific_variables_override_general_ones() {
-        let said = [
+        let variables = [
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://all"),
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
             ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc"),
@@ -436,7 +436,7 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_TIMEOUT", "250"),
         ];
         let [spans, counts] =
-            ["TRACES", "METRICS"].map(|signal| config_of(&said, signal).unwrap().unwrap());
+            ["TRACES", "METRICS"].map(|signal| config_of(&variables, signal).unwrap().unwrap());
         assert_eq!((spans.protocol, counts.protocol), (OtlpTransport::Grpc, OtlpTransport::Http));
         assert_eq!(spans.tls_files.ca_file.as_deref(), Some("/all"));
         assert_eq!(counts.tls_files.ca_file.as_deref(), Some("/metrics"));

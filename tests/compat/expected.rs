@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 /// ran.
 ///
 /// There is none if some second of `when` explains every number of the response.
-pub fn difference(recorded: &Value, came: &Value, when: RangeInclusive<u64>) -> Option<String> {
-    let came = with_single_blanks(came.clone());
+pub fn difference(recorded: &Value, received: &Value, when: RangeInclusive<u64>) -> Option<String> {
+    let came = with_single_blanks(received.clone());
     let mut first = None;
     for now in when {
-        let recorded = with_single_blanks(at(recorded, now));
+        let recorded = with_single_blanks(filled_at(recorded, now));
         let differs = differs(&recorded, &came, "")?;
         first.get_or_insert(differs);
     }
@@ -20,9 +20,9 @@ pub fn difference(recorded: &Value, came: &Value, when: RangeInclusive<u64>) -> 
 }
 
 /// Replaces clock-dependent placeholders of the recording by their values at this Unix second.
-fn at(recorded: &Value, now: u64) -> Value {
+fn filled_at(recorded: &Value, now: u64) -> Value {
     match recorded {
-        Value::Array(items) => items.iter().map(|item| at(item, now)).collect(),
+        Value::Array(items) => items.iter().map(|item| filled_at(item, now)).collect(),
         Value::Object(fields) if fields.contains_key("seconds_until_window_end") => {
             json!(until_window_end(&fields["unit"], now).to_string())
         }
@@ -35,7 +35,7 @@ fn at(recorded: &Value, now: u64) -> Value {
                     "durationUntilReset" if is_reset => {
                         json!(format!("{}s", until_window_end(unit, now)))
                     }
-                    _ => at(value, now),
+                    _ => filled_at(value, now),
                 };
                 (key.clone(), value)
             })
@@ -75,13 +75,13 @@ fn with_single_blanks(mut answer: Value) -> Value {
     answer
 }
 
-fn differs(recorded: &Value, came: &Value, path: &str) -> Option<String> {
-    match (recorded, came) {
+fn differs(recorded: &Value, received: &Value, path: &str) -> Option<String> {
+    match (recorded, received) {
         (Value::Object(left), Value::Object(right)) => {
             let absent = right.keys().filter(|key| !left.contains_key(*key));
             left.keys().chain(absent).find_map(|key| {
                 let path = format!("{path}.{key}");
-                differs(field(recorded, key), field(came, key), &path)
+                differs(field(recorded, key), field(received, key), &path)
             })
         }
         (Value::Array(left), Value::Array(right)) if left.len() == right.len() => left

@@ -38,8 +38,8 @@ fn is_always_recorded(name: &str) -> bool {
 
 type Numbers = BTreeMap<String, u64>;
 
-fn numbers(of: &Value) -> Numbers {
-    let fields = of.as_object().into_iter().flatten();
+fn numbers(recorded: &Value) -> Numbers {
+    let fields = recorded.as_object().into_iter().flatten();
     fields.filter_map(|(name, value)| Some((name.clone(), value.as_u64()?))).collect()
 }
 

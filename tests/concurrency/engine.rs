@@ -22,11 +22,11 @@ use sluicegate::store::{
 };
 
 /// An engine with `descriptors` in domain `d` and a maximum number of buckets.
-fn engine_with(descriptors: &str, shadow: bool, most: usize) -> Engine {
+fn engine_with(descriptors: &str, shadow: bool, max_buckets: usize) -> Engine {
     let memory = Arc::new(MemoryStore::new(1_000, WhenFull::Deny, [0; 16]));
     let policy = DecisionPolicy { is_shadow: shadow, ..DecisionPolicy::default() };
     let engine = Engine::new(Clock::manual(Nanos::from_secs(1)), memory, policy);
-    let engine = engine.with_max_buckets(most, 0);
+    let engine = engine.with_max_buckets(max_buckets, 0);
     publish(&engine, descriptors);
     engine
 }

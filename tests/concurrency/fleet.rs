@@ -25,8 +25,8 @@ use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate::store::{Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply};
 
 /// Awaits the future, and fails the test after ten seconds.
-async fn in_time<T>(asked: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(10), asked).await.expect("it waits still")
+async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(10), future).await.expect("it waits still")
 }
 
 /// A store with injected faults that records its calls.
@@ -146,18 +146,18 @@ struct Replica {
 }
 
 impl Replica {
-    fn new(store: &Arc<Store>, name: &str, ceiling: &str) -> Self {
-        Self::of_incarnation(store, name, ceiling, Nanos::from_secs(1_000))
+    fn new(store: &Arc<Store>, name: &str, limit: &str) -> Self {
+        Self::of_incarnation(store, name, limit, Nanos::from_secs(1_000))
     }
 
-    fn of_incarnation(store: &Arc<Store>, name: &str, ceiling: &str, life: Nanos) -> Self {
-        Self::build(store, name, ceiling, (life, Duration::from_millis(1), 100))
+    fn of_incarnation(store: &Arc<Store>, name: &str, limit: &str, incarnation: Nanos) -> Self {
+        Self::build(store, name, limit, (incarnation, Duration::from_millis(1), 100))
     }
 
     /// A replica that waits up to an hour for a share.
-    fn with_hour_timeout(store: &Arc<Store>, name: &str, ceiling: &str) -> Self {
+    fn with_hour_timeout(store: &Arc<Store>, name: &str, limit: &str) -> Self {
         let life = Nanos::from_secs(1_000);
-        Self::build(store, name, ceiling, (life, Duration::from_secs(3_600), 1_000))
+        Self::build(store, name, limit, (life, Duration::from_secs(3_600), 1_000))
     }
 
     fn with_bucket_limit(
@@ -186,8 +186,8 @@ impl Replica {
         replica
     }
 
-    fn publish(&self, ceiling: &str) {
-        let text = format!("domain: d\ndescriptors: [{{key: k, concurrency: {{{ceiling}}}}}]\n");
+    fn publish(&self, limit: &str) {
+        let text = format!("domain: d\ndescriptors: [{{key: k, concurrency: {{{limit}}}}}]\n");
         let (config, _) = config::load([("a.yaml", text.as_bytes())], Revision(1), false).unwrap();
         self.engine.publish(Arc::new(config));
     }
@@ -546,17 +546,17 @@ fn lost_or_refused_share_return_allows_eviction() {
 }
 
 /// Runs two replicas with unlimited demand until each has half of the limit.
-fn split_evenly(fleet: &mut [Replica; 2], ceiling: usize) {
-    assert_eq!((fleet[0].acquire_all(), fleet[1].acquire_all()), (ceiling, 0));
+fn split_evenly(fleet: &mut [Replica; 2], limit: usize) {
+    assert_eq!((fleet[0].acquire_all(), fleet[1].acquire_all()), (limit, 0));
     for _ in 0..40 {
         let [a, b] = fleet;
         a.finish(usize::from(!a.held.is_empty()));
         advance_and_report(&[a, b], Nanos(50 * Nanos::MILLI.0));
         a.acquire_all();
         b.acquire_all();
-        assert!(a.held.len() + b.held.len() <= ceiling, "{} and {}", a.held.len(), b.held.len());
+        assert!(a.held.len() + b.held.len() <= limit, "{} and {}", a.held.len(), b.held.len());
     }
-    assert_eq!(fleet.each_ref().map(|replica| replica.held.len()), [ceiling / 2; 2]);
+    assert_eq!(fleet.each_ref().map(|replica| replica.held.len()), [limit / 2; 2]);
 }
 
 #[test]

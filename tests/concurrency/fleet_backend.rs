@@ -263,12 +263,12 @@ fn five_replicas_reach_95_percent_of_the_best_static_limit() {
     }
 }
 
-fn print_rows(who: &str, got: &[PhaseResult], best: &[PhaseResult]) {
+fn print_rows(label: &str, got: &[PhaseResult], best: &[PhaseResult]) {
     for ((phase, _), (got, best)) in PHASES.iter().zip(got.iter().zip(best)) {
         let (goodput, p99) = (got.goodput / best.goodput, got.p99 / best.p99);
         let (whole, held, its) = (got.whole / best.whole, got.in_flight, best.in_flight);
         println!(
-            "| {phase} | {who} | {goodput:.3} | {p99:.1} | {whole:.3} | {held:.0} ({its:.0}) |"
+            "| {phase} | {label} | {goodput:.3} | {p99:.1} | {whole:.3} | {held:.0} ({its:.0}) |"
         );
     }
 }

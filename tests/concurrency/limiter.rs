@@ -16,8 +16,8 @@ const fn ms(count: u64) -> Nanos {
     Nanos(count * Nanos::MILLI.0)
 }
 
-fn rules(limit: u32, waiting: Option<QueueConfig>) -> LimiterConfig {
-    LimiterConfig { limit, adaptive: None, queue: waiting }
+fn rules(limit: u32, queue: Option<QueueConfig>) -> LimiterConfig {
+    LimiterConfig { limit, adaptive: None, queue }
 }
 
 const fn adaptive_rules(
@@ -104,12 +104,12 @@ impl Driver {
         Self::with_algorithm(None, limit, size)
     }
 
-    fn with_algorithm(law: Option<AdaptiveAlgorithm>, limit: u32, size: u32) -> Self {
+    fn with_algorithm(algorithm: Option<AdaptiveAlgorithm>, limit: u32, size: u32) -> Self {
         let waiting = QueueConfig { size, timeout: ms(50) };
         Self {
-            limiter: Limiter::new(&rules_for(law, limit, waiting), 0),
+            limiter: Limiter::new(&rules_for(algorithm, limit, waiting), 0),
             now: START,
-            law,
+            law: algorithm,
             limit,
             share: u32::MAX,
             waiting,
@@ -158,25 +158,28 @@ impl Driver {
         }
     }
 
-    fn arrive(&mut self, keep: Option<Nanos>, patience: Nanos) {
+    fn arrive(&mut self, max_duration: Option<Nanos>, queue_timeout: Nanos) {
         // An adaptive limit can change with time alone.
         self.settle(LimiterEvent::Expire);
         let room = self.out.len() < self.allowed();
         let full = usize::try_from(self.waiting.size).unwrap() <= self.queue.len();
-        let effects = self.settle(LimiterEvent::Acquire { lifetime: keep, timeout: patience });
+        let effects =
+            self.settle(LimiterEvent::Acquire { lifetime: max_duration, timeout: queue_timeout });
         match effects[..] {
             [LimiterEffect::Admit(permit)] => {
                 assert!(room);
-                assert!(self.out.insert(permit, keep.map(|keep| self.now.plus(keep))).is_none());
+                assert!(
+                    self.out.insert(permit, max_duration.map(|keep| self.now.plus(keep))).is_none()
+                );
             }
             [LimiterEffect::Queue(ticket)] => {
-                assert!(!room && !full && Nanos(0) < patience);
-                let until = self.now.plus(patience.min(self.waiting.timeout));
+                assert!(!room && !full && Nanos(0) < queue_timeout);
+                let until = self.now.plus(queue_timeout.min(self.waiting.timeout));
                 assert!(self.queue.last_key_value().is_none_or(|(last, _)| *last < ticket));
-                self.queue.insert(ticket, (until, keep));
+                self.queue.insert(ticket, (until, max_duration));
             }
             [LimiterEffect::Deny(AcquireDenial::LimitReached)] => {
-                assert!(!room && patience == Nanos(0));
+                assert!(!room && queue_timeout == Nanos(0));
             }
             [LimiterEffect::Deny(AcquireDenial::QueueFull)] => assert!(!room && full),
             _ => panic!("an arrival was answered by {effects:?}"),
@@ -184,12 +187,12 @@ impl Driver {
         self.assert_invariants();
     }
 
-    fn renew(&mut self, which: usize, keep: Nanos) {
+    fn renew(&mut self, which: usize, max_duration: Nanos) {
         let Some(permit) = nth(self.out.keys(), which) else { return };
         if let Some(Some(until)) = self.out.get_mut(&permit) {
-            *until = self.now.plus(keep);
+            *until = self.now.plus(max_duration);
         }
-        assert_eq!(self.settle(LimiterEvent::Renew { permit, lifetime: keep }), []);
+        assert_eq!(self.settle(LimiterEvent::Renew { permit, lifetime: max_duration }), []);
     }
 
     /// Applies an event to the limiter, verifies its wakeups and expiries, and returns its other
@@ -257,8 +260,13 @@ impl Driver {
     }
 }
 
-fn rules_for(law: Option<AdaptiveAlgorithm>, limit: u32, waiting: QueueConfig) -> LimiterConfig {
-    law.map_or_else(|| rules(limit, Some(waiting)), |law| adaptive_rules(law, limit, Some(waiting)))
+fn rules_for(
+    algorithm: Option<AdaptiveAlgorithm>,
+    limit: u32,
+    queue: QueueConfig,
+) -> LimiterConfig {
+    algorithm
+        .map_or_else(|| rules(limit, Some(queue)), |law| adaptive_rules(law, limit, Some(queue)))
 }
 
 fn nth<'a, T: Copy + 'a>(all: impl ExactSizeIterator<Item = &'a T>, which: usize) -> Option<T> {
@@ -381,17 +389,17 @@ fn acquire_and_release_allocate_nothing() {
 }
 
 /// Acquires up to eight permits and releases them in another order.
-fn fill_and_drain(limiter: &mut Limiter, now: Nanos, keep: Option<Nanos>) {
+fn fill_and_drain(limiter: &mut Limiter, now: Nanos, max_duration: Option<Nanos>) {
     let mut out = [None; 8];
     for place in &mut out {
-        let arrive = LimiterEvent::Acquire { lifetime: keep, timeout: Nanos(0) };
+        let arrive = LimiterEvent::Acquire { lifetime: max_duration, timeout: Nanos(0) };
         if let [LimiterEffect::Admit(permit)] = limiter.step(now, arrive)[..] {
             *place = Some(permit);
         }
     }
     let order = [5, 0, 7, 2, 6, 1, 4, 3];
     for (nth, permit) in (0..).zip(order).filter_map(|(nth, place)| Some((nth, out[place]?))) {
-        if let Some(keep) = keep {
+        if let Some(keep) = max_duration {
             limiter.step(now, LimiterEvent::Renew { permit, lifetime: keep });
         }
         let later = now.plus(Nanos(nth * 20_000));

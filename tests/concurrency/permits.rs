@@ -19,7 +19,7 @@ const TIMES: PermitTiming = PermitTiming {
     max_lifetime: Nanos::from_secs(60),
 };
 
-fn ask(number: u64, limit: u64) -> StrictAcquire {
+fn acquire_request(number: u64, limit: u64) -> StrictAcquire {
     StrictAcquire {
         id: PermitId(1, number),
         limit: Share(limit),
@@ -56,7 +56,7 @@ fn acquires_succeed_exactly_while_below_the_limit() {
                 }
                 _ => {
                     number += 1;
-                    let ask = ask(number, limit);
+                    let ask = acquire_request(number, limit);
                     let room = (held.len() as u64) < limit;
                     let wanted =
                         if room { AcquireOutcome::Acquired } else { AcquireOutcome::LimitReached };
@@ -75,9 +75,9 @@ fn acquires_succeed_exactly_while_below_the_limit() {
 #[test]
 fn repeated_acquire_counts_once_at_the_limit() {
     let mut permits = PermitTable::default();
-    assert_eq!(permits.acquire(START, OPEN, &ask(0, 1)), AcquireOutcome::Acquired);
-    assert_eq!(permits.acquire(START, OPEN, &ask(0, 1)), AcquireOutcome::Acquired);
-    assert_eq!(permits.acquire(START, LIFETIME, &ask(0, 1)), AcquireOutcome::Acquired);
+    assert_eq!(permits.acquire(START, OPEN, &acquire_request(0, 1)), AcquireOutcome::Acquired);
+    assert_eq!(permits.acquire(START, OPEN, &acquire_request(0, 1)), AcquireOutcome::Acquired);
+    assert_eq!(permits.acquire(START, LIFETIME, &acquire_request(0, 1)), AcquireOutcome::Acquired);
     assert_eq!(permits.count(), Share(1));
     permits.apply_report(START, &[], &[PermitId(1, 0)]);
     assert_eq!(permits.count(), Share(0), "and given back once");
@@ -86,10 +86,13 @@ fn repeated_acquire_counts_once_at_the_limit() {
 #[test]
 fn unreported_permit_expires_exactly_at_its_deadline() {
     let mut permits = PermitTable::default();
-    permits.acquire(START, OPEN, &ask(0, 1));
+    permits.acquire(START, OPEN, &acquire_request(0, 1));
     let before = Nanos(START.plus(LIFETIME).0 - 1);
-    assert_eq!(permits.acquire(before, OPEN, &ask(1, 1)), AcquireOutcome::LimitReached);
-    assert_eq!(permits.acquire(START.plus(LIFETIME), OPEN, &ask(1, 1)), AcquireOutcome::Acquired);
+    assert_eq!(permits.acquire(before, OPEN, &acquire_request(1, 1)), AcquireOutcome::LimitReached);
+    assert_eq!(
+        permits.acquire(START.plus(LIFETIME), OPEN, &acquire_request(1, 1)),
+        AcquireOutcome::Acquired
+    );
 }
 
 #[test]
@@ -101,10 +104,13 @@ fn reports_restore_lost_permits_above_the_limit() {
         PermitCorrections { restored: 3, freed: 0 }
     );
     for over in 0..2 {
-        assert_eq!(permits.acquire(START, OPEN, &ask(9, 2)), AcquireOutcome::LimitReached);
+        assert_eq!(
+            permits.acquire(START, OPEN, &acquire_request(9, 2)),
+            AcquireOutcome::LimitReached
+        );
         permits.apply_report(START, &[], &[PermitId(1, over)]);
     }
-    assert_eq!(permits.acquire(START, OPEN, &ask(9, 2)), AcquireOutcome::Acquired);
+    assert_eq!(permits.acquire(START, OPEN, &acquire_request(9, 2)), AcquireOutcome::Acquired);
 }
 
 #[test]
@@ -122,7 +128,10 @@ fn store_without_state_stays_closed_for_the_grace_period() {
     while now < START.plus(TIMES.grace) {
         let left = life.closed_for(now, &TIMES);
         assert_eq!(left, START.plus(TIMES.grace).since(now));
-        assert_eq!(permits.acquire(now, left, &ask(0, 1)), AcquireOutcome::Closed(left));
+        assert_eq!(
+            permits.acquire(now, left, &acquire_request(0, 1)),
+            AcquireOutcome::Closed(left)
+        );
         life.record_report(now);
         now = now.plus(Nanos(500 * Nanos::MILLI.0));
     }
@@ -151,9 +160,9 @@ fn clock_step_back_prolongs_neither_grace_nor_permits() {
     assert_eq!(life.closed_for(back, &TIMES), TIMES.grace);
     assert_eq!(life.closed_for(back.plus(TIMES.grace), &TIMES), OPEN);
     let mut permits = PermitTable::default();
-    permits.acquire(START, OPEN, &ask(0, 1));
-    assert_eq!(permits.acquire(back, OPEN, &ask(1, 1)), AcquireOutcome::LimitReached);
+    permits.acquire(START, OPEN, &acquire_request(0, 1));
+    assert_eq!(permits.acquire(back, OPEN, &acquire_request(1, 1)), AcquireOutcome::LimitReached);
     let clamped = back.plus(TIMES.max_lifetime);
     assert_eq!(permits.last_deadline(), Some(clamped), "no longer than any is told");
-    assert_eq!(permits.acquire(clamped, OPEN, &ask(1, 1)), AcquireOutcome::Acquired);
+    assert_eq!(permits.acquire(clamped, OPEN, &acquire_request(1, 1)), AcquireOutcome::Acquired);
 }

@@ -13,12 +13,12 @@ const ALGORITHMS: [AdaptiveAlgorithm; 3] =
     [AdaptiveAlgorithm::Gradient, AdaptiveAlgorithm::Gradient2, AdaptiveAlgorithm::Aimd];
 const NO_FLEET: u32 = u32::MAX;
 
-const fn bounded(law: AdaptiveAlgorithm, min: u32, max: u32) -> AdaptiveConfig {
-    AdaptiveConfig { algorithm: law, min, max }
+const fn bounded(algorithm: AdaptiveAlgorithm, min: u32, max: u32) -> AdaptiveConfig {
+    AdaptiveConfig { algorithm, min, max }
 }
 
-fn policy(law: AdaptiveAlgorithm, start: u32) -> AdaptiveLimit {
-    AdaptiveLimit::new(start, Some(bounded(law, 1, 1_000)), 1)
+fn adaptive_limit(algorithm: AdaptiveAlgorithm, start: u32) -> AdaptiveLimit {
+    AdaptiveLimit::new(start, Some(bounded(algorithm, 1, 1_000)), 1)
 }
 
 const fn ms(count: u64) -> Nanos {
@@ -93,7 +93,7 @@ proptest! {
 #[test]
 fn ignored_requests_do_not_change_the_limit() {
     for law in ALGORITHMS {
-        let (mut policy, mut backend) = (policy(law, 40), Backend::new(NO_FLEET));
+        let (mut policy, mut backend) = (adaptive_limit(law, 40), Backend::new(NO_FLEET));
         for _ in 0..500 {
             backend.round(&mut policy, RequestOutcome::Ignored, |_| Nanos(0));
         }
@@ -104,7 +104,7 @@ fn ignored_requests_do_not_change_the_limit() {
 #[test]
 fn fast_drops_lower_the_limit_but_not_the_min_rtt() {
     for law in ALGORITHMS {
-        let (mut policy, mut backend) = (policy(law, 40), Backend::new(NO_FLEET));
+        let (mut policy, mut backend) = (adaptive_limit(law, 40), Backend::new(NO_FLEET));
         backend.rounds(20, &mut policy, queueing(40));
         let before = policy.limit();
         backend.round(&mut policy, RequestOutcome::Dropped, |_| Nanos(1));
@@ -118,7 +118,7 @@ fn fast_drops_lower_the_limit_but_not_the_min_rtt() {
 #[test]
 fn gradient_follows_the_number_of_workers() {
     let (mut policy, mut backend) =
-        (policy(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
+        (adaptive_limit(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
     for workers in [16, 64, 16, 200, 50] {
         backend.rounds(12, &mut policy, queueing(workers));
         for _ in 0..200 {
@@ -135,7 +135,7 @@ fn gradient_follows_the_number_of_workers() {
 fn gradient_distinguishes_a_slower_backend_from_a_queue() {
     for slower in [2, 3, 10] {
         let (mut policy, mut backend) =
-            (policy(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
+            (adaptive_limit(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
         backend.rounds(50, &mut policy, queueing(20));
         let slow = |in_flight: u32| Nanos(queueing(20)(in_flight).0 * slower);
         backend.rounds(30, &mut policy, slow);
@@ -161,7 +161,7 @@ fn gradient_at_its_minimum_corrects_a_low_min_rtt() {
 #[test]
 fn few_samples_do_not_double_the_limit() {
     let (mut policy, mut backend) =
-        (policy(AdaptiveAlgorithm::Gradient, 2), Backend::new(NO_FLEET));
+        (adaptive_limit(AdaptiveAlgorithm::Gradient, 2), Backend::new(NO_FLEET));
     let mut before = policy.limit();
     for _ in 0..60 {
         backend.rounds(1, &mut policy, |_| ms(10));
@@ -176,7 +176,7 @@ fn few_samples_do_not_double_the_limit() {
 /// A drain after an overload: six workers, a min RTT of 10 ms, and a limit of 1.
 fn policy_in_drain() -> (AdaptiveLimit, Backend) {
     let (mut policy, mut backend) =
-        (policy(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
+        (adaptive_limit(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
     backend.rounds(60, &mut policy, queueing(6));
     assert_eq!(policy.min_rtt(), Some(ms(10)));
     backend.rounds(1, &mut policy, |_| ms(60));
@@ -207,7 +207,8 @@ fn four_slow_drain_samples_set_the_min_rtt() {
 
 #[test]
 fn sparse_requests_set_the_min_rtt_to_their_latency() {
-    let (mut policy, mut now) = (policy(AdaptiveAlgorithm::Gradient, 10), Nanos::from_secs(1_000));
+    let (mut policy, mut now) =
+        (adaptive_limit(AdaptiveAlgorithm::Gradient, 10), Nanos::from_secs(1_000));
     let seed = seed();
     let mut dice = Dice::new(seed);
     for _ in 0..20_000 {
@@ -226,7 +227,7 @@ fn sparse_requests_set_the_min_rtt_to_their_latency() {
 #[test]
 fn large_overload_is_detected_before_half_the_requests_return() {
     let (mut policy, mut backend) =
-        (policy(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
+        (adaptive_limit(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
     backend.rounds(40, &mut policy, queueing(32));
     let (in_flight, outcome) = (policy.limit(), RequestOutcome::Success);
     let rtt = queueing(8)(in_flight);
@@ -249,7 +250,7 @@ fn min_rtt_measured_during_a_queue_is_corrected() {
 #[test]
 fn one_zero_latency_sample_does_not_collapse_the_limit() {
     let (mut policy, mut backend) =
-        (policy(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
+        (adaptive_limit(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
     backend.rounds(100, &mut policy, queueing(40));
     let before = policy.limit();
     let quick = LatencySample {
@@ -266,11 +267,12 @@ fn one_zero_latency_sample_does_not_collapse_the_limit() {
 #[test]
 fn full_share_grows_the_limit_and_latency_lowers_it() {
     for law in [AdaptiveAlgorithm::Gradient, AdaptiveAlgorithm::Aimd] {
-        let (mut policy, mut backend) = (policy(law, 100), Backend::new(10));
+        let (mut policy, mut backend) = (adaptive_limit(law, 100), Backend::new(10));
         backend.rounds(100, &mut policy, queueing(1_000));
         assert!(100 < policy.limit(), "{law:?}: a share in full use is a limit in full use");
     }
-    let (mut policy, mut backend) = (policy(AdaptiveAlgorithm::Gradient, 100), Backend::new(10));
+    let (mut policy, mut backend) =
+        (adaptive_limit(AdaptiveAlgorithm::Gradient, 100), Backend::new(10));
     backend.rounds(20, &mut policy, queueing(1_000));
     let before = policy.limit();
     backend.rounds(1, &mut policy, |_| ms(100));
@@ -280,7 +282,7 @@ fn full_share_grows_the_limit_and_latency_lowers_it() {
 #[test]
 fn an_unused_limit_does_not_grow() {
     for law in ALGORITHMS {
-        let (mut policy, mut now) = (policy(law, 100), Nanos::from_secs(1_000));
+        let (mut policy, mut now) = (adaptive_limit(law, 100), Nanos::from_secs(1_000));
         for _ in 0..20_000 {
             now = now.plus(ms(10));
             let outcome = RequestOutcome::Success;
@@ -318,7 +320,7 @@ fn min_rtt_probes_are_short_shallow_and_jittered() {
 #[test]
 fn a_lowered_limit_recovers_without_successful_requests() {
     let (mut policy, mut backend) =
-        (policy(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
+        (adaptive_limit(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
     backend.rounds(30, &mut policy, queueing(40));
     backend.rounds(1, &mut policy, queueing(4));
     let low = policy.limit();
@@ -330,7 +332,7 @@ fn a_lowered_limit_recovers_without_successful_requests() {
 #[test]
 fn reload_keeps_an_unchanged_algorithms_state() {
     for law in ALGORITHMS {
-        let (mut policy, mut backend) = (policy(law, 10), Backend::new(NO_FLEET));
+        let (mut policy, mut backend) = (adaptive_limit(law, 10), Backend::new(NO_FLEET));
         backend.rounds(100, &mut policy, queueing(60));
         let learnt = policy.limit();
         assert_ne!(learnt, 10, "{law:?}");
@@ -345,7 +347,7 @@ fn reload_keeps_an_unchanged_algorithms_state() {
 
 #[test]
 fn gradient2_computes_the_documented_example() {
-    let mut policy = policy(AdaptiveAlgorithm::Gradient2, 64);
+    let mut policy = adaptive_limit(AdaptiveAlgorithm::Gradient2, 64);
     let sample = |rtt, in_flight| LatencySample {
         ended_at: Nanos::SECOND,
         rtt,
@@ -360,7 +362,8 @@ fn gradient2_computes_the_documented_example() {
 
 #[test]
 fn aimd_adds_one_or_takes_a_tenth_per_round_trip() {
-    let (mut policy, mut backend) = (policy(AdaptiveAlgorithm::Aimd, 50), Backend::new(NO_FLEET));
+    let (mut policy, mut backend) =
+        (adaptive_limit(AdaptiveAlgorithm::Aimd, 50), Backend::new(NO_FLEET));
     assert_eq!(policy.min_rtt(), None);
     backend.rounds(10, &mut policy, |_| ms(10));
     assert_eq!((policy.limit(), policy.min_rtt()), (60, Some(ms(10))));

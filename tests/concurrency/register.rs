@@ -11,13 +11,13 @@ const FAR_FUTURE: Nanos = Nanos::from_secs(9_000);
 const BOUNDS: EarlyReleaseLimits =
     EarlyReleaseLimits { per_source: 3, total: 5, lifetime: Nanos::from_secs(10) };
 
-fn register() -> PermitRegistry<u32, char, u32> {
+fn registry() -> PermitRegistry<u32, char, u32> {
     PermitRegistry::new(BOUNDS)
 }
 
 #[test]
 fn an_early_release_ends_its_acquire_once() {
-    let mut ids = register();
+    let mut ids = registry();
     assert_eq!(ids.release(START, &7, &'a'), ReleaseOutcome::EarlyRelease);
     assert_eq!(ids.acquire(START, 7, FAR_FUTURE, 70), RegisterOutcome::AlreadyReleased(70));
     assert_eq!(
@@ -30,7 +30,7 @@ fn an_early_release_ends_its_acquire_once() {
 
 #[test]
 fn an_id_is_registered_and_released_once() {
-    let mut ids = register();
+    let mut ids = registry();
     assert_eq!(ids.acquire(START, 7, FAR_FUTURE, 70), RegisterOutcome::Registered);
     assert_eq!(
         ids.acquire(START, 7, FAR_FUTURE, 71),
@@ -44,7 +44,7 @@ fn an_id_is_registered_and_released_once() {
 
 #[test]
 fn claim_is_exclusive_and_does_not_block_a_release() {
-    let mut ids = register();
+    let mut ids = registry();
     assert!(ids.claim(7) && !ids.claim(7));
     assert!(ids.claim(8), "another id");
     assert_eq!(ids.release(START, &7, &'a'), ReleaseOutcome::EarlyRelease, "it holds nothing yet");
@@ -55,7 +55,7 @@ fn claim_is_exclusive_and_does_not_block_a_release() {
 
 #[test]
 fn unreleased_id_expires_at_its_renewed_deadline() {
-    let mut ids = register();
+    let mut ids = registry();
     ids.acquire(START, 7, START.plus(Nanos(5)), 70);
     assert!(ids.renew(&7, START.plus(Nanos(9))));
     assert_eq!(ids.remove_overdue(START.plus(Nanos(8))), None);
@@ -66,7 +66,7 @@ fn unreleased_id_expires_at_its_renewed_deadline() {
 
 #[test]
 fn full_table_refuses_early_releases_and_evicts_none() {
-    let mut ids = register();
+    let mut ids = registry();
     for id in 0..3 {
         assert_eq!(ids.release(START, &id, &'a'), ReleaseOutcome::EarlyRelease);
     }
@@ -101,7 +101,7 @@ fn full_table_refuses_early_releases_and_evicts_none() {
 
 #[test]
 fn early_release_expires_exactly_at_its_lifetime() {
-    let mut ids = register();
+    let mut ids = registry();
     ids.release(START, &7, &'a');
     ids.release(START, &8, &'a');
     let end = START.plus(BOUNDS.lifetime);
@@ -119,7 +119,7 @@ proptest! {
     fn every_acquired_value_is_returned_exactly_once(
         events in proptest::collection::vec((0..4_u8, 0..6_u32, 0..9_u64), 1..300),
     ) {
-        let (mut ids, mut now, mut next) = (register(), START, 0);
+        let (mut ids, mut now, mut next) = (registry(), START, 0);
         let (mut acquired, mut returned) = (Vec::new(), Vec::new());
         for (kind, id, by) in events {
             match kind {

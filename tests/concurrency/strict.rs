@@ -159,11 +159,11 @@ struct Replica {
 }
 
 impl Replica {
-    fn new(store: &Arc<Store>, name: &str, ceiling: &str) -> Self {
-        Self::with_bucket_limit(store, name, ceiling, 100)
+    fn new(store: &Arc<Store>, name: &str, limit: &str) -> Self {
+        Self::with_bucket_limit(store, name, limit, 100)
     }
 
-    fn with_bucket_limit(store: &Arc<Store>, name: &str, ceiling: &str, most: usize) -> Self {
+    fn with_bucket_limit(store: &Arc<Store>, name: &str, limit: &str, max_buckets: usize) -> Self {
         let clock = Clock::manual(START);
         let membership = Arc::new(Membership::new(name, 1, NonZeroU32::new(4).unwrap()));
         let pace = SharePace { heartbeat: HEARTBEAT, share_duration: Nanos::from_secs(5) };
@@ -174,14 +174,14 @@ impl Replica {
             Duration::from_millis(1),
         );
         let engine = Engine::new(clock, store.clone(), DecisionPolicy::default());
-        let engine = engine.with_max_buckets(most, 0).with_fleet(Arc::new(fleet));
+        let engine = engine.with_max_buckets(max_buckets, 0).with_fleet(Arc::new(fleet));
         let replica = Self { engine, membership, held: Vec::new() };
-        replica.publish(ceiling);
+        replica.publish(limit);
         replica
     }
 
-    fn publish(&self, ceiling: &str) {
-        let text = format!("domain: d\ndescriptors: [{{key: k, concurrency: {{{ceiling}}}}}]\n");
+    fn publish(&self, limit: &str) {
+        let text = format!("domain: d\ndescriptors: [{{key: k, concurrency: {{{limit}}}}}]\n");
         let (config, _) = config::load([("a.yaml", text.as_bytes())], Revision(1), false).unwrap();
         self.engine.publish(Arc::new(config));
     }
@@ -189,16 +189,16 @@ impl Replica {
     /// Acquires a permit for a stream.
     fn try_acquire(&mut self) -> bool {
         let passed = admitted_permits(block_on(self.engine.admit(&default_check(), None)).unwrap());
-        self.keep(passed)
+        self.store_permits(passed)
     }
 
     /// Acquires a permit with a deadline, as for an id.
     fn try_acquire_by_id(&mut self) -> bool {
         let admitted = block_on(self.engine.admit_with_deadline(&default_check(), None)).unwrap();
-        self.keep(admitted_permits(admitted))
+        self.store_permits(admitted_permits(admitted))
     }
 
-    fn keep(&mut self, permits: Option<RequestPermits>) -> bool {
+    fn store_permits(&mut self, permits: Option<RequestPermits>) -> bool {
         let is_some = permits.is_some();
         self.held.extend(permits);
         is_some
@@ -291,8 +291,8 @@ fn advance_all_and_report(fleet: &[&Replica], by: Nanos) {
     }
 }
 
-fn two_replicas(store: &Arc<Store>, ceiling: &str) -> [Replica; 2] {
-    ["a", "b"].map(|name| Replica::new(store, name, ceiling))
+fn two_replicas(store: &Arc<Store>, limit: &str) -> [Replica; 2] {
+    ["a", "b"].map(|name| Replica::new(store, name, limit))
 }
 
 #[test]
@@ -764,7 +764,7 @@ fn reload_changes_the_limit_and_the_mode() {
         alone.publish(&format!("limit: 2, mode: strict, {queue}"));
         admitted_permits(waits.await.unwrap())
     });
-    assert!(alone.keep(permits));
+    assert!(alone.store_permits(permits));
     alone.publish("limit: 3, mode: local");
     assert_eq!(alone.acquire_all(), 1);
     assert_eq!(store.permit_count(alone.now()), 2);

@@ -28,11 +28,11 @@ fn sixty_four_tasks_get_exactly_the_limit() {
     }
 }
 
-fn assert_exact_limit(backend: &Arc<dyn CounterStore>, strategy: Strategy, rounds: usize) {
+fn assert_exact_limit(store: &Arc<dyn CounterStore>, strategy: Strategy, rounds: usize) {
     for round in 0..rounds {
         let spawn_charge = |_| {
             let charges = each([charge(&round.to_string(), strategy, 1)]);
-            let backend = Arc::clone(backend);
+            let backend = Arc::clone(store);
             RUNTIME.spawn(async move { resolve(backend.charge(NEW_YEAR, &charges)).await })
         };
         // The first check finishes before the others start, so that they find its lease.
@@ -40,7 +40,7 @@ fn assert_exact_limit(backend: &Arc<dyn CounterStore>, strategy: Strategy, round
         let tasks: Vec<_> = (1..TASKS).map(spawn_charge).collect();
         let others = tasks.into_iter().map(|task| RUNTIME.block_on(task).unwrap()[0]);
         let allowed = others.chain([first]).filter(|&outcome| is_allowed(outcome)).count();
-        assert_eq!(allowed, LIMIT as usize, "round {round} of {backend:?}, {strategy:?}");
+        assert_eq!(allowed, LIMIT as usize, "round {round} of {store:?}, {strategy:?}");
     }
 }
 

@@ -20,7 +20,7 @@ const A: ReplicaIncarnation = ReplicaIncarnation(1);
 const B: ReplicaIncarnation = ReplicaIncarnation(u64::MAX);
 const TERM: Nanos = Nanos::from_secs(60);
 
-fn at_most(budget: u64) -> LeaseTerms {
+fn terms_with_overshoot(budget: u64) -> LeaseTerms {
     LeaseTerms {
         overshoot: Overshoot::AtMost(Hits(budget)),
         duration: TERM,
@@ -46,7 +46,7 @@ fn message(
         last_lease: MessageNumber(0),
     };
     let (key, home) = (counter.key, counter.placement);
-    let terms = at_most(30);
+    let terms = terms_with_overshoot(30);
     LeaseMessage {
         key,
         placement: home,
@@ -58,22 +58,22 @@ fn message(
     }
 }
 
-fn send_at(backend: &dyn CounterStore, now: Nanos, message: &LeaseMessage) -> LeaseOutcome {
-    match backend.exchange_lease_message(now, message) {
+fn send_at(store: &dyn CounterStore, now: Nanos, message: &LeaseMessage) -> LeaseOutcome {
+    match store.exchange_lease_message(now, message) {
         StoreReply::Ready(lent) => lent,
         StoreReply::Pending(later) => RUNTIME.block_on(later),
     }
 }
 
-fn send(backend: &dyn CounterStore, message: &LeaseMessage) -> BorrowReply {
-    match send_at(backend, NEW_YEAR, message) {
+fn send(store: &dyn CounterStore, message: &LeaseMessage) -> BorrowReply {
+    match send_at(store, NEW_YEAR, message) {
         LeaseOutcome::Applied(answer) => answer,
         other => panic!("{other:?}"),
     }
 }
 
-fn remaining_hits(backend: &dyn CounterStore, strategy: Strategy) -> u64 {
-    remaining(backend, NEW_YEAR, "a", strategy)
+fn remaining_hits(store: &dyn CounterStore, strategy: Strategy) -> u64 {
+    remaining(store, NEW_YEAR, "a", strategy)
 }
 
 #[test]

@@ -115,7 +115,7 @@ impl Stores {
 
     /// One empty store of every kind.
     fn stores(&self) -> [Box<dyn CounterStore>; 4] {
-        let cluster = || self.at(redis::RedisTopology::Cluster(self.cluster.addresses()));
+        let cluster = || self.store_at(redis::RedisTopology::Cluster(self.cluster.addresses()));
         [
             Box::new(MemoryStore::new(1_000, WhenFull::Deny, [7; 16])),
             Box::new(self.redis()),
@@ -130,18 +130,18 @@ impl Stores {
     }
 
     fn redis(&self) -> RedisStore {
-        self.at(redis::RedisTopology::Unix(self.redis.socket()))
+        self.store_at(redis::RedisTopology::Unix(self.redis.socket()))
     }
 
     /// A unique key prefix makes the store empty.
-    fn at(&self, place: redis::RedisTopology) -> RedisStore {
+    fn store_at(&self, topology: redis::RedisTopology) -> RedisStore {
         let number = self.client_count.replace(self.client_count.get() + 1);
         let (redis, connection) = RedisStore::new(redis::RedisOptions {
             // Concurrent tests may share a store.
             key_prefix: format!("{:?}{number}", std::thread::current().id()),
             call_timeout: Duration::from_secs(20),
             jitter_seed: 7,
-            ..redis::RedisOptions::new(place)
+            ..redis::RedisOptions::new(topology)
         });
         self.connections.borrow_mut().spawn_on(connection, RUNTIME.handle());
         let answers =
@@ -222,8 +222,8 @@ fn all_or_nothing(charges: impl IntoIterator<Item = Charge>) -> Charges {
     Charges { list: charges.into_iter().collect(), mode: rule }
 }
 
-fn execute(backend: &dyn CounterStore, now: Nanos, charges: &Charges) -> Outcomes {
-    match backend.charge(now, charges) {
+fn execute(store: &dyn CounterStore, now: Nanos, charges: &Charges) -> Outcomes {
+    match store.charge(now, charges) {
         StoreReply::Ready(outcomes) => outcomes,
         StoreReply::Pending(reply) => RUNTIME.block_on(reply),
     }
@@ -234,8 +234,8 @@ fn is_allowed(outcome: ChargeOutcome) -> bool {
 }
 
 /// The remaining hits of `name`.
-fn remaining(backend: &dyn CounterStore, now: Nanos, name: &str, strategy: Strategy) -> u64 {
-    match execute(backend, now, &each([charge(name, strategy, 0)]))[0] {
+fn remaining(store: &dyn CounterStore, now: Nanos, name: &str, strategy: Strategy) -> u64 {
+    match execute(store, now, &each([charge(name, strategy, 0)]))[0] {
         ChargeOutcome::Decided(CounterDecision::Allow(room)) => room.remaining.0,
         other => panic!("a peek was answered {other:?}"),
     }

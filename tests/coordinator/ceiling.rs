@@ -7,7 +7,7 @@ use sluicegate::kernel::coordinator::share_client::LoadReport;
 use sluicegate::kernel::coordinator::{CoordinatorConfig, ShareClient};
 use sluicegate::kernel::units::{Nanos, Share};
 
-use super::{Store, member, terms};
+use super::{Store, share_client, timing};
 
 const INFERENCE: LimitInference = LimitInference {
     estimate: FractionalLimit(0),
@@ -51,8 +51,8 @@ fn votes_combine_by_the_lower_median() {
 }
 
 /// The estimate of a replica that knows its part of the backend's capacity exactly.
-fn estimated_level(capacity: u64, ceiling: Share, allowed: Share) -> FractionalLimit {
-    FractionalLimit(FractionalLimit::from_share(Share(capacity)).0 * allowed.0 / ceiling.0)
+fn estimated_level(capacity: u64, limit: Share, allowed: Share) -> FractionalLimit {
+    FractionalLimit(FractionalLimit::from_share(Share(capacity)).0 * allowed.0 / limit.0)
 }
 
 /// One heartbeat of a replica that uses its whole share of a backend with `capacity`.
@@ -67,9 +67,9 @@ fn heartbeat_with_vote(store: &mut Store, now: u64, member: &mut ShareClient, ca
 
 /// The limit after 120 heartbeats of each replica.
 fn converged_limit(members: u64, start: u64, capacity: u64) -> u64 {
-    let law = CoordinatorConfig::new(terms(), Share(1), Share(start), Share(10_000)).unwrap();
+    let law = CoordinatorConfig::new(timing(), Share(1), Share(start), Share(10_000)).unwrap();
     let mut store = Store::new(law);
-    let mut fleet: Vec<ShareClient> = (0..members).map(|id| member(id, 1)).collect();
+    let mut fleet: Vec<ShareClient> = (0..members).map(|id| share_client(id, 1)).collect();
     for beat in 0..120 {
         for (index, member) in (0..).zip(&mut fleet) {
             heartbeat_with_vote(&mut store, beat * 10 + index * 10 / members, member, capacity);
@@ -94,9 +94,9 @@ fn equal_replicas_find_the_same_limit_as_one_replica() {
 
 #[test]
 fn joining_replica_does_not_change_the_limit() {
-    let law = CoordinatorConfig::new(terms(), Share(1), Share(40), Share(100)).unwrap();
+    let law = CoordinatorConfig::new(timing(), Share(1), Share(40), Share(100)).unwrap();
     let mut store = Store::new(law);
-    let (mut warm, mut cold) = (member(1, 1), member(2, 1));
+    let (mut warm, mut cold) = (share_client(1, 1), share_client(2, 1));
     for beat in 0..20 {
         heartbeat_with_vote(&mut store, beat * 10, &mut warm, 40);
         store.round_trip(beat * 10 + 5, &mut cold, &super::high_demand(0));
@@ -106,9 +106,9 @@ fn joining_replica_does_not_change_the_limit() {
 
 #[test]
 fn adaptive_limit_at_most_doubles_per_heartbeat() {
-    let law = CoordinatorConfig::new(terms(), Share(1), Share(1), Share(1_000)).unwrap();
+    let law = CoordinatorConfig::new(timing(), Share(1), Share(1), Share(1_000)).unwrap();
     let mut store = Store::new(law);
-    let mut alone = member(1, 1);
+    let mut alone = share_client(1, 1);
     let mut last = 1;
     for beat in 0..30 {
         heartbeat_with_vote(&mut store, beat * 10, &mut alone, 900);
@@ -121,9 +121,9 @@ fn adaptive_limit_at_most_doubles_per_heartbeat() {
 
 /// The limit after one vote, and after each of ten heartbeats without a vote. It starts at 64.
 fn limits_after_one_vote(vote: LimitFactor) -> Vec<u64> {
-    let law = CoordinatorConfig::new(terms(), Share(1), Share(64), Share(512)).unwrap();
+    let law = CoordinatorConfig::new(timing(), Share(1), Share(64), Share(512)).unwrap();
     let mut store = Store::new(law);
-    let mut alone = member(1, 1);
+    let mut alone = share_client(1, 1);
     // A replica can vote only once it knows the limit, and the coordinator counts votes every
     // second heartbeat.
     let votes = [None, None, Some(vote)].into_iter().chain([None; 10]);

@@ -8,12 +8,12 @@ use sluicegate::kernel::coordinator::{
 };
 use sluicegate::kernel::units::{Generation, Incarnation, Nanos, ReplicaId, Share};
 
-use super::{Store, exact_demand, fixed_limit, high_demand, member, terms};
+use super::{Store, exact_demand, fixed_limit, high_demand, share_client, timing};
 
 #[test]
 fn share_moves_only_after_acknowledgement_and_drain() {
     let mut store = Store::new(fixed_limit(10));
-    let (mut old, mut new) = (member(1, 1), member(2, 1));
+    let (mut old, mut new) = (share_client(1, 1), share_client(2, 1));
     assert_eq!(store.round_trip(0, &mut old, &high_demand(0)), Share(10));
     assert_eq!(store.round_trip(5, &mut new, &high_demand(0)), Share(0), "all is held");
     assert_eq!(store.round_trip(10, &mut old, &high_demand(10)), Share(5));
@@ -27,7 +27,7 @@ fn share_moves_only_after_acknowledgement_and_drain() {
 #[test]
 fn late_and_duplicate_heartbeats_change_nothing() {
     let mut store = Store::new(fixed_limit(10));
-    let mut one = member(1, 1);
+    let mut one = share_client(1, 1);
     let first = one.next_heartbeat(Nanos(0), &high_demand(0));
     let second = one.next_heartbeat(Nanos(1), &high_demand(3));
     store.expect_grant(2, &second);
@@ -40,7 +40,7 @@ fn late_and_duplicate_heartbeats_change_nothing() {
 #[test]
 fn only_the_newest_heartbeats_reply_applies() {
     let mut store = Store::new(fixed_limit(10));
-    let mut one = member(1, 1);
+    let mut one = share_client(1, 1);
     let first = one.next_heartbeat(Nanos(0), &high_demand(0));
     let late = store.expect_grant(0, &first);
     let second = one.next_heartbeat(Nanos(1), &high_demand(0));
@@ -53,7 +53,7 @@ fn only_the_newest_heartbeats_reply_applies() {
 #[test]
 fn share_expires_one_drift_margin_early_counted_from_sending() {
     let mut store = Store::new(fixed_limit(10));
-    let mut one = member(1, 1);
+    let mut one = share_client(1, 1);
     let beat = one.next_heartbeat(Nanos(100), &high_demand(0));
     let grant = store.expect_grant(7, &beat);
     one.apply_grant(Nanos(120), &grant);
@@ -66,7 +66,7 @@ fn share_expires_one_drift_margin_early_counted_from_sending() {
 #[test]
 fn a_reply_after_the_fence_is_ignored() {
     let mut store = Store::new(fixed_limit(10));
-    let mut one = member(1, 1);
+    let mut one = share_client(1, 1);
     store.round_trip(0, &mut one, &high_demand(0));
     let beat = one.next_heartbeat(Nanos(29), &high_demand(9));
     let grant = store.expect_grant(29, &beat);
@@ -77,7 +77,7 @@ fn a_reply_after_the_fence_is_ignored() {
 #[test]
 fn lost_replicas_exposure_is_reserved_until_requests_end() {
     let mut store = Store::new(fixed_limit(10));
-    let (mut lost, mut other) = (member(1, 1), member(2, 1));
+    let (mut lost, mut other) = (share_client(1, 1), share_client(2, 1));
     store.round_trip(0, &mut lost, &high_demand(0));
     store.round_trip(1, &mut other, &high_demand(0));
     // The lost replica reported no requests in flight. Its share may be valid until 36, and a
@@ -86,10 +86,10 @@ fn lost_replicas_exposure_is_reserved_until_requests_end() {
     assert_eq!(store.round_trip(66, &mut other, &high_demand(0)), Share(10));
 }
 
-fn with_max_duration(max_duration: u64, law: CoordinatorConfig) -> CoordinatorConfig {
+fn with_max_duration(max_duration: u64, config: CoordinatorConfig) -> CoordinatorConfig {
     CoordinatorConfig {
-        timing: ShareTiming { max_duration: Nanos(max_duration), ..law.timing },
-        ..law
+        timing: ShareTiming { max_duration: Nanos(max_duration), ..config.timing },
+        ..config
     }
 }
 
@@ -99,7 +99,7 @@ fn with_max_duration(max_duration: u64, law: CoordinatorConfig) -> CoordinatorCo
 /// reports at 1 and 2 under `after`. The other replica reports under `after`.
 fn reserved_until(before: u64, after: u64, is_updated: bool) -> u64 {
     let mut store = Store::new(with_max_duration(before, fixed_limit(10)));
-    let (mut lost, mut other) = (member(1, 1), member(2, 1));
+    let (mut lost, mut other) = (share_client(1, 1), share_client(2, 1));
     store.round_trip(0, &mut lost, &high_demand(0));
     store.law = with_max_duration(after, store.law);
     for now in (1..3).filter(|_| is_updated) {
@@ -125,7 +125,7 @@ fn lost_replica_stays_reserved_for_its_longest_max_duration() {
 #[test]
 fn previous_longer_max_duration_expires_for_a_live_replica() {
     let mut store = Store::new(fixed_limit(10));
-    let (mut one, mut other) = (member(1, 1), member(2, 1));
+    let (mut one, mut other) = (share_client(1, 1), share_client(2, 1));
     store.round_trip(0, &mut one, &high_demand(0));
     store.law = with_max_duration(5, store.law);
     for now in [20, 40] {
@@ -139,7 +139,7 @@ fn previous_longer_max_duration_expires_for_a_live_replica() {
 /// 1 with four requests in flight.
 fn reserved_after_leaving_until(before: u64, after: u64) -> u64 {
     let mut store = Store::new(with_max_duration(before, fixed_limit(10)));
-    let (mut leaver, mut other) = (member(1, 1), member(2, 1));
+    let (mut leaver, mut other) = (share_client(1, 1), share_client(2, 1));
     store.round_trip(0, &mut leaver, &high_demand(0));
     store.law = with_max_duration(after, store.law);
     assert_eq!(
@@ -160,7 +160,7 @@ fn leaving_replica_is_reserved_until_its_requests_end() {
 #[test]
 fn drained_replica_frees_its_share_at_once() {
     let mut store = Store::new(fixed_limit(10));
-    let (mut leaver, mut other) = (member(1, 1), member(2, 1));
+    let (mut leaver, mut other) = (share_client(1, 1), share_client(2, 1));
     store.round_trip(0, &mut leaver, &high_demand(0));
     let draining = leaver.last_heartbeat(Nanos(1), Share(4));
     assert_eq!(store.apply_heartbeat(1, &draining), HeartbeatReply::Left);
@@ -174,7 +174,7 @@ fn drained_replica_frees_its_share_at_once() {
 #[test]
 fn restarted_replica_gets_no_share_until_its_old_one_expires() {
     let mut store = Store::new(fixed_limit(10));
-    let (mut old, mut new) = (member(1, 1), member(1, 2));
+    let (mut old, mut new) = (share_client(1, 1), share_client(1, 2));
     store.round_trip(0, &mut old, &high_demand(0));
     assert_eq!(store.round_trip(5, &mut new, &high_demand(0)), Share(0));
     let late = old.next_heartbeat(Nanos(6), &high_demand(0));
@@ -186,7 +186,7 @@ fn restarted_replica_gets_no_share_until_its_old_one_expires() {
 #[test]
 fn delayed_message_of_leaving_frees_nothing_after_the_replica_returned() {
     let mut store = Store::new(fixed_limit(10));
-    let (mut one, mut other) = (member(1, 1), member(2, 1));
+    let (mut one, mut other) = (share_client(1, 1), share_client(2, 1));
     assert_eq!(store.round_trip(0, &mut one, &high_demand(0)), Share(10));
     let leave = one.last_heartbeat(Nanos(1), Share(0));
     one.cancel_leave();
@@ -203,7 +203,7 @@ fn delayed_message_of_leaving_frees_nothing_after_the_replica_returned() {
 #[test]
 fn requests_count_once_after_a_replica_leaves_and_returns() {
     let mut store = Store::new(fixed_limit(10));
-    let (mut one, mut other) = (member(1, 1), member(2, 1));
+    let (mut one, mut other) = (share_client(1, 1), share_client(2, 1));
     store.round_trip(0, &mut one, &high_demand(0));
     assert_eq!(
         store.apply_heartbeat(1, &one.last_heartbeat(Nanos(1), Share(4))),
@@ -218,7 +218,7 @@ fn requests_count_once_after_a_replica_leaves_and_returns() {
 #[test]
 fn reply_from_before_leaving_is_ignored_after_returning() {
     let mut store = Store::new(fixed_limit(10));
-    let mut one = member(1, 1);
+    let mut one = share_client(1, 1);
     let beat = one.next_heartbeat(Nanos(0), &high_demand(0));
     let grant = store.expect_grant(0, &beat);
     one.last_heartbeat(Nanos(1), Share(0));
@@ -235,7 +235,7 @@ fn lose_state(store: &mut Store, now: u64) {
 #[test]
 fn after_data_loss_grants_are_limited_to_reported_shares() {
     let mut store = Store::new(fixed_limit(10));
-    let (mut one, mut two) = (member(1, 1), member(2, 1));
+    let (mut one, mut two) = (share_client(1, 1), share_client(2, 1));
     store.round_trip(0, &mut one, &high_demand(0));
     store.round_trip(1, &mut one, &high_demand(3));
     store.round_trip(2, &mut two, &high_demand(0));
@@ -262,11 +262,11 @@ fn grace_ends_once_all_replicas_have_reported() {
         incarnation: Incarnation(1),
         coordinator_incarnation: under.map(Incarnation),
     };
-    let longest = terms().longest_use();
+    let longest = timing().longest_use();
     let settles = |now, since, fleet: &[IncarnationRecord]| {
         let mut life = CoordinatorIncarnation::start(Incarnation(2), Nanos(100));
         life.settle(Nanos(now), longest, Nanos(since), fleet);
-        !life.is_in_grace(Nanos(now), &terms())
+        !life.is_in_grace(Nanos(now), &timing())
     };
     assert!(settles(101, 0, &[record(1, Some(2)), record(2, Some(2))]));
     assert!(!settles(101, 0, &[record(1, Some(2)), record(2, Some(1))]));
@@ -279,7 +279,7 @@ fn grace_ends_once_all_replicas_have_reported() {
 fn replicas_restore_the_limit_after_data_loss() {
     let law = CoordinatorConfig { min: Share(1), max: Share(500), ..fixed_limit(10) };
     let mut store = Store::new(law);
-    let mut one = member(1, 1);
+    let mut one = share_client(1, 1);
     store.round_trip(0, &mut one, &high_demand(0));
     store.law.start = Share(400);
     lose_state(&mut store, 10);
@@ -290,7 +290,7 @@ fn replicas_restore_the_limit_after_data_loss() {
 #[test]
 fn stale_coordinator_state_is_reported_as_lost() {
     let mut store = Store::new(fixed_limit(10));
-    let mut one = member(1, 1);
+    let mut one = share_client(1, 1);
     let old = store.coordinator.clone();
     store.round_trip(0, &mut one, &high_demand(0));
     store.coordinator = old;
@@ -303,7 +303,7 @@ fn stale_coordinator_state_is_reported_as_lost() {
 #[test]
 fn clock_step_back_expires_no_share_early() {
     let mut store = Store::new(fixed_limit(10));
-    let (mut lost, mut other) = (member(1, 1), member(2, 1));
+    let (mut lost, mut other) = (share_client(1, 1), share_client(2, 1));
     store.round_trip(1_000, &mut lost, &high_demand(0));
     assert_eq!(store.round_trip(10, &mut other, &high_demand(0)), Share(0));
     assert_eq!(store.coordinator.latest_time, Nanos(1_000));
@@ -313,7 +313,7 @@ fn clock_step_back_expires_no_share_early() {
 #[test]
 fn share_granted_during_a_clock_step_keeps_its_lifetime() {
     let mut store = Store::new(fixed_limit(10));
-    let (mut one, mut two) = (member(1, 1), member(2, 1));
+    let (mut one, mut two) = (share_client(1, 1), share_client(2, 1));
     store.round_trip(1_000, &mut one, &high_demand(0));
     assert_eq!(store.round_trip(10, &mut one, &high_demand(0)), Share(10));
     assert_eq!(
@@ -326,7 +326,7 @@ fn share_granted_during_a_clock_step_keeps_its_lifetime() {
 #[test]
 fn grants_never_exceed_a_lowered_limit() {
     let mut store = Store::new(fixed_limit(10));
-    let (mut one, mut two) = (member(1, 1), member(2, 1));
+    let (mut one, mut two) = (share_client(1, 1), share_client(2, 1));
     for now in 0..4 {
         store.round_trip(now, &mut one, &high_demand(5));
         store.round_trip(now, &mut two, &high_demand(5));
@@ -349,7 +349,7 @@ fn grants_never_exceed_a_lowered_limit() {
 #[test]
 fn replica_that_passes_on_its_permit_waits_behind_earlier_waiters() {
     let mut store = Store::new(fixed_limit(2));
-    let mut fleet: Vec<ShareClient> = (1..4).map(|id| member(id, 1)).collect();
+    let mut fleet: Vec<ShareClient> = (1..4).map(|id| share_client(id, 1)).collect();
     for now in 0..9 {
         for one in &mut fleet {
             store.round_trip(now, one, &high_demand(0));
@@ -371,7 +371,7 @@ fn replica_that_passes_on_its_permit_waits_behind_earlier_waiters() {
 /// Then the limit falls from 10 to 4.
 fn lowered_limit(others: u64) -> (Store, ShareClient, ShareClient) {
     let mut store = Store::new(fixed_limit(10));
-    let (mut one, mut two) = (member(1, 1), member(2, 1));
+    let (mut one, mut two) = (share_client(1, 1), share_client(2, 1));
     for now in 0..4 {
         store.round_trip(now, &mut one, &high_demand(if now == 0 { 0 } else { 5 }));
         store.round_trip(now, &mut two, &high_demand(if now == 0 { 0 } else { others }));
@@ -401,7 +401,7 @@ fn requests_above_a_lowered_share_are_not_replaced_elsewhere() {
 #[test]
 fn share_without_other_demand_is_kept() {
     let mut store = Store::new(fixed_limit(10));
-    let (mut one, mut two) = (member(1, 1), member(2, 1));
+    let (mut one, mut two) = (share_client(1, 1), share_client(2, 1));
     store.round_trip(0, &mut one, &exact_demand(7));
     store.round_trip(0, &mut two, &exact_demand(0));
     assert_eq!(
@@ -421,7 +421,7 @@ fn share_without_other_demand_is_kept() {
 #[test]
 fn handoffs_make_heartbeats_due_early() {
     let mut store = Store::new(fixed_limit(10));
-    let (mut one, mut two) = (member(1, 1), member(2, 1));
+    let (mut one, mut two) = (share_client(1, 1), share_client(2, 1));
     assert_eq!(two.next_heartbeat_at(Nanos(3), &high_demand(0)), Nanos(3), "cold: at once");
     store.round_trip(0, &mut one, &high_demand(0));
     assert_eq!(one.next_heartbeat_at(Nanos(0), &high_demand(10)), Nanos(10), "content");
@@ -451,7 +451,7 @@ fn handoffs_make_heartbeats_due_early() {
 
 #[test]
 fn heartbeats_align_to_the_coordinators_clock() {
-    let slow = ShareTiming { heartbeat: Nanos(100), share_lifetime: Nanos(1_000), ..terms() };
+    let slow = ShareTiming { heartbeat: Nanos(100), share_lifetime: Nanos(1_000), ..timing() };
     let mut store = Store::new(CoordinatorConfig { timing: slow, ..fixed_limit(10) });
     let mut one = ShareClient::new(ReplicaId(1), Incarnation(1), slow);
     store.round_trip(1_000, &mut one, &high_demand(0));
@@ -489,7 +489,7 @@ fn heartbeats_align_to_the_coordinators_clock() {
 #[test]
 fn heartbeats_that_gain_no_permits_back_off_exponentially() {
     let mut store = Store::new(fixed_limit(10));
-    let slow = ShareTiming { heartbeat: Nanos(100), share_lifetime: Nanos(1_000), ..terms() };
+    let slow = ShareTiming { heartbeat: Nanos(100), share_lifetime: Nanos(1_000), ..timing() };
     let mut one = ShareClient::new(ReplicaId(1), Incarnation(1), slow);
     let mut two = ShareClient::new(ReplicaId(2), Incarnation(1), slow);
     store.law.timing = slow;
@@ -509,7 +509,7 @@ fn heartbeats_that_gain_no_permits_back_off_exponentially() {
 #[test]
 fn a_heartbeat_repeats_the_newest_grant() {
     let mut store = Store::new(fixed_limit(10));
-    let mut one = member(1, 1);
+    let mut one = share_client(1, 1);
     store.round_trip(0, &mut one, &high_demand(0));
     let again = one.next_heartbeat(Nanos(1), &high_demand(2));
     let holds = GrantInUse {

@@ -13,24 +13,24 @@ use sluicegate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
 
 /// Heartbeat interval 10, share lifetime 36, `max_duration` 30 and clock drift 10 %: a replica
 /// stops using its share 6 before the share lifetime ends.
-pub fn terms() -> ShareTiming {
+pub fn timing() -> ShareTiming {
     ShareTiming::new(Nanos(10), Nanos(36), Nanos(30), 100_000).unwrap()
 }
 
-pub fn fixed_limit(ceiling: u64) -> CoordinatorConfig {
-    CoordinatorConfig::new(terms(), Share(ceiling), Share(ceiling), Share(ceiling)).unwrap()
+pub fn fixed_limit(limit: u64) -> CoordinatorConfig {
+    CoordinatorConfig::new(timing(), Share(limit), Share(limit), Share(limit)).unwrap()
 }
 
 /// The coordinator's first incarnation: no earlier shares can exist.
-pub fn settled() -> CoordinatorIncarnation {
+pub fn first_incarnation() -> CoordinatorIncarnation {
     CoordinatorIncarnation {
         is_settled: true,
         ..CoordinatorIncarnation::start(Incarnation(1), Nanos(0))
     }
 }
 
-pub fn member(id: u64, life: u64) -> ShareClient {
-    ShareClient::new(ReplicaId(id), Incarnation(life), terms())
+pub fn share_client(id: u64, incarnation: u64) -> ShareClient {
+    ShareClient::new(ReplicaId(id), Incarnation(incarnation), timing())
 }
 
 /// A replica's load that could use more permits than any limit here.
@@ -51,8 +51,8 @@ pub struct Store {
 }
 
 impl Store {
-    pub fn new(law: CoordinatorConfig) -> Self {
-        Self { coordinator: Coordinator::default(), life: settled(), law }
+    pub fn new(config: CoordinatorConfig) -> Self {
+        Self { coordinator: Coordinator::default(), life: first_incarnation(), law: config }
     }
 
     pub fn apply_heartbeat(&mut self, now: u64, beat: &Heartbeat) -> HeartbeatReply {

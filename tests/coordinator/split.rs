@@ -6,8 +6,8 @@ use sluicegate::kernel::units::{Nanos, Share};
 
 const TURN_END: Nanos = Nanos(100);
 
-fn shares(split: SplitMode, ceiling: u64, wants: &[ReplicaDemand]) -> Vec<u64> {
-    (0..wants.len()).map(|me| split.fair_share(Share(ceiling), wants, me, TURN_END).0).collect()
+fn shares(split: SplitMode, limit: u64, demands: &[ReplicaDemand]) -> Vec<u64> {
+    (0..demands.len()).map(|me| split.fair_share(Share(limit), demands, me, TURN_END).0).collect()
 }
 
 fn needs(needs: &[u64]) -> Vec<ReplicaDemand> {
@@ -17,7 +17,7 @@ fn needs(needs: &[u64]) -> Vec<ReplicaDemand> {
         .collect()
 }
 
-fn wants() -> impl Strategy<Value = Vec<ReplicaDemand>> {
+fn demands() -> impl Strategy<Value = Vec<ReplicaDemand>> {
     let want = (prop_oneof![Just(0), 1..6_u64, 1..2_000_u64], any::<bool>(), 0..200_u64);
     let want = want.prop_map(|(need, waits, since)| ReplicaDemand {
         need: Share(need),
@@ -31,14 +31,14 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
 
     #[test]
-    fn shares_sum_to_the_limit(wants in wants(), ceiling in prop_oneof![1..30_u64, 1..5_000_u64]) {
+    fn shares_sum_to_the_limit(wants in demands(), ceiling in prop_oneof![1..30_u64, 1..5_000_u64]) {
         for split in [SplitMode::Equal, SplitMode::Demand] {
             prop_assert_eq!(shares(split, ceiling, &wants).iter().sum::<u64>(), ceiling);
         }
     }
 
     #[test]
-    fn no_share_is_zero_if_the_limit_covers_the_fleet(wants in wants(), more in 0..50_u64) {
+    fn no_share_is_zero_if_the_limit_covers_the_fleet(wants in demands(), more in 0..50_u64) {
         let ceiling = wants.len() as u64 + more;
         for split in [SplitMode::Equal, SplitMode::Demand] {
             prop_assert!(shares(split, ceiling, &wants).iter().all(|share| 0 < *share));
@@ -46,7 +46,7 @@ proptest! {
     }
 
     #[test]
-    fn no_replica_lacks_permits_while_another_has_spare_ones(wants in wants(), more in 0..500_u64) {
+    fn no_replica_lacks_permits_while_another_has_spare_ones(wants in demands(), more in 0..500_u64) {
         let shares = shares(SplitMode::Demand, wants.len() as u64 + more, &wants);
         let short = shares.iter().zip(&wants).filter(|(share, want)| **share < want.need.0);
         let short = short.map(|(share, _)| *share);
@@ -104,7 +104,7 @@ fn permits_are_reserved_for_replicas_that_wait_longer() {
     };
     let wants = [want(false, 50), want(true, 60), want(true, 90)];
     for split in [SplitMode::Equal, SplitMode::Demand] {
-        let owed = [0, 1, 2].map(|me| split.reserved(Share(2), &wants, me, TURN_END).0);
+        let owed = [0, 1, 2].map(|replica| split.reserved(Share(2), &wants, replica, TURN_END).0);
         assert_eq!(owed, [2, 0, 1]);
         assert_eq!(split.reserved(Share(3), &wants, 2, TURN_END), Share(0), "no turns are taken");
     }

@@ -75,8 +75,8 @@ impl Family {
         places.into_iter().map(|place| self.charge_key(place, cost, now)).collect()
     }
 
-    fn charge_key(&mut self, place: usize, cost: Cost, now: Nanos) -> ExpectedCharge {
-        let KeyState { model, rest } = &mut self.keys[place];
+    fn charge_key(&mut self, index: usize, cost: Cost, now: Nanos) -> ExpectedCharge {
+        let KeyState { model, rest } = &mut self.keys[index];
         let step = model.apply(&self.limit, now, cost);
         if let CounterDecision::Deny { retry_after, .. } = step {
             self.client.back_at = now.plus(retry_after);
@@ -84,19 +84,19 @@ impl Family {
         if model.is_rested() {
             *rest = ExpiryTracker::default();
         }
-        let charge = charge(&format!("{} {place}", self.name), self.limit, cost);
-        let room = model.room(&self.limit, now).filter(|_| !model.is_rested());
+        let charge = charge(&format!("{} {index}", self.name), self.limit, cost);
+        let room = model.headroom(&self.limit, now).filter(|_| !model.is_rested());
         let lives = room.map(|room| rest.lifetime(&charge, now, room.reset_after));
         ExpectedCharge { answer: expected(step, cost, now), charge, lives }
     }
 }
 
-fn checks(asked: &[ExpectedCharge]) -> Vec<Charges> {
+fn checks(charges: &[ExpectedCharge]) -> Vec<Charges> {
     let each = |asked: &ExpectedCharge| Charges {
         list: smallvec![asked.charge.clone()],
         mode: ChargeMode::Each,
     };
-    asked.iter().map(each).collect()
+    charges.iter().map(each).collect()
 }
 
 #[test]

@@ -274,10 +274,10 @@ impl Tally {
 
 /// Returns `true` if the store's recovery ended early: less than 3 s, the shortest share lifetime
 /// here, after the store's incarnation began. Its number is that instant in microseconds.
-fn settled_early(heard: &ShareRoundReply) -> bool {
-    let is_young = heard.store_time.0 / Nanos::MICRO.0 < heard.incarnation.0 + 3_000_000;
+fn settled_early(reply: &ShareRoundReply) -> bool {
+    let is_young = reply.store_time.0 / Nanos::MICRO.0 < reply.incarnation.0 + 3_000_000;
     let is_sure = |reply: &HeartbeatReply| matches!(reply, HeartbeatReply::Grant(grant) if !grant.is_recovering);
-    is_young && heard.replies.iter().flatten().any(is_sure)
+    is_young && reply.replies.iter().flatten().any(is_sure)
 }
 
 #[test]
@@ -376,13 +376,13 @@ type ReportTimes = (u64, u64, Option<u64>);
 /// Returns `true` if a store is recovering after a failover changed its name. Before, incarnation 1
 /// reports at 0 and 16 s, and with `leaves` leaves at 16 s. Afterwards, incarnation `life` reports
 /// at `from` and one second later. A share and its requests last up to 15 s.
-fn is_recovering(leaves: bool, (from, life, answered): ReportTimes) -> bool {
+fn is_recovering(leaves: bool, (from, life, last_reply): ReportTimes) -> bool {
     let redis = Redis::start();
     let (mut reporter, mut coordinators) = (Reporter::new(&redis), Coordinators::default());
     let (mut under, mut is_recovering) = (None, None);
     let before = [("a", (0, 1, None), false), ("a", (16_000, 1, Some(0)), leaves)];
     let after =
-        [("b", (from, life, answered), false), ("b", (from + 1_000, life, Some(from)), false)];
+        [("b", (from, life, last_reply), false), ("b", (from + 1_000, life, Some(from)), false)];
     for (number, (store, (millis, life, answered), leaves)) in
         (1..).zip(before.into_iter().chain(after))
     {

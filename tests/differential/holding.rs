@@ -83,8 +83,8 @@ impl TraceGenerator {
         }
     }
 
-    fn asked(&mut self, name: &str) -> (StoreCall, Charge) {
-        let left = self.model.room(&self.limit, self.now).map_or(0, |room| room.remaining.0);
+    fn draw_call(&mut self, name: &str) -> (StoreCall, Charge) {
+        let left = self.model.headroom(&self.limit, self.now).map_or(0, |room| room.remaining.0);
         let (most, dice) = (u64::from(self.limit.max_at_once()), &mut self.dice);
         let hits = dice.pick(&[0, 1, 1, 2, 5, left, left / 3, left / 2, left + 1, most + 1]);
         // Uses few ids, so that a call often meets an open reservation.
@@ -130,7 +130,7 @@ impl TraceGenerator {
         if kind == Kind::Calendar || self.dice.once_in(25) {
             self.limit = kind.limit(&mut self.dice, self.now, Some(&self.limit));
         }
-        let (asked, charge) = self.asked(name);
+        let (asked, charge) = self.draw_call(name);
         let held = self.held(asked, &charge);
         (asked, charge, self.now, held)
     }
@@ -276,8 +276,8 @@ fn assert_matches_kernel(kind: Kind) {
     assert!(40 < held_or_kept && 100 < back, "{held_or_kept} kept");
 }
 
-fn left(held: ReservationResult) -> u64 {
-    match held {
+fn left(result: ReservationResult) -> u64 {
+    match result {
         ReservationResult::Charged(ChargeResult::Outcome(ChargeOutcome::Decided(
             CounterDecision::Allow(room),
         ))) => room.remaining.0,

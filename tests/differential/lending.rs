@@ -141,10 +141,10 @@ impl TraceGenerator {
         self.now = Nanos(self.now.plus(Nanos(forward)).0.min(END));
     }
 
-    fn message(&mut self, name: &str, who: usize) -> LeaseMessage {
-        let left = self.model.room(&self.limit, self.now).map_or(0, |room| room.remaining.0);
+    fn message(&mut self, name: &str, replica: usize) -> LeaseMessage {
+        let left = self.model.headroom(&self.limit, self.now).map_or(0, |room| room.remaining.0);
         let (most, dice) = (u64::from(self.limit.max_at_once()), &mut self.dice);
-        let view = &mut self.views[who];
+        let view = &mut self.views[replica];
         if let Some(last) = view.last.clone().filter(|_| dice.once_in(6)) {
             // Repeats the last message number, or sends an older one.
             let number = last.borrow.number.0 - u64::from(dice.once_in(3));
@@ -168,7 +168,7 @@ impl TraceGenerator {
             last_lease: MessageNumber(view.lease - view.lease.min(u64::from(dice.once_in(8)))),
         };
         let charge = charge(name, self.limit, Cost::Charge(Hits(0)));
-        let (key, home, member) = (charge.key, charge.placement, MEMBERS[who]);
+        let (key, home, member) = (charge.key, charge.placement, MEMBERS[replica]);
         let (strategy, terms) = (self.limit, self.terms);
         LeaseMessage {
             key,
@@ -195,8 +195,8 @@ impl TraceGenerator {
         }
     }
 
-    fn apply_reply(&mut self, who: usize, message: LeaseMessage, lent: LeaseOutcome) {
-        let view = &mut self.views[who];
+    fn apply_reply(&mut self, replica: usize, message: LeaseMessage, lent: LeaseOutcome) {
+        let view = &mut self.views[replica];
         if let LeaseOutcome::Applied(answer) = lent {
             view.held = answer.kept.0 + answer.granted.0;
             view.lease = if answer.granted.0 == 0 { view.lease } else { answer.number.0 };
@@ -347,12 +347,18 @@ fn hour(kind: Kind) -> (Strategy, LeaseTerms) {
     )
 }
 
-fn borrows(limit: Strategy, terms: LeaseTerms, number: u64, hits: u64, want: u64) -> LeaseMessage {
+fn borrows(
+    limit: Strategy,
+    terms: LeaseTerms,
+    number: u64,
+    hits: u64,
+    demand: u64,
+) -> LeaseMessage {
     let charge = charge("a", limit, Cost::Charge(Hits(0)));
     let borrow = BorrowRequest {
         number: MessageNumber(number),
         hits: Hits(hits),
-        wanted: Hits(want),
+        wanted: Hits(demand),
         demand: Hits(1),
         balance: Hits(0),
         returned: Hits(0),

@@ -90,8 +90,8 @@ impl Scripted {
         self.queue_all(std::slice::from_ref(charges), at);
     }
 
-    fn queue_all(&mut self, questions: &[Charges], at: Option<Nanos>) {
-        let call = call(questions, at);
+    fn queue_all(&mut self, checks: &[Charges], at: Option<Nanos>) {
+        let call = call(checks, at);
         let count = call.keys.len().to_string();
         let head = [b"EVALSHA".to_vec(), self.sha.clone().into_bytes(), count.into_bytes()];
         let parts: Vec<_> = head.into_iter().chain(call.keys).chain(call.args).collect();
@@ -105,8 +105,8 @@ impl Scripted {
     }
 }
 
-fn call(questions: &[Charges], at: Option<Nanos>) -> ChargeCall {
-    ChargeCall::encode(questions.iter().map(|charges| pack(charges, PREFIX)).collect(), at)
+fn call(checks: &[Charges], at: Option<Nanos>) -> ChargeCall {
+    ChargeCall::encode(checks.iter().map(|charges| pack(charges, PREFIX)).collect(), at)
 }
 
 fn answers(charges: &Charges, reply: &Value) -> ChargeResults {

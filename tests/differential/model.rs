@@ -47,7 +47,7 @@ impl Model {
             }
         };
         if step != CounterDecision::OutsideWindows {
-            self.forget_rested(limit, now);
+            self.reset_if_empty(limit, now);
         }
         step
     }
@@ -74,8 +74,8 @@ impl Model {
         };
         // A peek keeps old entries of a sliding log, because a limit with a longer period counts
         // them again. A charge drops them.
-        if self.room(limit, now).is_some() && !matches!(limit, Strategy::SlidingLog(_)) {
-            self.forget_rested(limit, now);
+        if self.headroom(limit, now).is_some() && !matches!(limit, Strategy::SlidingLog(_)) {
+            self.reset_if_empty(limit, now);
         }
         answer
     }
@@ -86,7 +86,7 @@ impl Model {
 
     /// Remaining hits and reset-after, or `None` if the calendar windows of `limit` do not include
     /// `now`.
-    pub(super) fn room(&self, limit: &Strategy, now: Nanos) -> Option<Headroom> {
+    pub(super) fn headroom(&self, limit: &Strategy, now: Nanos) -> Option<Headroom> {
         let step = match limit {
             Strategy::Gcra(limit) => limit.peek(&self.tat, now, Hits(0)),
             Strategy::FixedWindow(limit) => limit.peek(&self.count, now, Hits(0)),
@@ -108,7 +108,7 @@ impl Model {
     }
 
     /// Resets the state of an empty counter, because it equals that of an unused one.
-    fn forget_rested(&mut self, limit: &Strategy, now: Nanos) {
+    fn reset_if_empty(&mut self, limit: &Strategy, now: Nanos) {
         self.rested = match limit {
             Strategy::Gcra(limit) => limit.is_empty(&self.tat, now),
             Strategy::FixedWindow(limit) => limit.is_empty(&self.count, now),

@@ -61,7 +61,7 @@ impl Client {
 
     pub(super) fn cost(&mut self, limit: &Strategy, model: &Model) -> Cost {
         let most = u64::from(limit.max_at_once());
-        let left = model.room(limit, self.now).map_or(0, |room| room.remaining.0);
+        let left = model.headroom(limit, self.now).map_or(0, |room| room.remaining.0);
         let dice = &mut self.dice;
         let hits = Hits(match dice.up_to(19) {
             0 | 1 => 0,
@@ -139,7 +139,7 @@ fn trace(kind: Kind, name: &str, dice: Dice) -> Vec<ExpectedCheck> {
         if model.is_rested() {
             rest = ExpiryTracker::default();
         }
-        let room = model.room(&limit, now).filter(|_| !model.is_rested());
+        let room = model.headroom(&limit, now).filter(|_| !model.is_rested());
         let charge = charge(name, limit, cost);
         let lives = room.map(|room| rest.lifetime(&charge, now, room.reset_after));
         let charges = Charges { list: smallvec![charge], mode: ChargeMode::Each };

@@ -217,8 +217,8 @@ impl TraceGenerator {
 struct Tally([u64; 5]);
 
 impl Tally {
-    fn count(&mut self, said: &ScriptReply) {
-        match said {
+    fn count(&mut self, reply: &ScriptReply) {
+        match reply {
             ScriptReply::Answer(Some(answer)) => {
                 self.0[match answer.result {
                     AcquireOutcome::Acquired => 0,
@@ -267,8 +267,9 @@ fn acquire(number: u64, keep: Nanos) -> Act {
     Act::Acquire(StrictPermitRequest { bucket: bucket(0), permit: ask })
 }
 
-fn tell(held: &[(PermitId, Nanos)], over: &[PermitId]) -> Act {
-    let told = LimitPermits { bucket: bucket(0), in_use: held.to_vec(), released: over.to_vec() };
+fn report(in_flight: &[(PermitId, Nanos)], released: &[PermitId]) -> Act {
+    let told =
+        LimitPermits { bucket: bucket(0), in_use: in_flight.to_vec(), released: released.to_vec() };
     Act::Tell(PermitReport { times: TIMES, to_all_nodes: false, limits: vec![told] })
 }
 
@@ -278,7 +279,7 @@ fn new_store_counts_reported_permits_but_grants_none() {
     let mut scripted = Scripted::new(&redis);
     let ScriptReply::Answer(Some(first)) = scripted.ask(&acquire(0, GRACE)) else { panic!() };
     assert_eq!((first.result, first.held), (AcquireOutcome::Closed(GRACE), Share(0)));
-    let heard = scripted.ask(&tell(&[(PermitId(1, 7), GRACE)], &[PermitId(1, 8)]));
+    let heard = scripted.ask(&report(&[(PermitId(1, 7), GRACE)], &[PermitId(1, 8)]));
     let found = PermitCorrections { restored: 1, freed: 0 };
     assert_eq!(
         heard,
@@ -343,7 +344,7 @@ fn permit_keys_expire_at_deadlines_incarnation_after_thirty_days() {
     let mut scripted = Scripted::new(&redis);
     let long = Nanos::from_secs(30);
     let before = micros(&scripted.client.call(&["TIME"])) / 1_000;
-    scripted.ask(&tell(&[(PermitId(1, 0), long), (PermitId(1, 1), GRACE)], &[]));
+    scripted.ask(&report(&[(PermitId(1, 0), long), (PermitId(1, 1), GRACE)], &[]));
     let after = micros(&scripted.client.call(&["TIME"])) / 1_000;
     let ceiling = expires_at(&mut scripted, PermitPartition::Only.limit_key(b"test:", &bucket(0)));
     assert!(before + 30_000 <= ceiling && ceiling <= after + 30_000 + 3, "{ceiling}");
@@ -354,7 +355,7 @@ fn permit_keys_expire_at_deadlines_incarnation_after_thirty_days() {
     let month = 30 * 86_400 * 1_000;
     let life = expires_at(&mut scripted, PermitPartition::Only.incarnation_key(b"test:"));
     assert!(before + month <= life && life <= after + month + 3, "{life}");
-    scripted.ask(&tell(&[], &[PermitId(1, 0), PermitId(1, 1)]));
+    scripted.ask(&report(&[], &[PermitId(1, 0), PermitId(1, 1)]));
     assert_eq!(scripted.client.call(&["DBSIZE"]), Value::Int(1), "the life alone");
 }
 
@@ -366,7 +367,7 @@ fn permit_key_never_expires_before_the_last_deadline() {
     let keep = Nanos::from_secs(30).plus(Nanos(999_000));
     for _ in 0..20 {
         let before = micros(&scripted.client.call(&["TIME"]));
-        scripted.ask(&tell(&[(PermitId(1, 0), keep)], &[]));
+        scripted.ask(&report(&[(PermitId(1, 0), keep)], &[]));
         let goes = expires_at(&mut scripted, PermitPartition::Only.limit_key(b"test:", &bucket(0)))
             * 1_000;
         assert!(before + 30_000_999 <= goes, "told after {before}, gone at {goes}");
@@ -398,7 +399,7 @@ fn foreign_incarnation_key_is_an_error_and_changes_nothing() {
     let mut scripted = Scripted::new(&redis);
     let key = PermitPartition::Only.incarnation_key(b"test:");
     scripted.client.call(&[b"SET".to_vec(), key.clone(), b"a stranger of some length".to_vec()]);
-    for act in [acquire(0, GRACE), tell(&[(PermitId(1, 0), GRACE)], &[])] {
+    for act in [acquire(0, GRACE), report(&[(PermitId(1, 0), GRACE)], &[])] {
         scripted.put(&act, params("test:", "a", None));
         scripted.client.flush();
         let Value::Error(error) = scripted.client.receive() else { panic!("answered") };

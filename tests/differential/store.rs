@@ -40,8 +40,8 @@ fn each(charges: impl IntoIterator<Item = (&'static str, Strategy, u64)>) -> Cha
     Charges { list: list.collect(), mode: ChargeMode::Each }
 }
 
-fn admits(answer: ChargeResult) -> bool {
-    matches!(answer, ChargeResult::Outcome(ChargeOutcome::Decided(CounterDecision::Allow(_))))
+fn is_allowed(result: ChargeResult) -> bool {
+    matches!(result, ChargeResult::Outcome(ChargeOutcome::Decided(CounterDecision::Allow(_))))
 }
 
 /// Converts a reply to the Redis command `TIME` to microseconds.
@@ -141,7 +141,7 @@ fn flushed_script_reloads_under_the_same_hash() {
     assert!(error.starts_with("NOSCRIPT"), "{error}");
     let sha = scripted.client.call(&["SCRIPT", "LOAD", CHARGE_SCRIPT]).text();
     assert_eq!(sha, scripted.sha);
-    assert!(scripted.charge(&charges, Some(NOW)).into_iter().all(admits));
+    assert!(scripted.charge(&charges, Some(NOW)).into_iter().all(is_allowed));
 }
 
 /// Commands that store a foreign value under `key`.
@@ -202,7 +202,7 @@ fn foreign_value_stays_and_other_charges_succeed() {
                 charges.list.insert(1, strange.clone());
                 let answers = scripted.charge(&charges, Some(NOW));
                 assert_eq!(answers[1], ChargeResult::Unreadable, "{strategy:?} {number} {rule:?}");
-                assert!(admits(answers[0]) && admits(answers[2]));
+                assert!(is_allowed(answers[0]) && is_allowed(answers[2]));
             }
             let left = scripted.charge(&each([("before", gcra, 0)]), Some(NOW))[0];
             let ChargeResult::Outcome(ChargeOutcome::Decided(CounterDecision::Allow(room))) = left

@@ -156,10 +156,10 @@ fn every_documented_flag_and_variable_exists() {
     let flags: BTreeSet<_> = flags.chain(["a-b-c"]).collect();
     let variables: Vec<_> = table().iter().map(|row| &*row.variable).collect();
     for Page { name, text } in pages() {
-        for flag in coded(&text, "`--") {
+        for flag in texts_after(&text, "`--") {
             assert!(flags.contains(flag), "{name}: --{flag}");
         }
-        for word in coded(&text, "`SLUICEGATE_") {
+        for word in texts_after(&text, "`SLUICEGATE_") {
             let known = variables.contains(&&*format!("SLUICEGATE_{word}"));
             assert!(known || word == "A_B_C" || word == "*", "{name}: SLUICEGATE_{word}");
         }
@@ -167,7 +167,7 @@ fn every_documented_flag_and_variable_exists() {
 }
 
 /// Texts that follow `opening`, each up to a backtick, a space or `=`.
-fn coded<'t>(text: &'t str, opening: &str) -> Vec<&'t str> {
+fn texts_after<'t>(text: &'t str, opening: &str) -> Vec<&'t str> {
     text.split(opening).skip(1).filter_map(|rest| rest.split(['`', ' ', '=']).next()).collect()
 }
 

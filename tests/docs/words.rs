@@ -49,7 +49,7 @@ fn generated_page() -> String {
         for (word, property) in block["properties"].as_object().unwrap() {
             let mark = if must.contains(word.as_str()) { "*" } else { "" };
             let what = property["description"].as_str().unwrap().replace('\n', " ");
-            writeln!(page, "| `{word}`{mark} | {} | {what} |", takes(property)).unwrap();
+            writeln!(page, "| `{word}`{mark} | {} | {what} |", describe_values(property)).unwrap();
         }
     }
     page
@@ -60,7 +60,7 @@ fn required(block: &Value) -> BTreeSet<&str> {
 }
 
 /// Describes the accepted values of a field.
-fn takes(property: &Value) -> String {
+fn describe_values(property: &Value) -> String {
     if let Some(words) = property["enum"].as_array() {
         let words: Vec<_> =
             words.iter().map(|word| format!("`{}`", word.as_str().unwrap())).collect();
@@ -79,7 +79,7 @@ fn takes(property: &Value) -> String {
         let all: Vec<_> = any
             .iter()
             .filter(|one| one["type"] != "null" && !is_spelling(one))
-            .map(takes)
+            .map(describe_values)
             .collect();
         return all.join("; or ");
     }
@@ -103,8 +103,8 @@ fn is_spelling(one: &Value) -> bool {
     one["pattern"].as_str().is_some_and(|pattern| pattern.starts_with("^([Ss]"))
 }
 
-fn kinds(of: &Value) -> BTreeSet<&str> {
-    match of {
+fn kinds(property: &Value) -> BTreeSet<&str> {
+    match property {
         Value::String(one) => [&**one].into(),
         Value::Array(several) => several.iter().filter_map(Value::as_str).collect(),
         _ => BTreeSet::new(),

@@ -57,7 +57,7 @@ fn envoy_gateway_probes_pass_while_redis_is_down() {
         client_ca: Some(ca.clone().into()),
         client_name: None,
     });
-    xds.tell("1", &[limits()]);
+    xds.publish("1", &[limits()]);
     // Reserves a port that refuses connections until Redis starts there.
     let mut redis = Process::redis(&[]);
     redis.kill();
@@ -90,7 +90,7 @@ fn envoy_gateway_probes_pass_while_redis_is_down() {
     .unwrap();
     let healthy = || http1::get(service.http, "/healthcheck", &[]).unwrap().status;
     assert_eq!(healthy(), 200);
-    assert_eq!(xds.answer("1"), ("1".to_owned(), None));
+    assert_eq!(xds.wait_for_ack("1"), ("1".to_owned(), None));
     let began = now();
     for round in 0.. {
         assert_eq!((check(&service), healthy()), (400, 200), "no answer, and no red probe");

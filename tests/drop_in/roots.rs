@@ -16,9 +16,9 @@ use crate::support::process::Process;
 use crate::support::xds::Xds;
 use crate::waiting::{for_a_day_with_a_minute_left, until};
 
-/// Starts a Redis that only accepts TLS, with a certificate signed by `by`.
-fn redis(by: &Authority) -> Process {
-    let (ca, own) = (by.ca(), by.sign(&["127.0.0.1"]));
+/// Starts a Redis that only accepts TLS, with a certificate signed by `authority`.
+fn redis(authority: &Authority) -> Process {
+    let (ca, own) = (authority.ca(), authority.sign(&["127.0.0.1"]));
     let files = ["--tls-ca-cert-file", &*ca, "--tls-cert-file", &own.certificate];
     let more = ["--tls-key-file", &own.key, "--tls-auth-clients", "no"];
     Process::redis(&[&files[..], &more].concat())
@@ -90,7 +90,10 @@ fn xds_tls_trusts_configured_and_system_cas() {
             client_name: None,
         });
         let domain = "d".to_owned();
-        xds.tell("1", &[RateLimitConfig { name: domain.clone(), domain, descriptors: Vec::new() }]);
+        xds.publish(
+            "1",
+            &[RateLimitConfig { name: domain.clone(), domain, descriptors: Vec::new() }],
+        );
         let (url, ca, trusted) = (xds.address.to_string(), named.ca(), system.ca());
         let _service = Service::start_as_ratelimit(&[
             ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
@@ -105,6 +108,6 @@ fn xds_tls_trusts_configured_and_system_cas() {
             ("SLUICEGATE_EXPIRY_JITTER", "300s"),
         ])
         .unwrap();
-        assert_eq!(xds.answer("1"), ("1".to_owned(), None));
+        assert_eq!(xds.wait_for_ack("1"), ("1".to_owned(), None));
     }
 }

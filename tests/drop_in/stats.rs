@@ -21,11 +21,11 @@ fn stats(most: u32) -> Stats {
     Stats::new(most, StatMapping::built_in(false))
 }
 
-/// A charge to a limit of 10, with a near limit of 8. `held` is the counter value after the charge.
-fn verdict(hits: u64, held: u64) -> RuleCharge {
+/// A charge to a limit of 10, with a near limit of 8. `counter` is the counter value after the charge.
+fn rule_charge(hits: u64, counter: u64) -> RuleCharge {
     RuleCharge {
         hits,
-        counter: held,
+        counter,
         limit: 10,
         near_limit: 8,
         is_cached_denial: false,
@@ -34,18 +34,18 @@ fn verdict(hits: u64, held: u64) -> RuleCharge {
 }
 
 /// Records three checks of seven hits with a limit of ten, an example from envoyproxy/ratelimit.
-fn worked(stats: &Stats) {
+fn record_example(stats: &Stats) {
     let rule = stats.rule_stats(RuleStatsKey::FromFile("d.k"));
     for held in [7, 14, 21] {
         rule.hits(7);
-        rule.count_result(verdict(7, held));
+        rule.count_result(rule_charge(7, held));
     }
     stats.record_call(TimedMethod::ShouldRateLimit, Nanos(1), Nanos(7_900_000));
 }
 
-fn lines(of: &mut StatLineFormatter, stats: &Stats) -> Vec<String> {
+fn lines(formatter: &mut StatLineFormatter, stats: &Stats) -> Vec<String> {
     let gauges = [ExternalStat::Gauge("ratelimit.redis_pool.cx_active", 1)];
-    let mut lines = of.next_lines(stats, &gauges);
+    let mut lines = formatter.next_lines(stats, &gauges);
     lines.sort_unstable();
     lines
 }
@@ -64,7 +64,7 @@ const WORKED: [&str; 7] = [
 fn counters_are_sent_as_increments() {
     let (stats, mut lines_of) =
         (stats(10), StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()));
-    worked(&stats);
+    record_example(&stats);
     assert_eq!(lines(&mut lines_of, &stats), WORKED);
     assert_eq!(lines(&mut lines_of, &stats), [WORKED[0]], "nothing grew");
     stats.add(StatCounter::RedisError, 2);
@@ -99,10 +99,10 @@ fn statsd_puts_tags_into_names_dogstatsd_appends_them() {
 #[test]
 fn prometheus_metrics_match_the_golden_file() {
     let stats = stats(10);
-    worked(&stats);
+    record_example(&stats);
     let two = stats.rule_stats(RuleStatsKey::FromFile("d.a_x.b.c"));
     two.hits(3);
-    two.count_result(RuleCharge { is_cached_denial: true, ..verdict(3, 11) });
+    two.count_result(RuleCharge { is_cached_denial: true, ..rule_charge(3, 11) });
     stats.add(StatCounter::ServiceError, 4);
     stats.add(StatCounter::ConfigLoadSuccess, 1);
     stats.count_unknown_domain("no dom", 2);
@@ -219,7 +219,7 @@ fn near_over_and_within_limit_counts_match_envoyproxy() {
         (0, 10, 0, 0, 0),
     ] {
         let stats = stats(1);
-        stats.rule_stats(RuleStatsKey::FromFile("d.k")).count_result(verdict(hits, held));
+        stats.rule_stats(RuleStatsKey::FromFile("d.k")).count_result(rule_charge(hits, held));
         let lines =
             StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()).next_lines(&stats, &[]);
         let of = |name: &str| {
@@ -238,7 +238,7 @@ fn shadow_mode_counts_over_limit_hits_twice() {
     let stats = stats(1);
     stats
         .rule_stats(RuleStatsKey::FromFile("d.k"))
-        .count_result(RuleCharge { is_shadow: true, ..verdict(5, 13) });
+        .count_result(RuleCharge { is_shadow: true, ..rule_charge(5, 13) });
     let mut lines =
         StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()).next_lines(&stats, &[]);
     lines.sort_unstable();

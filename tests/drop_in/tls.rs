@@ -158,7 +158,7 @@ fn grpc_replaces_a_stale_unix_socket() {
     let path = socket.clone();
     runtime()
         .block_on(async {
-            let connector = tower_fn(path);
+            let connector = unix_connector(path);
             let channel =
                 Endpoint::from_static("http://localhost").connect_with_connector(connector).await;
             is_reached(channel.unwrap()).await
@@ -183,7 +183,7 @@ fn open_call(
             ..ServerReflectionRequest::default()
         })
         .unwrap();
-    let connector = tower_fn(socket.to_owned());
+    let connector = unix_connector(socket.to_owned());
     runtime.block_on(async {
         let endpoint = Endpoint::from_static("http://localhost");
         let mut client =
@@ -201,7 +201,7 @@ fn background_runtime() -> tokio::runtime::Runtime {
 }
 
 fn assert_reachable(socket: &Path) {
-    let connector = tower_fn(socket.to_owned());
+    let connector = unix_connector(socket.to_owned());
     let reached = runtime().block_on(async {
         let endpoint = Endpoint::from_static("http://localhost");
         is_reached(endpoint.connect_with_connector(connector).await.unwrap()).await
@@ -264,7 +264,7 @@ fn a_file_at_the_socket_path_stops_startup() {
 }
 
 /// Connector to the Unix socket `path`, which ignores the requested address.
-fn tower_fn(path: std::path::PathBuf) -> Unix {
+fn unix_connector(path: std::path::PathBuf) -> Unix {
     Unix(path)
 }
 

@@ -86,11 +86,11 @@ fn xds_requests_have_the_node_and_valid_limits_are_acked() {
         ],
     );
     assert_eq!(check(&service, "d", "k").0, 400, "no limits yet");
-    xds.tell("1", &[domain("d", vec![descriptor("k", 2)])]);
-    assert_eq!(xds.answer("1"), ("1".to_owned(), None));
+    xds.publish("1", &[domain("d", vec![descriptor("k", 2)])]);
+    assert_eq!(xds.wait_for_ack("1"), ("1".to_owned(), None));
     wait_for_limit(&service, "d", "k", 2);
     assert_eq!([(); 3].map(|()| check(&service, "d", "k").0), [200, 200, 429]);
-    let first = &xds.asked()[0];
+    let first = &xds.requests()[0];
     let node = first.request.node.clone().unwrap();
     assert_eq!(
         (first.request.version_info.as_str(), first.request.response_nonce.as_str()),
@@ -105,7 +105,7 @@ fn xds_requests_have_the_node_and_valid_limits_are_acked() {
     assert_eq!(zone.kind, Some(Kind::StringValue("a".to_owned())));
     assert_eq!(first.headers.get("x-tenant").unwrap(), "t1");
     assert_eq!(
-        xds.asked()[1].request.node.as_ref().unwrap().id,
+        xds.requests()[1].request.node.as_ref().unwrap().id,
         "envoy-ratelimit",
         "in every request"
     );
@@ -115,8 +115,8 @@ fn xds_requests_have_the_node_and_valid_limits_are_acked() {
 fn invalid_limits_are_nacked_and_old_ones_stay_in_force() {
     let xds = Xds::start();
     let service = start(&xds, &[]);
-    xds.tell("1", &[domain("d", vec![descriptor("k", 2)])]);
-    assert_eq!(xds.answer("1").1, None);
+    xds.publish("1", &[domain("d", vec![descriptor("k", 2)])]);
+    assert_eq!(xds.wait_for_ack("1").1, None);
     wait_for_limit(&service, "d", "k", 2);
     let unknown = RateLimitDescriptor {
         rate_limit: Some(policy(2, RateLimitUnit::Unknown)),
@@ -132,8 +132,8 @@ fn invalid_limits_are_nacked_and_old_ones_stay_in_force() {
         ("6", vec![domain("d", vec![both])], "unlimited"),
     ];
     for (nth, (version, configs, why)) in bad.into_iter().enumerate() {
-        xds.tell(version, &configs);
-        let (kept, refused) = xds.answer(version);
+        xds.publish(version, &configs);
+        let (kept, refused) = xds.wait_for_ack(version);
         assert_eq!(kept, "1", "the version last taken");
         assert!(refused.as_ref().unwrap().contains(why), "{refused:?}");
         assert_eq!(stat(&service, "ratelimit.service.config_load_error"), nth as u64 + 1);
@@ -142,13 +142,13 @@ fn invalid_limits_are_nacked_and_old_ones_stay_in_force() {
         vec![Any { type_url: type_url.to_owned(), value: value.to_vec() }]
     };
     xds.tell_resources("7", any("type.googleapis.com/envoy.config.cluster.v3.Cluster", b""));
-    assert!(xds.answer("7").1.unwrap().contains("Cluster"));
+    assert!(xds.wait_for_ack("7").1.unwrap().contains("Cluster"));
     xds.tell_resources("8", any(sluicegate::source::xds::message::TYPE_URL, b"\xff\xff"));
-    assert!(xds.answer("8").1.unwrap().contains("cannot be read"));
+    assert!(xds.wait_for_ack("8").1.unwrap().contains("cannot be read"));
     assert_eq!(stat(&service, "ratelimit.service.config_load_error"), 5, "these were no limits");
     wait_for_limit(&service, "d", "k", 2);
-    xds.tell("9", &[domain("d", vec![descriptor("k", 3)])]);
-    assert_eq!(xds.answer("9"), ("9".to_owned(), None));
+    xds.publish("9", &[domain("d", vec![descriptor("k", 3)])]);
+    assert_eq!(xds.wait_for_ack("9"), ("9".to_owned(), None));
     wait_for_limit(&service, "d", "k", 3);
 }
 
@@ -162,14 +162,14 @@ fn undecodable_xds_response_counts_as_a_refused_load() {
         let stale = format!("sluicegate_config_stale {stale}\n");
         assert!(page.contains(&counted) && page.contains(&stale), "{page}");
     };
-    xds.tell("1", &[domain("d", vec![descriptor("k", 2)])]);
+    xds.publish("1", &[domain("d", vec![descriptor("k", 2)])]);
     wait_for_limit(&service, "d", "k", 2);
     let ours = sluicegate::source::xds::message::TYPE_URL;
     let other = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
     for (refused, version, type_url) in [(1, "2", ours), (2, "3", other)] {
         let value = b"\xff\xff".to_vec();
         xds.tell_resources(version, vec![Any { type_url: type_url.to_owned(), value }]);
-        let told = xds.answer(version).1.unwrap();
+        let told = xds.wait_for_ack(version).1.unwrap();
         let loads = until("it is shown", || match service.loads()? {
             loads if loads.refused == refused => Ok(loads),
             loads => Err(format!("{} refused, {}", loads.refused, loads.last_error)),
@@ -181,7 +181,7 @@ fn undecodable_xds_response_counts_as_a_refused_load() {
         assert_metrics(refused, 1);
     }
     assert_eq!(stat(&service, "ratelimit.service.config_load_error"), 0, "as in the reference");
-    xds.tell("4", &[domain("d", vec![descriptor("k", 3)])]);
+    xds.publish("4", &[domain("d", vec![descriptor("k", 3)])]);
     wait_for_limit(&service, "d", "k", 3);
     let mended = until("it is mended", || match service.loads()?.last_error {
         none if none.is_null() => Ok(()),
@@ -201,15 +201,22 @@ fn each_xds_response_replaces_all_limits() {
         until("health", is).unwrap();
     };
     assert_eq!(health(), 500);
-    xds.tell("1", &[domain("d", vec![descriptor("k", 2)]), domain("e", vec![descriptor("k", 4)])]);
+    xds.publish(
+        "1",
+        &[domain("d", vec![descriptor("k", 2)]), domain("e", vec![descriptor("k", 4)])],
+    );
     wait_for_limit(&service, "e", "k", 4);
     becomes(200);
     // Version 2 removes the domains `d` and `e`, and adds `f`.
-    xds.tell("2", &[domain("f", vec![descriptor("k", 5)])]);
+    xds.publish("2", &[domain("f", vec![descriptor("k", 5)])]);
     wait_for_limit(&service, "f", "k", 5);
     assert!(!http1::get(service.admin, "/rlconfig", &[]).unwrap().text().contains("d.k"));
-    xds.tell("3", &[]);
-    assert_eq!(xds.answer("3"), ("3".to_owned(), None), "no domain at all is a configuration");
+    xds.publish("3", &[]);
+    assert_eq!(
+        xds.wait_for_ack("3"),
+        ("3".to_owned(), None),
+        "no domain at all is a configuration"
+    );
     becomes(500);
 }
 
@@ -222,15 +229,16 @@ fn after_rapid_updates_the_last_xds_response_is_in_force() {
     for version in 1..=40 {
         let (configs, bad) = (if version % 2 == 0 { &one } else { &other }, domain("", vec![]));
         if version % 5 == 0 {
-            xds.tell(&version.to_string(), &[bad]);
+            xds.publish(&version.to_string(), &[bad]);
         } else {
-            xds.tell(&version.to_string(), configs);
+            xds.publish(&version.to_string(), configs);
         }
     }
-    xds.tell("41", &other);
-    assert_eq!(xds.answer("41"), ("41".to_owned(), None));
+    xds.publish("41", &other);
+    assert_eq!(xds.wait_for_ack("41"), ("41".to_owned(), None));
     wait_for_limit(&service, "d", "l", 3);
-    let kept: Vec<_> = xds.asked().iter().map(|asked| asked.request.version_info.clone()).collect();
+    let kept: Vec<_> =
+        xds.requests().iter().map(|asked| asked.request.version_info.clone()).collect();
     assert!(
         kept.iter().all(|version| version.parse().is_ok_and(|nth: u32| !nth.is_multiple_of(5))
             || version.is_empty()),
@@ -242,15 +250,15 @@ fn after_rapid_updates_the_last_xds_response_is_in_force() {
 fn lost_xds_stream_keeps_limits_and_resumes_with_their_version() {
     let xds = Xds::start_at(ports::free(), None);
     let service = start(&xds, &[]);
-    xds.tell("1", &[domain("d", vec![descriptor("k", 2)])]);
-    assert_eq!(xds.answer("1").1, None);
+    xds.publish("1", &[domain("d", vec![descriptor("k", 2)])]);
+    assert_eq!(xds.wait_for_ack("1").1, None);
     wait_for_limit(&service, "d", "k", 2);
-    xds.tell("2", &[domain("", vec![])]);
-    assert!(xds.answer("2").1.is_some());
-    let before = xds.asked().len();
+    xds.publish("2", &[domain("", vec![])]);
+    assert!(xds.wait_for_ack("2").1.is_some());
+    let before = xds.requests().len();
     xds.hang_up();
     let again = until("another stream", || {
-        xds.asked().get(before).cloned().ok_or_else(|| "not yet".to_owned())
+        xds.requests().get(before).cloned().ok_or_else(|| "not yet".to_owned())
     });
     let again = again.unwrap().request;
     assert_eq!((again.version_info.as_str(), again.response_nonce.as_str()), ("1", ""));
@@ -259,8 +267,8 @@ fn lost_xds_stream_keeps_limits_and_resumes_with_their_version() {
     drop(xds);
     assert_eq!(check(&service, "d", "k").0, 200);
     let xds = Xds::start_at(address, None);
-    xds.tell("7", &[domain("d", vec![descriptor("k", 9)])]);
-    assert_eq!(xds.answer("7"), ("7".to_owned(), None));
+    xds.publish("7", &[domain("d", vec![descriptor("k", 9)])]);
+    assert_eq!(xds.wait_for_ack("7"), ("7".to_owned(), None));
     wait_for_limit(&service, "d", "k", 9);
 }
 
@@ -276,7 +284,7 @@ fn xds_reconnect_delays_double_and_reset_after_a_response() {
         ],
     );
     let wait_for_requests = |requests: usize| {
-        let came = || match xds.asked().len() {
+        let came = || match xds.requests().len() {
             came if requests <= came => Ok(()),
             came => Err(format!("{came} requests")),
         };
@@ -289,8 +297,8 @@ fn xds_reconnect_delays_double_and_reset_after_a_response() {
         xds.hang_up();
     }
     wait_for_requests(3);
-    xds.tell("1", &[domain("d", vec![descriptor("k", 2)])]);
-    assert_eq!(xds.answer("1").1, None);
+    xds.publish("1", &[domain("d", vec![descriptor("k", 2)])]);
+    assert_eq!(xds.wait_for_ack("1").1, None);
     xds.hang_up();
     let waits = || {
         let log = service.log();
@@ -314,7 +322,8 @@ fn ports_stay_closed_until_the_first_limits_arrive() {
     ];
     let mut process = crate::service::as_ratelimit();
     let mut process = process.envs(variables).stdout(Stdio::null()).spawn().unwrap();
-    until("it asks", || if xds.asked().is_empty() { Err(String::new()) } else { Ok(()) }).unwrap();
+    until("it asks", || if xds.requests().is_empty() { Err(String::new()) } else { Ok(()) })
+        .unwrap();
     assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "closed while it waits");
     crate::signals::send(process.id(), "TERM");
     let ended = until("its end", || match process.try_wait() {
@@ -325,11 +334,17 @@ fn ports_stay_closed_until_the_first_limits_arrive() {
     assert_eq!(ended.unwrap().code(), Some(0));
     let address = xds.address;
     std::thread::spawn(move || {
-        until("it asks again", || if xds.asked().len() < 2 { Err(String::new()) } else { Ok(()) })
-            .unwrap();
-        xds.tell("1", &[domain("d", vec![descriptor("k", 1)])]);
-        until("it takes them", || if xds.asked().len() < 3 { Err(String::new()) } else { Ok(()) })
-            .unwrap();
+        until(
+            "it asks again",
+            || if xds.requests().len() < 2 { Err(String::new()) } else { Ok(()) },
+        )
+        .unwrap();
+        xds.publish("1", &[domain("d", vec![descriptor("k", 1)])]);
+        until(
+            "it takes them",
+            || if xds.requests().len() < 3 { Err(String::new()) } else { Ok(()) },
+        )
+        .unwrap();
     });
     let text = address.to_string();
     let variables = [
@@ -401,7 +416,7 @@ fn process_without_limits_is_live_but_not_ready() {
     }
     assert!(TcpStream::connect(grpc).is_err(), "gRPC is closed while it waits");
     let xds = Xds::start_at(server, None);
-    xds.tell("1", &[domain("d", vec![descriptor("k", 1)])]);
+    xds.publish("1", &[domain("d", vec![descriptor("k", 1)])]);
     becomes("/readyz", 200);
     becomes("/livez", 200);
     assert!(TcpStream::connect(grpc).is_ok());
@@ -416,7 +431,7 @@ fn idle_client_connection_does_not_block_startup() {
     let silent = silent.unwrap();
     assert_eq!(http1::get(http, "/livez", &[]).unwrap().status, 200);
     let xds = Xds::start_at(server, None);
-    xds.tell("1", &[domain("d", vec![descriptor("k", 1)])]);
+    xds.publish("1", &[domain("d", vec![descriptor("k", 1)])]);
     let is_ready = || match http1::get(http, "/readyz", &[]) {
         Ok(reply) if reply.status == 200 => Ok(()),
         other => Err(format!("{other:?}")),
@@ -436,7 +451,7 @@ fn sighup_during_startup_reconnects_to_xds_at_once() {
     };
     until("its first call", called).unwrap();
     let xds = Xds::start_at(server, None);
-    xds.tell("1", &[domain("d", vec![descriptor("k", 1)])]);
+    xds.publish("1", &[domain("d", vec![descriptor("k", 1)])]);
     crate::signals::send(waiting.0.id(), "HUP");
     let is_ready = || match http1::get(http, "/readyz", &[]) {
         Ok(reply) if reply.status == 200 => Ok(()),
@@ -458,7 +473,7 @@ fn mutual_tls_verifies_the_xds_server() {
         client_ca: Some(ours.ca().into()),
         client_name: Some("ratelimit.test".to_owned()),
     });
-    xds.tell("1", &[domain("d", vec![descriptor("k", 2)])]);
+    xds.publish("1", &[domain("d", vec![descriptor("k", 2)])]);
     let ca = ours.ca();
     let mutual = [
         ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true"),
@@ -526,8 +541,8 @@ fn xds_message_fields_match_the_yaml_fields() {
             ..descriptor("meta", 5)
         },
     ];
-    xds.tell("1", &[domain("d", nodes)]);
-    assert_eq!(xds.answer("1").1, None);
+    xds.publish("1", &[domain("d", nodes)]);
+    assert_eq!(xds.wait_for_ack("1").1, None);
     wait_for_limit(&service, "d", "outer_v.inner", 7);
     let rules = http1::get(service.admin, "/rlconfig", &[]).unwrap().text();
     assert!(rules.contains("d.free: unit=UNKNOWN requests_per_unit=0, "), "{rules}");
@@ -558,8 +573,8 @@ fn sluicegate_fields_in_xds_metadata_are_applied_and_removed() {
     };
     let burst = Value { kind: Some(Kind::NumberValue(2.0)) };
     let gcra = block(&[("rate_limit", block(&[("strategy", text("gcra")), ("burst", burst)]))]);
-    xds.tell("1", &[domain("d", vec![with(gcra)])]);
-    assert_eq!(xds.answer("1").1, None);
+    xds.publish("1", &[domain("d", vec![with(gcra)])]);
+    assert_eq!(xds.wait_for_ack("1").1, None);
     wait_for_limit(&service, "d", "k", 60);
     let answers = [(); 3].map(|()| check(&service, "d", "k"));
     assert_eq!(answers.each_ref().map(|(status, _)| *status), [200, 200, 429], "a burst of two");
@@ -569,8 +584,8 @@ fn sluicegate_fields_in_xds_metadata_are_applied_and_removed() {
         ("3", block(&[("key", text("other"))]), "`key` stands under `sluicegate`"),
         ("4", text("gcra"), "must hold words"),
     ] {
-        xds.tell(version, &[domain("d", vec![with(ours)])]);
-        let refused = xds.answer(version).1.unwrap();
+        xds.publish(version, &[domain("d", vec![with(ours)])]);
+        let refused = xds.wait_for_ack(version).1.unwrap();
         assert!(refused.contains(why), "{refused}");
     }
 }

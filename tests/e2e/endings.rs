@@ -413,7 +413,7 @@ fn service_restart_fails_no_request_and_leaks_nothing() {
         let visit = scene.upstream.next();
         scene.expect_in_flight(1);
         scene.restart_service();
-        proxy.lead_to(Upstream::Tcp(scene.service.grpc));
+        proxy.set_upstream(Upstream::Tcp(scene.service.grpc));
         proxy.cut();
         scene.expect_in_flight(0);
         visit.answer();

@@ -1,4 +1,4 @@
-//! Tests of concurrency limits on a real NGINX, released by syslog datagrams or by OpenResty Lua
+//! Tests of concurrency limits on a real NGINX, released by syslog datagrams or by `OpenResty` Lua
 //! code.
 //!
 //! Guarantees:

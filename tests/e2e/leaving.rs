@@ -103,7 +103,7 @@ impl Relay {
 
 /// Runs clients that disconnect at random times around the check. Returns the number of all
 /// requests, including `sent`.
-fn leave(ingress: SocketAddr, relay: Option<&Relay>, seed: u64, sent: usize) -> usize {
+fn disconnect_clients(ingress: SocketAddr, relay: Option<&Relay>, seed: u64, sent: usize) -> usize {
     const PROBES_PER_ROUND: usize = PROBES / ROUNDS;
     const LEAVING_PER_ROUND: usize = CLIENTS / ROUNDS;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -198,7 +198,7 @@ fn disconnects_during_the_check_leak_no_permit() {
         };
         let mut sent = 0;
         let mut is_met = |attempt| {
-            sent = leave(nginx.ingress, datagrams, attempt, sent);
+            sent = disconnect_clients(nginx.ingress, datagrams, attempt, sent);
             if let Some(relay) = datagrams {
                 relay.wait_until_passed(sent);
             }
@@ -273,6 +273,6 @@ fn disconnects_leak_permits_without_early_releases() {
     let relay = Relay::to(syslog);
     let shipped = Shipped::Concurrency(relay.address);
     let nginx = Nginx::start_as(shipped, upstream::start(), between.address(), WhenDown::Deny);
-    relay.wait_until_passed(leave(nginx.ingress, Some(&relay), 1, 0));
+    relay.wait_until_passed(disconnect_clients(nginx.ingress, Some(&relay), 1, 0));
     println!("without tombstones: {} leaked of {CLIENTS}", wait_for_leaks(&engine));
 }

@@ -62,7 +62,7 @@ impl Attempt {
     fn make<S>(scene: &S, end: fn(&S) -> Duration) -> Self {
         let (watchers, began) = (Watchers::start(), now());
         let took = end(scene);
-        Self { took, paused: watchers.stop().altogether((began, now())) }
+        Self { took, paused: watchers.stop().longest_total((began, now())) }
     }
 
     /// True if the delay is so long that the release was lost, and the pauses of the machine do not
@@ -82,18 +82,18 @@ fn is_acceptable(attempts: &[Attempt], promised: Duration, in_time: Duration) ->
 }
 
 /// Repeats a way to end a request, prints the measured times and asserts them.
-pub fn check_ending<S>(by: &str, metrics: SocketAddr, scene: &S, ending: &Ending<S>) {
+pub fn check_ending<S>(integration: &str, metrics: SocketAddr, scene: &S, ending: &Ending<S>) {
     let (promised, mut attempts, mut look) = (ending.promised(), Vec::new(), Duration::MAX);
     // The permit may become free just after a read of the metrics page, so two reads are added.
     let in_time = |look: Duration| promised + PAUSE + 2 * look.min(SLOW_LOOK) + ROUNDING;
     while attempts.len() < MAX_ATTEMPTS && !is_acceptable(&attempts, promised, in_time(look)) {
         attempts.push(Attempt::make(scene, ending.end));
-        look = look.min(empty_look(metrics));
+        look = look.min(time_metrics_read(metrics));
     }
     let took: Vec<_> = attempts.iter().map(|it| it.took).collect();
-    print_row(by, ending.what, promised, &took);
+    print_row(integration, ending.what, promised, &took);
     let details =
-        format!("{by}: {}: {took:?}, promised {promised:?}, a look {look:?}", ending.what);
+        format!("{integration}: {}: {took:?}, promised {promised:?}, a look {look:?}", ending.what);
     assert!(is_acceptable(&attempts, promised, in_time(look)), "{details}");
     let slowest = took.iter().max().copied().unwrap_or_default();
     assert!(slowest <= promised + MAX_DELAY, "{details}");
@@ -108,7 +108,7 @@ fn print_row(by: &str, what: &str, promised: Duration, took: &[Duration]) {
 }
 
 /// Returns the duration of one read of the metrics page.
-fn empty_look(metrics: SocketAddr) -> Duration {
+fn time_metrics_read(metrics: SocketAddr) -> Duration {
     let began = now();
     gauge(metrics, "sluicegate_requests_in_flight");
     began.elapsed()
@@ -129,7 +129,7 @@ pub fn check_failure(
     let doing = at - began;
     let took = time_until_idle(metrics, at);
     // An earlier pause cannot delay a release that is due at the documented time.
-    let late = watchers.stop().altogether((at + promised, at + took));
+    let late = watchers.stop().longest_total((at + promised, at + took));
     let excess = took.saturating_sub(promised + ALLOWANCE);
     let details = format!(
         "{by}: {what}: {took:?} after the {doing:?} that it took, promised {promised:?}, watchers were {late:?} late"

@@ -13,8 +13,8 @@ use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::units::{Hits, Nanos, Unit};
 
 use super::{
-    ENFORCED, SHADOW, admitted, answer, denied, descriptor, free, overridden, per_minute, request,
-    room, shown,
+    ENFORCED, SHADOW, admitted, decision, denied, descriptor, free, overridden, per_minute,
+    request, room, shown,
 };
 
 fn refused(written: RateLimitDescriptor) -> CheckError {
@@ -182,7 +182,7 @@ fn each_descriptor_has_one_status_in_order() {
     ];
     let reply = convert::to_response(
         &request(vec![]),
-        &answer(Verdict::Deny, findings),
+        &decision(Verdict::Deny, findings),
         &ReplyOptions::default(),
     );
     assert_eq!(reply.overall_code(), Code::OverLimit);
@@ -212,7 +212,7 @@ fn each_descriptor_has_one_status_in_order() {
 #[test]
 fn reset_after_rounds_up_and_remaining_hits_saturate() {
     let finding = admitted(per_minute(1, ""), u64::MAX, Nanos(1_000_000_001));
-    let answer = answer(Verdict::Allow, vec![finding]);
+    let answer = decision(Verdict::Allow, vec![finding]);
     let reply = convert::to_response(&request(vec![]), &answer, &ReplyOptions::default());
     assert_eq!(reply.statuses[0].duration_until_reset.unwrap().seconds, 2);
     assert_eq!(reply.statuses[0].limit_remaining, u32::MAX);
@@ -237,7 +237,7 @@ fn units_keep_their_enum_number_custom_periods_become_unknown() {
             limit,
             ENFORCED,
         );
-        let answer = answer(Verdict::Allow, vec![finding]);
+        let answer = decision(Verdict::Allow, vec![finding]);
         let reply = convert::to_response(&request(vec![]), &answer, &ReplyOptions::default());
         let limit = reply.statuses[0].current_limit.clone().unwrap();
         assert_eq!((limit.unit(), limit.unit), (want, number));
@@ -247,7 +247,7 @@ fn units_keep_their_enum_number_custom_periods_become_unknown() {
 #[test]
 fn setting_shadow_mode_changes_only_the_overall_code() {
     let over = denied(per_minute(1, ""), Nanos::SECOND, ENFORCED);
-    let answer = answer(Verdict::Allow, vec![over]);
+    let answer = decision(Verdict::Allow, vec![over]);
     let reply = convert::to_response(&request(vec![]), &answer, &ReplyOptions::default());
     assert_eq!(reply.overall_code(), Code::Ok);
     assert_eq!(reply.statuses[0].code(), Code::OverLimit);

@@ -95,7 +95,7 @@ async fn response_headers_omit_a_limit_forced_to_allow() {
 }
 
 /// Returns the decisions for the first two hits of a request that overrides the limit with one hit
-/// a minute. The rule has the forced decision `held`.
+/// a minute. The rule has the forced decision `forced`.
 async fn decisions_with_own_limit(
     overrides: OverridePolicy,
     held: Verdict,
@@ -196,15 +196,15 @@ async fn a_forced_denial_charges_nothing_under_all_or_nothing() {
 }
 
 /// Charges one hit to each of `keys` in an all-or-nothing domain. The quota limit `a` has the
-/// forced decision `held`, the quota limit `b` is used up, and `c` has nine remaining hits. Returns
+/// forced decision `forced`, the quota limit `b` is used up, and `c` has nine remaining hits. Returns
 /// the verdict and the remaining hits of `c`.
-async fn check_with_forced_quota_limit(held: Verdict, keys: &[&'static str]) -> (Verdict, u64) {
+async fn check_with_forced_quota_limit(forced: Verdict, keys: &[&'static str]) -> (Verdict, u64) {
     let text = "domain: d\ncharge: all_or_nothing\ndescriptors:\n\
                 - {key: a, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 1}}\n\
                 - {key: b, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 1}}\n\
                 - {key: c, rate_limit: {unit: day, requests_per_unit: 9}}\n";
     let engine = engine(load([("f", text.as_bytes())], Revision(2), false).unwrap().0);
-    engine.force_decision(("d", &[("a", "me")]), held, Nanos::from_secs(10)).unwrap();
+    engine.force_decision(("d", &[("a", "me")]), forced, Nanos::from_secs(10)).unwrap();
     let ask = async |keys: &[&'static str], hits| {
         let descriptors = keys.iter().map(|key| Descriptor {
             entries: smallvec::smallvec![(*key, "me")],

@@ -10,7 +10,7 @@ use sluicegate::kernel::decision::{
 use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::units::{Nanos, Unit};
 
-use super::{ENFORCED, QUOTA, SHADOW, admitted, answer, denied, free, per_minute, room, shown};
+use super::{ENFORCED, QUOTA, SHADOW, admitted, decision, denied, free, per_minute, room, shown};
 
 fn reference() -> RateLimitHeaders {
     RateLimitHeaders {
@@ -23,8 +23,12 @@ fn draft() -> RateLimitHeaders {
     RateLimitHeaders { draft: true, ..RateLimitHeaders::default() }
 }
 
-fn sent(headers: &RateLimitHeaders, answer: &Decision) -> Vec<(String, String)> {
-    headers.for_decision(answer).into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+fn sent(headers: &RateLimitHeaders, decision: &Decision) -> Vec<(String, String)> {
+    headers
+        .for_decision(decision)
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect()
 }
 
 fn pairs<const N: usize>(want: [(&str, &str); N]) -> Vec<(String, String)> {
@@ -32,7 +36,7 @@ fn pairs<const N: usize>(want: [(&str, &str); N]) -> Vec<(String, String)> {
 }
 
 fn policy_and_limit(findings: Vec<DescriptorDecision>) -> [String; 2] {
-    let headers = sent(&draft(), &answer(Verdict::Allow, findings));
+    let headers = sent(&draft(), &decision(Verdict::Allow, findings));
     let [(policy_name, policy), (limit_name, limit)] = headers.try_into().unwrap();
     assert_eq!([&*policy_name, &*limit_name], ["RateLimit-Policy", "RateLimit"]);
     [policy, limit]
@@ -40,7 +44,7 @@ fn policy_and_limit(findings: Vec<DescriptorDecision>) -> [String; 2] {
 
 fn retry_after(verdict: Verdict, findings: Vec<DescriptorDecision>) -> Option<String> {
     let headers = RateLimitHeaders { retry_after: true, ..RateLimitHeaders::default() };
-    let sent = sent(&headers, &answer(verdict, findings));
+    let sent = sent(&headers, &decision(verdict, findings));
     assert!(sent.iter().all(|(name, _)| name == "Retry-After"));
     sent.into_iter().next().map(|(_, value)| value)
 }
@@ -63,12 +67,12 @@ fn never(standing: Enforcement) -> DescriptorDecision {
 
 #[test]
 fn rate_limit_headers_are_off_by_default() {
-    assert!(sent(&RateLimitHeaders::default(), &answer(Verdict::Deny, vec![over(9)])).is_empty());
+    assert!(sent(&RateLimitHeaders::default(), &decision(Verdict::Deny, vec![over(9)])).is_empty());
 }
 
 #[test]
 fn envoyproxy_headers_describe_the_binding_limit() {
-    let mut answer = answer(
+    let mut answer = decision(
         Verdict::Allow,
         vec![
             admitted(per_minute(9, ""), 8, Nanos::from_secs(3)),
@@ -82,7 +86,8 @@ fn envoyproxy_headers_describe_the_binding_limit() {
 
 #[test]
 fn no_headers_are_sent_without_a_binding_limit() {
-    let mut nothing = answer(Verdict::Allow, vec![free(Reason::Unlimited), free(Reason::NoLimit)]);
+    let mut nothing =
+        decision(Verdict::Allow, vec![free(Reason::Unlimited), free(Reason::NoLimit)]);
     let all = RateLimitHeaders { draft: true, retry_after: true, ..reference() };
     assert!(sent(&all, &nothing).is_empty());
     nothing.binding = Some(7);
@@ -94,7 +99,8 @@ fn configured_header_names_are_sent_unchanged() {
     let names =
         CompatHeaderNames { limit: "x-limit".into(), remaining: "X-Left".into(), reset: "".into() };
     let headers = RateLimitHeaders { compat_names: Some(names), ..RateLimitHeaders::default() };
-    let answer = answer(Verdict::Allow, vec![admitted(per_minute(2, ""), 1, Nanos::from_secs(7))]);
+    let answer =
+        decision(Verdict::Allow, vec![admitted(per_minute(2, ""), 1, Nanos::from_secs(7))]);
     assert_eq!(sent(&headers, &answer), pairs([("x-limit", "2"), ("X-Left", "1"), ("", "7")]));
 }
 
@@ -166,7 +172,7 @@ fn limit_names_are_escaped_as_structured_field_strings() {
 #[test]
 fn ietf_draft_headers_omit_shadow_limits() {
     let shadow = denied(per_minute(1, "s"), Nanos::SECOND, SHADOW);
-    let headers = sent(&draft(), &answer(Verdict::Allow, vec![shadow]));
+    let headers = sent(&draft(), &decision(Verdict::Allow, vec![shadow]));
     assert!(headers.is_empty());
 }
 
@@ -210,7 +216,7 @@ fn setting_shadow_mode_disables_the_ietf_draft_headers() {
         })
     };
     let names = |headers: &RateLimitHeaders| {
-        let over = answer(Verdict::Allow, vec![over(9)]);
+        let over = decision(Verdict::Allow, vec![over(9)]);
         sent(headers, &over).into_iter().map(|(name, _)| name).collect::<Vec<_>>()
     };
     let reference = ["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"];

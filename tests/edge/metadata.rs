@@ -14,7 +14,7 @@ use sluicegate::kernel::decision::{DescriptorDecision, Reason, Verdict};
 use sluicegate::kernel::units::Nanos;
 
 use super::{
-    ENFORCED, QUOTA, SHADOW, admitted, answer, denied, descriptor, free, overridden, per_minute,
+    ENFORCED, QUOTA, SHADOW, admitted, decision, denied, descriptor, free, overridden, per_minute,
     request,
 };
 
@@ -44,7 +44,7 @@ fn metadata(
 
 fn answer_with_metadata(parts: Vec<(DescriptorDecision, serde_json::Value)>) -> Decision {
     let (findings, attached): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
-    let mut answer = answer(Verdict::Allow, findings);
+    let mut answer = decision(Verdict::Allow, findings);
     for (status, attached) in answer.statuses.iter_mut().zip(attached) {
         status.metadata = attached.as_object().cloned().map(Arc::new);
     }
@@ -65,7 +65,7 @@ fn metadata_lists_domain_and_descriptors() {
     two.entries.extend(descriptor("a", "").entries);
     let asked = request(vec![two]);
     let want = json!({"domain": "d", "descriptors": [{"entries": ["k=v", "a="]}]});
-    assert_eq!(metadata(&asked, &answer(Verdict::Allow, vec![free(Reason::NoLimit)])), want);
+    assert_eq!(metadata(&asked, &decision(Verdict::Allow, vec![free(Reason::NoLimit)])), want);
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn hits_addend_is_a_number_if_present() {
     let want = json!({"domain": "d", "hitsAddend": 7.0, "descriptors": [
         {"entries": ["k=v"], "hitsAddend": 0.0}, {"entries": ["l=w"]},
     ]});
-    assert_eq!(metadata(&asked, &answer(Verdict::Allow, vec![])), want);
+    assert_eq!(metadata(&asked, &decision(Verdict::Allow, vec![])), want);
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn metadata_shows_limit_overrides_in_protobuf_text_format() {
         (overridden(u32::MAX, 1), "requests_per_unit:4294967295 unit:SECOND"),
     ];
     for (written, want) in texts {
-        let shown = metadata(&request(vec![written]), &answer(Verdict::Allow, vec![]));
+        let shown = metadata(&request(vec![written]), &decision(Verdict::Allow, vec![]));
         assert_eq!(shown["descriptors"][0]["limit"], want);
     }
 }
@@ -146,7 +146,7 @@ fn metadata_of_all_json_types_is_sent() {
 fn metadata_is_off_by_default() {
     let reply = convert::to_response(
         &request(vec![]),
-        &answer(Verdict::Allow, vec![]),
+        &decision(Verdict::Allow, vec![]),
         &ReplyOptions::default(),
     );
     assert_eq!(reply.dynamic_metadata, None);

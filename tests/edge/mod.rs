@@ -93,7 +93,7 @@ fn free(reason: Reason) -> DescriptorDecision {
 }
 
 /// A decision with these descriptor results. The first result with a limit is the binding one.
-fn answer(verdict: Verdict, findings: Vec<DescriptorDecision>) -> Decision {
+fn decision(verdict: Verdict, findings: Vec<DescriptorDecision>) -> Decision {
     let denied = verdict == Verdict::Deny;
     let waits =
         findings.iter().map(|finding| (finding.enforcement.group, finding.time_until_allowed()));

@@ -199,7 +199,7 @@ fn refused(answer: Answer) -> Code {
     }
 }
 
-fn held(answer: Answer) -> bool {
+fn is_acquired(answer: Answer) -> bool {
     match answer {
         Answer::Acquire(answer) => answer.held,
         Answer::Release(answer) => answer.held,
@@ -223,11 +223,11 @@ async fn a_closed_stream_releases_its_permits() {
     let (_served, mut client) = serve(&engine).await;
     for cut in [false, true] {
         let mut hold = open(&mut client).await;
-        assert!(held(hold.call(Ask::Acquire(acquire(ONE))).await));
-        assert!(held(hold.call(Ask::Acquire(acquire(TWO))).await));
-        assert!(held(hold.call(Ask::Renew(renew(ONE))).await));
-        assert!(held(hold.call(Ask::Release(release(ONE))).await));
-        assert!(!held(hold.call(Ask::Release(release(ONE))).await));
+        assert!(is_acquired(hold.call(Ask::Acquire(acquire(ONE))).await));
+        assert!(is_acquired(hold.call(Ask::Acquire(acquire(TWO))).await));
+        assert!(is_acquired(hold.call(Ask::Renew(renew(ONE))).await));
+        assert!(is_acquired(hold.call(Ask::Release(release(ONE))).await));
+        assert!(!is_acquired(hold.call(Ask::Release(release(ONE))).await));
         assert_eq!(in_flight(&engine), 1);
         let HoldStream { ask, answers } = hold;
         drop(ask);
@@ -242,16 +242,16 @@ async fn a_queued_acquire_blocks_nothing_and_can_be_released() {
     let engine = engine_with_concurrency("limit: 1, queue: {size: 9, timeout: 1h}");
     let (_served, mut client) = serve(&engine).await;
     let mut hold = open(&mut client).await;
-    assert!(held(hold.call(Ask::Acquire(acquire(ONE))).await));
+    assert!(is_acquired(hold.call(Ask::Acquire(acquire(ONE))).await));
     hold.send(Ask::Acquire(acquire(TWO))).await;
-    assert!(held(hold.call(Ask::Renew(renew(ONE))).await), "answered meanwhile");
-    assert!(!held(hold.call(Ask::Renew(renew(TWO))).await), "it waits");
+    assert!(is_acquired(hold.call(Ask::Renew(renew(ONE))).await), "answered meanwhile");
+    assert!(!is_acquired(hold.call(Ask::Renew(renew(TWO))).await), "it waits");
     assert_eq!(refused(hold.call(Ask::Acquire(acquire(TWO))).await), Code::AlreadyExists);
     hold.send(Ask::Release(release(TWO))).await;
     let mut replies = [hold.receive().await, hold.receive().await];
     replies.sort_by_key(|(_, answer)| matches!(answer, Answer::Error(_)));
     let [(_, released), (id, given_up)] = replies;
-    assert!(!held(released));
+    assert!(!is_acquired(released));
     assert_eq!((&*id, refused(given_up)), (TWO, Code::Cancelled));
     assert_eq!(engine.concurrency_limits().totals().waiting, 0);
     hold.send(Ask::Acquire(acquire(TWO))).await;
@@ -259,7 +259,7 @@ async fn a_queued_acquire_blocks_nothing_and_can_be_released() {
     let mut replies = [hold.receive().await, hold.receive().await];
     replies.sort_by(|(a, _), (b, _)| a.cmp(b));
     assert_eq!(
-        replies.map(|(id, answer)| (id, held(answer))),
+        replies.map(|(id, answer)| (id, is_acquired(answer))),
         [(ONE.into(), true), (TWO.into(), true)]
     );
     drop(hold);
@@ -278,7 +278,7 @@ async fn rejected_acquire_does_not_end_the_stream() {
     assert_eq!(refused(hold.call(Ask::Release(no_outcome)).await), Code::InvalidArgument);
     hold.ask.send(HoldRequest { ask: None }).await.unwrap();
     assert_eq!(refused(hold.receive().await.1), Code::InvalidArgument);
-    assert!(held(hold.call(Ask::Acquire(acquire(ONE))).await));
+    assert!(is_acquired(hold.call(Ask::Acquire(acquire(ONE))).await));
 }
 
 #[tokio::test]
@@ -286,7 +286,7 @@ async fn shutdown_ends_the_stream_but_keeps_its_permits() {
     let engine = engine_with_concurrency("limit: 1");
     let (served, mut client) = serve(&engine).await;
     let mut hold = open(&mut client).await;
-    assert!(held(hold.call(Ask::Acquire(acquire(ONE))).await));
+    assert!(is_acquired(hold.call(Ask::Acquire(acquire(ONE))).await));
     let both = async { tokio::join!(hold.answers.message(), served.shut_down()) };
     let (ended, left) = soon("the end", both).await;
     assert!(ended.unwrap().is_none(), "in order");

@@ -35,14 +35,14 @@ const LIMITS: &str = "domain: d\ndescriptors:\n- key: k\n  \
 const HOOKS: &str = r#"[{"name": "edge", "domain": "d", "descriptors":
     [[{"generic_key": {"descriptor_key": "k", "descriptor_value": "v"}}]]}]"#;
 
-fn id(of: &str) -> String {
-    format!("{of}-0123456789abcdef")
+fn id(name: &str) -> String {
+    format!("{name}-0123456789abcdef")
 }
 
-async fn permits(channel: Channel, of: &str) -> bool {
+async fn permits(channel: Channel, name: &str) -> bool {
     let entries = vec![api::Entry { key: "k".into(), value: "v".into() }];
     let descriptors = vec![api::Descriptor { entries, hits: None }];
-    let asked = AcquireRequest { id: id(of), domain: "d".into(), descriptors, max_wait_us: None };
+    let asked = AcquireRequest { id: id(name), domain: "d".into(), descriptors, max_wait_us: None };
     let reply = PermitsClient::new(channel).acquire(asked).await.unwrap().into_inner();
     reply.verdict() == Verdict::Admit
 }
@@ -96,9 +96,9 @@ async fn nginx(to: SocketAddr, path: &'static str) -> bool {
     status.await.unwrap() == 200
 }
 
-fn sample(service: &Service, of: &str) -> f64 {
+fn sample(service: &Service, protocol: &str) -> f64 {
     let page = http1::get(service.metrics, "/metrics", &[]).unwrap().text();
-    let name = format!("sluicegate_decision_duration_seconds_{of} ");
+    let name = format!("sluicegate_decision_duration_seconds_{protocol} ");
     let value = page.lines().find_map(|line| line.strip_prefix(&name));
     value.unwrap_or_else(|| panic!("no {name}: {page}")).parse().unwrap()
 }

@@ -27,8 +27,8 @@ fn advance(engine: &Engine, by: Nanos) {
     clock.advance(by);
 }
 
-async fn ask(engine: &Engine, asked: &[(&str, Cost)]) -> Decision {
-    let descriptors = asked.iter().map(|&(key, cost)| Descriptor {
+async fn ask(engine: &Engine, descriptors: &[(&str, Cost)]) -> Decision {
+    let descriptors = descriptors.iter().map(|&(key, cost)| Descriptor {
         entries: smallvec::smallvec![(key, "v")],
         cost,
         limit: None,
@@ -37,8 +37,8 @@ async fn ask(engine: &Engine, asked: &[(&str, Cost)]) -> Decision {
     engine.decide(&question).await.unwrap()
 }
 
-async fn hit(engine: &Engine, asked: &[(&str, u64)]) -> Decision {
-    let costs = asked.iter().map(|&(key, hits)| (key, Cost::Charge(Hits(hits))));
+async fn hit(engine: &Engine, descriptors: &[(&str, u64)]) -> Decision {
+    let costs = descriptors.iter().map(|&(key, hits)| (key, Cost::Charge(Hits(hits))));
     ask(engine, &costs.collect::<Vec<_>>()).await
 }
 
@@ -126,7 +126,7 @@ fn limits(dice: &mut Dice) -> String {
 }
 
 /// Draws a check with one to three descriptors, possibly of the same counter.
-fn question(dice: &mut Dice) -> Vec<(&'static str, Cost)> {
+fn draw_check(dice: &mut Dice) -> Vec<(&'static str, Cost)> {
     let mut descriptor = || {
         let hits = Hits(dice.up_to(3));
         let cost = if dice.once_in(8) { Cost::Refund(hits) } else { Cost::Charge(hits) };
@@ -146,7 +146,7 @@ async fn a_denied_check_succeeds_at_retry_after_or_never() {
         let engine = engine_of(&limits);
         for _ in 0..20 {
             advance(&engine, Nanos(dice.up_to(2_000_000_000)));
-            let asked = question(&mut dice);
+            let asked = draw_check(&mut dice);
             let answer = ask(&engine, &asked).await;
             if answer.verdict == Verdict::Allow {
                 continue;

@@ -5,7 +5,7 @@ use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::traffic::{
-    Client, Limit, Trace, cases, fixed_windows, gcras, is_allowed, room, sliding_logs,
+    Client, Limit, Trace, cases, fixed_windows, gcras, headroom, is_allowed, sliding_logs,
     sliding_windows, traces,
 };
 
@@ -42,11 +42,11 @@ fn same_future<L: Limit>(limit: L, a: &L::State, b: &L::State, now: Nanos, t: &T
     Ok(())
 }
 
-fn peek_matches_step<L: Limit>(limit: L, trace: &Trace, back: u64) -> Outcome {
+fn peek_matches_step<L: Limit>(limit: L, trace: &Trace, clock_step_back: u64) -> Outcome {
     at_every_step(limit, trace, |before, after, now, hits, step| {
         prop_assert_eq!(limit.ask(before, now, hits), step);
         // The clock may also have stepped back before the peek.
-        let earlier = Nanos(now.0.saturating_sub(back));
+        let earlier = Nanos(now.0.saturating_sub(clock_step_back));
         let mut state = after.clone();
         let peeked = limit.ask(&state, earlier, hits);
         prop_assert_eq!(peeked, limit.step(&mut state, earlier, hits));
@@ -69,7 +69,7 @@ fn retry_is_exact<L: Limit>(limit: L, trace: &Trace) -> Outcome {
 
 fn remaining_is_exact<L: Limit>(limit: L, trace: &Trace) -> Outcome {
     at_every_step(limit, trace, |_, after, now, _, step| {
-        let remaining = room(step).unwrap().remaining;
+        let remaining = headroom(step).unwrap().remaining;
         if remaining.0 != 0 {
             prop_assert!(is_allowed(limit.ask(after, now, remaining)));
         }
@@ -78,15 +78,15 @@ fn remaining_is_exact<L: Limit>(limit: L, trace: &Trace) -> Outcome {
     })
 }
 
-fn never_is_exact<L: Limit>(limit: L, trace: &Trace) -> Outcome {
+fn exceeds_limit_is_exact<L: Limit>(limit: L, trace: &Trace) -> Outcome {
     at_every_step(limit, trace, |_, _, _, hits, step| {
         prop_assert_eq!(matches!(step, CounterDecision::ExceedsLimit(_)), limit.most() < hits.0);
         Ok(())
     })
 }
 
-fn all_at_once<L: Limit>(limit: L, at: u64, chunks: u64) -> Outcome {
-    let (mut state, now) = (L::State::default(), Nanos(at));
+fn idle_allows_maximum<L: Limit>(limit: L, start: u64, chunks: u64) -> Outcome {
+    let (mut state, now) = (L::State::default(), Nanos(start));
     let chunk = Hits(limit.most().div_ceil(chunks).max(1));
     let fit = limit.most() / chunk.0;
     for _ in 0..fit {
@@ -112,7 +112,7 @@ fn idle_equals_new<L: Limit>(limit: L, trace: &Trace, rest: &Trace) -> Outcome {
         if limit.rested(before, now) {
             same_future(limit, before, &L::State::default(), now, rest)?;
         }
-        let Some(room) = room(limit.ask(after, now, Hits(0))) else { return Ok(()) };
+        let Some(room) = headroom(limit.ask(after, now, Hits(0))) else { return Ok(()) };
         prop_assert!(limit.rested(after, now.plus(room.reset_after)));
         if limit.rested(after, now) {
             return Ok(());
@@ -128,7 +128,7 @@ fn idle_equals_new<L: Limit>(limit: L, trace: &Trace, rest: &Trace) -> Outcome {
 /// It is exact once the counter is idle.
 fn projection_is_a_lower_bound<L: Limit>(limit: L, trace: &Trace, shares: &[u16]) -> Outcome {
     at_every_step(limit, trace, |_, after, now, _, step| {
-        let Some(before) = room(step) else { return Ok(()) };
+        let Some(before) = headroom(step) else { return Ok(()) };
         let spans = shares.iter().map(|share| {
             let span = u128::from(limit.span().0) * u128::from(*share) / 1_000;
             Nanos(u64::try_from(span).unwrap())
@@ -137,7 +137,7 @@ fn projection_is_a_lower_bound<L: Limit>(limit: L, trace: &Trace, shares: &[u16]
         let reset = before.reset_after;
         let edges = [reset.since(Nanos(1)), reset, reset.since(Nanos::MICRO), reset.plus(Nanos(1))];
         for later in spans.chain(edges).map(|span| now.plus(span)) {
-            let Some(actual) = room(limit.ask(after, later, Hits(0))) else { continue };
+            let Some(actual) = headroom(limit.ask(after, later, Hits(0))) else { continue };
             let projected = limit.strategy().project(before, now, later);
             prop_assert!(projected.remaining <= actual.remaining, "{projected:?}, {actual:?}");
             prop_assert!(before.remaining <= projected.remaining, "{projected:?}");
@@ -158,7 +158,7 @@ fn projection_is_a_lower_bound<L: Limit>(limit: L, trace: &Trace, shares: &[u16]
 /// For GCRA and fixed windows it is less than two ticks too long.
 fn projected_wait_suffices<L: Limit>(limit: L, trace: &Trace, shares: &[u16]) -> Outcome {
     at_every_step(limit, trace, |_, after, now, _, step| {
-        let Some(left) = room(step) else { return Ok(()) };
+        let Some(left) = headroom(step) else { return Ok(()) };
         let most = limit.most();
         let some = shares.iter().map(|share| u128::from(most) * u128::from(*share) / 3_000);
         let some = some.map(|hits| u64::try_from(hits).unwrap());
@@ -186,11 +186,11 @@ fn refund_undoes<L: Limit>(limit: L, trace: &Trace) -> Outcome {
     at_every_step(limit, trace, |before, after, now, hits, step| {
         let (mut undone, mut emptied) = (after.clone(), after.clone());
         let refunded = limit.refund(&mut undone, now, hits);
-        prop_assert_eq!(room(limit.ask(&undone, now, Hits(0))), room(refunded));
+        prop_assert_eq!(headroom(limit.ask(&undone, now, Hits(0))), headroom(refunded));
         if is_allowed(step) {
-            prop_assert_eq!(room(refunded), room(limit.ask(before, now, Hits(0))));
+            prop_assert_eq!(headroom(refunded), headroom(limit.ask(before, now, Hits(0))));
         }
-        let room = room(limit.refund(&mut emptied, now, Hits(u64::MAX))).unwrap();
+        let room = headroom(limit.refund(&mut emptied, now, Hits(u64::MAX))).unwrap();
         prop_assert!(room.remaining.0 <= limit.most());
         Ok(())
     })
@@ -205,7 +205,7 @@ fn clock_jumps_are_safe<L: Limit>(limit: L, trace: &Trace, jumps: &[i64]) -> Out
         let (peeked, mut copy) = (limit.ask(&state, client.now, hits), state.clone());
         prop_assert_eq!(peeked, limit.step(&mut copy, client.now, hits));
         client.observe(limit.step(&mut state, client.now, hits));
-        let room = room(limit.ask(&state, client.now, Hits(0))).unwrap();
+        let room = headroom(limit.ask(&state, client.now, Hits(0))).unwrap();
         prop_assert!(limit.rested(&state, client.now.plus(room.reset_after)));
     }
     Ok(())
@@ -244,14 +244,14 @@ macro_rules! laws {
                 fn only_checks_above_the_maximum_can_never_pass(
                     limit in $limits, trace in traces(),
                 ) {
-                    never_is_exact(limit, &trace)?;
+                    exceeds_limit_is_exact(limit, &trace)?;
                 }
 
                 #[test]
                 fn an_idle_counter_allows_exactly_its_maximum(
                     limit in $limits, at in 0..=4_000_000_000_000_000_000_u64, chunks in 1..20_u64,
                 ) {
-                    all_at_once(limit, at, chunks)?;
+                    idle_allows_maximum(limit, at, chunks)?;
                 }
 
                 #[test]

@@ -6,7 +6,7 @@ use sluicegate::kernel::rate::gcra::{Gcra, Tat};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::traffic::{
-    Client, START, Trace, cases, counts, gcras, greedy_client, is_allowed, play, room, traces,
+    Client, START, Trace, cases, counts, gcras, greedy_client, headroom, is_allowed, play, traces,
 };
 
 /// The bound for t ticks: B + ⌊t·N/P⌋.
@@ -87,11 +87,11 @@ proptest! {
             if is_allowed(step) {
                 passed.push((limit.tick().floor(client.now), hits.0));
             }
-            let drained = kernel_now.plus(room(step).unwrap().reset_after);
+            let drained = kernel_now.plus(headroom(step).unwrap().reset_after);
             prop_assert!(limit.is_empty(&state, drained));
             let drain = limit.refill_rate().ticks.get() * u64::from(limit.burst());
             let ticks = drain.div_ceil(u64::from(limit.refill_rate().hits));
-            prop_assert!(room(step).unwrap().reset_after <= limit.tick().nanos(ticks));
+            prop_assert!(headroom(step).unwrap().reset_after <= limit.tick().nanos(ticks));
         }
         check_bound(&limit, &passed)?;
     }
@@ -101,10 +101,10 @@ proptest! {
         old in gcras(), new in gcras(), trace in traces(),
     ) {
         let (state, now) = replay(&old, &trace);
-        let left = room(old.peek(&state, now, Hits(0))).unwrap().remaining.0;
+        let left = headroom(old.peek(&state, now, Hits(0))).unwrap().remaining.0;
         let owed = u64::from(old.burst()) - left;
         let carried = new.convert(&state, &old, now);
-        let room = room(new.peek(&carried, now, Hits(0))).unwrap();
+        let room = headroom(new.peek(&carried, now, Hits(0))).unwrap();
         prop_assert_eq!(room.remaining.0, u64::from(new.burst()).saturating_sub(owed));
         // The debt drains in exactly the ticks that those hits take.
         let owed = u128::from(owed.min(u64::from(new.burst())));
@@ -120,7 +120,7 @@ proptest! {
         limit in gcras(), trace in traces(), hits in counts(),
     ) {
         let (mut state, now) = replay(&limit, &trace);
-        let before = room(limit.peek(&state, now, Hits(0))).unwrap().remaining;
+        let before = headroom(limit.peek(&state, now, Hits(0))).unwrap().remaining;
         let CounterDecision::Allow(room) = limit.refund(&mut state, now, Hits(u64::from(hits))) else {
             panic!("a refund was not admitted");
         };

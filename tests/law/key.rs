@@ -6,9 +6,9 @@ use sluicegate::kernel::units::{Nanos, Unit};
 
 type Entries = Vec<(String, String)>;
 
-fn injective(domain: &str, entries: &Entries, counting: KeyStrategy) -> Vec<u8> {
+fn unique_key(domain: &str, entries: &Entries, key_strategy: KeyStrategy) -> Vec<u8> {
     let entries = entries.iter().map(|(name, value)| (&**name, &**value));
-    CounterKey::unique(domain, entries, counting).as_bytes().to_vec()
+    CounterKey::unique(domain, entries, key_strategy).as_bytes().to_vec()
 }
 
 fn joined(domain: &str, entries: &Entries) -> Vec<u8> {
@@ -27,7 +27,7 @@ fn entries() -> impl Strategy<Value = Entries> {
     prop::collection::vec((text(), text()), 0..4)
 }
 
-fn counting() -> impl Strategy<Value = KeyStrategy> {
+fn key_strategies() -> impl Strategy<Value = KeyStrategy> {
     prop::sample::select(vec![
         KeyStrategy::Gcra,
         KeyStrategy::SlidingLog,
@@ -41,10 +41,10 @@ fn counting() -> impl Strategy<Value = KeyStrategy> {
 proptest! {
     #[test]
     fn keys_are_equal_only_for_equal_inputs(
-        (a, b) in ((text(), entries(), counting()), (text(), entries(), counting()))
+        (a, b) in ((text(), entries(), key_strategies()), (text(), entries(), key_strategies()))
     ) {
         let key = |(domain, entries, counting): &(String, Entries, KeyStrategy)| {
-            injective(domain, entries, *counting)
+            unique_key(domain, entries, *counting)
         };
         prop_assert_eq!(key(&a) == key(&b), a == b);
         prop_assert_eq!(key(&a), key(&a));
@@ -64,7 +64,7 @@ proptest! {
     #[test]
     fn a_key_of_any_length_ends_with_its_last_value(value in "[a-z]{0,130}") {
         let named = vec![("k".to_owned(), value.clone())];
-        prop_assert!(injective("d", &named, KeyStrategy::Gcra).ends_with(value.as_bytes()));
+        prop_assert!(unique_key("d", &named, KeyStrategy::Gcra).ends_with(value.as_bytes()));
     }
 
     #[test]
@@ -72,6 +72,6 @@ proptest! {
         (domain, entries, other) in (text(), entries(), entries())
     ) {
         let second = KeyStrategy::FixedWindow(Nanos::SECOND);
-        prop_assert_ne!(joined(&domain, &entries), injective(&domain, &other, second));
+        prop_assert_ne!(joined(&domain, &entries), unique_key(&domain, &other, second));
     }
 }

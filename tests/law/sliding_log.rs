@@ -6,7 +6,7 @@ use sluicegate::kernel::rate::sliding_log::{ArrivalLog, SlidingLog};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::traffic::{
-    Client, START, Trace, cases, greedy_client, is_allowed, play, room, sliding_logs, traces,
+    Client, START, Trace, cases, greedy_client, headroom, is_allowed, play, sliding_logs, traces,
 };
 
 /// A complete log of all allowed hits, as (microsecond, hits).
@@ -55,8 +55,8 @@ fn replay(limit: &SlidingLog, trace: &Trace) -> (ArrivalLog, Nanos) {
     (state, client.now)
 }
 
-fn left(limit: &SlidingLog, state: &ArrivalLog, now: Nanos) -> u64 {
-    room(limit.peek(state, now, Hits(0))).unwrap().remaining.0
+fn remaining(limit: &SlidingLog, state: &ArrivalLog, now: Nanos) -> u64 {
+    headroom(limit.peek(state, now, Hits(0))).unwrap().remaining.0
 }
 
 proptest! {
@@ -128,7 +128,7 @@ proptest! {
         for later in 0..=10 {
             let now = now.plus(Nanos(limit.period().0 / 10 * later));
             let in_period = naive.in_period(&limit, now.0 / 1_000);
-            prop_assert_eq!(left(&limit, &state, now), u64::from(limit.limit()) - in_period);
+            prop_assert_eq!(remaining(&limit, &state, now), u64::from(limit.limit()) - in_period);
         }
     }
 
@@ -151,7 +151,7 @@ proptest! {
             let now = now.plus(Nanos(old.period().0 / 10 * later));
             let in_period = naive.in_period(&new, now.0 / 1_000);
             let expected = u64::from(new.limit()).saturating_sub(in_period);
-            prop_assert_eq!(left(&new, &state, now), expected);
+            prop_assert_eq!(remaining(&new, &state, now), expected);
         }
     }
 
@@ -200,9 +200,9 @@ fn a_lowered_limit_drops_the_oldest_hits() {
     }
     assert!(!is_allowed(limit(3).charge(&mut state, at(5), Hits(1))));
     // After the limit is raised again, the three newest hits remain, from seconds 4, 4 and 3.
-    assert_eq!(left(&limit(10), &state, at(5)), 7);
-    assert_eq!(left(&limit(10), &state, at(13)), 8);
-    assert_eq!(left(&limit(10), &state, at(14)), 10);
+    assert_eq!(remaining(&limit(10), &state, at(5)), 7);
+    assert_eq!(remaining(&limit(10), &state, at(13)), 8);
+    assert_eq!(remaining(&limit(10), &state, at(14)), 10);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use sluicegate::kernel::rate::sliding_window::{SlidingWindow, WindowPair};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::traffic::{
-    Client, START, Trace, cases, greedy_client, is_allowed, play, room, sliding_windows, traces,
+    Client, START, Trace, cases, greedy_client, headroom, is_allowed, play, sliding_windows, traces,
 };
 
 /// An exact model: the allowed hits of each aligned window, without expiry.
@@ -197,7 +197,7 @@ fn counts_above_a_lowered_limit_deny_until_they_fade() {
     let year = Nanos::from_secs(31_536_000);
     let longest = SlidingWindow::new(285_616_413, year).unwrap();
     let state = WindowPair { start: Nanos(0), prev: u32::MAX, cur: u32::MAX };
-    assert_eq!(room(longest.peek(&state, begin, Hits(1))).unwrap().remaining, Hits(0));
+    assert_eq!(headroom(longest.peek(&state, begin, Hits(1))).unwrap().remaining, Hits(0));
 }
 
 #[test]
@@ -219,10 +219,10 @@ fn a_changed_period_keeps_the_overlapping_counts() {
     let mut state = WindowPair::default();
     minute.charge(&mut state, at(1_800), Hits(8));
     let left = |limit: &SlidingWindow, state: &WindowPair, seconds| {
-        room(limit.peek(state, at(seconds), Hits(0))).unwrap().remaining
+        headroom(limit.peek(state, at(seconds), Hits(0))).unwrap().remaining
     };
     assert_eq!(left(&hour, &state, 1_800), Hits(2));
-    let reset_after = room(hour.peek(&state, at(1_800), Hits(0))).unwrap().reset_after;
+    let reset_after = headroom(hour.peek(&state, at(1_800), Hits(0))).unwrap().reset_after;
     assert_eq!(reset_after, Nanos::from_secs(1_800 + 3_600));
     assert!(is_allowed(hour.charge(&mut state, at(1_800), Hits(2))));
     assert_eq!(left(&hour, &state, 3_599), Hits(0));

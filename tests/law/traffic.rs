@@ -174,7 +174,7 @@ impl Client {
             Want::Exactly(hits) => Hits(u64::from(hits)),
             Want::Share(share) => Hits(part(u128::from(limit.most()), share)),
             Want::Rest => {
-                room(limit.ask(state, self.now, Hits(0))).map_or(Hits(1), |room| room.remaining)
+                headroom(limit.ask(state, self.now, Hits(0))).map_or(Hits(1), |room| room.remaining)
             }
         }
     }
@@ -223,7 +223,7 @@ pub(super) fn greedy_client<L: Limit>(
 }
 
 /// The headroom after any verdict.
-pub(super) fn room(step: CounterDecision) -> Option<Headroom> {
+pub(super) fn headroom(step: CounterDecision) -> Option<Headroom> {
     match step {
         CounterDecision::Allow(room)
         | CounterDecision::ExceedsLimit(room)

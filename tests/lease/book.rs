@@ -77,12 +77,12 @@ fn want(number: u64, want: u64) -> BorrowRequest {
     }
 }
 
-fn lend(store: &mut Store, at: Nanos, member: ReplicaIncarnation, borrow: &BorrowRequest) -> u64 {
-    store.step(at, member, borrow).unwrap().granted.0
+fn lend(store: &mut Store, now: Nanos, member: ReplicaIncarnation, borrow: &BorrowRequest) -> u64 {
+    store.step(now, member, borrow).unwrap().granted.0
 }
 
-fn remaining(store: &mut Store, at: Nanos) -> u64 {
-    store.counted.with(at, |counter| match counter.peek(at, Hits(0)) {
+fn remaining(store: &mut Store, now: Nanos) -> u64 {
+    store.counted.with(now, |counter| match counter.peek(now, Hits(0)) {
         CounterDecision::Allow(room)
         | CounterDecision::Deny { headroom: room, .. }
         | CounterDecision::ExceedsLimit(room) => room.remaining.0,

@@ -29,7 +29,7 @@ impl Simulation {
         Self { limit, tat, holds, open, allowed }
     }
 
-    fn hold(
+    fn reserve(
         &mut self,
         now: Nanos,
         id: ReservationId,
@@ -50,7 +50,7 @@ impl Simulation {
         }
     }
 
-    fn keep_or_cancel(&mut self, dice: &mut Dice, now: Nanos) {
+    fn commit_or_cancel(&mut self, dice: &mut Dice, now: Nanos) {
         if self.open.is_empty() {
             return;
         }
@@ -90,9 +90,9 @@ fn canceled_reservations_never_exceed_the_limit() {
             now = now.plus(Nanos(dice.pick(&[0, 0, 1, 50, 200, 700]) * 1_000_000));
             let hits = Hits(dice.pick(&[1, 1, 2, u64::from(burst)]));
             match dice.up_to(4) {
-                0 | 1 => drop(simulation.hold(now, ReservationId(1, number), hits, duration)),
+                0 | 1 => drop(simulation.reserve(now, ReservationId(1, number), hits, duration)),
                 2 => simulation.charge(now, hits),
-                _ => simulation.keep_or_cancel(&mut dice, now),
+                _ => simulation.commit_or_cancel(&mut dice, now),
             }
         }
         assert!(simulation.obeys_the_limit(), "SLUICEGATE_SEED={seed}, trace {trace}");
@@ -106,7 +106,7 @@ fn canceled_reservations_are_fully_refunded() {
     simulation.charge(START, Hits(30));
     let ids: Vec<_> = (0..50).map(|number| ReservationId(1, number)).collect();
     for id in &ids {
-        simulation.hold(START, *id, Hits(1), Nanos::SECOND);
+        simulation.reserve(START, *id, Hits(1), Nanos::SECOND);
     }
     assert!(simulation.holds.keep(ids[7]));
     // Two hits of the first charge drain in the meantime.

@@ -15,7 +15,7 @@ fn after(millis: u64) -> Nanos {
     NOW.plus(Nanos(millis * 1_000_000))
 }
 
-fn ledger() -> LeaseBalance {
+fn empty_balance() -> LeaseBalance {
     LeaseBalance::new(LeaseSizing::Fixed(Hits(10)), TERM, Hits(100))
 }
 
@@ -30,17 +30,17 @@ fn grant(number: u64, granted: u64, kept: u64) -> BorrowReply {
     }
 }
 
-fn denial(number: u64, wait: Nanos, parked: u64) -> BorrowReply {
+fn denial(number: u64, wait: Nanos, outstanding: u64) -> BorrowReply {
     let step = CounterDecision::Deny { retry_after: wait, headroom: ROOM };
-    BorrowReply { decision: step, outstanding_elsewhere: Hits(parked), ..grant(number, 0, 0) }
+    BorrowReply { decision: step, outstanding_elsewhere: Hits(outstanding), ..grant(number, 0, 0) }
 }
 
-fn borrow_for(ledger: &mut LeaseBalance, at: Nanos, number: u64, hits: u64) -> BorrowRequest {
-    ledger.borrow(at, MessageNumber(number), Hits(hits)).unwrap()
+fn borrow_for(balance: &mut LeaseBalance, now: Nanos, number: u64, hits: u64) -> BorrowRequest {
+    balance.borrow(now, MessageNumber(number), Hits(hits)).unwrap()
 }
 
 fn with_ten() -> LeaseBalance {
-    let mut ledger = ledger();
+    let mut ledger = empty_balance();
     borrow_for(&mut ledger, NOW, 1, 1);
     ledger.settle(NOW, &grant(1, 10, 0));
     ledger
@@ -106,7 +106,7 @@ fn undecided_hits_stay_local_and_expire_with_the_lease() {
 
 #[test]
 fn a_reply_to_an_abandoned_message_is_ignored() {
-    let mut ledger = ledger();
+    let mut ledger = empty_balance();
     borrow_for(&mut ledger, NOW, 1, 1);
     ledger.give_up(MessageNumber(1));
     ledger.settle(NOW, &grant(1, 10, 0));
@@ -184,7 +184,7 @@ fn an_unsent_return_does_not_lower_the_next_lease_size() {
 
 #[test]
 fn only_one_message_is_in_flight() {
-    let mut ledger = ledger();
+    let mut ledger = empty_balance();
     borrow_for(&mut ledger, NOW, 1, 1);
     assert_eq!(ledger.borrow(NOW, MessageNumber(2), Hits(1)), None);
     assert_eq!(ledger.refill(NOW, MessageNumber(3)), None);
@@ -193,7 +193,7 @@ fn only_one_message_is_in_flight() {
 
 #[test]
 fn a_lease_lifetime_counts_from_sending_minus_the_drift_margin() {
-    let mut ledger = ledger();
+    let mut ledger = empty_balance();
     borrow_for(&mut ledger, NOW, 1, 1);
     ledger.settle(after(100), &grant(1, 10, 0));
     assert_eq!(ledger.balance(after(997)), Hits(10));
@@ -204,7 +204,7 @@ fn a_lease_lifetime_counts_from_sending_minus_the_drift_margin() {
 
 #[test]
 fn a_reply_after_lease_expiry_grants_nothing() {
-    let mut ledger = ledger();
+    let mut ledger = empty_balance();
     borrow_for(&mut ledger, NOW, 1, 1);
     ledger.settle(after(998), &grant(1, 10, 0));
     assert_eq!(ledger.balance(after(998)), Hits(0));
@@ -240,7 +240,7 @@ fn a_refill_keeps_the_balance_usable() {
 
 #[test]
 fn a_lease_is_renewed_two_round_trips_early() {
-    let mut ledger = ledger();
+    let mut ledger = empty_balance();
     borrow_for(&mut ledger, NOW, 1, 1);
     ledger.settle(after(50), &grant(1, 10, 0));
     assert_eq!(ledger.refill(after(897), MessageNumber(2)), None);
@@ -396,7 +396,7 @@ fn a_balance_is_returned_after_eight_expected_checks_are_missing() {
 
 #[test]
 fn a_remembered_denial_counts_its_wait_from_the_reply() {
-    let mut ledger = ledger();
+    let mut ledger = empty_balance();
     borrow_for(&mut ledger, NOW, 1, 5);
     ledger.settle(after(20), &denial(1, Nanos::SECOND, 0));
     let expected = SpendResult::Denied {
@@ -410,7 +410,7 @@ fn a_remembered_denial_counts_its_wait_from_the_reply() {
 
 #[test]
 fn a_remembered_denial_does_not_apply_to_fewer_hits() {
-    let mut ledger = ledger();
+    let mut ledger = empty_balance();
     borrow_for(&mut ledger, NOW, 1, 5);
     ledger.settle(NOW, &denial(1, Nanos::SECOND, 0));
     assert_eq!(ledger.spend(NOW, Hits(4)), SpendResult::NeedsStore);
@@ -422,7 +422,7 @@ fn a_remembered_denial_does_not_apply_to_fewer_hits() {
 
 #[test]
 fn the_denial_of_the_fewest_hits_is_remembered() {
-    let mut ledger = ledger();
+    let mut ledger = empty_balance();
     for (number, hits) in [(1, 3), (2, 9)] {
         borrow_for(&mut ledger, NOW, number, hits);
         ledger.settle(NOW, &denial(number, Nanos::SECOND, 0));
@@ -441,7 +441,7 @@ fn the_denial_of_the_fewest_hits_is_remembered() {
 
 #[test]
 fn a_denial_sent_before_a_refund_is_not_remembered() {
-    let mut ledger = ledger();
+    let mut ledger = empty_balance();
     borrow_for(&mut ledger, NOW, 1, 1);
     ledger.forget_denial(NOW);
     ledger.settle(after(20), &denial(1, Nanos::SECOND, 0));
@@ -453,7 +453,7 @@ fn a_denial_sent_before_a_refund_is_not_remembered() {
 
 #[test]
 fn a_denied_check_calls_the_store_while_enough_hits_are_outstanding() {
-    let mut ledger = ledger();
+    let mut ledger = empty_balance();
     borrow_for(&mut ledger, NOW, 1, 11);
     // 7 hits remain, and other replicas may return 4.
     ledger.settle(after(20), &denial(1, Nanos::from_secs(3_600), 4));
@@ -467,7 +467,7 @@ fn a_denied_check_calls_the_store_while_enough_hits_are_outstanding() {
 #[test]
 fn a_fixed_window_denial_calls_the_store_eight_times_per_window() {
     let window = FixedWindow::new(100, Windows::Every(TERM)).unwrap();
-    let mut ledger = ledger().with_strategy(Strategy::FixedWindow(window));
+    let mut ledger = empty_balance().with_strategy(Strategy::FixedWindow(window));
     borrow_for(&mut ledger, NOW, 1, 11);
     ledger.settle(after(20), &denial(1, Nanos::from_secs(3_600), 4));
     assert!(matches!(ledger.spend(after(124), Hits(11)), SpendResult::Denied { .. }));
@@ -476,7 +476,7 @@ fn a_fixed_window_denial_calls_the_store_eight_times_per_window() {
 
 #[test]
 fn too_few_outstanding_hits_delay_the_next_store_call() {
-    let mut ledger = ledger();
+    let mut ledger = empty_balance();
     borrow_for(&mut ledger, NOW, 1, 17);
     // 7 hits remain, and 10 of 17 are missing. Other replicas may return 4. The limit frees 5 in
     // half of the retry-after, and may have freed part of one already.

@@ -10,8 +10,8 @@ fn after(millis: u64) -> Nanos {
     NOW.plus(Nanos(millis * 1_000_000))
 }
 
-fn sizer(most: u64) -> LeaseSizer {
-    LeaseSizer::new(LeaseSizing::Learned, TERM, Hits(most))
+fn sizer(max_lease: u64) -> LeaseSizer {
+    LeaseSizer::new(LeaseSizing::Learned, TERM, Hits(max_lease))
 }
 
 #[test]

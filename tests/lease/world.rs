@@ -512,23 +512,23 @@ impl FleetSimulation {
     }
 
     /// Delivers a reply, unless its replica has crashed.
-    fn replica_receives(&mut self, member: ReplicaIncarnation, mut answer: BorrowReply) {
+    fn replica_receives(&mut self, member: ReplicaIncarnation, mut reply: BorrowReply) {
         let Some(replica) = self.replicas.iter_mut().find(|replica| replica.member == member)
         else {
             return;
         };
         let now = replica.clock(self.now);
         if self.flaw == Flaw::WindowOnReplicaClock {
-            answer.valid_for = answer.valid_for.plus(replica.behind);
+            reply.valid_for = reply.valid_for.plus(replica.behind);
         }
         if let (Flaw::OldReplyAccepted, Some(last)) = (self.flaw, replica.last) {
-            answer.number = last.number;
+            reply.number = last.number;
         }
         let before = replica.ledger.balance(now);
-        replica.ledger.settle(now, &answer);
+        replica.ledger.settle(now, &reply);
         let credited = before < replica.ledger.balance(now);
         if self.flaw == Flaw::CreditedToEachWaiter && credited {
-            self.record_allowed(answer.granted);
+            self.record_allowed(reply.granted);
         }
     }
 

@@ -40,7 +40,7 @@ struct Totals {
 }
 
 impl GcraModel {
-    fn left(&mut self, millis: u64) -> u64 {
+    fn remaining(&mut self, millis: u64) -> u64 {
         self.debt = self.debt.saturating_sub((millis - self.at) * LIMIT);
         self.at = millis;
         (LIMIT * 1_000).saturating_sub(self.debt) / 1_000
@@ -90,7 +90,7 @@ async fn run(domain_fields: &str, mode: &str, replicas: usize, trace: &[TimedChe
         }
         let others = fleet.iter().enumerate().filter(|(at, _)| *at != timed.replica);
         let outstanding: u64 = others.map(|(_, engine)| outstanding(engine)).sum();
-        let left = model.left(now);
+        let left = model.remaining(now);
         let check = check(&[("k", "v")], Cost::Charge(Hits(timed.hits)));
         let answer = fleet[timed.replica].decide(&check).await.unwrap();
         run_background_tasks().await;

@@ -94,13 +94,13 @@ impl RemoteStore {
     }
 
     /// Lets the store receive the paused call with this number.
-    fn receive(&self, at: usize) {
-        self.paused.lock()[at].taken.add_permits(1);
+    fn receive(&self, number: usize) {
+        self.paused.lock()[number].taken.add_permits(1);
     }
 
     /// Delivers the reply of the paused call with this number.
-    fn reply(&self, at: usize) {
-        self.paused.lock()[at].answered.add_permits(1);
+    fn reply(&self, number: usize) {
+        self.paused.lock()[number].answered.add_permits(1);
     }
 
     fn reply_all(&self) {

@@ -68,9 +68,9 @@ pub(super) fn connected(store: &Store, batching: Batching) -> Connected {
     connected_at(RedisTopology::Unix(store.socket()), Duration::from_secs(60), batching)
 }
 
-fn connected_at(place: RedisTopology, deadline: Duration, batching: Batching) -> Connected {
+fn connected_at(topology: RedisTopology, deadline: Duration, batching: Batching) -> Connected {
     for_a_day_with_a_minute_left();
-    let options = redis_at(place, deadline);
+    let options = redis_at(topology, deadline);
     let (redis, connection) = RedisStore::new(RedisOptions { batching, ..options });
     let mut kept = JoinSet::new();
     kept.spawn_on(connection, CONNECTION_RUNTIME.handle());
@@ -83,17 +83,17 @@ pub(super) fn window() -> Strategy {
     Strategy::FixedWindow(FixedWindow::new(LIMIT, Windows::Every(DAY)).unwrap())
 }
 
-pub(super) fn charges(name: &str, strategy: Strategy, rule: ChargeMode) -> Charges {
-    let counting = match strategy {
+pub(super) fn charges(name: &str, strategy: Strategy, mode: ChargeMode) -> Charges {
+    let key_strategy = match strategy {
         Strategy::SlidingLog(_) => KeyStrategy::SlidingLog,
         Strategy::Gcra(_) => KeyStrategy::Gcra,
         _ => KeyStrategy::FixedWindow(DAY),
     };
-    let key = CounterKey::unique("d", [("k", name)].into_iter(), counting);
+    let key = CounterKey::unique("d", [("k", name)].into_iter(), key_strategy);
     let cost = Cost::Charge(Hits(1));
     let (home, standing) = (Placement::ByKey, Enforcement::default());
     let charge = Charge { key, placement: home, strategy, cost, standing, per_second: false };
-    Charges { list: [charge].into_iter().collect(), mode: rule }
+    Charges { list: [charge].into_iter().collect(), mode }
 }
 
 pub(super) fn charge<'r>(redis: &'r RedisStore, charges: &'r Charges) -> PendingCharge<'r> {
@@ -103,16 +103,19 @@ pub(super) fn charge<'r>(redis: &'r RedisStore, charges: &'r Charges) -> Pending
     }
 }
 
-fn poll_once(asked: &mut PendingCharge<'_>) {
-    assert!(asked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+fn poll_once(charge: &mut PendingCharge<'_>) {
+    assert!(charge.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
 }
 
 /// Starts all charges while Redis is stopped (SIGSTOP), then resumes Redis and awaits the outcomes.
-pub(super) fn all_at_once(store: &Store, asked: Vec<PendingCharge<'_>>) -> Vec<ChargeOutcome> {
+pub(super) fn charge_all_during_stop(
+    store: &Store,
+    charges: Vec<PendingCharge<'_>>,
+) -> Vec<ChargeOutcome> {
     test_runtime().block_on(async {
         store.signal("STOP");
         let mut open: Vec<(PendingCharge<'_>, Option<ChargeOutcome>)> =
-            asked.into_iter().map(|asked| (asked, None)).collect();
+            charges.into_iter().map(|asked| (asked, None)).collect();
         poll_all(&mut open, &mut Context::from_waker(Waker::noop()));
         store.signal("CONT");
         poll_fn(|context| {
@@ -179,7 +182,8 @@ fn checks_during_a_call_share_the_next_call() {
             charges(["a", "b"][number % 2], window(), rule)
         })
         .collect();
-    let outcomes = all_at_once(&store, questions.iter().map(|its| charge(&redis, its)).collect());
+    let outcomes =
+        charge_all_during_stop(&store, questions.iter().map(|its| charge(&redis, its)).collect());
     assert!(outcomes.into_iter().all(is_allowed));
     assert_eq!(calls(&store), 2);
     assert_eq!([remaining(&redis, "a"), remaining(&redis, "b")], [u64::from(LIMIT) - 30; 2]);
@@ -300,15 +304,15 @@ fn cancelled_lease_message_does_not_block_others() {
     let redis = connected(&store, Batching::On);
     let messages = ["a", "b"].map(|key| message(key, 1));
     test_runtime().block_on(async {
-        let mut stays = borrow(&*redis, &messages[1]);
+        let mut kept_message = borrow(&*redis, &messages[1]);
         redis.batch_calls(&mut || {
-            let mut begun = borrow(&*redis, &messages[0]);
+            let mut cancelled_message = borrow(&*redis, &messages[0]);
             let context = &mut Context::from_waker(Waker::noop());
-            assert!(begun.as_mut().poll(context).is_pending());
-            redis.batch_calls(&mut || assert!(stays.as_mut().poll(context).is_pending()));
+            assert!(cancelled_message.as_mut().poll(context).is_pending());
+            redis.batch_calls(&mut || assert!(kept_message.as_mut().poll(context).is_pending()));
             assert_eq!(calls(&store), 0, "not before all have begun");
         });
-        assert!(matches!(stays.await, LeaseOutcome::Applied(_)));
+        assert!(matches!(kept_message.await, LeaseOutcome::Applied(_)));
     });
     assert_eq!(calls(&store), 1);
     assert_eq!(remaining(&redis, "a"), u64::from(LIMIT));
@@ -345,10 +349,11 @@ fn timed_out_store_call_keeps_earlier_replies_of_its_batch() {
     let redis = connected_at(RedisTopology::Tcp(address), Duration::from_secs(2), Batching::On);
     proxy.set(Way::FromStore, Flow::Delay(Duration::from_millis(700)));
     let messages: Vec<_> = ["d"].iter().chain(&keys).map(|key| message(key, members)).collect();
-    let lent = test_runtime().block_on(join_all(messages.iter().map(|one| borrow(&*redis, one))));
-    let said = lent.iter().map(|one| matches!(one, LeaseOutcome::Applied(_)));
-    assert_eq!(said.collect::<Vec<_>>(), [true, true, true, false], "{lent:?}");
-    assert!(matches!(lent[3], LeaseOutcome::Failed(StoreFailure::TimedOut)));
+    let outcomes =
+        test_runtime().block_on(join_all(messages.iter().map(|one| borrow(&*redis, one))));
+    let applied = outcomes.iter().map(|one| matches!(one, LeaseOutcome::Applied(_)));
+    assert_eq!(applied.collect::<Vec<_>>(), [true, true, true, false], "{outcomes:?}");
+    assert!(matches!(outcomes[3], LeaseOutcome::Failed(StoreFailure::TimedOut)));
 }
 
 #[test]
@@ -356,7 +361,8 @@ fn without_batching_each_check_is_one_call() {
     let store = Store::running();
     let redis = connected(&store, Batching::Off);
     let charges = charges("a", window(), ChargeMode::Each);
-    let outcomes = all_at_once(&store, (0..60).map(|_| charge(&redis, &charges)).collect());
+    let outcomes =
+        charge_all_during_stop(&store, (0..60).map(|_| charge(&redis, &charges)).collect());
     assert!(outcomes.into_iter().all(is_allowed));
     assert_eq!(calls(&store), 60);
 }
@@ -372,11 +378,11 @@ fn checks_cancelled_before_sending_are_not_charged() {
         asked.iter_mut().for_each(poll_once);
         // The first check is in flight, and the others wait for the next call. Every second check
         // is cancelled.
-        let (stay, go): (Vec<_>, Vec<_>) =
+        let (kept, cancelled): (Vec<_>, Vec<_>) =
             asked.into_iter().enumerate().partition(|(number, _)| number % 2 == 0);
-        drop(go);
+        drop(cancelled);
         store.signal("CONT");
-        for (_, asked) in stay {
+        for (_, asked) in kept {
             assert!(is_allowed(asked.await[0]));
         }
     });
@@ -415,7 +421,8 @@ fn batch_size_depends_on_the_script_time_per_check() {
     {
         let before = calls(&store);
         let charges = charges("a", strategy, rule);
-        let outcomes = all_at_once(&store, (0..1_000).map(|_| charge(&redis, &charges)).collect());
+        let outcomes =
+            charge_all_during_stop(&store, (0..1_000).map(|_| charge(&redis, &charges)).collect());
         assert!(outcomes.into_iter().all(is_allowed));
         assert_eq!(calls(&store) - before, wanted, "{strategy:?} {rule:?}");
     }
@@ -430,7 +437,7 @@ fn checks_above_the_queue_maximum_fail_as_overloaded() {
     // check with which the queue exceeds its maximum.
     let accepted = 1 + 31 * 250 + 64 * 250 + 1;
     let asked = (0..accepted + 100).map(|_| charge(&redis, &charges)).collect();
-    let outcomes = all_at_once(&store, asked);
+    let outcomes = charge_all_during_stop(&store, asked);
     let refused =
         |outcome: &&ChargeOutcome| **outcome == ChargeOutcome::Failed(StoreFailure::Overloaded);
     assert_eq!(outcomes.iter().filter(refused).count(), 100);
@@ -444,7 +451,8 @@ fn a_failed_call_fails_all_its_checks() {
     let redis = connected(&store, Batching::On);
     store.command(&["CONFIG", "SET", "maxmemory", "1"]);
     let charges = charges("a", window(), ChargeMode::Each);
-    let outcomes = all_at_once(&store, (0..10).map(|_| charge(&redis, &charges)).collect());
+    let outcomes =
+        charge_all_during_stop(&store, (0..10).map(|_| charge(&redis, &charges)).collect());
     assert_eq!(outcomes, [ChargeOutcome::Failed(StoreFailure::OutOfMemory); 10]);
     store.command(&["CONFIG", "SET", "maxmemory", "0"]);
     assert_eq!(remaining(&redis, "a"), u64::from(LIMIT));

@@ -110,9 +110,9 @@ impl BackendLoad {
         *self.over.borrow()
     }
 
-    async fn wait(&self, lasts: Duration) {
+    async fn wait(&self, duration: Duration) {
         let mut over = self.over.subscribe();
-        let _ = timeout(lasts, over.wait_for(|over| *over)).await;
+        let _ = timeout(duration, over.wait_for(|over| *over)).await;
     }
 }
 
@@ -183,11 +183,11 @@ impl Scene {
         scene
     }
 
-    fn start(&mut self, at: usize) {
+    fn start(&mut self, replica: usize) {
         self.incarnations += 1;
-        let url = format!("redis://{}", self.proxies[at].address());
+        let url = format!("redis://{}", self.proxies[replica].address());
         let share_expiry = format!("{}ms", SHARE_EXPIRY.as_millis());
-        let node = format!("replica-{at}");
+        let node = format!("replica-{replica}");
         let flags = [
             ["--node-id", &node],
             ["--backend-deadline", "50ms"],
@@ -198,8 +198,8 @@ impl Scene {
         let service = serve(self.limits.path(), &url, &flags.concat());
         let endpoint = service.door();
         let channel = self.runtime.block_on(async { endpoint.connect_lazy() });
-        *self.channels[at].lock() = Some(channel);
-        self.fleet[at] = Some(service);
+        *self.channels[replica].lock() = Some(channel);
+        self.fleet[replica] = Some(service);
     }
 
     fn random_replica(&mut self) -> usize {
@@ -265,38 +265,38 @@ impl Scene {
         }
     }
 
-    fn stop(&self, at: usize) {
-        let service = self.fleet[at].as_ref().unwrap();
+    fn stop(&self, replica: usize) {
+        let service = self.fleet[replica].as_ref().unwrap();
         self.inside.share_stopped.store(share(service), SeqCst);
         service.signal("STOP");
         let from = now();
         std::thread::sleep(FAULT_DURATION);
-        *self.stops[at].lock() = Some((from, now()));
+        *self.stops[replica].lock() = Some((from, now()));
         service.signal("CONT");
     }
 
-    fn restart_replica(&mut self, at: usize) {
-        *self.channels[at].lock() = None;
-        self.fleet[at] = None;
-        self.start(at);
+    fn restart_replica(&mut self, replica: usize) {
+        *self.channels[replica].lock() = None;
+        self.fleet[replica] = None;
+        self.start(replica);
     }
 
     /// Restores a snapshot of Redis that was taken before the given replica restarted. This replica
     /// keeps its share and reports last.
-    fn restore_snapshot_without_replica(&mut self, at: usize) {
+    fn restore_snapshot_without_replica(&mut self, replica: usize) {
         self.store.command(&["SAVE"]);
-        self.restart_replica(at);
+        self.restart_replica(replica);
         self.wait_until_full();
-        self.restore_snapshot(&[at], |_| {});
+        self.restore_snapshot(&[replica], |_| {});
     }
 
     /// Restores a snapshot of Redis. The first report comes from a new replica that is in no
     /// snapshot.
-    fn restore_snapshot_then_new_replica(&mut self, at: usize) {
+    fn restore_snapshot_then_new_replica(&mut self, replica: usize) {
         self.store.command(&["SAVE"]);
         self.wait_until_full();
-        let others: Vec<usize> = (0..REPLICAS).filter(|other| *other != at).collect();
-        self.restore_snapshot(&others, |scene| scene.restart_replica(at));
+        let others: Vec<usize> = (0..REPLICAS).filter(|other| *other != replica).collect();
+        self.restore_snapshot(&others, |scene| scene.restart_replica(replica));
     }
 
     /// Restarts Redis from its snapshot and runs `then` while the `disconnected` replicas cannot
@@ -409,17 +409,17 @@ impl Caller {
             };
             let id = format!("{:016x}{:016x}", self.dice.roll(), self.dice.roll());
             let asked = now();
-            let answer = self.acquire(channel.clone(), &id).await;
-            if answer == AcquireResult::Allowed {
+            let result = self.acquire(channel.clone(), &id).await;
+            if result == AcquireResult::Allowed {
                 self.run_request(self.was_stopped_since(asked)).await;
             }
-            if answer != AcquireResult::Denied {
+            if result != AcquireResult::Denied {
                 // Releases the id after a timeout too, as a proxy does: the replica may have
                 // granted the permit.
                 let _ =
                     timeout(RELEASE_TIMEOUT, send_check(channel, "sluicegate.release", &id)).await;
             }
-            if answer != AcquireResult::Allowed {
+            if result != AcquireResult::Allowed {
                 sleep(Duration::from_millis(4 + self.dice.up_to(8))).await;
             }
         }
@@ -428,18 +428,20 @@ impl Caller {
     /// Acquires a permit for `id`. A reply after the timeout counts as a timeout, even if the
     /// machine delayed this task.
     async fn acquire(&self, channel: Channel, id: &str) -> AcquireResult {
-        let (patience, asked) = (if self.is_patient { LONG_TIMEOUT } else { TIMEOUT }, now());
-        match timeout(patience, send_check(channel, "sluicegate.acquire", id)).await {
+        let (limit, asked) = (if self.is_patient { LONG_TIMEOUT } else { TIMEOUT }, now());
+        match timeout(limit, send_check(channel, "sluicegate.acquire", id)).await {
             Err(_) => AcquireResult::TimedOut,
-            Ok(_) if patience < asked.elapsed() => AcquireResult::TimedOut,
+            Ok(_) if limit < asked.elapsed() => AcquireResult::TimedOut,
             Ok(Some(Code::Ok)) => AcquireResult::Allowed,
             Ok(_) => AcquireResult::Denied,
         }
     }
 
     /// Returns `true` if the replica was stopped and resumed between the acquire and its reply.
-    fn was_stopped_since(&self, asked: Instant) -> bool {
-        self.stops[self.at].lock().is_some_and(|(from, until)| asked < from && until <= now())
+    fn was_stopped_since(&self, acquire_started: Instant) -> bool {
+        self.stops[self.at]
+            .lock()
+            .is_some_and(|(from, until)| acquire_started < from && until <= now())
     }
 
     async fn run_request(&mut self, was_delayed: bool) {
@@ -450,9 +452,9 @@ impl Caller {
             (Duration::from_millis(5), SHORT_REQUEST)
         };
         let spread = u64::try_from(most.saturating_sub(least).as_millis()).unwrap();
-        let lasts = least + Duration::from_millis(self.dice.up_to(spread));
+        let duration = least + Duration::from_millis(self.dice.up_to(spread));
         self.inside.enter(was_delayed);
-        self.inside.wait(lasts).await;
+        self.inside.wait(duration).await;
         self.inside.leave(was_delayed);
     }
 }
@@ -507,15 +509,15 @@ fn run_faults(faults: &[Fault], min_duration: Duration) {
         run_fault(&mut scene, fault);
     }
     let release_delay = scene.drain();
-    let inside = &scene.inside;
+    let load = &scene.inside;
     println!(
         "{} requests, at most {} inside of {LIMIT}, allowance {}, {} lives, no place held {release_delay:.2?} after the last end",
-        inside.entered.load(SeqCst),
-        inside.max_in_flight.load(SeqCst),
-        inside.max_allowance.load(SeqCst),
+        load.entered.load(SeqCst),
+        load.max_in_flight.load(SeqCst),
+        load.max_allowance.load(SeqCst),
         scene.incarnations
     );
-    assert_within_limit(inside);
+    assert_within_limit(load);
     assert!(
         release_delay <= MAX_RELEASE_DELAY,
         "places were held for {release_delay:?} after the last was told to have ended"
@@ -560,11 +562,11 @@ fn empty_redis_denies_permits_for_a_grace_period() {
         }
         assert_ne!(denied, 0, "what is in flight elsewhere was not known");
     });
-    let said = service.log().matches("does not know the requests in flight yet").count();
-    assert_eq!(said, 1, "{}", service.log());
+    let log_lines = service.log().matches("does not know the requests in flight yet").count();
+    assert_eq!(log_lines, 1, "{}", service.log());
 }
 
-pub(super) fn assert_within_limit(inside: &BackendLoad) {
-    let (above, most) = (inside.excess.load(SeqCst), inside.max_in_flight.load(SeqCst));
+pub(super) fn assert_within_limit(load: &BackendLoad) {
+    let (above, most) = (load.excess.load(SeqCst), load.max_in_flight.load(SeqCst));
     assert!(above <= 0, "{above} too many inside, {most} at most");
 }

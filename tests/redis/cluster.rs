@@ -45,13 +45,13 @@ fn key_of(domain: &str) -> Vec<u8> {
 
 /// Returns three domains: the counters of domain number n are in a slot of primary number n.
 fn domains(cluster: &Cluster) -> [String; 3] {
-    let of = |number: usize| {
+    let domain_of_primary = |number: usize| {
         let mut names = (0..).map(|name| format!("d{name}"));
         let is_there =
             |name: &String| cluster.owner_of_slot(codec::cluster_slot(&key_of(name))) == number;
         names.find(is_there).unwrap()
     };
-    [of(0), of(1), of(2)]
+    [domain_of_primary(0), domain_of_primary(1), domain_of_primary(2)]
 }
 
 /// Sends `LIMIT` + 2 checks and returns the number of allowed ones.
@@ -69,7 +69,7 @@ fn expect_denied(service: &Service, domain: &str, value: &str) -> Result<(), Str
 
 /// Makes a primary unavailable with `lose` and asserts the guarantees until its Redis replica has
 /// taken over.
-fn lose_primary(what: &str, lose: impl FnOnce(&mut Process), back: impl FnOnce(&mut Process)) {
+fn lose_primary(what: &str, lose: impl FnOnce(&mut Process), restore: impl FnOnce(&mut Process)) {
     for_a_day_with_a_minute_left();
     let mut cluster = Cluster::with_replicas();
     let domains = domains(&cluster);
@@ -117,7 +117,7 @@ fn lose_primary(what: &str, lose: impl FnOnce(&mut Process), back: impl FnOnce(&
         assert_eq!(is_harmed, number == LOST_PRIMARY, "{number}: {asked:?}\n{}", service.log());
     }
     assert_eq!(admitted + failed, all, "{harmed:?}");
-    back(&mut cluster.primaries[LOST_PRIMARY]);
+    restore(&mut cluster.primaries[LOST_PRIMARY]);
     for domain in &domains {
         assert_eq!(expect_denied(&service, domain, "kept"), Ok(()), "counts go on");
         assert_eq!(count_allowed(&service, domain, "error", "after"), LIMIT as usize);
@@ -142,7 +142,7 @@ fn unassigned_slot_does_not_disturb_other_slots() {
     for_a_day_with_a_minute_left();
     let cluster = Cluster::start();
     for node in cluster.nodes() {
-        node.order(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
+        node.call_ok(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
     }
     let slot_of = |name: &String| codec::cluster_slot(&key_of(name));
     let mut names = (0..).map(|name| format!("d{name}"));
@@ -154,7 +154,7 @@ fn unassigned_slot_does_not_disturb_other_slots() {
     wait_until_ready(&service);
     let slot = slot_of(&lost).to_string();
     for node in &cluster.primaries {
-        node.order(&["CLUSTER", "DELSLOTS", &slot]);
+        node.call_ok(&["CLUSTER", "DELSLOTS", &slot]);
     }
     let check = |domain: &str| check_domain(&service, domain, &[("error", "value")]).status;
     let alone = || match (check(&lost), check(&kept)) {
@@ -165,7 +165,7 @@ fn unassigned_slot_does_not_disturb_other_slots() {
     for asked in 0..100 {
         assert_eq!((check(&lost), check(&kept)), (400, 200), "{asked}: {}", service.log());
     }
-    cluster.primaries[LOST_PRIMARY].order(&["CLUSTER", "ADDSLOTS", &slot]);
+    cluster.primaries[LOST_PRIMARY].call_ok(&["CLUSTER", "ADDSLOTS", &slot]);
     let answers = || if check(&lost) == 200 { Ok(()) } else { Err(service.log()) };
     until("its slot is answered again", answers).unwrap();
 }
@@ -201,12 +201,12 @@ fn moving_slot_loses_no_checks_or_hits() {
 }
 
 fn script_calls(cluster: &Cluster) -> u64 {
-    let of = |node: &Process| -> u64 {
-        let stats = node.tell(&["INFO", "commandstats"]).text();
+    let calls_of_node = |node: &Process| -> u64 {
+        let stats = node.call(&["INFO", "commandstats"]).text();
         let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
         line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
     };
-    cluster.primaries.iter().map(of).sum()
+    cluster.primaries.iter().map(calls_of_node).sum()
 }
 
 #[test]
@@ -231,8 +231,8 @@ fn atomic_check_makes_one_call_per_slot_to_reserve_and_commit() {
         let all = of.iter().map(|its| descriptor(*its)).collect::<Vec<_>>().join(",");
         let body = format!(r#"{{"domain":"d","descriptors":[{all}]}}"#);
         let before = script_calls(&cluster);
-        let said = http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes())).unwrap();
-        (said.status, script_calls(&cluster) - before)
+        let reply = http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes())).unwrap();
+        (reply.status, script_calls(&cluster) - before)
     };
     let five = [("x", "a"), ("x", "b"), ("x", "c"), ("y", "a"), ("y", "b")];
     // A starting service also calls scripts, so the smallest count of several tries is that of the
@@ -249,9 +249,9 @@ fn atomic_check_makes_one_call_per_slot_to_reserve_and_commit() {
     assert_eq!(calls(3, 429, &[("z", "a")]), 1);
 }
 
-async fn members(redis: &RedisStore) -> Result<Vec<String>, StoreFailure> {
-    let beat = MembershipHeartbeat { node: "one".into(), record: Some("{}".into()) };
-    let fleet = match redis.update_membership(&beat) {
+async fn heartbeat_members(redis: &RedisStore) -> Result<Vec<String>, StoreFailure> {
+    let heartbeat = MembershipHeartbeat { node: "one".into(), record: Some("{}".into()) };
+    let fleet = match redis.update_membership(&heartbeat) {
         StoreReply::Ready(fleet) => fleet,
         StoreReply::Pending(fleet) => timeout(PATIENCE, fleet).await.unwrap(),
     };
@@ -272,9 +272,9 @@ async fn heartbeat_follows_slot(flags: &[&str]) {
     let to = (from + 1) % cluster.primaries.len();
     cluster.begin_to_move(slot, from, to);
     // The old owner of the slot has no key in it, so it redirects the call to the new owner (ASK).
-    assert_eq!(members(&redis).await, Ok(vec!["one".to_owned()]), "ASK {flags:?}");
+    assert_eq!(heartbeat_members(&redis).await, Ok(vec!["one".to_owned()]), "ASK {flags:?}");
     cluster.move_slot(slot, from, to);
-    assert_eq!(members(&redis).await, Ok(vec!["one".to_owned()]), "MOVED {flags:?}");
+    assert_eq!(heartbeat_members(&redis).await, Ok(vec!["one".to_owned()]), "MOVED {flags:?}");
     task.abort();
 }
 
@@ -302,7 +302,7 @@ fn cluster_that_starts_late_is_used_despite_an_unassigned_slot() {
     cluster.nodes().for_each(|node| node.signal("CONT"));
     wait_until_ready(&service);
     let slot = codec::cluster_slot(&key_of(domains[2])).to_string();
-    cluster.nodes().for_each(|node| node.order(&["CLUSTER", "DELSLOTS", &slot]));
+    cluster.nodes().for_each(|node| node.call_ok(&["CLUSTER", "DELSLOTS", &slot]));
     let fails = || match check_domain(&service, domains[2], &[("error", "v")]).status {
         400 => Ok(()),
         status => Err(status.to_string()),
@@ -311,7 +311,7 @@ fn cluster_that_starts_late_is_used_despite_an_unassigned_slot() {
     for domain in &domains[..2] {
         assert_eq!(count_allowed(&service, domain, "error", "meanwhile"), LIMIT as usize);
     }
-    cluster.primaries[2].order(&["CLUSTER", "ADDSLOTS", &slot]);
+    cluster.primaries[2].call_ok(&["CLUSTER", "ADDSLOTS", &slot]);
     cluster.wait_until_whole();
     wait_until_ready(&service);
     assert_eq!(count_allowed(&service, domains[2], "error", "after"), LIMIT as usize);
@@ -320,7 +320,7 @@ fn cluster_that_starts_late_is_used_despite_an_unassigned_slot() {
 #[test]
 fn readiness_reports_a_cluster_that_rejects_the_password() {
     let cluster = Cluster::start();
-    cluster.nodes().for_each(|node| node.order(&["CONFIG", "SET", "requirepass", "sesame"]));
+    cluster.nodes().for_each(|node| node.call_ok(&["CONFIG", "SET", "requirepass", "sesame"]));
     let limits = limits_of(LIMIT, &["d"]);
     // A second, unreachable node must not hide that the cluster rejected the password.
     let url = format!("{},{}", cluster.url(), ports::free());

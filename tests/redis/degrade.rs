@@ -31,13 +31,18 @@ descriptors:
 - {key: shadow, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 1, on_backend_failure: deny}}
 ";
 
-pub(super) fn redis_at(place: RedisTopology, deadline: Duration) -> RedisOptions {
+pub(super) fn redis_at(topology: RedisTopology, deadline: Duration) -> RedisOptions {
     let key_prefix = "t".to_owned();
-    RedisOptions { key_prefix, call_timeout: deadline, jitter_seed: 1, ..RedisOptions::new(place) }
+    RedisOptions {
+        key_prefix,
+        call_timeout: deadline,
+        jitter_seed: 1,
+        ..RedisOptions::new(topology)
+    }
 }
 
 pub(super) fn engine_over(
-    backend: impl Store + 'static,
+    store: impl Store + 'static,
     clock: Clock,
     limits: &str,
     replicas: u32,
@@ -46,7 +51,7 @@ pub(super) fn engine_over(
     let membership = Membership::new("me", 1, NonZeroU32::new(replicas).unwrap());
     let local = LocalFallback::new(memory, Arc::new(membership));
     let engine =
-        Engine::new(clock, Arc::new(backend), DecisionPolicy::default()).with_local_fallback(local);
+        Engine::new(clock, Arc::new(store), DecisionPolicy::default()).with_local_fallback(local);
     engine.publish(Arc::new(load([("d.yaml", limits.as_bytes())], Revision(1), false).unwrap().0));
     engine
 }
@@ -71,8 +76,8 @@ async fn check(engine: &Engine, keys: &[&str]) -> Result<Decision, CheckError> {
     engine.decide(&new_check(keys, 1)).await
 }
 
-fn verdicts(answer: &Decision) -> Vec<(Verdict, Reason)> {
-    answer.statuses.iter().map(|s| (s.decision.verdict, s.decision.reason)).collect()
+fn verdicts(decision: &Decision) -> Vec<(Verdict, Reason)> {
+    decision.statuses.iter().map(|s| (s.decision.verdict, s.decision.reason)).collect()
 }
 
 #[tokio::test]

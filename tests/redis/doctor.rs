@@ -109,7 +109,7 @@ fn every_cluster_primary_is_examined() {
     let (outcome, out, err) = doctor_at(&cluster.url(), &[]);
     assert_eq!((outcome, err.as_str()), (CommandOutcome::Success, ""), "{out}");
     assert_eq!(out.matches(": looked at").count(), 3, "{out}");
-    cluster.primaries[1].order(&["ACL", "SETUSER", "default", "-eval"]);
+    cluster.primaries[1].call_ok(&["ACL", "SETUSER", "default", "-eval"]);
     let (outcome, out, _) = doctor_at(&cluster.url(), &[]);
     assert_eq!(outcome, CommandOutcome::Negative);
     let expected = format!("error[scripts]: {}", cluster.primaries[1].address());
@@ -126,11 +126,11 @@ fn sentinel_primary_that_accepts_writes_without_replicas_is_a_warning() {
     let (outcome, out, _) = inspect();
     assert_eq!(outcome, CommandOutcome::Success, "{out}");
     assert!(warns() && out.contains("set `min-replicas-to-write 1`"), "{out}");
-    watched.primary.order(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    watched.primary.call_ok(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
     assert!(!warns());
-    watched.primary.order(&["CONFIG", "SET", "min-replicas-max-lag", "0"]);
+    watched.primary.call_ok(&["CONFIG", "SET", "min-replicas-max-lag", "0"]);
     assert!(warns(), "it counts no replica then");
-    watched.primary.order(&["ACL", "SETUSER", "default", "-info"]);
+    watched.primary.call_ok(&["ACL", "SETUSER", "default", "-info"]);
     assert!(!warns(), "nobody knows");
 }
 

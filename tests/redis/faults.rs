@@ -60,9 +60,9 @@ fn starting_without_redis_uses_fallbacks_until_it_appears() {
     let mut watch = FaultWatch::start(&service, "no Redis at the start, then one", EVERY_RULE);
     watch.check_times(50, "absent");
     assert_each_fallback(&service, "absent");
-    let said = ready(&service);
-    assert_eq!(said.status, 200);
-    assert!(said.text().contains("does not answer (unreachable)"), "{}", said.text());
+    let readiness = ready(&service);
+    assert_eq!(readiness.status, 200);
+    assert!(readiness.text().contains("does not answer (unreachable)"), "{}", readiness.text());
     assert_eq!(http1::get(service.http, "/livez", &[]).unwrap().status, 200);
     assert!(failures(&service, "unreachable") > 0);
     for reason in ["allowed", "denied", "local"] {
@@ -358,29 +358,29 @@ fn missing_acl_rights_mark_redis_unavailable_but_bad_keys_do_not() {
     let store = Store::running();
     let redis = batch::connected(&store, Batching::Off);
     let runtime = Runtime::new().unwrap();
-    let asks = |name: &str| {
+    let charge_one = |name: &str| {
         let charges = batch::charges(name, batch::window(), ChargeMode::Each);
         runtime.block_on(batch::charge(&redis, &charges))[0]
     };
-    asks("odd");
+    charge_one("odd");
     let Value::Array(keys) = store.command(&["KEYS", "*odd*"]) else { panic!() };
     let [Value::Text(key)] = &keys[..] else { panic!("{keys:?}") };
     let mut client = crate::support::resp::Client::connect(&store.socket()).unwrap();
     client.call(&[b"DEL".as_slice(), key]);
     client.call(&[b"HSET".as_slice(), key, b"field", b"value"]);
     for round in 0..50 {
-        assert_eq!(asks("odd"), ChargeOutcome::Failed(StoreFailure::WrongType));
-        assert!(matches!(asks("even"), ChargeOutcome::Decided(_)), "{round}");
+        assert_eq!(charge_one("odd"), ChargeOutcome::Failed(StoreFailure::WrongType));
+        assert!(matches!(charge_one("even"), ChargeOutcome::Decided(_)), "{round}");
         assert_eq!(redis.current_failure(), None, "{round}");
     }
     store.command(&["ACL", "SETUSER", "default", "-set"]);
-    until("it is known", || match (asks("new"), redis.current_failure()) {
+    until("it is known", || match (charge_one("new"), redis.current_failure()) {
         (ChargeOutcome::Failed(StoreFailure::Other), Some(StoreFailure::Other)) => Ok(()),
         other => Err(format!("{other:?}")),
     })
     .unwrap();
     store.command(&["ACL", "SETUSER", "default", "+set"]);
-    until("it is known to count again", || match (asks("new"), redis.current_failure()) {
+    until("it is known to count again", || match (charge_one("new"), redis.current_failure()) {
         (ChargeOutcome::Decided(_), None) => Ok(()),
         other => Err(format!("{other:?}")),
     })
@@ -396,7 +396,7 @@ fn many_read_only_errors_cause_one_reconnect() {
     store.command(&["REPLICAOF", "127.0.0.1", "1"]);
     let asked = batch::charges("many", batch::window(), ChargeMode::Each);
     let asked = (0..16).map(|_| batch::charge(&redis, &asked)).collect();
-    let outcomes = batch::all_at_once(&store, asked);
+    let outcomes = batch::charge_all_during_stop(&store, asked);
     assert!(outcomes.contains(&ChargeOutcome::Failed(StoreFailure::ReadOnly)), "{outcomes:?}");
     store.command(&["REPLICAOF", "NO", "ONE"]);
     until("it is connected anew", || match redis.current_failure() {
@@ -420,11 +420,12 @@ fn lease_calls_also_reconnect_if_redis_is_read_only() {
     let mut asked = 0;
     // A new descriptor value for each check, because a lease balance would decide without the
     // store.
-    let mut asks = || {
+    let mut check_new_value = || {
         asked += 1;
         check(&service, "error", &asked.to_string())
     };
-    until("it counts", || if asks() == 200 { Ok(()) } else { Err(service.log()) }).unwrap();
+    until("it counts", || if check_new_value() == 200 { Ok(()) } else { Err(service.log()) })
+        .unwrap();
     let connected = || {
         let all = store.command(&["CLIENT", "LIST"]).text().clone();
         // All Redis clients except the connection of the test itself.
@@ -435,7 +436,7 @@ fn lease_calls_also_reconnect_if_redis_is_read_only() {
     assert!(!before.is_empty());
     store.command(&["REPLICAOF", "127.0.0.1", "1"]);
     until("it is connected anew", || {
-        asks();
+        check_new_value();
         let now = connected();
         if before.iter().any(|one| now.contains(one)) { Err(format!("{now:?}")) } else { Ok(()) }
     })

@@ -90,9 +90,9 @@ fn replicas_without_a_store_together_allow_the_limit() {
         for value in ["v", "w", "x"] {
             assert_eq!(admitted(&fleet.each_ref(), value), limit, "{value}");
         }
-        let said = ready(&fleet[0]);
-        assert_eq!(said.status, 200);
-        assert!(said.text().contains("does not answer"), "{}", said.text());
+        let readiness = ready(&fleet[0]);
+        assert_eq!(readiness.status, 200);
+        assert!(readiness.text().contains("does not answer"), "{}", readiness.text());
         assert_eq!(http1::get(fleet[0].http, "/livez", &[]).unwrap().status, 200);
         drop(fleet);
         store.start(&["--port", "0"]);
@@ -103,9 +103,9 @@ fn replicas_without_a_store_together_allow_the_limit() {
 fn replica_started_in_an_outage_divides_limits_by_replicas_min() {
     for_a_day_with_a_minute_left();
     let (store, limits) = (Store::absent(), limits(14));
-    let lonely = start_replica(limits.path(), &store, "lonely", &["--replicas-min", "5"]);
-    assert_eq!(admitted(&[&lonely], "v"), 2);
-    let shown = fleet_page(&lonely);
+    let replica = start_replica(limits.path(), &store, "lonely", &["--replicas-min", "5"]);
+    assert_eq!(admitted(&[&replica], "v"), 2);
+    let shown = fleet_page(&replica);
     assert_eq!((&shown["replicas"], &shown["seen_ms_ago"]), (&5.into(), &Json::Null));
 }
 
@@ -158,8 +158,8 @@ fn send_heartbeat(
     node: &str,
     record: Option<&str>,
 ) -> Result<MembershipReply, StoreFailure> {
-    let said = MembershipHeartbeat { node: node.into(), record: record.map(Into::into) };
-    let reply = redis.update_membership(&said);
+    let heartbeat = MembershipHeartbeat { node: node.into(), record: record.map(Into::into) };
+    let reply = redis.update_membership(&heartbeat);
     match reply {
         StoreReply::Pending(reply) => tokio::runtime::Runtime::new().unwrap().block_on(reply),
         StoreReply::Ready(fleet) => fleet,
@@ -181,8 +181,8 @@ fn a_full_redis_keeps_the_membership_records_of_other_replicas() {
     };
     assert_eq!(names(), ["silent"]);
     store.command(&["CONFIG", "SET", "maxmemory", "0"]);
-    let me = LiveReplica { node: "me".into(), silent_for: Nanos(0), record: "{}".into() };
-    let alone = MembershipReply { replicas: vec![me], previous_record: None };
+    let own_record = LiveReplica { node: "me".into(), silent_for: Nanos(0), record: "{}".into() };
+    let alone = MembershipReply { replicas: vec![own_record], previous_record: None };
     assert_eq!(send_heartbeat(&redis, "me", Some("{}")), Ok(alone));
     assert_eq!(names(), ["me"], "with memory a silent one goes");
     // A replica's own record from 1970 has expired, so the reply contains no previous record.

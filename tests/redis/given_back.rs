@@ -74,8 +74,8 @@ fn get_calls(store: &Store) -> u64 {
     line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
 }
 
-fn poll_once(asked: Pin<&mut impl Future>) {
-    assert!(asked.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+fn poll_once(future: Pin<&mut impl Future>) {
+    assert!(future.poll(&mut Context::from_waker(Waker::noop())).is_pending());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

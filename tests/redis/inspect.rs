@@ -8,14 +8,14 @@ use sluicegate::store::redis::{Password, RedisOptions, RedisTopology};
 use super::Store;
 use crate::waiting::now;
 
-fn at(store: &Store) -> RedisOptions {
+fn options_of(store: &Store) -> RedisOptions {
     RedisOptions::new(RedisTopology::Unix(store.socket()))
 }
 
 #[tokio::test]
 async fn plain_commands_return_the_redis_replies() {
     let store = Store::running();
-    let nodes = inspect::connect_all(&at(&store)).await.unwrap();
+    let nodes = inspect::connect_all(&options_of(&store)).await.unwrap();
     let [node] = &nodes[..] else { panic!("{nodes:?}") };
     assert_eq!(node.address, store.socket().display().to_string());
     assert_eq!(node.run_command(&["PING"]).await, Ok(RedisValue::Text("PONG".to_owned())));
@@ -33,12 +33,13 @@ async fn connection_errors_are_prompt_and_hide_the_password() {
     let store = Store::running();
     let password = Some(Password::Plain("sesame".to_owned()));
     let user = Some("nobody".to_owned());
-    let refused =
-        inspect::connect_all(&RedisOptions { user, password, ..at(&store) }).await.unwrap_err();
+    let refused = inspect::connect_all(&RedisOptions { user, password, ..options_of(&store) })
+        .await
+        .unwrap_err();
     assert!(refused.0.contains("WRONGPASS") && !refused.0.contains("sesame"), "{refused}");
     store.signal("STOP");
     let began = now();
-    let silent = inspect::connect_all(&at(&store)).await.unwrap_err();
+    let silent = inspect::connect_all(&options_of(&store)).await.unwrap_err();
     assert!(silent.0.contains("no answer within a second"), "{silent}");
     assert!(began.elapsed() < Duration::from_secs(5));
     store.signal("CONT");

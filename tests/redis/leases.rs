@@ -60,9 +60,9 @@ impl Counter {
     }
 }
 
-fn leased(strategy: Strategy, counting: KeyStrategy, overshoot: Overshoot) -> Counter {
+fn leased(strategy: Strategy, key_strategy: KeyStrategy, overshoot: Overshoot) -> Counter {
     let charge = Charge {
-        key: CounterKey::unique("d", [("k", "v")].into_iter(), counting),
+        key: CounterKey::unique("d", [("k", "v")].into_iter(), key_strategy),
         placement: Placement::default(),
         strategy,
         cost: Cost::Charge(Hits(1)),

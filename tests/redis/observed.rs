@@ -82,7 +82,7 @@ impl<'s> FaultWatch<'s> {
 fn overruns(waits: &[(Instant, Instant)], pauses: &Pauses) -> Vec<Duration> {
     let overruns = |&(began, ended): &(Instant, Instant)| {
         let overruns = (ended - began).saturating_sub(DEADLINE);
-        overruns.saturating_sub(pauses.altogether((began, ended)))
+        overruns.saturating_sub(pauses.longest_total((began, ended)))
     };
     waits.iter().map(overruns).filter(|overruns| !overruns.is_zero()).collect()
 }

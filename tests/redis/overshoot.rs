@@ -188,7 +188,7 @@ impl Fleet {
     }
 
     /// Starts a replica with a clock error of up to one hour.
-    fn start_replica(&self, at: usize, dice: &mut Dice) {
+    fn start_replica(&self, replica: usize, dice: &mut Dice) {
         let clock_error_ms = i64::try_from(dice.up_to(7_200_000)).unwrap() - 3_600_000;
         let proxy = self.proxy.as_ref().map(|proxy| format!("redis://{}", proxy.address()));
         let url = proxy.unwrap_or_else(|| self.store.url());
@@ -198,14 +198,14 @@ impl Fleet {
         let shift = [(SHIFT_VARIABLE, &*clock_error_ms.to_string())];
         let service = Service::start_under(self.limits.path(), &flags, &shift).unwrap();
         wait_until_ready(&service);
-        *self.addresses[at].write().unwrap() = Some(service.http);
-        *self.replicas[at].lock().unwrap() = Some(Replica { service, clock_error_ms });
+        *self.addresses[replica].write().unwrap() = Some(service.http);
+        *self.replicas[replica].lock().unwrap() = Some(Replica { service, clock_error_ms });
     }
 
     /// Kills a replica and keeps its log.
-    fn kill(&self, at: usize) {
-        *self.addresses[at].write().unwrap() = None;
-        let Some(mut replica) = self.replicas[at].lock().unwrap().take() else { return };
+    fn kill(&self, replica: usize) {
+        *self.addresses[replica].write().unwrap() = None;
+        let Some(mut replica) = self.replicas[replica].lock().unwrap().take() else { return };
         replica.service.kill();
         let mut log = self.log.lock().unwrap();
         for line in replica.service.log().lines().filter(|line| line.contains("\"decided\"")) {
@@ -241,13 +241,13 @@ impl Fleet {
         }
     }
 
-    fn send_signal(&self, at: usize, signal: &str) {
-        let replica = self.replicas[at].lock().unwrap_or_else(PoisonError::into_inner);
+    fn send_signal(&self, replica: usize, signal: &str) {
+        let replica = self.replicas[replica].lock().unwrap_or_else(PoisonError::into_inner);
         replica.as_ref().unwrap().service.signal(signal);
     }
 
     /// Sends checks to one replica, at a low rate and then at full speed.
-    fn send_checks(&self, at: usize, mut dice: Dice) {
+    fn send_checks(&self, replica: usize, mut dice: Dice) {
         while !self.is_over.load(Relaxed) {
             // Demand is low at all replicas at the same time, so the GCRA debt drains while leases
             // exist. Then demand exceeds the limit.
@@ -255,7 +255,7 @@ impl Fleet {
             if is_quiet {
                 pause(30 + dice.up_to(70));
             }
-            let Some(address) = *self.addresses[at].read().unwrap() else {
+            let Some(address) = *self.addresses[replica].read().unwrap() else {
                 pause(5);
                 continue;
             };

@@ -88,9 +88,9 @@ impl Replica {
     }
 
     async fn check(&self, key: &str, hits: u64) -> (Verdict, Reason, Hits) {
-        let answer = self.engine.decide(&new_check(&[key], hits)).await.unwrap();
-        let finding = &answer.statuses[0].decision;
-        (answer.verdict, finding.reason, finding.headroom.remaining)
+        let decision = self.engine.decide(&new_check(&[key], hits)).await.unwrap();
+        let finding = &decision.statuses[0].decision;
+        (decision.verdict, finding.reason, finding.headroom.remaining)
     }
 
     /// Stops Redis. Returns once the engine has noticed the outage.
@@ -187,9 +187,9 @@ async fn refunds_reduce_the_fallback_debt() {
     let replica = replica();
     replica.stop().await;
     assert_eq!(replica.check("debt", 5).await.2, Hits(5));
-    let mut back = new_check(&["debt"], 2);
-    back.descriptors[0].cost = sluicegate::kernel::decision::Cost::Refund(Hits(2));
-    replica.engine.decide(&back).await.unwrap();
+    let mut refund = new_check(&["debt"], 2);
+    refund.descriptors[0].cost = sluicegate::kernel::decision::Cost::Refund(Hits(2));
+    replica.engine.decide(&refund).await.unwrap();
     replica.store.signal("CONT");
     replica.wait_for_remaining("debt", 7).await;
 }
@@ -202,8 +202,8 @@ async fn forced_denials_add_no_fallback_debt() {
     assert_eq!(replica.check("window", 4).await.2, Hits(6));
     replica.store.signal("CONT");
     replica.wait_for_remaining("window", 6).await;
-    let shut = ("d", &[("other", "v")][..]);
-    replica.engine.force_decision(shut, Verdict::Deny, Nanos::from_secs(600)).unwrap();
+    let forced_descriptor = ("d", &[("other", "v")][..]);
+    replica.engine.force_decision(forced_descriptor, Verdict::Deny, Nanos::from_secs(600)).unwrap();
     // Checks of 0 hits keep the repaid hits in the local counter. The fallback debt never exceeds
     // this count.
     replica.stop_with_checks("window", 0).await;
@@ -305,12 +305,12 @@ fn outage_loses_no_hits_of_a_fleet() {
     for service in &fleet {
         wait_for_members(service, &["a", "b", "c"]);
     }
-    let asks = |service: &Service, times: usize| {
+    let count_allowed = |service: &Service, times: usize| {
         (0..times).filter(|_| check_service(service, "local", "v") == 200).count()
     };
-    assert_eq!(fleet.iter().map(|service| asks(service, 10)).sum::<usize>(), 30);
+    assert_eq!(fleet.iter().map(|service| count_allowed(service, 10)).sum::<usize>(), 30);
     store.signal("STOP");
-    assert_eq!(fleet.iter().map(|service| asks(service, 20)).sum::<usize>(), 60);
+    assert_eq!(fleet.iter().map(|service| count_allowed(service, 20)).sum::<usize>(), 60);
     store.signal("CONT");
     fleet.iter().for_each(wait_until_ready);
     let log = || fleet.iter().map(|s| ready(s).text() + &s.log()).collect::<String>();
@@ -319,6 +319,6 @@ fn outage_loses_no_hits_of_a_fleet() {
         other => Err(format!("{other} {}", log())),
     })
     .unwrap();
-    let after: usize = fleet.iter().map(|service| asks(service, 10)).sum();
+    let after: usize = fleet.iter().map(|service| count_allowed(service, 10)).sum();
     assert_eq!(after, 10, "{}", log());
 }

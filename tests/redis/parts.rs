@@ -39,7 +39,12 @@ fn rate(gcra: &Gcra) -> (u128, u128) {
 }
 
 /// The local shares of all `members`, each computed by its own replica.
-fn parts(whole: &Strategy, key: &CounterKey, members: &[String], replicas: u32) -> Vec<Strategy> {
+fn local_shares(
+    whole: &Strategy,
+    key: &CounterKey,
+    members: &[String],
+    replicas: u32,
+) -> Vec<Strategy> {
     let replicas = NonZeroU32::new(replicas).unwrap();
     let each = members.iter().filter_map(|me| {
         let rank = rank(key, me, members.iter().map(String::as_str));
@@ -58,7 +63,7 @@ fn local_shares_add_up_to_the_limit_and_gcra_rate() {
         let count = 1 + dice.up_to(19);
         let members: Vec<_> = (0..count).map(|n| format!("m{n}-{}", dice.up_to(999))).collect();
         let replicas = u32::try_from(members.len()).unwrap();
-        let parts = parts(&whole, &key(dice.roll()), &members, replicas);
+        let parts = local_shares(&whole, &key(dice.roll()), &members, replicas);
         let sum: u32 = parts.iter().map(Strategy::max_at_once).sum();
         assert_eq!(sum, whole.max_at_once(), "{round}: {whole:?} over {replicas}: {parts:?}");
         let holders = u32::try_from(parts.len()).unwrap();
@@ -81,17 +86,21 @@ fn local_shares_of_an_incomplete_membership_never_exceed_the_limit() {
         let (known_to_all, unseen) = (1 + dice.up_to(9), dice.up_to(9));
         let members: Vec<_> = (0..known_to_all).map(|n| format!("m{n}")).collect();
         let replicas = u32::try_from(known_to_all + unseen).unwrap();
-        let known: u32 = parts(&whole, &key(dice.roll()), &members, replicas)
+        let known: u32 = local_shares(&whole, &key(dice.roll()), &members, replicas)
             .iter()
             .map(Strategy::max_at_once)
             .sum();
         let division = FleetDivision { replicas: NonZeroU32::new(replicas).unwrap(), rank: None };
-        let lonely = local_share(&whole, division).map_or(0, |part| part.max_at_once());
+        let share_without_membership =
+            local_share(&whole, division).map_or(0, |part| part.max_at_once());
         assert_eq!(
-            lonely,
+            share_without_membership,
             if replicas == 1 { whole.max_at_once() } else { whole.max_at_once() / replicas }
         );
-        assert!(known + lonely * u32::try_from(unseen).unwrap() <= whole.max_at_once());
+        assert!(
+            known + share_without_membership * u32::try_from(unseen).unwrap()
+                <= whole.max_at_once()
+        );
     }
 }
 

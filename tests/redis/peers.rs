@@ -104,41 +104,41 @@ impl Scene {
         }
     }
 
-    fn channel(&self, at: usize) -> Channel {
+    fn channel(&self, replica: usize) -> Channel {
         let _inside = self.runtime.enter();
-        self.fleet[at].door().connect_lazy()
+        self.fleet[replica].door().connect_lazy()
     }
 
-    fn in_flight(&self, at: usize) -> u64 {
-        metric(&self.fleet[at], "sluicegate_requests_in_flight")
+    fn in_flight(&self, replica: usize) -> u64 {
+        metric(&self.fleet[replica], "sluicegate_requests_in_flight")
     }
 
     fn early_releases(&self) -> Vec<u64> {
         self.fleet.iter().map(|one| metric(one, "sluicegate_early_releases")).collect()
     }
 
-    fn wait_until_idle(&self, at: usize) -> Duration {
+    fn wait_until_idle(&self, replica: usize) -> Duration {
         let began = now();
-        until("nothing is in flight", || match self.in_flight(at) {
+        until("nothing is in flight", || match self.in_flight(replica) {
             0 => Ok(began.elapsed()),
-            some => Err(format!("{some}: {}", self.fleet[at].log())),
+            some => Err(format!("{some}: {}", self.fleet[replica].log())),
         })
         .unwrap()
     }
 
     /// Acquires a permit and returns the owner that the reply names.
-    fn acquire(&self, protocol: Protocol, at: usize, id: &str) -> String {
+    fn acquire(&self, protocol: Protocol, replica: usize, id: &str) -> String {
         match protocol {
             Protocol::Rls => {
                 let reply =
-                    self.rls(at, &[(&[("upstream", "all"), ("sluicegate.acquire", id)], 1)]);
+                    self.rls(replica, &[(&[("upstream", "all"), ("sluicegate.acquire", id)], 1)]);
                 let headers = reply.response_headers_to_add.iter();
                 let named = headers.filter(|header| header.key == OWNER).map(|h| h.value.clone());
                 let named = named.collect::<Vec<_>>().concat();
                 assert_eq!(owner_in(reply.dynamic_metadata.as_ref()), named, "header and metadata");
                 named
             }
-            Protocol::ExtAuthz => self.acquire_by_ext_authz(at, id),
+            Protocol::ExtAuthz => self.acquire_by_ext_authz(replica, id),
             Protocol::Nginx => {
                 let headers = [
                     ("x-original-uri", "/"),
@@ -146,7 +146,7 @@ impl Scene {
                     ("x-real-ip", "192.0.2.1"),
                     ("x-sluicegate-id", id),
                 ];
-                let reply = http1::get(self.fleet[at].http, "/check", &headers).unwrap();
+                let reply = http1::get(self.fleet[replica].http, "/check", &headers).unwrap();
                 assert_eq!(reply.status, 200);
                 reply.header(OWNER).unwrap().to_owned()
             }
@@ -155,14 +155,14 @@ impl Scene {
                 let descriptors = vec![Descriptor { entries, hits: None }];
                 let (id, domain) = (id.to_owned(), "edge".to_owned());
                 let asked = AcquireRequest { id, domain, descriptors, max_wait_us: None };
-                let mut client = PermitsClient::new(self.channel(at));
+                let mut client = PermitsClient::new(self.channel(replica));
                 self.runtime.block_on(client.acquire(asked)).unwrap().into_inner().owner
             }
         }
     }
 
-    fn denial_headers(&self, at: usize, id: &str) -> Vec<String> {
-        match self.ext_authz(at, id).http_response {
+    fn denial_headers(&self, replica: usize, id: &str) -> Vec<String> {
+        match self.ext_authz(replica, id).http_response {
             Some(HttpResponse::DeniedResponse(denied)) => {
                 denied.headers.into_iter().filter_map(|one| Some(one.header?.key)).collect()
             }
@@ -170,8 +170,8 @@ impl Scene {
         }
     }
 
-    fn acquire_by_ext_authz(&self, at: usize, id: &str) -> String {
-        let reply = self.ext_authz(at, id);
+    fn acquire_by_ext_authz(&self, replica: usize, id: &str) -> String {
+        let reply = self.ext_authz(replica, id);
         let Some(HttpResponse::OkResponse(ok)) = reply.http_response else { panic!("{reply:?}") };
         let headers = ok.response_headers_to_add.into_iter().filter_map(|one| one.header);
         let named: String = headers.filter(|h| h.key == OWNER).map(|h| h.value).collect();

@@ -127,10 +127,10 @@ pub(super) fn charge(name: &str, limit: u32, hits: u64) -> Charge {
 /// strategy.
 pub(super) fn native_charge(name: &str, limit: u32, hits: u64) -> Charge {
     let gcra = name.len().is_multiple_of(2);
-    let counting = if gcra { KeyStrategy::Gcra } else { KeyStrategy::SlidingLog };
+    let key_strategy = if gcra { KeyStrategy::Gcra } else { KeyStrategy::SlidingLog };
     Charge {
-        key: CounterKey::unique("d", [("k", name)].into_iter(), counting),
-        strategy: match counting {
+        key: CounterKey::unique("d", [("k", name)].into_iter(), key_strategy),
+        strategy: match key_strategy {
             KeyStrategy::Gcra => Strategy::Gcra(Gcra::new(limit, DAY, limit).unwrap()),
             _ => Strategy::SlidingLog(SlidingLog::new(limit, DAY).unwrap()),
         },
@@ -138,8 +138,8 @@ pub(super) fn native_charge(name: &str, limit: u32, hits: u64) -> Charge {
     }
 }
 
-pub(super) fn charges(list: impl IntoIterator<Item = Charge>, rule: ChargeMode) -> Charges {
-    Charges { list: list.into_iter().collect(), mode: rule }
+pub(super) fn charges(list: impl IntoIterator<Item = Charge>, mode: ChargeMode) -> Charges {
+    Charges { list: list.into_iter().collect(), mode }
 }
 
 pub(super) const ALL: ChargeMode =
@@ -228,14 +228,14 @@ async fn redis_and_memory_agree_on_a_thousand_charges() {
 }
 
 /// The shortest script time of several tries, in microseconds.
-async fn script_micros(at: &Connected, charged: usize) -> u64 {
+async fn script_micros(connected: &Connected, charged: usize) -> u64 {
     let now = now();
     let mut shortest = u64::MAX;
     for _ in 0..5 {
-        at.main.command(&["CONFIG", "RESETSTAT"]);
+        connected.main.command(&["CONFIG", "RESETSTAT"]);
         let list = (0..charged).map(|_| charge("one", 1_000_000, 1));
-        charge_all(&at.stores, now, &charges(list, ALL)).await;
-        let stats = at.main.command(&["INFO", "commandstats"]).text();
+        charge_all(&connected.stores, now, &charges(list, ALL)).await;
+        let stats = connected.main.command(&["INFO", "commandstats"]).text();
         let line =
             stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=1,usec="));
         shortest = shortest.min(line.unwrap().split(',').next().unwrap().parse().unwrap());
@@ -438,9 +438,9 @@ async fn sluicegate_and_envoyproxy_ratelimit_share_counters() {
     let key = format!("rl:d_k_shared_{}", now.0 / DAY.0 * 86_400);
     for turn in 0..6 {
         // The commands of envoyproxy/ratelimit for one hit.
-        let theirs = at.main.command(&["INCRBY", &key, "1"]).int();
+        let count = at.main.command(&["INCRBY", &key, "1"]).int();
         at.main.command(&["EXPIRE", &key, "86400"]);
-        assert_eq!(theirs, 2 * turn + 1);
+        assert_eq!(count, 2 * turn + 1);
         let asked = charges([charge("shared", 10, 1)], ChargeMode::Each);
         let outcome = charge_all(&at.stores, now, &asked).await[0];
         let count = u64::try_from(2 * turn + 2).unwrap();
@@ -572,16 +572,16 @@ async fn denials_that_a_refund_may_undo_are_forgotten_early() {
     let now = now();
     let term = Nanos::from_secs(40);
     for (name, rule, is_forgotten) in [("as one", ALL, true), ("each", ChargeMode::Each, false)] {
-        let asks = async |now, hits| {
+        let send_check = async |now, hits| {
             let asked = charges([charge(name, 10, hits)], rule);
             verdict_and_remaining(charge_all(&at.stores, now, &asked).await[0])
         };
         let key = format!("d_k_{name}_{}", now.0 / DAY.0 * 86_400);
-        assert_eq!(asks(now, 9).await, (false, Some(1)), "{name}");
+        assert_eq!(send_check(now, 9).await, (false, Some(1)), "{name}");
         at.main.command(&["INCRBY", &key, "2"]);
-        assert!(asks(now, 1).await.0, "{name}");
+        assert!(send_check(now, 1).await.0, "{name}");
         at.main.command(&["SET", &key, "9"]);
-        assert!(asks(now.plus(Nanos(term.0 - 1)), 1).await.0, "{name}");
-        assert_eq!(asks(now.plus(term), 1).await.0, !is_forgotten, "{name}");
+        assert!(send_check(now.plus(Nanos(term.0 - 1)), 1).await.0, "{name}");
+        assert_eq!(send_check(now.plus(term), 1).await.0, !is_forgotten, "{name}");
     }
 }

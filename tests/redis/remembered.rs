@@ -27,19 +27,23 @@ descriptors:
 
 const DAY: Nanos = Nanos::from_secs(86_400);
 
-async fn decide(on: &Connected, question: &Check<'_>) -> Decision {
-    on.engine.decide(question).await.unwrap()
+async fn decide(connected: &Connected, check: &Check<'_>) -> Decision {
+    connected.engine.decide(check).await.unwrap()
 }
 
-async fn check(on: &Connected, keys: &[&str], hits: u64) -> (Verdict, Vec<DescriptorDecision>) {
-    let answer = decide(on, &new_check(keys, hits)).await;
-    (answer.verdict, answer.statuses.into_iter().map(|status| status.decision).collect())
+async fn check(
+    connected: &Connected,
+    keys: &[&str],
+    hits: u64,
+) -> (Verdict, Vec<DescriptorDecision>) {
+    let decision = decide(connected, &new_check(keys, hits)).await;
+    (decision.verdict, decision.statuses.into_iter().map(|status| status.decision).collect())
 }
 
-async fn refund(on: &Connected, key: &str, hits: u64) {
+async fn refund(connected: &Connected, key: &str, hits: u64) {
     let mut asked = new_check(&[key], hits);
     asked.descriptors[0].cost = Cost::Refund(Hits(hits));
-    decide(on, &asked).await;
+    decide(connected, &asked).await;
 }
 
 fn script_calls(store: &Store) -> u64 {
@@ -48,8 +52,8 @@ fn script_calls(store: &Store) -> u64 {
     line.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())
 }
 
-fn advance(on: &Connected, by: Nanos) {
-    let sluicegate::clock::Clock::Manual(clock) = on.engine.clock() else { panic!() };
+fn advance(connected: &Connected, by: Nanos) {
+    let sluicegate::clock::Clock::Manual(clock) = connected.engine.clock() else { panic!() };
     clock.advance(by);
 }
 

@@ -51,7 +51,7 @@ fn wait_until_replica_counts(watched: &Watched, service: &Service) {
 /// Returns the number of script calls that clients sent to `redis`, without calls that its primary
 /// replicated.
 fn script_calls(redis: &Process) -> Result<u64, String> {
-    let stats = redis.try_tell(&["INFO", "commandstats"])?.text();
+    let stats = redis.try_call(&["INFO", "commandstats"])?.text();
     let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
     Ok(line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap()))
 }
@@ -68,7 +68,7 @@ fn lose_primary(
     let service = serve(limits.path(), &watched.url("redis+sentinel://"), &FLAGS);
     wait_until_ready(&service);
     assert_limit_enforced(&service, "kept");
-    assert_eq!(watched.primary.tell(&["WAIT", "1", "20000"]).int(), 1);
+    assert_eq!(watched.primary.call(&["WAIT", "1", "20000"]).int(), 1);
     let (asked, normal) = under_load(&service, &["d"], || {
         let began = now();
         lose(&mut watched);
@@ -115,7 +115,7 @@ fn after_a_manual_failover_the_old_primary_is_not_used() {
     let by_hand = ["SENTINEL", "FAILOVER", NAME];
     let promised = "the same; the old one is left though it lives";
     let what = ("sentinels, failover by hand", promised);
-    lose_primary(what, |watched| watched.sentinels[0].order(&by_hand), |_| {});
+    lose_primary(what, |watched| watched.sentinels[0].call_ok(&by_hand), |_| {});
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn one_of_three_sentinels_is_enough() {
     assert_limit_enforced(&service, "one");
     watched.sentinels[2].kill();
     assert_limit_enforced(&service, "none: the connection is as good as ever");
-    watched.primary.tell(&["CLIENT", "KILL", "TYPE", "normal"]);
+    watched.primary.call(&["CLIENT", "KILL", "TYPE", "normal"]);
     let says = || match service.log() {
         log if log.contains("redis unavailable") && log.contains("sentinel 127.0.0.1") => Ok(()),
         log => Err(log),
@@ -153,7 +153,7 @@ fn discovered_sentinels_replace_the_configured_one() {
     let found = || if times() == 4 { Ok(()) } else { Err(service.log()) };
     until("the other two are found", found).unwrap();
     watched.sentinels[0].kill();
-    watched.sentinels[1].order(&["SENTINEL", "FAILOVER", NAME]);
+    watched.sentinels[1].call_ok(&["SENTINEL", "FAILOVER", NAME]);
     wait_until_replica_counts(&watched, &service);
     assert_eq!(found(), Ok(()), "each is found once");
 }
@@ -245,12 +245,12 @@ fn the_documented_acl_rights_are_sufficient() {
     std::fs::write(limits.path().join("d.yaml"), STRATEGIES).unwrap();
     let holds = documented_rights("+cluster|info");
     for redis in [&watched.primary, &watched.replica] {
-        redis.order(&holds);
-        redis.order(&["ACL", "SETUSER", "default", "-eval", "-evalsha"]);
+        redis.call_ok(&holds);
+        redis.call_ok(&["ACL", "SETUSER", "default", "-eval", "-evalsha"]);
     }
     for sentinel in &watched.sentinels {
-        sentinel.order(&documented_rights("+sentinel|sentinels"));
-        sentinel.order(&["ACL", "SETUSER", "default", "-sentinel|get-master-addr-by-name"]);
+        sentinel.call_ok(&documented_rights("+sentinel|sentinels"));
+        sentinel.call_ok(&["ACL", "SETUSER", "default", "-sentinel|get-master-addr-by-name"]);
     }
     let flags = ["--backend-sentinel-user", "gate", "--backend-sentinel-password", "s3cret"];
     let flags = [&FLAGS[..], &flags, &["--log-level", "trace"]].concat();
@@ -262,7 +262,7 @@ fn the_documented_acl_rights_are_sufficient() {
             let passed = (0..3).filter(|_| check(&service, strategy, &round.to_string()) == 200);
             assert_eq!(passed.count(), 2, "{strategy}: {}", service.log());
         }
-        watched.primary.order(&["SCRIPT", "FLUSH"]);
+        watched.primary.call_ok(&["SCRIPT", "FLUSH"]);
     }
     assert!(!service.log().contains("s3cret") && !service.said.contains("s3cret"));
     let without =

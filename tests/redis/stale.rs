@@ -55,10 +55,10 @@ fn connected_within(rules: &str, deadline: Duration) -> Connected {
     Connected { store, engine, connection }
 }
 
-async fn check(on: &Connected, keys: &[&str], hits: u64) -> (Verdict, Vec<Hits>) {
-    let answer = on.engine.decide(&new_check(keys, hits)).await.unwrap();
-    let left = answer.statuses.iter().map(|status| status.decision.headroom.remaining).collect();
-    (answer.verdict, left)
+async fn check(connected: &Connected, keys: &[&str], hits: u64) -> (Verdict, Vec<Hits>) {
+    let decision = connected.engine.decide(&new_check(keys, hits)).await.unwrap();
+    let left = decision.statuses.iter().map(|status| status.decision.headroom.remaining).collect();
+    (decision.verdict, left)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -102,8 +102,8 @@ async fn retry_with_a_new_calendar_window_spends_a_balance_once() {
     for hits in [89, 1] {
         assert_eq!(check(&on, &["lent"], hits).await.0, Verdict::Allow);
     }
-    let held = || on.engine.leases().map_or(Hits(0), |leases| leases.totals().hits);
-    let all = || if held() == Hits(10) { Ok(()) } else { Err(held().to_string()) };
+    let balance = || on.engine.leases().map_or(Hits(0), |leases| leases.totals().hits);
+    let all = || if balance() == Hits(10) { Ok(()) } else { Err(balance().to_string()) };
     until("all that is left is held here", all).unwrap();
     let both = check(&on, &["month", "lent"], 4).await;
     assert_eq!(both, (Verdict::Allow, vec![Hits(6), Hits(6)]));

@@ -119,11 +119,11 @@ impl Scene {
         scene
     }
 
-    fn start(&mut self, at: usize) {
-        let url = format!("redis://{}", self.proxies[at].address());
-        let service = replica(&self.limits, &url, &format!("replica-{at}"), &[]);
-        *self.channels[at].lock() = Some(channel(&self.runtime, &service));
-        self.fleet[at] = Some(service);
+    fn start(&mut self, replica_index: usize) {
+        let url = format!("redis://{}", self.proxies[replica_index].address());
+        let service = replica(&self.limits, &url, &format!("replica-{replica_index}"), &[]);
+        *self.channels[replica_index].lock() = Some(channel(&self.runtime, &service));
+        self.fleet[replica_index] = Some(service);
     }
 
     /// Waits until requests in flight reach the limit, then observes the fleet for `OBSERVATION`.
@@ -213,10 +213,10 @@ enum Fault {
     Pause,
 }
 
-async fn run_caller(at: usize, channels: Channels, inside: Arc<BackendLoad>, mut dice: Dice) {
-    while !inside.is_finished() {
+async fn run_caller(caller: usize, channels: Channels, load: Arc<BackendLoad>, mut dice: Dice) {
+    while !load.is_finished() {
         let id = format!("{:016x}{:016x}", dice.roll(), dice.roll());
-        let Some(channel) = channels[at].lock().clone() else {
+        let Some(channel) = channels[caller].lock().clone() else {
             sleep(Duration::from_millis(20)).await;
             continue;
         };
@@ -232,11 +232,11 @@ async fn run_caller(at: usize, channels: Channels, inside: Arc<BackendLoad>, mut
             sleep(Duration::from_millis(4 + dice.up_to(8))).await;
             continue;
         }
-        inside.enter(false);
+        load.enter(false);
         let most = if dice.once_in(8) { LONGEST_REQUEST } else { HEARTBEAT };
         let lasts = 5 + dice.up_to(u64::try_from(most.as_millis()).unwrap() - 5);
         sleep(Duration::from_millis(lasts)).await;
-        inside.leave(false);
+        load.leave(false);
         let _ = timeout(TIMEOUT, send_check(channel, "sluicegate.release", &id)).await;
     }
 }

@@ -64,7 +64,7 @@ fn only_a_trusted_certificate_with_the_right_name_connects() {
     assert_refused(&trusting(&own.key, &named), "holds no certificate");
     let plain = serve_over(&limits, &format!("redis://{}", redis.address()), &[]);
     assert_refused(&plain, "error");
-    let stats = redis.tell(&["INFO", "commandstats"]).text();
+    let stats = redis.call(&["INFO", "commandstats"]).text();
     assert!(!stats.contains("cmdstat_auth"), "{stats}");
 }
 

@@ -124,7 +124,7 @@ async fn denial_across_slots_is_cached_only_briefly() {
         let asks = async |hits| engine.decide(&new_check(&["k"], hits)).await.unwrap().verdict;
         assert_eq!((asks(10).await, asks(1).await), (Verdict::Allow, Verdict::Deny));
         for node in &cluster.primaries {
-            node.tell(&["FLUSHALL"]);
+            node.call(&["FLUSHALL"]);
         }
         let Clock::Manual(clock) = engine.clock() else { panic!() };
         clock.advance(Nanos::from_secs(2 * deadline.as_secs()));
@@ -134,17 +134,22 @@ async fn denial_across_slots_is_cached_only_briefly() {
 
 /// Runs 200 concurrent checks of both limits. Returns the number of allowed checks and the
 /// remaining hits of the larger limit.
-async fn rush(at: &Connected, now: Nanos, kind: Kind, name: &str) -> (u64, u64) {
+async fn check_both_concurrently(
+    connected: &Connected,
+    now: Nanos,
+    kind: Kind,
+    name: &str,
+) -> (u64, u64) {
     let (few, many) = (format!("{name} few"), format!("{name} much"));
     let asks = (0..200).map(|_| {
-        let stores = Arc::clone(&at.stores);
+        let stores = Arc::clone(&connected.stores);
         let asked = charges([kind(&many, 1_000, 1), kind(&few, 10, 1)], ALL);
         tokio::spawn(async move {
             !charge_all(&*stores, now, &asked).await.iter().any(ChargeOutcome::is_denial)
         })
     });
     let passed = join_all(asks).await.into_iter().map(|asked| u64::from(asked.unwrap())).sum();
-    (passed, left(&at.stores, now, kind(&many, 1_000, 0)).await)
+    (passed, left(&connected.stores, now, kind(&many, 1_000, 0)).await)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -158,12 +163,13 @@ async fn concurrent_checks_across_slots_lose_no_hits() {
             &cluster,
             reference::CompatOptions { deny_cache_bytes: denied_bytes, ..Default::default() },
         );
-        let (passed, left) = rush(&at, now, charge, &format!("theirs {turn}")).await;
+        let (passed, left) =
+            check_both_concurrently(&at, now, charge, &format!("theirs {turn}")).await;
         assert!(passed <= 10, "{passed}");
         assert_eq!(left, 1_000 - passed, "what was taken in vain is back");
         // The length of the name selects the strategy (see `native_charge`).
         for name in [format!("ours {turn}"), format!("our {turn}")] {
-            let (passed, left) = rush(&at, now, native_charge, &name).await;
+            let (passed, left) = check_both_concurrently(&at, now, native_charge, &name).await;
             assert_eq!((passed, left), (10, 990), "{name}: what was held in vain is back");
         }
     }
@@ -235,11 +241,11 @@ async fn counter_in_a_moving_slot_still_expires() {
         client.await.unwrap();
     }
     let node = &cluster.primaries[owner];
-    let all = node.tell(&["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "20000"]);
+    let all = node.call(&["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "20000"]);
     let keys: Vec<_> = all.array().iter().map(Value::text).collect();
     assert!(3_000 < keys.len(), "{}", keys.len());
     until("all expire", || {
-        let stays = |key: &&String| node.tell(&["TTL", key]).int() < 0;
+        let stays = |key: &&String| node.call(&["TTL", key]).int() < 0;
         keys.iter().find(stays).map_or(Ok(()), |key| Err(key.clone()))
     })
     .unwrap();

@@ -95,8 +95,8 @@ const SPELT: [&str; 10] = [
 ];
 
 /// Reads the settings. Returns them, or the error messages without their sources.
-fn settings_or_messages(doors: &SettingsInput) -> Result<Settings, Vec<String>> {
-    match read(doors) {
+fn settings_or_messages(input: &SettingsInput) -> Result<Settings, Vec<String>> {
+    match read(input) {
         Ok(loaded) => Ok(loaded.settings),
         Err(problems) => Err(problems.into_iter().map(|it| it.message).collect()),
     }

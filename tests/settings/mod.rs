@@ -28,12 +28,12 @@ fn flags(flags: &[(&str, &str)]) -> SettingsInput {
     SettingsInput { flags, ..SettingsInput::default() }
 }
 
-fn load_valid(doors: &SettingsInput) -> LoadedSettings {
-    read(doors).unwrap_or_else(|problems| panic!("{}", messages(&problems).join("\n")))
+fn load_valid(input: &SettingsInput) -> LoadedSettings {
+    read(input).unwrap_or_else(|problems| panic!("{}", messages(&problems).join("\n")))
 }
 
-fn read_errors(doors: &SettingsInput) -> Vec<String> {
-    messages(&read(doors).expect_err("these doors hold an error"))
+fn read_errors(input: &SettingsInput) -> Vec<String> {
+    messages(&read(input).expect_err("these doors hold an error"))
 }
 
 fn messages(problems: &[SettingProblem]) -> Vec<String> {

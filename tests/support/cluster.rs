@@ -74,20 +74,20 @@ impl Cluster {
     /// Waits until every Redis replica has acknowledged the writes of its primary.
     pub fn wait_for_replicas(&self) {
         for primary in &self.primaries {
-            assert_eq!(primary.tell(&["WAIT", "1", "20000"]).int(), 1);
+            assert_eq!(primary.call(&["WAIT", "1", "20000"]).int(), 1);
         }
     }
 
     /// Moves a slot and its keys to another primary, as `redis-cli` does.
     pub fn move_slot(&self, slot: u16, from: usize, to: usize) {
         let slot = slot.to_string();
-        let id = |number: usize| self.primaries[number].tell(&["CLUSTER", "MYID"]).text();
+        let id = |number: usize| self.primaries[number].call(&["CLUSTER", "MYID"]).text();
         let (from, to, ids) = (&self.primaries[from], &self.primaries[to], [id(from), id(to)]);
-        to.order(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &ids[0]]);
-        from.order(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &ids[1]]);
+        to.call_ok(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &ids[0]]);
+        from.call_ok(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &ids[1]]);
         let port = to.port.to_string();
         loop {
-            let Value::Array(keys) = from.tell(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]) else {
+            let Value::Array(keys) = from.call(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]) else {
                 panic!("no list of keys")
             };
             let Some(Value::Text(key)) = keys.first() else { break };
@@ -95,10 +95,10 @@ impl Cluster {
             let mut parts = parts.map(str::as_bytes);
             // The key is passed as bytes, because a counter key is binary.
             parts[3] = key;
-            from.order(&parts);
+            from.call_ok(&parts);
         }
         for node in [to, from] {
-            node.order(&["CLUSTER", "SETSLOT", &slot, "NODE", &ids[1]]);
+            node.call_ok(&["CLUSTER", "SETSLOT", &slot, "NODE", &ids[1]]);
         }
     }
 
@@ -106,31 +106,31 @@ impl Cluster {
     /// `to`.
     pub fn begin_to_move(&self, slot: u16, from: usize, to: usize) {
         let slot = slot.to_string();
-        let id = |number: usize| self.primaries[number].tell(&["CLUSTER", "MYID"]).text();
+        let id = |number: usize| self.primaries[number].call(&["CLUSTER", "MYID"]).text();
         let (from, to, ids) = (&self.primaries[from], &self.primaries[to], [id(from), id(to)]);
-        to.order(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &ids[0]]);
-        from.order(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &ids[1]]);
+        to.call_ok(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &ids[0]]);
+        from.call_ok(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &ids[1]]);
     }
 
     fn join(&self) {
         for (number, primary) in self.primaries.iter().enumerate() {
             let (first, last) = range(number);
             let epoch = (number + 1).to_string();
-            primary.order(&["CLUSTER", "SET-CONFIG-EPOCH", &epoch]);
-            primary.order(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()]);
+            primary.call_ok(&["CLUSTER", "SET-CONFIG-EPOCH", &epoch]);
+            primary.call_ok(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()]);
         }
         let first = &self.primaries[0];
         for other in self.nodes().skip(1) {
             let port = other.port.to_string();
-            first.order(&["CLUSTER", "MEET", "127.0.0.1", &port, other.bus()]);
+            first.call_ok(&["CLUSTER", "MEET", "127.0.0.1", &port, other.bus()]);
         }
         self.wait_until_whole();
         for (primary, replica) in self.primaries.iter().zip(&self.replicas) {
-            let id = primary.tell(&["CLUSTER", "MYID"]).text();
-            replica.order(&["CLUSTER", "REPLICATE", &id]);
+            let id = primary.call(&["CLUSTER", "MYID"]).text();
+            replica.call_ok(&["CLUSTER", "REPLICATE", &id]);
         }
         for replica in &self.replicas {
-            let follows = || match replica.tell(&["INFO", "replication"]).text() {
+            let follows = || match replica.call(&["INFO", "replication"]).text() {
                 text if text.contains("master_link_status:up") => Ok(()),
                 text => Err(text),
             };
@@ -144,10 +144,10 @@ impl Cluster {
         let count = self.nodes().count();
         for node in self.nodes() {
             let knows = || {
-                let info = node.tell(&["CLUSTER", "INFO"]).text();
+                let info = node.call(&["CLUSTER", "INFO"]).text();
                 let known = info.contains(&format!("cluster_known_nodes:{count}\r"));
                 let whole = info.contains("cluster_state:ok") && info.contains("_assigned:16384");
-                let Value::Array(slots) = node.tell(&["CLUSTER", "SLOTS"]) else { panic!() };
+                let Value::Array(slots) = node.call(&["CLUSTER", "SLOTS"]) else { panic!() };
                 if known && whole && slots.len() == 3 { Ok(()) } else { Err(info) }
             };
             until("the cluster is whole", knows).unwrap();

@@ -44,7 +44,7 @@ impl Process {
             let (port, flags) = (ports::free().port(), flags.clone());
             let mut process = Self { child: None, dir, port, flags, sentinel: sentinel.is_some() };
             process.spawn();
-            process.listens().map(|()| process)
+            process.wait_until_ready().map(|()| process)
         };
         until("a redis on a free port", started).unwrap()
     }
@@ -76,7 +76,7 @@ impl Process {
 
     /// Waits until the process answers `PING`. Fails immediately if the process exits, for example
     /// because its port was taken.
-    fn listens(&mut self) -> Result<(), String> {
+    fn wait_until_ready(&mut self) -> Result<(), String> {
         let mut ended = false;
         let answered = until("redis listens", || {
             let child = self.child.as_mut().unwrap();
@@ -106,21 +106,21 @@ impl Process {
     }
 
     /// Sends one command over the Unix socket, which needs no TLS.
-    pub fn tell(&self, parts: &[impl AsRef<[u8]>]) -> Value {
+    pub fn call(&self, parts: &[impl AsRef<[u8]>]) -> Value {
         Client::connect(&self.socket()).unwrap().call(parts)
     }
 
-    /// As [`Process::tell`], for a server that may close the connection, for example during a
+    /// As [`Process::call`], for a server that may close the connection, for example during a
     /// failover.
-    pub fn try_tell(&self, parts: &[impl AsRef<[u8]>]) -> Result<Value, String> {
+    pub fn try_call(&self, parts: &[impl AsRef<[u8]>]) -> Result<Value, String> {
         let answer = Client::connect(&self.socket()).and_then(|mut client| client.try_call(parts));
         answer.map_err(|error| error.to_string())
     }
 
-    /// As [`Process::tell`], and requires the reply `OK`.
-    pub fn order(&self, parts: &[impl AsRef<[u8]>]) {
+    /// As [`Process::call`], and requires the reply `OK`.
+    pub fn call_ok(&self, parts: &[impl AsRef<[u8]>]) {
         let shown: Vec<_> = parts.iter().map(|part| part.as_ref().escape_ascii()).collect();
-        assert_eq!(self.tell(parts), Value::Text(b"OK".to_vec()), "{shown:?}");
+        assert_eq!(self.call(parts), Value::Text(b"OK".to_vec()), "{shown:?}");
     }
 
     pub fn kill(&mut self) {
@@ -133,7 +133,7 @@ impl Process {
     /// Restarts the process with the same port and directory.
     pub fn start_again(&mut self) {
         self.spawn();
-        self.listens().unwrap();
+        self.wait_until_ready().unwrap();
     }
 
     pub fn signal(&self, name: &str) {

@@ -97,8 +97,8 @@ impl Proxy {
         self.address
     }
 
-    pub fn set(&self, way: Way, flow: Flow) {
-        self.state.flows[way as usize].send_replace(flow);
+    pub fn set(&self, direction: Way, flow: Flow) {
+        self.state.flows[direction as usize].send_replace(flow);
     }
 
     pub fn pass(&self) {
@@ -121,8 +121,8 @@ impl Proxy {
     }
 
     /// Closes one direction of all open connections. The other direction keeps working.
-    pub fn half_close(&self, way: Way) {
-        self.state.halves[way as usize].send_modify(|times| *times += 1);
+    pub fn half_close(&self, direction: Way) {
+        self.state.halves[direction as usize].send_modify(|times| *times += 1);
     }
 
     /// If `refuses` is set, closes each new connection immediately.
@@ -131,7 +131,7 @@ impl Proxy {
     }
 
     /// Sets the upstream of new connections.
-    pub fn lead_to(&self, upstream: Upstream) {
+    pub fn set_upstream(&self, upstream: Upstream) {
         self.state.upstream.send_replace(upstream);
     }
 
@@ -144,8 +144,8 @@ impl Proxy {
     }
 
     /// Number of bytes that the proxy has read in one direction, including those that it dropped.
-    pub fn bytes(&self, way: Way) -> u64 {
-        self.state.bytes[way as usize].load(SeqCst)
+    pub fn bytes(&self, direction: Way) -> u64 {
+        self.state.bytes[direction as usize].load(SeqCst)
     }
 }
 
@@ -429,7 +429,7 @@ mod tests {
         let old = connect(&proxy);
         assert_eq!(ping(&old).unwrap(), PONG);
         let (_other, second) = through();
-        proxy.lead_to(Upstream::Tcp(second.address()));
+        proxy.set_upstream(Upstream::Tcp(second.address()));
         assert_eq!(ping(&connect(&proxy)).unwrap(), PONG);
         assert_eq!(ping(&old).unwrap(), PONG);
         assert_eq!((proxy.accepted(), second.accepted()), (2, 1));

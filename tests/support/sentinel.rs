@@ -49,7 +49,7 @@ impl Watched {
     pub fn wait_until_named(&self) {
         let port = self.replica.port.to_string();
         for sentinel in &self.sentinels {
-            let names = || match field(&sentinel.tell(&["SENTINEL", "MASTER", NAME]), "port") {
+            let names = || match field(&sentinel.call(&["SENTINEL", "MASTER", NAME]), "port") {
                 named if named == port => Ok(()),
                 named => Err(named),
             };
@@ -57,13 +57,13 @@ impl Watched {
         }
         // Raises the failure detection timeout, to prevent a second failover on a busy machine.
         for sentinel in &self.sentinels {
-            sentinel.order(&["SENTINEL", "SET", NAME, "down-after-milliseconds", "60000"]);
+            sentinel.call_ok(&["SENTINEL", "SET", NAME, "down-after-milliseconds", "60000"]);
         }
     }
 
     /// Waits until the former primary replicates from the new one.
     pub fn wait_until_swapped(&self) {
-        let follows = || match self.replica.try_tell(&["INFO", "replication"])?.text() {
+        let follows = || match self.replica.try_call(&["INFO", "replication"])?.text() {
             text if text.contains("role:master") && text.contains("state=online") => Ok(()),
             text => Err(text),
         };
@@ -72,14 +72,14 @@ impl Watched {
 
     /// Waits until replication works and each sentinel has discovered all other processes.
     pub fn wait_until_whole(&self) {
-        let follows = || match self.replica.tell(&["INFO", "replication"]).text() {
+        let follows = || match self.replica.call(&["INFO", "replication"]).text() {
             text if text.contains("master_link_status:up") => Ok(()),
             text => Err(text),
         };
         until("the replica follows", follows).unwrap();
         for sentinel in &self.sentinels {
             let knows = || {
-                let said = sentinel.tell(&["SENTINEL", "MASTER", NAME]);
+                let said = sentinel.call(&["SENTINEL", "MASTER", NAME]);
                 let field = |name: &str| field(&said, name);
                 let whole = field("num-other-sentinels") == "2" && field("num-slaves") == "1";
                 if whole && field("flags") == "master" { Ok(()) } else { Err(format!("{said:?}")) }
@@ -90,8 +90,8 @@ impl Watched {
 }
 
 /// Value of a field in Sentinel's reply, a flat list of names and values.
-fn field(said: &Value, name: &str) -> String {
-    let texts: Vec<_> = said.array().iter().map(Value::text).collect();
+fn field(reply: &Value, name: &str) -> String {
+    let texts: Vec<_> = reply.array().iter().map(Value::text).collect();
     texts.iter().position(|text| text == name).map_or_else(String::new, |at| texts[at + 1].clone())
 }
 

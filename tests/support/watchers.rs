@@ -69,29 +69,29 @@ impl Drop for Watchers {
 
 impl Pauses {
     /// The largest sum of a thread's pauses in this interval.
-    pub fn altogether(&self, time: Pause) -> Duration {
-        let each = self.0.iter().map(|seen| seen.iter().map(|&pause| shared(pause, time)).sum());
+    pub fn longest_total(&self, time: Pause) -> Duration {
+        let each = self.0.iter().map(|seen| seen.iter().map(|&pause| overlap(pause, time)).sum());
         each.max().unwrap_or_default()
     }
 
     /// The longest single pause of any thread in this interval.
     pub fn longest(&self, time: Pause) -> Duration {
-        let all = self.0.iter().flatten().map(|&pause| shared(pause, time));
+        let all = self.0.iter().flatten().map(|&pause| overlap(pause, time));
         all.max().unwrap_or_default()
     }
 }
 
 /// Overlap of a pause with an interval.
-fn shared((due, ran): Pause, (from, to): Pause) -> Duration {
+fn overlap((due, ran): Pause, (from, to): Pause) -> Duration {
     ran.min(to).saturating_duration_since(due.max(from))
 }
 
-/// Sleeps repeatedly and records late wake-ups of at least 2 ms, until `over` is set.
-fn watch(over: &AtomicBool) -> Vec<Pause> {
+/// Sleeps repeatedly and records late wake-ups of at least 2 ms, until `is_over` is set.
+fn watch(is_over: &AtomicBool) -> Vec<Pause> {
     const TICK: Duration = Duration::from_millis(1);
     const NO_PAUSE: Duration = Duration::from_millis(2);
     let mut pauses = Vec::new();
-    while !over.load(Relaxed) {
+    while !is_over.load(Relaxed) {
         let due = now() + TICK;
         sleep(TICK);
         let ran = now();
@@ -107,8 +107,8 @@ fn pauses_are_summed_per_thread_within_the_interval() {
     let at = |millis| now_plus(millis);
     let pauses = Pauses(vec![vec![(at(0), at(10)), (at(20), at(25))], vec![(at(8), at(20))]]);
     let millis = Duration::from_millis;
-    assert_eq!(pauses.altogether((at(0), at(30))), millis(15));
-    assert_eq!(pauses.altogether((at(9), at(30))), millis(11));
+    assert_eq!(pauses.longest_total((at(0), at(30))), millis(15));
+    assert_eq!(pauses.longest_total((at(9), at(30))), millis(11));
     assert_eq!(pauses.longest((at(0), at(30))), millis(12));
     assert_eq!(pauses.longest((at(21), at(30))), millis(4));
     assert_eq!(pauses.longest((at(26), at(30))), Duration::ZERO);

@@ -90,7 +90,7 @@ impl Xds {
     }
 
     /// Publishes the complete configuration to open and future streams.
-    pub fn tell(&self, version: &str, configs: &[RateLimitConfig]) {
+    pub fn publish(&self, version: &str, configs: &[RateLimitConfig]) {
         let any = |config: &RateLimitConfig| Any {
             type_url: TYPE_URL.to_owned(),
             value: config.encode_to_vec(),
@@ -115,16 +115,16 @@ impl Xds {
     }
 
     /// All discovery requests so far.
-    pub fn asked(&self) -> Vec<Asked> {
+    pub fn requests(&self) -> Vec<Asked> {
         self.state.asked.lock().unwrap().clone()
     }
 
     /// Waits for the ACK or NACK of the response with this version. Returns the version in force
     /// and the error message of a NACK.
-    pub fn answer(&self, version: &str) -> (String, Option<String>) {
+    pub fn wait_for_ack(&self, version: &str) -> (String, Option<String>) {
         let nonce = format!("n{version}");
         let answer = until("an answer to a response", || {
-            let asked = self.asked();
+            let asked = self.requests();
             let answer = asked.iter().rfind(|it| it.request.response_nonce == nonce);
             answer.map(|it| it.request.clone()).ok_or_else(|| format!("{asked:?}"))
         });

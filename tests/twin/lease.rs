@@ -116,12 +116,12 @@ pub enum Action {
 }
 
 impl Twin {
-    pub fn happened(&self, what: Happens) -> bool {
-        self.seen.load(Relaxed) & what as u32 != 0
+    pub fn happened(&self, event: Happens) -> bool {
+        self.seen.load(Relaxed) & event as u32 != 0
     }
 
-    fn note(&self, what: Happens) {
-        self.seen.fetch_or(what as u32, Relaxed);
+    fn record(&self, event: Happens) {
+        self.seen.fetch_or(event as u32, Relaxed);
     }
 
     fn most(&self) -> i64 {
@@ -129,7 +129,7 @@ impl Twin {
     }
 
     /// The maximum of hits allowed above the limit: none if leases end with their window.
-    fn above(&self) -> i64 {
+    fn max_above_limit(&self) -> i64 {
         match self.overshoot {
             Overshoot::AtMost(budget) => i64::try_from(budget.0).unwrap(),
             Overshoot::InWindow => 0,
@@ -138,12 +138,12 @@ impl Twin {
 
     /// Returns `true` if no interval allowed more than the limit plus `max_overshoot`.
     fn keeps_the_limit(&self, state: &State) -> bool {
-        -self.above() <= state.plain
+        -self.max_above_limit() <= state.plain
     }
 
     /// The property that the flaw breaks: [`Self::keeps_the_limit`] if leases outlive their window,
     /// otherwise `keeps_the_bound`.
-    pub fn keeps_what_is_at_stake(&self, state: &State) -> bool {
+    pub fn keeps_property_of_flaw(&self, state: &State) -> bool {
         match self.flaw {
             Flaw::OutlivesItsWindow => self.keeps_the_limit(state),
             _ => state.keeps_the_bound(),
@@ -155,7 +155,7 @@ impl Twin {
         state.now = before.plus(TICK);
         for node in &mut state.nodes {
             if node.ledger.expire(state.now) != Hits(0) {
-                self.note(Happens::EndedUnspent);
+                self.record(Happens::EndedUnspent);
             }
         }
         let out = i64::try_from(state.store.book.outstanding(state.now).0).unwrap();
@@ -178,18 +178,18 @@ impl Twin {
         let hits = i64::try_from(hits.0).unwrap();
         state.room -= hits;
         state.plain -= hits;
-        if state.plain == -self.above() {
-            self.note(Happens::MaximumAllowed);
+        if state.plain == -self.max_above_limit() {
+            self.record(Happens::MaximumAllowed);
         }
     }
 
     fn question(&self, state: &mut State, node: usize, hits: Hits) {
         match state.nodes[node].ledger.spend(state.now, hits) {
             SpendResult::Spent(_) => {
-                self.note(Happens::Spent);
+                self.record(Happens::Spent);
                 self.admit(state, hits);
             }
-            SpendResult::Denied { .. } => self.note(Happens::DeniedHere),
+            SpendResult::Denied { .. } => self.record(Happens::DeniedHere),
             SpendResult::NeedsStore => {
                 let now = state.now;
                 self.send(state, node, |ledger, number| ledger.borrow(now, number, hits));
@@ -211,11 +211,11 @@ impl Twin {
             node.left -= 1;
             state.asks.insert((node.member, borrow));
         }
-        self.forget_old_answers(state);
+        self.drop_ignored_replies(state);
     }
 
     /// Drops replies that every replica would ignore, to reduce the number of states.
-    fn forget_old_answers(&self, state: &mut State) {
+    fn drop_ignored_replies(&self, state: &mut State) {
         let nodes = &state.nodes;
         state.answers.retain(|(member, answer)| {
             let to = nodes.iter().find(|node| node.member == *member && node.lives);
@@ -232,12 +232,12 @@ impl Twin {
             borrow.returned = Hits(0);
         }
         let Some(answer) = state.store.step(state.now, member, &borrow) else {
-            return self.note(Happens::Superseded);
+            return self.record(Happens::Superseded);
         };
         if borrow.returned != Hits(0) && !again {
-            self.note(if listed { Happens::GivenBack } else { Happens::GivenBackInVain });
+            self.record(if listed { Happens::GivenBack } else { Happens::GivenBackInVain });
         }
-        self.note(match (answer.decision, answer.granted) {
+        self.record(match (answer.decision, answer.granted) {
             (CounterDecision::Deny { .. } | CounterDecision::ExceedsLimit(_), _)
                 if borrow.hits != Hits(0) =>
             {
@@ -256,37 +256,37 @@ impl Twin {
         if !state.answers.contains(&(member, answer)) {
             state.answers.push((member, answer));
         }
-        self.forget_old_answers(state);
+        self.drop_ignored_replies(state);
     }
 
-    fn settle(&self, state: &mut State, member: ReplicaIncarnation, mut answer: BorrowReply) {
+    fn settle(&self, state: &mut State, member: ReplicaIncarnation, mut reply: BorrowReply) {
         let Some(node) = state.nodes.iter_mut().find(|node| node.member == member && node.lives)
         else {
-            return self.note(Happens::AnswerIgnored);
+            return self.record(Happens::AnswerIgnored);
         };
         match self.flaw {
-            Flaw::OldAnswerTaken => answer.number = MessageNumber(node.numbers),
-            Flaw::WindowOnMembersClock => answer.valid_for = answer.valid_for.plus(TICK),
+            Flaw::OldAnswerTaken => reply.number = MessageNumber(node.numbers),
+            Flaw::WindowOnMembersClock => reply.valid_for = reply.valid_for.plus(TICK),
             _ => {}
         }
         let before = node.ledger.balance(state.now);
-        node.ledger.settle(state.now, &answer);
+        node.ledger.settle(state.now, &reply);
         if node.ledger.balance(state.now) == before {
-            self.note(Happens::AnswerIgnored);
+            self.record(Happens::AnswerIgnored);
         } else if self.flaw == Flaw::CreditedToEachWaiter {
-            self.admit(state, answer.granted);
+            self.admit(state, reply.granted);
         }
     }
 
     fn crash(&self, state: &mut State, node: usize) {
         let node = &mut state.nodes[node];
         if node.ledger.balance(state.now) != Hits(0) {
-            self.note(Happens::CrashedHolding);
+            self.record(Happens::CrashedHolding);
         }
         node.lives = false;
         node.left = 0;
         node.ledger = self.ledger();
-        self.forget_old_answers(state);
+        self.drop_ignored_replies(state);
     }
 
     fn ledger(&self) -> LeaseBalance {

@@ -66,7 +66,7 @@ fn assert_refuted(twin: &Twin) {
     for _ in 0..MAX_WALKS {
         let mut state = twin.init_states().remove(0);
         loop {
-            if !twin.keeps_what_is_at_stake(&state) {
+            if !twin.keeps_property_of_flaw(&state) {
                 return;
             }
             let next = twin.next_states(&state);

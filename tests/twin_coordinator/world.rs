@@ -83,10 +83,10 @@ impl Twin {
     /// A share lifetime of 3 ticks, whose use ends 1 tick early, and by default requests of one
     /// tick. The first replica's clock may then lose 2 ticks, because a request admitted within a
     /// tick ends with the next.
-    fn law(&self, ceiling: u64, reloads: usize) -> CoordinatorConfig {
+    fn coordinator_config(&self, limit: u64, reloads: usize) -> CoordinatorConfig {
         let (heartbeat, term, max_duration) = (Nanos(1), Nanos(3), Nanos(self.lasts[reloads]));
         let terms = ShareTiming { heartbeat, share_lifetime: term, margin: Nanos(1), max_duration };
-        let ceiling = Share(ceiling);
+        let ceiling = Share(limit);
         CoordinatorConfig::new(terms, ceiling, ceiling, ceiling).unwrap()
     }
 }
@@ -155,8 +155,8 @@ impl FleetState {
         Nanos(self.now - self.replicas[at].lag)
     }
 
-    fn in_force(&self, at: usize) -> u64 {
-        self.replicas[at].member.usable_share(self.clock(at)).0
+    fn in_force(&self, replica: usize) -> u64 {
+        self.replicas[replica].member.usable_share(self.clock(replica)).0
     }
 
     fn shares(&self) -> u64 {
@@ -265,8 +265,8 @@ impl FleetState {
 
     /// Returns `true` if the replica has no grant from before the decrease of the limit, and none
     /// can arrive.
-    fn is_aware(&self, at: usize) -> bool {
-        let (now, member) = (self.clock(at), &self.replicas[at].member);
+    fn knows_decrease(&self, replica: usize) -> bool {
+        let (now, member) = (self.clock(replica), &self.replicas[replica].member);
         let is_old = |grant: &Grant| Share(self.ceiling) < grant.limit;
         let may_come = |message: &Message| match message {
             Message::Grant(grant) if is_old(grant) => {
@@ -284,18 +284,19 @@ impl FleetState {
 
     /// Updates `bound`. After a decrease of the limit, it never rises, and it falls when all
     /// replicas know the new limit.
-    fn watch(&mut self) {
+    fn update_bound(&mut self) {
         if self.bound <= self.ceiling {
             self.bound = self.ceiling;
-        } else if (0..self.replicas.len()).all(|at| self.is_aware(at)) {
+        } else if (0..self.replicas.len()).all(|at| self.knows_decrease(at)) {
             self.bound = self.ceiling.max(self.bound.min(self.in_use()));
         }
     }
 
     /// Returns `true` if the replica's share expired by its clock, and was not reduced by a grant.
-    fn is_fenced(&self, at: usize) -> bool {
-        let granted = self.replicas[at].member.current_grant(Nanos(START)).map(|grant| grant.share);
-        granted.is_some_and(|share| Share(0) < share) && self.in_force(at) == 0
+    fn is_fenced(&self, replica: usize) -> bool {
+        let granted =
+            self.replicas[replica].member.current_grant(Nanos(START)).map(|grant| grant.share);
+        granted.is_some_and(|share| Share(0) < share) && self.in_force(replica) == 0
     }
 
     /// Returns `true` if a replica has a share in force after another was fenced, crashed or left.
@@ -332,7 +333,7 @@ impl Model for Twin {
     type Action = Act;
 
     fn init_states(&self) -> Vec<FleetState> {
-        let replica = |id| replica_of(id, 1, 0, self.law(self.ceiling, 0).timing);
+        let replica = |id| replica_of(id, 1, 0, self.coordinator_config(self.ceiling, 0).timing);
         let members = 0..self.beats.len() as u64;
         vec![FleetState {
             now: START,
@@ -396,7 +397,7 @@ impl Model for Twin {
 
     fn next_state(&self, fleet: &FleetState, act: Act) -> Option<FleetState> {
         let mut next = fleet.clone();
-        let law = self.law(fleet.ceiling, fleet.reloads);
+        let law = self.coordinator_config(fleet.ceiling, fleet.reloads);
         match act {
             Act::Admit(at) => {
                 let end = next.clock(at).plus(law.timing.max_duration).0;
@@ -423,7 +424,7 @@ impl Model for Twin {
             }
             Act::Reload => {
                 next.reloads += 1;
-                let terms = self.law(next.ceiling, next.reloads).timing;
+                let terms = self.coordinator_config(next.ceiling, next.reloads).timing;
                 next.replicas.iter_mut().for_each(|replica| replica.member.reload(terms));
             }
             Act::Crash(at) => next.crash(at, law.timing),
@@ -436,7 +437,7 @@ impl Model for Twin {
                 next.life = CoordinatorIncarnation { is_settled: self.trusts, ..born };
             }
         }
-        next.watch();
+        next.update_bound();
         Some(next)
     }
 

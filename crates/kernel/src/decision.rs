@@ -321,11 +321,15 @@ impl DescriptorDecision {
     /// [`CounterDecision::OutsideWindows`] becomes a denial. The engine never passes it on: it
     /// plans and charges the check again first.
     #[must_use]
-    pub fn from_counter(step: CounterDecision, limit: AppliedLimit, standing: Enforcement) -> Self {
-        let mut finding = Self::uncounted(Reason::NoLimit, standing.group);
-        (finding.enforcement, finding.limit) = (standing, Some(limit));
-        finding.apply_counter(step);
-        finding
+    pub fn from_counter(
+        step: CounterDecision,
+        limit: AppliedLimit,
+        enforcement: Enforcement,
+    ) -> Self {
+        let mut decision = Self::uncounted(Reason::NoLimit, enforcement.group);
+        (decision.enforcement, decision.limit) = (enforcement, Some(limit));
+        decision.apply_counter(step);
+        decision
     }
 
     /// Sets the verdict, reason and headroom from `step`, the counter's result.

@@ -269,7 +269,7 @@ fn split_string(bytes: &[u8]) -> Option<(&str, &[u8])> {
     Some((std::str::from_utf8(piece).ok()?, rest))
 }
 
-const fn head(form: u8, counting: KeyStrategy) -> KeyHead {
-    let (code, length) = counting.tag();
+const fn head(form: u8, strategy: KeyStrategy) -> KeyHead {
+    let (code, length) = strategy.tag();
     ([form, code], length)
 }

@@ -12,23 +12,26 @@ use super::AskArgs;
 /// Describes the result of the change `action` by the admin port's `reply`. Returns `None` if the
 /// reply lacks the expected fields.
 pub(super) fn describe_change(args: &AskArgs, action: &str, reply: &str) -> Option<String> {
-    let said: Value = serde_json::from_str(reply).ok()?;
-    let limit = || said["limit"].as_str();
-    let everywhere = replicas_suffix(&said);
+    let reply_json: Value = serde_json::from_str(reply).ok()?;
+    let limit = || reply_json["limit"].as_str();
+    let replicas_text = replicas_suffix(&reply_json);
     let sentence = match action {
         "freeze" => {
-            let does =
-                if said["as"] == "deny" { "denies everybody" } else { "lets everybody pass" };
-            let long = args.long.as_deref()?;
-            format!("{} {does} for {long}{everywhere}", limit()?)
+            let effect =
+                if reply_json["as"] == "deny" { "denies everybody" } else { "lets everybody pass" };
+            let duration = args.long.as_deref()?;
+            format!("{} {effect} for {duration}{replicas_text}", limit()?)
         }
-        "thaw" => format!("{} counts again{everywhere}", limit()?),
+        "thaw" => format!("{} counts again{replicas_text}", limit()?),
         "grant" => {
-            let number = |name: &str| said[name].as_u64();
-            let whole =
+            let number = |name: &str| reply_json[name].as_u64();
+            let reset_secs =
                 Duration::from_nanos(number("reset_after_nanoseconds")?).as_secs_f64().ceil();
-            let (left, of) = (number("remaining")?, number("requests")?);
-            format!("{}: {left} of {of} left, whole again in {whole}s", args.descriptors.join(" "))
+            let (remaining, requests) = (number("remaining")?, number("requests")?);
+            format!(
+                "{}: {remaining} of {requests} left, whole again in {reset_secs}s",
+                args.descriptors.join(" ")
+            )
         }
         _ => return None,
     };
@@ -36,14 +39,14 @@ pub(super) fn describe_change(args: &AskArgs, action: &str, reply: &str) -> Opti
 }
 
 /// Describes which replicas apply a change. Empty if the fleet has a single replica.
-fn replicas_suffix(said: &Value) -> String {
-    if let Some(cause) = said["store_away"].as_str() {
+fn replicas_suffix(reply_json: &Value) -> String {
+    if let Some(cause) = reply_json["store_away"].as_str() {
         return format!(
             ", at this replica alone: the store does not answer ({cause}), and the others hear \
              of it once it does"
         );
     }
-    match said["replicas"].as_u64() {
+    match reply_json["replicas"].as_u64() {
         None | Some(0 | 1) => String::new(),
         Some(all) => format!(", at all {all} replicas within two seconds"),
     }

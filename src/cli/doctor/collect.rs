@@ -79,8 +79,8 @@ async fn collect_node_facts(
 
 /// Returns `true` if a primary with Sentinel accepts writes without a connected Redis replica.
 /// `None` without Sentinel.
-fn writes_without_replica(info: &RedisInfo, place: &RedisTopology) -> Option<bool> {
-    let has_sentinel = matches!(place, RedisTopology::Sentinel(_));
+fn writes_without_replica(info: &RedisInfo, topology: &RedisTopology) -> Option<bool> {
+    let has_sentinel = matches!(topology, RedisTopology::Sentinel(_));
     // `INFO` has the field `min_slaves_good_slaves` only if `min-replicas-to-write` and
     // `min-replicas-max-lag` are set.
     info.text("role")
@@ -106,7 +106,7 @@ async fn probe_scripts(
             .map(|kind| format!("{prefix}sg:{{{number}}}:doctor:{kind}"));
         let call = ["EVALSHA", &digest, "4", &text, &list, &hash, &sorted, flag];
         match node.run_command(&call).await {
-            Ok(said) => return Some(probe_result(said)),
+            Ok(reply) => return Some(probe_result(reply)),
             Err(InspectError(words)) if words.contains("MOVED") => {}
             Err(InspectError(words)) => return Some(Err(words)),
         }
@@ -123,22 +123,22 @@ async fn load_probe(node: &InspectedNode) -> Result<String, InspectError> {
 
 /// Converts the reply of [`PROBE`]. The error has the names of all refused commands, and the reason
 /// of the first.
-fn probe_result(said: RedisValue) -> Result<(), String> {
-    let RedisValue::List(lines) = said else {
+fn probe_result(reply: RedisValue) -> Result<(), String> {
+    let RedisValue::List(lines) = reply else {
         return Err("a script is answered by nonsense".to_owned());
     };
-    let mut why = None;
+    let mut first_reason = None;
     let names: Vec<_> = lines
         .iter()
         .filter_map(
             |line| if let RedisValue::Text(line) = line { line.split_once(": ") } else { None },
         )
         .map(|(name, words)| {
-            why.get_or_insert(words);
+            first_reason.get_or_insert(words);
             name
         })
         .collect();
-    why.map_or(Ok(()), |why| Err(format!("{}: {why}", names.join(", "))))
+    first_reason.map_or(Ok(()), |why| Err(format!("{}: {why}", names.join(", "))))
 }
 
 struct RedisInfo(BTreeMap<String, String>);
@@ -194,26 +194,26 @@ async fn has_snapshots(node: &InspectedNode) -> Option<bool> {
 /// Returns the smallest possible difference between the clocks of Redis and this machine, and the
 /// median round trip.
 async fn measure_times(node: &InspectedNode, clock: &Clock) -> (Option<Nanos>, Option<Nanos>) {
-    let (mut skew, mut took) = (None::<Nanos>, Vec::new());
+    let (mut skew, mut round_trips) = (None::<Nanos>, Vec::new());
     for _ in 0..TIMED_ROUND_TRIPS {
-        let sent = clock.now();
-        let Ok(said) = node.run_command(&["TIME"]).await else { continue };
-        let answered = clock.now();
-        took.push(answered.since(sent));
-        if let Some(redis_time) = parse_time(&said) {
-            // Redis read its clock between `sent` and `answered`. Only a Redis time outside that
+        let sent_at = clock.now();
+        let Ok(reply) = node.run_command(&["TIME"]).await else { continue };
+        let replied_at = clock.now();
+        round_trips.push(replied_at.since(sent_at));
+        if let Some(redis_time) = parse_time(&reply) {
+            // Redis read its clock between `sent_at` and `replied_at`. Only a Redis time outside that
             // interval proves a clock difference.
-            let min_skew = redis_time.since(answered).max(sent.since(redis_time));
+            let min_skew = redis_time.since(replied_at).max(sent_at.since(redis_time));
             skew = Some(skew.map_or(min_skew, |least| least.min(min_skew)));
         }
     }
-    took.sort_unstable();
-    (skew, took.get(took.len() / 2).copied())
+    round_trips.sort_unstable();
+    (skew, round_trips.get(round_trips.len() / 2).copied())
 }
 
 /// Parses the reply of `TIME`: seconds and microseconds.
-fn parse_time(said: &RedisValue) -> Option<Nanos> {
-    let RedisValue::List(parts) = said else { return None };
+fn parse_time(reply: &RedisValue) -> Option<Nanos> {
+    let RedisValue::List(parts) = reply else { return None };
     let number = |part: Option<&RedisValue>| match part {
         Some(RedisValue::Text(text)) => text.parse::<u64>().ok(),
         Some(RedisValue::Int(number)) => u64::try_from(*number).ok(),

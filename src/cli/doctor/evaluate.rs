@@ -99,28 +99,31 @@ impl std::fmt::Display for DoctorFinding {
 }
 
 /// Returns the findings about `facts`, errors first.
-pub(super) fn evaluate_facts(facts: &RedisFacts, wanted: DoctorRequirements) -> Vec<DoctorFinding> {
-    let mut evaluator = FactsEvaluator { at: &facts.address, findings: Vec::new() };
+pub(super) fn evaluate_facts(
+    facts: &RedisFacts,
+    requirements: DoctorRequirements,
+) -> Vec<DoctorFinding> {
+    let mut evaluator = FactsEvaluator { address: &facts.address, findings: Vec::new() };
     evaluator.check_fitness(facts);
     evaluator.check_memory(facts);
     evaluator.check_cluster(facts);
     evaluator.check_sentinels(facts);
-    evaluator.check_latency(facts, wanted);
-    evaluator.check_clock(facts, wanted);
+    evaluator.check_latency(facts, requirements);
+    evaluator.check_clock(facts, requirements);
     evaluator.check_persistence(facts);
-    evaluator.check_atomicity(facts, wanted);
+    evaluator.check_atomicity(facts, requirements);
     evaluator.findings.sort_by_key(|finding| finding.severity != DoctorSeverity::Error);
     evaluator.findings
 }
 
 struct FactsEvaluator<'f> {
-    at: &'f str,
+    address: &'f str,
     findings: Vec<DoctorFinding>,
 }
 
 impl FactsEvaluator<'_> {
     fn add(&mut self, severity: DoctorSeverity, code: &'static str, message: String, help: &str) {
-        let (at, help) = (self.at.to_owned(), help.to_owned());
+        let (at, help) = (self.address.to_owned(), help.to_owned());
         self.findings.push(DoctorFinding { severity, code, at, message, help });
     }
 
@@ -178,10 +181,12 @@ impl FactsEvaluator<'_> {
                 "see `eviction`; limits were not held to the full",
             );
         }
-        let (Some(most @ 1..), Some(used)) = (facts.maxmemory, facts.used_memory) else { return };
-        if most / 10 * 9 <= used {
+        let (Some(maxmemory @ 1..), Some(used)) = (facts.maxmemory, facts.used_memory) else {
+            return;
+        };
+        if maxmemory / 10 * 9 <= used {
             let message =
-                format!("{used} of {most} bytes are used; at the end no key can be added");
+                format!("{used} of {maxmemory} bytes are used; at the end no key can be added");
             self.add_warning("memory", message, "raise `maxmemory`, or count fewer keys there");
         }
     }
@@ -205,30 +210,31 @@ impl FactsEvaluator<'_> {
         }
     }
 
-    fn check_latency(&mut self, facts: &RedisFacts, wanted: DoctorRequirements) {
-        let Some(took) = facts.round_trip else { return };
-        let deadline = wanted.call_timeout;
+    fn check_latency(&mut self, facts: &RedisFacts, requirements: DoctorRequirements) {
+        let Some(round_trip) = facts.round_trip else { return };
+        let deadline = requirements.call_timeout;
         let message = format!(
             "a round trip takes {} of the {deadline} of `backend_deadline`",
-            format_micros(took)
+            format_micros(round_trip)
         );
         let fix = "bring Redis nearer, or raise `backend_deadline`";
-        if deadline <= took {
+        if deadline <= round_trip {
             self.add_error("latency", message, fix);
-        } else if Nanos(deadline.0 / 2) <= took {
+        } else if Nanos(deadline.0 / 2) <= round_trip {
             self.add_warning("latency", message, fix);
         }
     }
 
-    fn check_clock(&mut self, facts: &RedisFacts, wanted: DoctorRequirements) {
+    fn check_clock(&mut self, facts: &RedisFacts, requirements: DoctorRequirements) {
         let Some(skew) = facts.clock_skew.filter(|skew| MAX_CLOCK_SKEW <= *skew) else { return };
-        let apart = format!("its clock and this machine's are {} apart", format_millis(skew));
+        let skew_text = format!("its clock and this machine's are {} apart", format_millis(skew));
         let fix = "let both follow one time server";
-        if wanted.has_compat_keys {
-            let message = format!("{apart}, and windows of the reference's keys begin by this one");
+        if requirements.has_compat_keys {
+            let message =
+                format!("{skew_text}, and windows of the reference's keys begin by this one");
             self.add_error("clock", message, fix);
         } else {
-            self.add_warning("clock", format!("{apart}; its own rules every counter"), fix);
+            self.add_warning("clock", format!("{skew_text}; its own rules every counter"), fix);
         }
     }
 
@@ -247,8 +253,10 @@ impl FactsEvaluator<'_> {
         }
     }
 
-    fn check_atomicity(&mut self, facts: &RedisFacts, wanted: DoctorRequirements) {
-        if wanted.has_compat_keys && (wanted.has_second_store || facts.cluster.is_some()) {
+    fn check_atomicity(&mut self, facts: &RedisFacts, requirements: DoctorRequirements) {
+        if requirements.has_compat_keys
+            && (requirements.has_second_store || facts.cluster.is_some())
+        {
             let message = "the reference's keys of one question live in several places, \
                 where `charge: all_or_nothing` and `stop_when_over` decide in two steps";
             let fix =

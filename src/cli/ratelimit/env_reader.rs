@@ -40,7 +40,7 @@ impl<'e> EnvReader<'e> {
         environment: &'e HashMap<String, String>,
         overridden_settings: &'e BTreeSet<&'static str>,
     ) -> Self {
-        let mut reading = Self {
+        let mut reader = Self {
             environment,
             overridden_settings,
             parsed: HashMap::new(),
@@ -52,14 +52,14 @@ impl<'e> EnvReader<'e> {
             let text = environment.get(row.name).map_or(row.default, String::as_str);
             let mut parsed = parse_variable(row.kind, text);
             if parsed.is_none() {
-                reading.add_error(row.name, &format!("takes {}", row.kind.accepts()));
+                reader.add_error(row.name, &format!("takes {}", row.kind.accepts()));
                 // Continue with the default, because Sluicegate's own settings may override the
                 // invalid variable.
                 parsed = parse_variable(row.kind, row.default);
             }
-            reading.parsed.extend(parsed.map(|parsed| (row.name, parsed)));
+            reader.parsed.extend(parsed.map(|parsed| (row.name, parsed)));
         }
-        reading
+        reader
     }
 
     /// Returns `true` if a flag, a `SLUICEGATE_*` variable or `server.yaml` sets `setting`.
@@ -214,13 +214,13 @@ impl<'e> EnvReader<'e> {
         if self.is_variable_overridden(variable) {
             return;
         }
-        let got = self.raw(variable);
+        let text = self.raw(variable);
         let mut sentence = format!("{variable} {why}");
         let is_secret = ["AUTH", "URL", "HEADERS"].iter().any(|part| variable.contains(part));
         if self.is_set(variable) && !is_secret {
-            sentence.extend([", got `", got, "`"]);
+            sentence.extend([", got `", text, "`"]);
         }
-        if got.starts_with("tcp://") {
+        if text.starts_with("tcp://") {
             sentence.push_str(
                 "; Kubernetes sets this variable for a Service of that name: set \
                  `enableServiceLinks: false`",

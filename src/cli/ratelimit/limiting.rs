@@ -43,9 +43,9 @@ fn read_cache_size(reading: &mut EnvReader<'_>) {
 /// Clamps `NEAR_LIMIT_RATIO` to 0..=1. Outside that range, envoyproxy/ratelimit computes
 /// meaningless counts.
 fn read_near_limit_ratio(reading: &mut EnvReader<'_>) {
-    let written = reading.float("NEAR_LIMIT_RATIO");
-    let ratio = if written.is_nan() { 1.0 } else { written.clamp(0.0, 1.0) };
-    if !(0.0..=1.0).contains(&written) {
+    let configured_ratio = reading.float("NEAR_LIMIT_RATIO");
+    let ratio = if configured_ratio.is_nan() { 1.0 } else { configured_ratio.clamp(0.0, 1.0) };
+    if !(0.0..=1.0).contains(&configured_ratio) {
         let line = format!("is no part of a limit, which is 0 to 1; {ratio} is taken");
         reading.add_note("NEAR_LIMIT_RATIO", &line);
     }

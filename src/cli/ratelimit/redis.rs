@@ -61,9 +61,9 @@ pub(super) fn read(reading: &mut EnvReader<'_>) {
     reading.put("BACKEND_TYPE", "counter_keys", "envoyproxy".to_owned());
     reading.put_flag("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "healthy_with_backend");
     read_timeout(reading);
-    let second = reading.flag("REDIS_PERSECOND");
+    let has_second_store = reading.flag("REDIS_PERSECOND");
     let mut stores = vec![(&MAIN, "backend")];
-    if second {
+    if has_second_store {
         stores.push((&PER_SECOND, "backend_per_second"));
     }
     for (names, setting) in &stores {
@@ -79,8 +79,8 @@ pub(super) fn read(reading: &mut EnvReader<'_>) {
 /// Reads the timeout for Redis. In Sluicegate it applies to each command, and not only to the
 /// connection.
 fn read_timeout(reading: &mut EnvReader<'_>) {
-    let own = reading.nanos("REDIS_OP_TIMEOUT");
-    let variable = if own == 0 { "REDIS_TIMEOUT" } else { "REDIS_OP_TIMEOUT" };
+    let op_timeout = reading.nanos("REDIS_OP_TIMEOUT");
+    let variable = if op_timeout == 0 { "REDIS_TIMEOUT" } else { "REDIS_OP_TIMEOUT" };
     let nanos = match reading.nanos(variable) {
         0 => {
             reading.add_note(
@@ -96,8 +96,8 @@ fn read_timeout(reading: &mut EnvReader<'_>) {
         nanos => nanos,
     };
     reading.put(variable, "backend_deadline", format!("{nanos}ns"));
-    let second = reading.nanos("REDIS_PERSECOND_TIMEOUT");
-    if reading.is_set("REDIS_PERSECOND_TIMEOUT") && second != nanos {
+    let second_timeout = reading.nanos("REDIS_PERSECOND_TIMEOUT");
+    if reading.is_set("REDIS_PERSECOND_TIMEOUT") && second_timeout != nanos {
         let line = "one deadline is kept for both stores, that of REDIS_TIMEOUT";
         reading.add_note("REDIS_PERSECOND_TIMEOUT", line);
     }

@@ -41,8 +41,8 @@ fn read_own_files(reading: &mut EnvReader<'_>) {
 }
 
 fn read_dot_files(reading: &mut EnvReader<'_>) {
-    let count = !reading.flag("RUNTIME_IGNOREDOTFILES");
-    reading.put("RUNTIME_IGNOREDOTFILES", "limits_dot_files", count.to_string());
+    let includes_dot_files = !reading.flag("RUNTIME_IGNOREDOTFILES");
+    reading.put("RUNTIME_IGNOREDOTFILES", "limits_dot_files", includes_dot_files.to_string());
 }
 
 fn read_files(reading: &mut EnvReader<'_>) {

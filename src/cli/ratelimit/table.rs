@@ -39,9 +39,9 @@ const fn row(
     name: &'static str,
     kind: VariableKind,
     default: &'static str,
-    means: VariableEffect,
+    effect: VariableEffect,
 ) -> VariableRow {
-    VariableRow { name, kind, default, effect: means }
+    VariableRow { name, kind, default, effect }
 }
 
 use VariableEffect::{NoEffect, Settings as Is};

@@ -33,11 +33,11 @@ pub(super) fn load_tls(settings: &Settings) -> Result<Option<Arc<ServerTls>>, St
 /// Returns the maximum age of a gRPC connection, varied by up to 10 % in each process, so that
 /// clients do not reconnect to all replicas at once.
 pub(super) fn connection_age(settings: &Settings) -> Option<grpc::ConnectionAge> {
-    let most = Some(settings.grpc_max_age.0).filter(|most| *most != 0)?;
-    let jitter = std::hash::RandomState::new().hash_one(2_u8) % (most / 5 + 1);
+    let max_age = Some(settings.grpc_max_age.0).filter(|most| *most != 0)?;
+    let jitter = std::hash::RandomState::new().hash_one(2_u8) % (max_age / 5 + 1);
     let grace = Some(settings.grpc_max_age_grace).filter(|grace| grace.0 != 0);
-    let most = Nanos(most - most / 10 + jitter).into();
-    Some(grpc::ConnectionAge { max_age: most, grace: grace.map(Duration::from) })
+    let varied_max_age = Nanos(max_age - max_age / 10 + jitter).into();
+    Some(grpc::ConnectionAge { max_age: varied_max_age, grace: grace.map(Duration::from) })
 }
 
 /// The interval at which readiness is updated from the store's availability.

@@ -2,7 +2,7 @@
 //!
 //! 1. SIGTERM or SIGINT: health checks report `NOT_SERVING`. Checks are still decided.
 //! 2. After `drain_delay`, when load balancers have reacted: listeners send GOAWAY and accept no
-//! new calls.
+//!    new calls.
 //! 3. Requests in flight finish within `drain_timeout`. A second signal ends the wait.
 //!
 //! SIGHUP shuts the process down if `on_hangup` is `stop`, and otherwise reloads the configuration.
@@ -86,17 +86,17 @@ pub(super) struct DrainTimes {
 /// Waits for the first shutdown signal, then drains. Returns when the process must end, even if
 /// requests are still in flight.
 pub(super) async fn run_drain(
-    mut ends: ShutdownSignals,
+    mut signals: ShutdownSignals,
     health: Health,
     phase: watch::Sender<DrainPhase>,
     times: DrainTimes,
 ) {
-    let cause = ends.next().await;
+    let cause = signals.next().await;
     tracing::info!(signal = cause, delay = ?times.delay, "draining, health checks report NOT_SERVING");
     health.set_readiness(Readiness::Draining);
     tokio::select! {
         () = tokio::time::sleep(times.delay) => {}
-        again = ends.next() => tracing::info!(signal = again, "drain delay ended by another signal"),
+        again = signals.next() => tracing::info!(signal = again, "drain delay ended by another signal"),
     }
     tracing::info!(timeout = ?times.finish, "draining, waiting for calls in flight");
     phase.send_replace(DrainPhase::Finishing);
@@ -104,7 +104,7 @@ pub(super) async fn run_drain(
         () = tokio::time::sleep(times.finish) => {
             tracing::warn!(timeout = ?times.finish, "drain timeout exceeded, exiting with calls in flight");
         }
-        again = ends.next() => {
+        again = signals.next() => {
             tracing::warn!(signal = again, "another signal received, exiting with calls in flight");
         }
     }

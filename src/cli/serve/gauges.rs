@@ -30,16 +30,16 @@ pub(super) fn concurrency_totals(
 }
 
 pub(super) fn concurrency_usage(engine: &Engine) -> Vec<metrics::ConcurrencyGauges> {
-    let ceiling = |(path, all): (Box<str>, ConcurrencyUsage)| metrics::ConcurrencyGauges {
+    let to_gauges = |(path, usage): (Box<str>, ConcurrencyUsage)| metrics::ConcurrencyGauges {
         path,
-        in_flight: all.in_flight,
-        waiting: all.waiting,
-        limit: all.limit,
-        rtt: all.busiest.and_then(|look| look.rtt),
-        min_rtt: all.busiest.and_then(|look| look.min_rtt),
-        gradient: all.busiest.and_then(|look| look.gradient()),
+        in_flight: usage.in_flight,
+        waiting: usage.waiting,
+        limit: usage.limit,
+        rtt: usage.busiest.and_then(|snapshot| snapshot.rtt),
+        min_rtt: usage.busiest.and_then(|snapshot| snapshot.min_rtt),
+        gradient: usage.busiest.and_then(|snapshot| snapshot.gradient()),
     };
-    engine.concurrency_in_use().into_iter().map(ceiling).collect()
+    engine.concurrency_in_use().into_iter().map(to_gauges).collect()
 }
 
 pub(super) fn lease_balances(engine: &Engine) -> metrics::LeaseTotals {

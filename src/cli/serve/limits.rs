@@ -42,14 +42,14 @@ pub(super) async fn start_source(
     let shared_keys = settings.counter_keys == CounterKeys::Envoyproxy;
     let loader: Arc<ConfigParser> = Arc::new(move |texts, revision| {
         let named = texts.iter().map(|text| (&*text.name, text.bytes.as_slice()));
-        let (config, found) = load(named, revision, merge_domains)?;
+        let (config, warnings) = load(named, revision, merge_domains)?;
         if shared_keys {
-            let refused = find_unsupported_leases(&config, texts);
-            if !refused.is_empty() {
-                return Err(refused);
+            let findings = find_unsupported_leases(&config, texts);
+            if !findings.is_empty() {
+                return Err(findings);
             }
         }
-        Ok((config, found.without_notes()))
+        Ok((config, warnings.without_notes()))
     });
     let engine = Arc::clone(engine);
     let now = move || engine.clock().now();
@@ -102,12 +102,12 @@ impl ConfigSource {
     pub(super) async fn wait_for_first_limits(
         &mut self,
         http: Option<&TcpListener>,
-        ends: &mut ShutdownSignals,
+        signals: &mut ShutdownSignals,
     ) -> bool {
         tracing::info!("waiting for the first limits from the xDS server");
         tokio::select! {
             never = startup_probes::answer_probes(http) => match never {},
-            _ = ends.next() => false,
+            _ = signals.next() => false,
             first = self.published.wait_for(|published| published.config.is_some()) => first.is_ok(),
         }
     }
@@ -123,13 +123,13 @@ fn find_unsupported_leases(config: &Config, texts: &[TextFile]) -> Diagnostics {
             lines.entry(file).or_default().push((line.parse().unwrap_or(1), &rule.path));
         }
     }
-    let mut refused = Diagnostics::default();
+    let mut findings = Diagnostics::default();
     for text in texts {
         if let Some(lines) = lines.get(&*text.name) {
-            refused.append(lease_findings(text, lines));
+            findings.append(lease_findings(text, lines));
         }
     }
-    refused
+    findings
 }
 
 fn is_compat_counter_leased(limit: &Limit) -> bool {
@@ -171,18 +171,18 @@ impl LimitsFollower {
     pub(super) fn start(
         published: watch::Receiver<PublishedConfig>,
         engine: Arc<Engine>,
-        judged: Option<Health>,
+        readiness: Option<Health>,
         hooks: Hooks,
     ) -> Self {
-        let (shown, counted) = (watch::Sender::default(), CountedLoads::default());
-        let astray = Vec::new();
+        let (applied, counted) = (watch::Sender::default(), CountedLoads::default());
+        let unknown_domain_hooks = Vec::new();
         let mut follower = Self {
             published,
             engine,
-            readiness: judged,
+            readiness,
             hooks,
-            unknown_domain_hooks: astray,
-            applied: shown,
+            unknown_domain_hooks,
+            applied,
             counted_loads: counted,
         };
         follower.apply_latest();
@@ -202,8 +202,8 @@ impl LimitsFollower {
     fn apply_latest(&mut self) {
         let latest = self.published.borrow_and_update().clone();
         if let Some(config) = &latest.config {
-            let had = self.engine.config().is_some_and(|config| !config.domains.is_empty());
-            if had && config.domains.is_empty() {
+            let had_domains = self.engine.config().is_some_and(|config| !config.domains.is_empty());
+            if had_domains && config.domains.is_empty() {
                 tracing::warn!("the new limits have no domains, nothing is limited");
             }
             self.warn_unknown_domains(config);
@@ -220,11 +220,12 @@ impl LimitsFollower {
 
     /// Warns about hooks whose domain the configuration lacks, because their checks match no limit.
     fn warn_unknown_domains(&mut self, config: &Config) {
-        let is_astray = |hook: &&Hook| !config.domains.contains_key(&*hook.domain);
-        let astray: Vec<Hook> = self.hooks.0.iter().filter(is_astray).cloned().collect();
-        if astray != self.unknown_domain_hooks {
+        let has_unknown_domain = |hook: &&Hook| !config.domains.contains_key(&*hook.domain);
+        let unknown_domain_hooks: Vec<Hook> =
+            self.hooks.0.iter().filter(has_unknown_domain).cloned().collect();
+        if unknown_domain_hooks != self.unknown_domain_hooks {
             let domains = first_domain_names(config);
-            for Hook { name, domain, .. } in &astray {
+            for Hook { name, domain, .. } in &unknown_domain_hooks {
                 tracing::warn!(
                     hook = name,
                     domain,
@@ -232,7 +233,7 @@ impl LimitsFollower {
                     "no file has this hook's domain, allowing all its requests"
                 );
             }
-            self.unknown_domain_hooks = astray;
+            self.unknown_domain_hooks = unknown_domain_hooks;
         }
     }
 }
@@ -291,30 +292,30 @@ pub(super) fn admin_loads(published: &watch::Receiver<PublishedConfig>) -> Confi
     }
 }
 
-fn last_error(refused: &FailedLoad) -> LoadError {
-    let (diagnostics, more) = match &refused.reason {
+fn last_error(failure: &FailedLoad) -> LoadError {
+    let (diagnostics, more) = match &failure.reason {
         LoadFailure::Invalid(found) => (found.iter().map(to_json).collect(), found.not_shown()),
         why => (
             vec![json!({"severity": "error", "message": reason_text(why)})],
             SeverityCounts::default(),
         ),
     };
-    LoadError { at: refused.at, diagnostics, omitted: more }
+    LoadError { at: failure.at, diagnostics, omitted: more }
 }
 
 fn to_json(diagnostic: &Diagnostic) -> Value {
     serde_json::to_value(diagnostic).unwrap_or_default()
 }
 
-pub(super) fn error_text(refused: &FailedLoad) -> String {
-    match &refused.reason {
+pub(super) fn error_text(failure: &FailedLoad) -> String {
+    match &failure.reason {
         LoadFailure::Invalid(found) => found.to_string(),
         why => reason_text(why),
     }
 }
 
-fn reason_text(why: &LoadFailure) -> String {
-    match why {
+fn reason_text(failure: &LoadFailure) -> String {
+    match failure {
         LoadFailure::Unreadable(error) => match std::error::Error::source(error) {
             Some(cause) => format!("{error}: {cause}"),
             None => error.to_string(),

@@ -84,14 +84,14 @@ impl SecretFile {
     }
 
     fn apply_read(&mut self, read: Result<String, String>) {
-        let Some(seal) = &self.trust.signer else { return };
+        let Some(signer) = &self.trust.signer else { return };
         self.polls = self.polls.saturating_add(1);
         if self.polls == OVERLAP_POLLS {
-            seal.drop_previous();
+            signer.drop_previous();
         }
         let error = match read {
             Ok(secret) => {
-                if seal.rotate(&secret) {
+                if signer.rotate(&secret) {
                     self.polls = 0;
                     tracing::info!(
                         "peer_secret_file reloaded, accepting the previous secret for 10 minutes"
@@ -135,7 +135,7 @@ impl PeerContext<'_> {
     pub(super) fn start(
         self,
         listener: TcpListener,
-        posted: mpsc::Receiver<ForwardedRelease>,
+        releases: mpsc::Receiver<ForwardedRelease>,
         parts: &mut ServiceTasks,
     ) -> std::io::Result<()> {
         let Self { settings, engine, trust, phase: finishing } = self;
@@ -154,7 +154,7 @@ impl PeerContext<'_> {
             parts.spawn_background(secret.poll_file(path));
         }
         let forwarder =
-            ReleaseForwarder::new(Arc::clone(engine), posted, Arc::clone(&trust), networks);
+            ReleaseForwarder::new(Arc::clone(engine), releases, Arc::clone(&trust), networks);
         parts.spawn_background(forwarder.run());
         let served = peer::serve(
             listener,

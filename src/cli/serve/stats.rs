@@ -93,20 +93,20 @@ pub(super) fn stats_reader(
     let engine = Arc::clone(engine);
     Arc::new(move || {
         let files = u64::try_from(files()).unwrap_or(u64::MAX);
-        let mut looked = vec![ExternalStat::Gauge("runtime.num_values", files)];
-        let inside = engine.store_stats();
-        looked.extend(
-            inside.connections.into_iter().flat_map(|pool| connection_stats(POOL_STATS, pool)),
+        let mut external_stats = vec![ExternalStat::Gauge("runtime.num_values", files)];
+        let store_stats = engine.store_stats();
+        external_stats.extend(
+            store_stats.connections.into_iter().flat_map(|pool| connection_stats(POOL_STATS, pool)),
         );
-        looked.extend(
-            inside
+        external_stats.extend(
+            store_stats
                 .per_second_connections
                 .into_iter()
                 .flat_map(|pool| connection_stats(PER_SECOND_POOL_STATS, pool)),
         );
-        looked.extend(inside.deny_cache.into_iter().flat_map(deny_cache_stats));
-        looked.extend(tls.iter().flat_map(|tls| certificate_stats(tls.read_counts())));
-        looked
+        external_stats.extend(store_stats.deny_cache.into_iter().flat_map(deny_cache_stats));
+        external_stats.extend(tls.iter().flat_map(|tls| certificate_stats(tls.read_counts())));
+        external_stats
     })
 }
 
@@ -124,35 +124,35 @@ const PER_SECOND_POOL_STATS: [&str; 3] = [
 
 fn connection_stats(
     [active, total, close]: [&'static str; 3],
-    of: ConnectionCounts,
+    connections: ConnectionCounts,
 ) -> [ExternalStat; 3] {
-    let open = of.opened.saturating_sub(of.closed);
+    let open = connections.opened.saturating_sub(connections.closed);
     [
         ExternalStat::Gauge(active, open),
-        ExternalStat::Counter(total, of.opened),
-        ExternalStat::Counter(close, of.closed),
+        ExternalStat::Counter(total, connections.opened),
+        ExternalStat::Counter(close, connections.closed),
     ]
 }
 
-fn deny_cache_stats(of: DenyCacheStats) -> [ExternalStat; 8] {
+fn deny_cache_stats(cache: DenyCacheStats) -> [ExternalStat; 8] {
     [
-        ("ratelimit.localcache.evacuateCount", of.evicted),
-        ("ratelimit.localcache.expiredCount", of.expired),
-        ("ratelimit.localcache.entryCount", of.keys),
-        ("ratelimit.localcache.averageAccessTime", of.mean_last_access()),
-        ("ratelimit.localcache.hitCount", of.hits),
-        ("ratelimit.localcache.missCount", of.misses),
-        ("ratelimit.localcache.lookupCount", of.hits + of.misses),
-        ("ratelimit.localcache.overwriteCount", of.overwritten),
+        ("ratelimit.localcache.evacuateCount", cache.evicted),
+        ("ratelimit.localcache.expiredCount", cache.expired),
+        ("ratelimit.localcache.entryCount", cache.keys),
+        ("ratelimit.localcache.averageAccessTime", cache.mean_last_access()),
+        ("ratelimit.localcache.hitCount", cache.hits),
+        ("ratelimit.localcache.missCount", cache.misses),
+        ("ratelimit.localcache.lookupCount", cache.hits + cache.misses),
+        ("ratelimit.localcache.overwriteCount", cache.overwritten),
     ]
     .map(|(name, value)| ExternalStat::Gauge(name, value))
 }
 
-fn certificate_stats(of: TlsReadCounts) -> [ExternalStat; 3] {
+fn certificate_stats(reads: TlsReadCounts) -> [ExternalStat; 3] {
     [
-        ExternalStat::Counter("certs.load_attempts", of.attempts),
-        ExternalStat::Counter("certs.load_failures", of.failures),
-        ExternalStat::Gauge("certs.num_values", of.files),
+        ExternalStat::Counter("certs.load_attempts", reads.attempts),
+        ExternalStat::Counter("certs.load_failures", reads.failures),
+        ExternalStat::Gauge("certs.num_values", reads.files),
     ]
 }
 
@@ -162,17 +162,17 @@ pub(super) fn metrics_page(
     names: MetricNames,
     own: impl Fn() -> String + Send + Sync + 'static,
     engine: Arc<Engine>,
-    look: StatsReader,
+    read_stats: StatsReader,
 ) -> Arc<dyn Fn() -> String + Send + Sync> {
-    let reference = move || {
+    let render_ratelimit_stats = move || {
         let Some(stats) = engine.stats() else { return String::new() };
         stats.advance(engine.clock().now());
-        render_page(stats, &look())
+        render_page(stats, &read_stats())
     };
     Arc::new(move || match names {
         MetricNames::Own => own(),
-        MetricNames::Ratelimit => reference(),
-        MetricNames::All => reference() + &own(),
+        MetricNames::Ratelimit => render_ratelimit_stats(),
+        MetricNames::All => render_ratelimit_stats() + &own(),
     })
 }
 
@@ -185,7 +185,11 @@ pub(super) const fn page_formats(names: MetricNames) -> MetricsFormats {
     }
 }
 
-pub(super) async fn send_periodically(settings: Settings, stats: Arc<Stats>, look: StatsReader) {
+pub(super) async fn send_periodically(
+    settings: Settings,
+    stats: Arc<Stats>,
+    read_stats: StatsReader,
+) {
     let dialect = match settings.stats_sink {
         StatsSink::None => return std::future::pending().await,
         StatsSink::Statsd => LineFormat::Statsd,
@@ -194,7 +198,7 @@ pub(super) async fn send_periodically(settings: Settings, stats: Arc<Stats>, loo
     };
     let rewrites = settings.stats_mogrifiers.0.iter().filter_map(compile_rewrite).collect();
     let mut lines = StatLineFormatter::new(dialect, &settings.stats_tags.0, rewrites);
-    let mut sink = StatsSender::of(&settings);
+    let mut sink = StatsSender::from_settings(&settings);
     let mut ticks = interval(settings.stats_interval.into());
     let mut lookups = interval(LOOKUP_INTERVAL);
     lookups.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -202,7 +206,7 @@ pub(super) async fn send_periodically(settings: Settings, stats: Arc<Stats>, loo
         tokio::select! {
             _ = lookups.tick() => sink.destination.resolve_again().await,
             _ = ticks.tick() => {
-                sink.enqueue(lines.next_lines(&stats, &look()));
+                sink.enqueue(lines.next_lines(&stats, &read_stats()));
                 sink.send().await;
             }
         }
@@ -229,7 +233,7 @@ enum StatsDestination {
 }
 
 impl StatsSender {
-    fn of(settings: &Settings) -> Self {
+    fn from_settings(settings: &Settings) -> Self {
         let to = match (&settings.stats_address, settings.stats_sink) {
             (None, _) | (_, StatsSink::Log | StatsSink::None) => StatsDestination::Log,
             (Some(at), StatsSink::Statsd) if settings.stats_protocol == StatsProtocol::Tcp => {
@@ -294,13 +298,13 @@ impl StatsDestination {
                 waiting.clear();
             }
             // An error or a timeout drops `stream`, and so closes the connection.
-            Self::Tcp(at, held) => {
-                let mut stream = match held.take().filter(is_open) {
+            Self::Tcp(at, connection) => {
+                let mut stream = match connection.take().filter(is_open) {
                     Some(stream) => stream,
                     None => TcpStream::connect((at.host.as_str(), at.port)).await?,
                 };
                 write_lines(&mut stream, waiting).await?;
-                *held = Some(stream);
+                *connection = Some(stream);
             }
             Self::Udp(at, held) => {
                 let socket = match held.take() {
@@ -390,11 +394,11 @@ async fn send_datagrams(to: &UdpSocket, waiting: &mut VecDeque<String>) -> std::
 
 /// Joins queued lines up to the given number of bytes, but at least one line. Also returns the
 /// number of lines.
-fn next_packet(waiting: &VecDeque<String>, most: usize) -> Option<(String, usize)> {
+fn next_packet(waiting: &VecDeque<String>, max_bytes: usize) -> Option<(String, usize)> {
     let mut lines = waiting.iter();
     let (mut packet, mut count) = (lines.next()?.clone(), 1);
     for line in lines {
-        if most < packet.len() + line.len() {
+        if max_bytes < packet.len() + line.len() {
             break;
         }
         packet.push_str(line);
@@ -406,8 +410,8 @@ fn next_packet(waiting: &VecDeque<String>, most: usize) -> Option<(String, usize
 async fn connect_udp(at: &HostPort) -> std::io::Result<UdpSocket> {
     let found = lookup_host((at.host.as_str(), at.port)).await?.next();
     let address = found.ok_or(std::io::ErrorKind::NotFound)?;
-    let own = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-    let socket = UdpSocket::bind(own).await?;
+    let local_address = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(local_address).await?;
     socket.connect(address).await?;
     Ok(socket)
 }
@@ -484,8 +488,8 @@ mod tests {
         // operating system had accepted.
         let mut taken = String::new();
         timeout(DEADLINE, receiver.read_to_string(&mut taken)).await.expect("in time").unwrap();
-        let (whole, cut) = taken.split_at(taken.rfind('\n').map_or(0, |end| end + 1));
-        assert!(waiting.front().is_some_and(|line| line.starts_with(cut)));
+        let (whole, partial) = taken.split_at(taken.rfind('\n').map_or(0, |end| end + 1));
+        assert!(waiting.front().is_some_and(|line| line.starts_with(partial)));
         let both = whole.to_owned() + &joined(&waiting);
         assert!(both == all, "{} bytes of {}: lost, or there twice", both.len(), all.len());
     }
@@ -497,8 +501,8 @@ mod tests {
         for line in ["a:1|c", "b:2|c"] {
             sink.enqueue(vec![line.to_owned()]);
             sink.send().await;
-            let came = timeout(DEADLINE, listener.accept()).await.expect("it calls again");
-            let (mut stream, mut bytes) = (came.unwrap().0, [0; 6]);
+            let accepted = timeout(DEADLINE, listener.accept()).await.expect("it calls again");
+            let (mut stream, mut bytes) = (accepted.unwrap().0, [0; 6]);
             timeout(DEADLINE, stream.read_exact(&mut bytes)).await.expect("in time").unwrap();
             assert_eq!(&bytes[..], format!("{line}\n").as_bytes());
             drop(stream);
@@ -516,7 +520,7 @@ mod tests {
         let at = nobody.local_addr().unwrap();
         nobody.connect(at).await.unwrap();
         let mut sink = sink(StatsDestination::Udp(address(at), None));
-        let told = async {
+        let until_refused = async {
             while !sink.is_failing {
                 if sink.waiting.is_empty() {
                     sink.enqueue(vec!["a:1|c".to_owned()]);
@@ -525,7 +529,7 @@ mod tests {
                 yield_now().await;
             }
         };
-        timeout(DEADLINE, told).await.expect("it is noticed");
+        timeout(DEADLINE, until_refused).await.expect("it is noticed");
         assert_eq!(sink.waiting, ["a:1|c\n"]);
         drop(nobody);
         let somebody = UdpSocket::bind(at).await.unwrap();

@@ -27,10 +27,10 @@ pub(super) fn check_settings(settings: &Settings) -> Result<(), String> {
             "`backend_deadline` {got} leaves no time to answer; at least 1ms does"
         ));
     }
-    let (heartbeat, term) = (settings.fleet_heartbeat, settings.fleet_term);
-    if heartbeat < MIN_HEARTBEAT || term.0 < heartbeat.0.saturating_mul(3) {
+    let (heartbeat, share_lifetime) = (settings.fleet_heartbeat, settings.fleet_term);
+    if heartbeat < MIN_HEARTBEAT || share_lifetime.0 < heartbeat.0.saturating_mul(3) {
         return Err(format!(
-            "`fleet_heartbeat` {heartbeat} and `fleet_term` {term}: heartbeats take at least \
+            "`fleet_heartbeat` {heartbeat} and `fleet_term` {share_lifetime}: heartbeats take at least \
              {MIN_HEARTBEAT}, and a term at least three of them"
         ));
     }
@@ -163,9 +163,9 @@ fn redis_options(settings: &Settings, url: &RedisUrl) -> redis::RedisOptions {
     }
 }
 
-fn redis_topology(settings: &Settings, place: &RedisEndpoint) -> redis::RedisTopology {
+fn redis_topology(settings: &Settings, endpoint: &RedisEndpoint) -> redis::RedisTopology {
     let addresses = |list: &[HostPort]| list.iter().map(redis_address).collect();
-    match place {
+    match endpoint {
         RedisEndpoint::Tcp(at) => redis::RedisTopology::Tcp(redis_address(at)),
         RedisEndpoint::Unix(path) => redis::RedisTopology::Unix(path.clone()),
         RedisEndpoint::Cluster(nodes) => redis::RedisTopology::Cluster(addresses(nodes)),
@@ -183,8 +183,8 @@ fn redis_topology(settings: &Settings, place: &RedisEndpoint) -> redis::RedisTop
     }
 }
 
-fn redis_address(of: &HostPort) -> redis::Address {
-    redis::Address { host: of.host.clone(), port: of.port }
+fn redis_address(address: &HostPort) -> redis::Address {
+    redis::Address { host: address.host.clone(), port: address.port }
 }
 
 fn redis_password(plain: Option<&str>, file: Option<&Path>) -> Option<redis::Password> {

@@ -113,10 +113,10 @@ impl Diagnostics {
     pub fn most_severe(&self, max: usize) -> (Vec<&Diagnostic>, SeverityCounts) {
         let mut ranked: Vec<(usize, &Diagnostic)> = self.shown.iter().enumerate().collect();
         ranked.sort_by_key(|(_, one)| std::cmp::Reverse(one.severity()));
-        let left_out = ranked.iter().skip(max).map(|(_, one)| *one).collect::<SeverityCounts>();
+        let omitted = ranked.iter().skip(max).map(|(_, one)| *one).collect::<SeverityCounts>();
         ranked.truncate(max);
         ranked.sort_unstable_by_key(|(at, _)| *at);
-        (ranked.into_iter().map(|(_, one)| one).collect(), left_out.plus(self.not_shown))
+        (ranked.into_iter().map(|(_, one)| one).collect(), omitted.plus(self.not_shown))
     }
 
     /// Removes the findings of severity note, shown or omitted.

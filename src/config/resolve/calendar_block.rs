@@ -42,15 +42,15 @@ impl CalendarReader<'_, '_> {
             self.error(raw.span, "a calendar needs a `time_zone`".to_owned(), cure);
             return None;
         };
-        let found = TimeZone::get(&name.value).ok();
-        if found.is_none() {
+        let time_zone = TimeZone::get(&name.value).ok();
+        if time_zone.is_none() {
             let cure = nearest_time_zone(&name.value).map_or_else(
                 || "a name of the IANA time zone database, as in `Europe/Berlin`".to_owned(),
                 |near| format!("did you mean `{near}`?"),
             );
             self.error(name.span, format!("unknown time zone `{}`", name.value), &cure);
         }
-        found
+        time_zone
     }
 
     fn start_day(&mut self, raw: &raw::Calendar, unit: Unit) -> Option<WindowStartDay> {
@@ -73,17 +73,17 @@ impl CalendarReader<'_, '_> {
             }
         };
         let Some(day) = &raw.starts_on else { return Some(default) };
-        let found = parse_start_day(unit, day);
-        if found.is_none() {
+        let start_day = parse_start_day(unit, day);
+        if start_day.is_none() {
             let message = format!("`starts_on: {}` is no day to start on", day.value);
             self.error(day.span, message, wanted);
         }
-        found
+        start_day
     }
 
-    fn error(&mut self, span: Span, message: String, cure: &str) {
+    fn error(&mut self, span: Span, message: String, help: &str) {
         let at = FileSpan { file: self.file, span };
-        self.findings.add(Code::BadCalendar, at, message, cure.to_owned());
+        self.findings.add(Code::BadCalendar, at, message, help.to_owned());
     }
 }
 
@@ -117,7 +117,8 @@ fn parse_month_and_day(text: &str) -> Option<WindowStartDay> {
 }
 
 fn nearest_time_zone(name: &str) -> Option<String> {
-    let known: Vec<_> = jiff::tz::db().available().map(|zone| zone.as_str().to_owned()).collect();
+    let zone_names: Vec<_> =
+        jiff::tz::db().available().map(|zone| zone.as_str().to_owned()).collect();
     let name = name.replace(' ', "_");
-    nearest(&name, known.iter().map(String::as_str)).map(str::to_owned)
+    nearest(&name, zone_names.iter().map(String::as_str)).map(str::to_owned)
 }

@@ -44,7 +44,7 @@ impl ConcurrencyReader<'_, '_, '_> {
         let raw = self.raw;
         let limit = self.limit();
         let adaptive = raw.adaptive.as_ref().map(|block| self.adaptive(block, limit));
-        let waiting = raw.queue.as_ref().map(|block| self.queue(block));
+        let queue = raw.queue.as_ref().map(|block| self.queue(block));
         let reject = self.reject(raw.reject.as_ref());
         let mode = self.mode();
         self.warn_unsuitable_mode(mode, limit);
@@ -56,8 +56,8 @@ impl ConcurrencyReader<'_, '_, '_> {
         // A block that is absent (`None`) is valid; a block that is invalid (`Some(None)`) ends the
         // function.
         let adaptive = adaptive.map_or(Some(None), |read| read.map(Some))?;
-        let waiting = waiting.map_or(Some(None), |read| read.map(Some))?;
-        let rules = LimiterConfig { limit: limit?, adaptive, queue: waiting };
+        let queue = queue.map_or(Some(None), |read| read.map(Some))?;
+        let rules = LimiterConfig { limit: limit?, adaptive, queue };
         let (max_duration, reject) = (max_duration?, reject?);
         Some(ConcurrencySettings { rules, mode, on_backend_failure, max_duration, reject })
     }
@@ -76,7 +76,7 @@ impl ConcurrencyReader<'_, '_, '_> {
     fn adaptive(&mut self, raw: &raw::Adaptive, limit: Option<u32>) -> Option<AdaptiveConfig> {
         let mut ask = KeywordReader { file: self.file, findings: self.findings };
         let law = ask.keyword(keywords::ALGORITHMS, "policy", raw.policy.as_ref());
-        let known = law.is_some() || raw.policy.is_none();
+        let is_known_algorithm = law.is_some() || raw.policy.is_none();
         let cure = "at least 1: a ceiling of 0 could learn nothing";
         let min = raw.min.as_ref().map_or(Some(1), |min| self.at_least_one("min", min, cure));
         let max = raw.max.as_ref().map_or_else(
@@ -91,7 +91,7 @@ impl ConcurrencyReader<'_, '_, '_> {
             self.error(Code::Contradiction, span, message, cure);
             return None;
         }
-        known.then(|| AdaptiveConfig { algorithm: law.unwrap_or_default(), min, max })
+        is_known_algorithm.then(|| AdaptiveConfig { algorithm: law.unwrap_or_default(), min, max })
     }
 
     fn queue(&mut self, raw: &raw::Queue) -> Option<QueueConfig> {
@@ -110,13 +110,14 @@ impl ConcurrencyReader<'_, '_, '_> {
     fn reject(&mut self, raw: Option<&raw::Reject>) -> Option<RejectReply> {
         let Some(raw) = raw else { return Some(RejectReply::default()) };
         let status = raw.status.as_ref().map_or(Some(RejectReply::default().status), |status| {
-            let known = u16::try_from(status.value).ok().filter(|it| (400..600).contains(it));
-            if known.is_none() {
+            let valid_status =
+                u16::try_from(status.value).ok().filter(|it| (400..600).contains(it));
+            if valid_status.is_none() {
                 let message = format!("`status: {}` does not reject", status.value);
                 let cure = "400 to 599: 503 by default, or 429";
                 self.error(Code::OutOfRange, status.span, message, cure);
             }
-            known
+            valid_status
         });
         let retry_after = match &raw.retry_after {
             None => Some(None),
@@ -166,8 +167,9 @@ impl ConcurrencyReader<'_, '_, '_> {
             self.error(Code::Contradiction, word.span, message, cure);
         }
         let mut ask = KeywordReader { file: self.file, findings: self.findings };
-        let found = ask.keyword(keywords::CONCURRENCY_FALLBACKS, "on_backend_failure", Some(word));
-        found.unwrap_or_default()
+        let fallback =
+            ask.keyword(keywords::CONCURRENCY_FALLBACKS, "on_backend_failure", Some(word));
+        fallback.unwrap_or_default()
     }
 
     /// Warns about a fleet-wide limit with a long or missing `max_duration`.
@@ -183,8 +185,8 @@ impl ConcurrencyReader<'_, '_, '_> {
             {
                 (word.span, format!("a fleet's ceiling with `max_duration: {}`", word.value))
             }
-            (None, said) if said.is_none() || mode == Some(ConcurrencyMode::Leased) => {
-                let span = said.as_ref().map_or(self.raw.span, |said| said.span);
+            (None, mode_field) if mode_field.is_none() || mode == Some(ConcurrencyMode::Leased) => {
+                let span = mode_field.as_ref().map_or(self.raw.span, |said| said.span);
                 (span, "a ceiling without `max_duration`, which is 60s then".to_owned())
             }
             _ => return,
@@ -194,28 +196,28 @@ impl ConcurrencyReader<'_, '_, '_> {
         self.error(Code::LongExposure, span, message, cure);
     }
 
-    fn at_least_one(&mut self, word: &str, number: &Spanned<u32>, cure: &str) -> Option<u32> {
+    fn at_least_one(&mut self, word: &str, number: &Spanned<u32>, help: &str) -> Option<u32> {
         if number.value == 0 {
             let message = format!("`{word}: 0` would let nobody pass");
-            self.error(Code::OutOfRange, number.span, message, cure);
+            self.error(Code::OutOfRange, number.span, message, help);
         }
         (0 < number.value).then_some(number.value)
     }
 
     fn duration(&mut self, word: &str, text: &Spanned<String>) -> Option<Nanos> {
         let example = "a whole number and `ms`, `s`, `m` or `h`, as in `300ms`";
-        let (message, cure) = match duration::parse(&text.value) {
+        let (message, help) = match duration::parse(&text.value) {
             Ok(Nanos(0)) => {
                 (format!("`{word}: {}` is no time at all", text.value), "at least `1ms`")
             }
             Ok(found) => return Some(found),
             Err(wrong) => wrong.message_and_fix(word, &text.value, example),
         };
-        self.error(Code::BadDuration, text.span, message, cure);
+        self.error(Code::BadDuration, text.span, message, help);
         None
     }
 
-    fn error(&mut self, code: Code, span: Span, message: String, cure: &str) {
-        self.findings.add(code, FileSpan { file: self.file, span }, message, cure);
+    fn error(&mut self, code: Code, span: Span, message: String, help: &str) {
+        self.findings.add(code, FileSpan { file: self.file, span }, message, help);
     }
 }

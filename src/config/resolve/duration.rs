@@ -37,10 +37,10 @@ pub(crate) fn parse(text: &str) -> Result<Nanos, DurationError> {
         let (number, after) = rest.split_at(digits);
         let letters = after.find(|c: char| !c.is_ascii_lowercase()).unwrap_or(after.len());
         let (suffix, after) = after.split_at(letters);
-        let worth = SUFFIXES.iter().find(|(known, _)| *known == suffix);
-        let (_, worth) = worth.filter(|_| !number.is_empty()).ok_or(DurationError::NotADuration)?;
-        let part = number.parse::<u64>().ok().and_then(|number| number.checked_mul(*worth));
-        sum = sum.and_then(|sum| sum.checked_add(part?));
+        let unit = SUFFIXES.iter().find(|(known, _)| *known == suffix);
+        let (_, worth) = unit.filter(|_| !number.is_empty()).ok_or(DurationError::NotADuration)?;
+        let nanos = number.parse::<u64>().ok().and_then(|number| number.checked_mul(*worth));
+        sum = sum.and_then(|sum| sum.checked_add(nanos?));
         rest = after;
     }
     match sum {

@@ -30,32 +30,32 @@ impl<'a> FileFindings<'a> {
         message: String,
         help: impl Into<String>,
     ) {
-        if let Some((_, found)) = self.0.get_mut(at.file) {
-            found.add_with_help(code, at.span, message, help);
+        if let Some((_, findings)) = self.0.get_mut(at.file) {
+            findings.add_with_help(code, at.span, message, help);
         }
     }
 
     /// If enough findings of the severity of `code` are kept for this file, counts one more and
     /// returns `true`. The caller then need not build the message.
     pub(crate) fn count_if_full(&mut self, code: Code, at: FileSpan) -> bool {
-        self.0.get_mut(at.file).is_none_or(|(_, found)| {
-            let is_full = found.is_full(code);
+        self.0.get_mut(at.file).is_none_or(|(_, findings)| {
+            let is_full = findings.is_full(code);
             if is_full {
-                found.count_dropped(code);
+                findings.count_dropped(code);
             }
             is_full
         })
     }
 
     pub(crate) fn has_errors(&self) -> bool {
-        self.0.iter().any(|(_, found)| found.has_errors())
+        self.0.iter().any(|(_, findings)| findings.has_errors())
     }
 
     /// Returns the location as `file:line:column`. Cost: linear in the length of the line.
     pub(crate) fn place(&self, at: FileSpan) -> String {
         self.0.get(at.file).map_or_else(String::new, |(source, _)| {
-            let place = source.locate(at.span);
-            format!("{}:{}:{}", place.file, place.line, place.column)
+            let location = source.locate(at.span);
+            format!("{}:{}:{}", location.file, location.line, location.column)
         })
     }
 

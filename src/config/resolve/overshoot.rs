@@ -54,8 +54,8 @@ pub(super) enum OvershootError {
 
 pub(super) fn parse(text: &str) -> Option<OvershootAmount> {
     let natural = |digits: &str| {
-        let plain = digits == "0" || !digits.starts_with('0');
-        let plain = plain && digits.bytes().all(|byte| byte.is_ascii_digit());
+        let is_canonical = digits == "0" || !digits.starts_with('0');
+        let plain = is_canonical && digits.bytes().all(|byte| byte.is_ascii_digit());
         plain.then(|| digits.parse::<u64>().ok()).flatten()
     };
     let Some(percent) = text.strip_suffix('%') else {
@@ -96,10 +96,10 @@ impl OvershootAmount {
                 limit.saturating_mul(part.min(WHOLE_IN_BASIS_POINTS + 1)) / WHOLE_IN_BASIS_POINTS
             }
         };
-        let above = limit < hits
+        let is_above_limit = limit < hits
             || matches!(self, Self::BasisPoints(WHOLE_IN_BASIS_POINTS..) if self != Self::BasisPoints(WHOLE_IN_BASIS_POINTS));
         match hits {
-            _ if above => Err(OvershootError::AboveLimit),
+            _ if is_above_limit => Err(OvershootError::AboveLimit),
             0 => Err(OvershootError::BelowOneHit),
             hits => Ok(Overshoot::AtMost(Hits(hits))),
         }
@@ -108,11 +108,11 @@ impl OvershootAmount {
 
 /// Returns the code, the message and the suggested fix for an invalid `max_overshoot`.
 pub(super) fn error_message_and_fix(
-    wrong: &OvershootError,
+    error: &OvershootError,
     requests: u32,
     strategy: StrategyKeyword,
 ) -> (Code, String, String) {
-    match wrong {
+    match error {
         OvershootError::NoWindows => (
             Code::Contradiction,
             format!(
@@ -144,8 +144,8 @@ pub(super) fn resolve_mode(
     match (word, overshoot) {
         (ModeKeyword::Leased, Some(overshoot)) => {
             let periods = if overshoot == Overshoot::InWindow { 1 } else { LEASE_PERIODS };
-            let term = Nanos(period.0.saturating_mul(periods)).min(MAX_LEASE_DURATION);
-            LimitMode::Leased(LeaseTerms { overshoot, duration: term, sizing: size })
+            let lease_duration = Nanos(period.0.saturating_mul(periods)).min(MAX_LEASE_DURATION);
+            LimitMode::Leased(LeaseTerms { overshoot, duration: lease_duration, sizing: size })
         }
         (ModeKeyword::CachedDeny, _) => LimitMode::CachedDeny,
         (ModeKeyword::Strict | ModeKeyword::Leased, _) => LimitMode::Strict,
@@ -183,10 +183,10 @@ fn decisions_per_call(limit: &Limit, terms: LeaseTerms, fleet: u64) -> u64 {
     let hits_per_span = product.checked_div(u128::from(limit.window.length().0)).unwrap_or(0);
     let demand = u64::try_from(hits_per_span).unwrap_or(u64::MAX) / fleet;
     sizer.record_check(Nanos(0), Hits(demand));
-    let share = match terms.overshoot {
+    let hits_per_replica = match terms.overshoot {
         Overshoot::AtMost(Hits(hits)) => hits / fleet,
         // In the middle of a window, half of its hits are left to borrow.
         Overshoot::InWindow => requests / 2 / fleet,
     };
-    sizer.next_lease(Nanos(0), Hits(0)).0.min(share).max(1)
+    sizer.next_lease(Nanos(0), Hits(0)).0.min(hits_per_replica).max(1)
 }

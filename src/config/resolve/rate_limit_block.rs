@@ -87,14 +87,19 @@ pub(super) fn read_defaults(
     file: usize,
     findings: &mut FileFindings<'_>,
 ) -> DomainDefaults {
-    let mut ask = KeywordReader { file, findings };
+    let mut reader = KeywordReader { file, findings };
     let DomainDefaults { strategy, mode, on_backend_failure, .. } = DomainDefaults::default();
     let word = raw.on_backend_failure.as_ref();
-    let failure = ask.keyword(keywords::FALLBACK_MODES, "on_backend_failure", word);
+    let failure = reader.keyword(keywords::FALLBACK_MODES, "on_backend_failure", word);
     DomainDefaults {
-        strategy: ask.keyword_or(strategy, keywords::STRATEGIES, "strategy", raw.strategy.as_ref()),
-        mode: ask.keyword_or(mode, keywords::MODES, "mode", raw.mode.as_ref()),
-        overshoot: ask.default_overshoot_amount(raw.max_overshoot.as_ref()),
+        strategy: reader.keyword_or(
+            strategy,
+            keywords::STRATEGIES,
+            "strategy",
+            raw.strategy.as_ref(),
+        ),
+        mode: reader.keyword_or(mode, keywords::MODES, "mode", raw.mode.as_ref()),
+        overshoot: reader.default_overshoot_amount(raw.max_overshoot.as_ref()),
         on_backend_failure: failure.unwrap_or(on_backend_failure),
     }
 }
@@ -110,17 +115,18 @@ impl RateLimitReader<'_, '_, '_> {
 
     fn read_limited(&mut self) -> Result<Limit, InvalidSetting> {
         let window = self.window();
-        let said = self.counting_settings();
-        let CountingSettings { strategy, mode, on_backend_failure } = said;
+        let counting = self.counting_settings();
+        let CountingSettings { strategy, mode, on_backend_failure } = counting;
         let window = self.calendar(strategy, window);
-        let (burst, overshoot) = (self.burst(strategy), self.overshoot(said));
+        let (burst, overshoot) = (self.burst(strategy), self.overshoot(counting));
         // Run all validations before the first `?`, so that one problem does not hide another.
-        let (requests, borrows) = (self.check_zero_requests(strategy), self.check_lease_hits(mode));
+        let (requests, lease_hits_check) =
+            (self.check_zero_requests(strategy), self.check_lease_hits(mode));
         let (window, burst, overshoot) =
             (window.ok_or(InvalidSetting)?, burst.ok_or(InvalidSetting)?, overshoot?);
         let strategy = requests.and(strategy)?;
         let strategy = self.strategy(strategy, &window, burst).ok_or(InvalidSetting)?;
-        let size = borrows.and_then(|()| self.lease_size(&strategy))?;
+        let size = lease_hits_check.and_then(|()| self.lease_size(&strategy))?;
         let mode = overshoot::resolve_mode(mode?, overshoot, window.length(), size);
         let requests = self.raw.requests_per_unit.value;
         Ok(Limit { requests, window, strategy, mode, on_backend_failure })
@@ -128,13 +134,13 @@ impl RateLimitReader<'_, '_, '_> {
 
     fn counting_settings(&mut self) -> CountingSettings {
         let (raw, defaults) = (self.raw, self.defaults);
-        let mut ask = KeywordReader { file: self.file, findings: self.findings };
-        let mode = ask.keyword_or(defaults.mode, keywords::MODES, "mode", raw.mode.as_ref());
+        let mut reader = KeywordReader { file: self.file, findings: self.findings };
+        let mode = reader.keyword_or(defaults.mode, keywords::MODES, "mode", raw.mode.as_ref());
         let word = raw.on_backend_failure.as_ref();
-        let failure = ask.keyword(keywords::FALLBACK_MODES, "on_backend_failure", word);
+        let failure = reader.keyword(keywords::FALLBACK_MODES, "on_backend_failure", word);
         let on_backend_failure = failure.unwrap_or(defaults.on_backend_failure);
         let word = raw.strategy.as_ref();
-        let strategy = ask.keyword_or(defaults.strategy, keywords::STRATEGIES, "strategy", word);
+        let strategy = reader.keyword_or(defaults.strategy, keywords::STRATEGIES, "strategy", word);
         CountingSettings { strategy, mode, on_backend_failure }
     }
 
@@ -197,14 +203,14 @@ impl RateLimitReader<'_, '_, '_> {
 
     fn unit(&mut self) -> Option<Unit> {
         let unit = &self.raw.unit;
-        let found = keywords::parse_unit(&unit.value);
-        if found.is_none() && unit.value.is_empty() {
+        let parsed_unit = keywords::parse_unit(&unit.value);
+        if parsed_unit.is_none() && unit.value.is_empty() {
             let message = "a rate_limit needs a `unit`".to_owned();
             let cure =
                 "`unit: minute` for example, or `unlimited: true`, or no `rate_limit` at all";
             let span = if unit.span.end == 0 { self.raw.span } else { unit.span };
             self.error(Code::UnknownUnit, span, message, cure);
-        } else if found.is_none() {
+        } else if parsed_unit.is_none() {
             let message = format!("invalid unit `{}`", unit.value);
             self.error(
                 Code::UnknownUnit,
@@ -213,7 +219,7 @@ impl RateLimitReader<'_, '_, '_> {
                 &keywords::suggest(keywords::UNITS, &unit.value),
             );
         }
-        found
+        parsed_unit
     }
 
     fn per(&mut self, per: &Spanned<String>) -> Option<LimitWindow> {
@@ -287,10 +293,13 @@ impl RateLimitReader<'_, '_, '_> {
     }
 
     /// Returns the largest overshoot, or `None` if the limit is not leased.
-    fn overshoot(&mut self, said: CountingSettings) -> Result<Option<Overshoot>, InvalidSetting> {
+    fn overshoot(
+        &mut self,
+        counting: CountingSettings,
+    ) -> Result<Option<Overshoot>, InvalidSetting> {
         let own = self.raw.max_overshoot.as_ref();
         if let (Some(mode), Some(own)) =
-            (said.mode.ok().filter(|word| *word != ModeKeyword::Leased), own)
+            (counting.mode.ok().filter(|word| *word != ModeKeyword::Leased), own)
         {
             let message = format!("`max_overshoot` with `mode: {mode}`, which never overshoots");
             let cure = "say `mode: leased`, or leave it out";
@@ -299,11 +308,11 @@ impl RateLimitReader<'_, '_, '_> {
         }
         let amount =
             KeywordReader { file: self.file, findings: self.findings }.overshoot_amount(own)?;
-        if said.mode? != ModeKeyword::Leased {
+        if counting.mode? != ModeKeyword::Leased {
             return Ok(None);
         }
         let amount = amount.map_or(self.defaults.overshoot, |own| Ok(Some(own)))?;
-        self.resolve_overshoot(amount, said.strategy).map(Some)
+        self.resolve_overshoot(amount, counting.strategy).map(Some)
     }
 
     /// Converts `amount` to the largest overshoot of this limit, in hits.
@@ -354,12 +363,12 @@ impl RateLimitReader<'_, '_, '_> {
     /// strategy.
     fn lease_size(&mut self, strategy: &Strategy) -> Result<LeaseSizing, InvalidSetting> {
         let Some(hits) = self.raw.lease_hits.as_ref() else { return Ok(LeaseSizing::Learned) };
-        let most = sizer::max_lease(strategy.max_at_once());
-        if most < Hits(hits.value.into()) {
+        let max_lease = sizer::max_lease(strategy.max_at_once());
+        if max_lease < Hits(hits.value.into()) {
             let message = format!("leases of {} hits", hits.value);
             let cure = format!(
                 "1 to {}, a tenth of what passes at one instant; left out, it is learned",
-                most.0
+                max_lease.0
             );
             self.error(Code::OutOfRange, hits.span, message, &cure);
             return Err(InvalidSetting);
@@ -442,8 +451,8 @@ impl RateLimitReader<'_, '_, '_> {
         FileSpan { file: self.file, span }
     }
 
-    fn error(&mut self, code: Code, span: Span, message: String, cure: &str) {
-        self.findings.add(code, self.file_span(span), message, cure);
+    fn error(&mut self, code: Code, span: Span, message: String, help: &str) {
+        self.findings.add(code, self.file_span(span), message, help);
     }
 }
 
@@ -496,8 +505,8 @@ impl KeywordReader<'_, '_> {
         word: Option<&Spanned<String>>,
     ) -> Option<T> {
         let word = word?;
-        let found = keywords::parse_keyword(words, &word.value);
-        if found.is_none() {
+        let meaning = keywords::parse_keyword(words, &word.value);
+        if meaning.is_none() {
             let message = format!("`{key}: {}` is not known", word.value);
             let at = FileSpan { file: self.file, span: word.span };
             self.findings.add(
@@ -507,7 +516,7 @@ impl KeywordReader<'_, '_> {
                 keywords::suggest(words, &word.value),
             );
         }
-        found
+        meaning
     }
 
     fn keyword_or<T: Copy>(
@@ -525,15 +534,15 @@ impl KeywordReader<'_, '_> {
         word: Option<&Spanned<String>>,
     ) -> Result<Option<OvershootAmount>, InvalidSetting> {
         let Some(word) = word else { return Ok(None) };
-        let found = overshoot::parse(&word.value);
-        if found.is_none() {
+        let amount = overshoot::parse(&word.value);
+        if amount.is_none() {
             let message = format!("`max_overshoot: {}` is no number of hits", word.value);
             let cure =
                 "whole hits, as in `100`, or a percentage of the limit, as in `2%` or `0.5%`";
             let at = FileSpan { file: self.file, span: word.span };
             self.findings.add(Code::OutOfRange, at, message, cure);
         }
-        found.map(Some).ok_or(InvalidSetting)
+        amount.map(Some).ok_or(InvalidSetting)
     }
 
     /// Reads the `max_overshoot` of a domain's `defaults`. An amount that no limit is large enough

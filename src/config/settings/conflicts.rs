@@ -254,11 +254,11 @@ fn check_sentinels(settings: &Settings) -> Vec<SettingConflict> {
         .any(|(_, url)| matches!(url.endpoint, RedisEndpoint::Sentinel(..)));
     if !is_sentinel {
         let given = given.into_iter().filter(|(_, given)| *given);
-        let of = |name| {
+        let conflict_for = |name| {
             let message = format!("`{name}` is set, and `backend` names no sentinels");
             unused_setting(name, message, "write redis+sentinel:// in `backend`, or leave this out")
         };
-        return given.map(|(name, _)| of(name)).collect();
+        return given.map(|(name, _)| conflict_for(name)).collect();
     }
     let mut found = Vec::new();
     if password && file {
@@ -286,10 +286,10 @@ pub(super) fn unused_settings(
 
 /// Verifies that a certificate and its private key are both set or both absent.
 fn check_certificate_pair(pair: [(&'static str, bool); 2]) -> Vec<SettingConflict> {
-    let [(one, has_one), (other, has_other)] = pair;
+    let [(first, has_one), (second, has_other)] = pair;
     let (there, absent) = match (has_one, has_other) {
-        (true, false) => (one, other),
-        (false, true) => (other, one),
+        (true, false) => (first, second),
+        (false, true) => (second, first),
         _ => return Vec::new(),
     };
     let message = format!("`{there}` is set and `{absent}` is not");
@@ -319,23 +319,23 @@ fn check_limits_files(settings: &Settings) -> Vec<SettingConflict> {
 /// is not below the minimum.
 fn check_xds_backoff(settings: &Settings) -> Vec<SettingConflict> {
     let defaults = Settings::default();
-    let (least, most) = (settings.xds_backoff_min, settings.xds_backoff_max);
+    let (min, max) = (settings.xds_backoff_min, settings.xds_backoff_max);
     if settings.xds_server.is_none() {
         let given = [
-            ("xds_backoff_min", least != defaults.xds_backoff_min),
-            ("xds_backoff_max", most != defaults.xds_backoff_max),
+            ("xds_backoff_min", min != defaults.xds_backoff_min),
+            ("xds_backoff_max", max != defaults.xds_backoff_max),
             ("xds_backoff_jitter", settings.xds_backoff_jitter != defaults.xds_backoff_jitter),
         ];
         return unused_settings(&given, NO_XDS_SERVER, SET_XDS_SERVER);
     }
-    if least <= most {
+    if min <= max {
         return Vec::new();
     }
-    let is_max_changed = most != defaults.xds_backoff_max;
+    let is_max_changed = max != defaults.xds_backoff_max;
     let name = if is_max_changed { "xds_backoff_max" } else { "xds_backoff_min" };
-    let message = format!("`xds_backoff_min` {least} is longer than `xds_backoff_max` {most}");
-    let clash = conflict(name, message, "shorten the one or lengthen the other");
-    vec![SettingConflict { ratelimit_action: RatelimitValueAction::Accept, ..clash }]
+    let message = format!("`xds_backoff_min` {min} is longer than `xds_backoff_max` {max}");
+    let conflict_found = conflict(name, message, "shorten the one or lengthen the other");
+    vec![SettingConflict { ratelimit_action: RatelimitValueAction::Accept, ..conflict_found }]
 }
 
 fn check_xds(settings: &Settings) -> Vec<SettingConflict> {
@@ -438,12 +438,12 @@ fn check_metrics_and_stats(settings: &Settings) -> Vec<SettingConflict> {
 fn check_stats_sending(settings: &Settings) -> Vec<SettingConflict> {
     let defaults = Settings::default();
     let protocol = ("stats_protocol", settings.stats_protocol != defaults.stats_protocol);
-    let always = [
+    let for_all_sinks = [
         ("stats_interval", settings.stats_interval != defaults.stats_interval),
         ("stats_tags", !settings.stats_tags.0.is_empty()),
     ];
     let given = match settings.stats_sink {
-        StatsSink::None => [&[protocol][..], &always].concat(),
+        StatsSink::None => [&[protocol][..], &for_all_sinks].concat(),
         StatsSink::Log => vec![protocol],
         // With DogStatsD, `stats_protocol` has no effect, but no value of it is an error.
         StatsSink::Statsd | StatsSink::Dogstatsd => Vec::new(),

@@ -38,8 +38,8 @@ impl HostName {
     /// `None`.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
-        let sound = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
-        let is_name = !text.is_empty() && text.len() <= 253 && text.bytes().all(sound);
+        let is_valid_byte = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+        let is_name = !text.is_empty() && text.len() <= 253 && text.bytes().all(is_valid_byte);
         (is_name || text.parse::<std::net::IpAddr>().is_ok()).then(|| Self(text.to_owned()))
     }
 

@@ -7,8 +7,8 @@
 /// Returns the known word with the fewest edits from `word`, or `None` if all differ too much.
 #[must_use]
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let near = known.into_iter().map(|known| (edit_distance(word, known), known));
-    let (edits, known) = near.min_by_key(|(edits, _)| *edits)?;
+    let candidates = known.into_iter().map(|known| (edit_distance(word, known), known));
+    let (edits, known) = candidates.min_by_key(|(edits, _)| *edits)?;
     (edits <= (known.len() / 3).max(1)).then_some(known)
 }
 

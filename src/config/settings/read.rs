@@ -33,12 +33,12 @@ impl SettingsInput {
         // A file that is not a mapping sets nothing here. [`read`] reports it as an error.
         let file =
             self.file.as_ref().and_then(|(_, text)| file::read_entries(text, is_literal_text).ok());
-        let is_named = |row: &Setting| {
+        let is_set = |row: &Setting| {
             self.flags.iter().any(|(flag, _)| *flag == row.flag)
                 || self.environment.iter().any(|(variable, _)| *variable == row.variable)
                 || file.iter().flatten().any(|entry| entry.name == row.name)
         };
-        table().iter().filter(|row| is_named(row)).map(|row| row.name).collect()
+        table().iter().filter(|row| is_set(row)).map(|row| row.name).collect()
     }
 }
 
@@ -238,38 +238,38 @@ impl SettingsReader {
     fn resolve_conflicts(&mut self) {
         loop {
             let conflicts = find_conflicts(&self.settings).into_iter();
-            let (dropped, left): (Vec<_>, Vec<_>) =
-                conflicts.partition(|clash| self.is_dropped(clash));
+            let (dropped, kept): (Vec<_>, Vec<_>) =
+                conflicts.partition(|conflict| self.is_dropped(conflict));
             if dropped.is_empty() {
-                return left.into_iter().for_each(|clash| self.report_conflict(clash));
+                return kept.into_iter().for_each(|conflict| self.report_conflict(conflict));
             }
             // After values are dropped, other settings may have no effect or no conflict anymore,
             // so the loop searches for conflicts again.
-            for clash in dropped {
-                self.drop_ratelimit_value(clash);
+            for conflict in dropped {
+                self.drop_ratelimit_value(conflict);
             }
         }
     }
 
-    fn is_dropped(&self, clash: &SettingConflict) -> bool {
+    fn is_dropped(&self, conflict: &SettingConflict) -> bool {
         let is_ratelimit_setting = |setting: &str| is_from_ratelimit(&self.origin_of(setting));
         let is_own_setting =
             |setting: &str| self.origins.contains_key(setting) && !is_ratelimit_setting(setting);
-        match clash.ratelimit_action {
+        match conflict.ratelimit_action {
             RatelimitValueAction::Report | RatelimitValueAction::Accept => false,
-            RatelimitValueAction::Drop => is_ratelimit_setting(clash.setting),
+            RatelimitValueAction::Drop => is_ratelimit_setting(conflict.setting),
             RatelimitValueAction::DropBesideOwn(other) => {
-                is_ratelimit_setting(clash.setting) && is_own_setting(other)
+                is_ratelimit_setting(conflict.setting) && is_own_setting(other)
             }
         }
     }
 
     fn report_conflict(
         &mut self,
-        SettingConflict { setting, message, help, ratelimit_action: of_theirs }: SettingConflict,
+        SettingConflict { setting, message, help, ratelimit_action: action }: SettingConflict,
     ) {
         let origin = self.origin_of(setting);
-        if !(of_theirs == RatelimitValueAction::Accept && is_from_ratelimit(&origin)) {
+        if !(action == RatelimitValueAction::Accept && is_from_ratelimit(&origin)) {
             self.report_error(origin, message, Some(help.to_owned()));
         }
     }

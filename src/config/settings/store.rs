@@ -90,7 +90,7 @@ impl RedisUrl {
             _ => return None,
         };
         let (user, password) = credentials;
-        Some(Self { endpoint, tls, user, password, database: digits(database)?.parse().ok()? })
+        Some(Self { endpoint, tls, user, password, database: only_digits(database)?.parse().ok()? })
     }
 }
 
@@ -164,7 +164,7 @@ pub(super) fn parse_address(text: &str, default: u16) -> Option<HostPort> {
     };
     let port = match port {
         None => default,
-        Some(port) => digits(port)?.parse().ok().filter(|port| *port != 0)?,
+        Some(port) => only_digits(port)?.parse().ok().filter(|port| *port != 0)?,
     };
     let sound = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:".contains(&byte);
     let is_host = !host.is_empty() && host.bytes().all(sound);
@@ -172,7 +172,7 @@ pub(super) fn parse_address(text: &str, default: u16) -> Option<HostPort> {
 }
 
 /// Returns `text` if it contains only digits. `str::parse` would also accept a sign.
-fn digits(text: &str) -> Option<&str> {
+fn only_digits(text: &str) -> Option<&str> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then_some(text)
 }
 
@@ -309,7 +309,7 @@ fn masked(text: &str) -> String {
     let scheme = text.split_once("://").filter(|(scheme, _)| is_word(scheme));
     let scheme = scheme.map(|(scheme, _)| format!("{scheme}://")).unwrap_or_default();
     // If a `?` precedes the `@`, the text after the `?` may be a password that contains an `@`.
-    let host = text.rsplit_once('@').filter(|(who, _)| !who.contains('?'));
+    let host = text.rsplit_once('@').filter(|(credentials, _)| !credentials.contains('?'));
     let host = host.and_then(|(_, host)| host.split(['/', '?']).next()).map(without_invalid_port);
     format!("{scheme}…{}", host.map(|host| format!("@{host}")).unwrap_or_default())
 }

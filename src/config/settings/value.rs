@@ -71,7 +71,7 @@ fn parse_one<T: FromStr>(texts: &[&str]) -> Option<T> {
 }
 
 /// Parses a whole number. Digits may be grouped by `_`: `1_000_000`.
-fn whole<T: FromStr>(texts: &[&str]) -> Option<T> {
+fn parse_whole_number<T: FromStr>(texts: &[&str]) -> Option<T> {
     match texts {
         [text] if text.starts_with(|c: char| c.is_ascii_digit()) => {
             text.replace('_', "").parse().ok()
@@ -85,7 +85,7 @@ macro_rules! whole_numbers {
         impl Value for $type {
             const IS_SCALAR: bool = true;
             fn read(texts: &[&str]) -> Option<Self> {
-                whole(texts)
+                parse_whole_number(texts)
             }
             fn accepts() -> String {
                 $accepts.to_owned()
@@ -124,7 +124,7 @@ impl AtLeastOne {
 impl Value for AtLeastOne {
     const IS_SCALAR: bool = true;
     fn read(texts: &[&str]) -> Option<Self> {
-        whole(texts).and_then(NonZeroU32::new).map(Self)
+        parse_whole_number(texts).and_then(NonZeroU32::new).map(Self)
     }
     fn accepts() -> String {
         "a whole number from 1 to 4294967295".to_owned()
@@ -141,9 +141,11 @@ impl Value for AtLeastOne {
 /// because Redis Cluster would compute the slot only from the text inside them.
 impl Value for String {
     fn read(texts: &[&str]) -> Option<Self> {
-        let sound = |byte: u8| byte.is_ascii_graphic() && !b"{}".contains(&byte);
+        let is_valid_byte = |byte: u8| byte.is_ascii_graphic() && !b"{}".contains(&byte);
         match texts {
-            [text] if text.len() <= 64 && text.bytes().all(sound) => Some((*text).to_owned()),
+            [text] if text.len() <= 64 && text.bytes().all(is_valid_byte) => {
+                Some((*text).to_owned())
+            }
             _ => None,
         }
     }
@@ -254,10 +256,10 @@ impl UnitFraction {
     /// The fraction 1.
     pub const WHOLE: Self = Self(1.0);
 
-    /// Returns the fraction, or `None` if `part` is not from 0 to 1.
+    /// Returns the fraction, or `None` if `fraction` is not from 0 to 1.
     #[must_use]
-    pub fn new(part: f32) -> Option<Self> {
-        (0.0..=1.0).contains(&part).then_some(Self(part))
+    pub fn new(fraction: f32) -> Option<Self> {
+        (0.0..=1.0).contains(&fraction).then_some(Self(fraction))
     }
 
     /// Returns the fraction, from 0 to 1.
@@ -291,8 +293,8 @@ impl HeaderName {
     /// Returns the name if `name` is empty or a valid HTTP header name of at most 256 bytes.
     #[must_use]
     pub fn new(name: &str) -> Option<Self> {
-        let sound = name.len() <= 256 && name.bytes().all(is_token_char);
-        sound.then(|| Self(name.to_owned()))
+        let is_valid = name.len() <= 256 && name.bytes().all(is_token_char);
+        is_valid.then(|| Self(name.to_owned()))
     }
 
     /// Returns the name in the case in which it was written.
@@ -333,8 +335,8 @@ impl SecretText {
     /// Returns the secret if `text` is printable ASCII without blanks, and not empty.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
-        let sound = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
-        sound.then(|| Self(text.to_owned()))
+        let is_valid = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
+        is_valid.then(|| Self(text.to_owned()))
     }
 
     /// Returns the plain text of the secret.

@@ -142,8 +142,8 @@ impl TreeBuilder {
         self.tree.nodes[node.index()].rule = number.and_then(NonZeroU32::new).map(RuleId);
     }
 
-    pub(crate) fn set_concurrency_limit(&mut self, node: NodeId, ceiling: ConcurrencyLimit) {
-        self.tree.concurrency_limits.push((node, ceiling));
+    pub(crate) fn set_concurrency_limit(&mut self, node: NodeId, limit: ConcurrencyLimit) {
+        self.tree.concurrency_limits.push((node, limit));
     }
 
     /// Returns the full path of a node: the domain and the names from the first level to `node`,

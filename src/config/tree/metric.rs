@@ -50,15 +50,15 @@ impl DescriptorTree {
         &'t self,
         entries: impl Iterator<Item = (&'e str, &'e str)>,
     ) -> impl Iterator<Item = MetricLevel<'t, 'e>> {
-        let mut above = Some(self.root());
+        let mut parent = Some(self.root());
         entries.map_while(move |(key, value)| {
-            let (goal, how) = self.match_entry(above?, key, value)?;
-            above = self.node_at(goal);
-            let marks = above.map_or_else(NodeFlags::default, |node| node.flags);
-            let pattern = above.filter(|_| how == MatchKind::Wildcard);
+            let (target, how) = self.match_entry(parent?, key, value)?;
+            parent = self.node_at(target);
+            let flags = parent.map_or_else(NodeFlags::default, |node| node.flags);
+            let pattern = parent.filter(|_| how == MatchKind::Wildcard);
             let pattern = pattern.map(|node| shared_text(self.text(node.name), key));
-            let is_shared = pattern.is_some() && marks.share_threshold;
-            let value_to_metric = marks.value_to_metric;
+            let is_shared = pattern.is_some() && flags.share_threshold;
+            let value_to_metric = flags.value_to_metric;
             Some(MetricLevel { key, value, how, pattern, is_shared, value_to_metric })
         })
     }

@@ -86,27 +86,29 @@ impl NameTable {
         names: &str,
         entries: impl ExactSizeIterator<Item = (NodeId, NameSpan, LookupTarget)>,
     ) -> Self {
-        let mut places = HashTable::with_capacity(entries.len());
-        let mut stems: Vec<NamePrefix> = Vec::new();
-        let mut known = HashMap::new();
+        let mut slots = HashTable::with_capacity(entries.len());
+        let mut prefixes: Vec<NamePrefix> = Vec::new();
+        let mut prefix_numbers = HashMap::new();
         for (parent, name, goal) in entries {
-            let stem = NamePrefix { parent, name };
-            let number = *known.entry((parent, name.len, stem.text(names))).or_insert_with(|| {
-                stems.push(stem);
-                stems.len() - 1
-            });
+            let prefix = NamePrefix { parent, name };
+            let number = *prefix_numbers
+                .entry((parent, name.len, prefix.text(names)))
+                .or_insert_with(|| {
+                    prefixes.push(prefix);
+                    prefixes.len() - 1
+                });
             let end = CompositeKey::from_joined(name.text(names)).suffix();
             // The number of prefixes fits: it is at most the number of nodes, which fits in 31
             // bits.
-            let place = NameSlot {
+            let slot = NameSlot {
                 suffix: end,
                 prefix: u32::try_from(number).unwrap_or(u32::MAX),
                 target: goal,
             };
-            let hash_of = |place: &NameSlot| place.hash(&stems, names);
-            places.insert_unique(hash_of(&place), place, hash_of);
+            let hash_of = |slot: &NameSlot| slot.hash(&prefixes, names);
+            slots.insert_unique(hash_of(&slot), slot, hash_of);
         }
-        Self { slots: places, prefixes: stems }
+        Self { slots, prefixes }
     }
 
     /// Returns the lookup target of the child of `parent` whose name is `subject`. The hash of the
@@ -120,14 +122,14 @@ impl NameTable {
         subject: CompositeKey<'_>,
     ) -> Option<LookupTarget> {
         let (end, len) = (subject.suffix(), subject.len());
-        let is_match = |place: &NameSlot| {
-            let stem = &self.prefixes[place.prefix as usize];
-            place.suffix == end
-                && stem.parent == parent
-                && stem.name.len as usize == len
-                && subject.starts_with(stem.text(names))
+        let is_match = |slot: &NameSlot| {
+            let prefix = &self.prefixes[slot.prefix as usize];
+            slot.suffix == end
+                && prefix.parent == parent
+                && prefix.name.len as usize == len
+                && subject.starts_with(prefix.text(names))
         };
-        self.slots.find(hash, is_match).map(|place| place.target)
+        self.slots.find(hash, is_match).map(|slot| slot.target)
     }
 }
 
@@ -139,10 +141,10 @@ impl NamePrefix {
 }
 
 impl NameSlot {
-    fn hash(&self, stems: &[NamePrefix], names: &str) -> u64 {
-        let stem = stems[self.prefix as usize];
-        let missing = SUFFIX_LEN.saturating_sub(stem.name.len as usize);
-        let mut hasher = key_hasher(stem.parent, stem.text(names));
+    fn hash(&self, prefixes: &[NamePrefix], names: &str) -> u64 {
+        let prefix = prefixes[self.prefix as usize];
+        let missing = SUFFIX_LEN.saturating_sub(prefix.name.len as usize);
+        let mut hasher = key_hasher(prefix.parent, prefix.text(names));
         hasher.write(&self.suffix.to_be_bytes()[missing..]);
         hasher.finish()
     }
@@ -193,10 +195,14 @@ mod tests {
             assert!(found.is_none_or(|found| found == Some(goal)), "{text:?}");
             // The hash table contains only one name. Each other name is looked up with the hash of
             // this name.
-            let alone = NameTable::new(&names, [all[out]].into_iter());
+            let single_name_table = NameTable::new(&names, [all[out]].into_iter());
             for &(level, other, _) in all.iter().filter(|other| other.2 != goal) {
-                let found =
-                    alone.find(&names, level, hash, CompositeKey::from_joined(other.text(&names)));
+                let found = single_name_table.find(
+                    &names,
+                    level,
+                    hash,
+                    CompositeKey::from_joined(other.text(&names)),
+                );
                 assert_eq!(found, None, "{text:?} for {:?}", other.text(&names));
             }
         }

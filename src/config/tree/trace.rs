@@ -98,24 +98,25 @@ impl DescriptorTree {
         for (position, &(key, value)) in entries.iter().enumerate() {
             let (tried, taken) = self.candidates(level, key, value);
             steps.push(LookupStep { entry: (key.to_owned(), value.to_owned()), candidates: tried });
-            let Some((goal, how)) = taken else {
+            let Some((target, kind)) = taken else {
                 return LookupTrace {
                     steps,
                     outcome: LookupOutcome::NoNode,
                     concurrency_limit: None,
                 };
             };
-            if let Some(pattern) = self.shared_pattern(goal, how) {
+            if let Some(pattern) = self.shared_pattern(target, kind) {
                 shared.push((position, shared_text(pattern, key)));
             }
-            let below = self.node_at(goal).filter(|node| node.has_children());
+            let below = self.node_at(target).filter(|node| node.has_children());
             if position + 1 == entries.len() {
-                let outcome = match self.rule_at(goal) {
+                let outcome = match self.rule_at(target) {
                     Some(rule) => LookupOutcome::Found(RuleMatch { rule, shared }),
                     None => LookupOutcome::NoLimit { has_children: below.is_some() },
                 };
-                let ceiling = goal.node().and_then(|node| self.concurrency_limit_of(node));
-                return LookupTrace { steps, outcome, concurrency_limit: ceiling };
+                let concurrency_limit =
+                    target.node().and_then(|node| self.concurrency_limit_of(node));
+                return LookupTrace { steps, outcome, concurrency_limit };
             }
             let Some(below) = below else {
                 return LookupTrace {
@@ -140,16 +141,16 @@ impl DescriptorTree {
         let mut tried = Vec::new();
         let exact = format!("{key}_{value}");
         let mut is_taken = false;
-        let mut add_candidate = |how, name: Cow<'t, str>, is_there: bool| {
-            let verdict = if !is_there {
+        let mut add_candidate = |kind, name: Cow<'t, str>, is_match: bool| {
+            let verdict = if !is_match {
                 CandidateStatus::Absent
-            } else if !is_taken && taken.is_some_and(|(_, by)| by == how) {
+            } else if !is_taken && taken.is_some_and(|(_, by)| by == kind) {
                 CandidateStatus::Taken
             } else {
                 CandidateStatus::Outranked
             };
             is_taken |= verdict == CandidateStatus::Taken;
-            tried.push(LookupCandidate { kind: how, name, status: verdict });
+            tried.push(LookupCandidate { kind, name, status: verdict });
         };
         let found = self.find_node(level.id, &exact).is_some();
         add_candidate(MatchKind::Exact, exact.into(), found);

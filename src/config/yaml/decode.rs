@@ -15,8 +15,8 @@ use crate::config::diagnostic::{Code, Findings, Span};
 /// Invalid bytes become U+FFFD.
 pub(in crate::config) fn decode(bytes: &[u8], findings: &mut Findings) -> String {
     if BYTES < bytes.len() {
-        let (size, most) = (bytes.len() / 1024 / 1024, BYTES / 1024 / 1024);
-        let message = format!("a file of {size} MiB where {most} MiB are the most");
+        let (size, max_size) = (bytes.len() / 1024 / 1024, BYTES / 1024 / 1024);
+        let message = format!("a file of {size} MiB where {max_size} MiB are the most");
         let help =
             "split it: descriptors of one domain may come from several files with `merge_domains`";
         findings.add_with_help(Code::TooLarge, Span::default(), message, help);
@@ -75,10 +75,13 @@ fn report_control_chars(text: &str, findings: &mut Findings) {
     if text.as_bytes().chunks(64).all(is_printable_ascii) {
         return;
     }
-    let Some((at, found)) = text.char_indices().find(|(_, c)| !is_allowed_char(*c)) else { return };
-    let message = format!("the character U+{:04X} may not stand in YAML", u32::from(found));
+    let Some((position, forbidden)) = text.char_indices().find(|(_, c)| !is_allowed_char(*c))
+    else {
+        return;
+    };
+    let message = format!("the character U+{:04X} may not stand in YAML", u32::from(forbidden));
     let help = "take it out, or write it in double quotes as an escape such as \"\\x01\"";
-    findings.add_with_help(Code::Encoding, Span { start: at, end: at }, message, help);
+    findings.add_with_help(Code::Encoding, Span { start: position, end: position }, message, help);
 }
 
 /// Returns `true` if all bytes are printable ASCII. The loop has no early exit, so that the

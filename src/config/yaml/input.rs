@@ -37,8 +37,8 @@ impl Input for LenientInput<'_> {
     #[inline]
     fn skip_ws_to_eol_blanks(&mut self, tabs: SkipTabs) -> (usize, WhitespaceResult) {
         let (skipped, blanks) = self.0.skip_ws_to_eol_blanks(tabs);
-        let parted = blanks.has_valid_yaml_ws() || self.0.peek() == '#';
-        (skipped, WhitespaceResult::new(blanks.found_tabs(), parted))
+        let has_separator = blanks.has_valid_yaml_ws() || self.0.peek() == '#';
+        (skipped, WhitespaceResult::new(blanks.found_tabs(), has_separator))
     }
 
     as_beneath! {

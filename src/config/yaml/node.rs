@@ -26,7 +26,7 @@ pub(in crate::config) type YamlId = usize;
 
 #[derive(Debug)]
 pub(in crate::config) enum YamlKind<'s> {
-    /// A scalar. If it is `plain` (without quotes), its text determines its type.
+    /// A scalar. If it is `is_plain` (without quotes), its text determines its type.
     Scalar { text: Cow<'s, str>, plain: bool },
     /// A mapping: the range of its child nodes, which are alternately keys and values.
     Mapping(Range<u32>),
@@ -294,10 +294,14 @@ impl<'s> YamlTreeBuilder<'s> {
                 findings.add_with_help(Code::Syntax, self.version_at, message, help);
             }
             Event::Scalar(text, style, anchor, tag) => {
-                let plain = style == ScalarStyle::Plain;
+                let is_plain = style == ScalarStyle::Plain;
                 let text = self.strict.check_scalar(text, style, span_of(at), findings);
-                let id =
-                    self.add_node(YamlKind::Scalar { text, plain }, at, anchor, tag.as_deref());
+                let id = self.add_node(
+                    YamlKind::Scalar { text, plain: is_plain },
+                    at,
+                    anchor,
+                    tag.as_deref(),
+                );
                 self.waiting.push(id);
             }
             Event::Alias(anchor) => {
@@ -354,12 +358,12 @@ impl<'s> YamlTreeBuilder<'s> {
         at: &granit_parser::Span,
         findings: &mut Findings,
     ) {
-        let bracketed = style == StructureStyle::Flow;
-        if bracketed {
+        let is_flow = style == StructureStyle::Flow;
+        if is_flow {
             self.strict.open_bracket(span_of(at), findings);
         }
         self.waiting.push(id);
-        self.open.push(OpenCollection { id, is_flow: bracketed, waiting: self.waiting.len() });
+        self.open.push(OpenCollection { id, is_flow, waiting: self.waiting.len() });
     }
 
     fn end_collection(&mut self, at: &granit_parser::Span) {
@@ -375,7 +379,7 @@ impl<'s> YamlTreeBuilder<'s> {
         let node = &mut self.tree.nodes[id];
         node.end = offset(&at.end).max(node.end);
         match &mut node.kind {
-            YamlKind::Mapping(of) | YamlKind::Sequence(of) => *of = range,
+            YamlKind::Mapping(children) | YamlKind::Sequence(children) => *children = range,
             YamlKind::Scalar { .. } | YamlKind::Alias(_) => {}
         }
     }

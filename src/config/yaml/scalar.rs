@@ -129,11 +129,11 @@ fn split_radix(text: &str) -> (u32, &str) {
 fn parse_decimal(text: &str) -> Option<ScalarValue> {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
     let (mantissa, exponent) = unsigned.split_once(['e', 'E']).unwrap_or((unsigned, "0"));
-    let (whole, part) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
     let exponent = exponent.strip_prefix(['+', '-']).unwrap_or(exponent);
     let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
     let has_number_shape =
-        digits(whole) && digits(part) && digits(exponent) && !exponent.is_empty();
+        digits(whole) && digits(fraction) && digits(exponent) && !exponent.is_empty();
     if !has_number_shape || mantissa.len() <= mantissa.matches('.').count() {
         return None;
     }

@@ -125,13 +125,13 @@ struct AliasWalk<'t, 's> {
 impl<'t, 's> AliasWalk<'t, 's> {
     fn new(tree: &'t YamlTree<'s>) -> Self {
         let steps = tree.root.map(WalkStep::Enter).into_iter().collect();
-        let within = vec![false; tree.len()];
-        Self { tree, steps, is_open: within, depth: 0, budget: AliasBudget::default() }
+        let is_open = vec![false; tree.len()];
+        Self { tree, steps, is_open, depth: 0, budget: AliasBudget::default() }
     }
 
     fn terminates(mut self, findings: &mut Findings) -> bool {
         while let Some(step) = self.steps.pop() {
-            let sound = match step {
+            let is_valid = match step {
                 WalkStep::Enter(id) => self.enter(id, findings),
                 WalkStep::Leave(id) => self.leave(id),
                 WalkStep::LeaveAlias => {
@@ -139,7 +139,7 @@ impl<'t, 's> AliasWalk<'t, 's> {
                     true
                 }
             };
-            if !sound {
+            if !is_valid {
                 return false;
             }
         }

@@ -24,8 +24,8 @@ fn is_date(text: &str) -> bool {
     let mut parts = text.split('-');
     let year = parts.next().filter(|year| year.len() == 4).and_then(|year| parse_digits(year, 4));
     let (month, day) = (parts.next(), parts.next());
-    let small = |part: Option<&str>| part.and_then(|part| parse_digits(part, 2));
-    let exists = match (year, small(month), small(day)) {
+    let parse_short_number = |part: Option<&str>| part.and_then(|part| parse_digits(part, 2));
+    let exists = match (year, parse_short_number(month), parse_short_number(day)) {
         (Some(year), Some(month), Some(day)) => jiff::civil::Date::new(
             i16::try_from(year).unwrap_or(0),
             i8::try_from(month).unwrap_or(0),
@@ -44,20 +44,20 @@ fn strip_zone(time: &str) -> Option<&str> {
     let (clock, zone) = time.split_at_checked(time.rfind(['+', '-'])?)?;
     let (hours, minutes) = zone[1..].split_once(':')?;
     let two =
-        |part: &str, most: u32| part.len() == 2 && parse_digits(part, 2).is_some_and(|n| n <= most);
+        |part: &str, max: u32| part.len() == 2 && parse_digits(part, 2).is_some_and(|n| n <= max);
     (two(hours, 24) && two(minutes, 59)).then_some(clock)
 }
 
 fn is_time(text: &str) -> bool {
-    let (whole, part) = text.split_once(['.', ',']).unwrap_or((text, "0"));
+    let (whole, fraction) = text.split_once(['.', ',']).unwrap_or((text, "0"));
     let mut numbers = whole.split(':').map(|part| parse_digits(part, 2));
     let [hour, minute, second] = [numbers.next(), numbers.next(), numbers.next()];
     let below = |part: Option<Option<u32>>, end: u32| part.flatten().is_some_and(|n| n < end);
-    let digits = !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    let digits = !fraction.is_empty() && fraction.bytes().all(|b| b.is_ascii_digit());
     below(hour, 24) && below(minute, 60) && below(second, 60) && digits && numbers.next().is_none()
 }
 
-fn parse_digits(text: &str, most_digits: usize) -> Option<u32> {
+fn parse_digits(text: &str, max_digits: usize) -> Option<u32> {
     let digits = text.bytes().all(|b| b.is_ascii_digit());
-    if digits && text.len() <= most_digits { text.parse().ok() } else { None }
+    if digits && text.len() <= max_digits { text.parse().ok() } else { None }
 }

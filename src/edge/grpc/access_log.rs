@@ -86,8 +86,8 @@ impl AccessLogService {
     /// Creates the service, which releases permits in `engine`. It ends all
     /// streams within about a second when the process drains.
     #[must_use]
-    pub const fn new(engine: Arc<Engine>, leaving: watch::Receiver<bool>) -> Self {
-        Self { engine, draining: leaving }
+    pub const fn new(engine: Arc<Engine>, draining: watch::Receiver<bool>) -> Self {
+        Self { engine, draining }
     }
 
     fn apply_entry(&self, entry: &HttpAccessLogEntry, source: Option<IpAddr>) {
@@ -105,12 +105,12 @@ impl AccessLogService {
     }
 
     fn release_or_renew(&self, id: &str, entry: &HttpAccessLogEntry, source: Option<IpAddr>) {
-        let told = match entry_event(entry) {
+        let update = match entry_event(entry) {
             EntryEvent::Ended { outcome, rtt } => PermitUpdate::release(id, source, outcome, rtt),
             EntryEvent::InFlight => PermitUpdate::renewal(id),
             EntryEvent::Other => return,
         };
-        self.engine.apply_or_forward(told, entry_owner(entry));
+        self.engine.apply_or_forward(update, entry_owner(entry));
     }
 }
 
@@ -143,17 +143,17 @@ impl AccessLogService {
 
     /// Applies all valid entries of a message. Then returns an error if an entry was invalid.
     async fn apply_entries(&self, message: &[u8], source: Option<IpAddr>) -> Result<(), Status> {
-        let mut broken = None;
-        for (at, entry) in (1..).zip(decode_entries(message)) {
+        let mut first_error = None;
+        for (count, entry) in (1..).zip(decode_entries(message)) {
             match entry {
                 Ok(entry) => self.apply_entry(&entry, source),
-                Err(error) => broken = broken.or(Some(error)),
+                Err(error) => first_error = first_error.or(Some(error)),
             }
-            if at % ENTRIES_PER_YIELD == 0 {
+            if count % ENTRIES_PER_YIELD == 0 {
                 yield_now().await;
             }
         }
-        broken.map_or(Ok(()), |error| Err(malformed_status(&error)))
+        first_error.map_or(Ok(()), |error| Err(malformed_status(&error)))
     }
 }
 

@@ -76,8 +76,9 @@ impl BoundedBody {
         max_bytes: usize,
         guard: Option<ShortIdleGuard>,
     ) -> Self {
-        let way = BodyMode::Stream(FramePosition { max_bytes, header_bytes_read: 0, remaining: 0 });
-        Self { body, mode: way, deadline: None, _guard: guard }
+        let mode =
+            BodyMode::Stream(FramePosition { max_bytes, header_bytes_read: 0, remaining: 0 });
+        Self { body, mode, deadline: None, _guard: guard }
     }
 
     fn accept_frame(&mut self, frame: Frame<Bytes>) -> Result<Option<Frame<Bytes>>, Status> {
@@ -87,9 +88,9 @@ impl BoundedBody {
                 append_bounded(all, frame.data_ref())?;
                 return Ok(None);
             }
-            BodyMode::Stream(place) => {
+            BodyMode::Stream(position) => {
                 if let Some(piece) = frame.data_ref()
-                    && place.advance(piece)?
+                    && position.advance(piece)?
                 {
                     self.deadline = None;
                 }
@@ -123,8 +124,8 @@ impl Body for BoundedBody {
         while let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
             let Some(frame) = frame else { return Poll::Ready(self.take_buffered().map(Ok)) };
             let frame = frame.map_err(StdError::from);
-            let came = frame.and_then(|frame| self.accept_frame(frame).map_err(StdError::from));
-            if let Some(came) = came.transpose() {
+            let accepted = frame.and_then(|frame| self.accept_frame(frame).map_err(StdError::from));
+            if let Some(came) = accepted.transpose() {
                 return Poll::Ready(Some(came));
             }
         }

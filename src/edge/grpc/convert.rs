@@ -159,11 +159,11 @@ pub fn to_response(
     }
 }
 
-fn upstream_headers(reporting: &ReplyOptions, answer: &Decision) -> Vec<HeaderValue> {
+fn upstream_headers(reporting: &ReplyOptions, decision: &Decision) -> Vec<HeaderValue> {
     let reference = reporting.upstream_names.clone();
     header_values(
         &RateLimitHeaders { compat_names: reference, ..RateLimitHeaders::default() },
-        answer,
+        decision,
     )
 }
 
@@ -242,31 +242,32 @@ pub(super) fn unit_text(unit: i32) -> String {
 }
 
 fn descriptor_status(status: &LimitStatus) -> DescriptorStatus {
-    let finding = &status.decision;
-    let Some(shown) = &finding.limit else {
-        let unlimited = finding.reason == Reason::Unlimited;
+    let descriptor_decision = &status.decision;
+    let Some(limit) = &descriptor_decision.limit else {
+        let unlimited = descriptor_decision.reason == Reason::Unlimited;
         return DescriptorStatus {
-            code: wire_code(finding.verdict).into(),
+            code: wire_code(descriptor_decision.verdict).into(),
             limit_remaining: if unlimited { u32::MAX } else { 0 },
             ..DescriptorStatus::default()
         };
     };
     DescriptorStatus {
-        code: wire_code(finding.verdict).into(),
-        current_limit: Some(current_limit(shown)),
-        limit_remaining: u32::try_from(finding.headroom.remaining.0).unwrap_or(u32::MAX),
-        duration_until_reset: Some(whole_seconds(finding.headroom.reset_after)),
+        code: wire_code(descriptor_decision.verdict).into(),
+        current_limit: Some(current_limit(limit)),
+        limit_remaining: u32::try_from(descriptor_decision.headroom.remaining.0)
+            .unwrap_or(u32::MAX),
+        duration_until_reset: Some(whole_seconds(descriptor_decision.headroom.reset_after)),
         ..DescriptorStatus::default()
     }
 }
 
 /// Converts a limit for a descriptor's status. A period that is no unit of Envoy becomes
 /// `UNKNOWN`; the header `RateLimit-Policy` contains such a period.
-fn current_limit(shown: &AppliedLimit) -> RateLimit {
+fn current_limit(limit: &AppliedLimit) -> RateLimit {
     RateLimit {
-        name: shown.name.as_deref().unwrap_or_default().to_owned(),
-        requests_per_unit: shown.requests,
-        unit: shown.unit.map_or(rate_limit::Unit::Unknown, wire_unit).into(),
+        name: limit.name.as_deref().unwrap_or_default().to_owned(),
+        requests_per_unit: limit.requests,
+        unit: limit.unit.map_or(rate_limit::Unit::Unknown, wire_unit).into(),
     }
 }
 
@@ -296,9 +297,9 @@ const fn wire_code(verdict: Verdict) -> Code {
     }
 }
 
-fn header_values(headers: &RateLimitHeaders, answer: &Decision) -> Vec<HeaderValue> {
+fn header_values(headers: &RateLimitHeaders, decision: &Decision) -> Vec<HeaderValue> {
     headers
-        .for_decision(answer)
+        .for_decision(decision)
         .into_iter()
         .map(|(key, value)| HeaderValue { key: key.to_owned(), value, raw_value: Vec::new() })
         .collect()

@@ -70,8 +70,8 @@ impl AuthorizationService {
         Self { engine, reporting, hooks }
     }
 
-    fn to_response(&self, request: &RateLimitRequest, admitted: AdmissionOutcome) -> CheckResponse {
-        match admitted {
+    fn to_response(&self, request: &RateLimitRequest, outcome: AdmissionOutcome) -> CheckResponse {
+        match outcome {
             // The permits are ignored here, because the engine stores them under the request id.
             AdmissionOutcome::Decided(answer, _) => self.decision_response(request, &answer),
             AdmissionOutcome::Rejected(rejection) => {
@@ -80,10 +80,10 @@ impl AuthorizationService {
         }
     }
 
-    fn decision_response(&self, request: &RateLimitRequest, answer: &Decision) -> CheckResponse {
+    fn decision_response(&self, request: &RateLimitRequest, decision: &Decision) -> CheckResponse {
         let headers =
-            self.reporting.headers.for_decision(answer).into_iter().map(header_option).collect();
-        let (code, response) = match answer.verdict {
+            self.reporting.headers.for_decision(decision).into_iter().map(header_option).collect();
+        let (code, response) = match decision.verdict {
             Verdict::Allow => (Code::Ok, ok_response(headers)),
             Verdict::Deny => (Code::ResourceExhausted, denied_response(headers)),
         };
@@ -91,7 +91,7 @@ impl AuthorizationService {
             dynamic_metadata: self
                 .reporting
                 .dynamic_metadata
-                .then(|| metadata::for_decision(request, answer)),
+                .then(|| metadata::for_decision(request, decision)),
             ..to_check_response(code, response)
         }
     }
@@ -126,13 +126,13 @@ impl AuthorizationService {
         drop(context);
         let (engine, reporting) = (&self.engine, &self.reporting);
         let decision = hook::decide(engine, reporting, request.as_ref(), id.as_deref(), timeout);
-        let (answer, queued) = with_queue_time(decision).await;
+        let (result, queued) = with_queue_time(decision).await;
         RequestCompleted {
             protocol: Protocol::ExtAuthz,
-            outcome: hook::admission_outcome(&answer),
+            outcome: hook::admission_outcome(&result),
         }
         .emit();
-        let reply = match (request, answer) {
+        let reply = match (request, result) {
             (Ok(request), Ok(admitted)) => Ok(self.to_response(&request, admitted)),
             (_, Err(HookError::NoDescriptors)) => {
                 Ok(to_check_response(Code::Ok, ok_response(Vec::new())))
@@ -234,8 +234,8 @@ fn client_address<'r>(
     http: &'r HttpRequest,
 ) -> Option<Cow<'r, str>> {
     if let Some(name) = context.context_extensions.get(ADDRESS_HEADER_KEY) {
-        let named = joined_header(http, &name.to_ascii_lowercase());
-        return named.filter(|text| text.parse::<IpAddr>().is_ok());
+        let address = joined_header(http, &name.to_ascii_lowercase());
+        return address.filter(|text| text.parse::<IpAddr>().is_ok());
     }
     match context.source.as_ref()?.address.as_ref()?.address.as_ref()? {
         Address::SocketAddress(socket) => Some(Cow::Borrowed(&socket.address)),
@@ -265,10 +265,10 @@ fn denied_response(headers: Vec<HeaderValueOption>) -> HttpResponse {
 }
 
 fn add_owner(reply: &mut CheckResponse, owner: &str) {
-    let named = header_option((hook::OWNER_KEY, owner.to_owned()));
+    let header = header_option((hook::OWNER_KEY, owner.to_owned()));
     match &mut reply.http_response {
-        Some(HttpResponse::OkResponse(ok)) => ok.response_headers_to_add.push(named),
-        Some(HttpResponse::DeniedResponse(denied)) => denied.headers.push(named),
+        Some(HttpResponse::OkResponse(ok)) => ok.response_headers_to_add.push(header),
+        Some(HttpResponse::DeniedResponse(denied)) => denied.headers.push(header),
         _ => {}
     }
     metadata::add_owner(&mut reply.dynamic_metadata, owner);

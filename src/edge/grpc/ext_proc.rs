@@ -121,14 +121,14 @@ impl ExternalProcessor for ExtProcService {
 impl ExtProcService {
     async fn serve_request(
         &self,
-        asking: (Option<&str>, trace::TraceSpan),
+        hook_and_span: (Option<&str>, trace::TraceSpan),
         mut messages: Streaming<ProcessingRequest>,
         replies: &ProcessingReplySender,
     ) {
         let permits = tokio::select! {
             // Envoy closed the stream. The drop of the other branch releases its permits.
             () = replies.closed() => return,
-            permits = self.decide_and_reply(asking, &mut messages, replies) => permits,
+            permits = self.decide_and_reply(hook_and_span, &mut messages, replies) => permits,
         };
         if !permits.is_empty() {
             self.await_request_end(permits, messages, replies).await;
@@ -148,12 +148,12 @@ impl ExtProcService {
             // A stream without a first message must not delay the shutdown.
             _ = leaving.wait_for(|leaving| *leaving) => return RequestPermits::default(),
         };
-        let answered = match first {
+        let result = match first {
             Ok(Some(first)) => span.scope(self.decide_timed(hook, first, replies)).await,
             Ok(None) => return RequestPermits::default(),
             Err(status) => Err(count_unreadable(&status, Protocol::ExtProc)),
         };
-        let (reply, permits) = match answered {
+        let (reply, permits) = match result {
             Ok((said, permits)) if permits.is_empty() => (Ok(final_response(said)), permits),
             Ok((said, permits)) => (Ok(to_processing_response(said)), permits),
             Err(status) => (Err(status), RequestPermits::default()),
@@ -168,15 +168,11 @@ impl ExtProcService {
         first: ProcessingRequest,
         replies: &ProcessingReplySender,
     ) -> Result<(Said, RequestPermits), Status> {
-        let asked = self.engine.clock().now();
-        let (answered, queued) = with_queue_time(self.decide(hook, first, replies)).await;
-        CheckAnswered {
-            received_at: asked,
-            replied_at: self.engine.clock().now(),
-            queue_time: queued,
-        }
-        .emit();
-        answered
+        let received_at = self.engine.clock().now();
+        let (result, queued) = with_queue_time(self.decide(hook, first, replies)).await;
+        CheckAnswered { received_at, replied_at: self.engine.clock().now(), queue_time: queued }
+            .emit();
+        result
     }
 
     async fn decide(
@@ -189,24 +185,21 @@ impl ExtProcService {
         // Frees the decoded message, which is many times
         // its encoded size, before waiting in a queue.
         drop(first);
-        let admitted = self.admit_request(&request, replies).await;
-        RequestCompleted {
-            protocol: Protocol::ExtProc,
-            outcome: hook::admission_outcome(&admitted),
-        }
-        .emit();
-        let passes = Said::RequestHeaders(HeadersResponse::default());
-        match admitted {
+        let result = self.admit_request(&request, replies).await;
+        RequestCompleted { protocol: Protocol::ExtProc, outcome: hook::admission_outcome(&result) }
+            .emit();
+        let continue_reply = Said::RequestHeaders(HeadersResponse::default());
+        match result {
             Ok(AdmissionOutcome::Rejected(rejection)) => {
                 Ok((rejected_response(rejection), RequestPermits::default()))
             }
             Ok(AdmissionOutcome::Decided(answer, permits)) if answer.verdict == Verdict::Allow => {
-                Ok((passes, permits))
+                Ok((continue_reply, permits))
             }
             Ok(AdmissionOutcome::Decided(answer, _)) => {
                 Ok((self.denied_response(&answer), RequestPermits::default()))
             }
-            Err(HookError::NoDescriptors) => Ok((passes, RequestPermits::default())),
+            Err(HookError::NoDescriptors) => Ok((continue_reply, RequestPermits::default())),
             Err(why) => Err(error_status(&why)),
         }
     }
@@ -240,24 +233,24 @@ impl ExtProcService {
         replies: &ProcessingReplySender,
     ) -> Result<AdmissionOutcome, HookError> {
         let request = request.as_ref().map_err(HookError::clone)?;
-        let question = convert::to_check(request, &self.reporting)?;
-        Ok(self.admit_with_notice(&question, replies).await?)
+        let check = convert::to_check(request, &self.reporting)?;
+        Ok(self.admit_with_notice(&check, replies).await?)
     }
 
     /// Decides the check and acquires permits. Extends Envoy's message
     /// timeout if the request waits in a queue.
     async fn admit_with_notice(
         &self,
-        question: &Check<'_>,
+        check: &Check<'_>,
         replies: &ProcessingReplySender,
     ) -> Result<AdmissionOutcome, CheckError> {
-        let mut admitted = std::pin::pin!(self.engine.admit(question, None));
+        let mut admitted = std::pin::pin!(self.engine.admit(check, None));
         tokio::select! {
             biased;
             admitted = &mut admitted => return admitted,
             () = tokio::time::sleep(QUEUE_NOTICE_DELAY) => {}
         }
-        let wait = self.engine.longest_queue_wait(question);
+        let wait = self.engine.longest_queue_wait(check);
         if Nanos(0) < wait {
             // If the send fails, Envoy has closed the stream, and the caller ends this request.
             let _told = replies.send(Ok(extend_timeout(wait.plus(WAIT_MARGIN)))).await;
@@ -293,10 +286,10 @@ impl ExtProcService {
                 Err(status) => return report_invalid(&status, replies),
                 Ok(Some(message)) => {
                     outcome = response_outcome(&message).unwrap_or(outcome);
-                    let said = unchanged_reply(&message);
+                    let reply = unchanged_reply(&message);
                     // Frees the decoded message, because sending may wait for Envoy.
                     drop(message);
-                    let Some(said) = said else { return };
+                    let Some(said) = reply else { return };
                     tokio::select! {
                         // If the send fails, the request has ended, and
                         // the next item in `messages` shows the outcome.
@@ -308,8 +301,8 @@ impl ExtProcService {
         }
     }
 
-    fn denied_response(&self, answer: &Decision) -> Said {
-        let headers = self.reporting.headers.for_decision(answer);
+    fn denied_response(&self, decision: &Decision) -> Said {
+        let headers = self.reporting.headers.for_decision(decision);
         let headers = headers.into_iter().map(|(name, value)| header_option(name, value)).collect();
         immediate_response(429, headers, Vec::new(), "sluicegate_over_limit")
     }
@@ -463,19 +456,19 @@ fn unchanged_reply(message: &ProcessingRequest) -> Option<Said> {
     })
 }
 
-fn to_processing_response(said: Said) -> ProcessingResponse {
-    ProcessingResponse { response: Some(said), ..ProcessingResponse::default() }
+fn to_processing_response(reply: Said) -> ProcessingResponse {
+    ProcessingResponse { response: Some(reply), ..ProcessingResponse::default() }
 }
 
 /// Builds the last reply of a stream, which tells Envoy to send no more messages.
-fn final_response(said: Said) -> ProcessingResponse {
+fn final_response(reply: Said) -> ProcessingResponse {
     let skip = HeaderSendMode::Skip.into();
     let mode_override = ProcessingMode {
         response_header_mode: skip,
         response_trailer_mode: skip,
         ..ProcessingMode::default()
     };
-    ProcessingResponse { mode_override: Some(mode_override), ..to_processing_response(said) }
+    ProcessingResponse { mode_override: Some(mode_override), ..to_processing_response(reply) }
 }
 
 fn extend_timeout(wait: Nanos) -> ProcessingResponse {

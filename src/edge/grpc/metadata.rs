@@ -26,19 +26,19 @@ use crate::kernel::decision::Verdict;
 
 /// Builds the dynamic metadata of the decision on `request`. Later filters in Envoy can read it.
 #[must_use]
-pub fn for_decision(request: &RateLimitRequest, answer: &Decision) -> Struct {
+pub fn for_decision(request: &RateLimitRequest, decision: &Decision) -> Struct {
     let mut all = Struct::default();
     insert(&mut all, "domain", Kind::StringValue(request.domain.clone()));
     insert(&mut all, "descriptors", to_list(request.descriptors.iter().map(descriptor)));
     if request.hits_addend != 0 {
         insert(&mut all, "hitsAddend", Kind::NumberValue(request.hits_addend.into()));
     }
-    let rules = rule_metadata(answer);
+    let rules = rule_metadata(decision);
     if !rules.fields.is_empty() {
         insert(&mut all, "metadata", Kind::StructValue(rules));
     }
-    if answer.statuses.iter().any(|status| status.decision.reason.is_fallback()) {
-        insert(&mut all, "degraded", to_list(answer.statuses.iter().map(fallback_reason)));
+    if decision.statuses.iter().any(|status| status.decision.reason.is_fallback()) {
+        insert(&mut all, "degraded", to_list(decision.statuses.iter().map(fallback_reason)));
     }
     all
 }
@@ -61,11 +61,11 @@ fn descriptor(written: &RateLimitDescriptor) -> Kind {
     if let Some(limit) = written.limit {
         insert(&mut shown, "limit", Kind::StringValue(limit_text(limit)));
     }
-    if let Some(own) = &written.hits_addend {
+    if let Some(hits) = &written.hits_addend {
         // Protobuf's `Value` has only doubles. They round large
         // numbers, as in envoyproxy/ratelimit.
         #[allow(clippy::cast_precision_loss)]
-        insert(&mut shown, "hitsAddend", Kind::NumberValue(own.value as f64));
+        insert(&mut shown, "hitsAddend", Kind::NumberValue(hits.value as f64));
     }
     Kind::StructValue(shown)
 }
@@ -81,9 +81,9 @@ fn limit_text(limit: RateLimitOverride) -> String {
 
 /// Merges the metadata of the rules whose descriptors are within their limits.
 /// The setting `shadow_mode` does not matter here.
-fn rule_metadata(answer: &Decision) -> Struct {
+fn rule_metadata(decision: &Decision) -> Struct {
     let mut merged = Struct::default();
-    for status in answer.statuses.iter().filter(|s| s.decision.verdict == Verdict::Allow) {
+    for status in decision.statuses.iter().filter(|s| s.decision.verdict == Verdict::Allow) {
         for (key, value) in status.metadata.iter().flat_map(|metadata| metadata.iter()) {
             merge(&mut merged, key, value);
         }

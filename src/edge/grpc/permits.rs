@@ -67,28 +67,31 @@ impl PermitsService {
     pub const fn new(
         engine: Arc<Engine>,
         reporting: ReplyOptions,
-        leaving: watch::Receiver<bool>,
+        draining: watch::Receiver<bool>,
     ) -> Self {
-        Self { engine, reporting, draining: leaving }
+        Self { engine, reporting, draining }
     }
 
     async fn acquire_permits(
         &self,
-        asked: AcquireRequest,
-        patience: Option<Nanos>,
+        request: AcquireRequest,
+        caller_timeout: Option<Nanos>,
     ) -> Result<AcquireResponse, Status> {
-        let (id, wait) = (asked.id.clone(), shorter_timeout(patience, asked.max_wait_us));
+        let (id, wait) = (request.id.clone(), shorter_timeout(caller_timeout, request.max_wait_us));
         validate_id(&id).map_err(Status::invalid_argument)?;
-        let (request, began) = (to_rate_limit_request(asked), self.engine.clock().now());
+        let (request, began) = (to_rate_limit_request(request), self.engine.clock().now());
         let (engine, reporting) = (&self.engine, &self.reporting);
-        let asking = hook::decide(engine, reporting, Ok(&request), Some(&id), wait);
-        let (admitted, queued) = with_queue_time(asking).await;
+        let decision = hook::decide(engine, reporting, Ok(&request), Some(&id), wait);
+        let (admitted, queued) = with_queue_time(decision).await;
         count_outcome(&admitted);
         CheckAnswered { received_at: began, replied_at: engine.clock().now(), queue_time: queued }
             .emit();
-        let held = engine.renewal_interval(&id);
+        let renewal_interval = engine.renewal_interval(&id);
         let owner = engine.owner().unwrap_or_default().to_owned();
-        let shown = |admitted| AcquireResponse { owner, ..to_acquire_response(&admitted, held) };
+        let shown = |admitted| AcquireResponse {
+            owner,
+            ..to_acquire_response(&admitted, renewal_interval)
+        };
         admitted.map(shown).map_err(|why| error_status(&why))
     }
 
@@ -100,9 +103,9 @@ impl PermitsService {
         validate_id(&asked.id).map_err(Status::invalid_argument)?;
         let (outcome, rtt) = parse_outcome(asked)?;
         RequestCompleted { protocol: Protocol::Permits, outcome: Counted::Allow }.emit();
-        let told = PermitUpdate::release(&asked.id, source, outcome, rtt);
+        let update = PermitUpdate::release(&asked.id, source, outcome, rtt);
         Ok(ReleaseResponse {
-            held: self.engine.apply_or_forward_and_wait(told, parse_owner(&asked.owner)?).await,
+            held: self.engine.apply_or_forward_and_wait(update, parse_owner(&asked.owner)?).await,
         })
     }
 }
@@ -115,10 +118,12 @@ impl Permits for PermitsService {
         &self,
         request: Request<AcquireRequest>,
     ) -> Result<Response<AcquireResponse>, Status> {
-        let patience = rls::caller_timeout(request.metadata());
+        let caller_timeout = rls::caller_timeout(request.metadata());
         let header = |name: &str| request.metadata().get(name)?.to_str().ok();
         let span = trace::check_span(Protocol::Permits, &header);
-        span.scope(self.acquire_permits(request.into_inner(), patience)).await.map(Response::new)
+        span.scope(self.acquire_permits(request.into_inner(), caller_timeout))
+            .await
+            .map(Response::new)
     }
 
     async fn release(
@@ -135,9 +140,9 @@ impl Permits for PermitsService {
     ) -> Result<Response<RenewResponse>, Status> {
         let asked = request.get_ref();
         validate_id(&asked.id).map_err(Status::invalid_argument)?;
-        let (told, owner) = (PermitUpdate::renewal(&asked.id), parse_owner(&asked.owner)?);
+        let (update, owner) = (PermitUpdate::renewal(&asked.id), parse_owner(&asked.owner)?);
         Ok(Response::new(RenewResponse {
-            held: self.engine.apply_or_forward_and_wait(told, owner).await,
+            held: self.engine.apply_or_forward_and_wait(update, owner).await,
         }))
     }
 
@@ -182,8 +187,8 @@ fn to_rate_limit_request(asked: AcquireRequest) -> RateLimitRequest {
     RateLimitRequest { domain: asked.domain, descriptors, hits_addend: 0 }
 }
 
-fn shorter_timeout(patience: Option<Nanos>, max_wait_us: Option<u64>) -> Option<Nanos> {
-    patience.into_iter().chain(max_wait_us.map(from_micros)).min()
+fn shorter_timeout(caller_timeout: Option<Nanos>, max_wait_us: Option<u64>) -> Option<Nanos> {
+    caller_timeout.into_iter().chain(max_wait_us.map(from_micros)).min()
 }
 
 const fn from_micros(us: u64) -> Nanos {
@@ -228,14 +233,15 @@ fn to_acquire_response(
     }
 }
 
-fn denied_response(answer: &Decision) -> AcquireResponse {
+fn denied_response(decision: &Decision) -> AcquireResponse {
     let denies = |status: &&crate::engine::LimitStatus| status.decision.verdict == Verdict::Deny;
-    let reason = answer.statuses.iter().find(denies).map(|status| status.decision.reason.as_str());
+    let reason =
+        decision.statuses.iter().find(denies).map(|status| status.decision.reason.as_str());
     AcquireResponse {
         verdict: api::acquire_response::Verdict::Deny.into(),
         reason: reason.unwrap_or_default().to_owned(),
         status: 429,
-        retry_after_us: answer.retry_after.map(to_micros),
+        retry_after_us: decision.retry_after.map(to_micros),
         ..AcquireResponse::default()
     }
 }

@@ -87,9 +87,11 @@ pub fn take_reserved(request: &mut RateLimitRequest) -> Result<ReservedCall, Che
     if found.iter().all(|found| found.key == ReservedKey::Acquire) {
         let covered: Vec<_> = found.iter().map(|found| found.descriptor).collect();
         for &descriptor in &covered {
-            let Some(of) = request.descriptors.get_mut(descriptor) else { continue };
-            of.entries.pop();
-            if of.entries.is_empty() {
+            let Some(covered_descriptor) = request.descriptors.get_mut(descriptor) else {
+                continue;
+            };
+            covered_descriptor.entries.pop();
+            if covered_descriptor.entries.is_empty() {
                 return bad_id(descriptor, "nothing stands before sluicegate.acquire");
             }
         }
@@ -108,13 +110,13 @@ pub fn take_reserved(request: &mut RateLimitRequest) -> Result<ReservedCall, Che
 }
 
 fn reserved_entries(request: &RateLimitRequest) -> Vec<ReservedEntry> {
-    let one = |(descriptor, of): (usize, &RateLimitDescriptor)| {
+    let reserved_entry = |(descriptor, of): (usize, &RateLimitDescriptor)| {
         let last = of.entries.last()?;
-        let word = ReservedKey::parse(&last.key)?;
+        let key = ReservedKey::parse(&last.key)?;
         let number = of.hits_addend.as_ref().map_or(0, |hits| hits.value);
-        Some(ReservedEntry { descriptor, key: word, value: last.value.clone(), hits: number })
+        Some(ReservedEntry { descriptor, key, value: last.value.clone(), hits: number })
     };
-    request.descriptors.iter().enumerate().filter_map(one).collect()
+    request.descriptors.iter().enumerate().filter_map(reserved_entry).collect()
 }
 
 /// Returns the request id. All entries with `sluicegate.acquire`
@@ -123,15 +125,15 @@ fn shared_id(found: &[ReservedEntry], first: &ReservedEntry) -> Result<String, C
     let with_id =
         |found: &&ReservedEntry| matches!(found.key, ReservedKey::Acquire | ReservedKey::Release);
     let mut ids = found.iter().filter(with_id);
-    let Some(one) = ids.next() else {
+    let Some(first_id) = ids.next() else {
         return bad_id(first.descriptor, "tells of a request, and no sluicegate.release names it");
     };
-    if let Some(other) = ids.find(|other| other.value != one.value) {
+    if let Some(other) = ids.find(|other| other.value != first_id.value) {
         return bad_id(other.descriptor, "a second id: one question is about one request");
     }
-    match validate_id(&one.value) {
-        Ok(()) => Ok(one.value.clone()),
-        Err(why) => bad_id(one.descriptor, why),
+    match validate_id(&first_id.value) {
+        Ok(()) => Ok(first_id.value.clone()),
+        Err(why) => bad_id(first_id.descriptor, why),
     }
 }
 
@@ -148,17 +150,17 @@ fn shared_id(found: &[ReservedEntry], first: &ReservedEntry) -> Result<String, C
 ///
 /// An incomplete response is ignored, because its time would look like a fast response.
 fn release_outcome(found: &[ReservedEntry]) -> (RequestOutcome, Option<Nanos>) {
-    let number = |word| found.iter().find(|found| found.key == word).map(|found| found.hits);
+    let number = |key| found.iter().find(|found| found.key == key).map(|found| found.hits);
     let measured = |word, unit: u64| number(word).map(|n| Nanos(n.saturating_mul(unit)));
     let upstream = measured(ReservedKey::RttUs, 1_000);
-    let took = upstream.or_else(|| measured(ReservedKey::DurationMs, Nanos::MILLI.0));
+    let latency = upstream.or_else(|| measured(ReservedKey::DurationMs, Nanos::MILLI.0));
     let outcome = match number(ReservedKey::Status) {
         Some(500..) => RequestOutcome::Dropped,
-        Some(100..) if took.is_some() => RequestOutcome::Success,
+        Some(100..) if latency.is_some() => RequestOutcome::Success,
         None if upstream.is_some() => RequestOutcome::Success,
         _ => RequestOutcome::Ignored,
     };
-    (outcome, took)
+    (outcome, latency)
 }
 
 fn bad_id<T>(descriptor: usize, why: &'static str) -> Result<T, CheckError> {

@@ -62,14 +62,14 @@ impl RateLimitService {
         metadata: &MetadataMap,
         mut request: RateLimitRequest,
     ) -> Result<Response<RateLimitResponse>, Status> {
-        let arrived = self.engine.clock().now();
+        let received_at = self.engine.clock().now();
         let header = |name: &str| metadata.get(name)?.to_str().ok();
         let span = trace::check_span(Protocol::Grpc, &header);
         let call = reserved_keys::take_reserved(&mut request);
         if call == Ok(ReservedCall::Plain) {
             let decided = async {
                 let replied = self.check(&request, caller_timeout(metadata)).await;
-                self.finish(replied, (arrived, Nanos(0)))
+                self.finish(replied, (received_at, Nanos(0)))
             };
             return span.scope(decided).await;
         }
@@ -81,7 +81,7 @@ impl RateLimitService {
                 }
                 Err(refusal) => (Err(refusal), Nanos(0)),
             };
-            self.finish(replied, (arrived, queued))
+            self.finish(replied, (received_at, queued))
         }))
         .await
     }
@@ -95,8 +95,8 @@ impl RateLimitService {
 
     /// Decides a check of rate limits only.
     async fn check(&self, request: &RateLimitRequest, timeout: Option<Nanos>) -> RlsReply {
-        let question = convert::to_check(request, &self.reporting)?;
-        let answer = self.engine.decide_within(&question, timeout).await?;
+        let check = convert::to_check(request, &self.reporting)?;
+        let answer = self.engine.decide_within(&check, timeout).await?;
         Ok(self.to_reply(request, &answer))
     }
 
@@ -131,12 +131,14 @@ impl RateLimitService {
         (id, covered): (&str, &[usize]),
         patience: Option<Nanos>,
     ) -> RlsReply {
-        let question = convert::to_check(request, &self.reporting);
-        let question = question.inspect_err(|_| self.engine.record_without_permits(id))?;
-        let under = covered.iter().filter_map(|&at| question.descriptors.get(at).cloned());
-        let under = Check { domain: question.domain, descriptors: under.collect() };
+        let check = convert::to_check(request, &self.reporting);
+        let question = check.inspect_err(|_| self.engine.record_without_permits(id))?;
+        let covered_descriptors =
+            covered.iter().filter_map(|&index| question.descriptors.get(index).cloned());
+        let concurrency_check =
+            Check { domain: question.domain, descriptors: covered_descriptors.collect() };
         let first = covered.first().copied().unwrap_or_default();
-        match self.engine.acquire((id, first), &under, &question, patience).await? {
+        match self.engine.acquire((id, first), &concurrency_check, &question, patience).await? {
             AdmissionOutcome::Decided(answer, _) => Ok(self.to_reply(request, &answer)),
             AdmissionOutcome::Rejected(rejection) => {
                 Ok((convert::rejection_response(request, covered, &rejection), EdgeOutcome::Deny))
@@ -161,7 +163,7 @@ impl RateLimitService {
     fn finish(
         &self,
         replied: RlsReply,
-        (came, queued): (Nanos, Nanos),
+        (received_at, queued): (Nanos, Nanos),
     ) -> Result<Response<RateLimitResponse>, Status> {
         let (reply, outcome) = match replied {
             Ok((reply, outcome)) => (Ok(Response::new(reply)), outcome),
@@ -172,9 +174,9 @@ impl RateLimitService {
         };
         RequestCompleted { protocol: Protocol::Grpc, outcome }.emit();
         let now = self.engine.clock().now();
-        CheckAnswered { received_at: came, replied_at: now, queue_time: queued }.emit();
+        CheckAnswered { received_at, replied_at: now, queue_time: queued }.emit();
         if let Some(stats) = self.engine.stats() {
-            stats.record_call(TimedMethod::ShouldRateLimit, now, now.since(came));
+            stats.record_call(TimedMethod::ShouldRateLimit, now, now.since(received_at));
         }
         reply
     }

@@ -135,8 +135,8 @@ impl UnaryService<BoundedRequest> for RateLimitEndpoint {
 
     fn call(&mut self, request: tonic::Request<BoundedRequest>) -> Self::Future {
         let Self(limits) = self.clone();
-        let (metadata, _, arrived) = request.into_parts();
-        match arrived {
+        let (metadata, _, decoded) = request.into_parts();
+        match decoded {
             Ok(request) => Box::pin(async move { limits.decide_call(&metadata, request).await }),
             Err(refusal) => Box::pin(ready(limits.reject(refusal))),
         }

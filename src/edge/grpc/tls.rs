@@ -81,11 +81,11 @@ impl ServerTls {
     /// A file cannot be read, or the key does not match the certificate.
     pub fn new(files: TlsFiles) -> Result<Self, PemError> {
         let (seen, config) = (files.fingerprints(), Arc::new(files.server_config()?));
-        let (held, whose) = (Mutex::new(LoadedTls { fingerprints: seen, config }), "gRPC");
+        let (loaded, log_name) = (Mutex::new(LoadedTls { fingerprints: seen, config }), "gRPC");
         Ok(Self {
             files,
-            log_name: whose,
-            loaded: held,
+            log_name,
+            loaded,
             attempts: AtomicU64::new(1),
             failures: AtomicU64::new(0),
         })
@@ -117,39 +117,39 @@ impl ServerTls {
 
     fn reload_if_changed(&self) -> Arc<ServerConfig> {
         let seen = self.files.fingerprints();
-        let mut held = self.loaded.lock();
-        if held.fingerprints != seen {
+        let mut loaded = self.loaded.lock();
+        if loaded.fingerprints != seen {
             self.attempts.fetch_add(1, Relaxed);
-            let (whose, file) = (self.log_name, self.files.certificate.display());
+            let (log_name, file) = (self.log_name, self.files.certificate.display());
             match self.files.server_config() {
                 Ok(config) => {
-                    tracing::info!(%file, "{whose} TLS certificate reloaded");
-                    held.config = Arc::new(config);
+                    tracing::info!(%file, "{log_name} TLS certificate reloaded");
+                    loaded.config = Arc::new(config);
                 }
                 Err(error) => {
                     self.failures.fetch_add(1, Relaxed);
                     let error: &dyn std::error::Error = &error;
                     tracing::error!(
                         error,
-                        "failed to reload the {whose} TLS certificate, keeping the previous one"
+                        "failed to reload the {log_name} TLS certificate, keeping the previous one"
                     );
                 }
             }
-            held.fingerprints = seen;
+            loaded.fingerprints = seen;
         }
-        Arc::clone(&held.config)
+        Arc::clone(&loaded.config)
     }
 }
 
 impl TlsFiles {
     fn fingerprints(&self) -> Vec<FileFingerprint> {
-        let look = |path: &Path| {
+        let fingerprint = |path: &Path| {
             let metadata = fs::metadata(path).ok()?;
             let changed = [metadata.ctime(), metadata.ctime_nsec()].map(i64::cast_unsigned);
             Some([metadata.ino(), metadata.len(), changed[0], changed[1]])
         };
         let files = [Some(&self.certificate), Some(&self.key), self.client_ca.as_ref()];
-        files.into_iter().flatten().map(|path| look(path)).collect()
+        files.into_iter().flatten().map(|path| fingerprint(path)).collect()
     }
 
     fn server_config(&self) -> Result<ServerConfig, PemError> {

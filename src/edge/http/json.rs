@@ -51,15 +51,15 @@ async fn decide(port: &CheckPort, body: Body) -> (EdgeOutcome, Response) {
         Err(why) => return body_error_response(why),
     };
     let decoded_at = port.engine.clock().now();
-    let answer = match convert::to_check(&request, &port.reporting) {
-        Ok(question) => port.engine.decide(&question).await,
+    let result = match convert::to_check(&request, &port.reporting) {
+        Ok(check) => port.engine.decide(&check).await,
         Err(refusal) => Err(refusal),
     };
-    let outcome = check_outcome(&answer);
-    let reply = match answer {
-        Ok(answer) => decision_response(
-            &convert::to_response(&request, &answer, &port.reporting),
-            answer.verdict,
+    let outcome = check_outcome(&result);
+    let reply = match result {
+        Ok(decision) => decision_response(
+            &convert::to_response(&request, &decision, &port.reporting),
+            decision.verdict,
             outcome,
         ),
         Err(refusal) => {

@@ -66,7 +66,7 @@ const PLAIN: StaticHeader = [(CONTENT_TYPE, "text/plain; charset=utf-8")];
 const NO_SNIFF: StaticHeader = [(X_CONTENT_TYPE_OPTIONS, "nosniff")];
 
 struct CheckPortState {
-    ask: CheckPort,
+    config: CheckPort,
     slots: LongRequestSlots,
 }
 
@@ -87,15 +87,12 @@ pub fn router_with_slots(config: CheckPort, max_slots: usize) -> Router {
         .route("/livez", any(async || (PLAIN, "alive\n")))
         .route("/readyz", any(readyz))
         .fallback(not_found)
-        .with_state(Arc::new(CheckPortState {
-            ask: config,
-            slots: LongRequestSlots::new(max_slots),
-        }))
+        .with_state(Arc::new(CheckPortState { config, slots: LongRequestSlots::new(max_slots) }))
 }
 
 async fn json(State(port): State<Arc<CheckPortState>>, request: Request<Body>) -> Response {
     let span = check_span(Protocol::Json, request.headers());
-    span.scope(json::reply_to_check(&port.ask, request.into_body())).await
+    span.scope(json::reply_to_check(&port.config, request.into_body())).await
 }
 
 async fn check(State(port): State<Arc<CheckPortState>>, request: Request<Body>) -> Response {
@@ -103,7 +100,7 @@ async fn check(State(port): State<Arc<CheckPortState>>, request: Request<Body>) 
     let span = check_span(Protocol::Nginx, &head.headers);
     let peer = HttpPeer::from_extensions(&head.extensions);
     // Boxed, because the future is large and the futures that contain it are moved.
-    let answer = Box::pin(nginx::reply_to_check(&port.ask, &port.slots, &head.headers));
+    let answer = Box::pin(nginx::reply_to_check(&port.config, &port.slots, &head.headers));
     unless_disconnected(&peer, span.scope(answer)).await
 }
 
@@ -115,17 +112,20 @@ async fn hold(State(port): State<Arc<CheckPortState>>, request: Request<Body>) -
     }
     let span = trace::hold(&|name| head.headers.get(name)?.to_str().ok());
     let peer = HttpPeer::from_extensions(&head.extensions);
-    let answer = nginx::hold::reply_with_permit(&port.ask, &port.slots, &head.headers, &peer);
+    let answer = nginx::hold::reply_with_permit(&port.config, &port.slots, &head.headers, &peer);
     unless_disconnected(&peer, span.scope(answer)).await
 }
 
 /// Returns the response, or closes the connection if the client disconnects first.
 /// Without the close, hyper would parse the client's unread data as another request.
-async fn unless_disconnected(peer: &HttpPeer, answer: impl Future<Output = Response>) -> Response {
+async fn unless_disconnected(
+    peer: &HttpPeer,
+    response: impl Future<Output = Response>,
+) -> Response {
     tokio::select! {
         // Polls the decision first, because most decisions are immediate.
         biased;
-        answer = answer => answer,
+        answer = response => answer,
         () = peer.closed() => (StatusCode::REQUEST_TIMEOUT, [(CONNECTION, "close")]).into_response(),
     }
 }
@@ -136,7 +136,7 @@ fn check_span(protocol: Protocol, headers: &HeaderMap) -> trace::TraceSpan {
 
 /// Replies like envoyproxy/ratelimit: with status 200 or 500, and without a reason.
 async fn healthcheck(State(port): State<Arc<CheckPortState>>) -> Response {
-    match port.ask.health.readiness() {
+    match port.config.health.readiness() {
         Readiness::Ready => (PLAIN, "OK").into_response(),
         Readiness::NoConfig | Readiness::StoreUnavailable | Readiness::Draining => {
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
@@ -145,7 +145,7 @@ async fn healthcheck(State(port): State<Arc<CheckPortState>>) -> Response {
 }
 
 async fn readyz(State(port): State<Arc<CheckPortState>>) -> Response {
-    let CheckPort { engine, health, .. } = &port.ask;
+    let CheckPort { engine, health, .. } = &port.config;
     let ready = health.readiness();
     let status = match ready {
         Readiness::Ready => StatusCode::OK,

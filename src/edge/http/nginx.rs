@@ -55,13 +55,13 @@ pub(super) async fn reply_to_check(
     headers: &HeaderMap,
 ) -> Response {
     let started = port.engine.clock().now();
-    let answering = async {
+    let reply_future = async {
         match OriginalRequest::from_headers(headers) {
             Ok(original) => check_within_slots(port, holds, headers, &original).await,
             Err(wrong) => (EdgeOutcome::Malformed, text_response(StatusCode::BAD_REQUEST, &wrong)),
         }
     };
-    let ((outcome, response), queued) = with_queue_time(answering).await;
+    let ((outcome, response), queued) = with_queue_time(reply_future).await;
     RequestCompleted { protocol: Protocol::Nginx, outcome }.emit();
     CheckAnswered {
         received_at: started,
@@ -79,15 +79,15 @@ async fn check_within_slots(
     original: &OriginalRequest<'_>,
 ) -> (EdgeOutcome, Response) {
     let decision = decide(port, headers, original);
-    let Some(admitted) = with_queue_slots(decision, || holds.try_acquire()).await else {
+    let Some(result) = with_queue_slots(decision, || holds.try_acquire()).await else {
         return holds.full_reply();
     };
-    let mut response = hook_response(port, admitted.as_ref());
-    let passes = matches!(admitted, Ok(_) | Err(HookError::NoDescriptors));
+    let mut response = hook_response(port, result.as_ref());
+    let passes = matches!(result, Ok(_) | Err(HookError::NoDescriptors));
     if passes && original.id.is_some() {
         add_owner(port, response.headers_mut());
     }
-    (hook::admission_outcome(&admitted), response)
+    (hook::admission_outcome(&result), response)
 }
 
 async fn decide(
@@ -198,8 +198,8 @@ fn header_text(value: &HeaderValue) -> Cow<'_, str> {
     String::from_utf8_lossy(value.as_bytes())
 }
 
-fn hook_response(port: &CheckPort, admitted: Result<&AdmissionOutcome, &HookError>) -> Response {
-    match admitted {
+fn hook_response(port: &CheckPort, result: Result<&AdmissionOutcome, &HookError>) -> Response {
+    match result {
         Ok(AdmissionOutcome::Decided(answer, _)) => decision_response(port, answer),
         Ok(AdmissionOutcome::Rejected(rejection)) => rejection_response(rejection),
         Err(HookError::NoDescriptors) => StatusCode::OK.into_response(),
@@ -211,14 +211,14 @@ fn hook_response(port: &CheckPort, admitted: Result<&AdmissionOutcome, &HookErro
     }
 }
 
-fn decision_response(port: &CheckPort, answer: &Decision) -> Response {
+fn decision_response(port: &CheckPort, decision: &Decision) -> Response {
     let mut response = Response::new(Body::empty());
-    if answer.verdict == Verdict::Deny {
+    if decision.verdict == Verdict::Deny {
         *response.status_mut() = StatusCode::FORBIDDEN;
         let status = HeaderValue::from(StatusCode::TOO_MANY_REQUESTS.as_u16());
         response.headers_mut().insert(DENY_STATUS_HEADER, status);
     }
-    for (name, value) in port.reporting.headers.for_decision(answer) {
+    for (name, value) in port.reporting.headers.for_decision(decision) {
         // Skips a header without a name, which the settings allow and HTTP/1 does not.
         if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
             response.headers_mut().append(name, value);

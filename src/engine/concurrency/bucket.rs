@@ -108,15 +108,14 @@ impl Bucket {
         {
             return Some(AcquireStep::ShareUnknown(answers));
         }
-        let PermitRequest { permit_lifetime: keep, queue_timeout: patience, .. } = *ask;
-        let mut effects =
-            state.step(now, LimiterEvent::Acquire { lifetime: keep, timeout: patience });
+        let PermitRequest { permit_lifetime: lifetime, queue_timeout: timeout, .. } = *ask;
+        let mut effects = state.step(now, LimiterEvent::Acquire { lifetime, timeout });
         Some(match effects.pop()? {
             LimiterEffect::Admit(permit) => AcquireStep::Allowed(permit),
             LimiterEffect::Queue(ticket) => {
-                AcquireStep::Queued(self.enqueue(&mut state, clock, ticket, patience))
+                AcquireStep::Queued(self.enqueue(&mut state, clock, ticket, timeout))
             }
-            LimiterEffect::Deny(refusal) => AcquireStep::Rejected(refusal),
+            LimiterEffect::Deny(denial) => AcquireStep::Rejected(denial),
             _ => return None,
         })
     }
@@ -175,9 +174,9 @@ impl Bucket {
 
     /// Marks the bucket as removed if it is unused and the predicate accepts the instant since
     /// which it is unused. Returns `true` if it is marked.
-    pub(super) fn retire(&self, old: impl Fn(Nanos) -> bool) -> bool {
+    pub(super) fn retire(&self, is_old: impl Fn(Nanos) -> bool) -> bool {
         let mut state = self.0.lock();
-        state.is_retired = state.unused_since().is_some_and(old);
+        state.is_retired = state.unused_since().is_some_and(is_old);
         state.is_retired
     }
 
@@ -215,9 +214,10 @@ impl Bucket {
 
 impl BucketState {
     fn unused_since(&self) -> Option<Nanos> {
-        let seated = self.replica_share.as_ref().is_some_and(|leased| leased.is_in_use());
-        let asks = self.strict_permits.as_ref().is_some_and(|strict| strict.is_in_use());
-        self.limiter.idle_since().filter(|_| !seated && !asks)
+        let has_share = self.replica_share.as_ref().is_some_and(|leased| leased.is_in_use());
+        let has_strict_permits =
+            self.strict_permits.as_ref().is_some_and(|strict| strict.is_in_use());
+        self.limiter.idle_since().filter(|_| !has_share && !has_strict_permits)
     }
 
     /// Ignores parameters of an earlier revision: a check that started before a reload may arrive
@@ -260,37 +260,43 @@ impl BucketState {
                 self.apply_effects(now, todo);
             }
         }
-        let todo = self.limiter.step(now, event);
+        let effects = self.limiter.step(now, event);
         if let Some(leased) = &mut self.replica_share {
-            leased.usage.count_event(event, &todo, self.limiter.in_flight());
+            leased.usage.count_event(event, &effects, self.limiter.in_flight());
         }
         // Usually no effect concerns a waiting request or an expired permit.
-        if todo.iter().all(is_for_the_caller) { todo } else { self.apply_effects(now, todo) }
+        if effects.iter().all(is_for_the_caller) {
+            effects
+        } else {
+            self.apply_effects(now, effects)
+        }
     }
 
-    fn apply_effects(&mut self, now: Nanos, mut todo: LimiterEffects) -> LimiterEffects {
-        let mut mine = LimiterEffects::new();
-        while !todo.is_empty() {
-            let mut refused = LimiterEffects::new();
-            for effect in todo.drain(..) {
+    fn apply_effects(&mut self, now: Nanos, mut effects: LimiterEffects) -> LimiterEffects {
+        let mut for_caller = LimiterEffects::new();
+        while !effects.is_empty() {
+            let mut follow_ups = LimiterEffects::new();
+            for effect in effects.drain(..) {
                 match effect {
                     LimiterEffect::Wake(ticket, permit) => {
-                        refused.extend(self.wake(ticket, permit).into_iter().flat_map(|permit| {
-                            let outcome = RequestOutcome::Ignored;
-                            self.limiter
-                                .step(now, LimiterEvent::Release { permit, outcome, rtt: None })
-                        }));
+                        follow_ups.extend(self.wake(ticket, permit).into_iter().flat_map(
+                            |permit| {
+                                let outcome = RequestOutcome::Ignored;
+                                self.limiter
+                                    .step(now, LimiterEvent::Release { permit, outcome, rtt: None })
+                            },
+                        ));
                     }
                     // Dropping the sender ends the wait of the request.
                     LimiterEffect::TimedOut(ticket) => drop(self.waiters.remove(&ticket)),
                     // The release of the expired permit's `PermitGuard` will return `false`.
                     LimiterEffect::Expired(permit) => self.end_strict_permit(now, permit),
-                    other => mine.push(other),
+                    other => for_caller.push(other),
                 }
             }
-            todo = refused;
+            effects = follow_ups;
         }
-        mine
+        for_caller
     }
 
     /// Sends `permit` to the waiting request `ticket`. Returns the permit if that request was
@@ -331,8 +337,8 @@ impl Bucket {
             on_idle();
             return ReportAction::Idle;
         };
-        let speak = leased.next_report(now, limiter);
-        match &speak {
+        let action = leased.next_report(now, limiter);
+        match &action {
             ReportAction::Idle => {
                 on_idle();
                 if leased.is_local() {
@@ -341,12 +347,12 @@ impl Bucket {
             }
             // This report returns the share. A new request joins the fleet again and waits for a
             // new share. After this replica has left the fleet, it is rejected.
-            ReportAction::Send { report: said, .. } if said.is_leaving && !leased.is_local() => {
+            ReportAction::Send { report, .. } if report.is_leaving && !leased.is_local() => {
                 state.step(now, LimiterEvent::Share(0));
             }
             _ => {}
         }
-        speak
+        action
     }
 
     /// Returns `true` if `report` is still worth sending. The return of a share is obsolete if the
@@ -361,7 +367,7 @@ impl Bucket {
         clock: &Clock,
         report: &Heartbeat,
         reply: Option<&HeartbeatReply>,
-        looks: ProbeSchedule,
+        probes: ProbeSchedule,
         outage_share: impl FnOnce(u32) -> Share,
     ) {
         let mut state = self.0.lock();
@@ -369,8 +375,9 @@ impl Bucket {
         // Runs before the reply is applied, so that the limiter also drops an expired share.
         state.step(now, LimiterEvent::Expire);
         let BucketState { replica_share: Some(leased), rules, .. } = &mut *state else { return };
-        let alone = outage_share(rules.limit);
-        let Some(share) = leased.apply_reply(now, report, reply, looks.heartbeat_clock(), alone)
+        let outage_limit = outage_share(rules.limit);
+        let Some(share) =
+            leased.apply_reply(now, report, reply, probes.heartbeat_clock(), outage_limit)
         else {
             return;
         };
@@ -378,7 +385,7 @@ impl Bucket {
         let event = match reply {
             Some(HeartbeatReply::Grant(grant)) => {
                 let (share, ceiling) = (number(share), number(grant.limit));
-                LimiterEvent::FleetShare(FleetShare { share, limit: ceiling, probes: looks })
+                LimiterEvent::FleetShare(FleetShare { share, limit: ceiling, probes })
             }
             _ => LimiterEvent::Share(number(share)),
         };
@@ -431,21 +438,22 @@ impl BucketState {
 
     /// Returns the sharing parameters of the request, or the current ones if the request comes
     /// from an earlier revision.
-    fn shared_limit(&self, ask: &PermitRequest<'_>) -> Option<SharedLimit> {
-        if self.revision <= ask.revision {
-            return ask.shared;
+    fn shared_limit(&self, request: &PermitRequest<'_>) -> Option<SharedLimit> {
+        if self.revision <= request.revision {
+            return request.shared;
         }
         self.replica_share.as_ref().filter(|leased| !leased.is_local()).map(|leased| leased.shared)
     }
 
     /// Returns `true` if the sharing parameters have changed, or this replica does not know its
     /// share.
-    fn has_to_join(&self, ask: &PermitRequest<'_>) -> bool {
+    fn has_to_join(&self, request: &PermitRequest<'_>) -> bool {
         match &self.replica_share {
             Some(leased) => {
-                ask.shared.is_none_or(|shared| leased.shared != shared) || leased.is_share_unknown()
+                request.shared.is_none_or(|shared| leased.shared != shared)
+                    || leased.is_share_unknown()
             }
-            None => ask.shared.is_some(),
+            None => request.shared.is_some(),
         }
     }
 
@@ -463,13 +471,14 @@ impl BucketState {
             return None;
         };
         if self.replica_share.is_none() {
-            let (terms, totals) = (fleet.terms(shared.max_duration), Arc::clone(fleet.totals()));
+            let (terms, totals) =
+                (fleet.share_timing(shared.max_duration), Arc::clone(fleet.totals()));
             self.replica_share = Some(Box::new(ReplicaShare::new(shared, terms, now, totals)));
             self.step(now, LimiterEvent::Share(0));
         }
         let leased = self.replica_share.as_mut()?;
         if leased.shared != shared {
-            leased.reload(shared, fleet.terms(shared.max_duration));
+            leased.reload(shared, fleet.share_timing(shared.max_duration));
         }
         if !leased.is_in_fleet() && !fleet.has_left() {
             leased.join(now, fleet.replica(), fleet.next_incarnation());

@@ -42,7 +42,7 @@ type ExaminedBucket = (Option<Nanos>, SharedName, Arc<Bucket>);
 pub(super) struct BucketMap {
     by_name: HashMap<SharedName, Arc<Bucket>>,
     /// The same buckets, in the order in which insertions examine them.
-    ring: VecDeque<(SharedName, Arc<Bucket>)>,
+    examination_queue: VecDeque<(SharedName, Arc<Bucket>)>,
     max_buckets: usize,
     name_bytes: usize,
     max_name_bytes: usize,
@@ -55,7 +55,7 @@ impl BucketMap {
         let (by_name, ring) = (HashMap::new(), VecDeque::new());
         Self {
             by_name,
-            ring,
+            examination_queue: ring,
             max_buckets: most,
             name_bytes: 0,
             max_name_bytes: most_bytes,
@@ -76,7 +76,7 @@ impl BucketMap {
     }
 
     pub(super) fn entries(&self) -> impl Iterator<Item = (&[u8], &Arc<Bucket>)> {
-        self.ring.iter().map(|(name, bucket)| (&**name, bucket))
+        self.examination_queue.iter().map(|(name, bucket)| (&**name, bucket))
     }
 
     /// Returns the bucket `name`, and creates it if necessary. `make` receives a different number
@@ -96,15 +96,15 @@ impl BucketMap {
         self.created = self.created.wrapping_add(1);
         self.name_bytes = self.name_bytes.saturating_add(name.len());
         self.by_name.insert(Arc::clone(&name), Arc::clone(&bucket));
-        self.ring.push_back((name, Arc::clone(&bucket)));
+        self.examination_queue.push_back((name, Arc::clone(&bucket)));
         Some(bucket)
     }
 
     /// Removes each idle bucket if the predicate accepts the instant since which it is idle.
-    pub(super) fn retire_idle(&mut self, old: impl Fn(Nanos) -> bool) {
+    pub(super) fn retire_idle(&mut self, is_old: impl Fn(Nanos) -> bool) {
         let (by_name, bytes) = (&mut self.by_name, &mut self.name_bytes);
-        self.ring.retain(|(name, bucket)| {
-            let retired = bucket.retire(&old);
+        self.examination_queue.retain(|(name, bucket)| {
+            let retired = bucket.retire(&is_old);
             if retired {
                 by_name.remove(name);
                 *bytes = bytes.saturating_sub(name.len());
@@ -126,13 +126,13 @@ impl BucketMap {
             return false;
         }
         for (rests_since, name_of, bucket) in self.take_next() {
-            let goes =
+            let is_removed =
                 rests_since.is_some() && !self.has_room(name) && bucket.retire(has_been_used);
-            if goes {
+            if is_removed {
                 self.by_name.remove(&name_of);
                 self.name_bytes = self.name_bytes.saturating_sub(name_of.len());
             } else {
-                self.ring.push_back((name_of, bucket));
+                self.examination_queue.push_back((name_of, bucket));
             }
         }
         self.has_room(name)
@@ -141,12 +141,12 @@ impl BucketMap {
     /// Takes the buckets to examine next out of their queue, and returns them sorted by the instant
     /// since which they are idle.
     fn take_next(&mut self) -> SmallVec<[ExaminedBucket; EXAMINED_PER_INSERT]> {
-        let few = EXAMINED_PER_INSERT.min(self.ring.len());
-        let looked = |(name, bucket): (SharedName, Arc<Bucket>)| {
+        let few = EXAMINED_PER_INSERT.min(self.examination_queue.len());
+        let examine = |(name, bucket): (SharedName, Arc<Bucket>)| {
             (bucket.unused_since().filter(|since| has_been_used(*since)), name, bucket)
         };
         let mut few: SmallVec<[ExaminedBucket; EXAMINED_PER_INSERT]> =
-            self.ring.drain(..few).map(looked).collect();
+            self.examination_queue.drain(..few).map(examine).collect();
         few.sort_by_key(|(rests_since, ..)| *rests_since);
         few
     }

@@ -127,7 +127,7 @@ struct StoreStatus {
 
 struct DueReport {
     bucket: Arc<Bucket>,
-    beat: ShareReport,
+    report: ShareReport,
     /// The number of replicas that share the limit, from the last grant. The size of the fleet
     /// before the first grant.
     replicas: u64,
@@ -148,8 +148,8 @@ impl DueReports {
     /// Returns the reports of the next store call. Alternates between awaited and other reports, so
     /// that neither kind delays the other.
     fn next_call(&mut self) -> Vec<DueReport> {
-        let turns = (0..MAX_REPORTS_PER_ROUND).map_while(|turn| self.take_report(turn % 2 == 0));
-        let mut call: Vec<(bool, DueReport)> = turns.collect();
+        let reports = (0..MAX_REPORTS_PER_ROUND).map_while(|turn| self.take_report(turn % 2 == 0));
+        let mut call: Vec<(bool, DueReport)> = reports.collect();
         let most = reports_per_round(call.iter().map(|(_, spoken)| spoken.replicas));
         for (is_first, spoken) in call.split_off(most).into_iter().rev() {
             self.queue_of(is_first).push_front(spoken);
@@ -164,7 +164,7 @@ impl DueReports {
         kinds.into_iter().find_map(|is_first| {
             let kind = self.queue_of(is_first);
             while let Some(spoken) = kind.pop_front() {
-                if spoken.bucket.is_pending(&spoken.beat.heartbeat) {
+                if spoken.bucket.is_pending(&spoken.report.heartbeat) {
                     return Some((is_first, spoken));
                 }
             }
@@ -185,20 +185,20 @@ impl FleetReporter {
     #[must_use]
     pub fn new(
         membership: Arc<Membership>,
-        life: Nanos,
+        incarnation: Nanos,
         pace: SharePace,
-        patience: Duration,
+        first_reply_timeout: Duration,
     ) -> Self {
         // The store's numbers are exact up to 2^53. So the incarnation is in microseconds, and the
         // replica id is 52 bits of a hash.
-        let life = life.0 / Nanos::MICRO.0;
-        let member = SipHasher24::new().hash(membership.replica_name().as_bytes()) >> 12;
+        let life = incarnation.0 / Nanos::MICRO.0;
+        let replica_hash = SipHasher24::new().hash(membership.replica_name().as_bytes()) >> 12;
         Self {
-            replica: ReplicaId(member),
+            replica: ReplicaId(replica_hash),
             incarnation: Incarnation(life),
             last_share_incarnation: AtomicU64::new(life),
             pace,
-            first_reply_timeout: patience,
+            first_reply_timeout,
             membership,
             reported: Mutex::default(),
             awaited: Mutex::default(),
@@ -207,7 +207,7 @@ impl FleetReporter {
             store_status: Mutex::default(),
             has_left: AtomicBool::new(false),
             longest_use: AtomicU64::new(0),
-            permit_reporter: Arc::new(PermitReporter::new(member, life, pace.heartbeat)),
+            permit_reporter: Arc::new(PermitReporter::new(replica_hash, life, pace.heartbeat)),
             totals: Arc::default(),
         }
     }
@@ -215,50 +215,50 @@ impl FleetReporter {
     /// Returns the sharing parameters of a limit in mode `shared`. `None` for modes `local` and
     /// `strict`.
     #[must_use]
-    pub fn shared_limit(&self, ceiling: &ConcurrencyLimit) -> Option<SharedLimit> {
-        if matches!(ceiling.mode, Some(ConcurrencyMode::Local | ConcurrencyMode::Strict)) {
+    pub fn shared_limit(&self, limit: &ConcurrencyLimit) -> Option<SharedLimit> {
+        if matches!(limit.mode, Some(ConcurrencyMode::Local | ConcurrencyMode::Strict)) {
             return None;
         }
-        let start = ceiling.rules.limit;
-        let (min, max) = ceiling.rules.adaptive.map_or((start, start), |it| (it.min, it.max));
-        let (max_duration, on_failure) = (ceiling.max_duration, ceiling.on_backend_failure);
+        let start = limit.rules.limit;
+        let (min, max) = limit.rules.adaptive.map_or((start, start), |it| (it.min, it.max));
+        let (max_duration, on_failure) = (limit.max_duration, limit.on_backend_failure);
         Some(SharedLimit { min, start, max, max_duration, on_failure })
     }
 
     /// Returns the parameters of a limit in mode `strict`. `None` for other modes.
     #[must_use]
-    pub fn strict_limit(&self, ceiling: &ConcurrencyLimit) -> Option<StrictLimit> {
-        let waiting = ceiling.rules.queue;
-        let alone = match ceiling.on_backend_failure {
+    pub fn strict_limit(&self, limit: &ConcurrencyLimit) -> Option<StrictLimit> {
+        let queue = limit.rules.queue;
+        let outage_limit = match limit.on_backend_failure {
             ConcurrencyFallback::Deny => 0,
             ConcurrencyFallback::Local => {
-                u32::try_from(self.outage_share(ceiling.rules.limit).0).unwrap_or(0)
+                u32::try_from(self.outage_share(limit.rules.limit).0).unwrap_or(0)
             }
             ConcurrencyFallback::Allow => u32::MAX,
         };
-        let max_duration = ceiling.max_duration;
-        (ceiling.mode == Some(ConcurrencyMode::Strict)).then_some(StrictLimit {
-            queue: waiting,
+        let max_duration = limit.max_duration;
+        (limit.mode == Some(ConcurrencyMode::Strict)).then_some(StrictLimit {
+            queue,
             max_duration,
-            outage_limit: alone,
+            outage_limit,
         })
     }
 
     /// Switches the heartbeats for strict limits on or off. Switched on, a permit report is sent in
     /// every heartbeat interval, even without permits.
-    pub fn expect_strict(&self, some: bool) {
-        self.permit_reporter.expect_strict(some);
+    pub fn expect_strict(&self, has_strict_limits: bool) {
+        self.permit_reporter.expect_strict(has_strict_limits);
     }
 
     /// Records the longest time for which a share of these limits or its requests can last, before
     /// the first request uses them.
-    pub fn expect_shared<'c>(&self, ceilings: impl Iterator<Item = &'c ConcurrencyLimit>) {
-        let shared = ceilings.filter_map(|ceiling| self.shared_limit(ceiling));
-        let longest = shared.map(|it| self.terms(it.max_duration).longest_use()).max();
+    pub fn expect_shared<'c>(&self, limits: impl Iterator<Item = &'c ConcurrencyLimit>) {
+        let shared = limits.filter_map(|ceiling| self.shared_limit(ceiling));
+        let longest = shared.map(|it| self.share_timing(it.max_duration).longest_use()).max();
         self.longest_use.fetch_max(longest.unwrap_or_default().0, Relaxed);
     }
 
-    /// Returns snapshots of at most `most` strict limits in use, sorted by bucket name.
+    /// Returns snapshots of at most `max_wait` strict limits in use, sorted by bucket name.
     #[must_use]
     pub fn strict_snapshots(&self, most: usize) -> Vec<(BucketName, StrictSnapshot)> {
         self.permit_reporter.snapshots(most)
@@ -283,14 +283,16 @@ impl FleetReporter {
 
     /// Returns the timing of a shared limit. A long `max_duration` needs a longer share lifetime,
     /// because the safety margin for clock drift grows with it.
-    pub(super) fn terms(&self, max_duration: Nanos) -> ShareTiming {
+    pub(super) fn share_timing(&self, max_duration: Nanos) -> ShareTiming {
         let SharePace { heartbeat, share_duration: term } = self.pace;
-        let mut longer = term;
+        let mut share_lifetime = term;
         loop {
-            match ShareTiming::new(heartbeat, longer, max_duration, DRIFT_PPM) {
-                Ok(terms) => return terms,
-                Err(CoordinatorConfigError::LifetimeTooShort { least, .. }) if longer < least => {
-                    longer = least.plus(Nanos(least.0 / 100));
+            match ShareTiming::new(heartbeat, share_lifetime, max_duration, DRIFT_PPM) {
+                Ok(timing) => return timing,
+                Err(CoordinatorConfigError::LifetimeTooShort { least, .. })
+                    if share_lifetime < least =>
+                {
+                    share_lifetime = least.plus(Nanos(least.0 / 100));
                 }
                 // With a margin as long as the lifetime, a share is never usable, which is safe.
                 Err(_) => {
@@ -326,31 +328,31 @@ impl FleetReporter {
 
     /// Waits for the store's next reply, at most for the given time and for the first-reply timeout
     /// of this reporter.
-    pub(super) async fn wait_for_reply(&self, mut answers: watch::Receiver<()>, most: Nanos) {
-        let patience = self.first_reply_timeout.min(Duration::from_nanos(most.0));
-        if !patience.is_zero() {
+    pub(super) async fn wait_for_reply(&self, mut replies: watch::Receiver<()>, max_wait: Nanos) {
+        let wait = self.first_reply_timeout.min(Duration::from_nanos(max_wait.0));
+        if !wait.is_zero() {
             // After a timeout the bucket decides by the current share.
-            drop(timeout(patience, answers.changed()).await);
+            drop(timeout(wait, replies.changed()).await);
         }
     }
 
     /// Returns this replica's part of the initial limit, for a store outage before the first grant.
-    fn outage_share(&self, start: u32) -> Share {
-        Share(u64::from(start / self.membership.replicas()))
+    fn outage_share(&self, initial_limit: u32) -> Share {
+        Share(u64::from(initial_limit / self.membership.replicas()))
     }
 
     /// Returns this replica's part of a fleet-wide limit, for metrics that are summed over all
     /// replicas. The part is not enforced. The bucket name determines which replicas get the
     /// remainder of the division.
-    pub(in crate::engine) fn metric_part(&self, name: &[u8], whole: u32) -> u32 {
+    pub(in crate::engine) fn metric_part(&self, name: &[u8], limit: u32) -> u32 {
         let FleetDivision { replicas, rank } = self.membership.division();
-        let turn = SipHasher24::new().hash(name) % u64::from(replicas.get());
-        let turned = |rank: u32| (u64::from(rank) + turn) % u64::from(replicas.get());
-        let rank = rank.and_then(|rank| u32::try_from(turned(rank)).ok());
-        divide(whole, FleetDivision { replicas, rank })
+        let rank_offset = SipHasher24::new().hash(name) % u64::from(replicas.get());
+        let rotated_rank = |rank: u32| (u64::from(rank) + rank_offset) % u64::from(replicas.get());
+        let rank = rank.and_then(|rank| u32::try_from(rotated_rank(rank)).ok());
+        divide(limit, FleetDivision { replicas, rank })
     }
 
-    /// Returns snapshots of at most `most` shared limits, sorted by bucket name.
+    /// Returns snapshots of at most `max_wait` shared limits, sorted by bucket name.
     #[must_use]
     pub fn share_snapshots(&self, clock: &Clock, most: usize) -> Vec<(BucketName, ShareSnapshot)> {
         let mut all: Vec<_> = self.reported.lock().clone().into_iter().collect();
@@ -382,15 +384,15 @@ impl ConcurrencyLimits {
     }
 
     async fn report_shares_forever(&self, backend: &dyn Store) {
-        let Some(fleet) = self.fleet_reporter() else { return std::future::pending().await };
-        let often =
-            Duration::from_nanos(fleet.pace.heartbeat.0.div_ceil(POLLS_PER_HEARTBEAT).max(1));
-        let mut ticks = interval(often);
+        let Some(reporter) = self.fleet_reporter() else { return std::future::pending().await };
+        let poll_interval =
+            Duration::from_nanos(reporter.pace.heartbeat.0.div_ceil(POLLS_PER_HEARTBEAT).max(1));
+        let mut ticks = interval(poll_interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         for tick in 0_u64.. {
             tokio::select! {
-                _ = ticks.tick() => if !fleet.is_poll_tick(tick) { continue },
-                () = fleet.wake.notified() => {}
+                _ = ticks.tick() => if !reporter.is_poll_tick(tick) { continue },
+                () = reporter.wake.notified() => {}
             }
             self.report_due_shares(backend).await;
         }
@@ -404,7 +406,7 @@ impl ConcurrencyLimits {
 
     async fn report_due_shares(&self, backend: &dyn Store) {
         let Some(fleet) = self.fleet_reporter() else { return };
-        let _turn = fleet.round_lock.lock().await;
+        let _round = fleet.round_lock.lock().await;
         // The replica may have left during the wait for the lock.
         if !fleet.has_left() {
             self.run_round(fleet, backend).await;
@@ -431,7 +433,9 @@ impl ConcurrencyLimits {
     }
 
     async fn return_shares(&self, fleet: &FleetReporter, backend: &dyn Store) {
-        let Ok(_turn) = timeout(LEAVE_ROUND_TIMEOUT, fleet.round_lock.lock()).await else { return };
+        let Ok(_round) = timeout(LEAVE_ROUND_TIMEOUT, fleet.round_lock.lock()).await else {
+            return;
+        };
         self.run_round(fleet, backend).await;
         // The first round returned the shares. The second one removes the replica's record from the
         // store.
@@ -440,21 +444,21 @@ impl ConcurrencyLimits {
 
     /// Sends all share reports that are due. The caller must have locked `round_lock`.
     async fn run_round(&self, fleet: &FleetReporter, backend: &dyn Store) {
-        let active = reported_buckets(fleet);
-        let under = common_store_incarnation(fleet, &active, self.clock.steady());
+        let buckets = reported_buckets(fleet);
+        let store_incarnation = common_store_incarnation(fleet, &buckets, self.clock.steady());
         let record = IncarnationRecord {
             replica: fleet.replica,
             incarnation: fleet.incarnation,
-            coordinator_incarnation: under,
+            coordinator_incarnation: store_incarnation,
         };
         let longest = Nanos(fleet.longest_use.load(Relaxed));
         let mut due =
             DueReports { awaited: VecDeque::new(), others: VecDeque::new(), longest_use: longest };
         self.collect_due(fleet, fleet.take_awaited(), true, &mut due);
-        self.collect_due(fleet, active, false, &mut due);
+        self.collect_due(fleet, buckets, false, &mut due);
         // The most urgent reports first: the last of many reports waits long if the store is slow.
         due.others.make_contiguous().sort_by_key(|spoken| spoken.time_left);
-        let began = self.clock.steady();
+        let started_at = self.clock.steady();
         loop {
             let call = due.next_call();
             if call.is_empty() {
@@ -464,14 +468,14 @@ impl ConcurrencyLimits {
             // Limits that are added later have woken the reporter for the next round. A round that
             // accepted all of them might never end, and shares that became due after its start
             // would expire.
-            if self.clock.steady().since(began).0 < fleet.pace.heartbeat.0 / ACCEPT_DIVISOR {
+            if self.clock.steady().since(started_at).0 < fleet.pace.heartbeat.0 / ACCEPT_DIVISOR {
                 self.collect_due(fleet, fleet.take_awaited(), true, &mut due);
             }
         }
-        let (answered, longest) = (fleet.last_store_time(), due.longest_use);
+        let (last_reply_at, longest) = (fleet.last_store_time(), due.longest_use);
         let last = ShareRound {
             record,
-            last_reply_at: answered,
+            last_reply_at,
             longest_use: longest,
             is_leaving: false,
             reports: vec![],
@@ -495,7 +499,7 @@ impl ConcurrencyLimits {
                 let beat = ShareReport { bucket: name, law, heartbeat: said };
                 due.queue_of(is_first).push_back(DueReport {
                     bucket,
-                    beat,
+                    report: beat,
                     replicas: members,
                     time_left: left,
                 });
@@ -511,7 +515,7 @@ impl ConcurrencyLimits {
         call: Vec<DueReport>,
     ) {
         let (buckets, beats): (Vec<_>, Vec<_>) =
-            call.into_iter().map(|spoken| (spoken.bucket, spoken.beat)).unzip();
+            call.into_iter().map(|spoken| (spoken.bucket, spoken.report)).unzip();
         let round = ShareRound {
             record,
             last_reply_at: fleet.last_store_time(),
@@ -519,12 +523,12 @@ impl ConcurrencyLimits {
             is_leaving: false,
             reports: beats,
         };
-        let heard = self.send_round(fleet, backend, &round).await;
+        let round_reply = self.send_round(fleet, backend, &round).await;
         let store = fleet.store_status.lock().clock;
         for (at, (bucket, beat)) in buckets.iter().zip(&round.reports).enumerate() {
-            let reply = heard.as_ref().and_then(|heard| heard.replies.get(at)?.as_ref());
-            let looks = probe_schedule(store, beat);
-            bucket.apply_reply(&self.clock, &beat.heartbeat, reply, looks, |start| {
+            let reply = round_reply.as_ref().and_then(|heard| heard.replies.get(at)?.as_ref());
+            let probes = probe_schedule(store, beat);
+            bucket.apply_reply(&self.clock, &beat.heartbeat, reply, probes, |start| {
                 fleet.outage_share(start)
             });
         }
@@ -533,11 +537,15 @@ impl ConcurrencyLimits {
     /// Sends this replica's record if no report was sent for a heartbeat interval. Removes the
     /// record from the store if the replica has no shares.
     async fn renew_record(&self, fleet: &FleetReporter, backend: &dyn Store, round: ShareRound) {
-        let is_away = backend.current_failure().is_some();
-        let Some(leaves) = fleet.due_record_change(self.clock.steady(), is_away) else { return };
-        let heard =
-            self.send_round(fleet, backend, &ShareRound { is_leaving: leaves, ..round }).await;
-        if leaves && heard.is_some() {
+        let is_store_failing = backend.current_failure().is_some();
+        let Some(removes_record) = fleet.due_record_change(self.clock.steady(), is_store_failing)
+        else {
+            return;
+        };
+        let heard = self
+            .send_round(fleet, backend, &ShareRound { is_leaving: removes_record, ..round })
+            .await;
+        if removes_record && heard.is_some() {
             fleet.store_status.lock().replied_at = None;
         }
     }
@@ -567,18 +575,21 @@ impl FleetReporter {
 
     /// Returns the due change of this replica's record in the store: `true` removes it, `false`
     /// renews it.
-    fn due_record_change(&self, now: Nanos, is_away: bool) -> Option<bool> {
-        let holds_nothing = self.reported.lock().is_empty();
+    fn due_record_change(&self, now: Nanos, is_store_failing: bool) -> Option<bool> {
+        let has_no_shares = self.reported.lock().is_empty();
         let told = self.store_status.lock();
         let is_known = told.replied_at.is_some();
-        let is_new =
-            !is_known && self.longest_use.load(Relaxed) != 0 && !is_away && !self.has_left();
-        let rarely =
+        let is_new = !is_known
+            && self.longest_use.load(Relaxed) != 0
+            && !is_store_failing
+            && !self.has_left();
+        let pause_heartbeats =
             if is_known || told.incarnation.is_none() { 1 } else { IDLE_REPORT_HEARTBEATS };
-        let pause = Nanos(self.pace.heartbeat.0.saturating_mul(rarely));
+        let pause = Nanos(self.pace.heartbeat.0.saturating_mul(pause_heartbeats));
         let is_due = told.called_at.is_none_or(|spoken| pause <= now.since(spoken));
-        let leaves = is_known && holds_nothing;
-        ((is_known || is_new) && is_due || leaves && self.has_left()).then_some(leaves)
+        let removes_record = is_known && has_no_shares;
+        ((is_known || is_new) && is_due || removes_record && self.has_left())
+            .then_some(removes_record)
     }
 
     fn last_store_time(&self) -> Option<Nanos> {
@@ -588,13 +599,13 @@ impl FleetReporter {
 
     fn record_reply(
         &self,
-        heard: Result<&ShareRoundReply, &StoreFailure>,
+        reply: Result<&ShareRoundReply, &StoreFailure>,
         sent: Nanos,
         now: Nanos,
     ) {
         let mut told = self.store_status.lock();
         told.called_at = Some(now);
-        match heard {
+        match reply {
             Ok(heard) => {
                 if told.incarnation.is_some_and(|under| under != heard.incarnation) {
                     told.recovering = Some(heard.incarnation);
@@ -607,11 +618,13 @@ impl FleetReporter {
                     (Some(heard.incarnation), Some(now), false);
                 // The store read its clock between sending and reply. The middle has the smallest
                 // possible error.
-                let here = sent.plus(Nanos(now.since(sent).0 / 2));
-                told.clock = ClockReading { local_time: here, coordinator_time: heard.store_time };
+                let local_time = sent.plus(Nanos(now.since(sent).0 / 2));
+                told.clock = ClockReading { local_time, coordinator_time: heard.store_time };
                 let mut grants = heard.replies.iter().flatten().filter_map(as_grant);
-                let doubts = grants.any(|grant| grant.is_recovering);
-                if doubts && told.recovering.replace(heard.incarnation) != Some(heard.incarnation) {
+                let is_recovering = grants.any(|grant| grant.is_recovering);
+                if is_recovering
+                    && told.recovering.replace(heard.incarnation) != Some(heard.incarnation)
+                {
                     tracing::warn!(
                         "the store does not know the requests in flight yet, keeping current shares \
                          for fleet_term and max_duration"
@@ -641,9 +654,9 @@ const fn as_grant(reply: &Answer) -> Option<&Grant> {
 
 /// Returns the schedule of the min RTT probes of one limit, during which all replicas reduce their
 /// use. Each limit has its own instants, so that the load does not drop for all limits at once.
-fn probe_schedule(store: ClockReading, beat: &ShareReport) -> ProbeSchedule {
-    let apart = Nanos(SipHasher24::new().hash(&beat.bucket) >> 24);
-    ProbeSchedule { clock: store.advanced_by(apart), heartbeat: beat.law.timing.heartbeat }
+fn probe_schedule(store_clock: ClockReading, report: &ShareReport) -> ProbeSchedule {
+    let offset = Nanos(SipHasher24::new().hash(&report.bucket) >> 24);
+    ProbeSchedule { clock: store_clock.advanced_by(offset), heartbeat: report.law.timing.heartbeat }
 }
 
 fn reported_buckets(fleet: &FleetReporter) -> HashMap<BucketName, Arc<Bucket>> {
@@ -657,10 +670,10 @@ fn common_store_incarnation(
     active: &HashMap<BucketName, Arc<Bucket>>,
     now: Nanos,
 ) -> Option<Incarnation> {
-    let known = fleet.store_status.lock().incarnation?;
-    let is_under = |bucket: &Arc<Bucket>| match bucket.granted_by(now) {
-        Ok(under) => under.is_none_or(|under| under == known),
+    let incarnation = fleet.store_status.lock().incarnation?;
+    let is_granted_by_store = |bucket: &Arc<Bucket>| match bucket.granted_by(now) {
+        Ok(under) => under.is_none_or(|under| under == incarnation),
         Err(()) => false,
     };
-    active.values().all(is_under).then_some(known)
+    active.values().all(is_granted_by_store).then_some(incarnation)
 }

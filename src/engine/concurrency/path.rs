@@ -154,15 +154,15 @@ struct PermitCollector {
 impl PermitCollector {
     /// Adds a permit, and restarts the deadlines of the earlier ones, because the caller cannot
     /// renew them before the last acquire. Returns `false` if an earlier permit has expired.
-    fn add(&mut self, held: Option<PermitGuard>, shadow: bool) -> bool {
+    fn add(&mut self, permit: Option<PermitGuard>, shadow: bool) -> bool {
         self.shadow.retain(PermitGuard::renew);
-        let lost = self.permits.0.iter().filter(|held| !held.renew()).count();
+        let expired = self.permits.0.iter().filter(|held| !held.renew()).count();
         if shadow {
-            self.shadow.extend(held);
+            self.shadow.extend(permit);
         } else {
-            self.permits.0.extend(held);
+            self.permits.0.extend(permit);
         }
-        lost == 0
+        expired == 0
     }
 
     fn into_permits(mut self) -> RequestPermits {
@@ -199,12 +199,12 @@ struct WaitDeadlines {
 impl WaitDeadlines {
     /// Creates the deadlines of a check from its start and timeout. A timeout of zero disables
     /// queueing, but sets no deadline for the store.
-    fn starting_at(begun: Nanos, patience: Option<Nanos>) -> Self {
-        let end = patience.map(|patience| begun.plus(patience));
+    fn starting_at(started_at: Nanos, timeout: Option<Nanos>) -> Self {
+        let end = timeout.map(|patience| started_at.plus(patience));
         Self {
-            started_at: begun,
+            started_at,
             queue_deadline: end,
-            store_deadline: end.filter(|end| begun < *end),
+            store_deadline: end.filter(|end| started_at < *end),
         }
     }
 }
@@ -265,11 +265,11 @@ impl Engine {
                 Err(rejection) => return Ok(AdmissionOutcome::Rejected(rejection)),
             }
         };
-        let left = end.map(|end| end.since(self.clock().steady()));
-        let answer = self.decide_within(question, left).await?;
+        let time_left = end.map(|end| end.since(self.clock().steady()));
+        let decision = self.decide_within(question, time_left).await?;
         let held =
-            if answer.verdict == Verdict::Allow { permits } else { RequestPermits::default() };
-        Ok(AdmissionOutcome::Decided(answer, held))
+            if decision.verdict == Verdict::Allow { permits } else { RequestPermits::default() };
+        Ok(AdmissionOutcome::Decided(decision, held))
     }
 
     async fn acquire_all(
@@ -279,12 +279,12 @@ impl Engine {
         wait: WaitDeadlines,
         keep: PermitLifetime,
     ) -> Result<AcquirePass, ConcurrencyRejection> {
-        let asked = required_limits(config, covered);
-        let mut taking = PermitCollector::default();
-        for (bucket, ceiling) in &asked {
+        let limits = required_limits(config, covered);
+        let mut collector = PermitCollector::default();
+        for (bucket, planned) in &limits {
             let newer = self.newer_than(config);
             let ceiling = match &newer {
-                None => Some((config.revision, *ceiling)),
+                None => Some((config.revision, *planned)),
                 Some(newer) => {
                     let ceiling = limit_of_bucket(newer, bucket.as_bytes());
                     ceiling.map(|ceiling| (newer.revision, ceiling))
@@ -293,23 +293,23 @@ impl Engine {
             // The current configuration has no concurrency limit for this bucket.
             let Some((revision, ceiling)) = ceiling else { continue };
             let held = self.acquire_one(bucket, (revision, ceiling), wait, keep).await?;
-            if !taking.add(held, self.is_shadow(ceiling)) {
-                return self.restart_or_reject(&asked, ceiling, wait);
+            if !collector.add(held, self.is_shadow(ceiling)) {
+                return self.restart_or_reject(&limits, ceiling, wait);
             }
         }
-        Ok(AcquirePass::Acquired(taking.into_permits()))
+        Ok(AcquirePass::Acquired(collector.into_permits()))
     }
 
     /// Restarts a check that lost a permit while it waited for another one. Rejects it if the
     /// caller's timeout, or the sum of the check's queue timeouts, has passed.
     fn restart_or_reject(
         &self,
-        asked: &[(CounterKey, &ConcurrencyLimit)],
+        limits: &[(CounterKey, &ConcurrencyLimit)],
         ceiling: &ConcurrencyLimit,
         wait: WaitDeadlines,
     ) -> Result<AcquirePass, ConcurrencyRejection> {
-        let last = wait.started_at.plus(total_queue_timeout(asked));
-        let last = wait.queue_deadline.map_or(last, |end| end.min(last));
+        let deadline = wait.started_at.plus(total_queue_timeout(limits));
+        let last = wait.queue_deadline.map_or(deadline, |end| end.min(deadline));
         if last <= self.clock().steady() {
             return Err(count_rejection(ceiling, Reason::QueueTimeout));
         }
@@ -326,9 +326,9 @@ impl Engine {
     /// Returns the longest total time that the check may wait in queues, including repeated
     /// attempts.
     #[must_use]
-    pub fn longest_queue_wait(&self, question: &Check<'_>) -> Nanos {
+    pub fn longest_queue_wait(&self, check: &Check<'_>) -> Nanos {
         let Some(config) = self.config() else { return Nanos(0) };
-        total_queue_timeout(&required_limits(&config, question))
+        total_queue_timeout(&required_limits(&config, check))
     }
 
     /// Returns a snapshot of the bucket of a descriptor. `None` if no concurrency limit covers the
@@ -358,20 +358,20 @@ impl Engine {
     pub fn concurrency_in_use(&self) -> HashMap<Box<str>, ConcurrencyUsage> {
         let Some(config) = self.config() else { return HashMap::new() };
         let mut in_use: HashMap<Box<str>, ConcurrencyUsage> = HashMap::new();
-        for (name, look) in self.concurrency_limits.snapshots() {
+        for (name, metrics) in self.concurrency_limits.snapshots() {
             if let Some(ceiling) = limit_of_bucket(&config, &name) {
-                let limit = self.metric_limit(ceiling, &name, look.load.limit);
-                in_use.entry(ceiling.path.clone()).or_default().add(look, limit);
+                let limit = self.metric_limit(ceiling, &name, metrics.load.limit);
+                in_use.entry(ceiling.path.clone()).or_default().add(metrics, limit);
             }
         }
         in_use
     }
 
-    fn metric_limit(&self, ceiling: &ConcurrencyLimit, name: &[u8], limit: u32) -> u32 {
+    fn metric_limit(&self, concurrency_limit: &ConcurrencyLimit, name: &[u8], limit: u32) -> u32 {
         let fleet = self
             .concurrency_limits
             .fleet_reporter()
-            .filter(|_| ceiling.mode == Some(ConcurrencyMode::Strict));
+            .filter(|_| concurrency_limit.mode == Some(ConcurrencyMode::Strict));
         fleet.map_or(limit, |fleet| fleet.metric_part(name, limit))
     }
 
@@ -395,29 +395,33 @@ impl Engine {
         &self.concurrency_limits
     }
 
-    fn shared_limit(&self, ceiling: &ConcurrencyLimit) -> Option<SharedLimit> {
-        self.concurrency_limits.fleet_reporter().and_then(|fleet| fleet.shared_limit(ceiling))
+    fn shared_limit(&self, limit: &ConcurrencyLimit) -> Option<SharedLimit> {
+        self.concurrency_limits.fleet_reporter().and_then(|fleet| fleet.shared_limit(limit))
     }
 
-    fn strict_limit(&self, ceiling: &ConcurrencyLimit) -> Option<StrictLimit> {
-        self.concurrency_limits.fleet_reporter().and_then(|fleet| fleet.strict_limit(ceiling))
+    fn strict_limit(&self, limit: &ConcurrencyLimit) -> Option<StrictLimit> {
+        self.concurrency_limits.fleet_reporter().and_then(|fleet| fleet.strict_limit(limit))
     }
 
     /// Returns the limiter parameters of a limit at this replica. `min` of an adaptive shared limit
     /// applies to the whole fleet, so a replica may use less. Strict limits have their own queue,
     /// outside the limiter.
-    fn local_rules(&self, ceiling: &ConcurrencyLimit) -> LimiterConfig {
-        let shared = self.shared_limit(ceiling).is_some();
-        let own = |adaptive: AdaptiveConfig| {
+    fn local_rules(&self, limit: &ConcurrencyLimit) -> LimiterConfig {
+        let shared = self.shared_limit(limit).is_some();
+        let adaptive_at_replica = |adaptive: AdaptiveConfig| {
             if shared { AdaptiveConfig { min: 1, ..adaptive } } else { adaptive }
         };
-        let waiting = ceiling.rules.queue.filter(|_| self.strict_limit(ceiling).is_none());
-        LimiterConfig { adaptive: ceiling.rules.adaptive.map(own), queue: waiting, ..ceiling.rules }
+        let waiting = limit.rules.queue.filter(|_| self.strict_limit(limit).is_none());
+        LimiterConfig {
+            adaptive: limit.rules.adaptive.map(adaptive_at_replica),
+            queue: waiting,
+            ..limit.rules
+        }
     }
 
     /// Returns `true` if a rejection by this limit is only reported, not enforced.
-    fn is_shadow(&self, ceiling: &ConcurrencyLimit) -> bool {
-        ceiling.shadow || self.policy.is_shadow
+    fn is_shadow(&self, limit: &ConcurrencyLimit) -> bool {
+        limit.shadow || self.policy.is_shadow
     }
 
     /// Acquires one permit. In shadow mode, the check neither queues nor waits for an unknown
@@ -426,32 +430,32 @@ impl Engine {
     async fn acquire_one(
         &self,
         bucket: &CounterKey,
-        (revision, ceiling): (Revision, &ConcurrencyLimit),
+        (revision, limit): (Revision, &ConcurrencyLimit),
         wait: WaitDeadlines,
         keep: PermitLifetime,
     ) -> Result<Option<PermitGuard>, ConcurrencyRejection> {
-        let shadow = self.is_shadow(ceiling);
-        let (shared, rules, strictly) =
-            (self.shared_limit(ceiling), self.local_rules(ceiling), self.strict_limit(ceiling));
+        let shadow = self.is_shadow(limit);
+        let (shared, rules, strict_limit) =
+            (self.shared_limit(limit), self.local_rules(limit), self.strict_limit(limit));
         let now = self.clock().steady();
-        let patience = if shadow { Nanos(0) } else { time_left(now, wait.queue_deadline) };
-        let answer = if shadow && strictly.is_none() {
+        let queue_timeout = if shadow { Nanos(0) } else { time_left(now, wait.queue_deadline) };
+        let store_timeout = if shadow && strict_limit.is_none() {
             Nanos(0)
         } else {
             time_left(now, wait.store_deadline)
         };
         let (bucket, rules) = (bucket.as_bytes(), &rules);
-        let keep = (keep == PermitLifetime::MaxDuration).then_some(ceiling.max_duration);
+        let keep = (keep == PermitLifetime::MaxDuration).then_some(limit.max_duration);
         let ask = PermitRequest {
             bucket,
             revision,
             rules,
             permit_lifetime: keep,
-            queue_timeout: patience,
-            store_timeout: answer,
+            queue_timeout,
+            store_timeout,
             shared,
         };
-        let acquired = match strictly {
+        let acquired = match strict_limit {
             // Boxed, to keep the future of the other modes small.
             Some(strictly) => {
                 Box::pin(self.concurrency_limits.acquire_strict(ask, strictly, self.store())).await
@@ -464,7 +468,7 @@ impl Engine {
                 ConcurrencyLimitExceeded { reason: reason_of(denied), is_enforced: false }.emit();
                 Ok(None)
             }
-            Err(denied) => Err(count_rejection(ceiling, reason_of(denied))),
+            Err(denied) => Err(count_rejection(limit, reason_of(denied))),
         }
     }
 }
@@ -485,29 +489,29 @@ pub struct ConcurrencyUsage {
 }
 
 impl ConcurrencyUsage {
-    fn add(&mut self, look: BucketMetrics, limit: u32) {
-        let BucketLoad { in_flight, waiting, .. } = look.load;
+    fn add(&mut self, metrics: BucketMetrics, limit: u32) {
+        let BucketLoad { in_flight, waiting, .. } = metrics.load;
         self.buckets = self.buckets.saturating_add(1);
         self.in_flight = self.in_flight.saturating_add(in_flight.into());
         self.waiting = self.waiting.saturating_add(u64::try_from(waiting).unwrap_or(u64::MAX));
         self.limit = self.limit.saturating_add(limit.into());
         if self.busiest.is_none_or(|busiest| busiest.load.in_flight < in_flight) {
-            self.busiest = Some(look);
+            self.busiest = Some(metrics);
         }
     }
 }
 
 /// Counts the rejection in the metrics, and returns the response.
-fn count_rejection(ceiling: &ConcurrencyLimit, reason: Reason) -> ConcurrencyRejection {
+fn count_rejection(limit: &ConcurrencyLimit, reason: Reason) -> ConcurrencyRejection {
     ConcurrencyLimitExceeded { reason, is_enforced: true }.emit();
     let reasons = std::iter::once(reason);
     CheckDecided { verdict: Verdict::Deny, is_shadowed: false, reasons, near_limit: 0 }.emit();
-    let (reject, path) = (ceiling.reject.clone(), ceiling.path.clone());
+    let (reject, path) = (limit.reject.clone(), limit.path.clone());
     ConcurrencyRejection { reject, reason, path }
 }
 
-fn total_queue_timeout(asked: &[(CounterKey, &ConcurrencyLimit)]) -> Nanos {
-    let waits = asked.iter().filter_map(|(_, ceiling)| ceiling.rules.queue);
+fn total_queue_timeout(limits: &[(CounterKey, &ConcurrencyLimit)]) -> Nanos {
+    let waits = limits.iter().filter_map(|(_, ceiling)| ceiling.rules.queue);
     waits.fold(Nanos(0), |sum, waiting| sum.plus(waiting.timeout))
 }
 
@@ -528,10 +532,10 @@ const fn reason_of(denied: AcquireError) -> Reason {
 
 /// Returns the concurrency limits that cover the check, each once, sorted by bucket name. Peeks and
 /// refunds need no permit.
-fn required_limits<'c>(config: &'c Config, question: &Check<'_>) -> RequiredLimits<'c> {
-    let Some(domain) = config.domains.get(question.domain) else { return RequiredLimits::new() };
+fn required_limits<'c>(config: &'c Config, check: &Check<'_>) -> RequiredLimits<'c> {
+    let Some(domain) = config.domains.get(check.domain) else { return RequiredLimits::new() };
     let mut asked = RequiredLimits::new();
-    for descriptor in &question.descriptors {
+    for descriptor in &check.descriptors {
         if matches!(descriptor.cost, Cost::Charge(Hits(0)) | Cost::Refund(_)) {
             continue;
         }

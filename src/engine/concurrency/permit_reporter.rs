@@ -167,8 +167,8 @@ impl PermitReporter {
 
     /// Returns the time for which the store keeps a permit with the given local lifetime. It is one
     /// heartbeat interval longer, because a renewal is reported with the next heartbeat.
-    pub(super) fn store_lifetime(&self, keep: Option<Nanos>) -> Nanos {
-        keep.map_or(self.unreported_lifetime(), |keep| keep.plus(self.heartbeat))
+    pub(super) fn store_lifetime(&self, local_lifetime: Option<Nanos>) -> Nanos {
+        local_lifetime.map_or(self.unreported_lifetime(), |keep| keep.plus(self.heartbeat))
     }
 
     pub(super) fn next_id(&self) -> PermitId {
@@ -176,9 +176,9 @@ impl PermitReporter {
     }
 
     /// Returns a pseudo-random number below the bound, for jitter.
-    pub(super) fn random_below(&self, sides: u64) -> u64 {
+    pub(super) fn random_below(&self, bound: u64) -> u64 {
         let PermitId(life, number) = self.next_id();
-        SipHasher24::new().hash(&(life ^ number).to_le_bytes()) % sides.max(1)
+        SipHasher24::new().hash(&(life ^ number).to_le_bytes()) % bound.max(1)
     }
 
     /// Switches heartbeats without permits on or off. The store needs them if the configuration has
@@ -271,26 +271,26 @@ impl ConcurrencyLimits {
         let _turn = teller.round_lock.lock().await;
         let now = self.clock.steady();
         let is_beat = teller.start_due_heartbeat(now) || is_last;
-        let mut said = PermitBatch::default();
+        let mut batch = PermitBatch::default();
         if is_beat {
             for (name, bucket) in teller.buckets() {
                 if is_last {
                     bucket.leave_all_to_deadlines(&self.clock);
                 }
-                said.add_in_use(name, bucket.permits_to_report(&self.clock), bucket);
+                batch.add_in_use(name, bucket.permits_to_report(&self.clock), bucket);
             }
         }
         let due = teller.released.lock().take_due(now);
-        said.add_released(due);
+        batch.add_released(due);
         let everywhere = is_beat && teller.has_strict_limits.load(Relaxed);
         for round in
-            pack_rounds(std::mem::take(&mut said.by_bucket), teller.times(Nanos(0)), everywhere)
+            pack_rounds(std::mem::take(&mut batch.by_bucket), teller.times(Nanos(0)), everywhere)
         {
             let heard = match backend.report_strict_permits(now, &round) {
                 StoreReply::Ready(heard) => heard,
                 StoreReply::Pending(heard) => heard.await,
             };
-            teller.apply_replies(&self.clock, &mut said, round, heard);
+            teller.apply_replies(&self.clock, &mut batch, round, heard);
         }
     }
 }
@@ -327,13 +327,13 @@ impl PermitBatch {
 /// Packs the reports of all limits into as few store calls as possible. With `everywhere`, the
 /// first call goes to all nodes of the store, even without permits.
 fn pack_rounds(
-    told: BTreeMap<BucketName, LimitPermits>,
+    permits: BTreeMap<BucketName, LimitPermits>,
     times: PermitTiming,
     everywhere: bool,
 ) -> Vec<PermitReport> {
     let empty = |everywhere| PermitReport { times, to_all_nodes: everywhere, limits: Vec::new() };
     let mut rounds: Vec<PermitReport> = everywhere.then(|| empty(true)).into_iter().collect();
-    for piece in told.into_values().flat_map(split_report) {
+    for piece in permits.into_values().flat_map(split_report) {
         let size = piece.in_use.len() + piece.released.len();
         match rounds.last_mut() {
             Some(round) if round.permit_count() + size <= MAX_PERMITS_PER_REPORT => {
@@ -346,8 +346,8 @@ fn pack_rounds(
 }
 
 /// Splits the report of one limit into pieces that fit into one store call each.
-fn split_report(told: LimitPermits) -> Vec<LimitPermits> {
-    let LimitPermits { bucket, in_use: held, released: over } = told;
+fn split_report(permits: LimitPermits) -> Vec<LimitPermits> {
+    let LimitPermits { bucket, in_use: held, released: over } = permits;
     if held.len() + over.len() <= MAX_PERMITS_PER_REPORT {
         return vec![LimitPermits { bucket, in_use: held, released: over }];
     }
@@ -364,30 +364,30 @@ impl PermitReporter {
     fn apply_replies(
         &self,
         clock: &Clock,
-        said: &mut PermitBatch,
+        batch: &mut PermitBatch,
         round: PermitReport,
-        heard: PermitReportReply,
+        replies: PermitReportReply,
     ) {
         let now = clock.steady();
-        self.record_result(now, &heard);
-        for (told, heard) in round.limits.into_iter().zip(heard) {
-            if let Some(bucket) = said.buckets.get(&told.bucket) {
+        self.record_result(now, &replies);
+        for (told, heard) in round.limits.into_iter().zip(replies) {
+            if let Some(bucket) = batch.buckets.get(&told.bucket) {
                 bucket.apply_report_reply(heard);
             }
             count_events(&told, heard.ok());
-            for one in told.released.iter().filter_map(|id| said.released.remove(id)) {
+            for one in told.released.iter().filter_map(|id| batch.released.remove(id)) {
                 self.finish_or_repeat(now, one, heard.is_ok());
             }
         }
     }
 
-    fn finish_or_repeat(&self, now: Nanos, one: ReleasedPermit, is_heard: bool) {
-        if is_heard {
+    fn finish_or_repeat(&self, now: Nanos, one: ReleasedPermit, is_confirmed: bool) {
+        if is_confirmed {
             one.queue.wake_first();
         }
-        if now < one.store_deadline && (one.is_repeated || !is_heard) {
+        if now < one.store_deadline && (one.is_repeated || !is_confirmed) {
             // A store call without a reply may still be executed later.
-            let until = if is_heard {
+            let until = if is_confirmed {
                 one.store_deadline.min(now.plus(self.unreported_lifetime()))
             } else {
                 one.store_deadline
@@ -424,10 +424,10 @@ impl PermitReporter {
     }
 }
 
-fn count_events(told: &LimitPermits, heard: Option<LimitPermitsReply>) {
+fn count_events(permits: &LimitPermits, heard: Option<LimitPermitsReply>) {
     let Some(heard) = heard else { return };
     let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
-    StrictPermitEvent::Renewed.emit(number(told.in_use.len()));
+    StrictPermitEvent::Renewed.emit(number(permits.in_use.len()));
     StrictPermitEvent::Restored.emit(heard.changes.restored);
     StrictPermitEvent::Released.emit(heard.changes.freed);
 }

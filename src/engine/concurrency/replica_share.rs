@@ -138,7 +138,7 @@ impl ReplicaShare {
     ) -> Self {
         Self {
             shared,
-            law: make_law(&shared, terms),
+            law: make_coordinator_config(&shared, terms),
             incarnation: Incarnation(0),
             member: None,
             intent: ShareIntent::Keep,
@@ -160,7 +160,7 @@ impl ReplicaShare {
     }
 
     pub(super) fn reload(&mut self, shared: SharedLimit, terms: ShareTiming) {
-        (self.shared, self.law) = (shared, make_law(&shared, terms));
+        (self.shared, self.law) = (shared, make_coordinator_config(&shared, terms));
         if let Some(member) = &mut self.member {
             member.reload(terms);
         }
@@ -168,14 +168,14 @@ impl ReplicaShare {
 
     /// Joins the fleet for this limit, with a new incarnation. Keeps the old incarnation if its
     /// return is unconfirmed.
-    pub(super) fn join(&mut self, now: Nanos, id: ReplicaId, life: Incarnation) {
+    pub(super) fn join(&mut self, now: Nanos, id: ReplicaId, incarnation: Incarnation) {
         if let Some(member) = &mut self.member {
             // Under a new incarnation, this replica would have to wait until the store frees its
             // old share, as for the share of a lost replica.
             member.cancel_leave();
         } else {
-            self.incarnation = life;
-            self.member = Some(ShareClient::new(id, life, self.law.timing));
+            self.incarnation = incarnation;
+            self.member = Some(ShareClient::new(id, incarnation, self.law.timing));
         }
         (self.joined_at, self.newest_number) = (now, None);
         (self.intent, self.local_since, self.outage) = (ShareIntent::Keep, None, false);
@@ -276,7 +276,7 @@ impl ReplicaShare {
             self.intent = ShareIntent::Return;
         }
         let since = self.last_report.map(|(_, _, at)| now.since(at));
-        let (said, left) = if self.intent == ShareIntent::Keep {
+        let (report, left) = if self.intent == ShareIntent::Keep {
             let left = member.expires_at().map_or(Nanos(0), |ends_at| ends_at.since(now));
             let fresh = terms.usable_lifetime().0 < left.0.saturating_mul(2);
             // A changed coordinator config must be reported, because the store keeps the share of a
@@ -306,11 +306,11 @@ impl ReplicaShare {
                 terms.usable_lifetime(),
             )
         };
-        (self.last_report, self.newest_number) = (Some((load, self.law, now)), Some(said.number));
+        (self.last_report, self.newest_number) = (Some((load, self.law, now)), Some(report.number));
         self.usage.start_window(now, &terms);
         ReportAction::Send {
             law: self.law,
-            report: said,
+            report,
             replicas: self.last_grant.map(|grant| grant.replicas),
             time_left: left,
         }
@@ -371,9 +371,9 @@ impl ReplicaShare {
     }
 
     fn record_grant(&mut self, now: Nanos, before: Share, grant: Grant) {
-        let others = self.last_grant.is_some_and(|last| last.share < last.fair_share);
+        let was_below_fair_share = self.last_grant.is_some_and(|last| last.share < last.fair_share);
         match before.cmp(&grant.share) {
-            Ordering::Less if others => {
+            Ordering::Less if was_below_fair_share => {
                 self.handoffs = self.handoffs.saturating_add(1);
                 self.totals.count_handoff();
                 ShareEvent::HandedOver.emit();
@@ -450,18 +450,18 @@ impl ReplicaShare {
 
 /// Returns the requests in flight under the share. If the limit is no longer shared, later requests
 /// do not count; otherwise a busy limit could never return its share.
-fn requests_in_share(limiter: &Limiter, alone: Option<Nanos>) -> Share {
-    let Some(alone) = alone else { return Share(limiter.in_flight().into()) };
+fn requests_in_share(limiter: &Limiter, local_since: Option<Nanos>) -> Share {
+    let Some(alone) = local_since else { return Share(limiter.in_flight().into()) };
     let before = limiter.permits().filter(|(_, since)| *since <= alone).count();
     Share(u64::try_from(before).unwrap_or(u64::MAX))
 }
 
-fn make_law(shared: &SharedLimit, terms: ShareTiming) -> CoordinatorConfig {
+fn make_coordinator_config(shared: &SharedLimit, terms: ShareTiming) -> CoordinatorConfig {
     let [min, start, max] = [shared.min, shared.start, shared.max].map(|it| Share(it.into()));
     let max = max.min(crate::kernel::coordinator::config::MOST);
-    let whole = CoordinatorConfig::new(terms, min.min(max), start.min(max), max);
+    let config = CoordinatorConfig::new(terms, min.min(max), start.min(max), max);
     // Never happens with a validated configuration. A limit of 1 is the safe choice.
-    whole.unwrap_or(CoordinatorConfig {
+    config.unwrap_or(CoordinatorConfig {
         timing: terms,
         min: Share(1),
         start: Share(1),

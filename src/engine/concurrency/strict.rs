@@ -113,20 +113,20 @@ impl ConcurrencyLimits {
     /// The reason of the rejection. The request has no permit then.
     pub async fn acquire_strict(
         &self,
-        ask: PermitRequest<'_>,
-        strictly: StrictLimit,
+        request: PermitRequest<'_>,
+        limit: StrictLimit,
         backend: &dyn FleetStore,
     ) -> Result<PermitGuard, AcquireError> {
-        let Some(fleet) = self.fleet_reporter() else { return self.acquire(ask).await };
-        let asking = StoreAcquire { request: &ask, limit: &strictly, fleet, backend };
+        let Some(fleet) = self.fleet_reporter() else { return self.acquire(request).await };
+        let asking = StoreAcquire { request: &request, limit: &limit, fleet, backend };
         let (bucket, line) = loop {
-            let bucket = self.find_or_create_bucket(&ask)?;
+            let bucket = self.find_or_create_bucket(&request)?;
             // `None`: the bucket was removed from the map in the meantime. The next look-up creates
             // a new one.
             if let Some(line) = bucket.register_request(
                 &self.clock,
-                &ask,
-                strictly.max_duration,
+                &request,
+                limit.max_duration,
                 fleet.permit_reporter(),
             ) {
                 break (bucket, line);
@@ -136,50 +136,50 @@ impl ConcurrencyLimits {
         if line.waiting() == 0 {
             // A timeout drops the permit, which reports its release. `on_backend_failure` does not
             // apply then: the caller's timeout has passed, not the store's.
-            let answer = Duration::from_nanos(ask.store_timeout.0);
-            let asked = timeout(answer, self.try_store(&bucket, asking)).await;
+            let store_timeout = Duration::from_nanos(request.store_timeout.0);
+            let asked = timeout(store_timeout, self.try_store(&bucket, asking)).await;
             let asked = asked.unwrap_or(Err(AcquireError::QueueTimeout));
             if asked.as_ref().err() != Some(&AcquireError::Full) {
                 return asked;
             }
         }
-        let left = ask.queue_timeout.since(self.clock.steady().since(begun));
-        let queue = strictly.queue.filter(|_| Nanos(0) < left).ok_or(AcquireError::Full)?;
+        let time_left = request.queue_timeout.since(self.clock.steady().since(begun));
+        let queue = limit.queue.filter(|_| Nanos(0) < time_left).ok_or(AcquireError::Full)?;
         let _place = line.join(queue.size).ok_or(AcquireError::QueueFull)?;
-        let patience = Duration::from_nanos(queue.timeout.min(left).0);
+        let queue_timeout = Duration::from_nanos(queue.timeout.min(time_left).0);
         let queued = (
             trace::stage_span(trace::CheckStage::Queue),
             queue_time::start_queue_timer(&self.clock),
         );
-        let waited = timeout(patience, self.wait_in_queue(&line, &bucket, asking)).await;
+        let waited = timeout(queue_timeout, self.wait_in_queue(&line, &bucket, asking)).await;
         drop(queued);
         waited.unwrap_or(Err(AcquireError::QueueTimeout))
     }
 
     async fn wait_in_queue(
         &self,
-        line: &StrictQueue,
+        queue: &StrictQueue,
         bucket: &Arc<Bucket>,
         asking: StoreAcquire<'_>,
     ) -> Result<PermitGuard, AcquireError> {
-        let at_once = line.front.try_lock().ok();
+        let at_once = queue.front.try_lock().ok();
         // A request that finds the front free has just failed with `Full`, so it pauses first.
-        let mut pauses = at_once.is_some();
+        let mut must_pause = at_once.is_some();
         let _front = match at_once {
             Some(front) => front,
-            None => line.front.lock().await,
+            None => queue.front.lock().await,
         };
         loop {
-            if pauses {
-                let again = RETRY_PAUSE
+            if must_pause {
+                let pause = RETRY_PAUSE
                     + Duration::from_millis(
                         asking.fleet.permit_reporter().random_below(RETRY_JITTER_MS),
                     );
                 // The next attempt follows a release at this replica or the end of the pause.
-                drop(timeout(again, line.wake_up.notified()).await);
+                drop(timeout(pause, queue.wake_up.notified()).await);
             }
             match self.try_store(bucket, asking).await {
-                Err(AcquireError::Full) => pauses = true,
+                Err(AcquireError::Full) => must_pause = true,
                 asked => return asked,
             }
         }
@@ -195,7 +195,7 @@ impl ConcurrencyLimits {
         let begun = bucket.take_local_permit(&self.clock, ask.permit_lifetime, keep);
         let (permit, id, limit) = begun.map_err(|_| AcquireError::Full)?;
         // From here on, dropping the guard reports the release of the permit.
-        let held = self.guard(Arc::clone(bucket), permit, ask.permit_lifetime);
+        let guard = self.guard(Arc::clone(bucket), permit, ask.permit_lifetime);
         let times = fleet.permit_reporter().times(strictly.max_duration);
         let wanted = Wanted { id, limit, lifetime: keep, timing: times };
         let asked = StrictPermitRequest { bucket: ask.bucket.into(), permit: wanted };
@@ -207,6 +207,6 @@ impl ConcurrencyLimits {
             }
         };
         let is_held = bucket.apply_acquire_reply(&self.clock, permit, sent, answer, strictly);
-        is_held.then_some(held).ok_or(AcquireError::Full)
+        is_held.then_some(guard).ok_or(AcquireError::Full)
     }
 }

@@ -54,10 +54,11 @@ impl Engine {
         let mut decision = Decision::allow(at.0, at.1);
         let near = self.write_statuses(plan, settled, &mut decision);
         let quota_for_all = self.policy.planning.quota_for_all;
-        let findings = || decision.statuses.iter().map(|status| &status.decision);
-        let votes = findings().map(|finding| (finding.enforcement.group, finding.verdict));
+        let descriptor_decisions = || decision.statuses.iter().map(|status| &status.decision);
+        let votes =
+            descriptor_decisions().map(|finding| (finding.enforcement.group, finding.verdict));
         let denied = combine(votes, quota_for_all) == Verdict::Deny;
-        decision.binding = binding_index(findings(), quota_for_all);
+        decision.binding = binding_index(descriptor_decisions(), quota_for_all);
         decision.is_shadowed = self.policy.is_shadow && denied;
         if denied && !decision.is_shadowed {
             decision.verdict = Verdict::Deny;
@@ -88,22 +89,22 @@ impl Engine {
         &self,
         plan: &CheckPlan<'_>,
         settled: impl Iterator<Item = ChargeDecision>,
-        answer: &mut Decision,
+        decision: &mut Decision,
     ) -> u64 {
         let mut charged = plan.charges.list.iter().zip(settled);
-        let (mut tally, mut near) = (plan.stats.iter(), 0);
+        let (mut rule_stats, mut near) = (plan.stats.iter(), 0);
         for part in &plan.descriptors {
             let mut max_at_once = 0;
             let next = || {
                 let (charge, settled) = charged.next()?;
-                if let Some(counted) = tally.next() {
+                if let Some(counted) = rule_stats.next() {
                     counted.count(charge.cost, &settled, self.policy.near_limit_ratio);
                 }
                 max_at_once = charge.strategy.max_at_once();
                 Some((charge, settled))
             };
-            answer.statuses.push(LimitStatus::UNLIMITED);
-            let Some(status) = answer.statuses.last_mut() else { continue };
+            decision.statuses.push(LimitStatus::UNLIMITED);
+            let Some(status) = decision.statuses.last_mut() else { continue };
             write_status(status, part, next);
             near += u64::from(self.is_near_limit(&status.decision, max_at_once));
         }

@@ -17,16 +17,17 @@ use crate::engine::decide::plan::CheckPlan;
 use crate::kernel::decision::{Cost, Verdict};
 use crate::kernel::rate::limit::Tick;
 
-pub(in crate::engine) fn log_decision(plan: &CheckPlan<'_>, answer: &Decision, clock: &Clock) {
+pub(in crate::engine) fn log_decision(plan: &CheckPlan<'_>, decision: &Decision, clock: &Clock) {
     if tracing::enabled!(Level::TRACE) {
-        write_lines(plan, answer, clock);
+        write_lines(plan, decision, clock);
     }
 }
 
 #[cold]
-fn write_lines(plan: &CheckPlan<'_>, answer: &Decision, clock: &Clock) {
-    let (asked, answered) = (Tick::Micro.floor(answer.now), Tick::Micro.floor(clock.now()));
-    let parts = plan.descriptors.iter().zip(&answer.statuses).filter(|(part, _)| part.is_charged());
+fn write_lines(plan: &CheckPlan<'_>, decision: &Decision, clock: &Clock) {
+    let (asked, answered) = (Tick::Micro.floor(decision.now), Tick::Micro.floor(clock.now()));
+    let parts =
+        plan.descriptors.iter().zip(&decision.statuses).filter(|(part, _)| part.is_charged());
     for ((part, status), charge) in parts.zip(&plan.charges.list) {
         let Cost::Charge(hits) = charge.cost else { continue };
         let rule = part.rule().map(|rule| &*rule.path);

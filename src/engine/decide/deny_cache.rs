@@ -124,18 +124,18 @@ impl DenyCache {
         let known: SmallVec<[Option<ChargeOutcome>; 2]> = charges_with_parts(plan)
             .map(|(part, charge)| self.cached_denial(part, charge, revision, now))
             .collect();
-        let spent = match plan.charges.mode {
+        let lookup = match plan.charges.mode {
             ChargeMode::Each | ChargeMode::Preview => with_misses(plan, &known),
             ChargeMode::AllOrNothing { quota_for_all, .. } => {
                 deny_whole_check(plan, &known, quota_for_all)
                     .unwrap_or_else(|| with_misses(plan, &[]))
             }
         };
-        let denials = spent.denial_count();
+        let denials = lookup.denial_count();
         if denials != 0 {
             DenialsFromCache { denials }.emit();
         }
-        spent
+        lookup
     }
 
     /// Caches the denials in `outcomes`. `sent` are the charges of the store call. `reserved_for`
@@ -149,9 +149,8 @@ impl DenyCache {
         call: StoreCallTimes,
         reserved_for: impl Fn(&Charge) -> Option<Nanos>,
     ) {
-        let is_for_itself = matches!(plan.charges.mode, ChargeMode::Each);
-        let reserved_for =
-            |charge: &Charge| if is_for_itself { None } else { reserved_for(charge) };
+        let charges_each = matches!(plan.charges.mode, ChargeMode::Each);
+        let reserved_for = |charge: &Charge| if charges_each { None } else { reserved_for(charge) };
         for (index, (part, charge)) in charges_with_parts(plan).enumerate() {
             let outcome = outcomes.get(index);
             match (charge.cost, outcome) {
@@ -198,7 +197,7 @@ impl DenyCache {
             Cost::Charge(hits) if is_cached(part) => {
                 let hash = self.hash_key(&charge.key);
                 let shard = self.lock_shard(hash);
-                let ledger = shard.denials.iter().find(|ledger| ledger.hash == hash)?;
+                let ledger = shard.denials.iter().find(|cached| cached.hash == hash)?;
                 ledger.decide((revision, charge.strategy), hits, now).map(ChargeOutcome::Decided)
             }
             Cost::Charge(_) => None,
@@ -256,10 +255,10 @@ impl DenialShard {
     fn insert(&mut self, new: CounterDenial, now: Nanos) {
         let is_same_counter = |held: &CounterDenial| held.hash == new.hash;
         if let Some(cached) = self.denials.iter_mut().find(|held| is_same_counter(held)) {
-            let stays = cached.under == new.under
+            let keeps_cached = cached.under == new.under
                 && now < cached.denial.ends_at
                 && cached.denial.hits < new.denial.hits;
-            if !stays {
+            if !keeps_cached {
                 *cached = new;
             }
             return;
@@ -283,14 +282,14 @@ impl CounterDenial {
         if self.under != under || self.denial.ends_at <= now || hits < self.denial.hits {
             return None;
         }
-        let RememberedDenial { allowed_at: passes, remaining, resets_at: rested, .. } = self.denial;
-        let room = Headroom { remaining, reset_after: rested.since(now) };
+        let RememberedDenial { allowed_at, remaining, resets_at, .. } = self.denial;
+        let room = Headroom { remaining, reset_after: resets_at.since(now) };
         if u64::from(under.1.max_at_once()) < hits.0 {
             return Some(CounterDecision::ExceedsLimit(room));
         }
         let extra_wait = under.1.extra_wait(hits.less(self.denial.hits))?;
         Some(CounterDecision::Deny {
-            retry_after: passes.since(now).plus(extra_wait),
+            retry_after: allowed_at.since(now).plus(extra_wait),
             headroom: room,
         })
     }
@@ -310,9 +309,9 @@ impl RememberedDenial {
     /// Ends the denial at most `reserved_for` after sending, because reserved hits may have caused
     /// it.
     fn end_with_reservation(self, reserved_for: Option<Nanos>, call: StoreCallTimes) -> Self {
-        let over = reserved_for
+        let ends_at = reserved_for
             .map_or(self.ends_at, |held_for| call.sent_at.plus(held_for).min(self.ends_at));
-        Self { ends_at: over, ..self }
+        Self { ends_at, ..self }
     }
 }
 

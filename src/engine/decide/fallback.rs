@@ -59,8 +59,8 @@ pub(in crate::engine) fn apply_fallback(
         FallbackMode::Local => local.is_none(),
         FallbackMode::Allow | FallbackMode::Deny => false,
     };
-    let asked = plan.charges.list.iter().zip(rules().zip(outcomes));
-    let mut refusing = asked.filter_map(|(charge, (rule, outcome))| {
+    let charges_with_fallback = plan.charges.list.iter().zip(rules().zip(outcomes));
+    let mut refusing = charges_with_fallback.filter_map(|(charge, (rule, outcome))| {
         failure_of(*outcome).filter(|_| refuses(rule)).map(|cause| (charge.cost, cause))
     });
     // The caller must know of a lost refund, even if the check is denied.
@@ -72,13 +72,13 @@ pub(in crate::engine) fn apply_fallback(
     if let Some((_, cause)) = refusing {
         return Err(CheckError::StoreUnavailable(cause));
     }
-    let counts = |(charge, (rule, outcome)): (_, (_, &ChargeOutcome))| {
+    let local_charge = |(charge, (rule, outcome)): (_, (_, &ChargeOutcome))| {
         failure_of(*outcome).filter(|_| rule == FallbackMode::Local).map(|cause| (charge, cause))
     };
     let charges = plan.charges.list.iter().zip(rules().zip(outcomes));
-    let ours: SmallVec<[FailedCharge<'_>; 2]> = charges.filter_map(counts).collect();
-    let counted = local.filter(|_| !ours.is_empty());
-    let counted = counted.map(|local| local.charge(&ours, plan.charges.mode, now));
+    let local_charges: SmallVec<[FailedCharge<'_>; 2]> = charges.filter_map(local_charge).collect();
+    let counted = local.filter(|_| !local_charges.is_empty());
+    let counted = counted.map(|local| local.charge(&local_charges, plan.charges.mode, now));
     let counted = counted.unwrap_or_default();
     let mut counted = counted.into_iter();
     let settled = rules().zip(outcomes).map(|(rule, outcome)| match (failure_of(*outcome), rule) {

@@ -85,12 +85,12 @@ impl FallbackDebts {
     }
 
     /// Adds an allowed charge to the debt, or subtracts a refund.
-    pub(in crate::engine) fn record(&self, charge: &Charge, part: Strategy) {
+    pub(in crate::engine) fn record(&self, charge: &Charge, local_strategy: Strategy) {
         let mut book = self.table.lock();
         match charge.cost {
             Cost::Charge(Hits(0)) => {}
             Cost::Charge(hits) => {
-                book.add(FallbackDebt { charge: charge.clone(), local_strategy: part, hits });
+                book.add(FallbackDebt { charge: charge.clone(), local_strategy, hits });
             }
             Cost::Refund(hits) => {
                 if let Some(debt) = book.debts.get_mut(&charge.key) {
@@ -104,8 +104,8 @@ impl FallbackDebts {
         self.table.lock().debts.keys().cloned().collect()
     }
 
-    fn with_charge<T>(&self, key: &CounterKey, of: impl FnOnce(&Charge) -> T) -> Option<T> {
-        self.table.lock().debts.get(key).map(|debt| of(&debt.charge))
+    fn with_charge<T>(&self, key: &CounterKey, read: impl FnOnce(&Charge) -> T) -> Option<T> {
+        self.table.lock().debts.get(key).map(|debt| read(&debt.charge))
     }
 
     /// Removes and returns the debt of one counter. Refunds can still reduce the other debts
@@ -203,14 +203,14 @@ impl Engine {
 
     async fn repay_all(&self, local: &LocalFallback) -> Result<(), NodeUnavailable> {
         let began = self.clock().steady();
-        let mut away = HashSet::new();
-        for (at, key) in local.debts.keys().into_iter().enumerate() {
-            if at % DEBTS_PER_YIELD == DEBTS_PER_YIELD - 1 {
+        let mut unavailable_nodes = HashSet::new();
+        for (index, key) in local.debts.keys().into_iter().enumerate() {
+            if index % DEBTS_PER_YIELD == DEBTS_PER_YIELD - 1 {
                 yield_now().await;
             }
-            let place = |charge: &Charge| self.store().node_of(self.clock().now(), charge);
-            let Some(place) = local.debts.with_charge(&key, place) else { continue };
-            if away.contains(&place) {
+            let node_of = |charge: &Charge| self.store().node_of(self.clock().now(), charge);
+            let Some(node) = local.debts.with_charge(&key, node_of) else { continue };
+            if unavailable_nodes.contains(&node) {
                 continue;
             }
             let Some(mut debt) = local.debts.take(&key) else { continue };
@@ -222,9 +222,13 @@ impl Engine {
                 Repayment::Unavailable => local.debts.put_back(debt),
                 Repayment::Unknown => count(FallbackDebtOutcome::Lost, debt.hits),
             }
-            away.insert(place);
+            unavailable_nodes.insert(node);
         }
-        if away.is_empty() { Ok(()) } else { Err(NodeUnavailable { started_at: began }) }
+        if unavailable_nodes.is_empty() {
+            Ok(())
+        } else {
+            Err(NodeUnavailable { started_at: began })
+        }
     }
 
     /// Charges the hits of `debt` that the limit allows, so that debt never raises a counter above
@@ -266,10 +270,10 @@ impl Engine {
     }
 }
 
-async fn charge_debt(backend: &dyn CounterStore, now: Nanos, debt: &FallbackDebt) -> ChargeOutcome {
+async fn charge_debt(store: &dyn CounterStore, now: Nanos, debt: &FallbackDebt) -> ChargeOutcome {
     let charges =
         Charges { list: [debt.charge_of(debt.hits)].into_iter().collect(), mode: ChargeMode::Each };
-    let outcomes = match backend.charge(now, &charges) {
+    let outcomes = match store.charge(now, &charges) {
         StoreReply::Ready(outcomes) => outcomes,
         StoreReply::Pending(outcomes) => outcomes.await,
     };

@@ -60,20 +60,20 @@ impl LocalFallback {
     ) -> Outcomes {
         let parts: SmallVec<[Option<Strategy>; 2]> =
             charges.iter().map(|(charge, _)| self.local_share_of(charge)).collect();
-        let (asked, spared) = local_charges(charges, &parts, rule);
-        let answered = match self.memory.charge(now, &asked) {
+        let (charges_to_make, is_peek) = local_charges(charges, &parts, rule);
+        let answered = match self.memory.charge(now, &charges_to_make) {
             StoreReply::Ready(outcomes) => outcomes,
             // The memory store always replies at once.
             StoreReply::Pending(_) => Outcomes::new(),
         };
-        let passed = !spared && !is_check_denied(&asked, &answered);
+        let is_allowed = !is_peek && !is_check_denied(&charges_to_make, &answered);
         let mut answered = answered.into_iter();
         let outcome = |((charge, cause), part): (&FailedCharge<'_>, &Option<Strategy>)| {
             let Some(part) = part else { return outcome_without_share(charge.cost) };
             let outcome = answered.next().unwrap_or(NO_SHARE_OUTCOME);
-            let made = passed || matches!(charge.cost, Cost::Refund(_));
-            let owes = made && !cause.is_unsafe_to_repeat();
-            if owes
+            let is_charged = is_allowed || matches!(charge.cost, Cost::Refund(_));
+            let becomes_debt = is_charged && !cause.is_unsafe_to_repeat();
+            if becomes_debt
                 && matches!(
                     outcome,
                     ChargeOutcome::Decided(CounterDecision::Allow(_)) | ChargeOutcome::Refunded(_)
@@ -93,10 +93,10 @@ impl LocalFallback {
         let replicas = self.membership.replicas();
         let mut division = FleetDivision { replicas, rank: None };
         if !charge.strategy.max_at_once().is_multiple_of(replicas.get()) {
-            let me = self.membership.replica_name();
+            let own_name = self.membership.replica_name();
             let seen = self.membership.snapshot();
             let members = |seen: &crate::engine::fleet::membership::FleetSnapshot| {
-                rank(&charge.key, me, seen.replicas.iter().map(|member| &*member.node))
+                rank(&charge.key, own_name, seen.replicas.iter().map(|member| &*member.node))
             };
             division.rank = seen.as_deref().map(members);
         }
@@ -132,21 +132,21 @@ fn local_charges(
         let denies = part.is_none() && outcome_without_share(charge.cost).is_denial();
         (charge.standing.group, charge.standing.enforced_verdict(denies))
     });
-    let spared = match rule {
+    let is_denied = match rule {
         ChargeMode::Each | ChargeMode::Preview => false,
-        ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } => {
-            let passes = rescued.then_some((VoteGroup::Quota, Verdict::Allow));
+        ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny } => {
+            let passes = quota_cannot_deny.then_some((VoteGroup::Quota, Verdict::Allow));
             combine(votes.chain(passes), quota_for_all) == Verdict::Deny
         }
     };
     let list = charges.iter().zip(parts).filter_map(|((charge, _), part)| {
         let cost = match charge.cost {
-            Cost::Charge(_) if spared => Cost::Charge(Hits(0)),
+            Cost::Charge(_) if is_denied => Cost::Charge(Hits(0)),
             cost => cost,
         };
         part.map(|strategy| Charge { strategy, cost, ..(*charge).clone() })
     });
-    (Charges { list: list.collect(), mode: rule }, spared)
+    (Charges { list: list.collect(), mode: rule }, is_denied)
 }
 
 const fn outcome_without_share(cost: Cost) -> ChargeOutcome {

@@ -45,11 +45,11 @@ pub fn local_share(whole: &Strategy, division: FleetDivision) -> Option<Strategy
     }
     match whole {
         Strategy::Gcra(gcra) => {
-            let worth = gcra.refill_rate();
+            let rate = gcra.refill_rate();
             // A replica without a part of the burst gets no part of the rate.
-            let earners = replicas.get().min(gcra.burst());
-            let ticks = worth.ticks.get().checked_mul(u64::from(earners))?;
-            Gcra::new(worth.hits, period(gcra.tick(), ticks)?, most).ok().map(Strategy::Gcra)
+            let divisor = replicas.get().min(gcra.burst());
+            let ticks = rate.ticks.get().checked_mul(u64::from(divisor))?;
+            Gcra::new(rate.hits, period(gcra.tick(), ticks)?, most).ok().map(Strategy::Gcra)
         }
         Strategy::FixedWindow(window) => {
             FixedWindow::new(most, *window.windows()).ok().map(Strategy::FixedWindow)
@@ -76,8 +76,8 @@ pub fn divide(whole: u32, FleetDivision { replicas, rank }: FleetDivision) -> u3
 /// member.
 ///
 /// Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998.
-pub fn rank<'m>(key: &CounterKey, me: &str, members: impl Iterator<Item = &'m str>) -> u32 {
-    let mine = (weight(key, me), me);
+pub fn rank<'m>(key: &CounterKey, own_name: &str, members: impl Iterator<Item = &'m str>) -> u32 {
+    let mine = (weight(key, own_name), own_name);
     let above = members.filter(|other| mine < (weight(key, other), other)).count();
     u32::try_from(above).unwrap_or(u32::MAX)
 }

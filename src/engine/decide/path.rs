@@ -148,20 +148,20 @@ impl Engine {
     async fn resolve_rest(
         &self,
         mut prepared: PreparedCheck<'_, '_>,
-        PartialDecision { to_send: missing, mut outcomes }: PartialDecision,
+        PartialDecision { to_send, mut outcomes }: PartialDecision,
         deadline: Option<Nanos>,
     ) -> CheckResult {
-        if missing.charges.list.is_empty() {
+        if to_send.charges.list.is_empty() {
             return self.finish(&prepared, &outcomes);
         }
         let (now, revision) = (prepared.now, prepared.config.revision);
         self.forget_denials(&prepared.plan);
-        let answered = self.charge_rest(&prepared.plan, &missing, now, deadline).await;
-        missing.copy_outcomes(answered, &mut outcomes);
+        let new_outcomes = self.charge_rest(&prepared.plan, &to_send, now, deadline).await;
+        to_send.copy_outcomes(new_outcomes, &mut outcomes);
         self.charge_stale(&mut prepared, &mut outcomes, deadline).await;
         let call = StoreCallTimes { sent_at: now, replied_at: self.clock.now(), revision };
         let reserved_for = |charge: &Charge| self.store().reserved_for(charge);
-        self.deny_cache.record_outcomes(&prepared.plan, &missing, &outcomes, call, reserved_for);
+        self.deny_cache.record_outcomes(&prepared.plan, &to_send, &outcomes, call, reserved_for);
         self.forget_denials(&prepared.plan);
         self.finish(&prepared, &outcomes)
     }
@@ -193,11 +193,11 @@ impl Engine {
     ) -> Outcomes {
         let Some(deadline) = deadline else { return reply.await };
         let time_left = Duration::from_nanos(deadline.since(self.clock.now()).0);
-        let answered = tokio::time::timeout(time_left, reply).await;
-        answered.unwrap_or_else(|_| fail_all(charges, StoreFailure::TimedOut))
+        let reply = tokio::time::timeout(time_left, reply).await;
+        reply.unwrap_or_else(|_| fail_all(charges, StoreFailure::TimedOut))
     }
 
-    /// Makes the charges in `missing`: leased limits with leases, all others with a store call.
+    /// Makes the charges in `to_send`: leased limits with leases, all others with a store call.
     async fn charge_rest(
         &self,
         plan: &CheckPlan<'_>,
@@ -236,12 +236,12 @@ impl Engine {
         // because their leases belong to another window.
         let has_balances =
             !matches!(missing.charges.mode, ChargeMode::Each) && self.needs_leases(&second_plan);
-        let answered = if has_balances {
+        let new_outcomes = if has_balances {
             self.charge_rest(&second_plan, &missing, now, deadline).await
         } else {
             self.charge_store(now, &missing.charges, deadline).await
         };
-        missing.copy_outcomes(answered, outcomes);
+        missing.copy_outcomes(new_outcomes, outcomes);
         prepared.plan.charges.list = second_plan.charges.list;
         stale_charges::fail_stale(outcomes);
     }

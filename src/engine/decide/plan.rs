@@ -301,18 +301,11 @@ impl<'c> CheckPlan<'c> {
             LimitWindow::Unit(_) => planning.keys,
             LimitWindow::Per(_) | LimitWindow::Calendar(..) => KeyNaming::Unique,
         };
-        let home = placement_of(domain, entries());
+        let placement = placement_of(domain, entries());
         let (key, standing) = (CounterKey::EMPTY, enforcement_of(rule));
         let (strategy, cost) = (limit.strategy_at(now), descriptor.cost);
         let per_second = limit.window.length() == Nanos::SECOND;
-        self.charges.list.push(Charge {
-            key,
-            placement: home,
-            strategy,
-            cost,
-            standing,
-            per_second,
-        });
+        self.charges.list.push(Charge { key, placement, strategy, cost, standing, per_second });
         if let Some(charge) = self.charges.list.last_mut() {
             write_key(&mut charge.key, domain, entries(), limit.counting(), keys);
         }
@@ -337,17 +330,10 @@ impl<'c> CheckPlan<'c> {
         let entries = || counter_entries(descriptor, shared);
         let mut key = CounterKey::EMPTY;
         write_key(&mut key, domain, entries(), KeyStrategy::FixedWindow(period), planning.keys);
-        let (home, cost) = (placement_of(domain, entries()), descriptor.cost);
+        let (placement, cost) = (placement_of(domain, entries()), descriptor.cost);
         let (strategy, standing) = (Strategy::FixedWindow(window), Enforcement::default());
         let per_second = period == Nanos::SECOND;
-        self.charges.list.push(Charge {
-            key,
-            placement: home,
-            strategy,
-            cost,
-            standing,
-            per_second,
-        });
+        self.charges.list.push(Charge { key, placement, strategy, cost, standing, per_second });
         self.descriptors.push(DescriptorPlan::Override(limit, fallback));
     }
 
@@ -379,13 +365,13 @@ impl<'c> CheckPlan<'c> {
         combine(self.votes(Some(Verdict::Allow)), quota_for_all) == Verdict::Deny
     }
 
-    fn charge_mode(&self, charging: ChargePolicy, quota_for_all: bool) -> ChargeRule {
-        let passes = |(group, verdict)| {
+    fn charge_mode(&self, policy: ChargePolicy, quota_for_all: bool) -> ChargeRule {
+        let is_quota_allow = |(group, verdict)| {
             let in_quota =
                 group == VoteGroup::Quota || quota_for_all && group == VoteGroup::Enforced;
             in_quota && verdict == Verdict::Allow
         };
-        match charging {
+        match policy {
             ChargePolicy::Each => ChargeRule::Each,
             // The check is denied, so no counter is charged.
             ChargePolicy::AllOrNothing if self.has_forced_denial(quota_for_all) => {
@@ -393,7 +379,7 @@ impl<'c> CheckPlan<'c> {
             }
             ChargePolicy::AllOrNothing => ChargeRule::AllOrNothing {
                 quota_for_all,
-                quota_cannot_deny: self.votes(None).any(passes),
+                quota_cannot_deny: self.votes(None).any(is_quota_allow),
             },
         }
     }
@@ -439,13 +425,13 @@ fn write_key<'a>(
     key: &mut CounterKey,
     domain: &Domain,
     entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
-    counting: KeyStrategy,
+    strategy: KeyStrategy,
     keys: KeyNaming,
 ) {
-    match (keys, counting) {
+    match (keys, strategy) {
         (KeyNaming::Envoyproxy, KeyStrategy::FixedWindow(_)) => {
-            key.write_compatible(&domain.name, entries, counting);
+            key.write_compatible(&domain.name, entries, strategy);
         }
-        _ => key.write_unique(&domain.name, entries, counting),
+        _ => key.write_unique(&domain.name, entries, strategy),
     }
 }

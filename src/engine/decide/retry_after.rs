@@ -84,17 +84,17 @@ fn correct_waits(same: &[DecidedCharge<'_>], mut set_wait: impl FnMut(usize, Opt
     let is_over = same
         .iter()
         .any(|one| matches!(one.decision.reason, Reason::OverLimit | Reason::LargerThanLimit));
-    let mut before = Hits(0);
-    for one in same {
-        let Some(strategy) = one.strategy else { continue };
-        let hits = match one.charge.cost {
+    let mut earlier_hits = Hits(0);
+    for decided in same {
+        let Some(strategy) = decided.strategy else { continue };
+        let hits = match decided.charge.cost {
             Cost::Charge(hits) => hits,
             Cost::Refund(hits) => {
-                before = before.less(hits);
+                earlier_hits = earlier_hits.less(hits);
                 continue;
             }
         };
-        let together = before.plus(hits);
+        let together = earlier_hits.plus(hits);
         let wait = match strategy {
             // A fixed window counts denied hits. Until its end it denies even a check of 0 hits.
             Strategy::FixedWindow(_) if is_over && together == Hits(0) => Some(last.1.reset_after),
@@ -102,13 +102,13 @@ fn correct_waits(same: &[DecidedCharge<'_>], mut set_wait: impl FnMut(usize, Opt
         };
         // Hits that can never fit are not charged, except in a fixed window.
         if wait.is_some() || matches!(strategy, Strategy::FixedWindow(_)) {
-            before = together;
+            earlier_hits = together;
         }
-        let own = one.decision.time_until_allowed();
+        let own = decided.decision.time_until_allowed();
         // The counter's own retry-after is more exact than one derived from its remaining hits.
-        let is_known = same.len() == 1 && one.decision.verdict == Verdict::Deny;
-        if !one.decision.enforcement.shadow && !is_known {
-            set_wait(one.index, own.zip(wait).map(|(own, wait)| own.max(wait)));
+        let is_known = same.len() == 1 && decided.decision.verdict == Verdict::Deny;
+        if !decided.decision.enforcement.shadow && !is_known {
+            set_wait(decided.index, own.zip(wait).map(|(own, wait)| own.max(wait)));
         }
     }
 }

@@ -35,16 +35,16 @@ pub(in crate::engine) struct ChargeStats {
 pub(in crate::engine) fn count_hits(
     stats: &Stats,
     config: &Config,
-    question: &Check<'_>,
+    check: &Check<'_>,
     plan: &CheckPlan<'_>,
 ) -> SmallVec<[ChargeStats; 2]> {
-    let Some(domain) = config.domains.get(question.domain) else {
-        let descriptors = u64::try_from(question.descriptors.len()).unwrap_or(u64::MAX);
-        stats.count_unknown_domain(question.domain, descriptors);
+    let Some(domain) = config.domains.get(check.domain) else {
+        let descriptors = u64::try_from(check.descriptors.len()).unwrap_or(u64::MAX);
+        stats.count_unknown_domain(check.domain, descriptors);
         return SmallVec::new();
     };
     let charged =
-        plan.descriptors.iter().zip(&question.descriptors).filter(|(part, _)| part.is_charged());
+        plan.descriptors.iter().zip(&check.descriptors).filter(|(part, _)| part.is_charged());
     let counted = charged.zip(&plan.charges.list).map(|((part, descriptor), charge)| {
         let rule = rule_stats(stats, domain, part, descriptor);
         match descriptor.cost {
@@ -69,12 +69,12 @@ fn rule_stats(
 ) -> Arc<RuleStats> {
     let entries = || descriptor.entries.iter().copied();
     if let DescriptorPlan::Charged(rule, _) = part {
-        let made = domain.tree.metric_key(&domain.name, entries(), rule);
-        let is_written = *made == *rule.path;
-        return stats.rule_stats(if is_written {
-            RuleStatsKey::FromFile(&made)
+        let key = domain.tree.metric_key(&domain.name, entries(), rule);
+        let is_rule_path = *key == *rule.path;
+        return stats.rule_stats(if is_rule_path {
+            RuleStatsKey::FromFile(&key)
         } else {
-            RuleStatsKey::FromRequest(&made)
+            RuleStatsKey::FromRequest(&key)
         });
     }
     // A limit override has no rule, so the key of its statistics is the list of entries.
@@ -98,7 +98,7 @@ impl ChargeStats {
     ) {
         let Cost::Charge(Hits(hits)) = cost else { return };
         let limit = u64::from(self.limit);
-        let (held, is_remembered) = match settled {
+        let (counter, is_cached_denial) = match settled {
             ChargeDecision::NotCharged | ChargeDecision::Store(ChargeOutcome::Refunded(_)) => {
                 return;
             }
@@ -113,15 +113,15 @@ impl ChargeStats {
             ChargeDecision::Fallback(Verdict::Deny, _) => (over_limit_value(limit, hits), false),
         };
         let near = near_limit_threshold(self.limit, near_limit_ratio);
-        let told = Told {
+        let rule_charge = Told {
             hits,
-            counter: held,
+            counter,
             limit,
             near_limit: near,
-            is_cached_denial: is_remembered,
+            is_cached_denial,
             is_shadow: self.shadow,
         };
-        self.rule.count_result(told);
+        self.rule.count_result(rule_charge);
     }
 }
 

@@ -62,8 +62,8 @@ impl ChargeSubset {
     }
 
     /// Copies the store's outcomes to their indexes in `outcomes`.
-    pub(in crate::engine) fn copy_outcomes(&self, answered: Outcomes, outcomes: &mut Outcomes) {
-        for (&index, new_outcome) in self.indexes.iter().zip(answered) {
+    pub(in crate::engine) fn copy_outcomes(&self, new_outcomes: Outcomes, outcomes: &mut Outcomes) {
+        for (&index, new_outcome) in self.indexes.iter().zip(new_outcomes) {
             if let Some(outcome) = outcomes.get_mut(index) {
                 *outcome = new_outcome;
             }
@@ -114,7 +114,7 @@ pub(in crate::engine) fn charges_to_repeat(
 
 /// Returns `true` if the store denied the whole check, and thus charged nothing except refunds.
 pub(in crate::engine) fn is_check_denied(sent: &Charges, outcomes: &[ChargeOutcome]) -> bool {
-    let (quota_for_all, rescued) = match sent.mode {
+    let (quota_for_all, quota_cannot_deny) = match sent.mode {
         ChargeMode::Each => return false,
         ChargeMode::Preview => return true,
         ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } => {
@@ -124,6 +124,6 @@ pub(in crate::engine) fn is_check_denied(sent: &Charges, outcomes: &[ChargeOutco
     let votes = sent.list.iter().zip(outcomes).map(|(charge, outcome)| {
         (charge.standing.group, charge.standing.enforced_verdict(outcome.is_denial()))
     });
-    let passed = rescued.then_some((VoteGroup::Quota, Verdict::Allow));
-    combine(votes.chain(passed), quota_for_all) == Verdict::Deny
+    let quota_allow = quota_cannot_deny.then_some((VoteGroup::Quota, Verdict::Allow));
+    combine(votes.chain(quota_allow), quota_for_all) == Verdict::Deny
 }

@@ -102,7 +102,7 @@ pub(in crate::engine) struct ForwardingQueue {
     membership: Arc<Membership>,
     sender: mpsc::Sender<ForwardedRelease>,
     /// Each update that has not arrived yet has a reference to this value.
-    way: Arc<()>,
+    in_transit: Arc<()>,
 }
 
 /// Returns the public name of a replica incarnation: 16 hexadecimal digits of a hash. They reveal
@@ -165,7 +165,7 @@ impl Engine {
         self.forwarding = Some(ForwardingQueue {
             membership: Arc::clone(&local.membership),
             sender: post,
-            way: Arc::default(),
+            in_transit: Arc::default(),
         });
         (self, Some(posted))
     }
@@ -179,10 +179,10 @@ impl Engine {
 
     /// Applies an update at this replica, or forwards it to `owner`. A release without an owner is
     /// forwarded to all replicas.
-    pub fn apply_or_forward(&self, told: PermitUpdate<'_>, owner: Option<&str>) {
+    pub fn apply_or_forward(&self, update: PermitUpdate<'_>, owner: Option<&str>) {
         let owner = owner.filter(|owner| is_incarnation_name(owner));
-        if !matches!(self.apply_and_route(&told, owner), UpdateTarget::Local(_)) {
-            self.forward(told, owner, None);
+        if !matches!(self.apply_and_route(&update, owner), UpdateTarget::Local(_)) {
+            self.forward(update, owner, None);
         }
     }
 
@@ -209,49 +209,49 @@ impl Engine {
 
     /// Applies an update that another replica forwarded. Stores an early release only if no replica
     /// knows the id.
-    pub fn apply_forwarded(&self, told: &PermitUpdate<'_>) -> IdState {
-        match told.event {
-            PermitEvent::Released(how, rtt) => self.release_known(&told.id, how, rtt),
+    pub fn apply_forwarded(&self, update: &PermitUpdate<'_>) -> IdState {
+        match update.event {
+            PermitEvent::Released(how, rtt) => self.release_known(&update.id, how, rtt),
             PermitEvent::ReleasedUnknown(how, rtt) => {
-                let held = self.release(&told.id, told.source, how, rtt);
+                let held = self.release(&update.id, update.source, how, rtt);
                 if held { IdState::HadPermits } else { IdState::Unknown }
             }
-            PermitEvent::Renewed if self.renew(&told.id) => IdState::HadPermits,
+            PermitEvent::Renewed if self.renew(&update.id) => IdState::HadPermits,
             PermitEvent::Renewed => IdState::Unknown,
         }
     }
 
     /// Waits until all forwarded updates have arrived at their replicas, or the timeout passes.
-    pub async fn flush_forwarded(&self, patience: Duration) {
+    pub async fn flush_forwarded(&self, max_wait: Duration) {
         let Some(peers) = &self.forwarding else { return };
         let mut ticks = tokio::time::interval(POLL_INTERVAL);
         let arrived = async {
-            while 1 < Arc::strong_count(&peers.way) {
+            while 1 < Arc::strong_count(&peers.in_transit) {
                 ticks.tick().await;
             }
         };
         // Permits whose release has not arrived end by their deadlines.
-        timeout(patience, arrived).await.ok();
+        timeout(max_wait, arrived).await.ok();
     }
 
-    fn apply_and_route(&self, told: &PermitUpdate<'_>, owner: Option<&str>) -> UpdateTarget {
-        let (found, ours) = (self.apply_forwarded(told), self.owner());
+    fn apply_and_route(&self, update: &PermitUpdate<'_>, owner: Option<&str>) -> UpdateTarget {
+        let (found, ours) = (self.apply_forwarded(update), self.owner());
         // Two replicas can know an id: the first rejected its request, or the reply was lost. Then
         // the request was retried at the second replica.
-        let is_anothers = ours.is_some() && owner.is_some() && owner != ours;
+        let belongs_to_other = ours.is_some() && owner.is_some() && owner != ours;
         match found {
-            IdState::HadPermits if is_anothers => UpdateTarget::LocalAndOwner,
+            IdState::HadPermits if belongs_to_other => UpdateTarget::LocalAndOwner,
             IdState::HadPermits => UpdateTarget::Local(true),
-            _ if is_anothers => UpdateTarget::Remote,
+            _ if belongs_to_other => UpdateTarget::Remote,
             IdState::NoPermits => UpdateTarget::Local(false),
             IdState::Unknown if ours.is_none() => {
-                UpdateTarget::Local(self.remember_early_release(told))
+                UpdateTarget::Local(self.remember_early_release(update))
             }
             // A reply of this replica named the owner, so the request was here and has ended.
             IdState::Unknown if owner.is_some() => UpdateTarget::Local(false),
-            IdState::Unknown if told.event == PermitEvent::Renewed => UpdateTarget::Local(false),
+            IdState::Unknown if update.event == PermitEvent::Renewed => UpdateTarget::Local(false),
             IdState::Unknown if self.is_alone() => {
-                UpdateTarget::Local(self.remember_early_release(told))
+                UpdateTarget::Local(self.remember_early_release(update))
             }
             IdState::Unknown => UpdateTarget::Remote,
         }
@@ -262,8 +262,8 @@ impl Engine {
         seen.is_none_or(|seen| seen.peers.is_empty())
     }
 
-    fn remember_early_release(&self, told: &PermitUpdate<'_>) -> bool {
-        self.apply_forwarded(&told.clone().into_unknown()) == IdState::HadPermits
+    fn remember_early_release(&self, update: &PermitUpdate<'_>) -> bool {
+        self.apply_forwarded(&update.clone().into_unknown()) == IdState::HadPermits
     }
 
     fn forward(
@@ -273,7 +273,8 @@ impl Engine {
         answer: Option<oneshot::Sender<bool>>,
     ) {
         let Some(peers) = &self.forwarding else { return };
-        let (told, owner, way) = (told.into_owned(), owner.map(Box::from), Arc::clone(&peers.way));
+        let (told, owner, way) =
+            (told.into_owned(), owner.map(Box::from), Arc::clone(&peers.in_transit));
         let post = ForwardedRelease { update: told, owner, result_sender: answer, in_transit: way };
         let Err(refused) = peers.sender.try_send(post) else { return };
         ForwardingEvent::Dropped.emit();

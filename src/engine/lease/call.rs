@@ -56,7 +56,7 @@ impl Drop for LeaseCall {
 
 /// Runs `sends` such that their messages are in one store call.
 pub(super) async fn share_store_call<F: Future>(
-    backend: &dyn CounterStore,
+    store: &dyn CounterStore,
     sends: JoinAll<F>,
 ) -> Vec<F::Output> {
     let (mut sends, mut has_begun) = (pin!(sends), false);
@@ -65,7 +65,7 @@ pub(super) async fn share_store_call<F: Future>(
             return sends.as_mut().poll(context);
         }
         let mut begun = Poll::Pending;
-        backend.batch_calls(&mut || begun = sends.as_mut().poll(context));
+        store.batch_calls(&mut || begun = sends.as_mut().poll(context));
         has_begun = true;
         begun
     })
@@ -86,8 +86,8 @@ impl<'l> SettleOnDrop<'l> {
         Self { leases, key_hash: place, number, reply: Err(None) }
     }
 
-    pub(super) const fn set_reply(&mut self, lent: LeaseOutcome) {
-        self.reply = match lent {
+    pub(super) const fn set_reply(&mut self, outcome: LeaseOutcome) {
+        self.reply = match outcome {
             LeaseOutcome::Applied(answer) => Ok(answer),
             LeaseOutcome::Failed(cause) => Err(Some(cause)),
             LeaseOutcome::Superseded | LeaseOutcome::StoreFull(_) | LeaseOutcome::Stale(_) => {

@@ -275,8 +275,8 @@ impl<'l> TakenHits<'l> {
 impl Drop for TakenHits<'_> {
     fn drop(&mut self) {
         let now = self.leases.clock.now();
-        for part in &self.charges {
-            part.put_back(self.leases, now);
+        for taken in &self.charges {
+            taken.put_back(self.leases, now);
         }
     }
 }

@@ -46,13 +46,13 @@ impl KeyLease {
     /// Creates an empty lease. `number` must be unique in this process.
     pub(super) fn new(leased: LeasedCounter<'_>, now: Nanos, number: MessageNumber) -> Self {
         let LeasedCounter { charge, terms } = leased;
-        let ledger = LeaseBalance::new(
+        let lease_balance = LeaseBalance::new(
             terms.sizing,
             terms.duration,
             sizer::max_lease(charge.strategy.max_at_once()),
         );
         Self {
-            lease_balance: ledger.with_strategy(charge.strategy),
+            lease_balance: lease_balance.with_strategy(charge.strategy),
             charge: charge.clone(),
             terms,
             last_check: now,
@@ -148,8 +148,8 @@ impl KeyLease {
         if self.pending.is_some() || !self.lease_balance.may_need_refill(now) {
             return None;
         }
-        let ahead = self.lease_balance.refill(now, number());
-        self.set_pending_message(ahead)
+        let message = self.lease_balance.refill(now, number());
+        self.set_pending_message(message)
     }
 
     /// Returns the message of an early refill, if a refill would be due within `time`.
@@ -217,8 +217,8 @@ impl KeyLease {
         now: Nanos,
         number: MessageNumber,
     ) -> Option<BorrowRequest> {
-        let leaves = std::mem::take(&mut self.is_returning);
-        if leaves && !self.has_pending() { self.return_all(now, number) } else { None }
+        let was_returning = std::mem::take(&mut self.is_returning);
+        if was_returning && !self.has_pending() { self.return_all(now, number) } else { None }
     }
 
     /// Returns a receiver for the pending reply, if there is one. The caller then returns the hits
@@ -293,10 +293,10 @@ impl KeyLease {
     fn set_pending(
         &mut self,
         message: Option<BorrowRequest>,
-        awaits: Option<MessageNumber>,
+        pending: Option<MessageNumber>,
     ) -> Option<BorrowRequest> {
         if message.is_some() {
-            self.pending = awaits;
+            self.pending = pending;
         }
         message
     }

@@ -148,7 +148,7 @@ impl LeaseManager {
                 all.send(&message).await;
                 drop(slot);
             };
-            share_store_call(&*all.backend, join_all(outgoing.into_iter().map(send))).await;
+            share_store_call(&*all.store, join_all(outgoing.into_iter().map(send))).await;
         });
     }
 }

@@ -89,20 +89,20 @@ fn absolute(path: &Path) -> PathBuf {
 
 /// Returns `true` if a file event may mean changed content. Read accesses are ignored, because
 /// otherwise every load would cause the next load.
-fn may_change_content(event: &Event, named: &[PathBuf]) -> bool {
+fn may_change_content(event: &Event, configured: &[PathBuf]) -> bool {
     let is_read = match event.kind {
         EventKind::Access(AccessKind::Close(AccessMode::Write)) => false,
         EventKind::Access(_) => true,
         _ => false,
     };
-    let touches = |path: &PathBuf| named.iter().any(|named| affects(path, named));
+    let touches = |path: &PathBuf| configured.iter().any(|named| affects(path, named));
     event.need_rescan() || (!is_read && event.paths.iter().any(touches))
 }
 
 /// Returns `true` if `path` is below a configured path, is a parent of it, or is a sibling such as
 /// the link `..data`, which Kubernetes replaces at each update.
-fn affects(path: &Path, named: &Path) -> bool {
-    let beside = path.parent() == named.parent()
+fn affects(path: &Path, configured: &Path) -> bool {
+    let beside = path.parent() == configured.parent()
         && path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".."));
-    path.starts_with(named) || named.starts_with(path) || beside
+    path.starts_with(configured) || configured.starts_with(path) || beside
 }

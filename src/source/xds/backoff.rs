@@ -56,7 +56,7 @@ impl Backoff {
         least + Duration::from_nanos(self.next_random() % span.saturating_add(1).max(1))
     }
 
-    /// Returns the next random number of SplitMix64. Source: Steele, Lea, Flood: Fast splittable
+    /// Returns the next random number of `SplitMix64`. Source: Steele, Lea, Flood: Fast splittable
     /// pseudorandom number generators, 2014.
     const fn next_random(&mut self) -> u64 {
         self.random_state = self.random_state.wrapping_add(0x9e37_79b9_7f4a_7c15);

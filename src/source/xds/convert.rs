@@ -64,7 +64,7 @@ fn rule_fields(descriptor: &RateLimitDescriptor) -> Result<(Value, Map<String, V
     }
     insert_if(&mut node, "descriptors", children.into(), !descriptor.descriptors.is_empty());
     let mut metadata = descriptor.metadata.as_ref().map(struct_to_json).unwrap_or_default();
-    let ours = match metadata.remove(OURS) {
+    let own_fields = match metadata.remove(OURS) {
         None => Map::new(),
         Some(Value::Object(ours)) => ours,
         Some(_) => {
@@ -72,8 +72,8 @@ fn rule_fields(descriptor: &RateLimitDescriptor) -> Result<(Value, Map<String, V
         }
     };
     insert_if(&mut node, "metadata", metadata.clone().into(), !metadata.is_empty());
-    let more = add_own_fields(&mut node, ours)?;
-    Ok((node.into(), more))
+    let domain_fields = add_own_fields(&mut node, own_fields)?;
+    Ok((node.into(), domain_fields))
 }
 
 /// Adds Sluicegate's own fields to the rule `node`. Returns the fields for the whole domain.
@@ -81,7 +81,7 @@ fn add_own_fields(
     node: &mut Map<String, Value>,
     mut own_fields: Map<String, Value>,
 ) -> Result<Map<String, Value>, String> {
-    let more = match own_fields.remove(DOMAIN) {
+    let domain_fields = match own_fields.remove(DOMAIN) {
         None => Map::new(),
         Some(Value::Object(more)) => more,
         Some(_) => {
@@ -98,7 +98,7 @@ fn add_own_fields(
         }
     }
     merge_fields(node, own_fields)?;
-    Ok(more)
+    Ok(domain_fields)
 }
 
 /// Adds `new_fields` to `fields`. Fails if a field already exists. Exception: `per` replaces `unit:

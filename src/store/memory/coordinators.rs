@@ -146,8 +146,8 @@ impl Coordinators {
 ///
 /// A caller that does not know the name must not end the incarnation. Otherwise callers with and
 /// without the name would alternately restart it, and no request would ever be allowed.
-pub(super) fn is_same_store(known: &str, named: &str) -> bool {
-    named.is_empty() || known == named
+pub(super) fn is_same_store(recorded_name: &str, current_name: &str) -> bool {
+    current_name.is_empty() || recorded_name == current_name
 }
 
 /// Begins the next incarnation. Its number is `now` in microseconds, or the previous number plus 1

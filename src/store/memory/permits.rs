@@ -65,14 +65,14 @@ impl StrictLimits {
         life.closed_for(now, &round.times);
         life.record_report(now);
         self.incarnation = Some(life);
-        let mut heard = Vec::new();
+        let mut replies = Vec::new();
         for told in &round.limits {
             let permits = self.states.entry(told.bucket.clone()).or_default();
             let found = permits.apply_report(now, &told.in_use, &told.released);
-            heard.push(LimitPermitsReply { changes: found, held: permits.count() });
+            replies.push(LimitPermitsReply { changes: found, held: permits.count() });
             self.drop_if_unused(&told.bucket);
         }
-        heard
+        replies
     }
 
     fn incarnation_for(&mut self, now: Nanos, store: &str, times: &PermitTiming) -> AcquireGate {

@@ -154,16 +154,17 @@ impl<Q: BatchItem> Batcher<Q> {
     pub(super) async fn submit(
         self: &Arc<Self>,
         slot: u16,
-        question: Q,
+        item: Q,
     ) -> Result<Q::Output, StoreFailure> {
-        let arrival = self.enqueue(slot, question)?;
+        let submission = self.enqueue(slot, item)?;
         let unanswered = self.route.start_call(slot);
-        match arrival {
+        match submission {
             Submission::SendNow(question, turn) => {
-                let shares = turn.run_call(vec![question]).await;
+                let batch_result = turn.run_call(vec![question]).await;
                 unanswered.settle();
-                self.route.record_result(slot, shares.as_ref().err().copied());
-                shares.and_then(|(mut shares, _)| shares.pop().ok_or(StoreFailure::InvalidReply))
+                self.route.record_result(slot, batch_result.as_ref().err().copied());
+                batch_result
+                    .and_then(|(mut shares, _)| shares.pop().ok_or(StoreFailure::InvalidReply))
             }
             Submission::Queued(answer, full) => {
                 if let Some((batch, turn)) = full {
@@ -194,23 +195,23 @@ impl<Q: BatchItem> Batcher<Q> {
         drop(gathering);
     }
 
-    fn enqueue(self: &Arc<Self>, slot: u16, question: Q) -> Result<Submission<Q>, StoreFailure> {
-        let turn = |number| CallGuard { calls: Arc::clone(self), slot, number: Some(number) };
+    fn enqueue(self: &Arc<Self>, slot: u16, item: Q) -> Result<Submission<Q>, StoreFailure> {
+        let call_guard = |number| CallGuard { calls: Arc::clone(self), slot, number: Some(number) };
         let mut lane = self.lane(slot).lock();
         let alone = lane.waiting.is_empty() && lane.can_start();
         if alone || self.batching == Batching::Off {
             let number = lane.begin_call();
-            return Ok(Submission::SendNow(question, turn(number)));
+            return Ok(Submission::SendNow(item, call_guard(number)));
         }
         if MAX_WAITING_MICROS < lane.waiting_micros {
             return Err(StoreFailure::Overloaded);
         }
         let (sender, receiver) = oneshot::channel();
-        lane.waiting_micros += question.script_micros();
-        lane.waiting.push_back(QueuedItem { item: question, sender });
+        lane.waiting_micros += item.script_micros();
+        lane.waiting.push_back(QueuedItem { item, sender });
         let full = lane.next_batch();
         drop(lane);
-        Ok(Submission::Queued(receiver, full.map(|(batch, number)| (batch, turn(number)))))
+        Ok(Submission::Queued(receiver, full.map(|(batch, number)| (batch, call_guard(number)))))
     }
 
     fn lane(&self, slot: u16) -> &Mutex<BatchLane<Q>> {
@@ -219,10 +220,10 @@ impl<Q: BatchItem> Batcher<Q> {
 
     fn start(self: &Arc<Self>, slot: u16, next: Option<NumberedBatch<Q>>) {
         let Some((batch, number)) = next else { return };
-        let turn = CallGuard { calls: Arc::clone(self), slot, number: Some(number) };
+        let call = CallGuard { calls: Arc::clone(self), slot, number: Some(number) };
         // Without a Tokio runtime the process is ending, and no caller waits.
         if let Ok(runtime) = Handle::try_current() {
-            runtime.spawn(turn.drive(batch));
+            runtime.spawn(call.drive(batch));
         }
     }
 }
@@ -311,14 +312,14 @@ impl<Q: BatchItem> CallGuard<Q> {
         loop {
             let (questions, askers): (Vec<_>, Vec<_>) =
                 batch.into_iter().map(|waiting| (waiting.item, waiting.sender)).unzip();
-            let come = self.run_call(questions).await;
+            let result = self.run_call(questions).await;
             // Do not record a timeout here, because each waiting caller records its own.
-            if !matches!(come, Err(StoreFailure::TimedOut)) {
-                self.calls.route.record_result(self.slot, come.as_ref().err().copied());
+            if !matches!(result, Err(StoreFailure::TimedOut)) {
+                self.calls.route.record_result(self.slot, result.as_ref().err().copied());
             }
-            let rest = deliver(askers, come);
-            if !rest.is_empty() {
-                batch = rest;
+            let unsent_items = deliver(askers, result);
+            if !unsent_items.is_empty() {
+                batch = unsent_items;
                 continue;
             }
             let Some((next, number)) = self.finish() else { return };
@@ -328,9 +329,9 @@ impl<Q: BatchItem> CallGuard<Q> {
 
     /// Makes one call and waits for its reply until the deadline. After [`MAX_DELAY`], other calls
     /// of the lane may start.
-    async fn run_call(&self, questions: Vec<Q>) -> Result<BatchReplies<Q>, StoreFailure> {
+    async fn run_call(&self, items: Vec<Q>) -> Result<BatchReplies<Q>, StoreFailure> {
         let live = self.calls.route.connection(self.slot)?;
-        let mut called = pin!(Q::run_batch(&live, questions));
+        let mut called = pin!(Q::run_batch(&live, items));
         let deadline = self.calls.deadline;
         let linger = MAX_DELAY.min(deadline);
         match timeout(linger, &mut called).await {
@@ -374,11 +375,11 @@ impl<Q: BatchItem> Drop for GroupGuard<'_, Q> {
 /// call. Returns the items that still need a call.
 fn deliver<Q: BatchItem>(
     callers: Vec<oneshot::Sender<Result<Q::Output, StoreFailure>>>,
-    come: Result<BatchReplies<Q>, StoreFailure>,
+    call_result: Result<BatchReplies<Q>, StoreFailure>,
 ) -> Vec<QueuedItem<Q>> {
     let mut askers = callers.into_iter();
     // A send fails only if the caller no longer waits, so the error is ignored.
-    match come {
+    match call_result {
         Ok((shares, rest)) => {
             shares
                 .into_iter()
@@ -404,10 +405,10 @@ struct WaitingCaller<'c, Q: BatchItem> {
 
 impl<Q: BatchItem> WaitingCaller<'_, Q> {
     async fn wait(mut self) -> Result<Q::Output, StoreFailure> {
-        let answer = timeout(self.calls.deadline, &mut self.receiver).await;
-        self.has_result = answer.is_ok();
+        let received = timeout(self.calls.deadline, &mut self.receiver).await;
+        self.has_result = received.is_ok();
         // A sender is dropped without a result only when the process ends.
-        answer.map_or(Err(StoreFailure::TimedOut), |told| {
+        received.map_or(Err(StoreFailure::TimedOut), |told| {
             told.unwrap_or(Err(StoreFailure::Unreachable))
         })
     }

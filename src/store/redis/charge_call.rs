@@ -94,18 +94,18 @@ impl ChargeCall {
     /// The script cannot have sent this reply to this call.
     pub fn split_reply(&self, reply: &[i64]) -> Result<Vec<CheckResults>, InvalidReply> {
         let refused = || InvalidReply::new("one to three integers for each charge", reply);
-        let mut shares: Vec<CheckResults> = self
+        let mut results_by_check: Vec<CheckResults> = self
             .charges_per_check
             .iter()
             .map(|size| SmallVec::from_elem(RawChargeResult::default(), *size))
             .collect();
         let (mut rest, mut before) = (reply, None);
         for whose in &self.whose {
-            let said = RawChargeResult::read(&mut rest, before.as_ref()).ok_or_else(refused)?;
-            shares[whose.check][whose.charge] = said;
-            before = Some(said);
+            let result = RawChargeResult::read(&mut rest, before.as_ref()).ok_or_else(refused)?;
+            results_by_check[whose.check][whose.charge] = result;
+            before = Some(result);
         }
-        if rest.is_empty() { Ok(shares) } else { Err(refused()) }
+        if rest.is_empty() { Ok(results_by_check) } else { Err(refused()) }
     }
 }
 
@@ -150,9 +150,9 @@ impl KeyCharges {
 }
 
 impl<'q> ChargePlan<'q> {
-    fn of(questions: &'q [PackedCheck]) -> Self {
+    fn of(checks: &'q [PackedCheck]) -> Self {
         let (mut plan, mut numbers) = (Self::default(), RecordNumbers::default());
-        let mut runs = group_by_key(questions, &mut numbers);
+        let mut runs = group_by_key(checks, &mut numbers);
         // Sort charges with the same record together, because the script then unpacks the record
         // once. Keys that the script reads before writing come first, because one `MGET` reads
         // them.
@@ -165,8 +165,7 @@ impl<'q> ChargePlan<'q> {
             let rule = if alike[0].whose.len() == 1 { SAME_RECORD_RULE } else { 0 };
             plan.push(rule, whose, alike[0].records.clone());
         }
-        for (question, packed) in questions.iter().enumerate().filter(|(_, asked)| asked.rule != 0)
-        {
+        for (question, packed) in checks.iter().enumerate().filter(|(_, asked)| asked.rule != 0) {
             let whose =
                 (0..packed.charges.len()).map(|charge| ChargeRef { check: question, charge });
             plan.keys.extend(whose.clone());
@@ -212,13 +211,13 @@ fn group_by_key<'q>(
     numbers: &mut RecordNumbers<'q>,
 ) -> Vec<KeyCharges> {
     let mut runs: Vec<KeyCharges> = Vec::new();
-    let mut places: HashMap<&[u8], usize> = HashMap::new();
+    let mut run_index_by_key: HashMap<&[u8], usize> = HashMap::new();
     for (question, packed) in questions.iter().enumerate().filter(|(_, asked)| asked.rule == 0) {
         for (charge, its) in packed.charges.iter().enumerate() {
             let (whose, record) =
                 (ChargeRef { check: question, charge }, numbers.number(&its.record));
-            let place = *places.entry(&its.key).or_insert(runs.len());
-            if let Some(run) = runs.get_mut(place) {
+            let run_index = *run_index_by_key.entry(&its.key).or_insert(runs.len());
+            if let Some(run) = runs.get_mut(run_index) {
                 run.whose.push(whose);
                 run.records.push(record);
             } else {
@@ -234,7 +233,7 @@ fn group_by_key<'q>(
 #[derive(Default)]
 struct RecordNumbers<'q> {
     records: Vec<&'q [u8]>,
-    known: HashMap<&'q [u8], u16>,
+    number_by_record: HashMap<&'q [u8], u16>,
     latest: u16,
 }
 
@@ -245,7 +244,7 @@ impl<'q> RecordNumbers<'q> {
             return self.latest;
         }
         let next = u16::try_from(self.records.len()).unwrap_or(u16::MAX).saturating_add(1);
-        self.latest = *self.known.entry(record).or_insert(next);
+        self.latest = *self.number_by_record.entry(record).or_insert(next);
         if self.latest == next {
             self.records.push(record);
         }

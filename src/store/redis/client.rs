@@ -120,10 +120,10 @@ impl OpenedClient {
     pub(super) async fn new(at: &ServerAddress, login: Login<'_>) -> Result<Self, Error> {
         let opening = async {
             let config = config(at, login).await?;
-            let told = config.password.clone().map(Password::Plain);
+            let configured_password = config.password.clone().map(Password::Plain);
             let client = Client::new(config, None, Some(connection_config()), None);
             let mut opened = connect(client).await?;
-            opened.sent_password = told;
+            opened.sent_password = configured_password;
             Ok(opened)
         };
         let opened =
@@ -201,8 +201,8 @@ pub(super) async fn run_command(client: &Client, command: &[&str]) -> Result<Val
     let (name, args) = command.split_first().unwrap_or((&"PING", &[]));
     let command = CustomCommand::new(*name, ClusterHash::FirstKey, false);
     let args = args.iter().map(|&arg| Value::from(arg)).collect();
-    let answer = timeout(CONNECT_TIMEOUT, client.custom(command, args)).await;
-    answer.unwrap_or_else(|_| Err(timeout_error()))
+    let reply = timeout(CONNECT_TIMEOUT, client.custom(command, args)).await;
+    reply.unwrap_or_else(|_| Err(timeout_error()))
 }
 
 fn timeout_error() -> Error {

@@ -140,15 +140,15 @@ impl ClusterConnections {
             self.request_query();
         }
         let map = self.map.load();
-        let known = map.nodes.get(&redirect.target);
-        if known.is_none() {
+        let node = map.nodes.get(&redirect.target);
+        if node.is_none() {
             let mut named = self.redirect_targets.lock();
             if named.len() < MAX_REDIRECT_TARGETS {
                 named.insert(redirect.target.clone(), KEPT_FOR_QUERIES);
             }
             self.request_query();
         }
-        known?.link.connection().ok()
+        node?.link.connection().ok()
     }
 
     /// Returns the connected nodes, which can be queried for the slot map.
@@ -247,10 +247,11 @@ impl NodeKeepers {
     fn keep_node(&mut self, address: &Address) -> ClusterNode {
         let link = Arc::new(Link::default());
         let at = ServerAddress::Tcp(address.clone());
-        let place = ServerLocation::Node(at, Arc::downgrade(&self.cluster));
+        let location = ServerLocation::Node(at, Arc::downgrade(&self.cluster));
         let options = Arc::clone(&self.options);
-        let kept = keeper::keep_link(Arc::clone(&link), place, options, self.pauses.random());
-        ClusterNode { link, keeper: self.tasks.spawn(kept) }
+        let keeper_task =
+            keeper::keep_link(Arc::clone(&link), location, options, self.pauses.random());
+        ClusterNode { link, keeper: self.tasks.spawn(keeper_task) }
     }
 }
 
@@ -262,22 +263,22 @@ mod tests {
 
     #[test]
     fn moved_and_ask_errors_parse_as_redirects() {
-        let of = |text: &'static str| {
+        let parse_redirect = |text: &'static str| {
             Redirect::parse(&Error::new(ErrorKind::Cluster, text), "redis-1.local")
         };
         let to = |host: &str, port, asks| {
             Some(Redirect { target: Address { host: host.to_owned(), port }, is_ask: asks })
         };
-        assert_eq!(of("MOVED 3999 127.0.0.1:6381"), to("127.0.0.1", 6381, false));
-        assert_eq!(of("ASK 3999 redis-2.local:6381"), to("redis-2.local", 6381, true));
-        assert_eq!(of("MOVED 3999 ::1:6381"), to("::1", 6381, false));
+        assert_eq!(parse_redirect("MOVED 3999 127.0.0.1:6381"), to("127.0.0.1", 6381, false));
+        assert_eq!(parse_redirect("ASK 3999 redis-2.local:6381"), to("redis-2.local", 6381, true));
+        assert_eq!(parse_redirect("MOVED 3999 ::1:6381"), to("::1", 6381, false));
         // In a redirect, an empty host or `?` means the host of the node that sent it.
-        assert_eq!(of("MOVED 3999 :6381"), to("redis-1.local", 6381, false));
-        assert_eq!(of("ASK 3999 ?:6381"), to("redis-1.local", 6381, true));
+        assert_eq!(parse_redirect("MOVED 3999 :6381"), to("redis-1.local", 6381, false));
+        assert_eq!(parse_redirect("ASK 3999 ?:6381"), to("redis-1.local", 6381, true));
         for other in
             ["", "MOVED", "MOVED 1", "MOVED 1 x", "MOVED 1 x:y", "TRYAGAIN x y:1", "ASKING"]
         {
-            assert_eq!(of(other), None, "{other}");
+            assert_eq!(parse_redirect(other), None, "{other}");
         }
     }
 }

@@ -123,11 +123,11 @@ pub fn pack(charges: &Charges, prefix: &[u8]) -> PackedCheck {
 ///
 /// # Errors
 /// The script cannot have sent these results for these charges.
-pub fn read(charges: &Charges, said: &[RawChargeResult]) -> Result<ChargeResults, InvalidReply> {
-    if said.len() != charges.list.len() {
+pub fn read(charges: &Charges, results: &[RawChargeResult]) -> Result<ChargeResults, InvalidReply> {
+    if results.len() != charges.list.len() {
         return Err(InvalidReply { expected: "an answer for each charge", actual: Vec::new() });
     }
-    charges.list.iter().zip(said).map(|(charge, said)| decode_result(charge, *said)).collect()
+    charges.list.iter().zip(results).map(|(charge, said)| decode_result(charge, *said)).collect()
 }
 
 impl PackedCheck {
@@ -182,13 +182,13 @@ pub fn counter_key(counter: &CounterKey, home: Placement, prefix: &[u8]) -> Vec<
     let bytes = counter.as_bytes();
     let mut key = Vec::with_capacity(prefix.len() + TAG_BYTES + bytes.len().min(MAX_KEY_BYTES));
     key.extend(prefix);
-    let place = match home {
+    let slot_hash = match home {
         // The hash has no secret key, because every replica must choose the same slot.
         Placement::ByKey => SipHasher24::new().hash(bytes),
         Placement::Group(place) | Placement::WholeDomain(place) => place,
     };
     // Writing to a vector cannot fail.
-    drop(write!(key, "sg:{{{place:016x}}}:"));
+    drop(write!(key, "sg:{{{slot_hash:016x}}}:"));
     if bytes.len() <= MAX_KEY_BYTES {
         key.extend(bytes);
     } else {
@@ -205,8 +205,8 @@ pub fn cluster_slot(key: &[u8]) -> u16 {
     fred::util::redis_keyslot(key)
 }
 
-fn rule_number(rule: ChargeMode) -> u16 {
-    match rule {
+fn rule_number(mode: ChargeMode) -> u16 {
+    match mode {
         ChargeMode::Each => 0,
         ChargeMode::Preview => 8,
         ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } => {
@@ -274,8 +274,8 @@ impl LimitNumbers {
 /// Encodes an integer as a double. Values of 2^53 or more become 2^53 - 1.
 #[allow(clippy::cast_precision_loss, reason = "exact below 2^53")]
 const fn encode_double(integer: u64) -> [u8; 8] {
-    let held = if integer < EXACT_BOUND { integer } else { EXACT_BOUND - 1 };
-    (held as f64).to_le_bytes()
+    let bounded = if integer < EXACT_BOUND { integer } else { EXACT_BOUND - 1 };
+    (bounded as f64).to_le_bytes()
 }
 
 const fn tick_micros(tick: Tick) -> u32 {
@@ -286,8 +286,8 @@ const fn tick_micros(tick: Tick) -> u32 {
     }
 }
 
-fn decode_result(charge: &Charge, said: RawChargeResult) -> Result<ChargeResult, InvalidReply> {
-    let RawChargeResult { code, remaining, retry, reset } = said;
+fn decode_result(charge: &Charge, raw: RawChargeResult) -> Result<ChargeResult, InvalidReply> {
+    let RawChargeResult { code, remaining, retry, reset } = raw;
     let refused = |wanted| {
         let fields =
             [remaining, retry, reset].map(|field| i64::try_from(field).unwrap_or(i64::MAX));

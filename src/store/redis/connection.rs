@@ -583,13 +583,13 @@ pub(super) fn connect_refusal(error: &Error) -> Option<StoreFailure> {
 /// Returns `true` for an error that Redis returns to every write: it is out of memory, cannot
 /// persist, or has too few Redis replicas.
 fn is_write_refusal(error: &Error) -> bool {
-    let said = without_arguments(error);
-    ["OOM ", "MISCONF ", "NOREPLICAS "].iter().any(|word| said.contains(word))
+    let details = without_arguments(error);
+    ["OOM ", "MISCONF ", "NOREPLICAS "].iter().any(|word| details.contains(word))
 }
 
 pub(super) fn classify_error(error: &Error) -> StoreFailure {
     tracing::debug!(kind = ?error.kind(), error = %describe_error(error), "redis call failed");
-    let said = |word: &str| without_arguments(error).contains(word);
+    let contains = |word: &str| without_arguments(error).contains(word);
     match error.kind() {
         ErrorKind::IO => StoreFailure::ConnectionLost,
         ErrorKind::Unknown if error.details() == CLIENT_STOPPED => StoreFailure::ConnectionLost,
@@ -600,12 +600,18 @@ pub(super) fn classify_error(error: &Error) -> StoreFailure {
         ErrorKind::Backpressure => StoreFailure::Overloaded,
         ErrorKind::Parse | ErrorKind::Protocol | ErrorKind::NotFound => StoreFailure::InvalidReply,
         // The slot moves to a node to which this process is not connected yet.
-        _ if said("MOVED") || said("ASK ") || said("TRYAGAIN") => StoreFailure::Unreachable,
-        _ if said("READONLY") => StoreFailure::ReadOnly,
-        _ if said("LOADING") || said("MASTERDOWN") || said("CLUSTERDOWN") => StoreFailure::Loading,
-        _ if said("WRONGTYPE") => StoreFailure::WrongType,
-        _ if said("OOM ") => StoreFailure::OutOfMemory,
-        _ if said("NOAUTH") || said("NOPERM") || said("WRONGPASS") => StoreFailure::NotPermitted,
+        _ if contains("MOVED") || contains("ASK ") || contains("TRYAGAIN") => {
+            StoreFailure::Unreachable
+        }
+        _ if contains("READONLY") => StoreFailure::ReadOnly,
+        _ if contains("LOADING") || contains("MASTERDOWN") || contains("CLUSTERDOWN") => {
+            StoreFailure::Loading
+        }
+        _ if contains("WRONGTYPE") => StoreFailure::WrongType,
+        _ if contains("OOM ") => StoreFailure::OutOfMemory,
+        _ if contains("NOAUTH") || contains("NOPERM") || contains("WRONGPASS") => {
+            StoreFailure::NotPermitted
+        }
         _ => StoreFailure::Other,
     }
 }

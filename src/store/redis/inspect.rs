@@ -58,7 +58,7 @@ impl From<Error> for InspectError {
 /// A process cannot be reached; the error is that of the first one. Reported within a few seconds.
 pub async fn connect_all(options: &RedisOptions) -> Result<Vec<InspectedNode>, InspectError> {
     let options = Arc::new(options.clone());
-    let places = match &options.topology {
+    let addresses = match &options.topology {
         RedisTopology::Tcp(address) => vec![ServerAddress::Tcp(address.clone())],
         RedisTopology::Unix(path) => vec![ServerAddress::Unix(path.clone())],
         RedisTopology::Sentinel(sentinels) => {
@@ -74,16 +74,16 @@ pub async fn connect_all(options: &RedisOptions) -> Result<Vec<InspectedNode>, I
             owners.into_iter().map(ServerAddress::Tcp).collect()
         }
     };
-    connect(places, options).await
+    connect(addresses, options).await
 }
 
 /// Connects to all addresses, and keeps their order.
 async fn connect(
-    places: Vec<ServerAddress>,
+    addresses: Vec<ServerAddress>,
     options: Arc<RedisOptions>,
 ) -> Result<Vec<InspectedNode>, InspectError> {
     let mut opening = JoinSet::new();
-    for (number, at) in places.into_iter().enumerate() {
+    for (number, at) in addresses.into_iter().enumerate() {
         let options = Arc::clone(&options);
         opening.spawn(async move {
             let opened = OpenedClient::new(&at, options.login()).await;

@@ -40,8 +40,8 @@ pub(super) enum SparedLimits {
 impl JointDecision {
     /// Returns the joint decision that a charge mode requires; `None` if each charge is decided
     /// independently.
-    pub(super) const fn from_mode(rule: ChargeMode) -> Option<Self> {
-        match rule {
+    pub(super) const fn from_mode(mode: ChargeMode) -> Option<Self> {
+        match mode {
             ChargeMode::Each | ChargeMode::Preview => None,
             ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } => {
                 Some(Self { quota_for_all, rescued, spared: SparedLimits::All })
@@ -51,8 +51,8 @@ impl JointDecision {
 
     /// Returns `true` if the charges with the given indices deny the check. The charges and the
     /// outcomes are those of the whole check.
-    pub(super) fn denies(self, list: &[Charge], places: &[usize], outcomes: &Outcomes) -> bool {
-        let votes = places.iter().map(|&at| {
+    pub(super) fn denies(self, list: &[Charge], indexes: &[usize], outcomes: &Outcomes) -> bool {
+        let votes = indexes.iter().map(|&at| {
             let standing = list[at].standing;
             (standing.group, standing.enforced_verdict(outcomes[at].is_denial()))
         });

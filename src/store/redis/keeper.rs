@@ -98,14 +98,14 @@ impl ServerLocation {
 /// Keeps the connection of `link` open; never returns.
 pub(super) async fn keep_link(
     link: Arc<Link>,
-    place: ServerLocation,
+    location: ServerLocation,
     options: Arc<RedisOptions>,
     jitter: u64,
 ) {
     let mut pauses = Backoff::new(jitter);
     let mut outage_log = OutageLog::default();
     loop {
-        match open(&place, &options).await {
+        match open_connection(&location, &options).await {
             Ok((at, opened, live)) => {
                 let live = Arc::new(live);
                 let _counted = options.connection_counter.count_open();
@@ -114,17 +114,17 @@ pub(super) async fn keep_link(
                     outage_log.log_recovered(&at);
                 }
                 let mut watched =
-                    ConnectionWatch { link: &link, live: &live, opened, place: &place };
+                    ConnectionWatch { link: &link, live: &live, opened, location: &location };
                 let why = watched.wait_useless(&at, &options, &mut pauses, &mut outage_log).await;
                 link.clear_connection();
                 outage_log.log_lost(why, &at);
             }
             Err(error) => {
                 link.set_connect_failure(&error);
-                outage_log.log_unavailable(&describe_error(&error), place.known_address());
+                outage_log.log_unavailable(&describe_error(&error), location.known_address());
             }
         }
-        place.request_slot_query();
+        location.request_slot_query();
         sleep(pauses.next_pause()).await;
     }
 }
@@ -146,57 +146,57 @@ impl OutageLog {
         self.reasons.clear();
     }
 
-    fn log_lost(&mut self, why: &'static str, at: &ServerAddress) {
-        if self.add_reason(why) {
-            tracing::warn!(addr = %at, error = why, "redis connection lost, retrying");
+    fn log_lost(&mut self, reason: &'static str, at: &ServerAddress) {
+        if self.add_reason(reason) {
+            tracing::warn!(addr = %at, error = reason, "redis connection lost, retrying");
         }
     }
 
-    fn log_refused(&mut self, refusing: &StoreRefusal, at: &ServerAddress) {
-        let lets_go = refusing.operation != RefusedOperation::Expiry;
-        if !self.add_reason(if lets_go { refusing.cause.as_str() } else { "EXPIRE" }) {
+    fn log_refused(&mut self, refusal: &StoreRefusal, at: &ServerAddress) {
+        let lets_go = refusal.operation != RefusedOperation::Expiry;
+        if !self.add_reason(if lets_go { refusal.cause.as_str() } else { "EXPIRE" }) {
             return;
         }
         if !lets_go {
-            tracing::warn!(error = %refusing.message, addr = %at, "redis rejected EXPIRE, so counters never expire: allow EXPIRE for this user");
-        } else if refusing.cause == StoreFailure::OutOfMemory {
+            tracing::warn!(error = %refusal.message, addr = %at, "redis rejected EXPIRE, so counters never expire: allow EXPIRE for this user");
+        } else if refusal.cause == StoreFailure::OutOfMemory {
             tracing::warn!(addr = %at, "redis is out of memory (maxmemory), using on_backend_failure");
         } else {
-            tracing::warn!(error = %refusing.message, addr = %at, "redis rejected a command, using on_backend_failure");
+            tracing::warn!(error = %refusal.message, addr = %at, "redis rejected a command, using on_backend_failure");
         }
     }
 
-    fn log_unavailable(&mut self, why: &str, at: Option<&ServerAddress>) {
-        if self.add_reason(why) {
+    fn log_unavailable(&mut self, reason: &str, at: Option<&ServerAddress>) {
+        if self.add_reason(reason) {
             let at = at.map(tracing::field::display);
-            tracing::warn!(error = %why, addr = at, "redis unavailable, retrying");
+            tracing::warn!(error = %reason, addr = at, "redis unavailable, retrying");
         }
     }
 
     /// Remembers a reason, and returns `true` if it is new and must be logged. Without this, an
     /// outage of an hour would log ten thousand lines.
-    fn add_reason(&mut self, why: &str) -> bool {
-        if self.reasons.iter().any(|said| said == why) {
+    fn add_reason(&mut self, reason: &str) -> bool {
+        if self.reasons.iter().any(|said| said == reason) {
             return false;
         }
         if MAX_REASONS <= self.reasons.len() {
             self.reasons.remove(0);
         }
-        self.reasons.push(why.to_owned());
+        self.reasons.push(reason.to_owned());
         true
     }
 }
 
-async fn open(
-    place: &ServerLocation,
+async fn open_connection(
+    location: &ServerLocation,
     options: &RedisOptions,
 ) -> Result<(ServerAddress, OpenedClient, LiveConnection), Error> {
-    let at = place.resolve().await?;
+    let at = location.resolve().await?;
     let opened = OpenedClient::new(&at, options.login()).await?;
-    if let ServerLocation::Sentinel(_) = place {
+    if let ServerLocation::Sentinel(_) = location {
         check_primary(&opened).await?;
     }
-    let live = LiveConnection::new(opened.client().clone(), at.clone(), place.cluster());
+    let live = LiveConnection::new(opened.client().clone(), at.clone(), location.cluster());
     let live = timeout(CONNECT_TIMEOUT, live).await;
     let live = live.unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "it is silent")))?;
     Ok((at, opened, live))
@@ -218,7 +218,7 @@ struct ConnectionWatch<'a> {
     link: &'a Link,
     live: &'a LiveConnection,
     opened: OpenedClient,
-    place: &'a ServerLocation,
+    location: &'a ServerLocation,
 }
 
 impl ConnectionWatch<'_> {
@@ -235,7 +235,7 @@ impl ConnectionWatch<'_> {
         let mut proves_itself = pin!(sleep(CONNECT_TIMEOUT));
         let mut is_proven = false;
         let mut looking = pauses.clone();
-        let mut leaves = pin!(self.place.wait_moved(at, &mut looking));
+        let mut moved = pin!(self.location.wait_moved(at, &mut looking));
         let mut doubts = Box::pin(probe_after_abandoned_calls(self.link, self.live, deadline));
         loop {
             tokio::select! {
@@ -243,7 +243,7 @@ impl ConnectionWatch<'_> {
                 () = &mut telling => {}
                 () = self.live.wait_useless() => return "redis is read-only or not ready",
                 () = &mut doubts => {}
-                () = &mut leaves => return "the sentinels name another primary",
+                () = &mut moved => return "the sentinels name another primary",
                 refusing = self.live.wait_refused() => {
                     is_proven = false;
                     proves_itself.set(sleep(WRITES_PROVEN_AFTER));
@@ -261,9 +261,9 @@ impl ConnectionWatch<'_> {
                 // A read-only Redis also connects, so only a successful call ends the outage.
                 () = self.live.wait_served(), if is_proven && outage_log.is_outage_logged() => outage_log.log_recovered(at),
                 () = self.link.breaker.wait_opened() => {
-                    self.place.request_slot_query();
+                    self.location.request_slot_query();
                     tokio::select! {
-                        () = &mut leaves => return "the sentinels name another primary",
+                        () = &mut moved => return "the sentinels name another primary",
                         again = wait_responsive(self.live, deadline, pauses) => if !again {
                             return "redis timed out";
                         },

@@ -28,8 +28,8 @@ pub fn members_key(prefix: &str) -> String {
 #[must_use]
 pub fn encode_args(beat: &MembershipHeartbeat) -> [String; 3] {
     let record = beat.record.as_deref().unwrap_or_default();
-    let patience = REPLICA_TIMEOUT.0 / Nanos::MICRO.0;
-    [beat.node.to_string(), record.to_owned(), patience.to_string()]
+    let timeout_micros = REPLICA_TIMEOUT.0 / Nanos::MICRO.0;
+    [beat.node.to_string(), record.to_owned(), timeout_micros.to_string()]
 }
 
 /// Decodes the reply of [`MEMBERSHIP_SCRIPT`].

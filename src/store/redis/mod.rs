@@ -188,9 +188,9 @@ impl RedisStore {
     }
 
     async fn charge_slot(&self, slot: u16, charges: &Charges) -> Outcomes {
-        let question = codec::pack(charges, self.key_prefix.as_bytes());
-        let answer = self.check_batcher.submit(slot, question).await;
-        answer
+        let packed_check = codec::pack(charges, self.key_prefix.as_bytes());
+        let results = self.check_batcher.submit(slot, packed_check).await;
+        results
             .and_then(|said| decode_outcomes(charges, &said))
             .unwrap_or_else(|c| all_failed(charges, c))
     }
@@ -199,9 +199,9 @@ impl RedisStore {
     /// charges independently.
     async fn charge_each_slot(&self, charges: &Charges, slots: &[u16]) -> Outcomes {
         let parts = slot_parts::split_by_slot(charges, slots);
-        let asked = parts.iter().map(|part| self.charge_slot(part.slot, &part.charges));
+        let calls = parts.iter().map(|part| self.charge_slot(part.slot, &part.charges));
         let mut outcomes = all_failed(charges, StoreFailure::InvalidReply);
-        for (part, answered) in parts.iter().zip(join_all(asked).await) {
+        for (part, answered) in parts.iter().zip(join_all(calls).await) {
             part.write_to(answered, &mut outcomes);
         }
         outcomes
@@ -209,7 +209,7 @@ impl RedisStore {
 
     /// Reserves the charges in all slots. Then commits all or cancels all, by the decision from all
     /// results.
-    async fn charge_in_two_steps(&self, charges: &Charges, together: JointDecision) -> Outcomes {
+    async fn charge_in_two_steps(&self, charges: &Charges, decision: JointDecision) -> Outcomes {
         let (list, patience) = (&charges.list, self.call_timeout / 2);
         let all: SmallVec<[usize; 2]> = (0..list.len()).collect();
         let (tried, rest): (Vec<usize>, Vec<usize>) =
@@ -223,8 +223,8 @@ impl RedisStore {
         let asked = self.charge_some(rest, ChargeMode::Preview, patience);
         let (asked, ()) = join(asked, holding.reserve_all(patience, &mut outcomes)).await;
         write_outcomes(asked, &mut outcomes);
-        let second = together.second_step(list, &all, &outcomes, &tried);
-        if together.denies(list, &all, &outcomes) {
+        let second = decision.second_step(list, &all, &outcomes, &tried);
+        if decision.denies(list, &all, &outcomes) {
             holding.cancel_all(patience, &mut outcomes).await;
             return outcomes;
         }
@@ -246,8 +246,8 @@ impl RedisStore {
         let slots = self.slots_of(&charges);
         let outcomes = timeout(patience, self.charge_each_slot(&charges, &slots)).await;
         let outcomes = outcomes.unwrap_or_else(|_| all_failed(&charges, StoreFailure::TimedOut));
-        let told = |outcome| if is_asked { as_uncharged(outcome) } else { outcome };
-        places.into_iter().zip(outcomes.into_iter().map(told)).collect()
+        let convert = |outcome| if is_asked { as_uncharged(outcome) } else { outcome };
+        places.into_iter().zip(outcomes.into_iter().map(convert)).collect()
     }
 }
 
@@ -258,8 +258,8 @@ impl RedisStore {
         message: &LeaseMessage,
         packed: lease::PackedMessage,
     ) -> LeaseOutcome {
-        let said = self.lease_batcher.submit(slot, packed).await;
-        let lent = said.and_then(|said| {
+        let raw_result = self.lease_batcher.submit(slot, packed).await;
+        let lent = raw_result.and_then(|said| {
             lease::read(message, &said).map_err(|refused| log_invalid_reply(&refused))
         });
         lent.unwrap_or_else(LeaseOutcome::Failed)
@@ -327,20 +327,20 @@ impl BatchItem for lease::PackedMessage {
         LeaseCallSent { messages: messages.len() }.emit();
         let (keys, args) = lease::encode_call(&messages);
         let reply = live.run_lease(keys, args).await?;
-        let said = lease::split_reply(&reply, messages.len());
-        let said = said.map_err(|refused| log_invalid_reply(&refused))?;
+        let results = lease::split_reply(&reply, messages.len());
+        let said = results.map_err(|refused| log_invalid_reply(&refused))?;
         let rest = messages.split_off(said.len());
         Ok((said, rest))
     }
 }
 
-fn decode_outcomes(charges: &Charges, said: &CheckResults) -> Result<Outcomes, StoreFailure> {
-    let answers = codec::read(charges, said).map_err(|refused| log_invalid_reply(&refused))?;
+fn decode_outcomes(charges: &Charges, results: &CheckResults) -> Result<Outcomes, StoreFailure> {
+    let answers = codec::read(charges, results).map_err(|refused| log_invalid_reply(&refused))?;
     Ok(answers.into_iter().map(to_outcome).collect())
 }
 
-const fn to_outcome(answer: ChargeResult) -> ChargeOutcome {
-    match answer {
+const fn to_outcome(result: ChargeResult) -> ChargeOutcome {
+    match result {
         ChargeResult::Outcome(outcome) => outcome,
         ChargeResult::Stale(store_now) => ChargeOutcome::Stale(store_now),
         ChargeResult::Unreadable => ChargeOutcome::Failed(StoreFailure::WrongType),

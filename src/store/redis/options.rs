@@ -51,9 +51,9 @@ pub enum Batching {
 impl RedisOptions {
     /// Returns options without a password or a key prefix, with a call timeout of 15 ms.
     #[must_use]
-    pub fn new(place: RedisTopology) -> Self {
+    pub fn new(topology: RedisTopology) -> Self {
         Self {
-            topology: place,
+            topology,
             user: None,
             password: None,
             database: 0,

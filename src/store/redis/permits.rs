@@ -26,14 +26,14 @@ use crate::store::permits::{
 impl RedisStore {
     pub(super) fn acquire_permit<'a>(
         &'a self,
-        asked: &'a StrictPermitRequest,
+        request: &'a StrictPermitRequest,
     ) -> StoreReply<'a, Result<StrictPermitReply, StoreFailure>> {
-        let place = self.partition_of(&asked.bucket);
-        let slot = self.route.slot_of(&place.incarnation_key(self.key_prefix.as_bytes()));
+        let partition = self.partition_of(&request.bucket);
+        let slot = self.route.slot_of(&partition.incarnation_key(self.key_prefix.as_bytes()));
         match self.route.connection(slot) {
-            Ok(live) => {
-                StoreReply::Pending(Box::pin(self.acquire_in_partition(live, slot, place, asked)))
-            }
+            Ok(live) => StoreReply::Pending(Box::pin(
+                self.acquire_in_partition(live, slot, partition, request),
+            )),
             Err(cause) => StoreReply::Ready(Err(cause)),
         }
     }
@@ -43,58 +43,59 @@ impl RedisStore {
         live: Arc<LiveConnection>,
         slot: u16,
         place: PermitPartition,
-        asked: &StrictPermitRequest,
+        request: &StrictPermitRequest,
     ) -> Result<StrictPermitReply, StoreFailure> {
-        let call = pack_acquire(asked, self.call_context(place, &live, &asked.permit.timing));
+        let call = pack_acquire(request, self.call_context(place, &live, &request.permit.timing));
         let reply = self
             .route
             .call_within(self.call_timeout, slot, live.run_acquire(call.keys, call.args))
             .await?;
-        let answer = read_acquire(&reply).map_err(|refused| log_invalid_reply(&refused))?;
-        answer.ok_or(StoreFailure::WrongType)
+        let permit_reply = read_acquire(&reply).map_err(|refused| log_invalid_reply(&refused))?;
+        permit_reply.ok_or(StoreFailure::WrongType)
     }
 
     /// Reports the permits in use and the released permits to the partitions that store them.
     pub(super) async fn report_permits(&self, round: &PermitReport) -> PermitReportReply {
-        let mut heard = round.failed_reply(StoreFailure::InvalidReply);
-        let places: Vec<PermitPartition> =
+        let mut reply = round.failed_reply(StoreFailure::InvalidReply);
+        let partitions: Vec<PermitPartition> =
             round.limits.iter().map(|told| self.partition_of(&told.bucket)).collect();
         let mut to: Vec<PermitPartition> =
-            if round.to_all_nodes { self.partitions() } else { places.clone() };
+            if round.to_all_nodes { self.partitions() } else { partitions.clone() };
         to.sort_unstable();
         to.dedup();
-        let its = |place: PermitPartition| {
-            let all = places.iter().enumerate().filter(move |(_, of)| **of == place);
+        let limit_indexes_of = |place: PermitPartition| {
+            let all = partitions.iter().enumerate().filter(move |(_, of)| **of == place);
             all.map(|(at, _)| at).collect::<Vec<_>>()
         };
-        let asked = to.into_iter().map(|place| async move {
-            let its = its(place);
-            let told: Vec<&LimitPermits> = its.iter().map(|at| &round.limits[*at]).collect();
-            let heard = self.report_to_partition(place, &told, &round.times).await;
-            (its, heard.unwrap_or_else(|cause| vec![Err(cause); told.len()]))
+        let calls = to.into_iter().map(|place| async move {
+            let limit_indexes = limit_indexes_of(place);
+            let limits: Vec<&LimitPermits> =
+                limit_indexes.iter().map(|at| &round.limits[*at]).collect();
+            let replies = self.report_to_partition(place, &limits, &round.times).await;
+            (limit_indexes, replies.unwrap_or_else(|cause| vec![Err(cause); limits.len()]))
         });
-        for (its, answers) in join_all(asked).await {
+        for (its, answers) in join_all(calls).await {
             for (at, answer) in its.into_iter().zip(answers) {
-                heard[at] = answer;
+                reply[at] = answer;
             }
         }
-        heard
+        reply
     }
 
     async fn report_to_partition(
         &self,
         place: PermitPartition,
-        told: &[&LimitPermits],
+        limits: &[&LimitPermits],
         times: &PermitTiming,
     ) -> Result<PermitReportReply, StoreFailure> {
         let slot = self.route.slot_of(&place.incarnation_key(self.key_prefix.as_bytes()));
         let live = self.route.connection(slot)?;
-        let call = pack_report(told.iter().copied(), self.call_context(place, &live, times));
+        let call = pack_report(limits.iter().copied(), self.call_context(place, &live, times));
         let reply = self
             .route
             .call_within(self.call_timeout, slot, live.run_permit_report(call.keys, call.args))
             .await?;
-        read_report(told.iter().copied(), &reply).map_err(|refused| log_invalid_reply(&refused))
+        read_report(limits.iter().copied(), &reply).map_err(|refused| log_invalid_reply(&refused))
     }
 
     fn call_context<'a>(

@@ -54,10 +54,10 @@ impl RecheckLimiter {
     /// It is due once in each reservation lifetime.
     pub(super) fn try_claim(&self, key: &CounterKey, now: Nanos, term: Nanos) -> bool {
         let place = self.random.hash_one(key.as_bytes()) % MAX_RECHECKS as u64;
-        let looked = &self.last_rechecks[usize::try_from(place).unwrap_or(0)];
-        let last = looked.load(Relaxed);
+        let last_recheck = &self.last_rechecks[usize::try_from(place).unwrap_or(0)];
+        let last = last_recheck.load(Relaxed);
         let is_due = last == 0 || term <= now.since(Nanos(last));
-        is_due && looked.compare_exchange(last, now.0.max(1), Relaxed, Relaxed).is_ok()
+        is_due && last_recheck.compare_exchange(last, now.0.max(1), Relaxed, Relaxed).is_ok()
     }
 }
 
@@ -70,13 +70,13 @@ impl RedisStore {
         charges: &Charges,
         together: JointDecision,
     ) -> Outcomes {
-        let patience = self.call_timeout / 2;
+        let first_timeout = self.call_timeout / 2;
         let mut asking = pin!(self.charge_slot(slot, charges));
-        let Ok(outcomes) = timeout(patience, &mut asking).await else { return asking.await };
+        let Ok(outcomes) = timeout(first_timeout, &mut asking).await else { return asking.await };
         if !self.is_recheck_due(now, charges, together, &outcomes) {
             return outcomes;
         }
-        self.recheck(charges, together, patience / 2).await.unwrap_or(outcomes)
+        self.recheck(charges, together, first_timeout / 2).await.unwrap_or(outcomes)
     }
 
     /// Returns `true` if the check was denied, and a recheck of a denying counter is due.
@@ -106,21 +106,21 @@ impl RedisStore {
         &self,
         charges: &Charges,
         together: JointDecision,
-        patience: Duration,
+        step_timeout: Duration,
     ) -> Option<Outcomes> {
         let (mut holding, mut outcomes) =
             (Reservations::default(), all_failed(charges, StoreFailure::TimedOut));
         for (at, charge) in charges.list.iter().enumerate() {
             holding.add(&self.reservation_client, at, charge);
         }
-        holding.reserve_all(patience, &mut outcomes).await;
+        holding.reserve_all(step_timeout, &mut outcomes).await;
         if outcomes.iter().any(|outcome| matches!(outcome, ChargeOutcome::Failed(_))) {
             return None;
         }
         if together.denies(&charges.list, &all_indexes(charges), &outcomes) {
-            holding.cancel_all(patience, &mut outcomes).await;
+            holding.cancel_all(step_timeout, &mut outcomes).await;
         } else {
-            holding.commit_all(patience, &mut outcomes).await;
+            holding.commit_all(step_timeout, &mut outcomes).await;
         }
         Some(outcomes)
     }

@@ -130,7 +130,7 @@ impl CompatCounters {
             return super::all_failed(charges, StoreFailure::InvalidReply);
         }
         let counters = &counters[..];
-        let question = CompatCheck {
+        let check = CompatCheck {
             reference: self,
             redis,
             now,
@@ -139,7 +139,7 @@ impl CompatCounters {
             deciding_step: decided,
             call_timeout,
         };
-        question.charge().await
+        check.charge().await
     }
 
     /// Returns the limit to remember in the deny cache, or 0 if each key has only one limit.
@@ -192,15 +192,15 @@ impl CompatCounters {
 }
 
 impl CompatCounter {
-    /// Returns the decision of this charge, if the counter contains `held` hits after it.
-    fn step_after_charge(&self, held: u64, now: Nanos) -> CounterDecision {
-        self.preview_step(held.saturating_sub(self.hits.0), now, self.hits)
+    /// Returns the decision of this charge, if the counter contains `counted_hits` hits after it.
+    fn step_after_charge(&self, hits_after: u64, now: Nanos) -> CounterDecision {
+        self.preview_step(hits_after.saturating_sub(self.hits.0), now, self.hits)
     }
 
-    /// Returns the decision of a charge of `hits`, if the counter contains `held` hits before it.
-    fn preview_step(&self, held: u64, now: Nanos, hits: Hits) -> CounterDecision {
+    /// Returns the decision of a charge of `hits`, if the counter contains `counted_hits` hits before it.
+    fn preview_step(&self, hits_before: u64, now: Nanos, hits: Hits) -> CounterDecision {
         self.window.peek(
-            &WindowCount { start: self.start, count: held.min(EXACT_BOUND) },
+            &WindowCount { start: self.start, count: hits_before.min(EXACT_BOUND) },
             now,
             hits,
         )
@@ -214,8 +214,8 @@ impl CompatCounter {
         )
     }
 
-    fn room_left(&self, held: u64, now: Nanos) -> Headroom {
-        match self.preview_step(held, now, Hits(0)) {
+    fn headroom_at(&self, counted_hits: u64, now: Nanos) -> Headroom {
+        match self.preview_step(counted_hits, now, Hits(0)) {
             CounterDecision::Allow(room)
             | CounterDecision::ExceedsLimit(room)
             | CounterDecision::Deny { headroom: room, .. } => room,

@@ -85,16 +85,16 @@ impl ReservationClient {
 }
 
 impl Reservations {
-    pub(super) fn add(&mut self, holder: &Arc<ReservationClient>, place: usize, charge: &Charge) {
+    pub(super) fn add(&mut self, client: &Arc<ReservationClient>, index: usize, charge: &Charge) {
         // One static number for all stores, so that reservation ids are unique in this process.
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let id = ReservationId(holder.process_id, NUMBER.fetch_add(1, Relaxed));
-        let (holder, charge) = (Arc::clone(holder), charge.clone());
-        self.open.push(Reservation { index: place, client: holder, id, charge, outcome: None });
+        let id = ReservationId(client.process_id, NUMBER.fetch_add(1, Relaxed));
+        let (holder, charge) = (Arc::clone(client), charge.clone());
+        self.open.push(Reservation { index, client: holder, id, charge, outcome: None });
     }
 
-    pub(super) async fn reserve_all(&mut self, patience: Duration, outcomes: &mut Outcomes) {
-        let answers = run_step(self.open.iter(), ReservationStep::Reserve, patience).await;
+    pub(super) async fn reserve_all(&mut self, step_timeout: Duration, outcomes: &mut Outcomes) {
+        let answers = run_step(self.open.iter(), ReservationStep::Reserve, step_timeout).await;
         for (open, answered) in self.open.iter_mut().zip(answers) {
             let answered = answered.map_or_else(ChargeOutcome::Failed, |held| match held {
                 ReservationResult::Charged(answer) => to_outcome(answer),
@@ -108,12 +108,13 @@ impl Reservations {
         self.open.retain(|open| open.can_be_reserved());
     }
 
-    pub(super) async fn commit_all(&mut self, patience: Duration, outcomes: &mut Outcomes) {
-        let (held, unknown) = take(&mut self.open).into_iter().partition(Reservation::is_reserved);
+    pub(super) async fn commit_all(&mut self, step_timeout: Duration, outcomes: &mut Outcomes) {
+        let (reserved, unknown) =
+            take(&mut self.open).into_iter().partition(Reservation::is_reserved);
         self.open = unknown;
-        let held: SmallVec<[Reservation; 2]> = held;
-        let kept = run_step(held.iter(), ReservationStep::Commit, patience).await;
-        for (open, kept) in held.iter().zip(kept) {
+        let held: SmallVec<[Reservation; 2]> = reserved;
+        let commit_results = run_step(held.iter(), ReservationStep::Commit, step_timeout).await;
+        for (open, kept) in held.iter().zip(commit_results) {
             outcomes[open.index] = match (kept, open.outcome) {
                 (Ok(ReservationResult::Committed), Some(held)) => held,
                 // Redis replied that the reservation expired before the commit.
@@ -124,10 +125,10 @@ impl Reservations {
     }
 
     /// Cancels the reservations. Reservations whose cancellation times out expire in Redis.
-    pub(super) async fn cancel_all(&mut self, patience: Duration, outcomes: &mut Outcomes) {
-        let held = || self.open.iter().filter(|open| open.is_reserved());
-        let given = run_step(held(), ReservationStep::Cancel, patience).await;
-        for (open, given) in held().zip(given) {
+    pub(super) async fn cancel_all(&mut self, step_timeout: Duration, outcomes: &mut Outcomes) {
+        let reserved = || self.open.iter().filter(|open| open.is_reserved());
+        let cancel_results = run_step(reserved(), ReservationStep::Cancel, step_timeout).await;
+        for (open, given) in reserved().zip(cancel_results) {
             if let Ok(ReservationResult::Charged(answer)) = given
                 && let left @ ChargeOutcome::Decided(CounterDecision::Allow(_)) = to_outcome(answer)
             {
@@ -177,7 +178,7 @@ impl Reservation {
 
 /// One script call for several reservations in one Cluster slot.
 struct ReservationCall<'o> {
-    holder: &'o ReservationClient,
+    client: &'o ReservationClient,
     slot: u16,
     /// Each reservation of the call, with its index in the caller's list.
     reservations: Vec<(usize, &'o Reservation)>,
@@ -211,12 +212,12 @@ impl<'o> ReservationCall<'o> {
         (at, open): (usize, &'o Reservation),
         does: ReservationStep,
     ) {
-        let holder = &*open.client;
+        let client = &*open.client;
         let packed =
-            pack(&open.charge, open.id, open.action(does), holder.key_prefix.as_bytes(), None);
-        let slot = holder.route.slot_of(&packed.keys[0]);
+            pack(&open.charge, open.id, open.action(does), client.key_prefix.as_bytes(), None);
+        let slot = client.route.slot_of(&packed.keys[0]);
         let is_its = |call: &&mut Self| {
-            std::ptr::eq(call.holder, holder)
+            std::ptr::eq(call.client, client)
                 && call.slot == slot
                 && call.reservations.len() < MAX_CHARGES_PER_CALL
         };
@@ -226,7 +227,7 @@ impl<'o> ReservationCall<'o> {
                 call.packed.push(packed);
             }
             None => calls.push(Self {
-                holder,
+                client,
                 slot,
                 reservations: vec![(at, open)],
                 packed: vec![packed],
@@ -239,9 +240,9 @@ impl<'o> ReservationCall<'o> {
         does: ReservationStep,
         patience: Duration,
     ) -> Vec<(usize, Result<ReservationResult, StoreFailure>)> {
-        let said = self.send(patience).await;
+        let results = self.send(patience).await;
         let each = self.reservations.iter().enumerate().map(|(place, &(at, open))| {
-            let answer = said.as_ref().map_err(|cause| *cause).and_then(|said| {
+            let answer = results.as_ref().map_err(|cause| *cause).and_then(|said| {
                 let answer = read(&open.charge, open.action(does), &said[place]);
                 answer.map_err(|refused: codec::InvalidReply| log_invalid_reply(&refused))
             });
@@ -250,13 +251,16 @@ impl<'o> ReservationCall<'o> {
         each.collect()
     }
 
-    async fn send(&self, patience: Duration) -> Result<Vec<RawReservationResult>, StoreFailure> {
-        let route = &self.holder.route;
+    async fn send(
+        &self,
+        call_timeout: Duration,
+    ) -> Result<Vec<RawReservationResult>, StoreFailure> {
+        let route = &self.client.route;
         let live = route.connection(self.slot)?;
         let reply = route
-            .call_within(patience, self.slot, live.run_reservation(encode_call(&self.packed)))
+            .call_within(call_timeout, self.slot, live.run_reservation(encode_call(&self.packed)))
             .await?;
-        let said = split_reply(&reply, self.reservations.len());
-        said.map_err(|refused: codec::InvalidReply| log_invalid_reply(&refused))
+        let results = split_reply(&reply, self.reservations.len());
+        results.map_err(|refused: codec::InvalidReply| log_invalid_reply(&refused))
     }
 }

@@ -61,12 +61,12 @@ impl Route {
     /// Waits for a call to the Redis of `slot` until the timeout, and updates the circuit breaker.
     pub(super) async fn call_within<T>(
         &self,
-        patience: Duration,
+        call_timeout: Duration,
         slot: u16,
         called: impl Future<Output = Result<T, StoreFailure>>,
     ) -> Result<T, StoreFailure> {
         let unanswered = self.start_call(slot);
-        let answer = timeout(patience, called).await;
+        let answer = timeout(call_timeout, called).await;
         let answer = answer.unwrap_or(Err(StoreFailure::TimedOut));
         unanswered.settle();
         self.record_result(slot, answer.as_ref().err().copied());
@@ -130,7 +130,7 @@ async fn keep_route(route: Route, options: Arc<RedisOptions>) {
             return cluster::keep_cluster(cluster, seeds.clone(), options).await;
         }
     };
-    let place = match &options.topology {
+    let location = match &options.topology {
         RedisTopology::Tcp(address) => ServerLocation::Fixed(ServerAddress::Tcp(address.clone())),
         RedisTopology::Unix(path) => ServerLocation::Fixed(ServerAddress::Unix(path.clone())),
         RedisTopology::Sentinel(sentinels) => {
@@ -139,5 +139,5 @@ async fn keep_route(route: Route, options: Arc<RedisOptions>) {
         RedisTopology::Cluster(_) => return,
     };
     let jitter = options.jitter_seed;
-    keep_link(link, place, options, jitter).await;
+    keep_link(link, location, options, jitter).await;
 }

@@ -103,9 +103,9 @@ impl SentinelGroup {
 
     /// Updates the known sentinels: the configured ones, the one that sent the newest reply, and
     /// the others that it listed.
-    fn update_known(&self, teller: &Address, others: &[Address]) {
+    fn update_known(&self, replying_sentinel: &Address, others: &[Address]) {
         let mut known = self.known.lock();
-        let stays = |its: &Address| its == teller || others.contains(its);
+        let stays = |its: &Address| its == replying_sentinel || others.contains(its);
         known.retain(|watcher| watcher.is_configured || stays(&watcher.address));
         for address in others {
             let found = known.iter().filter(|watcher| !watcher.is_configured).count();

@@ -61,15 +61,15 @@ impl SlotMap {
 
     /// Parses a reply to `CLUSTER SLOTS` from the node at `host`. `host` replaces a missing host
     /// name in the reply.
-    fn parse(said: &Value, host: &str) -> Option<Self> {
-        let Value::Array(ranges) = said else { return None };
+    fn parse(reply: &Value, host: &str) -> Option<Self> {
+        let Value::Array(ranges) = reply else { return None };
         let ranges: Option<_> = ranges.iter().map(|range| parse_range(range, host)).collect();
         Some(Self { ranges: ranges? })
     }
 }
 
-fn parse_range(said: &Value, host: &str) -> Option<(u16, (u16, Address))> {
-    let Value::Array(parts) = said else { return None };
+fn parse_range(range: &Value, host: &str) -> Option<(u16, (u16, Address))> {
+    let Value::Array(parts) = range else { return None };
     let number = |value: &Value| u16::try_from(value.as_i64()?).ok();
     let [first, last, Value::Array(owner), ..] = &parts[..] else { return None };
     let (first, last) = (number(first)?, number(last)?);
@@ -98,17 +98,17 @@ impl SlotMapReply {
 /// No node returned a slot map. The error is one that a node returned, or else the last connection
 /// error.
 pub(super) async fn query_slot_map(
-    mut answering: Vec<(Address, Arc<LiveConnection>)>,
+    mut connected_nodes: Vec<(Address, Arc<LiveConnection>)>,
     seeds: &[Address],
     options: &Arc<RedisOptions>,
     pauses: &mut Backoff,
 ) -> Result<SlotMap, Error> {
     let mut asked = JoinSet::new();
-    while MAX_QUERIED < answering.len() {
-        let number = usize::try_from(pauses.random()).unwrap_or_default() % answering.len();
-        answering.swap_remove(number);
+    while MAX_QUERIED < connected_nodes.len() {
+        let number = usize::try_from(pauses.random()).unwrap_or_default() % connected_nodes.len();
+        connected_nodes.swap_remove(number);
     }
-    for (address, live) in answering {
+    for (address, live) in connected_nodes {
         asked.spawn(async move { query_node(&live.client, &address.host).await });
     }
     if let Ok(slots) = newest_reply(asked).await {
@@ -126,12 +126,12 @@ pub(super) async fn query_slot_map(
     newest_reply(asked).await
 }
 
-async fn newest_reply(mut asked: JoinSet<Result<SlotMapReply, Error>>) -> Result<SlotMap, Error> {
+async fn newest_reply(mut queries: JoinSet<Result<SlotMapReply, Error>>) -> Result<SlotMap, Error> {
     let mut newest: Option<SlotMapReply> = None;
     let mut failed = Error::new(ErrorKind::IO, "none is reachable");
     loop {
         let wait = if newest.is_some() { STRAGGLER_WAIT } else { CONNECT_TIMEOUT * 2 };
-        match timeout(wait, asked.join_next()).await {
+        match timeout(wait, queries.join_next()).await {
             Ok(Some(Ok(Ok(said)))) => {
                 if newest.as_ref().is_none_or(|newest| newest.freshness() < said.freshness()) {
                     newest = Some(said);

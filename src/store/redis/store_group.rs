@@ -98,8 +98,8 @@ impl StoreGroup {
         }
     }
 
-    fn store_of(&self, place: ChargeTarget) -> &RedisStore {
-        self.per_second.as_ref().filter(|_| place.is_per_second).unwrap_or(&self.main)
+    fn store_of(&self, target: ChargeTarget) -> &RedisStore {
+        self.per_second.as_ref().filter(|_| target.is_per_second).unwrap_or(&self.main)
     }
 
     /// Groups charges by store and key format. The input contains each charge with its index in the
@@ -112,8 +112,8 @@ impl StoreGroup {
         let mut parts = TargetParts::new();
         for (at, charge) in all {
             let place = self.target_of(charge);
-            let known = parts.iter().position(|part: &TargetPart| part.target == place);
-            let number = known.unwrap_or_else(|| {
+            let part_index = parts.iter().position(|part: &TargetPart| part.target == place);
+            let number = part_index.unwrap_or_else(|| {
                 let charges = Charges { mode: rule, ..Charges::default() };
                 parts.push(TargetPart { target: place, indexes: SmallVec::new(), charges });
                 parts.len() - 1
@@ -157,10 +157,10 @@ impl StoreGroup {
     }
 
     /// Returns `true` if one store call can decide all these charges, under any charge mode.
-    fn is_single_call(&self, place: ChargeTarget, charges: &Charges) -> bool {
-        !place.is_ratelimit_key
+    fn is_single_call(&self, target: ChargeTarget, charges: &Charges) -> bool {
+        !target.is_ratelimit_key
             || charges.list.len() == 1
-            || !self.store_of(place).route.is_clustered()
+            || !self.store_of(target).route.is_clustered()
     }
 
     /// Makes one decision for all given parts. First reserves a charge where possible, and queries
@@ -205,8 +205,8 @@ impl StoreGroup {
         );
         if together.spared == SparedLimits::All && together.denies(list, &places, &outcomes) {
             let mut left = outcomes.clone();
-            let given = self.refund_ratelimit_keys(now, &second, &outcomes, patience);
-            let (given, ()) = join(given, holding.cancel_all(patience, &mut left)).await;
+            let refunds = self.refund_ratelimit_keys(now, &second, &outcomes, patience);
+            let (given, ()) = join(refunds, holding.cancel_all(patience, &mut left)).await;
             outcomes = left;
             for (at, it) in given {
                 // A limit that denied keeps its denial; any other limit gets its outcome from
@@ -221,13 +221,13 @@ impl StoreGroup {
         places.iter().map(|&at| (at, outcomes[at])).collect()
     }
 
-    fn joint_decision(&self, rule: ChargeMode) -> JointDecision {
+    fn joint_decision(&self, mode: ChargeMode) -> JointDecision {
         let stopping = || JointDecision {
             quota_for_all: self.reference.as_ref().is_some_and(CompatCounters::quota_for_all),
             rescued: false,
             spared: SparedLimits::Others,
         };
-        JointDecision::from_mode(rule).unwrap_or_else(stopping)
+        JointDecision::from_mode(mode).unwrap_or_else(stopping)
     }
 
     /// Returns the reservations for the charges with the given indices, and the indices that can be

@@ -65,13 +65,8 @@ pub(super) fn write_series(
     ];
     for (name, help, count) in counts {
         write_head(page, name, "gauge", &[help, ", by concurrency limit"].concat())?;
-        for ceiling in own {
-            writeln!(
-                page,
-                "{name}{{ceiling=\"{}\"}} {}",
-                EscapedLabel(&ceiling.path),
-                count(ceiling)
-            )?;
+        for limit in own {
+            writeln!(page, "{name}{{ceiling=\"{}\"}} {}", EscapedLabel(&limit.path), count(limit))?;
         }
         let rest = rest.iter().map(|ceiling| count(ceiling)).fold(0, u64::saturating_add);
         writeln!(page, "{name}{{ceiling=\"{OTHER}\"}} {rest}")?;
@@ -90,8 +85,8 @@ fn write_latencies(page: &mut fmt::Formatter<'_>, own: &[&ConcurrencyGauges]) ->
     ];
     for (name, help, time) in times {
         write_head(page, name, "gauge", help)?;
-        for (ceiling, time) in own.iter().filter_map(|ceiling| Some((ceiling, time(ceiling)?))) {
-            let path = EscapedLabel(&ceiling.path);
+        for (limit, time) in own.iter().filter_map(|ceiling| Some((ceiling, time(ceiling)?))) {
+            let path = EscapedLabel(&limit.path);
             writeln!(page, "{name}{{ceiling=\"{path}\"}} {}", DecimalSeconds(time))?;
         }
     }

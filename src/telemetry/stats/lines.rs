@@ -59,9 +59,9 @@ impl StatLineFormatter {
     }
 
     /// Returns one line for each change of `stats` since the last call, and for each gauge.
-    pub fn next_lines(&mut self, stats: &Stats, looked: &[ExternalStat]) -> Vec<String> {
+    pub fn next_lines(&mut self, stats: &Stats, external_stats: &[ExternalStat]) -> Vec<String> {
         let mut lines = Vec::new();
-        stats.for_each(looked, |sample| match sample {
+        stats.for_each(external_stats, |sample| match sample {
             StatSample::Counter(name, count) => {
                 let sent = self.last_values.entry(name.into()).or_default();
                 let grown = count.saturating_sub(std::mem::replace(sent, count));

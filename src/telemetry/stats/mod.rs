@@ -234,10 +234,10 @@ impl Stats {
 
     /// Calls the closure with each statistic that is not zero, including the given external
     /// statistics.
-    pub fn for_each(&self, looked: &[ExternalStat], mut see: impl FnMut(StatSample<'_>)) {
+    pub fn for_each(&self, external_stats: &[ExternalStat], mut visit: impl FnMut(StatSample<'_>)) {
         let mut counter = |name: &str, count: u64| {
             if count != 0 {
-                see(StatSample::Counter(name, count));
+                visit(StatSample::Counter(name, count));
             }
         };
         for (stat, name) in StatCounter::ALL {
@@ -254,15 +254,15 @@ impl Stats {
         for (domain, count) in unknown_domains {
             counter(&format!("ratelimit.service.rate_limit.{domain}.domain_not_found"), count);
         }
-        for looked in looked {
+        for looked in external_stats {
             match *looked {
-                ExternalStat::Gauge(name, value) => see(StatSample::Gauge(name, value)),
+                ExternalStat::Gauge(name, value) => visit(StatSample::Gauge(name, value)),
                 ExternalStat::Counter(_, 0) => {}
-                ExternalStat::Counter(name, count) => see(StatSample::Counter(name, count)),
+                ExternalStat::Counter(name, count) => visit(StatSample::Counter(name, count)),
             }
         }
         for (name, timer) in &self.timers {
-            see(StatSample::Timer(name, timer));
+            visit(StatSample::Timer(name, timer));
         }
     }
 

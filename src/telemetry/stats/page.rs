@@ -17,9 +17,9 @@ enum SeriesValue {
 
 /// Renders every statistic that is not zero. Statistics with the same mapped name are summed.
 #[must_use]
-pub fn render_page(stats: &Stats, looked: &[ExternalStat]) -> String {
+pub fn render_page(stats: &Stats, external_stats: &[ExternalStat]) -> String {
     let mut families: BTreeMap<String, PageFamily> = BTreeMap::new();
-    stats.for_each(looked, |sample| {
+    stats.for_each(external_stats, |sample| {
         let (name, kind) = match &sample {
             StatSample::Counter(name, _) => (name, StatKind::Counter),
             StatSample::Gauge(name, _) => (name, StatKind::Gauge),

@@ -66,26 +66,26 @@ impl RuleStats {
     pub fn count_result(&self, verdict: RuleCharge) {
         let RuleCharge {
             hits,
-            counter: held,
+            counter,
             limit,
             near_limit: near,
-            is_cached_denial: is_remembered,
+            is_cached_denial,
             is_shadow: shadow,
         } = verdict;
-        let before = held.saturating_sub(hits);
-        if held <= limit && !is_remembered {
+        let before = counter.saturating_sub(hits);
+        if counter <= limit && !is_cached_denial {
             self.add(WITHIN, hits);
-            if near < held {
-                self.add(NEAR, if near <= before { hits } else { held - near });
+            if near < counter {
+                self.add(NEAR, if near <= before { hits } else { counter - near });
             }
             return;
         }
-        let over = if is_remembered || limit <= before { hits } else { held - limit };
+        let over = if is_cached_denial || limit <= before { hits } else { counter - limit };
         self.add(OVER, over);
         if shadow {
             self.add(SHADOW, over);
         }
-        if is_remembered {
+        if is_cached_denial {
             self.add(OVER_IN_CACHE, hits);
         } else if before < limit {
             self.add(NEAR, limit - near.max(before).min(limit));

@@ -48,7 +48,7 @@ fn int(number: u64) -> [u8; 4] {
 }
 
 /// A vote as the script stores it: the ratio plus one, or 0 without a vote.
-fn ballot(vote: Option<LimitFactor>) -> [u8; 4] {
+fn vote_bytes(vote: Option<LimitFactor>) -> [u8; 4] {
     int(vote.map_or(0, |LimitFactor(ratio)| u64::from(ratio) + 1))
 }
 
@@ -56,53 +56,64 @@ fn name(seat: &ShareState) -> Vec<u8> {
     [double(seat.replica.0), double(seat.incarnation.0)].concat()
 }
 
-/// A share state as the script stores it (`SEAT`), at index `place`, counted from 1.
-fn field(place: u64, seat: &ShareState) -> Vec<u8> {
-    let seen = [seat.confirmed.share, seat.granted.share, seat.in_flight, seat.replied_limit]
-        .map(|it| int(it.0));
-    let generations = [seat.confirmed, seat.granted].map(|granted| double(granted.generation.0));
-    let instants = [seat.changed_at, seat.earlier_requests_end, seat.max_duration].map(instant);
+/// A share state as the script stores it (`SEAT`), at index `index`, counted from 1.
+fn field(index: u64, share_state: &ShareState) -> Vec<u8> {
+    let seen = [
+        share_state.confirmed.share,
+        share_state.granted.share,
+        share_state.in_flight,
+        share_state.replied_limit,
+    ]
+    .map(|it| int(it.0));
+    let generations =
+        [share_state.confirmed, share_state.granted].map(|granted| double(granted.generation.0));
+    let instants =
+        [share_state.changed_at, share_state.earlier_requests_end, share_state.max_duration]
+            .map(instant);
     [
-        &int(place)[..],
-        &double(seat.replica.0),
-        &instant(seat.expires_at),
+        &int(index)[..],
+        &double(share_state.replica.0),
+        &instant(share_state.expires_at),
         &seen.concat(),
-        &double(seat.incarnation.0),
-        &double(seat.number),
+        &double(share_state.incarnation.0),
+        &double(share_state.number),
         &generations.concat(),
         &instants.concat(),
-        &ballot(seat.vote),
+        &vote_bytes(share_state.vote),
     ]
     .concat()
 }
 
-fn seats(of: &Coordinator) -> Fields {
-    (1..).zip(&of.share_states).map(|(place, seat)| (name(seat), field(place, seat))).collect()
+fn share_state_fields(coordinator: &Coordinator) -> Fields {
+    (1..)
+        .zip(&coordinator.share_states)
+        .map(|(place, seat)| (name(seat), field(place, seat)))
+        .collect()
 }
 
 /// The first part of the stored head, from the kernel's values.
-fn known(of: &Coordinator) -> Vec<u8> {
-    let votes = of.share_states.iter().filter(|seat| seat.vote.is_some()).count();
+fn head_start(coordinator: &Coordinator) -> Vec<u8> {
+    let votes = coordinator.share_states.iter().filter(|seat| seat.vote.is_some()).count();
     [
-        &int(of.share_states.len() as u64)[..],
-        &double(of.incarnation.0),
-        &instant(of.latest_time),
-        &double(of.generation.0),
-        &double(of.limit.unwrap().0),
-        &u16::from(of.is_recovered).to_le_bytes(),
-        &instant(of.counted_at),
+        &int(coordinator.share_states.len() as u64)[..],
+        &double(coordinator.incarnation.0),
+        &instant(coordinator.latest_time),
+        &double(coordinator.generation.0),
+        &double(coordinator.limit.unwrap().0),
+        &u16::from(coordinator.is_recovered).to_le_bytes(),
+        &instant(coordinator.counted_at),
         &int(votes as u64),
     ]
     .concat()
 }
 
-fn wants(of: &Coordinator) -> Vec<u8> {
-    of.share_states.iter().flat_map(|seat| int(seat.demand.0)).collect()
+fn demand_bytes(coordinator: &Coordinator) -> Vec<u8> {
+    coordinator.share_states.iter().flat_map(|seat| int(seat.demand.0)).collect()
 }
 
 /// A random share state. The share outlives the test, or it has expired and only requests are in
 /// flight.
-fn seat(dice: &mut Dice, number: u64, ceiling: u64) -> ShareState {
+fn random_share_state(dice: &mut Dice, number: u64, limit: u64) -> ShareState {
     let granted = |dice: &mut Dice| GrantRecord {
         generation: Generation(1 + dice.up_to(98)),
         share: Share(1 + dice.up_to(2)),
@@ -120,7 +131,7 @@ fn seat(dice: &mut Dice, number: u64, ceiling: u64) -> ShareState {
         number: 1 + dice.up_to(9),
         confirmed: granted(dice),
         granted: granted(dice),
-        replied_limit: Share(dice.pick(&[ceiling, ceiling / 2, ceiling + 1])),
+        replied_limit: Share(dice.pick(&[limit, limit / 2, limit + 1])),
         in_flight: Share(dice.up_to(3)),
         demand: Share(dice.up_to(4)),
         vote: dice.once_in(3).then(|| LimitFactor(u32::try_from(dice.up_to(3 << 16)).unwrap())),
@@ -151,7 +162,9 @@ impl<'s> Crowd<'s> {
             )),
             is_recovered: false,
             counted_at: START,
-            share_states: (1..=count).map(|number| seat(dice, number, ceiling)).collect(),
+            share_states: (1..=count)
+                .map(|number| random_share_state(dice, number, ceiling))
+                .collect(),
         };
         let mut crowd = Self { reporter, coordinator, law, now: START };
         crowd.write_to_store();
@@ -173,9 +186,10 @@ impl<'s> Crowd<'s> {
         let life = [7, 0, 1, 0].map(double).concat();
         self.call(&[b"HSET", &lives, b"life", &life, b"store", b"a"]);
         self.call(&[b"DEL", &key]);
-        let head = [known(&self.coordinator), vec![0; HEAD - KNOWN], wants(&self.coordinator)];
+        let head =
+            [head_start(&self.coordinator), vec![0; HEAD - KNOWN], demand_bytes(&self.coordinator)];
         self.call(&[b"HSET", &key, b"head", &head.concat()]);
-        for (name, field) in seats(&self.coordinator) {
+        for (name, field) in share_state_fields(&self.coordinator) {
             self.reporter.client.queue(&[&b"HSET"[..], &key, &name, &field]);
         }
         self.reporter.client.flush();
@@ -185,18 +199,18 @@ impl<'s> Crowd<'s> {
     }
 
     /// Sends a heartbeat to the store and to the kernel. Asserts equal replies and equal states.
-    fn send(&mut self, said: Heartbeat) -> HeartbeatReply {
+    fn send(&mut self, heartbeat: Heartbeat) -> HeartbeatReply {
         let record = IncarnationRecord {
-            replica: said.replica,
-            incarnation: said.incarnation,
+            replica: heartbeat.replica,
+            incarnation: heartbeat.incarnation,
             coordinator_incarnation: None,
         };
-        let beats = vec![ShareReport { bucket: bucket(0), law: self.law, heartbeat: said }];
+        let beats = vec![ShareReport { bucket: bucket(0), law: self.law, heartbeat }];
         let round = ShareRound { record, reports: beats, ..join_round(1) };
         let heard = self.reporter.send_at(&round, Some(self.now));
-        let reply = self.coordinator.apply_heartbeat(self.now, &LIFE, &self.law, &said);
+        let reply = self.coordinator.apply_heartbeat(self.now, &LIFE, &self.law, &heartbeat);
         let count = self.coordinator.share_states.len();
-        assert_eq!(heard.replies, [Some(reply)], "{count} seats: {said:?}");
+        assert_eq!(heard.replies, [Some(reply)], "{count} seats: {heartbeat:?}");
         self.assert_same_state();
         reply
     }
@@ -210,9 +224,9 @@ impl<'s> Crowd<'s> {
         let pairs = told.array().chunks(2).map(|pair| (bytes(&pair[0]), bytes(&pair[1])));
         let mut stored: Fields = pairs.collect();
         let head = stored.remove(&b"head"[..]).unwrap();
-        assert_eq!(head[..KNOWN], known(&self.coordinator));
-        assert!(head[HEAD..] == wants(&self.coordinator), "what {} want", stored.len());
-        let wanted = seats(&self.coordinator);
+        assert_eq!(head[..KNOWN], head_start(&self.coordinator));
+        assert!(head[HEAD..] == demand_bytes(&self.coordinator), "what {} want", stored.len());
+        let wanted = share_state_fields(&self.coordinator);
         let differs = wanted.iter().find(|(name, field)| stored.get(*name) != Some(*field));
         assert_eq!((stored.len(), differs), (wanted.len(), None));
     }

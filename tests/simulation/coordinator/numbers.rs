@@ -219,10 +219,10 @@ struct Ramp {
 
 /// Arrival rates and durations for ten replicas: a load of 1.5 times the limit, of which one
 /// replica receives nine tenths.
-fn skewed(ceiling: u64, lasts: u64) -> Vec<(u64, u64)> {
-    let rate = ceiling * 1_500 / lasts;
-    let mut loads = vec![(rate / 90, lasts); 9];
-    loads.insert(4, (rate * 9 / 10, lasts));
+fn skewed(limit: u64, duration: u64) -> Vec<(u64, u64)> {
+    let rate = limit * 1_500 / duration;
+    let mut loads = vec![(rate / 90, duration); 9];
+    loads.insert(4, (rate * 9 / 10, duration));
     loads
 }
 

@@ -253,7 +253,7 @@ impl Simulation {
         self.orphans.retain(|end| tick < *end);
     }
 
-    fn send(&mut self, who: (u64, u64), what: Message) {
+    fn send(&mut self, replica: (u64, u64), message: Message) {
         let faulty = self.tick < FAULTY_TICKS;
         if faulty && self.dice.once_in(12) {
             return;
@@ -262,13 +262,13 @@ impl Simulation {
         let at = self.tick + self.dice.up_to(slow);
         if faulty && self.dice.once_in(12) {
             let again = self.tick + self.dice.up_to(60);
-            let what = match &what {
+            let what = match &message {
                 Message::Beat(beat) => Message::Beat(*beat),
                 Message::Grant(given, grant) => Message::Grant(*given, *grant),
             };
-            self.packets.push(Packet { at: again, who, what });
+            self.packets.push(Packet { at: again, who: replica, what });
         }
-        self.packets.push(Packet { at, who, what });
+        self.packets.push(Packet { at, who: replica, what: message });
     }
 
     fn replica(&mut self, (id, life): (u64, u64)) -> Option<&mut Replica> {

@@ -247,20 +247,21 @@ impl Replica {
         self.leaving && self.tasks.is_empty()
     }
 
-    /// Sends a request with a duration of `lasts` ticks. Returns `true` if it is admitted at once.
+    /// Sends a request with a duration of `duration` ticks. Returns `true` if it is admitted at once.
     /// Otherwise the request waits, if the queue has room.
-    pub fn try_admit(&mut self, ceiling: usize, tick: u64, lasts: u64) -> bool {
+    pub fn try_admit(&mut self, limit_index: usize, tick: u64, duration: u64) -> bool {
         let engine = Arc::clone(&self.engine);
         let since = engine.clock().steady();
-        let asked = async move { engine.admit(&question(ceiling), None).await };
+        let asked = async move { engine.admit(&check_of(limit_index), None).await };
         let (asked, woken) = (Box::pin(asked), Arc::new(Woken(AtomicBool::new(false))));
-        let mut waiter = Waiter { ceiling, lasts, asked, woken, since, awake: 0 };
+        let mut waiter =
+            Waiter { ceiling: limit_index, lasts: duration, asked, woken, since, awake: 0 };
         match waiter.poll_admission() {
             Poll::Ready(Ok(AdmissionOutcome::Decided(_, permits))) => {
-                self.add_request(ceiling, tick + lasts, permits);
+                self.add_request(limit_index, tick + duration, permits);
                 return true;
             }
-            Poll::Pending if self.queue.is_some() && self.may_wait(ceiling) => {
+            Poll::Pending if self.queue.is_some() && self.may_wait(limit_index) => {
                 self.waiters.push(waiter);
             }
             // The queue is full or missing, so the request ends.
@@ -271,13 +272,13 @@ impl Replica {
 
     /// Returns `true` if the queue has room. Requests before the first reply are not in the
     /// engine's queue yet.
-    fn may_wait(&self, ceiling: usize) -> bool {
-        self.waiters.iter().filter(|waiter| waiter.ceiling == ceiling).count() < QUEUE
+    fn may_wait(&self, limit_index: usize) -> bool {
+        self.waiters.iter().filter(|waiter| waiter.ceiling == limit_index).count() < QUEUE
     }
 
-    fn add_request(&mut self, ceiling: usize, ends: u64, permits: RequestPermits) {
+    fn add_request(&mut self, limit_index: usize, ends: u64, permits: RequestPermits) {
         assert!(!permits.is_empty(), "the ceiling covers the question");
-        self.requests.push(Request { ceiling, ends, permits: Some(permits) });
+        self.requests.push(Request { ceiling: limit_index, ends, permits: Some(permits) });
     }
 
     pub fn shares(&self) -> [u64; CEILINGS.len()] {
@@ -336,8 +337,8 @@ fn configuration(Limit { ceiling: limit, longest, queue, revision }: Limit) -> c
     config::load([("a.yaml", text.as_bytes())], Revision(revision), false).unwrap().0
 }
 
-fn question(ceiling: usize) -> Check<'static> {
-    let entries = [(CEILINGS[ceiling], "v")].into_iter().collect();
+fn check_of(limit_index: usize) -> Check<'static> {
+    let entries = [(CEILINGS[limit_index], "v")].into_iter().collect();
     let descriptor = Descriptor { entries, cost: Cost::Charge(Hits(1)), limit: None };
     Check { domain: "d", descriptors: [descriptor].into_iter().collect() }
 }

@@ -115,8 +115,8 @@ impl Store {
     }
 
     /// Confirms each grant at once, in place of the replica.
-    fn confirm_grants(&mut self, now: Nanos, round: &ShareRound, heard: &mut ShareRoundReply) {
-        for (beat, reply) in round.reports.iter().zip(&mut heard.replies) {
+    fn confirm_grants(&mut self, now: Nanos, round: &ShareRound, reply: &mut ShareRoundReply) {
+        for (beat, reply) in round.reports.iter().zip(&mut reply.replies) {
             let Some(HeartbeatReply::Grant(grant)) = *reply else { continue };
             let (number, holds) = (beat.heartbeat.number + 1, Some(GrantInUse::from(grant)));
             let said = Heartbeat { number, grant_in_use: holds, ..beat.heartbeat };
@@ -164,7 +164,7 @@ impl Store {
     fn heartbeat_with_flaw(&self, beat: &ShareReport) -> Heartbeat {
         let (said, known) = (beat.heartbeat, self.seats.get(&share_key(beat)));
         match self.flaw {
-            Flaw::ByValue => by_value(said, known),
+            Flaw::ByValue => confirm_by_value(said, known),
             // Doubles heartbeat numbers, so that odd numbers are free for the filter's own reports.
             Flaw::NoAcknowledgement | Flaw::InFlightForExposure => {
                 Heartbeat { number: 2 * said.number, ..said }
@@ -175,26 +175,30 @@ impl Store {
                 number: (said.incarnation.0 << 20) + said.number,
                 ..said
             },
-            Flaw::NoCoordinatorIncarnation => self.of_this_incarnation(said, known),
+            Flaw::NoCoordinatorIncarnation => self.accept_any_incarnation(said, known),
             _ => said,
         }
     }
 
     /// Takes any generation as one of the coordinator's current incarnation, and a later one as its
     /// newest.
-    fn of_this_incarnation(&self, said: Heartbeat, known: Option<&ShareRecord>) -> Heartbeat {
+    fn accept_any_incarnation(
+        &self,
+        heartbeat: Heartbeat,
+        known: Option<&ShareRecord>,
+    ) -> Heartbeat {
         let newest = known.map_or(Generation(0), |known| known.granted.generation);
-        let holds = said.grant_in_use.map(|holds| GrantInUse {
+        let holds = heartbeat.grant_in_use.map(|holds| GrantInUse {
             coordinator_incarnation: self.life,
             generation: holds.generation.min(newest),
             ..holds
         });
-        Heartbeat { grant_in_use: holds, ..said }
+        Heartbeat { grant_in_use: holds, ..heartbeat }
     }
 
     /// Changes the reply so that it matches the original report, not the filtered one.
-    fn address_reply(&self, round: &ShareRound, heard: ShareRoundReply) -> ShareRoundReply {
-        let mut heard = readdressed(heard, round);
+    fn address_reply(&self, round: &ShareRound, reply: ShareRoundReply) -> ShareRoundReply {
+        let mut heard = readdressed(reply, round);
         if self.flaw == Flaw::NoCoordinatorIncarnation {
             heard.incarnation = ONLY;
             grants(&mut heard).for_each(|grant| grant.coordinator_incarnation = ONLY);
@@ -205,7 +209,7 @@ impl Store {
 
 /// The flaw `ByValue`: a reported share of the last granted size confirms that grant, and any other
 /// size the grant before.
-fn by_value(said: Heartbeat, known: Option<&ShareRecord>) -> Heartbeat {
+fn confirm_by_value(heartbeat: Heartbeat, known: Option<&ShareRecord>) -> Heartbeat {
     let named = |share: Share| match known {
         Some(known) if known.granted.share == share => known.granted.generation,
         Some(known) => {
@@ -214,33 +218,36 @@ fn by_value(said: Heartbeat, known: Option<&ShareRecord>) -> Heartbeat {
         None => Generation(0),
     };
     let holds =
-        said.grant_in_use.map(|holds| GrantInUse { generation: named(holds.share), ..holds });
-    let number =
-        known.map_or(said.number, |known| said.number.max(known.beat.heartbeat.number + 1));
-    Heartbeat { grant_in_use: holds, number, ..said }
+        heartbeat.grant_in_use.map(|holds| GrantInUse { generation: named(holds.share), ..holds });
+    let number = known
+        .map_or(heartbeat.number, |known| heartbeat.number.max(known.beat.heartbeat.number + 1));
+    Heartbeat { grant_in_use: holds, number, ..heartbeat }
 }
 
 /// Changes the reply to the round `of` so that it looks like the reply to the round `to`.
-pub fn misplaced(heard: &ShareRoundReply, of: &ShareRound, to: &ShareRound) -> ShareRoundReply {
-    let reply = |beat: &ShareReport| {
+pub fn misplaced(reply: &ShareRoundReply, of: &ShareRound, to: &ShareRound) -> ShareRoundReply {
+    let reply_for = |beat: &ShareReport| {
         let at = of.reports.iter().position(|other| other.bucket == beat.bucket)?;
-        heard.replies[at]
+        reply.replies[at]
     };
-    readdressed(ShareRoundReply { replies: to.reports.iter().map(reply).collect(), ..*heard }, to)
+    readdressed(
+        ShareRoundReply { replies: to.reports.iter().map(reply_for).collect(), ..*reply },
+        to,
+    )
 }
 
-fn readdressed(mut heard: ShareRoundReply, round: &ShareRound) -> ShareRoundReply {
-    for (beat, reply) in round.reports.iter().zip(&mut heard.replies) {
+fn readdressed(mut reply: ShareRoundReply, round: &ShareRound) -> ShareRoundReply {
+    for (beat, reply) in round.reports.iter().zip(&mut reply.replies) {
         if let Some(HeartbeatReply::Grant(grant)) = reply {
             (grant.incarnation, grant.heartbeat_number) =
                 (beat.heartbeat.incarnation, beat.heartbeat.number);
         }
     }
-    heard
+    reply
 }
 
-fn grants(heard: &mut ShareRoundReply) -> impl Iterator<Item = &mut Grant> {
-    heard.replies.iter_mut().flatten().filter_map(|reply| match reply {
+fn grants(reply: &mut ShareRoundReply) -> impl Iterator<Item = &mut Grant> {
+    reply.replies.iter_mut().flatten().filter_map(|reply| match reply {
         HeartbeatReply::Grant(grant) => Some(grant),
         _ => None,
     })

@@ -315,8 +315,8 @@ impl Simulation {
     }
 
     /// Sends a replica's share rounds. Some are lost, late or repeated.
-    fn send_rounds(&mut self, at: usize) {
-        let place = &self.places[at];
+    fn send_rounds(&mut self, index: usize) {
+        let place = &self.places[index];
         let Some(replica) = &place.replica else { return };
         let faulty = self.tick < FAULTY_TICKS;
         for said in replica.wire.take() {
@@ -383,14 +383,14 @@ impl Simulation {
 
     /// The flaw `ByValue`: without generations, a caller takes a late reply as the reply to its
     /// newer heartbeat.
-    fn misdeliver(&mut self, who: (u64, u64), round: &ShareRound, heard: &ShareRoundReply) {
+    fn misdeliver(&mut self, replica: (u64, u64), round: &ShareRound, reply: &ShareRoundReply) {
         if self.flaw != Flaw::ByValue {
             return;
         }
-        let mut theirs = self.packets.iter_mut().filter(|packet| packet.who == who);
+        let mut theirs = self.packets.iter_mut().filter(|packet| packet.who == replica);
         let waits = theirs.find(|packet| packet.said.is_some() && self.tick < packet.until);
         if let Some((packet, said)) = waits.and_then(|it| it.said.take().map(|said| (it, said))) {
-            drop(said.answer.send(misplaced(heard, round, &said.round)));
+            drop(said.answer.send(misplaced(reply, round, &said.round)));
             packet.again = Some(said.round);
         }
     }
@@ -415,14 +415,16 @@ impl Simulation {
     }
 
     /// Compares one limit's permits in use with its bound. Returns its requests in flight.
-    fn check_limit(&mut self, at: usize) -> Result<u64, Violation> {
+    fn check_limit(&mut self, limit_index: usize) -> Result<u64, Violation> {
         let tick = self.tick;
         let all = self.places.iter().filter_map(|place| place.replica.as_ref());
         let known_limit = all.clone().map(|replica| replica.known_limit).max().unwrap_or(0);
-        let each = all.map(|it| (it.shares()[at], going_on(&it.requests, at, tick)));
-        let each: Vec<_> = each.chain([(0, going_on(&self.orphans, at, tick))]).collect();
+        let each = all
+            .map(|it| (it.shares()[limit_index], count_in_flight(&it.requests, limit_index, tick)));
+        let each: Vec<_> =
+            each.chain([(0, count_in_flight(&self.orphans, limit_index, tick))]).collect();
         let used = each.iter().map(|(share, inside)| share.max(inside)).sum();
-        let most = self.bounds[at].update(tick, known_limit, used);
+        let most = self.bounds[limit_index].update(tick, known_limit, used);
         self.tally.lowered += u64::from(known_limit < most);
         if most < used {
             return Err(Violation::LimitExceeded(format!(
@@ -464,8 +466,8 @@ fn send_requests(replica: &mut Replica, (tick, longest): (u64, Nanos), dice: &mu
 }
 
 /// The number of these requests in flight at a limit.
-fn going_on(requests: &[Request], ceiling: usize, tick: u64) -> u64 {
-    requests.iter().filter(|it| it.ceiling == ceiling && tick < it.ends).count() as u64
+fn count_in_flight(requests: &[Request], limit_index: usize, tick: u64) -> u64 {
+    requests.iter().filter(|it| it.ceiling == limit_index && tick < it.ends).count() as u64
 }
 
 fn counted(fault: Fault) -> usize {

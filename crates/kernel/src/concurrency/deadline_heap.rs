@@ -124,17 +124,17 @@ mod tests {
     #[test]
     fn first_returns_the_earliest_deadline_after_any_changes() {
         for seed in 1..200 {
-            let (mut tried, mut law) = (DeadlineHeap::default(), BTreeMap::new());
+            let (mut heap, mut model) = (DeadlineHeap::default(), BTreeMap::new());
             for (slot, until, goes) in operations(seed).take(300) {
                 if goes {
-                    tried.remove(slot);
-                    law.remove(&slot);
+                    heap.remove(slot);
+                    model.remove(&slot);
                 } else {
-                    tried.set(slot, until);
-                    law.insert(slot, until);
+                    heap.set(slot, until);
+                    model.insert(slot, until);
                 }
-                let soonest = law.iter().map(|(&slot, &until)| (until, slot)).min();
-                assert_eq!(tried.first(), soonest, "seed {seed}");
+                let soonest = model.iter().map(|(&slot, &until)| (until, slot)).min();
+                assert_eq!(heap.first(), soonest, "seed {seed}");
             }
         }
     }

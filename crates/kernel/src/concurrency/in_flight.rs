@@ -70,13 +70,13 @@ impl InFlightPermits {
     }
 
     pub(super) fn release(&mut self, permit: Permit) -> Option<InFlightState> {
-        let held = self.slot(permit)?.state.take()?;
+        let state = self.slot(permit)?.state.take()?;
         self.count = self.count.saturating_sub(1);
         self.free_slots.push(permit.slot);
-        if held.deadline.is_some() {
+        if state.deadline.is_some() {
             self.deadlines.remove(permit.slot);
         }
-        Some(held)
+        Some(state)
     }
 
     /// Moves the deadline of `permit` to `lifetime` after `now`; `false` if it is not in flight.

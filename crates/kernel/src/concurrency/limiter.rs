@@ -155,11 +155,11 @@ impl Limiter {
     /// Use a different `jitter` for each limit and replica, so that their min RTT probes do not
     /// coincide.
     #[must_use]
-    pub fn new(rules: &LimiterConfig, jitter: u64) -> Self {
+    pub fn new(config: &LimiterConfig, jitter: u64) -> Self {
         Self {
-            adaptive: AdaptiveLimit::new(rules.limit, rules.adaptive, jitter),
+            adaptive: AdaptiveLimit::new(config.limit, config.adaptive, jitter),
             share: u32::MAX,
-            queue_config: rules.queue,
+            queue_config: config.queue,
             in_flight: InFlightPermits::default(),
             queue: WaitQueue::default(),
             last_activity: Nanos(0),
@@ -192,14 +192,14 @@ impl Limiter {
                 effects.extend((!known).then_some(LimiterEffect::Unknown));
             }
             LimiterEvent::Expire => {}
-            LimiterEvent::Reload(rules) => self.reload(&rules),
+            LimiterEvent::Reload(config) => self.reload(&config),
             LimiterEvent::Share(share) => {
                 self.share = share;
                 self.adaptive.set_fleet_share(now, None);
             }
-            LimiterEvent::FleetShare(part) => {
-                self.share = part.share;
-                self.adaptive.set_fleet_share(now, Some(part));
+            LimiterEvent::FleetShare(fleet_share) => {
+                self.share = fleet_share.share;
+                self.adaptive.set_fleet_share(now, Some(fleet_share));
             }
             LimiterEvent::Fence => {
                 let waiters = std::iter::from_fn(|| self.queue.pop());
@@ -272,13 +272,13 @@ impl Limiter {
         if self.in_flight.count() < self.limit() {
             return LimiterEffect::Admit(self.in_flight.admit(now, lifetime));
         }
-        let Some(waiting) = self.queue_config.filter(|_| Nanos(0) < timeout) else {
+        let Some(queue_config) = self.queue_config.filter(|_| Nanos(0) < timeout) else {
             return LimiterEffect::Deny(AcquireDenial::LimitReached);
         };
-        if usize::try_from(waiting.size).unwrap_or(usize::MAX) <= self.queue.len() {
+        if usize::try_from(queue_config.size).unwrap_or(usize::MAX) <= self.queue.len() {
             return LimiterEffect::Deny(AcquireDenial::QueueFull);
         }
-        LimiterEffect::Queue(self.queue.push(now.plus(waiting.timeout.min(timeout)), lifetime))
+        LimiterEffect::Queue(self.queue.push(now.plus(queue_config.timeout.min(timeout)), lifetime))
     }
 
     fn release(
@@ -298,9 +298,9 @@ impl Limiter {
         self.adaptive.record(&sample, self.share);
     }
 
-    fn reload(&mut self, rules: &LimiterConfig) {
-        self.adaptive.reload(rules.limit, rules.adaptive);
-        self.queue_config = rules.queue;
+    fn reload(&mut self, config: &LimiterConfig) {
+        self.adaptive.reload(config.limit, config.adaptive);
+        self.queue_config = config.queue;
     }
 
     fn expire(&mut self, now: Nanos, effects: &mut LimiterEffects) {

@@ -112,9 +112,9 @@ impl<I: Ord + Clone, S: Ord + Clone, H> PermitRegistry<I, S, H> {
     /// Releases `id` on behalf of `source`.
     pub fn release(&mut self, now: Nanos, id: &I, source: &S) -> ReleaseOutcome<H> {
         self.expire_early_releases(now);
-        if let Some((until, what)) = self.values.remove(id) {
+        if let Some((until, value)) = self.values.remove(id) {
             self.deadlines.remove(&(until, id.clone()));
-            return ReleaseOutcome::Released(what);
+            return ReleaseOutcome::Released(value);
         }
         // A repeated early release changes nothing: the first one stays.
         if self.early_releases.contains_key(id) {
@@ -147,15 +147,16 @@ impl<I: Ord + Clone, S: Ord + Clone, H> PermitRegistry<I, S, H> {
             return None;
         }
         let (_, id) = self.deadlines.pop_first()?;
-        let (_, what) = self.values.remove(&id)?;
-        Some((id, what))
+        let (_, value) = self.values.remove(&id)?;
+        Some((id, value))
     }
 
     /// The next instant at which an id or an early release expires.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
-        let (held, left) = (self.deadlines.first(), self.early_release_expiries.first());
-        held.into_iter().chain(left).map(|&(until, _)| until).min()
+        let (next_id_deadline, next_early_expiry) =
+            (self.deadlines.first(), self.early_release_expiries.first());
+        next_id_deadline.into_iter().chain(next_early_expiry).map(|&(until, _)| until).min()
     }
 
     /// The bounds on early releases.
@@ -208,24 +209,25 @@ impl<I: Ord + Clone, S: Ord + Clone, H> PermitRegistry<I, S, H> {
     fn remove_early_release(&mut self, id: &I) -> bool {
         let Some((until, source)) = self.early_releases.remove(id) else { return false };
         self.early_release_expiries.remove(&(until, id.clone()));
-        let left = self.early_releases_by_source.remove(&source).unwrap_or(0).saturating_sub(1);
-        if 0 < left {
-            self.early_releases_by_source.insert(source, left);
+        let source_count =
+            self.early_releases_by_source.remove(&source).unwrap_or(0).saturating_sub(1);
+        if 0 < source_count {
+            self.early_releases_by_source.insert(source, source_count);
         }
         true
     }
 
     fn is_full_for(&self, source: &S) -> bool {
         let total = u32::try_from(self.early_releases.len()).unwrap_or(u32::MAX);
-        let left = self.early_releases_by_source.get(source).copied().unwrap_or(0);
-        self.bounds.total <= total || self.bounds.per_source <= left
+        let source_count = self.early_releases_by_source.get(source).copied().unwrap_or(0);
+        self.bounds.total <= total || self.bounds.per_source <= source_count
     }
 
     fn insert_early_release(&mut self, now: Nanos, id: &I, source: &S) {
         let until = now.plus(self.bounds.lifetime);
         self.early_release_expiries.insert((until, id.clone()));
         self.early_releases.insert(id.clone(), (until, source.clone()));
-        let left = self.early_releases_by_source.entry(source.clone()).or_insert(0);
-        *left = left.saturating_add(1);
+        let source_count = self.early_releases_by_source.entry(source.clone()).or_insert(0);
+        *source_count = source_count.saturating_add(1);
     }
 }

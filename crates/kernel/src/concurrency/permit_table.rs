@@ -129,8 +129,8 @@ impl PermitTable {
     ) -> PermitCorrections {
         self.expire(now);
         let mut corrections = PermitCorrections::default();
-        for &(id, keep) in active {
-            let is_new = self.insert(id, now.plus(keep));
+        for &(id, lifetime) in active {
+            let is_new = self.insert(id, now.plus(lifetime));
             corrections.restored = corrections.restored.saturating_add(u64::from(is_new));
         }
         for id in released {

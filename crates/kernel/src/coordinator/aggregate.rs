@@ -112,11 +112,11 @@ pub fn vote(inference: &LimitInference) -> Option<LimitFactor> {
     let allowed =
         NonZeroU64::new(inference.allowed.0).filter(|_| MIN_SAMPLES <= inference.samples)?;
     let scaled = u128::from(inference.estimate.0).saturating_mul(u128::from(LimitFactor::ONE.0));
-    let whole = u128::from(FractionalLimit::from_share(Share(allowed.get())).0);
-    let ratio = scaled.checked_div(whole).and_then(|r| u32::try_from(r).ok());
-    let used = inference.allowed <= inference.peak.plus(inference.peak);
-    let most = if used { LimitFactor::TWICE } else { LimitFactor::ONE };
-    Some(ratio.map_or(most, LimitFactor).min(most))
+    let share_units = u128::from(FractionalLimit::from_share(Share(allowed.get())).0);
+    let ratio = scaled.checked_div(share_units).and_then(|r| u32::try_from(r).ok());
+    let is_share_used = inference.allowed <= inference.peak.plus(inference.peak);
+    let max_factor = if is_share_used { LimitFactor::TWICE } else { LimitFactor::ONE };
+    Some(ratio.map_or(max_factor, LimitFactor).min(max_factor))
 }
 
 /// The rule that combines the replicas' votes into one factor.

@@ -31,8 +31,8 @@ impl ClockReading {
             .coordinator_time
             .plus(now.since(self.local_time))
             .since(self.local_time.since(now));
-        let into = coordinator_time.0.checked_rem(period.0).unwrap_or(0);
-        now.plus(period).since(Nanos(into))
+        let elapsed_in_period = coordinator_time.0.checked_rem(period.0).unwrap_or(0);
+        now.plus(period).since(Nanos(elapsed_in_period))
     }
 
     /// The same reading, with the coordinator's clock set forward by `by`.

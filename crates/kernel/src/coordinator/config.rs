@@ -117,8 +117,8 @@ impl ShareTiming {
     pub fn least_margin(share_lifetime: Nanos, max_duration: Nanos, drift_ppm: u32) -> Nanos {
         let span = u128::from(share_lifetime.plus(max_duration).0);
         let drift = u128::from(drift_ppm);
-        let whole = drift.saturating_add(1_000_000);
-        let margin = span.saturating_mul(drift).div_ceil(whole);
+        let drift_plus_one = drift.saturating_add(1_000_000);
+        let margin = span.saturating_mul(drift).div_ceil(drift_plus_one);
         Nanos(u64::try_from(margin).unwrap_or(u64::MAX))
     }
 

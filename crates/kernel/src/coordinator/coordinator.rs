@@ -106,8 +106,8 @@ impl Coordinator {
     /// The instant after which no share of this limit is in use, unless another heartbeat arrives.
     #[must_use]
     pub fn unused_from(&self, config: &CoordinatorConfig) -> Nanos {
-        let ends = self.share_states.iter().map(|seat| seat.unused_from(&config.timing));
-        ends.max().unwrap_or(self.latest_time)
+        let unused_instants = self.share_states.iter().map(|seat| seat.unused_from(&config.timing));
+        unused_instants.max().unwrap_or(self.latest_time)
     }
 
     /// The index of the sender's share state, or the index at which to insert it.
@@ -120,10 +120,11 @@ impl Coordinator {
         if self.share_states.iter().any(later) {
             return Err(HeartbeatReply::Superseded);
         }
-        let ours = |holds: &GrantInUse| holds.coordinator_incarnation == self.incarnation;
+        let is_current_incarnation =
+            |holds: &GrantInUse| holds.coordinator_incarnation == self.incarnation;
         if heartbeat
             .grant_in_use
-            .filter(ours)
+            .filter(is_current_incarnation)
             .is_some_and(|holds| self.generation < holds.generation)
         {
             return Err(HeartbeatReply::StateLost);
@@ -164,7 +165,7 @@ impl Coordinator {
         };
         let ShareTiming { share_lifetime, max_duration, .. } = config.timing;
         let expires_at = before.map_or(now, |seat| seat.expires_at).max(now.plus(share_lifetime));
-        let rests = now.plus(max_duration);
+        let requests_end = now.plus(max_duration);
         let state = ShareState {
             replica: heartbeat.replica,
             incarnation: heartbeat.incarnation,
@@ -181,7 +182,7 @@ impl Coordinator {
             vote: self.valid_vote(before, heartbeat),
             expires_at: if heartbeat.is_leaving { now } else { expires_at },
             earlier_requests_end: before
-                .map_or(rests, |seat| seat.previous_requests_end(now, &config.timing)),
+                .map_or(requests_end, |seat| seat.previous_requests_end(now, &config.timing)),
             max_duration,
             changed_at: before.map_or(now, |seat| seat.changed_at),
         };
@@ -199,17 +200,18 @@ impl Coordinator {
         heartbeat: &Heartbeat,
         grace: bool,
     ) -> GrantRecord {
-        let Some(holds) = heartbeat.grant_in_use else { return GrantRecord::default() };
-        if holds.coordinator_incarnation == self.incarnation {
-            let both = before.into_iter().flat_map(|seat| [seat.confirmed, seat.granted]);
-            let mut named = both.filter(|granted| granted.generation == holds.generation);
+        let Some(grant_in_use) = heartbeat.grant_in_use else { return GrantRecord::default() };
+        if grant_in_use.coordinator_incarnation == self.incarnation {
+            let known_grants = before.into_iter().flat_map(|seat| [seat.confirmed, seat.granted]);
+            let mut matching =
+                known_grants.filter(|granted| granted.generation == grant_in_use.generation);
             // Without a matching share state, the share has already expired at the replica, because
             // the replica's expiry is earlier than the store's.
-            return named.next().unwrap_or_default();
+            return matching.next().unwrap_or_default();
         }
         // A share from an earlier coordinator incarnation counts only in the grace period, in which
         // other replicas may not have reported yet.
-        let share = if grace { holds.share } else { Share(0) };
+        let share = if grace { grant_in_use.share } else { Share(0) };
         GrantRecord { generation: Generation(0), share }
     }
 
@@ -217,10 +219,11 @@ impl Coordinator {
     ///
     /// `None` if the replica voted under another limit or is idle.
     fn valid_vote(&self, before: Option<ShareState>, heartbeat: &Heartbeat) -> Option<LimitFactor> {
-        let under = heartbeat.grant_in_use.is_some_and(|holds| holds.limit == self.limit());
-        let hungry = Share(0) < heartbeat.demand;
-        let kept = before.and_then(|seat| seat.vote);
-        heartbeat.vote.or(kept).filter(|_| under && hungry)
+        let is_current_limit =
+            heartbeat.grant_in_use.is_some_and(|holds| holds.limit == self.limit());
+        let has_demand = Share(0) < heartbeat.demand;
+        let uncounted_vote = before.and_then(|seat| seat.vote);
+        heartbeat.vote.or(uncounted_vote).filter(|_| is_current_limit && has_demand)
     }
 
     /// Keeps the limit within its bounds, recovers it after a loss of state, and counts votes if
@@ -234,15 +237,18 @@ impl Coordinator {
     ) {
         let earlier =
             |holds: &GrantInUse| grace && holds.coordinator_incarnation != self.incarnation;
-        let claim = heartbeat
+        let reported_limit = heartbeat
             .grant_in_use
             .filter(earlier)
             .map(|holds| FractionalLimit::from_share(holds.limit));
-        let level = match (self.limit.filter(|_| self.is_recovered || claim.is_none()), claim) {
+        let level = match (
+            self.limit.filter(|_| self.is_recovered || reported_limit.is_none()),
+            reported_limit,
+        ) {
             (Some(level), Some(claim)) => level.min(claim),
             (level, claim) => level.or(claim).unwrap_or(FractionalLimit::from_share(config.start)),
         };
-        self.is_recovered |= claim.is_some();
+        self.is_recovered |= reported_limit.is_some();
         self.limit = Some(level.within(config.min, config.max));
         if !grace && config.timing.vote_interval() <= now.since(self.counted_at) {
             self.count_votes(now, config);
@@ -284,11 +290,13 @@ impl Coordinator {
         let (fair_share, reserved) = self.fair_share(&live, at, now, config);
         let share = self.grantable_share(&live, at, config, fair_share, reserved, grace);
         // An unchanged share keeps its generation, because a new one would carry no information.
-        let same = state.confirmed.share == share && state.confirmed.generation != Generation(0);
-        let generation = if same { state.confirmed.generation } else { self.generation.next() };
+        let is_unchanged =
+            state.confirmed.share == share && state.confirmed.generation != Generation(0);
+        let generation =
+            if is_unchanged { state.confirmed.generation } else { self.generation.next() };
         self.generation = self.generation.max(generation);
-        let turned = (share == Share(0)) != (state.granted.share == Share(0));
-        let changed_at = if turned { now } else { state.changed_at };
+        let is_transition = (share == Share(0)) != (state.granted.share == Share(0));
+        let changed_at = if is_transition { now } else { state.changed_at };
         if let Some(kept) = self.share_states.get_mut(at) {
             let granted = GrantRecord { generation, share };
             let replied_limit = self.limit.map_or(Share(0), FractionalLimit::round_down);
@@ -327,13 +335,13 @@ impl Coordinator {
         now: Nanos,
         config: &CoordinatorConfig,
     ) -> (Share, Share) {
-        let wants: Vec<ReplicaDemand> = live.iter().map(|(_, want)| *want).collect();
-        let me = live.iter().position(|(seat, _)| *seat == at);
-        let turned = now.since(config.timing.turn_duration());
+        let demands: Vec<ReplicaDemand> = live.iter().map(|(_, want)| *want).collect();
+        let own_index = live.iter().position(|(seat, _)| *seat == at);
+        let turn_cutoff = now.since(config.timing.turn_duration());
         let ceiling = self.limit();
-        me.map_or((Share(0), Share(0)), |me| {
-            let fair = config.split.fair_share(ceiling, &wants, me, turned);
-            (fair, config.split.reserved(ceiling, &wants, me, turned))
+        own_index.map_or((Share(0), Share(0)), |me| {
+            let fair = config.split.fair_share(ceiling, &demands, me, turn_cutoff);
+            (fair, config.split.reserved(ceiling, &demands, me, turn_cutoff))
         })
     }
 
@@ -342,8 +350,8 @@ impl Coordinator {
         live: &[(usize, ReplicaDemand)],
         at: usize,
         config: &CoordinatorConfig,
-        fair: Share,
-        owed: Share,
+        fair_share: Share,
+        reserved: Share,
         grace: bool,
     ) -> Share {
         let others = self.other_states(at);
@@ -354,18 +362,19 @@ impl Coordinator {
             // all replicas received the new limit, requests would be denied for nothing. So a
             // replica keeps its share while all shares that were granted since the decrease fit the
             // limit.
-            return fair.min(own).min(self.room_after_decrease(live, at));
+            return fair_share.min(own).min(self.room_after_decrease(live, at));
         }
         let floor = Share(u64::from(u64::try_from(live.len()).is_ok_and(|n| n <= self.limit().0)));
-        let short = |(other, want): &(usize, ReplicaDemand)| {
+        let needs_more = |(other, want): &(usize, ReplicaDemand)| {
             let granted = self.share_states.get(*other).map_or(Share(0), |seat| seat.granted.share);
             *other != at && granted < want.need.max(floor)
         };
         // Do not take away permits that no other replica can use. In the grace period no other
         // replica may receive them; otherwise no other replica needs more.
-        let keeps = grace || config.split == SplitMode::Demand && !live.iter().any(short);
-        let goal = if keeps { fair.max(own) } else { fair };
-        goal.min(if grace { own } else { own.max(free.less(owed)) })
+        let keeps_surplus =
+            grace || config.split == SplitMode::Demand && !live.iter().any(needs_more);
+        let goal = if keeps_surplus { fair_share.max(own) } else { fair_share };
+        goal.min(if grace { own } else { own.max(free.less(reserved)) })
     }
 
     /// The permits of a decreased limit that are left for the replica at index `at`.
@@ -375,14 +384,14 @@ impl Coordinator {
     fn room_after_decrease(&self, live: &[(usize, ReplicaDemand)], at: usize) -> Share {
         let ceiling = self.limit();
         let is_live = |at: usize| live.binary_search_by_key(&at, |(other, _)| *other).is_ok();
-        let taken = |(other, seat): (usize, &ShareState)| match is_live(other) {
+        let used_permits = |(other, seat): (usize, &ShareState)| match is_live(other) {
             false => seat.exposure(),
             // Requests in flight above the share use permits that other replicas cannot have yet.
             true if seat.replied_limit <= ceiling => seat.granted.share.max(seat.in_flight),
             true => Share(0),
         };
         let others = self.share_states.iter().enumerate().filter(|(other, _)| *other != at);
-        ceiling.less(others.map(taken).fold(Share(0), Share::plus))
+        ceiling.less(others.map(used_permits).fold(Share(0), Share::plus))
     }
 
     fn other_states(&self, at: usize) -> impl Iterator<Item = &ShareState> {

@@ -77,7 +77,7 @@ impl CoordinatorIncarnation {
 
     /// Ends the grace period if the membership is complete and every record names this incarnation.
     ///
-    /// The membership exists since `since`. `longest_use` is the largest
+    /// The membership exists since `membership_since`. `longest_use` is the largest
     /// [`ShareTiming::longest_use`] in the store. Cost: O(records) until the grace period has
     /// ended.
     ///
@@ -88,14 +88,14 @@ impl CoordinatorIncarnation {
         &mut self,
         now: Nanos,
         longest_use: Nanos,
-        since: Nanos,
+        membership_since: Nanos,
         fleet: &[IncarnationRecord],
     ) {
         // If the membership was lost too, it lists only the replicas that returned first.
-        let complete = since.plus(longest_use) <= now;
+        let is_complete = membership_since.plus(longest_use) <= now;
         let under =
             |record: &IncarnationRecord| record.coordinator_incarnation == Some(self.incarnation);
-        self.is_settled |= complete && fleet.iter().all(under);
+        self.is_settled |= is_complete && fleet.iter().all(under);
     }
 
     /// Returns `true` if a replica received a reply that is missing in this store's state.

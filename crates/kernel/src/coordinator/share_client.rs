@@ -39,7 +39,7 @@ pub struct LoadReport {
 pub struct ShareClient {
     id: ReplicaId,
     incarnation: Incarnation,
-    terms: ShareTiming,
+    timing: ShareTiming,
     number: u64,
     last_sent: Option<Nanos>,
     is_reply_pending: bool,
@@ -77,7 +77,7 @@ impl ShareClient {
         Self {
             id,
             incarnation,
-            terms: timing,
+            timing,
             number: 0,
             last_sent: None,
             is_reply_pending: false,
@@ -94,7 +94,7 @@ impl ShareClient {
     /// Changes the timing. A pending reply becomes void, because its heartbeat was sent under the
     /// old timing.
     pub const fn reload(&mut self, timing: ShareTiming) {
-        self.terms = timing;
+        self.timing = timing;
         self.is_reply_pending = false;
     }
 
@@ -170,18 +170,18 @@ impl ShareClient {
     /// The replica restarts without a share, and its next heartbeat is due at once. Heartbeat
     /// numbers continue, so a delayed last heartbeat cannot free a share that is in use again.
     pub fn cancel_leave(&mut self) {
-        let new = Self::new(self.id, self.incarnation, self.terms);
+        let new = Self::new(self.id, self.incarnation, self.timing);
         *self = Self { number: self.number, clock: self.clock, fences: self.fences, ..new };
     }
 
     /// Applies `grant` if it replies to the newest heartbeat.
     pub fn apply_grant(&mut self, now: Nanos, grant: &Grant) -> GrantOutcome {
         self.fence(now);
-        let newest = (self.id, self.incarnation, self.number)
+        let is_newest = (self.id, self.incarnation, self.number)
             == (grant.replica, grant.incarnation, grant.heartbeat_number);
-        let sent = self.last_sent.filter(|_| newest && self.is_reply_pending);
+        let sent = self.last_sent.filter(|_| is_newest && self.is_reply_pending);
         let expires_at = sent.map(|sent| {
-            sent.plus(Nanos(self.terms.share_lifetime.0.saturating_sub(self.terms.margin.0)))
+            sent.plus(Nanos(self.timing.share_lifetime.0.saturating_sub(self.timing.margin.0)))
         });
         // The lifetime counts from sending the heartbeat, so it may be over when the reply arrives.
         let Some(expires_at) = expires_at.filter(|expires_at| now < *expires_at) else {
@@ -222,8 +222,8 @@ impl ShareClient {
     /// The instant at which the next heartbeat is due under `load`; a past instant means now.
     #[must_use]
     pub fn next_heartbeat_at(&self, now: Nanos, load: &LoadReport) -> Nanos {
-        let usual = self.regular_heartbeat_at().unwrap_or(now);
-        self.early_heartbeat_at(now, load).map_or(usual, |urgent| urgent.min(usual))
+        let regular = self.regular_heartbeat_at().unwrap_or(now);
+        self.early_heartbeat_at(now, load).map_or(regular, |urgent| urgent.min(regular))
     }
 
     /// The instant of the next regular heartbeat; `None` before the first one.
@@ -234,12 +234,12 @@ impl ShareClient {
         let last = self.last_sent?;
         // Skip a common instant that was just used, because a new reading of the coordinator's
         // clock may place it slightly later.
-        let from = last.plus(self.terms.short_pause());
+        let earliest = last.plus(self.timing.short_pause());
         // A heartbeat at the common instant could void the pending reply too early.
         let clock = self.clock.filter(|_| !self.is_reply_pending);
-        let period = self.terms.period();
-        Some(clock.map_or(last.plus(self.terms.heartbeat), |clock| {
-            clock.next_multiple_after(from, period)
+        let period = self.timing.period();
+        Some(clock.map_or(last.plus(self.timing.heartbeat), |clock| {
+            clock.next_multiple_after(earliest, period)
         }))
     }
 
@@ -251,13 +251,13 @@ impl ShareClient {
     pub fn early_heartbeat_at(&self, now: Nanos, load: &LoadReport) -> Option<Nanos> {
         let last = self.last_sent.filter(|_| !self.is_reply_pending)?;
         let share = self.usable_share(now);
-        let is_below = load.in_flight <= share;
+        let fits_share = load.in_flight <= share;
         // Other replicas wait for permits that this replica gave up or no longer uses.
-        if is_below && (self.is_confirmation_due || share < self.reported_in_flight) {
+        if fits_share && (self.is_confirmation_due || share < self.reported_in_flight) {
             return Some(last);
         }
         if self.is_confirmation_due {
-            return Some(last.plus(self.terms.debounce()));
+            return Some(last.plus(self.timing.debounce()));
         }
         // The pauses grow in the end, because another replica's request can take long to free a
         // permit.
@@ -271,12 +271,12 @@ impl ShareClient {
     /// after. The pause is an eighth of the time since that instant, so the added delay is small in
     /// proportion.
     fn waiting_pause(&self, last: Nanos) -> Nanos {
-        let (shortest, longest) = (self.terms.short_pause(), self.terms.debounce());
-        let period = self.terms.period();
-        let passed = self
+        let (shortest, longest) = (self.timing.short_pause(), self.timing.debounce());
+        let period = self.timing.period();
+        let since_common_instant = self
             .clock
             .map(|clock| period.since(clock.next_multiple_after(last, period).since(last)));
-        passed.map_or(longest, |passed| Nanos(passed.0 / 8).clamp(shortest, longest))
+        since_common_instant.map_or(longest, |passed| Nanos(passed.0 / 8).clamp(shortest, longest))
     }
 
     fn unexpired_grant(&self, now: Nanos) -> Option<&ActiveGrant> {
@@ -292,20 +292,20 @@ impl ShareClient {
                 && before.is_none_or(|held| {
                     held.coordinator_incarnation != grant.coordinator_incarnation
                 });
-        let gained = before.is_some_and(|before| before.share < grant.share);
-        let waits = grant.share < grant.fair_share && !gained;
-        self.stalled_grants = if waits { self.stalled_grants.saturating_add(1) } else { 0 };
+        let has_grown = before.is_some_and(|before| before.share < grant.share);
+        let is_stalled = grant.share < grant.fair_share && !has_grown;
+        self.stalled_grants = if is_stalled { self.stalled_grants.saturating_add(1) } else { 0 };
     }
 
     /// Returns `true` if this replica needs permits of its fair share that other replicas still
     /// have.
     fn is_below_fair_share(&self, now: Nanos, load: &LoadReport) -> bool {
-        let Some(held) = self.unexpired_grant(now) else { return has_demand(load) };
-        let full = held.grant.share <= load.in_flight || held.grant.share < load.demand;
-        held.grant.share < held.grant.fair_share
-            && full
+        let Some(active) = self.unexpired_grant(now) else { return has_demand(load) };
+        let needs_more = active.grant.share <= load.in_flight || active.grant.share < load.demand;
+        active.grant.share < active.grant.fair_share
+            && needs_more
             && has_demand(load)
-            && !held.grant.is_recovering
+            && !active.grant.is_recovering
     }
 }
 
@@ -323,7 +323,7 @@ fn has_demand(load: &LoadReport) -> bool {
 }
 
 /// The pause, doubled for each stalled grant beyond [`PROMPT_HEARTBEATS`].
-fn back_off(pause: Nanos, times: u32) -> Nanos {
-    let times = times.saturating_sub(PROMPT_HEARTBEATS);
+fn back_off(pause: Nanos, stalled_grants: u32) -> Nanos {
+    let times = stalled_grants.saturating_sub(PROMPT_HEARTBEATS);
     Nanos(pause.0.saturating_mul(1_u64.checked_shl(times).unwrap_or(u64::MAX)))
 }

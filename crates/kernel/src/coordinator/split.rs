@@ -79,13 +79,13 @@ pub struct UsageSample {
 #[must_use]
 pub fn demand(usage: &UsageSample) -> Share {
     let used = usage.mean_in_use.round_up();
-    let Some(lasted) = usage.mean_duration else {
+    let Some(mean_duration) = usage.mean_duration else {
         // If no request has ended yet, a denial demands the most permits, because the need is
         // unknown.
         return if usage.denied == 0 { used } else { MOST };
     };
-    let busy = u128::from(usage.arrived).saturating_mul(u128::from(lasted.0));
-    let offered = busy.div_ceil(u128::from(usage.window.0.max(1)));
+    let total_duration = u128::from(usage.arrived).saturating_mul(u128::from(mean_duration.0));
+    let offered = total_duration.div_ceil(u128::from(usage.window.0.max(1)));
     // A denial shows demand for one permit, even if the ended requests took no measurable time.
     let least = Share(usage.denied.min(1));
     u64::try_from(offered).map_or(MOST, |offered| used.max(Share(offered)).max(least).min(MOST))
@@ -108,9 +108,9 @@ impl SplitMode {
     ) -> Share {
         match (self, self.split_rule(ceiling, wants)) {
             (_, SplitRule::Turns) => {
-                let ahead = self.ahead(wants, me, turned).count();
-                let mine = u64::try_from(ahead).is_ok_and(|ahead| ahead < ceiling.0);
-                Share(u64::from(mine && me < wants.len()))
+                let ahead_count = self.ahead(wants, me, turned).count();
+                let has_permit = u64::try_from(ahead_count).is_ok_and(|ahead| ahead < ceiling.0);
+                Share(u64::from(has_permit && me < wants.len()))
             }
             (Self::Equal, _) => divide_evenly(ceiling, wants.len(), me),
             (Self::Demand, SplitRule::All) => divide_by_need(ceiling, wants, me, Share(1)),
@@ -133,20 +133,20 @@ impl SplitMode {
     ) -> Share {
         match self.split_rule(ceiling, wants) {
             SplitRule::Turns => {
-                let waiting = self.ahead(wants, me, turned).filter(|want| want.is_waiting);
-                Share(u64::try_from(waiting.count()).unwrap_or(u64::MAX))
+                let waiting_ahead = self.ahead(wants, me, turned).filter(|want| want.is_waiting);
+                Share(u64::try_from(waiting_ahead.count()).unwrap_or(u64::MAX))
             }
             SplitRule::All | SplitRule::WithDemand => Share(0),
         }
     }
 
-    fn split_rule(self, ceiling: Share, wants: &[ReplicaDemand]) -> SplitRule {
-        let fits = |count: usize| u64::try_from(count).is_ok_and(|n| n <= ceiling.0);
-        let hungry = wants.iter().filter(|want| Share(0) < want.need).count();
+    fn split_rule(self, limit: Share, demands: &[ReplicaDemand]) -> SplitRule {
+        let fits = |count: usize| u64::try_from(count).is_ok_and(|n| n <= limit.0);
+        let with_demand = demands.iter().filter(|want| Share(0) < want.need).count();
         match self {
-            _ if fits(wants.len()) => SplitRule::All,
+            _ if fits(demands.len()) => SplitRule::All,
             // Idle replicas show new demand by their denials, so they need no permit.
-            Self::Demand if 0 < hungry && fits(hungry) => SplitRule::WithDemand,
+            Self::Demand if 0 < with_demand && fits(with_demand) => SplitRule::WithDemand,
             Self::Equal | Self::Demand => SplitRule::Turns,
         }
     }
@@ -157,19 +157,20 @@ impl SplitMode {
         me: usize,
         turned: Nanos,
     ) -> impl Iterator<Item = &ReplicaDemand> {
-        let place = move |at: usize, want: &ReplicaDemand| {
+        let rank = move |at: usize, want: &ReplicaDemand| {
             (self.priority_class(want, turned), want.changed_at, at)
         };
-        let mine = wants.get(me).map(|want| place(me, want));
-        let before =
-            move |at: usize, want: &ReplicaDemand| mine.is_some_and(|mine| place(at, want) < mine);
+        let own_rank = wants.get(me).map(|want| rank(me, want));
+        let before = move |at: usize, want: &ReplicaDemand| {
+            own_rank.is_some_and(|mine| rank(at, want) < mine)
+        };
         wants.iter().enumerate().filter(move |(at, want)| before(*at, want)).map(|(_, want)| want)
     }
 
     /// The priority class of a replica: 0 during its turn, 1 waiting, 2 after its turn, 3 idle.
-    fn priority_class(self, want: &ReplicaDemand, turned: Nanos) -> u8 {
-        let idle = self == Self::Demand && want.need == Share(0);
-        match (want.is_waiting, turned < want.changed_at) {
+    fn priority_class(self, demand: &ReplicaDemand, turn_cutoff: Nanos) -> u8 {
+        let idle = self == Self::Demand && demand.need == Share(0);
+        match (demand.is_waiting, turn_cutoff < demand.changed_at) {
             _ if idle => 3,
             (false, true) => 0,
             (true, _) => 1,
@@ -190,50 +191,55 @@ enum SplitRule {
 }
 
 /// One of the `count` shares of `total`, which differ by at most one permit, larger ones first.
-fn divide_evenly(total: Share, count: usize, me: usize) -> Share {
+fn divide_evenly(total: Share, count: usize, index: usize) -> Share {
     let Some(count) = u64::try_from(count).ok().and_then(NonZeroU64::new) else {
         return Share(0);
     };
-    let extra = u64::try_from(me).is_ok_and(|me| me < total.0 % count);
+    let extra = u64::try_from(index).is_ok_and(|me| me < total.0 % count);
     Share(total.0 / count).plus(Share(u64::from(extra)))
 }
 
 /// One replica's share, if all shares rise evenly up to their needs and the rest is divided evenly.
 ///
 /// A need below `floor` counts as `floor`. A replica with a need of zero receives nothing.
-fn divide_by_need(ceiling: Share, wants: &[ReplicaDemand], me: usize, floor: Share) -> Share {
+fn divide_by_need(limit: Share, demands: &[ReplicaDemand], index: usize, floor: Share) -> Share {
     let need = |want: &ReplicaDemand| want.need.max(floor);
-    let mine = wants.get(me).map_or(Share(0), need);
-    if mine == Share(0) {
+    let own_need = demands.get(index).map_or(Share(0), need);
+    if own_need == Share(0) {
         return Share(0);
     }
-    let takes = |want: &&ReplicaDemand| Share(0) < need(want);
-    let level = fill_level(ceiling, || wants.iter().map(need));
-    let below = wants.iter().fold(Share(0), |sum, want| sum.plus(need(want).min(level)));
+    let has_need = |want: &&ReplicaDemand| Share(0) < need(want);
+    let level = fill_level(limit, || demands.iter().map(need));
+    let filled = demands.iter().fold(Share(0), |sum, want| sum.plus(need(want).min(level)));
     // The rest goes to replicas below their need, or, once every need is met, to all with a need.
-    let short = |want: &&ReplicaDemand| level < need(want);
-    let any_short = wants.iter().any(|want| short(&want));
-    let shares_rest = |want: &&ReplicaDemand| if any_short { short(want) } else { takes(want) };
-    let among = wants.iter().filter(shares_rest).count();
-    let before = wants.iter().take(me).filter(shares_rest).count();
-    let gets = wants.get(me).is_some_and(|want| shares_rest(&want));
-    let rest = if gets { divide_evenly(ceiling.less(below), among, before) } else { Share(0) };
-    mine.min(level).plus(rest)
+    let is_unmet = |want: &&ReplicaDemand| level < need(want);
+    let any_unmet = demands.iter().any(|want| is_unmet(&want));
+    let shares_rest =
+        |want: &&ReplicaDemand| if any_unmet { is_unmet(want) } else { has_need(want) };
+    let rest_receivers = demands.iter().filter(shares_rest).count();
+    let receivers_before = demands.iter().take(index).filter(shares_rest).count();
+    let receives_rest = demands.get(index).is_some_and(|want| shares_rest(&want));
+    let rest = if receives_rest {
+        divide_evenly(limit.less(filled), rest_receivers, receivers_before)
+    } else {
+        Share(0)
+    };
+    own_need.min(level).plus(rest)
 }
 
 /// The highest share, rounded down, that the limit covers for every replica that needs so much.
-fn fill_level<N: Iterator<Item = Share>>(ceiling: Share, needs: impl Fn() -> N) -> Share {
+fn fill_level<N: Iterator<Item = Share>>(limit: Share, needs: impl Fn() -> N) -> Share {
     let mut level = Share(0);
     loop {
-        let met = needs().filter(|need| *need <= level);
-        let rest = met.fold(ceiling, Share::less);
-        let short = u64::try_from(needs().filter(|need| level < *need).count());
+        let met_needs = needs().filter(|need| *need <= level);
+        let rest = met_needs.fold(limit, Share::less);
+        let unmet_count = u64::try_from(needs().filter(|need| level < *need).count());
         // Every need is met.
-        let Some(short) = short.ok().and_then(NonZeroU64::new) else { return level };
-        let raised = Share(rest.0 / short);
-        if raised <= level {
+        let Some(short) = unmet_count.ok().and_then(NonZeroU64::new) else { return level };
+        let next_level = Share(rest.0 / short);
+        if next_level <= level {
             return level;
         }
-        level = raised;
+        level = next_level;
     }
 }

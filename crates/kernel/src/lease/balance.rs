@@ -94,11 +94,11 @@ struct WrittenMessage {
     number: MessageNumber,
     taken: Hits,
     /// The part of `taken` that the sizer counted as unspent.
-    stranded: Hits,
+    unspent: Hits,
 }
 
 impl WrittenMessage {
-    const NONE: Self = Self { number: MessageNumber(0), taken: Hits(0), stranded: Hits(0) };
+    const NONE: Self = Self { number: MessageNumber(0), taken: Hits(0), unspent: Hits(0) };
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -133,10 +133,10 @@ pub enum SpendResult {
 impl LeaseBalance {
     /// Creates an empty balance, whose leases have a largest size and a duration.
     #[must_use]
-    pub const fn new(size: LeaseSizing, term: Nanos, most: Hits) -> Self {
+    pub const fn new(size: LeaseSizing, duration: Nanos, max_lease: Hits) -> Self {
         Self {
-            duration: term,
-            sizer: LeaseSizer::new(size, term, most),
+            duration,
+            sizer: LeaseSizer::new(size, duration, max_lease),
             strategy: None,
             balance: Hits(0),
             in_hand: Hits(0),
@@ -169,7 +169,7 @@ impl LeaseBalance {
     /// Returns the balance plus the hits of undecided checks; at most the hits listed in the store.
     #[must_use]
     pub fn total(&self, now: Nanos) -> Hits {
-        if now < self.until { self.unchecked_total() } else { Hits(0) }
+        if now < self.until { self.total_even_if_expired() } else { Hits(0) }
     }
 
     /// Records a check and decides it without a store call if possible. Cost: O(1), no allocation.
@@ -337,9 +337,9 @@ impl LeaseBalance {
             return None;
         }
         self.balance = self.balance.less(surplus);
-        let parting = self.one_way_message(now, number, surplus);
+        let message = self.one_way_message(now, number, surplus);
         self.record_unspent(now, surplus);
-        Some(parting)
+        Some(message)
     }
 
     /// Returns the message that returns the whole balance because demand has ended.
@@ -354,15 +354,15 @@ impl LeaseBalance {
         quiet: Nanos,
     ) -> Option<BorrowRequest> {
         self.expire(now);
-        let is_chance =
+        let may_continue =
             self.sizer.expected_checks(now, quiet) < IDLE_AFTER_CHECKS && quiet < self.sizer.span();
-        if self.pending.is_some() || self.balance == Hits(0) || is_chance {
+        if self.pending.is_some() || self.balance == Hits(0) || may_continue {
             return None;
         }
         let all = std::mem::take(&mut self.balance);
-        let farewell = self.final_message(now, number, all);
+        let message = self.final_message(now, number, all);
         self.record_unspent(now, all);
-        Some(farewell)
+        Some(message)
     }
 
     /// Returns the message that returns the whole balance, when draining or dropping this balance.
@@ -376,26 +376,26 @@ impl LeaseBalance {
     }
 
     /// Applies the reply to the last message; ignores any other reply.
-    pub fn settle(&mut self, now: Nanos, answer: &BorrowReply) {
-        let Some(flight) = self.pending.filter(|flight| flight.number == answer.number) else {
+    pub fn settle(&mut self, now: Nanos, reply: &BorrowReply) {
+        let Some(flight) = self.pending.filter(|flight| flight.number == reply.number) else {
             return;
         };
         self.pending = None;
         self.expire(now);
-        self.update_estimates(now, flight, answer);
-        if answer.kept < self.unchecked_total() {
+        self.update_estimates(now, flight, reply);
+        if reply.kept < self.total_even_if_expired() {
             self.void_undecided();
         }
-        let kept = self.balance.min(answer.kept);
+        let kept = self.balance.min(reply.kept);
         self.sizer.record_unspent(now, self.balance.less(kept));
-        self.balance = kept.plus(answer.granted);
-        if answer.granted != Hits(0) {
-            self.last_lease = answer.number;
-            self.sizer.record_lease(now, answer.granted);
+        self.balance = kept.plus(reply.granted);
+        if reply.granted != Hits(0) {
+            self.last_lease = reply.number;
+            self.sizer.record_lease(now, reply.granted);
         }
-        if self.unchecked_total() != Hits(0) {
-            self.until = flight.sent.plus(safe_duration(answer.valid_for));
-            self.ends_early = answer.valid_for < self.duration;
+        if self.total_even_if_expired() != Hits(0) {
+            self.until = flight.sent.plus(safe_duration(reply.valid_for));
+            self.ends_early = reply.valid_for < self.duration;
             self.expire(now);
         }
     }
@@ -412,7 +412,7 @@ impl LeaseBalance {
     pub fn undo_unsent(&mut self, now: Nanos, number: MessageNumber) {
         self.give_up(number);
         if self.written.number == number {
-            let WrittenMessage { taken, stranded, .. } =
+            let WrittenMessage { taken, unspent: stranded, .. } =
                 std::mem::replace(&mut self.written, WrittenMessage::NONE);
             self.sizer.revert_unspent(now, stranded);
             if now < self.until {
@@ -424,16 +424,16 @@ impl LeaseBalance {
     /// Sets an expired balance and its undecided hits to 0. Returns the hits removed from the
     /// balance.
     pub fn expire(&mut self, now: Nanos) -> Hits {
-        if now < self.until || self.unchecked_total() == Hits(0) {
+        if now < self.until || self.total_even_if_expired() == Hits(0) {
             return Hits(0);
         }
         self.void_undecided();
-        let void = std::mem::take(&mut self.balance);
-        self.sizer.record_unspent(now, void);
-        void
+        let expired = std::mem::take(&mut self.balance);
+        self.sizer.record_unspent(now, expired);
+        expired
     }
 
-    fn unchecked_total(&self) -> Hits {
+    fn total_even_if_expired(&self) -> Hits {
         self.balance.plus(self.in_hand)
     }
 
@@ -467,7 +467,7 @@ impl LeaseBalance {
         let held = self.total(now);
         let in_hand = held.less(self.balance(now));
         self.pending = Some(PendingMessage { number, sent: now, hits, in_hand });
-        self.written = WrittenMessage { number, taken: returned, stranded: Hits(0) };
+        self.written = WrittenMessage { number, taken: returned, unspent: Hits(0) };
         let (demand, lease) = (self.sizer.demand(now), self.last_lease);
         BorrowRequest {
             number,
@@ -487,15 +487,15 @@ impl LeaseBalance {
         number: MessageNumber,
         returned: Hits,
     ) -> BorrowRequest {
-        let parting = self.new_message(now, number, Hits(0), Hits(0), returned);
+        let message = self.new_message(now, number, Hits(0), Hits(0), returned);
         self.pending = None;
-        parting
+        message
     }
 
     /// Records `hits`, which the last message returns, as unspent for the lease sizing.
     fn record_unspent(&mut self, now: Nanos, hits: Hits) {
         self.sizer.record_unspent(now, hits);
-        self.written.stranded = hits;
+        self.written.unspent = hits;
     }
 
     /// Creates a message without demand, so that the store divides the remaining hits among others.
@@ -509,8 +509,8 @@ impl LeaseBalance {
     }
 
     /// Updates round trip, headroom, denial and refill pause from a reply.
-    fn update_estimates(&mut self, now: Nanos, flight: PendingMessage, answer: &BorrowReply) {
-        let round_trip = now.since(flight.sent);
+    fn update_estimates(&mut self, now: Nanos, pending: PendingMessage, answer: &BorrowReply) {
+        let round_trip = now.since(pending.sent);
         let faded = Nanos(self.round_trip.0.saturating_sub(self.round_trip.0 / 4));
         self.round_trip = round_trip.max(faded);
         if answer.decision == CounterDecision::OutsideWindows {
@@ -519,7 +519,7 @@ impl LeaseBalance {
         // The headroom is dated now, although it may be older: a later date gives a later retry,
         // which is safe.
         self.last_headroom = Some((now, headroom_of(answer.decision)));
-        self.denial = self.next_denial(now, flight, answer);
+        self.denial = self.next_denial(now, pending, answer);
         if answer.granted == Hits(0) {
             self.no_refill_before = now.plus(self.retry_interval());
         }
@@ -583,11 +583,16 @@ impl LeaseBalance {
 /// |---|---|---|---|---|
 /// | 64 | 23 | 10 | 410 ms | ⌊410·(41 − 10 − 1)/41⌋ = 300 ms |
 /// | 1 | 0 | 1 | any | 0 |
-fn certain_denial_time(hits: Hits, room: Headroom, parked: Hits, retry_after: Nanos) -> Nanos {
-    if parked == Hits(0) {
+fn certain_denial_time(
+    hits: Hits,
+    room: Headroom,
+    outstanding_elsewhere: Hits,
+    retry_after: Nanos,
+) -> Nanos {
+    if outstanding_elsewhere == Hits(0) {
         return retry_after;
     }
     let missing = hits.less(room.remaining);
-    let beyond = missing.less(parked).less(Hits(1));
+    let beyond = missing.less(outstanding_elsewhere).less(Hits(1));
     Nanos(scaled(retry_after.0, beyond.0, missing.0))
 }

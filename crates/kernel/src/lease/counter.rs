@@ -74,11 +74,11 @@ impl AnyCounter<'_> {
     }
 
     /// Refunds `hits` of an earlier charge; does nothing if the window of that charge is over.
-    pub fn refund(&mut self, now: Nanos, mark: ChargeLocation, hits: Hits) {
+    pub fn refund(&mut self, now: Nanos, location: ChargeLocation, hits: Hits) {
         // Moves the counter to its current window, so that its start can be compared with the
         // refunded one.
         self.charge(now, Hits(0));
-        match (self, mark) {
+        match (self, location) {
             (Self::Gcra(limit, state), ChargeLocation::Debt) => {
                 limit.refund(state, now, hits);
             }

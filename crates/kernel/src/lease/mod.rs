@@ -149,17 +149,24 @@ impl BorrowReply {
     /// |---|---|---|---|---|
     /// | 89 | 10 | 0 | 100 | 99 |
     #[must_use]
-    pub fn local_decision(&self, most: Hits) -> CounterDecision {
-        add_local_hits(self.decision, self.granted.plus(self.kept), most)
+    pub fn local_decision(&self, max_at_once: Hits) -> CounterDecision {
+        add_local_hits(self.decision, self.granted.plus(self.kept), max_at_once)
     }
 }
 
 /// Adds `local_hits`, this replica's balance, to the remaining hits of a counter's result. The sum
 /// is at most the hits that an empty counter allows at once.
 #[must_use]
-pub fn add_local_hits(step: CounterDecision, local_hits: Hits, most: Hits) -> CounterDecision {
+pub fn add_local_hits(
+    step: CounterDecision,
+    local_hits: Hits,
+    max_at_once: Hits,
+) -> CounterDecision {
     let Headroom { remaining, reset_after } = headroom_of(step);
-    with_headroom(step, Headroom { remaining: remaining.plus(local_hits).min(most), reset_after })
+    with_headroom(
+        step,
+        Headroom { remaining: remaining.plus(local_hits).min(max_at_once), reset_after },
+    )
 }
 
 /// A replica does not use the last 1/500 of a lease: two clocks may each drift by 1,000 ppm.
@@ -172,6 +179,6 @@ const DRIFT_DIVISOR: u64 = 500;
 /// |---|---|---|
 /// | 1 s | 998 ms | (1 + 0.001) / (1 − 0.001) < 1 / 0.998 |
 #[must_use]
-pub const fn safe_duration(good_for: Nanos) -> Nanos {
-    Nanos(good_for.0.saturating_sub(good_for.0.div_ceil(DRIFT_DIVISOR)))
+pub const fn safe_duration(duration: Nanos) -> Nanos {
+    Nanos(duration.0.saturating_sub(duration.0.div_ceil(DRIFT_DIVISOR)))
 }

@@ -47,12 +47,12 @@ pub struct ReservationId(pub u64, pub u64);
 /// The open reservations of one counter. The default has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CounterReservations {
-    open: Vec<Lease>,
+    open: Vec<Reservation>,
     debt: ReservedDebt,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Lease {
+struct Reservation {
     id: ReservationId,
     hits: Hits,
     location: ChargeLocation,
@@ -81,7 +81,7 @@ impl CounterReservations {
         now: Nanos,
         id: ReservationId,
         hits: Hits,
-        term: Nanos,
+        duration: Nanos,
     ) -> Option<CounterDecision> {
         let now = Tick::Micro.nanos(Tick::Micro.floor(now));
         if counter.peek(now, Hits(0)) == CounterDecision::OutsideWindows {
@@ -102,11 +102,11 @@ impl CounterReservations {
         self.debt.advance(counter, now);
         let step = counter.charge(now, hits);
         self.debt.reserve(hits);
-        self.open.push(Lease {
+        self.open.push(Reservation {
             id,
             hits,
             location: counter.locate_charge(now),
-            expires_at: now.plus(term),
+            expires_at: now.plus(duration),
         });
         Some(step)
     }
@@ -132,33 +132,34 @@ impl CounterReservations {
             return CounterDecision::OutsideWindows;
         }
         cap_debt(counter, now);
-        if let Some(hold) = self.remove(id) {
-            self.refund_all(counter, now, &[hold]);
+        if let Some(reservation) = self.remove(id) {
+            self.refund_all(counter, now, &[reservation]);
         }
         counter.peek(now, Hits(0))
     }
 
-    fn remove(&mut self, id: ReservationId) -> Option<Lease> {
+    fn remove(&mut self, id: ReservationId) -> Option<Reservation> {
         let at = self.open.iter().position(|hold| hold.id == id)?;
         Some(self.open.remove(at))
     }
 
     fn expire(&mut self, counter: &mut AnyCounter, now: Nanos) {
-        let over: Vec<Lease> = self.open.extract_if(.., |hold| hold.expires_at <= now).collect();
-        if !over.is_empty() {
-            self.refund_all(counter, now, &over);
+        let expired: Vec<Reservation> =
+            self.open.extract_if(.., |hold| hold.expires_at <= now).collect();
+        if !expired.is_empty() {
+            self.refund_all(counter, now, &expired);
         }
     }
 
-    fn refund_all(&mut self, counter: &mut AnyCounter, now: Nanos, over: &[Lease]) {
+    fn refund_all(&mut self, counter: &mut AnyCounter, now: Nanos, ended: &[Reservation]) {
         self.debt.advance(counter, now);
         match counter {
             AnyCounter::Gcra(limit, state) => {
-                let hits = over.iter().map(|hold| hold.hits).fold(Hits(0), Hits::plus);
+                let hits = ended.iter().map(|hold| hold.hits).fold(Hits(0), Hits::plus);
                 let others = self.open.iter().map(|hold| hold.hits).fold(Hits(0), Hits::plus);
                 limit.reduce_debt(state, now, self.debt.cancel(hits, others));
             }
-            _ => over.iter().for_each(|hold| counter.refund(now, hold.location, hold.hits)),
+            _ => ended.iter().for_each(|hold| counter.refund(now, hold.location, hold.hits)),
         }
     }
 }
@@ -176,15 +177,15 @@ impl ReservedDebt {
     fn advance(&mut self, counter: &AnyCounter, now: Nanos) {
         let AnyCounter::Gcra(limit, state) = counter else { return };
         let (since, owed) = (limit.tick().floor(now), limit.debt(state, now));
-        let held =
+        let reserved =
             if self.limit == Some(**limit) { self.still_reserved(limit, since, owed) } else { 0 };
-        *self = Self { limit: Some(**limit), since, owed, reserved: held };
+        *self = Self { limit: Some(**limit), since, owed, reserved };
     }
 
     /// Returns the part of the debt `owed` at `tick` that is still reserved.
     fn still_reserved(&self, limit: &Gcra, tick: u64, owed: u64) -> u64 {
-        let worth = limit.refill_rate();
-        let earned = |ticks: u64| ticks.saturating_mul(u64::from(worth.hits));
+        let rate = limit.refill_rate();
+        let earned = |ticks: u64| ticks.saturating_mul(u64::from(rate.hits));
         let left = match tick.checked_sub(self.since) {
             Some(elapsed) => self.owed.saturating_sub(earned(elapsed)),
             // The clock stepped back.

@@ -98,13 +98,13 @@ impl DemandTally {
 impl LeaseSizer {
     /// Creates a sizer for leases with a largest size and a duration.
     #[must_use]
-    pub const fn new(size: LeaseSizing, term: Nanos, most: Hits) -> Self {
-        let span = if term.0 < MAX_SPAN.0 { term } else { MAX_SPAN };
+    pub const fn new(sizing: LeaseSizing, duration: Nanos, max_lease: Hits) -> Self {
+        let span = if duration.0 < MAX_SPAN.0 { duration } else { MAX_SPAN };
         Self {
-            sizing: size,
-            duration: term,
+            sizing,
+            duration,
             span,
-            max_lease: most,
+            max_lease,
             started_at: Nanos(0),
             current: DemandTally::NONE,
             last: DemandTally::NONE,
@@ -168,13 +168,13 @@ impl LeaseSizer {
             LeaseSizing::Fixed(hits) => hits,
             LeaseSizing::Learned => {
                 let DemandTally { requested: asked, unspent: stranded, .. } = self.last_span(now);
-                let asked = asked.less(excluded);
-                let lease = if asked < SMALL_DEMAND {
-                    asked.0
+                let requested = asked.less(excluded);
+                let lease = if requested < SMALL_DEMAND {
+                    requested.0
                 } else {
-                    scaled(asked.0, self.duration.0, self.span.0)
+                    scaled(requested.0, self.duration.0, self.span.0)
                 };
-                Hits(scaled(lease, asked.0, asked.plus(stranded).0))
+                Hits(scaled(lease, requested.0, requested.plus(stranded).0))
             }
         };
         want.min(self.max_lease)
@@ -183,8 +183,8 @@ impl LeaseSizer {
     /// Returns the part of `balance` that exceeds the demand expected in the given time; 0 if that
     /// part is less than half of the balance.
     #[must_use]
-    pub fn surplus(&self, now: Nanos, balance: Hits, left: Nanos) -> Hits {
-        let surplus = balance.less(self.expected_hits(now, left));
+    pub fn surplus(&self, now: Nanos, balance: Hits, time: Nanos) -> Hits {
+        let surplus = balance.less(self.expected_hits(now, time));
         let is_worth_it = balance.0.div_ceil(SURPLUS_DIVISOR) <= surplus.0;
         if is_worth_it && self.sizing == LeaseSizing::Learned { surplus } else { Hits(0) }
     }
@@ -210,8 +210,8 @@ impl LeaseSizer {
     /// out within `time`. Always `false` for a fixed size with a balance above 0.
     #[must_use]
     pub fn runs_low(&self, now: Nanos, balance: Hits, time: Nanos) -> bool {
-        let last_part = self.last_span(now).largest_lease.0 / EARLY_REFILL_DIVISOR;
-        balance.0 <= self.expected_hits(now, time).0.min(last_part)
+        let threshold = self.last_span(now).largest_lease.0 / EARLY_REFILL_DIVISOR;
+        balance.0 <= self.expected_hits(now, time).0.min(threshold)
     }
 
     /// Returns `true` if `balance` will run out within the time `ahead`, or cannot cover a check as
@@ -239,26 +239,26 @@ impl LeaseSizer {
         if age < self.span {
             return;
         }
-        let follows = age.since(self.span) < self.span;
-        self.last = if follows { self.current } else { DemandTally::default() };
-        self.started_at = if follows { self.started_at.plus(self.span) } else { now };
+        let is_next_span = age.since(self.span) < self.span;
+        self.last = if is_next_span { self.current } else { DemandTally::default() };
+        self.started_at = if is_next_span { self.started_at.plus(self.span) } else { now };
         self.current = DemandTally::default();
     }
 
     /// Returns the counts of the last span: the current interval plus the weighted counts of the
     /// last one.
     fn last_span(&self, now: Nanos) -> DemandTally {
-        let mut turned = *self;
-        turned.rotate(now);
-        let left = turned.span.since(now.since(turned.started_at));
-        let fading = |count| scaled(count, left.0, turned.span.0);
+        let mut rotated = *self;
+        rotated.rotate(now);
+        let left = rotated.span.since(now.since(rotated.started_at));
+        let fading = |count| scaled(count, left.0, rotated.span.0);
         let fading_hits = |hits: Hits| Hits(fading(hits.0));
         DemandTally {
-            requested: turned.current.requested.plus(fading_hits(turned.last.requested)),
-            checks: turned.current.checks.saturating_add(fading(turned.last.checks)),
-            unspent: turned.current.unspent.plus(fading_hits(turned.last.unspent)),
-            largest_check: turned.current.largest_check.max(turned.last.largest_check),
-            largest_lease: turned.current.largest_lease.max(turned.last.largest_lease),
+            requested: rotated.current.requested.plus(fading_hits(rotated.last.requested)),
+            checks: rotated.current.checks.saturating_add(fading(rotated.last.checks)),
+            unspent: rotated.current.unspent.plus(fading_hits(rotated.last.unspent)),
+            largest_check: rotated.current.largest_check.max(rotated.last.largest_check),
+            largest_lease: rotated.current.largest_lease.max(rotated.last.largest_lease),
         }
     }
 }

@@ -92,14 +92,14 @@ impl LeaseTable {
             self.put_record(record);
             return None;
         }
-        let mut answer = if record.last_message == borrow.number {
+        let mut reply = if record.last_message == borrow.number {
             repeat_reply(&mut record, counter, now, borrow)
         } else {
             self.apply_new(&mut record, counter, terms, now, borrow)
         };
-        answer.outstanding_elsewhere = self.outstanding(now);
+        reply.outstanding_elsewhere = self.outstanding(now);
         self.put_record(record);
-        Some(answer)
+        Some(reply)
     }
 
     /// Returns the outstanding hits of all replicas.
@@ -159,13 +159,13 @@ impl LeaseTable {
                 step = with_headroom(step, room);
             }
         }
-        let good_for = lease_duration(terms, counter, headroom_of(step));
-        record.expires_at = now.plus(good_for);
+        let valid_for = lease_duration(terms, counter, headroom_of(step));
+        record.expires_at = now.plus(valid_for);
         record.forget_at = now.plus(terms.duration);
         BorrowReply {
             granted: record.granted,
             kept,
-            valid_for: good_for,
+            valid_for,
             ..reply_without_grant(borrow, step)
         }
     }
@@ -208,16 +208,16 @@ impl LeaseRecord {
         let listed = self.balance_at(now);
         let kept = listed.min(borrow.balance);
         let left = listed.min(kept.plus(borrow.returned));
-        let (mark, fresh) = self.newest;
+        let (location, fresh) = self.newest;
         let fresh = fresh.min(left);
         // With different numbers, the replica has not settled the newest grant, so it returns older
         // hits.
         let returned =
             if borrow.last_lease == self.last_lease { fresh.min(left.less(kept)) } else { Hits(0) };
         if returned != Hits(0) {
-            counter.refund(now, mark, returned);
+            counter.refund(now, location, returned);
         }
-        self.newest = (mark, fresh.less(returned).min(kept));
+        self.newest = (location, fresh.less(returned).min(kept));
         self.balance = kept;
         self.last_message = borrow.number;
         self.demand = borrow.demand.max(Hits(1)).min(MAX_DEMAND);
@@ -229,9 +229,9 @@ impl LeaseRecord {
             return None;
         }
         let CounterDecision::Allow(room) = counter.charge(now, hits) else { return None };
-        let mark = counter.locate_charge(now);
-        let before = if self.newest.0 == mark { self.newest.1 } else { Hits(0) };
-        self.newest = (mark, before.plus(hits));
+        let location = counter.locate_charge(now);
+        let before = if self.newest.0 == location { self.newest.1 } else { Hits(0) };
+        self.newest = (location, before.plus(hits));
         self.last_lease = self.last_message;
         self.granted = hits;
         self.balance = self.balance.plus(hits);
@@ -287,9 +287,9 @@ fn lease_duration(terms: &LeaseTerms, counter: &AnyCounter, room: Headroom) -> N
 }
 
 /// Returns the part of `whole` that is proportional to one demand among all, rounded down.
-fn proportional_share(whole: Hits, mine: Hits, others: Hits) -> Hits {
-    let product = u128::from(whole.0).saturating_mul(u128::from(mine.0));
-    let part = product.checked_div(u128::from(mine.plus(others).0)).unwrap_or(0);
+fn proportional_share(whole: Hits, demand: Hits, other_demand: Hits) -> Hits {
+    let product = u128::from(whole.0).saturating_mul(u128::from(demand.0));
+    let part = product.checked_div(u128::from(demand.plus(other_demand).0)).unwrap_or(0);
     Hits(u64::try_from(part).unwrap_or(u64::MAX))
 }
 
@@ -305,13 +305,13 @@ pub(super) const fn with_headroom(step: CounterDecision, room: Headroom) -> Coun
 }
 
 const fn reply_without_grant(borrow: &BorrowRequest, step: CounterDecision) -> BorrowReply {
-    let (granted, kept, parked) = (Hits(0), Hits(0), Hits(0));
+    let (granted, kept, outstanding_elsewhere) = (Hits(0), Hits(0), Hits(0));
     BorrowReply {
         number: borrow.number,
         decision: step,
         granted,
         kept,
-        outstanding_elsewhere: parked,
+        outstanding_elsewhere,
         valid_for: Nanos(0),
     }
 }

@@ -165,12 +165,12 @@ impl Strategy {
         if hits <= room.remaining {
             return Some(Nanos(0));
         }
-        let lead = match self {
+        let lead_time = match self {
             Self::Gcra(limit) => limit.lead_time(hits),
             Self::SlidingWindow(limit) => limit.lead_time(room, hits),
             Self::FixedWindow(_) | Self::SlidingLog(_) => Nanos(0),
         };
-        Some(room.reset_after.since(lead))
+        Some(room.reset_after.since(lead_time))
     }
 
     /// Returns `true` if one tick frees more than 1 % of the burst or limit.

@@ -54,7 +54,7 @@ pub struct SlidingLog {
 /// The state: the arrivals of the last period, oldest first. The default is an empty counter.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ArrivalLog {
-    runs: VecDeque<Arrivals>,
+    entries: VecDeque<Arrivals>,
     /// The sum of the hits in all entries.
     total: u64,
 }
@@ -101,10 +101,10 @@ impl SlidingLog {
     pub fn peek(&self, state: &ArrivalLog, now: Nanos, hits: Hits) -> CounterDecision {
         let now = Tick::Micro.floor(now);
         let expired =
-            state.runs.iter().map_while(|run| self.is_expired(*run, now).then_some(run.hits));
+            state.entries.iter().map_while(|run| self.is_expired(*run, now).then_some(run.hits));
         let held = state.total.saturating_sub(expired.map(u64::from).fold(0, u64::saturating_add));
-        let admitted = self.decide(state, held, now, hits);
-        match admitted {
+        let result = self.decide(state, held, now, hits);
+        match result {
             // The reset-after is computed as if the hits were already in the log.
             CounterDecision::Allow(room) if hits.0 != 0 => CounterDecision::Allow(Headroom {
                 reset_after: Tick::Micro.nanos(self.period),
@@ -142,7 +142,7 @@ impl SlidingLog {
     #[must_use]
     pub fn is_empty(&self, state: &ArrivalLog, now: Nanos) -> bool {
         let now = Tick::Micro.floor(now);
-        state.runs.back().is_none_or(|newest| self.is_expired(*newest, now))
+        state.entries.back().is_none_or(|newest| self.is_expired(*newest, now))
     }
 
     /// Returns the result if `held` hits are younger than a period.
@@ -162,7 +162,7 @@ impl SlidingLog {
     /// Returns the microseconds until the oldest `excess` hits are a period old.
     fn time_until_freed(&self, state: &ArrivalLog, excess: u64, now: u64) -> u64 {
         let mut freed = 0_u64;
-        for run in state.runs.iter().filter(|run| !self.is_expired(**run, now)) {
+        for run in state.entries.iter().filter(|run| !self.is_expired(**run, now)) {
             freed = freed.saturating_add(u64::from(run.hits));
             if excess <= freed {
                 return self.time_left(*run, now);
@@ -172,7 +172,7 @@ impl SlidingLog {
     }
 
     fn headroom(&self, state: &ArrivalLog, held: u64, now: u64) -> Headroom {
-        let reset = state.runs.back().map_or(0, |newest| self.time_left(*newest, now));
+        let reset = state.entries.back().map_or(0, |newest| self.time_left(*newest, now));
         Headroom {
             remaining: Hits(u64::from(self.limit)).less(Hits(held)),
             reset_after: Tick::Micro.nanos(reset),
@@ -181,12 +181,12 @@ impl SlidingLog {
 
     /// Returns the microseconds until an entry is a period old; an entry in the future counts as
     /// arriving now.
-    fn time_left(&self, run: Arrivals, now: u64) -> u64 {
-        run.at.min(now).saturating_add(self.period).saturating_sub(now)
+    fn time_left(&self, entry: Arrivals, now: u64) -> u64 {
+        entry.at.min(now).saturating_add(self.period).saturating_sub(now)
     }
 
-    fn is_expired(&self, run: Arrivals, now: u64) -> bool {
-        self.time_left(run, now) == 0
+    fn is_expired(&self, entry: Arrivals, now: u64) -> bool {
+        self.time_left(entry, now) == 0
     }
 
     /// Removes entries that are a period old and moves entries in the future to `now`. Keeps only
@@ -195,15 +195,15 @@ impl SlidingLog {
         // With a limit of 0 one hit is kept, so that the reset-after stays known.
         let surplus = state.total.saturating_sub(u64::from(self.limit.max(1)));
         state.drop_oldest(surplus);
-        while let Some(oldest) = state.runs.front().filter(|run| self.is_expired(**run, now)) {
+        while let Some(oldest) = state.entries.front().filter(|run| self.is_expired(**run, now)) {
             state.total = state.total.saturating_sub(u64::from(oldest.hits));
-            state.runs.pop_front();
+            state.entries.pop_front();
         }
         let mut future = 0_u32;
-        while let Some(newest) = state.runs.back().filter(|run| now < run.at) {
+        while let Some(newest) = state.entries.back().filter(|run| now < run.at) {
             // The sum is at most the limit, as is the sum of all entries.
             future = future.saturating_add(newest.hits);
-            state.runs.pop_back();
+            state.entries.pop_back();
         }
         if future != 0 {
             state.total = state.total.saturating_sub(u64::from(future));
@@ -217,64 +217,64 @@ impl ArrivalLog {
     fn push(&mut self, now: u64, hits: Hits, limit: u32) {
         self.total = self.total.saturating_add(hits.0);
         let hits = u32::try_from(hits.0).unwrap_or(u32::MAX);
-        match self.runs.back_mut() {
+        match self.entries.back_mut() {
             Some(newest) if newest.at == now => newest.hits = newest.hits.saturating_add(hits),
             _ => {
                 self.grow(limit);
-                self.runs.push_back(Arrivals { at: now, hits });
+                self.entries.push_back(Arrivals { at: now, hits });
             }
         }
     }
 
     /// Doubles the capacity of a full log, up to `limit` entries.
     fn grow(&mut self, limit: u32) {
-        let len = self.runs.len();
-        if len == self.runs.capacity() {
+        let len = self.entries.len();
+        if len == self.entries.capacity() {
             let most = usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(len);
-            self.runs.reserve_exact(len.max(1).min(most));
+            self.entries.reserve_exact(len.max(1).min(most));
         }
     }
 
     /// Refunds up to `hits` of the arrivals at `at`; does nothing if they were removed.
     pub(crate) fn refund_at(&mut self, at: Nanos, hits: Hits) {
         let at = Tick::Micro.floor(at);
-        let Ok(index) = self.runs.binary_search_by_key(&at, |run| run.at) else { return };
-        let Some(run) = self.runs.get_mut(index) else { return };
+        let Ok(index) = self.entries.binary_search_by_key(&at, |run| run.at) else { return };
+        let Some(run) = self.entries.get_mut(index) else { return };
         let taken = u32::try_from(hits.0).unwrap_or(u32::MAX).min(run.hits);
         run.hits = run.hits.saturating_sub(taken);
         self.total = self.total.saturating_sub(u64::from(taken));
         if run.hits == 0 {
-            self.runs.remove(index);
+            self.entries.remove(index);
         }
     }
 
     fn drop_oldest(&mut self, hits: u64) {
         let mut left = hits.min(self.total);
         self.total = self.total.saturating_sub(left);
-        while let Some(run) = self.runs.front_mut() {
+        while let Some(run) = self.entries.front_mut() {
             if !take_hits(run, &mut left) {
                 return;
             }
-            self.runs.pop_front();
+            self.entries.pop_front();
         }
     }
 
     fn drop_newest(&mut self, hits: u64) {
         let mut left = hits.min(self.total);
         self.total = self.total.saturating_sub(left);
-        while let Some(run) = self.runs.back_mut() {
+        while let Some(run) = self.entries.back_mut() {
             if !take_hits(run, &mut left) {
                 return;
             }
-            self.runs.pop_back();
+            self.entries.pop_back();
         }
     }
 }
 
 /// Takes up to `left` hits out of an entry. Returns `true` if the entry is empty now.
-fn take_hits(run: &mut Arrivals, left: &mut u64) -> bool {
-    let taken = u32::try_from(*left).unwrap_or(u32::MAX).min(run.hits);
-    run.hits = run.hits.saturating_sub(taken);
+fn take_hits(entry: &mut Arrivals, left: &mut u64) -> bool {
+    let taken = u32::try_from(*left).unwrap_or(u32::MAX).min(entry.hits);
+    entry.hits = entry.hits.saturating_sub(taken);
     *left = left.saturating_sub(u64::from(taken));
-    run.hits == 0
+    entry.hits == 0
 }

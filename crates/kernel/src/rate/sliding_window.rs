@@ -206,14 +206,14 @@ impl SlidingWindow {
         // Saturates only for counts above a lowered limit, and then no hits remain anyway.
         let faded = u64::from(seen.prev).saturating_mul(seen.left).div_ceil(self.period.get());
         let used = faded.saturating_add(u64::from(seen.cur));
-        let rested = match (seen.prev, seen.cur) {
+        let empty_at = match (seen.prev, seen.cur) {
             (0, 0) => seen.now,
             (_, 0) => seen.end,
             _ => self.next_boundary(seen.end),
         };
         Headroom {
             remaining: Hits(u64::from(self.limit)).less(Hits(used)),
-            reset_after: self.tick.nanos(rested.saturating_sub(seen.now)),
+            reset_after: self.tick.nanos(empty_at.saturating_sub(seen.now)),
         }
     }
 
@@ -226,7 +226,7 @@ impl SlidingWindow {
         let end = self.next_boundary(start);
         let (prev, cur) = match start.saturating_sub(since) {
             0 => (state.prev, state.cur),
-            apart if apart <= self.period.get() => (state.cur, 0),
+            distance if distance <= self.period.get() => (state.cur, 0),
             _ => (0, 0),
         };
         let left = end.saturating_sub(at);
@@ -238,8 +238,8 @@ impl SlidingWindow {
         boundary.saturating_add(self.period.get())
     }
 
-    fn state_of(&self, seen: &CurrentWindows) -> WindowPair {
-        WindowPair { start: self.tick.nanos(seen.since), prev: seen.prev, cur: seen.cur }
+    fn state_of(&self, windows: &CurrentWindows) -> WindowPair {
+        WindowPair { start: self.tick.nanos(windows.since), prev: windows.prev, cur: windows.cur }
     }
 }
 

@@ -99,13 +99,13 @@ impl ReleaseForwarder {
         }
     }
 
-    fn forward(&mut self, post: ForwardedRelease) {
+    fn forward(&mut self, message: ForwardedRelease) {
         self.update_routes();
-        if post.owner.is_none() {
-            return self.search_all(post);
+        if message.owner.is_none() {
+            return self.search_all(message);
         }
         let until = self.sender.engine.clock().steady().plus(FORWARD_TIMEOUT);
-        let Some(post) = self.send_to_owner(until, post) else { return };
+        let Some(post) = self.send_to_owner(until, message) else { return };
         if self.waiting.len() < MAX_PENDING {
             self.waiting.push_back((until, post));
         } else {
@@ -114,21 +114,25 @@ impl ReleaseForwarder {
     }
 
     /// Sends a message to its owner. Returns the message if the owner is not a live replica.
-    fn send_to_owner(&mut self, until: Nanos, post: ForwardedRelease) -> Option<ForwardedRelease> {
-        let owner = post.owner.as_deref()?;
+    fn send_to_owner(
+        &mut self,
+        deadline: Nanos,
+        message: ForwardedRelease,
+    ) -> Option<ForwardedRelease> {
+        let owner = message.owner.as_deref()?;
         if let Some(peer) = self.disallowed.get(owner) {
             ForwardingEvent::AddressNotAllowed.emit();
             warn_disallowed(&mut self.last_warned, self.sender.engine.clock().steady(), peer);
             return None;
         }
-        let Some(route) = self.routes.get(owner) else { return Some(post) };
-        let answer = post.result_sender.map_or(ResultReceiver::Discard, ResultReceiver::Caller);
+        let Some(route) = self.routes.get(owner) else { return Some(message) };
+        let answer = message.result_sender.map_or(ResultReceiver::Discard, ResultReceiver::Caller);
         route.send(QueuedMessage {
-            message: post.update,
-            deadline: until,
+            message: message.update,
+            deadline,
             receiver: answer,
             is_broadcast: false,
-            pending: post.in_transit,
+            pending: message.in_transit,
         });
         None
     }
@@ -147,23 +151,24 @@ impl ReleaseForwarder {
 
     /// Starts a search: sends a message to all replicas, and
     /// waits for the first that knows the request id.
-    fn search_all(&mut self, post: ForwardedRelease) {
+    fn search_all(&mut self, message: ForwardedRelease) {
         if MAX_PENDING <= self.searches.len() || self.routes.is_empty() {
             if !self.routes.is_empty() {
                 ForwardingEvent::Dropped.emit();
             }
-            self.searches.push(async move { (post, IdState::Unknown) }.boxed());
+            self.searches.push(async move { (message, IdState::Unknown) }.boxed());
             return;
         }
         ForwardingEvent::Searched.emit();
         let until = self.sender.engine.clock().steady().plus(SEARCH_TIMEOUT);
-        let asked: FuturesUnordered<_> =
-            self.routes.values().map(|route| query_replica(route, &post, until)).collect();
+        let results: FuturesUnordered<_> =
+            self.routes.values().map(|route| query_replica(route, &message, until)).collect();
         let search = async move {
-            let found = timeout(Duration::from_nanos(SEARCH_TIMEOUT.0), first_known_result(asked))
-                .await
-                .unwrap_or(IdState::Unknown);
-            (post, found)
+            let found =
+                timeout(Duration::from_nanos(SEARCH_TIMEOUT.0), first_known_result(results))
+                    .await
+                    .unwrap_or(IdState::Unknown);
+            (message, found)
         };
         self.searches.push(search.boxed());
     }
@@ -250,11 +255,11 @@ fn warn_disallowed(last_warned: &mut Option<Nanos>, now: Nanos, peer: &Peer) {
 
 fn query_replica(
     route: &PeerRoute,
-    post: &ForwardedRelease,
+    message: &ForwardedRelease,
     until: Nanos,
 ) -> impl Future<Output = IdState> + Send + use<> {
     let (search, found) = oneshot::channel();
-    let (told, way) = (post.update.clone(), Arc::clone(&post.in_transit));
+    let (told, way) = (message.update.clone(), Arc::clone(&message.in_transit));
     route.send(QueuedMessage {
         message: told,
         deadline: until,
@@ -265,8 +270,10 @@ fn query_replica(
     async move { found.await.unwrap_or(IdState::Unknown) }
 }
 
-async fn first_known_result(mut asked: FuturesUnordered<impl Future<Output = IdState>>) -> IdState {
-    while let Some(found) = asked.next().await {
+async fn first_known_result(
+    mut results: FuturesUnordered<impl Future<Output = IdState>>,
+) -> IdState {
+    while let Some(found) = results.next().await {
         if found != IdState::Unknown {
             return found;
         }

@@ -14,25 +14,25 @@ use crate::engine::validate_id;
 use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::units::Nanos;
 
-pub(super) fn encode(told: &PermitUpdate<'_>) -> Letter {
-    let (about, how, rtt) = match told.event {
+pub(super) fn encode(update: &PermitUpdate<'_>) -> Letter {
+    let (about, request_outcome, rtt) = match update.event {
         PermitEvent::Released(how, rtt) => (api::About::Ended, Some(how), rtt),
         PermitEvent::ReleasedUnknown(how, rtt) => (api::About::UnknownEverywhere, Some(how), rtt),
         PermitEvent::Renewed => (api::About::GoesOn, None, None),
     };
-    let outcome = match how {
+    let outcome = match request_outcome {
         None => api::Outcome::Unspecified,
         Some(RequestOutcome::Success) => api::Outcome::Success,
         Some(RequestOutcome::Ignored) => api::Outcome::Ignored,
         Some(RequestOutcome::Dropped) => api::Outcome::Dropped,
     };
-    let source = match told.source {
+    let source = match update.source {
         None => Vec::new(),
         Some(IpAddr::V4(address)) => address.octets().to_vec(),
         Some(IpAddr::V6(address)) => address.octets().to_vec(),
     };
     Letter {
-        id: told.id.clone().into_owned(),
+        id: update.id.clone().into_owned(),
         about: about.into(),
         outcome: outcome.into(),
         rtt_ns: rtt.map(|rtt| rtt.0),
@@ -43,15 +43,15 @@ pub(super) fn encode(told: &PermitUpdate<'_>) -> Letter {
 pub(super) fn decode(letter: &Letter) -> Option<PermitUpdate<'_>> {
     validate_id(&letter.id).ok()?;
     let rtt = letter.rtt_ns.map(Nanos);
-    let how = || match letter.outcome() {
+    let request_outcome = || match letter.outcome() {
         api::Outcome::Success => Some(RequestOutcome::Success),
         api::Outcome::Ignored => Some(RequestOutcome::Ignored),
         api::Outcome::Dropped => Some(RequestOutcome::Dropped),
         api::Outcome::Unspecified => None,
     };
     let about = match letter.about() {
-        api::About::Ended => PermitEvent::Released(how()?, rtt),
-        api::About::UnknownEverywhere => PermitEvent::ReleasedUnknown(how()?, rtt),
+        api::About::Ended => PermitEvent::Released(request_outcome()?, rtt),
+        api::About::UnknownEverywhere => PermitEvent::ReleasedUnknown(request_outcome()?, rtt),
         api::About::GoesOn => PermitEvent::Renewed,
         api::About::Unspecified => return None,
     };

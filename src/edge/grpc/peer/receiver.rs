@@ -76,11 +76,11 @@ impl PeerReceiver {
     }
 
     fn apply_message(&self, letter: &Letter) -> Answer {
-        let Some(told) = message_codec::decode(letter) else {
+        let Some(update) = message_codec::decode(letter) else {
             ForwardingEvent::Malformed.emit();
             return Answer::Malformed;
         };
-        let found = self.engine.apply_forwarded(&told);
+        let found = self.engine.apply_forwarded(&update);
         if found == IdState::Unknown {
             ForwardingEvent::Unknown.emit();
         }

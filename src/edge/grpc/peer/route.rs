@@ -96,10 +96,10 @@ pub(super) struct BatchSender {
 pub(super) struct PeerRoute(mpsc::Sender<QueuedMessage>);
 
 impl PeerRoute {
-    pub(super) fn start(peer: Peer, from: &BatchSender) -> Self {
+    pub(super) fn start(peer: Peer, batches: &BatchSender) -> Self {
         let (sender, queue) = mpsc::channel(QUEUE_CAPACITY);
-        let client = PeersClient::new(connector::channel(peer.address, Arc::clone(&from.trust)));
-        let carrier = RouteTask { sender: from.clone(), peer, client, queue, last_warned: None };
+        let client = PeersClient::new(connector::channel(peer.address, Arc::clone(&batches.trust)));
+        let carrier = RouteTask { sender: batches.clone(), peer, client, queue, last_warned: None };
         // The task ends after the queue's sender is dropped. A panic of
         // the task closes the queue, which `is_closed` detects.
         drop(tokio::spawn(carrier.run()));

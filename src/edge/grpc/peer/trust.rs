@@ -52,12 +52,15 @@ impl BatchSigner {
     /// Starts a rotation to `secret`. The previous secret stays valid until
     /// [`Self::drop_previous`]. Returns `false` if `secret` is already in use.
     pub fn rotate(&self, secret: &str) -> bool {
-        let (own, before) = (signing_key(secret), self.0.load().current.clone());
-        let is_known =
-            hmac::verify(&own, SIGNATURE_CONTEXT, hmac::sign(&before, SIGNATURE_CONTEXT).as_ref())
-                .is_ok();
+        let (new_key, current_key) = (signing_key(secret), self.0.load().current.clone());
+        let is_known = hmac::verify(
+            &new_key,
+            SIGNATURE_CONTEXT,
+            hmac::sign(&current_key, SIGNATURE_CONTEXT).as_ref(),
+        )
+        .is_ok();
         if !is_known {
-            self.0.store(Arc::new(SigningKeys { current: own, previous: Some(before) }));
+            self.0.store(Arc::new(SigningKeys { current: new_key, previous: Some(current_key) }));
         }
         !is_known
     }

@@ -66,8 +66,8 @@ pub(super) async fn run(
     replies: &HoldReplySender,
 ) {
     let mut draining = service.draining.clone();
-    let (places, asking) = (HashMap::new(), FuturesUnordered::new());
-    let mut stream = PermitStream { service, headers, states: places, acquiring: asking };
+    let (places, acquiring) = (HashMap::new(), FuturesUnordered::new());
+    let mut stream = PermitStream { service, headers, states: places, acquiring };
     loop {
         let reply = tokio::select! {
             _ = draining.wait_for(|leaving| *leaving) => return stream.leave_permits_to_deadline(&mut messages),
@@ -107,8 +107,8 @@ impl PermitStream<'_> {
                 _ => break,
             }
         }
-        for place in self.states.into_values() {
-            if let PermitState::InFlight(permits) = place {
+        for state in self.states.into_values() {
+            if let PermitState::InFlight(permits) = state {
                 permits.leave_to_deadlines();
             }
         }
@@ -117,7 +117,7 @@ impl PermitStream<'_> {
     /// Applies one message of the client and returns the reply. Returns `None` for an
     /// acquire, which gets its reply when it is decided.
     fn apply_request(&mut self, ask: Option<Ask>) -> Option<HoldResponse> {
-        let (id, said) = match ask {
+        let (id, reply) = match ask {
             None => {
                 let message = "neither an acquire, a release nor a renewal";
                 (String::new(), Err(Status::invalid_argument(message)))
@@ -141,15 +141,15 @@ impl PermitStream<'_> {
                 (asked.id, Ok(Said::Renew(RenewResponse { held })))
             }
         };
-        Some(to_hold_response(id, said))
+        Some(to_hold_response(id, reply))
     }
 
     fn start_acquire(&mut self, asked: AcquireRequest) -> Result<(), Status> {
         validate_id(&asked.id).map_err(Status::invalid_argument)?;
         // If a permit of this id has expired, the id is free again, and its other permits are
         // released here.
-        let is_over = |place: &PermitState| matches!(place, PermitState::InFlight(permits) if !permits.is_valid());
-        if self.states.get(&asked.id).is_some_and(is_over) {
+        let is_expired = |place: &PermitState| matches!(place, PermitState::InFlight(permits) if !permits.is_valid());
+        if self.states.get(&asked.id).is_some_and(is_expired) {
             self.states.remove(&asked.id);
         }
         if self.states.contains_key(&asked.id) {
@@ -175,11 +175,11 @@ impl PermitStream<'_> {
             return to_hold_response(id, Err(Status::cancelled("released while it waited")));
         };
         self.states.remove(&id);
-        let said = match admitted {
+        let reply = match admitted {
             Err(why) => Err(error_status(&why)),
             Ok(admitted) => {
-                let held = renew_within(&admitted);
-                let shown = to_acquire_response(&admitted, held);
+                let renew_within = renew_within(&admitted);
+                let shown = to_acquire_response(&admitted, renew_within);
                 if let AdmissionOutcome::Decided(_, permits) = admitted
                     && !permits.is_empty()
                 {
@@ -188,7 +188,7 @@ impl PermitStream<'_> {
                 Ok(Said::Acquire(shown))
             }
         };
-        to_hold_response(id, said)
+        to_hold_response(id, reply)
     }
 
     fn release(&mut self, asked: &ReleaseRequest) -> Result<ReleaseResponse, Status> {
@@ -225,8 +225,8 @@ async fn admit(
     let wait = shorter_timeout(None, asked.max_wait_us);
     let request = to_rate_limit_request(asked);
     let admitted = match convert::to_check(&request, &service.reporting) {
-        Ok(question) => {
-            service.engine.admit_with_deadline(&question, wait).await.map_err(HookError::from)
+        Ok(check) => {
+            service.engine.admit_with_deadline(&check, wait).await.map_err(HookError::from)
         }
         Err(why) => Err(why.into()),
     };
@@ -241,10 +241,10 @@ fn renew_within(admitted: &AdmissionOutcome) -> Option<Nanos> {
     }
 }
 
-fn to_hold_response(id: String, said: Result<Said, Status>) -> HoldResponse {
+fn to_hold_response(id: String, reply: Result<Said, Status>) -> HoldResponse {
     let refused = |status: Status| {
         let code = u32::try_from(i32::from(status.code())).unwrap_or_default();
         Said::Error(Error { code, message: status.message().to_owned() })
     };
-    HoldResponse { id, answer: Some(said.unwrap_or_else(refused)) }
+    HoldResponse { id, answer: Some(reply.unwrap_or_else(refused)) }
 }

@@ -120,9 +120,9 @@ fn descriptor(entries: &[(String, String)], cost: Cost) -> Descriptor<'_> {
     Descriptor { entries, cost, limit: None }
 }
 
-/// Returns an error if a fallback decided a descriptor of `answer`.
-fn ensure_decided_by_store(engine: &Engine, answer: &Decision) -> Result<(), CounterError> {
-    if answer.statuses.iter().any(|status| status.decision.reason.is_fallback()) {
+/// Returns an error if a fallback decided a descriptor of `decision`.
+fn ensure_decided_by_store(engine: &Engine, decision: &Decision) -> Result<(), CounterError> {
+    if decision.statuses.iter().any(|status| status.decision.reason.is_fallback()) {
         // If the engine reports no store failure, only this one store call timed out.
         return Err(CounterError::StoreUnavailable(
             engine.store_failure().unwrap_or(StoreFailure::TimedOut),
@@ -139,19 +139,19 @@ fn log_change(act: &str, query: &ExplainQuery) {
     tracing::warn!(action = act, domain, descriptors, hits, "admin changed a counter");
 }
 
-fn counter_json(answer: &Decision) -> Result<Value, CounterError> {
-    let Some(finding) = answer.statuses.first().map(|status| &status.decision) else {
+fn counter_json(decision: &Decision) -> Result<Value, CounterError> {
+    let Some(descriptor_decision) = decision.statuses.first().map(|status| &status.decision) else {
         return Err(CounterError::NotOneDescriptor(0));
     };
-    let reason = finding.reason.as_str();
-    let limit = finding.limit.as_ref().ok_or(CounterError::NoCounter(reason))?;
+    let reason = descriptor_decision.reason.as_str();
+    let limit = descriptor_decision.limit.as_ref().ok_or(CounterError::NoCounter(reason))?;
     Ok(json!({
         "limit": limit.name.as_deref(),
         "requests": limit.requests,
         "period_nanoseconds": limit.period.0,
-        "remaining": finding.headroom.remaining.0,
-        "reset_after_nanoseconds": finding.headroom.reset_after.0,
+        "remaining": descriptor_decision.headroom.remaining.0,
+        "reset_after_nanoseconds": descriptor_decision.headroom.reset_after.0,
         "reason": reason,
-        "revision": answer.revision.0,
+        "revision": decision.revision.0,
     }))
 }

@@ -37,23 +37,23 @@ impl ExplainQuery {
     /// # Errors
     /// A message for the operator: an unknown name, an invalid
     /// value, or no domain or descriptor.
-    pub fn from_query(query: Vec<(String, String)>) -> Result<Self, String> {
-        let mut asked = Self { hits: 1, ..Self::default() };
-        for (name, value) in query {
+    pub fn from_query(pairs: Vec<(String, String)>) -> Result<Self, String> {
+        let mut query = Self { hits: 1, ..Self::default() };
+        for (name, value) in pairs {
             match &*name {
-                "domain" => asked.domain = value,
-                "descriptor" => asked.descriptors.push(parse_entries(&value)?),
-                "hits" => asked.hits = parse_hits(&value)?,
+                "domain" => query.domain = value,
+                "descriptor" => query.descriptors.push(parse_entries(&value)?),
+                "hits" => query.hits = parse_hits(&value)?,
                 _ => return Err(format!("`{name}` is not domain, descriptor or hits")),
             }
         }
-        if asked.domain.is_empty() || asked.descriptors.is_empty() {
+        if query.domain.is_empty() || query.descriptors.is_empty() {
             // The message names no path, because several paths use this query.
             return Err("a domain and at least one descriptor are needed after the path: \
                         ?domain=d&descriptor=k=v,k2=v2"
                 .to_owned());
         }
-        Ok(asked)
+        Ok(query)
     }
 }
 
@@ -72,40 +72,47 @@ pub fn explain(config: &Config, query: &ExplainQuery, now: Nanos) -> Explanation
 /// Adds the current state to an explanation: the requests in flight
 /// of each concurrency limit, and the forced decisions.
 pub(super) fn add_live_state(explained: &mut Explanation, query: &ExplainQuery, engine: &Engine) {
-    let frozen = engine.forced_decisions();
-    for (one, entries) in explained.descriptors.iter_mut().zip(&query.descriptors) {
-        if let Some(under) = &mut one.ceiling {
-            under.now = engine
+    let forced_rules = engine.forced_decisions();
+    for (descriptor, entries) in explained.descriptors.iter_mut().zip(&query.descriptors) {
+        if let Some(concurrency) = &mut descriptor.ceiling {
+            concurrency.now = engine
                 .concurrency_snapshot(&query.domain, &borrow_entries(entries))
                 .map(live_state);
         }
-        if let Some(held) = frozen.iter().find(|held| is_forced(held, &query.domain, one)) {
-            show_forced_decision(one, held.decision);
+        if let Some(forced_rule) =
+            forced_rules.iter().find(|held| is_forced(held, &query.domain, descriptor))
+        {
+            show_forced_decision(descriptor, forced_rule.decision);
         }
     }
 }
 
 /// Returns `true` if the forced decision applies to the descriptor's rule. A rule
 /// without a limit cannot have a forced decision.
-fn is_forced(held: &ForcedRule, domain: &str, one: &DescriptorExplanation) -> bool {
-    let met = one.rule.as_ref().filter(|met| met.counter.is_some());
-    *held.domain == *domain && met.is_some_and(|met| *held.path == *met.path)
+fn is_forced(forced_rule: &ForcedRule, domain: &str, descriptor: &DescriptorExplanation) -> bool {
+    let limited_rule = descriptor.rule.as_ref().filter(|met| met.counter.is_some());
+    *forced_rule.domain == *domain && limited_rule.is_some_and(|met| *forced_rule.path == *met.path)
 }
 
 /// Adds a forced decision to a descriptor's explanation: its verdict and its end.
 /// Meanwhile no hits are counted, so the remaining hits are omitted.
-fn show_forced_decision(one: &mut DescriptorExplanation, frozen: ForcedDecision) {
-    let verdict = match frozen.verdict {
+fn show_forced_decision(descriptor: &mut DescriptorExplanation, forced: ForcedDecision) {
+    let verdict = match forced.verdict {
         Verdict::Allow => "admitted",
         Verdict::Deny => "denied",
     };
-    if let Some(met) = &mut one.rule {
+    if let Some(rule) = &mut descriptor.rule {
         let (remaining, reset_after) = (None, None);
-        met.fresh =
-            FreshDecision { hits: met.fresh.hits, verdict: verdict.into(), remaining, reset_after };
+        rule.fresh = FreshDecision {
+            hits: rule.fresh.hits,
+            verdict: verdict.into(),
+            remaining,
+            reset_after,
+        };
     }
-    let (held, until) = (verdict_name(frozen.verdict), format_time(frozen.until));
-    one.outcome = format!("{}; an operator holds it at {held} until {until}", one.outcome);
+    let (held, until) = (verdict_name(forced.verdict), format_time(forced.until));
+    descriptor.outcome =
+        format!("{}; an operator holds it at {held} until {until}", descriptor.outcome);
 }
 
 /// Formats a time as RFC 3339 in UTC, rounded up to a whole second.
@@ -115,13 +122,13 @@ fn format_time(at: Nanos) -> String {
     at.map(|at| at.to_string()).unwrap_or_default()
 }
 
-fn live_state(look: BucketMetrics) -> BucketSnapshot {
+fn live_state(metrics: BucketMetrics) -> BucketSnapshot {
     BucketSnapshot {
-        in_flight: look.load.in_flight.into(),
-        waiting: u64::try_from(look.load.waiting).unwrap_or(u64::MAX),
-        limit: look.load.limit.into(),
-        rtt: look.rtt.map(|time| time.to_string()),
-        min_rtt: look.min_rtt.map(|time| time.to_string()),
-        gradient: look.gradient().map(to_ratio),
+        in_flight: metrics.load.in_flight.into(),
+        waiting: u64::try_from(metrics.load.waiting).unwrap_or(u64::MAX),
+        limit: metrics.load.limit.into(),
+        rtt: metrics.rtt.map(|time| time.to_string()),
+        min_rtt: metrics.min_rtt.map(|time| time.to_string()),
+        gradient: metrics.gradient().map(to_ratio),
     }
 }

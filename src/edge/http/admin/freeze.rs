@@ -38,16 +38,16 @@ pub(super) async fn freeze(
     State(admin): State<Admin>,
     Query(query): Query<QueryPairs>,
 ) -> Response {
-    let (own, rest): (QueryPairs, QueryPairs) =
+    let (freeze_pairs, descriptor_pairs): (QueryPairs, QueryPairs) =
         query.into_iter().partition(|(name, _)| matches!(&**name, "as" | "for"));
-    let held = parse_params(&own).and_then(|hold| {
-        let asked = parse_single_descriptor(rest)?;
+    let result = parse_params(&freeze_pairs).and_then(|params| {
+        let asked = parse_single_descriptor(descriptor_pairs)?;
         let entries = asked.entries();
         let held =
-            admin.engine.force_decision((&asked.domain, &entries), hold.verdict, hold.duration);
+            admin.engine.force_decision((&asked.domain, &entries), params.verdict, params.duration);
         held.map_err(|why| why.to_string())
     });
-    reply(held.map(|held| {
+    reply(result.map(|held| {
         log_change("freeze", &held.domain, &held.path, Some(held.decision.verdict));
         add_replica_count(&admin, forced_rule_json(&held))
     }))
@@ -88,16 +88,16 @@ fn parse_params(query: &[(String, String)]) -> Result<FreezeParams, String> {
         "allow" => Verdict::Allow,
         other => return Err(format!("as `{other}` is neither deny nor allow")),
     };
-    let long = text("for")?;
-    let long = match duration::parse(long) {
+    let duration_text = text("for")?;
+    let duration = match duration::parse(duration_text) {
         Ok(long) => long,
         // Longer than the parser supports. The engine rejects every duration above a day.
         Err(DurationError::TooLong) => Nanos(u64::MAX),
         Err(DurationError::NotADuration) => {
-            return Err(format!("for `{long}` is no duration, as 10m is"));
+            return Err(format!("for `{duration_text}` is no duration, as 10m is"));
         }
     };
-    Ok(FreezeParams { verdict, duration: long })
+    Ok(FreezeParams { verdict, duration })
 }
 
 struct SingleDescriptor {
@@ -122,14 +122,14 @@ fn parse_single_descriptor(query: QueryPairs) -> Result<SingleDescriptor, String
 /// Adds to a reply the number of replicas, including this one, that
 /// apply the change within two seconds.
 fn add_replica_count(admin: &Admin, mut body: Value) -> Value {
-    let seen = admin.engine.membership().and_then(Membership::snapshot);
-    let away = unreachable_reason(&admin.engine);
-    let replicas = match (away, seen) {
+    let snapshot = admin.engine.membership().and_then(Membership::snapshot);
+    let unreachable = unreachable_reason(&admin.engine);
+    let replicas = match (unreachable, snapshot) {
         (None, Some(seen)) => seen.replicas.len().max(1),
         (Some(_), _) | (None, None) => 1,
     };
     body["replicas"] = replicas.into();
-    if let Some(cause) = away {
+    if let Some(cause) = unreachable {
         body["store_away"] = cause.as_str().into();
     }
     body
@@ -139,22 +139,28 @@ fn add_replica_count(admin: &Admin, mut body: Value) -> Value {
 /// membership list counts as a timeout, because heartbeats renew it if the store is available.
 fn unreachable_reason(engine: &Engine) -> Option<StoreFailure> {
     let membership = engine.membership()?;
-    let seen = membership.snapshot();
-    let is_silent =
-        seen.is_none_or(|seen| MAX_MEMBERSHIP_AGE < engine.clock().now().since(seen.taken_at));
-    engine.store_failure().or(is_silent.then_some(StoreFailure::TimedOut))
+    let snapshot = membership.snapshot();
+    let is_outdated =
+        snapshot.is_none_or(|seen| MAX_MEMBERSHIP_AGE < engine.clock().now().since(seen.taken_at));
+    engine.store_failure().or(is_outdated.then_some(StoreFailure::TimedOut))
 }
 
-fn forced_rule_json(held: &ForcedRule) -> Value {
+fn forced_rule_json(rule: &ForcedRule) -> Value {
     json!({
-        "domain": held.domain,
-        "limit": held.path,
-        "as": verdict_name(held.decision.verdict),
-        "until_unix_ms": held.decision.until.0 / Nanos::MILLI.0,
+        "domain": rule.domain,
+        "limit": rule.path,
+        "as": verdict_name(rule.decision.verdict),
+        "until_unix_ms": rule.decision.until.0 / Nanos::MILLI.0,
     })
 }
 
 fn log_change(act: &str, domain: &str, limit: &str, verdict: Option<Verdict>) {
-    let held = verdict.map(verdict_name);
-    tracing::warn!(action = act, domain, limit, verdict = held, "admin changed a forced decision");
+    let verdict_text = verdict.map(verdict_name);
+    tracing::warn!(
+        action = act,
+        domain,
+        limit,
+        verdict = verdict_text,
+        "admin changed a forced decision"
+    );
 }

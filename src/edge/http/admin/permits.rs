@@ -38,17 +38,17 @@ fn permit_json((name, age): &(BucketName, Nanos)) -> Value {
     json!({"domain": domain, "descriptor": descriptor, "age_us": age.0 / 1_000})
 }
 
-fn bucket_json((name, look): &(BucketName, BucketMetrics)) -> Value {
+fn bucket_json((name, metrics): &(BucketName, BucketMetrics)) -> Value {
     let (domain, descriptor) = bucket_name(name);
     json!({
         "domain": domain,
         "descriptor": descriptor,
-        "in_flight": look.load.in_flight,
-        "waiting": look.load.waiting,
-        "limit": look.load.limit(),
-        "rtt_us": look.rtt.map(|time| time.0 / 1_000),
-        "min_rtt_us": look.min_rtt.map(|time| time.0 / 1_000),
-        "gradient": look.gradient().map(to_ratio),
+        "in_flight": metrics.load.in_flight,
+        "waiting": metrics.load.waiting,
+        "limit": metrics.load.limit(),
+        "rtt_us": metrics.rtt.map(|time| time.0 / 1_000),
+        "min_rtt_us": metrics.min_rtt.map(|time| time.0 / 1_000),
+        "gradient": metrics.gradient().map(to_ratio),
     })
 }
 

@@ -88,9 +88,9 @@ pub fn fleet(membership: Option<&Membership>, shares: &Value, now: Nanos) -> Val
     let Some(membership) = membership else { return Value::Null };
     let seen = membership.snapshot();
     let millis = |duration: Nanos| duration.0 / Nanos::MILLI.0;
-    let member = |member: &LiveReplica| {
-        let record = parse_record(&member.record);
-        json!({"node": member.node, "silent_ms": millis(member.silent_for), "build": record.build,
+    let member = |replica: &LiveReplica| {
+        let record = parse_record(&replica.record);
+        json!({"node": replica.node, "silent_ms": millis(replica.silent_for), "build": record.build,
             "peer": Some(&record.peer).filter(|peer| !peer.is_empty()),
             "incarnation": record.incarnation, "revision": record.revision,
             "share": record.share, "in_flight": record.in_flight,
@@ -111,44 +111,44 @@ pub fn fleet(membership: Option<&Membership>, shares: &Value, now: Nanos) -> Val
 pub(super) fn shares_json(fleet: Option<&FleetReporter>, clock: &Clock) -> Value {
     let Some(fleet) = fleet else { return Value::Null };
     let (store, replica, incarnation) = fleet.incarnations();
-    let ceiling = |(name, shown): (BucketName, ShareSnapshot)| {
-        let grant = shown.grant.as_ref();
+    let share_json = |(name, snapshot): (BucketName, ShareSnapshot)| {
+        let grant = snapshot.grant.as_ref();
         json!({
             "ceiling": CounterKey::describe(&name),
-            "share": shown.share.0,
+            "share": snapshot.share.0,
             "fair": grant.map(|grant| grant.fair_share.0),
             "whole": grant.map(|grant| grant.limit.0),
             "seats": grant.map(|grant| grant.replicas),
             "generation": grant.map(|grant| grant.generation.0),
             "granted_by": grant.map(|grant| grant.coordinator_incarnation.0),
             "recovering": grant.is_some_and(|grant| grant.is_recovering),
-            "ends_in_ms": shown.time_left.0 / Nanos::MILLI.0,
-            "in_flight": shown.in_flight,
-            "wanted": shown.wanted.0,
-            "fences": shown.fences,
-            "handoffs": shown.handoffs,
-            "handoff_took_ms": shown.handoff_duration.map(|took| took.0 / Nanos::MILLI.0),
-            "outage": shown.is_outage,
+            "ends_in_ms": snapshot.time_left.0 / Nanos::MILLI.0,
+            "in_flight": snapshot.in_flight,
+            "wanted": snapshot.wanted.0,
+            "fences": snapshot.fences,
+            "handoffs": snapshot.handoffs,
+            "handoff_took_ms": snapshot.handoff_duration.map(|took| took.0 / Nanos::MILLI.0),
+            "outage": snapshot.is_outage,
         })
     };
-    let ceilings: Vec<_> =
-        fleet.share_snapshots(clock, MAX_LIMITS).into_iter().map(ceiling).collect();
+    let shares: Vec<_> =
+        fleet.share_snapshots(clock, MAX_LIMITS).into_iter().map(share_json).collect();
     let strict: Vec<_> =
         fleet.strict_snapshots(MAX_LIMITS).into_iter().map(strict_limit_json).collect();
     json!({"store": store.map(|life| life.0), "member": replica.0, "life": incarnation.0,
-        "ceilings": ceilings, "strict": strict})
+        "ceilings": shares, "strict": strict})
 }
 
 /// Renders a concurrency limit in strict mode, whose permits the store counts.
-fn strict_limit_json((name, seen): (BucketName, StrictSnapshot)) -> Value {
+fn strict_limit_json((name, snapshot): (BucketName, StrictSnapshot)) -> Value {
     json!({
         "ceiling": CounterKey::describe(&name),
-        "whole": seen.limit,
-        "held": seen.fleet_permits.map(|held| held.0),
-        "in_flight": seen.in_flight,
-        "waiting": seen.waiting,
-        "closed_for_ms": seen.closed_for.0 / Nanos::MILLI.0,
-        "outage": seen.is_outage,
+        "whole": snapshot.limit,
+        "held": snapshot.fleet_permits.map(|held| held.0),
+        "in_flight": snapshot.in_flight,
+        "waiting": snapshot.waiting,
+        "closed_for_ms": snapshot.closed_for.0 / Nanos::MILLI.0,
+        "outage": snapshot.is_outage,
     })
 }
 

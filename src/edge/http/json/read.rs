@@ -272,14 +272,16 @@ fn parse_integer(written: &str) -> Option<i128> {
     let (digits, exponent) = written.split_once(['e', 'E']).unwrap_or((written, "0"));
     let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
     let digits = format!("{whole}{fraction}");
-    let shown = digits.trim_end_matches('0');
-    let Some(last) = shown.trim_start_matches('-').chars().last() else { return Some(0) };
+    let significant_digits = digits.trim_end_matches('0');
+    let Some(last_digit) = significant_digits.trim_start_matches('-').chars().last() else {
+        return Some(0);
+    };
     let places = i64::try_from(fraction.len()).ok()?;
-    let zeros = i64::try_from(digits.len() - shown.len()).ok()?;
+    let zeros = i64::try_from(digits.len() - significant_digits.len()).ok()?;
     let power = exponent.parse::<i64>().ok()?.checked_sub(places)?.checked_add(zeros)?;
     let power = u32::try_from(power).ok()?;
-    last.is_ascii_digit().then_some(())?;
-    shown.parse::<i128>().ok()?.checked_mul(10_i128.checked_pow(power)?)
+    last_digit.is_ascii_digit().then_some(())?;
+    significant_digits.parse::<i128>().ok()?.checked_mul(10_i128.checked_pow(power)?)
 }
 
 /// The unit of an override, by number or name. The enum `RateLimitUnit` has no week.

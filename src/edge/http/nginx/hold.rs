@@ -1,6 +1,6 @@
 //! Serves `/hold`: a permit that lasts as long as the HTTP connection on which it was acquired.
 //!
-//! Lua code in NGINX (OpenResty) opens the connection and closes it at the end of its request.
+//! Lua code in NGINX (`OpenResty`) opens the connection and closes it at the end of its request.
 //!
 //! Guarantees:
 //! - Request headers and statuses are those of `/check` ([`super`]); a request id is ignored.
@@ -73,13 +73,13 @@ pub(in crate::edge::http) async fn reply_with_permit(
     peer: &HttpPeer,
 ) -> Response {
     let started = ask.engine.clock().now();
-    let answering = async {
+    let reply_future = async {
         match OriginalRequest::from_headers(headers) {
             Ok(original) => permit_response(ask, headers, &original, (holds, peer)).await,
             Err(wrong) => (EdgeOutcome::Malformed, text_response(StatusCode::BAD_REQUEST, &wrong)),
         }
     };
-    let ((outcome, response), queued) = with_queue_time(answering).await;
+    let ((outcome, response), queued) = with_queue_time(reply_future).await;
     RequestCompleted { protocol: Protocol::Nginx, outcome }.emit();
     CheckAnswered {
         received_at: started,
@@ -97,12 +97,12 @@ async fn permit_response(
     (holds, peer): (&LongRequestSlots, &HttpPeer),
 ) -> (EdgeOutcome, Response) {
     let Some(slot) = holds.try_acquire() else { return holds.full_reply() };
-    let admitted = decide(ask, headers, original).await;
+    let result = decide(ask, headers, original).await;
     let (outcome, mut response) =
-        (hook::admission_outcome(&admitted), hook_response(ask, admitted.as_ref()));
+        (hook::admission_outcome(&result), hook_response(ask, result.as_ref()));
     // The end of the connection releases the permit, so it serves no second request.
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-    if let Ok(AdmissionOutcome::Decided(_, permits)) = admitted
+    if let Ok(AdmissionOutcome::Decided(_, permits)) = result
         && !permits.is_empty()
     {
         let permit = ConnectionPermit { permits: Some(permits), _slot: slot };
@@ -117,8 +117,8 @@ async fn decide(
     original: &OriginalRequest<'_>,
 ) -> Result<AdmissionOutcome, HookError> {
     let request = original.to_rate_limit_request(&ask.hooks, headers)?;
-    let question = convert::to_check(&request, &ask.reporting)?;
-    Ok(ask.engine.admit_with_deadline(&question, None).await?)
+    let check = convert::to_check(&request, &ask.reporting)?;
+    Ok(ask.engine.admit_with_deadline(&check, None).await?)
 }
 
 /// The permits and the slot of a `/hold` connection. They are released when the connection ends.

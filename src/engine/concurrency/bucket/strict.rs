@@ -119,7 +119,7 @@ impl Bucket {
         permit: Permit,
         sent: Nanos,
         answer: AcquireReply,
-        strictly: &StrictLimit,
+        strict_limit: &StrictLimit,
     ) -> bool {
         let mut state = self.0.lock();
         let now = clock.steady();
@@ -127,7 +127,7 @@ impl Bucket {
         let in_flight = state.limiter.in_flight();
         let Some(strict) = &mut state.strict_permits else { return false };
         let late = strict.reporter.heartbeat() <= now.since(sent);
-        strict.record_reply(permit, answer, in_flight <= strictly.outage_limit, late)
+        strict.record_reply(permit, answer, in_flight <= strict_limit.outage_limit, late)
     }
 
     /// Returns the permits to report as in use, each with the time for which the store keeps it. If
@@ -146,8 +146,8 @@ impl Bucket {
             strict.is_reported = false;
             strict.reporter.remove_bucket(&strict.name);
         }
-        let held = strict.permits.iter_mut().filter(|(_, entry)| entry.is_granted);
-        let told = held.map(|(permit, entry)| {
+        let granted = strict.permits.iter_mut().filter(|(_, entry)| entry.is_granted);
+        let reported = granted.map(|(permit, entry)| {
             if entry.known == StoreKnowledge::No {
                 entry.known = StoreKnowledge::Yes;
             }
@@ -155,7 +155,7 @@ impl Bucket {
             let keep = until.map(|until| until.since(now));
             (entry.id, strict.reporter.store_lifetime(keep))
         });
-        told.collect()
+        reported.collect()
     }
 
     /// Reports `permit` as in use until `max_duration` is over, because its release will not be
@@ -182,12 +182,12 @@ impl Bucket {
 
     pub(in crate::engine::concurrency) fn apply_report_reply(
         &self,
-        heard: Result<LimitPermitsReply, StoreFailure>,
+        reply: Result<LimitPermitsReply, StoreFailure>,
     ) {
         let mut state = self.0.lock();
         let Some(strict) = &mut state.strict_permits else { return };
-        strict.is_outage = heard.is_err();
-        if let Ok(heard) = heard {
+        strict.is_outage = reply.is_err();
+        if let Ok(heard) = reply {
             strict.fleet_permits = Some(heard.held);
         }
     }
@@ -228,10 +228,10 @@ pub(in crate::engine::concurrency) enum AcquireReply {
 }
 
 impl StrictPermits {
-    fn new(name: &[u8], teller: &Arc<PermitReporter>) -> Self {
+    fn new(name: &[u8], reporter: &Arc<PermitReporter>) -> Self {
         Self {
             name: name.into(),
-            reporter: Arc::clone(teller),
+            reporter: Arc::clone(reporter),
             queue: Arc::default(),
             permits: HashMap::new(),
             is_reported: false,
@@ -251,13 +251,13 @@ impl StrictPermits {
         self.is_reported || 1 < Arc::strong_count(&self.queue)
     }
 
-    fn add_permit(&mut self, permit: Permit, keep: Nanos) -> PermitId {
+    fn add_permit(&mut self, permit: Permit, store_lifetime: Nanos) -> PermitId {
         let id = self.reporter.next_id();
         self.permits.insert(
             permit,
             StrictPermit {
                 id,
-                store_lifetime: keep,
+                store_lifetime,
                 is_granted: false,
                 known: StoreKnowledge::Pending,
                 latest_end: None,
@@ -317,13 +317,13 @@ impl StrictPermits {
             }
             return;
         }
-        let (bucket, line) = (Arc::clone(&self.name), Arc::clone(&self.queue));
+        let (bucket, queue) = (Arc::clone(&self.name), Arc::clone(&self.queue));
         let repeats = known == StoreKnowledge::Pending;
         self.reporter.queue_release(
             now,
             ReleasedPermit {
                 bucket,
-                queue: line,
+                queue,
                 id,
                 due: now,
                 store_deadline: now.plus(keep),

@@ -70,13 +70,13 @@ pub fn read(round: &ShareRound, reply: &[i64]) -> Result<ShareRoundReply, Invali
     if !rest.is_empty() || answers.len() != round.reports.len() {
         return Err(refused("eight integers for each ceiling"));
     }
-    let answer = |(beat, answer): (&ShareReport, &[u64; FIELDS])| match *answer {
+    let decode_answer = |(beat, answer): (&ShareReport, &[u64; FIELDS])| match *answer {
         UNREADABLE => Ok(None),
         _ => decode_reply(beat, answer)
             .map(Some)
             .ok_or_else(|| refused("a code and what goes with it")),
     };
-    let replies: Result<_, _> = round.reports.iter().zip(answers).map(answer).collect();
+    let replies: Result<_, _> = round.reports.iter().zip(answers).map(decode_answer).collect();
     let replies = replies?;
     Ok(ShareRoundReply { incarnation: Incarnation(*life), store_time: at, replies })
 }
@@ -106,12 +106,12 @@ fn decode_reply(beat: &ShareReport, answer: &[u64; FIELDS]) -> Option<HeartbeatR
     if code != 0 && answer[1..] != [0; FIELDS - 1] || 1 < recovering {
         return None;
     }
-    let said = &beat.heartbeat;
+    let heartbeat = &beat.heartbeat;
     Some(match code {
         0 => HeartbeatReply::Grant(Grant {
-            replica: said.replica,
-            incarnation: said.incarnation,
-            heartbeat_number: said.number,
+            replica: heartbeat.replica,
+            incarnation: heartbeat.incarnation,
+            heartbeat_number: heartbeat.number,
             coordinator_incarnation: Incarnation(coordinator),
             generation: Generation(generation),
             share: Share(share),
@@ -155,11 +155,11 @@ fn encode_report(beat: &ShareReport) -> Vec<u8> {
         bytes.double(number);
     }
     bytes.0.push(u8::from(said.grant_in_use.is_some()));
-    let held = |field: fn(&_) -> u64| said.grant_in_use.as_ref().map_or(0, field);
-    bytes.double(held(|holds| holds.coordinator_incarnation.0));
-    bytes.double(held(|holds| holds.generation.0));
-    bytes.share(Share(held(|holds| holds.share.0)));
-    bytes.share(Share(held(|holds| holds.limit.0)));
+    let grant_field = |field: fn(&_) -> u64| said.grant_in_use.as_ref().map_or(0, field);
+    bytes.double(grant_field(|holds| holds.coordinator_incarnation.0));
+    bytes.double(grant_field(|holds| holds.generation.0));
+    bytes.share(Share(grant_field(|holds| holds.share.0)));
+    bytes.share(Share(grant_field(|holds| holds.limit.0)));
     bytes.share(said.in_flight);
     bytes.share(said.demand);
     bytes.share(Share(said.vote.map_or(0, |LimitFactor(ratio)| u64::from(ratio) + 1)));

@@ -85,11 +85,11 @@ pub fn encode_call(messages: &[PackedMessage]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
 /// # Errors
 /// The reply does not fit this number of messages, or the script executed none.
 pub fn split_reply(reply: &[i64], messages: usize) -> Result<Vec<RawLeaseResult>, InvalidReply> {
-    let (said, rest) = reply.as_chunks();
-    if !rest.is_empty() || said.is_empty() || messages < said.len() {
+    let (results, rest) = reply.as_chunks();
+    if !rest.is_empty() || results.is_empty() || messages < results.len() {
         return Err(InvalidReply::new("eight integers for each message that was come to", reply));
     }
-    Ok(said.to_vec())
+    Ok(results.to_vec())
 }
 
 impl PackedMessage {
@@ -117,11 +117,11 @@ pub fn read(message: &LeaseMessage, reply: &[i64]) -> Result<LeaseOutcome, Inval
     if *code == SUPERSEDED && [remaining, retry, reset] == [0; 3] && lent == [0; 4] {
         return Ok(LeaseOutcome::Superseded);
     }
-    let answer = decode_result(
+    let charge_result = decode_result(
         &zero_charge(message),
         super::RawChargeResult { code: *code, remaining, retry, reset },
     )?;
-    let step = match answer {
+    let step = match charge_result {
         ChargeResult::Outcome(ChargeOutcome::Decided(step)) => step,
         ChargeResult::Stale(now) if lent == [0; 4] => return Ok(LeaseOutcome::Stale(now)),
         ChargeResult::Unreadable if lent == [0; 4] => {
@@ -143,8 +143,8 @@ pub fn read(message: &LeaseMessage, reply: &[i64]) -> Result<LeaseOutcome, Inval
 }
 
 /// Returns `true` if the script can have granted `granted` hits together with this decision.
-fn can_be_granted(message: &LeaseMessage, step: CounterDecision, granted: u64) -> bool {
-    let passes = matches!(step, CounterDecision::Allow(_)) || message.borrow.hits == Hits(0);
+fn can_be_granted(message: &LeaseMessage, decision: CounterDecision, granted: u64) -> bool {
+    let passes = matches!(decision, CounterDecision::Allow(_)) || message.borrow.hits == Hits(0);
     granted <= message.borrow.wanted.0 && (passes || granted == 0)
 }
 

@@ -113,16 +113,19 @@ impl PermitPartition {
 /// Encodes the acquisition of one permit.
 #[must_use]
 pub fn pack_acquire(
-    asked: &StrictPermitRequest,
+    request: &StrictPermitRequest,
     letter: PermitCallContext<'_>,
 ) -> PackedPermitCall {
-    let ask = &asked.permit;
+    let acquire = &request.permit;
     let mut packed = shared_arguments(letter);
-    packed.keys.push(letter.partition.limit_key(letter.prefix, &asked.bucket));
-    let numbers =
-        [ask.limit.0.min(EXACT_BOUND), micros(ask.lifetime), micros(ask.timing.max_lifetime)];
+    packed.keys.push(letter.partition.limit_key(letter.prefix, &request.bucket));
+    let numbers = [
+        acquire.limit.0.min(EXACT_BOUND),
+        micros(acquire.lifetime),
+        micros(acquire.timing.max_lifetime),
+    ];
     let numbers = numbers.into_iter().flat_map(super::encode_double).collect();
-    packed.args.extend([bytes(ask.id).to_vec(), numbers]);
+    packed.args.extend([permit_id_bytes(acquire.id).to_vec(), numbers]);
     packed
 }
 
@@ -135,14 +138,14 @@ pub fn pack_report<'t>(
     let mut packed = shared_arguments(letter);
     for told in told {
         packed.keys.push(letter.partition.limit_key(letter.prefix, &told.bucket));
-        let held = u64::try_from(told.in_use.len()).unwrap_or(EXACT_BOUND);
-        let mut said = super::encode_double(held).to_vec();
+        let in_use_count = u64::try_from(told.in_use.len()).unwrap_or(EXACT_BOUND);
+        let mut encoded = super::encode_double(in_use_count).to_vec();
         for &(id, keep) in &told.in_use {
-            said.extend(bytes(id));
-            said.extend(super::encode_double(micros(keep)));
+            encoded.extend(permit_id_bytes(id));
+            encoded.extend(super::encode_double(micros(keep)));
         }
-        said.extend(told.released.iter().flat_map(|id| bytes(*id)));
-        packed.args.push(said);
+        encoded.extend(told.released.iter().flat_map(|id| permit_id_bytes(*id)));
+        packed.args.push(encoded);
     }
     packed
 }
@@ -155,12 +158,12 @@ pub fn pack_report<'t>(
 pub fn read_acquire(reply: &[i64]) -> Result<Option<StrictPermitReply>, InvalidReply> {
     let refused = || InvalidReply::new("a code, a count and a time that go together", reply);
     let numbers: Vec<u64> = naturals(reply).ok_or_else(refused)?;
-    let answer = |acquired, held| Some(StrictPermitReply { result: acquired, held: Share(held) });
+    let reply_of = |acquired, held| Some(StrictPermitReply { result: acquired, held: Share(held) });
     Ok(match numbers[..] {
-        [0, held, 0] if 0 < held => answer(AcquireOutcome::Acquired, held),
-        [1, held, 0] if 0 < held => answer(AcquireOutcome::LimitReached, held),
+        [0, held, 0] if 0 < held => reply_of(AcquireOutcome::Acquired, held),
+        [1, held, 0] if 0 < held => reply_of(AcquireOutcome::LimitReached, held),
         [2, held, wait] if (1..=MAX_MICROS).contains(&wait) => {
-            answer(AcquireOutcome::Closed(Nanos(wait.saturating_mul(Nanos::MICRO.0))), held)
+            reply_of(AcquireOutcome::Closed(Nanos(wait.saturating_mul(Nanos::MICRO.0))), held)
         }
         [3, 0, 0] => None,
         _ => return Err(refused()),
@@ -180,19 +183,20 @@ pub fn read_report<'t>(
     let Some((_closed, answers)) = numbers.split_first() else { return Err(refused()) };
     let (answers, []) = answers.as_chunks::<4>() else { return Err(refused()) };
     let mut answers = answers.iter();
-    let heard = told.map(|told| decode_report(told, answers.next()?)).collect::<Option<_>>();
-    let heard = heard.ok_or_else(refused)?;
-    if answers.next().is_some() { Err(refused()) } else { Ok(heard) }
+    let decoded = told.map(|told| decode_report(told, answers.next()?)).collect::<Option<_>>();
+    let replies = decoded.ok_or_else(refused)?;
+    if answers.next().is_some() { Err(refused()) } else { Ok(replies) }
 }
 
 fn decode_report(
-    told: &LimitPermits,
-    answer: &[u64; 4],
+    permits: &LimitPermits,
+    result: &[u64; 4],
 ) -> Option<Result<LimitPermitsReply, StoreFailure>> {
     let count = |all: usize| u64::try_from(all).unwrap_or(u64::MAX);
-    match *answer {
+    match *result {
         [0, put_back, freed, held]
-            if put_back <= count(told.in_use.len()) && freed <= count(told.released.len()) =>
+            if put_back <= count(permits.in_use.len())
+                && freed <= count(permits.released.len()) =>
         {
             Some(Ok(LimitPermitsReply {
                 changes: PermitCorrections { restored: put_back, freed },
@@ -224,7 +228,7 @@ fn text(number: u64) -> Vec<u8> {
     number.to_string().into_bytes()
 }
 
-fn bytes(PermitId(life, number): PermitId) -> [u8; 16] {
+fn permit_id_bytes(PermitId(life, number): PermitId) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&life.to_le_bytes());
     bytes[8..].copy_from_slice(&number.to_le_bytes());

@@ -116,16 +116,19 @@ pub fn read(
         }
         (ReservationAction::Commit, ..) => Err(refused("kept, or no more held")),
         (ReservationAction::Reserve(_) | ReservationAction::Cancel, ..) => {
-            let asked = Charge { cost: expected_cost(charge, act), ..charge.clone() };
-            decode_result(&asked, super::RawChargeResult { code, remaining, retry, reset })
-                .map(ReservationResult::Charged)
+            let expected_charge = Charge { cost: expected_cost(charge, act), ..charge.clone() };
+            decode_result(
+                &expected_charge,
+                super::RawChargeResult { code, remaining, retry, reset },
+            )
+            .map(ReservationResult::Charged)
         }
     }
 }
 
 /// Returns the cost that the script's result refers to: 0 hits for a cancellation.
-fn expected_cost(charge: &Charge, act: ReservationAction) -> Cost {
-    if act == ReservationAction::Cancel { Cost::Charge(Hits(0)) } else { charge.cost }
+fn expected_cost(charge: &Charge, action: ReservationAction) -> Cost {
+    if action == ReservationAction::Cancel { Cost::Charge(Hits(0)) } else { charge.cost }
 }
 
 fn encode_message(

@@ -53,21 +53,23 @@ pub(super) enum SendMode {
 
 impl CompatCheck<'_> {
     pub(super) async fn charge(&self) -> Outcomes {
-        let _heeded = RefundGuard::begin(self);
-        let looks: DenyCacheLookups = self.counters.iter().map(|it| self.look_up(it)).collect();
-        let known: SmallVec<[bool; 2]> = looks.iter().map(|look| look.is_over).collect();
-        let places: CounterIndexes = (0..known.len()).filter(|&place| !known[place]).collect();
+        let _refund_guard = RefundGuard::begin(self);
+        let lookups: DenyCacheLookups = self.counters.iter().map(|it| self.look_up(it)).collect();
+        let is_cached_denial: SmallVec<[bool; 2]> =
+            lookups.iter().map(|look| look.is_over).collect();
+        let uncached_indexes: CounterIndexes =
+            (0..is_cached_denial.len()).filter(|&place| !is_cached_denial[place]).collect();
         let mut outcomes: Outcomes =
             self.counters.iter().map(|it| it.cached_denial(self.now)).collect();
-        if places.is_empty() {
+        if uncached_indexes.is_empty() {
             return outcomes;
         }
-        let way = self.send_mode(&known);
-        let parts = self.group_by_slot(&places);
-        let put = parts.iter().map(|(slot, places)| self.call(*slot, places, way));
-        for ((_, places), replies) in parts.iter().zip(join_all(put).await) {
+        let send_mode = self.send_mode(&is_cached_denial);
+        let parts = self.group_by_slot(&uncached_indexes);
+        let calls = parts.iter().map(|(slot, places)| self.call(*slot, places, send_mode));
+        for ((_, places), replies) in parts.iter().zip(join_all(calls).await) {
             for (&place, reply) in places.iter().zip(replies) {
-                outcomes[place] = self.apply_reply(place, reply, looks[place]);
+                outcomes[place] = self.apply_reply(place, reply, lookups[place]);
             }
         }
         outcomes
@@ -75,9 +77,9 @@ impl CompatCheck<'_> {
 
     /// Groups the charges with these indices by the Cluster slot of their keys. Outside a Cluster
     /// there is one group.
-    fn group_by_slot(&self, places: &[usize]) -> SmallVec<[(u16, CounterIndexes); 1]> {
+    fn group_by_slot(&self, indexes: &[usize]) -> SmallVec<[(u16, CounterIndexes); 1]> {
         let mut parts: SmallVec<[(u16, CounterIndexes); 1]> = SmallVec::new();
-        for &place in places {
+        for &place in indexes {
             let slot = self.redis.route.slot_of(&self.counters[place].key);
             match parts.iter_mut().find(|(of, _)| *of == slot) {
                 Some((_, places)) => places.push(place),
@@ -106,9 +108,10 @@ impl CompatCheck<'_> {
 
     /// Chooses how to send the charges without a cached denial. The argument is true for each
     /// charge with a cached denial.
-    fn send_mode(&self, known: &[bool]) -> SendMode {
+    fn send_mode(&self, is_cached_denial: &[bool]) -> SendMode {
         let stops = self.reference.options.stop_when_over;
-        let is_denied = known.contains(&true) && self.is_denied_by_cache(known);
+        let is_denied =
+            is_cached_denial.contains(&true) && self.is_denied_by_cache(is_cached_denial);
         match self.charges.mode {
             ChargeMode::Preview => SendMode::Read,
             ChargeMode::Each if !stops || self.deciding_step == DecidingStep::AnEarlierOne => {
@@ -119,13 +122,13 @@ impl CompatCheck<'_> {
             ChargeMode::Each if self.charges.list.len() == 1 => SendMode::Charge,
             ChargeMode::AllOrNothing { .. } if is_denied => SendMode::Read,
             ChargeMode::Each | ChargeMode::AllOrNothing { .. } => {
-                SendMode::Script(self.script_mode(known))
+                SendMode::Script(self.script_mode(is_cached_denial))
             }
         }
     }
 
-    fn is_denied_by_cache(&self, known: &[bool]) -> bool {
-        let votes = self.charges.list.iter().zip(known).map(|(charge, known)| {
+    fn is_denied_by_cache(&self, is_cached_denial: &[bool]) -> bool {
+        let votes = self.charges.list.iter().zip(is_cached_denial).map(|(charge, known)| {
             (charge.standing.group, charge.standing.enforced_verdict(*known))
         });
         let (quota_for_all, rescued) = self.quota_flags();
@@ -143,7 +146,7 @@ impl CompatCheck<'_> {
     }
 
     /// Returns the mode argument of `reference.lua`.
-    fn script_mode(&self, known: &[bool]) -> &'static str {
+    fn script_mode(&self, is_cached_denial: &[bool]) -> &'static str {
         let (quota_for_all, rescued) = self.quota_flags();
         // The script does not receive charges with a cached denial. A limit in shadow mode among
         // them allows the check, so the quota group must not deny it.
@@ -151,7 +154,7 @@ impl CompatCheck<'_> {
             let in_group = quota_for_all || charge.standing.group == VoteGroup::Quota;
             *known && in_group && charge.standing.shadow
         };
-        let rescued = rescued || self.charges.list.iter().zip(known).any(passes);
+        let rescued = rescued || self.charges.list.iter().zip(is_cached_denial).any(passes);
         match (self.charges.mode, quota_for_all, rescued) {
             (ChargeMode::AllOrNothing { .. }, false, false) => "a",
             (ChargeMode::AllOrNothing { .. }, false, true) => "ar",
@@ -182,23 +185,23 @@ impl CompatCheck<'_> {
             };
             self.reference.deny_cache.insert(&counter.key, over, now, before);
         }
-        let asked = |held| CounterHits { hits: held, is_cached_denial: false };
+        let hits_of = |held| CounterHits { hits: held, is_cached_denial: false };
         match reply {
             CounterReply::Charged(held) => {
-                ChargeOutcome::Counted(counter.step_after_charge(held, now), asked(held))
+                ChargeOutcome::Counted(counter.step_after_charge(held, now), hits_of(held))
             }
             CounterReply::Skipped(held) => {
-                ChargeOutcome::Counted(counter.preview_step(held, now, Hits(0)), asked(held))
+                ChargeOutcome::Counted(counter.preview_step(held, now, Hits(0)), hits_of(held))
             }
             CounterReply::OverLimit(held) => {
                 let together = self.hits_through(place);
                 ChargeOutcome::Counted(
                     counter.preview_step(held, now, together),
-                    asked(held.saturating_add(together.0)),
+                    hits_of(held.saturating_add(together.0)),
                 )
             }
             CounterReply::Refunded(held) => {
-                ChargeOutcome::Refunded(CounterDecision::Allow(counter.room_left(held, now)))
+                ChargeOutcome::Refunded(CounterDecision::Allow(counter.headroom_at(held, now)))
             }
             CounterReply::Failed(cause) => ChargeOutcome::Failed(cause),
         }
@@ -216,9 +219,9 @@ impl CompatCheck<'_> {
 
     /// Returns the hits of the charge with this index plus those of all earlier charges of the
     /// check to the same counter.
-    pub(super) fn hits_through(&self, place: usize) -> Hits {
-        let own = &self.counters[place];
-        let earlier = self.counters.iter().take(place);
+    pub(super) fn hits_through(&self, index: usize) -> Hits {
+        let own = &self.counters[index];
+        let earlier = self.counters.iter().take(index);
         let same = earlier.filter(|it| it.key == own.key && !it.is_refund);
         same.fold(own.hits, |sum, it| sum.plus(it.hits))
     }
@@ -231,9 +234,9 @@ impl CompatCheck<'_> {
 struct RefundGuard<'q>(&'q CompatCheck<'q>);
 
 impl<'q> RefundGuard<'q> {
-    fn begin(question: &'q CompatCheck<'q>) -> Self {
-        question.invalidate_refunded();
-        Self(question)
+    fn begin(check: &'q CompatCheck<'q>) -> Self {
+        check.invalidate_refunded();
+        Self(check)
     }
 }
 

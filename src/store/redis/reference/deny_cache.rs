@@ -101,8 +101,14 @@ impl KeyDenyCache {
 
     /// Caches a denial of `key`, and evicts the oldest keys if necessary. Does nothing if hits of
     /// `key` were refunded since the given lookup.
-    pub(super) fn insert(&self, key: &[u8], over: KeyDenial, now: Nanos, before: DenyCacheLookup) {
-        let KeyDenial { limit, end } = over;
+    pub(super) fn insert(
+        &self,
+        key: &[u8],
+        denial: KeyDenial,
+        now: Nanos,
+        before: DenyCacheLookup,
+    ) {
+        let KeyDenial { limit, end } = denial;
         if self.max_shard_bytes < key_cost(key) {
             return;
         }
@@ -152,19 +158,19 @@ impl KeyDenyCache {
     }
 
     pub(super) fn stats(&self) -> DenyCacheStats {
-        let of = |shard: &Mutex<DenyCacheShard>| {
+        let shard_stats = |shard: &Mutex<DenyCacheShard>| {
             let shard = shard.lock();
             let keys = u64::try_from(shard.entries.len()).unwrap_or(u64::MAX);
             DenyCacheStats { keys, ..shard.stats }
         };
-        self.shards.iter().map(of).fold(DenyCacheStats::default(), std::ops::Add::add)
+        self.shards.iter().map(shard_stats).fold(DenyCacheStats::default(), std::ops::Add::add)
     }
 
     /// Returns the shard of `key`, and the index of its refund count in that shard.
     fn locate(&self, key: &[u8]) -> (&Mutex<DenyCacheShard>, usize) {
         let hash = self.random.hash_one(key) % (SHARDS * REFUND_COUNTS) as u64;
-        let place = usize::try_from(hash).unwrap_or(0);
-        (&self.shards[place % SHARDS], place / SHARDS)
+        let index = usize::try_from(hash).unwrap_or(0);
+        (&self.shards[index % SHARDS], index / SHARDS)
     }
 }
 

@@ -59,15 +59,21 @@ pub(super) enum CounterReply {
 impl CompatCheck<'_> {
     /// Sends the charges with these indices, whose keys are in one slot. Waits for at most
     /// `call_timeout`.
-    pub(super) async fn call(&self, slot: u16, places: &[usize], way: SendMode) -> CounterReplies {
+    pub(super) async fn call(
+        &self,
+        slot: u16,
+        indexes: &[usize],
+        send_mode: SendMode,
+    ) -> CounterReplies {
         let replies = match self.redis.route.connection(slot) {
             Ok(live) => {
-                let sent = self.send_charges(&live, slot, places, way);
+                let sent = self.send_charges(&live, slot, indexes, send_mode);
                 self.redis.route.call_within(self.call_timeout, slot, sent).await
             }
             Err(cause) => Err(cause),
         };
-        replies.unwrap_or_else(|cause| places.iter().map(|_| CounterReply::Failed(cause)).collect())
+        replies
+            .unwrap_or_else(|cause| indexes.iter().map(|_| CounterReply::Failed(cause)).collect())
     }
 
     async fn send_charges(
@@ -77,10 +83,10 @@ impl CompatCheck<'_> {
         places: &[usize],
         way: SendMode,
     ) -> Result<CounterReplies, StoreFailure> {
-        let gives_back = places.iter().any(|&place| self.counters[place].is_refund);
+        let has_refund = places.iter().any(|&place| self.counters[place].is_refund);
         match way {
             SendMode::Script(rule) => self.run_script(live, rule, places, way).await,
-            _ if !gives_back => self.send_pipeline(live, slot, places, way).await,
+            _ if !has_refund => self.send_pipeline(live, slot, places, way).await,
             // Refunds need the script: only it refunds in the order of the charges, and never below
             // zero.
             SendMode::Read => self.run_script(live, "n", places, way).await,
@@ -197,10 +203,10 @@ impl CompatCheck<'_> {
         &self,
         live: &LiveConnection,
         place: usize,
-        answer: CommandReply,
+        count_reply: CommandReply,
         way: SendMode,
     ) -> CounterReply {
-        let held = match answer.map(parse_count) {
+        let counted_hits = match count_reply.map(parse_count) {
             Ok(Some(held)) => held,
             Ok(None) => return CounterReply::Failed(StoreFailure::WrongType),
             // Redis does not add hits that overflow the counter. The sum is over every limit.
@@ -214,11 +220,11 @@ impl CompatCheck<'_> {
         };
         let limit = Hits(u64::from(self.counters[place].window.limit()));
         match way {
-            SendMode::Read if limit < Hits(held).plus(self.hits_through(place)) => {
-                CounterReply::OverLimit(held)
+            SendMode::Read if limit < Hits(counted_hits).plus(self.hits_through(place)) => {
+                CounterReply::OverLimit(counted_hits)
             }
-            SendMode::Read | SendMode::ChargeNothing => CounterReply::Skipped(held),
-            SendMode::Charge | SendMode::Script(_) => CounterReply::Charged(held),
+            SendMode::Read | SendMode::ChargeNothing => CounterReply::Skipped(counted_hits),
+            SendMode::Charge | SendMode::Script(_) => CounterReply::Charged(counted_hits),
         }
     }
 
@@ -265,8 +271,8 @@ impl CompatCheck<'_> {
         let args = std::iter::once(rule.to_owned()).chain(records).map(Bytes::from).collect();
         let digest = Some(self.reference.load_script(live).await?);
         let script = RedisScript { text: SCRIPT, digest, accepts_any_value: true };
-        let answer = live.run_script(script, keys, args).await?;
-        let mut replies = parse_script_reply(answer, places.len())?;
+        let script_reply = live.run_script(script, keys, args).await?;
+        let mut replies = parse_script_reply(script_reply, places.len())?;
         for reply in &mut replies {
             // The command added zero hits, so the charge was skipped.
             if let (SendMode::ChargeNothing, CounterReply::Charged(held)) = (way, *reply) {
@@ -276,8 +282,8 @@ impl CompatCheck<'_> {
         Ok(replies)
     }
 
-    fn script_record(&self, place: usize, way: SendMode) -> [String; 5] {
-        let (counter, standing) = (&self.counters[place], self.charges.list[place].standing);
+    fn script_record(&self, index: usize, send_mode: SendMode) -> [String; 5] {
+        let (counter, standing) = (&self.counters[index], self.charges.list[index].standing);
         let group = match standing.group {
             VoteGroup::Enforced => 0,
             VoteGroup::Quota => 1,
@@ -285,7 +291,7 @@ impl CompatCheck<'_> {
         };
         [
             if counter.is_refund { "r" } else { "c" }.to_owned(),
-            increment(counter, way).to_string(),
+            increment(counter, send_mode).to_string(),
             counter.window.limit().to_string(),
             counter.expiry_secs.to_string(),
             format!("{group}{}", u8::from(standing.shadow)),
@@ -344,9 +350,9 @@ impl CompatCounters {
     }
 }
 
-fn commands_per_charge(way: SendMode, asks: bool) -> usize {
-    let own = if way == SendMode::Read { 1 } else { 2 };
-    if asks { 2 * own } else { own }
+fn commands_per_charge(send_mode: SendMode, needs_asking: bool) -> usize {
+    let own = if send_mode == SendMode::Read { 1 } else { 2 };
+    if needs_asking { 2 * own } else { own }
 }
 
 async fn queue_commands(
@@ -368,8 +374,8 @@ async fn queue_commands(
     pipeline.expire(counter.key.clone(), counter.expiry_secs, None).await
 }
 
-fn increment(counter: &CompatCounter, way: SendMode) -> i64 {
-    if way == SendMode::ChargeNothing && !counter.is_refund { 0 } else { counter.increment() }
+fn increment(counter: &CompatCounter, send_mode: SendMode) -> i64 {
+    if send_mode == SendMode::ChargeNothing && !counter.is_refund { 0 } else { counter.increment() }
 }
 
 fn is_redirect(error: &Error) -> bool {
@@ -388,8 +394,8 @@ fn parse_count(value: Value) -> Option<u64> {
     }
 }
 
-fn parse_script_reply(answer: Value, charges: usize) -> Result<CounterReplies, StoreFailure> {
-    let numbers: Vec<u64> = match answer {
+fn parse_script_reply(reply: Value, charges: usize) -> Result<CounterReplies, StoreFailure> {
+    let numbers: Vec<u64> = match reply {
         Value::Array(values) => values.into_iter().filter_map(parse_count).collect(),
         _ => return Err(StoreFailure::InvalidReply),
     };

@@ -49,16 +49,16 @@ impl Fraction {
     }
 
     pub(super) fn is_below(self, other: Self) -> bool {
-        let ours = u128::from(self.numerator).saturating_mul(u128::from(other.denominator));
-        ours < u128::from(other.numerator).saturating_mul(u128::from(self.denominator))
+        let left_product = u128::from(self.numerator).saturating_mul(u128::from(other.denominator));
+        left_product < u128::from(other.numerator).saturating_mul(u128::from(self.denominator))
     }
 }
 
 impl Nanos {
     /// Moves this duration towards `goal` by the fraction `part` of the difference.
     pub(super) fn toward(self, goal: Self, part: Fraction) -> Self {
-        let way = part.of(self.0.abs_diff(goal.0));
-        if self < goal { self.plus(Self(way)) } else { self.since(Self(way)) }
+        let distance = part.of(self.0.abs_diff(goal.0));
+        if self < goal { self.plus(Self(distance)) } else { self.since(Self(distance)) }
     }
 }
 
@@ -83,16 +83,16 @@ impl FixedPoint {
 
     /// The difference between two numbers, in millionths of the larger one.
     pub(super) fn relative_difference(self, other: Self) -> u64 {
-        let apart = self.0.abs_diff(other.0);
-        Fraction { numerator: 1_000_000, denominator: self.max(other).0.max(1) }.of(apart)
+        let difference = self.0.abs_diff(other.0);
+        Fraction { numerator: 1_000_000, denominator: self.max(other).0.max(1) }.of(difference)
     }
 
     pub(super) fn times(self, ratio: Fraction) -> Self {
         Self(ratio.of(self.0))
     }
 
-    pub(super) fn times_duration(self, each: Nanos) -> Nanos {
-        Nanos(Fraction { numerator: self.0, denominator: ONE }.of(each.0))
+    pub(super) fn times_duration(self, duration: Nanos) -> Nanos {
+        Nanos(Fraction { numerator: self.0, denominator: ONE }.of(duration.0))
     }
 
     pub(super) const fn plus(self, other: Self) -> Self {

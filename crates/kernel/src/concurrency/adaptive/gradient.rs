@@ -201,7 +201,7 @@ impl Gradient {
         limit: FixedPoint,
     ) {
         match (fleet_share, &mut self.fleet) {
-            (Some(part), Some(together)) => together.set_share(now, part),
+            (Some(fleet_share_now), Some(together)) => together.set_share(now, fleet_share_now),
             (Some(part), none) => {
                 *none = Some(Box::new(FleetGradient::new(now, part, self.min_rtt)));
             }
@@ -284,8 +284,8 @@ impl Gradient {
         } else {
             self.window = block;
         }
-        let at_last = enough.saturating_mul(MAX_BLOCKS) <= self.window.count();
-        at_last || 0 < self.dropped || self.window.standard_error() < SMALL_ERROR
+        let is_longest = enough.saturating_mul(MAX_BLOCKS) <= self.window.count();
+        is_longest || 0 < self.dropped || self.window.standard_error() < SMALL_ERROR
     }
 
     /// Returns `true` if the current block shows a slowdown above 2; examines each quarter of a
@@ -296,8 +296,8 @@ impl Gradient {
         if self.drain.is_some() || !is_part {
             return false;
         }
-        let found = self.measure(&self.block, limit, share);
-        let far = found.is_overload(FAR_OVERLOAD);
+        let measurement = self.measure(&self.block, limit, share);
+        let far = measurement.is_overload(FAR_OVERLOAD);
         if far {
             // The older samples of the window are from before the overload.
             self.window = std::mem::take(&mut self.block);
@@ -329,8 +329,8 @@ impl Gradient {
         let found = self.measure_window(limit, share);
         self.lower_min_rtt(&found);
         // Requests from before the drain show the known overload again; only a larger one is new.
-        let deeper = found.capacity < self.capacity.times(NEW_OVERLOAD);
-        if deeper && self.is_overload(&found) {
+        let is_new_overload = found.capacity < self.capacity.times(NEW_OVERLOAD);
+        if is_new_overload && self.is_overload(&found) {
             self.drain_after_overload(&found, sample.ended_at)
         } else {
             limit
@@ -341,9 +341,9 @@ impl Gradient {
     fn measure_window(&mut self, limit: FixedPoint, share: u32) -> WindowMeasurement {
         let window = std::mem::take(&mut self.window);
         self.update_spread(&window);
-        let found = self.measure(&window, limit, share);
-        self.min_rtt.get_or_insert(found.rtt);
-        found
+        let measurement = self.measure(&window, limit, share);
+        self.min_rtt.get_or_insert(measurement.rtt);
+        measurement
     }
 
     fn update_spread(&mut self, window: &LatencyStats) {
@@ -362,14 +362,14 @@ impl Gradient {
         let in_flight = scale_to_limit(window.in_flight(), limit, share);
         let slowdown = Fraction { numerator: 1_000_000, denominator: min_rtt.0 }.of(rtt.0).max(1);
         // If hardly any requests are in flight, compute the capacity from the limit instead.
-        let judged = if in_flight < limit.times(HALF) { limit } else { in_flight };
-        let capacity = judged.times(Fraction { numerator: 1_000_000, denominator: slowdown });
+        let used = if in_flight < limit.times(HALF) { limit } else { in_flight };
+        let capacity = used.times(Fraction { numerator: 1_000_000, denominator: slowdown });
         let (error, is_wide) = (window.error_with_spread(self.spread), window.is_wide());
         WindowMeasurement { in_flight, rtt, error, is_wide, slowdown, capacity }
     }
 
-    fn is_overload(&self, found: &WindowMeasurement) -> bool {
-        found.is_overload(self.margin(found.error))
+    fn is_overload(&self, measurement: &WindowMeasurement) -> bool {
+        measurement.is_overload(self.margin(measurement.error))
     }
 
     /// The new limit after a window that shows a queue.
@@ -452,20 +452,21 @@ impl Gradient {
     /// The reduction is small, unless the backend is so much faster that it must have changed.
     /// Returns `true` if the min RTT is now far below its last unqueued measurement, so it may
     /// still include a queue.
-    fn lower_min_rtt(&mut self, found: &WindowMeasurement) -> bool {
+    fn lower_min_rtt(&mut self, measurement: &WindowMeasurement) -> bool {
         let Some(min_rtt) = self.min_rtt else { return false };
-        let doubt = Fraction { numerator: found.error.saturating_mul(4), denominator: 1_000_000 };
-        let most = found.rtt.plus(Nanos(doubt.of(found.rtt.0)));
+        let doubt =
+            Fraction { numerator: measurement.error.saturating_mul(4), denominator: 1_000_000 };
+        let most = measurement.rtt.plus(Nanos(doubt.of(measurement.rtt.0)));
         if most < min_rtt {
             let changed = most < Nanos(Fraction::percent(65).of(min_rtt.0));
-            let (goal, pace) = if changed { (found.rtt, 100) } else { (most, 9) };
+            let (goal, pace) = if changed { (measurement.rtt, 100) } else { (most, 9) };
             self.min_rtt = Some(min_rtt.toward(goal, Fraction::percent(pace)));
         }
         self.min_rtt < self.measured_min_rtt.map(|alone| Nanos(Fraction::percent(88).of(alone.0)))
     }
 
-    fn drain_after_overload(&mut self, found: &WindowMeasurement, at: Nanos) -> FixedPoint {
-        self.adopt_capacity(found);
+    fn drain_after_overload(&mut self, measurement: &WindowMeasurement, at: Nanos) -> FixedPoint {
+        self.adopt_capacity(measurement);
         self.start_drain(at, DrainReason::Overload)
     }
 
@@ -498,36 +499,37 @@ impl Gradient {
     /// Returns `true` if fewer requests in flight were not faster, so there was no queue.
     ///
     /// Records the window with the most requests in flight as the reference for later windows.
-    fn has_no_queue(&mut self, found: &WindowMeasurement) -> bool {
-        let (most, rtt) = *self.reference_window.get_or_insert((found.in_flight, found.rtt));
-        if most <= found.in_flight {
-            self.reference_window = Some((found.in_flight, found.rtt));
+    fn has_no_queue(&mut self, measurement: &WindowMeasurement) -> bool {
+        let (most, rtt) =
+            *self.reference_window.get_or_insert((measurement.in_flight, measurement.rtt));
+        if most <= measurement.in_flight {
+            self.reference_window = Some((measurement.in_flight, measurement.rtt));
             return false;
         }
-        let fewer = found.in_flight < most.times(FEWER_IN_FLIGHT);
-        fewer && NOT_FASTER.of(rtt.0) < found.rtt.0
+        let fewer = measurement.in_flight < most.times(FEWER_IN_FLIGHT);
+        fewer && NOT_FASTER.of(rtt.0) < measurement.rtt.0
     }
 
-    fn growth(&mut self, found: &WindowMeasurement) -> Fraction {
-        if !found.is_calm() {
+    fn growth(&mut self, measurement: &WindowMeasurement) -> Fraction {
+        if !measurement.is_calm() {
             return TARGET;
         }
-        let faster = u64::from(self.calm_windows).saturating_mul(26).saturating_add(130);
+        let growth_percent = u64::from(self.calm_windows).saturating_mul(26).saturating_add(130);
         self.calm_windows = self.calm_windows.saturating_add(1);
-        Fraction::percent(if self.had_queue { faster.min(200) } else { 200 })
+        Fraction::percent(if self.had_queue { growth_percent.min(200) } else { 200 })
     }
 
     /// Adopts the measured capacity and adds its change to the moving average of changes.
-    fn adopt_capacity(&mut self, found: &WindowMeasurement) {
+    fn adopt_capacity(&mut self, measurement: &WindowMeasurement) {
         if let Some(before) = self.last_capacity {
-            let moved = before.relative_difference(found.capacity);
-            let counts = found.error.saturating_mul(4) < moved;
-            let moved = if counts { moved.min(MAX_CHANGE) } else { 0 };
+            let change = before.relative_difference(measurement.capacity);
+            let counts = measurement.error.saturating_mul(4) < change;
+            let moved = if counts { change.min(MAX_CHANGE) } else { 0 };
             self.capacity_changes =
                 self.capacity_changes.saturating_mul(31).saturating_add(moved) / 32;
         }
-        self.last_capacity = Some(found.capacity);
-        (self.capacity, self.calm_windows, self.had_queue) = (found.capacity, 0, true);
+        self.last_capacity = Some(measurement.capacity);
+        (self.capacity, self.calm_windows, self.had_queue) = (measurement.capacity, 0, true);
     }
 
     fn is_probe_due(&mut self, limit: FixedPoint) -> bool {
@@ -543,9 +545,9 @@ impl Gradient {
         self.windows_to_probe = PROBE_INTERVAL.saturating_add(more);
     }
 
-    fn start_drain(&mut self, since: Nanos, why: DrainReason) -> FixedPoint {
-        self.drain = Some(QueueDrain::new(since, why));
-        self.capacity.times(match why {
+    fn start_drain(&mut self, since: Nanos, reason: DrainReason) -> FixedPoint {
+        self.drain = Some(QueueDrain::new(since, reason));
+        self.capacity.times(match reason {
             DrainReason::Overload => DRAIN,
             DrainReason::Probe => PROBE,
             DrainReason::Initial => HALF,
@@ -586,13 +588,13 @@ impl Gradient {
             // Until now, it is known only that the capacity is at least the limit.
             return Fraction::percent(100);
         }
-        let few =
+        let is_small =
             self.last_capacity.is_none_or(|seen| seen < FixedPoint::from_whole(SMALL_CAPACITY));
-        let bold = drain.reason == DrainReason::Overload
+        let explores = drain.reason == DrainReason::Overload
             && FLUCTUATION < self.capacity_changes
             && !slower
-            && !few;
-        if bold { EXPLORATION } else { TARGET }
+            && !is_small;
+        if explores { EXPLORATION } else { TARGET }
     }
 
     /// Moves the min RTT towards the latency that the drain measured, and returns that latency.

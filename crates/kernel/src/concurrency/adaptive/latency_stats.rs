@@ -72,8 +72,8 @@ impl LatencyStats {
     /// The standard error, if single latencies are already known to vary by `spread` millionths.
     pub(super) fn error_with_spread(&self, spread: u64) -> u64 {
         let square = u128::from(spread).saturating_mul(u128::from(spread));
-        let shared = square.checked_div(u128::from(self.count)).unwrap_or(square).isqrt();
-        self.cautious_error().max(u64::try_from(shared).unwrap_or(u64::MAX))
+        let error = square.checked_div(u128::from(self.count)).unwrap_or(square).isqrt();
+        self.cautious_error().max(u64::try_from(error).unwrap_or(u64::MAX))
     }
 
     /// Returns `true` if both sets of samples can have the same mean. An empty set agrees with any

@@ -22,8 +22,8 @@ pub(super) struct WindowedMin {
 impl WindowedMin {
     /// A minimum over the last `window` samples; 0 counts as 1.
     pub(super) fn over(window: u16) -> Self {
-        let room = usize::from(window).saturating_add(1);
-        Self { window: u64::from(window), count: 0, candidates: VecDeque::with_capacity(room) }
+        let capacity = usize::from(window).saturating_add(1);
+        Self { window: u64::from(window), count: 0, candidates: VecDeque::with_capacity(capacity) }
     }
 
     /// Adds `rtt` and returns the minimum. Zero counts as 1 ns, so that dividing by it is possible.
@@ -33,8 +33,8 @@ impl WindowedMin {
         while self.candidates.back().is_some_and(|&(_, larger)| rtt <= larger) {
             self.candidates.pop_back();
         }
-        let over = self.count.saturating_sub(self.window);
-        while self.candidates.front().is_some_and(|&(number, _)| number <= over) {
+        let last_expired = self.count.saturating_sub(self.window);
+        while self.candidates.front().is_some_and(|&(number, _)| number <= last_expired) {
             self.candidates.pop_front();
         }
         self.candidates.push_back((self.count, rtt));

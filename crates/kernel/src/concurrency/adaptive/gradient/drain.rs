@@ -92,9 +92,9 @@ impl QueueDrain {
         if !self.unqueued.is_wide() || self.ended == 0 {
             return mean;
         }
-        let took = self.last_end.since(self.first_end.unwrap_or(self.last_end));
-        let each = Nanos(took.0.checked_div(self.ended).unwrap_or(0));
-        let by_little = self.unqueued.in_flight().times_duration(each).max(Nanos(1));
+        let measured_time = self.last_end.since(self.first_end.unwrap_or(self.last_end));
+        let time_per_request = Nanos(measured_time.0.checked_div(self.ended).unwrap_or(0));
+        let by_little = self.unqueued.in_flight().times_duration(time_per_request).max(Nanos(1));
         if by_little.0 <= mean.0.saturating_mul(MAX_LITTLE_RATIO) { by_little } else { mean }
     }
 
@@ -102,9 +102,9 @@ impl QueueDrain {
     ///
     /// `enough` is the number of samples in a block. `is_narrow` is set if latencies vary little.
     pub(super) fn is_over(&self, enough: u64, is_narrow: bool, at: Nanos, min_rtt: Nanos) -> bool {
-        let times = if self.unqueued.is_wide() { WIDE_BLOCKS } else { 1 };
+        let blocks = if self.unqueued.is_wide() { WIDE_BLOCKS } else { 1 };
         let least = if is_narrow && self.is_slower(min_rtt) { MIN_SLOW_SAMPLES } else { 0 };
-        let needed = enough.saturating_mul(times).max(least);
+        let needed = enough.saturating_mul(blocks).max(least);
         let count = self.unqueued.count().saturating_add(self.dropped);
         // With few requests, or only dropped ones, the drain ends after this longest time.
         let longest = Nanos(min_rtt.0.saturating_mul(64)).plus(Nanos::SECOND);

@@ -78,15 +78,15 @@ pub(super) struct FleetGradient {
 }
 
 impl FleetGradient {
-    /// Starts with `fleet_share`, and with `min_rtt` as the min RTT until it is measured.
+    /// Starts with `dropped_part`, and with `min_rtt` as the min RTT until it is measured.
     pub(super) fn new(now: Nanos, fleet_share: FleetShare, min_rtt: Option<Nanos>) -> Self {
-        let mut known = LatencyStats::default();
+        let mut unqueued = LatencyStats::default();
         if let Some(ideal) = min_rtt {
-            known.push(1, ideal);
+            unqueued.push(1, ideal);
         }
         let mut new = Self {
             part: fleet_share,
-            unqueued: known,
+            unqueued,
             is_confirmed: false,
             window: LatencyStats::default(),
             block: LatencyStats::default(),
@@ -110,8 +110,8 @@ impl FleetGradient {
     pub(super) fn set_share(&mut self, now: Nanos, fleet_share: FleetShare) {
         let before = std::mem::replace(&mut self.part, fleet_share);
         if before.limit != fleet_share.limit {
-            let grew = before.limit.saturating_add(before.limit / 5) < fleet_share.limit;
-            self.calm_increases = if grew { self.calm_increases.saturating_add(1) } else { 0 };
+            let has_grown = before.limit.saturating_add(before.limit / 5) < fleet_share.limit;
+            self.calm_increases = if has_grown { self.calm_increases.saturating_add(1) } else { 0 };
             self.discard_samples(now);
         }
         // The last heartbeat reported these dropped requests, so they must not count again.
@@ -141,8 +141,8 @@ impl FleetGradient {
     }
 
     pub(super) fn record(&mut self, sample: &LatencySample) {
-        if let Some(look) = &mut self.probe {
-            look.record(sample);
+        if let Some(probe) = &mut self.probe {
+            probe.record(sample);
         }
         if sample.ended_at < self.valid_from {
             return;
@@ -174,8 +174,8 @@ impl FleetGradient {
         let Some(slowdown) = self.slowdown() else { return };
         self.had_queue |=
             super::NO_QUEUE < slowdown && self.window.standard_error() < super::SMALL_ERROR;
-        let sure = MILLION.saturating_sub(self.window.cautious_error().saturating_mul(2));
-        if OVERLOAD < (Fraction { numerator: sure, denominator: MILLION }).of(slowdown) {
+        let lower_bound = MILLION.saturating_sub(self.window.cautious_error().saturating_mul(2));
+        if OVERLOAD < (Fraction { numerator: lower_bound, denominator: MILLION }).of(slowdown) {
             self.cut_share(at, slowdown);
         }
     }
@@ -197,7 +197,7 @@ impl FleetGradient {
     /// The reduction is short and leaves a quarter of the share: a replica that alone observes an
     /// overload must not starve.
     fn cut_share(&mut self, at: Nanos, slowdown: u64) {
-        let left = self.remaining().of(super::TARGET.of(Fraction {
+        let usable_millionths = self.remaining().of(super::TARGET.of(Fraction {
             numerator: MILLION,
             denominator: slowdown,
         }
@@ -205,7 +205,8 @@ impl FleetGradient {
         let ends_at = at.plus(Nanos(self.part.probes.heartbeat.0.saturating_mul(2)));
         let ends_at = self.cut.map_or(ends_at, |cut| cut.ends_at);
         self.discard_samples(at);
-        self.cut = Some(ShareCut { remaining: left.clamp(MILLION / 4, MILLION), ends_at });
+        self.cut =
+            Some(ShareCut { remaining: usable_millionths.clamp(MILLION / 4, MILLION), ends_at });
     }
 
     /// Discards samples that were taken with another number of requests in flight.
@@ -247,10 +248,10 @@ impl FleetGradient {
     fn drop_factor(&self) -> Fraction {
         let (least, most) = DROP_REDUCTION;
         let served = self.window.count().saturating_add(self.block.count());
-        let fleet_share =
+        let dropped_part =
             Fraction { numerator: self.dropped, denominator: served.saturating_add(self.dropped) };
         Fraction {
-            numerator: MILLION.saturating_sub(fleet_share.of(MILLION).clamp(least, most)),
+            numerator: MILLION.saturating_sub(dropped_part.of(MILLION).clamp(least, most)),
             denominator: MILLION,
         }
     }
@@ -264,10 +265,10 @@ impl FleetGradient {
     }
 
     fn plan_probe(&mut self, now: Nanos) {
-        let every = self.part.probes.interval(self.rtt.unwrap_or_default());
+        let interval = self.part.probes.interval(self.rtt.unwrap_or_default());
         let began = self.probe.as_ref().map(|look| look.started_at);
-        let soon = began.map_or(now, |began| now.max(began.plus(Nanos(every.0 / 2))));
-        self.next_probe = self.part.probes.clock.next_multiple_after(soon, every);
+        let earliest = began.map_or(now, |began| now.max(began.plus(Nanos(interval.0 / 2))));
+        self.next_probe = self.part.probes.clock.next_multiple_after(earliest, interval);
     }
 
     fn start_probe(&mut self, now: Nanos) {
@@ -276,9 +277,9 @@ impl FleetGradient {
                 if self.is_confirmed { probe::ROUND_TRIPS } else { probe::DEEP_ROUND_TRIPS };
             let longest = Nanos(self.part.probes.interval(rtt).0 / 4);
             let lasts = Nanos(rtt.0.saturating_mul(trips)).min(longest);
-            let look = FleetProbe::new(now, self.probe_limit(), rtt, lasts);
-            self.valid_from = self.valid_from.max(look.ends_at.plus(rtt));
-            self.probe = Some(look);
+            let probe = FleetProbe::new(now, self.probe_limit(), rtt, lasts);
+            self.valid_from = self.valid_from.max(probe.ends_at.plus(rtt));
+            self.probe = Some(probe);
         }
         self.plan_probe(now.plus(Nanos(1)));
     }
@@ -317,8 +318,8 @@ impl FleetGradient {
 }
 
 /// Halves the weight of the samples until it is at most [`MAX_WEIGHT`].
-fn cap_weight(tally: &mut LatencyStats) {
-    while MAX_WEIGHT < tally.count() {
-        tally.halve();
+fn cap_weight(stats: &mut LatencyStats) {
+    while MAX_WEIGHT < stats.count() {
+        stats.halve();
     }
 }
