@@ -91,7 +91,7 @@ fn simulations_detect_flawed_designs() {
         (Flaw::WindowOnReplicaClock, &coupled[..], 50),
         (Flaw::RefundedAfterWindowEnd, &coupled[..], 400),
         (Flaw::RefundedAfterExpiry, &KINDS[..], 80),
-        (Flaw::OldReplyAccepted, &KINDS[..], 50),
+        (Flaw::OldReplyAccepted, &KINDS[..], 100),
         (Flaw::PutBackAfterReport, &KINDS[..], 200),
         (Flaw::PutBackThoughVoided, &KINDS[..], 300),
         (Flaw::UndoneThoughSent, &KINDS[..], 100),
