@@ -40,9 +40,9 @@ impl Endpoints {
         text.replace_range(at..end, "");
         let path = self.0.display();
         let eds = format!(
-            "STRICT_DNS.\n      type: EDS\n      eds_cluster_config: {{eds_config: {{path_config_source: {{path: {path}}}}}}}"
+            "headless service.\n      type: EDS\n      eds_cluster_config: {{eds_config: {{path_config_source: {{path: {path}}}}}}}"
         );
-        replace_once(&mut text, "STRICT_DNS.\n      type: STATIC", &eds);
+        replace_once(&mut text, "headless service.\n      type: STATIC", &eds);
         replace_once(&mut text, "\nadmin:\n", "\nnode: {id: edge, cluster: edge}\nadmin:\n");
         text
     }
