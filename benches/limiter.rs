@@ -19,8 +19,8 @@ use parking_lot::Mutex;
 use sluicegate::clock::Clock;
 use sluicegate::config::concurrency::ConcurrencyFallback;
 use sluicegate::engine::Membership;
-use sluicegate::engine::concurrency::fleet::{FleetReporter, SharePace};
 use sluicegate::engine::concurrency::{ConcurrencyLimits, PermitGuard, PermitRequest, SharedLimit};
+use sluicegate::engine::fleet::reporter::{FleetReporter, SharePace};
 use sluicegate::kernel::concurrency::adaptive::{AdaptiveAlgorithm, AdaptiveConfig};
 use sluicegate::kernel::concurrency::limiter::{
     Limiter, LimiterConfig, LimiterEffect, LimiterEvent,

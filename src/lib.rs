@@ -54,7 +54,7 @@
 //! it releases the permit with the latency, from which an adaptive limit is inferred.
 //!
 //! **Shared limits.** The concurrency limit is this replica's share of a limit of the
-//! fleet. [`engine::concurrency::fleet`] reports for all of them
+//! fleet. [`engine::fleet::reporter`] reports for all of them
 //! ([`report_shares`](store::FleetStore::report_shares)), and [`kernel::coordinator`]
 //! splits the limit. Only the first request of a new limit waits for a report.
 //!

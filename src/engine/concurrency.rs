@@ -15,16 +15,13 @@
 //! Cost: an acquire locks the map of buckets for one look-up, then its bucket. A release locks only
 //! its bucket.
 
-mod bucket;
+pub(in crate::engine) mod bucket;
 mod bucket_map;
-pub mod fleet;
 pub mod path;
 pub(super) mod permit_ids;
-mod permit_reporter;
 mod queue_time;
-mod replica_share;
-pub mod share_totals;
-mod strict;
+pub(in crate::engine) mod replica_share;
+pub(in crate::engine) mod strict;
 mod usage;
 
 use std::collections::BinaryHeap;
@@ -34,6 +31,7 @@ use std::time::Duration;
 use parking_lot::RwLock;
 
 use crate::clock::Clock;
+use crate::engine::fleet::reporter::FleetReporter;
 use crate::kernel::concurrency::limiter::{
     AcquireDenial, LimiterConfig, LimiterEffect, LimiterEvent,
 };
@@ -42,7 +40,6 @@ use crate::kernel::units::{Nanos, Revision};
 use crate::telemetry::trace;
 use bucket::{AcquireStep, Bucket};
 use bucket_map::BucketMap;
-use fleet::FleetReporter;
 pub use queue_time::{with_queue_slots, with_queue_time};
 pub use replica_share::{ShareSnapshot, SharedLimit};
 pub use strict::{StrictLimit, StrictSnapshot};
@@ -63,7 +60,7 @@ pub type BucketName = Box<[u8]>;
 /// All concurrency limits of this replica, as buckets by name.
 #[derive(Debug)]
 pub struct ConcurrencyLimits {
-    clock: Arc<Clock>,
+    pub(in crate::engine) clock: Arc<Clock>,
     buckets: RwLock<BucketMap>,
     jitter: u64,
     fleet_reporter: Option<Arc<FleetReporter>>,

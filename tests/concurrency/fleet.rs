@@ -12,7 +12,7 @@ use futures_util::future::{join_all, poll_immediate};
 use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::engine::concurrency::ShareSnapshot;
-use sluicegate::engine::concurrency::fleet::{FleetReporter, SharePace};
+use sluicegate::engine::fleet::reporter::{FleetReporter, SharePace};
 use sluicegate::engine::{AdmissionOutcome, DecisionPolicy, Engine, Membership, RequestPermits};
 use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::decision::{Check, Cost, Descriptor, Reason, Verdict};

@@ -21,7 +21,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use sluicegate::clock::Clock;
 use sluicegate::config;
-use sluicegate::engine::concurrency::fleet::{FleetReporter, SharePace};
+use sluicegate::engine::fleet::reporter::{FleetReporter, SharePace};
 use sluicegate::engine::{AdmissionOutcome, DecisionPolicy, Engine, Membership, RequestPermits};
 use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::decision::Verdict;

@@ -10,7 +10,7 @@ use futures_util::future::poll_immediate;
 use parking_lot::Mutex;
 use sluicegate::clock::Clock;
 use sluicegate::config;
-use sluicegate::engine::concurrency::fleet::{FleetReporter, SharePace};
+use sluicegate::engine::fleet::reporter::{FleetReporter, SharePace};
 use sluicegate::engine::{AdmissionOutcome, DecisionPolicy, Engine, Membership, RequestPermits};
 use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::decision::{Check, Cost, Descriptor, Reason, Verdict};

@@ -9,7 +9,7 @@ use crate::clock::Clock;
 use crate::config::settings::{
     CounterKeys, HostPort, Overrides, RedisEndpoint, RedisUrl, SecretText, Settings, StoreSetting,
 };
-use crate::engine::concurrency::fleet::{FleetReporter, SharePace};
+use crate::engine::fleet::reporter::{FleetReporter, SharePace};
 use crate::engine::{DecisionPolicy, Engine, LocalFallback, Membership};
 use crate::kernel::units::Nanos;
 use crate::store::memory::MemoryStore;

@@ -17,10 +17,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 
-use super::fleet::FleetReporter;
 use super::replica_share::{ReplicaShare, ReportAction, ShareSnapshot, SharedLimit};
 use super::{BucketLoad, BucketMetrics, PermitRequest};
 use crate::clock::Clock;
+use crate::engine::fleet::reporter::FleetReporter;
 use crate::kernel::concurrency::adaptive::{FleetShare, ProbeSchedule};
 use crate::kernel::concurrency::limiter::{
     AcquireDenial, LimiterConfig, LimiterEffect, LimiterEffects, LimiterEvent,
@@ -28,11 +28,11 @@ use crate::kernel::concurrency::limiter::{
 use crate::kernel::concurrency::{Limiter, Permit, QueueTicket, RequestOutcome};
 use crate::kernel::coordinator::{Heartbeat, HeartbeatReply, ShareTiming};
 use crate::kernel::units::{Incarnation, Nanos, Revision, Share};
-pub(super) use strict::AcquireReply;
+pub(in crate::engine) use strict::AcquireReply;
 use strict::StrictPermits;
 
 #[derive(Debug)]
-pub(super) struct Bucket(Mutex<BucketState>);
+pub(in crate::engine) struct Bucket(Mutex<BucketState>);
 
 #[derive(Debug)]
 struct BucketState {
@@ -51,7 +51,7 @@ struct BucketState {
     is_retired: bool,
 }
 
-pub(super) enum AcquireStep {
+pub(in crate::engine) enum AcquireStep {
     Allowed(Permit),
     Queued(QueuedRequest),
     Rejected(AcquireDenial),
@@ -60,7 +60,7 @@ pub(super) enum AcquireStep {
 }
 
 /// A request in the queue. Dropping it removes the queue entry, or releases a permit just granted.
-pub(super) struct QueuedRequest {
+pub(in crate::engine) struct QueuedRequest {
     bucket: Arc<Bucket>,
     clock: Arc<Clock>,
     ticket: QueueTicket,
@@ -69,7 +69,7 @@ pub(super) struct QueuedRequest {
 }
 
 impl Bucket {
-    pub(super) fn new(revision: Revision, rules: &LimiterConfig, jitter: u64) -> Self {
+    pub(in crate::engine) fn new(revision: Revision, rules: &LimiterConfig, jitter: u64) -> Self {
         let limiter = Limiter::new(rules, jitter);
         let (rules, waiters) = (*rules, HashMap::new());
         let (rtt, leased, strict, retired) = (None, None, None, false);
@@ -88,7 +88,7 @@ impl Bucket {
 
     /// Tries to acquire a permit. A request that `has_waited` for the store's reply is decided by
     /// the current share. Returns `None` if the bucket was removed from the map.
-    pub(super) fn try_acquire(
+    pub(in crate::engine) fn try_acquire(
         self: &Arc<Self>,
         clock: &Arc<Clock>,
         ask: &PermitRequest<'_>,
@@ -121,7 +121,7 @@ impl Bucket {
     }
 
     /// Applies `event`, wakes or rejects waiting requests, and returns the effects for the caller.
-    pub(super) fn step(&self, clock: &Clock, event: LimiterEvent) -> LimiterEffects {
+    pub(in crate::engine) fn step(&self, clock: &Clock, event: LimiterEvent) -> LimiterEffects {
         let mut state = self.0.lock();
         let now = clock.steady();
         state.record_latency(now, event);
@@ -130,7 +130,7 @@ impl Bucket {
 
     /// Applies the limiter parameters `rules` of configuration `revision`. Without `shared`, this
     /// replica returns its share of the limit.
-    pub(super) fn reload(
+    pub(in crate::engine) fn reload(
         &self,
         clock: &Clock,
         revision: Revision,
@@ -151,7 +151,7 @@ impl Bucket {
 
     /// Returns the instant at which `permit` was acquired. `None` if it was released or has
     /// expired.
-    pub(super) fn acquired_at(&self, clock: &Clock, permit: Permit) -> Option<Nanos> {
+    pub(in crate::engine) fn acquired_at(&self, clock: &Clock, permit: Permit) -> Option<Nanos> {
         let mut state = self.0.lock();
         let now = clock.steady();
         state.step(now, LimiterEvent::Expire);
@@ -160,7 +160,7 @@ impl Bucket {
 
     /// Releases permits whose deadline has passed. Returns the instant since which no request is in
     /// flight or queued.
-    pub(super) fn sweep(&self, clock: &Clock) -> Option<Nanos> {
+    pub(in crate::engine) fn sweep(&self, clock: &Clock) -> Option<Nanos> {
         let mut state = self.0.lock();
         let now = clock.steady();
         state.step(now, LimiterEvent::Expire);
@@ -168,23 +168,23 @@ impl Bucket {
     }
 
     /// Returns the instant since which the bucket has no requests, no share and no unsent reports.
-    pub(super) fn unused_since(&self) -> Option<Nanos> {
+    pub(in crate::engine) fn unused_since(&self) -> Option<Nanos> {
         self.0.lock().unused_since()
     }
 
     /// Marks the bucket as removed if it is unused and the predicate accepts the instant since
     /// which it is unused. Returns `true` if it is marked.
-    pub(super) fn retire(&self, is_old: impl Fn(Nanos) -> bool) -> bool {
+    pub(in crate::engine) fn retire(&self, is_old: impl Fn(Nanos) -> bool) -> bool {
         let mut state = self.0.lock();
         state.is_retired = state.unused_since().is_some_and(is_old);
         state.is_retired
     }
 
-    pub(super) fn load(&self) -> BucketLoad {
+    pub(in crate::engine) fn load(&self) -> BucketLoad {
         self.snapshot().load
     }
 
-    pub(super) fn snapshot(&self) -> BucketMetrics {
+    pub(in crate::engine) fn snapshot(&self) -> BucketMetrics {
         let state = self.0.lock();
         let (limiter, rtt) = (&state.limiter, state.rtt);
         let (in_flight, waiting) =
@@ -193,7 +193,7 @@ impl Bucket {
         BucketMetrics { load, rtt, min_rtt: limiter.adaptive_limit().min_rtt() }
     }
 
-    pub(super) fn acquire_instants(&self) -> Vec<Nanos> {
+    pub(in crate::engine) fn acquire_instants(&self) -> Vec<Nanos> {
         self.0.lock().limiter.permits().map(|(_, since)| since).collect()
     }
 
@@ -320,7 +320,11 @@ const fn is_for_the_caller(effect: &LimiterEffect) -> bool {
 impl Bucket {
     /// Returns the next share report of this bucket if it is due. Calls `on_idle` under the lock if
     /// no report is due before the next request.
-    pub(super) fn next_report(&self, clock: &Clock, on_idle: impl FnOnce()) -> ReportAction {
+    pub(in crate::engine) fn next_report(
+        &self,
+        clock: &Clock,
+        on_idle: impl FnOnce(),
+    ) -> ReportAction {
         let mut state = self.0.lock();
         let now = clock.steady();
         state.step(now, LimiterEvent::Expire);
@@ -357,12 +361,12 @@ impl Bucket {
 
     /// Returns `true` if `report` is still worth sending. The return of a share is obsolete if the
     /// bucket has joined the fleet again.
-    pub(super) fn is_pending(&self, report: &Heartbeat) -> bool {
+    pub(in crate::engine) fn is_pending(&self, report: &Heartbeat) -> bool {
         self.0.lock().replica_share.as_ref().is_some_and(|leased| leased.is_newest(report))
     }
 
     /// Applies the store's reply to `report`. `None`: the store did not reply.
-    pub(super) fn apply_reply(
+    pub(in crate::engine) fn apply_reply(
         &self,
         clock: &Clock,
         report: &Heartbeat,
@@ -392,7 +396,7 @@ impl Bucket {
         state.step(now, event);
     }
 
-    pub(super) fn return_share(&self, clock: &Clock) {
+    pub(in crate::engine) fn return_share(&self, clock: &Clock) {
         let mut state = self.0.lock();
         let Some(leased) = &mut state.replica_share else { return };
         leased.return_share();
@@ -401,7 +405,7 @@ impl Bucket {
         }
     }
 
-    pub(super) fn granted_by(&self, now: Nanos) -> Result<Option<Incarnation>, ()> {
+    pub(in crate::engine) fn granted_by(&self, now: Nanos) -> Result<Option<Incarnation>, ()> {
         let state = self.0.lock();
         state
             .replica_share
@@ -409,11 +413,11 @@ impl Bucket {
             .map_or(Ok(None), |leased| leased.granted_by(now, &state.limiter))
     }
 
-    pub(super) fn longest_use(&self) -> Nanos {
+    pub(in crate::engine) fn longest_use(&self) -> Nanos {
         self.0.lock().replica_share.as_ref().map_or(Nanos(0), |leased| leased.longest_use())
     }
 
-    pub(super) fn share_snapshot(&self, clock: &Clock) -> Option<ShareSnapshot> {
+    pub(in crate::engine) fn share_snapshot(&self, clock: &Clock) -> Option<ShareSnapshot> {
         let state = self.0.lock();
         state.replica_share.as_ref().map(|leased| leased.snapshot(clock.steady(), &state.limiter))
     }
@@ -491,7 +495,7 @@ impl BucketState {
 }
 
 impl QueuedRequest {
-    pub(super) async fn wait_for_permit(mut self) -> Option<Permit> {
+    pub(in crate::engine) async fn wait_for_permit(mut self) -> Option<Permit> {
         let patience = Duration::from_nanos(self.patience.0);
         // If a reload shortens the queue timeout, the limiter ends the wait by dropping the sender.
         match tokio::time::timeout(patience, &mut self.permit).await {

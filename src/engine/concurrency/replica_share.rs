@@ -15,9 +15,9 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::share_totals::ShareTotals;
 use super::usage::UsageMeter;
 use crate::config::concurrency::ConcurrencyFallback;
+use crate::engine::fleet::share_totals::ShareTotals;
 use crate::kernel::concurrency::Limiter;
 use crate::kernel::coordinator::share_client::{GrantOutcome, LoadReport};
 use crate::kernel::coordinator::{
@@ -46,8 +46,8 @@ pub struct SharedLimit {
 }
 
 #[derive(Debug)]
-pub(super) struct ReplicaShare {
-    pub(super) shared: SharedLimit,
+pub(in crate::engine) struct ReplicaShare {
+    pub(in crate::engine) shared: SharedLimit,
     law: CoordinatorConfig,
     incarnation: Incarnation,
     /// `None` if this replica has no share of this limit and no requests in flight under it.
@@ -57,7 +57,7 @@ pub(super) struct ReplicaShare {
     /// The instant since which the limit is not shared. Only the return of the share is still
     /// pending.
     local_since: Option<Nanos>,
-    pub(super) usage: UsageMeter,
+    pub(in crate::engine) usage: UsageMeter,
     /// The last reported load, with the coordinator config and the instant of its report.
     last_report: Option<(LoadReport, CoordinatorConfig, Nanos)>,
     /// The number of the newest report since this replica last joined. Replies to older reports are
@@ -89,7 +89,7 @@ enum ShareIntent {
 }
 
 /// The next action of the fleet reporter for one limit.
-pub(super) enum ReportAction {
+pub(in crate::engine) enum ReportAction {
     NotDue,
     /// No report is due before the next request.
     Idle,
@@ -130,7 +130,7 @@ pub struct ShareSnapshot {
 }
 
 impl ReplicaShare {
-    pub(super) fn new(
+    pub(in crate::engine) fn new(
         shared: SharedLimit,
         terms: ShareTiming,
         now: Nanos,
@@ -159,7 +159,7 @@ impl ReplicaShare {
         }
     }
 
-    pub(super) fn reload(&mut self, shared: SharedLimit, terms: ShareTiming) {
+    pub(in crate::engine) fn reload(&mut self, shared: SharedLimit, terms: ShareTiming) {
         (self.shared, self.law) = (shared, make_coordinator_config(&shared, terms));
         if let Some(member) = &mut self.member {
             member.reload(terms);
@@ -168,7 +168,7 @@ impl ReplicaShare {
 
     /// Joins the fleet for this limit, with a new incarnation. Keeps the old incarnation if its
     /// return is unconfirmed.
-    pub(super) fn join(&mut self, now: Nanos, id: ReplicaId, incarnation: Incarnation) {
+    pub(in crate::engine) fn join(&mut self, now: Nanos, id: ReplicaId, incarnation: Incarnation) {
         if let Some(member) = &mut self.member {
             // Under a new incarnation, this replica would have to wait until the store frees its
             // old share, as for the share of a lost replica.
@@ -184,41 +184,41 @@ impl ReplicaShare {
     }
 
     /// Returns `true` if this replica is in the fleet and does not return its share.
-    pub(super) const fn is_in_fleet(&self) -> bool {
+    pub(in crate::engine) const fn is_in_fleet(&self) -> bool {
         self.member.is_some() && !self.is_leaving()
     }
 
     /// Returns `true` if the store may still list the share. The bucket must stay then: a new
     /// incarnation would wait for the share as for that of a lost replica. `false` after a return
     /// without a reply, because buckets must not accumulate while the store is unavailable.
-    pub(super) const fn is_in_use(&self) -> bool {
+    pub(in crate::engine) const fn is_in_use(&self) -> bool {
         self.member.is_some() && !matches!(self.intent, ShareIntent::ReturnUnconfirmed)
     }
 
     /// Returns `true` until the store's first reply after a join. A new request should wait for it.
-    pub(super) const fn is_share_unknown(&self) -> bool {
+    pub(in crate::engine) const fn is_share_unknown(&self) -> bool {
         self.member.is_none() || self.is_leaving() || (self.last_grant.is_none() && !self.outage)
     }
 
     /// Counts a request that waits for the share, and returns a receiver that is notified of the
     /// store's next reply.
-    pub(super) fn subscribe(&mut self) -> watch::Receiver<()> {
+    pub(in crate::engine) fn subscribe(&mut self) -> watch::Receiver<()> {
         self.waiting_requests = self.waiting_requests.saturating_add(1);
         self.reply_notifier.subscribe()
     }
 
     /// Stops sharing the limit, and returns the share with the next report.
-    pub(super) const fn become_local(&mut self, now: Nanos) {
+    pub(in crate::engine) const fn become_local(&mut self, now: Nanos) {
         self.local_since = Some(now);
         self.return_share();
     }
 
-    pub(super) const fn is_local(&self) -> bool {
+    pub(in crate::engine) const fn is_local(&self) -> bool {
         self.local_since.is_some()
     }
 
     /// Returns the share to the store with the next report.
-    pub(super) const fn return_share(&mut self) {
+    pub(in crate::engine) const fn return_share(&mut self) {
         if !self.is_leaving() {
             self.intent = ShareIntent::Return;
         }
@@ -230,7 +230,7 @@ impl ReplicaShare {
 
     /// Returns `true` if the share expired since the last call. A limit that is not shared has no
     /// share.
-    pub(super) fn fence(&mut self, now: Nanos) -> bool {
+    pub(in crate::engine) fn fence(&mut self, now: Nanos) -> bool {
         let is_over = self.member.as_mut().is_some_and(|member| member.fence(now));
         let fenced = is_over && !self.is_local();
         if fenced {
@@ -246,7 +246,7 @@ impl ReplicaShare {
     ///
     /// # Errors
     /// Requests are in flight without a valid grant.
-    pub(super) fn granted_by(
+    pub(in crate::engine) fn granted_by(
         &self,
         now: Nanos,
         limiter: &Limiter,
@@ -259,12 +259,12 @@ impl ReplicaShare {
     }
 
     /// Returns the longest time from now for which the share, or a request under it, may last.
-    pub(super) const fn longest_use(&self) -> Nanos {
+    pub(in crate::engine) const fn longest_use(&self) -> Nanos {
         self.law.timing.longest_use()
     }
 
     /// Returns the next share report if it is due.
-    pub(super) fn next_report(&mut self, now: Nanos, limiter: &Limiter) -> ReportAction {
+    pub(in crate::engine) fn next_report(&mut self, now: Nanos, limiter: &Limiter) -> ReportAction {
         self.usage.accumulate(now, limiter.in_flight(), limiter.queue_len());
         let load = self.measure_load(now, limiter);
         let terms = self.law.timing;
@@ -317,13 +317,13 @@ impl ReplicaShare {
     }
 
     /// Returns `true` if `report` is the newest report of the current share incarnation.
-    pub(super) fn is_newest(&self, report: &Heartbeat) -> bool {
+    pub(in crate::engine) fn is_newest(&self, report: &Heartbeat) -> bool {
         (report.incarnation, Some(report.number)) == (self.incarnation, self.newest_number)
     }
 
     /// Applies the store's reply to `report`. `None`: the store did not reply. Returns the new
     /// share if it changes.
-    pub(super) fn apply_reply(
+    pub(in crate::engine) fn apply_reply(
         &mut self,
         now: Nanos,
         report: &Heartbeat,
@@ -414,7 +414,7 @@ impl ReplicaShare {
         })
     }
 
-    pub(super) fn snapshot(&self, now: Nanos, limiter: &Limiter) -> ShareSnapshot {
+    pub(in crate::engine) fn snapshot(&self, now: Nanos, limiter: &Limiter) -> ShareSnapshot {
         let member = self.member.as_ref();
         let grant = member.and_then(|member| member.current_grant(now)).copied();
         let alone = if self.outage { limiter.limit() } else { 0 };

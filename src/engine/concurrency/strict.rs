@@ -19,8 +19,8 @@ use tokio::sync::{Mutex, Notify};
 use tokio::time::timeout;
 
 use super::bucket::{AcquireReply, Bucket};
-use super::fleet::FleetReporter;
 use super::{AcquireError, ConcurrencyLimits, PermitGuard, PermitRequest, queue_time};
+use crate::engine::fleet::reporter::FleetReporter;
 use crate::kernel::concurrency::limiter::QueueConfig;
 use crate::kernel::units::{Nanos, Share};
 use crate::store::permits::{StrictAcquire as Wanted, StrictPermitRequest};
@@ -62,7 +62,7 @@ pub struct StrictSnapshot {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct StrictQueue {
+pub(in crate::engine) struct StrictQueue {
     /// Locked by the first request in the queue. The lock is fair, so the order of arrival is kept.
     front: Mutex<()>,
     waiting: AtomicUsize,
@@ -73,12 +73,12 @@ pub(super) struct StrictQueue {
 struct QueueEntry<'l>(&'l StrictQueue);
 
 impl StrictQueue {
-    pub(super) fn waiting(&self) -> usize {
+    pub(in crate::engine) fn waiting(&self) -> usize {
         self.waiting.load(Relaxed)
     }
 
     /// Wakes the first request in the queue, because a permit may be free.
-    pub(super) fn wake_first(&self) {
+    pub(in crate::engine) fn wake_first(&self) {
         self.wake_up.notify_one();
     }
 

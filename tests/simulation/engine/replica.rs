@@ -10,7 +10,7 @@ use std::time::Duration;
 use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::engine::concurrency::BucketLoad;
-use sluicegate::engine::concurrency::fleet::{FleetReporter, SharePace};
+use sluicegate::engine::fleet::reporter::{FleetReporter, SharePace};
 use sluicegate::engine::{
     AdmissionOutcome, CheckError, DecisionPolicy, Engine, Membership, RequestPermits,
 };

@@ -16,9 +16,9 @@ use serde_json::{Map, Value, json};
 use crate::clock::Clock;
 use crate::config::diagnostic::SeverityCounts;
 use crate::config::{Config, Rule, Unit};
-use crate::engine::concurrency::fleet::FleetReporter;
 use crate::engine::concurrency::{BucketName, ShareSnapshot, StrictSnapshot};
 use crate::engine::fleet::membership::{LiveReplica, Membership, parse_record};
+use crate::engine::fleet::reporter::FleetReporter;
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::Nanos;
 

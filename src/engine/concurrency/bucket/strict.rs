@@ -7,7 +7,7 @@
 //!
 //! Not covered:
 //! - Acquire calls and queueing: see `concurrency::strict`.
-//! - Sending the permit reports: see `concurrency::permit_reporter`.
+//! - Sending the permit reports: see `fleet::permits`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use std::sync::Arc;
 use super::{Bucket, BucketState};
 use crate::clock::Clock;
 use crate::engine::concurrency::PermitRequest;
-use crate::engine::concurrency::permit_reporter::{PermitReporter, ReleasedPermit};
 use crate::engine::concurrency::strict::{StrictLimit, StrictQueue, StrictSnapshot};
+use crate::engine::fleet::permits::{PermitReporter, ReleasedPermit};
 use crate::kernel::concurrency::Permit;
 use crate::kernel::concurrency::limiter::{AcquireDenial, LimiterEffect, LimiterEvent};
 use crate::kernel::units::{Nanos, Share};
@@ -62,7 +62,7 @@ enum StoreKnowledge {
 impl Bucket {
     /// Applies the request's parameters unless the bucket has later ones, and returns the bucket's
     /// queue. Returns `None` if the bucket was removed from the map.
-    pub(in crate::engine::concurrency) fn register_request(
+    pub(in crate::engine) fn register_request(
         &self,
         clock: &Clock,
         ask: &PermitRequest<'_>,
@@ -88,7 +88,7 @@ impl Bucket {
     /// Takes a permit of this replica's limiter, before the store call. Returns the permit, and its
     /// id and the limit for the store call. The store keeps an unreported permit for
     /// `store_lifetime`.
-    pub(in crate::engine::concurrency) fn take_local_permit(
+    pub(in crate::engine) fn take_local_permit(
         self: &Arc<Self>,
         clock: &Clock,
         keep: Option<Nanos>,
@@ -113,7 +113,7 @@ impl Bucket {
 
     /// Applies the store's reply to the acquire call that was sent at `sent`. Returns `false` if
     /// the request gets no permit: the caller must then release `permit`.
-    pub(in crate::engine::concurrency) fn apply_acquire_reply(
+    pub(in crate::engine) fn apply_acquire_reply(
         &self,
         clock: &Clock,
         permit: Permit,
@@ -132,10 +132,7 @@ impl Bucket {
 
     /// Returns the permits to report as in use, each with the time for which the store keeps it. If
     /// the bucket has no permits, removes it from the reporter's list.
-    pub(in crate::engine::concurrency) fn permits_to_report(
-        &self,
-        clock: &Clock,
-    ) -> Vec<(PermitId, Nanos)> {
+    pub(in crate::engine) fn permits_to_report(&self, clock: &Clock) -> Vec<(PermitId, Nanos)> {
         let mut state = self.0.lock();
         let now = clock.steady();
         state.step(now, LimiterEvent::Expire);
@@ -160,7 +157,7 @@ impl Bucket {
 
     /// Reports `permit` as in use until `max_duration` is over, because its release will not be
     /// reported to this replica.
-    pub(in crate::engine::concurrency) fn leave_to_deadline(&self, clock: &Clock, permit: Permit) {
+    pub(in crate::engine) fn leave_to_deadline(&self, clock: &Clock, permit: Permit) {
         let mut state = self.0.lock();
         let Some(strict) = &mut state.strict_permits else { return };
         let ends = clock.steady().plus(strict.max_duration);
@@ -171,7 +168,7 @@ impl Bucket {
 
     /// Like [`Self::leave_to_deadline`] for all permits, because this replica leaves the fleet and
     /// will receive no more releases.
-    pub(in crate::engine::concurrency) fn leave_all_to_deadlines(&self, clock: &Clock) {
+    pub(in crate::engine) fn leave_all_to_deadlines(&self, clock: &Clock) {
         let mut state = self.0.lock();
         let Some(strict) = &mut state.strict_permits else { return };
         let ends = clock.steady().plus(strict.max_duration);
@@ -180,7 +177,7 @@ impl Bucket {
         }
     }
 
-    pub(in crate::engine::concurrency) fn apply_report_reply(
+    pub(in crate::engine) fn apply_report_reply(
         &self,
         reply: Result<LimitPermitsReply, StoreFailure>,
     ) {
@@ -192,7 +189,7 @@ impl Bucket {
         }
     }
 
-    pub(in crate::engine::concurrency) fn strict_snapshot(&self) -> Option<StrictSnapshot> {
+    pub(in crate::engine) fn strict_snapshot(&self) -> Option<StrictSnapshot> {
         let state = self.0.lock();
         let strict = state.strict_permits.as_ref()?;
         Some(StrictSnapshot {
@@ -219,7 +216,7 @@ impl BucketState {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(in crate::engine::concurrency) enum AcquireReply {
+pub(in crate::engine) enum AcquireReply {
     Replied(StrictPermitReply),
     /// The acquire call was sent and got no reply.
     NoReply,

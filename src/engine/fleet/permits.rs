@@ -26,10 +26,10 @@ use siphasher::sip::SipHasher24;
 use tokio::sync::{Mutex as Turn, Notify};
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::bucket::Bucket;
-use super::strict::{StrictQueue, StrictSnapshot};
-use super::{BucketName, ConcurrencyLimits};
 use crate::clock::Clock;
+use crate::engine::concurrency::bucket::Bucket;
+use crate::engine::concurrency::strict::{StrictQueue, StrictSnapshot};
+use crate::engine::concurrency::{BucketName, ConcurrencyLimits};
 use crate::kernel::units::Nanos;
 use crate::store::permits::{
     LimitPermits, LimitPermitsReply, MAX_PERMITS_PER_REPORT, PermitId, PermitReport,
@@ -52,7 +52,7 @@ const RECONNECT_TIME: Nanos = Nanos::SECOND;
 const MAX_PENDING_RELEASES: usize = 65_536;
 
 #[derive(Debug)]
-pub(super) struct PermitReporter {
+pub(in crate::engine) struct PermitReporter {
     /// Identifies this process in permit ids. Unique in the fleet.
     incarnation: u64,
     next_number: AtomicU64,
@@ -69,18 +69,18 @@ pub(super) struct PermitReporter {
 
 /// A released permit that the store may still count.
 #[derive(Debug)]
-pub(super) struct ReleasedPermit {
+pub(in crate::engine) struct ReleasedPermit {
     /// Shared with the bucket, because many releases may wait and a name may be long.
-    pub(super) bucket: Arc<[u8]>,
-    pub(super) queue: Arc<StrictQueue>,
-    pub(super) id: PermitId,
+    pub(in crate::engine) bucket: Arc<[u8]>,
+    pub(in crate::engine) queue: Arc<StrictQueue>,
+    pub(in crate::engine) id: PermitId,
     /// The instant of the next report of this release.
-    pub(super) due: Nanos,
+    pub(in crate::engine) due: Nanos,
     /// The deadline of the permit in the store.
-    pub(super) store_deadline: Nanos,
+    pub(in crate::engine) store_deadline: Nanos,
     /// `true` if the release must be repeated, because a pending store call may acquire the permit
     /// again.
-    pub(super) is_repeated: bool,
+    pub(in crate::engine) is_repeated: bool,
 }
 
 /// The unreported releases, at most [`MAX_PENDING_RELEASES`].
@@ -131,7 +131,7 @@ struct RoundState {
 }
 
 impl PermitReporter {
-    pub(super) fn new(member: u64, life: u64, beat: Nanos) -> Self {
+    pub(in crate::engine) fn new(member: u64, life: u64, beat: Nanos) -> Self {
         let name = [member.to_le_bytes(), life.to_le_bytes()].concat();
         Self {
             incarnation: SipHasher24::new().hash(&name),
@@ -146,18 +146,18 @@ impl PermitReporter {
         }
     }
 
-    pub(super) const fn heartbeat(&self) -> Nanos {
+    pub(in crate::engine) const fn heartbeat(&self) -> Nanos {
         self.heartbeat
     }
 
     /// Returns the time for which the store keeps a permit without a report.
-    pub(super) const fn unreported_lifetime(&self) -> Nanos {
+    pub(in crate::engine) const fn unreported_lifetime(&self) -> Nanos {
         Nanos(self.heartbeat.0.saturating_mul(PERMIT_HEARTBEATS))
     }
 
     /// Returns the timing of permits of a strict limit with this `max_duration`. All replicas with
     /// the same heartbeat interval get the same timing.
-    pub(super) fn times(&self, max_duration: Nanos) -> PermitTiming {
+    pub(in crate::engine) fn times(&self, max_duration: Nanos) -> PermitTiming {
         PermitTiming {
             grace: self.unreported_lifetime().plus(RECONNECT_TIME),
             max_silence: Nanos(self.heartbeat.0.saturating_mul(SILENT_HEARTBEATS)),
@@ -167,36 +167,36 @@ impl PermitReporter {
 
     /// Returns the time for which the store keeps a permit with the given local lifetime. It is one
     /// heartbeat interval longer, because a renewal is reported with the next heartbeat.
-    pub(super) fn store_lifetime(&self, local_lifetime: Option<Nanos>) -> Nanos {
+    pub(in crate::engine) fn store_lifetime(&self, local_lifetime: Option<Nanos>) -> Nanos {
         local_lifetime.map_or(self.unreported_lifetime(), |keep| keep.plus(self.heartbeat))
     }
 
-    pub(super) fn next_id(&self) -> PermitId {
+    pub(in crate::engine) fn next_id(&self) -> PermitId {
         PermitId(self.incarnation, self.next_number.fetch_add(1, Relaxed))
     }
 
     /// Returns a pseudo-random number below the bound, for jitter.
-    pub(super) fn random_below(&self, bound: u64) -> u64 {
+    pub(in crate::engine) fn random_below(&self, bound: u64) -> u64 {
         let PermitId(life, number) = self.next_id();
         SipHasher24::new().hash(&(life ^ number).to_le_bytes()) % bound.max(1)
     }
 
     /// Switches heartbeats without permits on or off. The store needs them if the configuration has
     /// strict limits.
-    pub(super) fn expect_strict(&self, some: bool) {
+    pub(in crate::engine) fn expect_strict(&self, some: bool) {
         self.has_strict_limits.store(some, Relaxed);
     }
 
-    pub(super) fn add_bucket(&self, name: &[u8], bucket: &Arc<Bucket>) {
+    pub(in crate::engine) fn add_bucket(&self, name: &[u8], bucket: &Arc<Bucket>) {
         self.reported.lock().insert(name.into(), Arc::clone(bucket));
     }
 
-    pub(super) fn remove_bucket(&self, name: &[u8]) {
+    pub(in crate::engine) fn remove_bucket(&self, name: &[u8]) {
         self.reported.lock().remove(name);
     }
 
     /// Queues a released permit for the next report.
-    pub(super) fn queue_release(&self, now: Nanos, one: ReleasedPermit) {
+    pub(in crate::engine) fn queue_release(&self, now: Nanos, one: ReleasedPermit) {
         let failed = self.last_round.lock().failed_at;
         let lately = failed.is_some_and(|failed| now.since(failed) < self.unreported_lifetime());
         let repeats = one.is_repeated || lately;
@@ -229,7 +229,7 @@ impl PermitReporter {
     }
 
     /// Returns snapshots of at most `most` strict limits in use, sorted by bucket name.
-    pub(super) fn snapshots(&self, most: usize) -> Vec<(BucketName, StrictSnapshot)> {
+    pub(in crate::engine) fn snapshots(&self, most: usize) -> Vec<(BucketName, StrictSnapshot)> {
         let mut all = self.buckets();
         all.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         let seen =
@@ -240,7 +240,7 @@ impl PermitReporter {
 
 impl ConcurrencyLimits {
     /// Sends permit reports forever. Without a fleet, sends nothing and never returns.
-    pub(super) async fn report_permits_forever(&self, backend: &dyn FleetStore) {
+    pub(in crate::engine) async fn report_permits_forever(&self, backend: &dyn FleetStore) {
         let Some(fleet) = self.fleet_reporter() else { return std::future::pending().await };
         let teller = fleet.permit_reporter();
         let period = std::time::Duration::from_nanos(teller.heartbeat.0.div_ceil(20).max(1));
@@ -256,12 +256,12 @@ impl ConcurrencyLimits {
     }
 
     /// Sends all permit reports that are due now, and applies the replies.
-    pub(super) async fn report_permits_once(&self, backend: &dyn FleetStore) {
+    pub(in crate::engine) async fn report_permits_once(&self, backend: &dyn FleetStore) {
         self.report_due_permits(backend, false).await;
     }
 
     /// Sends the final report: all permits in use and all releases.
-    pub(super) async fn report_permits_finally(&self, backend: &dyn FleetStore) {
+    pub(in crate::engine) async fn report_permits_finally(&self, backend: &dyn FleetStore) {
         self.report_due_permits(backend, true).await;
     }
 

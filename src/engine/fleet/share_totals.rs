@@ -16,11 +16,11 @@ pub struct ShareTotals {
 }
 
 impl ShareTotals {
-    pub(super) fn count_fence(&self) {
+    pub(in crate::engine) fn count_fence(&self) {
         self.fences.fetch_add(1, Relaxed);
     }
 
-    pub(super) fn count_handoff(&self) {
+    pub(in crate::engine) fn count_handoff(&self) {
         self.handoffs.fetch_add(1, Relaxed);
     }
 

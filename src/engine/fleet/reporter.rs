@@ -24,15 +24,15 @@ use siphasher::sip::SipHasher24;
 use tokio::sync::{Mutex as Turn, Notify, watch};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::bucket::Bucket;
-use super::permit_reporter::PermitReporter;
-use super::replica_share::{ReportAction, ShareSnapshot, SharedLimit};
+use super::permits::PermitReporter;
 use super::share_totals::ShareTotals;
-use super::strict::{StrictLimit, StrictSnapshot};
-use super::{BucketName, ConcurrencyLimits};
 use crate::clock::Clock;
 use crate::config::concurrency::{ConcurrencyFallback, ConcurrencyLimit, ConcurrencyMode};
 use crate::engine::Membership;
+use crate::engine::concurrency::bucket::Bucket;
+use crate::engine::concurrency::replica_share::{ReportAction, ShareSnapshot, SharedLimit};
+use crate::engine::concurrency::strict::{StrictLimit, StrictSnapshot};
+use crate::engine::concurrency::{BucketName, ConcurrencyLimits};
 use crate::engine::decide::local_share::{FleetDivision, divide};
 use crate::kernel::concurrency::adaptive::ProbeSchedule;
 use crate::kernel::coordinator::config::CoordinatorConfigError;
@@ -264,26 +264,26 @@ impl FleetReporter {
         self.permit_reporter.snapshots(most)
     }
 
-    pub(super) const fn permit_reporter(&self) -> &Arc<PermitReporter> {
+    pub(in crate::engine) const fn permit_reporter(&self) -> &Arc<PermitReporter> {
         &self.permit_reporter
     }
 
-    pub(super) const fn replica(&self) -> ReplicaId {
+    pub(in crate::engine) const fn replica(&self) -> ReplicaId {
         self.replica
     }
 
-    pub(super) fn has_left(&self) -> bool {
+    pub(in crate::engine) fn has_left(&self) -> bool {
         self.has_left.load(Relaxed)
     }
 
     /// Returns the incarnation of a new share: larger than all earlier ones of this replica.
-    pub(super) fn next_incarnation(&self) -> Incarnation {
+    pub(in crate::engine) fn next_incarnation(&self) -> Incarnation {
         Incarnation(self.last_share_incarnation.fetch_add(1, Relaxed).saturating_add(1))
     }
 
     /// Returns the timing of a shared limit. A long `max_duration` needs a longer share lifetime,
     /// because the safety margin for clock drift grows with it.
-    pub(super) fn share_timing(&self, max_duration: Nanos) -> ShareTiming {
+    pub(in crate::engine) fn share_timing(&self, max_duration: Nanos) -> ShareTiming {
         let SharePace { heartbeat, share_duration: term } = self.pace;
         let mut share_lifetime = term;
         loop {
@@ -308,7 +308,7 @@ impl FleetReporter {
     }
 
     /// Adds the bucket to the share reports, and wakes the reporter for its first report.
-    pub(super) fn add_bucket(&self, name: &[u8], bucket: &Arc<Bucket>) {
+    pub(in crate::engine) fn add_bucket(&self, name: &[u8], bucket: &Arc<Bucket>) {
         self.reported.lock().insert(name.into(), Arc::clone(bucket));
         self.awaited.lock().insert(name.into(), Arc::clone(bucket));
         self.wake.notify_one();
@@ -319,7 +319,7 @@ impl FleetReporter {
     }
 
     /// Removes `bucket` from the share reports, unless a newer bucket has this name.
-    pub(super) fn remove_bucket(&self, name: &[u8], bucket: &Bucket) {
+    pub(in crate::engine) fn remove_bucket(&self, name: &[u8], bucket: &Bucket) {
         let mut active = self.reported.lock();
         if active.get(name).is_some_and(|known| std::ptr::eq(&raw const **known, bucket)) {
             active.remove(name);
@@ -328,7 +328,11 @@ impl FleetReporter {
 
     /// Waits for the store's next reply, at most for the given time and for the first-reply timeout
     /// of this reporter.
-    pub(super) async fn wait_for_reply(&self, mut replies: watch::Receiver<()>, max_wait: Nanos) {
+    pub(in crate::engine) async fn wait_for_reply(
+        &self,
+        mut replies: watch::Receiver<()>,
+        max_wait: Nanos,
+    ) {
         let wait = self.first_reply_timeout.min(Duration::from_nanos(max_wait.0));
         if !wait.is_zero() {
             // After a timeout the bucket decides by the current share.
