@@ -190,7 +190,7 @@ fn share() {
     let mut more: [Vec<f64>; 2] = Default::default();
     let mut alone_took: [Vec<f64>; 2] = Default::default();
     for _ in 0..TURNS {
-        block_on(of_fleet.report_once(&store));
+        block_on(of_fleet.fleet_reporter().unwrap().report_once(&clock, &store));
         let before = store.calls.load(SeqCst);
         let (here, there) = (turn(&alone, ask()), turn(&of_fleet, ask_of_fleet()));
         assert_eq!(store.calls.load(SeqCst), before, "no call of the store for a request");
@@ -224,7 +224,7 @@ fn of_fleet(clock: &Arc<Clock>, store: &Counting) -> ConcurrencyLimits {
         tokio::select! {
             biased;
             held = &mut asked => held,
-            () = admission.report_once(store) => asked.await,
+            () = admission.fleet_reporter().unwrap().report_once(clock, store) => asked.await,
         }
     });
     assert!(held.unwrap().release(RequestOutcome::Success, None));

@@ -54,14 +54,13 @@
 //! it releases the permit with the latency, from which an adaptive limit is inferred.
 //!
 //! **Shared limits.** The concurrency limit is this replica's share of a limit of the
-//! fleet. [`engine::fleet::reporter`] reports for all of them
-//! ([`report_shares`](store::FleetStore::report_shares)), and [`kernel::coordinator`]
-//! splits the limit. Only the first request of a new limit waits for a report.
+//! fleet. [`engine::fleet::reporter`] reports all shares to the store
+//! ([`FleetStore::report`](store::FleetStore::report)), and [`kernel::coordinator`] splits the limit. Only the first request of a new limit waits for a report.
 //!
 //! **Strict limits.** The store counts the permits ([`kernel::concurrency::permit_table`]).
 //! Every request calls
 //! [`acquire_strict_permit`](store::FleetStore::acquire_strict_permit).
-//! [`report_strict_permits`](store::FleetStore::report_strict_permits) reports renewed and released permits.
+//! The same reporter reports renewed and released permits.
 
 pub mod cli;
 pub mod clock;

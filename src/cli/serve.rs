@@ -170,10 +170,8 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Ser
     }
     if let Some(connection) = connection {
         tasks.spawn_background(connection);
-        let (heartbeat_engine, debt_engine) = (Arc::clone(&engine), Arc::clone(&engine));
-        let report_engine = Arc::clone(&engine);
+        let (report_engine, debt_engine) = (Arc::clone(&engine), Arc::clone(&engine));
         tasks.spawn_background(async move { report_engine.report_forever().await });
-        tasks.spawn_background(async move { heartbeat_engine.send_heartbeats().await });
         tasks.spawn_background(async move { debt_engine.repay_forever().await });
         if let Some(leases) = engine.leases().cloned() {
             tasks.spawn_background(leases.run_upkeep());

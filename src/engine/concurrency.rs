@@ -60,7 +60,7 @@ pub type BucketName = Box<[u8]>;
 /// All concurrency limits of this replica, as buckets by name.
 #[derive(Debug)]
 pub struct ConcurrencyLimits {
-    pub(in crate::engine) clock: Arc<Clock>,
+    clock: Arc<Clock>,
     buckets: RwLock<BucketMap>,
     jitter: u64,
     fleet_reporter: Option<Arc<FleetReporter>>,

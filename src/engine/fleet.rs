@@ -3,6 +3,8 @@
 
 pub mod forwarding;
 pub mod membership;
-pub mod permits;
+pub(in crate::engine) mod permits;
 pub mod reporter;
+mod share_round;
 pub mod share_totals;
+mod shares;

@@ -145,16 +145,6 @@ impl Engine {
         Self { concurrency_limits: self.concurrency_limits.with_fleet(fleet), ..self }
     }
 
-    /// Sends the share reports of concurrency limits to the store, forever.
-    pub async fn report_forever(&self) {
-        self.concurrency_limits.report_forever(self.store()).await;
-    }
-
-    /// Sends the share reports that are due now and applies the replies.
-    pub async fn report_once(&self) {
-        self.concurrency_limits.report_once(self.store()).await;
-    }
-
     /// Returns the live replicas; `None` for the memory store.
     #[must_use]
     pub fn membership(&self) -> Option<&Membership> {

@@ -1,4 +1,5 @@
-//! The membership: the live replicas that share a store, with one record for each replica.
+//! The report of a replica to the store, and its membership part: the live replicas that share a
+//! store, with one record for each replica.
 //!
 //! Guarantees:
 //! - The list is the store's reply to a heartbeat; its ages are measured by the store's clock.
@@ -6,6 +7,9 @@
 //! Not covered:
 //! - The content of a record (`engine::fleet::membership`).
 
+use super::StoreFailure;
+use super::heartbeat::{ShareRound, ShareRoundReply};
+use super::permits::{PermitReport, PermitReportReply};
 use crate::kernel::units::Nanos;
 
 /// The time after which the store drops a replica without heartbeats. A replica that misses a few
@@ -52,4 +56,34 @@ impl MembershipHeartbeat {
             previous_record: self.record.clone(),
         }
     }
+}
+
+/// All that a replica reports to the store at one instant. Each part is optional.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FleetReport {
+    /// The heartbeat for the list of live replicas.
+    pub membership: Option<MembershipHeartbeat>,
+    /// Reports of shared concurrency limits.
+    pub shares: Option<ShareRound>,
+    /// Reports of strict concurrency limits.
+    pub permits: Option<PermitReport>,
+}
+
+impl FleetReport {
+    /// Returns `true` if the report has no part.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.membership.is_none() && self.shares.is_none() && self.permits.is_none()
+    }
+}
+
+/// The store's reply to a [`FleetReport`]: one result for each part of the report.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FleetReply {
+    /// The reply to the heartbeat.
+    pub membership: Option<Result<MembershipReply, StoreFailure>>,
+    /// The reply to the share reports.
+    pub shares: Option<Result<ShareRoundReply, StoreFailure>>,
+    /// The replies to the permit reports, one for each limit.
+    pub permits: Option<PermitReportReply>,
 }

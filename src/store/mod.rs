@@ -18,6 +18,7 @@ pub mod stats;
 use std::hash::Hasher as _;
 use std::pin::Pin;
 
+use futures_util::future::join3;
 use siphasher::sip::SipHasher24;
 use smallvec::SmallVec;
 
@@ -26,7 +27,7 @@ use crate::kernel::decision::{Cost, Enforcement, Verdict};
 use crate::kernel::key::CounterKey;
 use crate::kernel::rate::{CounterDecision, Strategy};
 use crate::kernel::units::Nanos;
-use fleet::{MembershipHeartbeat, MembershipReply};
+use fleet::{FleetReply, FleetReport, MembershipHeartbeat, MembershipReply};
 use heartbeat::{ShareRound, ShareRoundReply};
 use lease::{LeaseMessage, LeaseOutcome};
 use permits::{PermitReportReply, StrictPermitReply, StrictPermitRequest};
@@ -98,6 +99,25 @@ pub trait CounterStore: Send + Sync + std::fmt::Debug {
 /// concurrency limits, and the permits of strict limits. The default methods serve a store of a
 /// single replica.
 pub trait FleetStore: Send + Sync + std::fmt::Debug {
+    /// Applies all parts of a replica's report at the instant `now`, each part by itself.
+    ///
+    /// The calls of all parts start together, so on one connection they share a round trip. The
+    /// future completes within the store's timeout.
+    fn report<'a>(
+        &'a self,
+        now: Nanos,
+        report: &'a FleetReport,
+    ) -> Pin<Box<dyn Future<Output = FleetReply> + Send + 'a>> {
+        let membership = report.membership.as_ref().map(|part| self.update_membership(part));
+        let shares = report.shares.as_ref().map(|part| self.report_shares(now, part));
+        let permits = report.permits.as_ref().map(|part| self.report_strict_permits(now, part));
+        Box::pin(async move {
+            let (membership, shares, permits) =
+                join3(reply_of(membership), reply_of(shares), reply_of(permits)).await;
+            FleetReply { membership, shares, permits }
+        })
+    }
+
     /// Reports that this replica is alive or shuts down, and returns the live replicas.
     ///
     /// The store did not reply.
@@ -153,6 +173,13 @@ pub enum StoreReply<'a, T> {
     Ready(T),
     /// The reply is still to come.
     Pending(Pin<Box<dyn Future<Output = T> + Send + 'a>>),
+}
+
+async fn reply_of<T>(call: Option<StoreReply<'_, T>>) -> Option<T> {
+    match call? {
+        StoreReply::Ready(reply) => Some(reply),
+        StoreReply::Pending(reply) => Some(reply.await),
+    }
 }
 
 /// The charges of one check.

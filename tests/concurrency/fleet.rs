@@ -738,7 +738,7 @@ fn leaving_replica_frees_its_share_at_once() {
     let mut fleet = ["a", "b"].map(|name| Replica::new(&store, name, "limit: 4"));
     assert_eq!((fleet[0].acquire_all(), fleet[1].acquire_all()), (4, 0));
     fleet[0].finish(4);
-    block_on(fleet[0].engine.concurrency_limits().leave_fleet(&*store));
+    block_on(fleet[0].engine.leave());
     assert_eq!(fleet[0].acquire_all(), 0);
     fleet[1].advance(HALF_SECOND);
     fleet[1].report();
@@ -763,7 +763,7 @@ fn leaving_waits_for_the_current_heartbeat() {
     block_on(async {
         let mut report = pin!(alone.engine.report_once());
         assert!(poll_immediate(&mut report).await.is_none(), "a heartbeat is on its way");
-        let mut leaves = pin!(ceilings.leave_fleet(&*store));
+        let mut leaves = pin!(alone.engine.leave());
         assert!(poll_immediate(&mut leaves).await.is_none());
         assert_eq!(store.calls.load(Relaxed), before + 1, "nothing is said beside it");
         tokio::join!(report, leaves);
@@ -783,7 +783,7 @@ fn leaving_stops_waiting_for_a_stuck_heartbeat() {
     block_on(async {
         let mut report = pin!(alone.engine.report_once());
         assert!(poll_immediate(&mut report).await.is_none(), "a heartbeat is on its way");
-        let leaves = alone.engine.concurrency_limits().leave_fleet(&*store);
+        let leaves = alone.engine.leave();
         let left = tokio::time::timeout(Duration::from_secs(60), leaves).await;
         assert!(left.is_ok(), "it waits still");
     });
@@ -795,7 +795,7 @@ fn leaving_stops_waiting_for_a_silent_store() {
     let store = Store::new();
     let (alone, _) = with_due_report(&store);
     store.is_silent.store(true, Relaxed);
-    block_on(in_time(alone.engine.concurrency_limits().leave_fleet(&*store)));
+    block_on(in_time(alone.engine.leave()));
 }
 
 #[test]
@@ -882,7 +882,7 @@ fn a_returned_share_allows_nothing_after_leaving() {
     assert_eq!(alone.acquire_all(), 4);
     alone.finish(4);
     run_for(&[&alone], &[&alone], Nanos::from_secs(12));
-    block_on(alone.engine.concurrency_limits().leave_fleet(&*store));
+    block_on(alone.engine.leave());
     assert_eq!(alone.acquire_all(), 0);
 }
 
@@ -958,7 +958,7 @@ fn restarted_store_does_not_wait_for_departed_replicas() {
     run_for(&[&leaving, &remaining], &[&leaving, &remaining], GRACE.plus(Nanos::from_secs(2)));
     assert_eq!(leaving.acquire_all(), 4);
     leaving.finish(4);
-    block_on(leaving.engine.concurrency_limits().leave_fleet(&*store));
+    block_on(leaving.engine.leave());
     store.is_another.store(true, Relaxed);
     assert!(!remaining.try_acquire(), "its own word is missing");
     run_for(&[&remaining], &[&remaining], Nanos::from_secs(3));

@@ -57,7 +57,7 @@ pub(in crate::engine) struct ReplicaShare {
     /// The instant since which the limit is not shared. Only the return of the share is still
     /// pending.
     local_since: Option<Nanos>,
-    pub(in crate::engine) usage: UsageMeter,
+    pub(super) usage: UsageMeter,
     /// The last reported load, with the coordinator config and the instant of its report.
     last_report: Option<(LoadReport, CoordinatorConfig, Nanos)>,
     /// The number of the newest report since this replica last joined. Replies to older reports are

@@ -123,12 +123,9 @@ impl ConcurrencyLimits {
             let bucket = self.find_or_create_bucket(&request)?;
             // `None`: the bucket was removed from the map in the meantime. The next look-up creates
             // a new one.
-            if let Some(line) = bucket.register_request(
-                &self.clock,
-                &request,
-                limit.max_duration,
-                fleet.permit_reporter(),
-            ) {
+            if let Some(line) =
+                bucket.register_request(&self.clock, &request, limit.max_duration, fleet.permits())
+            {
                 break (bucket, line);
             }
         };
@@ -172,9 +169,7 @@ impl ConcurrencyLimits {
         loop {
             if must_pause {
                 let pause = RETRY_PAUSE
-                    + Duration::from_millis(
-                        asking.fleet.permit_reporter().random_below(RETRY_JITTER_MS),
-                    );
+                    + Duration::from_millis(asking.fleet.permits().random_below(RETRY_JITTER_MS));
                 // The next attempt follows a release at this replica or the end of the pause.
                 drop(timeout(pause, queue.wake_up.notified()).await);
             }
@@ -191,12 +186,12 @@ impl ConcurrencyLimits {
         asking: StoreAcquire<'_>,
     ) -> Result<PermitGuard, AcquireError> {
         let StoreAcquire { request: ask, limit: strictly, fleet, backend } = asking;
-        let keep = fleet.permit_reporter().store_lifetime(ask.permit_lifetime);
+        let keep = fleet.permits().store_lifetime(ask.permit_lifetime);
         let begun = bucket.take_local_permit(&self.clock, ask.permit_lifetime, keep);
         let (permit, id, limit) = begun.map_err(|_| AcquireError::Full)?;
         // From here on, dropping the guard reports the release of the permit.
         let guard = self.guard(Arc::clone(bucket), permit, ask.permit_lifetime);
-        let times = fleet.permit_reporter().times(strictly.max_duration);
+        let times = fleet.permits().times(strictly.max_duration);
         let wanted = Wanted { id, limit, lifetime: keep, timing: times };
         let asked = StrictPermitRequest { bucket: ask.bucket.into(), permit: wanted };
         let sent = self.clock.steady();

@@ -1,5 +1,4 @@
-//! Maintains the list of live replicas: each has a record in the store, and sends a heartbeat per
-//! second.
+//! The list of live replicas: each has a record in the store, and sends a heartbeat every second.
 //!
 //! Guarantees:
 //! - A replica without a heartbeat for [`REPLICA_TIMEOUT`], by the store's clock, is not live.
@@ -9,6 +8,7 @@
 //!   [`REPLICA_TIMEOUT`].
 //!
 //! Not covered:
+//! - Sending the heartbeats: see [`super::reporter`].
 //! - Agreement: for about a second after a change, replicas may have different lists.
 
 use std::collections::HashSet;
@@ -16,11 +16,9 @@ use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use serde::{Deserialize, Serialize};
-use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::engine::Engine;
 use crate::engine::concurrency::{BucketName, ShareSnapshot};
@@ -31,13 +29,6 @@ use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Nanos, Revision};
 pub use crate::store::fleet::LiveReplica;
 use crate::store::fleet::{MembershipHeartbeat, MembershipReply, REPLICA_TIMEOUT};
-use crate::store::{FleetStore, StoreFailure, StoreReply};
-
-const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The timeout of a membership heartbeat. Shorter than `HEARTBEAT_INTERVAL`, so that heartbeats do
-/// not overlap.
-const HEARTBEAT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The record that a replica stores about itself in the membership. Readers ignore unknown fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,7 +92,6 @@ pub struct Membership {
     replicas_min: NonZeroU32,
     snapshot: ArcSwapOption<FleetSnapshot>,
     has_warned_of_duplicate: AtomicBool,
-    has_left: AtomicBool,
 }
 
 /// The live replicas at one instant, as this replica knows them.
@@ -141,7 +131,6 @@ impl Membership {
             replicas_min,
             snapshot: ArcSwapOption::empty(),
             has_warned_of_duplicate: AtomicBool::new(false),
-            has_left: AtomicBool::new(false),
         }
     }
 
@@ -227,6 +216,11 @@ impl Membership {
         }
     }
 
+    /// Returns the heartbeat that removes this replica's record.
+    pub(super) fn departure(&self) -> MembershipHeartbeat {
+        MembershipHeartbeat { node: self.replica_name.clone(), record: None }
+    }
+
     fn make_heartbeat(&self, revision: Revision, shares: &ReplicaRecord) -> MembershipHeartbeat {
         let (incarnation, build) = (self.incarnation, env!("CARGO_PKG_VERSION").to_owned());
         let peer = self.address().map(|address| address.to_string()).unwrap_or_default();
@@ -282,25 +276,18 @@ fn next_snapshot(
 }
 
 impl Engine {
-    /// Sends a membership heartbeat every second, and applies the reply. Never returns.
-    pub async fn send_heartbeats(&self) {
-        let mut ticks = interval(HEARTBEAT_INTERVAL);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            ticks.tick().await;
-            let Some(membership) = self.membership().filter(|m| !m.has_left.load(Relaxed)) else {
-                continue;
-            };
-            let revision = self.config().map_or(Revision(0), |config| config.revision);
-            let shares = ReplicaRecord { holds: self.forced_changes(), ..self.share_record() };
-            match send_heartbeat(self.store(), &membership.make_heartbeat(revision, &shares)).await
-            {
-                Ok(fleet) => {
-                    self.apply_forced_changes(&forced_changes_of(&fleet));
-                    membership.apply_reply(fleet, self.clock().now());
-                }
-                Err(cause) => tracing::debug!(cause = cause.as_str(), "heartbeat failed, retrying"),
-            }
+    /// Returns this replica's next heartbeat. `None` without a fleet.
+    pub(super) fn membership_heartbeat(&self) -> Option<MembershipHeartbeat> {
+        let revision = self.config().map_or(Revision(0), |config| config.revision);
+        let shares = ReplicaRecord { holds: self.forced_changes(), ..self.share_record() };
+        Some(self.membership()?.make_heartbeat(revision, &shares))
+    }
+
+    /// Applies the store's reply to a heartbeat: the live replicas and their forced decisions.
+    pub(super) fn apply_membership_reply(&self, reply: MembershipReply) {
+        self.apply_forced_changes(&forced_changes_of(&reply));
+        if let Some(membership) = self.membership() {
+            membership.apply_reply(reply, self.clock().now());
         }
     }
 
@@ -331,21 +318,6 @@ impl Engine {
         }
         sum
     }
-
-    /// Leaves the fleet: returns this replica's shares, removes its record from the store, and
-    /// stops its heartbeats. Ignores a store that is unavailable.
-    pub async fn leave(&self) {
-        let Some(membership) = self.membership() else { return };
-        membership.has_left.store(true, Relaxed);
-        self.concurrency_limits.leave_fleet(self.store()).await;
-        let beat = MembershipHeartbeat { node: membership.replica_name.clone(), record: None };
-        if let Err(cause) = send_heartbeat(self.store(), &beat).await {
-            tracing::debug!(
-                cause = cause.as_str(),
-                "failed to leave the fleet, the membership entry expires"
-            );
-        }
-    }
 }
 
 fn make_share_record(name: &BucketName, shown: &ShareSnapshot) -> ShareRecord {
@@ -359,17 +331,5 @@ fn make_share_record(name: &BucketName, shown: &ShareSnapshot) -> ShareRecord {
         generation: shown.grant.map_or(0, |grant| grant.generation.0),
         fences: shown.fences,
         handoffs: shown.handoffs,
-    }
-}
-
-async fn send_heartbeat(
-    backend: &dyn FleetStore,
-    beat: &MembershipHeartbeat,
-) -> Result<MembershipReply, StoreFailure> {
-    match backend.update_membership(beat) {
-        StoreReply::Ready(fleet) => fleet,
-        StoreReply::Pending(fleet) => {
-            timeout(HEARTBEAT_TIMEOUT, fleet).await.unwrap_or(Err(StoreFailure::TimedOut))
-        }
     }
 }

@@ -1,8 +1,7 @@
 //! Reports this replica's permits of strict limits to the store.
 //!
 //! Guarantees:
-//! - Two rounds of permit reports never overlap, so a released permit is never reported as in use
-//!   afterwards.
+//! - A released permit is never reported as in use afterwards, because rounds never overlap.
 //! - All permits in use are reported in each heartbeat interval, and when this replica leaves the
 //!   fleet.
 //! - Releases are reported as soon as possible, in as few store calls as possible.
@@ -12,6 +11,7 @@
 //! - The number of unreported releases is bounded.
 //!
 //! Not covered:
+//! - When a round starts and which store call carries it: see [`super::reporter`].
 //! - Acquire and release at this replica: see [`super::bucket`].
 //!
 //! Cost: a round examines the permits that it reports. Releases that are due later cost nothing.
@@ -23,19 +23,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 use siphasher::sip::SipHasher24;
-use tokio::sync::{Mutex as Turn, Notify};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::sync::Notify;
 
 use crate::clock::Clock;
+use crate::engine::concurrency::BucketName;
 use crate::engine::concurrency::bucket::Bucket;
 use crate::engine::concurrency::strict::{StrictQueue, StrictSnapshot};
-use crate::engine::concurrency::{BucketName, ConcurrencyLimits};
 use crate::kernel::units::Nanos;
 use crate::store::permits::{
     LimitPermits, LimitPermitsReply, MAX_PERMITS_PER_REPORT, PermitId, PermitReport,
     PermitReportReply, PermitTiming,
 };
-use crate::store::{FleetStore, StoreReply};
 use crate::telemetry::event::StrictPermitEvent;
 
 /// The number of heartbeat intervals after which the store releases an unreported permit.
@@ -59,12 +57,12 @@ pub(in crate::engine) struct PermitReporter {
     heartbeat: Nanos,
     reported: Mutex<HashMap<BucketName, Arc<Bucket>>>,
     released: Mutex<PendingReleases>,
-    wake: Notify,
+    /// Notified when a release is due.
+    pub(super) wake: Notify,
     /// `true` if the configuration has strict limits. The store must then learn of this replica
     /// before the first acquire.
     has_strict_limits: AtomicBool,
     last_round: Mutex<RoundState>,
-    round_lock: Turn<()>,
 }
 
 /// A released permit that the store may still count.
@@ -93,16 +91,16 @@ struct PendingReleases {
 }
 
 impl PendingReleases {
-    fn add(&mut self, one: ReleasedPermit) {
+    fn add(&mut self, release: ReleasedPermit) {
         if !self.is_full() {
-            self.fresh.push_back(one);
+            self.fresh.push_back(release);
         }
     }
 
     /// Adds a release that is reported again. Callers must pass increasing `due` instants.
-    fn add_repeated(&mut self, one: ReleasedPermit) {
+    fn add_repeated(&mut self, release: ReleasedPermit) {
         if !self.is_full() {
-            self.repeated.push_back(one);
+            self.repeated.push_back(release);
         }
     }
 
@@ -119,7 +117,7 @@ impl PendingReleases {
 }
 
 fn first_due(list: &mut VecDeque<ReleasedPermit>, now: Nanos) -> Drain<'_, ReleasedPermit> {
-    let due = list.iter().take_while(|one| one.due <= now).count();
+    let due = list.iter().take_while(|release| release.due <= now).count();
     list.drain(..due)
 }
 
@@ -131,18 +129,17 @@ struct RoundState {
 }
 
 impl PermitReporter {
-    pub(in crate::engine) fn new(member: u64, life: u64, beat: Nanos) -> Self {
-        let name = [member.to_le_bytes(), life.to_le_bytes()].concat();
+    pub(in crate::engine) fn new(replica: u64, incarnation: u64, heartbeat: Nanos) -> Self {
+        let name = [replica.to_le_bytes(), incarnation.to_le_bytes()].concat();
         Self {
             incarnation: SipHasher24::new().hash(&name),
             next_number: AtomicU64::new(0),
-            heartbeat: beat,
+            heartbeat,
             reported: Mutex::default(),
             released: Mutex::default(),
             wake: Notify::new(),
             has_strict_limits: AtomicBool::new(false),
             last_round: Mutex::default(),
-            round_lock: Turn::default(),
         }
     }
 
@@ -177,14 +174,14 @@ impl PermitReporter {
 
     /// Returns a pseudo-random number below the bound, for jitter.
     pub(in crate::engine) fn random_below(&self, bound: u64) -> u64 {
-        let PermitId(life, number) = self.next_id();
-        SipHasher24::new().hash(&(life ^ number).to_le_bytes()) % bound.max(1)
+        let PermitId(incarnation, number) = self.next_id();
+        SipHasher24::new().hash(&(incarnation ^ number).to_le_bytes()) % bound.max(1)
     }
 
     /// Switches heartbeats without permits on or off. The store needs them if the configuration has
     /// strict limits.
-    pub(in crate::engine) fn expect_strict(&self, some: bool) {
-        self.has_strict_limits.store(some, Relaxed);
+    pub(in crate::engine) fn expect_strict(&self, has_strict_limits: bool) {
+        self.has_strict_limits.store(has_strict_limits, Relaxed);
     }
 
     pub(in crate::engine) fn add_bucket(&self, name: &[u8], bucket: &Arc<Bucket>) {
@@ -196,20 +193,16 @@ impl PermitReporter {
     }
 
     /// Queues a released permit for the next report.
-    pub(in crate::engine) fn queue_release(&self, now: Nanos, one: ReleasedPermit) {
-        let failed = self.last_round.lock().failed_at;
-        let lately = failed.is_some_and(|failed| now.since(failed) < self.unreported_lifetime());
-        let repeats = one.is_repeated || lately;
-        let until = if repeats {
-            one.store_deadline.max(now.plus(self.unreported_lifetime()))
-        } else {
-            one.store_deadline
-        };
-        self.released.lock().add(ReleasedPermit {
-            store_deadline: until,
-            is_repeated: repeats,
-            ..one
-        });
+    pub(in crate::engine) fn queue_release(&self, now: Nanos, release: ReleasedPermit) {
+        let failed_at = self.last_round.lock().failed_at;
+        let unreported = self.unreported_lifetime();
+        let has_failed_lately = failed_at.is_some_and(|at| now.since(at) < unreported);
+        let is_repeated = release.is_repeated || has_failed_lately;
+        let mut store_deadline = release.store_deadline;
+        if is_repeated {
+            store_deadline = store_deadline.max(now.plus(unreported));
+        }
+        self.released.lock().add(ReleasedPermit { store_deadline, is_repeated, ..release });
         self.wake.notify_one();
     }
 
@@ -224,210 +217,171 @@ impl PermitReporter {
     }
 
     fn buckets(&self) -> Vec<(BucketName, Arc<Bucket>)> {
-        let active = self.reported.lock();
-        active.iter().map(|(name, bucket)| (name.clone(), Arc::clone(bucket))).collect()
+        let reported = self.reported.lock();
+        reported.iter().map(|(name, bucket)| (name.clone(), Arc::clone(bucket))).collect()
     }
 
-    /// Returns snapshots of at most `most` strict limits in use, sorted by bucket name.
-    pub(in crate::engine) fn snapshots(&self, most: usize) -> Vec<(BucketName, StrictSnapshot)> {
-        let mut all = self.buckets();
-        all.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
-        let seen =
-            |(name, bucket): (BucketName, Arc<Bucket>)| Some((name, bucket.strict_snapshot()?));
-        all.into_iter().filter_map(seen).take(most).collect()
-    }
-}
-
-impl ConcurrencyLimits {
-    /// Sends permit reports forever. Without a fleet, sends nothing and never returns.
-    pub(in crate::engine) async fn report_permits_forever(&self, backend: &dyn FleetStore) {
-        let Some(fleet) = self.fleet_reporter() else { return std::future::pending().await };
-        let teller = fleet.permit_reporter();
-        let period = std::time::Duration::from_nanos(teller.heartbeat.0.div_ceil(20).max(1));
-        let mut ticks = interval(period);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                _ = ticks.tick() => {}
-                () = teller.wake.notified() => {}
-            }
-            self.report_permits_once(backend).await;
-        }
-    }
-
-    /// Sends all permit reports that are due now, and applies the replies.
-    pub(in crate::engine) async fn report_permits_once(&self, backend: &dyn FleetStore) {
-        self.report_due_permits(backend, false).await;
-    }
-
-    /// Sends the final report: all permits in use and all releases.
-    pub(in crate::engine) async fn report_permits_finally(&self, backend: &dyn FleetStore) {
-        self.report_due_permits(backend, true).await;
-    }
-
-    async fn report_due_permits(&self, backend: &dyn FleetStore, is_last: bool) {
-        let Some(fleet) = self.fleet_reporter() else { return };
-        let teller = fleet.permit_reporter();
-        let _turn = teller.round_lock.lock().await;
-        let now = self.clock.steady();
-        let is_beat = teller.start_due_heartbeat(now) || is_last;
-        let mut batch = PermitBatch::default();
-        if is_beat {
-            for (name, bucket) in teller.buckets() {
-                if is_last {
-                    bucket.leave_all_to_deadlines(&self.clock);
-                }
-                batch.add_in_use(name, bucket.permits_to_report(&self.clock), bucket);
-            }
-        }
-        let due = teller.released.lock().take_due(now);
-        batch.add_released(due);
-        let everywhere = is_beat && teller.has_strict_limits.load(Relaxed);
-        for round in
-            pack_rounds(std::mem::take(&mut batch.by_bucket), teller.times(Nanos(0)), everywhere)
-        {
-            let heard = match backend.report_strict_permits(now, &round) {
-                StoreReply::Ready(heard) => heard,
-                StoreReply::Pending(heard) => heard.await,
-            };
-            teller.apply_replies(&self.clock, &mut batch, round, heard);
-        }
+    /// Returns snapshots of at most `max` strict limits in use, sorted by bucket name.
+    pub(super) fn snapshots(&self, max: usize) -> Vec<(BucketName, StrictSnapshot)> {
+        let mut buckets = self.buckets();
+        buckets.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        let snapshots = buckets
+            .into_iter()
+            .filter_map(|(name, bucket)| Some((name, bucket.strict_snapshot()?)));
+        snapshots.take(max).collect()
     }
 }
 
-#[derive(Default)]
-struct PermitBatch {
-    by_bucket: BTreeMap<BucketName, LimitPermits>,
+/// One round of permit reports: all that are due, in as many store calls as they need.
+pub(super) struct PermitReports<'a> {
+    reporter: &'a PermitReporter,
+    clock: &'a Clock,
+    calls: VecDeque<PermitReport>,
     buckets: HashMap<BucketName, Arc<Bucket>>,
     released: HashMap<PermitId, ReleasedPermit>,
 }
 
-impl PermitBatch {
-    fn add_in_use(&mut self, name: BucketName, held: Vec<(PermitId, Nanos)>, bucket: Arc<Bucket>) {
-        if !held.is_empty() {
-            self.entry(&name).in_use = held;
-            self.buckets.insert(name, bucket);
+impl<'a> PermitReports<'a> {
+    /// Collects the due reports. No other round may be active. With `is_last`, reports all permits
+    /// in use and all releases, because no later round will.
+    pub(super) fn collect(reporter: &'a PermitReporter, clock: &'a Clock, is_last: bool) -> Self {
+        let now = clock.steady();
+        let is_heartbeat = reporter.start_due_heartbeat(now) || is_last;
+        let (mut by_bucket, mut buckets) = (BTreeMap::new(), HashMap::new());
+        let reported = if is_heartbeat { reporter.buckets() } else { Vec::new() };
+        for (name, bucket) in reported {
+            if is_last {
+                bucket.leave_all_to_deadlines(clock);
+            }
+            let in_use = bucket.permits_to_report(clock);
+            if !in_use.is_empty() {
+                limit_permits(&mut by_bucket, &name).in_use = in_use;
+                buckets.insert(name, bucket);
+            }
         }
+        let mut released = HashMap::new();
+        for release in reporter.released.lock().take_due(now) {
+            limit_permits(&mut by_bucket, &release.bucket).released.push(release.id);
+            released.insert(release.id, release);
+        }
+        let to_all_nodes = is_heartbeat && reporter.has_strict_limits.load(Relaxed);
+        let calls = pack_calls(by_bucket, reporter.times(Nanos(0)), to_all_nodes);
+        Self { reporter, clock, calls, buckets, released }
     }
 
-    fn add_released(&mut self, ended: Vec<ReleasedPermit>) {
-        for one in ended {
-            self.entry(&one.bucket).released.push(one.id);
-            self.released.insert(one.id, one);
-        }
+    /// Returns the next store call. `None` if the round is complete.
+    pub(super) fn next_call(&mut self) -> Option<PermitReport> {
+        self.calls.pop_front()
     }
 
-    fn entry(&mut self, name: &[u8]) -> &mut LimitPermits {
-        let nothing =
-            || LimitPermits { bucket: name.into(), in_use: Vec::new(), released: Vec::new() };
-        self.by_bucket.entry(name.into()).or_insert_with(nothing)
+    /// Applies the store's reply to `report`.
+    pub(super) fn apply_reply(&mut self, report: PermitReport, replies: PermitReportReply) {
+        let now = self.clock.steady();
+        self.reporter.record_result(now, &replies);
+        for (limit, reply) in report.limits.into_iter().zip(replies) {
+            if let Some(bucket) = self.buckets.get(&limit.bucket) {
+                bucket.apply_report_reply(reply);
+            }
+            count_events(&limit, reply.ok());
+            for release in limit.released.iter().filter_map(|id| self.released.remove(id)) {
+                self.reporter.finish_or_repeat(now, release, reply.is_ok());
+            }
+        }
     }
 }
 
-/// Packs the reports of all limits into as few store calls as possible. With `everywhere`, the
+fn limit_permits<'m>(
+    by_bucket: &'m mut BTreeMap<BucketName, LimitPermits>,
+    name: &[u8],
+) -> &'m mut LimitPermits {
+    let empty = || LimitPermits { bucket: name.into(), in_use: Vec::new(), released: Vec::new() };
+    by_bucket.entry(name.into()).or_insert_with(empty)
+}
+
+/// Packs the reports of all limits into as few store calls as possible. With `to_all_nodes`, the
 /// first call goes to all nodes of the store, even without permits.
-fn pack_rounds(
+fn pack_calls(
     permits: BTreeMap<BucketName, LimitPermits>,
     times: PermitTiming,
-    everywhere: bool,
-) -> Vec<PermitReport> {
-    let empty = |everywhere| PermitReport { times, to_all_nodes: everywhere, limits: Vec::new() };
-    let mut rounds: Vec<PermitReport> = everywhere.then(|| empty(true)).into_iter().collect();
+    to_all_nodes: bool,
+) -> VecDeque<PermitReport> {
+    let empty = |to_all_nodes| PermitReport { times, to_all_nodes, limits: Vec::new() };
+    let mut calls: VecDeque<PermitReport> = to_all_nodes.then(|| empty(true)).into_iter().collect();
     for piece in permits.into_values().flat_map(split_report) {
         let size = piece.in_use.len() + piece.released.len();
-        match rounds.last_mut() {
-            Some(round) if round.permit_count() + size <= MAX_PERMITS_PER_REPORT => {
-                round.limits.push(piece);
+        match calls.back_mut() {
+            Some(call) if call.permit_count() + size <= MAX_PERMITS_PER_REPORT => {
+                call.limits.push(piece);
             }
-            _ => rounds.push(PermitReport { limits: vec![piece], ..empty(false) }),
+            _ => calls.push_back(PermitReport { limits: vec![piece], ..empty(false) }),
         }
     }
-    rounds
+    calls
 }
 
 /// Splits the report of one limit into pieces that fit into one store call each.
 fn split_report(permits: LimitPermits) -> Vec<LimitPermits> {
-    let LimitPermits { bucket, in_use: held, released: over } = permits;
-    if held.len() + over.len() <= MAX_PERMITS_PER_REPORT {
-        return vec![LimitPermits { bucket, in_use: held, released: over }];
+    let LimitPermits { bucket, in_use, released } = &permits;
+    if in_use.len() + released.len() <= MAX_PERMITS_PER_REPORT {
+        return vec![permits];
     }
-    let of = |held: &[_], over: &[_]| LimitPermits {
+    let piece = |in_use: &[_], released: &[_]| LimitPermits {
         bucket: bucket.clone(),
-        in_use: held.to_vec(),
-        released: over.to_vec(),
+        in_use: in_use.to_vec(),
+        released: released.to_vec(),
     };
-    let held = held.chunks(MAX_PERMITS_PER_REPORT).map(|held| of(held, &[]));
-    held.chain(over.chunks(MAX_PERMITS_PER_REPORT).map(|over| of(&[], over))).collect()
+    let in_use = in_use.chunks(MAX_PERMITS_PER_REPORT).map(|chunk| piece(chunk, &[]));
+    in_use.chain(released.chunks(MAX_PERMITS_PER_REPORT).map(|chunk| piece(&[], chunk))).collect()
 }
 
 impl PermitReporter {
-    fn apply_replies(
-        &self,
-        clock: &Clock,
-        batch: &mut PermitBatch,
-        round: PermitReport,
-        replies: PermitReportReply,
-    ) {
-        let now = clock.steady();
-        self.record_result(now, &replies);
-        for (told, heard) in round.limits.into_iter().zip(replies) {
-            if let Some(bucket) = batch.buckets.get(&told.bucket) {
-                bucket.apply_report_reply(heard);
-            }
-            count_events(&told, heard.ok());
-            for one in told.released.iter().filter_map(|id| batch.released.remove(id)) {
-                self.finish_or_repeat(now, one, heard.is_ok());
-            }
-        }
-    }
-
-    fn finish_or_repeat(&self, now: Nanos, one: ReleasedPermit, is_confirmed: bool) {
+    fn finish_or_repeat(&self, now: Nanos, release: ReleasedPermit, is_confirmed: bool) {
         if is_confirmed {
-            one.queue.wake_first();
+            release.queue.wake_first();
         }
-        if now < one.store_deadline && (one.is_repeated || !is_confirmed) {
+        if now < release.store_deadline && (release.is_repeated || !is_confirmed) {
             // A store call without a reply may still be executed later.
-            let until = if is_confirmed {
-                one.store_deadline.min(now.plus(self.unreported_lifetime()))
+            let store_deadline = if is_confirmed {
+                release.store_deadline.min(now.plus(self.unreported_lifetime()))
             } else {
-                one.store_deadline
+                release.store_deadline
             };
             // `due` is always one heartbeat interval from now, so the list of repeated releases
             // stays sorted.
             let due = now.plus(self.heartbeat);
             self.released.lock().add_repeated(ReleasedPermit {
                 due,
-                store_deadline: until,
+                store_deadline,
                 is_repeated: true,
-                ..one
+                ..release
             });
         }
     }
 
-    fn record_result(&self, now: Nanos, heard: &PermitReportReply) {
+    fn record_result(&self, now: Nanos, replies: &PermitReportReply) {
         let mut last = self.last_round.lock();
-        match heard.iter().find_map(|heard| heard.err()) {
-            Some(cause) => {
+        match replies.iter().find_map(|reply| reply.err()) {
+            Some(failure) => {
                 // The next heartbeat is due after a quarter of the interval, because an available
                 // store that gets no reports stops granting permits.
                 let sooner = Nanos(now.0.saturating_sub(self.heartbeat.0 / 4 * 3));
                 last.heartbeat_at = last.heartbeat_at.map(|at| at.min(sooner));
                 if !std::mem::replace(&mut last.is_failing, true) {
-                    let cause = cause.as_str();
+                    let cause = failure.as_str();
                     tracing::warn!(cause, "failed to report permits to the store, retrying");
                 }
                 last.failed_at = Some(now);
             }
-            None if !heard.is_empty() => last.is_failing = false,
+            None if !replies.is_empty() => last.is_failing = false,
             None => {}
         }
     }
 }
 
-fn count_events(permits: &LimitPermits, heard: Option<LimitPermitsReply>) {
-    let Some(heard) = heard else { return };
+fn count_events(permits: &LimitPermits, reply: Option<LimitPermitsReply>) {
+    let Some(reply) = reply else { return };
     let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     StrictPermitEvent::Renewed.emit(number(permits.in_use.len()));
-    StrictPermitEvent::Restored.emit(heard.changes.restored);
-    StrictPermitEvent::Released.emit(heard.changes.freed);
+    StrictPermitEvent::Restored.emit(reply.changes.restored);
+    StrictPermitEvent::Released.emit(reply.changes.freed);
 }

@@ -129,6 +129,10 @@ pub const RESERVATION_SCRIPT: &str = concat!(
     include_str!("lua/hold.lua"),
 );
 
+/// The timeout of a membership heartbeat. Longer than that of other calls, because no request waits
+/// for it.
+const MEMBERSHIP_TIMEOUT: Duration = Duration::from_millis(100);
+
 /// A [`CounterStore`] whose counters are in Redis.
 #[derive(Debug)]
 pub struct RedisStore {
@@ -283,14 +287,10 @@ impl RedisStore {
         beat: &MembershipHeartbeat,
     ) -> Result<MembershipReply, StoreFailure> {
         let key = membership::members_key(&self.key_prefix);
-        membership::decode_fleet(
-            live.eval_rare_script(
-                membership::MEMBERSHIP_SCRIPT,
-                key,
-                membership::encode_args(beat),
-            )
-            .await?,
-        )
+        let args = membership::encode_args(beat);
+        let call = live.eval_rare_script(membership::MEMBERSHIP_SCRIPT, key, args);
+        let reply = timeout(MEMBERSHIP_TIMEOUT, call).await;
+        membership::decode_fleet(reply.unwrap_or(Err(StoreFailure::TimedOut))?)
     }
 }
 

@@ -238,9 +238,8 @@ impl Replica {
 
     pub fn leave(&mut self) {
         self.leaving = true;
-        let (engine, wire) = (Arc::clone(&self.engine), Arc::clone(&self.wire));
-        self.tasks
-            .push(Box::pin(async move { engine.concurrency_limits().leave_fleet(&*wire).await }));
+        let engine = Arc::clone(&self.engine);
+        self.tasks.push(Box::pin(async move { engine.leave().await }));
     }
 
     pub fn has_left(&self) -> bool {
