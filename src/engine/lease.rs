@@ -48,7 +48,7 @@ use crate::store::lease::{LeaseMessage, LeaseOutcome};
 use crate::store::{
     Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, Outcomes, StoreFailure, StoreReply,
 };
-use crate::telemetry::event::{LeasedHits, LeasedHitsEvent};
+use crate::telemetry::event::{Event as _, LeasedHits, LeasedHitsEvent};
 use call::{LeaseCall, SettleOnDrop, share_store_call};
 pub use check::ChargeTerms;
 use key_lease::KeyLease;

@@ -33,7 +33,7 @@ use crate::edge::hook::{self, HookError};
 use crate::engine::concurrency::{with_queue_slots, with_queue_time};
 use crate::engine::{AdmissionOutcome, CheckError, ConcurrencyRejection, Decision};
 use crate::kernel::decision::Verdict;
-use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Protocol, RequestCompleted};
+use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Event as _, Protocol, RequestCompleted};
 use hold::LongRequestSlots;
 
 /// The header with the name of the hook. If it is absent or empty, the first hook applies.

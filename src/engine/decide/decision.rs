@@ -18,7 +18,7 @@ use crate::kernel::decision::{
 use crate::kernel::rate::{CounterDecision, Headroom};
 use crate::kernel::units::{Hits, Nanos, Revision};
 use crate::store::{Charge, ChargeOutcome};
-use crate::telemetry::event::CheckDecided;
+use crate::telemetry::event::{CheckDecided, Event as _};
 use crate::telemetry::stats::StatCounter;
 
 impl Engine {

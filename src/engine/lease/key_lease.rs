@@ -18,7 +18,7 @@ use crate::kernel::lease::{BorrowReply, BorrowRequest, LeaseTerms, MessageNumber
 use crate::kernel::rate::{CounterDecision, Headroom};
 use crate::kernel::units::{Hits, Nanos};
 use crate::store::{Charge, ChargeOutcome, StoreFailure};
-use crate::telemetry::event::{LeasedHits, LeasedHitsEvent};
+use crate::telemetry::event::{Event as _, LeasedHits, LeasedHitsEvent};
 
 /// A key without a check for two demand spans is dropped: its sizer has then forgotten all demand.
 const IDLE_SPANS: u64 = 2;

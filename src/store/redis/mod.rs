@@ -62,7 +62,7 @@ use super::{
     StoreFailure, StoreReply,
 };
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{LeaseCallSent, StoreCallSent};
+use crate::telemetry::event::{Event as _, LeaseCallSent, StoreCallSent};
 use batch::{BatchItem, BatchReplies, Batcher};
 use charge_call::{ChargeCall, CheckResults};
 use codec::{ChargeResult, InvalidReply, heartbeat, lease};

@@ -20,7 +20,7 @@ use super::trust::{PeerTrust, ReplayWindows};
 use super::{MAX_BATCH_MESSAGES, message_codec};
 use crate::engine::Engine;
 use crate::engine::fleet::forwarding::IdState;
-use crate::telemetry::forwarding::{ForwardingCount as Counted, ForwardingEvent};
+use crate::telemetry::event::{Event as _, ForwardingCount as Counted, ForwardingEvent};
 
 /// The gRPC service that receives batches of releases and renewals.
 #[derive(Debug)]

@@ -36,7 +36,7 @@ use crate::engine::concurrency::with_queue_time;
 use crate::engine::{AdmissionOutcome, RequestPermits};
 use crate::kernel::concurrency;
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Protocol, RequestCompleted};
+use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Event as _, Protocol, RequestCompleted};
 
 /// The maximum number of requests in queues or on `/hold`: three quarters of
 /// the connections. The others remain for health checks and short requests.
