@@ -40,7 +40,7 @@ use crate::config::{Config, Limit, LimitMode};
 use crate::kernel::decision::Cost;
 use crate::kernel::key::CounterKey;
 use crate::kernel::lease::{
-    BorrowReply, BorrowRequest, LeaseTerms, MessageNumber, ReplicaIncarnation, add_local_hits,
+    BorrowReply, BorrowRequest, MessageNumber, ReplicaIncarnation, add_local_hits,
 };
 use crate::kernel::rate::{CounterDecision, Strategy};
 use crate::kernel::units::{Hits, Nanos};
@@ -52,6 +52,7 @@ use crate::telemetry::event::{Event as _, LeasedHits, LeasedHitsEvent};
 use call::{LeaseCall, SettleOnDrop, share_store_call};
 pub use check::ChargeTerms;
 use key_lease::KeyLease;
+pub use key_lease::LeasedCounter;
 use table::{LeaseKeyHash, LeaseShard};
 
 const SHARDS: usize = 256;
@@ -71,15 +72,6 @@ pub const MAX_EARLY_REFILLS: usize = MAX_RETURNS - 1;
 
 /// The largest number of messages in flight that return hits: as many as fit in one store call.
 const MAX_RETURNS: usize = 62;
-
-/// A counter with a leased limit. The `cost` of its charge is not used.
-#[derive(Clone, Copy, Debug)]
-pub struct LeasedCounter<'c> {
-    /// The counter and its strategy.
-    pub charge: &'c Charge,
-    /// The lease settings.
-    pub terms: LeaseTerms,
-}
 
 /// All leases of this replica.
 #[derive(Debug)]

@@ -16,8 +16,8 @@ use tonic::{Request, Response, Status};
 
 use super::api::peers_server::Peers;
 use super::api::{Answer, Letter, Letters, Parcel, Receipt};
+use super::message_codec::{self, MAX_BATCH_MESSAGES};
 use super::trust::{PeerTrust, ReplayWindows};
-use super::{MAX_BATCH_MESSAGES, message_codec};
 use crate::engine::Engine;
 use crate::engine::fleet::forwarding::IdState;
 use crate::telemetry::event::{Event as _, ForwardingCount as Counted, ForwardingEvent};
