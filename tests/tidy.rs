@@ -5,6 +5,7 @@
 //! - The kernel is pure.
 //! - Every file begins with a module doc, and no module has a vague name.
 
+mod circles;
 mod plain;
 mod spec;
 

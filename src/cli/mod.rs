@@ -16,44 +16,17 @@ pub mod explain;
 pub mod ratelimit;
 mod serve;
 pub mod settings_input;
+mod terminal;
 
 use std::ffi::OsString;
-use std::io::{self, Write};
-use std::process::ExitCode;
+use std::io;
 
 use crate::clock::Clock;
 use crate::config;
 use crate::config::settings::{self, LoadedSettings, SettingsInput};
+pub use terminal::{CommandOutcome, Terminal};
+
 use args::{Cli, Command, SchemaKind, ServeArgs};
-
-/// The result of a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CommandOutcome {
-    /// Success without a finding. Exit code 0.
-    Success,
-    /// Success with a negative result, such as a finding or a denial. Exit code 1.
-    Negative,
-    /// The command failed. Exit code 2.
-    Failed,
-}
-
-impl From<CommandOutcome> for ExitCode {
-    fn from(outcome: CommandOutcome) -> Self {
-        Self::from(match outcome {
-            CommandOutcome::Success => 0,
-            CommandOutcome::Negative => 1,
-            CommandOutcome::Failed => 2,
-        })
-    }
-}
-
-/// The output streams of a command.
-pub struct Terminal<'a> {
-    /// Receives the results.
-    pub out: &'a mut dyn Write,
-    /// Receives the errors.
-    pub err: &'a mut dyn Write,
-}
 
 /// Runs the command line `argv`, whose first element is the program name.
 pub fn run(

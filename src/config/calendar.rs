@@ -21,8 +21,17 @@ use jiff::{Span, Timestamp};
 
 use smallvec::SmallVec;
 
-use super::Calendar;
 use crate::kernel::units::Nanos;
+
+/// A calendar whose windows start on a configured local day.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Calendar {
+    /// The time zone in which days start at midnight.
+    pub time_zone: TimeZone,
+    /// The day on which each window starts.
+    pub start_day: WindowStartDay,
+    pub(crate) cached_starts: CachedStarts,
+}
 
 /// The local day on which a window starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

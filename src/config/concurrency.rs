@@ -1,16 +1,9 @@
 //! The validated `concurrency` block of a rule: a limit on requests in flight.
 //!
-//! Guarantees:
-//! - Two limits with different numbers or keywords have different text descriptions.
-//!
 //! Not covered:
 //! - Enforcement (see [`crate::kernel::concurrency`]).
 
-use std::fmt;
-
-use super::resolve::keywords;
-use crate::kernel::concurrency::adaptive::AdaptiveConfig;
-use crate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
+use crate::kernel::concurrency::limiter::LimiterConfig;
 use crate::kernel::units::Nanos;
 
 /// The default of `max_duration`, the lifetime of a permit whose release never arrives.
@@ -88,48 +81,5 @@ pub struct RejectReply {
 impl Default for RejectReply {
     fn default() -> Self {
         Self { status: 503, retry_after: None, body: Box::default() }
-    }
-}
-
-/// Formats the limit as `64 in flight, gradient from 8 to 512, queue of 100 for 300ms, rejected
-/// with 503`.
-impl fmt::Display for ConcurrencyLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LimiterConfig { limit, adaptive, queue: waiting } = &self.rules;
-        write!(f, "{limit} in flight")?;
-        if let Some(AdaptiveConfig { algorithm: law, min, max }) = adaptive {
-            write!(
-                f,
-                ", {} from {min} to {max}",
-                keywords::keyword_of(keywords::ALGORITHMS, *law)
-            )?;
-        }
-        if let Some(QueueConfig { size, timeout }) = waiting {
-            write!(f, ", queue of {size} for {timeout}")?;
-        }
-        if let Some(mode) = self.mode {
-            write!(f, ", mode {}", keywords::keyword_of(keywords::CONCURRENCY_MODES, mode))?;
-        }
-        if self.on_backend_failure != ConcurrencyFallback::default() {
-            let failure =
-                keywords::keyword_of(keywords::CONCURRENCY_FALLBACKS, self.on_backend_failure);
-            write!(f, ", on backend failure {failure}")?;
-        }
-        if self.max_duration != DEFAULT_MAX_DURATION {
-            write!(f, ", at most {}", self.max_duration)?;
-        }
-        write!(f, ", rejected with {}", self.reject)?;
-        f.write_str(if self.shadow { ", shadow" } else { "" })
-    }
-}
-
-/// Formats the response as `503, retry after 1s, "busy"`.
-impl fmt::Display for RejectReply {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.status.fmt(f)?;
-        if let Some(retry_after) = self.retry_after {
-            write!(f, ", retry after {retry_after}")?;
-        }
-        if self.body.is_empty() { Ok(()) } else { write!(f, ", {:?}", self.body) }
     }
 }

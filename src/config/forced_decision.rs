@@ -8,7 +8,6 @@
 //! - Verifying that the caller is an operator.
 //! - Keeping forced decisions when the configuration is reloaded (see [`crate::engine`]).
 
-use super::{Config, Rule};
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
 
@@ -30,27 +29,4 @@ pub struct ForcedRule {
     pub path: Box<str>,
     /// The verdict and the expiry.
     pub decision: ForcedDecision,
-}
-
-impl Rule {
-    /// Returns the verdict that an operator forces at `now`, or `None` if there is none.
-    #[must_use]
-    pub fn forced_verdict_at(&self, now: Nanos) -> Option<Verdict> {
-        self.forced_decision.filter(|forced| now < forced.until).map(|frozen| frozen.verdict)
-    }
-}
-
-impl Config {
-    /// Returns a copy of this configuration with `forced_rules` as its forced decisions. Cost: a
-    /// copy of all rules.
-    #[must_use]
-    pub fn with_forced_rules(&self, forced_rules: &[ForcedRule]) -> Self {
-        let mut config = self.clone();
-        for rule in forced_rules {
-            if let Some(domain) = config.domains.get_mut(&rule.domain) {
-                domain.tree.force_decision(&rule.path, rule.decision);
-            }
-        }
-        config
-    }
 }

@@ -17,8 +17,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 mod matcher;
+mod request;
 
 pub use matcher::{HeaderMatcher, Range, RegexPattern, StringMatch};
+pub use request::{MetadataKey, PathSegment, RequestAttributes};
 
 /// All configured hooks. A request without a hook name uses the first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -101,24 +103,6 @@ pub enum Action {
     },
 }
 
-/// A location in Envoy's dynamic metadata.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct MetadataKey {
-    /// The metadata namespace, usually the name of an Envoy filter.
-    pub key: String,
-    /// The names of the nested fields that lead to the text.
-    pub path: Vec<PathSegment>,
-}
-
-/// One field name of a metadata path.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct PathSegment {
-    /// The name of the field.
-    pub key: String,
-}
-
 fn generic_key() -> String {
     "generic_key".to_owned()
 }
@@ -129,22 +113,6 @@ fn header_match() -> String {
 
 const fn default_true() -> bool {
     true
-}
-
-/// The attributes of a request that hooks read.
-#[derive(Clone, Copy)]
-pub struct RequestAttributes<'a> {
-    /// Returns the first value of the header with this lower-case name. Values that a client
-    /// repeats later do not change it.
-    pub first_header_value: &'a dyn Fn(&str) -> Option<Cow<'a, str>>,
-    /// Returns all values of the header with this lower-case name, joined by commas.
-    pub joined_header_values: &'a dyn Fn(&str) -> Option<Cow<'a, str>>,
-    /// The request path with its query string.
-    pub path: &'a str,
-    /// The client's address without a port.
-    pub remote_address: Option<&'a str>,
-    /// Returns the text at a location in the dynamic metadata.
-    pub metadata: &'a dyn Fn(&MetadataKey) -> Option<String>,
 }
 
 /// The entries of one descriptor, as keys and values.

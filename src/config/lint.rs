@@ -13,7 +13,6 @@ use std::sync::Arc;
 
 use super::diagnostic::Code;
 use super::raw::Descriptor;
-use super::resolve::NodeOrigin;
 use super::resolve::findings::{FileFindings, FileSpan};
 use super::settings::nearest;
 use super::tree::pattern::covers;
@@ -26,7 +25,8 @@ const MAX_COMPARED_PATTERNS: usize = 100;
 
 pub(super) struct DomainLint<'r, 'f, 'a> {
     pub(super) tree: &'r DescriptorTree,
-    pub(super) origins: &'r [NodeOrigin],
+    /// The positions of the nodes in the files. The index is the node's number.
+    pub(super) origins: &'r [FileSpan],
     pub(super) replaces: &'r [(FileSpan, Arc<str>)],
     pub(super) charge_settings: ChargeSettings<'r>,
     /// The position of `max_overshoot` in the `defaults` of the domain, if it is there.
@@ -217,6 +217,6 @@ impl DomainLint<'_, '_, '_> {
     }
 
     fn key_span(&self, node: NodeId) -> FileSpan {
-        self.origins.get(node.index()).map(|origin| origin.key).unwrap_or_default()
+        self.origins.get(node.index()).copied().unwrap_or_default()
     }
 }

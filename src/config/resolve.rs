@@ -127,11 +127,6 @@ fn report_duplicate_domain(
     findings.add(Code::DuplicateDomain, at, message, cure);
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct NodeOrigin {
-    pub(crate) key: FileSpan,
-}
-
 struct FileLevel<'r> {
     file: usize,
     parent: NodeId,
@@ -144,7 +139,7 @@ struct DomainReader<'r, 'f, 'a> {
     findings: &'f mut FileFindings<'a>,
     builder: TreeBuilder,
     /// The positions of the nodes in the files. The index is the node's number.
-    origins: Vec<NodeOrigin>,
+    origins: Vec<FileSpan>,
     defaults: DomainDefaults,
     replaces: Vec<(FileSpan, Arc<str>)>,
 }
@@ -155,7 +150,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         group: &'r DomainFiles<'r>,
         findings: &'f mut FileFindings<'a>,
     ) -> Self {
-        let (builder, origins) = (TreeBuilder::new(), vec![NodeOrigin::default()]);
+        let (builder, origins) = (TreeBuilder::new(), vec![FileSpan::default()]);
         Self {
             files,
             group,
@@ -281,7 +276,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
     fn add_descriptor(&mut self, file: usize, parent: NodeId, raw: &Descriptor) -> NodeId {
         let key = FileSpan { file, span: key_span(raw) };
         let node = self.add_node(parent, raw, key);
-        self.origins.push(NodeOrigin { key });
+        self.origins.push(key);
         self.check_share_threshold(file, raw);
         lint::lint_descriptor(raw, key, self.findings);
         if let Some(concurrency) = &raw.concurrency {
@@ -323,7 +318,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             return;
         }
         let path = self.builder.path(self.group.domain, node);
-        let place = self.findings.place(self.origins[first.index()].key);
+        let place = self.findings.place(self.origins[first.index()]);
         let message = format!("duplicate descriptor composite key `{path}`, first in {place}");
         let tree = self.builder.tree();
         let help = if tree.key_and_value(first) == tree.key_and_value(node) {
@@ -366,7 +361,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
 
     fn note_lease_forecast(&mut self, node: NodeId, limit: Option<&Limit>) {
         if let Some((expected_calls, bound)) = limit.and_then(overshoot::forecast) {
-            let at = self.origins[node.index()].key;
+            let at = self.origins[node.index()];
             self.findings.add(Code::LeaseForecast, at, expected_calls, bound);
         }
     }
@@ -379,7 +374,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         concurrency: &raw::Concurrency,
     ) {
         let path = self.builder.path(self.group.domain, node);
-        let place = self.findings.line(self.origins[node.index()].key);
+        let place = self.findings.line(self.origins[node.index()]);
         let read = concurrency_block::ConcurrencyReader {
             file,
             raw: concurrency,
@@ -449,7 +444,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             detailed_metric: raw.detailed_metric,
             metadata: raw.metadata.as_ref().map(|metadata| Arc::new(metadata.value.clone())),
             path: self.builder.path(self.group.domain, node).into(),
-            location: self.findings.line(self.origins[node.index()].key).into(),
+            location: self.findings.line(self.origins[node.index()]).into(),
             forced_decision: None,
         }
     }

@@ -15,20 +15,21 @@
 
 pub(crate) mod builder;
 mod metric;
+mod node;
 pub(crate) mod pattern;
 mod table;
 pub mod trace;
 
 use std::hash::Hasher;
-use std::num::NonZeroU32;
 use std::ops::Range;
 
-use fnv::FnvHasher;
 use smallvec::SmallVec;
 
-use super::Rule;
 use super::concurrency::ConcurrencyLimit;
 use super::forced_decision::ForcedDecision;
+use super::rule::Rule;
+use node::{DescriptorNode, NameSpan, exact_hash, key_hasher, name_hash};
+pub(crate) use node::{NodeFlags, NodeId};
 use pattern::CompositeKey;
 use table::{LookupTarget, NameTable};
 
@@ -48,7 +49,7 @@ pub struct DescriptorTree {
     names: String,
     wildcards: Vec<NodeId>,
     rules: Vec<Rule>,
-    /// The node of each rule. The index is the number in [`RuleId`] minus 1.
+    /// The node of each rule. The index is the number in [`node::RuleId`] minus 1.
     rule_nodes: Vec<NodeId>,
     /// The concurrency limits, sorted by node. They are not in [`DescriptorNode`], because few
     /// nodes have one and a node already fills a cache line.
@@ -81,70 +82,6 @@ pub struct ConcurrencyMatch<'t> {
 /// value of the request.
 pub type SharedValues<'t> = SmallVec<[(usize, &'t str); INLINE_SHARED_VALUES]>;
 
-/// The number of a node. The same number identifies the level of its children. The root has no name
-/// and stands for the domain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct NodeId(u32);
-
-impl NodeId {
-    pub(crate) const ROOT: Self = Self(0);
-    /// The largest node number that fits into a [`LookupTarget`].
-    const MAX_NUMBER: u32 = LookupTarget::RULE_FLAG - 1;
-
-    pub(crate) fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-/// A node of the descriptor tree. A lookup does not read a node that has only a rule: its table
-/// entry contains the rule's number.
-#[derive(Clone, Debug)]
-pub(crate) struct DescriptorNode {
-    pub(crate) id: NodeId,
-    pub(crate) parent: NodeId,
-    name: NameSpan,
-    /// The length of the key in the node's name, in bytes. After it come `_` and the value, if the
-    /// node has one.
-    key_len: u32,
-    rule: Option<RuleId>,
-    wildcards: Range<u32>,
-    /// The lengths of the children's names, as a bit set. If bit `length % 32` is 0, no child has a
-    /// name of that length.
-    lengths_below: u32,
-    pub(crate) flags: NodeFlags,
-}
-
-/// The number of a rule in the tree, from 1.
-#[derive(Clone, Copy, Debug)]
-struct RuleId(NonZeroU32);
-
-impl RuleId {
-    fn index(self) -> usize {
-        self.0.get() as usize - 1
-    }
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct NameSpan {
-    start: u32,
-    len: u32,
-}
-
-impl NameSpan {
-    fn text(self, names: &str) -> &str {
-        let start = self.start as usize;
-        &names[start..start + self.len as usize]
-    }
-}
-
-/// The fields `value_to_metric` and `share_threshold` of a node.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct NodeFlags {
-    pub(crate) share_threshold: bool,
-    /// `value_to_metric`: the names of metrics contain the value of this node's entry.
-    pub(crate) value_to_metric: bool,
-}
-
 /// The kind of a node's name, in the order of priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MatchKind {
@@ -154,12 +91,6 @@ pub enum MatchKind {
     Wildcard,
     /// A name that is only a `key`; it matches every value.
     Bare,
-}
-
-impl Default for DescriptorTree {
-    fn default() -> Self {
-        builder::TreeBuilder::new().finish()
-    }
 }
 
 impl DescriptorTree {
@@ -361,47 +292,8 @@ impl DescriptorTree {
     }
 }
 
-impl DescriptorNode {
-    fn new(id: NodeId, parent: NodeId, name: NameSpan, key_len: u32, flags: NodeFlags) -> Self {
-        let (rule, wildcards, lengths_below) = (None, 0..0, 0);
-        Self { id, parent, name, key_len, rule, wildcards, lengths_below, flags }
-    }
-
-    pub(crate) const fn has_children(&self) -> bool {
-        self.lengths_below != 0
-    }
-
-    /// Returns `false` if no child has a name of `len` bytes. The lookup then skips hashing the
-    /// name, for example if all children are bare keys.
-    const fn may_have_name_of_len(&self, len: usize) -> bool {
-        self.lengths_below & (1 << (len % 32)) != 0
-    }
-}
-
 /// Returns the text that replaces a value in counter keys: the pattern `name` without the entry's
 /// `key` at its start. If the pattern does not start with `key`, returns the whole pattern.
 fn shared_text<'t>(name: &'t str, key: &str) -> &'t str {
     name.strip_prefix(key).and_then(|rest| rest.strip_prefix('_')).unwrap_or(name)
-}
-
-/// Returns the state of the hash function after `key`, for names on one level.
-///
-/// FNV hashes bytes one by one. So `key` and `key_value` share the work for `key`, and need not be
-/// joined in memory. The cost is a few nanoseconds for names of usual length. A keyed hash is
-/// unnecessary: the table contains only configured names, so clients cannot provoke collisions.
-fn key_hasher(level: NodeId, key: &[u8]) -> FnvHasher {
-    // Multiplying by an odd number gives each level a different start state.
-    let mut hasher = FnvHasher::with_key(u64::from(level.0).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    hasher.write(key);
-    hasher
-}
-
-fn exact_hash(mut key: FnvHasher, value: &str) -> u64 {
-    key.write(b"_");
-    key.write(value.as_bytes());
-    key.finish()
-}
-
-fn name_hash(level: NodeId, name: &str) -> u64 {
-    key_hasher(level, name.as_bytes()).finish()
 }

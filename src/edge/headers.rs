@@ -29,6 +29,10 @@ use crate::engine::Decision;
 use crate::kernel::decision::{AppliedLimit, DescriptorDecision};
 use crate::kernel::units::Nanos;
 
+/// The header, and the key in dynamic metadata, with the name of the replica that decided.
+/// The release of the permits must reach this replica.
+pub const OWNER_KEY: &str = "x-sluicegate-owner";
+
 /// The maximum number of limits in `RateLimit` and `RateLimit-Policy`.
 /// Proxies on the way to the client may reject headers of several kilobytes.
 pub const MAX_LISTED: usize = 8;

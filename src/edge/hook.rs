@@ -23,6 +23,7 @@ use tokio::sync::watch;
 
 use super::ReplyOptions;
 use super::grpc::convert;
+pub use super::headers::OWNER_KEY;
 use crate::config::hooks::{DescriptorEntries, Hooks, MetadataKey, RequestAttributes};
 use crate::engine::{AdmissionOutcome, CheckError, Engine, RequestPermits, validate_id};
 use crate::kernel::units::Nanos;
@@ -34,10 +35,6 @@ const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The request header with the request id. The proxy must create the id and
 /// must replace such a header that the client sent.
 pub const ID: &str = "x-sluicegate-id";
-
-/// The header, and the key in dynamic metadata, with the name of the replica that decided.
-/// The release of the permits must reach this replica.
-pub const OWNER_KEY: &str = "x-sluicegate-owner";
 
 /// The reasons why a call of a hook gets no decision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

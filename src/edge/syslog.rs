@@ -19,7 +19,7 @@ use crate::engine::fleet::forwarding::{PermitUpdate, is_incarnation_name};
 use crate::engine::{Engine, validate_id};
 use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{DatagramKind, DatagramReceived};
+use crate::telemetry::event::{DatagramKind, Event as _};
 
 /// The largest datagram with a release, in bytes. It has room for a request id of
 /// 128 bytes, an owner, and the response times of about forty upstream attempts.
@@ -67,7 +67,7 @@ pub async fn serve(socket: UdpSocket, engine: Arc<Engine>, trusted: Networks) {
                     }
                     _ => DatagramKind::TooLong,
                 };
-                DatagramReceived { kind: outcome }.emit();
+                outcome.emit();
             }
             Err(error) => {
                 tracing::warn!(%error, "failed to receive a syslog message, retrying");

@@ -21,12 +21,7 @@ use crate::engine::Engine;
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
 use replicated::ForcedRules;
-pub use replicated::{ForcedChange, verdict_name};
-
-/// The largest number of rules with a forced decision.
-pub const MOST: usize = 100;
-/// The longest duration of a forced decision.
-pub const MAX_FORCED_DURATION: Nanos = Nanos::from_secs(24 * 60 * 60);
+pub use replicated::{ForcedChange, MAX_FORCED_DURATION, MOST, verdict_name};
 
 /// The forced decisions and the configuration that they apply to.
 #[derive(Debug, Default)]

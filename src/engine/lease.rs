@@ -21,6 +21,7 @@ mod call;
 mod check;
 mod key_lease;
 mod refill;
+mod send;
 mod table;
 
 use std::hash::{BuildHasher as _, RandomState};
@@ -40,7 +41,7 @@ use crate::config::{Config, Limit, LimitMode};
 use crate::kernel::decision::Cost;
 use crate::kernel::key::CounterKey;
 use crate::kernel::lease::{
-    BorrowReply, BorrowRequest, LeaseTerms, MessageNumber, ReplicaIncarnation, add_local_hits,
+    BorrowReply, BorrowRequest, MessageNumber, ReplicaIncarnation, add_local_hits,
 };
 use crate::kernel::rate::{CounterDecision, Strategy};
 use crate::kernel::units::{Hits, Nanos};
@@ -48,10 +49,10 @@ use crate::store::lease::{LeaseMessage, LeaseOutcome};
 use crate::store::{
     Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, Outcomes, StoreFailure, StoreReply,
 };
-use crate::telemetry::event::{LeasedHits, LeasedHitsEvent};
-use call::{LeaseCall, SettleOnDrop, share_store_call};
+use call::{LeaseCall, share_store_call};
 pub use check::ChargeTerms;
 use key_lease::KeyLease;
+pub use key_lease::LeasedCounter;
 use table::{LeaseKeyHash, LeaseShard};
 
 const SHARDS: usize = 256;
@@ -71,15 +72,6 @@ pub const MAX_EARLY_REFILLS: usize = MAX_RETURNS - 1;
 
 /// The largest number of messages in flight that return hits: as many as fit in one store call.
 const MAX_RETURNS: usize = 62;
-
-/// A counter with a leased limit. The `cost` of its charge is not used.
-#[derive(Clone, Copy, Debug)]
-pub struct LeasedCounter<'c> {
-    /// The counter and its strategy.
-    pub charge: &'c Charge,
-    /// The lease settings.
-    pub terms: LeaseTerms,
-}
 
 /// All leases of this replica.
 #[derive(Debug)]
@@ -484,43 +476,10 @@ impl LeaseManager {
         lent.unwrap_or(LeaseOutcome::Failed(StoreFailure::TimedOut))
     }
 
-    async fn send(&self, message: &LeaseMessage) -> LeaseOutcome {
-        let mut settle_guard = SettleOnDrop::new(self, message);
-        let lent = self.call_store(message).await;
-        settle_guard.set_reply(lent);
-        lent
-    }
-
     fn message(&self, leased: LeasedCounter<'_>, borrow: BorrowRequest) -> LeaseMessage {
         let (terms, member) = (leased.terms, self.incarnation);
         let Charge { key, placement: home, strategy, per_second, .. } = leased.charge.clone();
         LeaseMessage { key, placement: home, per_second, strategy, terms, sender: member, borrow }
-    }
-
-    async fn call_store(&self, message: &LeaseMessage) -> LeaseOutcome {
-        let (lent, is_unsent) = match self.store.exchange_lease_message(self.clock.now(), message) {
-            StoreReply::Ready(lent) => (lent, matches!(lent, LeaseOutcome::Failed(_))),
-            StoreReply::Pending(later) => {
-                let lent = later.await;
-                (lent, was_never_sent(lent))
-            }
-        };
-        if is_unsent {
-            self.undo_unsent(&message.key, message.borrow.number);
-            return lent;
-        }
-        LeasedHits { hits: message.borrow.returned, event: LeasedHitsEvent::Returned }.emit();
-        if let LeaseOutcome::Applied(BorrowReply { granted, .. }) = lent {
-            LeasedHits { hits: granted, event: LeasedHitsEvent::Borrowed }.emit();
-        }
-        lent
-    }
-
-    fn undo_unsent(&self, key: &CounterKey, number: MessageNumber) {
-        let (now, place) = (self.clock.now(), self.hash_key(key));
-        if let Some(lease) = self.lock_shard(place).get_mut(&place) {
-            lease.undo_unsent(now, number);
-        }
     }
 
     async fn charge_strictly(
@@ -675,12 +634,6 @@ fn outcome_of_reply(leased: LeasedCounter<'_>, answer: &BorrowReply) -> ChargeOu
 
 fn max_at_once(leased: LeasedCounter<'_>) -> Hits {
     Hits(leased.charge.strategy.max_at_once().into())
-}
-
-/// Returns `true` if the message certainly never left this process. `Unreachable` does not count:
-/// the message may have been written to the lost connection.
-const fn was_never_sent(outcome: LeaseOutcome) -> bool {
-    matches!(outcome, LeaseOutcome::Failed(StoreFailure::Overloaded | StoreFailure::BreakerOpen))
 }
 
 /// Returns the failure for a check that waited for another check's message, which failed with

@@ -4,7 +4,7 @@
 //! - The lease protocol ([`crate::kernel::lease`]).
 //! - Sending lease messages to the store.
 
-use super::Placement;
+use super::placement::Placement;
 use crate::kernel::decision::{StoreFailure, Verdict};
 use crate::kernel::key::CounterKey;
 use crate::kernel::lease::{BorrowReply, BorrowRequest, LeaseTerms, ReplicaIncarnation};

@@ -44,7 +44,7 @@ use crate::kernel::key::CounterKey;
 use crate::kernel::lease::BorrowReply;
 use crate::kernel::rate::{CounterDecision, Strategy};
 use crate::kernel::units::{Hits, Nanos};
-use crate::telemetry::event::MemoryStoreFull;
+use crate::telemetry::event::{Event as _, MemoryStoreFull};
 use coordinators::Coordinators;
 use counters::{CounterCapacity, PlaceSource, ReservedPlaces};
 use permits::StrictLimits;

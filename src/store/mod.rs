@@ -12,14 +12,13 @@ pub mod heartbeat;
 pub mod lease;
 pub mod memory;
 pub mod permits;
+mod placement;
 pub mod redis;
 pub mod stats;
 
-use std::hash::Hasher as _;
 use std::pin::Pin;
 
 use futures_util::future::join3;
-use siphasher::sip::SipHasher24;
 use smallvec::SmallVec;
 
 pub use crate::kernel::decision::StoreFailure;
@@ -31,6 +30,7 @@ use fleet::{FleetReply, FleetReport, MembershipHeartbeat, MembershipReply};
 use heartbeat::{ShareRound, ShareRoundReply};
 use lease::{LeaseMessage, LeaseOutcome};
 use permits::{PermitReportReply, StrictPermitReply, StrictPermitRequest};
+pub use placement::Placement;
 use stats::StoreStats;
 
 /// A store of counters.
@@ -207,45 +207,6 @@ pub struct Charge {
     /// True if the limit's unit is a second. Such counters are in the separate Redis for limits per
     /// second, if one is configured.
     pub per_second: bool,
-}
-
-/// The choice of the Redis Cluster slot, and thereby of the node, for a counter.
-///
-/// It depends only on the counter's key and on the settings of its domain, so all replicas agree.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Placement {
-    /// The counter's own key selects the slot, so counters spread over all nodes.
-    #[default]
-    ByKey,
-    /// All counters with this number share a slot, so they are on one node.
-    Group(u64),
-    /// Like [`Placement::Group`], and all counters of the domain have this number.
-    WholeDomain(u64),
-}
-
-impl Placement {
-    /// Puts all counters of `domain` with the descriptor value `value` into one slot.
-    #[must_use]
-    pub fn by_value(domain: &str, value: &str) -> Self {
-        Self::Group(Self::group_number(domain, value))
-    }
-
-    /// Puts all counters of `domain` into one slot.
-    #[must_use]
-    pub fn by_domain(domain: &str) -> Self {
-        Self::WholeDomain(Self::group_number(domain, ""))
-    }
-
-    fn group_number(domain: &str, value: &str) -> u64 {
-        // The hash has no secret key, because every replica must compute the same number. A hash
-        // collision is harmless: it only puts two groups into one slot.
-        let mut hasher = SipHasher24::new();
-        hasher.write(domain.as_bytes());
-        // A byte that never occurs in UTF-8 separates the two strings.
-        hasher.write(&[0xff]);
-        hasher.write(value.as_bytes());
-        hasher.finish()
-    }
 }
 
 /// The charge mode of a check.

@@ -8,7 +8,7 @@
 //! - The HTTP endpoints that show the metrics (see [`crate::edge::http::metrics`]).
 
 pub mod event;
-pub mod forwarding;
+pub mod label;
 pub mod metrics;
 pub mod otlp;
 pub mod stats;

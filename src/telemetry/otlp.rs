@@ -31,14 +31,12 @@ use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
 
 use super::trace::{self, Propagators};
 use collector_client::{OtlpHttpClient, OtlpTlsFiles};
+pub use page_cache::RenderPage;
 use page_cache::{PageCache, PageReader};
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The timeout of the last export of each signal during shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// A function that renders the metrics page in Prometheus' text format.
-pub type RenderPage = Arc<dyn Fn() -> String + Send + Sync>;
 
 /// A function that returns the value of an environment variable, or `None` if it is unset or empty.
 pub type EnvLookup<'v> = &'v dyn Fn(&str) -> Option<String>;

@@ -20,7 +20,7 @@ use opentelemetry::trace::{SpanKind, Status, TraceContextExt as _, Tracer as _};
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::trace::SdkTracer;
 
-use super::event::{EdgeOutcome, Protocol};
+use super::label::{EdgeOutcome, Protocol};
 use super::metrics::SpanIds;
 pub use parent::{HeaderLookup, Propagators};
 

@@ -10,7 +10,7 @@ use sluicegate::kernel::decision::{Reason, StoreFailure, Verdict};
 use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate::telemetry::event::{
     ChargesFailed, CheckAnswered, CheckDecided, ConfigLoaded, ConfigRejected, EdgeOutcome,
-    MemoryStoreFull, Protocol, RequestCompleted, StoreCallSent,
+    Event as _, MemoryStoreFull, Protocol, RequestCompleted, StoreCallSent,
 };
 use sluicegate::telemetry::metrics::{
     ConcurrencyGauges, Gauges, Metrics, ProcessUsage, to_openmetrics,

@@ -62,94 +62,50 @@ pub enum Verdict {
     Deny,
 }
 
-/// The reason for a descriptor's verdict: the closed list that metrics, logs and headers use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reason {
-    /// No rule matches, or the matching rule has no limit.
-    NoLimit,
-    /// The rule says `unlimited`.
-    Unlimited,
-    /// Another rule of this check replaces this rule.
-    Replaced,
-    /// An operator forced the decision; no counter was read or charged.
-    Forced,
-    /// Counted and within the limit.
-    WithinLimit,
-    /// Hits were refunded.
-    Refunded,
-    /// Counted and over the limit.
-    OverLimit,
-    /// The check has more hits than the limit can ever allow.
-    LargerThanLimit,
-    /// Another limit is known to deny the check, so this limit was not charged.
-    ///
-    /// Also used for a limit with `on_backend_failure: error`
-    /// whose store call failed. That limit may have been charged.
-    Skipped,
-    /// The memory store is full and has no counter for this key: `when_full` decided.
-    StoreFull,
-    /// The store call failed: `on_backend_failure: allow`.
-    StoreDownAllowed,
-    /// The store call failed: `on_backend_failure: deny`.
-    StoreDownDenied,
-    /// The store call failed: the local share decided (`on_backend_failure: local`).
-    StoreDownLocal,
-    /// The concurrency limit is reached and it has no queue.
-    ConcurrencyLimitReached,
-    /// The concurrency limit is reached and its queue is full.
-    QueueFull,
-    /// The request waited in the queue and got no permit before the queue timeout.
-    QueueTimeout,
-    /// The number of buckets reached `max_buckets` and no bucket was idle.
-    TooManyBuckets,
+crate::named_enum! {
+    /// The reason for a descriptor's verdict: the closed list that metrics, logs and headers use.
+    pub enum Reason {
+        /// No rule matches, or the matching rule has no limit.
+        NoLimit = "no_limit",
+        /// The rule says `unlimited`.
+        Unlimited = "unlimited",
+        /// Another rule of this check replaces this rule.
+        Replaced = "replaced",
+        /// An operator forced the decision; no counter was read or charged.
+        Forced = "frozen",
+        /// Counted and within the limit.
+        WithinLimit = "within_limit",
+        /// Hits were refunded.
+        Refunded = "refunded",
+        /// Counted and over the limit.
+        OverLimit = "over_limit",
+        /// The check has more hits than the limit can ever allow.
+        LargerThanLimit = "larger_than_limit",
+        /// Another limit is known to deny the check, so this limit was not charged.
+        ///
+        /// Also used for a limit with `on_backend_failure: error`
+        /// whose store call failed. That limit may have been charged.
+        Skipped = "not_asked",
+        /// The memory store is full and has no counter for this key: `when_full` decided.
+        StoreFull = "store_full",
+        /// The store call failed: `on_backend_failure: allow`.
+        StoreDownAllowed = "backend_down_allowed",
+        /// The store call failed: `on_backend_failure: deny`.
+        StoreDownDenied = "backend_down_denied",
+        /// The store call failed: the local share decided (`on_backend_failure: local`).
+        StoreDownLocal = "backend_down_local",
+        /// The concurrency limit is reached and it has no queue.
+        ConcurrencyLimitReached = "ceiling_reached",
+        /// The concurrency limit is reached and its queue is full.
+        QueueFull = "queue_full",
+        /// The request waited in the queue and got no permit before the queue timeout.
+        QueueTimeout = "queue_timeout",
+        /// The number of buckets reached `max_buckets` and no bucket was idle.
+        TooManyBuckets = "too_many_buckets",
+    }
 }
 
 impl Reason {
-    /// Every reason, in declaration order.
-    pub const ALL: [Self; 17] = [
-        Self::NoLimit,
-        Self::Unlimited,
-        Self::Replaced,
-        Self::Forced,
-        Self::WithinLimit,
-        Self::Refunded,
-        Self::OverLimit,
-        Self::LargerThanLimit,
-        Self::Skipped,
-        Self::StoreFull,
-        Self::StoreDownAllowed,
-        Self::StoreDownDenied,
-        Self::StoreDownLocal,
-        Self::ConcurrencyLimitReached,
-        Self::QueueFull,
-        Self::QueueTimeout,
-        Self::TooManyBuckets,
-    ];
-
-    /// Returns the name used in metrics, logs and headers.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::NoLimit => "no_limit",
-            Self::Unlimited => "unlimited",
-            Self::Replaced => "replaced",
-            Self::Forced => "frozen",
-            Self::WithinLimit => "within_limit",
-            Self::Refunded => "refunded",
-            Self::OverLimit => "over_limit",
-            Self::LargerThanLimit => "larger_than_limit",
-            Self::Skipped => "not_asked",
-            Self::StoreFull => "store_full",
-            Self::StoreDownAllowed => "backend_down_allowed",
-            Self::StoreDownDenied => "backend_down_denied",
-            Self::StoreDownLocal => "backend_down_local",
-            Self::ConcurrencyLimitReached => "ceiling_reached",
-            Self::QueueFull => "queue_full",
-            Self::QueueTimeout => "queue_timeout",
-            Self::TooManyBuckets => "too_many_buckets",
-        }
-    }
-
     /// Returns `true` if the store call failed and `on_backend_failure` decided.
     #[must_use]
     pub const fn is_fallback(self) -> bool {
@@ -157,81 +113,43 @@ impl Reason {
     }
 }
 
-/// The cause of a failed store call: the closed list that metrics, logs and errors use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum StoreFailure {
-    /// No connection to the store.
-    Unreachable,
-    /// The connection was lost before the reply arrived. The store may have made the charge.
-    ConnectionLost,
-    /// No reply before the deadline. The store may have made the charge, or may still make it.
-    TimedOut,
-    /// The charge was never sent: its check waited for another check's store call, which failed or
-    /// took too long.
-    Unsent,
-    /// The circuit breaker is open after repeated
-    /// timeouts; it closes once the store replies in time.
-    BreakerOpen,
-    /// The connection has too many calls in flight.
-    Overloaded,
-    /// The reply has an unexpected format.
-    InvalidReply,
-    /// By the store's clock, the planned calendar windows were not open, twice in a row.
-    OutsideWindows,
-    /// The store is a read-only Redis replica.
-    ReadOnly,
-    /// The store is still loading its data, or it lost its primary.
-    Loading,
-    /// The key has a value of another type.
-    WrongType,
-    /// The store is out of memory.
-    OutOfMemory,
-    /// The store rejected the user, the password or the command (permissions).
-    NotPermitted,
-    /// Any other error.
-    Other,
+crate::named_enum! {
+    /// The cause of a failed store call: the closed list that metrics, logs and errors use.
+    pub enum StoreFailure {
+        /// No connection to the store.
+        Unreachable = "unreachable",
+        /// The connection was lost before the reply arrived. The store may have made the charge.
+        ConnectionLost = "cut",
+        /// No reply before the deadline. The store may have made the charge, or may still make it.
+        TimedOut = "late",
+        /// The charge was never sent: its check waited for another check's store call, which failed or
+        /// took too long.
+        Unsent = "unsent",
+        /// The circuit breaker is open after repeated
+        /// timeouts; it closes once the store replies in time.
+        BreakerOpen = "breaker_open",
+        /// The connection has too many calls in flight.
+        Overloaded = "overloaded",
+        /// The reply has an unexpected format.
+        InvalidReply = "not_understood",
+        /// By the store's clock, the planned calendar windows were not open, twice in a row.
+        OutsideWindows = "stale",
+        /// The store is a read-only Redis replica.
+        ReadOnly = "read_only",
+        /// The store is still loading its data, or it lost its primary.
+        Loading = "loading",
+        /// The key has a value of another type.
+        WrongType = "wrong_type",
+        /// The store is out of memory.
+        OutOfMemory = "out_of_memory",
+        /// The store rejected the user, the password or the command (permissions).
+        NotPermitted = "not_permitted",
+        /// Any other error.
+        Other = "failing",
+    }
 }
 
 impl StoreFailure {
-    /// Every failure, in declaration order.
-    pub const ALL: [Self; 14] = [
-        Self::Unreachable,
-        Self::ConnectionLost,
-        Self::TimedOut,
-        Self::Unsent,
-        Self::BreakerOpen,
-        Self::Overloaded,
-        Self::InvalidReply,
-        Self::OutsideWindows,
-        Self::ReadOnly,
-        Self::Loading,
-        Self::WrongType,
-        Self::OutOfMemory,
-        Self::NotPermitted,
-        Self::Other,
-    ];
-
-    /// Returns the name used in metrics, logs and errors.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Unreachable => "unreachable",
-            Self::ConnectionLost => "cut",
-            Self::TimedOut => "late",
-            Self::Unsent => "unsent",
-            Self::BreakerOpen => "breaker_open",
-            Self::Overloaded => "overloaded",
-            Self::InvalidReply => "not_understood",
-            Self::OutsideWindows => "stale",
-            Self::ReadOnly => "read_only",
-            Self::Loading => "loading",
-            Self::WrongType => "wrong_type",
-            Self::OutOfMemory => "out_of_memory",
-            Self::NotPermitted => "not_permitted",
-            Self::Other => "failing",
-        }
-    }
-
     /// Returns `true` if the charge must not be repeated.
     ///
     /// The store may already have made it (`ConnectionLost`, `TimedOut`, `InvalidReply`), and a

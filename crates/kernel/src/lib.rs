@@ -15,5 +15,6 @@ pub mod coordinator;
 pub mod decision;
 pub mod key;
 pub mod lease;
+mod named_enum;
 pub mod rate;
 pub mod units;

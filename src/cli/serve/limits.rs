@@ -23,7 +23,7 @@ use crate::source::xds;
 use crate::source::{
     ConfigParser, ConfigSource, FailedLoad, LoadFailure, PublishedConfig, TextFile,
 };
-use crate::telemetry::event;
+use crate::telemetry::event::{self, Event as _};
 use crate::telemetry::stats::{StatCounter, Stats};
 
 use super::drain::ShutdownSignals;

@@ -14,7 +14,7 @@ use regex::Regex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::RequestAttributes;
+use super::request::RequestAttributes;
 
 /// A condition on one request header, as in Envoy's `HeaderMatcher`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

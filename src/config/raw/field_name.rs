@@ -6,156 +6,62 @@
 //! Not covered:
 //! - The content of `metadata`, which is free-form.
 
-/// A key of a limits file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FieldName {
-    Domain,
-    Descriptors,
-    Charge,
-    Colocate,
-    Defaults,
-    Key,
-    Value,
-    RateLimit,
-    ShadowMode,
-    QuotaMode,
-    DetailedMetric,
-    ValueToMetric,
-    ShareThreshold,
-    Metadata,
-    Concurrency,
-    Unit,
-    RequestsPerUnit,
-    Unlimited,
-    Name,
-    Replaces,
-    Per,
-    Strategy,
-    Burst,
-    Mode,
-    MaxOvershoot,
-    LeaseHits,
-    OnBackendFailure,
-    Calendar,
-    TimeZone,
-    StartsOn,
-    Limit,
-    Adaptive,
-    Policy,
-    Min,
-    Max,
-    Queue,
-    Size,
-    Timeout,
-    MaxDuration,
-    Reject,
-    Status,
-    RetryAfter,
-    Body,
+crate::kernel::named_enum! {
+    /// A key of a limits file.
+    pub(super) enum FieldName {
+        Domain = "domain",
+        Descriptors = "descriptors",
+        Charge = "charge",
+        Colocate = "colocate",
+        Defaults = "defaults",
+        Key = "key",
+        Value = "value",
+        RateLimit = "rate_limit",
+        ShadowMode = "shadow_mode",
+        QuotaMode = "quota_mode",
+        DetailedMetric = "detailed_metric",
+        ValueToMetric = "value_to_metric",
+        ShareThreshold = "share_threshold",
+        Metadata = "metadata",
+        Concurrency = "concurrency",
+        Unit = "unit",
+        RequestsPerUnit = "requests_per_unit",
+        Unlimited = "unlimited",
+        Name = "name",
+        Replaces = "replaces",
+        Per = "per",
+        Strategy = "strategy",
+        Burst = "burst",
+        Mode = "mode",
+        MaxOvershoot = "max_overshoot",
+        LeaseHits = "lease_hits",
+        OnBackendFailure = "on_backend_failure",
+        Calendar = "calendar",
+        TimeZone = "time_zone",
+        StartsOn = "starts_on",
+        Limit = "limit",
+        Adaptive = "adaptive",
+        Policy = "policy",
+        Min = "min",
+        Max = "max",
+        Queue = "queue",
+        Size = "size",
+        Timeout = "timeout",
+        MaxDuration = "max_duration",
+        Reject = "reject",
+        Status = "status",
+        RetryAfter = "retry_after",
+        Body = "body",
+    }
 }
 
 use FieldName as W;
 
 impl FieldName {
-    /// All keys. The index of a key is its enum discriminant.
-    pub(super) const ALL: [Self; 43] = [
-        W::Domain,
-        W::Descriptors,
-        W::Charge,
-        W::Colocate,
-        W::Defaults,
-        W::Key,
-        W::Value,
-        W::RateLimit,
-        W::ShadowMode,
-        W::QuotaMode,
-        W::DetailedMetric,
-        W::ValueToMetric,
-        W::ShareThreshold,
-        W::Metadata,
-        W::Concurrency,
-        W::Unit,
-        W::RequestsPerUnit,
-        W::Unlimited,
-        W::Name,
-        W::Replaces,
-        W::Per,
-        W::Strategy,
-        W::Burst,
-        W::Mode,
-        W::MaxOvershoot,
-        W::LeaseHits,
-        W::OnBackendFailure,
-        W::Calendar,
-        W::TimeZone,
-        W::StartsOn,
-        W::Limit,
-        W::Adaptive,
-        W::Policy,
-        W::Min,
-        W::Max,
-        W::Queue,
-        W::Size,
-        W::Timeout,
-        W::MaxDuration,
-        W::Reject,
-        W::Status,
-        W::RetryAfter,
-        W::Body,
-    ];
-
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            W::Domain => "domain",
-            W::Descriptors => "descriptors",
-            W::Charge => "charge",
-            W::Colocate => "colocate",
-            W::Defaults => "defaults",
-            W::Key => "key",
-            W::Value => "value",
-            W::RateLimit => "rate_limit",
-            W::ShadowMode => "shadow_mode",
-            W::QuotaMode => "quota_mode",
-            W::DetailedMetric => "detailed_metric",
-            W::ValueToMetric => "value_to_metric",
-            W::ShareThreshold => "share_threshold",
-            W::Metadata => "metadata",
-            W::Concurrency => "concurrency",
-            W::Unit => "unit",
-            W::RequestsPerUnit => "requests_per_unit",
-            W::Unlimited => "unlimited",
-            W::Name => "name",
-            W::Replaces => "replaces",
-            W::Per => "per",
-            W::Strategy => "strategy",
-            W::Burst => "burst",
-            W::Mode => "mode",
-            W::MaxOvershoot => "max_overshoot",
-            W::LeaseHits => "lease_hits",
-            W::OnBackendFailure => "on_backend_failure",
-            W::Calendar => "calendar",
-            W::TimeZone => "time_zone",
-            W::StartsOn => "starts_on",
-            W::Limit => "limit",
-            W::Adaptive => "adaptive",
-            W::Policy => "policy",
-            W::Min => "min",
-            W::Max => "max",
-            W::Queue => "queue",
-            W::Size => "size",
-            W::Timeout => "timeout",
-            W::MaxDuration => "max_duration",
-            W::Reject => "reject",
-            W::Status => "status",
-            W::RetryAfter => "retry_after",
-            W::Body => "body",
-        }
-    }
-
     /// Returns the key with this name, in exactly this case.
     pub(super) fn from_name(name: &str) -> Option<Self> {
-        let has_same_length = |word: &Self| word.name().len() == name.len();
-        Self::ALL.into_iter().filter(has_same_length).find(|word| word.name() == name)
+        let has_same_length = |word: &Self| word.as_str().len() == name.len();
+        Self::ALL.into_iter().filter(has_same_length).find(|word| word.as_str() == name)
     }
 
     /// Returns `true` for a key of Sluicegate that envoyproxy/ratelimit does not have. Such a key
@@ -199,7 +105,7 @@ impl FieldName {
     pub(super) fn nearest(misspelt: &str, block: LimitsBlock) -> Option<Self> {
         let tidy = misspelt.trim().to_lowercase().replace('-', "_");
         let near = |words: &[Self]| {
-            let distance = |word: &Self| (edit_distance(&tidy, word.name()), *word);
+            let distance = |word: &Self| (edit_distance(&tidy, word.as_str()), *word);
             words.iter().map(distance).min_by_key(|(distance, _)| *distance)
         };
         let most = (tidy.len() / 3).clamp(1, 3);
@@ -359,7 +265,7 @@ impl LimitsBlock {
     }
 
     pub(super) fn describe_fields(self) -> String {
-        let words: Vec<_> = self.field_names().iter().map(|word| word.name()).collect();
+        let words: Vec<_> = self.field_names().iter().map(|word| word.as_str()).collect();
         format!("{} has: {}", self.title(), words.join(", "))
     }
 }

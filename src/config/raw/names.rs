@@ -103,7 +103,7 @@ impl NameChecker<'_, '_> {
         for ((word, slot), entry) in FieldName::ALL.into_iter().zip(entries).zip(merged) {
             let Some(entry) = entry else { continue };
             if slot.replace(entry).is_some_and(|earlier| earlier.owner == into) {
-                let message = format!("`<<` overwrites `{}` above it", word.name());
+                let message = format!("`<<` overwrites `{}` above it", word.as_str());
                 let help = "move `<<` to the top of the block; what is below it wins";
                 self.report_warning(Code::MergeOverwrites, key, message, help);
             }
@@ -112,7 +112,7 @@ impl NameChecker<'_, '_> {
 
     fn warn_repeated(&mut self, word: FieldName, key: YamlId) {
         let message =
-            format!("`{}` is written twice in one block; the last one counts", word.name());
+            format!("`{}` is written twice in one block; the last one counts", word.as_str());
         self.report_warning(Code::RepeatedKey, key, message, "take one of them out");
     }
 
@@ -136,7 +136,7 @@ impl NameChecker<'_, '_> {
         } else if word.is_none() {
             let message = format!("there is no key `{name}`");
             let help = match FieldName::nearest(name, block) {
-                Some(nearest) => format!("did you mean `{}`?", nearest.name()),
+                Some(nearest) => format!("did you mean `{}`?", nearest.as_str()),
                 None if block == LimitsBlock::WithoutEffect => "take it out".to_owned(),
                 None => block.describe_fields(),
             };
@@ -152,10 +152,10 @@ impl NameChecker<'_, '_> {
         }
         let help = format!("it belongs in {}", LimitsBlock::list_blocks_of(word));
         if word.is_extension() {
-            let message = format!("`{}` has no place in {}", word.name(), block.title());
+            let message = format!("`{}` has no place in {}", word.as_str(), block.title());
             self.report_error(Code::MisplacedWord, entry.key, message, Some(help));
         } else if block != LimitsBlock::WithoutEffect {
-            let message = format!("`{}` is ignored in {}", word.name(), block.title());
+            let message = format!("`{}` is ignored in {}", word.as_str(), block.title());
             self.report_warning(Code::IgnoredKey, entry.key, message, &help);
         }
     }
@@ -194,7 +194,7 @@ impl NameChecker<'_, '_> {
         }
         self.reported.insert(list);
         let got = describe_node(self.tree, target);
-        let message = format!("an item of `{}` is not a mapping but {got}", word.name());
+        let message = format!("an item of `{}` is not a mapping but {got}", word.as_str());
         let help = match inside {
             LimitsBlock::Descriptor => Some("an item looks like this: `- key: …`".to_owned()),
             LimitsBlock::Replaces => Some("an item looks like this: `- name: …`".to_owned()),
@@ -218,7 +218,7 @@ impl NameChecker<'_, '_> {
             _ => return,
         };
         let message =
-            format!("`{}` is {what}, which a limits file cannot hold: {text}", word.name());
+            format!("`{}` is {what}, which a limits file cannot hold: {text}", word.as_str());
         let help = format!("quote it if it is meant as text: '{text}'");
         self.report_error(Code::FractionOrTooBig, leaf, message, Some(help));
     }

@@ -430,7 +430,9 @@ impl<'a, 's> FileReader<'a, 's> {
             ExpectedNode::Item(block) => {
                 format!("{} is a mapping, this one is {got}", block.title())
             }
-            ExpectedNode::Field(word, what) => format!("`{}` wants {what}, got {got}", word.name()),
+            ExpectedNode::Field(word, what) => {
+                format!("`{}` wants {what}, got {got}", word.as_str())
+            }
         };
         let span = self.tree.span(node);
         match self.suggest_fix(node, wanted) {

@@ -13,10 +13,12 @@ use std::ops::Range;
 
 use hashbrown::HashTable;
 
+use super::DescriptorTree;
+use super::node::{DescriptorNode, NameSpan, NodeFlags, NodeId, RuleId, name_hash};
 use super::table::{LookupTarget, NameTable};
-use super::{DescriptorNode, DescriptorTree, NameSpan, NodeFlags, NodeId, RuleId, name_hash};
-use crate::config::Rule;
+
 use crate::config::concurrency::ConcurrencyLimit;
+use crate::config::rule::Rule;
 
 pub(crate) struct TreeBuilder {
     tree: DescriptorTree,
@@ -34,6 +36,12 @@ pub(crate) enum AddNodeError {
     Duplicate(NodeId),
     /// The tree is full: it has 4 GiB of names or 2^31 nodes.
     Full,
+}
+
+impl Default for DescriptorTree {
+    fn default() -> Self {
+        TreeBuilder::new().finish()
+    }
 }
 
 impl TreeBuilder {
@@ -125,7 +133,7 @@ impl TreeBuilder {
         marks: NodeFlags,
     ) -> Result<NodeId, AddNodeError> {
         let node = NodeId(to_u32(self.tree.nodes.len())?);
-        if node.0 > NodeId::MAX_NUMBER {
+        if node.0 > LookupTarget::MAX_NODE {
             return Err(AddNodeError::Full);
         }
         let name = NameSpan { start: to_u32(start)?, len: to_u32(self.tree.names.len() - start)? };

@@ -8,7 +8,7 @@
 //! - Replacement of characters that are invalid in statistics (see [`crate::telemetry::stats`]).
 
 use super::{DescriptorTree, MatchKind, NodeFlags, shared_text};
-use crate::config::Rule;
+use crate::config::rule::Rule;
 
 struct MetricLevel<'t, 'e> {
     key: &'e str,

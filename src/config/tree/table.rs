@@ -14,8 +14,8 @@ use std::num::NonZeroU32;
 
 use hashbrown::HashTable;
 
+use super::node::{NameSpan, NodeId, RuleId, key_hasher};
 use super::pattern::CompositeKey;
-use super::{NameSpan, NodeId, RuleId, key_hasher};
 
 /// The number of bytes at the end of a name that are stored in the slot of the hash table.
 /// [`CompositeKey::suffix`] returns them.
@@ -60,7 +60,10 @@ pub(super) struct LookupTarget(u32);
 
 impl LookupTarget {
     /// The bit that is set if the other bits are the number of a rule, not of a node.
-    pub(super) const RULE_FLAG: u32 = 1 << 31;
+    const RULE_FLAG: u32 = 1 << 31;
+
+    /// The largest node number that fits.
+    pub(super) const MAX_NODE: u32 = Self::RULE_FLAG - 1;
 
     pub(super) const fn of_node(node: NodeId) -> Self {
         Self(node.0)
@@ -184,7 +187,7 @@ mod tests {
             })
             .collect();
         for (out, &(level, name, goal)) in all.iter().enumerate() {
-            let hash = super::super::name_hash(level, name.text(&names));
+            let hash = super::super::node::name_hash(level, name.text(&names));
             let table = NameTable::new(&names, all.iter().copied());
             let text = name.text(&names);
             let found = table.find(&names, level, hash, CompositeKey::from_joined(text));

@@ -10,11 +10,10 @@ use std::borrow::Cow;
 
 use crate::config::concurrency::ConcurrencyLimit;
 
+use super::node::DescriptorNode;
 use super::pattern::CompositeKey;
 use super::table::LookupTarget;
-use super::{
-    DescriptorNode, DescriptorTree, MatchKind, RuleMatch, SharedValues, pattern, shared_text,
-};
+use super::{DescriptorTree, MatchKind, RuleMatch, SharedValues, pattern, shared_text};
 
 /// The record of one lookup.
 #[derive(Debug)]

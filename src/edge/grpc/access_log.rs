@@ -45,7 +45,7 @@ use crate::engine::fleet::forwarding::PermitUpdate;
 use crate::engine::{Engine, validate_id};
 use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{EdgeOutcome as Counted, Protocol, RequestCompleted};
+use crate::telemetry::event::{EdgeOutcome as Counted, Event as _, Protocol, RequestCompleted};
 
 /// The namespace of the `ext_authz` filter in Envoy's dynamic metadata.
 const EXT_AUTHZ: &str = "envoy.filters.http.ext_authz";

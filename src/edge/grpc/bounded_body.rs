@@ -25,7 +25,7 @@ use tonic::codegen::StdError;
 use tonic::{Code, Status};
 
 use super::incoming::ShortIdleGuard;
-use crate::telemetry::event::{EdgeOutcome, Protocol, RequestCompleted};
+use crate::telemetry::event::{EdgeOutcome, Event as _, Protocol, RequestCompleted};
 
 /// The time limit for receiving one message. A client that sends
 /// thousands of messages at one time may need seconds for each.

@@ -24,7 +24,7 @@ use tonic::transport::server::Connected as _;
 use super::incoming::{GrpcConnection, IncomingConnections, ShortIdleHandle};
 use super::rls::RateLimitService;
 use super::router::ConnectionRouter;
-use super::{PING_INTERVAL, PONG_TIMEOUT};
+use super::timeouts::{PING_INTERVAL, PONG_TIMEOUT};
 
 /// The largest number of open calls on one connection.
 /// With `ext_proc`, each HTTP request in flight is one call.

@@ -21,13 +21,12 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
     Code, DescriptorStatus, RateLimit, rate_limit,
 };
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use envoy_types::pb::envoy::r#type::v3::RateLimitUnit;
 use envoy_types::pb::google::protobuf::Duration;
 
 use super::metadata;
 use crate::edge::ReplyOptions;
+use crate::edge::headers::OWNER_KEY;
 use crate::edge::headers::RateLimitHeaders;
-use crate::edge::hook::OWNER_KEY;
 use crate::engine::{CheckError, ConcurrencyRejection, Decision, LimitStatus};
 use crate::kernel::decision::{
     AppliedLimit, Check, Cost, Descriptor, LimitOverride, Reason, Verdict,
@@ -232,13 +231,6 @@ pub fn error_status(refusal: &CheckError) -> tonic::Status {
             tonic::Status::invalid_argument(refusal.to_string())
         }
     }
-}
-
-/// Returns the unit of an override in protobuf's text format: its
-/// name, or its number if the enum has no name for it.
-pub(super) fn unit_text(unit: i32) -> String {
-    RateLimitUnit::try_from(unit)
-        .map_or_else(|_| unit.to_string(), |unit| unit.as_str_name().to_owned())
 }
 
 fn descriptor_status(status: &LimitStatus) -> DescriptorStatus {

@@ -41,7 +41,7 @@ use crate::edge::hook::{self, HookError};
 use crate::engine::concurrency::with_queue_time;
 use crate::engine::{AdmissionOutcome, Decision, Engine};
 use crate::kernel::decision::Verdict;
-use crate::telemetry::event::{CheckAnswered, Protocol, RequestCompleted};
+use crate::telemetry::event::{CheckAnswered, Event as _, Protocol, RequestCompleted};
 use crate::telemetry::trace;
 
 /// The key in `context_extensions` with the name of the hook.

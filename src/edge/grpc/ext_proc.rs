@@ -52,7 +52,7 @@ use crate::engine::{
 use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::decision::{Check, Verdict};
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{CheckAnswered, Protocol, RequestCompleted};
+use crate::telemetry::event::{CheckAnswered, Event as _, Protocol, RequestCompleted};
 use crate::telemetry::trace;
 
 /// The gRPC metadata key with the name of the hook. Envoy's configuration of the

@@ -26,12 +26,11 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::Stream;
 
+use super::timeouts::HANDSHAKE_TIMEOUT;
 use super::tls::ServerTls;
 pub use connection::{GrpcConnection, ShortIdleGuard, ShortIdleHandle};
 use connection::{RawSocket, Socket};
 
-/// The timeout of the TLS handshake, and then of the HTTP/2 preface.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_HANDSHAKES: usize = 4096;
 /// The largest number of accepted connections that wait for the HTTP/2 server.
 const READY_QUEUE_CAPACITY: usize = 64;

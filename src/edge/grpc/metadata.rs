@@ -14,13 +14,13 @@ use std::collections::hash_map::Entry;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use envoy_types::pb::envoy::r#type::v3::RateLimitUnit;
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{ListValue, Struct, Value};
 use serde_json::Value as Json;
 
-use super::convert::unit_text;
 use crate::config::NON_FINITE_PREFIX;
-use crate::edge::hook::OWNER_KEY;
+use crate::edge::headers::OWNER_KEY;
 use crate::engine::{Decision, LimitStatus};
 use crate::kernel::decision::Verdict;
 
@@ -136,4 +136,11 @@ fn to_list(kinds: impl Iterator<Item = Kind>) -> Kind {
 
 fn insert(into: &mut Struct, key: &str, kind: Kind) {
     into.fields.insert(key.to_owned(), Value { kind: Some(kind) });
+}
+
+/// Returns the unit of an override in protobuf's text format: its
+/// name, or its number if the enum has no name for it.
+fn unit_text(unit: i32) -> String {
+    RateLimitUnit::try_from(unit)
+        .map_or_else(|_| unit.to_string(), |unit| unit.as_str_name().to_owned())
 }

@@ -14,6 +14,7 @@
 //! - Applying a message (see [`crate::engine::forwarding`]).
 //! - The list of live replicas, which is in the store.
 
+pub mod api;
 mod connector;
 mod forwarder;
 mod message_codec;
@@ -28,23 +29,14 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 
 use super::incoming::{GrpcListener, IncomingConnections};
-use super::{PING_INTERVAL, PONG_TIMEOUT};
+use super::timeouts::{PING_INTERVAL, PONG_TIMEOUT};
 use crate::engine::Engine;
 
 use api::peers_server::PeersServer;
 pub use forwarder::ReleaseForwarder;
+pub use message_codec::MAX_BATCH_MESSAGES;
 pub use receiver::PeerReceiver;
 pub use trust::{BatchSigner, PeerTrust};
-
-/// The protobuf messages, the gRPC service and its client.
-/// `tests/edge/permits_code.rs` generates them from the proto file.
-#[allow(clippy::all, clippy::pedantic, clippy::nursery, missing_docs, unreachable_pub)]
-pub mod api {
-    include!(concat!(env!("CARGO_MANIFEST_DIR"), "/proto/sluicegate/peer/v1/peer.rs"));
-}
-
-/// The largest number of releases and renewals in one batch.
-pub const MAX_BATCH_MESSAGES: usize = 1_000;
 
 /// The largest batch, in bytes. [`MAX_BATCH_MESSAGES`] messages with the
 /// longest request ids take half of it.

@@ -33,7 +33,9 @@ use crate::engine::{
 use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{CheckAnswered, EdgeOutcome as Counted, Protocol, RequestCompleted};
+use crate::telemetry::event::{
+    CheckAnswered, EdgeOutcome as Counted, Event as _, Protocol, RequestCompleted,
+};
 use crate::telemetry::trace;
 
 use api::permits_server::Permits;

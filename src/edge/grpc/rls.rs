@@ -22,7 +22,7 @@ use crate::engine::fleet::forwarding::PermitUpdate;
 use crate::engine::{AdmissionOutcome, CheckError, Decision, Engine};
 use crate::kernel::decision::{Check, Verdict};
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Protocol, RequestCompleted};
+use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Event as _, Protocol, RequestCompleted};
 use crate::telemetry::stats::TimedMethod;
 use crate::telemetry::trace;
 

@@ -18,7 +18,7 @@ use tonic::codegen::http::{HeaderValue, Request, Response};
 use tonic::codegen::{BoxFuture, Service};
 use tonic::server::NamedService;
 
-use crate::telemetry::event::{EdgeOutcome, Protocol, RequestCompleted};
+use crate::telemetry::event::{EdgeOutcome, Event as _, Protocol, RequestCompleted};
 
 /// A gRPC service whose transport errors get mapped codes, and its protocol for the metrics.
 #[derive(Clone, Debug)]

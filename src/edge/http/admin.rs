@@ -13,9 +13,8 @@ mod counter;
 mod explain;
 mod freeze;
 mod permits;
+mod port;
 mod show;
-
-use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Query, Request, State};
@@ -25,29 +24,15 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
 
-use super::{JSON, PLAIN};
+use super::response::{JSON, PLAIN};
 use crate::config::settings::SecretText;
-use crate::engine::Engine;
 use crate::telemetry::stats::StatSample;
 
 use counter::{CounterAction, CounterError, reset_counters, run_action};
 pub use explain::{ExplainQuery, explain};
 pub use permits::permits;
+pub use port::Admin;
 pub use show::{ConfigLoads, LoadError, config, fleet, rlconfig};
-
-/// The dependencies of the admin port.
-#[derive(Clone)]
-pub struct Admin {
-    /// The setting `admin_token`, which callers must send as `Authorization: Bearer …`.
-    pub token: Option<SecretText>,
-    /// Serves the pages that envoyproxy/ratelimit has too (`/`, `/rlconfig` and `/stats`)
-    /// without a token. The other paths still need a token.
-    pub debug_pages: bool,
-    /// The engine whose limits and counters the pages show and change.
-    pub engine: Arc<Engine>,
-    /// Returns the results of all configuration loads, for `/config`.
-    pub load_report: Arc<dyn Fn() -> ConfigLoads + Send + Sync>,
-}
 
 const PATHS: [(&str, &str); 13] = [
     ("/", "this list"),
@@ -90,6 +75,23 @@ pub fn router(admin: Admin) -> Router {
         .merge(change_routes(&admin))
         .layer(from_fn_with_state(admin.clone(), authorize))
         .with_state(admin)
+}
+
+impl Admin {
+    /// Returns `true` if a request with these headers may use every path.
+    fn is_authorized(&self, headers: &HeaderMap) -> bool {
+        match &self.token {
+            Some(token) => has_token(headers, token),
+            None => !self.debug_pages,
+        }
+    }
+
+    /// Returns `true` if `path` needs no token: a page of envoyproxy/ratelimit with
+    /// `debug_pages`. Unknown paths are such pages too, because they show the list of paths.
+    fn is_public(&self, path: &str) -> bool {
+        let is_own_path = PATHS.iter().skip(REFERENCE_PATHS).any(|(ours, _)| *ours == path);
+        self.debug_pages && !is_own_path
+    }
 }
 
 fn change_routes(admin: &Admin) -> Router<Admin> {
@@ -173,23 +175,6 @@ async fn show_explain(
             explain::add_live_state(&mut explained, &asked, &admin.engine);
             (JSON, serde_json::to_string(&explained).unwrap_or_default()).into_response()
         }
-    }
-}
-
-impl Admin {
-    /// Returns `true` if a request with these headers may use every path.
-    fn is_authorized(&self, headers: &HeaderMap) -> bool {
-        match &self.token {
-            Some(token) => has_token(headers, token),
-            None => !self.debug_pages,
-        }
-    }
-
-    /// Returns `true` if `path` needs no token: a page of envoyproxy/ratelimit with
-    /// `debug_pages`. Unknown paths are such pages too, because they show the list of paths.
-    fn is_public(&self, path: &str) -> bool {
-        let is_own_path = PATHS.iter().skip(REFERENCE_PATHS).any(|(ours, _)| *ours == path);
-        self.debug_pages && !is_own_path
     }
 }
 

@@ -21,12 +21,13 @@ use axum::response::{IntoResponse as _, Response};
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tokio_stream::StreamExt as _;
 
-use super::{CheckPort, status_response};
+use super::check_port::CheckPort;
+use super::response::{JSON, status_response};
 use crate::edge::grpc::convert;
 use crate::edge::{check_outcome, count_check_error};
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Protocol, RequestCompleted};
+use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Event as _, Protocol, RequestCompleted};
 
 pub use read::{JsonRequestError, parse_request};
 pub use write::{NotExpressibleInJson, to_json_text};
@@ -86,7 +87,7 @@ fn decision_response(
         Verdict::Deny => StatusCode::TOO_MANY_REQUESTS,
     };
     match to_json_text(reply) {
-        Ok(body) => (outcome, (status, super::JSON, body).into_response()),
+        Ok(body) => (outcome, (status, JSON, body).into_response()),
         Err(NotExpressibleInJson) => {
             (EdgeOutcome::Unrepresentable, status_response(StatusCode::INTERNAL_SERVER_ERROR))
         }

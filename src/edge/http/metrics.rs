@@ -16,7 +16,8 @@ use axum::http::header::{ACCEPT, CONTENT_TYPE, VARY};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
-use super::{StaticHeader, not_found};
+use super::not_found;
+use super::response::StaticHeader;
 use crate::telemetry::metrics::{METRICS, to_openmetrics};
 
 const TEXT_FORMAT: StaticHeader = [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];

@@ -13,10 +13,12 @@
 //! - The disconnect of a client whose unread data fills the socket's receive buffer.
 
 pub mod admin;
+mod check_port;
 mod connection;
 pub mod json;
 pub mod metrics;
 pub mod nginx;
+mod response;
 mod serve;
 
 use std::fmt;
@@ -25,45 +27,21 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderName, X_CONTENT_TYPE_OPTIONS};
+use axum::http::header::{ALLOW, CONNECTION};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
-use tokio::sync::watch;
 
-use super::ReplyOptions;
-use super::health::{Health, Readiness};
-use crate::config::hooks::Hooks;
-use crate::engine::Engine;
+use super::health::Readiness;
 use crate::kernel::decision::StoreFailure;
 use crate::telemetry::event::Protocol;
 use crate::telemetry::trace;
 
+pub use check_port::CheckPort;
 use connection::HttpPeer;
-use nginx::hold::{LongRequestSlots, MAX_LONG_REQUESTS};
+use nginx::long_requests::{LongRequestSlots, MAX_LONG_REQUESTS};
+use response::{NO_SNIFF, PLAIN, status_response};
 pub use serve::serve;
-
-/// The dependencies of the port for checks and health.
-#[derive(Clone, Debug)]
-pub struct CheckPort {
-    /// The engine that decides the checks.
-    pub engine: Arc<Engine>,
-    /// The optional contents of replies to checks.
-    pub reporting: ReplyOptions,
-    /// The readiness that the health endpoints report.
-    pub health: Health,
-    /// The hooks of `/check` and `/hold`.
-    pub hooks: Arc<Hooks>,
-    /// Becomes `true` when the process drains and open `/hold` connections must end.
-    pub draining: watch::Receiver<bool>,
-}
-
-type StaticHeader = [(HeaderName, &'static str); 1];
-
-const JSON: StaticHeader = [(CONTENT_TYPE, "application/json")];
-const PLAIN: StaticHeader = [(CONTENT_TYPE, "text/plain; charset=utf-8")];
-/// The header that keeps browsers from rendering the text of an error as HTML.
-const NO_SNIFF: StaticHeader = [(X_CONTENT_TYPE_OPTIONS, "nosniff")];
 
 struct CheckPortState {
     config: CheckPort,
@@ -173,10 +151,4 @@ impl fmt::Display for StoreFailureText {
 
 async fn not_found() -> Response {
     (StatusCode::NOT_FOUND, PLAIN, NO_SNIFF, "404 page not found\n").into_response()
-}
-
-/// Returns an error response whose text is the name of the status, as in envoyproxy/ratelimit.
-fn status_response(status: StatusCode) -> Response {
-    let name = status.canonical_reason().unwrap_or("Error");
-    (status, PLAIN, NO_SNIFF, format!("{name}\n")).into_response()
 }

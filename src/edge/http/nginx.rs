@@ -17,6 +17,7 @@
 //!   `X-Original-Method`, `X-Real-IP` and `X-Sluicegate-Id`.
 
 pub(super) mod hold;
+pub(super) mod long_requests;
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -27,14 +28,15 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 
-use super::{CheckPort, NO_SNIFF, PLAIN};
+use super::check_port::CheckPort;
+use super::response::text_response;
 use crate::config::hooks::{Hooks, RequestAttributes};
 use crate::edge::hook::{self, HookError};
 use crate::engine::concurrency::{with_queue_slots, with_queue_time};
 use crate::engine::{AdmissionOutcome, CheckError, ConcurrencyRejection, Decision};
 use crate::kernel::decision::Verdict;
-use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Protocol, RequestCompleted};
-use hold::LongRequestSlots;
+use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Event as _, Protocol, RequestCompleted};
+use long_requests::LongRequestSlots;
 
 /// The header with the name of the hook. If it is absent or empty, the first hook applies.
 const HOOK_HEADER: &str = "x-hook";
@@ -249,8 +251,4 @@ fn rejection_response(rejection: &ConcurrencyRejection) -> Response {
         response.headers_mut().insert(DENY_BODY_HEADER, body);
     }
     response
-}
-
-fn text_response(status: StatusCode, why: &impl std::fmt::Display) -> Response {
-    (status, PLAIN, NO_SNIFF, format!("{why}\n")).into_response()
 }

@@ -34,7 +34,7 @@ use crate::kernel::concurrency::limiter::LimiterConfig;
 use crate::kernel::decision::{Check, Cost, Reason, Verdict};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Hits, Nanos, Revision};
-use crate::telemetry::event::{CheckDecided, ConcurrencyLimitExceeded};
+use crate::telemetry::event::{CheckDecided, ConcurrencyLimitExceeded, Event as _};
 
 /// The default for the largest number of buckets.
 pub const DEFAULT_MAX_BUCKETS: usize = 100_000;

@@ -25,7 +25,7 @@ use crate::kernel::concurrency::permit_registry::{
 use crate::kernel::concurrency::{PermitRegistry, RequestOutcome};
 use crate::kernel::decision::Check;
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{PermitIdEvent, PermitIdObserved};
+use crate::telemetry::event::{Event as _, PermitIdEvent};
 
 /// The longest delay between the deadline of an id's permits and the removal of the id.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -86,7 +86,7 @@ impl PermitIds {
         let before = holds.map(|_| ids.release(now, &id, &None));
         drop(ids);
         if matches!(&before, Some(ReleaseOutcome::Released(permits)) if !permits.is_empty()) {
-            PermitIdObserved(PermitIdEvent::Expired).emit();
+            PermitIdEvent::Expired.emit();
         }
         Some(id)
     }
@@ -129,7 +129,7 @@ impl Engine {
     ) -> Result<AdmissionOutcome, CheckError> {
         // Claimed first, so that an acquire with an id in use changes no counter.
         let Some(claim) = self.claim(id) else {
-            PermitIdObserved(PermitIdEvent::InUse).emit();
+            PermitIdEvent::InUse.emit();
             let why = "this id is in flight already: one id is for one request";
             return Err(CheckError::BadId { descriptor, why });
         };
@@ -161,13 +161,13 @@ impl Engine {
         let now = self.clock().steady();
         let until = now.plus(permits.longest_lifetime().unwrap_or_default());
         let acquired = self.permit_ids.0.lock().acquire(now, claim.id.clone(), until, permits);
-        PermitIdObserved(match acquired {
+        let event = match acquired {
             RegisterOutcome::Registered => PermitIdEvent::Acquired,
             RegisterOutcome::AlreadyReleased(_) => PermitIdEvent::AlreadyReleased,
             // Unreachable: a claimed id has no other permits.
             RegisterOutcome::AlreadyRegistered(_) => PermitIdEvent::InUse,
-        })
-        .emit();
+        };
+        event.emit();
     }
 
     /// Releases the permits of `id`, or remembers an early release. `rtt` is the latency that the
@@ -180,15 +180,15 @@ impl Engine {
         rtt: Option<Nanos>,
     ) -> bool {
         let released = self.permit_ids.0.lock().release(self.clock().steady(), &id.into(), &source);
-        PermitIdObserved(match &released {
+        let event = match &released {
             ReleaseOutcome::Released(permits) if permits.is_empty() => {
                 PermitIdEvent::WithoutPermits
             }
             ReleaseOutcome::Released(_) => PermitIdEvent::Released,
             ReleaseOutcome::EarlyRelease => PermitIdEvent::EarlyRelease,
             ReleaseOutcome::TableFull => PermitIdEvent::EarlyReleaseDropped,
-        })
-        .emit();
+        };
+        event.emit();
         let ReleaseOutcome::Released(permits) = released else { return false };
         permits.release_all(outcome, rtt)
     }
@@ -209,11 +209,11 @@ impl Engine {
         };
         match released {
             ReleaseOutcome::Released(permits) if permits.is_empty() => {
-                PermitIdObserved(PermitIdEvent::WithoutPermits).emit();
+                PermitIdEvent::WithoutPermits.emit();
                 IdState::NoPermits
             }
             ReleaseOutcome::Released(permits) => {
-                PermitIdObserved(PermitIdEvent::Released).emit();
+                PermitIdEvent::Released.emit();
                 if permits.release_all(outcome, rtt) {
                     IdState::HadPermits
                 } else {
@@ -243,7 +243,7 @@ impl Engine {
         // The clock is read under the lock, because other calls may move the same deadline.
         let renewed = keep.is_some_and(|keep| ids.renew(&id, self.clock().steady().plus(keep)));
         if renewed {
-            PermitIdObserved(PermitIdEvent::Renewed).emit();
+            PermitIdEvent::Renewed.emit();
         }
         renewed && is_whole
     }
@@ -288,7 +288,7 @@ impl Engine {
             return false;
         };
         if !permits.is_empty() {
-            PermitIdObserved(PermitIdEvent::Expired).emit();
+            PermitIdEvent::Expired.emit();
         }
         true
     }

@@ -24,7 +24,7 @@ use crate::kernel::coordinator::{
     ClockReading, CoordinatorConfig, Grant, Heartbeat, HeartbeatReply, ShareClient, ShareTiming,
 };
 use crate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
-use crate::telemetry::event::ShareEvent;
+use crate::telemetry::event::{Event as _, ShareEvent};
 
 /// The number of heartbeat intervals without requests after which a replica returns its share, so
 /// that an unused limit costs the store nothing.

@@ -10,6 +10,7 @@ use crate::engine::Engine;
 use crate::engine::decide::fallback;
 use crate::engine::decide::fallback::ChargeDecision;
 use crate::engine::decide::plan::{CheckPlan, DescriptorPlan, enforcement_of};
+use crate::engine::decide::rule_stats::near_limit_threshold;
 use crate::engine::decide::{decision_log, retry_after};
 use crate::engine::{CheckError, Decision, LimitStatus};
 use crate::kernel::decision::{
@@ -18,7 +19,7 @@ use crate::kernel::decision::{
 use crate::kernel::rate::{CounterDecision, Headroom};
 use crate::kernel::units::{Hits, Nanos, Revision};
 use crate::store::{Charge, ChargeOutcome};
-use crate::telemetry::event::CheckDecided;
+use crate::telemetry::event::{CheckDecided, Event as _};
 use crate::telemetry::stats::StatCounter;
 
 impl Engine {
@@ -118,18 +119,6 @@ impl Engine {
         finding.reason == Reason::WithinLimit
             && near_limit_threshold(max_at_once, self.policy.near_limit_ratio) < used
     }
-}
-
-/// Returns the hits above which a limit is nearly used up, with the 32-bit floats of
-/// envoyproxy/ratelimit.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_precision_loss,
-    clippy::cast_sign_loss,
-    reason = "envoyproxy/ratelimit rounds down; a ratio is 0 to 1"
-)]
-pub(in crate::engine) fn near_limit_threshold(limit: u32, ratio: f32) -> u64 {
-    (limit as f32 * ratio) as u64
 }
 
 /// Writes the status of one descriptor. `next` returns the charge of a charged descriptor, and its

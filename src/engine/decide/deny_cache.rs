@@ -30,7 +30,7 @@ use crate::kernel::key::CounterKey;
 use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
 use crate::kernel::units::{Hits, Nanos, Revision};
 use crate::store::{Charge, ChargeMode, ChargeOutcome, Outcomes, StoreFailure};
-use crate::telemetry::event::DenialsFromCache;
+use crate::telemetry::event::{DenialsFromCache, Event as _};
 
 const SHARDS: usize = 4096;
 

@@ -18,7 +18,7 @@ use crate::engine::decide::plan::{CheckPlan, DescriptorPlan};
 use crate::kernel::decision::{Cost, Reason, StoreFailure, Verdict};
 use crate::kernel::units::Nanos;
 use crate::store::ChargeOutcome;
-use crate::telemetry::event::ChargesFailed;
+use crate::telemetry::event::{ChargesFailed, Event as _};
 
 /// The outcome of a charge, with its source.
 #[derive(Clone, Copy, Debug)]

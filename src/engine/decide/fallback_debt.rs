@@ -31,7 +31,7 @@ use crate::kernel::key::CounterKey;
 use crate::kernel::rate::{CounterDecision, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 use crate::store::{Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, StoreReply};
-use crate::telemetry::event::{FallbackDebtEnded, FallbackDebtOutcome};
+use crate::telemetry::event::{Event as _, FallbackDebtEnded, FallbackDebtOutcome};
 
 const MAX_KEYS: usize = 65_536;
 

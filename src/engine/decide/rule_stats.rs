@@ -13,7 +13,6 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::config::{Config, Domain};
-use crate::engine::decide::decision::near_limit_threshold;
 use crate::engine::decide::fallback::ChargeDecision;
 use crate::engine::decide::plan::{CheckPlan, DescriptorPlan};
 use crate::kernel::decision::{Check, Cost, Descriptor, Verdict};
@@ -139,4 +138,16 @@ fn counter_value(outcome: ChargeOutcome, limit: u64, hits: u64) -> u64 {
 
 const fn over_limit_value(limit: u64, hits: u64) -> u64 {
     limit.saturating_add(hits).saturating_add(1)
+}
+
+/// Returns the hits above which a limit is nearly used up, with the 32-bit floats of
+/// envoyproxy/ratelimit.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "envoyproxy/ratelimit rounds down; a ratio is 0 to 1"
+)]
+pub(in crate::engine) fn near_limit_threshold(limit: u32, ratio: f32) -> u64 {
+    (limit as f32 * ratio) as u64
 }

@@ -25,7 +25,7 @@ use tokio::time::timeout;
 use crate::engine::{Engine, Membership};
 use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::units::Nanos;
-use crate::telemetry::forwarding::ForwardingEvent;
+use crate::telemetry::event::{Event as _, ForwardingEvent};
 
 /// The longest search among the replicas for the owner of a release that names none.
 pub const SEARCH_TIMEOUT: Nanos = Nanos(100 * Nanos::MILLI.0);

@@ -17,10 +17,15 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{MAX_FORCED_DURATION, MOST};
 use crate::config::forced_decision::{ForcedDecision, ForcedRule};
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
+
+/// The largest number of rules with a forced decision.
+pub const MOST: usize = 100;
+
+/// The longest duration of a forced decision.
+pub const MAX_FORCED_DURATION: Nanos = Nanos::from_secs(24 * 60 * 60);
 
 /// A change is remembered for this time after its forced decision expired, because other replicas
 /// may still send a change that it replaced.

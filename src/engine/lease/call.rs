@@ -3,7 +3,6 @@
 //! Guarantees:
 //! - A lease call continues after its check is canceled, because its grant would be charged but
 //!   never spent.
-//! - The end of a lease call wakes the waiting checks, with or without a reply.
 //!
 //! Not covered:
 //! - The content of the message.
@@ -17,10 +16,8 @@ use std::task::{Context, Poll};
 use futures_util::future::JoinAll;
 use tokio::runtime::Handle;
 
-use super::{LeaseKeyHash, LeaseManager};
-use crate::kernel::lease::{BorrowReply, MessageNumber};
-use crate::store::lease::{LeaseMessage, LeaseOutcome};
-use crate::store::{CounterStore, StoreFailure};
+use crate::store::CounterStore;
+use crate::store::lease::LeaseOutcome;
 
 /// The lease call of a check. If it is dropped before the reply, it continues in the background.
 pub(super) struct LeaseCall(Option<Pin<Box<dyn Future<Output = LeaseOutcome> + Send>>>);
@@ -70,42 +67,4 @@ pub(super) async fn share_store_call<F: Future>(
         begun
     })
     .await
-}
-
-/// Settles a message on drop: applies its reply, or a failure if there is none.
-pub(super) struct SettleOnDrop<'l> {
-    leases: &'l LeaseManager,
-    key_hash: LeaseKeyHash,
-    number: MessageNumber,
-    reply: Result<BorrowReply, Option<StoreFailure>>,
-}
-
-impl<'l> SettleOnDrop<'l> {
-    pub(super) fn new(leases: &'l LeaseManager, message: &LeaseMessage) -> Self {
-        let (place, number) = (leases.hash_key(&message.key), message.borrow.number);
-        Self { leases, key_hash: place, number, reply: Err(None) }
-    }
-
-    pub(super) const fn set_reply(&mut self, outcome: LeaseOutcome) {
-        self.reply = match outcome {
-            LeaseOutcome::Applied(answer) => Ok(answer),
-            LeaseOutcome::Failed(cause) => Err(Some(cause)),
-            LeaseOutcome::Superseded | LeaseOutcome::StoreFull(_) | LeaseOutcome::Stale(_) => {
-                Err(None)
-            }
-        };
-    }
-}
-
-impl Drop for SettleOnDrop<'_> {
-    fn drop(&mut self) {
-        let now = self.leases.clock.now();
-        let mut shard = self.leases.lock_shard(self.key_hash);
-        if let Some(lease) = shard.get_mut(&self.key_hash) {
-            lease.settle(now, self.number, self.reply);
-            if lease.is_returning() && !lease.has_pending() {
-                self.leases.delayed_return.notify_one();
-            }
-        }
-    }
 }

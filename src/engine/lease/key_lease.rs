@@ -11,14 +11,22 @@
 
 use tokio::sync::watch;
 
-use super::LeasedCounter;
 use crate::kernel::lease::balance::{LeaseBalance, SpendResult};
 use crate::kernel::lease::sizer;
 use crate::kernel::lease::{BorrowReply, BorrowRequest, LeaseTerms, MessageNumber};
 use crate::kernel::rate::{CounterDecision, Headroom};
 use crate::kernel::units::{Hits, Nanos};
 use crate::store::{Charge, ChargeOutcome, StoreFailure};
-use crate::telemetry::event::{LeasedHits, LeasedHitsEvent};
+use crate::telemetry::event::{Event as _, LeasedHits, LeasedHitsEvent};
+
+/// A counter with a leased limit. The `cost` of its charge is not used.
+#[derive(Clone, Copy, Debug)]
+pub struct LeasedCounter<'c> {
+    /// The counter and its strategy.
+    pub charge: &'c Charge,
+    /// The lease settings.
+    pub terms: LeaseTerms,
+}
 
 /// A key without a check for two demand spans is dropped: its sizer has then forgotten all demand.
 const IDLE_SPANS: u64 = 2;

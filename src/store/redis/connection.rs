@@ -33,10 +33,11 @@ use tokio::sync::Notify;
 use super::breaker::Breaker;
 use super::client::{ServerAddress, describe_error, without_arguments};
 use super::cluster::{ClusterConnections, Redirect};
-use super::{
+use super::script::{
     ACQUIRE_SCRIPT, CHARGE_SCRIPT, HEARTBEAT_SCRIPT, LEASE_SCRIPT, PERMIT_REPORT_SCRIPT,
-    RESERVATION_SCRIPT, StoreFailure, codec,
+    RESERVATION_SCRIPT,
 };
+use super::{StoreFailure, codec};
 
 /// The client library's error for pending commands, sent or not, when its task is aborted before
 /// the connection closes.

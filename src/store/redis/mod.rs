@@ -31,11 +31,14 @@ mod joint_decision;
 mod keeper;
 pub mod membership;
 mod options;
+mod outcome;
 mod permits;
 mod recheck;
+mod recheck_limiter;
 pub mod reference;
 mod reservations;
 mod route;
+mod script;
 mod sentinel;
 mod slot_map;
 mod slot_parts;
@@ -58,76 +61,32 @@ use super::permits::{
 };
 use super::stats::{ConnectionCounter, StoreStats};
 use super::{
-    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes, Placement,
-    StoreFailure, StoreReply,
+    Charge, ChargeMode, Charges, CounterStore, FleetStore, Outcomes, Placement, StoreFailure,
+    StoreReply,
 };
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{LeaseCallSent, StoreCallSent};
+use crate::telemetry::event::{Event as _, LeaseCallSent, StoreCallSent};
 use batch::{BatchItem, BatchReplies, Batcher};
 use charge_call::{ChargeCall, CheckResults};
-use codec::{ChargeResult, InvalidReply, heartbeat, lease};
+use codec::{heartbeat, lease};
 use connection::LiveConnection;
 use joint_decision::{JointDecision, can_reserve};
 pub use options::{
     Address, Batching, ClientIdentity, Password, RedisOptions, RedisTls, RedisTopology,
     SentinelOptions,
 };
-use recheck::RecheckLimiter;
+use outcome::{
+    IndexedCharges, IndexedOutcomes, all_failed, as_uncharged, decode_outcomes, log_invalid_reply,
+    write_outcomes,
+};
+use recheck_limiter::RecheckLimiter;
 use reservations::{ReservationClient, Reservations};
 use route::Route;
+pub use script::{
+    ACQUIRE_SCRIPT, CHARGE_SCRIPT, HEARTBEAT_SCRIPT, LEASE_SCRIPT, PERMIT_REPORT_SCRIPT,
+    RESERVATION_SCRIPT,
+};
 pub use store_group::StoreGroup;
-
-/// The script that charges the hits of checks. Its protocol is documented in `head.lua`.
-pub const CHARGE_SCRIPT: &str = concat!(
-    include_str!("lua/head.lua"),
-    include_str!("lua/plan.lua"),
-    include_str!("lua/gcra.lua"),
-    include_str!("lua/fixed_window.lua"),
-    include_str!("lua/sliding_window.lua"),
-    include_str!("lua/sliding_log.lua"),
-    include_str!("lua/charge.lua"),
-);
-
-/// The script that applies lease messages. Its protocol is documented in `borrow.lua`. It is
-/// separate from [`CHARGE_SCRIPT`], so that the most frequent script stays small.
-pub const LEASE_SCRIPT: &str = concat!(
-    include_str!("lua/head.lua"),
-    include_str!("lua/debt.lua"),
-    include_str!("lua/borrow.lua"),
-    include_str!("lua/step.lua"),
-    include_str!("lua/gcra.lua"),
-    include_str!("lua/fixed_window.lua"),
-    include_str!("lua/sliding_window.lua"),
-    include_str!("lua/sliding_log.lua"),
-    include_str!("lua/counter.lua"),
-    include_str!("lua/lend.lua"),
-);
-
-/// The script that applies a share round. Its protocol is documented in `heartbeat.lua`.
-pub const HEARTBEAT_SCRIPT: &str = include_str!("lua/heartbeat.lua");
-/// The script that acquires a permit of a strict concurrency limit.
-/// Its protocol is documented in `permits.lua` and `acquire.lua`.
-pub const ACQUIRE_SCRIPT: &str =
-    concat!(include_str!("lua/permits.lua"), include_str!("lua/acquire.lua"));
-
-/// The script that renews and releases permits of strict concurrency
-/// limits. Its protocol is documented in `permits.lua` and `tell.lua`.
-pub const PERMIT_REPORT_SCRIPT: &str =
-    concat!(include_str!("lua/permits.lua"), include_str!("lua/tell.lua"));
-
-/// The script that reserves the hits of a check over several slots or stores, and commits or
-/// cancels them. Its protocol is documented in `hold.lua`.
-pub const RESERVATION_SCRIPT: &str = concat!(
-    include_str!("lua/head.lua"),
-    include_str!("lua/debt.lua"),
-    include_str!("lua/step.lua"),
-    include_str!("lua/gcra.lua"),
-    include_str!("lua/fixed_window.lua"),
-    include_str!("lua/sliding_window.lua"),
-    include_str!("lua/sliding_log.lua"),
-    include_str!("lua/counter.lua"),
-    include_str!("lua/hold.lua"),
-);
 
 /// The timeout of a membership heartbeat. Longer than that of other calls, because no request waits
 /// for it.
@@ -334,47 +293,6 @@ impl BatchItem for lease::PackedMessage {
     }
 }
 
-fn decode_outcomes(charges: &Charges, results: &CheckResults) -> Result<Outcomes, StoreFailure> {
-    let answers = codec::read(charges, results).map_err(|refused| log_invalid_reply(&refused))?;
-    Ok(answers.into_iter().map(to_outcome).collect())
-}
-
-const fn to_outcome(result: ChargeResult) -> ChargeOutcome {
-    match result {
-        ChargeResult::Outcome(outcome) => outcome,
-        ChargeResult::Stale(store_now) => ChargeOutcome::Stale(store_now),
-        ChargeResult::Unreadable => ChargeOutcome::Failed(StoreFailure::WrongType),
-    }
-}
-
-/// Some charges of a check, each with its index in the check.
-type IndexedCharges = SmallVec<[(usize, Charge); 2]>;
-
-/// The outcomes of some charges of a check, each with the index of the charge in the check.
-type IndexedOutcomes = SmallVec<[(usize, ChargeOutcome); 2]>;
-
-/// Converts the outcome of a query or of a reservation. If the connection was lost, nothing stays
-/// charged, so the failure becomes [`StoreFailure::Unreachable`].
-const fn as_uncharged(outcome: ChargeOutcome) -> ChargeOutcome {
-    match outcome {
-        ChargeOutcome::Failed(StoreFailure::ConnectionLost) => {
-            ChargeOutcome::Failed(StoreFailure::Unreachable)
-        }
-        told => told,
-    }
-}
-
-fn write_outcomes(answered: IndexedOutcomes, outcomes: &mut Outcomes) {
-    for (place, outcome) in answered {
-        outcomes[place] = outcome;
-    }
-}
-
-fn log_invalid_reply(refused: &InvalidReply) -> StoreFailure {
-    tracing::error!(error = %refused, "redis returned an invalid script reply");
-    StoreFailure::InvalidReply
-}
-
 impl CounterStore for RedisStore {
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
         if charges.list.is_empty() {
@@ -491,8 +409,4 @@ impl FleetStore for RedisStore {
     ) -> StoreReply<'a, PermitReportReply> {
         StoreReply::Pending(Box::pin(self.report_permits(round)))
     }
-}
-
-fn all_failed(charges: &Charges, cause: StoreFailure) -> Outcomes {
-    charges.list.iter().map(|_| ChargeOutcome::Failed(cause)).collect()
 }

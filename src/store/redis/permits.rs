@@ -16,7 +16,8 @@ use super::codec::permits::{
     PermitCallContext, PermitPartition, pack_acquire, pack_report, read_acquire, read_report,
 };
 use super::connection::LiveConnection;
-use super::{RedisStore, StoreFailure, log_invalid_reply};
+use super::outcome::log_invalid_reply;
+use super::{RedisStore, StoreFailure};
 use crate::store::StoreReply;
 use crate::store::permits::{
     LimitPermits, PermitReport, PermitReportReply, PermitTiming, StrictPermitReply,

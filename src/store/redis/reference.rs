@@ -29,6 +29,7 @@ use std::time::Duration;
 use fred::bytes::Bytes;
 use smallvec::SmallVec;
 
+use super::outcome::all_failed;
 use super::{RedisStore, StoreFailure};
 use crate::kernel::decision::Cost;
 use crate::kernel::rate::fixed_window::{FixedWindow, WindowCount, Windows};
@@ -127,7 +128,7 @@ impl CompatCounters {
         let counters: SmallVec<[CompatCounter; 2]> =
             charges.list.iter().filter_map(|charge| self.to_counter(charge, now)).collect();
         if counters.len() != charges.list.len() {
-            return super::all_failed(charges, StoreFailure::InvalidReply);
+            return all_failed(charges, StoreFailure::InvalidReply);
         }
         let counters = &counters[..];
         let check = CompatCheck {

@@ -24,8 +24,9 @@ use super::codec::lease::{PackedMessage, encode_call};
 use super::codec::reservation::{
     RawReservationResult, ReservationAction, ReservationResult, pack, read, split_reply,
 };
+use super::outcome::{as_uncharged, log_invalid_reply, to_outcome};
 use super::route::Route;
-use super::{StoreFailure, as_uncharged, codec, log_invalid_reply, to_outcome};
+use super::{StoreFailure, codec};
 use crate::kernel::decision::Cost;
 use crate::kernel::lease::reservation::ReservationId;
 use crate::kernel::rate::CounterDecision;

@@ -24,9 +24,10 @@ use smallvec::SmallVec;
 use tokio::time::timeout;
 
 use super::joint_decision::{JointDecision, SparedLimits, can_reserve};
+use super::outcome::{IndexedOutcomes, all_failed, as_uncharged, write_outcomes};
 use super::reference::{self, CompatCounters, DecidingStep};
 use super::reservations::Reservations;
-use super::{IndexedOutcomes, RedisStore, StoreFailure, as_uncharged, write_outcomes};
+use super::{RedisStore, StoreFailure};
 use crate::kernel::decision::Cost;
 use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::{Hits, Nanos};
@@ -126,7 +127,7 @@ impl StoreGroup {
 
     async fn charge_parts(&self, now: Nanos, charges: &Charges) -> Outcomes {
         let parts = self.split_by_target(charges.list.iter().enumerate(), charges.mode);
-        let mut outcomes = super::all_failed(charges, StoreFailure::InvalidReply);
+        let mut outcomes = all_failed(charges, StoreFailure::InvalidReply);
         let (bound, free) = self.separate_joint_parts(parts, charges.mode);
         let apart = self.call_parts(now, &free, DecidingStep::ThisOne, None);
         let (apart, bound) = join(apart, self.decide_jointly(now, charges, &bound)).await;
@@ -181,7 +182,7 @@ impl StoreGroup {
         let has_reference = bound.iter().any(|part| part.target.is_ratelimit_key);
         let (deadline, steps) = (self.main.call_timeout, if has_reference { 3 } else { 2 });
         let patience = deadline / steps;
-        let mut outcomes = super::all_failed(charges, StoreFailure::TimedOut);
+        let mut outcomes = all_failed(charges, StoreFailure::TimedOut);
         let (mut holding, tried) = self.plan_reservations(list, &places);
         let rest = places.iter().filter(|&at| !tried.contains(at)).map(|&at| (at, &list[at]));
         let rest = self.split_by_target(rest, ChargeMode::Preview);
@@ -303,7 +304,7 @@ impl StoreGroup {
                 StoreReply::Ready(outcomes) => outcomes,
                 StoreReply::Pending(reply) => {
                     let answered = timeout(patience, reply).await;
-                    answered.unwrap_or_else(|_| super::all_failed(charges, StoreFailure::TimedOut))
+                    answered.unwrap_or_else(|_| all_failed(charges, StoreFailure::TimedOut))
                 }
             },
         }

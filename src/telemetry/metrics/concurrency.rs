@@ -10,7 +10,7 @@
 
 use std::fmt;
 
-use super::{DecimalSeconds, write_head};
+use super::text_format::{DecimalSeconds, MetricHead};
 use crate::kernel::units::Nanos;
 
 /// The maximum number of concurrency limits with separate series.
@@ -40,8 +40,8 @@ pub struct ConcurrencyGauges {
 }
 
 /// A strict limit applies to the fleet, but the metric shows this replica's part.
-const LIMIT_HELP: &str =
-    "The largest number of requests in flight; of a strict limit, this replica's part";
+const LIMIT_HELP: &str = "The largest number of requests in flight; \
+    of a strict limit, this replica's part, by concurrency limit";
 
 type CountField = fn(&ConcurrencyGauges) -> u64;
 
@@ -54,17 +54,21 @@ pub(super) fn write_series(
     let mut sorted: Vec<_> = in_use.iter().collect();
     sorted.sort_by(|a, b| a.path.cmp(&b.path));
     let (own, rest) = sorted.split_at(sorted.len().min(MAX_LIMIT_SERIES));
-    let counts: [(&str, &str, CountField); 3] = [
-        ("sluicegate_concurrency_requests_in_flight", "Requests that hold a permit", |c| {
-            c.in_flight
-        }),
-        ("sluicegate_concurrency_requests_queued", "Requests that wait for a permit", |c| {
-            c.waiting
-        }),
+    let counts: [(&'static str, &'static str, CountField); 3] = [
+        (
+            "sluicegate_concurrency_requests_in_flight",
+            "Requests that hold a permit, by concurrency limit",
+            |c| c.in_flight,
+        ),
+        (
+            "sluicegate_concurrency_requests_queued",
+            "Requests that wait for a permit, by concurrency limit",
+            |c| c.waiting,
+        ),
         ("sluicegate_concurrency_limit", LIMIT_HELP, |c| c.limit),
     ];
     for (name, help, count) in counts {
-        write_head(page, name, "gauge", &[help, ", by concurrency limit"].concat())?;
+        MetricHead(name, help).write(page, "gauge")?;
         for limit in own {
             writeln!(page, "{name}{{ceiling=\"{}\"}} {}", EscapedLabel(&limit.path), count(limit))?;
         }
@@ -75,7 +79,7 @@ pub(super) fn write_series(
 }
 
 fn write_latencies(page: &mut fmt::Formatter<'_>, own: &[&ConcurrencyGauges]) -> fmt::Result {
-    let times: [(&str, &str, DurationField); 2] = [
+    let times: [(&'static str, &'static str, DurationField); 2] = [
         ("sluicegate_concurrency_rtt_seconds", "Smoothed latency of successful requests", |c| {
             c.rtt
         }),
@@ -84,14 +88,14 @@ fn write_latencies(page: &mut fmt::Formatter<'_>, own: &[&ConcurrencyGauges]) ->
         }),
     ];
     for (name, help, time) in times {
-        write_head(page, name, "gauge", help)?;
+        MetricHead(name, help).write(page, "gauge")?;
         for (limit, time) in own.iter().filter_map(|ceiling| Some((ceiling, time(ceiling)?))) {
             let path = EscapedLabel(&limit.path);
             writeln!(page, "{name}{{ceiling=\"{path}\"}} {}", DecimalSeconds(time))?;
         }
     }
     let name = "sluicegate_concurrency_gradient";
-    write_head(page, name, "gauge", "min RTT divided by RTT; 1 without queueing")?;
+    MetricHead(name, "min RTT divided by RTT; 1 without queueing").write(page, "gauge")?;
     for (ceiling, gradient) in own.iter().filter_map(|c| Some((c, c.gradient?))) {
         let (whole, part) = (gradient / 1_000_000, gradient % 1_000_000);
         writeln!(page, "{name}{{ceiling=\"{}\"}} {whole}.{part:06}", EscapedLabel(&ceiling.path))?;

@@ -10,7 +10,7 @@
 
 use parking_lot::Mutex;
 
-use super::DURATION_BOUNDS;
+use super::buckets::DURATION_BOUNDS;
 use crate::kernel::units::Nanos;
 
 /// The number of buckets of the histogram of check durations, including the bucket without an upper

@@ -14,8 +14,10 @@
 
 use std::fmt::{self, Write as _};
 
+use super::Metrics;
+use super::buckets::{DURATION_BOUNDS, DURATION_METRIC};
 use super::exemplar::Exemplar;
-use super::{DURATION_BOUNDS, DURATION_METRIC, DecimalSeconds, Metrics};
+use super::text_format::DecimalSeconds;
 
 const UNITS: [&str; 2] = ["seconds", "bytes"];
 
@@ -95,7 +97,7 @@ impl fmt::Display for ExemplarSuffix {
 mod tests {
     use super::*;
     use crate::kernel::units::Nanos;
-    use crate::telemetry::event::CheckAnswered;
+    use crate::telemetry::event::{CheckAnswered, Event as _};
     use crate::telemetry::metrics::{Gauges, SpanIds};
 
     fn count_check(metrics: &Metrics, took: u64, trace: u128) {
@@ -106,7 +108,8 @@ mod tests {
             queue_time: Nanos(0),
         };
         answered.count(metrics);
-        metrics.record_exemplar(answered, SpanIds { trace_id: trace, span_id: 7 });
+        let span = SpanIds { trace_id: trace, span_id: 7 };
+        metrics.record_exemplar(Nanos(took), answered.replied_at, span);
     }
 
     fn exemplars(metrics: &Metrics) -> Vec<String> {

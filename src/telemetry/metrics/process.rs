@@ -9,7 +9,7 @@
 use std::fmt;
 use std::fs;
 
-use super::{DecimalSeconds, write_head};
+use super::text_format::{DecimalSeconds, MetricHead};
 use crate::kernel::units::Nanos;
 
 /// The unit of CPU times in `/proc/self/stat`: 10 ms on every Linux architecture.
@@ -60,9 +60,8 @@ impl ProcessUsage {
     }
 
     pub(super) fn write(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = "process_cpu_seconds_total";
-        write_head(page, name, "counter", "Time on a processor")?;
-        writeln!(page, "{name} {}", DecimalSeconds(self.cpu_time))?;
+        MetricHead("process_cpu_seconds_total", "Time on a processor")
+            .write_counter(page, DecimalSeconds(self.cpu_time))?;
         let gauges = [
             ("process_resident_memory_bytes", "Memory in use", self.resident_bytes),
             (
@@ -73,10 +72,9 @@ impl ProcessUsage {
             ("process_open_fds", "Files and sockets that are open", self.open_files),
             ("process_max_fds", "That may be", self.max_files),
         ];
-        gauges.into_iter().try_for_each(|(name, help, value)| {
-            write_head(page, name, "gauge", help)?;
-            writeln!(page, "{name} {value}")
-        })
+        gauges
+            .into_iter()
+            .try_for_each(|(name, help, value)| MetricHead(name, help).write_gauge(page, value))
     }
 }
 

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
-use super::RenderPage;
+/// A function that renders the metrics page in Prometheus' text format.
+pub type RenderPage = Arc<dyn Fn() -> String + Send + Sync>;
 
 pub(super) struct PageCache {
     render: RenderPage,

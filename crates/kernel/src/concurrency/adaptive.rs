@@ -25,15 +25,17 @@ pub mod gradient;
 pub mod gradient2;
 mod latency_stats;
 mod round_trip;
+mod sample;
 mod windowed_min;
 
 use aimd::Aimd;
 use fixed_point::FixedPoint;
 use gradient::Gradient;
 use gradient2::Gradient2;
+pub use sample::{FleetShare, LatencySample, ProbeSchedule};
 
 use super::RequestOutcome;
-use crate::coordinator::{ClockReading, aggregate};
+use crate::coordinator::aggregate;
 use crate::units::Nanos;
 
 /// The configuration of an adaptive limit.
@@ -57,71 +59,6 @@ pub enum AdaptiveAlgorithm {
     Aimd,
     /// `gradient2`.
     Gradient2,
-}
-
-/// The measurement of one finished request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct LatencySample {
-    /// The instant at which the request ended.
-    pub ended_at: Nanos,
-    /// The latency of the request.
-    pub rtt: Nanos,
-    /// The number of requests in flight at its admission, including itself.
-    pub in_flight: u32,
-    /// The result of the request: success, ignored or dropped.
-    pub outcome: RequestOutcome,
-}
-
-/// This replica's share of a limit that all replicas of the fleet adapt together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct FleetShare {
-    /// The permits that this replica may use.
-    pub share: u32,
-    /// The fleet's whole limit, in permits.
-    pub limit: u32,
-    /// The schedule of the fleet's min RTT probes.
-    pub probes: ProbeSchedule,
-}
-
-/// The schedule of min RTT probes, which all replicas start at the same time.
-///
-/// The times are multiples of a few heartbeat intervals on the coordinator's clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ProbeSchedule {
-    /// A reading of the coordinator's clock.
-    pub clock: ClockReading,
-    /// The heartbeat interval.
-    pub heartbeat: Nanos,
-}
-
-impl ProbeSchedule {
-    /// The shortest interval between two probes, in heartbeat intervals.
-    const MIN_HEARTBEATS: u64 = 4;
-    /// The shortest interval between two probes, in round trips of a request.
-    const MIN_ROUND_TRIPS: u64 = 64;
-    /// The longest interval between two probes, as a multiple of the shortest.
-    const MAX_MULTIPLE: u64 = 64;
-
-    /// The interval between two probes if requests take `rtt`.
-    ///
-    /// It is the shortest interval times a power of two, so that replicas with similar latencies
-    /// get the same.
-    #[must_use]
-    pub fn interval(&self, rtt: Nanos) -> Nanos {
-        let least = self.heartbeat.0.saturating_mul(Self::MIN_HEARTBEATS).max(1);
-        let times = rtt.0.saturating_mul(Self::MIN_ROUND_TRIPS).div_ceil(least);
-        let times =
-            times.checked_next_power_of_two().unwrap_or(Self::MAX_MULTIPLE).min(Self::MAX_MULTIPLE);
-        Nanos(least.saturating_mul(times))
-    }
-
-    /// The coordinator's clock for heartbeats, set forward by half a heartbeat interval.
-    ///
-    /// So heartbeats and probes do not coincide: a share that changes would disturb a probe.
-    #[must_use]
-    pub const fn heartbeat_clock(&self) -> ClockReading {
-        self.clock.advanced_by(Nanos(self.heartbeat.0 / 2))
-    }
 }
 
 /// One concurrency limit, static or adaptive, with the state of its algorithm.
@@ -261,10 +198,4 @@ fn bounds(limit: u32, adaptive: Option<AdaptiveConfig>) -> LimitBounds {
         let min = adaptive.min.max(1);
         LimitBounds { min, max: adaptive.max.max(min) }
     })
-}
-
-/// Returns `true` if at least half of the limit was used, so that low latency justifies a higher
-/// one.
-fn is_limit_used(sample: &LatencySample, estimate: FixedPoint, share: u32) -> bool {
-    estimate.floor().min(share) <= sample.in_flight.saturating_mul(2)
 }

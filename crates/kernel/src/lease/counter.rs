@@ -112,3 +112,14 @@ pub fn headroom_of(step: CounterDecision) -> Headroom {
         CounterDecision::OutsideWindows => Headroom::default(),
     }
 }
+
+pub(super) const fn with_headroom(step: CounterDecision, room: Headroom) -> CounterDecision {
+    match step {
+        CounterDecision::Allow(_) => CounterDecision::Allow(room),
+        CounterDecision::Deny { retry_after, .. } => {
+            CounterDecision::Deny { retry_after, headroom: room }
+        }
+        CounterDecision::ExceedsLimit(_) => CounterDecision::ExceedsLimit(room),
+        CounterDecision::OutsideWindows => CounterDecision::OutsideWindows,
+    }
+}

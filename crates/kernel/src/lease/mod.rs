@@ -55,9 +55,8 @@ pub mod table;
 
 use crate::rate::{CounterDecision, Headroom};
 use crate::units::{Hits, Nanos};
-use counter::headroom_of;
+use counter::{headroom_of, with_headroom};
 use sizer::LeaseSizing;
-use table::with_headroom;
 
 /// The lease settings of one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -24,7 +24,7 @@
 //! If the store's clock steps back, leases last longer: their hits stay outstanding for longer, and
 //! the bound stays valid.
 
-use super::counter::{AnyCounter, ChargeLocation, headroom_of};
+use super::counter::{AnyCounter, ChargeLocation, headroom_of, with_headroom};
 use super::{BorrowReply, BorrowRequest, LeaseTerms, MessageNumber, Overshoot, ReplicaIncarnation};
 use crate::rate::limit::Tick;
 use crate::rate::{CounterDecision, Headroom};
@@ -291,17 +291,6 @@ fn proportional_share(whole: Hits, demand: Hits, other_demand: Hits) -> Hits {
     let product = u128::from(whole.0).saturating_mul(u128::from(demand.0));
     let part = product.checked_div(u128::from(demand.plus(other_demand).0)).unwrap_or(0);
     Hits(u64::try_from(part).unwrap_or(u64::MAX))
-}
-
-pub(super) const fn with_headroom(step: CounterDecision, room: Headroom) -> CounterDecision {
-    match step {
-        CounterDecision::Allow(_) => CounterDecision::Allow(room),
-        CounterDecision::Deny { retry_after, .. } => {
-            CounterDecision::Deny { retry_after, headroom: room }
-        }
-        CounterDecision::ExceedsLimit(_) => CounterDecision::ExceedsLimit(room),
-        CounterDecision::OutsideWindows => CounterDecision::OutsideWindows,
-    }
 }
 
 const fn reply_without_grant(borrow: &BorrowRequest, step: CounterDecision) -> BorrowReply {

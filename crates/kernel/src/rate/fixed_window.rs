@@ -32,8 +32,8 @@
 //! Not covered:
 //! - The starts of calendar windows, which the engine plans.
 
+use super::counter_decision::{CounterDecision, Headroom};
 use super::limit::{EXACT_BOUND, LimitError, Tick};
-use super::{CounterDecision, Headroom};
 use crate::units::{Hits, Nanos};
 
 /// The shortest window; shorter ones would measure network jitter.

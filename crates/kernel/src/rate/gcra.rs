@@ -37,8 +37,8 @@
 
 use std::num::{NonZeroU32, NonZeroU64};
 
+use super::counter_decision::{CounterDecision, Headroom};
 use super::limit::{self, LimitError, RefillRate, Tick};
-use super::{CounterDecision, Headroom};
 use crate::units::{Hits, Nanos};
 
 /// A limit that is counted by GCRA.

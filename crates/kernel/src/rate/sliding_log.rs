@@ -39,8 +39,8 @@
 
 use std::collections::VecDeque;
 
+use super::counter_decision::{CounterDecision, Headroom};
 use super::limit::{EXACT_BOUND, LimitError, Tick};
-use super::{CounterDecision, Headroom};
 use crate::units::{Hits, Nanos};
 
 /// A limit on the hits in every interval of one period.

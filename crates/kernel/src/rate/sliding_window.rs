@@ -40,8 +40,8 @@
 
 use std::num::{NonZeroU32, NonZeroU64};
 
+use super::counter_decision::{CounterDecision, Headroom};
 use super::limit::{self, LimitError, RefillRate, Tick};
-use super::{CounterDecision, Headroom};
 use crate::units::{Hits, Nanos};
 
 /// A limit over two windows; the hits of the previous window count in part.

@@ -28,8 +28,9 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-use super::super::{PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL, PONG_TIMEOUT};
-use super::HANDSHAKE_TIMEOUT;
+use super::super::timeouts::{
+    HANDSHAKE_TIMEOUT, PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL, PONG_TIMEOUT,
+};
 
 /// The length of the HTTP/2 client preface, in bytes (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;

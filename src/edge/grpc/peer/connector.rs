@@ -23,7 +23,7 @@ use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint};
 
-use super::super::{PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL};
+use super::super::timeouts::{PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL};
 use super::trust::{PeerCertificates, PeerTrust};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);

@@ -31,7 +31,7 @@ use crate::engine::fleet::forwarding::{ForwardedRelease, IdState, SEARCH_TIMEOUT
 use crate::engine::fleet::membership::{FleetSnapshot, Peer};
 use crate::engine::{Engine, Membership};
 use crate::kernel::units::Nanos;
-use crate::telemetry::forwarding::ForwardingEvent;
+use crate::telemetry::event::{Event as _, ForwardingEvent};
 
 /// The time after which a message to an owner is dropped: two heartbeat intervals and a
 /// pause of the owner. The permits are then released at their own deadline.

@@ -14,6 +14,9 @@ use crate::engine::validate_id;
 use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::units::Nanos;
 
+/// The largest number of releases and renewals in one batch.
+pub const MAX_BATCH_MESSAGES: usize = 1_000;
+
 pub(super) fn encode(update: &PermitUpdate<'_>) -> Letter {
     let (about, request_outcome, rtt) = match update.event {
         PermitEvent::Released(how, rtt) => (api::About::Ended, Some(how), rtt),

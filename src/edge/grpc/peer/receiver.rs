@@ -16,11 +16,11 @@ use tonic::{Request, Response, Status};
 
 use super::api::peers_server::Peers;
 use super::api::{Answer, Letter, Letters, Parcel, Receipt};
+use super::message_codec::{self, MAX_BATCH_MESSAGES};
 use super::trust::{PeerTrust, ReplayWindows};
-use super::{MAX_BATCH_MESSAGES, message_codec};
 use crate::engine::Engine;
 use crate::engine::fleet::forwarding::IdState;
-use crate::telemetry::forwarding::{ForwardingCount as Counted, ForwardingEvent};
+use crate::telemetry::event::{Event as _, ForwardingCount as Counted, ForwardingEvent};
 
 /// The gRPC service that receives batches of releases and renewals.
 #[derive(Debug)]

@@ -29,7 +29,7 @@ use crate::engine::Engine;
 use crate::engine::fleet::forwarding::{IdState, PermitUpdate};
 use crate::engine::fleet::membership::Peer;
 use crate::kernel::units::Nanos;
-use crate::telemetry::forwarding::{ForwardingCount as Counted, ForwardingEvent};
+use crate::telemetry::event::{Event as _, ForwardingCount as Counted, ForwardingEvent};
 
 /// The time for which the first message of a batch waits for
 /// others. Tokio's timer rounds it up to 1 ms.

@@ -36,7 +36,7 @@ use crate::edge::grpc::convert;
 use crate::edge::hook::{self, HookError};
 use crate::engine::{AdmissionOutcome, RequestPermits, validate_id};
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{EdgeOutcome as Counted, Protocol, RequestCompleted};
+use crate::telemetry::event::{EdgeOutcome as Counted, Event as _, Protocol, RequestCompleted};
 use crate::telemetry::trace;
 
 /// The largest number of ids on one stream that wait for permits or have them.

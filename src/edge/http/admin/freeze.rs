@@ -15,9 +15,10 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::explain::ExplainQuery;
-use super::{Admin, JSON, PLAIN};
+use super::port::Admin;
 use crate::config::forced_decision::ForcedRule;
 use crate::config::resolve::duration::{self, DurationError};
+use crate::edge::http::response::{JSON, PLAIN};
 use crate::engine::forced_decisions::verdict_name;
 use crate::engine::{Engine, Membership};
 use crate::kernel::decision::{StoreFailure, Verdict};

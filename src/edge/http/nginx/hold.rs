@@ -16,7 +16,6 @@
 //! - The disconnect of a client whose unread data fills the socket's receive buffer.
 
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -24,47 +23,20 @@ use axum::http::header::CONNECTION;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
 use futures_util::stream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, watch};
 
-use super::{OriginalRequest, hook_response, text_response};
+use super::long_requests::LongRequestSlots;
+use super::{OriginalRequest, hook_response};
 use crate::edge::grpc::convert;
 use crate::edge::hook::{self, HookError};
-use crate::edge::http::CheckPort;
+use crate::edge::http::check_port::CheckPort;
 use crate::edge::http::connection::HttpPeer;
-use crate::edge::http::serve::MAX_CONNECTIONS;
+use crate::edge::http::response::text_response;
 use crate::engine::concurrency::with_queue_time;
 use crate::engine::{AdmissionOutcome, RequestPermits};
 use crate::kernel::concurrency;
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Protocol, RequestCompleted};
-
-/// The maximum number of requests in queues or on `/hold`: three quarters of
-/// the connections. The others remain for health checks and short requests.
-pub(in crate::edge::http) const MAX_LONG_REQUESTS: usize = MAX_CONNECTIONS / 4 * 3;
-
-/// The slots for requests that occupy a connection for long: those in queues and on `/hold`.
-#[derive(Clone, Debug)]
-pub(in crate::edge::http) struct LongRequestSlots {
-    semaphore: Arc<Semaphore>,
-    max_slots: usize,
-}
-
-impl LongRequestSlots {
-    pub(in crate::edge::http) fn new(max_slots: usize) -> Self {
-        let most = max_slots.min(Semaphore::MAX_PERMITS);
-        Self { semaphore: Arc::new(Semaphore::new(most)), max_slots: most }
-    }
-
-    pub(super) fn try_acquire(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.semaphore).try_acquire_owned().ok()
-    }
-
-    pub(super) fn full_reply(&self) -> (EdgeOutcome, Response) {
-        let most = self.max_slots;
-        let why = format!("{most} requests are held or wait in queues, which is as many as may be");
-        (EdgeOutcome::TooManyHolds, text_response(StatusCode::SERVICE_UNAVAILABLE, &why))
-    }
-}
+use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Event as _, Protocol, RequestCompleted};
 
 pub(in crate::edge::http) async fn reply_with_permit(
     ask: &CheckPort,

@@ -9,8 +9,8 @@
 
 use super::fixed_point::{FixedPoint, Fraction};
 use super::round_trip::{RoundSummary, RoundTrip};
+use super::sample::{LatencySample, is_limit_used};
 use super::windowed_min::WindowedMin;
-use super::{LatencySample, is_limit_used};
 use crate::units::Nanos;
 
 /// The number of round trips over which the minimum latency is taken.

@@ -50,83 +50,28 @@
 //! - Service times that vary by half their mean: the limit can be too low (`benches/real_backend`).
 //! - A backend that serves fewer than `min` requests at once: the limit stays slightly above `min`.
 //! - Replicas that share a backend without sharing a limit: together they keep a queue there.
-//!
-//! Source of the constants: chosen with both experiments of `benches/`, the same for every backend.
 
+mod constants;
 mod drain;
 mod fleet;
 mod measurement;
 mod probe;
 
+use super::RequestOutcome;
 use super::fixed_point::{FixedPoint, Fraction};
 use super::latency_stats::{self, LatencyStats};
-use super::{FleetShare, LatencySample, RequestOutcome};
+use super::sample::{FleetShare, LatencySample};
 use crate::units::Nanos;
+use constants::{
+    BELOW_MIN_RTT, BLOCK_PARTS, DRAIN, EARLY_PROBE_DIVISOR, EXPLORATION, FAR_OVERLOAD,
+    FEWER_IN_FLIGHT, FLUCTUATION, HALF, MARGIN_ERRORS, MAX_BLOCK, MAX_BLOCKS, MAX_CHANGE,
+    MAX_ERROR, MIN_PART, MIN_SPREAD_SAMPLES, NEW_OVERLOAD, NO_QUEUE, NOT_FASTER, PROBE,
+    PROBE_INTERVAL, PROBE_JITTER, SETTLING_ROUND_TRIPS, SMALL_CAPACITY, SMALL_ERROR, SPREAD_WEIGHT,
+    TARGET, UNQUEUED,
+};
 use drain::{DrainReason, QueueDrain};
 use fleet::FleetGradient;
 use measurement::WindowMeasurement;
-
-/// The limit as a multiple of the measured capacity: a short queue keeps the backend busy.
-const TARGET: Fraction = Fraction::percent(130);
-/// The multiple of the capacity to which the limit returns after a drain, if the capacity
-/// fluctuates.
-const EXPLORATION: Fraction = Fraction::percent(500);
-/// The multiple of the capacity that is the limit while a queue drains.
-const DRAIN: Fraction = Fraction::percent(30);
-/// The multiple of the capacity that is the limit during a min RTT probe.
-const PROBE: Fraction = Fraction::percent(70);
-/// The multiple of the capacity that is the limit while the first min RTT may include a queue.
-const HALF: Fraction = Fraction::percent(50);
-/// The part of the capacity below which requests in flight cause no queue.
-const UNQUEUED: Fraction = Fraction::percent(70);
-/// The slowdown (RTT / min RTT), in millionths, up to which there is no queue.
-const NO_QUEUE: u64 = 1_150_000;
-const BELOW_MIN_RTT: u64 = 820_000;
-/// The part of the earlier requests in flight at which a shorter queue would show in the latency.
-///
-/// With a queue, latency would fall to the same 75 %. There was no queue if latency stays above
-/// `NOT_FASTER`, midway between 75 % and 100 %.
-const FEWER_IN_FLIGHT: Fraction = Fraction::percent(75);
-const NOT_FASTER: Fraction = Fraction::percent(87);
-/// The number of round trips after a drain until finished requests are representative again.
-const SETTLING_ROUND_TRIPS: u64 = 2;
-/// The number of samples that a window needs to update the spread of latencies.
-const MIN_SPREAD_SAMPLES: u64 = 4;
-/// The largest number of samples in a block, the part of a window that is added at once.
-const MAX_BLOCK: u64 = 4_096;
-/// The standard error of the mean latency, in millionths, below which a window ends.
-///
-/// `MAX_BLOCKS` blocks end a window at any error.
-const SMALL_ERROR: u64 = 50_000;
-const MAX_BLOCKS: u64 = 8;
-/// The number of windows between two min RTT probes, plus up to `PROBE_JITTER` more.
-const PROBE_INTERVAL: u64 = 128;
-const PROBE_JITTER: u64 = 63;
-/// The average change of the measured capacity, in millionths, above which the capacity fluctuates.
-const FLUCTUATION: u64 = 50_000;
-/// The largest change that enters this average, because a single jump is not a fluctuation.
-const MAX_CHANGE: u64 = 260_000;
-/// The number of parts of a block; after each part a slowdown above 2 is detected early.
-///
-/// A part has at least `MIN_PART` samples. `FAR_OVERLOAD` is the slowdown 2 divided by the overload
-/// threshold 1.55.
-const BLOCK_PARTS: u64 = 4;
-const MIN_PART: u64 = 4;
-const FAR_OVERLOAD: Fraction = Fraction { numerator: 200, denominator: 155 };
-/// The part of the known capacity; an overload during a drain is new if it measures even less.
-const NEW_OVERLOAD: Fraction = Fraction::percent(87);
-/// The number of standard errors by which the limit is raised if latencies vary by more than a
-/// fifth.
-///
-/// Only the error between `SMALL_ERROR` and `MAX_ERROR` counts. `SPREAD_WEIGHT` is the weight of
-/// the spread.
-const MARGIN_ERRORS: u64 = 2;
-const MAX_ERROR: u64 = 300_000;
-const SPREAD_WEIGHT: Fraction = HALF;
-/// The divisor of the time to the next probe, if few samples changed the min RTT much.
-const EARLY_PROBE_DIVISOR: u64 = 8;
-/// The capacity, in requests, below which one more request is a large change.
-const SMALL_CAPACITY: u32 = 4;
 
 /// The state of the gradient algorithm.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -16,9 +16,10 @@
 //!
 //! Source: Netflix concurrency-limits, `Gradient2Limit`, in the variant with a windowed minimum.
 
+use super::RequestOutcome;
 use super::fixed_point::{FixedPoint, Fraction};
+use super::sample::{LatencySample, is_limit_used};
 use super::windowed_min::WindowedMin;
-use super::{LatencySample, RequestOutcome, is_limit_used};
 use crate::units::Nanos;
 
 /// The number of samples over which the minimum latency is taken.

@@ -10,7 +10,8 @@
 //! Not covered:
 //! - The reaction of the algorithm; see [`super::aimd`].
 
-use super::{LatencySample, RequestOutcome};
+use super::RequestOutcome;
+use super::sample::LatencySample;
 use crate::units::Nanos;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]

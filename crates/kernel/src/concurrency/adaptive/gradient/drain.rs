@@ -8,9 +8,10 @@
 //! Not covered:
 //! - The limit during and after the drain; see [`super`].
 
+use super::super::RequestOutcome;
 use super::super::fixed_point::{FixedPoint, Fraction};
 use super::super::latency_stats::LatencyStats;
-use super::super::{LatencySample, RequestOutcome};
+use super::super::sample::LatencySample;
 use crate::units::Nanos;
 
 /// The number of blocks of samples that a drain needs if latencies vary.

@@ -31,9 +31,11 @@
 //! - The rule that an unused share cannot vote for growth; see
 //!   [`crate::coordinator::aggregate::vote`].
 
+use super::super::RequestOutcome;
 use super::super::fixed_point::{FixedPoint, Fraction};
 use super::super::latency_stats::LatencyStats;
-use super::super::{FleetShare, LatencySample, RequestOutcome};
+use super::super::sample::{FleetShare, LatencySample};
+use super::constants::{NO_QUEUE, PROBE, SMALL_ERROR, TARGET};
 use super::probe::{self, FleetProbe};
 use crate::units::Nanos;
 
@@ -172,8 +174,7 @@ impl FleetGradient {
         self.rtt = Some(self.window.mean());
         self.lower_min_rtt();
         let Some(slowdown) = self.slowdown() else { return };
-        self.had_queue |=
-            super::NO_QUEUE < slowdown && self.window.standard_error() < super::SMALL_ERROR;
+        self.had_queue |= NO_QUEUE < slowdown && self.window.standard_error() < SMALL_ERROR;
         let lower_bound = MILLION.saturating_sub(self.window.cautious_error().saturating_mul(2));
         if OVERLOAD < (Fraction { numerator: lower_bound, denominator: MILLION }).of(slowdown) {
             self.cut_share(at, slowdown);
@@ -185,7 +186,7 @@ impl FleetGradient {
     fn lower_min_rtt(&mut self) {
         let is_faster = self.min_rtt().is_some_and(|ideal| self.window.mean() < ideal);
         if is_faster
-            && self.window.standard_error() < super::SMALL_ERROR
+            && self.window.standard_error() < SMALL_ERROR
             && !self.unqueued.agrees_with(&self.window)
         {
             (self.unqueued, self.is_confirmed) = (self.window.clone(), false);
@@ -197,11 +198,9 @@ impl FleetGradient {
     /// The reduction is short and leaves a quarter of the share: a replica that alone observes an
     /// overload must not starve.
     fn cut_share(&mut self, at: Nanos, slowdown: u64) {
-        let usable_millionths = self.remaining().of(super::TARGET.of(Fraction {
-            numerator: MILLION,
-            denominator: slowdown,
-        }
-        .of(MILLION)));
+        let usable_millionths =
+            self.remaining()
+                .of(TARGET.of(Fraction { numerator: MILLION, denominator: slowdown }.of(MILLION)));
         let ends_at = at.plus(Nanos(self.part.probes.heartbeat.0.saturating_mul(2)));
         let ends_at = self.cut.map_or(ends_at, |cut| cut.ends_at);
         self.discard_samples(at);
@@ -233,12 +232,11 @@ impl FleetGradient {
         let Some(slowdown) = self.slowdown() else {
             return self.cut.map(|_| share.times(self.remaining()));
         };
-        let target =
-            super::TARGET.of(Fraction { numerator: MILLION, denominator: slowdown }.of(MILLION));
+        let target = TARGET.of(Fraction { numerator: MILLION, denominator: slowdown }.of(MILLION));
         let level = share
             .times(self.remaining())
             .times(Fraction { numerator: target, denominator: MILLION });
-        Some(match (self.cut.is_none() && self.is_confirmed, super::NO_QUEUE < slowdown) {
+        Some(match (self.cut.is_none() && self.is_confirmed, NO_QUEUE < slowdown) {
             (true, true) => level,
             (true, false) => share.times(self.growth()),
             (false, _) => level.min(share),
@@ -257,11 +255,7 @@ impl FleetGradient {
     }
 
     fn growth(&self) -> Fraction {
-        if self.had_queue && self.calm_increases == 0 {
-            super::TARGET
-        } else {
-            Fraction::percent(200)
-        }
+        if self.had_queue && self.calm_increases == 0 { TARGET } else { Fraction::percent(200) }
     }
 
     fn plan_probe(&mut self, now: Nanos) {
@@ -289,9 +283,9 @@ impl FleetGradient {
     /// With a confirmed min RTT, the capacity is the number in flight divided by the slowdown.
     fn probe_limit(&self) -> FixedPoint {
         let share = FixedPoint::from_whole(self.part.share);
-        let slowdown = self.slowdown().unwrap_or(MILLION).max(super::TARGET.of(MILLION));
+        let slowdown = self.slowdown().unwrap_or(MILLION).max(TARGET.of(MILLION));
         if self.is_confirmed {
-            share.times(super::PROBE).times(Fraction { numerator: MILLION, denominator: slowdown })
+            share.times(PROBE).times(Fraction { numerator: MILLION, denominator: slowdown })
         } else {
             share.times(probe::DEEP_PROBE)
         }

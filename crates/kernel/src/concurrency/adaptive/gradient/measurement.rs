@@ -7,6 +7,7 @@
 //! - Taking the samples, and changing the limit; see [`super`].
 
 use super::super::fixed_point::{FixedPoint, Fraction};
+use super::constants::NO_QUEUE;
 use crate::units::Nanos;
 
 const OVERLOAD: u64 = 1_550_000;
@@ -31,7 +32,7 @@ impl WindowMeasurement {
     /// Returns `true` if the window shows no queue, beyond doubt.
     pub(super) fn is_calm(&self) -> bool {
         let most = 1_000_000_u64.saturating_add(self.error.saturating_mul(CALM_ERRORS));
-        Fraction { numerator: most, denominator: 1_000_000 }.of(self.slowdown) < super::NO_QUEUE
+        Fraction { numerator: most, denominator: 1_000_000 }.of(self.slowdown) < NO_QUEUE
     }
 
     pub(super) fn is_overload(&self, margin: Fraction) -> bool {

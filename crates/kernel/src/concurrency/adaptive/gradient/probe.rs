@@ -7,9 +7,10 @@
 //! Not covered:
 //! - The use of the measured min RTT.
 
+use super::super::RequestOutcome;
 use super::super::fixed_point::{FixedPoint, Fraction};
 use super::super::latency_stats::LatencyStats;
-use super::super::{LatencySample, RequestOutcome};
+use super::super::sample::LatencySample;
 use crate::units::Nanos;
 
 /// The part of the share that a probe uses while the min RTT is unconfirmed.

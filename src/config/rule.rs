@@ -1,0 +1,167 @@
+//! The rules and rate limits of a configuration.
+//!
+//! Guarantees:
+//! - A limit whose strategy changes starts a new counter.
+//!
+//! Not covered:
+//! - The descriptors that a rule matches (see [`super::tree`]).
+//! - Concurrency limits (see [`super::concurrency`]).
+
+use std::sync::Arc;
+
+use super::calendar::Calendar;
+use super::forced_decision::ForcedDecision;
+use crate::kernel::decision::Verdict;
+use crate::kernel::key::KeyStrategy;
+use crate::kernel::lease::LeaseTerms;
+use crate::kernel::rate::Strategy;
+use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
+use crate::kernel::units::{Nanos, Unit};
+
+/// One node of the descriptor tree with `rate_limit`: its limit and options.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// The limit, or `None` if the rule is `unlimited`.
+    pub limit: Option<Limit>,
+    /// The rule's `name`. Decisions report it, and other rules refer to it in `replaces`.
+    pub name: Option<Arc<str>>,
+    /// The names of the rules that do not apply in a check in which this rule matches.
+    pub replaces: Box<[Arc<str>]>,
+    /// Shadow mode: the rule decides and is reported, but never denies.
+    pub shadow: bool,
+    /// `quota_mode`: the rule belongs to the quota group, which denies only if all its limits deny.
+    pub quota: bool,
+    /// `detailed_metric`: the names of this rule's metrics contain the key and value of every
+    /// entry.
+    pub detailed_metric: bool,
+    /// Free-form data that a check returns to the proxy if this rule does not deny.
+    pub metadata: Option<Arc<serde_json::Map<String, serde_json::Value>>>,
+    /// The full path of the rule: the domain and the names of all levels, joined by dots. A name is
+    /// `key` or `key_value`.
+    pub path: Box<str>,
+    /// The file and line of the rule, for the command `explain`.
+    pub location: Box<str>,
+    /// The forced decision of an operator, if there is one.
+    pub forced_decision: Option<ForcedDecision>,
+}
+
+/// A rate limit: the number of requests in a period, and the way to count and decide.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// The requests that are allowed in each period.
+    pub requests: u32,
+    /// The period.
+    pub window: LimitWindow,
+    /// The strategy that counts hits, with its parameters.
+    pub strategy: Strategy,
+    /// The decisions that this replica makes without a store call.
+    pub mode: LimitMode,
+    /// The fallback of charges to which the store does not reply.
+    pub on_backend_failure: FallbackMode,
+}
+
+impl Limit {
+    /// Returns the part of the counter key that depends on the strategy and window. A limit whose
+    /// strategy changes thereby starts a new counter.
+    #[must_use]
+    pub fn counting(&self) -> KeyStrategy {
+        match (&self.strategy, &self.window) {
+            (Strategy::Gcra(_), _) => KeyStrategy::Gcra,
+            (Strategy::SlidingLog(_), _) => KeyStrategy::SlidingLog,
+            (Strategy::SlidingWindow(_), window) => KeyStrategy::SlidingWindow(window.length()),
+            (Strategy::FixedWindow(_), LimitWindow::Calendar(unit, _)) => {
+                KeyStrategy::Calendar(*unit)
+            }
+            (Strategy::FixedWindow(_), window) => KeyStrategy::FixedWindow(window.length()),
+        }
+    }
+
+    /// Returns the strategy. For a calendar limit, it has the windows around the instant `now`.
+    #[must_use]
+    pub fn strategy_at(&self, now: Nanos) -> Strategy {
+        match (&self.strategy, &self.window) {
+            (Strategy::FixedWindow(window), LimitWindow::Calendar(_, calendar)) => {
+                let starts = calendar.cached_starts_around(now);
+                FixedWindow::new(window.limit(), Windows::Calendar { starts })
+                    .map_or(self.strategy, Strategy::FixedWindow)
+            }
+            (strategy, _) => *strategy,
+        }
+    }
+}
+
+/// The period over which a limit counts requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LimitWindow {
+    /// A `unit`. Windows of the strategy, if it has any, are aligned to the Unix epoch.
+    Unit(Unit),
+    /// A period `per`. Windows of the strategy, if it has any, are aligned to the Unix epoch.
+    Per(Nanos),
+    /// Calendar days, weeks, months or years in a time zone.
+    Calendar(Unit, Arc<Calendar>),
+}
+
+impl LimitWindow {
+    /// Returns the length of the period. A calendar month counts as 30 days, a calendar year as
+    /// 365.
+    #[must_use]
+    pub const fn length(&self) -> Nanos {
+        match self {
+            Self::Unit(unit) | Self::Calendar(unit, _) => unit.length(),
+            Self::Per(length) => *length,
+        }
+    }
+
+    /// Returns the unit of the period, or `None` for a period given by `per`.
+    #[must_use]
+    pub const fn unit(&self) -> Option<Unit> {
+        match self {
+            Self::Unit(unit) | Self::Calendar(unit, _) => Some(*unit),
+            Self::Per(_) => None,
+        }
+    }
+}
+
+/// The decisions that this replica makes without a store call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LimitMode {
+    /// No decisions: every check makes a store call.
+    #[default]
+    Strict,
+    /// Denials that the deny cache remembers until their retry-after.
+    CachedDeny,
+    /// Checks that the balance of a lease covers. The terms bound the size and duration of leases.
+    Leased(LeaseTerms),
+}
+
+/// The decision of a charge to which the store does not reply.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FallbackMode {
+    /// The check is an error. Envoy then allows or denies, by its option `failure_mode_deny`.
+    #[default]
+    Error,
+    /// The charge is allowed.
+    Allow,
+    /// The charge is denied.
+    Deny,
+    /// The charge is counted in memory against this replica's local share of the limit.
+    Local,
+}
+
+/// The limits of a check that are charged if at least one of them denies it (field `charge`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ChargePolicy {
+    /// Each limit is charged, even if another denies.
+    #[default]
+    Each,
+    /// A limit is charged only if all limits of the check allow it (all-or-nothing).
+    AllOrNothing,
+}
+
+impl Rule {
+    /// Returns the verdict that an operator forces at `now`, or `None` if there is none.
+    #[must_use]
+    pub fn forced_verdict_at(&self, now: Nanos) -> Option<Verdict> {
+        self.forced_decision.filter(|forced| now < forced.until).map(|frozen| frozen.verdict)
+    }
+}

@@ -1,0 +1,28 @@
+//! The dependencies of the port for checks and health.
+//!
+//! Not covered:
+//! - The routes (see [`super::router`]).
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::config::hooks::Hooks;
+use crate::edge::ReplyOptions;
+use crate::edge::health::Health;
+use crate::engine::Engine;
+
+/// The dependencies of the port for checks and health.
+#[derive(Clone, Debug)]
+pub struct CheckPort {
+    /// The engine that decides the checks.
+    pub engine: Arc<Engine>,
+    /// The optional contents of replies to checks.
+    pub reporting: ReplyOptions,
+    /// The readiness that the health endpoints report.
+    pub health: Health,
+    /// The hooks of `/check` and `/hold`.
+    pub hooks: Arc<Hooks>,
+    /// Becomes `true` when the process drains and open `/hold` connections must end.
+    pub draining: watch::Receiver<bool>,
+}

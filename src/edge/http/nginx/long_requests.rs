@@ -1,0 +1,45 @@
+//! The slots for requests that occupy a connection for long.
+//!
+//! Guarantees:
+//! - A quarter of the connections remains for health checks and short requests.
+//!
+//! Not covered:
+//! - The requests themselves (see [`super::hold`]).
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::edge::http::response::text_response;
+use crate::edge::http::serve::MAX_CONNECTIONS;
+use crate::telemetry::event::EdgeOutcome;
+
+/// The maximum number of requests in queues or on `/hold`: three quarters of
+/// the connections. The others remain for health checks and short requests.
+pub(in crate::edge::http) const MAX_LONG_REQUESTS: usize = MAX_CONNECTIONS / 4 * 3;
+
+/// The slots for requests that occupy a connection for long: those in queues and on `/hold`.
+#[derive(Clone, Debug)]
+pub(in crate::edge::http) struct LongRequestSlots {
+    semaphore: Arc<Semaphore>,
+    max_slots: usize,
+}
+
+impl LongRequestSlots {
+    pub(in crate::edge::http) fn new(max_slots: usize) -> Self {
+        let most = max_slots.min(Semaphore::MAX_PERMITS);
+        Self { semaphore: Arc::new(Semaphore::new(most)), max_slots: most }
+    }
+
+    pub(super) fn try_acquire(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.semaphore).try_acquire_owned().ok()
+    }
+
+    pub(super) fn full_reply(&self) -> (EdgeOutcome, Response) {
+        let most = self.max_slots;
+        let why = format!("{most} requests are held or wait in queues, which is as many as may be");
+        (EdgeOutcome::TooManyHolds, text_response(StatusCode::SERVICE_UNAVAILABLE, &why))
+    }
+}

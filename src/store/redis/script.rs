@@ -1,0 +1,59 @@
+//! The Lua scripts that Redis runs.
+//!
+//! Guarantees:
+//! - Each script is atomic.
+//!
+//! Not covered:
+//! - The arguments and replies (see [`super::codec`]).
+
+/// The script that charges the hits of checks. Its protocol is documented in `head.lua`.
+pub const CHARGE_SCRIPT: &str = concat!(
+    include_str!("lua/head.lua"),
+    include_str!("lua/plan.lua"),
+    include_str!("lua/gcra.lua"),
+    include_str!("lua/fixed_window.lua"),
+    include_str!("lua/sliding_window.lua"),
+    include_str!("lua/sliding_log.lua"),
+    include_str!("lua/charge.lua"),
+);
+
+/// The script that applies lease messages. Its protocol is documented in `borrow.lua`. It is
+/// separate from [`CHARGE_SCRIPT`], so that the most frequent script stays small.
+pub const LEASE_SCRIPT: &str = concat!(
+    include_str!("lua/head.lua"),
+    include_str!("lua/debt.lua"),
+    include_str!("lua/borrow.lua"),
+    include_str!("lua/step.lua"),
+    include_str!("lua/gcra.lua"),
+    include_str!("lua/fixed_window.lua"),
+    include_str!("lua/sliding_window.lua"),
+    include_str!("lua/sliding_log.lua"),
+    include_str!("lua/counter.lua"),
+    include_str!("lua/lend.lua"),
+);
+
+/// The script that applies a share round. Its protocol is documented in `heartbeat.lua`.
+pub const HEARTBEAT_SCRIPT: &str = include_str!("lua/heartbeat.lua");
+/// The script that acquires a permit of a strict concurrency limit.
+/// Its protocol is documented in `permits.lua` and `acquire.lua`.
+pub const ACQUIRE_SCRIPT: &str =
+    concat!(include_str!("lua/permits.lua"), include_str!("lua/acquire.lua"));
+
+/// The script that renews and releases permits of strict concurrency
+/// limits. Its protocol is documented in `permits.lua` and `tell.lua`.
+pub const PERMIT_REPORT_SCRIPT: &str =
+    concat!(include_str!("lua/permits.lua"), include_str!("lua/tell.lua"));
+
+/// The script that reserves the hits of a check over several slots or stores, and commits or
+/// cancels them. Its protocol is documented in `hold.lua`.
+pub const RESERVATION_SCRIPT: &str = concat!(
+    include_str!("lua/head.lua"),
+    include_str!("lua/debt.lua"),
+    include_str!("lua/step.lua"),
+    include_str!("lua/gcra.lua"),
+    include_str!("lua/fixed_window.lua"),
+    include_str!("lua/sliding_window.lua"),
+    include_str!("lua/sliding_log.lua"),
+    include_str!("lua/counter.lua"),
+    include_str!("lua/hold.lua"),
+);

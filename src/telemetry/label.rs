@@ -1,0 +1,226 @@
+//! The values of metric labels, as enums.
+//!
+//! Guarantees:
+//! - Every label has a closed list of values.
+//!
+//! Not covered:
+//! - Labels that the kernel defines: [`Reason`] and
+//!   [`StoreFailure`](crate::kernel::decision::StoreFailure).
+
+use crate::kernel::decision::Reason;
+use crate::kernel::named_enum;
+
+/// The verdicts of checks in the order of [`Verdict`](crate::kernel::decision::Verdict), and then a
+/// denial that global shadow mode allowed.
+pub(super) const VERDICTS: [&str; 3] = ["admit", "deny", "shadow_deny"];
+
+/// The position of a denial that global shadow mode allowed in [`VERDICTS`].
+pub(super) const SHADOW_DENY: usize = 2;
+
+/// Every reason of a rejection by a concurrency limit.
+pub const CONCURRENCY_REASONS: [Reason; 4] = [
+    Reason::ConcurrencyLimitReached,
+    Reason::QueueFull,
+    Reason::QueueTimeout,
+    Reason::TooManyBuckets,
+];
+
+named_enum! {
+    /// An event in the life cycle of a request id.
+    pub enum PermitIdEvent {
+        /// The request id acquired permits.
+        Acquired = "acquired",
+        /// A second acquire with the same request id was rejected, because the id already waits for
+        /// permits or has them.
+        InUse = "taken",
+        /// An acquire came after an early release of the same request id, so its permits were released
+        /// at once.
+        AlreadyReleased = "over",
+        /// The permits were renewed, because the request is still in flight.
+        Renewed = "renewed",
+        /// The permits of the request id were released.
+        Released = "released",
+        /// A release arrived for a request id without permits, whose request was rejected or matched no
+        /// concurrency limit.
+        WithoutPermits = "held_nothing",
+        /// A release came before its acquire, and is remembered as an early release.
+        EarlyRelease = "early",
+        /// A release came before its acquire, and was dropped because the permit registry is full.
+        EarlyReleaseDropped = "refused",
+        /// The permits were released at their deadline, because no release or renewal arrived.
+        Expired = "expired",
+    }
+}
+
+named_enum! {
+    /// A protocol of the service.
+    pub enum Protocol {
+        /// Envoy's gRPC method `ShouldRateLimit`.
+        Grpc = "grpc",
+        /// The HTTP endpoint `/json`.
+        Json = "json",
+        /// `Check` of Envoy's `ext_authz` filter.
+        ExtAuthz = "ext_authz",
+        /// The HTTP endpoint `/check` for NGINX's `auth_request`.
+        Nginx = "nginx",
+        /// Streams of Envoy's `ext_proc` filter.
+        ExtProc = "ext_proc",
+        /// Entries of Envoy's access log.
+        AccessLog = "access_log",
+        /// This project's own service, `sluicegate.v1.Permits`.
+        Permits = "permits",
+    }
+}
+
+named_enum! {
+    /// The outcome of a request in any protocol.
+    pub enum EdgeOutcome {
+        /// The request was allowed.
+        Allow = "admit",
+        /// The request was denied.
+        Deny = "deny",
+        /// Refused: the check has no domain.
+        EmptyDomain = "empty_domain",
+        /// Refused: the check has no descriptors.
+        NoDescriptors = "no_descriptors",
+        /// Refused: no configuration is loaded.
+        NoConfig = "no_config",
+        /// Refused: the check has too many descriptors.
+        TooManyDescriptors = "too_many_descriptors",
+        /// Refused: the descriptors of the check have too many entries in total.
+        TooManyEntries = "too_many_entries",
+        /// Refused: a descriptor key or value is too long.
+        EntryTooLong = "entry_too_long",
+        /// Refused: `hits_addend` is 2^63 or more.
+        HitsTooLarge = "hits_too_large",
+        /// Refused: the unit of a limit override is unknown.
+        UnknownUnit = "unknown_unit",
+        /// Refused: the check is a refund, and refunds are disabled.
+        RefundsDisabled = "refunds_are_off",
+        /// Refused: a reserved descriptor key has an invalid request id as its value.
+        BadId = "bad_id",
+        /// Refused: the store is unavailable, and the limit's fallback is `error`.
+        StoreUnavailable = "backend_down",
+        /// Allowed without a check: the hook makes no descriptor of the request.
+        NothingToCheck = "nothing_to_ask",
+        /// Refused: no hooks are configured.
+        NoHooks = "no_hooks",
+        /// Refused: the request names an unknown hook.
+        UnknownHook = "unknown_hook",
+        /// Refused: the message cannot be decoded.
+        Malformed = "malformed",
+        /// Refused: the message is larger than the maximum.
+        TooLarge = "too_large",
+        /// Refused: the maximum number of open `/hold` requests is reached.
+        TooManyHolds = "too_many",
+        /// Refused: the message was incomplete at its deadline.
+        ReadTimeout = "late",
+        /// The check was decided, but the protocol cannot express the decision.
+        Unrepresentable = "inexpressible",
+    }
+}
+
+named_enum! {
+    /// A change of this replica's share of a shared concurrency limit.
+    pub enum ShareEvent {
+        /// The replica's share grew without a handoff.
+        Grown = "grown",
+        /// The replica's share grew after a handoff from other replicas.
+        HandedOver = "handed_over",
+        /// The replica's share shrank.
+        Shrunk = "shrunk",
+        /// The replica's share expired before the store replied.
+        Fenced = "fenced",
+        /// The replica has no share and the store is unavailable, so `on_backend_failure` applies.
+        Outage = "outage",
+    }
+}
+
+named_enum! {
+    /// An event of permits of strict concurrency limits, which the store counts.
+    pub enum StrictPermitEvent {
+        /// The store granted a permit.
+        Granted = "admitted",
+        /// The store granted no permit, because the limit is reached.
+        LimitReached = "full",
+        /// The store may have lost the list of permits, so it grants none for a limited time.
+        GrantsPaused = "closed",
+        /// The store did not reply, so `on_backend_failure` applies.
+        NoReply = "failed",
+        /// A heartbeat reported a permit that is still in use.
+        Renewed = "renewed",
+        /// A heartbeat reported a permit that the store did not know.
+        Restored = "put_back",
+        /// The store released a permit.
+        Released = "released",
+    }
+}
+
+named_enum! {
+    /// The ways in which fallback debt ends.
+    pub enum FallbackDebtOutcome {
+        /// The hits were charged to the store.
+        Charged = "charged",
+        /// The hits were not charged, because they would no longer count, or because the counter in the
+        /// store is at its limit.
+        NotNeeded = "rested",
+        /// The hits were not charged, because this replica had too many debts, or because the store did
+        /// not confirm the charge.
+        Lost = "lost",
+    }
+}
+
+named_enum! {
+    /// An event of leased hits.
+    pub enum LeasedHitsEvent {
+        /// The replica borrowed hits from the store.
+        Borrowed = "borrowed",
+        /// The replica returned unspent hits to the store.
+        Returned = "given_back",
+        /// The lease expired with unspent hits.
+        Expired = "expired",
+    }
+}
+
+named_enum! {
+    /// The classification of a datagram.
+    pub enum DatagramKind {
+        /// The datagram is a release of permits.
+        Release = "read",
+        /// The sender's address is outside the setting `syslog_from`, so the content is not parsed.
+        UntrustedSource = "foreign",
+        /// The datagram is longer than any release.
+        TooLong = "too_long",
+        /// The datagram cannot be parsed as a release.
+        Malformed = "malformed",
+    }
+}
+
+named_enum! {
+    /// A step of a forwarded release, on the sending or on the receiving replica.
+    pub enum ForwardingEvent {
+        /// Another replica accepted the release.
+        Delivered = "passed_on",
+        /// Another replica forwarded the release to this one.
+        Received = "received",
+        /// Another replica forwarded the release to this one, which does not know the request id.
+        Unknown = "unknown",
+        /// The release named no owner, so all replicas were queried.
+        Searched = "searched",
+        /// No queried replica knew the request id, so the release is remembered as an early release.
+        NotFound = "known_nowhere",
+        /// The batch of the release was not authentic, not from a live replica, or a repetition.
+        Rejected = "refused",
+        /// The batch of the release was addressed to another replica, or to an earlier incarnation of
+        /// this one.
+        WrongReplica = "misdirected",
+        /// The release or its batch could not be decoded.
+        Malformed = "malformed",
+        /// The release was dropped, because the queue of releases to forward was full.
+        Dropped = "dropped",
+        /// The owner did not accept the release in time, or is no longer live.
+        TimedOut = "late",
+        /// The address of the owner is outside the setting `peer_networks`.
+        AddressNotAllowed = "foreign",
+    }
+}
