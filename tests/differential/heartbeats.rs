@@ -7,7 +7,6 @@ use std::collections::HashMap;
 use sluicegate::kernel::coordinator::aggregate::{LimitFactor, VoteAggregate};
 use sluicegate::kernel::coordinator::incarnation::IncarnationRecord;
 use sluicegate::kernel::coordinator::message::GrantInUse;
-use sluicegate::kernel::coordinator::split::SplitMode;
 use sluicegate::kernel::coordinator::{
     CoordinatorConfig, Grant, Heartbeat, HeartbeatReply, ShareTiming,
 };
@@ -92,7 +91,6 @@ fn law(dice: &mut Dice) -> CoordinatorConfig {
     let start = min + dice.up_to(max - min);
     CoordinatorConfig {
         aggregate: dice.pick(&[VoteAggregate::Median, VoteAggregate::Min]),
-        split: dice.pick(&[SplitMode::Demand, SplitMode::Demand, SplitMode::Equal]),
         ..CoordinatorConfig::new(terms, Share(min), Share(start), Share(max)).unwrap()
     }
 }

@@ -467,6 +467,5 @@ fn make_coordinator_config(shared: &SharedLimit, terms: ShareTiming) -> Coordina
         start: Share(1),
         max: Share(1),
         aggregate: crate::kernel::coordinator::aggregate::VoteAggregate::default(),
-        split: crate::kernel::coordinator::split::SplitMode::default(),
     })
 }

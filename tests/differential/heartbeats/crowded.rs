@@ -14,7 +14,7 @@ use sluicegate::kernel::coordinator::incarnation::IncarnationRecord;
 use sluicegate::kernel::coordinator::message::GrantInUse;
 use sluicegate::kernel::coordinator::share_state::{GrantRecord, ShareState};
 use sluicegate::kernel::coordinator::{
-    Coordinator, CoordinatorConfig, CoordinatorIncarnation, Heartbeat, HeartbeatReply,
+    Coordinator, CoordinatorConfig, CoordinatorIncarnation, Heartbeat, HeartbeatReply, RunningSums,
 };
 use sluicegate::kernel::units::{Generation, Incarnation, Nanos, ReplicaId, Share};
 use sluicegate::store::heartbeat::{ShareReport, ShareRound};
@@ -27,9 +27,10 @@ use crate::support::resp::Value;
 
 const LIFE: CoordinatorIncarnation =
     CoordinatorIncarnation { incarnation: Incarnation(7), started_at: Nanos(0), is_settled: true };
-/// Length of the first part of the stored head, whose values the kernel has, too. Demands start at
-/// `HEAD`.
+/// The parts of the stored head: values that the kernel has, too, up to `KNOWN`; the expiry; the
+/// running sums from `SUMS`; the demands from `HEAD`.
 const KNOWN: usize = 50;
+const SUMS: usize = 58;
 const HEAD: usize = 122;
 
 type Fields = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -91,9 +92,13 @@ fn share_state_fields(coordinator: &Coordinator) -> Fields {
         .collect()
 }
 
+fn counted_votes(coordinator: &Coordinator) -> u64 {
+    coordinator.share_states.iter().filter(|seat| seat.vote.is_some()).count() as u64
+}
+
 /// The first part of the stored head, from the kernel's values.
 fn head_start(coordinator: &Coordinator) -> Vec<u8> {
-    let votes = coordinator.share_states.iter().filter(|seat| seat.vote.is_some()).count();
+    assert_eq!(coordinator.vote_count, counted_votes(coordinator));
     [
         &int(coordinator.share_states.len() as u64)[..],
         &double(coordinator.incarnation.0),
@@ -102,7 +107,21 @@ fn head_start(coordinator: &Coordinator) -> Vec<u8> {
         &double(coordinator.limit.unwrap().0),
         &u16::from(coordinator.is_recovered).to_le_bytes(),
         &instant(coordinator.counted_at),
-        &int(votes as u64),
+        &int(coordinator.vote_count),
+    ]
+    .concat()
+}
+
+/// The last part of the stored head: the running sums.
+fn sums_bytes(sums: &RunningSums) -> Vec<u8> {
+    let counts = [sums.with_demand, sums.short, sums.without_share, sums.expiring];
+    [
+        &instant(sums.valid_until)[..],
+        &instant(sums.next_expiry),
+        &int(sums.limit.0),
+        &[sums.exposure, sums.need, sums.used].map(|sum| double(sum.0)).concat(),
+        &counts.map(int).concat(),
+        &int(sums.fill_level.0),
     ]
     .concat()
 }
@@ -153,7 +172,7 @@ impl<'s> Crowd<'s> {
     fn new(reporter: &'s mut Reporter, dice: &mut Dice, count: u64, ceiling: u64) -> Self {
         let law =
             CoordinatorConfig::new(terms(10), Share(1), Share(ceiling), Share(1 << 24)).unwrap();
-        let coordinator = Coordinator {
+        let mut coordinator = Coordinator {
             incarnation: LIFE.incarnation,
             latest_time: START,
             generation: Generation(99),
@@ -165,7 +184,9 @@ impl<'s> Crowd<'s> {
             share_states: (1..=count)
                 .map(|number| random_share_state(dice, number, ceiling))
                 .collect(),
+            ..Coordinator::default()
         };
+        coordinator.vote_count = counted_votes(&coordinator);
         let mut crowd = Self { reporter, coordinator, law, now: START };
         crowd.write_to_store();
         crowd
@@ -225,6 +246,7 @@ impl<'s> Crowd<'s> {
         let mut stored: Fields = pairs.collect();
         let head = stored.remove(&b"head"[..]).unwrap();
         assert_eq!(head[..KNOWN], head_start(&self.coordinator));
+        assert_eq!(head[SUMS..HEAD], sums_bytes(&self.coordinator.sums));
         assert!(head[HEAD..] == demand_bytes(&self.coordinator), "what {} want", stored.len());
         let wanted = share_state_fields(&self.coordinator);
         let differs = wanted.iter().find(|(name, field)| stored.get(*name) != Some(*field));

@@ -8,7 +8,7 @@ use sluicegate::kernel::coordinator::aggregate::FractionalLimit;
 use std::collections::VecDeque;
 
 use sluicegate::kernel::coordinator::share_client::{GrantOutcome, LoadReport};
-use sluicegate::kernel::coordinator::split::{SplitMode, UsageSample, demand};
+use sluicegate::kernel::coordinator::split::{UsageSample, demand};
 use sluicegate::kernel::coordinator::{
     ClockReading, CoordinatorConfig, Grant, Heartbeat, ShareClient, ShareTiming,
 };
@@ -124,14 +124,11 @@ struct Fleet {
 }
 
 impl Fleet {
-    fn new(seed: u64, ceiling: u64, split: SplitMode, loads: &[(u64, u64)]) -> Self {
+    fn new(seed: u64, ceiling: u64, loads: &[(u64, u64)]) -> Self {
         let (heartbeat, term) = (Nanos(HEARTBEAT), Nanos(4 * HEARTBEAT));
         let terms = ShareTiming::new(heartbeat, term, Nanos(10 * HEARTBEAT), 500).unwrap();
         let ceiling = Share(ceiling);
-        let law = CoordinatorConfig {
-            split,
-            ..CoordinatorConfig::new(terms, ceiling, ceiling, ceiling).unwrap()
-        };
+        let law = CoordinatorConfig::new(terms, ceiling, ceiling, ceiling).unwrap();
         let (store, mut dice) = (Store::new(law), Dice::new(seed));
         // Replicas start at random ticks, as real processes do.
         let busy = |(id, load): (usize, &(u64, u64))| {
@@ -229,16 +226,15 @@ fn skewed(limit: u64, duration: u64) -> Vec<(u64, u64)> {
 #[test]
 fn split_by_demand_uses_95_percent_of_the_limit_under_skewed_load() {
     let seed = seed();
-    let used = |split| Fleet::new(seed, 1_000, split, &skewed(1_000, 100)).utilisation();
-    let (by_demand, equal) = (used(SplitMode::Demand), used(SplitMode::Equal));
-    println!("seed {seed}: used by demand {by_demand} / 1000, split equally {equal} / 1000");
-    assert!(950 <= by_demand, "{by_demand} from seed {seed}");
+    let used = Fleet::new(seed, 1_000, &skewed(1_000, 100)).utilisation();
+    println!("seed {seed}: used {used} / 1000");
+    assert!(950 <= used, "{used} from seed {seed}");
 }
 
 /// Measures joins to a fleet of `members` replicas, at evenly spaced times of a heartbeat interval.
 fn ramps(members: usize, dice: &mut Dice) -> Vec<Ramp> {
     let loads = vec![(600, 200); members + 1];
-    let fleet = |dice: &mut Dice| Fleet::new(dice.roll(), 60, SplitMode::Demand, &loads);
+    let fleet = |dice: &mut Dice| Fleet::new(dice.roll(), 60, &loads);
     // Enough samples that medians of two seeds differ by one percent. Large fleets take fewer, so
     // that each size takes the same time.
     let times = (4_000 / members as u64).min(400);

@@ -6,6 +6,7 @@ use sluicegate::kernel::coordinator::incarnation::IncarnationRecord;
 use sluicegate::kernel::coordinator::message::GrantInUse;
 use sluicegate::kernel::coordinator::{
     Coordinator, CoordinatorConfig, CoordinatorIncarnation, Grant, Heartbeat, HeartbeatReply,
+    RunningSums,
 };
 use sluicegate::kernel::units::{Generation, Incarnation, Nanos, ReplicaId};
 
@@ -52,6 +53,10 @@ impl Store {
     pub fn apply_heartbeat(&mut self, now: Nanos, beat: &Heartbeat, flaw: Flaw) -> Option<Grant> {
         let beat = self.with_flaw(beat, flaw);
         self.register(now, &beat);
+        if flaw != Flaw::No {
+            // Flaws change share states directly, so the sums must be computed again.
+            self.coordinator.sums = RunningSums::default();
+        }
         if flaw == Flaw::InFlightForExposure {
             let over = |until: Nanos| until <= now;
             for seat in

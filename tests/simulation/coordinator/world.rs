@@ -1,7 +1,6 @@
 //! The simulation: replicas, a network, a store, faults and an oracle.
 
 use sluicegate::kernel::coordinator::share_client::GrantOutcome;
-use sluicegate::kernel::coordinator::split::SplitMode;
 use sluicegate::kernel::coordinator::{CoordinatorConfig, Grant, Heartbeat, ShareTiming};
 use sluicegate::kernel::units::{Nanos, Share};
 
@@ -110,13 +109,12 @@ impl Simulation {
         let terms = terms(dice.pick(&[0, 30, 30]));
         let law =
             CoordinatorConfig::new(terms, Share(ceiling), Share(ceiling), Share(ceiling)).unwrap();
-        let split = dice.pick(&[SplitMode::Equal, SplitMode::Demand]);
         let mut simulation = Self {
             tick: 0,
             flaw,
             faults: faults.to_vec(),
             terms: replica_terms(terms, flaw),
-            store: Store::new(CoordinatorConfig { split, ..law }),
+            store: Store::new(law),
             ahead: 1_000,
             replicas: Vec::new(),
             lives: 0,

@@ -11,7 +11,6 @@
 use thiserror::Error;
 
 use super::aggregate::VoteAggregate;
-use super::split::SplitMode;
 use crate::units::{Nanos, Share};
 
 /// The largest concurrency limit, in permits.
@@ -194,12 +193,10 @@ pub struct CoordinatorConfig {
     pub max: Share,
     /// The rule that combines the replicas' votes.
     pub aggregate: VoteAggregate,
-    /// The rule that divides the limit into shares.
-    pub split: SplitMode,
 }
 
 impl CoordinatorConfig {
-    /// A configuration that combines votes by the lower median and divides the limit by demand.
+    /// A configuration that combines votes by the lower median.
     ///
     /// # Errors
     /// Returns an error if the bounds contradict each other or exceed [`MOST`].
@@ -213,7 +210,6 @@ impl CoordinatorConfig {
         if !ordered {
             return Err(CoordinatorConfigError::Bounds { min, start, max });
         }
-        let (aggregate, split) = (VoteAggregate::default(), SplitMode::default());
-        Ok(Self { timing, min, start, max, aggregate, split })
+        Ok(Self { timing, min, start, max, aggregate: VoteAggregate::default() })
     }
 }

@@ -1,13 +1,17 @@
 //! The store's state of one fleet-wide concurrency limit, which replies to each heartbeat with a
 //! grant.
 //!
-//! The state is flat, public data. So it can be stored as the fields of one Redis hash, and the
-//! code can be ported line by line to the store's Lua script.
+//! The state is flat, public data, so it can be stored as the fields of one Redis hash. The store's
+//! script `heartbeat.lua` is a transcription of this file, `grant.rs` and `split.rs`: the same
+//! functions with the same names, in the same order.
+//!
+//! A heartbeat is *plain* if all share states are live, no vote is due and no replica is new, which
+//! is the usual case.
 //!
 //! Guarantees:
 //! - A grant never raises the sum of all replicas' exposures above the limit.
 //! - Late and duplicated heartbeats change nothing.
-//! - Applying one heartbeat costs O(replicas of this limit).
+//! - A plain heartbeat costs O(log replicas) if the limit covers all needs, others O(replicas).
 //!
 //! Not covered:
 //! - Storage of the state.
@@ -17,8 +21,8 @@ use super::aggregate::{FractionalLimit, LimitFactor};
 use super::config::{CoordinatorConfig, ShareTiming};
 use super::incarnation::CoordinatorIncarnation;
 use super::message::{Grant, GrantInUse, Heartbeat};
+use super::running_sums::RunningSums;
 use super::share_state::{GrantRecord, ShareState};
-use super::split::{ReplicaDemand, SplitMode};
 use crate::units::{Generation, Incarnation, Nanos, Share};
 
 /// The largest number of share states of one limit, so that a faulty fleet cannot fill the store.
@@ -39,6 +43,10 @@ pub struct Coordinator {
     pub is_recovered: bool,
     /// The instant of the last vote count.
     pub counted_at: Nanos,
+    /// The number of share states with a vote.
+    pub vote_count: u64,
+    /// The sums over all share states.
+    pub sums: RunningSums,
     /// The share states, ordered by replica and incarnation.
     pub share_states: Vec<ShareState>,
 }
@@ -61,34 +69,53 @@ pub enum HeartbeatReply {
     TooManyReplicas,
 }
 
+/// One heartbeat with the values that its application needs.
+pub(super) struct Arrival<'a> {
+    pub(super) config: &'a CoordinatorConfig,
+    pub(super) heartbeat: &'a Heartbeat,
+    pub(super) now: Nanos,
+    /// Set in the grace period, when other replicas may use shares that the store has lost.
+    pub(super) grace: bool,
+    /// The index of the replica's share state.
+    pub(super) at: usize,
+}
+
 impl Coordinator {
     /// Applies `heartbeat` at `now` on the store's clock. A new incarnation discards the state.
     pub fn apply_heartbeat(
         &mut self,
         now: Nanos,
-        incarnation: &CoordinatorIncarnation,
+        current: &CoordinatorIncarnation,
         config: &CoordinatorConfig,
         heartbeat: &Heartbeat,
     ) -> HeartbeatReply {
-        if self.incarnation != incarnation.incarnation {
-            *self =
-                Self { incarnation: incarnation.incarnation, counted_at: now, ..Self::default() };
+        if self.incarnation != current.incarnation {
+            *self = Self { incarnation: current.incarnation, counted_at: now, ..Self::default() };
         }
         self.latest_time = self.latest_time.max(now);
-        let now = self.latest_time;
-        self.share_states.retain(|seat| !seat.is_unused(now, &config.timing));
-        let at = match self.find_index(heartbeat) {
-            Ok(at) => at,
-            Err(refused) => return refused,
-        };
-        let grace = incarnation.is_in_grace(now, &config.timing);
-        let state = self.store_heartbeat(at, now, config, heartbeat, grace);
+        let (now, timing) = (self.latest_time, &config.timing);
+        let grace = current.is_in_grace(now, timing);
+        let (mut at, mut before) = self.find_index(heartbeat);
+        let must_read_all =
+            before.is_none() || self.sums.valid_until <= now || heartbeat.is_leaving;
+        let is_plain = !must_read_all && !grace && self.is_plain(now, config, heartbeat);
+        if must_read_all {
+            self.drop_unused(now, timing);
+            (at, before) = self.find_index(heartbeat);
+        }
+        if let Some(refusal) = self.refuse(at, before.as_ref(), heartbeat) {
+            return refusal;
+        }
+        let arrival = Arrival { config, heartbeat, now, grace, at };
+        let mut own = self.store_heartbeat(&arrival, before);
         if heartbeat.is_leaving {
-            self.share_states.retain(|seat| !seat.is_unused(now, &config.timing));
+            self.drop_unused(now, timing);
             return HeartbeatReply::Left;
         }
-        self.update_limit(now, config, heartbeat, grace);
-        HeartbeatReply::Grant(self.grant_share(at, now, config, state, grace))
+        if !is_plain {
+            self.update_limit(&arrival, &mut own);
+        }
+        HeartbeatReply::Grant(self.grant_share(&arrival, own))
     }
 
     /// The concurrency limit in whole permits; zero before the first heartbeat.
@@ -100,305 +127,190 @@ impl Coordinator {
     /// The most permits that all replicas together may use without another grant.
     #[must_use]
     pub fn exposure(&self) -> Share {
-        self.share_states.iter().fold(Share(0), |sum, seat| sum.plus(seat.exposure()))
+        self.share_states.iter().fold(Share(0), |sum, state| sum.plus(state.exposure()))
     }
 
     /// The instant after which no share of this limit is in use, unless another heartbeat arrives.
     #[must_use]
     pub fn unused_from(&self, config: &CoordinatorConfig) -> Nanos {
-        let unused_instants = self.share_states.iter().map(|seat| seat.unused_from(&config.timing));
+        let unused_instants =
+            self.share_states.iter().map(|state| state.unused_from(&config.timing));
         unused_instants.max().unwrap_or(self.latest_time)
     }
 
-    /// The index of the sender's share state, or the index at which to insert it.
-    ///
-    /// The error is the reply to a heartbeat that must be rejected.
-    fn find_index(&self, heartbeat: &Heartbeat) -> Result<usize, HeartbeatReply> {
-        let later = |seat: &ShareState| {
-            seat.replica == heartbeat.replica && heartbeat.incarnation < seat.incarnation
-        };
-        if self.share_states.iter().any(later) {
-            return Err(HeartbeatReply::Superseded);
-        }
-        let is_current_incarnation =
-            |holds: &GrantInUse| holds.coordinator_incarnation == self.incarnation;
-        if heartbeat
-            .grant_in_use
-            .filter(is_current_incarnation)
-            .is_some_and(|holds| self.generation < holds.generation)
-        {
-            return Err(HeartbeatReply::StateLost);
-        }
+    /// Returns `true` if the limit stays, covers each replica, and is the limit of the sums.
+    fn is_plain(&self, now: Nanos, config: &CoordinatorConfig, heartbeat: &Heartbeat) -> bool {
+        let Some(limit) = self.limit else { return false };
+        let has_votes = 0 < self.vote_count || heartbeat.vote.is_some();
+        count(self.share_states.len()) <= self.limit().0
+            && self.limit() == self.sums.limit
+            && Nanos(0) < config.timing.share_lifetime
+            && limit == limit.within(config.min, config.max)
+            && !(has_votes && config.timing.vote_interval() <= now.since(self.counted_at))
+    }
+
+    /// Removes the share states of replicas that use no permit.
+    fn drop_unused(&mut self, now: Nanos, timing: &ShareTiming) {
+        let vote_count = &mut self.vote_count;
+        self.share_states.retain(|state| {
+            let is_unused = state.is_unused(now, timing);
+            if is_unused && state.vote.is_some() {
+                *vote_count = vote_count.saturating_sub(1);
+            }
+            !is_unused
+        });
+    }
+
+    /// The index of the sender's share state and that state, or the index at which to insert it.
+    fn find_index(&self, heartbeat: &Heartbeat) -> (usize, Option<ShareState>) {
         match self.share_states.binary_search_by_key(&heartbeat.sort_key(), ShareState::sort_key) {
-            Ok(at)
-                if self
-                    .share_states
-                    .get(at)
-                    .is_some_and(|seat| heartbeat.number <= seat.number) =>
-            {
-                Err(HeartbeatReply::Stale)
-            }
-            Err(_) if MAX_SHARE_STATES <= self.share_states.len() => {
-                Err(HeartbeatReply::TooManyReplicas)
-            }
-            Ok(at) | Err(at) => Ok(at),
+            Ok(at) => (at, self.share_states.get(at).copied()),
+            Err(at) => (at, None),
         }
     }
 
-    fn store_heartbeat(
-        &mut self,
-        at: usize,
-        now: Nanos,
-        config: &CoordinatorConfig,
-        heartbeat: &Heartbeat,
-        grace: bool,
-    ) -> ShareState {
-        let before = self
-            .share_states
-            .get(at)
-            .filter(|seat| seat.sort_key() == heartbeat.sort_key())
-            .copied();
-        let confirmed = if heartbeat.is_leaving {
-            GrantRecord::default()
-        } else {
-            self.confirmed_grant(before, heartbeat, grace)
-        };
-        let ShareTiming { share_lifetime, max_duration, .. } = config.timing;
-        let expires_at = before.map_or(now, |seat| seat.expires_at).max(now.plus(share_lifetime));
-        let requests_end = now.plus(max_duration);
-        let state = ShareState {
-            replica: heartbeat.replica,
-            incarnation: heartbeat.incarnation,
-            number: heartbeat.number,
-            confirmed,
-            // The heartbeat voided this grant. It stays until the new grant is computed, because
-            // `demand` reads whether it was zero.
-            granted: before
-                .filter(|_| !heartbeat.is_leaving)
-                .map_or(confirmed, |seat| seat.granted),
-            replied_limit: before.map_or(Share(0), |seat| seat.replied_limit),
-            in_flight: heartbeat.in_flight,
-            demand: heartbeat.demand,
-            vote: self.valid_vote(before, heartbeat),
-            expires_at: if heartbeat.is_leaving { now } else { expires_at },
-            earlier_requests_end: before
-                .map_or(requests_end, |seat| seat.previous_requests_end(now, &config.timing)),
-            max_duration,
-            changed_at: before.map_or(now, |seat| seat.changed_at),
-        };
-        match self.share_states.get_mut(at).filter(|_| before.is_some()) {
-            Some(kept) => *kept = state,
-            None => self.share_states.insert(at, state),
-        }
-        state
-    }
-
-    /// The grant that the replica had when it sent `heartbeat`, identified by its generation.
-    fn confirmed_grant(
+    /// The reply to a heartbeat that must be rejected.
+    fn refuse(
         &self,
-        before: Option<ShareState>,
+        at: usize,
+        before: Option<&ShareState>,
         heartbeat: &Heartbeat,
-        grace: bool,
-    ) -> GrantRecord {
-        let Some(grant_in_use) = heartbeat.grant_in_use else { return GrantRecord::default() };
-        if grant_in_use.coordinator_incarnation == self.incarnation {
-            let known_grants = before.into_iter().flat_map(|seat| [seat.confirmed, seat.granted]);
-            let mut matching =
-                known_grants.filter(|granted| granted.generation == grant_in_use.generation);
-            // Without a matching share state, the share has already expired at the replica, because
-            // the replica's expiry is earlier than the store's.
-            return matching.next().unwrap_or_default();
+    ) -> Option<HeartbeatReply> {
+        let later = self.share_states.get(at.saturating_add(usize::from(before.is_some())));
+        let is_superseded = later.is_some_and(|later| later.replica == heartbeat.replica);
+        let is_lost = |in_use: GrantInUse| {
+            in_use.coordinator_incarnation == self.incarnation
+                && self.generation < in_use.generation
+        };
+        match before {
+            _ if is_superseded => Some(HeartbeatReply::Superseded),
+            _ if heartbeat.grant_in_use.is_some_and(is_lost) => Some(HeartbeatReply::StateLost),
+            Some(before) if heartbeat.number <= before.number => Some(HeartbeatReply::Stale),
+            None if MAX_SHARE_STATES <= self.share_states.len() => {
+                Some(HeartbeatReply::TooManyReplicas)
+            }
+            _ => None,
         }
-        // A share from an earlier coordinator incarnation counts only in the grace period, in which
-        // other replicas may not have reported yet.
-        let share = if grace { grant_in_use.share } else { Share(0) };
-        GrantRecord { generation: Generation(0), share }
+    }
+
+    /// The grant that the replica had when it sent the heartbeat, identified by its generation.
+    fn confirmed_grant(&self, arrival: &Arrival<'_>, before: Option<&ShareState>) -> GrantRecord {
+        let in_use = arrival.heartbeat.grant_in_use.filter(|_| !arrival.heartbeat.is_leaving);
+        let Some(in_use) = in_use else { return GrantRecord::default() };
+        if in_use.coordinator_incarnation != self.incarnation {
+            // A share from an earlier coordinator incarnation counts only in the grace period, in
+            // which other replicas may not have reported yet.
+            let share = if arrival.grace { in_use.share } else { Share(0) };
+            return GrantRecord { generation: Generation(0), share };
+        }
+        let mut known_grants =
+            before.into_iter().flat_map(|before| [before.confirmed, before.granted]);
+        // Without a matching share state, the share has already expired at the replica, because
+        // the replica's expiry is earlier than the store's.
+        known_grants.find(|grant| grant.generation == in_use.generation).unwrap_or_default()
     }
 
     /// The replica's new vote, or its earlier one that is not counted yet.
     ///
     /// `None` if the replica voted under another limit or is idle.
-    fn valid_vote(&self, before: Option<ShareState>, heartbeat: &Heartbeat) -> Option<LimitFactor> {
+    fn valid_vote(
+        &self,
+        heartbeat: &Heartbeat,
+        before: Option<&ShareState>,
+    ) -> Option<LimitFactor> {
         let is_current_limit =
-            heartbeat.grant_in_use.is_some_and(|holds| holds.limit == self.limit());
+            heartbeat.grant_in_use.is_some_and(|in_use| in_use.limit == self.limit());
         let has_demand = Share(0) < heartbeat.demand;
-        let uncounted_vote = before.and_then(|seat| seat.vote);
+        let uncounted_vote = before.and_then(|before| before.vote);
         heartbeat.vote.or(uncounted_vote).filter(|_| is_current_limit && has_demand)
+    }
+
+    /// Stores the heartbeat in the replica's share state, which leaves the sums until its grant.
+    fn store_heartbeat(&mut self, arrival: &Arrival<'_>, before: Option<ShareState>) -> ShareState {
+        let Arrival { config, heartbeat, now, at, .. } = *arrival;
+        let confirmed = self.confirmed_grant(arrival, before.as_ref());
+        let vote = self.valid_vote(heartbeat, before.as_ref());
+        let mut own = before.unwrap_or_else(|| {
+            let state = ShareState::new(heartbeat, confirmed, now, &config.timing);
+            self.share_states.insert(at, state);
+            self.sums.valid_until = Nanos(0);
+            state
+        });
+        if now < self.sums.valid_until {
+            self.sums.put(u64::saturating_sub, &own);
+        }
+        let votes = self.vote_count.saturating_add(u64::from(vote.is_some()));
+        self.vote_count = votes.saturating_sub(u64::from(own.vote.is_some()));
+        (own.number, own.confirmed, own.vote) = (heartbeat.number, confirmed, vote);
+        (own.in_flight, own.demand) = (heartbeat.in_flight, heartbeat.demand);
+        own.earlier_requests_end = own.previous_requests_end(now, &config.timing);
+        own.max_duration = config.timing.max_duration;
+        if heartbeat.is_leaving {
+            (own.granted, own.expires_at) = (GrantRecord::default(), now);
+        } else {
+            own.expires_at = own.expires_at.max(now.plus(config.timing.share_lifetime));
+        }
+        self.sums.valid_until = self.sums.valid_until.min(own.expires_at);
+        self.write(at, own);
+        own
     }
 
     /// Keeps the limit within its bounds, recovers it after a loss of state, and counts votes if
     /// due.
-    fn update_limit(
-        &mut self,
-        now: Nanos,
-        config: &CoordinatorConfig,
-        heartbeat: &Heartbeat,
-        grace: bool,
-    ) {
-        let earlier =
-            |holds: &GrantInUse| grace && holds.coordinator_incarnation != self.incarnation;
-        let reported_limit = heartbeat
+    fn update_limit(&mut self, arrival: &Arrival<'_>, own: &mut ShareState) {
+        let Arrival { config, heartbeat, now, grace, .. } = *arrival;
+        let is_earlier =
+            |in_use: &GrantInUse| grace && in_use.coordinator_incarnation != self.incarnation;
+        let claim = heartbeat
             .grant_in_use
-            .filter(earlier)
-            .map(|holds| FractionalLimit::from_share(holds.limit));
-        let level = match (
-            self.limit.filter(|_| self.is_recovered || reported_limit.is_none()),
-            reported_limit,
-        ) {
-            (Some(level), Some(claim)) => level.min(claim),
-            (level, claim) => level.or(claim).unwrap_or(FractionalLimit::from_share(config.start)),
+            .filter(is_earlier)
+            .map(|in_use| FractionalLimit::from_share(in_use.limit));
+        let limit = match (self.limit.filter(|_| self.is_recovered || claim.is_none()), claim) {
+            (Some(limit), Some(claim)) => limit.min(claim),
+            (limit, claim) => limit.or(claim).unwrap_or(FractionalLimit::from_share(config.start)),
         };
-        self.is_recovered |= reported_limit.is_some();
-        self.limit = Some(level.within(config.min, config.max));
-        if !grace && config.timing.vote_interval() <= now.since(self.counted_at) {
-            self.count_votes(now, config);
+        self.is_recovered |= claim.is_some();
+        self.limit = Some(limit.within(config.min, config.max));
+        let is_due = config.timing.vote_interval() <= now.since(self.counted_at);
+        if !grace && is_due && 0 < self.vote_count {
+            self.count_votes(arrival, own);
         }
     }
 
-    fn count_votes(&mut self, now: Nanos, config: &CoordinatorConfig) {
+    fn count_votes(&mut self, arrival: &Arrival<'_>, own: &mut ShareState) {
+        let Arrival { config, now, .. } = *arrival;
         let mut votes: Vec<LimitFactor> =
-            self.live_replicas(now).filter_map(|(_, seat)| seat.vote).collect();
-        let (Some(ratio), Some(level)) = (config.aggregate.combine(&mut votes), self.limit) else {
+            self.live_replicas(now).filter_map(|state| state.vote).collect();
+        let (Some(ratio), Some(limit)) = (config.aggregate.combine(&mut votes), self.limit) else {
             return;
         };
-        self.limit = Some(level.scaled(ratio, config.min, config.max));
-        self.counted_at = now;
-        for seat in &mut self.share_states {
-            seat.vote = None;
+        self.limit = Some(limit.scaled(ratio, config.min, config.max));
+        (self.counted_at, self.vote_count, own.vote) = (now, 0, None);
+        for state in &mut self.share_states {
+            state.vote = None;
         }
     }
 
-    /// The replicas that may receive a share, with the indices of their share states.
-    fn live_replicas(&self, now: Nanos) -> impl Iterator<Item = (usize, &ShareState)> {
-        self.share_states.iter().enumerate().filter(move |(at, seat)| {
-            let later = self.share_states.get(at.saturating_add(1));
-            now < seat.expires_at && later.is_none_or(|later| later.replica != seat.replica)
+    /// The replicas that may receive a share.
+    pub(super) fn live_replicas(&self, now: Nanos) -> impl Iterator<Item = &ShareState> {
+        let states = self.share_states.iter().enumerate();
+        states.filter(move |(index, _)| self.is_live(*index, now)).map(|(_, state)| state)
+    }
+
+    pub(super) fn is_live(&self, index: usize, now: Nanos) -> bool {
+        let later = self.share_states.get(index.saturating_add(1));
+        self.share_states.get(index).is_some_and(|state| {
+            now < state.expires_at && later.is_none_or(|later| later.replica != state.replica)
         })
     }
 
-    /// Grants the fair share, as far as the exposures of the other replicas leave permits free.
-    fn grant_share(
-        &mut self,
-        at: usize,
-        now: Nanos,
-        config: &CoordinatorConfig,
-        state: ShareState,
-        grace: bool,
-    ) -> Grant {
-        let live: Vec<(usize, ReplicaDemand)> =
-            self.live_replicas(now).map(|(at, seat)| (at, self.demand(seat))).collect();
-        let (fair_share, reserved) = self.fair_share(&live, at, now, config);
-        let share = self.grantable_share(&live, at, config, fair_share, reserved, grace);
-        // An unchanged share keeps its generation, because a new one would carry no information.
-        let is_unchanged =
-            state.confirmed.share == share && state.confirmed.generation != Generation(0);
-        let generation =
-            if is_unchanged { state.confirmed.generation } else { self.generation.next() };
-        self.generation = self.generation.max(generation);
-        let is_transition = (share == Share(0)) != (state.granted.share == Share(0));
-        let changed_at = if is_transition { now } else { state.changed_at };
-        if let Some(kept) = self.share_states.get_mut(at) {
-            let granted = GrantRecord { generation, share };
-            let replied_limit = self.limit.map_or(Share(0), FractionalLimit::round_down);
-            // `count_votes` may have removed the vote in the meantime, and it must not count twice.
-            *kept = ShareState { granted, replied_limit, changed_at, vote: kept.vote, ..state };
-        }
-        Grant {
-            replica: state.replica,
-            incarnation: state.incarnation,
-            heartbeat_number: state.number,
-            coordinator_incarnation: self.incarnation,
-            generation,
-            share,
-            fair_share,
-            limit: self.limit(),
-            replicas: u64::try_from(live.len()).unwrap_or(u64::MAX),
-            is_recovering: grace,
+    pub(super) fn write(&mut self, at: usize, own: ShareState) {
+        if let Some(state) = self.share_states.get_mut(at) {
+            *state = own;
         }
     }
+}
 
-    fn demand(&self, state: &ShareState) -> ReplicaDemand {
-        let need = state.demand.min(self.limit());
-        ReplicaDemand {
-            need,
-            is_waiting: state.granted.share == Share(0),
-            changed_at: state.changed_at,
-        }
-    }
-
-    /// The replica's fair share, even if its permits are not free yet, and the permits that are
-    /// reserved for replicas ahead of it.
-    fn fair_share(
-        &self,
-        live: &[(usize, ReplicaDemand)],
-        at: usize,
-        now: Nanos,
-        config: &CoordinatorConfig,
-    ) -> (Share, Share) {
-        let demands: Vec<ReplicaDemand> = live.iter().map(|(_, want)| *want).collect();
-        let own_index = live.iter().position(|(seat, _)| *seat == at);
-        let turn_cutoff = now.since(config.timing.turn_duration());
-        let ceiling = self.limit();
-        own_index.map_or((Share(0), Share(0)), |me| {
-            let fair = config.split.fair_share(ceiling, &demands, me, turn_cutoff);
-            (fair, config.split.reserved(ceiling, &demands, me, turn_cutoff))
-        })
-    }
-
-    fn grantable_share(
-        &self,
-        live: &[(usize, ReplicaDemand)],
-        at: usize,
-        config: &CoordinatorConfig,
-        fair_share: Share,
-        reserved: Share,
-        grace: bool,
-    ) -> Share {
-        let others = self.other_states(at);
-        let free = self.limit().less(others.fold(Share(0), |sum, seat| sum.plus(seat.exposure())));
-        let own = self.share_states.get(at).map_or(Share(0), |seat| seat.confirmed.share);
-        if free < own {
-            // The limit fell below the sum of all exposures. If every share were cut to zero until
-            // all replicas received the new limit, requests would be denied for nothing. So a
-            // replica keeps its share while all shares that were granted since the decrease fit the
-            // limit.
-            return fair_share.min(own).min(self.room_after_decrease(live, at));
-        }
-        let floor = Share(u64::from(u64::try_from(live.len()).is_ok_and(|n| n <= self.limit().0)));
-        let needs_more = |(other, want): &(usize, ReplicaDemand)| {
-            let granted = self.share_states.get(*other).map_or(Share(0), |seat| seat.granted.share);
-            *other != at && granted < want.need.max(floor)
-        };
-        // Do not take away permits that no other replica can use. In the grace period no other
-        // replica may receive them; otherwise no other replica needs more.
-        let keeps_surplus =
-            grace || config.split == SplitMode::Demand && !live.iter().any(needs_more);
-        let goal = if keeps_surplus { fair_share.max(own) } else { fair_share };
-        goal.min(if grace { own } else { own.max(free.less(reserved)) })
-    }
-
-    /// The permits of a decreased limit that are left for the replica at index `at`.
-    ///
-    /// Replicas that received this limit count with their shares or requests in flight, dead
-    /// replicas with their exposure, and all others with nothing.
-    fn room_after_decrease(&self, live: &[(usize, ReplicaDemand)], at: usize) -> Share {
-        let ceiling = self.limit();
-        let is_live = |at: usize| live.binary_search_by_key(&at, |(other, _)| *other).is_ok();
-        let used_permits = |(other, seat): (usize, &ShareState)| match is_live(other) {
-            false => seat.exposure(),
-            // Requests in flight above the share use permits that other replicas cannot have yet.
-            true if seat.replied_limit <= ceiling => seat.granted.share.max(seat.in_flight),
-            true => Share(0),
-        };
-        let others = self.share_states.iter().enumerate().filter(|(other, _)| *other != at);
-        ceiling.less(others.map(used_permits).fold(Share(0), Share::plus))
-    }
-
-    fn other_states(&self, at: usize) -> impl Iterator<Item = &ShareState> {
-        self.share_states
-            .iter()
-            .enumerate()
-            .filter(move |(other, _)| *other != at)
-            .map(|(_, seat)| seat)
-    }
+pub(super) fn count(states: usize) -> u64 {
+    u64::try_from(states).unwrap_or(u64::MAX)
 }

@@ -44,8 +44,10 @@ pub mod clock_reading;
 pub mod config;
 #[allow(clippy::module_inception, reason = "the room is named for its first tenant")]
 pub mod coordinator;
+mod grant;
 pub mod incarnation;
 pub mod message;
+pub mod running_sums;
 pub mod share_client;
 pub mod share_state;
 pub mod split;
@@ -55,4 +57,5 @@ pub use config::{CoordinatorConfig, ShareTiming};
 pub use coordinator::{Coordinator, HeartbeatReply};
 pub use incarnation::CoordinatorIncarnation;
 pub use message::{Grant, Heartbeat};
+pub use running_sums::RunningSums;
 pub use share_client::ShareClient;

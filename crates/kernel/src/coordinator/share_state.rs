@@ -8,6 +8,7 @@
 
 use super::aggregate::LimitFactor;
 use super::config::ShareTiming;
+use super::message::Heartbeat;
 use crate::units::{Generation, Incarnation, Nanos, ReplicaId, Share};
 
 /// The number of a grant and the share that it assigns.
@@ -58,6 +59,33 @@ pub struct ShareState {
 }
 
 impl ShareState {
+    /// The record of a replica before its first heartbeat is stored.
+    ///
+    /// Its grant in use counts as granted, too: `is_waiting` of the split reads whether it is zero.
+    #[must_use]
+    pub const fn new(
+        heartbeat: &Heartbeat,
+        confirmed: GrantRecord,
+        now: Nanos,
+        timing: &ShareTiming,
+    ) -> Self {
+        Self {
+            replica: heartbeat.replica,
+            incarnation: heartbeat.incarnation,
+            number: heartbeat.number,
+            confirmed,
+            granted: confirmed,
+            replied_limit: Share(0),
+            in_flight: heartbeat.in_flight,
+            demand: heartbeat.demand,
+            vote: None,
+            expires_at: now,
+            earlier_requests_end: now,
+            max_duration: timing.max_duration,
+            changed_at: now,
+        }
+    }
+
     /// The most permits that the replica may use, now or later, without another grant.
     #[must_use]
     pub fn exposure(&self) -> Share {

@@ -13,18 +13,8 @@ use std::num::NonZeroU64;
 
 use super::aggregate::FractionalLimit;
 use super::config::MOST;
+use super::share_state::ShareState;
 use crate::units::{Nanos, Share};
-
-/// The rule that divides a limit into shares.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum SplitMode {
-    /// All replicas get equal shares.
-    Equal,
-    /// Shares rise evenly up to each replica's demand; the rest is divided evenly. An idle replica
-    /// keeps one permit, if there is one for each replica.
-    #[default]
-    Demand,
-}
 
 /// The demand of one replica, with the state that decides its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,6 +25,13 @@ pub struct ReplicaDemand {
     pub is_waiting: bool,
     /// The instant at which `is_waiting` last changed.
     pub changed_at: Nanos,
+}
+
+impl From<&ShareState> for ReplicaDemand {
+    fn from(state: &ShareState) -> Self {
+        let is_waiting = state.granted.share == Share(0);
+        Self { need: state.demand, is_waiting, changed_at: state.changed_at }
+    }
 }
 
 /// The load of one replica, measured over about one heartbeat interval.
@@ -91,97 +88,43 @@ pub fn demand(usage: &UsageSample) -> Share {
     u64::try_from(offered).map_or(MOST, |offered| used.max(Share(offered)).max(least).min(MOST))
 }
 
-impl SplitMode {
-    /// The fair share of one replica, given the demands of all live replicas in the order of their
-    /// share states.
-    ///
-    /// If replicas outnumber permits, each replica keeps its permit for one turn. The last
-    /// parameter is an instant: a turn that began then or earlier is over. Cost: O(replicas) in a
-    /// few iterations; O(replicas²) only if each iteration satisfies one replica.
-    #[must_use]
-    pub fn fair_share(
-        self,
-        ceiling: Share,
-        wants: &[ReplicaDemand],
-        me: usize,
-        turned: Nanos,
-    ) -> Share {
-        match (self, self.split_rule(ceiling, wants)) {
-            (_, SplitRule::Turns) => {
-                let ahead_count = self.ahead(wants, me, turned).count();
-                let has_permit = u64::try_from(ahead_count).is_ok_and(|ahead| ahead < ceiling.0);
-                Share(u64::from(has_permit && me < wants.len()))
-            }
-            (Self::Equal, _) => divide_evenly(ceiling, wants.len(), me),
-            (Self::Demand, SplitRule::All) => divide_by_need(ceiling, wants, me, Share(1)),
-            (Self::Demand, SplitRule::WithDemand) => divide_by_need(ceiling, wants, me, Share(0)),
-        }
-    }
+/// The division of a limit among its live replicas, for the reporting replica.
+///
+/// Shares rise evenly up to each replica's need; the rest is divided evenly. An idle replica keeps
+/// one permit, if there is one for each replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Split {
+    /// The limit in permits.
+    pub limit: Share,
+    /// The number of live replicas.
+    pub live_count: u64,
+    /// The index of the reporting replica among the live replicas.
+    pub me: usize,
+    /// The demand of the reporting replica, at most the limit.
+    pub own_need: Share,
+    /// The sum of the demands of all live replicas, each at most the limit.
+    pub total_need: Share,
+    /// The number of live replicas with demand.
+    pub with_demand: u64,
+    /// The number of idle replicas that count as if they needed one permit.
+    pub idle: u64,
+}
 
-    /// The free permits that are reserved for replicas with a higher priority, while replicas take
-    /// turns.
+/// The fair share of the reporting replica.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FairShare {
+    /// The share in permits, even if they are not free yet.
+    pub share: Share,
+    /// The free permits that are reserved for waiting replicas with a higher priority.
     ///
     /// Without this reservation, two replicas could pass permits to each other as long as the
     /// longest waiting replica sends its heartbeats at the wrong instants.
-    #[must_use]
-    pub fn reserved(
-        self,
-        ceiling: Share,
-        wants: &[ReplicaDemand],
-        me: usize,
-        turned: Nanos,
-    ) -> Share {
-        match self.split_rule(ceiling, wants) {
-            SplitRule::Turns => {
-                let waiting_ahead = self.ahead(wants, me, turned).filter(|want| want.is_waiting);
-                Share(u64::try_from(waiting_ahead.count()).unwrap_or(u64::MAX))
-            }
-            SplitRule::All | SplitRule::WithDemand => Share(0),
-        }
-    }
-
-    fn split_rule(self, limit: Share, demands: &[ReplicaDemand]) -> SplitRule {
-        let fits = |count: usize| u64::try_from(count).is_ok_and(|n| n <= limit.0);
-        let with_demand = demands.iter().filter(|want| Share(0) < want.need).count();
-        match self {
-            _ if fits(demands.len()) => SplitRule::All,
-            // Idle replicas show new demand by their denials, so they need no permit.
-            Self::Demand if 0 < with_demand && fits(with_demand) => SplitRule::WithDemand,
-            Self::Equal | Self::Demand => SplitRule::Turns,
-        }
-    }
-
-    fn ahead(
-        self,
-        wants: &[ReplicaDemand],
-        me: usize,
-        turned: Nanos,
-    ) -> impl Iterator<Item = &ReplicaDemand> {
-        let rank = move |at: usize, want: &ReplicaDemand| {
-            (self.priority_class(want, turned), want.changed_at, at)
-        };
-        let own_rank = wants.get(me).map(|want| rank(me, want));
-        let before = move |at: usize, want: &ReplicaDemand| {
-            own_rank.is_some_and(|mine| rank(at, want) < mine)
-        };
-        wants.iter().enumerate().filter(move |(at, want)| before(*at, want)).map(|(_, want)| want)
-    }
-
-    /// The priority class of a replica: 0 during its turn, 1 waiting, 2 after its turn, 3 idle.
-    fn priority_class(self, demand: &ReplicaDemand, turn_cutoff: Nanos) -> u8 {
-        let idle = self == Self::Demand && demand.need == Share(0);
-        match (demand.is_waiting, turn_cutoff < demand.changed_at) {
-            _ if idle => 3,
-            (false, true) => 0,
-            (true, _) => 1,
-            (false, false) => 2,
-        }
-    }
+    pub reserved: Share,
 }
 
 /// The set of replicas that receive permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SplitRule {
+pub enum SplitRule {
     /// All replicas, because there is a permit for each.
     All,
     /// The replicas with demand, because there is a permit for each of these.
@@ -190,56 +133,159 @@ enum SplitRule {
     Turns,
 }
 
-/// One of the `count` shares of `total`, which differ by at most one permit, larger ones first.
-fn divide_evenly(total: Share, count: usize, index: usize) -> Share {
-    let Some(count) = u64::try_from(count).ok().and_then(NonZeroU64::new) else {
-        return Share(0);
-    };
-    let extra = u64::try_from(index).is_ok_and(|me| me < total.0 % count);
-    Share(total.0 / count).plus(Share(u64::from(extra)))
-}
-
-/// One replica's share, if all shares rise evenly up to their needs and the rest is divided evenly.
-///
-/// A need below `floor` counts as `floor`. A replica with a need of zero receives nothing.
-fn divide_by_need(limit: Share, demands: &[ReplicaDemand], index: usize, floor: Share) -> Share {
-    let need = |want: &ReplicaDemand| want.need.max(floor);
-    let own_need = demands.get(index).map_or(Share(0), need);
-    if own_need == Share(0) {
-        return Share(0);
-    }
-    let has_need = |want: &&ReplicaDemand| Share(0) < need(want);
-    let level = fill_level(limit, || demands.iter().map(need));
-    let filled = demands.iter().fold(Share(0), |sum, want| sum.plus(need(want).min(level)));
-    // The rest goes to replicas below their need, or, once every need is met, to all with a need.
-    let is_unmet = |want: &&ReplicaDemand| level < need(want);
-    let any_unmet = demands.iter().any(|want| is_unmet(&want));
-    let shares_rest =
-        |want: &&ReplicaDemand| if any_unmet { is_unmet(want) } else { has_need(want) };
-    let rest_receivers = demands.iter().filter(shares_rest).count();
-    let receivers_before = demands.iter().take(index).filter(shares_rest).count();
-    let receives_rest = demands.get(index).is_some_and(|want| shares_rest(&want));
-    let rest = if receives_rest {
-        divide_evenly(limit.less(filled), rest_receivers, receivers_before)
-    } else {
-        Share(0)
-    };
-    own_need.min(level).plus(rest)
-}
-
-/// The highest share, rounded down, that the limit covers for every replica that needs so much.
-fn fill_level<N: Iterator<Item = Share>>(limit: Share, needs: impl Fn() -> N) -> Share {
-    let mut level = Share(0);
-    loop {
-        let met_needs = needs().filter(|need| *need <= level);
-        let rest = met_needs.fold(limit, Share::less);
-        let unmet_count = u64::try_from(needs().filter(|need| level < *need).count());
-        // Every need is met.
-        let Some(short) = unmet_count.ok().and_then(NonZeroU64::new) else { return level };
-        let next_level = Share(rest.0 / short);
-        if next_level <= level {
-            return level;
+impl Split {
+    /// The set of replicas that receive permits.
+    #[must_use]
+    pub const fn split_rule(&self) -> SplitRule {
+        if self.live_count <= self.limit.0 {
+            SplitRule::All
+        } else if 0 < self.with_demand && self.with_demand <= self.limit.0 {
+            // Idle replicas show new demand by their denials, so they need no permit.
+            SplitRule::WithDemand
+        } else {
+            SplitRule::Turns
         }
-        level = next_level;
     }
+
+    /// The fair share of the reporting replica.
+    ///
+    /// `demands` returns the demands of all live replicas in the order of their share states. A
+    /// turn that began at `turn_cutoff` or earlier is over. `fill_level` is the one of an earlier
+    /// split, and becomes the one of this split. Cost: O(1) if all needs fit the limit. Otherwise
+    /// O(replicas) in a few iterations; O(replicas²) only if each iteration satisfies one replica.
+    pub fn fair_share<D: Iterator<Item = ReplicaDemand>>(
+        self,
+        turn_cutoff: Nanos,
+        demands: impl Fn() -> D,
+        fill_level: &mut Share,
+    ) -> FairShare {
+        let split = match self.split_rule() {
+            SplitRule::Turns => return self.take_turns(turn_cutoff, demands),
+            SplitRule::WithDemand => self,
+            SplitRule::All => self.with_idle(),
+        };
+        let share = if split.total_need <= split.limit && split.with_demand == split.live_count {
+            let rest = split.limit.less(split.total_need);
+            split.own_need.plus(divide_evenly(rest, split.live_count, split.me))
+        } else if split.own_need == Share(0) {
+            Share(0)
+        } else {
+            split.divide_by_need(demands, fill_level)
+        };
+        FairShare { share, reserved: Share(0) }
+    }
+
+    /// Counts each idle replica as if it needed one permit.
+    fn with_idle(self) -> Self {
+        let idle = self.live_count.saturating_sub(self.with_demand);
+        Self {
+            own_need: self.own_need.max(Share(1)),
+            total_need: self.total_need.plus(Share(idle)),
+            with_demand: self.live_count,
+            idle,
+            ..self
+        }
+    }
+
+    fn divide_by_need<D: Iterator<Item = ReplicaDemand>>(
+        &self,
+        demands: impl Fn() -> D,
+        fill_level: &mut Share,
+    ) -> Share {
+        // Replicas that need more than the level share the permits left over. If no replica needs
+        // more, all replicas of the split share them.
+        let (mut share, mut level) = (self.own_need, Share(0));
+        let (mut receivers, mut rest) = (self.with_demand, self.limit.less(self.total_need));
+        if self.limit < self.total_need {
+            (receivers, rest) = self.fill(&demands, fill_level);
+            level = *fill_level;
+            if share <= level {
+                return share;
+            }
+            share = level;
+        }
+        let before = demands().take(self.me).filter(|demand| level < demand.need).count();
+        share.plus(divide_evenly(rest, receivers, before))
+    }
+
+    /// Sets `level` to the fill level: the largest number of permits such that each replica can
+    /// get its need up to this number.
+    ///
+    /// Returns the number of needs above the level, and the permits left over. The search starts at
+    /// the earlier level, which is near. From a start that is too high, the first iteration goes to
+    /// the level or below it. From below, each iteration goes up, and stops at the level.
+    fn fill<D: Iterator<Item = ReplicaDemand>>(
+        &self,
+        demands: impl Fn() -> D,
+        level: &mut Share,
+    ) -> (u64, Share) {
+        let mut is_first = true;
+        loop {
+            let (mut rest, mut short) = (self.limit.less(Share(self.idle)), 0_u64);
+            for ReplicaDemand { need, .. } in demands() {
+                if *level < need {
+                    short = short.saturating_add(1);
+                } else {
+                    rest = rest.less(need);
+                }
+            }
+            let next = Share(rest.0.checked_div(short).unwrap_or(0));
+            // The level can only go down here if the sums do not belong to these demands. The
+            // search must still end.
+            if next == *level || !is_first && next < *level {
+                return (short, rest.less(Share(level.0.saturating_mul(short))));
+            }
+            (*level, is_first) = (next, false);
+        }
+    }
+
+    /// The fair share if replicas outnumber permits.
+    fn take_turns<D: Iterator<Item = ReplicaDemand>>(
+        &self,
+        turn_cutoff: Nanos,
+        demands: impl Fn() -> D,
+    ) -> FairShare {
+        let (mut ahead_count, mut waiting) = (0, 0);
+        for demand in self.ahead(turn_cutoff, demands) {
+            ahead_count += 1;
+            waiting += u64::from(demand.is_waiting);
+        }
+        let share = Share(u64::from(ahead_count < self.limit.0));
+        FairShare { share, reserved: Share(waiting) }
+    }
+
+    /// The replicas that get a permit before the reporting replica.
+    fn ahead<D: Iterator<Item = ReplicaDemand>>(
+        &self,
+        turn_cutoff: Nanos,
+        demands: impl Fn() -> D,
+    ) -> impl Iterator<Item = ReplicaDemand> {
+        let rank = move |(index, demand): (usize, ReplicaDemand)| {
+            (demand.priority_class(turn_cutoff), demand.changed_at, index)
+        };
+        let own_rank = demands().enumerate().nth(self.me).map(rank);
+        demands()
+            .enumerate()
+            .filter(move |other| Some(rank(*other)) < own_rank)
+            .map(|(_, demand)| demand)
+    }
+}
+
+impl ReplicaDemand {
+    /// The priority class of a replica: 0 during its turn, 1 waiting, 2 after its turn, 3 idle.
+    fn priority_class(&self, turn_cutoff: Nanos) -> u8 {
+        match (self.is_waiting, turn_cutoff < self.changed_at) {
+            _ if self.need == Share(0) => 3,
+            (true, _) => 1,
+            (false, true) => 0,
+            (false, false) => 2,
+        }
+    }
+}
+
+/// One of the `count` shares of `total`, which differ by at most one permit, larger ones first.
+fn divide_evenly(total: Share, count: u64, index: usize) -> Share {
+    let Some(count) = NonZeroU64::new(count) else { return Share(0) };
+    let extra = u64::try_from(index).is_ok_and(|index| index < total.0 % count);
+    Share(total.0 / count).plus(Share(u64::from(extra)))
 }

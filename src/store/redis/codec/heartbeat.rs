@@ -15,7 +15,6 @@ use sha2::{Digest as _, Sha256};
 
 use super::{InvalidReply, MAX_KEY_BYTES};
 use crate::kernel::coordinator::aggregate::{LimitFactor, VoteAggregate};
-use crate::kernel::coordinator::split::SplitMode;
 use crate::kernel::coordinator::{Grant, HeartbeatReply};
 use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::{Generation, Incarnation, Nanos, Share};
@@ -150,7 +149,6 @@ fn encode_report(beat: &ShareReport) -> Vec<u8> {
         bytes.share(share);
     }
     bytes.0.push(u8::from(law.aggregate == VoteAggregate::Min));
-    bytes.0.push(u8::from(law.split == SplitMode::Demand));
     for number in [said.replica.0, said.incarnation.0, said.number] {
         bytes.double(number);
     }

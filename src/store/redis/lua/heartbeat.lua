@@ -56,14 +56,13 @@ local sub, rep = string.sub, string.rep
 local GRANTED, LEFT, LATE, SUPERSEDED, LOST, FULL, NOT_UNDERSTOOD = 0, 1, 2, 3, 4, 5, 6
 local MOST_SEATS = 4096
 local FINE = 1024
-local EQUAL, DEMAND = 0, 1
 local ALL, HUNGRY, TURNS = 0, 1, 2
 -- In these formats, `I` is an unsigned int, which has 4 bytes on every platform of Redis. `I4`
 -- would be slower to parse.
-local SAID = '<dddIIIBBdddBddIIIIIB'
+local SAID = '<dddIIIBdddBddIIIIIB'
 -- The position of the replica and its incarnation in a report: these bytes are the field name of
 -- its share state.
-local NAME, NAME_FROM, NAME_TO = '<dd', 39, 54
+local NAME, NAME_FROM, NAME_TO = '<dd', 38, 53
 -- The formats of the head of a limit and of a share state. Their lengths identify the layout, so a
 -- changed layout needs another length. Therefore 'recovered' has 2 bytes, not 1.
 local HEAD, HEAD_BYTES = '<IddddHdIdddIdddIIIII', 122
@@ -164,7 +163,7 @@ end
 
 -- Variables of the current limit: its configuration, the report, and its head (the state except the
 -- share states).
-local heartbeat, term, max_duration, least, start, most, aggregate, split
+local heartbeat, term, max_duration, least, start, most, aggregate
 local member, life, number, holds, h_coordinator, h_generation, h_share, h_ceiling
 local in_flight, wanted, vote, leaves
 local n, incarnation, latest, generation, level, recovered, counted, votes, kept
@@ -252,7 +251,7 @@ local reply, length = {0, told}, 2
 for i = 2, #KEYS do
   local said = ARGV[i + 2]
   key = KEYS[i]
-  heartbeat, term, max_duration, least, start, most, aggregate, split, member, life, number, holds,
+  heartbeat, term, max_duration, least, start, most, aggregate, member, life, number, holds,
     h_coordinator, h_generation, h_share, h_ceiling, in_flight, wanted, vote, leaves = unpack(SAID, said)
   local code, fair, its_generation = NOT_UNDERSTOOD, 0, 0
   -- A `break` without a code means that the value under the key has an unknown format.
@@ -488,7 +487,7 @@ for i = 2, #KEYS do
 
       -- `priority_class`
       local function class(i, turned)
-        if split == DEMAND and wants[i] == 0 then return 3 end
+        if wants[i] == 0 then return 3 end
         if waits[i] then return 1 end
         if turned < turns[i] then return 0 end
         return 2
@@ -632,7 +631,7 @@ for i = 2, #KEYS do
         local by = TURNS
         if living <= whole then
           by = ALL
-        elseif split == DEMAND and 0 < hungry and hungry <= whole then
+        elseif 0 < hungry and hungry <= whole then
           by = HUNGRY
         end
 
@@ -651,8 +650,6 @@ for i = 2, #KEYS do
           fair = 0
         elseif by == TURNS then
           fair, owed = take_turns()
-        elseif split == EQUAL then
-          fair = even(whole, living, me - 1)
         elseif total_need <= whole and hungry == living then
           fair = my_need + even(whole - total_need, living, me - 1)
         elseif my_need ~= 0 then
@@ -712,7 +709,7 @@ for i = 2, #KEYS do
           if held < share then share = held end
           if left < share then share = left end
         else
-          if share < held and (grace or split == DEMAND and not any_short) then share = held end
+          if share < held and (grace or not any_short) then share = held end
           local room = held
           if not grace and held < free - owed then room = free - owed end
           if room < share then share = room end
