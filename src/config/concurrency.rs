@@ -20,7 +20,7 @@ pub const DEFAULT_MAX_DURATION: Nanos = Nanos::from_secs(60);
 /// of a crashed replica reserved for `max_duration`.
 pub const LONG_MAX_DURATION: Nanos = Nanos::from_secs(300);
 
-/// The largest concurrency limit for which `mode: leased` (shared) causes warning W31. Split among
+/// The largest concurrency limit for which `mode: shared` causes warning W31. Split among
 /// a few dozen replicas, such a limit leaves most of them without a share.
 pub const SMALL_LIMIT: u32 = 10;
 
@@ -33,8 +33,8 @@ pub const LARGE_LIMIT: u32 = 1_000;
 pub enum ConcurrencyMode {
     /// Each replica has the whole limit for itself, without store calls.
     Local,
-    /// One limit for the whole fleet, split into shares (in the glossary: shared).
-    Leased,
+    /// One limit for the whole fleet, split into shares.
+    Shared,
     /// One limit for the whole fleet; each acquire of a permit is a store call.
     Strict,
 }
@@ -57,11 +57,11 @@ pub enum ConcurrencyFallback {
 pub struct ConcurrencyLimit {
     /// The initial limit, the bounds and algorithm of an adaptive limit, and the queue.
     pub rules: LimiterConfig,
-    /// The mode, if the file has one. Without it, the limit is fleet-wide (`leased`) with a shared
+    /// The mode, if the file has one. Without it, the limit is fleet-wide (`shared`) with a shared
     /// store and `local` with the memory store.
     pub mode: Option<ConcurrencyMode>,
     /// The limit of a replica whose share expired during a store outage; unused in `local` mode.
-    pub on_backend_failure: ConcurrencyFallback,
+    pub on_store_failure: ConcurrencyFallback,
     /// The lifetime of a permit whose release never arrives. Then the permit is free again.
     pub max_duration: Nanos,
     /// The response to a request that the concurrency limit rejects.
@@ -110,10 +110,10 @@ impl fmt::Display for ConcurrencyLimit {
         if let Some(mode) = self.mode {
             write!(f, ", mode {}", keywords::keyword_of(keywords::CONCURRENCY_MODES, mode))?;
         }
-        if self.on_backend_failure != ConcurrencyFallback::default() {
+        if self.on_store_failure != ConcurrencyFallback::default() {
             let failure =
-                keywords::keyword_of(keywords::CONCURRENCY_FALLBACKS, self.on_backend_failure);
-            write!(f, ", on backend failure {failure}")?;
+                keywords::keyword_of(keywords::CONCURRENCY_FALLBACKS, self.on_store_failure);
+            write!(f, ", on store failure {failure}")?;
         }
         if self.max_duration != DEFAULT_MAX_DURATION {
             write!(f, ", at most {}", self.max_duration)?;

@@ -49,9 +49,9 @@ impl fmt::Display for Limit {
         if self.mode != LimitMode::Strict {
             write!(f, ", mode {}", self.mode)?;
         }
-        match self.on_backend_failure {
+        match self.on_store_failure {
             FallbackMode::Error => Ok(()),
-            failure => write!(f, ", on backend failure {failure}"),
+            failure => write!(f, ", on store failure {failure}"),
         }
     }
 }

@@ -36,7 +36,7 @@ impl Rule {
     /// Returns the verdict that an operator forces at `now`, or `None` if there is none.
     #[must_use]
     pub fn forced_verdict_at(&self, now: Nanos) -> Option<Verdict> {
-        self.forced_decision.filter(|forced| now < forced.until).map(|frozen| frozen.verdict)
+        self.forced_decision.filter(|forced| now < forced.until).map(|forced| forced.verdict)
     }
 }
 

@@ -63,7 +63,7 @@ pub struct Domain {
     pub colocate: Option<Box<str>>,
     /// The fallback for a limit that the request itself carries, if the domain has no rule for the
     /// descriptor.
-    pub on_backend_failure: FallbackMode,
+    pub on_store_failure: FallbackMode,
     /// The rules of the domain, as a descriptor tree.
     pub tree: DescriptorTree,
 }
@@ -124,7 +124,7 @@ pub struct Limit {
     /// The decisions that this replica makes without a store call.
     pub mode: LimitMode,
     /// The fallback of charges to which the store does not reply.
-    pub on_backend_failure: FallbackMode,
+    pub on_store_failure: FallbackMode,
 }
 
 /// The period over which a limit counts requests.

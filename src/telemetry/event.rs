@@ -115,13 +115,13 @@ impl PermitIdEvent {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Acquired => "acquired",
-            Self::InUse => "taken",
-            Self::AlreadyReleased => "over",
+            Self::InUse => "in_use",
+            Self::AlreadyReleased => "already_released",
             Self::Renewed => "renewed",
             Self::Released => "released",
-            Self::WithoutPermits => "held_nothing",
-            Self::EarlyRelease => "early",
-            Self::EarlyReleaseDropped => "refused",
+            Self::WithoutPermits => "without_permits",
+            Self::EarlyRelease => "early_release",
+            Self::EarlyReleaseDropped => "early_release_dropped",
             Self::Expired => "expired",
         }
     }
@@ -278,8 +278,8 @@ pub enum EdgeOutcome {
     Malformed,
     /// Refused: the message is larger than the maximum.
     TooLarge,
-    /// Refused: the maximum number of open `/hold` requests is reached.
-    TooManyHolds,
+    /// Refused: the maximum number of open `/acquire` requests is reached.
+    TooManyRequests,
     /// Refused: the message was incomplete at its deadline.
     ReadTimeout,
     /// The check was decided, but the protocol cannot express the decision.
@@ -307,7 +307,7 @@ impl EdgeOutcome {
         Self::UnknownHook,
         Self::Malformed,
         Self::TooLarge,
-        Self::TooManyHolds,
+        Self::TooManyRequests,
         Self::ReadTimeout,
         Self::Unrepresentable,
     ];
@@ -316,7 +316,7 @@ impl EdgeOutcome {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Allow => "admit",
+            Self::Allow => "allow",
             Self::Deny => "deny",
             Self::EmptyDomain => "empty_domain",
             Self::NoDescriptors => "no_descriptors",
@@ -326,17 +326,17 @@ impl EdgeOutcome {
             Self::EntryTooLong => "entry_too_long",
             Self::HitsTooLarge => "hits_too_large",
             Self::UnknownUnit => "unknown_unit",
-            Self::RefundsDisabled => "refunds_are_off",
+            Self::RefundsDisabled => "refunds_disabled",
             Self::BadId => "bad_id",
-            Self::StoreUnavailable => "backend_down",
-            Self::NothingToCheck => "nothing_to_ask",
+            Self::StoreUnavailable => "store_unavailable",
+            Self::NothingToCheck => "nothing_to_check",
             Self::NoHooks => "no_hooks",
             Self::UnknownHook => "unknown_hook",
             Self::Malformed => "malformed",
             Self::TooLarge => "too_large",
-            Self::TooManyHolds => "too_many",
-            Self::ReadTimeout => "late",
-            Self::Unrepresentable => "inexpressible",
+            Self::TooManyRequests => "too_many_requests",
+            Self::ReadTimeout => "read_timeout",
+            Self::Unrepresentable => "unrepresentable",
         }
     }
 }
@@ -373,7 +373,7 @@ pub enum ShareEvent {
     Shrunk,
     /// The replica's share expired before the store replied.
     Fenced,
-    /// The replica has no share and the store is unavailable, so `on_backend_failure` applies.
+    /// The replica has no share and the store is unavailable, so `on_store_failure` applies.
     Outage,
 }
 
@@ -414,7 +414,7 @@ pub enum StrictPermitEvent {
     LimitReached,
     /// The store may have lost the list of permits, so it grants none for a limited time.
     GrantsPaused,
-    /// The store did not reply, so `on_backend_failure` applies.
+    /// The store did not reply, so `on_store_failure` applies.
     NoReply,
     /// A heartbeat reported a permit that is still in use.
     Renewed,
@@ -440,12 +440,12 @@ impl StrictPermitEvent {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Granted => "admitted",
-            Self::LimitReached => "full",
-            Self::GrantsPaused => "closed",
-            Self::NoReply => "failed",
+            Self::Granted => "granted",
+            Self::LimitReached => "limit_reached",
+            Self::GrantsPaused => "grants_paused",
+            Self::NoReply => "no_reply",
             Self::Renewed => "renewed",
-            Self::Restored => "put_back",
+            Self::Restored => "restored",
             Self::Released => "released",
         }
     }
@@ -546,7 +546,7 @@ impl FallbackDebtOutcome {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Charged => "charged",
-            Self::NotNeeded => "rested",
+            Self::NotNeeded => "not_needed",
             Self::Lost => "lost",
         }
     }
@@ -593,7 +593,7 @@ impl LeasedHitsEvent {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Borrowed => "borrowed",
-            Self::Returned => "given_back",
+            Self::Returned => "returned",
             Self::Expired => "expired",
         }
     }
@@ -699,8 +699,8 @@ impl DatagramKind {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Release => "read",
-            Self::UntrustedSource => "foreign",
+            Self::Release => "release",
+            Self::UntrustedSource => "untrusted_source",
             Self::TooLong => "too_long",
             Self::Malformed => "malformed",
         }

@@ -66,17 +66,17 @@ impl ForwardingEvent {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Delivered => "passed_on",
+            Self::Delivered => "delivered",
             Self::Received => "received",
             Self::Unknown => "unknown",
             Self::Searched => "searched",
-            Self::NotFound => "known_nowhere",
-            Self::Rejected => "refused",
-            Self::WrongReplica => "misdirected",
+            Self::NotFound => "not_found",
+            Self::Rejected => "rejected",
+            Self::WrongReplica => "wrong_replica",
             Self::Malformed => "malformed",
             Self::Dropped => "dropped",
-            Self::TimedOut => "late",
-            Self::AddressNotAllowed => "foreign",
+            Self::TimedOut => "timed_out",
+            Self::AddressNotAllowed => "address_not_allowed",
         }
     }
 

@@ -414,7 +414,7 @@ impl fmt::Display for MetricsPage<'_> {
 impl Metrics {
     fn write_decisions(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_head(page, "sluicegate_checks_total", "counter", "Checks, by verdict")?;
-        for (index, verdict) in ["admit", "deny", "shadow_deny"].into_iter().enumerate() {
+        for (index, verdict) in ["allow", "deny", "shadow_deny"].into_iter().enumerate() {
             let n = self.sum(|shard| &shard.verdicts[index]);
             writeln!(page, "sluicegate_checks_total{{verdict=\"{verdict}\"}} {n}")?;
         }
@@ -469,7 +469,7 @@ impl Metrics {
         let name = "sluicegate_config_loads_total";
         write_head(page, name, "counter", "Configuration loads, by outcome")?;
         for (outcome, cell) in
-            [("accepted", &self.accepted_loads), ("refused", &self.rejected_loads)]
+            [("accepted", &self.accepted_loads), ("rejected", &self.rejected_loads)]
         {
             writeln!(page, "{name}{{outcome=\"{outcome}\"}} {}", cell.load(Relaxed))?;
         }
@@ -503,7 +503,7 @@ impl Metrics {
             "counter",
             "New keys while the memory store was full, by the verdict of `when_full`",
         )?;
-        for (index, verdict) in ["admit", "deny"].into_iter().enumerate() {
+        for (index, verdict) in ["allow", "deny"].into_iter().enumerate() {
             let n = self.sum(|shard| &shard.memory_full[index]);
             writeln!(page, "{name}{{verdict=\"{verdict}\"}} {n}")?;
         }
@@ -518,10 +518,10 @@ impl Metrics {
             let n = self.sum(|shard| &shard.failed_charges[cause as usize]);
             writeln!(page, "{name}{{cause=\"{}\"}} {n}", cause.as_str())?;
         }
-        let name = "sluicegate_denials_remembered_total";
+        let name = "sluicegate_cached_denials_total";
         write_head(page, name, "counter", "Denials from the deny cache, without a store call")?;
         writeln!(page, "{name} {}", self.sum(|shard| &shard.cached_denials))?;
-        let name = "sluicegate_local_hits_total";
+        let name = "sluicegate_fallback_debt_hits_total";
         write_head(
             page,
             name,
@@ -567,7 +567,7 @@ impl Metrics {
         total: &ConcurrencyTotals,
     ) -> fmt::Result {
         let gauges = [
-            ("sluicegate_requests_in_flight", "Requests that hold a permit", total.in_flight),
+            ("sluicegate_requests_in_flight", "Requests with a permit", total.in_flight),
             ("sluicegate_requests_queued", "Requests that wait for a permit", total.waiting),
             (
                 "sluicegate_concurrency_limits",
@@ -662,9 +662,9 @@ impl Metrics {
     fn write_datagrams(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = "sluicegate_syslog_datagrams_total";
         write_head(page, name, "counter", "Datagrams to the syslog port, by kind")?;
-        for outcome in DatagramKind::ALL {
-            let n = self.sum(|shard| &shard.datagrams[outcome as usize]);
-            writeln!(page, "{name}{{outcome=\"{}\"}} {n}", outcome.as_str())?;
+        for kind in DatagramKind::ALL {
+            let n = self.sum(|shard| &shard.datagrams[kind as usize]);
+            writeln!(page, "{name}{{kind=\"{}\"}} {n}", kind.as_str())?;
         }
         let name = "sluicegate_forwarded_releases_total";
         write_head(page, name, "counter", "Forwarded releases, by event")?;

@@ -83,16 +83,16 @@ pub enum Reason {
     LargerThanLimit,
     /// Another limit is known to deny the check, so this limit was not charged.
     ///
-    /// Also used for a limit with `on_backend_failure: error`
+    /// Also used for a limit with `on_store_failure: error`
     /// whose store call failed. That limit may have been charged.
     Skipped,
     /// The memory store is full and has no counter for this key: `when_full` decided.
     StoreFull,
-    /// The store call failed: `on_backend_failure: allow`.
+    /// The store call failed: `on_store_failure: allow`.
     StoreDownAllowed,
-    /// The store call failed: `on_backend_failure: deny`.
+    /// The store call failed: `on_store_failure: deny`.
     StoreDownDenied,
-    /// The store call failed: the local share decided (`on_backend_failure: local`).
+    /// The store call failed: the local share decided (`on_store_failure: local`).
     StoreDownLocal,
     /// The concurrency limit is reached and it has no queue.
     ConcurrencyLimitReached,
@@ -133,24 +133,24 @@ impl Reason {
             Self::NoLimit => "no_limit",
             Self::Unlimited => "unlimited",
             Self::Replaced => "replaced",
-            Self::Forced => "frozen",
+            Self::Forced => "forced",
             Self::WithinLimit => "within_limit",
             Self::Refunded => "refunded",
             Self::OverLimit => "over_limit",
             Self::LargerThanLimit => "larger_than_limit",
-            Self::Skipped => "not_asked",
+            Self::Skipped => "skipped",
             Self::StoreFull => "store_full",
-            Self::StoreDownAllowed => "backend_down_allowed",
-            Self::StoreDownDenied => "backend_down_denied",
-            Self::StoreDownLocal => "backend_down_local",
-            Self::ConcurrencyLimitReached => "ceiling_reached",
+            Self::StoreDownAllowed => "store_unavailable_allowed",
+            Self::StoreDownDenied => "store_unavailable_denied",
+            Self::StoreDownLocal => "store_unavailable_local",
+            Self::ConcurrencyLimitReached => "concurrency_limit_reached",
             Self::QueueFull => "queue_full",
             Self::QueueTimeout => "queue_timeout",
             Self::TooManyBuckets => "too_many_buckets",
         }
     }
 
-    /// Returns `true` if the store call failed and `on_backend_failure` decided.
+    /// Returns `true` if the store call failed and `on_store_failure` decided.
     #[must_use]
     pub const fn is_fallback(self) -> bool {
         matches!(self, Self::StoreDownAllowed | Self::StoreDownDenied | Self::StoreDownLocal)
@@ -216,19 +216,19 @@ impl StoreFailure {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Unreachable => "unreachable",
-            Self::ConnectionLost => "cut",
-            Self::TimedOut => "late",
+            Self::ConnectionLost => "connection_lost",
+            Self::TimedOut => "timed_out",
             Self::Unsent => "unsent",
             Self::BreakerOpen => "breaker_open",
             Self::Overloaded => "overloaded",
-            Self::InvalidReply => "not_understood",
-            Self::OutsideWindows => "stale",
+            Self::InvalidReply => "invalid_reply",
+            Self::OutsideWindows => "outside_windows",
             Self::ReadOnly => "read_only",
             Self::Loading => "loading",
             Self::WrongType => "wrong_type",
             Self::OutOfMemory => "out_of_memory",
             Self::NotPermitted => "not_permitted",
-            Self::Other => "failing",
+            Self::Other => "other",
         }
     }
 

@@ -10,13 +10,13 @@
 //! Guarantees:
 //! - If a header that NGINX must set appears twice, the reply is 400: one may be the client's.
 //! - Concurrency limits apply to requests with an id; [`crate::edge::syslog`] releases the permit.
-//! - Requests in queues and on [`hold`] share a maximum, so that others find a connection.
+//! - Requests in queues and on [`acquire`] share a maximum, so that others find a connection.
 //!
 //! Not covered:
 //! - Setting the headers. NGINX must set `X-Hook`, `X-Original-URI`,
 //!   `X-Original-Method`, `X-Real-IP` and `X-Sluicegate-Id`.
 
-pub(super) mod hold;
+pub(super) mod acquire;
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -34,7 +34,7 @@ use crate::engine::concurrency::{with_queue_slots, with_queue_time};
 use crate::engine::{AdmissionOutcome, CheckError, ConcurrencyRejection, Decision};
 use crate::kernel::decision::Verdict;
 use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Protocol, RequestCompleted};
-use hold::LongRequestSlots;
+use acquire::LongRequestSlots;
 
 /// The header with the name of the hook. If it is absent or empty, the first hook applies.
 const HOOK_HEADER: &str = "x-hook";
@@ -51,13 +51,13 @@ const UNIX_SOCKET_ADDRESS: &str = "unix:";
 
 pub(super) async fn reply_to_check(
     port: &CheckPort,
-    holds: &LongRequestSlots,
+    slots: &LongRequestSlots,
     headers: &HeaderMap,
 ) -> Response {
     let started = port.engine.clock().now();
     let reply_future = async {
         match OriginalRequest::from_headers(headers) {
-            Ok(original) => check_within_slots(port, holds, headers, &original).await,
+            Ok(original) => check_within_slots(port, slots, headers, &original).await,
             Err(wrong) => (EdgeOutcome::Malformed, text_response(StatusCode::BAD_REQUEST, &wrong)),
         }
     };
@@ -74,13 +74,13 @@ pub(super) async fn reply_to_check(
 
 async fn check_within_slots(
     port: &CheckPort,
-    holds: &LongRequestSlots,
+    slots: &LongRequestSlots,
     headers: &HeaderMap,
     original: &OriginalRequest<'_>,
 ) -> (EdgeOutcome, Response) {
     let decision = decide(port, headers, original);
-    let Some(result) = with_queue_slots(decision, || holds.try_acquire()).await else {
-        return holds.full_reply();
+    let Some(result) = with_queue_slots(decision, || slots.try_acquire()).await else {
+        return slots.full_reply();
     };
     let mut response = hook_response(port, result.as_ref());
     let passes = matches!(result, Ok(_) | Err(HookError::NoDescriptors));

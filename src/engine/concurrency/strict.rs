@@ -134,7 +134,7 @@ impl ConcurrencyLimits {
         };
         let begun = self.clock.steady();
         if line.waiting() == 0 {
-            // A timeout drops the permit, which reports its release. `on_backend_failure` does not
+            // A timeout drops the permit, which reports its release. `on_store_failure` does not
             // apply then: the caller's timeout has passed, not the store's.
             let store_timeout = Duration::from_nanos(request.store_timeout.0);
             let asked = timeout(store_timeout, self.try_store(&bucket, asking)).await;

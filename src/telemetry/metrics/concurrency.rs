@@ -55,9 +55,7 @@ pub(super) fn write_series(
     sorted.sort_by(|a, b| a.path.cmp(&b.path));
     let (own, rest) = sorted.split_at(sorted.len().min(MAX_LIMIT_SERIES));
     let counts: [(&str, &str, CountField); 3] = [
-        ("sluicegate_concurrency_requests_in_flight", "Requests that hold a permit", |c| {
-            c.in_flight
-        }),
+        ("sluicegate_concurrency_requests_in_flight", "Requests with a permit", |c| c.in_flight),
         ("sluicegate_concurrency_requests_queued", "Requests that wait for a permit", |c| {
             c.waiting
         }),
@@ -66,10 +64,10 @@ pub(super) fn write_series(
     for (name, help, count) in counts {
         write_head(page, name, "gauge", &[help, ", by concurrency limit"].concat())?;
         for limit in own {
-            writeln!(page, "{name}{{ceiling=\"{}\"}} {}", EscapedLabel(&limit.path), count(limit))?;
+            writeln!(page, "{name}{{limit=\"{}\"}} {}", EscapedLabel(&limit.path), count(limit))?;
         }
-        let rest = rest.iter().map(|ceiling| count(ceiling)).fold(0, u64::saturating_add);
-        writeln!(page, "{name}{{ceiling=\"{OTHER}\"}} {rest}")?;
+        let rest = rest.iter().map(|limit| count(limit)).fold(0, u64::saturating_add);
+        writeln!(page, "{name}{{limit=\"{OTHER}\"}} {rest}")?;
     }
     write_latencies(page, own)
 }
@@ -85,16 +83,16 @@ fn write_latencies(page: &mut fmt::Formatter<'_>, own: &[&ConcurrencyGauges]) ->
     ];
     for (name, help, time) in times {
         write_head(page, name, "gauge", help)?;
-        for (limit, time) in own.iter().filter_map(|ceiling| Some((ceiling, time(ceiling)?))) {
+        for (limit, time) in own.iter().filter_map(|limit| Some((limit, time(limit)?))) {
             let path = EscapedLabel(&limit.path);
-            writeln!(page, "{name}{{ceiling=\"{path}\"}} {}", DecimalSeconds(time))?;
+            writeln!(page, "{name}{{limit=\"{path}\"}} {}", DecimalSeconds(time))?;
         }
     }
     let name = "sluicegate_concurrency_gradient";
     write_head(page, name, "gauge", "min RTT divided by RTT; 1 without queueing")?;
-    for (ceiling, gradient) in own.iter().filter_map(|c| Some((c, c.gradient?))) {
+    for (limit, gradient) in own.iter().filter_map(|c| Some((c, c.gradient?))) {
         let (whole, part) = (gradient / 1_000_000, gradient % 1_000_000);
-        writeln!(page, "{name}{{ceiling=\"{}\"}} {whole}.{part:06}", EscapedLabel(&ceiling.path))?;
+        writeln!(page, "{name}{{limit=\"{}\"}} {whole}.{part:06}", EscapedLabel(&limit.path))?;
     }
     Ok(())
 }
