@@ -4,11 +4,11 @@
 #![allow(clippy::print_stdout)]
 
 use sluicegate::edge::grpc::permits::api::acquire_response::Verdict;
-use sluicegate::edge::grpc::permits::api::hold_request::Ask;
-use sluicegate::edge::grpc::permits::api::hold_response::Answer;
 use sluicegate::edge::grpc::permits::api::permits_client::PermitsClient;
+use sluicegate::edge::grpc::permits::api::session_request::Request as StreamRequest;
+use sluicegate::edge::grpc::permits::api::session_response::Response as StreamResponse;
 use sluicegate::edge::grpc::permits::api::{
-    AcquireRequest, Descriptor, Entry, HoldRequest, Outcome, ReleaseRequest,
+    AcquireRequest, Descriptor, Entry, Outcome, ReleaseRequest, SessionRequest,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -18,7 +18,7 @@ use tonic::transport::Endpoint;
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let channel = Endpoint::from_static("http://127.0.0.1:8081").connect().await?;
     let (ask, asked) = mpsc::channel(16);
-    let stream = PermitsClient::new(channel).hold(ReceiverStream::new(asked)).await?;
+    let stream = PermitsClient::new(channel).session(ReceiverStream::new(asked)).await?;
     let mut answers = stream.into_inner();
 
     // Use a random id: any client that knows the id can release its permit.
@@ -27,19 +27,19 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = vec![Descriptor { entries, hits: None }];
     let (domain, max_wait_us) = ("edge".into(), Some(500_000));
     let acquire = AcquireRequest { id: id.clone(), domain, descriptors, max_wait_us };
-    ask.send(HoldRequest { ask: Some(Ask::Acquire(acquire)) }).await?;
+    ask.send(SessionRequest { request: Some(StreamRequest::Acquire(acquire)) }).await?;
 
     while let Some(answer) = answers.message().await? {
-        match answer.answer {
-            Some(Answer::Acquire(answer)) if answer.verdict() == Verdict::Admit => {
-                println!("admitted; the work is done here");
+        match answer.response {
+            Some(StreamResponse::Acquire(answer)) if answer.verdict() == Verdict::Allow => {
+                println!("allowed; the work is done here");
                 let outcome = Outcome::Success.into();
                 let owner = String::new();
                 let release = ReleaseRequest { id: id.clone(), outcome, rtt_us: None, owner };
-                ask.send(HoldRequest { ask: Some(Ask::Release(release)) }).await?;
+                ask.send(SessionRequest { request: Some(StreamRequest::Release(release)) }).await?;
             }
-            Some(Answer::Acquire(answer)) => {
-                println!("turned away: {}; again in {:?} us", answer.reason, answer.retry_after_us);
+            Some(StreamResponse::Acquire(answer)) => {
+                println!("denied: {}; retry after {:?} us", answer.reason, answer.retry_after_us);
                 break;
             }
             other => {

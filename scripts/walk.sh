@@ -80,7 +80,7 @@ step 'HTTP/1.1 200 OK' "curl -si localhost:8080/check -H 'X-Hook: edge' -H 'X-Or
 # docs/operating.md: admin, with a token.
 export TOKEN=open-sesame
 short='head -c 1'
-step '{' "curl -s -X POST -H \"authorization: Bearer \$TOKEN\" 'localhost:6070/grant?domain=shop&descriptor=api_key=me&hits=50'"
+step '{' "curl -s -X POST -H \"authorization: Bearer \$TOKEN\" 'localhost:6070/refund?domain=shop&descriptor=api_key=me&hits=50'"
 short='cat'
 step '1 counter is empty' "curl -s -X POST -H \"authorization: Bearer \$TOKEN\" 'localhost:6070/reset?domain=shop&descriptor=api_key=me'"
 got=$(bash -c "$one" | head -n 1 | cut -d' ' -f2)

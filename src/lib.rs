@@ -35,7 +35,7 @@
 //! 4. With a shared store, `engine::decide::deny_cache` returns remembered denials, if the limit allows it.
 //! 5. [`CounterStore::charge`](store::CounterStore::charge) runs the strategy on
 //!    each counter: under a shard lock in memory, or in one script in Redis.
-//! 6. `engine::decide::fallback` decides by each limit's `on_backend_failure` if the store call failed.
+//! 6. `engine::decide::fallback` decides by each limit's `on_store_failure` if the store call failed.
 //! 7. [`kernel::decision::combine`] applies shadow mode and quota group, and returns the verdict.
 //! 8. `edge::grpc::convert` and [`edge::headers`] write the reply.
 //! 9. [`telemetry::event`] counts the decision.

@@ -122,7 +122,7 @@ impl Service {
         };
         Ok(Loads {
             loaded: count("loads")?,
-            refused: count("refused")?,
+            refused: count("rejected")?,
             last_error: config["last_error"].clone(),
         })
     }

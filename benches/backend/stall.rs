@@ -19,7 +19,7 @@ use super::lean::{self, Pace, Taken};
 use super::{CONNECTIONS, IN_FLIGHT, Server, Store, row, tokio};
 
 const LIMITS: &str = "domain: shop\ndescriptors:\n- key: api_key\n  rate_limit: {requests_per_unit: 1000000000, \
-                      unit: day, strategy: gcra, on_backend_failure: allow}\n";
+                      unit: day, strategy: gcra, on_store_failure: allow}\n";
 const DEADLINE: &str = "15ms";
 /// The histogram bucket that ends 5 ms after the timeout.
 const IN_TIME: &str = "0.02";

@@ -114,18 +114,18 @@ pub struct AskArgs {
     pub reset: bool,
     /// Instead of a check, return `--hits` to the counter of the one descriptor; needs `--server`.
     #[arg(long, requires = "server", conflicts_with_all = ["peek", "reset"])]
-    pub grant: bool,
+    pub refund: bool,
     /// Instead of a check, force this decision for the one
     /// descriptor's limit at all replicas; needs `--server`.
-    #[arg(long, requires_all = ["server", "long"], conflicts_with_all = ["peek", "reset", "grant"], value_name = "deny|allow")]
-    pub freeze: Option<String>,
-    /// Duration of the decision that `--freeze` forces, 1s to 24h.
-    #[arg(long = "for", id = "long", value_name = "DURATION", requires = "freeze")]
+    #[arg(long, requires_all = ["server", "long"], conflicts_with_all = ["peek", "reset", "refund"], value_name = "deny|allow")]
+    pub force: Option<String>,
+    /// Duration of the decision that `--force` forces, 1s to 24h.
+    #[arg(long = "for", id = "long", value_name = "DURATION", requires = "force")]
     pub long: Option<String>,
-    /// Instead of a check, end a decision that `--freeze`
+    /// Instead of a check, end a decision that `--force`
     /// forces, at all replicas; needs `--server`.
-    #[arg(long, requires = "server", conflicts_with_all = ["peek", "reset", "grant", "freeze"])]
-    pub thaw: bool,
+    #[arg(long, requires = "server", conflicts_with_all = ["peek", "reset", "refund", "force"])]
+    pub unforce: bool,
     /// Admin port of the replica that makes the change, for
     /// example `http://127.0.0.1:6070`; checks go to `--address`.
     #[arg(long, value_name = "URL")]

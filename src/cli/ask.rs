@@ -27,8 +27,8 @@ use crate::source::xds::{XdsServer, XdsTls, connect};
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-const SERVER_WITHOUT_CHANGE: &str = "`--server` goes with --reset, --grant, --freeze or --thaw; a \
-     question is asked at --address HOST:PORT, where the service speaks gRPC";
+const SERVER_WITHOUT_CHANGE: &str = "`--server` goes with --reset, --refund, --force or --unforce; \
+     --address HOST:PORT, the gRPC port, is for checks";
 
 pub(super) fn ask(args: &AskArgs, terminal: &mut Terminal<'_>) -> io::Result<CommandOutcome> {
     let result = match (&args.server, admin_action(args)) {
@@ -63,12 +63,12 @@ pub(super) fn ask(args: &AskArgs, terminal: &mut Terminal<'_>) -> io::Result<Com
 /// Returns the change that the flags request on the admin port, with its parameters. `None` if the
 /// flags request a check.
 fn admin_action(args: &AskArgs) -> Option<(&'static str, Vec<(&'static str, String)>)> {
-    match (&args.freeze, &args.long) {
+    match (&args.force, &args.long) {
         _ if args.reset => Some(("reset", Vec::new())),
-        _ if args.grant => Some(("grant", vec![("hits", args.hits.to_string())])),
-        _ if args.thaw => Some(("thaw", Vec::new())),
+        _ if args.refund => Some(("refund", vec![("hits", args.hits.to_string())])),
+        _ if args.unforce => Some(("unforce", Vec::new())),
         (Some(decision), Some(duration)) => {
-            Some(("freeze", vec![("as", decision.clone()), ("for", duration.clone())]))
+            Some(("force", vec![("as", decision.clone()), ("for", duration.clone())]))
         }
         _ => None,
     }
@@ -134,10 +134,10 @@ fn format_reply(args: &AskArgs, reply: &RateLimitResponse) -> (String, CommandOu
         text.extend([&header.key, ": ", &header.value, "\n"]);
     }
     if reply.overall_code == i32::from(Code::OverLimit) {
-        text.push_str("may not pass\n");
+        text.push_str("deny\n");
         return (text, CommandOutcome::Negative);
     }
-    text.push_str("may pass\n");
+    text.push_str("allow\n");
     (text, CommandOutcome::Success)
 }
 
@@ -150,12 +150,12 @@ fn format_status(status: &DescriptorStatus) -> String {
     };
     let (remaining, requests) = (status.limit_remaining, limit.requests_per_unit);
     // Writing to a `String` cannot fail.
-    write!(line, ", {remaining} of {requests}{} left", unit_suffix(limit.unit)).ok();
+    write!(line, ", {remaining} of {requests}{} remaining", unit_suffix(limit.unit)).ok();
     if !limit.name.is_empty() {
         write!(line, " ({})", limit.name).ok();
     }
     if let Some(reset) = &status.duration_until_reset {
-        write!(line, ", whole again in {}s", reset.seconds).ok();
+        write!(line, ", resets in {}s", reset.seconds).ok();
     }
     line
 }

@@ -51,7 +51,7 @@ pub fn explain(
         OutputFormat::Text => print_text(&explanation, terminal.out)?,
     }
     let has_limit =
-        explanation.descriptors.iter().any(|one| one.rule.is_some() || one.ceiling.is_some());
+        explanation.descriptors.iter().any(|one| one.rule.is_some() || one.concurrency.is_some());
     Ok(if has_limit { CommandOutcome::Success } else { CommandOutcome::Negative })
 }
 
@@ -94,11 +94,11 @@ fn print_text(explanation: &Explanation, out: &mut dyn io::Write) -> io::Result<
         if let Some(rule) = &descriptor.rule {
             print_rule(rule, out)?;
         }
-        if let Some(concurrency_limit) = &descriptor.ceiling {
+        if let Some(concurrency_limit) = &descriptor.concurrency {
             writeln!(
                 out,
-                "    ceiling   {} ({})",
-                concurrency_limit.says, concurrency_limit.place
+                "    limit     {} ({})",
+                concurrency_limit.text, concurrency_limit.location
             )?;
             print_bucket_state(concurrency_limit, out)?;
         }
@@ -131,7 +131,7 @@ fn print_steps(descriptor: &DescriptorExplanation, out: &mut dyn io::Write) -> i
 
 fn print_step(step: &EntryExplanation, out: &mut dyn io::Write) -> io::Result<()> {
     writeln!(out, "  {}", step.entry)?;
-    let is_absent = |one: &Candidate| one.how == "pattern" && one.verdict == "absent";
+    let is_absent = |one: &Candidate| one.kind == "pattern" && one.verdict == "absent";
     let more = step
         .candidates
         .iter()
@@ -143,7 +143,7 @@ fn print_step(step: &EntryExplanation, out: &mut dyn io::Write) -> io::Result<()
         shown += usize::from(is_absent(candidate));
         if !is_absent(candidate) || shown <= MAX_ABSENT_PATTERNS {
             let verdict = candidate_text(candidate);
-            writeln!(out, "    {:<8}  {:<24}  {verdict}", candidate.how, candidate.name)?;
+            writeln!(out, "    {:<8}  {:<24}  {verdict}", candidate.kind, candidate.name)?;
         }
     }
     if 0 < more {
@@ -153,8 +153,8 @@ fn print_step(step: &EntryExplanation, out: &mut dyn io::Write) -> io::Result<()
 }
 
 fn candidate_text(candidate: &Candidate) -> &'static str {
-    match (&*candidate.verdict, &*candidate.how) {
-        ("taken", _) => "taken",
+    match (&*candidate.verdict, &*candidate.kind) {
+        ("matched", _) => "matched",
         ("outranked", "pattern") => "matches too, but comes later",
         ("outranked", _) => "is there, but comes last",
         (_, "pattern") => "does not match",
@@ -163,7 +163,7 @@ fn candidate_text(candidate: &Candidate) -> &'static str {
 }
 
 fn print_rule(rule: &RuleExplanation, out: &mut dyn io::Write) -> io::Result<()> {
-    writeln!(out, "    limit     {}", rule.says)?;
+    writeln!(out, "    limit     {}", rule.text)?;
     if let (Some(tick), Some(worth)) = (&rule.tick, &rule.tick_is_worth) {
         writeln!(out, "    tick      {tick}, worth {worth} hits")?;
     }
@@ -172,18 +172,15 @@ fn print_rule(rule: &RuleExplanation, out: &mut dyn io::Write) -> io::Result<()>
         None => writeln!(out, "    counter   none, nothing is counted")?,
     }
     if let Some(replacement) = &rule.replaced_by {
-        return writeln!(
-            out,
-            "    answer    none of its own: replaced by `{replacement}` in this question"
-        );
+        return writeln!(out, "    decision  none: replaced by `{replacement}` in this check");
     }
     let fresh = &rule.fresh;
     // A limit that has a counter lacks `remaining` only during a forced decision.
     let is_forced = rule.counter.is_some() && fresh.remaining.is_none();
-    let counter_note = if is_forced { ", whatever a counter holds" } else { " on a fresh counter" };
-    write!(out, "    answer    {}{counter_note}: {}", hits_text(fresh.hits), fresh.verdict)?;
+    let counter_note = if is_forced { ", whatever the counter" } else { " on an empty counter" };
+    write!(out, "    decision  {}{counter_note}: {}", hits_text(fresh.hits), fresh.verdict)?;
     if let (Some(remaining), Some(reset)) = (fresh.remaining, &fresh.reset_after) {
-        write!(out, ", {remaining} remaining, at rest again after {}", round_up_to_seconds(reset))?;
+        write!(out, ", {remaining} remaining, empty again after {}", round_up_to_seconds(reset))?;
     }
     writeln!(out)
 }

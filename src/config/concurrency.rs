@@ -13,7 +13,7 @@ pub const DEFAULT_MAX_DURATION: Nanos = Nanos::from_secs(60);
 /// of a crashed replica reserved for `max_duration`.
 pub const LONG_MAX_DURATION: Nanos = Nanos::from_secs(300);
 
-/// The largest concurrency limit for which `mode: leased` (shared) causes warning W31. Split among
+/// The largest concurrency limit for which `mode: shared` causes warning W31. Split among
 /// a few dozen replicas, such a limit leaves most of them without a share.
 pub const SMALL_LIMIT: u32 = 10;
 
@@ -26,8 +26,8 @@ pub const LARGE_LIMIT: u32 = 1_000;
 pub enum ConcurrencyMode {
     /// Each replica has the whole limit for itself, without store calls.
     Local,
-    /// One limit for the whole fleet, split into shares (in the glossary: shared).
-    Leased,
+    /// One limit for the whole fleet, split into shares.
+    Shared,
     /// One limit for the whole fleet; each acquire of a permit is a store call.
     Strict,
 }
@@ -50,11 +50,11 @@ pub enum ConcurrencyFallback {
 pub struct ConcurrencyLimit {
     /// The initial limit, the bounds and algorithm of an adaptive limit, and the queue.
     pub rules: LimiterConfig,
-    /// The mode, if the file has one. Without it, the limit is fleet-wide (`leased`) with a shared
+    /// The mode, if the file has one. Without it, the limit is fleet-wide (`shared`) with a shared
     /// store and `local` with the memory store.
     pub mode: Option<ConcurrencyMode>,
     /// The limit of a replica whose share expired during a store outage; unused in `local` mode.
-    pub on_backend_failure: ConcurrencyFallback,
+    pub on_store_failure: ConcurrencyFallback,
     /// The lifetime of a permit whose release never arrives. Then the permit is free again.
     pub max_duration: Nanos,
     /// The response to a request that the concurrency limit rejects.

@@ -54,9 +54,9 @@ impl fmt::Display for Limit {
         if self.mode != LimitMode::Strict {
             write!(f, ", mode {}", self.mode)?;
         }
-        match self.on_backend_failure {
+        match self.on_store_failure {
             FallbackMode::Error => Ok(()),
-            failure => write!(f, ", on backend failure {failure}"),
+            failure => write!(f, ", on store failure {failure}"),
         }
     }
 }
@@ -148,10 +148,10 @@ impl fmt::Display for ConcurrencyLimit {
         if let Some(mode) = self.mode {
             write!(f, ", mode {}", keywords::keyword_of(keywords::CONCURRENCY_MODES, mode))?;
         }
-        if self.on_backend_failure != ConcurrencyFallback::default() {
+        if self.on_store_failure != ConcurrencyFallback::default() {
             let failure =
-                keywords::keyword_of(keywords::CONCURRENCY_FALLBACKS, self.on_backend_failure);
-            write!(f, ", on backend failure {failure}")?;
+                keywords::keyword_of(keywords::CONCURRENCY_FALLBACKS, self.on_store_failure);
+            write!(f, ", on store failure {failure}")?;
         }
         if self.max_duration != DEFAULT_MAX_DURATION {
             write!(f, ", at most {}", self.max_duration)?;

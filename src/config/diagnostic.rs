@@ -324,9 +324,9 @@ codes! {
     UnknownReplaces = W27 "`replaces` names a rule that the domain does not have",
     DeniesAll = W28 "no `requests_per_unit`, which denies every hit",
     UnknownColocate = W29 "`colocate` names a key that the domain does not have",
-    LongExposure = W30 "a ceiling that a fleet may hold, whose requests may last long, or nobody said how long",
-    SmallShares = W31 "a ceiling too small to be held in shares",
-    CostlyStrict = W32 "a large ceiling whose every request asks the store",
+    LongExposure = W30 "a fleet-wide concurrency limit with a long `max_duration`, or without one",
+    SmallShares = W31 "a concurrency limit too small to split into shares",
+    CostlyStrict = W32 "a large concurrency limit with a store call for each request",
 
     SeveralSlots = N40 "how a Redis Cluster charges limits that are charged as one",
     LeaseForecast = N41 "how often a leased limit is expected to ask the store",

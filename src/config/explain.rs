@@ -51,7 +51,7 @@ pub struct DescriptorExplanation {
     pub rule: Option<RuleExplanation>,
     /// The concurrency limit that the descriptor matches, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ceiling: Option<ConcurrencyExplanation>,
+    pub concurrency: Option<ConcurrencyExplanation>,
 }
 
 /// The concurrency limit of a descriptor.
@@ -60,9 +60,9 @@ pub struct ConcurrencyExplanation {
     /// The full path of the rule with this concurrency limit.
     pub path: String,
     /// The file and line of the rule, `file:line`.
-    pub place: String,
+    pub location: String,
     /// The concurrency limit as text, such as `64 in flight, rejected with 503`.
-    pub says: String,
+    pub text: String,
     /// The state of the limit's bucket. Present only if a running service reported it and the
     /// bucket was used recently.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -99,10 +99,10 @@ pub struct EntryExplanation {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Candidate {
     /// The kind of name: `exact`, `pattern` or `bare key`.
-    pub how: Cow<'static, str>,
+    pub kind: Cow<'static, str>,
     /// The name: `key`, or `key_value` with a value or pattern.
     pub name: String,
-    /// `taken` (the lookup continues there), `absent` (no such rule) or `outranked` (a name with
+    /// `matched` (the lookup continues there), `absent` (no such rule) or `outranked` (a name with
     /// higher priority matched).
     pub verdict: Cow<'static, str>,
 }
@@ -113,9 +113,9 @@ pub struct RuleExplanation {
     /// The full path of the rule.
     pub path: String,
     /// The file and line of the rule, `file:line`.
-    pub place: String,
+    pub location: String,
     /// The rule as text, such as `10 per second, fixed_window`.
-    pub says: String,
+    pub text: String,
     /// The strategy that counts hits, such as `gcra`; absent if the rule is unlimited.
     pub strategy: Option<Cow<'static, str>>,
     /// The smallest time step of the strategy's arithmetic.
@@ -135,7 +135,7 @@ pub struct RuleExplanation {
 pub struct FreshDecision {
     /// The hits of the check.
     pub hits: u64,
-    /// `admitted`, `denied`, or `never` (the check has more hits than the limit ever allows).
+    /// `allow`, `deny`, or `never` (the check has more hits than the limit ever allows).
     pub verdict: Cow<'static, str>,
     /// The hits that the limit would allow after this check; absent if nothing is counted.
     pub remaining: Option<u64>,
@@ -173,8 +173,8 @@ pub fn explain(
 }
 
 fn explain_concurrency(limit: &ConcurrencyLimit) -> ConcurrencyExplanation {
-    let (path, place) = (limit.path.to_string(), limit.location.to_string());
-    ConcurrencyExplanation { path, place, says: limit.to_string(), now: None }
+    let (path, location) = (limit.path.to_string(), limit.location.to_string());
+    ConcurrencyExplanation { path, location, text: limit.to_string(), now: None }
 }
 
 fn found_rule<'t>(trace: &'t LookupTrace<'_>) -> Option<&'t Rule> {
@@ -219,7 +219,7 @@ impl ExplainContext<'_> {
                 Some(LookupOutcome::Found(found)) => Some(self.explain_rule(found, entries)),
                 _ => None,
             },
-            ceiling: trace.and_then(|walk| walk.concurrency_limit).map(explain_concurrency),
+            concurrency: trace.and_then(|walk| walk.concurrency_limit).map(explain_concurrency),
         }
     }
 
@@ -240,8 +240,8 @@ impl ExplainContext<'_> {
         });
         RuleExplanation {
             path: rule.path.to_string(),
-            place: rule.location.to_string(),
-            says: rule.to_string(),
+            location: rule.location.to_string(),
+            text: rule.to_string(),
             strategy: strategy.as_ref().map(strategy_keyword).map(Cow::from),
             tick: strategy.map(|strategy| strategy.tick().to_string()),
             tick_is_worth: strategy
@@ -258,17 +258,17 @@ impl ExplainContext<'_> {
             let (remaining, reset_after) = (None, None);
             return FreshDecision {
                 hits: self.hits.0,
-                verdict: "admitted".into(),
+                verdict: "allow".into(),
                 remaining,
                 reset_after,
             };
         };
         let (verdict, room) =
             match decide_with_empty_counter(&limit.strategy_at(self.now), self.now, self.hits) {
-                CounterDecision::Allow(room) => ("admitted", room),
-                CounterDecision::Deny { headroom: room, .. } => ("denied", room),
+                CounterDecision::Allow(room) => ("allow", room),
+                CounterDecision::Deny { headroom: room, .. } => ("deny", room),
                 CounterDecision::ExceedsLimit(room) => ("never", room),
-                CounterDecision::OutsideWindows => ("denied", Headroom::default()),
+                CounterDecision::OutsideWindows => ("deny", Headroom::default()),
             };
         let remaining = Some(room.remaining.0);
         let reset_after = Some(room.reset_after.to_string());
@@ -287,7 +287,7 @@ fn decide_with_empty_counter(strategy: &Strategy, now: Nanos, hits: Hits) -> Cou
 
 fn explain_steps(trace: &LookupTrace<'_>) -> Vec<EntryExplanation> {
     let candidate = |tried: &super::tree::trace::LookupCandidate<'_>| Candidate {
-        how: match tried.kind {
+        kind: match tried.kind {
             MatchKind::Exact => "exact",
             MatchKind::Wildcard => "pattern",
             MatchKind::Bare => "bare key",
@@ -295,7 +295,7 @@ fn explain_steps(trace: &LookupTrace<'_>) -> Vec<EntryExplanation> {
         .into(),
         name: tried.name.to_string(),
         verdict: match tried.status {
-            CandidateStatus::Taken => "taken",
+            CandidateStatus::Taken => "matched",
             CandidateStatus::Absent => "absent",
             CandidateStatus::Outranked => "outranked",
         }
@@ -319,13 +319,13 @@ fn outcome_sentence(trace: &LookupTrace<'_>) -> String {
                 if rule.limit.is_some() { "limited" } else { "made unlimited" };
             format!("{limited_or_unlimited} by `{}` ({})", rule.path, rule.location)
         }
-        LookupOutcome::NoEntries => "a descriptor without entries meets no limit".to_owned(),
+        LookupOutcome::NoEntries => "a descriptor without entries matches no limit".to_owned(),
         LookupOutcome::NoNode => format!("no limit: this level has nothing for `{entry}`"),
         LookupOutcome::NoChildren => {
             format!("no limit: `{node}` has no descriptors below it, and this descriptor goes on")
         }
         LookupOutcome::NoLimit { .. } if trace.concurrency_limit.is_some() => {
-            format!("no rate limit: `{node}` has a ceiling and no rate_limit")
+            format!("no rate limit: `{node}` has a concurrency limit and no rate_limit")
         }
         LookupOutcome::NoLimit { has_children: true } => {
             format!("no limit: `{node}` has no rate_limit of its own, only descriptors below it")

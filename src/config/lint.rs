@@ -47,8 +47,8 @@ pub(super) fn lint_descriptor(raw: &Descriptor, at: FileSpan, findings: &mut Fil
             "the `*` in the key `{}` stands for any part of key and value joined by `_`",
             raw.key.value
         );
-        let cure = "put the `*` into the value; keys are better written out";
-        findings.add(Code::StarInKey, at, message, cure);
+        let fix = "put the `*` into the value; keys are better written out";
+        findings.add(Code::StarInKey, at, message, fix);
     }
     if raw.rate_limit.is_some() {
         return;
@@ -61,8 +61,8 @@ pub(super) fn lint_descriptor(raw: &Descriptor, at: FileSpan, findings: &mut Fil
     ];
     for (word, _) in words.into_iter().filter(|&(_, is_set)| is_set) {
         let message = format!("`{word}` has no effect on a descriptor without `rate_limit`");
-        let cure = "put it where the limit is; descriptors below do not inherit it";
-        findings.add(Code::NoEffect, at, message, cure);
+        let fix = "put it where the limit is; descriptors below do not inherit it";
+        findings.add(Code::NoEffect, at, message, fix);
     }
 }
 
@@ -86,8 +86,8 @@ impl DomainLint<'_, '_, '_> {
         if limits.all(|limit| !matches!(limit.mode, LimitMode::Leased(_))) {
             let message =
                 "`max_overshoot` has no effect: no limit of this domain is leased".to_owned();
-            let cure = "say `mode: leased`, here or where a limit is, or leave it out";
-            self.findings.add(Code::NoEffect, at, message, cure);
+            let fix = "say `mode: leased`, here or where a limit is, or leave it out";
+            self.findings.add(Code::NoEffect, at, message, fix);
         }
     }
 
@@ -98,17 +98,17 @@ impl DomainLint<'_, '_, '_> {
         match (as_one, self.charge_settings.colocate) {
             (_, Some((key, at))) if !self.has_key(key) => {
                 let message = format!("no descriptor of this domain has the key `{key}`");
-                let cure = "name the key of an entry that the domain's descriptors have";
-                self.findings.add(Code::UnknownColocate, *at, message, cure);
+                let fix = "name the key of an entry that the domain's descriptors have";
+                self.findings.add(Code::UnknownColocate, *at, message, fix);
             }
             (Some(_), Some((key, _))) => self.note_limits_without_key(key),
             (Some((_, at)), None) => {
                 let message = "in a Redis Cluster one node has all counters of this domain, and \
-                               charges a question in one step; in two where `backend_per_second` \
+                               charges a check in one step; in two where `backend_per_second` \
                                or `counter_keys: envoyproxy` takes some elsewhere"
                     .to_owned();
-                let cure = "`colocate: KEY`, an entry that all its descriptors have, spreads them";
-                self.findings.add(Code::SeveralSlots, at, message, cure);
+                let fix = "`colocate: KEY`, an entry that all its descriptors have, spreads them";
+                self.findings.add(Code::SeveralSlots, at, message, fix);
             }
             (None, _) => {}
         }
@@ -135,8 +135,8 @@ impl DomainLint<'_, '_, '_> {
                 "in a Redis Cluster this limit is charged in two steps with others, held first and \
                  kept or given back then: its descriptors have no entry `{key}`"
             );
-            let cure = "in memory and on a single Redis, without `backend_per_second`, all is charged in one step";
-            self.findings.add(Code::SeveralSlots, self.key_span(node), message, cure);
+            let fix = "in memory and on a single Redis, without `backend_per_second`, all is charged in one step";
+            self.findings.add(Code::SeveralSlots, self.key_span(node), message, fix);
         }
     }
 

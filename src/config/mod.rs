@@ -61,7 +61,7 @@ pub struct Domain {
     pub colocate: Option<Box<str>>,
     /// The fallback for a limit that the request itself carries, if the domain has no rule for the
     /// descriptor.
-    pub on_backend_failure: FallbackMode,
+    pub on_store_failure: FallbackMode,
     /// The rules of the domain, as a descriptor tree.
     pub tree: DescriptorTree,
 }

@@ -55,7 +55,7 @@ pub struct Defaults {
     pub strategy: Option<Spanned<String>>,
     /// The decision while the store does not answer. Default: `error`.
     #[schemars(schema_with = "schema::failure")]
-    pub on_backend_failure: Option<Spanned<String>>,
+    pub on_store_failure: Option<Spanned<String>>,
     /// The decisions that a replica makes without a store call: none (`strict`), denials that it
     /// remembers (`cached_deny`), or checks that its lease covers (`leased`).
     #[schemars(schema_with = "schema::mode")]
@@ -161,7 +161,7 @@ pub struct RateLimit {
     pub lease_hits: Option<Spanned<u32>>,
     /// The decision while the store does not answer. Default: `error`.
     #[schemars(schema_with = "schema::failure")]
-    pub on_backend_failure: Option<Spanned<String>>,
+    pub on_store_failure: Option<Spanned<String>>,
     /// For `fixed_window` per day, week, month or year: windows that follow the calendar of a time
     /// zone.
     pub calendar: Option<Calendar>,
@@ -195,15 +195,15 @@ pub struct Concurrency {
     pub limit: Option<Spanned<u32>>,
     /// Adapts the limit to measured latency.
     pub adaptive: Option<Adaptive>,
-    /// The replicas to which the limit applies. `leased`, the default with a shared store: the
+    /// The replicas to which the limit applies. `shared`, the default with a shared store: the
     /// whole fleet, split into shares. `strict`, for limits too small to split: the whole fleet,
     /// with a store call for each request. `local`: each replica has the whole limit for itself.
-    #[schemars(schema_with = "schema::ceiling_mode")]
+    #[schemars(schema_with = "schema::concurrency_mode")]
     pub mode: Option<Spanned<String>>,
     /// The limit of a replica whose share expired because the store does not answer. `deny`: 0.
     /// `local`: at most its last fair share. `allow`: the whole limit for this replica.
-    #[schemars(schema_with = "schema::ceiling_failure")]
-    pub on_backend_failure: Option<Spanned<String>>,
+    #[schemars(schema_with = "schema::concurrency_failure")]
+    pub on_store_failure: Option<Spanned<String>>,
     /// The queue of requests that wait for a permit. Default: no queue.
     pub queue: Option<Queue>,
     /// The time after which a permit is free again if its release never arrives. Default: 60s.
@@ -222,8 +222,8 @@ pub struct Adaptive {
     pub span: Span,
     /// The algorithm that computes the limit: `gradient`, `gradient2` or `aimd`. Default:
     /// `gradient`.
-    #[schemars(schema_with = "schema::policy")]
-    pub policy: Option<Spanned<String>>,
+    #[schemars(schema_with = "schema::algorithm")]
+    pub algorithm: Option<Spanned<String>>,
     /// The lower bound of the limit. Default: 1.
     #[schemars(schema_with = "schema::optional_count")]
     pub min: Option<Spanned<u32>>,

@@ -98,8 +98,8 @@ fn group_by_domain<'r>(
         let at = FileSpan { file: number, span: file.domain.span };
         if domain.is_empty() {
             let message = "a file may not have an empty domain".to_owned();
-            let cure = "put `domain: NAME` at its top, the domain that Envoy's filter asks for";
-            findings.add(Code::EmptyDomain, at, message, cure.to_owned());
+            let fix = "put `domain: NAME` at its top, the domain that Envoy's filter asks for";
+            findings.add(Code::EmptyDomain, at, message, fix.to_owned());
         } else if let Some(&group) = group_by_name.get(domain) {
             if merge {
                 groups[group].files.push(number);
@@ -123,8 +123,8 @@ fn report_duplicate_domain(
 ) {
     let first = FileSpan { file: first, span: files[first].0.domain.span };
     let message = format!("duplicate domain `{domain}`, first in {}", findings.place(first));
-    let cure = "put both into one file, or allow it with `merge_domains: true`".to_owned();
-    findings.add(Code::DuplicateDomain, at, message, cure);
+    let fix = "put both into one file, or allow it with `merge_domains: true`".to_owned();
+    findings.add(Code::DuplicateDomain, at, message, fix);
 }
 
 struct FileLevel<'r> {
@@ -200,7 +200,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             name: self.group.domain.into(),
             charge: charge.map(|(charge, _)| charge).unwrap_or_default(),
             colocate: colocate.map(|(key, _)| key),
-            on_backend_failure: self.defaults.on_backend_failure,
+            on_store_failure: self.defaults.on_store_failure,
             tree,
         }
     }
@@ -267,8 +267,8 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
     fn report_disagreement(&mut self, word: &str, at: FileSpan, first: FileSpan) {
         let first = self.findings.place(first);
         let message = format!("`{word}` of one domain differs from that in {first}");
-        let cure = "merged files are one domain: say it once, or the same in each".to_owned();
-        self.findings.add(Code::Contradiction, at, message, cure);
+        let fix = "merged files are one domain: say it once, or the same in each".to_owned();
+        self.findings.add(Code::Contradiction, at, message, fix);
     }
 
     /// Adds a descriptor to the tree and validates it. A descriptor that cannot be added becomes a
@@ -294,8 +294,8 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         let name = (raw.key.value.as_str(), raw.value.value.as_str());
         if raw.key.value.is_empty() {
             let message = "descriptor has an empty key".to_owned();
-            let cure = "put `key: NAME`, the key that Envoy's action sends".to_owned();
-            self.findings.add(Code::EmptyKey, key, message, cure);
+            let fix = "put `key: NAME`, the key that Envoy's action sends".to_owned();
+            self.findings.add(Code::EmptyKey, key, message, fix);
             return self.builder.add_hidden(parent, name, flags);
         }
         match self.builder.add(parent, name, flags) {
@@ -337,9 +337,9 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         let name = if value.is_empty() { key.clone() } else { format!("{key}_{value}") };
         let message =
             format!("`share_threshold` is only for wildcard values, and `{name}` has no `*`");
-        let cure = "leave it out, or put a `*` into the value".to_owned();
+        let fix = "leave it out, or put a `*` into the value".to_owned();
         let at = FileSpan { file, span: raw.share_threshold.span };
-        self.findings.add(Code::ShareWithoutWildcard, at, message, cure);
+        self.findings.add(Code::ShareWithoutWildcard, at, message, fix);
     }
 
     fn add_rule(
@@ -385,7 +385,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             let concurrency_block::ConcurrencySettings {
                 rules,
                 mode,
-                on_backend_failure,
+                on_store_failure,
                 max_duration,
                 reject,
             } = settings;
@@ -393,7 +393,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             let concurrency_limit = ConcurrencyLimit {
                 rules,
                 mode,
-                on_backend_failure,
+                on_store_failure,
                 max_duration,
                 reject,
                 shadow,
@@ -409,12 +409,12 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             let at = FileSpan { file, span: name.span };
             if name.value.is_empty() {
                 let message = "`replaces` has an empty entry".to_owned();
-                let cure = "`- name: NAME`, the name of another rule".to_owned();
-                self.findings.add(Code::EmptyReplaces, at, message, cure);
+                let fix = "`- name: NAME`, the name of another rule".to_owned();
+                self.findings.add(Code::EmptyReplaces, at, message, fix);
             } else if name.value == raw.name.value {
                 let message = format!("`replaces` holds the rule's own name `{}`", name.value);
-                let cure = "leave it out; a rule cannot replace itself".to_owned();
-                self.findings.add(Code::ReplacesItself, at, message, cure);
+                let fix = "leave it out; a rule cannot replace itself".to_owned();
+                self.findings.add(Code::ReplacesItself, at, message, fix);
             }
         }
         let names = raw

@@ -57,7 +57,7 @@ pub struct Limit {
     /// The decisions that this replica makes without a store call.
     pub mode: LimitMode,
     /// The fallback of charges to which the store does not reply.
-    pub on_backend_failure: FallbackMode,
+    pub on_store_failure: FallbackMode,
 }
 
 impl Limit {
@@ -162,6 +162,6 @@ impl Rule {
     /// Returns the verdict that an operator forces at `now`, or `None` if there is none.
     #[must_use]
     pub fn forced_verdict_at(&self, now: Nanos) -> Option<Verdict> {
-        self.forced_decision.filter(|forced| now < forced.until).map(|frozen| frozen.verdict)
+        self.forced_decision.filter(|forced| now < forced.until).map(|forced| forced.verdict)
     }
 }

@@ -130,15 +130,14 @@ impl DescriptorTree {
         }
         let mut shared = SharedValues::new();
         let goal = self.find_target(entries, &mut shared)?;
-        self.concurrency_limit_of(goal.node()?)
-            .map(|ceiling| ConcurrencyMatch { limit: ceiling, shared })
+        self.concurrency_limit_of(goal.node()?).map(|limit| ConcurrencyMatch { limit, shared })
     }
 
     /// Returns all concurrency limits of the domain. Those of parents come before those of
     /// children.
     #[must_use]
     pub fn concurrency_limits(&self) -> impl ExactSizeIterator<Item = &ConcurrencyLimit> {
-        self.concurrency_limits.iter().map(|(_, ceiling)| ceiling)
+        self.concurrency_limits.iter().map(|(_, limit)| limit)
     }
 
     /// Returns the node or rule that the last entry of a descriptor matches.
@@ -262,7 +261,7 @@ impl DescriptorTree {
 
     pub(crate) fn concurrency_limit_of(&self, node: NodeId) -> Option<&ConcurrencyLimit> {
         let at = self.concurrency_limits.binary_search_by_key(&node, |(node, _)| *node).ok()?;
-        self.concurrency_limits.get(at).map(|(_, ceiling)| ceiling)
+        self.concurrency_limits.get(at).map(|(_, limit)| limit)
     }
 
     /// Returns the node's name: `key` or `key_value`.

@@ -32,7 +32,7 @@ impl fmt::Display for Readiness {
         f.write_str(match self {
             Self::Ready => "ready",
             Self::NoConfig => "not ready: no limits are loaded",
-            Self::StoreUnavailable => "not ready: the store of counters does not answer",
+            Self::StoreUnavailable => "not ready: the store is unavailable",
             Self::Draining => "not ready: draining",
         })
     }

@@ -43,7 +43,7 @@ pub enum HookError {
     #[error("no descriptor can be made of this request")]
     NoDescriptors,
     /// The setting `hooks` is empty.
-    #[error("no hooks are set, so that nothing says what to ask; see the setting `hooks`")]
+    #[error("no hooks are configured; see the setting `hooks`")]
     NoHooks,
     /// The request names a hook that the setting `hooks` does not contain.
     #[error("no hook is named {name:?}; the setting `hooks` has {known}")]

@@ -91,9 +91,7 @@ pub enum CheckError {
     #[error("no limits are loaded; see the log or /config for what is wrong with them")]
     NoConfig,
     /// The check has too many descriptors.
-    #[error(
-        "{got} descriptors in one question; at most {most} are answered: ask the rest in another"
-    )]
+    #[error("{got} descriptors in one check; the maximum is {most}: send the rest separately")]
     TooManyDescriptors {
         /// The number of descriptors in the check.
         got: usize,
@@ -101,7 +99,7 @@ pub enum CheckError {
         most: usize,
     },
     /// The descriptors of the check have too many entries in total.
-    #[error("{got} entries in one question; at most {most} are answered: ask the rest in another")]
+    #[error("{got} entries in one check; the maximum is {most}: send the rest separately")]
     TooManyEntries {
         /// The number of entries in the check.
         got: usize,
@@ -156,10 +154,10 @@ pub enum CheckError {
         /// The error, for the caller.
         why: &'static str,
     },
-    /// The store did not reply, and a limit has `on_backend_failure:
+    /// The store did not reply, and a limit has `on_store_failure:
     /// error`. After a timeout the store may still have made the charge.
     #[error(
-        "the store of counters did not answer ({}), and the limit's on_backend_failure is error",
+        "the store is unavailable ({}), and the limit's on_store_failure is error",
         .0.as_str()
     )]
     StoreUnavailable(StoreFailure),

@@ -44,13 +44,13 @@ pub enum ForceError {
     #[error("no rate limit counts this descriptor; /explain says what it meets")]
     NoLimit,
     /// The duration is shorter than 1 s or longer than 24 h.
-    #[error("a limit is held for 1s to 24h")]
+    #[error("a decision is forced for 1s to 24h")]
     TooLong,
     /// The largest number of forced decisions is reached.
-    #[error("as many limits are held already as may be ({MOST}); let one go")]
+    #[error("{MOST} decisions are forced already, which is the maximum; end one first")]
     TooMany,
     /// The rule has no forced decision to end.
-    #[error("this limit is not held")]
+    #[error("no decision is forced for this limit")]
     NotForced,
 }
 
@@ -157,7 +157,7 @@ impl Engine {
             return;
         }
         for ForcedChange { domain, limit, verdict: held, left_ms, by, .. } in news {
-            let act = if held.is_some() { "freeze" } else { "thaw" };
+            let act = if held.is_some() { "force" } else { "unforce" };
             let (domain, limit, by, held) = (&**domain, &**limit, &**by, held.as_deref());
             let left_ms = held.map(|_| *left_ms);
             tracing::warn!(

@@ -50,7 +50,7 @@ pub struct Engine {
     deny_cache: DenyCache,
     /// The leases of this replica; `None` for the memory store.
     leases: Option<Arc<LeaseManager>>,
-    /// The local counters that decide while the store is unavailable (`on_backend_failure: local`).
+    /// The local counters that decide while the store is unavailable (`on_store_failure: local`).
     local_fallback: Option<LocalFallback>,
     concurrency_limits: ConcurrencyLimits,
     permit_ids: PermitIds,
@@ -105,7 +105,7 @@ impl Engine {
         }
     }
 
-    /// Adds the local counters for `on_backend_failure: local`. Without them, `local` has the
+    /// Adds the local counters for `on_store_failure: local`. Without them, `local` has the
     /// effect of `error`.
     #[must_use]
     pub fn with_local_fallback(self, local: LocalFallback) -> Self {

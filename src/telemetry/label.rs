@@ -12,7 +12,7 @@ use crate::kernel::named_enum;
 
 /// The verdicts of checks in the order of [`Verdict`](crate::kernel::decision::Verdict), and then a
 /// denial that global shadow mode allowed.
-pub(super) const VERDICTS: [&str; 3] = ["admit", "deny", "shadow_deny"];
+pub(super) const VERDICTS: [&str; 3] = ["allow", "deny", "shadow_deny"];
 
 /// The position of a denial that global shadow mode allowed in [`VERDICTS`].
 pub(super) const SHADOW_DENY: usize = 2;
@@ -32,21 +32,21 @@ named_enum! {
         Acquired = "acquired",
         /// A second acquire with the same request id was rejected, because the id already waits for
         /// permits or has them.
-        InUse = "taken",
+        InUse = "in_use",
         /// An acquire came after an early release of the same request id, so its permits were released
         /// at once.
-        AlreadyReleased = "over",
+        AlreadyReleased = "already_released",
         /// The permits were renewed, because the request is still in flight.
         Renewed = "renewed",
         /// The permits of the request id were released.
         Released = "released",
         /// A release arrived for a request id without permits, whose request was rejected or matched no
         /// concurrency limit.
-        WithoutPermits = "held_nothing",
+        WithoutPermits = "without_permits",
         /// A release came before its acquire, and is remembered as an early release.
-        EarlyRelease = "early",
+        EarlyRelease = "early_release",
         /// A release came before its acquire, and was dropped because the permit registry is full.
-        EarlyReleaseDropped = "refused",
+        EarlyReleaseDropped = "early_release_dropped",
         /// The permits were released at their deadline, because no release or renewal arrived.
         Expired = "expired",
     }
@@ -76,7 +76,7 @@ named_enum! {
     /// The outcome of a request in any protocol.
     pub enum EdgeOutcome {
         /// The request was allowed.
-        Allow = "admit",
+        Allow = "allow",
         /// The request was denied.
         Deny = "deny",
         /// Refused: the check has no domain.
@@ -96,13 +96,13 @@ named_enum! {
         /// Refused: the unit of a limit override is unknown.
         UnknownUnit = "unknown_unit",
         /// Refused: the check is a refund, and refunds are disabled.
-        RefundsDisabled = "refunds_are_off",
+        RefundsDisabled = "refunds_disabled",
         /// Refused: a reserved descriptor key has an invalid request id as its value.
         BadId = "bad_id",
         /// Refused: the store is unavailable, and the limit's fallback is `error`.
-        StoreUnavailable = "backend_down",
+        StoreUnavailable = "store_unavailable",
         /// Allowed without a check: the hook makes no descriptor of the request.
-        NothingToCheck = "nothing_to_ask",
+        NothingToCheck = "nothing_to_check",
         /// Refused: no hooks are configured.
         NoHooks = "no_hooks",
         /// Refused: the request names an unknown hook.
@@ -111,12 +111,12 @@ named_enum! {
         Malformed = "malformed",
         /// Refused: the message is larger than the maximum.
         TooLarge = "too_large",
-        /// Refused: the maximum number of open `/hold` requests is reached.
-        TooManyHolds = "too_many",
+        /// Refused: the maximum number of open `/acquire` requests is reached.
+        TooManyRequests = "too_many_requests",
         /// Refused: the message was incomplete at its deadline.
-        ReadTimeout = "late",
+        ReadTimeout = "read_timeout",
         /// The check was decided, but the protocol cannot express the decision.
-        Unrepresentable = "inexpressible",
+        Unrepresentable = "unrepresentable",
     }
 }
 
@@ -131,7 +131,7 @@ named_enum! {
         Shrunk = "shrunk",
         /// The replica's share expired before the store replied.
         Fenced = "fenced",
-        /// The replica has no share and the store is unavailable, so `on_backend_failure` applies.
+        /// The replica has no share and the store is unavailable, so `on_store_failure` applies.
         Outage = "outage",
     }
 }
@@ -140,17 +140,17 @@ named_enum! {
     /// An event of permits of strict concurrency limits, which the store counts.
     pub enum StrictPermitEvent {
         /// The store granted a permit.
-        Granted = "admitted",
+        Granted = "granted",
         /// The store granted no permit, because the limit is reached.
-        LimitReached = "full",
+        LimitReached = "limit_reached",
         /// The store may have lost the list of permits, so it grants none for a limited time.
-        GrantsPaused = "closed",
-        /// The store did not reply, so `on_backend_failure` applies.
-        NoReply = "failed",
+        GrantsPaused = "grants_paused",
+        /// The store did not reply, so `on_store_failure` applies.
+        NoReply = "no_reply",
         /// A heartbeat reported a permit that is still in use.
         Renewed = "renewed",
         /// A heartbeat reported a permit that the store did not know.
-        Restored = "put_back",
+        Restored = "restored",
         /// The store released a permit.
         Released = "released",
     }
@@ -163,7 +163,7 @@ named_enum! {
         Charged = "charged",
         /// The hits were not charged, because they would no longer count, or because the counter in the
         /// store is at its limit.
-        NotNeeded = "rested",
+        NotNeeded = "not_needed",
         /// The hits were not charged, because this replica had too many debts, or because the store did
         /// not confirm the charge.
         Lost = "lost",
@@ -176,7 +176,7 @@ named_enum! {
         /// The replica borrowed hits from the store.
         Borrowed = "borrowed",
         /// The replica returned unspent hits to the store.
-        Returned = "given_back",
+        Returned = "returned",
         /// The lease expired with unspent hits.
         Expired = "expired",
     }
@@ -186,9 +186,9 @@ named_enum! {
     /// The classification of a datagram.
     pub enum DatagramKind {
         /// The datagram is a release of permits.
-        Release = "read",
+        Release = "release",
         /// The sender's address is outside the setting `syslog_from`, so the content is not parsed.
-        UntrustedSource = "foreign",
+        UntrustedSource = "untrusted_source",
         /// The datagram is longer than any release.
         TooLong = "too_long",
         /// The datagram cannot be parsed as a release.
@@ -200,7 +200,7 @@ named_enum! {
     /// A step of a forwarded release, on the sending or on the receiving replica.
     pub enum ForwardingEvent {
         /// Another replica accepted the release.
-        Delivered = "passed_on",
+        Delivered = "delivered",
         /// Another replica forwarded the release to this one.
         Received = "received",
         /// Another replica forwarded the release to this one, which does not know the request id.
@@ -208,19 +208,19 @@ named_enum! {
         /// The release named no owner, so all replicas were queried.
         Searched = "searched",
         /// No queried replica knew the request id, so the release is remembered as an early release.
-        NotFound = "known_nowhere",
+        NotFound = "not_found",
         /// The batch of the release was not authentic, not from a live replica, or a repetition.
-        Rejected = "refused",
+        Rejected = "rejected",
         /// The batch of the release was addressed to another replica, or to an earlier incarnation of
         /// this one.
-        WrongReplica = "misdirected",
+        WrongReplica = "wrong_replica",
         /// The release or its batch could not be decoded.
         Malformed = "malformed",
         /// The release was dropped, because the queue of releases to forward was full.
         Dropped = "dropped",
         /// The owner did not accept the release in time, or is no longer live.
-        TimedOut = "late",
+        TimedOut = "timed_out",
         /// The address of the owner is outside the setting `peer_networks`.
-        AddressNotAllowed = "foreign",
+        AddressNotAllowed = "address_not_allowed",
     }
 }

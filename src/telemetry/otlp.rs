@@ -157,8 +157,8 @@ fn exporter_config(
         Some("grpc") => OtlpTransport::Grpc,
         Some("http/protobuf") => OtlpTransport::Http,
         Some(other) => {
-            let spoken = "OTEL_EXPORTER_OTLP_PROTOCOL is grpc or http/protobuf";
-            return Err(format!("{signal}: OTLP over {other} is not spoken here; {spoken}"));
+            let supported = "set OTEL_EXPORTER_OTLP_PROTOCOL to grpc or http/protobuf";
+            return Err(format!("{signal}: OTLP over {other} is not supported; {supported}"));
         }
     };
     let identity = match (either("CLIENT_CERTIFICATE"), either("CLIENT_KEY")) {
@@ -210,7 +210,8 @@ fn start_span_export(
             with_grpc(SpanExporter::builder().with_tonic()).with_channel(channel).build()
         }
     };
-    let exporter = exporter.map_err(|error| format!("spans cannot be told: {error}"))?;
+    let exporter =
+        exporter.map_err(|error| format!("failed to create the span exporter: {error}"))?;
     let mut provider = SdkTracerProvider::builder();
     if variable("OTEL_TRACES_SAMPLER").is_none() {
         let part = Sampler::TraceIdRatioBased(sampled);
@@ -236,7 +237,8 @@ fn start_metric_export(
             with_grpc(MetricExporter::builder().with_tonic()).with_channel(channel).build()
         }
     };
-    let exporter = exporter.map_err(|error| format!("counts cannot be told: {error}"))?;
+    let exporter =
+        exporter.map_err(|error| format!("failed to create the metric exporter: {error}"))?;
     let provider = SdkMeterProvider::builder();
     let provider = provider.with_periodic_exporter(exporter).with_resource(resource).build();
     let meter = provider.meter("sluicegate");
@@ -397,8 +399,8 @@ mod tests {
 
     fn exported_signals(variables: &[(&str, &str)]) -> (bool, bool, usize) {
         let configs = ["TRACES", "METRICS"].map(|signal| config_of(variables, signal));
-        let [spans, counts] = configs.each_ref().map(|told| matches!(told, Ok(Some(_))));
-        (spans, counts, configs.iter().filter(|told| told.is_err()).count())
+        let [spans, counts] = configs.each_ref().map(|config| matches!(config, Ok(Some(_))));
+        (spans, counts, configs.iter().filter(|config| config.is_err()).count())
     }
 
     #[test]

@@ -62,9 +62,9 @@ pub fn check_span(protocol: Protocol, headers: HeaderLookup<'_>) -> TraceSpan {
     operation_span((protocol, operation_name(protocol)), headers)
 }
 
-/// Starts the span of a `/hold` request, whose permit lasts as long as its connection.
-pub fn hold(headers: HeaderLookup<'_>) -> TraceSpan {
-    operation_span((Protocol::Nginx, "GET /hold"), headers)
+/// Starts the span of a `/acquire` request, whose permit lasts as long as its connection.
+pub fn acquire(headers: HeaderLookup<'_>) -> TraceSpan {
+    operation_span((Protocol::Nginx, "GET /acquire"), headers)
 }
 
 #[inline]
@@ -168,7 +168,7 @@ impl CheckStage {
     const fn as_str(self) -> &'static str {
         match self {
             Self::Plan => "plan",
-            Self::Store => "backend",
+            Self::Store => "store",
             Self::Queue => "queue",
         }
     }

@@ -178,7 +178,7 @@ fn cached_denial_of_a_replacing_override_denies_all_checks_of_its_key() {
 #[test]
 fn full_store_applies_when_full_to_new_keys() {
     for (setting, code, verdict) in
-        [("deny", Code::OverLimit, "deny"), ("allow", Code::Ok, "admit")]
+        [("deny", Code::OverLimit, "deny"), ("allow", Code::Ok, "allow")]
     {
         let fixture = Fixture::with(LIMITS, &["--max-keys", "1", "--when-full", setting]);
         assert_eq!(outcome(&fixture.check(vec![k("first")])), (Code::Ok, 99), "{setting}");

@@ -428,7 +428,7 @@ fn limits_with_waiting_requests_are_reported_first() {
 #[test]
 fn reply_after_the_share_expiry_grants_nothing() {
     let store = Store::new();
-    let mut alone = Replica::new(&store, "a", "limit: 4, on_backend_failure: deny");
+    let mut alone = Replica::new(&store, "a", "limit: 4, on_store_failure: deny");
     assert_eq!(alone.acquire_all(), 4);
     alone.finish(4);
     alone.advance(Nanos::SECOND);
@@ -460,7 +460,7 @@ fn limit_changed_to_local_ignores_the_share_expiry() {
 #[test]
 fn bucket_dropped_during_an_outage_is_not_reported() {
     let store = Store::new();
-    let mut alone = Replica::new(&store, "a", "limit: 4, on_backend_failure: deny");
+    let mut alone = Replica::new(&store, "a", "limit: 4, on_store_failure: deny");
     store.is_cut.store(true, Relaxed);
     assert!(!alone.try_acquire());
     let reported_count = |alone: &Replica| {
@@ -574,7 +574,7 @@ fn two_replicas_share_the_limit_without_exceeding_it() {
 #[test]
 fn share_expires_without_replies_but_requests_still_count() {
     let store = Store::new();
-    let mut alone = Replica::new(&store, "a", "limit: 4, on_backend_failure: deny");
+    let mut alone = Replica::new(&store, "a", "limit: 4, on_store_failure: deny");
     assert_eq!(alone.acquire_all(), 4);
     store.is_cut.store(true, Relaxed);
     alone.finish(2);
@@ -599,7 +599,7 @@ fn become_idle(fleet: &[&Replica]) {
         advance_and_report(fleet, HALF_SECOND);
     }
     for replica in fleet {
-        assert_eq!(replica.engine.share_record().seats, []);
+        assert_eq!(replica.engine.share_record().largest_shares, []);
     }
 }
 
@@ -645,7 +645,7 @@ fn wall_clock_step_forward_expires_no_share() {
 fn fallback_sets_the_share_during_an_outage() {
     for (word, wanted) in [("deny", 0), ("local", 2), ("allow", 4)] {
         let store = Store::new();
-        let ceiling = format!("limit: 4, on_backend_failure: {word}");
+        let ceiling = format!("limit: 4, on_store_failure: {word}");
         let mut fleet = ["a", "b"].map(|name| Replica::new(&store, name, &ceiling));
         split_evenly(&mut fleet, 4);
         store.is_cut.store(true, Relaxed);
@@ -685,7 +685,7 @@ fn local_shares_in_an_outage_never_exceed_the_limit() {
 #[test]
 fn superseded_replica_loses_its_fallback_when_the_store_returns() {
     let store = Store::new();
-    let mut older = Replica::new(&store, "a", "limit: 4, on_backend_failure: allow");
+    let mut older = Replica::new(&store, "a", "limit: 4, on_store_failure: allow");
     assert!(older.try_acquire());
     store.is_cut.store(true, Relaxed);
     older.advance(Nanos::from_secs(6));
@@ -713,7 +713,7 @@ fn limit_is_divided_by_expected_replicas_without_a_grant() {
 #[test]
 fn queued_requests_are_denied_when_the_share_expires() {
     let store = Store::new();
-    let queue = "limit: 1, on_backend_failure: deny, queue: {size: 5, timeout: 1h}";
+    let queue = "limit: 1, on_store_failure: deny, queue: {size: 5, timeout: 1h}";
     let mut alone = Replica::new(&store, "a", queue);
     assert!(alone.try_acquire());
     store.is_cut.store(true, Relaxed);
@@ -820,7 +820,7 @@ fn idle_limit_costs_no_call_after_ten_heartbeats() {
 #[test]
 fn undelivered_share_return_is_reversed_by_the_next_reply() {
     let store = Store::new();
-    let mut alone = Replica::new(&store, "a", "limit: 4, on_backend_failure: deny");
+    let mut alone = Replica::new(&store, "a", "limit: 4, on_store_failure: deny");
     assert_eq!(alone.acquire_all(), 4);
     alone.finish(4);
     run_for(&[&alone], &[&alone], Nanos::from_secs(9));
@@ -929,7 +929,7 @@ fn only_replicas_with_shared_limits_report_to_a_new_store() {
     assert_eq!(store.calls.load(Relaxed), 0);
     store.is_cut.store(true, Relaxed);
     store.is_away.store(true, Relaxed);
-    let mut alone = Replica::new(&store, "a", "limit: 4, on_backend_failure: deny");
+    let mut alone = Replica::new(&store, "a", "limit: 4, on_store_failure: deny");
     run_for(&[&alone], &[&alone], Nanos::from_secs(9));
     assert_eq!(store.calls.load(Relaxed), 0, "nobody would hear it");
     store.is_away.store(false, Relaxed);
@@ -1059,6 +1059,6 @@ fn shared_limit_without_a_fleet_is_local() {
     let memory = Arc::new(MemoryStore::new(10, WhenFull::Deny, [0; 16]));
     let engine = Engine::new(Clock::manual(Nanos::SECOND), memory, DecisionPolicy::default());
     let mut alone = Replica { engine, held: Vec::new() };
-    alone.publish("limit: 3, mode: leased, max_duration: 1s");
+    alone.publish("limit: 3, mode: shared, max_duration: 1s");
     assert_eq!(alone.acquire_all(), 3);
 }

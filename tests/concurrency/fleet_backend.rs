@@ -80,7 +80,7 @@ struct PhaseResult {
 fn engines(count: usize, mode: &str) -> Gate {
     let memory = Arc::new(MemoryStore::new(1_000, WhenFull::Deny, [0; 16]));
     let text = format!(
-        "domain: d\ndescriptors: [{{key: k, concurrency: {{limit: 10, adaptive: {{policy: gradient, min: 1, max: 1000}}, \
+        "domain: d\ndescriptors: [{{key: k, concurrency: {{limit: 10, adaptive: {{algorithm: gradient, min: 1, max: 1000}}, \
          mode: {mode}, max_duration: 10s}}}}]\n"
     );
     let of = |at: usize| {
@@ -250,7 +250,7 @@ fn five_replicas_reach_95_percent_of_the_best_static_limit() {
     let best = best();
     println!("| phase | who | goodput of best | p99 of best | whole phase | in flight (best) |");
     println!("|---|---|---|---|---|---|");
-    let together = run(engines(REPLICAS, "leased"));
+    let together = run(engines(REPLICAS, "shared"));
     print_rows("five, together", &together, &best);
     // Each comparison takes half a minute in a debug build.
     if std::env::var_os("SLUICEGATE_FLEET_TABLE").is_some() {

@@ -526,7 +526,7 @@ fn shadow_mode_still_acquires_from_the_store() {
 #[test]
 fn permit_with_a_lost_reply_is_released_for_three_heartbeats() {
     let store = Store::new();
-    let alone = "limit: 1, mode: strict, on_backend_failure: deny, max_duration: 60s";
+    let alone = "limit: 1, mode: strict, on_store_failure: deny, max_duration: 60s";
     let mut alone = Replica::new(&store, "a", alone);
     store.is_mute.store(true, Relaxed);
     assert!(!alone.try_acquire_by_id());
@@ -656,7 +656,7 @@ fn fallback_limits_each_replica_during_an_outage() {
     for (word, wanted) in [("deny", 0), ("local", 2), ("allow", 9)] {
         for (is_cut, is_mute) in [(true, false), (false, true)] {
             let store = Store::new();
-            let ceiling = format!("limit: 9, mode: strict, on_backend_failure: {word}");
+            let ceiling = format!("limit: 9, mode: strict, on_store_failure: {word}");
             let [mut a, mut b] = two_replicas(&store, &ceiling);
             store.is_cut.store(is_cut, Relaxed);
             store.is_mute.store(is_mute, Relaxed);

@@ -225,10 +225,10 @@ fn syntax_error_hides_all_other_findings() {
 fn sluicegate_fields_are_read_in_their_blocks() {
     let file = read(
         "domain: d\ncharge: all_or_nothing\n\
-         defaults: {strategy: gcra, on_backend_failure: local, mode: strict, max_overshoot: 2%}\n\
-         descriptors:\n- key: k\n  concurrency: {limit: 64, adaptive: {policy: gradient}}\n  \
+         defaults: {strategy: gcra, on_store_failure: local, mode: strict, max_overshoot: 2%}\n\
+         descriptors:\n- key: k\n  concurrency: {limit: 64, adaptive: {algorithm: gradient}}\n  \
          rate_limit: {requests_per_unit: 5, per: 90s, strategy: gcra, burst: 50, mode: leased, \
-         max_overshoot: 0, on_backend_failure: deny, \
+         max_overshoot: 0, on_store_failure: deny, \
          calendar: {time_zone: Europe/Berlin, starts_on: 15}}\n",
     );
     let defaults = file.defaults.unwrap();
@@ -238,7 +238,7 @@ fn sluicegate_fields_are_read_in_their_blocks() {
     let ceiling = file.descriptors[0].concurrency.as_ref().unwrap();
     assert_eq!(ceiling.limit.as_ref().unwrap().value, 64);
     let adaptive = ceiling.adaptive.as_ref().unwrap();
-    assert_eq!(adaptive.policy.as_ref().unwrap().value, "gradient");
+    assert_eq!(adaptive.algorithm.as_ref().unwrap().value, "gradient");
     let limit = file.descriptors[0].rate_limit.as_ref().unwrap();
     assert_eq!(limit.per.as_ref().unwrap().value, "90s");
     assert_eq!(limit.burst.as_ref().unwrap().value, 50);

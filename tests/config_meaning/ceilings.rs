@@ -5,7 +5,7 @@ use sluicegate::kernel::concurrency::adaptive::{AdaptiveAlgorithm, AdaptiveConfi
 use sluicegate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
 use sluicegate::kernel::units::Nanos;
 
-use super::{find, findings, load_clean};
+use super::{find, findings, line, load, load_clean};
 
 /// Adds a `max_duration` unless `fields` sets it or a mode, to avoid warning W30 in unrelated
 /// tests.
@@ -42,7 +42,7 @@ fn concurrency_block_sets_limit_queue_and_rejection() {
     assert_eq!(ceiling("limit: 64, mode: local").max_duration, Nanos::from_secs(60));
     assert_eq!(ceiling("limit: 64, max_duration: 5m").max_duration, Nanos::from_secs(300));
     let all = ceiling(
-        "limit: 64, adaptive: {policy: aimd, min: 8, max: 512}, \
+        "limit: 64, adaptive: {algorithm: aimd, min: 8, max: 512}, \
          queue: {size: 100, timeout: 300ms}, \
          reject: {status: 429, retry_after: 1500ms, body: 'busy, retry shortly'}",
     );
@@ -87,30 +87,36 @@ fn rule_with_only_a_concurrency_limit_has_no_rate_limit() {
 #[test]
 fn invalid_concurrency_fields_are_reported() {
     assert_findings("limit: 0", &["E38 `limit: 0`"]);
-    assert_findings("mode: local", &["E38 a ceiling needs a `limit`"]);
+    assert_findings("mode: local", &["E38 `concurrency` needs a `limit`"]);
     assert_findings(
-        "limit: 1, mode: local, on_backend_failure: deny",
-        &["E32 `on_backend_failure` beside `mode: local`"],
+        "limit: 1, mode: local, on_store_failure: deny",
+        &["E32 `on_store_failure` beside `mode: local`"],
     );
-    assert_findings("limit: 1, on_backend_failure: error", &["E29 `on_backend_failure: error`"]);
-    assert_findings("limit: 64, mode: leased", &["W30 a ceiling without `max_duration`"]);
-    assert_raw_findings("limit: 64", &["W30 a ceiling without `max_duration`, which is 60s then"]);
+    assert_findings("limit: 1, on_store_failure: error", &["E29 `on_store_failure: error`"]);
+    assert_findings("limit: 64, mode: shared", &["W30 a concurrency limit without `max_duration`"]);
+    assert_raw_findings(
+        "limit: 64",
+        &["W30 a concurrency limit without `max_duration`, which is 60s then"],
+    );
     assert_findings("limit: 64, mode: local", &[]);
     assert_findings("limit: 64, mode: strict", &[]);
-    assert_findings("limit: 64, mode: leased, max_duration: 301s", &["W30 a fleet's ceiling with"]);
+    assert_findings(
+        "limit: 64, mode: shared, max_duration: 301s",
+        &["W30 a fleet-wide limit with"],
+    );
     assert_findings(
         "limit: 64, max_duration: 301s",
-        &["W30 a fleet's ceiling with `max_duration: 301s`"],
+        &["W30 a fleet-wide limit with `max_duration: 301s`"],
     );
     assert_findings("limit: 64, mode: leesed, max_duration: 301s", &["E29 `mode: leesed`"]);
-    assert_findings("limit: 64, mode: leased, max_duration: 5m", &[]);
+    assert_findings("limit: 64, mode: shared, max_duration: 5m", &[]);
     assert_findings(
         "limit: 4, mode: strict, adaptive: {}",
         &["E32 `adaptive` beside `mode: strict`"],
     );
     assert_findings("limit: 1, mode: cached_deny", &["E29 `mode: cached_deny`"]);
     assert_findings("limit: 1, max_duration: 0s", &["E31 `max_duration: 0s` is no time at all"]);
-    assert_findings("limit: 1, adaptive: {policy: vegas}", &["E29 `policy: vegas`"]);
+    assert_findings("limit: 1, adaptive: {algorithm: vegas}", &["E29 `algorithm: vegas`"]);
     assert_findings("limit: 1, adaptive: {min: 0}", &["E38 `min: 0`"]);
     assert_findings("limit: 4, adaptive: {min: 5}", &["E32 `limit: 4` is not between `min` 5"]);
     assert_findings(
@@ -141,19 +147,19 @@ fn invalid_concurrency_fields_are_reported() {
 
 #[test]
 fn concurrency_mode_unsuited_to_the_limit_size_warns() {
-    let leased =
-        |limit: u32, more: &str| format!("limit: {limit}, mode: leased, max_duration: 5m{more}");
-    assert_findings(&leased(10, ""), &["W31 `limit: 10` in shares"]);
-    assert_findings(&leased(11, ""), &[]);
-    assert_findings(&leased(10, ", adaptive: {}"), &[]);
+    let shared =
+        |limit: u32, more: &str| format!("limit: {limit}, mode: shared, max_duration: 5m{more}");
+    assert_findings(&shared(10, ""), &["W31 `limit: 10` in shares"]);
+    assert_findings(&shared(11, ""), &[]);
+    assert_findings(&shared(10, ", adaptive: {}"), &[]);
     assert_findings("limit: 10", &[]);
     for limit in [1, 10, 999] {
         assert_findings(&format!("limit: {limit}, mode: strict"), &[]);
     }
     assert_findings("limit: 1000, mode: strict", &["W32 `limit: 1000` with `mode: strict`"]);
     assert_eq!(ceiling("limit: 10, mode: strict").mode, Some(ConcurrencyMode::Strict));
-    let text = ceiling("limit: 10, mode: strict, on_backend_failure: deny").to_string();
-    assert_eq!(text, "10 in flight, mode strict, on backend failure deny, rejected with 503");
+    let text = ceiling("limit: 10, mode: strict, on_store_failure: deny").to_string();
+    assert_eq!(text, "10 in flight, mode strict, on store failure deny, rejected with 503");
 }
 
 #[test]
@@ -167,4 +173,14 @@ fn shadow_mode_applies_to_concurrency_limits() {
     let config =
         load_clean("- key: k\n  shadow_mode: true\n  concurrency: {limit: 1, max_duration: 60s}\n");
     assert!(config.domains["d"].tree.lookup_concurrency_limit([("k", "")]).unwrap().limit.shadow);
+}
+
+#[test]
+fn old_mode_leased_of_a_concurrency_limit_is_an_error_with_the_new_name() {
+    let text = "domain: d\ndescriptors:\n- key: k\n  concurrency: {limit: 64, mode: leased}\n";
+    let findings = load(&[("a.yaml", text)], false).unwrap_err();
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    assert_eq!(line(&findings[0]), "4:34 E29 `mode: leased` is not known");
+    let fix = "renamed to `shared`; `leased` is a mode of `rate_limit`";
+    assert_eq!(findings[0].help.as_deref(), Some(fix));
 }

@@ -177,7 +177,7 @@ fn explain_rounds_times_above_one_second_up_to_seconds() {
     let line = ["explain", "--limits", limits, "--domain", "d", "--descriptor", "k=v"];
     let (outcome, out, err) = run(&line);
     assert_eq!((outcome, err.as_str()), (CommandOutcome::Success, ""));
-    assert!(out.ends_with(", 6 remaining, at rest again after 2s\n"), "{out}");
+    assert!(out.ends_with(", 6 remaining, empty again after 2s\n"), "{out}");
 }
 
 #[test]

@@ -22,7 +22,7 @@ fn limits_default_to_strict_fixed_windows() {
     let limit = limit("unit: minute, requests_per_unit: 5");
     assert!(matches!(limit.strategy, Strategy::FixedWindow(_)));
     assert_eq!((limit.requests, limit.window), (5, LimitWindow::Unit(Unit::Minute)));
-    assert_eq!(limit.on_backend_failure, FallbackMode::Error);
+    assert_eq!(limit.on_store_failure, FallbackMode::Error);
     assert_eq!(limit.mode, LimitMode::Strict);
     let config = load_clean("- key: k\n");
     assert_eq!(config.domains["d"].charge, ChargePolicy::Each);
@@ -122,33 +122,33 @@ fn burst_too_large_for_exact_gcra_names_the_largest_valid_one() {
 }
 
 #[test]
-fn on_backend_failure_accepts_four_values() {
+fn on_store_failure_accepts_four_values() {
     let failure = |word: &str| {
-        limit(&format!("unit: day, requests_per_unit: 1, on_backend_failure: {word}"))
-            .on_backend_failure
+        limit(&format!("unit: day, requests_per_unit: 1, on_store_failure: {word}"))
+            .on_store_failure
     };
     assert_eq!(failure("error"), FallbackMode::Error);
     assert_eq!(failure("allow"), FallbackMode::Allow);
     assert_eq!(failure("deny"), FallbackMode::Deny);
     assert_eq!(failure("local"), FallbackMode::Local);
-    assert_findings("unit: day, requests_per_unit: 1, on_backend_failure: open", &["E29"]);
+    assert_findings("unit: day, requests_per_unit: 1, on_store_failure: open", &["E29"]);
 }
 
 #[test]
 fn fields_of_a_limit_override_domain_defaults() {
-    let text = "domain: d\ncharge: all_or_nothing\ndefaults: {strategy: gcra, on_backend_failure: local, mode: cached_deny}\ndescriptors:\n\
+    let text = "domain: d\ncharge: all_or_nothing\ndefaults: {strategy: gcra, on_store_failure: local, mode: cached_deny}\ndescriptors:\n\
                 - {key: a, rate_limit: {unit: day, requests_per_unit: 1}}\n\
-                - {key: b, rate_limit: {unit: day, requests_per_unit: 1, strategy: sliding_log, on_backend_failure: deny, mode: strict}}\n";
+                - {key: b, rate_limit: {unit: day, requests_per_unit: 1, strategy: sliding_log, on_store_failure: deny, mode: strict}}\n";
     let (config, findings) = load(&[("a.yaml", text)], false).unwrap();
     assert!(findings.iter().all(|one| one.code.name() == "N40"), "{findings:?}");
     let limit = |descriptor| find(&config, descriptor).unwrap().rule.limit.clone().unwrap();
     assert!(matches!(limit("a=").strategy, Strategy::Gcra(_)));
-    assert_eq!(limit("a=").on_backend_failure, FallbackMode::Local);
+    assert_eq!(limit("a=").on_store_failure, FallbackMode::Local);
     assert!(matches!(limit("b=").strategy, Strategy::SlidingLog(_)));
-    assert_eq!(limit("b=").on_backend_failure, FallbackMode::Deny);
+    assert_eq!(limit("b=").on_store_failure, FallbackMode::Deny);
     assert_eq!((limit("a=").mode, limit("b=").mode), (LimitMode::CachedDeny, LimitMode::Strict));
     let text = limit("a=").to_string();
-    assert_eq!(text, "1 per day, gcra, burst 1, mode cached_deny, on backend failure local");
+    assert_eq!(text, "1 per day, gcra, burst 1, mode cached_deny, on store failure local");
     assert_eq!(config.domains["d"].charge, ChargePolicy::AllOrNothing);
 }
 

@@ -29,10 +29,10 @@ fn ask_command_charges_peeks_and_resets_a_counter() {
         let args = ["ask", "--address", &address, "--domain", "d", "--descriptor", "k=v"];
         run(&[&args, more].concat())
     };
-    let line = |left: u32| format!("k=v: within, {left} of 5 per day left, whole again in ");
+    let line = |left: u32| format!("k=v: within, {left} of 5 per day remaining, resets in ");
     let (code, output, _) = ask(&[]);
     assert!(
-        code == Some(0) && output.starts_with(&line(4)) && output.ends_with("may pass\n"),
+        code == Some(0) && output.starts_with(&line(4)) && output.ends_with("allow\n"),
         "{output}"
     );
     for _ in 0..2 {
@@ -41,9 +41,7 @@ fn ask_command_charges_peeks_and_resets_a_counter() {
     }
     let (code, output, _) = ask(&["--hits", "5"]);
     assert!(
-        code == Some(1)
-            && output.contains("k=v: over, 0 of 5")
-            && output.ends_with("may not pass\n"),
+        code == Some(1) && output.contains("k=v: over, 0 of 5") && output.ends_with("deny\n"),
         "{output}"
     );
     assert_eq!(
@@ -54,7 +52,7 @@ fn ask_command_charges_peeks_and_resets_a_counter() {
     assert!(output.starts_with(&line(5)), "{output}");
     let (code, output, _) =
         run(&["ask", "--address", &address, "--domain", "d", "--descriptor", "other=v"]);
-    assert_eq!((code, &*output), (Some(0), "other=v: no limit\nmay pass\n"));
+    assert_eq!((code, &*output), (Some(0), "other=v: no limit\nallow\n"));
     for (args, why) in [
         (
             vec!["ask", "--address", "127.0.0.1:1", "--domain", "d", "--descriptor", "k=v"],
@@ -85,7 +83,7 @@ fn ask_with_flag_server_rejects_flags_hits_and_peek() {
     for more in [&["--hits", "1"][..], &["--peek"]] {
         let (code, output, why) = run(&[&plain[..], &["--server", &admin], more].concat());
         assert_eq!((code, &*output), (Some(2), ""), "{more:?}");
-        assert!(why.contains("--reset, --grant, --freeze or --thaw"), "{why}");
+        assert!(why.contains("--reset, --refund, --force or --unforce"), "{why}");
         assert!(why.contains("asked at --address"), "{why}");
     }
     let (_, output, _) = run(&[&plain[..], &["--peek"]].concat());
@@ -129,16 +127,13 @@ fn explain_command_reports_a_forced_decision() {
     let explain = || run(&[&["explain"][..], &check_args].concat());
     let (code, output, _) = explain();
     assert!(
-        code == Some(0) && output.contains(" 1 hit on a fresh counter: admitted, 4 "),
+        code == Some(0) && output.contains(" 1 hit on an empty counter: allow, 4 "),
         "{output}"
     );
-    let freeze = ["ask", "--freeze", "deny", "--for", "1h"];
+    let freeze = ["ask", "--force", "deny", "--for", "1h"];
     assert_eq!(run(&[&freeze[..], &check_args].concat()).0, Some(0));
     let (code, output, _) = explain();
-    assert!(
-        code == Some(0) && output.contains("; an operator holds it at deny until 2"),
-        "{output}"
-    );
+    assert!(code == Some(0) && output.contains("; an operator forces deny until 2"), "{output}");
     assert!(
         output.ends_with("    answer    1 hit, whatever a counter holds: denied\n"),
         "{output}"

@@ -398,7 +398,7 @@ fn metrics_path_serves_envoyproxy_and_sluicegate_metrics() {
         page.contains("ratelimit_service_rate_limit_total_hits{domain=\"d\",key1=\"k\"} 1\n"),
         "{page}"
     );
-    assert!(page.contains("sluicegate_checks_total{verdict=\"admit\"} 1\n"), "{page}");
+    assert!(page.contains("sluicegate_checks_total{verdict=\"allow\"} 1\n"), "{page}");
     assert!(service.log().contains("using the built-in mapping"));
     for path in ["/metrics", "/debug/pprof/", "/debug/vars"] {
         assert_eq!(http1::get(service.metrics, path, &[]).unwrap().status, 404, "{path}");

@@ -158,7 +158,7 @@ fn undecodable_xds_response_counts_as_a_refused_load() {
     let service = start(&xds, &[("USE_PROMETHEUS", "true")]);
     let assert_metrics = |refused: u64, stale: u64| {
         let page = http1::get(service.metrics, "/metrics", &[]).unwrap().text();
-        let counted = format!("sluicegate_config_loads_total{{outcome=\"refused\"}} {refused}\n");
+        let counted = format!("sluicegate_config_loads_total{{outcome=\"rejected\"}} {refused}\n");
         let stale = format!("sluicegate_config_stale {stale}\n");
         assert!(page.contains(&counted) && page.contains(&stale), "{page}");
     };
@@ -411,7 +411,7 @@ fn process_without_limits_is_live_but_not_ready() {
     assert_eq!(["/readyz", "/healthcheck"].map(status), [Ok(503), Ok(500)]);
     // Until limits arrive, connections close without a response: a proxy then tries another
     // replica, but it may not retry an error.
-    for path in ["/check", "/json", "/hold", "/"] {
+    for path in ["/check", "/json", "/acquire", "/"] {
         assert!(status(path).is_err(), "{path}: {:?}", status(path));
     }
     assert!(TcpStream::connect(grpc).is_err(), "gRPC is closed while it waits");

@@ -148,7 +148,8 @@ fn failure_mode_applies_when_the_store_is_unavailable() {
         assert_eq!(super::ask(nginx.ingress, "k").status, expected, "{}", nginx.log());
     }
     let metrics = http1::get(service.metrics, "/metrics", &[]).unwrap().text();
-    let counted = "sluicegate_edge_requests_total{protocol=\"nginx\",outcome=\"backend_down\"} 2\n";
+    let counted =
+        "sluicegate_edge_requests_total{protocol=\"nginx\",outcome=\"store_unavailable\"} 2\n";
     assert!(metrics.contains(counted), "{metrics}");
 }
 

@@ -83,7 +83,7 @@ fn with_one_filter(text: &mut String) {
 }
 
 /// Metric for requests that `ext_proc` allowed. Their permits have no request id.
-const STREAMS: &str = r#"sluicegate_edge_requests_total{protocol="ext_proc",outcome="admit"}"#;
+const STREAMS: &str = r#"sluicegate_edge_requests_total{protocol="ext_proc",outcome="allow"}"#;
 
 #[derive(Debug)]
 struct RunResult {
@@ -159,7 +159,8 @@ fn chaos(name: &str, hook: Shipped, change: fn(&mut String)) -> RunResult {
         held => Err(held.to_string()),
     });
     let leaked = if calm.is_ok() { 0 } else { in_flight() };
-    let seen = RunResult { acquired: ids("acquired") + streams, over: ids("over"), leaked };
+    let seen =
+        RunResult { acquired: ids("acquired") + streams, over: ids("already_released"), leaked };
     println!("{name}: {REQUESTS} requests, seed {}: {seen:?}", run.seed);
     seen
 }

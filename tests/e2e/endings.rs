@@ -247,7 +247,7 @@ fn direct_response(scene: &Scene) -> Duration {
 }
 
 fn admitted(scene: &Scene) -> u64 {
-    gauge(scene.service.metrics, r#"sluicegate_checks_total{verdict="admit"}"#)
+    gauge(scene.service.metrics, r#"sluicegate_checks_total{verdict="allow"}"#)
 }
 
 /// One way to end a request: its name, documented release times in ms, and action. The times are

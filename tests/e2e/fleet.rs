@@ -86,10 +86,10 @@ fn run_clients(ingress: SocketAddr) {
     });
 }
 
-const PASSED_ON: &str = r#"sluicegate_forwarded_releases_total{event="passed_on"}"#;
+const PASSED_ON: &str = r#"sluicegate_forwarded_releases_total{event="delivered"}"#;
 const SEARCHED: &str = r#"sluicegate_forwarded_releases_total{event="searched"}"#;
 const DROPPED: &str = r#"sluicegate_forwarded_releases_total{event="dropped"}"#;
-const LATE: &str = r#"sluicegate_forwarded_releases_total{event="late"}"#;
+const LATE: &str = r#"sluicegate_forwarded_releases_total{event="timed_out"}"#;
 
 fn check_for_leaks(shipped: Shipped) {
     let fleet = Fleet::start(&[]);

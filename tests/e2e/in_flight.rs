@@ -199,7 +199,7 @@ fn response_header_mode_send_keeps_the_permit_until_the_end() {
 }
 
 /// An adaptive concurrency limit for [`lower_limit`], which lowers it by failed requests.
-pub(super) const FALLING_LIMIT: &str = "limit: 4, adaptive: {policy: aimd, min: 1, max: 4}";
+pub(super) const FALLING_LIMIT: &str = "limit: 4, adaptive: {algorithm: aimd, min: 1, max: 4}";
 
 /// Fails requests until the adaptive limit reaches its minimum. Asserts that failures are not
 /// measured as latency.
@@ -510,7 +510,7 @@ fn ext_authz_limit_is_exact_and_permits_are_released() {
     for client in clients {
         assert_eq!(client.join().unwrap().unwrap().status, 200);
     }
-    let nothing = r#"sluicegate_permit_ids_total{event="held_nothing"}"#;
+    let nothing = r#"sluicegate_permit_ids_total{event="without_permits"}"#;
     scene.expect_gauge(nothing, 5);
     scene.expect_gauge("sluicegate_early_releases", 0);
 }

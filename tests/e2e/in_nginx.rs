@@ -277,7 +277,7 @@ fn nginx_403_reaches_the_client_and_releases_the_permit() {
         for asked in 1..=3 {
             assert_eq!(scene.get().status, 403, "{by:?} {}", scene.nginx.log());
             scene.expect_in_flight(0);
-            let admitted = r#"sluicegate_checks_total{verdict="admit"}"#;
+            let admitted = r#"sluicegate_checks_total{verdict="allow"}"#;
             assert_eq!(gauge(scene.service.metrics, admitted), asked, "{by:?}");
         }
     }
@@ -432,17 +432,17 @@ fn forged_syslog_datagrams_release_no_permit() {
     for datagram in [forged, &forged[..40], ""] {
         socket.send_to(datagram.as_bytes(), scene.service.syslog().unwrap()).unwrap();
     }
-    let counted = |outcome: &str, count: u64| {
-        let name = format!("sluicegate_syslog_datagrams_total{{outcome=\"{outcome}\"}}");
+    let counted = |kind: &str, count: u64| {
+        let name = format!("sluicegate_syslog_datagrams_total{{kind=\"{kind}\"}}");
         expect_gauge(scene.service.metrics, &name, count);
     };
-    counted("read", 1);
+    counted("release", 1);
     counted("malformed", 2);
     scene.expect_in_flight(1);
     visit.answer();
     assert_eq!(status_of(client), 200);
     scene.expect_in_flight(0);
-    counted("read", 2);
+    counted("release", 2);
 }
 
 #[test]

@@ -203,7 +203,7 @@ fn disconnects_during_the_check_leak_no_permit() {
                 relay.wait_until_passed(sent);
             }
             expect_gauge(service.metrics, "sluicegate_requests_in_flight", 0);
-            let [held, early, over] = ["released", "early", "over"].map(ids);
+            let [held, early, over] = ["released", "early_release", "already_released"].map(ids);
             println!(
                 "lua {lua}: 0 leaked; {held} released, {early} came first, {over} of them used"
             );
@@ -219,7 +219,7 @@ fn disconnects_during_the_check_leak_no_permit() {
     }
 }
 
-const ADMITTED: &str = r#"sluicegate_edge_requests_total{protocol="nginx",outcome="admit"}"#;
+const ADMITTED: &str = r#"sluicegate_edge_requests_total{protocol="nginx",outcome="allow"}"#;
 
 /// An engine without early releases.
 pub(super) fn engine_without_early_releases(limit: &str) -> Arc<Engine> {

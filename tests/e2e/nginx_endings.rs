@@ -197,7 +197,7 @@ fn upstream_retry(scene: &Scene) -> Duration {
 /// The upstream refuses a request that has a permit. Returns the time from the arrival of the
 /// response.
 fn upstream_refuses(scene: &Scene) -> Duration {
-    const ADMITTED: &str = r#"sluicegate_checks_total{verdict="admit"}"#;
+    const ADMITTED: &str = r#"sluicegate_checks_total{verdict="allow"}"#;
     let admitted = || gauge(scene.service.metrics, ADMITTED);
     let before = admitted();
     assert_eq!(status(&open(scene, "/refused", "")), 502);

@@ -64,7 +64,7 @@ async fn all_admin_pages_require_the_token() {
         "/rlconfig",
         "/explain",
         "/fleet",
-        "/frozen",
+        "/forced",
         "/permits",
         "/nothing",
     ] {
@@ -117,14 +117,14 @@ async fn unknown_admin_paths_list_all_pages() {
                 "/counter",
                 "/explain",
                 "/fleet",
-                "/freeze",
-                "/frozen",
-                "/grant",
+                "/force",
+                "/forced",
                 "/permits",
+                "/refund",
                 "/reset",
                 "/rlconfig",
                 "/stats",
-                "/thaw"
+                "/unforce"
             ]
         );
     }
@@ -163,7 +163,7 @@ fn config_page_shows_limits_in_force_and_the_last_error() {
         }),
     };
     let want = json!({
-        "revision": 3, "loads": 4, "refused": 2, "files": ["d.yaml"],
+        "revision": 3, "loads": 4, "rejected": 2, "files": ["d.yaml"],
         "loaded_at": "2026-01-01T00:00:00.25Z",
         "last_error": {"at": "2026-01-01T00:00:01Z", "diagnostics": [diagnostic],
             "more": {"errors": 5, "warnings": 2, "notes": 1}},
@@ -212,8 +212,8 @@ async fn explain_page_shows_the_rule_and_its_match_steps() {
     assert_eq!((&rule["path"], &rule["strategy"]), (&json!("d.k"), &json!("fixed_window")));
     assert_eq!(rule["fresh"]["verdict"], "never", "three hits never pass a limit of two");
     let candidates = descriptor["steps"][0]["candidates"].as_array().unwrap().iter();
-    let taken: Vec<_> = candidates.filter(|tried| tried["verdict"] == "taken").collect();
-    assert_eq!(taken, [&json!({"how": "bare key", "name": "k", "verdict": "taken"})]);
+    let taken: Vec<_> = candidates.filter(|tried| tried["verdict"] == "matched").collect();
+    assert_eq!(taken, [&json!({"kind": "bare key", "name": "k", "verdict": "matched"})]);
 }
 
 #[tokio::test]
@@ -249,10 +249,10 @@ async fn usage_errors_of_admin_pages_mention_no_other_page() {
     for (method, path) in [
         ("GET", "/explain"),
         ("GET", "/counter"),
-        ("POST", "/grant"),
+        ("POST", "/refund"),
         ("POST", "/reset"),
-        ("POST", "/thaw"),
-        ("POST", "/freeze?as=deny&for=1m"),
+        ("POST", "/unforce"),
+        ("POST", "/force?as=deny&for=1m"),
     ] {
         let (status, body) = call(&router, method, path).await;
         let reply = body.as_str().unwrap();
@@ -295,7 +295,7 @@ async fn admin_port_reads_refunds_and_resets_counters() {
         load_report: loads,
     });
     let (read_counter, grant, reset) =
-        (format!("/counter{KEY}"), format!("/grant{KEY}&hits=1"), format!("/reset{KEY}"));
+        (format!("/counter{KEY}"), format!("/refund{KEY}&hits=1"), format!("/reset{KEY}"));
     let left = async |method: &str, path: &str| {
         let (status, body) = call(&router, method, path).await;
         assert_eq!(status, 200, "{path}: {body}");
@@ -317,7 +317,7 @@ async fn admin_port_reads_refunds_and_resets_counters() {
 
 #[tokio::test]
 async fn admin_changes_are_forbidden_if_no_token_is_configured() {
-    for path in ["grant", "reset", "freeze", "thaw"] {
+    for path in ["refund", "reset", "force", "unforce"] {
         let (status, body) = call(&admin(None), "POST", &format!("/{path}{KEY}&hits=1")).await;
         assert!(status == 403 && body.as_str().unwrap().contains("admin_token"), "{path}: {body}");
     }
@@ -354,7 +354,7 @@ async fn reset_rejects_uncounted_descriptors_and_accepts_empty_counters() {
 
 #[tokio::test]
 async fn permits_and_explain_pages_show_requests_in_flight() {
-    let engine = super::engine_with_concurrency("limit: 3, adaptive: {policy: gradient2}");
+    let engine = super::engine_with_concurrency("limit: 3, adaptive: {algorithm: gradient2}");
     let held = super::acquire_permits(&engine, "first").await;
     let Clock::Manual(clock) = engine.clock() else { panic!() };
     clock.advance(Nanos(7_000_000));
@@ -383,9 +383,9 @@ async fn permits_and_explain_pages_show_requests_in_flight() {
     let of_latency = ["rtt_us", "min_rtt_us", "gradient"].map(|name| first[name].clone());
     assert_eq!(of_latency, [json!(7_000), json!(7_000), json!(1.0)]);
     let shown = json("/explain?domain=d&descriptor=k=first").await;
-    let now = &shown["descriptors"][0]["ceiling"]["now"];
+    let now = &shown["descriptors"][0]["concurrency"]["now"];
     let want = json!({"in_flight": 0, "waiting": 0, "limit": 3, "rtt": "7ms", "min_rtt": "7ms", "gradient": 1.0});
     assert_eq!(*now, want);
     let shown = json("/explain?domain=d&descriptor=k=nobody").await;
-    assert_eq!(shown["descriptors"][0]["ceiling"].get("now"), None);
+    assert_eq!(shown["descriptors"][0]["concurrency"].get("now"), None);
 }

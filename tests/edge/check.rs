@@ -1,4 +1,4 @@
-//! Tests of the HTTP endpoints for NGINX: `/check`, and `/hold`, which keeps a permit while it is
+//! Tests of the HTTP endpoints for NGINX: `/check`, and `/acquire`, which keeps a permit while it is
 //! open.
 
 use std::net::SocketAddr;
@@ -305,7 +305,7 @@ async fn invalid_duplicate_and_active_request_ids_are_rejected() {
     assert_eq!((status, headers.contains_key("x-deny-body")), (403, false));
 }
 
-/// As [`with_concurrency_limit`]; at most `most` requests may have a `/hold` response or wait in
+/// As [`with_concurrency_limit`]; at most `most` requests may have a `/acquire` response or wait in
 /// the queue.
 fn with_pending_limit(most: usize) -> (Arc<Engine>, Router) {
     let (engine, _) = with_concurrency_limit(", queue: {size: 9, timeout: 10m}");
@@ -336,7 +336,7 @@ async fn queued_requests_and_open_hold_responses_share_one_maximum() {
     let refused = timeout(PATIENCE, check(&router, &headers)).await;
     let (refused, _, text) = refused.expect("it waits, too");
     assert_eq!(refused, 503);
-    assert!(text.contains("1 requests are held or wait"), "{text}");
+    assert!(text.contains("1 requests have a permit on a connection or wait"), "{text}");
     assert_eq!(waiting(), 1, "it waits no more");
     assert_eq!(hold(&router, "GET").await.status().as_u16(), 503, "the places are the same");
     assert!(!engine.release(second.1, None, RequestOutcome::Ignored, None));
@@ -365,7 +365,7 @@ async fn maximum_of_open_hold_responses_prevents_queueing() {
     assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 200);
 }
 
-/// As [`with_concurrency_limit`]. The returned sender starts the drain, which ends open `/hold`
+/// As [`with_concurrency_limit`]. The returned sender starts the drain, which ends open `/acquire`
 /// responses.
 fn with_drain_signal(rest: &str) -> (Arc<Engine>, Router, watch::Sender<bool>) {
     let (engine, _) = with_concurrency_limit(rest);
@@ -383,7 +383,7 @@ fn with_drain_signal(rest: &str) -> (Arc<Engine>, Router, watch::Sender<bool>) {
 }
 
 async fn hold(router: &Router, method: &str) -> Response<Body> {
-    let mut request = Request::builder().method(method).uri("/hold");
+    let mut request = Request::builder().method(method).uri("/acquire");
     for (name, value) in SET.into_iter().chain([("x-key", "v")]) {
         request = request.header(name, value);
     }
@@ -402,7 +402,7 @@ async fn closing_a_hold_response_releases_its_permit_but_draining_does_not() {
     assert_eq!(denied.headers()["connection"], "close");
     drop(first);
     assert_eq!(in_flight(), 0);
-    // Draining ends the open `/hold` response. The request continues, so it is still in flight.
+    // Draining ends the open `/acquire` response. The request continues, so it is still in flight.
     let first = hold(&router, "GET").await;
     assert_eq!(in_flight(), 1);
     leave.send_replace(true);
@@ -463,7 +463,7 @@ async fn closing_the_connection_releases_the_permit_despite_extra_bytes() {
     ] {
         for (later, resets) in [("", false), ("", true), ("X", false), ("X", true)] {
             let how = format!("{more:?}, {rest:?}, {later:?}, reset {resets}");
-            let mut client = send_get(address, "/hold", more, rest).await;
+            let mut client = send_get(address, "/acquire", more, rest).await;
             let head = read_until(&mut client, "\r\n\r\n").await;
             assert!(head.starts_with("HTTP/1.1 200 "), "{how}: {head}");
             assert_eq!(in_flight(), 1, "{how}");
@@ -477,11 +477,11 @@ async fn closing_the_connection_releases_the_permit_despite_extra_bytes() {
     }
 }
 
-/// The engine's clock is stopped, so only the end of the `/hold` response can release the permit.
+/// The engine's clock is stopped, so only the end of the `/acquire` response can release the permit.
 #[tokio::test]
 async fn hold_response_ends_after_max_duration() {
     let (engine, router, _leave) = with_drain_signal(", max_duration: 20ms");
-    let mut held = send_get(served(router).await, "/hold", "", "").await;
+    let mut held = send_get(served(router).await, "/acquire", "", "").await;
     let mut text = String::new();
     let ended = timeout(PATIENCE, held.read_to_string(&mut text)).await;
     ended.expect("it has to end").unwrap();
@@ -494,10 +494,10 @@ async fn a_disconnected_client_leaves_the_queue() {
     let (engine, router, _leave) = with_drain_signal(", queue: {size: 1, timeout: 10m}");
     let address = served(router).await;
     let waiting = || engine.concurrency_limits().totals().waiting;
-    let mut held = send_get(address, "/hold", "", "").await;
+    let mut held = send_get(address, "/acquire", "", "").await;
     read_until(&mut held, "\r\n\r\n").await;
     let another = "x-sluicegate-id: another-0123456789\r\n";
-    for path in ["/check", "/hold"] {
+    for path in ["/check", "/acquire"] {
         for rest in ["", "X", "GET /check HTTP/1.1\r\nhost: x\r\n\r\n"] {
             let how = format!("{path}, {rest:?}");
             let waits = send_get(address, path, another, rest).await;

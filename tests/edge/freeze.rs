@@ -40,25 +40,25 @@ fn advance(engine: &Engine, by: Nanos) {
 async fn a_forced_decision_is_returned_and_not_counted() {
     let engine = engine(two_a_minute());
     let admin = admin(&engine);
-    let (status, reply) = call(&admin, "POST", &format!("/freeze{KEY}&as=deny&for=10m")).await;
-    assert_eq!((status, &reply["limit"], &reply["as"]), (200, &json!("d.k"), &json!("deny")));
+    let (status, reply) = call(&admin, "POST", &format!("/force{KEY}&as=deny&for=10m")).await;
+    assert_eq!((status, &reply["limit"], &reply["verdict"]), (200, &json!("d.k"), &json!("deny")));
     assert_eq!(reply["replicas"], 1);
     assert_eq!(spend(&engine, 1).await, Verdict::Deny);
-    let (_, shown) = call(&admin, "GET", "/frozen").await;
-    let [listed] = &shown["frozen"].as_array().unwrap()[..] else { panic!("{shown}") };
+    let (_, shown) = call(&admin, "GET", "/forced").await;
+    let [listed] = &shown["forced"].as_array().unwrap()[..] else { panic!("{shown}") };
     assert!(
         listed.as_object().unwrap().iter().all(|(name, value)| reply[name] == *value),
         "{shown}"
     );
     // This forced decision replaces the earlier forced decision for the same rule.
-    assert_eq!(call(&admin, "POST", &format!("/freeze{KEY}&as=allow&for=10m")).await.0, 200);
+    assert_eq!(call(&admin, "POST", &format!("/force{KEY}&as=allow&for=10m")).await.0, 200);
     assert_eq!(spend(&engine, 100).await, Verdict::Allow);
     assert_eq!(engine.forced_decisions().len(), 1);
-    assert_eq!(call(&admin, "POST", &format!("/thaw{KEY}")).await.0, 200);
+    assert_eq!(call(&admin, "POST", &format!("/unforce{KEY}")).await.0, 200);
     assert_eq!(spend(&engine, 2).await, Verdict::Allow, "nothing was counted meanwhile");
     assert_eq!(spend(&engine, 1).await, Verdict::Deny);
-    assert_eq!(call(&admin, "POST", &format!("/thaw{KEY}")).await.0, 400, "it is not held");
-    assert_eq!(call(&admin, "GET", &format!("/freeze{KEY}&as=deny&for=10m")).await.0, 405);
+    assert_eq!(call(&admin, "POST", &format!("/unforce{KEY}")).await.0, 400, "no forced decision");
+    assert_eq!(call(&admin, "GET", &format!("/force{KEY}&as=deny&for=10m")).await.0, 405);
 }
 
 fn two_limits() -> Config {
@@ -248,7 +248,7 @@ async fn invalid_or_excess_forced_decisions_are_rejected() {
         (format!("{KEY}&descriptor=k=you&as=deny&for=1m"), "one descriptor"),
         ("?domain=d&descriptor=other=x&as=deny&for=1m".to_owned(), "no rate limit counts"),
     ] {
-        let (status, body) = call(&admin, "POST", &format!("/freeze{query}")).await;
+        let (status, body) = call(&admin, "POST", &format!("/force{query}")).await;
         let explains = matches!(&body, Value::String(text) if text.contains(words));
         assert!(status == 400 && explains, "{query}: {body}");
     }
@@ -278,19 +278,17 @@ async fn explain_page_shows_the_forced_decision_and_its_end() {
         shown["descriptors"].clone()
     };
     let free = explained().await;
-    for (verdict, word, answer) in
-        [(Verdict::Deny, "deny", "denied"), (Verdict::Allow, "allow", "admitted")]
-    {
+    for (verdict, word) in [(Verdict::Deny, "deny"), (Verdict::Allow, "allow")] {
         // The shown end of the forced decision is rounded up to a whole second.
         engine.force_decision(ME, verdict, Nanos(600 * Nanos::SECOND.0 - 1)).unwrap();
         let held = explained().await;
         let outcome = held[0]["outcome"].as_str().unwrap();
-        let wanted = format!("; an operator holds it at {word} until 1970-01-01T00:10:00Z");
+        let wanted = format!("; an operator forces {word} until 1970-01-01T00:10:00Z");
         assert!(
             outcome.starts_with("limited by `d.k` (") && outcome.ends_with(&wanted),
             "{outcome}"
         );
-        let fresh = json!({"hits": 1, "verdict": answer, "remaining": null, "reset_after": null});
+        let fresh = json!({"hits": 1, "verdict": word, "remaining": null, "reset_after": null});
         assert_eq!(held[0]["rule"]["fresh"], fresh);
         assert_eq!(held[1], free[1], "the other one is not held");
     }
@@ -315,11 +313,11 @@ async fn forced_decision_reply_counts_only_this_replica_while_store_is_silent() 
     let engine = first_of_two_replicas();
     let admin = admin(&engine);
     let announced = async || {
-        let (status, reply) = call(&admin, "POST", &format!("/freeze{KEY}&as=deny&for=10m")).await;
+        let (status, reply) = call(&admin, "POST", &format!("/force{KEY}&as=deny&for=10m")).await;
         assert_eq!(status, 200, "{reply}");
-        (reply["replicas"].clone(), reply["store_away"].clone())
+        (reply["replicas"].clone(), reply["store_failure"].clone())
     };
-    let (alone, both) = ((json!(1), json!("late")), (json!(2), Value::Null));
+    let (alone, both) = ((json!(1), json!("timed_out")), (json!(2), Value::Null));
     assert_eq!(announced().await, alone, "nobody was seen yet");
     let member =
         |node: &str| LiveReplica { node: node.into(), silent_for: Nanos(0), record: "{}".into() };
@@ -331,6 +329,6 @@ async fn forced_decision_reply_counts_only_this_replica_while_store_is_silent() 
     assert_eq!(announced().await, both);
     advance(&engine, Nanos(1));
     assert_eq!(announced().await, alone);
-    let (_, reply) = call(&admin, "POST", &format!("/thaw{KEY}")).await;
-    assert_eq!((&reply["replicas"], &reply["store_away"]), (&alone.0, &alone.1));
+    let (_, reply) = call(&admin, "POST", &format!("/unforce{KEY}")).await;
+    assert_eq!((&reply["replicas"], &reply["store_failure"]), (&alone.0, &alone.1));
 }

@@ -52,7 +52,7 @@ pub(super) const CHECK: &str = "/envoy.service.auth.v3.Authorization/Check";
 pub(super) const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 const LOGS: &str = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs";
 const ACQUIRE: &str = "/sluicegate.v1.Permits/Acquire";
-const HOLD: &str = "/sluicegate.v1.Permits/Hold";
+const SESSION: &str = "/sluicegate.v1.Permits/Session";
 
 /// A running gRPC server and a channel to it.
 pub(crate) struct Served {
@@ -273,7 +273,7 @@ async fn a_message_with_too_many_descriptors_is_rejected() {
     let served = limited().await;
     let refused = served.send(METHOD, b"\x12\0".repeat(2_000_000)).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
-    assert!(refused.message().starts_with("2000000 descriptors in one question"), "{refused}");
+    assert!(refused.message().starts_with("2000000 descriptors in one check"), "{refused}");
     assert!(served.ask(request(vec![descriptor("k", "v")])).await.is_ok());
 }
 
@@ -306,8 +306,8 @@ async fn other_services_accept_at_most_one_mebibyte() {
         assert_eq!(refused.code(), Code::ResourceExhausted, "{path}: {refused}");
         assert!(refused.message().contains("1048576 bytes"), "{path}: {refused}");
     }
-    // On a `Hold` stream, an invalid acquire gets a reply, not an error status.
-    for (path, lacks) in [(PROCESS, Code::InvalidArgument), (HOLD, Code::Ok)] {
+    // On a `Session` stream, an invalid acquire gets a reply, not an error status.
+    for (path, lacks) in [(PROCESS, Code::InvalidArgument), (SESSION, Code::Ok)] {
         assert_eq!(served.first_reply_code(path, most.clone()).await, lacks, "{path}");
         assert_eq!(
             served.first_reply_code(path, more.clone()).await,
@@ -461,7 +461,7 @@ async fn a_call_without_a_message_times_out() {
 async fn partial_messages_time_out_but_idle_streams_stay_open() {
     let served = limited().await;
     let (sender, receiver) = mpsc::channel(1);
-    let mut quiet = served.open(HOLD, ReceiverStream::new(receiver)).await.unwrap();
+    let mut quiet = served.open(SESSION, ReceiverStream::new(receiver)).await.unwrap();
     let mut gets_reply = async || {
         sender.send(Vec::new()).await.unwrap();
         let reply = tokio::time::timeout(PATIENCE, quiet.message()).await;
@@ -475,7 +475,7 @@ async fn partial_messages_time_out_but_idle_streams_stay_open() {
     let all = async {
         tokio::join!(
             served.send_unfinished(PROCESS, cut.clone()),
-            served.send_unfinished(HOLD, second),
+            served.send_unfinished(SESSION, second),
             served.send_unfinished(CHECK, cut.clone()),
             served.send_unfinished(LOGS, cut.clone()),
         )

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use sluicegate::config::hooks::Hooks;
 use sluicegate::edge::grpc::permits::api::acquire_response::Verdict;
-use sluicegate::edge::grpc::permits::api::hold_request::Ask;
-use sluicegate::edge::grpc::permits::api::hold_response::Answer;
 use sluicegate::edge::grpc::permits::api::permits_client::PermitsClient;
+use sluicegate::edge::grpc::permits::api::session_request::Request as StreamRequest;
+use sluicegate::edge::grpc::permits::api::session_response::Response as StreamResponse;
 use sluicegate::edge::grpc::permits::api::{
-    AcquireRequest, AcquireResponse, Descriptor, Entry, Error, HoldRequest, HoldResponse, Outcome,
-    ReleaseRequest, RenewRequest,
+    AcquireRequest, AcquireResponse, Descriptor, Entry, Error, Outcome, ReleaseRequest,
+    RenewRequest, SessionRequest, SessionResponse,
 };
 use sluicegate::edge::health::Readiness;
 use sluicegate::engine::Engine;
@@ -63,8 +63,8 @@ async fn acquire_enforces_the_limit_and_returns_the_rejection() {
     let (_served, mut client) = serve(&engine).await;
     let admitted = client.acquire(acquire(ONE)).await.unwrap().into_inner();
     let want = AcquireResponse {
-        verdict: Verdict::Admit.into(),
-        held: true,
+        verdict: Verdict::Allow.into(),
+        has_permits: true,
         renew_within_us: 20_000_000,
         ..AcquireResponse::default()
     };
@@ -72,28 +72,31 @@ async fn acquire_enforces_the_limit_and_returns_the_rejection() {
     let denied = client.acquire(acquire(TWO)).await.unwrap().into_inner();
     let want = AcquireResponse {
         verdict: Verdict::Deny.into(),
-        reason: "ceiling_reached".into(),
+        reason: "concurrency_limit_reached".into(),
         status: 503,
         retry_after_us: Some(1_500_000),
         body: "busy".into(),
         ..AcquireResponse::default()
     };
     assert_eq!(denied, want);
-    assert!(client.renew(renew(ONE)).await.unwrap().into_inner().held);
-    assert!(!client.renew(renew(TWO)).await.unwrap().into_inner().held);
-    assert!(client.release(release(ONE)).await.unwrap().into_inner().held);
-    assert!(!client.release(release(TWO)).await.unwrap().into_inner().held);
+    assert!(client.renew(renew(ONE)).await.unwrap().into_inner().renewed);
+    assert!(!client.renew(renew(TWO)).await.unwrap().into_inner().renewed);
+    assert!(client.release(release(ONE)).await.unwrap().into_inner().had_permits);
+    assert!(!client.release(release(TWO)).await.unwrap().into_inner().had_permits);
     assert_eq!(in_flight(&engine), 0);
-    assert!(client.acquire(acquire(TWO)).await.unwrap().into_inner().held, "it may ask again");
+    assert!(
+        client.acquire(acquire(TWO)).await.unwrap().into_inner().has_permits,
+        "it may ask again"
+    );
 }
 
 #[tokio::test]
 async fn an_early_release_leaves_no_permit() {
     let engine = engine_with_concurrency("limit: 1");
     let (_served, mut client) = serve(&engine).await;
-    assert!(!client.release(release(ONE)).await.unwrap().into_inner().held);
+    assert!(!client.release(release(ONE)).await.unwrap().into_inner().had_permits);
     let admitted = client.acquire(acquire(ONE)).await.unwrap().into_inner();
-    assert_eq!((admitted.verdict(), admitted.held), (Verdict::Admit, false));
+    assert_eq!((admitted.verdict(), admitted.has_permits), (Verdict::Allow, false));
     assert_eq!(in_flight(&engine), 0);
 }
 
@@ -103,7 +106,7 @@ async fn rate_limit_denials_return_429_and_retry_after() {
     let (_served, mut client) = serve(&engine).await;
     for (id, held) in [(ONE, false), (TWO, false)] {
         let admitted = client.acquire(acquire(id)).await.unwrap().into_inner();
-        assert_eq!((admitted.verdict(), admitted.held), (Verdict::Admit, held));
+        assert_eq!((admitted.verdict(), admitted.has_permits), (Verdict::Allow, held));
     }
     let denied = client.acquire(acquire(ONE)).await.unwrap().into_inner();
     assert_eq!(
@@ -150,7 +153,10 @@ async fn canceled_queued_acquire_gets_no_permit() {
     let denied = client.acquire(short_wait).await.unwrap().into_inner();
     assert_eq!(&*denied.reason, "queue_timeout");
     let no_wait = AcquireRequest { max_wait_us: Some(0), ..acquire(TWO) };
-    assert_eq!(&*client.acquire(no_wait).await.unwrap().into_inner().reason, "ceiling_reached");
+    assert_eq!(
+        &*client.acquire(no_wait).await.unwrap().into_inner().reason,
+        "concurrency_limit_reached"
+    );
     let mut with_timeout = Request::new(acquire(TWO));
     with_timeout.set_timeout(std::time::Duration::from_millis(40));
     let ended = client.acquire(with_timeout).await;
@@ -165,46 +171,46 @@ async fn canceled_queued_acquire_gets_no_permit() {
 }
 
 struct HoldStream {
-    ask: mpsc::Sender<HoldRequest>,
-    answers: Streaming<HoldResponse>,
+    ask: mpsc::Sender<SessionRequest>,
+    answers: Streaming<SessionResponse>,
 }
 
 async fn open(client: &mut PermitsClient<Channel>) -> HoldStream {
     let (ask, asked) = mpsc::channel(16);
-    let answers = client.hold(ReceiverStream::new(asked)).await.unwrap().into_inner();
+    let answers = client.session(ReceiverStream::new(asked)).await.unwrap().into_inner();
     HoldStream { ask, answers }
 }
 
 impl HoldStream {
-    async fn send(&self, ask: Ask) {
-        self.ask.send(HoldRequest { ask: Some(ask) }).await.unwrap();
+    async fn send(&self, ask: StreamRequest) {
+        self.ask.send(SessionRequest { request: Some(ask) }).await.unwrap();
     }
 
-    async fn receive(&mut self) -> (String, Answer) {
+    async fn receive(&mut self) -> (String, StreamResponse) {
         let replies = tokio::time::timeout(PATIENCE, self.answers.message()).await;
         let answer = replies.expect("an answer").unwrap().unwrap();
-        (answer.id, answer.answer.unwrap())
+        (answer.id, answer.response.unwrap())
     }
 
-    async fn call(&mut self, ask: Ask) -> Answer {
+    async fn call(&mut self, ask: StreamRequest) -> StreamResponse {
         self.send(ask).await;
         self.receive().await.1
     }
 }
 
-fn refused(answer: Answer) -> Code {
+fn refused(answer: StreamResponse) -> Code {
     match answer {
-        Answer::Error(Error { code, .. }) => Code::from(i32::try_from(code).unwrap()),
+        StreamResponse::Error(Error { code, .. }) => Code::from(i32::try_from(code).unwrap()),
         other => panic!("{other:?}"),
     }
 }
 
-fn is_acquired(answer: Answer) -> bool {
+fn is_acquired(answer: StreamResponse) -> bool {
     match answer {
-        Answer::Acquire(answer) => answer.held,
-        Answer::Release(answer) => answer.held,
-        Answer::Renew(answer) => answer.held,
-        Answer::Error(error) => panic!("{error:?}"),
+        StreamResponse::Acquire(answer) => answer.has_permits,
+        StreamResponse::Release(answer) => answer.had_permits,
+        StreamResponse::Renew(answer) => answer.renewed,
+        StreamResponse::Error(error) => panic!("{error:?}"),
     }
 }
 
@@ -223,11 +229,11 @@ async fn a_closed_stream_releases_its_permits() {
     let (_served, mut client) = serve(&engine).await;
     for cut in [false, true] {
         let mut hold = open(&mut client).await;
-        assert!(is_acquired(hold.call(Ask::Acquire(acquire(ONE))).await));
-        assert!(is_acquired(hold.call(Ask::Acquire(acquire(TWO))).await));
-        assert!(is_acquired(hold.call(Ask::Renew(renew(ONE))).await));
-        assert!(is_acquired(hold.call(Ask::Release(release(ONE))).await));
-        assert!(!is_acquired(hold.call(Ask::Release(release(ONE))).await));
+        assert!(is_acquired(hold.call(StreamRequest::Acquire(acquire(ONE))).await));
+        assert!(is_acquired(hold.call(StreamRequest::Acquire(acquire(TWO))).await));
+        assert!(is_acquired(hold.call(StreamRequest::Renew(renew(ONE))).await));
+        assert!(is_acquired(hold.call(StreamRequest::Release(release(ONE))).await));
+        assert!(!is_acquired(hold.call(StreamRequest::Release(release(ONE))).await));
         assert_eq!(in_flight(&engine), 1);
         let HoldStream { ask, answers } = hold;
         drop(ask);
@@ -242,20 +248,20 @@ async fn a_queued_acquire_blocks_nothing_and_can_be_released() {
     let engine = engine_with_concurrency("limit: 1, queue: {size: 9, timeout: 1h}");
     let (_served, mut client) = serve(&engine).await;
     let mut hold = open(&mut client).await;
-    assert!(is_acquired(hold.call(Ask::Acquire(acquire(ONE))).await));
-    hold.send(Ask::Acquire(acquire(TWO))).await;
-    assert!(is_acquired(hold.call(Ask::Renew(renew(ONE))).await), "answered meanwhile");
-    assert!(!is_acquired(hold.call(Ask::Renew(renew(TWO))).await), "it waits");
-    assert_eq!(refused(hold.call(Ask::Acquire(acquire(TWO))).await), Code::AlreadyExists);
-    hold.send(Ask::Release(release(TWO))).await;
+    assert!(is_acquired(hold.call(StreamRequest::Acquire(acquire(ONE))).await));
+    hold.send(StreamRequest::Acquire(acquire(TWO))).await;
+    assert!(is_acquired(hold.call(StreamRequest::Renew(renew(ONE))).await), "answered meanwhile");
+    assert!(!is_acquired(hold.call(StreamRequest::Renew(renew(TWO))).await), "it waits");
+    assert_eq!(refused(hold.call(StreamRequest::Acquire(acquire(TWO))).await), Code::AlreadyExists);
+    hold.send(StreamRequest::Release(release(TWO))).await;
     let mut replies = [hold.receive().await, hold.receive().await];
-    replies.sort_by_key(|(_, answer)| matches!(answer, Answer::Error(_)));
+    replies.sort_by_key(|(_, answer)| matches!(answer, StreamResponse::Error(_)));
     let [(_, released), (id, given_up)] = replies;
     assert!(!is_acquired(released));
     assert_eq!((&*id, refused(given_up)), (TWO, Code::Cancelled));
     assert_eq!(engine.concurrency_limits().totals().waiting, 0);
-    hold.send(Ask::Acquire(acquire(TWO))).await;
-    hold.send(Ask::Release(release(ONE))).await;
+    hold.send(StreamRequest::Acquire(acquire(TWO))).await;
+    hold.send(StreamRequest::Release(release(ONE))).await;
     let mut replies = [hold.receive().await, hold.receive().await];
     replies.sort_by(|(a, _), (b, _)| a.cmp(b));
     assert_eq!(
@@ -271,14 +277,17 @@ async fn rejected_acquire_does_not_end_the_stream() {
     let engine = engine_with_concurrency("limit: 1");
     let (_served, mut client) = serve(&engine).await;
     let mut hold = open(&mut client).await;
-    assert_eq!(refused(hold.call(Ask::Acquire(acquire("!"))).await), Code::InvalidArgument);
+    assert_eq!(
+        refused(hold.call(StreamRequest::Acquire(acquire("!"))).await),
+        Code::InvalidArgument
+    );
     let nothing = AcquireRequest { descriptors: vec![], ..acquire(ONE) };
-    assert_eq!(refused(hold.call(Ask::Acquire(nothing)).await), Code::InvalidArgument);
+    assert_eq!(refused(hold.call(StreamRequest::Acquire(nothing)).await), Code::InvalidArgument);
     let no_outcome = ReleaseRequest { outcome: 0, ..release(ONE) };
-    assert_eq!(refused(hold.call(Ask::Release(no_outcome)).await), Code::InvalidArgument);
-    hold.ask.send(HoldRequest { ask: None }).await.unwrap();
+    assert_eq!(refused(hold.call(StreamRequest::Release(no_outcome)).await), Code::InvalidArgument);
+    hold.ask.send(SessionRequest { request: None }).await.unwrap();
     assert_eq!(refused(hold.receive().await.1), Code::InvalidArgument);
-    assert!(is_acquired(hold.call(Ask::Acquire(acquire(ONE))).await));
+    assert!(is_acquired(hold.call(StreamRequest::Acquire(acquire(ONE))).await));
 }
 
 #[tokio::test]
@@ -286,7 +295,7 @@ async fn shutdown_ends_the_stream_but_keeps_its_permits() {
     let engine = engine_with_concurrency("limit: 1");
     let (served, mut client) = serve(&engine).await;
     let mut hold = open(&mut client).await;
-    assert!(is_acquired(hold.call(Ask::Acquire(acquire(ONE))).await));
+    assert!(is_acquired(hold.call(StreamRequest::Acquire(acquire(ONE))).await));
     let both = async { tokio::join!(hold.answers.message(), served.shut_down()) };
     let (ended, left) = soon("the end", both).await;
     assert!(ended.unwrap().is_none(), "in order");

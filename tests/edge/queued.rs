@@ -44,7 +44,7 @@ async fn permits(channel: Channel, name: &str) -> bool {
     let descriptors = vec![api::Descriptor { entries, hits: None }];
     let asked = AcquireRequest { id: id(name), domain: "d".into(), descriptors, max_wait_us: None };
     let reply = PermitsClient::new(channel).acquire(asked).await.unwrap().into_inner();
-    reply.verdict() == Verdict::Admit
+    reply.verdict() == Verdict::Allow
 }
 
 async fn rls(channel: Channel) -> bool {
@@ -122,7 +122,7 @@ fn decision_duration_excludes_queue_time() {
             )
         };
         let http =
-            async { tokio::join!(nginx(service.http, "/check"), nginx(service.http, "/hold")) };
+            async { tokio::join!(nginx(service.http, "/check"), nginx(service.http, "/acquire")) };
         let passed = tokio::join!(grpc, http);
         assert_eq!(passed, ((false, false, false, false), (false, false)), "all have waited");
     });

@@ -25,14 +25,14 @@ use crate::waiting::now;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 /// A PING frame without the ACK flag (RFC 9113, 6.7).
 const PING: [u8; 17] = *b"\0\0\x08\x06\0\0\0\0\0sluicing";
-/// The idle timeout of a client with an open `Hold` stream, which keeps permits.
+/// The idle timeout of a client with an open `Session` stream, which keeps permits.
 const SILENCE: Duration = PING_INTERVAL.saturating_add(PERMIT_STREAM_PONG_TIMEOUT);
 /// The interval between the frames of an active client.
 const PAUSE: Duration = SILENCE.checked_div(8).unwrap();
 
-/// The HEADERS frame that opens a `Hold` stream, with the indices of RFC 7541, appendix A.
+/// The HEADERS frame that opens a `Session` stream, with the indices of RFC 7541, appendix A.
 fn open_hold_stream() -> Vec<u8> {
-    const PATH: &[u8] = b"/sluicegate.v1.Permits/Hold";
+    const PATH: &[u8] = b"/sluicegate.v1.Permits/Session";
     const CONTENT: &[u8] = b"application/grpc";
     let text = |text: &[u8]| [&[u8::try_from(text.len()).unwrap()], text].concat();
     let method_and_scheme = [0x83, 0x86];

@@ -374,7 +374,7 @@ async fn an_outage_spends_the_balance_before_the_fallback() {
     {
         let store = RemoteStore::new();
         let limits =
-            COUPLED.replace("unit: day", &format!("on_backend_failure: {fallback}, unit: day"));
+            COUPLED.replace("unit: day", &format!("on_store_failure: {fallback}, unit: day"));
         let engine = engine(&store, &limits);
         fill_balance(&engine).await;
         let total_balance = total_balance(&engine);
@@ -395,7 +395,7 @@ async fn an_outage_spends_the_balance_before_the_fallback() {
 async fn a_disconnected_store_leaves_the_balance() {
     for limits in [COUPLED, GCRA] {
         let store = RemoteStore::new();
-        let limits = limits.replace("unit: day", "on_backend_failure: deny, unit: day");
+        let limits = limits.replace("unit: day", "on_store_failure: deny, unit: day");
         let engine = engine(&store, &limits);
         fill_balance(&engine).await;
         let before = total_balance(&engine);
@@ -418,7 +418,7 @@ async fn a_disconnected_store_leaves_the_balance() {
 async fn an_unsent_lease_message_restores_the_balance() {
     for cause in [StoreFailure::Overloaded, StoreFailure::BreakerOpen] {
         let store = RemoteStore::new();
-        let limits = GCRA.replace("unit: day", "on_backend_failure: deny, unit: day");
+        let limits = GCRA.replace("unit: day", "on_store_failure: deny, unit: day");
         let engine = engine(&store, &limits);
         fill_balance(&engine).await;
         let before = total_balance(&engine);
@@ -452,7 +452,7 @@ async fn a_balance_is_kept_until_expiry_while_the_store_is_disconnected() {
 #[tokio::test]
 async fn a_timed_out_lease_message_loses_its_returned_balance() {
     let store = RemoteStore::new();
-    let engine = engine(&store, &GCRA.replace("unit: day", "on_backend_failure: deny, unit: day"));
+    let engine = engine(&store, &GCRA.replace("unit: day", "on_store_failure: deny, unit: day"));
     fill_balance(&engine).await;
     store.is_unavailable.store(true, Relaxed);
     let more = total_balance(&engine) + 1;

@@ -96,7 +96,7 @@ fn a_message_is_abandoned_without_a_runtime() {
 #[tokio::test]
 async fn timed_out_checks_charge_at_most_one_lease() {
     let (store, engine) =
-        paused_store(&TEN.replace("unit: day", "on_backend_failure: deny, unit: day"));
+        paused_store(&TEN.replace("unit: day", "on_store_failure: deny, unit: day"));
     store.pauses_only_replies.store(true, Relaxed);
     let check = check(K, Cost::Charge(Hits(5)));
     for _ in 0..6 {
@@ -111,7 +111,7 @@ async fn timed_out_checks_charge_at_most_one_lease() {
 
 #[tokio::test]
 async fn a_failed_message_also_fails_its_waiting_checks() {
-    let limits = TEN.replace("unit: day", "on_backend_failure: deny, unit: day");
+    let limits = TEN.replace("unit: day", "on_store_failure: deny, unit: day");
     let (store, engine) = paused_store(&limits);
     store.is_unavailable.store(true, Relaxed);
     let (first, other) = (spawn_check(&engine, 1).await, spawn_check(&engine, 1).await);
@@ -129,7 +129,7 @@ fn engine_with_local_fallback(store: &Arc<RemoteStore>) -> Arc<Engine> {
     let local = LocalFallback::new(memory, Arc::new(Membership::new("me", 1, NonZeroU32::MIN)));
     let engine = Engine::new(Clock::manual(NEW_YEAR), store.clone(), DecisionPolicy::default());
     let engine = Arc::new(engine.with_local_fallback(local));
-    publish(&engine, "", &TEN.replace("unit: day", "on_backend_failure: local, unit: day"));
+    publish(&engine, "", &TEN.replace("unit: day", "on_store_failure: local, unit: day"));
     store.pauses_calls.store(true, Relaxed);
     engine
 }
@@ -179,7 +179,7 @@ async fn a_check_that_times_out_while_waiting_becomes_fallback_debt() {
 /// A store timeout of ten seconds, and a limit that denies on a store failure.
 fn ten_second_timeout() -> (Arc<RemoteStore>, Arc<Engine>) {
     let (store, engine) =
-        paused_store(&TEN.replace("unit: day", "on_backend_failure: deny, unit: day"));
+        paused_store(&TEN.replace("unit: day", "on_store_failure: deny, unit: day"));
     store.timeout_ns.store(Nanos::from_secs(10).0, Relaxed);
     (store, engine)
 }

@@ -37,7 +37,7 @@ use prometheus::Prometheus;
 
 const LIMITS: &str = "domain: shop\ndescriptors:\n- key: api_key\n  \
                       rate_limit: {unit: day, requests_per_unit: 5}\n- key: upstream\n  \
-                      concurrency: {limit: 8, mode: local, adaptive: {policy: gradient, min: 2, max: 64}}\n";
+                      concurrency: {limit: 8, mode: local, adaptive: {algorithm: gradient, min: 2, max: 64}}\n";
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))

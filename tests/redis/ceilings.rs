@@ -140,7 +140,7 @@ impl Scene {
         let limits = tempfile::tempdir().unwrap();
         let text = format!(
             "domain: d\ndescriptors:\n- key: upstream\n  value: all\n  concurrency: {{limit: {LIMIT}, \
-             mode: leased, max_duration: {}s, on_backend_failure: deny}}\n",
+             mode: shared, max_duration: {}s, on_store_failure: deny}}\n",
             MAX_DURATION.as_secs()
         );
         std::fs::write(limits.path().join("d.yaml"), text).unwrap();
@@ -350,7 +350,7 @@ impl Scene {
 
 fn share(service: &Service) -> i64 {
     let shown = super::fleet::fleet_page(service);
-    shown["shares"]["ceilings"][0]["share"].as_i64().unwrap_or(0)
+    shown["shares"]["shared"][0]["share"].as_i64().unwrap_or(0)
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -537,7 +537,7 @@ fn run_fault(scene: &mut Scene, fault: Fault) {
 fn empty_redis_denies_permits_for_a_grace_period() {
     let (store, limits) = (Store::running(), tempfile::tempdir().unwrap());
     let text = "domain: d\ndescriptors: [{key: upstream, value: all, \
-                concurrency: {limit: 1, mode: leased, max_duration: 5s, on_backend_failure: deny}}]\n";
+                concurrency: {limit: 1, mode: shared, max_duration: 5s, on_store_failure: deny}}]\n";
     std::fs::write(limits.path().join("d.yaml"), text).unwrap();
     let flags = ["--node-id", "a", "--fleet-heartbeat", "100ms", "--fleet-term", "1s"];
     let service = serve(limits.path(), &store.url(), &flags);

@@ -24,11 +24,11 @@ use tonic::metadata::MetadataMap;
 const LIMITS: &str = "domain: d
 descriptors:
 - {key: error, rate_limit: {unit: day, requests_per_unit: 10}}
-- {key: allow, rate_limit: {unit: day, requests_per_unit: 10, on_backend_failure: allow}}
-- {key: deny, rate_limit: {unit: day, requests_per_unit: 10, on_backend_failure: deny}}
-- {key: local, rate_limit: {unit: day, requests_per_unit: 10, on_backend_failure: local}}
-- {key: few, rate_limit: {unit: day, requests_per_unit: 2, on_backend_failure: local}}
-- {key: shadow, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 1, on_backend_failure: deny}}
+- {key: allow, rate_limit: {unit: day, requests_per_unit: 10, on_store_failure: allow}}
+- {key: deny, rate_limit: {unit: day, requests_per_unit: 10, on_store_failure: deny}}
+- {key: local, rate_limit: {unit: day, requests_per_unit: 10, on_store_failure: local}}
+- {key: few, rate_limit: {unit: day, requests_per_unit: 2, on_store_failure: local}}
+- {key: shadow, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 1, on_store_failure: deny}}
 ";
 
 pub(super) fn redis_at(topology: RedisTopology, deadline: Duration) -> RedisOptions {
@@ -128,12 +128,12 @@ async fn override_keeps_the_fallback_of_its_limit() {
 
 #[tokio::test]
 async fn override_without_a_limit_uses_the_domain_fallback() {
-    let words = "domain: d\ndefaults: {on_backend_failure: allow}\ndescriptors:\n";
+    let words = "domain: d\ndefaults: {on_store_failure: allow}\ndescriptors:\n";
     let engine = engine(
         1,
         &format!(
             "{words}- {{key: free, rate_limit: {{unlimited: true}}}}
-- {{key: deny, rate_limit: {{unit: day, requests_per_unit: 10, on_backend_failure: deny}}}}\n"
+- {{key: deny, rate_limit: {{unit: day, requests_per_unit: 10, on_store_failure: deny}}}}\n"
         ),
     );
     for key in ["nothing", "free"] {
@@ -259,7 +259,8 @@ async fn dynamic_metadata_contains_each_fallback_reason() {
     let metadata = convert::to_response(&asked, &answer, &reporting).dynamic_metadata.unwrap();
     let Some(Kind::ListValue(list)) = &metadata.fields["degraded"].kind else { panic!() };
     let said: Vec<_> = list.values.iter().map(|value| value.kind.clone().unwrap()).collect();
-    let wanted = ["backend_down_allowed", "backend_down_local", "", "backend_down_denied"];
+    let wanted =
+        ["store_unavailable_allowed", "store_unavailable_local", "", "store_unavailable_denied"];
     assert_eq!(said, wanted.map(|reason| Kind::StringValue(reason.to_owned())));
 }
 

@@ -66,8 +66,9 @@ fn starting_without_redis_uses_fallbacks_until_it_appears() {
     assert_eq!(http1::get(service.http, "/livez", &[]).unwrap().status, 200);
     assert!(failures(&service, "unreachable") > 0);
     for reason in ["allowed", "denied", "local"] {
-        let series =
-            format!("sluicegate_descriptors_decided_total{{reason=\"backend_down_{reason}\"}}");
+        let series = format!(
+            "sluicegate_descriptors_decided_total{{reason=\"store_unavailable_{reason}\"}}"
+        );
         assert!(metric(&service, &series) > 0, "{reason}");
     }
     assert_eq!(metric(&service, "sluicegate_store_up"), 0);
@@ -146,7 +147,7 @@ fn script_flush_loses_no_checks_or_hits() {
         let passed: usize = joined.into_iter().map(Result::unwrap).sum();
         let what = "`SCRIPT FLUSH` without pause under load";
         let promised = "no question fails, every hit is counted once";
-        let (late, wrong) = (failures(&service, "late"), passed.abs_diff(500) as u64);
+        let (late, wrong) = (failures(&service, "timed_out"), passed.abs_diff(500) as u64);
         print_row(what, promised, None, &[late, wrong], None);
         assert_eq!(passed, 500, "each admitted hit is counted once");
     });
@@ -297,7 +298,7 @@ fn redis_out_of_memory_is_logged_once_per_outage() {
 fn redis_lacking_replicas_is_logged_once_per_outage() {
     let lonely = ["CONFIG", "SET", "min-replicas-to-write", "1"];
     let content = ["CONFIG", "SET", "min-replicas-to-write", "0"];
-    let logged = "redis rejected a command, using on_backend_failure error=NOREPLICAS ";
+    let logged = "redis rejected a command, using on_store_failure error=NOREPLICAS ";
     assert_rejected_writes_are_reported([&lonely, &content], StoreFailure::Other, logged);
 }
 

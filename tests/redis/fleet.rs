@@ -28,8 +28,8 @@ pub(super) fn fleet_page(service: &Service) -> Json {
 
 fn nodes(service: &Service) -> Vec<String> {
     let shown = fleet_page(service);
-    let members = shown["members"].as_array().unwrap();
-    members.iter().map(|member| member["node"].as_str().unwrap().to_owned()).collect()
+    let members = shown["live_replicas"].as_array().unwrap();
+    members.iter().map(|member| member["replica"].as_str().unwrap().to_owned()).collect()
 }
 
 pub(super) fn wait_for_members(service: &Service, wanted: &[&str]) {
@@ -106,7 +106,7 @@ fn replica_started_in_an_outage_divides_limits_by_replicas_min() {
     let replica = start_replica(limits.path(), &store, "lonely", &["--replicas-min", "5"]);
     assert_eq!(admitted(&[&replica], "v"), 2);
     let shown = fleet_page(&replica);
-    assert_eq!((&shown["replicas"], &shown["seen_ms_ago"]), (&5.into(), &Json::Null));
+    assert_eq!((&shown["replicas"], &shown["snapshot_age_ms"]), (&5.into(), &Json::Null));
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn terminated_replicas_leave_the_fleet_at_once_and_killed_ones_later() {
     let killed = start_replica(limits.path(), &store, "killed", &[]);
     wait_for_members(&stays, &["killed", "leaves", "stays"]);
     assert_eq!(fleet_page(&stays)["replicas"], 3);
-    let record = &fleet_page(&stays)["members"][0];
+    let record = &fleet_page(&stays)["live_replicas"][0];
     assert_eq!(record["build"], env!("CARGO_PKG_VERSION"));
     assert_eq!(record["revision"], 1);
     leaves.terminate();
@@ -273,16 +273,16 @@ fn fleet_page_shows_shares_of_other_replicas() {
         let asked = AcquireRequest { id, domain, descriptors, max_wait_us: None };
         runtime.block_on(client.acquire(asked)).unwrap();
         let seen = fleet_page(&second);
-        let state = &seen["members"][0]["seats"][0];
+        let state = &seen["live_replicas"][0]["largest_shares"][0];
         let number = |name: &str| state[name].as_u64().unwrap_or(0);
-        let is_held = state["ceiling"] == "edge_upstream_all" && 0 < number("in_flight");
+        let is_held = state["limit"] == "edge_upstream_all" && 0 < number("in_flight");
         let share = number("share");
-        let own = &fleet_page(&first)["shares"]["ceilings"][0];
+        let own = &fleet_page(&first)["shares"]["shared"][0];
         let is_told = 0 < number("generation")
             && ["generation", "fences", "handoffs"].iter().all(|name| state[name] == own[name]);
         let is_seen = is_held && is_told && 0 < share && share <= 100;
         if is_seen { Ok(()) } else { Err(format!("{seen}, itself {own}")) }
     })
     .unwrap();
-    assert_eq!(fleet_page(&second)["members"][1]["seats"], Json::Array(Vec::new()));
+    assert_eq!(fleet_page(&second)["live_replicas"][1]["largest_shares"], Json::Array(Vec::new()));
 }

@@ -19,7 +19,7 @@ fn run_ask_for(service: &Service, key: &str, more: &[&str]) -> (Option<i32>, Str
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
     let descriptor = format!("{key}=v");
     command.args(["ask", "--address", &address, "--domain", "d", "--descriptor", &descriptor]);
-    if more.iter().any(|word| ["--freeze", "--thaw", "--grant", "--reset"].contains(word)) {
+    if more.iter().any(|word| ["--force", "--unforce", "--refund", "--reset"].contains(word)) {
         command.args(["--server", &admin]);
     }
     let out = command.args(more).env("SLUICEGATE_ADMIN_TOKEN", TOKEN).output().unwrap();
@@ -44,7 +44,7 @@ fn wait_for_members(service: &Service, wanted: usize) {
         let headers = [("authorization", &*format!("Bearer {TOKEN}"))];
         let text = crate::http1::get(service.admin, "/fleet", &headers).unwrap().text();
         let shown: serde_json::Value = serde_json::from_str(&text).unwrap();
-        let found = shown["members"].as_array().map_or(0, Vec::len);
+        let found = shown["live_replicas"].as_array().map_or(0, Vec::len);
         if found == wanted { Ok(()) } else { Err(text) }
     })
     .unwrap();
@@ -58,17 +58,17 @@ fn forced_decision_applies_to_the_whole_fleet() {
         wait_for_members(service, 2);
     }
     assert_eq!(
-        run_ask(&a, &["--freeze", "deny", "--for", "10m"]),
+        run_ask(&a, &["--force", "deny", "--for", "10m"]),
         (
             Some(0),
-            "d.local denies everybody for 10m, at all 2 replicas within two seconds\n".into()
+            "d.local denies everything for 10m, at all 2 replicas within two seconds\n".into()
         )
     );
     for service in [&a, &b] {
         wait_for_status(service, 429);
     }
     let (code, output) = run_ask(&b, &["--peek"]);
-    assert!(code == Some(1) && output.ends_with("may not pass\n"), "{output}");
+    assert!(code == Some(1) && output.ends_with("deny\n"), "{output}");
     // A new replica learns the forced decision, and so does a restarted one.
     let c = replica(files.path(), &store, "c");
     wait_for_status(&c, 429);
@@ -76,15 +76,15 @@ fn forced_decision_applies_to_the_whole_fleet() {
     let a = replica(files.path(), &store, "a");
     wait_for_status(&a, 429);
     assert!(b.log().contains("another replica changed a forced decision"), "{}", b.log());
-    let (code, output) = run_ask(&c, &["--thaw"]);
+    let (code, output) = run_ask(&c, &["--unforce"]);
     assert!(code == Some(0) && output.starts_with("d.local counts again, at all "), "{output}");
     for service in [&a, &b, &c] {
         wait_for_status(service, 200);
     }
-    assert_eq!(run_ask(&c, &["--freeze", "allow", "--for", "10m"]).0, Some(0));
+    assert_eq!(run_ask(&c, &["--force", "allow", "--for", "10m"]).0, Some(0));
     let (code, output) = run_ask(&c, &["--hits", "2000000"]);
     assert!(
-        code == Some(0) && output.starts_with("local=v: within") && output.ends_with("may pass\n"),
+        code == Some(0) && output.starts_with("local=v: within") && output.ends_with("allow\n"),
         "{output}"
     );
 }
@@ -102,9 +102,9 @@ fn forced_decision_reaches_other_replicas_once_the_store_returns() {
         text => Err(text),
     })
     .unwrap();
-    let (code, output) = run_ask(&a, &["--freeze", "deny", "--for", "10m"]);
+    let (code, output) = run_ask(&a, &["--force", "deny", "--for", "10m"]);
     let alone =
-        "d.local denies everybody for 10m, at this replica alone: the store does not answer (";
+        "d.local denies everything for 10m, at this replica alone: the store does not answer (";
     assert!(code == Some(0) && output.starts_with(alone), "{output}");
     assert!(output.ends_with("), and the others hear of it once it does\n"), "{output}");
     assert_eq!([check(&a, "local", "v"), check(&b, "local", "v")], [429, 200]);
@@ -127,10 +127,10 @@ fn unreachable_counter_is_never_reported_as_changed() {
     wait_for_members(&one, 1);
     store.kill();
     for key in RULES.into_iter().chain(["leased"]) {
-        for words in [&["--grant", "--hits", "5"][..], &["--reset"]] {
+        for words in [&["--refund", "--hits", "5"][..], &["--reset"]] {
             let (code, output) = run_ask_for(&one, key, words);
             let is_refused =
-                output.contains(": 503 ") && output.contains("the store of counters d");
+                output.contains(": 503 ") && output.contains("the store is unavailable");
             assert!(code == Some(2) && is_refused, "{key} {words:?}: {code:?} {output}");
         }
     }
@@ -154,27 +154,27 @@ fn the_ask_command_prints_readable_results() {
     let one = replica(files.path(), &store, "one");
     wait_for_members(&one, 1);
     assert_eq!(run_ask(&one, &["--hits", "10"]).0, Some(0));
-    let (code, output) = run_ask(&one, &["--grant", "--hits", "4"]);
+    let (code, output) = run_ask(&one, &["--refund", "--hits", "4"]);
     assert!(
-        code == Some(0) && output.starts_with("local=v: 4 of 10 left, whole again in "),
+        code == Some(0) && output.starts_with("local=v: 4 of 10 remaining, resets in "),
         "{output}"
     );
     assert_eq!(run_ask(&one, &["--reset"]), (Some(0), "1 counter is empty\n".into()));
     let (code, output) = run_ask(&one, &["--peek"]);
     assert!(
-        code == Some(0) && output.starts_with("local=v: within, 10 of 10 per day left"),
+        code == Some(0) && output.starts_with("local=v: within, 10 of 10 per day remaining"),
         "{output}"
     );
     assert_eq!(
-        run_ask(&one, &["--freeze", "deny", "--for", "1h"]),
-        (Some(0), "d.local denies everybody for 1h\n".into())
+        run_ask(&one, &["--force", "deny", "--for", "1h"]),
+        (Some(0), "d.local denies everything for 1h\n".into())
     );
-    assert_eq!(run_ask(&one, &["--thaw"]), (Some(0), "d.local counts again\n".into()));
+    assert_eq!(run_ask(&one, &["--unforce"]), (Some(0), "d.local counts again\n".into()));
     for (words, why) in [
-        (&["--thaw"][..], "this limit is not held"),
-        (&["--freeze", "deny", "--for", "25h"], "a limit is held for 1s to 24h"),
-        (&["--freeze", "shut", "--for", "1m"], "neither deny nor allow"),
-        (&["--freeze", "deny"], "--for"),
+        (&["--unforce"][..], "no decision is forced for this limit"),
+        (&["--force", "deny", "--for", "25h"], "a decision is forced for 1s to 24h"),
+        (&["--force", "shut", "--for", "1m"], "neither deny nor allow"),
+        (&["--force", "deny"], "--for"),
     ] {
         let (code, output) = run_ask(&one, words);
         assert!(code == Some(2) && output.contains(why), "{words:?}: {code:?} {output}");

@@ -5,10 +5,10 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use sluicegate::edge::grpc::permits::api::hold_request::Ask;
-use sluicegate::edge::grpc::permits::api::hold_response::Answer;
 use sluicegate::edge::grpc::permits::api::permits_client::PermitsClient;
-use sluicegate::edge::grpc::permits::api::{AcquireRequest, Descriptor, Entry, HoldRequest};
+use sluicegate::edge::grpc::permits::api::session_request::Request as StreamRequest;
+use sluicegate::edge::grpc::permits::api::session_response::Response as StreamResponse;
+use sluicegate::edge::grpc::permits::api::{AcquireRequest, Descriptor, Entry, SessionRequest};
 use tokio::runtime::Runtime;
 use tokio_stream::StreamExt as _;
 
@@ -32,7 +32,7 @@ fn envoy(runtime: &Runtime, service: &Service) -> Option<Box<dyn Any>> {
 
 fn nginx(_: &Runtime, service: &Service) -> Option<Box<dyn Any>> {
     let mut stream = TcpStream::connect(service.http).unwrap();
-    let request = "GET /hold HTTP/1.1\r\nhost: x\r\nx-hook: edge\r\nx-original-uri: /\r\n\
+    let request = "GET /acquire HTTP/1.1\r\nhost: x\r\nx-hook: edge\r\nx-original-uri: /\r\n\
                    x-original-method: GET\r\nx-real-ip: 192.0.2.1\r\n\r\n";
     stream.write_all(request.as_bytes()).unwrap();
     let mut status = [0; 13];
@@ -45,13 +45,14 @@ fn api_client(runtime: &Runtime, service: &Service) -> Option<Box<dyn Any>> {
     let descriptors = vec![Descriptor { entries, hits: None }];
     let (id, domain) = ("request-0000000001".into(), "d".into());
     let asked = AcquireRequest { id, domain, descriptors, max_wait_us: None };
-    let asked = [HoldRequest { ask: Some(Ask::Acquire(asked)) }];
+    let asked = [SessionRequest { request: Some(StreamRequest::Acquire(asked)) }];
     let asks = tokio_stream::iter(asked).chain(tokio_stream::pending());
     runtime.block_on(async {
         let mut client = PermitsClient::new(service.door().connect().await.unwrap());
-        let mut answers = client.hold(asks).await.unwrap().into_inner();
+        let mut answers = client.session(asks).await.unwrap().into_inner();
         let answer = answers.message().await.unwrap().unwrap();
-        let is_held = matches!(answer.answer, Some(Answer::Acquire(said)) if said.held);
+        let is_held =
+            matches!(answer.response, Some(StreamResponse::Acquire(said)) if said.has_permits);
         is_held.then(|| Box::new(answers) as Box<dyn Any>)
     })
 }
@@ -62,7 +63,7 @@ fn time_until_permit_free(mode: &str, acquire: AcquirePermit) -> Duration {
     let (store, limits, runtime) = (Store::running(), tempfile::tempdir().unwrap(), runtime());
     let text = format!(
         "domain: d\ndescriptors:\n- key: upstream\n  concurrency: {{limit: {LIMIT}, mode: {mode}, \
-         max_duration: {}ms, on_backend_failure: deny}}\n",
+         max_duration: {}ms, on_store_failure: deny}}\n",
         MAX_DURATION.as_millis()
     );
     std::fs::write(limits.path().join("d.yaml"), text).unwrap();
@@ -98,7 +99,7 @@ fn requests_outlive_their_replica_in_a_shared_limit() {
     for (client, acquire) in
         [("envoy", envoy as AcquirePermit), ("nginx", nginx), ("program", api_client)]
     {
-        let free_after = time_until_permit_free("leased", acquire);
+        let free_after = time_until_permit_free("shared", acquire);
         assert!(MAX_DURATION <= free_after, "{client}: {free_after:?}");
     }
 }

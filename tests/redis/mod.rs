@@ -112,7 +112,7 @@ impl Drop for Store {
 /// More requests per day than any test sends.
 const LARGE_LIMIT: u64 = 1_000_000;
 
-/// The keys of the test limits, one for each value of `on_backend_failure`.
+/// The keys of the test limits, one for each value of `on_store_failure`.
 const RULES: [&str; 4] = ["error", "allow", "deny", "local"];
 
 fn limits(requests: u32) -> TempDir {
@@ -135,7 +135,7 @@ fn limits_yaml(requests: u32, domain: &str) -> String {
         let _ = writeln!(
             text,
             "- key: {rule}\n  rate_limit: {{unit: day, requests_per_unit: {requests}, \
-             on_backend_failure: {rule}}}"
+             on_store_failure: {rule}}}"
         );
     }
     let _ = writeln!(

@@ -34,7 +34,7 @@ pub(super) struct FaultWatch<'s> {
 
 impl<'s> FaultWatch<'s> {
     pub(super) fn start(service: &'s Service, what: &'s str, promised: &'s str) -> Self {
-        let late_before = failures(service, "late");
+        let late_before = failures(service, "timed_out");
         let (watchers, waits, wrong) = (Watchers::start(), Vec::new(), Vec::new());
         Self { service, what, promised, late_before, watchers, waits, wrong }
     }
@@ -58,7 +58,7 @@ impl<'s> FaultWatch<'s> {
     }
 
     pub(super) fn late_calls(&self) -> u64 {
-        failures(self.service, "late") - self.late_before
+        failures(self.service, "timed_out") - self.late_before
     }
 
     /// Prints the row. Panics if a decision was wrong or too late.

@@ -25,7 +25,7 @@ use crate::waiting::{for_a_day_with_a_minute_left, soon, until};
 const DAY: Nanos = Nanos::from_secs(86_400);
 
 const RULES: &str = "domain: d
-defaults: {on_backend_failure: local}
+defaults: {on_store_failure: local}
 descriptors:
 - {key: window, rate_limit: {unit: day, requests_per_unit: 10}}
 - {key: month, rate_limit: {unit: month, requests_per_unit: 10, calendar: {time_zone: UTC}}}
@@ -33,7 +33,7 @@ descriptors:
 - {key: two, rate_limit: {per: 100d, requests_per_unit: 10, strategy: sliding_window}}
 - {key: log, rate_limit: {per: 100d, requests_per_unit: 10, strategy: sliding_log}}
 - {key: second, rate_limit: {unit: second, requests_per_unit: 10}}
-- {key: other, rate_limit: {unit: day, requests_per_unit: 10, on_backend_failure: allow}}
+- {key: other, rate_limit: {unit: day, requests_per_unit: 10, on_store_failure: allow}}
 ";
 
 const KEYS: [&str; 5] = ["window", "month", "debt", "two", "log"];

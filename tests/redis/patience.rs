@@ -59,7 +59,7 @@ impl Scene {
         check: impl AsyncFn(Request<Q>) -> Result<Response<A>, Status>,
     ) -> A {
         check(Request::new(question.clone())).await.unwrap();
-        assert_eq!(failures(&self.service, "late"), 0, "{}", self.service.log());
+        assert_eq!(failures(&self.service, "timed_out"), 0, "{}", self.service.log());
         self.store.signal("STOP");
         let mut refused = None;
         for _ in 0..TRIES {
@@ -69,7 +69,7 @@ impl Scene {
             match check(request).await {
                 Ok(answer) => {
                     assert!(EARLIEST_DECISION <= began.elapsed(), "{}", self.service.log());
-                    assert!(0 < failures(&self.service, "late"));
+                    assert!(0 < failures(&self.service, "timed_out"));
                     return answer.into_inner();
                 }
                 Err(status) => refused = Some(status),

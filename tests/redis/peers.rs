@@ -95,7 +95,7 @@ impl Scene {
         for service in &self.fleet {
             until("all replicas are seen", || {
                 let seen = fleet_page(service);
-                let members = seen["members"].as_array().unwrap();
+                let members = seen["live_replicas"].as_array().unwrap();
                 let peers: Vec<_> =
                     members.iter().map(|m| m["peer"].as_str().map(str::to_owned)).collect();
                 if peers == wanted { Ok(()) } else { Err(format!("{seen} {}", service.log())) }
@@ -218,13 +218,13 @@ impl Scene {
         let (outcome, owner) = (Outcome::Success.into(), owner.to_owned());
         let asked = ReleaseRequest { id: id.to_owned(), outcome, rtt_us: None, owner };
         let mut client = PermitsClient::new(self.channel(at));
-        self.runtime.block_on(client.release(asked)).unwrap().into_inner().held
+        self.runtime.block_on(client.release(asked)).unwrap().into_inner().had_permits
     }
 
     fn renew(&self, at: usize, id: &str, owner: &str) -> bool {
         let asked = RenewRequest { id: id.to_owned(), owner: owner.to_owned() };
         let mut client = PermitsClient::new(self.channel(at));
-        self.runtime.block_on(client.renew(asked)).unwrap().into_inner().held
+        self.runtime.block_on(client.renew(asked)).unwrap().into_inner().renewed
     }
 
     fn rls(&self, at: usize, descriptors: &[(&[(&str, &str)], u64)]) -> RateLimitResponse {
@@ -311,7 +311,7 @@ fn a_release_naming_its_owner_is_forwarded() {
         scene.release(protocol, 1, &id, &owner);
         scene.wait_until_idle(0);
         assert!(began.elapsed() < Duration::from_secs(1), "{protocol:?} {:?}", began.elapsed());
-        wait_for_count(&scene.fleet[1], "passed_on", u64::try_from(number).unwrap() + 1);
+        wait_for_count(&scene.fleet[1], "delivered", u64::try_from(number).unwrap() + 1);
     }
     assert_eq!(scene.early_releases(), [0, 0], "whoever is named was there before");
     assert_eq!(peer_events(&scene.fleet[1], "searched"), 0);
@@ -330,7 +330,7 @@ fn release_without_an_owner_searches_all_replicas() {
         wait_for_count(&scene.fleet[1], "searched", u64::try_from(number).unwrap() + 1);
     }
     assert_eq!(scene.early_releases(), [0, 0, 0]);
-    assert_eq!(peer_events(&scene.fleet[1], "known_nowhere"), 0);
+    assert_eq!(peer_events(&scene.fleet[1], "not_found"), 0);
 }
 
 #[test]
@@ -400,7 +400,7 @@ fn denial_reply_names_the_replica_so_its_release_needs_no_search() {
                 concurrency: {limit: 1, mode: local}\n";
     std::fs::write(scene.limits.path().join("edge.yaml"), text).unwrap();
     until("the smaller ceiling is in force", || {
-        let revision = fleet_page(&scene.fleet[0])["members"][0]["revision"].as_u64();
+        let revision = fleet_page(&scene.fleet[0])["live_replicas"][0]["revision"].as_u64();
         if revision == Some(2) { Ok(()) } else { Err(format!("{revision:?}")) }
     })
     .unwrap();
@@ -410,7 +410,7 @@ fn denial_reply_names_the_replica_so_its_release_needs_no_search() {
         let owner = scene.acquire(Protocol::Rls, 0, &id(number));
         scene.release(Protocol::Rls, 1, &id(number), &owner);
     }
-    wait_for_count(&scene.fleet[1], "passed_on", 3);
+    wait_for_count(&scene.fleet[1], "delivered", 3);
     assert_eq!((scene.in_flight(0), scene.early_releases()), (1, vec![0, 0]));
     assert_eq!(peer_events(&scene.fleet[1], "searched"), 0);
     let reply = scene.denial_headers(0, &denied);
@@ -450,7 +450,7 @@ fn a_forwarded_release_takes_milliseconds() {
         let (outcome, id) = (Outcome::Success.into(), id(number));
         let asked = ReleaseRequest { id, outcome, rtt_us: None, owner };
         let began = now();
-        assert!(scene.runtime.block_on(client.release(asked)).unwrap().into_inner().held);
+        assert!(scene.runtime.block_on(client.release(asked)).unwrap().into_inner().had_permits);
         began.elapsed()
     };
     let mut all: Vec<_> = (0..200).map(took).collect();
@@ -472,6 +472,7 @@ fn without_peering_no_port_opens_and_no_owner_is_named() {
     assert_eq!((reply.response_headers_to_add.len(), reply.dynamic_metadata), (0, None));
     let off = scene.serve("off", &["--peer-port", ""]);
     assert!(!off.said.contains("peer listening"), "{}", off.said);
-    let seen: BTreeMap<_, _> = [("peer", fleet_page(&off)["members"][0]["peer"].clone())].into();
+    let seen: BTreeMap<_, _> =
+        [("peer", fleet_page(&off)["live_replicas"][0]["peer"].clone())].into();
     assert_eq!(seen["peer"], serde_json::Value::Null);
 }

@@ -243,5 +243,5 @@ fn a_denied_client_succeeds_at_retry_after() {
         if admitted < 3 { Err(admitted.to_string()) } else { Ok(()) }
     })
     .unwrap();
-    assert!(0 < metric(&service, "sluicegate_denials_remembered_total"));
+    assert!(0 < metric(&service, "sluicegate_cached_denials_total"));
 }

@@ -123,7 +123,7 @@ async fn forced_denial_charges_nothing_in_a_retry_with_a_new_calendar_window() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unresponsive_store_is_detected_despite_short_caller_timeouts() {
-    let allows = RULES.replace("10}}", "10, on_backend_failure: allow}}");
+    let allows = RULES.replace("10}}", "10, on_store_failure: allow}}");
     // First one check at a time, then also a second check that waits for a store call in flight.
     for together in [1, 2] {
         let on = connected_within(&allows, Duration::from_millis(200));
@@ -148,7 +148,7 @@ async fn unresponsive_store_is_detected_despite_short_caller_timeouts() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn short_caller_timeout_opens_no_circuit_breaker() {
-    let on = connected(&RULES.replace("10}}", "10, on_backend_failure: allow}}"));
+    let on = connected(&RULES.replace("10}}", "10, on_store_failure: allow}}"));
     on.store.signal("STOP");
     let began = now();
     for _ in 0..10 {

@@ -59,7 +59,7 @@ fn limits(limit: i64, more: &str) -> tempfile::TempDir {
     let limits = tempfile::tempdir().unwrap();
     let text = format!(
         "domain: d\ndescriptors:\n- key: upstream\n  concurrency: {{limit: {limit}, mode: strict, \
-         max_duration: {}ms, on_backend_failure: deny{more}}}\n",
+         max_duration: {}ms, on_store_failure: deny{more}}}\n",
         MAX_DURATION.as_millis()
     );
     std::fs::write(limits.path().join("d.yaml"), text).unwrap();

@@ -97,7 +97,7 @@ fn shipped_hooks_yaml_uses_the_shipped_concurrency_domain() {
     let settings = fs::read_to_string(root.join("config/hooks.yaml")).unwrap();
     let loaded = load_valid(&file(&settings));
     assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
-    let text = fs::read(root.join("config/ceilings/edge.yaml")).unwrap();
+    let text = fs::read(root.join("config/concurrency/edge.yaml")).unwrap();
     let (config, findings) = config::load([("edge.yaml", &*text)], Revision(1), false).unwrap();
     assert!(findings.is_empty(), "{findings}");
     let hook = loaded.settings.hooks.find_or_first(Some("edge")).unwrap();

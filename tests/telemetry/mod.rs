@@ -18,9 +18,11 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
-use sluicegate::edge::grpc::permits::api::hold_request::Ask;
 use sluicegate::edge::grpc::permits::api::permits_client::PermitsClient;
-use sluicegate::edge::grpc::permits::api::{AcquireRequest, Descriptor, Entry as Own, HoldRequest};
+use sluicegate::edge::grpc::permits::api::session_request::Request as StreamRequest;
+use sluicegate::edge::grpc::permits::api::{
+    AcquireRequest, Descriptor, Entry as Own, SessionRequest,
+};
 use tempfile::TempDir;
 use tokio_stream::StreamExt as _;
 use tonic::Request;
@@ -116,9 +118,9 @@ fn check_span_is_child_of_the_caller_and_parent_of_its_stages() {
         (hex(&question.trace_id), hex(&question.parent_span_id)),
         (TRACE.into(), SPAN.into())
     );
-    assert_eq!(text(&question.attributes, "sluicegate.outcome").as_deref(), Some("admit"));
+    assert_eq!(text(&question.attributes, "sluicegate.outcome").as_deref(), Some("allow"));
     assert_eq!(text(&question.attributes, "sluicegate.protocol").as_deref(), Some("grpc"));
-    for part in ["plan", "backend"] {
+    for part in ["plan", "store"] {
         let part = named(&spans, part);
         assert_eq!(part.parent_span_id, question.span_id);
         assert_eq!(part.trace_id, question.trace_id);
@@ -141,9 +143,9 @@ fn http_endpoints_accept_b3_and_w3c_trace_context() {
         ("traceparent", &format!("00-{TRACE}-{SPAN}-01")),
     ];
     assert_eq!(http1::get(service.http, "/check", &nginx).unwrap().status, 200);
-    assert_eq!(http1::get(service.http, "/hold", &nginx).unwrap().status, 200);
+    assert_eq!(http1::get(service.http, "/acquire", &nginx).unwrap().status, 200);
     let spans = spans(&collector, 6);
-    for name in ["POST /json", "GET /check", "GET /hold"] {
+    for name in ["POST /json", "GET /check", "GET /acquire"] {
         let span = named(&spans, name);
         assert_eq!((hex(&span.trace_id), hex(&span.parent_span_id)), (TRACE.into(), SPAN.into()));
     }
@@ -178,7 +180,7 @@ fn each_acquire_on_a_stream_has_its_own_span() {
         let descriptors = vec![Descriptor { entries, hits: None }];
         let (id, domain) = (id.to_owned(), "shop".to_owned());
         let asked = AcquireRequest { id, domain, descriptors, max_wait_us: None };
-        HoldRequest { ask: Some(Ask::Acquire(asked)) }
+        SessionRequest { request: Some(StreamRequest::Acquire(asked)) }
     };
     let asked = [ask("request-0000000001"), ask("request-0000000002")];
     let mut request = Request::new(tokio_stream::iter(asked).chain(tokio_stream::pending()));
@@ -188,7 +190,7 @@ fn each_acquire_on_a_stream_has_its_own_span() {
     runtime.block_on(async {
         let to = service.door();
         let mut client = PermitsClient::new(to.connect().await.unwrap());
-        let mut answers = client.hold(request).await.unwrap().into_inner();
+        let mut answers = client.session(request).await.unwrap().into_inner();
         for _ in 0..2 {
             answers.message().await.unwrap().unwrap();
         }
@@ -261,7 +263,7 @@ fn decision_counts_are_exported_as_monotonic_sums() {
             Value::AsInt(_) => None,
         }
     };
-    until("counts", || match (exported("admit"), exported("deny")) {
+    until("counts", || match (exported("allow"), exported("deny")) {
         (Some(2.0), Some(3.0)) => Ok(()),
         other => Err(format!("{other:?}")),
     })
@@ -292,5 +294,5 @@ fn an_unsupported_otlp_protocol_is_logged_and_checks_continue() {
     ];
     let service = Service::start_under(limits.path(), &[], &environment).unwrap();
     assert_eq!(json(&service, &[]), 200);
-    assert_eq!(service.log().matches("OTLP over http/json is not spoken here").count(), 2);
+    assert_eq!(service.log().matches("OTLP over http/json is not supported").count(), 2);
 }

@@ -72,7 +72,7 @@ crate::named_enum! {
         /// Another rule of this check replaces this rule.
         Replaced = "replaced",
         /// An operator forced the decision; no counter was read or charged.
-        Forced = "frozen",
+        Forced = "forced",
         /// Counted and within the limit.
         WithinLimit = "within_limit",
         /// Hits were refunded.
@@ -83,19 +83,19 @@ crate::named_enum! {
         LargerThanLimit = "larger_than_limit",
         /// Another limit is known to deny the check, so this limit was not charged.
         ///
-        /// Also used for a limit with `on_backend_failure: error`
+        /// Also used for a limit with `on_store_failure: error`
         /// whose store call failed. That limit may have been charged.
-        Skipped = "not_asked",
+        Skipped = "skipped",
         /// The memory store is full and has no counter for this key: `when_full` decided.
         StoreFull = "store_full",
-        /// The store call failed: `on_backend_failure: allow`.
-        StoreDownAllowed = "backend_down_allowed",
-        /// The store call failed: `on_backend_failure: deny`.
-        StoreDownDenied = "backend_down_denied",
-        /// The store call failed: the local share decided (`on_backend_failure: local`).
-        StoreDownLocal = "backend_down_local",
+        /// The store call failed: `on_store_failure: allow`.
+        StoreDownAllowed = "store_unavailable_allowed",
+        /// The store call failed: `on_store_failure: deny`.
+        StoreDownDenied = "store_unavailable_denied",
+        /// The store call failed: the local share decided (`on_store_failure: local`).
+        StoreDownLocal = "store_unavailable_local",
         /// The concurrency limit is reached and it has no queue.
-        ConcurrencyLimitReached = "ceiling_reached",
+        ConcurrencyLimitReached = "concurrency_limit_reached",
         /// The concurrency limit is reached and its queue is full.
         QueueFull = "queue_full",
         /// The request waited in the queue and got no permit before the queue timeout.
@@ -106,7 +106,7 @@ crate::named_enum! {
 }
 
 impl Reason {
-    /// Returns `true` if the store call failed and `on_backend_failure` decided.
+    /// Returns `true` if the store call failed and `on_store_failure` decided.
     #[must_use]
     pub const fn is_fallback(self) -> bool {
         matches!(self, Self::StoreDownAllowed | Self::StoreDownDenied | Self::StoreDownLocal)
@@ -119,9 +119,9 @@ crate::named_enum! {
         /// No connection to the store.
         Unreachable = "unreachable",
         /// The connection was lost before the reply arrived. The store may have made the charge.
-        ConnectionLost = "cut",
+        ConnectionLost = "connection_lost",
         /// No reply before the deadline. The store may have made the charge, or may still make it.
-        TimedOut = "late",
+        TimedOut = "timed_out",
         /// The charge was never sent: its check waited for another check's store call, which failed or
         /// took too long.
         Unsent = "unsent",
@@ -131,9 +131,9 @@ crate::named_enum! {
         /// The connection has too many calls in flight.
         Overloaded = "overloaded",
         /// The reply has an unexpected format.
-        InvalidReply = "not_understood",
+        InvalidReply = "invalid_reply",
         /// By the store's clock, the planned calendar windows were not open, twice in a row.
-        OutsideWindows = "stale",
+        OutsideWindows = "outside_windows",
         /// The store is a read-only Redis replica.
         ReadOnly = "read_only",
         /// The store is still loading its data, or it lost its primary.
@@ -145,7 +145,7 @@ crate::named_enum! {
         /// The store rejected the user, the password or the command (permissions).
         NotPermitted = "not_permitted",
         /// Any other error.
-        Other = "failing",
+        Other = "other",
     }
 }
 

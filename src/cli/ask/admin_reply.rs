@@ -1,4 +1,4 @@
-//! Describes the result of `sluicegate ask --freeze`, `--thaw` or `--grant` as a sentence.
+//! Describes the result of `sluicegate ask --force`, `--unforce` or `--refund` as a sentence.
 //!
 //! Not covered:
 //! - A reply that is not JSON: the caller prints it unchanged.
@@ -16,20 +16,23 @@ pub(super) fn describe_change(args: &AskArgs, action: &str, reply: &str) -> Opti
     let limit = || reply_json["limit"].as_str();
     let replicas_text = replicas_suffix(&reply_json);
     let sentence = match action {
-        "freeze" => {
-            let effect =
-                if reply_json["as"] == "deny" { "denies everybody" } else { "lets everybody pass" };
+        "force" => {
+            let effect = if reply_json["verdict"] == "deny" {
+                "denies everything"
+            } else {
+                "allows everything"
+            };
             let duration = args.long.as_deref()?;
             format!("{} {effect} for {duration}{replicas_text}", limit()?)
         }
-        "thaw" => format!("{} counts again{replicas_text}", limit()?),
-        "grant" => {
+        "unforce" => format!("{} counts again{replicas_text}", limit()?),
+        "refund" => {
             let number = |name: &str| reply_json[name].as_u64();
             let reset_secs =
                 Duration::from_nanos(number("reset_after_nanoseconds")?).as_secs_f64().ceil();
             let (remaining, requests) = (number("remaining")?, number("requests")?);
             format!(
-                "{}: {remaining} of {requests} left, whole again in {reset_secs}s",
+                "{}: {remaining} of {requests} remaining, resets in {reset_secs}s",
                 args.descriptors.join(" ")
             )
         }
@@ -40,10 +43,10 @@ pub(super) fn describe_change(args: &AskArgs, action: &str, reply: &str) -> Opti
 
 /// Describes which replicas apply a change. Empty if the fleet has a single replica.
 fn replicas_suffix(reply_json: &Value) -> String {
-    if let Some(cause) = reply_json["store_away"].as_str() {
+    if let Some(cause) = reply_json["store_failure"].as_str() {
         return format!(
-            ", at this replica alone: the store does not answer ({cause}), and the others hear \
-             of it once it does"
+            ", at this replica only: the store is unavailable ({cause}), and the others apply \
+             it once it is available"
         );
     }
     match reply_json["replicas"].as_u64() {

@@ -150,7 +150,7 @@ impl FactsEvaluator<'_> {
         }
         if facts.has_run_id == Some(false) {
             let message = "it does not say which run of it this is (INFO, `run_id`): where it falls back to \
-                           an older state, ceilings on requests in flight are not held until those end";
+                           an older state, concurrency limits can be exceeded until those end";
             self.add_warning("run_id", message, "let the user run INFO");
         }
         // A Redis replica refuses all scripts that write, and already has the finding `replica`.
@@ -175,11 +175,7 @@ impl FactsEvaluator<'_> {
         }
         if let (Some(evicted @ 1..), true) = (facts.evicted_keys, policy.is_some()) {
             let message = format!("{evicted} keys were evicted since it started");
-            self.add_warning(
-                "evicted",
-                message,
-                "see `eviction`; limits were not held to the full",
-            );
+            self.add_warning("evicted", message, "see `eviction`; limits were not fully enforced");
         }
         let (Some(maxmemory @ 1..), Some(used)) = (facts.maxmemory, facts.used_memory) else {
             return;
@@ -204,7 +200,7 @@ impl FactsEvaluator<'_> {
     fn check_sentinels(&mut self, facts: &RedisFacts) {
         if facts.writes_without_replica == Some(true) {
             let message = "it writes without a replica: cut off, it goes on beside the primary that the sentinels choose, \
-                           and both count, and grant a ceiling on requests in flight";
+                           and both count, and grant permits of a concurrency limit";
             let fix = "set `min-replicas-to-write 1` and a `min-replicas-max-lag` of a few seconds on each";
             self.add_warning("two_primaries", message, fix);
         }

@@ -35,13 +35,13 @@ crate::kernel::named_enum! {
         Mode = "mode",
         MaxOvershoot = "max_overshoot",
         LeaseHits = "lease_hits",
-        OnBackendFailure = "on_backend_failure",
+        OnStoreFailure = "on_store_failure",
         Calendar = "calendar",
         TimeZone = "time_zone",
         StartsOn = "starts_on",
         Limit = "limit",
         Adaptive = "adaptive",
-        Policy = "policy",
+        Algorithm = "algorithm",
         Min = "min",
         Max = "max",
         Queue = "queue",
@@ -64,6 +64,16 @@ impl FieldName {
         Self::ALL.into_iter().filter(has_same_length).find(|word| word.as_str() == name)
     }
 
+    /// Returns the key that replaced the old name `name`, if it is valid in `block`.
+    pub(super) fn renamed(name: &str, block: LimitsBlock) -> Option<Self> {
+        let new = match name {
+            "on_backend_failure" => W::OnStoreFailure,
+            "policy" => W::Algorithm,
+            _ => return None,
+        };
+        block.field_names().contains(&new).then_some(new)
+    }
+
     /// Returns `true` for a key of Sluicegate that envoyproxy/ratelimit does not have. Such a key
     /// in a wrong block is an error. A key of envoyproxy/ratelimit in a wrong block is only
     /// ignored, so that files written for it stay valid.
@@ -80,13 +90,13 @@ impl FieldName {
                 | W::Mode
                 | W::MaxOvershoot
                 | W::LeaseHits
-                | W::OnBackendFailure
+                | W::OnStoreFailure
                 | W::Calendar
                 | W::TimeZone
                 | W::StartsOn
                 | W::Limit
                 | W::Adaptive
-                | W::Policy
+                | W::Algorithm
                 | W::Min
                 | W::Max
                 | W::Queue
@@ -192,7 +202,7 @@ impl LimitsBlock {
     pub(super) const fn field_names(self) -> &'static [FieldName] {
         match self {
             Self::File => &[W::Domain, W::Descriptors, W::Charge, W::Colocate, W::Defaults],
-            Self::Defaults => &[W::Strategy, W::Mode, W::MaxOvershoot, W::OnBackendFailure],
+            Self::Defaults => &[W::Strategy, W::Mode, W::MaxOvershoot, W::OnStoreFailure],
             Self::Descriptor => &[
                 W::Key,
                 W::Value,
@@ -218,7 +228,7 @@ impl LimitsBlock {
                 W::Mode,
                 W::MaxOvershoot,
                 W::LeaseHits,
-                W::OnBackendFailure,
+                W::OnStoreFailure,
                 W::Calendar,
             ],
             Self::Replaces => &[W::Name],
@@ -227,12 +237,12 @@ impl LimitsBlock {
                 W::Limit,
                 W::Adaptive,
                 W::Mode,
-                W::OnBackendFailure,
+                W::OnStoreFailure,
                 W::Queue,
                 W::MaxDuration,
                 W::Reject,
             ],
-            Self::Adaptive => &[W::Policy, W::Min, W::Max],
+            Self::Adaptive => &[W::Algorithm, W::Min, W::Max],
             Self::Queue => &[W::Size, W::Timeout],
             Self::Reject => &[W::Status, W::RetryAfter, W::Body],
             Self::WithoutEffect => &[],

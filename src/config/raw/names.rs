@@ -135,11 +135,7 @@ impl NameChecker<'_, '_> {
             self.findings.count_dropped(Code::UnknownKey);
         } else if word.is_none() {
             let message = format!("there is no key `{name}`");
-            let help = match FieldName::nearest(name, block) {
-                Some(nearest) => format!("did you mean `{}`?", nearest.as_str()),
-                None if block == LimitsBlock::WithoutEffect => "take it out".to_owned(),
-                None => block.describe_fields(),
-            };
+            let help = help_for_unknown(name, block);
             self.report_error(Code::UnknownKey, key, message, Some(help));
         }
         word
@@ -234,6 +230,18 @@ impl NameChecker<'_, '_> {
 
     fn report_warning(&mut self, code: Code, node: YamlId, message: String, help: &str) {
         self.findings.add_with_help(code, self.tree.span(node), message, help);
+    }
+}
+
+/// Returns the fix for the unknown key `name`: its new name, or the most similar key.
+fn help_for_unknown(name: &str, block: LimitsBlock) -> String {
+    if let Some(new) = FieldName::renamed(name, block) {
+        return format!("renamed to `{}`", new.as_str());
+    }
+    match FieldName::nearest(name, block) {
+        Some(nearest) => format!("did you mean `{}`?", nearest.as_str()),
+        None if block == LimitsBlock::WithoutEffect => "take it out".to_owned(),
+        None => block.describe_fields(),
     }
 }
 

@@ -67,15 +67,15 @@ pub(super) fn at_least_one(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "integer", "minimum": 1, "maximum": u32::MAX})
 }
 
-pub(super) fn ceiling_mode(_: &mut SchemaGenerator) -> Schema {
+pub(super) fn concurrency_mode(_: &mut SchemaGenerator) -> Schema {
     one_of(keywords::CONCURRENCY_MODES.iter().map(|&(word, _)| word))
 }
 
-pub(super) fn ceiling_failure(_: &mut SchemaGenerator) -> Schema {
+pub(super) fn concurrency_failure(_: &mut SchemaGenerator) -> Schema {
     one_of(keywords::CONCURRENCY_FALLBACKS.iter().map(|&(word, _)| word))
 }
 
-pub(super) fn policy(_: &mut SchemaGenerator) -> Schema {
+pub(super) fn algorithm(_: &mut SchemaGenerator) -> Schema {
     one_of(keywords::ALGORITHMS.iter().map(|&(word, _)| word))
 }
 

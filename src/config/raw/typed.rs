@@ -163,8 +163,8 @@ impl<'a, 's> FileReader<'a, 's> {
             FieldName::MaxOvershoot => {
                 self.read_optional(field, &mut defaults.max_overshoot, Self::read_text);
             }
-            FieldName::OnBackendFailure => {
-                self.read_optional(field, &mut defaults.on_backend_failure, Self::read_text);
+            FieldName::OnStoreFailure => {
+                self.read_optional(field, &mut defaults.on_store_failure, Self::read_text);
             }
             _ => {}
         }
@@ -226,8 +226,8 @@ impl<'a, 's> FileReader<'a, 's> {
             FieldName::LeaseHits => {
                 self.read_optional(field, &mut limit.lease_hits, Self::read_count);
             }
-            FieldName::OnBackendFailure => {
-                self.read_optional(field, &mut limit.on_backend_failure, Self::read_text);
+            FieldName::OnStoreFailure => {
+                self.read_optional(field, &mut limit.on_store_failure, Self::read_text);
             }
             FieldName::Calendar => {
                 self.read_block(field, &mut limit.calendar, Self::set_calendar_field);
@@ -261,8 +261,8 @@ impl<'a, 's> FileReader<'a, 's> {
                 self.read_block(field, &mut concurrency.adaptive, Self::set_adaptive_field);
             }
             FieldName::Mode => self.read_optional(field, &mut concurrency.mode, Self::read_text),
-            FieldName::OnBackendFailure => {
-                self.read_optional(field, &mut concurrency.on_backend_failure, Self::read_text);
+            FieldName::OnStoreFailure => {
+                self.read_optional(field, &mut concurrency.on_store_failure, Self::read_text);
             }
             FieldName::Queue => {
                 self.read_block(field, &mut concurrency.queue, Self::set_queue_field);
@@ -279,7 +279,9 @@ impl<'a, 's> FileReader<'a, 's> {
 
     fn set_adaptive_field(&mut self, field: FieldValue, adaptive: &mut Adaptive) {
         match field.name {
-            FieldName::Policy => self.read_optional(field, &mut adaptive.policy, Self::read_text),
+            FieldName::Algorithm => {
+                self.read_optional(field, &mut adaptive.algorithm, Self::read_text)
+            }
             FieldName::Min => self.read_optional(field, &mut adaptive.min, Self::read_count),
             FieldName::Max => self.read_optional(field, &mut adaptive.max, Self::read_count),
             _ => {}

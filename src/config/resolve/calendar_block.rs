@@ -38,17 +38,17 @@ struct CalendarReader<'f, 'a> {
 impl CalendarReader<'_, '_> {
     fn time_zone(&mut self, raw: &raw::Calendar) -> Option<TimeZone> {
         let Some(name) = &raw.time_zone else {
-            let cure = "`time_zone: Europe/Berlin` for example, or `time_zone: UTC`";
-            self.error(raw.span, "a calendar needs a `time_zone`".to_owned(), cure);
+            let fix = "`time_zone: Europe/Berlin` for example, or `time_zone: UTC`";
+            self.error(raw.span, "a calendar needs a `time_zone`".to_owned(), fix);
             return None;
         };
         let time_zone = TimeZone::get(&name.value).ok();
         if time_zone.is_none() {
-            let cure = nearest_time_zone(&name.value).map_or_else(
+            let fix = nearest_time_zone(&name.value).map_or_else(
                 || "a name of the IANA time zone database, as in `Europe/Berlin`".to_owned(),
                 |near| format!("did you mean `{near}`?"),
             );
-            self.error(name.span, format!("unknown time zone `{}`", name.value), &cure);
+            self.error(name.span, format!("unknown time zone `{}`", name.value), &fix);
         }
         time_zone
     }

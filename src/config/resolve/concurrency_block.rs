@@ -24,10 +24,13 @@ use crate::kernel::units::Nanos;
 /// The default of `adaptive.max`, the upper bound of an adaptive limit.
 const DEFAULT_ADAPTIVE_MAX: u32 = 1000;
 
+/// The old name of the mode `shared`. Rate limits still have a mode with this name.
+const OLD_SHARED_MODE: &str = "leased";
+
 pub(super) struct ConcurrencySettings {
     pub(super) rules: LimiterConfig,
     pub(super) mode: Option<ConcurrencyMode>,
-    pub(super) on_backend_failure: ConcurrencyFallback,
+    pub(super) on_store_failure: ConcurrencyFallback,
     pub(super) max_duration: Nanos,
     pub(super) reject: RejectReply,
 }
@@ -48,7 +51,7 @@ impl ConcurrencyReader<'_, '_, '_> {
         let reject = self.reject(raw.reject.as_ref());
         let mode = self.mode();
         self.warn_unsuitable_mode(mode, limit);
-        let on_backend_failure = self.fallback(mode);
+        let on_store_failure = self.fallback(mode);
         let word = raw.max_duration.as_ref();
         let max_duration =
             word.map_or(Some(DEFAULT_MAX_DURATION), |word| self.duration("max_duration", word));
@@ -59,26 +62,26 @@ impl ConcurrencyReader<'_, '_, '_> {
         let queue = queue.map_or(Some(None), |read| read.map(Some))?;
         let rules = LimiterConfig { limit: limit?, adaptive, queue };
         let (max_duration, reject) = (max_duration?, reject?);
-        Some(ConcurrencySettings { rules, mode, on_backend_failure, max_duration, reject })
+        Some(ConcurrencySettings { rules, mode, on_store_failure, max_duration, reject })
     }
 
     fn limit(&mut self) -> Option<u32> {
         let Some(limit) = &self.raw.limit else {
-            let message = "a ceiling needs a `limit`".to_owned();
-            let cure = "`limit: 64` for example; with `adaptive` it is where the ceiling starts";
-            self.error(Code::OutOfRange, self.raw.span, message, cure);
+            let message = "`concurrency` needs a `limit`".to_owned();
+            let fix = "`limit: 64` for example; with `adaptive` it is the initial limit";
+            self.error(Code::OutOfRange, self.raw.span, message, fix);
             return None;
         };
-        let cure = "at least 1; to deny everything a `rate_limit` of 0 requests";
-        self.at_least_one("limit", limit, cure)
+        let fix = "at least 1; to deny everything a `rate_limit` of 0 requests";
+        self.at_least_one("limit", limit, fix)
     }
 
     fn adaptive(&mut self, raw: &raw::Adaptive, limit: Option<u32>) -> Option<AdaptiveConfig> {
         let mut ask = KeywordReader { file: self.file, findings: self.findings };
-        let law = ask.keyword(keywords::ALGORITHMS, "policy", raw.policy.as_ref());
-        let is_known_algorithm = law.is_some() || raw.policy.is_none();
-        let cure = "at least 1: a ceiling of 0 could learn nothing";
-        let min = raw.min.as_ref().map_or(Some(1), |min| self.at_least_one("min", min, cure));
+        let law = ask.keyword(keywords::ALGORITHMS, "algorithm", raw.algorithm.as_ref());
+        let is_known_algorithm = law.is_some() || raw.algorithm.is_none();
+        let fix = "at least 1: with a limit of 0 there is no latency to measure";
+        let min = raw.min.as_ref().map_or(Some(1), |min| self.at_least_one("min", min, fix));
         let max = raw.max.as_ref().map_or_else(
             || Some(DEFAULT_ADAPTIVE_MAX.max(limit?)),
             |max| self.at_least_one("max", max, "at least `min`"),
@@ -86,23 +89,23 @@ impl ConcurrencyReader<'_, '_, '_> {
         let (limit, min, max) = (limit?, min?, max?);
         if limit < min || max < limit {
             let message = format!("`limit: {limit}` is not between `min` {min} and `max` {max}");
-            let cure = "the ceiling starts at `limit`, and stays from `min` to `max`";
+            let fix = "`limit` is the initial limit, which stays between `min` and `max`";
             let span = self.raw.limit.as_ref().map_or(raw.span, |limit| limit.span);
-            self.error(Code::Contradiction, span, message, cure);
+            self.error(Code::Contradiction, span, message, fix);
             return None;
         }
         is_known_algorithm.then(|| AdaptiveConfig { algorithm: law.unwrap_or_default(), min, max })
     }
 
     fn queue(&mut self, raw: &raw::Queue) -> Option<QueueConfig> {
-        let cure = "`queue: {size: 100, timeout: 300ms}` for example; without a queue one is \
-                    turned away at once";
+        let fix = "`queue: {size: 100, timeout: 300ms}` for example; without a queue, \
+                    requests are rejected at once";
         let (Some(size), Some(timeout)) = (&raw.size, &raw.timeout) else {
             let message = "a queue needs a `size` and a `timeout`".to_owned();
-            self.error(Code::OutOfRange, raw.span, message, cure);
+            self.error(Code::OutOfRange, raw.span, message, fix);
             return None;
         };
-        let size = self.at_least_one("size", size, cure);
+        let size = self.at_least_one("size", size, fix);
         let timeout = self.duration("timeout", timeout);
         Some(QueueConfig { size: size?, timeout: timeout? })
     }
@@ -114,8 +117,8 @@ impl ConcurrencyReader<'_, '_, '_> {
                 u16::try_from(status.value).ok().filter(|it| (400..600).contains(it));
             if valid_status.is_none() {
                 let message = format!("`status: {}` does not reject", status.value);
-                let cure = "400 to 599: 503 by default, or 429";
-                self.error(Code::OutOfRange, status.span, message, cure);
+                let fix = "400 to 599: 503 by default, or 429";
+                self.error(Code::OutOfRange, status.span, message, fix);
             }
             valid_status
         });
@@ -129,14 +132,20 @@ impl ConcurrencyReader<'_, '_, '_> {
 
     fn mode(&mut self) -> Option<ConcurrencyMode> {
         let word = self.raw.mode.as_ref()?;
+        if word.value == OLD_SHARED_MODE {
+            let message = format!("`mode: {}` is not known", word.value);
+            let fix = "renamed to `shared`; `leased` is a mode of `rate_limit`";
+            self.error(Code::UnknownWord, word.span, message, fix);
+            return None;
+        }
         let mut ask = KeywordReader { file: self.file, findings: self.findings };
         let mode = ask.keyword(keywords::CONCURRENCY_MODES, "mode", Some(word));
         if let Some(adaptive) =
             self.raw.adaptive.as_ref().filter(|_| mode == Some(ConcurrencyMode::Strict))
         {
-            let message = "`adaptive` beside `mode: strict`, which holds one number".to_owned();
-            let cure = "`mode: leased`: each replica infers, and the fleet has one ceiling";
-            self.error(Code::Contradiction, adaptive.span, message, cure);
+            let message = "`adaptive` beside `mode: strict`, whose limit is fixed".to_owned();
+            let fix = "`mode: shared`: each replica measures latency, and the fleet has one limit";
+            self.error(Code::Contradiction, adaptive.span, message, fix);
         }
         mode
     }
@@ -144,31 +153,32 @@ impl ConcurrencyReader<'_, '_, '_> {
     fn warn_unsuitable_mode(&mut self, mode: Option<ConcurrencyMode>, limit: Option<u32>) {
         let (Some(word), Some(limit)) = (&self.raw.limit, limit) else { return };
         let is_fixed = self.raw.adaptive.is_none();
-        if mode == Some(ConcurrencyMode::Leased) && is_fixed && limit <= SMALL_LIMIT {
-            let message =
-                format!("`limit: {limit}` in shares: a replica without one admits nobody");
-            let cure = "`mode: strict` asks the store each time, and is exact for small ceilings";
-            self.error(Code::SmallShares, word.span, message, cure);
+        if mode == Some(ConcurrencyMode::Shared) && is_fixed && limit <= SMALL_LIMIT {
+            let message = format!(
+                "`limit: {limit}` in shares: a replica without a share rejects every request"
+            );
+            let fix =
+                "`mode: strict` calls the store for each request, and is exact for small limits";
+            self.error(Code::SmallShares, word.span, message, fix);
         }
         if mode == Some(ConcurrencyMode::Strict) && LARGE_LIMIT <= limit {
             let message = format!("`limit: {limit}` with `mode: strict`: a call for each request");
-            let cure = "`mode: leased` holds so large a ceiling in shares, without a call";
-            self.error(Code::CostlyStrict, word.span, message, cure);
+            let fix = "`mode: shared` splits so large a limit into shares, without these calls";
+            self.error(Code::CostlyStrict, word.span, message, fix);
         }
     }
 
     fn fallback(&mut self, mode: Option<ConcurrencyMode>) -> ConcurrencyFallback {
-        let Some(word) = &self.raw.on_backend_failure else {
+        let Some(word) = &self.raw.on_store_failure else {
             return ConcurrencyFallback::default();
         };
         if mode == Some(ConcurrencyMode::Local) {
-            let message = "`on_backend_failure` beside `mode: local`, which asks no backend".into();
-            let cure = "leave one of them out";
-            self.error(Code::Contradiction, word.span, message, cure);
+            let message = "`on_store_failure` beside `mode: local`, which uses no store".into();
+            let fix = "leave one of them out";
+            self.error(Code::Contradiction, word.span, message, fix);
         }
         let mut ask = KeywordReader { file: self.file, findings: self.findings };
-        let fallback =
-            ask.keyword(keywords::CONCURRENCY_FALLBACKS, "on_backend_failure", Some(word));
+        let fallback = ask.keyword(keywords::CONCURRENCY_FALLBACKS, "on_store_failure", Some(word));
         fallback.unwrap_or_default()
     }
 
@@ -181,24 +191,24 @@ impl ConcurrencyReader<'_, '_, '_> {
         let is_long = max_duration.is_some_and(|it| LONG_MAX_DURATION < it);
         let (span, message) = match (word, &self.raw.mode) {
             (Some(word), said)
-                if is_long && (said.is_none() || mode == Some(ConcurrencyMode::Leased)) =>
+                if is_long && (said.is_none() || mode == Some(ConcurrencyMode::Shared)) =>
             {
-                (word.span, format!("a fleet's ceiling with `max_duration: {}`", word.value))
+                (word.span, format!("a fleet-wide limit with `max_duration: {}`", word.value))
             }
-            (None, mode_field) if mode_field.is_none() || mode == Some(ConcurrencyMode::Leased) => {
+            (None, mode_field) if mode_field.is_none() || mode == Some(ConcurrencyMode::Shared) => {
                 let span = mode_field.as_ref().map_or(self.raw.span, |said| said.span);
-                (span, "a ceiling without `max_duration`, which is 60s then".to_owned())
+                (span, "a concurrency limit without `max_duration`, which is 60s then".to_owned())
             }
             _ => return,
         };
-        let cure = "a fleet keeps the part of a replica that is lost so long: say the proxy's route \
+        let fix = "a crashed replica's share stays reserved for that long: set the proxy's route \
                     timeout, at most 5m";
-        self.error(Code::LongExposure, span, message, cure);
+        self.error(Code::LongExposure, span, message, fix);
     }
 
     fn at_least_one(&mut self, word: &str, number: &Spanned<u32>, help: &str) -> Option<u32> {
         if number.value == 0 {
-            let message = format!("`{word}: 0` would let nobody pass");
+            let message = format!("`{word}: 0` would reject every request");
             self.error(Code::OutOfRange, number.span, message, help);
         }
         (0 < number.value).then_some(number.value)

@@ -60,18 +60,18 @@ pub(crate) const MODES: &Keywords<ModeKeyword> = &[
 /// The keywords of `mode` in a `concurrency` block.
 pub(crate) const CONCURRENCY_MODES: &Keywords<concurrency::ConcurrencyMode> = &[
     ("local", concurrency::ConcurrencyMode::Local),
-    ("leased", concurrency::ConcurrencyMode::Leased),
+    ("shared", concurrency::ConcurrencyMode::Shared),
     ("strict", concurrency::ConcurrencyMode::Strict),
 ];
 
-/// The keywords of `on_backend_failure` in a `concurrency` block.
+/// The keywords of `on_store_failure` in a `concurrency` block.
 pub(crate) const CONCURRENCY_FALLBACKS: &Keywords<ConcurrencyFallback> = &[
     ("deny", ConcurrencyFallback::Deny),
     ("local", ConcurrencyFallback::Local),
     ("allow", ConcurrencyFallback::Allow),
 ];
 
-/// The keywords of `policy`, the algorithm of an adaptive limit.
+/// The keywords of `algorithm`, the algorithm of an adaptive limit.
 pub(crate) const ALGORITHMS: &Keywords<AdaptiveAlgorithm> = &[
     ("gradient", AdaptiveAlgorithm::Gradient),
     ("gradient2", AdaptiveAlgorithm::Gradient2),

@@ -40,7 +40,7 @@ pub(super) struct DomainDefaults {
     pub(super) strategy: Result<StrategyKeyword, InvalidSetting>,
     pub(super) mode: Result<ModeKeyword, InvalidSetting>,
     pub(super) overshoot: Result<Option<OvershootAmount>, InvalidSetting>,
-    pub(super) on_backend_failure: FallbackMode,
+    pub(super) on_store_failure: FallbackMode,
 }
 
 impl Default for DomainDefaults {
@@ -49,7 +49,7 @@ impl Default for DomainDefaults {
             strategy: Ok(StrategyKeyword::default()),
             mode: Ok(ModeKeyword::default()),
             overshoot: Ok(None),
-            on_backend_failure: FallbackMode::default(),
+            on_store_failure: FallbackMode::default(),
         }
     }
 }
@@ -58,7 +58,7 @@ impl DomainDefaults {
     pub(super) fn unknown() -> Self {
         let (strategy, mode, overshoot) =
             (Err(InvalidSetting), Err(InvalidSetting), Err(InvalidSetting));
-        Self { strategy, mode, overshoot, on_backend_failure: FallbackMode::default() }
+        Self { strategy, mode, overshoot, on_store_failure: FallbackMode::default() }
     }
 }
 
@@ -72,7 +72,7 @@ pub(super) struct InvalidSetting;
 struct CountingSettings {
     strategy: Result<StrategyKeyword, InvalidSetting>,
     mode: Result<ModeKeyword, InvalidSetting>,
-    on_backend_failure: FallbackMode,
+    on_store_failure: FallbackMode,
 }
 
 pub(super) struct RateLimitReader<'r, 'f, 'a> {
@@ -88,9 +88,9 @@ pub(super) fn read_defaults(
     findings: &mut FileFindings<'_>,
 ) -> DomainDefaults {
     let mut reader = KeywordReader { file, findings };
-    let DomainDefaults { strategy, mode, on_backend_failure, .. } = DomainDefaults::default();
-    let word = raw.on_backend_failure.as_ref();
-    let failure = reader.keyword(keywords::FALLBACK_MODES, "on_backend_failure", word);
+    let DomainDefaults { strategy, mode, on_store_failure, .. } = DomainDefaults::default();
+    let word = raw.on_store_failure.as_ref();
+    let failure = reader.keyword(keywords::FALLBACK_MODES, "on_store_failure", word);
     DomainDefaults {
         strategy: reader.keyword_or(
             strategy,
@@ -100,7 +100,7 @@ pub(super) fn read_defaults(
         ),
         mode: reader.keyword_or(mode, keywords::MODES, "mode", raw.mode.as_ref()),
         overshoot: reader.default_overshoot_amount(raw.max_overshoot.as_ref()),
-        on_backend_failure: failure.unwrap_or(on_backend_failure),
+        on_store_failure: failure.unwrap_or(on_store_failure),
     }
 }
 
@@ -116,7 +116,7 @@ impl RateLimitReader<'_, '_, '_> {
     fn read_limited(&mut self) -> Result<Limit, InvalidSetting> {
         let window = self.window();
         let counting = self.counting_settings();
-        let CountingSettings { strategy, mode, on_backend_failure } = counting;
+        let CountingSettings { strategy, mode, on_store_failure } = counting;
         let window = self.calendar(strategy, window);
         let (burst, overshoot) = (self.burst(strategy), self.overshoot(counting));
         // Run all validations before the first `?`, so that one problem does not hide another.
@@ -129,19 +129,19 @@ impl RateLimitReader<'_, '_, '_> {
         let size = lease_hits_check.and_then(|()| self.lease_size(&strategy))?;
         let mode = overshoot::resolve_mode(mode?, overshoot, window.length(), size);
         let requests = self.raw.requests_per_unit.value;
-        Ok(Limit { requests, window, strategy, mode, on_backend_failure })
+        Ok(Limit { requests, window, strategy, mode, on_store_failure })
     }
 
     fn counting_settings(&mut self) -> CountingSettings {
         let (raw, defaults) = (self.raw, self.defaults);
         let mut reader = KeywordReader { file: self.file, findings: self.findings };
         let mode = reader.keyword_or(defaults.mode, keywords::MODES, "mode", raw.mode.as_ref());
-        let word = raw.on_backend_failure.as_ref();
-        let failure = reader.keyword(keywords::FALLBACK_MODES, "on_backend_failure", word);
-        let on_backend_failure = failure.unwrap_or(defaults.on_backend_failure);
+        let word = raw.on_store_failure.as_ref();
+        let failure = reader.keyword(keywords::FALLBACK_MODES, "on_store_failure", word);
+        let on_store_failure = failure.unwrap_or(defaults.on_store_failure);
         let word = raw.strategy.as_ref();
         let strategy = reader.keyword_or(defaults.strategy, keywords::STRATEGIES, "strategy", word);
-        CountingSettings { strategy, mode, on_backend_failure }
+        CountingSettings { strategy, mode, on_store_failure }
     }
 
     fn check_unlimited(&mut self) -> Result<(), InvalidSetting> {
@@ -160,7 +160,7 @@ impl RateLimitReader<'_, '_, '_> {
             ("mode", raw.mode.as_ref().map(|word| word.span)),
             ("max_overshoot", raw.max_overshoot.as_ref().map(|word| word.span)),
             ("lease_hits", raw.lease_hits.as_ref().map(|word| word.span)),
-            ("on_backend_failure", raw.on_backend_failure.as_ref().map(|word| word.span)),
+            ("on_store_failure", raw.on_store_failure.as_ref().map(|word| word.span)),
             ("calendar", raw.calendar.as_ref().map(|block| block.span)),
         ];
         for (word, span) in own_fields.into_iter().filter_map(|(word, span)| Some((word, span?))) {
@@ -206,10 +206,9 @@ impl RateLimitReader<'_, '_, '_> {
         let parsed_unit = keywords::parse_unit(&unit.value);
         if parsed_unit.is_none() && unit.value.is_empty() {
             let message = "a rate_limit needs a `unit`".to_owned();
-            let cure =
-                "`unit: minute` for example, or `unlimited: true`, or no `rate_limit` at all";
+            let fix = "`unit: minute` for example, or `unlimited: true`, or no `rate_limit` at all";
             let span = if unit.span.end == 0 { self.raw.span } else { unit.span };
-            self.error(Code::UnknownUnit, span, message, cure);
+            self.error(Code::UnknownUnit, span, message, fix);
         } else if parsed_unit.is_none() {
             let message = format!("invalid unit `{}`", unit.value);
             self.error(
@@ -227,8 +226,8 @@ impl RateLimitReader<'_, '_, '_> {
         let period = match duration::parse(&per.value) {
             Ok(period) => period,
             Err(wrong) => {
-                let (message, cure) = wrong.message_and_fix("per", &per.value, example);
-                self.error(Code::BadDuration, per.span, message, cure);
+                let (message, fix) = wrong.message_and_fix("per", &per.value, example);
+                self.error(Code::BadDuration, per.span, message, fix);
                 return None;
             }
         };
@@ -249,12 +248,12 @@ impl RateLimitReader<'_, '_, '_> {
         let is_fixed = strategy == Ok(StrategyKeyword::FixedWindow);
         if let Some(strategy) = strategy.ok().filter(|_| !is_fixed) {
             let message = format!("`calendar` with `strategy: {strategy}`");
-            let cure = "only `fixed_window` has windows that a calendar can place";
-            self.error(Code::Contradiction, raw.span, message, cure);
+            let fix = "only `fixed_window` has windows that a calendar can place";
+            self.error(Code::Contradiction, raw.span, message, fix);
         }
         if let Some(LimitWindow::Per(_)) = window {
-            let cure = "give a `unit` of day, week, month or year instead of `per`";
-            self.error(Code::Contradiction, raw.span, "`calendar` with `per`".to_owned(), cure);
+            let fix = "give a `unit` of day, week, month or year instead of `per`";
+            self.error(Code::Contradiction, raw.span, "`calendar` with `per`".to_owned(), fix);
         }
         let unit = if let Some(LimitWindow::Unit(unit)) = window { Some(unit) } else { None };
         let calendar = calendar_block::read(raw, unit, self.file, self.findings)?;
@@ -268,15 +267,15 @@ impl RateLimitReader<'_, '_, '_> {
         let Some(burst) = &self.raw.burst else { return Some(requests) };
         if let Some(strategy) = strategy.ok().filter(|word| *word != StrategyKeyword::Gcra) {
             let message = format!("`burst` with `strategy: {strategy}`");
-            let cure =
+            let fix =
                 "say `strategy: gcra`, the one strategy with a burst of its own, or leave it out";
-            self.error(Code::Contradiction, burst.span, message, cure);
+            self.error(Code::Contradiction, burst.span, message, fix);
             return None;
         }
         if burst.value == 0 {
             let message = "burst 0 would deny everything".to_owned();
-            let cure = format!("leave it out for a burst of `requests_per_unit` ({requests})");
-            self.error(Code::ZeroBurst, burst.span, message, &cure);
+            let fix = format!("leave it out for a burst of `requests_per_unit` ({requests})");
+            self.error(Code::ZeroBurst, burst.span, message, &fix);
             return None;
         }
         let is_large = requests != 0 && requests.saturating_mul(LARGE_BURST_FACTOR) < burst.value;
@@ -286,8 +285,8 @@ impl RateLimitReader<'_, '_, '_> {
                 burst.value,
                 burst.value / requests
             );
-            let cure = format!("for a burst of `requests_per_unit` ({requests}) leave it out");
-            self.findings.add(Code::LargeBurst, self.file_span(burst.span), message, cure);
+            let fix = format!("for a burst of `requests_per_unit` ({requests}) leave it out");
+            self.findings.add(Code::LargeBurst, self.file_span(burst.span), message, fix);
         }
         Some(burst.value)
     }
@@ -302,8 +301,8 @@ impl RateLimitReader<'_, '_, '_> {
             (counting.mode.ok().filter(|word| *word != ModeKeyword::Leased), own)
         {
             let message = format!("`max_overshoot` with `mode: {mode}`, which never overshoots");
-            let cure = "say `mode: leased`, or leave it out";
-            self.error(Code::Contradiction, own.span, message, cure);
+            let fix = "say `mode: leased`, or leave it out";
+            self.error(Code::Contradiction, own.span, message, fix);
             return Err(InvalidSetting);
         }
         let amount =
@@ -326,15 +325,15 @@ impl RateLimitReader<'_, '_, '_> {
         let at = word.map_or(raw.span, |word| word.span);
         let Some(amount) = amount else {
             let message = "`mode: leased` without a `max_overshoot`".to_owned();
-            let cure = "say what the fleet may admit above the limit at most, as in `2%`";
-            self.error(Code::OutOfRange, at, message, cure);
+            let fix = "say what the fleet may admit above the limit at most, as in `2%`";
+            self.error(Code::OutOfRange, at, message, fix);
             return Err(InvalidSetting);
         };
         let (requests, strategy) = (raw.requests_per_unit.value, strategy?);
         amount.for_limit(requests, strategy).map_err(|reason| {
-            let (code, message, cure) =
+            let (code, message, fix) =
                 overshoot::error_message_and_fix(&reason, requests, strategy);
-            self.error(code, at, message, &cure);
+            self.error(code, at, message, &fix);
             InvalidSetting
         })
     }
@@ -347,13 +346,13 @@ impl RateLimitReader<'_, '_, '_> {
         let Some(hits) = self.raw.lease_hits.as_ref() else { return Ok(()) };
         if let Some(mode) = mode.ok().filter(|word| *word != ModeKeyword::Leased) {
             let message = format!("`lease_hits` with `mode: {mode}`, which borrows nothing");
-            let cure = "say `mode: leased`, or leave it out";
-            self.error(Code::Contradiction, hits.span, message, cure);
+            let fix = "say `mode: leased`, or leave it out";
+            self.error(Code::Contradiction, hits.span, message, fix);
             return Err(InvalidSetting);
         }
         if hits.value == 0 {
-            let cure = "at least 1; left out, it is learned";
-            self.error(Code::OutOfRange, hits.span, "leases of 0 hits".to_owned(), cure);
+            let fix = "at least 1; left out, it is learned";
+            self.error(Code::OutOfRange, hits.span, "leases of 0 hits".to_owned(), fix);
             return Err(InvalidSetting);
         }
         Ok(())
@@ -366,11 +365,11 @@ impl RateLimitReader<'_, '_, '_> {
         let max_lease = sizer::max_lease(strategy.max_at_once());
         if max_lease < Hits(hits.value.into()) {
             let message = format!("leases of {} hits", hits.value);
-            let cure = format!(
+            let fix = format!(
                 "1 to {}, a tenth of what passes at one instant; left out, it is learned",
                 max_lease.0
             );
-            self.error(Code::OutOfRange, hits.span, message, &cure);
+            self.error(Code::OutOfRange, hits.span, message, &fix);
             return Err(InvalidSetting);
         }
         Ok(LeaseSizing::Fixed(Hits(hits.value.into())))
@@ -406,16 +405,16 @@ impl RateLimitReader<'_, '_, '_> {
         let Some(word) = word.filter(|_| requests.value == 0) else { return Ok(()) };
         let span = if self.has_requests() { requests.span } else { self.raw.span };
         let message = format!("`{word}` of 0 requests never earns a hit");
-        let cure = "`requests_per_unit` of at least 1; to deny everything `strategy: fixed_window`";
-        self.error(Code::ZeroRequests, span, message, cure);
+        let fix = "`requests_per_unit` of at least 1; to deny everything `strategy: fixed_window`";
+        self.error(Code::ZeroRequests, span, message, fix);
         Err(InvalidSetting)
     }
 
     fn warn_denies_all(&mut self) {
         if !self.has_requests() {
             let message = "no `requests_per_unit`, so every hit is denied".to_owned();
-            let cure = "say how many, or `requests_per_unit: 0` if that is meant";
-            self.findings.add(Code::DeniesAll, self.file_span(self.raw.span), message, cure);
+            let fix = "say how many, or `requests_per_unit: 0` if that is meant";
+            self.findings.add(Code::DeniesAll, self.file_span(self.raw.span), message, fix);
         }
     }
 
@@ -431,20 +430,20 @@ impl RateLimitReader<'_, '_, '_> {
             strategy.tick(),
             strategy.max_at_once()
         );
-        let cure = "answers are that coarse; a larger burst or fewer requests make them finer";
-        self.findings.add(Code::CoarseTick, self.file_span(self.raw.span), message, cure);
+        let fix = "answers are that coarse; a larger burst or fewer requests make them finer";
+        self.findings.add(Code::CoarseTick, self.file_span(self.raw.span), message, fix);
     }
 
     fn report_limit_error(&mut self, error: LimitError) {
         let burst = self.raw.burst.as_ref();
         let numbers = burst.map_or(self.raw.requests_per_unit.span, |burst| burst.span);
-        let cure = match error {
+        let fix = match error {
             LimitError::TooLarge { largest, .. } => {
                 format!("at most {largest}, or a shorter period")
             }
             _ => "a smaller number or another period".to_owned(),
         };
-        self.findings.add(Code::DoesNotFit, self.file_span(numbers), error.to_string(), cure);
+        self.findings.add(Code::DoesNotFit, self.file_span(numbers), error.to_string(), fix);
     }
 
     fn file_span(&self, span: Span) -> FileSpan {
@@ -537,10 +536,9 @@ impl KeywordReader<'_, '_> {
         let amount = overshoot::parse(&word.value);
         if amount.is_none() {
             let message = format!("`max_overshoot: {}` is no number of hits", word.value);
-            let cure =
-                "whole hits, as in `100`, or a percentage of the limit, as in `2%` or `0.5%`";
+            let fix = "whole hits, as in `100`, or a percentage of the limit, as in `2%` or `0.5%`";
             let at = FileSpan { file: self.file, span: word.span };
-            self.findings.add(Code::OutOfRange, at, message, cure);
+            self.findings.add(Code::OutOfRange, at, message, fix);
         }
         amount.map(Some).ok_or(InvalidSetting)
     }

@@ -253,7 +253,7 @@ impl ExtProcService {
         let wait = self.engine.longest_queue_wait(check);
         if Nanos(0) < wait {
             // If the send fails, Envoy has closed the stream, and the caller ends this request.
-            let _told = replies.send(Ok(extend_timeout(wait.plus(WAIT_MARGIN)))).await;
+            let _sent = replies.send(Ok(extend_timeout(wait.plus(WAIT_MARGIN)))).await;
         }
         admitted.await
     }
@@ -323,7 +323,7 @@ fn causes(status: &Status) -> impl Iterator<Item = &(dyn std::error::Error + 'st
 fn report_invalid(status: &Status, replies: &ProcessingReplySender) {
     if !causes(status).any(<dyn std::error::Error>::is::<hyper::Error>) {
         // The error is dropped if Envoy has not read the previous reply.
-        let _told = replies.try_send(Err(count_unreadable(status, Protocol::ExtProc)));
+        let _sent = replies.try_send(Err(count_unreadable(status, Protocol::ExtProc)));
     }
 }
 

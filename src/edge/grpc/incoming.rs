@@ -119,7 +119,7 @@ async fn accept(
                 continue;
             }
         };
-        let lifetime = max_lifetime.map(|life| Box::pin(sleep(life)));
+        let lifetime = max_lifetime.map(|duration| Box::pin(sleep(duration)));
         let Some(tls) = tls.clone() else {
             if ready.send(Ok(GrpcConnection::new(Socket::Left(raw), lifetime, slot))).await.is_err()
             {

@@ -1,7 +1,7 @@
 //! Sends releases and renewals of permits to the replica that owns the permits.
 //!
-//! A message is one release or renewal, on the wire a `Letter`. A batch of
-//! messages is one gRPC call, on the wire a `Parcel`.
+//! A message is one release or renewal, on the wire an `Update`. A batch of
+//! messages is one gRPC call, on the wire a `Batch`.
 //!
 //! Guarantees:
 //! - A secret or certificates authenticate batches; without them, only loopback is allowed.

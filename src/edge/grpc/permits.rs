@@ -5,7 +5,7 @@
 //! - A call that is canceled while it waits in a queue acquires no permit.
 //!
 //! Not covered:
-//! - The requests on a `Hold` stream (see [`permit_stream`]).
+//! - The requests on a `Session` stream (see [`permit_stream`]).
 //!
 //! The protobuf messages are documented in `proto/sluicegate/v1/permits.proto`.
 
@@ -40,8 +40,8 @@ use crate::telemetry::trace;
 
 use api::permits_server::Permits;
 use api::{
-    AcquireRequest, AcquireResponse, HoldRequest, HoldResponse, ReleaseRequest, ReleaseResponse,
-    RenewRequest, RenewResponse,
+    AcquireRequest, AcquireResponse, ReleaseRequest, ReleaseResponse, RenewRequest, RenewResponse,
+    SessionRequest, SessionResponse,
 };
 
 /// The protobuf messages, the gRPC service and its client.
@@ -51,7 +51,7 @@ pub mod api {
     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/proto/sluicegate/v1/permits.rs"));
 }
 
-/// The largest number of replies on a `Hold` stream that the client has not read. At this
+/// The largest number of replies on a `Session` stream that the client has not read. At this
 /// number, the stream reads no more requests.
 const REPLY_QUEUE_CAPACITY: usize = 16;
 
@@ -107,14 +107,17 @@ impl PermitsService {
         RequestCompleted { protocol: Protocol::Permits, outcome: Counted::Allow }.emit();
         let update = PermitUpdate::release(&asked.id, source, outcome, rtt);
         Ok(ReleaseResponse {
-            held: self.engine.apply_or_forward_and_wait(update, parse_owner(&asked.owner)?).await,
+            had_permits: self
+                .engine
+                .apply_or_forward_and_wait(update, parse_owner(&asked.owner)?)
+                .await,
         })
     }
 }
 
 #[tonic::async_trait]
 impl Permits for PermitsService {
-    type HoldStream = ReceiverStream<Result<HoldResponse, Status>>;
+    type SessionStream = ReceiverStream<Result<SessionResponse, Status>>;
 
     async fn acquire(
         &self,
@@ -144,14 +147,14 @@ impl Permits for PermitsService {
         validate_id(&asked.id).map_err(Status::invalid_argument)?;
         let (update, owner) = (PermitUpdate::renewal(&asked.id), parse_owner(&asked.owner)?);
         Ok(Response::new(RenewResponse {
-            held: self.engine.apply_or_forward_and_wait(update, owner).await,
+            renewed: self.engine.apply_or_forward_and_wait(update, owner).await,
         }))
     }
 
-    async fn hold(
+    async fn session(
         &self,
-        request: Request<Streaming<HoldRequest>>,
-    ) -> Result<Response<Self::HoldStream>, Status> {
+        request: Request<Streaming<SessionRequest>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
         let headers = request.metadata().clone();
         let (service, messages) = (self.clone(), request.into_inner());
         let (replies, stream) = mpsc::channel(REPLY_QUEUE_CAPACITY);
@@ -169,7 +172,8 @@ impl Permits for PermitsService {
 /// Validates the owner's name. An empty text means that the request names no owner.
 fn parse_owner(text: &str) -> Result<Option<&str>, Status> {
     let is_sound = text.is_empty() || is_incarnation_name(text);
-    let refused = || Status::invalid_argument("owner must be what the answer to the acquire says");
+    let refused =
+        || Status::invalid_argument("owner must be the `owner` of the response to the acquire");
     is_sound.then_some(Some(text).filter(|text| !text.is_empty())).ok_or_else(refused)
 }
 
@@ -224,8 +228,8 @@ fn to_acquire_response(
     match admitted {
         AdmissionOutcome::Decided(answer, _) if answer.verdict == Verdict::Allow => {
             AcquireResponse {
-                verdict: api::acquire_response::Verdict::Admit.into(),
-                held: renew_within.is_some(),
+                verdict: api::acquire_response::Verdict::Allow.into(),
+                has_permits: renew_within.is_some(),
                 renew_within_us: renew_within.map_or(0, to_micros),
                 ..AcquireResponse::default()
             }

@@ -36,7 +36,7 @@ const STREAMING_METHODS: [(&str, usize, bool); 5] = [
     ("/envoy.service.ext_proc.v3.ExternalProcessor/Process", MAX_MESSAGE_BYTES, true),
     // Access log entries are decoded one at a time, so tonic's limit of 4 MiB is enough.
     ("/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs", usize::MAX, false),
-    ("/sluicegate.v1.Permits/Hold", MAX_MESSAGE_BYTES, true),
+    ("/sluicegate.v1.Permits/Session", MAX_MESSAGE_BYTES, true),
     ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", MAX_MESSAGE_BYTES, false),
     ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", MAX_MESSAGE_BYTES, false),
 ];

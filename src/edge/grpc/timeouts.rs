@@ -10,7 +10,7 @@ pub const PING_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The timeout for any byte after an HTTP/2 ping, on a connection with a permit stream.
 ///
-/// A permit stream is a call whose end releases permits: `ext_proc` or `Permits.Hold`. If a
+/// A permit stream is a call whose end releases permits: `ext_proc` or `Permits.Session`. If a
 /// proxy's machine fails, the operating system may keep its connection open for hours. With
 /// this timeout, the permits of its requests are released after two seconds.
 pub const PERMIT_STREAM_PONG_TIMEOUT: Duration = Duration::from_millis(1_500);

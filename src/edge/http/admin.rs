@@ -3,7 +3,7 @@
 //! Guarantees:
 //! - If a token is set, pages without it need [`Admin::debug_pages`].
 //! - GET requests charge no hits.
-//! - Only `/reset`, `/grant`, `/freeze` and `/thaw` change state: by POST, with a log line.
+//! - Only `/reset`, `/refund`, `/force` and `/unforce` change state: by POST, with a log line.
 //! - A reply reports success only if the change was made.
 //!
 //! Not covered:
@@ -11,7 +11,7 @@
 
 mod counter;
 mod explain;
-mod freeze;
+mod forced_decision;
 mod permits;
 mod port;
 mod show;
@@ -38,22 +38,19 @@ const PATHS: [(&str, &str); 13] = [
     ("/", "this list"),
     ("/rlconfig", "every limit, one a line"),
     ("/stats", "the process and what envoyproxy/ratelimit would have counted, as JSON"),
-    ("/config", "what is loaded, what was refused and why, as JSON"),
+    ("/config", "the loaded limits, and the errors of the last load, as JSON"),
     ("/explain", "what would match: ?domain=d&descriptor=k=v,k2=v2&hits=1, as JSON"),
-    ("/counter", "what a counter holds: ?domain=d&descriptor=k=v,k2=v2, as JSON"),
+    ("/counter", "the state of a counter: ?domain=d&descriptor=k=v,k2=v2, as JSON"),
+    ("/refund", "POST, needs a token: refunds &hits=n to the counter of ?domain=d&descriptor=k=v"),
     (
-        "/grant",
-        "POST, takes a token: gives &hits=n back to the counter of ?domain=d&descriptor=k=v",
+        "/force",
+        "POST, needs a token: forces the decision of ?domain=d&descriptor=k=v&as=deny&for=10m (or as=allow)",
     ),
-    (
-        "/freeze",
-        "POST, takes a token: holds the limit of ?domain=d&descriptor=k=v&as=deny&for=10m (or as=allow)",
-    ),
-    ("/thaw", "POST, takes a token: lets the limit of ?domain=d&descriptor=k=v go"),
-    ("/frozen", "the limits that are held at one answer, as JSON"),
-    ("/reset", "POST, takes a token: empties the counters of ?domain=d&descriptor=k=v,k2=v2"),
-    ("/fleet", "the replicas that share the store of counters, as JSON"),
-    ("/permits", "requests in flight: the oldest permits, the busiest ceilings, as JSON"),
+    ("/unforce", "POST, needs a token: ends the forced decision of ?domain=d&descriptor=k=v"),
+    ("/forced", "the forced decisions, as JSON"),
+    ("/reset", "POST, needs a token: empties the counters of ?domain=d&descriptor=k=v,k2=v2"),
+    ("/fleet", "the replicas of the fleet and their shares, as JSON"),
+    ("/permits", "requests in flight: the oldest permits, the busiest buckets, as JSON"),
 ];
 
 /// Serves the paths of the admin port. An unknown path gets the list of all paths,
@@ -64,7 +61,7 @@ pub fn router(admin: Admin) -> Router {
         .route("/counter", get(show_counter))
         .route("/explain", get(show_explain))
         .route("/fleet", get(show_fleet))
-        .route("/frozen", get(freeze::frozen))
+        .route("/forced", get(forced_decision::list))
         .route("/permits", get(show_permits))
         .route("/rlconfig", get(show_rlconfig))
         .route("/stats", get(show_stats))
@@ -96,10 +93,10 @@ impl Admin {
 
 fn change_routes(admin: &Admin) -> Router<Admin> {
     Router::new()
-        .route("/freeze", post(freeze::freeze))
-        .route("/grant", post(grant))
+        .route("/force", post(forced_decision::force))
+        .route("/refund", post(refund))
         .route("/reset", post(reset))
-        .route("/thaw", post(freeze::thaw))
+        .route("/unforce", post(forced_decision::unforce))
         .layer(from_fn_with_state(admin.clone(), require_token_setting))
 }
 
@@ -185,8 +182,11 @@ async fn show_counter(
     run_counter_action(&admin, query, CounterAction::Read).await
 }
 
-async fn grant(State(admin): State<Admin>, Query(query): Query<Vec<(String, String)>>) -> Response {
-    run_counter_action(&admin, query, CounterAction::Grant).await
+async fn refund(
+    State(admin): State<Admin>,
+    Query(query): Query<Vec<(String, String)>>,
+) -> Response {
+    run_counter_action(&admin, query, CounterAction::Refund).await
 }
 
 /// Rejects changes if `admin_token` is not set. Otherwise every local user could change counters.

@@ -21,8 +21,8 @@ pub struct CheckPort {
     pub reporting: ReplyOptions,
     /// The readiness that the health endpoints report.
     pub health: Health,
-    /// The hooks of `/check` and `/hold`.
+    /// The hooks of `/check` and `/acquire`.
     pub hooks: Arc<Hooks>,
-    /// Becomes `true` when the process drains and open `/hold` connections must end.
+    /// Becomes `true` when the process drains and open `/acquire` connections must end.
     pub draining: watch::Receiver<bool>,
 }

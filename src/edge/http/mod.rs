@@ -4,7 +4,7 @@
 //! - A client that is slow to send a request head or to read a reply is disconnected.
 //! - The number of connections is bounded.
 //! - Shutdown closes the listener at once and finishes the open requests.
-//! - Requests in queues and on `/hold` use at most three quarters of the connections.
+//! - Requests in queues and on `/acquire` use at most three quarters of the connections.
 //! - A request that waits in a queue is dropped when its client disconnects.
 //!
 //! Not covered:
@@ -48,19 +48,19 @@ struct CheckPortState {
     slots: LongRequestSlots,
 }
 
-/// Serves `/json`, `/check`, `/hold`, `/healthcheck`, `/livez` and `/readyz`.
+/// Serves `/json`, `/check`, `/acquire`, `/healthcheck`, `/livez` and `/readyz`.
 ///
-/// Paths must match exactly. Every method is allowed, except for `/hold`, which requires GET.
+/// Paths must match exactly. Every method is allowed, except for `/acquire`, which requires GET.
 pub fn router(config: CheckPort) -> Router {
     router_with_slots(config, MAX_LONG_REQUESTS)
 }
 
-/// Like [`router`], with `max_slots` as the maximum number of requests in queues and on `/hold`.
+/// Like [`router`], with `max_slots` as the maximum number of requests in queues and on `/acquire`.
 pub fn router_with_slots(config: CheckPort, max_slots: usize) -> Router {
     Router::new()
         .route("/json", any(json))
         .route("/check", any(check))
-        .route("/hold", any(hold))
+        .route("/acquire", any(acquire))
         .route("/healthcheck", any(healthcheck))
         .route("/livez", any(async || (PLAIN, "alive\n")))
         .route("/readyz", any(readyz))
@@ -82,15 +82,15 @@ async fn check(State(port): State<Arc<CheckPortState>>, request: Request<Body>) 
     unless_disconnected(&peer, span.scope(answer)).await
 }
 
-async fn hold(State(port): State<Arc<CheckPortState>>, request: Request<Body>) -> Response {
+async fn acquire(State(port): State<Arc<CheckPortState>>, request: Request<Body>) -> Response {
     let (head, _) = request.into_parts();
     // A reply to HEAD has no body, and the body must stay open while the permit lasts.
     if head.method != Method::GET {
         return ([(ALLOW, "GET")], status_response(StatusCode::METHOD_NOT_ALLOWED)).into_response();
     }
-    let span = trace::hold(&|name| head.headers.get(name)?.to_str().ok());
+    let span = trace::acquire(&|name| head.headers.get(name)?.to_str().ok());
     let peer = HttpPeer::from_extensions(&head.extensions);
-    let answer = nginx::hold::reply_with_permit(&port.config, &port.slots, &head.headers, &peer);
+    let answer = nginx::acquire::reply_with_permit(&port.config, &port.slots, &head.headers, &peer);
     unless_disconnected(&peer, span.scope(answer)).await
 }
 
@@ -144,8 +144,8 @@ struct StoreFailureText(Option<StoreFailure>);
 impl fmt::Display for StoreFailureText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(cause) = self.0 else { return Ok(()) };
-        write!(f, "; the store of counters does not answer ({}): ", cause.as_str())?;
-        f.write_str("each limit's on_backend_failure does")
+        write!(f, "; the store is unavailable ({}): ", cause.as_str())?;
+        f.write_str("each limit's on_store_failure decides")
     }
 }
 

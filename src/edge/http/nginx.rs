@@ -10,13 +10,13 @@
 //! Guarantees:
 //! - If a header that NGINX must set appears twice, the reply is 400: one may be the client's.
 //! - Concurrency limits apply to requests with an id; [`crate::edge::syslog`] releases the permit.
-//! - Requests in queues and on [`hold`] share a maximum, so that others find a connection.
+//! - Requests in queues and on [`acquire`] share a maximum, so that others find a connection.
 //!
 //! Not covered:
 //! - Setting the headers. NGINX must set `X-Hook`, `X-Original-URI`,
 //!   `X-Original-Method`, `X-Real-IP` and `X-Sluicegate-Id`.
 
-pub(super) mod hold;
+pub(super) mod acquire;
 pub(super) mod long_requests;
 
 use std::borrow::Cow;
@@ -53,13 +53,13 @@ const UNIX_SOCKET_ADDRESS: &str = "unix:";
 
 pub(super) async fn reply_to_check(
     port: &CheckPort,
-    holds: &LongRequestSlots,
+    slots: &LongRequestSlots,
     headers: &HeaderMap,
 ) -> Response {
     let started = port.engine.clock().now();
     let reply_future = async {
         match OriginalRequest::from_headers(headers) {
-            Ok(original) => check_within_slots(port, holds, headers, &original).await,
+            Ok(original) => check_within_slots(port, slots, headers, &original).await,
             Err(wrong) => (EdgeOutcome::Malformed, text_response(StatusCode::BAD_REQUEST, &wrong)),
         }
     };
@@ -76,13 +76,13 @@ pub(super) async fn reply_to_check(
 
 async fn check_within_slots(
     port: &CheckPort,
-    holds: &LongRequestSlots,
+    slots: &LongRequestSlots,
     headers: &HeaderMap,
     original: &OriginalRequest<'_>,
 ) -> (EdgeOutcome, Response) {
     let decision = decide(port, headers, original);
-    let Some(result) = with_queue_slots(decision, || holds.try_acquire()).await else {
-        return holds.full_reply();
+    let Some(result) = with_queue_slots(decision, || slots.try_acquire()).await else {
+        return slots.full_reply();
     };
     let mut response = hook_response(port, result.as_ref());
     let passes = matches!(result, Ok(_) | Err(HookError::NoDescriptors));

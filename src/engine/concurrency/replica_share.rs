@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - All values of a share report are measured at one instant, under the bucket's lock.
-//! - Without a valid share no request is allowed, unless `on_backend_failure` allows it during a
+//! - Without a valid share no request is allowed, unless `on_store_failure` allows it during a
 //!   store outage.
 //! - Until the store confirms the return of a share, this replica can take the share up again.
 //!
@@ -125,7 +125,7 @@ pub struct ShareSnapshot {
     /// The duration of the last handoff: from the first grant below the fair share to the grant
     /// that reached the fair share.
     pub handoff_duration: Option<Nanos>,
-    /// `true` while the store is unavailable and `on_backend_failure` applies.
+    /// `true` while the store is unavailable and `on_store_failure` applies.
     pub is_outage: bool,
 }
 

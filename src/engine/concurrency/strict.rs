@@ -102,7 +102,7 @@ struct StoreAcquire<'a> {
     request: &'a PermitRequest<'a>,
     limit: &'a StrictLimit,
     fleet: &'a FleetReporter,
-    backend: &'a dyn FleetStore,
+    store: &'a dyn FleetStore,
 }
 
 impl ConcurrencyLimits {
@@ -115,10 +115,10 @@ impl ConcurrencyLimits {
         &self,
         request: PermitRequest<'_>,
         limit: StrictLimit,
-        backend: &dyn FleetStore,
+        store: &dyn FleetStore,
     ) -> Result<PermitGuard, AcquireError> {
         let Some(fleet) = self.fleet_reporter() else { return self.acquire(request).await };
-        let asking = StoreAcquire { request: &request, limit: &limit, fleet, backend };
+        let asking = StoreAcquire { request: &request, limit: &limit, fleet, store };
         let (bucket, line) = loop {
             let bucket = self.find_or_create_bucket(&request)?;
             // `None`: the bucket was removed from the map in the meantime. The next look-up creates
@@ -131,7 +131,7 @@ impl ConcurrencyLimits {
         };
         let begun = self.clock.steady();
         if line.waiting() == 0 {
-            // A timeout drops the permit, which reports its release. `on_backend_failure` does not
+            // A timeout drops the permit, which reports its release. `on_store_failure` does not
             // apply then: the caller's timeout has passed, not the store's.
             let store_timeout = Duration::from_nanos(request.store_timeout.0);
             let asked = timeout(store_timeout, self.try_store(&bucket, asking)).await;
@@ -185,7 +185,7 @@ impl ConcurrencyLimits {
         bucket: &Arc<Bucket>,
         asking: StoreAcquire<'_>,
     ) -> Result<PermitGuard, AcquireError> {
-        let StoreAcquire { request: ask, limit: strictly, fleet, backend } = asking;
+        let StoreAcquire { request: ask, limit: strictly, fleet, store } = asking;
         let keep = fleet.permits().store_lifetime(ask.permit_lifetime);
         let begun = bucket.take_local_permit(&self.clock, ask.permit_lifetime, keep);
         let (permit, id, limit) = begun.map_err(|_| AcquireError::Full)?;
@@ -195,7 +195,7 @@ impl ConcurrencyLimits {
         let wanted = Wanted { id, limit, lifetime: keep, timing: times };
         let asked = StrictPermitRequest { bucket: ask.bucket.into(), permit: wanted };
         let sent = self.clock.steady();
-        let answer = match backend.acquire_strict_permit(sent, &asked) {
+        let answer = match store.acquire_strict_permit(sent, &asked) {
             StoreReply::Ready(answer) => answer.map_or(AcquireReply::No, AcquireReply::Replied),
             StoreReply::Pending(answer) => {
                 answer.await.map_or(AcquireReply::NoReply, AcquireReply::Replied)

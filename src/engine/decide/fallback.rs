@@ -1,7 +1,7 @@
 //! The fallback: decides the charges without a reply from the store.
 //!
 //! Guarantees:
-//! - The `on_backend_failure` of each limit decides its own charge.
+//! - The `on_store_failure` of each limit decides its own charge.
 //! - If a charge without a reply has `error`, the whole check fails, before any local charge.
 //! - A denial by a forced decision takes precedence over `error`.
 //!
@@ -24,7 +24,7 @@ use crate::telemetry::event::{ChargesFailed, Event as _};
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) enum ChargeDecision {
     Store(ChargeOutcome),
-    /// `on_backend_failure: allow` or `deny`.
+    /// `on_store_failure: allow` or `deny`.
     Fallback(Verdict, Reason),
     /// This replica's local share.
     Local(ChargeOutcome),
@@ -40,7 +40,7 @@ pub(in crate::engine) fn is_needed(outcomes: &[ChargeOutcome]) -> bool {
 /// Decides every charge of `plan`: with the store's outcome, or with the fallback if there is none.
 ///
 /// # Errors
-/// [`CheckError::StoreUnavailable`] if a charge without a reply has `on_backend_failure: error`. If
+/// [`CheckError::StoreUnavailable`] if a charge without a reply has `on_store_failure: error`. If
 /// forced decisions deny the check, only a refund without a reply causes this error.
 #[cold]
 pub(in crate::engine) fn apply_fallback(

@@ -1,4 +1,4 @@
-//! Decides charges from this replica's memory during a store outage (`on_backend_failure: local`).
+//! Decides charges from this replica's memory during a store outage (`on_store_failure: local`).
 //!
 //! Guarantees:
 //! - Allowed hits are within this replica's local share.

@@ -119,7 +119,7 @@ impl<'c> DescriptorPlan<'c> {
     pub(in crate::engine) fn fallback(&self) -> Option<FallbackMode> {
         match self {
             Self::NoRule | Self::Unlimited(_) | Self::Replaced | Self::Forced(..) => None,
-            Self::Charged(_, limit) => Some(limit.on_backend_failure),
+            Self::Charged(_, limit) => Some(limit.on_store_failure),
             Self::Override(_, rule) => Some(*rule),
         }
     }
@@ -208,7 +208,7 @@ impl<'c> CheckPlan<'c> {
         let mut shared_values = SharedValues::new();
         let found = domain.tree.find_rule(descriptor.entries.iter().copied(), &mut shared_values);
         let configured = found.and_then(|rule| rule.limit.as_ref());
-        let fallback = configured.map_or(domain.on_backend_failure, |it| it.on_backend_failure);
+        let fallback = configured.map_or(domain.on_store_failure, |it| it.on_store_failure);
         match (found, requested) {
             (found, Some(limit))
                 if planning.overrides == OverridePolicy::Allow || found.is_none() =>

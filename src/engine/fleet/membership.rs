@@ -53,10 +53,10 @@ pub struct ReplicaRecord {
     pub handoffs: u64,
     /// The largest shares of the replica, at most [`MAX_SHARES_IN_RECORD`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub seats: Vec<ShareRecord>,
+    pub largest_shares: Vec<ShareRecord>,
     /// The changes to forced decisions that the replica knows.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub holds: Vec<ForcedChange>,
+    pub forced_decisions: Vec<ForcedChange>,
 }
 
 /// A replica's share of one concurrency limit.
@@ -64,7 +64,7 @@ pub struct ReplicaRecord {
 #[serde(default)]
 pub struct ShareRecord {
     /// The readable name of the limit.
-    pub ceiling: Box<str>,
+    pub limit: Box<str>,
     /// The share: the number of requests that this replica may have in flight.
     pub share: u64,
     /// The number of requests in flight.
@@ -243,7 +243,7 @@ pub fn parse_record(record: &str) -> ReplicaRecord {
 /// this heartbeat.
 fn forced_changes_of(fleet: &MembershipReply) -> Vec<ForcedChange> {
     let records = fleet.replicas.iter().map(|member| &member.record).chain(&fleet.previous_record);
-    records.flat_map(|record| parse_record(record).holds).collect()
+    records.flat_map(|record| parse_record(record).forced_decisions).collect()
 }
 
 fn peer(member: &LiveReplica) -> Option<Peer> {
@@ -259,12 +259,12 @@ fn next_snapshot(
     now: Nanos,
 ) -> FleetSnapshot {
     let MembershipReply { replicas: mut members, previous_record: before } = fleet;
-    let mut held_until = seen.map_or(Nanos(0), |seen| seen.kept_until);
+    let mut keep_until = seen.map_or(Nanos(0), |seen| seen.kept_until);
     if before.is_none() {
         // The store lost this replica's record, so it may have lost the others too.
-        held_until = now.plus(REPLICA_TIMEOUT);
+        keep_until = now.plus(REPLICA_TIMEOUT);
     }
-    if now < held_until {
+    if now < keep_until {
         for old in seen.iter().flat_map(|seen| &seen.replicas) {
             if members.iter().all(|member| member.node != old.node) {
                 members.push(old.clone());
@@ -272,14 +272,15 @@ fn next_snapshot(
         }
     }
     members.sort_unstable_by(|a, b| a.node.cmp(&b.node));
-    FleetSnapshot { replicas: members, peers: Vec::new(), taken_at: now, kept_until: held_until }
+    FleetSnapshot { replicas: members, peers: Vec::new(), taken_at: now, kept_until: keep_until }
 }
 
 impl Engine {
     /// Returns this replica's next heartbeat. `None` without a fleet.
     pub(super) fn membership_heartbeat(&self) -> Option<MembershipHeartbeat> {
         let revision = self.config().map_or(Revision(0), |config| config.revision);
-        let shares = ReplicaRecord { holds: self.forced_changes(), ..self.share_record() };
+        let shares =
+            ReplicaRecord { forced_decisions: self.forced_changes(), ..self.share_record() };
         Some(self.membership()?.make_heartbeat(revision, &shares))
     }
 
@@ -304,10 +305,11 @@ impl Engine {
         for (name, shown) in shown {
             sum.share = sum.share.saturating_add(shown.share.0);
             sum.in_flight = sum.in_flight.saturating_add(shown.in_flight.into());
-            sum.seats.push(make_share_record(&name, &shown));
+            sum.largest_shares.push(make_share_record(&name, &shown));
         }
-        sum.seats.sort_unstable_by(|a, b| b.share.cmp(&a.share).then(a.ceiling.cmp(&b.ceiling)));
-        sum.seats.truncate(MAX_SHARES_IN_RECORD);
+        sum.largest_shares
+            .sort_unstable_by(|a, b| b.share.cmp(&a.share).then(a.limit.cmp(&b.limit)));
+        sum.largest_shares.truncate(MAX_SHARES_IN_RECORD);
         // A limit whose mode has just changed has a share snapshot and a strict snapshot.
         let others = fleet
             .strict_snapshots(usize::MAX)
@@ -321,11 +323,11 @@ impl Engine {
 }
 
 fn make_share_record(name: &BucketName, shown: &ShareSnapshot) -> ShareRecord {
-    let mut ceiling = CounterKey::describe(name);
-    let end = (0..=MAX_NAME_BYTES).rev().find(|at| ceiling.is_char_boundary(*at)).unwrap_or(0);
-    ceiling.truncate(end);
+    let mut limit = CounterKey::describe(name);
+    let end = (0..=MAX_NAME_BYTES).rev().find(|at| limit.is_char_boundary(*at)).unwrap_or(0);
+    limit.truncate(end);
     ShareRecord {
-        ceiling: ceiling.into(),
+        limit: limit.into(),
         share: shown.share.0,
         in_flight: shown.in_flight.into(),
         generation: shown.grant.map_or(0, |grant| grant.generation.0),

@@ -121,14 +121,14 @@ impl FleetReporter {
         }
         let start = limit.rules.limit;
         let (min, max) = limit.rules.adaptive.map_or((start, start), |it| (it.min, it.max));
-        let (max_duration, on_failure) = (limit.max_duration, limit.on_backend_failure);
+        let (max_duration, on_failure) = (limit.max_duration, limit.on_store_failure);
         Some(SharedLimit { min, start, max, max_duration, on_failure })
     }
 
     /// Returns the parameters of a limit in mode `strict`. `None` for other modes.
     #[must_use]
     pub fn strict_limit(&self, limit: &ConcurrencyLimit) -> Option<StrictLimit> {
-        let outage_limit = match limit.on_backend_failure {
+        let outage_limit = match limit.on_store_failure {
             ConcurrencyFallback::Deny => 0,
             ConcurrencyFallback::Local => {
                 u32::try_from(self.shares.outage_share(limit.rules.limit).0).unwrap_or(0)

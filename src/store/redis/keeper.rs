@@ -160,9 +160,9 @@ impl OutageLog {
         if !lets_go {
             tracing::warn!(error = %refusal.message, addr = %at, "redis rejected EXPIRE, so counters never expire: allow EXPIRE for this user");
         } else if refusal.cause == StoreFailure::OutOfMemory {
-            tracing::warn!(addr = %at, "redis is out of memory (maxmemory), using on_backend_failure");
+            tracing::warn!(addr = %at, "redis is out of memory (maxmemory), using on_store_failure");
         } else {
-            tracing::warn!(error = %refusal.message, addr = %at, "redis rejected a command, using on_backend_failure");
+            tracing::warn!(error = %refusal.message, addr = %at, "redis rejected a command, using on_store_failure");
         }
     }
 

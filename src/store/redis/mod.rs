@@ -243,10 +243,10 @@ impl RedisStore {
     async fn send_membership_heartbeat(
         &self,
         live: Arc<LiveConnection>,
-        beat: &MembershipHeartbeat,
+        heartbeat: &MembershipHeartbeat,
     ) -> Result<MembershipReply, StoreFailure> {
         let key = membership::members_key(&self.key_prefix);
-        let args = membership::encode_args(beat);
+        let args = membership::encode_args(heartbeat);
         let call = live.eval_rare_script(membership::MEMBERSHIP_SCRIPT, key, args);
         let reply = timeout(MEMBERSHIP_TIMEOUT, call).await;
         membership::decode_fleet(reply.unwrap_or(Err(StoreFailure::TimedOut))?)

@@ -70,10 +70,10 @@ pub(super) fn write_series(
     for (name, help, count) in counts {
         MetricHead(name, help).write(page, "gauge")?;
         for limit in own {
-            writeln!(page, "{name}{{ceiling=\"{}\"}} {}", EscapedLabel(&limit.path), count(limit))?;
+            writeln!(page, "{name}{{limit=\"{}\"}} {}", EscapedLabel(&limit.path), count(limit))?;
         }
-        let rest = rest.iter().map(|ceiling| count(ceiling)).fold(0, u64::saturating_add);
-        writeln!(page, "{name}{{ceiling=\"{OTHER}\"}} {rest}")?;
+        let rest = rest.iter().map(|limit| count(limit)).fold(0, u64::saturating_add);
+        writeln!(page, "{name}{{limit=\"{OTHER}\"}} {rest}")?;
     }
     write_latencies(page, own)
 }
@@ -89,16 +89,16 @@ fn write_latencies(page: &mut fmt::Formatter<'_>, own: &[&ConcurrencyGauges]) ->
     ];
     for (name, help, time) in times {
         MetricHead(name, help).write(page, "gauge")?;
-        for (limit, time) in own.iter().filter_map(|ceiling| Some((ceiling, time(ceiling)?))) {
+        for (limit, time) in own.iter().filter_map(|limit| Some((limit, time(limit)?))) {
             let path = EscapedLabel(&limit.path);
-            writeln!(page, "{name}{{ceiling=\"{path}\"}} {}", DecimalSeconds(time))?;
+            writeln!(page, "{name}{{limit=\"{path}\"}} {}", DecimalSeconds(time))?;
         }
     }
     let name = "sluicegate_concurrency_gradient";
     MetricHead(name, "min RTT divided by RTT; 1 without queueing").write(page, "gauge")?;
-    for (ceiling, gradient) in own.iter().filter_map(|c| Some((c, c.gradient?))) {
+    for (limit, gradient) in own.iter().filter_map(|c| Some((c, c.gradient?))) {
         let (whole, part) = (gradient / 1_000_000, gradient % 1_000_000);
-        writeln!(page, "{name}{{ceiling=\"{}\"}} {whole}.{part:06}", EscapedLabel(&ceiling.path))?;
+        writeln!(page, "{name}{{limit=\"{}\"}} {whole}.{part:06}", EscapedLabel(&limit.path))?;
     }
     Ok(())
 }

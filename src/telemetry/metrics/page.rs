@@ -101,7 +101,7 @@ impl Metrics {
     }
 
     fn write_config(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let loads = [("accepted", &self.accepted_loads), ("refused", &self.rejected_loads)];
+        let loads = [("accepted", &self.accepted_loads), ("rejected", &self.rejected_loads)];
         MetricHead("sluicegate_config_loads_total", "Configuration loads, by outcome")
             .write_counters(page, "outcome", loads.map(|(name, n)| (name, n.load(Relaxed))))?;
         MetricHead(
@@ -130,7 +130,7 @@ impl Metrics {
         .write_counters(
             page,
             "verdict",
-            self.series(["admit", "deny"], |shard| &shard.memory_full),
+            self.series(["allow", "deny"], |shard| &shard.memory_full),
         )?;
         let causes = StoreFailure::ALL.map(StoreFailure::as_str);
         MetricHead(
@@ -143,13 +143,13 @@ impl Metrics {
             self.series(causes, |shard| &shard.failed_charges),
         )?;
         MetricHead(
-            "sluicegate_denials_remembered_total",
+            "sluicegate_cached_denials_total",
             "Denials from the deny cache, without a store call",
         )
         .write_counter(page, self.sum(|shard| &shard.cached_denials))?;
         let outcomes = FallbackDebtOutcome::ALL.map(FallbackDebtOutcome::as_str);
         MetricHead(
-            "sluicegate_local_hits_total",
+            "sluicegate_fallback_debt_hits_total",
             "Hits allowed while the store was unavailable, by outcome of their fallback debt",
         )
         .write_counters(
@@ -184,7 +184,7 @@ impl Metrics {
         let limit_help =
             "The sum of all concurrency limits; of a strict limit, this replica's part";
         let gauges = [
-            ("sluicegate_requests_in_flight", "Requests that hold a permit", total.in_flight),
+            ("sluicegate_requests_in_flight", "Requests with a permit", total.in_flight),
             ("sluicegate_requests_queued", "Requests that wait for a permit", total.waiting),
             ("sluicegate_concurrency_limits", limit_help, total.limit),
             ("sluicegate_concurrency_buckets", "Buckets of concurrency limits", total.buckets),
@@ -262,7 +262,7 @@ impl Metrics {
     fn write_datagrams(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kinds = DatagramKind::ALL.map(DatagramKind::as_str);
         MetricHead("sluicegate_syslog_datagrams_total", "Datagrams to the syslog port, by kind")
-            .write_counters(page, "outcome", self.series(kinds, |shard| &shard.datagrams))?;
+            .write_counters(page, "kind", self.series(kinds, |shard| &shard.datagrams))?;
         let events = ForwardingEvent::ALL.map(ForwardingEvent::as_str);
         MetricHead("sluicegate_forwarded_releases_total", "Forwarded releases, by event")
             .write_counters(page, "event", self.series(events, |shard| &shard.forwarding))

@@ -29,7 +29,7 @@ fn share_of(replica: &Replica, value: &str) -> Share {
 #[test]
 fn new_limits_cannot_extend_a_share_round_past_share_expiry() {
     let store = Store::new();
-    let mut many = Replica::with_hour_timeout(&store, "a", "limit: 4, on_backend_failure: deny");
+    let mut many = Replica::with_hour_timeout(&store, "a", "limit: 4, on_store_failure: deny");
     assert!(many.try_acquire());
     store.is_slow.store(true, Relaxed);
     let values: Vec<String> = (0..200).map(|value| format!("{value}")).collect();

@@ -21,7 +21,7 @@ fn restarted_owner_ignores_releases_for_its_previous_incarnation() {
     scene.acquire(Protocol::Rls, 0, &second);
     assert_ne!(old, new);
     scene.release(Protocol::Rls, 1, &first, &old);
-    wait_for_count(&scene.fleet[1], "late", 1);
+    wait_for_count(&scene.fleet[1], "timed_out", 1);
     assert_eq!(scene.in_flight(0), 2, "the old owner is gone, and its deadline was the end");
     scene.wait_until_peers_known();
     let began = now();
@@ -72,7 +72,7 @@ fn killed_replica_loses_only_its_own_releases() {
     scene.release(Protocol::Rls, 1, &gone, &at_gone);
     scene.release(Protocol::Rls, 1, &well, &at_well);
     scene.wait_until_idle(2);
-    wait_for_count(&scene.fleet[1], "late", 1);
+    wait_for_count(&scene.fleet[1], "timed_out", 1);
     let log = scene.fleet[1].log();
     assert!(log.contains("failed to forward releases"), "{log}");
 }
@@ -84,7 +84,7 @@ fn releases_with_unknown_owners_time_out_and_malformed_owners_are_ignored() {
     scene.acquire(Protocol::Rls, 0, &first);
     scene.acquire(Protocol::Rls, 0, &second);
     scene.release(Protocol::Rls, 1, &first, "0123456789abcdef");
-    wait_for_count(&scene.fleet[1], "late", 1);
+    wait_for_count(&scene.fleet[1], "timed_out", 1);
     assert_eq!(scene.in_flight(0), 2);
     scene.release(Protocol::Rls, 1, &first, "nobody");
     scene.release(Protocol::ExtAuthz, 1, &second, "../../etc/passwd");
@@ -100,7 +100,7 @@ fn peers_outside_the_allowed_networks_are_not_called() {
     let (first, second) = (id(1), id(2));
     let owner = scene.acquire(Protocol::Rls, 0, &first);
     scene.release(Protocol::Rls, 1, &first, &owner);
-    wait_for_count(&scene.fleet[1], "foreign", 1);
+    wait_for_count(&scene.fleet[1], "address_not_allowed", 1);
     assert_eq!((scene.in_flight(0), peer_events(&scene.fleet[0], "received")), (1, 0));
     assert!(scene.fleet[1].log().contains("`peer_networks`"), "{}", scene.fleet[1].log());
     // Forwarding in the opposite direction is allowed.
@@ -122,14 +122,18 @@ fn forwarding_resumes_after_a_replica_was_stopped() {
     scene.fleet[0].signal("STOP");
     until("it is lost from sight", || {
         let seen = super::fleet_page(&scene.fleet[1]);
-        if seen["members"].as_array().unwrap().len() == 1 { Ok(()) } else { Err(seen.to_string()) }
+        if seen["live_replicas"].as_array().unwrap().len() == 1 {
+            Ok(())
+        } else {
+            Err(seen.to_string())
+        }
     })
     .unwrap();
     scene.fleet[0].signal("CONT");
     scene.wait_until_peers_known();
     scene.release(Protocol::Rls, 1, &id(100), &owner);
     scene.wait_until_idle(0);
-    assert_eq!(peer_events(&scene.fleet[0], "refused"), 0);
+    assert_eq!(peer_events(&scene.fleet[0], "rejected"), 0);
 }
 
 /// A new replica knows the peer addresses of the others at once. They accept its messages after
@@ -142,7 +146,7 @@ fn new_replica_forwards_releases_once_it_is_known() {
     scene.fleet.push(scene.serve(NODES[1], &[]));
     scene.release(Protocol::Rls, 1, &id, &owner);
     scene.wait_until_idle(0);
-    assert_eq!(peer_events(&scene.fleet[1], "late"), 0);
+    assert_eq!(peer_events(&scene.fleet[1], "timed_out"), 0);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use prost::Message as _;
 use sluicegate::edge::grpc::peer::api::peers_client::PeersClient;
-use sluicegate::edge::grpc::peer::api::{About, Answer, Letter, Letters, Outcome, Parcel};
+use sluicegate::edge::grpc::peer::api::{Batch, Event, IdState, Outcome, Update, Updates};
 use sluicegate::edge::grpc::peer::{BatchSigner, MAX_BATCH_MESSAGES};
 use sluicegate::engine::fleet::forwarding::incarnation_name;
 use tonic::Code;
@@ -15,30 +15,30 @@ use crate::waiting::{PATIENCE, until};
 
 const SECRET: &str = "the-secret-of-this-fleet-1";
 
-fn letter(id: &str) -> Letter {
-    let (about, outcome) = (About::Ended.into(), Outcome::Success.into());
-    Letter { id: id.to_owned(), about, outcome, rtt_ns: None, source: Vec::new() }
+fn update(id: &str) -> Update {
+    let (event, outcome) = (Event::Released.into(), Outcome::Success.into());
+    Update { id: id.to_owned(), event, outcome, rtt_ns: None, source: Vec::new() }
 }
 
-fn parcel(from: &str, to: &str, sequence: u64, letters: Vec<Letter>) -> Parcel {
-    let letters = Letters { letters }.encode_to_vec();
-    Parcel { from: from.to_owned(), to: to.to_owned(), sequence, letters, seal: Vec::new() }
+fn batch(from: &str, to: &str, sequence: u64, updates: Vec<Update>) -> Batch {
+    let updates = Updates { updates }.encode_to_vec();
+    Batch { from: from.to_owned(), to: to.to_owned(), sequence, updates, signature: Vec::new() }
 }
 
-fn sealed(mut parcel: Parcel, secret: &str) -> Parcel {
-    BatchSigner::new(secret).sign(&mut parcel);
-    parcel
+fn signed(mut batch: Batch, secret: &str) -> Batch {
+    BatchSigner::new(secret).sign(&mut batch);
+    batch
 }
 
 impl Scene {
-    /// Sends `parcel` to the first replica, as any client with access to the peer port could.
-    fn deliver(&self, parcel: Parcel) -> Result<Vec<i32>, Code> {
+    /// Sends `batch` to the first replica, as any client with access to the peer port could.
+    fn deliver(&self, batch: Batch) -> Result<Vec<i32>, Code> {
         let _inside = self.runtime.enter();
         let endpoint = Endpoint::from_shared(format!("http://{}", self.peer_address(0))).unwrap();
         let endpoint = endpoint.timeout(PATIENCE);
         let mut client = PeersClient::new(endpoint.connect_lazy());
-        let delivered = self.runtime.block_on(client.deliver(parcel));
-        delivered.map(|receipt| receipt.into_inner().answers).map_err(|status| status.code())
+        let delivered = self.runtime.block_on(client.deliver(batch));
+        delivered.map(|result| result.into_inner().states).map_err(|status| status.code())
     }
 }
 
@@ -49,41 +49,45 @@ fn only_authenticated_peer_messages_are_accepted_and_only_once() {
     let a = scene.acquire(Protocol::Rls, 0, &first);
     scene.acquire(Protocol::Rls, 0, &second);
     let b = scene.acquire(Protocol::Rls, 1, &third);
-    let ends = |id: &str| vec![letter(id)];
+    let ends = |id: &str| vec![update(id)];
 
-    let good = parcel(&b, &a, 1_000, ends(&first));
-    assert_eq!(scene.deliver(good.clone()), Err(Code::PermissionDenied), "no seal");
-    let forged = sealed(good.clone(), "the-secret-of-this-fleet-2");
-    assert_eq!(scene.deliver(forged), Err(Code::PermissionDenied), "another's seal");
-    let mut changed = sealed(good.clone(), SECRET);
-    changed.letters = Letters { letters: ends(&second) }.encode_to_vec();
-    assert_eq!(scene.deliver(changed), Err(Code::PermissionDenied), "the seal of another parcel");
-    assert_eq!(peer_events(&scene.fleet[0], "refused"), 3);
+    let good = batch(&b, &a, 1_000, ends(&first));
+    assert_eq!(scene.deliver(good.clone()), Err(Code::PermissionDenied), "no signature");
+    let forged = signed(good.clone(), "the-secret-of-this-fleet-2");
+    assert_eq!(scene.deliver(forged), Err(Code::PermissionDenied), "another secret");
+    let mut changed = signed(good.clone(), SECRET);
+    changed.updates = Updates { updates: ends(&second) }.encode_to_vec();
+    assert_eq!(
+        scene.deliver(changed),
+        Err(Code::PermissionDenied),
+        "the signature of another batch"
+    );
+    assert_eq!(peer_events(&scene.fleet[0], "rejected"), 3);
     assert_eq!(scene.in_flight(0), 2, "nothing was heeded");
 
-    let good = sealed(good, SECRET);
-    assert_eq!(scene.deliver(good.clone()), Ok(vec![Answer::Held.into()]));
+    let good = signed(good, SECRET);
+    assert_eq!(scene.deliver(good.clone()), Ok(vec![IdState::HadPermits.into()]));
     assert_eq!(scene.in_flight(0), 1);
     assert_eq!(scene.deliver(good), Err(Code::PermissionDenied), "it came before");
-    let old = sealed(parcel(&b, &a, 936, ends(&second)), SECRET);
+    let old = signed(batch(&b, &a, 936, ends(&second)), SECRET);
     assert_eq!(scene.deliver(old), Err(Code::PermissionDenied), "64 before the last");
 
-    let former = sealed(parcel(&incarnation_name("b", 1), &a, 1, ends(&second)), SECRET);
-    assert_eq!(scene.deliver(former), Err(Code::FailedPrecondition), "a life that is over");
-    let own = sealed(parcel(&a, &a, 1, ends(&second)), SECRET);
+    let former = signed(batch(&incarnation_name("b", 1), &a, 1, ends(&second)), SECRET);
+    assert_eq!(scene.deliver(former), Err(Code::FailedPrecondition), "an earlier incarnation");
+    let own = signed(batch(&a, &a, 1, ends(&second)), SECRET);
     assert_eq!(scene.deliver(own), Err(Code::FailedPrecondition), "nobody writes to itself");
-    let elsewhere = sealed(parcel(&b, &incarnation_name("a", 1), 1_001, ends(&second)), SECRET);
-    assert_eq!(scene.deliver(elsewhere), Err(Code::NotFound), "for a life that is over");
+    let elsewhere = signed(batch(&b, &incarnation_name("a", 1), 1_001, ends(&second)), SECRET);
+    assert_eq!(scene.deliver(elsewhere), Err(Code::NotFound), "for an earlier incarnation");
 
-    let mut garbage = parcel(&b, &a, 1_002, Vec::new());
-    garbage.letters = vec![0xff; 100];
-    assert_eq!(scene.deliver(sealed(garbage, SECRET)), Err(Code::InvalidArgument));
-    let many = sealed(parcel(&b, &a, 1_003, vec![letter(&second); MAX_BATCH_MESSAGES + 1]), SECRET);
-    assert_eq!(scene.deliver(many), Err(Code::InvalidArgument), "one letter too many");
+    let mut garbage = batch(&b, &a, 1_002, Vec::new());
+    garbage.updates = vec![0xff; 100];
+    assert_eq!(scene.deliver(signed(garbage, SECRET)), Err(Code::InvalidArgument));
+    let many = signed(batch(&b, &a, 1_003, vec![update(&second); MAX_BATCH_MESSAGES + 1]), SECRET);
+    assert_eq!(scene.deliver(many), Err(Code::InvalidArgument), "one update too many");
     assert_eq!(scene.in_flight(0), 1, "nothing was heeded");
-    let mixed = vec![letter("!"), letter(&third), letter(&second)];
-    let want = [Answer::Malformed, Answer::Unknown, Answer::Held].map(i32::from);
-    assert_eq!(scene.deliver(sealed(parcel(&b, &a, 1_004, mixed), SECRET)), Ok(want.to_vec()));
+    let mixed = vec![update("!"), update(&third), update(&second)];
+    let want = [IdState::Malformed, IdState::Unknown, IdState::HadPermits].map(i32::from);
+    assert_eq!(scene.deliver(signed(batch(&b, &a, 1_004, mixed), SECRET)), Ok(want.to_vec()));
     scene.wait_until_idle(0);
     assert_eq!(scene.early_releases(), [0, 0]);
     for service in &scene.fleet {
@@ -106,9 +110,9 @@ fn a_replica_with_another_secret_is_rejected() {
     let owner = scene.acquire(Protocol::Rls, 0, &first);
     scene.acquire(Protocol::Rls, 0, &second);
     scene.release(Protocol::Rls, 2, &first, &owner);
-    wait_for_count(&scene.fleet[2], "late", 1);
+    wait_for_count(&scene.fleet[2], "timed_out", 1);
     assert_eq!(scene.in_flight(0), 2);
-    assert!(scene.fleet[2].log().contains("is `peer_secret` the same everywhere?"));
+    assert!(scene.fleet[2].log().contains("is `peer_secret` the same on all replicas?"));
     scene.release(Protocol::Rls, 1, &first, &owner);
     scene.release(Protocol::Rls, 1, &second, "");
     scene.wait_until_idle(0);
@@ -154,7 +158,7 @@ fn rolling_secret_rotation_loses_no_release() {
     pass_on(&scene, 1, 2, 6);
     pass_on(&scene, 2, 1, 7);
     for service in &scene.fleet {
-        assert_eq!(peer_events(service, "refused"), 0);
+        assert_eq!(peer_events(service, "rejected"), 0);
         assert!(!service.log().contains(new) && !service.log().contains(old));
     }
 }
@@ -181,11 +185,11 @@ fn peers_without_a_trusted_certificate_are_rejected() {
         let id = id(1);
         let owner = scene.acquire(Protocol::Rls, 0, &id);
         scene.release(Protocol::Rls, 2, &id, &owner);
-        wait_for_count(&scene.fleet[2], "late", 1);
+        wait_for_count(&scene.fleet[2], "timed_out", 1);
         assert_eq!((scene.in_flight(0), peer_events(&scene.fleet[0], "received")), (1, 0));
         scene.release(Protocol::Rls, 1, &id, &owner);
         scene.wait_until_idle(0);
-        let plain = parcel(&owner, &owner, 1, Vec::new());
+        let plain = batch(&owner, &owner, 1, Vec::new());
         assert!(scene.deliver(plain).is_err(), "plain text");
     }
 }

@@ -329,7 +329,7 @@ fn configuration(Limit { ceiling: limit, longest, queue, revision }: Limit) -> c
     let ceiling = |key| {
         format!(
             "  - {{key: {key}, concurrency: {{limit: {limit}, max_duration: {longest}ms, {queue}\
-             on_backend_failure: deny}}}}\n"
+             on_store_failure: deny}}}}\n"
         )
     };
     let text = format!("domain: d\ndescriptors:\n{}", CEILINGS.map(ceiling).concat());

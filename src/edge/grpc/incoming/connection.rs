@@ -104,13 +104,13 @@ impl IdleTimer {
 
     /// Returns true if the idle timeout is over. Otherwise registers
     /// the task to be woken for the next examination.
-    fn is_expired(&mut self, held: &Arc<()>, cx: &mut Context<'_>) -> bool {
+    fn is_expired(&mut self, guard: &Arc<()>, cx: &mut Context<'_>) -> bool {
         while self.next_check.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
             if IDLE_CHECK_INTERVAL <= now - self.next_check.deadline() {
                 self.last_read = now;
             }
-            let has_guards = Arc::strong_count(held) > 1;
+            let has_guards = Arc::strong_count(guard) > 1;
             let deadline =
                 self.last_read + if has_guards { PERMIT_STREAM_IDLE_TIMEOUT } else { PONG_TIMEOUT };
             if self.preface_missing > 0 || deadline <= now {
@@ -125,16 +125,10 @@ impl IdleTimer {
 impl GrpcConnection {
     pub(super) fn new(
         io: Socket,
-        life: Option<Pin<Box<Sleep>>>,
+        lifetime: Option<Pin<Box<Sleep>>>,
         slot: Option<OwnedSemaphorePermit>,
     ) -> Self {
-        Self {
-            io,
-            lifetime: life,
-            idle_timer: IdleTimer::new(),
-            guards: Arc::default(),
-            _slot: slot,
-        }
+        Self { io, lifetime, idle_timer: IdleTimer::new(), guards: Arc::default(), _slot: slot }
     }
 
     /// Returns a handle that creates guards for this connection.
@@ -149,7 +143,7 @@ impl GrpcConnection {
         done: Poll<io::Result<T>>,
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<T>> {
-        let is_past_lifetime = |life: &mut Pin<Box<Sleep>>| life.as_mut().poll(cx).is_ready();
+        let is_past_lifetime = |timer: &mut Pin<Box<Sleep>>| timer.as_mut().poll(cx).is_ready();
         let is_dead = self.lifetime.as_mut().is_some_and(is_past_lifetime);
         if is_dead || done.is_pending() && self.idle_timer.is_expired(&self.guards, cx) {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));

@@ -176,19 +176,19 @@ impl ReleaseForwarder {
     /// Ends a search. If no replica knows the request id, tells all replicas to
     /// record an early release.
     fn finish_search(&mut self, (post, mut found): FinishedSearch) {
-        let ForwardedRelease { update: told, result_sender: answer, in_transit: way, .. } = post;
+        let ForwardedRelease { update, result_sender: answer, in_transit: way, .. } = post;
         if found == IdState::Unknown {
-            let told = told.into_unknown();
+            let update = update.into_unknown();
             // The acquire of this request id may have reached this replica during the search.
-            found = self.sender.engine.apply_forwarded(&told);
+            found = self.sender.engine.apply_forwarded(&update);
             if found == IdState::Unknown {
                 ForwardingEvent::NotFound.emit();
                 let until = self.sender.engine.clock().steady().plus(FORWARD_TIMEOUT);
                 for route in self.routes.values() {
-                    let (told, way) = (told.clone(), Arc::clone(&way));
+                    let (update, way) = (update.clone(), Arc::clone(&way));
                     let answer = ResultReceiver::Discard;
                     route.send(QueuedMessage {
-                        message: told,
+                        message: update,
                         deadline: until,
                         receiver: answer,
                         is_broadcast: true,
@@ -241,7 +241,7 @@ impl ReleaseForwarder {
 }
 
 fn warn_disallowed(last_warned: &mut Option<Nanos>, now: Nanos, peer: &Peer) {
-    if last_warned.is_some_and(|told| now.since(told) < WARN_INTERVAL) {
+    if last_warned.is_some_and(|warned_at| now.since(warned_at) < WARN_INTERVAL) {
         return;
     }
     *last_warned = Some(now);
@@ -259,9 +259,9 @@ fn query_replica(
     until: Nanos,
 ) -> impl Future<Output = IdState> + Send + use<> {
     let (search, found) = oneshot::channel();
-    let (told, way) = (message.update.clone(), Arc::clone(&message.in_transit));
+    let (update, way) = (message.update.clone(), Arc::clone(&message.in_transit));
     route.send(QueuedMessage {
-        message: told,
+        message: update,
         deadline: until,
         receiver: ResultReceiver::Search(search),
         is_broadcast: true,

@@ -8,7 +8,7 @@
 use std::borrow::Cow;
 use std::net::IpAddr;
 
-use super::api::{self, Letter};
+use super::api::{self, Update};
 use crate::engine::fleet::forwarding::{IdState, PermitEvent, PermitUpdate};
 use crate::engine::validate_id;
 use crate::kernel::concurrency::RequestOutcome;
@@ -17,11 +17,11 @@ use crate::kernel::units::Nanos;
 /// The largest number of releases and renewals in one batch.
 pub const MAX_BATCH_MESSAGES: usize = 1_000;
 
-pub(super) fn encode(update: &PermitUpdate<'_>) -> Letter {
-    let (about, request_outcome, rtt) = match update.event {
-        PermitEvent::Released(how, rtt) => (api::About::Ended, Some(how), rtt),
-        PermitEvent::ReleasedUnknown(how, rtt) => (api::About::UnknownEverywhere, Some(how), rtt),
-        PermitEvent::Renewed => (api::About::GoesOn, None, None),
+pub(super) fn encode(update: &PermitUpdate<'_>) -> Update {
+    let (event, request_outcome, rtt) = match update.event {
+        PermitEvent::Released(how, rtt) => (api::Event::Released, Some(how), rtt),
+        PermitEvent::ReleasedUnknown(how, rtt) => (api::Event::ReleasedUnknown, Some(how), rtt),
+        PermitEvent::Renewed => (api::Event::Renewed, None, None),
     };
     let outcome = match request_outcome {
         None => api::Outcome::Unspecified,
@@ -34,40 +34,40 @@ pub(super) fn encode(update: &PermitUpdate<'_>) -> Letter {
         Some(IpAddr::V4(address)) => address.octets().to_vec(),
         Some(IpAddr::V6(address)) => address.octets().to_vec(),
     };
-    Letter {
+    Update {
         id: update.id.clone().into_owned(),
-        about: about.into(),
+        event: event.into(),
         outcome: outcome.into(),
         rtt_ns: rtt.map(|rtt| rtt.0),
         source,
     }
 }
 
-pub(super) fn decode(letter: &Letter) -> Option<PermitUpdate<'_>> {
-    validate_id(&letter.id).ok()?;
-    let rtt = letter.rtt_ns.map(Nanos);
-    let request_outcome = || match letter.outcome() {
+pub(super) fn decode(message: &Update) -> Option<PermitUpdate<'_>> {
+    validate_id(&message.id).ok()?;
+    let rtt = message.rtt_ns.map(Nanos);
+    let request_outcome = || match message.outcome() {
         api::Outcome::Success => Some(RequestOutcome::Success),
         api::Outcome::Ignored => Some(RequestOutcome::Ignored),
         api::Outcome::Dropped => Some(RequestOutcome::Dropped),
         api::Outcome::Unspecified => None,
     };
-    let about = match letter.about() {
-        api::About::Ended => PermitEvent::Released(request_outcome()?, rtt),
-        api::About::UnknownEverywhere => PermitEvent::ReleasedUnknown(request_outcome()?, rtt),
-        api::About::GoesOn => PermitEvent::Renewed,
-        api::About::Unspecified => return None,
+    let event = match message.event() {
+        api::Event::Released => PermitEvent::Released(request_outcome()?, rtt),
+        api::Event::ReleasedUnknown => PermitEvent::ReleasedUnknown(request_outcome()?, rtt),
+        api::Event::Renewed => PermitEvent::Renewed,
+        api::Event::Unspecified => return None,
     };
     Some(PermitUpdate {
-        id: Cow::Borrowed(&letter.id),
-        event: about,
-        source: parse_source(&letter.source)?,
+        id: Cow::Borrowed(&message.id),
+        event,
+        source: parse_source(&message.source)?,
     })
 }
 
 /// Parses an optional IP address. `None` means that the bytes are
 /// invalid, and `Some(None)` that there is no address.
-#[expect(clippy::option_option, reason = "none is an address that a letter may have")]
+#[expect(clippy::option_option, reason = "a message may have no address")]
 fn parse_source(bytes: &[u8]) -> Option<Option<IpAddr>> {
     if bytes.is_empty() {
         return Some(None);
@@ -77,21 +77,21 @@ fn parse_source(bytes: &[u8]) -> Option<Option<IpAddr>> {
     address.ok().map(Some)
 }
 
-pub(super) const fn encode_result(found: IdState) -> api::Answer {
+pub(super) const fn encode_result(found: IdState) -> api::IdState {
     match found {
-        IdState::HadPermits => api::Answer::Held,
-        IdState::NoPermits => api::Answer::HeldNothing,
-        IdState::Unknown => api::Answer::Unknown,
+        IdState::HadPermits => api::IdState::HadPermits,
+        IdState::NoPermits => api::IdState::NoPermits,
+        IdState::Unknown => api::IdState::Unknown,
     }
 }
 
 /// Converts the protobuf enum of a receiver's result. A number that the
 /// enum does not contain becomes [`IdState::Unknown`].
-pub(super) fn decode_result(answer: i32) -> IdState {
-    match api::Answer::try_from(answer) {
-        Ok(api::Answer::Held) => IdState::HadPermits,
-        Ok(api::Answer::HeldNothing) => IdState::NoPermits,
-        Ok(api::Answer::Unknown | api::Answer::Malformed) | Err(_) => IdState::Unknown,
+pub(super) fn decode_result(state: i32) -> IdState {
+    match api::IdState::try_from(state) {
+        Ok(api::IdState::HadPermits) => IdState::HadPermits,
+        Ok(api::IdState::NoPermits) => IdState::NoPermits,
+        Ok(api::IdState::Unknown | api::IdState::Malformed) | Err(_) => IdState::Unknown,
     }
 }
 
@@ -114,31 +114,30 @@ mod tests {
                 PermitEvent::ReleasedUnknown(how, rtt),
             ]
         });
-        for about in ends.chain([PermitEvent::Renewed]) {
+        for event in ends.chain([PermitEvent::Renewed]) {
             for source in ["", "192.0.2.1", "2001:db8::1"] {
-                let told =
-                    PermitUpdate { id: ID.into(), event: about, source: source.parse().ok() };
-                assert_eq!(decode(&encode(&told)), Some(told));
+                let update = PermitUpdate { id: ID.into(), event, source: source.parse().ok() };
+                assert_eq!(decode(&encode(&update)), Some(update));
             }
         }
     }
 
     #[test]
     fn malformed_forwarded_releases_are_rejected() {
-        let told = PermitUpdate::release(ID, None, RequestOutcome::Success, None);
-        let spoilt: [fn(&mut Letter); 7] = [
-            |letter| letter.id.truncate(15),
-            |letter| letter.id.push(' '),
-            |letter| letter.about = 0,
-            |letter| letter.about = 9,
-            |letter| letter.outcome = 0,
-            |letter| letter.outcome = 9,
-            |letter| letter.source = vec![1; 5],
+        let update = PermitUpdate::release(ID, None, RequestOutcome::Success, None);
+        let spoilt: [fn(&mut Update); 7] = [
+            |message| message.id.truncate(15),
+            |message| message.id.push(' '),
+            |message| message.event = 0,
+            |message| message.event = 9,
+            |message| message.outcome = 0,
+            |message| message.outcome = 9,
+            |message| message.source = vec![1; 5],
         ];
         for spoil in spoilt {
-            let mut letter = encode(&told);
-            spoil(&mut letter);
-            assert_eq!(decode(&letter), None, "{letter:?}");
+            let mut message = encode(&update);
+            spoil(&mut message);
+            assert_eq!(decode(&message), None, "{message:?}");
         }
     }
 }

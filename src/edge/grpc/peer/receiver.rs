@@ -15,7 +15,7 @@ use prost::Message as _;
 use tonic::{Request, Response, Status};
 
 use super::api::peers_server::Peers;
-use super::api::{Answer, Letter, Letters, Parcel, Receipt};
+use super::api::{self, Batch, BatchResult, Update, Updates};
 use super::message_codec::{self, MAX_BATCH_MESSAGES};
 use super::trust::{PeerTrust, ReplayWindows};
 use crate::engine::Engine;
@@ -39,46 +39,44 @@ impl PeerReceiver {
         Self { engine, trust, received: Mutex::default() }
     }
 
-    fn validate_batch(&self, parcel: &Parcel) -> Result<Letters, BatchError> {
+    fn validate_batch(&self, batch: &Batch) -> Result<Updates, BatchError> {
         // Verified first, so that a caller without the secret learns nothing from the later errors.
-        if !self.trust.is_authentic(parcel) {
-            let why = "the seal is not the fleet's: is `peer_secret` the same everywhere?";
+        if !self.trust.is_authentic(batch) {
+            let why = "invalid signature: is `peer_secret` the same on all replicas?";
             return Err((ForwardingEvent::Rejected, Status::permission_denied(why)));
         }
         let Some(membership) = self.engine.membership() else {
             return Err((
                 ForwardingEvent::WrongReplica,
-                Status::not_found("there is no fleet here"),
+                Status::not_found("this replica has no fleet"),
             ));
         };
-        if parcel.to != membership.incarnation_name() {
-            let why = "this is another replica, or another life of it";
+        if batch.to != membership.incarnation_name() {
+            let why = "this is another replica, or another incarnation";
             return Err((ForwardingEvent::WrongReplica, Status::not_found(why)));
         }
         let seen = membership.snapshot();
         let is_live = |name: &str| {
             seen.iter().flat_map(|seen| &seen.peers).any(|peer| *peer.incarnation_name == *name)
         };
-        if !is_live(&parcel.from) {
-            let why = "the sender is not one of the replicas that live";
+        if !is_live(&batch.from) {
+            let why = "the sender is not a live replica";
             return Err((ForwardingEvent::Rejected, Status::failed_precondition(why)));
         }
-        if !self.received.lock().is_new(&parcel.from, parcel.sequence, is_live) {
-            return Err((ForwardingEvent::Rejected, Status::permission_denied("it came before")));
+        if !self.received.lock().is_new(&batch.from, batch.sequence, is_live) {
+            return Err((ForwardingEvent::Rejected, Status::permission_denied("repeated batch")));
         }
-        let letters = Letters::decode(&*parcel.letters);
-        letters.ok().filter(|letters| letters.letters.len() <= MAX_BATCH_MESSAGES).ok_or_else(
-            || {
-                let why = format!("not up to {MAX_BATCH_MESSAGES} letters");
-                (ForwardingEvent::Malformed, Status::invalid_argument(why))
-            },
-        )
+        let updates = Updates::decode(&*batch.updates);
+        updates.ok().filter(|batch| batch.updates.len() <= MAX_BATCH_MESSAGES).ok_or_else(|| {
+            let why = format!("not a batch of at most {MAX_BATCH_MESSAGES} updates");
+            (ForwardingEvent::Malformed, Status::invalid_argument(why))
+        })
     }
 
-    fn apply_message(&self, letter: &Letter) -> Answer {
-        let Some(update) = message_codec::decode(letter) else {
+    fn apply_message(&self, message: &Update) -> api::IdState {
+        let Some(update) = message_codec::decode(message) else {
             ForwardingEvent::Malformed.emit();
-            return Answer::Malformed;
+            return api::IdState::Malformed;
         };
         let found = self.engine.apply_forwarded(&update);
         if found == IdState::Unknown {
@@ -90,16 +88,16 @@ impl PeerReceiver {
 
 #[tonic::async_trait]
 impl Peers for PeerReceiver {
-    async fn deliver(&self, request: Request<Parcel>) -> Result<Response<Receipt>, Status> {
-        let letters = self.validate_batch(request.get_ref()).map_err(|(event, status)| {
+    async fn deliver(&self, request: Request<Batch>) -> Result<Response<BatchResult>, Status> {
+        let batch = self.validate_batch(request.get_ref()).map_err(|(event, status)| {
             event.emit();
             tracing::debug!(error = status.message(), "forwarded releases rejected");
             status
         })?;
-        let count = u64::try_from(letters.letters.len()).unwrap_or(u64::MAX);
+        let count = u64::try_from(batch.updates.len()).unwrap_or(u64::MAX);
         Counted { event: ForwardingEvent::Received, releases: count }.emit();
-        let answers =
-            letters.letters.iter().map(|letter| self.apply_message(letter).into()).collect();
-        Ok(Response::new(Receipt { answers }))
+        let states =
+            batch.updates.iter().map(|message| self.apply_message(message).into()).collect();
+        Ok(Response::new(BatchResult { states }))
     }
 }

@@ -22,7 +22,7 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use super::api::peers_client::PeersClient;
-use super::api::{Letters, Parcel, Receipt};
+use super::api::{Batch, BatchResult, Updates};
 use super::trust::PeerTrust;
 use super::{MAX_BATCH_MESSAGES, connector, message_codec};
 use crate::engine::Engine;
@@ -168,29 +168,29 @@ impl RouteTask {
         Counted { event: ForwardingEvent::TimedOut, releases: late }.emit();
     }
 
-    async fn send(&mut self, waiting: &VecDeque<QueuedMessage>) -> Result<Receipt, Status> {
-        let letters = waiting.iter().map(|item| message_codec::encode(&item.message)).collect();
+    async fn send(&mut self, waiting: &VecDeque<QueuedMessage>) -> Result<BatchResult, Status> {
+        let updates = waiting.iter().map(|item| message_codec::encode(&item.message)).collect();
         // A retry gets a new sequence number, because the other replica accepts each number once.
         let sequence = self.sender.sequence.fetch_add(1, Relaxed).saturating_add(1);
         let from = self.sender.engine.owner().unwrap_or_default().to_owned();
-        let mut parcel = Parcel {
+        let mut batch = Batch {
             from,
             to: self.peer.incarnation_name.to_string(),
             sequence,
-            letters: Letters { letters }.encode_to_vec(),
-            seal: Vec::new(),
+            updates: Updates { updates }.encode_to_vec(),
+            signature: Vec::new(),
         };
-        if let Some(seal) = &self.sender.trust.signer {
-            seal.sign(&mut parcel);
+        if let Some(signer) = &self.sender.trust.signer {
+            signer.sign(&mut batch);
         }
-        let sent = timeout(BATCH_TIMEOUT, self.client.deliver(parcel)).await;
-        let late = || Err(Status::deadline_exceeded("it does not answer"));
+        let sent = timeout(BATCH_TIMEOUT, self.client.deliver(batch)).await;
+        let late = || Err(Status::deadline_exceeded("timed out"));
         Ok(sent.unwrap_or_else(|_| late())?.into_inner())
     }
 
     fn warn_failed(&mut self, error: &Status) {
         let now = self.sender.engine.clock().steady();
-        if self.last_warned.is_some_and(|told| now.since(told) < WARN_INTERVAL) {
+        if self.last_warned.is_some_and(|warned_at| now.since(warned_at) < WARN_INTERVAL) {
             return;
         }
         self.last_warned = Some(now);
@@ -203,14 +203,14 @@ impl RouteTask {
     }
 }
 
-fn apply_receipt(waiting: &mut VecDeque<QueuedMessage>, receipt: &Receipt) {
-    let letters = u64::try_from(waiting.len()).unwrap_or(u64::MAX);
-    Counted { event: ForwardingEvent::Delivered, releases: letters }.emit();
-    let answers = receipt.answers.iter().copied().chain(std::iter::repeat(0));
-    for (QueuedMessage { receiver: answer, pending: way, .. }, said) in
-        waiting.drain(..).zip(answers)
+fn apply_receipt(waiting: &mut VecDeque<QueuedMessage>, result: &BatchResult) {
+    let count = u64::try_from(waiting.len()).unwrap_or(u64::MAX);
+    Counted { event: ForwardingEvent::Delivered, releases: count }.emit();
+    let states = result.states.iter().copied().chain(std::iter::repeat(0));
+    for (QueuedMessage { receiver: answer, pending: way, .. }, state) in
+        waiting.drain(..).zip(states)
     {
-        answer.send_result(message_codec::decode_result(said));
+        answer.send_result(message_codec::decode_result(state));
         drop(way);
     }
 }

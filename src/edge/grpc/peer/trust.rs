@@ -20,7 +20,7 @@ use arc_swap::ArcSwap;
 use ring::hmac;
 
 use super::super::tls::{ServerTls, TlsFiles};
-use super::api::Parcel;
+use super::api::Batch;
 
 /// The prefix of the signed bytes. With it, a signature for another use of the
 /// secret is not valid here.
@@ -74,22 +74,23 @@ impl BatchSigner {
     }
 
     /// Signs a batch. During a rotation the batch gets two signatures, one with each secret.
-    pub fn sign(&self, parcel: &mut Parcel) {
-        let (secrets, of) = (self.0.load(), signed_bytes(parcel));
-        let seals = secrets.all().map(|key| hmac::sign(key, &of));
-        parcel.seal = seals.flat_map(|seal| seal.as_ref().to_vec()).collect();
+    pub fn sign(&self, batch: &mut Batch) {
+        let (secrets, of) = (self.0.load(), signed_bytes(batch));
+        let signatures = secrets.all().map(|key| hmac::sign(key, &of));
+        batch.signature = signatures.flat_map(|signature| signature.as_ref().to_vec()).collect();
     }
 
     /// Returns true if the batch has a valid signature with one of the secrets.
     #[must_use]
-    pub fn has_signed(&self, parcel: &Parcel) -> bool {
-        let (secrets, of) = (self.0.load(), signed_bytes(parcel));
-        let seals = parcel.seal.chunks_exact(SIGNATURE_BYTES);
-        if parcel.seal.len() > 2 * SIGNATURE_BYTES || !seals.remainder().is_empty() {
+    pub fn has_signed(&self, batch: &Batch) -> bool {
+        let (secrets, of) = (self.0.load(), signed_bytes(batch));
+        let signatures = batch.signature.chunks_exact(SIGNATURE_BYTES);
+        if batch.signature.len() > 2 * SIGNATURE_BYTES || !signatures.remainder().is_empty() {
             return false;
         }
-        let fits = |seal: &[u8]| secrets.all().any(|key| hmac::verify(key, &of, seal).is_ok());
-        seals.into_iter().any(fits)
+        let fits =
+            |signature: &[u8]| secrets.all().any(|key| hmac::verify(key, &of, signature).is_ok());
+        signatures.into_iter().any(fits)
     }
 }
 
@@ -101,15 +102,15 @@ impl SigningKeys {
 
 impl fmt::Debug for BatchSigner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Seal(…)")
+        f.write_str("BatchSigner(…)")
     }
 }
 
 /// Returns the bytes of a batch that are signed. All incarnation names have the
 /// same length, so two batches with different fields never have the same bytes.
-fn signed_bytes(parcel: &Parcel) -> Vec<u8> {
-    let sequence = parcel.sequence.to_be_bytes();
-    [SIGNATURE_CONTEXT, parcel.from.as_bytes(), parcel.to.as_bytes(), &sequence, &parcel.letters]
+fn signed_bytes(batch: &Batch) -> Vec<u8> {
+    let sequence = batch.sequence.to_be_bytes();
+    [SIGNATURE_CONTEXT, batch.from.as_bytes(), batch.to.as_bytes(), &sequence, &batch.updates]
         .concat()
 }
 
@@ -155,8 +156,8 @@ impl PeerTrust {
     }
 
     /// Returns true if the batch has a valid signature, or if no secret is configured.
-    pub(super) fn is_authentic(&self, parcel: &Parcel) -> bool {
-        self.signer.as_ref().is_none_or(|seal| seal.has_signed(parcel))
+    pub(super) fn is_authentic(&self, batch: &Batch) -> bool {
+        self.signer.as_ref().is_none_or(|signer| signer.has_signed(batch))
     }
 }
 
@@ -216,34 +217,34 @@ impl ReplayWindow {
 mod tests {
     use super::*;
 
-    fn parcel() -> Parcel {
+    fn batch() -> Batch {
         let name = |digit: &str| digit.repeat(16);
-        let letters = b"letters".to_vec();
-        Parcel { from: name("a"), to: name("b"), sequence: 7, letters, seal: Vec::new() }
+        let updates = b"updates".to_vec();
+        Batch { from: name("a"), to: name("b"), sequence: 7, updates, signature: Vec::new() }
     }
 
     #[test]
     fn a_signature_is_invalid_for_another_secret_or_changed_batch() {
-        let seal = BatchSigner::new("a secret of the fleet");
-        let mut good = parcel();
-        seal.sign(&mut good);
-        assert!(seal.has_signed(&good));
+        let signer = BatchSigner::new("a secret of the fleet");
+        let mut good = batch();
+        signer.sign(&mut good);
+        assert!(signer.has_signed(&good));
         assert!(!BatchSigner::new("another secret").has_signed(&good));
-        assert!(!seal.has_signed(&parcel()), "none at all");
-        let spoilt: [fn(&mut Parcel); 6] = [
+        assert!(!signer.has_signed(&batch()), "none at all");
+        let spoilt: [fn(&mut Batch); 6] = [
             |p| p.from = "c".repeat(16),
             |p| p.to = "c".repeat(16),
             |p| p.sequence = 8,
-            |p| p.letters.push(0),
-            |p| p.seal.truncate(31),
-            |p| p.seal[0] ^= 1,
+            |p| p.updates.push(0),
+            |p| p.signature.truncate(31),
+            |p| p.signature[0] ^= 1,
         ];
         for spoil in spoilt {
             let mut other = good.clone();
             spoil(&mut other);
-            assert!(!seal.has_signed(&other), "{other:?}");
+            assert!(!signer.has_signed(&other), "{other:?}");
         }
-        assert_eq!(format!("{seal:?}"), "Seal(…)");
+        assert_eq!(format!("{signer:?}"), "BatchSigner(…)");
     }
 
     #[test]
@@ -251,10 +252,10 @@ mod tests {
         let [old, new, both] =
             ["the secret before", "the secret after", "the secret before"].map(BatchSigner::new);
         assert!(both.rotate("the secret after") && !both.rotate("the secret after"));
-        let from = |seal: &BatchSigner| {
-            let mut parcel = parcel();
-            seal.sign(&mut parcel);
-            parcel
+        let from = |signer: &BatchSigner| {
+            let mut batch = batch();
+            signer.sign(&mut batch);
+            batch
         };
         for one in [&old, &new] {
             assert!(one.has_signed(&from(&both)) && both.has_signed(&from(one)));
@@ -264,8 +265,8 @@ mod tests {
         spoilt.sequence += 1;
         assert!(!both.has_signed(&spoilt));
         let mut third = from(&both);
-        third.seal.extend([0; SIGNATURE_BYTES]);
-        assert!(!both.has_signed(&third), "no seal is so long");
+        third.signature.extend([0; SIGNATURE_BYTES]);
+        assert!(!both.has_signed(&third), "too long");
         both.drop_previous();
         assert!(
             !both.has_signed(&from(&old))
@@ -301,7 +302,7 @@ mod tests {
     #[test]
     fn a_batch_sequence_number_among_the_last_64_is_accepted_once() {
         let mut windows = ReplayWindows::default();
-        let mut first = |life: &str, sequence| windows.is_new(life, sequence, |_| true);
+        let mut first = |sender: &str, sequence| windows.is_new(sender, sequence, |_| true);
         assert!(!first("a", 0), "zero is never sent");
         for sequence in [1, 3, 2, 66, 4, 65] {
             assert!(first("a", sequence), "{sequence}");
@@ -313,17 +314,17 @@ mod tests {
         assert!(first("a", 7), "63 before is not");
         assert!(first("a", u64::MAX));
         assert!(!first("a", 71));
-        assert!(first("b", 1), "each life counts for itself");
+        assert!(first("b", 1), "each incarnation has its own window");
     }
 
     #[test]
     fn a_full_replay_table_evicts_only_ended_incarnations() {
         let mut windows = ReplayWindows::default();
-        for life in 0..MAX_SENDERS {
-            assert!(windows.is_new(&life.to_string(), 1, |_| true));
+        for sender in 0..MAX_SENDERS {
+            assert!(windows.is_new(&sender.to_string(), 1, |_| true));
         }
         assert!(!windows.is_new("new", 1, |_| true));
-        assert!(windows.is_new("new", 1, |life| life == "5"));
+        assert!(windows.is_new("new", 1, |sender| sender == "5"));
         assert!(!windows.is_new("5", 1, |_| true), "it is remembered");
     }
 }

@@ -1,4 +1,4 @@
-//! Serves one `Hold` stream, on which a program acquires, renews and releases permits.
+//! Serves one `Session` stream, on which a program acquires, renews and releases permits.
 //!
 //! Guarantees:
 //! - An acquire that waits in a queue does not block later requests on the stream.
@@ -21,11 +21,11 @@ use tokio::sync::mpsc;
 use tonic::metadata::MetadataMap;
 use tonic::{Status, Streaming};
 
-use super::api::hold_request::Ask;
-use super::api::hold_response::Answer as Said;
+use super::api::session_request::Request as StreamRequest;
+use super::api::session_response::Response as StreamResponse;
 use super::api::{
-    AcquireRequest, Error, HoldRequest, HoldResponse, ReleaseRequest, ReleaseResponse,
-    RenewResponse,
+    AcquireRequest, Error, ReleaseRequest, ReleaseResponse, RenewResponse, SessionRequest,
+    SessionResponse,
 };
 use super::{
     PermitsService, count_outcome, error_status, parse_outcome, shorter_timeout,
@@ -44,7 +44,7 @@ pub const MAX_IDS: usize = 10_000;
 
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
-type HoldReplySender = mpsc::Sender<Result<HoldResponse, Status>>;
+type SessionReplySender = mpsc::Sender<Result<SessionResponse, Status>>;
 
 type FinishedAcquire = (String, Result<Result<AdmissionOutcome, HookError>, Aborted>);
 
@@ -62,8 +62,8 @@ struct PermitStream<'s> {
 
 pub(super) async fn run(
     (service, headers): (&PermitsService, &MetadataMap),
-    mut messages: Streaming<HoldRequest>,
-    replies: &HoldReplySender,
+    mut messages: Streaming<SessionRequest>,
+    replies: &SessionReplySender,
 ) {
     let mut draining = service.draining.clone();
     let (places, acquiring) = (HashMap::new(), FuturesUnordered::new());
@@ -73,18 +73,18 @@ pub(super) async fn run(
             _ = draining.wait_for(|leaving| *leaving) => return stream.leave_permits_to_deadline(&mut messages),
             Some(acquired) = stream.acquiring.next() => Some(stream.finish_acquire(acquired)),
             message = messages.message() => match message {
-                Ok(Some(HoldRequest { ask })) => stream.apply_request(ask),
+                Ok(Some(SessionRequest { request })) => stream.apply_request(request),
                 Ok(None) => return,
                 Err(status) => {
                     // The error is dropped if the client has not read the previous replies.
-                    let _told = replies.try_send(Err(count_unreadable(&status, Protocol::Permits)));
+                    let _sent = replies.try_send(Err(count_unreadable(&status, Protocol::Permits)));
                     return;
                 }
             },
         };
         let Some(reply) = reply else { continue };
         let is_sent = tokio::select! {
-            told = replies.send(Ok(reply)) => told.is_ok(),
+            sent = replies.send(Ok(reply)) => sent.is_ok(),
             _ = draining.wait_for(|leaving| *leaving) => return stream.leave_permits_to_deadline(&mut messages),
             () = tokio::time::sleep(REPLY_TIMEOUT) => false,
         };
@@ -97,11 +97,11 @@ pub(super) async fn run(
 impl PermitStream<'_> {
     /// Ends the stream in a drain: applies the releases that have already
     /// arrived, and lets the other permits count until their deadlines.
-    fn leave_permits_to_deadline(mut self, messages: &mut Streaming<HoldRequest>) {
+    fn leave_permits_to_deadline(mut self, messages: &mut Streaming<SessionRequest>) {
         for _ in 0..MAX_IDS {
             match messages.message().now_or_never() {
-                Some(Ok(Some(HoldRequest { ask: Some(Ask::Release(asked)) }))) => {
-                    let _said = self.release(&asked);
+                Some(Ok(Some(SessionRequest { request: Some(StreamRequest::Release(asked)) }))) => {
+                    let _result = self.release(&asked);
                 }
                 Some(Ok(Some(_))) => {}
                 _ => break,
@@ -116,32 +116,32 @@ impl PermitStream<'_> {
 
     /// Applies one message of the client and returns the reply. Returns `None` for an
     /// acquire, which gets its reply when it is decided.
-    fn apply_request(&mut self, ask: Option<Ask>) -> Option<HoldResponse> {
-        let (id, reply) = match ask {
+    fn apply_request(&mut self, request: Option<StreamRequest>) -> Option<SessionResponse> {
+        let (id, reply) = match request {
             None => {
                 let message = "neither an acquire, a release nor a renewal";
                 (String::new(), Err(Status::invalid_argument(message)))
             }
-            Some(Ask::Acquire(asked)) => {
+            Some(StreamRequest::Acquire(asked)) => {
                 let id = asked.id.clone();
                 match self.start_acquire(asked) {
                     Ok(()) => return None,
                     Err(why) => (id, Err(why)),
                 }
             }
-            Some(Ask::Release(asked)) => {
-                let said = self.release(&asked).map(Said::Release);
-                (asked.id, said)
+            Some(StreamRequest::Release(asked)) => {
+                let result = self.release(&asked).map(StreamResponse::Release);
+                (asked.id, result)
             }
-            Some(Ask::Renew(asked)) => {
-                let held = match self.states.get(&asked.id) {
+            Some(StreamRequest::Renew(asked)) => {
+                let had_permits = match self.states.get(&asked.id) {
                     Some(PermitState::InFlight(permits)) => permits.renew(),
                     Some(PermitState::Waiting(_)) | None => false,
                 };
-                (asked.id, Ok(Said::Renew(RenewResponse { held })))
+                (asked.id, Ok(StreamResponse::Renew(RenewResponse { renewed: had_permits })))
             }
         };
-        Some(to_hold_response(id, reply))
+        Some(to_session_response(id, reply))
     }
 
     fn start_acquire(&mut self, asked: AcquireRequest) -> Result<(), Status> {
@@ -153,10 +153,10 @@ impl PermitStream<'_> {
             self.states.remove(&asked.id);
         }
         if self.states.contains_key(&asked.id) {
-            return Err(Status::already_exists("this id waits or holds permits on this stream"));
+            return Err(Status::already_exists("this id waits or has permits on this stream"));
         }
         if MAX_IDS <= self.states.len() {
-            let message = format!("{MAX_IDS} ids wait or hold permits on this stream: no more may");
+            let message = format!("{MAX_IDS} ids wait or have permits on this stream: no more may");
             return Err(Status::resource_exhausted(message));
         }
         check_request_size(&asked)?;
@@ -169,10 +169,10 @@ impl PermitStream<'_> {
         Ok(())
     }
 
-    fn finish_acquire(&mut self, (id, acquired): FinishedAcquire) -> HoldResponse {
+    fn finish_acquire(&mut self, (id, acquired): FinishedAcquire) -> SessionResponse {
         let Ok(admitted) = acquired else {
             // The release already removed this id from `states`, and a new acquire may use it.
-            return to_hold_response(id, Err(Status::cancelled("released while it waited")));
+            return to_session_response(id, Err(Status::cancelled("released while it waited")));
         };
         self.states.remove(&id);
         let reply = match admitted {
@@ -185,16 +185,16 @@ impl PermitStream<'_> {
                 {
                     self.states.insert(id.clone(), PermitState::InFlight(permits));
                 }
-                Ok(Said::Acquire(shown))
+                Ok(StreamResponse::Acquire(shown))
             }
         };
-        to_hold_response(id, reply)
+        to_session_response(id, reply)
     }
 
     fn release(&mut self, asked: &ReleaseRequest) -> Result<ReleaseResponse, Status> {
         let (outcome, rtt) = parse_outcome(asked)?;
         RequestCompleted { protocol: Protocol::Permits, outcome: Counted::Allow }.emit();
-        let held = match self.states.remove(&asked.id) {
+        let had_permits = match self.states.remove(&asked.id) {
             Some(PermitState::InFlight(permits)) => permits.release_all(outcome, rtt),
             Some(PermitState::Waiting(handle)) => {
                 handle.abort();
@@ -202,7 +202,7 @@ impl PermitStream<'_> {
             }
             None => false,
         };
-        Ok(ReleaseResponse { held })
+        Ok(ReleaseResponse { had_permits })
     }
 }
 
@@ -241,10 +241,10 @@ fn renew_within(admitted: &AdmissionOutcome) -> Option<Nanos> {
     }
 }
 
-fn to_hold_response(id: String, reply: Result<Said, Status>) -> HoldResponse {
+fn to_session_response(id: String, reply: Result<StreamResponse, Status>) -> SessionResponse {
     let refused = |status: Status| {
         let code = u32::try_from(i32::from(status.code())).unwrap_or_default();
-        Said::Error(Error { code, message: status.message().to_owned() })
+        StreamResponse::Error(Error { code, message: status.message().to_owned() })
     };
-    HoldResponse { id, answer: Some(reply.unwrap_or_else(refused)) }
+    SessionResponse { id, response: Some(reply.unwrap_or_else(refused)) }
 }

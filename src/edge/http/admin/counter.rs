@@ -1,4 +1,4 @@
-//! Serves `/counter`, `/grant` and `/reset`: reads, refunds and empties counters.
+//! Serves `/counter`, `/refund` and `/reset`: reads, refunds and empties counters.
 //!
 //! Guarantees:
 //! - Reading a counter charges no hits.
@@ -23,14 +23,14 @@ use crate::kernel::units::Hits;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CounterAction {
     Read,
-    Grant,
+    Refund,
 }
 
 impl CounterAction {
     const fn cost(self, hits: Hits) -> Cost {
         match self {
             Self::Read => Cost::Charge(Hits(0)),
-            Self::Grant => Cost::Refund(hits),
+            Self::Refund => Cost::Refund(hits),
         }
     }
 }
@@ -38,16 +38,16 @@ impl CounterAction {
 /// The reasons why reading or changing a counter fails.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CounterError {
-    #[error("one descriptor is needed, and {0} are named")]
+    #[error("one descriptor is needed, not {0}")]
     NotOneDescriptor(usize),
-    #[error("no limit counts this descriptor ({0}); /explain says what it meets")]
+    #[error("no limit counts this descriptor ({0}); /explain shows the rule that matches")]
     NoCounter(&'static str),
     #[error(transparent)]
     Rejected(#[from] CheckError),
     /// A fallback decided, because the store did not reply; the change is not confirmed.
     #[error(
-        "the store of counters does not answer ({}), and no change is known of; ask again once it \
-         does",
+        "the store is unavailable ({}), so the change is not confirmed; retry once it is \
+         available",
         .0.as_str()
     )]
     StoreUnavailable(StoreFailure),
@@ -83,9 +83,9 @@ pub(super) async fn run_action(
     let question = Check { domain: &query.domain, descriptors: smallvec![descriptor] };
     let answer = engine.decide(&question).await?;
     let shown = counter_json(&answer)?;
-    if act == CounterAction::Grant {
+    if act == CounterAction::Refund {
         ensure_decided_by_store(engine, &answer)?;
-        log_change("grant", query);
+        log_change("refund", query);
     }
     Ok(shown)
 }

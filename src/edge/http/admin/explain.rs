@@ -17,7 +17,6 @@ use crate::config::{self, Config};
 use crate::engine::Engine;
 use crate::engine::concurrency::BucketMetrics;
 use crate::engine::forced_decisions::verdict_name;
-use crate::kernel::decision::Verdict;
 use crate::kernel::units::{Hits, Nanos};
 
 /// The check that a query string describes, for `/explain` and the other admin paths.
@@ -74,13 +73,13 @@ pub fn explain(config: &Config, query: &ExplainQuery, now: Nanos) -> Explanation
 pub(super) fn add_live_state(explained: &mut Explanation, query: &ExplainQuery, engine: &Engine) {
     let forced_rules = engine.forced_decisions();
     for (descriptor, entries) in explained.descriptors.iter_mut().zip(&query.descriptors) {
-        if let Some(concurrency) = &mut descriptor.ceiling {
+        if let Some(concurrency) = &mut descriptor.concurrency {
             concurrency.now = engine
                 .concurrency_snapshot(&query.domain, &borrow_entries(entries))
                 .map(live_state);
         }
         if let Some(forced_rule) =
-            forced_rules.iter().find(|held| is_forced(held, &query.domain, descriptor))
+            forced_rules.iter().find(|rule| is_forced(rule, &query.domain, descriptor))
         {
             show_forced_decision(descriptor, forced_rule.decision);
         }
@@ -97,10 +96,7 @@ fn is_forced(forced_rule: &ForcedRule, domain: &str, descriptor: &DescriptorExpl
 /// Adds a forced decision to a descriptor's explanation: its verdict and its end.
 /// Meanwhile no hits are counted, so the remaining hits are omitted.
 fn show_forced_decision(descriptor: &mut DescriptorExplanation, forced: ForcedDecision) {
-    let verdict = match forced.verdict {
-        Verdict::Allow => "admitted",
-        Verdict::Deny => "denied",
-    };
+    let verdict = verdict_name(forced.verdict);
     if let Some(rule) = &mut descriptor.rule {
         let (remaining, reset_after) = (None, None);
         rule.fresh = FreshDecision {
@@ -110,9 +106,9 @@ fn show_forced_decision(descriptor: &mut DescriptorExplanation, forced: ForcedDe
             reset_after,
         };
     }
-    let (held, until) = (verdict_name(forced.verdict), format_time(forced.until));
+    let until = format_time(forced.until);
     descriptor.outcome =
-        format!("{}; an operator holds it at {held} until {until}", descriptor.outcome);
+        format!("{}; an operator forces {verdict} until {until}", descriptor.outcome);
 }
 
 /// Formats a time as RFC 3339 in UTC, rounded up to a whole second.

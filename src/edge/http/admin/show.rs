@@ -61,7 +61,7 @@ pub fn config(loads: &ConfigLoads, config: Option<&Config>) -> Value {
         "revision": config.map_or(0, |config| config.revision.0),
         "loaded_at": loads.loaded_at.map(format_time),
         "loads": loads.successful,
-        "refused": loads.failed,
+        "rejected": loads.failed,
         "last_error": last_error.map(|error| {
             json!({"at": format_time(error.at), "diagnostics": error.diagnostics, "more": error.omitted})
         }),
@@ -88,19 +88,19 @@ pub fn fleet(membership: Option<&Membership>, shares: &Value, now: Nanos) -> Val
     let Some(membership) = membership else { return Value::Null };
     let seen = membership.snapshot();
     let millis = |duration: Nanos| duration.0 / Nanos::MILLI.0;
-    let member = |replica: &LiveReplica| {
+    let live_replica = |replica: &LiveReplica| {
         let record = parse_record(&replica.record);
-        json!({"node": replica.node, "silent_ms": millis(replica.silent_for), "build": record.build,
+        json!({"replica": replica.node, "heartbeat_age_ms": millis(replica.silent_for), "build": record.build,
             "peer": Some(&record.peer).filter(|peer| !peer.is_empty()),
             "incarnation": record.incarnation, "revision": record.revision,
             "share": record.share, "in_flight": record.in_flight,
-            "fences": record.fences, "handoffs": record.handoffs, "seats": record.seats})
+            "fences": record.fences, "handoffs": record.handoffs, "largest_shares": record.largest_shares})
     };
     json!({
-        "node": membership.replica_name(),
+        "replica": membership.replica_name(),
         "replicas": membership.replicas(),
-        "seen_ms_ago": seen.as_ref().map(|seen| millis(now.since(seen.taken_at))),
-        "members": seen.iter().flat_map(|seen| &seen.replicas).map(member).collect::<Vec<_>>(),
+        "snapshot_age_ms": seen.as_ref().map(|seen| millis(now.since(seen.taken_at))),
+        "live_replicas": seen.iter().flat_map(|seen| &seen.replicas).map(live_replica).collect::<Vec<_>>(),
         "shares": shares,
     })
 }
@@ -114,20 +114,20 @@ pub(super) fn shares_json(fleet: Option<&FleetReporter>, clock: &Clock) -> Value
     let share_json = |(name, snapshot): (BucketName, ShareSnapshot)| {
         let grant = snapshot.grant.as_ref();
         json!({
-            "ceiling": CounterKey::describe(&name),
+            "limit": CounterKey::describe(&name),
             "share": snapshot.share.0,
-            "fair": grant.map(|grant| grant.fair_share.0),
-            "whole": grant.map(|grant| grant.limit.0),
-            "seats": grant.map(|grant| grant.replicas),
+            "fair_share": grant.map(|grant| grant.fair_share.0),
+            "fleet_limit": grant.map(|grant| grant.limit.0),
+            "replicas": grant.map(|grant| grant.replicas),
             "generation": grant.map(|grant| grant.generation.0),
-            "granted_by": grant.map(|grant| grant.coordinator_incarnation.0),
+            "coordinator_incarnation": grant.map(|grant| grant.coordinator_incarnation.0),
             "recovering": grant.is_some_and(|grant| grant.is_recovering),
-            "ends_in_ms": snapshot.time_left.0 / Nanos::MILLI.0,
+            "expires_in_ms": snapshot.time_left.0 / Nanos::MILLI.0,
             "in_flight": snapshot.in_flight,
             "wanted": snapshot.wanted.0,
             "fences": snapshot.fences,
             "handoffs": snapshot.handoffs,
-            "handoff_took_ms": snapshot.handoff_duration.map(|took| took.0 / Nanos::MILLI.0),
+            "last_handoff_ms": snapshot.handoff_duration.map(|took| took.0 / Nanos::MILLI.0),
             "outage": snapshot.is_outage,
         })
     };
@@ -135,19 +135,19 @@ pub(super) fn shares_json(fleet: Option<&FleetReporter>, clock: &Clock) -> Value
         fleet.share_snapshots(clock, MAX_LIMITS).into_iter().map(share_json).collect();
     let strict: Vec<_> =
         fleet.strict_snapshots(MAX_LIMITS).into_iter().map(strict_limit_json).collect();
-    json!({"store": store.map(|life| life.0), "member": replica.0, "life": incarnation.0,
-        "ceilings": shares, "strict": strict})
+    json!({"coordinator_incarnation": store.map(|incarnation| incarnation.0), "replica_id": replica.0,
+        "incarnation": incarnation.0, "shared": shares, "strict": strict})
 }
 
 /// Renders a concurrency limit in strict mode, whose permits the store counts.
 fn strict_limit_json((name, snapshot): (BucketName, StrictSnapshot)) -> Value {
     json!({
-        "ceiling": CounterKey::describe(&name),
-        "whole": snapshot.limit,
-        "held": snapshot.fleet_permits.map(|held| held.0),
+        "limit": CounterKey::describe(&name),
+        "fleet_limit": snapshot.limit,
+        "fleet_permits": snapshot.fleet_permits.map(|permits| permits.0),
         "in_flight": snapshot.in_flight,
         "waiting": snapshot.waiting,
-        "closed_for_ms": snapshot.closed_for.0 / Nanos::MILLI.0,
+        "grants_paused_ms": snapshot.closed_for.0 / Nanos::MILLI.0,
         "outage": snapshot.is_outage,
     })
 }

@@ -38,9 +38,7 @@ pub enum JsonRequestError {
     #[error(transparent)]
     Malformed(#[from] serde_json::Error),
     /// The body has more JSON objects than the largest valid check; contains their number.
-    #[error(
-        "{0} objects in one question; at most {MOST_OBJECTS} can be meant: ask the rest in another"
-    )]
+    #[error("{0} objects in one check; the maximum is {MOST_OBJECTS}: send the rest separately")]
     TooManyObjects(usize),
 }
 

@@ -20,7 +20,7 @@ use serde_json::{Map, Number, Value as Json};
 
 /// The error for a response that contains infinity or NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the answer holds a number that JSON cannot express")]
+#[error("the reply contains a number that JSON cannot express")]
 pub struct NotExpressibleInJson;
 
 /// Returns `response` as JSON text.

@@ -16,11 +16,11 @@ use crate::edge::http::response::text_response;
 use crate::edge::http::serve::MAX_CONNECTIONS;
 use crate::telemetry::event::EdgeOutcome;
 
-/// The maximum number of requests in queues or on `/hold`: three quarters of
+/// The maximum number of requests in queues or on `/acquire`: three quarters of
 /// the connections. The others remain for health checks and short requests.
 pub(in crate::edge::http) const MAX_LONG_REQUESTS: usize = MAX_CONNECTIONS / 4 * 3;
 
-/// The slots for requests that occupy a connection for long: those in queues and on `/hold`.
+/// The slots for requests that occupy a connection for long: those in queues and on `/acquire`.
 #[derive(Clone, Debug)]
 pub(in crate::edge::http) struct LongRequestSlots {
     semaphore: Arc<Semaphore>,
@@ -40,6 +40,6 @@ impl LongRequestSlots {
     pub(super) fn full_reply(&self) -> (EdgeOutcome, Response) {
         let most = self.max_slots;
         let why = format!("{most} requests are held or wait in queues, which is as many as may be");
-        (EdgeOutcome::TooManyHolds, text_response(StatusCode::SERVICE_UNAVAILABLE, &why))
+        (EdgeOutcome::TooManyRequests, text_response(StatusCode::SERVICE_UNAVAILABLE, &why))
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - Every permit that the store may count is reported as released after it ends at this replica.
-//! - A permit is reported as in use only if the store granted it or `on_backend_failure` allowed
+//! - A permit is reported as in use only if the store granted it or `on_store_failure` allowed
 //!   it.
 //!
 //! Not covered:

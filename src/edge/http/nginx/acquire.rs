@@ -1,4 +1,4 @@
-//! Serves `/hold`: a permit that lasts as long as the HTTP connection on which it was acquired.
+//! Serves `/acquire`: a permit that lasts as long as the HTTP connection on which it was acquired.
 //!
 //! Lua code in NGINX (`OpenResty`) opens the connection and closes it at the end of its request.
 //!
@@ -8,7 +8,7 @@
 //! - The end of the connection releases the permit, also if NGINX crashes.
 //! - After `max_duration` the permit and the connection end, even if NGINX is suspended.
 //! - After a drain, permits count until `max_duration`, because their requests continue.
-//! - Requests in queues and on `/hold` use at most three quarters of the connections.
+//! - Requests in queues and on `/acquire` use at most three quarters of the connections.
 //!
 //! Not covered:
 //! - The request outcome: each request counts as a success, with the connection's
@@ -40,14 +40,14 @@ use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Event as _, Protocol, 
 
 pub(in crate::edge::http) async fn reply_with_permit(
     ask: &CheckPort,
-    holds: &LongRequestSlots,
+    slots: &LongRequestSlots,
     headers: &HeaderMap,
     peer: &HttpPeer,
 ) -> Response {
     let started = ask.engine.clock().now();
     let reply_future = async {
         match OriginalRequest::from_headers(headers) {
-            Ok(original) => permit_response(ask, headers, &original, (holds, peer)).await,
+            Ok(original) => permit_response(ask, headers, &original, (slots, peer)).await,
             Err(wrong) => (EdgeOutcome::Malformed, text_response(StatusCode::BAD_REQUEST, &wrong)),
         }
     };
@@ -66,9 +66,9 @@ async fn permit_response(
     ask: &CheckPort,
     headers: &HeaderMap,
     original: &OriginalRequest<'_>,
-    (holds, peer): (&LongRequestSlots, &HttpPeer),
+    (slots, peer): (&LongRequestSlots, &HttpPeer),
 ) -> (EdgeOutcome, Response) {
-    let Some(slot) = holds.try_acquire() else { return holds.full_reply() };
+    let Some(slot) = slots.try_acquire() else { return slots.full_reply() };
     let result = decide(ask, headers, original).await;
     let (outcome, mut response) =
         (hook::admission_outcome(&result), hook_response(ask, result.as_ref()));
@@ -93,7 +93,7 @@ async fn decide(
     Ok(ask.engine.admit_with_deadline(&check, None).await?)
 }
 
-/// The permits and the slot of a `/hold` connection. They are released when the connection ends.
+/// The permits and the slot of a `/acquire` connection. They are released when the connection ends.
 struct ConnectionPermit {
     permits: Option<RequestPermits>,
     _slot: OwnedSemaphorePermit,

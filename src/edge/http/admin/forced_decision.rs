@@ -1,4 +1,4 @@
-//! Serves `/freeze`, `/thaw` and `/frozen`: forced decisions of an operator.
+//! Serves `/force`, `/unforce` and `/forced`: forced decisions of an operator.
 //!
 //! Guarantees:
 //! - Every change is logged with the domain and the limit.
@@ -28,46 +28,46 @@ use crate::kernel::units::Nanos;
 const MAX_MEMBERSHIP_AGE: Nanos = Nanos::from_secs(5);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FreezeParams {
+struct ForceParams {
     verdict: Verdict,
     duration: Nanos,
 }
 
 type QueryPairs = Vec<(String, String)>;
 
-pub(super) async fn freeze(
-    State(admin): State<Admin>,
-    Query(query): Query<QueryPairs>,
-) -> Response {
-    let (freeze_pairs, descriptor_pairs): (QueryPairs, QueryPairs) =
+pub(super) async fn force(State(admin): State<Admin>, Query(query): Query<QueryPairs>) -> Response {
+    let (param_pairs, descriptor_pairs): (QueryPairs, QueryPairs) =
         query.into_iter().partition(|(name, _)| matches!(&**name, "as" | "for"));
-    let result = parse_params(&freeze_pairs).and_then(|params| {
+    let result = parse_params(&param_pairs).and_then(|params| {
         let asked = parse_single_descriptor(descriptor_pairs)?;
         let entries = asked.entries();
-        let held =
+        let forced =
             admin.engine.force_decision((&asked.domain, &entries), params.verdict, params.duration);
-        held.map_err(|why| why.to_string())
+        forced.map_err(|why| why.to_string())
     });
-    reply(result.map(|held| {
-        log_change("freeze", &held.domain, &held.path, Some(held.decision.verdict));
-        add_replica_count(&admin, forced_rule_json(&held))
+    reply(result.map(|forced| {
+        log_change("force", &forced.domain, &forced.path, Some(forced.decision.verdict));
+        add_replica_count(&admin, forced_rule_json(&forced))
     }))
 }
 
-pub(super) async fn thaw(State(admin): State<Admin>, Query(query): Query<QueryPairs>) -> Response {
-    let thawed = parse_single_descriptor(query).and_then(|asked| {
-        let thawed = admin.engine.end_forced_decision(&asked.domain, &asked.entries());
-        thawed.map(|path| (asked.domain, path)).map_err(|why| why.to_string())
+pub(super) async fn unforce(
+    State(admin): State<Admin>,
+    Query(query): Query<QueryPairs>,
+) -> Response {
+    let ended = parse_single_descriptor(query).and_then(|asked| {
+        let ended = admin.engine.end_forced_decision(&asked.domain, &asked.entries());
+        ended.map(|path| (asked.domain, path)).map_err(|why| why.to_string())
     });
-    reply(thawed.map(|(domain, path)| {
-        log_change("thaw", &domain, &path, None);
+    reply(ended.map(|(domain, path)| {
+        log_change("unforce", &domain, &path, None);
         add_replica_count(&admin, json!({"domain": domain, "limit": path}))
     }))
 }
 
-pub(super) async fn frozen(State(admin): State<Admin>) -> Response {
-    let held: Vec<_> = admin.engine.forced_decisions().iter().map(forced_rule_json).collect();
-    (JSON, json!({ "frozen": held }).to_string()).into_response()
+pub(super) async fn list(State(admin): State<Admin>) -> Response {
+    let forced: Vec<_> = admin.engine.forced_decisions().iter().map(forced_rule_json).collect();
+    (JSON, json!({ "forced": forced }).to_string()).into_response()
 }
 
 fn reply(result: Result<Value, String>) -> Response {
@@ -77,7 +77,7 @@ fn reply(result: Result<Value, String>) -> Response {
     }
 }
 
-fn parse_params(query: &[(String, String)]) -> Result<FreezeParams, String> {
+fn parse_params(query: &[(String, String)]) -> Result<ForceParams, String> {
     let text = |name: &str| {
         let found = query.iter().find(|(known, _)| known == name);
         found
@@ -95,10 +95,10 @@ fn parse_params(query: &[(String, String)]) -> Result<FreezeParams, String> {
         // Longer than the parser supports. The engine rejects every duration above a day.
         Err(DurationError::TooLong) => Nanos(u64::MAX),
         Err(DurationError::NotADuration) => {
-            return Err(format!("for `{duration_text}` is no duration, as 10m is"));
+            return Err(format!("for `{duration_text}` is no duration such as 10m"));
         }
     };
-    Ok(FreezeParams { verdict, duration })
+    Ok(ForceParams { verdict, duration })
 }
 
 struct SingleDescriptor {
@@ -116,7 +116,7 @@ fn parse_single_descriptor(query: QueryPairs) -> Result<SingleDescriptor, String
     let ExplainQuery { domain, descriptors, .. } = ExplainQuery::from_query(query)?;
     match <[QueryPairs; 1]>::try_from(descriptors) {
         Ok([entries]) => Ok(SingleDescriptor { domain, entries }),
-        Err(several) => Err(format!("one descriptor is needed, and {} are named", several.len())),
+        Err(several) => Err(format!("one descriptor is needed, not {}", several.len())),
     }
 }
 
@@ -131,7 +131,7 @@ fn add_replica_count(admin: &Admin, mut body: Value) -> Value {
     };
     body["replicas"] = replicas.into();
     if let Some(cause) = unreachable {
-        body["store_away"] = cause.as_str().into();
+        body["store_failure"] = cause.as_str().into();
     }
     body
 }
@@ -150,7 +150,7 @@ fn forced_rule_json(rule: &ForcedRule) -> Value {
     json!({
         "domain": rule.domain,
         "limit": rule.path,
-        "as": verdict_name(rule.decision.verdict),
+        "verdict": verdict_name(rule.decision.verdict),
         "until_unix_ms": rule.decision.until.0 / Nanos::MILLI.0,
     })
 }
