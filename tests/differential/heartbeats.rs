@@ -1,6 +1,6 @@
 //! Compares the Lua script of share rounds with the coordinator in the kernel crate.
 
-mod crowded;
+mod large_fleets;
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ use sluicegate::store::memory::coordinators::Coordinators;
 use sluicegate::store::redis::HEARTBEAT_SCRIPT;
 use sluicegate::store::redis::codec::heartbeat::{incarnation_key, pack, read, state_key};
 
-use super::{integers, store::micros};
+use super::{integers, keys::micros};
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
 use crate::support::resp::{Client, Value};

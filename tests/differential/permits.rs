@@ -15,7 +15,7 @@ use sluicegate::store::redis::codec::permits::{
 };
 use sluicegate::store::redis::{ACQUIRE_SCRIPT, PERMIT_REPORT_SCRIPT};
 
-use super::store::micros;
+use super::keys::micros;
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
 use crate::support::resp::{Client, Value};

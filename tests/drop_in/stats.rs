@@ -13,9 +13,9 @@ use sluicegate::telemetry::stats::{
 };
 
 use super::process;
-use crate::http1;
+use crate::support::http1;
 use crate::support::ports;
-use crate::waiting::{PATIENCE, until};
+use crate::support::waiting::{PATIENCE, until};
 
 fn stats(most: u32) -> Stats {
     Stats::new(most, StatMapping::built_in(false))

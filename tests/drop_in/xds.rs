@@ -12,12 +12,12 @@ use sluicegate::source::xds::message::{
 };
 use sluicegate::source::xds::{Backoff, BackoffBounds};
 
-use crate::http1;
-use crate::service::Service;
 use crate::support::certificates::Authority;
+use crate::support::http1;
 use crate::support::ports;
+use crate::support::service::Service;
+use crate::support::waiting::{for_a_day_with_a_minute_left, until};
 use crate::support::xds::Xds;
-use crate::waiting::{for_a_day_with_a_minute_left, until};
 
 fn policy(requests: u32, unit: RateLimitUnit) -> RateLimitPolicy {
     RateLimitPolicy { requests_per_unit: requests, unit: unit.into(), ..RateLimitPolicy::default() }
@@ -320,12 +320,12 @@ fn ports_stay_closed_until_the_first_limits_arrive() {
         ("PORT", &*port_text),
         ("USE_STATSD", "false"),
     ];
-    let mut process = crate::service::as_ratelimit();
+    let mut process = crate::support::service::as_ratelimit();
     let mut process = process.envs(variables).stdout(Stdio::null()).spawn().unwrap();
     until("it asks", || if xds.requests().is_empty() { Err(String::new()) } else { Ok(()) })
         .unwrap();
     assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "closed while it waits");
-    crate::signals::send(process.id(), "TERM");
+    crate::support::signals::send(process.id(), "TERM");
     let ended = until("its end", || match process.try_wait() {
         Ok(Some(status)) => Ok(status),
         other => Err(format!("{other:?}")),
@@ -377,7 +377,7 @@ impl WaitingProcess {
         grpc: SocketAddr,
         server: SocketAddr,
     ) -> Self {
-        let mut command = crate::service::sluicegate();
+        let mut command = crate::support::service::sluicegate();
         command.args(["serve", "--xds-backoff-min", least, "--xds-backoff-max", most]);
         command.args(["--admin-port", "0", "--metrics-port", "0", "--xds-server"]);
         command.arg(server.to_string()).arg("--http-port").arg(http.port().to_string());
@@ -452,7 +452,7 @@ fn sighup_during_startup_reconnects_to_xds_at_once() {
     until("its first call", called).unwrap();
     let xds = Xds::start_at(server, None);
     xds.publish("1", &[domain("d", vec![descriptor("k", 1)])]);
-    crate::signals::send(waiting.0.id(), "HUP");
+    crate::support::signals::send(waiting.0.id(), "HUP");
     let is_ready = || match http1::get(http, "/readyz", &[]) {
         Ok(reply) if reply.status == 200 => Ok(()),
         other => Err(format!("{other:?}")),

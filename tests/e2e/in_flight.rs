@@ -12,10 +12,10 @@ use std::thread::JoinHandle;
 use tempfile::TempDir;
 
 use super::envoy::{Envoy, Shipped, WhenDown, configured, replace_once};
-use super::visits::{Visit, Visits};
-use crate::http1::{self, Reply};
-use crate::service::Service;
-use crate::waiting::{PATIENCE, for_a_day_with_a_minute_left, now, until};
+use super::stepwise_upstream::{Visit, Visits};
+use crate::support::http1::{self, Reply};
+use crate::support::service::Service;
+use crate::support::waiting::{PATIENCE, for_a_day_with_a_minute_left, now, until};
 
 pub(super) const HOOKS: &str = r#"[{"name": "other", "domain": "nowhere",
                          "descriptors": [[{"remote_address": {}}]]},

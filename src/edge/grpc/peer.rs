@@ -37,7 +37,7 @@ pub use receiver::PeerReceiver;
 pub use trust::{BatchSigner, PeerTrust};
 
 /// The protobuf messages, the gRPC service and its client.
-/// `tests/edge/permits_code.rs` generates them from the proto file.
+/// `tests/edge/grpc/permits_code.rs` generates them from the proto file.
 #[allow(clippy::all, clippy::pedantic, clippy::nursery, missing_docs, unreachable_pub)]
 pub mod api {
     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/proto/sluicegate/peer/v1/peer.rs"));

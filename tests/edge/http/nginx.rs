@@ -1,0 +1,510 @@
+//! Tests of the HTTP endpoints for NGINX: `/check`, and `/hold`, which keeps a permit while it is
+//! open.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{HeaderMap, Request, Response};
+use sluicegate::config::hooks::Hooks;
+use sluicegate::edge::ReplyOptions;
+use sluicegate::edge::headers::RateLimitHeaders;
+use sluicegate::edge::health::{Health, Readiness};
+use sluicegate::edge::http::{CheckPort, router, router_with_slots, serve};
+use sluicegate::engine::Engine;
+use sluicegate::kernel::concurrency::RequestOutcome;
+use sluicegate::kernel::units::Revision;
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tonic::codegen::Service as _;
+
+use super::read_until;
+use crate::edge::{empty_engine, engine, two_a_minute};
+use crate::support::waiting::PATIENCE;
+
+/// The headers that the shipped NGINX configuration sets.
+const SET: [(&str, &str); 3] =
+    [("x-original-uri", "/a?q=1"), ("x-original-method", "GET"), ("x-real-ip", "192.0.2.7")];
+
+/// Two hooks: `edge` counts by the header `x-key`, and `other` uses the given action.
+pub fn hooks(other: &str) -> Hooks {
+    let json = format!(
+        r#"[{{"name": "edge", "domain": "d", "descriptors":
+            [[{{"request_headers": {{"header_name": "x-key", "descriptor_key": "k"}}}}]]}},
+            {{"name": "other", "domain": "d", "descriptors": [[{other}]]}}]"#
+    );
+    serde_json::from_str(&json).unwrap()
+}
+
+fn port(engine: Arc<Engine>, hooks: Hooks) -> Router {
+    let headers =
+        RateLimitHeaders { draft: true, retry_after: true, ..RateLimitHeaders::default() };
+    let reporting = ReplyOptions { headers, ..ReplyOptions::default() };
+    router(CheckPort {
+        engine,
+        reporting,
+        health: Health::new(Readiness::Ready),
+        hooks: Arc::new(hooks),
+        draining: watch::channel(false).1,
+    })
+}
+
+fn limited(other: &str) -> Router {
+    port(engine(two_a_minute()), hooks(other))
+}
+
+/// Calls `/check` and returns status, headers and body of the response.
+async fn check(router: &Router, headers: &[(&str, &[u8])]) -> (u16, HeaderMap, String) {
+    let mut request = Request::builder().uri("/check");
+    for &(name, value) in headers {
+        request = request.header(name, value);
+    }
+    let Ok(response) = router.clone().call(request.body(Body::empty()).unwrap()).await;
+    let (head, body) = response.into_parts();
+    let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+    (head.status.as_u16(), head.headers, String::from_utf8(body.to_vec()).unwrap())
+}
+
+fn with<'h>(more: &[(&'h str, &'h str)]) -> Vec<(&'h str, &'h [u8])> {
+    SET.iter().chain(more).map(|&(name, value)| (name, value.as_bytes())).collect()
+}
+
+async fn status(router: &Router, more: &[(&str, &str)]) -> u16 {
+    check(router, &with(more)).await.0
+}
+
+#[tokio::test]
+async fn denials_return_403_with_headers_for_the_client() {
+    let router = limited("");
+    for left in [1, 0] {
+        let (status, headers, _) = check(&router, &with(&[("x-key", "v")])).await;
+        assert_eq!(status, 200);
+        assert_eq!(headers["ratelimit-policy"], "\"lim\";q=2;w=60");
+        assert_eq!(headers["ratelimit"], format!("\"lim\";r={left};t=60"));
+        assert!(!headers.contains_key("x-deny-status") && !headers.contains_key("retry-after"));
+    }
+    let (status, headers, _) = check(&router, &with(&[("x-key", "v")])).await;
+    assert_eq!((status, &headers["x-deny-status"]), (403, &"429".parse().unwrap()));
+    assert_eq!(headers["retry-after"], "60");
+    assert_eq!(headers["ratelimit"], "\"lim\";r=0;t=60");
+}
+
+#[tokio::test]
+async fn the_first_hook_is_the_default() {
+    let router = limited(r#"{"remote_address": {}}, {"generic_key": {"descriptor_value": "x"}}"#);
+    // An empty hook name selects the first hook. The shipped Lua script sends an empty name.
+    for name in ["", "edge"] {
+        assert_eq!(status(&router, &[("x-key", "v"), ("x-hook", name)]).await, 200);
+    }
+    assert_eq!(status(&router, &[("x-key", "v")]).await, 403);
+    assert_eq!(status(&router, &[("x-key", "v"), ("x-hook", "other")]).await, 200);
+}
+
+#[tokio::test]
+async fn hooks_see_the_original_request() {
+    let value = |name: &str| {
+        format!(r#"{{"request_headers": {{"header_name": "{name}", "descriptor_key": "k"}}}}"#)
+    };
+    let query = r#"{"query_parameters": {"query_parameter_name": "q", "descriptor_key": "k"}}"#;
+    for (action, used_up_by, free) in [
+        (value(":path"), ("x-original-uri", "/b"), ("x-original-uri", "/c")),
+        (value(":method"), ("x-original-method", "POST"), ("x-original-method", "PUT")),
+        (value(":authority"), ("host", "a"), ("host", "b")),
+        (query.to_owned(), ("x-original-uri", "/b?q=1"), ("x-original-uri", "/b?q=2")),
+    ] {
+        let router = limited(&action);
+        let ask = async |header: (&str, &str)| {
+            let mut headers = with(&[("x-hook", "other")]);
+            headers.retain(|(name, _)| *name != header.0);
+            let (name, value) = header;
+            headers.push((name, value.as_bytes()));
+            check(&router, &headers).await.0
+        };
+        let statuses = [ask(used_up_by).await, ask(used_up_by).await, ask(used_up_by).await];
+        assert_eq!(statuses, [200, 200, 403], "{action}");
+        assert_eq!(ask(free).await, 200, "{action}");
+    }
+}
+
+/// As in Envoy's descriptor action. If all header lines counted, a client could add lines to get
+/// new counters.
+#[tokio::test]
+async fn only_the_first_line_of_a_repeated_header_counts() {
+    let router = limited("");
+    for second in ["b", "c"] {
+        assert_eq!(status(&router, &[("x-key", "a"), ("x-key", second)]).await, 200);
+    }
+    assert_eq!(status(&router, &[("x-key", "a"), ("x-key", "d")]).await, 403);
+    assert_eq!(status(&router, &[("x-key", "a")]).await, 403);
+    assert_eq!(status(&router, &[("x-key", "d"), ("x-key", "a")]).await, 200);
+}
+
+#[tokio::test]
+async fn matchers_see_repeated_headers_joined_by_a_comma() {
+    let router = limited(
+        r#"{"header_value_match": {"descriptor_key": "k", "descriptor_value": "v",
+            "headers": [{"name": "x-key", "string_match": {"exact": "a,b"}}]}}"#,
+    );
+    let other = ("x-hook", "other");
+    for _ in 0..2 {
+        assert_eq!(status(&router, &[("x-key", "a"), ("x-key", "b"), other]).await, 200);
+    }
+    assert_eq!(status(&router, &[("x-key", "a,b"), other]).await, 403);
+    assert_eq!(status(&router, &[("x-key", "a"), other]).await, 200);
+}
+
+#[tokio::test]
+async fn requests_with_non_utf8_header_values_are_limited() {
+    let router = limited("");
+    let mut headers = with(&[]);
+    headers.push(("x-key", b"\xff\xfe"));
+    let mut statuses = Vec::new();
+    for _ in 0..3 {
+        statuses.push(check(&router, &headers).await.0);
+    }
+    assert_eq!(statuses, [200, 200, 403]);
+}
+
+#[tokio::test]
+async fn a_request_without_descriptors_is_allowed() {
+    let (status, headers, _) = check(&limited(""), &with(&[])).await;
+    assert_eq!(status, 200);
+    assert!(!headers.contains_key("ratelimit"));
+}
+
+#[tokio::test]
+async fn an_unchecked_request_stores_no_early_release() {
+    let engine = crate::edge::engine_with_concurrency("limit: 1");
+    let router = port(Arc::clone(&engine), hooks(""));
+    let id = "0123456789abcdef";
+    for hook in ["edge", "nobody"] {
+        let asked = [("x-hook", hook), ("x-sluicegate-id", id)];
+        let _answer = check(&router, &with(&asked)).await;
+        assert!(!engine.release(id, None, RequestOutcome::Success, None));
+        assert_eq!(engine.early_releases().0, 0, "{hook}: it takes no room among early ones");
+    }
+}
+
+#[tokio::test]
+async fn duplicate_control_headers_are_rejected_and_charge_nothing() {
+    let router = limited("");
+    for (name, value) in SET.into_iter().chain([("x-hook", "edge")]) {
+        let twice = [("x-key", "v"), ("x-hook", "edge"), (name, value)];
+        let (status, _, text) = check(&router, &with(&twice)).await;
+        assert_eq!(status, 400, "{name}");
+        assert!(text.contains(name) && text.contains("twice"), "{text}");
+    }
+    assert_eq!(status(&router, &[("x-key", "v")]).await, 200);
+    assert_eq!(status(&router, &[("x-key", "v")]).await, 200, "a counter moved");
+}
+
+#[tokio::test]
+async fn missing_nginx_headers_are_named_in_the_error() {
+    for (missing, _) in SET {
+        let mut headers = with(&[("x-key", "v")]);
+        headers.retain(|(name, _)| *name != missing);
+        let (status, _, text) = check(&limited(""), &headers).await;
+        assert_eq!(status, 400);
+        assert!(text.contains(missing), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn x_real_ip_must_be_an_address_or_unix() {
+    let router = limited(r#"{"remote_address": {}}"#);
+    let ask = async |address: &str| {
+        let mut headers = with(&[("x-hook", "other")]);
+        headers.retain(|(name, _)| *name != "x-real-ip");
+        headers.push(("x-real-ip", address.as_bytes()));
+        check(&router, &headers).await.0
+    };
+    for (address, want) in
+        [("192.0.2.7", 200), ("2001:db8::1", 200), ("unix:", 200), ("192.0.2.7:1", 400), ("", 400)]
+    {
+        assert_eq!(ask(address).await, want, "{address}");
+    }
+}
+
+#[tokio::test]
+async fn configuration_and_request_errors_have_distinct_statuses() {
+    let unknown = check(&limited(""), &with(&[("x-key", "v"), ("x-hook", "edgy")])).await;
+    assert_eq!(unknown.0, 400);
+    assert!(unknown.2.contains("edgy") && unknown.2.contains("edge, other"), "{}", unknown.2);
+    for name in [vec![], vec![("x-hook", "edge")]] {
+        let none = check(&port(engine(two_a_minute()), Hooks::default()), &with(&name)).await;
+        assert_eq!(none.0, 501);
+        assert!(none.2.contains("hooks"), "{}", none.2);
+    }
+    let unloaded = check(&port(empty_engine(), hooks("")), &with(&[("x-key", "v")])).await;
+    assert_eq!(unloaded.0, 503);
+    let long = "v".repeat(64 * 1024);
+    let long = check(&limited(""), &with(&[("x-key", &long)])).await;
+    assert_eq!(long.0, 400);
+    assert!(long.2.contains("65536"), "{}", long.2);
+}
+
+const ID: (&str, &str) = ("x-sluicegate-id", "0123456789abcdef");
+
+/// An engine and its router with a concurrency limit of one. `rest` adds fields to the limit.
+fn with_concurrency_limit(rest: &str) -> (Arc<Engine>, Router) {
+    let text = format!("domain: d\ndescriptors:\n- key: k\n  concurrency: {{limit: 1{rest}}}\n");
+    let (config, _) =
+        sluicegate::config::load([("a.yaml", text.as_bytes())], Revision(1), false).unwrap();
+    let engine = engine(config);
+    (Arc::clone(&engine), port(engine, hooks("")))
+}
+
+#[tokio::test]
+async fn a_denied_permit_returns_the_configured_rejection() {
+    let reject = ", reject: {status: 503, retry_after: 1500ms, body: busy}";
+    let (engine, router) = with_concurrency_limit(reject);
+    assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 200);
+    assert_eq!(engine.concurrency_limits().totals().in_flight, 1);
+    let other = ("x-sluicegate-id", "another-0123456789");
+    let (status, headers, _) = check(&router, &with(&[("x-key", "v"), other])).await;
+    assert_eq!((status, &headers["x-deny-status"]), (403, &"503".parse().unwrap()));
+    assert_eq!(
+        (&headers["retry-after"], &headers["x-deny-body"]),
+        (&"2".parse().unwrap(), &"busy".parse().unwrap())
+    );
+    engine.release(ID.1, None, RequestOutcome::Success, None);
+    assert_eq!(self::status(&router, &[("x-key", "v"), other]).await, 200);
+}
+
+#[tokio::test]
+async fn requests_without_an_id_acquire_no_permit() {
+    let (engine, router) = with_concurrency_limit("");
+    for _ in 0..3 {
+        assert_eq!(status(&router, &[("x-key", "v")]).await, 200);
+    }
+    assert_eq!(engine.concurrency_limits().totals().in_flight, 0);
+}
+
+#[tokio::test]
+async fn invalid_duplicate_and_active_request_ids_are_rejected() {
+    let (engine, router) = with_concurrency_limit(", reject: {body: \"two\\nlines\"}");
+    let long = "x".repeat(129);
+    for bad in ["", "0123456789abcde", "0123456789abcde!", &long] {
+        let (status, _, text) = check(&router, &with(&[("x-key", "v"), (ID.0, bad)])).await;
+        assert_eq!(status, 400, "{bad}");
+        assert!(text.contains(ID.0), "{text}");
+    }
+    assert_eq!(status(&router, &[("x-key", "v"), ID, ID]).await, 400);
+    assert_eq!(engine.concurrency_limits().totals().in_flight, 0);
+    assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 200);
+    assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 400, "in flight already");
+    // A rejection body of two lines cannot be sent in a header.
+    let other = (ID.0, "another-0123456789");
+    let (status, headers, _) = check(&router, &with(&[("x-key", "v"), other])).await;
+    assert_eq!((status, headers.contains_key("x-deny-body")), (403, false));
+}
+
+/// As [`with_concurrency_limit`]; at most `most` requests may have a `/hold` response or wait in
+/// the queue.
+fn with_pending_limit(most: usize) -> (Arc<Engine>, Router) {
+    let (engine, _) = with_concurrency_limit(", queue: {size: 9, timeout: 10m}");
+    let (reporting, hooks) = (ReplyOptions::default(), Arc::new(hooks("")));
+    let (health, leaving) = (Health::new(Readiness::Ready), watch::channel(false).1);
+    let ask =
+        CheckPort { engine: Arc::clone(&engine), reporting, health, hooks, draining: leaving };
+    (engine, router_with_slots(ask, most))
+}
+
+/// Starts a check and returns when it waits in the queue.
+async fn queued_check(engine: &Engine, router: &Router, id: &'static str) -> JoinHandle<u16> {
+    let (router, before) = (router.clone(), engine.concurrency_limits().totals().waiting);
+    let asks = async move { status(&router, &[("x-key", "v"), (ID.0, id)]).await };
+    let asked = tokio::spawn(asks);
+    until("it waits", || engine.concurrency_limits().totals().waiting == before + 1).await;
+    asked
+}
+
+#[tokio::test]
+async fn queued_requests_and_open_hold_responses_share_one_maximum() {
+    let (engine, router) = with_pending_limit(1);
+    let waiting = || engine.concurrency_limits().totals().waiting;
+    assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 200);
+    let first = queued_check(&engine, &router, "the-first-that-waits").await;
+    let second = ("x-sluicegate-id", "the-second-of-them");
+    let headers = with(&[("x-key", "v"), second]);
+    let refused = timeout(PATIENCE, check(&router, &headers)).await;
+    let (refused, _, text) = refused.expect("it waits, too");
+    assert_eq!(refused, 503);
+    assert!(text.contains("1 requests are held or wait"), "{text}");
+    assert_eq!(waiting(), 1, "it waits no more");
+    assert_eq!(hold(&router, "GET").await.status().as_u16(), 503, "the places are the same");
+    assert!(!engine.release(second.1, None, RequestOutcome::Ignored, None));
+    assert_eq!(engine.early_releases().0, 0, "its release is expected");
+
+    let other_bucket = ("x-sluicegate-id", "under-another-ceiling");
+    assert_eq!(status(&router, &[("x-key", "w"), other_bucket]).await, 200, "it need not wait");
+
+    engine.release(ID.1, None, RequestOutcome::Success, None);
+    assert_eq!(first.await.unwrap(), 200);
+    let next = queued_check(&engine, &router, "the-next-that-waits").await;
+    next.abort();
+    assert!(next.await.unwrap_err().is_cancelled());
+    queued_check(&engine, &router, "who-left-left-its-place").await.abort();
+}
+
+#[tokio::test]
+async fn maximum_of_open_hold_responses_prevents_queueing() {
+    let (engine, router) = with_pending_limit(1);
+    let held = hold(&router, "GET").await;
+    assert_eq!(held.status().as_u16(), 200);
+    let refused = timeout(PATIENCE, status(&router, &[("x-key", "v"), ID])).await;
+    assert_eq!(refused.expect("it waits"), 503);
+    assert_eq!(engine.concurrency_limits().totals().waiting, 0);
+    drop(held);
+    assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 200);
+}
+
+/// As [`with_concurrency_limit`]. The returned sender starts the drain, which ends open `/hold`
+/// responses.
+fn with_drain_signal(rest: &str) -> (Arc<Engine>, Router, watch::Sender<bool>) {
+    let (engine, _) = with_concurrency_limit(rest);
+    let (leave, leaving) = watch::channel(false);
+    let health = Health::new(Readiness::Ready);
+    let (reporting, hooks) = (ReplyOptions::default(), Arc::new(hooks("")));
+    let router = router(CheckPort {
+        engine: Arc::clone(&engine),
+        reporting,
+        health,
+        hooks,
+        draining: leaving,
+    });
+    (engine, router, leave)
+}
+
+async fn hold(router: &Router, method: &str) -> Response<Body> {
+    let mut request = Request::builder().method(method).uri("/hold");
+    for (name, value) in SET.into_iter().chain([("x-key", "v")]) {
+        request = request.header(name, value);
+    }
+    let Ok(response) = router.clone().call(request.body(Body::empty()).unwrap()).await;
+    response
+}
+
+#[tokio::test]
+async fn closing_a_hold_response_releases_its_permit_but_draining_does_not() {
+    let (engine, router, leave) = with_drain_signal("");
+    let in_flight = || engine.concurrency_limits().totals().in_flight;
+    let first = hold(&router, "GET").await;
+    assert_eq!((first.status().as_u16(), in_flight()), (200, 1));
+    let denied = hold(&router, "GET").await;
+    assert_eq!(denied.headers()["x-deny-status"], "503");
+    assert_eq!(denied.headers()["connection"], "close");
+    drop(first);
+    assert_eq!(in_flight(), 0);
+    // Draining ends the open `/hold` response. The request continues, so it is still in flight.
+    let first = hold(&router, "GET").await;
+    assert_eq!(in_flight(), 1);
+    leave.send_replace(true);
+    let body = axum::body::to_bytes(first.into_body(), 10).await.unwrap();
+    assert_eq!((body.len(), in_flight()), (0, 1));
+}
+
+#[tokio::test]
+async fn hold_endpoint_accepts_only_get() {
+    let (engine, router, _leave) = with_drain_signal("");
+    for method in ["HEAD", "POST", "DELETE"] {
+        let refused = hold(&router, method).await;
+        assert_eq!(refused.status().as_u16(), 405, "{method}");
+        assert_eq!(refused.headers()["allow"], "GET");
+        assert_eq!(engine.concurrency_limits().totals().in_flight, 0);
+    }
+    assert_eq!(hold(&router, "GET").await.status().as_u16(), 200);
+}
+
+async fn served(router: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(serve(listener, router, std::future::pending()));
+    address
+}
+
+/// Connects and sends a GET request with the headers `more`, followed by the bytes `rest`.
+async fn send_get(address: SocketAddr, path: &str, more: &str, rest: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let set = SET.map(|(name, value)| format!("{name}: {value}\r\n")).concat();
+    let asked = format!("GET {path} HTTP/1.1\r\nhost: x\r\n{set}x-key: v\r\n{more}\r\n{rest}");
+    stream.write_all(asked.as_bytes()).await.unwrap();
+    stream
+}
+
+async fn until(what: &str, is: impl Fn() -> bool) {
+    let seen = async {
+        while !is() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(PATIENCE, seen).await.unwrap_or_else(|_| panic!("{what}: not within {PATIENCE:?}"));
+}
+
+#[tokio::test]
+async fn closing_the_connection_releases_the_permit_despite_extra_bytes() {
+    let (engine, router, _leave) = with_drain_signal("");
+    let address = served(router).await;
+    let in_flight = || engine.concurrency_limits().totals().in_flight;
+    for (more, rest) in [
+        ("", ""),
+        ("", "X"),
+        ("", "GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"),
+        ("content-length: 5\r\n", ""),
+        ("content-length: 5\r\n", "bytes"),
+        ("transfer-encoding: chunked\r\n", "5\r\nby"),
+        ("expect: 100-continue\r\ncontent-length: 5\r\n", ""),
+    ] {
+        for (later, resets) in [("", false), ("", true), ("X", false), ("X", true)] {
+            let how = format!("{more:?}, {rest:?}, {later:?}, reset {resets}");
+            let mut client = send_get(address, "/hold", more, rest).await;
+            let head = read_until(&mut client, "\r\n\r\n").await;
+            assert!(head.starts_with("HTTP/1.1 200 "), "{how}: {head}");
+            assert_eq!(in_flight(), 1, "{how}");
+            client.write_all(later.as_bytes()).await.unwrap();
+            if resets {
+                SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
+            }
+            drop(client);
+            until(&how, || in_flight() == 0).await;
+        }
+    }
+}
+
+/// The engine's clock is stopped, so only the end of the `/hold` response can release the permit.
+#[tokio::test]
+async fn hold_response_ends_after_max_duration() {
+    let (engine, router, _leave) = with_drain_signal(", max_duration: 20ms");
+    let mut held = send_get(served(router).await, "/hold", "", "").await;
+    let mut text = String::new();
+    let ended = timeout(PATIENCE, held.read_to_string(&mut text)).await;
+    ended.expect("it has to end").unwrap();
+    assert!(text.starts_with("HTTP/1.1 200 ") && text.ends_with("\r\n\r\n0\r\n\r\n"), "{text}");
+    assert_eq!(engine.concurrency_limits().totals().in_flight, 0);
+}
+
+#[tokio::test]
+async fn a_disconnected_client_leaves_the_queue() {
+    let (engine, router, _leave) = with_drain_signal(", queue: {size: 1, timeout: 10m}");
+    let address = served(router).await;
+    let waiting = || engine.concurrency_limits().totals().waiting;
+    let mut held = send_get(address, "/hold", "", "").await;
+    read_until(&mut held, "\r\n\r\n").await;
+    let another = "x-sluicegate-id: another-0123456789\r\n";
+    for path in ["/check", "/hold"] {
+        for rest in ["", "X", "GET /check HTTP/1.1\r\nhost: x\r\n\r\n"] {
+            let how = format!("{path}, {rest:?}");
+            let waits = send_get(address, path, another, rest).await;
+            until(&how, || waiting() == 1).await;
+            drop(waits);
+            until(&how, || waiting() == 0).await;
+        }
+    }
+    assert_eq!(engine.concurrency_limits().totals().in_flight, 1);
+}
