@@ -10,7 +10,9 @@ mod metadata;
 mod permits;
 mod permits_code;
 mod reflection;
+mod rls;
 mod rls_codec;
+mod timeouts;
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -34,7 +36,6 @@ use sluicegate::edge::grpc::incoming::GrpcListener;
 use sluicegate::edge::grpc::{GrpcPort, serve};
 use sluicegate::edge::health::{Health, Readiness};
 use sluicegate::engine::Engine;
-use sluicegate::kernel::concurrency::RequestOutcome;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
@@ -51,18 +52,19 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::http::nginx::hooks;
-use super::{
-    descriptor, empty_engine, engine, engine_with_concurrency, overridden, request, two_a_minute,
-};
+use super::{descriptor, empty_engine, engine, engine_with_concurrency, request, two_a_minute};
 use crate::support::waiting::{PATIENCE, soon};
 
 pub(super) const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
+
 pub(super) const AUTHORIZATION: &str = "envoy.service.auth.v3.Authorization";
+
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
 pub(super) const CHECK: &str = "/envoy.service.auth.v3.Authorization/Check";
+
 pub(super) const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
-const LOGS: &str = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs";
-const ACQUIRE: &str = "/sluicegate.v1.Permits/Acquire";
+
 const HOLD: &str = "/sluicegate.v1.Permits/Hold";
 
 /// A running gRPC server and a channel to it.
@@ -216,86 +218,6 @@ impl Decoder for Bytes {
     }
 }
 
-#[tokio::test]
-async fn the_third_hit_is_over_limit() {
-    use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code::{
-        Ok, OverLimit,
-    };
-    let served = limited().await;
-    for want in [Ok, Ok, OverLimit] {
-        let reply = served.ask(request(vec![descriptor("k", "v")])).await.unwrap();
-        assert_eq!(reply.overall_code(), want);
-    }
-}
-
-#[tokio::test]
-async fn rejected_requests_have_documented_codes_and_charge_nothing() {
-    let served = limited().await;
-    let mut nameless = request(vec![descriptor("k", "v")]);
-    nameless.domain.clear();
-    let code = async |request| served.ask(request).await.unwrap_err().code();
-    assert_eq!(code(nameless).await, Code::Unknown);
-    assert_eq!(code(request(vec![])).await, Code::Unknown);
-    for unit in [0, 42] {
-        let wrong = request(vec![descriptor("k", "v"), overridden(5, unit)]);
-        assert_eq!(code(wrong).await, Code::InvalidArgument);
-    }
-    let many = request(vec![descriptor("k", "v"); 10_000]);
-    assert_eq!(code(many).await, Code::InvalidArgument);
-    let fresh = served.ask(request(vec![descriptor("k", "v")])).await.unwrap();
-    assert_eq!(fresh.statuses[0].limit_remaining, 1, "a counter moved");
-}
-
-#[tokio::test]
-async fn checks_return_unknown_before_limits_are_loaded() {
-    let served = served(empty_engine(), Readiness::Ready).await;
-    let status = served.ask(request(vec![descriptor("k", "v")])).await.unwrap_err();
-    assert_eq!(status.code(), Code::Unknown);
-}
-
-#[tokio::test]
-async fn undecodable_messages_return_internal_and_later_calls_succeed() {
-    let served = limited().await;
-    let invalid_utf8 = b"\n\x01d\x12\x08\n\x06\n\x01k\x12\x01\xff".to_vec();
-    let truncated = b"\n\x01d\x12\x08\n\x06\n\x01".to_vec();
-    let not_protobuf = b"\xff\xff\xff\xff".to_vec();
-    for bytes in [invalid_utf8, truncated, not_protobuf] {
-        assert_eq!(served.code(METHOD, bytes).await, Code::Internal);
-    }
-    assert!(served.ask(request(vec![descriptor("k", "v")])).await.is_ok());
-}
-
-#[tokio::test]
-async fn unknown_fields_are_ignored_and_the_last_duplicate_wins() {
-    let served = limited().await;
-    let known = request(vec![descriptor("k", "v")]).encode_to_vec();
-    let remaining = async |bytes: Vec<u8>| {
-        let reply = served.send(METHOD, bytes).await.unwrap();
-        RateLimitResponse::decode(&reply[..]).unwrap().statuses[0].limit_remaining
-    };
-    let unknown = [&known[..], b"\xa2\x06\x03abc"].concat();
-    assert_eq!(remaining(unknown).await, 1);
-    let twice = [b"\n\x01x", &known[..]].concat();
-    assert_eq!(remaining(twice).await, 0);
-}
-
-#[tokio::test]
-async fn a_message_with_too_many_descriptors_is_rejected() {
-    let served = limited().await;
-    let refused = served.send(METHOD, b"\x12\0".repeat(2_000_000)).await.unwrap_err();
-    assert_eq!(refused.code(), Code::InvalidArgument);
-    assert!(refused.message().starts_with("2000000 descriptors in one question"), "{refused}");
-    assert!(served.ask(request(vec![descriptor("k", "v")])).await.is_ok());
-}
-
-#[tokio::test]
-async fn should_rate_limit_accepts_at_most_four_mebibytes() {
-    let served = limited().await;
-    let message = |size| padded(request(vec![descriptor("k", "v")]).encode_to_vec(), size);
-    assert_eq!(served.code(METHOD, message(4 * 1024 * 1024)).await, Code::Ok);
-    assert_eq!(served.code(METHOD, message(4 * 1024 * 1024 + 1)).await, Code::ResourceExhausted);
-}
-
 /// Pads `message` to `size` bytes with an unknown field. Its length is a four-byte varint.
 fn padded(mut message: Vec<u8>, size: usize) -> Vec<u8> {
     let rest = u32::try_from(size - message.len() - 6).unwrap();
@@ -304,29 +226,6 @@ fn padded(mut message: Vec<u8>, size: usize) -> Vec<u8> {
     message.push(u8::try_from(rest >> 21).unwrap());
     message.resize(size, 0);
     message
-}
-
-/// A message of the maximum size has only an unknown field: it is decoded and then rejected.
-#[tokio::test]
-async fn other_services_accept_at_most_one_mebibyte() {
-    let served = limited().await;
-    let (most, more) = (padded(vec![], 1 << 20), padded(vec![], (1 << 20) + 1));
-    for (path, lacks) in [(CHECK, Code::FailedPrecondition), (ACQUIRE, Code::InvalidArgument)] {
-        assert_eq!(served.code(path, most.clone()).await, lacks, "{path}");
-        let refused = served.send(path, more.clone()).await.unwrap_err();
-        assert_eq!(refused.code(), Code::ResourceExhausted, "{path}: {refused}");
-        assert!(refused.message().contains("1048576 bytes"), "{path}: {refused}");
-    }
-    // On a `Hold` stream, an invalid acquire gets a reply, not an error status.
-    for (path, lacks) in [(PROCESS, Code::InvalidArgument), (HOLD, Code::Ok)] {
-        assert_eq!(served.first_reply_code(path, most.clone()).await, lacks, "{path}");
-        assert_eq!(
-            served.first_reply_code(path, more.clone()).await,
-            Code::ResourceExhausted,
-            "{path}"
-        );
-        assert_eq!(served.first_reply_code(path, vec![0xff; 9]).await, Code::Internal, "{path}");
-    }
 }
 
 /// The first `ext_proc` message of a request for which the hook `edge` makes a check.
@@ -452,76 +351,6 @@ async fn one_connection_carries_a_thousand_concurrent_calls() {
         }
     };
     tokio::time::timeout(PATIENCE, all).await.expect("all have to be answered");
-}
-
-/// Takes 15 seconds, the server's timeout for a complete message.
-#[tokio::test]
-async fn a_call_without_a_message_times_out() {
-    let served = limited().await;
-    let mut client = tonic::client::Grpc::new(served.channel.clone());
-    client.ready().await.unwrap();
-    let (never, path) = (tokio_stream::pending::<Vec<u8>>(), PathAndQuery::from_static(METHOD));
-    let call = client.streaming(Request::new(never), path, Bytes);
-    let ended = tokio::time::timeout(2 * PATIENCE, call).await.expect("it has to end");
-    let refused = ended.map(|_| ()).unwrap_err();
-    assert!(refused.message().contains("in time"), "{refused}");
-}
-
-/// Takes 15 seconds, the server's timeout for a complete message.
-#[tokio::test]
-async fn partial_messages_time_out_but_idle_streams_stay_open() {
-    let served = limited().await;
-    let (sender, receiver) = mpsc::channel(1);
-    let mut quiet = served.open(HOLD, ReceiverStream::new(receiver)).await.unwrap();
-    let mut gets_reply = async || {
-        sender.send(Vec::new()).await.unwrap();
-        let reply = tokio::time::timeout(PATIENCE, quiet.message()).await;
-        reply.expect("an answer").unwrap().is_some()
-    };
-    assert!(gets_reply().await);
-    let mut cut = framed(&padded(vec![], 1_000));
-    cut.pop();
-    // On the second stream, a complete message precedes the incomplete one.
-    let second = [framed(&[]), cut.clone()].concat();
-    let all = async {
-        tokio::join!(
-            served.send_unfinished(PROCESS, cut.clone()),
-            served.send_unfinished(HOLD, second),
-            served.send_unfinished(CHECK, cut.clone()),
-            served.send_unfinished(LOGS, cut.clone()),
-        )
-    };
-    let ended = tokio::time::timeout(2 * PATIENCE, all).await.expect("all have to end");
-    let (process, hold, check, _log) = ended;
-    for refused in [process, hold, check] {
-        assert!(refused.message().contains("in time"), "{refused}");
-    }
-    assert!(gets_reply().await, "it has nothing to bring to its end");
-}
-
-#[tokio::test]
-async fn a_rejected_acquire_stores_no_early_release() {
-    let engine = engine_with_concurrency("limit: 1");
-    let served = served(Arc::clone(&engine), Readiness::Ready).await;
-    let id = "0123456789abcdef";
-    let mut asked = descriptor("k", &"v".repeat(1 << 16));
-    asked.entries.extend(descriptor("sluicegate.acquire", id).entries);
-    let refused = served.ask(request(vec![asked])).await.unwrap_err();
-    assert_eq!(refused.code(), Code::InvalidArgument);
-    assert!(!engine.release(id, None, RequestOutcome::Success, None));
-    assert_eq!(engine.early_releases().0, 0, "it takes no room among those that came early");
-    served.shut_down().await.unwrap();
-}
-
-/// Takes 15 seconds, the server's timeout for a complete message.
-#[tokio::test]
-async fn an_unfinished_call_is_not_decoded() {
-    let served = limited().await;
-    let broken = framed(&[0xff; 9]);
-    assert_eq!(served.code(CHECK, vec![0xff; 9]).await, Code::Internal);
-    let ended = tokio::time::timeout(2 * PATIENCE, served.send_unfinished(CHECK, broken)).await;
-    let refused = ended.expect("it has to end");
-    assert!(refused.message().contains("in time"), "{refused}");
 }
 
 /// Adds the gRPC prefix of a message: the compression flag and the length.

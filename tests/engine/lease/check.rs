@@ -1,13 +1,14 @@
 //! Tests checks of leased limits with one or two engines.
 
+mod denials;
+mod outage;
+mod returns;
+
 use std::pin::pin;
-use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Waker};
 
-use sluicegate::engine::lease::{MAX_LEASED_KEY_BYTES, MAX_LEASED_KEYS};
 use sluicegate::kernel::decision::{Cost, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
-use sluicegate::store::StoreFailure;
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 
 use super::{
@@ -17,10 +18,13 @@ use super::{
 
 /// 1000 hits per day without overshoot, in one window that does not end during a test.
 pub(super) const COUPLED: &str = "- key: k\n  rate_limit: {unit: day, requests_per_unit: 1000, mode: leased, max_overshoot: 0}\n";
+
 /// 1000 hits per day, with at most 10 % outstanding.
 pub(super) const GCRA: &str = "- key: k\n  rate_limit: {unit: day, requests_per_unit: 1000, strategy: gcra, mode: leased, max_overshoot: 10%}\n";
+
 /// A strict limit of two hits per day.
 const STRICT: &str = "- key: s\n  rate_limit: {unit: day, requests_per_unit: 2}\n";
+
 const K: &[(&str, &str)] = &[("k", "v")];
 
 /// Sends checks until the balance is above 4, and returns their number.
@@ -137,39 +141,6 @@ async fn a_check_above_the_balance_reports_total_remaining() {
     }
 }
 
-#[tokio::test]
-async fn a_denied_large_check_leaves_the_balance() {
-    for limits in [COUPLED, GCRA] {
-        let store = RemoteStore::new();
-        let (one, other) = (engine(&store, limits), engine(&store, limits));
-        publish(&one, "charge: all_or_nothing\n", limits);
-        let asked = fill_balance(&one).await;
-        let before = total_balance(&one);
-        assert!(is_allowed(&other, K, 1000 - asked - before).await);
-        for _ in 0..2 {
-            assert!(!is_allowed(&one, K, before + 1).await);
-            assert_eq!(total_balance(&one), before);
-        }
-    }
-}
-
-#[tokio::test]
-async fn a_denial_by_another_limit_leaves_the_balance() {
-    let store = RemoteStore::new();
-    let engine = engine(&store, COUPLED);
-    publish(&engine, "charge: all_or_nothing\n", &format!("{COUPLED}{STRICT}"));
-    let mut asked = 0;
-    while asked < 800 || total_balance(&engine) < 51 {
-        assert!(is_allowed(&engine, K, 1).await);
-        asked += 1;
-    }
-    assert!(is_allowed(&engine, &[("s", "v")], 2).await);
-    let (before, calls) = (total_balance(&engine), store.calls());
-    let hits = 1000 - asked - before + 50;
-    assert!(!is_allowed(&engine, &[("k", "v"), ("s", "v")], hits).await);
-    assert_eq!((total_balance(&engine), store.calls()), (before, calls + 1));
-}
-
 /// An instant, and the remaining hits and reset-after at that instant; times in milliseconds.
 type HeadroomAt = (u64, (u64, u64));
 
@@ -242,75 +213,6 @@ async fn two_replicas_never_exceed_a_window_limit() {
 }
 
 #[tokio::test]
-async fn remembered_denials_need_no_store_call() {
-    for limits in [COUPLED, GCRA] {
-        let store = RemoteStore::new();
-        let engine = engine(&store, limits);
-        assert!(is_allowed(&engine, K, 1000).await);
-        assert!(!is_allowed(&engine, K, 1).await);
-        let calls = store.calls();
-        assert!(!is_allowed(&engine, K, 1).await);
-        assert!(!is_allowed(&engine, K, 1001).await);
-        assert_eq!(store.calls(), calls);
-        let answer = send_check(&engine, K, 1001).await.unwrap();
-        assert_eq!(answer.statuses[0].decision.reason, Reason::LargerThanLimit);
-    }
-}
-
-/// A burst of 3 and one hit per 3 s: after the burst, each hit takes 3 s.
-#[tokio::test]
-async fn retry_after_grows_with_the_denied_hits() {
-    let engine = engine(
-        &RemoteStore::new(),
-        "- key: k\n  rate_limit: {unit: minute, requests_per_unit: 20, strategy: gcra, burst: 3, mode: leased, \
-         max_overshoot: 2}\n",
-    );
-    assert!(is_allowed(&engine, K, 3).await);
-    for hits in [1, 3, 2] {
-        let waits = send_check(&engine, K, hits).await.unwrap().statuses[0].decision.retry_after;
-        assert_eq!(waits, Some(Nanos::from_secs(3 * hits)), "{hits} hits");
-    }
-}
-
-#[tokio::test]
-async fn an_atomic_denial_spends_no_balance() {
-    for limits in [COUPLED, GCRA] {
-        let store = RemoteStore::new();
-        let engine = engine(&store, limits);
-        publish(&engine, "charge: all_or_nothing\n", &format!("{limits}{STRICT}"));
-        let both = &[("k", "v"), ("s", "v")];
-        assert!(is_allowed(&engine, both, 1).await && is_allowed(&engine, both, 1).await);
-        fill_balance(&engine).await;
-        let before = total_balance(&engine);
-        let left = send_check(&engine, K, 0).await.unwrap().statuses[0].decision.headroom.remaining;
-        for _ in 0..3 {
-            let answer = send_check(&engine, both, 1).await.unwrap();
-            assert_eq!(answer.verdict, Verdict::Deny);
-            assert_eq!(answer.statuses[0].decision.verdict, Verdict::Allow);
-            assert_eq!(
-                answer.statuses[0].decision.headroom.remaining, left,
-                "as without the charge"
-            );
-        }
-        assert_eq!(total_balance(&engine), before);
-    }
-}
-
-#[tokio::test]
-async fn a_dropped_check_restores_the_balance() {
-    let store = RemoteStore::new();
-    let engine = engine(&store, COUPLED);
-    publish(&engine, "charge: all_or_nothing\n", &format!("{COUPLED}{STRICT}"));
-    fill_balance(&engine).await;
-    let before = total_balance(&engine);
-    assert!(
-        poll_once(&engine, &[("k", "v"), ("s", "v")], 1).is_none(),
-        "the other has to be asked"
-    );
-    assert_eq!(total_balance(&engine), before);
-}
-
-#[tokio::test]
 async fn atomic_checks_of_two_leases_need_few_calls() {
     let store = RemoteStore::new();
     let limits = COUPLED.replace("key: k", "key: other").replace("1000", "500");
@@ -368,161 +270,6 @@ async fn shadow_and_quota_modes_apply_to_leased_limits() {
 }
 
 #[tokio::test]
-async fn an_outage_spends_the_balance_before_the_fallback() {
-    for (fallback, after) in
-        [("allow", Some(Verdict::Allow)), ("deny", Some(Verdict::Deny)), ("error", None)]
-    {
-        let store = RemoteStore::new();
-        let limits =
-            COUPLED.replace("unit: day", &format!("on_backend_failure: {fallback}, unit: day"));
-        let engine = engine(&store, &limits);
-        fill_balance(&engine).await;
-        let total_balance = total_balance(&engine);
-        store.is_unavailable.store(true, Relaxed);
-        for _ in 0..total_balance {
-            let answer = send_check(&engine, K, 1).await.unwrap();
-            assert_eq!(answer.statuses[0].decision.reason, Reason::WithinLimit);
-        }
-        assert_eq!(
-            send_check(&engine, K, 1).await.ok().map(|answer| answer.verdict),
-            after,
-            "{fallback}"
-        );
-    }
-}
-
-#[tokio::test]
-async fn a_disconnected_store_leaves_the_balance() {
-    for limits in [COUPLED, GCRA] {
-        let store = RemoteStore::new();
-        let limits = limits.replace("unit: day", "on_backend_failure: deny, unit: day");
-        let engine = engine(&store, &limits);
-        fill_balance(&engine).await;
-        let before = total_balance(&engine);
-        store.is_disconnected.store(true, Relaxed);
-        for _ in 0..3 {
-            assert!(!is_allowed(&engine, K, before + 1).await);
-            assert_eq!(total_balance(&engine), before);
-        }
-        for _ in 0..before {
-            let answer = send_check(&engine, K, 1).await.unwrap();
-            assert_eq!(answer.statuses[0].decision.reason, Reason::WithinLimit);
-        }
-        assert!(!is_allowed(&engine, K, 1).await);
-        store.is_disconnected.store(false, Relaxed);
-        assert!(is_allowed(&engine, K, 1).await, "none is believed to be on its way");
-    }
-}
-
-#[tokio::test]
-async fn an_unsent_lease_message_restores_the_balance() {
-    for cause in [StoreFailure::Overloaded, StoreFailure::BreakerOpen] {
-        let store = RemoteStore::new();
-        let limits = GCRA.replace("unit: day", "on_backend_failure: deny, unit: day");
-        let engine = engine(&store, &limits);
-        fill_balance(&engine).await;
-        let before = total_balance(&engine);
-        *store.rejection.lock() = Some(cause);
-        assert!(!is_allowed(&engine, K, before + 1).await);
-        assert_eq!(total_balance(&engine), before, "{cause:?}");
-        *store.rejection.lock() = None;
-        assert!(is_allowed(&engine, K, before + 1).await, "none is believed to be on its way");
-    }
-}
-
-#[tokio::test]
-async fn a_balance_is_kept_until_expiry_while_the_store_is_disconnected() {
-    let store = RemoteStore::new();
-    let engine = engine(&store, GCRA);
-    fill_balance(&engine).await;
-    let before = total_balance(&engine);
-    store.is_disconnected.store(true, Relaxed);
-    // Long enough for an idle key to return its balance.
-    for _ in 0..20 {
-        advance_clock(&engine, Nanos::SECOND);
-        engine.leases().unwrap().upkeep().await;
-        assert_eq!(total_balance(&engine), before);
-    }
-    engine.leases().unwrap().return_all().await;
-    assert_eq!(total_balance(&engine), before);
-    advance_clock(&engine, Nanos::from_secs(10));
-    assert_eq!(total_balance(&engine), 0);
-}
-
-#[tokio::test]
-async fn a_timed_out_lease_message_loses_its_returned_balance() {
-    let store = RemoteStore::new();
-    let engine = engine(&store, &GCRA.replace("unit: day", "on_backend_failure: deny, unit: day"));
-    fill_balance(&engine).await;
-    store.is_unavailable.store(true, Relaxed);
-    let more = total_balance(&engine) + 1;
-    assert!(!is_allowed(&engine, K, more).await);
-    assert_eq!(total_balance(&engine), 0);
-}
-
-#[tokio::test]
-async fn an_idle_key_returns_its_balance() {
-    let store = RemoteStore::new();
-    let (one, other) = (engine(&store, GCRA), engine(&store, GCRA));
-    let asked = fill_balance(&one).await;
-    assert!(0 < total_balance(&one));
-    for _ in 0..40 {
-        advance_clock(&one, Nanos::SECOND);
-        advance_clock(&other, Nanos::SECOND);
-        one.leases().unwrap().upkeep().await;
-    }
-    assert_eq!(total_balance(&one), 0);
-    assert_eq!(one.leases().unwrap().totals().keys, 0, "and is forgotten");
-    assert!(is_allowed(&other, K, 1000 - asked).await, "another has all that is left");
-}
-
-#[tokio::test]
-async fn lower_demand_returns_the_surplus() {
-    const DEMAND: u64 = 80;
-    const SECONDS: u64 = 20;
-    let store = RemoteStore::new();
-    let (one, other) = (engine(&store, GCRA), engine(&store, GCRA));
-    let mut asked = 0;
-    while total_balance(&one) < DEMAND {
-        assert!(is_allowed(&one, K, 1).await);
-        asked += 1;
-    }
-    for _ in 0..SECONDS {
-        advance_clock(&one, Nanos::SECOND);
-        advance_clock(&other, Nanos::SECOND);
-        assert!(is_allowed(&one, K, 1).await);
-        one.leases().unwrap().upkeep().await;
-    }
-    let kept = total_balance(&one);
-    assert!(0 < kept && kept <= (DEMAND - SECONDS) / 2, "{kept}");
-    assert!(
-        is_allowed(&other, K, 1000 - asked - SECONDS - kept).await,
-        "another has what is not held"
-    );
-}
-
-#[tokio::test]
-async fn balances_are_returned_only_if_their_limit_changes() {
-    let store = RemoteStore::new();
-    let engine = std::sync::Arc::new(engine(&store, COUPLED));
-    let tending = tokio::spawn(engine.leases().unwrap().clone().run_upkeep());
-    tokio::task::yield_now().await;
-    fill_balance(&engine).await;
-    let before = total_balance(&engine);
-    publish(&engine, "", &format!("{COUPLED}{STRICT}"));
-    for _ in 0..20 {
-        tokio::task::yield_now().await;
-    }
-    assert_eq!(total_balance(&engine), before);
-    publish(&engine, "", &COUPLED.replace("1000", "900"));
-    for _ in 0..20 {
-        tokio::task::yield_now().await;
-    }
-    assert_eq!(total_balance(&engine), 0);
-    tending.abort();
-}
-
-#[tokio::test]
 async fn a_refund_clears_the_remembered_denial() {
     let store = RemoteStore::new();
     let engine = engine(&store, COUPLED);
@@ -534,52 +281,6 @@ async fn a_refund_clears_the_remembered_denial() {
         admitted += u64::from(is_allowed(&engine, K, 1).await);
     }
     assert_eq!(admitted, 4, "the window counted one that it denied");
-}
-
-#[tokio::test]
-async fn balances_are_bounded_and_evicted_ones_are_returned() {
-    let store = RemoteStore::new();
-    let engine = engine(&store, COUPLED);
-    let names: Vec<String> = (0..MAX_LEASED_KEYS + 3_000).map(|name| name.to_string()).collect();
-    for name in &names {
-        let check = check(&[("k", name)], Cost::Charge(Hits(1)));
-        for _ in 0..3 {
-            assert_eq!(engine.decide(&check).await.unwrap().verdict, Verdict::Allow);
-        }
-    }
-    let sum = engine.leases().unwrap().totals();
-    assert!(sum.keys <= MAX_LEASED_KEYS, "{sum:?}");
-    for _ in 0..10_000 {
-        tokio::task::yield_now().await;
-    }
-    let keys = sum.keys;
-    let evicted = names.iter().take(100).filter(|name| {
-        let peeked = poll_once(&engine, &[("k", name)], 0);
-        peeked.is_none()
-    });
-    let evicted: Vec<_> = evicted.collect();
-    assert!(!evicted.is_empty(), "{keys} keys");
-    for name in evicted {
-        let answer = send_check(&engine, &[("k", name)], 0).await.unwrap();
-        assert_eq!(
-            answer.statuses[0].decision.headroom.remaining,
-            Hits(997),
-            "nothing of it is parked"
-        );
-    }
-}
-
-#[tokio::test]
-async fn balances_are_bounded_by_the_total_bytes_of_keys() {
-    const LONG: usize = 60_000;
-    let engine = engine(&RemoteStore::new(), COUPLED);
-    for name in 0..700 {
-        let name = format!("{name:0LONG$}");
-        let check = check(&[("k", &name)], Cost::Charge(Hits(1)));
-        assert_eq!(engine.decide(&check).await.unwrap().verdict, Verdict::Allow);
-    }
-    let keys = engine.leases().unwrap().totals().keys;
-    assert!(0 < keys && keys * LONG <= MAX_LEASED_KEY_BYTES, "{keys} keys");
 }
 
 #[tokio::test]

@@ -1,14 +1,18 @@
 //! Tests the lease balance of one replica: spending, refills, returns, expiry and denials.
 
+mod denials;
+mod early_refill;
+
 use sluicegate::kernel::lease::balance::{LeaseBalance, SpendResult};
 use sluicegate::kernel::lease::sizer::LeaseSizing;
 use sluicegate::kernel::lease::{BorrowReply, BorrowRequest, MessageNumber, safe_duration};
-use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
-use sluicegate::kernel::rate::{CounterDecision, Headroom, Strategy};
+use sluicegate::kernel::rate::{CounterDecision, Headroom};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 const NOW: Nanos = Nanos(5_000_000_000);
+
 const TERM: Nanos = Nanos::SECOND;
+
 const ROOM: Headroom = Headroom { remaining: Hits(7), reset_after: Nanos::SECOND };
 
 fn after(millis: u64) -> Nanos {
@@ -217,92 +221,6 @@ fn the_clock_drift_margin_is_two_thousandths_rounded_up() {
     }
 }
 
-#[test]
-fn a_too_small_balance_is_returned_with_the_check() {
-    let mut ledger = with_ten();
-    let borrow = borrow_for(&mut ledger, NOW, 2, 11);
-    let expected = (Hits(11), Hits(0), Hits(10), MessageNumber(1));
-    assert_eq!((borrow.hits, borrow.balance, borrow.returned, borrow.last_lease), expected);
-    assert_eq!(ledger.balance(NOW), Hits(0), "it is gone before the message leaves");
-}
-
-#[test]
-fn a_refill_keeps_the_balance_usable() {
-    let mut ledger = with_ten();
-    assert_eq!(ledger.refill(NOW, MessageNumber(2)), None, "there is enough");
-    ledger.spend(NOW, Hits(8));
-    let borrow = ledger.refill(NOW, MessageNumber(2)).unwrap();
-    assert_eq!((borrow.hits, borrow.wanted, borrow.balance), (Hits(0), Hits(10), Hits(2)));
-    assert!(matches!(ledger.spend(NOW, Hits(1)), SpendResult::Spent(_)));
-    ledger.settle(NOW, &grant(2, 10, 2));
-    assert_eq!(ledger.balance(NOW), Hits(11));
-}
-
-#[test]
-fn a_lease_is_renewed_two_round_trips_early() {
-    let mut ledger = empty_balance();
-    borrow_for(&mut ledger, NOW, 1, 1);
-    ledger.settle(after(50), &grant(1, 10, 0));
-    assert_eq!(ledger.refill(after(897), MessageNumber(2)), None);
-    assert!(ledger.refill(after(898), MessageNumber(2)).is_some(), "998 − 2·50");
-}
-
-#[test]
-fn hits_missing_in_the_lease_table_leave_the_balance() {
-    let mut ledger = with_ten();
-    ledger.spend(NOW, Hits(8));
-    ledger.refill(NOW, MessageNumber(2)).unwrap();
-    ledger.settle(NOW, &grant(2, 5, 1));
-    assert_eq!(ledger.balance(NOW), Hits(6));
-}
-
-#[test]
-fn an_empty_grant_pauses_refills() {
-    let mut ledger = with_ten();
-    ledger.spend(NOW, Hits(8));
-    ledger.refill(NOW, MessageNumber(2)).unwrap();
-    ledger.settle(NOW, &grant(2, 0, 2));
-    assert_eq!(ledger.refill(after(124), MessageNumber(3)), None);
-    assert!(ledger.refill(after(125), MessageNumber(3)).is_some(), "an eighth of the term");
-}
-
-#[test]
-fn a_full_return_happens_once_and_ignores_pending_replies() {
-    let mut ledger = with_ten();
-    ledger.spend(NOW, Hits(8));
-    ledger.refill(NOW, MessageNumber(2)).unwrap();
-    let back = ledger.return_all(NOW, MessageNumber(3)).unwrap();
-    assert_eq!(
-        (back.returned, back.balance, back.last_lease),
-        (Hits(2), Hits(0), MessageNumber(1))
-    );
-    ledger.settle(NOW, &grant(2, 10, 2));
-    assert_eq!(ledger.balance(NOW), Hits(0));
-    assert_eq!(ledger.return_all(NOW, MessageNumber(4)), None);
-}
-
-#[test]
-fn an_expired_balance_is_not_returned() {
-    assert_eq!(with_ten().return_all(after(998), MessageNumber(2)), None);
-}
-
-#[test]
-fn hits_above_expected_demand_are_surplus() {
-    let mut ledger = LeaseBalance::new(LeaseSizing::Learned, TERM, Hits(100));
-    // 40 hits are requested in this lease duration.
-    for number in 1..=40 {
-        if ledger.spend(NOW, Hits(1)) == SpendResult::NeedsStore {
-            borrow_for(&mut ledger, NOW, number, 1);
-            ledger.settle(NOW, &grant(number, if number == 20 { 90 } else { 0 }, 0));
-        }
-    }
-    assert_eq!(ledger.balance(NOW), Hits(70));
-    let back = ledger.return_surplus(after(499), MessageNumber(90)).unwrap();
-    // The expected demand until the lease expires at 998 ms is ⌊40·0.499⌋ = 19.
-    assert_eq!((back.returned, back.balance), (Hits(51), Hits(19)));
-    assert_eq!(ledger.balance(after(499)), Hits(19));
-}
-
 /// A balance with learned sizing: 64 hits requested, 80 leased, and `left` remaining at NOW.
 fn with_learned_demand(left: u64) -> LeaseBalance {
     with_learned_demand_for(left, TERM)
@@ -317,182 +235,6 @@ fn with_learned_demand_for(left: u64, good_for: Nanos) -> LeaseBalance {
         assert!(matches!(ledger.spend(NOW, Hits(1)), SpendResult::Spent(_)));
     }
     ledger
-}
-
-#[test]
-fn a_low_balance_is_refilled_early() {
-    // The demand of 64 hits per second is 16 hits in 250 ms.
-    let time = Nanos(250_000_000);
-    assert_eq!(with_learned_demand(17).refill_early(NOW, MessageNumber(2), time.plus(time)), None);
-    let mut low = with_learned_demand(16);
-    assert_eq!(low.refill(NOW, MessageNumber(2)), None, "there is time");
-    assert_eq!(low.refill_early(NOW, MessageNumber(2), Nanos(249_000_000)), None, "15 in 249 ms");
-    let more = low.refill_early(NOW, MessageNumber(2), time).unwrap();
-    let expected = (Hits(0), Hits(48), Hits(16), Hits(0));
-    assert_eq!((more.hits, more.wanted, more.balance, more.returned), expected, "64 in all");
-    assert_eq!(low.balance(NOW), Hits(16), "it stays usable");
-    assert_eq!(low.refill_early(NOW, MessageNumber(3), time), None, "a message is on its way");
-    low.settle(NOW, &grant(2, 0, 16));
-    assert_eq!(
-        low.refill_early(after(124), MessageNumber(3), TERM),
-        None,
-        "there was nothing to lend"
-    );
-    assert!(low.refill_early(after(125), MessageNumber(3), TERM).is_some());
-}
-
-#[test]
-fn a_lease_is_renewed_early_in_its_last_eighth() {
-    let mut held = with_learned_demand(60);
-    assert_eq!(held.refill_early(after(872), MessageNumber(2), Nanos::from_secs(9)), None);
-    assert!(
-        held.clone().refill_early(after(873), MessageNumber(2), Nanos::from_secs(9)).is_some(),
-        "998 − 125"
-    );
-    assert_eq!(held.refill_early(after(873), MessageNumber(2), Nanos(124_000_000)), None);
-    assert_eq!(
-        held.refill_early(after(998), MessageNumber(2), Nanos::from_secs(9)),
-        None,
-        "it is over"
-    );
-}
-
-#[test]
-fn a_shortened_lease_is_refilled_but_not_renewed_early() {
-    let cut_short = Nanos(900_000_000);
-    let time = Nanos(250_000_000);
-    let mut held = with_learned_demand_for(60, cut_short);
-    for millis in [0, 773, 897] {
-        assert_eq!(held.refill_early(after(millis), MessageNumber(2), time), None, "{millis} ms");
-    }
-    assert!(
-        with_learned_demand_for(16, cut_short).refill_early(NOW, MessageNumber(2), time).is_some()
-    );
-    // The lease in the next window has the full duration.
-    borrow_for(&mut held, after(900), 2, 61);
-    held.settle(after(900), &grant(2, 60, 0));
-    assert!(held.refill_early(after(1_897), MessageNumber(3), time).is_some());
-}
-
-#[test]
-fn a_full_return_reports_zero_demand() {
-    assert_eq!(with_ten().return_all(NOW, MessageNumber(2)).unwrap().demand, Hits(0));
-    let mut rare = with_ten();
-    assert_eq!(rare.return_if_idle(after(900), MessageNumber(2), Nanos(999_000_000)), None);
-    assert!(
-        rare.return_if_idle(after(900), MessageNumber(2), TERM).is_some(),
-        "nobody asked in a whole span"
-    );
-}
-
-#[test]
-fn a_balance_is_returned_after_eight_expected_checks_are_missing() {
-    // With 41 checks and 64 hits per second, eight checks take 196 ms and eight hits 125 ms.
-    let mut quiet = with_learned_demand(40);
-    assert_eq!(quiet.return_if_idle(after(195), MessageNumber(2), Nanos(195_000_000)), None);
-    let gone = quiet.return_if_idle(after(196), MessageNumber(2), Nanos(196_000_000)).unwrap();
-    assert_eq!((gone.returned, gone.demand), (Hits(40), Hits(0)));
-}
-
-#[test]
-fn a_remembered_denial_counts_its_wait_from_the_reply() {
-    let mut ledger = empty_balance();
-    borrow_for(&mut ledger, NOW, 1, 5);
-    ledger.settle(after(20), &denial(1, Nanos::SECOND, 0));
-    let expected = SpendResult::Denied {
-        retry_after: Nanos(920_000_000),
-        additional_hits: Hits(0),
-        headroom: Headroom { remaining: Hits(7), reset_after: Nanos(920_000_000) },
-    };
-    assert_eq!(ledger.spend(after(100), Hits(5)), expected);
-    assert_eq!(ledger.spend(after(1_000), Hits(5)), SpendResult::NeedsStore);
-}
-
-#[test]
-fn a_remembered_denial_does_not_apply_to_fewer_hits() {
-    let mut ledger = empty_balance();
-    borrow_for(&mut ledger, NOW, 1, 5);
-    ledger.settle(NOW, &denial(1, Nanos::SECOND, 0));
-    assert_eq!(ledger.spend(NOW, Hits(4)), SpendResult::NeedsStore);
-    assert!(matches!(
-        ledger.spend(NOW, Hits(6)),
-        SpendResult::Denied { additional_hits: Hits(1), .. }
-    ));
-}
-
-#[test]
-fn the_denial_of_the_fewest_hits_is_remembered() {
-    let mut ledger = empty_balance();
-    for (number, hits) in [(1, 3), (2, 9)] {
-        borrow_for(&mut ledger, NOW, number, hits);
-        ledger.settle(NOW, &denial(number, Nanos::SECOND, 0));
-    }
-    assert!(matches!(ledger.spend(NOW, Hits(3)), SpendResult::Denied { .. }));
-    borrow_for(&mut ledger, NOW, 3, 2);
-    ledger.settle(NOW, &grant(3, 0, 0));
-    assert!(
-        matches!(ledger.spend(NOW, Hits(3)), SpendResult::Denied { .. }),
-        "2 passed, 3 did not"
-    );
-    borrow_for(&mut ledger, NOW, 4, 3);
-    ledger.settle(NOW, &grant(4, 0, 0));
-    assert_eq!(ledger.spend(NOW, Hits(3)), SpendResult::NeedsStore, "3 passed");
-}
-
-#[test]
-fn a_denial_sent_before_a_refund_is_not_remembered() {
-    let mut ledger = empty_balance();
-    borrow_for(&mut ledger, NOW, 1, 1);
-    ledger.forget_denial(NOW);
-    ledger.settle(after(20), &denial(1, Nanos::SECOND, 0));
-    assert_eq!(ledger.spend(after(20), Hits(1)), SpendResult::NeedsStore);
-    borrow_for(&mut ledger, after(20), 2, 1);
-    ledger.settle(after(40), &denial(2, Nanos::SECOND, 0));
-    assert!(matches!(ledger.spend(after(40), Hits(1)), SpendResult::Denied { .. }));
-}
-
-#[test]
-fn a_denied_check_calls_the_store_while_enough_hits_are_outstanding() {
-    let mut ledger = empty_balance();
-    borrow_for(&mut ledger, NOW, 1, 11);
-    // 7 hits remain, and other replicas may return 4.
-    ledger.settle(after(20), &denial(1, Nanos::from_secs(3_600), 4));
-    let SpendResult::Denied { retry_after, .. } = ledger.spend(after(39), Hits(11)) else {
-        panic!()
-    };
-    assert_eq!(retry_after, Nanos::from_secs(3_600).since(Nanos(39_000_000 - 20_000_000)));
-    assert_eq!(ledger.spend(after(40), Hits(11)), SpendResult::NeedsStore);
-}
-
-#[test]
-fn a_fixed_window_denial_calls_the_store_eight_times_per_window() {
-    let window = FixedWindow::new(100, Windows::Every(TERM)).unwrap();
-    let mut ledger = empty_balance().with_strategy(Strategy::FixedWindow(window));
-    borrow_for(&mut ledger, NOW, 1, 11);
-    ledger.settle(after(20), &denial(1, Nanos::from_secs(3_600), 4));
-    assert!(matches!(ledger.spend(after(124), Hits(11)), SpendResult::Denied { .. }));
-    assert_eq!(ledger.spend(after(125), Hits(11)), SpendResult::NeedsStore);
-}
-
-#[test]
-fn too_few_outstanding_hits_delay_the_next_store_call() {
-    let mut ledger = empty_balance();
-    borrow_for(&mut ledger, NOW, 1, 17);
-    // 7 hits remain, and 10 of 17 are missing. Other replicas may return 4. The limit frees 5 in
-    // half of the retry-after, and may have freed part of one already.
-    ledger.settle(NOW, &denial(1, Nanos::SECOND, 4));
-    assert!(matches!(ledger.spend(after(499), Hits(17)), SpendResult::Denied { .. }));
-    assert_eq!(ledger.spend(after(500), Hits(17)), SpendResult::NeedsStore);
-}
-
-#[test]
-fn the_balance_is_spent_despite_a_remembered_denial() {
-    let mut ledger = with_ten();
-    borrow_for(&mut ledger, NOW, 2, 1);
-    ledger.settle(NOW, &denial(2, Nanos::SECOND, 0));
-    borrow_for(&mut ledger, NOW, 3, 0);
-    ledger.settle(NOW, &grant(3, 10, 0));
-    assert!(matches!(ledger.spend(NOW, Hits(1)), SpendResult::Spent(_)));
 }
 
 #[test]

@@ -18,16 +18,18 @@
 //! | a refund keeps a remembered denial | `remembered_denial_needs_no_redis_until_a_refund` |
 //! | no jitter | `jitter_extends_each_key_expiry` |
 
+mod faults;
+mod rules;
+
 use std::time::Duration;
 
-use sluicegate::kernel::decision::{Cost, Enforcement, Verdict, VoteGroup, combine};
+use sluicegate::kernel::decision::{Cost, Enforcement, VoteGroup};
 use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::sliding_log::SlidingLog;
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
-use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate::store::redis::{RedisStore, RedisTopology, StoreGroup, reference};
 use sluicegate::store::{
     Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, Outcomes, Placement, StoreFailure,
@@ -174,59 +176,6 @@ pub(super) fn stored_count(store: &Store, name: &str, now: Nanos) -> Option<u64>
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn redis_and_memory_agree_on_every_rule() {
-    let at = connected(reference::CompatOptions::default());
-    let memory = MemoryStore::new(10_000, WhenFull::Deny, [3; 16]);
-    let (seed, now) = (seed(), now());
-    let mut dice = Dice::new(seed);
-    for trace in 0..60 {
-        for step in 0..25 {
-            let one = |dice: &mut Dice| {
-                let limit = dice.pick(&[0, 3, 7, 20]);
-                let hits = dice.pick(&[0, 1, 1, 1, 2, 3, 5, 21, 1 << 40]);
-                let one = charge(&format!("{trace} {limit}"), limit, hits);
-                let cost = if dice.once_in(7) { Cost::Refund(Hits(hits)) } else { one.cost };
-                Charge { cost, standing: any_standing(dice), ..one }
-            };
-            let list: Vec<_> = (0..=dice.up_to(4)).map(|_| one(&mut dice)).collect();
-            let asked = charges(list, any_rule(&mut dice));
-            let expected = charge_all(&memory, now, &asked).await;
-            let got = charge_all(&at.stores, now, &asked).await;
-            assert_eq!(got, expected, "SLUICEGATE_SEED={seed} {trace}.{step}: {asked:?}");
-        }
-    }
-}
-
-/// A thousand charges of a few counters, large enough to exceed every limit.
-fn random_charges(name: &str, counters: u32, dice: &mut Dice) -> Vec<Charge> {
-    let one = |_| {
-        let hits = if dice.once_in(400) { 1 << 52 } else { dice.pick(&[0, 1, 1, 2]) };
-        let counter = dice.up_to(u64::from(counters) - 1);
-        let one = charge(&format!("{name} {counter}"), 500 / counters, hits);
-        let cost = if dice.once_in(7) { Cost::Refund(Hits(hits)) } else { one.cost };
-        Charge { cost, standing: any_standing(dice), ..one }
-    };
-    (0..1_000).map(one).collect()
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn redis_and_memory_agree_on_a_thousand_charges() {
-    let at = connected(reference::CompatOptions::default());
-    let memory = MemoryStore::new(10_000, WhenFull::Deny, [3; 16]);
-    let (seed, now) = (seed(), now());
-    let mut dice = Dice::new(seed);
-    for trace in 0..6 {
-        for step in 0..3 {
-            let list = random_charges(&trace.to_string(), 1 + trace % 3, &mut dice);
-            let asked = charges(list, dice.pick(&[ALL, ChargeMode::Preview]));
-            let expected = charge_all(&memory, now, &asked).await;
-            let got = charge_all(&at.stores, now, &asked).await;
-            assert!(got == expected, "SLUICEGATE_SEED={seed} {trace}.{step}");
-        }
-    }
-}
-
 /// The shortest script time of several tries, in microseconds.
 async fn script_micros(connected: &Connected, charged: usize) -> u64 {
     let now = now();
@@ -268,81 +217,6 @@ pub(super) fn verdict_and_remaining(outcome: ChargeOutcome) -> (bool, Option<u64
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mixed_keys_and_stores_match_memory() {
-    let at = connected(reference::CompatOptions::default());
-    let memory = MemoryStore::new(10_000, WhenFull::Deny, [3; 16]);
-    let (seed, now) = (seed(), now());
-    let mut dice = Dice::new(seed);
-    for trace in 0..40 {
-        for step in 0..20 {
-            let one = |dice: &mut Dice| {
-                let limit = dice.pick(&[2, 5, 9, 20]);
-                let hits = dice.pick(&[0, 1, 1, 1, 2, 6]);
-                let kind = dice.pick(&[native_charge, charge]);
-                let one = kind(&format!("{trace} {limit}"), limit, hits);
-                Charge { standing: any_standing(dice), per_second: limit < 6, ..one }
-            };
-            let list: Vec<_> = (0..=dice.up_to(4)).map(|_| one(&mut dice)).collect();
-            let asked = charges(list, any_rule(&mut dice));
-            let gists = |outcomes: Outcomes| {
-                outcomes.into_iter().map(verdict_and_remaining).collect::<Vec<_>>()
-            };
-            let expected = gists(charge_all(&memory, now, &asked).await);
-            let got = gists(charge_all(&at.stores, now, &asked).await);
-            assert_eq!(got, expected, "SLUICEGATE_SEED={seed} {trace}.{step}: {asked:?}");
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stop_when_over_charges_only_the_denying_limits() {
-    let options =
-        reference::CompatOptions { stop_when_over: true, ..reference::CompatOptions::default() };
-    let at = connected(options);
-    let (seed, now) = (seed(), now());
-    let mut dice = Dice::new(seed);
-    // Every second trace uses two stores, so a check cannot be one script call.
-    for trace in 0..60_usize {
-        let limits = [0_u32, 3, 7, 20];
-        let mut counts = [0_u64; 4];
-        for step in 0..20 {
-            let one = |which: usize, dice: &mut Dice| {
-                let hits = dice.pick(&[0, 1, 1, 2, 5]);
-                let per_second = trace % 2 == 1 && which % 2 == 1;
-                let standing = any_standing(dice);
-                let one = charge(&format!("{trace} {which}"), limits[which], hits);
-                (which, hits, Charge { standing, per_second, ..one })
-            };
-            let list: Vec<_> = (0..4).filter(|_| !dice.once_in(3)).collect::<Vec<_>>();
-            let list: Vec<_> = list.into_iter().map(|which| one(which, &mut dice)).collect();
-            let over = |which: usize, hits: u64| u64::from(limits[which]) < counts[which] + hits;
-            let votes = list.iter().map(|(which, hits, charge)| {
-                (charge.standing.group, charge.standing.enforced_verdict(over(*which, *hits)))
-            });
-            let denied = combine(votes, false) == Verdict::Deny;
-            let added: Vec<_> = list
-                .iter()
-                .map(|(which, hits, _)| if denied && !over(*which, *hits) { 0 } else { *hits })
-                .collect();
-            let asked = charges(list.iter().map(|it| it.2.clone()), ChargeMode::Each);
-            let answered = charge_all(&at.stores, now, &asked).await;
-            for ((which, _, charge), (added, outcome)) in
-                list.iter().zip(added.iter().zip(answered))
-            {
-                counts[*which] += added;
-                let store = if charge.per_second { &at.second } else { &at.main };
-                let name = format!("{trace} {which}");
-                let context = format!("SLUICEGATE_SEED={seed} {trace}.{step}: {asked:?}");
-                assert_eq!(stored_count(store, &name, now), Some(counts[*which]), "{context}");
-                let left = u64::from(limits[*which]).saturating_sub(counts[*which]);
-                let is_over = u64::from(limits[*which]) < counts[*which];
-                assert_eq!(verdict_and_remaining(outcome), (is_over, Some(left)), "{context}");
-            }
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn checks_on_one_node_are_atomic() {
     for_a_day_with_a_minute_left();
     let main = Store::running();
@@ -376,58 +250,6 @@ async fn checks_on_one_node_are_atomic() {
         assert_eq!(stored_count(&main, &format!("{name} many"), now), Some(50), "{name}");
     }
     tasks.iter().for_each(JoinHandle::abort);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn invalid_counters_fail_alone_and_counters_at_the_integer_maximum_deny() {
-    let at = connected(reference::CompatOptions::default());
-    let now = now();
-    let start = now.0 / DAY.0 * 86_400;
-    let put = |name: &str, words: &[&str]| {
-        let key = format!("d_k_{name}_{start}");
-        at.main.command(&[&[words[0], &key], &words[1..]].concat());
-    };
-    put("text", &["SET", "text"]);
-    put("list", &["RPUSH", "1"]);
-    put("less", &["SET", "-5"]);
-    put("full", &["SET", "9223372036854775807"]);
-    let names = ["text", "list", "less", "full", "good"];
-    for rule in [ChargeMode::Each, ALL, ChargeMode::Preview] {
-        let asked = charges(names.map(|name| charge(name, 10, 1)), rule);
-        let outcomes = charge_all(&at.stores, now, &asked).await;
-        for outcome in &outcomes[..3] {
-            assert_eq!(*outcome, ChargeOutcome::Failed(StoreFailure::WrongType), "{rule:?}");
-        }
-        assert_eq!(verdict_and_remaining(outcomes[3]), (true, Some(0)), "{rule:?}");
-        assert!(!outcomes[4].is_denial(), "{rule:?}");
-    }
-    assert_eq!(stored_count(&at.main, "good", now), Some(1), "charged under `each` alone");
-    assert_eq!(stored_count(&at.main, "full", now), Some(9_223_372_036_854_775_807));
-    let text = at.main.command(&["GET", &format!("d_k_text_{start}")]);
-    assert_eq!(text.text(), "text");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_rejecting_writes_is_marked_down() {
-    let at = connected(reference::CompatOptions::default());
-    let known = |wanted: Option<StoreFailure>| {
-        let is_known = || match at.stores.current_failure() {
-            trouble if trouble == wanted => Ok(()),
-            trouble => Err(format!("{trouble:?}")),
-        };
-        until("it is known", is_known).unwrap();
-    };
-    // `ChargeMode::Each` uses a pipeline, and `ALL` uses a script.
-    for rule in [ChargeMode::Each, ALL] {
-        let asked = charges([charge("k", 10, 1)], rule);
-        at.main.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
-        let outcome = charge_all(&at.stores, now(), &asked).await[0];
-        assert_eq!(outcome, ChargeOutcome::Failed(StoreFailure::Other), "{rule:?}");
-        known(Some(StoreFailure::Other));
-        at.main.command(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
-        known(None);
-        assert!(!charge_all(&at.stores, now(), &asked).await[0].is_denial(), "{rule:?}");
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -499,38 +321,6 @@ async fn per_second_limits_use_only_their_own_store() {
         outcomes[2..].iter().all(|it| verdict_and_remaining(*it) == (false, Some(8))),
         "{outcomes:?}"
     );
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn missing_right_for_expire_is_reported_while_counting_continues() {
-    let at = connected(reference::CompatOptions::default());
-    let (now, one) = (now(), charges([charge("a", 10, 1)], ChargeMode::Each));
-    at.main.command(&["ACL", "SETUSER", "default", "-expire"]);
-    assert_eq!(verdict_and_remaining(charge_all(&at.stores, now, &one).await[0]), (false, Some(9)));
-    until("it is told", || match at.stores.current_failure() {
-        Some(StoreFailure::NotPermitted) => Ok(()),
-        other => Err(format!("{other:?}")),
-    })
-    .unwrap();
-    for left in (0..9).rev() {
-        assert_eq!(
-            verdict_and_remaining(charge_all(&at.stores, now, &one).await[0]),
-            (false, Some(left))
-        );
-    }
-    assert_eq!(stored_count(&at.main, "a", now), Some(10));
-    assert_eq!(at.stores.current_failure(), Some(StoreFailure::NotPermitted));
-    at.main.command(&["ACL", "SETUSER", "default", "+expire"]);
-    let another = charges([charge("b", 10, 1)], ChargeMode::Each);
-    assert_eq!(
-        verdict_and_remaining(charge_all(&at.stores, now, &another).await[0]),
-        (false, Some(9))
-    );
-    until("all is well", || match at.stores.current_failure() {
-        None => Ok(()),
-        Some(other) => Err(other.as_str().to_owned()),
-    })
-    .unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
