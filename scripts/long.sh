@@ -42,7 +42,7 @@ check_specs() { run specs scripts/specs.sh large; }
 
 # Two hundred fleets with leases, whose processes are killed, stopped and resumed at random.
 check_leases() {
-    SLUICEGATE_RUNS=200 run leases cargo test --locked --test all -- --nocapture redis::overshoot
+    SLUICEGATE_RUNS=200 run leases cargo test --locked --test all -- --nocapture store::redis::overshoot
 }
 
 # Five replicas and an upstream that counts requests, for twenty minutes.
@@ -53,7 +53,7 @@ check_fleet() {
 
 # Five adaptive replicas, as a fleet and alone, in front of an upstream with changing capacity.
 check_capacity() {
-    SLUICEGATE_FLEET_TABLE=1 run capacity cargo test --locked --release --test all -- --nocapture fleet_backend
+    SLUICEGATE_FLEET_TABLE=1 run capacity cargo test --locked --release --test all -- --nocapture adaptive_fleet
 }
 
 # The probes of Envoy Gateway's Deployment, during a minute without Redis.

@@ -1,6 +1,7 @@
 //! Goodput under a hidden capacity: the published table, then 200 traces of generated noise.
 //!
-//! `cargo bench --bench latent_capacity`. Bounds, also checked by `tests/concurrency/latent.rs`:
+//! `cargo bench --bench latent_capacity`. Bounds, also checked by
+//! `tests/kernel/concurrency/adaptive/latent_capacity.rs`:
 //! - `gradient` has at least 0.90 of an oracle's goodput.
 //! - `gradient` has at least 1.25 times the goodput of the source's AIMD.
 //! - `gradient` has at most 8.5 % limited requests.

@@ -5,11 +5,11 @@
 //! - The process keeps running and answers the next valid check.
 //! - Invalid input changes no counter.
 
-mod bodies;
-mod files;
-mod questions;
-mod starting;
-mod switches;
+mod checks;
+mod http_requests;
+mod limits_files;
+mod settings;
+mod startup;
 
 use std::path::Path;
 
@@ -25,9 +25,9 @@ use tokio::runtime::Runtime;
 use tonic::Status;
 
 use crate::compat::wire::{Connection, SHOULD_RATE_LIMIT};
-use crate::http1::{self, Reply};
-use crate::service::Service;
-use crate::waiting::for_a_day_with_a_minute_left;
+use crate::support::http1::{self, Reply};
+use crate::support::service::Service;
+use crate::support::waiting::for_a_day_with_a_minute_left;
 
 /// Domain `d` with a limit of 100 hits per day for each value of `k`.
 const LIMITS: &str =

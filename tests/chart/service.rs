@@ -7,9 +7,9 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::rendered;
-use crate::http1;
-use crate::service::Service;
-use crate::waiting::until;
+use crate::support::http1;
+use crate::support::service::Service;
+use crate::support::waiting::until;
 
 const PRESET: &str = "--values=charts/sluicegate/values/standalone.yaml";
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::vectors::Scenario;
-use crate::http1;
-use crate::service::Service;
+use crate::support::http1;
+use crate::support::service::Service;
 
 pub fn compare(scenario: &Scenario, service: &Service) -> Result<(), String> {
     if let Some(recorded) = &scenario.metrics {

@@ -30,7 +30,7 @@ use tally::Tally;
 use vectors::{Group, Scenario};
 
 use crate::support::redis::Redis;
-use crate::waiting::{for_a_day_with_a_minute_left, now};
+use crate::support::waiting::{for_a_day_with_a_minute_left, now};
 
 /// Scenario groups that only test behavior with Redis.
 const STORE_ONLY: [&str; 9] = [

@@ -13,9 +13,9 @@ use super::store::{CommandMonitor, Store, commands_differ};
 use super::vectors::{Http, Reload, Scenario, Step};
 use super::wire::{Connection, SHOULD_RATE_LIMIT};
 use super::{flags, message, metrics};
-use crate::http1;
-use crate::service::{Loads, Service};
-use crate::waiting::{unix_seconds, until};
+use crate::support::http1;
+use crate::support::service::{Loads, Service};
+use crate::support::waiting::{unix_seconds, until};
 
 pub enum Outcome {
     Passed,

@@ -8,11 +8,11 @@ use serde_json::Value as Json;
 
 use super::expected::unit_seconds;
 use super::vectors::Scenario;
-use crate::http1;
-use crate::service::Service;
+use crate::support::http1;
 use crate::support::redis::Redis;
 use crate::support::resp::{Client, Value};
-use crate::waiting::{unix_seconds, until};
+use crate::support::service::Service;
+use crate::support::waiting::{unix_seconds, until};
 
 /// Default of `EXPIRATION_JITTER_MAX_SECONDS` in envoyproxy/ratelimit, in seconds.
 const JITTER: i64 = 300;

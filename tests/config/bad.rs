@@ -5,7 +5,7 @@
 //! - A file exists for every diagnostic code of the YAML reader.
 //!
 //! Not covered:
-//! - Too large and too deep files: [`super::hostile`] generates them.
+//! - Too large and too deep files: [`super::yaml::hostile`] generates them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,7 @@ use std::path::Path;
 use sluicegate::config::diagnostic::{Code, Diagnostics};
 use sluicegate::config::raw;
 
-/// Diagnostic codes whose files [`super::hostile`] generates.
+/// Diagnostic codes whose files [`super::yaml::hostile`] generates.
 const GENERATED: [Code; 2] = [Code::TooLarge, Code::TooDeep];
 
 fn files() -> Vec<(String, Vec<u8>)> {

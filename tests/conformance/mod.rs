@@ -4,11 +4,11 @@
 //!
 //! Redis uses its own clock, so assertions about an instant are valid only within the current day.
 
-mod charging;
+mod capacity;
+mod charge_modes;
 mod concurrency;
-mod leasing;
-mod lending;
-mod room;
+mod leases;
+mod leasing_store;
 
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
@@ -33,8 +33,8 @@ use tokio::task::JoinSet;
 
 use crate::support;
 use crate::support::cluster::Cluster;
-use crate::waiting::{for_a_day_with_a_minute_left, until};
-use leasing::LeasingStore;
+use crate::support::waiting::{for_a_day_with_a_minute_left, until};
+use leasing_store::LeasingStore;
 
 /// 2026-01-01T00:00:00Z, the start of a day.
 const NEW_YEAR: Nanos = Nanos::from_secs(1_767_225_600);

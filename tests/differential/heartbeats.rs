@@ -1,6 +1,9 @@
 //! Compares the Lua script of share rounds with the coordinator in the kernel crate.
 
-mod crowded;
+mod corrupt_state;
+mod data_loss;
+mod expiry;
+mod large_fleets;
 
 use std::collections::HashMap;
 
@@ -15,17 +18,21 @@ use sluicegate::kernel::units::{Generation, Incarnation, Nanos, ReplicaId, Share
 use sluicegate::store::heartbeat::{BucketKey, ShareReport, ShareRound, ShareRoundReply};
 use sluicegate::store::memory::coordinators::Coordinators;
 use sluicegate::store::redis::HEARTBEAT_SCRIPT;
-use sluicegate::store::redis::codec::heartbeat::{incarnation_key, pack, read, state_key};
+use sluicegate::store::redis::codec::heartbeat::{pack, read};
 
-use super::{integers, store::micros};
+use super::integers;
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
 use crate::support::resp::{Client, Value};
 
 const START: Nanos = Nanos(1_763_632_345_678_912_000);
+
 const TRACES: usize = 250;
+
 const STEPS: usize = 290;
+
 const CEILINGS: u64 = 3;
+
 const REPLICAS: u64 = 5;
 
 struct Reporter {
@@ -333,40 +340,6 @@ fn join_round(replica: u64) -> ShareRound {
     }
 }
 
-#[test]
-fn new_store_grants_only_shares_that_replicas_report() {
-    let redis = Redis::start();
-    let mut reporter = Reporter::new(&redis);
-    let heard = reporter.send(&join_round(1));
-    let [Some(HeartbeatReply::Grant(grant))] = heard.replies[..] else { panic!("{heard:?}") };
-    assert_eq!((grant.share, grant.is_recovering, grant.fair_share), (Share(0), true, Share(8)));
-    assert_eq!(grant.coordinator_incarnation, heard.incarnation);
-}
-
-/// A leaving replica may be the first to call a store without state, before replicas with shares
-/// report.
-#[test]
-fn leaving_replica_does_not_end_the_recovery() {
-    let redis = Redis::start();
-    let mut reporter = Reporter::new(&redis);
-    let mut coordinators = Coordinators::default();
-    let leaves = ShareRound {
-        longest_use: Nanos(0),
-        is_leaving: true,
-        reports: Vec::new(),
-        ..join_round(1)
-    };
-    for (seconds, round) in [(0, &leaves), (1, &leaves), (2, &join_round(2))] {
-        let at = START.plus(Nanos::from_secs(seconds));
-        let heard = reporter.send_at(round, Some(at));
-        assert_eq!(heard, coordinators.apply_round(at, "a", round));
-        for reply in heard.replies.iter().flatten() {
-            let HeartbeatReply::Grant(grant) = reply else { panic!("{heard:?}") };
-            assert!(grant.is_recovering, "{grant:?}");
-        }
-    }
-}
-
 /// A report: milliseconds since the first one, the replica's incarnation, and the time of its last
 /// reply.
 type ReportTimes = (u64, u64, Option<u64>);
@@ -404,299 +377,4 @@ fn is_recovering(leaves: bool, (from, life, last_reply): ReportTimes) -> bool {
             .map(|reply| matches!(reply, HeartbeatReply::Grant(g) if g.is_recovering));
     }
     is_recovering.unwrap()
-}
-
-/// A restored state may lack replicas that joined after it was saved and that have shares.
-#[test]
-fn store_that_lost_recent_replies_starts_recovery() {
-    let is_recovering = |answered| is_recovering(false, (25_000, 1, answered));
-    assert!(!is_recovering(Some(16_000)), "nothing is missing");
-    assert!(!is_recovering(Some(19_000)), "the last moment may be missing after a failover");
-    assert!(is_recovering(Some(19_001)));
-    assert!(is_recovering(Some(24_999)));
-    assert!(!is_recovering(None), "one that was never answered shows nothing");
-}
-
-/// A replica that left is not in the restored membership. If it got a later reply, that reply is
-/// lost.
-#[test]
-fn reply_to_a_former_replica_reveals_lost_state() {
-    assert!(!is_recovering(true, (25_000, 1, Some(16_000))), "it left, and nobody else came");
-    assert!(is_recovering(true, (25_000, 1, Some(24_000))));
-}
-
-/// All replicas of the restored membership have expired or left. Replicas that joined later may be
-/// missing in it, whatever the incarnation of the first caller.
-#[test]
-fn store_without_live_replicas_starts_recovery() {
-    for (life, leaves) in [(1, false), (2, false), (2, true)] {
-        for from in [28_000, 31_000, 600_000] {
-            assert!(is_recovering(leaves, (from, life, None)), "life {life} at {from} ms");
-        }
-    }
-    assert!(
-        !is_recovering(false, (27_999, 1, Some(16_000))),
-        "away for as long as a replica may be"
-    );
-    assert!(!is_recovering(true, (27_999, 2, None)), "nobody was left, and one came");
-    assert!(is_recovering(false, (27_999, 2, None)), "one was there, and has not spoken");
-}
-
-#[test]
-fn call_without_a_store_name_keeps_the_incarnation() {
-    let redis = Redis::start();
-    let mut reporter = Reporter::new(&redis);
-    let mut coordinators = Coordinators::default();
-    let mut life = |replica: u64, store: &str| {
-        let (round, at) = (join_round(replica), START.plus(Nanos::from_secs(replica)));
-        reporter.queue(&round, "test:", store, Some(at));
-        reporter.client.flush();
-        let heard = reporter.receive(&round);
-        assert_eq!(heard, coordinators.apply_round(at, store, &round), "{store}");
-        heard.incarnation
-    };
-    let first = life(1, "a");
-    assert_eq!([life(2, ""), life(3, "a"), life(4, "")], [first; 3], "it is one store");
-    let second = life(5, "b");
-    assert_ne!(second, first, "it was started anew");
-    assert_eq!([life(6, ""), life(7, "b")], [second; 2]);
-}
-
-#[test]
-fn command_in_fleet_docs_ends_the_recovery() {
-    let docs = include_str!("../../docs/fleet.md");
-    let script = docs.split_once("EVAL \"").unwrap().1.split_once("\" 1 '").unwrap().0;
-    let redis = Redis::start();
-    let mut reporter = Reporter::new(&redis);
-    let lives = incarnation_key(b"test:");
-    let eval = [b"EVAL".to_vec(), script.as_bytes().to_vec(), b"1".to_vec(), lives];
-    assert_eq!(reporter.client.call(&eval).text(), "nobody has spoken yet");
-    reporter.send(&join_round(1));
-    assert_eq!(reporter.client.call(&eval).text(), "settled");
-    let heard = reporter.send(&join_round(2));
-    let [Some(HeartbeatReply::Grant(grant))] = heard.replies[..] else { panic!("{heard:?}") };
-    // The grant is half of the limit: each of two replicas demands one permit, and the rest is
-    // split evenly.
-    assert_eq!((grant.share, grant.is_recovering), (Share(4), false));
-}
-
-/// Sends `round`. Returns the shortest and longest remaining TTL of each key afterwards, in
-/// milliseconds, because the store's clock is read before and after.
-fn expires<const N: usize>(
-    reporter: &mut Reporter,
-    round: &ShareRound,
-    keys: [Vec<u8>; N],
-) -> [(u64, u64); N] {
-    let millis = |reporter: &mut Reporter| micros(&reporter.client.call(&["TIME"])) / 1_000;
-    let before = millis(reporter);
-    reporter.send(round);
-    // The script rounds an expiry up.
-    let after = millis(reporter) + 3;
-    keys.map(|key| {
-        let at = reporter.client.call(&[b"PEXPIRETIME".to_vec(), key]);
-        let at = u64::try_from(at.int()).unwrap();
-        (at - after, at - before)
-    })
-}
-
-fn adaptive(mut round: ShareRound) -> ShareRound {
-    for beat in &mut round.reports {
-        beat.law = CoordinatorConfig::new(beat.law.timing, Share(1), Share(8), Share(8)).unwrap();
-    }
-    round
-}
-
-#[test]
-fn state_outlives_share_use_by_one_minute_adaptive_ten() {
-    let redis = Redis::start();
-    let mut reporter = Reporter::new(&redis);
-    let in_use = 5_000 + 10_000;
-    for (round, kept) in [(join_round(1), 60_000), (adaptive(join_round(1)), 600_000)] {
-        let mut round = round;
-        round.reports[0].bucket = bucket(kept);
-        let key = state_key(&bucket(kept), b"test:");
-        let [(least, most)] = expires(&mut reporter, &round, [key]);
-        let kept = in_use + kept;
-        assert!(kept <= most && least <= kept + 60_000, "{kept}: {least} to {most}");
-    }
-    let month = 30 * 86_400 * 1_000;
-    let [(least, most)] = expires(&mut reporter, &join_round(1), [incarnation_key(b"test:")]);
-    assert!(least <= month && month <= most, "{least} to {most}");
-}
-
-/// The number of descriptor values is unbounded, so the states of unused limits must expire.
-#[test]
-fn state_of_unused_limit_lives_one_minute_adaptive_ten() {
-    let redis = Redis::start();
-    let mut reporter = Reporter::new(&redis);
-    let mut after = |round: fn(u64) -> ShareRound, number: u64, in_flight: u64| {
-        let key = state_key(&bucket(0), b"test:");
-        let mut leaves = round(number);
-        leaves.reports[0].heartbeat.number = number;
-        leaves.reports[0].heartbeat.is_leaving = 1 < number;
-        leaves.reports[0].heartbeat.in_flight = Share(in_flight);
-        (leaves.record.replica, leaves.reports[0].heartbeat.replica) = (ReplicaId(1), ReplicaId(1));
-        expires(&mut reporter, &leaves, [key])[0]
-    };
-    after(join_round, 1, 0);
-    let (_, most) = after(join_round, 2, 1);
-    assert!(75_000 <= most, "what it leaves in flight is in use: {most}");
-    let (least, most) = after(join_round, 3, 0);
-    assert!(least <= 60_000 && 60_000 <= most, "{least} to {most}");
-    // The delayed report is superseded, which is not a sign of lost state.
-    let (_, most) = after(join_round, 1, 0);
-    assert!(60_000 <= most, "{most}");
-    let (_, most) = after(|number| adaptive(join_round(number)), 4, 0);
-    assert!(615_000 <= most, "{most}");
-}
-
-/// The share state is kept until requests of the earlier `max_duration` have ended; see
-/// `docs/fleet.md`.
-#[test]
-fn share_state_outlives_requests_of_an_earlier_longer_max_duration() {
-    let redis = Redis::start();
-    let mut reporter = Reporter::new(&redis);
-    let mut round = join_round(1);
-    round.reports[0].law.timing = terms(600);
-    reporter.send(&round);
-    // Sets the stored end of use to 0, as if it had passed.
-    let key = state_key(&bucket(0), b"test:");
-    let get = [b"HGET".to_vec(), key.clone(), b"head".to_vec()];
-    let Value::Text(mut head) = reporter.client.call(&get) else { panic!("no head") };
-    head[50..58].copy_from_slice(&0_f64.to_le_bytes());
-    reporter.client.call(&[b"HSET".to_vec(), key.clone(), b"head".to_vec(), head]);
-    round.reports[0].law.timing = terms(10);
-    round.reports[0].heartbeat.number = 2;
-    let [(least, most)] = expires(&mut reporter, &round, [key]);
-    // Share lifetime, the earlier `max_duration`, and one minute, in milliseconds.
-    let kept = 5_000 + 600_000 + 60_000;
-    assert!(kept <= most && least <= kept + 60_000, "{least} to {most}");
-}
-
-/// One share round reports for many limits, and the state of each limit has its own expiry.
-#[test]
-fn expiry_of_coordinator_state_is_extended_only_when_too_early() {
-    let redis = Redis::start();
-    let mut reporter = Reporter::new(&redis);
-    let mut round = join_round(1);
-    round.reports.push(ShareReport { bucket: bucket(1), ..round.reports[0].clone() });
-    let mut expiries = |round: &ShareRound| {
-        reporter.send(round);
-        [0, 1].map(|number| {
-            let key = state_key(&bucket(number), b"test:");
-            reporter.client.call(&[b"PEXPIRETIME".to_vec(), key]).int()
-        })
-    };
-    let first = expiries(&round);
-    // The second limit's heartbeat repeats its number, so it is superseded and changes no state.
-    round.reports[0].law.timing = terms(60);
-    round.reports[0].heartbeat.number = 2;
-    assert_eq!(expiries(&round), first, "50 s later is within the minute");
-    round.reports[0].law.timing = terms(120);
-    round.reports[0].heartbeat.number = 3;
-    let last = expiries(&round);
-    assert!((110_000..125_000).contains(&(last[0] - first[0])), "{first:?} {last:?}");
-    assert_eq!(last[1], first[1]);
-}
-
-#[test]
-fn leaving_idle_replica_deletes_its_share_state() {
-    let redis = Redis::start();
-    let mut reporter = Reporter::new(&redis);
-    let mut seats = |round: &ShareRound| {
-        reporter.send(round);
-        // Counts share states: all fields of the hash except `head`.
-        reporter.client.call(&[b"HLEN".to_vec(), state_key(&bucket(0), b"test:")]).int() - 1
-    };
-    assert_eq!([seats(&join_round(1)), seats(&join_round(2))], [1, 2]);
-    let mut leaves = join_round(2);
-    leaves.reports[0].heartbeat.number = 2;
-    leaves.reports[0].heartbeat.is_leaving = true;
-    assert_eq!(seats(&leaves), 1);
-}
-
-#[test]
-fn foreign_value_stays_and_other_limits_succeed() {
-    let redis = Redis::start();
-    let mut reporter = Reporter::new(&redis);
-    let key = state_key(&bucket(0), b"test:");
-    let words = |words: &[&[u8]]| words.iter().map(|word| word.to_vec()).collect::<Vec<_>>();
-    // Foreign values: a string, as in earlier versions, and hashes that are no coordinator state.
-    let one_string = [0; 56 + 80];
-    let short = [0; 121];
-    let (mut long, mut seats) = ([0; 122 + 4], [0; 122]);
-    long[0] = 2;
-    seats[0] = 1;
-    // A head and a share state in an earlier layout, whose share states had no end of use.
-    let mut earlier = [0; 121 + 4];
-    earlier[0] = 1;
-    let foreign: [&[&[u8]]; 8] = [
-        &[b"SET", &key, b"x"],
-        &[b"SET", &key, &one_string],
-        &[b"RPUSH", &key, b"x"],
-        &[b"HSET", &key, b"x", b"y"],
-        &[b"HSET", &key, b"head", &short],
-        &[b"HSET", &key, b"head", &long],
-        &[b"HSET", &key, b"head", &seats],
-        &[b"HSET", &key, b"head", &earlier, &[1; 16], &[0; 80]],
-    ];
-    for (number, put) in foreign.into_iter().enumerate() {
-        reporter.client.call(&words(&[b"DEL", &key]));
-        reporter.client.call(&words(put));
-        let dumped = reporter.client.call(&words(&[b"DUMP", &key]));
-        let mut round = join_round(1);
-        round.reports.push(ShareReport { bucket: bucket(1), ..round.reports[0].clone() });
-        round.reports[1].heartbeat.number = number as u64 + 1;
-        let heard = reporter.send(&round);
-        assert!(
-            matches!(heard.replies[..], [None, Some(HeartbeatReply::Grant(_))]),
-            "{number}: {heard:?}"
-        );
-        assert_eq!(reporter.client.call(&words(&[b"DUMP", &key])), dumped, "{number}");
-    }
-}
-
-#[test]
-fn corrupt_sums_never_exceed_the_limit() {
-    let redis = Redis::start();
-    let mut reporter = Reporter::new(&redis);
-    reporter.send(&join_round(1));
-    reporter.send(&join_round(2));
-    let key = state_key(&bucket(0), b"test:");
-    let get = [b"HGET".to_vec(), key.clone(), b"head".to_vec()];
-    let Value::Text(mut sums) = reporter.client.call(&get) else { panic!("no head") };
-    // Corrupts the stored need of all other replicas to 1e15, above the limit of eight permits.
-    sums[86..94].copy_from_slice(&1e15_f64.to_le_bytes());
-    reporter.client.call(&[b"HSET".to_vec(), key, b"head".to_vec(), sums]);
-    let mut again = join_round(1);
-    again.reports[0].heartbeat.number = 2;
-    let heard = reporter.send(&again);
-    let [Some(HeartbeatReply::Grant(grant))] = heard.replies[..] else { panic!("{heard:?}") };
-    assert!(grant.share <= grant.limit, "{grant:?}");
-}
-
-#[test]
-fn impossible_reply_of_the_heartbeat_script_is_rejected() {
-    let round = join_round(1);
-    for reply in [[7, 9, 0, 7, 1, 0, 8, 8, 1, 1], [7, 9, 1, 0, 0, 0, 0, 0, 0, 0]] {
-        assert!(read(&round, &reply).unwrap().replies[0].is_some(), "{reply:?}");
-    }
-    let unreadable = read(&round, &[7, 9, 6, 0, 0, 0, 0, 0, 0, 0]).unwrap();
-    assert_eq!(unreadable.replies, [None]);
-    for reply in [
-        &[][..],
-        &[7],
-        &[7, 9],
-        &[7, 0, 7, 1, 0, 8, 8, 1, 1],
-        &[7, 9, 0, 7, 1, 0, 8, 8, 1],
-        &[7, 9, 0, 7, 1, 0, 8, 8, 1, 1, 0],
-        &[7, 9, 0, 7, 1, -1, 8, 8, 1, 1],
-        &[7, 9, 0, 7, 1, 0, 8, 8, 1, 2],
-        &[7, 9, 1, 0, 1, 0, 0, 0, 0, 0],
-        &[7, 9, 6, 0, 1, 0, 0, 0, 0, 0],
-        &[7, 9, 7, 0, 0, 0, 0, 0, 0, 0],
-        &[7, 9, 0, 7, 1, (1 << 53) + 1, 8, 8, 1, 1],
-    ] {
-        assert!(read(&round, reply).is_err(), "{reply:?}");
-    }
 }

@@ -52,16 +52,16 @@
 //! - `foreign_value_stays_and_other_charges_succeed`: INCRBY not undone. Unaligned
 //!   start accepted. Denial because of an unreadable key.
 
-mod alike;
+mod batch;
+mod checks;
 mod heartbeats;
-mod holding;
-mod lending;
+mod keys;
+mod leases;
 mod limits;
 mod model;
 mod one_counter;
 mod permits;
-mod questions;
-mod store;
+mod reservations;
 
 use sluicegate::kernel::units::Nanos;
 use sluicegate::store::Charges;

@@ -1,5 +1,8 @@
 //! Compares the permit scripts of strict concurrency limits with the kernel.
 
+mod corrupt_state;
+mod expiry;
+
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::units::{Nanos, Share};
 use sluicegate::store::StoreFailure;
@@ -10,23 +13,28 @@ use sluicegate::store::permits::{
     PermitTiming, StrictAcquire, StrictPermitReply, StrictPermitRequest,
 };
 use sluicegate::store::redis::codec::permits::{
-    PARTITIONS, PackedPermitCall, PermitCallContext, PermitPartition, pack_acquire, pack_report,
-    read_acquire, read_report,
+    PackedPermitCall, PermitCallContext, PermitPartition, pack_acquire, pack_report, read_acquire,
+    read_report,
 };
 use sluicegate::store::redis::{ACQUIRE_SCRIPT, PERMIT_REPORT_SCRIPT};
 
-use super::store::micros;
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
 use crate::support::resp::{Client, Value};
 
 const START: Nanos = Nanos(1_763_632_345_678_912_000);
+
 /// Number of random traces, with 60,000 steps in all.
 const TRACES: u64 = 150;
+
 const STEPS: usize = 400;
+
 const CEILINGS: u64 = 3;
+
 const REPLICAS: u64 = 4;
+
 const GRACE: Nanos = Nanos::from_secs(3);
+
 const TIMES: PermitTiming = PermitTiming {
     grace: GRACE,
     max_silence: Nanos::from_secs(20),
@@ -331,139 +339,4 @@ fn first_call_with_a_store_name_restarts_the_grace_period() {
         [closed(4, "a"), closed(5, ""), closed(7, ""), closed(8, "a")],
         [true, true, false, false]
     );
-}
-
-fn expires_at(scripted: &mut Scripted, key: Vec<u8>) -> u64 {
-    let reply = scripted.client.call(&[b"PEXPIRETIME".to_vec(), key]);
-    u64::try_from(reply.int()).unwrap()
-}
-
-#[test]
-fn permit_keys_expire_at_deadlines_incarnation_after_thirty_days() {
-    let redis = Redis::start();
-    let mut scripted = Scripted::new(&redis);
-    let long = Nanos::from_secs(30);
-    let before = micros(&scripted.client.call(&["TIME"])) / 1_000;
-    scripted.ask(&report(&[(PermitId(1, 0), long), (PermitId(1, 1), GRACE)], &[]));
-    let after = micros(&scripted.client.call(&["TIME"])) / 1_000;
-    let ceiling = expires_at(&mut scripted, PermitPartition::Only.limit_key(b"test:", &bucket(0)));
-    assert!(before + 30_000 <= ceiling && ceiling <= after + 30_000 + 3, "{ceiling}");
-    // A repeated acquire extends the deadline of one permit.
-    scripted.ask(&acquire(0, Nanos::from_secs(50)));
-    let longer = expires_at(&mut scripted, PermitPartition::Only.limit_key(b"test:", &bucket(0)));
-    assert!(before + 50_000 <= longer, "{longer}");
-    let month = 30 * 86_400 * 1_000;
-    let life = expires_at(&mut scripted, PermitPartition::Only.incarnation_key(b"test:"));
-    assert!(before + month <= life && life <= after + month + 3, "{life}");
-    scripted.ask(&report(&[], &[PermitId(1, 0), PermitId(1, 1)]));
-    assert_eq!(scripted.client.call(&["DBSIZE"]), Value::Int(1), "the life alone");
-}
-
-#[test]
-fn permit_key_never_expires_before_the_last_deadline() {
-    let redis = Redis::start();
-    let mut scripted = Scripted::new(&redis);
-    // An expiry rounded down to milliseconds would fail in most rounds of this loop.
-    let keep = Nanos::from_secs(30).plus(Nanos(999_000));
-    for _ in 0..20 {
-        let before = micros(&scripted.client.call(&["TIME"]));
-        scripted.ask(&report(&[(PermitId(1, 0), keep)], &[]));
-        let goes = expires_at(&mut scripted, PermitPartition::Only.limit_key(b"test:", &bucket(0)))
-            * 1_000;
-        assert!(before + 30_000_999 <= goes, "told after {before}, gone at {goes}");
-    }
-}
-
-#[test]
-fn foreign_value_stays_and_other_limits_succeed() {
-    let redis = Redis::start();
-    let mut scripted = Scripted::new(&redis);
-    let key = PermitPartition::Only.limit_key(b"test:", &bucket(0));
-    scripted.client.call(&[b"SET".to_vec(), key.clone(), b"x".to_vec()]);
-    assert_eq!(scripted.ask(&acquire(0, GRACE)), ScriptReply::Answer(None));
-    let held = vec![(PermitId(1, 0), GRACE)];
-    let told = [0, 1].map(|number| LimitPermits {
-        bucket: bucket(number),
-        in_use: held.clone(),
-        released: vec![],
-    });
-    let round = PermitReport { times: TIMES, to_all_nodes: false, limits: told.to_vec() };
-    let ScriptReply::Heard(heard) = scripted.ask(&Act::Tell(round)) else { panic!() };
-    assert!(matches!(heard[..], [Err(StoreFailure::WrongType), Ok(_)]), "{heard:?}");
-    assert_eq!(scripted.client.call(&[b"GET".to_vec(), key]).text(), "x");
-}
-
-#[test]
-fn foreign_incarnation_key_is_an_error_and_changes_nothing() {
-    let redis = Redis::start();
-    let mut scripted = Scripted::new(&redis);
-    let key = PermitPartition::Only.incarnation_key(b"test:");
-    scripted.client.call(&[b"SET".to_vec(), key.clone(), b"a stranger of some length".to_vec()]);
-    for act in [acquire(0, GRACE), report(&[(PermitId(1, 0), GRACE)], &[])] {
-        scripted.put(&act, params("test:", "a", None));
-        scripted.client.flush();
-        let Value::Error(error) = scripted.client.receive() else { panic!("answered") };
-        assert!(error.contains("WRONGTYPE"), "{error}");
-    }
-    assert_eq!(scripted.client.call(&[b"GET".to_vec(), key]).text(), "a stranger of some length");
-    assert_eq!(scripted.client.call(&["DBSIZE"]), Value::Int(1));
-}
-
-#[test]
-fn each_partition_of_a_strict_limit_has_its_own_slot() {
-    let redis = Redis::start_with(&["--cluster-enabled", "yes"]);
-    let mut client = redis.connect();
-    let mut slot =
-        |key: Vec<u8>| client.call(&[b"CLUSTER".to_vec(), b"KEYSLOT".to_vec(), key]).int();
-    let mut slots = std::collections::HashSet::new();
-    for number in 0..200 {
-        let place = PermitPartition::for_bucket(&bucket(number));
-        let its = slot(place.incarnation_key(b"p:"));
-        assert_eq!(slot(place.limit_key(b"p:", &bucket(number))), its);
-        slots.insert(its);
-    }
-    assert_eq!(slots.len() as u64, PARTITIONS);
-    let long = [7; 4_000];
-    assert!(PermitPartition::Only.limit_key(b"p:", &long).len() < 100);
-}
-
-#[test]
-fn impossible_reply_of_the_permit_script_is_rejected() {
-    for reply in [[0, 1, 0], [1, 2, 0], [2, 0, 5], [3, 0, 0]] {
-        assert!(read_acquire(&reply).is_ok(), "{reply:?}");
-    }
-    for reply in [
-        &[][..],
-        &[0, 1],
-        &[0, 0, 0],
-        &[0, 1, 1],
-        &[0, -1, 0],
-        &[1, 0, 0],
-        &[1, 1, 1],
-        &[2, 0, 0],
-        &[2, 0, 1 << 60],
-        &[3, 1, 0],
-        &[4, 0, 0],
-        &[0, 1, 0, 0],
-    ] {
-        assert!(read_acquire(reply).is_err(), "{reply:?}");
-    }
-    let (held, over) = (vec![(PermitId(1, 0), GRACE)], vec![PermitId(1, 1)]);
-    let told = [LimitPermits { bucket: bucket(0), in_use: held, released: over }];
-    for reply in [[0, 0, 1, 1, 9], [5, 1, 0, 0, 0]] {
-        assert!(read_report(told.iter(), &reply).is_ok(), "{reply:?}");
-    }
-    for reply in [
-        &[][..],
-        &[0],
-        &[0, 0, 1, 1],
-        &[0, 0, 2, 0, 9],
-        &[0, 0, 0, 2, 9],
-        &[0, 0, 0, 0, -1],
-        &[0, 1, 0, 0, 1],
-        &[0, 2, 0, 0, 0],
-        &[0, 0, 0, 0, 1, 0, 0, 0, 1],
-    ] {
-        assert!(read_report(told.iter(), reply).is_err(), "{reply:?}");
-    }
 }

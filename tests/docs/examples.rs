@@ -12,8 +12,8 @@ use sluicegate::edge::{ReplyOptions, http};
 use sluicegate::kernel::units::Revision;
 
 use super::{Block, bare, blocks, page, printed, root, rows};
-use crate::http1;
-use crate::service::Service;
+use crate::support::http1;
+use crate::support::service::Service;
 
 /// Findings that the first line of a code block declares, such as `# check: E09, W01`.
 fn expected(text: &str) -> &str {

@@ -4,9 +4,9 @@ use std::fs;
 use std::process::Output;
 
 use super::process;
-use crate::service::{Service, sluicegate};
 use crate::support::certificates::Authority;
-use crate::waiting::for_a_day_with_a_minute_left;
+use crate::support::service::{Service, sluicegate};
+use crate::support::waiting::for_a_day_with_a_minute_left;
 
 fn run(args: &[&str]) -> (Option<i32>, String, String) {
     run_with(Some("open-sesame"), args)

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use tempfile::TempDir;
 
-use crate::service::Service;
-use crate::waiting::until;
+use crate::support::service::Service;
+use crate::support::waiting::until;
 
 fn put(root: &Path, name: &str, domain: &str) {
     let path = root.join(name);

@@ -7,12 +7,12 @@ use sluicegate::source::xds::message::{
     RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
 };
 
-use crate::http1;
-use crate::service::Service;
 use crate::support::certificates::Authority;
+use crate::support::http1;
 use crate::support::process::Process;
+use crate::support::service::Service;
+use crate::support::waiting::{for_a_day_with_a_minute_left, now, until};
 use crate::support::xds::Xds;
-use crate::waiting::{for_a_day_with_a_minute_left, now, until};
 
 fn limits() -> RateLimitConfig {
     let limit = RateLimitPolicy {

@@ -5,16 +5,16 @@
 //! - Environment variables, directory layouts, ports and Redis keys match envoyproxy/ratelimit.
 //! - `SLUICEGATE_*` environment variables override envoyproxy/ratelimit's.
 
-mod beside;
 mod client;
 mod files;
 mod gateway;
-mod inside;
-mod names;
+mod internal_stats;
+mod own_variables;
 pub mod process;
 mod profiles;
-mod roots;
+mod stat_names;
 mod stats;
 mod tls;
+mod trusted_cas;
 mod variables;
 mod xds;

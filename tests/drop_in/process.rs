@@ -5,10 +5,10 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::http1;
-use crate::service::{self, Service, as_ratelimit};
+use crate::support::http1;
 use crate::support::redis::Redis;
-use crate::waiting::{for_a_day_with_a_minute_left, unix_seconds, until};
+use crate::support::service::{self, Service, as_ratelimit};
+use crate::support::waiting::{for_a_day_with_a_minute_left, unix_seconds, until};
 
 const LIMITS: &str =
     "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: day, requests_per_unit: 5}\n";

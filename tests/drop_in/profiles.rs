@@ -1,7 +1,7 @@
 //! Tests of the paths `/debug/pprof/*`, where envoyproxy/ratelimit serves Go profiles.
 
 use super::process;
-use crate::http1;
+use crate::support::http1;
 
 #[test]
 fn pprof_paths_return_501_and_mention_perf() {

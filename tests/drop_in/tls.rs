@@ -18,9 +18,9 @@ use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 
 use super::process;
-use crate::service::Service;
 use crate::support::certificates::{Authority, Files};
-use crate::waiting::{PATIENCE, soon, until};
+use crate::support::service::Service;
+use crate::support::waiting::{PATIENCE, soon, until};
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()

@@ -1,8 +1,11 @@
 //! Tests of the effect of every environment variable of envoyproxy/ratelimit.
 
+mod defaults;
+
 use std::collections::{BTreeSet, HashMap};
 
-use sluicegate::cli::ratelimit::parse::{VariableKind, VariableValue, parse_variable};
+use Effect::{Is, Notes, Stops};
+use sluicegate::cli::ratelimit::parse::parse_variable;
 use sluicegate::cli::ratelimit::table::{TABLE, VariableEffect};
 use sluicegate::cli::ratelimit::{RatelimitSettings, read_environment};
 use sluicegate::config::settings::{LoadedSettings, SettingsInput, read as settle, table};
@@ -16,31 +19,38 @@ enum Effect {
     Stops(&'static str),
 }
 
-use Effect::{Is, Notes, Stops};
-
 /// A variable, its value, other variables that it needs, and its effect.
 type Case = (&'static str, &'static str, &'static [(&'static str, &'static str)], Effect);
 
 type Variables = &'static [(&'static str, &'static str)];
 
 const TRACED: Variables = &[("TRACING_ENABLED", "true")];
+
 const TLS: Variables = &[
     ("GRPC_SERVER_USE_TLS", "true"),
     ("GRPC_SERVER_TLS_CERT", "/certs/tls.crt"),
     ("GRPC_SERVER_TLS_KEY", "/certs/tls.key"),
 ];
+
 const MUTUAL: Variables = &[TLS[0], TLS[1], TLS[2], ("GRPC_CLIENT_TLS_CACERT", "/certs/ca.crt")];
+
 const XDS: Variables = &[("CONFIG_TYPE", "GRPC_XDS_SOTW")];
+
 const XDS_TLS: Variables = &[XDS[0], ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true")];
+
 const XDS_PAIR: Variables = &[
     XDS_TLS[0],
     XDS_TLS[1],
     ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "/c"),
     ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "/k"),
 ];
+
 const TREE: Variables = &[("RUNTIME_ROOT", "/"), ("RUNTIME_SUBDIRECTORY", "tmp")];
+
 const TCP: Variables = &[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", "h:1")];
+
 const REDIS_TLS: Variables = &[TCP[0], TCP[1], ("REDIS_TLS", "true")];
+
 const REDIS_PAIR: Variables = &[
     TCP[0],
     TCP[1],
@@ -48,19 +58,25 @@ const REDIS_PAIR: Variables = &[
     ("REDIS_TLS_CLIENT_CERT", "/c"),
     ("REDIS_TLS_CLIENT_KEY", "/k"),
 ];
+
 const SENTINELS: Variables = &[("REDIS_TYPE", "sentinel"), ("REDIS_URL", "main,h:1,i:2")];
+
 const SECOND: Variables = &[
     ("REDIS_PERSECOND", "true"),
     ("REDIS_PERSECOND_SOCKET_TYPE", "tcp"),
     ("REDIS_PERSECOND_URL", "h:1"),
 ];
+
 const SECOND_SENTINELS: Variables = &[
     ("REDIS_PERSECOND", "true"),
     ("REDIS_PERSECOND_TYPE", "sentinel"),
     ("REDIS_PERSECOND_URL", "main,h:1"),
 ];
+
 const PROMETHEUS: Variables = &[("USE_STATSD", "false"), ("USE_PROMETHEUS", "true")];
+
 const DOG: Variables = &[("USE_STATSD", "false"), ("USE_DOG_STATSD", "true")];
+
 const MOGRIFIED: Variables = &[
     DOG[0],
     DOG[1],
@@ -394,112 +410,5 @@ fn every_variable_has_a_test_case_and_known_settings() {
         for name in names.split(", ") {
             assert!(table().iter().any(|setting| setting.name == name), "{}: {name}", row.name);
         }
-    }
-}
-
-#[test]
-fn defaults_match_envoyproxy_ratelimit_and_log_no_notes() {
-    let environment = environment("UNKNOWN_VARIABLE", "anything", &[]);
-    let read = read_environment(environment, &BTreeSet::new())
-        .unwrap_or_else(|sentences| panic!("{sentences:?}"));
-    assert_eq!(read.notes, []);
-    let settings = settled(&read).unwrap().settings;
-    assert_eq!((settings.http_port, settings.grpc_port, settings.admin_port), (8080, 8081, 6070));
-    assert_eq!(settings.backend_deadline.0, 10_000_000_000);
-    assert_eq!(settings.grpc_max_age.0, 24 * 3_600_000_000_000);
-    assert!(
-        !settings.otlp
-            && !settings.metrics
-            && settings.limits_dot_files
-            && settings.start_without_config
-    );
-}
-
-#[test]
-fn all_startup_errors_are_reported_together() {
-    let environment = environment("PORT", "", &[("CONFIG_TYPE", "x"), ("LOG_LEVEL", "y")]);
-    let Err(sentences) = read_environment(environment, &BTreeSet::new()) else {
-        panic!("it starts")
-    };
-    assert_eq!(sentences.len(), 3, "{sentences:?}");
-}
-
-#[test]
-fn variable_values_parse_as_in_envoyproxy_ratelimit() {
-    let int = |text| parse_variable(VariableKind::Int, text);
-    assert_eq!(int("010"), Some(VariableValue::Int(8)));
-    assert_eq!(int("0b11"), Some(VariableValue::Int(3)));
-    assert_eq!(int("0x_1_0"), Some(VariableValue::Int(16)));
-    assert_eq!(int("-5"), Some(VariableValue::Int(-5)));
-    assert_eq!(int("1_048_576"), Some(VariableValue::Int(1_048_576)));
-    assert_eq!(int("-1_0"), Some(VariableValue::Int(-10)));
-    assert_eq!(int("0_7"), Some(VariableValue::Int(7)));
-    let parted = ["_1", "1_", "1__0", "-_1", "_", "0_", "0_8", "0x1_", "0x__1", "0b_"];
-    for text in ["", " 1", "0x", "1.0", "--1", "0x-1", "09"].into_iter().chain(parted) {
-        assert_eq!(int(text), None, "{text}");
-    }
-    let float = |text| parse_variable(VariableKind::Float, text);
-    for (text, value) in [("0.5", 0.5), ("0.2_5", 0.25), ("-1_0.2_5", -10.25), ("1e0_1", 10.0)] {
-        assert_eq!(float(text), Some(VariableValue::Float(value)), "{text}");
-    }
-    for text in ["", "_1", "1_", "1__0", "1_.5", "0._5", "1_e1", "in_f"] {
-        assert_eq!(float(text), None, "{text}");
-    }
-    let nanos = |text| parse_variable(VariableKind::Duration, text);
-    for (text, value) in [
-        ("0", 0),
-        ("150us", 150_000),
-        ("1h30m", 5_400_000_000_000),
-        ("1.5s", 1_500_000_000),
-        (".5ms", 500_000),
-        ("-2ns", -2),
-    ] {
-        assert_eq!(nanos(text), Some(VariableValue::Duration(value)), "{text}");
-    }
-    for text in ["", "10", "s", "1d", "1 s", ".s", "1s2"] {
-        assert_eq!(nanos(text), None, "{text}");
-    }
-    let words = ["1", "t", "T", "true", "TRUE", "True", "0", "f", "F", "false", "FALSE", "False"];
-    assert!(words.iter().all(|word| parse_variable(VariableKind::Bool, word).is_some()));
-    assert!(
-        ["", "yes", "tRUE"].iter().all(|word| parse_variable(VariableKind::Bool, word).is_none())
-    );
-    assert_eq!(parse_variable(VariableKind::List, " "), Some(VariableValue::List(Vec::new())));
-    assert_eq!(
-        parse_variable(VariableKind::List, "a, b"),
-        Some(VariableValue::List(vec!["a".into(), " b".into()]))
-    );
-    assert!(
-        ["a", "a:b:c", "a:b,"].iter().all(|map| parse_variable(VariableKind::Map, map).is_none())
-    );
-}
-
-const PAGE: &str =
-    concat!(env!("CARGO_MANIFEST_DIR"), "/docs/migrate-from-envoyproxy-ratelimit.md");
-const OPENING: &str = "<!-- variables -->\n";
-const END: &str = "<!-- end -->";
-
-#[test]
-fn migration_page_lists_every_variable_and_default() {
-    let row = |row: &sluicegate::cli::ratelimit::table::VariableRow| {
-        let default =
-            if row.default.is_empty() { String::new() } else { format!("`{}`", row.default) };
-        let means = match row.effect {
-            VariableEffect::Settings(names) => {
-                names.split(", ").map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
-            }
-            VariableEffect::NoEffect(line) => line.to_owned(),
-        };
-        format!("| `{}` | {default} | {means} |\n", row.name)
-    };
-    let rows: String = TABLE.iter().map(row).collect();
-    let wanted = format!("| variable | default | what becomes of it |\n|---|---|---|\n{rows}");
-    let text = std::fs::read_to_string(PAGE).unwrap();
-    let (before, rest) = text.split_once(OPENING).unwrap();
-    let (found, after) = rest.split_once(END).unwrap();
-    if std::env::var_os("BLESS").is_some() {
-        std::fs::write(PAGE, format!("{before}{OPENING}{wanted}{END}{after}")).unwrap();
-    } else {
-        assert_eq!(found, wanted, "stale: write it with `BLESS=1 cargo test drop_in`");
     }
 }

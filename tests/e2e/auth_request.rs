@@ -7,11 +7,11 @@ use tempfile::NamedTempFile;
 use super::envoy::WhenDown;
 use super::nginx::{Nginx, Shipped};
 use super::{Limits, assert_headers, is_until_midnight, serve, statuses, upstream};
-use crate::http1;
-use crate::service::Service;
+use crate::support::http1;
 use crate::support::ports;
 use crate::support::proxy::{Proxy, Upstream};
-use crate::waiting::for_a_day_with_a_minute_left;
+use crate::support::service::Service;
+use crate::support::waiting::for_a_day_with_a_minute_left;
 
 /// Two hooks: `edge` is used by the shipped configurations; `first` has a domain without limits.
 pub(super) const HOOKS: &str = r#"[

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::envoy::{Envoy, replace_once};
 use super::{ask, serve, upstream};
-use crate::http1;
+use crate::support::http1;
 use crate::support::redis::Redis;
 
 fn root() -> PathBuf {

@@ -11,8 +11,8 @@ use std::process::{Child, Command, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::waiting::until;
-use crate::{http1, signals};
+use crate::support::waiting::until;
+use crate::support::{http1, signals};
 
 #[derive(Clone, Copy, Debug)]
 pub enum Shipped {

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use super::auth_request::{HOOKS, serve_hooks};
 use super::envoy::{Envoy, Shipped, WhenDown, configured, replace_once};
 use super::{Limits, ask, assert_headers, is_until_midnight, serve, statuses, upstream};
-use crate::http1;
-use crate::waiting::for_a_day_with_a_minute_left;
+use crate::support::http1;
+use crate::support::waiting::for_a_day_with_a_minute_left;
 
 fn envoy(upstream: SocketAddr, replica: SocketAddr, when_down: WhenDown) -> Envoy {
     Envoy::start_with(with_long_timeout(upstream, replica, when_down), 1)

@@ -12,11 +12,11 @@ use super::envoy::{Envoy, Shipped, WhenDown, configured};
 use super::in_flight::{HOOKS, expect_gauge, gauge, limit_all_requests};
 use super::nginx::{Nginx, Shipped as Conf};
 use super::upstream;
-use crate::http1;
-use crate::service::Service;
 use crate::support::dice::{Dice, seed};
+use crate::support::http1;
 use crate::support::redis::Redis;
-use crate::waiting::{now, until};
+use crate::support::service::Service;
+use crate::support::waiting::{now, until};
 
 const CLIENTS: usize = 16;
 const EACH: usize = 60;

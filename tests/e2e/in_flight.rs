@@ -5,6 +5,10 @@
 //! - Each request acquires exactly one permit.
 //! - Every way to end a request releases its permit.
 
+mod ext_authz;
+mod releases;
+mod rls_filters;
+
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::thread::JoinHandle;
@@ -12,10 +16,10 @@ use std::thread::JoinHandle;
 use tempfile::TempDir;
 
 use super::envoy::{Envoy, Shipped, WhenDown, configured, replace_once};
-use super::visits::{Visit, Visits};
-use crate::http1::{self, Reply};
-use crate::service::Service;
-use crate::waiting::{PATIENCE, for_a_day_with_a_minute_left, now, until};
+use super::stepwise_upstream::{Visit, Visits};
+use crate::support::http1::{self, Reply};
+use crate::support::service::Service;
+use crate::support::waiting::{PATIENCE, for_a_day_with_a_minute_left, now, until};
 
 pub(super) const HOOKS: &str = r#"[{"name": "other", "domain": "nowhere",
                          "descriptors": [[{"remote_address": {}}]]},
@@ -225,108 +229,6 @@ pub(super) fn lower_limit(
     }
 }
 
-/// If failures were measured, an upstream that fails immediately would look fast.
-#[test]
-fn failed_responses_lower_the_limit_and_are_not_measured() {
-    let scene = with_response_headers(FALLING_LIMIT);
-    lower_limit(&scene.service, &scene.upstream, || scene.send());
-    let client = scene.send();
-    scene.upstream.next().answer();
-    assert_eq!(client.join().unwrap().unwrap().status, 200);
-    scene.expect_in_flight(0);
-    let page = http1::get(scene.service.metrics, "/metrics", &[]).unwrap().text();
-    assert!(page.contains("sluicegate_concurrency_rtt_seconds{"), "of one that succeeded:\n{page}");
-}
-
-/// If Envoy permits a mode override, the service turns off later messages; otherwise it ends the
-/// stream.
-#[test]
-fn request_without_concurrency_limit_closes_its_stream() {
-    const UNLIMITED: &str = "- key: api_key\n  rate_limit: {unlimited: true}\n";
-    for mode_override in ["allow_mode_override: true", "allow_mode_override: false"] {
-        let scene = Scene::changed(Shipped::ExtProc, UNLIMITED, |text| {
-            let both = format!("{mode_override}\n                      processing_mode:");
-            replace_once(text, "processing_mode:", &both);
-        });
-        let client = scene.send();
-        let visit = scene.upstream.next();
-        let ended = || match scene.envoy.active_requests() {
-            0 => Ok(()),
-            open => Err(open.to_string()),
-        };
-        until("the stream's end before the request's", ended).unwrap();
-        visit.answer();
-        assert_eq!(client.join().unwrap().unwrap().status, 200, "{mode_override}");
-    }
-}
-
-/// A race inside Envoy decides how the `ext_proc` stream ends, even after a successful request.
-#[test]
-fn every_completed_request_is_measured() {
-    const EACH: &str = "- key: api_key\n  concurrency: {limit: 2}\n";
-    const SHOW: [&str; 2] = ["response_header_mode: SKIP", "response_header_mode: SEND"];
-    for show in SHOW {
-        let scene =
-            Scene::changed(Shipped::ExtProc, EACH, |text| replace_once(text, SHOW[0], show));
-        for key in 0..20 {
-            let (ingress, key) = (scene.envoy.ingress, key.to_string());
-            let get = move || http1::get(ingress, "/", &[("x-api-key", key.as_str())]);
-            let client = std::thread::spawn(get);
-            scene.upstream.next().answer();
-            assert_eq!(client.join().unwrap().unwrap().status, 200);
-        }
-        scene.expect_in_flight(0);
-        let shown = http1::get(scene.service.admin, "/permits", &[]).unwrap().text();
-        let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
-        let buckets = shown["busiest"].as_array().unwrap();
-        let measured = buckets.iter().filter(|bucket| bucket["rtt_us"].is_u64()).count();
-        assert_eq!((buckets.len(), measured), (20, 20), "{show}: {shown:#}");
-    }
-}
-
-#[test]
-fn client_disconnect_releases_the_permit() {
-    let scene = Scene::with_limit("limit: 1");
-    for begun in [false, true] {
-        let mut client = scene.connect();
-        let mut visit = scene.upstream.next();
-        if begun {
-            visit.begin();
-            assert!(0 < client.read(&mut [0; 1024]).unwrap());
-        }
-        scene.expect_in_flight(1);
-        drop(client);
-        scene.expect_in_flight(0);
-    }
-}
-
-#[test]
-fn upstream_reset_releases_the_permit() {
-    let scene = Scene::with_limit("limit: 1");
-    for begun in [false, true] {
-        let client = scene.send();
-        let mut visit = scene.upstream.next();
-        if begun {
-            visit.begin();
-        }
-        scene.expect_in_flight(1);
-        visit.reset();
-        scene.expect_in_flight(0);
-        let reply = client.join().unwrap();
-        assert!(reply.is_err() || reply.unwrap().status == if begun { 200 } else { 503 });
-    }
-}
-
-#[test]
-fn killed_envoy_releases_all_permits() {
-    let mut scene = Scene::with_limit("limit: 9");
-    let _clients: Vec<_> = (0..5).map(|_| scene.connect()).collect();
-    let _visits: Vec<_> = (0..5).map(|_| scene.upstream.next()).collect();
-    scene.expect_in_flight(5);
-    scene.envoy.kill();
-    scene.expect_in_flight(0);
-}
-
 #[test]
 fn rate_limit_denial_returns_429_and_releases_the_permit() {
     let scene = Scene::with(
@@ -381,193 +283,3 @@ fn envoy_waits_for_the_queue_timeout() {
     assert_eq!(first.join().unwrap().unwrap().status, 200);
     scene.expect_in_flight(0);
 }
-
-#[test]
-fn replica_shutdown_fails_no_request() {
-    let mut scene = Scene::with_limit("limit: 1");
-    let client = scene.send();
-    let visit = scene.upstream.next();
-    scene.expect_in_flight(1);
-    scene.service.terminate();
-    let status = scene.service.ended().unwrap();
-    assert_eq!(status.code(), Some(0), "{status}\n{}", scene.service.log());
-    visit.answer();
-    assert_eq!(client.join().unwrap().unwrap().status, 200);
-}
-
-#[test]
-fn requests_succeed_without_a_replica() {
-    let mut scene = Scene::with_limit("limit: 1");
-    scene.service.terminate();
-    scene.service.ended().unwrap();
-    let clients = [scene.send(), scene.send()];
-    for visit in [scene.upstream.next(), scene.upstream.next()] {
-        visit.answer();
-    }
-    for client in clients {
-        assert_eq!(client.join().unwrap().unwrap().status, 200);
-    }
-}
-
-#[test]
-fn limit_of_two_rate_limit_filters_is_exact_and_permits_are_released() {
-    let scene = Scene::with_rls_limit("limit: 2, reject: {retry_after: 1500ms, body: busy}");
-    let clients = [scene.send(), scene.send()];
-    let [first, second] = [scene.upstream.next(), scene.upstream.next()];
-    scene.expect_in_flight(2);
-    for _ in 0..5 {
-        let rejected = scene.get();
-        assert_eq!((rejected.status, rejected.text().as_str()), (503, "busy"));
-        assert_eq!(rejected.header("retry-after"), Some("2"));
-    }
-    first.answer();
-    scene.expect_in_flight(1);
-    second.answer();
-    scene.expect_in_flight(0);
-    for client in clients {
-        assert_eq!(client.join().unwrap().unwrap().status, 200);
-    }
-}
-
-#[test]
-fn two_rate_limit_filters_release_permits_on_disconnect_and_reset() {
-    let scene = Scene::with_rls_limit("limit: 1, queue: {size: 1, timeout: 9s}");
-    let client = scene.connect();
-    let visit = scene.upstream.next();
-    let queued = scene.connect();
-    scene.expect_gauge("sluicegate_requests_queued", 1);
-    drop(queued);
-    scene.expect_gauge("sluicegate_requests_queued", 0);
-    scene.expect_in_flight(1);
-    drop(client);
-    scene.expect_in_flight(0);
-    visit.reset();
-    let client = scene.send();
-    let visit = scene.upstream.next();
-    scene.expect_in_flight(1);
-    visit.reset();
-    scene.expect_in_flight(0);
-    assert_eq!(client.join().unwrap().unwrap().status, 503);
-}
-
-#[test]
-fn max_duration_frees_permits_of_a_killed_envoy() {
-    let mut scene = Scene::with_rls_limit("limit: 1, max_duration: 1s");
-    let _client = scene.connect();
-    let _visit = scene.upstream.next();
-    scene.envoy.kill();
-    scene.expect_in_flight(0);
-}
-
-/// Clients must not be able to choose a request id or a hook.
-#[test]
-fn forged_request_ids_and_hooks_have_no_effect() {
-    let limit = "limit: 2, reject: {status: 503}";
-    for scene in
-        [Scene::with_limit(limit), Scene::with_rls_limit(limit), Scene::with_ext_authz_limit(limit)]
-    {
-        forged_headers_have_no_effect(&scene);
-    }
-}
-
-fn forged_headers_have_no_effect(scene: &Scene) {
-    // The hook `other` has a domain without limits, so it would allow every request.
-    let forged = [
-        ("x-sluicegate-id", "0123456789abcdef"),
-        ("x-request-id", "0123456789abcdef"),
-        ("x-sluicegate-hook", "other"),
-        ("x-hook", "other"),
-        ("hook", "other"),
-    ];
-    let (ingress, ask) = (scene.envoy.ingress, http1::get);
-    let clients = [(); 2].map(|()| std::thread::spawn(move || ask(ingress, "/", &forged)));
-    let visits = [scene.upstream.next(), scene.upstream.next()];
-    scene.expect_in_flight(2);
-    assert_eq!(ask(ingress, "/", &forged).unwrap().status, 503, "{}", scene.envoy.log());
-    visits.into_iter().for_each(Visit::answer);
-    for client in clients {
-        assert_eq!(client.join().unwrap().unwrap().status, 200);
-    }
-    scene.expect_in_flight(0);
-}
-
-#[test]
-fn ext_authz_limit_is_exact_and_permits_are_released() {
-    let reject = "reject: {status: 503, retry_after: 1500ms, body: busy}";
-    let scene = Scene::with_ext_authz_limit(&format!("limit: 2, {reject}"));
-    let clients = [scene.send(), scene.send()];
-    let [first, second] = [scene.upstream.next(), scene.upstream.next()];
-    scene.expect_in_flight(2);
-    for _ in 0..5 {
-        let rejected = scene.get();
-        assert_eq!((rejected.status, rejected.text().as_str()), (503, "busy"));
-        assert_eq!(rejected.header("retry-after"), Some("2"));
-    }
-    first.answer();
-    scene.expect_in_flight(1);
-    second.answer();
-    scene.expect_in_flight(0);
-    for client in clients {
-        assert_eq!(client.join().unwrap().unwrap().status, 200);
-    }
-    let nothing = r#"sluicegate_permit_ids_total{event="without_permits"}"#;
-    scene.expect_gauge(nothing, 5);
-    scene.expect_gauge("sluicegate_early_releases", 0);
-}
-
-#[test]
-fn ext_authz_queues_and_releases_on_disconnect_and_reset() {
-    let scene = Scene::with_ext_authz_limit("limit: 1, queue: {size: 1, timeout: 9s}");
-    let client = scene.connect();
-    let visit = scene.upstream.next();
-    let queued = scene.connect();
-    scene.expect_gauge("sluicegate_requests_queued", 1);
-    drop(queued);
-    scene.expect_gauge("sluicegate_requests_queued", 0);
-    scene.expect_in_flight(1);
-    let queued = scene.send();
-    scene.expect_gauge("sluicegate_requests_queued", 1);
-    drop(client);
-    let second = scene.upstream.next();
-    scene.expect_in_flight(1);
-    second.answer();
-    assert_eq!(queued.join().unwrap().unwrap().status, 200);
-    scene.expect_in_flight(0);
-    visit.reset();
-    for begun in [false, true] {
-        let client = scene.send();
-        let mut visit = scene.upstream.next();
-        if begun {
-            visit.begin();
-        }
-        scene.expect_in_flight(1);
-        visit.reset();
-        scene.expect_in_flight(0);
-        let reply = client.join().unwrap();
-        assert!(reply.is_err() || reply.unwrap().status == if begun { 200 } else { 503 });
-    }
-}
-
-/// The request of this test lasts three times as long as `max_duration`.
-#[test]
-fn periodic_access_logs_renew_the_permit() {
-    let limit = limit_all_requests("limit: 1, max_duration: 1s");
-    let scene = Scene::changed(Shipped::ExtAuthzConcurrency, &limit, |text| {
-        replace_once(text, "access_log_flush_interval: 10s", "access_log_flush_interval: 0.1s");
-    });
-    let client = scene.send();
-    let visit = scene.upstream.next();
-    let renewed = || match gauge(scene.service.metrics, RENEWED) {
-        few @ 0..30 => Err(few.to_string()),
-        _ => Ok(()),
-    };
-    until("thirty entries of a request that goes on", renewed).unwrap();
-    scene.expect_in_flight(1);
-    assert_eq!(gauge(scene.service.metrics, EXPIRED), 0);
-    visit.answer();
-    assert_eq!(client.join().unwrap().unwrap().status, 200);
-    scene.expect_in_flight(0);
-}
-
-const RENEWED: &str = r#"sluicegate_permit_ids_total{event="renewed"}"#;
-const EXPIRED: &str = r#"sluicegate_permit_ids_total{event="expired"}"#;

@@ -1,24 +1,24 @@
 //! End-to-end tests of the real binary behind a real Envoy or NGINX with the shipped configuration.
 
 mod auth_request;
-mod chaos;
 mod compose;
-mod cut_short;
-mod endings;
 mod envoy;
+mod envoy_disconnects;
+mod envoy_releases;
 mod ext_authz;
 mod fleet;
 mod in_flight;
-mod in_nginx;
-mod leaving;
-mod measured;
+mod latency;
 mod nginx;
-mod nginx_endings;
-mod observed;
+mod nginx_disconnects;
+mod nginx_in_flight;
+mod nginx_releases;
+mod release_time;
 mod rollout;
 mod routes;
+mod stepwise_upstream;
+mod truncated_responses;
 mod upstream;
-mod visits;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -30,10 +30,10 @@ use std::time::{Duration, Instant};
 use envoy::{Envoy, WhenDown};
 use tempfile::TempDir;
 
-use crate::http1::{self, Reply};
-use crate::service::Service;
-use crate::support::watchers::{Disturbed, Watchers, retry_disturbed};
-use crate::waiting::{Ends, for_a_day_with_a_minute_left, now, unix_seconds, until};
+use crate::support::http1::{self, Reply};
+use crate::support::scheduling_delays::{Disturbed, Watchers, retry_disturbed};
+use crate::support::service::Service;
+use crate::support::waiting::{Ends, for_a_day_with_a_minute_left, now, unix_seconds, until};
 
 /// A limits file for the domain of the shipped configurations: hits per day for each API key.
 struct Limits(TempDir);

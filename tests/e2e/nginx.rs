@@ -12,10 +12,10 @@ use tempfile::TempDir;
 
 use super::envoy::{WhenDown, replace_once};
 use crate::docs::blocks;
-use crate::http1::{self, Reply};
-use crate::signals;
+use crate::support::http1::{self, Reply};
 use crate::support::ports;
-use crate::waiting::until;
+use crate::support::signals;
+use crate::support::waiting::until;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shipped {

@@ -8,10 +8,10 @@ use std::time::Duration;
 use super::envoy::{Envoy, Shipped, WhenDown, configured, replace_once};
 use super::{Limits, Traffic, upstream};
 use crate::chart::Installed;
-use crate::http1;
-use crate::service::Service;
-use crate::support::watchers::{Disturbed, retry_disturbed};
-use crate::waiting::{now, until};
+use crate::support::http1;
+use crate::support::scheduling_delays::{Disturbed, retry_disturbed};
+use crate::support::service::Service;
+use crate::support::waiting::{now, until};
 
 /// The endpoint discovery file of Envoy, in place of a headless Kubernetes service.
 struct Endpoints(PathBuf);

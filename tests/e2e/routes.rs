@@ -2,8 +2,8 @@
 
 use super::envoy::{Envoy, Shipped, WhenDown, configured, replace_once};
 use super::{Limits, serve, upstream};
-use crate::http1;
-use crate::waiting::for_a_day_with_a_minute_left;
+use crate::support::http1;
+use crate::support::waiting::for_a_day_with_a_minute_left;
 
 /// Hooks that each build a descriptor with their own name.
 const HOOKS: &str = r#"[

@@ -1,25 +1,8 @@
 //! Tests of the ports: gRPC, HTTP, syslog, metrics and admin.
 
-mod access_log;
-mod admin;
-mod arrival;
-mod check;
-mod convert;
-mod ext_authz;
-mod ext_proc;
-mod freeze;
 pub(crate) mod grpc;
 mod headers;
 mod http;
-mod json;
-mod metadata;
-mod metrics;
-mod permits;
-mod permits_code;
-mod queued;
-mod reflection;
-mod retry;
-mod silence;
 mod syslog;
 
 use std::sync::Arc;
@@ -45,7 +28,7 @@ const ENFORCED: Enforcement = Enforcement { group: VoteGroup::Enforced, shadow: 
 const QUOTA: Enforcement = Enforcement { group: VoteGroup::Quota, shadow: false };
 const SHADOW: Enforcement = Enforcement { group: VoteGroup::Enforced, shadow: true };
 
-fn request(descriptors: Vec<RateLimitDescriptor>) -> RateLimitRequest {
+pub fn request(descriptors: Vec<RateLimitDescriptor>) -> RateLimitRequest {
     RateLimitRequest { domain: "d".into(), descriptors, hits_addend: 0 }
 }
 
@@ -118,7 +101,7 @@ fn empty_engine() -> Arc<Engine> {
     Arc::new(Engine::new(Clock::manual(Nanos(0)), memory, DecisionPolicy::default()))
 }
 
-fn engine(config: Config) -> Arc<Engine> {
+pub fn engine(config: Config) -> Arc<Engine> {
     let engine = empty_engine();
     engine.publish(Arc::new(config));
     engine

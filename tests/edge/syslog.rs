@@ -16,7 +16,7 @@ use sluicegate::kernel::units::{Hits, Nanos, Revision};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 use tokio::net::UdpSocket;
 
-use crate::waiting::soon;
+use crate::support::waiting::soon;
 
 const ID: &str = "0123456789abcdef";
 const OWNER: &str = "00ff00ff00ff00ff";

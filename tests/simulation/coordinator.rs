@@ -9,15 +9,15 @@
 //!   each rule.
 
 mod faults;
-mod numbers;
+mod measurements;
 mod replica;
+mod run;
 mod store;
-mod world;
 
 use faults::Fault;
-use world::{Simulation, Tally};
+use run::{Simulation, Tally};
 
-use super::bad::{Flaw, Violation};
+use super::flaws::{Flaw, Violation};
 use crate::support::dice::seed;
 
 /// The number of random fault schedules: `SLUICEGATE_SCHEDULES`, or 300.

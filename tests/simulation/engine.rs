@@ -15,14 +15,14 @@
 mod bound;
 mod faults;
 mod replica;
+mod run;
 mod store;
 mod wire;
-mod world;
 
 use faults::Fault;
-use world::{Simulation, Tally};
+use run::{Simulation, Tally};
 
-use super::bad::{Flaw, Violation};
+use super::flaws::{Flaw, Violation};
 use crate::support::dice::seed;
 
 /// The number of random fault schedules: `SLUICEGATE_ENGINE_SCHEDULES`, or 300.

@@ -1,5 +1,5 @@
 //! Simulations of a fleet under random faults, reproducible from a seed.
 
-mod bad;
 mod coordinator;
 mod engine;
+mod flaws;

@@ -4,7 +4,7 @@ use sluicegate::store::redis::Address;
 
 use super::process::Process;
 use super::resp::Value;
-use crate::waiting::until;
+use crate::support::waiting::until;
 
 #[derive(Debug)]
 pub struct Cluster {

@@ -9,8 +9,8 @@ use tempfile::TempDir;
 
 use super::ports;
 use super::resp::{Client, Value};
-use crate::signals;
-use crate::waiting::{PATIENCE, until};
+use crate::support::signals;
+use crate::support::waiting::{PATIENCE, until};
 
 /// A Redis server or a sentinel. Drop kills it and removes its directory.
 #[derive(Debug)]

@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::waiting::now;
+use crate::support::waiting::now;
 
 #[derive(Clone, Debug)]
 pub enum Upstream {
@@ -311,7 +311,7 @@ mod tests {
 
     use super::{Flow, Proxy, Upstream, Way};
     use crate::support::redis::Redis;
-    use crate::waiting::{now, until};
+    use crate::support::waiting::{now, until};
 
     const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
     const PONG: &[u8] = b"+PONG\r\n";
@@ -325,7 +325,7 @@ mod tests {
 
     fn connect(proxy: &Proxy) -> TcpStream {
         let stream = TcpStream::connect(proxy.address()).unwrap();
-        stream.set_read_timeout(Some(crate::waiting::PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(crate::support::waiting::PATIENCE)).unwrap();
         stream
     }
 
@@ -385,7 +385,7 @@ mod tests {
         let silent = stream.read(&mut [0]).unwrap_err();
         assert_eq!(silent.kind(), std::io::ErrorKind::WouldBlock);
         proxy.pass();
-        stream.set_read_timeout(Some(crate::waiting::PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(crate::support::waiting::PATIENCE)).unwrap();
         let mut answer = [0; PONG.len()];
         stream.read_exact(&mut answer).unwrap();
         assert_eq!(answer, PONG);

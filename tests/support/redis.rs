@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
 use super::resp::Client;
-use crate::waiting::until;
+use crate::support::waiting::until;
 
 #[derive(Debug)]
 pub struct Redis {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::process::Process;
 use super::resp::Value;
-use crate::waiting::until;
+use crate::support::waiting::until;
 
 /// Name of the primary in Redis Sentinel.
 pub const NAME: &str = "shop";

@@ -25,7 +25,7 @@ use tokio_stream::{Stream, StreamExt as _};
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::waiting::until;
+use crate::support::waiting::until;
 
 /// A discovery request and the HTTP headers of its stream.
 #[derive(Clone, Debug)]

@@ -14,7 +14,7 @@ const SIDES: [(&str, &str, &str); 4] = [
     ("TLA+", "spec", "\\*"),
     ("Rust", "crates/kernel/src", "//"),
     ("Lua", "src/store/redis/lua", "--"),
-    ("twin", "tests/twin", "//"),
+    ("model check", "tests/model_check", "//"),
 ];
 
 #[test]

@@ -71,7 +71,7 @@ const PROCESS_SERVICE: &str = "ratelimit";
 const HEALTH_SERVICES: [&str; 3] = [PROCESS_SERVICE, RATE_LIMITS, AUTHORIZATION];
 
 /// The protobuf descriptors of Envoy's services for reflection, which the crate `envoy-types`
-/// does not export. `tests/edge/reflection.rs` generates them and compares them with the crate.
+/// does not export. `tests/edge/grpc/reflection.rs` generates them and compares them with the crate.
 const ENVOY_DESCRIPTORS: &[u8] = include_bytes!("../../../proto/ratelimit.binpb");
 
 const OWN_DESCRIPTORS: &[u8] = include_bytes!("../../../proto/sluicegate/v1/permits.binpb");

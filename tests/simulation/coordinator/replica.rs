@@ -4,7 +4,7 @@ use sluicegate::kernel::coordinator::share_client::{GrantOutcome, LoadReport};
 use sluicegate::kernel::coordinator::{ClockReading, Grant, Heartbeat, ShareClient, ShareTiming};
 use sluicegate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
 
-use crate::simulation::bad::Flaw;
+use crate::simulation::flaws::Flaw;
 use crate::support::dice::Dice;
 
 /// A clock that runs at `speed`/110 of the store's clock, from any start.

@@ -10,7 +10,7 @@ use sluicegate::kernel::coordinator::{
 };
 use sluicegate::kernel::units::{Generation, Incarnation, Nanos, ReplicaId};
 
-use crate::simulation::bad::Flaw;
+use crate::simulation::flaws::Flaw;
 
 pub struct Store {
     pub coordinator: Coordinator,

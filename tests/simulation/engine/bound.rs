@@ -1,6 +1,6 @@
 //! The bound on the permits in use under a changing limit that some replicas do not know yet.
 
-use super::world::{LONGEST, TERM, TICK};
+use super::run::{LONGEST, TERM, TICK};
 
 /// Ticks until all shares and requests under an earlier limit have ended.
 const OLD_LIMIT_TICKS: u64 = (TERM.0 + LONGEST.0).div_ceil(TICK.0);

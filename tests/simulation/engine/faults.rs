@@ -1,6 +1,6 @@
 //! The kinds of faults in a random schedule.
 
-use crate::simulation::bad::Flaw;
+use crate::simulation::flaws::Flaw;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {

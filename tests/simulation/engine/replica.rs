@@ -18,9 +18,9 @@ use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::decision::{Check, Cost, Descriptor, Reason};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 
+use super::run::{CALL_TIMEOUT, CEILINGS, HEARTBEAT, TERM, TICK};
 use super::wire::Wire;
-use super::world::{CALL_TIMEOUT, CEILINGS, HEARTBEAT, TERM, TICK};
-use crate::simulation::bad::Flaw;
+use crate::simulation::flaws::Flaw;
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 

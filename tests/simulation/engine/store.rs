@@ -15,8 +15,8 @@ use sluicegate::kernel::units::{Generation, Incarnation, Nanos, ReplicaId, Share
 use sluicegate::store::heartbeat::{BucketKey, ShareReport, ShareRound, ShareRoundReply};
 use sluicegate::store::memory::coordinators::Coordinators;
 
-use super::world::{LONGEST, TERM, TICK};
-use crate::simulation::bad::Flaw;
+use super::run::{LONGEST, TERM, TICK};
+use crate::simulation::flaws::Flaw;
 
 /// The incarnation in all messages, for flaws that do not distinguish incarnations.
 const ONLY: Incarnation = Incarnation(1);

@@ -11,7 +11,7 @@ use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate::store::{Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply};
 use tokio::sync::oneshot;
 
-use crate::simulation::bad::Flaw;
+use crate::simulation::flaws::Flaw;
 
 #[derive(Debug)]
 pub struct SentRound {

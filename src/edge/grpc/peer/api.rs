@@ -1,6 +1,6 @@
 //! The protobuf messages of the peer port, its gRPC service and its client.
 //!
-//! `tests/edge/permits_code.rs` generates them from the proto file.
+//! `tests/edge/grpc/permits_code.rs` generates them from the proto file.
 
 #![allow(clippy::all, clippy::pedantic, clippy::nursery, missing_docs, unreachable_pub)]
 

@@ -1,0 +1,5 @@
+//! Tests of the command line: arguments and commands.
+
+mod args;
+mod commands;
+pub mod doctor;

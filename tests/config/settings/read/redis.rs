@@ -1,0 +1,211 @@
+//! Settings of Redis: addresses, and settings without effect.
+
+use sluicegate::config::settings::{RedisEndpoint, StoreSetting, print_config};
+
+use super::address;
+use crate::config::settings::{environment, file, flags, load_valid, read_errors};
+
+#[test]
+fn redis_urls_parse_and_hide_the_password() {
+    let of = |url: &str| match load_valid(&flags(&[("backend", url)])).settings.backend {
+        StoreSetting::Redis(url) => url,
+        StoreSetting::Memory => panic!("{url}"),
+    };
+    let tcp = of("redis://me:p%40ss:w@redis.shop:6380/3");
+    assert_eq!(tcp.endpoint, RedisEndpoint::Tcp(address("redis.shop", 6380)));
+    assert_eq!((tcp.user.as_deref(), tcp.password.as_deref()), (Some("me"), Some("p@ss:w")));
+    assert_eq!(tcp.database, 3);
+    assert_eq!(of("redis://[::1]").endpoint, RedisEndpoint::Tcp(address("::1", 6379)));
+    let unix = of("redis+unix://:pass@/run/redis.sock?db=2");
+    assert_eq!(unix.endpoint, RedisEndpoint::Unix("/run/redis.sock".into()));
+    assert_eq!((unix.user, unix.password.as_deref(), unix.database), (None, Some("pass"), 2));
+    let sentinel = of("rediss+sentinel://me:pass@one,two:1/shop/4");
+    let (one, two) = (address("one", 26379), address("two", 1));
+    assert_eq!(sentinel.endpoint, RedisEndpoint::Sentinel(vec![one, two], "shop".to_owned()));
+    assert_eq!((sentinel.tls, sentinel.database), (true, 4));
+    let cluster = of("redis+cluster://one,[::1]:7");
+    assert_eq!(
+        cluster.endpoint,
+        RedisEndpoint::Cluster(vec![address("one", 6379), address("::1", 7)])
+    );
+    assert!(!cluster.tls && of("rediss://one").tls && of("rediss+cluster://one").tls);
+    for (url, shown) in [
+        (
+            "rediss+sentinel://me:pass@one,[::1]/shop/4",
+            "rediss+sentinel://me:***@one:26379,[::1]:26379/shop/4",
+        ),
+        ("redis+cluster://:pass@one,two/0", "redis+cluster://:***@one:6379,two:6379"),
+        ("redis://me:p%40ss:w@redis.shop:6380/3", "redis://me:***@redis.shop:6380/3"),
+        ("redis://[::1]", "redis://[::1]:6379"),
+        ("redis+unix://:pass@/run/redis.sock?db=2", "redis+unix://:***@/run/redis.sock?db=2"),
+    ] {
+        let loaded = load_valid(&flags(&[("backend", url)]));
+        assert!(print_config(&loaded).contains(&format!("backend: \"{shown}\"")), "{url}");
+        assert!(!format!("{:?}", loaded.settings).contains("p@ss"));
+        assert_eq!(of(shown).to_string(), shown, "what is shown is read again");
+    }
+}
+
+#[test]
+fn invalid_redis_urls_are_refused_without_the_password() {
+    for url in [
+        "redis://",
+        "redis://:6379",
+        "redis://host:",
+        "redis://host:0",
+        "redis://host:65536",
+        "redis://host:+1",
+        "redis://host/x",
+        "redis://host/256",
+        "redis://host/1/2",
+        "redis://host?db=1",
+        "redis://user@host",
+        "redis://user:@host",
+        "redis://u:%zz@host",
+        "redis://[::1",
+        "redis://[nonsense]",
+        "redis://ho st",
+        "redis+unix://run/redis.sock",
+        "redis+unix://",
+        "redis+sentinel://one",
+        "redis+sentinel://one/",
+        "redis+sentinel:///shop",
+        "redis+sentinel://one,/shop",
+        "redis+sentinel://one/sh op",
+        "redis+sentinel://one/shop/x",
+        "redis+cluster://",
+        "redis+cluster://one,,two",
+        "redis+cluster://one/1",
+        "rediss+unix:///run/redis.sock",
+        "redis-cluster://one",
+        "redissentinel://one",
+        "http://host",
+        "Redis://host",
+    ] {
+        assert_eq!(read_errors(&flags(&[("backend", url)])).len(), 1, "{url}");
+    }
+    let messages = read_errors(&environment(&[("SLUICEGATE_BACKEND", "redis://me:secret@host:x")]));
+    assert!(!messages[0].contains("secret") && messages[0].ends_with("…@host`"), "{messages:?}");
+}
+
+#[test]
+fn refused_url_shows_only_scheme_and_host() {
+    for setting in ["backend", "backend_per_second"] {
+        let variable = format!("SLUICEGATE_{}", setting.to_uppercase());
+        for (url, shown) in [
+            ("tcp://:s3cret@redis:6379", "tcp://…@redis:6379"),
+            ("redis://redis:6379/0?password=s3cret", "redis://…"),
+            ("redis://me:s3cret", "redis://…"),
+            ("redis://redis:6379/0?password=s3@s3cret", "redis://…"),
+            ("redis://me:s3@s3?s3cret@host:x/s3cret", "redis://…"),
+            ("redis://me:s3@s3cret@host:x/s3cret", "redis://…@host"),
+            ("redis://default@redis.internal:s3cret", "redis://…@redis.internal"),
+            ("redis://ops@corp.com:s3cret:1", "redis://…@corp.com"),
+            ("redis://me:s3cret@[::1]:s3cret", "redis://…@[::1]"),
+            ("tcp://me:s3cret@[::1]:6379", "tcp://…@[::1]:6379"),
+            ("redis:/me:s3cret", "…"),
+            (":s3cret@redis:6379", "…@redis:6379"),
+            ("s3cret:s3cret://s3cret", "…"),
+        ] {
+            let messages = read_errors(&environment(&[(&variable, url)]));
+            assert!(messages[0].ends_with(&format!("got `{shown}`")), "{url}: {messages:?}");
+            assert!(!messages.concat().contains("s3"), "{url}: {messages:?}");
+        }
+    }
+    let messages = read_errors(&environment(&[("SLUICEGATE_BACKEND", "memry")]));
+    assert!(messages[0].ends_with("got `memry`; did you mean `memory`?"), "{messages:?}");
+    let link = read_errors(&environment(&[("SLUICEGATE_BACKEND", "tcp://10.0.0.1:6379")]));
+    assert!(link[0].contains("got `tcp://…`; Kubernetes sets this"), "{link:?}");
+}
+
+#[test]
+fn redis_settings_without_effect_are_refused() {
+    let (memory, plain) = ("backend: memory", "backend: redis://host");
+    let (tls, sentinel) = ("backend: rediss://host", "backend: redis+sentinel://host/shop");
+    for (backend, rest, about) in [
+        (memory, "backend_password_file: f", "backend_password_file"),
+        ("backend: redis://u:p@host", "backend_password_file: f", "backend_password_file"),
+        ("backend: redis://u@host", "", "backend"),
+        (memory, "backend_tls_ca_file: f", "backend_tls_ca_file"),
+        (plain, "backend_tls_ca_file: f", "backend_tls_ca_file"),
+        (plain, "backend_tls_server_name: f", "backend_tls_server_name"),
+        (tls, "backend_tls_cert_file: f", "backend_tls_cert_file"),
+        (tls, "backend_tls_key_file: f", "backend_tls_key_file"),
+        (tls, "backend_sentinel_user: f", "backend_sentinel_user"),
+        (plain, "backend_sentinel_password: f", "backend_sentinel_password"),
+        (memory, "backend_sentinel_password_file: f", "backend_sentinel_password_file"),
+        (sentinel, "backend_sentinel_user: f", "backend_sentinel_user"),
+        (
+            sentinel,
+            "backend_sentinel_password: s\nbackend_sentinel_password_file: f",
+            "backend_sentinel_password_file",
+        ),
+    ] {
+        let messages = read_errors(&file(&format!("{backend}\n{rest}\n")));
+        assert!(messages.len() == 1 && messages[0].contains(&format!("`{about}`")), "{messages:?}");
+    }
+    let loaded = load_valid(&file(
+        "backend: rediss+sentinel://u@host/shop\nbackend_password_file: a\n\
+         backend_sentinel_user: s\nbackend_sentinel_password: s3cret\nbackend_tls_ca_file: b\n\
+         backend_tls_cert_file: c\nbackend_tls_key_file: d\nbackend_tls_server_name: e.f\n",
+    ));
+    assert!(!print_config(&loaded).contains("s3cret"));
+    for name in ["backend_tls_server_name: 'a b'", "backend_tls_server_name: 'a/b'"] {
+        assert_eq!(read_errors(&file(&format!("{tls}\n{name}\n"))).len(), 1, "{name}");
+    }
+}
+
+#[test]
+fn per_second_redis_accepts_urls_and_shares_files() {
+    let second = |first: &str, url: &str, rest: &str| {
+        file(&format!("backend: {first}\nbackend_per_second: {url}\n{rest}\n"))
+    };
+    for url in ["rediss://h", "redis+cluster://h,i", "redis+unix:///s", "redis+sentinel://h/shop"] {
+        let loaded = load_valid(&second("redis://h", url, ""));
+        let it = loaded.settings.backend_per_second.unwrap().to_string();
+        assert_eq!(it.split("://").next(), url.split("://").next());
+    }
+    for (first, url, rest) in [
+        ("redis://u:p@h", "redis://u@i", "backend_password_file: f"),
+        ("redis://h", "rediss://i", "backend_tls_ca_file: f"),
+        ("rediss://h", "redis://i", "backend_tls_ca_file: f"),
+        ("redis://h", "redis+sentinel://i/shop", "backend_sentinel_password_file: f"),
+    ] {
+        load_valid(&second(first, url, rest));
+    }
+    for (first, url, rest, about) in [
+        ("memory", "redis://h", "", "backend_per_second"),
+        ("redis://h", "redis://u@i", "", "backend_per_second"),
+        ("redis://:p@h", "redis://:q@i", "backend_password_file: f", "backend_password_file"),
+        ("redis://h", "redis://i", "backend_tls_ca_file: f", "backend_tls_ca_file"),
+        ("redis://h", "redis://i", "backend_sentinel_user: f", "backend_sentinel_user"),
+    ] {
+        let messages = read_errors(&second(first, url, rest));
+        assert!(messages.len() == 1 && messages[0].contains(&format!("`{about}`")), "{messages:?}");
+    }
+    let messages = read_errors(&second("redis://h", "redis://me:secret@i:x", ""));
+    assert!(!messages[0].contains("secret"), "{messages:?}");
+    let shown = print_config(&load_valid(&second("redis://h", "redis://me:secret@i", "")));
+    assert!(shown.contains("backend_per_second: \"redis://me:***@i:6379\""), "{shown}");
+}
+
+#[test]
+fn envoyproxy_key_settings_require_redis_and_envoyproxy_keys() {
+    let given = [
+        "reference_key_prefix: p",
+        "expiry_jitter: 1s",
+        "local_deny_cache: 1",
+        "stop_when_over: true",
+    ];
+    for text in given {
+        let about = format!("`{}`", text.split(':').next().unwrap());
+        for others in ["backend: redis://h", "counter_keys: envoyproxy"] {
+            let messages = read_errors(&file(&format!("{others}\n{text}\n")));
+            assert!(messages.len() == 1 && messages[0].contains(&about), "{messages:?}");
+        }
+        load_valid(&file(&format!("backend: redis://h\ncounter_keys: envoyproxy\n{text}\n")));
+    }
+    let messages =
+        read_errors(&file("backend: redis://h\ncounter_keys: envoyproxy\nexpiry_jitter: 1500ms\n"));
+    assert!(messages[0].contains("not a whole number"), "{messages:?}");
+}

@@ -1,0 +1,177 @@
+//! A store that charges through leases, for strategies that allow `max_overshoot: 0`.
+//!
+//! Leases have a fixed size, so one check under `each` already leases hits. Before the first
+//! `all_or_nothing` check of a key, the store sends checks that borrow hits and refunds what they
+//! charge. The check itself then uses the balance.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+use sluicegate::clock::Clock;
+use sluicegate::engine::lease::{ChargeTerms, LeaseManager};
+use sluicegate::kernel::decision::{Cost, Enforcement};
+use sluicegate::kernel::key::CounterKey;
+use sluicegate::kernel::lease::sizer::LeaseSizing;
+use sluicegate::kernel::lease::{LeaseTerms, Overshoot};
+use sluicegate::kernel::rate::Strategy;
+use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
+use sluicegate::store::memory::{MemoryStore, WhenFull};
+use sluicegate::store::{
+    Charge, ChargeMode, Charges, CounterStore, FleetStore, Outcomes, StoreReply,
+};
+
+use super::{all_or_nothing, is_allowed};
+use crate::support::waiting::soon;
+
+/// The lease duration, longer than any test, because the hits of an expired balance stay charged.
+const TERM: Nanos = Nanos::from_secs(60);
+
+/// A fixed lease size, larger than any lease that these tests get.
+const SIZE: LeaseSizing = LeaseSizing::Fixed(Hits(100));
+
+/// One replica over a store that no other replica uses.
+#[derive(Debug)]
+pub(super) struct LeasingStore {
+    leases: Arc<LeaseManager>,
+    clock: Arc<Clock>,
+    store: Arc<dyn CounterStore>,
+    /// Keys that were already charged.
+    seen_keys: Mutex<HashSet<CounterKey>>,
+    /// Number of charges that a balance covered.
+    local_charges: AtomicU64,
+}
+
+impl LeasingStore {
+    pub(super) fn new(store: impl CounterStore + 'static) -> Self {
+        Self::with_clock(store, Clock::system())
+    }
+
+    /// Uses the instants of the checks as its clock, like the store itself.
+    pub(super) fn with_memory() -> Self {
+        Self::with_clock(MemoryStore::new(1_000, WhenFull::Deny, [7; 16]), Clock::manual(Nanos(0)))
+    }
+
+    fn with_clock(store: impl CounterStore + 'static, clock: Clock) -> Self {
+        let (clock, store): (_, Arc<dyn CounterStore>) = (Arc::new(clock), Arc::new(store));
+        let leases = LeaseManager::new(Arc::clone(&clock), Arc::clone(&store));
+        Self { leases, clock, store, seen_keys: Mutex::default(), local_charges: AtomicU64::new(0) }
+    }
+
+    /// Asserts that balances covered charges if the strategy can be leased. Otherwise the test
+    /// would prove nothing about leases.
+    #[track_caller]
+    pub(super) fn assert_used_balances(&self, strategy: Strategy) {
+        let local_charges = self.local_charges.load(Relaxed);
+        assert_eq!(
+            0 < local_charges,
+            is_leasable(strategy),
+            "{local_charges} answers, {strategy:?}"
+        );
+    }
+
+    fn advance_to(&self, now: Nanos) -> Nanos {
+        if let Clock::Manual(clock) = &*self.clock {
+            clock.advance(now.since(self.clock.now()));
+        }
+        self.clock.now()
+    }
+
+    /// Borrows for new keys, at no net cost.
+    /// Under `all_or_nothing`, a lease starts in the background at the second check.
+    /// Each check here refunds its own charge.
+    async fn fill_balances(&self, now: Nanos, charges: &Charges, is_atomic: bool) {
+        for charge in &charges.list {
+            let is_new = self.seen_keys.lock().unwrap().insert(charge.key.clone());
+            let needs_lease = is_atomic && is_new;
+            let (Some(terms), Cost::Charge(_), true) = (terms(charge), charge.cost, needs_lease)
+            else {
+                continue;
+            };
+            let of = |cost| Charge { cost, standing: Enforcement::default(), ..charge.clone() };
+            let nothing = all_or_nothing([of(Cost::Charge(Hits(1))), of(Cost::Refund(Hits(1)))]);
+            for _ in 0..2 {
+                self.leases.charge(now, &nothing, &[Some(&terms), None]).await;
+                self.wait_until_idle().await;
+            }
+        }
+    }
+
+    /// Waits for background messages, which keep a reference to the leases.
+    /// Until the replies arrive, the returned balances are missing from the reported headroom.
+    async fn wait_until_idle(&self) {
+        let idle = async {
+            while 1 < Arc::strong_count(&self.leases) {
+                tokio::task::yield_now().await;
+            }
+        };
+        soon("an answer to what was sent in the background", idle).await;
+    }
+
+    fn balances(&self, charges: &Charges) -> Vec<Hits> {
+        charges.list.iter().map(|charge| self.leases.balance(&charge.key)).collect()
+    }
+
+    /// Counts the allowed `charges` whose hits are missing from their balances of `before`.
+    fn count_taken(&self, before: &[Hits], charges: &Charges, outcomes: &Outcomes) -> usize {
+        let now = self.balances(charges);
+        let is_taken = |at: &usize| match charges.list[*at].cost {
+            Cost::Charge(hits) if hits != Hits(0) && is_allowed(outcomes[*at]) => {
+                before[*at] == now[*at].plus(hits)
+            }
+            _ => false,
+        };
+        (0..charges.list.len()).filter(is_taken).count()
+    }
+}
+
+/// Only fixed windows have an end with which a lease can end.
+const fn is_leasable(strategy: Strategy) -> bool {
+    matches!(strategy, Strategy::FixedWindow(_))
+}
+
+fn terms(charge: &Charge) -> Option<LeaseTerms> {
+    let terms = LeaseTerms { overshoot: Overshoot::InWindow, duration: TERM, sizing: SIZE };
+    is_leasable(charge.strategy).then_some(terms)
+}
+
+impl CounterStore for LeasingStore {
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
+        StoreReply::Pending(Box::pin(async move {
+            let (now, terms): (_, Vec<_>) =
+                (self.advance_to(now), charges.list.iter().map(terms).collect());
+            let terms: ChargeTerms<'_> = terms.iter().map(Option::as_ref).collect();
+            let is_atomic = matches!(charges.mode, ChargeMode::AllOrNothing { .. });
+            self.fill_balances(now, charges, is_atomic).await;
+            let (before, mut outcomes) = (self.balances(charges), Outcomes::new());
+            // A check without a store call is decided by the balances or by a remembered denial.
+            let is_done = self
+                .leases
+                .try_charge(now, charges, terms.iter().copied(), &mut outcomes)
+                .is_some();
+            let local_charges = if is_done {
+                outcomes.iter().filter(|outcome| is_allowed(**outcome)).count()
+            } else {
+                outcomes = self.leases.charge(now, charges, &terms).await;
+                // Under `each`, concurrent charges also change the balances.
+                if is_atomic { self.count_taken(&before, charges, &outcomes) } else { 0 }
+            };
+            if is_atomic {
+                self.wait_until_idle().await;
+            }
+            self.local_charges.fetch_add(local_charges as u64, Relaxed);
+            outcomes
+        }))
+    }
+
+    fn exchange_lease_message<'a>(
+        &'a self,
+        now: Nanos,
+        message: &'a LeaseMessage,
+    ) -> StoreReply<'a, LeaseOutcome> {
+        self.store.exchange_lease_message(self.advance_to(now), message)
+    }
+}
+
+impl FleetStore for LeasingStore {}

@@ -1,0 +1,289 @@
+//! Tests that every request on a real NGINX releases its permit within the documented time.
+//!
+//! Guarantees:
+//! - All ways to end a request are covered, with syslog datagrams and with Lua.
+//! - `max_duration` is 60 s, unless nothing else can free the permit.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use super::envoy::replace_once;
+use super::in_flight::{gauge, limit_all_requests};
+use super::nginx_in_flight::{INTEGRATIONS, Integration, Scene};
+use super::release_time::{
+    self, Ending, check_ending, instant_before, time_until_idle, time_until_zero,
+};
+use super::stepwise_upstream::{Visit, Visits};
+use crate::support::scheduling_delays::retry_disturbed;
+use crate::support::waiting::{PATIENCE, now};
+
+/// A concurrency limit with one permit and one queue position.
+const LIMIT: &str = "limit: 1, queue: {size: 1, timeout: 9s}";
+
+/// Documented time until a broken connection of Lua frees its permit.
+const AT_ONCE: Duration = Duration::from_millis(3);
+
+/// Longest time until `max_duration` frees a permit: 1 s, and 1 s in which the service finds
+/// expired permits.
+const DEADLINE: Duration = Duration::from_secs(1 + 1);
+
+/// Adds an upstream for each way to end a request, a short timeout, and WebSocket support. The path
+/// selects the upstream.
+fn with_endings(text: &mut String, app: SocketAddr) {
+    let servers = format!(
+        "upstream app {{ server {app}; }}
+    upstream again {{ server {app} max_fails=0; server {app} max_fails=0; }}
+    upstream nobody {{ server 127.0.0.1:1; }}
+    map $request_uri $to {{ default app; /refused nobody; /again again; }}"
+    );
+    replace_once(text, &format!("upstream app {{\n        server {app};\n    }}"), &servers);
+    let pass = "proxy_read_timeout 300ms;
+            proxy_http_version 1.1;
+            proxy_set_header Upgrade $http_upgrade;
+            proxy_set_header Connection $http_connection;
+            proxy_pass http://$to;";
+    replace_once(text, "proxy_pass http://app;", pass);
+}
+
+fn scene(by: Integration) -> Scene {
+    let upstream = Visits::listen();
+    let app = upstream.address;
+    Scene::changed(by, &limit_all_requests(LIMIT), upstream, move |text| with_endings(text, app))
+}
+
+fn release_time(scene: &Scene, at: Instant) -> Duration {
+    time_until_idle(scene.service.metrics, at)
+}
+
+fn open(scene: &Scene, path: &str, headers: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(scene.nginx.ingress).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: edge\r\n{headers}\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    stream
+}
+
+fn status(mut stream: &TcpStream) -> u16 {
+    let mut head = [0; 12];
+    stream.read_exact(&mut head).unwrap();
+    std::str::from_utf8(&head[9..]).unwrap().parse().unwrap()
+}
+
+/// Sends a request and waits until it reaches the upstream. Returns the client and the upstream
+/// connection.
+fn start_request(scene: &Scene, headers: &str) -> (TcpStream, Visit) {
+    let client = open(scene, "/", headers);
+    let visit = scene.upstream.next();
+    scene.expect_in_flight(1);
+    (client, visit)
+}
+
+fn open_websocket(scene: &Scene) -> (TcpStream, Visit) {
+    let (client, mut visit) = start_request(scene, "connection: upgrade\r\nupgrade: websocket\r\n");
+    visit.switch();
+    assert_eq!(status(&client), 101);
+    scene.expect_in_flight(1);
+    (client, visit)
+}
+
+fn complete_response(scene: &Scene) -> Duration {
+    let (client, visit) = start_request(scene, "");
+    let at = now();
+    visit.answer();
+    let took = release_time(scene, at);
+    assert_eq!(status(&client), 200);
+    took
+}
+
+fn streamed_body(scene: &Scene) -> Duration {
+    let (client, mut visit) = start_request(scene, "");
+    visit.begin();
+    assert_eq!(status(&client), 200);
+    scene.expect_in_flight(1);
+    let at = now();
+    visit.end();
+    release_time(scene, at)
+}
+
+fn client_leaves_before_response(scene: &Scene) -> Duration {
+    let (client, _visit) = start_request(scene, "");
+    let at = now();
+    drop(client);
+    release_time(scene, at)
+}
+
+/// Disconnects during a body that exceeds the buffers of NGINX, so NGINX notices the disconnect.
+fn client_leaves_mid_body(scene: &Scene) -> Duration {
+    let (client, mut visit) = start_request(scene, "");
+    visit.stream();
+    assert_eq!(status(&client), 200);
+    scene.expect_in_flight(1);
+    let at = now();
+    drop(client);
+    release_time(scene, at)
+}
+
+/// Another request keeps the permit. Returns the time until the queue position is free.
+fn client_leaves_the_queue(scene: &Scene) -> Duration {
+    let (_client, visit) = start_request(scene, "");
+    let queued = open(scene, "/", "");
+    scene.expect_queued(1);
+    let at = now();
+    drop(queued);
+    let took = time_until_zero(scene.service.metrics, "sluicegate_requests_queued", at);
+    scene.expect_in_flight(1);
+    visit.answer();
+    scene.expect_in_flight(0);
+    took
+}
+
+fn upstream_resets_before_headers(scene: &Scene) -> Duration {
+    let (client, visit) = start_request(scene, "");
+    let at = now();
+    visit.reset();
+    let took = release_time(scene, at);
+    assert_eq!(status(&client), 502);
+    took
+}
+
+fn upstream_resets_mid_body(scene: &Scene) -> Duration {
+    let (client, mut visit) = start_request(scene, "");
+    visit.begin();
+    assert_eq!(status(&client), 200);
+    scene.expect_in_flight(1);
+    let at = now();
+    visit.reset();
+    release_time(scene, at)
+}
+
+fn client_closes_websocket(scene: &Scene) -> Duration {
+    let (client, _visit) = open_websocket(scene);
+    let at = now();
+    drop(client);
+    release_time(scene, at)
+}
+
+fn upstream_closes_websocket(scene: &Scene) -> Duration {
+    let (_client, visit) = open_websocket(scene);
+    let at = now();
+    visit.reset();
+    release_time(scene, at)
+}
+
+/// Returns the time from the request's arrival at the upstream; the read timeout is 300 ms.
+fn upstream_times_out(scene: &Scene) -> Duration {
+    let client = open(scene, "/", "");
+    let _visit = scene.upstream.next();
+    let at = now();
+    scene.expect_in_flight(1);
+    let took = release_time(scene, at);
+    assert_eq!(status(&client), 504);
+    took
+}
+
+fn upstream_retry(scene: &Scene) -> Duration {
+    let client = open(scene, "/again", "");
+    scene.upstream.next().reset();
+    let second = scene.upstream.next();
+    scene.expect_in_flight(1);
+    let at = now();
+    second.answer();
+    let took = release_time(scene, at);
+    assert_eq!(status(&client), 200);
+    took
+}
+
+/// The upstream refuses a request that has a permit. Returns the time from the arrival of the
+/// response.
+fn upstream_refuses(scene: &Scene) -> Duration {
+    const ADMITTED: &str = r#"sluicegate_checks_total{verdict="allow"}"#;
+    let admitted = || gauge(scene.service.metrics, ADMITTED);
+    let before = admitted();
+    assert_eq!(status(&open(scene, "/refused", "")), 502);
+    let took = release_time(scene, now());
+    assert!(before < admitted(), "nobody asked for a place");
+    took
+}
+
+/// Reloads NGINX during a request: the old worker process finishes it.
+fn reload(scene: &Scene) -> Duration {
+    let (client, visit) = start_request(scene, "");
+    scene.nginx.reload();
+    let (next, second) = (open(scene, "/", ""), &scene.upstream);
+    scene.expect_queued(1);
+    let at = now();
+    visit.answer();
+    let second = second.next();
+    let took = at.elapsed();
+    second.answer();
+    assert_eq!([status(&client), status(&next)], [200, 200]);
+    scene.expect_in_flight(0);
+    took
+}
+
+/// One way to end a request: its name, documented release times in ms (syslog datagrams, Lua), and
+/// action. Without a documented time (WebSocket, retry, reload), the time of a normal response
+/// applies.
+type Row = (&'static str, [u64; 2], fn(&Scene) -> Duration);
+
+const ENDINGS: [Row; 13] = [
+    ("an answer", [4, 1], complete_response),
+    ("a streamed body", [5, 8], streamed_body),
+    ("a client that goes while it waits", [3, 2], client_leaves_before_response),
+    ("a client that goes mid-body", [2, 2], client_leaves_mid_body),
+    ("a client that goes from the queue", [1, 1], client_leaves_the_queue),
+    ("an upstream that goes before its head", [2, 2], upstream_resets_before_headers),
+    ("an upstream that goes mid-body", [2, 2], upstream_resets_mid_body),
+    ("a websocket that its client closes", [4, 1], client_closes_websocket),
+    ("a websocket that its upstream closes", [4, 1], upstream_closes_websocket),
+    ("an upstream that is later than 300 ms", [306, 302], upstream_times_out),
+    ("an upstream that is tried again", [4, 1], upstream_retry),
+    ("an upstream that refuses", [1, 1], upstream_refuses),
+    ("a reload of NGINX, and an answer", [4, 1], reload),
+];
+
+const fn name(by: Integration) -> &'static str {
+    match by {
+        Integration::Datagrams => "NGINX by datagrams",
+        Integration::Lua => "NGINX by Lua's connections",
+    }
+}
+
+#[test]
+fn permits_are_released_within_documented_times() {
+    for (column, by) in INTEGRATIONS.into_iter().enumerate() {
+        let scene = scene(by);
+        for (what, promised, end) in ENDINGS {
+            let ending = Ending { what, promised: promised[column], end };
+            check_ending(name(by), scene.service.metrics, &scene, &ending);
+        }
+    }
+}
+
+/// Sends a signal to an NGINX with two requests in flight, and asserts the time until none is in
+/// flight.
+fn check_failure(signal: &str, promised: [Duration; 2]) {
+    let what = format!("SIG{signal} to NGINX");
+    for (column, by) in INTEGRATIONS.into_iter().enumerate() {
+        retry_disturbed(|| {
+            let scene = Scene::with_limit(by, "limit: 9, max_duration: 1s");
+            let _clients = [scene.connect(), scene.connect()];
+            let _visits = [scene.upstream.next(), scene.upstream.next()];
+            let (metrics, nginx) = (scene.service.metrics, scene.nginx.processes());
+            let fail = || instant_before(|| nginx.signal(signal));
+            release_time::check_failure(name(by), &what, promised[column], metrics, fail)
+        });
+    }
+}
+
+#[test]
+fn nginx_exit_frees_permits_immediately_or_by_max_duration() {
+    check_failure("TERM", [DEADLINE, AT_ONCE]);
+    check_failure("KILL", [DEADLINE, AT_ONCE]);
+}
+
+#[test]
+fn max_duration_frees_permits_of_a_stopped_nginx() {
+    check_failure("STOP", [DEADLINE; 2]);
+}

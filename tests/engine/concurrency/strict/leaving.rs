@@ -1,0 +1,49 @@
+//! Replicas that leave the fleet.
+
+use std::pin::pin;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use futures_util::future::poll_immediate;
+use sluicegate::kernel::units::Nanos;
+
+use super::{HEARTBEAT, Replica, Store, advance_all_and_report, block_on, two_replicas};
+
+#[test]
+fn a_leaving_replica_reports_its_releases() {
+    let store = Store::new();
+    let mut alone = Replica::new(&store, "a", "limit: 2, mode: strict");
+    assert_eq!(alone.acquire_all(), 2);
+    alone.finish(2);
+    block_on(alone.engine.leave());
+    assert_eq!(store.permit_count(alone.now()), 0);
+}
+
+/// Reason: after an incomplete drain, requests of these streams may still run.
+#[test]
+fn leaving_replicas_requests_keep_permits_for_max_duration() {
+    let store = Store::new();
+    let [mut a, mut b] = two_replicas(&store, "limit: 2, mode: strict, max_duration: 20s");
+    assert_eq!(a.acquire_all(), 2);
+    advance_all_and_report(&[&a, &b], HEARTBEAT);
+    block_on(a.engine.leave());
+    b.advance_and_report(Nanos::from_secs(20).since(Nanos(1)));
+    assert_eq!(b.acquire_all(), 0);
+    b.advance_and_report(HEARTBEAT.plus(Nanos(1)));
+    assert_eq!(b.acquire_all(), 2);
+}
+
+#[test]
+fn leaving_stops_waiting_for_a_silent_store() {
+    let store = Store::new();
+    let mut alone = Replica::new(&store, "a", "limit: 1, mode: strict");
+    assert!(alone.try_acquire());
+    store.is_silent.store(true, Relaxed);
+    block_on(async {
+        let mut report = pin!(alone.engine.report_once());
+        assert!(poll_immediate(&mut report).await.is_none(), "it is under way");
+        let leaves = alone.engine.leave();
+        let left = tokio::time::timeout(Duration::from_secs(10), leaves).await;
+        assert!(left.is_ok(), "it waits still");
+    });
+}

@@ -1,0 +1,89 @@
+//! Requests that wait for a permit.
+
+use std::pin::pin;
+
+use futures_util::future::poll_immediate;
+use sluicegate::kernel::concurrency::RequestOutcome;
+
+use super::{Replica, Store, admitted_permits, block_on, default_check, two_replicas};
+
+#[test]
+fn local_release_wakes_queued_requests_in_order() {
+    let store = Store::new();
+    let ceiling = "limit: 1, mode: strict, queue: {size: 2, timeout: 1h}";
+    let mut alone = Replica::new(&store, "a", ceiling);
+    assert!(alone.try_acquire());
+    block_on(async {
+        let checks = [default_check(), default_check(), default_check()];
+        let admit = |at: usize| alone.engine.admit(&checks[at], None);
+        let (mut first, mut second) = (pin!(admit(0)), pin!(admit(1)));
+        assert!(poll_immediate(&mut first).await.is_none());
+        assert!(poll_immediate(&mut second).await.is_none());
+        assert_eq!(alone.engine.concurrency_limits().totals().waiting, 2);
+        assert!(admitted_permits(admit(2).await.unwrap()).is_none(), "the line is full");
+        for permits in alone.held.drain(..) {
+            permits.release(RequestOutcome::Success, None);
+        }
+        alone.engine.report_once().await;
+        assert!(poll_immediate(&mut second).await.is_none(), "overtaken");
+        let woken = poll_immediate(&mut first).await;
+        let permits =
+            admitted_permits(woken.expect("woken, not left to ask again").unwrap()).unwrap();
+        assert_eq!(alone.engine.concurrency_limits().totals().waiting, 1);
+        permits.release(RequestOutcome::Success, None);
+        alone.engine.report_once().await;
+        assert!(admitted_permits(second.await.unwrap()).is_some());
+        assert_eq!(alone.engine.concurrency_limits().totals().waiting, 0);
+    });
+}
+
+#[test]
+fn queued_request_retries_after_a_release_elsewhere() {
+    let store = Store::new();
+    let ceiling = "limit: 1, mode: strict, queue: {size: 2, timeout: 1h}";
+    let [mut a, b] = two_replicas(&store, ceiling);
+    assert!(a.try_acquire());
+    block_on(async {
+        let check = default_check();
+        let mut waits = pin!(b.engine.admit(&check, None));
+        assert!(poll_immediate(&mut waits).await.is_none());
+        a.finish(1);
+        a.engine.report_once().await;
+        assert!(admitted_permits(waits.await.unwrap()).is_some());
+    });
+}
+
+#[test]
+fn new_request_does_not_overtake_the_queue() {
+    let store = Store::new();
+    let ceiling = "limit: 1, mode: strict, queue: {size: 1, timeout: 1h}";
+    let [a, mut b] = two_replicas(&store, ceiling);
+    assert!(b.try_acquire());
+    block_on(async {
+        let (first, second) = (default_check(), default_check());
+        let mut waits = pin!(a.engine.admit(&first, None));
+        assert!(poll_immediate(&mut waits).await.is_none());
+        b.finish(1);
+        b.engine.report_once().await;
+        assert!(admitted_permits(a.engine.admit(&second, None).await.unwrap()).is_none());
+        assert!(admitted_permits(waits.await.unwrap()).is_some());
+    });
+}
+
+#[test]
+fn timed_out_or_canceled_request_leaves_the_queue() {
+    let store = Store::new();
+    let ceiling = "limit: 1, mode: strict, queue: {size: 1, timeout: 30ms}";
+    let mut alone = Replica::new(&store, "a", ceiling);
+    assert!(alone.try_acquire());
+    assert!(!alone.try_acquire(), "its time is over");
+    assert_eq!(alone.engine.concurrency_limits().totals().waiting, 0);
+    block_on(async {
+        let check = default_check();
+        let mut waits = Box::pin(alone.engine.admit(&check, None));
+        assert!(poll_immediate(&mut waits).await.is_none());
+        drop(waits);
+    });
+    assert_eq!(alone.engine.concurrency_limits().totals().waiting, 0);
+    assert_eq!(alone.engine.concurrency_limits().totals().in_flight, 1);
+}

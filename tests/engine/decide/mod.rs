@@ -1,0 +1,4 @@
+//! Tests of decisions.
+
+mod local_share;
+mod retry_after;

@@ -1,0 +1,3 @@
+//! Tests of messages between replicas.
+
+mod forwarding;

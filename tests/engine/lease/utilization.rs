@@ -1,0 +1,129 @@
+//! Measures the used part of an overloaded limit and the store calls per check, for several fleet
+//! sizes.
+//!
+//! Real engines with manual clocks get checks at 150 % of 6,000 hits per minute, with at most 10 %
+//! outstanding. `cargo test --test all -- --nocapture lease::utilization` prints the table of
+//! docs/leases.md. With `SLUICEGATE_PICTURES=docs/pictures` it also draws the pictures.
+
+use sluicegate::engine::Engine;
+use sluicegate::kernel::decision::{Cost, Verdict};
+use sluicegate::kernel::units::{Hits, Nanos};
+
+use super::utilization_plot::{Point, svg};
+use super::{RemoteStore, advance_clock, check, engine};
+use crate::support::dice::{Dice, seed};
+
+const FLEETS: [usize; 4] = [2, 8, 64, 512];
+const LIMIT: u64 = 6_000;
+/// Checks per 100 ms: 150 per second, and the limit allows 100.
+const CHECKS_PER_TENTH: u64 = 15;
+const MINUTES: u64 = 1;
+
+/// Distribution of the checks over the replicas.
+#[derive(Clone, Copy, Debug)]
+enum Demand {
+    /// All replicas equally.
+    Uniform,
+    /// One replica gets half of the checks, the next a quarter, and so on.
+    Skewed,
+    /// One random replica gets all checks of a second.
+    Bursty,
+    /// A tenth of the replicas; every ten seconds another tenth.
+    Drifting,
+}
+
+const DEMANDS: [Demand; 4] = [Demand::Uniform, Demand::Skewed, Demand::Bursty, Demand::Drifting];
+
+impl Demand {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Uniform => "everybody alike",
+            Self::Skewed => "skewed",
+            Self::Bursty => "in bursts",
+            Self::Drifting => "drifting",
+        }
+    }
+
+    /// Returns the replica of the next check in this tenth of a second.
+    fn next_replica(self, replicas: usize, tenth: u64, dice: &mut Dice) -> usize {
+        let replicas = replicas as u64;
+        let next_replica = match self {
+            Self::Uniform => dice.up_to(replicas - 1),
+            Self::Skewed => u64::from(dice.roll().leading_zeros()).min(replicas - 1),
+            Self::Bursty => Dice::new(tenth / 10).up_to(replicas - 1),
+            Self::Drifting => {
+                let some = replicas.div_ceil(10);
+                (tenth / 100 * some + dice.up_to(some - 1)) % replicas
+            }
+        };
+        usize::try_from(next_replica).unwrap()
+    }
+}
+
+/// Returns the allowed hits and the calls per check.
+async fn run(strategy: &str, replicas: usize, demand: Demand, dice: &mut Dice) -> (u64, f64) {
+    let store = RemoteStore::new();
+    let burst = if strategy == "gcra" { ", burst: 100" } else { "" };
+    let limits = format!(
+        "- key: k\n  rate_limit: {{unit: minute, requests_per_unit: {LIMIT}, strategy: {strategy}{burst}, \
+         mode: leased, max_overshoot: 10%}}\n"
+    );
+    let fleet: Vec<Engine> = (0..replicas).map(|_| engine(&store, &limits)).collect();
+    let (mut allowed, mut checks) = (0, 0_u32);
+    for tenth in 0..MINUTES * 600 {
+        for _ in 0..CHECKS_PER_TENTH {
+            let engine = &fleet[demand.next_replica(replicas, tenth, dice)];
+            let check = check(&[("k", "v")], Cost::Charge(Hits(1)));
+            let answer = engine.decide(&check).await.unwrap();
+            allowed += u64::from(answer.verdict == Verdict::Allow);
+            checks += 1;
+            tokio::task::yield_now().await;
+        }
+        for engine in &fleet {
+            advance_clock(engine, Nanos(100 * Nanos::MILLI.0));
+        }
+        if tenth % 10 == 9 {
+            for engine in &fleet {
+                engine.leases().unwrap().upkeep().await;
+            }
+        }
+    }
+    let calls = u32::try_from(store.calls()).unwrap();
+    (allowed, f64::from(calls) / f64::from(checks))
+}
+
+#[tokio::test]
+async fn excess_demand_uses_nearly_all_hits_of_a_fixed_window() {
+    uses_nearly_all("fixed_window").await;
+}
+
+#[tokio::test]
+async fn excess_demand_uses_nearly_all_hits_of_a_gcra_limit() {
+    uses_nearly_all("gcra").await;
+}
+
+#[expect(clippy::print_stdout, reason = "the table is what this is run for")]
+async fn uses_nearly_all(strategy: &str) {
+    let seed = seed();
+    let (mut dice, mut failures, mut points) = (Dice::new(seed), Vec::new(), Vec::new());
+    let allowed_hits = LIMIT * MINUTES + if strategy == "gcra" { 100 } else { 0 };
+    println!("SLUICEGATE_SEED={seed}");
+    for demand in DEMANDS {
+        for replicas in FLEETS {
+            let (allowed, calls) = run(strategy, replicas, demand, &mut dice).await;
+            let share = allowed * 1_000 / allowed_hits;
+            let used = f64::from(u32::try_from(share).unwrap()) / 1_000.0;
+            points.push(Point { demand: demand.name(), replicas, share: used, calls });
+            let shown = format!("{}.{:03}", share / 1_000, share % 1_000);
+            println!("| `{strategy}` | {demand:?} | {replicas} | {shown} | {calls:.3} |");
+            if share < 950 || allowed_hits + LIMIT / 10 < allowed {
+                failures.push((demand, replicas, share));
+            }
+        }
+    }
+    if let Ok(pictures) = std::env::var("SLUICEGATE_PICTURES") {
+        std::fs::write(format!("{pictures}/leases_{strategy}.svg"), svg(strategy, &points, 0.95))
+            .unwrap();
+    }
+    assert!(failures.is_empty(), "SLUICEGATE_SEED={seed}: {failures:?}");
+}

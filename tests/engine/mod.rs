@@ -1,0 +1,6 @@
+//! Tests of the engine: decisions, leases, concurrency limits and the fleet.
+
+mod concurrency;
+mod decide;
+mod fleet;
+mod lease;

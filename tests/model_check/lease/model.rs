@@ -1,0 +1,415 @@
+//! The model of leases in `spec/Lease.tla`, with the kernel's own functions as actions.
+//!
+//! A lease message may arrive at any time, repeatedly or never. Time is in whole ticks, up to
+//! `horizon`. The fields `room` and `plain` of [`State`] only serve the model's properties; the
+//! rest is the kernel's state.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use sluicegate::kernel::lease::balance::{LeaseBalance, SpendResult};
+use sluicegate::kernel::lease::sizer::LeaseSizing;
+use sluicegate::kernel::lease::{
+    BorrowReply, BorrowRequest, LeaseTerms, MessageNumber, Overshoot, ReplicaIncarnation,
+};
+use sluicegate::kernel::rate::CounterDecision;
+use sluicegate::kernel::units::{Hits, Nanos};
+use stateright::{Model, Property};
+
+use crate::kernel::lease::store::{Counted, Store};
+
+pub const TICK: Nanos = Nanos::SECOND;
+/// The start of the model, at which windows of every length start.
+pub const START: Nanos = Nanos::from_secs(3_600);
+
+/// The rule that a flawed lease protocol omits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    None,
+    CreditedToEachWaiter,
+    WindowOnMembersClock,
+    GivenBackTooLate,
+    OldAnswerTaken,
+    OutlivesItsWindow,
+}
+
+#[derive(Debug)]
+pub struct Twin {
+    pub counted: Counted,
+    pub overshoot: Overshoot,
+    /// The lease duration in ticks.
+    pub term: u64,
+    /// The maximum number of lease messages of each replica.
+    pub messages: Vec<u64>,
+    pub hits: Vec<u64>,
+    pub want: u64,
+    /// The duration of the model in ticks.
+    pub horizon: u64,
+    pub flaw: Flaw,
+    /// The events that occurred so far in any explored state.
+    pub seen: AtomicU32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Happens {
+    LentInFull = 1,
+    LentInPart = 2,
+    NothingLent = 4,
+    Spent = 8,
+    DeniedByTheStore = 16,
+    DeniedHere = 32,
+    AnsweredAgain = 64,
+    Superseded = 128,
+    GivenBack = 256,
+    GivenBackInVain = 512,
+    EndedUnspent = 1_024,
+    CrashedHolding = 2_048,
+    AnswerIgnored = 4_096,
+    MaximumAllowed = 8_192,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct State {
+    now: Nanos,
+    store: Store,
+    nodes: Vec<Node>,
+    asks: BTreeSet<(ReplicaIncarnation, BorrowRequest)>,
+    answers: Vec<(ReplicaIncarnation, BorrowReply)>,
+    /// Checks whose hits were already counted as allowed, so that each is counted once.
+    passed: BTreeSet<(ReplicaIncarnation, MessageNumber)>,
+    /// The hits that may still be allowed now: for every interval that ends now, the limit plus the
+    /// hits outstanding at its start, minus the hits allowed in it.
+    room: i64,
+    /// As `room`, by the limit alone, without outstanding hits.
+    plain: i64,
+}
+
+impl State {
+    /// Returns `true` if no interval allowed more than the limit plus the hits outstanding at its
+    /// start.
+    fn keeps_the_bound(&self) -> bool {
+        0 <= self.room
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Node {
+    member: ReplicaIncarnation,
+    ledger: LeaseBalance,
+    numbers: u64,
+    /// The number of lease messages that this replica may still send.
+    left: u64,
+    lives: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    Tick,
+    Question(usize, Hits),
+    Ahead(usize),
+    GiveBack(usize),
+    Lost(usize),
+    Crash(usize),
+    Receive(ReplicaIncarnation, BorrowRequest),
+    Settle(ReplicaIncarnation, BorrowReply),
+}
+
+impl Twin {
+    pub fn happened(&self, event: Happens) -> bool {
+        self.seen.load(Relaxed) & event as u32 != 0
+    }
+
+    fn record(&self, event: Happens) {
+        self.seen.fetch_or(event as u32, Relaxed);
+    }
+
+    fn most(&self) -> i64 {
+        i64::try_from(self.counted.most()).unwrap()
+    }
+
+    /// The maximum of hits allowed above the limit: none if leases end with their window.
+    fn max_above_limit(&self) -> i64 {
+        match self.overshoot {
+            Overshoot::AtMost(budget) => i64::try_from(budget.0).unwrap(),
+            Overshoot::InWindow => 0,
+        }
+    }
+
+    /// Returns `true` if no interval allowed more than the limit plus `max_overshoot`.
+    fn keeps_the_limit(&self, state: &State) -> bool {
+        -self.max_above_limit() <= state.plain
+    }
+
+    /// The property that the flaw breaks: [`Self::keeps_the_limit`] if leases outlive their window,
+    /// otherwise `keeps_the_bound`.
+    pub fn keeps_property_of_flaw(&self, state: &State) -> bool {
+        match self.flaw {
+            Flaw::OutlivesItsWindow => self.keeps_the_limit(state),
+            _ => state.keeps_the_bound(),
+        }
+    }
+
+    fn tick(&self, state: &mut State) {
+        let before = state.now;
+        state.now = before.plus(TICK);
+        for node in &mut state.nodes {
+            if node.ledger.expire(state.now) != Hits(0) {
+                self.record(Happens::EndedUnspent);
+            }
+        }
+        let out = i64::try_from(state.store.book.outstanding(state.now).0).unwrap();
+        let begins = match &self.counted {
+            // One hit drains per tick.
+            Counted::Gcra(..) => Some((1, true)),
+            counted if counted.window(before) == counted.window(state.now) => None,
+            _ => Some((0, false)),
+        };
+        if let Some((earned, goes_on)) = begins {
+            let least = |allowed: i64, before: i64| {
+                if goes_on { allowed.min(before + earned) } else { allowed }
+            };
+            state.room = least(self.most() + out, state.room);
+            state.plain = least(self.most(), state.plain);
+        }
+    }
+
+    fn admit(&self, state: &mut State, hits: Hits) {
+        let hits = i64::try_from(hits.0).unwrap();
+        state.room -= hits;
+        state.plain -= hits;
+        if state.plain == -self.max_above_limit() {
+            self.record(Happens::MaximumAllowed);
+        }
+    }
+
+    fn question(&self, state: &mut State, node: usize, hits: Hits) {
+        match state.nodes[node].ledger.spend(state.now, hits) {
+            SpendResult::Spent(_) => {
+                self.record(Happens::Spent);
+                self.admit(state, hits);
+            }
+            SpendResult::Denied { .. } => self.record(Happens::DeniedHere),
+            SpendResult::NeedsStore => {
+                let now = state.now;
+                self.send(state, node, |ledger, number| ledger.borrow(now, number, hits));
+            }
+        }
+    }
+
+    fn send(
+        &self,
+        state: &mut State,
+        node: usize,
+        message: impl FnOnce(&mut LeaseBalance, MessageNumber) -> Option<BorrowRequest>,
+    ) {
+        let node = &mut state.nodes[node];
+        if 0 < node.left
+            && let Some(borrow) = message(&mut node.ledger, MessageNumber(node.numbers + 1))
+        {
+            node.numbers += 1;
+            node.left -= 1;
+            state.asks.insert((node.member, borrow));
+        }
+        self.drop_ignored_replies(state);
+    }
+
+    /// Drops replies that every replica would ignore, to reduce the number of states.
+    fn drop_ignored_replies(&self, state: &mut State) {
+        let nodes = &state.nodes;
+        state.answers.retain(|(member, answer)| {
+            let to = nodes.iter().find(|node| node.member == *member && node.lives);
+            let last = to.map(|node| MessageNumber(node.numbers));
+            last.is_some() && (self.flaw == Flaw::OldAnswerTaken || last == Some(answer.number))
+        });
+    }
+
+    fn receive(&self, state: &mut State, member: ReplicaIncarnation, mut borrow: BorrowRequest) {
+        let listed = state.store.book.outstanding_of(member, state.now) != Hits(0);
+        let again = state.passed.contains(&(member, borrow.number));
+        if self.flaw == Flaw::GivenBackTooLate && !listed {
+            state.store.counted.refund_blindly(state.now, borrow.returned);
+            borrow.returned = Hits(0);
+        }
+        let Some(answer) = state.store.step(state.now, member, &borrow) else {
+            return self.record(Happens::Superseded);
+        };
+        if borrow.returned != Hits(0) && !again {
+            self.record(if listed { Happens::GivenBack } else { Happens::GivenBackInVain });
+        }
+        self.record(match (answer.decision, answer.granted) {
+            (CounterDecision::Deny { .. } | CounterDecision::ExceedsLimit(_), _)
+                if borrow.hits != Hits(0) =>
+            {
+                Happens::DeniedByTheStore
+            }
+            _ if again => Happens::AnsweredAgain,
+            (_, Hits(0)) => Happens::NothingLent,
+            (_, granted) if granted < borrow.wanted => Happens::LentInPart,
+            _ => Happens::LentInFull,
+        });
+        let passes = borrow.hits == Hits(0) || matches!(answer.decision, CounterDecision::Allow(_));
+        if passes && !again {
+            self.admit(state, borrow.hits);
+            state.passed.insert((member, borrow.number));
+        }
+        if !state.answers.contains(&(member, answer)) {
+            state.answers.push((member, answer));
+        }
+        self.drop_ignored_replies(state);
+    }
+
+    fn settle(&self, state: &mut State, member: ReplicaIncarnation, mut reply: BorrowReply) {
+        let Some(node) = state.nodes.iter_mut().find(|node| node.member == member && node.lives)
+        else {
+            return self.record(Happens::AnswerIgnored);
+        };
+        match self.flaw {
+            Flaw::OldAnswerTaken => reply.number = MessageNumber(node.numbers),
+            Flaw::WindowOnMembersClock => reply.valid_for = reply.valid_for.plus(TICK),
+            _ => {}
+        }
+        let before = node.ledger.balance(state.now);
+        node.ledger.settle(state.now, &reply);
+        if node.ledger.balance(state.now) == before {
+            self.record(Happens::AnswerIgnored);
+        } else if self.flaw == Flaw::CreditedToEachWaiter {
+            self.admit(state, reply.granted);
+        }
+    }
+
+    fn crash(&self, state: &mut State, node: usize) {
+        let node = &mut state.nodes[node];
+        if node.ledger.balance(state.now) != Hits(0) {
+            self.record(Happens::CrashedHolding);
+        }
+        node.lives = false;
+        node.left = 0;
+        node.ledger = self.ledger();
+        self.drop_ignored_replies(state);
+    }
+
+    fn ledger(&self) -> LeaseBalance {
+        let term = Nanos(self.term * TICK.0);
+        LeaseBalance::new(LeaseSizing::Fixed(Hits(self.want)), term, Hits(self.want))
+    }
+}
+
+impl Model for Twin {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        let terms = LeaseTerms {
+            overshoot: match self.flaw {
+                // Leases last their whole duration, and only the limit bounds the outstanding hits.
+                Flaw::OutlivesItsWindow => Overshoot::AtMost(Hits(u64::MAX)),
+                _ => self.overshoot,
+            },
+            duration: Nanos(self.term * TICK.0),
+            sizing: LeaseSizing::Learned,
+        };
+        let node = |(member, left): (u64, &u64)| Node {
+            member: ReplicaIncarnation(member),
+            ledger: self.ledger(),
+            numbers: 0,
+            left: *left,
+            lives: true,
+        };
+        vec![State {
+            now: START,
+            store: Store::new(self.counted.clone(), terms),
+            nodes: (1..).zip(&self.messages).map(node).collect(),
+            asks: BTreeSet::new(),
+            answers: Vec::new(),
+            passed: BTreeSet::new(),
+            room: self.most(),
+            plain: self.most(),
+        }]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        if state.now < START.plus(Nanos(self.horizon * TICK.0)) {
+            actions.push(Action::Tick);
+        }
+        for (at, _) in state.nodes.iter().enumerate().filter(|(_, node)| node.lives) {
+            actions.extend(self.hits.iter().map(|hits| Action::Question(at, Hits(*hits))));
+            actions.extend([Action::Ahead(at), Action::GiveBack(at)]);
+            actions.extend([Action::Lost(at), Action::Crash(at)]);
+        }
+        actions.extend(state.asks.iter().map(|(member, ask)| Action::Receive(*member, *ask)));
+        let settle =
+            |(member, answer): &(ReplicaIncarnation, BorrowReply)| Action::Settle(*member, *answer);
+        actions.extend(state.answers.iter().map(settle));
+    }
+
+    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+        let mut state = last.clone();
+        let now = state.now;
+        match action {
+            Action::Tick => self.tick(&mut state),
+            Action::Question(node, hits) => self.question(&mut state, node, hits),
+            Action::Ahead(node) => {
+                self.send(&mut state, node, |ledger, number| ledger.refill(now, number));
+            }
+            Action::GiveBack(node) => {
+                self.send(&mut state, node, |ledger, number| ledger.return_all(now, number));
+            }
+            Action::Lost(node) => {
+                let number = MessageNumber(state.nodes[node].numbers);
+                state.nodes[node].ledger.give_up(number);
+            }
+            Action::Crash(node) => self.crash(&mut state, node),
+            Action::Receive(member, borrow) => self.receive(&mut state, member, borrow),
+            Action::Settle(member, answer) => self.settle(&mut state, member, answer),
+        }
+        (state != *last).then_some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("theorem", |_, state: &State| state.keeps_the_bound()),
+            Property::always("within the limit", Self::keeps_the_limit),
+            Property::always("within budget", |twin: &Self, state: &State| match twin.overshoot {
+                Overshoot::AtMost(budget) => state.store.book.outstanding(state.now) <= budget,
+                Overshoot::InWindow => true,
+            }),
+            Property::always("listed", |twin: &Self, state: &State| {
+                twin.flaw != Flaw::None
+                    || state.nodes.iter().all(|node| {
+                        let listed = state.store.book.outstanding_of(node.member, state.now);
+                        node.ledger.balance(state.now) <= listed
+                    })
+            }),
+            Property::always("served again", |twin: &Self, state: &State| {
+                twin.is_served_again(state)
+            }),
+        ]
+    }
+}
+
+impl Twin {
+    /// Returns `true` if a check is allowed once all leases have expired and the limit has room.
+    fn is_served_again(&self, state: &State) -> bool {
+        let mut state = state.clone();
+        state.now = state.now.plus(Nanos(10 * (self.term + self.horizon) * TICK.0));
+        let stranger = BorrowRequest {
+            number: MessageNumber(1),
+            hits: Hits(1),
+            wanted: Hits(0),
+            demand: Hits(1),
+            balance: Hits(0),
+            returned: Hits(0),
+            last_lease: MessageNumber(0),
+        };
+        let answer = state.store.step(state.now, ReplicaIncarnation(u64::MAX), &stranger);
+        let passes =
+            answer.is_some_and(|answer| matches!(answer.decision, CounterDecision::Allow(_)));
+        passes
+            && state.store.book.outstanding(state.now) == Hits(0)
+            && state
+                .nodes
+                .iter_mut()
+                .all(|node| node.ledger.spend(state.now, Hits(1)) == SpendResult::NeedsStore)
+    }
+}

@@ -1,0 +1,4 @@
+//! Explores every order of events in small models, with the kernel's own functions as steps.
+
+mod coordinator;
+mod lease;

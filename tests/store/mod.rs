@@ -1,0 +1,3 @@
+//! Tests of stores that need a real server.
+
+pub mod redis;

@@ -1,0 +1,182 @@
+//! Forced decisions and counter changes by the real command line, in a fleet of real processes.
+
+use std::process::{Command, Output};
+
+use super::membership::start_replica;
+use super::{RULES, Store, check, check_all, limits, ready};
+use crate::support::service::Service;
+use crate::support::waiting::{for_a_day_with_a_minute_left, until};
+
+const TOKEN: &str = "open-sesame";
+
+/// Runs `sluicegate ask` for the limit of `local`. Returns the exit code and the output.
+fn run_ask(service: &Service, more: &[&str]) -> (Option<i32>, String) {
+    run_ask_for(service, "local", more)
+}
+
+fn run_ask_for(service: &Service, key: &str, more: &[&str]) -> (Option<i32>, String) {
+    let (address, admin) = (service.grpc.to_string(), format!("http://{}", service.admin));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
+    let descriptor = format!("{key}=v");
+    command.args(["ask", "--address", &address, "--domain", "d", "--descriptor", &descriptor]);
+    if more.iter().any(|word| ["--force", "--unforce", "--refund", "--reset"].contains(word)) {
+        command.args(["--server", &admin]);
+    }
+    let out = command.args(more).env("SLUICEGATE_ADMIN_TOKEN", TOKEN).output().unwrap();
+    let Output { status, stdout, stderr } = out;
+    (status.code(), String::from_utf8([stdout, stderr].concat()).unwrap())
+}
+
+fn wait_for_status(service: &Service, wanted: u16) {
+    until("the answer", || match check(service, "local", "v") {
+        found if found == wanted => Ok(()),
+        found => Err(format!("{found}: {}", service.log())),
+    })
+    .unwrap();
+}
+
+fn replica(files: &std::path::Path, store: &Store, node: &str) -> Service {
+    start_replica(files, store, node, &["--admin-token", TOKEN])
+}
+
+fn wait_for_members(service: &Service, wanted: usize) {
+    until("the fleet is seen", || {
+        let headers = [("authorization", &*format!("Bearer {TOKEN}"))];
+        let text = crate::support::http1::get(service.admin, "/fleet", &headers).unwrap().text();
+        let shown: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let found = shown["live_replicas"].as_array().map_or(0, Vec::len);
+        if found == wanted { Ok(()) } else { Err(text) }
+    })
+    .unwrap();
+}
+
+#[test]
+fn forced_decision_applies_to_the_whole_fleet() {
+    let (store, files) = (Store::running(), limits(1_000_000));
+    let [a, b] = ["a", "b"].map(|node| replica(files.path(), &store, node));
+    for service in [&a, &b] {
+        wait_for_members(service, 2);
+    }
+    assert_eq!(
+        run_ask(&a, &["--force", "deny", "--for", "10m"]),
+        (
+            Some(0),
+            "d.local denies everything for 10m, at all 2 replicas within two seconds\n".into()
+        )
+    );
+    for service in [&a, &b] {
+        wait_for_status(service, 429);
+    }
+    let (code, output) = run_ask(&b, &["--peek"]);
+    assert!(code == Some(1) && output.ends_with("deny\n"), "{output}");
+    // A new replica learns the forced decision, and so does a restarted one.
+    let c = replica(files.path(), &store, "c");
+    wait_for_status(&c, 429);
+    drop(a);
+    let a = replica(files.path(), &store, "a");
+    wait_for_status(&a, 429);
+    assert!(b.log().contains("another replica changed a forced decision"), "{}", b.log());
+    let (code, output) = run_ask(&c, &["--unforce"]);
+    assert!(code == Some(0) && output.starts_with("d.local counts again, at all "), "{output}");
+    for service in [&a, &b, &c] {
+        wait_for_status(service, 200);
+    }
+    assert_eq!(run_ask(&c, &["--force", "allow", "--for", "10m"]).0, Some(0));
+    let (code, output) = run_ask(&c, &["--hits", "2000000"]);
+    assert!(
+        code == Some(0) && output.starts_with("local=v: within") && output.ends_with("allow\n"),
+        "{output}"
+    );
+}
+
+#[test]
+fn forced_decision_reaches_other_replicas_once_the_store_returns() {
+    let (mut store, files) = (Store::running(), limits(1_000_000));
+    let [a, b] = ["a", "b"].map(|node| replica(files.path(), &store, node));
+    for service in [&a, &b] {
+        wait_for_members(service, 2);
+    }
+    store.kill();
+    until("the loss is noticed", || match ready(&a).text() {
+        text if text.contains("does not answer") => Ok(()),
+        text => Err(text),
+    })
+    .unwrap();
+    let (code, output) = run_ask(&a, &["--force", "deny", "--for", "10m"]);
+    let alone =
+        "d.local denies everything for 10m, at this replica alone: the store does not answer (";
+    assert!(code == Some(0) && output.starts_with(alone), "{output}");
+    assert!(output.ends_with("), and the others hear of it once it does\n"), "{output}");
+    assert_eq!([check(&a, "local", "v"), check(&b, "local", "v")], [429, 200]);
+    // An `error` fallback applies only if no other limit denies the check.
+    let both = |service| check_all(service, &[("error", "v"), ("local", "v")]).status;
+    assert_eq!([both(&a), both(&b)], [429, 400]);
+    store.start(&["--port", "0"]);
+    wait_for_status(&b, 429);
+}
+
+#[test]
+fn unreachable_counter_is_never_reported_as_changed() {
+    let (mut store, files) = (Store::running(), limits(10));
+    let limits = files.path().join("d.yaml");
+    let leased = "- key: leased\n  rate_limit: {unit: day, requests_per_unit: 10, mode: leased, \
+                  max_overshoot: 0}\n";
+    let text = std::fs::read_to_string(&limits).unwrap() + leased;
+    std::fs::write(&limits, text).unwrap();
+    let one = replica(files.path(), &store, "one");
+    wait_for_members(&one, 1);
+    store.kill();
+    for key in RULES.into_iter().chain(["leased"]) {
+        for words in [&["--refund", "--hits", "5"][..], &["--reset"]] {
+            let (code, output) = run_ask_for(&one, key, words);
+            let is_refused =
+                output.contains(": 503 ") && output.contains("the store is unavailable");
+            assert!(code == Some(2) && is_refused, "{key} {words:?}: {code:?} {output}");
+        }
+    }
+    let (code, output) = run_ask_for(&one, "unknown", &["--reset"]);
+    assert!(code == Some(2) && output.contains("no limit counts this descriptor"), "{output}");
+    store.start(&["--port", "0"]);
+    until("the counter is reset", || match run_ask(&one, &["--reset"]) {
+        (Some(0), output) if output == "1 counter is empty\n" => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .unwrap();
+    let changed = || one.log().matches("admin changed a counter").count();
+    until("the change is logged", || if changed() == 0 { Err(one.log()) } else { Ok(()) }).unwrap();
+    assert_eq!(changed(), 1, "{}", one.log());
+}
+
+#[test]
+fn the_ask_command_prints_readable_results() {
+    for_a_day_with_a_minute_left();
+    let (store, files) = (Store::running(), limits(10));
+    let one = replica(files.path(), &store, "one");
+    wait_for_members(&one, 1);
+    assert_eq!(run_ask(&one, &["--hits", "10"]).0, Some(0));
+    let (code, output) = run_ask(&one, &["--refund", "--hits", "4"]);
+    assert!(
+        code == Some(0) && output.starts_with("local=v: 4 of 10 remaining, resets in "),
+        "{output}"
+    );
+    assert_eq!(run_ask(&one, &["--reset"]), (Some(0), "1 counter is empty\n".into()));
+    let (code, output) = run_ask(&one, &["--peek"]);
+    assert!(
+        code == Some(0) && output.starts_with("local=v: within, 10 of 10 per day remaining"),
+        "{output}"
+    );
+    assert_eq!(
+        run_ask(&one, &["--force", "deny", "--for", "1h"]),
+        (Some(0), "d.local denies everything for 1h\n".into())
+    );
+    assert_eq!(run_ask(&one, &["--unforce"]), (Some(0), "d.local counts again\n".into()));
+    for (words, why) in [
+        (&["--unforce"][..], "no decision is forced for this limit"),
+        (&["--force", "deny", "--for", "25h"], "a decision is forced for 1s to 24h"),
+        (&["--force", "shut", "--for", "1m"], "neither deny nor allow"),
+        (&["--force", "deny"], "--for"),
+    ] {
+        let (code, output) = run_ask(&one, words);
+        assert!(code == Some(2) && output.contains(why), "{words:?}: {code:?} {output}");
+    }
+}

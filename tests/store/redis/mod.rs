@@ -1,0 +1,209 @@
+//! The real binary over a real Redis: exact limits across processes, and guarantees during store
+//! outages.
+
+mod addresses;
+mod batch;
+mod caller_timeout;
+mod cluster;
+mod deny_cache;
+mod drain;
+mod exact_limit;
+mod fallback;
+mod fallback_debt;
+mod fault_watch;
+mod faults;
+mod forced_decisions;
+mod forwarding;
+mod inspect;
+mod joint_decision;
+mod lease_calls;
+mod leased_limits;
+mod load;
+mod membership;
+mod network;
+mod overshoot;
+mod reference;
+mod refunds;
+mod reservations;
+mod sentinel;
+mod shared_concurrency;
+mod strict_concurrency;
+mod tls;
+mod wrong_clocks;
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::support::http1;
+use crate::support::resp::{Client, Value};
+use crate::support::service::Service;
+use crate::support::signals;
+use crate::support::waiting::{now, until};
+
+/// A Redis server on a Unix socket that a test can start and kill.
+pub struct Store {
+    dir: TempDir,
+    process: Option<Child>,
+}
+
+impl Store {
+    pub fn absent() -> Self {
+        Self { dir: tempfile::tempdir().unwrap(), process: None }
+    }
+
+    pub fn running() -> Self {
+        let mut store = Self::absent();
+        store.start(&["--port", "0"]);
+        store
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("redis.sock")
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis+unix://{}", self.socket().display())
+    }
+
+    /// Returns once Redis accepts connections.
+    pub fn start(&mut self, flags: &[&str]) {
+        let child = Command::new("redis-server")
+            .args(["--save", "", "--appendonly", "no", "--unixsocket"])
+            .arg(self.socket())
+            .args(flags)
+            .current_dir(self.dir.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        self.process = Some(child.expect("REDIS IS MISSING: no redis-server here"));
+        until("redis listens", || Client::connect(&self.socket()).map_err(|e| e.to_string()))
+            .unwrap();
+    }
+
+    pub fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+    }
+
+    pub fn signal(&self, name: &str) {
+        signals::send(self.process.as_ref().unwrap().id(), name);
+    }
+
+    pub fn command(&self, parts: &[&str]) -> Value {
+        Client::connect(&self.socket()).unwrap().call(parts)
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// More requests per day than any test sends.
+const LARGE_LIMIT: u64 = 1_000_000;
+
+/// The keys of the test limits, one for each value of `on_store_failure`.
+const RULES: [&str; 4] = ["error", "allow", "deny", "local"];
+
+pub fn limits(requests: u32) -> TempDir {
+    limits_of(requests, &["d"])
+}
+
+fn limits_of(requests: u32, domains: &[&str]) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for domain in domains {
+        let file = dir.path().join(format!("{domain}.yaml"));
+        std::fs::write(file, limits_yaml(requests, domain)).unwrap();
+    }
+    dir
+}
+
+fn limits_yaml(requests: u32, domain: &str) -> String {
+    // With `all_or_nothing`, all counters of a domain are on one node of a Cluster.
+    let mut text = format!("domain: {domain}\ncharge: all_or_nothing\ndescriptors:\n");
+    for rule in RULES {
+        let _ = writeln!(
+            text,
+            "- key: {rule}\n  rate_limit: {{unit: day, requests_per_unit: {requests}, \
+             on_store_failure: {rule}}}"
+        );
+    }
+    let _ = writeln!(
+        text,
+        "- key: many\n  rate_limit: {{unit: day, requests_per_unit: {LARGE_LIMIT}}}"
+    );
+    text
+}
+
+/// Moves the limit files into a subfolder. The service watches the folder of its limits and the
+/// parent of this folder, so the growing trace log must not be there.
+fn move_to_subfolder(limits: &TempDir) -> PathBuf {
+    let apart = limits.path().join("apart");
+    std::fs::create_dir(&apart).unwrap();
+    std::fs::rename(limits.path().join("d.yaml"), apart.join("d.yaml")).unwrap();
+    apart
+}
+
+pub fn serve(limits: &Path, url: &str, flags: &[&str]) -> Service {
+    let mut all = vec!["--backend".to_owned(), url.to_owned()];
+    all.extend(flags.iter().map(|&flag| flag.to_owned()));
+    Service::start(limits, &all).unwrap()
+}
+
+/// Returns 200 for allowed, 429 for denied and 400 for an error.
+fn check(service: &Service, key: &str, value: &str) -> u16 {
+    check_all(service, &[(key, value)]).status
+}
+
+fn check_all(service: &Service, entries: &[(&str, &str)]) -> http1::Reply {
+    check_domain(service, "d", entries)
+}
+
+fn check_domain(service: &Service, domain: &str, entries: &[(&str, &str)]) -> http1::Reply {
+    let descriptors: Vec<_> = entries
+        .iter()
+        .map(|(key, value)| format!(r#"{{"entries":[{{"key":"{key}","value":"{value}"}}]}}"#))
+        .collect();
+    let descriptors = descriptors.join(",");
+    let body = format!(r#"{{"domain":"{domain}","descriptors":[{descriptors}]}}"#);
+    http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes())).unwrap()
+}
+
+fn timed_check(service: &Service, key: &str, value: &str) -> (u16, Duration) {
+    let began = now();
+    (check(service, key, value), began.elapsed())
+}
+
+fn ready(service: &Service) -> http1::Reply {
+    http1::get(service.http, "/readyz", &[]).unwrap()
+}
+
+pub fn wait_until_ready(service: &Service) {
+    let is_ready = || match http1::get(service.http, "/readyz", &[]).map(|reply| reply.text()) {
+        Ok(text) if text == "ready\n" => Ok(()),
+        reply => Err(format!("{reply:?}\n{}", service.log())),
+    };
+    until("the store answers", is_ready).unwrap();
+}
+
+fn metric(service: &Service, series: &str) -> u64 {
+    let page = http1::get(service.metrics, "/metrics", &[]).unwrap().text();
+    let value = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("no {series} in\n{page}")).parse().unwrap()
+}
+
+fn failures(service: &Service, cause: &str) -> u64 {
+    metric(service, &format!("sluicegate_store_failures_total{{cause=\"{cause}\"}}"))
+}
+
+fn failures_of_any_kind(service: &Service) -> u64 {
+    sluicegate::store::StoreFailure::ALL.iter().map(|cause| failures(service, cause.as_str())).sum()
+}

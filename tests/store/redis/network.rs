@@ -1,0 +1,157 @@
+//! Network faults between the service and Redis: delays, silence, closed and half-closed
+//! connections.
+//!
+//! The first test prints the table in `docs/reliability.md`.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use sluicegate::store::redis::{Address, RedisStore, RedisTopology};
+use sluicegate::store::{ChargeMode, ChargeOutcome, CounterStore as _};
+
+use super::fallback::redis_at;
+use super::fault_watch::FaultWatch;
+use super::faults::{DEADLINE, FLAGS, LIMIT, assert_limit_enforced};
+use super::reference::{charge_all, charges, native_charge, now as today};
+use super::{Store, check, failures_of_any_kind, limits, serve, wait_until_ready};
+use crate::support::proxy::{Flow, Proxy, Upstream, Way};
+use crate::support::service::Service;
+use crate::support::waiting::{for_a_day_with_a_minute_left, now, until};
+
+struct Fault {
+    what: &'static str,
+    promised: &'static str,
+    strike: fn(&Proxy),
+    /// `true` if the fault makes some store calls fail.
+    fails: bool,
+}
+
+const LONG_DELAY: Duration = Duration::from_millis(600);
+
+const FAULTS: [Fault; 7] = [
+    Fault {
+        what: "answers 100 ms later",
+        promised: "Redis counts",
+        strike: |proxy| proxy.set(Way::FromStore, Flow::Delay(DEADLINE / 4)),
+        fails: false,
+    },
+    Fault {
+        what: "answers 600 ms later",
+        promised: "no answer waits longer than the deadline",
+        strike: |proxy| proxy.set(Way::FromStore, Flow::Delay(LONG_DELAY)),
+        fails: true,
+    },
+    Fault {
+        what: "silence both ways",
+        promised: "the same",
+        strike: Proxy::go_silent,
+        fails: true,
+    },
+    Fault {
+        what: "answers are lost",
+        promised: "the same; what was charged stays",
+        strike: |proxy| proxy.set(Way::FromStore, Flow::Lose),
+        fails: true,
+    },
+    Fault {
+        what: "cut, and refused for a while",
+        promised: "every rule holds",
+        strike: |proxy| {
+            proxy.refuse(true);
+            proxy.cut();
+        },
+        fails: true,
+    },
+    Fault {
+        what: "half closed from Redis",
+        promised: "every rule holds; a new connection",
+        strike: |proxy| proxy.half_close(Way::FromStore),
+        fails: false,
+    },
+    Fault {
+        what: "half closed to Redis",
+        promised: "the same",
+        strike: |proxy| proxy.half_close(Way::ToStore),
+        fails: false,
+    },
+];
+
+fn check_during_fault(watch: &mut FaultWatch<'_>, fault: &Fault) {
+    let mut passed = 0;
+    for number in 0..60 {
+        let key = if number % 2 == 0 { "allow" } else { "error" };
+        let expected = if key == "allow" { &[200, 429][..] } else { &[200, 429, 400] };
+        let status = watch.check(key, fault.what, expected);
+        passed += u32::from(key == "error" && status == 200);
+    }
+    assert!(passed <= LIMIT, "{}: {passed} passed", fault.what);
+}
+
+fn wait_until_counting(service: &Service) {
+    let counts = || match check(service, "error", "again") {
+        200 | 429 => Ok(()),
+        status => Err(format!("{status}: {}", service.log())),
+    };
+    until("it counts again", counts).unwrap();
+    wait_until_ready(service);
+}
+
+#[test]
+fn network_faults_delay_no_decision_beyond_the_timeout() {
+    for_a_day_with_a_minute_left();
+    let (store, limits) = (Store::running(), limits(LIMIT));
+    let proxy = Proxy::before(Upstream::Unix(store.socket()));
+    let service = serve(limits.path(), &format!("redis://{}", proxy.address()), &FLAGS);
+    wait_until_ready(&service);
+    println!(
+        "| what happened | promised | slowest answer | late answers | wrong answers | normal after |"
+    );
+    for fault in &FAULTS {
+        assert_limit_enforced(&service, &format!("before {}", fault.what));
+        let before = failures_of_any_kind(&service);
+        let mut watch = FaultWatch::start(&service, fault.what, fault.promised);
+        (fault.strike)(&proxy);
+        check_during_fault(&mut watch, fault);
+        let late = watch.late_calls();
+        let failed = failures_of_any_kind(&service) - before;
+        assert!(!fault.fails || 0 < failed, "{}: nothing failed", fault.what);
+        assert!(late <= 5 || fault.what.contains("later"), "{}: {late} late", fault.what);
+        let began = now();
+        proxy.pass();
+        proxy.refuse(false);
+        wait_until_counting(&service);
+        watch.finish(began.elapsed());
+        assert_limit_enforced(&service, &format!("after {}", fault.what));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn concurrent_checks_share_round_trips_to_a_distant_store() {
+    for_a_day_with_a_minute_left();
+    let (store, proxy) = std::thread::spawn(|| {
+        let store = Store::running();
+        let proxy = Proxy::before(Upstream::Unix(store.socket()));
+        (store, proxy)
+    })
+    .join()
+    .unwrap();
+    proxy.both(Flow::Delay(Duration::from_millis(40)));
+    let address = proxy.address();
+    let place =
+        RedisTopology::Tcp(Address { host: address.ip().to_string(), port: address.port() });
+    let (redis, connection) = RedisStore::new(redis_at(place, Duration::from_secs(5)));
+    let _kept = tokio::spawn(connection);
+    let answers = || redis.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+    until("redis is connected", answers).unwrap();
+    let (today, asked) = (today(), charges([native_charge("far", 1_000, 1)], ChargeMode::Each));
+    let began = now();
+    let outcomes = join_all((0..3_000).map(|_| charge_all(&redis, today, &asked))).await;
+    let took = began.elapsed();
+    let stepped = outcomes.iter().filter(|its| matches!(its[0], ChargeOutcome::Decided(_))).count();
+    assert_eq!(stepped, 3_000, "every question is answered by the store");
+    assert_eq!(outcomes.iter().filter(|its| !its[0].is_denial()).count(), 1_000);
+    // One round trip after another for each check would take four minutes.
+    assert!(took < Duration::from_secs(4), "{took:?}");
+    println!("observed: 3,000 questions at once to a store 80 ms away: {took:?}");
+    drop(store);
+}

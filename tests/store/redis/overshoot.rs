@@ -1,0 +1,336 @@
+//! Five leasing processes with wrong clocks, killed, stopped and resumed at random.
+//!
+//! Guarantees:
+//! - The fleet never allows more than the limit plus `max_overshoot`.
+//! - The oracle that verifies this finds violations in two deliberately broken designs.
+//!
+//! The oracle reads the decisions from the service logs (`log_level: trace`). Each decision
+//! happened between two logged clock readings: at the check and at the reply. The oracle counts a
+//! decision in an interval that contains both readings. A lease balance decides within microseconds
+//! of the first reading. `SLUICEGATE_RUNS` sets the number of seeds.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError, RwLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use sluicegate::clock::SHIFT_VARIABLE;
+
+use super::{Store, wait_until_ready};
+use crate::support::dice::{Dice, seed};
+use crate::support::http1;
+use crate::support::proxy::{Proxy, Upstream};
+use crate::support::resp::Client;
+use crate::support::service::Service;
+use crate::support::waiting::{Ends, now};
+
+const REPLICAS: usize = 5;
+/// Hits per window of the fixed window limit, and the burst of the GCRA limit.
+const LIMIT: u64 = 100;
+/// Hits per second of the GCRA limit. In phases of low demand, its debt drains while leases exist.
+const RATE: u64 = 200;
+/// The `max_overshoot` of the GCRA limit, in hits.
+const BUDGET: u64 = 10;
+const RUN: Duration = Duration::from_secs(6);
+
+/// The text in `lend.lua` that bounds a lease by the replica's part of `max_overshoot`, and by the
+/// part that no replica has borrowed.
+const BOUND: &[u8] = b"(product - product % all) / all - its_held, budget - out - its_held";
+/// The broken replacement of `BOUND`: it bounds each lease by the whole `max_overshoot`.
+const BOUND_OF_EACH: &[u8] = b"budget - its_held, budget - its_held                               ";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Design {
+    Sound,
+    /// A broken store that bounds the lease of each replica, but not their sum.
+    BoundsEach,
+    /// A broken store that loses its state repeatedly, so no guarantee applies.
+    Forgets,
+}
+
+/// Hits that were allowed between the instants `asked` and `answered`, in microseconds since 1970.
+#[derive(Clone, Copy, Debug)]
+struct Admitted {
+    asked: u64,
+    answered: u64,
+    hits: u64,
+}
+
+#[derive(Debug, Default)]
+struct Log {
+    windows: Vec<Admitted>,
+    rate: Vec<Admitted>,
+    disturbed: u64,
+}
+
+struct Replica {
+    service: Service,
+    clock_error_ms: i64,
+}
+
+struct Fleet {
+    store: Store,
+    /// The proxy between the replicas and the store.
+    proxy: Option<Proxy>,
+    limits: tempfile::TempDir,
+    replicas: [Mutex<Option<Replica>>; REPLICAS],
+    addresses: [RwLock<Option<SocketAddr>>; REPLICAS],
+    disturbed: AtomicU64,
+    is_over: AtomicBool,
+    log: Mutex<Log>,
+}
+
+#[test]
+fn faults_never_exceed_the_limit_plus_max_overshoot() {
+    let (mut runs, mut all, mut disturbed, mut most) = (0, 0, 0, 0);
+    for seed in seeds() {
+        let log = run(seed, Design::Sound);
+        assert_eq!(windows_above_limit(&log.windows), 0, "SLUICEGATE_SEED={seed}: windows");
+        assert_eq!(intervals_above_rate(&log.rate), 0, "SLUICEGATE_SEED={seed}: rate");
+        let admitted = log.windows.len() + log.rate.len();
+        assert!(
+            50 < admitted,
+            "SLUICEGATE_SEED={seed}: {admitted} admitted is no proof of anything"
+        );
+        (runs, all, disturbed) = (runs + 1, all + admitted, disturbed + log.disturbed);
+        most = most.max(max_excess(&log.rate));
+    }
+    println!(
+        "the design: {runs} runs, {disturbed} killed or stopped, {all} questions admitted, at most {most} hits \
+         above the rate where {BUDGET} may be, 0 violations"
+    );
+}
+
+#[test]
+fn oracle_detects_a_per_replica_lease_bound() {
+    expect_violations(Design::BoundsEach);
+}
+
+#[test]
+fn oracle_detects_a_store_that_loses_state() {
+    expect_violations(Design::Forgets);
+}
+
+#[expect(clippy::print_stdout, reason = "the table is what this is run for")]
+fn expect_violations(design: Design) {
+    let (mut found, mut runs, mut most, seed) = (0, 0, 0, seed());
+    for run_seed in (0..20).map(|i| seed.wrapping_add(i)) {
+        let log = run(run_seed, design);
+        found += windows_above_limit(&log.windows) + intervals_above_rate(&log.rate);
+        (runs, most) = (runs + 1, most.max(max_excess(&log.rate)));
+        if 10 <= found {
+            break;
+        }
+    }
+    println!(
+        "{design:?}: {runs} runs, {found} violations, at most {most} hits above the rate where {BUDGET} may be, \
+         SLUICEGATE_SEED={seed}"
+    );
+    assert!(10 <= found, "SLUICEGATE_SEED={seed}: {found} violations");
+}
+
+fn seeds() -> impl Iterator<Item = u64> {
+    let runs = std::env::var("SLUICEGATE_RUNS").map_or(20, |runs| runs.parse().unwrap());
+    let first = seed();
+    (0..runs).map(move |run| first.wrapping_add(run))
+}
+
+fn run(seed: u64, design: Design) -> Log {
+    let mut dice = Dice::new(seed);
+    let fleet = Fleet::start(&mut dice, design);
+    std::thread::scope(|scope| {
+        let _ends = Ends(&fleet.is_over);
+        for at in 0..REPLICAS {
+            let (fleet, dice) = (&fleet, Dice::new(dice.roll()));
+            scope.spawn(move || fleet.send_checks(at, dice));
+        }
+        let phases = dice.roll();
+        if design == Design::Forgets {
+            let fleet = &fleet;
+            scope.spawn(move || fleet.flush_repeatedly());
+        }
+        fleet.disturb(&mut Dice::new(phases));
+    });
+    (0..REPLICAS).for_each(|at| fleet.kill(at));
+    let disturbed = fleet.disturbed.load(Relaxed);
+    Log { disturbed, ..fleet.log.into_inner().unwrap() }
+}
+
+impl Fleet {
+    fn start(dice: &mut Dice, design: Design) -> Self {
+        let limits = tempfile::tempdir().unwrap();
+        let text = format!(
+            "domain: d\ndescriptors:\n\
+             - key: windows\n  rate_limit: {{unit: second, requests_per_unit: {LIMIT}, mode: leased, max_overshoot: 0}}\n\
+             - key: rate\n  rate_limit: {{per: 100ms, requests_per_unit: {}, burst: {LIMIT}, strategy: gcra, \
+             mode: leased, max_overshoot: {BUDGET}}}\n",
+            RATE / 10
+        );
+        std::fs::write(limits.path().join("d.yaml"), text).unwrap();
+        let store = Store::running();
+        let before = Upstream::Unix(store.socket());
+        let proxy =
+            (design == Design::BoundsEach).then(|| Proxy::rewriting(before, BOUND, BOUND_OF_EACH));
+        let fleet = Self {
+            store,
+            proxy,
+            limits,
+            replicas: Default::default(),
+            addresses: Default::default(),
+            disturbed: AtomicU64::new(0),
+            is_over: AtomicBool::new(false),
+            log: Mutex::default(),
+        };
+        for at in 0..REPLICAS {
+            fleet.start_replica(at, dice);
+        }
+        fleet
+    }
+
+    /// Starts a replica with a clock error of up to one hour.
+    fn start_replica(&self, replica: usize, dice: &mut Dice) {
+        let clock_error_ms = i64::try_from(dice.up_to(7_200_000)).unwrap() - 3_600_000;
+        let proxy = self.proxy.as_ref().map(|proxy| format!("redis://{}", proxy.address()));
+        let url = proxy.unwrap_or_else(|| self.store.url());
+        let flags = ["--backend", &url, "--backend-deadline", "200ms"];
+        let flags = [&flags[..], &["--log-level", "trace", "--log-format", "json"]].concat();
+        let flags: Vec<_> = flags.into_iter().map(str::to_owned).collect();
+        let shift = [(SHIFT_VARIABLE, &*clock_error_ms.to_string())];
+        let service = Service::start_under(self.limits.path(), &flags, &shift).unwrap();
+        wait_until_ready(&service);
+        *self.addresses[replica].write().unwrap() = Some(service.http);
+        *self.replicas[replica].lock().unwrap() = Some(Replica { service, clock_error_ms });
+    }
+
+    /// Kills a replica and keeps its log.
+    fn kill(&self, replica: usize) {
+        *self.addresses[replica].write().unwrap() = None;
+        let Some(mut replica) = self.replicas[replica].lock().unwrap().take() else { return };
+        replica.service.kill();
+        let mut log = self.log.lock().unwrap();
+        for line in replica.service.log().lines().filter(|line| line.contains("\"decided\"")) {
+            // The last line may be incomplete.
+            let Ok(line) = serde_json::from_str::<serde_json::Value>(line) else { continue };
+            let number = |name: &str| line[name].as_u64().unwrap();
+            let at =
+                |name| number(name).checked_add_signed(-1_000 * replica.clock_error_ms).unwrap();
+            if line["admitted"] == true {
+                let (asked, answered) = (at("asked_us"), at("answered_us"));
+                let admitted = Admitted { asked, answered, hits: number("hits") };
+                let is_rate = line["rule"].as_str().unwrap().contains("rate");
+                if is_rate { &mut log.rate } else { &mut log.windows }.push(admitted);
+            }
+        }
+    }
+
+    fn disturb(&self, dice: &mut Dice) {
+        let began = now();
+        while began.elapsed() < RUN {
+            let at = usize::try_from(dice.up_to(REPLICAS as u64 - 1)).unwrap();
+            pause(50 + dice.up_to(250));
+            self.disturbed.fetch_add(1, Relaxed);
+            if dice.once_in(4) {
+                self.kill(at);
+                self.start_replica(at, dice);
+            } else {
+                let length = 50 + dice.up_to(1_500);
+                self.send_signal(at, "STOP");
+                pause(length);
+                self.send_signal(at, "CONT");
+            }
+        }
+    }
+
+    fn send_signal(&self, replica: usize, signal: &str) {
+        let replica = self.replicas[replica].lock().unwrap_or_else(PoisonError::into_inner);
+        replica.as_ref().unwrap().service.signal(signal);
+    }
+
+    /// Sends checks to one replica, at a low rate and then at full speed.
+    fn send_checks(&self, replica: usize, mut dice: Dice) {
+        while !self.is_over.load(Relaxed) {
+            // Demand is low at all replicas at the same time, so the GCRA debt drains while leases
+            // exist. Then demand exceeds the limit.
+            let is_quiet = micros() / 250_000 % 10 < 7;
+            if is_quiet {
+                pause(30 + dice.up_to(70));
+            }
+            let Some(address) = *self.addresses[replica].read().unwrap() else {
+                pause(5);
+                continue;
+            };
+            let (key, hits) = (dice.pick(&["windows", "rate"]), 1 + dice.up_to(4));
+            check(address, key, hits);
+        }
+    }
+
+    /// Drops all counters and all leases repeatedly.
+    fn flush_repeatedly(&self) {
+        let mut client = Client::connect(&self.store.socket()).unwrap();
+        while !self.is_over.load(Relaxed) {
+            client.call(&["FLUSHALL"]);
+            pause(200);
+        }
+    }
+}
+
+/// Sends a check and ignores the reply: the log contains the decision, and a killed replica sends
+/// no reply.
+fn check(address: SocketAddr, key: &str, hits: u64) {
+    let body = format!(
+        r#"{{"domain":"d","hitsAddend":{hits},"descriptors":[{{"entries":[{{"key":"{key}","value":"v"}}]}}]}}"#
+    );
+    drop(http1::call(address, "POST", "/json", &[], Some(body.as_bytes())));
+}
+
+fn windows_above_limit(log: &[Admitted]) -> usize {
+    let second = |at: u64| at / 1_000_000;
+    let mut sums = std::collections::HashMap::<u64, u64>::new();
+    for one in log.iter().filter(|one| second(one.asked) == second(one.answered)) {
+        *sums.entry(second(one.asked)).or_default() += one.hits;
+    }
+    sums.values().filter(|sum| LIMIT < **sum).count()
+}
+
+/// Counts disjoint intervals that allowed more than the limit plus `BUDGET`.
+fn intervals_above_rate(log: &[Admitted]) -> usize {
+    let (mut found, mut after) = (0, 0);
+    for (began, ended, above) in intervals(log) {
+        if after < began && BUDGET < above {
+            (found, after) = (found + 1, ended);
+        }
+    }
+    found
+}
+
+fn max_excess(log: &[Admitted]) -> u64 {
+    intervals(log).map(|(.., above)| above).max().unwrap_or(0)
+}
+
+/// Returns each interval from one decision to another as (start, end, hits above the limit), sorted
+/// by end.
+fn intervals(log: &[Admitted]) -> impl Iterator<Item = (u64, u64, u64)> {
+    let mut log = log.to_vec();
+    log.sort_unstable_by_key(|one| one.answered);
+    (0..log.len()).flat_map(move |last| {
+        let ended = log[last].answered;
+        let mut within = log[..=last].to_vec();
+        within.sort_unstable_by_key(|one| std::cmp::Reverse(one.asked));
+        let mut sum = 0;
+        within.into_iter().map(move |one| {
+            sum += one.hits;
+            let law = LIMIT + (ended - one.asked) * RATE / 1_000_000;
+            (one.asked, ended, sum.saturating_sub(law))
+        })
+    })
+}
+
+#[expect(clippy::disallowed_methods, reason = "the rule is about the service's own clock")]
+fn micros() -> u64 {
+    u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros()).unwrap()
+}
+
+/// Sleeps in real time, because the faults of this test need it.
+fn pause(millis: u64) {
+    std::thread::sleep(Duration::from_millis(millis));
+}

@@ -1,0 +1,135 @@
+//! Redis behind TLS: trusted and rejected servers, client certificates and log messages.
+
+use super::{check, limits, ready, serve, wait_until_ready};
+use crate::support::certificates::{Authority, Files};
+use crate::support::cluster::Cluster;
+use crate::support::process::Process;
+use crate::support::sentinel::Watched;
+use crate::support::service::Service;
+use crate::support::waiting::{for_a_day_with_a_minute_left, until};
+
+const LIMIT: u32 = 10;
+const DEADLINE: [&str; 2] = ["--backend-deadline", "20s"];
+
+/// Redis flags for TLS only. `clients` decides if client certificates are required.
+fn flags<'a>(ca: &'a str, own: &'a Files, clients: &'a str) -> Vec<&'a str> {
+    let files = ["--tls-ca-cert-file", ca, "--tls-cert-file", &own.certificate];
+    [&files[..], &["--tls-key-file", &own.key, "--tls-auth-clients", clients]].concat()
+}
+
+fn serve_over(limits: &tempfile::TempDir, url: &str, flags: &[&str]) -> Service {
+    serve(limits.path(), url, &[&DEADLINE, flags].concat())
+}
+
+fn assert_limit_enforced(service: &Service, value: &str) {
+    wait_until_ready(service);
+    let answers = (0..LIMIT + 2).map(|_| check(service, "error", value));
+    let passed = answers.filter(|&status| status == 200).count();
+    assert_eq!(passed, LIMIT as usize, "{}", service.log());
+}
+
+/// Waits until the log contains `why`, then asserts that a fallback decides.
+fn assert_refused(service: &Service, why: &str) {
+    let says = || match service.log() {
+        log if log.contains("redis unavailable") && log.contains(why) => Ok(()),
+        log => Err(log),
+    };
+    until(why, says).unwrap();
+    assert_eq!(check(service, "allow", "refused"), 200);
+    assert!(ready(service).text().contains("does not answer (unreachable)"));
+}
+
+#[test]
+fn only_a_trusted_certificate_with_the_right_name_connects() {
+    for_a_day_with_a_minute_left();
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let (ca, own) = (ours.ca(), ours.sign(&["redis.test"]));
+    let redis = Process::redis(&flags(&ca, &own, "no"));
+    let (limits, url) = (limits(LIMIT), format!("rediss://{}", redis.address()));
+    let named = ["--backend-tls-server-name", "redis.test"];
+    let trusting = |ca: &str, more: &[&str]| {
+        serve_over(&limits, &url, &[&["--backend-tls-ca-file", ca], more].concat())
+    };
+    assert_limit_enforced(&trusting(&ca, &named), "right");
+    assert_refused(
+        &trusting(&theirs.ca(), &named),
+        "nobody signed the certificate of redis whom we trust",
+    );
+    assert_refused(&trusting(&ca, &[]), "not made out to the name that we call it by");
+    // The service trusts the system CAs, which did not sign this certificate; this machine may have
+    // none.
+    assert_refused(&serve_over(&limits, &url, &named), "certificate");
+    let gone = ca.replace("ca.pem", "gone.pem");
+    assert_refused(&trusting(&gone, &named), "gone.pem cannot be read");
+    assert_refused(&trusting(&own.key, &named), "holds no certificate");
+    let plain = serve_over(&limits, &format!("redis://{}", redis.address()), &[]);
+    assert_refused(&plain, "error");
+    let stats = redis.call(&["INFO", "commandstats"]).text();
+    assert!(!stats.contains("cmdstat_auth"), "{stats}");
+}
+
+#[test]
+fn ipv6_server_needs_a_certificate_for_its_address() {
+    for_a_day_with_a_minute_left();
+    if std::net::TcpListener::bind("[::1]:0").is_err() {
+        println!("SKIPPED: THIS MACHINE HAS NO IPV6");
+        return;
+    }
+    let ours = Authority::new();
+    let (ca, limits) = (ours.ca(), limits(LIMIT));
+    let at = |name: &str| {
+        let own = ours.sign(&[name]);
+        let redis = Process::redis(&[&flags(&ca, &own, "no")[..], &["--bind", "::1"]].concat());
+        let url = format!("rediss://[::1]:{}", redis.port);
+        (redis, serve_over(&limits, &url, &["--backend-tls-ca-file", &ca]))
+    };
+    let (_redis, service) = at("::1");
+    assert_limit_enforced(&service, "right");
+    let (_redis, service) = at("127.0.0.1");
+    assert_refused(&service, "not made out to the name that we call it by");
+}
+
+#[test]
+fn mutual_tls_presents_the_client_certificate() {
+    for_a_day_with_a_minute_left();
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let (ca, own) = (ours.ca(), ours.sign(&["127.0.0.1"]));
+    let redis = Process::redis(&flags(&ca, &own, "yes"));
+    let (limits, url) = (limits(LIMIT), format!("rediss://{}", redis.address()));
+    let shown = |files: &Files| {
+        let (certificate, key) = (&files.certificate, &files.key);
+        let shown = ["--backend-tls-cert-file", certificate, "--backend-tls-key-file", key];
+        serve_over(&limits, &url, &[&["--backend-tls-ca-file", &ca], &shown[..]].concat())
+    };
+    let ours = ours.sign(&["sluicegate"]);
+    assert_limit_enforced(&shown(&ours), "known");
+    assert_refused(
+        &shown(&theirs.sign(&["sluicegate"])),
+        "redis does not trust whoever signed our certificate",
+    );
+    let nobody = serve_over(&limits, &url, &["--backend-tls-ca-file", &ca]);
+    assert_refused(&nobody, "redis wants to see a certificate of ours");
+    let swapped = Files { certificate: ours.key.clone(), key: ours.certificate };
+    assert_refused(&shown(&swapped), "holds no");
+}
+
+#[test]
+fn sentinels_and_cluster_nodes_use_tls() {
+    for_a_day_with_a_minute_left();
+    let ours = Authority::new();
+    let (ca, own, us) = (ours.ca(), ours.sign(&["127.0.0.1"]), ours.sign(&["sluicegate"]));
+    let tls = flags(&ca, &own, "yes");
+    let shown = ["--backend-tls-cert-file", &us.certificate, "--backend-tls-key-file", &us.key];
+    let shown = [&["--backend-tls-ca-file", &ca], &shown[..]].concat();
+    let limits = limits(LIMIT);
+    {
+        let between = ["--tls-cluster", "yes", "--tls-replication", "yes"];
+        let cluster = Cluster::of(&[&tls[..], &between].concat(), false);
+        let url = cluster.url().replace("redis+", "rediss+");
+        assert_limit_enforced(&serve_over(&limits, &url, &shown), "cluster");
+    }
+    let between = ["--tls-replication", "yes"];
+    let watched = Watched::with(&[&tls[..], &between].concat());
+    let service = serve_over(&limits, &watched.url("rediss+sentinel://"), &shown);
+    assert_limit_enforced(&service, "sentinel");
+}

@@ -1,0 +1,97 @@
+//! Sends one HTTP/1.1 request on its own connection and parses the response.
+
+use std::io::{Error, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use crate::support::waiting::PATIENCE;
+
+#[derive(Debug)]
+pub struct Reply {
+    pub status: u16,
+    /// In order of arrival, with lower-case names.
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+}
+
+impl Reply {
+    /// Returns the first header with this lower-case name.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    /// Replaces invalid UTF-8.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+}
+
+pub fn get(to: SocketAddr, path: &str, headers: &[(&str, &str)]) -> std::io::Result<Reply> {
+    call(to, "GET", path, headers, None)
+}
+
+/// Sends one request and reads the response until the server closes the connection.
+pub fn call(
+    to: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: Option<&[u8]>,
+) -> std::io::Result<Reply> {
+    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_nodelay(true)?;
+    let mut request = Vec::new();
+    write!(request, "{method} {path} HTTP/1.1\r\nhost: {to}\r\nconnection: close\r\n")?;
+    for (name, value) in headers {
+        write!(request, "{name}: {value}\r\n")?;
+    }
+    if let Some(body) = body {
+        write!(request, "content-length: {}\r\n", body.len())?;
+    }
+    request.extend_from_slice(b"\r\n");
+    request.extend_from_slice(body.unwrap_or_default());
+    stream.write_all(&request)?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer)?;
+    parse(&answer).ok_or_else(|| Error::new(ErrorKind::InvalidData, "not an HTTP/1 answer"))
+}
+
+fn parse(answer: &[u8]) -> Option<Reply> {
+    let end = answer.windows(4).position(|four| four == b"\r\n\r\n")?;
+    let head = std::str::from_utf8(&answer[..end]).ok()?;
+    let mut lines = head.split("\r\n");
+    let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
+    let headers: Vec<_> = lines
+        .filter_map(|line| line.split_once(':'))
+        .map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()))
+        .collect();
+    let reply = Reply { status, headers, body: answer[end + 4..].to_vec() };
+    if reply.header("transfer-encoding") == Some("chunked") {
+        let body = unchunked(&reply.body)?;
+        return Some(Reply { body, ..reply });
+    }
+    Some(reply)
+}
+
+fn unchunked(mut rest: &[u8]) -> Option<Vec<u8>> {
+    let mut body = Vec::new();
+    loop {
+        let line_end = rest.windows(2).position(|two| two == b"\r\n")?;
+        let size = usize::from_str_radix(std::str::from_utf8(&rest[..line_end]).ok()?, 16).ok()?;
+        if size == 0 {
+            return Some(body);
+        }
+        let from = line_end + 2;
+        body.extend_from_slice(rest.get(from..from + size)?);
+        rest = rest.get(from + size + 2..)?;
+    }
+}
+
+#[test]
+fn chunked_response_body_is_decoded() {
+    let raw =
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n";
+    let reply = parse(raw).unwrap();
+    assert_eq!((reply.status, reply.text().as_str()), (200, "abcde"));
+}
