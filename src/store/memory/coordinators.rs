@@ -27,14 +27,14 @@ pub struct Coordinators {
     complete_since: Nanos,
     /// The instant of the last share round of any replica, and the same instant when the
     /// incarnation began.
-    last_report_at: Option<Nanos>,
-    last_report_before: Option<Nanos>,
-    fleet_table: BTreeMap<(ReplicaId, Incarnation), FleetTableLine>,
+    last_report: Option<Nanos>,
+    known_until: Option<Nanos>,
+    fleet_table: BTreeMap<(ReplicaId, Incarnation), FleetTableRecord>,
     states: HashMap<BucketKey, Coordinator>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct FleetTableLine {
+struct FleetTableRecord {
     reported_at: Nanos,
     /// The longest time after `reported_at` for which a share of this replica may be in use.
     longest_use: Nanos,
@@ -46,11 +46,11 @@ impl Coordinators {
     /// exist in it.
     #[must_use]
     pub fn settled() -> Self {
-        let life = CoordinatorIncarnation {
+        let current = CoordinatorIncarnation {
             is_settled: true,
             ..CoordinatorIncarnation::start(Incarnation(1), Nanos(0))
         };
-        Self { incarnation: Some(life), ..Self::default() }
+        Self { incarnation: Some(current), ..Self::default() }
     }
 
     /// Applies the share round `round` at `now`. `store` is the name of the store, which is the
@@ -59,86 +59,90 @@ impl Coordinators {
     /// A new name means another store, or the same store after a restart. An empty name means that
     /// the caller does not know the name.
     pub fn apply_round(&mut self, now: Nanos, store: &str, round: &ShareRound) -> ShareRoundReply {
-        let mut life = self.incarnation_for(now, store, round.longest_use);
-        self.update_table(now, &mut life, round);
+        let mut current = self.incarnation_for(now, store, round.longest_use);
+        self.update_table(now, &mut current, round);
         let replies = round
             .reports
             .iter()
-            .map(|beat| Some(self.apply_report(now, &mut life, beat)))
+            .map(|report| Some(self.apply_report(now, &mut current, report)))
             .collect();
-        self.incarnation = Some(life);
-        let at = Nanos(now.0.saturating_sub(now.0 % Nanos::MICRO.0));
-        ShareRoundReply { incarnation: life.incarnation, store_time: at, replies }
+        self.incarnation = Some(current);
+        let store_time = Nanos(now.0.saturating_sub(now.0 % Nanos::MICRO.0));
+        ShareRoundReply { incarnation: current.incarnation, store_time, replies }
     }
 
     fn incarnation_for(
         &mut self,
         now: Nanos,
         store: &str,
-        longest: Nanos,
+        longest_use: Nanos,
     ) -> CoordinatorIncarnation {
         if let Some(known) = self.incarnation.filter(|_| is_same_store(&self.store, store)) {
             return known;
         }
         store.clone_into(&mut self.store);
-        self.last_report_before = self.last_report_at;
-        if may_list_only_dead(self.last_report_at, longest, now) {
+        self.known_until = self.last_report;
+        if may_list_only_dead(self.last_report, longest_use, now) {
             self.complete_since = now;
         }
         begin_incarnation(self.incarnation, now)
     }
 
-    fn update_table(&mut self, now: Nanos, life: &mut CoordinatorIncarnation, round: &ShareRound) {
-        let ShareRound {
-            record:
-                IncarnationRecord { replica: member, incarnation: own, coordinator_incarnation: under },
-            last_reply_at: answered,
-            longest_use: longest,
-            ..
-        } = *round;
-        let said = FleetTableLine { reported_at: now, longest_use: longest, granted_by: under };
-        let is_new = self.fleet_table.insert((member, own), said).is_none();
-        if !life.is_settled && life.has_lost_state(self.last_report_before, answered) {
-            self.complete_since = life.started_at;
+    fn update_table(
+        &mut self,
+        now: Nanos,
+        current: &mut CoordinatorIncarnation,
+        round: &ShareRound,
+    ) {
+        let IncarnationRecord { replica, incarnation, coordinator_incarnation } = round.record;
+        let name = (replica, incarnation);
+        let record = FleetTableRecord {
+            reported_at: now,
+            longest_use: round.longest_use,
+            granted_by: coordinator_incarnation,
+        };
+        let is_new = self.fleet_table.insert(name, record).is_none();
+        if !current.is_settled && current.has_lost_state(self.known_until, round.last_reply_at) {
+            self.complete_since = current.started_at;
         }
-        self.last_report_at = Some(now);
+        self.last_report = Some(now);
         if round.is_leaving {
-            self.fleet_table.remove(&(member, own));
+            self.fleet_table.remove(&name);
         }
-        if is_new || !life.is_settled {
-            self.fleet_table.retain(|_, line| now < line.reported_at.plus(line.longest_use));
+        if is_new || !current.is_settled {
+            self.fleet_table.retain(|_, record| now < record.reported_at.plus(record.longest_use));
         }
         // The last report of a replica that shuts down must not end the grace period: it may be the
         // first report after the store lost its state.
-        if !life.is_settled && !round.is_leaving {
-            let record = |((member, life), line): (&(ReplicaId, Incarnation), &FleetTableLine)| {
-                IncarnationRecord {
-                    replica: *member,
-                    incarnation: *life,
-                    coordinator_incarnation: line.granted_by,
-                }
-            };
-            let records: Vec<IncarnationRecord> = self.fleet_table.iter().map(record).collect();
-            let longest =
-                self.fleet_table.values().map(|line| line.longest_use).max().unwrap_or(longest);
-            life.settle(now, longest, self.complete_since, &records);
+        if !current.is_settled && !round.is_leaving {
+            let records: Vec<IncarnationRecord> =
+                self.fleet_table.iter().map(|(name, record)| record.named(*name)).collect();
+            let longest = self.fleet_table.values().map(|record| record.longest_use).max();
+            let longest = longest.unwrap_or(round.longest_use);
+            current.settle(now, longest, self.complete_since, &records);
         }
     }
 
     fn apply_report(
         &mut self,
         now: Nanos,
-        life: &mut CoordinatorIncarnation,
-        beat: &ShareReport,
+        current: &mut CoordinatorIncarnation,
+        report: &ShareReport,
     ) -> HeartbeatReply {
-        let state = self.states.entry(beat.bucket.clone()).or_default();
-        let reply = state.apply_heartbeat(now, life, &beat.law, &beat.heartbeat);
+        let state = self.states.entry(report.bucket.clone()).or_default();
+        let reply = state.apply_heartbeat(now, current, &report.law, &report.heartbeat);
         if reply == HeartbeatReply::StateLost {
-            *life = begin_incarnation(Some(*life), now);
+            *current = begin_incarnation(Some(*current), now);
             // The store lost the state of the limit, but not the fleet table.
-            self.last_report_before = Some(now);
+            self.known_until = Some(now);
         }
         reply
+    }
+}
+
+impl FleetTableRecord {
+    const fn named(&self, (replica, incarnation): (ReplicaId, Incarnation)) -> IncarnationRecord {
+        IncarnationRecord { replica, incarnation, coordinator_incarnation: self.granted_by }
     }
 }
 
@@ -153,6 +157,6 @@ pub(super) fn is_same_store(recorded_name: &str, current_name: &str) -> bool {
 /// Begins the next incarnation. Its number is `now` in microseconds, or the previous number plus 1
 /// if that is larger.
 fn begin_incarnation(before: Option<CoordinatorIncarnation>, now: Nanos) -> CoordinatorIncarnation {
-    let after = before.map_or(0, |life| life.incarnation.0.saturating_add(1));
+    let after = before.map_or(0, |before| before.incarnation.0.saturating_add(1));
     CoordinatorIncarnation::start(Incarnation(after.max(now.0 / Nanos::MICRO.0)), now)
 }

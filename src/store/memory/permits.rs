@@ -1,6 +1,6 @@
 //! The permits of strict concurrency limits in the memory store.
 //!
-//! The code calls `crates/kernel`; `acquire.lua` and `tell.lua` do the same in Redis. Tests compare
+//! The code calls `crates/kernel`; `acquire.lua` and `report_permits.lua` do the same in Redis. Tests compare
 //! the scripts with this store. Only replicas in one process can share it.
 //!
 //! Guarantees:

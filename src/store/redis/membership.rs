@@ -14,8 +14,8 @@ use crate::kernel::units::Nanos;
 use crate::store::fleet::{LiveReplica, MembershipHeartbeat, MembershipReply, REPLICA_TIMEOUT};
 
 /// The script that stores a replica's record and returns the live replicas. Its protocol is
-/// documented in `beat.lua`.
-pub const MEMBERSHIP_SCRIPT: &str = include_str!("lua/beat.lua");
+/// documented in `membership.lua`.
+pub const MEMBERSHIP_SCRIPT: &str = include_str!("lua/membership.lua");
 
 /// The Redis key of the membership. No counter has this key: the text in `{}` of a counter's key is
 /// hexadecimal.

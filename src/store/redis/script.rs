@@ -21,15 +21,15 @@ pub const CHARGE_SCRIPT: &str = concat!(
 /// separate from [`CHARGE_SCRIPT`], so that the most frequent script stays small.
 pub const LEASE_SCRIPT: &str = concat!(
     include_str!("lua/head.lua"),
-    include_str!("lua/debt.lua"),
+    include_str!("lua/counter_state.lua"),
     include_str!("lua/borrow.lua"),
-    include_str!("lua/step.lua"),
+    include_str!("lua/charge_counter.lua"),
     include_str!("lua/gcra.lua"),
     include_str!("lua/fixed_window.lua"),
     include_str!("lua/sliding_window.lua"),
     include_str!("lua/sliding_log.lua"),
     include_str!("lua/counter.lua"),
-    include_str!("lua/lend.lua"),
+    include_str!("lua/lease_table.lua"),
 );
 
 /// The script that applies a share round. Its protocol is documented in `heartbeat.lua`.
@@ -40,20 +40,20 @@ pub const ACQUIRE_SCRIPT: &str =
     concat!(include_str!("lua/permits.lua"), include_str!("lua/acquire.lua"));
 
 /// The script that renews and releases permits of strict concurrency
-/// limits. Its protocol is documented in `permits.lua` and `tell.lua`.
+/// limits. Its protocol is documented in `permits.lua` and `report_permits.lua`.
 pub const PERMIT_REPORT_SCRIPT: &str =
-    concat!(include_str!("lua/permits.lua"), include_str!("lua/tell.lua"));
+    concat!(include_str!("lua/permits.lua"), include_str!("lua/report_permits.lua"));
 
 /// The script that reserves the hits of a check over several slots or stores, and commits or
-/// cancels them. Its protocol is documented in `hold.lua`.
+/// cancels them. Its protocol is documented in `reservation.lua`.
 pub const RESERVATION_SCRIPT: &str = concat!(
     include_str!("lua/head.lua"),
-    include_str!("lua/debt.lua"),
-    include_str!("lua/step.lua"),
+    include_str!("lua/counter_state.lua"),
+    include_str!("lua/charge_counter.lua"),
     include_str!("lua/gcra.lua"),
     include_str!("lua/fixed_window.lua"),
     include_str!("lua/sliding_window.lua"),
     include_str!("lua/sliding_log.lua"),
     include_str!("lua/counter.lua"),
-    include_str!("lua/hold.lua"),
+    include_str!("lua/reservation.lua"),
 );

@@ -205,7 +205,7 @@ impl<'s> Crowd<'s> {
     fn write_to_store(&mut self) {
         let (lives, key) = (incarnation_key(b"test:"), Self::key());
         let life = [7, 0, 1, 0].map(double).concat();
-        self.call(&[b"HSET", &lives, b"life", &life, b"store", b"a"]);
+        self.call(&[b"HSET", &lives, b"incarnation", &life, b"store", b"a"]);
         self.call(&[b"DEL", &key]);
         let head =
             [head_start(&self.coordinator), vec![0; HEAD - KNOWN], demand_bytes(&self.coordinator)];

@@ -2,6 +2,7 @@
 
 mod aggregate;
 mod handoff;
+mod running_sums;
 mod split;
 
 use sluicegate::kernel::coordinator::share_client::LoadReport;

@@ -66,8 +66,9 @@ fn starting_without_redis_uses_fallbacks_until_it_appears() {
     assert_eq!(http1::get(service.http, "/livez", &[]).unwrap().status, 200);
     assert!(failures(&service, "unreachable") > 0);
     for reason in ["allowed", "denied", "local"] {
-        let series =
-            format!("sluicegate_descriptors_decided_total{{reason=\"store_unavailable_{reason}\"}}");
+        let series = format!(
+            "sluicegate_descriptors_decided_total{{reason=\"store_unavailable_{reason}\"}}"
+        );
         assert!(metric(&service, &series) > 0, "{reason}");
     }
     assert_eq!(metric(&service, "sluicegate_store_up"), 0);

@@ -33,11 +33,13 @@ const RATE: u64 = 200;
 const BUDGET: u64 = 10;
 const RUN: Duration = Duration::from_secs(6);
 
-/// The text in `lend.lua` that bounds a lease by the replica's part of `max_overshoot`, and by the
+/// The text in `lease_table.lua` that bounds a lease by the replica's part of `max_overshoot`, and by the
 /// part that no replica has borrowed.
-const BOUND: &[u8] = b"(product - product % all) / all - its_held, budget - out - its_held";
+const BOUND: &[u8] = b"(product - product % all) / all - its_balance,
+            budget - outstanding - its_balance";
 /// The broken replacement of `BOUND`: it bounds each lease by the whole `max_overshoot`.
-const BOUND_OF_EACH: &[u8] = b"budget - its_held, budget - its_held                               ";
+const BOUND_OF_EACH: &[u8] = b"budget - its_balance,
+            budget - its_balance                                       ";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Design {

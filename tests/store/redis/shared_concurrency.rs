@@ -541,11 +541,13 @@ fn empty_redis_denies_permits_for_a_grace_period() {
     std::fs::write(limits.path().join("d.yaml"), text).unwrap();
     let flags = ["--node-id", "a", "--fleet-heartbeat", "100ms", "--fleet-term", "1s"];
     let service = serve(limits.path(), &store.url(), &flags);
-    let is_registered =
-        || match store.command(&["HEXISTS", "sluicegatesg:{fleet}:lives", "life"]).int() {
-            1 => Ok(()),
-            other => Err(other.to_string()),
-        };
+    let is_registered = || match store
+        .command(&["HEXISTS", "sluicegatesg:{fleet}:incarnation", "incarnation"])
+        .int()
+    {
+        1 => Ok(()),
+        other => Err(other.to_string()),
+    };
     until("redis has heard, though nobody asked", is_registered).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {

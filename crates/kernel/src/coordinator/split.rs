@@ -245,11 +245,10 @@ impl Split {
         turn_cutoff: Nanos,
         demands: impl Fn() -> D,
     ) -> FairShare {
-        let (mut ahead_count, mut waiting) = (0, 0);
-        for demand in self.ahead(turn_cutoff, demands) {
-            ahead_count += 1;
-            waiting += u64::from(demand.is_waiting);
-        }
+        let ahead = self.ahead(turn_cutoff, demands);
+        let (ahead_count, waiting) = ahead.fold((0_u64, 0_u64), |(count, waiting), demand| {
+            (count.saturating_add(1), waiting.saturating_add(u64::from(demand.is_waiting)))
+        });
         let share = Share(u64::from(ahead_count < self.limit.0));
         FairShare { share, reserved: Share(waiting) }
     }

@@ -45,7 +45,7 @@ pub fn pack(round: &ShareRound, prefix: &[u8], store: &str, at: Option<Nanos>) -
     let args = [now, store.as_bytes().to_vec(), encode_replica(round)];
     PackedRound {
         keys: keys
-            .chain(round.reports.iter().map(|beat| state_key(&beat.bucket, prefix)))
+            .chain(round.reports.iter().map(|report| state_key(&report.bucket, prefix)))
             .collect(),
         args: args.into_iter().chain(round.reports.iter().map(encode_report)).collect(),
     }
@@ -61,29 +61,29 @@ pub fn read(round: &ShareRound, reply: &[i64]) -> Result<ShareRoundReply, Invali
         |number: &i64| u64::try_from(*number).ok().filter(|number| *number <= EXACT_BOUND);
     let numbers: Option<Vec<u64>> = reply.iter().map(natural).collect();
     let numbers = numbers.ok_or_else(|| refused("integers from 0 to 2^53"))?;
-    let [life, at, answers @ ..] = &numbers[..] else {
-        return Err(refused("a life and an instant"));
+    let [incarnation, store_time, results @ ..] = &numbers[..] else {
+        return Err(refused("an incarnation and an instant"));
     };
-    let at = Nanos(at.saturating_mul(Nanos::MICRO.0));
-    let (answers, rest) = answers.as_chunks::<FIELDS>();
-    if !rest.is_empty() || answers.len() != round.reports.len() {
-        return Err(refused("eight integers for each ceiling"));
+    let (incarnation, store_time) =
+        (Incarnation(*incarnation), Nanos(store_time.saturating_mul(Nanos::MICRO.0)));
+    let (results, rest) = results.as_chunks::<FIELDS>();
+    if !rest.is_empty() || results.len() != round.reports.len() {
+        return Err(refused("eight integers for each concurrency limit"));
     }
-    let decode_answer = |(beat, answer): (&ShareReport, &[u64; FIELDS])| match *answer {
+    let decode_result = |(report, result): (&ShareReport, &[u64; FIELDS])| match *result {
         UNREADABLE => Ok(None),
-        _ => decode_reply(beat, answer)
+        _ => decode_reply(report, result)
             .map(Some)
-            .ok_or_else(|| refused("a code and what goes with it")),
+            .ok_or_else(|| refused("a known code with its values")),
     };
-    let replies: Result<_, _> = round.reports.iter().zip(answers).map(decode_answer).collect();
-    let replies = replies?;
-    Ok(ShareRoundReply { incarnation: Incarnation(*life), store_time: at, replies })
+    let replies: Result<_, _> = round.reports.iter().zip(results).map(decode_result).collect();
+    Ok(ShareRoundReply { incarnation, store_time, replies: replies? })
 }
 
 /// The key of the coordinator's incarnation and of the fleet table (a record of each replica).
 #[must_use]
 pub fn incarnation_key(prefix: &[u8]) -> Vec<u8> {
-    [prefix, b"sg:{fleet}:lives"].concat()
+    [prefix, b"sg:{fleet}:incarnation"].concat()
 }
 
 /// The key of a concurrency limit's state.
@@ -100,12 +100,12 @@ pub fn state_key(bucket: &[u8], prefix: &[u8]) -> Vec<u8> {
     key
 }
 
-fn decode_reply(beat: &ShareReport, answer: &[u64; FIELDS]) -> Option<HeartbeatReply> {
-    let [code, coordinator, generation, share, fair, ceiling, members, recovering] = *answer;
-    if code != 0 && answer[1..] != [0; FIELDS - 1] || 1 < recovering {
+fn decode_reply(report: &ShareReport, result: &[u64; FIELDS]) -> Option<HeartbeatReply> {
+    let [code, coordinator, generation, share, fair, limit, replicas, recovering] = *result;
+    if code != 0 && result[1..] != [0; FIELDS - 1] || 1 < recovering {
         return None;
     }
-    let heartbeat = &beat.heartbeat;
+    let heartbeat = &report.heartbeat;
     Some(match code {
         0 => HeartbeatReply::Grant(Grant {
             replica: heartbeat.replica,
@@ -115,8 +115,8 @@ fn decode_reply(beat: &ShareReport, answer: &[u64; FIELDS]) -> Option<HeartbeatR
             generation: Generation(generation),
             share: Share(share),
             fair_share: Share(fair),
-            limit: Share(ceiling),
-            replicas: members,
+            limit: Share(limit),
+            replicas,
             is_recovering: recovering == 1,
         }),
         1 => HeartbeatReply::Left,
@@ -139,8 +139,8 @@ fn encode_replica(round: &ShareRound) -> Vec<u8> {
     bytes.0
 }
 
-fn encode_report(beat: &ShareReport) -> Vec<u8> {
-    let ShareReport { law, heartbeat: said, .. } = beat;
+fn encode_report(report: &ShareReport) -> Vec<u8> {
+    let ShareReport { law, heartbeat, .. } = report;
     let mut bytes = ReportBytes::default();
     for time in [law.timing.heartbeat, law.timing.share_lifetime, law.timing.max_duration] {
         bytes.double(micros(time));
@@ -149,19 +149,19 @@ fn encode_report(beat: &ShareReport) -> Vec<u8> {
         bytes.share(share);
     }
     bytes.0.push(u8::from(law.aggregate == VoteAggregate::Min));
-    for number in [said.replica.0, said.incarnation.0, said.number] {
+    for number in [heartbeat.replica.0, heartbeat.incarnation.0, heartbeat.number] {
         bytes.double(number);
     }
-    bytes.0.push(u8::from(said.grant_in_use.is_some()));
-    let grant_field = |field: fn(&_) -> u64| said.grant_in_use.as_ref().map_or(0, field);
-    bytes.double(grant_field(|holds| holds.coordinator_incarnation.0));
-    bytes.double(grant_field(|holds| holds.generation.0));
-    bytes.share(Share(grant_field(|holds| holds.share.0)));
-    bytes.share(Share(grant_field(|holds| holds.limit.0)));
-    bytes.share(said.in_flight);
-    bytes.share(said.demand);
-    bytes.share(Share(said.vote.map_or(0, |LimitFactor(ratio)| u64::from(ratio) + 1)));
-    bytes.0.push(u8::from(said.is_leaving));
+    bytes.0.push(u8::from(heartbeat.grant_in_use.is_some()));
+    let grant_field = |field: fn(&_) -> u64| heartbeat.grant_in_use.as_ref().map_or(0, field);
+    bytes.double(grant_field(|in_use| in_use.coordinator_incarnation.0));
+    bytes.double(grant_field(|in_use| in_use.generation.0));
+    bytes.share(Share(grant_field(|in_use| in_use.share.0)));
+    bytes.share(Share(grant_field(|in_use| in_use.limit.0)));
+    bytes.share(heartbeat.in_flight);
+    bytes.share(heartbeat.demand);
+    bytes.share(Share(heartbeat.vote.map_or(0, |LimitFactor(ratio)| u64::from(ratio) + 1)));
+    bytes.0.push(u8::from(heartbeat.is_leaving));
     bytes.0
 }
 

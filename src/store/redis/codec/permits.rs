@@ -48,7 +48,7 @@ pub enum PermitPartition {
 pub struct PackedPermitCall {
     /// KEYS: the partition's incarnation, then each concurrency limit.
     pub keys: Vec<Vec<u8>>,
-    /// ARGV, as `permits.lua`, `acquire.lua` and `tell.lua` document it.
+    /// ARGV, as `permits.lua`, `acquire.lua` and `report_permits.lua` document it.
     pub args: Vec<Vec<u8>>,
 }
 

@@ -2,7 +2,7 @@
   until true
 
   if from then
-    hear(wanted, key, last, through, code, remaining, retry, reset)
+    add_result(wanted, key, last, through, code, remaining, retry, reset)
   else
     if reset == its_reset then
       length = length + 1

@@ -1,14 +1,14 @@
--- Ends the function `step`, which step.lua begins. Then defines `mark` (the charge of the newest
--- hits) and `refund`, which leases and reservations use.
+-- Ends the function `charge_counter`, which charge_counter.lua begins. Then defines `locate_charge`
+-- (the charge of the newest hits) and `refund`, which leases and reservations use.
   until true
-  debt, unwritten, lived = ahead, changed and act == ASK, lives
+  debt, is_unwritten, stored_expiry = ahead, changed and act == QUERY, expires_at
   return code, remaining, retry, reset
 end
 
 local function min(a, b) if b < a then return b end return a end
 
 -- `locate_charge`, crates/kernel/src/lease/counter.rs.
-function mark()
+function locate_charge()
   if strategy == 1 then return 0 end
   if strategy == 5 then return now end
   local value = call('GET', KEYS[1])
@@ -60,11 +60,11 @@ end
 function refund(charged_at, hits)
   -- A charge of 0 hits moves the counter to its current window. The start of that window then shows
   -- whether `charged_at` is still counted.
-  step(CHARGE, 0)
+  charge_counter(CHARGE, 0)
   if strategy == 5 then
     refund_at(charged_at, hits)
-  elseif mark() == charged_at then
-    step(REFUND, hits)
+  elseif locate_charge() == charged_at then
+    charge_counter(REFUND, hits)
   end
 end
 

@@ -10,17 +10,17 @@
       local small = act == CHARGE and limit < half
       if small and from ~= last then
         for i = from + 1, last do
-          if plan[i] ~= in_hand then
-            in_hand = plan[i]
+          if plan[i] ~= current_record then
+            current_record = plan[i]
             strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
-              unpack(RECORD, ARGV[in_hand + 2])
+              unpack(RECORD, ARGV[current_record + 2])
           end
           total = total + its_hits
           small = small and its_act == CHARGE and limit < half
         end
-        in_hand = plan[from]
+        current_record = plan[from]
         strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
-          unpack(RECORD, ARGV[in_hand + 2])
+          unpack(RECORD, ARGV[current_record + 2])
       end
       if small and 0 < total and total < half then
         local start, by, sum = now - now % period, total ~= 1 and format('%d', total), nil
@@ -28,7 +28,8 @@
         -- tight loop. A failed call ends the loop; the number of replies then shows how many keys
         -- were charged. This saves one comparison for each key.
         if not from and its_reset == start - now + period and hits <= limit then
-          local function count(call, KEYS, DENY, at, last, by, reply, length, top, most, least, its_reset)
+          local function count(call, KEYS, DENY, at, last, by, reply, length, top, most, least,
+            its_reset)
             for i = at, last - 1 do
               local sum
               if by then sum = call('INCRBY', KEYS[i], by) else sum = call('INCR', KEYS[i]) end
@@ -44,8 +45,8 @@
             end
             return last, by and call('INCRBY', KEYS[last], by) or call('INCR', KEYS[last])
           end
-          local done, at, its_sum = pcall(count, call, KEYS, DENY, keys, alike, by, reply, length, start + limit,
-            limit - hits, limit - half, its_reset)
+          local done, at, its_sum = pcall(count, call, KEYS, DENY, keys, alike, by, reply, length,
+            start + limit, limit - hits, limit - half, its_reset)
           local answered = length
           length = #reply
           if done then
@@ -82,18 +83,18 @@
           counted, count, reset = true, count - total, start - now + period
           while true do
             count = count + hits
-            code, remaining, retry = ADMIT, limit - count, 0
+            code, remaining, retry = ALLOW, limit - count, 0
             if remaining < 0 then
               code, remaining, retry = DENY, 0, reset
               if limit < hits then code, retry = NEVER, 0 end
             end
             if from == last then break end
-            say(code, remaining, retry, reset)
+            add_reply(code, remaining, retry, reset)
             from = from + 1
-            if plan[from] ~= in_hand then
-              in_hand = plan[from]
+            if plan[from] ~= current_record then
+              current_record = plan[from]
               strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
-                unpack(RECORD, ARGV[in_hand + 2])
+                unpack(RECORD, ARGV[current_record + 2])
               hits = its_hits
             end
           end
@@ -123,7 +124,7 @@
           end
         end
 
-        local lives -- microseconds from now to the expiry; nil if no state must be written
+        local expires_in -- microseconds from now to the expiry; nil if no state must be written
         while true do
           -- `current`
           local at, start = now, nil
@@ -132,7 +133,7 @@
             start = at - at % period
             reset = start - now + period
           else
-            local first, second, third, fourth = unpack('<dddd', ARGV[in_hand + 2], 33)
+            local first, second, third, fourth = unpack('<dddd', ARGV[current_record + 2], 33)
             if first <= now and now < fourth then
               if at < second then start, reset = first, second - now
               elseif at < third then start, reset = second, third - now
@@ -150,24 +151,24 @@
             else
               count = count + hits
               if EXACT <= count then count = EXACT - 1 end
-              code = (count <= limit and ADMIT) or (limit < hits and NEVER) or DENY
+              code = (count <= limit and ALLOW) or (limit < hits and NEVER) or DENY
             end
-            if fresh or hits ~= 0 then lives = reset end
+            if fresh or hits ~= 0 then expires_in = reset end
             remaining, retry = limit - count, code == DENY and reset or 0
             if remaining < 0 then remaining = 0 end
             -- A count of zero is not stored: the key is deleted or not created.
-            if count == 0 then since, lives = 0, lives or 0 end
+            if count == 0 then since, expires_in = 0, expires_in or 0 end
           end
           if from == last then break end
-          say(code, remaining, retry, reset)
+          add_reply(code, remaining, retry, reset)
           from = from + 1
-          in_hand = plan[from]
+          current_record = plan[from]
           strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
-            unpack(RECORD, ARGV[in_hand + 2])
+            unpack(RECORD, ARGV[current_record + 2])
           act, hits = its_act, its_hits
         end
 
-        if act ~= ASK and lives then
+        if act ~= QUERY and expires_in then
           if count == 0 then
             if value then call('DEL', key) end
           else
@@ -177,7 +178,7 @@
             else
               state = format('%.0f:%.0f', since, count)
             end
-            call('SET', key, state, 'PXAT', expiry(lives))
+            call('SET', key, state, 'PXAT', expiry(expires_in))
           end
         end
       end

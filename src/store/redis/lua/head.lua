@@ -55,10 +55,10 @@ local call, try = redis.call, redis.pcall
 local pack, unpack = struct.pack, struct.unpack
 local floor, ceil, format, match = math.floor, math.ceil, string.format, string.match
 
--- The codes of the reply, the acts of a charge (ASK only queries), 2^53, and the format of a
+-- The codes of the reply, the acts of a charge (QUERY does not charge), 2^53, and the format of a
 -- record.
-local ADMIT, NEVER, REFUNDED, NOT_UNDERSTOOD, DENY, STALE = 0, 1, 2, 3, 4, 5
-local CHARGE, REFUND, ASK = 0, 1, 2
+local ALLOW, NEVER, REFUNDED, UNREADABLE, DENY, STALE = 0, 1, 2, 3, 4, 5
+local CHARGE, REFUND, QUERY = 0, 1, 2
 local EXACT = 9007199254740992
 local RECORD = '<BBBBdI4dI4I4'
 
@@ -97,16 +97,16 @@ end
 
 -- The reply so far, the number of its integers and of its charges, and the reset after of the last
 -- charge.
-local reply, length, said, its_reset = {}, 0, 0, nil
--- Functions for a call with a plan: `following` returns the next key to charge, `say` adds to the
--- reply, `hear` takes the result of a key.
-local following, say, hear
-local plan, keys, held = nil, 0, {}
+local reply, length, reply_count, its_reset = {}, 0, 0, nil
+-- Functions for a call with a plan: `next_charge` returns the next key to charge, `add_reply` adds
+-- to the reply, `add_result` takes the result of a key.
+local next_charge, add_reply, add_result
+local plan, keys, values = nil, 0, {}
 -- The index of the last key that has one charge by the current record. The keys after index `keys`
 -- up to it share that record.
 local alike = 0
 
 -- The number of the current record, and its fields.
-local in_hand = 1
+local current_record = 1
 local strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
   unpack(RECORD, ARGV[3])

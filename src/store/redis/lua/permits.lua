@@ -26,7 +26,7 @@ local pack, unpack, spread = struct.pack, struct.unpack, unpack
 local floor, format, sub = math.floor, string.format, string.sub
 
 local TAG = 'permits1'
-local LIFE_KEPT_MILLIS = 2592000000
+local INCARNATION_KEPT_MILLIS = 2592000000
 
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -42,11 +42,11 @@ local grace, silence = unpack('<dd', ARGV[3])
 local function digits(number) return format('%.0f', number) end
 
 -- `AcquireGate`, crates/kernel/src/concurrency/permit_table.rs.
-local opens_at, told_at, store
+local opens_at, reported_at, store
 
-local function write_life()
-  call('SET', KEYS[1], TAG .. pack('<dd', opens_at, told_at) .. store)
-  call('PEXPIREAT', KEYS[1], digits(real_millis + LIFE_KEPT_MILLIS))
+local function write_incarnation()
+  call('SET', KEYS[1], TAG .. pack('<dd', opens_at, reported_at) .. store)
+  call('PEXPIREAT', KEYS[1], digits(real_millis + INCARNATION_KEPT_MILLIS))
 end
 
 -- Returns the microseconds until acquires are possible, or nil if the value under KEYS[1] has an
@@ -55,25 +55,25 @@ local function closed_for()
   local known = call('GET', KEYS[1])
   if known then
     if sub(known, 1, 8) ~= TAG or #known < 24 then return nil end
-    opens_at, told_at = unpack('<dd', known, 9)
+    opens_at, reported_at = unpack('<dd', known, 9)
     store = sub(known, 25)
   end
   local is_same = store and ARGV[2] == '' or store == ARGV[2]
   if not is_same then store = ARGV[2] end
-  local begins = not is_same or told_at + silence <= now
-  if begins then opens_at, told_at = now + grace, now end
+  local begins = not is_same or reported_at + silence <= now
+  if begins then opens_at, reported_at = now + grace, now end
   if begins or now + grace < opens_at then
     opens_at = now + grace
-    write_life()
+    write_incarnation()
   end
   if opens_at < now then return 0 end
   return opens_at - now
 end
 
 -- `record_report`
-local function told()
-  told_at = now
-  write_life()
+local function record_report()
+  reported_at = now
+  write_incarnation()
 end
 
 local function is_ours(key)
@@ -86,7 +86,7 @@ local function expire(key)
 end
 
 -- Sets the expiry of a limit's key to its last deadline.
-local function rest(key)
+local function update_expiry(key)
   local last = call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2]
   if not last then return end
   call('PEXPIREAT', key, digits(real_millis + floor((tonumber(last) - now) / 1000) + 1))

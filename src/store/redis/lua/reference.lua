@@ -19,7 +19,7 @@
 
 local KEYS, ARGV, type, tonumber, match = KEYS, ARGV, type, tonumber, string.match
 local call, try = redis.call, redis.pcall
-local CHARGED, SPARED, OVER, NOT_UNDERSTOOD, GIVEN_BACK = 0, 1, 2, 3, 4
+local CHARGED, NOT_CHARGED, OVER, UNREADABLE, REFUNDED = 0, 1, 2, 3, 4
 local EXACT = 9007199254740992
 
 local function charge(i)
@@ -29,15 +29,15 @@ end
 
 -- Returns the code for an error because the value under a key is not a number. Any other error ends
 -- the script.
-local function not_understood(failed)
+local function unreadable(failed)
   if match(failed.err, 'WRONGTYPE') or match(failed.err, 'not an integer') then
-    return NOT_UNDERSTOOD, 0
+    return UNREADABLE, 0
   end
   error(failed.err)
 end
 
 -- Returns the hits in the counter, or nil if the value under the key is not a number.
-local function held(key)
+local function read_count(key)
   local value = try('GET', key)
   if not value then return 0 end
   if type(value) ~= 'string' or not match(value, '^%d+$') then return nil end
@@ -50,65 +50,66 @@ local function add(i, instead)
   local sum = try('INCRBY', KEYS[i], instead or hits)
   if type(sum) ~= 'number' then
     -- Redis does not add hits that overflow the counter. The sum is over every limit.
-    if not match(sum.err, 'overflow') then return not_understood(sum) end
+    if not match(sum.err, 'overflow') then return unreadable(sum) end
     sum = EXACT
   end
-  if sum < 0 then return NOT_UNDERSTOOD, 0 end
+  if sum < 0 then return UNREADABLE, 0 end
   call('EXPIRE', KEYS[i], seconds)
   return CHARGED, sum < EXACT and sum or EXACT
 end
 
-local function give_back(i)
+local function refund(i)
   local key, _, hits = KEYS[i], charge(i)
-  if call('EXISTS', key) == 0 then return GIVEN_BACK, 0 end
+  if call('EXISTS', key) == 0 then return REFUNDED, 0 end
   local sum = try('DECRBY', key, hits)
-  if type(sum) ~= 'number' then return not_understood(sum) end
+  if type(sum) ~= 'number' then return unreadable(sum) end
   if sum < 0 then
     -- Set a negative counter to 0, because envoyproxy/ratelimit expects counters of at least 0.
     call('SET', key, '0', 'KEEPTTL')
     sum = 0
   end
-  return GIVEN_BACK, sum < EXACT and sum or EXACT
+  return REFUNDED, sum < EXACT and sum or EXACT
 end
 
-local function put(i)
-  if charge(i) == 'r' then return give_back(i) end
+local function apply(i)
+  if charge(i) == 'r' then return refund(i) end
   return add(i)
 end
 
 local rule = match(ARGV[1], '^.')
 local reply = {}
 if rule == 'e' then
-  for i = 1, #KEYS do reply[2 * i - 1], reply[2 * i] = put(i) end
+  for i = 1, #KEYS do reply[2 * i - 1], reply[2 * i] = apply(i) end
   return reply
 end
 
 -- The hits of each key in the trials so far. A trial computes a result without charging.
-local together = {}
+local trial_hits = {}
 
 -- Computes the result of charge i without charging it. Includes the hits of earlier charges of the
 -- check to the same key, except in mode 's'.
-local function ask(i)
+local function try_charge(i)
   local act, hits, limit, _, standing = charge(i)
-  local count = held(KEYS[i])
-  local sum = (act == 'r' and 0 or tonumber(hits)) + (rule ~= 's' and together[KEYS[i]] or 0)
-  together[KEYS[i]] = sum
+  local count = read_count(KEYS[i])
+  local sum = (act == 'r' and 0 or tonumber(hits)) + (rule ~= 's' and trial_hits[KEYS[i]] or 0)
+  trial_hits[KEYS[i]] = sum
   sum = sum + (count or 0)
   -- A charge to a key whose value is not a number does not deny the check. A refund is always made.
   local denies = act ~= 'r' and count ~= nil and limit < sum
   local group, shadow = match(standing, '^(.)(.)$')
-  return {act = act, count = count, denies = denies, group = group, votes_no = denies and shadow == '0'}
+  local is_denied = denies and shadow == '0'
+  return {act = act, count = count, denies = denies, group = group, is_denied = is_denied}
 end
 
 -- `combine`, crates/kernel/src/decision.rs.
-local function admitted(asked)
+local function is_allowed(trials)
   local quota_for_all = match(ARGV[1], 'q')
   local quota, quota_denies = false, true
-  for i = 1, #asked do
-    local group, votes_no = asked[i].group, asked[i].votes_no
+  for i = 1, #trials do
+    local group, is_denied = trials[i].group, trials[i].is_denied
     if group == '1' or (group == '0' and quota_for_all) then
-      quota, quota_denies = true, quota_denies and votes_no
-    elseif group == '0' and votes_no then
+      quota, quota_denies = true, quota_denies and is_denied
+    elseif group == '0' and is_denied then
       return false
     end
   end
@@ -116,25 +117,29 @@ local function admitted(asked)
 end
 
 -- Returns the code and the hits in the counter for a charge of a denied check.
-local function spare(i, its)
+local function report_denial(i, its)
   if rule == 's' then
     if its.denies then return add(i) end
     local code, count = add(i, '0')
-    return code == CHARGED and SPARED or code, count
+    return code == CHARGED and NOT_CHARGED or code, count
   end
   -- Report the denial of the trial, even if the check refunded hits to the key after it.
   if its.denies then return OVER, its.count end
-  local count = held(KEYS[i])
-  if not count then return NOT_UNDERSTOOD, 0 end
-  return SPARED, count
+  local count = read_count(KEYS[i])
+  if not count then return UNREADABLE, 0 end
+  return NOT_CHARGED, count
 end
 
-local asked = {}
-for i = 1, #KEYS do asked[i] = ask(i) end
-local charged = rule ~= 'n' and admitted(asked)
+local trials = {}
+for i = 1, #KEYS do trials[i] = try_charge(i) end
+local charged = rule ~= 'n' and is_allowed(trials)
 for i = 1, #KEYS do
   local code, count
-  if charged or asked[i].act == 'r' then code, count = put(i) else code, count = spare(i, asked[i]) end
+  if charged or trials[i].act == 'r' then
+    code, count = apply(i)
+  else
+    code, count = report_denial(i, trials[i])
+  end
   reply[2 * i - 1], reply[2 * i] = code, count
 end
 return reply

@@ -11,7 +11,7 @@
       local TOTALS = 4503599627370496
       local size = try('LLEN', key)
       if type(size) ~= 'number' then break end
-      local origin, understood = 0, true
+      local origin, is_readable = 0, true
 
       -- Returns the arrival, the total since `origin`, and the hits of a run.
       local function run(index)
@@ -22,7 +22,7 @@
             return at, (total - origin) % TOTALS, own
           end
         end
-        understood = false
+        is_readable = false
         return 0, 0, 0
       end
 
@@ -72,33 +72,33 @@
           end
         end
       end
-      local held = total - base
+      local hits_in_period = total - base
       local stays = 0
-      if held ~= 0 then stays = (newest < now and newest or now) - past end
+      if hits_in_period ~= 0 then stays = (newest < now and newest or now) - past end
 
       -- `decide`; simultaneous charges under one limit become one run.
-      local pushed, answers, integers = 0, said, length
-      local function unsay()
+      local pushed, replies_before, integers = 0, reply_count, length
+      local function undo_replies()
         while integers < length do
           reply[length] = nil
           length = length - 1
         end
-        said, its_reset = answers, nil
-        code, remaining, retry, reset, through = NOT_UNDERSTOOD, 0, 0, 0, nil
+        reply_count, its_reset = replies_before, nil
+        code, remaining, retry, reset, through = UNREADABLE, 0, 0, 0, nil
       end
       while true do
-        code, remaining, retry = ADMIT, limit - held - pushed, 0
+        code, remaining, retry = ALLOW, limit - hits_in_period - pushed, 0
         if remaining < 0 then remaining = 0 end
         if act == REFUND then
-          code, pushed = REFUNDED, hits < held and -hits or -held
-          remaining = limit - held - pushed
+          code, pushed = REFUNDED, hits < hits_in_period and -hits or -hits_in_period
+          remaining = limit - hits_in_period - pushed
           if remaining < 0 then remaining = 0 end
         elseif hits <= remaining then
           remaining, pushed = remaining - hits, pushed + hits
         elseif limit < hits then
           code = NEVER
         else -- `time_until_freed`
-          local freed, at = first(low, nil, base + held + pushed + hits - limit - 1), now
+          local freed, at = first(low, nil, base + hits_in_period + pushed + hits - limit - 1), now
           if freed < size then at = run(freed) end
           code, retry = DENY, (at < now and at or now) - past
         end
@@ -106,27 +106,27 @@
         if from == last or act ~= CHARGE then break end
 
         local its_limit, its_period = limit, period
-        in_hand = plan[from + 1]
+        current_record = plan[from + 1]
         strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
-          unpack(RECORD, ARGV[in_hand + 2])
+          unpack(RECORD, ARGV[current_record + 2])
         if its_act ~= CHARGE or limit ~= its_limit or period ~= its_period then break end
-        say(code, remaining, retry, reset)
+        add_reply(code, remaining, retry, reset)
         from, hits = from + 1, its_hits
       end
       through = from
-      if not understood then unsay() break end
-      if act == ASK then break end
+      if not is_readable then undo_replies() break end
+      if act == QUERY then break end
       if low == 0 and base == 0 and pushed == 0 and newest <= now then
         -- Set the expiry anew, because this limit may have a longer period than that of the last
         -- write.
-        if held ~= 0 then call('PEXPIREAT', key, expiry(reset)) end
+        if hits_in_period ~= 0 then call('PEXPIREAT', key, expiry(reset)) end
         break
       end
 
       -- The runs `low` to keep - 1 stay, perhaps followed
       -- by one run: at, up to total, since `before`.
       local keep, at, before = size, nil, nil
-      if held ~= 0 and now < newest then
+      if hits_in_period ~= 0 and now < newest then
         -- If the clock of Redis was set back, hits that arrived in the future count as arrived now.
         keep, at = first(low, now), now
       elseif 0 < pushed then
@@ -150,7 +150,7 @@
         if before < base then before = base end
       end
       if total == base then
-        if not understood then unsay() break end
+        if not is_readable then undo_replies() break end
         if 0 < size then call('DEL', key) end
         reset = 0
         break
@@ -160,7 +160,7 @@
         cut_at, cut_total, cut_own = run(low)
         cut = cut_total - cut_own < base
       end
-      if not understood then unsay() break end
+      if not is_readable then undo_replies() break end
 
       if keep <= low then
         if 0 < size then call('DEL', key) end

@@ -3,19 +3,19 @@
     -- State, 17 bytes: 's', start, prev, cur. They are the start of the current window in
     -- microseconds, and the hits in the previous and in the current window.
     if strategy == 4 then
-      local began, prev, cur, changed = 0, 0, 0, false
+      local start_micros, prev, cur, changed = 0, 0, 0, false
       value = value or try('GET', key)
       if value then
         if #value ~= 17 then break end
-        local mark
-        mark, began, prev, cur = unpack('<BdI4I4', value)
-        if mark ~= 115 or not (0 <= began and began < EXACT) then break end
+        local tag
+        tag, start_micros, prev, cur = unpack('<BdI4I4', value)
+        if tag ~= 115 or not (0 <= start_micros and start_micros < EXACT) then break end
       end
 
       while true do
         -- `advance`
         local held_prev, held_cur = prev, cur
-        local since = (began - began % tick) / tick
+        local since = (start_micros - start_micros % tick) / tick
         local at_now = (now - now % tick) / tick
         local at = at_now
         if at < since then at = since end
@@ -32,7 +32,7 @@
         local faded = ceil(prev * left / period)
         remaining = limit - faded - cur
         if remaining < 0 then remaining = 0 end
-        code, retry = ADMIT, 0
+        code, retry = ALLOW, 0
         if act == REFUND then
           code, cur = REFUNDED, cur - hits
           if cur < 0 then cur = 0 end
@@ -54,25 +54,26 @@
         if cur ~= 0 then reset = finish + period elseif prev ~= 0 then reset = finish end
         if reset == 0 then
           -- An empty counter gets the state of a new counter.
-          began, prev, cur, changed = 0, 0, 0, true
-        elseif since * tick ~= began or prev ~= held_prev or cur ~= held_cur then
-          began, changed = since * tick, true
+          start_micros, prev, cur, changed = 0, 0, 0, true
+        elseif since * tick ~= start_micros or prev ~= held_prev or cur ~= held_cur then
+          start_micros, changed = since * tick, true
         end
         if from == last then break end
 
-        say(code, remaining, retry, reset)
+        add_reply(code, remaining, retry, reset)
         from = from + 1
-        in_hand = plan[from]
+        current_record = plan[from]
         strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
-          unpack(RECORD, ARGV[in_hand + 2])
+          unpack(RECORD, ARGV[current_record + 2])
         act, hits = its_act, its_hits
       end
 
-      if act ~= ASK then
+      if act ~= QUERY then
         if reset == 0 then
           if value then call('DEL', key) end
         elseif changed then
-          call('SET', key, pack('<BdI4I4', 115, began, prev, cur), 'PXAT', expiry(reset * tick))
+          call('SET', key, pack('<BdI4I4', 115, start_micros, prev, cur), 'PXAT',
+            expiry(reset * tick))
         end
       end
     end

@@ -17,38 +17,38 @@
 --
 -- Commands: TIME, HGETALL, HSET, HDEL, PEXPIRE.
 
-local key, name, record, patience = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
+local key, name, record, timeout = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local stamp = string.format('%.0f:', now)
 
 local reply = {''}
-local all = redis.call('HGETALL', key)
+local fields = redis.call('HGETALL', key)
 if record == '' then
   redis.call('HDEL', key, name)
 else
   redis.call('HSET', key, name, stamp .. record)
 end
-for i = 1, #all, 2 do
-  local at, its = string.match(all[i + 1], '^(%d+):(.*)$')
+for i = 1, #fields, 2 do
+  local at, its_record = string.match(fields[i + 1], '^(%d+):(.*)$')
   at = at and tonumber(at)
-  local lives = at and now <= at + patience
-  if all[i] == name then
-    if lives then reply[1] = its end
-  elseif not lives then
-    redis.call('HDEL', key, all[i])
+  local is_live = at and now <= at + timeout
+  if fields[i] == name then
+    if is_live then reply[1] = its_record end
+  elseif not is_live then
+    redis.call('HDEL', key, fields[i])
   else
     if now < at then
-      redis.call('HSET', key, all[i], stamp .. its)
+      redis.call('HSET', key, fields[i], stamp .. its_record)
       at = now
     end
     local n = #reply
-    reply[n + 1], reply[n + 2], reply[n + 3] = all[i], math.floor((now - at) / 1000), its
+    reply[n + 1], reply[n + 2], reply[n + 3] = fields[i], math.floor((now - at) / 1000), its_record
   end
 end
 if record ~= '' then
   local n = #reply
   reply[n + 1], reply[n + 2], reply[n + 3] = name, 0, record
 end
-redis.call('PEXPIRE', key, string.format('%.0f', patience / 1000))
+redis.call('PEXPIRE', key, string.format('%.0f', timeout / 1000))
 return reply

@@ -8,18 +8,18 @@
 --            'h' -> 60 bytes, once there was a reservation
 --            double earliest    no reservation expires before this microsecond
 --            double since       of a debt: a tick, and
---            double owed_then   the debt at that tick, in hit-ticks, and
---            double held        the part of that debt that is certainly reserved
---            double waiting     the hits of all reservations of a GCRA counter
+--            double debt_then   the debt at that tick, in hit-ticks, and
+--            double reserved    the part of that debt that is certainly reserved
+--            double reserved_hits   the hits of all reservations of a GCRA counter
 --            uint32 n, double p, uint32 b, uint32 t   the GCRA limit of the debt; 0 for none
 --            the 16 bytes of a reservation -> 20 bytes
---            double until       the microsecond at which the reservation expires
+--            double expires_at  the microsecond at which the reservation expires
 --            double mark        the charge of the reserved hits, as in borrow.lua
 --            uint32 hits
 -- ARGV[1]       the instant, as in head.lua
 -- ARGV[2]       the messages, little-endian, packed, 27 bytes each
 --            uint16             the number r of the record with the charge
---            byte   what        0 reserve, 1 commit, 2 cancel
+--            byte   action      0 reserve, 1 commit, 2 cancel
 --            double term        the lifetime in microseconds
 --            16 bytes           the id of the reservation
 -- ARGV[r + 2]   record r, as in head.lua; its act is not used
@@ -37,22 +37,22 @@
 --
 -- Commands: those of head.lua, and HMGET, HGETALL, HLEN, HSET, HDEL, LRANGE.
 
-local KEEP, GIVE_BACK = 1, 2
-local REFUSED = 6
-local HEAD, OPEN = '<dddddI4dI4I4', '<ddI4'
-local MOST_HOLDS = 4096
+local COMMIT, CANCEL = 1, 2
+local NOT_RESERVED = 6
+local HEAD, RESERVATION = '<dddddI4dI4I4', '<ddI4'
+local MAX_RESERVATIONS = 4096
 
 -- Variables of the current message: the id of its reservation, the stored reservation, and the head
 -- (field 'h' of the hash).
-local id, open, head
-local earliest, since, owed_then, held, waiting, n, p, b, t
+local id, reservation, head
+local earliest, since, debt_then, reserved, reserved_hits, n, p, b, t
 
 local function pack_head()
-  return pack(HEAD, earliest, since, owed_then, held, waiting, n, p, b, t)
+  return pack(HEAD, earliest, since, debt_then, reserved, reserved_hits, n, p, b, t)
 end
 
 -- `debt`, crates/kernel/src/rate/gcra.rs.
-local function owed()
+local function current_debt()
   local value = call('GET', KEYS[1])
   if not value then return 0 end
   local _, began, its = unpack('<Bdd', value)
@@ -62,32 +62,32 @@ local function owed()
 end
 
 -- `ReservedDebt::advance`
-local function turn()
-  local owes = owed()
+local function advance()
+  local debt_now = current_debt()
   if n ~= limit or p ~= period or b ~= burst or t ~= tick then
-    n, p, b, t, held = limit, period, burst, tick, 0
+    n, p, b, t, reserved = limit, period, burst, tick, 0
   else
-    local left = min(owed_then - (at - since) * limit, capacity)
+    local left = min(debt_then - (at - since) * limit, capacity)
     if left < 0 then left = 0 end
-    held = min(held, left)
-    if owes < left then held = held - (left - owes) end
-    if held < 0 then held = 0 end
+    reserved = min(reserved, left)
+    if debt_now < left then reserved = reserved - (left - debt_now) end
+    if reserved < 0 then reserved = 0 end
   end
-  since, owed_then = at, owes
+  since, debt_then = at, debt_now
 end
 
 -- `CounterReservations::refund_all` for a debt, and `reduce_debt`, crates/kernel/src/rate/gcra.rs.
-local function undo(hits)
-  turn()
-  waiting = waiting - hits
-  local back = min(hits * period, held - waiting * period)
+local function refund_all(hits)
+  advance()
+  reserved_hits = reserved_hits - hits
+  local back = min(hits * period, reserved - reserved_hits * period)
   if back < 0 then back = 0 end
-  held, owed_then = held - back, owed_then - back
-  local left = owed() - back
+  reserved, debt_then = reserved - back, debt_then - back
+  local left = current_debt() - back
   if left <= 0 then
     call('DEL', KEYS[1])
   else
-    local state, ends = pack('<Bddc20', 103, at, left, under), at + ceil(left / limit)
+    local state, ends = pack('<Bddc20', 103, at, left, limit_bytes), at + ceil(left / limit)
     call('SET', KEYS[1], state, 'PXAT', expiry_at((ends + -ends % tenth) * tick / 1000))
   end
 end
@@ -99,100 +99,102 @@ local function expire()
   earliest = EXACT
   for i = 1, #all, 2 do
     if #all[i] == 16 and #all[i + 1] == 20 then
-      local till, mark, its = unpack(OPEN, all[i + 1])
-      if now < till then
-        earliest = min(earliest, till)
+      local expires_at, mark, its = unpack(RESERVATION, all[i + 1])
+      if now < expires_at then
+        earliest = min(earliest, expires_at)
       else
         call('HDEL', KEYS[2], all[i])
-        if all[i] == id then open = nil end
+        if all[i] == id then reservation = nil end
         if strategy == 1 then hits = hits + its else refund(mark, its) end
       end
     end
   end
-  if 0 < hits then undo(hits) end
+  if 0 < hits then refund_all(hits) end
   call('HSET', KEYS[2], 'h', pack_head())
 end
 
 -- `CounterReservations::keep`
 local function keep()
-  if not open then return REFUSED, 0, 0, 0 end
-  local _, _, hits = unpack(OPEN, open)
+  if not reservation then return NOT_RESERVED, 0, 0, 0 end
+  local _, _, hits = unpack(RESERVATION, reservation)
   call('HDEL', KEYS[2], id)
   if head and n ~= 0 then
-    held, waiting = held - hits * p, waiting - hits
-    if held < 0 then held = 0 end
+    reserved, reserved_hits = reserved - hits * p, reserved_hits - hits
+    if reserved < 0 then reserved = 0 end
     call('HSET', KEYS[2], 'h', pack_head())
   end
-  return ADMIT, 0, 0, 0
+  return ALLOW, 0, 0, 0
 end
 
 -- `CounterReservations::cancel`
-local function give_back()
-  if open then
-    local _, mark, hits = unpack(OPEN, open)
+local function cancel()
+  if reservation then
+    local _, mark, hits = unpack(RESERVATION, reservation)
     call('HDEL', KEYS[2], id)
     if strategy == 1 then
-      undo(hits)
+      refund_all(hits)
       call('HSET', KEYS[2], 'h', pack_head())
     else
       refund(mark, hits)
     end
   end
-  return step(ASK, 0)
+  return charge_counter(QUERY, 0)
 end
 
 -- `CounterReservations::reserve`
-local function hold(term)
+local function reserve(term)
   if head then expire() end
-  if open then
-    local _, remaining, _, reset = step(ASK, 0)
-    return ADMIT, remaining, 0, reset
+  if reservation then
+    local _, remaining, _, reset = charge_counter(QUERY, 0)
+    return ALLOW, remaining, 0, reset
   end
-  local code, remaining, retry, reset = step(ASK, its_hits)
-  if code ~= ADMIT or its_hits == 0 then return code, remaining, retry, reset end
-  if MOST_HOLDS < call('HLEN', KEYS[2]) then return REFUSED, 0, 0, 0 end
-  if strategy == 1 then turn() end
-  code, remaining, retry, reset = step(CHARGE, its_hits)
+  local code, remaining, retry, reset = charge_counter(QUERY, its_hits)
+  if code ~= ALLOW or its_hits == 0 then return code, remaining, retry, reset end
+  if MAX_RESERVATIONS < call('HLEN', KEYS[2]) then return NOT_RESERVED, 0, 0, 0 end
+  if strategy == 1 then advance() end
+  code, remaining, retry, reset = charge_counter(CHARGE, its_hits)
   if strategy == 1 then
-    held, owed_then = held + its_hits * period, owed_then + its_hits * period
-    waiting = waiting + its_hits
+    reserved, debt_then = reserved + its_hits * period, debt_then + its_hits * period
+    reserved_hits = reserved_hits + its_hits
   end
   earliest = min(earliest, now + term)
-  call('HSET', KEYS[2], 'h', pack_head(), id, pack(OPEN, now + term, mark(), its_hits))
+  call('HSET', KEYS[2], 'h', pack_head(), id, pack(RESERVATION, now + term, locate_charge(),
+    its_hits))
   call('PEXPIREAT', KEYS[2], expiry(term + reset * tick))
   return code, remaining, retry, reset
 end
 
-local function take(what, term)
-  local listed = try('HMGET', KEYS[2], 'h', id)
-  if listed.err or listed[1] and #listed[1] ~= 60 or listed[2] and #listed[2] ~= 20 then
-    return NOT_UNDERSTOOD, 0, 0, 0
+local function apply(action, term)
+  local stored = try('HMGET', KEYS[2], 'h', id)
+  if stored.err or stored[1] and #stored[1] ~= 60 or stored[2] and #stored[2] ~= 20 then
+    return UNREADABLE, 0, 0, 0
   end
-  head, open = listed[1], listed[2]
-  earliest, since, owed_then, held, waiting, n, p, b, t = EXACT, 0, 0, 0, 0, 0, 0, 0, 0
-  if head then earliest, since, owed_then, held, waiting, n, p, b, t = unpack(HEAD, head) end
-  if what == KEEP then return keep() end
+  head, reservation = stored[1], stored[2]
+  earliest, since, debt_then, reserved, reserved_hits, n, p, b, t = EXACT, 0, 0, 0, 0, 0, 0, 0, 0
+  if head then earliest, since, debt_then, reserved, reserved_hits, n, p, b, t =
+    unpack(HEAD, head) end
+  if action == COMMIT then return keep() end
   -- Converts a debt that was written under another limit. This happens for any result of the
   -- message.
-  local code, _, retry = step(strategy == 1 and CHARGE or ASK, 0)
-  if code == STALE or code == NOT_UNDERSTOOD then return code, 0, retry, 0 end
-  if what == GIVE_BACK then return give_back() end
-  return hold(term)
+  local code, _, retry = charge_counter(strategy == 1 and CHARGE or QUERY, 0)
+  if code == STALE or code == UNREADABLE then return code, 0, retry, 0 end
+  if action == CANCEL then return cancel() end
+  return reserve(term)
 end
 
-local keys, answers = KEYS, {}
+local keys, replies = KEYS, {}
 KEYS = {keys[1], keys[2]}
 for m = 1, #keys / 2 do
   if 1 < m then
     KEYS[1], KEYS[2] = keys[2 * m - 1], keys[2 * m]
   end
-  local its_record, what, term, id_at = unpack('<I2Bd', ARGV[2], 27 * m - 26)
-  if its_record ~= in_hand then
-    in_hand = its_record
+  local its_record, action, term, id_at = unpack('<I2Bd', ARGV[2], 27 * m - 26)
+  if its_record ~= current_record then
+    current_record = its_record
     strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
-      unpack(RECORD, ARGV[in_hand + 2])
+      unpack(RECORD, ARGV[current_record + 2])
   end
   id = string.sub(ARGV[2], id_at, id_at + 15)
-  answers[4 * m - 3], answers[4 * m - 2], answers[4 * m - 1], answers[4 * m] = take(what, term)
+  replies[4 * m - 3], replies[4 * m - 2], replies[4 * m - 1], replies[4 * m] = apply(action, term)
 end
-return answers
+return replies
