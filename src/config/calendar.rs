@@ -4,13 +4,9 @@
 //! - Windows cover all time: each starts where the previous one ends, and none is empty.
 //! - A window starts at the first instant of its local day.
 //! - If a clock change skips midnight, the window starts right after the change.
-//! - If a clock change repeats midnight, the window starts at the first of the two.
-//! - A configured day beyond the end of a month means the month's last day.
-//! - Windows that start on 02-29 start on 02-28 in years without a leap day.
-//! - A whole day that a time zone change skips has no window (Samoa, 30 December 2011).
-//!
-//! Not covered:
-//! - Counting of hits (see [`crate::kernel::rate::fixed_window`]).
+//! - If a clock change repeats midnight, the window starts at the first midnight.
+//! - A start day beyond the end of a month means the month's last day.
+//! - A day that a time zone change skips has no window (Samoa, 30 December 2011).
 
 use std::sync::Arc;
 
@@ -42,14 +38,12 @@ pub enum WindowStartDay {
     },
 }
 
-/// The windows whose starts are computed, relative to the window of the current local date (0).
-/// Three before and four after suffice: a time zone transition shifts an instant by at most one day
-/// and skips at most one window.
+/// The windows whose starts are computed, relative to the window of the local date. They suffice
+/// because a clock change moves an instant by at most a day and skips at most one window.
 const CANDIDATE_STEPS: std::ops::RangeInclusive<i64> = -3..=4;
 
-/// The window starts that [`Calendar::cached_starts_around`] returned last. Nearly every check
-/// falls into the same window as the previous check. Two calendars are equal even if this cache
-/// differs.
+/// A cache of the last window starts, because nearly every check is in the same window as the last
+/// check. Caches are always equal, so that only settings distinguish calendars.
 #[derive(Debug, Default)]
 pub(crate) struct CachedStarts(ArcSwapOption<[Nanos; 4]>);
 
@@ -68,14 +62,13 @@ impl PartialEq for CachedStarts {
 impl Eq for CachedStarts {}
 
 impl Calendar {
-    /// Creates a calendar whose windows start on the days `starts`, local to `time_zone`.
+    /// Creates a calendar whose windows start on `start_day` in `time_zone`.
     #[must_use]
-    pub fn new(time_zone: TimeZone, starts: WindowStartDay) -> Self {
-        Self { time_zone, start_day: starts, cached_starts: CachedStarts::default() }
+    pub fn new(time_zone: TimeZone, start_day: WindowStartDay) -> Self {
+        Self { time_zone, start_day, cached_starts: CachedStarts::default() }
     }
 
-    /// Returns the result of [`Calendar::starts_around`], cached while `now` stays in the same
-    /// window. Cost: one comparison; once per window, eight conversions of local dates to instants.
+    /// Returns the cached [`Calendar::starts_around`]. Cost: one comparison.
     #[must_use]
     pub fn cached_starts_around(&self, now: Nanos) -> [Nanos; 4] {
         if let Some(starts) = self.cached_starts.0.load().as_deref()
@@ -88,87 +81,80 @@ impl Calendar {
         starts
     }
 
-    /// Returns the start instants of four windows: the previous one, the one that contains `now`,
-    /// and the next two.
+    /// Returns the start instants of the previous window, of the window that contains `now`, and of
+    /// the next two windows.
     ///
-    /// The starts are ascending whole seconds. Cost: eight conversions of local dates to instants.
-    /// The result is exact from 1970 to 2550. A previous start before 1970 is returned as 0.
+    /// The starts are ascending whole seconds, exact from 1970 to 2550. Cost: eight time zone
+    /// conversions.
     #[must_use]
     pub fn starts_around(&self, now: Nanos) -> [Nanos; 4] {
         let today = timestamp(now).to_zoned(self.time_zone.clone()).date();
         let mut starts: SmallVec<[Nanos; 8]> = CANDIDATE_STEPS
-            .map(|step| first_instant(self.start_day.window_start(today, step), &self.time_zone))
+            .map(|step| {
+                first_instant_of_day(self.start_day.window_start(today, step), &self.time_zone)
+            })
             .collect();
         starts.dedup();
         let current = starts.partition_point(|&start| start <= now).saturating_sub(1);
-        let at = |index: usize| starts.get(index).copied().unwrap_or(Nanos(u64::MAX));
-        let previous = current.checked_sub(1).map_or(Nanos(0), at);
-        [previous, at(current), at(current + 1), at(current + 2)]
+        let start = |index: usize| starts.get(index).copied().unwrap_or(Nanos(u64::MAX));
+        let previous = current.checked_sub(1).map_or(Nanos(0), start);
+        [previous, start(current), start(current + 1), start(current + 2)]
     }
 
-    /// Returns four window starts of about the year 2000. They fill a limit's strategy until a
-    /// check replaces them with the windows around its own time.
+    /// Returns placeholders for the windows in a limit's strategy, which each check replaces.
     pub(crate) fn past_starts(&self) -> [Nanos; 4] {
         self.starts_around(Nanos::from_secs(946_684_800))
     }
 }
 
 impl WindowStartDay {
-    /// Returns the start day of one window near `today`. With `step` 0: of the day or week that
-    /// contains `today`, or in the month or year of `today`. With another `step`: that many units
-    /// later.
+    /// Returns the first day of the window in the unit of `today`, or `step` units later.
     fn window_start(self, today: Date, step: i64) -> Date {
-        let (first, length) = match self {
+        let (unit_start, unit_length) = match self {
             Self::Day => (today, Span::new().days(1)),
-            Self::Week(start) => {
-                let into = start.until(today.weekday());
-                (saturating_shift(today, Span::new().days(-i64::from(into))), Span::new().weeks(1))
+            Self::Week(weekday) => {
+                let days_since_start = i64::from(weekday.until(today.weekday()));
+                let week_start = today.saturating_add(Span::new().days(-days_since_start));
+                (week_start, Span::new().weeks(1))
             }
-            // Steps are made from the first day, which every month has, so that short months do not
-            // shift later steps. The configured day is applied afterwards.
+            // Step from the first day, which every month has, and apply the configured day
+            // afterwards. Otherwise short months would shift later windows.
             Self::Month(_) => (today.first_of_month(), Span::new().months(1)),
             Self::Year { .. } => (today.first_of_year(), Span::new().years(1)),
         };
-        let moved = saturating_shift(first, length.checked_mul(step).unwrap_or_default());
+        let date = unit_start.saturating_add(unit_length.checked_mul(step).unwrap_or_default());
         match self {
-            Self::Day | Self::Week(_) => moved,
-            Self::Month(day) => with_day_of_month(moved, day),
+            Self::Day | Self::Week(_) => date,
+            Self::Month(day) => with_day_of_month(date, day),
             Self::Year { month, day } => {
-                with_day_of_month(Date::new(moved.year(), month, 1).unwrap_or(moved), day)
+                with_day_of_month(Date::new(date.year(), month, 1).unwrap_or(date), day)
             }
         }
     }
 }
 
-/// Returns day `day` of `month`, or the last day of a shorter month.
 fn with_day_of_month(month: Date, day: i8) -> Date {
     let day = day.min(month.days_in_month());
     Date::new(month.year(), month.month(), day).unwrap_or(month)
 }
 
-/// Adds `by` to a date. The result stays between the years -9999 and 9999.
-fn saturating_shift(date: Date, by: Span) -> Date {
-    date.saturating_add(by)
-}
-
-fn first_instant(date: Date, zone: &TimeZone) -> Nanos {
+fn first_instant_of_day(date: Date, zone: &TimeZone) -> Nanos {
     let midnight = date.at(0, 0, 0, 0);
     let ambiguous = zone.to_ambiguous_timestamp(midnight);
     let start = match ambiguous.offset() {
-        // The offset after the clock change converts the skipped midnight to an instant before the
-        // change, so the next transition of the time zone is the change itself.
+        // With the offset after the clock change, the skipped midnight is an instant before the
+        // change, so the next transition of the time zone is the change.
         AmbiguousOffset::Gap { after, .. } => after
             .to_timestamp(midnight)
             .ok()
             .and_then(|before| zone.following(before).next())
-            .map(|jump| jump.timestamp()),
+            .map(|change| change.timestamp()),
         _ => ambiguous.compatible().ok(),
     };
     let seconds = start.map_or(i64::MAX, Timestamp::as_second);
     Nanos::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 
-fn timestamp(at: Nanos) -> Timestamp {
-    let nanos = i128::from(at.0);
-    Timestamp::from_nanosecond(nanos).unwrap_or(Timestamp::MAX)
+fn timestamp(instant: Nanos) -> Timestamp {
+    Timestamp::from_nanosecond(i128::from(instant.0)).unwrap_or(Timestamp::MAX)
 }

@@ -1,10 +1,4 @@
 //! The validated `concurrency` block of a rule: a limit on requests in flight.
-//!
-//! Guarantees:
-//! - Two limits with different numbers or keywords have different text descriptions.
-//!
-//! Not covered:
-//! - Enforcement (see [`crate::kernel::concurrency`]).
 
 use std::fmt;
 
@@ -16,53 +10,51 @@ use crate::kernel::units::Nanos;
 /// The default of `max_duration`, the lifetime of a permit whose release never arrives.
 pub const DEFAULT_MAX_DURATION: Nanos = Nanos::from_secs(60);
 
-/// The longest `max_duration` of a fleet-wide limit without warning W30. The store keeps the share
-/// of a crashed replica reserved for `max_duration`.
+/// The longest `max_duration` without warning W30. For this time, the store reserves the share of a
+/// crashed replica.
 pub const LONG_MAX_DURATION: Nanos = Nanos::from_secs(300);
 
-/// The largest concurrency limit for which `mode: leased` (shared) causes warning W31. Split among
-/// a few dozen replicas, such a limit leaves most of them without a share.
+/// The largest limit for which `mode: leased` causes warning W31: many replicas would have no
+/// share.
 pub const SMALL_LIMIT: u32 = 10;
 
-/// The smallest concurrency limit for which `mode: strict` causes warning W32. A limit of this size
-/// can be split into shares, which avoids a store call for each request.
+/// The smallest limit for which `mode: strict` causes warning W32: shares would avoid store calls.
 pub const LARGE_LIMIT: u32 = 1_000;
 
-/// The replicas over which a concurrency limit counts requests in flight (field `mode`).
+/// The scope of a concurrency limit: one replica or the fleet (field `mode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConcurrencyMode {
     /// Each replica has the whole limit for itself, without store calls.
     Local,
-    /// One limit for the whole fleet, split into shares (in the glossary: shared).
+    /// One limit for the whole fleet, split into shares.
     Leased,
-    /// One limit for the whole fleet; each acquire of a permit is a store call.
+    /// One limit for the whole fleet. Each acquire of a permit is a store call.
     Strict,
 }
 
-/// The limit of a replica whose share expired because the store did not answer.
+/// The limit of a replica whose share expired during a store outage (field `on_backend_failure`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ConcurrencyFallback {
     /// 0: every request is rejected.
     Deny,
-    /// The smaller of two numbers: the replica's last share, and its last fair share. A replica
-    /// that never had a share uses the limit divided by the number of replicas.
+    /// The smaller of the replica's last share and last fair share. Before its first share: the
+    /// limit divided by the number of replicas.
     #[default]
     Local,
-    /// The whole limit, which this replica then enforces for itself.
+    /// The whole limit, enforced by each replica on its own.
     Allow,
 }
 
 /// A concurrency limit, and the response to a request that gets no permit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConcurrencyLimit {
-    /// The initial limit, the bounds and algorithm of an adaptive limit, and the queue.
+    /// The initial limit, the adaptive algorithm with its bounds, and the queue.
     pub rules: LimiterConfig,
-    /// The mode, if the file has one. Without it, the limit is fleet-wide (`leased`) with a shared
-    /// store and `local` with the memory store.
+    /// The mode in the file. Default: `leased` with a shared store, else `local`.
     pub mode: Option<ConcurrencyMode>,
-    /// The limit of a replica whose share expired during a store outage; unused in `local` mode.
+    /// The limit of a replica whose share expired during a store outage.
     pub on_backend_failure: ConcurrencyFallback,
-    /// The lifetime of a permit whose release never arrives. Then the permit is free again.
+    /// The lifetime of a permit whose release never arrives.
     pub max_duration: Nanos,
     /// The response to a request that the concurrency limit rejects.
     pub reject: RejectReply,
@@ -91,29 +83,25 @@ impl Default for RejectReply {
     }
 }
 
-/// Formats the limit as `64 in flight, gradient from 8 to 512, queue of 100 for 300ms, rejected
-/// with 503`.
+/// Formats the limit as `64 in flight, queue of 100 for 300ms, rejected with 503`.
 impl fmt::Display for ConcurrencyLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LimiterConfig { limit, adaptive, queue: waiting } = &self.rules;
+        let LimiterConfig { limit, adaptive, queue } = &self.rules;
         write!(f, "{limit} in flight")?;
-        if let Some(AdaptiveConfig { algorithm: law, min, max }) = adaptive {
-            write!(
-                f,
-                ", {} from {min} to {max}",
-                keywords::keyword_of(keywords::ALGORITHMS, *law)
-            )?;
+        if let Some(AdaptiveConfig { algorithm, min, max }) = adaptive {
+            let algorithm = keywords::keyword_of(keywords::ALGORITHMS, *algorithm);
+            write!(f, ", {algorithm} from {min} to {max}")?;
         }
-        if let Some(QueueConfig { size, timeout }) = waiting {
+        if let Some(QueueConfig { size, timeout }) = queue {
             write!(f, ", queue of {size} for {timeout}")?;
         }
         if let Some(mode) = self.mode {
             write!(f, ", mode {}", keywords::keyword_of(keywords::CONCURRENCY_MODES, mode))?;
         }
         if self.on_backend_failure != ConcurrencyFallback::default() {
-            let failure =
+            let fallback =
                 keywords::keyword_of(keywords::CONCURRENCY_FALLBACKS, self.on_backend_failure);
-            write!(f, ", on backend failure {failure}")?;
+            write!(f, ", on backend failure {fallback}")?;
         }
         if self.max_duration != DEFAULT_MAX_DURATION {
             write!(f, ", at most {}", self.max_duration)?;

@@ -2,9 +2,6 @@
 //!
 //! Guarantees:
 //! - Two limits with different numbers or keywords have different text descriptions.
-//!
-//! Not covered:
-//! - The hits that a counter has at the moment.
 
 use std::fmt;
 
@@ -29,13 +26,13 @@ impl fmt::Display for Rule {
         if !self.replaces.is_empty() {
             write!(f, ", replaces {:?}", self.replaces)?;
         }
-        let marks = [
+        let flags = [
             (self.shadow, ", shadow"),
             (self.quota, ", quota"),
             (self.detailed_metric, ", detailed metric"),
             (self.metadata.is_some(), ", with metadata"),
         ];
-        marks.into_iter().filter(|(is_set, _)| *is_set).try_for_each(|(_, word)| f.write_str(word))
+        flags.into_iter().filter(|(is_set, _)| *is_set).try_for_each(|(_, text)| f.write_str(text))
     }
 }
 
@@ -51,7 +48,7 @@ impl fmt::Display for Limit {
         }
         match self.on_backend_failure {
             FallbackMode::Error => Ok(()),
-            failure => write!(f, ", on backend failure {failure}"),
+            fallback => write!(f, ", on backend failure {fallback}"),
         }
     }
 }
@@ -67,20 +64,19 @@ impl fmt::Display for LimitWindow {
     }
 }
 
-/// Formats the mode as `cached_deny`, or `leased, max_overshoot 12`. A percentage in the file is
-/// shown as hits.
+/// Formats the mode as `cached_deny` or `leased, max_overshoot 12`, where 12 is a number of hits.
 impl fmt::Display for LimitMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Strict => keywords::ModeKeyword::Strict.fmt(f),
             Self::CachedDeny => keywords::ModeKeyword::CachedDeny.fmt(f),
-            Self::Leased(LeaseTerms { overshoot, sizing: size, .. }) => {
+            Self::Leased(LeaseTerms { overshoot, sizing, .. }) => {
                 let hits = match overshoot {
                     Overshoot::AtMost(hits) => *hits,
                     Overshoot::InWindow => Hits(0),
                 };
                 write!(f, "{}, max_overshoot {}", keywords::ModeKeyword::Leased, hits.0)?;
-                match size {
+                match sizing {
                     LeaseSizing::Learned => Ok(()),
                     LeaseSizing::Fixed(hits) => write!(f, ", lease_hits {}", hits.0),
                 }
@@ -115,11 +111,11 @@ impl fmt::Display for Calendar {
 #[must_use]
 pub fn strategy_keyword(strategy: &Strategy) -> &'static str {
     use keywords::StrategyKeyword::{FixedWindow, Gcra, SlidingLog, SlidingWindow};
-    let word = match strategy {
+    let keyword = match strategy {
         Strategy::Gcra(_) => Gcra,
         Strategy::FixedWindow(_) => FixedWindow,
         Strategy::SlidingWindow(_) => SlidingWindow,
         Strategy::SlidingLog(_) => SlidingLog,
     };
-    keywords::keyword_of(keywords::STRATEGIES, word)
+    keywords::keyword_of(keywords::STRATEGIES, keyword)
 }

@@ -1,25 +1,21 @@
-//! Parses and formats a descriptor as text: `api_key=me,path=/`.
+//! Converts a descriptor to and from text such as `api_key=me,path=/`.
 //!
 //! Guarantees:
 //! - Every nonempty list of entries can be formatted and parsed back.
 //! - `\,` is a comma in a key or value, and `\=` is an `=` in a key.
 //! - `\\` is a backslash. A single backslash before any other character stays a backslash.
-//!
-//! Not covered:
-//! - Finding the rule of a descriptor (see [`super::tree`]).
 
 use std::fmt::Write as _;
 
 /// Parses a descriptor such as `api_key=me,path=/` into keys and values, in order.
 ///
 /// # Errors
-///
-/// Returns a message for the user if an entry has no unescaped `=`.
+/// Returns a message for the user if an entry has no `=`, or only escaped ones.
 pub fn parse_entries(text: &str) -> Result<Vec<(String, String)>, String> {
     split_entries(text).into_iter().map(parse_entry).collect()
 }
 
-/// Formats keys and values as a text that [`parse_entries`] parses.
+/// Formats keys and values as text that [`parse_entries`] accepts.
 pub fn format_entries<'e>(entries: impl IntoIterator<Item = (&'e str, &'e str)>) -> String {
     let mut text = String::new();
     for (key, value) in entries {
@@ -56,14 +52,14 @@ fn parse_entry(part: &str) -> Result<(String, String), String> {
     Ok((unescape(key), unescape(value.get(1..).unwrap_or_default())))
 }
 
-/// Returns the byte position of the first `wanted` in `text` that has no backslash before it.
+/// Returns the byte position of the first `wanted` in `text` that is not escaped.
 fn find_unescaped(text: &str, wanted: char) -> Option<usize> {
     let mut characters = text.char_indices().peekable();
-    while let Some((at, character)) = characters.next() {
+    while let Some((position, character)) = characters.next() {
         if character == '\\' {
-            characters.next_if(|(_, next)| is_special(*next));
+            characters.next_if(|(_, next)| is_escapable(*next));
         } else if character == wanted {
-            return Some(at);
+            return Some(position);
         }
     }
     None
@@ -72,8 +68,8 @@ fn find_unescaped(text: &str, wanted: char) -> Option<usize> {
 fn unescape(text: &str) -> String {
     let (mut unescaped, mut characters) = (String::new(), text.chars().peekable());
     while let Some(character) = characters.next() {
-        let meant = characters.next_if(|next| character == '\\' && is_special(*next));
-        unescaped.push(meant.unwrap_or(character));
+        let escaped = characters.next_if(|next| character == '\\' && is_escapable(*next));
+        unescaped.push(escaped.unwrap_or(character));
     }
     unescaped
 }
@@ -89,6 +85,6 @@ fn escape(text: &str, special_chars: &[char]) -> String {
     escaped
 }
 
-const fn is_special(character: char) -> bool {
+const fn is_escapable(character: char) -> bool {
     matches!(character, ',' | '=' | '\\')
 }

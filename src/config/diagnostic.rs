@@ -1,11 +1,8 @@
-//! Diagnostics: findings in a configuration file, each with its location and suggested fix.
+//! Findings in a configuration file, each with its location and suggested fix.
 //!
 //! Guarantees:
 //! - A diagnostic contains the source line, so it can be printed without the file.
 //! - The code of a finding is from a closed list and determines its severity.
-//!
-//! Not covered:
-//! - Detection of problems (see [`super::raw`], [`super::resolve`] and `super::lint`).
 
 mod list;
 
@@ -16,12 +13,12 @@ use serde::{Serialize, Serializer};
 
 pub use list::{Diagnostics, SeverityCounts};
 
-/// A range of bytes in the decoded text of a file.
+/// A range of bytes in the decoded text of a configuration file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span {
-    /// The position of the first byte.
+    /// The position of its first byte.
     pub start: usize,
-    /// The position after the last byte.
+    /// The position after its last byte.
     pub end: usize,
 }
 
@@ -41,13 +38,11 @@ pub struct SourceText {
     pub name: Arc<str>,
     /// The decoded text (UTF-8, no byte order mark).
     pub text: Arc<str>,
-    /// The byte position of each line start. Computed at first use, because a file without findings
-    /// needs no line numbers.
+    /// The byte position of each line start. Computed at first use.
     lines: OnceLock<Box<[usize]>>,
 }
 
-/// The largest number of characters that an excerpt shows on each side of a finding. A JSON file
-/// can have one line of many megabytes.
+/// The largest number of characters of a long line that an excerpt shows on each side of a finding.
 const EXCERPT_CHARS: usize = 120;
 
 impl SourceText {
@@ -57,19 +52,16 @@ impl SourceText {
         Self { name: name.into(), text: text.into(), lines: OnceLock::new() }
     }
 
-    /// Returns the file, line and column of `span`. A span beyond the text is moved to the end of
-    /// the text.
-    ///
-    /// Cost: the first call scans the whole text for line starts. Later calls scan one line.
+    /// Returns the file, line and column of `span`. A span beyond the text is moved to its end.
     #[must_use]
     pub fn locate(&self, span: Span) -> SourceLocation {
-        let start = floor_char(&self.text, span.start);
+        let start = floor_char_boundary(&self.text, span.start);
         let lines = self.line_starts();
-        let line = lines.partition_point(|first| *first <= start);
-        let first = lines.get(line.saturating_sub(1)).copied().unwrap_or(0);
-        let before = &self.text[first..start];
+        let line = lines.partition_point(|line_start| *line_start <= start);
+        let line_start = lines.get(line.saturating_sub(1)).copied().unwrap_or(0);
+        let before = &self.text[line_start..start];
         let rest = until_line_end(&self.text[start..]);
-        let marked_len = floor_char(rest, span.end.saturating_sub(start));
+        let marked_len = floor_char_boundary(rest, span.end.saturating_sub(start));
         SourceLocation {
             file: self.name.clone(),
             line,
@@ -80,52 +72,49 @@ impl SourceText {
         }
     }
 
-    /// Returns the number (from 1) of the line that contains byte `at`. Cost: logarithmic in the
-    /// number of lines, after a first call that scans the text.
+    /// Returns the number (from 1) of the line that contains byte `position`.
     #[must_use]
-    pub fn line(&self, at: usize) -> usize {
-        self.line_starts().partition_point(|first| *first <= at).max(1)
+    pub fn line(&self, position: usize) -> usize {
+        self.line_starts().partition_point(|line_start| *line_start <= position).max(1)
     }
 
-    /// Returns the span of line `line` (from 1), without blanks at its start and end. If the text
-    /// has fewer lines, returns an empty span at its end.
+    /// Returns the span of line `line` (from 1) without blanks around it, or an empty span.
     #[must_use]
     pub fn line_span(&self, line: usize) -> Span {
-        let first = self.line_starts().get(line.saturating_sub(1)).copied();
-        let first = first.unwrap_or(self.text.len());
-        let content = until_line_end(&self.text[first..]);
-        let start = first + content.len() - content.trim_start().len();
+        let line_start = self.line_starts().get(line.saturating_sub(1)).copied();
+        let line_start = line_start.unwrap_or(self.text.len());
+        let content = until_line_end(&self.text[line_start..]);
+        let start = line_start + content.len() - content.trim_start().len();
         Span { start, end: start + content.trim().len() }
     }
 
     fn line_starts(&self) -> &[usize] {
         self.lines.get_or_init(|| {
             let bytes = self.text.as_bytes();
-            let ends_line = |at: usize| {
-                bytes[at] == b'\n' || (bytes[at] == b'\r' && bytes.get(at + 1) != Some(&b'\n'))
+            let ends_line = |i: usize| {
+                bytes[i] == b'\n' || (bytes[i] == b'\r' && bytes.get(i + 1) != Some(&b'\n'))
             };
             std::iter::once(0)
-                .chain((0..bytes.len()).filter(|at| ends_line(*at)).map(|at| at + 1))
+                .chain((0..bytes.len()).filter(|i| ends_line(*i)).map(|i| i + 1))
                 .collect()
         })
     }
 }
 
-fn floor_char(text: &str, mut at: usize) -> usize {
-    at = at.min(text.len());
-    while !text.is_char_boundary(at) {
-        at -= 1;
+fn floor_char_boundary(text: &str, mut position: usize) -> usize {
+    position = position.min(text.len());
+    while !text.is_char_boundary(position) {
+        position -= 1;
     }
-    at
+    position
 }
 
 fn until_line_end(text: &str) -> &str {
     text.split(['\n', '\r']).next().unwrap_or_default()
 }
 
-/// Replaces a control character, because an escape sequence in a file could change the user's
-/// terminal.
-fn printable(c: char) -> char {
+/// Replaces a control character, which could change the settings of the user's terminal.
+fn to_printable(c: char) -> char {
     match c {
         '\t' => ' ',
         c if c.is_control() => char::REPLACEMENT_CHARACTER,
@@ -133,9 +122,14 @@ fn printable(c: char) -> char {
     }
 }
 
-fn excerpt(before: &str, rest: &str) -> Box<str> {
+fn excerpt(before: &str, after: &str) -> Box<str> {
     let skipped = before.chars().count().saturating_sub(EXCERPT_CHARS);
-    before.chars().skip(skipped).chain(rest.chars().take(EXCERPT_CHARS)).map(printable).collect()
+    before
+        .chars()
+        .skip(skipped)
+        .chain(after.chars().take(EXCERPT_CHARS))
+        .map(to_printable)
+        .collect()
 }
 
 /// A file, line and column, with the text of the line.
@@ -147,11 +141,11 @@ pub struct SourceLocation {
     pub line: usize,
     /// The column in characters, from 1.
     pub column: usize,
-    /// The number of characters that the finding is about; at least 1.
+    /// The number of marked characters, at least 1.
     pub width: usize,
-    /// The number of characters that field `text` omits at the start of a long line.
+    /// The number of characters of a long line that `text` omits at the start.
     pub skipped_chars: usize,
-    /// The line of the file. If the line is long, only the part around the column.
+    /// The text of the line. Of a long line, the part around the column.
     pub text: Box<str>,
 }
 
@@ -184,31 +178,28 @@ pub struct Diagnostic {
     pub code: Code,
     /// The file, line and column of the finding.
     pub location: SourceLocation,
-    /// The message: one sentence in lower case without a full stop. Names the expected and the
-    /// actual content.
+    /// The message: one sentence in lower case without a full stop.
     pub message: String,
     /// The suggested fix.
     pub help: Option<String>,
 }
 
 impl Diagnostic {
-    /// Returns the severity, which the code determines.
+    /// Returns the severity of the code.
     #[must_use]
     pub fn severity(&self) -> Severity {
         self.code.severity()
     }
 }
 
-/// Formats the finding as the command `check` prints it: location and message, the source line, and
-/// a caret with the suggested fix.
+/// Formats the finding for the command `check`, with the source line and the suggested fix.
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let SourceLocation { file, line, column, width, skipped_chars: shown, text } =
-            &self.location;
+        let SourceLocation { file, line, column, width, skipped_chars, text } = &self.location;
         let (severity, code) = (self.severity(), self.code.name());
         writeln!(f, "{file}:{line}:{column} {severity}[{code}] {}", self.message)?;
         writeln!(f, "{line:>5} | {text}")?;
-        let indent = column.saturating_sub(shown + 1);
+        let indent = column.saturating_sub(skipped_chars + 1);
         write!(f, "      | {:indent$}{:^<width$}", "", "")?;
         self.help.as_ref().map_or(Ok(()), |help| write!(f, " {help}"))
     }
@@ -229,7 +220,7 @@ impl Serialize for Diagnostic {
     }
 }
 
-/// The JSON form of a diagnostic. Other programs read it, so its field names are stable.
+/// The JSON form of a diagnostic. Other programs read the JSON, so field names must not change.
 #[derive(Serialize)]
 struct DiagnosticJson<'a> {
     severity: Severity,
@@ -241,8 +232,8 @@ struct DiagnosticJson<'a> {
     help: Option<&'a str>,
 }
 
-/// Defines [`Code`] from a list of variant, stable name and title. The first letter of a name is
-/// the severity: E error, W warning, N note.
+/// Defines [`Code`] from lines `Variant = NAME "title"`. The first letter of a name is the
+/// severity: E error, W warning, N note.
 macro_rules! codes {
     ($($variant:ident = $name:ident $title:literal,)*) => {
         /// The kinds of findings: a closed list.
@@ -252,7 +243,7 @@ macro_rules! codes {
         }
 
         impl Code {
-            /// All codes, in the order of the list.
+            /// All codes.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
             /// Returns the stable name of the code, for example `E01`.
@@ -342,10 +333,7 @@ impl Code {
     }
 }
 
-/// The findings in one file, collected while the file is read. They have byte spans;
-/// [`Self::into_diagnostics`] converts the spans to lines and columns.
-///
-/// Keeps the first thousand findings of each severity, and only counts the others.
+/// The findings in one file. Keeps the first thousand of each severity, and counts the others.
 #[derive(Debug, Default)]
 pub struct Findings {
     errors: Vec<SpannedFinding>,
@@ -362,8 +350,7 @@ struct SpannedFinding {
     help: Option<String>,
 }
 
-/// The largest number of findings of one severity that are kept. A generated file can have
-/// millions.
+/// The largest number of kept findings of one severity: a generated file can have millions.
 const MAX_KEPT_FINDINGS: usize = 1000;
 
 const MAX_SHOWN_PER_FILE: usize = 200;
@@ -371,7 +358,7 @@ const MAX_SHOWN_PER_FILE: usize = 200;
 impl Findings {
     /// Adds a finding at `span`, or counts it if enough findings of its severity are kept.
     pub fn add(&mut self, code: Code, span: Span, message: impl Into<String>) {
-        self.keep(SpannedFinding { span, code, message: message.into(), help: None });
+        self.keep_or_count(SpannedFinding { span, code, message: message.into(), help: None });
     }
 
     /// Adds a finding at `span` with a suggested fix, or counts it if enough are kept.
@@ -383,16 +370,15 @@ impl Findings {
         help: impl Into<String>,
     ) {
         let help = Some(help.into());
-        self.keep(SpannedFinding { span, code, message: message.into(), help });
+        self.keep_or_count(SpannedFinding { span, code, message: message.into(), help });
     }
 
-    /// Counts a finding of this code without keeping it. If [`Self::is_full`] is `true`, a caller
-    /// uses this to avoid building a message that would be dropped.
+    /// Counts a finding without keeping it, for callers that skip the message if [`Self::is_full`].
     pub fn count_dropped(&mut self, code: Code) {
         self.dropped.add(code.severity());
     }
 
-    fn keep(&mut self, finding: SpannedFinding) {
+    fn keep_or_count(&mut self, finding: SpannedFinding) {
         if self.is_full(finding.code) {
             return self.count_dropped(finding.code);
         }
@@ -409,8 +395,7 @@ impl Findings {
         !self.errors.is_empty()
     }
 
-    /// Returns `true` if a thousand findings with the severity of `code` are kept, so that further
-    /// ones are only counted.
+    /// Returns `true` if further findings with the severity of `code` are only counted.
     #[must_use]
     pub fn is_full(&self, code: Code) -> bool {
         let kept = match code.severity() {
@@ -421,24 +406,21 @@ impl Findings {
         MAX_KEPT_FINDINGS <= kept.len()
     }
 
-    /// Returns the findings in the order of their positions, without duplicates.
-    ///
-    /// Returns at most two hundred findings, errors before warnings before notes, and the number of
-    /// the others.
+    /// Returns the two hundred most severe findings by position, and the number of the others.
     #[must_use]
     pub fn into_diagnostics(self, source: &SourceText) -> Diagnostics {
-        let Self { mut errors, mut warnings, mut notes, dropped: mut more } = self;
+        let Self { mut errors, mut warnings, mut notes, dropped: mut omitted } = self;
         for findings in [&mut errors, &mut warnings, &mut notes] {
             findings.sort_unstable();
             findings.dedup();
         }
         let mut shown: Vec<_> = errors.into_iter().chain(warnings).chain(notes).collect();
-        let cut = shown.drain(MAX_SHOWN_PER_FILE.min(shown.len())..);
-        cut.for_each(|finding| more.add(finding.code.severity()));
+        let excess = shown.drain(MAX_SHOWN_PER_FILE.min(shown.len())..);
+        excess.for_each(|finding| omitted.add(finding.code.severity()));
         shown.sort_unstable();
         Diagnostics::new(
             shown.into_iter().map(|finding| finding.into_diagnostic(source)).collect(),
-            more,
+            omitted,
         )
     }
 }
@@ -446,9 +428,8 @@ impl Findings {
 impl SpannedFinding {
     fn into_diagnostic(self, source: &SourceText) -> Diagnostic {
         let Self { span, code, message, help } = self;
-        // A message may quote a decoded YAML escape, and so contain a control character that the
-        // file itself does not contain.
-        let without_control_chars = |text: String| text.chars().map(printable).collect();
+        // A message may quote a decoded YAML escape, which may be a control character.
+        let without_control_chars = |text: String| text.chars().map(to_printable).collect();
         let (message, help) = (without_control_chars(message), help.map(without_control_chars));
         Diagnostic { code, location: source.locate(span), message, help }
     }

@@ -1,12 +1,7 @@
-//! Explains for the command `explain` which limit a descriptor matches and why, and how an empty
-//! counter of that limit would decide.
+//! Explains which limit a descriptor matches and why, for the command `explain`.
 //!
 //! Guarantees:
-//! - Finds the rule and decides with the same functions as a real check.
-//! - The text output and the JSON output contain the same data.
-//!
-//! Not covered:
-//! - The hits that a counter has at the moment.
+//! - The rule is found and decides with the same functions as in a real check.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -15,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::concurrency::ConcurrencyLimit;
 use super::descriptor_text::format_entries;
-use super::tree::trace::{CandidateStatus, LookupOutcome, LookupTrace};
+use super::tree::trace::{CandidateStatus, LookupCandidate, LookupOutcome, LookupTrace};
 use super::tree::{MatchKind, RuleMatch};
 use super::{Config, Limit, Rule, strategy_keyword};
 use crate::kernel::rate::fixed_window::WindowCount;
@@ -30,11 +25,11 @@ use crate::kernel::units::{Hits, Nanos};
 pub struct Explanation {
     /// The domain of the check.
     pub domain: String,
-    /// The version number of the configuration.
+    /// The revision of the configuration.
     pub revision: u64,
     /// `true` if the configuration has the domain.
     pub known: bool,
-    /// One explanation for each descriptor, in the order of the check.
+    /// The descriptors, in the order of the check.
     pub descriptors: Vec<DescriptorExplanation>,
 }
 
@@ -43,13 +38,13 @@ pub struct Explanation {
 pub struct DescriptorExplanation {
     /// The descriptor as text, in the format of [`format_entries`].
     pub descriptor: String,
-    /// One explanation for each entry that the lookup compared with the rules.
+    /// The entries that the lookup compared with the rules, in order.
     pub steps: Vec<EntryExplanation>,
     /// The result of the lookup, as a sentence.
     pub outcome: String,
-    /// The rule that the descriptor matches, if there is one.
+    /// The rule that the descriptor matches, if any.
     pub rule: Option<RuleExplanation>,
-    /// The concurrency limit that the descriptor matches, if there is one.
+    /// The concurrency limit that the descriptor matches, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ceiling: Option<ConcurrencyExplanation>,
 }
@@ -57,14 +52,13 @@ pub struct DescriptorExplanation {
 /// The concurrency limit of a descriptor.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ConcurrencyExplanation {
-    /// The full path of the rule with this concurrency limit.
+    /// The full path of its rule.
     pub path: String,
     /// The file and line of the rule, `file:line`.
     pub place: String,
     /// The concurrency limit as text, such as `64 in flight, rejected with 503`.
     pub says: String,
-    /// The state of the limit's bucket. Present only if a running service reported it and the
-    /// bucket was used recently.
+    /// The state of the limit's bucket, if a running service used it recently.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub now: Option<BucketSnapshot>,
 }
@@ -76,7 +70,7 @@ pub struct BucketSnapshot {
     pub in_flight: u64,
     /// The number of requests that wait in the queue.
     pub waiting: u64,
-    /// The limit that is in effect; an adaptive limit changes with latency.
+    /// The current limit; an adaptive limit changes with latency.
     pub limit: u64,
     /// The smoothed latency of successful requests, if it is measured.
     pub rtt: Option<String>,
@@ -86,24 +80,23 @@ pub struct BucketSnapshot {
     pub gradient: Option<f64>,
 }
 
-/// The rules that were compared with one entry of the descriptor.
+/// One entry of a descriptor, and the rules that were compared with it.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct EntryExplanation {
     /// The entry as `key=value`.
     pub entry: String,
-    /// The names that could match, in the order of priority.
+    /// The rules that could match, in the order of priority.
     pub candidates: Vec<Candidate>,
 }
 
-/// One name that could match an entry: an exact value, a pattern or a bare key.
+/// One rule that could match an entry.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Candidate {
-    /// The kind of name: `exact`, `pattern` or `bare key`.
+    /// The kind of the rule's name: `exact`, `pattern` or `bare key`.
     pub how: Cow<'static, str>,
-    /// The name: `key`, or `key_value` with a value or pattern.
+    /// The rule's name: `key`, or `key_value` with a value or pattern.
     pub name: String,
-    /// `taken` (the lookup continues there), `absent` (no such rule) or `outranked` (a name with
-    /// higher priority matched).
+    /// `taken`, `absent` (no such rule) or `outranked` (a rule of higher priority was taken).
     pub verdict: Cow<'static, str>,
 }
 
@@ -116,21 +109,21 @@ pub struct RuleExplanation {
     pub place: String,
     /// The rule as text, such as `10 per second, fixed_window`.
     pub says: String,
-    /// The strategy that counts hits, such as `gcra`; absent if the rule is unlimited.
+    /// The strategy, such as `gcra`; absent if the rule is unlimited.
     pub strategy: Option<Cow<'static, str>>,
     /// The smallest time step of the strategy's arithmetic.
     pub tick: Option<String>,
-    /// The hits that become available in each tick, as a fraction `hits/ticks`.
+    /// The hits that become available in each tick, as a fraction.
     pub tick_is_worth: Option<String>,
     /// The key of the counter in readable form; absent if the rule counts nothing.
     pub counter: Option<String>,
-    /// The path of the rule whose `replaces` disables this rule in the check.
+    /// The path of the rule of the same check whose `replaces` disables this rule.
     pub replaced_by: Option<String>,
-    /// The decision of this rule's limit if its counter were empty.
+    /// The decision of this rule's limit with an empty counter.
     pub fresh: FreshDecision,
 }
 
-/// The decision of this rule's limit if its counter were empty.
+/// The decision of a rule's limit with an empty counter.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FreshDecision {
     /// The hits of the check.
@@ -139,12 +132,11 @@ pub struct FreshDecision {
     pub verdict: Cow<'static, str>,
     /// The hits that the limit would allow after this check; absent if nothing is counted.
     pub remaining: Option<u64>,
-    /// The time until the counter is empty or, for a fixed window, until the window ends.
+    /// The time until the counter is empty, or until the fixed window ends.
     pub reset_after: Option<String>,
 }
 
-/// Explains a check of these descriptors (each a list of entries) that costs `hits` at the instant
-/// `now`.
+/// Explains a check of `hits` hits at the instant `now`. A descriptor is a list of keys and values.
 #[must_use]
 pub fn explain(
     config: &Config,
@@ -155,20 +147,22 @@ pub fn explain(
 ) -> Explanation {
     let tree = config.domains.get(domain).map(|domain| &domain.tree);
     let context = ExplainContext { domain, hits, now };
-    let walks =
-        descriptors.iter().map(|entries| (entries, tree.map(|tree| tree.trace_lookup(entries))));
-    let walks: Vec<_> = walks.collect();
-    let rules: Vec<_> = walks.iter().map(|(_, walk)| walk.as_ref().and_then(found_rule)).collect();
-    let mut explained: Vec<_> = walks
+    let traces: Vec<_> = descriptors
         .iter()
-        .map(|(entries, walk)| context.explain_descriptor(entries, walk.as_ref()))
+        .map(|entries| (entries, tree.map(|tree| tree.trace_lookup(entries))))
         .collect();
-    mark_replaced(&mut explained, &rules);
+    let rules: Vec<_> =
+        traces.iter().map(|(_, trace)| trace.as_ref().and_then(matched_rule)).collect();
+    let mut explanations: Vec<_> = traces
+        .iter()
+        .map(|(entries, trace)| context.explain_descriptor(entries, trace.as_ref()))
+        .collect();
+    mark_replaced(&mut explanations, &rules);
     Explanation {
         domain: domain.to_owned(),
         revision: config.revision.0,
         known: tree.is_some(),
-        descriptors: explained,
+        descriptors: explanations,
     }
 }
 
@@ -177,24 +171,24 @@ fn explain_concurrency(limit: &ConcurrencyLimit) -> ConcurrencyExplanation {
     ConcurrencyExplanation { path, place, says: limit.to_string(), now: None }
 }
 
-fn found_rule<'t>(trace: &'t LookupTrace<'_>) -> Option<&'t Rule> {
+fn matched_rule<'t>(trace: &'t LookupTrace<'_>) -> Option<&'t Rule> {
     match &trace.outcome {
-        LookupOutcome::Found(found) => Some(found.rule),
+        LookupOutcome::Found(rule_match) => Some(rule_match.rule),
         _ => None,
     }
 }
 
-fn mark_replaced(explained: &mut [DescriptorExplanation], rules: &[Option<&Rule>]) {
-    let by: HashMap<&str, &str> = rules
+fn mark_replaced(explanations: &mut [DescriptorExplanation], rules: &[Option<&Rule>]) {
+    let path_of_replacing_rule: HashMap<&str, &str> = rules
         .iter()
         .flatten()
         .flat_map(|rule| rule.replaces.iter().map(|name| (&**name, &*rule.path)))
         .collect();
-    for (explanation, rule) in explained.iter_mut().zip(rules) {
-        // An unlimited rule charges no counter, so `replaces` does not change it.
+    for (explanation, rule) in explanations.iter_mut().zip(rules) {
+        // `replaces` has no effect on an unlimited rule, which charges no counter.
         let name = rule.filter(|rule| rule.limit.is_some()).and_then(|rule| rule.name.as_deref());
-        if let (Some(matched_rule), Some(name)) = (&mut explanation.rule, name) {
-            matched_rule.replaced_by = by.get(name).map(|path| (*path).to_owned());
+        if let (Some(rule), Some(name)) = (&mut explanation.rule, name) {
+            rule.replaced_by = path_of_replacing_rule.get(name).map(|path| (*path).to_owned());
         }
     }
 }
@@ -215,11 +209,13 @@ impl ExplainContext<'_> {
             descriptor: format_entries(entries.iter().copied()),
             steps: trace.map(explain_steps).unwrap_or_default(),
             outcome: trace.map_or_else(|| self.unknown_domain_outcome(), outcome_sentence),
-            rule: match trace.map(|walk| &walk.outcome) {
-                Some(LookupOutcome::Found(found)) => Some(self.explain_rule(found, entries)),
+            rule: match trace.map(|trace| &trace.outcome) {
+                Some(LookupOutcome::Found(rule_match)) => {
+                    Some(self.explain_rule(rule_match, entries))
+                }
                 _ => None,
             },
-            ceiling: trace.and_then(|walk| walk.concurrency_limit).map(explain_concurrency),
+            ceiling: trace.and_then(|trace| trace.concurrency_limit).map(explain_concurrency),
         }
     }
 
@@ -235,7 +231,7 @@ impl ExplainContext<'_> {
         let RuleMatch { rule, shared } = rule_match;
         let strategy = rule.limit.as_ref().map(|limit| limit.strategy_at(self.now));
         let counter = entries.iter().enumerate().map(|(position, &(key, value))| {
-            let shared = shared.iter().find(|(at, _)| *at == position);
+            let shared = shared.iter().find(|(shared_position, _)| *shared_position == position);
             (key, shared.map_or(value, |&(_, text)| text))
         });
         RuleExplanation {
@@ -246,7 +242,7 @@ impl ExplainContext<'_> {
             tick: strategy.map(|strategy| strategy.tick().to_string()),
             tick_is_worth: strategy
                 .and_then(|strategy| strategy.refill_rate())
-                .map(|worth| worth.to_string()),
+                .map(|hits_per_tick| hits_per_tick.to_string()),
             counter: strategy.map(|_| format!("{}: {}", self.domain, format_entries(counter))),
             replaced_by: None,
             fresh: self.fresh_decision(rule.limit.as_ref()),
@@ -255,23 +251,22 @@ impl ExplainContext<'_> {
 
     fn fresh_decision(&self, limit: Option<&Limit>) -> FreshDecision {
         let Some(limit) = limit else {
-            let (remaining, reset_after) = (None, None);
             return FreshDecision {
                 hits: self.hits.0,
                 verdict: "admitted".into(),
-                remaining,
-                reset_after,
+                remaining: None,
+                reset_after: None,
             };
         };
-        let (verdict, room) =
-            match decide_with_empty_counter(&limit.strategy_at(self.now), self.now, self.hits) {
-                CounterDecision::Allow(room) => ("admitted", room),
-                CounterDecision::Deny { headroom: room, .. } => ("denied", room),
-                CounterDecision::ExceedsLimit(room) => ("never", room),
-                CounterDecision::OutsideWindows => ("denied", Headroom::default()),
-            };
-        let remaining = Some(room.remaining.0);
-        let reset_after = Some(room.reset_after.to_string());
+        let strategy = limit.strategy_at(self.now);
+        let (verdict, headroom) = match decide_with_empty_counter(&strategy, self.now, self.hits) {
+            CounterDecision::Allow(headroom) => ("admitted", headroom),
+            CounterDecision::Deny { headroom, .. } => ("denied", headroom),
+            CounterDecision::ExceedsLimit(headroom) => ("never", headroom),
+            CounterDecision::OutsideWindows => ("denied", Headroom::default()),
+        };
+        let remaining = Some(headroom.remaining.0);
+        let reset_after = Some(headroom.reset_after.to_string());
         FreshDecision { hits: self.hits.0, verdict: verdict.into(), remaining, reset_after }
     }
 }
@@ -286,15 +281,15 @@ fn decide_with_empty_counter(strategy: &Strategy, now: Nanos, hits: Hits) -> Cou
 }
 
 fn explain_steps(trace: &LookupTrace<'_>) -> Vec<EntryExplanation> {
-    let candidate = |tried: &super::tree::trace::LookupCandidate<'_>| Candidate {
-        how: match tried.kind {
+    let explain_candidate = |candidate: &LookupCandidate<'_>| Candidate {
+        how: match candidate.kind {
             MatchKind::Exact => "exact",
             MatchKind::Wildcard => "pattern",
             MatchKind::Bare => "bare key",
         }
         .into(),
-        name: tried.name.to_string(),
-        verdict: match tried.status {
+        name: candidate.name.to_string(),
+        verdict: match candidate.status {
             CandidateStatus::Taken => "taken",
             CandidateStatus::Absent => "absent",
             CandidateStatus::Outranked => "outranked",
@@ -303,16 +298,18 @@ fn explain_steps(trace: &LookupTrace<'_>) -> Vec<EntryExplanation> {
     };
     let steps = trace.steps.iter().map(|step| EntryExplanation {
         entry: format_entries([(&*step.entry.0, &*step.entry.1)]),
-        candidates: step.candidates.iter().map(candidate).collect(),
+        candidates: step.candidates.iter().map(explain_candidate).collect(),
     });
     steps.collect()
 }
 
 fn outcome_sentence(trace: &LookupTrace<'_>) -> String {
-    let last = trace.steps.last();
-    let entry =
-        last.map(|step| format_entries([(&*step.entry.0, &*step.entry.1)])).unwrap_or_default();
-    let node = last.and_then(|step| step.taken()).map(|taken| &*taken.name).unwrap_or_default();
+    let last_step = trace.steps.last();
+    let entry = last_step
+        .map(|step| format_entries([(&*step.entry.0, &*step.entry.1)]))
+        .unwrap_or_default();
+    let node =
+        last_step.and_then(|step| step.taken()).map(|taken| &*taken.name).unwrap_or_default();
     match &trace.outcome {
         LookupOutcome::Found(RuleMatch { rule, .. }) => {
             let limited_or_unlimited =

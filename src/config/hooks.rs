@@ -1,15 +1,10 @@
-//! Builds the descriptors of hooks, which are calls from a proxy without descriptors. The setting
-//! `hooks` lists Envoy rate limit actions for each hook.
+//! Builds the descriptors of a hook: a call from a proxy without descriptors. The setting `hooks`
+//! lists Envoy rate limit actions for each hook.
 //!
 //! Guarantees:
-//! - Actions have the meaning of Envoy's actions of the same name, and no side effects.
-//! - If the request lacks a header or other input of an action, its descriptor is dropped, as in
-//!   Envoy.
+//! - Actions have the meaning of Envoy's actions of the same name.
+//! - If the request lacks the input of an action, its descriptor is dropped, as in Envoy.
 //! - Matching a regular expression takes time linear in the length of the text.
-//!
-//! Not covered:
-//! - Reading the request's attributes, which each protocol does (see [`crate::edge`]).
-//! - The rate limit check with the descriptors.
 
 use std::borrow::Cow;
 
@@ -131,11 +126,10 @@ const fn default_true() -> bool {
     true
 }
 
-/// The attributes of a request that hooks read.
+/// The attributes of a request that the actions of hooks read.
 #[derive(Clone, Copy)]
 pub struct RequestAttributes<'a> {
-    /// Returns the first value of the header with this lower-case name. Values that a client
-    /// repeats later do not change it.
+    /// Returns the first value of the header with this lower-case name.
     pub first_header_value: &'a dyn Fn(&str) -> Option<Cow<'a, str>>,
     /// Returns all values of the header with this lower-case name, joined by commas.
     pub joined_header_values: &'a dyn Fn(&str) -> Option<Cow<'a, str>>,
@@ -162,14 +156,13 @@ impl Hooks {
 }
 
 impl Hook {
-    /// Returns the descriptors of a request. A descriptor is left out if the request lacks an input
-    /// of one of its actions.
+    /// Returns the descriptors of a request, without those for which the request lacks an input.
     #[must_use]
     pub fn build_descriptors<'a>(
         &'a self,
         request: &RequestAttributes<'a>,
     ) -> Vec<DescriptorEntries<'a>> {
-        let descriptor = |actions: &'a Vec<Action>| {
+        let build_descriptor = |actions: &'a Vec<Action>| {
             let mut entries = DescriptorEntries::new();
             for action in actions {
                 match action.build_entry(request) {
@@ -180,7 +173,7 @@ impl Hook {
             }
             Some(entries).filter(|entries| !entries.is_empty())
         };
-        self.descriptors.iter().filter_map(descriptor).collect()
+        self.descriptors.iter().filter_map(build_descriptor).collect()
     }
 }
 
@@ -191,7 +184,7 @@ enum EntryResult<'a> {
 }
 
 impl<'a> EntryResult<'a> {
-    fn from_value(key: &'a str, value: Option<Cow<'a, str>>, skip_if_absent: bool) -> Self {
+    fn new(key: &'a str, value: Option<Cow<'a, str>>, skip_if_absent: bool) -> Self {
         match value {
             Some(value) => Self::Entry((key, value)),
             None if skip_if_absent => Self::Skipped,
@@ -204,31 +197,29 @@ impl Action {
     fn build_entry<'a>(&'a self, request: &RequestAttributes<'a>) -> EntryResult<'a> {
         match self {
             Self::GenericKey { descriptor_key, descriptor_value } => {
-                EntryResult::from_value(descriptor_key, Some(descriptor_value.into()), false)
+                EntryResult::new(descriptor_key, Some(descriptor_value.into()), false)
             }
             Self::RequestHeaders { header_name, descriptor_key, skip_if_absent } => {
                 let value = (request.first_header_value)(&header_name.to_ascii_lowercase());
-                EntryResult::from_value(descriptor_key, value, *skip_if_absent)
+                EntryResult::new(descriptor_key, value, *skip_if_absent)
             }
-            Self::RemoteAddress {} => EntryResult::from_value(
-                "remote_address",
-                request.remote_address.map(Cow::Borrowed),
-                false,
-            ),
+            Self::RemoteAddress {} => {
+                EntryResult::new("remote_address", request.remote_address.map(Cow::Borrowed), false)
+            }
             Self::HeaderValueMatch { descriptor_key, descriptor_value, expect_match, headers } => {
                 let matches = headers.iter().all(|header| header.matches(request));
                 let value = (matches == *expect_match).then(|| descriptor_value.into());
-                EntryResult::from_value(descriptor_key, value, false)
+                EntryResult::new(descriptor_key, value, false)
             }
             Self::QueryParameters { query_parameter_name, descriptor_key, skip_if_absent } => {
                 let value = query_parameter(request.path, query_parameter_name);
-                EntryResult::from_value(descriptor_key, value, *skip_if_absent)
+                EntryResult::new(descriptor_key, value, *skip_if_absent)
             }
             Self::Metadata { descriptor_key, metadata_key, default_value, skip_if_absent } => {
                 let text = (request.metadata)(metadata_key).filter(|text| !text.is_empty());
                 let default = || default_value.as_deref().filter(|text| !text.is_empty());
                 let value = text.map(Cow::Owned).or_else(|| default().map(Cow::Borrowed));
-                EntryResult::from_value(descriptor_key, value, *skip_if_absent)
+                EntryResult::new(descriptor_key, value, *skip_if_absent)
             }
         }
     }

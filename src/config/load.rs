@@ -1,11 +1,8 @@
-//! Parses limits files and resolves them to a configuration, for all commands and sources.
+//! Loads limits files into a configuration, for all commands and sources.
 //!
 //! Guarantees:
 //! - Every problem of every file is reported or counted, even if another file has syntax errors.
 //! - Findings are sorted by file, then by position.
-//!
-//! Not covered:
-//! - Reading the files from disk or xDS (see [`crate::source`]).
 
 use std::collections::HashMap;
 
@@ -14,44 +11,40 @@ use super::diagnostic::{Diagnostic, Diagnostics};
 use super::{raw, resolve};
 use crate::kernel::units::Revision;
 
-/// Loads limits files, given as pairs of name and content, and returns the configuration and its
-/// warnings.
+/// Parses `texts` (name and content of each file) to a configuration and its warnings.
 ///
 /// # Errors
-///
-/// Returns all findings of all files. If one file cannot be parsed, the others are still resolved,
-/// so that a user sees all problems at once. A domain that may be in several files
-/// (`merge_domains`) is then incomplete, so findings that depend on its missing parts are not
-/// reported.
+/// Returns the findings of all files, even if some file cannot be parsed.
 pub fn load<'t>(
     texts: impl IntoIterator<Item = (&'t str, &'t [u8])>,
     revision: Revision,
     merge_domains: bool,
 ) -> Result<(Config, Diagnostics), Diagnostics> {
-    let (mut files, mut findings, mut order) = (Vec::new(), Diagnostics::default(), HashMap::new());
+    let (mut parsed, mut findings, mut file_order) =
+        (Vec::new(), Diagnostics::default(), HashMap::new());
     for (name, bytes) in texts {
-        order.insert(name, order.len());
+        file_order.insert(name, file_order.len());
         match raw::read(name, bytes) {
             Ok((file, source, warnings)) => {
-                files.push((file, source));
+                parsed.push((file, source));
                 findings.append(warnings);
             }
-            Err(wrong) => findings.append(wrong),
+            Err(errors) => findings.append(errors),
         }
     }
     let has_unreadable = 0 < findings.counts().errors;
     let resolved = if has_unreadable {
-        resolve::resolve_readable(&files, revision, merge_domains)
+        resolve::resolve_readable(&parsed, revision, merge_domains)
     } else {
-        resolve::resolve(&files, revision, merge_domains)
+        resolve::resolve(&parsed, revision, merge_domains)
     };
-    let (config, more) = match resolved {
+    let (config, resolve_findings) = match resolved {
         Ok((config, warnings)) => (Some(config).filter(|_| !has_unreadable), warnings),
-        Err(wrong) => (None, wrong),
+        Err(errors) => (None, errors),
     };
-    findings.append(more);
-    findings.sort_by_key(|Diagnostic { location: place, .. }| {
-        (order.get(&*place.file).copied(), place.line, place.column)
+    findings.append(resolve_findings);
+    findings.sort_by_key(|Diagnostic { location, .. }| {
+        (file_order.get(&*location.file).copied(), location.line, location.column)
     });
     match config {
         Some(config) => Ok((config, findings)),

@@ -6,7 +6,6 @@
 //!
 //! Not covered:
 //! - Reading the files from disk or xDS (see [`crate::source`]).
-//! - Counting hits (see [`crate::store`]).
 
 pub mod calendar;
 pub mod concurrency;
@@ -45,7 +44,7 @@ use tree::DescriptorTree;
 /// A complete, valid and immutable configuration: all limits that the engine enforces.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
-    /// The version number of this configuration.
+    /// The version number.
     pub revision: Revision,
     /// The domains, by name.
     pub domains: HashMap<Box<str>, Domain, FnvBuildHasher>,
@@ -54,85 +53,78 @@ pub struct Config {
 /// The rules of one domain, and the fields that apply to all of them.
 #[derive(Clone, Debug)]
 pub struct Domain {
-    /// The domain's name.
+    /// The name.
     pub name: Box<str>,
-    /// The limits of a check that are charged if at least one of them denies it (field `charge`).
+    /// The charges of a check that one of its limits denies (field `charge`).
     pub charge: ChargePolicy,
-    /// The key of the entry whose value selects the Redis Cluster slot of a counter (field
-    /// `colocate`).
+    /// The entry key whose value selects the Redis Cluster slot of a counter (field `colocate`).
     pub colocate: Option<Box<str>>,
-    /// The fallback for a limit that the request itself carries, if the domain has no rule for the
-    /// descriptor.
+    /// The fallback of limits in checks (`limit` of a descriptor) that match no rule.
     pub on_backend_failure: FallbackMode,
-    /// The rules of the domain, as a descriptor tree.
+    /// The rules, as a descriptor tree.
     pub tree: DescriptorTree,
 }
 
-/// The limits of a check that are charged if at least one of them denies it (field `charge`).
+/// The charges of a check that at least one of its limits denies (field `charge`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ChargePolicy {
-    /// Each limit is charged, even if another denies.
+    /// Each limit is charged, even if another limit denies.
     #[default]
     Each,
     /// A limit is charged only if all limits of the check allow it (all-or-nothing).
     AllOrNothing,
 }
 
-/// The prefix of a text in `metadata` that stands for a number that JSON cannot express. After the
-/// prefix comes `inf`, `-inf` or `NaN`.
-///
-/// Such numbers are possible in gRPC metadata and in envoyproxy/ratelimit. Unicode reserves this
-/// character for internal use by a program, so a file never contains it as text.
+/// The prefix of `inf`, `-inf` and `NaN` in `metadata`, numbers that JSON cannot express. Unicode
+/// reserves the character for internal use by programs, so no text in a file contains it.
 pub const NON_FINITE_PREFIX: char = '\u{fdd0}';
 
-/// One node of the descriptor tree with `rate_limit`: its limit and options.
+/// A rule with a `rate_limit`: the limit and the options of one node of the descriptor tree.
 #[derive(Clone, Debug)]
 pub struct Rule {
     /// The limit, or `None` if the rule is `unlimited`.
     pub limit: Option<Limit>,
-    /// The rule's `name`. Decisions report it, and other rules refer to it in `replaces`.
+    /// The rule's `name`, which decisions report and the `replaces` of other rules contains.
     pub name: Option<Arc<str>>,
-    /// The names of the rules that do not apply in a check in which this rule matches.
+    /// The names of the rules that do not apply to a check that this rule matches.
     pub replaces: Box<[Arc<str>]>,
-    /// Shadow mode: the rule decides and is reported, but never denies.
+    /// Shadow mode: the rule counts hits and is reported, but never denies.
     pub shadow: bool,
     /// `quota_mode`: the rule belongs to the quota group, which denies only if all its limits deny.
     pub quota: bool,
-    /// `detailed_metric`: the names of this rule's metrics contain the key and value of every
-    /// entry.
+    /// `detailed_metric`: the names of metrics contain the key and value of every entry.
     pub detailed_metric: bool,
-    /// Free-form data that a check returns to the proxy if this rule does not deny.
+    /// Free-form data that the reply to the proxy contains if this rule does not deny.
     pub metadata: Option<Arc<serde_json::Map<String, serde_json::Value>>>,
-    /// The full path of the rule: the domain and the names of all levels, joined by dots. A name is
-    /// `key` or `key_value`.
+    /// The full path, such as `shop.plan_gold.user`: the domain and the names of all levels.
     pub path: Box<str>,
     /// The file and line of the rule, for the command `explain`.
     pub location: Box<str>,
-    /// The forced decision of an operator, if there is one.
+    /// The forced decision, if an operator set one.
     pub forced_decision: Option<ForcedDecision>,
 }
 
-/// A rate limit: the number of requests in a period, and the way to count and decide.
+/// A rate limit: the number of requests in a period, and how to count and decide.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// The requests that are allowed in each period.
+    /// The number of requests that are allowed in each period.
     pub requests: u32,
     /// The period.
     pub window: LimitWindow,
     /// The strategy that counts hits, with its parameters.
     pub strategy: Strategy,
-    /// The decisions that this replica makes without a store call.
+    /// The decisions that a replica makes without a store call.
     pub mode: LimitMode,
-    /// The fallback of charges to which the store does not reply.
+    /// The decision of a charge to which the store does not reply.
     pub on_backend_failure: FallbackMode,
 }
 
 /// The period over which a limit counts requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LimitWindow {
-    /// A `unit`. Windows of the strategy, if it has any, are aligned to the Unix epoch.
+    /// A `unit`. Windows are aligned to the Unix epoch.
     Unit(Unit),
-    /// A period `per`. Windows of the strategy, if it has any, are aligned to the Unix epoch.
+    /// A period `per`. Windows are aligned to the Unix epoch.
     Per(Nanos),
     /// Calendar days, weeks, months or years in a time zone.
     Calendar(Unit, Arc<Calendar>),
@@ -148,19 +140,19 @@ pub struct Calendar {
     pub(crate) cached_starts: calendar::CachedStarts,
 }
 
-/// The decisions that this replica makes without a store call.
+/// The decisions that a replica makes without a store call (field `mode` of a rate limit).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LimitMode {
-    /// No decisions: every check makes a store call.
+    /// None: every check makes a store call.
     #[default]
     Strict,
     /// Denials that the deny cache remembers until their retry-after.
     CachedDeny,
-    /// Checks that the balance of a lease covers. The terms bound the size and duration of leases.
+    /// Checks that the balance of a lease covers. [`LeaseTerms`] bounds the leases.
     Leased(LeaseTerms),
 }
 
-/// The decision of a charge to which the store does not reply.
+/// The decision of a charge to which the store does not reply (field `on_backend_failure`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FallbackMode {
     /// The check is an error. Envoy then allows or denies, by its option `failure_mode_deny`.
@@ -175,8 +167,7 @@ pub enum FallbackMode {
 }
 
 impl Limit {
-    /// Returns the part of the counter key that depends on the strategy and window. A limit whose
-    /// strategy changes thereby starts a new counter.
+    /// Returns the part of the counter key that depends on the strategy and window.
     #[must_use]
     pub fn counting(&self) -> KeyStrategy {
         match (&self.strategy, &self.window) {
@@ -190,7 +181,7 @@ impl Limit {
         }
     }
 
-    /// Returns the strategy. For a calendar limit, it has the windows around the instant `now`.
+    /// Returns the strategy. The strategy of a calendar limit has the windows around `now`.
     #[must_use]
     pub fn strategy_at(&self, now: Nanos) -> Strategy {
         match (&self.strategy, &self.window) {
@@ -205,8 +196,7 @@ impl Limit {
 }
 
 impl LimitWindow {
-    /// Returns the length of the period. A calendar month counts as 30 days, a calendar year as
-    /// 365.
+    /// Returns the length of the period. A calendar month has 30 days, a calendar year 365.
     #[must_use]
     pub const fn length(&self) -> Nanos {
         match self {

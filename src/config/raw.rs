@@ -1,13 +1,9 @@
-//! Reads a limits file into typed fields with positions. Only the syntax and the types are
-//! verified.
+//! Reads a limits file into typed fields with positions. Verifies only syntax and types.
 //!
 //! Guarantees:
 //! - Accepts the encodings, keys and scalar types that envoyproxy/ratelimit accepts, and
 //!   Sluicegate's own keys.
-//! - Finds all problems of a file at once; a syntax error alone ends the reading.
-//!
-//! Not covered:
-//! - The meaning of the fields (see [`super::resolve`]).
+//! - Finds all problems of a file at once, unless there is a syntax error.
 
 mod field_name;
 mod metadata;
@@ -19,23 +15,19 @@ use schemars::JsonSchema;
 use super::diagnostic::{Diagnostics, Findings, SourceText, Span, Spanned};
 use super::{schema, yaml};
 
-/// Reads one limits file. Diagnostics show `name` as the name of the file.
-///
-/// Returns the file's fields, its text (which converts positions to lines), and the warnings in the
-/// order of their positions.
+/// Reads the limits file `name`. Returns its fields, its text (which converts positions to lines),
+/// and its warnings in the order of their positions.
 ///
 /// # Errors
-///
-/// Returns every error and warning of the file. If there is a syntax error, returns only this
-/// error.
+/// Returns every error and warning of the file, or only the syntax error if there is one.
 pub fn read(name: &str, bytes: &[u8]) -> Result<(File, SourceText, Diagnostics), Diagnostics> {
     let mut findings = Findings::default();
     let text = yaml::decode(bytes, &mut findings);
     let file = parse_file(&text, &mut findings);
-    let failed = findings.has_errors();
+    let has_errors = findings.has_errors();
     let source = SourceText::new(name, text);
     let diagnostics = findings.into_diagnostics(&source);
-    if failed { Err(diagnostics) } else { Ok((file, source, diagnostics)) }
+    if has_errors { Err(diagnostics) } else { Ok((file, source, diagnostics)) }
 }
 
 /// Returns the text of a limits file, which converts positions to lines. Cost: decoding the text.
@@ -52,14 +44,14 @@ fn parse_file(text: &str, findings: &mut Findings) -> File {
     if findings.has_errors() {
         return File::default();
     }
-    let Some(misfits) = yaml::check(&tree, findings) else { return File::default() };
-    let reported = names::check(&tree, misfits, findings);
-    typed::read(&tree, &reported, findings)
+    let Some(tag_errors) = yaml::check_structure(&tree, findings) else { return File::default() };
+    let reported = names::check_keys(&tree, tag_errors, findings);
+    typed::read_file(&tree, &reported, findings)
 }
 
 /// A limits file, which contains one domain.
 #[derive(Clone, Debug, Default, JsonSchema)]
-#[schemars(deny_unknown_fields, default, extend("required" = ["domain"]), transform = schema::parking)]
+#[schemars(deny_unknown_fields, default, extend("required" = ["domain"]), transform = schema::allow_anchor_metadata)]
 pub struct File {
     /// The domain, which the proxy sends in each check. It must not be empty.
     #[schemars(schema_with = "schema::text")]
@@ -67,12 +59,12 @@ pub struct File {
     /// The rules for the first entry of a descriptor.
     #[schemars(with = "Option<Vec<Descriptor>>")]
     pub descriptors: Vec<Descriptor>,
-    /// The limits that are charged if at least one limit of a check denies. `each`, the default,
-    /// charges all limits; `all_or_nothing` charges none.
+    /// The limits that are charged if a limit of the check denies: all (`each`, the default) or
+    /// none (`all_or_nothing`).
     #[schemars(schema_with = "schema::charge")]
     pub charge: Option<Spanned<String>>,
-    /// The key of an entry. In a Redis Cluster, counters with the same value of this entry are in
-    /// one slot, so that one script can charge them together.
+    /// The key of an entry. In a Redis Cluster, counters with the same value of this entry share a
+    /// slot, so that one script can charge them together.
     #[schemars(schema_with = "schema::text")]
     pub colocate: Option<Spanned<String>>,
     /// The defaults for every limit of the domain.
@@ -90,11 +82,11 @@ pub struct Defaults {
     #[schemars(schema_with = "schema::strategy")]
     pub strategy: Option<Spanned<String>>,
     /// The decision while the store does not answer. Default: `error`.
-    #[schemars(schema_with = "schema::failure")]
+    #[schemars(schema_with = "schema::rate_limit_fallback")]
     pub on_backend_failure: Option<Spanned<String>>,
     /// The decisions that a replica makes without a store call: none (`strict`), denials that it
     /// remembers (`cached_deny`), or checks that its lease covers (`leased`).
-    #[schemars(schema_with = "schema::mode")]
+    #[schemars(schema_with = "schema::rate_limit_mode")]
     pub mode: Option<Spanned<String>>,
     /// For `leased`: the most hits above the limit that the whole fleet may allow, as a number or a
     /// percentage of the limit such as `2%`. 0 needs `fixed_window`, and then no window exceeds the
@@ -104,7 +96,7 @@ pub struct Defaults {
 }
 
 /// One node of the descriptor tree. It may have a rate limit and a concurrency limit.
-#[expect(clippy::struct_excessive_bools, reason = "the language's own switches, each by its name")]
+#[expect(clippy::struct_excessive_bools, reason = "the fields of the file format")]
 #[derive(Clone, Debug, Default, JsonSchema)]
 #[schemars(deny_unknown_fields, default, extend("required" = ["key"]))]
 pub struct Descriptor {
@@ -118,40 +110,37 @@ pub struct Descriptor {
     /// value, the rule matches all values that no other rule with this key matches.
     #[schemars(schema_with = "schema::text")]
     pub value: Spanned<String>,
-    /// The rate limit of descriptors whose last entry matches here. Without it, they have no rate
-    /// limit.
+    /// The rate limit of descriptors whose last entry matches this rule.
     pub rate_limit: Option<RateLimit>,
     /// The rules for the next entry of the descriptor.
     #[schemars(with = "Option<Vec<Descriptor>>")]
     pub descriptors: Vec<Descriptor>,
-    /// The rule counts and reports, but never denies.
+    /// Shadow mode: the rule counts and reports, but never denies.
     #[schemars(with = "Option<bool>")]
     pub shadow_mode: bool,
     /// Adds the rule to the quota group of a check: the group denies only if all its limits deny.
     #[schemars(with = "Option<bool>")]
     pub quota_mode: bool,
-    /// Adds the key and value of every entry of the descriptor, as received, to the names of the
-    /// metrics.
+    /// Adds the key and value of every entry of the descriptor to the names of the metrics.
     #[schemars(with = "Option<bool>")]
     pub detailed_metric: bool,
-    /// Adds the value of this entry, as received, to the names of the metrics.
+    /// Adds the value of this entry to the names of the metrics.
     #[schemars(with = "Option<bool>")]
     pub value_to_metric: bool,
-    /// All values that match the pattern share one counter. Without it, each value has a counter of
-    /// its own.
+    /// `true` if all values that match the pattern share one counter. By default, each value has
+    /// its own counter.
     #[schemars(with = "Option<bool>")]
     pub share_threshold: Spanned<bool>,
-    /// Free-form data that a check returns to the proxy unless the descriptor is over its limit.
+    /// Free-form data that the reply to the proxy contains unless this rule denies.
     #[schemars(schema_with = "schema::metadata")]
     pub metadata: Option<Spanned<serde_json::Map<String, serde_json::Value>>>,
-    /// The limit on requests in flight for descriptors whose last entry matches here, beside or
-    /// instead of a rate limit.
+    /// The limit on requests in flight for descriptors whose last entry matches this rule.
     pub concurrency: Option<Concurrency>,
 }
 
 /// The rate limit of a rule.
 #[derive(Clone, Debug, Default, JsonSchema)]
-#[schemars(deny_unknown_fields, default, transform = schema::one_period)]
+#[schemars(deny_unknown_fields, default, transform = schema::require_one_period)]
 pub struct RateLimit {
     /// The position of the block in the file.
     #[schemars(skip)]
@@ -163,17 +152,16 @@ pub struct RateLimit {
     /// month has 30 days and a year has 365.
     #[schemars(schema_with = "schema::unit")]
     pub unit: Spanned<String>,
-    /// Allows everything and counts nothing. It is used instead of a unit.
+    /// `true`, instead of a unit, to allow everything and count nothing.
     #[schemars(with = "Option<bool>")]
     pub unlimited: Spanned<bool>,
     /// The name of the rule. Decisions report it, and `replaces` refers to it.
     #[schemars(schema_with = "schema::text")]
     pub name: Spanned<String>,
-    /// The names of other rules that do not apply in a check in which this rule matches.
+    /// The names of other rules that do not apply to a check that this rule matches.
     #[schemars(schema_with = "schema::replaces")]
     pub replaces: Vec<Spanned<String>>,
-    /// The period, instead of a unit: whole numbers with ms, s, m, h or d, such as `90s` or
-    /// `1h30m`.
+    /// The period, instead of a unit, such as `250ms`, `90s`, `1h30m` or `7d`.
     #[schemars(schema_with = "schema::optional_duration")]
     pub per: Option<Spanned<String>>,
     /// The way to count hits: `fixed_window`, `sliding_window`, `sliding_log` or `gcra`. Default:
@@ -185,7 +173,7 @@ pub struct RateLimit {
     pub burst: Option<Spanned<u32>>,
     /// The decisions that a replica makes without a store call: none (`strict`), denials that it
     /// remembers (`cached_deny`), or checks that its lease covers (`leased`).
-    #[schemars(schema_with = "schema::mode")]
+    #[schemars(schema_with = "schema::rate_limit_mode")]
     pub mode: Option<Spanned<String>>,
     /// For `leased`: the most hits above the limit that the whole fleet may allow, as a number or a
     /// percentage of the limit such as `2%`. 0 needs `fixed_window`, and then no window exceeds the
@@ -196,7 +184,7 @@ pub struct RateLimit {
     #[schemars(schema_with = "schema::optional_count")]
     pub lease_hits: Option<Spanned<u32>>,
     /// The decision while the store does not answer. Default: `error`.
-    #[schemars(schema_with = "schema::failure")]
+    #[schemars(schema_with = "schema::rate_limit_fallback")]
     pub on_backend_failure: Option<Spanned<String>>,
     /// For `fixed_window` per day, week, month or year: windows that follow the calendar of a time
     /// zone.
@@ -231,18 +219,18 @@ pub struct Concurrency {
     pub limit: Option<Spanned<u32>>,
     /// Adapts the limit to measured latency.
     pub adaptive: Option<Adaptive>,
-    /// The replicas to which the limit applies. `leased`, the default with a shared store: the
-    /// whole fleet, split into shares. `strict`, for limits too small to split: the whole fleet,
-    /// with a store call for each request. `local`: each replica has the whole limit for itself.
-    #[schemars(schema_with = "schema::ceiling_mode")]
+    /// The scope of the limit. `leased`, the default with a shared store: the whole fleet, split
+    /// into shares. `strict`, for limits too small to split: the whole fleet, with a store call for
+    /// each request. `local`: each replica has the whole limit for itself.
+    #[schemars(schema_with = "schema::concurrency_mode")]
     pub mode: Option<Spanned<String>>,
     /// The limit of a replica whose share expired because the store does not answer. `deny`: 0.
     /// `local`: at most its last fair share. `allow`: the whole limit for this replica.
-    #[schemars(schema_with = "schema::ceiling_failure")]
+    #[schemars(schema_with = "schema::concurrency_fallback")]
     pub on_backend_failure: Option<Spanned<String>>,
     /// The queue of requests that wait for a permit. Default: no queue.
     pub queue: Option<Queue>,
-    /// The time after which a permit is free again if its release never arrives. Default: 60s.
+    /// The lifetime of a permit whose release never arrives. Default: 60s.
     #[schemars(schema_with = "schema::optional_duration")]
     pub max_duration: Option<Spanned<String>>,
     /// The response to a request that gets no permit.
@@ -258,7 +246,7 @@ pub struct Adaptive {
     pub span: Span,
     /// The algorithm that computes the limit: `gradient`, `gradient2` or `aimd`. Default:
     /// `gradient`.
-    #[schemars(schema_with = "schema::policy")]
+    #[schemars(schema_with = "schema::adaptive_policy")]
     pub policy: Option<Spanned<String>>,
     /// The lower bound of the limit. Default: 1.
     #[schemars(schema_with = "schema::optional_count")]
@@ -275,10 +263,10 @@ pub struct Queue {
     /// The position of the block in the file.
     #[schemars(skip)]
     pub span: Span,
-    /// The largest number of requests that wait at once.
+    /// The largest number of waiting requests.
     #[schemars(schema_with = "schema::at_least_one")]
     pub size: Option<Spanned<u32>>,
-    /// The longest time that a request waits; then it is rejected.
+    /// The longest wait. Then the request is rejected.
     #[schemars(schema_with = "schema::duration")]
     pub timeout: Option<Spanned<String>>,
 }

@@ -3,10 +3,8 @@
 //! Guarantees:
 //! - Applies all rules of envoyproxy/ratelimit for valid files, within and across files.
 //! - Reports all problems of all files; never returns a partial configuration.
-//! - The cost is linear in the size of the files. No recursion, so deeply nested files are safe.
-//!
-//! Not covered:
-//! - The syntax and the keys of a file (see [`super::raw`]).
+//! - The cost is linear in the size of the files.
+//! - No recursion, so deeply nested files are safe.
 
 mod calendar_block;
 mod concurrency_block;
@@ -20,25 +18,24 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::concurrency::ConcurrencyLimit;
-use super::diagnostic::{Code, Diagnostics, SourceText, Span, Spanned};
+use super::diagnostic::{Code, Diagnostics, SourceText, Span};
 use super::lint::{self, ChargeSettings, DomainLint};
 use super::raw::{self, Descriptor, File};
 use super::tree::builder::{AddNodeError, TreeBuilder};
 use super::tree::{NodeFlags, NodeId};
 use super::{ChargePolicy, Config, Domain, Limit, Rule};
 use crate::kernel::units::Revision;
+use concurrency_block::ConcurrencyReader;
 use findings::{FileFindings, FileSpan};
 use rate_limit_block::{DomainDefaults, KeywordReader, RateLimitReader};
 
 /// Converts `files` to a configuration and its warnings.
 ///
-/// With `merge_domains`, several files may contain one domain. Their first levels of rules are
-/// combined, with patterns in the order of `files`. Each of `charge`, `colocate` and `defaults` may
-/// be in any of the files; if several have it, the values must be equal.
+/// With `merge_domains`, several files may contain rules of one domain. Their `charge`, `colocate`
+/// and `defaults` must be equal.
 ///
 /// # Errors
-///
-/// Returns all findings of all files, errors and warnings, by file and position.
+/// Returns the errors and warnings of all files, by file and position.
 pub fn resolve(
     files: &[(File, SourceText)],
     revision: Revision,
@@ -49,8 +46,8 @@ pub fn resolve(
     read_domains(files, revision, &groups, findings)
 }
 
-/// Converts the readable files if others could not be parsed. With `merge_domains`, an unreadable
-/// file may contain parts of any domain, so validations that need a whole domain are skipped.
+/// Validates the readable files if other files could not be parsed. With `merge_domains`, an
+/// unreadable file may belong to any domain, so validations of whole domains are skipped.
 pub(super) fn resolve_readable(
     files: &[(File, SourceText)],
     revision: Revision,
@@ -76,55 +73,55 @@ fn read_domains<'a>(
     Ok((Config { revision, domains }, warnings))
 }
 
-/// The files that contain one domain, as indexes into the list of files.
 struct DomainFiles<'r> {
     domain: &'r str,
     files: Vec<usize>,
-    /// `true` if all files of the domain are known, `false` if an unreadable file may belong to it.
+    /// `false` if an unreadable file may belong to the domain.
     is_complete: bool,
 }
 
-/// Groups files by domain. Without `merge`, a second file of a domain is an error. It forms its own
-/// group, so that the rest of it is validated too.
+/// Groups files by domain. Without `merge_domains`, reports a second file of a domain as an error,
+/// and validates the file as a domain of its own.
 fn group_by_domain<'r>(
     files: &'r [(File, SourceText)],
-    merge: bool,
+    merge_domains: bool,
     findings: &mut FileFindings<'_>,
 ) -> Vec<DomainFiles<'r>> {
     let mut groups: Vec<DomainFiles<'r>> = Vec::new();
     let mut group_by_name: HashMap<&str, usize> = HashMap::new();
-    for (number, (file, _)) in files.iter().enumerate() {
+    for (index, (file, _)) in files.iter().enumerate() {
         let domain = file.domain.value.as_str();
-        let at = FileSpan { file: number, span: file.domain.span };
+        let span = FileSpan { file: index, span: file.domain.span };
         if domain.is_empty() {
             let message = "a file may not have an empty domain".to_owned();
-            let cure = "put `domain: NAME` at its top, the domain that Envoy's filter asks for";
-            findings.add(Code::EmptyDomain, at, message, cure.to_owned());
+            let help = "put `domain: NAME` at its top, the domain that Envoy's filter asks for";
+            findings.add(Code::EmptyDomain, span, message, help);
         } else if let Some(&group) = group_by_name.get(domain) {
-            if merge {
-                groups[group].files.push(number);
+            if merge_domains {
+                groups[group].files.push(index);
                 continue;
             }
-            report_duplicate_domain(domain, at, groups[group].files[0], files, findings);
+            report_duplicate_domain(domain, span, groups[group].files[0], files, findings);
         } else {
             group_by_name.insert(domain, groups.len());
         }
-        groups.push(DomainFiles { domain, files: vec![number], is_complete: true });
+        groups.push(DomainFiles { domain, files: vec![index], is_complete: true });
     }
     groups
 }
 
 fn report_duplicate_domain(
     domain: &str,
-    at: FileSpan,
-    first: usize,
+    span: FileSpan,
+    first_file: usize,
     files: &[(File, SourceText)],
     findings: &mut FileFindings<'_>,
 ) {
-    let first = FileSpan { file: first, span: files[first].0.domain.span };
-    let message = format!("duplicate domain `{domain}`, first in {}", findings.place(first));
-    let cure = "put both into one file, or allow it with `merge_domains: true`".to_owned();
-    findings.add(Code::DuplicateDomain, at, message, cure);
+    let first = FileSpan { file: first_file, span: files[first_file].0.domain.span };
+    let message =
+        format!("duplicate domain `{domain}`, first in {}", findings.format_position(first));
+    let help = "put both into one file, or allow it with `merge_domains: true`";
+    findings.add(Code::DuplicateDomain, span, message, help);
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -143,7 +140,7 @@ struct DomainReader<'r, 'f, 'a> {
     group: &'r DomainFiles<'r>,
     findings: &'f mut FileFindings<'a>,
     builder: TreeBuilder,
-    /// The positions of the nodes in the files. The index is the node's number.
+    /// The position of each node in the files, by the node's number.
     origins: Vec<NodeOrigin>,
     defaults: DomainDefaults,
     replaces: Vec<(FileSpan, Arc<str>)>,
@@ -168,15 +165,15 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
     }
 
     fn read(mut self) -> Domain {
-        let (charge, colocate, overshoot) =
-            (self.charge(), self.colocate(), self.default_overshoot_span());
-        self.defaults = self.defaults();
-        let first = self.group.files.iter().map(|&file| FileLevel {
+        let (charge, colocate) = (self.read_charge(), self.read_colocate());
+        let default_overshoot = self.default_overshoot_span();
+        self.defaults = self.read_defaults();
+        let first_levels = self.group.files.iter().map(|&file| FileLevel {
             file,
             parent: NodeId::ROOT,
             descriptors: &self.files[file].0.descriptors,
         });
-        let mut levels: VecDeque<FileLevel<'r>> = first.collect();
+        let mut levels: VecDeque<FileLevel<'r>> = first_levels.collect();
         while let Some(level) = levels.pop_front() {
             for descriptor in level.descriptors {
                 let node = self.add_descriptor(level.file, level.parent, descriptor);
@@ -189,14 +186,12 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         let tree = self.builder.finish();
         // Nodes that are missing in an incomplete tree would cause false warnings.
         if self.group.is_complete && !self.findings.has_errors() {
-            let (origins, replaces) = (&self.origins, &self.replaces);
-            let slots = ChargeSettings { charge, colocate: colocate.as_ref() };
             DomainLint {
                 tree: &tree,
-                origins,
-                replaces,
-                charge_settings: slots,
-                default_overshoot: overshoot,
+                origins: &self.origins,
+                replaces: &self.replaces,
+                charge_settings: ChargeSettings { charge, colocate: colocate.as_ref() },
+                default_overshoot,
                 findings: self.findings,
             }
             .run();
@@ -210,47 +205,45 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         }
     }
 
-    fn charge(&mut self) -> Option<(ChargePolicy, FileSpan)> {
-        self.read_agreed("charge", |file, at, findings| {
-            let word = file.charge.as_ref()?;
-            let charge = KeywordReader { file: at, findings }.keyword(
-                keywords::CHARGE_POLICIES,
-                "charge",
-                Some(word),
-            )?;
-            Some((charge, word.span))
+    fn read_charge(&mut self) -> Option<(ChargePolicy, FileSpan)> {
+        self.read_agreed("charge", |file, index, findings| {
+            let value = file.charge.as_ref()?;
+            let mut reader = KeywordReader { file: index, findings };
+            let charge = reader.read("charge", keywords::CHARGE_POLICIES, Some(value))?;
+            Some((charge, value.span))
         })
     }
 
-    fn colocate(&mut self) -> Option<(Box<str>, FileSpan)> {
+    fn read_colocate(&mut self) -> Option<(Box<str>, FileSpan)> {
         self.read_agreed("colocate", |file, _, _| {
             let key = file.colocate.as_ref().filter(|key| !key.value.is_empty())?;
             Some((key.value.as_str().into(), key.span))
         })
     }
 
-    fn defaults(&mut self) -> DomainDefaults {
-        let defaults = self.read_agreed("defaults", |file, at, findings| {
+    fn read_defaults(&mut self) -> DomainDefaults {
+        let defaults = self.read_agreed("defaults", |file, index, findings| {
             let raw = file.defaults.as_ref()?;
-            Some((rate_limit_block::read_defaults(raw, at, findings), raw.span))
+            Some((rate_limit_block::read_defaults(raw, index, findings), raw.span))
         });
-        let otherwise =
-            if self.group.is_complete { DomainDefaults::default } else { DomainDefaults::unknown };
-        defaults.map_or_else(otherwise, |(defaults, _)| defaults)
+        match defaults {
+            Some((defaults, _)) => defaults,
+            None if self.group.is_complete => DomainDefaults::default(),
+            None => DomainDefaults::unknown(),
+        }
     }
 
-    /// Returns the position of `max_overshoot` in the `defaults` of the domain, if it is there.
     fn default_overshoot_span(&self) -> Option<FileSpan> {
         self.group.files.iter().find_map(|&file| {
-            let word = self.files[file].0.defaults.as_ref()?.max_overshoot.as_ref()?;
-            Some(FileSpan { file, span: word.span })
+            let value = self.files[file].0.defaults.as_ref()?.max_overshoot.as_ref()?;
+            Some(FileSpan { file, span: value.span })
         })
     }
 
-    /// Reads a field that must be equal in all files of the domain, and its first position.
+    /// Reads a field, and its first position. The field must be equal in all files of the domain.
     fn read_agreed<T: PartialEq>(
         &mut self,
-        word: &str,
+        field: &str,
         read: impl Fn(&File, usize, &mut FileFindings<'a>) -> Option<(T, Span)>,
     ) -> Option<(T, FileSpan)> {
         let mut agreed: Option<(T, FileSpan)> = None;
@@ -258,26 +251,24 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             let Some((value, span)) = read(&self.files[file].0, file, self.findings) else {
                 continue;
             };
-            let at = FileSpan { file, span };
+            let span = FileSpan { file, span };
             match &agreed {
-                Some((first, first_at)) if *first != value => {
-                    self.report_disagreement(word, at, *first_at);
+                Some((first_value, first_span)) if *first_value != value => {
+                    self.report_disagreement(field, span, *first_span);
                 }
-                _ => agreed = Some((value, at)),
+                _ => agreed = Some((value, span)),
             }
         }
         agreed
     }
 
-    fn report_disagreement(&mut self, word: &str, at: FileSpan, first: FileSpan) {
-        let first = self.findings.place(first);
-        let message = format!("`{word}` of one domain differs from that in {first}");
-        let cure = "merged files are one domain: say it once, or the same in each".to_owned();
-        self.findings.add(Code::Contradiction, at, message, cure);
+    fn report_disagreement(&mut self, field: &str, span: FileSpan, first: FileSpan) {
+        let first = self.findings.format_position(first);
+        let message = format!("`{field}` of one domain differs from that in {first}");
+        let help = "merged files are one domain: say it once, or the same in each";
+        self.findings.add(Code::Contradiction, span, message, help);
     }
 
-    /// Adds a descriptor to the tree and validates it. A descriptor that cannot be added becomes a
-    /// node that lookups do not find, so that its children are validated too.
     fn add_descriptor(&mut self, file: usize, parent: NodeId, raw: &Descriptor) -> NodeId {
         let key = FileSpan { file, span: key_span(raw) };
         let node = self.add_node(parent, raw, key);
@@ -293,21 +284,23 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         node
     }
 
+    /// Adds a node. An invalid descriptor becomes a hidden node, so that its children are
+    /// validated.
     fn add_node(&mut self, parent: NodeId, raw: &Descriptor, key: FileSpan) -> NodeId {
         let (share_threshold, value_to_metric) = (raw.share_threshold.value, raw.value_to_metric);
         let flags = NodeFlags { share_threshold, value_to_metric };
         let name = (raw.key.value.as_str(), raw.value.value.as_str());
         if raw.key.value.is_empty() {
             let message = "descriptor has an empty key".to_owned();
-            let cure = "put `key: NAME`, the key that Envoy's action sends".to_owned();
-            self.findings.add(Code::EmptyKey, key, message, cure);
+            let help = "put `key: NAME`, the key that Envoy's action sends";
+            self.findings.add(Code::EmptyKey, key, message, help);
             return self.builder.add_hidden(parent, name, flags);
         }
         match self.builder.add(parent, name, flags) {
             Ok(node) => node,
-            Err(refused) => {
+            Err(error) => {
                 let node = self.builder.add_hidden(parent, name, flags);
-                self.report_add_error(refused, node, key);
+                self.report_add_error(error, node, key);
                 node
             }
         }
@@ -323,7 +316,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             return;
         }
         let path = self.builder.path(self.group.domain, node);
-        let place = self.findings.place(self.origins[first.index()].key);
+        let place = self.findings.format_position(self.origins[first.index()].key);
         let message = format!("duplicate descriptor composite key `{path}`, first in {place}");
         let tree = self.builder.tree();
         let help = if tree.key_and_value(first) == tree.key_and_value(node) {
@@ -331,7 +324,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         } else {
             "key and value are joined by `_`, so that these two are one: rename a key"
         };
-        self.findings.add(Code::DuplicateDescriptor, key, message, help.to_owned());
+        self.findings.add(Code::DuplicateDescriptor, key, message, help);
     }
 
     fn check_share_threshold(&mut self, file: usize, raw: &Descriptor) {
@@ -342,9 +335,9 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         let name = if value.is_empty() { key.clone() } else { format!("{key}_{value}") };
         let message =
             format!("`share_threshold` is only for wildcard values, and `{name}` has no `*`");
-        let cure = "leave it out, or put a `*` into the value".to_owned();
-        let at = FileSpan { file, span: raw.share_threshold.span };
-        self.findings.add(Code::ShareWithoutWildcard, at, message, cure);
+        let help = "leave it out, or put a `*` into the value";
+        let span = FileSpan { file, span: raw.share_threshold.span };
+        self.findings.add(Code::ShareWithoutWildcard, span, message, help);
     }
 
     fn add_rule(
@@ -354,10 +347,10 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         raw: &Descriptor,
         rate_limit: &raw::RateLimit,
     ) {
-        let replaces = self.replaces(file, rate_limit);
+        let replaces = self.read_replaces(file, rate_limit);
         let defaults = self.defaults;
-        let block = RateLimitReader { file, raw: rate_limit, defaults, findings: self.findings };
-        if let Ok(limit) = block.read() {
+        let reader = RateLimitReader { file, raw: rate_limit, defaults, findings: self.findings };
+        if let Ok(limit) = reader.read() {
             self.note_lease_forecast(node, limit.as_ref());
             let rule = self.build_rule(node, raw, rate_limit, limit, replaces);
             self.builder.set_rule(node, rule);
@@ -365,9 +358,9 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
     }
 
     fn note_lease_forecast(&mut self, node: NodeId, limit: Option<&Limit>) {
-        if let Some((expected_calls, bound)) = limit.and_then(overshoot::forecast) {
-            let at = self.origins[node.index()].key;
-            self.findings.add(Code::LeaseForecast, at, expected_calls, bound);
+        if let Some((expected_calls, bound)) = limit.and_then(overshoot::lease_forecast) {
+            let key = self.origins[node.index()].key;
+            self.findings.add(Code::LeaseForecast, key, expected_calls, bound);
         }
     }
 
@@ -379,47 +372,34 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         concurrency: &raw::Concurrency,
     ) {
         let path = self.builder.path(self.group.domain, node);
-        let place = self.findings.line(self.origins[node.index()].key);
-        let read = concurrency_block::ConcurrencyReader {
-            file,
-            raw: concurrency,
-            findings: self.findings,
-        }
-        .read();
-        if let Some(settings) = read {
-            let concurrency_block::ConcurrencySettings {
-                rules,
-                mode,
-                on_backend_failure,
-                max_duration,
-                reject,
-            } = settings;
-            let (shadow, path, place) = (raw.shadow_mode, path.into(), place.into());
-            let concurrency_limit = ConcurrencyLimit {
-                rules,
-                mode,
-                on_backend_failure,
-                max_duration,
-                reject,
-                shadow,
-                path,
-                location: place,
+        let location = self.findings.format_line(self.origins[node.index()].key);
+        let reader = ConcurrencyReader { file, raw: concurrency, findings: self.findings };
+        if let Some(settings) = reader.read() {
+            let limit = ConcurrencyLimit {
+                rules: settings.rules,
+                mode: settings.mode,
+                on_backend_failure: settings.on_backend_failure,
+                max_duration: settings.max_duration,
+                reject: settings.reject,
+                shadow: raw.shadow_mode,
+                path: path.into(),
+                location: location.into(),
             };
-            self.builder.set_concurrency_limit(node, concurrency_limit);
+            self.builder.set_concurrency_limit(node, limit);
         }
     }
 
-    fn replaces(&mut self, file: usize, raw: &raw::RateLimit) -> Box<[Arc<str>]> {
+    fn read_replaces(&mut self, file: usize, raw: &raw::RateLimit) -> Box<[Arc<str>]> {
         for name in &raw.replaces {
-            let at = FileSpan { file, span: name.span };
+            let span = FileSpan { file, span: name.span };
             if name.value.is_empty() {
                 let message = "`replaces` has an empty entry".to_owned();
-                let cure = "`- name: NAME`, the name of another rule".to_owned();
-                self.findings.add(Code::EmptyReplaces, at, message, cure);
+                let help = "`- name: NAME`, the name of another rule";
+                self.findings.add(Code::EmptyReplaces, span, message, help);
             } else if name.value == raw.name.value {
                 let message = format!("`replaces` holds the rule's own name `{}`", name.value);
-                let cure = "leave it out; a rule cannot replace itself".to_owned();
-                self.findings.add(Code::ReplacesItself, at, message, cure);
+                let help = "leave it out; a rule cannot replace itself";
+                self.findings.add(Code::ReplacesItself, span, message, help);
             }
         }
         let names = raw
@@ -449,7 +429,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             detailed_metric: raw.detailed_metric,
             metadata: raw.metadata.as_ref().map(|metadata| Arc::new(metadata.value.clone())),
             path: self.builder.path(self.group.domain, node).into(),
-            location: self.findings.line(self.origins[node.index()].key).into(),
+            location: self.findings.format_line(self.origins[node.index()].key).into(),
             forced_decision: None,
         }
     }
@@ -457,6 +437,5 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
 
 /// Returns the position of the descriptor's key, or of the whole descriptor if it has no key.
 fn key_span(raw: &Descriptor) -> Span {
-    let Spanned { span, .. } = raw.key;
-    if span.end == 0 { raw.span } else { span }
+    if raw.key.span.end == 0 { raw.span } else { raw.key.span }
 }

@@ -1,7 +1,7 @@
-//! The JSON Schema of a limits file, with which editors complete and validate the file.
+//! The JSON Schema of a limits file, for completion and validation in editors.
 //!
 //! Guarantees:
-//! - Derived from the parser's types and keyword lists, so that each completion is valid.
+//! - The schema is derived from the parser's types and keyword lists.
 //! - A key in a block where it has no effect is marked as an error.
 //!
 //! Not covered:
@@ -13,7 +13,8 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
 use super::raw::File;
-use super::resolve::{duration, keywords, overshoot};
+use super::resolve::keywords::{self, Keywords};
+use super::resolve::{duration, overshoot};
 
 /// Returns the JSON Schema of a limits file.
 #[must_use]
@@ -24,25 +25,25 @@ pub fn limits_schema() -> Value {
     schema.to_value()
 }
 
-/// Returns the schema of a text. A YAML number or boolean is accepted as the text that is written.
+/// Returns the schema of a text. A YAML number or boolean is accepted as text.
 pub(super) fn text(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": ["string", "integer", "boolean", "null"]})
 }
 
 pub(super) fn charge(_: &mut SchemaGenerator) -> Schema {
-    one_of(keywords::CHARGE_POLICIES.iter().map(|&(word, _)| word))
+    keyword_or_null(keywords::CHARGE_POLICIES)
 }
 
 pub(super) fn strategy(_: &mut SchemaGenerator) -> Schema {
-    one_of(keywords::STRATEGIES.iter().map(|&(word, _)| word))
+    keyword_or_null(keywords::STRATEGIES)
 }
 
-pub(super) fn failure(_: &mut SchemaGenerator) -> Schema {
-    one_of(keywords::FALLBACK_MODES.iter().map(|&(word, _)| word))
+pub(super) fn rate_limit_fallback(_: &mut SchemaGenerator) -> Schema {
+    keyword_or_null(keywords::FALLBACK_MODES)
 }
 
-pub(super) fn mode(_: &mut SchemaGenerator) -> Schema {
-    one_of(keywords::MODES.iter().map(|&(word, _)| word))
+pub(super) fn rate_limit_mode(_: &mut SchemaGenerator) -> Schema {
+    keyword_or_null(keywords::MODES)
 }
 
 pub(super) fn overshoot(_: &mut SchemaGenerator) -> Schema {
@@ -53,11 +54,10 @@ pub(super) fn overshoot(_: &mut SchemaGenerator) -> Schema {
     ]})
 }
 
-/// Returns the schema of `unit`: editors propose the lower-case keywords and accept any case.
 pub(super) fn unit(_: &mut SchemaGenerator) -> Schema {
-    let words: Vec<&str> = keywords::UNITS.iter().map(|&(word, _)| word).collect();
-    let pattern = format!("^({})$", in_any_case(&words));
-    or_null(&json_schema!({"anyOf": [{"enum": words}, {"type": "string", "pattern": pattern}]}))
+    let units: Vec<&str> = keywords::UNITS.iter().map(|&(unit, _)| unit).collect();
+    let pattern = format!("^({})$", case_insensitive_pattern(&units));
+    or_null(&json_schema!({"anyOf": [{"enum": units}, {"type": "string", "pattern": pattern}]}))
 }
 
 pub(super) fn duration(_: &mut SchemaGenerator) -> Schema {
@@ -80,16 +80,16 @@ pub(super) fn at_least_one(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "integer", "minimum": 1, "maximum": u32::MAX})
 }
 
-pub(super) fn ceiling_mode(_: &mut SchemaGenerator) -> Schema {
-    one_of(keywords::CONCURRENCY_MODES.iter().map(|&(word, _)| word))
+pub(super) fn concurrency_mode(_: &mut SchemaGenerator) -> Schema {
+    keyword_or_null(keywords::CONCURRENCY_MODES)
 }
 
-pub(super) fn ceiling_failure(_: &mut SchemaGenerator) -> Schema {
-    one_of(keywords::CONCURRENCY_FALLBACKS.iter().map(|&(word, _)| word))
+pub(super) fn concurrency_fallback(_: &mut SchemaGenerator) -> Schema {
+    keyword_or_null(keywords::CONCURRENCY_FALLBACKS)
 }
 
-pub(super) fn policy(_: &mut SchemaGenerator) -> Schema {
-    one_of(keywords::ALGORITHMS.iter().map(|&(word, _)| word))
+pub(super) fn adaptive_policy(_: &mut SchemaGenerator) -> Schema {
+    keyword_or_null(keywords::ALGORITHMS)
 }
 
 pub(super) fn status(_: &mut SchemaGenerator) -> Schema {
@@ -97,8 +97,8 @@ pub(super) fn status(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(super) fn starts_on(_: &mut SchemaGenerator) -> Schema {
-    let days: Vec<&str> = keywords::WEEKDAYS.iter().map(|&(word, _)| word).collect();
-    let pattern = format!("^([0-9]{{1,2}}(-[0-9]{{1,2}})?|{})$", in_any_case(&days));
+    let days: Vec<&str> = keywords::WEEKDAYS.iter().map(|&(day, _)| day).collect();
+    let pattern = format!("^([0-9]{{1,2}}(-[0-9]{{1,2}})?|{})$", case_insensitive_pattern(&days));
     json_schema!({"anyOf": [
         {"type": "integer", "minimum": 1, "maximum": 31},
         {"enum": days},
@@ -107,9 +107,8 @@ pub(super) fn starts_on(_: &mut SchemaGenerator) -> Schema {
     ]})
 }
 
-/// Adds the field `metadata` at the top level. It has no effect, but may contain YAML anchors for
-/// use further below.
-pub(super) fn parking(schema: &mut Schema) {
+/// Adds the top-level field `metadata`, which has no effect but may contain YAML anchors.
+pub(super) fn allow_anchor_metadata(schema: &mut Schema) {
     let anything = json!({"description": "A place for anchors; nothing reads it."});
     if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
         properties.insert("metadata".to_owned(), anything);
@@ -130,17 +129,20 @@ pub(super) fn replaces(_: &mut SchemaGenerator) -> Schema {
 }
 
 /// Requires one of `unit`, `per` and `unlimited`, and forbids `unit` together with `per`.
-pub(super) fn one_period(schema: &mut Schema) {
+pub(super) fn require_one_period(schema: &mut Schema) {
     let text = json!({"type": "string"});
-    let requires_text = |word: &str| json!({"required": [word], "properties": {word: text}});
-    let one = [requires_text("unit"), requires_text("per"), json!({"required": ["unlimited"]})];
-    schema.insert("anyOf".to_owned(), Value::from(one.to_vec()));
-    let both = json!({"unit": text, "per": text});
-    schema.insert("not".to_owned(), json!({"required": ["unit", "per"], "properties": both}));
+    let requires_text = |field: &str| json!({"required": [field], "properties": {field: text}});
+    let periods = [requires_text("unit"), requires_text("per"), json!({"required": ["unlimited"]})];
+    schema.insert("anyOf".to_owned(), Value::from(periods.to_vec()));
+    let unit_and_per = json!({"unit": text, "per": text});
+    schema
+        .insert("not".to_owned(), json!({"required": ["unit", "per"], "properties": unit_and_per}));
 }
 
-fn one_of<'w>(words: impl Iterator<Item = &'w str>) -> Schema {
-    or_null(&json_schema!({"enum": words.collect::<Vec<_>>()}))
+fn keyword_or_null<T>(keywords: &Keywords<T>) -> Schema {
+    or_null(
+        &json_schema!({"enum": keywords.iter().map(|&(keyword, _)| keyword).collect::<Vec<_>>()}),
+    )
 }
 
 /// Returns a schema that also accepts null, because a key without a value counts as absent.
@@ -148,8 +150,8 @@ fn or_null(schema: &Schema) -> Schema {
     json_schema!({"anyOf": [schema, {"type": "null"}]})
 }
 
-fn in_any_case(words: &[&str]) -> String {
-    let either = |letter: char| ['[', letter.to_ascii_uppercase(), letter, ']'];
-    let any_case = words.iter().map(|word| word.chars().flat_map(either).collect::<String>());
-    any_case.collect::<Vec<_>>().join("|")
+fn case_insensitive_pattern(words: &[&str]) -> String {
+    let either_case = |letter: char| ['[', letter.to_ascii_uppercase(), letter, ']'];
+    let patterns = words.iter().map(|word| word.chars().flat_map(either_case).collect::<String>());
+    patterns.collect::<Vec<_>>().join("|")
 }

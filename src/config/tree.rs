@@ -1,17 +1,13 @@
-//! The descriptor tree of one domain, and the lookup of the rule for a descriptor.
+//! The descriptor tree of one domain, and the lookup of a descriptor's rule.
 //!
 //! Guarantees:
 //! - A node is named `key` or `key_value`, as in envoyproxy/ratelimit.
 //! - Each entry selects, in this order: exact `key_value`, first matching pattern in file order,
 //!   bare `key`.
-//! - A lookup never goes back to a parent. It matches only if the last entry reaches a node with a
+//! - A lookup never goes back to a parent. It succeeds only if the last entry matches a node with a
 //!   limit.
 //! - A lookup allocates no memory, up to [`INLINE_SHARED_VALUES`] shared values.
 //! - The cost of a lookup does not depend on the number of nodes.
-//! - Patterns are compared only if the level has no node with the exact `key_value`.
-//!
-//! Not covered:
-//! - Building the tree from limits files (see [`super::resolve`]).
 
 pub(crate) mod builder;
 mod metric;
@@ -32,63 +28,55 @@ use super::forced_decision::ForcedDecision;
 use pattern::CompositeKey;
 use table::{LookupTarget, NameTable};
 
-/// The number of shared values (`share_threshold`) that a [`RuleMatch`] stores without allocating
-/// memory.
+/// The number of shared values that a [`RuleMatch`] stores without allocating memory.
 pub const INLINE_SHARED_VALUES: usize = 1;
 
-/// The descriptor tree of one domain.
-///
-/// Memory: one hash table for all levels, and one text for all names. A node needs 60 to 145 bytes,
-/// in addition to its name and rule.
+/// The descriptor tree of one domain. A node needs 60 to 145 bytes plus its name and rule.
 #[derive(Clone, Debug)]
 pub struct DescriptorTree {
     table: NameTable,
-    /// The nodes. The index is the number in [`NodeId`].
+    /// The nodes, by [`NodeId::index`].
     nodes: Vec<DescriptorNode>,
+    /// The names of all nodes, one after another.
     names: String,
     wildcards: Vec<NodeId>,
+    /// The rules, by [`RuleId::index`].
     rules: Vec<Rule>,
-    /// The node of each rule. The index is the number in [`RuleId`] minus 1.
+    /// The node of each rule, by [`RuleId::index`].
     rule_nodes: Vec<NodeId>,
-    /// The concurrency limits, sorted by node. They are not in [`DescriptorNode`], because few
-    /// nodes have one and a node already fills a cache line.
+    /// The concurrency limits, sorted by node. Few nodes have a limit, and [`DescriptorNode`] fills
+    /// a cache line.
     concurrency_limits: Vec<(NodeId, ConcurrencyLimit)>,
 }
 
-/// The rule that a descriptor matches, and the texts that replace values of the descriptor in the
-/// counter key.
+/// The rule that a descriptor matches, and the shared values of its counter key.
 #[derive(Debug)]
 pub struct RuleMatch<'t> {
     /// The rule.
     pub rule: &'t Rule,
-    /// The texts that replace values of the request in the counter key. With `share_threshold`, the
-    /// pattern is in the key, so all values that it matches share one counter.
+    /// The texts that replace values in the counter key: with `share_threshold`, all values that
+    /// match a pattern share one counter.
     pub shared: SharedValues<'t>,
 }
 
-/// The concurrency limit that a descriptor matches, and the texts that replace values of the
-/// descriptor in the bucket name.
+/// The concurrency limit that a descriptor matches, and the shared values of its bucket name.
 #[derive(Debug)]
 pub struct ConcurrencyMatch<'t> {
     /// The concurrency limit.
     pub limit: &'t ConcurrencyLimit,
-    /// The texts that replace values of the request in the bucket name, as in
-    /// [`RuleMatch::shared`].
+    /// The texts that replace values in the bucket name, as in [`RuleMatch::shared`].
     pub shared: SharedValues<'t>,
 }
 
-/// Positions of entries in a descriptor (from 0, ascending), each with the text that replaces the
-/// value of the request.
+/// Positions of entries (from 0, ascending), each with the text that replaces the value in a key.
 pub type SharedValues<'t> = SmallVec<[(usize, &'t str); INLINE_SHARED_VALUES]>;
 
-/// The number of a node. The same number identifies the level of its children. The root has no name
-/// and stands for the domain.
+/// The number of a node, and of the level of its children. The root stands for the domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct NodeId(u32);
 
 impl NodeId {
     pub(crate) const ROOT: Self = Self(0);
-    /// The largest node number that fits into a [`LookupTarget`].
     const MAX_NUMBER: u32 = LookupTarget::RULE_FLAG - 1;
 
     pub(crate) fn index(self) -> usize {
@@ -96,20 +84,17 @@ impl NodeId {
     }
 }
 
-/// A node of the descriptor tree. A lookup does not read a node that has only a rule: its table
-/// entry contains the rule's number.
+/// A node of the descriptor tree. Lookups skip nodes that have only a rule.
 #[derive(Clone, Debug)]
 pub(crate) struct DescriptorNode {
     pub(crate) id: NodeId,
     pub(crate) parent: NodeId,
     name: NameSpan,
-    /// The length of the key in the node's name, in bytes. After it come `_` and the value, if the
-    /// node has one.
+    /// The number of bytes of the key in the name `key` or `key_value`.
     key_len: u32,
     rule: Option<RuleId>,
     wildcards: Range<u32>,
-    /// The lengths of the children's names, as a bit set. If bit `length % 32` is 0, no child has a
-    /// name of that length.
+    /// A bit set: bit `length % 32` is 1 if a child may have a name of this length.
     lengths_below: u32,
     pub(crate) flags: NodeFlags,
 }
@@ -141,18 +126,17 @@ impl NameSpan {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodeFlags {
     pub(crate) share_threshold: bool,
-    /// `value_to_metric`: the names of metrics contain the value of this node's entry.
     pub(crate) value_to_metric: bool,
 }
 
-/// The kind of a node's name, in the order of priority.
+/// The kind of a node's name. Earlier kinds have priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MatchKind {
-    /// A name `key_value`, equal to the entry's.
+    /// A name that is equal to the entry's `key_value`.
     Exact,
     /// A name that is a pattern with `*`.
     Wildcard,
-    /// A name that is only a `key`; it matches every value.
+    /// A name that is only a `key`, which matches every value.
     Bare,
 }
 
@@ -163,7 +147,7 @@ impl Default for DescriptorTree {
 }
 
 impl DescriptorTree {
-    /// Returns the rule that a descriptor matches, if there is one.
+    /// Returns the rule that a descriptor matches, if any.
     #[inline]
     pub fn lookup<'e, E>(&self, entries: E) -> Option<RuleMatch<'_>>
     where
@@ -174,9 +158,8 @@ impl DescriptorTree {
         Some(RuleMatch { rule, shared })
     }
 
-    /// Returns the rule that a descriptor matches, and appends its shared values to `shared`.
-    /// Unlike [`Self::lookup`], this moves no [`RuleMatch`], which costs more than the search
-    /// itself.
+    /// Returns the rule that a descriptor matches. Faster than [`Self::lookup`]: moves no
+    /// [`RuleMatch`].
     #[inline]
     pub(crate) fn find_rule<'t, 'e, E>(
         &'t self,
@@ -189,7 +172,7 @@ impl DescriptorTree {
         self.rule_at(self.find_target(entries, shared)?)
     }
 
-    /// Returns the concurrency limit that a descriptor matches, if there is one.
+    /// Returns the concurrency limit that a descriptor matches, if any.
     pub fn lookup_concurrency_limit<'e, E>(&self, entries: E) -> Option<ConcurrencyMatch<'_>>
     where
         E: IntoIterator<Item = (&'e str, &'e str)>,
@@ -198,16 +181,14 @@ impl DescriptorTree {
             return None;
         }
         let mut shared = SharedValues::new();
-        let goal = self.find_target(entries, &mut shared)?;
-        self.concurrency_limit_of(goal.node()?)
-            .map(|ceiling| ConcurrencyMatch { limit: ceiling, shared })
+        let target = self.find_target(entries, &mut shared)?;
+        self.concurrency_limit_of(target.node()?).map(|limit| ConcurrencyMatch { limit, shared })
     }
 
-    /// Returns all concurrency limits of the domain. Those of parents come before those of
-    /// children.
+    /// Returns the concurrency limits of the domain, parents before children.
     #[must_use]
     pub fn concurrency_limits(&self) -> impl ExactSizeIterator<Item = &ConcurrencyLimit> {
-        self.concurrency_limits.iter().map(|(_, ceiling)| ceiling)
+        self.concurrency_limits.iter().map(|(_, limit)| limit)
     }
 
     /// Returns the node or rule that the last entry of a descriptor matches.
@@ -223,19 +204,19 @@ impl DescriptorTree {
         let mut entries = entries.into_iter().enumerate().peekable();
         let mut level = self.root();
         while let Some((position, (key, value))) = entries.next() {
-            let (goal, how) = self.match_entry(level, key, value)?;
-            if let Some(pattern) = self.shared_pattern(goal, how) {
+            let (target, kind) = self.match_entry(level, key, value)?;
+            if let Some(pattern) = self.shared_pattern(target, kind) {
                 shared.push((position, shared_text(pattern, key)));
             }
             if entries.peek().is_none() {
-                return Some(goal);
+                return Some(target);
             }
-            level = self.node_at(goal).filter(|node| node.has_children())?;
+            level = self.node_at(target).filter(|node| node.has_children())?;
         }
         None
     }
 
-    /// Returns all rules of the domain. Those of parents come before those of children.
+    /// Returns the rules of the domain, parents before children.
     #[must_use]
     pub fn rules(&self) -> impl ExactSizeIterator<Item = &Rule> {
         self.rules.iter()
@@ -247,8 +228,7 @@ impl DescriptorTree {
         }
     }
 
-    /// Returns the pattern by which an entry matched, if all values that it matches share one
-    /// counter (`share_threshold`).
+    /// Returns the pattern that an entry matched, if it has `share_threshold`.
     #[inline]
     fn shared_pattern(&self, target: LookupTarget, kind: MatchKind) -> Option<&str> {
         let node = self.node_at(target).filter(|_| kind == MatchKind::Wildcard)?;
@@ -262,37 +242,34 @@ impl DescriptorTree {
         key: &str,
         value: &str,
     ) -> Option<(LookupTarget, MatchKind)> {
-        let subject = CompositeKey::new(key, value);
+        let name = CompositeKey::new(key, value);
         let hasher = key_hasher(level.id, key.as_bytes());
-        let bare = hasher.finish();
-        if level.may_have_name_of_len(subject.len())
-            && let Some(goal) = self.find_name(level.id, exact_hash(hasher, value), subject)
+        let key_hash = hasher.finish();
+        if level.may_have_name_of_len(name.len())
+            && let Some(target) = self.find_name(level.id, key_value_hash(hasher, value), name)
         {
-            return Some((goal, MatchKind::Exact));
+            return Some((target, MatchKind::Exact));
         }
         let mut patterns = self.patterns(level).iter();
-        if let Some(&node) = patterns.find(|&&node| pattern::matches(self.name(node), subject)) {
+        if let Some(&node) = patterns.find(|&&node| pattern::matches(self.name(node), name)) {
             return Some((LookupTarget::of_node(node), MatchKind::Wildcard));
         }
-        self.find_name(level.id, bare, CompositeKey::from_joined(key))
-            .map(|goal| (goal, MatchKind::Bare))
+        self.find_name(level.id, key_hash, CompositeKey::from_joined(key))
+            .map(|target| (target, MatchKind::Bare))
     }
 
     #[inline]
-    fn find_name(
-        &self,
-        level: NodeId,
-        hash: u64,
-        subject: CompositeKey<'_>,
-    ) -> Option<LookupTarget> {
-        self.table.find(&self.names, level, hash, subject)
+    fn find_name(&self, level: NodeId, hash: u64, name: CompositeKey<'_>) -> Option<LookupTarget> {
+        self.table.find(&self.names, level, hash, name)
     }
 
-    /// Returns the node with exactly this name among the children of `level`.
     pub(crate) fn find_node(&self, level: NodeId, name: &str) -> Option<NodeId> {
-        let goal =
+        let target =
             self.find_name(level, name_hash(level, name), CompositeKey::from_joined(name))?;
-        goal.rule().map_or_else(|| goal.node(), |rule| self.rule_nodes.get(rule.index()).copied())
+        match target.rule() {
+            Some(rule) => self.rule_nodes.get(rule.index()).copied(),
+            None => target.node(),
+        }
     }
 
     #[inline]
@@ -312,8 +289,8 @@ impl DescriptorTree {
         self.node(NodeId::ROOT)
     }
 
+    /// Returns all nodes except the root.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = NodeId> {
-        // The root, number 0, stands for the domain and is not a rule of the file.
         (1..self.nodes.len()).filter_map(|index| u32::try_from(index).ok().map(NodeId))
     }
 
@@ -330,8 +307,8 @@ impl DescriptorTree {
     }
 
     pub(crate) fn concurrency_limit_of(&self, node: NodeId) -> Option<&ConcurrencyLimit> {
-        let at = self.concurrency_limits.binary_search_by_key(&node, |(node, _)| *node).ok()?;
-        self.concurrency_limits.get(at).map(|(_, ceiling)| ceiling)
+        let index = self.concurrency_limits.binary_search_by_key(&node, |(node, _)| *node).ok()?;
+        self.concurrency_limits.get(index).map(|(_, limit)| limit)
     }
 
     /// Returns the node's name: `key` or `key_value`.
@@ -339,7 +316,6 @@ impl DescriptorTree {
         self.text(self.node(node).name)
     }
 
-    /// Returns the node's key, and its value if it has one.
     pub(crate) fn key_and_value(&self, node: NodeId) -> (&str, Option<&str>) {
         let name = self.name(node);
         let key_len = self.node(node).key_len as usize;
@@ -371,24 +347,19 @@ impl DescriptorNode {
         self.lengths_below != 0
     }
 
-    /// Returns `false` if no child has a name of `len` bytes. The lookup then skips hashing the
-    /// name, for example if all children are bare keys.
+    /// Returns `false` if no child has a name of `len` bytes.
     const fn may_have_name_of_len(&self, len: usize) -> bool {
         self.lengths_below & (1 << (len % 32)) != 0
     }
 }
 
-/// Returns the text that replaces a value in counter keys: the pattern `name` without the entry's
-/// `key` at its start. If the pattern does not start with `key`, returns the whole pattern.
-fn shared_text<'t>(name: &'t str, key: &str) -> &'t str {
-    name.strip_prefix(key).and_then(|rest| rest.strip_prefix('_')).unwrap_or(name)
+/// Returns the pattern without the prefix `key_`, if it has this prefix.
+fn shared_text<'t>(pattern: &'t str, key: &str) -> &'t str {
+    pattern.strip_prefix(key).and_then(|rest| rest.strip_prefix('_')).unwrap_or(pattern)
 }
 
-/// Returns the state of the hash function after `key`, for names on one level.
-///
-/// FNV hashes bytes one by one. So `key` and `key_value` share the work for `key`, and need not be
-/// joined in memory. The cost is a few nanoseconds for names of usual length. A keyed hash is
-/// unnecessary: the table contains only configured names, so clients cannot provoke collisions.
+/// Returns the hash state after `key`, which the names `key` and `key_value` share. A keyed hash is
+/// unnecessary: clients cannot provoke collisions, because all names are configured.
 fn key_hasher(level: NodeId, key: &[u8]) -> FnvHasher {
     // Multiplying by an odd number gives each level a different start state.
     let mut hasher = FnvHasher::with_key(u64::from(level.0).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -396,10 +367,10 @@ fn key_hasher(level: NodeId, key: &[u8]) -> FnvHasher {
     hasher
 }
 
-fn exact_hash(mut key: FnvHasher, value: &str) -> u64 {
-    key.write(b"_");
-    key.write(value.as_bytes());
-    key.finish()
+fn key_value_hash(mut key_hasher: FnvHasher, value: &str) -> u64 {
+    key_hasher.write(b"_");
+    key_hasher.write(value.as_bytes());
+    key_hasher.finish()
 }
 
 fn name_hash(level: NodeId, name: &str) -> u64 {

@@ -1,14 +1,11 @@
-//! Parses a limits file as envoyproxy/ratelimit's YAML parser does: the first document becomes a
-//! tree of nodes with positions.
+//! Parses a limits file as envoyproxy/ratelimit's YAML parser does, into a tree with positions.
 //!
 //! Guarantees:
-//! - The tree keeps quotes, texts as written, order, repeated keys and merge keys (`<<`).
+//! - Only the first document is read.
+//! - The tree keeps quotes, order, repeated keys and merge keys (`<<`).
 //! - Scalars have the type that YAML 1.1 gives them.
 //! - No function recurses deeper than [`DEPTH`].
 //! - Endless or excessive aliases are rejected before any code follows an alias.
-//!
-//! Not covered:
-//! - The keys and types of a limits file (see [`super::raw`]).
 
 mod decode;
 mod input;
@@ -21,13 +18,10 @@ mod timestamp;
 pub(super) use decode::decode;
 pub(super) use node::{YamlId, YamlKind, YamlTree, parse};
 pub(super) use scalar::ScalarValue;
-pub(super) use soundness::{AliasBudget, check};
+pub(super) use soundness::{AliasBudget, check_structure};
 
-/// The largest nesting depth of a file, counted with aliases followed. Each `descriptors` list adds
-/// two levels.
-///
-/// All functions that walk over a tree recurse at most this deep, which fits into the 2 MiB stack
-/// of a thread.
+/// The largest nesting depth with aliases followed. Recursion of this depth fits into 2 MiB of
+/// stack.
 pub(super) const DEPTH: usize = 512;
 
 /// The size of the largest file, in bytes.

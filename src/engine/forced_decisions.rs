@@ -1,13 +1,9 @@
-//! Applies forced decisions: an operator makes a rule allow or deny everything for a while.
+//! Forced decisions: an operator makes a rule allow or deny everything for a while.
 //!
 //! Guarantees:
 //! - Forced decisions survive reloads until they expire.
 //! - At most [`MOST`] rules have a forced decision, each for at most [`MAX_FORCED_DURATION`].
-//! - Replicas that share a store, including new ones, have the same forced decisions after about a
-//!   second.
-//!
-//! Not covered:
-//! - The exchange between replicas: see the records of [`crate::engine::membership`].
+//! - Replicas that share a store have the same forced decisions after about a second.
 
 mod replicated;
 
@@ -28,13 +24,12 @@ pub const MOST: usize = 100;
 /// The longest duration of a forced decision.
 pub const MAX_FORCED_DURATION: Nanos = Nanos::from_secs(24 * 60 * 60);
 
-/// The forced decisions and the configuration that they apply to.
 #[derive(Debug, Default)]
 pub(super) struct ForcedDecisions(Mutex<ForcedState>);
 
 #[derive(Debug, Default)]
 struct ForcedState {
-    /// The configuration as it was loaded, without forced decisions.
+    /// The configuration as loaded, without forced decisions.
     loaded_config: Option<Arc<Config>>,
     rules: ForcedRules,
 }
@@ -46,13 +41,13 @@ pub enum ForceError {
     #[error("no limits are loaded")]
     NoConfig,
     /// No rule with a limit matches the descriptor.
-    #[error("no rate limit counts this descriptor; /explain says what it meets")]
+    #[error("no rate limit counts this descriptor; see /explain")]
     NoLimit,
     /// The duration is shorter than 1 s or longer than 24 h.
     #[error("a limit is held for 1s to 24h")]
     TooLong,
-    /// The largest number of forced decisions is reached.
-    #[error("as many limits are held already as may be ({MOST}); let one go")]
+    /// [`MOST`] rules already have a forced decision.
+    #[error("{MOST} limits already have a forced decision, the maximum; end one first")]
     TooMany,
     /// The rule has no forced decision to end.
     #[error("this limit is not held")]
@@ -60,37 +55,42 @@ pub enum ForceError {
 }
 
 impl ForcedDecisions {
-    /// Publishes the loaded configuration with the current forced decisions.
-    pub(super) fn load(&self, written: Arc<Config>, now: Nanos, put: impl FnOnce(Arc<Config>)) {
-        let mut inside = self.0.lock();
-        inside.loaded_config = Some(written);
-        inside.publish(now, put);
+    /// Stores a newly loaded configuration, and publishes it with the current forced decisions.
+    pub(super) fn load(
+        &self,
+        loaded_config: Arc<Config>,
+        now: Nanos,
+        publish_config: impl FnOnce(Arc<Config>),
+    ) {
+        let mut state = self.0.lock();
+        state.loaded_config = Some(loaded_config);
+        state.publish(now, publish_config);
     }
 }
 
 impl ForcedState {
-    fn publish(&mut self, now: Nanos, put: impl FnOnce(Arc<Config>)) {
-        let held = self.rules.forced_at(now);
-        let Some(written) = &self.loaded_config else { return };
-        put(if held.is_empty() {
-            Arc::clone(written)
+    fn publish(&mut self, now: Nanos, publish_config: impl FnOnce(Arc<Config>)) {
+        let forced = self.rules.forced_at(now);
+        let Some(loaded_config) = &self.loaded_config else { return };
+        publish_config(if forced.is_empty() {
+            Arc::clone(loaded_config)
         } else {
-            Arc::new(written.with_forced_rules(&held))
+            Arc::new(loaded_config.with_forced_rules(&forced))
         });
     }
 
     /// Returns the path of the rule whose limit applies to the descriptor.
     fn rule_path(&self, domain: &str, entries: &[(&str, &str)]) -> Result<Box<str>, ForceError> {
-        let written = self.loaded_config.as_ref().ok_or(ForceError::NoConfig)?;
-        let domain = written.domains.get(domain).ok_or(ForceError::NoLimit)?;
-        let found = domain.tree.lookup(entries.iter().copied()).ok_or(ForceError::NoLimit)?;
-        found.rule.limit.as_ref().map(|_| found.rule.path.clone()).ok_or(ForceError::NoLimit)
+        let config = self.loaded_config.as_ref().ok_or(ForceError::NoConfig)?;
+        let domain = config.domains.get(domain).ok_or(ForceError::NoLimit)?;
+        let matched = domain.tree.lookup(entries.iter().copied()).ok_or(ForceError::NoLimit)?;
+        matched.rule.limit.as_ref().map(|_| matched.rule.path.clone()).ok_or(ForceError::NoLimit)
     }
 }
 
 impl Engine {
-    /// Makes the limit of this descriptor return `verdict` for every check, at all replicas, for
-    /// `duration`. Replaces an earlier forced decision.
+    /// Makes the matching rule return `verdict` for every check, at all replicas, for `duration`.
+    /// Replaces an earlier forced decision.
     ///
     /// # Errors
     /// A duration outside 1 s to 24 h, no matching limit, or too many forced decisions.
@@ -104,21 +104,21 @@ impl Engine {
             return Err(ForceError::TooLong);
         }
         let now = self.clock().now();
-        let mut inside = self.forced_decisions.0.lock();
-        let path = inside.rule_path(domain, entries)?;
-        let others = |held: &&ForcedRule| *held.domain != *domain || held.path != path;
-        let frozen = ForcedDecision { verdict, until: now.plus(duration) };
-        if MOST <= inside.rules.forced_at(now).iter().filter(others).count()
-            || !inside.rules.record((domain, &path), (Some(frozen), self.own_replica_name()), now)
+        let mut state = self.forced_decisions.0.lock();
+        let path = state.rule_path(domain, entries)?;
+        let others = |other: &&ForcedRule| *other.domain != *domain || other.path != path;
+        let forced = ForcedDecision { verdict, until: now.plus(duration) };
+        if MOST <= state.rules.forced_at(now).iter().filter(others).count()
+            || !state.rules.record((domain, &path), (Some(forced), self.own_replica_name()), now)
         {
             return Err(ForceError::TooMany);
         }
-        inside.publish(now, |config| self.activate_config(config));
-        Ok(ForcedRule { domain: domain.into(), path, decision: frozen })
+        state.publish(now, |config| self.activate_config(config));
+        Ok(ForcedRule { domain: domain.into(), path, decision: forced })
     }
 
-    /// Ends the forced decision for the limit of this descriptor, at all replicas. Returns the path
-    /// of its rule.
+    /// Ends the forced decision of the matching rule, at all replicas. Returns the path of that
+    /// rule.
     ///
     /// # Errors
     /// No matching limit, or no forced decision.
@@ -128,16 +128,16 @@ impl Engine {
         entries: &[(&str, &str)],
     ) -> Result<Box<str>, ForceError> {
         let now = self.clock().now();
-        let mut inside = self.forced_decisions.0.lock();
-        let path = inside.rule_path(domain, entries)?;
-        let held = inside.rules.forced_at(now);
-        if !held.iter().any(|held| *held.domain == *domain && held.path == path) {
+        let mut state = self.forced_decisions.0.lock();
+        let path = state.rule_path(domain, entries)?;
+        let forced = state.rules.forced_at(now);
+        if !forced.iter().any(|rule| *rule.domain == *domain && rule.path == path) {
             return Err(ForceError::NotForced);
         }
-        if !inside.rules.record((domain, &path), (None, self.own_replica_name()), now) {
+        if !state.rules.record((domain, &path), (None, self.own_replica_name()), now) {
             return Err(ForceError::TooMany);
         }
-        inside.publish(now, |config| self.activate_config(config));
+        state.publish(now, |config| self.activate_config(config));
         Ok(path)
     }
 
@@ -151,31 +151,32 @@ impl Engine {
         self.forced_decisions.0.lock().rules.changes(self.clock().now())
     }
 
-    pub(super) fn apply_forced_changes(&self, told: &[ForcedChange]) {
-        if told.is_empty() {
+    pub(super) fn apply_forced_changes(&self, changes: &[ForcedChange]) {
+        if changes.is_empty() {
             return;
         }
         let now = self.clock().now();
-        let mut inside = self.forced_decisions.0.lock();
-        let mut news = told.iter().filter(|one| inside.rules.apply_change(one, now)).peekable();
-        if news.peek().is_none() {
+        let mut state = self.forced_decisions.0.lock();
+        let mut effective_changes =
+            changes.iter().filter(|change| state.rules.apply_change(change, now)).peekable();
+        if effective_changes.peek().is_none() {
             return;
         }
-        for ForcedChange { domain, limit, verdict: held, left_ms, by, .. } in news {
-            let act = if held.is_some() { "freeze" } else { "thaw" };
-            let (domain, limit, by, held) = (&**domain, &**limit, &**by, held.as_deref());
-            let left_ms = held.map(|_| *left_ms);
+        for ForcedChange { domain, limit, verdict, left_ms, by, .. } in effective_changes {
+            let action = if verdict.is_some() { "freeze" } else { "thaw" };
+            let (domain, limit, by, verdict) = (&**domain, &**limit, &**by, verdict.as_deref());
+            let left_ms = verdict.map(|_| *left_ms);
             tracing::warn!(
-                action = act,
+                action,
                 domain,
                 limit,
-                verdict = held,
+                verdict,
                 remaining_ms = left_ms,
                 by,
                 "another replica changed a forced decision"
             );
         }
-        inside.publish(now, |config| self.activate_config(config));
+        state.publish(now, |config| self.activate_config(config));
     }
 
     fn own_replica_name(&self) -> &str {

@@ -2,20 +2,16 @@
 //!
 //! Guarantees:
 //! - Spending from a balance needs no store call, no wait and no allocation.
-//! - A check that needs the store is charged in the store once, or its outcome is a failure.
-//! - A check waits for the lease calls of other checks at most twice.
-//! - After the first wait, a check makes at most two store calls of its own.
-//! - All waits and store calls of a check have one common deadline.
+//! - A check that needs the store is charged there exactly once, or its outcome is a failure.
+//! - A check waits for the lease calls of other checks at most twice, and then makes at most two
+//!   store calls of its own. All of them have one common deadline.
 //! - Message numbers rise over all keys of this process, which is one replica incarnation.
 //! - A lease call continues after its check is canceled, and its grant joins the balance.
 //! - Hits in a message that certainly never left this process return to the balance.
 //! - At most [`MAX_LEASED_KEYS`] keys are leased, with [`MAX_LEASED_KEY_BYTES`] bytes in total.
 //! - A new key evicts the keys without a check for the longest time, and their hits are returned.
 //!
-//! Not covered:
-//! - The lease protocol and its bound (see [`crate::kernel::lease`]).
-//! - The deadline of one store call, and the caller's timeout.
-//! - The choice of leased limits.
+//! Not covered: the lease protocol and its bound (see [`crate::kernel::lease`]).
 
 mod call;
 mod check;
@@ -62,22 +58,23 @@ pub const MAX_LEASED_KEYS: usize = SHARDS * table::LEASES_PER_SHARD;
 /// The largest total size of the keys, in bytes: 32 MiB, split evenly over the shards.
 pub const MAX_LEASED_KEY_BYTES: usize = SHARDS * table::MAX_SHARD_KEY_BYTES;
 
-/// The upkeep interval, short compared with the longest lease (30 s).
+/// The pause between two runs of [`LeaseManager::upkeep`]. Short compared with the longest lease
+/// (30 s).
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The largest number of early refills in flight. Together with the due refill, they fill one store
-/// call. More would delay the checks in later store calls; the next scan sends the others.
+/// The largest number of early refills in flight: together with one due refill, as many as fit in
+/// one store call.
 pub const MAX_EARLY_REFILLS: usize = MAX_RETURNS - 1;
 
-/// The largest number of messages in flight that return hits: as many as fit in one store call.
+/// The largest number of lease messages in one store call.
 const MAX_RETURNS: usize = 62;
 
-/// A counter with a leased limit. The `cost` of its charge is not used.
+/// A counter with a leased limit. The `cost` of `charge` is ignored.
 #[derive(Clone, Copy, Debug)]
 pub struct LeasedCounter<'c> {
     /// The counter and its strategy.
     pub charge: &'c Charge,
-    /// The lease settings.
+    /// How the limit is leased: duration and size of leases.
     pub terms: LeaseTerms,
 }
 
@@ -90,31 +87,31 @@ pub struct LeaseManager {
     unused_number: AtomicU64,
     /// The earliest instant of the next scan for early refills, in nanoseconds.
     next_scan: AtomicU64,
-    /// The free slots for early refills: at most [`MAX_EARLY_REFILLS`] are in flight.
+    /// The free slots for early refills, [`MAX_EARLY_REFILLS`] in total.
     early_refill_slots: Arc<Semaphore>,
     shards: Box<[LockedLeases]>,
-    /// Random for each process, so that no client can choose keys that fall into one shard.
+    /// Hash key, random for each process: no client can choose counter keys that fall into one
+    /// shard.
     secret: SipHasher13,
     has_leased_limits: AtomicBool,
-    /// `true` while draining: then checks borrow, but nothing is refilled in the background.
+    /// `true` while this replica drains: checks still borrow, but background refills stop.
     is_draining: AtomicBool,
-    /// Notified when a new configuration has other leased limits.
+    /// Notified when a new configuration has different leased limits.
     limits_changed: Notify,
-    /// Notified when the reply arrives for which the return of a lease waited.
+    /// Notified when a reply arrives whose lease must then return its hits.
     delayed_return: Notify,
 }
 
-/// A shard with its lock, aligned so that no two shards share a cache line.
+/// A shard with its lock. The alignment keeps two shards out of one cache line.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct LockedLeases(Mutex<LeaseShard>);
 
-/// The totals over all leases of this replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeaseSummary {
     /// The number of leased keys.
     pub keys: usize,
-    /// The hits that can be spent without a store call.
+    /// The total balance: hits that can be spent without a store call.
     pub hits: Hits,
 }
 
@@ -126,16 +123,16 @@ enum LeaseStep {
 }
 
 impl LeaseManager {
-    /// Creates a manager without leases, for a new replica incarnation with a random number.
+    /// Creates a manager without leases. Its replica incarnation gets a random number.
     #[must_use]
     pub fn new(clock: Arc<Clock>, store: Arc<dyn CounterStore>) -> Arc<Self> {
         let random = RandomState::new();
-        let member = ReplicaIncarnation(random.hash_one(0_u8));
+        let incarnation = ReplicaIncarnation(random.hash_one(0_u8));
         let secret = SipHasher13::new_with_keys(random.hash_one(1_u8), random.hash_one(2_u8));
         Arc::new(Self {
             clock,
             store,
-            incarnation: member,
+            incarnation,
             unused_number: AtomicU64::new(1),
             next_scan: AtomicU64::new(0),
             early_refill_slots: Arc::new(Semaphore::new(MAX_EARLY_REFILLS)),
@@ -148,12 +145,11 @@ impl LeaseManager {
         })
     }
 
-    /// Decides a check without a store call if possible, and appends the
-    /// outcome to `outcomes`. Sends a background refill if one is due.
+    /// Decides a check without a store call, and appends the outcome to `outcomes`. Sends a
+    /// background refill if one is due.
     ///
-    /// Returns `None` if only the store can decide. Then the check is not recorded as demand, and
-    /// the caller continues with [`LeaseManager::charge_leased`]. Must be called within a Tokio
-    /// runtime.
+    /// Returns `None` if only the store can decide; then the caller continues with
+    /// [`LeaseManager::charge_leased`]. Must be called within a Tokio runtime.
     pub fn try_spend(
         self: &Arc<Self>,
         now: Nanos,
@@ -161,28 +157,28 @@ impl LeaseManager {
         hits: Hits,
         outcomes: &mut Outcomes,
     ) -> Option<()> {
-        let place = self.hash_key(&leased.charge.key);
-        let mut shard = self.lock_shard(place);
-        let lease = shard.get_mut(&place).filter(|held| held.is_for(leased))?;
+        let key_hash = self.hash_key(&leased.charge.key);
+        let mut shard = self.lock_shard(key_hash);
+        let lease = shard.get_mut(&key_hash).filter(|lease| lease.is_for(leased))?;
         outcomes.push(lease.decide(now, hits)?);
         lease.record_check(now, hits);
         self.refill_if_due(lease, now);
         Some(())
     }
 
-    /// Decides a check in one of three ways:
+    /// Charges `hits` to a leased counter, in one of three ways:
     ///
     /// - From the balance or a remembered denial.
-    /// - With a store call that charges the hits of the check and borrows more.
-    /// - After the reply to another check, whose lease call for the key is already in flight.
+    /// - With a store call that charges the hits and borrows more.
+    /// - After the reply to a lease call of another check, if one is in flight for the key.
     pub async fn charge_leased(
         self: &Arc<Self>,
         leased: LeasedCounter<'_>,
         hits: Hits,
     ) -> ChargeOutcome {
         let deadline = self.new_deadline();
-        // The store enforces the deadline of a first call, so that it can count the timeout as its
-        // own failure.
+        // A first call has only the store's own timeout, so that the store counts it as its
+        // failure.
         match self.next_step(leased, hits) {
             LeaseStep::Decided(outcome) => outcome,
             LeaseStep::ChargeStrictly => {
@@ -190,40 +186,38 @@ impl LeaseManager {
                 self.reconsider_denial(leased, hits, outcome, deadline).await
             }
             LeaseStep::Send(borrow) => {
-                let lent = self.start_call(leased, borrow).await;
-                self.finish_charge(leased, hits, lent, deadline).await
+                let outcome = self.start_call(leased, borrow).await;
+                self.finish_charge(leased, hits, outcome, deadline).await
             }
-            LeaseStep::Wait(settled) => {
-                self.charge_after_wait(settled, leased, hits, deadline).await
-            }
+            LeaseStep::Wait(reply) => self.charge_after_wait(reply, leased, hits, deadline).await,
         }
     }
 
-    /// Waits for the reply to another check's message, then charges the hits if the balance does
-    /// not cover them.
+    /// Waits for the reply to another check's lease call. Then charges `hits`, from the balance if
+    /// that covers them.
     async fn charge_after_wait(
         self: &Arc<Self>,
-        mut settled: watch::Receiver<Option<StoreFailure>>,
+        mut reply: watch::Receiver<Option<StoreFailure>>,
         leased: LeasedCounter<'_>,
         hits: Hits,
         deadline: Option<Nanos>,
     ) -> ChargeOutcome {
-        let waited = self.run_until(deadline, settled.changed()).await;
-        let failed = match waited {
+        let waited = self.run_until(deadline, reply.changed()).await;
+        let failure = match waited {
             None => Some(StoreFailure::Unsent),
-            Some(Ok(())) => *settled.borrow(),
+            Some(Ok(())) => *reply.borrow(),
             // The lease was evicted, so there is no reply to wait for.
             Some(Err(_)) => None,
         };
-        match (self.try_decide(leased, hits), failed) {
+        match (self.try_decide(leased, hits), failure) {
             (Some(outcome), _) => outcome,
-            // The store failed to reply once, so this check does not wait for another lease call.
+            // The store just failed, so this check does not make another lease call.
             (None, Some(cause)) => ChargeOutcome::Failed(failure_for_waiters(cause)),
             (None, None) => self.charge_again(leased, hits, deadline).await,
         }
     }
 
-    /// Returns the outcome after the reply to the check's own message.
+    /// Returns the outcome of a check from the `outcome` of its own lease call.
     async fn finish_charge(
         self: &Arc<Self>,
         leased: LeasedCounter<'_>,
@@ -232,7 +226,7 @@ impl LeaseManager {
         deadline: Option<Nanos>,
     ) -> ChargeOutcome {
         match outcome {
-            LeaseOutcome::Applied(answer) => outcome_of_reply(leased, &answer),
+            LeaseOutcome::Applied(reply) => outcome_of_reply(leased, &reply),
             LeaseOutcome::Superseded => self.charge_strictly(leased, hits, deadline).await,
             LeaseOutcome::StoreFull(verdict) => ChargeOutcome::StoreFull(verdict),
             LeaseOutcome::Stale(now) => ChargeOutcome::Stale(now),
@@ -240,7 +234,7 @@ impl LeaseManager {
         }
     }
 
-    /// Charges a check that waited, because the balance after the reply does not cover its hits.
+    /// Charges a check again whose hits the balance did not cover after a first wait.
     async fn charge_again(
         self: &Arc<Self>,
         leased: LeasedCounter<'_>,
@@ -253,8 +247,8 @@ impl LeaseManager {
         match self.retry_step(leased, hits) {
             LeaseStep::Decided(outcome) => outcome,
             LeaseStep::Send(borrow) => {
-                let lent = self.send_until(deadline, leased, borrow).await;
-                self.finish_charge(leased, hits, lent, deadline).await
+                let outcome = self.send_until(deadline, leased, borrow).await;
+                self.finish_charge(leased, hits, outcome, deadline).await
             }
             LeaseStep::Wait(_) | LeaseStep::ChargeStrictly => {
                 self.charge_strictly(leased, hits, deadline).await
@@ -262,44 +256,43 @@ impl LeaseManager {
         }
     }
 
-    /// Returns the result of `act`, or `None` at `deadline`, an instant of the steady clock.
+    /// Returns the result of `act`, or `None` if it is not ready at `deadline` (steady clock).
     async fn run_until<T>(
         &self,
         deadline: Option<Nanos>,
         act: impl Future<Output = T>,
     ) -> Option<T> {
         let Some(deadline) = deadline else { return Some(act.await) };
-        let left = Duration::from_nanos(deadline.since(self.clock.steady()).0);
-        timeout(left, act).await.ok()
+        let remaining = Duration::from_nanos(deadline.since(self.clock.steady()).0);
+        timeout(remaining, act).await.ok()
     }
 
-    /// Returns the deadline of a check that arrives now, as an instant of the steady clock.
+    /// Returns the deadline of a check that arrives now, on the steady clock. `None`: no deadline.
     fn new_deadline(&self) -> Option<Nanos> {
         self.store.max_wait().map(|deadline| self.clock.steady().plus(deadline))
     }
 
     fn is_past(&self, deadline: Option<Nanos>) -> bool {
-        deadline.is_some_and(|end| end <= self.clock.steady())
+        deadline.is_some_and(|deadline| deadline <= self.clock.steady())
     }
 
-    /// Applies a new configuration. If its leased limits differ from those of `before`, the upkeep
-    /// task returns all hits to the store soon.
+    /// Applies a new configuration. If its leased limits differ from those of `before`, all hits
+    /// are soon returned to the store.
     pub fn apply_config(&self, before: Option<&Config>, config: &Config) {
-        let leased = leased_rules(config);
-        self.has_leased_limits.store(!leased.is_empty(), Relaxed);
-        if before.is_some_and(|before| leased_rules(before) != leased) {
+        let leased_limits = leased_rules(config);
+        self.has_leased_limits.store(!leased_limits.is_empty(), Relaxed);
+        if before.is_some_and(|before| leased_rules(before) != leased_limits) {
             self.limits_changed.notify_one();
         }
     }
 
-    /// Returns `true` if the configuration has a leased limit.
     #[must_use]
     pub fn has_leased_limits(&self) -> bool {
         self.has_leased_limits.load(Relaxed)
     }
 
-    /// Runs [`LeaseManager::upkeep`] once a second, forever. Returns all hits to the store when a
-    /// configuration has other leased limits.
+    /// Runs [`LeaseManager::upkeep`] once a second. Never returns. Returns all hits to the store
+    /// after a change of the leased limits.
     pub async fn run_upkeep(self: Arc<Self>) {
         let mut ticks = tokio::time::interval(UPKEEP_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -322,53 +315,54 @@ impl LeaseManager {
         }
     }
 
-    /// Returns all hits to the store for a drain, after pending replies arrive
-    /// or fail. Background refills stop, because their replies would be ignored.
+    /// Returns all hits to the store when this replica drains, after all pending replies. Stops
+    /// background refills.
     pub async fn return_all(self: &Arc<Self>) {
         self.is_draining.store(true, Relaxed);
         let mut pending_replies = Vec::new();
         self.send_for_each(|lease, now, number| {
-            let Some(settled) = lease.take_over_return() else {
+            let Some(reply) = lease.take_over_return() else {
                 return lease.return_all(now, number);
             };
-            pending_replies.push(settled);
+            pending_replies.push(reply);
             None
         })
         .await;
-        for mut settled in pending_replies {
-            drop(settled.changed().await);
+        for mut reply in pending_replies {
+            drop(reply.changed().await);
         }
         self.send_for_each(KeyLease::return_all).await;
     }
 
-    /// Returns the hits of `key` that can be spent without a store call.
+    /// Returns the balance of `key`: its hits that can be spent without a store call.
     #[must_use]
     pub fn balance(&self, key: &CounterKey) -> Hits {
-        let (now, place) = (self.clock.now(), self.hash_key(key));
-        self.lock_shard(place).get(&place).map_or(Hits(0), |lease| lease.balance(now))
+        let (now, key_hash) = (self.clock.now(), self.hash_key(key));
+        self.lock_shard(key_hash).get(&key_hash).map_or(Hits(0), |lease| lease.balance(now))
     }
 
-    /// Returns the totals over all leases. Cost: O(keys); locks one shard at a time.
+    /// Returns the number of leases and their total balance. Cost: O(keys); locks one shard at a
+    /// time.
     #[must_use]
     pub fn totals(&self) -> LeaseSummary {
         let now = self.clock.now();
-        self.shards.iter().fold(LeaseSummary::default(), |sum, shard| {
+        self.shards.iter().fold(LeaseSummary::default(), |total, shard| {
             let shard = shard.0.lock();
-            let hits = shard.values().map(|lease| lease.balance(now)).fold(sum.hits, Hits::plus);
-            LeaseSummary { keys: sum.keys + shard.len(), hits }
+            let hits = shard.values().map(|lease| lease.balance(now)).fold(total.hits, Hits::plus);
+            LeaseSummary { keys: total.keys + shard.len(), hits }
         })
     }
 
-    /// Sends the messages that `take` returns, in batches.
+    /// Sends the message that `take_message` returns for each lease, in batches.
     async fn send_for_each(
         &self,
-        mut take: impl FnMut(&mut KeyLease, Nanos, MessageNumber) -> Option<BorrowRequest>,
+        mut take_message: impl FnMut(&mut KeyLease, Nanos, MessageNumber) -> Option<BorrowRequest>,
     ) {
         let now = self.clock.now();
         let mut messages = Vec::new();
         for shard in &self.shards {
             for lease in shard.0.lock().values_mut() {
-                if let Some(borrow) = take(lease, now, self.next_number()) {
+                if let Some(borrow) = take_message(lease, now, self.next_number()) {
                     messages.push(self.message(lease.leased(), borrow));
                 }
             }
@@ -379,26 +373,26 @@ impl LeaseManager {
         self.send_all(&mut messages).await;
     }
 
-    /// Sends all messages. The hits of a lost message expire with their lease.
+    /// Sends all messages. If one is lost, the store lets its hits expire with the lease.
     async fn send_all(&self, messages: &mut Vec<LeaseMessage>) {
         for batch in messages.chunks(MAX_RETURNS) {
-            let calls = join_all(batch.iter().map(|parting| self.call_store(parting)));
+            let calls = join_all(batch.iter().map(|message| self.call_store(message)));
             share_store_call(&*self.store, calls).await;
         }
         messages.clear();
     }
 
     fn next_step(self: &Arc<Self>, leased: LeasedCounter<'_>, hits: Hits) -> LeaseStep {
-        let (now, place) = (self.clock.now(), self.hash_key(&leased.charge.key));
-        let mut shard = self.lock_shard(place);
-        let has_lease = shard.get(&place).is_some_and(|held| held.is_for(leased));
-        if !has_lease && hits == Hits(0) || is_pending_for_other_limit(&shard, place, leased) {
+        let (now, key_hash) = (self.clock.now(), self.hash_key(&leased.charge.key));
+        let mut shard = self.lock_shard(key_hash);
+        let has_lease = shard.get(&key_hash).is_some_and(|lease| lease.is_for(leased));
+        if !has_lease && hits == Hits(0) || is_pending_for_other_limit(&shard, key_hash, leased) {
             return LeaseStep::ChargeStrictly;
         }
-        let before =
-            if has_lease { None } else { self.create_lease(&mut shard, place, leased, now) };
-        let Some(lease) = shard.get_mut(&place) else {
-            self.send_in_background(before);
+        let replaced =
+            if has_lease { None } else { self.create_lease(&mut shard, key_hash, leased, now) };
+        let Some(lease) = shard.get_mut(&key_hash) else {
+            self.send_in_background(replaced);
             return LeaseStep::ChargeStrictly;
         };
         lease.record_check(now, hits);
@@ -410,10 +404,9 @@ impl LeaseManager {
             return LeaseStep::ChargeStrictly;
         }
         match lease.borrow(now, self.next_number(), hits) {
-            // One message replaces two, because the store ignores a replica's message older than
-            // its last one.
-            Some(borrow) => LeaseStep::Send(match before {
-                Some((_, parting)) => borrow.with_returned(&parting),
+            // One message for both leases: the store ignores a message older than the last one.
+            Some(borrow) => LeaseStep::Send(match replaced {
+                Some((_, returning)) => borrow.with_returned(&returning),
                 None => borrow,
             }),
             None => LeaseStep::Wait(lease.subscribe()),
@@ -422,24 +415,25 @@ impl LeaseManager {
 
     /// Creates a lease for the key, if the shard has room.
     ///
-    /// The new lease replaces a lease of the same key with other settings, for example from before
-    /// a reload. The old lease must have no pending reply. Returns it with the message that returns
-    /// its hits.
+    /// Replaces a lease of the same key under other settings (for example before a reload), which
+    /// must have no pending reply. Returns the replaced lease with the message that returns its
+    /// hits.
     fn create_lease(
         self: &Arc<Self>,
         shard: &mut LeaseShard,
-        place: LeaseKeyHash,
+        key_hash: LeaseKeyHash,
         leased: LeasedCounter<'_>,
         now: Nanos,
     ) -> Option<(KeyLease, BorrowRequest)> {
-        let before = shard.remove(&place).and_then(|before| self.take_remaining_hits(before, now));
-        for evicted in shard.insert(place, KeyLease::new(leased, now, self.next_number())) {
+        let replaced = shard.remove(&key_hash).and_then(|old| self.take_remaining_hits(old, now));
+        for evicted in shard.insert(key_hash, KeyLease::new(leased, now, self.next_number())) {
             self.send_in_background(self.take_remaining_hits(evicted, now));
         }
-        before
+        replaced
     }
 
-    /// Returns a removed lease with the message that returns its hits, if it has any.
+    /// Returns `lease`, which was removed, with the message that returns its hits. `None` if it has
+    /// no hits.
     fn take_remaining_hits(
         &self,
         mut lease: KeyLease,
@@ -451,8 +445,8 @@ impl LeaseManager {
 
     fn send_in_background(self: &Arc<Self>, removed: Option<(KeyLease, BorrowRequest)>) {
         if let Some((lease, borrow)) = removed {
-            let (all, message) = (Arc::clone(self), self.message(lease.leased(), borrow));
-            tokio::spawn(async move { all.call_store(&message).await });
+            let (manager, message) = (Arc::clone(self), self.message(lease.leased(), borrow));
+            tokio::spawn(async move { manager.call_store(&message).await });
         }
     }
 
@@ -461,64 +455,65 @@ impl LeaseManager {
     }
 
     fn try_decide(&self, leased: LeasedCounter<'_>, hits: Hits) -> Option<ChargeOutcome> {
-        let (now, place) = (self.clock.now(), self.hash_key(&leased.charge.key));
-        let mut shard = self.lock_shard(place);
-        shard.get_mut(&place).filter(|held| held.is_for(leased))?.decide(now, hits)
+        let (now, key_hash) = (self.clock.now(), self.hash_key(&leased.charge.key));
+        let mut shard = self.lock_shard(key_hash);
+        shard.get_mut(&key_hash).filter(|lease| lease.is_for(leased))?.decide(now, hits)
     }
 
-    /// Sends the message of a check. The call continues after the check is
-    /// canceled, because otherwise its grant would be charged and never spent.
+    /// Sends the lease message of a check. The call continues after the check is canceled, because
+    /// otherwise its grant would be charged and never spent.
     fn start_call(self: &Arc<Self>, leased: LeasedCounter<'_>, borrow: BorrowRequest) -> LeaseCall {
-        let (all, message) = (Arc::clone(self), self.message(leased, borrow));
-        LeaseCall::new(async move { all.send(&message).await })
+        let (manager, message) = (Arc::clone(self), self.message(leased, borrow));
+        LeaseCall::new(async move { manager.send(&message).await })
     }
 
-    /// Sends the message of a check, and waits for the reply until `deadline`.
+    /// Sends the lease message of a check. Without a reply at `deadline`, returns a timeout.
     async fn send_until(
         self: &Arc<Self>,
         deadline: Option<Nanos>,
         leased: LeasedCounter<'_>,
         borrow: BorrowRequest,
     ) -> LeaseOutcome {
-        let lent = self.run_until(deadline, self.start_call(leased, borrow)).await;
-        lent.unwrap_or(LeaseOutcome::Failed(StoreFailure::TimedOut))
+        let outcome = self.run_until(deadline, self.start_call(leased, borrow)).await;
+        outcome.unwrap_or(LeaseOutcome::Failed(StoreFailure::TimedOut))
     }
 
     async fn send(&self, message: &LeaseMessage) -> LeaseOutcome {
         let mut settle_guard = SettleOnDrop::new(self, message);
-        let lent = self.call_store(message).await;
-        settle_guard.set_reply(lent);
-        lent
+        let outcome = self.call_store(message).await;
+        settle_guard.set_reply(outcome);
+        outcome
     }
 
     fn message(&self, leased: LeasedCounter<'_>, borrow: BorrowRequest) -> LeaseMessage {
-        let (terms, member) = (leased.terms, self.incarnation);
-        let Charge { key, placement: home, strategy, per_second, .. } = leased.charge.clone();
-        LeaseMessage { key, placement: home, per_second, strategy, terms, sender: member, borrow }
+        let (terms, sender) = (leased.terms, self.incarnation);
+        let Charge { key, placement, strategy, per_second, .. } = leased.charge.clone();
+        LeaseMessage { key, placement, per_second, strategy, terms, sender, borrow }
     }
 
     async fn call_store(&self, message: &LeaseMessage) -> LeaseOutcome {
-        let (lent, is_unsent) = match self.store.exchange_lease_message(self.clock.now(), message) {
-            StoreReply::Ready(lent) => (lent, matches!(lent, LeaseOutcome::Failed(_))),
-            StoreReply::Pending(later) => {
-                let lent = later.await;
-                (lent, was_never_sent(lent))
-            }
-        };
+        let (outcome, is_unsent) =
+            match self.store.exchange_lease_message(self.clock.now(), message) {
+                StoreReply::Ready(outcome) => (outcome, matches!(outcome, LeaseOutcome::Failed(_))),
+                StoreReply::Pending(reply) => {
+                    let outcome = reply.await;
+                    (outcome, was_never_sent(outcome))
+                }
+            };
         if is_unsent {
             self.undo_unsent(&message.key, message.borrow.number);
-            return lent;
+            return outcome;
         }
         LeasedHits { hits: message.borrow.returned, event: LeasedHitsEvent::Returned }.emit();
-        if let LeaseOutcome::Applied(BorrowReply { granted, .. }) = lent {
+        if let LeaseOutcome::Applied(BorrowReply { granted, .. }) = outcome {
             LeasedHits { hits: granted, event: LeasedHitsEvent::Borrowed }.emit();
         }
-        lent
+        outcome
     }
 
     fn undo_unsent(&self, key: &CounterKey, number: MessageNumber) {
-        let (now, place) = (self.clock.now(), self.hash_key(key));
-        if let Some(lease) = self.lock_shard(place).get_mut(&place) {
+        let (now, key_hash) = (self.clock.now(), self.hash_key(key));
+        if let Some(lease) = self.lock_shard(key_hash).get_mut(&key_hash) {
             lease.undo_unsent(now, number);
         }
     }
@@ -538,9 +533,9 @@ impl LeaseManager {
         self.reconsider_denial(leased, hits, outcome, deadline).await
     }
 
-    /// Reconsiders the denial of a charge that was made without the lease. The missing hits may be
-    /// in this replica's balance, or in a reply on its way. Then the balance decides, or is
-    /// returned together with a second charge.
+    /// Reconsiders a denial that the store returned while this replica or a pending reply has
+    /// unspent hits of the counter. Decides from the balance, or returns the balance together with
+    /// a second charge.
     async fn reconsider_denial(
         self: &Arc<Self>,
         leased: LeasedCounter<'_>,
@@ -551,8 +546,8 @@ impl LeaseManager {
         if !matches!(outcome, ChargeOutcome::Decided(CounterDecision::Deny { .. })) {
             return outcome;
         }
-        if let Some(mut settled) = self.pending_reply(leased)
-            && self.run_until(deadline, settled.changed()).await.is_none()
+        if let Some(mut reply) = self.pending_reply(leased)
+            && self.run_until(deadline, reply.changed()).await.is_none()
         {
             return outcome;
         }
@@ -570,21 +565,20 @@ impl LeaseManager {
                 allowed
             }
             LeaseStep::Send(borrow) => match self.send_until(deadline, leased, borrow).await {
-                LeaseOutcome::Applied(answer) => outcome_of_reply(leased, &answer),
+                LeaseOutcome::Applied(reply) => outcome_of_reply(leased, &reply),
                 _ => outcome,
             },
             LeaseStep::Decided(_) | LeaseStep::Wait(_) | LeaseStep::ChargeStrictly => outcome,
         }
     }
 
-    /// Returns the next step of a check that is already recorded as demand.
-    ///
-    /// One lock covers the decision from the balance and the new message. The message returns the
-    /// whole balance, which another reply may have refilled meanwhile.
+    /// Decides a check from the balance, or returns its lease message. The check is already
+    /// recorded as demand.
+    // One lock covers both, because another reply may refill the balance between them.
     fn retry_step(&self, leased: LeasedCounter<'_>, hits: Hits) -> LeaseStep {
-        let (now, place) = (self.clock.now(), self.hash_key(&leased.charge.key));
-        let mut shard = self.lock_shard(place);
-        let Some(lease) = shard.get_mut(&place).filter(|held| held.is_for(leased)) else {
+        let (now, key_hash) = (self.clock.now(), self.hash_key(&leased.charge.key));
+        let mut shard = self.lock_shard(key_hash);
+        let Some(lease) = shard.get_mut(&key_hash).filter(|lease| lease.is_for(leased)) else {
             return LeaseStep::ChargeStrictly;
         };
         if let Some(outcome) = lease.decide(now, hits) {
@@ -599,11 +593,11 @@ impl LeaseManager {
         &self,
         leased: LeasedCounter<'_>,
     ) -> Option<watch::Receiver<Option<StoreFailure>>> {
-        let place = self.hash_key(&leased.charge.key);
-        let shard = self.lock_shard(place);
+        let key_hash = self.hash_key(&leased.charge.key);
+        let shard = self.lock_shard(key_hash);
         shard
-            .get(&place)
-            .filter(|held| held.is_for(leased) && held.has_pending())
+            .get(&key_hash)
+            .filter(|lease| lease.is_for(leased) && lease.has_pending())
             .map(KeyLease::subscribe)
     }
 
@@ -611,35 +605,35 @@ impl LeaseManager {
         &self,
         leased: LeasedCounter<'_>,
         hits: Hits,
-        rule: ChargeMode,
+        mode: ChargeMode,
     ) -> ChargeOutcome {
         let charge = Charge { cost: Cost::Charge(hits), ..leased.charge.clone() };
-        let charges = Charges { list: smallvec![charge], mode: rule };
-        let before = self.balance_of(self.clock.now(), leased);
+        let charges = Charges { list: smallvec![charge], mode };
+        let balance_before = self.balance_of(self.clock.now(), leased);
         let outcomes = self.charge_store(self.clock.now(), &charges).await;
         let outcome =
             outcomes.first().copied().unwrap_or(ChargeOutcome::Failed(StoreFailure::InvalidReply));
-        self.add_local_balance(leased, before, outcome)
+        self.add_local_balance(leased, balance_before, outcome)
     }
 
-    /// Adds the local balance to the headroom in `outcome`. Only hits that were also in the balance
-    /// `before` the store call are added: the store's headroom may include hits that were granted
-    /// later.
+    /// Adds the balance of this replica to the headroom in `outcome`, but at most `balance_before`,
+    /// the balance before the store call: hits that were granted later may already be in the
+    /// store's headroom.
     fn add_local_balance(
         &self,
         leased: LeasedCounter<'_>,
-        before: Hits,
+        balance_before: Hits,
         outcome: ChargeOutcome,
     ) -> ChargeOutcome {
         let ChargeOutcome::Decided(step) = outcome else { return outcome };
-        let local_hits = before.min(self.balance_of(self.clock.now(), leased));
+        let local_hits = balance_before.min(self.balance_of(self.clock.now(), leased));
         ChargeOutcome::Decided(add_local_hits(step, local_hits, max_at_once(leased)))
     }
 
     async fn charge_store(&self, now: Nanos, charges: &Charges) -> Outcomes {
         match self.store.charge(now, charges) {
             StoreReply::Ready(outcomes) => outcomes,
-            StoreReply::Pending(later) => later.await,
+            StoreReply::Pending(reply) => reply.await,
         }
     }
 
@@ -659,32 +653,33 @@ impl LeaseManager {
 }
 
 /// Returns `true` if the key has a lease of another limit with a pending reply. A new message would
-/// supersede the pending one, and the hits of its grant would never be returned.
+/// supersede the pending one, and its granted hits would never be returned.
 fn is_pending_for_other_limit(
     shard: &LeaseShard,
-    place: LeaseKeyHash,
+    key_hash: LeaseKeyHash,
     leased: LeasedCounter<'_>,
 ) -> bool {
-    shard.get(&place).is_some_and(|held| !held.is_for(leased) && held.has_pending())
+    shard.get(&key_hash).is_some_and(|lease| !lease.is_for(leased) && lease.has_pending())
 }
 
-/// Returns the outcome after a reply, with the headroom as this replica sees it.
-fn outcome_of_reply(leased: LeasedCounter<'_>, answer: &BorrowReply) -> ChargeOutcome {
-    ChargeOutcome::Decided(answer.local_decision(max_at_once(leased)))
+/// Returns the outcome of a check from the store's reply, with the balance of this replica in the
+/// headroom.
+fn outcome_of_reply(leased: LeasedCounter<'_>, reply: &BorrowReply) -> ChargeOutcome {
+    ChargeOutcome::Decided(reply.local_decision(max_at_once(leased)))
 }
 
 fn max_at_once(leased: LeasedCounter<'_>) -> Hits {
     Hits(leased.charge.strategy.max_at_once().into())
 }
 
-/// Returns `true` if the message certainly never left this process. `Unreachable` does not count:
+/// Returns `true` if the message certainly never left this process. `Unreachable` is not certain:
 /// the message may have been written to the lost connection.
 const fn was_never_sent(outcome: LeaseOutcome) -> bool {
     matches!(outcome, LeaseOutcome::Failed(StoreFailure::Overloaded | StoreFailure::BreakerOpen))
 }
 
-/// Returns the failure for a check that waited for another check's message, which failed with
-/// `cause`. Its own hits were not in that message, so they were never sent.
+/// Returns the failure of a check that waited for another check's message, which failed with
+/// `cause`. The hits of the waiting check were never sent.
 const fn failure_for_waiters(cause: StoreFailure) -> StoreFailure {
     match cause {
         StoreFailure::ConnectionLost | StoreFailure::TimedOut | StoreFailure::InvalidReply => {
@@ -694,12 +689,12 @@ const fn failure_for_waiters(cause: StoreFailure) -> StoreFailure {
     }
 }
 
-/// Returns the leased limits with the paths of their rules, in order.
+/// Returns the leased limits with the paths of their rules, sorted by path.
 fn leased_rules(config: &Config) -> Vec<(&str, &Limit)> {
     let rules = config.domains.values().flat_map(|domain| domain.tree.rules());
-    let leased = rules.filter_map(|rule| Some((&*rule.path, rule.limit.as_ref()?)));
-    let mut leased: Vec<_> =
-        leased.filter(|(_, limit)| matches!(limit.mode, LimitMode::Leased(_))).collect();
-    leased.sort_by_key(|(path, _)| *path);
-    leased
+    let limits = rules.filter_map(|rule| Some((&*rule.path, rule.limit.as_ref()?)));
+    let mut limits: Vec<_> =
+        limits.filter(|(_, limit)| matches!(limit.mode, LimitMode::Leased(_))).collect();
+    limits.sort_by_key(|(path, _)| *path);
+    limits
 }

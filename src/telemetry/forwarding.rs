@@ -1,18 +1,15 @@
-//! Counts releases that reached the wrong replica and were forwarded to the owner of the permit.
+//! Counts the releases that reached another replica and were forwarded to the permit's owner.
 //!
 //! Guarantees:
 //! - Each step of a forwarded release is counted once.
 //! - A rejected batch of releases is counted once, because its content is not read.
-//!
-//! Not covered:
-//! - The sender and the receiver of a release: no metric label names a replica.
 
 use super::metrics::{METRICS, Metrics};
 
-/// An event of forwarded releases, with the number of releases.
+/// An event of a number of forwarded releases.
 #[derive(Clone, Copy, Debug)]
 pub struct ForwardingCount {
-    /// The event of the releases.
+    /// The event.
     pub event: ForwardingEvent,
     /// The number of releases.
     pub releases: u64,
@@ -23,31 +20,30 @@ pub struct ForwardingCount {
 pub enum ForwardingEvent {
     /// Another replica accepted the release.
     Delivered,
-    /// Another replica forwarded the release to this one.
+    /// Another replica forwarded the release to this replica.
     Received,
-    /// Another replica forwarded the release to this one, which does not know the request id.
+    /// Another replica forwarded the release to this replica, which does not know the request id.
     Unknown,
     /// The release named no owner, so all replicas were queried.
     Searched,
-    /// No queried replica knew the request id, so the release is remembered as an early release.
+    /// No replica knew the request id, so the release is remembered as an early release.
     NotFound,
-    /// The batch of the release was not authentic, not from a live replica, or a repetition.
+    /// The batch of releases was not authentic, not from a live replica, or a repetition.
     Rejected,
-    /// The batch of the release was addressed to another replica, or to an earlier incarnation of
-    /// this one.
+    /// The batch of releases was addressed to another replica or an earlier incarnation.
     WrongReplica,
     /// The release or its batch could not be decoded.
     Malformed,
-    /// The release was dropped, because the queue of releases to forward was full.
+    /// The release was dropped because the queue of releases to forward was full.
     Dropped,
-    /// The owner did not accept the release in time, or is no longer live.
+    /// The owner did not accept the release in time, or is not live.
     TimedOut,
-    /// The address of the owner is outside the setting `peer_networks`.
+    /// The owner's address is outside the setting `peer_networks`.
     AddressNotAllowed,
 }
 
 impl ForwardingEvent {
-    /// Every event, in the order of the enum.
+    /// All events.
     pub const ALL: [Self; 11] = [
         Self::Delivered,
         Self::Received,
@@ -62,7 +58,7 @@ impl ForwardingEvent {
         Self::AddressNotAllowed,
     ];
 
-    /// Returns the name of this event in the metric's label.
+    /// Returns the value of the metric label `event`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

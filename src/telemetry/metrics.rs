@@ -1,15 +1,12 @@
 //! Sluicegate's own metrics: names, units, labels and counters.
 //!
-//! The crate `prometheus-client` is too slow here: each count takes a lock and a hash, and all
-//! cores share one counter. Its text format also differs.
+//! The crate `prometheus-client` would be too slow: each count takes a lock, and all cores share
+//! one counter.
 //!
 //! Guarantees:
-//! - Counting is wait-free, exact and takes a few nanoseconds.
+//! - Counting is wait-free and exact, and takes a few nanoseconds.
 //! - The metrics page is in Prometheus' text format 0.0.4, or in OpenMetrics with exemplars.
 //! - The values of every label come from a closed list.
-//!
-//! Not covered:
-//! - The HTTP endpoint of the metrics page (see [`crate::edge::http::metrics`]).
 
 mod concurrency;
 mod exemplar;
@@ -39,13 +36,11 @@ pub use process::ProcessUsage;
 /// The metrics of this process.
 pub static METRICS: Metrics = Metrics::new();
 
-/// The number of shards, which are copies of all counters. The first 63 threads, among them the
-/// runtime's workers, have a shard each. All further threads share the last shard with atomic
-/// additions, which cost several times more.
+/// The number of copies of all counters. Each of the first 63 threads has its own copy; further
+/// threads share the last copy.
 const SHARD_COUNT: usize = 64;
 
-/// Upper bounds of the histogram of check durations: from a decision in memory (0.5 µs) to several
-/// store timeouts. The text is the value of the label `le`, in seconds.
+/// The upper bounds of the histogram of check durations, with the label `le` in seconds.
 const DURATION_BOUNDS: [(Nanos, &str); 13] = [
     (Nanos(500), "5e-07"),
     (Nanos(1_000), "1e-06"),
@@ -62,13 +57,11 @@ const DURATION_BOUNDS: [(Nanos, &str); 13] = [
     (Nanos(250_000_000), "0.25"),
 ];
 
-/// The name of the histogram of check durations. Only the buckets of this histogram have exemplars.
 const DURATION_METRIC: &str = "sluicegate_decision_duration_seconds";
 
-/// Upper bounds of the histogram of checks per store call, up to the largest call.
 const CHECK_COUNT_BOUNDS: [u64; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 
-/// A set of all counters of the metrics. A process has one, [`METRICS`]; tests create others.
+/// The counters of a process ([`METRICS`]) or of a test.
 #[derive(Debug)]
 pub struct Metrics {
     shards: [MetricsShard; SHARD_COUNT],
@@ -81,11 +74,11 @@ pub struct Metrics {
     exemplars: Exemplars,
 }
 
-/// The counters of one thread, on separate cache lines.
+/// One copy of the counters, on cache lines of its own.
 #[derive(Debug)]
 #[repr(align(128))]
 struct MetricsShard {
-    /// The number of checks that were allowed, denied, and allowed by global shadow mode.
+    /// The numbers of allowed checks, denied checks, and checks that shadow mode allowed.
     verdicts: [AtomicU64; 3],
     reasons: [AtomicU64; Reason::ALL.len()],
     near_limit: AtomicU64,
@@ -93,8 +86,7 @@ struct MetricsShard {
     memory_full: [AtomicU64; 2],
     failed_charges: [AtomicU64; StoreFailure::ALL.len()],
     cached_denials: AtomicU64,
-    /// The number of rejections. First index: position in [`ConcurrencyLimitExceeded::REASONS`].
-    /// Second index: 1 if enforced.
+    /// The number of rejections, by [`ConcurrencyLimitExceeded::REASONS`] and `is_enforced`.
     limit_exceeded: [[AtomicU64; 2]; ConcurrencyLimitExceeded::REASONS.len()],
     permit_ids: [AtomicU64; PermitIdEvent::ALL.len()],
     share_events: [AtomicU64; ShareEvent::ALL.len()],
@@ -103,11 +95,10 @@ struct MetricsShard {
     leased_hits: [AtomicU64; LeasedHitsEvent::ALL.len()],
     lease_calls: AtomicU64,
     lease_messages: AtomicU64,
-    /// The histogram of check durations: one count for each bucket, not cumulative. The last bucket
-    /// has no upper bound.
+    /// The number of checks in each bucket of [`DURATION_BOUNDS`]. The last bucket is unbounded.
     durations: [AtomicU64; DURATION_BOUNDS.len() + 1],
     duration_sum: AtomicU64,
-    /// The histogram of checks per store call, not cumulative.
+    /// The number of store calls in each bucket of [`CHECK_COUNT_BOUNDS`].
     checks_per_call: [AtomicU64; CHECK_COUNT_BOUNDS.len() + 1],
     checks_sum: AtomicU64,
     datagrams: [AtomicU64; DatagramKind::ALL.len()],
@@ -121,7 +112,7 @@ pub struct ConcurrencyTotals {
     pub in_flight: u64,
     /// Requests that wait for a permit.
     pub waiting: u64,
-    /// The sum of all concurrency limits: the largest number of requests in flight.
+    /// The sum of all concurrency limits.
     pub limit: u64,
     /// Buckets of concurrency limits in use.
     pub buckets: u64,
@@ -167,11 +158,9 @@ thread_local! {
     static THREAD_SHARD: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-/// The number that the next new thread gets. Numbers are never reused, so that each shard but the
-/// last has exactly one writer.
+/// The shard of the next new thread. Never reused, so each shard but the last has one writer.
 static NEXT_THREAD: AtomicUsize = AtomicUsize::new(0);
 
-/// The shard of the calling thread.
 struct ThreadShard<'m> {
     shard: &'m MetricsShard,
     /// `true` if no other thread writes to the shard.
@@ -179,11 +168,11 @@ struct ThreadShard<'m> {
 }
 
 impl ThreadShard<'_> {
-    fn add(&self, cell: &AtomicU64, by: u64) {
+    fn add(&self, counter: &AtomicU64, count: u64) {
         if self.is_exclusive {
-            cell.store(cell.load(Relaxed).wrapping_add(by), Relaxed);
+            counter.store(counter.load(Relaxed).wrapping_add(count), Relaxed);
         } else {
-            cell.fetch_add(by, Relaxed);
+            counter.fetch_add(count, Relaxed);
         }
     }
 }
@@ -191,10 +180,7 @@ impl ThreadShard<'_> {
 impl Metrics {
     /// Creates a set of counters that are all zero.
     #[must_use]
-    #[expect(
-        clippy::large_stack_arrays,
-        reason = "the set in use is a static, made by the compiler"
-    )]
+    #[expect(clippy::large_stack_arrays, reason = "used for a static, which the compiler creates")]
     pub const fn new() -> Self {
         Self {
             shards: [const { MetricsShard::new() }; SHARD_COUNT],
@@ -210,108 +196,94 @@ impl Metrics {
     pub(super) fn count_check(
         &self,
         verdict: Verdict,
-        shadowed: bool,
+        is_shadowed: bool,
         reasons: impl Iterator<Item = Reason>,
-        near: u64,
+        near_limit: u64,
     ) {
-        let mine = self.thread_shard();
-        if near != 0 {
-            mine.add(&mine.shard.near_limit, near);
+        let thread = self.thread_shard();
+        if near_limit != 0 {
+            thread.add(&thread.shard.near_limit, near_limit);
         }
-        mine.add(&mine.shard.verdicts[if shadowed { 2 } else { verdict as usize }], 1);
-        reasons.for_each(|reason| mine.add(&mine.shard.reasons[reason as usize], 1));
+        thread.add(&thread.shard.verdicts[if is_shadowed { 2 } else { verdict as usize }], 1);
+        reasons.for_each(|reason| thread.add(&thread.shard.reasons[reason as usize], 1));
     }
 
-    pub(super) fn count_duration(&self, took: Nanos) {
-        let mine = self.thread_shard();
-        mine.add(&mine.shard.durations[bucket_of(took)], 1);
-        mine.add(&mine.shard.duration_sum, took.0);
+    pub(super) fn count_duration(&self, duration: Nanos) {
+        let thread = self.thread_shard();
+        thread.add(&thread.shard.durations[bucket_of(duration)], 1);
+        thread.add(&thread.shard.duration_sum, duration.0);
     }
 
-    pub(super) fn record_exemplar(&self, answered: CheckAnswered, traced: SpanIds) {
-        let took = answered.duration();
-        self.exemplars.record(
-            bucket_of(took),
-            Exemplar { span: traced, duration: took, replied_at: answered.replied_at },
-        );
+    pub(super) fn record_exemplar(&self, answered: CheckAnswered, span: SpanIds) {
+        let duration = answered.duration();
+        let exemplar = Exemplar { span, duration, replied_at: answered.replied_at };
+        self.exemplars.record(bucket_of(duration), exemplar);
     }
 
     pub(super) fn count_request(&self, request: RequestCompleted) {
-        let mine = self.thread_shard();
-        mine.add(&mine.shard.requests[request.protocol as usize][request.outcome as usize], 1);
+        self.add(|shard| &shard.requests[request.protocol as usize][request.outcome as usize], 1);
     }
 
     pub(super) fn count_memory_full(&self, verdict: Verdict) {
-        let mine = self.thread_shard();
-        mine.add(&mine.shard.memory_full[verdict as usize], 1);
+        self.add(|shard| &shard.memory_full[verdict as usize], 1);
     }
 
     pub(super) fn count_failed_charges(&self, failed: ChargesFailed) {
-        let mine = self.thread_shard();
-        mine.add(&mine.shard.failed_charges[failed.cause as usize], failed.charges);
+        self.add(|shard| &shard.failed_charges[failed.cause as usize], failed.charges);
     }
 
     pub(super) fn count_cached_denials(&self, denials: u64) {
-        let mine = self.thread_shard();
-        mine.add(&mine.shard.cached_denials, denials);
+        self.add(|shard| &shard.cached_denials, denials);
     }
 
     pub(super) fn count_limit_exceeded(&self, rejection: ConcurrencyLimitExceeded) {
         let reasons = ConcurrencyLimitExceeded::REASONS;
-        let Some(at) = reasons.iter().position(|reason| *reason == rejection.reason) else {
+        let Some(index) = reasons.iter().position(|reason| *reason == rejection.reason) else {
             return;
         };
-        let mine = self.thread_shard();
-        mine.add(&mine.shard.limit_exceeded[at][usize::from(rejection.is_enforced)], 1);
+        self.add(|shard| &shard.limit_exceeded[index][usize::from(rejection.is_enforced)], 1);
     }
 
-    pub(super) fn count_permit_id(&self, seen: PermitIdObserved) {
-        let mine = self.thread_shard();
-        mine.add(&mine.shard.permit_ids[seen.0 as usize], 1);
+    pub(super) fn count_permit_id(&self, observed: PermitIdObserved) {
+        self.add(|shard| &shard.permit_ids[observed.0 as usize], 1);
     }
 
     pub(super) fn count_share_event(&self, event: ShareEvent) {
-        let mine = self.thread_shard();
-        mine.add(&mine.shard.share_events[event as usize], 1);
+        self.add(|shard| &shard.share_events[event as usize], 1);
     }
 
     pub(super) fn count_strict_permits(&self, event: StrictPermitEvent, permits: u64) {
-        let mine = self.thread_shard();
-        mine.add(&mine.shard.strict_permits[event as usize], permits);
+        self.add(|shard| &shard.strict_permits[event as usize], permits);
     }
 
     pub(super) fn count_fallback_debt(&self, debt: FallbackDebtEnded) {
-        let mine = self.thread_shard();
-        mine.add(&mine.shard.fallback_debt[debt.outcome as usize], debt.hits.0);
+        self.add(|shard| &shard.fallback_debt[debt.outcome as usize], debt.hits.0);
     }
 
     pub(super) fn count_leased_hits(&self, leased: LeasedHits) {
-        let mine = self.thread_shard();
-        mine.add(&mine.shard.leased_hits[leased.event as usize], leased.hits.0);
+        self.add(|shard| &shard.leased_hits[leased.event as usize], leased.hits.0);
     }
 
-    pub(super) fn count_lease_call(&self, called: LeaseCallSent) {
-        let mine = self.thread_shard();
-        mine.add(&mine.shard.lease_calls, 1);
-        mine.add(&mine.shard.lease_messages, called.messages as u64);
+    pub(super) fn count_lease_call(&self, call: LeaseCallSent) {
+        let thread = self.thread_shard();
+        thread.add(&thread.shard.lease_calls, 1);
+        thread.add(&thread.shard.lease_messages, call.messages as u64);
     }
 
-    pub(super) fn count_store_call(&self, called: StoreCallSent) {
-        let (mine, checks) =
-            (self.thread_shard(), u64::try_from(called.checks).unwrap_or(u64::MAX));
+    pub(super) fn count_store_call(&self, call: StoreCallSent) {
+        let (thread, checks) =
+            (self.thread_shard(), u64::try_from(call.checks).unwrap_or(u64::MAX));
         let bucket = CHECK_COUNT_BOUNDS.iter().position(|bound| checks <= *bound);
-        mine.add(&mine.shard.checks_per_call[bucket.unwrap_or(CHECK_COUNT_BOUNDS.len())], 1);
-        mine.add(&mine.shard.checks_sum, checks);
+        thread.add(&thread.shard.checks_per_call[bucket.unwrap_or(CHECK_COUNT_BOUNDS.len())], 1);
+        thread.add(&thread.shard.checks_sum, checks);
     }
 
-    pub(super) fn count_datagram(&self, outcome: DatagramKind) {
-        let mine = self.thread_shard();
-        mine.add(&mine.shard.datagrams[outcome as usize], 1);
+    pub(super) fn count_datagram(&self, kind: DatagramKind) {
+        self.add(|shard| &shard.datagrams[kind as usize], 1);
     }
 
     pub(super) fn count_forwarding(&self, forwarded: ForwardingCount) {
-        let mine = self.thread_shard();
-        mine.add(&mine.shard.forwarding[forwarded.event as usize], forwarded.releases);
+        self.add(|shard| &shard.forwarding[forwarded.event as usize], forwarded.releases);
     }
 
     pub(super) fn record_load(&self, loaded: ConfigLoaded) {
@@ -326,23 +298,31 @@ impl Metrics {
         self.stale.store(1, Relaxed);
     }
 
-    fn thread_shard(&self) -> ThreadShard<'_> {
-        let number = THREAD_SHARD.with(|mine| {
-            if mine.get() == usize::MAX {
-                mine.set(NEXT_THREAD.fetch_add(1, Relaxed).min(SHARD_COUNT - 1));
-            }
-            mine.get()
-        });
-        ThreadShard { shard: &self.shards[number], is_exclusive: number < SHARD_COUNT - 1 }
+    fn add(&self, counter: impl FnOnce(&MetricsShard) -> &AtomicU64, count: u64) {
+        let thread = self.thread_shard();
+        thread.add(counter(thread.shard), count);
     }
 
-    fn sum(&self, cell: impl Fn(&MetricsShard) -> &AtomicU64) -> u64 {
-        self.shards.iter().map(|shard| cell(shard).load(Relaxed)).fold(0, u64::wrapping_add)
+    fn thread_shard(&self) -> ThreadShard<'_> {
+        let index = THREAD_SHARD.with(|index| {
+            if index.get() == usize::MAX {
+                index.set(NEXT_THREAD.fetch_add(1, Relaxed).min(SHARD_COUNT - 1));
+            }
+            index.get()
+        });
+        ThreadShard { shard: &self.shards[index], is_exclusive: index < SHARD_COUNT - 1 }
+    }
+
+    fn sum(&self, counter: impl Fn(&MetricsShard) -> &AtomicU64) -> u64 {
+        self.shards.iter().map(|shard| counter(shard).load(Relaxed)).fold(0, u64::wrapping_add)
     }
 }
 
-fn bucket_of(took: Nanos) -> usize {
-    DURATION_BOUNDS.iter().position(|&(bound, _)| took <= bound).unwrap_or(DURATION_BOUNDS.len())
+fn bucket_of(duration: Nanos) -> usize {
+    DURATION_BOUNDS
+        .iter()
+        .position(|&(bound, _)| duration <= bound)
+        .unwrap_or(DURATION_BOUNDS.len())
 }
 
 impl Default for Metrics {
@@ -429,27 +409,26 @@ impl Metrics {
             let reason = reason.as_str();
             writeln!(page, "sluicegate_descriptors_decided_total{{reason=\"{reason}\"}} {n}")?;
         }
-        let name = "sluicegate_descriptors_near_limit_total";
-        write_head(
+        write_value(
             page,
-            name,
+            "sluicegate_descriptors_near_limit_total",
             "counter",
             "Descriptors allowed above near_limit_ratio of their limit",
+            self.sum(|shard| &shard.near_limit),
         )?;
-        writeln!(page, "{name} {}", self.sum(|shard| &shard.near_limit))?;
         Ok(())
     }
 
     fn write_durations(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = DURATION_METRIC;
         write_head(page, name, "histogram", "Time from a message decoded to its reply")?;
-        let mut below = 0;
+        let mut cumulative = 0;
         for (index, le) in DURATION_BOUNDS.iter().map(|&(_, le)| le).chain(["+Inf"]).enumerate() {
-            below += self.sum(|shard| &shard.durations[index]);
-            writeln!(page, "{name}_bucket{{le=\"{le}\"}} {below}")?;
+            cumulative += self.sum(|shard| &shard.durations[index]);
+            writeln!(page, "{name}_bucket{{le=\"{le}\"}} {cumulative}")?;
         }
         let sum = DecimalSeconds(Nanos(self.sum(|shard| &shard.duration_sum)));
-        writeln!(page, "{name}_sum {sum}\n{name}_count {below}")
+        writeln!(page, "{name}_sum {sum}\n{name}_count {cumulative}")
     }
 
     fn write_requests(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -468,34 +447,49 @@ impl Metrics {
     fn write_config(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = "sluicegate_config_loads_total";
         write_head(page, name, "counter", "Configuration loads, by outcome")?;
-        for (outcome, cell) in
+        for (outcome, counter) in
             [("accepted", &self.accepted_loads), ("refused", &self.rejected_loads)]
         {
-            writeln!(page, "{name}{{outcome=\"{outcome}\"}} {}", cell.load(Relaxed))?;
+            writeln!(page, "{name}{{outcome=\"{outcome}\"}} {}", counter.load(Relaxed))?;
         }
-        let name = "sluicegate_config_revision";
-        write_head(
+        write_value(
             page,
-            name,
+            "sluicegate_config_revision",
             "gauge",
             "The revision of the current configuration, 0 before the first",
+            self.revision.load(Relaxed),
         )?;
-        writeln!(page, "{name} {}", self.revision.load(Relaxed))?;
-        let name = "sluicegate_config_stale";
-        write_head(page, name, "gauge", "1 if the last load was rejected")?;
-        writeln!(page, "{name} {}", self.stale.load(Relaxed))?;
-        let name = "sluicegate_config_loaded_timestamp_seconds";
-        write_head(page, name, "gauge", "The time of the last accepted load, Unix time")?;
-        writeln!(page, "{name} {}", DecimalSeconds(Nanos(self.loaded_at.load(Relaxed))))
+        write_value(
+            page,
+            "sluicegate_config_stale",
+            "gauge",
+            "1 if the last load was rejected",
+            self.stale.load(Relaxed),
+        )?;
+        write_value(
+            page,
+            "sluicegate_config_loaded_timestamp_seconds",
+            "gauge",
+            "The time of the last accepted load, Unix time",
+            DecimalSeconds(Nanos(self.loaded_at.load(Relaxed))),
+        )
     }
 
     fn write_store(&self, page: &mut fmt::Formatter<'_>, gauges: &Gauges) -> fmt::Result {
-        let name = "sluicegate_memory_keys";
-        write_head(page, name, "gauge", "Live keys of the memory store")?;
-        writeln!(page, "{name} {}", gauges.keys)?;
-        let name = "sluicegate_memory_keys_max";
-        write_head(page, name, "gauge", "The largest number of live keys")?;
-        writeln!(page, "{name} {}", gauges.max_keys)?;
+        write_value(
+            page,
+            "sluicegate_memory_keys",
+            "gauge",
+            "Live keys of the memory store",
+            gauges.keys,
+        )?;
+        write_value(
+            page,
+            "sluicegate_memory_keys_max",
+            "gauge",
+            "The largest number of live keys",
+            gauges.max_keys,
+        )?;
         let name = "sluicegate_memory_full_total";
         write_head(
             page,
@@ -518,9 +512,13 @@ impl Metrics {
             let n = self.sum(|shard| &shard.failed_charges[cause as usize]);
             writeln!(page, "{name}{{cause=\"{}\"}} {n}", cause.as_str())?;
         }
-        let name = "sluicegate_denials_remembered_total";
-        write_head(page, name, "counter", "Denials from the deny cache, without a store call")?;
-        writeln!(page, "{name} {}", self.sum(|shard| &shard.cached_denials))?;
+        write_value(
+            page,
+            "sluicegate_denials_remembered_total",
+            "counter",
+            "Denials from the deny cache, without a store call",
+            self.sum(|shard| &shard.cached_denials),
+        )?;
         let name = "sluicegate_local_hits_total";
         write_head(
             page,
@@ -533,9 +531,13 @@ impl Metrics {
             writeln!(page, "{name}{{outcome=\"{}\"}} {n}", outcome.as_str())?;
         }
         self.write_store_calls(page)?;
-        let name = "sluicegate_store_up";
-        write_head(page, name, "gauge", "1 while the store is available, else 0")?;
-        writeln!(page, "{name} {}", u8::from(!gauges.is_store_down))
+        write_value(
+            page,
+            "sluicegate_store_up",
+            "gauge",
+            "1 while the store is available, else 0",
+            u8::from(!gauges.is_store_down),
+        )
     }
 }
 
@@ -548,15 +550,15 @@ impl Metrics {
             "histogram",
             "Script calls to the shared store, by number of checks",
         )?;
-        let mut below = 0;
+        let mut cumulative = 0;
         for (index, bound) in CHECK_COUNT_BOUNDS.iter().enumerate() {
-            below += self.sum(|shard| &shard.checks_per_call[index]);
-            writeln!(page, "{name}_bucket{{le=\"{bound}\"}} {below}")?;
+            cumulative += self.sum(|shard| &shard.checks_per_call[index]);
+            writeln!(page, "{name}_bucket{{le=\"{bound}\"}} {cumulative}")?;
         }
-        below += self.sum(|shard| &shard.checks_per_call[CHECK_COUNT_BOUNDS.len()]);
-        writeln!(page, "{name}_bucket{{le=\"+Inf\"}} {below}")?;
+        cumulative += self.sum(|shard| &shard.checks_per_call[CHECK_COUNT_BOUNDS.len()]);
+        writeln!(page, "{name}_bucket{{le=\"+Inf\"}} {cumulative}")?;
         let sum = self.sum(|shard| &shard.checks_sum);
-        writeln!(page, "{name}_sum {sum}\n{name}_count {below}")
+        writeln!(page, "{name}_sum {sum}\n{name}_count {cumulative}")
     }
 }
 
@@ -592,8 +594,7 @@ impl Metrics {
             ),
         ];
         for (name, help, value) in gauges {
-            write_head(page, name, "gauge", help)?;
-            writeln!(page, "{name} {value}")?;
+            write_value(page, name, "gauge", help, value)?;
         }
         let name = "sluicegate_concurrency_limit_reached_total";
         write_head(
@@ -602,11 +603,11 @@ impl Metrics {
             "counter",
             "Requests rejected by a concurrency limit; enforced is no in shadow mode",
         )?;
-        for (at, reason) in ConcurrencyLimitExceeded::REASONS.iter().enumerate() {
-            for (enforced, word) in ["no", "yes"].into_iter().enumerate() {
-                let n = self.sum(|shard| &shard.limit_exceeded[at][enforced]);
+        for (index, reason) in ConcurrencyLimitExceeded::REASONS.iter().enumerate() {
+            for (is_enforced, enforced) in ["no", "yes"].into_iter().enumerate() {
+                let n = self.sum(|shard| &shard.limit_exceeded[index][is_enforced]);
                 let reason = reason.as_str();
-                writeln!(page, "{name}{{reason=\"{reason}\",enforced=\"{word}\"}} {n}")?;
+                writeln!(page, "{name}{{reason=\"{reason}\",enforced=\"{enforced}\"}} {n}")?;
             }
         }
         let name = "sluicegate_permit_ids_total";
@@ -633,28 +634,39 @@ impl Metrics {
 
 impl Metrics {
     fn write_leases(&self, page: &mut fmt::Formatter<'_>, totals: LeaseTotals) -> fmt::Result {
-        let name = "sluicegate_lease_keys";
-        write_head(page, name, "gauge", "Keys of leased limits with a balance")?;
-        writeln!(page, "{name} {}", totals.keys)?;
-        let name = "sluicegate_lease_balance_hits";
-        write_head(page, name, "gauge", "Unspent hits of leases")?;
-        writeln!(page, "{name} {}", totals.hits)?;
-        let name = "sluicegate_lease_calls_total";
-        write_head(
+        write_value(
             page,
-            name,
+            "sluicegate_lease_keys",
+            "gauge",
+            "Keys of leased limits with a balance",
+            totals.keys,
+        )?;
+        write_value(
+            page,
+            "sluicegate_lease_balance_hits",
+            "gauge",
+            "Unspent hits of leases",
+            totals.hits,
+        )?;
+        write_value(
+            page,
+            "sluicegate_lease_calls_total",
             "counter",
             "Script calls that borrow or return hits, for one or more keys",
+            self.sum(|shard| &shard.lease_calls),
         )?;
-        writeln!(page, "{name} {}", self.sum(|shard| &shard.lease_calls))?;
-        let name = "sluicegate_lease_messages_total";
-        write_head(page, name, "counter", "Lease messages, one for each key")?;
-        writeln!(page, "{name} {}", self.sum(|shard| &shard.lease_messages))?;
+        write_value(
+            page,
+            "sluicegate_lease_messages_total",
+            "counter",
+            "Lease messages, one for each key",
+            self.sum(|shard| &shard.lease_messages),
+        )?;
         let name = "sluicegate_lease_hits_total";
         write_head(page, name, "counter", "Leased hits, by outcome")?;
-        for end in LeasedHitsEvent::ALL {
-            let n = self.sum(|shard| &shard.leased_hits[end as usize]);
-            writeln!(page, "{name}{{outcome=\"{}\"}} {n}", end.as_str())?;
+        for event in LeasedHitsEvent::ALL {
+            let n = self.sum(|shard| &shard.leased_hits[event as usize]);
+            writeln!(page, "{name}{{outcome=\"{}\"}} {n}", event.as_str())?;
         }
         Ok(())
     }
@@ -662,9 +674,9 @@ impl Metrics {
     fn write_datagrams(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = "sluicegate_syslog_datagrams_total";
         write_head(page, name, "counter", "Datagrams to the syslog port, by kind")?;
-        for outcome in DatagramKind::ALL {
-            let n = self.sum(|shard| &shard.datagrams[outcome as usize]);
-            writeln!(page, "{name}{{outcome=\"{}\"}} {n}", outcome.as_str())?;
+        for kind in DatagramKind::ALL {
+            let n = self.sum(|shard| &shard.datagrams[kind as usize]);
+            writeln!(page, "{name}{{outcome=\"{}\"}} {n}", kind.as_str())?;
         }
         let name = "sluicegate_forwarded_releases_total";
         write_head(page, name, "counter", "Forwarded releases, by event")?;
@@ -677,15 +689,30 @@ impl Metrics {
 }
 
 fn write_process(page: &mut fmt::Formatter<'_>, gauges: &Gauges) -> fmt::Result {
-    let name = "process_start_time_seconds";
-    write_head(page, name, "gauge", "The start of this process, Unix time")?;
-    writeln!(page, "{name} {}", DecimalSeconds(gauges.started_at))?;
+    write_value(
+        page,
+        "process_start_time_seconds",
+        "gauge",
+        "The start of this process, Unix time",
+        DecimalSeconds(gauges.started_at),
+    )?;
     if let Some(process) = &gauges.process {
         process.write(page)?;
     }
     let name = "sluicegate_build_info";
     write_head(page, name, "gauge", "Always 1; the version is its label")?;
     writeln!(page, "{name}{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION"))
+}
+
+fn write_value(
+    page: &mut fmt::Formatter<'_>,
+    name: &str,
+    kind: &str,
+    help: &str,
+    value: impl fmt::Display,
+) -> fmt::Result {
+    write_head(page, name, kind, help)?;
+    writeln!(page, "{name} {value}")
 }
 
 fn write_head(page: &mut fmt::Formatter<'_>, name: &str, kind: &str, help: &str) -> fmt::Result {

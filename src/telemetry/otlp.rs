@@ -1,13 +1,10 @@
-//! Exports spans and metrics to the collector that the `OTEL_*` environment variables name, by OTLP
-//! over gRPC or HTTP.
+//! Exports spans and metrics to an OTLP collector, as the `OTEL_*` environment variables configure.
 //!
 //! Guarantees:
-//! - Nothing is exported without `OTEL_EXPORTER_OTLP_ENDPOINT` or its variants for traces and
-//!   metrics.
+//! - Nothing is exported without `OTEL_EXPORTER_OTLP_ENDPOINT` or its variants for one signal.
 //! - A slow or unavailable collector loses spans, but never delays a reply.
 //! - Queues of spans are bounded.
-//! - An unsupported protocol or exporter of one signal (spans or metrics) is reported. The other
-//!   signal is still exported.
+//! - An error in the settings of one signal (spans or metrics) does not disable the other signal.
 //!
 //! Not covered:
 //! - OTLP in JSON.
@@ -34,7 +31,7 @@ use collector_client::{OtlpHttpClient, OtlpTlsFiles};
 use page_cache::{PageCache, PageReader};
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The timeout of the last export of each signal during shutdown.
+/// The timeout of each signal's last export, during shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A function that renders the metrics page in Prometheus' text format.
@@ -43,7 +40,7 @@ pub type RenderPage = Arc<dyn Fn() -> String + Send + Sync>;
 /// A function that returns the value of an environment variable, or `None` if it is unset or empty.
 pub type EnvLookup<'v> = &'v dyn Fn(&str) -> Option<String>;
 
-/// The transport protocol of OTLP.
+/// The protocol that transports OTLP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OtlpTransport {
     /// OTLP over gRPC.
@@ -56,34 +53,30 @@ pub enum OtlpTransport {
 /// The values for unset `OTEL_*` environment variables.
 #[derive(Clone, Debug)]
 pub struct OtlpDefaults {
-    /// The transport protocol of OTLP.
+    /// The protocol that transports OTLP.
     pub protocol: OtlpTransport,
-    /// Enables the export of metrics.
+    /// `true` if metrics are exported.
     pub has_metrics: bool,
     /// The OpenTelemetry service name.
     pub service_name: String,
     /// Further attributes of the OpenTelemetry resource.
     pub attributes: Vec<(String, String)>,
-    /// The sampled fraction, 0 to 1, of the traces for which the caller has not decided whether to
-    /// sample.
+    /// The sampled fraction, 0 to 1, of the traces for which the caller made no sampling decision.
     pub sampled_fraction: f64,
 }
 
 impl Default for OtlpDefaults {
     fn default() -> Self {
-        let service = "sluicegate".to_owned();
-        let (protocol, attributes) = (OtlpTransport::Grpc, Vec::new());
         Self {
-            protocol,
+            protocol: OtlpTransport::Grpc,
             has_metrics: true,
-            service_name: service,
-            attributes,
+            service_name: "sluicegate".to_owned(),
+            attributes: Vec::new(),
             sampled_fraction: 1.0,
         }
     }
 }
 
-/// The exporter settings of one signal: spans or metrics.
 #[derive(Clone, Debug)]
 struct ExporterConfig {
     protocol: OtlpTransport,
@@ -99,9 +92,8 @@ pub struct OtlpExporters {
     meter_provider: Option<SdkMeterProvider>,
 }
 
-/// Starts the exporters that the environment variables configure. Must run within a Tokio runtime.
-///
-/// Also returns an error message for each signal (spans, metrics) that cannot be exported.
+/// Starts the exporters. Also returns an error for each signal that cannot be exported. Must run
+/// within a Tokio runtime.
 #[must_use]
 pub fn start(
     variable: EnvLookup<'_>,
@@ -112,99 +104,99 @@ pub fn start(
     if variable("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true")) {
         return (OtlpExporters::default(), errors);
     }
-    let mut wanted = |signal| match exporter_config(signal, variable, defaults) {
-        Ok(wanted) => wanted,
-        Err(why) => {
-            errors.push(why);
-            None
-        }
-    };
-    let (spans, counts) = (wanted("TRACES"), wanted("METRICS"));
+    let mut read_config =
+        |signal| ok_or_report(exporter_config(signal, variable, defaults), &mut errors).flatten();
+    let (span_config, metric_config) = (read_config("TRACES"), read_config("METRICS"));
     let resource = resource(variable, defaults);
     let mut exporters = OtlpExporters::default();
-    if let Some(way) = spans {
-        let spans = start_span_export(&way, variable, defaults.sampled_fraction, resource.clone());
-        exporters.tracer_provider = keep_or_report(spans, &mut errors);
+    if let Some(config) = span_config {
+        let fraction = defaults.sampled_fraction;
+        let provider = start_span_export(&config, variable, fraction, resource.clone());
+        exporters.tracer_provider = ok_or_report(provider, &mut errors);
     }
-    if let Some(way) = counts {
-        exporters.meter_provider =
-            keep_or_report(start_metric_export(&way, page, resource), &mut errors);
+    if let Some(config) = metric_config {
+        let provider = start_metric_export(&config, page, resource);
+        exporters.meter_provider = ok_or_report(provider, &mut errors);
     }
     (exporters, errors)
 }
 
-fn keep_or_report<T>(result: Result<T, String>, refused: &mut Vec<String>) -> Option<T> {
-    result.map_err(|why| refused.push(why)).ok()
+fn ok_or_report<T>(result: Result<T, String>, errors: &mut Vec<String>) -> Option<T> {
+    result.map_err(|error| errors.push(error)).ok()
 }
 
-/// Reads the environment variables for `signal`, which is `TRACES` or `METRICS`. Returns `None` if
-/// the signal is not exported.
+/// Reads the variables of `signal` (`TRACES` or `METRICS`). `None` means no export.
 fn exporter_config(
     signal: &str,
     variable: EnvLookup<'_>,
     defaults: &OtlpDefaults,
 ) -> Result<Option<ExporterConfig>, String> {
-    let own = |name: &str| variable(&format!("OTEL_EXPORTER_OTLP_{signal}_{name}"));
-    let either = |name: &str| own(name).or_else(|| variable(&format!("OTEL_EXPORTER_OTLP_{name}")));
+    let setting = |name: &str| {
+        variable(&format!("OTEL_EXPORTER_OTLP_{signal}_{name}"))
+            .or_else(|| variable(&format!("OTEL_EXPORTER_OTLP_{name}")))
+    };
     let exporter = format!("OTEL_{signal}_EXPORTER");
     match variable(&exporter).as_deref() {
         None if signal == "METRICS" && !defaults.has_metrics => return Ok(None),
         None | Some("otlp") => {}
         Some("none") => return Ok(None),
-        Some(other) => return Err(format!("{exporter} is {other}; this tells otlp or none")),
+        Some(other) => return Err(format!("{exporter} is `{other}`; supported: `otlp`, `none`")),
     }
-    let Some(endpoint) = either("ENDPOINT") else { return Ok(None) };
-    let protocol = match either("PROTOCOL").as_deref() {
+    let Some(endpoint) = setting("ENDPOINT") else { return Ok(None) };
+    let protocol = match setting("PROTOCOL").as_deref() {
         None => defaults.protocol,
         Some("grpc") => OtlpTransport::Grpc,
         Some("http/protobuf") => OtlpTransport::Http,
         Some(other) => {
-            let spoken = "OTEL_EXPORTER_OTLP_PROTOCOL is grpc or http/protobuf";
-            return Err(format!("{signal}: OTLP over {other} is not spoken here; {spoken}"));
+            let help = "OTEL_EXPORTER_OTLP_PROTOCOL is grpc or http/protobuf";
+            return Err(format!("{signal}: OTLP over {other} is not spoken here; {help}"));
         }
     };
-    let identity = match (either("CLIENT_CERTIFICATE"), either("CLIENT_KEY")) {
+    let identity = match (setting("CLIENT_CERTIFICATE"), setting("CLIENT_KEY")) {
         (Some(certificate), Some(key)) => Some((certificate, key)),
         (None, None) => None,
-        _ => return Err(format!("{signal}: a client's certificate is good with its key only")),
+        _ => {
+            return Err(format!(
+                "{signal}: a client certificate needs its private key, and vice versa"
+            ));
+        }
     };
-    let timeout_ms = either("TIMEOUT").and_then(|text| text.parse().ok());
+    let timeout_ms = setting("TIMEOUT").and_then(|text| text.parse().ok());
     Ok(Some(ExporterConfig {
         protocol,
         endpoint,
-        tls_files: OtlpTlsFiles { ca_file: either("CERTIFICATE"), identity },
+        tls_files: OtlpTlsFiles { ca_file: setting("CERTIFICATE"), identity },
         timeout: timeout_ms.map_or(DEFAULT_TIMEOUT, Duration::from_millis),
     }))
 }
 
-/// Builds the OpenTelemetry resource, which describes this process. `OTEL_*` variables take
-/// precedence over the settings.
+/// Builds the OpenTelemetry resource. `OTEL_*` variables have precedence over the settings.
 fn resource(variable: EnvLookup<'_>, defaults: &OtlpDefaults) -> Resource {
-    let attributes = variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
-    let names = attributes.split(',').filter_map(|pair| pair.split_once('='));
+    let variable_text = variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
+    let names = variable_text.split(',').filter_map(|pair| pair.split_once('='));
     let configured: Vec<&str> = names.map(|(name, _)| name.trim()).collect();
-    let mut own = defaults.attributes.clone();
-    own.push(("service.version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()));
+    let mut attributes = defaults.attributes.clone();
+    attributes.push(("service.version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()));
     if variable("OTEL_SERVICE_NAME").is_none() {
-        own.push(("service.name".to_owned(), defaults.service_name.clone()));
+        attributes.push(("service.name".to_owned(), defaults.service_name.clone()));
     }
-    own.retain(|(name, _)| !configured.contains(&&**name));
-    let own = own.into_iter().map(|(name, text)| KeyValue::new(name, text));
-    Resource::builder().with_attributes(own).build()
+    attributes.retain(|(name, _)| !configured.contains(&&**name));
+    let attributes = attributes.into_iter().map(|(name, text)| KeyValue::new(name, text));
+    Resource::builder().with_attributes(attributes).build()
 }
 
 fn start_span_export(
-    way: &ExporterConfig,
+    config: &ExporterConfig,
     variable: EnvLookup<'_>,
-    sampled: f64,
+    sampled_fraction: f64,
     resource: Resource,
 ) -> Result<SdkTracerProvider, String> {
     let propagators = variable("OTEL_PROPAGATORS");
     let propagators = Propagators::parse(propagators.as_deref())
-        .ok_or("OTEL_PROPAGATORS: tracecontext, b3 and b3multi are read, and baggage and none")?;
-    let exporter = match (way.protocol, way.tls_channel()?) {
+        .ok_or("OTEL_PROPAGATORS: supported are tracecontext, b3, b3multi, baggage and none")?;
+    let exporter = match (config.protocol, config.tls_channel()?) {
         (OtlpTransport::Http, _) => {
-            let http = SpanExporter::builder().with_http().with_http_client(way.http_client()?);
+            let http = SpanExporter::builder().with_http().with_http_client(config.http_client()?);
             http.with_protocol(opentelemetry_otlp::Protocol::HttpBinary).build()
         }
         (OtlpTransport::Grpc, None) => with_grpc(SpanExporter::builder().with_tonic()).build(),
@@ -212,25 +204,26 @@ fn start_span_export(
             with_grpc(SpanExporter::builder().with_tonic()).with_channel(channel).build()
         }
     };
-    let exporter = exporter.map_err(|error| format!("spans cannot be told: {error}"))?;
+    let exporter = exporter.map_err(|error| format!("cannot export spans: {error}"))?;
     let mut provider = SdkTracerProvider::builder();
     if variable("OTEL_TRACES_SAMPLER").is_none() {
-        let part = Sampler::TraceIdRatioBased(sampled);
-        provider = provider.with_sampler(Sampler::ParentBased(Box::new(part)));
+        let root_sampler = Sampler::TraceIdRatioBased(sampled_fraction);
+        provider = provider.with_sampler(Sampler::ParentBased(Box::new(root_sampler)));
     }
     let provider = provider.with_batch_exporter(exporter).with_resource(resource).build();
-    trace::install(provider.tracer("sluicegate"), propagators);
+    trace::install_tracer(provider.tracer("sluicegate"), propagators);
     Ok(provider)
 }
 
 fn start_metric_export(
-    way: &ExporterConfig,
+    config: &ExporterConfig,
     page: &RenderPage,
     resource: Resource,
 ) -> Result<SdkMeterProvider, String> {
-    let exporter = match (way.protocol, way.tls_channel()?) {
+    let exporter = match (config.protocol, config.tls_channel()?) {
         (OtlpTransport::Http, _) => {
-            let http = MetricExporter::builder().with_http().with_http_client(way.http_client()?);
+            let http =
+                MetricExporter::builder().with_http().with_http_client(config.http_client()?);
             http.with_protocol(opentelemetry_otlp::Protocol::HttpBinary).build()
         }
         (OtlpTransport::Grpc, None) => with_grpc(MetricExporter::builder().with_tonic()).build(),
@@ -238,7 +231,7 @@ fn start_metric_export(
             with_grpc(MetricExporter::builder().with_tonic()).with_channel(channel).build()
         }
     };
-    let exporter = exporter.map_err(|error| format!("counts cannot be told: {error}"))?;
+    let exporter = exporter.map_err(|error| format!("cannot export metrics: {error}"))?;
     let provider = SdkMeterProvider::builder();
     let provider = provider.with_periodic_exporter(exporter).with_resource(resource).build();
     let meter = provider.meter("sluicegate");
@@ -249,14 +242,13 @@ fn start_metric_export(
     Ok(provider)
 }
 
-/// Sets the protocol explicitly, because the exporter would otherwise read it from the environment.
+/// Sets the protocol, which the exporter would otherwise read from the environment.
 fn with_grpc<B: opentelemetry_otlp::WithExportConfig>(builder: B) -> B {
     builder.with_protocol(opentelemetry_otlp::Protocol::Grpc)
 }
 
 impl ExporterConfig {
-    /// Returns a gRPC channel with TLS. `None` for HTTP or plain text, where the exporter connects
-    /// itself.
+    /// Returns a gRPC channel with TLS. `None` for HTTP or plain text, where the exporter connects.
     fn tls_channel(&self) -> Result<Option<tonic::transport::Channel>, String> {
         let is_secure = self.protocol == OtlpTransport::Grpc && self.endpoint.starts_with("https:");
         let channel = is_secure
@@ -277,10 +269,9 @@ struct ExportedFamily {
     is_counter: bool,
 }
 
-/// Returns the metric families of a metrics page. A histogram becomes two families: its count and
-/// its sum.
+/// Returns the metric families of a metrics page. A histogram becomes two: its count and its sum.
 fn parse_families(page: &str) -> Vec<ExportedFamily> {
-    let mut found = Vec::new();
+    let mut families = Vec::new();
     let mut help = "";
     for line in page.lines() {
         if let Some((_, text)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' '))
@@ -291,21 +282,20 @@ fn parse_families(page: &str) -> Vec<ExportedFamily> {
         else {
             continue;
         };
-        let endings: &[&str] = if kind == "histogram" { &["_count", "_sum"] } else { &[""] };
-        let family = |end: &&str| ExportedFamily {
-            name: format!("{name}{end}"),
+        let suffixes: &[&str] = if kind == "histogram" { &["_count", "_sum"] } else { &[""] };
+        let family = |suffix: &&str| ExportedFamily {
+            name: format!("{name}{suffix}"),
             help: help.to_owned(),
             is_counter: kind != "gauge",
         };
-        found.extend(endings.iter().map(family));
+        families.extend(suffixes.iter().map(family));
     }
-    found
+    families
 }
 
-/// Registers `family` for export. Each export reads the metrics page, so both always have the same
-/// metrics.
+/// Registers `family` for export. Each export reads the values from the metrics page.
 fn register_family(meter: &Meter, family: ExportedFamily, page: PageReader) {
-    let ExportedFamily { name, help, is_counter: grows } = family;
+    let ExportedFamily { name, help, is_counter } = family;
     let callback = {
         let name = name.clone();
         move |observer: &dyn AsyncInstrument<f64>| {
@@ -314,7 +304,7 @@ fn register_family(meter: &Meter, family: ExportedFamily, page: PageReader) {
             }
         }
     };
-    if grows {
+    if is_counter {
         meter.f64_observable_counter(name).with_description(help).with_callback(callback).build();
     } else {
         meter.f64_observable_gauge(name).with_description(help).with_callback(callback).build();
@@ -356,9 +346,9 @@ fn unquote_label(text: &str) -> Option<(String, &str)> {
             '"' => return Some((value, chars.as_str())),
             '\\' => value.push(match chars.next()? {
                 'n' => '\n',
-                itself => itself,
+                escaped => escaped,
             }),
-            letter => value.push(letter),
+            char => value.push(char),
         }
     }
 }
@@ -370,14 +360,13 @@ impl OtlpExporters {
         self.tracer_provider.is_some() || self.meter_provider.is_some()
     }
 
-    /// Exports the last spans and metrics. Blocks for up to 2 s for each of both, so it must not
-    /// run on a thread that serves requests.
+    /// Exports the last spans and metrics. Blocks for up to 4 s.
     pub fn shutdown(self) {
-        if let Some(spans) = self.tracer_provider {
-            drop(spans.shutdown_with_timeout(SHUTDOWN_TIMEOUT));
+        if let Some(provider) = self.tracer_provider {
+            drop(provider.shutdown_with_timeout(SHUTDOWN_TIMEOUT));
         }
-        if let Some(counts) = self.meter_provider {
-            drop(counts.shutdown_with_timeout(SHUTDOWN_TIMEOUT));
+        if let Some(provider) = self.meter_provider {
+            drop(provider.shutdown_with_timeout(SHUTDOWN_TIMEOUT));
         }
     }
 }
@@ -391,16 +380,16 @@ mod tests {
         signal: &str,
     ) -> Result<Option<ExporterConfig>, String> {
         let lookup = |name: &str| {
-            let found = variables.iter().find(|(key, _)| *key == name);
-            found.map(|(_, value)| (*value).to_owned())
+            let variable = variables.iter().find(|(key, _)| *key == name);
+            variable.map(|(_, value)| (*value).to_owned())
         };
         exporter_config(signal, &lookup, &OtlpDefaults::default())
     }
 
     fn exported_signals(variables: &[(&str, &str)]) -> (bool, bool, usize) {
         let configs = ["TRACES", "METRICS"].map(|signal| config_of(variables, signal));
-        let [spans, counts] = configs.each_ref().map(|told| matches!(told, Ok(Some(_))));
-        (spans, counts, configs.iter().filter(|told| told.is_err()).count())
+        let [spans, metrics] = configs.each_ref().map(|config| matches!(config, Ok(Some(_))));
+        (spans, metrics, configs.iter().filter(|config| config.is_err()).count())
     }
 
     #[test]
@@ -435,11 +424,11 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE", "/metrics"),
             ("OTEL_EXPORTER_OTLP_TIMEOUT", "250"),
         ];
-        let [spans, counts] =
+        let [spans, metrics] =
             ["TRACES", "METRICS"].map(|signal| config_of(&variables, signal).unwrap().unwrap());
-        assert_eq!((spans.protocol, counts.protocol), (OtlpTransport::Grpc, OtlpTransport::Http));
+        assert_eq!((spans.protocol, metrics.protocol), (OtlpTransport::Grpc, OtlpTransport::Http));
         assert_eq!(spans.tls_files.ca_file.as_deref(), Some("/all"));
-        assert_eq!(counts.tls_files.ca_file.as_deref(), Some("/metrics"));
+        assert_eq!(metrics.tls_files.ca_file.as_deref(), Some("/metrics"));
         assert_eq!(spans.timeout, Duration::from_millis(250));
     }
 
@@ -447,12 +436,12 @@ mod tests {
     fn metric_samples_are_found_by_their_exact_name() {
         let page = "# HELP a_total Help.\n# TYPE a_total counter\na_total{x=\"1\",y=\"2\"} 3\na_total_more 4\n\
                     # HELP b Help.\n# TYPE b histogram\nb_bucket{le=\"1\"} 1\nb_sum 0.5\nb_count 1\n";
-        let named: Vec<_> =
+        let families: Vec<_> =
             parse_families(page).into_iter().map(|f| (f.name, f.is_counter)).collect();
-        let wanted = [("a_total", true), ("b_count", true), ("b_sum", true)];
-        assert_eq!(named, wanted.map(|(name, grows)| (name.to_owned(), grows)));
-        let found = parse_samples(page, "a_total");
-        assert_eq!(found, [(vec![KeyValue::new("x", "1"), KeyValue::new("y", "2")], 3.0)]);
+        let expected = [("a_total", true), ("b_count", true), ("b_sum", true)];
+        assert_eq!(families, expected.map(|(name, is_counter)| (name.to_owned(), is_counter)));
+        let samples = parse_samples(page, "a_total");
+        assert_eq!(samples, [(vec![KeyValue::new("x", "1"), KeyValue::new("y", "2")], 3.0)]);
         assert_eq!(parse_samples(page, "b_sum"), [(vec![], 0.5)]);
     }
 
@@ -471,7 +460,7 @@ a{path=""} 7
             let labels = labels.iter().map(|(key, text)| KeyValue::new(*key, *text));
             (labels.collect::<Vec<_>>(), value)
         };
-        let wanted = [
+        let expected = [
             labelled(&[("path", "d.k_x,y")], 1.0),
             labelled(&[("path", "d.k_x,z")], 2.0),
             labelled(&[("path", r"d.k_\")], 3.0),
@@ -480,6 +469,6 @@ a{path=""} 7
             labelled(&[("path", "d.k_{1} 2"), ("verdict", "\"} 9")], 6.0),
             labelled(&[("path", "")], 7.0),
         ];
-        assert_eq!(parse_samples(page, "a"), wanted);
+        assert_eq!(parse_samples(page, "a"), expected);
     }
 }

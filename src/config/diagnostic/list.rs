@@ -1,11 +1,8 @@
-//! The findings that are shown to the user, and the number of omitted ones.
+//! The findings that are shown to the user, and the number of omitted findings.
 //!
 //! Guarantees:
 //! - Omitted findings are counted by severity.
 //! - An omitted finding is never more severe than a shown finding of the same file.
-//!
-//! Not covered:
-//! - Detection of findings (see [`super::Findings`]).
 
 use std::fmt;
 use std::ops::Deref;
@@ -58,29 +55,29 @@ impl SeverityCounts {
     }
 }
 
-/// Formats the numbers of omitted findings: `100 more errors, 1 more warning`. A severity with the
-/// number 0 is left out.
+/// Formats the numbers of omitted findings as `100 more errors, 1 more warning`, without zeros.
 impl fmt::Display for SeverityCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = [(self.errors, "error"), (self.warnings, "warning"), (self.notes, "note")];
-        for (at, (count, thing)) in all.into_iter().filter(|(count, _)| *count > 0).enumerate() {
-            let comma = if at == 0 { "" } else { ", " };
+        let nonzero = all.into_iter().filter(|(count, _)| *count > 0);
+        for (index, (count, severity)) in nonzero.enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
             let plural = if count == 1 { "" } else { "s" };
-            write!(f, "{comma}{count} more {thing}{plural}")?;
+            write!(f, "{comma}{count} more {severity}{plural}")?;
         }
         Ok(())
     }
 }
 
 impl<'d> FromIterator<&'d Diagnostic> for SeverityCounts {
-    fn from_iter<I: IntoIterator<Item = &'d Diagnostic>>(all: I) -> Self {
+    fn from_iter<I: IntoIterator<Item = &'d Diagnostic>>(diagnostics: I) -> Self {
         let mut counts = Self::default();
-        all.into_iter().for_each(|one| counts.add(one.severity()));
+        diagnostics.into_iter().for_each(|diagnostic| counts.add(diagnostic.severity()));
         counts
     }
 }
 
-/// The shown findings (by `Deref`, a slice), and the number of omitted ones.
+/// The shown findings, which are a slice by `Deref`, and the number of omitted findings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diagnostics {
     shown: Vec<Diagnostic>,
@@ -88,14 +85,11 @@ pub struct Diagnostics {
 }
 
 impl Diagnostics {
-    pub(super) const fn new(shown: Vec<Diagnostic>, more: SeverityCounts) -> Self {
-        Self { shown, not_shown: more }
+    pub(super) const fn new(shown: Vec<Diagnostic>, not_shown: SeverityCounts) -> Self {
+        Self { shown, not_shown }
     }
 
     /// Returns the numbers of the omitted findings.
-    ///
-    /// In a file with over a thousand findings of one severity, a finding in a node with several
-    /// YAML aliases may be counted once for each alias.
     #[must_use]
     pub const fn not_shown(&self) -> SeverityCounts {
         self.not_shown
@@ -107,27 +101,27 @@ impl Diagnostics {
         self.shown.iter().collect::<SeverityCounts>().plus(self.not_shown)
     }
 
-    /// Returns the `max` most severe of the shown findings in their present order, and the numbers
-    /// of all others.
+    /// Returns the `max` most severe findings in their order, and the numbers of the others.
     #[must_use]
     pub fn most_severe(&self, max: usize) -> (Vec<&Diagnostic>, SeverityCounts) {
         let mut ranked: Vec<(usize, &Diagnostic)> = self.shown.iter().enumerate().collect();
-        ranked.sort_by_key(|(_, one)| std::cmp::Reverse(one.severity()));
-        let omitted = ranked.iter().skip(max).map(|(_, one)| *one).collect::<SeverityCounts>();
+        ranked.sort_by_key(|(_, finding)| std::cmp::Reverse(finding.severity()));
+        let omitted: SeverityCounts =
+            ranked.iter().skip(max).map(|(_, finding)| *finding).collect();
         ranked.truncate(max);
-        ranked.sort_unstable_by_key(|(at, _)| *at);
-        (ranked.into_iter().map(|(_, one)| one).collect(), omitted.plus(self.not_shown))
+        ranked.sort_unstable_by_key(|(index, _)| *index);
+        (ranked.into_iter().map(|(_, finding)| finding).collect(), omitted.plus(self.not_shown))
     }
 
     /// Removes the findings of severity note, shown or omitted.
     #[must_use]
     pub fn without_notes(mut self) -> Self {
-        self.shown.retain(|one| one.severity() != Severity::Note);
+        self.shown.retain(|finding| finding.severity() != Severity::Note);
         self.not_shown.notes = 0;
         self
     }
 
-    /// Appends the shown findings of `others`, and adds its numbers of omitted ones.
+    /// Appends the shown findings of `others`, and adds its numbers of omitted findings.
     pub fn append(&mut self, others: Self) {
         self.shown.extend(others.shown);
         self.not_shown = self.not_shown.plus(others.not_shown);
@@ -164,13 +158,12 @@ impl<'d> IntoIterator for &'d Diagnostics {
     }
 }
 
-/// Formats all shown findings as the command `check` does, then a line with the numbers of the
-/// omitted ones.
+/// Formats the shown findings for the command `check`, then the numbers of the omitted findings.
 impl fmt::Display for Diagnostics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, one) in self.shown.iter().enumerate() {
-            let line_end = if at == 0 { "" } else { "\n" };
-            write!(f, "{line_end}{one}")?;
+        for (index, finding) in self.shown.iter().enumerate() {
+            let line_end = if index == 0 { "" } else { "\n" };
+            write!(f, "{line_end}{finding}")?;
         }
         if self.not_shown.is_zero() {
             Ok(())

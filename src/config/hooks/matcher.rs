@@ -68,8 +68,8 @@ pub enum StringMatch {
 
 /// A compiled regular expression, which must match the whole text.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(try_from = "Written", into = "Written")]
-#[schemars(with = "Written")]
+#[serde(try_from = "RegexYaml", into = "RegexYaml")]
+#[schemars(with = "RegexYaml")]
 pub struct RegexPattern {
     text: String,
     anchored: Regex,
@@ -85,24 +85,23 @@ impl PartialEq for RegexPattern {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Pattern")]
-struct Written {
+struct RegexYaml {
     /// The expression, in RE2 syntax.
     regex: String,
 }
 
-impl TryFrom<Written> for RegexPattern {
+impl TryFrom<RegexYaml> for RegexPattern {
     type Error = regex::Error;
 
-    fn try_from(Written { regex }: Written) -> Result<Self, regex::Error> {
-        // First compile the expression without the group: an unbalanced `)` in it could close the
-        // group of the next line, and the result would be valid.
+    fn try_from(RegexYaml { regex }: RegexYaml) -> Result<Self, regex::Error> {
+        // Validate the expression alone: in the next line, an unbalanced `)` could close the group.
         Regex::new(&regex)?;
-        let whole = Regex::new(&format!("^(?:{regex})$"))?;
-        Ok(Self { text: regex, anchored: whole })
+        let anchored = Regex::new(&format!("^(?:{regex})$"))?;
+        Ok(Self { text: regex, anchored })
     }
 }
 
-impl From<RegexPattern> for Written {
+impl From<RegexPattern> for RegexYaml {
     fn from(pattern: RegexPattern) -> Self {
         Self { regex: pattern.text }
     }
@@ -111,31 +110,29 @@ impl From<RegexPattern> for Written {
 impl HeaderMatcher {
     pub(super) fn matches(&self, request: &RequestAttributes<'_>) -> bool {
         let header = (request.joined_header_values)(&self.name.to_ascii_lowercase());
-        let value = match header {
-            None if self.treat_missing_header_as_empty => Some(Cow::Borrowed("")),
-            header => header,
-        };
+        let empty = self.treat_missing_header_as_empty.then_some(Cow::Borrowed(""));
+        let value = header.or(empty);
         if let Some(present) = self.present_match {
             return (value.is_some() == present) != self.invert_match;
         }
         match value {
-            Some(value) => self.fits(&value) != self.invert_match,
-            // If the header is missing, there is no value to compare, so `invert_match` inverts
-            // only its presence.
+            Some(value) => self.matches_value(&value) != self.invert_match,
+            // A missing header has no value to compare, so `invert_match` inverts only its
+            // presence.
             None => self.invert_match && self.string_match.is_none() && self.range_match.is_none(),
         }
     }
 
-    fn fits(&self, value: &str) -> bool {
-        let text = self.string_match.as_ref().is_none_or(|text| text.fits(value));
-        let number =
+    fn matches_value(&self, value: &str) -> bool {
+        let matches_text = self.string_match.as_ref().is_none_or(|text| text.matches(value));
+        let is_in_range =
             |range: Range| value.parse().is_ok_and(|n| (range.start..range.end).contains(&n));
-        text && self.range_match.is_none_or(number)
+        matches_text && self.range_match.is_none_or(is_in_range)
     }
 }
 
 impl StringMatch {
-    fn fits(&self, value: &str) -> bool {
+    fn matches(&self, value: &str) -> bool {
         match self {
             Self::Exact(text) => value == text,
             Self::Prefix(text) => value.starts_with(text.as_str()),

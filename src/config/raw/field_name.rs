@@ -1,240 +1,141 @@
 //! The keys of a limits file, and the blocks in which each is valid.
-//!
-//! Guarantees:
-//! - The list is complete: every valid key belongs to at least one block.
-//!
-//! Not covered:
-//! - The content of `metadata`, which is free-form.
 
-/// A key of a limits file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FieldName {
-    Domain,
-    Descriptors,
-    Charge,
-    Colocate,
-    Defaults,
-    Key,
-    Value,
-    RateLimit,
-    ShadowMode,
-    QuotaMode,
-    DetailedMetric,
-    ValueToMetric,
-    ShareThreshold,
-    Metadata,
-    Concurrency,
-    Unit,
-    RequestsPerUnit,
-    Unlimited,
-    Name,
-    Replaces,
-    Per,
-    Strategy,
-    Burst,
-    Mode,
-    MaxOvershoot,
-    LeaseHits,
-    OnBackendFailure,
-    Calendar,
-    TimeZone,
-    StartsOn,
-    Limit,
-    Adaptive,
-    Policy,
-    Min,
-    Max,
-    Queue,
-    Size,
-    Timeout,
-    MaxDuration,
-    Reject,
-    Status,
-    RetryAfter,
-    Body,
+/// Defines [`FieldName`] from lines `Variant = "key"`.
+macro_rules! field_names {
+    ($($variant:ident = $name:literal,)*) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(super) enum FieldName {
+            $($variant,)*
+        }
+
+        impl FieldName {
+            /// All keys. The index of a key is its enum discriminant.
+            pub(super) const ALL: [Self; [$($name),*].len()] = [$(Self::$variant,)*];
+
+            pub(super) const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+        }
+    };
 }
 
-use FieldName as W;
+field_names! {
+    Domain = "domain",
+    Descriptors = "descriptors",
+    Charge = "charge",
+    Colocate = "colocate",
+    Defaults = "defaults",
+    Key = "key",
+    Value = "value",
+    RateLimit = "rate_limit",
+    ShadowMode = "shadow_mode",
+    QuotaMode = "quota_mode",
+    DetailedMetric = "detailed_metric",
+    ValueToMetric = "value_to_metric",
+    ShareThreshold = "share_threshold",
+    Metadata = "metadata",
+    Concurrency = "concurrency",
+    Unit = "unit",
+    RequestsPerUnit = "requests_per_unit",
+    Unlimited = "unlimited",
+    Name = "name",
+    Replaces = "replaces",
+    Per = "per",
+    Strategy = "strategy",
+    Burst = "burst",
+    Mode = "mode",
+    MaxOvershoot = "max_overshoot",
+    LeaseHits = "lease_hits",
+    OnBackendFailure = "on_backend_failure",
+    Calendar = "calendar",
+    TimeZone = "time_zone",
+    StartsOn = "starts_on",
+    Limit = "limit",
+    Adaptive = "adaptive",
+    Policy = "policy",
+    Min = "min",
+    Max = "max",
+    Queue = "queue",
+    Size = "size",
+    Timeout = "timeout",
+    MaxDuration = "max_duration",
+    Reject = "reject",
+    Status = "status",
+    RetryAfter = "retry_after",
+    Body = "body",
+}
+
+use FieldName as Field;
 
 impl FieldName {
-    /// All keys. The index of a key is its enum discriminant.
-    pub(super) const ALL: [Self; 43] = [
-        W::Domain,
-        W::Descriptors,
-        W::Charge,
-        W::Colocate,
-        W::Defaults,
-        W::Key,
-        W::Value,
-        W::RateLimit,
-        W::ShadowMode,
-        W::QuotaMode,
-        W::DetailedMetric,
-        W::ValueToMetric,
-        W::ShareThreshold,
-        W::Metadata,
-        W::Concurrency,
-        W::Unit,
-        W::RequestsPerUnit,
-        W::Unlimited,
-        W::Name,
-        W::Replaces,
-        W::Per,
-        W::Strategy,
-        W::Burst,
-        W::Mode,
-        W::MaxOvershoot,
-        W::LeaseHits,
-        W::OnBackendFailure,
-        W::Calendar,
-        W::TimeZone,
-        W::StartsOn,
-        W::Limit,
-        W::Adaptive,
-        W::Policy,
-        W::Min,
-        W::Max,
-        W::Queue,
-        W::Size,
-        W::Timeout,
-        W::MaxDuration,
-        W::Reject,
-        W::Status,
-        W::RetryAfter,
-        W::Body,
-    ];
-
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            W::Domain => "domain",
-            W::Descriptors => "descriptors",
-            W::Charge => "charge",
-            W::Colocate => "colocate",
-            W::Defaults => "defaults",
-            W::Key => "key",
-            W::Value => "value",
-            W::RateLimit => "rate_limit",
-            W::ShadowMode => "shadow_mode",
-            W::QuotaMode => "quota_mode",
-            W::DetailedMetric => "detailed_metric",
-            W::ValueToMetric => "value_to_metric",
-            W::ShareThreshold => "share_threshold",
-            W::Metadata => "metadata",
-            W::Concurrency => "concurrency",
-            W::Unit => "unit",
-            W::RequestsPerUnit => "requests_per_unit",
-            W::Unlimited => "unlimited",
-            W::Name => "name",
-            W::Replaces => "replaces",
-            W::Per => "per",
-            W::Strategy => "strategy",
-            W::Burst => "burst",
-            W::Mode => "mode",
-            W::MaxOvershoot => "max_overshoot",
-            W::LeaseHits => "lease_hits",
-            W::OnBackendFailure => "on_backend_failure",
-            W::Calendar => "calendar",
-            W::TimeZone => "time_zone",
-            W::StartsOn => "starts_on",
-            W::Limit => "limit",
-            W::Adaptive => "adaptive",
-            W::Policy => "policy",
-            W::Min => "min",
-            W::Max => "max",
-            W::Queue => "queue",
-            W::Size => "size",
-            W::Timeout => "timeout",
-            W::MaxDuration => "max_duration",
-            W::Reject => "reject",
-            W::Status => "status",
-            W::RetryAfter => "retry_after",
-            W::Body => "body",
-        }
-    }
-
-    /// Returns the key with this name, in exactly this case.
     pub(super) fn from_name(name: &str) -> Option<Self> {
-        let has_same_length = |word: &Self| word.name().len() == name.len();
-        Self::ALL.into_iter().filter(has_same_length).find(|word| word.name() == name)
+        let has_same_length = |field: &Self| field.name().len() == name.len();
+        Self::ALL.into_iter().filter(has_same_length).find(|field| field.name() == name)
     }
 
-    /// Returns `true` for a key of Sluicegate that envoyproxy/ratelimit does not have. Such a key
-    /// in a wrong block is an error. A key of envoyproxy/ratelimit in a wrong block is only
-    /// ignored, so that files written for it stay valid.
+    /// Returns `true` for a key that envoyproxy/ratelimit does not have. In a wrong block, such a
+    /// key is an error, and other keys are ignored.
     pub(super) const fn is_extension(self) -> bool {
-        matches!(
+        !matches!(
             self,
-            W::Charge
-                | W::Colocate
-                | W::Defaults
-                | W::Concurrency
-                | W::Per
-                | W::Strategy
-                | W::Burst
-                | W::Mode
-                | W::MaxOvershoot
-                | W::LeaseHits
-                | W::OnBackendFailure
-                | W::Calendar
-                | W::TimeZone
-                | W::StartsOn
-                | W::Limit
-                | W::Adaptive
-                | W::Policy
-                | W::Min
-                | W::Max
-                | W::Queue
-                | W::Size
-                | W::Timeout
-                | W::MaxDuration
-                | W::Reject
-                | W::Status
-                | W::RetryAfter
-                | W::Body
+            Field::Domain
+                | Field::Descriptors
+                | Field::Key
+                | Field::Value
+                | Field::RateLimit
+                | Field::ShadowMode
+                | Field::QuotaMode
+                | Field::DetailedMetric
+                | Field::ValueToMetric
+                | Field::ShareThreshold
+                | Field::Metadata
+                | Field::Unit
+                | Field::RequestsPerUnit
+                | Field::Unlimited
+                | Field::Name
+                | Field::Replaces
         )
     }
 
-    /// Returns the known key that resembles a misspelled one most. Keys that are valid in `block`
-    /// are preferred.
-    pub(super) fn nearest(misspelt: &str, block: LimitsBlock) -> Option<Self> {
-        let tidy = misspelt.trim().to_lowercase().replace('-', "_");
-        let near = |words: &[Self]| {
-            let distance = |word: &Self| (edit_distance(&tidy, word.name()), *word);
-            words.iter().map(distance).min_by_key(|(distance, _)| *distance)
+    /// Returns the most similar key, preferably a key that is valid in `block`.
+    pub(super) fn nearest(misspelled: &str, block: LimitsBlock) -> Option<Self> {
+        let normalized = misspelled.trim().to_lowercase().replace('-', "_");
+        let nearest_of = |fields: &[Self]| {
+            let distance = |field: &Self| (edit_distance(&normalized, field.name()), *field);
+            fields.iter().map(distance).min_by_key(|(distance, _)| *distance)
         };
-        let most = (tidy.len() / 3).clamp(1, 3);
+        let max_distance = (normalized.len() / 3).clamp(1, 3);
         [block.field_names(), &Self::ALL]
             .into_iter()
-            .filter_map(near)
-            .find(|(distance, _)| *distance <= most)
-            .map(|(_, word)| word)
+            .filter_map(nearest_of)
+            .find(|(distance, _)| *distance <= max_distance)
+            .map(|(_, field)| field)
     }
 }
 
-/// Returns the number of insertions, deletions, replacements and swaps of neighbors that turn
-/// `from` into `to`. Only the first 64 characters of `from` count.
+/// Returns the optimal string alignment distance of `to` and the first 64 characters of `from`.
 fn edit_distance(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
-    let mut before: Vec<usize> = Vec::new();
-    let mut above: Vec<usize> = (0..=to.len()).collect();
-    let mut previous = None;
-    for (row, letter) in from.chars().take(64).enumerate() {
-        let mut line = vec![row + 1];
-        for (at, wanted) in to.iter().enumerate() {
-            let change = above[at] + usize::from(letter != *wanted);
-            let mut least = change.min(above[at + 1] + 1).min(line[at] + 1);
-            if 0 < at && previous == Some(*wanted) && to[at - 1] == letter {
-                least = least.min(before[at - 1] + 1);
+    let mut row_before_previous: Vec<usize> = Vec::new();
+    let mut previous_row: Vec<usize> = (0..=to.len()).collect();
+    let mut previous_char = None;
+    for (row_index, char) in from.chars().take(64).enumerate() {
+        let mut row = vec![row_index + 1];
+        for (i, target) in to.iter().enumerate() {
+            let replacement = previous_row[i] + usize::from(char != *target);
+            let mut distance = replacement.min(previous_row[i + 1] + 1).min(row[i] + 1);
+            if 0 < i && previous_char == Some(*target) && to[i - 1] == char {
+                distance = distance.min(row_before_previous[i - 1] + 1);
             }
-            line.push(least);
+            row.push(distance);
         }
-        previous = Some(letter);
-        before = std::mem::replace(&mut above, line);
+        previous_char = Some(char);
+        row_before_previous = std::mem::replace(&mut previous_row, row);
     }
-    above.last().copied().unwrap_or_default()
+    previous_row.last().copied().unwrap_or_default()
 }
 
-/// A kind of YAML mapping in a limits file, with its own list of valid keys.
+/// A kind of YAML mapping in a limits file, with its own valid keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum LimitsBlock {
     File,
@@ -285,81 +186,88 @@ impl LimitsBlock {
 
     pub(super) const fn field_names(self) -> &'static [FieldName] {
         match self {
-            Self::File => &[W::Domain, W::Descriptors, W::Charge, W::Colocate, W::Defaults],
-            Self::Defaults => &[W::Strategy, W::Mode, W::MaxOvershoot, W::OnBackendFailure],
+            Self::File => &[
+                Field::Domain,
+                Field::Descriptors,
+                Field::Charge,
+                Field::Colocate,
+                Field::Defaults,
+            ],
+            Self::Defaults => {
+                &[Field::Strategy, Field::Mode, Field::MaxOvershoot, Field::OnBackendFailure]
+            }
             Self::Descriptor => &[
-                W::Key,
-                W::Value,
-                W::RateLimit,
-                W::Descriptors,
-                W::ShadowMode,
-                W::QuotaMode,
-                W::DetailedMetric,
-                W::ValueToMetric,
-                W::ShareThreshold,
-                W::Metadata,
-                W::Concurrency,
+                Field::Key,
+                Field::Value,
+                Field::RateLimit,
+                Field::Descriptors,
+                Field::ShadowMode,
+                Field::QuotaMode,
+                Field::DetailedMetric,
+                Field::ValueToMetric,
+                Field::ShareThreshold,
+                Field::Metadata,
+                Field::Concurrency,
             ],
             Self::RateLimit => &[
-                W::Unit,
-                W::RequestsPerUnit,
-                W::Unlimited,
-                W::Name,
-                W::Replaces,
-                W::Per,
-                W::Strategy,
-                W::Burst,
-                W::Mode,
-                W::MaxOvershoot,
-                W::LeaseHits,
-                W::OnBackendFailure,
-                W::Calendar,
+                Field::Unit,
+                Field::RequestsPerUnit,
+                Field::Unlimited,
+                Field::Name,
+                Field::Replaces,
+                Field::Per,
+                Field::Strategy,
+                Field::Burst,
+                Field::Mode,
+                Field::MaxOvershoot,
+                Field::LeaseHits,
+                Field::OnBackendFailure,
+                Field::Calendar,
             ],
-            Self::Replaces => &[W::Name],
-            Self::Calendar => &[W::TimeZone, W::StartsOn],
+            Self::Replaces => &[Field::Name],
+            Self::Calendar => &[Field::TimeZone, Field::StartsOn],
             Self::Concurrency => &[
-                W::Limit,
-                W::Adaptive,
-                W::Mode,
-                W::OnBackendFailure,
-                W::Queue,
-                W::MaxDuration,
-                W::Reject,
+                Field::Limit,
+                Field::Adaptive,
+                Field::Mode,
+                Field::OnBackendFailure,
+                Field::Queue,
+                Field::MaxDuration,
+                Field::Reject,
             ],
-            Self::Adaptive => &[W::Policy, W::Min, W::Max],
-            Self::Queue => &[W::Size, W::Timeout],
-            Self::Reject => &[W::Status, W::RetryAfter, W::Body],
+            Self::Adaptive => &[Field::Policy, Field::Min, Field::Max],
+            Self::Queue => &[Field::Size, Field::Timeout],
+            Self::Reject => &[Field::Status, Field::RetryAfter, Field::Body],
             Self::WithoutEffect => &[],
         }
     }
 
-    /// Returns the kind of block that the value of key `word` is, or `WithoutEffect` if there is
-    /// none.
-    pub(super) fn child_block(self, word: FieldName) -> Self {
-        if !self.field_names().contains(&word) {
+    /// Returns the kind of the block under key `field`, or `WithoutEffect` if there is none.
+    pub(super) fn child_block(self, field: FieldName) -> Self {
+        if !self.field_names().contains(&field) {
             return Self::WithoutEffect;
         }
-        match word {
-            W::Descriptors => Self::Descriptor,
-            W::Defaults => Self::Defaults,
-            W::RateLimit => Self::RateLimit,
-            W::Replaces => Self::Replaces,
-            W::Calendar => Self::Calendar,
-            W::Concurrency => Self::Concurrency,
-            W::Adaptive => Self::Adaptive,
-            W::Queue => Self::Queue,
-            W::Reject => Self::Reject,
+        match field {
+            Field::Descriptors => Self::Descriptor,
+            Field::Defaults => Self::Defaults,
+            Field::RateLimit => Self::RateLimit,
+            Field::Replaces => Self::Replaces,
+            Field::Calendar => Self::Calendar,
+            Field::Concurrency => Self::Concurrency,
+            Field::Adaptive => Self::Adaptive,
+            Field::Queue => Self::Queue,
+            Field::Reject => Self::Reject,
             _ => Self::WithoutEffect,
         }
     }
 
-    pub(super) fn list_blocks_of(word: FieldName) -> String {
-        let blocks = Self::ALL.into_iter().filter(|block| block.field_names().contains(&word));
+    pub(super) fn list_blocks_of(field: FieldName) -> String {
+        let blocks = Self::ALL.into_iter().filter(|block| block.field_names().contains(&field));
         blocks.map(Self::title).collect::<Vec<_>>().join(" or ")
     }
 
     pub(super) fn describe_fields(self) -> String {
-        let words: Vec<_> = self.field_names().iter().map(|word| word.name()).collect();
-        format!("{} has: {}", self.title(), words.join(", "))
+        let names: Vec<_> = self.field_names().iter().map(|field| field.name()).collect();
+        format!("{} has: {}", self.title(), names.join(", "))
     }
 }

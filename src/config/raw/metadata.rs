@@ -1,14 +1,10 @@
 //! Converts the field `metadata` from YAML to JSON.
 //!
 //! Guarantees:
-//! - Values keep their YAML type.
-//! - Keys of the first level are taken as written.
+//! - Values keep their YAML type, but infinity and NaN become a text with [`NON_FINITE_PREFIX`].
+//! - Keys of the first level stay as written.
 //! - Keys of deeper levels are formatted from their YAML value: `0x10` becomes `16`, `yes` becomes
 //!   `true`.
-//!
-//! Not covered:
-//! - Infinity and NaN, which JSON lacks. A text with [`NON_FINITE_PREFIX`] replaces them, with a
-//!   warning.
 
 use serde_json::{Map, Value as Json};
 
@@ -18,8 +14,8 @@ use crate::config::diagnostic::Code;
 use crate::config::yaml::{ScalarValue, YamlId, YamlKind};
 
 impl FileReader<'_, '_> {
-    pub(super) fn read_first_level(&mut self, mapping: YamlId, out: &mut Map<String, Json>) {
-        self.read_pairs(mapping, out, |reader, key| {
+    pub(super) fn read_first_level(&mut self, mapping: YamlId, json: &mut Map<String, Json>) {
+        self.read_pairs(mapping, json, |reader, key| {
             reader.check_is_text(key);
             reader.key_text(key)
         });
@@ -28,22 +24,22 @@ impl FileReader<'_, '_> {
     fn read_pairs(
         &mut self,
         mapping: YamlId,
-        out: &mut Map<String, Json>,
-        name: fn(&mut Self, YamlId) -> String,
+        json: &mut Map<String, Json>,
+        read_key: fn(&mut Self, YamlId) -> String,
     ) {
         let tree = self.tree;
         for (key, value) in tree.pairs(mapping) {
             if tree.is_merge(key) {
                 for merged in tree.merged_mappings(value) {
-                    self.visit(merged, |reader, merged| reader.read_pairs(merged, out, name));
+                    self.visit(merged, |reader, merged| reader.read_pairs(merged, json, read_key));
                 }
                 continue;
             }
-            let mut named = String::new();
-            self.visit(key, |reader, key| named = name(reader, key));
+            let mut name = String::new();
+            self.visit(key, |reader, key| name = read_key(reader, key));
             self.visit(value, |reader, value| {
                 let value = reader.read_json(value);
-                out.insert(named, value);
+                json.insert(name, value);
             });
         }
     }
@@ -53,7 +49,7 @@ impl FileReader<'_, '_> {
         match tree.kind(node) {
             YamlKind::Mapping(_) => {
                 let mut map = Map::new();
-                self.read_pairs(node, &mut map, Self::render_key);
+                self.read_pairs(node, &mut map, Self::format_nested_key);
                 Json::Object(map)
             }
             YamlKind::Sequence(_) => {
@@ -63,11 +59,11 @@ impl FileReader<'_, '_> {
                 }
                 Json::Array(list)
             }
-            YamlKind::Scalar { .. } | YamlKind::Alias(_) => self.read_leaf(node),
+            YamlKind::Scalar { .. } | YamlKind::Alias(_) => self.read_scalar(node),
         }
     }
 
-    fn read_leaf(&mut self, node: YamlId) -> Json {
+    fn read_scalar(&mut self, node: YamlId) -> Json {
         match self.tree.scalar(node) {
             None | Some((_, ScalarValue::Null)) => Json::Null,
             Some((_, ScalarValue::Bool(value))) => value.into(),
@@ -99,8 +95,7 @@ impl FileReader<'_, '_> {
         }
     }
 
-    /// Returns the text of a key below the first level, formatted from its YAML value.
-    fn render_key(&mut self, key: YamlId) -> String {
+    fn format_nested_key(&mut self, key: YamlId) -> String {
         self.check_is_text(key);
         match self.tree.scalar(key) {
             None | Some((_, ScalarValue::Null)) => "<nil>".to_owned(),
@@ -114,8 +109,7 @@ impl FileReader<'_, '_> {
     }
 }
 
-/// Formats a float with the fewest digits that identify it. Numbers below 1e-4 and from 1e6 on get
-/// an exponent of two or more digits.
+/// Formats a float as Go does: below 1e-4 and from 1e6 on with an exponent of at least two digits.
 fn format_float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let Some((digits, exponent)) = scientific.split_once('e') else {

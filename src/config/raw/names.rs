@@ -1,14 +1,10 @@
-//! The first of two passes over a limits file: verifies that keys are known and that scalars have a
+//! The first of two passes over a limits file: verifies that keys are known and scalars have a
 //! permitted type.
 //!
 //! Guarantees:
 //! - A key that is known in any block is accepted in every block, as in envoyproxy/ratelimit.
-//! - If a key is repeated or merged (`<<`), only the last value is examined.
-//! - The content of `metadata` is not examined.
+//! - If a key is repeated or merged (`<<`), only its last value is verified.
 //! - List items must be mappings. Other values must be text, integers, booleans or null.
-//!
-//! Not covered:
-//! - The type that each single key requires (see [`super::typed`]).
 
 use std::collections::{HashSet, VecDeque};
 
@@ -16,22 +12,22 @@ use super::field_name::{FieldName, LimitsBlock};
 use crate::config::diagnostic::{Code, Findings, Span};
 use crate::config::yaml::{ScalarValue, YamlId, YamlKind, YamlTree};
 
-/// Verifies the keys and scalars of a YAML tree. Nodes in `blamed` already have a finding. Returns
-/// them and the newly reported nodes, so that the second pass reports no node again.
-pub(super) fn check(
+/// Verifies the keys and scalars of a YAML tree. Returns `reported`, the nodes that already have a
+/// finding, with the newly reported nodes.
+pub(super) fn check_keys(
     tree: &YamlTree<'_>,
-    blamed: HashSet<YamlId>,
+    reported: HashSet<YamlId>,
     findings: &mut Findings,
 ) -> HashSet<YamlId> {
-    let mut names = NameChecker { tree, findings, reported: blamed, seen: HashSet::new() };
-    let mut todo = VecDeque::new();
+    let mut checker = NameChecker { tree, findings, reported, seen: HashSet::new() };
+    let mut pending = VecDeque::new();
     if let Some(root) = tree.root {
-        todo.push_back((root, LimitsBlock::File));
+        pending.push_back((root, LimitsBlock::File));
     }
-    while let Some((mapping, block)) = todo.pop_front() {
-        names.check_mapping(mapping, block, &mut todo);
+    while let Some((mapping, block)) = pending.pop_front() {
+        checker.check_mapping(mapping, block, &mut pending);
     }
-    names.reported
+    checker.reported
 }
 
 /// A key of a mapping, and the value that counts after repetitions and merges.
@@ -39,12 +35,10 @@ pub(super) fn check(
 struct FieldEntry {
     key: YamlId,
     value: YamlId,
-    /// The mapping in which the key is written. For a merged key (`<<`), this is the mapping that
-    /// the alias names.
+    /// The mapping that contains the key. For a merged key (`<<`), the target of the alias.
     owner: YamlId,
 }
 
-/// The queue of mappings that are still to be examined, outer ones first.
 type PendingMappings = VecDeque<(YamlId, LimitsBlock)>;
 
 type FieldEntries = [Option<FieldEntry>; FieldName::ALL.len()];
@@ -53,20 +47,24 @@ struct NameChecker<'a, 's> {
     tree: &'a YamlTree<'s>,
     findings: &'a mut Findings,
     reported: HashSet<YamlId>,
-    /// The mappings that were reached through an alias, by kind of block. Each is examined only
-    /// once, even with a thousand aliases.
+    /// The mappings that were reached through an alias. Each is verified once per kind of block.
     seen: HashSet<(YamlId, LimitsBlock)>,
 }
 
 impl NameChecker<'_, '_> {
-    fn check_mapping(&mut self, mapping: YamlId, block: LimitsBlock, todo: &mut PendingMappings) {
+    fn check_mapping(
+        &mut self,
+        mapping: YamlId,
+        block: LimitsBlock,
+        pending: &mut PendingMappings,
+    ) {
         let mut entries: FieldEntries = [None; FieldName::ALL.len()];
         self.collect_entries(mapping, block, &mut entries);
-        for (word, entry) in FieldName::ALL.into_iter().zip(entries) {
+        for (field, entry) in FieldName::ALL.into_iter().zip(entries) {
             let Some(entry) = entry else { continue };
-            self.check_place(word, entry, block);
-            if word != FieldName::Metadata {
-                self.check_value(word, entry.value, block.child_block(word), todo);
+            self.check_is_allowed(field, entry, block);
+            if field != FieldName::Metadata {
+                self.check_value(field, entry.value, block.child_block(field), pending);
             }
         }
     }
@@ -78,45 +76,45 @@ impl NameChecker<'_, '_> {
                 for merged in tree.merged_mappings(value) {
                     self.merge_entries(mapping, key, tree.target(merged), block, entries);
                 }
-            } else if let Some(word) = self.field_name(key, block) {
+            } else if let Some(field) = self.parse_key(key, block) {
                 let entry = FieldEntry { key, value, owner: mapping };
-                let slot = &mut entries[word as usize];
+                let slot = &mut entries[field as usize];
                 if slot.replace(entry).is_some_and(|earlier| earlier.owner == mapping) {
-                    self.warn_repeated(word, key);
+                    self.warn_repeated_key(field, key);
                 }
             }
         }
     }
 
-    /// Adds the entries of a merged mapping. They overwrite entries that are written before the
-    /// merge key.
+    /// Adds the entries of `source`, which overwrite entries of `mapping` before the merge key
+    /// `key`.
     fn merge_entries(
         &mut self,
-        into: YamlId,
+        mapping: YamlId,
         key: YamlId,
-        from: YamlId,
+        source: YamlId,
         block: LimitsBlock,
         entries: &mut FieldEntries,
     ) {
         let mut merged: FieldEntries = [None; FieldName::ALL.len()];
-        self.collect_entries(from, block, &mut merged);
-        for ((word, slot), entry) in FieldName::ALL.into_iter().zip(entries).zip(merged) {
+        self.collect_entries(source, block, &mut merged);
+        for ((field, slot), entry) in FieldName::ALL.into_iter().zip(entries).zip(merged) {
             let Some(entry) = entry else { continue };
-            if slot.replace(entry).is_some_and(|earlier| earlier.owner == into) {
-                let message = format!("`<<` overwrites `{}` above it", word.name());
+            if slot.replace(entry).is_some_and(|earlier| earlier.owner == mapping) {
+                let message = format!("`<<` overwrites `{}` above it", field.name());
                 let help = "move `<<` to the top of the block; what is below it wins";
                 self.report_warning(Code::MergeOverwrites, key, message, help);
             }
         }
     }
 
-    fn warn_repeated(&mut self, word: FieldName, key: YamlId) {
+    fn warn_repeated_key(&mut self, field: FieldName, key: YamlId) {
         let message =
-            format!("`{}` is written twice in one block; the last one counts", word.name());
+            format!("`{}` is written twice in one block; the last one counts", field.name());
         self.report_warning(Code::RepeatedKey, key, message, "take one of them out");
     }
 
-    fn field_name(&mut self, key: YamlId, block: LimitsBlock) -> Option<FieldName> {
+    fn parse_key(&mut self, key: YamlId, block: LimitsBlock) -> Option<FieldName> {
         let key = self.tree.target(key);
         let (text, value) = self.tree.scalar(key)?;
         let name = match &value {
@@ -125,15 +123,15 @@ impl NameChecker<'_, '_> {
             _ => None,
         };
         let Some(name) = name else {
-            let message = format!("the key `{text}` is not text but {}", kind_of(&value));
+            let message = format!("the key `{text}` is not text but {}", kind_name(&value));
             let help = "every key is one of the language's words";
             self.report_error(Code::KeyNotText, key, message, Some(help.to_owned()));
             return None;
         };
-        let word = FieldName::from_name(name);
-        if word.is_none() && self.findings.is_full(Code::UnknownKey) {
+        let field = FieldName::from_name(name);
+        if field.is_none() && self.findings.is_full(Code::UnknownKey) {
             self.findings.count_dropped(Code::UnknownKey);
-        } else if word.is_none() {
+        } else if field.is_none() {
             let message = format!("there is no key `{name}`");
             let help = match FieldName::nearest(name, block) {
                 Some(nearest) => format!("did you mean `{}`?", nearest.name()),
@@ -142,60 +140,60 @@ impl NameChecker<'_, '_> {
             };
             self.report_error(Code::UnknownKey, key, message, Some(help));
         }
-        word
+        field
     }
 
-    fn check_place(&mut self, word: FieldName, entry: FieldEntry, block: LimitsBlock) {
-        let is_anchor_metadata = word == FieldName::Metadata && block == LimitsBlock::File;
-        if block.field_names().contains(&word) || is_anchor_metadata {
+    fn check_is_allowed(&mut self, field: FieldName, entry: FieldEntry, block: LimitsBlock) {
+        let is_anchor_metadata = field == FieldName::Metadata && block == LimitsBlock::File;
+        if block.field_names().contains(&field) || is_anchor_metadata {
             return;
         }
-        let help = format!("it belongs in {}", LimitsBlock::list_blocks_of(word));
-        if word.is_extension() {
-            let message = format!("`{}` has no place in {}", word.name(), block.title());
+        let help = format!("it belongs in {}", LimitsBlock::list_blocks_of(field));
+        if field.is_extension() {
+            let message = format!("`{}` has no place in {}", field.name(), block.title());
             self.report_error(Code::MisplacedWord, entry.key, message, Some(help));
         } else if block != LimitsBlock::WithoutEffect {
-            let message = format!("`{}` is ignored in {}", word.name(), block.title());
+            let message = format!("`{}` is ignored in {}", field.name(), block.title());
             self.report_warning(Code::IgnoredKey, entry.key, message, &help);
         }
     }
 
     fn check_value(
         &mut self,
-        word: FieldName,
+        field: FieldName,
         value: YamlId,
-        inside: LimitsBlock,
-        todo: &mut PendingMappings,
+        child_block: LimitsBlock,
+        pending: &mut PendingMappings,
     ) {
         let target = self.tree.target(value);
         match self.tree.kind(target) {
-            YamlKind::Mapping(_) => self.enqueue_once(value, inside, todo),
+            YamlKind::Mapping(_) => self.enqueue_once(value, child_block, pending),
             YamlKind::Sequence(_) => {
                 for item in self.tree.children(target) {
-                    self.check_item(word, *item, target, inside, todo);
+                    self.check_item(field, *item, target, child_block, pending);
                 }
             }
-            YamlKind::Scalar { .. } => self.check_leaf(word, target),
+            YamlKind::Scalar { .. } => self.check_scalar(field, target),
             YamlKind::Alias(_) => {}
         }
     }
 
     fn check_item(
         &mut self,
-        word: FieldName,
+        field: FieldName,
         item: YamlId,
         list: YamlId,
-        inside: LimitsBlock,
-        todo: &mut PendingMappings,
+        item_block: LimitsBlock,
+        pending: &mut PendingMappings,
     ) {
         let target = self.tree.target(item);
         if matches!(self.tree.kind(target), YamlKind::Mapping(_)) {
-            return self.enqueue_once(item, inside, todo);
+            return self.enqueue_once(item, item_block, pending);
         }
         self.reported.insert(list);
-        let got = describe_node(self.tree, target);
-        let message = format!("an item of `{}` is not a mapping but {got}", word.name());
-        let help = match inside {
+        let actual = describe_node(self.tree, target);
+        let message = format!("an item of `{}` is not a mapping but {actual}", field.name());
+        let help = match item_block {
             LimitsBlock::Descriptor => Some("an item looks like this: `- key: …`".to_owned()),
             LimitsBlock::Replaces => Some("an item looks like this: `- name: …`".to_owned()),
             _ => None,
@@ -203,22 +201,22 @@ impl NameChecker<'_, '_> {
         self.report_error(Code::NotMappingInList, item, message, help);
     }
 
-    fn enqueue_once(&mut self, mapping: YamlId, block: LimitsBlock, todo: &mut PendingMappings) {
+    fn enqueue_once(&mut self, mapping: YamlId, block: LimitsBlock, pending: &mut PendingMappings) {
         let target = self.tree.target(mapping);
         if target == mapping || self.seen.insert((target, block)) {
-            todo.push_back((target, block));
+            pending.push_back((target, block));
         }
     }
 
-    fn check_leaf(&mut self, word: FieldName, leaf: YamlId) {
+    fn check_scalar(&mut self, field: FieldName, leaf: YamlId) {
         let Some((text, value)) = self.tree.scalar(leaf) else { return };
-        let what = match value {
+        let kind = match value {
             ScalarValue::Float(_) => "a number with a fraction or exponent",
             ScalarValue::Unsigned(_) => "an integer beyond 64 bits",
             _ => return,
         };
         let message =
-            format!("`{}` is {what}, which a limits file cannot hold: {text}", word.name());
+            format!("`{}` is {kind}, which a limits file cannot hold: {text}", field.name());
         let help = format!("quote it if it is meant as text: '{text}'");
         self.report_error(Code::FractionOrTooBig, leaf, message, Some(help));
     }
@@ -237,18 +235,17 @@ impl NameChecker<'_, '_> {
     }
 }
 
-/// Describes a YAML node in a message, with its text if it is a scalar.
 pub(super) fn describe_node(tree: &YamlTree<'_>, node: YamlId) -> String {
     match tree.scalar(node) {
         Some((_, ScalarValue::Null)) => "nothing".to_owned(),
         Some((text, ScalarValue::Text)) => format!("the text `{}`", shortened(text)),
-        Some((text, value)) => format!("{}: `{}`", kind_of(&value), shortened(text)),
+        Some((text, value)) => format!("{}: `{}`", kind_name(&value), shortened(text)),
         None if matches!(tree.kind(node), YamlKind::Mapping(_)) => "a mapping".to_owned(),
         None => "a list".to_owned(),
     }
 }
 
-fn kind_of(value: &ScalarValue) -> &'static str {
+fn kind_name(value: &ScalarValue) -> &'static str {
     match value {
         ScalarValue::Null => "nothing",
         ScalarValue::Bool(_) => "a boolean",
@@ -265,8 +262,7 @@ fn shortened(text: &str) -> String {
     if start.len() < text.len() { format!("{start}…") } else { start }
 }
 
-/// Returns the span of a mapping's first key. A finding about the mapping shows it, because the
-/// whole mapping can have many lines.
+/// Returns the span of a mapping's first key, which findings about the mapping show.
 pub(super) fn first_key_span(tree: &YamlTree<'_>, mapping: YamlId) -> Span {
     tree.pairs(mapping).next().map_or_else(|| tree.span(mapping), |(key, _)| tree.span(key))
 }

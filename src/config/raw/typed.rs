@@ -1,5 +1,4 @@
-//! The second of two passes over a limits file: converts the YAML tree to a [`File`] with typed
-//! fields.
+//! The second of two passes over a limits file: converts the YAML tree to a typed [`File`].
 //!
 //! Guarantees:
 //! - Fields are read in the order of the file, as in envoyproxy/ratelimit.
@@ -8,9 +7,6 @@
 //! - Null resets a field to its default.
 //! - Every value of a wrong type is reported.
 //! - Keys in a block where they are not valid are skipped.
-//!
-//! Not covered:
-//! - Unknown keys (see [`super::names`]).
 
 use std::collections::HashSet;
 
@@ -22,20 +18,14 @@ use super::{
 use crate::config::diagnostic::{Code, Findings, Span, Spanned};
 use crate::config::yaml::{AliasBudget, ScalarValue, YamlId, YamlKind, YamlTree};
 
-/// Reads a limits file from its YAML tree. Nodes in `reported` already have a finding and are not
-/// reported again.
-pub(super) fn read(
+/// Reads a limits file from its YAML tree. Reports nothing about nodes in `reported`.
+pub(super) fn read_file(
     tree: &YamlTree<'_>,
     reported: &HashSet<YamlId>,
     findings: &mut Findings,
 ) -> File {
-    let mut reader = FileReader {
-        tree,
-        blamed: reported,
-        findings,
-        budget: AliasBudget::default(),
-        exhausted: false,
-    };
+    let mut reader =
+        FileReader { tree, reported, findings, budget: AliasBudget::default(), exhausted: false };
     let mut file = File::default();
     if let Some(root) = tree.root {
         reader.read_fields(root, &mut file, &ExpectedNode::File, FileReader::set_file_field);
@@ -53,7 +43,7 @@ const LIST: &str = "a list";
 const BOOL: &str = "a bool (true or false)";
 const COUNT: &str = "a whole number from 0 to 4294967295 (uint32)";
 
-/// A key and its value. An alias is replaced by its target.
+/// A key and its value, or the target of its value if that is an alias.
 #[derive(Clone, Copy)]
 struct FieldValue {
     name: FieldName,
@@ -64,30 +54,30 @@ type FieldSetter<'a, 's, T> = fn(&mut FileReader<'a, 's>, FieldValue, &mut T);
 
 pub(super) struct FileReader<'a, 's> {
     pub(super) tree: &'a YamlTree<'s>,
-    blamed: &'a HashSet<YamlId>,
+    reported: &'a HashSet<YamlId>,
     pub(super) findings: &'a mut Findings,
     budget: AliasBudget,
     exhausted: bool,
 }
 
 impl<'a, 's> FileReader<'a, 's> {
-    /// Calls `read` with node `id`, or with its target if it is an alias. Does nothing after the
-    /// budget for nodes from aliases is used up.
+    /// Calls `read` with node `id` or the target of its alias, unless the [`AliasBudget`] is
+    /// exhausted.
     pub(super) fn visit(&mut self, id: YamlId, read: impl FnOnce(&mut Self, YamlId)) {
         let target = self.tree.target(id);
-        let inside = usize::from(target != id);
+        let alias_levels = usize::from(target != id);
         if !self.count_node(id) {
             return;
         }
-        self.budget.alias_depth += inside;
-        if inside == 0 || self.count_node(id) {
+        self.budget.alias_depth += alias_levels;
+        if alias_levels == 0 || self.count_node(id) {
             read(self, target);
         }
-        self.budget.alias_depth -= inside;
+        self.budget.alias_depth -= alias_levels;
     }
 
     fn count_node(&mut self, id: YamlId) -> bool {
-        if !self.exhausted && !self.budget.count() {
+        if !self.exhausted && !self.budget.count_node() {
             self.exhausted = true;
             let span = self.tree.span(id);
             self.findings.add(Code::EndlessAlias, span, "aliases multiply beyond measure");
@@ -99,37 +89,37 @@ impl<'a, 's> FileReader<'a, 's> {
         &mut self,
         node: YamlId,
         out: &mut T,
-        wanted: &ExpectedNode,
-        take: FieldSetter<'a, 's, T>,
+        expected: &ExpectedNode,
+        set_field: FieldSetter<'a, 's, T>,
     ) {
         let tree = self.tree;
         if let Some((_, ScalarValue::Null)) = tree.scalar(node) {
             return;
         }
         if !matches!(tree.kind(node), YamlKind::Mapping(_)) {
-            return self.report_mismatch(node, wanted);
+            return self.report_mismatch(node, expected);
         }
         for (key, value) in tree.pairs(node) {
             if tree.is_merge(key) {
                 for merged in tree.merged_mappings(value) {
                     self.visit(merged, |reader, merged| {
                         if matches!(tree.kind(merged), YamlKind::Mapping(_)) {
-                            reader.read_fields(merged, out, wanted, take);
+                            reader.read_fields(merged, out, expected, set_field);
                         }
                     });
                 }
-            } else if let Some(word) = self.field_name(key) {
+            } else if let Some(name) = self.parse_key(key) {
                 self.visit(value, |reader, value| {
-                    take(reader, FieldValue { name: word, value }, out);
+                    set_field(reader, FieldValue { name, value }, out);
                 });
             }
         }
     }
 
-    fn field_name(&mut self, key: YamlId) -> Option<FieldName> {
-        let mut word = None;
-        self.visit(key, |reader, key| word = FieldName::from_name(&reader.key_text(key)));
-        word
+    fn parse_key(&mut self, key: YamlId) -> Option<FieldName> {
+        let mut field = None;
+        self.visit(key, |reader, key| field = FieldName::from_name(&reader.key_text(key)));
+        field
     }
 
     /// Returns a key as written in the file, or decoded if it is tagged `!!binary`.
@@ -189,8 +179,7 @@ impl<'a, 's> FileReader<'a, 's> {
         }
     }
 
-    /// Reads `rate_limit`. With `null` there is no block; with `Null` or `NULL` there is an empty
-    /// one. To decide this, envoyproxy/ratelimit's parser accepts only the lower-case spelling.
+    /// `null` means no block; `Null` and `NULL` mean an empty block, as in envoyproxy/ratelimit.
     fn read_rate_limit(&mut self, field: FieldValue, out: &mut Option<RateLimit>) {
         if let Some(("Null" | "NULL", ScalarValue::Null)) = self.tree.scalar(field.value)
             && self.tree.tag(field.value).is_empty()
@@ -309,12 +298,12 @@ impl<'a, 's> FileReader<'a, 's> {
         self.read_list(field, out, LimitsBlock::Descriptor, Self::set_descriptor_field);
     }
 
-    fn read_list<T: Default + Placed>(
+    fn read_list<T: Default + HasSpan>(
         &mut self,
         field: FieldValue,
         out: &mut Vec<T>,
-        item: LimitsBlock,
-        take: FieldSetter<'a, 's, T>,
+        item_block: LimitsBlock,
+        set_field: FieldSetter<'a, 's, T>,
     ) {
         let tree = self.tree;
         out.clear();
@@ -328,26 +317,27 @@ impl<'a, 's> FileReader<'a, 's> {
                 let span =
                     if target == *id { first_key_span(tree, target) } else { tree.span(*id) };
                 let mut block = T::default();
-                block.place(span);
-                reader.read_fields(target, &mut block, &ExpectedNode::Item(item), take);
+                block.set_span(span);
+                reader.read_fields(target, &mut block, &ExpectedNode::Item(item_block), set_field);
                 out.push(block);
             });
         }
     }
 
-    fn read_block<T: Default + Placed>(
+    fn read_block<T: Default + HasSpan>(
         &mut self,
         field: FieldValue,
         out: &mut Option<T>,
-        take: FieldSetter<'a, 's, T>,
+        set_field: FieldSetter<'a, 's, T>,
     ) {
         if self.is_null(field.value) {
             *out = None;
             return;
         }
         let block = out.get_or_insert_default();
-        block.place(first_key_span(self.tree, field.value));
-        self.read_fields(field.value, block, &ExpectedNode::Field(field.name, "a mapping"), take);
+        block.set_span(first_key_span(self.tree, field.value));
+        let expected = ExpectedNode::Field(field.name, "a mapping");
+        self.read_fields(field.value, block, &expected, set_field);
     }
 
     fn read_optional<T: Default>(
@@ -379,8 +369,8 @@ impl<'a, 's> FileReader<'a, 's> {
         *out = Spanned { value, span };
     }
 
-    /// Decodes a text tagged `!!binary`. envoyproxy/ratelimit accepts any bytes, but requests
-    /// contain only UTF-8, so a text with other bytes matches no request.
+    /// Decodes a text tagged `!!binary`. Warns about other bytes than UTF-8, which no request
+    /// contains.
     fn decode_text(&mut self, bytes: Vec<u8>, span: Span) -> String {
         String::from_utf8(bytes).unwrap_or_else(|error| {
             let message = "these bytes are not UTF-8, so that no request can ever carry them";
@@ -420,28 +410,30 @@ impl<'a, 's> FileReader<'a, 's> {
         }
     }
 
-    fn report_mismatch(&mut self, node: YamlId, wanted: &ExpectedNode) {
-        if self.blamed.contains(&node) {
+    fn report_mismatch(&mut self, node: YamlId, expected: &ExpectedNode) {
+        if self.reported.contains(&node) {
             return;
         }
-        let got = describe_node(self.tree, node);
-        let message = match wanted {
-            ExpectedNode::File => format!("a limits file is a mapping, this one is {got}"),
+        let actual = describe_node(self.tree, node);
+        let message = match expected {
+            ExpectedNode::File => format!("a limits file is a mapping, this one is {actual}"),
             ExpectedNode::Item(block) => {
-                format!("{} is a mapping, this one is {got}", block.title())
+                format!("{} is a mapping, this one is {actual}", block.title())
             }
-            ExpectedNode::Field(word, what) => format!("`{}` wants {what}, got {got}", word.name()),
+            ExpectedNode::Field(field, kind) => {
+                format!("`{}` wants {kind}, got {actual}", field.name())
+            }
         };
         let span = self.tree.span(node);
-        match self.suggest_fix(node, wanted) {
+        match self.suggest_fix(node, expected) {
             Some(help) => self.findings.add_with_help(Code::TypeMismatch, span, message, help),
             None => self.findings.add(Code::TypeMismatch, span, message),
         }
     }
 
-    fn suggest_fix(&self, node: YamlId, wanted: &ExpectedNode) -> Option<&'static str> {
+    fn suggest_fix(&self, node: YamlId, expected: &ExpectedNode) -> Option<&'static str> {
         let is_mapping = matches!(self.tree.kind(node), YamlKind::Mapping(_));
-        match wanted {
+        match expected {
             ExpectedNode::File => Some("it looks like this: `domain: …` and `descriptors: …`"),
             ExpectedNode::Field(_, LIST) if is_mapping => Some("put `- ` before its first key"),
             ExpectedNode::Field(_, BOOL | COUNT) if self.tree.is_quoted(node) => {
@@ -451,8 +443,7 @@ impl<'a, 's> FileReader<'a, 's> {
         }
     }
 
-    /// Reads `metadata`. The first-level keys of a repeated or merged `metadata` are added to those
-    /// of the earlier one.
+    /// Reads `metadata`. A repeated or merged `metadata` adds keys to the earlier `metadata`.
     fn read_metadata(
         &mut self,
         value: YamlId,
@@ -470,28 +461,27 @@ impl<'a, 's> FileReader<'a, 's> {
     }
 }
 
-/// Converts a number to an integer, without its fraction. The first pass rejects fractions except
-/// in a block that a later one overwrites; envoyproxy/ratelimit truncates those.
+/// Drops the fraction of a number in a block that a later block overwrites, as envoyproxy/ratelimit
+/// does. In other blocks, the first pass rejects fractions.
 fn truncate_to_u32(value: f64) -> Option<u32> {
     let fits = -1.0 < value && value < 4_294_967_296.0;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
     fits.then_some(value.max(0.0) as u32)
 }
 
-/// A block that stores its position in the file.
-trait Placed {
-    fn place(&mut self, span: Span);
+trait HasSpan {
+    fn set_span(&mut self, span: Span);
 }
 
-macro_rules! placed {
+macro_rules! impl_has_span {
     ($($block:ty),*) => {
-        $(impl Placed for $block {
-            fn place(&mut self, span: Span) {
+        $(impl HasSpan for $block {
+            fn set_span(&mut self, span: Span) {
                 self.span = span;
             }
         })*
     };
 }
 
-placed!(Defaults, Descriptor, RateLimit, Calendar, Spanned<String>);
-placed!(Concurrency, Adaptive, Queue, Reject);
+impl_has_span!(Defaults, Descriptor, RateLimit, Calendar, Spanned<String>);
+impl_has_span!(Concurrency, Adaptive, Queue, Reject);

@@ -1,10 +1,4 @@
 //! Validates the `calendar` block of a rate limit and converts it to a [`Calendar`].
-//!
-//! Guarantees:
-//! - The time zone exists, and the start day exists in windows of the unit.
-//!
-//! Not covered:
-//! - Computing the starts of windows (see [`crate::config::calendar`]).
 
 use jiff::civil::{Date, Weekday};
 use jiff::tz::TimeZone;
@@ -16,18 +10,17 @@ use crate::config::diagnostic::{Code, Span, Spanned};
 use crate::config::settings::nearest;
 use crate::config::{Calendar, Unit, raw};
 
-/// Returns the calendar for windows of one `unit`. If the unit is invalid, only the time zone is
-/// validated.
-pub(super) fn read(
+/// Returns the calendar. If `unit` is `None` (invalid), validates only the time zone.
+pub(super) fn read_calendar(
     raw: &raw::Calendar,
     unit: Option<Unit>,
     file: usize,
     findings: &mut FileFindings<'_>,
 ) -> Option<Calendar> {
     let mut reader = CalendarReader { file, findings };
-    let time_zone = reader.time_zone(raw);
-    let starts = unit.and_then(|unit| reader.start_day(raw, unit));
-    Some(Calendar::new(time_zone?, starts?))
+    let time_zone = reader.read_time_zone(raw);
+    let start_day = unit.and_then(|unit| reader.read_start_day(raw, unit));
+    Some(Calendar::new(time_zone?, start_day?))
 }
 
 struct CalendarReader<'f, 'a> {
@@ -36,25 +29,25 @@ struct CalendarReader<'f, 'a> {
 }
 
 impl CalendarReader<'_, '_> {
-    fn time_zone(&mut self, raw: &raw::Calendar) -> Option<TimeZone> {
+    fn read_time_zone(&mut self, raw: &raw::Calendar) -> Option<TimeZone> {
         let Some(name) = &raw.time_zone else {
-            let cure = "`time_zone: Europe/Berlin` for example, or `time_zone: UTC`";
-            self.error(raw.span, "a calendar needs a `time_zone`".to_owned(), cure);
+            let help = "`time_zone: Europe/Berlin` for example, or `time_zone: UTC`";
+            self.error(raw.span, "a calendar needs a `time_zone`".to_owned(), help);
             return None;
         };
         let time_zone = TimeZone::get(&name.value).ok();
         if time_zone.is_none() {
-            let cure = nearest_time_zone(&name.value).map_or_else(
+            let help = nearest_time_zone(&name.value).map_or_else(
                 || "a name of the IANA time zone database, as in `Europe/Berlin`".to_owned(),
-                |near| format!("did you mean `{near}`?"),
+                |similar| format!("did you mean `{similar}`?"),
             );
-            self.error(name.span, format!("unknown time zone `{}`", name.value), &cure);
+            self.error(name.span, format!("unknown time zone `{}`", name.value), &help);
         }
         time_zone
     }
 
-    fn start_day(&mut self, raw: &raw::Calendar, unit: Unit) -> Option<WindowStartDay> {
-        let (default, wanted) = match unit {
+    fn read_start_day(&mut self, raw: &raw::Calendar, unit: Unit) -> Option<WindowStartDay> {
+        let (default, help) = match unit {
             Unit::Day => (WindowStartDay::Day, "a day starts at midnight: leave `starts_on` out"),
             Unit::Week => (
                 WindowStartDay::Week(Weekday::Monday),
@@ -76,14 +69,13 @@ impl CalendarReader<'_, '_> {
         let start_day = parse_start_day(unit, day);
         if start_day.is_none() {
             let message = format!("`starts_on: {}` is no day to start on", day.value);
-            self.error(day.span, message, wanted);
+            self.error(day.span, message, help);
         }
         start_day
     }
 
     fn error(&mut self, span: Span, message: String, help: &str) {
-        let at = FileSpan { file: self.file, span };
-        self.findings.add(Code::BadCalendar, at, message, help.to_owned());
+        self.findings.add(Code::BadCalendar, FileSpan { file: self.file, span }, message, help);
     }
 }
 

@@ -1,16 +1,9 @@
-//! Parses durations such as `250ms`, `30s`, `5m`, `36h`, `7d` or `1h30m`.
-//!
-//! Guarantees:
-//! - Only whole numbers are accepted, so nothing is rounded.
-//! - A duration of more than 584 years is an error.
-//!
-//! Not covered:
-//! - Months and years, whose lengths vary (see the units and calendars of limits).
+//! Parses durations such as `250ms`, `30s`, `5m`, `36h`, `7d` or `1h30m`, of up to 584 years.
 
 use crate::kernel::units::Nanos;
 
-/// The units of a duration, with their length in nanoseconds.
-const SUFFIXES: &[(&str, u64)] = &[
+/// The units of a duration, each with its length in nanoseconds.
+const UNITS: &[(&str, u64)] = &[
     ("ms", 1_000_000),
     ("s", 1_000_000_000),
     ("m", 60_000_000_000),
@@ -21,11 +14,10 @@ const SUFFIXES: &[(&str, u64)] = &[
 /// The regular expression of all texts that [`parse`] accepts, for the JSON Schema.
 pub(crate) const PATTERN: &str = "^([0-9]+(ms|s|m|h|d))+$";
 
-/// The reason why a text is not a valid duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DurationError {
     NotADuration,
-    /// The duration is longer than 584 years, the largest number of nanoseconds in 64 bits.
+    /// Longer than 584 years, the largest number of nanoseconds in 64 bits.
     TooLong,
 }
 
@@ -34,14 +26,15 @@ pub(crate) fn parse(text: &str) -> Result<Nanos, DurationError> {
     let mut sum = Some(0u64);
     while !rest.is_empty() {
         let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or(DurationError::NotADuration)?;
-        let (number, after) = rest.split_at(digits);
-        let letters = after.find(|c: char| !c.is_ascii_lowercase()).unwrap_or(after.len());
-        let (suffix, after) = after.split_at(letters);
-        let unit = SUFFIXES.iter().find(|(known, _)| *known == suffix);
-        let (_, worth) = unit.filter(|_| !number.is_empty()).ok_or(DurationError::NotADuration)?;
-        let nanos = number.parse::<u64>().ok().and_then(|number| number.checked_mul(*worth));
+        let (number, after_number) = rest.split_at(digits);
+        let letters =
+            after_number.find(|c: char| !c.is_ascii_lowercase()).unwrap_or(after_number.len());
+        let (suffix, after_unit) = after_number.split_at(letters);
+        let unit = UNITS.iter().find(|(name, _)| *name == suffix);
+        let (_, length) = unit.filter(|_| !number.is_empty()).ok_or(DurationError::NotADuration)?;
+        let nanos = number.parse::<u64>().ok().and_then(|number| number.checked_mul(*length));
         sum = sum.and_then(|sum| sum.checked_add(nanos?));
-        rest = after;
+        rest = after_unit;
     }
     match sum {
         _ if text.is_empty() => Err(DurationError::NotADuration),
@@ -50,17 +43,17 @@ pub(crate) fn parse(text: &str) -> Result<Nanos, DurationError> {
 }
 
 impl DurationError {
-    /// Returns the error message about `text` as the value of field `word`, and the suggested fix.
+    /// Returns the error message for the value `text` of `field`, and the suggested fix.
     pub(crate) fn message_and_fix(
         self,
-        word: &str,
+        field: &str,
         text: &str,
         example: &'static str,
     ) -> (String, &'static str) {
         match self {
-            Self::NotADuration => (format!("`{word}: {text}` is no duration"), example),
+            Self::NotADuration => (format!("`{field}: {text}` is no duration"), example),
             Self::TooLong => {
-                (format!("`{word}: {text}` is longer than 584 years"), "a shorter one")
+                (format!("`{field}: {text}` is longer than 584 years"), "a shorter one")
             }
         }
     }

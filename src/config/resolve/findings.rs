@@ -3,9 +3,6 @@
 //! Guarantees:
 //! - Findings are returned by file, then by position.
 //! - If a file has an error, the result is an error, even if this finding is not kept.
-//!
-//! Not covered:
-//! - Printing of findings (see [`crate::config::diagnostic`]).
 
 use crate::config::diagnostic::{self, Code, Diagnostics, SourceText, Span};
 
@@ -26,19 +23,19 @@ impl<'a> FileFindings<'a> {
     pub(crate) fn add(
         &mut self,
         code: Code,
-        at: FileSpan,
+        span: FileSpan,
         message: String,
         help: impl Into<String>,
     ) {
-        if let Some((_, findings)) = self.0.get_mut(at.file) {
-            findings.add_with_help(code, at.span, message, help);
+        if let Some((_, findings)) = self.0.get_mut(span.file) {
+            findings.add_with_help(code, span.span, message, help);
         }
     }
 
-    /// If enough findings of the severity of `code` are kept for this file, counts one more and
-    /// returns `true`. The caller then need not build the message.
-    pub(crate) fn count_if_full(&mut self, code: Code, at: FileSpan) -> bool {
-        self.0.get_mut(at.file).is_none_or(|(_, findings)| {
+    /// Counts the finding and returns `true` if this file already has the maximum for `code`. The
+    /// caller can then skip building the message.
+    pub(crate) fn count_if_full(&mut self, code: Code, span: FileSpan) -> bool {
+        self.0.get_mut(span.file).is_none_or(|(_, findings)| {
             let is_full = findings.is_full(code);
             if is_full {
                 findings.count_dropped(code);
@@ -51,28 +48,27 @@ impl<'a> FileFindings<'a> {
         self.0.iter().any(|(_, findings)| findings.has_errors())
     }
 
-    /// Returns the location as `file:line:column`. Cost: linear in the length of the line.
-    pub(crate) fn place(&self, at: FileSpan) -> String {
-        self.0.get(at.file).map_or_else(String::new, |(source, _)| {
-            let location = source.locate(at.span);
+    /// Formats the location as `file:line:column`. Cost: linear in the length of the line.
+    pub(crate) fn format_position(&self, span: FileSpan) -> String {
+        self.0.get(span.file).map_or_else(String::new, |(source, _)| {
+            let location = source.locate(span.span);
             format!("{}:{}:{}", location.file, location.line, location.column)
         })
     }
 
-    /// Returns the location as `file:line`.
-    pub(crate) fn line(&self, at: FileSpan) -> String {
-        self.0.get(at.file).map_or_else(String::new, |(source, _)| {
-            format!("{}:{}", source.name, source.line(at.span.start))
+    /// Formats the location as `file:line`.
+    pub(crate) fn format_line(&self, span: FileSpan) -> String {
+        self.0.get(span.file).map_or_else(String::new, |(source, _)| {
+            format!("{}:{}", source.name, source.line(span.span.start))
         })
     }
 
-    /// Returns the warnings and notes of all files. If there is an error, returns all findings as
-    /// `Err`.
+    /// Returns the warnings and notes of all files, or all findings as `Err` if one is an error.
     pub(crate) fn finish(self) -> Result<Diagnostics, Diagnostics> {
         let is_valid = !self.has_errors();
         let mut all = Diagnostics::default();
-        for (source, found) in self.0 {
-            all.append(found.into_diagnostics(source));
+        for (source, findings) in self.0 {
+            all.append(findings.into_diagnostics(source));
         }
         debug_assert!(!is_valid || all.counts().errors == 0);
         if is_valid { Ok(all) } else { Err(all) }

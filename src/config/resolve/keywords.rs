@@ -1,10 +1,7 @@
-//! The permitted values of the fields of a limits file that have a closed list of values.
+//! The permitted values of enumerated fields of a limits file, such as `strategy`.
 //!
 //! Guarantees:
 //! - The parser, the suggested fixes and the JSON Schema use the same list for a field.
-//!
-//! Not covered:
-//! - The names of the fields (see [`crate::config::raw`]).
 
 use jiff::civil::Weekday;
 
@@ -16,7 +13,6 @@ use crate::kernel::concurrency::adaptive::AdaptiveAlgorithm;
 /// The permitted keywords of one field, each with its meaning.
 pub(crate) type Keywords<T> = [(&'static str, T)];
 
-/// The keywords of `unit`, as in envoyproxy/ratelimit.
 pub(crate) const UNITS: &Keywords<Unit> = &[
     ("second", Unit::Second),
     ("minute", Unit::Minute),
@@ -57,14 +53,12 @@ pub(crate) const MODES: &Keywords<ModeKeyword> = &[
     ("leased", ModeKeyword::Leased),
 ];
 
-/// The keywords of `mode` in a `concurrency` block.
 pub(crate) const CONCURRENCY_MODES: &Keywords<concurrency::ConcurrencyMode> = &[
     ("local", concurrency::ConcurrencyMode::Local),
     ("leased", concurrency::ConcurrencyMode::Leased),
     ("strict", concurrency::ConcurrencyMode::Strict),
 ];
 
-/// The keywords of `on_backend_failure` in a `concurrency` block.
 pub(crate) const CONCURRENCY_FALLBACKS: &Keywords<ConcurrencyFallback> = &[
     ("deny", ConcurrencyFallback::Deny),
     ("local", ConcurrencyFallback::Local),
@@ -98,16 +92,14 @@ pub(crate) const WEEKDAYS: &Keywords<Weekday> = &[
     ("sunday", Weekday::Sunday),
 ];
 
-/// Returns the meaning of a keyword, which must be in exactly this case.
-pub(crate) fn parse_keyword<T: Copy>(words: &Keywords<T>, word: &str) -> Option<T> {
-    words.iter().find(|(known, _)| *known == word).map(|&(_, meaning)| meaning)
+pub(crate) fn parse_keyword<T: Copy>(keywords: &Keywords<T>, text: &str) -> Option<T> {
+    keywords.iter().find(|(keyword, _)| *keyword == text).map(|&(_, meaning)| meaning)
 }
 
-/// Returns the unit with this name in upper or lower case. A blank before or after the name is
-/// invalid.
-pub(crate) fn parse_unit(word: &str) -> Option<Unit> {
-    let upper = word.to_uppercase();
-    UNITS.iter().find(|(known, _)| known.to_uppercase() == upper).map(|&(_, unit)| unit)
+/// Returns the unit with the name `text`, in any case and without blanks around it.
+pub(crate) fn parse_unit(text: &str) -> Option<Unit> {
+    let upper = text.to_uppercase();
+    UNITS.iter().find(|(name, _)| name.to_uppercase() == upper).map(|&(_, unit)| unit)
 }
 
 impl std::fmt::Display for StrategyKeyword {
@@ -122,16 +114,16 @@ impl std::fmt::Display for ModeKeyword {
     }
 }
 
-pub(crate) fn keyword_of<T: Copy + PartialEq>(words: &Keywords<T>, meaning: T) -> &'static str {
-    words.iter().find(|(_, known)| *known == meaning).map_or("", |&(word, _)| word)
+pub(crate) fn keyword_of<T: Copy + PartialEq>(keywords: &Keywords<T>, value: T) -> &'static str {
+    keywords.iter().find(|(_, meaning)| *meaning == value).map_or("", |&(keyword, _)| keyword)
 }
 
-/// Returns a suggested fix for the unknown keyword `word`: the keyword that resembles it most, or
-/// else all keywords.
-pub(crate) fn suggest<T>(words: &Keywords<T>, word: &str) -> String {
-    if let Some(near) = nearest(&word.to_lowercase(), words.iter().map(|&(known, _)| known)) {
-        return format!("did you mean `{near}`?");
+/// Returns the suggested fix for the unknown keyword `text`: a similar keyword, or else all.
+pub(crate) fn suggest<T>(keywords: &Keywords<T>, text: &str) -> String {
+    let known = keywords.iter().map(|&(keyword, _)| keyword);
+    if let Some(similar) = nearest(&text.to_lowercase(), known) {
+        return format!("did you mean `{similar}`?");
     }
-    let all: Vec<_> = words.iter().map(|(known, _)| format!("`{known}`")).collect();
+    let all: Vec<_> = keywords.iter().map(|(keyword, _)| format!("`{keyword}`")).collect();
     format!("one of {}", all.join(", "))
 }

@@ -2,11 +2,8 @@
 //!
 //! Guarantees:
 //! - Applies all rules of envoyproxy/ratelimit for a valid block.
-//! - Every accepted field that envoyproxy/ratelimit lacks has an effect.
+//! - Every accepted field that envoyproxy/ratelimit does not have has an effect.
 //! - All problems of a block are reported at once.
-//!
-//! Not covered:
-//! - The place of the limit in the descriptor tree (see [`super`]).
 
 use std::sync::Arc;
 
@@ -16,7 +13,7 @@ use super::overshoot::{self, OvershootAmount};
 use super::{calendar_block, duration};
 use crate::config::diagnostic::{Code, Span, Spanned};
 use crate::config::raw;
-use crate::config::{Calendar, FallbackMode, Limit, LimitWindow, Unit};
+use crate::config::{FallbackMode, Limit, LimitWindow, Unit};
 use crate::kernel::lease::Overshoot;
 use crate::kernel::lease::sizer::{self, LeaseSizing};
 use crate::kernel::rate::Strategy;
@@ -27,14 +24,11 @@ use crate::kernel::rate::sliding_log::SlidingLog;
 use crate::kernel::rate::sliding_window::SlidingWindow;
 use crate::kernel::units::{Hits, Nanos};
 
-/// The largest `burst` without a warning, as a multiple of `requests_per_unit`. A larger one is
-/// probably a mistake.
+/// The largest `burst` without a warning, as a multiple of `requests_per_unit`.
 const LARGE_BURST_FACTOR: u32 = 10;
 
-/// The `defaults` of a domain, validated.
-///
-/// `Err` means that the field has an invalid value. Validations that depend on it are skipped,
-/// because the intended value may be valid.
+/// The validated `defaults` of a domain. An invalid field is `Err`, and validations that need the
+/// field are skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DomainDefaults {
     pub(super) strategy: Result<StrategyKeyword, InvalidSetting>,
@@ -55,19 +49,22 @@ impl Default for DomainDefaults {
 }
 
 impl DomainDefaults {
+    /// The `defaults` of a domain that may be in an unreadable file.
     pub(super) fn unknown() -> Self {
-        let (strategy, mode, overshoot) =
-            (Err(InvalidSetting), Err(InvalidSetting), Err(InvalidSetting));
-        Self { strategy, mode, overshoot, on_backend_failure: FallbackMode::default() }
+        Self {
+            strategy: Err(InvalidSetting),
+            mode: Err(InvalidSetting),
+            overshoot: Err(InvalidSetting),
+            on_backend_failure: FallbackMode::default(),
+        }
     }
 }
 
-/// The error for a field or block that is invalid. The findings contain the reason.
+/// The error for an invalid field or block. The findings contain the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct InvalidSetting;
 
-/// The strategy, mode and fallback of a block, or of the domain's `defaults` if the block lacks
-/// them.
+/// The strategy, mode and fallback of a block. The domain's `defaults` replace missing fields.
 #[derive(Clone, Copy)]
 struct CountingSettings {
     strategy: Result<StrategyKeyword, InvalidSetting>,
@@ -88,19 +85,15 @@ pub(super) fn read_defaults(
     findings: &mut FileFindings<'_>,
 ) -> DomainDefaults {
     let mut reader = KeywordReader { file, findings };
-    let DomainDefaults { strategy, mode, on_backend_failure, .. } = DomainDefaults::default();
-    let word = raw.on_backend_failure.as_ref();
-    let failure = reader.keyword(keywords::FALLBACK_MODES, "on_backend_failure", word);
+    let DomainDefaults { strategy, mode, .. } = DomainDefaults::default();
+    let fallback = raw.on_backend_failure.as_ref();
+    let fallback = reader.read("on_backend_failure", keywords::FALLBACK_MODES, fallback);
+    let keyword = raw.strategy.as_ref();
     DomainDefaults {
-        strategy: reader.keyword_or(
-            strategy,
-            keywords::STRATEGIES,
-            "strategy",
-            raw.strategy.as_ref(),
-        ),
-        mode: reader.keyword_or(mode, keywords::MODES, "mode", raw.mode.as_ref()),
-        overshoot: reader.default_overshoot_amount(raw.max_overshoot.as_ref()),
-        on_backend_failure: failure.unwrap_or(on_backend_failure),
+        strategy: reader.read_or(strategy, "strategy", keywords::STRATEGIES, keyword),
+        mode: reader.read_or(mode, "mode", keywords::MODES, raw.mode.as_ref()),
+        overshoot: reader.read_default_overshoot(raw.max_overshoot.as_ref()),
+        on_backend_failure: fallback.unwrap_or_default(),
     }
 }
 
@@ -114,33 +107,33 @@ impl RateLimitReader<'_, '_, '_> {
     }
 
     fn read_limited(&mut self) -> Result<Limit, InvalidSetting> {
-        let window = self.window();
-        let counting = self.counting_settings();
-        let CountingSettings { strategy, mode, on_backend_failure } = counting;
-        let window = self.calendar(strategy, window);
-        let (burst, overshoot) = (self.burst(strategy), self.overshoot(counting));
         // Run all validations before the first `?`, so that one problem does not hide another.
-        let (requests, lease_hits_check) =
-            (self.check_zero_requests(strategy), self.check_lease_hits(mode));
+        let window = self.read_window();
+        let counting = self.read_counting_settings();
+        let CountingSettings { strategy, mode, on_backend_failure } = counting;
+        let window = self.read_calendar(strategy, window);
+        let (burst, overshoot) = (self.read_burst(strategy), self.read_overshoot(counting));
+        let requests_check = self.check_zero_requests(strategy);
+        let lease_hits_check = self.check_lease_hits(mode);
         let (window, burst, overshoot) =
             (window.ok_or(InvalidSetting)?, burst.ok_or(InvalidSetting)?, overshoot?);
-        let strategy = requests.and(strategy)?;
-        let strategy = self.strategy(strategy, &window, burst).ok_or(InvalidSetting)?;
-        let size = lease_hits_check.and_then(|()| self.lease_size(&strategy))?;
-        let mode = overshoot::resolve_mode(mode?, overshoot, window.length(), size);
+        let strategy = requests_check.and(strategy)?;
+        let strategy = self.build_strategy(strategy, &window, burst).ok_or(InvalidSetting)?;
+        let sizing = lease_hits_check.and_then(|()| self.read_lease_hits(&strategy))?;
+        let mode = overshoot::resolve_mode(mode?, overshoot, window.length(), sizing);
         let requests = self.raw.requests_per_unit.value;
         Ok(Limit { requests, window, strategy, mode, on_backend_failure })
     }
 
-    fn counting_settings(&mut self) -> CountingSettings {
+    fn read_counting_settings(&mut self) -> CountingSettings {
         let (raw, defaults) = (self.raw, self.defaults);
         let mut reader = KeywordReader { file: self.file, findings: self.findings };
-        let mode = reader.keyword_or(defaults.mode, keywords::MODES, "mode", raw.mode.as_ref());
-        let word = raw.on_backend_failure.as_ref();
-        let failure = reader.keyword(keywords::FALLBACK_MODES, "on_backend_failure", word);
-        let on_backend_failure = failure.unwrap_or(defaults.on_backend_failure);
-        let word = raw.strategy.as_ref();
-        let strategy = reader.keyword_or(defaults.strategy, keywords::STRATEGIES, "strategy", word);
+        let mode = reader.read_or(defaults.mode, "mode", keywords::MODES, raw.mode.as_ref());
+        let fallback = raw.on_backend_failure.as_ref();
+        let fallback = reader.read("on_backend_failure", keywords::FALLBACK_MODES, fallback);
+        let on_backend_failure = fallback.unwrap_or(defaults.on_backend_failure);
+        let keyword = raw.strategy.as_ref();
+        let strategy = reader.read_or(defaults.strategy, "strategy", keywords::STRATEGIES, keyword);
         CountingSettings { strategy, mode, on_backend_failure }
     }
 
@@ -154,17 +147,18 @@ impl RateLimitReader<'_, '_, '_> {
             is_valid = false;
         }
         let own_fields = [
-            ("per", raw.per.as_ref().map(|word| word.span)),
-            ("strategy", raw.strategy.as_ref().map(|word| word.span)),
-            ("burst", raw.burst.as_ref().map(|word| word.span)),
-            ("mode", raw.mode.as_ref().map(|word| word.span)),
-            ("max_overshoot", raw.max_overshoot.as_ref().map(|word| word.span)),
-            ("lease_hits", raw.lease_hits.as_ref().map(|word| word.span)),
-            ("on_backend_failure", raw.on_backend_failure.as_ref().map(|word| word.span)),
+            ("per", raw.per.as_ref().map(|field| field.span)),
+            ("strategy", raw.strategy.as_ref().map(|field| field.span)),
+            ("burst", raw.burst.as_ref().map(|field| field.span)),
+            ("mode", raw.mode.as_ref().map(|field| field.span)),
+            ("max_overshoot", raw.max_overshoot.as_ref().map(|field| field.span)),
+            ("lease_hits", raw.lease_hits.as_ref().map(|field| field.span)),
+            ("on_backend_failure", raw.on_backend_failure.as_ref().map(|field| field.span)),
             ("calendar", raw.calendar.as_ref().map(|block| block.span)),
         ];
-        for (word, span) in own_fields.into_iter().filter_map(|(word, span)| Some((word, span?))) {
-            let message = format!("`{word}` beside `unlimited: true` would mean nothing");
+        for (field, span) in own_fields {
+            let Some(span) = span else { continue };
+            let message = format!("`{field}` beside `unlimited: true` would mean nothing");
             self.error(Code::UnlimitedWithLimit, span, message, "leave out one of the two");
             is_valid = false;
         }
@@ -177,18 +171,17 @@ impl RateLimitReader<'_, '_, '_> {
         let raw = self.raw;
         let (unit, requests) = (&raw.unit.value, raw.requests_per_unit.span);
         let ignored = [
-            // A valid unit beside `unlimited` is an error, which `check_unlimited` reports. An
-            // invalid one is only ignored.
+            // `check_unlimited` reports a valid unit as an error. An invalid unit is only ignored.
             ("unit", raw.unit.span, !unit.is_empty() && keywords::parse_unit(unit).is_none()),
             ("requests_per_unit", requests, requests.start < requests.end),
         ];
-        for (word, span, _) in ignored.into_iter().filter(|&(.., written)| written) {
-            let message = format!("`{word}` has no effect beside `unlimited: true`");
+        for (field, span, _) in ignored.into_iter().filter(|&(.., is_set)| is_set) {
+            let message = format!("`{field}` has no effect beside `unlimited: true`");
             self.findings.add(Code::NoEffect, self.file_span(span), message, "leave it out");
         }
     }
 
-    fn window(&mut self) -> Option<LimitWindow> {
+    fn read_window(&mut self) -> Option<LimitWindow> {
         let raw = self.raw;
         match &raw.per {
             Some(per) if !raw.unit.value.is_empty() => {
@@ -196,39 +189,35 @@ impl RateLimitReader<'_, '_, '_> {
                 self.error(Code::Contradiction, per.span, message, "leave out one of the two");
                 None
             }
-            Some(per) => self.per(per),
-            None => self.unit().map(LimitWindow::Unit),
+            Some(per) => self.read_per(per),
+            None => self.read_unit().map(LimitWindow::Unit),
         }
     }
 
-    fn unit(&mut self) -> Option<Unit> {
+    fn read_unit(&mut self) -> Option<Unit> {
         let unit = &self.raw.unit;
         let parsed_unit = keywords::parse_unit(&unit.value);
         if parsed_unit.is_none() && unit.value.is_empty() {
             let message = "a rate_limit needs a `unit`".to_owned();
-            let cure =
+            let help =
                 "`unit: minute` for example, or `unlimited: true`, or no `rate_limit` at all";
             let span = if unit.span.end == 0 { self.raw.span } else { unit.span };
-            self.error(Code::UnknownUnit, span, message, cure);
+            self.error(Code::UnknownUnit, span, message, help);
         } else if parsed_unit.is_none() {
             let message = format!("invalid unit `{}`", unit.value);
-            self.error(
-                Code::UnknownUnit,
-                unit.span,
-                message,
-                &keywords::suggest(keywords::UNITS, &unit.value),
-            );
+            let help = keywords::suggest(keywords::UNITS, &unit.value);
+            self.error(Code::UnknownUnit, unit.span, message, &help);
         }
         parsed_unit
     }
 
-    fn per(&mut self, per: &Spanned<String>) -> Option<LimitWindow> {
+    fn read_per(&mut self, per: &Spanned<String>) -> Option<LimitWindow> {
         let example = "a whole number and `ms`, `s`, `m`, `h` or `d`, as in `90s` or `1h30m`";
         let period = match duration::parse(&per.value) {
             Ok(period) => period,
-            Err(wrong) => {
-                let (message, cure) = wrong.message_and_fix("per", &per.value, example);
-                self.error(Code::BadDuration, per.span, message, cure);
+            Err(error) => {
+                let (message, help) = error.message_and_fix("per", &per.value, example);
+                self.error(Code::BadDuration, per.span, message, help);
                 return None;
             }
         };
@@ -240,7 +229,7 @@ impl RateLimitReader<'_, '_, '_> {
         Some(LimitWindow::Per(period))
     }
 
-    fn calendar(
+    fn read_calendar(
         &mut self,
         strategy: Result<StrategyKeyword, InvalidSetting>,
         window: Option<LimitWindow>,
@@ -249,34 +238,33 @@ impl RateLimitReader<'_, '_, '_> {
         let is_fixed = strategy == Ok(StrategyKeyword::FixedWindow);
         if let Some(strategy) = strategy.ok().filter(|_| !is_fixed) {
             let message = format!("`calendar` with `strategy: {strategy}`");
-            let cure = "only `fixed_window` has windows that a calendar can place";
-            self.error(Code::Contradiction, raw.span, message, cure);
+            let help = "only `fixed_window` has windows that a calendar can place";
+            self.error(Code::Contradiction, raw.span, message, help);
         }
         if let Some(LimitWindow::Per(_)) = window {
-            let cure = "give a `unit` of day, week, month or year instead of `per`";
-            self.error(Code::Contradiction, raw.span, "`calendar` with `per`".to_owned(), cure);
+            let help = "give a `unit` of day, week, month or year instead of `per`";
+            self.error(Code::Contradiction, raw.span, "`calendar` with `per`".to_owned(), help);
         }
         let unit = if let Some(LimitWindow::Unit(unit)) = window { Some(unit) } else { None };
-        let calendar = calendar_block::read(raw, unit, self.file, self.findings)?;
+        let calendar = calendar_block::read_calendar(raw, unit, self.file, self.findings)?;
         Some(LimitWindow::Calendar(unit?, Arc::new(calendar))).filter(|_| is_fixed)
     }
 
-    /// Returns the hits that are allowed at one instant (`burst`). The default is
-    /// `requests_per_unit`.
-    fn burst(&mut self, strategy: Result<StrategyKeyword, InvalidSetting>) -> Option<u32> {
+    fn read_burst(&mut self, strategy: Result<StrategyKeyword, InvalidSetting>) -> Option<u32> {
         let requests = self.raw.requests_per_unit.value;
         let Some(burst) = &self.raw.burst else { return Some(requests) };
-        if let Some(strategy) = strategy.ok().filter(|word| *word != StrategyKeyword::Gcra) {
+        if let Some(strategy) = strategy.ok().filter(|strategy| *strategy != StrategyKeyword::Gcra)
+        {
             let message = format!("`burst` with `strategy: {strategy}`");
-            let cure =
+            let help =
                 "say `strategy: gcra`, the one strategy with a burst of its own, or leave it out";
-            self.error(Code::Contradiction, burst.span, message, cure);
+            self.error(Code::Contradiction, burst.span, message, help);
             return None;
         }
         if burst.value == 0 {
             let message = "burst 0 would deny everything".to_owned();
-            let cure = format!("leave it out for a burst of `requests_per_unit` ({requests})");
-            self.error(Code::ZeroBurst, burst.span, message, &cure);
+            let help = format!("leave it out for a burst of `requests_per_unit` ({requests})");
+            self.error(Code::ZeroBurst, burst.span, message, &help);
             return None;
         }
         let is_large = requests != 0 && requests.saturating_mul(LARGE_BURST_FACTOR) < burst.value;
@@ -286,105 +274,100 @@ impl RateLimitReader<'_, '_, '_> {
                 burst.value,
                 burst.value / requests
             );
-            let cure = format!("for a burst of `requests_per_unit` ({requests}) leave it out");
-            self.findings.add(Code::LargeBurst, self.file_span(burst.span), message, cure);
+            let help = format!("for a burst of `requests_per_unit` ({requests}) leave it out");
+            self.findings.add(Code::LargeBurst, self.file_span(burst.span), message, help);
         }
         Some(burst.value)
     }
 
-    /// Returns the largest overshoot, or `None` if the limit is not leased.
-    fn overshoot(
+    /// Returns the `max_overshoot`, or `None` if the limit is not leased.
+    fn read_overshoot(
         &mut self,
         counting: CountingSettings,
     ) -> Result<Option<Overshoot>, InvalidSetting> {
-        let own = self.raw.max_overshoot.as_ref();
-        if let (Some(mode), Some(own)) =
-            (counting.mode.ok().filter(|word| *word != ModeKeyword::Leased), own)
-        {
+        let field = self.raw.max_overshoot.as_ref();
+        let unleased_mode = counting.mode.ok().filter(|mode| *mode != ModeKeyword::Leased);
+        if let (Some(mode), Some(field)) = (unleased_mode, field) {
             let message = format!("`max_overshoot` with `mode: {mode}`, which never overshoots");
-            let cure = "say `mode: leased`, or leave it out";
-            self.error(Code::Contradiction, own.span, message, cure);
+            let help = "say `mode: leased`, or leave it out";
+            self.error(Code::Contradiction, field.span, message, help);
             return Err(InvalidSetting);
         }
         let amount =
-            KeywordReader { file: self.file, findings: self.findings }.overshoot_amount(own)?;
+            KeywordReader { file: self.file, findings: self.findings }.read_overshoot(field)?;
         if counting.mode? != ModeKeyword::Leased {
             return Ok(None);
         }
-        let amount = amount.map_or(self.defaults.overshoot, |own| Ok(Some(own)))?;
+        let amount = amount.map_or(self.defaults.overshoot, |amount| Ok(Some(amount)))?;
         self.resolve_overshoot(amount, counting.strategy).map(Some)
     }
 
-    /// Converts `amount` to the largest overshoot of this limit, in hits.
     fn resolve_overshoot(
         &mut self,
         amount: Option<OvershootAmount>,
         strategy: Result<StrategyKeyword, InvalidSetting>,
     ) -> Result<Overshoot, InvalidSetting> {
         let raw = self.raw;
-        let word = raw.max_overshoot.as_ref().or(raw.mode.as_ref());
-        let at = word.map_or(raw.span, |word| word.span);
+        let field = raw.max_overshoot.as_ref().or(raw.mode.as_ref());
+        let span = field.map_or(raw.span, |field| field.span);
         let Some(amount) = amount else {
             let message = "`mode: leased` without a `max_overshoot`".to_owned();
-            let cure = "say what the fleet may admit above the limit at most, as in `2%`";
-            self.error(Code::OutOfRange, at, message, cure);
+            let help = "say what the fleet may admit above the limit at most, as in `2%`";
+            self.error(Code::OutOfRange, span, message, help);
             return Err(InvalidSetting);
         };
         let (requests, strategy) = (raw.requests_per_unit.value, strategy?);
-        amount.for_limit(requests, strategy).map_err(|reason| {
-            let (code, message, cure) =
-                overshoot::error_message_and_fix(&reason, requests, strategy);
-            self.error(code, at, message, &cure);
+        amount.to_overshoot(requests, strategy).map_err(|error| {
+            let (code, message, help) =
+                overshoot::error_message_and_fix(&error, requests, strategy);
+            self.error(code, span, message, &help);
             InvalidSetting
         })
     }
 
-    /// Verifies that the limit with `lease_hits` is leased, and that the number is large enough.
     fn check_lease_hits(
         &mut self,
         mode: Result<ModeKeyword, InvalidSetting>,
     ) -> Result<(), InvalidSetting> {
         let Some(hits) = self.raw.lease_hits.as_ref() else { return Ok(()) };
-        if let Some(mode) = mode.ok().filter(|word| *word != ModeKeyword::Leased) {
+        if let Some(mode) = mode.ok().filter(|mode| *mode != ModeKeyword::Leased) {
             let message = format!("`lease_hits` with `mode: {mode}`, which borrows nothing");
-            let cure = "say `mode: leased`, or leave it out";
-            self.error(Code::Contradiction, hits.span, message, cure);
+            let help = "say `mode: leased`, or leave it out";
+            self.error(Code::Contradiction, hits.span, message, help);
             return Err(InvalidSetting);
         }
         if hits.value == 0 {
-            let cure = "at least 1; left out, it is learned";
-            self.error(Code::OutOfRange, hits.span, "leases of 0 hits".to_owned(), cure);
+            let help = "at least 1; left out, it is learned";
+            self.error(Code::OutOfRange, hits.span, "leases of 0 hits".to_owned(), help);
             return Err(InvalidSetting);
         }
         Ok(())
     }
 
-    /// Returns the lease size, after verifying that a lease of this size is possible with the
-    /// strategy.
-    fn lease_size(&mut self, strategy: &Strategy) -> Result<LeaseSizing, InvalidSetting> {
+    fn read_lease_hits(&mut self, strategy: &Strategy) -> Result<LeaseSizing, InvalidSetting> {
         let Some(hits) = self.raw.lease_hits.as_ref() else { return Ok(LeaseSizing::Learned) };
         let max_lease = sizer::max_lease(strategy.max_at_once());
         if max_lease < Hits(hits.value.into()) {
             let message = format!("leases of {} hits", hits.value);
-            let cure = format!(
+            let help = format!(
                 "1 to {}, a tenth of what passes at one instant; left out, it is learned",
                 max_lease.0
             );
-            self.error(Code::OutOfRange, hits.span, message, &cure);
+            self.error(Code::OutOfRange, hits.span, message, &help);
             return Err(InvalidSetting);
         }
         Ok(LeaseSizing::Fixed(Hits(hits.value.into())))
     }
 
-    fn strategy(
+    fn build_strategy(
         &mut self,
-        word: StrategyKeyword,
+        keyword: StrategyKeyword,
         window: &LimitWindow,
         burst: u32,
     ) -> Option<Strategy> {
         let requests = self.raw.requests_per_unit.value;
         self.warn_denies_all();
-        match build_strategy(word, requests, window, burst) {
+        match build_strategy(keyword, requests, window, burst) {
             Ok(strategy) => {
                 self.warn_coarse_tick(&strategy);
                 Some(strategy)
@@ -402,20 +385,20 @@ impl RateLimitReader<'_, '_, '_> {
         strategy: Result<StrategyKeyword, InvalidSetting>,
     ) -> Result<(), InvalidSetting> {
         let requests = &self.raw.requests_per_unit;
-        let word = strategy.ok().filter(|word| *word != StrategyKeyword::FixedWindow);
-        let Some(word) = word.filter(|_| requests.value == 0) else { return Ok(()) };
+        let strategy = strategy.ok().filter(|strategy| *strategy != StrategyKeyword::FixedWindow);
+        let Some(strategy) = strategy.filter(|_| requests.value == 0) else { return Ok(()) };
         let span = if self.has_requests() { requests.span } else { self.raw.span };
-        let message = format!("`{word}` of 0 requests never earns a hit");
-        let cure = "`requests_per_unit` of at least 1; to deny everything `strategy: fixed_window`";
-        self.error(Code::ZeroRequests, span, message, cure);
+        let message = format!("`{strategy}` of 0 requests never earns a hit");
+        let help = "`requests_per_unit` of at least 1; to deny everything `strategy: fixed_window`";
+        self.error(Code::ZeroRequests, span, message, help);
         Err(InvalidSetting)
     }
 
     fn warn_denies_all(&mut self) {
         if !self.has_requests() {
             let message = "no `requests_per_unit`, so every hit is denied".to_owned();
-            let cure = "say how many, or `requests_per_unit: 0` if that is meant";
-            self.findings.add(Code::DeniesAll, self.file_span(self.raw.span), message, cure);
+            let help = "say how many, or `requests_per_unit: 0` if that is meant";
+            self.findings.add(Code::DeniesAll, self.file_span(self.raw.span), message, help);
         }
     }
 
@@ -425,26 +408,28 @@ impl RateLimitReader<'_, '_, '_> {
     }
 
     fn warn_coarse_tick(&mut self, strategy: &Strategy) {
-        let Some(worth) = strategy.refill_rate().filter(|_| strategy.is_coarse()) else { return };
+        let Some(hits_per_tick) = strategy.refill_rate().filter(|_| strategy.is_coarse()) else {
+            return;
+        };
         let message = format!(
-            "one tick of {} is worth {worth} hits, more than 1 % of the {} that pass at one instant",
+            "one tick of {} is worth {hits_per_tick} hits, more than 1 % of the {} that pass at one instant",
             strategy.tick(),
             strategy.max_at_once()
         );
-        let cure = "answers are that coarse; a larger burst or fewer requests make them finer";
-        self.findings.add(Code::CoarseTick, self.file_span(self.raw.span), message, cure);
+        let help = "answers are that coarse; a larger burst or fewer requests make them finer";
+        self.findings.add(Code::CoarseTick, self.file_span(self.raw.span), message, help);
     }
 
     fn report_limit_error(&mut self, error: LimitError) {
         let burst = self.raw.burst.as_ref();
-        let numbers = burst.map_or(self.raw.requests_per_unit.span, |burst| burst.span);
-        let cure = match error {
+        let span = burst.map_or(self.raw.requests_per_unit.span, |burst| burst.span);
+        let help = match error {
             LimitError::TooLarge { largest, .. } => {
                 format!("at most {largest}, or a shorter period")
             }
             _ => "a smaller number or another period".to_owned(),
         };
-        self.findings.add(Code::DoesNotFit, self.file_span(numbers), error.to_string(), cure);
+        self.findings.add(Code::DoesNotFit, self.file_span(span), error.to_string(), help);
     }
 
     fn file_span(&self, span: Span) -> FileSpan {
@@ -457,37 +442,30 @@ impl RateLimitReader<'_, '_, '_> {
 }
 
 fn build_strategy(
-    word: StrategyKeyword,
+    keyword: StrategyKeyword,
     requests: u32,
     window: &LimitWindow,
     burst: u32,
 ) -> Result<Strategy, LimitError> {
-    let period = match window {
-        LimitWindow::Unit(unit) | LimitWindow::Calendar(unit, _) => unit.length(),
-        LimitWindow::Per(period) => *period,
-    };
-    Ok(match word {
+    let period = window.length();
+    Ok(match keyword {
         StrategyKeyword::Gcra => Strategy::Gcra(Gcra::new(requests, period, burst)?),
         StrategyKeyword::SlidingWindow => {
             Strategy::SlidingWindow(SlidingWindow::new(requests, period)?)
         }
         StrategyKeyword::SlidingLog => Strategy::SlidingLog(SlidingLog::new(requests, period)?),
         StrategyKeyword::FixedWindow => {
-            Strategy::FixedWindow(FixedWindow::new(requests, windows(window, period))?)
+            Strategy::FixedWindow(FixedWindow::new(requests, windows_of(window))?)
         }
     })
 }
 
-/// Returns the windows of a fixed-window limit.
-///
-/// A calendar limit gets windows of about the year 2000 as placeholders. Each charge must replace
-/// them with the windows around its own time. Otherwise the charge fails with `OutsideWindows`.
-fn windows(window: &LimitWindow, period: Nanos) -> Windows {
+/// Returns the windows of a fixed-window limit. Calendar windows are placeholders, which each
+/// charge replaces.
+fn windows_of(window: &LimitWindow) -> Windows {
     match window {
-        LimitWindow::Calendar(_, calendar) => {
-            Windows::Calendar { starts: Calendar::past_starts(calendar) }
-        }
-        LimitWindow::Unit(_) | LimitWindow::Per(_) => Windows::Every(period),
+        LimitWindow::Calendar(_, calendar) => Windows::Calendar { starts: calendar.past_starts() },
+        LimitWindow::Unit(_) | LimitWindow::Per(_) => Windows::Every(window.length()),
     }
 }
 
@@ -497,67 +475,66 @@ pub(super) struct KeywordReader<'f, 'a> {
 }
 
 impl KeywordReader<'_, '_> {
-    /// Returns the meaning of a keyword. Reports an unknown keyword as an error and returns `None`.
-    pub(super) fn keyword<T: Copy>(
+    pub(super) fn read<T: Copy>(
         &mut self,
-        words: &Keywords<T>,
-        key: &str,
-        word: Option<&Spanned<String>>,
+        field: &str,
+        keywords: &Keywords<T>,
+        text: Option<&Spanned<String>>,
     ) -> Option<T> {
-        let word = word?;
-        let meaning = keywords::parse_keyword(words, &word.value);
+        let text = text?;
+        let meaning = keywords::parse_keyword(keywords, &text.value);
         if meaning.is_none() {
-            let message = format!("`{key}: {}` is not known", word.value);
-            let at = FileSpan { file: self.file, span: word.span };
-            self.findings.add(
-                Code::UnknownWord,
-                at,
-                message,
-                keywords::suggest(words, &word.value),
-            );
+            let message = format!("`{field}: {}` is not known", text.value);
+            let help = keywords::suggest(keywords, &text.value);
+            self.error(Code::UnknownWord, text.span, message, &help);
         }
         meaning
     }
 
-    fn keyword_or<T: Copy>(
+    fn read_or<T: Copy>(
         &mut self,
         default: Result<T, InvalidSetting>,
-        words: &Keywords<T>,
-        key: &str,
-        word: Option<&Spanned<String>>,
+        field: &str,
+        keywords: &Keywords<T>,
+        text: Option<&Spanned<String>>,
     ) -> Result<T, InvalidSetting> {
-        if word.is_none() { default } else { self.keyword(words, key, word).ok_or(InvalidSetting) }
+        if text.is_none() {
+            default
+        } else {
+            self.read(field, keywords, text).ok_or(InvalidSetting)
+        }
     }
 
-    fn overshoot_amount(
+    fn read_overshoot(
         &mut self,
-        word: Option<&Spanned<String>>,
+        text: Option<&Spanned<String>>,
     ) -> Result<Option<OvershootAmount>, InvalidSetting> {
-        let Some(word) = word else { return Ok(None) };
-        let amount = overshoot::parse(&word.value);
+        let Some(text) = text else { return Ok(None) };
+        let amount = overshoot::parse(&text.value);
         if amount.is_none() {
-            let message = format!("`max_overshoot: {}` is no number of hits", word.value);
-            let cure =
+            let message = format!("`max_overshoot: {}` is no number of hits", text.value);
+            let help =
                 "whole hits, as in `100`, or a percentage of the limit, as in `2%` or `0.5%`";
-            let at = FileSpan { file: self.file, span: word.span };
-            self.findings.add(Code::OutOfRange, at, message, cure);
+            self.error(Code::OutOfRange, text.span, message, help);
         }
         amount.map(Some).ok_or(InvalidSetting)
     }
 
-    /// Reads the `max_overshoot` of a domain's `defaults`. An amount that no limit is large enough
-    /// for is an error.
-    fn default_overshoot_amount(
+    fn read_default_overshoot(
         &mut self,
-        word: Option<&Spanned<String>>,
+        text: Option<&Spanned<String>>,
     ) -> Result<Option<OvershootAmount>, InvalidSetting> {
-        let amount = self.overshoot_amount(word)?;
-        if let Some(word) = word.filter(|_| amount.is_some_and(OvershootAmount::is_above_any)) {
-            let message = format!("`max_overshoot: {}` is above any limit itself", word.value);
-            let at = FileSpan { file: self.file, span: word.span };
-            self.findings.add(Code::OutOfRange, at, message, "at most `100%`");
+        let amount = self.read_overshoot(text)?;
+        if let Some(text) = text.filter(|_| amount.is_some_and(OvershootAmount::exceeds_any_limit))
+        {
+            let message = format!("`max_overshoot: {}` is above any limit itself", text.value);
+            self.error(Code::OutOfRange, text.span, message, "at most `100%`");
             return Err(InvalidSetting);
         }
         Ok(amount)
+    }
+
+    fn error(&mut self, code: Code, span: Span, message: String, help: &str) {
+        self.findings.add(code, FileSpan { file: self.file, span }, message, help);
     }
 }

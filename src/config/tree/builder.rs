@@ -4,9 +4,6 @@
 //! - The cost is linear in the number of nodes and the length of their names.
 //! - The names of the children of one node are unique.
 //! - Patterns keep the order in which they were added.
-//!
-//! Not covered:
-//! - Validation of descriptors (see [`crate::config::resolve`]).
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -20,19 +17,16 @@ use crate::config::concurrency::ConcurrencyLimit;
 
 pub(crate) struct TreeBuilder {
     tree: DescriptorTree,
-    /// The nodes that were added, by parent and name.
     nodes_by_name: HashTable<NodeId>,
-    /// The nodes whose names are patterns, each with its parent, in the order in which they were
-    /// added.
+    /// The parent and the node of each pattern, in file order.
     wildcards: Vec<(NodeId, NodeId)>,
 }
 
-/// The reason why a node cannot be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AddNodeError {
-    /// The parent already has this child with the same name.
+    /// The parent already has a child with this name.
     Duplicate(NodeId),
-    /// The tree is full: it has 4 GiB of names or 2^31 nodes.
+    /// The tree has 4 GiB of names or 2^31 nodes.
     Full,
 }
 
@@ -62,23 +56,22 @@ impl TreeBuilder {
         &self.tree
     }
 
-    /// Adds a child of `parent` with this key and value. With an empty `value`, its name is the
-    /// bare key.
+    /// Adds a child of `parent`. `name` is its key and value; the value may be empty.
     pub(crate) fn add(
         &mut self,
         parent: NodeId,
         name: (&str, &str),
-        marks: NodeFlags,
+        flags: NodeFlags,
     ) -> Result<NodeId, AddNodeError> {
         let start = self.push_name(name);
         let text = &self.tree.names[start..];
-        let (wildcard, hash, len) = (text.contains('*'), name_hash(parent, text), text.len());
-        if let Some(first) = self.find(parent, hash, text) {
+        let (is_pattern, hash, len) = (text.contains('*'), name_hash(parent, text), text.len());
+        if let Some(first) = self.find_child(parent, hash, text) {
             self.tree.names.truncate(start);
             return Err(AddNodeError::Duplicate(first));
         }
-        let node = self.push_node(parent, name.0.len(), start, marks)?;
-        if wildcard {
+        let node = self.push_node(parent, name.0.len(), start, flags)?;
+        if is_pattern {
             self.wildcards.push((parent, node));
         }
         self.nodes_by_name.insert_unique(hash, node, |&node| hash_of(&self.tree, node));
@@ -86,26 +79,24 @@ impl TreeBuilder {
         Ok(node)
     }
 
-    fn find(&self, parent: NodeId, hash: u64, text: &str) -> Option<NodeId> {
+    fn find_child(&self, parent: NodeId, hash: u64, name: &str) -> Option<NodeId> {
         let tree = &self.tree;
-        let is_it = |&node: &NodeId| tree.node(node).parent == parent && tree.name(node) == text;
-        self.nodes_by_name.find(hash, is_it).copied()
+        let is_match = |&node: &NodeId| tree.node(node).parent == parent && tree.name(node) == name;
+        self.nodes_by_name.find(hash, is_match).copied()
     }
 
-    /// Adds a node that lookups do not find, for a descriptor that is invalid. Its children are
-    /// added to it, so that they are validated too. Returns the root if the tree is full.
+    /// Adds a node that lookups do not find. Returns the root if the tree is full.
     pub(crate) fn add_hidden(
         &mut self,
         parent: NodeId,
         name: (&str, &str),
-        marks: NodeFlags,
+        flags: NodeFlags,
     ) -> NodeId {
         let start = self.push_name(name);
-        self.push_node(parent, name.0.len(), start, marks).unwrap_or(NodeId::ROOT)
+        self.push_node(parent, name.0.len(), start, flags).unwrap_or(NodeId::ROOT)
     }
 
-    /// Appends the name of a node to the text of all names. Returns the byte position at which it
-    /// starts.
+    /// Appends a name to the text of all names, and returns the byte position of its start.
     fn push_name(&mut self, (key, value): (&str, &str)) -> usize {
         let start = self.tree.names.len();
         self.tree.names.push_str(key);
@@ -116,28 +107,27 @@ impl TreeBuilder {
         start
     }
 
-    /// Adds a node whose name was appended last to the text of all names, at `start`.
+    /// Adds a node whose name is the text of all names from `start` on.
     fn push_node(
         &mut self,
         parent: NodeId,
         key_len: usize,
         start: usize,
-        marks: NodeFlags,
+        flags: NodeFlags,
     ) -> Result<NodeId, AddNodeError> {
         let node = NodeId(to_u32(self.tree.nodes.len())?);
         if node.0 > NodeId::MAX_NUMBER {
             return Err(AddNodeError::Full);
         }
         let name = NameSpan { start: to_u32(start)?, len: to_u32(self.tree.names.len() - start)? };
-        self.tree.nodes.push(DescriptorNode::new(node, parent, name, to_u32(key_len)?, marks));
+        self.tree.nodes.push(DescriptorNode::new(node, parent, name, to_u32(key_len)?, flags));
         Ok(node)
     }
 
     pub(crate) fn set_rule(&mut self, node: NodeId, rule: Rule) {
         self.tree.rules.push(rule);
         self.tree.rule_nodes.push(node);
-        // The number of rules fits in 32 bits: there are no more rules than nodes, and the number
-        // of nodes is limited.
+        // The conversion cannot fail: there are at most as many rules as nodes.
         let number = u32::try_from(self.tree.rules.len()).ok();
         self.tree.nodes[node.index()].rule = number.and_then(NonZeroU32::new).map(RuleId);
     }
@@ -146,8 +136,6 @@ impl TreeBuilder {
         self.tree.concurrency_limits.push((node, limit));
     }
 
-    /// Returns the full path of a node: the domain and the names from the first level to `node`,
-    /// joined by dots.
     pub(crate) fn path(&self, domain: &str, mut node: NodeId) -> String {
         let mut names = Vec::new();
         while node != NodeId::ROOT {
@@ -162,12 +150,12 @@ impl TreeBuilder {
     pub(crate) fn finish(mut self) -> DescriptorTree {
         self.wildcards.sort_by_key(|&(level, _)| level);
         self.tree.concurrency_limits.sort_by_key(|&(node, _)| node);
-        for run in self.wildcards.chunk_by(|a, b| a.0 == b.0) {
+        for siblings in self.wildcards.chunk_by(|a, b| a.0 == b.0) {
             let start = self.tree.wildcards.len();
-            self.tree.wildcards.extend(run.iter().map(|&(_, node)| node));
+            self.tree.wildcards.extend(siblings.iter().map(|&(_, node)| node));
             let end = self.tree.wildcards.len();
             if let (Ok(start), Ok(end)) = (u32::try_from(start), u32::try_from(end)) {
-                self.tree.nodes[run[0].0.index()].wildcards = Range { start, end };
+                self.tree.nodes[siblings[0].0.index()].wildcards = Range { start, end };
             }
         }
         self.build_table();
@@ -185,8 +173,7 @@ impl TreeBuilder {
     }
 }
 
-/// Returns the lookup target of a node: only its rule if it has no children, concurrency limit or
-/// flags; otherwise the node.
+/// Returns the number of the node, or of its rule if the node has nothing else.
 fn target_of(tree: &DescriptorTree, id: NodeId) -> LookupTarget {
     let node = tree.node(id);
     let is_plain = !node.has_children()

@@ -1,11 +1,4 @@
-//! The names under which envoyproxy/ratelimit's statistics count the decisions of a rule.
-//!
-//! Guarantees:
-//! - The names are equal to those of envoyproxy/ratelimit.
-//! - The fields `detailed_metric` and `value_to_metric` of rules are supported.
-//!
-//! Not covered:
-//! - Replacement of characters that are invalid in statistics (see [`crate::telemetry::stats`]).
+//! The names of a rule's statistics, as in envoyproxy/ratelimit.
 
 use super::{DescriptorTree, MatchKind, NodeFlags, shared_text};
 use crate::config::Rule;
@@ -13,15 +6,15 @@ use crate::config::Rule;
 struct MetricLevel<'t, 'e> {
     key: &'e str,
     value: &'e str,
-    how: MatchKind,
-    /// The text that replaces the entry's value in the name, if the entry matched a pattern.
+    kind: MatchKind,
+    /// The text of the pattern that the entry matched, if any.
     pattern: Option<&'t str>,
     is_shared: bool,
     value_to_metric: bool,
 }
 
 impl DescriptorTree {
-    /// Returns the name of the statistics of `rule`, which a lookup of `entries` returned.
+    /// Returns the name of the statistics of `rule`, which is the result of a lookup of `entries`.
     #[must_use]
     pub fn metric_key<'e, E>(&self, domain: &str, entries: E, rule: &Rule) -> String
     where
@@ -29,18 +22,18 @@ impl DescriptorTree {
         E::IntoIter: Clone,
     {
         let entries = entries.into_iter();
-        let any_shared = rule.detailed_metric
+        let has_shared = rule.detailed_metric
             && self.metric_levels(entries.clone()).any(|level| level.is_shared);
         let mut name = String::with_capacity(rule.path.len());
         name.push_str(domain);
         for level in self.metric_levels(entries) {
             name.extend([".", level.key]);
             match level.value_text(rule.detailed_metric) {
-                // With `detailed_metric`, an empty value is shown as `_`, unless the name contains
-                // a shared value (`share_threshold`).
-                "" if rule.detailed_metric && !any_shared => name.push('_'),
+                // As in envoyproxy/ratelimit, an empty value becomes `_`, unless a value is shared
+                // (`share_threshold`).
+                "" if rule.detailed_metric && !has_shared => name.push('_'),
                 "" => {}
-                shown => name.extend(["_", shown]),
+                value => name.extend(["_", value]),
             }
         }
         name
@@ -52,21 +45,21 @@ impl DescriptorTree {
     ) -> impl Iterator<Item = MetricLevel<'t, 'e>> {
         let mut parent = Some(self.root());
         entries.map_while(move |(key, value)| {
-            let (target, how) = self.match_entry(parent?, key, value)?;
+            let (target, kind) = self.match_entry(parent?, key, value)?;
             parent = self.node_at(target);
             let flags = parent.map_or_else(NodeFlags::default, |node| node.flags);
-            let pattern = parent.filter(|_| how == MatchKind::Wildcard);
+            let pattern = parent.filter(|_| kind == MatchKind::Wildcard);
             let pattern = pattern.map(|node| shared_text(self.text(node.name), key));
             let is_shared = pattern.is_some() && flags.share_threshold;
             let value_to_metric = flags.value_to_metric;
-            Some(MetricLevel { key, value, how, pattern, is_shared, value_to_metric })
+            Some(MetricLevel { key, value, kind, pattern, is_shared, value_to_metric })
         })
     }
 }
 
 impl<'t, 'e: 't> MetricLevel<'t, 'e> {
     fn value_text(&self, detailed: bool) -> &'t str {
-        match (self.pattern, self.how) {
+        match (self.pattern, self.kind) {
             (Some(pattern), _) if self.is_shared => pattern,
             _ if detailed || self.value_to_metric => self.value,
             (Some(pattern), _) => pattern,

@@ -1,10 +1,4 @@
 //! Records each step of the lookup of a descriptor, for the command `explain`.
-//!
-//! Guarantees:
-//! - The recorded steps are those of [`DescriptorTree::lookup`], made by the same functions.
-//!
-//! Not covered:
-//! - The text for users (see [`crate::config::explain`]).
 
 use std::borrow::Cow;
 
@@ -19,11 +13,11 @@ use super::{
 /// The record of one lookup.
 #[derive(Debug)]
 pub struct LookupTrace<'t> {
-    /// One step for each entry that was compared with the rules.
+    /// The steps, one for each entry that was compared with the rules.
     pub steps: Vec<LookupStep<'t>>,
     /// The result of the lookup.
     pub outcome: LookupOutcome<'t>,
-    /// The concurrency limit that the descriptor matches, if there is one.
+    /// The concurrency limit that the descriptor matches, if any.
     pub concurrency_limit: Option<&'t ConcurrencyLimit>,
 }
 
@@ -36,7 +30,7 @@ pub struct LookupStep<'t> {
     pub candidates: Vec<LookupCandidate<'t>>,
 }
 
-/// A name that could match the entry.
+/// A name that could match an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LookupCandidate<'t> {
     /// The kind of the name.
@@ -76,58 +70,53 @@ pub enum LookupOutcome<'t> {
     },
 }
 
+impl<'t> LookupTrace<'t> {
+    fn without_match(steps: Vec<LookupStep<'t>>, outcome: LookupOutcome<'t>) -> Self {
+        Self { steps, outcome, concurrency_limit: None }
+    }
+}
+
 impl LookupStep<'_> {
-    /// Returns the name at whose node the lookup continued, if there is one.
+    /// Returns the name that the entry matched, if any.
     #[must_use]
     pub fn taken(&self) -> Option<&LookupCandidate<'_>> {
-        self.candidates.iter().find(|tried| tried.status == CandidateStatus::Taken)
+        self.candidates.iter().find(|candidate| candidate.status == CandidateStatus::Taken)
     }
 }
 
 impl DescriptorTree {
-    /// Returns the record of the lookup of a descriptor, with all names that could match on each
-    /// level.
-    ///
-    /// Cost: linear in the number of patterns on the visited levels; allocates memory. Not for use
-    /// in checks.
+    /// Looks up a descriptor and records the lookup, in time linear in the number of compared
+    /// patterns.
     #[must_use]
     pub fn trace_lookup(&self, entries: &[(&str, &str)]) -> LookupTrace<'_> {
         let mut steps = Vec::new();
         let mut shared = SharedValues::new();
         let mut level = self.root();
         for (position, &(key, value)) in entries.iter().enumerate() {
-            let (tried, taken) = self.candidates(level, key, value);
-            steps.push(LookupStep { entry: (key.to_owned(), value.to_owned()), candidates: tried });
+            let (candidates, taken) = self.candidates(level, key, value);
+            steps.push(LookupStep { entry: (key.to_owned(), value.to_owned()), candidates });
             let Some((target, kind)) = taken else {
-                return LookupTrace {
-                    steps,
-                    outcome: LookupOutcome::NoNode,
-                    concurrency_limit: None,
-                };
+                return LookupTrace::without_match(steps, LookupOutcome::NoNode);
             };
             if let Some(pattern) = self.shared_pattern(target, kind) {
                 shared.push((position, shared_text(pattern, key)));
             }
-            let below = self.node_at(target).filter(|node| node.has_children());
+            let next_level = self.node_at(target).filter(|node| node.has_children());
             if position + 1 == entries.len() {
                 let outcome = match self.rule_at(target) {
                     Some(rule) => LookupOutcome::Found(RuleMatch { rule, shared }),
-                    None => LookupOutcome::NoLimit { has_children: below.is_some() },
+                    None => LookupOutcome::NoLimit { has_children: next_level.is_some() },
                 };
                 let concurrency_limit =
                     target.node().and_then(|node| self.concurrency_limit_of(node));
                 return LookupTrace { steps, outcome, concurrency_limit };
             }
-            let Some(below) = below else {
-                return LookupTrace {
-                    steps,
-                    outcome: LookupOutcome::NoChildren,
-                    concurrency_limit: None,
-                };
+            let Some(next_level) = next_level else {
+                return LookupTrace::without_match(steps, LookupOutcome::NoChildren);
             };
-            level = below;
+            level = next_level;
         }
-        LookupTrace { steps, outcome: LookupOutcome::NoEntries, concurrency_limit: None }
+        LookupTrace::without_match(steps, LookupOutcome::NoEntries)
     }
 
     fn candidates<'t>(
@@ -137,29 +126,29 @@ impl DescriptorTree {
         value: &str,
     ) -> (Vec<LookupCandidate<'t>>, Option<(LookupTarget, MatchKind)>) {
         let taken = self.match_entry(level, key, value);
-        let subject = CompositeKey::new(key, value);
-        let mut tried = Vec::new();
+        let entry = CompositeKey::new(key, value);
+        let mut candidates = Vec::new();
         let exact = format!("{key}_{value}");
         let mut is_taken = false;
         let mut add_candidate = |kind, name: Cow<'t, str>, is_match: bool| {
-            let verdict = if !is_match {
+            let status = if !is_match {
                 CandidateStatus::Absent
-            } else if !is_taken && taken.is_some_and(|(_, by)| by == kind) {
+            } else if !is_taken && taken.is_some_and(|(_, taken_kind)| taken_kind == kind) {
                 CandidateStatus::Taken
             } else {
                 CandidateStatus::Outranked
             };
-            is_taken |= verdict == CandidateStatus::Taken;
-            tried.push(LookupCandidate { kind, name, status: verdict });
+            is_taken |= status == CandidateStatus::Taken;
+            candidates.push(LookupCandidate { kind, name, status });
         };
-        let found = self.find_node(level.id, &exact).is_some();
-        add_candidate(MatchKind::Exact, exact.into(), found);
+        let has_exact = self.find_node(level.id, &exact).is_some();
+        add_candidate(MatchKind::Exact, exact.into(), has_exact);
         for &node in self.patterns(level) {
             let name = self.name(node);
-            add_candidate(MatchKind::Wildcard, name.into(), pattern::matches(name, subject));
+            add_candidate(MatchKind::Wildcard, name.into(), pattern::matches(name, entry));
         }
-        let found = self.find_node(level.id, key).is_some();
-        add_candidate(MatchKind::Bare, key.to_owned().into(), found);
-        (tried, taken)
+        let has_bare = self.find_node(level.id, key).is_some();
+        add_candidate(MatchKind::Bare, key.to_owned().into(), has_bare);
+        (candidates, taken)
     }
 }

@@ -1,18 +1,9 @@
-//! Decodes the bytes of a file to text, as a YAML parser does.
-//!
-//! Guarantees:
-//! - The bytes may be UTF-8, or UTF-16 with a byte order mark.
-//! - The byte order mark is removed.
-//! - Control characters that YAML forbids are reported.
-//!
-//! Not covered:
-//! - Line ends, which stay unchanged.
+//! Decodes a file (UTF-8, or UTF-16 with a byte order mark) to text, as a YAML parser does.
 
 use super::BYTES;
 use crate::config::diagnostic::{Code, Findings, Span};
 
-/// Decodes the bytes of a file. Invalid bytes and forbidden characters are added to `findings`.
-/// Invalid bytes become U+FFFD.
+/// Reports invalid bytes, which become U+FFFD, and control characters that YAML forbids.
 pub(in crate::config) fn decode(bytes: &[u8], findings: &mut Findings) -> String {
     if BYTES < bytes.len() {
         let (size, max_size) = (bytes.len() / 1024 / 1024, BYTES / 1024 / 1024);
@@ -38,19 +29,19 @@ fn decode_utf8(bytes: &[u8], findings: &mut Findings) -> String {
     match str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),
         Err(error) => {
-            let at = error.valid_up_to();
-            let byte = bytes.get(at).copied().unwrap_or_default();
+            let position = error.valid_up_to();
+            let byte = bytes.get(position).copied().unwrap_or_default();
             let message = format!("byte 0x{byte:02X} does not belong to any UTF-8 character");
-            report_encoding(at, message, findings);
+            report_encoding(position, message, findings);
             String::from_utf8_lossy(bytes).into_owned()
         }
     }
 }
 
-fn decode_utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16, findings: &mut Findings) -> String {
+fn decode_utf16(bytes: &[u8], decode_unit: fn([u8; 2]) -> u16, findings: &mut Findings) -> String {
     let (pairs, rest) = bytes.as_chunks::<2>();
     let mut text = String::with_capacity(pairs.len());
-    for decoded in char::decode_utf16(pairs.iter().map(|pair| unit(*pair))) {
+    for decoded in char::decode_utf16(pairs.iter().map(|pair| decode_unit(*pair))) {
         if let Err(error) = &decoded {
             let half = error.unpaired_surrogate();
             let message = format!("half a UTF-16 character (0x{half:04X})");
@@ -64,10 +55,11 @@ fn decode_utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16, findings: &mut Findings)
     text
 }
 
-fn report_encoding(at: usize, message: String, findings: &mut Findings) {
+/// Reports the first encoding error of a file, and ignores further errors.
+fn report_encoding(position: usize, message: String, findings: &mut Findings) {
     if !findings.has_errors() {
-        let help = "save the file as UTF-8";
-        findings.add_with_help(Code::Encoding, Span { start: at, end: at }, message, help);
+        let span = Span { start: position, end: position };
+        findings.add_with_help(Code::Encoding, span, message, "save the file as UTF-8");
     }
 }
 
@@ -84,13 +76,14 @@ fn report_control_chars(text: &str, findings: &mut Findings) {
     findings.add_with_help(Code::Encoding, Span { start: position, end: position }, message, help);
 }
 
-/// Returns `true` if all bytes are printable ASCII. The loop has no early exit, so that the
-/// compiler can vectorize it.
+/// Has no early exit, so that the compiler can vectorize the loop.
 fn is_printable_ascii(bytes: &[u8]) -> bool {
-    bytes.iter().fold(true, |so_far, b| so_far & matches!(b, b'\t' | b'\n' | b'\r' | b' '..=b'~'))
+    bytes.iter().fold(true, |is_printable, b| {
+        is_printable & matches!(b, b'\t' | b'\n' | b'\r' | b' '..=b'~')
+    })
 }
 
-/// Returns `true` for the characters that YAML 1.1 allows. It forbids most control characters.
+/// Returns `true` for the characters that YAML 1.1 allows: most control characters are forbidden.
 fn is_allowed_char(c: char) -> bool {
     matches!(c,
         '\t' | '\n' | '\r' | ' '..='~' | '\u{85}' | '\u{A0}'..='\u{D7FF}'

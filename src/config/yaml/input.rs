@@ -2,11 +2,7 @@
 //!
 //! Guarantees:
 //! - A `#` directly after a bracket, quote or block indicator starts a comment (YAML 1.1).
-//! - Everything else, such as positions, is as in the parser's own `StrInput`.
-//! - Parsing is as fast as with `StrInput`.
-//!
-//! Not covered:
-//! - The decision whether a `#` belongs to a text, which the parser makes.
+//! - Otherwise, parsing is as with the parser's own `StrInput`, and as fast.
 
 use granit_parser::input::{SkipTabs, WhitespaceResult};
 use granit_parser::{BorrowedInput, Input, StrInput};
@@ -19,21 +15,20 @@ impl<'s> LenientInput<'s> {
     }
 }
 
-/// Forwards methods to `StrInput`, because its methods are faster than the default methods of the
-/// trait [`Input`].
-macro_rules! as_beneath {
+/// Forwards methods, because the default methods of the trait [`Input`] are slower.
+macro_rules! forward_to_str_input {
     (
-        looks { $($look:ident($($a:ident: $of:ty),*) -> $seen:ty;)* }
-        moves { $($step:ident($($b:ident: $by:ty),*) -> $done:ty;)* }
+        by_ref { $($read:ident($($a:ident: $a_type:ty),*) -> $read_result:ty;)* }
+        by_mut { $($step:ident($($b:ident: $b_type:ty),*) -> $step_result:ty;)* }
     ) => {
-        $(#[inline] fn $look(&self, $($a: $of),*) -> $seen { self.0.$look($($a),*) })*
-        $(#[inline] fn $step(&mut self, $($b: $by),*) -> $done { self.0.$step($($b),*) })*
+        $(#[inline] fn $read(&self, $($a: $a_type),*) -> $read_result { self.0.$read($($a),*) })*
+        $(#[inline] fn $step(&mut self, $($b: $b_type),*) -> $step_result { self.0.$step($($b),*) })*
     };
 }
 
 impl Input for LenientInput<'_> {
-    /// Reports that blanks were skipped if the next character is `#`, because the parser requires a
-    /// blank before a comment.
+    /// Skips blanks. Before a `#`, always reports a blank, which the parser requires before a
+    /// comment.
     #[inline]
     fn skip_ws_to_eol_blanks(&mut self, tabs: SkipTabs) -> (usize, WhitespaceResult) {
         let (skipped, blanks) = self.0.skip_ws_to_eol_blanks(tabs);
@@ -41,8 +36,8 @@ impl Input for LenientInput<'_> {
         (skipped, WhitespaceResult::new(blanks.found_tabs(), has_separator))
     }
 
-    as_beneath! {
-        looks {
+    forward_to_str_input! {
+        by_ref {
             buflen() -> usize;
             bufmaxlen() -> usize;
             peek() -> char;
@@ -65,7 +60,7 @@ impl Input for LenientInput<'_> {
             next_is_digit() -> bool;
             next_is_alpha() -> bool;
         }
-        moves {
+        by_mut {
             lookahead(count: usize) -> ();
             raw_read_ch() -> char;
             raw_read_non_breakz_ch() -> Option<char>;

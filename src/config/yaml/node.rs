@@ -5,10 +5,7 @@
 //! - A mapping is a list of pairs in the order of the text, with repeated keys.
 //! - An alias is stored as a reference to its target, not as a copy.
 //! - Time and memory are proportional to the length of the text.
-//!
-//! Not covered:
-//! - The content of later documents, which causes a warning and is ignored, as in
-//!   envoyproxy/ratelimit.
+//! - A second document is ignored with a warning, as in envoyproxy/ratelimit.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -26,13 +23,13 @@ pub(in crate::config) type YamlId = usize;
 
 #[derive(Debug)]
 pub(in crate::config) enum YamlKind<'s> {
-    /// A scalar. If it is `is_plain` (without quotes), its text determines its type.
-    Scalar { text: Cow<'s, str>, plain: bool },
-    /// A mapping: the range of its child nodes, which are alternately keys and values.
+    /// A scalar. If it has no quotes (`is_plain`), its text determines its type.
+    Scalar { text: Cow<'s, str>, is_plain: bool },
+    /// The range of the mapping's child nodes, which are alternately keys and values.
     Mapping(Range<u32>),
-    /// A sequence: the range of its items.
+    /// The range of the sequence's items.
     Sequence(Range<u32>),
-    /// An alias: its target, which is not an alias itself.
+    /// The target of the alias, which is not an alias itself.
     Alias(YamlId),
 }
 
@@ -54,7 +51,6 @@ pub(in crate::config) struct YamlTree<'s> {
 }
 
 impl<'s> YamlTree<'s> {
-    /// Returns the number of nodes. The IDs are the numbers below it.
     pub(in crate::config) fn len(&self) -> usize {
         self.nodes.len()
     }
@@ -64,11 +60,11 @@ impl<'s> YamlTree<'s> {
     }
 
     pub(in crate::config) fn span(&self, id: YamlId) -> Span {
-        let YamlNode { start, end, .. } = &self.nodes[id];
-        Span { start: widen(*start), end: widen(*end) }
+        let YamlNode { start, end, .. } = self.nodes[id];
+        Span { start: to_usize(start), end: to_usize(end) }
     }
 
-    /// Returns the tag of a node in its full form, or an empty text without a tag.
+    /// Returns the tag of a node in its full form, or an empty text if there is no tag.
     pub(in crate::config) fn tag(&self, id: YamlId) -> &str {
         self.tags.get(&id).map_or("", |tag| tag)
     }
@@ -85,7 +81,7 @@ impl<'s> YamlTree<'s> {
     pub(in crate::config) fn children(&self, id: YamlId) -> &[YamlId] {
         match self.kind(id) {
             YamlKind::Mapping(range) | YamlKind::Sequence(range) => {
-                &self.children[widen(range.start)..widen(range.end)]
+                &self.children[to_usize(range.start)..to_usize(range.end)]
             }
             YamlKind::Scalar { .. } | YamlKind::Alias(_) => &[],
         }
@@ -95,36 +91,36 @@ impl<'s> YamlTree<'s> {
         self.children(id).as_chunks::<2>().0.iter().map(|[key, value]| (*key, *value))
     }
 
-    /// Returns the text and the typed value of a scalar, or `None` for other nodes. A tag that does
-    /// not fit the text is ignored here, because [`super::check`] reports it.
+    /// Returns the text and value of a scalar. Ignores a misfitting tag, which
+    /// [`super::check_structure`] reports.
     pub(in crate::config) fn scalar(&self, id: YamlId) -> Option<(&str, ScalarValue)> {
         match self.kind(id) {
-            YamlKind::Scalar { text, plain } => {
-                let value = scalar::parse_scalar(text, self.tag(id), *plain);
+            YamlKind::Scalar { text, is_plain } => {
+                let value = scalar::parse_scalar(text, self.tag(id), *is_plain);
                 Some((text, value.unwrap_or(ScalarValue::Text)))
             }
             _ => None,
         }
     }
 
-    /// Returns `true` if a scalar is text only because of its quotes.
+    /// Returns `true` for a scalar in quotes without a tag.
     pub(in crate::config) fn is_quoted(&self, id: YamlId) -> bool {
-        matches!(self.kind(id), YamlKind::Scalar { plain: false, .. }) && self.tag(id).is_empty()
+        matches!(self.kind(id), YamlKind::Scalar { is_plain: false, .. }) && self.tag(id).is_empty()
     }
 
     /// Returns `true` if `key` is a merge key (`<<`).
     pub(in crate::config) fn is_merge(&self, key: YamlId) -> bool {
         match self.kind(key) {
-            YamlKind::Scalar { text, plain } if text == "<<" => {
-                (*plain && self.tag(key).is_empty())
+            YamlKind::Scalar { text, is_plain } if text == "<<" => {
+                (*is_plain && self.tag(key).is_empty())
                     || matches!(self.tag(key), "!" | "tag:yaml.org,2002:merge")
             }
             _ => false,
         }
     }
 
-    /// Returns the mappings that the value of a merge key names, in the order in which they are
-    /// applied. In a YAML list of mappings, the first has precedence, so it is applied last.
+    /// Returns the mappings under a merge key. The first mapping of a list has precedence, so it
+    /// comes last.
     pub(in crate::config) fn merged_mappings(&self, value: YamlId) -> Vec<YamlId> {
         match self.kind(value) {
             YamlKind::Sequence(_) => self.children(value).iter().rev().copied().collect(),
@@ -133,22 +129,19 @@ impl<'s> YamlTree<'s> {
     }
 }
 
-/// Converts a stored byte offset. Offsets have 32 bits, which suffices for the largest file
-/// ([`BYTES`]).
-fn widen(offset: u32) -> usize {
+fn to_usize(offset: u32) -> usize {
     usize::try_from(offset).unwrap_or(BYTES)
 }
 
-fn narrow(offset: usize) -> u32 {
+/// Converts a byte offset. Offsets in the largest file ([`BYTES`]) fit into 32 bits.
+fn to_u32(offset: usize) -> u32 {
     u32::try_from(offset).unwrap_or(u32::MAX)
 }
 
-/// Parses the first YAML document of `text`. Adds syntax errors to `findings`.
 pub(in crate::config) fn parse<'s>(text: &'s str, findings: &mut Findings) -> YamlTree<'s> {
     report_unknown_directives(text, 0, findings);
-    let version_at = text.find("%YAML").unwrap_or_default();
-    let version_at = Span { start: version_at, end: version_at + "%YAML".len() };
-    let mut builder = YamlTreeBuilder::new(text, version_at);
+    let start = text.find("%YAML").unwrap_or_default();
+    let mut builder = YamlTreeBuilder::new(text, Span { start, end: start + "%YAML".len() });
     let mut parser = Parser::with_options(LenientInput::new(text), parser_options(DEPTH));
     while let Some(event) = parser.next() {
         match event {
@@ -159,14 +152,11 @@ pub(in crate::config) fn parse<'s>(text: &'s str, findings: &mut Findings) -> Ya
             }
             Ok((event, span)) => builder.apply_event(event, &span, findings),
             Err(error) if builder.is_complete() && ends_document(&error) => {
-                let at = error.marker().byte_offset().unwrap_or(text.len());
-                report_unknown_directives(text, at, findings);
+                let start = error.marker().byte_offset().unwrap_or(text.len());
+                report_unknown_directives(text, start, findings);
                 if !findings.has_errors() {
-                    report_second_document(
-                        Span { start: at, end: at },
-                        builder.is_empty_document(),
-                        findings,
-                    );
+                    let span = Span { start, end: start };
+                    report_second_document(span, builder.is_empty_document(), findings);
                 }
                 break;
             }
@@ -176,54 +166,53 @@ pub(in crate::config) fn parse<'s>(text: &'s str, findings: &mut Findings) -> Ya
             }
         }
         if DEPTH < builder.open.len() {
-            let at = builder.open.last().map(|open| builder.tree.span(open.id));
-            report_too_deep(at.unwrap_or_default(), findings);
+            let span = builder.open.last().map(|open| builder.tree.span(open.id));
+            report_too_deep(span.unwrap_or_default(), findings);
             break;
         }
     }
     builder.tree
 }
 
-/// Warns about a second document, which is ignored, as in envoyproxy/ratelimit. Empty documents
-/// cause no warning.
+/// Warns about a second document unless it is empty.
 fn report_later_documents<'s>(
     rest: impl Iterator<Item = Result<(Event<'s>, granit_parser::Span), ScanError>>,
     is_first_empty: bool,
     findings: &mut Findings,
 ) {
-    let mut begins = None;
+    let mut second_document = None;
     for event in rest {
         match event {
             Ok((Event::StreamEnd, _)) => return,
-            Ok((Event::DocumentStart(..), at)) => begins = Some(span_of(&at)),
+            Ok((Event::DocumentStart(..), at)) => second_document = Some(span_of(&at)),
             Ok((Event::DocumentEnd, _)) => {}
             Ok((Event::Scalar(text, ..), _)) if is_null_text(&text) => {}
             Ok(_) => break,
             Err(error) => {
-                let at = error.marker().byte_offset().unwrap_or_default();
-                begins = begins.or(Some(Span { start: at, end: at }));
+                let start = error.marker().byte_offset().unwrap_or_default();
+                second_document = second_document.or(Some(Span { start, end: start }));
                 break;
             }
         }
     }
-    if let Some(at) = begins {
-        report_second_document(at, is_first_empty, findings);
+    if let Some(span) = second_document {
+        report_second_document(span, is_first_empty, findings);
     }
 }
 
-/// Returns `true` for a text that means null. The parser reports a missing value as `~`.
+/// Returns `true` for the text of a null. The parser reports a missing value as `~`.
 fn is_null_text(text: &str) -> bool {
     matches!(text, "" | "~" | "null")
 }
 
-fn report_second_document(at: Span, is_first_empty: bool, findings: &mut Findings) {
+fn report_second_document(span: Span, is_first_empty: bool, findings: &mut Findings) {
     let help = if is_first_empty {
         "the first document is the one that is read, and is empty: take out the `---` before this one"
     } else {
         "a file is one document with one domain: put this one into a file of its own"
     };
     let message = "another document begins here, and is not read".to_owned();
-    findings.add_with_help(Code::SecondDocument, at, message, help);
+    findings.add_with_help(Code::SecondDocument, span, message, help);
 }
 
 fn parser_options(depth: usize) -> granit_parser::Options {
@@ -236,19 +225,16 @@ fn parser_options(depth: usize) -> granit_parser::Options {
     options
 }
 
-/// Returns `true` if the error is a directive (`%`) after the first document. A valid directive
-/// ends the document, and the text after it is not read.
+/// Returns `true` if the error is a directive (`%`) after the first document, which ends it.
 fn ends_document(error: &ScanError) -> bool {
     *error.kind() == ErrorKind::MissingDocumentEndBeforeDirective
 }
 
-/// A mapping or sequence whose end the parser has not reached yet.
 struct OpenCollection {
     id: YamlId,
     /// `true` if the collection is written with brackets (YAML flow style).
     is_flow: bool,
-    /// The number of nodes that had no parent yet when the collection started. Later ones are its
-    /// children.
+    /// The number of waiting nodes at the start of the collection. Later nodes are its children.
     waiting: usize,
 }
 
@@ -256,21 +242,22 @@ struct YamlTreeBuilder<'s> {
     tree: YamlTree<'s>,
     strict: Yaml11Checks<'s>,
     open: Vec<OpenCollection>,
+    /// The nodes whose parents are not complete.
     waiting: Vec<YamlId>,
     anchors: HashMap<usize, YamlId>,
-    /// The position of the `%YAML` directive. Used only if the document has one.
-    version_at: Span,
+    /// The position of the `%YAML` directive, if the document has such a directive.
+    version_span: Span,
 }
 
 impl<'s> YamlTreeBuilder<'s> {
-    fn new(text: &'s str, version_at: Span) -> Self {
+    fn new(text: &'s str, version_span: Span) -> Self {
         Self {
             tree: YamlTree::default(),
             strict: Yaml11Checks::new(text),
             open: Vec::new(),
             waiting: Vec::new(),
             anchors: HashMap::new(),
-            version_at,
+            version_span,
         }
     }
 
@@ -291,17 +278,12 @@ impl<'s> YamlTreeBuilder<'s> {
                     version.major, version.minor
                 );
                 let help = "take the line out";
-                findings.add_with_help(Code::Syntax, self.version_at, message, help);
+                findings.add_with_help(Code::Syntax, self.version_span, message, help);
             }
             Event::Scalar(text, style, anchor, tag) => {
-                let is_plain = style == ScalarStyle::Plain;
                 let text = self.strict.check_scalar(text, style, span_of(at), findings);
-                let id = self.add_node(
-                    YamlKind::Scalar { text, plain: is_plain },
-                    at,
-                    anchor,
-                    tag.as_deref(),
-                );
+                let scalar = YamlKind::Scalar { text, is_plain: style == ScalarStyle::Plain };
+                let id = self.add_node(scalar, at, anchor, tag.as_deref());
                 self.waiting.push(id);
             }
             Event::Alias(anchor) => {
@@ -330,11 +312,11 @@ impl<'s> YamlTreeBuilder<'s> {
         tag: Option<&Tag>,
     ) -> YamlId {
         let id = self.tree.nodes.len();
-        let (start, end) = (offset(&at.start), offset(&at.end));
+        let (start, end) = (byte_offset(&at.start), byte_offset(&at.end));
         self.tree.nodes.push(YamlNode { kind, start, end });
         if let Some(tag) = tag {
-            let written_out = format!("{}{}", tag.handle(), tag.suffix());
-            self.tree.tags.insert(id, written_out.into());
+            let full_tag = format!("{}{}", tag.handle(), tag.suffix());
+            self.tree.tags.insert(id, full_tag.into());
         }
         if anchor != 0 {
             self.anchors.insert(anchor, id);
@@ -367,17 +349,17 @@ impl<'s> YamlTreeBuilder<'s> {
     }
 
     fn end_collection(&mut self, at: &granit_parser::Span) {
-        let Some(OpenCollection { id, is_flow: bracketed, waiting }) = self.open.pop() else {
+        let Some(OpenCollection { id, is_flow, waiting }) = self.open.pop() else {
             return;
         };
-        if bracketed {
+        if is_flow {
             self.strict.close_bracket(span_of(at));
         }
-        let first = narrow(self.tree.children.len());
+        let first = to_u32(self.tree.children.len());
         self.tree.children.extend(self.waiting.drain(waiting..));
-        let range = first..narrow(self.tree.children.len());
+        let range = first..to_u32(self.tree.children.len());
         let node = &mut self.tree.nodes[id];
-        node.end = offset(&at.end).max(node.end);
+        node.end = byte_offset(&at.end).max(node.end);
         match &mut node.kind {
             YamlKind::Mapping(children) | YamlKind::Sequence(children) => *children = range,
             YamlKind::Scalar { .. } | YamlKind::Alias(_) => {}
@@ -386,20 +368,19 @@ impl<'s> YamlTreeBuilder<'s> {
 }
 
 fn span_of(at: &granit_parser::Span) -> Span {
-    Span { start: widen(offset(&at.start)), end: widen(offset(&at.end)) }
+    Span { start: to_usize(byte_offset(&at.start)), end: to_usize(byte_offset(&at.end)) }
 }
 
-fn offset(marker: &granit_parser::Marker) -> u32 {
-    narrow(marker.byte_offset().unwrap_or(0))
+fn byte_offset(marker: &granit_parser::Marker) -> u32 {
+    to_u32(marker.byte_offset().unwrap_or(0))
 }
 
-pub(super) fn report_too_deep(at: Span, findings: &mut Findings) {
+pub(super) fn report_too_deep(span: Span, findings: &mut Findings) {
     let message = format!("nested more than {DEPTH} levels deep");
-    findings.add(Code::TooDeep, at, message);
+    findings.add(Code::TooDeep, span, message);
 }
 
-/// Reports unknown directives (`%`) as errors, as YAML 1.1 parsers do. The parser `granit_parser`
-/// skips them.
+/// Reports unknown directives (`%`) after byte `from` as errors, as YAML 1.1 parsers do.
 fn report_unknown_directives(text: &str, from: usize, findings: &mut Findings) {
     let mut start = from;
     for line in text.get(from..).unwrap_or_default().split_inclusive(['\n', '\r']) {
@@ -443,19 +424,19 @@ fn report_syntax_error(error: &ScanError, text: &str, findings: &mut Findings) {
     }
 }
 
-/// The suggested fix for an unquoted text that unintentionally continues on the next line.
+/// The suggested fix for an unquoted text that accidentally continues on the next line.
 const CONTINUED_TEXT_FIX: &str =
     "keys of one block start in one column, and a colon is followed by a blank";
 
-/// Returns the word before a colon if only blanks and dashes precede the word on its line. The
-/// syntax error is then in an unquoted text that starts on an earlier line.
-fn lone_word_before_colon(before: &str) -> Option<Span> {
-    let first = before.rfind(['\n', '\r']).map_or(0, |end| end + 1);
-    let line = before[first..].trim_end_matches([' ', '\t']);
+/// Returns the word at the end of `text_before_colon`, if only blanks and dashes precede the word
+/// on its line. The syntax error is then in an unquoted text that starts on an earlier line.
+fn lone_word_before_colon(text_before_colon: &str) -> Option<Span> {
+    let line_start = text_before_colon.rfind(['\n', '\r']).map_or(0, |end| end + 1);
+    let line = text_before_colon[line_start..].trim_end_matches([' ', '\t']);
     let word = line.rsplit([' ', '\t']).next().filter(|word| !word.is_empty())?;
-    let end = first + line.len();
+    let end = line_start + line.len();
     let start = end - word.len();
-    let is_alone = before[first..start].split_whitespace().all(|mark| mark == "-");
+    let is_alone = text_before_colon[line_start..start].split_whitespace().all(|part| part == "-");
     is_alone.then_some(Span { start, end })
 }
 

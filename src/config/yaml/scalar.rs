@@ -1,4 +1,4 @@
-//! The typed values of scalars in YAML 1.1, as in envoyproxy/ratelimit's parser.
+//! Determines the type and value of YAML scalars, as envoyproxy/ratelimit's parser does.
 //!
 //! Guarantees:
 //! - `true` and `false` have eleven spellings each, such as `yes` and `Off`.
@@ -6,9 +6,6 @@
 //! - Numbers in base 60, such as `1:30`, are text.
 //! - A number with a leading zero and the digit 8 or 9 is a float.
 //! - Dates such as `2024-01-31` are text.
-//!
-//! Not covered:
-//! - Tags on mappings and lists, which have no effect.
 
 use super::timestamp::is_timestamp;
 
@@ -28,21 +25,18 @@ pub(in crate::config) enum ScalarValue {
 
 const STANDARD_TAG_PREFIX: &str = "tag:yaml.org,2002:";
 
-/// Returns the typed value of a scalar with this text, tag and style.
-///
-/// # Errors
-///
-/// Returns the short name of a standard tag, such as `!!int`, if the tag does not fit the text.
+/// Returns the value of a scalar. Fails with the name of a standard tag, such as `!!int`, that does
+/// not fit the text.
 pub(super) fn parse_scalar(
     text: &str,
     tag: &str,
-    plain: bool,
+    is_plain: bool,
 ) -> Result<ScalarValue, &'static str> {
-    let Some(standard) = tag.strip_prefix(STANDARD_TAG_PREFIX) else {
-        let is_untyped = plain && tag.is_empty();
-        return Ok(if is_untyped { plain_value(text) } else { ScalarValue::Text });
+    let Some(tag_name) = tag.strip_prefix(STANDARD_TAG_PREFIX) else {
+        let is_typed_by_text = is_plain && tag.is_empty();
+        return Ok(if is_typed_by_text { plain_value(text) } else { ScalarValue::Text });
     };
-    match (standard, plain_value(text)) {
+    match (tag_name, plain_value(text)) {
         ("binary", _) => decode_base64(text).map(ScalarValue::Binary).ok_or("!!binary"),
         ("timestamp", _) => is_timestamp(text).then_some(ScalarValue::Text).ok_or("!!timestamp"),
         ("bool", value @ ScalarValue::Bool(_))
@@ -58,7 +52,7 @@ pub(super) fn parse_scalar(
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "that is what the tag asks for")]
+#[expect(clippy::cast_precision_loss, reason = "the tag `!!float` requests it")]
 fn int_to_float(value: i64) -> f64 {
     value as f64
 }
@@ -108,8 +102,7 @@ fn parse_integer(text: &str) -> Option<ScalarValue> {
     }
 }
 
-/// Parses a binary integer with a sign after its prefix, such as `0b-1`. Other integers may have a
-/// sign only at the start.
+/// Parses a binary integer with a sign after its prefix, such as `0b-1`.
 fn parse_signed_binary(text: &str) -> Option<ScalarValue> {
     let digits = text.strip_prefix("0b")?;
     i64::from_str_radix(digits, 2).ok().map(ScalarValue::Int)
@@ -131,40 +124,40 @@ fn parse_decimal(text: &str) -> Option<ScalarValue> {
     let (mantissa, exponent) = unsigned.split_once(['e', 'E']).unwrap_or((unsigned, "0"));
     let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
     let exponent = exponent.strip_prefix(['+', '-']).unwrap_or(exponent);
-    let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
+    let is_digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
     let has_number_shape =
-        digits(whole) && digits(fraction) && digits(exponent) && !exponent.is_empty();
+        is_digits(whole) && is_digits(fraction) && is_digits(exponent) && !exponent.is_empty();
     if !has_number_shape || mantissa.len() <= mantissa.matches('.').count() {
         return None;
     }
     text.parse().ok().filter(|value: &f64| value.is_finite()).map(ScalarValue::Float)
 }
 
-/// Parses a number that starts with its decimal point, such as `.5`. `_` is valid only between
-/// digits.
+/// Parses a number such as `.5`. `_` is valid only between digits.
 fn parse_fraction(text: &str) -> Option<ScalarValue> {
-    let digit = |at: usize| text.as_bytes().get(at).is_some_and(u8::is_ascii_digit);
-    let parts = text.match_indices('_').all(|(at, _)| digit(at.wrapping_sub(1)) && digit(at + 1));
-    if parts { parse_decimal(&text.replace('_', "")) } else { None }
+    let is_digit = |index: usize| text.as_bytes().get(index).is_some_and(u8::is_ascii_digit);
+    let mut underscores = text.match_indices('_');
+    let is_valid = underscores.all(|(i, _)| is_digit(i.wrapping_sub(1)) && is_digit(i + 1));
+    if is_valid { parse_decimal(&text.replace('_', "")) } else { None }
 }
 
 /// Decodes standard base64 with padding. Line ends are allowed at any position.
 fn decode_base64(text: &str) -> Option<Vec<u8>> {
-    let coded: Vec<u8> = text.bytes().filter(|b| !matches!(b, b'\r' | b'\n')).collect();
-    let (quads, rest) = coded.as_chunks::<4>();
+    let encoded: Vec<u8> = text.bytes().filter(|b| !matches!(b, b'\r' | b'\n')).collect();
+    let (quads, rest) = encoded.as_chunks::<4>();
     let (last, full) = quads.split_last().map_or((None, quads), |(last, full)| (Some(last), full));
-    let mut bytes = Vec::with_capacity(coded.len());
+    let mut bytes = Vec::with_capacity(encoded.len());
     for quad in full {
         bytes.extend(decode_quad(*quad)?);
     }
     if let Some(quad) = last {
         let padding = quad.iter().rev().take_while(|b| **b == b'=').count();
-        let whole = quad.map(|b| if b == b'=' { b'A' } else { b });
-        let padded_in_place = quad[..4_usize.checked_sub(padding)?].iter().all(|b| *b != b'=');
-        if 2 < padding || !padded_in_place {
+        let padded_with_zeros = quad.map(|b| if b == b'=' { b'A' } else { b });
+        let is_padded_at_end = quad[..4_usize.checked_sub(padding)?].iter().all(|b| *b != b'=');
+        if 2 < padding || !is_padded_at_end {
             return None;
         }
-        bytes.extend(&decode_quad(whole)?[..3_usize.checked_sub(padding)?]);
+        bytes.extend(&decode_quad(padded_with_zeros)?[..3_usize.checked_sub(padding)?]);
     }
     rest.is_empty().then_some(bytes)
 }

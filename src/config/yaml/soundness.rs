@@ -1,13 +1,10 @@
-//! Verifies the structure of a YAML tree before any code follows an alias.
+//! Verifies that the aliases, merge keys and tags of a YAML tree are valid.
 //!
 //! Guarantees:
-//! - If [`check`] reports no error, following aliases ends within [`DEPTH`] levels and a bounded
-//!   number of nodes.
+//! - If [`check_structure`] reports no error, following aliases ends within [`DEPTH`] levels and a
+//!   bounded number of nodes.
 //! - Every key is a scalar, and the value of every merge key (`<<`) is one or more mappings.
 //! - Every tag fits its scalar, or the scalar is in the returned set.
-//!
-//! Not covered:
-//! - The keys and types of a limits file.
 
 use std::collections::HashSet;
 
@@ -15,39 +12,38 @@ use super::node::report_too_deep;
 use super::{DEPTH, YamlId, YamlKind, YamlTree, scalar};
 use crate::config::diagnostic::{Code, Findings};
 
-/// Verifies a YAML tree and reports errors. Returns the scalars whose tag does not fit, or `None`
-/// if following aliases would not end.
-pub(in crate::config) fn check(
+/// Reports errors. Returns the scalars whose tags do not fit, or `None` if aliases are endless.
+pub(in crate::config) fn check_structure(
     tree: &YamlTree<'_>,
     findings: &mut Findings,
 ) -> Option<HashSet<YamlId>> {
-    let mut misfits = HashSet::new();
+    let mut tag_errors = HashSet::new();
     for id in 0..tree.len() {
         match tree.kind(id) {
-            YamlKind::Scalar { text, plain } => {
-                if let Some(tag) = misfitting_tag(tree, id, text, *plain) {
+            YamlKind::Scalar { text, is_plain } => {
+                if let Some(tag) = misfitting_tag(tree, id, text, *is_plain) {
                     let message = format!("the tag `{tag}` does not fit the text `{text}`");
                     let help = "take the tag out";
                     findings.add_with_help(Code::TagMisfit, tree.span(id), message, help);
-                    misfits.insert(id);
+                    tag_errors.insert(id);
                 }
             }
             YamlKind::Mapping(_) => check_pairs(tree, id, findings),
             YamlKind::Sequence(_) | YamlKind::Alias(_) => {}
         }
     }
-    (!tree.has_aliases || AliasWalk::new(tree).terminates(findings)).then_some(misfits)
+    (!tree.has_aliases || AliasWalk::new(tree).terminates(findings)).then_some(tag_errors)
 }
 
 fn misfitting_tag(
     tree: &YamlTree<'_>,
     id: YamlId,
     text: &str,
-    plain: bool,
+    is_plain: bool,
 ) -> Option<&'static str> {
     let tag = tree.tag(id);
     let has_tag = !tag.is_empty() && !tree.is_merge(id);
-    has_tag.then(|| scalar::parse_scalar(text, tag, plain).err()).flatten()
+    has_tag.then(|| scalar::parse_scalar(text, tag, is_plain).err()).flatten()
 }
 
 fn check_pairs(tree: &YamlTree<'_>, id: YamlId, findings: &mut Findings) {
@@ -71,25 +67,23 @@ fn check_merge(tree: &YamlTree<'_>, value: YamlId, findings: &mut Findings) {
     }
 }
 
-/// Counts the nodes that were read, and how many of them were reached through aliases. The
-/// permitted part is that of envoyproxy/ratelimit's parser: 99 % in a small file, 10 % in a large
-/// one.
+/// Bounds the share of nodes that are read through aliases: 99 % in a small file, 10 % in a large
+/// file, as in envoyproxy/ratelimit's parser.
 #[derive(Debug, Default)]
 pub(in crate::config) struct AliasBudget {
     read: u32,
     from_aliases: u32,
-    /// The number of nested aliases that are being followed.
     pub(in crate::config) alias_depth: usize,
 }
 
 impl AliasBudget {
-    /// The number of nodes up to which 99 % may come from aliases.
+    /// Up to this number of nodes, 99 % may come from aliases.
     const SMALL_FILE_NODES: f64 = 400_000.0;
-    /// The number of nodes from which on only 10 % may come from aliases.
+    /// From this number of nodes on, 10 % may come from aliases.
     const LARGE_FILE_NODES: f64 = 4_000_000.0;
 
     /// Counts one node. Returns `false` if too many nodes came from aliases.
-    pub(in crate::config) fn count(&mut self) -> bool {
+    pub(in crate::config) fn count_node(&mut self) -> bool {
         self.read = self.read.saturating_add(1);
         if 0 < self.alias_depth {
             self.from_aliases = self.from_aliases.saturating_add(1);
@@ -115,8 +109,7 @@ enum WalkStep {
 struct AliasWalk<'t, 's> {
     tree: &'t YamlTree<'s>,
     steps: Vec<WalkStep>,
-    /// For each node, `true` while the walk is inside the node. An alias to such a node would never
-    /// end.
+    /// `true` for the nodes that contain the current node. An alias to such a node never ends.
     is_open: Vec<bool>,
     depth: usize,
     budget: AliasBudget,
@@ -132,8 +125,8 @@ impl<'t, 's> AliasWalk<'t, 's> {
     fn terminates(mut self, findings: &mut Findings) -> bool {
         while let Some(step) = self.steps.pop() {
             let is_valid = match step {
-                WalkStep::Enter(id) => self.enter(id, findings),
-                WalkStep::Leave(id) => self.leave(id),
+                WalkStep::Enter(id) => self.enter_node(id, findings),
+                WalkStep::Leave(id) => self.leave_node(id),
                 WalkStep::LeaveAlias => {
                     self.budget.alias_depth -= 1;
                     true
@@ -146,15 +139,15 @@ impl<'t, 's> AliasWalk<'t, 's> {
         true
     }
 
-    fn leave(&mut self, id: YamlId) -> bool {
+    fn leave_node(&mut self, id: YamlId) -> bool {
         self.is_open[id] = false;
         self.depth -= 1;
         true
     }
 
-    fn enter(&mut self, id: YamlId, findings: &mut Findings) -> bool {
+    fn enter_node(&mut self, id: YamlId, findings: &mut Findings) -> bool {
         let span = self.tree.span(id);
-        if !self.budget.count() {
+        if !self.budget.count_node() {
             let message = "aliases multiply beyond measure";
             findings.add(Code::EndlessAlias, span, message);
             return false;

@@ -1,4 +1,4 @@
-//! Applies the rules of YAML 1.1 that `granit_parser`, a YAML 1.2 parser, does not apply.
+//! Applies the rules of YAML 1.1 that `granit_parser`, a parser of YAML 1.2, does not apply.
 //!
 //! Guarantees:
 //! - Tabs are rejected where a key may start.
@@ -7,7 +7,6 @@
 //! - Anchors may contain only letters, digits, `_` and `-`.
 //!
 //! Not covered:
-//! - Comments without a blank before them (see [`super::input`]).
 //! - Line ends other than CR and LF.
 //! - Quoted texts with lines indented less than their block: valid in YAML 1.1, but rejected.
 //! - Tabs inside brackets inside an indented block: valid in YAML 1.1, but rejected.
@@ -18,13 +17,11 @@ use granit_parser::ScalarStyle;
 
 use crate::config::diagnostic::{Code, Findings, Span};
 
-/// Verifies the text between YAML tokens and the spelling of scalars.
 pub(super) struct Yaml11Checks<'s> {
     text: &'s str,
-    /// The end of the last token. All text before it is already verified.
+    /// The end of the last token. The text before it is verified.
     checked_to: usize,
-    /// `true` if the last token was an unquoted text. The parser includes the blanks after such a
-    /// text in the token.
+    /// `true` if the last token was an unquoted text. Such a token includes the blanks after it.
     after_plain: bool,
     open_brackets: usize,
 }
@@ -34,98 +31,96 @@ impl<'s> Yaml11Checks<'s> {
         Self { text, checked_to: 0, after_plain: false, open_brackets: 0 }
     }
 
-    pub(super) fn open_bracket(&mut self, at: Span, findings: &mut Findings) {
-        self.check_gap(at.start, findings);
+    pub(super) fn open_bracket(&mut self, span: Span, findings: &mut Findings) {
+        self.check_text_before(span.start, findings);
         self.open_brackets += 1;
     }
 
-    pub(super) fn close_bracket(&mut self, at: Span) {
+    pub(super) fn close_bracket(&mut self, span: Span) {
         self.open_brackets = self.open_brackets.saturating_sub(1);
-        self.advance(at, false);
+        self.record_token(span, false);
     }
 
-    /// Verifies the scalar at `at` and the text before it. Returns the text of the scalar by the
-    /// rules of YAML 1.1.
+    /// Verifies a scalar and the text before it. Returns the text that the scalar has in YAML 1.1.
     pub(super) fn check_scalar(
         &mut self,
         text: Cow<'s, str>,
         style: ScalarStyle,
-        at: Span,
+        span: Span,
         findings: &mut Findings,
     ) -> Cow<'s, str> {
-        self.check_gap(at.start, findings);
-        self.advance(at, style == ScalarStyle::Plain);
+        self.check_text_before(span.start, findings);
+        self.record_token(span, style == ScalarStyle::Plain);
         match style {
             // The parser returns the text `~` for a missing value.
-            ScalarStyle::Plain if at.start == at.end => Cow::Borrowed(""),
+            ScalarStyle::Plain if span.start == span.end => Cow::Borrowed(""),
             ScalarStyle::Plain if 0 < self.open_brackets => {
-                self.check_plain_in_brackets(text, at, findings)
+                self.check_plain_in_brackets(text, span, findings)
             }
             ScalarStyle::DoubleQuoted => {
-                self.check_escapes(at, findings);
+                self.check_escapes(span, findings);
                 text
             }
             _ => text,
         }
     }
 
-    /// Verifies the text before a token that is neither a scalar nor a bracket.
-    pub(super) fn check_token(&mut self, at: Span, findings: &mut Findings) {
-        self.check_gap(at.start, findings);
-        self.advance(at, false);
+    pub(super) fn check_token(&mut self, span: Span, findings: &mut Findings) {
+        self.check_text_before(span.start, findings);
+        self.record_token(span, false);
     }
 
-    fn advance(&mut self, token: Span, plain: bool) {
+    fn record_token(&mut self, token: Span, is_plain: bool) {
         if self.checked_to < token.end {
-            (self.checked_to, self.after_plain) = (token.end, plain);
+            (self.checked_to, self.after_plain) = (token.end, is_plain);
         }
     }
 
-    pub(super) fn check_anchor(name: &str, at: Span, findings: &mut Findings) {
+    pub(super) fn check_anchor(name: &str, span: Span, findings: &mut Findings) {
         if !name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-')) {
             let message = format!("the anchor `{name}` has other than letters, digits, _ and -");
-            findings.add_with_help(Code::Syntax, at, message, "rename it");
+            findings.add_with_help(Code::Syntax, span, message, "rename it");
         }
     }
 
-    fn check_gap(&self, to: usize, findings: &mut Findings) {
-        let gap = self.text.get(self.checked_to..to).unwrap_or_default();
+    /// Verifies the text between the last token and the token that starts at `token_start`.
+    fn check_text_before(&self, token_start: usize, findings: &mut Findings) {
+        let gap = self.text.get(self.checked_to..token_start).unwrap_or_default();
         if 0 < self.open_brackets || !gap.contains('\t') {
             return;
         }
-        if let Some(at) = find_misplaced_tab(gap, self.checked_to == 0, self.after_plain) {
-            let (start, message) = (self.checked_to + at, "a tab where a line or an item starts");
+        if let Some(tab) = find_misplaced_tab(gap, self.checked_to == 0, self.after_plain) {
+            let (start, message) = (self.checked_to + tab, "a tab where a line or an item starts");
             let span = Span { start, end: start + 1 };
             findings.add_with_help(Code::Syntax, span, message, "indent with spaces");
         }
     }
 
-    /// Verifies an unquoted text inside brackets. In YAML 1.1, `unit:` before a comma is one text,
-    /// not a key without a value.
+    /// In YAML 1.1, `unit:` before a comma in brackets is one text, not a key without a value.
     fn check_plain_in_brackets(
         &self,
         text: Cow<'s, str>,
-        at: Span,
+        span: Span,
         findings: &mut Findings,
     ) -> Cow<'s, str> {
-        let written = self.text.get(at.start..at.end).unwrap_or_default();
-        if written.contains('?') || written.starts_with(':') {
-            let message = format!("`{written}` inside brackets must be quoted");
-            findings.add_with_help(Code::Syntax, at, message, format!("'{written}'"));
+        let source = self.text.get(span.start..span.end).unwrap_or_default();
+        if source.contains('?') || source.starts_with(':') {
+            let message = format!("`{source}` inside brackets must be quoted");
+            findings.add_with_help(Code::Syntax, span, message, format!("'{source}'"));
         }
-        match self.text.as_bytes().get(at.end..at.end + 2) {
+        match self.text.as_bytes().get(span.end..span.end + 2) {
             Some(b":," | b":}") => format!("{text}:").into(),
             Some(b":[" | b":{" | b":]") => {
-                let message = format!("`{written}:` wants a blank behind the colon");
-                findings.add_with_help(Code::Syntax, at, message, format!("{written}: …"));
+                let message = format!("`{source}:` wants a blank behind the colon");
+                findings.add_with_help(Code::Syntax, span, message, format!("{source}: …"));
                 text
             }
             _ => text,
         }
     }
 
-    fn check_escapes(&self, at: Span, findings: &mut Findings) {
-        let mut rest = self.text.get(at.start..at.end).unwrap_or_default();
+    fn check_escapes(&self, span: Span, findings: &mut Findings) {
+        let mut rest = self.text.get(span.start..span.end).unwrap_or_default();
         while let Some((_, escape)) = rest.split_once('\\') {
             let is_surrogate = ["ud8", "ud9", "uda", "udb"]
                 .iter()
@@ -133,35 +128,36 @@ impl<'s> Yaml11Checks<'s> {
             if is_surrogate || escape.starts_with('/') {
                 let message = "an escape that YAML 1.1 does not have";
                 let help = "write the character itself, or \\U and eight digits";
-                return findings.add_with_help(Code::Syntax, at, message, help);
+                return findings.add_with_help(Code::Syntax, span, message, help);
             }
-            let mut after = escape.chars();
-            after.next();
-            rest = after.as_str();
+            // Skip the escaped character, which may be another backslash.
+            let mut escape = escape.chars();
+            escape.next();
+            rest = escape.as_str();
         }
     }
 }
 
-/// Returns the position of the first misplaced tab: at the start of a line or after `-` or `?`, but
-/// not in a comment. On blank lines after an unquoted text, only the first column counts.
+/// Returns the position of the first tab at the start of a line or after `-` or `?`, except in a
+/// comment. On blank lines after an unquoted text, only the first column counts.
 fn find_misplaced_tab(gap: &str, starts_line: bool, mut after_plain: bool) -> Option<usize> {
     let mut key_may_start = starts_line;
-    let mut before = if starts_line { '\n' } else { 'x' };
+    let mut previous = if starts_line { '\n' } else { 'x' };
     let mut in_comment = false;
-    for (at, c) in gap.char_indices() {
-        let is_after_blank = before.is_ascii_whitespace();
+    for (position, c) in gap.char_indices() {
+        let is_after_blank = previous.is_ascii_whitespace();
         after_plain &= c.is_ascii_whitespace();
-        let is_in_plain = after_plain && !matches!(before, '\n' | '\r');
+        let is_in_plain = after_plain && !matches!(previous, '\n' | '\r');
         match c {
             '\n' | '\r' => (key_may_start, in_comment) = (true, false),
-            '\t' if key_may_start && !in_comment && !is_in_plain => return Some(at),
+            '\t' if key_may_start && !in_comment && !is_in_plain => return Some(position),
             ' ' | '\t' => {}
             '#' if is_after_blank => in_comment = true,
-            // `-` of an item or `?` of a key, at the start of a line or after another `-` or `?`.
+            // The `-` of an item or the `?` of a key.
             '-' | '?' if is_after_blank => {}
             _ => key_may_start = false,
         }
-        before = c;
+        previous = c;
     }
     None
 }

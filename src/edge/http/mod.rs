@@ -3,14 +3,11 @@
 //! Guarantees:
 //! - A client that is slow to send a request head or to read a reply is disconnected.
 //! - The number of connections is bounded.
-//! - Shutdown closes the listener at once and finishes the open requests.
+//! - Shutdown closes the listener at once and finishes the open requests, without a time limit.
 //! - Requests in queues and on `/hold` use at most three quarters of the connections.
 //! - A request that waits in a queue is dropped when its client disconnects.
 //!
-//! Not covered:
-//! - TLS.
-//! - A time limit for finishing requests at shutdown.
-//! - The disconnect of a client whose unread data fills the socket's receive buffer.
+//! Not covered: TLS.
 
 pub mod admin;
 mod connection;
@@ -48,13 +45,13 @@ pub use serve::serve;
 pub struct CheckPort {
     /// The engine that decides the checks.
     pub engine: Arc<Engine>,
-    /// The optional contents of replies to checks.
+    /// The optional parts of replies to checks.
     pub reporting: ReplyOptions,
     /// The readiness that the health endpoints report.
     pub health: Health,
     /// The hooks of `/check` and `/hold`.
     pub hooks: Arc<Hooks>,
-    /// Becomes `true` when the process drains and open `/hold` connections must end.
+    /// Becomes `true` when the process drains; open `/hold` connections must then end.
     pub draining: watch::Receiver<bool>,
 }
 
@@ -62,7 +59,7 @@ type StaticHeader = [(HeaderName, &'static str); 1];
 
 const JSON: StaticHeader = [(CONTENT_TYPE, "application/json")];
 const PLAIN: StaticHeader = [(CONTENT_TYPE, "text/plain; charset=utf-8")];
-/// The header that keeps browsers from rendering the text of an error as HTML.
+/// Keeps browsers from rendering the text of an error as HTML.
 const NO_SNIFF: StaticHeader = [(X_CONTENT_TYPE_OPTIONS, "nosniff")];
 
 struct CheckPortState {
@@ -70,14 +67,13 @@ struct CheckPortState {
     slots: LongRequestSlots,
 }
 
-/// Serves `/json`, `/check`, `/hold`, `/healthcheck`, `/livez` and `/readyz`.
-///
-/// Paths must match exactly. Every method is allowed, except for `/hold`, which requires GET.
+/// Serves `/json`, `/check`, `/hold`, `/healthcheck`, `/livez` and `/readyz`. Every method is
+/// allowed, except for `/hold`, which requires GET.
 pub fn router(config: CheckPort) -> Router {
     router_with_slots(config, MAX_LONG_REQUESTS)
 }
 
-/// Like [`router`], with `max_slots` as the maximum number of requests in queues and on `/hold`.
+/// Like [`router`], with at most `max_slots` requests in queues and on `/hold`.
 pub fn router_with_slots(config: CheckPort, max_slots: usize) -> Router {
     Router::new()
         .route("/json", any(json))
@@ -99,25 +95,25 @@ async fn check(State(port): State<Arc<CheckPortState>>, request: Request<Body>) 
     let (head, _) = request.into_parts();
     let span = check_span(Protocol::Nginx, &head.headers);
     let peer = HttpPeer::from_extensions(&head.extensions);
-    // Boxed, because the future is large and the futures that contain it are moved.
-    let answer = Box::pin(nginx::reply_to_check(&port.config, &port.slots, &head.headers));
-    unless_disconnected(&peer, span.scope(answer)).await
+    // Boxed, because the future is large and would be moved several times.
+    let response = Box::pin(nginx::reply_to_check(&port.config, &port.slots, &head.headers));
+    unless_disconnected(&peer, span.scope(response)).await
 }
 
 async fn hold(State(port): State<Arc<CheckPortState>>, request: Request<Body>) -> Response {
     let (head, _) = request.into_parts();
-    // A reply to HEAD has no body, and the body must stay open while the permit lasts.
+    // GET only: the body must stay open while the permit lasts, and a reply to HEAD has none.
     if head.method != Method::GET {
         return ([(ALLOW, "GET")], status_response(StatusCode::METHOD_NOT_ALLOWED)).into_response();
     }
     let span = trace::hold(&|name| head.headers.get(name)?.to_str().ok());
     let peer = HttpPeer::from_extensions(&head.extensions);
-    let answer = nginx::hold::reply_with_permit(&port.config, &port.slots, &head.headers, &peer);
-    unless_disconnected(&peer, span.scope(answer)).await
+    let response = nginx::hold::reply_with_permit(&port.config, &port.slots, &head.headers, &peer);
+    unless_disconnected(&peer, span.scope(response)).await
 }
 
-/// Returns the response, or closes the connection if the client disconnects first.
-/// Without the close, hyper would parse the client's unread data as another request.
+/// Returns the response, or closes the connection if the client disconnects first. Otherwise hyper
+/// would parse the client's unread data as another request.
 async fn unless_disconnected(
     peer: &HttpPeer,
     response: impl Future<Output = Response>,
@@ -125,7 +121,7 @@ async fn unless_disconnected(
     tokio::select! {
         // Polls the decision first, because most decisions are immediate.
         biased;
-        answer = response => answer,
+        response = response => response,
         () = peer.closed() => (StatusCode::REQUEST_TIMEOUT, [(CONNECTION, "close")]).into_response(),
     }
 }
@@ -134,7 +130,7 @@ fn check_span(protocol: Protocol, headers: &HeaderMap) -> trace::TraceSpan {
     trace::check_span(protocol, &|name| headers.get(name)?.to_str().ok())
 }
 
-/// Replies like envoyproxy/ratelimit: with status 200 or 500, and without a reason.
+/// Replies like envoyproxy/ratelimit: status 200 or 500, without a reason.
 async fn healthcheck(State(port): State<Arc<CheckPortState>>) -> Response {
     match port.config.health.readiness() {
         Readiness::Ready => (PLAIN, "OK").into_response(),
@@ -146,28 +142,26 @@ async fn healthcheck(State(port): State<Arc<CheckPortState>>) -> Response {
 
 async fn readyz(State(port): State<Arc<CheckPortState>>) -> Response {
     let CheckPort { engine, health, .. } = &port.config;
-    let ready = health.readiness();
-    let status = match ready {
+    let readiness = health.readiness();
+    let status = match readiness {
         Readiness::Ready => StatusCode::OK,
         Readiness::NoConfig | Readiness::StoreUnavailable | Readiness::Draining => {
             StatusCode::SERVICE_UNAVAILABLE
         }
     };
-    (status, PLAIN, format!("{ready}{}\n", StoreFailureText(engine.store_failure())))
+    (status, PLAIN, format!("{readiness}{}\n", StoreFailureText(engine.store_failure())))
         .into_response()
 }
 
-/// The text of `/readyz` about an unavailable store.
-///
-/// The process stays ready, because fallbacks still decide. If all replicas became
-/// unready at once, the load balancer would have no replica left.
+/// The text of `/readyz` about an unavailable store. The process stays ready, because fallbacks
+/// still decide: otherwise all replicas could become unready at once.
 struct StoreFailureText(Option<StoreFailure>);
 
 impl fmt::Display for StoreFailureText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(cause) = self.0 else { return Ok(()) };
-        write!(f, "; the store of counters does not answer ({}): ", cause.as_str())?;
-        f.write_str("each limit's on_backend_failure does")
+        write!(f, "; the store of counters does not answer ({}), ", cause.as_str())?;
+        f.write_str("on_backend_failure of each limit decides")
     }
 }
 
@@ -175,7 +169,7 @@ async fn not_found() -> Response {
     (StatusCode::NOT_FOUND, PLAIN, NO_SNIFF, "404 page not found\n").into_response()
 }
 
-/// Returns an error response whose text is the name of the status, as in envoyproxy/ratelimit.
+/// Returns an error response with the name of the status as text, as in envoyproxy/ratelimit.
 fn status_response(status: StatusCode) -> Response {
     let name = status.canonical_reason().unwrap_or("Error");
     (status, PLAIN, NO_SNIFF, format!("{name}\n")).into_response()

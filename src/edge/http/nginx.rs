@@ -12,9 +12,8 @@
 //! - Concurrency limits apply to requests with an id; [`crate::edge::syslog`] releases the permit.
 //! - Requests in queues and on [`hold`] share a maximum, so that others find a connection.
 //!
-//! Not covered:
-//! - Setting the headers. NGINX must set `X-Hook`, `X-Original-URI`,
-//!   `X-Original-Method`, `X-Real-IP` and `X-Sluicegate-Id`.
+//! NGINX must set `X-Hook`, `X-Original-URI`, `X-Original-Method`, `X-Real-IP` and
+//! `X-Sluicegate-Id`.
 
 pub(super) mod hold;
 
@@ -36,14 +35,14 @@ use crate::kernel::decision::Verdict;
 use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Protocol, RequestCompleted};
 use hold::LongRequestSlots;
 
-/// The header with the name of the hook. If it is absent or empty, the first hook applies.
+/// The header with the name of the hook. If absent or empty, the first hook applies.
 const HOOK_HEADER: &str = "x-hook";
 const URI_HEADER: &str = "x-original-uri";
 const METHOD_HEADER: &str = "x-original-method";
 const ADDRESS_HEADER: &str = "x-real-ip";
 const DENY_STATUS_HEADER: HeaderName = HeaderName::from_static("x-deny-status");
-/// The header with the body that NGINX sends to a denied client. NGINX discards the
-/// body of the `auth_request` reply.
+/// The header with the body that NGINX sends to a denied client. NGINX discards the body of the
+/// `auth_request` reply.
 const DENY_BODY_HEADER: HeaderName = HeaderName::from_static("x-deny-body");
 
 /// The value of `$remote_addr` for a client on a Unix socket.
@@ -51,40 +50,35 @@ const UNIX_SOCKET_ADDRESS: &str = "unix:";
 
 pub(super) async fn reply_to_check(
     port: &CheckPort,
-    holds: &LongRequestSlots,
+    slots: &LongRequestSlots,
     headers: &HeaderMap,
 ) -> Response {
-    let started = port.engine.clock().now();
+    let received_at = port.engine.clock().now();
     let reply_future = async {
         match OriginalRequest::from_headers(headers) {
-            Ok(original) => check_within_slots(port, holds, headers, &original).await,
-            Err(wrong) => (EdgeOutcome::Malformed, text_response(StatusCode::BAD_REQUEST, &wrong)),
+            Ok(original) => check_within_slots(port, slots, headers, &original).await,
+            Err(error) => (EdgeOutcome::Malformed, text_response(StatusCode::BAD_REQUEST, &error)),
         }
     };
-    let ((outcome, response), queued) = with_queue_time(reply_future).await;
+    let ((outcome, response), queue_time) = with_queue_time(reply_future).await;
     RequestCompleted { protocol: Protocol::Nginx, outcome }.emit();
-    CheckAnswered {
-        received_at: started,
-        replied_at: port.engine.clock().now(),
-        queue_time: queued,
-    }
-    .emit();
+    CheckAnswered { received_at, replied_at: port.engine.clock().now(), queue_time }.emit();
     response
 }
 
 async fn check_within_slots(
     port: &CheckPort,
-    holds: &LongRequestSlots,
+    slots: &LongRequestSlots,
     headers: &HeaderMap,
     original: &OriginalRequest<'_>,
 ) -> (EdgeOutcome, Response) {
     let decision = decide(port, headers, original);
-    let Some(result) = with_queue_slots(decision, || holds.try_acquire()).await else {
-        return holds.full_reply();
+    let Some(result) = with_queue_slots(decision, || slots.try_acquire()).await else {
+        return slots.full_reply();
     };
     let mut response = hook_response(port, result.as_ref());
-    let passes = matches!(result, Ok(_) | Err(HookError::NoDescriptors));
-    if passes && original.id.is_some() {
+    let is_allowed = matches!(result, Ok(_) | Err(HookError::NoDescriptors));
+    if is_allowed && original.id.is_some() {
         add_owner(port, response.headers_mut());
     }
     (hook::admission_outcome(&result), response)
@@ -101,7 +95,7 @@ async fn decide(
     hook::decide(&port.engine, &port.reporting, request.as_ref(), id, None).await
 }
 
-/// The client's request, as NGINX's headers describe it.
+/// The client's request, as described by the headers that NGINX sets.
 struct OriginalRequest<'h> {
     hook: Option<Cow<'h, str>>,
     uri: Cow<'h, str>,
@@ -126,8 +120,8 @@ impl<'h> OriginalRequest<'h> {
         })
     }
 
-    /// Returns the value of a header by its lower-case name. Pseudo-headers come from the
-    /// headers that NGINX sets, other names from `other`.
+    /// Returns the value of the header `name` (lower case). Pseudo-headers come from the headers
+    /// that NGINX sets, others from `other`.
     fn header<'a>(
         &'a self,
         name: &str,
@@ -161,11 +155,11 @@ impl<'h> OriginalRequest<'h> {
 
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 enum NginxHeaderError {
-    #[error("no {0}; NGINX must set it: see config/nginx/rate_limit.conf")]
+    #[error("header {0} is missing; NGINX must set it: see config/nginx/rate_limit.conf")]
     Missing(&'static str),
-    #[error("{0} twice; NGINX must set it, so that the client's own does not come through")]
+    #[error("header {0} appears twice; NGINX must overwrite the client's header")]
     Duplicate(&'static str),
-    #[error("x-real-ip is not an address; NGINX must set it to $remote_addr")]
+    #[error("header x-real-ip is not an IP address; NGINX must set it to $remote_addr")]
     InvalidAddress,
 }
 
@@ -185,29 +179,29 @@ fn parse_address(text: Cow<'_, str>) -> Result<Option<Cow<'_, str>>, NginxHeader
     text.parse::<IpAddr>().map(|_| Some(text)).map_err(|_| NginxHeaderError::InvalidAddress)
 }
 
-/// Returns all values of a header, joined with commas as Envoy's matchers do.
+/// Returns all values of a header, joined with commas like Envoy's matchers.
 fn joined_header<'h>(headers: &'h HeaderMap, name: &str) -> Option<Cow<'h, str>> {
     let mut values = headers.get_all(name).iter().map(header_text);
     let first = values.next()?;
-    Some(values.fold(first, |all, next| Cow::Owned(format!("{all},{next}"))))
+    Some(values.fold(first, |joined, next| Cow::Owned(format!("{joined},{next}"))))
 }
 
-/// Returns the header value as text; bytes that are not UTF-8 are replaced. If the value
-/// were ignored instead, a client could bypass a limit with such bytes.
+/// Returns the header value as text, with replacements for bytes that are not UTF-8. If the value
+/// were ignored, a client could bypass a limit.
 fn header_text(value: &HeaderValue) -> Cow<'_, str> {
     String::from_utf8_lossy(value.as_bytes())
 }
 
 fn hook_response(port: &CheckPort, result: Result<&AdmissionOutcome, &HookError>) -> Response {
     match result {
-        Ok(AdmissionOutcome::Decided(answer, _)) => decision_response(port, answer),
+        Ok(AdmissionOutcome::Decided(decision, _)) => decision_response(port, decision),
         Ok(AdmissionOutcome::Rejected(rejection)) => rejection_response(rejection),
         Err(HookError::NoDescriptors) => StatusCode::OK.into_response(),
-        Err(why @ HookError::NoHooks) => text_response(StatusCode::NOT_IMPLEMENTED, why),
-        Err(why @ HookError::Rejected(CheckError::NoConfig | CheckError::StoreUnavailable(_))) => {
-            text_response(StatusCode::SERVICE_UNAVAILABLE, why)
-        }
-        Err(why) => text_response(StatusCode::BAD_REQUEST, why),
+        Err(error @ HookError::NoHooks) => text_response(StatusCode::NOT_IMPLEMENTED, error),
+        Err(
+            error @ HookError::Rejected(CheckError::NoConfig | CheckError::StoreUnavailable(_)),
+        ) => text_response(StatusCode::SERVICE_UNAVAILABLE, error),
+        Err(error) => text_response(StatusCode::BAD_REQUEST, error),
     }
 }
 
@@ -219,7 +213,7 @@ fn decision_response(port: &CheckPort, decision: &Decision) -> Response {
         response.headers_mut().insert(DENY_STATUS_HEADER, status);
     }
     for (name, value) in port.reporting.headers.for_decision(decision) {
-        // Skips a header without a name, which the settings allow and HTTP/1 does not.
+        // Skips a header without a name, which the settings allow but not HTTP/1.
         if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
             response.headers_mut().append(name, value);
         }
@@ -242,7 +236,7 @@ fn rejection_response(rejection: &ConcurrencyRejection) -> Response {
     if let Some(wait) = reject.retry_after {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(wait.as_secs_ceil()));
     }
-    // A body of several lines is not sent, because a header cannot contain it.
+    // A header cannot contain a body of several lines, so it is omitted.
     if let Ok(body) = HeaderValue::from_str(&reject.body)
         && !body.is_empty()
     {
@@ -251,6 +245,6 @@ fn rejection_response(rejection: &ConcurrencyRejection) -> Response {
     response
 }
 
-fn text_response(status: StatusCode, why: &impl std::fmt::Display) -> Response {
-    (status, PLAIN, NO_SNIFF, format!("{why}\n")).into_response()
+fn text_response(status: StatusCode, message: &impl std::fmt::Display) -> Response {
+    (status, PLAIN, NO_SNIFF, format!("{message}\n")).into_response()
 }

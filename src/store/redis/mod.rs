@@ -13,9 +13,7 @@
 //! - If one decision needs several slots, the check reserves hits, then commits or cancels all,
 //!   within one deadline.
 //!
-//! Not covered:
-//! - The fallback for a failed charge (`engine::decide::fallback`).
-//! - Several connections to one Redis process: its single thread would not reply faster.
+//! One Redis process gets one connection: its single thread would not reply faster to more.
 
 mod backoff;
 mod batch;
@@ -53,9 +51,7 @@ use tokio::time::timeout;
 use super::fleet::{MembershipHeartbeat, MembershipReply};
 use super::heartbeat::{ShareRound, ShareRoundReply};
 use super::lease::{LeaseMessage, LeaseOutcome};
-use super::permits::{
-    PermitReport as Telling, PermitReportReply, StrictPermitReply as Permitted, StrictPermitRequest,
-};
+use super::permits::{PermitReport, PermitReportReply, StrictPermitReply, StrictPermitRequest};
 use super::stats::{ConnectionCounter, StoreStats};
 use super::{
     Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes, Placement,
@@ -88,8 +84,8 @@ pub const CHARGE_SCRIPT: &str = concat!(
     include_str!("lua/charge.lua"),
 );
 
-/// The script that applies lease messages. Its protocol is documented in `borrow.lua`. It is
-/// separate from [`CHARGE_SCRIPT`], so that the most frequent script stays small.
+/// The script that applies lease messages, separate from [`CHARGE_SCRIPT`], so that the most
+/// frequent script stays small. Its protocol is documented in `borrow.lua`.
 pub const LEASE_SCRIPT: &str = concat!(
     include_str!("lua/head.lua"),
     include_str!("lua/debt.lua"),
@@ -105,18 +101,18 @@ pub const LEASE_SCRIPT: &str = concat!(
 
 /// The script that applies a share round. Its protocol is documented in `heartbeat.lua`.
 pub const HEARTBEAT_SCRIPT: &str = include_str!("lua/heartbeat.lua");
-/// The script that acquires a permit of a strict concurrency limit.
-/// Its protocol is documented in `permits.lua` and `acquire.lua`.
+/// The script that acquires a permit of a strict concurrency limit (protocol: `permits.lua` and
+/// `acquire.lua`).
 pub const ACQUIRE_SCRIPT: &str =
     concat!(include_str!("lua/permits.lua"), include_str!("lua/acquire.lua"));
 
-/// The script that renews and releases permits of strict concurrency
-/// limits. Its protocol is documented in `permits.lua` and `tell.lua`.
+/// The script that renews and releases permits of strict concurrency limits (protocol:
+/// `permits.lua` and `tell.lua`).
 pub const PERMIT_REPORT_SCRIPT: &str =
     concat!(include_str!("lua/permits.lua"), include_str!("lua/tell.lua"));
 
-/// The script that reserves the hits of a check over several slots or stores, and commits or
-/// cancels them. Its protocol is documented in `hold.lua`.
+/// The script that reserves, commits and cancels the hits of a check over several slots or stores
+/// (protocol: `hold.lua`).
 pub const RESERVATION_SCRIPT: &str = concat!(
     include_str!("lua/head.lua"),
     include_str!("lua/debt.lua"),
@@ -145,39 +141,35 @@ pub struct RedisStore {
 }
 
 impl RedisStore {
-    /// Returns a store that is not connected yet, and the task that
-    /// keeps it connected. Every charge fails unless that task runs.
+    /// Returns a store without a connection, and the task that connects it. Every charge fails
+    /// unless that task runs.
     pub fn new(options: RedisOptions) -> (Self, impl Future<Output = ()> + Send + 'static) {
-        let (key_prefix, deadline) = (options.key_prefix.clone(), options.call_timeout);
-        let (batching, process) = (options.batching, options.jitter_seed);
-        let connections = Arc::clone(&options.connection_counter);
-        let (route, kept) = Route::new(options);
-        let calls = Batcher::new(route.clone(), deadline, batching);
-        let messages = Batcher::new(route.clone(), deadline, batching);
-        let holder =
-            Arc::new(ReservationClient::new(route.clone(), &key_prefix, process, deadline));
-        let redis = Self {
-            route,
-            check_batcher: calls,
-            lease_batcher: messages,
-            reservation_client: holder,
+        let (key_prefix, call_timeout) = (options.key_prefix.clone(), options.call_timeout);
+        let (batching, process_id) = (options.batching, options.jitter_seed);
+        let connection_counter = Arc::clone(&options.connection_counter);
+        let (route, keeper) = Route::new(options);
+        let reservation_client =
+            ReservationClient::new(route.clone(), &key_prefix, process_id, call_timeout);
+        let store = Self {
+            check_batcher: Batcher::new(route.clone(), call_timeout, batching),
+            lease_batcher: Batcher::new(route.clone(), call_timeout, batching),
+            reservation_client: Arc::new(reservation_client),
             recheck_limiter: RecheckLimiter::default(),
             is_only_store: true,
+            route,
             key_prefix,
-            call_timeout: deadline,
-            connection_counter: connections,
+            call_timeout,
+            connection_counter,
         };
-        (redis, kept)
+        (store, keeper)
     }
 
-    /// Marks that a check may also have charges in another Redis or under envoyproxy/ratelimit's
-    /// keys.
+    /// Marks that a check may also charge another Redis or envoyproxy/ratelimit's keys.
     fn beside_other_stores(self) -> Self {
         Self { is_only_store: false, ..self }
     }
 
-    /// Returns the Cluster slot of each charge's key. Outside a Cluster: a single 0 for all
-    /// charges.
+    /// Returns the Cluster slot of each charge's key, or a single 0 outside a Cluster.
     fn slots_of(&self, charges: &Charges) -> SmallVec<[u16; 2]> {
         if !self.route.is_clustered() {
             return SmallVec::from_elem(0, 1);
@@ -191,63 +183,63 @@ impl RedisStore {
         let packed_check = codec::pack(charges, self.key_prefix.as_bytes());
         let results = self.check_batcher.submit(slot, packed_check).await;
         results
-            .and_then(|said| decode_outcomes(charges, &said))
-            .unwrap_or_else(|c| all_failed(charges, c))
+            .and_then(|results| decode_outcomes(charges, &results))
+            .unwrap_or_else(|cause| all_failed(charges, cause))
     }
 
-    /// Sends the charges of each slot in one call, to all slots concurrently. Each slot decides its
-    /// charges independently.
+    /// Sends the charges of each slot in one call, concurrently; slots decide independently.
     async fn charge_each_slot(&self, charges: &Charges, slots: &[u16]) -> Outcomes {
         let parts = slot_parts::split_by_slot(charges, slots);
         let calls = parts.iter().map(|part| self.charge_slot(part.slot, &part.charges));
         let mut outcomes = all_failed(charges, StoreFailure::InvalidReply);
-        for (part, answered) in parts.iter().zip(join_all(calls).await) {
-            part.write_to(answered, &mut outcomes);
+        for (part, part_outcomes) in parts.iter().zip(join_all(calls).await) {
+            part.write_to(part_outcomes, &mut outcomes);
         }
         outcomes
     }
 
-    /// Reserves the charges in all slots. Then commits all or cancels all, by the decision from all
-    /// results.
+    /// Reserves the charges in all slots. Then commits or cancels all, depending on all results.
     async fn charge_in_two_steps(&self, charges: &Charges, decision: JointDecision) -> Outcomes {
-        let (list, patience) = (&charges.list, self.call_timeout / 2);
+        let (list, step_timeout) = (&charges.list, self.call_timeout / 2);
         let all: SmallVec<[usize; 2]> = (0..list.len()).collect();
-        let (tried, rest): (Vec<usize>, Vec<usize>) =
-            all.iter().partition(|&&at| can_reserve(list, at));
-        let mut holding = Reservations::default();
-        for &at in &tried {
-            holding.add(&self.reservation_client, at, &list[at]);
+        let (reservable, others): (Vec<usize>, Vec<usize>) =
+            all.iter().partition(|&&index| can_reserve(list, index));
+        let mut reservations = Reservations::default();
+        for &index in &reservable {
+            reservations.add(&self.reservation_client, index, &list[index]);
         }
         let mut outcomes = all_failed(charges, StoreFailure::TimedOut);
-        let rest: IndexedCharges = rest.into_iter().map(|at| (at, list[at].clone())).collect();
-        let asked = self.charge_some(rest, ChargeMode::Preview, patience);
-        let (asked, ()) = join(asked, holding.reserve_all(patience, &mut outcomes)).await;
-        write_outcomes(asked, &mut outcomes);
-        let second = decision.second_step(list, &all, &outcomes, &tried);
+        let others = others.into_iter().map(|index| (index, list[index].clone())).collect();
+        let previews = self.charge_some(others, ChargeMode::Preview, step_timeout);
+        let (previews, ()) =
+            join(previews, reservations.reserve_all(step_timeout, &mut outcomes)).await;
+        write_outcomes(previews, &mut outcomes);
+        let second_step = decision.second_step(list, &all, &outcomes, &reservable);
         if decision.denies(list, &all, &outcomes) {
-            holding.cancel_all(patience, &mut outcomes).await;
+            reservations.cancel_all(step_timeout, &mut outcomes).await;
             return outcomes;
         }
-        let rest = self.charge_some(second, ChargeMode::Each, patience);
-        let (rest, ()) = join(rest, holding.commit_all(patience, &mut outcomes)).await;
-        write_outcomes(rest, &mut outcomes);
+        let charged = self.charge_some(second_step, ChargeMode::Each, step_timeout);
+        let (charged, ()) =
+            join(charged, reservations.commit_all(step_timeout, &mut outcomes)).await;
+        write_outcomes(charged, &mut outcomes);
         outcomes
     }
 
     async fn charge_some(
         &self,
-        some: IndexedCharges,
-        rule: ChargeMode,
-        patience: Duration,
+        charges: IndexedCharges,
+        mode: ChargeMode,
+        call_timeout: Duration,
     ) -> IndexedOutcomes {
-        let (places, list): (SmallVec<[usize; 2]>, _) = some.into_iter().unzip();
-        let is_asked = matches!(rule, ChargeMode::Preview);
-        let charges = Charges { list, mode: rule };
+        let (indexes, list): (SmallVec<[usize; 2]>, _) = charges.into_iter().unzip();
+        let is_preview = matches!(mode, ChargeMode::Preview);
+        let charges = Charges { list, mode };
         let slots = self.slots_of(&charges);
-        let outcomes = timeout(patience, self.charge_each_slot(&charges, &slots)).await;
+        let outcomes = timeout(call_timeout, self.charge_each_slot(&charges, &slots)).await;
         let outcomes = outcomes.unwrap_or_else(|_| all_failed(&charges, StoreFailure::TimedOut));
-        let convert = |outcome| if is_asked { as_uncharged(outcome) } else { outcome };
-        places.into_iter().zip(outcomes.into_iter().map(convert)).collect()
+        let convert = |outcome| if is_preview { as_uncharged(outcome) } else { outcome };
+        indexes.into_iter().zip(outcomes.into_iter().map(convert)).collect()
     }
 }
 
@@ -258,11 +250,11 @@ impl RedisStore {
         message: &LeaseMessage,
         packed: lease::PackedMessage,
     ) -> LeaseOutcome {
-        let raw_result = self.lease_batcher.submit(slot, packed).await;
-        let lent = raw_result.and_then(|said| {
-            lease::read(message, &said).map_err(|refused| log_invalid_reply(&refused))
+        let result = self.lease_batcher.submit(slot, packed).await;
+        let outcome = result.and_then(|raw| {
+            lease::read(message, &raw).map_err(|invalid| log_invalid_reply(&invalid))
         });
-        lent.unwrap_or_else(LeaseOutcome::Failed)
+        outcome.unwrap_or_else(LeaseOutcome::Failed)
     }
 
     async fn send_share_reports(
@@ -272,22 +264,22 @@ impl RedisStore {
         round: &ShareRound,
     ) -> Result<ShareRoundReply, StoreFailure> {
         let call = heartbeat::pack(round, self.key_prefix.as_bytes(), live.run_id(), None);
-        let called = live.run_heartbeat(call.keys, call.args);
-        let reply = self.route.call_within(self.call_timeout, slot, called).await?;
-        heartbeat::read(round, &reply).map_err(|refused| log_invalid_reply(&refused))
+        let pending = live.run_heartbeat(call.keys, call.args);
+        let reply = self.route.call_within(self.call_timeout, slot, pending).await?;
+        heartbeat::read(round, &reply).map_err(|invalid| log_invalid_reply(&invalid))
     }
 
     async fn send_membership_heartbeat(
         &self,
         live: Arc<LiveConnection>,
-        beat: &MembershipHeartbeat,
+        heartbeat: &MembershipHeartbeat,
     ) -> Result<MembershipReply, StoreFailure> {
         let key = membership::members_key(&self.key_prefix);
         membership::decode_fleet(
             live.eval_rare_script(
                 membership::MEMBERSHIP_SCRIPT,
                 key,
-                membership::encode_args(beat),
+                membership::encode_args(heartbeat),
             )
             .await?,
         )
@@ -303,13 +295,13 @@ impl BatchItem for codec::PackedCheck {
 
     async fn run_batch(
         live: &LiveConnection,
-        questions: Vec<Self>,
+        checks: Vec<Self>,
     ) -> Result<BatchReplies<Self>, StoreFailure> {
-        let mut call = ChargeCall::encode(questions, None);
+        let mut call = ChargeCall::encode(checks, None);
         StoreCallSent { checks: call.check_count() }.emit();
         let reply = live.run_charge(take(&mut call.keys), take(&mut call.args)).await?;
-        let shares = call.split_reply(&reply).map_err(|refused| log_invalid_reply(&refused))?;
-        Ok((shares, Vec::new()))
+        let results = call.split_reply(&reply).map_err(|invalid| log_invalid_reply(&invalid))?;
+        Ok((results, Vec::new()))
     }
 }
 
@@ -328,15 +320,15 @@ impl BatchItem for lease::PackedMessage {
         let (keys, args) = lease::encode_call(&messages);
         let reply = live.run_lease(keys, args).await?;
         let results = lease::split_reply(&reply, messages.len());
-        let said = results.map_err(|refused| log_invalid_reply(&refused))?;
-        let rest = messages.split_off(said.len());
-        Ok((said, rest))
+        let results = results.map_err(|invalid| log_invalid_reply(&invalid))?;
+        let unsent = messages.split_off(results.len());
+        Ok((results, unsent))
     }
 }
 
 fn decode_outcomes(charges: &Charges, results: &CheckResults) -> Result<Outcomes, StoreFailure> {
-    let answers = codec::read(charges, results).map_err(|refused| log_invalid_reply(&refused))?;
-    Ok(answers.into_iter().map(to_outcome).collect())
+    let decoded = codec::read(charges, results).map_err(|invalid| log_invalid_reply(&invalid))?;
+    Ok(decoded.into_iter().map(to_outcome).collect())
 }
 
 const fn to_outcome(result: ChargeResult) -> ChargeOutcome {
@@ -347,31 +339,31 @@ const fn to_outcome(result: ChargeResult) -> ChargeOutcome {
     }
 }
 
-/// Some charges of a check, each with its index in the check.
+/// Charges of a check, each with its index in the check.
 type IndexedCharges = SmallVec<[(usize, Charge); 2]>;
 
-/// The outcomes of some charges of a check, each with the index of the charge in the check.
+/// Outcomes of charges, each with the index of its charge in the check.
 type IndexedOutcomes = SmallVec<[(usize, ChargeOutcome); 2]>;
 
-/// Converts the outcome of a query or of a reservation. If the connection was lost, nothing stays
-/// charged, so the failure becomes [`StoreFailure::Unreachable`].
+/// Converts the outcome of a query or a reservation. After a lost connection nothing stays charged,
+/// so the failure becomes [`StoreFailure::Unreachable`].
 const fn as_uncharged(outcome: ChargeOutcome) -> ChargeOutcome {
     match outcome {
         ChargeOutcome::Failed(StoreFailure::ConnectionLost) => {
             ChargeOutcome::Failed(StoreFailure::Unreachable)
         }
-        told => told,
+        other => other,
     }
 }
 
-fn write_outcomes(answered: IndexedOutcomes, outcomes: &mut Outcomes) {
-    for (place, outcome) in answered {
-        outcomes[place] = outcome;
+fn write_outcomes(indexed: IndexedOutcomes, outcomes: &mut Outcomes) {
+    for (index, outcome) in indexed {
+        outcomes[index] = outcome;
     }
 }
 
-fn log_invalid_reply(refused: &InvalidReply) -> StoreFailure {
-    tracing::error!(error = %refused, "redis returned an invalid script reply");
+fn log_invalid_reply(invalid: &InvalidReply) -> StoreFailure {
+    tracing::error!(error = %invalid, "redis returned an invalid script reply");
     StoreFailure::InvalidReply
 }
 
@@ -384,22 +376,22 @@ impl CounterStore for RedisStore {
             return StoreReply::Ready(all_failed(charges, StoreFailure::Overloaded));
         }
         let slots = self.slots_of(charges);
-        let first = slots.first().copied().unwrap_or_default();
-        let together = JointDecision::from_mode(charges.mode);
-        if slots.iter().all(|slot| *slot == first) {
-            let may_be_held =
+        let first_slot = slots.first().copied().unwrap_or_default();
+        let joint_decision = JointDecision::from_mode(charges.mode);
+        if slots.iter().all(|slot| *slot == first_slot) {
+            let may_be_reserved =
                 || charges.list.iter().any(|charge| self.reserved_for(charge).is_some());
-            return match (self.route.connection(first), together) {
+            return match (self.route.connection(first_slot), joint_decision) {
                 (Err(cause), _) => StoreReply::Ready(all_failed(charges, cause)),
-                (Ok(_), Some(together)) if may_be_held() => StoreReply::Pending(Box::pin(
-                    self.charge_with_recheck(now, first, charges, together),
-                )),
-                (Ok(_), _) => StoreReply::Pending(Box::pin(self.charge_slot(first, charges))),
+                (Ok(_), Some(joint_decision)) if may_be_reserved() => StoreReply::Pending(
+                    Box::pin(self.charge_with_recheck(now, first_slot, charges, joint_decision)),
+                ),
+                (Ok(_), _) => StoreReply::Pending(Box::pin(self.charge_slot(first_slot, charges))),
             };
         }
         StoreReply::Pending(Box::pin(async move {
-            match together {
-                Some(together) => self.charge_in_two_steps(charges, together).await,
+            match joint_decision {
+                Some(joint_decision) => self.charge_in_two_steps(charges, joint_decision).await,
                 None => self.charge_each_slot(charges, &slots).await,
             }
         }))
@@ -407,9 +399,9 @@ impl CounterStore for RedisStore {
 
     fn reserved_for(&self, charge: &Charge) -> Option<Nanos> {
         // All counters of `Placement::WholeDomain` are in one slot.
-        let is_whole =
+        let is_one_slot =
             !self.route.is_clustered() || matches!(charge.placement, Placement::WholeDomain(_));
-        (!self.is_only_store || !is_whole).then(|| self.reservation_client.lifetime())
+        (!self.is_only_store || !is_one_slot).then(|| self.reservation_client.lifetime())
     }
 
     fn node_of(&self, _now: Nanos, charge: &Charge) -> u32 {
@@ -453,13 +445,15 @@ impl CounterStore for RedisStore {
 impl FleetStore for RedisStore {
     fn update_membership<'a>(
         &'a self,
-        beat: &'a MembershipHeartbeat,
+        heartbeat: &'a MembershipHeartbeat,
     ) -> StoreReply<'a, Result<MembershipReply, StoreFailure>> {
         match self
             .route
             .connection(self.route.slot_of(membership::members_key(&self.key_prefix).as_bytes()))
         {
-            Ok(live) => StoreReply::Pending(Box::pin(self.send_membership_heartbeat(live, beat))),
+            Ok(live) => {
+                StoreReply::Pending(Box::pin(self.send_membership_heartbeat(live, heartbeat)))
+            }
             Err(cause) => StoreReply::Ready(Err(cause)),
         }
     }
@@ -479,17 +473,17 @@ impl FleetStore for RedisStore {
     fn acquire_strict_permit<'a>(
         &'a self,
         _now: Nanos,
-        asked: &'a StrictPermitRequest,
-    ) -> StoreReply<'a, Result<Permitted, StoreFailure>> {
-        self.acquire_permit(asked)
+        request: &'a StrictPermitRequest,
+    ) -> StoreReply<'a, Result<StrictPermitReply, StoreFailure>> {
+        self.acquire_permit(request)
     }
 
     fn report_strict_permits<'a>(
         &'a self,
         _now: Nanos,
-        round: &'a Telling,
+        report: &'a PermitReport,
     ) -> StoreReply<'a, PermitReportReply> {
-        StoreReply::Pending(Box::pin(self.report_permits(round)))
+        StoreReply::Pending(Box::pin(self.report_permits(report)))
     }
 }
 

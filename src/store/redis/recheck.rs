@@ -1,17 +1,13 @@
-//! Rechecks a denial that an expired reservation may have caused. Such a reservation was made by a
-//! replica that crashed or lost its connection.
+//! Rechecks a denial that an expired reservation of a crashed or disconnected replica may cause.
 //!
 //! Guarantees:
-//! - A recheck reserves its hits. Before a reservation, Redis refunds the hits of expired
-//!   reservations.
+//! - A recheck reserves its hits; before that, Redis refunds expired reservations.
 //! - The check and its recheck share one deadline.
 //! - If the recheck fails, the denial is final.
-//! - Within one reservation lifetime, a counter has at most one recheck and a replica at most
-//!   [`MAX_RECHECKS`].
+//! - In one reservation lifetime, a counter has at most one recheck, a replica [`MAX_RECHECKS`].
 //!
 //! Not covered:
-//! - Fairness. Counters with the same hash share one recheck, so a counter may wait several
-//!   reservation lifetimes.
+//! - Fairness: counters with the same hash share one recheck, so a counter may wait for long.
 //! - Checks that refund hits or name a counter twice.
 
 use std::hash::{BuildHasher as _, RandomState};
@@ -29,8 +25,8 @@ use crate::kernel::rate::CounterDecision;
 use crate::kernel::units::Nanos;
 use crate::store::{ChargeOutcome, Charges, Outcomes};
 
-/// The most rechecks of this process in one reservation lifetime. So many rechecks take a few
-/// milliseconds of Redis' time.
+/// The most rechecks of this process in one reservation lifetime. They take a few milliseconds of
+/// Redis' time.
 const MAX_RECHECKS: usize = 256;
 
 /// The time of the last recheck, by the hash of the counter.
@@ -50,77 +46,77 @@ impl Default for RecheckLimiter {
 }
 
 impl RecheckLimiter {
-    /// Returns `true` if a recheck of `key` is due at `now`, and then records the recheck as done.
-    /// It is due once in each reservation lifetime.
-    pub(super) fn try_claim(&self, key: &CounterKey, now: Nanos, term: Nanos) -> bool {
-        let place = self.random.hash_one(key.as_bytes()) % MAX_RECHECKS as u64;
-        let last_recheck = &self.last_rechecks[usize::try_from(place).unwrap_or(0)];
+    /// Returns `true` if a recheck of `key` is due at `now`, once in each reservation `lifetime`,
+    /// and then records it as done.
+    pub(super) fn try_claim(&self, key: &CounterKey, now: Nanos, lifetime: Nanos) -> bool {
+        let index = self.random.hash_one(key.as_bytes()) % MAX_RECHECKS as u64;
+        let last_recheck = &self.last_rechecks[usize::try_from(index).unwrap_or(0)];
         let last = last_recheck.load(Relaxed);
-        let is_due = last == 0 || term <= now.since(Nanos(last));
+        let is_due = last == 0 || lifetime <= now.since(Nanos(last));
         is_due && last_recheck.compare_exchange(last, now.0.max(1), Relaxed, Relaxed).is_ok()
     }
 }
 
 impl RedisStore {
-    /// Decides a check whose charges are all in `slot`. Rechecks a denial if a recheck is due.
+    /// Decides a check whose charges are all in `slot`; rechecks a denial if a recheck is due.
     pub(super) async fn charge_with_recheck(
         &self,
         now: Nanos,
         slot: u16,
         charges: &Charges,
-        together: JointDecision,
+        decision: JointDecision,
     ) -> Outcomes {
         let first_timeout = self.call_timeout / 2;
-        let mut asking = pin!(self.charge_slot(slot, charges));
-        let Ok(outcomes) = timeout(first_timeout, &mut asking).await else { return asking.await };
-        if !self.is_recheck_due(now, charges, together, &outcomes) {
+        let mut call = pin!(self.charge_slot(slot, charges));
+        let Ok(outcomes) = timeout(first_timeout, &mut call).await else { return call.await };
+        if !self.is_recheck_due(now, charges, decision, &outcomes) {
             return outcomes;
         }
-        self.recheck(charges, together, first_timeout / 2).await.unwrap_or(outcomes)
+        self.recheck(charges, decision, first_timeout / 2).await.unwrap_or(outcomes)
     }
 
-    /// Returns `true` if the check was denied, and a recheck of a denying counter is due.
+    /// Returns `true` if the check was denied and a recheck of a denying counter is due.
     fn is_recheck_due(
         &self,
         now: Nanos,
         charges: &Charges,
-        together: JointDecision,
+        decision: JointDecision,
         outcomes: &Outcomes,
     ) -> bool {
-        let (list, term) = (&charges.list, self.reservation_client.lifetime());
+        let (list, lifetime) = (&charges.list, self.reservation_client.lifetime());
         let is_known = outcomes.iter().all(|outcome| matches!(outcome, ChargeOutcome::Decided(_)));
-        if !is_known || !together.denies(list, &all_indexes(charges), outcomes) {
+        if !is_known || !decision.denies(list, &all_indexes(charges), outcomes) {
             return false;
         }
-        let says_no = |outcome: &ChargeOutcome| {
+        let is_denied = |outcome: &ChargeOutcome| {
             matches!(outcome, ChargeOutcome::Decided(CounterDecision::Deny { .. }))
         };
-        let mut denied = list.iter().zip(outcomes).filter(|(_, outcome)| says_no(outcome));
-        denied.any(|(charge, _)| self.recheck_limiter.try_claim(&charge.key, now, term))
-            && (0..list.len()).all(|at| can_reserve(list, at))
+        let mut denied = list.iter().zip(outcomes).filter(|(_, outcome)| is_denied(outcome));
+        denied.any(|(charge, _)| self.recheck_limiter.try_claim(&charge.key, now, lifetime))
+            && (0..list.len()).all(|index| can_reserve(list, index))
     }
 
-    /// Reserves all charges, then commits all or cancels all. Both steps have the same timeout.
-    /// Returns `None` if the result of a reservation is unknown; its hits then do not stay charged.
+    /// Reserves all charges, then commits all or cancels all, both within `step_timeout`. `None` if
+    /// the result of a reservation is unknown; its hits then do not stay charged.
     async fn recheck(
         &self,
         charges: &Charges,
-        together: JointDecision,
+        decision: JointDecision,
         step_timeout: Duration,
     ) -> Option<Outcomes> {
-        let (mut holding, mut outcomes) =
+        let (mut reservations, mut outcomes) =
             (Reservations::default(), all_failed(charges, StoreFailure::TimedOut));
-        for (at, charge) in charges.list.iter().enumerate() {
-            holding.add(&self.reservation_client, at, charge);
+        for (index, charge) in charges.list.iter().enumerate() {
+            reservations.add(&self.reservation_client, index, charge);
         }
-        holding.reserve_all(step_timeout, &mut outcomes).await;
+        reservations.reserve_all(step_timeout, &mut outcomes).await;
         if outcomes.iter().any(|outcome| matches!(outcome, ChargeOutcome::Failed(_))) {
             return None;
         }
-        if together.denies(&charges.list, &all_indexes(charges), &outcomes) {
-            holding.cancel_all(step_timeout, &mut outcomes).await;
+        if decision.denies(&charges.list, &all_indexes(charges), &outcomes) {
+            reservations.cancel_all(step_timeout, &mut outcomes).await;
         } else {
-            holding.commit_all(step_timeout, &mut outcomes).await;
+            reservations.commit_all(step_timeout, &mut outcomes).await;
         }
         Some(outcomes)
     }
@@ -142,16 +138,16 @@ mod tests {
 
     #[test]
     fn a_counter_is_rechecked_once_per_reservation_lifetime() {
-        let (overdue, term) = (RecheckLimiter::default(), Nanos(10));
-        let due = |now| overdue.try_claim(&key("a"), Nanos(now), term);
+        let (limiter, lifetime) = (RecheckLimiter::default(), Nanos(10));
+        let due = |now| limiter.try_claim(&key("a"), Nanos(now), lifetime);
         assert_eq!([0, 1, 10, 11, 20, 21].map(due), [true, false, false, true, false, true]);
     }
 
     #[test]
     fn rechecks_per_reservation_lifetime_are_bounded() {
-        let overdue = RecheckLimiter::default();
-        let due = |name: &u32| overdue.try_claim(&key(&name.to_string()), Nanos(1), Nanos(10));
-        let looks = (0..100_000).filter(due).count();
-        assert_eq!(looks, MAX_RECHECKS, "of so many each place has some");
+        let limiter = RecheckLimiter::default();
+        let due = |name: &u32| limiter.try_claim(&key(&name.to_string()), Nanos(1), Nanos(10));
+        let rechecks = (0..100_000).filter(due).count();
+        assert_eq!(rechecks, MAX_RECHECKS, "every slot allows one");
     }
 }

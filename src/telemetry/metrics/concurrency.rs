@@ -1,12 +1,9 @@
 //! Renders the metric series of each concurrency limit.
 //!
 //! Guarantees:
-//! - At most [`MAX_LIMIT_SERIES`] limits have separate series; the rest are summed as `other`.
-//! - The limits with separate series are the first in the order of paths, independent of load.
+//! - The first [`MAX_LIMIT_SERIES`] limits, ordered by path, have separate series. The other limits
+//!   are summed as `other`.
 //! - The label of a limit is its path in the limits file, never a value from a request.
-//!
-//! Not covered:
-//! - The buckets of a limit, which the admin endpoint `/permits` shows.
 
 use std::fmt;
 
@@ -16,14 +13,13 @@ use crate::kernel::units::Nanos;
 /// The maximum number of concurrency limits with separate series.
 pub const MAX_LIMIT_SERIES: usize = 100;
 
-/// The label value of all limits without separate series. No path is equal to it, because a path
-/// contains a dot.
+/// The label value of all limits without separate series. Paths differ, because they contain a dot.
 const OTHER: &str = "other";
 
 /// The state of one concurrency limit, summed over its buckets.
 #[derive(Clone, Debug, Default)]
 pub struct ConcurrencyGauges {
-    /// The path of the limit in the configuration.
+    /// The full path of the limit's rule.
     pub path: Box<str>,
     /// Requests in flight.
     pub in_flight: u64,
@@ -39,7 +35,6 @@ pub struct ConcurrencyGauges {
     pub gradient: Option<u64>,
 }
 
-/// A strict limit applies to the fleet, but the metric shows this replica's part.
 const LIMIT_HELP: &str =
     "The largest number of requests in flight; of a strict limit, this replica's part";
 
@@ -49,11 +44,11 @@ type DurationField = fn(&ConcurrencyGauges) -> Option<Nanos>;
 
 pub(super) fn write_series(
     page: &mut fmt::Formatter<'_>,
-    in_use: &[ConcurrencyGauges],
+    limits: &[ConcurrencyGauges],
 ) -> fmt::Result {
-    let mut sorted: Vec<_> = in_use.iter().collect();
+    let mut sorted: Vec<_> = limits.iter().collect();
     sorted.sort_by(|a, b| a.path.cmp(&b.path));
-    let (own, rest) = sorted.split_at(sorted.len().min(MAX_LIMIT_SERIES));
+    let (separate, others) = sorted.split_at(sorted.len().min(MAX_LIMIT_SERIES));
     let counts: [(&str, &str, CountField); 3] = [
         ("sluicegate_concurrency_requests_in_flight", "Requests that hold a permit", |c| {
             c.in_flight
@@ -65,16 +60,16 @@ pub(super) fn write_series(
     ];
     for (name, help, count) in counts {
         write_head(page, name, "gauge", &[help, ", by concurrency limit"].concat())?;
-        for limit in own {
+        for limit in separate {
             writeln!(page, "{name}{{ceiling=\"{}\"}} {}", EscapedLabel(&limit.path), count(limit))?;
         }
-        let rest = rest.iter().map(|ceiling| count(ceiling)).fold(0, u64::saturating_add);
-        writeln!(page, "{name}{{ceiling=\"{OTHER}\"}} {rest}")?;
+        let sum = others.iter().map(|limit| count(limit)).fold(0, u64::saturating_add);
+        writeln!(page, "{name}{{ceiling=\"{OTHER}\"}} {sum}")?;
     }
-    write_latencies(page, own)
+    write_latencies(page, separate)
 }
 
-fn write_latencies(page: &mut fmt::Formatter<'_>, own: &[&ConcurrencyGauges]) -> fmt::Result {
+fn write_latencies(page: &mut fmt::Formatter<'_>, limits: &[&ConcurrencyGauges]) -> fmt::Result {
     let times: [(&str, &str, DurationField); 2] = [
         ("sluicegate_concurrency_rtt_seconds", "Smoothed latency of successful requests", |c| {
             c.rtt
@@ -85,16 +80,16 @@ fn write_latencies(page: &mut fmt::Formatter<'_>, own: &[&ConcurrencyGauges]) ->
     ];
     for (name, help, time) in times {
         write_head(page, name, "gauge", help)?;
-        for (limit, time) in own.iter().filter_map(|ceiling| Some((ceiling, time(ceiling)?))) {
+        for (limit, time) in limits.iter().filter_map(|limit| Some((limit, time(limit)?))) {
             let path = EscapedLabel(&limit.path);
             writeln!(page, "{name}{{ceiling=\"{path}\"}} {}", DecimalSeconds(time))?;
         }
     }
     let name = "sluicegate_concurrency_gradient";
     write_head(page, name, "gauge", "min RTT divided by RTT; 1 without queueing")?;
-    for (ceiling, gradient) in own.iter().filter_map(|c| Some((c, c.gradient?))) {
+    for (limit, gradient) in limits.iter().filter_map(|limit| Some((limit, limit.gradient?))) {
         let (whole, part) = (gradient / 1_000_000, gradient % 1_000_000);
-        writeln!(page, "{name}{{ceiling=\"{}\"}} {whole}.{part:06}", EscapedLabel(&ceiling.path))?;
+        writeln!(page, "{name}{{ceiling=\"{}\"}} {whole}.{part:06}", EscapedLabel(&limit.path))?;
     }
     Ok(())
 }

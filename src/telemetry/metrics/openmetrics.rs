@@ -7,14 +7,13 @@
 //! - The names of counter families lose the suffix `_total`.
 //! - Families whose names end in `_seconds` or `_bytes` declare that unit.
 //! - The label `le="1"` becomes `le="1.0"`, as in Prometheus' own clients.
-//! - The page ends with `# EOF`.
 //!
 //! Not covered:
 //! - Counters without the suffix `_total`, such as those of envoyproxy/ratelimit.
 
 use std::fmt::{self, Write as _};
 
-use super::exemplar::Exemplar;
+use super::exemplar::{Exemplar, SpanIds};
 use super::{DURATION_BOUNDS, DURATION_METRIC, DecimalSeconds, Metrics};
 
 const UNITS: [&str; 2] = ["seconds", "bytes"];
@@ -24,11 +23,12 @@ const UNITS: [&str; 2] = ["seconds", "bytes"];
 pub fn to_openmetrics(page: &str, metrics: &Metrics) -> String {
     let mut text = String::with_capacity(page.len() + page.len() / 8);
     let (exemplars, mut help) = (metrics.exemplars.snapshot(), "");
-    let exemplar = |name: &str, labels: &str| {
-        let buckets = DURATION_BOUNDS.iter().map(|&(_, le)| le).chain(["+Inf"]);
+    let exemplar_of = |name: &str, labels: &str| {
+        let bounds = DURATION_BOUNDS.iter().map(|&(_, le)| le).chain(["+Inf"]);
         let is_duration = name.strip_suffix("_bucket") == Some(DURATION_METRIC);
-        let mut own = buckets.zip(&exemplars).filter(|_| is_duration);
-        own.find(|(le, _)| labels.split('"').nth(1) == Some(le)).and_then(|(_, kept)| *kept)
+        let mut buckets = bounds.zip(&exemplars).filter(|_| is_duration);
+        let bucket = buckets.find(|(le, _)| labels.split('"').nth(1) == Some(le));
+        bucket.and_then(|(_, exemplar)| *exemplar)
     };
     for line in page.lines() {
         // Writing to a `String` cannot fail.
@@ -39,8 +39,8 @@ pub fn to_openmetrics(page: &str, metrics: &Metrics) -> String {
         {
             write_head(&mut text, name, kind, help).ok();
         } else if let Some((name, labels, value)) = split_bucket(line) {
-            let shown = ExemplarSuffix(exemplar(name, labels));
-            writeln!(text, "{name}{{{}}} {value}{shown}", FloatBound(labels)).ok();
+            let exemplar = ExemplarSuffix(exemplar_of(name, labels));
+            writeln!(text, "{name}{{{}}} {value}{exemplar}", FloatBound(labels)).ok();
         } else {
             text.extend([line, "\n"]);
         }
@@ -66,28 +66,29 @@ fn split_bucket(line: &str) -> Option<(&str, &str, &str)> {
     labels.starts_with("le=\"").then_some((name, labels, value))
 }
 
-/// A label `le` of a histogram bucket, whose bound is written as a float.
+/// The label `le` of a histogram bucket, formatted with the bound as a float.
 struct FloatBound<'t>(&'t str);
 
 impl fmt::Display for FloatBound<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let whole = self.0.trim_end_matches('"');
-        let is_whole = whole.trim_start_matches("le=\"").bytes().all(|byte| byte.is_ascii_digit());
-        if is_whole { write!(f, "{whole}.0\"") } else { f.write_str(self.0) }
+        let label = self.0.trim_end_matches('"');
+        let is_integer = label.trim_start_matches("le=\"").bytes().all(|b| b.is_ascii_digit());
+        if is_integer { write!(f, "{label}.0\"") } else { f.write_str(self.0) }
     }
 }
 
-/// The exemplar after the count of a histogram bucket. Writes nothing for `None`.
+/// The exemplar after the count of a histogram bucket; nothing for `None`.
 struct ExemplarSuffix(Option<Exemplar>);
 
 impl fmt::Display for ExemplarSuffix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(Exemplar { span: traced, duration: took, replied_at: at }) = self.0 else {
-            return Ok(());
-        };
-        let (trace, span) = (traced.trace_id, traced.span_id);
-        let (took, at) = (DecimalSeconds(took), DecimalSeconds(at));
-        write!(f, " # {{trace_id=\"{trace:032x}\",span_id=\"{span:016x}\"}} {took} {at}")
+        let Some(Exemplar { span, duration, replied_at }) = self.0 else { return Ok(()) };
+        let SpanIds { trace_id, span_id } = span;
+        let (duration, time) = (DecimalSeconds(duration), DecimalSeconds(replied_at));
+        write!(
+            f,
+            " # {{trace_id=\"{trace_id:032x}\",span_id=\"{span_id:016x}\"}} {duration} {time}"
+        )
     }
 }
 
@@ -96,23 +97,23 @@ mod tests {
     use super::*;
     use crate::kernel::units::Nanos;
     use crate::telemetry::event::CheckAnswered;
-    use crate::telemetry::metrics::{Gauges, SpanIds};
+    use crate::telemetry::metrics::Gauges;
 
-    fn count_check(metrics: &Metrics, took: u64, trace: u128) {
-        let came = Nanos(1_700_000_000_000_000_000);
+    fn count_check(metrics: &Metrics, duration: u64, trace_id: u128) {
+        let received_at = Nanos(1_700_000_000_000_000_000);
         let answered = CheckAnswered {
-            received_at: came,
-            replied_at: came.plus(Nanos(took)),
+            received_at,
+            replied_at: received_at.plus(Nanos(duration)),
             queue_time: Nanos(0),
         };
         answered.count(metrics);
-        metrics.record_exemplar(answered, SpanIds { trace_id: trace, span_id: 7 });
+        metrics.record_exemplar(answered, SpanIds { trace_id, span_id: 7 });
     }
 
     fn exemplars(metrics: &Metrics) -> Vec<String> {
         let page = metrics.page(Gauges::default()).to_string();
-        let shown = to_openmetrics(&page, metrics);
-        shown.lines().filter(|line| line.contains(" # {")).map(str::to_owned).collect()
+        let openmetrics = to_openmetrics(&page, metrics);
+        openmetrics.lines().filter(|line| line.contains(" # {")).map(str::to_owned).collect()
     }
 
     #[test]
@@ -123,15 +124,21 @@ mod tests {
         count_check(&metrics, 800, 0xfe);
         count_check(&metrics, 251_000_000, 3);
         let name = "sluicegate_decision_duration_seconds_bucket";
-        let trace = |trace: &str, took: &str| {
-            let zeros = "0".repeat(32 - trace.len());
-            format!("# {{trace_id=\"{zeros}{trace}\",span_id=\"0000000000000007\"}} {took}")
+        let exemplar = |trace_id: &str, duration: &str| {
+            let zeros = "0".repeat(32 - trace_id.len());
+            format!("# {{trace_id=\"{zeros}{trace_id}\",span_id=\"0000000000000007\"}} {duration}")
         };
-        let wanted = [
-            format!("{name}{{le=\"1e-06\"}} 2 {} 1700000000.000000800", trace("fe", "0.000000800")),
-            format!("{name}{{le=\"+Inf\"}} 3 {} 1700000000.251000000", trace("3", "0.251000000")),
+        let expected = [
+            format!(
+                "{name}{{le=\"1e-06\"}} 2 {} 1700000000.000000800",
+                exemplar("fe", "0.000000800")
+            ),
+            format!(
+                "{name}{{le=\"+Inf\"}} 3 {} 1700000000.251000000",
+                exemplar("3", "0.251000000")
+            ),
         ];
-        assert_eq!(exemplars(&metrics), wanted);
+        assert_eq!(exemplars(&metrics), expected);
     }
 
     #[test]

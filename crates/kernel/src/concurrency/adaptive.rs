@@ -14,10 +14,6 @@
 //! - Recording a sample is deterministic, does not allocate, and keeps the limit within its bounds.
 //! - A configuration reload keeps the learned state, unless the algorithm changes.
 //! - The limit grows only while it is used: unused capacity proves nothing.
-//!
-//! Not covered:
-//! - Reading the clock, which the caller does.
-//! - The computation of this replica's share of a fleet-wide limit.
 
 pub mod aimd;
 mod fixed_point;
@@ -50,12 +46,12 @@ pub struct AdaptiveConfig {
 /// The algorithms that a configuration file can name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AdaptiveAlgorithm {
-    /// `gradient`, the default.
+    /// Follows the backend's capacity by Little's law (see [`gradient`]).
     #[default]
     Gradient,
-    /// `aimd`.
+    /// Additive increase, multiplicative decrease (see [`aimd`]).
     Aimd,
-    /// `gradient2`.
+    /// Follows the ratio of min RTT to RTT (see [`gradient2`]).
     Gradient2,
 }
 
@@ -83,9 +79,8 @@ pub struct FleetShare {
     pub probes: ProbeSchedule,
 }
 
-/// The schedule of min RTT probes, which all replicas start at the same time.
-///
-/// The times are multiples of a few heartbeat intervals on the coordinator's clock.
+/// The schedule of min RTT probes, which all replicas start at the same time: at multiples of a few
+/// heartbeat intervals on the coordinator's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProbeSchedule {
     /// A reading of the coordinator's clock.
@@ -102,22 +97,21 @@ impl ProbeSchedule {
     /// The longest interval between two probes, as a multiple of the shortest.
     const MAX_MULTIPLE: u64 = 64;
 
-    /// The interval between two probes if requests take `rtt`.
-    ///
-    /// It is the shortest interval times a power of two, so that replicas with similar latencies
-    /// get the same.
+    /// The interval between two probes if requests take `rtt`: the shortest interval times a power
+    /// of two, so that replicas with similar latencies get the same.
     #[must_use]
     pub fn interval(&self, rtt: Nanos) -> Nanos {
-        let least = self.heartbeat.0.saturating_mul(Self::MIN_HEARTBEATS).max(1);
-        let times = rtt.0.saturating_mul(Self::MIN_ROUND_TRIPS).div_ceil(least);
-        let times =
-            times.checked_next_power_of_two().unwrap_or(Self::MAX_MULTIPLE).min(Self::MAX_MULTIPLE);
-        Nanos(least.saturating_mul(times))
+        let shortest = self.heartbeat.0.saturating_mul(Self::MIN_HEARTBEATS).max(1);
+        let multiple = rtt.0.saturating_mul(Self::MIN_ROUND_TRIPS).div_ceil(shortest);
+        let multiple = multiple
+            .checked_next_power_of_two()
+            .unwrap_or(Self::MAX_MULTIPLE)
+            .min(Self::MAX_MULTIPLE);
+        Nanos(shortest.saturating_mul(multiple))
     }
 
-    /// The coordinator's clock for heartbeats, set forward by half a heartbeat interval.
-    ///
-    /// So heartbeats and probes do not coincide: a share that changes would disturb a probe.
+    /// The coordinator's clock for heartbeats, set forward by half a heartbeat interval, so that no
+    /// heartbeat coincides with a probe: a share that changes would disturb it.
     #[must_use]
     pub const fn heartbeat_clock(&self) -> ClockReading {
         self.clock.advanced_by(Nanos(self.heartbeat.0 / 2))
@@ -129,7 +123,7 @@ impl ProbeSchedule {
 pub struct AdaptiveLimit {
     bounds: LimitBounds,
     estimate: FixedPoint,
-    learnt: AlgorithmState,
+    state: AlgorithmState,
     jitter: u64,
 }
 
@@ -170,12 +164,12 @@ impl AlgorithmState {
 }
 
 impl AdaptiveLimit {
-    /// A limit at its initial value, without any samples.
+    /// A limit at its initial value. `jitter` spreads the probes of limits and replicas.
     #[must_use]
     pub fn new(limit: u32, adaptive: Option<AdaptiveConfig>, jitter: u64) -> Self {
         let bounds = bounds(limit, adaptive);
         let estimate = FixedPoint::from_whole(limit).within(bounds.min, bounds.max);
-        Self { bounds, estimate, learnt: AlgorithmState::new(estimate, adaptive, jitter), jitter }
+        Self { bounds, estimate, state: AlgorithmState::new(estimate, adaptive, jitter), jitter }
     }
 
     /// The current limit, in requests.
@@ -187,7 +181,7 @@ impl AdaptiveLimit {
     /// The min RTT (latency without queueing); `None` if it is not known.
     #[must_use]
     pub fn min_rtt(&self) -> Option<Nanos> {
-        match &self.learnt {
+        match &self.state {
             AlgorithmState::Static => None,
             AlgorithmState::Aimd(aimd) => aimd.min_rtt(),
             AlgorithmState::Gradient(gradient) => gradient.min_rtt(),
@@ -195,21 +189,20 @@ impl AdaptiveLimit {
         }
     }
 
-    /// The limit that this replica wants, with its fraction, for its vote on a fleet-wide limit.
-    ///
+    /// The limit that this replica wants, with its fraction, for its vote on a fleet-wide limit;
     /// `None` until there are enough samples under the fleet's limit.
     #[must_use]
     pub fn wanted_limit(&self) -> Option<aggregate::FractionalLimit> {
-        let level = match &self.learnt {
+        let limit = match &self.state {
             AlgorithmState::Gradient(gradient) => gradient.wanted_limit(self.estimate),
             _ => Some(self.estimate),
         };
-        level.map(FixedPoint::to_fleet_limit)
+        limit.map(FixedPoint::to_fleet_limit)
     }
 
     /// Adapts a fleet-wide limit from now on, or with `None` a limit of this replica alone.
     pub fn set_fleet_share(&mut self, now: Nanos, fleet_share: Option<FleetShare>) {
-        if let AlgorithmState::Gradient(gradient) = &mut self.learnt {
+        if let AlgorithmState::Gradient(gradient) = &mut self.state {
             gradient.set_fleet_share(now, fleet_share, self.estimate);
             self.advance(now);
         }
@@ -217,7 +210,7 @@ impl AdaptiveLimit {
 
     /// Updates the limit to `now`, because min RTT probes of the fleet start and end by time.
     pub fn advance(&mut self, now: Nanos) {
-        let Self { bounds, estimate, learnt: state, .. } = self;
+        let Self { bounds, estimate, state, .. } = self;
         if let AlgorithmState::Gradient(gradient) = state
             && let Some(limit) = gradient.fleet_limit(now)
         {
@@ -225,12 +218,11 @@ impl AdaptiveLimit {
         }
     }
 
-    /// Updates the limit after a finished request.
-    ///
-    /// The use of the limit is judged against the smaller of the limit and this replica's `share`.
+    /// Updates the limit after a finished request. Growth needs at least half of the limit in
+    /// flight, or half of this replica's `share` if that is smaller.
     pub fn record(&mut self, sample: &LatencySample, share: u32) {
         let ignored = sample.outcome == RequestOutcome::Ignored;
-        let Self { bounds, estimate, learnt: state, .. } = self;
+        let Self { bounds, estimate, state, .. } = self;
         let next = match state {
             AlgorithmState::Static => return,
             AlgorithmState::Gradient(gradient) => {
@@ -248,9 +240,9 @@ impl AdaptiveLimit {
     pub fn reload(&mut self, limit: u32, adaptive: Option<AdaptiveConfig>) {
         self.bounds = bounds(limit, adaptive);
         let algorithm = adaptive.map(|adaptive| adaptive.algorithm);
-        if algorithm.is_none() || algorithm != self.learnt.algorithm() {
+        if algorithm.is_none() || algorithm != self.state.algorithm() {
             self.estimate = FixedPoint::from_whole(limit);
-            self.learnt = AlgorithmState::new(self.estimate, adaptive, self.jitter);
+            self.state = AlgorithmState::new(self.estimate, adaptive, self.jitter);
         }
         self.estimate = self.estimate.within(self.bounds.min, self.bounds.max);
     }
@@ -264,7 +256,7 @@ fn bounds(limit: u32, adaptive: Option<AdaptiveConfig>) -> LimitBounds {
 }
 
 /// Returns `true` if at least half of the limit was used, so that low latency justifies a higher
-/// one.
+/// limit.
 fn is_limit_used(sample: &LatencySample, estimate: FixedPoint, share: u32) -> bool {
     estimate.floor().min(share) <= sample.in_flight.saturating_mul(2)
 }

@@ -17,12 +17,9 @@
 //!   charge.
 //! - The budget does not limit the hits of a check itself: they are spent at once, never
 //!   outstanding.
+//! - If the store's clock steps back, leases only last longer; the bound stays valid.
 //!
-//! Not covered:
-//! - The clock, which is the store's and must not jump forward.
-//!
-//! If the store's clock steps back, leases last longer: their hits stay outstanding for longer, and
-//! the bound stays valid.
+//! Not covered: a clock of the store that jumps forward.
 
 use super::counter::{AnyCounter, ChargeLocation, headroom_of};
 use super::{BorrowReply, BorrowRequest, LeaseTerms, MessageNumber, Overshoot, ReplicaIncarnation};
@@ -30,14 +27,11 @@ use crate::rate::limit::Tick;
 use crate::rate::{CounterDecision, Headroom};
 use crate::units::{Hits, Nanos};
 
-/// The most replicas listed for one key. The checks of further replicas are charged, but these
-/// replicas get no grant.
-///
-/// Four times the largest fleet that was measured.
+/// The most replicas listed for one key: four times the largest measured fleet. The checks of
+/// further replicas are charged, but these replicas get no grant.
 pub const MAX_REPLICAS: usize = 2_048;
 
-/// The cap on a replica's demand, so that demand times hits is exact in Lua, which counts in
-/// doubles.
+/// The cap on a replica's demand, so that demand times hits is exact in Lua's doubles.
 pub const MAX_DEMAND: Hits = Hits(1 << 20);
 
 /// The leases of one key. The default lists none.
@@ -49,7 +43,7 @@ pub struct LeaseTable {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct LeaseRecord {
-    member: ReplicaIncarnation,
+    replica: ReplicaIncarnation,
     last_message: MessageNumber,
     /// `true` if the check's own hits of that message were allowed.
     is_allowed: bool,
@@ -58,10 +52,9 @@ struct LeaseRecord {
     last_lease: MessageNumber,
     /// The most hits that the replica may still spend.
     balance: Hits,
-    /// The expiry of `balance`.
     expires_at: Nanos,
-    /// The newest part of `balance`, and the location of its charge. The oldest hits count as
-    /// spent first, so the remaining ones belong to the newest charge as far as possible.
+    /// The newest part of `balance`, and the location of its charge: the oldest hits count as spent
+    /// first.
     newest: (ChargeLocation, Hits),
     demand: Hits,
     /// The instant at which the record is deleted; not before `expires_at`.
@@ -70,16 +63,14 @@ struct LeaseRecord {
 
 impl LeaseTable {
     /// Applies a message: the report, the returned hits, the hits of the check, and a grant.
-    ///
-    /// Returns `None` if a later message of this replica was applied
-    /// before. Then nothing is charged, and no caller waits for the
-    /// reply. Cost: O(listed replicas); allocates for a new replica.
+    /// Returns `None`, and charges nothing, if a later message of this replica was applied before;
+    /// no caller waits for that reply. Cost: O(listed replicas); allocates for a new replica.
     pub fn apply(
         &mut self,
         counter: &mut AnyCounter,
         terms: &LeaseTerms,
         now: Nanos,
-        member: ReplicaIncarnation,
+        replica: ReplicaIncarnation,
         borrow: &BorrowRequest,
     ) -> Option<BorrowReply> {
         let now = Tick::Micro.nanos(Tick::Micro.floor(now));
@@ -87,7 +78,7 @@ impl LeaseTable {
             return Some(reply_without_grant(borrow, CounterDecision::OutsideWindows));
         }
         self.remove_expired(now);
-        let mut record = self.take_record(member);
+        let mut record = self.take_record(replica);
         if borrow.number < record.last_message {
             self.put_record(record);
             return None;
@@ -108,11 +99,13 @@ impl LeaseTable {
         self.records.iter().map(|record| record.balance_at(now)).fold(Hits(0), Hits::plus)
     }
 
-    /// Returns the outstanding hits of `member`.
+    /// Returns the outstanding hits of `replica`.
     #[must_use]
-    pub fn outstanding_of(&self, member: ReplicaIncarnation, now: Nanos) -> Hits {
-        let found = self.records.binary_search_by_key(&member, |record| record.member).ok();
-        found.and_then(|at| self.records.get(at)).map_or(Hits(0), |record| record.balance_at(now))
+    pub fn outstanding_of(&self, replica: ReplicaIncarnation, now: Nanos) -> Hits {
+        let found = self.records.binary_search_by_key(&replica, |record| record.replica).ok();
+        found
+            .and_then(|index| self.records.get(index))
+            .map_or(Hits(0), |record| record.balance_at(now))
     }
 
     /// Returns `true` if the table has no record left and can be deleted.
@@ -125,18 +118,18 @@ impl LeaseTable {
         self.records.retain(|record| now < record.forget_at);
     }
 
-    /// Removes and returns the record of `member`; creates one if there is none.
-    fn take_record(&mut self, member: ReplicaIncarnation) -> LeaseRecord {
-        match self.records.binary_search_by_key(&member, |record| record.member) {
-            Ok(at) => self.records.remove(at),
-            Err(_) => LeaseRecord { member, ..LeaseRecord::default() },
+    /// Removes and returns the record of `replica`; creates one if there is none.
+    fn take_record(&mut self, replica: ReplicaIncarnation) -> LeaseRecord {
+        match self.records.binary_search_by_key(&replica, |record| record.replica) {
+            Ok(index) => self.records.remove(index),
+            Err(_) => LeaseRecord { replica, ..LeaseRecord::default() },
         }
     }
 
     fn put_record(&mut self, record: LeaseRecord) {
         if self.records.len() < MAX_REPLICAS {
-            let at = self.records.partition_point(|other| other.member < record.member);
-            self.records.insert(at, record);
+            let index = self.records.partition_point(|other| other.replica < record.replica);
+            self.records.insert(index, record);
         }
     }
 
@@ -150,33 +143,34 @@ impl LeaseTable {
     ) -> BorrowReply {
         record.apply_report(counter, now, borrow);
         let kept = record.balance;
-        let mut step = counter.charge(now, borrow.hits);
-        record.is_allowed = borrow.hits.0 == 0 || matches!(step, CounterDecision::Allow(_));
+        let mut decision = counter.charge(now, borrow.hits);
+        record.is_allowed = borrow.hits.0 == 0 || matches!(decision, CounterDecision::Allow(_));
         record.granted = Hits(0);
         if record.is_allowed {
-            let most = self.max_grant(record, terms, now, headroom_of(step).remaining, counter);
-            if let Some(room) = record.grant(counter, now, borrow.wanted.min(most)) {
-                step = with_headroom(step, room);
+            let max_grant =
+                self.max_grant(record, terms, now, headroom_of(decision).remaining, counter);
+            if let Some(room) = record.grant(counter, now, borrow.wanted.min(max_grant)) {
+                decision = with_headroom(decision, room);
             }
         }
-        let valid_for = lease_duration(terms, counter, headroom_of(step));
+        let valid_for = lease_duration(terms, counter, headroom_of(decision));
         record.expires_at = now.plus(valid_for);
         record.forget_at = now.plus(terms.duration);
         BorrowReply {
             granted: record.granted,
             kept,
             valid_for,
-            ..reply_without_grant(borrow, step)
+            ..reply_without_grant(borrow, decision)
         }
     }
 
-    /// Returns the largest grant to one replica if the limit has `left` hits.
+    /// Returns the largest grant to one replica if the limit has `remaining` hits.
     fn max_grant(
         &self,
         record: &LeaseRecord,
         terms: &LeaseTerms,
         now: Nanos,
-        left: Hits,
+        remaining: Hits,
         counter: &AnyCounter,
     ) -> Hits {
         // A full table has no room to list the grant.
@@ -184,7 +178,7 @@ impl LeaseTable {
             return Hits(0);
         }
         let others = self.records.iter().map(|other| other.demand).fold(Hits(0), Hits::plus);
-        let by_limit = proportional_share(left, record.demand, others);
+        let by_limit = proportional_share(remaining, record.demand, others);
         match terms.overshoot {
             Overshoot::InWindow if counter.has_windows() => by_limit,
             Overshoot::InWindow => Hits(0),
@@ -203,21 +197,23 @@ impl LeaseRecord {
         if now < self.expires_at { self.balance } else { Hits(0) }
     }
 
-    /// Applies the replica's report of its balance, and refunds the returned hits.
     fn apply_report(&mut self, counter: &mut AnyCounter, now: Nanos, borrow: &BorrowRequest) {
         let listed = self.balance_at(now);
         let kept = listed.min(borrow.balance);
-        let left = listed.min(kept.plus(borrow.returned));
-        let (location, fresh) = self.newest;
-        let fresh = fresh.min(left);
-        // With different numbers, the replica has not settled the newest grant, so it returns older
-        // hits.
-        let returned =
-            if borrow.last_lease == self.last_lease { fresh.min(left.less(kept)) } else { Hits(0) };
+        let unspent = listed.min(kept.plus(borrow.returned));
+        let (location, newest_hits) = self.newest;
+        let newest_hits = newest_hits.min(unspent);
+        // Different numbers mean that the replica returns older hits: it has not settled the newest
+        // grant.
+        let returned = if borrow.last_lease == self.last_lease {
+            newest_hits.min(unspent.less(kept))
+        } else {
+            Hits(0)
+        };
         if returned != Hits(0) {
             counter.refund(now, location, returned);
         }
-        self.newest = (location, fresh.less(returned).min(kept));
+        self.newest = (location, newest_hits.less(returned).min(kept));
         self.balance = kept;
         self.last_message = borrow.number;
         self.demand = borrow.demand.max(Hits(1)).min(MAX_DEMAND);
@@ -230,8 +226,8 @@ impl LeaseRecord {
         }
         let CounterDecision::Allow(room) = counter.charge(now, hits) else { return None };
         let location = counter.locate_charge(now);
-        let before = if self.newest.0 == location { self.newest.1 } else { Hits(0) };
-        self.newest = (location, before.plus(hits));
+        let earlier_hits = if self.newest.0 == location { self.newest.1 } else { Hits(0) };
+        self.newest = (location, earlier_hits.plus(hits));
         self.last_lease = self.last_message;
         self.granted = hits;
         self.balance = self.balance.plus(hits);
@@ -248,11 +244,11 @@ fn repeat_reply(
 ) -> BorrowReply {
     let is_valid = now < record.expires_at;
     let granted = if is_valid { record.granted } else { Hits(0) };
-    let step = if record.is_allowed {
+    let decision = if record.is_allowed {
         CounterDecision::Allow(headroom_of(counter.peek(now, Hits(0))))
     } else {
-        // The first denial charged nothing, so the hits are tried again. A second denial is not
-        // counted, because a fixed window counted the first one.
+        // The first denial charged nothing, so the hits are tried again. The peek avoids that a
+        // fixed window counts the denied hits twice.
         peek_then_charge(record, counter, now, borrow.hits)
     };
     let kept = record.balance_at(now).less(granted);
@@ -260,7 +256,7 @@ fn repeat_reply(
         granted,
         kept,
         valid_for: record.expires_at.since(now),
-        ..reply_without_grant(borrow, step)
+        ..reply_without_grant(borrow, decision)
     }
 }
 
@@ -286,15 +282,15 @@ fn lease_duration(terms: &LeaseTerms, counter: &AnyCounter, room: Headroom) -> N
     }
 }
 
-/// Returns the part of `whole` that is proportional to one demand among all, rounded down.
+/// Returns the part of `whole` in proportion to `demand` among all demand, rounded down.
 fn proportional_share(whole: Hits, demand: Hits, other_demand: Hits) -> Hits {
     let product = u128::from(whole.0).saturating_mul(u128::from(demand.0));
     let part = product.checked_div(u128::from(demand.plus(other_demand).0)).unwrap_or(0);
     Hits(u64::try_from(part).unwrap_or(u64::MAX))
 }
 
-pub(super) const fn with_headroom(step: CounterDecision, room: Headroom) -> CounterDecision {
-    match step {
+pub(super) const fn with_headroom(decision: CounterDecision, room: Headroom) -> CounterDecision {
+    match decision {
         CounterDecision::Allow(_) => CounterDecision::Allow(room),
         CounterDecision::Deny { retry_after, .. } => {
             CounterDecision::Deny { retry_after, headroom: room }
@@ -304,11 +300,11 @@ pub(super) const fn with_headroom(step: CounterDecision, room: Headroom) -> Coun
     }
 }
 
-const fn reply_without_grant(borrow: &BorrowRequest, step: CounterDecision) -> BorrowReply {
+const fn reply_without_grant(borrow: &BorrowRequest, decision: CounterDecision) -> BorrowReply {
     let (granted, kept, outstanding_elsewhere) = (Hits(0), Hits(0), Hits(0));
     BorrowReply {
         number: borrow.number,
-        decision: step,
+        decision,
         granted,
         kept,
         outstanding_elsewhere,

@@ -1,18 +1,15 @@
-//! A connection of the gRPC port that closes at the
-//! end of its lifetime or when the client sends nothing.
+//! A connection of the gRPC port that closes at the end of its lifetime or when the client sends
+//! nothing.
 //!
 //! Guarantees:
-//! - While a [`ShortIdleGuard`] exists, the idle timeout is [`PERMIT_STREAM_IDLE_TIMEOUT`].
-//! - Otherwise, the idle timeout is [`PONG_TIMEOUT`].
+//! - While a [`ShortIdleGuard`] exists, the idle timeout is [`PERMIT_STREAM_IDLE_TIMEOUT`];
+//!   otherwise it is [`PONG_TIMEOUT`].
 //! - Any received byte restarts it, so a proxy that is too busy for pings stays connected.
-//! - Pending writes do not extend the idle timeout.
+//! - Pending writes do not extend the idle timeout. A client that never reads its replies is thus
+//!   disconnected, too: the HTTP/2 server stops reading from it.
 //! - The idle timeout restarts if this process was suspended for 500 ms or longer.
 //!
-//! Not covered:
-//! - Pings to idle clients, which the HTTP/2 server sends.
-//!
-//! If a client sends but never reads its replies, the HTTP/2 server soon stops
-//! reading from its connection. The idle timeout then ends this connection too.
+//! Not covered: pings to idle clients, which the HTTP/2 server sends.
 
 use std::io;
 use std::pin::Pin;
@@ -33,44 +30,45 @@ use super::HANDSHAKE_TIMEOUT;
 
 /// The length of the HTTP/2 client preface, in bytes (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;
-/// The idle timeout of a connection with a [`ShortIdleGuard`], after the HTTP/2 preface.
-/// With TLS, only decrypted bytes restart it.
+/// The idle timeout of a connection with a [`ShortIdleGuard`]. With TLS, only decrypted bytes
+/// restart it.
 const PERMIT_STREAM_IDLE_TIMEOUT: Duration =
     PING_INTERVAL.saturating_add(PERMIT_STREAM_PONG_TIMEOUT);
-/// The interval at which a connection examines its idle timeout. A timer that is late by
-/// another interval shows that this process was suspended and could not read.
+/// The interval at which a connection checks its idle timeout. A timer that is late by another
+/// interval shows that this process was suspended and could not read.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 pub(super) type RawSocket = Either<TcpStream, UnixStream>;
 pub(super) type Socket = Either<RawSocket, Box<TlsStream<RawSocket>>>;
 
-/// A guard that shortens the idle timeout of its connection to two seconds while it exists.
+/// Shortens the idle timeout of its connection to two seconds while it exists.
 ///
-/// - A permit stream has a guard, because a vanished client's permits make other requests wait.
-/// - A connection at shutdown has a guard, because a vanished client would delay the shutdown.
-/// - Other connections have none: an early close would only fail the calls of a paused client.
+/// - For a permit stream: a vanished client's permits make other requests wait.
+/// - For a connection at shutdown: a vanished client would delay the shutdown.
 #[derive(Debug)]
-pub struct ShortIdleGuard(#[expect(dead_code, reason = "counted by who watches over it")] Arc<()>);
+pub struct ShortIdleGuard(
+    #[expect(dead_code, reason = "only its reference count is read")] Arc<()>,
+);
 
 /// Creates [`ShortIdleGuard`] guards for one connection.
 #[derive(Clone, Debug)]
 pub struct ShortIdleHandle(Weak<()>);
 
 impl ShortIdleHandle {
-    /// Creates a guard for the connection; `None` if the connection is closed.
+    /// Creates a guard for the connection, or `None` if the connection is closed.
     pub fn create_guard(&self) -> Option<ShortIdleGuard> {
         self.0.upgrade().map(ShortIdleGuard)
     }
 }
 
-/// An accepted connection of the gRPC port, with its lifetime and its idle timeout.
+/// An accepted connection of the gRPC port, with its lifetime and idle timeout.
 #[derive(Debug)]
 pub struct GrpcConnection {
     io: Socket,
     lifetime: Option<Pin<Box<Sleep>>>,
     idle_timer: IdleTimer,
     guards: Arc<()>,
-    /// One of the slots for all connections; its drop frees it.
+    /// One slot of the maximum number of connections, freed on drop.
     _slot: Option<OwnedSemaphorePermit>,
 }
 
@@ -101,15 +99,14 @@ impl IdleTimer {
         }
     }
 
-    /// Returns true if the idle timeout is over. Otherwise registers
-    /// the task to be woken for the next examination.
-    fn is_expired(&mut self, held: &Arc<()>, cx: &mut Context<'_>) -> bool {
+    /// Returns `true` at the end of the idle timeout. Otherwise schedules the next check.
+    fn is_expired(&mut self, guards: &Arc<()>, cx: &mut Context<'_>) -> bool {
         while self.next_check.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
             if IDLE_CHECK_INTERVAL <= now - self.next_check.deadline() {
                 self.last_read = now;
             }
-            let has_guards = Arc::strong_count(held) > 1;
+            let has_guards = Arc::strong_count(guards) > 1;
             let deadline =
                 self.last_read + if has_guards { PERMIT_STREAM_IDLE_TIMEOUT } else { PONG_TIMEOUT };
             if self.preface_missing > 0 || deadline <= now {
@@ -124,36 +121,29 @@ impl IdleTimer {
 impl GrpcConnection {
     pub(super) fn new(
         io: Socket,
-        life: Option<Pin<Box<Sleep>>>,
+        lifetime: Option<Pin<Box<Sleep>>>,
         slot: Option<OwnedSemaphorePermit>,
     ) -> Self {
-        Self {
-            io,
-            lifetime: life,
-            idle_timer: IdleTimer::new(),
-            guards: Arc::default(),
-            _slot: slot,
-        }
+        Self { io, lifetime, idle_timer: IdleTimer::new(), guards: Arc::default(), _slot: slot }
     }
 
-    /// Returns a handle that creates guards for this connection.
     pub fn idle_handle(&self) -> ShortIdleHandle {
         ShortIdleHandle(Arc::downgrade(&self.guards))
     }
 
-    /// Returns the result of a read or write, or a timeout error if the connection's
-    /// lifetime or idle timeout is over.
+    /// Returns the result of a read or write, or a timeout error at the end of the lifetime or the
+    /// idle timeout.
     fn fail_if_expired<T>(
         &mut self,
-        done: Poll<io::Result<T>>,
+        result: Poll<io::Result<T>>,
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<T>> {
-        let is_past_lifetime = |life: &mut Pin<Box<Sleep>>| life.as_mut().poll(cx).is_ready();
-        let is_dead = self.lifetime.as_mut().is_some_and(is_past_lifetime);
-        if is_dead || done.is_pending() && self.idle_timer.is_expired(&self.guards, cx) {
+        let is_past = |lifetime: &mut Pin<Box<Sleep>>| lifetime.as_mut().poll(cx).is_ready();
+        let is_expired = self.lifetime.as_mut().is_some_and(is_past);
+        if is_expired || result.is_pending() && self.idle_timer.is_expired(&self.guards, cx) {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
-        done
+        result
     }
 }
 
@@ -180,9 +170,9 @@ impl AsyncRead for GrpcConnection {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.io).poll_read(cx, buffer);
-        let more = buffer.filled().len().saturating_sub(before);
-        if more > 0 {
-            self.idle_timer.record_read(more);
+        let received = buffer.filled().len().saturating_sub(before);
+        if received > 0 {
+            self.idle_timer.record_read(received);
         }
         self.fail_if_expired(read, cx)
     }
@@ -217,7 +207,7 @@ impl AsyncWrite for GrpcConnection {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let shut = Pin::new(&mut self.io).poll_shutdown(cx);
-        self.fail_if_expired(shut, cx)
+        let closed = Pin::new(&mut self.io).poll_shutdown(cx);
+        self.fail_if_expired(closed, cx)
     }
 }

@@ -1,18 +1,14 @@
-//! Chooses the replicas to which a release or renewal of permits is sent.
-//!
-//! A message is one release or renewal. A search asks all live replicas for its request id.
+//! Chooses the replicas to which a release or renewal of permits (a message) is sent.
 //!
 //! Guarantees:
-//! - A message that names an owner is sent to that replica only.
-//! - A message without an owner starts a search, which takes at most [`SEARCH_TIMEOUT`].
+//! - A message that names an owner is sent to that replica only. If the owner is not a live
+//!   replica, the message waits at most [`FORWARD_TIMEOUT`] for it.
+//! - A message without an owner starts a search: all live replicas are asked for its request id,
+//!   for at most [`SEARCH_TIMEOUT`].
 //! - If no replica knows the request id, all replicas record an early release.
-//! - A message to an owner that is not a live replica waits at most [`FORWARD_TIMEOUT`] for it.
 //! - The numbers of searches and of waiting messages have a maximum.
-//! - Connections go only to addresses in `peer_networks`, and
-//!   only to loopback if no secret or certificate is configured.
-//!
-//! Not covered:
-//! - Sending the messages (see [`super::route`]).
+//! - Connections go only to addresses in `peer_networks`, and only to loopback if no secret or
+//!   certificate is configured.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -33,12 +29,11 @@ use crate::engine::{Engine, Membership};
 use crate::kernel::units::Nanos;
 use crate::telemetry::forwarding::ForwardingEvent;
 
-/// The time after which a message to an owner is dropped: two heartbeat intervals and a
-/// pause of the owner. The permits are then released at their own deadline.
+/// A message to an owner is dropped after this time: two heartbeat intervals and a pause of the
+/// owner. The permits then last until their own deadline.
 const FORWARD_TIMEOUT: Nanos = Nanos::from_secs(3);
 
-/// The largest number of concurrent searches, and of messages
-/// that wait for an owner that is not a live replica.
+/// The largest number of concurrent searches, and of messages that wait for an owner.
 const MAX_PENDING: usize = 10_000;
 
 const OWNER_RETRY_INTERVAL: Duration = Duration::from_millis(100);
@@ -47,36 +42,36 @@ const WARN_INTERVAL: Nanos = Nanos::from_secs(60);
 
 type FinishedSearch = (ForwardedRelease, IdState);
 
-/// The task that sends releases and renewals to the replicas that own the permits.
+/// A task that sends releases and renewals to the replicas that own the permits.
 pub struct ReleaseForwarder {
     sender: BatchSender,
     networks: Networks,
     queue: mpsc::Receiver<ForwardedRelease>,
     routes: HashMap<Box<str>, PeerRoute>,
-    /// The replicas at addresses to which connections are not allowed, by incarnation name.
+    /// The replicas at addresses that `peer_networks` excludes, by incarnation name.
     disallowed: HashMap<Box<str>, Peer>,
-    /// The membership from which `routes` and `disallowed` were built.
+    /// The fleet snapshot from which `routes` and `disallowed` were built.
     fleet: Option<Arc<FleetSnapshot>>,
     searches: FuturesUnordered<BoxFuture<'static, FinishedSearch>>,
-    /// Messages to owners that are not in the membership yet, each with its deadline.
+    /// Messages to owners that are not live replicas yet, each with its deadline.
     waiting: VecDeque<(Nanos, ForwardedRelease)>,
     last_warned: Option<Nanos>,
 }
 
 impl ReleaseForwarder {
-    /// Creates the task. It sends the messages of the queue to replicas whose addresses are in
-    /// `networks`, and authenticates to them with `trust`.
+    /// Creates the task. It sends the messages in `queue` to replicas whose addresses are in
+    /// `networks`, authenticated by `trust`.
     #[must_use]
     pub fn new(
         engine: Arc<Engine>,
-        posted: mpsc::Receiver<ForwardedRelease>,
+        queue: mpsc::Receiver<ForwardedRelease>,
         trust: Arc<PeerTrust>,
         networks: Networks,
     ) -> Self {
         Self {
             sender: BatchSender { engine, trust, sequence: Arc::default() },
             networks,
-            queue: posted,
+            queue,
             routes: HashMap::new(),
             disallowed: HashMap::new(),
             fleet: None,
@@ -86,14 +81,14 @@ impl ReleaseForwarder {
         }
     }
 
-    /// Sends messages until the task is dropped; never returns.
+    /// Sends messages until the task is dropped. Never returns.
     pub async fn run(mut self) {
         let mut ticks = interval(OWNER_RETRY_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                Some(post) = self.queue.recv() => self.forward(post),
-                Some(searched) = self.searches.next() => self.finish_search(searched),
+                Some(message) = self.queue.recv() => self.forward(message),
+                Some(search) = self.searches.next() => self.finish_search(search),
                 _ = ticks.tick() => self.retry_waiting(),
             }
         }
@@ -104,16 +99,16 @@ impl ReleaseForwarder {
         if message.owner.is_none() {
             return self.search_all(message);
         }
-        let until = self.sender.engine.clock().steady().plus(FORWARD_TIMEOUT);
-        let Some(post) = self.send_to_owner(until, message) else { return };
+        let deadline = self.sender.engine.clock().steady().plus(FORWARD_TIMEOUT);
+        let Some(message) = self.send_to_owner(deadline, message) else { return };
         if self.waiting.len() < MAX_PENDING {
-            self.waiting.push_back((until, post));
+            self.waiting.push_back((deadline, message));
         } else {
             ForwardingEvent::Dropped.emit();
         }
     }
 
-    /// Sends a message to its owner. Returns the message if the owner is not a live replica.
+    /// Sends a message to its owner. Returns the message if its owner is not a live replica.
     fn send_to_owner(
         &mut self,
         deadline: Nanos,
@@ -126,11 +121,12 @@ impl ReleaseForwarder {
             return None;
         }
         let Some(route) = self.routes.get(owner) else { return Some(message) };
-        let answer = message.result_sender.map_or(ResultReceiver::Discard, ResultReceiver::Caller);
+        let receiver =
+            message.result_sender.map_or(ResultReceiver::Discard, ResultReceiver::Caller);
         route.send(QueuedMessage {
             message: message.update,
             deadline,
-            receiver: answer,
+            receiver,
             is_broadcast: false,
             pending: message.in_transit,
         });
@@ -140,17 +136,17 @@ impl ReleaseForwarder {
     fn retry_waiting(&mut self) {
         self.update_routes();
         let now = self.sender.engine.clock().steady();
-        for (until, post) in std::mem::take(&mut self.waiting) {
-            if until <= now {
+        for (deadline, message) in std::mem::take(&mut self.waiting) {
+            if deadline <= now {
                 ForwardingEvent::TimedOut.emit();
-            } else if let Some(post) = self.send_to_owner(until, post) {
-                self.waiting.push_back((until, post));
+            } else if let Some(message) = self.send_to_owner(deadline, message) {
+                self.waiting.push_back((deadline, message));
             }
         }
     }
 
-    /// Starts a search: sends a message to all replicas, and
-    /// waits for the first that knows the request id.
+    /// Starts a search: sends a message to all replicas, and waits for the first that knows the
+    /// request id.
     fn search_all(&mut self, message: ForwardedRelease) {
         if MAX_PENDING <= self.searches.len() || self.routes.is_empty() {
             if !self.routes.is_empty() {
@@ -160,54 +156,54 @@ impl ReleaseForwarder {
             return;
         }
         ForwardingEvent::Searched.emit();
-        let until = self.sender.engine.clock().steady().plus(SEARCH_TIMEOUT);
+        let deadline = self.sender.engine.clock().steady().plus(SEARCH_TIMEOUT);
         let results: FuturesUnordered<_> =
-            self.routes.values().map(|route| query_replica(route, &message, until)).collect();
+            self.routes.values().map(|route| query_replica(route, &message, deadline)).collect();
         let search = async move {
-            let found =
+            let state =
                 timeout(Duration::from_nanos(SEARCH_TIMEOUT.0), first_known_result(results))
                     .await
                     .unwrap_or(IdState::Unknown);
-            (message, found)
+            (message, state)
         };
         self.searches.push(search.boxed());
     }
 
-    /// Ends a search. If no replica knows the request id, tells all replicas to
-    /// record an early release.
-    fn finish_search(&mut self, (post, mut found): FinishedSearch) {
-        let ForwardedRelease { update: told, result_sender: answer, in_transit: way, .. } = post;
-        if found == IdState::Unknown {
-            let told = told.into_unknown();
+    /// Ends a search. If no replica knows the request id, tells all replicas to record an early
+    /// release.
+    fn finish_search(&mut self, (message, mut state): FinishedSearch) {
+        let ForwardedRelease { update, result_sender, in_transit, .. } = message;
+        if state == IdState::Unknown {
+            let update = update.into_unknown();
             // The acquire of this request id may have reached this replica during the search.
-            found = self.sender.engine.apply_forwarded(&told);
-            if found == IdState::Unknown {
+            state = self.sender.engine.apply_forwarded(&update);
+            if state == IdState::Unknown {
                 ForwardingEvent::NotFound.emit();
-                let until = self.sender.engine.clock().steady().plus(FORWARD_TIMEOUT);
+                let deadline = self.sender.engine.clock().steady().plus(FORWARD_TIMEOUT);
                 for route in self.routes.values() {
-                    let (told, way) = (told.clone(), Arc::clone(&way));
-                    let answer = ResultReceiver::Discard;
+                    let (update, in_transit) = (update.clone(), Arc::clone(&in_transit));
+                    let receiver = ResultReceiver::Discard;
                     route.send(QueuedMessage {
-                        message: told,
-                        deadline: until,
-                        receiver: answer,
+                        message: update,
+                        deadline,
+                        receiver,
                         is_broadcast: true,
-                        pending: way,
+                        pending: in_transit,
                     });
                 }
             }
         }
-        if let Some(answer) = answer {
+        if let Some(result_sender) = result_sender {
             // A failed send means that the caller no longer waits.
-            answer.send(found == IdState::HadPermits).ok();
+            result_sender.send(state == IdState::HadPermits).ok();
         }
     }
 
-    /// Updates `routes` if the membership has changed: one for each live replica at an
-    /// allowed address.
+    /// Rebuilds `routes`, one for each live replica at an allowed address, if the fleet has
+    /// changed.
     fn update_routes(&mut self) {
-        let seen = self.sender.engine.membership().and_then(Membership::snapshot);
-        let is_same = match (&seen, &self.fleet) {
+        let snapshot = self.sender.engine.membership().and_then(Membership::snapshot);
+        let is_same = match (&snapshot, &self.fleet) {
             (Some(new), Some(old)) => Arc::ptr_eq(new, old),
             (None, None) => true,
             _ => false,
@@ -215,7 +211,7 @@ impl ReleaseForwarder {
         if is_same {
             return;
         }
-        let peers: Vec<_> = seen.iter().flat_map(|seen| seen.peers.clone()).collect();
+        let peers: Vec<_> = snapshot.iter().flat_map(|fleet| fleet.peers.clone()).collect();
         let own = self.sender.engine.membership().and_then(Membership::address);
         let (allowed, disallowed): (Vec<_>, Vec<_>) =
             peers.into_iter().partition(|peer| self.is_allowed(peer) && Some(peer.address) != own);
@@ -225,12 +221,12 @@ impl ReleaseForwarder {
             !route.is_closed() && allowed.iter().any(|peer| peer.incarnation_name == *name)
         });
         for peer in allowed {
-            let from = &self.sender;
+            let sender = &self.sender;
             self.routes
                 .entry(peer.incarnation_name.clone())
-                .or_insert_with(|| PeerRoute::start(peer, from));
+                .or_insert_with(|| PeerRoute::start(peer, sender));
         }
-        self.fleet = seen;
+        self.fleet = snapshot;
     }
 
     fn is_allowed(&self, peer: &Peer) -> bool {
@@ -241,7 +237,7 @@ impl ReleaseForwarder {
 }
 
 fn warn_disallowed(last_warned: &mut Option<Nanos>, now: Nanos, peer: &Peer) {
-    if last_warned.is_some_and(|told| now.since(told) < WARN_INTERVAL) {
+    if last_warned.is_some_and(|warned| now.since(warned) < WARN_INTERVAL) {
         return;
     }
     *last_warned = Some(now);
@@ -256,26 +252,26 @@ fn warn_disallowed(last_warned: &mut Option<Nanos>, now: Nanos, peer: &Peer) {
 fn query_replica(
     route: &PeerRoute,
     message: &ForwardedRelease,
-    until: Nanos,
+    deadline: Nanos,
 ) -> impl Future<Output = IdState> + Send + use<> {
-    let (search, found) = oneshot::channel();
-    let (told, way) = (message.update.clone(), Arc::clone(&message.in_transit));
+    let (search_sender, result) = oneshot::channel();
+    let (update, in_transit) = (message.update.clone(), Arc::clone(&message.in_transit));
     route.send(QueuedMessage {
-        message: told,
-        deadline: until,
-        receiver: ResultReceiver::Search(search),
+        message: update,
+        deadline,
+        receiver: ResultReceiver::Search(search_sender),
         is_broadcast: true,
-        pending: way,
+        pending: in_transit,
     });
-    async move { found.await.unwrap_or(IdState::Unknown) }
+    async move { result.await.unwrap_or(IdState::Unknown) }
 }
 
 async fn first_known_result(
     mut results: FuturesUnordered<impl Future<Output = IdState>>,
 ) -> IdState {
-    while let Some(found) = results.next().await {
-        if found != IdState::Unknown {
-            return found;
+    while let Some(state) = results.next().await {
+        if state != IdState::Unknown {
+            return state;
         }
     }
     IdState::Unknown

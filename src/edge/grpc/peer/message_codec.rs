@@ -1,9 +1,5 @@
-//! Converts forwarded releases and renewals between the
-//! engine's types and the protobuf messages, without I/O.
-//!
-//! Guarantees:
-//! - Encoding and decoding a release or renewal returns an equal one.
-//! - An invalid protobuf message is rejected.
+//! Converts forwarded releases and renewals between the engine's types and the protobuf messages,
+//! without I/O. Rejects invalid protobuf messages.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -16,8 +12,10 @@ use crate::kernel::units::Nanos;
 
 pub(super) fn encode(update: &PermitUpdate<'_>) -> Letter {
     let (about, request_outcome, rtt) = match update.event {
-        PermitEvent::Released(how, rtt) => (api::About::Ended, Some(how), rtt),
-        PermitEvent::ReleasedUnknown(how, rtt) => (api::About::UnknownEverywhere, Some(how), rtt),
+        PermitEvent::Released(outcome, rtt) => (api::About::Ended, Some(outcome), rtt),
+        PermitEvent::ReleasedUnknown(outcome, rtt) => {
+            (api::About::UnknownEverywhere, Some(outcome), rtt)
+        }
         PermitEvent::Renewed => (api::About::GoesOn, None, None),
     };
     let outcome = match request_outcome {
@@ -49,7 +47,7 @@ pub(super) fn decode(letter: &Letter) -> Option<PermitUpdate<'_>> {
         api::Outcome::Dropped => Some(RequestOutcome::Dropped),
         api::Outcome::Unspecified => None,
     };
-    let about = match letter.about() {
+    let event = match letter.about() {
         api::About::Ended => PermitEvent::Released(request_outcome()?, rtt),
         api::About::UnknownEverywhere => PermitEvent::ReleasedUnknown(request_outcome()?, rtt),
         api::About::GoesOn => PermitEvent::Renewed,
@@ -57,35 +55,33 @@ pub(super) fn decode(letter: &Letter) -> Option<PermitUpdate<'_>> {
     };
     Some(PermitUpdate {
         id: Cow::Borrowed(&letter.id),
-        event: about,
+        event,
         source: parse_source(&letter.source)?,
     })
 }
 
-/// Parses an optional IP address. `None` means that the bytes are
-/// invalid, and `Some(None)` that there is no address.
-#[expect(clippy::option_option, reason = "none is an address that a letter may have")]
+/// Parses an optional IP address. Returns `None` for invalid bytes, `Some(None)` for no bytes.
+#[expect(clippy::option_option, reason = "`Some(None)` is a message without an address")]
 fn parse_source(bytes: &[u8]) -> Option<Option<IpAddr>> {
     if bytes.is_empty() {
         return Some(None);
     }
-    let four = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
-    let address = four.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from));
+    let ipv4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    let address = ipv4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from));
     address.ok().map(Some)
 }
 
-pub(super) const fn encode_result(found: IdState) -> api::Answer {
-    match found {
+pub(super) const fn encode_result(state: IdState) -> api::Answer {
+    match state {
         IdState::HadPermits => api::Answer::Held,
         IdState::NoPermits => api::Answer::HeldNothing,
         IdState::Unknown => api::Answer::Unknown,
     }
 }
 
-/// Converts the protobuf enum of a receiver's result. A number that the
-/// enum does not contain becomes [`IdState::Unknown`].
-pub(super) fn decode_result(answer: i32) -> IdState {
-    match api::Answer::try_from(answer) {
+/// Decodes a receiver's result for one message. An unknown number becomes [`IdState::Unknown`].
+pub(super) fn decode_result(result: i32) -> IdState {
+    match api::Answer::try_from(result) {
         Ok(api::Answer::Held) => IdState::HadPermits,
         Ok(api::Answer::HeldNothing) => IdState::NoPermits,
         Ok(api::Answer::Unknown | api::Answer::Malformed) | Err(_) => IdState::Unknown,

@@ -1,12 +1,8 @@
 //! Receives batches of releases and renewals from other replicas, and applies them.
 //!
 //! Guarantees:
-//! - A batch is applied only if it is authentic, new, from a
-//!   live replica, and sent to this incarnation.
-//! - A rejected batch has no effect.
-//!
-//! Not covered:
-//! - Sending batches (see [`super::route`]).
+//! - A batch is applied only if it is authentic, new, from a live replica, and sent to this
+//!   incarnation. A rejected batch has no effect.
 
 use std::sync::Arc;
 
@@ -33,44 +29,51 @@ pub struct PeerReceiver {
 type BatchError = (ForwardingEvent, Status);
 
 impl PeerReceiver {
-    /// Creates the service. It applies the batches that `trust` authenticates to `engine`.
+    /// Creates the service. It applies the batches that `trust` authenticates.
     #[must_use]
     pub fn new(engine: Arc<Engine>, trust: Arc<PeerTrust>) -> Self {
         Self { engine, trust, received: Mutex::default() }
     }
 
     fn validate_batch(&self, parcel: &Parcel) -> Result<Letters, BatchError> {
-        // Verified first, so that a caller without the secret learns nothing from the later errors.
+        // Verified first, so that a caller without the secret learns nothing from later errors.
         if !self.trust.is_authentic(parcel) {
-            let why = "the seal is not the fleet's: is `peer_secret` the same everywhere?";
-            return Err((ForwardingEvent::Rejected, Status::permission_denied(why)));
+            let message = "invalid signature: is `peer_secret` the same everywhere?";
+            return Err((ForwardingEvent::Rejected, Status::permission_denied(message)));
         }
         let Some(membership) = self.engine.membership() else {
             return Err((
                 ForwardingEvent::WrongReplica,
-                Status::not_found("there is no fleet here"),
+                Status::not_found("this replica belongs to no fleet"),
             ));
         };
         if parcel.to != membership.incarnation_name() {
-            let why = "this is another replica, or another life of it";
-            return Err((ForwardingEvent::WrongReplica, Status::not_found(why)));
+            let message = "the batch is for another replica, or for an earlier start of this one";
+            return Err((ForwardingEvent::WrongReplica, Status::not_found(message)));
         }
-        let seen = membership.snapshot();
+        let snapshot = membership.snapshot();
         let is_live = |name: &str| {
-            seen.iter().flat_map(|seen| &seen.peers).any(|peer| *peer.incarnation_name == *name)
+            snapshot
+                .iter()
+                .flat_map(|fleet| &fleet.peers)
+                .any(|peer| *peer.incarnation_name == *name)
         };
         if !is_live(&parcel.from) {
-            let why = "the sender is not one of the replicas that live";
-            return Err((ForwardingEvent::Rejected, Status::failed_precondition(why)));
+            let message = "the sender is not a live replica of the fleet";
+            return Err((ForwardingEvent::Rejected, Status::failed_precondition(message)));
         }
         if !self.received.lock().is_new(&parcel.from, parcel.sequence, is_live) {
-            return Err((ForwardingEvent::Rejected, Status::permission_denied("it came before")));
+            return Err((
+                ForwardingEvent::Rejected,
+                Status::permission_denied("the batch was already received"),
+            ));
         }
         let letters = Letters::decode(&*parcel.letters);
         letters.ok().filter(|letters| letters.letters.len() <= MAX_BATCH_MESSAGES).ok_or_else(
             || {
-                let why = format!("not up to {MAX_BATCH_MESSAGES} letters");
-                (ForwardingEvent::Malformed, Status::invalid_argument(why))
+                let message =
+                    format!("malformed batch, or more than {MAX_BATCH_MESSAGES} messages");
+                (ForwardingEvent::Malformed, Status::invalid_argument(message))
             },
         )
     }
@@ -80,11 +83,11 @@ impl PeerReceiver {
             ForwardingEvent::Malformed.emit();
             return Answer::Malformed;
         };
-        let found = self.engine.apply_forwarded(&update);
-        if found == IdState::Unknown {
+        let state = self.engine.apply_forwarded(&update);
+        if state == IdState::Unknown {
             ForwardingEvent::Unknown.emit();
         }
-        message_codec::encode_result(found)
+        message_codec::encode_result(state)
     }
 }
 

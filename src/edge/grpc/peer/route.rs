@@ -6,9 +6,6 @@
 //! - At most [`QUEUE_CAPACITY`] messages wait in the queue.
 //! - One batch is in transit at a time.
 //! - After the [`PeerRoute`] is dropped, its task sends the queued messages and ends.
-//!
-//! Not covered:
-//! - Applying a message, which the receiving replica does.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,17 +28,16 @@ use crate::engine::fleet::membership::Peer;
 use crate::kernel::units::Nanos;
 use crate::telemetry::forwarding::{ForwardingCount as Counted, ForwardingEvent};
 
-/// The time for which the first message of a batch waits for
-/// others. Tokio's timer rounds it up to 1 ms.
+/// The first message of a batch waits for others for this time. Tokio's timer rounds it up to 1 ms.
 const BATCH_DELAY: Duration = Duration::from_micros(500);
 
-/// The timeout of one batch. It is longer than a replica normally pauses.
+/// The timeout of one batch, longer than a replica normally pauses.
 const BATCH_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// The pause before the first retry of a batch, and the longest pause before a retry.
+/// The pause before the first retry of a batch, and the longest pause before later retries.
 const RETRY_PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
 
-/// The largest number of messages in the queue to one replica: 8 batches.
+/// The largest number of messages in the queue to one replica.
 const QUEUE_CAPACITY: usize = 8 * MAX_BATCH_MESSAGES;
 
 const WARN_INTERVAL: Nanos = Nanos::from_secs(60);
@@ -49,13 +45,13 @@ const WARN_INTERVAL: Nanos = Nanos::from_secs(60);
 #[derive(Debug)]
 pub(super) struct QueuedMessage {
     pub(super) message: PermitUpdate<'static>,
-    /// The instant on the steady clock after which the message is dropped.
+    /// The instant (steady clock) after which the message is dropped.
     pub(super) deadline: Nanos,
     pub(super) receiver: ResultReceiver,
-    /// True if the message goes to all replicas because its owner is unknown.
+    /// `true` if the message goes to all replicas because its owner is unknown.
     pub(super) is_broadcast: bool,
-    /// A reference that is dropped when the message is delivered or has expired.
-    /// A draining process waits until no such reference exists.
+    /// Dropped when the message is delivered or has expired. A draining process waits until all
+    /// clones are dropped.
     pub(super) pending: Arc<()>,
 }
 
@@ -63,31 +59,29 @@ pub(super) struct QueuedMessage {
 #[derive(Debug)]
 pub(super) enum ResultReceiver {
     Discard,
-    /// The client that sent the release or renewal; receives true if the request had permits.
+    /// The client that sent the release or renewal. Receives `true` if the request had permits.
     Caller(oneshot::Sender<bool>),
     Search(oneshot::Sender<IdState>),
 }
 
 impl ResultReceiver {
-    fn send_result(self, found: IdState) {
+    fn send_result(self, state: IdState) {
         // A failed send means that the receiver no longer waits.
         match self {
             Self::Discard => {}
-            Self::Caller(asker) => _ = asker.send(found == IdState::HadPermits).ok(),
-            Self::Search(search) => _ = search.send(found).ok(),
+            Self::Caller(caller) => _ = caller.send(state == IdState::HadPermits).ok(),
+            Self::Search(search) => _ = search.send(state).ok(),
         }
     }
 }
 
-/// The state of this replica that all routes share to send batches.
+/// The state that all routes of this replica share to send batches.
 #[derive(Clone, Debug)]
 pub(super) struct BatchSender {
     pub(super) engine: Arc<Engine>,
     pub(super) trust: Arc<PeerTrust>,
-    /// The sequence number of the last batch that this process sent to any replica.
-    ///
-    /// All routes share it, so that a route that is removed and created again does not
-    /// reuse its numbers. The other replica rejects a number that it already received.
+    /// The sequence number of the last batch that this process sent to any replica. All routes
+    /// share it: a new route must not reuse a number, because the other replica rejects it.
     pub(super) sequence: Arc<AtomicU64>,
 }
 
@@ -99,15 +93,15 @@ impl PeerRoute {
     pub(super) fn start(peer: Peer, batches: &BatchSender) -> Self {
         let (sender, queue) = mpsc::channel(QUEUE_CAPACITY);
         let client = PeersClient::new(connector::channel(peer.address, Arc::clone(&batches.trust)));
-        let carrier = RouteTask { sender: batches.clone(), peer, client, queue, last_warned: None };
-        // The task ends after the queue's sender is dropped. A panic of
-        // the task closes the queue, which `is_closed` detects.
-        drop(tokio::spawn(carrier.run()));
+        let task = RouteTask { sender: batches.clone(), peer, client, queue, last_warned: None };
+        // The task ends when the queue's sender is dropped. A panic closes the queue, which
+        // `is_closed` detects.
+        drop(tokio::spawn(task.run()));
         Self(sender)
     }
 
-    /// Queues a message, or drops and counts it if the queue is full. Messages to all
-    /// replicas may use only half of the queue, because any caller can cause them.
+    /// Queues a message, or drops and counts it if the queue is full. Messages to all replicas may
+    /// use only half of the queue, because any caller can cause them.
     pub(super) fn send(&self, item: QueuedMessage) {
         let is_full = item.is_broadcast && self.0.capacity() < QUEUE_CAPACITY / 2;
         if is_full || self.0.try_send(item).is_err() {
@@ -134,8 +128,8 @@ impl RouteTask {
         let (mut waiting, mut pause) = (VecDeque::new(), RETRY_PAUSES[0]);
         loop {
             if waiting.is_empty() {
-                let Some(first) = self.queue.recv().await else { return };
-                waiting.push_back(first);
+                let Some(message) = self.queue.recv().await else { return };
+                waiting.push_back(message);
                 sleep(BATCH_DELAY).await;
             }
             while waiting.len() < MAX_BATCH_MESSAGES
@@ -164,8 +158,8 @@ impl RouteTask {
     fn drop_expired(&self, waiting: &mut VecDeque<QueuedMessage>) {
         let (now, before) = (self.sender.engine.clock().steady(), waiting.len());
         waiting.retain(|item| now < item.deadline);
-        let late = u64::try_from(before.saturating_sub(waiting.len())).unwrap_or(u64::MAX);
-        Counted { event: ForwardingEvent::TimedOut, releases: late }.emit();
+        let expired = u64::try_from(before.saturating_sub(waiting.len())).unwrap_or(u64::MAX);
+        Counted { event: ForwardingEvent::TimedOut, releases: expired }.emit();
     }
 
     async fn send(&mut self, waiting: &VecDeque<QueuedMessage>) -> Result<Receipt, Status> {
@@ -180,17 +174,17 @@ impl RouteTask {
             letters: Letters { letters }.encode_to_vec(),
             seal: Vec::new(),
         };
-        if let Some(seal) = &self.sender.trust.signer {
-            seal.sign(&mut parcel);
+        if let Some(signer) = &self.sender.trust.signer {
+            signer.sign(&mut parcel);
         }
-        let sent = timeout(BATCH_TIMEOUT, self.client.deliver(parcel)).await;
-        let late = || Err(Status::deadline_exceeded("it does not answer"));
-        Ok(sent.unwrap_or_else(|_| late())?.into_inner())
+        let receipt = timeout(BATCH_TIMEOUT, self.client.deliver(parcel)).await;
+        let timed_out = || Err(Status::deadline_exceeded("timed out"));
+        Ok(receipt.unwrap_or_else(|_| timed_out())?.into_inner())
     }
 
     fn warn_failed(&mut self, error: &Status) {
         let now = self.sender.engine.clock().steady();
-        if self.last_warned.is_some_and(|told| now.since(told) < WARN_INTERVAL) {
+        if self.last_warned.is_some_and(|warned| now.since(warned) < WARN_INTERVAL) {
             return;
         }
         self.last_warned = Some(now);
@@ -204,13 +198,11 @@ impl RouteTask {
 }
 
 fn apply_receipt(waiting: &mut VecDeque<QueuedMessage>, receipt: &Receipt) {
-    let letters = u64::try_from(waiting.len()).unwrap_or(u64::MAX);
-    Counted { event: ForwardingEvent::Delivered, releases: letters }.emit();
-    let answers = receipt.answers.iter().copied().chain(std::iter::repeat(0));
-    for (QueuedMessage { receiver: answer, pending: way, .. }, said) in
-        waiting.drain(..).zip(answers)
-    {
-        answer.send_result(message_codec::decode_result(said));
-        drop(way);
+    let count = u64::try_from(waiting.len()).unwrap_or(u64::MAX);
+    Counted { event: ForwardingEvent::Delivered, releases: count }.emit();
+    let results = receipt.answers.iter().copied().chain(std::iter::repeat(0));
+    for (QueuedMessage { receiver, pending, .. }, result) in waiting.drain(..).zip(results) {
+        receiver.send_result(message_codec::decode_result(result));
+        drop(pending);
     }
 }

@@ -7,9 +7,8 @@
 //! - Each sequence number of a sender is accepted once, and never after 64 higher numbers.
 //! - The secret is never printed.
 //!
-//! Not covered:
-//! - Confidentiality: with a secret but without certificates, request ids are readable on
-//!   the network.
+//! Not covered: confidentiality. With a secret but without certificates, request ids are readable
+//! on the network.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,15 +21,13 @@ use ring::hmac;
 use super::super::tls::{ServerTls, TlsFiles};
 use super::api::Parcel;
 
-/// The prefix of the signed bytes. With it, a signature for another use of the
-/// secret is not valid here.
+/// The prefix of the signed bytes: a signature made for another use of the secret is invalid here.
 const SIGNATURE_CONTEXT: &[u8] = b"sluicegate.peer.v1\0";
 
 const SIGNATURE_BYTES: usize = 32;
 
-/// Signs batches with the fleet's secret, and verifies their signatures.
-///
-/// During a rotation it uses the previous secret too.
+/// Signs batches with the fleet's secret, and verifies their signatures. During a rotation it uses
+/// the previous secret, too.
 pub struct BatchSigner(ArcSwap<SigningKeys>);
 
 struct SigningKeys {
@@ -43,7 +40,7 @@ fn signing_key(secret: &str) -> hmac::Key {
 }
 
 impl BatchSigner {
-    /// Creates a signer with the setting `peer_secret`.
+    /// Creates a signer with the secret in the setting `peer_secret`.
     #[must_use]
     pub fn new(secret: &str) -> Self {
         Self(ArcSwap::from_pointee(SigningKeys { current: signing_key(secret), previous: None }))
@@ -75,21 +72,22 @@ impl BatchSigner {
 
     /// Signs a batch. During a rotation the batch gets two signatures, one with each secret.
     pub fn sign(&self, parcel: &mut Parcel) {
-        let (secrets, of) = (self.0.load(), signed_bytes(parcel));
-        let seals = secrets.all().map(|key| hmac::sign(key, &of));
-        parcel.seal = seals.flat_map(|seal| seal.as_ref().to_vec()).collect();
+        let (keys, bytes) = (self.0.load(), signed_bytes(parcel));
+        let signatures = keys.all().map(|key| hmac::sign(key, &bytes));
+        parcel.seal = signatures.flat_map(|signature| signature.as_ref().to_vec()).collect();
     }
 
-    /// Returns true if the batch has a valid signature with one of the secrets.
+    /// Returns `true` if the batch has a valid signature with one of the secrets.
     #[must_use]
     pub fn has_signed(&self, parcel: &Parcel) -> bool {
-        let (secrets, of) = (self.0.load(), signed_bytes(parcel));
-        let seals = parcel.seal.chunks_exact(SIGNATURE_BYTES);
-        if parcel.seal.len() > 2 * SIGNATURE_BYTES || !seals.remainder().is_empty() {
+        let (keys, bytes) = (self.0.load(), signed_bytes(parcel));
+        let signatures = parcel.seal.chunks_exact(SIGNATURE_BYTES);
+        if parcel.seal.len() > 2 * SIGNATURE_BYTES || !signatures.remainder().is_empty() {
             return false;
         }
-        let fits = |seal: &[u8]| secrets.all().any(|key| hmac::verify(key, &of, seal).is_ok());
-        seals.into_iter().any(fits)
+        let is_valid =
+            |signature: &[u8]| keys.all().any(|key| hmac::verify(key, &bytes, signature).is_ok());
+        signatures.into_iter().any(is_valid)
     }
 }
 
@@ -105,8 +103,8 @@ impl fmt::Debug for BatchSigner {
     }
 }
 
-/// Returns the bytes of a batch that are signed. All incarnation names have the
-/// same length, so two batches with different fields never have the same bytes.
+/// Returns the signed bytes of a batch. All incarnation names have the same length, so different
+/// batches have different bytes.
 fn signed_bytes(parcel: &Parcel) -> Vec<u8> {
     let sequence = parcel.sequence.to_be_bytes();
     [SIGNATURE_CONTEXT, parcel.from.as_bytes(), parcel.to.as_bytes(), &sequence, &parcel.letters]
@@ -118,12 +116,11 @@ fn signed_bytes(parcel: &Parcel) -> Vec<u8> {
 pub struct PeerTrust {
     /// The signer with the secret that all replicas share, if one is configured.
     pub signer: Option<BatchSigner>,
-    /// The certificates of this replica, if configured. Each contains the fleet's name and is
-    /// issued by the fleet's CA.
+    /// The certificates of this replica, if configured.
     pub certificates: Option<PeerCertificates>,
 }
 
-/// The TLS certificate of this replica and the CA of the fleet, for both directions.
+/// The TLS certificate of this replica and the CA of the fleet, for connections in both directions.
 #[derive(Debug)]
 pub struct PeerCertificates {
     tls: Arc<ServerTls>,
@@ -133,8 +130,8 @@ pub struct PeerCertificates {
 }
 
 impl PeerTrust {
-    /// Adds certificates. `files` must have a CA (`client_ca`) and the name that
-    /// all replicas' certificates contain (`client_name`).
+    /// Adds certificates. `files` must have a CA (`client_ca`) and the fleet's name
+    /// (`client_name`), which the certificates of all replicas contain.
     ///
     /// # Errors
     /// A file cannot be read, or the key or CA does not match the certificate.
@@ -149,23 +146,24 @@ impl PeerTrust {
         self.certificates.as_ref().map(|certificates| Arc::clone(&certificates.tls))
     }
 
-    /// Returns true if a secret or certificates are configured, or if `address` is loopback.
+    /// Returns `true` if a secret or certificates are configured, or if `address` is loopback.
     pub(super) fn can_authenticate(&self, address: IpAddr) -> bool {
         self.signer.is_some() || self.certificates.is_some() || address.is_loopback()
     }
 
-    /// Returns true if the batch has a valid signature, or if no secret is configured.
+    /// Returns `true` if the batch has a valid signature, or if no secret is configured.
     pub(super) fn is_authentic(&self, parcel: &Parcel) -> bool {
-        self.signer.as_ref().is_none_or(|seal| seal.has_signed(parcel))
+        self.signer.as_ref().is_none_or(|signer| signer.has_signed(parcel))
     }
 }
 
-/// The sequence numbers received from each sending incarnation, to reject a replayed batch.
+/// The sequence numbers received from each sending incarnation. A repeated number is a replayed
+/// batch.
 #[derive(Debug, Default)]
 pub(super) struct ReplayWindows(HashMap<Box<str>, ReplayWindow>);
 
-/// The largest number of senders in [`ReplayWindows`]. At this number, the
-/// senders that are no longer live replicas are removed.
+/// The largest number of senders in [`ReplayWindows`]. Above it, senders that are no longer live
+/// replicas are removed.
 const MAX_SENDERS: usize = 1_024;
 
 impl ReplayWindows {
@@ -176,7 +174,7 @@ impl ReplayWindows {
         is_live: impl Fn(&str) -> bool,
     ) -> bool {
         if MAX_SENDERS <= self.0.len() && !self.0.contains_key(sender) {
-            self.0.retain(|other, _| is_live(other));
+            self.0.retain(|known_sender, _| is_live(known_sender));
             if MAX_SENDERS <= self.0.len() {
                 return false;
             }
@@ -185,8 +183,8 @@ impl ReplayWindows {
     }
 }
 
-/// A record of the last 64 sequence numbers of one sender: bit `n` of `received` is set
-/// if the number `highest - n` was received (RFC 4303, section 3.4.3).
+/// The last 64 sequence numbers of one sender: bit `n` of `received` is set if the number `highest
+/// - n` was received (RFC 4303, section 3.4.3).
 #[derive(Clone, Copy, Debug, Default)]
 struct ReplayWindow {
     highest: u64,
@@ -195,15 +193,17 @@ struct ReplayWindow {
 
 impl ReplayWindow {
     fn is_new(&mut self, sequence: u64) -> bool {
-        if let Some(later @ 1..) = sequence.checked_sub(self.highest) {
-            let shifted =
-                u32::try_from(later).ok().and_then(|later| self.received.checked_shl(later));
+        if let Some(distance @ 1..) = sequence.checked_sub(self.highest) {
+            let shifted = u32::try_from(distance)
+                .ok()
+                .and_then(|distance| self.received.checked_shl(distance));
             (self.highest, self.received) = (sequence, shifted.unwrap_or(0) | 1);
             return true;
         }
-        let before = u32::try_from(self.highest.saturating_sub(sequence)).ok();
+        let distance = u32::try_from(self.highest.saturating_sub(sequence)).ok();
         // Senders count from 1, so 0 is invalid.
-        let Some(bit) = before.and_then(|n| 1_u64.checked_shl(n)).filter(|_| sequence != 0) else {
+        let Some(bit) = distance.and_then(|n| 1_u64.checked_shl(n)).filter(|_| sequence != 0)
+        else {
             return false;
         };
         let is_first = self.received & bit == 0;

@@ -6,8 +6,7 @@
 //! - A change is reported and logged only if the store confirmed it.
 //! - A descriptor without a limit is an error.
 //!
-//! Not covered:
-//! - Lease balances and deny caches in replicas: they stay until they expire.
+//! Not covered: lease balances and deny caches in replicas, which stay until they expire.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -35,19 +34,18 @@ impl CounterAction {
     }
 }
 
-/// The reasons why reading or changing a counter fails.
+/// The reason why reading or changing a counter failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CounterError {
-    #[error("one descriptor is needed, and {0} are named")]
+    #[error("one descriptor is needed, but the query has {0}")]
     NotOneDescriptor(usize),
-    #[error("no limit counts this descriptor ({0}); /explain says what it meets")]
+    #[error("no limit counts this descriptor ({0}); see /explain")]
     NoCounter(&'static str),
     #[error(transparent)]
     Rejected(#[from] CheckError),
-    /// A fallback decided, because the store did not reply; the change is not confirmed.
+    /// A fallback decided, because the store did not reply. The change is not confirmed.
     #[error(
-        "the store of counters does not answer ({}), and no change is known of; ask again once it \
-         does",
+        "the store of counters does not answer ({}), so no change is confirmed; try again",
         .0.as_str()
     )]
     StoreUnavailable(StoreFailure),
@@ -74,20 +72,20 @@ impl CounterError {
 pub(super) async fn run_action(
     engine: &Engine,
     query: &ExplainQuery,
-    act: CounterAction,
+    action: CounterAction,
 ) -> Result<Value, CounterError> {
     let [entries] = &*query.descriptors else {
         return Err(CounterError::NotOneDescriptor(query.descriptors.len()));
     };
-    let descriptor = descriptor(entries, act.cost(Hits(query.hits)));
-    let question = Check { domain: &query.domain, descriptors: smallvec![descriptor] };
-    let answer = engine.decide(&question).await?;
-    let shown = counter_json(&answer)?;
-    if act == CounterAction::Grant {
-        ensure_decided_by_store(engine, &answer)?;
+    let descriptor = descriptor(entries, action.cost(Hits(query.hits)));
+    let check = Check { domain: &query.domain, descriptors: smallvec![descriptor] };
+    let decision = engine.decide(&check).await?;
+    let body = counter_json(&decision)?;
+    if action == CounterAction::Grant {
+        ensure_decided_by_store(engine, &decision)?;
         log_change("grant", query);
     }
-    Ok(shown)
+    Ok(body)
 }
 
 /// Empties the counters of the query's descriptors. Returns the number of emptied counters.
@@ -100,18 +98,17 @@ pub(super) async fn reset_counters(
 ) -> Result<usize, CounterError> {
     let all_hits = Cost::Refund(Hits(EXACT_BOUND));
     let descriptors = query.descriptors.iter().map(|entries| descriptor(entries, all_hits));
-    let question = Check { domain: &query.domain, descriptors: descriptors.collect() };
-    let answer = engine.decide(&question).await?;
-    // A partial success is logged too, because some counters are empty.
-    if answer.statuses.iter().any(|status| status.decision.reason == Reason::Refunded) {
+    let check = Check { domain: &query.domain, descriptors: descriptors.collect() };
+    let decision = engine.decide(&check).await?;
+    // Logged even after a partial success, because some counters are empty.
+    if decision.statuses.iter().any(|status| status.decision.reason == Reason::Refunded) {
         log_change("reset", query);
     }
-    ensure_decided_by_store(engine, &answer)?;
-    // Only descriptors with a limit have a counter. The reply's
-    // number shows the operator that a descriptor had none.
-    match answer.statuses.iter().filter(|status| status.decision.limit.is_some()).count() {
-        0 => counter_json(&answer).map(|_| 0),
-        some => Ok(some),
+    ensure_decided_by_store(engine, &decision)?;
+    // The count shows the operator if a descriptor had no limit, and thus no counter.
+    match decision.statuses.iter().filter(|status| status.decision.limit.is_some()).count() {
+        0 => counter_json(&decision).map(|_| 0),
+        count => Ok(count),
     }
 }
 
@@ -123,7 +120,7 @@ fn descriptor(entries: &[(String, String)], cost: Cost) -> Descriptor<'_> {
 /// Returns an error if a fallback decided a descriptor of `decision`.
 fn ensure_decided_by_store(engine: &Engine, decision: &Decision) -> Result<(), CounterError> {
     if decision.statuses.iter().any(|status| status.decision.reason.is_fallback()) {
-        // If the engine reports no store failure, only this one store call timed out.
+        // Without a known store failure, only this store call timed out.
         return Err(CounterError::StoreUnavailable(
             engine.store_failure().unwrap_or(StoreFailure::TimedOut),
         ));
@@ -131,12 +128,12 @@ fn ensure_decided_by_store(engine: &Engine, decision: &Decision) -> Result<(), C
     Ok(())
 }
 
-fn log_change(act: &str, query: &ExplainQuery) {
-    let named = |entries: &Vec<(String, String)>| format_entries(borrow_entries(entries));
-    let descriptors = query.descriptors.iter().map(named).collect::<Vec<_>>().join(" ");
+fn log_change(action: &str, query: &ExplainQuery) {
+    let descriptor_text = |entries: &Vec<(String, String)>| format_entries(borrow_entries(entries));
+    let descriptors = query.descriptors.iter().map(descriptor_text).collect::<Vec<_>>().join(" ");
     let (domain, hits) = (&*query.domain, query.hits);
-    // Logged as a warning, because common log levels include warnings.
-    tracing::warn!(action = act, domain, descriptors, hits, "admin changed a counter");
+    // A warning, because common log levels include warnings.
+    tracing::warn!(action, domain, descriptors, hits, "admin changed a counter");
 }
 
 fn counter_json(decision: &Decision) -> Result<Value, CounterError> {

@@ -5,9 +5,6 @@
 //! - A reply reports the number of replicas that apply the change within two seconds.
 //! - If the store is unavailable, the reply contains the store failure.
 //! - An invalid query gets status 400 with the cause.
-//!
-//! Not covered:
-//! - Sending the change to other replicas (see [`crate::engine::forced_decisions`]).
 
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
@@ -23,7 +20,7 @@ use crate::engine::{Engine, Membership};
 use crate::kernel::decision::{StoreFailure, Verdict};
 use crate::kernel::units::Nanos;
 
-/// The age from which a membership list no longer proves that its replicas are reachable.
+/// A membership list of this age no longer proves that its replicas are reachable.
 const MAX_MEMBERSHIP_AGE: Nanos = Nanos::from_secs(5);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,44 +38,44 @@ pub(super) async fn freeze(
     let (freeze_pairs, descriptor_pairs): (QueryPairs, QueryPairs) =
         query.into_iter().partition(|(name, _)| matches!(&**name, "as" | "for"));
     let result = parse_params(&freeze_pairs).and_then(|params| {
-        let asked = parse_single_descriptor(descriptor_pairs)?;
-        let entries = asked.entries();
-        let held =
-            admin.engine.force_decision((&asked.domain, &entries), params.verdict, params.duration);
-        held.map_err(|why| why.to_string())
+        let query = parse_single_descriptor(descriptor_pairs)?;
+        let entries = query.entries();
+        let forced =
+            admin.engine.force_decision((&query.domain, &entries), params.verdict, params.duration);
+        forced.map_err(|error| error.to_string())
     });
-    reply(result.map(|held| {
-        log_change("freeze", &held.domain, &held.path, Some(held.decision.verdict));
-        add_replica_count(&admin, forced_rule_json(&held))
+    reply(result.map(|forced| {
+        log_change("freeze", &forced.domain, &forced.path, Some(forced.decision.verdict));
+        add_replica_count(&admin, forced_rule_json(&forced))
     }))
 }
 
 pub(super) async fn thaw(State(admin): State<Admin>, Query(query): Query<QueryPairs>) -> Response {
-    let thawed = parse_single_descriptor(query).and_then(|asked| {
-        let thawed = admin.engine.end_forced_decision(&asked.domain, &asked.entries());
-        thawed.map(|path| (asked.domain, path)).map_err(|why| why.to_string())
+    let ended = parse_single_descriptor(query).and_then(|query| {
+        let ended = admin.engine.end_forced_decision(&query.domain, &query.entries());
+        ended.map(|path| (query.domain, path)).map_err(|error| error.to_string())
     });
-    reply(thawed.map(|(domain, path)| {
+    reply(ended.map(|(domain, path)| {
         log_change("thaw", &domain, &path, None);
         add_replica_count(&admin, json!({"domain": domain, "limit": path}))
     }))
 }
 
 pub(super) async fn frozen(State(admin): State<Admin>) -> Response {
-    let held: Vec<_> = admin.engine.forced_decisions().iter().map(forced_rule_json).collect();
-    (JSON, json!({ "frozen": held }).to_string()).into_response()
+    let rules: Vec<_> = admin.engine.forced_decisions().iter().map(forced_rule_json).collect();
+    (JSON, json!({ "frozen": rules }).to_string()).into_response()
 }
 
 fn reply(result: Result<Value, String>) -> Response {
     match result {
-        Ok(shown) => (JSON, shown.to_string()).into_response(),
-        Err(why) => (StatusCode::BAD_REQUEST, PLAIN, why + "\n").into_response(),
+        Ok(body) => (JSON, body.to_string()).into_response(),
+        Err(message) => (StatusCode::BAD_REQUEST, PLAIN, message + "\n").into_response(),
     }
 }
 
 fn parse_params(query: &[(String, String)]) -> Result<FreezeParams, String> {
     let text = |name: &str| {
-        let found = query.iter().find(|(known, _)| known == name);
+        let found = query.iter().find(|(pair_name, _)| pair_name == name);
         found
             .map(|(_, text)| &**text)
             .ok_or_else(|| format!("`{name}` is needed: &as=deny&for=10m"))
@@ -90,11 +87,11 @@ fn parse_params(query: &[(String, String)]) -> Result<FreezeParams, String> {
     };
     let duration_text = text("for")?;
     let duration = match duration::parse(duration_text) {
-        Ok(long) => long,
-        // Longer than the parser supports. The engine rejects every duration above a day.
+        Ok(duration) => duration,
+        // The engine rejects every duration above a day.
         Err(DurationError::TooLong) => Nanos(u64::MAX),
         Err(DurationError::NotADuration) => {
-            return Err(format!("for `{duration_text}` is no duration, as 10m is"));
+            return Err(format!("for `{duration_text}` is no duration; use one like 10m"));
         }
     };
     Ok(FreezeParams { verdict, duration })
@@ -115,17 +112,18 @@ fn parse_single_descriptor(query: QueryPairs) -> Result<SingleDescriptor, String
     let ExplainQuery { domain, descriptors, .. } = ExplainQuery::from_query(query)?;
     match <[QueryPairs; 1]>::try_from(descriptors) {
         Ok([entries]) => Ok(SingleDescriptor { domain, entries }),
-        Err(several) => Err(format!("one descriptor is needed, and {} are named", several.len())),
+        Err(descriptors) => {
+            Err(format!("one descriptor is needed, but the query has {}", descriptors.len()))
+        }
     }
 }
 
-/// Adds to a reply the number of replicas, including this one, that
-/// apply the change within two seconds.
+/// Adds the number of replicas that apply the change within two seconds, including this one.
 fn add_replica_count(admin: &Admin, mut body: Value) -> Value {
     let snapshot = admin.engine.membership().and_then(Membership::snapshot);
     let unreachable = unreachable_reason(&admin.engine);
     let replicas = match (unreachable, snapshot) {
-        (None, Some(seen)) => seen.replicas.len().max(1),
+        (None, Some(fleet)) => fleet.replicas.len().max(1),
         (Some(_), _) | (None, None) => 1,
     };
     body["replicas"] = replicas.into();
@@ -135,13 +133,13 @@ fn add_replica_count(admin: &Admin, mut body: Value) -> Value {
     body
 }
 
-/// Returns the store failure that keeps a change from other replicas, if any. An old
-/// membership list counts as a timeout, because heartbeats renew it if the store is available.
+/// Returns the store failure that keeps a change from other replicas, if any. An old membership
+/// list counts as a timeout, because each heartbeat renews it.
 fn unreachable_reason(engine: &Engine) -> Option<StoreFailure> {
     let membership = engine.membership()?;
     let snapshot = membership.snapshot();
-    let is_outdated =
-        snapshot.is_none_or(|seen| MAX_MEMBERSHIP_AGE < engine.clock().now().since(seen.taken_at));
+    let is_outdated = snapshot
+        .is_none_or(|fleet| MAX_MEMBERSHIP_AGE < engine.clock().now().since(fleet.taken_at));
     engine.store_failure().or(is_outdated.then_some(StoreFailure::TimedOut))
 }
 
@@ -154,10 +152,10 @@ fn forced_rule_json(rule: &ForcedRule) -> Value {
     })
 }
 
-fn log_change(act: &str, domain: &str, limit: &str, verdict: Option<Verdict>) {
+fn log_change(action: &str, domain: &str, limit: &str, verdict: Option<Verdict>) {
     let verdict_text = verdict.map(verdict_name);
     tracing::warn!(
-        action = act,
+        action,
         domain,
         limit,
         verdict = verdict_text,

@@ -1,12 +1,9 @@
 //! Renders the admin pages `/config` and `/fleet` as JSON, and `/rlconfig` as text.
 //!
 //! Guarantees:
-//! - `/config` shows the findings of the last failed load, as the command `check` prints them.
-//! - `/config` shows how many findings it omits.
+//! - `/config` shows the findings of the last failed load, as the command `check` prints them, and
+//!   the number of omitted findings.
 //! - `/rlconfig` has one line for each rule, in the format of envoyproxy/ratelimit.
-//!
-//! Not covered:
-//! - Loading the configuration (see [`crate::source`]).
 
 use std::fmt;
 use std::sync::Arc;
@@ -46,14 +43,13 @@ pub struct ConfigLoads {
 pub struct LoadError {
     /// The time of the load, since the Unix epoch.
     pub at: Nanos,
-    /// The findings of the validation as JSON, or one sentence if the files could not be read.
+    /// The findings as JSON, or one sentence if the files could not be read.
     pub diagnostics: Vec<Value>,
     /// The number of findings that `diagnostics` omits, by severity.
     pub omitted: SeverityCounts,
 }
 
-/// Returns the page `/config`: the domains and files of the loaded
-/// configuration, and the error of the last load.
+/// Returns the page `/config` as JSON.
 #[must_use]
 pub fn config(loads: &ConfigLoads, config: Option<&Config>) -> Value {
     let last_error = loads.last_error.as_ref();
@@ -81,14 +77,14 @@ fn domains(config: &Config) -> Map<String, Value> {
         .collect()
 }
 
-/// Returns the page `/fleet`: the replicas in the last membership list, and `shares`.
-/// Null with the memory store, which has no fleet.
+/// Returns the page `/fleet` as JSON: the replicas in the last membership list, and `shares`. Null
+/// with the memory store, which has no fleet.
 #[must_use]
 pub fn fleet(membership: Option<&Membership>, shares: &Value, now: Nanos) -> Value {
     let Some(membership) = membership else { return Value::Null };
-    let seen = membership.snapshot();
+    let snapshot = membership.snapshot();
     let millis = |duration: Nanos| duration.0 / Nanos::MILLI.0;
-    let member = |replica: &LiveReplica| {
+    let replica_json = |replica: &LiveReplica| {
         let record = parse_record(&replica.record);
         json!({"node": replica.node, "silent_ms": millis(replica.silent_for), "build": record.build,
             "peer": Some(&record.peer).filter(|peer| !peer.is_empty()),
@@ -96,17 +92,17 @@ pub fn fleet(membership: Option<&Membership>, shares: &Value, now: Nanos) -> Val
             "share": record.share, "in_flight": record.in_flight,
             "fences": record.fences, "handoffs": record.handoffs, "seats": record.seats})
     };
+    let replicas = snapshot.iter().flat_map(|fleet| &fleet.replicas);
     json!({
         "node": membership.replica_name(),
         "replicas": membership.replicas(),
-        "seen_ms_ago": seen.as_ref().map(|seen| millis(now.since(seen.taken_at))),
-        "members": seen.iter().flat_map(|seen| &seen.replicas).map(member).collect::<Vec<_>>(),
+        "seen_ms_ago": snapshot.as_ref().map(|fleet| millis(now.since(fleet.taken_at))),
+        "members": replicas.map(replica_json).collect::<Vec<_>>(),
         "shares": shares,
     })
 }
 
-/// Returns this replica's state of the fleet-wide concurrency limits: at
-/// most [`MAX_LIMITS`] with shares and [`MAX_LIMITS`] in strict mode.
+/// Returns this replica's shares and strict permits as JSON: at most [`MAX_LIMITS`] of each.
 #[must_use]
 pub(super) fn shares_json(fleet: Option<&FleetReporter>, clock: &Clock) -> Value {
     let Some(fleet) = fleet else { return Value::Null };
@@ -135,16 +131,16 @@ pub(super) fn shares_json(fleet: Option<&FleetReporter>, clock: &Clock) -> Value
         fleet.share_snapshots(clock, MAX_LIMITS).into_iter().map(share_json).collect();
     let strict: Vec<_> =
         fleet.strict_snapshots(MAX_LIMITS).into_iter().map(strict_limit_json).collect();
-    json!({"store": store.map(|life| life.0), "member": replica.0, "life": incarnation.0,
-        "ceilings": shares, "strict": strict})
+    json!({"store": store.map(|incarnation| incarnation.0), "member": replica.0,
+        "life": incarnation.0, "ceilings": shares, "strict": strict})
 }
 
-/// Renders a concurrency limit in strict mode, whose permits the store counts.
+/// Renders a concurrency limit in strict mode as JSON.
 fn strict_limit_json((name, snapshot): (BucketName, StrictSnapshot)) -> Value {
     json!({
         "ceiling": CounterKey::describe(&name),
         "whole": snapshot.limit,
-        "held": snapshot.fleet_permits.map(|held| held.0),
+        "held": snapshot.fleet_permits.map(|permits| permits.0),
         "in_flight": snapshot.in_flight,
         "waiting": snapshot.waiting,
         "closed_for_ms": snapshot.closed_for.0 / Nanos::MILLI.0,
@@ -154,13 +150,13 @@ fn strict_limit_json((name, snapshot): (BucketName, StrictSnapshot)) -> Value {
 
 const MAX_LIMITS: usize = 200;
 
-fn format_time(at: Nanos) -> Option<String> {
-    let at = jiff::Timestamp::from_nanosecond(at.0.into()).ok()?;
-    Some(at.to_string())
+fn format_time(instant: Nanos) -> Option<String> {
+    let instant = jiff::Timestamp::from_nanosecond(instant.0.into()).ok()?;
+    Some(instant.to_string())
 }
 
-/// Returns the page `/rlconfig`: one line for each rule. The lines are
-/// sorted, so that operators can compare two pages.
+/// Returns the page `/rlconfig`: one line for each rule, sorted, so that operators can compare two
+/// pages.
 #[must_use]
 pub fn rlconfig(config: &Config) -> String {
     let rules = config.domains.values().flat_map(|domain| domain.tree.rules());
@@ -169,8 +165,7 @@ pub fn rlconfig(config: &Config) -> String {
     lines.concat()
 }
 
-/// A rule as one line of `/rlconfig`, in the format of envoyproxy/ratelimit.
-/// A period that is no unit of Envoy is shown as a duration.
+/// A rule as one line of `/rlconfig`. A period that is no unit of Envoy is shown as a duration.
 struct RlconfigLine<'r>(&'r Rule);
 
 impl fmt::Display for RlconfigLine<'_> {

@@ -8,12 +8,9 @@
 //! - The end of the connection releases the permit, also if NGINX crashes.
 //! - After `max_duration` the permit and the connection end, even if NGINX is suspended.
 //! - After a drain, permits count until `max_duration`, because their requests continue.
-//! - Requests in queues and on `/hold` use at most three quarters of the connections.
 //!
-//! Not covered:
-//! - The request outcome: each request counts as a success, with the connection's
-//!   duration as latency.
-//! - The disconnect of a client whose unread data fills the socket's receive buffer.
+//! Not covered: the request outcome. Each request counts as a success, with the connection's
+//! duration as latency.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -38,11 +35,11 @@ use crate::kernel::concurrency;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Protocol, RequestCompleted};
 
-/// The maximum number of requests in queues or on `/hold`: three quarters of
-/// the connections. The others remain for health checks and short requests.
+/// The maximum number of requests in queues or on `/hold`. The other connections remain for health
+/// checks and short requests.
 pub(in crate::edge::http) const MAX_LONG_REQUESTS: usize = MAX_CONNECTIONS / 4 * 3;
 
-/// The slots for requests that occupy a connection for long: those in queues and on `/hold`.
+/// The slots for requests that occupy a connection for long: in queues and on `/hold`.
 #[derive(Clone, Debug)]
 pub(in crate::edge::http) struct LongRequestSlots {
     semaphore: Arc<Semaphore>,
@@ -51,8 +48,8 @@ pub(in crate::edge::http) struct LongRequestSlots {
 
 impl LongRequestSlots {
     pub(in crate::edge::http) fn new(max_slots: usize) -> Self {
-        let most = max_slots.min(Semaphore::MAX_PERMITS);
-        Self { semaphore: Arc::new(Semaphore::new(most)), max_slots: most }
+        let max_slots = max_slots.min(Semaphore::MAX_PERMITS);
+        Self { semaphore: Arc::new(Semaphore::new(max_slots)), max_slots }
     }
 
     pub(super) fn try_acquire(&self) -> Option<OwnedSemaphorePermit> {
@@ -60,76 +57,71 @@ impl LongRequestSlots {
     }
 
     pub(super) fn full_reply(&self) -> (EdgeOutcome, Response) {
-        let most = self.max_slots;
-        let why = format!("{most} requests are held or wait in queues, which is as many as may be");
-        (EdgeOutcome::TooManyHolds, text_response(StatusCode::SERVICE_UNAVAILABLE, &why))
+        let message =
+            format!("all {} slots for queued and held requests are in use", self.max_slots);
+        (EdgeOutcome::TooManyHolds, text_response(StatusCode::SERVICE_UNAVAILABLE, &message))
     }
 }
 
 pub(in crate::edge::http) async fn reply_with_permit(
-    ask: &CheckPort,
-    holds: &LongRequestSlots,
+    port: &CheckPort,
+    slots: &LongRequestSlots,
     headers: &HeaderMap,
     peer: &HttpPeer,
 ) -> Response {
-    let started = ask.engine.clock().now();
+    let received_at = port.engine.clock().now();
     let reply_future = async {
         match OriginalRequest::from_headers(headers) {
-            Ok(original) => permit_response(ask, headers, &original, (holds, peer)).await,
-            Err(wrong) => (EdgeOutcome::Malformed, text_response(StatusCode::BAD_REQUEST, &wrong)),
+            Ok(original) => permit_response(port, headers, &original, (slots, peer)).await,
+            Err(error) => (EdgeOutcome::Malformed, text_response(StatusCode::BAD_REQUEST, &error)),
         }
     };
-    let ((outcome, response), queued) = with_queue_time(reply_future).await;
+    let ((outcome, response), queue_time) = with_queue_time(reply_future).await;
     RequestCompleted { protocol: Protocol::Nginx, outcome }.emit();
-    CheckAnswered {
-        received_at: started,
-        replied_at: ask.engine.clock().now(),
-        queue_time: queued,
-    }
-    .emit();
+    CheckAnswered { received_at, replied_at: port.engine.clock().now(), queue_time }.emit();
     response
 }
 
 async fn permit_response(
-    ask: &CheckPort,
+    port: &CheckPort,
     headers: &HeaderMap,
     original: &OriginalRequest<'_>,
-    (holds, peer): (&LongRequestSlots, &HttpPeer),
+    (slots, peer): (&LongRequestSlots, &HttpPeer),
 ) -> (EdgeOutcome, Response) {
-    let Some(slot) = holds.try_acquire() else { return holds.full_reply() };
-    let result = decide(ask, headers, original).await;
+    let Some(slot) = slots.try_acquire() else { return slots.full_reply() };
+    let result = decide(port, headers, original).await;
     let (outcome, mut response) =
-        (hook::admission_outcome(&result), hook_response(ask, result.as_ref()));
+        (hook::admission_outcome(&result), hook_response(port, result.as_ref()));
     // The end of the connection releases the permit, so it serves no second request.
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     if let Ok(AdmissionOutcome::Decided(_, permits)) = result
         && !permits.is_empty()
     {
         let permit = ConnectionPermit { permits: Some(permits), _slot: slot };
-        *response.body_mut() = open_body(permit, peer.clone(), ask.draining.clone());
+        *response.body_mut() = open_body(permit, peer.clone(), port.draining.clone());
     }
     (outcome, response)
 }
 
 async fn decide(
-    ask: &CheckPort,
+    port: &CheckPort,
     headers: &HeaderMap,
     original: &OriginalRequest<'_>,
 ) -> Result<AdmissionOutcome, HookError> {
-    let request = original.to_rate_limit_request(&ask.hooks, headers)?;
-    let check = convert::to_check(&request, &ask.reporting)?;
-    Ok(ask.engine.admit_with_deadline(&check, None).await?)
+    let request = original.to_rate_limit_request(&port.hooks, headers)?;
+    let check = convert::to_check(&request, &port.reporting)?;
+    Ok(port.engine.admit_with_deadline(&check, None).await?)
 }
 
-/// The permits and the slot of a `/hold` connection. They are released when the connection ends.
+/// The permits and the slot of a `/hold` connection, released at its end.
 struct ConnectionPermit {
     permits: Option<RequestPermits>,
     _slot: OwnedSemaphorePermit,
 }
 
 impl ConnectionPermit {
-    /// Lets the permits count until their deadline, because this process stops
-    /// and their request continues.
+    /// Leaves the permits counted until their deadline, because this process stops but their
+    /// request continues.
     fn leave_to_deadline(&mut self) {
         if let Some(permits) = self.permits.take() {
             permits.leave_to_deadlines();
@@ -150,19 +142,19 @@ impl Drop for ConnectionPermit {
     }
 }
 
-/// Returns an empty body that stays open until the caller closes the connection, the permit
-/// expires or the process drains. Usually hyper detects the close first and drops the body.
+/// Returns an empty body that stays open until the caller closes the connection, the permit expires
+/// or the process drains.
 fn open_body(
     mut permit: ConnectionPermit,
     peer: HttpPeer,
     mut draining: watch::Receiver<bool>,
 ) -> Body {
-    let longest_duration = permit.permits.as_ref().and_then(RequestPermits::longest_lifetime);
+    let longest_lifetime = permit.permits.as_ref().and_then(RequestPermits::longest_lifetime);
     let end = async move {
         tokio::select! {
             biased;
             () = peer.closed() => {}
-            () = expired(longest_duration) => permit.discard(),
+            () = expired(longest_lifetime) => permit.discard(),
             // A closed channel also means that the process ends.
             () = hook::wait_until_drained(&mut draining, permit.permits.as_ref()) => permit.leave_to_deadline(),
         }
@@ -172,11 +164,12 @@ fn open_body(
     Body::from_stream(stream::once(end))
 }
 
-/// Waits for `longest`, the longest `max_duration` of the permits. They were
-/// acquired before this call, so all have expired at its end.
-async fn expired(longest: Option<Nanos>) {
-    match longest {
-        Some(Nanos(longest)) => tokio::time::sleep(Duration::from_nanos(longest)).await,
+/// Waits for `longest_lifetime`, after which all permits of the connection have expired.
+async fn expired(longest_lifetime: Option<Nanos>) {
+    match longest_lifetime {
+        Some(Nanos(longest_lifetime)) => {
+            tokio::time::sleep(Duration::from_nanos(longest_lifetime)).await
+        }
         None => std::future::pending().await,
     }
 }
