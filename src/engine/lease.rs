@@ -107,6 +107,7 @@ pub struct LeaseManager {
 #[repr(align(128))]
 struct LockedLeases(Mutex<LeaseShard>);
 
+/// The sums over all leases of this replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeaseSummary {
     /// The number of leased keys.
@@ -287,6 +288,7 @@ impl LeaseManager {
     }
 
     #[must_use]
+    /// Returns `true` if the configuration has leased limits.
     pub fn has_leased_limits(&self) -> bool {
         self.has_leased_limits.load(Relaxed)
     }

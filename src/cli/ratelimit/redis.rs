@@ -299,7 +299,7 @@ fn read_passwords(reader: &mut EnvReader<'_>, stores: &[&StoreVariables]) {
         let set_auths = overridden_stores(reader).map(|names| names.sentinel_auth);
         auths.extend(set_auths.filter(|auth| !reader.text(auth).is_empty()).take(1));
     }
-    let Some(&first_auth) = auths.first_auth() else { return };
+    let Some(&first_auth) = auths.first() else { return };
     let auth = reader.text(first_auth).to_owned();
     if auths.iter().any(|auth_variable| reader.text(auth_variable) != auth) {
         let why = "must be REDIS_SENTINEL_AUTH's: one password is kept for all sentinels";

@@ -181,7 +181,7 @@ impl ExtProcService {
     ) -> Result<(Reply, RequestPermits), Status> {
         let request = self.hook_request(hook, &first_message)?;
         // Frees the decoded message, many times its encoded size, before waiting in a queue.
-        drop(first);
+        drop(first_message);
         let result = self.admit_request(&request, replies).await;
         RequestCompleted { protocol: Protocol::ExtProc, outcome: hook::admission_outcome(&result) }
             .emit();

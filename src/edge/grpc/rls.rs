@@ -131,7 +131,7 @@ impl RateLimitService {
             covered.iter().filter_map(|&index| check.descriptors.get(index).cloned());
         let concurrency_check =
             Check { domain: check.domain, descriptors: covered_descriptors.collect() };
-        let first_covered = covered.first_covered().copied().unwrap_or_default();
+        let first_covered = covered.first().copied().unwrap_or_default();
         match self.engine.acquire((id, first_covered), &concurrency_check, &check, timeout).await? {
             AdmissionOutcome::Decided(decision, _) => Ok(self.to_reply(request, &decision)),
             AdmissionOutcome::Rejected(rejection) => {

@@ -239,8 +239,8 @@ impl DenyLookup {
         };
         let count = match self {
             Self::All(decisions) => decisions.iter().filter(|decision| is_cached(decision)).count(),
-            Self::Partial(PartialDecision { outcomes, .. }) => {
-                outcomes.iter().filter(|outcome| is_denial(outcome)).count()
+            Self::Partial(partial) => {
+                partial.outcomes.iter().filter(|outcome| is_denial(outcome)).count()
             }
         };
         u64::try_from(count).unwrap_or(u64::MAX)

@@ -79,7 +79,7 @@ impl LocalFallback {
         };
         let charge_outcomes = charges.iter().zip(&local_shares).map(outcome).collect();
         self.debts.wake();
-        outcomes
+        charge_outcomes
     }
 
     /// Returns this replica's local share of the charge's limit, or `None` if that is zero hits.

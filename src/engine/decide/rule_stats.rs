@@ -61,7 +61,7 @@ pub(in crate::engine) fn count_hits(
             ChargeStats { rule, limit, shadow }
         },
     );
-    counted.collect()
+    charge_stats.collect()
 }
 
 fn rule_stats(
@@ -107,7 +107,7 @@ impl ChargeStats {
             }
             ChargeDecision::Store(ChargeOutcome::Counted(
                 _,
-                CounterHits { hits: counter_hits, is_cached_denial: is_cached_denial },
+                CounterHits { hits: counter_hits, is_cached_denial },
             )) => (*counter_hits, *is_cached_denial),
             ChargeDecision::Store(outcome) | ChargeDecision::Local(outcome) => {
                 (counter_value(*outcome, limit, hits), false)
@@ -120,7 +120,7 @@ impl ChargeStats {
             hits,
             counter,
             limit,
-            near_limit: near,
+            near_limit,
             is_cached_denial,
             is_shadow: self.shadow,
         };

@@ -183,10 +183,10 @@ impl LeaseManager {
         if !shard.get(&key_hash).is_some_and(|lease| lease.is_for(leased)) {
             let replaced = self.create_lease(&mut shard, key_hash, leased, now);
             self.send_in_background(replaced);
-            if let Some(lease) = shard.get_mut(&place) {
+            if let Some(lease) = shard.get_mut(&key_hash) {
                 lease.record_check(now, hits);
             }
-        } else if let Some(lease) = shard.get_mut(&place)
+        } else if let Some(lease) = shard.get_mut(&key_hash)
             && lease.balance(now) < hits
             && let Some(borrow) = lease.borrow(now, self.next_number(), Hits(0))
         {
@@ -258,7 +258,7 @@ impl<'l> TakenHits<'l> {
         if stale_charges::is_check_denied(charges, outcomes) {
             for taken in std::mem::take(&mut self.charges) {
                 if let Some(room) = taken.put_back(self.leases, now) {
-                    outcomes[taken.at] = ChargeOutcome::Decided(CounterDecision::Allow(room));
+                    outcomes[taken.index] = ChargeOutcome::Decided(CounterDecision::Allow(room));
                 }
             }
             return Verdict::Deny;

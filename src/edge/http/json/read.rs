@@ -289,7 +289,7 @@ impl<'de> Deserialize<'de> for JsonUnit {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let raw = Box::<RawValue>::deserialize(deserializer)?;
         let unit = match serde_json::from_str::<String>(raw.get()) {
-            Ok(name) => RateLimitUnit::from_str_name(&name).map(i32::deserializer),
+            Ok(name) => RateLimitUnit::from_str_name(&name).map(i32::from),
             Err(_) => parse_integer(raw.get()).and_then(|number| i32::try_from(number).ok()),
         };
         unit.map(Self).ok_or_else(|| D::Error::custom("not the name or number of a unit"))
