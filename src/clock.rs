@@ -6,12 +6,11 @@
 //! - `now` ignores backward steps of the wall clock.
 //! - `steady` ignores all steps of the wall clock.
 //!
-//! Use `now` for rate limit windows and calendar units: no window starts twice, unless the process
-//! restarts. Use `steady` for durations, such as the lifetime of a permit or a share. Never compare
-//! an instant of `now` with an instant of `steady`.
+//! Use `now` for windows of rate limits. Use `steady` for durations, such as the lifetime of a
+//! permit or a share. Never compare an instant of `now` with an instant of `steady`.
 //!
-//! On Linux both read the boot clock, which runs while the machine sleeps and is slewed like the
-//! wall clock. Other systems use the monotonic clock, which may pause during sleep.
+//! On Linux, both read the boot clock, which runs while the machine sleeps and which NTP adjusts
+//! like the wall clock. Other systems use the monotonic clock, which may pause during sleep.
 //!
 //! Cost: one clock read. `now` also reads the wall clock once a second.
 //!
@@ -26,16 +25,16 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::kernel::units::Nanos;
 
-/// The environment variable that shifts this process's wall clock, in milliseconds. It is read
-/// once, at the start. Tests use it to simulate fleets whose clocks differ.
+/// The variable that shifts the wall clock, in milliseconds, so that tests can simulate fleets
+/// whose clocks differ. Read once, at the start.
 pub const SHIFT_VARIABLE: &str = "TEST_CLOCK_SHIFT_MS";
 
-/// The source of time.
+/// The clock of the process, or a clock for tests.
 #[derive(Debug)]
 pub enum Clock {
-    /// The clocks of the operating system.
+    /// The operating system's clocks.
     System(SystemClock),
-    /// A clock that is set by hand, for tests and replays.
+    /// A clock that is advanced by hand, for tests and replays.
     Manual(ManualClock),
 }
 
@@ -52,8 +51,7 @@ impl Clock {
         Self::Manual(ManualClock { steady: AtomicU64::new(now.0), wall_offset: AtomicU64::new(0) })
     }
 
-    /// The current wall clock time, which never runs backwards, in nanoseconds since the Unix
-    /// epoch.
+    /// Returns the wall clock time since the Unix epoch. Never runs backwards.
     #[must_use]
     pub fn now(&self) -> Nanos {
         match self {
@@ -62,7 +60,7 @@ impl Clock {
         }
     }
 
-    /// The wall clock time at the process start plus the time elapsed since, in nanoseconds.
+    /// Returns the wall clock time at the process start plus the time elapsed since then.
     #[must_use]
     pub fn steady(&self) -> Nanos {
         match self {
@@ -72,17 +70,17 @@ impl Clock {
     }
 }
 
-/// The clocks of the operating system.
+/// The operating system's clocks. All numbers are nanoseconds.
 #[derive(Debug)]
 pub struct SystemClock {
     started: Boot,
-    /// The shift of the wall clock by [`SHIFT_VARIABLE`], in nanoseconds.
+    /// The shift of the wall clock by [`SHIFT_VARIABLE`].
     shift: i64,
-    /// The wall clock at the start, in nanoseconds since the Unix epoch.
+    /// The wall clock at the start, since the Unix epoch.
     origin: u64,
-    /// The difference between `now` and the time since the start, in nanoseconds. It only grows.
+    /// The difference between `now` and the time since the start. It only grows.
     offset: AtomicU64,
-    /// The last read of the wall clock, in nanoseconds since the start.
+    /// The time of the last read of the wall clock, since the start.
     last_wall_read: AtomicU64,
 }
 
@@ -93,8 +91,8 @@ impl SystemClock {
         let shift = std::env::var(SHIFT_VARIABLE).ok().and_then(|text| text.parse::<i64>().ok());
         let shift = shift.unwrap_or(0).saturating_mul(1_000_000);
         let origin = nanos_since_epoch(wall).saturating_add_signed(shift);
-        let (offset, looked) = (AtomicU64::new(origin), AtomicU64::new(0));
-        Self { started, shift, origin, offset, last_wall_read: looked }
+        let (offset, last_wall_read) = (AtomicU64::new(origin), AtomicU64::new(0));
+        Self { started, shift, origin, offset, last_wall_read }
     }
 
     fn now(&self) -> Nanos {
@@ -111,7 +109,7 @@ impl SystemClock {
 
     fn elapsed(&self) -> u64 {
         let elapsed = self.started.elapsed();
-        // Nanoseconds in a u64 last for 584 years. u128 arithmetic would slow down every check.
+        // `as_nanos` returns a u128, whose arithmetic would slow down every check.
         elapsed.as_secs().saturating_mul(Nanos::SECOND.0) + u64::from(elapsed.subsec_nanos())
     }
 
@@ -119,8 +117,8 @@ impl SystemClock {
     #[expect(clippy::disallowed_methods, reason = "this is the one place that reads time")]
     fn follow_wall_clock(&self) {
         let wall = nanos_since_epoch(SystemTime::now()).saturating_add_signed(self.shift);
-        // Read after the wall clock. If the thread pauses in between, the offset is too small and
-        // `fetch_max` ignores it. An offset that is too large would be permanent.
+        // Read the elapsed time after the wall clock. If the thread pauses in between, the offset
+        // is too small, which `fetch_max` ignores. An offset that is too large would be permanent.
         let elapsed = self.elapsed();
         self.last_wall_read.store(elapsed, Relaxed);
         self.offset.fetch_max(wall.saturating_sub(elapsed), Relaxed);
@@ -143,7 +141,6 @@ impl Boot {
     }
 }
 
-/// A reading of the monotonic clock.
 #[cfg(not(target_os = "linux"))]
 #[derive(Debug)]
 struct Boot(Instant);
@@ -160,7 +157,7 @@ impl Boot {
     }
 }
 
-/// A clock that is set by hand.
+/// A clock that is advanced by hand.
 #[derive(Debug)]
 pub struct ManualClock {
     steady: AtomicU64,
@@ -169,14 +166,14 @@ pub struct ManualClock {
 }
 
 impl ManualClock {
-    /// Advances both `now` and `steady` by `by`.
-    pub fn advance(&self, by: Nanos) {
-        self.steady.fetch_add(by.0, Relaxed);
+    /// Advances `now` and `steady`.
+    pub fn advance(&self, duration: Nanos) {
+        self.steady.fetch_add(duration.0, Relaxed);
     }
 
-    /// Steps `now` forward by `by`, like a step of the wall clock. `steady` does not change.
-    pub fn step_wall_clock(&self, by: Nanos) {
-        self.wall_offset.fetch_add(by.0, Relaxed);
+    /// Advances only `now`, as if the wall clock was set forward.
+    pub fn step_wall_clock(&self, duration: Nanos) {
+        self.wall_offset.fetch_add(duration.0, Relaxed);
     }
 
     fn steady(&self) -> Nanos {

@@ -1,7 +1,6 @@
 //! Sluicegate, a rate limiting service for Envoy and NGINX.
 //!
-//! The crate has layers. Each layer uses only the layers below it, which `tests/tidy.rs` checks. The
-//! kernel is a crate of its own:
+//! Each layer uses only the layers below it, which `tests/tidy.rs` checks:
 //!
 //! ```text
 //! cli → edge, source, engine → config, clock, store, telemetry → kernel, pem
@@ -9,16 +8,13 @@
 //!
 //! # Layers
 //!
-//! * [`kernel`] has the algorithms, as pure functions of state, time
-//!   and hits. The Lua scripts in Redis are transcriptions of them.
-//! * [`config`] parses and validates configuration; it opens no files.
-//!   A configuration is loaded whole or rejected with all its errors.
+//! * [`kernel`], a crate of its own, has the algorithms: pure functions of state, time and hits.
+//!   The Lua scripts in Redis are transcriptions of them.
+//! * [`config`] parses and validates configuration, but opens no files.
 //! * [`pem`] reads certificates and keys for TLS. No error contains part of a key.
 //! * [`clock`] is the only reader of time, and never runs backwards.
-//! * [`store`] stores counters, in memory or in a Redis that
-//!   replicas share. It returns one outcome per charge, in order.
-//! * [`engine`] turns a check into a decision, under one configuration and
-//!   one instant. An invalid check is rejected before any counter changes.
+//! * [`store`] stores counters, in memory or in a Redis that replicas share.
+//! * [`engine`] turns a check into a decision.
 //! * [`source`] loads configuration from files or xDS. A rejected load changes nothing.
 //! * [`edge`] implements the protocols: gRPC, HTTP, NGINX and others. It makes no decisions.
 //! * [`telemetry`] has metrics, traces and statistics. Every label has a bounded number of values.
@@ -40,18 +36,16 @@
 //! 8. `edge::grpc::convert` and [`edge::headers`] write the reply.
 //! 9. [`telemetry::event`] counts the decision.
 //!
-//! `/json` replaces the steps 1 and 8 with its own. Hooks without descriptors (`ext_authz`, NGINX)
-//! use [`edge::hook`], which builds the message that Envoy's rate limit filter would have sent.
+//! `/json` has its own steps 1 and 8. Hooks, which are calls without descriptors (`ext_authz`,
+//! NGINX), use [`edge::hook`], which builds the message that Envoy's rate limit filter would send.
 //!
-//! **Leased limits.** [`engine::lease`] takes the place of step 5. It spends from a
-//! balance borrowed with a lease call
-//! ([`exchange_lease_message`](store::CounterStore::exchange_lease_message), [`kernel::lease`]).
-//! If balances cover the whole check, the decision is made without waiting.
+//! **Leased limits.** Instead of step 5, [`engine::lease`] spends from a balance borrowed with
+//! [`exchange_lease_message`](store::CounterStore::exchange_lease_message) ([`kernel::lease`]). If
+//! balances cover the whole check, the decision needs no waiting.
 //!
-//! **Concurrency limits.** [`engine::concurrency::path`] leads a check through its concurrency
-//! limits before step 2; `edge::grpc::ext_proc` calls it. [`engine::concurrency`] acquires a
-//! permit from [`kernel::concurrency`], or waits in its queue. At the end of the request
-//! it releases the permit with the latency, from which an adaptive limit is inferred.
+//! **Concurrency limits.** Before step 2, [`engine::concurrency::path`] acquires a permit of each
+//! concurrency limit of the check from [`kernel::concurrency`], or waits in its queue. The end of
+//! the request releases the permit with the latency, from which an adaptive limit is inferred.
 //!
 //! **Shared limits.** The concurrency limit is this replica's share of a limit of the
 //! fleet. [`engine::fleet::reporter`] reports all shares to the store

@@ -4,19 +4,16 @@
 //! - An error names its file and never contains key material.
 //! - A file larger than [`MAX_FILE_BYTES`] is refused.
 //! - A certificate file without a certificate is an error.
-//!
-//! Not covered:
-//! - Reloading of changed files, and the use of a certificate (server, client or CA).
 
 use std::fs::File;
-use std::io::{self, Read as _};
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// The largest accepted file size in bytes. Certificate chains are much smaller.
+/// The largest accepted file size in bytes.
 pub const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// An error in a PEM file.
@@ -43,19 +40,13 @@ impl PemError {
 /// The file cannot be read, or is larger than [`MAX_FILE_BYTES`].
 pub fn read_file(path: &Path) -> Result<Vec<u8>, PemError> {
     let mut bytes = Vec::new();
-    let read =
-        File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes));
-    match read {
-        Err(error) => Err(unreadable(path, &error)),
-        Ok(_) if MAX_FILE_BYTES < u64::try_from(bytes.len()).unwrap_or(u64::MAX) => {
-            Err(PemError::new(path, &"holds more than a mebibyte"))
-        }
-        Ok(_) => Ok(bytes),
+    File::open(path)
+        .and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes))
+        .map_err(|error| PemError::new(path, &format_args!("cannot be read: {error}")))?;
+    if MAX_FILE_BYTES < u64::try_from(bytes.len()).unwrap_or(u64::MAX) {
+        return Err(PemError::new(path, &"holds more than a mebibyte"));
     }
-}
-
-fn unreadable(path: &Path, error: &io::Error) -> PemError {
-    PemError::new(path, &format_args!("cannot be read: {error}"))
+    Ok(bytes)
 }
 
 /// Reads the certificates of a PEM file.
@@ -63,12 +54,12 @@ fn unreadable(path: &Path, error: &io::Error) -> PemError {
 /// # Errors
 /// The file cannot be read, is not PEM, or has no certificate.
 pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, PemError> {
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read_file(path)?).collect();
-    match found {
-        Err(_) => Err(PemError::new(path, &"is not PEM")),
-        Ok(none) if none.is_empty() => Err(PemError::new(path, &"holds no certificate")),
-        Ok(certificates) => Ok(certificates),
+    let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read_file(path)?).collect();
+    let certificates = parsed.map_err(|_| PemError::new(path, &"is not PEM"))?;
+    if certificates.is_empty() {
+        return Err(PemError::new(path, &"holds no certificate"));
     }
+    Ok(certificates)
 }
 
 /// Reads the private key of a PEM file.
@@ -88,25 +79,25 @@ pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, PemError> {
 pub fn trusted_cas(path: &Path) -> Result<RootCertStore, PemError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {
-        let unfit =
-            |error| PemError::new(path, &format_args!("holds no root certificate: {error}"));
-        roots.add(certificate).map_err(unfit)?;
+        let invalid_ca =
+            |error| PemError::new(path, &format_args!("holds no valid CA certificate: {error}"));
+        roots.add(certificate).map_err(invalid_ca)?;
     }
     Ok(roots)
 }
 
-/// Reads the CAs of the PEM file `path`, and adds the system CAs if `with_system`. Without a file,
-/// returns the system CAs.
+/// Reads the CAs of the PEM file `path`, plus the system CAs if `with_system` is `true`. Without a
+/// file, returns the system CAs.
 ///
 /// # Errors
-/// Those of [`trusted_cas`].
+/// The file cannot be read, is not PEM, or has no certificate that can be a trusted CA.
 pub fn trusted_cas_or_system(
     path: Option<&Path>,
     with_system: bool,
 ) -> Result<RootCertStore, PemError> {
     let mut roots = path.map_or_else(|| Ok(RootCertStore::empty()), trusted_cas)?;
     if path.is_none() || with_system {
-        // A system without CAs is no error.
+        // A system without CAs is not an error.
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     }
     Ok(roots)
@@ -121,14 +112,15 @@ mod tests {
     #[test]
     fn errors_name_the_file_without_showing_its_content() {
         let directory = tempfile::tempdir().unwrap();
-        let at = |name: &str, text: &[u8]| {
+        let write_file = |name: &str, text: &[u8]| {
             let path = directory.path().join(name);
             fs::write(&path, text).unwrap();
             path
         };
         let broken = b"-----BEGIN PRIVATE KEY-----\nsecret!\n-----END PRIVATE KEY-----\n";
-        let (gone, empty) = (directory.path().join("gone"), at("empty", b""));
-        let (broken, large) = (at("broken", broken), at("large", &vec![b'x'; (1 << 20) + 1]));
+        let (gone, empty) = (directory.path().join("gone"), write_file("empty", b""));
+        let too_large = vec![b'x'; (1 << 20) + 1];
+        let (broken, large) = (write_file("broken", broken), write_file("large", &too_large));
         for (error, path, what) in [
             (certificates(&gone).unwrap_err(), &gone, "cannot be read"),
             (certificates(&empty).unwrap_err(), &empty, "holds no certificate"),
@@ -138,9 +130,9 @@ mod tests {
             (private_key(&broken).unwrap_err(), &broken, "holds no PEM key"),
             (trusted_cas_or_system(Some(&gone), true).unwrap_err(), &gone, "cannot be read"),
         ] {
-            let said = error.to_string();
-            assert!(said.starts_with(&path.display().to_string()) && said.contains(what), "{said}");
-            assert!(!said.contains("secret"), "{said}");
+            let text = error.to_string();
+            assert!(text.starts_with(&path.display().to_string()) && text.contains(what), "{text}");
+            assert!(!text.contains("secret"), "{text}");
         }
     }
 }

@@ -1,11 +1,8 @@
-//! Calls the admin port of a running replica.
+//! Calls the admin port of a running replica, without TLS.
 //!
 //! Guarantees:
 //! - Returns a reply or an error within [`CALL_TIMEOUT`].
 //! - Reads at most [`MAX_REPLY_BYTES`] bytes.
-//!
-//! Not covered:
-//! - TLS: the admin port listens on loopback, or behind a TLS proxy.
 
 use std::time::Duration;
 
@@ -20,11 +17,11 @@ use crate::config::explain::Explanation;
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_REPLY_BYTES: usize = 16 << 20;
 const HEX_DIGITS: &[u8; 16] = b"0123456789ABCDEF";
-/// The environment variable with the bearer token for the admin port. A command-line flag would be
-/// visible to every local user.
+/// The environment variable with the bearer token for the admin port. Every local user could see a
+/// command-line flag.
 const TOKEN_VARIABLE: &str = "SLUICEGATE_ADMIN_TOKEN";
 
-/// Asks the replica with the admin port `server` which limits a check of these descriptors matches.
+/// Asks the replica at `server` which limits a check of these descriptors matches.
 ///
 /// # Errors
 /// A message with the URL of the request and the reason of its failure.
@@ -38,7 +35,7 @@ pub(super) fn explain(
     let url = admin_url(server, "explain", domain, descriptors, &[("hits", &hits)])?;
     let body = block_on_reply(server, send_request(Method::GET, &url))?;
     serde_json::from_slice(&body)
-        .map_err(|error| format!("{server} answered what is no explanation: {error}"))
+        .map_err(|error| format!("{server}: invalid reply to /explain: {error}"))
 }
 
 /// Sends `action`, such as `reset`, for the counter or limit of these descriptors to the admin port
@@ -51,9 +48,9 @@ pub(super) fn post_change(
     action: &str,
     domain: &str,
     descriptors: &[String],
-    more: &[(&str, &str)],
+    parameters: &[(&str, &str)],
 ) -> Result<String, String> {
-    let url = admin_url(server, action, domain, descriptors, more)?;
+    let url = admin_url(server, action, domain, descriptors, parameters)?;
     let mut reply =
         String::from_utf8_lossy(&block_on_reply(server, send_request(Method::POST, &url))?)
             .into_owned();
@@ -68,7 +65,7 @@ fn admin_url(
     path: &str,
     domain: &str,
     descriptors: &[String],
-    more: &[(&str, &str)],
+    parameters: &[(&str, &str)],
 ) -> Result<String, String> {
     if !server.parse::<Uri>().is_ok_and(|uri| uri.scheme_str() == Some("http")) {
         return Err(format!(
@@ -77,7 +74,7 @@ fn admin_url(
     }
     let mut url =
         format!("{}/{path}?domain={}", server.trim_end_matches('/'), percent_encode(domain));
-    for (name, value) in more {
+    for (name, value) in parameters {
         url.extend(["&", name, "=", &percent_encode(value)]);
     }
     for descriptor in descriptors {
@@ -94,7 +91,7 @@ fn block_on_reply<T>(
     let runtime = runtime.map_err(|error| format!("cannot start: {error}"))?;
     runtime
         .block_on(async { tokio::time::timeout(CALL_TIMEOUT, reply).await })
-        .map_err(|_late| format!("{server} did not answer within {CALL_TIMEOUT:?}"))?
+        .map_err(|_elapsed| format!("{server} did not answer within {CALL_TIMEOUT:?}"))?
 }
 
 async fn send_request(method: Method, url: &str) -> Result<Vec<u8>, String> {
@@ -116,10 +113,10 @@ async fn send_request(method: Method, url: &str) -> Result<Vec<u8>, String> {
     match status {
         StatusCode::OK => Ok(body.into()),
         StatusCode::UNAUTHORIZED if token.is_some() => Err(format!(
-            "{url}: admin refuses the token in {TOKEN_VARIABLE}: it is not its admin_token"
+            "{url}: wrong token in {TOKEN_VARIABLE}; it must be the replica's admin_token"
         )),
         StatusCode::UNAUTHORIZED => {
-            Err(format!("{url}: admin wants a token; set {TOKEN_VARIABLE}"))
+            Err(format!("{url}: a token is required; set {TOKEN_VARIABLE}"))
         }
         _ => Err(format!("{url}: {status}: {}", String::from_utf8_lossy(&body).trim())),
     }

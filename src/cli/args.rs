@@ -4,9 +4,6 @@
 //! - `serve` has a flag for every setting of [`crate::config::settings`].
 //! - `--help` shows the default and the description of each setting.
 //! - All unknown flags of `serve` are reported together.
-//!
-//! Not covered:
-//! - The meaning of settings and the implementation of commands.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -19,7 +16,7 @@ use crate::config::settings::{Setting, Settings, Shape, table};
 /// Rate limiting and concurrency limiting for Envoy and NGINX.
 #[derive(Parser)]
 #[command(name = "sluicegate", version, max_term_width = 100)]
-#[command(after_help = "Exit codes: 0 yes, 1 no, 2 could not say.")]
+#[command(after_help = "Exit codes: 0 success, 1 findings or denied, 2 failure.")]
 pub struct Cli {
     /// The command to run, with its arguments.
     #[command(subcommand)]
@@ -46,8 +43,7 @@ pub enum Command {
     Schema(SchemaArgs),
 }
 
-/// Arguments of `sluicegate serve`. They do not implement `Debug`, because flags may contain a
-/// token.
+/// Arguments of `sluicegate serve`. No `Debug`, because flags may contain a token.
 #[derive(Args)]
 #[command(
     after_help = "Each setting is also a variable, SLUICEGATE_A_B_C for --a-b-c, and a key of \
@@ -68,7 +64,7 @@ pub struct ServeArgs {
 /// The settings given as flags.
 #[derive(Clone, Default)]
 pub struct SettingFlags {
-    /// The name of each flag on the command line, without leading dashes, and its values.
+    /// Each flag on the command line, without leading dashes, and its values.
     pub given: Vec<(String, Vec<String>)>,
 }
 
@@ -147,11 +143,10 @@ pub struct AskArgs {
     pub tls_server_name: Option<String>,
 }
 
-/// Arguments of `sluicegate doctor`. They do not implement `Debug`, because flags may contain a
-/// password.
+/// Arguments of `sluicegate doctor`. No `Debug`, because flags may contain a password.
 #[derive(Args)]
 #[command(
-    after_help = "The store is what `serve` would count in by the same flags, variables and file."
+    after_help = "The store is the one that `serve` uses with the same flags, variables and file."
 )]
 pub struct DoctorArgs {
     /// Read settings from this file.
@@ -236,10 +231,8 @@ pub enum SchemaKind {
 /// Parses the command line, whose first element is the program name.
 ///
 /// # Errors
-///
 /// The clap error, or the output of `--help` or `--version`. Unknown flags of `serve` are no error
-/// here. They are added to [`SettingFlags::given`], so that [`crate::config::settings::read`]
-/// reports them together with all other problems.
+/// here: [`crate::config::settings::read`] reports them with all other problems.
 pub fn parse(argv: Vec<OsString>) -> Result<Cli, clap::Error> {
     let mut argv = insert_ratelimit_command(argv);
     let mut unknown = Vec::new();
@@ -259,7 +252,7 @@ pub fn parse(argv: Vec<OsString>) -> Result<Cli, clap::Error> {
     }
 }
 
-/// Inserts the command `ratelimit` if the program was started under the file name `ratelimit`.
+/// Inserts the command `ratelimit` if the program's file name is `ratelimit`.
 fn insert_ratelimit_command(mut argv: Vec<OsString>) -> Vec<OsString> {
     let name = argv.first().map(Path::new).and_then(Path::file_name);
     if name.is_some_and(|name| name == RATELIMIT_PROGRAM)
@@ -272,8 +265,8 @@ fn insert_ratelimit_command(mut argv: Vec<OsString>) -> Vec<OsString> {
 
 const RATELIMIT_PROGRAM: &str = "ratelimit";
 
-/// Adds unknown flags to the settings of `serve` and `ratelimit`. For all other commands, an
-/// unknown flag is an error.
+/// Adds unknown flags to the settings of `serve` and `ratelimit`. For other commands they are an
+/// error.
 fn add_unknown_flags(
     mut cli: Cli,
     unknown: Vec<(String, Vec<String>)>,
@@ -297,18 +290,17 @@ fn unknown_flag(error: &clap::Error) -> Option<String> {
     }
 }
 
-/// Removes `flag` from `argv`, with the next argument if that looks like the flag's value. Returns
-/// the name of the flag.
+/// Removes `flag` and its value from `argv`. Returns the name of the flag.
 fn remove_flag(argv: &mut Vec<OsString>, flag: &str) -> Option<String> {
     let name = flag.split('=').next()?.to_owned();
     let (bare, with_value) = (format!("--{name}"), format!("--{name}="));
-    let at = argv.iter().position(|arg| {
+    let index = argv.iter().position(|arg| {
         arg.to_str().is_some_and(|arg| arg == bare || arg.starts_with(&with_value))
     })?;
-    let removed = argv.remove(at);
-    let value = argv.get(at).is_some_and(|next| !next.to_string_lossy().starts_with('-'));
-    if removed == *bare && value {
-        argv.remove(at);
+    let removed = argv.remove(index);
+    let has_value = argv.get(index).is_some_and(|next| !next.to_string_lossy().starts_with('-'));
+    if removed == *bare && has_value {
+        argv.remove(index);
     }
     Some(name)
 }
@@ -327,12 +319,11 @@ impl Args for SettingFlags {
 
 fn flag_arg(row: &'static Setting, defaults: &Settings) -> Arg {
     let help = format!("{} [default: {}]", row.doc, row.show(defaults));
-    // The placeholder for the value is a short list of the allowed words, or else the unit. A
-    // longer placeholder would indent the whole help text.
+    // The placeholder is a short list of the allowed words, or else the unit. A longer one would
+    // indent the whole help text.
     let value_name = if row.unit == "word" { row.accepts.as_str() } else { row.unit };
     let arg = Arg::new(row.name).long(row.flag.as_str()).help(help).value_name(value_name);
-    // Collect every value of a flag that is given twice, so that it is reported together with the
-    // other problems.
+    // Collects every value of a repeated flag, so that it is reported with the other problems.
     let arg = arg.action(ArgAction::Append).allow_negative_numbers(true);
     match row.shape {
         Shape::Switch => arg.num_args(0..=1).default_missing_value("true"),

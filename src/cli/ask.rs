@@ -1,10 +1,5 @@
-//! Implements `sluicegate ask`, which sends one check or changes a counter or limit.
-//!
-//! Guarantees:
-//! - Prints a result or an error within [`CALL_TIMEOUT`].
-//!
-//! Not covered:
-//! - The reason for a decision: see `sluicegate explain`.
+//! Implements `sluicegate ask`, which sends one check or changes a counter or limit. Prints a
+//! result or an error within [`CALL_TIMEOUT`].
 
 mod admin_reply;
 
@@ -33,9 +28,14 @@ const SERVER_WITHOUT_CHANGE: &str = "`--server` goes with --reset, --refund, --f
 pub(super) fn ask(args: &AskArgs, terminal: &mut Terminal<'_>) -> io::Result<CommandOutcome> {
     let result = match (&args.server, admin_action(args)) {
         (Some(server), Some((action, params))) => {
-            let more: Vec<_> = params.iter().map(|(name, text)| (*name, &**text)).collect();
-            let reply =
-                admin_client::post_change(server, action, &args.domain, &args.descriptors, &more);
+            let parameters: Vec<_> = params.iter().map(|(name, text)| (*name, &**text)).collect();
+            let reply = admin_client::post_change(
+                server,
+                action,
+                &args.domain,
+                &args.descriptors,
+                &parameters,
+            );
             reply.map(|reply_text| {
                 (
                     admin_reply::describe_change(args, action, &reply_text).unwrap_or(reply_text),
@@ -43,8 +43,7 @@ pub(super) fn ask(args: &AskArgs, terminal: &mut Terminal<'_>) -> io::Result<Com
                 )
             })
         }
-        // `--server` without a change is an error. A check at `--address` instead could charge the
-        // counters of another service.
+        // An error, because a check at `--address` could charge the counters of another service.
         (Some(_), None) => Err(SERVER_WITHOUT_CHANGE.to_owned()),
         (None, _) => send_check(args).map(|response| format_reply(args, &response)),
     };
@@ -53,14 +52,14 @@ pub(super) fn ask(args: &AskArgs, terminal: &mut Terminal<'_>) -> io::Result<Com
             write!(terminal.out, "{text}")?;
             Ok(outcome)
         }
-        Err(sentence) => {
-            writeln!(terminal.err, "error: {sentence}")?;
+        Err(message) => {
+            writeln!(terminal.err, "error: {message}")?;
             Ok(CommandOutcome::Failed)
         }
     }
 }
 
-/// Returns the change that the flags request on the admin port, with its parameters. `None` if the
+/// Returns the change for the admin port that the flags request, with its parameters. `None` if the
 /// flags request a check.
 fn admin_action(args: &AskArgs) -> Option<(&'static str, Vec<(&'static str, String)>)> {
     match (&args.force, &args.long) {
@@ -90,18 +89,18 @@ fn send_check(args: &AskArgs) -> Result<RateLimitResponse, String> {
     let call = async {
         let channel = connect(&server).await.map_err(|error| error.to_string())?;
         let response = RateLimitServiceClient::new(channel).should_rate_limit(request).await;
-        let refused =
+        let status_error =
             |status: tonic::Status| format!("refused ({:?}): {}", status.code(), status.message());
-        response.map(tonic::Response::into_inner).map_err(refused)
+        response.map(tonic::Response::into_inner).map_err(status_error)
     };
     let reply = runtime.block_on(async { tokio::time::timeout(CALL_TIMEOUT, call).await });
     let timeout_error = |_| format!("{} did not answer within {CALL_TIMEOUT:?}", args.address);
-    reply.map_err(timeout_error)?.map_err(|why| format!("{}: {why}", args.address))
+    reply.map_err(timeout_error)?.map_err(|error| format!("{}: {error}", args.address))
 }
 
 fn server_address(args: &AskArgs) -> Result<XdsServer, String> {
     let address = args.address.rsplit_once(':');
-    // Refuse a URL, which contains a slash: `--address` takes host:port.
+    // A URL contains a slash; `--address` takes host:port.
     let address = address.filter(|(host, _)| !host.is_empty() && !host.contains('/'));
     let parsed = address.and_then(|(host, port)| Some((host, port.parse().ok()?)));
     let Some((host, port)) = parsed else {
@@ -124,7 +123,7 @@ fn to_descriptor(text: &str, hits: u64) -> Result<RateLimitDescriptor, String> {
     Ok(RateLimitDescriptor { entries, hits_addend, ..RateLimitDescriptor::default() })
 }
 
-/// Formats one line for each descriptor and each response header, then the verdict.
+/// Formats one line for each descriptor and response header, then the verdict.
 fn format_reply(args: &AskArgs, reply: &RateLimitResponse) -> (String, CommandOutcome) {
     let mut text = String::new();
     for (descriptor, status) in args.descriptors.iter().zip(&reply.statuses) {
@@ -160,8 +159,8 @@ fn format_status(status: &DescriptorStatus) -> String {
     line
 }
 
-/// Formats the unit of a limit with a leading space, for example " per day". Empty if Envoy's
-/// protocol has no unit for the period of the limit.
+/// Formats the unit of a limit with a leading space, such as " per day". Empty if Envoy's protocol
+/// has no unit for the period.
 fn unit_suffix(unit: i32) -> String {
     match Unit::try_from(unit) {
         Ok(Unit::Unknown) => String::new(),

@@ -1,11 +1,5 @@
-//! Implements `sluicegate check`, which validates files of limits.
-//!
-//! Guarantees:
-//! - Prints up to 200 findings per file, errors first, then a summary of all.
-//! - Warnings count as errors only with `--warnings-as-errors`.
-//!
-//! Not covered:
-//! - The validation itself: see [`crate::config`].
+//! Implements `sluicegate check`, which validates files of limits. Prints up to 200 findings per
+//! file, errors first, then a summary.
 
 use std::io;
 
@@ -28,10 +22,10 @@ pub(super) fn check(args: &CheckArgs, terminal: &mut Terminal<'_>) -> io::Result
             return Ok(CommandOutcome::Failed);
         }
     };
-    let named = files.iter().map(|file| (&*file.name, &*file.bytes));
-    let loaded = load(named, Revision::default(), args.merge_domains);
-    let found = loaded.map_or_else(|found| found, |(_, warnings)| warnings);
-    let report = CheckReport { findings: found, files: files.len() };
+    let named_files = files.iter().map(|file| (&*file.name, &*file.bytes));
+    let loaded = load(named_files, Revision::default(), args.merge_domains);
+    let findings = loaded.map_or_else(|findings| findings, |(_, warnings)| warnings);
+    let report = CheckReport { findings, files: files.len() };
     match args.format {
         FindingsFormat::Text => report.print_text(terminal.out)?,
         FindingsFormat::Json => writeln!(terminal.out, "{:#}", report.to_json())?,
@@ -94,8 +88,7 @@ impl CheckReport {
     }
 }
 
-/// Returns the SARIF notification with the number of findings that the output omits. `None` if it
-/// omits none.
+/// Returns the SARIF notification with the number of omitted findings, or `None` if there are none.
 fn omitted_findings_notice(omitted: SeverityCounts) -> Option<Value> {
     let notice =
         json!({"level": "warning", "message": {"text": format!("and {omitted}, not shown")}});

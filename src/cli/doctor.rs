@@ -2,12 +2,9 @@
 //!
 //! Guarantees:
 //! - Every finding names the address of the Redis and the fix.
-//! - Exits with 0 (suitable), 1 (errors) or 2 (unreachable).
-//! - Warnings cause exit code 1 only with `--warnings-as-errors`.
+//! - Exits with 0 (suitable), 1 (errors, or warnings with `--warnings-as-errors`) or 2
+//!   (unreachable).
 //! - `serve` logs the same findings once Redis is reachable, and starts in spite of them.
-//!
-//! Not covered:
-//! - Collecting facts about a Redis and evaluating them: see the submodules.
 
 mod collect;
 mod evaluate;
@@ -25,7 +22,6 @@ use crate::config::settings::{CounterKeys, Settings};
 use crate::store::redis::RedisOptions;
 use evaluate::{DoctorFinding, DoctorRequirements, DoctorSeverity, RedisFacts, evaluate_facts};
 
-/// The pause between two attempts to reach a Redis.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) fn doctor(
@@ -36,7 +32,7 @@ pub(super) fn doctor(
 ) -> io::Result<CommandOutcome> {
     let stores = store::all_redis_options(settings);
     if stores.is_empty() {
-        writeln!(terminal.err, "error: there is no store to look at; name one with --backend")?;
+        writeln!(terminal.err, "error: no Redis is configured; name one with --backend")?;
         return Ok(CommandOutcome::Failed);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -55,7 +51,7 @@ pub(super) fn doctor(
                 examined.extend(facts);
             }
             Err(error) => {
-                let fix = "name a Redis that runs and lets us in with --backend";
+                let fix = "check the address and the credentials in --backend";
                 writeln!(terminal.err, "error: {error}: {fix}")?;
                 return Ok(CommandOutcome::Failed);
             }
@@ -111,8 +107,8 @@ async fn log_findings(options: RedisOptions, requirements: DoctorRequirements, c
     let facts = loop {
         match collect::collect_facts(&options, requirements.has_compat_keys, &clock).await {
             Ok(facts) => break facts,
-            // Not logged here: the store's own connection logs the same failure.
-            Err(_refused) => tokio::time::sleep(RETRY_INTERVAL).await,
+            // Not logged, because the store's own connection logs the same failure.
+            Err(_unreachable) => tokio::time::sleep(RETRY_INTERVAL).await,
         }
     };
     for finding in facts.iter().flat_map(|facts| evaluate_facts(facts, requirements)) {
@@ -120,7 +116,7 @@ async fn log_findings(options: RedisOptions, requirements: DoctorRequirements, c
     }
 }
 
-/// Logs the findings about each Redis in `settings`, as soon as that Redis is reachable.
+/// Logs the findings about each Redis in `settings` as soon as it is reachable.
 pub(super) async fn log_all_findings(settings: Settings) {
     let requirements = requirements(&settings);
     let mut tasks = tokio::task::JoinSet::new();

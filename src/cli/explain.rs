@@ -1,11 +1,7 @@
 //! Implements `sluicegate explain`, which shows the limit that a descriptor matches.
 //!
-//! Guarantees:
-//! - Prints the explanation of [`crate::config::explain`].
-//! - Exits with 0 if a descriptor has a limit, and with 1 if none has.
-//!
-//! Not covered:
-//! - The state of counters, which needs a running replica.
+//! Exits with 0 if a descriptor has a limit, and with 1 if none has. Shows the state of counters
+//! only with a running replica.
 
 use std::io;
 
@@ -20,14 +16,13 @@ use crate::config::{self, Config, descriptor_text};
 use crate::kernel::units::{Hits, Nanos, Revision};
 use crate::source::file::read_tree;
 
-/// The maximum number of non-matching value patterns to print for an entry. Further patterns are
-/// only counted.
+/// The maximum number of non-matching patterns to print for an entry. Others are only counted.
 const MAX_ABSENT_PATTERNS: usize = 3;
 
-/// The duration units below one second, and the number of each in a second.
+/// The duration units below one second, and how many of each make a second.
 const SUBSECOND_UNITS: [(&str, u64); 3] = [("ms", 1_000), ("us", 1_000_000), ("ns", 1_000_000_000)];
 
-/// Runs `sluicegate explain`: prints the limits that a check would match at the time of `clock`.
+/// Runs `sluicegate explain`: prints the limits that a check would match now, by `clock`.
 ///
 /// # Errors
 /// Writing to the terminal failed.
@@ -38,8 +33,8 @@ pub fn explain(
 ) -> io::Result<CommandOutcome> {
     let explanation = match explain_check(args, clock.now()) {
         Ok(explanation) => explanation,
-        Err(sentences) => {
-            writeln!(terminal.err, "{sentences}")?;
+        Err(message) => {
+            writeln!(terminal.err, "{message}")?;
             return Ok(CommandOutcome::Failed);
         }
     };
@@ -50,15 +45,17 @@ pub fn explain(
         }
         OutputFormat::Text => print_text(&explanation, terminal.out)?,
     }
-    let has_limit =
-        explanation.descriptors.iter().any(|one| one.rule.is_some() || one.concurrency.is_some());
+    let has_limit = explanation
+        .descriptors
+        .iter()
+        .any(|descriptor| descriptor.rule.is_some() || descriptor.concurrency.is_some());
     Ok(if has_limit { CommandOutcome::Success } else { CommandOutcome::Negative })
 }
 
 fn explain_check(args: &ExplainArgs, now: Nanos) -> Result<Explanation, String> {
     if let Some(server) = &args.server {
         let explanation = admin_client::explain(server, &args.domain, &args.descriptors, args.hits);
-        return explanation.map_err(|sentence| format!("error: {sentence}"));
+        return explanation.map_err(|message| format!("error: {message}"));
     }
     let descriptors: Result<Vec<_>, String> =
         args.descriptors.iter().map(|descriptor| parse_descriptor(descriptor)).collect();
@@ -71,10 +68,10 @@ fn explain_check(args: &ExplainArgs, now: Nanos) -> Result<Explanation, String> 
 fn load_config(args: &ExplainArgs) -> Result<Config, String> {
     let files =
         read_tree(&args.limits).map_err(|error| format!("error: {}", error.with_cause()))?;
-    let named = files.iter().map(|file| (&*file.name, &*file.bytes));
-    match config::load(named, Revision::default(), args.merge_domains) {
+    let named_files = files.iter().map(|file| (&*file.name, &*file.bytes));
+    match config::load(named_files, Revision::default(), args.merge_domains) {
         Ok((config, _)) => Ok(config),
-        Err(found) => Err(found.to_string()),
+        Err(findings) => Err(findings.to_string()),
     }
 }
 
@@ -83,7 +80,7 @@ fn parse_descriptor(descriptor: &str) -> Result<Vec<(String, String)>, String> {
         return Ok(Vec::new());
     }
     descriptor_text::parse_entries(descriptor)
-        .map_err(|why| format!("error: --descriptor {descriptor}: {why}"))
+        .map_err(|error| format!("error: --descriptor {descriptor}: {error}"))
 }
 
 fn print_text(explanation: &Explanation, out: &mut dyn io::Write) -> io::Result<()> {
@@ -131,11 +128,12 @@ fn print_steps(descriptor: &DescriptorExplanation, out: &mut dyn io::Write) -> i
 
 fn print_step(step: &EntryExplanation, out: &mut dyn io::Write) -> io::Result<()> {
     writeln!(out, "  {}", step.entry)?;
-    let is_absent = |one: &Candidate| one.kind == "pattern" && one.verdict == "absent";
+    let is_absent =
+        |candidate: &Candidate| candidate.kind == "pattern" && candidate.verdict == "absent";
     let more = step
         .candidates
         .iter()
-        .filter(|one| is_absent(one))
+        .filter(|candidate| is_absent(candidate))
         .count()
         .saturating_sub(MAX_ABSENT_PATTERNS);
     let mut shown = 0;
@@ -175,7 +173,7 @@ fn print_rule(rule: &RuleExplanation, out: &mut dyn io::Write) -> io::Result<()>
         return writeln!(out, "    decision  none: replaced by `{replacement}` in this check");
     }
     let fresh = &rule.fresh;
-    // A limit that has a counter lacks `remaining` only during a forced decision.
+    // A limit with a counter lacks `remaining` only during a forced decision.
     let is_forced = rule.counter.is_some() && fresh.remaining.is_none();
     let counter_note = if is_forced { ", whatever the counter" } else { " on an empty counter" };
     write!(out, "    decision  {}{counter_note}: {}", hits_text(fresh.hits), fresh.verdict)?;
@@ -185,14 +183,14 @@ fn print_rule(rule: &RuleExplanation, out: &mut dyn io::Write) -> io::Result<()>
     writeln!(out)
 }
 
-/// Rounds a duration of more than one second in ms, us or ns up to whole seconds: `1500ms` to `2s`.
+/// Rounds a duration above one second in ms, us or ns up to whole seconds: `1500ms` to `2s`.
 fn round_up_to_seconds(time: &str) -> String {
-    let seconds = |(unit, per): &(&str, u64)| {
+    let seconds = |(unit, per_second): &(&str, u64)| {
         let number: u64 = time.strip_suffix(*unit)?.parse().ok()?;
-        (*per < number).then(|| format!("{}s", number.div_ceil(*per)))
+        (*per_second < number).then(|| format!("{}s", number.div_ceil(*per_second)))
     };
-    let found = SUBSECOND_UNITS.iter().find_map(seconds);
-    found.unwrap_or_else(|| time.to_owned())
+    let rounded = SUBSECOND_UNITS.iter().find_map(seconds);
+    rounded.unwrap_or_else(|| time.to_owned())
 }
 
 fn hits_text(hits: u64) -> String {

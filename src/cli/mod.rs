@@ -1,11 +1,8 @@
-//! The command line.
+//! The command line. A command only connects other modules.
 //!
 //! Guarantees:
 //! - Every command ends with a [`CommandOutcome`], which determines the exit code.
 //! - Results go to standard output, and errors to standard error.
-//!
-//! Not covered:
-//! - Logic: a command only connects other modules.
 
 mod admin_client;
 pub mod args;
@@ -38,8 +35,7 @@ pub fn run(
         Ok(cli) => run_command(cli, environment, terminal),
         Err(error) => print_clap_error(&error, terminal),
     };
-    // Writing the output fails if its reader has closed it, as in `sluicegate schema limits |
-    // head`.
+    // Writing fails if the reader has closed the output, as in `sluicegate schema limits | head`.
     result.unwrap_or(CommandOutcome::Failed)
 }
 
@@ -107,10 +103,10 @@ fn start_as_ratelimit(
         return Ok(CommandOutcome::Failed);
     };
     let translated = match ratelimit::read_environment(variables, &input.explicit_setting_names()) {
-        Ok(read) => read,
-        Err(sentences) => {
-            for sentence in sentences {
-                writeln!(terminal.err, "error: {sentence}")?;
+        Ok(translated) => translated,
+        Err(messages) => {
+            for message in messages {
+                writeln!(terminal.err, "error: {message}")?;
             }
             return Ok(CommandOutcome::Failed);
         }
@@ -125,7 +121,7 @@ fn start_as_ratelimit(
     }
 }
 
-/// Loads the settings. Returns `None` after printing the errors in them.
+/// Loads the settings. Returns `None` after printing their errors.
 fn load_settings(
     serve: &ServeArgs,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
@@ -146,8 +142,8 @@ fn collect_settings(
 ) -> io::Result<Option<SettingsInput>> {
     match settings_input::collect(serve, environment) {
         Ok(input) => Ok(Some(input)),
-        Err(sentence) => {
-            writeln!(terminal.err, "error: {sentence}")?;
+        Err(message) => {
+            writeln!(terminal.err, "error: {message}")?;
             Ok(None)
         }
     }

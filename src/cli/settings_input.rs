@@ -9,13 +9,12 @@ use std::path::Path;
 use super::args::ServeArgs;
 use crate::config::settings::{PREFIX, SettingsInput};
 
-/// The maximum size of `server.yaml`, in bytes. Bounds the memory use if the path names a device.
+/// The maximum size of `server.yaml`, in bytes. Bounds the memory use if the path is a device.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Collects the settings from flags, environment variables and `server.yaml`.
 ///
 /// # Errors
-///
 /// `server.yaml` cannot be read.
 pub fn collect(
     serve: &ServeArgs,
@@ -30,7 +29,7 @@ pub fn collect(
 }
 
 /// Returns an environment variable if its name starts with `SLUICEGATE_`. Bytes that are not UTF-8
-/// become U+FFFD. Every setting except a path rejects that character.
+/// become U+FFFD, which only settings with a path accept.
 fn own_variable((name, text): (OsString, OsString)) -> Option<(String, String)> {
     let name = name.to_str()?.to_owned();
     name.starts_with(PREFIX).then(|| (name, text.to_string_lossy().into_owned()))

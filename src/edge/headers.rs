@@ -3,12 +3,7 @@
 //! Guarantees:
 //! - Times are whole seconds, rounded up.
 //! - Every header value is visible ASCII.
-//! - The two headers of the IETF draft list at most [`MAX_LISTED`] limits, to bound their length.
-//!
-//! Not covered:
-//! - The choice of the binding limit, the one limit of a decision
-//!   that the three headers of envoyproxy/ratelimit describe (see `kernel::decision`).
-//! - Adding the headers to a reply (see each protocol).
+//! - The two headers of the IETF draft list at most [`MAX_LISTED`] limits.
 //!
 //! | header | content | sent if |
 //! |---|---|---|
@@ -33,19 +28,19 @@ use crate::kernel::units::Nanos;
 /// The release of the permits must reach this replica.
 pub const OWNER_KEY: &str = "x-sluicegate-owner";
 
-/// The maximum number of limits in `RateLimit` and `RateLimit-Policy`.
-/// Proxies on the way to the client may reject headers of several kilobytes.
+/// The largest number of limits in `RateLimit` and `RateLimit-Policy`. Proxies may reject headers
+/// of several kilobytes.
 pub const MAX_LISTED: usize = 8;
 
 const DEFAULT_NAME: &str = "default";
 
-/// The largest integer that a structured header field can contain: 15 digits (RFC 9651 §3.3.1).
+/// The largest integer in a structured header field: 15 digits (RFC 9651 §3.3.1).
 const MAX_STRUCTURED_INTEGER: u64 = 999_999_999_999_999;
 
-/// The choice of rate limit headers in replies.
+/// The rate limit headers that replies contain.
 #[derive(Clone, Debug, Default)]
 pub struct RateLimitHeaders {
-    /// The names of the three headers of envoyproxy/ratelimit. `None` means that none is sent.
+    /// The names of the three headers of envoyproxy/ratelimit. `None` sends none of them.
     pub compat_names: Option<CompatHeaderNames>,
     /// Sends `RateLimit` and `RateLimit-Policy` of the IETF draft.
     pub draft: bool,
@@ -53,9 +48,8 @@ pub struct RateLimitHeaders {
     pub retry_after: bool,
 }
 
-/// The names of the three rate limit headers of envoyproxy/ratelimit.
-///
-/// A name is sent as configured, even if it is empty.
+/// The names of the three rate limit headers of envoyproxy/ratelimit. They are sent as configured,
+/// even if empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompatHeaderNames {
     /// The name of the header with the limit's requests per unit.
@@ -80,22 +74,22 @@ impl Default for CompatHeaderNames {
 pub type HeaderPair<'h> = (&'h str, String);
 
 impl RateLimitHeaders {
-    /// Returns the choice of headers that the settings `response_headers` and `retry_after` make.
+    /// Returns the headers that the settings `response_headers` and `retry_after` select.
     #[must_use]
     pub fn from_settings(settings: &Settings) -> Self {
-        let chosen = settings.response_headers;
-        let reference = matches!(chosen, ResponseHeaders::Ratelimit | ResponseHeaders::All);
+        let selected = settings.response_headers;
+        let has_compat = matches!(selected, ResponseHeaders::Ratelimit | ResponseHeaders::All);
         Self {
-            compat_names: reference.then(|| CompatHeaderNames::from_settings(settings)),
-            // In shadow mode limits are not enforced, so clients should not obey them.
-            draft: matches!(chosen, ResponseHeaders::Draft | ResponseHeaders::All)
+            compat_names: has_compat.then(|| CompatHeaderNames::from_settings(settings)),
+            // Clients should not obey limits in shadow mode, which are not enforced.
+            draft: matches!(selected, ResponseHeaders::Draft | ResponseHeaders::All)
                 && !settings.shadow_mode,
             retry_after: settings.retry_after,
         }
     }
 
-    /// Returns the headers of a decision, in the order in which they are sent.
-    /// Allocates nothing if all headers are disabled.
+    /// Returns the headers of a decision, in the order in which they are sent. Allocates nothing if
+    /// all headers are disabled.
     #[must_use]
     pub fn for_decision(&self, decision: &Decision) -> SmallVec<[HeaderPair<'_>; 6]> {
         let mut headers = SmallVec::new();
@@ -113,8 +107,7 @@ impl RateLimitHeaders {
 }
 
 impl CompatHeaderNames {
-    /// Returns the names that are configured by `limit_header`, `remaining_header`
-    /// and `reset_header`.
+    /// Returns the names in the settings `limit_header`, `remaining_header` and `reset_header`.
     #[must_use]
     pub fn from_settings(settings: &Settings) -> Self {
         Self {
@@ -140,34 +133,39 @@ impl CompatHeaderNames {
     }
 }
 
-/// Returns `RateLimit-Policy` and `RateLimit` of the IETF draft.
-///
-/// They omit limits in shadow mode: a client that obeys a header would enforce them.
+/// Returns `RateLimit-Policy` and `RateLimit` of the IETF draft. Omits limits in shadow mode,
+/// because a client would obey them.
 fn draft_headers<'h>(decision: &Decision) -> SmallVec<[HeaderPair<'h>; 2]> {
     let listed: SmallVec<[_; MAX_LISTED]> = decision
         .statuses
         .iter()
         .filter_map(|status| reportable_limit(&status.decision))
-        .filter(|(finding, _)| !finding.enforcement.shadow)
+        .filter(|(decision, _)| !decision.enforcement.shadow)
         .take(MAX_LISTED)
         .collect();
     if listed.is_empty() {
         return SmallVec::new();
     }
     let policy_names =
-        listed.iter().map(|(_, shown)| StructuredString(policy_name(shown)).to_string());
+        listed.iter().map(|(_, limit)| StructuredString(policy_name(limit)).to_string());
     let names = make_names_unique(&policy_names.collect::<SmallVec<[_; MAX_LISTED]>>());
-    let items = |show: fn(&DescriptorDecision, &AppliedLimit) -> String| -> String {
-        let each = |(name, &(finding, shown)): (&String, &(&DescriptorDecision, &AppliedLimit))| {
-            format!("\"{name}\";{}", show(finding, shown))
-        };
-        names.iter().zip(&listed).map(each).collect::<SmallVec<[_; MAX_LISTED]>>().join(", ")
+    let items = |format_item: fn(&DescriptorDecision, &AppliedLimit) -> String| -> String {
+        let format_named =
+            |(name, &(decision, limit)): (&String, &(&DescriptorDecision, &AppliedLimit))| {
+                format!("\"{name}\";{}", format_item(decision, limit))
+            };
+        names
+            .iter()
+            .zip(&listed)
+            .map(format_named)
+            .collect::<SmallVec<[_; MAX_LISTED]>>()
+            .join(", ")
     };
     let policies =
-        items(|_, shown| format!("q={};w={}", shown.requests, whole_seconds(shown.period)));
-    let limits = items(|finding, _| {
-        let left = finding.headroom.remaining.0.min(MAX_STRUCTURED_INTEGER);
-        format!("r={left};t={}", finding.headroom.reset_after.as_secs_ceil())
+        items(|_, limit| format!("q={};w={}", limit.requests, whole_seconds(limit.period)));
+    let limits = items(|decision, _| {
+        let remaining = decision.headroom.remaining.0.min(MAX_STRUCTURED_INTEGER);
+        format!("r={remaining};t={}", decision.headroom.reset_after.as_secs_ceil())
     });
     smallvec::smallvec![("RateLimit-Policy", policies), ("RateLimit", limits)]
 }
@@ -179,15 +177,15 @@ fn retry_after_header<'h>(decision: &Decision) -> Option<HeaderPair<'h>> {
 fn reportable_limit(
     descriptor_decision: &DescriptorDecision,
 ) -> Option<(&DescriptorDecision, &AppliedLimit)> {
-    descriptor_decision.header_limit().map(|shown| (descriptor_decision, shown))
+    descriptor_decision.header_limit().map(|limit| (descriptor_decision, limit))
 }
 
 fn policy_name(limit: &AppliedLimit) -> &str {
     limit.name.as_deref().filter(|name| !name.is_empty()).unwrap_or(DEFAULT_NAME)
 }
 
-/// Formats a limit's name as the content of a structured field string (RFC 9651).
-/// Percent-encodes bytes that such a string cannot contain.
+/// Formats a limit's name as the content of a structured field string (RFC 9651). Other bytes are
+/// percent-encoded.
 struct StructuredString<'a>(&'a str);
 
 impl fmt::Display for StructuredString<'_> {
@@ -200,23 +198,24 @@ impl fmt::Display for StructuredString<'_> {
     }
 }
 
-/// Makes the limits' names unique, so that a client can match each item of `RateLimit` with
-/// its item of `RateLimit-Policy`. The second limit `name` becomes `name-2`, or the next
-/// number without a conflict.
+/// Makes the limits' names unique: the second limit `name` becomes `name-2`, or the next free
+/// number. Clients match the items of `RateLimit` and `RateLimit-Policy` by name.
 fn make_names_unique(policy_names: &[String]) -> SmallVec<[String; MAX_LISTED]> {
     let mut names = SmallVec::new();
     for (index, name) in policy_names.iter().enumerate() {
-        let is_taken = |named: &String| policy_names.contains(named) || names.contains(named);
+        let is_taken =
+            |candidate: &String| policy_names.contains(candidate) || names.contains(candidate);
         let mut numbered = (2_u64..).map(|number| format!("{name}-{number}"));
         let is_duplicate = policy_names[..index].contains(name);
-        let number = if is_duplicate { numbered.find(|named| !is_taken(named)) } else { None };
+        let number =
+            if is_duplicate { numbered.find(|candidate| !is_taken(candidate)) } else { None };
         names.push(number.unwrap_or_else(|| name.clone()));
     }
     names
 }
 
-/// Converts to whole seconds, rounded up. At least 1, because a `Retry-After` of 0
-/// would mean "retry now", and a period of 0 seconds is no period.
+/// Converts to whole seconds, rounded up and at least 1: a `Retry-After` of 0 would mean "retry
+/// now".
 fn whole_seconds(duration: Nanos) -> u64 {
     duration.as_secs_ceil().max(1)
 }

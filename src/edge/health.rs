@@ -3,9 +3,6 @@
 //! Guarantees:
 //! - A draining process never becomes ready again.
 //! - Every subscriber of [`Health::watch`] receives the latest readiness.
-//!
-//! Not covered:
-//! - The decision when the readiness changes (see [`crate::cli`]).
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,7 +20,7 @@ pub enum Readiness {
     NoConfig,
     /// The store is unavailable, and the settings make readiness depend on it.
     StoreUnavailable,
-    /// The process is shutting down: it still finishes the open requests.
+    /// The process is shutting down, and finishes the open requests.
     Draining,
 }
 
@@ -38,21 +35,21 @@ impl fmt::Display for Readiness {
     }
 }
 
-/// The readiness of this process. All clones share the same state.
+/// The readiness of this process. All clones share one state.
 #[derive(Clone, Debug)]
 pub struct Health(Arc<HealthState>);
 
 #[derive(Debug)]
 struct HealthState {
     reported: watch::Sender<Readiness>,
-    /// `false` if the store is unavailable and the settings make readiness depend on it.
+    /// `true` unless the store is unavailable and the settings make readiness depend on it.
     is_store_available: AtomicBool,
     /// The readiness that would apply if the store were available.
     without_store: Mutex<Readiness>,
 }
 
 impl Health {
-    /// Creates the state with the readiness `initial`.
+    /// Creates the state with the given readiness.
     #[must_use]
     pub fn new(initial: Readiness) -> Self {
         let (reported, is_store_available) = (watch::Sender::new(initial), AtomicBool::new(true));
@@ -69,7 +66,7 @@ impl Health {
         *self.0.reported.borrow()
     }
 
-    /// Changes the readiness. Does nothing once the process is draining.
+    /// Changes the readiness, unless the process is draining.
     pub fn set_readiness(&self, next: Readiness) {
         let mut current = self.0.without_store.lock();
         if *current != Readiness::Draining {
@@ -78,8 +75,8 @@ impl Health {
         self.publish(*current);
     }
 
-    /// Records whether the store is available. If it is not, a process that
-    /// would be ready reports [`Readiness::StoreUnavailable`].
+    /// Records whether the store is available. If not, a ready process becomes
+    /// [`Readiness::StoreUnavailable`].
     pub fn set_store_available(&self, is_available: bool) {
         self.0.is_store_available.store(is_available, Ordering::Relaxed);
         let without_store = self.0.without_store.lock();
@@ -93,10 +90,10 @@ impl Health {
         } else {
             without_store
         };
-        self.0.reported.send_if_modified(|ready| std::mem::replace(ready, next) != next);
+        self.0.reported.send_if_modified(|reported| std::mem::replace(reported, next) != next);
     }
 
-    /// Subscribes to the changes of the readiness from now on.
+    /// Subscribes to later changes of the readiness.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<Readiness> {
         self.0.reported.subscribe()

@@ -1,16 +1,13 @@
 //! Builds and decides the checks of hooks: calls from proxies without descriptors.
 //!
-//! The setting `hooks` says how to build the descriptors from the request's attributes.
-//! The result is the message that Envoy's rate limit filter would have sent.
+//! The setting `hooks` says how to build the descriptors from the request's attributes. The result
+//! is the message that Envoy's rate limit filter would have sent.
 //!
 //! Guarantees:
 //! - All protocols build the check of a hook in the same way.
 //! - An unknown hook name is an error that lists the configured names.
 //! - A request from which no descriptor can be built is allowed, as in Envoy.
 //! - Concurrency limits apply only to requests with an id, because the release needs it.
-//!
-//! Not covered:
-//! - Reading the request's attributes and writing the reply (see each protocol).
 
 use std::time::Duration;
 
@@ -29,24 +26,25 @@ use crate::engine::{AdmissionOutcome, CheckError, Engine, RequestPermits, valida
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::EdgeOutcome;
 
-/// The interval at which a draining process looks for requests that wait in a queue.
+/// The interval at which a draining process checks whether its queues are empty.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The request header with the request id. The proxy must create the id and
-/// must replace such a header that the client sent.
+/// The request header with the request id. The proxy must create the id and overwrite an id that
+/// the client sent.
 pub const ID: &str = "x-sluicegate-id";
 
 /// The reasons why a call of a hook gets no decision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HookError {
-    /// The request lacks an attribute for each of the hook's descriptors. It is allowed.
-    #[error("no descriptor can be made of this request")]
+    /// The request lacks the attributes for every descriptor of the hook. Such a request is
+    /// allowed.
+    #[error("the request has no attributes for any descriptor of the hook")]
     NoDescriptors,
     /// The setting `hooks` is empty.
     #[error("no hooks are configured; see the setting `hooks`")]
     NoHooks,
-    /// The request names a hook that the setting `hooks` does not contain.
-    #[error("no hook is named {name:?}; the setting `hooks` has {known}")]
+    /// The setting `hooks` has no hook with the name in the request.
+    #[error("unknown hook {name:?}; the setting `hooks` has {known}")]
     UnknownHook {
         /// The hook name in the request.
         name: String,
@@ -62,26 +60,26 @@ pub enum HookError {
 }
 
 impl From<CheckError> for HookError {
-    fn from(refusal: CheckError) -> Self {
-        match refusal {
+    fn from(error: CheckError) -> Self {
+        match error {
             CheckError::BadId { why, .. } => Self::BadId(why),
             other => Self::Rejected(other),
         }
     }
 }
 
-/// Decides the check `request` of a hook within `timeout`. Cancellation-safe.
+/// Decides the check `request` of a hook within `timeout`. Can be canceled at any time.
 ///
-/// - With a request id, rate and concurrency limits apply, and the engine
-///   stores the permits under the id until their release.
-/// - Without a request id, only the rate limits apply.
+/// - With a request `id`, rate and concurrency limits apply, and the engine stores the permits
+///   under the id until their release.
+/// - Without an id, only the rate limits apply.
 ///
-/// If `request` is an error, the engine records that the id has no permits,
-/// so that its release does not count as an early release.
+/// If `request` is an error, the engine records that the id has no permits, so that its release
+/// does not count as early.
 ///
 /// # Errors
-/// The error in `request`, [`HookError::BadId`] or
-/// [`HookError::Rejected`]. After an error, the request has no permits.
+/// The error in `request`, [`HookError::BadId`] or [`HookError::Rejected`]. The request then has no
+/// permits.
 pub async fn decide(
     engine: &Engine,
     options: &ReplyOptions,
@@ -91,13 +89,13 @@ pub async fn decide(
 ) -> Result<AdmissionOutcome, HookError> {
     let valid_request = request.map_err(HookError::clone);
     let check = valid_request.and_then(|request| Ok(convert::to_check(request, options)?));
-    let question = check.inspect_err(|_| record_without_permits(engine, id))?;
+    let check = check.inspect_err(|_| record_without_permits(engine, id))?;
     let Some(id) = id else {
-        let decision = engine.decide_within(&question, timeout).await?;
+        let decision = engine.decide_within(&check, timeout).await?;
         return Ok(AdmissionOutcome::Decided(decision, RequestPermits::default()));
     };
     validate_id(id).map_err(HookError::BadId)?;
-    Ok(engine.acquire((id, 0), &question, &question, timeout).await?)
+    Ok(engine.acquire((id, 0), &check, &check, timeout).await?)
 }
 
 fn record_without_permits(engine: &Engine, id: Option<&str>) {
@@ -106,21 +104,20 @@ fn record_without_permits(engine: &Engine, id: Option<&str>) {
     }
 }
 
-/// Waits until this process drains and the queues of the limits of `permits` are empty.
-/// Until then the caller must detect the request's end, because only its release
-/// of the permits lets queued requests proceed.
+/// Waits until this process drains and no request waits for the limits of `permits`. Until then the
+/// caller must detect the request's end, because its release lets queued requests proceed.
 pub(in crate::edge) async fn wait_until_drained(
     draining: &mut watch::Receiver<bool>,
     permits: Option<&RequestPermits>,
 ) {
-    // An error means that the channel is closed, because the process ends.
-    let _is_closed = draining.wait_for(|leaving| *leaving).await.is_err();
+    // `wait_for` fails if the channel is closed, because the process ends.
+    let _is_closed = draining.wait_for(|is_draining| *is_draining).await.is_err();
     while permits.is_some_and(RequestPermits::has_waiters) {
         tokio::time::sleep(DRAIN_POLL_INTERVAL).await;
     }
 }
 
-/// Builds the check of the hook `name`, or of the first configured hook if `name` is `None`.
+/// Builds the check of the hook `name`, or of the first configured hook without a name.
 ///
 /// # Errors
 /// [`HookError::NoDescriptors`], [`HookError::NoHooks`] or [`HookError::UnknownHook`].
@@ -156,7 +153,7 @@ fn to_descriptor(entries: DescriptorEntries<'_>) -> RateLimitDescriptor {
     }
 }
 
-/// Returns the string at `key` in the dynamic metadata of the Envoy filter `filter`.
+/// Returns the text at `key` in the dynamic metadata of the Envoy filter `filter`.
 pub(super) fn filter_string<'m>(
     filter: &str,
     key: &str,
@@ -168,8 +165,8 @@ pub(super) fn filter_string<'m>(
     }
 }
 
-/// Returns the string at `key` in Envoy's dynamic metadata. A value of another
-/// type counts as missing, as in Envoy's rate limit action `metadata`.
+/// Returns the text at `key` in Envoy's dynamic metadata. A value of another type counts as
+/// missing, as in Envoy's rate limit action `metadata`.
 pub(super) fn metadata_string(metadata: Option<&Metadata>, key: &MetadataKey) -> Option<String> {
     let (last, path) = key.path.split_last()?;
     let mut current = metadata?.filter_metadata.get(&key.key)?;
@@ -187,18 +184,18 @@ pub(super) fn metadata_string(metadata: Option<&Metadata>, key: &MetadataKey) ->
 
 pub(super) const fn admission_outcome(result: &Result<AdmissionOutcome, HookError>) -> EdgeOutcome {
     match result {
-        Ok(AdmissionOutcome::Decided(answer, _)) => super::verdict_outcome(answer.verdict),
+        Ok(AdmissionOutcome::Decided(decision, _)) => super::verdict_outcome(decision.verdict),
         Ok(AdmissionOutcome::Rejected(_)) => EdgeOutcome::Deny,
-        Err(why) => hook_error_outcome(why),
+        Err(error) => hook_error_outcome(error),
     }
 }
 
-pub(super) const fn hook_error_outcome(why: &HookError) -> EdgeOutcome {
-    match why {
+pub(super) const fn hook_error_outcome(error: &HookError) -> EdgeOutcome {
+    match error {
         HookError::NoDescriptors => EdgeOutcome::NothingToCheck,
         HookError::NoHooks => EdgeOutcome::NoHooks,
         HookError::UnknownHook { .. } => EdgeOutcome::UnknownHook,
         HookError::BadId(_) => EdgeOutcome::BadId,
-        HookError::Rejected(refusal) => super::check_error_outcome(refusal),
+        HookError::Rejected(check_error) => super::check_error_outcome(check_error),
     }
 }

@@ -2,13 +2,8 @@
 //!
 //! Guarantees:
 //! - Every protocol calls the same [`Engine`](crate::engine::Engine).
-//! - All protocols share the conversion of checks ([`grpc::convert`])
-//!   and of rate limit headers ([`headers`]).
+//! - Checks ([`grpc::convert`]) and rate limit headers ([`headers`]) are the same in all protocols.
 //! - An invalid request gets an error in the format of its protocol, and changes no counter.
-//!
-//! Not covered:
-//! - Decisions (see [`crate::engine`]).
-//! - Creating the listening sockets (see [`crate::cli`]).
 
 pub mod grpc;
 pub mod headers;
@@ -22,35 +17,35 @@ use crate::kernel::decision::Verdict;
 use crate::telemetry::event::EdgeOutcome;
 use crate::telemetry::stats::StatCounter;
 
-/// The optional contents of the reply to a check, according to the settings.
+/// The optional parts of the reply to a check, as configured by the settings.
 #[derive(Clone, Debug, Default)]
 pub struct ReplyOptions {
-    /// The rate limit headers that the downstream client receives.
+    /// The rate limit headers for the client of the proxy.
     pub headers: headers::RateLimitHeaders,
-    /// The names of the three rate limit headers of envoyproxy/ratelimit that the upstream
-    /// receives. `None` means that it receives none.
+    /// The names of the rate limit headers of envoyproxy/ratelimit for the upstream. `None` sends
+    /// none.
     pub upstream_names: Option<headers::CompatHeaderNames>,
     /// Adds Envoy's `dynamic_metadata` to replies.
     pub dynamic_metadata: bool,
-    /// Allows refunds (`is_negative_hits`). If false, a check with a refund is an error.
+    /// Allows refunds (`is_negative_hits`). If `false`, a check with a refund is an error.
     pub allow_negative_hits: bool,
 }
 
 fn check_outcome(result: &Result<Decision, CheckError>) -> EdgeOutcome {
     match result {
-        Ok(answer) => verdict_outcome(answer.verdict),
-        Err(refusal) => check_error_outcome(refusal),
+        Ok(decision) => verdict_outcome(decision.verdict),
+        Err(error) => check_error_outcome(error),
     }
 }
 
-/// Counts a failed check in the statistics that have the names of envoyproxy/ratelimit.
-fn count_check_error(engine: &Engine, refusal: &CheckError) {
+/// Counts a failed check in the statistics that are named as in envoyproxy/ratelimit.
+fn count_check_error(engine: &Engine, error: &CheckError) {
     let Some(stats) = engine.stats() else { return };
-    if let CheckError::RefundsDisabled { .. } = refusal {
-        // Not counted: for envoyproxy/ratelimit, a refund is a message that it cannot parse.
+    if let CheckError::RefundsDisabled { .. } = error {
+        // envoyproxy/ratelimit cannot parse a refund, so it does not count one.
         return;
     }
-    let is_store_error = matches!(refusal, CheckError::StoreUnavailable(_));
+    let is_store_error = matches!(error, CheckError::StoreUnavailable(_));
     stats.add(if is_store_error { StatCounter::RedisError } else { StatCounter::ServiceError }, 1);
 }
 
@@ -61,8 +56,8 @@ const fn verdict_outcome(verdict: Verdict) -> EdgeOutcome {
     }
 }
 
-const fn check_error_outcome(refusal: &CheckError) -> EdgeOutcome {
-    match refusal {
+const fn check_error_outcome(error: &CheckError) -> EdgeOutcome {
+    match error {
         CheckError::EmptyDomain => EdgeOutcome::EmptyDomain,
         CheckError::NoDescriptors => EdgeOutcome::NoDescriptors,
         CheckError::NoConfig => EdgeOutcome::NoConfig,

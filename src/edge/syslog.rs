@@ -3,10 +3,8 @@
 //! Guarantees:
 //! - A datagram that does not match the format of [`parse_release`] is dropped and counted.
 //! - Datagrams from untrusted addresses are not parsed.
-//! - Nothing is sent in reply to a datagram.
 //!
-//! Not covered:
-//! - Lost datagrams: their permits expire after `max_duration`.
+//! Not covered: lost datagrams. Their permits expire after `max_duration`.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -21,17 +19,15 @@ use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{DatagramKind, Event as _};
 
-/// The largest datagram with a release, in bytes. It has room for a request id of
-/// 128 bytes, an owner, and the response times of about forty upstream attempts.
+/// The largest accepted datagram: a request id of 128 bytes, an owner, and about forty response
+/// times.
 pub const MAX_DATAGRAM_BYTES: usize = 512;
 
-/// The pause after a receive error. Without it, a broken socket would cause a busy loop.
+/// The pause after a receive error, because a broken socket would otherwise cause a busy loop.
 const RECEIVE_PAUSE: Duration = Duration::from_millis(100);
 
-/// The largest difference by which Sluicegate's own latency measurement may exceed NGINX's.
-///
-/// NGINX truncates to milliseconds, so a difference below this is NGINX's error.
-/// A larger one is the time that a slow client took to read the response.
+/// The largest difference by which Sluicegate's latency measurement may exceed NGINX's, which is
+/// truncated to milliseconds. A larger difference is the time of a slow client.
 const NGINX_TIME_TOLERANCE: Nanos = Nanos(1_500_000);
 /// The mean error of NGINX's truncation to milliseconds.
 const MEAN_TRUNCATION: Nanos = Nanos(500_000);
@@ -39,7 +35,7 @@ const MEAN_TRUNCATION: Nanos = Nanos(500_000);
 /// The status that NGINX logs if the client closed the connection before the response.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// The release of a request's permits, as NGINX logs it at the end of the request.
+/// A release of a request's permits, as NGINX logs it at the end of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SyslogRelease<'d> {
     /// The request id.
@@ -48,13 +44,14 @@ pub struct SyslogRelease<'d> {
     pub owner: Option<&'d str>,
     /// The outcome of the request.
     pub outcome: RequestOutcome,
-    /// The latency of the upstream, with a resolution of 1 ms. `None` if no upstream was called.
+    /// The upstream's latency, with a resolution of 1 ms. `None` if no upstream was called.
     pub rtt: Option<Nanos>,
 }
 
-/// Receives releases from `socket` forever. Drops datagrams from addresses outside `trusted`.
+/// Receives releases from `socket`. Never returns. Drops datagrams from addresses outside
+/// `trusted`.
 pub async fn serve(socket: UdpSocket, engine: Arc<Engine>, trusted: Networks) {
-    // One byte more than the largest valid datagram, to detect datagrams that are too long.
+    // One byte more than the largest datagram, to detect a longer one.
     let mut buffer = [0; MAX_DATAGRAM_BYTES + 1];
     loop {
         match socket.recv_from(&mut buffer).await {
@@ -86,12 +83,12 @@ fn apply_datagram(engine: &Engine, source: IpAddr, datagram: &[u8]) -> DatagramK
     DatagramKind::Release
 }
 
-/// Returns the more precise latency: Sluicegate's measurement or NGINX's. Sluicegate's
-/// is used unless it is so much longer that a slow client must have extended it.
+/// Returns the more precise latency: Sluicegate's own `measured` latency, unless it is so much
+/// longer than NGINX's that a slow client must have extended it.
 #[must_use]
 pub fn refine_rtt(nginx: Nanos, measured: Option<Nanos>) -> Nanos {
     measured
-        .filter(|own| *own <= nginx.plus(NGINX_TIME_TOLERANCE))
+        .filter(|measured| *measured <= nginx.plus(NGINX_TIME_TOLERANCE))
         .unwrap_or_else(|| nginx.plus(MEAN_TRUNCATION))
 }
 
@@ -120,8 +117,8 @@ pub fn parse_release(datagram: &[u8]) -> Option<SyslogRelease<'_>> {
     Some(SyslogRelease { id, owner, outcome, rtt })
 }
 
-/// Splits the optional field `owner=` from the text after it. Without
-/// an owner, NGINX writes nothing or `-` as its value.
+/// Splits the optional field `owner=` from the text after it. Without an owner, NGINX writes no
+/// value or `-`.
 fn split_owner(text: &str) -> Option<(Option<&str>, &str)> {
     let Some(text) = text.strip_prefix("owner=") else { return Some((None, text)) };
     let (owner, rest) = text.split_once(' ')?;
@@ -131,8 +128,8 @@ fn split_owner(text: &str) -> Option<(Option<&str>, &str)> {
     }
 }
 
-/// Returns the text after the syslog priority, date and tag (RFC 3164, section 4.1).
-/// The header has no host name, as NGINX writes it with `nohostname`.
+/// Returns the text after the syslog priority, date and tag (RFC 3164, section 4.1). With NGINX's
+/// option `nohostname`, the header has no host name.
 fn strip_syslog_header(text: &str) -> Option<&str> {
     let (priority, text) = text.strip_prefix('<')?.split_once('>')?;
     let (date, text) = text.split_at_checked("Nov 20 15:55:25".len())?;
@@ -147,12 +144,12 @@ fn strip_syslog_header(text: &str) -> Option<&str> {
     text.strip_prefix(" sluicegate: ").filter(|_| is_priority && is_date)
 }
 
-/// Returns the last time in the value of NGINX's `$upstream_response_time`, which has one time
-/// per upstream attempt. The separators are `, ` and ` : `. A `-` means no attempt.
+/// Returns the last time in NGINX's `$upstream_response_time`, which has one time for each upstream
+/// attempt, separated by `, ` or ` : `. `-` means no attempt.
 fn parse_last_time(text: &str) -> Result<Option<Nanos>, InvalidNginxTime> {
     let mut last = None;
-    for part in text.split(" : ").flat_map(|group| group.split(", ")) {
-        last = match part {
+    for time in text.split(" : ").flat_map(|group| group.split(", ")) {
+        last = match time {
             "-" => last,
             time => Some(parse_seconds(time).ok_or(InvalidNginxTime)?),
         };

@@ -2,10 +2,6 @@
 //!
 //! Guarantees:
 //! - Each check is planned once and counted once.
-//!
-//! Not covered:
-//! - Lease balances (see [`crate::engine::lease`]) and permits
-//!   (see [`crate::engine::concurrency`]).
 
 mod decision;
 mod decision_log;
@@ -34,10 +30,10 @@ pub struct Decision {
     pub verdict: Verdict,
     /// One status for each descriptor, in the order of the check.
     pub statuses: LimitStatuses,
-    /// The index in `statuses` of the status that response headers describe.
+    /// The index in `statuses` of the limit that the response headers report.
     pub binding: Option<usize>,
-    /// After a denial, the wait until the same check would be allowed
-    /// if no other check came. `None` if waiting does not help.
+    /// After a denial, the wait until the same check would be allowed without other traffic.
+    /// `None` if waiting does not help.
     pub retry_after: Option<Nanos>,
     /// `true` if global shadow mode turned a denial into an allowed check.
     pub is_shadowed: bool,
@@ -48,7 +44,7 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// Returns a decision that allows the check and has no statuses yet.
+    /// Creates a decision that allows the check and has no statuses yet.
     #[must_use]
     pub fn allow(revision: Revision, now: Nanos) -> Self {
         let (verdict, statuses) = (Verdict::Allow, LimitStatuses::new());
@@ -65,12 +61,11 @@ pub type LimitStatuses = SmallVec<[LimitStatus; 2]>;
 pub struct LimitStatus {
     /// The verdict with its reason, limit and retry-after.
     pub decision: DescriptorDecision,
-    /// The metadata of the rule.
+    /// The free-form metadata of the matching rule.
     pub metadata: Option<Arc<serde_json::Map<String, serde_json::Value>>>,
 }
 
 impl LimitStatus {
-    /// The status of a descriptor without a limit.
     // A constant, because one copy of the whole value is faster than a value built field by field.
     const UNLIMITED: Self = Self {
         decision: DescriptorDecision::uncounted(Reason::NoLimit, VoteGroup::Enforced),
@@ -78,16 +73,16 @@ impl LimitStatus {
     };
 }
 
-/// The reason why a check has no decision. No counter changed, unless a store failed to reply.
+/// The reason why a check got no decision. No counter changed, except after a store timeout.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CheckError {
-    /// The domain is empty. Same error as envoyproxy/ratelimit, because clients know it.
+    /// The domain is empty. The text is that of envoyproxy/ratelimit, because clients match it.
     #[error("the domain must not be empty")]
     EmptyDomain,
-    /// The check has no descriptors. Same error as envoyproxy/ratelimit.
+    /// The check has no descriptors. The text is that of envoyproxy/ratelimit.
     #[error("the list of descriptors must not be empty")]
     NoDescriptors,
-    /// No configuration is loaded. Same error as envoyproxy/ratelimit.
+    /// No configuration is loaded.
     #[error("no limits are loaded; see the log or /config for what is wrong with them")]
     NoConfig,
     /// The check has too many descriptors.
@@ -108,14 +103,14 @@ pub enum CheckError {
     },
     /// The key or value of an entry is too long.
     #[error(
-        "descriptor {descriptor}: an entry of {got} bytes; a key or value has less than {most}"
+        "descriptor {descriptor}: a key or value of {got} bytes; it must have less than {most}"
     )]
     EntryTooLong {
         /// The index of the descriptor, from 0.
         descriptor: usize,
         /// The length in bytes.
         got: usize,
-        /// The shortest length that is refused, in bytes.
+        /// The shortest refused length, in bytes.
         most: usize,
     },
     /// `hits_addend` is 2^63 or more.
@@ -128,30 +123,29 @@ pub enum CheckError {
     },
     /// A limit override has an unknown unit.
     #[error(
-        "descriptor {descriptor}: {got} is not a unit for a limit in a request; \
-         1 SECOND, 2 MINUTE, 3 HOUR, 4 DAY, 5 MONTH, 6 YEAR and 7 (week) are"
+        "descriptor {descriptor}: {got} is not a unit for a limit override; use 1 SECOND, \
+         2 MINUTE, 3 HOUR, 4 DAY, 5 MONTH, 6 YEAR or 7 (week)"
     )]
     UnknownUnit {
         /// The index of the descriptor, from 0.
         descriptor: usize,
-        /// The number of the unit in the request.
+        /// The unit's number in the request.
         got: i32,
     },
-    /// `is_negative_hits` is set while the setting `negative_hits` is off.
+    /// The descriptor is a refund (`is_negative_hits`), and the setting `negative_hits` is off.
     #[error(
-        "descriptor {descriptor}: is_negative_hits is refused unless the setting negative_hits is on"
+        "descriptor {descriptor}: is_negative_hits is refused; turn the setting negative_hits on"
     )]
     RefundsDisabled {
         /// The index of the descriptor, from 0.
         descriptor: usize,
     },
-    /// A reserved descriptor entry has an invalid request id, or is used in a way that is not
-    /// allowed.
+    /// A reserved descriptor entry has an invalid request id or is not allowed here.
     #[error("descriptor {descriptor}: {why}")]
     BadId {
         /// The index of the descriptor, from 0.
         descriptor: usize,
-        /// The error, for the caller.
+        /// The error text for the caller.
         why: &'static str,
     },
     /// The store did not reply, and a limit has `on_store_failure:

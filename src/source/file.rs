@@ -3,7 +3,7 @@
 //! Guarantees:
 //! - A load replaces the whole configuration, or keeps the last good one.
 //! - Directories are watched before they are read, so no change is lost.
-//! - An unreadable file is retried at every poll until it can be read.
+//! - An unreadable file is read again at every poll.
 //! - Unchanged content is not published again.
 //! - Reading and parsing never block the threads that decide checks.
 //!
@@ -34,18 +34,14 @@ use crate::kernel::units::{Nanos, Revision};
 pub use tree::{FileFilter, MAX_DEPTH, MAX_FILE_BYTES, MAX_FILES, MAX_TOTAL_BYTES, read_tree};
 use watches::{FileWatches, WatchResult};
 
-/// The interval for polling the files if the operating system reports file changes. Polling finds
-/// the changes that the operating system misses.
+/// The polling interval if the operating system reports file changes, of which it may miss some.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
-/// The interval for polling the files if the operating system reports no file changes. Costs a
-/// `stat` per file: with 10,000 files, about 2 % of a core.
+/// The polling interval without reported file changes. 10,000 files cost 2 % of a core.
 const UNWATCHED_POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// The longest wait for a file that changes constantly, as a multiple of the debounce time.
+/// The longest wait for files that change constantly, as a multiple of the debounce time.
 const MAX_DEBOUNCES: u32 = 10;
-/// The lower bound of the longest wait for a file that changes constantly.
+/// The lower bound of the longest wait for files that change constantly.
 const MIN_DEBOUNCE_LIMIT: Duration = Duration::from_secs(1);
-/// The maximum number of logged diagnostics per load, most severe first. The admin endpoint
-/// `/config` shows more.
 const MAX_LOGGED_DIAGNOSTICS: usize = 50;
 
 /// The options of the file source.
@@ -55,7 +51,7 @@ pub struct FileSourceOptions {
     pub paths: Vec<PathBuf>,
     /// The debounce time: a changed file is read after this time without further changes.
     pub debounce: Duration,
-    /// The interval for polling the files, even if the operating system reports changes.
+    /// The longest interval for polling the files.
     pub poll_interval: Duration,
     /// The filter for files below `paths`.
     pub filter: FileFilter,
@@ -70,8 +66,7 @@ impl FileSourceOptions {
     }
 }
 
-/// Starts the file source, which loads the files once, and again after each change. Returns after
-/// the first load has been published as a success or a failure.
+/// Starts the file source and waits for the first load, even if the load fails.
 pub async fn start(
     options: FileSourceOptions,
     load: Arc<ConfigParser>,
@@ -118,14 +113,13 @@ struct FileLoader {
 
 impl FileLoader {
     async fn run(mut self) {
-        while let Some(cause) = self.next_trigger().await {
-            self.load(cause).await;
+        while let Some(trigger) = self.next_trigger().await {
+            self.load(trigger).await;
         }
     }
 
     async fn next_trigger(&self) -> Option<LoadTrigger> {
-        let unwatched = self.poller.state.has_unwatched;
-        let interval = if unwatched {
+        let interval = if self.poller.state.has_unwatched {
             UNWATCHED_POLL_INTERVAL.min(self.options.poll_interval)
         } else {
             self.options.poll_interval
@@ -141,62 +135,60 @@ impl FileLoader {
         }
     }
 
-    /// Waits until the files have not changed for the debounce time. Gives up after a bounded time,
-    /// because they may change constantly.
+    /// Waits for the debounce time without changes, or for a bounded time if changes never stop.
     async fn wait_until_quiet(&self) {
         let debounce = self.options.debounce;
         let max_wait = MIN_DEBOUNCE_LIMIT.max(debounce.saturating_mul(MAX_DEBOUNCES));
-        let rest = async { while timeout(debounce, self.changed.notified()).await.is_ok() {} };
-        timeout(max_wait, rest).await.ok();
+        let quiet = async { while timeout(debounce, self.changed.notified()).await.is_ok() {} };
+        timeout(max_wait, quiet).await.ok();
     }
 
-    async fn load(&mut self, cause: LoadTrigger) {
+    async fn load(&mut self, trigger: LoadTrigger) {
         let poller = self.poller.clone();
         let revision = Revision(self.sender.borrow().status.revision.0.saturating_add(1));
-        let result = spawn_blocking(move || poller.poll(cause, revision)).await;
+        let result = spawn_blocking(move || poller.poll(trigger, revision)).await;
         let (state, poll_result) =
             result.unwrap_or((self.poller.state, PollResult::Failed(LoadFailure::ParserPanicked)));
         self.poller.state = state;
-        let at = (self.now)();
+        let now = (self.now)();
         match poll_result {
             PollResult::Unchanged => {}
-            PollResult::AlreadyLoaded => self.record_unchanged(at),
+            PollResult::AlreadyLoaded => self.record_unchanged(now),
             PollResult::StillFailing => {
                 self.publish(|published| published.status.failed_loads += 1);
             }
-            PollResult::Failed(why) => self.record_failure(FailedLoad { at, reason: why }),
-            PollResult::Loaded(accepted) => self.publish_config(at, accepted),
+            PollResult::Failed(reason) => self.record_failure(FailedLoad { at: now, reason }),
+            PollResult::Loaded(new_config) => self.publish_config(now, new_config),
         }
     }
 
-    fn publish_config(&self, at: Nanos, NewConfig { config, warnings, files }: NewConfig) {
+    fn publish_config(&self, now: Nanos, NewConfig { config, warnings, files }: NewConfig) {
         let (revision, domains) = (config.revision, config.domains.len());
         tracing::info!(%revision, files = files.len(), domains, "limits loaded");
         log_diagnostics(&warnings);
         self.publish(|published| {
             published.config = Some(Arc::new(config));
-            published.status.record_success(at);
+            published.status.record_success(now);
             published.status.revision = revision;
             published.status.files = files;
             published.status.warnings = warnings.into();
         });
     }
 
-    /// Records a successful load of unchanged files. Logs this only after a failed load, because
-    /// the failure was logged too.
-    fn record_unchanged(&self, at: Nanos) {
-        let (Revision(revision), was_refused) = {
+    /// Records a successful load of unchanged files. Logs the success only after a failed load.
+    fn record_unchanged(&self, now: Nanos) {
+        let (Revision(revision), had_error) = {
             let status = &self.sender.borrow().status;
             (status.revision, status.last_error.is_some())
         };
-        if was_refused {
+        if had_error {
             tracing::info!(revision, "limits valid again, same as the current revision");
         }
-        self.publish(|published| published.status.record_success(at));
+        self.publish(|published| published.status.record_success(now));
     }
 
     fn record_failure(&self, failure: FailedLoad) {
-        let (Revision(revision), refusals) = {
+        let (Revision(revision), failed_loads) = {
             let status = &self.sender.borrow().status;
             (status.revision, status.failed_loads + 1)
         };
@@ -218,12 +210,8 @@ impl FileLoader {
                 );
                 log_diagnostics(diagnostics);
             }
-            LoadFailure::Unconvertible(why) => {
-                tracing::error!(
-                    revision,
-                    error = why,
-                    "limits rejected, keeping the current revision"
-                );
+            LoadFailure::Unconvertible(error) => {
+                tracing::error!(revision, error, "limits rejected, keeping the current revision");
             }
             LoadFailure::ParserPanicked => {
                 tracing::error!(
@@ -233,7 +221,7 @@ impl FileLoader {
             }
         }
         self.publish(|published| {
-            published.status.failed_loads = refusals;
+            published.status.failed_loads = failed_loads;
             published.status.last_error = Some(Arc::new(failure));
         });
     }
@@ -243,15 +231,14 @@ impl FileLoader {
     }
 }
 
-/// Logs the most severe diagnostics, one line each, and the number of the others.
 fn log_diagnostics(diagnostics: &Diagnostics) {
-    let (worst, more) = diagnostics.most_severe(MAX_LOGGED_DIAGNOSTICS);
-    for Diagnostic { location: place, message, help, .. } in worst {
-        let place = format_args!("{}:{}:{}", place.file, place.line, place.column);
+    let (most_severe, omitted) = diagnostics.most_severe(MAX_LOGGED_DIAGNOSTICS);
+    for Diagnostic { location, message, help, .. } in most_severe {
+        let place = format_args!("{}:{}:{}", location.file, location.line, location.column);
         tracing::warn!(%place, help, "{message}");
     }
-    if !more.is_zero() {
-        tracing::warn!("validation found {more}");
+    if !omitted.is_zero() {
+        tracing::warn!("validation found {omitted}");
     }
 }
 
@@ -279,7 +266,6 @@ struct FilePoller {
     state: PollState,
 }
 
-/// The state of the files after the last poll.
 #[derive(Clone, Copy, Default)]
 struct PollState {
     listing_fingerprint: u64,
@@ -290,38 +276,38 @@ struct PollState {
 }
 
 impl FilePoller {
-    fn poll(mut self, cause: LoadTrigger, revision: Revision) -> (PollState, PollResult) {
+    fn poll(mut self, trigger: LoadTrigger, revision: Revision) -> (PollState, PollResult) {
         let (listing, error) = self.list_and_watch();
-        let is_known =
-            cause == LoadTrigger::Poll && listing.fingerprint == self.state.listing_fingerprint;
-        // After a read error, read the files again even if their listing is unchanged: the listing
-        // may not show that the cause is fixed.
+        let is_unchanged =
+            trigger == LoadTrigger::Poll && listing.fingerprint == self.state.listing_fingerprint;
+        // After a read error, read the files even if their listing is unchanged, because it may not
+        // show that the cause is fixed.
         let last_read_error = self.state.read_error_digest.take();
-        if is_known && last_read_error.is_none() {
+        if is_unchanged && last_read_error.is_none() {
             return (self.state, PollResult::Unchanged);
         }
         self.state.listing_fingerprint = listing.fingerprint;
-        if !is_known {
+        if !is_unchanged {
             log_skipped(&listing);
         }
-        let found = match error.map_or_else(|| self.read_listed(&listing), Err) {
+        let result = match error.map_or_else(|| self.read_listed(&listing), Err) {
             // Do not report the same read error again.
             Err(_)
-                if cause == LoadTrigger::Poll
+                if trigger == LoadTrigger::Poll
                     && last_read_error.is_some()
                     && self.state.read_error_digest == last_read_error =>
             {
                 PollResult::Unchanged
             }
             Err(error) => {
-                // This read error replaces an earlier parse error in the status, so report the
-                // parse error again if it returns.
+                // The read error replaces the last parse error in the status, so a load must report
+                // the same parse error again.
                 self.state.failed_digest = None;
                 PollResult::Failed(LoadFailure::Unreadable(error))
             }
-            Ok(texts) => self.parse_if_changed(cause, &texts, revision),
+            Ok(texts) => self.parse_if_changed(trigger, &texts, revision),
         };
-        (self.state, found)
+        (self.state, result)
     }
 
     fn read_listed(
@@ -332,16 +318,15 @@ impl FilePoller {
             .inspect_err(|error| self.state.read_error_digest = Some(error_digest(error)))
     }
 
-    /// Lists the files and watches their directories. Repeats this until no directory is newly
-    /// watched, because changes before a watch starts are not reported.
+    /// Lists the files and watches their directories until no directory is new, because changes
+    /// before the start of a watch are unknown.
     fn list_and_watch(&mut self) -> (tree::FileListing, Option<SourceReadError>) {
         let mut watches = self.watches.lock();
         for _ in 0..tree::MAX_DEPTH {
             let (listing, error) = tree::list_files(&self.paths, &self.filter);
-            let WatchResult { has_new: more, is_complete: all } =
-                watches.watch_only(&listing.directories);
-            self.state.has_unwatched = !all;
-            if !more {
+            let WatchResult { has_new, is_complete } = watches.watch_only(&listing.directories);
+            self.state.has_unwatched = !is_complete;
+            if !has_new {
                 return (listing, error);
             }
         }
@@ -350,7 +335,7 @@ impl FilePoller {
 
     fn parse_if_changed(
         &mut self,
-        cause: LoadTrigger,
+        trigger: LoadTrigger,
         texts: &[TextFile],
         revision: Revision,
     ) -> PollResult {
@@ -359,7 +344,7 @@ impl FilePoller {
             self.state.failed_digest = None;
             return PollResult::AlreadyLoaded;
         }
-        if digest == self.state.failed_digest && cause != LoadTrigger::Requested {
+        if digest == self.state.failed_digest && trigger != LoadTrigger::Requested {
             return PollResult::StillFailing;
         }
         match (self.load)(texts, revision) {
@@ -383,7 +368,7 @@ fn log_skipped(listing: &tree::FileListing) {
     }
 }
 
-/// Returns a digest of a read error and its cause, to recognize a repeated error.
+/// Returns a digest of a read error and its cause, by which a repeated error is recognized.
 fn error_digest(error: &SourceReadError) -> u128 {
     let cause = std::error::Error::source(error).map(ToString::to_string);
     let mut hasher = SipHasher13::new();
@@ -391,8 +376,7 @@ fn error_digest(error: &SourceReadError) -> u128 {
     hasher.finish128().as_u128()
 }
 
-/// Returns a digest of the names and contents of all files. With 128 bits, accidental collisions
-/// are negligible.
+/// Returns a digest of the names and contents of all files. 128 bits make collisions negligible.
 fn content_digest(texts: &[TextFile]) -> u128 {
     let mut hasher = SipHasher13::new();
     for TextFile { name, bytes } in texts {

@@ -4,10 +4,6 @@
 //! - A published configuration is complete and valid.
 //! - A failed load keeps the last good configuration and reports the reason.
 //! - Revisions only increase.
-//!
-//! Not covered:
-//! - Parsing (see [`crate::config`]).
-//! - The engine, which receives configurations through the channel of [`PublishedConfig`].
 
 pub mod file;
 pub mod xds;
@@ -25,7 +21,7 @@ use crate::config::Config;
 use crate::config::diagnostic::Diagnostics;
 use crate::kernel::units::{Nanos, Revision};
 
-/// The content of a configuration file or an xDS resource, with its display name.
+/// The name and content of a configuration file or an xDS resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextFile {
     /// The configured path plus the path of the file below it, or the name of the xDS resource.
@@ -34,13 +30,11 @@ pub struct TextFile {
     pub bytes: Vec<u8>,
 }
 
-/// A function that parses files into the configuration with the given revision number, and its
-/// warnings. Fails with all errors and warnings.
+/// A function that parses files into a configuration with this revision, and its warnings.
 pub type ConfigParser =
     dyn Fn(&[TextFile], Revision) -> Result<(Config, Diagnostics), Diagnostics> + Send + Sync;
 
-/// A running source of the configuration. The source stops when every receiver of `published` is
-/// dropped.
+/// A running source of configuration. Stops when every receiver of `published` is dropped.
 #[derive(Debug)]
 pub struct ConfigSource {
     /// The current configuration and its load status.
@@ -70,17 +64,17 @@ impl ReloadRequest {
 /// The current configuration of a source, and the results of its loads.
 #[derive(Clone, Debug, Default)]
 pub struct PublishedConfig {
-    /// The current configuration. `None` until the first successful
-    /// load. The `Arc` stays the same until a file changes.
+    /// The current configuration. The same `Arc` until a file changes; `None` before the first
+    /// load.
     pub config: Option<Arc<Config>>,
-    /// The results of all loads so far.
+    /// The results of all loads.
     pub status: LoadStatus,
 }
 
 /// The results of all loads of a source.
 #[derive(Clone, Debug, Default)]
 pub struct LoadStatus {
-    /// The revision of the current configuration. 0 before the first successful load.
+    /// The revision of the current configuration, 0 before the first successful load.
     pub revision: Revision,
     /// The number of successful loads, including loads of unchanged files.
     pub successful_loads: u64,
@@ -97,9 +91,9 @@ pub struct LoadStatus {
 }
 
 impl LoadStatus {
-    fn record_success(&mut self, at: Nanos) {
+    fn record_success(&mut self, now: Nanos) {
         self.successful_loads += 1;
-        self.loaded_at = Some(at);
+        self.loaded_at = Some(now);
         self.last_error = None;
     }
 }
@@ -118,9 +112,9 @@ pub struct FailedLoad {
 pub enum LoadFailure {
     /// The files could not be read, or the xDS response could not be decoded.
     Unreadable(SourceReadError),
-    /// The files have errors. Contains these errors and the warnings.
+    /// The files have errors. Contains the errors and warnings.
     Invalid(Diagnostics),
-    /// The xDS resources cannot be converted to files. Contains a message.
+    /// The xDS resources cannot be converted to files. Contains the error message.
     Unconvertible(String),
     /// The parser panicked, which is a bug in Sluicegate.
     ParserPanicked,
@@ -173,7 +167,7 @@ pub enum SourceReadError {
     TooDeep {
         /// The first directory that is nested too deeply.
         path: PathBuf,
-        /// The maximum number of directories between a configured path and a file.
+        /// The maximum number of directories below a configured path.
         most: usize,
     },
 }

@@ -6,8 +6,7 @@
 //! - Each response is acknowledged (ACK) or rejected with its errors (NACK).
 //! - A rejected response keeps the last good configuration.
 //! - The configuration stays in use while there is no connection to the xDS server.
-//! - After a lost connection, reconnects forever. Each new stream starts with the last accepted
-//!   version.
+//! - Reconnects forever. Each new stream starts with the last accepted version.
 //!
 //! Not covered:
 //! - Delta xDS, warming and resource expiry, which envoyproxy/ratelimit does not have either.
@@ -47,11 +46,8 @@ pub use backoff::{Backoff, BackoffBounds};
 pub use channel::{XdsConnectError, XdsServer, XdsTls, connect};
 use message::{RateLimitConfig, TYPE_URL};
 
-/// The default maximum size of a message from the xDS server, in bytes.
 const DEFAULT_MAX_MESSAGE_BYTES: usize = 4 << 20;
-/// The maximum number of diagnostics in a NACK.
 const MAX_NACK_DIAGNOSTICS: usize = 20;
-/// The capacity of the queue of requests to the xDS server. Each response causes one request.
 const REQUEST_QUEUE_CAPACITY: usize = 4;
 
 /// The options of the xDS source.
@@ -73,7 +69,7 @@ pub struct XdsOptions {
 
 /// The error for a header in the setting `xds_headers` with an invalid name or value.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
-#[error("`{0}` and its text are no header")]
+#[error("the header `{0}` has an invalid name or value (setting xds_headers)")]
 pub struct InvalidXdsHeader(String);
 
 /// Starts the xDS source. Returns before the first connection to the xDS server.
@@ -88,7 +84,7 @@ pub fn start(
     let headers = parse_headers(&options.headers)?;
     let (sender, published) = watch::channel(PublishedConfig::default());
     let reload = ReloadRequest::default();
-    let stream = XdsClient {
+    let client = XdsClient {
         node: build_node(&options),
         headers,
         load,
@@ -99,7 +95,7 @@ pub fn start(
         backoff: Backoff::new(options.backoff),
         options,
     };
-    let task = tokio::spawn(stream.run(reload.clone()));
+    let task = tokio::spawn(client.run(reload.clone()));
     Ok(ConfigSource { published, reload, task })
 }
 
@@ -117,11 +113,12 @@ fn parse_headers(pairs: &[(String, String)]) -> Result<MetadataMap, InvalidXdsHe
 }
 
 fn build_node(options: &XdsOptions) -> Node {
-    let text = |text: &String| Value { kind: Some(Kind::StringValue(text.clone())) };
-    let fields = options.node_metadata.iter().map(|(name, value)| (name.clone(), text(value)));
+    let text_value = |text: &String| Value { kind: Some(Kind::StringValue(text.clone())) };
+    let fields =
+        options.node_metadata.iter().map(|(name, value)| (name.clone(), text_value(value)));
     let metadata = Struct { fields: fields.collect() };
-    let has_any = !metadata.fields.is_empty();
-    Node { id: options.node_id.clone(), metadata: has_any.then_some(metadata), ..Node::default() }
+    let metadata = Some(metadata).filter(|metadata| !metadata.fields.is_empty());
+    Node { id: options.node_id.clone(), metadata, ..Node::default() }
 }
 
 struct XdsClient {
@@ -140,7 +137,7 @@ struct XdsClient {
 enum StreamEnd {
     #[error("{0}")]
     Connection(#[from] channel::XdsConnectError),
-    #[error("the stream broke: {}", .0.message())]
+    #[error("the stream failed: {}", .0.message())]
     StreamFailed(#[from] tonic::Status),
     #[error("the server closed the stream")]
     Closed,
@@ -152,7 +149,7 @@ impl XdsClient {
             let publisher = self.sender.clone();
             let end = tokio::select! {
                 () = publisher.closed() => return,
-                over = self.run_stream() => over,
+                end = self.run_stream() => end,
             };
             let wait = self.backoff.next_wait();
             let retry_in = format!("{:.1}s", wait.as_secs_f64());
@@ -168,7 +165,7 @@ impl XdsClient {
     async fn run_stream(&mut self) -> StreamEnd {
         match self.exchange_messages().await {
             Ok(()) => StreamEnd::Closed,
-            Err(over) => over,
+            Err(end) => end,
         }
     }
 
@@ -181,12 +178,12 @@ impl XdsClient {
         };
         let mut client = Client::new(channel).max_decoding_message_size(max_bytes);
         let (request_sender, request_receiver) = mpsc::channel(REQUEST_QUEUE_CAPACITY);
-        // The first request of a stream has no nonce, because nonces of former streams are invalid.
+        // The first request of a stream has no nonce: nonces of former streams are invalid.
         self.send_request(&request_sender, "", None).await?;
         let mut request = Request::new(ReceiverStream::new(request_receiver));
         *request.metadata_mut() = self.headers.clone();
-        // No timeout here: many servers send the response headers with the first response, which
-        // may be late. TCP keepalive detects a vanished server.
+        // No timeout: the response headers may arrive late, with the first response. TCP keepalive
+        // detects a vanished server.
         let mut responses = client.stream_aggregated_resources(request).await?.into_inner();
         while let Some(response) = responses.message().await? {
             let (version, nonce) = (response.version_info.clone(), response.nonce.clone());
@@ -196,13 +193,13 @@ impl XdsClient {
                     self.backoff.reset();
                     None
                 }
-                Err(why) => {
+                Err(error) => {
                     tracing::error!(
                         version,
                         current_version = self.accepted_version,
-                        "limits from the xDS server rejected, keeping the current version: {why}"
+                        "limits from the xDS server rejected, keeping the current version: {error}"
                     );
-                    Some(why)
+                    Some(error)
                 }
             };
             self.send_request(&request_sender, &nonce, nack).await?;
@@ -227,31 +224,28 @@ impl XdsClient {
         requests.send(request).await.map_err(|_| StreamEnd::Closed)
     }
 
-    /// Replaces the whole configuration by the resources of a response.
-    ///
-    /// If the response is invalid, returns the message for the NACK.
+    /// Replaces the whole configuration. Fails with the message for the NACK.
     async fn apply_response(&mut self, response: DiscoveryResponse) -> Result<(), String> {
-        let configs = decode_resources(&response).inspect_err(|why| {
-            self.record_failure(LoadFailure::Unreadable(
-                self.unreadable_response(&response.version_info, why),
-            ));
+        let configs = decode_resources(&response).inspect_err(|error| {
+            let error = self.unreadable_response(&response.version_info, error);
+            self.record_failure(LoadFailure::Unreadable(error));
         })?;
         let texts = configs.iter().map(|config| {
-            let text =
-                convert::to_file_text(config).map_err(|why| format!("{}: {why}", config.name))?;
+            let text = convert::to_file_text(config)
+                .map_err(|error| format!("{}: {error}", config.name))?;
             Ok(TextFile { name: Arc::from(config.name.as_str()), bytes: text.into_bytes() })
         });
         let texts: Result<Vec<_>, String> = texts.collect();
         let texts = match texts {
             Ok(texts) => texts,
-            Err(why) => {
-                self.record_failure(LoadFailure::Unconvertible(why.clone()));
-                return Err(why);
+            Err(error) => {
+                self.record_failure(LoadFailure::Unconvertible(error.clone()));
+                return Err(error);
             }
         };
         if self.accepted_files.as_ref() == Some(&texts) {
-            let at = (self.now)();
-            self.sender.send_modify(|published| published.status.record_success(at));
+            let now = (self.now)();
+            self.sender.send_modify(|published| published.status.record_success(now));
             return Ok(());
         }
         self.load(texts).await
@@ -260,8 +254,8 @@ impl XdsClient {
     async fn load(&mut self, texts: Vec<TextFile>) -> Result<(), String> {
         let revision = Revision(self.sender.borrow().status.revision.0.saturating_add(1));
         let load = Arc::clone(&self.load);
-        let loaded = spawn_blocking(move || ((load)(&texts, revision), texts)).await;
-        let Ok((loaded, texts)) = loaded else {
+        let task = spawn_blocking(move || ((load)(&texts, revision), texts));
+        let Ok((loaded, texts)) = task.await else {
             self.record_failure(LoadFailure::ParserPanicked);
             return Err("the loader broke, which is a defect of this service".to_owned());
         };
@@ -283,65 +277,59 @@ impl XdsClient {
     fn publish_config(&self, config: Config, warnings: Diagnostics, texts: &[TextFile]) {
         let (revision, domains) = (config.revision, config.domains.len());
         tracing::info!(%revision, domains, "limits loaded from the xDS server");
-        let at = (self.now)();
+        let now = (self.now)();
         self.sender.send_modify(|published| {
             published.config = Some(Arc::new(config));
-            published.status.record_success(at);
+            published.status.record_success(now);
             published.status.revision = revision;
             published.status.files = texts.iter().map(|text| Arc::clone(&text.name)).collect();
             published.status.warnings = warnings.into();
         });
     }
 
-    /// Returns the error for a response that cannot be decoded. Like envoyproxy/ratelimit, this
-    /// counts as a failed read and not as an invalid configuration.
-    fn unreadable_response(&self, version: &str, why: &str) -> SourceReadError {
+    /// Returns the error for a response that cannot be decoded, which is a failed read as in
+    /// envoyproxy/ratelimit.
+    fn unreadable_response(&self, version: &str, message: &str) -> SourceReadError {
         let path = PathBuf::from(format!("version `{version}` of {}", self.options.server));
-        SourceReadError::Unreadable { path, error: io::Error::other(why) }
+        SourceReadError::Unreadable { path, error: io::Error::other(message) }
     }
 
-    fn record_failure(&self, why: LoadFailure) {
-        let refused = Arc::new(FailedLoad { at: (self.now)(), reason: why });
+    fn record_failure(&self, reason: LoadFailure) {
+        let failed_load = Arc::new(FailedLoad { at: (self.now)(), reason });
         self.sender.send_modify(|published| {
             published.status.failed_loads += 1;
-            published.status.last_error = Some(refused);
+            published.status.last_error = Some(failed_load);
         });
     }
 }
 
 fn decode_resources(response: &DiscoveryResponse) -> Result<Vec<RateLimitConfig>, String> {
     if response.type_url != TYPE_URL {
-        return Err(format!(
-            "{TYPE_URL} was asked for, and the response is of `{}`",
-            response.type_url
-        ));
+        return Err(format!("expected a response of type {TYPE_URL}, got `{}`", response.type_url));
     }
-    let decoded = response.resources.iter().map(|any| {
+    let configs = response.resources.iter().map(|any| {
         if any.type_url != TYPE_URL {
-            return Err(format!(
-                "{TYPE_URL} was asked for, and a resource is of `{}`",
-                any.type_url
-            ));
+            return Err(format!("expected a resource of type {TYPE_URL}, got `{}`", any.type_url));
         }
         RateLimitConfig::decode(&*any.value)
             .map_err(|error| format!("a resource cannot be read: {error}"))
     });
-    decoded.collect()
+    configs.collect()
 }
 
-/// Returns the message of a NACK with the most severe errors, for an operator of the xDS server.
+/// Returns the message of a NACK: the first errors, and the number of the others.
 fn nack_message(diagnostics: &Diagnostics) -> String {
-    let (worst, more) = diagnostics.most_severe(MAX_NACK_DIAGNOSTICS);
-    let errors_only = worst.into_iter().filter(|one| one.severity() == Severity::Error);
-    let mut lines: Vec<_> = errors_only
-        .map(|one| {
-            let help = one.help.as_ref().map(|help| format!("; {help}")).unwrap_or_default();
-            format!("{}: {}{help}", one.location.file, one.message)
+    let (findings, omitted) = diagnostics.most_severe(MAX_NACK_DIAGNOSTICS);
+    let errors = findings.into_iter().filter(|finding| finding.severity() == Severity::Error);
+    let mut lines: Vec<_> = errors
+        .map(|error| {
+            let help = error.help.as_ref().map(|help| format!("; {help}")).unwrap_or_default();
+            format!("{}: {}{help}", error.location.file, error.message)
         })
         .collect();
-    let errors = SeverityCounts { errors: more.errors, ..SeverityCounts::default() };
-    if !errors.is_zero() {
-        lines.push(format!("and {errors}"));
+    let omitted_errors = SeverityCounts { errors: omitted.errors, ..SeverityCounts::default() };
+    if !omitted_errors.is_zero() {
+        lines.push(format!("and {omitted_errors}"));
     }
     lines.join("\n")
 }

@@ -1,19 +1,12 @@
 //! The report of a replica to the store, and its membership part: the live replicas that share a
 //! store, with one record for each replica.
-//!
-//! Guarantees:
-//! - The list is the store's reply to a heartbeat; its ages are measured by the store's clock.
-//!
-//! Not covered:
-//! - The content of a record (`engine::fleet::membership`).
 
 use super::StoreFailure;
 use super::heartbeat::{ShareRound, ShareRoundReply};
 use super::permits::{PermitReport, PermitReportReply};
 use crate::kernel::units::Nanos;
 
-/// The time after which the store drops a replica without heartbeats. A replica that misses a few
-/// heartbeats stays listed.
+/// The time after which the store drops a replica without heartbeats; a few may be missed.
 pub const REPLICA_TIMEOUT: Nanos = Nanos::from_secs(5);
 
 /// A replica's heartbeat for the list of live replicas.
@@ -39,20 +32,20 @@ pub struct LiveReplica {
 /// The store's reply to a [`MembershipHeartbeat`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MembershipReply {
-    /// The live replicas in any order. They include the sender of the heartbeat, unless it shuts
-    /// down.
+    /// The live replicas in any order, with the sender unless it shuts down.
     pub replicas: Vec<LiveReplica>,
     /// The record in the sender's previous heartbeat, if it had not expired.
     pub previous_record: Option<Box<str>>,
 }
 
 impl MembershipHeartbeat {
-    /// Returns the reply for a replica without a shared store: a list of this replica alone.
+    /// Returns the reply for a replica without a shared store: this replica alone.
     #[must_use]
     pub fn reply_without_store(&self) -> MembershipReply {
-        let member = |record| LiveReplica { node: self.node.clone(), silent_for: Nanos(0), record };
+        let replica =
+            |record| LiveReplica { node: self.node.clone(), silent_for: Nanos(0), record };
         MembershipReply {
-            replicas: self.record.clone().into_iter().map(member).collect(),
+            replicas: self.record.clone().into_iter().map(replica).collect(),
             previous_record: self.record.clone(),
         }
     }

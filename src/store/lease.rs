@@ -1,8 +1,4 @@
 //! The lease messages of a replica about one counter, and their results.
-//!
-//! Not covered:
-//! - The lease protocol ([`crate::kernel::lease`]).
-//! - Sending lease messages to the store.
 
 use super::placement::Placement;
 use crate::kernel::decision::{StoreFailure, Verdict};
@@ -18,8 +14,8 @@ pub struct LeaseMessage {
     pub key: CounterKey,
     /// The placement of the counter: the choice of its Redis Cluster slot.
     pub placement: Placement,
-    /// True if the limit's unit is a second. Such counters are in the separate Redis for limits per
-    /// second, if one is configured.
+    /// True if the limit's unit is a second: its counter is in the Redis for limits per second, if
+    /// one is configured.
     pub per_second: bool,
     /// The limit's strategy.
     pub strategy: Strategy,
@@ -28,26 +24,22 @@ pub struct LeaseMessage {
     pub terms: LeaseTerms,
     /// The incarnation of the replica that sends the message.
     pub sender: ReplicaIncarnation,
-    /// The report, the returned hits, the charge and the hits to borrow. All its numbers are below
-    /// 2^53.
+    /// The report, the returned hits, the charge and the hits to borrow, all below 2^53.
     pub borrow: BorrowRequest,
 }
 
 /// The result of a lease message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseOutcome {
-    /// The store applied the message. The reply contains the granted hits and the balance that the
-    /// store lists.
+    /// The store applied the message; the reply contains the grant and the listed balance.
     Applied(BorrowReply),
     /// The store had already applied a later message of this replica. Nothing was charged.
     Superseded,
-    /// The key is new and the store is full. Nothing was charged; the setting `when_full` chose
-    /// this verdict.
+    /// Nothing was charged: the key is new, the store is full, and `when_full` chose this verdict.
     StoreFull(Verdict),
-    /// Nothing was charged: at this instant of the store's clock, no calendar window of the
-    /// message's limit is open.
+    /// Nothing was charged: at this instant of the store's clock, no calendar window is open.
     Stale(Nanos),
-    /// The store did not reply, so it may have applied the message or not. The same message can be
-    /// sent again, because the store counts it only once.
+    /// The store did not reply and may have applied the message. The same message can be sent
+    /// again, because the store counts it only once.
     Failed(StoreFailure),
 }

@@ -5,7 +5,7 @@
 //! - At most `max_keys` counters exist; [`WhenFull`] decides further new keys.
 //! - Sweeps drop empty counters, one shard at a time.
 //! - The lease table of a counter is in the same shard, under the same lock.
-//! - A lease table counts toward `max_keys`, too; if the store is full, no hits are lent.
+//! - A lease table counts toward `max_keys`, too; a full store lends no hits for a new one.
 //!
 //! Not covered:
 //! - Persistence: a restart loses all counters.
@@ -32,9 +32,7 @@ use smallvec::SmallVec;
 
 use super::heartbeat::{ShareRound, ShareRoundReply};
 use super::lease::{LeaseMessage, LeaseOutcome};
-use super::permits::{
-    PermitReport as Telling, PermitReportReply, StrictPermitReply as Permitted, StrictPermitRequest,
-};
+use super::permits::{PermitReport, PermitReportReply, StrictPermitReply, StrictPermitRequest};
 use super::{
     Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes, StoreFailure,
     StoreReply,
@@ -46,13 +44,13 @@ use crate::kernel::rate::{CounterDecision, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 use crate::telemetry::event::{Event as _, MemoryStoreFull};
 use coordinators::Coordinators;
-use counters::{CounterCapacity, PlaceSource, ReservedPlaces};
+use counters::{CapacitySource, CounterCapacity, ReservedCapacity};
 use permits::StrictLimits;
 use shard::{Shard, can_create_counter};
 use table::KeyHash;
 
-/// The number of shards. A sweep locks one shard at a time, so the lock is short even with millions
-/// of keys.
+/// The number of shards. A sweep locks one shard at a time, for a short time even with millions of
+/// keys.
 const SHARDS: usize = 1024;
 
 /// The verdict for a check with a new key when the store is full.
@@ -78,21 +76,19 @@ impl WhenFull {
 #[derive(Debug)]
 pub struct MemoryStore {
     shards: Box<[ShardLock]>,
-    /// The hash function, keyed with a secret of the process. Clients therefore cannot choose keys
+    /// The hash function, keyed with a secret of the process, so that clients cannot choose keys
     /// that collide or share one shard.
     hasher: SipHasher13,
     counters: CounterCapacity,
     when_full: WhenFull,
     next_to_sweep: AtomicUsize,
     full_count: AtomicU64,
-    /// Coordinators of the concurrency limits that replicas in this process share.
     coordinators: Mutex<Coordinators>,
-    /// Permits of the strict concurrency limits of replicas in this process.
     strict_limits: Mutex<StrictLimits>,
 }
 
-// Two shards in one cache line would slow down threads that use different shards. The alignment is
-// two cache lines, because processors fetch cache lines in pairs.
+// Two cache lines: two shards in one line would slow down threads that use different shards, and
+// processors fetch lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct ShardLock(Mutex<Shard>);
@@ -128,9 +124,8 @@ impl MemoryStore {
         self.full_count.load(Relaxed)
     }
 
-    /// Drops the empty counters of one shard, and of the next shard at the next call. After
-    /// `MemoryStore::SHARDS` calls every shard was swept. Cost: O(counters in that shard), under
-    /// its lock.
+    /// Drops the empty counters of one shard, and of the next shard at the next call. The call
+    /// after `MemoryStore::SHARDS` starts again. Cost: O(counters in the shard), under its lock.
     pub fn sweep_next(&self, now: Nanos) {
         let index = self.next_to_sweep.fetch_add(1, Relaxed) % SHARDS;
         if let Some(shard) = self.shards.get(index) {
@@ -181,12 +176,12 @@ impl MemoryStore {
         hash: KeyHash,
         now: Nanos,
         charge: &Charge,
-        places: &impl PlaceSource,
+        capacity: &impl CapacitySource,
     ) -> ChargeOutcome {
-        let step = shard.charge(hash, now, &charge.strategy, charge.cost, places);
-        match (step, charge.cost) {
-            (Ok(step), Cost::Charge(_)) => ChargeOutcome::Decided(step),
-            (Ok(step), Cost::Refund(_)) => ChargeOutcome::Refunded(step),
+        let decision = shard.charge(hash, now, &charge.strategy, charge.cost, capacity);
+        match (decision, charge.cost) {
+            (Ok(decision), Cost::Charge(_)) => ChargeOutcome::Decided(decision),
+            (Ok(decision), Cost::Refund(_)) => ChargeOutcome::Refunded(decision),
             (Err(_full), _) => self.full_outcome(),
         }
     }
@@ -205,89 +200,88 @@ impl MemoryStore {
 
     fn apply_lease_message(&self, now: Nanos, message: &LeaseMessage) -> LeaseOutcome {
         let hash = self.hash(&message.key);
-        let lent = self.lock_shard(Self::shard_of(hash)).apply_lease_message(
+        let result = self.lock_shard(Self::shard_of(hash)).apply_lease_message(
             hash,
             now,
             message,
             &self.counters,
         );
-        match lent {
+        match result {
             Ok(Some(BorrowReply { decision: CounterDecision::OutsideWindows, .. })) => {
                 LeaseOutcome::Stale(now)
             }
-            Ok(Some(answer)) => LeaseOutcome::Applied(answer),
+            Ok(Some(reply)) => LeaseOutcome::Applied(reply),
             Ok(None) => LeaseOutcome::Superseded,
             Err(_full) => LeaseOutcome::StoreFull(self.full_verdict()),
         }
     }
 
-    /// Computes the outcomes of all charges without charging. Makes all charges if `admits` accepts
-    /// these outcomes, else none. Refunds are always made.
+    /// Previews the outcomes of all charges. Makes all charges if `admits` accepts these outcomes,
+    /// else none. Refunds are always made.
     fn charge_atomically(
         &self,
         now: Nanos,
         charges: &[Charge],
         admits: impl FnOnce(&Outcomes) -> bool,
     ) -> Outcomes {
-        let hashes: SmallVec<[KeyHash; 2]> = charges.iter().map(|c| self.hash(&c.key)).collect();
+        let hashes: SmallVec<[KeyHash; 2]> =
+            charges.iter().map(|charge| self.hash(&charge.key)).collect();
         let mut locked = LockedShards::lock_all(self, &hashes);
         locked.sweep_if_full(now, &self.counters);
-        let (places, rooms) = self.reserve_places(&mut locked, charges, &hashes);
-        let asked: Outcomes = (0..charges.len())
-            .map(|i| {
-                self.preview(locked.shard_mut(hashes[i]), now, (charges, &hashes), i, rooms[i])
-            })
+        let (capacity, fits) = self.reserve_capacity(&mut locked, charges, &hashes);
+        let previews: Outcomes = (0..charges.len())
+            .map(|i| self.preview(locked.shard_mut(hashes[i]), now, (charges, &hashes), i, fits[i]))
             .collect();
-        let admitted = admits(&asked);
+        let admitted = admits(&previews);
         let settle = |(i, charge): (usize, &Charge)| {
             let shard = locked.shard_mut(hashes[i]);
             match charge.cost {
                 Cost::Charge(_) if !admitted => {
-                    self.skipped_outcome(shard, hashes[i], now, charge, asked[i])
+                    self.skipped_outcome(shard, hashes[i], now, charge, previews[i])
                 }
                 Cost::Charge(_) | Cost::Refund(_) => {
-                    self.apply_charge(shard, hashes[i], now, charge, &places)
+                    self.apply_charge(shard, hashes[i], now, charge, &capacity)
                 }
             }
         };
         charges.iter().enumerate().map(settle).collect()
     }
 
-    /// Reserves capacity for the new counters of `charges`. The returned list has false for each
+    /// Reserves capacity for the new counters of `charges`. The returned list has `false` for each
     /// charge whose new counter does not fit.
-    fn reserve_places(
+    fn reserve_capacity(
         &self,
         locked: &mut LockedShards<'_>,
         charges: &[Charge],
         hashes: &[KeyHash],
-    ) -> (ReservedPlaces<'_>, SmallVec<[bool; 2]>) {
-        let mut new: SmallVec<[KeyHash; 2]> = SmallVec::new();
+    ) -> (ReservedCapacity<'_>, SmallVec<[bool; 2]>) {
+        let mut new_counters: SmallVec<[KeyHash; 2]> = SmallVec::new();
         for (charge, &hash) in charges.iter().zip(hashes) {
             if can_create_counter(charge.cost)
                 && !locked.shard_mut(hash).has_counter(hash)
-                && !new.contains(&hash)
+                && !new_counters.contains(&hash)
             {
-                new.push(hash);
+                new_counters.push(hash);
             }
         }
-        let places = self.counters.reserve(new.len());
-        let without = &new[places.left()..];
-        let has_room = |(charge, hash): (&Charge, &KeyHash)| {
-            !can_create_counter(charge.cost) || !without.contains(hash)
+        let capacity = self.counters.reserve(new_counters.len());
+        let rejected = &new_counters[capacity.remaining()..];
+        let fits = |(charge, hash): (&Charge, &KeyHash)| {
+            !can_create_counter(charge.cost) || !rejected.contains(hash)
         };
-        let rooms = charges.iter().zip(hashes).map(has_room).collect();
-        (places, rooms)
+        let all_fits = charges.iter().zip(hashes).map(fits).collect();
+        (capacity, all_fits)
     }
 
-    /// Computes the outcome that charge `i` would have after all charges before it, without
-    /// charging. A refund always succeeds.
+    /// Returns the outcome that charge `i` would have after all charges before it, without
+    /// charging.
     fn preview(
         &self,
         shard: &Shard,
         now: Nanos,
         (charges, hashes): (&[Charge], &[KeyHash]),
         i: usize,
-        has_room: bool,
+        fits: bool,
     ) -> ChargeOutcome {
         let Cost::Charge(hits) = charges[i].cost else {
             return ChargeOutcome::Refunded(shard.preview(
@@ -297,12 +291,12 @@ impl MemoryStore {
                 Hits(0),
             ));
         };
-        if !has_room {
-            let alone = shard.preview(hashes[i], now, &charges[i].strategy, hits);
-            return if leaves_counter(&charges[i].strategy, alone) {
+        if !fits {
+            let decision = shard.preview(hashes[i], now, &charges[i].strategy, hits);
+            return if leaves_counter(&charges[i].strategy, decision) {
                 ChargeOutcome::StoreFull(self.when_full.verdict())
             } else {
-                ChargeOutcome::Decided(alone)
+                ChargeOutcome::Decided(decision)
             };
         }
         let earlier =
@@ -310,8 +304,8 @@ impl MemoryStore {
                 Cost::Charge(hits) => Some(hits),
                 Cost::Refund(_) => None,
             });
-        let together = earlier.fold(hits, Hits::plus);
-        ChargeOutcome::Decided(shard.preview(hashes[i], now, &charges[i].strategy, together))
+        let total = earlier.fold(hits, Hits::plus);
+        ChargeOutcome::Decided(shard.preview(hashes[i], now, &charges[i].strategy, total))
     }
 
     /// Returns the outcome of a charge that is not made because the check is denied: its own
@@ -322,20 +316,19 @@ impl MemoryStore {
         hash: KeyHash,
         now: Nanos,
         charge: &Charge,
-        asked: ChargeOutcome,
+        preview: ChargeOutcome,
     ) -> ChargeOutcome {
-        match asked {
+        match preview {
             ChargeOutcome::StoreFull(_) => self.full_outcome(),
-            asked if asked.is_denial() => asked,
+            denial if denial.is_denial() => denial,
             _ => ChargeOutcome::Decided(shard.preview(hash, now, &charge.strategy, Hits(0))),
         }
     }
 }
 
-/// Returns true if the counter must be stored after this decision. If false, the charge needs no
-/// capacity in the store.
-const fn leaves_counter(strategy: &Strategy, step: CounterDecision) -> bool {
-    match step {
+/// Returns true if the counter must be stored after this decision, which needs capacity.
+const fn leaves_counter(strategy: &Strategy, decision: CounterDecision) -> bool {
+    match decision {
         CounterDecision::Allow(_) | CounterDecision::Deny { .. } => true,
         // A fixed window also counts denied hits, so its counter must be stored.
         CounterDecision::ExceedsLimit(_) => matches!(strategy, Strategy::FixedWindow(_)),
@@ -346,15 +339,15 @@ const fn leaves_counter(strategy: &Strategy, step: CounterDecision) -> bool {
 /// Decides an all-or-nothing check from the previewed outcomes of its charges.
 fn is_allowed(
     charges: &[Charge],
-    asked: &[ChargeOutcome],
+    previews: &[ChargeOutcome],
     quota_for_all: bool,
-    rescued: bool,
+    quota_cannot_deny: bool,
 ) -> bool {
-    let votes = charges.iter().zip(asked).map(|(charge, outcome)| {
+    let votes = charges.iter().zip(previews).map(|(charge, outcome)| {
         (charge.standing.group, charge.standing.enforced_verdict(outcome.is_denial()))
     });
-    let passed = rescued.then_some((VoteGroup::Quota, Verdict::Allow));
-    combine(votes.chain(passed), quota_for_all) == Verdict::Allow
+    let quota_vote = quota_cannot_deny.then_some((VoteGroup::Quota, Verdict::Allow));
+    combine(votes.chain(quota_vote), quota_for_all) == Verdict::Allow
 }
 
 impl CounterStore for MemoryStore {
@@ -365,14 +358,14 @@ impl CounterStore for MemoryStore {
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
         let list = &charges.list;
         match charges.mode {
-            ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } => {
-                StoreReply::Ready(self.charge_atomically(now, list, |asked| {
-                    is_allowed(list, asked, quota_for_all, rescued)
+            ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny } => {
+                StoreReply::Ready(self.charge_atomically(now, list, |previews| {
+                    is_allowed(list, previews, quota_for_all, quota_cannot_deny)
                 }))
             }
             ChargeMode::Each => self.charge_each(now, list),
             ChargeMode::Preview => {
-                StoreReply::Ready(self.charge_atomically(now, list, |_asked| false))
+                StoreReply::Ready(self.charge_atomically(now, list, |_previews| false))
             }
         }
     }
@@ -398,18 +391,18 @@ impl FleetStore for MemoryStore {
     fn acquire_strict_permit<'a>(
         &'a self,
         now: Nanos,
-        asked: &'a StrictPermitRequest,
-    ) -> StoreReply<'a, Result<Permitted, StoreFailure>> {
-        StoreReply::Ready(Ok(self.strict_limits.lock().acquire(now, "", asked)))
+        request: &'a StrictPermitRequest,
+    ) -> StoreReply<'a, Result<StrictPermitReply, StoreFailure>> {
+        StoreReply::Ready(Ok(self.strict_limits.lock().acquire(now, "", request)))
     }
 
     fn report_strict_permits<'a>(
         &'a self,
         now: Nanos,
-        round: &'a Telling,
+        report: &'a PermitReport,
     ) -> StoreReply<'a, PermitReportReply> {
         StoreReply::Ready(
-            self.strict_limits.lock().apply_report(now, "", round).into_iter().map(Ok).collect(),
+            self.strict_limits.lock().apply_report(now, "", report).into_iter().map(Ok).collect(),
         )
     }
 }
@@ -432,7 +425,7 @@ impl<'m> LockedShards<'m> {
 
     fn shard_mut(&mut self, hash: KeyHash) -> &mut Shard {
         let index = MemoryStore::shard_of(hash);
-        let at = self.0.partition_point(|(locked, _)| *locked < index);
-        &mut self.0[at].1
+        let position = self.0.partition_point(|(locked, _)| *locked < index);
+        &mut self.0[position].1
     }
 }

@@ -3,9 +3,6 @@
 //! Guarantees:
 //! - A store returns one outcome for each charge of a check, in the order of the charges.
 //! - If a store does not reply in time, the outcome is [`ChargeOutcome::Failed`].
-//!
-//! Not covered:
-//! - The choice of a check's limits and the decision from all outcomes ([`crate::engine`]).
 
 pub mod fleet;
 pub mod heartbeat;
@@ -35,56 +32,49 @@ use stats::StoreStats;
 
 /// A store of counters.
 pub trait CounterStore: Send + Sync + std::fmt::Debug {
-    /// Makes the charges of one check at the instant `now`.
-    ///
-    /// A shared store uses its own clock instead of `now`.
+    /// Makes the charges of one check at the instant `now`; a shared store uses its own clock.
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes>;
 
-    /// Applies one lease message atomically at the instant `now`: its report, its returned hits,
-    /// its charge and its grant.
-    ///
-    /// If a [`StoreReply::Ready`] contains a failure, the message was not sent to the store.
+    /// Applies one lease message atomically: its report, its returned hits, its charge and its
+    /// grant. A failure in [`StoreReply::Ready`] means that the message was not sent.
     fn exchange_lease_message<'a>(
         &'a self,
         now: Nanos,
         message: &'a LeaseMessage,
     ) -> StoreReply<'a, LeaseOutcome>;
 
-    /// Runs `begin`, which starts several lease calls, and sends their messages only after `begin`
-    /// returns. The messages then share a store call where possible.
+    /// Runs `begin`, which starts several lease calls, and sends their messages after it returns,
+    /// in one store call where possible.
     fn batch_calls(&self, begin: &mut dyn FnMut()) {
         begin();
     }
 
-    /// Returns how long another check may reserve hits that it then cancels. A denial of `charge`
-    /// may be due to such hits.
-    ///
-    /// A check over several nodes reserves its hits on each node until all nodes have replied. The
-    /// result is `None` if one node decides all checks of the domain. No check then reserves hits,
-    /// so a denial holds until a refund.
+    /// Returns how long another check may reserve hits that it then cancels: a denial of `charge`
+    /// may be due to such hits. A check over several nodes reserves its hits until all nodes have
+    /// replied. `None` if one node decides all checks of the domain, so that a denial holds until a
+    /// refund.
     fn reserved_for(&self, _charge: &Charge) -> Option<Nanos> {
         None
     }
 
-    /// Returns the number of the node that decides `charge` at `now`. A caller can then skip
-    /// further charges to a node that did not reply to one.
+    /// Returns the number of the node that decides `charge` at `now`, so that a caller can skip
+    /// further charges to a node that did not reply.
     fn node_of(&self, _now: Nanos, _charge: &Charge) -> u32 {
         0
     }
 
-    /// Returns true if every charge returns [`StoreReply::Ready`], so that no check waits for the
-    /// store.
+    /// Returns true if every charge returns [`StoreReply::Ready`], so that no check waits.
     fn is_synchronous(&self) -> bool {
         false
     }
 
-    /// Returns the longest time that a check may wait for this store, in all its calls together.
+    /// Returns the longest time that a check waits for this store, in all its calls together;
     /// `None` if a check never waits.
     fn max_wait(&self) -> Option<Nanos> {
         None
     }
 
-    /// Returns the store failure of charges at present; `None` if charges succeed.
+    /// Returns the cause for which charges fail at present; `None` if they succeed.
     fn current_failure(&self) -> Option<StoreFailure> {
         None
     }
@@ -95,9 +85,8 @@ pub trait CounterStore: Send + Sync + std::fmt::Debug {
     }
 }
 
-/// A store of the state that replicas share besides counters: the membership, the shares of
-/// concurrency limits, and the permits of strict limits. The default methods serve a store of a
-/// single replica.
+/// A store of the fleet's membership, shares of concurrency limits, and strict permits. The default
+/// methods serve a single replica without a shared store.
 pub trait FleetStore: Send + Sync + std::fmt::Debug {
     /// Applies all parts of a replica's report at the instant `now`, each part by itself.
     ///
@@ -123,14 +112,13 @@ pub trait FleetStore: Send + Sync + std::fmt::Debug {
     /// The store did not reply.
     fn update_membership<'a>(
         &'a self,
-        beat: &'a MembershipHeartbeat,
+        heartbeat: &'a MembershipHeartbeat,
     ) -> StoreReply<'a, Result<MembershipReply, StoreFailure>> {
-        StoreReply::Ready(Ok(beat.reply_without_store()))
+        StoreReply::Ready(Ok(heartbeat.reply_without_store()))
     }
 
-    /// Applies a share round of one replica atomically at the instant `now`.
-    ///
-    /// The store did not reply, or does not compute shares.
+    /// Applies a share round of one replica atomically at the instant `now`. Fails if the store
+    /// does not reply or does not compute shares.
     fn report_shares<'a>(
         &'a self,
         _now: Nanos,
@@ -139,25 +127,24 @@ pub trait FleetStore: Send + Sync + std::fmt::Debug {
         StoreReply::Ready(Err(StoreFailure::Other))
     }
 
-    /// Acquires one permit of a strict concurrency limit at the instant `now`.
-    ///
-    /// The store did not reply, or does not count permits. If a [`StoreReply::Ready`] contains the
-    /// error, no store call was made.
+    /// Acquires one permit of a strict concurrency limit at the instant `now`. Fails if the store
+    /// does not reply or does not count permits. An error in [`StoreReply::Ready`] means that no
+    /// store call was made.
     fn acquire_strict_permit<'a>(
         &'a self,
         _now: Nanos,
-        _asked: &'a StrictPermitRequest,
+        _request: &'a StrictPermitRequest,
     ) -> StoreReply<'a, Result<StrictPermitReply, StoreFailure>> {
         StoreReply::Ready(Err(StoreFailure::Other))
     }
 
-    /// Reports the permits in use and the released permits of some strict concurrency limits.
+    /// Reports the used and the released permits of several strict concurrency limits.
     fn report_strict_permits<'a>(
         &'a self,
         _now: Nanos,
-        round: &'a permits::PermitReport,
+        report: &'a permits::PermitReport,
     ) -> StoreReply<'a, PermitReportReply> {
-        StoreReply::Ready(round.failed_reply(StoreFailure::Other))
+        StoreReply::Ready(report.failed_reply(StoreFailure::Other))
     }
 }
 
@@ -166,8 +153,8 @@ pub trait Store: CounterStore + FleetStore {}
 
 impl<S: CounterStore + FleetStore> Store for S {}
 
-/// A reply that is ready or pending. A store in this process
-/// is always ready, which costs no allocation and no poll.
+/// A reply that is ready or pending. A store in this process is always ready, without an allocation
+/// or a poll.
 pub enum StoreReply<'a, T> {
     /// The reply is known.
     Ready(T),
@@ -185,7 +172,7 @@ async fn reply_of<T>(call: Option<StoreReply<'_, T>>) -> Option<T> {
 /// The charges of one check.
 #[derive(Clone, Debug, Default)]
 pub struct Charges {
-    /// The charges. Several may name the same counter.
+    /// The charges; several may name the same counter.
     pub list: SmallVec<[Charge; 2]>,
     /// The charge mode.
     pub mode: ChargeMode,
@@ -202,10 +189,10 @@ pub struct Charge {
     pub strategy: Strategy,
     /// The hits to charge or to refund.
     pub cost: Cost,
-    /// The vote group of the limit, and whether the limit is in shadow mode.
+    /// The vote group of the limit, and its shadow mode.
     pub standing: Enforcement,
-    /// True if the limit's unit is a second. Such counters are in the separate Redis for limits per
-    /// second, if one is configured.
+    /// True if the limit's unit is a second: its counter is in the Redis for limits per second, if
+    /// one is configured.
     pub per_second: bool,
 }
 
@@ -222,8 +209,7 @@ pub enum ChargeMode {
         /// A descriptor without a counter keeps the quota group from denying.
         quota_cannot_deny: bool,
     },
-    /// No charge is made. Each outcome is that of a check that another charge denied. Refunds are
-    /// always made.
+    /// No charge is made; each outcome is as if another charge denied. Refunds are always made.
     Preview,
 }
 
@@ -241,8 +227,8 @@ pub enum ChargeOutcome {
     Refunded(CounterDecision),
     /// The key is new and the store is full; `when_full` chose this verdict.
     StoreFull(Verdict),
-    /// Nothing was charged: at this instant of the store's clock, no calendar window of the plan is
-    /// open. The engine plans the check again for this instant and sends it once more.
+    /// Nothing was charged: at this instant of the store's clock, no planned calendar window is
+    /// open. The engine plans and sends the check again for this instant.
     Stale(Nanos),
     /// The store did not reply.
     Failed(StoreFailure),
@@ -258,13 +244,13 @@ pub struct CounterHits {
 }
 
 impl ChargeOutcome {
-    /// Returns true if the limit of this charge denies the hits. Shadow mode and quota groups are
-    /// not considered.
+    /// Returns true if the limit of this charge denies the hits, regardless of shadow mode and
+    /// quota.
     #[must_use]
     pub const fn is_denial(&self) -> bool {
         match self {
-            Self::Decided(step) | Self::Counted(step, _) => {
-                !matches!(step, CounterDecision::Allow(_))
+            Self::Decided(decision) | Self::Counted(decision, _) => {
+                !matches!(decision, CounterDecision::Allow(_))
             }
             Self::Refunded(_) | Self::Failed(_) => false,
             Self::Stale(_) => true,

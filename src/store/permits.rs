@@ -2,12 +2,7 @@
 //!
 //! Guarantees:
 //! - One acquire, or the report for one limit, is applied atomically, by the store's clock.
-//! - If the store cannot read the state of a limit, that state stays unchanged, and all other
-//!   limits work.
-//!
-//! Not covered:
-//! - When a replica acquires permits and sends permit reports (`engine::concurrency`).
-//! - How the store counts permits ([`crate::kernel::concurrency::permit_table`]).
+//! - If the store cannot read the state of a limit, that state is unchanged; other limits work.
 
 use super::StoreFailure;
 use super::heartbeat::BucketKey;
@@ -17,7 +12,7 @@ pub use crate::kernel::concurrency::permit_table::{
 };
 use crate::kernel::units::{Nanos, Share};
 
-/// The most permits in one permit report. The script of a report blocks Redis, so it must be short.
+/// The most permits in one permit report: its script blocks Redis, so it must be short.
 pub const MAX_PERMITS_PER_REPORT: usize = 512;
 
 /// A request for one permit of a strict concurrency limit.
@@ -32,24 +27,21 @@ pub struct StrictPermitRequest {
 /// The store's reply to a [`StrictPermitRequest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StrictPermitReply {
-    /// The permit was acquired, or why not.
+    /// The result of the acquire.
     pub result: AcquireOutcome,
-    /// Permits in use now.
+    /// The number of permits in use now.
     pub held: Share,
 }
 
-/// One replica's report of its permits of strict concurrency limits: those in use and those
-/// released.
+/// One replica's report of its permits of strict concurrency limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PermitReport {
-    /// The grace period, the longest silence and the longest permit lifetime. All replicas use the
-    /// same values.
+    /// The grace period, the longest silence and the longest lifetime, equal at all replicas.
     pub times: PermitTiming,
-    /// True if the report goes to every Redis node that stores permits, also to nodes without a
-    /// permit of this replica. A node that lost its state then detects the loss at once.
+    /// True if the report goes to every Redis node that stores permits, so that a node without a
+    /// permit of this replica also detects that it lost its state.
     pub to_all_nodes: bool,
-    /// Some of the limits of which the replica has permits, with at most [`MAX_PERMITS_PER_REPORT`]
-    /// permits in all.
+    /// The reported limits, with at most [`MAX_PERMITS_PER_REPORT`] permits in all.
     pub limits: Vec<LimitPermits>,
 }
 
@@ -69,7 +61,7 @@ pub struct LimitPermits {
 pub struct LimitPermitsReply {
     /// The changes that the report made to the permits in the store.
     pub changes: PermitCorrections,
-    /// Permits in use now.
+    /// The number of permits in use now.
     pub held: Share,
 }
 
@@ -80,7 +72,7 @@ impl PermitReport {
     /// Returns the number of permits in the report.
     #[must_use]
     pub fn permit_count(&self) -> usize {
-        self.limits.iter().map(|told| told.in_use.len() + told.released.len()).sum()
+        self.limits.iter().map(|limit| limit.in_use.len() + limit.released.len()).sum()
     }
 
     /// Returns a reply in which every limit of this report failed with `cause`.

@@ -1,16 +1,8 @@
 //! Statistics that a store keeps about itself.
-//!
-//! Guarantees:
-//! - Every connection is counted when it opens and when it closes.
-//! - Each lookup in the deny cache is either a hit or a miss.
-//!
-//! Not covered:
-//! - The names of the metrics that export these statistics.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The statistics of a store. A field is `None` if the store has no such connections or no deny
-/// cache.
+/// The statistics of a store; `None` for connections or a deny cache that it does not have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreStats {
     /// Connections to the store.
@@ -45,18 +37,17 @@ pub struct DenyCacheStats {
     pub evicted: u64,
     /// Inserts of a key that the cache already contained.
     pub overwritten: u64,
-    /// The sum, over all cached keys, of the time of the key's last insert or hit, in seconds since
-    /// 1970.
+    /// The sum, over all cached keys, of the time of the last insert or hit, in Unix seconds.
     pub last_access_sum: u64,
 }
 
 impl DenyCacheStats {
-    /// Returns the mean time of the last insert or hit over all cached keys, in seconds since 1970;
-    /// 0 if the cache is empty.
+    /// Returns the mean time of the last insert or hit of all cached keys, in Unix seconds; 0
+    /// without keys.
     #[must_use]
     pub const fn mean_last_access(self) -> u64 {
         match self.last_access_sum.checked_div(self.keys) {
-            Some(average) => average,
+            Some(mean) => mean,
             None => 0,
         }
     }
@@ -95,10 +86,10 @@ impl ConnectionCounter {
     /// Returns the counts so far.
     #[must_use]
     pub fn counts(&self) -> ConnectionCounts {
-        // Load `closed` before `opened`: a connection that opens and closes between the two loads
-        // must not count only as closed.
-        let gone = self.closed.load(Relaxed);
-        ConnectionCounts { opened: self.opened.load(Relaxed).max(gone), closed: gone }
+        // Load `closed` first: a connection that opens and closes meanwhile must not count only as
+        // closed.
+        let closed = self.closed.load(Relaxed);
+        ConnectionCounts { opened: self.opened.load(Relaxed).max(closed), closed }
     }
 }
 

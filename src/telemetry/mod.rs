@@ -1,11 +1,8 @@
 //! Metrics, traces and the statistics of envoyproxy/ratelimit.
 //!
 //! Guarantees:
-//! - Counting an event takes no lock, allocates nothing and never blocks.
+//! - Counting an event takes no lock and allocates no memory.
 //! - Every metric label has a bounded number of values.
-//!
-//! Not covered:
-//! - The HTTP endpoints that show the metrics (see [`crate::edge::http::metrics`]).
 
 pub mod event;
 pub mod label;

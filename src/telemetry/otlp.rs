@@ -218,7 +218,7 @@ fn start_span_export(
         provider = provider.with_sampler(Sampler::ParentBased(Box::new(part)));
     }
     let provider = provider.with_batch_exporter(exporter).with_resource(resource).build();
-    trace::install(provider.tracer("sluicegate"), propagators);
+    trace::install_tracer(provider.tracer("sluicegate"), propagators);
     Ok(provider)
 }
 

@@ -3,10 +3,6 @@
 //! Guarantees:
 //! - Every verdict has a [`Reason`] from a closed list.
 //! - The verdict of a check depends on its descriptors' decisions alone, never on timing.
-//!
-//! Not covered:
-//! - Finding the limit of a descriptor (see `engine::decide::plan`).
-//! - Counting hits (see `rate`).
 
 use std::sync::Arc;
 
@@ -163,13 +159,13 @@ impl StoreFailure {
 /// The effect of one limit's denial on the verdict of the check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Enforcement {
-    /// The way in which the limit's verdict counts for the verdict of the check.
+    /// The role of the limit's verdict in the verdict of the check.
     pub group: VoteGroup,
     /// Shadow mode: a denial is reported, but counts as an allow.
     pub shadow: bool,
 }
 
-/// The way in which a limit's verdict counts for the verdict of the check.
+/// The role of a limit's verdict in the verdict of the check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VoteGroup {
     /// A denial by this limit alone denies the check.
@@ -182,7 +178,7 @@ pub enum VoteGroup {
 }
 
 impl Enforcement {
-    /// Returns the verdict of a limit that `denied` or not; in shadow mode always allow.
+    /// Returns the verdict of a limit that `denied` the hits or not; in shadow mode always allow.
     #[must_use]
     pub const fn enforced_verdict(self, denied: bool) -> Verdict {
         if denied && !self.shadow { Verdict::Deny } else { Verdict::Allow }
@@ -234,26 +230,25 @@ impl DescriptorDecision {
         }
     }
 
-    /// Creates the decision from `step`, the counter's result under `limit`.
-    ///
-    /// [`CounterDecision::OutsideWindows`] becomes a denial. The engine never passes it on: it
-    /// plans and charges the check again first.
+    /// Creates the decision from `result`, the counter's result under `limit`.
+    /// [`CounterDecision::OutsideWindows`] becomes a denial, but the engine plans and charges such
+    /// a check again.
     #[must_use]
     pub fn from_counter(
-        step: CounterDecision,
+        result: CounterDecision,
         limit: AppliedLimit,
         enforcement: Enforcement,
     ) -> Self {
         let mut decision = Self::uncounted(Reason::NoLimit, enforcement.group);
         (decision.enforcement, decision.limit) = (enforcement, Some(limit));
-        decision.apply_counter(step);
+        decision.apply_counter(result);
         decision
     }
 
-    /// Sets the verdict, reason and headroom from `step`, the counter's result.
+    /// Sets the verdict, reason and headroom from `result`, the counter's result.
     #[inline]
-    pub fn apply_counter(&mut self, step: CounterDecision) {
-        (self.reason, self.headroom, self.retry_after) = match step {
+    pub fn apply_counter(&mut self, result: CounterDecision) {
+        (self.reason, self.headroom, self.retry_after) = match result {
             CounterDecision::Allow(room) => (Reason::WithinLimit, room, None),
             CounterDecision::Deny { retry_after, headroom: room } => {
                 (Reason::OverLimit, room, Some(retry_after))
@@ -293,10 +288,8 @@ impl DescriptorDecision {
         )
     }
 
-    /// Returns the limit if response headers may report it.
-    ///
-    /// A request that was allowed without counting has no known remaining
-    /// hits. Headers would report 0, so such a limit is left out.
+    /// Returns the limit if response headers may report it. If a request was allowed without
+    /// counting, its remaining hits are unknown, not 0.
     #[must_use]
     pub fn header_limit(&self) -> Option<&AppliedLimit> {
         let is_reported = self.is_counted() || self.verdict == Verdict::Deny;
@@ -316,11 +309,10 @@ impl DescriptorDecision {
     }
 }
 
-/// Combines the descriptors' verdicts into the verdict of the check.
-///
-/// The check is denied if an enforced limit denies, or if all limits of the
-/// quota group deny. With `quota_for_all`, every descriptor is in the quota
-/// group, also one without a rule. Only unlimited descriptors are left out.
+/// Combines the descriptors' verdicts into the verdict of the check. The check is denied if an
+/// enforced limit denies, or if all limits of the quota group deny. With `quota_for_all`, every
+/// descriptor is in the quota group, also one without a rule. Only unlimited descriptors are left
+/// out.
 pub fn combine(votes: impl Iterator<Item = (VoteGroup, Verdict)>, quota_for_all: bool) -> Verdict {
     let (mut quota, mut quota_denies) = (false, true);
     for (group, verdict) in votes {
@@ -341,10 +333,9 @@ pub fn combine(votes: impl Iterator<Item = (VoteGroup, Verdict)>, quota_for_all:
     if quota && quota_denies { Verdict::Deny } else { Verdict::Allow }
 }
 
-/// Combines the waits of the limits into the time until the whole check would be allowed.
-///
-/// The time assumes no other traffic. `None` means that waiting never helps.
-/// Every enforced limit must pass; in the quota group one limit is enough.
+/// Combines the waits of the limits into the time until the whole check would be allowed. The time
+/// assumes no other traffic. `None` means that waiting never helps. Every enforced limit must pass;
+/// in the quota group one limit is enough.
 pub fn combined_wait(
     waits: impl Iterator<Item = (VoteGroup, Option<Nanos>)>,
     quota_for_all: bool,
@@ -371,19 +362,19 @@ pub fn combined_wait(
 /// envoyproxy/ratelimit has the same order.
 #[must_use]
 pub fn binding_index<'f>(
-    findings: impl Iterator<Item = &'f DescriptorDecision>,
+    decisions: impl Iterator<Item = &'f DescriptorDecision>,
     quota_for_all: bool,
 ) -> Option<usize> {
     let mut best = (None, u64::from(u32::MAX));
-    for (index, finding) in findings.enumerate() {
-        if finding.header_limit().is_none() {
+    for (index, decision) in decisions.enumerate() {
+        if decision.header_limit().is_none() {
             continue;
         }
-        let quota = quota_for_all || finding.enforcement.group == VoteGroup::Quota;
-        if finding.headroom.remaining.0 < best.1 {
-            best = (Some(index), finding.headroom.remaining.0);
+        let quota = quota_for_all || decision.enforcement.group == VoteGroup::Quota;
+        if decision.headroom.remaining.0 < best.1 {
+            best = (Some(index), decision.headroom.remaining.0);
         }
-        if finding.verdict == Verdict::Deny && !quota {
+        if decision.verdict == Verdict::Deny && !quota {
             best = (Some(index), 0);
         }
     }

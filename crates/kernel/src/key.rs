@@ -4,16 +4,11 @@
 //! - [`CounterKey::unique`]: different domains, entries or strategies get different keys.
 //! - [`CounterKey::compatible`]: the key of envoyproxy/ratelimit, which can be equal for two
 //!   descriptors.
-//!
-//! Not covered:
-//! - Hashing of keys, and the choice of a Redis Cluster slot (see the module `store`).
 
 use super::units::{Nanos, Unit};
 
-/// The part of a limit that its counter key contains: the strategy, and the length of windows.
-///
-/// A limit with another value gets an empty counter. The number of requests is not in the key, so a
-/// limit with another number keeps its counter.
+/// The strategy and window length of a limit, as its counter key contains them. A change of either
+/// starts an empty counter. A change of the requests per unit keeps the counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyStrategy {
     /// The generic cell rate algorithm. Its debt in hits survives a change of limit and period.
@@ -51,14 +46,12 @@ enum KeyBytes {
     Long(Vec<u8>),
 }
 
-/// The longest key without an allocation, in bytes. With
-/// its length and the enum tag it fills one cache line.
+/// The longest key without an allocation, in bytes: one cache line with its length and enum tag.
 const MAX_INLINE_LEN: usize = 62;
 
 /// The fixed-size prefix of a key: two tag bytes and the window length in nanoseconds, or 0.
 type KeyHead = ([u8; 2], u64);
 
-/// The encoded size of a [`KeyHead`], in bytes.
 const HEAD_LEN: usize = 10;
 
 const BUCKET_HEAD: KeyHead = ([b'b', 0], 0);
@@ -69,16 +62,15 @@ impl CounterKey {
 
     /// Creates a key that is unique to this domain, these entries and this strategy.
     ///
-    /// In the key, the length of each string precedes it. `domain` must be shorter than 4 GiB; the
-    /// keys and values of entries must be shorter than 64 KiB. The protocol servers (`edge`) reject
-    /// longer ones. Cost: no allocation up to 62 bytes.
+    /// `domain` must be shorter than 4 GiB, and the keys and values of entries shorter than 64 KiB.
+    /// The protocol servers (`edge`) reject longer ones. Cost: no allocation up to 62 bytes.
     pub fn unique<'a>(
         domain: &str,
         entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
-        counting: KeyStrategy,
+        strategy: KeyStrategy,
     ) -> Self {
         let mut key = Self::EMPTY;
-        key.write_unique(domain, entries, counting);
+        key.write_unique(domain, entries, strategy);
         key
     }
 
@@ -87,9 +79,9 @@ impl CounterKey {
         &mut self,
         domain: &str,
         entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
-        counting: KeyStrategy,
+        strategy: KeyStrategy,
     ) {
-        self.write_length_prefixed(head(b'i', counting), domain, entries);
+        self.write_length_prefixed(head(b'i', strategy), domain, entries);
     }
 
     /// Creates the key of a concurrency limit's bucket; it is never equal to a counter's key.
@@ -131,8 +123,7 @@ impl CounterKey {
     ) {
         let mut rest =
             self.reset_zeroed(encoded_len(&[HEAD_LEN, 4, domain.len()], entries.clone(), 2));
-        // Saturates. The keys of longer strings could be equal, but the servers in `edge` reject
-        // them.
+        // Longer strings, whose keys could be equal, never get here: `edge` rejects them.
         let short = |piece: &str| u16::try_from(piece.len()).unwrap_or(u16::MAX).to_le_bytes();
         let length = u32::try_from(domain.len()).unwrap_or(u32::MAX).to_le_bytes();
         rest.put_head(head);
@@ -146,18 +137,16 @@ impl CounterKey {
         }
     }
 
-    /// Creates the key of envoyproxy/ratelimit,
-    /// `domain_key_value_…`, for windows of its seven units.
-    ///
-    /// envoyproxy/ratelimit appends the start of the window to its key. This key omits it, because
-    /// the counter's state contains the start.
+    /// Creates the key of envoyproxy/ratelimit, `domain_key_value_…`, for windows of its seven
+    /// units. The key omits the start of the window, which envoyproxy/ratelimit appends: the
+    /// counter's state contains the start.
     pub fn compatible<'a>(
         domain: &str,
         entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
-        counting: KeyStrategy,
+        strategy: KeyStrategy,
     ) -> Self {
         let mut key = Self::EMPTY;
-        key.write_compatible(domain, entries, counting);
+        key.write_compatible(domain, entries, strategy);
         key
     }
 
@@ -166,11 +155,11 @@ impl CounterKey {
         &mut self,
         domain: &str,
         entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
-        counting: KeyStrategy,
+        strategy: KeyStrategy,
     ) {
         let mut rest =
             self.reset_zeroed(encoded_len(&[HEAD_LEN, domain.len(), 1], entries.clone(), 1));
-        rest.put_head(head(b'j', counting));
+        rest.put_head(head(b'j', strategy));
         let pieces = entries.flat_map(|(name, value)| [name, value]);
         for piece in std::iter::once(domain).chain(pieces) {
             rest.put(piece.as_bytes());
@@ -183,11 +172,11 @@ impl CounterKey {
     #[must_use]
     pub fn describe(bytes: &[u8]) -> String {
         let take_string = |rest: &mut &[u8], width: usize| {
-            let (length, left) = rest.split_at_checked(width)?;
+            let (length, tail) = rest.split_at_checked(width)?;
             let length = length.iter().rev().fold(0, |sum, byte| sum << 8 | usize::from(*byte));
-            let (word, left) = left.split_at_checked(length)?;
-            *rest = left;
-            Some(String::from_utf8_lossy(word).into_owned())
+            let (text, tail) = tail.split_at_checked(length)?;
+            *rest = tail;
+            Some(String::from_utf8_lossy(text).into_owned())
         };
         let mut rest = bytes.get(HEAD_LEN..).unwrap_or_default();
         let domain = take_string(&mut rest, 4);
@@ -195,7 +184,6 @@ impl CounterKey {
         domain.into_iter().chain(entries).collect::<Vec<_>>().join("_")
     }
 
-    /// Resets the key to `len` zero bytes and returns a writer for them.
     fn reset_zeroed(&mut self, len: usize) -> KeyWriter<'_> {
         self.0 = match u8::try_from(len) {
             Ok(len) if usize::from(len) <= MAX_INLINE_LEN => {
@@ -218,8 +206,8 @@ impl CounterKey {
         }
     }
 
-    /// Returns the key as envoyproxy/ratelimit writes it, without the start of
-    /// the window. `None` if this key was not made by [`CounterKey::compatible`].
+    /// Returns the key as envoyproxy/ratelimit writes it, without the start of the window; `None`
+    /// unless [`CounterKey::compatible`] made this key.
     #[must_use]
     pub fn compatible_bytes(&self) -> Option<&[u8]> {
         let (head, spelling) = self.as_bytes().split_at_checked(HEAD_LEN)?;
@@ -227,22 +215,20 @@ impl CounterKey {
     }
 }
 
-/// A writer for the bytes of a key that are not written yet.
 struct KeyWriter<'k>(&'k mut [u8]);
 
 impl KeyWriter<'_> {
     #[inline]
     fn put(&mut self, piece: &[u8]) {
-        if let Some((target, behind)) =
-            std::mem::take(&mut self.0).split_at_mut_checked(piece.len())
+        if let Some((target, rest)) = std::mem::take(&mut self.0).split_at_mut_checked(piece.len())
         {
             target.copy_from_slice(piece);
-            self.0 = behind;
+            self.0 = rest;
         }
     }
 
-    // Written as two parts: `head` was just built from two parts,
-    // and copying it as one block would stall the processor.
+    // Two writes: `head` was just built from two parts, and one copy of both would stall the
+    // processor.
     #[inline]
     fn put_head(&mut self, (form, length): KeyHead) {
         self.put(&form);
@@ -250,16 +236,16 @@ impl KeyWriter<'_> {
     }
 }
 
-/// Returns the length of a key in bytes: the sum of `begin`, then each entry's key and value, each
-/// with `overhead` extra bytes.
+/// Returns the length of a key in bytes: `fixed_parts`, then each entry's key and value, each with
+/// `overhead` extra bytes.
 fn encoded_len<'a>(
-    begin: &[usize],
+    fixed_parts: &[usize],
     entries: impl Iterator<Item = (&'a str, &'a str)>,
     overhead: usize,
 ) -> usize {
-    let begin = begin.iter().copied().fold(0, usize::saturating_add);
+    let fixed_parts = fixed_parts.iter().copied().fold(0, usize::saturating_add);
     let pieces = entries.flat_map(|(name, value)| [name, value]);
-    pieces.fold(begin, |len, piece| len.saturating_add(overhead).saturating_add(piece.len()))
+    pieces.fold(fixed_parts, |len, piece| len.saturating_add(overhead).saturating_add(piece.len()))
 }
 
 /// Splits the first length-prefixed string off `bytes`.

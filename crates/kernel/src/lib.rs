@@ -4,8 +4,7 @@
 //! - No I/O, clock, async, logging, randomness or panic.
 //! - Integer arithmetic only; every rounding and saturation is documented.
 //!
-//! Not covered:
-//! - Storage of the state and transport of decisions.
+//! Not covered: storage of the state, and transport of decisions.
 
 #![forbid(unsafe_code)]
 #![deny(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::float_arithmetic)]

@@ -1,11 +1,4 @@
-//! Number types that carry their unit.
-//!
-//! Guarantees:
-//! - No arithmetic of these types wraps around.
-//! - Every saturating operation documents its direction.
-//!
-//! Not covered:
-//! - Ticks: each rate limit has its own (see [`super::rate::limit::Tick`]).
+//! Number types that carry their unit. Their arithmetic never wraps around.
 
 use std::fmt;
 
@@ -81,9 +74,8 @@ impl Generation {
     }
 }
 
-/// The number of one start: of a replica, or of the coordinator's state.
-///
-/// Two starts of one replica have different numbers; the later start has the larger number.
+/// The number of one start of a replica, or of the coordinator's state. Later starts have larger
+/// numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(pub u64);
 
@@ -91,7 +83,6 @@ pub struct Incarnation(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReplicaId(pub u64);
 
-/// Saturating addition and subtraction for counts.
 macro_rules! counts {
     ($($type:ident),*) => { $(
         impl $type {
@@ -110,7 +101,6 @@ macro_rules! counts {
     )* };
 }
 
-/// Implements `Display`: the number without a unit.
 macro_rules! numbers {
     ($($type:ident),*) => { $(
         impl fmt::Display for $type {

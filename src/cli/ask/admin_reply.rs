@@ -1,7 +1,4 @@
 //! Describes the result of `sluicegate ask --force`, `--unforce` or `--refund` as a sentence.
-//!
-//! Not covered:
-//! - A reply that is not JSON: the caller prints it unchanged.
 
 use std::time::Duration;
 
@@ -9,8 +6,8 @@ use serde_json::Value;
 
 use super::AskArgs;
 
-/// Describes the result of the change `action` by the admin port's `reply`. Returns `None` if the
-/// reply lacks the expected fields.
+/// Describes the admin port's `reply` to the change `action`. Returns `None` if it is not JSON with
+/// the expected fields.
 pub(super) fn describe_change(args: &AskArgs, action: &str, reply: &str) -> Option<String> {
     let reply_json: Value = serde_json::from_str(reply).ok()?;
     let limit = || reply_json["limit"].as_str();
@@ -41,7 +38,7 @@ pub(super) fn describe_change(args: &AskArgs, action: &str, reply: &str) -> Opti
     Some(sentence + "\n")
 }
 
-/// Describes which replicas apply a change. Empty if the fleet has a single replica.
+/// Describes which replicas apply a change. Empty in a fleet of one replica.
 fn replicas_suffix(reply_json: &Value) -> String {
     if let Some(cause) = reply_json["store_failure"].as_str() {
         return format!(
@@ -51,6 +48,6 @@ fn replicas_suffix(reply_json: &Value) -> String {
     }
     match reply_json["replicas"].as_u64() {
         None | Some(0 | 1) => String::new(),
-        Some(all) => format!(", at all {all} replicas within two seconds"),
+        Some(count) => format!(", at count {count} replicas within two seconds"),
     }
 }

@@ -1,13 +1,9 @@
 //! Collects facts about a Redis for `sluicegate doctor`, with commands such as `INFO` and `TIME`.
 //!
 //! Guarantees:
-//! - If Redis refuses a command, the fact from its reply is unknown.
-//! - If Redis refuses a script, the refusal is a fact.
+//! - If Redis refuses a command, the fact from its reply is unknown. A refused script is a fact.
 //! - Writes only four keys, and deletes them in the same script.
 //! - Every command has a timeout.
-//!
-//! Not covered:
-//! - The meaning of the facts: see [`super::evaluate`].
 
 use std::collections::BTreeMap;
 
@@ -17,19 +13,18 @@ use crate::kernel::units::Nanos;
 use crate::store::redis::inspect::{self, InspectError, InspectedNode, RedisValue};
 use crate::store::redis::{RedisOptions, RedisTopology};
 
-/// The number of round trips to measure. Their median is the reported latency.
+/// The number of round trips of which the median is the reported latency.
 const TIMED_ROUND_TRIPS: usize = 21;
 
-/// The number of keys to try, to find a key whose slot a Redis Cluster node owns. A node with 2 %
-/// of the slots owns at least one of the keys with a probability of 99 %: `1 - 0.98^256 = 0.994`.
+/// The number of keys to try until a Redis Cluster node owns the slot of one. Enough for a node
+/// with 2 % of the slots, with a probability of 99 %.
 const MAX_PROBE_KEYS: usize = 256;
 
-/// A script that runs every Redis command of Sluicegate's scripts, and deletes the keys that it
-/// wrote.
+/// A script that runs every Redis command of Sluicegate's scripts, and deletes its keys.
 const PROBE: &str = include_str!("probe.lua");
 
 /// Returns the facts about every Redis process that stores counters. With `has_compat_keys`, also
-/// tries the commands for counters under envoyproxy/ratelimit's keys.
+/// tries the commands for counters named as in envoyproxy/ratelimit.
 pub(super) async fn collect_facts(
     options: &RedisOptions,
     has_compat_keys: bool,
@@ -77,19 +72,17 @@ async fn collect_node_facts(
     }
 }
 
-/// Returns `true` if a primary with Sentinel accepts writes without a connected Redis replica.
+/// Returns `true` if a primary with Sentinel accepts writes without a connected Redis replica;
 /// `None` without Sentinel.
 fn writes_without_replica(info: &RedisInfo, topology: &RedisTopology) -> Option<bool> {
     let has_sentinel = matches!(topology, RedisTopology::Sentinel(_));
-    // `INFO` has the field `min_slaves_good_slaves` only if `min-replicas-to-write` and
-    // `min-replicas-max-lag` are set.
+    // `INFO` has this field only if `min-replicas-to-write` and `min-replicas-max-lag` are set.
     info.text("role")
         .filter(|_| has_sentinel)
         .map(|_| info.text("min_slaves_good_slaves").is_none())
 }
 
-/// Runs the script [`PROBE`] on `node`. Returns `None` if `node` owns the slot of none of the tried
-/// keys.
+/// Runs the script [`PROBE`] on `node`. Returns `None` if the node owns none of the tried keys.
 async fn probe_scripts(
     node: &InspectedNode,
     prefix: &str,
@@ -117,15 +110,15 @@ async fn probe_scripts(
 async fn load_probe(node: &InspectedNode) -> Result<String, InspectError> {
     match node.run_command(&["SCRIPT", "LOAD", PROBE]).await? {
         RedisValue::Text(digest) => Ok(digest),
-        _ => Err(InspectError("SCRIPT LOAD names no script".to_owned())),
+        _ => Err(InspectError("SCRIPT LOAD returned no script hash".to_owned())),
     }
 }
 
-/// Converts the reply of [`PROBE`]. The error has the names of all refused commands, and the reason
-/// of the first.
+/// Converts the reply of [`PROBE`]. The error lists all refused commands, and the reason of the
+/// first.
 fn probe_result(reply: RedisValue) -> Result<(), String> {
     let RedisValue::List(lines) = reply else {
-        return Err("a script is answered by nonsense".to_owned());
+        return Err("a script returned an invalid reply".to_owned());
     };
     let mut first_reason = None;
     let names: Vec<_> = lines
@@ -133,12 +126,12 @@ fn probe_result(reply: RedisValue) -> Result<(), String> {
         .filter_map(
             |line| if let RedisValue::Text(line) = line { line.split_once(": ") } else { None },
         )
-        .map(|(name, words)| {
-            first_reason.get_or_insert(words);
+        .map(|(name, reason)| {
+            first_reason.get_or_insert(reason);
             name
         })
         .collect();
-    first_reason.map_or(Ok(()), |why| Err(format!("{}: {why}", names.join(", "))))
+    first_reason.map_or(Ok(()), |reason| Err(format!("{}: {reason}", names.join(", "))))
 }
 
 struct RedisInfo(BTreeMap<String, String>);
@@ -201,10 +194,10 @@ async fn measure_times(node: &InspectedNode, clock: &Clock) -> (Option<Nanos>, O
         let replied_at = clock.now();
         round_trips.push(replied_at.since(sent_at));
         if let Some(redis_time) = parse_time(&reply) {
-            // Redis read its clock between `sent_at` and `replied_at`. Only a Redis time outside that
-            // interval proves a clock difference.
+            // Redis read its clock between these two instants, so only a time outside of them
+            // proves a difference.
             let min_skew = redis_time.since(replied_at).max(sent_at.since(redis_time));
-            skew = Some(skew.map_or(min_skew, |least| least.min(min_skew)));
+            skew = Some(skew.map_or(min_skew, |smallest| smallest.min(min_skew)));
         }
     }
     round_trips.sort_unstable();

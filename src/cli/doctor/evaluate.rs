@@ -1,12 +1,9 @@
-//! Evaluates the facts about a Redis, and returns the findings of `sluicegate doctor`.
+//! Evaluates the facts about a Redis, and returns the findings of `sluicegate doctor`. Uses no I/O
+//! and no clock.
 //!
 //! Guarantees:
-//! - Uses no I/O and no clock.
 //! - Each finding has the problem, its consequence and the fix.
 //! - An unknown fact causes no finding. That Redis refuses a script is a known fact.
-//!
-//! Not covered:
-//! - Collecting the facts: see [`super::collect`].
 
 use serde::Serialize;
 
@@ -15,13 +12,13 @@ use crate::kernel::units::Nanos;
 /// The oldest Redis version that has every command of Sluicegate's scripts.
 const MIN_VERSION: (u32, u32) = (6, 2);
 
-/// The difference between the clocks of Redis and this machine that causes a finding. NTP keeps
-/// clocks closer than this, and nobody notices a smaller error at the end of a rate limit window.
+/// A larger difference between the clocks of Redis and this machine causes a finding. NTP keeps
+/// clocks closer.
 const MAX_CLOCK_SKEW: Nanos = Nanos(500 * Nanos::MILLI.0);
 
 const CLUSTER_SLOTS: u64 = 16_384;
 
-/// The facts about one Redis process. A fact is `None` if it could not be determined.
+/// The facts about one Redis process; `None` if a fact is unknown.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RedisFacts {
     /// The address of the Redis, or the path of its Unix socket.
@@ -30,8 +27,7 @@ pub(super) struct RedisFacts {
     /// The role of the Redis in replication: `master` or `slave`.
     pub(super) role: Option<String>,
     pub(super) is_loading: bool,
-    /// `true` if the reply to `INFO` contains `run_id`, which identifies one run of the Redis
-    /// process.
+    /// `true` if the reply to `INFO` contains `run_id`, which identifies one start of Redis.
     pub(super) has_run_id: Option<bool>,
     pub(super) eviction_policy: Option<String>,
     /// The memory limit of the Redis, in bytes. 0 means no limit.
@@ -45,13 +41,13 @@ pub(super) struct RedisFacts {
     /// `true` if the last RDB snapshot failed.
     pub(super) last_save_failed: bool,
     pub(super) cluster: Option<ClusterFacts>,
-    /// With Sentinel: `true` if the primary accepts writes without a connected Redis replica.
+    /// With Sentinel: `true` if the primary accepts writes without a connected replica.
     pub(super) writes_without_replica: Option<bool>,
     /// The smallest possible difference between the clocks of the Redis and this machine.
     pub(super) clock_skew: Option<Nanos>,
     /// The median duration of several round trips to the Redis.
     pub(super) round_trip: Option<Nanos>,
-    /// The result of a script that runs the same Redis commands as Sluicegate's scripts.
+    /// The result of a script that runs the Redis commands of Sluicegate's scripts.
     pub(super) script_result: Option<Result<(), String>>,
 }
 
@@ -61,12 +57,12 @@ pub(super) struct ClusterFacts {
     pub(super) slots: u64,
 }
 
-/// The requirements that the settings make of a Redis.
+/// The requirements for a Redis, from the settings.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DoctorRequirements {
     pub(super) call_timeout: Nanos,
-    /// `true` if counters have envoyproxy/ratelimit's keys. The windows of such counters follow
-    /// this machine's clock.
+    /// `true` if counters are named as in envoyproxy/ratelimit. Their windows follow this machine's
+    /// clock.
     pub(super) has_compat_keys: bool,
     pub(super) has_second_store: bool,
 }
@@ -74,19 +70,19 @@ pub(super) struct DoctorRequirements {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum DoctorSeverity {
-    /// A problem because of which limits are not enforced or hits are not counted.
+    /// Limits are not enforced, or hits are not counted.
     Error,
-    /// A problem because of which limits may fail after an event, such as a Redis restart.
+    /// Limits may fail after an event, such as a Redis restart.
     Warning,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct DoctorFinding {
     pub(super) severity: DoctorSeverity,
-    /// The stable identifier of this kind of finding, for example `eviction`.
+    /// The identifier of this kind of finding, for example `eviction`.
     pub(super) code: &'static str,
     pub(super) at: String,
-    /// The problem of the Redis, and its consequence.
+    /// The problem, and its consequence.
     pub(super) message: String,
     pub(super) help: String,
 }
@@ -153,7 +149,7 @@ impl FactsEvaluator<'_> {
                            an older state, concurrency limits can be exceeded until those end";
             self.add_warning("run_id", message, "let the user run INFO");
         }
-        // A Redis replica refuses all scripts that write, and already has the finding `replica`.
+        // A Redis replica already has the finding `replica`, and refuses all scripts that write.
         if let (Some(Err(why)), false) = (&facts.script_result, is_replica) {
             let message = format!("scripts that count are refused ({why})");
             let fix = if why.contains("OOM ") {

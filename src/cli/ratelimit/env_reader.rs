@@ -4,9 +4,6 @@
 //! - Reports all invalid variables together.
 //! - An unset variable has the default of envoyproxy/ratelimit.
 //! - Skips settings that a flag, a `SLUICEGATE_*` variable or `server.yaml` sets.
-//!
-//! Not covered:
-//! - The translation of each variable to a setting, which the sibling modules do.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs as _};
@@ -15,8 +12,7 @@ use super::parse::{VariableValue, parse_variable};
 use super::table::{TABLE, VariableEffect};
 use crate::config::settings::RatelimitValue;
 
-/// An explanation why an environment variable of envoyproxy/ratelimit has another effect in
-/// Sluicegate, or none.
+/// Explains that an environment variable has another effect in Sluicegate, or none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VariableNote {
     /// The name of the environment variable.
@@ -53,8 +49,8 @@ impl<'e> EnvReader<'e> {
             let mut parsed = parse_variable(row.kind, text);
             if parsed.is_none() {
                 reader.add_error(row.name, &format!("takes {}", row.kind.accepts()));
-                // Continue with the default, because Sluicegate's own settings may override the
-                // invalid variable.
+                // Continues with the default, because Sluicegate's own settings may override the
+                // variable.
                 parsed = parse_variable(row.kind, row.default);
             }
             reader.parsed.extend(parsed.map(|parsed| (row.name, parsed)));
@@ -67,8 +63,7 @@ impl<'e> EnvReader<'e> {
         self.overridden_settings.contains(setting)
     }
 
-    /// Returns `true` if flags, `SLUICEGATE_*` or `server.yaml` set all settings that `variable`
-    /// determines.
+    /// Returns `true` if flags, `SLUICEGATE_*` or `server.yaml` set all settings of `variable`.
     pub(super) fn is_variable_overridden(&self, variable: &str) -> bool {
         let row = TABLE.iter().find(|row| row.name == variable);
         row.is_some_and(|row| match row.effect {
@@ -84,8 +79,7 @@ impl<'e> EnvReader<'e> {
         self.environment.contains_key(variable)
     }
 
-    /// Returns the text of an environment variable, which need not be in [`TABLE`]. Empty if it is
-    /// unset.
+    /// Returns the text of an environment variable, even if it is not in [`TABLE`]. Empty if unset.
     pub(super) fn raw(&self, variable: &str) -> &str {
         self.environment.get(variable).map_or("", String::as_str)
     }
@@ -137,8 +131,7 @@ impl<'e> EnvReader<'e> {
         }
     }
 
-    /// Sets `setting` to `text`, with `variable` as its origin, unless Sluicegate's own settings
-    /// override it.
+    /// Sets `setting` to `text`, with `variable` as its origin, unless it is overridden.
     pub(super) fn put(&mut self, variable: &'static str, setting: &'static str, text: String) {
         if self.is_setting_overridden(setting) {
             return;
@@ -155,7 +148,7 @@ impl<'e> EnvReader<'e> {
         self.put(variable, setting, self.text(variable).to_owned());
     }
 
-    /// Sets `setting` to true if `variable` is not empty.
+    /// Sets `setting` to `true` if `variable` is not empty, otherwise to `false`.
     pub(super) fn put_presence(&mut self, variable: &'static str, setting: &'static str) {
         self.put(variable, setting, (!self.text(variable).is_empty()).to_string());
     }
@@ -171,15 +164,15 @@ impl<'e> EnvReader<'e> {
         }
     }
 
-    /// Sets `setting` to the IP address of `host`. An empty host means all IPv4 addresses.
+    /// Sets `setting` to the IP address of `host`; an empty host means all IPv4 addresses.
     pub(super) fn put_host(&mut self, variable: &'static str, setting: &'static str, host: &str) {
         match resolve_host(host) {
             Some(address) => self.put(variable, setting, address.to_string()),
-            None => self.add_error(variable, "names no address of this machine to listen on"),
+            None => self.add_error(variable, "must be an IP address or host name to listen on"),
         }
     }
 
-    /// Sets `setting` to `pairs` in the format `name=text,name=text`.
+    /// Sets `setting` to `pairs`, written as `name=text,name=text`.
     pub(super) fn put_pairs(
         &mut self,
         variable: &'static str,
@@ -190,8 +183,7 @@ impl<'e> EnvReader<'e> {
         self.put(variable, setting, pairs.join(","));
     }
 
-    /// Records that `variable` has another effect in Sluicegate, or none. Ignored if Sluicegate's
-    /// own settings override `variable`.
+    /// Records that `variable` has another effect in Sluicegate, or none, unless it is overridden.
     pub(super) fn add_note(&mut self, variable: &str, line: &str) {
         if self.is_variable_overridden(variable) {
             return;
@@ -199,7 +191,7 @@ impl<'e> EnvReader<'e> {
         self.notes.push(VariableNote { variable: variable.to_owned(), line: line.to_owned() });
     }
 
-    /// Records for each of `variables` that is not empty the reason why it has no effect.
+    /// Records `why` for each of `variables` that is not empty: it has no effect.
     pub(super) fn note_unused(&mut self, variables: &[&str], why: &str) {
         for variable in variables {
             if !self.raw(variable).is_empty() {
@@ -208,15 +200,15 @@ impl<'e> EnvReader<'e> {
         }
     }
 
-    /// Records an error that prevents the start. Ignored if Sluicegate's own settings override
-    /// `variable`, so the caller must continue to read the other variables.
+    /// Records an error that prevents the start, unless `variable` is overridden. The caller must
+    /// continue.
     pub(super) fn add_error(&mut self, variable: &str, why: &str) {
         if self.is_variable_overridden(variable) {
             return;
         }
         let text = self.raw(variable);
         let mut sentence = format!("{variable} {why}");
-        let is_secret = ["AUTH", "URL", "HEADERS"].iter().any(|part| variable.contains(part));
+        let is_secret = ["AUTH", "URL", "HEADERS"].iter().any(|word| variable.contains(word));
         if self.is_set(variable) && !is_secret {
             sentence.extend([", got `", text, "`"]);
         }
@@ -236,8 +228,8 @@ fn resolve_host(host: &str) -> Option<IpAddr> {
         "" => Some(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
         "localhost" => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
         host => host.parse().ok().or_else(|| {
-            let mut found = (host, 0).to_socket_addrs().ok()?;
-            found.next().map(|address| address.ip())
+            let mut addresses = (host, 0).to_socket_addrs().ok()?;
+            addresses.next().map(|address| address.ip())
         }),
     }
 }

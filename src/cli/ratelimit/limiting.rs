@@ -5,7 +5,7 @@ use super::env_reader::EnvReader;
 /// The smallest size of envoyproxy/ratelimit's local cache, in bytes.
 const MIN_CACHE_BYTES: i64 = 512 * 1024;
 
-pub(super) fn read(reading: &mut EnvReader<'_>) {
+pub(super) fn read(reader: &mut EnvReader<'_>) {
     for (variable, setting) in [
         ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "stop_when_over"),
         ("SHADOW_MODE", "shadow_mode"),
@@ -14,7 +14,7 @@ pub(super) fn read(reading: &mut EnvReader<'_>) {
         ("LIMIT_REQUEST_HEADERS_ENABLED", "request_headers"),
         ("ENABLE_NEGATIVE_HITS", "negative_hits"),
     ] {
-        reading.put_flag(variable, setting);
+        reader.put_flag(variable, setting);
     }
     for (variable, setting) in [
         ("LIMIT_LIMIT_HEADER", "limit_header"),
@@ -22,32 +22,31 @@ pub(super) fn read(reading: &mut EnvReader<'_>) {
         ("LIMIT_RESET_HEADER", "reset_header"),
         ("CACHE_KEY_PREFIX", "reference_key_prefix"),
     ] {
-        reading.put_text(variable, setting);
+        reader.put_text(variable, setting);
     }
-    let headers = if reading.flag("LIMIT_RESPONSE_HEADERS_ENABLED") { "reference" } else { "none" };
-    reading.put("LIMIT_RESPONSE_HEADERS_ENABLED", "response_headers", headers.to_owned());
-    let jitter = reading.int("EXPIRATION_JITTER_MAX_SECONDS").max(0);
-    reading.put("EXPIRATION_JITTER_MAX_SECONDS", "expiry_jitter", format!("{jitter}s"));
-    read_cache_size(reading);
-    read_near_limit_ratio(reading);
+    let headers = if reader.flag("LIMIT_RESPONSE_HEADERS_ENABLED") { "reference" } else { "none" };
+    reader.put("LIMIT_RESPONSE_HEADERS_ENABLED", "response_headers", headers.to_owned());
+    let jitter = reader.int("EXPIRATION_JITTER_MAX_SECONDS").max(0);
+    reader.put("EXPIRATION_JITTER_MAX_SECONDS", "expiry_jitter", format!("{jitter}s"));
+    read_cache_size(reader);
+    read_near_limit_ratio(reader);
 }
 
-fn read_cache_size(reading: &mut EnvReader<'_>) {
-    let bytes = match reading.int("LOCAL_CACHE_SIZE_IN_BYTES") {
+fn read_cache_size(reader: &mut EnvReader<'_>) {
+    let bytes = match reader.int("LOCAL_CACHE_SIZE_IN_BYTES") {
         0 => 0,
         bytes => bytes.max(MIN_CACHE_BYTES),
     };
-    reading.put("LOCAL_CACHE_SIZE_IN_BYTES", "local_deny_cache", bytes.to_string());
+    reader.put("LOCAL_CACHE_SIZE_IN_BYTES", "local_deny_cache", bytes.to_string());
 }
 
-/// Clamps `NEAR_LIMIT_RATIO` to 0..=1. Outside that range, envoyproxy/ratelimit computes
-/// meaningless counts.
-fn read_near_limit_ratio(reading: &mut EnvReader<'_>) {
-    let configured_ratio = reading.float("NEAR_LIMIT_RATIO");
+/// Clamps `NEAR_LIMIT_RATIO` to 0..=1. envoyproxy/ratelimit computes meaningless counts outside.
+fn read_near_limit_ratio(reader: &mut EnvReader<'_>) {
+    let configured_ratio = reader.float("NEAR_LIMIT_RATIO");
     let ratio = if configured_ratio.is_nan() { 1.0 } else { configured_ratio.clamp(0.0, 1.0) };
     if !(0.0..=1.0).contains(&configured_ratio) {
         let line = format!("is no part of a limit, which is 0 to 1; {ratio} is taken");
-        reading.add_note("NEAR_LIMIT_RATIO", &line);
+        reader.add_note("NEAR_LIMIT_RATIO", &line);
     }
-    reading.put("NEAR_LIMIT_RATIO", "near_limit_ratio", ratio.to_string());
+    reader.put("NEAR_LIMIT_RATIO", "near_limit_ratio", ratio.to_string());
 }

@@ -6,70 +6,68 @@ use super::env_reader::EnvReader;
 
 const PLAINTEXT_REASON: &str = "GRPC_SERVER_USE_TLS is not on, so gRPC is in plain text";
 
-pub(super) fn read(reading: &mut EnvReader<'_>) {
+pub(super) fn read(reader: &mut EnvReader<'_>) {
     let hosts = [("HOST", "http_host"), ("GRPC_HOST", "grpc_host"), ("DEBUG_HOST", "admin_host")];
     for (variable, setting) in hosts {
-        let host = reading.text(variable).to_owned();
-        reading.put_host(variable, setting, &host);
+        let host = reader.text(variable).to_owned();
+        reader.put_host(variable, setting, &host);
     }
-    reading.put_port("PORT", "http_port");
-    reading.put_port("GRPC_PORT", "grpc_port");
-    reading.put_port("DEBUG_PORT", "admin_port");
-    reading.put_text("GRPC_UDS", "grpc_socket");
-    reading.put_nanos("GRPC_MAX_CONNECTION_AGE", "grpc_max_age");
-    if reading.nanos("GRPC_MAX_CONNECTION_AGE") != 0
-        || reading.is_setting_overridden("grpc_max_age")
+    reader.put_port("PORT", "http_port");
+    reader.put_port("GRPC_PORT", "grpc_port");
+    reader.put_port("DEBUG_PORT", "admin_port");
+    reader.put_text("GRPC_UDS", "grpc_socket");
+    reader.put_nanos("GRPC_MAX_CONNECTION_AGE", "grpc_max_age");
+    if reader.nanos("GRPC_MAX_CONNECTION_AGE") != 0 || reader.is_setting_overridden("grpc_max_age")
     {
-        reading.put_nanos("GRPC_MAX_CONNECTION_AGE_GRACE", "grpc_max_age_grace");
+        reader.put_nanos("GRPC_MAX_CONNECTION_AGE_GRACE", "grpc_max_age_grace");
     }
-    // Behavior that envoyproxy/ratelimit always has, without a variable for it.
-    reading.put("DEBUG_PORT", "debug_pages", "true".to_owned());
-    reading.put("PORT", "reuse_port", "true".to_owned());
-    reading.put("PORT", "on_hangup", "stop".to_owned());
-    // Disable the peer port, which envoyproxy/ratelimit does not have.
-    reading.put("PORT", "peer_port", String::new());
-    read_tls(reading);
-    read_log(reading);
+    // envoyproxy/ratelimit always has this behavior, without a variable.
+    reader.put("DEBUG_PORT", "debug_pages", "true".to_owned());
+    reader.put("PORT", "reuse_port", "true".to_owned());
+    reader.put("PORT", "on_hangup", "stop".to_owned());
+    // Disables the peer port, which envoyproxy/ratelimit does not have.
+    reader.put("PORT", "peer_port", String::new());
+    read_tls(reader);
+    read_log(reader);
 }
 
-fn read_tls(reading: &mut EnvReader<'_>) {
+fn read_tls(reader: &mut EnvReader<'_>) {
     let client = ["GRPC_CLIENT_TLS_CACERT", "GRPC_CLIENT_TLS_SAN"];
     let pair = ["GRPC_SERVER_TLS_CERT", "GRPC_SERVER_TLS_KEY"];
-    let is_on = reading.flag("GRPC_SERVER_USE_TLS");
-    if !is_on && !reading.is_setting_overridden("grpc_tls_cert_file") {
-        reading.note_unused(&pair, PLAINTEXT_REASON);
-        reading.note_unused(&client, PLAINTEXT_REASON);
+    let is_on = reader.flag("GRPC_SERVER_USE_TLS");
+    if !is_on && !reader.is_setting_overridden("grpc_tls_cert_file") {
+        reader.note_unused(&pair, PLAINTEXT_REASON);
+        reader.note_unused(&client, PLAINTEXT_REASON);
         return;
     }
     let is_missing = |variable: &&&str| {
-        reading.text(variable).is_empty() && !reading.is_variable_overridden(variable)
+        reader.text(variable).is_empty() && !reader.is_variable_overridden(variable)
     };
     if is_on && let Some(missing) = pair.iter().find(is_missing) {
-        return reading.add_error(missing, "must name a file, because GRPC_SERVER_USE_TLS is on");
+        return reader.add_error(missing, "must name a file, because GRPC_SERVER_USE_TLS is on");
     }
-    let [certificate, key] = pair.map(|variable| Path::new(reading.text(variable)).parent());
+    let [certificate, key] = pair.map(|variable| Path::new(reader.text(variable)).parent());
     let are_both_from_environment =
-        !pair.iter().any(|variable| reading.is_variable_overridden(variable));
+        !pair.iter().any(|variable| reader.is_variable_overridden(variable));
     if are_both_from_environment && certificate != key {
         let why = "must lie in the directory of GRPC_SERVER_TLS_CERT, so that both change at once";
-        return reading.add_error(pair[1], why);
+        return reader.add_error(pair[1], why);
     }
-    reading.put_text(pair[0], "grpc_tls_cert_file");
-    reading.put_text(pair[1], "grpc_tls_key_file");
-    if reading.text(client[0]).is_empty()
-        && !reading.is_setting_overridden("grpc_tls_client_ca_file")
+    reader.put_text(pair[0], "grpc_tls_cert_file");
+    reader.put_text(pair[1], "grpc_tls_key_file");
+    if reader.text(client[0]).is_empty() && !reader.is_setting_overridden("grpc_tls_client_ca_file")
     {
-        return reading.note_unused(
+        return reader.note_unused(
             &client[1..],
             "GRPC_CLIENT_TLS_CACERT is not set, so clients need no certificate",
         );
     }
-    reading.put_text(client[0], "grpc_tls_client_ca_file");
-    reading.put_text(client[1], "grpc_tls_client_name");
+    reader.put_text(client[0], "grpc_tls_client_ca_file");
+    reader.put_text(client[1], "grpc_tls_client_name");
 }
 
-fn read_log(reading: &mut EnvReader<'_>) {
-    let level = match &*reading.text("LOG_LEVEL").to_lowercase() {
+fn read_log(reader: &mut EnvReader<'_>) {
+    let level = match &*reader.text("LOG_LEVEL").to_lowercase() {
         "panic" | "fatal" | "error" => Some("error"),
         "warn" | "warning" => Some("warn"),
         "info" => Some("info"),
@@ -78,12 +76,12 @@ fn read_log(reading: &mut EnvReader<'_>) {
         _ => None,
     };
     match level {
-        Some(level) => reading.put("LOG_LEVEL", "log_level", level.to_owned()),
+        Some(level) => reader.put("LOG_LEVEL", "log_level", level.to_owned()),
         None => {
-            reading.add_error("LOG_LEVEL", "takes panic, fatal, error, warn, info, debug or trace");
+            reader.add_error("LOG_LEVEL", "takes panic, fatal, error, warn, info, debug or trace");
         }
     }
-    let is_json = reading.text("LOG_FORMAT").eq_ignore_ascii_case("json");
+    let is_json = reader.text("LOG_FORMAT").eq_ignore_ascii_case("json");
     let format = if is_json { "reference" } else { "text" };
-    reading.put("LOG_FORMAT", "log_format", format.to_owned());
+    reader.put("LOG_FORMAT", "log_format", format.to_owned());
 }

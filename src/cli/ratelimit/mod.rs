@@ -5,11 +5,7 @@
 //! - Each variable determines settings, or the log explains why it has no effect.
 //! - Refuses every environment that envoyproxy/ratelimit refuses, and reports all reasons together.
 //! - Ignores unknown variables.
-//! - Flags, `SLUICEGATE_*` and `server.yaml` take precedence. Variables that they override cause no
-//!   message.
-//!
-//! Not covered:
-//! - Applying the settings.
+//! - Flags, `SLUICEGATE_*` and `server.yaml` take precedence, without a message.
 
 mod env_reader;
 mod limiting;
@@ -32,13 +28,12 @@ use table::{TABLE, VariableEffect};
 pub struct RatelimitSettings {
     /// The settings, each with its environment variable.
     pub settings: Vec<RatelimitValue>,
-    /// The environment variables that have another effect in Sluicegate, or none, with an
-    /// explanation.
+    /// The variables that have another effect in Sluicegate, or none.
     pub notes: Vec<VariableNote>,
 }
 
 /// Translates the environment variables of envoyproxy/ratelimit in `environment` to settings. Omits
-/// `overridden_settings`, which flags, `SLUICEGATE_*` variables or `server.yaml` set.
+/// the settings in `overridden_settings`.
 ///
 /// # Errors
 /// One message for each variable or combination of variables that prevents the start.
@@ -47,20 +42,20 @@ pub fn read_environment(
     overridden_settings: &BTreeSet<&'static str>,
 ) -> Result<RatelimitSettings, Vec<String>> {
     let environment: HashMap<_, _> = environment.into_iter().collect();
-    let mut reading = EnvReader::parse_all(&environment, overridden_settings);
+    let mut reader = EnvReader::parse_all(&environment, overridden_settings);
     for row in TABLE {
         if let (VariableEffect::NoEffect(line), false) =
-            (row.effect, reading.raw(row.name).is_empty())
+            (row.effect, reader.raw(row.name).is_empty())
         {
-            reading.add_note(row.name, line);
+            reader.add_note(row.name, line);
         }
     }
-    listeners::read(&mut reading);
-    source::read(&mut reading);
-    limiting::read(&mut reading);
-    redis::read(&mut reading);
-    stats::read(&mut reading);
-    tracing::read(&mut reading);
-    let EnvReader { settings: named, notes, errors: refused, .. } = reading;
-    if refused.is_empty() { Ok(RatelimitSettings { settings: named, notes }) } else { Err(refused) }
+    listeners::read(&mut reader);
+    source::read(&mut reader);
+    limiting::read(&mut reader);
+    redis::read(&mut reader);
+    stats::read(&mut reader);
+    tracing::read(&mut reader);
+    let EnvReader { settings, notes, errors, .. } = reader;
+    if errors.is_empty() { Ok(RatelimitSettings { settings, notes }) } else { Err(errors) }
 }

@@ -1,12 +1,5 @@
 //! Parses environment variables like envoyproxy/ratelimit, by the rules of Go and its `envconfig`
-//! library.
-//!
-//! Guarantees:
-//! - Accepts the same texts as envoyproxy/ratelimit, with the same meaning, and refuses the same
-//!   texts.
-//!
-//! Not covered:
-//! - Hexadecimal floats.
+//! library: accepts and refuses the same texts, except hexadecimal floats.
 
 /// The type of an environment variable of envoyproxy/ratelimit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,8 +79,8 @@ fn parse_bool(text: &str) -> Option<bool> {
     }
 }
 
-/// Parses an integer: a sign, a base prefix (`0` alone means octal) and digits. `_` may follow the
-/// prefix or a digit.
+/// Parses an integer: a sign, a base prefix (`0` alone means octal) and digits, with `_` after the
+/// prefix or between digits.
 fn parse_int(text: &str) -> Option<i64> {
     let (sign, rest) = match text.strip_prefix('-') {
         Some(rest) => ("-", rest),
@@ -101,7 +94,7 @@ fn parse_int(text: &str) -> Option<i64> {
         [b'0', _, ..] => (8, &lower[1..]),
         _ => (10, &lower[..]),
     };
-    // Only the digits after a base prefix may start with `_`.
+    // Only digits after a base prefix may start with `_`.
     let is_valid = base != 10 || !digits.starts_with('_');
     let digits = remove_underscores(digits).filter(|_| is_valid)?;
     if digits.starts_with(['+', '-']) {
@@ -110,8 +103,7 @@ fn parse_int(text: &str) -> Option<i64> {
     i64::from_str_radix(&format!("{sign}{digits}"), base).ok()
 }
 
-/// Removes the underscores from `digits`. Each must be between two digits, or between the base
-/// prefix and a digit.
+/// Removes single underscores between digits. Returns `None` for other underscores.
 fn remove_underscores(digits: &str) -> Option<String> {
     let is_valid = !digits.contains("__") && !digits.ends_with('_');
     is_valid.then(|| digits.replace('_', ""))
@@ -136,7 +128,7 @@ const UNITS: [(&str, u128); 8] = [
     ("h", 3_600_000_000_000),
 ];
 
-/// The number of decimal places of a duration to read. Further places are below a nanosecond.
+/// The number of decimal places of a duration to read. Others are below a nanosecond.
 const MAX_FRACTION_DIGITS: usize = 18;
 
 fn parse_duration(text: &str) -> Option<i64> {
@@ -160,8 +152,8 @@ fn parse_duration(text: &str) -> Option<i64> {
     Some(if negative { -total } else { total })
 }
 
-/// Parses the first number and its unit, for example `1h` in `1h30m`. Returns nanoseconds and the
-/// rest of `text`.
+/// Parses the first number and its unit, such as `1h` in `1h30m`. Returns nanoseconds and the rest
+/// of `text`.
 fn parse_part(text: &str) -> Option<(u128, &str)> {
     let (whole, rest) = split_digits(text);
     let (fraction, rest) = rest.strip_prefix('.').map_or(("", rest), split_digits);
@@ -173,9 +165,9 @@ fn parse_part(text: &str) -> Option<(u128, &str)> {
     let unit = UNITS.iter().find(|(name, _)| *name == unit)?.1;
     let whole: u128 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
     let fraction = &fraction[..fraction.len().min(MAX_FRACTION_DIGITS)];
-    let places = u32::try_from(fraction.len()).ok()?;
+    let decimals = u32::try_from(fraction.len()).ok()?;
     let part: u128 = if fraction.is_empty() { 0 } else { fraction.parse().ok()? };
-    let nanos = whole.checked_mul(unit)?.checked_add(part * unit / 10_u128.pow(places))?;
+    let nanos = whole.checked_mul(unit)?.checked_add(part * unit / 10_u128.pow(decimals))?;
     Some((nanos, rest))
 }
 

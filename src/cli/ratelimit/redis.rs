@@ -38,93 +38,91 @@ const PER_SECOND: StoreVariables = StoreVariables {
 
 const HEX_DIGITS: &[u8; 16] = b"0123456789ABCDEF";
 
-/// The default connection timeout of envoyproxy/ratelimit, in nanoseconds.
+/// The default connection timeout of envoyproxy/ratelimit.
 const DEFAULT_TIMEOUT_NANOS: u64 = 10_000_000_000;
-/// The shortest usable timeout of a store call, in nanoseconds.
 const MIN_TIMEOUT_NANOS: u64 = 1_000_000;
 
-pub(super) fn read(reading: &mut EnvReader<'_>) {
-    match reading.text("BACKEND_TYPE") {
+pub(super) fn read(reader: &mut EnvReader<'_>) {
+    match reader.text("BACKEND_TYPE") {
         "redis" | "" => {}
-        // The setting `backend` selects the store, so `BACKEND_TYPE` does not matter.
-        _ if reading.is_setting_overridden("backend") => {}
+        // The setting `backend` selects the store.
+        _ if reader.is_setting_overridden("backend") => {}
         "memcache" => {
-            return reading.add_error(
+            return reader.add_error(
                 "BACKEND_TYPE",
                 "names memcached, which this service does not count in: memcached counts racily and \
                  admits whatever it cannot answer. Set BACKEND_TYPE=redis and REDIS_URL, or \
                  SLUICEGATE_BACKEND=memory for counters of each replica's own",
             );
         }
-        _ => return reading.add_error("BACKEND_TYPE", "takes redis"),
+        _ => return reader.add_error("BACKEND_TYPE", "takes redis"),
     }
-    reading.put("BACKEND_TYPE", "counter_keys", "envoyproxy".to_owned());
-    reading.put_flag("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "healthy_with_backend");
-    read_timeout(reading);
-    let has_second_store = reading.flag("REDIS_PERSECOND");
+    reader.put("BACKEND_TYPE", "counter_keys", "envoyproxy".to_owned());
+    reader.put_flag("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "healthy_with_backend");
+    read_timeout(reader);
+    let has_second_store = reader.flag("REDIS_PERSECOND");
     let mut stores = vec![(&MAIN, "backend")];
     if has_second_store {
         stores.push((&PER_SECOND, "backend_per_second"));
     }
     for (names, setting) in &stores {
-        if !reading.is_setting_overridden(setting) {
-            read_store(reading, names, setting);
+        if !reader.is_setting_overridden(setting) {
+            read_store(reader, names, setting);
         }
     }
     let stores: Vec<_> = stores.into_iter().map(|(names, _)| names).collect();
-    read_passwords(reading, &stores);
-    read_tls(reading, &stores);
+    read_passwords(reader, &stores);
+    read_tls(reader, &stores);
 }
 
-/// Reads the timeout for Redis. In Sluicegate it applies to each command, and not only to the
-/// connection.
-fn read_timeout(reading: &mut EnvReader<'_>) {
-    let op_timeout = reading.nanos("REDIS_OP_TIMEOUT");
+/// Reads the timeout for Redis, which in Sluicegate applies to each command.
+fn read_timeout(reader: &mut EnvReader<'_>) {
+    let op_timeout = reader.nanos("REDIS_OP_TIMEOUT");
     let variable = if op_timeout == 0 { "REDIS_TIMEOUT" } else { "REDIS_OP_TIMEOUT" };
-    let nanos = match reading.nanos(variable) {
+    let nanos = match reader.nanos(variable) {
         0 => {
-            reading.add_note(
+            reader.add_note(
                 variable,
                 "bounds every command here, so there must be one; 10s is taken",
             );
             DEFAULT_TIMEOUT_NANOS
         }
         nanos if nanos < MIN_TIMEOUT_NANOS => {
-            reading.add_note(variable, "leaves no time to answer; 1ms is taken");
+            reader.add_note(variable, "leaves no time to answer; 1ms is taken");
             MIN_TIMEOUT_NANOS
         }
         nanos => nanos,
     };
-    reading.put(variable, "backend_deadline", format!("{nanos}ns"));
-    let second_timeout = reading.nanos("REDIS_PERSECOND_TIMEOUT");
-    if reading.is_set("REDIS_PERSECOND_TIMEOUT") && second_timeout != nanos {
+    reader.put(variable, "backend_deadline", format!("{nanos}ns"));
+    let second_timeout = reader.nanos("REDIS_PERSECOND_TIMEOUT");
+    if reader.is_set("REDIS_PERSECOND_TIMEOUT") && second_timeout != nanos {
         let line = "one deadline is kept for both stores, that of REDIS_TIMEOUT";
-        reading.add_note("REDIS_PERSECOND_TIMEOUT", line);
+        reader.add_note("REDIS_PERSECOND_TIMEOUT", line);
     }
 }
 
-fn read_store(reading: &mut EnvReader<'_>, names: &StoreVariables, setting: &'static str) {
-    let on_empty = reading.text(names.on_empty).to_uppercase();
+fn read_store(reader: &mut EnvReader<'_>, names: &StoreVariables, setting: &'static str) {
+    let on_empty = reader.text(names.on_empty).to_uppercase();
     if on_empty == "CREATE" || on_empty == "ERROR" {
-        return reading
+        return reader
             .add_error(names.on_empty, "takes WAIT: CREATE and ERROR are no longer to be had");
     }
-    match store_url(reading, names) {
-        Ok(url) => reading.put(names.url, setting, url),
-        Err((variable, why)) => reading.add_error(variable, why),
+    match store_url(reader, names) {
+        Ok(url) => reader.put(names.url, setting, url),
+        Err((variable, why)) => reader.add_error(variable, why),
     }
 }
 
 type VariableError = (&'static str, &'static str);
 
 /// Returns the URL of the store in the syntax of the setting `backend`.
-fn store_url(reading: &EnvReader<'_>, names: &StoreVariables) -> Result<String, VariableError> {
-    let text = reading.text(names.url);
-    let kind = reading.text(names.kind).to_uppercase();
+fn store_url(reader: &EnvReader<'_>, names: &StoreVariables) -> Result<String, VariableError> {
+    let text = reader.text(names.url);
+    let kind = reader.text(names.kind).to_uppercase();
     let items: Vec<&str> = text.split(',').collect();
-    let tls = if reading.flag(names.tls) { "rediss" } else { "redis" };
+    let tls = if reader.flag(names.tls) { "rediss" } else { "redis" };
     match &*kind {
-        "SINGLE" => single_url(reading, names, tls, text),
+        "SINGLE" => single_url(reader, names, tls, text),
         "SENTINEL" => {
             let [primary, sentinels @ ..] = &items[..] else {
                 return Err(missing_sentinels(names));
@@ -133,19 +131,22 @@ fn store_url(reading: &EnvReader<'_>, names: &StoreVariables) -> Result<String, 
                 return Err(missing_sentinels(names));
             }
             let nodes = parse_addresses(sentinels, names)?;
-            let who = credentials_prefix(reading, names, &nodes);
+            let credentials = credentials_prefix(reader, names, &nodes);
             let hosts = join_hosts(&nodes);
             let primary = primary.rsplit('@').next().unwrap_or(primary);
-            Ok(format!("{tls}+sentinel://{who}{hosts}/{primary}{}", database_suffix(&nodes)))
+            Ok(format!(
+                "{tls}+sentinel://{credentials}{hosts}/{primary}{}",
+                database_suffix(&nodes)
+            ))
         }
-        "CLUSTER" if reading.int(names.parallelism) < 0 => {
+        "CLUSTER" if reader.int(names.parallelism) < 0 => {
             Err((names.parallelism, "takes a whole number from 0"))
         }
         "CLUSTER" => {
             let nodes = parse_addresses(&items, names)?;
             Ok(format!(
                 "{tls}+cluster://{}{}",
-                credentials_prefix(reading, names, &nodes),
+                credentials_prefix(reader, names, &nodes),
                 join_hosts(&nodes)
             ))
         }
@@ -158,16 +159,20 @@ const fn missing_sentinels(names: &StoreVariables) -> VariableError {
 }
 
 fn single_url(
-    reading: &EnvReader<'_>,
+    reader: &EnvReader<'_>,
     names: &StoreVariables,
     tls: &str,
     text: &str,
 ) -> Result<String, VariableError> {
-    let is_unix = reading.text(names.socket_type) == "unix" && !text.contains("://");
+    let is_unix = reader.text(names.socket_type) == "unix" && !text.contains("://");
     if !is_unix {
         let nodes = parse_addresses(&[text], names)?;
-        let who = credentials_prefix(reading, names, &nodes);
-        return Ok(format!("{tls}://{who}{}{}", join_hosts(&nodes), database_suffix(&nodes)));
+        let credentials = credentials_prefix(reader, names, &nodes);
+        return Ok(format!(
+            "{tls}://{credentials}{}{}",
+            join_hosts(&nodes),
+            database_suffix(&nodes)
+        ));
     }
     if tls == "rediss" {
         return Err((names.tls, "has no meaning for a Unix socket; set it to false"));
@@ -178,7 +183,7 @@ fn single_url(
     }
     Ok(format!(
         "redis+unix://{}{}",
-        credentials_prefix(reading, names, &[]),
+        credentials_prefix(reader, names, &[]),
         percent_encode(text, "/")
     ))
 }
@@ -207,13 +212,13 @@ fn parse_addresses(
         };
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let (who, host) = match authority.rsplit_once('@') {
-            Some((who, host)) => (Some(who.to_owned()), host),
+        let (credentials, host) = match authority.rsplit_once('@') {
+            Some((credentials, host)) => (Some(credentials.to_owned()), host),
             None => (None, authority),
         };
-        let by_query = query.split('&').find_map(|pair| pair.strip_prefix("db="));
-        let database = by_query.unwrap_or(path).to_owned();
-        Ok(UrlAddress { credentials: who, host: host.to_owned(), database })
+        let query_database = query.split('&').find_map(|pair| pair.strip_prefix("db="));
+        let database = query_database.unwrap_or(path).to_owned();
+        Ok(UrlAddress { credentials, host: host.to_owned(), database })
     };
     items.iter().map(node).collect()
 }
@@ -223,21 +228,21 @@ fn join_hosts(nodes: &[UrlAddress]) -> String {
 }
 
 fn database_suffix(nodes: &[UrlAddress]) -> String {
-    let named = nodes.iter().find(|node| !node.database.is_empty());
-    named.map(|node| format!("/{}", node.database)).unwrap_or_default()
+    let node_with_database = nodes.iter().find(|node| !node.database.is_empty());
+    node_with_database.map(|node| format!("/{}", node.database)).unwrap_or_default()
 }
 
-/// Returns the Redis credentials as `user:password@`. `REDIS_AUTH` takes precedence over the
-/// credentials in `REDIS_URL`.
+/// Returns the Redis credentials as `user:password@`. `REDIS_AUTH` takes precedence over
+/// `REDIS_URL`.
 fn credentials_prefix(
-    reading: &EnvReader<'_>,
+    reader: &EnvReader<'_>,
     names: &StoreVariables,
     nodes: &[UrlAddress],
 ) -> String {
-    let auth = reading.text(names.auth);
+    let auth = reader.text(names.auth);
     if auth.is_empty() {
-        let written = nodes.iter().find_map(|node| node.credentials.as_ref());
-        return written.map(|who| format!("{who}@")).unwrap_or_default();
+        let url_credentials = nodes.iter().find_map(|node| node.credentials.as_ref());
+        return url_credentials.map(|credentials| format!("{credentials}@")).unwrap_or_default();
     }
     let (user, password) = split_credentials(auth);
     format!("{}:{}@", percent_encode(user, ""), percent_encode(password, ""))
@@ -265,62 +270,62 @@ fn percent_encode(text: &str, plain: &str) -> String {
     escaped
 }
 
-/// Returns the stores whose URL comes from Sluicegate's own settings. Here it is unknown whether
-/// these URLs use TLS or Sentinel.
-fn overridden_stores(reading: &EnvReader<'_>) -> impl Iterator<Item = &'static StoreVariables> {
+/// Returns the stores whose URL comes from Sluicegate's own settings, so that their TLS and
+/// Sentinel use is unknown here.
+fn overridden_stores(reader: &EnvReader<'_>) -> impl Iterator<Item = &'static StoreVariables> {
     let all = [(&MAIN, "backend"), (&PER_SECOND, "backend_per_second")];
     all.into_iter()
-        .filter(|(_, setting)| reading.is_setting_overridden(setting))
+        .filter(|(_, setting)| reader.is_setting_overridden(setting))
         .map(|(names, _)| names)
 }
 
-fn read_passwords(reading: &mut EnvReader<'_>, stores: &[&StoreVariables]) {
-    if reading.flag("REDIS_AWS_IAM_AUTH") {
+fn read_passwords(reader: &mut EnvReader<'_>, stores: &[&StoreVariables]) {
+    if reader.flag("REDIS_AWS_IAM_AUTH") {
         let why = "is not to be had: let something write the token to a file and name that in REDIS_AUTH_FILE";
-        reading.add_error("REDIS_AWS_IAM_AUTH", why);
+        reader.add_error("REDIS_AWS_IAM_AUTH", why);
     }
-    if !reading.text("REDIS_AUTH_FILE").is_empty() {
-        if reading.text("REDIS_AUTH").is_empty() {
-            reading.put_text("REDIS_AUTH_FILE", "backend_password_file");
+    if !reader.text("REDIS_AUTH_FILE").is_empty() {
+        if reader.text("REDIS_AUTH").is_empty() {
+            reader.put_text("REDIS_AUTH_FILE", "backend_password_file");
         } else {
-            reading.add_note("REDIS_AUTH_FILE", "REDIS_AUTH has the password");
+            reader.add_note("REDIS_AUTH_FILE", "REDIS_AUTH has the password");
         }
     }
     let by_sentinels =
-        |names: &&&StoreVariables| reading.text(names.kind).eq_ignore_ascii_case("sentinel");
+        |names: &&&StoreVariables| reader.text(names.kind).eq_ignore_ascii_case("sentinel");
     let mut auths: Vec<_> =
         stores.iter().filter(by_sentinels).map(|names| names.sentinel_auth).collect();
     if auths.is_empty() {
-        let set_auths = overridden_stores(reading).map(|names| names.sentinel_auth);
-        auths.extend(set_auths.filter(|auth| !reading.text(auth).is_empty()).take(1));
+        let set_auths = overridden_stores(reader).map(|names| names.sentinel_auth);
+        auths.extend(set_auths.filter(|auth| !reader.text(auth).is_empty()).take(1));
     }
-    let Some(&first) = auths.first() else { return };
-    let auth = reading.text(first).to_owned();
-    if auths.iter().any(|other| reading.text(other) != auth) {
+    let Some(&first_auth) = auths.first() else { return };
+    let auth = reader.text(first_auth).to_owned();
+    if auths.iter().any(|auth_variable| reader.text(auth_variable) != auth) {
         let why = "must be REDIS_SENTINEL_AUTH's: one password is kept for all sentinels";
-        reading.add_error(auths[1], why);
+        reader.add_error(auths[1], why);
     }
     let (user, password) = split_credentials(&auth);
     let (user, password) = (user.to_owned(), password.to_owned());
-    reading.put(first, "backend_sentinel_user", user);
-    reading.put(first, "backend_sentinel_password", password);
+    reader.put(first_auth, "backend_sentinel_user", user);
+    reader.put(first_auth, "backend_sentinel_password", password);
 }
 
-fn read_tls(reading: &mut EnvReader<'_>, stores: &[&StoreVariables]) {
+fn read_tls(reader: &mut EnvReader<'_>, stores: &[&StoreVariables]) {
     let files = [
         ("REDIS_TLS_CLIENT_CERT", "backend_tls_cert_file"),
         ("REDIS_TLS_CLIENT_KEY", "backend_tls_key_file"),
         ("REDIS_TLS_CACERT", "backend_tls_ca_file"),
     ];
-    if overridden_stores(reading).next().is_none()
-        && !stores.iter().any(|names| reading.flag(names.tls))
+    if overridden_stores(reader).next().is_none()
+        && !stores.iter().any(|names| reader.flag(names.tls))
     {
         let why = "REDIS_TLS is not on, so Redis is spoken to in plain text";
-        return reading.note_unused(&files.map(|(variable, _)| variable), why);
+        return reader.note_unused(&files.map(|(variable, _)| variable), why);
     }
     for (variable, setting) in files {
-        reading.put_text(variable, setting);
+        reader.put_text(variable, setting);
     }
-    reading.put_presence("REDIS_TLS_CACERT", "backend_tls_system_roots");
-    reading.put_flag("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "backend_tls_any_name");
+    reader.put_presence("REDIS_TLS_CACERT", "backend_tls_system_roots");
+    reader.put_flag("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "backend_tls_any_name");
 }

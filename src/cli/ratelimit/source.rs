@@ -21,81 +21,81 @@ const XDS_VARIABLES: [&str; 11] = [
     "XDS_CLIENT_BACKOFF_MAX_INTERVAL",
 ];
 
-pub(super) fn read(reading: &mut EnvReader<'_>) {
-    reading.put_flag("MERGE_DOMAIN_CONFIG", "merge_domains");
-    reading.put_flag("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "healthy_with_config");
-    let overridden = ["limits", "xds_server"].map(|setting| reading.is_setting_overridden(setting));
-    match (overridden, reading.text("CONFIG_TYPE")) {
-        ([true, _], _) => read_own_files(reading),
-        ([_, true], _) | (_, "GRPC_XDS_SOTW") => read_xds(reading),
-        (_, "FILE") => read_files(reading),
-        _ => reading.add_error("CONFIG_TYPE", "takes FILE or GRPC_XDS_SOTW"),
+pub(super) fn read(reader: &mut EnvReader<'_>) {
+    reader.put_flag("MERGE_DOMAIN_CONFIG", "merge_domains");
+    reader.put_flag("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "healthy_with_config");
+    let overridden = ["limits", "xds_server"].map(|setting| reader.is_setting_overridden(setting));
+    match (overridden, reader.text("CONFIG_TYPE")) {
+        ([true, _], _) => read_own_files(reader),
+        ([_, true], _) | (_, "GRPC_XDS_SOTW") => read_xds(reader),
+        (_, "FILE") => read_files(reader),
+        _ => reader.add_error("CONFIG_TYPE", "takes FILE or GRPC_XDS_SOTW"),
     }
 }
 
-/// Reads the variables that still apply if Sluicegate's own setting `limits` names the files. Its
-/// paths are used unchanged, and must exist.
-fn read_own_files(reading: &mut EnvReader<'_>) {
-    reading.note_unused(&XDS_VARIABLES, LIMITS_SET_REASON);
-    read_dot_files(reading);
+/// Reads the variables that still apply if Sluicegate's own setting `limits` names the files, which
+/// must exist.
+fn read_own_files(reader: &mut EnvReader<'_>) {
+    reader.note_unused(&XDS_VARIABLES, LIMITS_SET_REASON);
+    read_dot_files(reader);
 }
 
-fn read_dot_files(reading: &mut EnvReader<'_>) {
-    let includes_dot_files = !reading.flag("RUNTIME_IGNOREDOTFILES");
-    reading.put("RUNTIME_IGNOREDOTFILES", "limits_dot_files", includes_dot_files.to_string());
+fn read_dot_files(reader: &mut EnvReader<'_>) {
+    let includes_dot_files = !reader.flag("RUNTIME_IGNOREDOTFILES");
+    reader.put("RUNTIME_IGNOREDOTFILES", "limits_dot_files", includes_dot_files.to_string());
 }
 
-fn read_files(reading: &mut EnvReader<'_>) {
-    reading.note_unused(&XDS_VARIABLES, FILE_TYPE_REASON);
-    // If the first files are invalid, envoyproxy/ratelimit starts without limits.
-    reading.put("CONFIG_TYPE", "start_without_config", "true".to_owned());
-    read_dot_files(reading);
-    let root = PathBuf::from(reading.text("RUNTIME_ROOT"));
-    let tree = join_below(&root, reading.text("RUNTIME_SUBDIRECTORY"));
-    if reading.flag("RUNTIME_WATCH_ROOT") {
-        read_watched_root(reading, &root, &tree);
+fn read_files(reader: &mut EnvReader<'_>) {
+    reader.note_unused(&XDS_VARIABLES, FILE_TYPE_REASON);
+    // envoyproxy/ratelimit starts without limits if the first files are invalid.
+    reader.put("CONFIG_TYPE", "start_without_config", "true".to_owned());
+    read_dot_files(reader);
+    let root = PathBuf::from(reader.text("RUNTIME_ROOT"));
+    let tree = join_below(&root, reader.text("RUNTIME_SUBDIRECTORY"));
+    if reader.flag("RUNTIME_WATCH_ROOT") {
+        read_watched_root(reader, &root, &tree);
     } else {
-        read_watched_directory(reading, &tree);
+        read_watched_directory(reader, &tree);
     }
 }
 
 /// Selects the files for `RUNTIME_WATCH_ROOT`: those below `RUNTIME_SUBDIRECTORY` whose names start
 /// with `RUNTIME_APPDIRECTORY`.
-fn read_watched_root(reading: &mut EnvReader<'_>, root: &Path, tree: &Path) {
-    reading.put("RUNTIME_WATCH_ROOT", "limits_optional", "true".to_owned());
+fn read_watched_root(reader: &mut EnvReader<'_>, root: &Path, tree: &Path) {
+    reader.put("RUNTIME_WATCH_ROOT", "limits_optional", "true".to_owned());
     let has_parent_directory =
         root.parent().is_none_or(|above| above.as_os_str().is_empty() || above.is_dir());
     if !has_parent_directory {
-        return reading.add_error("RUNTIME_ROOT", "must lie in a directory that is there");
+        return reader.add_error("RUNTIME_ROOT", "must lie in a directory that is there");
     }
     let required = [
-        ("RUNTIME_SUBDIRECTORY", reading.text("RUNTIME_SUBDIRECTORY").is_empty()),
-        ("RUNTIME_APPDIRECTORY", reading.text("RUNTIME_APPDIRECTORY").is_empty()),
+        ("RUNTIME_SUBDIRECTORY", reader.text("RUNTIME_SUBDIRECTORY").is_empty()),
+        ("RUNTIME_APPDIRECTORY", reader.text("RUNTIME_APPDIRECTORY").is_empty()),
     ];
     if let Some((variable, _)) = required.into_iter().find(|(_, is_empty)| *is_empty) {
         let line = "is empty while RUNTIME_WATCH_ROOT is on: as with envoyproxy/ratelimit no file is \
                     read and nothing is limited";
-        return reading.add_note(variable, line);
+        return reader.add_note(variable, line);
     }
-    set_limits(reading, tree);
-    reading.put_text("RUNTIME_APPDIRECTORY", "limits_prefix");
+    set_limits(reader, tree);
+    reader.put_text("RUNTIME_APPDIRECTORY", "limits_prefix");
 }
 
-fn read_watched_directory(reading: &mut EnvReader<'_>, tree: &Path) {
-    let tree = join_below(tree, reading.text("RUNTIME_APPDIRECTORY"));
+fn read_watched_directory(reader: &mut EnvReader<'_>, tree: &Path) {
+    let tree = join_below(tree, reader.text("RUNTIME_APPDIRECTORY"));
     if !tree.is_dir() {
         let why = format!(
             "with RUNTIME_SUBDIRECTORY and RUNTIME_APPDIRECTORY must name a directory that is there; \
              {} is none",
             tree.display()
         );
-        return reading.add_error("RUNTIME_ROOT", &why);
+        return reader.add_error("RUNTIME_ROOT", &why);
     }
-    set_limits(reading, &tree);
+    set_limits(reader, &tree);
 }
 
-fn set_limits(reading: &mut EnvReader<'_>, tree: &Path) {
-    reading.put("RUNTIME_ROOT", "limits", tree.to_string_lossy().into_owned());
+fn set_limits(reader: &mut EnvReader<'_>, tree: &Path) {
+    reader.put("RUNTIME_ROOT", "limits", tree.to_string_lossy().into_owned());
 }
 
 /// Joins paths like Go's `filepath.Join`: an absolute `part` is still below `root`.
@@ -106,51 +106,50 @@ fn join_below(root: &Path, part: &str) -> PathBuf {
     }
 }
 
-fn read_xds(reading: &mut EnvReader<'_>) {
-    reading.put_flag("FORCE_START_WITHOUT_INITIAL_CONFIG", "start_without_config");
-    let url = reading.text("CONFIG_GRPC_XDS_SERVER_URL");
-    // Remove gRPC's resolver scheme, because Sluicegate always resolves the host name itself.
+fn read_xds(reader: &mut EnvReader<'_>) {
+    reader.put_flag("FORCE_START_WITHOUT_INITIAL_CONFIG", "start_without_config");
+    let url = reader.text("CONFIG_GRPC_XDS_SERVER_URL");
+    // Removes gRPC's resolver scheme, because Sluicegate resolves the host name itself.
     let server = url.trim_start_matches("dns:///").trim_start_matches("passthrough:///").to_owned();
-    reading.put("CONFIG_GRPC_XDS_SERVER_URL", "xds_server", server);
-    reading.put_text("CONFIG_GRPC_XDS_NODE_ID", "xds_node_id");
-    let metadata: Vec<_> = reading
+    reader.put("CONFIG_GRPC_XDS_SERVER_URL", "xds_server", server);
+    reader.put_text("CONFIG_GRPC_XDS_NODE_ID", "xds_node_id");
+    let metadata: Vec<_> = reader
         .text("CONFIG_GRPC_XDS_NODE_METADATA")
         .split(',')
         .filter_map(|item| item.split_once('='))
         .map(|(name, text)| (name.to_owned(), text.to_owned()))
         .filter(|(name, _)| !name.is_empty())
         .collect();
-    reading.put_pairs("CONFIG_GRPC_XDS_NODE_METADATA", "xds_node_metadata", &metadata);
-    let headers = reading.map("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS");
-    reading.put_pairs("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "xds_headers", &headers);
-    reading.put_nanos("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "xds_backoff_min");
-    reading.put_nanos("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "xds_backoff_max");
-    reading.put_flag("XDS_CLIENT_BACKOFF_JITTER", "xds_backoff_jitter");
+    reader.put_pairs("CONFIG_GRPC_XDS_NODE_METADATA", "xds_node_metadata", &metadata);
+    let headers = reader.map("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS");
+    reader.put_pairs("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "xds_headers", &headers);
+    reader.put_nanos("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "xds_backoff_min");
+    reader.put_nanos("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "xds_backoff_max");
+    reader.put_flag("XDS_CLIENT_BACKOFF_JITTER", "xds_backoff_jitter");
     let max_message_bytes =
-        u32::try_from(reading.int("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES")).unwrap_or(0);
-    reading.put(
+        u32::try_from(reader.int("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES")).unwrap_or(0);
+    reader.put(
         "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
         "xds_max_message",
         max_message_bytes.to_string(),
     );
-    read_xds_tls(reading);
+    read_xds_tls(reader);
 }
 
-fn read_xds_tls(reading: &mut EnvReader<'_>) {
+fn read_xds_tls(reader: &mut EnvReader<'_>) {
     let files = [
         ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "xds_tls_cert_file"),
         ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "xds_tls_key_file"),
         ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "xds_tls_ca_file"),
         ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "xds_tls_server_name"),
     ];
-    if !reading.flag("CONFIG_GRPC_XDS_SERVER_USE_TLS") && !reading.is_setting_overridden("xds_tls")
-    {
+    if !reader.flag("CONFIG_GRPC_XDS_SERVER_USE_TLS") && !reader.is_setting_overridden("xds_tls") {
         let why = "CONFIG_GRPC_XDS_SERVER_USE_TLS is not on, so the management server is called in plain text";
-        return reading.note_unused(&files.map(|(variable, _)| variable), why);
+        return reader.note_unused(&files.map(|(variable, _)| variable), why);
     }
-    reading.put_flag("CONFIG_GRPC_XDS_SERVER_USE_TLS", "xds_tls");
+    reader.put_flag("CONFIG_GRPC_XDS_SERVER_USE_TLS", "xds_tls");
     for (variable, setting) in files {
-        reading.put_text(variable, setting);
+        reader.put_text(variable, setting);
     }
-    reading.put_presence("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "xds_tls_system_roots");
+    reader.put_presence("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "xds_tls_system_roots");
 }

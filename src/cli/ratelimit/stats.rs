@@ -5,132 +5,132 @@ use super::env_reader::EnvReader;
 use super::parse::{VariableKind, VariableValue, parse_variable};
 use crate::config::settings::{Mogrifier, Mogrifiers, Value as _};
 
-pub(super) fn read(reading: &mut EnvReader<'_>) {
+pub(super) fn read(reader: &mut EnvReader<'_>) {
     let [statsd, dogstatsd, prometheus] =
-        ["USE_STATSD", "USE_DOG_STATSD", "USE_PROMETHEUS"].map(|variable| reading.flag(variable));
-    // If Sluicegate's own settings select the sink, conflicting `USE_*` variables are no error.
+        ["USE_STATSD", "USE_DOG_STATSD", "USE_PROMETHEUS"].map(|variable| reader.flag(variable));
+    // Conflicting `USE_*` variables are no error if Sluicegate's own settings select the sink.
     let are_sinks_from_environment =
-        !["stats_sink", "metrics"].iter().any(|setting| reading.is_setting_overridden(setting));
+        !["stats_sink", "metrics"].iter().any(|setting| reader.is_setting_overridden(setting));
     let (variable, sink) = match () {
-        () if reading.flag("DISABLE_STATS") => return disable_stats(reading),
+        () if reader.flag("DISABLE_STATS") => return disable_stats(reader),
         () if are_sinks_from_environment && dogstatsd && (statsd || prometheus) => {
             let why = "cannot go with USE_STATSD, which is on unless it is set to false, or USE_PROMETHEUS";
-            return reading.add_error("USE_DOG_STATSD", why);
+            return reader.add_error("USE_DOG_STATSD", why);
         }
         () if are_sinks_from_environment && prometheus && statsd => {
             let why = "cannot go with USE_STATSD, which is on unless it is set to false";
-            return reading.add_error("USE_PROMETHEUS", why);
+            return reader.add_error("USE_PROMETHEUS", why);
         }
         () if dogstatsd => ("USE_DOG_STATSD", "dogstatsd"),
         () if prometheus => ("USE_PROMETHEUS", "none"),
         () if statsd => ("USE_STATSD", "statsd"),
         () => ("USE_STATSD", "log"),
     };
-    reading.put(variable, "stats_sink", sink.to_owned());
-    reading.put("USE_PROMETHEUS", "metrics", prometheus.to_string());
+    reader.put(variable, "stats_sink", sink.to_owned());
+    reader.put("USE_PROMETHEUS", "metrics", prometheus.to_string());
     if prometheus {
-        read_prometheus(reading);
+        read_prometheus(reader);
     }
-    if reading.is_setting_overridden("stats_sink") {
-        // The value of the setting `stats_sink` is unknown here, so read the variables of both
-        // sinks. Settings of the unused sink have no effect.
-        read_sinks(reading, &["statsd", "dogstatsd"]);
+    if reader.is_setting_overridden("stats_sink") {
+        // The selected sink is unknown here, so this reads the variables of both. Settings of the
+        // other sink have no effect.
+        read_sinks(reader, &["statsd", "dogstatsd"]);
     } else if sink != "none" {
-        read_sinks(reading, &[sink]);
+        read_sinks(reader, &[sink]);
     }
 }
 
-fn disable_stats(reading: &mut EnvReader<'_>) {
-    reading.put("DISABLE_STATS", "stats_sink", "none".to_owned());
-    reading.put("DISABLE_STATS", "metrics", "false".to_owned());
+fn disable_stats(reader: &mut EnvReader<'_>) {
+    reader.put("DISABLE_STATS", "stats_sink", "none".to_owned());
+    reader.put("DISABLE_STATS", "metrics", "false".to_owned());
 }
 
-fn read_prometheus(reading: &mut EnvReader<'_>) {
-    reading.put("USE_PROMETHEUS", "metrics_names", "all".to_owned());
-    let address = reading.text("PROMETHEUS_ADDR").to_owned();
+fn read_prometheus(reader: &mut EnvReader<'_>) {
+    reader.put("USE_PROMETHEUS", "metrics_names", "all".to_owned());
+    let address = reader.text("PROMETHEUS_ADDR").to_owned();
     match address.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()) {
         Some((host, port)) => {
-            reading.put_host("PROMETHEUS_ADDR", "metrics_host", host);
-            reading.put("PROMETHEUS_ADDR", "metrics_port", port.to_owned());
+            reader.put_host("PROMETHEUS_ADDR", "metrics_host", host);
+            reader.put("PROMETHEUS_ADDR", "metrics_port", port.to_owned());
         }
-        None => reading.add_error("PROMETHEUS_ADDR", "takes host:port or :port"),
+        None => reader.add_error("PROMETHEUS_ADDR", "takes host:port or :port"),
     }
-    if reading.text("PROMETHEUS_PATH").starts_with('/') {
-        reading.put_text("PROMETHEUS_PATH", "metrics_path");
+    if reader.text("PROMETHEUS_PATH").starts_with('/') {
+        reader.put_text("PROMETHEUS_PATH", "metrics_path");
     } else {
-        reading.add_error("PROMETHEUS_PATH", "takes a path, which begins with `/`");
+        reader.add_error("PROMETHEUS_PATH", "takes a path, which begins with `/`");
     }
-    reading.put_text("PROMETHEUS_MAPPER_YAML", "metrics_mapping");
-    reading.put_flag("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", "metrics_milliseconds");
-    if reading.is_setting_overridden("stats_sink") {
+    reader.put_text("PROMETHEUS_MAPPER_YAML", "metrics_mapping");
+    reader.put_flag("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", "metrics_milliseconds");
+    if reader.is_setting_overridden("stats_sink") {
         return;
     }
-    let why = "USE_PROMETHEUS is on, and what Prometheus reads is never sent";
-    reading.note_unused(
+    let why = "USE_PROMETHEUS is on, so Prometheus scrapes the metrics and none are sent";
+    reader.note_unused(
         &["STATSD_HOST", "STATSD_PORT", "STATSD_PROTOCOL", "STATS_FLUSH_INTERVAL"],
         why,
     );
     let why = "USE_PROMETHEUS is on: give a target its labels in Prometheus; with envoyproxy/ratelimit \
                tags undo the mapping of names";
-    reading.note_unused(&["EXTRA_TAGS"], why);
+    reader.note_unused(&["EXTRA_TAGS"], why);
 }
 
-fn read_sinks(reading: &mut EnvReader<'_>, sinks: &[&str]) {
-    let interval = reading.nanos("STATS_FLUSH_INTERVAL");
+fn read_sinks(reader: &mut EnvReader<'_>, sinks: &[&str]) {
+    let interval = reader.nanos("STATS_FLUSH_INTERVAL");
     if interval == 0 {
-        reading.add_error("STATS_FLUSH_INTERVAL", "must be longer than nothing");
+        reader.add_error("STATS_FLUSH_INTERVAL", "must be longer than 0");
     }
-    reading.put_nanos("STATS_FLUSH_INTERVAL", "stats_interval");
-    let tags = reading.map("EXTRA_TAGS");
+    reader.put_nanos("STATS_FLUSH_INTERVAL", "stats_interval");
+    let tags = reader.map("EXTRA_TAGS");
     let tags: Vec<_> =
         tags.into_iter().filter(|(name, text)| !name.is_empty() && !text.is_empty()).collect();
-    reading.put_pairs("EXTRA_TAGS", "stats_tags", &tags);
+    reader.put_pairs("EXTRA_TAGS", "stats_tags", &tags);
     if sinks == ["log"] {
         return;
     }
-    let host = reading.text("STATSD_HOST");
+    let host = reader.text("STATSD_HOST");
     let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
-    match u16::try_from(reading.int("STATSD_PORT")) {
-        Ok(port @ 1..) => reading.put("STATSD_HOST", "stats_address", format!("{host}:{port}")),
-        _ => reading.add_error("STATSD_PORT", "takes a port from 1 to 65535"),
+    match u16::try_from(reader.int("STATSD_PORT")) {
+        Ok(port @ 1..) => reader.put("STATSD_HOST", "stats_address", format!("{host}:{port}")),
+        _ => reader.add_error("STATSD_PORT", "takes a port from 1 to 65535"),
     }
     if sinks.contains(&"statsd") {
-        let is_udp = reading.text("STATSD_PROTOCOL") == "udp";
+        let is_udp = reader.text("STATSD_PROTOCOL") == "udp";
         let protocol = if is_udp { "udp" } else { "tcp" };
-        reading.put("STATSD_PROTOCOL", "stats_protocol", protocol.to_owned());
+        reader.put("STATSD_PROTOCOL", "stats_protocol", protocol.to_owned());
     }
     if sinks.contains(&"dogstatsd") {
-        read_mogrifiers(reading);
+        read_mogrifiers(reader);
     }
 }
 
-fn read_mogrifiers(reading: &mut EnvReader<'_>) {
-    if reading.is_setting_overridden("stats_mogrifiers") {
+fn read_mogrifiers(reader: &mut EnvReader<'_>) {
+    if reader.is_setting_overridden("stats_mogrifiers") {
         return;
     }
     let mut rules = Vec::new();
-    for name in reading.list("USE_DOG_STATSD_MOGRIFIERS") {
-        match read_mogrifier(reading, &name) {
+    for name in reader.list("USE_DOG_STATSD_MOGRIFIERS") {
+        match read_mogrifier(reader, &name) {
             Ok(rule) => rules.push(rule),
-            Err((variable, why)) => reading.add_error(&variable, &why),
+            Err((variable, why)) => reader.add_error(&variable, &why),
         }
     }
     let text = Mogrifiers(rules).show();
-    reading.put("USE_DOG_STATSD_MOGRIFIERS", "stats_mogrifiers", text);
+    reader.put("USE_DOG_STATSD_MOGRIFIERS", "stats_mogrifiers", text);
 }
 
-fn read_mogrifier(reading: &EnvReader<'_>, name: &str) -> Result<Mogrifier, (String, String)> {
+fn read_mogrifier(reader: &EnvReader<'_>, name: &str) -> Result<Mogrifier, (String, String)> {
     let variable = |part: &str| format!("DOG_STATSD_MOGRIFIER_{name}_{part}");
-    let text = |part: &str| match reading.raw(&variable(part)) {
+    let text = |part: &str| match reader.raw(&variable(part)) {
         "" => Err((variable(part), "must not be empty".to_owned())),
         text => Ok(text.to_owned()),
     };
     let (pattern, name) = (text("PATTERN")?, text("NAME")?);
     if let Err(error) = regex::Regex::new(&pattern) {
-        return Err((variable("PATTERN"), format!("is no regular expression: {error}")));
+        return Err((variable("PATTERN"), format!("is not a regular expression: {error}")));
     }
     let Some(VariableValue::Map(tags)) =
-        parse_variable(VariableKind::Map, reading.raw(&variable("TAGS")))
+        parse_variable(VariableKind::Map, reader.raw(&variable("TAGS")))
     else {
         return Err((variable("TAGS"), format!("takes {}", VariableKind::Map.accepts())));
     };

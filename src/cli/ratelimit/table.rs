@@ -1,13 +1,8 @@
 //! Lists the environment variables of envoyproxy/ratelimit, with their defaults and the settings
 //! that they determine.
 //!
-//! Guarantees:
-//! - Contains every variable that compatibility mode reads, except those below.
-//! - Each unsupported variable has an explanation for the log.
-//!
-//! Not covered:
-//! - `DOG_STATSD_MOGRIFIER_*`, whose names are not fixed: see [`super::stats`].
-//! - `OTEL_*`, which are read where spans and metrics are exported.
+//! Not in the table: `DOG_STATSD_MOGRIFIER_*`, whose names are not fixed (see [`super::stats`]),
+//! and `OTEL_*`, which the exporter reads.
 
 use super::parse::VariableKind;
 
@@ -18,8 +13,7 @@ pub struct VariableRow {
     pub name: &'static str,
     /// The type of the variable's value.
     pub kind: VariableKind,
-    /// The default text in envoyproxy/ratelimit. Empty if the default is the empty value of the
-    /// type.
+    /// The default text in envoyproxy/ratelimit. Empty for the empty value of the type.
     pub default: &'static str,
     /// The effect of the variable in Sluicegate.
     pub effect: VariableEffect,
@@ -28,8 +22,7 @@ pub struct VariableRow {
 /// The effect of an environment variable of envoyproxy/ratelimit in Sluicegate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VariableEffect {
-    /// The variable determines these settings (comma-separated names), alone or with other
-    /// variables.
+    /// The variable determines these settings (comma-separated), alone or with other variables.
     Settings(&'static str),
     /// The variable has no effect. Contains the explanation for the log.
     NoEffect(&'static str),
@@ -55,7 +48,7 @@ const ALWAYS_PARALLEL: &str = "the slots of a Cluster are always asked at the sa
 const STARTS_WITHOUT_REDIS: &str = "this service starts and answers without Redis and calls it for ever, so that nothing has to wait";
 const NO_MEMCACHED: &str = "there is no memcached here: counters are where `backend` says";
 
-/// The environment variables of envoyproxy/ratelimit.
+/// All environment variables of envoyproxy/ratelimit that compatibility mode knows.
 pub static TABLE: &[VariableRow] = &[
     // Variables for listeners and the log.
     row("HOST", Text, "0.0.0.0", Is("http_host")),

@@ -1,14 +1,11 @@
-//! Reads the `TRACING_*` variables of envoyproxy/ratelimit. `OTEL_*` variables take precedence over
-//! them.
-//!
-//! Not covered:
-//! - `OTEL_EXPORTER_OTLP_*`: Sluicegate and envoyproxy/ratelimit read them directly.
+//! Reads the `TRACING_*` variables of envoyproxy/ratelimit. `OTEL_*` variables take precedence;
+//! `OTEL_EXPORTER_OTLP_*` are read by the exporter.
 
 use super::env_reader::EnvReader;
 
-pub(super) fn read(reading: &mut EnvReader<'_>) {
-    reading.put_flag("TRACING_ENABLED", "otlp");
-    if !reading.flag("TRACING_ENABLED") {
+pub(super) fn read(reader: &mut EnvReader<'_>) {
+    reader.put_flag("TRACING_ENABLED", "otlp");
+    if !reader.flag("TRACING_ENABLED") {
         let others = [
             "TRACING_EXPORTER_PROTOCOL",
             "TRACING_SERVICE_NAME",
@@ -16,25 +13,26 @@ pub(super) fn read(reading: &mut EnvReader<'_>) {
             "TRACING_SERVICE_INSTANCE_ID",
             "TRACING_SAMPLING_RATE",
         ];
-        return reading.note_unused(&others, "TRACING_ENABLED is not on");
+        return reader.note_unused(&others, "TRACING_ENABLED is not on");
     }
     let variable = "TRACING_EXPORTER_PROTOCOL";
-    match reading.text(variable) {
-        "http" | "" => reading.put(variable, "otlp_protocol", "http/protobuf".to_owned()),
-        "grpc" => reading.put(variable, "otlp_protocol", "grpc".to_owned()),
-        _ => reading.add_error(variable, "takes http or grpc"),
+    match reader.text(variable) {
+        "http" | "" => reader.put(variable, "otlp_protocol", "http/protobuf".to_owned()),
+        "grpc" => reader.put(variable, "otlp_protocol", "grpc".to_owned()),
+        _ => reader.add_error(variable, "takes http or grpc"),
     }
-    // Export no metrics: the collector may accept only spans, because envoyproxy/ratelimit sends
-    // nothing else.
-    reading.put("TRACING_ENABLED", "otlp_counts", "false".to_owned());
-    reading.put_text("TRACING_SERVICE_NAME", "otlp_service");
-    let named = [
+    // Exports no metrics, because envoyproxy/ratelimit sends only spans and the collector may
+    // refuse others.
+    reader.put("TRACING_ENABLED", "otlp_counts", "false".to_owned());
+    reader.put_text("TRACING_SERVICE_NAME", "otlp_service");
+    let attributes = [
         ("service.namespace", "TRACING_SERVICE_NAMESPACE"),
         ("service.instance.id", "TRACING_SERVICE_INSTANCE_ID"),
     ];
-    let named = named.map(|(name, variable)| (name.to_owned(), reading.text(variable).to_owned()));
-    let named: Vec<_> = named.into_iter().filter(|(_, text)| !text.is_empty()).collect();
-    reading.put_pairs("TRACING_SERVICE_NAMESPACE", "otlp_attributes", &named);
-    let sampled = reading.float("TRACING_SAMPLING_RATE").clamp(0.0, 1.0);
-    reading.put("TRACING_SAMPLING_RATE", "otlp_sampled", sampled.to_string());
+    let attributes =
+        attributes.map(|(name, variable)| (name.to_owned(), reader.text(variable).to_owned()));
+    let attributes: Vec<_> = attributes.into_iter().filter(|(_, text)| !text.is_empty()).collect();
+    reader.put_pairs("TRACING_SERVICE_NAMESPACE", "otlp_attributes", &attributes);
+    let sampled = reader.float("TRACING_SAMPLING_RATE").clamp(0.0, 1.0);
+    reader.put("TRACING_SAMPLING_RATE", "otlp_sampled", sampled.to_string());
 }

@@ -1,5 +1,5 @@
-//! Serves `envoy.service.accesslog.v3.AccessLogService`: Envoy's access log
-//! releases the permits that were acquired through `ext_authz`.
+//! Serves `envoy.service.accesslog.v3.AccessLogService`: Envoy's access log releases the permits
+//! that were acquired through `ext_authz`.
 //!
 //! Guarantees:
 //! - The log entry of a finished request releases its permits, with latency and outcome.
@@ -7,12 +7,8 @@
 //! - Other log entries, such as those of TCP connections, have no effect.
 //! - An open stream does not delay the shutdown.
 //! - After an invalid entry, the other entries of its message are applied and the stream ends.
-//!
-//! Not covered:
-//! - Writing a log.
-//!
-//! Entries are decoded one at a time, because two million
-//! empty entries fit in a message of 4 MiB and take 4 GiB when decoded.
+//! - Entries are decoded one at a time: two million empty entries in a message of 4 MiB would take
+//!   4 GiB.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -55,16 +51,16 @@ const METHOD: &str = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessL
 const HTTP_LOGS_FIELD: u64 = 2;
 const LOG_ENTRY_FIELD: u64 = 1;
 
-/// The time without messages after which a draining process closes a
-/// stream. An earlier close would lose log entries in transit.
+/// A draining process closes a stream after this time without messages. An earlier close would lose
+/// log entries in transit.
 const DRAIN_IDLE_TIMEOUT: time::Duration = time::Duration::from_millis(100);
 /// The longest time for which a draining process reads a stream.
 const DRAIN_TIMEOUT: time::Duration = time::Duration::from_secs(1);
 
 const ENTRIES_PER_YIELD: usize = 256;
 
-/// Decodes the HTTP log entries of an encoded `StreamAccessLogsMessage`, one at a time. The
-/// item of an invalid entry is an error.
+/// Decodes the HTTP log entries of an encoded `StreamAccessLogsMessage`, one at a time. An invalid
+/// entry is an `Err`.
 pub fn decode_entries(
     message: &[u8],
 ) -> impl Iterator<Item = Result<HttpAccessLogEntry, DecodeError>> {
@@ -74,8 +70,8 @@ pub fn decode_entries(
     entries.map(|(_, entry)| HttpAccessLogEntry::decode(entry))
 }
 
-/// The gRPC service `AccessLogService`. It replaces tonic's generated service,
-/// which would decode all entries of a message at once.
+/// The gRPC service `AccessLogService`. Unlike tonic's generated service, it does not decode all
+/// entries of a message at once.
 #[derive(Clone, Debug)]
 pub struct AccessLogService {
     engine: Arc<Engine>,
@@ -83,8 +79,7 @@ pub struct AccessLogService {
 }
 
 impl AccessLogService {
-    /// Creates the service, which releases permits in `engine`. It ends all
-    /// streams within about a second when the process drains.
+    /// Creates the service. It ends all streams within about a second when the process drains.
     #[must_use]
     pub const fn new(engine: Arc<Engine>, draining: watch::Receiver<bool>) -> Self {
         Self { engine, draining }
@@ -120,20 +115,20 @@ impl AccessLogService {
         request: Request<Streaming<Bytes>>,
     ) -> Result<Response<StreamAccessLogsResponse>, Status> {
         let source = request.remote_addr().map(|address| address.ip());
-        let (mut messages, mut leaving) = (request.into_inner(), self.draining.clone());
+        let (mut messages, mut draining) = (request.into_inner(), self.draining.clone());
         loop {
             let message = tokio::select! {
                 biased;
                 message = messages.message() => message,
-                _ = leaving.wait_for(|leaving| *leaving) => break,
+                _ = draining.wait_for(|is_draining| *is_draining) => break,
             };
-            // The stream has ended or the proxy has disconnected, so no error needs to be sent.
+            // The stream has ended or the proxy has disconnected, so nobody waits for an error.
             let Ok(Some(message)) = message else { return Ok(empty_response()) };
             self.apply_entries(&message, source).await?;
         }
-        // The process drains. The entries in transit may release permits of other replicas.
-        let began = Instant::now();
-        while began.elapsed() < DRAIN_TIMEOUT
+        // The process drains. Entries in transit may release permits of other replicas.
+        let drain_started = Instant::now();
+        while drain_started.elapsed() < DRAIN_TIMEOUT
             && let Ok(Ok(Some(message))) = timeout(DRAIN_IDLE_TIMEOUT, messages.message()).await
         {
             self.apply_entries(&message, source).await?;
@@ -141,7 +136,7 @@ impl AccessLogService {
         Ok(empty_response())
     }
 
-    /// Applies all valid entries of a message. Then returns an error if an entry was invalid.
+    /// Applies all valid entries of a message, then returns an error if an entry was invalid.
     async fn apply_entries(&self, message: &[u8], source: Option<IpAddr>) -> Result<(), Status> {
         let mut first_error = None;
         for (count, entry) in (1..).zip(decode_entries(message)) {
@@ -174,8 +169,8 @@ impl Service<http::Request<Body>> for AccessLogService {
         if request.uri().path() != METHOD {
             return Box::pin(ready(Ok(Status::new(Code::Unimplemented, "").into_http())));
         }
-        let logs = self.clone();
-        Box::pin(async move { Ok(Grpc::new(BytesCodec).client_streaming(logs, request).await) })
+        let service = self.clone();
+        Box::pin(async move { Ok(Grpc::new(BytesCodec).client_streaming(service, request).await) })
     }
 }
 
@@ -194,11 +189,10 @@ fn empty_response() -> Response<StreamAccessLogsResponse> {
 
 fn malformed_status(error: &DecodeError) -> Status {
     RequestCompleted { protocol: Protocol::AccessLog, outcome: Counted::Malformed }.emit();
-    Status::internal(format!("an entry of the access log: {error}"))
+    Status::internal(format!("invalid access log entry: {error}"))
 }
 
-/// The codec of the service. It leaves requests encoded, so that
-/// their entries can be decoded one at a time.
+/// A codec that leaves requests encoded, so that entries can be decoded one at a time.
 #[derive(Clone, Copy, Debug)]
 struct BytesCodec;
 
@@ -226,10 +220,8 @@ impl Decoder for BytesCodec {
     }
 }
 
-/// Returns the name of the replica that decided the request's `ext_authz` call.
-///
-/// The source is the metadata of the `ext_authz` filter, which no client can
-/// set; without it, the response header [`hook::OWNER_KEY`].
+/// Returns the name of the replica that decided the request's `ext_authz` call, from the filter's
+/// metadata, which no client can set, or else from the response header [`hook::OWNER_KEY`].
 #[must_use]
 pub fn entry_owner(entry: &HttpAccessLogEntry) -> Option<&str> {
     let common = entry.common_properties.as_ref();
@@ -256,12 +248,12 @@ pub enum EntryEvent {
     Other,
 }
 
-/// Returns the state of the request in an access log entry. An entry without a type is the
-/// end of a request, as older versions of Envoy log only these.
+/// Returns the state of the request in an access log entry. An entry without a type is the end of a
+/// request, as in older versions of Envoy.
 #[must_use]
 pub fn entry_event(entry: &HttpAccessLogEntry) -> EntryEvent {
-    let nothing = AccessLogCommon::default();
-    let common = entry.common_properties.as_ref().unwrap_or(&nothing);
+    let default = AccessLogCommon::default();
+    let common = entry.common_properties.as_ref().unwrap_or(&default);
     match common.access_log_type() {
         AccessLogType::DownstreamPeriodic => EntryEvent::InFlight,
         AccessLogType::DownstreamEnd | AccessLogType::NotSet => {
@@ -272,8 +264,8 @@ pub fn entry_event(entry: &HttpAccessLogEntry) -> EntryEvent {
     }
 }
 
-/// Returns the request outcome. It is [`RequestOutcome::Ignored`]
-/// if the client disconnected or Envoy itself responded.
+/// Returns the request outcome: [`RequestOutcome::Ignored`] if the client disconnected or Envoy
+/// itself responded.
 fn upstream_outcome(
     entry: &HttpAccessLogEntry,
     common: &AccessLogCommon,
@@ -284,9 +276,9 @@ fn upstream_outcome(
     if has_upstream_failed(&flags) {
         return RequestOutcome::Dropped;
     }
-    let left = flags.downstream_connection_termination || flags.downstream_remote_reset;
+    let has_client_left = flags.downstream_connection_termination || flags.downstream_remote_reset;
     match code.map_or(0, |code| code.value) {
-        _ if left || rtt.is_none() => RequestOutcome::Ignored,
+        _ if has_client_left || rtt.is_none() => RequestOutcome::Ignored,
         0..100 => RequestOutcome::Ignored,
         100..500 => RequestOutcome::Success,
         500.. => RequestOutcome::Dropped,
@@ -307,9 +299,9 @@ const fn has_upstream_failed(flags: &ResponseFlags) -> bool {
 }
 
 fn upstream_rtt(common: &AccessLogCommon) -> Option<Nanos> {
-    let begun = to_nanos(common.time_to_first_upstream_tx_byte?)?;
+    let started = to_nanos(common.time_to_first_upstream_tx_byte?)?;
     let ended = to_nanos(common.time_to_last_upstream_rx_byte?)?;
-    (begun <= ended).then(|| ended.since(begun))
+    (started <= ended).then(|| ended.since(started))
 }
 
 fn to_nanos(duration: Duration) -> Option<Nanos> {

@@ -2,17 +2,11 @@
 //!
 //! Guarantees:
 //! - A unary call fails if its message is incomplete after [`MESSAGE_TIMEOUT`].
-//! - A stream fails if a message that has begun is incomplete after [`MESSAGE_TIMEOUT`].
-//! - A stream may send nothing between two messages for any time.
-//! - A message has at most [`MAX_MESSAGE_BYTES`] bytes, unless its
-//!   service counts the message's parts before it decodes them.
+//! - A stream fails if a message that has begun is incomplete after [`MESSAGE_TIMEOUT`]. Between
+//!   messages it may be silent for any time.
+//! - A message has at most [`MAX_MESSAGE_BYTES`] bytes, because decoding can take forty times the
+//!   memory. Services that count a message's parts before decoding have no such limit.
 //! - A buffered unary message is decoded only after the client has sent all of it.
-//!
-//! Not covered:
-//! - Decoding the messages.
-//!
-//! The size limit is needed because decoding can take forty times the
-//! memory of the encoded bytes. A buffered message costs one more copy.
 
 use std::mem::take;
 use std::pin::Pin;
@@ -27,15 +21,15 @@ use tonic::{Code, Status};
 use super::incoming::ShortIdleGuard;
 use crate::telemetry::event::{EdgeOutcome, Event as _, Protocol, RequestCompleted};
 
-/// The time limit for receiving one message. A client that sends
-/// thousands of messages at one time may need seconds for each.
+/// The time limit for receiving one message. Long, because a client that sends thousands of
+/// messages at once may need seconds for each.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The largest message, in bytes, of services that decode without counting the parts first.
-/// Such a message contains a request's headers, for which Envoy's default limit is 60 KiB.
+/// The largest message of services that decode without counting first. It contains a request's
+/// headers, for which Envoy's default limit is 60 KiB.
 pub(super) const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
-/// The size of a gRPC message header, in bytes: a compression flag and a length of four bytes.
+/// The size of a gRPC message header: a compression flag and a length of four bytes.
 const FRAME_HEADER_BYTES: usize = 5;
 
 #[derive(Debug)]
@@ -58,19 +52,19 @@ enum BodyMode {
 }
 
 impl BoundedBody {
-    /// Creates the body of a unary call whose service itself limits the size of the message.
+    /// Creates the body of a unary call whose service itself limits the message size.
     pub(super) const fn unbuffered(body: Incoming) -> Self {
         Self { body, mode: BodyMode::Unbuffered, deadline: None, _guard: None }
     }
 
-    /// Creates the body of a unary call. It buffers the
-    /// message, of at most [`MAX_MESSAGE_BYTES`] bytes.
+    /// Creates the body of a unary call that buffers a message of at most [`MAX_MESSAGE_BYTES`]
+    /// bytes.
     pub(super) const fn buffered(body: Incoming) -> Self {
         Self { body, mode: BodyMode::Buffered(Vec::new()), deadline: None, _guard: None }
     }
 
-    /// Creates the body of a stream with messages of at most `max_bytes` bytes each.
-    /// While the body exists, `guard` shortens the idle timeout of its connection.
+    /// Creates the body of a stream with messages of at most `max_bytes` bytes each. While the body
+    /// exists, `guard` shortens the idle timeout of its connection.
     pub(super) const fn stream(
         body: Incoming,
         max_bytes: usize,
@@ -84,8 +78,8 @@ impl BoundedBody {
     fn accept_frame(&mut self, frame: Frame<Bytes>) -> Result<Option<Frame<Bytes>>, Status> {
         match &mut self.mode {
             BodyMode::Unbuffered => {}
-            BodyMode::Buffered(all) => {
-                append_bounded(all, frame.data_ref())?;
+            BodyMode::Buffered(buffer) => {
+                append_bounded(buffer, frame.data_ref())?;
                 return Ok(None);
             }
             BodyMode::Stream(position) => {
@@ -101,13 +95,15 @@ impl BoundedBody {
 
     fn take_buffered(&mut self) -> Option<Frame<Bytes>> {
         match &mut self.mode {
-            BodyMode::Buffered(all) if !all.is_empty() => Some(Frame::data(Bytes::from(take(all)))),
+            BodyMode::Buffered(buffer) if !buffer.is_empty() => {
+                Some(Frame::data(Bytes::from(take(buffer))))
+            }
             _ => None,
         }
     }
 
-    /// Returns true if a message has begun and is incomplete. A unary call counts as
-    /// incomplete until its body ends.
+    /// Returns `true` if a message has begun and is incomplete. A unary call is incomplete until
+    /// its body ends.
     const fn is_message_incomplete(&self) -> bool {
         !matches!(self.mode, BodyMode::Stream(FramePosition { header_bytes_read: 0, .. }))
     }
@@ -125,28 +121,28 @@ impl Body for BoundedBody {
             let Some(frame) = frame else { return Poll::Ready(self.take_buffered().map(Ok)) };
             let frame = frame.map_err(StdError::from);
             let accepted = frame.and_then(|frame| self.accept_frame(frame).map_err(StdError::from));
-            if let Some(came) = accepted.transpose() {
-                return Poll::Ready(Some(came));
+            if let Some(frame) = accepted.transpose() {
+                return Poll::Ready(Some(frame));
             }
         }
         if !self.is_message_incomplete() {
             return Poll::Pending;
         }
-        let end = self.deadline.get_or_insert_with(|| Box::pin(sleep(MESSAGE_TIMEOUT)));
-        ready!(end.as_mut().poll(cx));
-        Poll::Ready(Some(Err("the message did not come to its end in time".into())))
+        let deadline = self.deadline.get_or_insert_with(|| Box::pin(sleep(MESSAGE_TIMEOUT)));
+        ready!(deadline.as_mut().poll(cx));
+        Poll::Ready(Some(Err("the message did not arrive in time".into())))
     }
 
     fn is_end_stream(&self) -> bool {
-        let is_kept = matches!(&self.mode, BodyMode::Buffered(all) if !all.is_empty());
-        self.body.is_end_stream() && !is_kept
+        let has_buffered = matches!(&self.mode, BodyMode::Buffered(buffer) if !buffer.is_empty());
+        self.body.is_end_stream() && !has_buffered
     }
 }
 
-fn append_bounded(all: &mut Vec<u8>, piece: Option<&Bytes>) -> Result<(), Status> {
+fn append_bounded(buffer: &mut Vec<u8>, piece: Option<&Bytes>) -> Result<(), Status> {
     let Some(piece) = piece else { return Ok(()) };
-    all.extend_from_slice(piece);
-    if FRAME_HEADER_BYTES + MAX_MESSAGE_BYTES < all.len() {
+    buffer.extend_from_slice(piece);
+    if FRAME_HEADER_BYTES + MAX_MESSAGE_BYTES < buffer.len() {
         Err(message_too_long(MAX_MESSAGE_BYTES))
     } else {
         Ok(())
@@ -156,16 +152,16 @@ fn append_bounded(all: &mut Vec<u8>, piece: Option<&Bytes>) -> Result<(), Status
 #[derive(Debug)]
 struct FramePosition {
     max_bytes: usize,
-    /// The received bytes of the current message header: 0 between
-    /// messages, [`FRAME_HEADER_BYTES`] within a message.
+    /// The number of received bytes of the current message header: 0 between messages,
+    /// [`FRAME_HEADER_BYTES`] within a message.
     header_bytes_read: usize,
-    /// Within the header, the length as far as it is received. After
-    /// the header, the missing bytes of the message.
+    /// Within the header, the bytes of the length received so far. After the header, the number of
+    /// missing bytes of the message.
     remaining: u32,
 }
 
 impl FramePosition {
-    /// Advances by the received bytes. Returns true if they contain the end of a message.
+    /// Advances by the received bytes `piece`. Returns `true` if they contain the end of a message.
     fn advance(&mut self, mut piece: &[u8]) -> Result<bool, Status> {
         let mut ended = false;
         while let Some((first, rest)) = piece.split_first() {
@@ -183,8 +179,8 @@ impl FramePosition {
         Ok(ended)
     }
 
-    /// Reads one byte of the message header into `remaining`. The first byte is the
-    /// compression flag; the four bytes of the length after it shift it out.
+    /// Reads one byte of the message header into `remaining`. The four bytes of the length shift
+    /// out the compression flag.
     fn read_header_byte(&mut self, byte: u8) -> Result<(), Status> {
         self.remaining = self.remaining << 8 | u32::from(byte);
         self.header_bytes_read += 1;
@@ -193,7 +189,7 @@ impl FramePosition {
         if is_too_long { Err(message_too_long(self.max_bytes)) } else { Ok(()) }
     }
 
-    /// Skips the received bytes of the current message, and returns the received bytes after it.
+    /// Skips the bytes of the current message in `piece`, and returns the bytes after it.
     fn skip_body<'p>(&mut self, piece: &'p [u8]) -> &'p [u8] {
         let rest = piece.get(self.remaining_bytes()..).unwrap_or_default();
         self.remaining =
@@ -207,14 +203,13 @@ impl FramePosition {
 }
 
 /// Returns an error with `OUT_OF_RANGE`, tonic's code for messages above the limit.
-/// [`StatusCodeMapper`](super::status_codes::StatusCodeMapper) or [`count_unreadable`]
-/// replaces the code with the one that clients expect.
-fn message_too_long(most: usize) -> Status {
-    Status::out_of_range(format!("a message may have {most} bytes, and this one has more"))
+/// [`StatusCodeMapper`](super::status_codes::StatusCodeMapper) or [`count_unreadable`] maps it.
+fn message_too_long(max_bytes: usize) -> Status {
+    Status::out_of_range(format!("the message is larger than the maximum of {max_bytes} bytes"))
 }
 
-/// Counts a message of a stream that is too long or cannot be decoded. Returns the
-/// error with the gRPC code that clients of envoyproxy/ratelimit expect.
+/// Counts a stream message that is too long or cannot be decoded. Returns the error with the gRPC
+/// code that clients of envoyproxy/ratelimit expect.
 pub(super) fn count_unreadable(status: &Status, protocol: Protocol) -> Status {
     let (code, outcome) = match status.code() {
         Code::OutOfRange => (Code::ResourceExhausted, EdgeOutcome::TooLarge),

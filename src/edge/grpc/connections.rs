@@ -3,12 +3,9 @@
 //! Guarantees:
 //! - A connection has at most [`MAX_CALLS_PER_CONNECTION`] calls at one time.
 //! - HTTP/2 pings and the idle timeout of [`GrpcConnection`] detect a proxy that vanished.
-//! - A connection that reaches its age limit receives GOAWAY.
-//! - At shutdown the listener closes first, then every connection receives GOAWAY.
-//! - After GOAWAY, the open calls of the connection are finished.
-//!
-//! Not covered:
-//! - A time limit for the open calls, except the connection lifetime of [`IncomingConnections`].
+//! - At shutdown the listener closes first, then every connection receives GOAWAY. A connection
+//!   that reaches its maximum age receives GOAWAY, too.
+//! - After GOAWAY, the open calls are finished. Only the connection's lifetime limits their time.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -26,16 +23,16 @@ use super::rls::RateLimitService;
 use super::router::ConnectionRouter;
 use super::timeouts::{PING_INTERVAL, PONG_TIMEOUT};
 
-/// The largest number of open calls on one connection.
-/// With `ext_proc`, each HTTP request in flight is one call.
+/// The largest number of open calls on one connection. With `ext_proc`, each HTTP request in flight
+/// is one call.
 const MAX_CALLS_PER_CONNECTION: u32 = 10_000;
 
-/// Serves the rate limit service and the other `routes` on all connections until `shutdown`,
-/// then finishes the open calls. A connection that reaches the maximum age receives GOAWAY.
+/// Serves the rate limit service and the other `routes` on all connections until `shutdown`, then
+/// finishes the open calls.
 pub(super) async fn serve(
     mut incoming: IncomingConnections,
     (rate_limits, routes): (RateLimitService, Routes),
-    most: Option<Duration>,
+    max_age: Option<Duration>,
     shutdown: impl Future<Output = ()>,
 ) {
     let (drain, draining) = watch::channel(());
@@ -45,7 +42,7 @@ pub(super) async fn serve(
             () = &mut shutdown => break,
             connection = incoming.next() => connection,
         };
-        // `None` means that the accept task has ended: only the accepted connections remain.
+        // The accept task has ended: only the accepted connections remain.
         let Some(connection) = connection else { break };
         let Ok(connection) = connection else { continue };
         let idle_handle = connection.idle_handle();
@@ -54,7 +51,12 @@ pub(super) async fn serve(
             &routes,
             (connection.connect_info(), idle_handle.clone()),
         );
-        tokio::spawn(serve_one((connection, idle_handle), services, most, draining.clone()));
+        tokio::spawn(serve_connection(
+            (connection, idle_handle),
+            services,
+            max_age,
+            draining.clone(),
+        ));
     }
     drop(incoming);
     drain.send_replace(());
@@ -62,27 +64,27 @@ pub(super) async fn serve(
     drain.closed().await;
 }
 
-async fn serve_one(
+async fn serve_connection(
     (connection, idle_handle): (GrpcConnection, ShortIdleHandle),
     router: ConnectionRouter,
-    most: Option<Duration>,
+    max_age: Option<Duration>,
     mut draining: watch::Receiver<()>,
 ) {
     let builder = http2_builder();
     let mut calls = pin!(builder.serve_connection(TokioIo::new(connection), router));
     let max_age_reached = async {
-        match most {
-            Some(most) => sleep(most).await,
+        match max_age {
+            Some(max_age) => sleep(max_age).await,
             None => std::future::pending().await,
         }
     };
     tokio::select! {
-        // The result is ignored: an error means that the client disconnected.
+        // An error means that the client disconnected.
         _ = &mut calls => return,
         _ = draining.changed() => {}
         () = max_age_reached => {}
     }
-    // The guard shortens the idle timeout, so that a vanished client cannot delay the shutdown.
+    // Shortens the idle timeout, so that a vanished client cannot delay the shutdown.
     let _guard = idle_handle.create_guard();
     calls.as_mut().graceful_shutdown();
     drop(calls.await);
@@ -92,7 +94,7 @@ fn http2_builder() -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new()).http2_only();
     let mut http2 = builder.http2();
     http2.timer(TokioTimer::new()).max_concurrent_streams(MAX_CALLS_PER_CONNECTION);
-    // `GrpcConnection` itself enforces the shorter timeout of connections with permit streams.
+    // `GrpcConnection` enforces the shorter timeout of connections with permit streams.
     http2.keep_alive_interval(PING_INTERVAL).keep_alive_timeout(PONG_TIMEOUT);
     builder
 }

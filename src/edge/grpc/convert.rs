@@ -5,14 +5,9 @@
 //! - Every request becomes a check or a [`CheckError`].
 //! - A response has one status per descriptor, in the order of the request.
 //! - Durations in a response are rounded up to whole seconds.
-//! - The metadata of a rule is copied unchanged.
 //!
-//! Not covered:
-//! - The error for a missing configuration, which the engine returns.
-//!
-//! If a request has several errors, the first of this order is returned: missing domain, missing
-//! descriptors, errors that only Sluicegate has, missing configuration. envoyproxy/ratelimit has
-//! the same order.
+//! Of several errors, the first is returned, as in envoyproxy/ratelimit: missing domain, missing
+//! descriptors, errors that only Sluicegate has, missing configuration.
 
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -33,19 +28,19 @@ use crate::kernel::decision::{
 };
 use crate::kernel::units::{Hits, Nanos, Unit};
 
-/// The largest number of descriptors in one check. It is ten times the number that a route
-/// can sensibly produce, and small enough that the memory store locks a shard only briefly.
+/// The largest number of descriptors in one check: ten times what a route can sensibly produce, and
+/// small enough that the memory store locks a shard only briefly.
 pub const MAX_DESCRIPTORS: usize = 1_000;
 
-/// The largest number of entries in all descriptors of one check: ten per descriptor.
+/// The largest number of entries in all descriptors of one check.
 pub const MAX_ENTRIES: usize = 10 * MAX_DESCRIPTORS;
 
-/// The length in bytes from which the key or value of an entry is refused. Longer than any
-/// header in Envoy, whose default limit for all headers of a request is 60 KiB.
+/// A key or value of this length or longer is refused. Longer than any header in Envoy, whose
+/// default limit for all headers is 60 KiB.
 pub const MAX_ENTRY_BYTES: usize = 64 * 1024;
 
-/// The `hits_addend` from which a check is refused. envoyproxy/ratelimit
-/// reads such a number as negative.
+/// A check with this `hits_addend` or more is refused, because envoyproxy/ratelimit reads it as
+/// negative.
 const MIN_REFUSED_HITS: u64 = 1 << 63;
 
 /// Converts a rate limit request to a check.
@@ -67,12 +62,12 @@ pub fn to_check<'r>(
     }
     let entries = request.descriptors.iter().map(|descriptor| descriptor.entries.len()).sum();
     check_counts(request.descriptors.len(), entries)?;
-    let request_hits = request.hits_addend.max(1).into();
+    let default_hits = request.hits_addend.max(1).into();
     let descriptors = request
         .descriptors
         .iter()
         .enumerate()
-        .map(|(index, written)| descriptor(index, written, request_hits, reporting))
+        .map(|(index, proto)| descriptor(index, proto, default_hits, reporting))
         .collect::<Result<_, _>>()?;
     Ok(Check { domain: &request.domain, descriptors })
 }
@@ -89,34 +84,33 @@ pub(super) const fn check_counts(descriptors: usize, entries: usize) -> Result<(
 
 fn descriptor<'r>(
     index: usize,
-    written: &'r RateLimitDescriptor,
-    every: u64,
+    proto: &'r RateLimitDescriptor,
+    default_hits: u64,
     reporting: &ReplyOptions,
 ) -> Result<Descriptor<'r>, CheckError> {
-    let longest = written.entries.iter().map(|entry| entry.key.len().max(entry.value.len())).max();
+    let longest = proto.entries.iter().map(|entry| entry.key.len().max(entry.value.len())).max();
     if let Some(got) = longest.filter(|&got| MAX_ENTRY_BYTES <= got) {
         return Err(CheckError::EntryTooLong { descriptor: index, got, most: MAX_ENTRY_BYTES });
     }
     Ok(Descriptor {
-        entries: written.entries.iter().map(|entry| (&*entry.key, &*entry.value)).collect(),
-        cost: cost(index, written, every, reporting)?,
-        limit: written.limit.map(|limit| r#override(index, limit)).transpose()?,
+        entries: proto.entries.iter().map(|entry| (&*entry.key, &*entry.value)).collect(),
+        cost: cost(index, proto, default_hits, reporting)?,
+        limit: proto.limit.map(|limit| r#override(index, limit)).transpose()?,
     })
 }
 
-/// Returns the hits of a descriptor: its own `hits_addend` if it has one, even 0,
-/// otherwise the `hits_addend` of the request.
+/// Returns the hits of a descriptor: its own `hits_addend`, even 0, or else the request's.
 fn cost(
     index: usize,
-    written: &RateLimitDescriptor,
-    every: u64,
+    proto: &RateLimitDescriptor,
+    default_hits: u64,
     reporting: &ReplyOptions,
 ) -> Result<Cost, CheckError> {
-    let hits = written.hits_addend.as_ref().map_or(every, |own| own.value);
+    let hits = proto.hits_addend.as_ref().map_or(default_hits, |own| own.value);
     if MIN_REFUSED_HITS <= hits {
         return Err(CheckError::HitsTooLarge { descriptor: index, got: hits });
     }
-    match (written.is_negative_hits, reporting.allow_negative_hits) {
+    match (proto.is_negative_hits, reporting.allow_negative_hits) {
         (false, _) => Ok(Cost::Charge(Hits(hits))),
         (true, true) => Ok(Cost::Refund(Hits(hits))),
         (true, false) => Err(CheckError::RefundsDisabled { descriptor: index }),
@@ -131,8 +125,8 @@ fn r#override(index: usize, limit: RateLimitOverride) -> Result<LimitOverride, C
         4 => Unit::Day,
         5 => Unit::Month,
         6 => Unit::Year,
-        // The unit enum of requests has no week. envoyproxy/ratelimit
-        // accepts 7, the number of the week in the unit enum of responses.
+        // The enum of requests has no week. envoyproxy/ratelimit accepts 7, the week of the enum of
+        // responses.
         7 => Unit::Week,
         got => return Err(CheckError::UnknownUnit { descriptor: index, got }),
     };
@@ -143,17 +137,17 @@ fn r#override(index: usize, limit: RateLimitOverride) -> Result<LimitOverride, C
 #[must_use]
 pub fn to_response(
     request: &RateLimitRequest,
-    answer: &Decision,
+    decision: &Decision,
     reporting: &ReplyOptions,
 ) -> RateLimitResponse {
     RateLimitResponse {
-        overall_code: wire_code(answer.verdict).into(),
-        statuses: answer.statuses.iter().map(descriptor_status).collect(),
-        response_headers_to_add: header_values(&reporting.headers, answer),
-        request_headers_to_add: upstream_headers(reporting, answer),
+        overall_code: wire_code(decision.verdict).into(),
+        statuses: decision.statuses.iter().map(descriptor_status).collect(),
+        response_headers_to_add: header_values(&reporting.headers, decision),
+        request_headers_to_add: upstream_headers(reporting, decision),
         dynamic_metadata: reporting
             .dynamic_metadata
-            .then(|| metadata::for_decision(request, answer)),
+            .then(|| metadata::for_decision(request, decision)),
         ..RateLimitResponse::default()
     }
 }
@@ -166,8 +160,8 @@ fn upstream_headers(reporting: &ReplyOptions, decision: &Decision) -> Vec<Header
     )
 }
 
-/// Builds the response to an acquire that a concurrency limit denied. The
-/// descriptors `covered`, which need permits, have the code `OVER_LIMIT`.
+/// Builds the response to an acquire that a concurrency limit denied. The descriptors `covered`,
+/// which needed permits, get `OVER_LIMIT`.
 pub(super) fn rejection_response(
     request: &RateLimitRequest,
     covered: &[usize],
@@ -212,24 +206,22 @@ pub(super) fn release_response(request: &RateLimitRequest) -> RateLimitResponse 
     RateLimitResponse { overall_code, statuses, ..RateLimitResponse::default() }
 }
 
-/// Converts an error to a gRPC status: `UNKNOWN` for errors that envoyproxy/ratelimit
-/// returns too, `INVALID_ARGUMENT` for errors that only Sluicegate returns.
+/// Converts an error to a gRPC status: `UNKNOWN` for errors of envoyproxy/ratelimit,
+/// `INVALID_ARGUMENT` for errors that only Sluicegate has.
 #[must_use]
-pub fn error_status(refusal: &CheckError) -> tonic::Status {
-    match refusal {
+pub fn error_status(error: &CheckError) -> tonic::Status {
+    match error {
         CheckError::EmptyDomain
         | CheckError::NoDescriptors
         | CheckError::NoConfig
-        | CheckError::StoreUnavailable(_) => tonic::Status::unknown(refusal.to_string()),
+        | CheckError::StoreUnavailable(_) => tonic::Status::unknown(error.to_string()),
         CheckError::TooManyDescriptors { .. }
         | CheckError::TooManyEntries { .. }
         | CheckError::EntryTooLong { .. }
         | CheckError::HitsTooLarge { .. }
         | CheckError::UnknownUnit { .. }
         | CheckError::BadId { .. }
-        | CheckError::RefundsDisabled { .. } => {
-            tonic::Status::invalid_argument(refusal.to_string())
-        }
+        | CheckError::RefundsDisabled { .. } => tonic::Status::invalid_argument(error.to_string()),
     }
 }
 
@@ -253,8 +245,7 @@ fn descriptor_status(status: &LimitStatus) -> DescriptorStatus {
     }
 }
 
-/// Converts a limit for a descriptor's status. A period that is no unit of Envoy becomes
-/// `UNKNOWN`; the header `RateLimit-Policy` contains such a period.
+/// Converts a limit for a descriptor's status. A period that is no unit of Envoy becomes `UNKNOWN`.
 fn current_limit(limit: &AppliedLimit) -> RateLimit {
     RateLimit {
         name: limit.name.as_deref().unwrap_or_default().to_owned(),
@@ -275,8 +266,7 @@ const fn wire_unit(unit: Unit) -> rate_limit::Unit {
     }
 }
 
-/// Converts to whole seconds, rounded up, because Envoy truncates
-/// fractions when it writes the duration to a header.
+/// Converts to whole seconds, rounded up, because Envoy truncates fractions in headers.
 fn whole_seconds(duration: Nanos) -> Duration {
     let seconds = i64::try_from(duration.as_secs_ceil()).unwrap_or(i64::MAX);
     Duration { seconds, nanos: 0 }

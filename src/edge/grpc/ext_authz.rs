@@ -1,8 +1,8 @@
 //! Serves `envoy.service.auth.v3.Authorization`: checks from Envoy's `ext_authz` filter.
 //!
 //! Guarantees:
-//! - The names of the hook and of the address header come from the
-//!   route's `context_extensions`, never from the request.
+//! - The names of the hook and of the address header come from the route's `context_extensions`,
+//!   never from the request.
 //! - A denial by a rate limit is a 429 with the configured rate limit headers.
 //! - A denial by a concurrency limit is the response that its field `reject` configures.
 //! - A check that fails gets the gRPC code that `ShouldRateLimit` returns for the same error.
@@ -10,10 +10,7 @@
 //! - Concurrency limits apply only to requests with an id ([`hook::ID`]).
 //! - A request that waits in a queue keeps only its check in memory.
 //!
-//! Not covered:
-//! - The request's body.
-//! - The filter's behavior when this service is unavailable.
-//! - Releases of permits (see [`access_log`](super::access_log)).
+//! Not covered: releases of permits (see [`access_log`](super::access_log)).
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -48,7 +45,7 @@ use crate::telemetry::trace;
 const HOOK_KEY: &str = "hook";
 
 /// The key in `context_extensions` with the name of the header that contains the client's address.
-/// Without this key, the address is that of Envoy's peer, which may be a load balancer.
+/// Without it, the address is that of Envoy's peer, which may be a load balancer.
 const ADDRESS_HEADER_KEY: &str = "remote_address_header";
 
 const RETRY_AFTER: &str = "Retry-After";
@@ -72,8 +69,8 @@ impl AuthorizationService {
 
     fn to_response(&self, request: &RateLimitRequest, outcome: AdmissionOutcome) -> CheckResponse {
         match outcome {
-            // The permits are ignored here, because the engine stores them under the request id.
-            AdmissionOutcome::Decided(answer, _) => self.decision_response(request, &answer),
+            // Drops the permits here: the engine stores them under the request id.
+            AdmissionOutcome::Decided(decision, _) => self.decision_response(request, &decision),
             AdmissionOutcome::Rejected(rejection) => {
                 to_check_response(Code::ResourceExhausted, rejected_response(&rejection.reject))
             }
@@ -115,18 +112,17 @@ impl AuthorizationService {
         request: Request<CheckRequest>,
     ) -> Result<Response<CheckResponse>, Status> {
         let timeout = rls::caller_timeout(request.metadata());
-        let (check, decoded) = (request.into_inner(), self.engine.clock().now());
+        let (check, received_at) = (request.into_inner(), self.engine.clock().now());
         let context = check.attributes.unwrap_or_default();
         let (request, id) = (
             rate_limit_request(&self.hooks, &context),
             envoy_request_id(&context).map(Cow::into_owned),
         );
-        // Frees the decoded message, which is many times
-        // its encoded size, before waiting in a queue.
+        // Frees the decoded message, many times its encoded size, before waiting in a queue.
         drop(context);
         let (engine, reporting) = (&self.engine, &self.reporting);
         let decision = hook::decide(engine, reporting, request.as_ref(), id.as_deref(), timeout);
-        let (result, queued) = with_queue_time(decision).await;
+        let (result, queue_time) = with_queue_time(decision).await;
         RequestCompleted {
             protocol: Protocol::ExtAuthz,
             outcome: hook::admission_outcome(&result),
@@ -137,14 +133,9 @@ impl AuthorizationService {
             (_, Err(HookError::NoDescriptors)) => {
                 Ok(to_check_response(Code::Ok, ok_response(Vec::new())))
             }
-            (_, Err(why)) | (Err(why), _) => Err(error_status(&why)),
+            (_, Err(error)) | (Err(error), _) => Err(error_status(&error)),
         };
-        CheckAnswered {
-            received_at: decoded,
-            replied_at: engine.clock().now(),
-            queue_time: queued,
-        }
-        .emit();
+        CheckAnswered { received_at, replied_at: engine.clock().now(), queue_time }.emit();
         reply.map(|mut reply| {
             if let Some(owner) = engine.owner().filter(|_| id.is_some()) {
                 add_owner(&mut reply, owner);
@@ -154,30 +145,29 @@ impl AuthorizationService {
     }
 }
 
-/// Converts an error to a gRPC status. An error that the method `ShouldRateLimit`
-/// also returns has the same code as there.
+/// Converts an error to a gRPC status, with the same code as `ShouldRateLimit` for the same error.
 #[must_use]
-pub fn error_status(why: &HookError) -> Status {
-    match why {
-        HookError::Rejected(refused) => convert::error_status(refused),
-        HookError::NoHooks => Status::failed_precondition(why.to_string()),
+pub fn error_status(error: &HookError) -> Status {
+    match error {
+        HookError::Rejected(check_error) => convert::error_status(check_error),
+        HookError::NoHooks => Status::failed_precondition(error.to_string()),
         HookError::UnknownHook { .. } | HookError::NoDescriptors | HookError::BadId(_) => {
-            Status::invalid_argument(why.to_string())
+            Status::invalid_argument(error.to_string())
         }
     }
 }
 
-/// Builds the rate limit request of an `ext_authz` call, with the hook that its route names.
+/// Builds the rate limit request of an `ext_authz` call, with the hook that the route names.
 ///
 /// # Errors
-/// The same as of [`hook::build_request`].
+/// The errors of [`hook::build_request`].
 pub fn rate_limit_request(
     hooks: &Hooks,
     context: &AttributeContext,
 ) -> Result<RateLimitRequest, HookError> {
-    let nothing = HttpRequest::default();
+    let no_http = HttpRequest::default();
     let http = context.request.as_ref().and_then(|request| request.http.as_ref());
-    let http = http.unwrap_or(&nothing);
+    let http = http.unwrap_or(&no_http);
     let address = client_address(context, http);
     let attributes = RequestAttributes {
         first_header_value: &|name| first_header(http, name),
@@ -197,24 +187,24 @@ fn envoy_request_id(context: &AttributeContext) -> Option<Cow<'_, str>> {
     joined_header(context.request.as_ref()?.http.as_ref()?, hook::ID)
 }
 
-/// Returns the first value of a header. If Envoy has joined the values, returns all of them.
+/// Returns the first value of a header, or all values if Envoy has joined them.
 fn first_header<'r>(http: &'r HttpRequest, name: &str) -> Option<Cow<'r, str>> {
     header_lines(http, name).next()
 }
 
 /// Returns all values of a header, joined with commas as in Envoy.
 fn joined_header<'r>(http: &'r HttpRequest, name: &str) -> Option<Cow<'r, str>> {
-    header_lines(http, name).reduce(|all, next| {
-        // Appends in place: a copy per value is slow if thousands of headers have the same name.
-        let mut all = all.into_owned();
-        all.push(',');
-        all.push_str(&next);
-        Cow::Owned(all)
+    header_lines(http, name).reduce(|joined, next| {
+        // Appends in place, because thousands of headers may have the same name.
+        let mut joined = joined.into_owned();
+        joined.push(',');
+        joined.push_str(&next);
+        Cow::Owned(joined)
     })
 }
 
-/// Returns the values of a header. They are in `headers`, joined by Envoy, or
-/// not joined in `header_map` if Envoy's `encode_raw_headers` is true.
+/// Returns the values of a header. They are joined in `headers`, or raw in `header_map` if Envoy's
+/// `encode_raw_headers` is set.
 fn header_lines<'r>(http: &'r HttpRequest, name: &str) -> impl Iterator<Item = Cow<'r, str>> {
     let joined = http.headers.get(name).map(|value| Cow::Borrowed(value.as_str()));
     let raw = http.header_map.as_ref().filter(|_| joined.is_none());
@@ -283,8 +273,8 @@ fn rejected_response(reject: &RejectReply) -> HttpResponse {
     })
 }
 
-/// Builds a response header for Envoy. It replaces the upstream's header of the same name,
-/// because with both the client would see two limits.
+/// Builds a response header for Envoy that replaces the upstream's header of the same name.
+/// Otherwise the client would see two limits.
 fn header_option((name, value): crate::edge::headers::HeaderPair<'_>) -> HeaderValueOption {
     HeaderValueOption {
         header: Some(HeaderValue { key: name.to_owned(), value, raw_value: Vec::new() }),

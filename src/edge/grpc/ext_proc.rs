@@ -1,5 +1,5 @@
-//! Serves `envoy.service.ext_proc.v3.ExternalProcessor`: checks from Envoy's `ext_proc`
-//! filter, which opens one stream per HTTP request.
+//! Serves `envoy.service.ext_proc.v3.ExternalProcessor`: checks from Envoy's `ext_proc` filter,
+//! which opens one stream per HTTP request.
 //!
 //! Guarantees:
 //! - The stream's end releases the permits, also if the client, upstream or proxy fails.
@@ -9,9 +9,7 @@
 //! - A drain ends all streams.
 //! - A request that waits in a queue keeps only its check in memory.
 //!
-//! Not covered:
-//! - Bodies: Sluicegate never requests them.
-//! - The upstream's own latency: the measured latency is the duration of the stream.
+//! Not covered: the upstream's own latency. The measured latency is the duration of the stream.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -25,14 +23,14 @@ use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::ProcessingM
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::HeaderSendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::ExternalProcessor;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Message;
-use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Said;
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Reply;
 use envoy_types::pb::envoy::service::ext_proc::v3::{
     BodyResponse, HeaderMutation, HeadersResponse, HttpHeaders, ImmediateResponse,
     ProcessingRequest, ProcessingResponse, TrailersResponse,
 };
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::r#type::v3::HttpStatus;
-use envoy_types::pb::google::protobuf::Duration as Wire;
+use envoy_types::pb::google::protobuf::Duration as ProtoDuration;
 use envoy_types::pb::google::protobuf::value::Kind;
 use futures_util::FutureExt as _;
 use tokio::sync::{mpsc, watch};
@@ -55,22 +53,21 @@ use crate::kernel::units::Nanos;
 use crate::telemetry::event::{CheckAnswered, Event as _, Protocol, RequestCompleted};
 use crate::telemetry::trace;
 
-/// The gRPC metadata key with the name of the hook. Envoy's configuration of the
-/// `ext_proc` filter sets it, per listener or per route.
+/// The gRPC metadata key with the name of the hook, set by Envoy's `ext_proc` configuration.
 pub const HOOK_HEADER: &str = "x-sluicegate-hook";
 
 /// The Envoy attribute with the name of the hook, used if [`HOOK_HEADER`] is missing.
 ///
-/// The attribute is metadata of the route, which no client can set. The filter's field
-/// `request_attributes` must contain it in exactly this spelling.
+/// It is route metadata, which no client can set. The filter's field `request_attributes` must
+/// contain it in exactly this spelling.
 pub const ROUTE_HOOK_ATTRIBUTE: &str = "xds.route_metadata.filter_metadata.sluicegate.hook";
 
-/// The time in a queue after which Envoy's message timeout is extended. It is well below
-/// Envoy's default message timeout of 200 ms, and above the usual time of a decision.
+/// The time in a queue after which Envoy's message timeout is extended: below Envoy's default
+/// timeout of 200 ms, above the usual time of a decision.
 const QUEUE_NOTICE_DELAY: Duration = Duration::from_millis(50);
 
-/// The time for the store call and the reply. The extended message timeout is
-/// this plus the longest time in queues.
+/// The time for the store call and the reply. The extended message timeout adds it to the longest
+/// time in queues.
 const WAIT_MARGIN: Nanos = Nanos(500 * Nanos::MILLI.0);
 
 /// The gRPC service that decides the requests of Envoy's `ext_proc` filter.
@@ -79,7 +76,7 @@ pub struct ExtProcService {
     engine: Arc<Engine>,
     reporting: Arc<ReplyOptions>,
     hooks: Arc<Hooks>,
-    leaving: watch::Receiver<bool>,
+    draining: watch::Receiver<bool>,
 }
 
 type ProcessingReplySender = mpsc::Sender<Result<ProcessingResponse, Status>>;
@@ -91,9 +88,9 @@ impl ExtProcService {
         engine: Arc<Engine>,
         reporting: ReplyOptions,
         hooks: Arc<Hooks>,
-        leaving: watch::Receiver<bool>,
+        draining: watch::Receiver<bool>,
     ) -> Self {
-        Self { engine, reporting: Arc::new(reporting), hooks, leaving }
+        Self { engine, reporting: Arc::new(reporting), hooks, draining }
     }
 }
 
@@ -105,14 +102,14 @@ impl ExternalProcessor for ExtProcService {
         &self,
         request: Request<Streaming<ProcessingRequest>>,
     ) -> Result<Response<Self::ProcessStream>, Status> {
-        let name = request.metadata().get(HOOK_HEADER).and_then(|name| name.to_str().ok());
-        let name = name.map(str::to_owned);
+        let hook_name = request.metadata().get(HOOK_HEADER).and_then(|name| name.to_str().ok());
+        let hook_name = hook_name.map(str::to_owned);
         let header = |name: &str| request.metadata().get(name)?.to_str().ok();
         let span = trace::check_span(Protocol::ExtProc, &header);
         let (service, messages) = (self.clone(), request.into_inner());
         let (replies, stream) = mpsc::channel(1);
         tokio::spawn(async move {
-            service.serve_request((name.as_deref(), span), messages, &replies).await;
+            service.serve_request((hook_name.as_deref(), span), messages, &replies).await;
         });
         Ok(Response::new(ReceiverStream::new(stream)))
     }
@@ -126,7 +123,7 @@ impl ExtProcService {
         replies: &ProcessingReplySender,
     ) {
         let permits = tokio::select! {
-            // Envoy closed the stream. The drop of the other branch releases its permits.
+            // Envoy closed the stream. Dropping the other branch releases the permits.
             () = replies.closed() => return,
             permits = self.decide_and_reply(hook_and_span, &mut messages, replies) => permits,
         };
@@ -142,76 +139,78 @@ impl ExtProcService {
         messages: &mut Streaming<ProcessingRequest>,
         replies: &ProcessingReplySender,
     ) -> RequestPermits {
-        let mut leaving = self.leaving.clone();
-        let first = tokio::select! {
-            first = messages.message() => first,
-            // A stream without a first message must not delay the shutdown.
-            _ = leaving.wait_for(|leaving| *leaving) => return RequestPermits::default(),
+        let mut draining = self.draining.clone();
+        let first_message = tokio::select! {
+            first_message = messages.message() => first_message,
+            // Otherwise a stream without a first message would delay the shutdown.
+            _ = draining.wait_for(|is_draining| *is_draining) => return RequestPermits::default(),
         };
-        let result = match first {
-            Ok(Some(first)) => span.scope(self.decide_timed(hook, first, replies)).await,
+        let result = match first_message {
+            Ok(Some(first_message)) => {
+                span.scope(self.decide_timed(hook, first_message, replies)).await
+            }
             Ok(None) => return RequestPermits::default(),
             Err(status) => Err(count_unreadable(&status, Protocol::ExtProc)),
         };
         let (reply, permits) = match result {
-            Ok((said, permits)) if permits.is_empty() => (Ok(final_response(said)), permits),
-            Ok((said, permits)) => (Ok(to_processing_response(said)), permits),
+            Ok((reply, permits)) if permits.is_empty() => (Ok(final_response(reply)), permits),
+            Ok((reply, permits)) => (Ok(to_processing_response(reply)), permits),
             Err(status) => (Err(status), RequestPermits::default()),
         };
-        // If Envoy does not read the reply, the permits are released.
+        // If the send fails, Envoy has closed the stream, so the permits are released.
         if replies.send(reply).await.is_ok() { permits } else { RequestPermits::default() }
     }
 
     async fn decide_timed(
         &self,
         hook: Option<&str>,
-        first: ProcessingRequest,
+        first_message: ProcessingRequest,
         replies: &ProcessingReplySender,
-    ) -> Result<(Said, RequestPermits), Status> {
+    ) -> Result<(Reply, RequestPermits), Status> {
         let received_at = self.engine.clock().now();
-        let (result, queued) = with_queue_time(self.decide(hook, first, replies)).await;
-        CheckAnswered { received_at, replied_at: self.engine.clock().now(), queue_time: queued }
-            .emit();
+        let (result, queue_time) = with_queue_time(self.decide(hook, first_message, replies)).await;
+        CheckAnswered { received_at, replied_at: self.engine.clock().now(), queue_time }.emit();
         result
     }
 
     async fn decide(
         &self,
         hook: Option<&str>,
-        first: ProcessingRequest,
+        first_message: ProcessingRequest,
         replies: &ProcessingReplySender,
-    ) -> Result<(Said, RequestPermits), Status> {
-        let request = self.hook_request(hook, &first)?;
-        // Frees the decoded message, which is many times
-        // its encoded size, before waiting in a queue.
-        drop(first);
+    ) -> Result<(Reply, RequestPermits), Status> {
+        let request = self.hook_request(hook, &first_message)?;
+        // Frees the decoded message, many times its encoded size, before waiting in a queue.
+        drop(first_message);
         let result = self.admit_request(&request, replies).await;
         RequestCompleted { protocol: Protocol::ExtProc, outcome: hook::admission_outcome(&result) }
             .emit();
-        let continue_reply = Said::RequestHeaders(HeadersResponse::default());
+        let continue_reply = Reply::RequestHeaders(HeadersResponse::default());
         match result {
             Ok(AdmissionOutcome::Rejected(rejection)) => {
                 Ok((rejected_response(rejection), RequestPermits::default()))
             }
-            Ok(AdmissionOutcome::Decided(answer, permits)) if answer.verdict == Verdict::Allow => {
+            Ok(AdmissionOutcome::Decided(decision, permits))
+                if decision.verdict == Verdict::Allow =>
+            {
                 Ok((continue_reply, permits))
             }
-            Ok(AdmissionOutcome::Decided(answer, _)) => {
-                Ok((self.denied_response(&answer), RequestPermits::default()))
+            Ok(AdmissionOutcome::Decided(decision, _)) => {
+                Ok((self.denied_response(&decision), RequestPermits::default()))
             }
             Err(HookError::NoDescriptors) => Ok((continue_reply, RequestPermits::default())),
-            Err(why) => Err(error_status(&why)),
+            Err(error) => Err(error_status(&error)),
         }
     }
 
     fn hook_request(
         &self,
         hook: Option<&str>,
-        first: &ProcessingRequest,
+        first_message: &ProcessingRequest,
     ) -> Result<Result<RateLimitRequest, HookError>, Status> {
-        let headers = request_headers(first)?;
-        let hook = hook.map_or_else(|| route_hook(first), |named| Ok(Some(named)))?;
-        let remote_address = match attribute(first, "source.address") {
+        let headers = request_headers(first_message)?;
+        let hook = hook.map_or_else(|| route_hook(first_message), |hook| Ok(Some(hook)))?;
+        let remote_address = match attribute(first_message, "source.address") {
             Some(Kind::StringValue(address)) => Some(without_port(address)),
             _ => None,
         };
@@ -222,7 +221,7 @@ impl ExtProcService {
             },
             path: headers.get(":path").map_or("", HeaderLines::first),
             remote_address,
-            metadata: &|key| hook::metadata_string(first.metadata_context.as_ref(), key),
+            metadata: &|key| hook::metadata_string(first_message.metadata_context.as_ref(), key),
         };
         Ok(hook::build_request(&self.hooks, hook, &attributes))
     }
@@ -237,8 +236,8 @@ impl ExtProcService {
         Ok(self.admit_with_notice(&check, replies).await?)
     }
 
-    /// Decides the check and acquires permits. Extends Envoy's message
-    /// timeout if the request waits in a queue.
+    /// Decides the check and acquires permits. If the request waits in a queue, extends Envoy's
+    /// message timeout.
     async fn admit_with_notice(
         &self,
         check: &Check<'_>,
@@ -258,15 +257,14 @@ impl ExtProcService {
         admitted.await
     }
 
-    /// Replies to Envoy's messages after the first one until the
-    /// request ends, then releases the permits.
+    /// Replies to Envoy's later messages until the request ends, then releases the permits.
     async fn await_request_end(
         &self,
         permits: RequestPermits,
         mut messages: Streaming<ProcessingRequest>,
         replies: &ProcessingReplySender,
     ) {
-        let mut leaving = self.leaving.clone();
+        let mut draining = self.draining.clone();
         let mut outcome = RequestOutcome::Success;
         loop {
             let message = tokio::select! {
@@ -277,49 +275,49 @@ impl ExtProcService {
                     Some(message) => message,
                     None => return,
                 },
-                () = hook::wait_until_drained(&mut leaving, Some(&permits)) => return permits.leave_to_deadlines(),
+                () = hook::wait_until_drained(&mut draining, Some(&permits)) => return permits.leave_to_deadlines(),
             };
             match message {
                 Ok(None) => return permits.release(outcome, None),
-                // Envoy resets the stream at the end of most requests, also of complete ones.
+                // Envoy resets the stream at the end of most requests, even complete ones.
                 Err(status) if is_remote_reset(&status) => return permits.release(outcome, None),
                 Err(status) => return report_invalid(&status, replies),
                 Ok(Some(message)) => {
                     outcome = response_outcome(&message).unwrap_or(outcome);
                     let reply = unchanged_reply(&message);
-                    // Frees the decoded message, because sending may wait for Envoy.
+                    // Frees the decoded message before sending, which may wait for Envoy.
                     drop(message);
-                    let Some(said) = reply else { return };
+                    let Some(reply) = reply else { return };
                     tokio::select! {
-                        // If the send fails, the request has ended, and
-                        // the next item in `messages` shows the outcome.
-                        _taken = replies.send(Ok(to_processing_response(said))) => {}
-                        () = hook::wait_until_drained(&mut leaving, Some(&permits)) => return permits.leave_to_deadlines(),
+                        // If the send fails, the request has ended, and the next message shows the
+                        // outcome.
+                        _is_sent = replies.send(Ok(to_processing_response(reply))) => {}
+                        () = hook::wait_until_drained(&mut draining, Some(&permits)) => return permits.leave_to_deadlines(),
                     }
                 }
             }
         }
     }
 
-    fn denied_response(&self, decision: &Decision) -> Said {
+    fn denied_response(&self, decision: &Decision) -> Reply {
         let headers = self.reporting.headers.for_decision(decision);
         let headers = headers.into_iter().map(|(name, value)| header_option(name, value)).collect();
         immediate_response(429, headers, Vec::new(), "sluicegate_over_limit")
     }
 }
 
-/// Returns true if the error is Envoy's reset of this one stream, not a lost connection.
+/// Returns `true` if Envoy reset this one stream, `false` for a lost connection.
 fn is_remote_reset(status: &Status) -> bool {
-    let reset = |error: &h2::Error| error.is_reset() && error.is_remote();
-    causes(status).any(|cause| cause.downcast_ref().is_some_and(reset))
+    let is_reset = |error: &h2::Error| error.is_reset() && error.is_remote();
+    causes(status).any(|cause| cause.downcast_ref().is_some_and(is_reset))
 }
 
 fn causes(status: &Status) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
     std::iter::successors(status.source(), |&cause| cause.source())
 }
 
-/// Counts an invalid message after the first one, and sends the error to Envoy.
-/// Does nothing for a lost connection.
+/// Counts an invalid message after the first one and sends the error to Envoy. Ignores a lost
+/// connection.
 fn report_invalid(status: &Status, replies: &ProcessingReplySender) {
     if !causes(status).any(<dyn std::error::Error>::is::<hyper::Error>) {
         // The error is dropped if Envoy has not read the previous reply.
@@ -328,13 +326,16 @@ fn report_invalid(status: &Status, replies: &ProcessingReplySender) {
 }
 
 /// Returns the request's headers by name. The first message must contain them.
-fn request_headers(first: &ProcessingRequest) -> Result<HashMap<&str, HeaderLines>, Status> {
-    let Some(Message::RequestHeaders(headers)) = &first.request else {
-        let message = "the first message has no request headers: request_header_mode must be SEND";
+fn request_headers(
+    first_message: &ProcessingRequest,
+) -> Result<HashMap<&str, HeaderLines>, Status> {
+    let Some(Message::RequestHeaders(headers)) = &first_message.request else {
+        let message =
+            "the first_message message has no request headers: request_header_mode must be SEND";
         return Err(Status::invalid_argument(message));
     };
-    if first.observability_mode {
-        let message = "observability_mode waits for no answer, so that nothing could be denied";
+    if first_message.observability_mode {
+        let message = "observability_mode must be off, because Envoy would ignore a denial";
         return Err(Status::invalid_argument(message));
     }
     Ok(headers_by_name(headers))
@@ -353,11 +354,11 @@ impl HeaderLines {
 }
 
 fn headers_by_name(headers: &HttpHeaders) -> HashMap<&str, HeaderLines> {
-    let mut named: HashMap<&str, HeaderLines> = HashMap::new();
+    let mut headers_by_name: HashMap<&str, HeaderLines> = HashMap::new();
     for header in headers.headers.iter().flat_map(|headers| &headers.headers) {
         let raw = String::from_utf8_lossy(&header.raw_value);
         let value = if header.value.is_empty() { &*raw } else { &*header.value };
-        named
+        headers_by_name
             .entry(&header.key)
             .and_modify(|lines| {
                 lines.joined.push(',');
@@ -365,7 +366,7 @@ fn headers_by_name(headers: &HttpHeaders) -> HashMap<&str, HeaderLines> {
             })
             .or_insert_with(|| HeaderLines { joined: value.to_owned(), first_len: value.len() });
     }
-    named
+    headers_by_name
 }
 
 fn route_hook(request: &ProcessingRequest) -> Result<Option<&str>, Status> {
@@ -375,17 +376,16 @@ fn route_hook(request: &ProcessingRequest) -> Result<Option<&str>, Status> {
         // An error, because the first hook may not be the one that the route means.
         Some(_) => {
             let message =
-                format!("the attribute {ROUTE_HOOK_ATTRIBUTE} names a hook, and is no text");
+                format!("the attribute {ROUTE_HOOK_ATTRIBUTE} must be a text, the name of a hook");
             Err(Status::invalid_argument(message))
         }
     }
 }
 
-/// Returns an Envoy attribute of the request. Envoy sends the attributes that the
-/// filter's field `request_attributes` lists.
+/// Returns an Envoy attribute of the request. The filter's field `request_attributes` must list it.
 fn attribute<'r>(request: &'r ProcessingRequest, name: &str) -> Option<&'r Kind> {
-    let found = request.attributes.values().find_map(|attributes| attributes.fields.get(name))?;
-    found.kind.as_ref()
+    let value = request.attributes.values().find_map(|attributes| attributes.fields.get(name))?;
+    value.kind.as_ref()
 }
 
 /// Removes the port from addresses such as `10.0.0.1:4711` and `[::1]:4711`.
@@ -394,7 +394,7 @@ fn without_port(address: &str) -> &str {
     host.trim_start_matches('[').trim_end_matches(']')
 }
 
-fn rejected_response(rejection: ConcurrencyRejection) -> Said {
+fn rejected_response(rejection: ConcurrencyRejection) -> Reply {
     let reject = rejection.reject;
     let wait = reject.retry_after.map(|wait| wait.as_secs_ceil().max(1).to_string());
     let headers = wait.map(|wait| header_option("retry-after", wait)).into_iter().collect();
@@ -412,8 +412,8 @@ fn immediate_response(
     headers: Vec<HeaderValueOption>,
     body: Vec<u8>,
     details: &str,
-) -> Said {
-    Said::ImmediateResponse(ImmediateResponse {
+) -> Reply {
+    Reply::ImmediateResponse(ImmediateResponse {
         status: Some(HttpStatus { code: status.into() }),
         headers: Some(HeaderMutation { set_headers: headers, remove_headers: Vec::new() }),
         body,
@@ -438,30 +438,29 @@ fn header_option(name: &str, value: String) -> HeaderValueOption {
 /// Returns the request outcome, or `None` if the message does not contain the response's status.
 fn response_outcome(message: &ProcessingRequest) -> Option<RequestOutcome> {
     let Some(Message::ResponseHeaders(headers)) = &message.request else { return None };
-    let named = headers_by_name(headers);
-    let failed = named.get(":status").is_some_and(|status| status.first().starts_with('5'));
+    let headers = headers_by_name(headers);
+    let failed = headers.get(":status").is_some_and(|status| status.first().starts_with('5'));
     Some(if failed { RequestOutcome::Dropped } else { RequestOutcome::Success })
 }
 
-/// Returns the reply that tells Envoy to continue without
-/// changes; `None` if the message needs no reply.
-fn unchanged_reply(message: &ProcessingRequest) -> Option<Said> {
+/// Returns the reply that tells Envoy to continue unchanged, or `None` if `message` needs no reply.
+fn unchanged_reply(message: &ProcessingRequest) -> Option<Reply> {
     Some(match message.request.as_ref()? {
-        Message::RequestHeaders(_) => Said::RequestHeaders(HeadersResponse::default()),
-        Message::ResponseHeaders(_) => Said::ResponseHeaders(HeadersResponse::default()),
-        Message::RequestBody(_) => Said::RequestBody(BodyResponse::default()),
-        Message::ResponseBody(_) => Said::ResponseBody(BodyResponse::default()),
-        Message::RequestTrailers(_) => Said::RequestTrailers(TrailersResponse::default()),
-        Message::ResponseTrailers(_) => Said::ResponseTrailers(TrailersResponse::default()),
+        Message::RequestHeaders(_) => Reply::RequestHeaders(HeadersResponse::default()),
+        Message::ResponseHeaders(_) => Reply::ResponseHeaders(HeadersResponse::default()),
+        Message::RequestBody(_) => Reply::RequestBody(BodyResponse::default()),
+        Message::ResponseBody(_) => Reply::ResponseBody(BodyResponse::default()),
+        Message::RequestTrailers(_) => Reply::RequestTrailers(TrailersResponse::default()),
+        Message::ResponseTrailers(_) => Reply::ResponseTrailers(TrailersResponse::default()),
     })
 }
 
-fn to_processing_response(reply: Said) -> ProcessingResponse {
+fn to_processing_response(reply: Reply) -> ProcessingResponse {
     ProcessingResponse { response: Some(reply), ..ProcessingResponse::default() }
 }
 
-/// Builds the last reply of a stream, which tells Envoy to send no more messages.
-fn final_response(reply: Said) -> ProcessingResponse {
+/// Builds the last reply of a stream: Envoy then sends no more messages.
+fn final_response(reply: Reply) -> ProcessingResponse {
     let skip = HeaderSendMode::Skip.into();
     let mode_override = ProcessingMode {
         response_header_mode: skip,
@@ -475,7 +474,7 @@ fn extend_timeout(wait: Nanos) -> ProcessingResponse {
     let seconds = i64::try_from(wait.0 / Nanos::SECOND.0).unwrap_or(i64::MAX);
     let nanos = i32::try_from(wait.0 % Nanos::SECOND.0).unwrap_or(0);
     ProcessingResponse {
-        override_message_timeout: Some(Wire { seconds, nanos }),
+        override_message_timeout: Some(ProtoDuration { seconds, nanos }),
         ..ProcessingResponse::default()
     }
 }

@@ -7,9 +7,6 @@
 //! - Connections above the maximum wait in the listener's backlog.
 //! - A connection is closed at the end of its lifetime, even with open calls.
 //! - Dropping [`IncomingConnections`] closes the listener.
-//!
-//! Not covered:
-//! - Pings and GOAWAY, which the HTTP/2 server sends.
 
 mod connection;
 
@@ -34,8 +31,8 @@ use connection::{RawSocket, Socket};
 const MAX_HANDSHAKES: usize = 4096;
 /// The largest number of accepted connections that wait for the HTTP/2 server.
 const READY_QUEUE_CAPACITY: usize = 64;
-/// The pause after an accept error. Without it, a process
-/// without free file descriptors would be in a busy loop.
+/// The pause after an accept error, because a process without free file descriptors would otherwise
+/// be in a busy loop.
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// The socket that accepts connections.
@@ -60,16 +57,16 @@ impl GrpcListener {
     }
 }
 
-/// The stream of accepted connections, after their TLS handshake if TLS is configured.
 #[derive(Debug)]
+/// The stream of accepted connections, after the TLS handshake if TLS is configured.
 pub struct IncomingConnections {
     ready: mpsc::Receiver<io::Result<GrpcConnection>>,
     accept_task: JoinHandle<()>,
 }
 
 impl IncomingConnections {
-    /// Starts to accept connections from `listener`, at most `max_connections` at one time.
-    /// If `max_lifetime` is given, each connection is closed after that time.
+    /// Accepts connections from `listener`, at most `max_connections` at one time. Each connection
+    /// is closed after `max_lifetime`, if given.
     #[must_use]
     pub fn new(
         listener: GrpcListener,
@@ -78,9 +75,9 @@ impl IncomingConnections {
         max_connections: usize,
     ) -> Self {
         let (sender, ready) = mpsc::channel(READY_QUEUE_CAPACITY);
-        let accepting =
+        let accept_task =
             tokio::spawn(accept(listener, tls, (max_lifetime, max_connections), sender));
-        Self { ready, accept_task: accepting }
+        Self { ready, accept_task }
     }
 }
 
@@ -108,7 +105,7 @@ async fn accept(
         (Arc::new(Semaphore::new(max_connections)), Semaphore::new(MAX_HANDSHAKES));
     let handshakes = Arc::new(handshakes);
     loop {
-        // The semaphores are never closed, so `acquire_owned` always succeeds.
+        // Acquiring always succeeds, because the semaphores are never closed.
         let slot = Arc::clone(&slots).acquire_owned().await.ok();
         let handshake_slot = Arc::clone(&handshakes).acquire_owned().await.ok();
         let raw = match listener.accept().await {

@@ -1,13 +1,10 @@
-//! Builds Envoy's dynamic metadata of a decision: the request, and the metadata of
-//! the rules that allowed it.
+//! Builds Envoy's dynamic metadata of a decision: the request, and the metadata of the rules that
+//! allowed it.
 //!
 //! Guarantees:
 //! - The format is that of envoyproxy/ratelimit, plus `degraded` and the owner of permits.
 //! - If two rules have the same key, objects are merged; of other values, the first is used.
 //! - `degraded` is present only if a fallback decided a descriptor.
-//!
-//! Not covered:
-//! - Errors: their replies have no metadata.
 
 use std::collections::hash_map::Entry;
 
@@ -24,53 +21,53 @@ use crate::edge::headers::OWNER_KEY;
 use crate::engine::{Decision, LimitStatus};
 use crate::kernel::decision::Verdict;
 
-/// Builds the dynamic metadata of the decision on `request`. Later filters in Envoy can read it.
+/// Builds the dynamic metadata of the decision on `request`, for later filters in Envoy.
 #[must_use]
 pub fn for_decision(request: &RateLimitRequest, decision: &Decision) -> Struct {
-    let mut all = Struct::default();
-    insert(&mut all, "domain", Kind::StringValue(request.domain.clone()));
-    insert(&mut all, "descriptors", to_list(request.descriptors.iter().map(descriptor)));
+    let mut result = Struct::default();
+    insert(&mut result, "domain", Kind::StringValue(request.domain.clone()));
+    insert(&mut result, "descriptors", to_list(request.descriptors.iter().map(descriptor)));
     if request.hits_addend != 0 {
-        insert(&mut all, "hitsAddend", Kind::NumberValue(request.hits_addend.into()));
+        insert(&mut result, "hitsAddend", Kind::NumberValue(request.hits_addend.into()));
     }
     let rules = rule_metadata(decision);
     if !rules.fields.is_empty() {
-        insert(&mut all, "metadata", Kind::StructValue(rules));
+        insert(&mut result, "metadata", Kind::StructValue(rules));
     }
     if decision.statuses.iter().any(|status| status.decision.reason.is_fallback()) {
-        insert(&mut all, "degraded", to_list(decision.statuses.iter().map(fallback_reason)));
+        insert(&mut result, "degraded", to_list(decision.statuses.iter().map(fallback_reason)));
     }
-    all
+    result
 }
 
-/// Adds the name of the replica that owns the request's permits to the metadata.
+/// Adds the name of the replica that owns the request's permits.
 pub fn add_owner(metadata: &mut Option<Struct>, owner: &str) {
     insert(metadata.get_or_insert_default(), OWNER_KEY, Kind::StringValue(owner.to_owned()));
 }
 
-/// Returns the reason of a descriptor's status that a fallback decided; otherwise an empty string.
+/// Returns the reason of a status that a fallback decided; otherwise an empty text.
 fn fallback_reason(status: &LimitStatus) -> Kind {
     let reason = status.decision.reason;
     Kind::StringValue(if reason.is_fallback() { reason.as_str() } else { "" }.to_owned())
 }
 
-fn descriptor(written: &RateLimitDescriptor) -> Kind {
-    let mut shown = Struct::default();
-    let pairs = written.entries.iter().map(|entry| format!("{}={}", entry.key, entry.value));
-    insert(&mut shown, "entries", to_list(pairs.map(Kind::StringValue)));
-    if let Some(limit) = written.limit {
-        insert(&mut shown, "limit", Kind::StringValue(limit_text(limit)));
+fn descriptor(descriptor: &RateLimitDescriptor) -> Kind {
+    let mut result = Struct::default();
+    let pairs = descriptor.entries.iter().map(|entry| format!("{}={}", entry.key, entry.value));
+    insert(&mut result, "entries", to_list(pairs.map(Kind::StringValue)));
+    if let Some(limit) = descriptor.limit {
+        insert(&mut result, "limit", Kind::StringValue(limit_text(limit)));
     }
-    if let Some(hits) = &written.hits_addend {
-        // Protobuf's `Value` has only doubles. They round large
-        // numbers, as in envoyproxy/ratelimit.
+    if let Some(hits) = &descriptor.hits_addend {
+        // Protobuf's `Value` has only doubles, which round large numbers, as in
+        // envoyproxy/ratelimit.
         #[allow(clippy::cast_precision_loss)]
-        insert(&mut shown, "hitsAddend", Kind::NumberValue(hits.value as f64));
+        insert(&mut result, "hitsAddend", Kind::NumberValue(hits.value as f64));
     }
-    Kind::StructValue(shown)
+    Kind::StructValue(result)
 }
 
-/// Returns an override in protobuf's text format, which omits a value of zero.
+/// Returns an override in protobuf's text format, which omits zeros.
 fn limit_text(limit: RateLimitOverride) -> String {
     let requests = match limit.requests_per_unit {
         0 => String::new(),
@@ -79,8 +76,7 @@ fn limit_text(limit: RateLimitOverride) -> String {
     format!("{requests}unit:{}", unit_text(limit.unit))
 }
 
-/// Merges the metadata of the rules whose descriptors are within their limits.
-/// The setting `shadow_mode` does not matter here.
+/// Merges the metadata of the rules whose descriptors are within their limits, even in shadow mode.
 fn rule_metadata(decision: &Decision) -> Struct {
     let mut merged = Struct::default();
     for status in decision.statuses.iter().filter(|s| s.decision.verdict == Verdict::Allow) {
@@ -93,12 +89,12 @@ fn rule_metadata(decision: &Decision) -> Struct {
 
 fn merge(into: &mut Struct, key: &str, value: &Json) {
     match into.fields.entry(key.to_owned()) {
-        Entry::Vacant(free) => {
-            free.insert(to_value(value));
+        Entry::Vacant(vacant) => {
+            vacant.insert(to_value(value));
         }
-        Entry::Occupied(mut taken) => {
+        Entry::Occupied(mut occupied) => {
             if let (Some(Kind::StructValue(first)), Json::Object(second)) =
-                (&mut taken.get_mut().kind, value)
+                (&mut occupied.get_mut().kind, value)
             {
                 second.iter().for_each(|(key, value)| merge(first, key, value));
             }

@@ -1,13 +1,11 @@
-//! Serves the gRPC port: rate limits, `ext_authz`, `ext_proc`,
-//! permits, access logs, health and reflection.
+//! Serves the gRPC port: rate limits, `ext_authz`, `ext_proc`, permits, access logs, health and
+//! reflection.
 //!
 //! Guarantees:
-//! - A proxy with permit streams that vanishes is detected within two seconds
-//!   ([`PING_INTERVAL`] plus [`PERMIT_STREAM_PONG_TIMEOUT`]).
-//! - Shutdown closes the listener at once, sends GOAWAY and finishes the open calls.
-//!
-//! Not covered:
-//! - A time limit for open calls at shutdown.
+//! - A vanished proxy with permit streams is detected within two seconds ([`PING_INTERVAL`] plus
+//!   [`PERMIT_STREAM_PONG_TIMEOUT`]).
+//! - Shutdown closes the listener at once, sends GOAWAY and finishes the open calls, without a time
+//!   limit.
 
 pub mod access_log;
 mod bounded_body;
@@ -65,7 +63,7 @@ use tls::ServerTls;
 /// The largest number of connections at one time. Envoy opens one per worker thread.
 const MAX_CONNECTIONS: usize = 65_536;
 
-/// The name by which gRPC health checks ask for the whole process, as in envoyproxy/ratelimit.
+/// The service name in gRPC health checks for the whole process, as in envoyproxy/ratelimit.
 const PROCESS_SERVICE: &str = "ratelimit";
 
 const HEALTH_SERVICES: [&str; 3] = [PROCESS_SERVICE, RATE_LIMITS, AUTHORIZATION];
@@ -76,8 +74,8 @@ const ENVOY_DESCRIPTORS: &[u8] = include_bytes!("../../../proto/ratelimit.binpb"
 
 const OWN_DESCRIPTORS: &[u8] = include_bytes!("../../../proto/sluicegate/v1/permits.binpb");
 
-/// The dependencies and options of the gRPC port.
 #[derive(Clone, Debug)]
+/// The dependencies and options of the gRPC port.
 pub struct GrpcPort {
     /// The engine that decides checks.
     pub engine: Arc<Engine>,
@@ -87,7 +85,7 @@ pub struct GrpcPort {
     pub health: Health,
     /// The hooks of `ext_authz` and `ext_proc`.
     pub hooks: Arc<Hooks>,
-    /// Whether to serve gRPC reflection, which envoyproxy/ratelimit does not have.
+    /// `true` to serve gRPC reflection, which envoyproxy/ratelimit does not have.
     pub reflection: bool,
     /// The TLS configuration; `None` means plain text.
     pub tls: Option<Arc<ServerTls>>,
@@ -104,9 +102,8 @@ pub struct ConnectionAge {
     pub grace: Option<Duration>,
 }
 
-/// Serves the gRPC port on `listener` until `shutdown`, then finishes the open calls.
-///
-/// Does not use tonic's server, whose router takes more time per call than the decision.
+/// Serves the gRPC port on `listener` until `shutdown`, then finishes the open calls. Avoids
+/// tonic's server, whose router takes longer than a decision.
 ///
 /// # Errors
 /// [`GrpcPortError`] if the embedded protobuf descriptors are invalid.
@@ -116,7 +113,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), GrpcPortError> {
     let (reporter, health) = tonic_health::server::health_reporter();
-    let ready = grpc.health.watch();
+    let readiness = grpc.health.watch();
     set_serving_status(&reporter, grpc.health.readiness()).await;
     let (drain, draining) = watch::channel(false);
     let (engine, hooks) = (Arc::clone(&grpc.engine), Arc::clone(&grpc.hooks));
@@ -140,7 +137,7 @@ pub async fn serve(
         routes = routes.add_service(reflection()?);
     }
     let max_age = grpc.connection_age.map(|age| age.max_age);
-    let shutdown = report_until_shutdown(shutdown, reporter, ready, drain);
+    let shutdown = report_until_shutdown(shutdown, reporter, readiness, drain);
     connections::serve(incoming, (limits, routes.prepare()), max_age, shutdown).await;
     Ok(())
 }
@@ -153,20 +150,17 @@ pub enum GrpcPortError {
     Reflection(#[from] ReflectionError),
 }
 
-/// Reports the readiness to the health service until `shutdown`. Then ends
-/// all health `Watch` calls and permit streams.
-///
-/// The server waits for open calls, and these calls would not end by themselves.
-/// Permit streams end without an error, so that proxies see no failure.
+/// Reports the readiness to the health service until `shutdown`. Then ends health `Watch` calls and
+/// permit streams, which would otherwise never end. Permit streams end without an error.
 async fn report_until_shutdown(
     shutdown: impl Future<Output = ()>,
     mut reporter: HealthReporter,
-    ready: watch::Receiver<Readiness>,
+    readiness: watch::Receiver<Readiness>,
     drain: watch::Sender<bool>,
 ) {
     tokio::select! {
         () = shutdown => {}
-        () = mirror_readiness(&reporter, ready) => {}
+        () = mirror_readiness(&reporter, readiness) => {}
     }
     drain.send_replace(true);
     for service in HEALTH_SERVICES.into_iter().chain([""]) {
@@ -174,25 +168,25 @@ async fn report_until_shutdown(
     }
 }
 
-async fn mirror_readiness(reporter: &HealthReporter, mut ready: watch::Receiver<Readiness>) {
-    while ready.changed().await.is_ok() {
-        let now = *ready.borrow_and_update();
-        set_serving_status(reporter, now).await;
+async fn mirror_readiness(reporter: &HealthReporter, mut readiness: watch::Receiver<Readiness>) {
+    while readiness.changed().await.is_ok() {
+        let new_readiness = *readiness.borrow_and_update();
+        set_serving_status(reporter, new_readiness).await;
     }
     std::future::pending::<()>().await;
 }
 
-/// Sets the gRPC health status of every service according to the readiness.
+/// Sets the gRPC health status of every service.
 ///
-/// The service with the empty name is the server itself. As in envoyproxy/ratelimit, it is
-/// `SERVING` from the start. Unlike there, it is `NOT_SERVING` during a drain, because
-/// a proxy may send health checks without a service name.
-async fn set_serving_status(reporter: &HealthReporter, ready: Readiness) {
-    let serving = |yes| if yes { ServingStatus::Serving } else { ServingStatus::NotServing };
+/// The service with the empty name is the server itself. It is `SERVING` from the start, as in
+/// envoyproxy/ratelimit, and `NOT_SERVING` during a drain, because some proxies check only it.
+async fn set_serving_status(reporter: &HealthReporter, readiness: Readiness) {
+    let serving =
+        |is_serving| if is_serving { ServingStatus::Serving } else { ServingStatus::NotServing };
     for service in HEALTH_SERVICES {
-        reporter.set_service_status(service, serving(ready == Readiness::Ready)).await;
+        reporter.set_service_status(service, serving(readiness == Readiness::Ready)).await;
     }
-    reporter.set_service_status("", serving(ready != Readiness::Draining)).await;
+    reporter.set_service_status("", serving(readiness != Readiness::Draining)).await;
 }
 
 fn reflection() -> Result<ServerReflectionServer<impl ServerReflection>, ReflectionError> {

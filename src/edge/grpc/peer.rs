@@ -5,14 +5,10 @@
 //!
 //! Guarantees:
 //! - A secret or certificates authenticate batches; without them, only loopback is allowed.
-//! - A replica applies a batch only once, from a live replica, and only if the batch names
-//!   the incarnation of the receiver.
+//! - A replica applies a batch only once, from a live replica, and only if the batch names the
+//!   incarnation of the receiver.
 //! - Every wait has a timeout and every queue has a maximum length.
 //! - A message is delivered at least once, or expires. A second delivery has no effect.
-//!
-//! Not covered:
-//! - Applying a message (see [`crate::engine::forwarding`]).
-//! - The list of live replicas, which is in the store.
 
 pub mod api;
 mod connector;
@@ -42,18 +38,18 @@ pub use trust::{BatchSigner, PeerTrust};
 /// longest request ids take half of it.
 const MAX_BATCH_BYTES: usize = 512 * 1024;
 
-/// The largest number of concurrent batches on one connection. A replica sends one
-/// batch at a time, but earlier ones that timed out may still be in progress.
+/// The largest number of concurrent batches on one connection. A replica sends one at a time, but
+/// batches that timed out may still be in progress.
 const MAX_CONCURRENT_BATCHES: usize = 8;
 
-/// The largest number of connections to the peer port. Each replica needs one. The
-/// maximum keeps other clients from using up all file descriptors.
+/// The largest number of connections to the peer port, so that clients cannot use up all file
+/// descriptors. Each replica needs one.
 const MAX_PEER_CONNECTIONS: usize = 2_048;
 
 const BATCH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Serves the peer port for other replicas on `listener` until
-/// `shutdown`, then finishes the open calls.
+/// Serves the peer port for other replicas on `listener` until `shutdown`, then finishes the open
+/// calls.
 ///
 /// # Errors
 /// The gRPC server cannot start.

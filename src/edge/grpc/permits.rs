@@ -64,7 +64,7 @@ pub struct PermitsService {
 }
 
 impl PermitsService {
-    /// Creates the service. It decides with `engine`, and ends all streams when the process drains.
+    /// Creates the service. It ends all streams when the process drains.
     #[must_use]
     pub const fn new(
         engine: Arc<Engine>,
@@ -79,37 +79,37 @@ impl PermitsService {
         request: AcquireRequest,
         caller_timeout: Option<Nanos>,
     ) -> Result<AcquireResponse, Status> {
-        let (id, wait) = (request.id.clone(), shorter_timeout(caller_timeout, request.max_wait_us));
+        let (id, timeout) =
+            (request.id.clone(), shorter_timeout(caller_timeout, request.max_wait_us));
         validate_id(&id).map_err(Status::invalid_argument)?;
-        let (request, began) = (to_rate_limit_request(request), self.engine.clock().now());
+        let (request, received_at) = (to_rate_limit_request(request), self.engine.clock().now());
         let (engine, reporting) = (&self.engine, &self.reporting);
-        let decision = hook::decide(engine, reporting, Ok(&request), Some(&id), wait);
-        let (admitted, queued) = with_queue_time(decision).await;
+        let decision = hook::decide(engine, reporting, Ok(&request), Some(&id), timeout);
+        let (admitted, queue_time) = with_queue_time(decision).await;
         count_outcome(&admitted);
-        CheckAnswered { received_at: began, replied_at: engine.clock().now(), queue_time: queued }
-            .emit();
+        CheckAnswered { received_at, replied_at: engine.clock().now(), queue_time }.emit();
         let renewal_interval = engine.renewal_interval(&id);
         let owner = engine.owner().unwrap_or_default().to_owned();
-        let shown = |admitted| AcquireResponse {
+        let to_reply = |admitted| AcquireResponse {
             owner,
             ..to_acquire_response(&admitted, renewal_interval)
         };
-        admitted.map(shown).map_err(|why| error_status(&why))
+        admitted.map(to_reply).map_err(|error| error_status(&error))
     }
 
     async fn release_permits(
         &self,
-        asked: &ReleaseRequest,
+        request: &ReleaseRequest,
         source: Option<IpAddr>,
     ) -> Result<ReleaseResponse, Status> {
-        validate_id(&asked.id).map_err(Status::invalid_argument)?;
-        let (outcome, rtt) = parse_outcome(asked)?;
+        validate_id(&request.id).map_err(Status::invalid_argument)?;
+        let (outcome, rtt) = parse_outcome(request)?;
         RequestCompleted { protocol: Protocol::Permits, outcome: Counted::Allow }.emit();
-        let update = PermitUpdate::release(&asked.id, source, outcome, rtt);
+        let update = PermitUpdate::release(&request.id, source, outcome, rtt);
         Ok(ReleaseResponse {
             had_permits: self
                 .engine
-                .apply_or_forward_and_wait(update, parse_owner(&asked.owner)?)
+                .apply_or_forward_and_wait(update, parse_owner(&request.owner)?)
                 .await,
         })
     }
@@ -143,9 +143,9 @@ impl Permits for PermitsService {
         &self,
         request: Request<RenewRequest>,
     ) -> Result<Response<RenewResponse>, Status> {
-        let asked = request.get_ref();
-        validate_id(&asked.id).map_err(Status::invalid_argument)?;
-        let (update, owner) = (PermitUpdate::renewal(&asked.id), parse_owner(&asked.owner)?);
+        let message = request.get_ref();
+        validate_id(&message.id).map_err(Status::invalid_argument)?;
+        let (update, owner) = (PermitUpdate::renewal(&message.id), parse_owner(&message.owner)?);
         Ok(Response::new(RenewResponse {
             renewed: self.engine.apply_or_forward_and_wait(update, owner).await,
         }))
@@ -160,7 +160,7 @@ impl Permits for PermitsService {
         let (replies, stream) = mpsc::channel(REPLY_QUEUE_CAPACITY);
         tokio::spawn(async move {
             tokio::select! {
-                // The client closed the stream. The drop of the other branch releases its permits.
+                // The client closed the stream. Dropping the other branch releases the permits.
                 () = replies.closed() => {}
                 () = permit_stream::run((&service, &headers), messages, &replies) => {}
             }
@@ -169,7 +169,7 @@ impl Permits for PermitsService {
     }
 }
 
-/// Validates the owner's name. An empty text means that the request names no owner.
+/// Validates the name of the owner. An empty text means that the request names no owner.
 fn parse_owner(text: &str) -> Result<Option<&str>, Status> {
     let is_sound = text.is_empty() || is_incarnation_name(text);
     let refused =
@@ -182,15 +182,15 @@ fn count_outcome(admitted: &Result<AdmissionOutcome, HookError>) {
         .emit();
 }
 
-fn to_rate_limit_request(asked: AcquireRequest) -> RateLimitRequest {
+fn to_rate_limit_request(request: AcquireRequest) -> RateLimitRequest {
     let entry = |api::Entry { key, value }| Entry { key, value };
-    let descriptor = |written: api::Descriptor| RateLimitDescriptor {
-        entries: written.entries.into_iter().map(entry).collect(),
-        hits_addend: Some(UInt64Value { value: written.hits.unwrap_or(1) }),
+    let to_descriptor = |descriptor: api::Descriptor| RateLimitDescriptor {
+        entries: descriptor.entries.into_iter().map(entry).collect(),
+        hits_addend: Some(UInt64Value { value: descriptor.hits.unwrap_or(1) }),
         ..RateLimitDescriptor::default()
     };
-    let descriptors = asked.descriptors.into_iter().map(descriptor).collect();
-    RateLimitRequest { domain: asked.domain, descriptors, hits_addend: 0 }
+    let descriptors = request.descriptors.into_iter().map(to_descriptor).collect();
+    RateLimitRequest { domain: request.domain, descriptors, hits_addend: 0 }
 }
 
 fn shorter_timeout(caller_timeout: Option<Nanos>, max_wait_us: Option<u64>) -> Option<Nanos> {
@@ -206,8 +206,8 @@ const fn to_micros(time: Nanos) -> u64 {
     time.0.div_ceil(1_000)
 }
 
-fn parse_outcome(asked: &ReleaseRequest) -> Result<(RequestOutcome, Option<Nanos>), Status> {
-    let outcome = match api::Outcome::try_from(asked.outcome) {
+fn parse_outcome(request: &ReleaseRequest) -> Result<(RequestOutcome, Option<Nanos>), Status> {
+    let outcome = match api::Outcome::try_from(request.outcome) {
         Ok(api::Outcome::Success) => RequestOutcome::Success,
         Ok(api::Outcome::Ignored) => RequestOutcome::Ignored,
         Ok(api::Outcome::Dropped) => RequestOutcome::Dropped,
@@ -216,17 +216,17 @@ fn parse_outcome(asked: &ReleaseRequest) -> Result<(RequestOutcome, Option<Nanos
             return Err(Status::invalid_argument(message));
         }
     };
-    Ok((outcome, asked.rtt_us.map(from_micros)))
+    Ok((outcome, request.rtt_us.map(from_micros)))
 }
 
-/// Converts the engine's result to a reply. `renew_within` is the time in which the client must
-/// renew its permits; `None` if it has no permits.
+/// Converts the engine's result to a reply. A client with permits must renew them within
+/// `renew_within`; `None` if it has no permits.
 fn to_acquire_response(
     admitted: &AdmissionOutcome,
     renew_within: Option<Nanos>,
 ) -> AcquireResponse {
     match admitted {
-        AdmissionOutcome::Decided(answer, _) if answer.verdict == Verdict::Allow => {
+        AdmissionOutcome::Decided(decision, _) if decision.verdict == Verdict::Allow => {
             AcquireResponse {
                 verdict: api::acquire_response::Verdict::Allow.into(),
                 has_permits: renew_within.is_some(),
@@ -234,7 +234,7 @@ fn to_acquire_response(
                 ..AcquireResponse::default()
             }
         }
-        AdmissionOutcome::Decided(answer, _) => denied_response(answer),
+        AdmissionOutcome::Decided(decision, _) => denied_response(decision),
         AdmissionOutcome::Rejected(rejection) => rejected_response(rejection),
     }
 }
@@ -264,10 +264,10 @@ fn rejected_response(rejection: &ConcurrencyRejection) -> AcquireResponse {
     }
 }
 
-fn error_status(why: &HookError) -> Status {
-    let message = why.to_string();
-    match why {
-        // The id's format is valid at this point, so another request in flight has the id.
+fn error_status(error: &HookError) -> Status {
+    let message = error.to_string();
+    match error {
+        // The id's format was validated before, so another request in flight has this id.
         HookError::BadId(_) => Status::already_exists(message),
         HookError::Rejected(CheckError::NoConfig | CheckError::StoreUnavailable(_)) => {
             Status::unavailable(message)

@@ -1,21 +1,11 @@
 //! Iterates over the fields of an encoded protobuf message without decoding it.
-//!
-//! Guarantees:
-//! - The iterator does not allocate.
-//! - The iterator ends for any input, also if it is not valid protobuf.
-//!
-//! Not covered:
-//! - Decoding the content of the fields.
 
-/// An iterator over the length-delimited fields of a message, each with its field number.
-///
-/// It ends at the first byte that is not valid protobuf, where decoding would fail as
-/// well. The content of the fields is not validated.
+/// An iterator over the length-delimited fields of a message, each with its field number. Does not
+/// allocate. Ends at the first byte that is not valid protobuf.
 #[derive(Debug)]
 pub(super) struct ProtobufFields<'m> {
     rest: &'m [u8],
-    /// The nesting depth of protobuf groups. Fields in a group are
-    /// skipped, because Envoy's messages have no groups.
+    /// The nesting depth of protobuf groups, whose fields are skipped: Envoy's messages have none.
     open_groups: usize,
 }
 

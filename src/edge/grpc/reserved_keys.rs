@@ -1,14 +1,11 @@
-//! Parses the reserved descriptor keys with which Envoy's rate limit filter
-//! acquires and releases permits: `sluicegate.acquire`, `sluicegate.release` and others.
+//! Parses the reserved descriptor keys with which Envoy's rate limit filter acquires and releases
+//! permits: `sluicegate.acquire`, `sluicegate.release` and others.
 //!
 //! Guarantees:
 //! - Entries with a reserved key never match a rule.
-//! - All reserved entries of a request have the same request id, of 16
-//!   to 128 characters of `[0-9A-Za-z._-]`.
+//! - All reserved entries of a request have the same request id, of 16 to 128 characters of
+//!   `[0-9A-Za-z._-]`.
 //! - A request with a release and ordinary descriptors is an error.
-//!
-//! Not covered:
-//! - Acquiring and releasing the permits, which the engine does.
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -22,11 +19,12 @@ use crate::kernel::units::Nanos;
 pub enum ReservedCall {
     /// A check of rate limits only: no descriptor ends with a reserved key.
     Plain,
-    /// An acquire of permits for some descriptors, and a check of the rate limits of all.
+    /// An acquire of permits for the descriptors in `covered`, and a check of the rate limits of
+    /// all descriptors.
     Acquire {
         /// The request id under which the permits are stored.
         id: String,
-        /// The indexes of the descriptors that need permits, from 0, ascending.
+        /// The indexes of the descriptors that need permits, ascending.
         covered: Vec<usize>,
     },
     /// A release of the permits of one request id.
@@ -42,7 +40,7 @@ pub enum ReservedCall {
     },
 }
 
-/// A reserved key. It is reserved only in the last entry of a descriptor.
+/// A reserved key. Only the last entry of a descriptor can have one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReservedKey {
     Acquire,
@@ -53,7 +51,7 @@ enum ReservedKey {
     DurationMs,
 }
 
-/// An entry with a reserved key; `hits` is the `hits_addend` of its descriptor.
+/// An entry with a reserved key. `hits` is the `hits_addend` of its descriptor.
 struct ReservedEntry {
     descriptor: usize,
     key: ReservedKey,
@@ -75,61 +73,61 @@ impl ReservedKey {
     }
 }
 
-/// Returns the purpose of `request`, and removes the entries with `sluicegate.acquire`.
+/// Returns the purpose of `request`, and removes its entries with `sluicegate.acquire`.
 ///
 /// # Errors
-/// [`CheckError::BadId`] if the reserved entries are invalid. `request` may then be
-/// changed partly and must not be decided.
+/// [`CheckError::BadId`] if the reserved entries are invalid. `request` may then be partly changed
+/// and must not be decided.
 pub fn take_reserved(request: &mut RateLimitRequest) -> Result<ReservedCall, CheckError> {
-    let found = reserved_entries(request);
-    let Some(first) = found.first() else { return Ok(ReservedCall::Plain) };
-    let id = shared_id(&found, first)?;
-    if found.iter().all(|found| found.key == ReservedKey::Acquire) {
-        let covered: Vec<_> = found.iter().map(|found| found.descriptor).collect();
+    let reserved = reserved_entries(request);
+    let Some(first) = reserved.first() else { return Ok(ReservedCall::Plain) };
+    let id = shared_id(&reserved, first)?;
+    if reserved.iter().all(|entry| entry.key == ReservedKey::Acquire) {
+        let covered: Vec<_> = reserved.iter().map(|entry| entry.descriptor).collect();
         for &descriptor in &covered {
             let Some(covered_descriptor) = request.descriptors.get_mut(descriptor) else {
                 continue;
             };
             covered_descriptor.entries.pop();
             if covered_descriptor.entries.is_empty() {
-                return bad_id(descriptor, "nothing stands before sluicegate.acquire");
+                return bad_id(descriptor, "sluicegate.acquire must follow another entry");
             }
         }
         return Ok(ReservedCall::Acquire { id, covered });
     }
-    if let Some(acquire) = found.iter().find(|found| found.key == ReservedKey::Acquire) {
-        return bad_id(acquire.descriptor, "sluicegate.acquire beside a release");
+    if let Some(acquire) = reserved.iter().find(|entry| entry.key == ReservedKey::Acquire) {
+        return bad_id(acquire.descriptor, "a request cannot both acquire and release permits");
     }
-    if found.len() < request.descriptors.len() {
-        return bad_id(first.descriptor, "a release beside descriptors of another kind");
+    if reserved.len() < request.descriptors.len() {
+        return bad_id(first.descriptor, "a release cannot have ordinary descriptors");
     }
-    let owner = found.iter().find(|found| found.key == ReservedKey::Owner);
-    let owner = owner.map(|found| found.value.clone());
-    let (outcome, rtt) = release_outcome(&found);
+    let owner = reserved.iter().find(|entry| entry.key == ReservedKey::Owner);
+    let owner = owner.map(|entry| entry.value.clone());
+    let (outcome, rtt) = release_outcome(&reserved);
     Ok(ReservedCall::Release { id, owner, outcome, rtt })
 }
 
 fn reserved_entries(request: &RateLimitRequest) -> Vec<ReservedEntry> {
-    let reserved_entry = |(descriptor, of): (usize, &RateLimitDescriptor)| {
-        let last = of.entries.last()?;
+    let reserved_entry = |(descriptor, content): (usize, &RateLimitDescriptor)| {
+        let last = content.entries.last()?;
         let key = ReservedKey::parse(&last.key)?;
-        let number = of.hits_addend.as_ref().map_or(0, |hits| hits.value);
-        Some(ReservedEntry { descriptor, key, value: last.value.clone(), hits: number })
+        let hits = content.hits_addend.as_ref().map_or(0, |addend| addend.value);
+        Some(ReservedEntry { descriptor, key, value: last.value.clone(), hits })
     };
     request.descriptors.iter().enumerate().filter_map(reserved_entry).collect()
 }
 
-/// Returns the request id. All entries with `sluicegate.acquire`
-/// or `sluicegate.release` must have the same id.
-fn shared_id(found: &[ReservedEntry], first: &ReservedEntry) -> Result<String, CheckError> {
+/// Returns the request id, which must be the same in all entries with `sluicegate.acquire` or
+/// `sluicegate.release`.
+fn shared_id(reserved: &[ReservedEntry], first: &ReservedEntry) -> Result<String, CheckError> {
     let with_id =
-        |found: &&ReservedEntry| matches!(found.key, ReservedKey::Acquire | ReservedKey::Release);
-    let mut ids = found.iter().filter(with_id);
+        |entry: &&ReservedEntry| matches!(entry.key, ReservedKey::Acquire | ReservedKey::Release);
+    let mut ids = reserved.iter().filter(with_id);
     let Some(first_id) = ids.next() else {
-        return bad_id(first.descriptor, "tells of a request, and no sluicegate.release names it");
+        return bad_id(first.descriptor, "a sluicegate.release with the request id is missing");
     };
     if let Some(other) = ids.find(|other| other.value != first_id.value) {
-        return bad_id(other.descriptor, "a second id: one question is about one request");
+        return bad_id(other.descriptor, "a second request id; send one request per id");
     }
     match validate_id(&first_id.value) {
         Ok(()) => Ok(first_id.value.clone()),
@@ -147,11 +145,9 @@ fn shared_id(found: &[ReservedEntry], first: &ReservedEntry) -> Result<String, C
 /// | 0: the client disconnected before the response | any | [`RequestOutcome::Ignored`] |
 /// | none | upstream latency | [`RequestOutcome::Success`] |
 /// | none | duration only, or none | [`RequestOutcome::Ignored`] |
-///
-/// An incomplete response is ignored, because its time would look like a fast response.
-fn release_outcome(found: &[ReservedEntry]) -> (RequestOutcome, Option<Nanos>) {
-    let number = |key| found.iter().find(|found| found.key == key).map(|found| found.hits);
-    let measured = |word, unit: u64| number(word).map(|n| Nanos(n.saturating_mul(unit)));
+fn release_outcome(reserved: &[ReservedEntry]) -> (RequestOutcome, Option<Nanos>) {
+    let number = |key| reserved.iter().find(|entry| entry.key == key).map(|entry| entry.hits);
+    let measured = |key, unit: u64| number(key).map(|n| Nanos(n.saturating_mul(unit)));
     let upstream = measured(ReservedKey::RttUs, 1_000);
     let latency = upstream.or_else(|| measured(ReservedKey::DurationMs, Nanos::MILLI.0));
     let outcome = match number(ReservedKey::Status) {

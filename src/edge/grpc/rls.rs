@@ -3,9 +3,6 @@
 //! Guarantees:
 //! - Each call gets one decision or one error.
 //! - If the call has a `grpc-timeout`, the reply is sent before this timeout.
-//!
-//! Not covered:
-//! - Reading and writing messages (see [`convert`]); deciding (see [`Engine`]).
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -40,7 +37,7 @@ pub struct RateLimitService {
 }
 
 impl RateLimitService {
-    /// Creates the service for a client with an unknown address. Checks are decided by `engine`.
+    /// Creates the service for a client with an unknown address.
     #[must_use]
     pub fn new(engine: Arc<Engine>, reporting: ReplyOptions) -> Self {
         Self { engine, reporting: Arc::new(reporting), source: None }
@@ -52,8 +49,8 @@ impl RateLimitService {
         Self { source, ..self.clone() }
     }
 
-    /// Decides the call `ShouldRateLimit`, or applies its release of permits. `metadata`
-    /// contains the headers of the call.
+    /// Decides a call of `ShouldRateLimit`, or applies its release of permits. `metadata` has the
+    /// headers of the call.
     ///
     /// # Errors
     /// The gRPC status if the request is invalid or the check fails.
@@ -67,53 +64,50 @@ impl RateLimitService {
         let span = trace::check_span(Protocol::Grpc, &header);
         let call = reserved_keys::take_reserved(&mut request);
         if call == Ok(ReservedCall::Plain) {
-            let decided = async {
-                let replied = self.check(&request, caller_timeout(metadata)).await;
-                self.finish(replied, (received_at, Nanos(0)))
+            let decision = async {
+                let reply = self.check(&request, caller_timeout(metadata)).await;
+                self.finish(reply, (received_at, Nanos(0)))
             };
-            return span.scope(decided).await;
+            return span.scope(decision).await;
         }
         // Boxed, because the future is large and most calls have returned above.
         Box::pin(span.scope(async {
-            let (replied, queued) = match call {
+            let (reply, queue_time) = match call {
                 Ok(call) => {
                     with_queue_time(self.resolve((call, &request), caller_timeout(metadata))).await
                 }
-                Err(refusal) => (Err(refusal), Nanos(0)),
+                Err(error) => (Err(error), Nanos(0)),
             };
-            self.finish(replied, (received_at, queued))
+            self.finish(reply, (received_at, queue_time))
         }))
         .await
     }
 
-    pub(super) fn reject(
-        &self,
-        refusal: CheckError,
-    ) -> Result<Response<RateLimitResponse>, Status> {
-        self.finish(Err(refusal), (self.engine.clock().now(), Nanos(0)))
+    pub(super) fn reject(&self, error: CheckError) -> Result<Response<RateLimitResponse>, Status> {
+        self.finish(Err(error), (self.engine.clock().now(), Nanos(0)))
     }
 
     /// Decides a check of rate limits only.
     async fn check(&self, request: &RateLimitRequest, timeout: Option<Nanos>) -> RlsReply {
         let check = convert::to_check(request, &self.reporting)?;
-        let answer = self.engine.decide_within(&check, timeout).await?;
-        Ok(self.to_reply(request, &answer))
+        let decision = self.engine.decide_within(&check, timeout).await?;
+        Ok(self.to_reply(request, &decision))
     }
 
-    /// Decides a check, acquires permits or applies a release, within the caller's timeout.
+    /// Decides a check, acquires permits or applies a release, within `timeout`.
     async fn resolve(
         &self,
         (call, request): (ReservedCall, &RateLimitRequest),
-        patience: Option<Nanos>,
+        timeout: Option<Nanos>,
     ) -> RlsReply {
         match call {
-            ReservedCall::Plain => self.check(request, patience).await,
+            ReservedCall::Plain => self.check(request, timeout).await,
             ReservedCall::Acquire { id, covered } => {
-                let mut replied = self.acquire(request, (&id, &covered), patience).await?;
+                let mut reply = self.acquire(request, (&id, &covered), timeout).await?;
                 if let Some(owner) = self.engine.owner() {
-                    convert::add_owner(&mut replied.0, owner);
+                    convert::add_owner(&mut reply.0, owner);
                 }
-                Ok(replied)
+                Ok(reply)
             }
             ReservedCall::Release { id, owner, outcome, rtt } => {
                 self.engine.apply_or_forward(
@@ -129,17 +123,17 @@ impl RateLimitService {
         &self,
         request: &RateLimitRequest,
         (id, covered): (&str, &[usize]),
-        patience: Option<Nanos>,
+        timeout: Option<Nanos>,
     ) -> RlsReply {
         let check = convert::to_check(request, &self.reporting);
-        let question = check.inspect_err(|_| self.engine.record_without_permits(id))?;
+        let check = check.inspect_err(|_| self.engine.record_without_permits(id))?;
         let covered_descriptors =
-            covered.iter().filter_map(|&index| question.descriptors.get(index).cloned());
+            covered.iter().filter_map(|&index| check.descriptors.get(index).cloned());
         let concurrency_check =
-            Check { domain: question.domain, descriptors: covered_descriptors.collect() };
-        let first = covered.first().copied().unwrap_or_default();
-        match self.engine.acquire((id, first), &concurrency_check, &question, patience).await? {
-            AdmissionOutcome::Decided(answer, _) => Ok(self.to_reply(request, &answer)),
+            Check { domain: check.domain, descriptors: covered_descriptors.collect() };
+        let first_covered = covered.first().copied().unwrap_or_default();
+        match self.engine.acquire((id, first_covered), &concurrency_check, &check, timeout).await? {
+            AdmissionOutcome::Decided(decision, _) => Ok(self.to_reply(request, &decision)),
             AdmissionOutcome::Rejected(rejection) => {
                 Ok((convert::rejection_response(request, covered, &rejection), EdgeOutcome::Deny))
             }
@@ -149,32 +143,31 @@ impl RateLimitService {
     fn to_reply(
         &self,
         request: &RateLimitRequest,
-        answer: &Decision,
+        decision: &Decision,
     ) -> (RateLimitResponse, EdgeOutcome) {
-        let outcome = match answer.verdict {
+        let outcome = match decision.verdict {
             Verdict::Allow => EdgeOutcome::Allow,
             Verdict::Deny => EdgeOutcome::Deny,
         };
-        (convert::to_response(request, answer, &self.reporting), outcome)
+        (convert::to_response(request, decision, &self.reporting), outcome)
     }
 
-    /// Counts and times the call, and converts its reply. The two times are the
-    /// arrival of the call and its time in queues.
+    /// Counts and times a call, and converts its reply.
     fn finish(
         &self,
-        replied: RlsReply,
-        (received_at, queued): (Nanos, Nanos),
+        result: RlsReply,
+        (received_at, queue_time): (Nanos, Nanos),
     ) -> Result<Response<RateLimitResponse>, Status> {
-        let (reply, outcome) = match replied {
+        let (reply, outcome) = match result {
             Ok((reply, outcome)) => (Ok(Response::new(reply)), outcome),
-            Err(refused) => {
-                count_check_error(&self.engine, &refused);
-                (Err(convert::error_status(&refused)), check_outcome(&Err(refused)))
+            Err(error) => {
+                count_check_error(&self.engine, &error);
+                (Err(convert::error_status(&error)), check_outcome(&Err(error)))
             }
         };
         RequestCompleted { protocol: Protocol::Grpc, outcome }.emit();
         let now = self.engine.clock().now();
-        CheckAnswered { received_at, replied_at: now, queue_time: queued }.emit();
+        CheckAnswered { received_at, replied_at: now, queue_time }.emit();
         if let Some(stats) = self.engine.stats() {
             stats.record_call(TimedMethod::ShouldRateLimit, now, now.since(received_at));
         }
@@ -182,16 +175,16 @@ impl RateLimitService {
     }
 }
 
-/// Returns the time for deciding a call: its `grpc-timeout` minus 2 ms
-/// for the reply, but at least half of the `grpc-timeout`.
+/// Returns the time for deciding a call: its `grpc-timeout` minus 2 ms for the reply, but at least
+/// half of the `grpc-timeout`.
 #[must_use]
 pub fn caller_timeout(headers: &MetadataMap) -> Option<Nanos> {
-    let whole = parse_timeout(headers.get("grpc-timeout")?.to_str().ok()?)?;
-    Some(whole.since(REPLY_MARGIN).max(Nanos(whole.0 / 2)))
+    let timeout = parse_timeout(headers.get("grpc-timeout")?.to_str().ok()?)?;
+    Some(timeout.since(REPLY_MARGIN).max(Nanos(timeout.0 / 2)))
 }
 
-/// Parses a `grpc-timeout`, such as `20m` for 20 ms: at most eight digits
-/// and a unit. Source: the specification "gRPC over HTTP/2".
+/// Parses a `grpc-timeout`, such as `20m` for 20 ms: at most eight digits and a unit. Source: the
+/// specification "gRPC over HTTP/2".
 fn parse_timeout(text: &str) -> Option<Nanos> {
     let (value, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let unit: u64 = match unit {

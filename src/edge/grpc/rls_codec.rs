@@ -2,14 +2,8 @@
 //!
 //! Guarantees:
 //! - A decoded request has at most [`MAX_DESCRIPTORS`] descriptors and [`MAX_ENTRIES`] entries.
-//! - Decoding takes little more memory than the message itself.
-//!
-//! Not covered:
-//! - Validation of the values in a request (see [`super::convert`]).
-//! - Messages of other services.
-//!
-//! Two million empty descriptors fit in a message of 4 MiB, and take about 100 MiB when
-//! decoded. Short messages, which cannot exceed a maximum, are decoded without counting.
+//! - Decoding takes little more memory than the message itself. Without the count, a message of 4
+//!   MiB with two million empty descriptors would take 100 MiB.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -35,7 +29,7 @@ use crate::engine::CheckError;
 
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// The smallest encoded size of a descriptor or an entry, in bytes: a tag and a length of zero.
+/// The smallest encoded size of a descriptor or an entry: a tag and a length of zero.
 const MIN_FIELD_BYTES: usize = 2;
 const DESCRIPTORS_FIELD: u64 = 2;
 const ENTRIES_FIELD: u64 = 1;
@@ -43,14 +37,15 @@ const ENTRIES_FIELD: u64 = 1;
 /// A decoded request, or the error if it has too many descriptors or entries.
 pub type BoundedRequest = Result<RateLimitRequest, CheckError>;
 
-/// Decodes `message`. The inner result is an error if it has too many descriptors or entries.
+/// Decodes `message`. The inner result is an error if the request has too many descriptors or
+/// entries.
 ///
 /// # Errors
 /// `message` is not a valid `RateLimitRequest`.
 pub fn decode_request(message: &[u8]) -> Result<BoundedRequest, DecodeError> {
     match check_bounds(message) {
         Ok(()) => RateLimitRequest::decode(message).map(Ok),
-        Err(refusal) => Ok(Err(refusal)),
+        Err(error) => Ok(Err(error)),
     }
 }
 
@@ -93,21 +88,21 @@ impl Decoder for RlsCodec {
 
     fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<BoundedRequest>, Status> {
         // tonic passes the whole message in one chunk.
-        let arrived =
+        let request =
             decode_request(from.chunk()).map_err(|error| Status::internal(error.to_string()))?;
         from.advance(from.remaining());
-        Ok(Some(arrived))
+        Ok(Some(request))
     }
 }
 
-/// The rate limit service at the path of its gRPC method. It replaces tonic's
-/// generated service, which would decode every message without counting.
+/// The rate limit service at the path of its gRPC method. Unlike tonic's generated service, it
+/// counts descriptors and entries before decoding.
 #[derive(Clone, Debug)]
 pub(super) struct RateLimitEndpoint(Arc<RateLimitService>);
 
 impl RateLimitEndpoint {
-    pub(super) fn new(limits: RateLimitService) -> Self {
-        Self(Arc::new(limits))
+    pub(super) fn new(service: RateLimitService) -> Self {
+        Self(Arc::new(service))
     }
 }
 
@@ -124,8 +119,8 @@ impl Service<Request<BoundedBody>> for RateLimitEndpoint {
         if request.uri().path() != METHOD {
             return Box::pin(ready(Ok(Status::new(Code::Unimplemented, "").into_http())));
         }
-        let limits = self.clone();
-        Box::pin(async move { Ok(Grpc::new(RlsCodec).unary(limits, request).await) })
+        let service = self.clone();
+        Box::pin(async move { Ok(Grpc::new(RlsCodec).unary(service, request).await) })
     }
 }
 
@@ -134,11 +129,11 @@ impl UnaryService<BoundedRequest> for RateLimitEndpoint {
     type Future = BoxFuture<tonic::Response<RateLimitResponse>, Status>;
 
     fn call(&mut self, request: tonic::Request<BoundedRequest>) -> Self::Future {
-        let Self(limits) = self.clone();
+        let Self(service) = self.clone();
         let (metadata, _, decoded) = request.into_parts();
         match decoded {
-            Ok(request) => Box::pin(async move { limits.decide_call(&metadata, request).await }),
-            Err(refusal) => Box::pin(ready(limits.reject(refusal))),
+            Ok(request) => Box::pin(async move { service.decide_call(&metadata, request).await }),
+            Err(error) => Box::pin(ready(service.reject(error))),
         }
     }
 }

@@ -1,15 +1,11 @@
-//! Routes the calls of one connection: rate limit checks
-//! directly to their service, other calls through tonic's router.
+//! Routes the calls of one connection: rate limit checks directly to their service, which saves the
+//! allocations of tonic's router; other calls through that router.
 //!
 //! Guarantees:
 //! - An unknown service or method gets `UNIMPLEMENTED`.
 //! - Each message has a size limit and a time limit ([`BoundedBody`]).
 //!
-//! Not covered:
-//! - A caller's `grpc-timeout`, which each service applies itself.
-//!
-//! The direct call saves the allocations of tonic's router, and
-//! those of the request extensions, which contain the client's address.
+//! Not covered: a caller's `grpc-timeout`, which each service applies itself.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -30,8 +26,8 @@ use super::rls_codec::RateLimitEndpoint;
 use super::status_codes::{MappedResponse, StatusCodeMapper};
 use crate::telemetry::event::Protocol;
 
-/// The streaming methods, each with its path, its largest message in bytes, and true
-/// if the end of the stream releases permits.
+/// The streaming methods: path, largest message in bytes, and `true` if the stream's end releases
+/// permits.
 const STREAMING_METHODS: [(&str, usize, bool); 5] = [
     ("/envoy.service.ext_proc.v3.ExternalProcessor/Process", MAX_MESSAGE_BYTES, true),
     // Access log entries are decoded one at a time, so tonic's limit of 4 MiB is enough.
@@ -50,16 +46,16 @@ pub(super) struct ConnectionRouter {
 }
 
 impl ConnectionRouter {
-    /// Creates the router for the connection of one client. The [`ShortIdleHandle`] creates
-    /// guards, which shorten the connection's idle timeout while it has permit streams.
+    /// Creates the router for the connection of one client. `idle_handle` shortens the connection's
+    /// idle timeout while it has permit streams.
     pub(super) fn new(
-        limits: &RateLimitService,
+        rate_limits: &RateLimitService,
         others: &Routes,
-        (peer, holding): (TcpConnectInfo, ShortIdleHandle),
+        (peer, idle_handle): (TcpConnectInfo, ShortIdleHandle),
     ) -> Self {
-        let limits = limits.for_source(peer.remote_addr().map(|address| address.ip()));
-        let limits = StatusCodeMapper(RateLimitEndpoint::new(limits), Protocol::Grpc);
-        Self { rate_limits: limits, routes: others.clone(), peer, idle_handle: holding }
+        let rate_limits = rate_limits.for_source(peer.remote_addr().map(|address| address.ip()));
+        let rate_limits = StatusCodeMapper(RateLimitEndpoint::new(rate_limits), Protocol::Grpc);
+        Self { rate_limits, routes: others.clone(), peer, idle_handle }
     }
 
     fn route(&self, mut request: Request<Incoming>) -> BoxFuture<Response<Body>, Infallible> {
@@ -102,8 +98,8 @@ impl Future for RouteFuture {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {
-            Self::RateLimit(answer) => Pin::new(answer).poll(cx),
-            Self::Routed(answer) => answer.as_mut().poll(cx),
+            Self::RateLimit(response) => Pin::new(response).poll(cx),
+            Self::Routed(response) => response.as_mut().poll(cx),
         }
     }
 }

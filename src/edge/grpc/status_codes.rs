@@ -1,13 +1,11 @@
 //! Maps tonic's transport errors to the gRPC codes that clients of envoyproxy/ratelimit expect.
 //!
 //! Guarantees:
-//! - A message above the limit gets `RESOURCE_EXHAUSTED`, where tonic uses `OUT_OF_RANGE`.
-//! - A message that cannot be decoded gets `INTERNAL`.
-//! - An unknown method gets `UNIMPLEMENTED`.
+//! - A message above the size limit gets `RESOURCE_EXHAUSTED`, where tonic uses `OUT_OF_RANGE`.
+//! - A message that cannot be decoded gets `INTERNAL`, an unknown method `UNIMPLEMENTED`.
 //! - Messages that are too long or cannot be decoded are counted.
 //!
-//! Not covered:
-//! - Errors of the services themselves, which never use `OUT_OF_RANGE` or `INTERNAL`.
+//! Relies on: the services themselves never return `OUT_OF_RANGE` or `INTERNAL`.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -20,7 +18,8 @@ use tonic::server::NamedService;
 
 use crate::telemetry::event::{EdgeOutcome, Event as _, Protocol, RequestCompleted};
 
-/// A gRPC service whose transport errors get mapped codes, and its protocol for the metrics.
+/// Wraps a gRPC service and maps the codes of its transport errors. The protocol is for the
+/// metrics.
 #[derive(Clone, Debug)]
 pub struct StatusCodeMapper<S>(pub S, pub Protocol);
 
@@ -50,7 +49,7 @@ where
     }
 }
 
-/// The future of a response whose error code is mapped.
+/// The future of a response whose error code is then mapped.
 #[allow(missing_debug_implementations)]
 pub struct MappedResponse<R>(BoxFuture<Response<R>, Infallible>, Protocol);
 
@@ -64,8 +63,8 @@ impl<R> Future for MappedResponse<R> {
     }
 }
 
-/// Maps the gRPC code in the response headers. Only a response without a message, such as
-/// a transport error, has its code in the headers; others have it in the trailers.
+/// Maps the gRPC code in the response headers. Only a response without a message has it there, such
+/// as a transport error.
 fn map_status_code<R>(mut response: Response<R>, protocol: Protocol) -> Response<R> {
     let Some(code) = response.headers().get("grpc-status") else { return response };
     let outcome = match Code::from_bytes(code.as_bytes()) {
@@ -74,8 +73,8 @@ fn map_status_code<R>(mut response: Response<R>, protocol: Protocol) -> Response
         _ => return response,
     };
     if outcome == EdgeOutcome::TooLarge {
-        let known = HeaderValue::from(Code::ResourceExhausted as i32);
-        response.headers_mut().insert("grpc-status", known);
+        let mapped_code = HeaderValue::from(Code::ResourceExhausted as i32);
+        response.headers_mut().insert("grpc-status", mapped_code);
     }
     RequestCompleted { protocol, outcome }.emit();
     response

@@ -1,7 +1,5 @@
-//! Counts and times gRPC health checks for the statistics that envoyproxy/ratelimit emits.
-//!
-//! Guarantees:
-//! - Only calls of `Check` are counted and timed; a `Watch` call never ends.
+//! Counts and times gRPC health checks for the statistics that envoyproxy/ratelimit emits. `Watch`
+//! calls are not counted, because they never end.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -14,7 +12,7 @@ use tonic::server::NamedService;
 use crate::engine::Engine;
 use crate::telemetry::stats::TimedMethod;
 
-/// A gRPC health service, and the engine whose statistics count its calls.
+/// Wraps a gRPC health service. The statistics of the engine count its calls.
 #[derive(Clone, Debug)]
 pub(super) struct TimedHealth<S>(pub(super) S, pub(super) Arc<Engine>);
 
@@ -42,14 +40,14 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let is_check = request.uri().path().ends_with("/Check");
-        let (engine, answer) = (Arc::clone(&self.1), self.0.call(request));
-        let Some(stats) = engine.stats().filter(|_| is_check).cloned() else { return answer };
+        let (engine, response) = (Arc::clone(&self.1), self.0.call(request));
+        let Some(stats) = engine.stats().filter(|_| is_check).cloned() else { return response };
         Box::pin(async move {
-            let started = engine.clock().now();
-            let answer = answer.await;
+            let started_at = engine.clock().now();
+            let response = response.await;
             let now = engine.clock().now();
-            stats.record_call(TimedMethod::Check, now, now.since(started));
-            answer
+            stats.record_call(TimedMethod::Check, now, now.since(started_at));
+            response
         })
     }
 }

@@ -1,14 +1,11 @@
-//! TLS configuration of the gRPC port and the peer port: the server's
-//! certificate, and the verification of client certificates.
+//! TLS configuration of the gRPC port and the peer port: the server's certificate, and the
+//! verification of client certificates.
 //!
 //! Guarantees:
 //! - TLS 1.2 or later, with HTTP/2.
 //! - Changed certificate, key and CA files are reloaded before the next handshake.
 //! - If changed files are invalid, the last valid configuration stays in use.
 //! - Client certificates are accepted only from the configured CA, not from system CAs.
-//!
-//! Not covered:
-//! - The TLS handshake.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -36,8 +33,7 @@ pub struct TlsFiles {
     pub certificate: PathBuf,
     /// The certificate's private key (a PEM file).
     pub key: PathBuf,
-    /// The CA bundle that verifies client certificates (a PEM file). With `None`, clients
-    /// need no certificate.
+    /// The CA bundle (PEM) that verifies client certificates. `None`: clients need no certificate.
     pub client_ca: Option<PathBuf>,
     /// The DNS name or IP address that each client certificate must contain, if any.
     pub client_name: Option<String>,
@@ -53,7 +49,7 @@ pub struct ServerTls {
     failures: AtomicU64,
 }
 
-/// The numbers of reads of the TLS files, for the metrics.
+/// How often the TLS files were read, for the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlsReadCounts {
     /// The number of reads of all files, including failed reads.
@@ -70,8 +66,8 @@ struct LoadedTls {
     config: Arc<ServerConfig>,
 }
 
-/// The inode, size and ctime of a file, which change if
-/// it is written or replaced; `None` if it is missing.
+/// The inode, size and ctime of a file, which change when it is written or replaced. `None` if the
+/// file is missing.
 type FileFingerprint = Option<[u64; 4]>;
 
 impl ServerTls {
@@ -80,8 +76,8 @@ impl ServerTls {
     /// # Errors
     /// A file cannot be read, or the key does not match the certificate.
     pub fn new(files: TlsFiles) -> Result<Self, PemError> {
-        let (seen, config) = (files.fingerprints(), Arc::new(files.server_config()?));
-        let (loaded, log_name) = (Mutex::new(LoadedTls { fingerprints: seen, config }), "gRPC");
+        let (fingerprints, config) = (files.fingerprints(), Arc::new(files.server_config()?));
+        let (loaded, log_name) = (Mutex::new(LoadedTls { fingerprints, config }), "gRPC");
         Ok(Self {
             files,
             log_name,
@@ -94,12 +90,12 @@ impl ServerTls {
     /// Reads the TLS files of the peer port, which serves other replicas.
     ///
     /// # Errors
-    /// The same as of [`ServerTls::new`].
+    /// The errors of [`ServerTls::new`].
     pub fn for_peers(files: TlsFiles) -> Result<Self, PemError> {
         Ok(Self { log_name: "peer", ..Self::new(files)? })
     }
 
-    /// Returns the numbers of reads of the TLS files.
+    /// Returns how often the TLS files were read.
     #[must_use]
     pub fn read_counts(&self) -> TlsReadCounts {
         let failures = self.failures.load(Relaxed);
@@ -107,18 +103,17 @@ impl ServerTls {
         TlsReadCounts { attempts, failures, files: 2 + u64::from(self.files.client_ca.is_some()) }
     }
 
-    /// Returns the TLS configuration from the current files, or, if they
-    /// are invalid, from their last valid state.
+    /// Returns the TLS configuration from the current files, or from their last valid state.
     pub async fn current(tls: &Arc<Self>) -> Arc<ServerConfig> {
-        let certificates = Arc::clone(tls);
-        let config = spawn_blocking(move || certificates.reload_if_changed()).await;
+        let reloading = Arc::clone(tls);
+        let config = spawn_blocking(move || reloading.reload_if_changed()).await;
         config.unwrap_or_else(|_| Arc::clone(&tls.loaded.lock().config))
     }
 
     fn reload_if_changed(&self) -> Arc<ServerConfig> {
-        let seen = self.files.fingerprints();
+        let fingerprints = self.files.fingerprints();
         let mut loaded = self.loaded.lock();
-        if loaded.fingerprints != seen {
+        if loaded.fingerprints != fingerprints {
             self.attempts.fetch_add(1, Relaxed);
             let (log_name, file) = (self.log_name, self.files.certificate.display());
             match self.files.server_config() {
@@ -135,7 +130,7 @@ impl ServerTls {
                     );
                 }
             }
-            loaded.fingerprints = seen;
+            loaded.fingerprints = fingerprints;
         }
         Arc::clone(&loaded.config)
     }
@@ -145,8 +140,8 @@ impl TlsFiles {
     fn fingerprints(&self) -> Vec<FileFingerprint> {
         let fingerprint = |path: &Path| {
             let metadata = fs::metadata(path).ok()?;
-            let changed = [metadata.ctime(), metadata.ctime_nsec()].map(i64::cast_unsigned);
-            Some([metadata.ino(), metadata.len(), changed[0], changed[1]])
+            let ctime = [metadata.ctime(), metadata.ctime_nsec()].map(i64::cast_unsigned);
+            Some([metadata.ino(), metadata.len(), ctime[0], ctime[1]])
         };
         let files = [Some(&self.certificate), Some(&self.key), self.client_ca.as_ref()];
         files.into_iter().flatten().map(|path| fingerprint(path)).collect()
@@ -161,10 +156,11 @@ impl TlsFiles {
             None => versions.with_no_client_auth(),
             Some(ca) => {
                 let roots = Arc::new(pem::trusted_cas(ca)?);
-                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider).build();
-                let known = verifier
-                    .map_err(|error| PemError::new(ca, &format_args!("does not fit: {error}")))?;
-                versions.with_client_cert_verifier(self.with_name_check(known)?)
+                let builder = WebPkiClientVerifier::builder_with_provider(roots, provider).build();
+                let verifier = builder.map_err(|error| {
+                    PemError::new(ca, &format_args!("the CA is invalid: {error}"))
+                })?;
+                versions.with_client_cert_verifier(self.with_name_check(verifier)?)
             }
         };
         let config = clients
@@ -175,7 +171,7 @@ impl TlsFiles {
     }
 
     /// Builds the TLS configuration of a client that presents this certificate and trusts
-    /// `client_ca`. Without `client_ca`, the client trusts only the certificate itself.
+    /// `client_ca`, or without `client_ca` only the certificate itself.
     ///
     /// # Errors
     /// A file cannot be read, or the key does not match the certificate.
@@ -198,20 +194,20 @@ impl TlsFiles {
     fn mismatch_error(&self, why: &dyn std::fmt::Display) -> PemError {
         let mut why = why.to_string();
         if why.contains("UnsupportedCertVersion") {
-            "it is of X.509 version 1; make one of version 3, with its names as subjectAltName"
+            "the certificate has X.509 version 1; create one of version 3 with subjectAltName"
                 .clone_into(&mut why);
         }
-        PemError::new(&self.certificate, &format_args!("does not fit: {why}"))
+        PemError::new(&self.certificate, &format_args!("the certificate is not usable: {why}"))
     }
 
     fn with_name_check(
         &self,
-        known: Arc<dyn ClientCertVerifier>,
+        verifier: Arc<dyn ClientCertVerifier>,
     ) -> Result<Arc<dyn ClientCertVerifier>, PemError> {
-        let Some(name) = &self.client_name else { return Ok(known) };
+        let Some(name) = &self.client_name else { return Ok(verifier) };
         let name = ServerName::try_from(name.clone())
             .map_err(|error| self.mismatch_error(&format_args!("`{name}`: {error}")))?;
-        Ok(Arc::new(NamedClientVerifier { inner: known, name }))
+        Ok(Arc::new(NamedClientVerifier { inner: verifier, name }))
     }
 }
 
@@ -232,9 +228,9 @@ impl ClientCertVerifier for NamedClientVerifier {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
-        let known = self.inner.verify_client_cert(end_entity, intermediates, now)?;
+        let verified = self.inner.verify_client_cert(end_entity, intermediates, now)?;
         rustls::client::verify_server_name(&ParsedCertificate::try_from(end_entity)?, &self.name)?;
-        Ok(known)
+        Ok(verified)
     }
 
     fn verify_tls12_signature(

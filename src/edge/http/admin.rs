@@ -5,9 +5,6 @@
 //! - GET requests charge no hits.
 //! - Only `/reset`, `/refund`, `/force` and `/unforce` change state: by POST, with a log line.
 //! - A reply reports success only if the change was made.
-//!
-//! Not covered:
-//! - The listen address. An address that is not loopback requires a token.
 
 mod counter;
 mod explain;
@@ -53,8 +50,7 @@ const PATHS: [(&str, &str); 13] = [
     ("/permits", "requests in flight: the oldest permits, the busiest buckets, as JSON"),
 ];
 
-/// Serves the paths of the admin port. An unknown path gets the list of all paths,
-/// and a path below `/debug/pprof` gets an error.
+/// Serves the admin port. An unknown path gets the list of all paths.
 pub fn router(admin: Admin) -> Router {
     Router::new()
         .route("/config", get(show_config))
@@ -100,54 +96,54 @@ fn change_routes(admin: &Admin) -> Router<Admin> {
         .layer(from_fn_with_state(admin.clone(), require_token_setting))
 }
 
-/// Replies to `/debug/pprof`, where envoyproxy/ratelimit serves Go profiles. The status
-/// is an error, so that no profile collector stores the text as a profile.
+/// Replies to `/debug/pprof`, where envoyproxy/ratelimit serves Go profiles. The status is an
+/// error, so that no collector stores the text as a profile.
 async fn profiles_not_supported() -> Response {
-    let why = "profiles are not built in: run `perf record -g -p PID` on the host\n";
-    (StatusCode::NOT_IMPLEMENTED, PLAIN, why).into_response()
+    let message = "profiles are not built in: run `perf record -g -p PID` on the host\n";
+    (StatusCode::NOT_IMPLEMENTED, PLAIN, message).into_response()
 }
 
-/// The number of paths that envoyproxy/ratelimit has too. They are the first in [`PATHS`].
+/// The number of paths in [`PATHS`] that envoyproxy/ratelimit has, too. They come first.
 const REFERENCE_PATHS: usize = 3;
 
 async fn show_list(State(admin): State<Admin>, headers: HeaderMap) -> Response {
-    let shown = if admin.is_authorized(&headers) { PATHS.len() } else { REFERENCE_PATHS };
+    let count = if admin.is_authorized(&headers) { PATHS.len() } else { REFERENCE_PATHS };
     let line = |(path, help): &(&str, &str)| [*path, ": ", *help, "\n"].concat();
-    let mut lines: Vec<_> = PATHS.iter().take(shown).map(line).collect();
+    let mut lines: Vec<_> = PATHS.iter().take(count).map(line).collect();
     lines.sort_unstable();
     (PLAIN, lines.concat()).into_response()
 }
 
 async fn show_stats(State(admin): State<Admin>) -> Response {
-    let mut counted = serde_json::Map::new();
+    let mut counters = serde_json::Map::new();
     if let Some(stats) = admin.engine.stats() {
         stats.for_each(&[], |sample| {
             if let StatSample::Counter(name, count) = sample {
-                counted.insert(name.to_owned(), count.into());
+                counters.insert(name.to_owned(), count.into());
             }
         });
     }
     let command: Vec<_> =
         std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
-    // The command line's arguments may contain a token, so only the program's name is shown.
-    let shown = serde_json::json!({
+    // Only the program's name, because the arguments may contain a token.
+    let body = serde_json::json!({
         "cmdline": command.first(),
         "version": env!("CARGO_PKG_VERSION"),
-        "stats": counted,
+        "stats": counters,
     });
-    (JSON, shown.to_string()).into_response()
+    (JSON, body.to_string()).into_response()
 }
 
 async fn show_config(State(admin): State<Admin>) -> Response {
-    let shown = config(&(admin.load_report)(), admin.engine.config().as_deref());
-    (JSON, shown.to_string()).into_response()
+    let body = config(&(admin.load_report)(), admin.engine.config().as_deref());
+    (JSON, body.to_string()).into_response()
 }
 
 async fn show_fleet(State(admin): State<Admin>) -> Response {
     let clock = admin.engine.clock();
     let shares = show::shares_json(admin.engine.concurrency_limits().fleet_reporter(), clock);
-    let shown = fleet(admin.engine.membership(), &shares, clock.now());
-    (JSON, shown.to_string()).into_response()
+    let body = fleet(admin.engine.membership(), &shares, clock.now());
+    (JSON, body.to_string()).into_response()
 }
 
 async fn show_permits(State(admin): State<Admin>) -> Response {
@@ -163,14 +159,15 @@ async fn show_explain(
     State(admin): State<Admin>,
     Query(query): Query<Vec<(String, String)>>,
 ) -> Response {
-    let refused = |why: String| (StatusCode::BAD_REQUEST, PLAIN, why + "\n").into_response();
+    let bad_request =
+        |message: String| (StatusCode::BAD_REQUEST, PLAIN, message + "\n").into_response();
     match (ExplainQuery::from_query(query), admin.engine.config()) {
-        (Err(why), _) => refused(why),
-        (Ok(_), None) => refused("no limits are loaded".to_owned()),
-        (Ok(asked), Some(config)) => {
-            let mut explained = explain(&config, &asked, admin.engine.clock().now());
-            explain::add_live_state(&mut explained, &asked, &admin.engine);
-            (JSON, serde_json::to_string(&explained).unwrap_or_default()).into_response()
+        (Err(message), _) => bad_request(message),
+        (Ok(_), None) => bad_request("no limits are loaded".to_owned()),
+        (Ok(query), Some(config)) => {
+            let mut explanation = explain(&config, &query, admin.engine.clock().now());
+            explain::add_live_state(&mut explanation, &query, &admin.engine);
+            (JSON, serde_json::to_string(&explanation).unwrap_or_default()).into_response()
         }
     }
 }
@@ -189,7 +186,7 @@ async fn refund(
     run_counter_action(&admin, query, CounterAction::Refund).await
 }
 
-/// Rejects changes if `admin_token` is not set. Otherwise every local user could change counters.
+/// Rejects changes if `admin_token` is not set. Otherwise every local user could make changes.
 async fn require_token_setting(
     State(admin): State<Admin>,
     request: Request,
@@ -198,8 +195,8 @@ async fn require_token_setting(
     if admin.token.is_some() {
         return next.run(request).await;
     }
-    let why = "counters and limits are changed only where admin_token is set\n";
-    (StatusCode::FORBIDDEN, PLAIN, why).into_response()
+    let message = "changes are forbidden, because the setting admin_token is not set\n";
+    (StatusCode::FORBIDDEN, PLAIN, message).into_response()
 }
 
 async fn run_counter_action(
@@ -207,30 +204,30 @@ async fn run_counter_action(
     query: Vec<(String, String)>,
     action: CounterAction,
 ) -> Response {
-    let asked = match ExplainQuery::from_query(query) {
-        Ok(asked) => asked,
-        Err(why) => return (StatusCode::BAD_REQUEST, PLAIN, why + "\n").into_response(),
+    let query = match ExplainQuery::from_query(query) {
+        Ok(query) => query,
+        Err(error) => return (StatusCode::BAD_REQUEST, PLAIN, error + "\n").into_response(),
     };
-    match run_action(&admin.engine, &asked, action).await {
-        Ok(shown) => (JSON, shown.to_string()).into_response(),
-        Err(why) => counter_error_response(&why),
+    match run_action(&admin.engine, &query, action).await {
+        Ok(body) => (JSON, body.to_string()).into_response(),
+        Err(error) => counter_error_response(&error),
     }
 }
 
 async fn reset(State(admin): State<Admin>, Query(query): Query<Vec<(String, String)>>) -> Response {
-    let asked = match ExplainQuery::from_query(query) {
-        Ok(asked) => asked,
-        Err(why) => return (StatusCode::BAD_REQUEST, PLAIN, why + "\n").into_response(),
+    let query = match ExplainQuery::from_query(query) {
+        Ok(query) => query,
+        Err(error) => return (StatusCode::BAD_REQUEST, PLAIN, error + "\n").into_response(),
     };
-    match reset_counters(&admin.engine, &asked).await {
+    match reset_counters(&admin.engine, &query).await {
         Ok(1) => (PLAIN, "1 counter is empty\n").into_response(),
-        Ok(some) => (PLAIN, format!("{some} counters are empty\n")).into_response(),
-        Err(why) => counter_error_response(&why),
+        Ok(count) => (PLAIN, format!("{count} counters are empty\n")).into_response(),
+        Err(error) => counter_error_response(&error),
     }
 }
 
-fn counter_error_response(why: &CounterError) -> Response {
-    (why.status(), PLAIN, format!("{why}\n")).into_response()
+fn counter_error_response(error: &CounterError) -> Response {
+    (error.status(), PLAIN, format!("{error}\n")).into_response()
 }
 
 async fn authorize(State(admin): State<Admin>, request: Request, next: Next) -> Response {
@@ -238,15 +235,15 @@ async fn authorize(State(admin): State<Admin>, request: Request, next: Next) -> 
         return next.run(request).await;
     }
     let challenge = [(WWW_AUTHENTICATE, "Bearer")];
-    let why = match admin.token {
+    let message = match admin.token {
         Some(_) => "a bearer token is needed\n",
         None => "a bearer token is needed, which admin_token sets; none is set\n",
     };
-    (StatusCode::UNAUTHORIZED, challenge, PLAIN, why).into_response()
+    (StatusCode::UNAUTHORIZED, challenge, PLAIN, message).into_response()
 }
 
 fn has_token(headers: &HeaderMap, token: &SecretText) -> bool {
-    let shown =
+    let token_bytes =
         headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-    shown.is_some_and(|shown| token.matches(shown))
+    token_bytes.is_some_and(|token_bytes| token.matches(token_bytes))
 }

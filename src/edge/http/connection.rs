@@ -5,9 +5,7 @@
 //! - A slow client stays connected if it accepts some data within [`WRITE_TIMEOUT`].
 //! - A disconnect is detected while a reply is computed, even if the client had sent more data.
 //!
-//! Not covered:
-//! - Clients that send a request slowly: hyper disconnects them.
-//! - The disconnect of a client whose unread data fills the socket's receive buffer.
+//! Not covered: the disconnect of a client whose unread data fills the socket's receive buffer.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::Shutdown;
@@ -23,21 +21,20 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::{Sleep, sleep};
 
-/// The longest time for which a write may make no progress. Equal to the timeout of an
-/// idle connection. Without it, clients that never read could occupy all connections.
+/// The longest time without progress of a write. Without it, clients that never read could occupy
+/// all connections.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The time in which the operating systems of both ends may still move data between their
-/// socket buffers. Buffer space that becomes free in this time does not prove that the client
-/// reads, so [`WRITE_TIMEOUT`] starts afterwards.
+/// For this time, data may still move between the socket buffers of both ends, which does not prove
+/// that the client reads. [`WRITE_TIMEOUT`] starts afterwards.
 const BUFFER_SETTLE_TIME: Duration = Duration::from_secs(1);
 
-/// The socket event for a peer that closed its side. The event "readable" cannot
-/// show this: a socket with unread data is always readable.
+/// The socket event for a peer that closed its side. "Readable" cannot show this: a socket with
+/// unread data is always readable.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const CLOSED: Interest = Interest::PRIORITY;
-/// The socket event for an error. Other operating systems report no more than this;
-/// there, only hyper detects that a peer closed its side.
+/// The socket event for an error. Other operating systems do not report that a peer closed its
+/// side; only hyper detects it.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 const CLOSED: Interest = Interest::ERROR;
 
@@ -55,12 +52,12 @@ struct WriteTimer {
 }
 
 impl HttpConnection {
-    /// Wraps `stream`; also returns its remote end.
+    /// Wraps `stream`, and also returns its remote end.
     pub(super) fn new(stream: TcpStream) -> (Self, HttpPeer) {
-        let (reading, writing) = stream.into_split();
-        let writing = Arc::new(writing);
-        let peer = HttpPeer(Some(Arc::clone(&writing)));
-        (Self { read_half: reading, write_half: writing, write_timer: None }, peer)
+        let (read_half, write_half) = stream.into_split();
+        let write_half = Arc::new(write_half);
+        let peer = HttpPeer(Some(Arc::clone(&write_half)));
+        (Self { read_half, write_half, write_timer: None }, peer)
     }
 
     fn socket(&self) -> &TcpStream {
@@ -82,9 +79,8 @@ impl HttpConnection {
         written
     }
 
-    /// Tries to write when the timer expires, even if tokio does not report the socket as
-    /// writable. Linux reports it as writable only when a third of its send buffer is free,
-    /// but any free space shows that the client reads.
+    /// Tries to write when the timer expires. Linux reports a socket as writable only when a third
+    /// of its send buffer is free, but any free space shows that the client reads.
     fn poll_blocked_write(
         &mut self,
         cx: &mut Context<'_>,
@@ -128,8 +124,8 @@ fn poll_try_write(
     }
 }
 
-/// Makes the close of `socket` reset the connection, and returns a timeout error.
-/// Without the reset, the operating system would keep megabytes of unsent data.
+/// Makes the close of `socket` reset the connection, and returns a timeout error. Otherwise the
+/// operating system would keep megabytes of unsent data.
 fn reset_and_time_out(socket: &TcpStream) -> io::Error {
     drop(SockRef::from(socket).set_linger(Some(Duration::ZERO)));
     ErrorKind::TimedOut.into()
@@ -167,7 +163,7 @@ impl AsyncWrite for HttpConnection {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // This type has no buffer: writes go directly to the socket.
+        // This type has no buffer.
         Poll::Ready(Ok(()))
     }
 
@@ -176,7 +172,7 @@ impl AsyncWrite for HttpConnection {
     }
 }
 
-/// The remote end of a connection. The default value has no connection and never closes.
+/// The remote end of a connection. The default value never closes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HttpPeer(Option<Arc<OwnedWriteHalf>>);
 

@@ -5,10 +5,7 @@
 //! - A body above [`MAX_BODY_BYTES`] is rejected before all of it is in memory.
 //! - Statuses match envoyproxy/ratelimit: 200 allow, 429 deny, 400 invalid check.
 //! - Status 500 means that the decision contains infinity or NaN, which JSON cannot express.
-//!
-//! Not covered:
-//! - Validating the method and the content type: any value is accepted, as in
-//!   envoyproxy/ratelimit.
+//! - Any method and content type is accepted, as in envoyproxy/ratelimit.
 
 mod read;
 mod write;
@@ -32,11 +29,11 @@ use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Event as _, Protocol, 
 pub use read::{JsonRequestError, parse_request};
 pub use write::{NotExpressibleInJson, to_json_text};
 
-/// The largest request body, in bytes. Equal to the largest gRPC message.
+/// The largest request body: that of the largest gRPC message.
 pub const MAX_BODY_BYTES: usize = 4 * 1024 * 1024;
 
-/// The timeout for receiving a check and deciding it. It limits
-/// the time for which a slow client can occupy a connection.
+/// The timeout for receiving and deciding a check, so that a slow client occupies a connection only
+/// for a limited time.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) async fn reply_to_check(port: &CheckPort, body: Body) -> Response {
@@ -49,12 +46,12 @@ pub(super) async fn reply_to_check(port: &CheckPort, body: Body) -> Response {
 async fn decide(port: &CheckPort, body: Body) -> (EdgeOutcome, Response) {
     let request = match read_body(body).await.and_then(|bytes| parse_body(&bytes)) {
         Ok(request) => request,
-        Err(why) => return body_error_response(why),
+        Err(error) => return body_error_response(error),
     };
-    let decoded_at = port.engine.clock().now();
+    let received_at = port.engine.clock().now();
     let result = match convert::to_check(&request, &port.reporting) {
         Ok(check) => port.engine.decide(&check).await,
-        Err(refusal) => Err(refusal),
+        Err(error) => Err(error),
     };
     let outcome = check_outcome(&result);
     let reply = match result {
@@ -63,17 +60,13 @@ async fn decide(port: &CheckPort, body: Body) -> (EdgeOutcome, Response) {
             decision.verdict,
             outcome,
         ),
-        Err(refusal) => {
-            count_check_error(&port.engine, &refusal);
+        Err(error) => {
+            count_check_error(&port.engine, &error);
             (outcome, status_response(StatusCode::BAD_REQUEST))
         }
     };
-    CheckAnswered {
-        received_at: decoded_at,
-        replied_at: port.engine.clock().now(),
-        queue_time: Nanos(0),
-    }
-    .emit();
+    CheckAnswered { received_at, replied_at: port.engine.clock().now(), queue_time: Nanos(0) }
+        .emit();
     reply
 }
 
@@ -103,8 +96,8 @@ enum BodyError {
     TimedOut,
 }
 
-fn body_error_response(why: BodyError) -> (EdgeOutcome, Response) {
-    match why {
+fn body_error_response(error: BodyError) -> (EdgeOutcome, Response) {
+    match error {
         BodyError::Malformed => (EdgeOutcome::Malformed, status_response(StatusCode::BAD_REQUEST)),
         BodyError::TooLarge => {
             (EdgeOutcome::TooLarge, status_response(StatusCode::PAYLOAD_TOO_LARGE))
@@ -119,13 +112,13 @@ fn body_error_response(why: BodyError) -> (EdgeOutcome, Response) {
 }
 
 fn parse_body(bytes: &[u8]) -> Result<RateLimitRequest, BodyError> {
-    parse_request(bytes).map_err(|unreadable| match unreadable {
+    parse_request(bytes).map_err(|error| match error {
         JsonRequestError::Malformed(_) => BodyError::Malformed,
         JsonRequestError::TooManyObjects(_) => BodyError::TooManyObjects,
     })
 }
 
-/// Reads the whole body. If the `Content-Length` is too large, it returns an error without reading.
+/// Reads the whole body. Returns an error without reading if `Content-Length` is too large.
 async fn read_body(body: Body) -> Result<Vec<u8>, BodyError> {
     if MAX_BODY_BYTES < usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX) {
         return Err(BodyError::TooLarge);

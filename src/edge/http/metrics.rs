@@ -1,12 +1,9 @@
 //! Serves the metrics port, from which Prometheus scrapes.
 //!
 //! Guarantees:
-//! - The format is Prometheus text 0.0.4, or OpenMetrics 1.0 with exemplars if the client
-//!   prefers it.
+//! - The format is Prometheus text 0.0.4, or OpenMetrics 1.0 with exemplars if the client prefers
+//!   it.
 //! - A scrape changes no metric.
-//!
-//! Not covered:
-//! - The metrics themselves (see [`crate::telemetry`]).
 
 use std::sync::Arc;
 
@@ -24,10 +21,10 @@ const TEXT_FORMAT: StaticHeader = [(CONTENT_TYPE, "text/plain; version=0.0.4; ch
 const OPENMETRICS_FORMAT: StaticHeader =
     [(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")];
 
-/// A function that renders all metrics in Prometheus text format 0.0.4.
+/// Renders all metrics in Prometheus text format 0.0.4.
 pub type PageRenderer = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// The formats in which the metrics port can reply.
+/// The metrics formats that the port offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricsFormats {
     /// Prometheus text format 0.0.4 only.
@@ -51,8 +48,8 @@ fn page_response(format: StaticHeader, text: String) -> Response {
     (format, [(VARY, "accept")], text).into_response()
 }
 
-/// Returns `true` if the `Accept` header gives OpenMetrics at least the weight of
-/// the Prometheus text format. Source: RFC 9110, section 12.5.1.
+/// Returns `true` if the `Accept` header prefers OpenMetrics, or weighs both formats equally.
+/// Source: RFC 9110, section 12.5.1.
 fn prefers_openmetrics(headers: &HeaderMap) -> bool {
     let ranges = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let (mut open_weight, mut text_weight) = (0, 0);
@@ -61,8 +58,10 @@ fn prefers_openmetrics(headers: &HeaderMap) -> bool {
         let kind = parts.next().unwrap_or_default().to_ascii_lowercase();
         let parameters: Vec<_> = parts.filter_map(|part| part.split_once('=')).collect();
         let parameter = |name: &str| {
-            let found = parameters.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
-            found.map(|(_, value)| value.trim().trim_matches('"'))
+            let parameter = parameters
+                .iter()
+                .find(|(parameter_name, _)| parameter_name.eq_ignore_ascii_case(name));
+            parameter.map(|(_, value)| value.trim().trim_matches('"'))
         };
         let weight = parameter("q").map_or(1000, parse_weight);
         match (&*kind, parameter("version")) {
@@ -78,9 +77,9 @@ fn prefers_openmetrics(headers: &HeaderMap) -> bool {
 
 /// Parses an `Accept` weight in thousandths: `0.75` is 750. Returns 0 for an invalid weight.
 fn parse_weight(weight: &str) -> u32 {
-    let (whole, part) = weight.split_once('.').unwrap_or((weight, ""));
-    let part: String = part.chars().chain("000".chars()).take(3).collect();
-    let read = (whole.parse::<u32>().ok(), part.parse::<u32>().ok());
-    let (Some(whole), Some(part)) = read else { return 0 };
-    whole.saturating_mul(1000).saturating_add(part).min(1000)
+    let (whole, fraction) = weight.split_once('.').unwrap_or((weight, ""));
+    let fraction: String = fraction.chars().chain("000".chars()).take(3).collect();
+    let parsed = (whole.parse::<u32>().ok(), fraction.parse::<u32>().ok());
+    let (Some(whole), Some(fraction)) = parsed else { return 0 };
+    whole.saturating_mul(1000).saturating_add(fraction).min(1000)
 }

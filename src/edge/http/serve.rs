@@ -1,7 +1,4 @@
 //! Accepts and serves the connections of an HTTP port.
-//!
-//! Not covered:
-//! - The content of replies (see [`super`]).
 
 use std::future::Future;
 use std::pin::pin;
@@ -22,17 +19,17 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::connection::HttpConnection;
 
-/// The timeout for receiving a request head, and for an idle connection between two requests.
+/// The timeout for receiving a request head, also for the next request on an idle connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The largest number of connections on one port. Further ones wait in the listener's backlog.
+/// The largest number of connections on one port. Others wait in the listener's backlog.
 pub(super) const MAX_CONNECTIONS: usize = 4_096;
 
 /// The idle time before the first TCP keepalive probe, and the interval between probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The pause after an accept error. Without it, a process
-/// without free file descriptors would be in a busy loop.
+/// The pause after an accept error, because a process without free file descriptors would otherwise
+/// be in a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves `router` on `listener` until `shutdown`, then finishes the open requests.
@@ -73,7 +70,7 @@ async fn accept(
     listener: &TcpListener,
     slots: &Arc<Semaphore>,
 ) -> (TcpStream, Option<OwnedSemaphorePermit>) {
-    // `acquire_owned` never fails, because the semaphore is never closed.
+    // Acquiring always succeeds, because the semaphore is never closed.
     let slot = Arc::clone(slots).acquire_owned().await.ok();
     loop {
         match listener.accept().await {
@@ -89,12 +86,12 @@ async fn accept(
     }
 }
 
-/// Enables TCP keepalive, so that the permits of a client that vanished are released.
+/// Enables TCP keepalive, so that the permits of a vanished client are released.
 fn enable_keepalive(stream: &TcpStream) {
     let keepalive = TcpKeepalive::new()
         .with_time(KEEPALIVE_INTERVAL)
         .with_interval(KEEPALIVE_INTERVAL)
         .with_retries(2);
-    // After an error, the connection keeps the keepalive defaults of the operating system.
+    // After an error, the connection keeps the defaults of the operating system.
     drop(SockRef::from(stream).set_tcp_keepalive(&keepalive));
 }

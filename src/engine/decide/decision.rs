@@ -1,10 +1,4 @@
-//! Writes the decision of a check from the outcomes of its charges.
-//!
-//! Guarantees:
-//! - Each decision is counted once in the metrics.
-//!
-//! Not covered:
-//! - The fallback for charges without a store reply (see [`super::fallback`]).
+//! Writes the decision of a check from the outcomes of its charges, and counts it once.
 
 use crate::engine::Engine;
 use crate::engine::decide::fallback;
@@ -23,41 +17,46 @@ use crate::telemetry::event::{CheckDecided, Event as _};
 use crate::telemetry::stats::StatCounter;
 
 impl Engine {
-    /// Decides a check from `outcomes`. Failed charges get the fallback of their limit.
+    /// Decides a check from `outcomes`, one for each charge of `plan`. A failed charge gets the
+    /// fallback of its limit.
     pub(in crate::engine) fn decide_from_outcomes(
         &self,
         plan: &CheckPlan<'_>,
         outcomes: &[ChargeOutcome],
-        at: (Revision, Nanos),
+        (revision, now): (Revision, Nanos),
     ) -> Result<Decision, CheckError> {
         if fallback::is_needed(outcomes) {
             let quota_for_all = self.policy.planning.quota_for_all;
-            let settled = fallback::apply_fallback(
+            let charge_decisions = fallback::apply_fallback(
                 plan,
                 outcomes,
                 self.local_fallback(),
-                at.1,
+                now,
                 quota_for_all,
             )?;
-            return Ok(self.write_decision(plan, settled.into_iter(), at));
+            return Ok(self.write_decision(plan, charge_decisions.into_iter(), (revision, now)));
         }
-        Ok(self.write_decision(plan, outcomes.iter().copied().map(ChargeDecision::Store), at))
+        Ok(self.write_decision(
+            plan,
+            outcomes.iter().copied().map(ChargeDecision::Store),
+            (revision, now),
+        ))
     }
 
-    /// Writes the decision of `plan`, and counts it in the metrics. `at` is its revision and
-    /// instant.
+    /// Writes the decision of `plan` from one decision for each charge, and counts it in the
+    /// metrics.
     pub(in crate::engine) fn write_decision(
         &self,
         plan: &CheckPlan<'_>,
-        settled: impl Iterator<Item = ChargeDecision>,
-        at: (Revision, Nanos),
+        charge_decisions: impl Iterator<Item = ChargeDecision>,
+        (revision, now): (Revision, Nanos),
     ) -> Decision {
-        let mut decision = Decision::allow(at.0, at.1);
-        let near = self.write_statuses(plan, settled, &mut decision);
+        let mut decision = Decision::allow(revision, now);
+        let near_limit = self.write_statuses(plan, charge_decisions, &mut decision);
         let quota_for_all = self.policy.planning.quota_for_all;
         let descriptor_decisions = || decision.statuses.iter().map(|status| &status.decision);
         let votes =
-            descriptor_decisions().map(|finding| (finding.enforcement.group, finding.verdict));
+            descriptor_decisions().map(|decision| (decision.enforcement.group, decision.verdict));
         let denied = combine(votes, quota_for_all) == Verdict::Deny;
         decision.binding = binding_index(descriptor_decisions(), quota_for_all);
         decision.is_shadowed = self.policy.is_shadow && denied;
@@ -75,7 +74,7 @@ impl Engine {
             verdict: decision.verdict,
             is_shadowed: decision.is_shadowed,
             reasons,
-            near_limit: near,
+            near_limit: near_limit,
         }
         .emit();
         if let (true, Some(stats)) = (decision.is_shadowed, &self.stats) {
@@ -85,38 +84,39 @@ impl Engine {
         decision
     }
 
-    /// Writes one status for each descriptor. Returns the number of limits that are nearly used up.
+    /// Appends one status for each descriptor. Returns the number of limits that are nearly used
+    /// up.
     fn write_statuses(
         &self,
         plan: &CheckPlan<'_>,
-        settled: impl Iterator<Item = ChargeDecision>,
+        charge_decisions: impl Iterator<Item = ChargeDecision>,
         decision: &mut Decision,
     ) -> u64 {
-        let mut charged = plan.charges.list.iter().zip(settled);
-        let (mut rule_stats, mut near) = (plan.stats.iter(), 0);
-        for part in &plan.descriptors {
+        let mut charged = plan.charges.list.iter().zip(charge_decisions);
+        let (mut rule_stats, mut near_limit_count) = (plan.stats.iter(), 0);
+        for descriptor_plan in &plan.descriptors {
             let mut max_at_once = 0;
             let next = || {
-                let (charge, settled) = charged.next()?;
-                if let Some(counted) = rule_stats.next() {
-                    counted.count(charge.cost, &settled, self.policy.near_limit_ratio);
+                let (charge, charge_decisions) = charged.next()?;
+                if let Some(rule) = rule_stats.next() {
+                    rule.count(charge.cost, &charge_decisions, self.policy.near_limit_ratio);
                 }
                 max_at_once = charge.strategy.max_at_once();
-                Some((charge, settled))
+                Some((charge, charge_decisions))
             };
             decision.statuses.push(LimitStatus::UNLIMITED);
             let Some(status) = decision.statuses.last_mut() else { continue };
-            write_status(status, part, next);
-            near += u64::from(self.is_near_limit(&status.decision, max_at_once));
+            write_status(status, descriptor_plan, next);
+            near_limit_count += u64::from(self.is_near_limit(&status.decision, max_at_once));
         }
-        near
+        near_limit_count
     }
 
-    /// Returns `true` if the limit allowed the hits and is nearly used up. `max_at_once` is the
-    /// number of hits that an empty counter allows at once.
-    fn is_near_limit(&self, finding: &DescriptorDecision, max_at_once: u32) -> bool {
-        let used = u64::from(max_at_once).saturating_sub(finding.headroom.remaining.0);
-        finding.reason == Reason::WithinLimit
+    /// Returns `true` if the limit allowed the hits and is nearly used up. An empty counter allows
+    /// `max_at_once` hits.
+    fn is_near_limit(&self, decision: &DescriptorDecision, max_at_once: u32) -> bool {
+        let used = u64::from(max_at_once).saturating_sub(decision.headroom.remaining.0);
+        decision.reason == Reason::WithinLimit
             && near_limit_threshold(max_at_once, self.policy.near_limit_ratio) < used
     }
 }
@@ -125,59 +125,60 @@ impl Engine {
 /// outcome.
 fn write_status<'p>(
     status: &mut LimitStatus,
-    part: &DescriptorPlan<'_>,
-    next: impl FnOnce() -> Option<(&'p Charge, ChargeDecision)>,
+    descriptor_plan: &DescriptorPlan<'_>,
+    next_charge: impl FnOnce() -> Option<(&'p Charge, ChargeDecision)>,
 ) {
-    let LimitStatus { decision: finding, metadata } = status;
-    match part {
+    let LimitStatus { decision, metadata } = status;
+    match descriptor_plan {
         DescriptorPlan::NoRule => {}
         DescriptorPlan::Unlimited(_) => {
-            *finding = DescriptorDecision::uncounted(Reason::Unlimited, VoteGroup::Unlimited);
+            *decision = DescriptorDecision::uncounted(Reason::Unlimited, VoteGroup::Unlimited);
         }
-        DescriptorPlan::Replaced => finding.reason = Reason::Replaced,
+        DescriptorPlan::Replaced => decision.reason = Reason::Replaced,
         DescriptorPlan::Forced(rule, _, verdict) => {
             metadata.clone_from(&rule.metadata);
-            (finding.limit, finding.enforcement) = (part.applied_limit(), enforcement_of(rule));
-            finding.set_verdict(*verdict, Reason::Forced);
+            (decision.limit, decision.enforcement) =
+                (descriptor_plan.applied_limit(), enforcement_of(rule));
+            decision.set_verdict(*verdict, Reason::Forced);
         }
         DescriptorPlan::Charged(..) | DescriptorPlan::Override(..) => {
-            *metadata = part.rule().and_then(|rule| rule.metadata.clone());
-            let Some((charge, settled)) = next() else { return };
-            (finding.limit, finding.enforcement) = (part.applied_limit(), charge.standing);
-            write_settled(finding, settled);
+            *metadata = descriptor_plan.rule().and_then(|rule| rule.metadata.clone());
+            let Some((charge, charge_decision)) = next_charge() else { return };
+            (decision.limit, decision.enforcement) =
+                (descriptor_plan.applied_limit(), charge.standing);
+            write_charge_decision(decision, charge_decision);
         }
     }
 }
 
-fn write_settled(finding: &mut DescriptorDecision, settled: ChargeDecision) {
-    match settled {
-        ChargeDecision::Store(outcome) => write_outcome(finding, outcome),
-        ChargeDecision::Fallback(verdict, reason) => finding.set_verdict(verdict, reason),
+fn write_charge_decision(decision: &mut DescriptorDecision, charge_decision: ChargeDecision) {
+    match charge_decision {
+        ChargeDecision::Store(outcome) => write_outcome(decision, outcome),
+        ChargeDecision::Fallback(verdict, reason) => decision.set_verdict(verdict, reason),
         ChargeDecision::NotCharged => {
-            *finding = DescriptorDecision::uncounted(Reason::Skipped, finding.enforcement.group);
+            *decision = DescriptorDecision::uncounted(Reason::Skipped, decision.enforcement.group);
         }
         ChargeDecision::Local(outcome) => {
-            write_outcome(finding, outcome);
-            finding.reason = Reason::StoreDownLocal;
+            write_outcome(decision, outcome);
+            decision.reason = Reason::StoreDownLocal;
         }
     }
 }
 
 #[inline]
-fn write_outcome(finding: &mut DescriptorDecision, outcome: ChargeOutcome) {
+fn write_outcome(decision: &mut DescriptorDecision, outcome: ChargeOutcome) {
     match outcome {
         ChargeOutcome::Decided(step) | ChargeOutcome::Counted(step, _) => {
-            finding.apply_counter(step);
+            decision.apply_counter(step);
         }
         ChargeOutcome::Refunded(step) => {
-            finding.apply_counter(CounterDecision::Allow(headroom_in(step)));
-            finding.reason = Reason::Refunded;
+            decision.apply_counter(CounterDecision::Allow(headroom_in(step)));
+            decision.reason = Reason::Refunded;
         }
-        ChargeOutcome::StoreFull(verdict) => finding.set_verdict(verdict, Reason::StoreFull),
-        // `fallback::apply_fallback` replaces stale and failed outcomes before. A denial is the
-        // safe result.
+        ChargeOutcome::StoreFull(verdict) => decision.set_verdict(verdict, Reason::StoreFull),
+        // `fallback::apply_fallback` has replaced these outcomes. A denial is the safe result.
         ChargeOutcome::Stale(_) | ChargeOutcome::Failed(_) => {
-            finding.set_verdict(Verdict::Deny, Reason::StoreDownDenied);
+            decision.set_verdict(Verdict::Deny, Reason::StoreDownDenied);
         }
     }
 }

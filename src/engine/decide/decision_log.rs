@@ -1,13 +1,8 @@
 //! Logs the decision of each charged limit at `log_level: trace`.
 //!
-//! Guarantees:
-//! - A lease balance decides at the logged instant `asked_us`.
-//! - The store charges between `asked_us` and `answered_us`. Both are of this process's clock.
-//! - At other log levels the cost is one comparison.
+//! - The decision was made between `asked_us` and `answered_us`, on this process's clock. Lease
+//!   balances decide at `asked_us`.
 //! - A log line contains the path of the rule, but no descriptor of the check.
-//!
-//! Not covered:
-//! - Metrics (see [`crate::telemetry`]).
 
 use tracing::Level;
 
@@ -26,11 +21,14 @@ pub(in crate::engine) fn log_decision(plan: &CheckPlan<'_>, decision: &Decision,
 #[cold]
 fn write_lines(plan: &CheckPlan<'_>, decision: &Decision, clock: &Clock) {
     let (asked, answered) = (Tick::Micro.floor(decision.now), Tick::Micro.floor(clock.now()));
-    let parts =
-        plan.descriptors.iter().zip(&decision.statuses).filter(|(part, _)| part.is_charged());
-    for ((part, status), charge) in parts.zip(&plan.charges.list) {
+    let charged = plan
+        .descriptors
+        .iter()
+        .zip(&decision.statuses)
+        .filter(|(descriptor_plan, _)| descriptor_plan.is_charged());
+    for ((descriptor_plan, status), charge) in charged.zip(&plan.charges.list) {
         let Cost::Charge(hits) = charge.cost else { continue };
-        let rule = part.rule().map(|rule| &*rule.path);
+        let rule = descriptor_plan.rule().map(|rule| &*rule.path);
         let admitted = status.decision.verdict == Verdict::Allow;
         tracing::trace!(
             rule,

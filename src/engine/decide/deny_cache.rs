@@ -7,12 +7,7 @@
 //! - A denial that reserved hits may have caused ends when the longest reservation expires.
 //! - A denial applies to checks of as many hits or more, never to 0 hits or refunds.
 //! - A new configuration ends all denials; a refund through this replica ends those of its counter.
-//! - The cache has at most 65,536 counters (12 MB): [`SHARDS`] shards of [`COUNTERS_PER_SHARD`].
-//! - A full shard evicts the denial that ends first.
-//!
-//! Not covered:
-//! - `mode: strict`, which needs no lookup.
-//! - Store calls (see [`crate::engine::decide::path`]).
+//! - The cache has at most 65,536 counters (12 MB). A full shard evicts the denial that ends first.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -34,28 +29,27 @@ use crate::telemetry::event::{DenialsFromCache, Event as _};
 
 const SHARDS: usize = 4096;
 
-/// The largest number of counters in a shard, small enough for a linear search.
+/// The largest number of counters in a shard. Small, because a lookup searches linearly.
 const COUNTERS_PER_SHARD: usize = 16;
 
-/// The cached denials of all counters.
 #[derive(Debug)]
 pub(in crate::engine) struct DenyCache {
     shards: Box<[Mutex<DenialShard>]>,
-    /// `true` after the first cached denial. Before that, refunds have nothing to remove.
+    /// `true` after the first cached denial. Until then, refunds skip the cache.
     has_denials: AtomicBool,
-    /// Random for each process, so that no client can choose keys that fall into one shard.
+    /// Hash key, random for each process: no client can choose counter keys that fall into one
+    /// shard.
     secret: [u8; 16],
 }
 
 pub(in crate::engine) enum DenyLookup {
     All(SmallVec<[ChargeDecision; 2]>),
-    /// The cached denials, and the charges to send to the store.
+    /// Some charges have no cached denial and need a store call.
     Partial(Box<PartialDecision>),
 }
 
 pub(in crate::engine) struct PartialDecision {
-    /// One outcome for each charge. Without a cached denial it is a failure, which the store's
-    /// reply replaces.
+    /// One outcome for each charge; a placeholder failure for the charges `to_send`.
     pub(in crate::engine) outcomes: Outcomes,
     pub(in crate::engine) to_send: ChargeSubset,
 }
@@ -63,34 +57,33 @@ pub(in crate::engine) struct PartialDecision {
 #[derive(Debug, Default)]
 struct DenialShard {
     denials: Vec<CounterDenial>,
-    /// The last refund to a counter of this shard. A check that was sent before it may have been
-    /// denied without the refunded hits, so its denial is not cached.
+    /// The time of the last refund to a counter of this shard. A denial of a check that was sent
+    /// before is not cached, because it may have missed the refunded hits.
     last_refund: Nanos,
 }
 
 #[derive(Debug)]
 struct CounterDenial {
     hash: [u64; 2],
-    /// The revision and the strategy that denied.
+    /// The configuration revision and the limit's strategy at the denial.
     under: (Revision, Strategy),
     denial: RememberedDenial,
 }
 
-/// A denial; all instants are of this process's clock.
+/// One denial of a counter. All instants are on this process's clock.
 #[derive(Clone, Copy, Debug)]
 struct RememberedDenial {
     hits: Hits,
-    /// The earliest instant at which the hits may be allowed; the denial ends here. It counts from
-    /// the sending of the charge, and includes an earlier end of reservations.
+    /// The denial is used until this instant, the earliest at which the hits may be allowed. It
+    /// counts from the sending of the charge; a reservation of hits may end it earlier.
     ends_at: Nanos,
-    /// The latest instant at which the hits are allowed without other traffic. The retry-after of
-    /// replies ends here, so that no client retries too early.
+    /// The latest instant at which the hits are allowed without other traffic. A retry-after points
+    /// here, so that no client retries too early.
     allowed_at: Nanos,
     remaining: Hits,
     resets_at: Nanos,
 }
 
-/// The times of a store call, and the revision of its check.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) struct StoreCallTimes {
     pub(in crate::engine) sent_at: Nanos,
@@ -108,26 +101,27 @@ impl DenyCache {
         Self { shards, has_denials: AtomicBool::new(false), secret }
     }
 
-    /// Returns `true` if the check has a cached limit, or a refund that may end a cached denial.
+    /// Returns `true` if the check has a limit with `mode: cached_deny`, or a refund that may end a
+    /// cached denial.
     pub(in crate::engine) fn needs_lookup(&self, plan: &CheckPlan<'_>) -> bool {
         let refunds = || plan.charges.list.iter().any(|c| matches!(c.cost, Cost::Refund(_)));
         plan.descriptors.iter().any(is_cached) || self.has_denials.load(Relaxed) && refunds()
     }
 
-    /// Looks up the charges of `plan`. A refund ends the cached denial of its counter.
+    /// Looks up a cached denial for each charge of `plan`. A refund ends the denial of its counter.
     pub(in crate::engine) fn look_up(
         &self,
         plan: &CheckPlan<'_>,
         revision: Revision,
         now: Nanos,
     ) -> DenyLookup {
-        let known: SmallVec<[Option<ChargeOutcome>; 2]> = charges_with_parts(plan)
+        let cached_denials: SmallVec<[Option<ChargeOutcome>; 2]> = charges_with_parts(plan)
             .map(|(part, charge)| self.cached_denial(part, charge, revision, now))
             .collect();
         let lookup = match plan.charges.mode {
-            ChargeMode::Each | ChargeMode::Preview => with_misses(plan, &known),
+            ChargeMode::Each | ChargeMode::Preview => with_misses(plan, &cached_denials),
             ChargeMode::AllOrNothing { quota_for_all, .. } => {
-                deny_whole_check(plan, &known, quota_for_all)
+                deny_whole_check(plan, &cached_denials, quota_for_all)
                     .unwrap_or_else(|| with_misses(plan, &[]))
             }
         };
@@ -138,9 +132,10 @@ impl DenyCache {
         lookup
     }
 
-    /// Caches the denials in `outcomes`. `sent` are the charges of the store call. `reserved_for`
-    /// returns the longest time for which another check may have reserved hits of the counter, or
-    /// `None`. It is ignored with `charge: each`, where reserved hits cause no denial.
+    /// Caches the denials in `outcomes` for the charges `sent` in this store call.
+    ///
+    /// `reserved_for` returns the longest time for which another check may have reserved hits of
+    /// the counter. It is ignored with `charge: each`, where reserved hits cause no denial.
     pub(in crate::engine) fn record_outcomes(
         &self,
         plan: &CheckPlan<'_>,
@@ -151,7 +146,7 @@ impl DenyCache {
     ) {
         let charges_each = matches!(plan.charges.mode, ChargeMode::Each);
         let reserved_for = |charge: &Charge| if charges_each { None } else { reserved_for(charge) };
-        for (index, (part, charge)) in charges_with_parts(plan).enumerate() {
+        for (index, (descriptor, charge)) in charges_with_parts(plan).enumerate() {
             let outcome = outcomes.get(index);
             match (charge.cost, outcome) {
                 (Cost::Refund(_), _) => self.remove(&charge.key, call.replied_at),
@@ -167,7 +162,7 @@ impl DenyCache {
                             _,
                         ),
                     ),
-                ) if is_cached(part) && sent.contains(index) && hits != Hits(0) => {
+                ) if is_cached(descriptor) && sent.contains(index) && hits != Hits(0) => {
                     let denied_hits = hits_denied_at(plan, index, hits);
                     let denial = RememberedDenial::new(denied_hits, *retry_after, *room, call);
                     self.insert(
@@ -183,7 +178,7 @@ impl DenyCache {
 
     fn cached_denial(
         &self,
-        part: &DescriptorPlan<'_>,
+        descriptor: &DescriptorPlan<'_>,
         charge: &Charge,
         revision: Revision,
         now: Nanos,
@@ -194,11 +189,11 @@ impl DenyCache {
                 None
             }
             Cost::Charge(Hits(0)) => None,
-            Cost::Charge(hits) if is_cached(part) => {
+            Cost::Charge(hits) if is_cached(descriptor) => {
                 let hash = self.hash_key(&charge.key);
                 let shard = self.lock_shard(hash);
-                let ledger = shard.denials.iter().find(|cached| cached.hash == hash)?;
-                ledger.decide((revision, charge.strategy), hits, now).map(ChargeOutcome::Decided)
+                let cached = shard.denials.iter().find(|denial| denial.hash == hash)?;
+                cached.decide((revision, charge.strategy), hits, now).map(ChargeOutcome::Decided)
             }
             Cost::Charge(_) => None,
         }
@@ -218,7 +213,7 @@ impl DenyCache {
     fn remove(&self, key: &CounterKey, now: Nanos) {
         let hash = self.hash_key(key);
         let mut shard = self.lock_shard(hash);
-        shard.denials.retain(|ledger| ledger.hash != hash);
+        shard.denials.retain(|denial| denial.hash != hash);
         shard.last_refund = shard.last_refund.max(now);
     }
 
@@ -237,24 +232,27 @@ impl DenyCache {
 
 impl DenyLookup {
     fn denial_count(&self) -> u64 {
-        let known = |outcome: &ChargeOutcome| matches!(outcome, ChargeOutcome::Decided(_));
+        let is_denial = |outcome: &ChargeOutcome| matches!(outcome, ChargeOutcome::Decided(_));
+        let is_cached = |decision: &ChargeDecision| match decision {
+            ChargeDecision::Store(outcome) => is_denial(outcome),
+            _ => false,
+        };
         let count = match self {
-            Self::All(settled) => settled
-                .iter()
-                .filter(|one| matches!(one, ChargeDecision::Store(outcome) if known(outcome)))
-                .count(),
-            Self::Partial(rest) => rest.outcomes.iter().filter(|outcome| known(outcome)).count(),
+            Self::All(decisions) => decisions.iter().filter(|decision| is_cached(decision)).count(),
+            Self::Partial(partial) => {
+                partial.outcomes.iter().filter(|outcome| is_denial(outcome)).count()
+            }
         };
         u64::try_from(count).unwrap_or(u64::MAX)
     }
 }
 
 impl DenialShard {
-    /// Inserts `new`. Of two valid denials of one counter, the denial of fewer hits stays, because
-    /// it applies to more checks.
+    /// Inserts `new`. If a denial of the same counter and of fewer hits is still valid, that one
+    /// stays, because it applies to more checks.
     fn insert(&mut self, new: CounterDenial, now: Nanos) {
-        let is_same_counter = |held: &CounterDenial| held.hash == new.hash;
-        if let Some(cached) = self.denials.iter_mut().find(|held| is_same_counter(held)) {
+        let is_same_counter = |cached: &CounterDenial| cached.hash == new.hash;
+        if let Some(cached) = self.denials.iter_mut().find(|cached| is_same_counter(cached)) {
             let keeps_cached = cached.under == new.under
                 && now < cached.denial.ends_at
                 && cached.denial.hits < new.denial.hits;
@@ -265,29 +263,34 @@ impl DenialShard {
         }
         if self.denials.len() < COUNTERS_PER_SHARD {
             self.denials.push(new);
-        } else if let Some(first) = self.denials.iter_mut().min_by_key(|held| held.denial.ends_at) {
-            *first = new;
+        } else if let Some(ends_first) =
+            self.denials.iter_mut().min_by_key(|cached| cached.denial.ends_at)
+        {
+            *ends_first = new;
         }
     }
 }
 
 impl CounterDenial {
-    /// Returns the decision for `hits`, if this denial applies.
+    /// Returns the decision for a check of `hits`, or `None` if this denial does not apply.
     fn decide(
         &self,
-        under: (Revision, Strategy),
+        revision_and_strategy: (Revision, Strategy),
         hits: Hits,
         now: Nanos,
     ) -> Option<CounterDecision> {
-        if self.under != under || self.denial.ends_at <= now || hits < self.denial.hits {
+        if self.under != revision_and_strategy
+            || self.denial.ends_at <= now
+            || hits < self.denial.hits
+        {
             return None;
         }
         let RememberedDenial { allowed_at, remaining, resets_at, .. } = self.denial;
         let room = Headroom { remaining, reset_after: resets_at.since(now) };
-        if u64::from(under.1.max_at_once()) < hits.0 {
+        if u64::from(revision_and_strategy.1.max_at_once()) < hits.0 {
             return Some(CounterDecision::ExceedsLimit(room));
         }
-        let extra_wait = under.1.extra_wait(hits.less(self.denial.hits))?;
+        let extra_wait = revision_and_strategy.1.extra_wait(hits.less(self.denial.hits))?;
         Some(CounterDecision::Deny {
             retry_after: allowed_at.since(now).plus(extra_wait),
             headroom: room,
@@ -306,24 +309,24 @@ impl RememberedDenial {
         }
     }
 
-    /// Ends the denial at most `reserved_for` after sending, because reserved hits may have caused
-    /// it.
+    /// Ends the denial at most `reserved_for` after sending, because hits reserved by another check
+    /// may have caused it.
     fn end_with_reservation(self, reserved_for: Option<Nanos>, call: StoreCallTimes) -> Self {
         let ends_at = reserved_for
-            .map_or(self.ends_at, |held_for| call.sent_at.plus(held_for).min(self.ends_at));
+            .map_or(self.ends_at, |reserved_for| call.sent_at.plus(reserved_for).min(self.ends_at));
         Self { ends_at, ..self }
     }
 }
 
-fn is_cached(part: &DescriptorPlan<'_>) -> bool {
-    part.mode() == LimitMode::CachedDeny
+fn is_cached(descriptor: &DescriptorPlan<'_>) -> bool {
+    descriptor.mode() == LimitMode::CachedDeny
 }
 
 fn charges_with_parts<'p>(
     plan: &'p CheckPlan<'_>,
 ) -> impl Iterator<Item = (&'p DescriptorPlan<'p>, &'p Charge)> {
-    let parts = plan.descriptors.iter().filter(|part| part.is_charged());
-    parts.zip(&plan.charges.list)
+    let descriptors = plan.descriptors.iter().filter(|descriptor| descriptor.is_charged());
+    descriptors.zip(&plan.charges.list)
 }
 
 /// Returns the hits that the denial of charge `index` covers. An all-or-nothing check is decided on
@@ -342,41 +345,41 @@ fn hits_denied_at(plan: &CheckPlan<'_>, index: usize, hits: Hits) -> Hits {
     before.fold(hits, Hits::plus)
 }
 
-/// Returns the cached denials, and the charges that have none.
-fn with_misses(plan: &CheckPlan<'_>, known: &[Option<ChargeOutcome>]) -> DenyLookup {
-    let cached = |place: usize| known.get(place).copied().flatten();
-    let unknown = ChargeOutcome::Failed(StoreFailure::InvalidReply);
-    let outcomes = (0..plan.charges.list.len()).map(|place| cached(place).unwrap_or(unknown));
-    let missing =
-        ChargeSubset::select(&plan.charges, |place| cached(place).is_none(), plan.charges.mode);
-    DenyLookup::Partial(Box::new(PartialDecision {
-        outcomes: outcomes.collect(),
-        to_send: missing,
-    }))
+/// Returns the cached denials, and the charges without one to send to the store.
+fn with_misses(plan: &CheckPlan<'_>, cached_denials: &[Option<ChargeOutcome>]) -> DenyLookup {
+    let cached_denial = |index: usize| cached_denials.get(index).copied().flatten();
+    let placeholder = ChargeOutcome::Failed(StoreFailure::InvalidReply);
+    let outcomes =
+        (0..plan.charges.list.len()).map(|index| cached_denial(index).unwrap_or(placeholder));
+    let to_send = ChargeSubset::select(
+        &plan.charges,
+        |index| cached_denial(index).is_none(),
+        plan.charges.mode,
+    );
+    DenyLookup::Partial(Box::new(PartialDecision { outcomes: outcomes.collect(), to_send }))
 }
 
 /// Denies an all-or-nothing check if the cached denial of one limit is enough for that.
 ///
-/// Otherwise returns `None`:
-/// - With a refund, because refunds are made in any case.
-/// - If only shadow-mode or quota limits have a cached denial.
+/// Returns `None` if only shadow-mode or quota limits have a cached denial, or if the check has a
+/// refund, which is made in any case.
 fn deny_whole_check(
     plan: &CheckPlan<'_>,
-    known: &[Option<ChargeOutcome>],
+    cached_denials: &[Option<ChargeOutcome>],
     quota_for_all: bool,
 ) -> Option<DenyLookup> {
     let list = &plan.charges.list;
-    let refunds = list.iter().any(|charge| matches!(charge.cost, Cost::Refund(_)));
+    let has_refund = list.iter().any(|charge| matches!(charge.cost, Cost::Refund(_)));
     let denies = |(charge, outcome): (&Charge, &Option<ChargeOutcome>)| {
         outcome.is_some() && charge.standing.group == VoteGroup::Enforced && !charge.standing.shadow
     };
-    if refunds || quota_for_all || !list.iter().zip(known).any(denies) {
+    if has_refund || quota_for_all || !list.iter().zip(cached_denials).any(denies) {
         return None;
     }
-    let settled = known
+    let decisions = cached_denials
         .iter()
         .map(|outcome| outcome.map_or(ChargeDecision::NotCharged, ChargeDecision::Store));
-    Some(DenyLookup::All(settled.collect()))
+    Some(DenyLookup::All(decisions.collect()))
 }
 
 #[cfg(test)]

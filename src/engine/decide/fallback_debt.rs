@@ -1,20 +1,14 @@
-//! Fallback debt: hits that this replica allowed during
-//! a store outage and charges to the store afterwards.
+//! Fallback debt: hits that this replica allowed during a store outage and charges to the store
+//! afterwards.
 //!
 //! Guarantees:
-//! - At most [`MAX_KEYS`] counters have debt, with at most [`MAX_KEY_BYTES`] of keys in total. Hits
-//!   beyond that are counted as lost.
-//! - Debt is charged in one store call at a time, when the Redis node of its counter is available
-//!   again.
+//! - At most [`MAX_KEYS`] counters and [`MAX_KEY_BYTES`] of keys have debt; further hits are lost.
+//! - Debt is charged when the Redis node of its counter is available again.
 //! - Hits that have drained or expired in the local counter meanwhile are not charged.
 //! - Attempts to charge debt during an outage never overlap, and take about a tenth of the time.
-//! - Once all debt is charged and the store was available for [`CALM_TIME`], the local counters are
-//!   cleared.
+//! - Outages less than [`CALM_TIME`] apart count as one: only then the local counters are cleared.
 //!
-//! Not covered:
-//! - A restart of the process: its debt is lost.
-//!
-//! Outages less than [`CALM_TIME`] apart count as one outage: the local counters continue to count.
+//! Not covered: a restart of the process loses its debt.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -35,26 +29,22 @@ use crate::telemetry::event::{Event as _, FallbackDebtEnded, FallbackDebtOutcome
 
 const MAX_KEYS: usize = 65_536;
 
-/// The largest total size of the keys of counters with debt, in bytes.
 const MAX_KEY_BYTES: usize = 16 << 20;
 
-/// The shortest pause between two attempts to charge debt during an outage.
 const MIN_PAUSE: Duration = Duration::from_millis(20);
 
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
-/// The pause after an attempt is this multiple of its duration, up to [`MAX_PAUSE`].
+/// The pause after an attempt, as a multiple of the attempt's duration. At most [`MAX_PAUSE`].
 const PAUSE_FACTOR: u32 = 10;
 
-/// The time for which the store must be available before an outage has ended.
+/// An outage ends once the store has been available for this time.
 const CALM_TIME: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 pub(in crate::engine) struct FallbackDebt {
-    /// The last charge that became debt. It contains the counter's key and its strategy in the
-    /// store.
+    /// The last charge that became debt: it has the counter's key and strategy in the store.
     charge: Charge,
-    /// The strategy of the local counter.
     pub(in crate::engine) local_strategy: Strategy,
     pub(in crate::engine) hits: Hits,
 }
@@ -68,7 +58,6 @@ impl FallbackDebt {
 #[derive(Debug, Default)]
 pub(in crate::engine) struct FallbackDebts {
     table: Mutex<DebtTable>,
-    /// Notified after each charge to a local counter.
     charged_locally: Notify,
 }
 
@@ -79,21 +68,21 @@ struct DebtTable {
 }
 
 impl FallbackDebts {
-    /// Wakes [`Engine::repay_forever`] after a charge to a local counter.
+    /// Wakes [`Engine::repay_forever`]. Call this after a charge to a local counter.
     pub(in crate::engine) fn wake(&self) {
         self.charged_locally.notify_one();
     }
 
     /// Adds an allowed charge to the debt, or subtracts a refund.
     pub(in crate::engine) fn record(&self, charge: &Charge, local_strategy: Strategy) {
-        let mut book = self.table.lock();
+        let mut table = self.table.lock();
         match charge.cost {
             Cost::Charge(Hits(0)) => {}
             Cost::Charge(hits) => {
-                book.add(FallbackDebt { charge: charge.clone(), local_strategy, hits });
+                table.add(FallbackDebt { charge: charge.clone(), local_strategy, hits });
             }
             Cost::Refund(hits) => {
-                if let Some(debt) = book.debts.get_mut(&charge.key) {
+                if let Some(debt) = table.debts.get_mut(&charge.key) {
                     debt.hits = debt.hits.less(hits);
                 }
             }
@@ -108,22 +97,21 @@ impl FallbackDebts {
         self.table.lock().debts.get(key).map(|debt| read(&debt.charge))
     }
 
-    /// Removes and returns the debt of one counter. Refunds can still reduce the other debts
-    /// meanwhile.
+    /// Removes and returns the debt of one counter.
     fn take(&self, key: &CounterKey) -> Option<FallbackDebt> {
-        let mut book = self.table.lock();
-        let debt = book.debts.remove(key)?;
-        book.bytes = book.bytes.saturating_sub(key.as_bytes().len());
+        let mut table = self.table.lock();
+        let debt = table.debts.remove(key)?;
+        table.bytes = table.bytes.saturating_sub(key.as_bytes().len());
         Some(debt)
     }
 
-    /// Puts back debt that could not be charged. Adds it to newer debt of its counter, whose limit
-    /// is kept.
+    /// Puts back debt that could not be charged. If its counter has newer debt, adds the hits to
+    /// that.
     fn put_back(&self, debt: FallbackDebt) {
-        let mut book = self.table.lock();
-        match book.debts.get_mut(&debt.charge.key) {
+        let mut table = self.table.lock();
+        match table.debts.get_mut(&debt.charge.key) {
             Some(newer) => newer.hits = newer.hits.plus(debt.hits),
-            None => book.add(debt),
+            None => table.add(debt),
         }
     }
 
@@ -134,9 +122,9 @@ impl FallbackDebts {
 
 impl DebtTable {
     fn add(&mut self, debt: FallbackDebt) {
-        if let Some(held) = self.debts.get_mut(&debt.charge.key) {
-            let hits = held.hits.plus(debt.hits);
-            *held = FallbackDebt { hits, ..debt };
+        if let Some(existing) = self.debts.get_mut(&debt.charge.key) {
+            let hits = existing.hits.plus(debt.hits);
+            *existing = FallbackDebt { hits, ..debt };
             return;
         }
         let bytes = self.bytes.saturating_add(debt.charge.key.as_bytes().len());
@@ -149,7 +137,7 @@ impl DebtTable {
     }
 }
 
-/// At least one store node is unavailable. Contains the start of the attempt.
+/// The error of an attempt that found a store node unavailable.
 struct NodeUnavailable {
     started_at: Nanos,
 }
@@ -159,25 +147,23 @@ enum Repayment {
     Settled,
     /// The node is unavailable, and nothing was charged.
     Unavailable,
-    /// It is unknown whether the store made the charge. The debt is counted as lost, because a
-    /// retry might count the hits twice.
+    /// The store may or may not have made the charge. The debt counts as lost, because a retry
+    /// might charge the hits twice.
     Unknown,
 }
 
-/// The number of debts between two yields to the async runtime. Needed because debts of unavailable
-/// nodes are skipped without an await.
+/// The number of debts between two yields to the async runtime. Debts of unavailable nodes are
+/// skipped without an await.
 const DEBTS_PER_YIELD: usize = 64;
 
 impl Engine {
-    /// Charges fallback debt to the store whenever the store is available again. Never returns.
+    /// Charges fallback debt whenever the store is available again. Never returns.
     pub async fn repay_forever(&self) {
         let Some(local) = self.local_fallback() else { return std::future::pending().await };
         loop {
             local.debts.charged_locally.notified().await;
-            while let Err(NodeUnavailable { started_at: began }) =
-                self.repay_until_calm(local).await
-            {
-                let took = Duration::from_nanos(self.clock().steady().since(began).0);
+            while let Err(NodeUnavailable { started_at }) = self.repay_until_calm(local).await {
+                let took = Duration::from_nanos(self.clock().steady().since(started_at).0);
                 sleep(took.saturating_mul(PAUSE_FACTOR).clamp(MIN_PAUSE, MAX_PAUSE)).await;
             }
         }
@@ -202,7 +188,7 @@ impl Engine {
     }
 
     async fn repay_all(&self, local: &LocalFallback) -> Result<(), NodeUnavailable> {
-        let began = self.clock().steady();
+        let started_at = self.clock().steady();
         let mut unavailable_nodes = HashSet::new();
         for (index, key) in local.debts.keys().into_iter().enumerate() {
             if index % DEBTS_PER_YIELD == DEBTS_PER_YIELD - 1 {
@@ -217,23 +203,19 @@ impl Engine {
             let hits = local.remaining_debt(&debt, self.clock().now());
             count(FallbackDebtOutcome::NotNeeded, debt.hits.less(hits));
             debt.hits = hits;
-            match self.repay_one(&mut debt).await {
+            match self.repay_debt(&mut debt).await {
                 Repayment::Settled => continue,
                 Repayment::Unavailable => local.debts.put_back(debt),
                 Repayment::Unknown => count(FallbackDebtOutcome::Lost, debt.hits),
             }
             unavailable_nodes.insert(node);
         }
-        if unavailable_nodes.is_empty() {
-            Ok(())
-        } else {
-            Err(NodeUnavailable { started_at: began })
-        }
+        if unavailable_nodes.is_empty() { Ok(()) } else { Err(NodeUnavailable { started_at }) }
     }
 
-    /// Charges the hits of `debt` that the limit allows, so that debt never raises a counter above
-    /// its limit.
-    async fn repay_one(&self, debt: &mut FallbackDebt) -> Repayment {
+    /// Charges the hits of `debt` that the limit allows: debt never raises a counter above its
+    /// limit.
+    async fn repay_debt(&self, debt: &mut FallbackDebt) -> Repayment {
         // A second attempt, because the remaining hits may have changed since the first reply.
         for _ in 0..2 {
             if debt.hits == Hits(0) {

@@ -3,10 +3,6 @@
 //! Guarantees:
 //! - Allowed hits are within this replica's local share.
 //! - Allowed hits become fallback debt, unless the store may have counted them already.
-//!
-//! Not covered:
-//! - The size of a local share: see [`crate::engine::decide::local_share`].
-//! - Fallback debt: see [`super::fallback_debt`].
 
 use std::sync::Arc;
 
@@ -32,10 +28,9 @@ pub struct LocalFallback {
     pub(in crate::engine) debts: FallbackDebts,
 }
 
-/// A charge without a reply from the store, and the cause of the store failure.
 pub(in crate::engine) type FailedCharge<'p> = (&'p Charge, StoreFailure);
 
-/// The outcome of a charge if the local share is zero hits.
+/// The outcome of a charge if this replica's local share is zero hits.
 pub(in crate::engine) const NO_SHARE_OUTCOME: ChargeOutcome =
     ChargeOutcome::Decided(CounterDecision::ExceedsLimit(Headroom {
         remaining: Hits(0),
@@ -43,34 +38,33 @@ pub(in crate::engine) const NO_SHARE_OUTCOME: ChargeOutcome =
     }));
 
 impl LocalFallback {
-    /// Creates a fallback whose local counters are in `memory`. The number of replicas in
-    /// `membership` determines the local shares.
+    /// Creates a fallback that counts in `memory`. The size of `membership` determines the local
+    /// shares.
     #[must_use]
     pub fn new(memory: Arc<MemoryStore>, membership: Arc<Membership>) -> Self {
         Self { memory, membership, debts: FallbackDebts::default() }
     }
 
-    /// Decides `charges` from the local counters, within this replica's local shares. Returns one
-    /// outcome for each charge, in order.
+    /// Decides `charges` from the local counters. Returns one outcome for each charge, in order.
     pub(in crate::engine) fn charge(
         &self,
         charges: &[FailedCharge<'_>],
-        rule: ChargeMode,
+        mode: ChargeMode,
         now: Nanos,
     ) -> Outcomes {
-        let parts: SmallVec<[Option<Strategy>; 2]> =
+        let local_shares: SmallVec<[Option<Strategy>; 2]> =
             charges.iter().map(|(charge, _)| self.local_share_of(charge)).collect();
-        let (charges_to_make, is_peek) = local_charges(charges, &parts, rule);
-        let answered = match self.memory.charge(now, &charges_to_make) {
+        let (charges_to_make, is_peek) = local_charges(charges, &local_shares, mode);
+        let outcomes = match self.memory.charge(now, &charges_to_make) {
             StoreReply::Ready(outcomes) => outcomes,
             // The memory store always replies at once.
             StoreReply::Pending(_) => Outcomes::new(),
         };
-        let is_allowed = !is_peek && !is_check_denied(&charges_to_make, &answered);
-        let mut answered = answered.into_iter();
-        let outcome = |((charge, cause), part): (&FailedCharge<'_>, &Option<Strategy>)| {
-            let Some(part) = part else { return outcome_without_share(charge.cost) };
-            let outcome = answered.next().unwrap_or(NO_SHARE_OUTCOME);
+        let is_allowed = !is_peek && !is_check_denied(&charges_to_make, &outcomes);
+        let mut outcomes = outcomes.into_iter();
+        let outcome = |((charge, cause), local_share): (&FailedCharge<'_>, &Option<Strategy>)| {
+            let Some(local_share) = local_share else { return outcome_without_share(charge.cost) };
+            let outcome = outcomes.next().unwrap_or(NO_SHARE_OUTCOME);
             let is_charged = is_allowed || matches!(charge.cost, Cost::Refund(_));
             let becomes_debt = is_charged && !cause.is_unsafe_to_repeat();
             if becomes_debt
@@ -79,35 +73,32 @@ impl LocalFallback {
                     ChargeOutcome::Decided(CounterDecision::Allow(_)) | ChargeOutcome::Refunded(_)
                 )
             {
-                self.debts.record(charge, *part);
+                self.debts.record(charge, *local_share);
             }
             outcome
         };
-        let outcomes = charges.iter().zip(&parts).map(outcome).collect();
+        let charge_outcomes = charges.iter().zip(&local_shares).map(outcome).collect();
         self.debts.wake();
-        outcomes
+        charge_outcomes
     }
 
-    /// Returns this replica's local share of the charge's limit. `None` if the share is zero hits.
+    /// Returns this replica's local share of the charge's limit, or `None` if that is zero hits.
     pub(in crate::engine) fn local_share_of(&self, charge: &Charge) -> Option<Strategy> {
         let replicas = self.membership.replicas();
         let mut division = FleetDivision { replicas, rank: None };
         if !charge.strategy.max_at_once().is_multiple_of(replicas.get()) {
             let own_name = self.membership.replica_name();
-            let seen = self.membership.snapshot();
-            let members = |seen: &crate::engine::fleet::membership::FleetSnapshot| {
-                rank(&charge.key, own_name, seen.replicas.iter().map(|member| &*member.node))
-            };
-            division.rank = seen.as_deref().map(members);
+            division.rank = self.membership.snapshot().as_deref().map(|snapshot| {
+                rank(&charge.key, own_name, snapshot.replicas.iter().map(|replica| &*replica.node))
+            });
         }
         local_share(&charge.strategy, division)
     }
 
-    /// Returns the part of `debt` that the local counter still counts: windows end, and GCRA debts
-    /// drain.
+    /// Returns the part of `debt` that the local counter still counts.
     pub(in crate::engine) fn remaining_debt(&self, debt: &FallbackDebt, now: Nanos) -> Hits {
-        let FallbackDebt { local_strategy: part, hits, .. } = debt;
-        let peek = Charge { strategy: *part, ..debt.charge_of(Hits(0)) };
+        let FallbackDebt { local_strategy, hits, .. } = debt;
+        let peek = Charge { strategy: *local_strategy, ..debt.charge_of(Hits(0)) };
         let peek = Charges { list: [peek].into_iter().collect(), mode: ChargeMode::Each };
         let StoreReply::Ready(outcomes) = self.memory.charge(now, &peek) else { return Hits(0) };
         match outcomes.first() {
@@ -115,38 +106,38 @@ impl LocalFallback {
                 CounterDecision::Allow(room)
                 | CounterDecision::Deny { headroom: room, .. }
                 | CounterDecision::ExceedsLimit(room),
-            )) => Hits(part.max_at_once().into()).less(room.remaining).min(*hits),
+            )) => Hits(local_strategy.max_at_once().into()).less(room.remaining).min(*hits),
             _ => Hits(0),
         }
     }
 }
 
 /// Returns the charges for the local counters. If a limit without a local share denies the whole
-/// check, they become peeks, which charge nothing, and the second value is `true`.
+/// check, they become charges of 0 hits and the second value is `true`.
 fn local_charges(
     charges: &[FailedCharge<'_>],
-    parts: &[Option<Strategy>],
-    rule: ChargeMode,
+    local_shares: &[Option<Strategy>],
+    mode: ChargeMode,
 ) -> (Charges, bool) {
-    let votes = charges.iter().zip(parts).map(|((charge, _), part)| {
-        let denies = part.is_none() && outcome_without_share(charge.cost).is_denial();
+    let votes = charges.iter().zip(local_shares).map(|((charge, _), local_share)| {
+        let denies = local_share.is_none() && outcome_without_share(charge.cost).is_denial();
         (charge.standing.group, charge.standing.enforced_verdict(denies))
     });
-    let is_denied = match rule {
+    let is_denied = match mode {
         ChargeMode::Each | ChargeMode::Preview => false,
         ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny } => {
-            let passes = quota_cannot_deny.then_some((VoteGroup::Quota, Verdict::Allow));
-            combine(votes.chain(passes), quota_for_all) == Verdict::Deny
+            let quota_allow = quota_cannot_deny.then_some((VoteGroup::Quota, Verdict::Allow));
+            combine(votes.chain(quota_allow), quota_for_all) == Verdict::Deny
         }
     };
-    let list = charges.iter().zip(parts).filter_map(|((charge, _), part)| {
+    let list = charges.iter().zip(local_shares).filter_map(|((charge, _), local_share)| {
         let cost = match charge.cost {
             Cost::Charge(_) if is_denied => Cost::Charge(Hits(0)),
             cost => cost,
         };
-        part.map(|strategy| Charge { strategy, cost, ..(*charge).clone() })
+        local_share.map(|strategy| Charge { strategy, cost, ..(*charge).clone() })
     });
-    (Charges { list: list.collect(), mode: rule }, is_denied)
+    (Charges { list: list.collect(), mode }, is_denied)
 }
 
 const fn outcome_without_share(cost: Cost) -> ChargeOutcome {

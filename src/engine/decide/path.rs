@@ -3,11 +3,7 @@
 //! Guarantees:
 //! - A check is planned by one configuration; it is planned again only if a charge was stale.
 //! - A check that needs no store call never waits.
-//! - A store call that has no reply at the deadline counts as failed.
-//!
-//! Not covered:
-//! - Limits, keys and modes (see [`crate::engine::decide::plan`]).
-//! - The verdict and its headers (see [`super::decision`]).
+//! - A store call without a reply at the deadline counts as failed.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -46,7 +42,7 @@ enum StartedCheck<'a> {
 }
 
 impl Engine {
-    /// Decides `check` without a deadline of the caller.
+    /// Decides `check`. Only the store's own timeout limits the wait.
     ///
     /// # Errors
     /// As [`Engine::decide_within`].
@@ -54,16 +50,17 @@ impl Engine {
         self.decide_within(check, None).await
     }
 
-    /// Decides `check`. After `timeout`, the fallback of each limit replaces a missing store reply.
+    /// Decides `check`. If the store does not reply within `timeout`, the fallback of each limit
+    /// decides.
     ///
     /// # Errors
-    /// The [`CheckError`]s of an empty domain, an empty list and an absent configuration, in this
-    /// order; no counter has changed then. [`CheckError::StoreUnavailable`] if the store did not
-    /// reply and the fallback of a limit is `error`.
+    /// [`CheckError::StoreUnavailable`] if the store did not reply and a limit has
+    /// `on_backend_failure: error`. Before any charge: the errors for an empty domain, no
+    /// descriptors and no configuration.
     pub async fn decide_within(&self, check: &Check<'_>, timeout: Option<Nanos>) -> CheckResult {
         let config = self.config.load();
-        // `start` is not async, so that this future contains only a pointer to the state of a store
-        // call.
+        // `start` is not async, so that this future stays small: it contains a pointer to the boxed
+        // store call.
         match self.start(config.as_deref(), check, timeout) {
             StartedCheck::Decided(decided) => decided,
             StartedCheck::Pending(pending) => pending.await,
@@ -88,8 +85,8 @@ impl Engine {
             return StartedCheck::Pending(Box::pin(self.resolve(prepared, deadline)));
         }
         match self.deny_cache.look_up(&prepared.plan, prepared.config.revision, prepared.now) {
-            DenyLookup::All(settled) => {
-                StartedCheck::Decided(Ok(self.decision(&prepared, settled.into_iter())))
+            DenyLookup::All(charge_decisions) => {
+                StartedCheck::Decided(Ok(self.decision(&prepared, charge_decisions.into_iter())))
             }
             DenyLookup::Partial(rest) => {
                 StartedCheck::Pending(Box::pin(self.resolve_rest(prepared, *rest, deadline)))
@@ -115,7 +112,8 @@ impl Engine {
         Ok(prepared)
     }
 
-    /// Decides a check without waiting, if the memory store or the lease balances can decide it.
+    /// Decides a check without waiting, if the memory store or the lease balances can. Otherwise
+    /// returns `None`.
     fn try_now(&self, prepared: &PreparedCheck<'_, '_>) -> Option<CheckResult> {
         let PreparedCheck { now, plan, .. } = prepared;
         if self.store().is_synchronous() {
@@ -132,7 +130,7 @@ impl Engine {
         Some(Ok(self.decision(prepared, outcomes.into_iter().map(ChargeDecision::Store))))
     }
 
-    /// Decides a check without leased or cached limits, with one store call.
+    /// Decides a check with one store call, ignoring leases and the deny cache.
     async fn resolve(
         &self,
         mut prepared: PreparedCheck<'_, '_>,
@@ -143,8 +141,8 @@ impl Engine {
         self.finish(&prepared, &outcomes)
     }
 
-    /// Decides a check with limits of `mode: leased` or `cached_deny`. Charges without a cached
-    /// denial are sent to the store.
+    /// Decides a check that needs leases or the deny cache. Sends the charges `to_send`, which have
+    /// no cached denial.
     async fn resolve_rest(
         &self,
         mut prepared: PreparedCheck<'_, '_>,
@@ -183,8 +181,8 @@ impl Engine {
         }
     }
 
-    /// Waits for `reply` until the caller's deadline. A missed deadline
-    /// drops the reply, so it does not count as a timeout of the store.
+    /// Waits for `reply` until the caller's deadline. A missed deadline does not count as a timeout
+    /// of the store.
     async fn wait_until_deadline(
         &self,
         reply: impl Future<Output = Outcomes>,
@@ -197,16 +195,17 @@ impl Engine {
         reply.unwrap_or_else(|_| fail_all(charges, StoreFailure::TimedOut))
     }
 
-    /// Makes the charges in `to_send`: leased limits with leases, all others with a store call.
+    /// Makes the charges in `to_send`: with leases for leased limits, with a store call for all
+    /// others.
     async fn charge_rest(
         &self,
         plan: &CheckPlan<'_>,
-        missing: &ChargeSubset,
+        to_send: &ChargeSubset,
         now: Nanos,
         deadline: Option<Nanos>,
     ) -> Outcomes {
         let all: ChargeTerms<'_> = plan.lease_terms().collect();
-        let (charges, terms) = (&missing.charges, missing.select_from(&all));
+        let (charges, terms) = (&to_send.charges, to_send.select_from(&all));
         match &self.leases {
             Some(leases) if terms.iter().any(Option::is_some) => {
                 self.wait_until_deadline(leases.charge(now, charges, &terms), charges, deadline)
@@ -216,8 +215,8 @@ impl Engine {
         }
     }
 
-    /// Plans and charges once again if a charge was stale: the store's clock is in another calendar
-    /// window than the plan.
+    /// Plans and charges again, once, if a charge was stale: the store's clock is in another
+    /// calendar window than the plan.
     async fn charge_stale(
         &self,
         prepared: &mut PreparedCheck<'_, '_>,
@@ -231,9 +230,9 @@ impl Engine {
         second_plan.fill_at(config, check, self.policy.planning, at);
         let missing =
             stale_charges::charges_to_repeat(&plan.charges, outcomes, &second_plan.charges);
-        // An all-or-nothing check can spend lease balances again, because its denied first call put
-        // them back. With `ChargeMode::Each` only stale charges remain. They cannot be leased,
-        // because their leases belong to another window.
+        // A denied all-or-nothing call returned its hits to the lease balances, so the repeated
+        // charges can use leases. With `ChargeMode::Each` only stale charges are repeated, whose
+        // leases belong to another window.
         let has_balances =
             !matches!(missing.charges.mode, ChargeMode::Each) && self.needs_leases(&second_plan);
         let new_outcomes = if has_balances {
@@ -257,15 +256,20 @@ impl Engine {
     fn decision(
         &self,
         prepared: &PreparedCheck<'_, '_>,
-        settled: impl Iterator<Item = ChargeDecision>,
+        charge_decisions: impl Iterator<Item = ChargeDecision>,
     ) -> Decision {
-        self.write_decision(&prepared.plan, settled, (prepared.config.revision, prepared.now))
+        self.write_decision(
+            &prepared.plan,
+            charge_decisions,
+            (prepared.config.revision, prepared.now),
+        )
     }
 
     /// Returns `true` if the plan has a leased limit,
     /// or a refund that may belong to a leased counter.
     fn needs_leases(&self, plan: &CheckPlan<'_>) -> bool {
-        let is_leased = |part: &DescriptorPlan<'_>| matches!(part.mode(), LimitMode::Leased(_));
+        let is_leased =
+            |descriptor: &DescriptorPlan<'_>| matches!(descriptor.mode(), LimitMode::Leased(_));
         let refunds = || plan.charges.list.iter().any(|c| matches!(c.cost, Cost::Refund(_)));
         let Some(leases) = &self.leases else { return false };
         plan.descriptors.iter().any(is_leased) || leases.has_leased_limits() && refunds()
@@ -279,7 +283,6 @@ impl Engine {
     }
 }
 
-/// Returns an error for a check without a domain or descriptors.
 pub(in crate::engine) fn validate(check: &Check<'_>) -> Result<(), CheckError> {
     if check.domain.is_empty() {
         return Err(CheckError::EmptyDomain);

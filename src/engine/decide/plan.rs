@@ -3,9 +3,6 @@
 //! Guarantees:
 //! - Pure: a plan depends only on configuration, settings, check and instants.
 //! - Replaced and unlimited rules are not charged.
-//!
-//! Not covered:
-//! - Store calls (see [`super::path`]) and the overall verdict (see [`super::decision`]).
 
 use smallvec::SmallVec;
 
@@ -24,29 +21,29 @@ use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use crate::kernel::units::Nanos;
 use crate::store::{Charge, ChargeMode as ChargeRule, Charges, Placement};
 
-/// The settings of a plan.
+/// The settings that affect how a check is planned.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PlanSettings {
-    /// The key names of counters.
+    /// How counters are named in the store.
     pub keys: KeyNaming,
-    /// The effect of a limit carried in a request.
+    /// The effect of a limit that a request carries (an override).
     pub overrides: OverridePolicy,
-    /// `true`: every limit is in the quota group.
+    /// `true` if every limit is in the quota group.
     pub quota_for_all: bool,
 }
 
-/// The key names of counters (setting `counter_keys`).
+/// How counters are named in the store (setting `counter_keys`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KeyNaming {
     /// Distinct descriptors have distinct counters.
     #[default]
     Unique,
-    /// Fixed windows of the seven units have the key names of envoyproxy/ratelimit,
-    /// including its collisions. All other counters are named as with `Unique`.
+    /// Fixed windows of the seven units are named as in envoyproxy/ratelimit, including its
+    /// collisions. All other counters are named as with `Unique`.
     Envoyproxy,
 }
 
-/// The effect of a limit carried in a request (setting `overrides`).
+/// The effect of a limit that a request carries (setting `overrides`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OverridePolicy {
     /// The override replaces the configured limit.
@@ -54,26 +51,23 @@ pub enum OverridePolicy {
     Allow,
     /// The override is ignored.
     Deny,
-    /// The smaller of the two limits applies, if the override and the configured limit are fixed
-    /// windows of the same unit. If no rule matches the descriptor, the override applies. Otherwise
-    /// the configured limit applies.
+    /// The smaller limit applies, if the override and the configured limit are fixed windows of the
+    /// same unit. Otherwise the configured limit applies, or without one the override.
     Max,
 }
 
 #[derive(Debug, Default)]
 pub(in crate::engine) struct CheckPlan<'c> {
-    /// One plan for each descriptor of the check.
     pub(in crate::engine) descriptors: SmallVec<[DescriptorPlan<'c>; 2]>,
     pub(in crate::engine) charges: Charges,
-    /// The statistics of each charge; empty if statistics are off.
+    /// One element for each charge; empty if statistics are off.
     pub(in crate::engine) stats: SmallVec<[ChargeStats; 2]>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) struct PlanInstants {
     /// The instant that selects forced decisions, on this process's clock. A second plan of a check
-    /// uses the same instant. Otherwise it could have other charges, and the store's outcomes would
-    /// be assigned to the wrong ones.
+    /// uses the same instant, so that it has the same charges.
     pub(in crate::engine) forced_at: Nanos,
     /// The instant that selects calendar windows; in a second plan, the store's time.
     pub(in crate::engine) windows_at: Nanos,
@@ -85,19 +79,18 @@ pub(in crate::engine) enum DescriptorPlan<'c> {
     NoRule,
     /// The rule has no limit.
     Unlimited(&'c Rule),
-    /// Another rule of the check replaces the matching rule.
+    /// Another rule of the check replaces this descriptor's rule (field `replaces`).
     Replaced,
     /// An operator forced this verdict for the rule.
     Forced(&'c Rule, &'c Limit, Verdict),
-    /// The plan's next charge belongs to this descriptor; it counts under the limit of the rule.
+    /// The next charge of the plan belongs to this descriptor and counts under the rule's limit.
     Charged(&'c Rule, &'c Limit),
-    /// The plan's next charge belongs to this descriptor; it counts under a limit from the request.
-    /// The fallback applies if the store does not reply.
+    /// The next charge of the plan belongs to this descriptor and counts under a limit from the
+    /// request. The fallback applies if the store does not reply.
     Override(LimitOverride, FallbackMode),
 }
 
 impl<'c> DescriptorPlan<'c> {
-    /// Returns the limit in the form in which decisions report it.
     pub(in crate::engine) fn applied_limit(&self) -> Option<AppliedLimit> {
         match self {
             Self::NoRule | Self::Unlimited(_) | Self::Replaced => None,
@@ -142,7 +135,7 @@ impl<'c> DescriptorPlan<'c> {
         }
     }
 
-    /// Returns the matching rule, unless it is replaced or overridden.
+    /// Returns the matching rule, or `None` if the rule is replaced or overridden.
     pub(in crate::engine) const fn rule(&self) -> Option<&Rule> {
         match self {
             Self::Unlimited(rule) | Self::Charged(rule, _) | Self::Forced(rule, ..) => Some(rule),
@@ -152,43 +145,43 @@ impl<'c> DescriptorPlan<'c> {
 }
 
 impl<'c> CheckPlan<'c> {
-    /// Returns the lease settings of each charge; `None` if its limit is not leased. A counter with
-    /// a key of envoyproxy/ratelimit is never leased.
+    /// Returns the lease terms of each charge, or `None` if its limit is not leased. A counter
+    /// named as in envoyproxy/ratelimit is never leased.
     #[inline]
     pub(in crate::engine) fn lease_terms(&self) -> impl Iterator<Item = Option<&'c LeaseTerms>> {
-        let charged = self.descriptors.iter().filter(|part| part.is_charged());
+        let charged = self.descriptors.iter().filter(|descriptor| descriptor.is_charged());
         let charged = charged.zip(&self.charges.list);
-        charged.map(|(part, charge)| {
-            part.lease_terms().filter(|_| charge.key.compatible_bytes().is_none())
+        charged.map(|(descriptor, charge)| {
+            descriptor.lease_terms().filter(|_| charge.key.compatible_bytes().is_none())
         })
     }
 
-    /// Plans a check for the instant `now`. Fills the plan in place, because moving a plan costs
+    /// Plans `check` for the instant `now`. Fills the plan in place, because moving a plan costs
     /// more than making it.
     pub(in crate::engine) fn fill(
         &mut self,
         config: &'c Config,
-        question: &Check<'_>,
+        check: &Check<'_>,
         planning: PlanSettings,
         now: Nanos,
     ) {
-        self.fill_at(config, question, planning, PlanInstants { forced_at: now, windows_at: now });
+        self.fill_at(config, check, planning, PlanInstants { forced_at: now, windows_at: now });
     }
 
     pub(in crate::engine) fn fill_at(
         &mut self,
         config: &'c Config,
-        question: &Check<'_>,
+        check: &Check<'_>,
         planning: PlanSettings,
-        at: PlanInstants,
+        instants: PlanInstants,
     ) {
-        let Some(domain) = config.domains.get(question.domain) else {
+        let Some(domain) = config.domains.get(check.domain) else {
             return self
                 .descriptors
-                .extend(question.descriptors.iter().map(|_| DescriptorPlan::NoRule));
+                .extend(check.descriptors.iter().map(|_| DescriptorPlan::NoRule));
         };
-        for descriptor in &question.descriptors {
-            self.plan_descriptor(domain, descriptor, planning, at);
+        for descriptor in &check.descriptors {
+            self.plan_descriptor(domain, descriptor, planning, instants);
         }
         self.remove_replaced();
         self.charges.mode = self.charge_mode(domain.charge, planning.quota_for_all);
@@ -199,34 +192,37 @@ impl<'c> CheckPlan<'c> {
         domain: &'c Domain,
         descriptor: &Descriptor<'_>,
         planning: PlanSettings,
-        at: PlanInstants,
+        instants: PlanInstants,
     ) {
-        let requested = match (descriptor.limit, planning.overrides) {
+        let override_limit = match (descriptor.limit, planning.overrides) {
             (None, _) | (Some(_), OverridePolicy::Deny) => None,
-            (ours, OverridePolicy::Allow | OverridePolicy::Max) => ours,
+            (override_limit, OverridePolicy::Allow | OverridePolicy::Max) => override_limit,
         };
         let mut shared_values = SharedValues::new();
-        let found = domain.tree.find_rule(descriptor.entries.iter().copied(), &mut shared_values);
-        let configured = found.and_then(|rule| rule.limit.as_ref());
-        let fallback = configured.map_or(domain.on_store_failure, |it| it.on_store_failure);
-        match (found, requested) {
-            (found, Some(limit))
-                if planning.overrides == OverridePolicy::Allow || found.is_none() =>
+        let matching_rule =
+            domain.tree.find_rule(descriptor.entries.iter().copied(), &mut shared_values);
+        let configured = matching_rule.and_then(|rule| rule.limit.as_ref());
+        let fallback = configured.map_or(domain.on_store_failure, |limit| limit.on_store_failure);
+        match (matching_rule, override_limit) {
+            (matching_rule, Some(limit))
+                if planning.overrides == OverridePolicy::Allow || matching_rule.is_none() =>
             {
                 self.charge_override(domain, descriptor, &[], (limit, fallback), planning);
             }
             (None, _) => self.descriptors.push(DescriptorPlan::NoRule),
-            (Some(rule), ours) => match &rule.limit {
+            (Some(rule), override_limit) => match &rule.limit {
                 None => self.descriptors.push(DescriptorPlan::Unlimited(rule)),
                 Some(limit) => {
-                    // A refund is made despite a forced decision:
-                    // it changes the counter, not the verdict.
+                    // A refund is made despite a forced decision, because it changes only the
+                    // counter.
                     if let (Some(verdict), Cost::Charge(_)) =
-                        (rule.forced_verdict_at(at.forced_at), descriptor.cost)
+                        (rule.forced_verdict_at(instants.forced_at), descriptor.cost)
                     {
                         return self.descriptors.push(DescriptorPlan::Forced(rule, limit, verdict));
                     }
-                    if let Some(tighter) = ours.filter(|ours| is_tighter(*ours, limit)) {
+                    if let Some(tighter) =
+                        override_limit.filter(|override_limit| is_tighter(*override_limit, limit))
+                    {
                         let limit_and_fallback = (tighter, fallback);
                         return self.charge_override(
                             domain,
@@ -237,31 +233,38 @@ impl<'c> CheckPlan<'c> {
                         );
                     }
                     let matched = (rule, limit, &*shared_values);
-                    self.charge_rule(domain, descriptor, matched, planning, at.windows_at);
+                    self.charge_rule(domain, descriptor, matched, planning, instants.windows_at);
                 }
             },
         }
     }
 
-    /// Removes the charges under rules that other rules of the check replace (field `replaces`).
+    /// Removes the charges of rules that other rules of the check replace (field `replaces`).
     fn remove_replaced(&mut self) {
-        let has_replacements =
-            |part: &DescriptorPlan<'_>| part.rule().is_some_and(|rule| !rule.replaces.is_empty());
+        let has_replacements = |descriptor: &DescriptorPlan<'_>| {
+            descriptor.rule().is_some_and(|rule| !rule.replaces.is_empty())
+        };
         if !self.descriptors.iter().any(has_replacements) {
             return;
         }
-        let is_dropped = |part: &DescriptorPlan<'_>| match part {
+        let is_dropped = |descriptor: &DescriptorPlan<'_>| match descriptor {
             DescriptorPlan::Charged(rule, _) | DescriptorPlan::Forced(rule, ..) => {
                 is_replaced(rule, &self.descriptors)
             }
             _ => false,
         };
         let replaced: SmallVec<[bool; 2]> = self.descriptors.iter().map(is_dropped).collect();
-        let charged = self.descriptors.iter().zip(&replaced).filter(|(part, _)| part.is_charged());
-        let mut next_replaced = charged.map(|(_, spared)| *spared);
+        let charged = self
+            .descriptors
+            .iter()
+            .zip(&replaced)
+            .filter(|(descriptor, _)| descriptor.is_charged());
+        let mut next_replaced = charged.map(|(_, is_replaced)| *is_replaced);
         self.charges.list.retain(|_| !next_replaced.next().unwrap_or(false));
-        for (part, _) in self.descriptors.iter_mut().zip(replaced).filter(|(_, spared)| *spared) {
-            *part = DescriptorPlan::Replaced;
+        for (descriptor, _) in
+            self.descriptors.iter_mut().zip(replaced).filter(|(_, is_replaced)| *is_replaced)
+        {
+            *descriptor = DescriptorPlan::Replaced;
         }
     }
 }
@@ -278,15 +281,15 @@ fn is_tighter(limit: LimitOverride, configured: &Limit) -> bool {
         && limit.requests < configured.requests
 }
 
-fn is_replaced(rule: &Rule, parts: &[DescriptorPlan<'_>]) -> bool {
+fn is_replaced(rule: &Rule, descriptors: &[DescriptorPlan<'_>]) -> bool {
     let Some(name) = &rule.name else { return false };
-    parts.iter().filter_map(DescriptorPlan::rule).any(|other| other.replaces.contains(name))
+    descriptors.iter().filter_map(DescriptorPlan::rule).any(|other| other.replaces.contains(name))
 }
 
 impl<'c> CheckPlan<'c> {
     /// Adds a descriptor's plan and its charge under the limit of a rule.
-    // The charge is pushed in one piece, and only the key is written in
-    // place: a value that was written piece by piece is slow to move.
+    // The charge is pushed whole and only the key is written in place: a value that was built field
+    // by field is slow to move.
     fn charge_rule(
         &mut self,
         domain: &Domain,
@@ -296,8 +299,8 @@ impl<'c> CheckPlan<'c> {
         now: Nanos,
     ) {
         let entries = || counter_entries(descriptor, shared_values);
-        // envoyproxy/ratelimit has only the seven units.
-        let keys = match limit.window {
+        // envoyproxy/ratelimit has counter names only for the seven units.
+        let key_naming = match limit.window {
             LimitWindow::Unit(_) => planning.keys,
             LimitWindow::Per(_) | LimitWindow::Calendar(..) => KeyNaming::Unique,
         };
@@ -307,7 +310,7 @@ impl<'c> CheckPlan<'c> {
         let per_second = limit.window.length() == Nanos::SECOND;
         self.charges.list.push(Charge { key, placement, strategy, cost, standing, per_second });
         if let Some(charge) = self.charges.list.last_mut() {
-            write_key(&mut charge.key, domain, entries(), limit.counting(), keys);
+            write_key(&mut charge.key, domain, entries(), limit.counting(), key_naming);
         }
         self.descriptors.push(DescriptorPlan::Charged(rule, limit));
     }
@@ -317,17 +320,16 @@ impl<'c> CheckPlan<'c> {
         &mut self,
         domain: &Domain,
         descriptor: &Descriptor<'_>,
-        shared: &[(usize, &str)],
+        shared_values: &[(usize, &str)],
         (limit, fallback): (LimitOverride, FallbackMode),
         planning: PlanSettings,
     ) {
         let period = limit.unit.length();
-        // All seven units are valid periods, so this cannot fail. An invalid period would mean no
-        // limit.
+        // Cannot fail, because all seven units are valid periods.
         let Ok(window) = FixedWindow::new(limit.requests, Windows::Every(period)) else {
             return self.descriptors.push(DescriptorPlan::NoRule);
         };
-        let entries = || counter_entries(descriptor, shared);
+        let entries = || counter_entries(descriptor, shared_values);
         let mut key = CounterKey::EMPTY;
         write_key(&mut key, domain, entries(), KeyStrategy::FixedWindow(period), planning.keys);
         let (placement, cost) = (placement_of(domain, entries()), descriptor.cost);
@@ -337,14 +339,14 @@ impl<'c> CheckPlan<'c> {
         self.descriptors.push(DescriptorPlan::Override(limit, fallback));
     }
 
-    /// Returns the group and the verdict of each descriptor. `charged` is the verdict of all
-    /// descriptors with a charge; they are omitted if it is `None`.
+    /// Returns the vote of each descriptor. Descriptors with a charge vote `charged_verdict`, or
+    /// not at all if it is `None`.
     fn votes(
         &self,
-        charged: Option<Verdict>,
+        charged_verdict: Option<Verdict>,
     ) -> impl Iterator<Item = (VoteGroup, Verdict)> + use<'_, 'c> {
-        let mut list = self.charges.list.iter();
-        self.descriptors.iter().filter_map(move |part| match part {
+        let mut charges = self.charges.list.iter();
+        self.descriptors.iter().filter_map(move |descriptor| match descriptor {
             DescriptorPlan::NoRule | DescriptorPlan::Replaced => {
                 Some((VoteGroup::Enforced, Verdict::Allow))
             }
@@ -354,13 +356,13 @@ impl<'c> CheckPlan<'c> {
                 Some((standing.group, standing.enforced_verdict(*verdict == Verdict::Deny)))
             }
             DescriptorPlan::Charged(..) | DescriptorPlan::Override(..) => {
-                let group = list.next()?.standing.group;
-                charged.map(|verdict| (group, verdict))
+                let group = charges.next()?.standing.group;
+                charged_verdict.map(|verdict| (group, verdict))
             }
         })
     }
 
-    /// Returns `true` if forced decisions deny the check, for any state of the counters.
+    /// Returns `true` if forced decisions alone deny the check.
     pub(in crate::engine) fn has_forced_denial(&self, quota_for_all: bool) -> bool {
         combine(self.votes(Some(Verdict::Allow)), quota_for_all) == Verdict::Deny
     }
@@ -385,14 +387,15 @@ impl<'c> CheckPlan<'c> {
     }
 }
 
-/// Returns the entries of `descriptor` for its counter key. A pattern of the rule replaces each
-/// value that shares its counter with other values.
+/// Returns the entries of `descriptor` for its counter key. A value that shares its counter with
+/// other values is replaced by the rule's pattern in `shared_values`, a list of entry index and
+/// pattern.
 fn counter_entries<'a>(
     descriptor: &'a Descriptor<'_>,
-    shared: &'a [(usize, &str)],
+    shared_values: &'a [(usize, &str)],
 ) -> impl Iterator<Item = (&'a str, &'a str)> + Clone {
-    descriptor.entries.iter().enumerate().map(|(position, &(key, value))| {
-        let pattern = shared.iter().find(|(at, _)| *at == position);
+    descriptor.entries.iter().enumerate().map(|(index, &(key, value))| {
+        let pattern = shared_values.iter().find(|(shared_index, _)| *shared_index == index);
         (key, pattern.map_or(value, |(_, pattern)| *pattern))
     })
 }
@@ -402,21 +405,20 @@ pub(in crate::engine) const fn enforcement_of(rule: &Rule) -> Enforcement {
     Enforcement { group, shadow: rule.shadow }
 }
 
-/// Returns the placement of a counter in Redis Cluster. As in the counter key, patterns replace
-/// shared values. All counters of an all-or-nothing domain without `colocate` are on one node, so
-/// that one script charges them atomically.
+/// Returns the placement of a counter in Redis Cluster. All counters of an all-or-nothing domain
+/// without `colocate` are on one node, so that one script charges them atomically.
 #[inline]
 fn placement_of<'a>(
     domain: &Domain,
     mut entries: impl Iterator<Item = (&'a str, &'a str)>,
 ) -> Placement {
-    let Some(key) = &domain.colocate else {
+    let Some(colocate_key) = &domain.colocate else {
         return match domain.charge {
             ChargePolicy::Each => Placement::ByKey,
             ChargePolicy::AllOrNothing => Placement::by_domain(&domain.name),
         };
     };
-    let entry = entries.find(|(name, _)| *name == &**key);
+    let entry = entries.find(|(name, _)| *name == &**colocate_key);
     entry.map_or(Placement::ByKey, |(_, value)| Placement::by_value(&domain.name, value))
 }
 
@@ -426,9 +428,9 @@ fn write_key<'a>(
     domain: &Domain,
     entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
     strategy: KeyStrategy,
-    keys: KeyNaming,
+    key_naming: KeyNaming,
 ) {
-    match (keys, strategy) {
+    match (key_naming, strategy) {
         (KeyNaming::Envoyproxy, KeyStrategy::FixedWindow(_)) => {
             key.write_compatible(&domain.name, entries, strategy);
         }

@@ -5,12 +5,6 @@
 //! - The wait includes the hits that the denied check itself was charged.
 //! - A check whose hits on one counter can never be allowed together has no retry-after.
 //! - Limits that were not charged because of a cached denial count as allowed.
-//!
-//! Not covered:
-//! - The retry-after of one limit: see `kernel::rate`.
-//! - The limits that must allow a check: see `kernel::decision`.
-//!
-//! Cost: no allocation for up to two descriptors.
 
 use smallvec::SmallVec;
 
@@ -31,26 +25,27 @@ struct DecidedCharge<'p> {
     strategy: Option<Strategy>,
 }
 
-/// Returns the wait after which `plan`, with the decisions `statuses`,
-/// would be allowed if no other check came. `None` if no wait helps.
+/// Returns the wait after which the denied check `plan` would be allowed without other traffic.
+/// `None` if no wait helps.
 pub(in crate::engine) fn retry_after(
     plan: &CheckPlan<'_>,
     statuses: &LimitStatuses,
     local: Option<&LocalFallback>,
     quota_for_all: bool,
 ) -> Option<Nanos> {
-    let findings = statuses.iter().map(|status| &status.decision);
-    let mut waits: SmallVec<[_; 2]> =
-        findings.map(|finding| (finding.enforcement.group, finding.time_until_allowed())).collect();
-    // Not needed otherwise: a denied all-or-nothing check charged nothing, and a single charge
-    // follows no other.
+    let decisions = statuses.iter().map(|status| &status.decision);
+    let mut waits: SmallVec<[_; 2]> = decisions
+        .map(|decision| (decision.enforcement.group, decision.time_until_allowed()))
+        .collect();
+    // Only then: a denied all-or-nothing check charged nothing, and a single charge has no earlier
+    // hits.
     if matches!(plan.charges.mode, ChargeMode::Each) && 1 < plan.charges.list.len() {
-        let mut charged = decided_charges(plan, statuses, local);
-        charged.sort_by(|a, b| a.charge.key.as_bytes().cmp(b.charge.key.as_bytes()));
-        for same in charged.chunk_by(|a, b| a.charge.key == b.charge.key) {
-            correct_waits(same, |place, wait| {
-                if let Some((_, waits)) = waits.get_mut(place) {
-                    *waits = wait;
+        let mut decided_charges = decided_charges(plan, statuses, local);
+        decided_charges.sort_by(|a, b| a.charge.key.as_bytes().cmp(b.charge.key.as_bytes()));
+        for same_counter in decided_charges.chunk_by(|a, b| a.charge.key == b.charge.key) {
+            correct_waits(same_counter, |index, wait| {
+                if let Some((_, wait_of_descriptor)) = waits.get_mut(index) {
+                    *wait_of_descriptor = wait;
                 }
             });
         }
@@ -63,29 +58,33 @@ fn decided_charges<'p>(
     statuses: &'p LimitStatuses,
     local: Option<&LocalFallback>,
 ) -> SmallVec<[DecidedCharge<'p>; 2]> {
-    let places = plan.descriptors.iter().zip(statuses).enumerate();
-    let places = places.filter(|(_, (part, _))| DescriptorPlan::is_charged(part));
-    let charged = places.zip(&plan.charges.list).map(|((place, (_, status)), charge)| {
-        let finding = &status.decision;
-        let strategy = match finding.reason {
+    let descriptors = plan.descriptors.iter().zip(statuses).enumerate();
+    let descriptors =
+        descriptors.filter(|(_, (descriptor_plan, _))| DescriptorPlan::is_charged(descriptor_plan));
+    let charged = descriptors.zip(&plan.charges.list).map(|((index, (_, status)), charge)| {
+        let decision = &status.decision;
+        let strategy = match decision.reason {
             Reason::StoreDownLocal => local.and_then(|local| local.local_share_of(charge)),
-            _ => finding.is_counted().then_some(charge.strategy),
+            _ => decision.is_counted().then_some(charge.strategy),
         };
-        DecidedCharge { index: place, charge, decision: finding, strategy }
+        DecidedCharge { index, charge, decision, strategy }
     });
     charged.collect()
 }
 
-/// Calls `set_wait` with the wait of each charge in `same`, all to one counter. The wait of a
-/// charge includes the hits of the earlier charges.
-fn correct_waits(same: &[DecidedCharge<'_>], mut set_wait: impl FnMut(usize, Option<Nanos>)) {
-    let counted = |one: &DecidedCharge<'_>| Some((one.strategy?, one.decision.headroom));
-    let Some(last) = same.iter().rev().find_map(counted) else { return };
-    let is_over = same
-        .iter()
-        .any(|one| matches!(one.decision.reason, Reason::OverLimit | Reason::LargerThanLimit));
+/// Calls `set_wait(index, wait)` for each charge in `same_counter`. The wait includes the hits of
+/// the earlier charges.
+fn correct_waits(
+    same_counter: &[DecidedCharge<'_>],
+    mut set_wait: impl FnMut(usize, Option<Nanos>),
+) {
+    let strategy_and_headroom = |c: &DecidedCharge<'_>| Some((c.strategy?, c.decision.headroom));
+    let Some(last) = same_counter.iter().rev().find_map(strategy_and_headroom) else { return };
+    let is_over_limit = same_counter.iter().any(|charge| {
+        matches!(charge.decision.reason, Reason::OverLimit | Reason::LargerThanLimit)
+    });
     let mut earlier_hits = Hits(0);
-    for decided in same {
+    for decided in same_counter {
         let Some(strategy) = decided.strategy else { continue };
         let hits = match decided.charge.cost {
             Cost::Charge(hits) => hits,
@@ -94,27 +93,29 @@ fn correct_waits(same: &[DecidedCharge<'_>], mut set_wait: impl FnMut(usize, Opt
                 continue;
             }
         };
-        let together = earlier_hits.plus(hits);
+        let total_hits = earlier_hits.plus(hits);
         let wait = match strategy {
             // A fixed window counts denied hits. Until its end it denies even a check of 0 hits.
-            Strategy::FixedWindow(_) if is_over && together == Hits(0) => Some(last.1.reset_after),
-            _ => strategy.time_until_allowed(room_for(last, strategy), together),
+            Strategy::FixedWindow(_) if is_over_limit && total_hits == Hits(0) => {
+                Some(last.1.reset_after)
+            }
+            _ => strategy.time_until_allowed(room_for(last, strategy), total_hits),
         };
         // Hits that can never fit are not charged, except in a fixed window.
         if wait.is_some() || matches!(strategy, Strategy::FixedWindow(_)) {
-            earlier_hits = together;
+            earlier_hits = total_hits;
         }
-        let own = decided.decision.time_until_allowed();
+        let own_wait = decided.decision.time_until_allowed();
         // The counter's own retry-after is more exact than one derived from its remaining hits.
-        let is_known = same.len() == 1 && decided.decision.verdict == Verdict::Deny;
+        let is_known = same_counter.len() == 1 && decided.decision.verdict == Verdict::Deny;
         if !decided.decision.enforcement.shadow && !is_known {
-            set_wait(decided.index, own.zip(wait).map(|(own, wait)| own.max(wait)));
+            set_wait(decided.index, own_wait.zip(wait).map(|(own_wait, wait)| own_wait.max(wait)));
         }
     }
 }
 
-/// Returns the headroom of the counter after its last charge, which had the strategy `last`. A
-/// different `strategy` gets zero remaining hits, because its count is unknown.
-fn room_for((last, room): (Strategy, Headroom), strategy: Strategy) -> Headroom {
-    if last == strategy { room } else { Headroom { remaining: Hits(0), ..room } }
+/// Returns the headroom after the last charge. If that had another strategy, the remaining hits are
+/// unknown and count as 0.
+fn room_for((last_strategy, room): (Strategy, Headroom), strategy: Strategy) -> Headroom {
+    if last_strategy == strategy { room } else { Headroom { remaining: Hits(0), ..room } }
 }

@@ -4,9 +4,6 @@
 //! - Hits are counted before the store call, allows and denials after it.
 //! - Amounts equal those of envoyproxy/ratelimit if the store returns the value of its counter.
 //! - Otherwise the amounts are derived from the verdict and the remaining hits.
-//!
-//! Not covered:
-//! - The names and the largest number of the statistics: see [`crate::telemetry::stats`].
 
 use std::sync::Arc;
 
@@ -20,9 +17,9 @@ use crate::kernel::rate::CounterDecision;
 use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::Hits;
 use crate::store::{ChargeOutcome, CounterHits};
-use crate::telemetry::stats::{RuleCharge as Told, RuleStats, RuleStatsKey, Stats};
+use crate::telemetry::stats::{RuleCharge, RuleStats, RuleStatsKey, Stats};
 
-/// The statistics of the rule behind one charge.
+/// The rule statistics to update for one charge.
 #[derive(Clone, Debug)]
 pub(in crate::engine) struct ChargeStats {
     rule: Arc<RuleStats>,
@@ -30,7 +27,8 @@ pub(in crate::engine) struct ChargeStats {
     shadow: bool,
 }
 
-/// Counts the hits of `plan`. Returns the statistics of each charge.
+/// Counts the hits of `plan`. Returns the statistics to update after the store call, one for each
+/// charge.
 pub(in crate::engine) fn count_hits(
     stats: &Stats,
     config: &Config,
@@ -42,32 +40,37 @@ pub(in crate::engine) fn count_hits(
         stats.count_unknown_domain(check.domain, descriptors);
         return SmallVec::new();
     };
-    let charged =
-        plan.descriptors.iter().zip(&check.descriptors).filter(|(part, _)| part.is_charged());
-    let counted = charged.zip(&plan.charges.list).map(|((part, descriptor), charge)| {
-        let rule = rule_stats(stats, domain, part, descriptor);
-        match descriptor.cost {
-            Cost::Charge(Hits(hits)) => rule.hits(hits),
-            // The largest refund empties the counter, and the number of its hits is unknown.
-            Cost::Refund(Hits(EXACT_BOUND..)) => {}
-            Cost::Refund(Hits(hits)) => rule.refund(hits),
-        }
-        // For GCRA the burst, because the remaining hits of a reply refer to it.
-        let limit = charge.strategy.max_at_once();
-        let shadow = matches!(part, DescriptorPlan::Charged(rule, _) if rule.shadow);
-        ChargeStats { rule, limit, shadow }
-    });
-    counted.collect()
+    let charged_descriptors = plan
+        .descriptors
+        .iter()
+        .zip(&check.descriptors)
+        .filter(|(descriptor_plan, _)| descriptor_plan.is_charged());
+    let charge_stats = charged_descriptors.zip(&plan.charges.list).map(
+        |((descriptor_plan, descriptor), charge)| {
+            let rule = rule_stats(stats, domain, descriptor_plan, descriptor);
+            match descriptor.cost {
+                Cost::Charge(Hits(hits)) => rule.hits(hits),
+                // The largest refund empties the counter: the number of its hits is unknown.
+                Cost::Refund(Hits(EXACT_BOUND..)) => {}
+                Cost::Refund(Hits(hits)) => rule.refund(hits),
+            }
+            // For GCRA, the burst: the remaining hits of a reply are counted from it.
+            let limit = charge.strategy.max_at_once();
+            let shadow = matches!(descriptor_plan, DescriptorPlan::Charged(rule, _) if rule.shadow);
+            ChargeStats { rule, limit, shadow }
+        },
+    );
+    charge_stats.collect()
 }
 
 fn rule_stats(
     stats: &Stats,
     domain: &Domain,
-    part: &DescriptorPlan<'_>,
+    descriptor_plan: &DescriptorPlan<'_>,
     descriptor: &Descriptor<'_>,
 ) -> Arc<RuleStats> {
     let entries = || descriptor.entries.iter().copied();
-    if let DescriptorPlan::Charged(rule, _) = part {
+    if let DescriptorPlan::Charged(rule, _) = descriptor_plan {
         let key = domain.tree.metric_key(&domain.name, entries(), rule);
         let is_rule_path = *key == *rule.path;
         return stats.rule_stats(if is_rule_path {
@@ -76,7 +79,7 @@ fn rule_stats(
             RuleStatsKey::FromRequest(&key)
         });
     }
-    // A limit override has no rule, so the key of its statistics is the list of entries.
+    // A limit override has no rule, so the name of its statistics is the list of entries.
     let mut key = String::from(&*domain.name);
     for (name, value) in entries() {
         let joint = if value.is_empty() { "" } else { "_" };
@@ -92,31 +95,31 @@ impl ChargeStats {
     pub(in crate::engine) fn count(
         &self,
         cost: Cost,
-        settled: &ChargeDecision,
+        charge_decision: &ChargeDecision,
         near_limit_ratio: f32,
     ) {
         let Cost::Charge(Hits(hits)) = cost else { return };
         let limit = u64::from(self.limit);
-        let (counter, is_cached_denial) = match settled {
+        let (counter, is_cached_denial) = match charge_decision {
             ChargeDecision::NotCharged | ChargeDecision::Store(ChargeOutcome::Refunded(_)) => {
                 return;
             }
             ChargeDecision::Store(ChargeOutcome::Counted(
                 _,
-                CounterHits { hits: held, is_cached_denial: is_remembered },
-            )) => (*held, *is_remembered),
+                CounterHits { hits: counter_hits, is_cached_denial },
+            )) => (*counter_hits, *is_cached_denial),
             ChargeDecision::Store(outcome) | ChargeDecision::Local(outcome) => {
                 (counter_value(*outcome, limit, hits), false)
             }
             ChargeDecision::Fallback(Verdict::Allow, _) => (0, false),
             ChargeDecision::Fallback(Verdict::Deny, _) => (over_limit_value(limit, hits), false),
         };
-        let near = near_limit_threshold(self.limit, near_limit_ratio);
-        let rule_charge = Told {
+        let near_limit = near_limit_threshold(self.limit, near_limit_ratio);
+        let rule_charge = RuleCharge {
             hits,
             counter,
             limit,
-            near_limit: near,
+            near_limit,
             is_cached_denial,
             is_shadow: self.shadow,
         };
@@ -124,7 +127,7 @@ impl ChargeStats {
     }
 }
 
-/// Derives the counter's value from `outcome`. After a denial the excess is unknown, so the whole
+/// Derives the counter's value from `outcome`. After a denial the value is unknown, so the whole
 /// charge counts as over the limit.
 fn counter_value(outcome: ChargeOutcome, limit: u64, hits: u64) -> u64 {
     match outcome {

@@ -1,12 +1,9 @@
-//! Selects the charges to send again after a stale charge: planned for a calendar window that is
-//! not open by the store's clock.
+//! Selects the charges to send again after a stale charge: one that was planned for a calendar
+//! window that is not open by the store's clock.
 //!
 //! Guarantees:
 //! - A charge that the store made is never repeated.
 //! - Pure: no I/O and no clock.
-//!
-//! Not covered:
-//! - The second plan and the second store call (see [`crate::engine::decide::path`]).
 
 use smallvec::SmallVec;
 
@@ -14,8 +11,7 @@ use crate::kernel::decision::{Cost, Verdict, VoteGroup, combine};
 use crate::kernel::units::Nanos;
 use crate::store::{ChargeMode, ChargeOutcome, Charges, Outcomes, StoreFailure};
 
-/// Returns the store's time if a charge was stale: planned for calendar windows that are not open
-/// then.
+/// Returns the store's time if a charge was stale.
 pub(in crate::engine) fn store_now(outcomes: &[ChargeOutcome]) -> Option<Nanos> {
     outcomes.iter().find_map(|outcome| match outcome {
         ChargeOutcome::Stale(store_now) => Some(*store_now),
@@ -23,7 +19,7 @@ pub(in crate::engine) fn store_now(outcomes: &[ChargeOutcome]) -> Option<Nanos> 
     })
 }
 
-/// Marks charges as failed if they are stale after the second store call too.
+/// Marks charges as failed that are stale even after the second store call.
 pub(in crate::engine) fn fail_stale(outcomes: &mut [ChargeOutcome]) {
     for outcome in outcomes.iter_mut().filter(|outcome| matches!(outcome, ChargeOutcome::Stale(_)))
     {
@@ -41,12 +37,12 @@ impl ChargeSubset {
     pub(in crate::engine) fn select(
         charges: &Charges,
         is_missing: impl Fn(usize) -> bool,
-        rule: ChargeMode,
+        mode: ChargeMode,
     ) -> Self {
         let indexes: SmallVec<[usize; 2]> =
-            (0..charges.list.len()).filter(|&place| is_missing(place)).collect();
-        let list = indexes.iter().map(|&place| charges.list[place].clone()).collect();
-        Self { charges: Charges { list, mode: rule }, indexes }
+            (0..charges.list.len()).filter(|&index| is_missing(index)).collect();
+        let list = indexes.iter().map(|&index| charges.list[index].clone()).collect();
+        Self { charges: Charges { list, mode }, indexes }
     }
 
     pub(in crate::engine) fn contains(&self, index: usize) -> bool {
@@ -58,10 +54,11 @@ impl ChargeSubset {
     where
         [T; 2]: smallvec::Array<Item = T>,
     {
-        self.indexes.iter().filter_map(|&place| all.get(place).copied()).collect()
+        self.indexes.iter().filter_map(|&index| all.get(index).copied()).collect()
     }
 
-    /// Copies the store's outcomes to their indexes in `outcomes`.
+    /// Copies `new_outcomes` of this subset to their indexes in `outcomes`, which has all charges
+    /// of the check.
     pub(in crate::engine) fn copy_outcomes(&self, new_outcomes: Outcomes, outcomes: &mut Outcomes) {
         for (&index, new_outcome) in self.indexes.iter().zip(new_outcomes) {
             if let Some(outcome) = outcomes.get_mut(index) {
@@ -71,13 +68,11 @@ impl ChargeSubset {
     }
 }
 
-/// Returns the charges of the second plan `replanned` to send, after a charge in `sent` was stale.
+/// Selects the charges of the new plan `replanned` to send, after a charge in `sent` was stale.
 ///
-/// - `charge: each`: the stale charges.
-/// - `charge: all_or_nothing`: a stale charge counts as a denial. If it denied the
-///   check, the store charged nothing except refunds. Then all charges are sent again.
-/// - [`ChargeMode::Preview`]: the stale charges. The check is denied in any case, so the other
-///   outcomes stay valid.
+/// - `charge: all_or_nothing`: a stale charge counts as a denial. If it denied the check, the store
+///   charged nothing except refunds, so all charges except refunds are sent again.
+/// - Otherwise only the stale charges are sent again.
 pub(in crate::engine) fn charges_to_repeat(
     sent: &Charges,
     outcomes: &[ChargeOutcome],
@@ -90,8 +85,8 @@ pub(in crate::engine) fn charges_to_repeat(
         let is_charge = matches!(sent.list.get(index).map(|c| c.cost), Some(Cost::Charge(_)));
         is_stale || was_denied && is_charge
     };
-    let rule = match sent.mode {
-        ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } if was_denied => {
+    let mode = match sent.mode {
+        ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny } if was_denied => {
             // A refund is not repeated, but still counts as an allow in the quota group.
             let allows_quota_group =
                 |index: usize| match sent.list.get(index).map(|c| c.standing.group) {
@@ -103,13 +98,13 @@ pub(in crate::engine) fn charges_to_repeat(
                 (0..sent.list.len()).any(|index| !is_missing(index) && allows_quota_group(index));
             ChargeMode::AllOrNothing {
                 quota_for_all,
-                quota_cannot_deny: rescued || has_allowing_refund,
+                quota_cannot_deny: quota_cannot_deny || has_allowing_refund,
             }
         }
         ChargeMode::Preview => ChargeMode::Preview,
         ChargeMode::Each | ChargeMode::AllOrNothing { .. } => ChargeMode::Each,
     };
-    ChargeSubset::select(replanned, is_missing, rule)
+    ChargeSubset::select(replanned, is_missing, mode)
 }
 
 /// Returns `true` if the store denied the whole check, and thus charged nothing except refunds.
@@ -117,8 +112,8 @@ pub(in crate::engine) fn is_check_denied(sent: &Charges, outcomes: &[ChargeOutco
     let (quota_for_all, quota_cannot_deny) = match sent.mode {
         ChargeMode::Each => return false,
         ChargeMode::Preview => return true,
-        ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } => {
-            (quota_for_all, rescued)
+        ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny } => {
+            (quota_for_all, quota_cannot_deny)
         }
     };
     let votes = sent.list.iter().zip(outcomes).map(|(charge, outcome)| {

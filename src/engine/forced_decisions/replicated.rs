@@ -4,14 +4,9 @@
 //! - Replicas that exchange changes reach the same state, whatever the order of messages.
 //! - Of two changes to a rule the larger number wins; if equal, the larger replica name.
 //! - A new change has a larger number than every change that its replica knows.
-//! - A change is remembered longer than all changes that it replaced, so no replaced change
-//!   returns.
+//! - A change is remembered longer than all changes that it replaced, so they cannot return.
 //! - Messages contain remaining durations, not instants, so clocks may differ.
 //! - The number and the size of remembered changes are bounded.
-//!
-//! Not covered:
-//! - The choice of the rule for a descriptor.
-//! - The authorization of the operator.
 
 use std::collections::BTreeMap;
 
@@ -27,18 +22,18 @@ pub const MOST: usize = 100;
 /// The longest duration of a forced decision.
 pub const MAX_FORCED_DURATION: Nanos = Nanos::from_secs(24 * 60 * 60);
 
-/// A change is remembered for this time after its forced decision expired, because other replicas
-/// may still send a change that it replaced.
+/// A change is remembered for this time after its forced decision expired: until then, other
+/// replicas may still send a change that it replaced.
 pub(super) const REMEMBER_MARGIN: Nanos = Nanos::from_secs(60);
 
 /// The largest number of remembered changes, including those of expired forced decisions.
 const MAX_CHANGES: usize = 2 * MOST;
 
-/// The largest total size of the names in remembered changes, in bytes. Every replica sends all of
-/// them once per second.
+/// The largest total size of the names in remembered changes, in bytes. Each replica sends them
+/// once a second.
 const MAX_NAME_BYTES: usize = 16 * 1024;
 
-/// The largest number that a change may have. JSON numbers are doubles, which are exact up to 2^53.
+/// The largest number of a change. JSON numbers are doubles, which are exact up to 2^53.
 const MAX_NUMBER: u64 = 1 << 53;
 
 /// The domain and path of a rule.
@@ -49,15 +44,14 @@ type RulePath = (Box<str>, Box<str>);
 struct RuleChange {
     number: u64,
     by: Box<str>,
-    /// The forced decision with its expiry. `None`: an operator ended the forced decision.
+    /// `None` if an operator ended the forced decision.
     forced: Option<ForcedDecision>,
-    /// The instant at which this change is forgotten.
     remembered_until: Nanos,
 }
 
 impl RuleChange {
     fn is_forced(&self, now: Nanos) -> bool {
-        self.forced.is_some_and(|frozen| now < frozen.until)
+        self.forced.is_some_and(|forced| now < forced.until)
     }
 }
 
@@ -75,7 +69,7 @@ pub struct ForcedChange {
     pub left_ms: u64,
     /// The time for which the change is still sent, in milliseconds.
     pub known_ms: u64,
-    /// The number of the change. Of two changes to a rule, the one with the larger number wins.
+    /// The number of the change. Of two changes to a rule, the larger number wins.
     pub number: u64,
     /// The replica that received the operator's call.
     pub by: Box<str>,
@@ -86,80 +80,80 @@ pub struct ForcedChange {
 pub(super) struct ForcedRules(BTreeMap<RulePath, RuleChange>);
 
 impl ForcedRules {
-    /// Records that an operator starts or ends a forced decision. Returns `false` if there is no
-    /// room for the change.
+    /// Records that an operator starts (`Some`) or ends (`None`) a forced decision through the
+    /// replica `by`. Returns `false` if there is no room for the change.
     pub(super) fn record(
         &mut self,
         rule: (&str, &str),
-        (frozen, by): (Option<ForcedDecision>, &str),
+        (forced, by): (Option<ForcedDecision>, &str),
         now: Nanos,
     ) -> bool {
         self.forget_expired(now);
         let rule: RulePath = (rule.0.into(), rule.1.into());
-        let highest = self.0.values().map(|change| change.number).max().unwrap_or(0);
-        let before = self.0.get(&rule).map_or(Nanos(0), |change| change.remembered_until);
-        let over = frozen.map_or(now, |frozen| frozen.until).plus(REMEMBER_MARGIN);
-        let number = highest.saturating_add(1).min(MAX_NUMBER);
+        let largest_number = self.0.values().map(|change| change.number).max().unwrap_or(0);
+        let replaced_until = self.0.get(&rule).map_or(Nanos(0), |change| change.remembered_until);
+        let ends_at = forced.map_or(now, |forced| forced.until).plus(REMEMBER_MARGIN);
+        let number = largest_number.saturating_add(1).min(MAX_NUMBER);
         let change = RuleChange {
             number,
             by: by.into(),
-            forced: frozen,
-            remembered_until: over.max(before),
+            forced,
+            remembered_until: ends_at.max(replaced_until),
         };
         self.insert_bounded(rule, change)
     }
 
-    /// Applies a change from another replica. Returns `true` if the change starts, replaces or ends
-    /// a forced decision that is not expired.
-    pub(super) fn apply_change(&mut self, told: &ForcedChange, now: Nanos) -> bool {
+    /// Applies a change from another replica. Returns `true` if it starts, replaces or ends a
+    /// forced decision that has not expired.
+    pub(super) fn apply_change(&mut self, received: &ForcedChange, now: Nanos) -> bool {
         self.forget_expired(now);
-        let millis = |ms: u64, most: Nanos| now.plus(Nanos(ms.saturating_mul(1_000_000)).min(most));
-        let until = millis(told.left_ms, MAX_FORCED_DURATION);
-        let verdict = match told.verdict.as_deref() {
+        let millis = |ms: u64, max: Nanos| now.plus(Nanos(ms.saturating_mul(1_000_000)).min(max));
+        let until = millis(received.left_ms, MAX_FORCED_DURATION);
+        let verdict = match received.verdict.as_deref() {
             None => None,
             Some("deny") => Some(Verdict::Deny),
             Some("allow") => Some(Verdict::Allow),
             // An unknown verdict comes from a later version of Sluicegate.
             Some(_) => return false,
         };
-        let frozen = verdict.map(|verdict| ForcedDecision { verdict, until });
-        let (rule, by) = ((told.domain.clone(), told.limit.clone()), told.by.clone());
-        let known_until = millis(told.known_ms, MAX_FORCED_DURATION.plus(REMEMBER_MARGIN));
+        let forced = verdict.map(|verdict| ForcedDecision { verdict, until });
+        let (rule, by) = ((received.domain.clone(), received.limit.clone()), received.by.clone());
+        let known_until = millis(received.known_ms, MAX_FORCED_DURATION.plus(REMEMBER_MARGIN));
         let own = self.0.get(&rule);
-        let is_later = own.is_none_or(|own| (own.number, &own.by) < (told.number, &by));
-        if MAX_NUMBER < told.number || !is_later {
+        let is_newer = own.is_none_or(|own| (own.number, &own.by) < (received.number, &by));
+        if MAX_NUMBER < received.number || !is_newer {
             return false;
         }
         // Remember this change at least as long as the change that it replaces.
         let known_until = own.map_or(known_until, |own| own.remembered_until.max(known_until));
         let change =
-            RuleChange { number: told.number, by, forced: frozen, remembered_until: known_until };
-        let is_news = change.is_forced(now) || own.is_some_and(|own| own.is_forced(now));
-        // A change without an effect is stored too, so that no older change is applied later.
-        self.insert_bounded(rule, change) && is_news
+            RuleChange { number: received.number, by, forced, remembered_until: known_until };
+        let has_effect = change.is_forced(now) || own.is_some_and(|own| own.is_forced(now));
+        // Also store a change without an effect, so that no older change is applied later.
+        self.insert_bounded(rule, change) && has_effect
     }
 
     pub(super) fn changes(&self, now: Nanos) -> Vec<ForcedChange> {
         let millis = |until: Nanos| until.since(now).0 / Nanos::MILLI.0;
-        let known = self.0.iter().filter(|(_, change)| now < change.remembered_until);
-        let told = known.map(|((domain, limit), change)| ForcedChange {
+        let remembered = self.0.iter().filter(|(_, change)| now < change.remembered_until);
+        let changes = remembered.map(|((domain, limit), change)| ForcedChange {
             domain: domain.clone(),
             limit: limit.clone(),
-            verdict: change.forced.map(|frozen| verdict_name(frozen.verdict).into()),
-            left_ms: change.forced.map_or(0, |frozen| millis(frozen.until)),
+            verdict: change.forced.map(|forced| verdict_name(forced.verdict).into()),
+            left_ms: change.forced.map_or(0, |forced| millis(forced.until)),
             known_ms: millis(change.remembered_until),
             number: change.number,
             by: change.by.clone(),
         });
-        told.collect()
+        changes.collect()
     }
 
     pub(super) fn forced_at(&self, now: Nanos) -> Vec<ForcedRule> {
-        let held = self.0.iter().filter_map(|((domain, path), change)| {
-            let frozen = change.forced.filter(|frozen| now < frozen.until)?;
-            Some(ForcedRule { domain: domain.clone(), path: path.clone(), decision: frozen })
+        let rules = self.0.iter().filter_map(|((domain, path), change)| {
+            let forced = change.forced.filter(|forced| now < forced.until)?;
+            Some(ForcedRule { domain: domain.clone(), path: path.clone(), decision: forced })
         });
-        held.collect()
+        rules.collect()
     }
 
     fn forget_expired(&mut self, now: Nanos) {
@@ -168,10 +162,11 @@ impl ForcedRules {
 
     fn insert_bounded(&mut self, rule: RulePath, change: RuleChange) -> bool {
         let bytes = |(domain, path): &RulePath, by: &str| domain.len() + path.len() + by.len();
-        let others = self.0.iter().filter(|(known, _)| **known != rule);
-        let sum = others.map(|(known, change)| bytes(known, &change.by)).sum::<usize>();
+        let other_changes = self.0.iter().filter(|(other, _)| **other != rule);
+        let other_bytes =
+            other_changes.map(|(other, change)| bytes(other, &change.by)).sum::<usize>();
         let fits = self.0.contains_key(&rule) || self.0.len() < MAX_CHANGES;
-        if !fits || MAX_NAME_BYTES < sum + bytes(&rule, &change.by) {
+        if !fits || MAX_NAME_BYTES < other_bytes + bytes(&rule, &change.by) {
             return false;
         }
         self.0.insert(rule, change);

@@ -19,12 +19,13 @@ use tokio::runtime::Handle;
 use crate::store::CounterStore;
 use crate::store::lease::LeaseOutcome;
 
-/// The lease call of a check. If it is dropped before the reply, it continues in the background.
+/// The lease call of a check. If the check drops it before the reply, it continues in the
+/// background.
 pub(super) struct LeaseCall(Option<Pin<Box<dyn Future<Output = LeaseOutcome> + Send>>>);
 
 impl LeaseCall {
-    pub(super) fn new(sending: impl Future<Output = LeaseOutcome> + Send + 'static) -> Self {
-        Self(Some(Box::pin(sending)))
+    pub(super) fn new(call: impl Future<Output = LeaseOutcome> + Send + 'static) -> Self {
+        Self(Some(Box::pin(call)))
     }
 }
 
@@ -32,11 +33,11 @@ impl Future for LeaseCall {
     type Output = LeaseOutcome;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<LeaseOutcome> {
-        // The future is taken out, so that it is not polled again in the background if it panics.
-        let Some(mut sending) = self.0.take() else { return Poll::Pending };
-        let polled = sending.as_mut().poll(context);
+        // Taken out, so that a future that panicked is not polled again in the background.
+        let Some(mut call) = self.0.take() else { return Poll::Pending };
+        let polled = call.as_mut().poll(context);
         if polled.is_pending() {
-            self.0 = Some(sending);
+            self.0 = Some(call);
         }
         polled
     }
@@ -45,26 +46,26 @@ impl Future for LeaseCall {
 impl Drop for LeaseCall {
     fn drop(&mut self) {
         // A runtime that shuts down drops the spawned future.
-        if let (Some(sending), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
-            runtime.spawn(sending);
+        if let (Some(call), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
+            runtime.spawn(call);
         }
     }
 }
 
-/// Runs `sends` such that their messages are in one store call.
+/// Runs `sends` so that their messages travel in one store call.
 pub(super) async fn share_store_call<F: Future>(
     store: &dyn CounterStore,
     sends: JoinAll<F>,
 ) -> Vec<F::Output> {
-    let (mut sends, mut has_begun) = (pin!(sends), false);
+    let (mut sends, mut has_started) = (pin!(sends), false);
     poll_fn(|context| {
-        if has_begun {
+        if has_started {
             return sends.as_mut().poll(context);
         }
-        let mut begun = Poll::Pending;
-        store.batch_calls(&mut || begun = sends.as_mut().poll(context));
-        has_begun = true;
-        begun
+        let mut first_poll = Poll::Pending;
+        store.batch_calls(&mut || first_poll = sends.as_mut().poll(context));
+        has_started = true;
+        first_poll
     })
     .await
 }

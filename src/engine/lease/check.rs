@@ -10,10 +10,6 @@
 //! - A canceled check returns the hits that it took from balances.
 //! - If the store call of a check fails, the hits that it took from balances stay spent.
 //! - A check that is denied in any case spends no balance and borrows nothing.
-//!
-//! Not covered:
-//! - The fallback after a failed store call (see `fallback`).
-//! - A charge that is paid partly from a balance and partly by the store under `all_or_nothing`.
 
 use std::sync::Arc;
 
@@ -29,15 +25,15 @@ use crate::kernel::rate::{CounterDecision, Headroom};
 use crate::kernel::units::{Hits, Nanos};
 use crate::store::{Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, StoreFailure};
 
-/// The lease settings of each charge; `None` if its limit is not leased.
+/// The lease terms of each charge, or `None` if its limit is not leased.
 pub type ChargeTerms<'t> = SmallVec<[Option<&'t LeaseTerms>; 2]>;
 
 impl LeaseManager {
-    /// Decides a check if all its charges are leased and none needs a store
-    /// call. Appends their outcomes to `outcomes`, which must be empty.
+    /// Decides a check if all its charges are leased and none needs a store call. Appends the
+    /// outcomes to `outcomes`, which must be empty.
     ///
-    /// Otherwise returns `None`. Then nothing was spent, and the contents of
-    /// `outcomes` are meaningless. Must be called within a Tokio runtime.
+    /// Otherwise returns `None`, spends nothing and leaves `outcomes` undefined. Must be called
+    /// within a Tokio runtime.
     pub fn try_charge<'t>(
         self: &Arc<Self>,
         now: Nanos,
@@ -45,29 +41,30 @@ impl LeaseManager {
         mut terms: impl Iterator<Item = Option<&'t LeaseTerms>>,
         outcomes: &mut Outcomes,
     ) -> Option<()> {
-        let is_spent = may_spend(charges.mode);
-        if let (true, [charge]) = (is_spent, &charges.list[..]) {
+        let may_spend = may_spend(charges.mode);
+        if let (true, [charge]) = (may_spend, &charges.list[..]) {
             let (leased, hits) = as_leased(charge, terms.next().flatten())?;
             return self.try_spend(now, leased, hits, outcomes);
         }
-        let all: Option<SmallVec<[(LeasedCounter<'_>, Hits); 2]>> = charges
+        let leased_charges: Option<SmallVec<[(LeasedCounter<'_>, Hits); 2]>> = charges
             .list
             .iter()
             .zip(terms)
             .map(|(charge, terms)| as_leased(charge, terms))
             .collect();
-        let (all, mut taken) = (all?, TakenHits::new(self, charges));
-        for (at, (leased, hits)) in all.iter().enumerate() {
-            outcomes.push(taken.take(at, now, *leased, *hits)?);
+        let (leased_charges, mut taken_hits) = (leased_charges?, TakenHits::new(self, charges));
+        for (index, (leased, hits)) in leased_charges.iter().enumerate() {
+            outcomes.push(taken_hits.take(index, now, *leased, *hits)?);
         }
-        for (leased, hits) in all.into_iter().filter(|_| is_spent) {
+        for (leased, hits) in leased_charges.into_iter().filter(|_| may_spend) {
             self.record_check(now, leased, hits);
         }
-        taken.settle(charges, outcomes);
+        taken_hits.settle(charges, outcomes);
         Some(())
     }
 
-    /// Charges a check that [`try_charge`](Self::try_charge) does not decide.
+    /// Charges a check that [`try_charge`](Self::try_charge) did not decide. Returns one outcome
+    /// for each charge.
     pub async fn charge(
         self: &Arc<Self>,
         now: Nanos,
@@ -76,20 +73,21 @@ impl LeaseManager {
     ) -> Outcomes {
         match charges.mode {
             ChargeMode::Each => self.charge_each(now, charges, terms).await,
-            // Also for a single charge: a lease call would count its denied hits in a fixed window.
+            // Also for one charge, because a lease call would count its denied hits in a fixed
+            // window.
             ChargeMode::AllOrNothing { .. } | ChargeMode::Preview => {
                 self.charge_together(now, charges, terms).await
             }
         }
     }
 
-    /// Forgets the remembered denials of counters that `charges` refund, for any leased limit. Must
-    /// be called before the refunds are sent, and again after the reply.
+    /// Forgets the remembered denials of counters that `charges` refund. Must be called before the
+    /// refunds are sent, and again after the reply.
     pub fn forget_denials(&self, charges: &Charges) {
         let refunds = charges.list.iter().filter(|charge| matches!(charge.cost, Cost::Refund(_)));
         for charge in refunds {
-            let (now, place) = (self.clock.now(), self.hash_key(&charge.key));
-            if let Some(lease) = self.lock_shard(place).get_mut(&place) {
+            let (now, key_hash) = (self.clock.now(), self.hash_key(&charge.key));
+            if let Some(lease) = self.lock_shard(key_hash).get_mut(&key_hash) {
                 lease.forget_denial(now);
             }
         }
@@ -101,60 +99,62 @@ impl LeaseManager {
         charges: &Charges,
         terms: &[Option<&LeaseTerms>],
     ) -> Outcomes {
-        let leased = |at: usize| as_leased(charges.list.get(at)?, *terms.get(at)?);
-        let plain = ChargeSubset::select(charges, |at| leased(at).is_none(), charges.mode);
-        let leased_charges = (0..charges.list.len()).filter_map(|at| Some((at, leased(at)?)));
-        let lease_calls = leased_charges.map(|(at, (leased, hits))| async move {
-            (at, self.charge_leased(leased, hits).await)
+        let leased = |index: usize| as_leased(charges.list.get(index)?, *terms.get(index)?);
+        let strict = ChargeSubset::select(charges, |index| leased(index).is_none(), charges.mode);
+        let leased_charges =
+            (0..charges.list.len()).filter_map(|index| Some((index, leased(index)?)));
+        let lease_calls = leased_charges.map(|(index, (leased, hits))| async move {
+            (index, self.charge_leased(leased, hits).await)
         });
-        let rest = async {
-            if plain.charges.list.is_empty() {
+        let strict_call = async {
+            if strict.charges.list.is_empty() {
                 return Outcomes::new();
             }
-            self.charge_store(now, &plain.charges).await
+            self.charge_store(now, &strict.charges).await
         };
         let mut outcomes = placeholders(charges);
-        let (answered, leased_outcomes) = join(rest, join_all(lease_calls)).await;
-        plain.copy_outcomes(answered, &mut outcomes);
-        for (at, outcome) in leased_outcomes {
-            outcomes[at] = outcome;
+        let (strict_outcomes, leased_outcomes) = join(strict_call, join_all(lease_calls)).await;
+        strict.copy_outcomes(strict_outcomes, &mut outcomes);
+        for (index, outcome) in leased_outcomes {
+            outcomes[index] = outcome;
         }
         outcomes
     }
 
-    /// Charges all or nothing: each leased limit from its balance if that
-    /// covers the hits, and all other limits in one atomic store call.
+    /// Charges all or nothing: leased limits from balances that cover the hits, all other limits in
+    /// one atomic store call.
     async fn charge_together(
         self: &Arc<Self>,
         now: Nanos,
         charges: &Charges,
         terms: &[Option<&LeaseTerms>],
     ) -> Outcomes {
-        let leased = |at: usize| as_leased(charges.list.get(at)?, *terms.get(at)?);
-        let leased_charges = || (0..charges.list.len()).filter_map(|at| Some((at, leased(at)?)));
+        let leased = |index: usize| as_leased(charges.list.get(index)?, *terms.get(index)?);
+        let leased_charges =
+            || (0..charges.list.len()).filter_map(|index| Some((index, leased(index)?)));
         if may_spend(charges.mode) {
             let now = self.clock.now();
             leased_charges().for_each(|(_, (leased, hits))| self.record_check(now, leased, hits));
         }
         let (mut taken_hits, mut outcomes) = (TakenHits::new(self, charges), placeholders(charges));
-        let mut is_known: SmallVec<[bool; 2]> = SmallVec::from_elem(false, charges.list.len());
-        for (at, (leased, hits)) in leased_charges() {
-            if let Some(outcome) = taken_hits.take(at, self.clock.now(), leased, hits) {
-                (outcomes[at], is_known[at]) = (outcome, true);
+        let mut is_decided: SmallVec<[bool; 2]> = SmallVec::from_elem(false, charges.list.len());
+        for (index, (leased, hits)) in leased_charges() {
+            if let Some(outcome) = taken_hits.take(index, self.clock.now(), leased, hits) {
+                (outcomes[index], is_decided[index]) = (outcome, true);
             }
         }
-        let strict_charges = || leased_charges().filter(|(at, _)| !is_known[*at]);
-        let before: SmallVec<[Hits; 2]> = strict_charges()
+        let strict_charges = || leased_charges().filter(|(index, _)| !is_decided[*index]);
+        let balances_before: SmallVec<[Hits; 2]> = strict_charges()
             .map(|(_, (leased, _))| self.balance_of(self.clock.now(), leased))
             .collect();
-        let rule = remaining_mode(charges, &outcomes, &is_known);
-        let missing = ChargeSubset::select(charges, |at| !is_known[at], rule);
-        if !missing.charges.list.is_empty() {
-            let answered = self.charge_store(now, &missing.charges).await;
-            missing.copy_outcomes(answered, &mut outcomes);
+        let mode = remaining_mode(charges, &outcomes, &is_decided);
+        let to_send = ChargeSubset::select(charges, |index| !is_decided[index], mode);
+        if !to_send.charges.list.is_empty() {
+            let store_outcomes = self.charge_store(now, &to_send.charges).await;
+            to_send.copy_outcomes(store_outcomes, &mut outcomes);
         }
-        for ((at, (leased, _)), before) in strict_charges().zip(before) {
-            outcomes[at] = self.add_local_balance(leased, before, outcomes[at]);
+        for ((index, (leased, _)), balance_before) in strict_charges().zip(balances_before) {
+            outcomes[index] = self.add_local_balance(leased, balance_before, outcomes[index]);
         }
         if taken_hits.settle(charges, &mut outcomes) == Verdict::Allow {
             let now = self.clock.now();
@@ -165,28 +165,28 @@ impl LeaseManager {
     }
 
     pub(super) fn balance_of(&self, now: Nanos, leased: LeasedCounter<'_>) -> Hits {
-        self.with_lease(leased, |held| held.balance(now)).unwrap_or_default()
+        self.with_lease(leased, |lease| lease.balance(now)).unwrap_or_default()
     }
 
     fn record_check(self: &Arc<Self>, now: Nanos, leased: LeasedCounter<'_>, hits: Hits) {
-        self.with_lease(leased, |held| held.record_check(now, hits));
+        self.with_lease(leased, |lease| lease.record_check(now, hits));
     }
 
-    /// Refills a lease in the background after the store charged a check without the lease. The
-    /// first check of a key only creates the lease.
+    /// Refills a lease in the background after the store made a charge without it. The first check
+    /// of a key only creates the lease.
     fn refill_after_charge(self: &Arc<Self>, now: Nanos, leased: LeasedCounter<'_>, hits: Hits) {
-        let place = self.hash_key(&leased.charge.key);
-        let mut shard = self.lock_shard(place);
-        if self.is_draining() || is_pending_for_other_limit(&shard, place, leased) {
+        let key_hash = self.hash_key(&leased.charge.key);
+        let mut shard = self.lock_shard(key_hash);
+        if self.is_draining() || is_pending_for_other_limit(&shard, key_hash, leased) {
             return;
         }
-        if !shard.get(&place).is_some_and(|held| held.is_for(leased)) {
-            let before = self.create_lease(&mut shard, place, leased, now);
-            self.send_in_background(before);
-            if let Some(lease) = shard.get_mut(&place) {
+        if !shard.get(&key_hash).is_some_and(|lease| lease.is_for(leased)) {
+            let replaced = self.create_lease(&mut shard, key_hash, leased, now);
+            self.send_in_background(replaced);
+            if let Some(lease) = shard.get_mut(&key_hash) {
                 lease.record_check(now, hits);
             }
-        } else if let Some(lease) = shard.get_mut(&place)
+        } else if let Some(lease) = shard.get_mut(&key_hash)
             && lease.balance(now) < hits
             && let Some(borrow) = lease.borrow(now, self.next_number(), Hits(0))
         {
@@ -197,25 +197,26 @@ impl LeaseManager {
     pub(super) fn with_lease<T>(
         &self,
         leased: LeasedCounter<'_>,
-        act: impl FnOnce(&mut KeyLease) -> T,
+        action: impl FnOnce(&mut KeyLease) -> T,
     ) -> Option<T> {
-        let place = self.hash_key(&leased.charge.key);
-        let mut shard = self.lock_shard(place);
-        shard.get_mut(&place).filter(|held| held.is_for(leased)).map(act)
+        let key_hash = self.hash_key(&leased.charge.key);
+        let mut shard = self.lock_shard(key_hash);
+        shard.get_mut(&key_hash).filter(|lease| lease.is_for(leased)).map(action)
     }
 }
 
-/// The hits that a check took from balances. They are put back unless the check is allowed.
+/// The hits that a check took from balances. Dropping this puts them back, unless the check was
+/// allowed.
 struct TakenHits<'l> {
     leases: &'l Arc<LeaseManager>,
-    /// `false` if the check is denied in any case. Then its hits are put
-    /// back at once, so that other checks can use them while this one waits.
+    /// `false` if the check is denied in any case. Its hits are then put back at once, for other
+    /// checks.
     may_spend: bool,
     charges: SmallVec<[TakenCharge; 2]>,
 }
 
 struct TakenCharge {
-    at: usize,
+    index: usize,
     key_hash: LeaseKeyHash,
     hits: Hits,
     epoch: u64,
@@ -226,45 +227,45 @@ impl<'l> TakenHits<'l> {
         Self { leases, may_spend: may_spend(charges.mode), charges: SmallVec::new() }
     }
 
-    /// Returns the outcome of charge `at`, if its lease
-    /// can decide. Takes the hits if they are allowed.
+    /// Returns the outcome of charge `index` if its lease can decide. Takes the hits if they are
+    /// allowed.
     fn take(
         &mut self,
-        at: usize,
+        index: usize,
         now: Nanos,
         leased: LeasedCounter<'_>,
         hits: Hits,
     ) -> Option<ChargeOutcome> {
-        let place = self.leases.hash_key(&leased.charge.key);
-        let mut shard = self.leases.lock_shard(place);
-        let lease = shard.get_mut(&place).filter(|held| held.is_for(leased))?;
+        let key_hash = self.leases.hash_key(&leased.charge.key);
+        let mut shard = self.leases.lock_shard(key_hash);
+        let lease = shard.get_mut(&key_hash).filter(|lease| lease.is_for(leased))?;
         let outcome = lease.take(now, hits)?;
         if outcome.is_denial() {
             return Some(outcome);
         }
         if self.may_spend {
-            self.charges.push(TakenCharge { at, key_hash: place, hits, epoch: lease.epoch() });
+            self.charges.push(TakenCharge { index, key_hash, hits, epoch: lease.epoch() });
             return Some(outcome);
         }
         lease.put_back(now, hits, lease.epoch());
         Some(ChargeOutcome::Decided(CounterDecision::Allow(lease.headroom(now))))
     }
 
-    /// Marks the taken hits as spent, or puts them back if `outcomes` deny the check. The outcomes
-    /// of hits that were put back show the headroom without the check.
+    /// Marks the taken hits as spent, or puts them back if `outcomes` deny the check. Updates the
+    /// headroom in the outcomes of hits that were put back.
     fn settle(mut self, charges: &Charges, outcomes: &mut Outcomes) -> Verdict {
         let now = self.leases.clock.now();
         if stale_charges::is_check_denied(charges, outcomes) {
-            for part in std::mem::take(&mut self.charges) {
-                if let Some(room) = part.put_back(self.leases, now) {
-                    outcomes[part.at] = ChargeOutcome::Decided(CounterDecision::Allow(room));
+            for taken in std::mem::take(&mut self.charges) {
+                if let Some(room) = taken.put_back(self.leases, now) {
+                    outcomes[taken.index] = ChargeOutcome::Decided(CounterDecision::Allow(room));
                 }
             }
             return Verdict::Deny;
         }
-        for part in std::mem::take(&mut self.charges) {
-            if let Some(lease) = self.leases.lock_shard(part.key_hash).get_mut(&part.key_hash) {
-                lease.mark_spent(part.hits, part.epoch);
+        for taken in std::mem::take(&mut self.charges) {
+            if let Some(lease) = self.leases.lock_shard(taken.key_hash).get_mut(&taken.key_hash) {
+                lease.mark_spent(taken.hits, taken.epoch);
                 self.leases.refill_if_due(lease, now);
             }
         }
@@ -290,9 +291,10 @@ impl TakenCharge {
     }
 }
 
-/// Returns `false` for a preview: the check is denied in any case.
-const fn may_spend(rule: ChargeMode) -> bool {
-    match rule {
+/// Returns `true` if the check may spend balances. A preview may not, because it is denied in any
+/// case.
+const fn may_spend(mode: ChargeMode) -> bool {
+    match mode {
         ChargeMode::Each | ChargeMode::AllOrNothing { .. } => true,
         ChargeMode::Preview => false,
     }
@@ -308,26 +310,26 @@ fn as_leased<'c>(
     }
 }
 
-/// Returns the charge mode for the charges without an outcome. If the known outcomes deny the
-/// check, the other charges must not be made.
-fn remaining_mode(charges: &Charges, outcomes: &Outcomes, is_known: &[bool]) -> ChargeMode {
-    let ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } = charges.mode
-    else {
+/// Returns the charge mode for the charges that have no outcome yet. If the known outcomes deny the
+/// check, these charges must not be made.
+fn remaining_mode(charges: &Charges, outcomes: &Outcomes, is_decided: &[bool]) -> ChargeMode {
+    let ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny } = charges.mode else {
         return charges.mode;
     };
     if stale_charges::is_check_denied(charges, outcomes) {
         return ChargeMode::Preview;
     }
-    let allows_quota_group = |at: usize| {
-        let Enforcement { group, shadow } = charges.list[at].standing;
+    let allows_quota_group = |index: usize| {
+        let Enforcement { group, shadow } = charges.list[index].standing;
         let in_quota = group == VoteGroup::Quota || quota_for_all && group == VoteGroup::Enforced;
-        in_quota && (shadow || !outcomes[at].is_denial())
+        in_quota && (shadow || !outcomes[index].is_denial())
     };
-    let rescued = rescued || (0..is_known.len()).any(|at| is_known[at] && allows_quota_group(at));
-    ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued }
+    let quota_cannot_deny = quota_cannot_deny
+        || (0..is_decided.len()).any(|index| is_decided[index] && allows_quota_group(index));
+    ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny }
 }
 
-/// Returns a placeholder outcome for each charge; it is not a denial.
+/// Returns a placeholder outcome for each charge, which is not a denial.
 fn placeholders(charges: &Charges) -> Outcomes {
     charges.list.iter().map(|_| ChargeOutcome::Failed(StoreFailure::InvalidReply)).collect()
 }

@@ -2,12 +2,7 @@
 //!
 //! Guarantees:
 //! - Hits of a denied check return only to the lease that they came from.
-//! - Those hits return only while the store's lease table lists them, so it never lists less than
-//!   the balance.
-//!
-//! Not covered:
-//! - The choice of the keys to lease.
-//! - Sending messages.
+//! - They return only while the store's lease table has them: it never has less than the balance.
 
 use tokio::sync::watch;
 
@@ -28,7 +23,7 @@ pub struct LeasedCounter<'c> {
     pub terms: LeaseTerms,
 }
 
-/// A key without a check for two demand spans is dropped: its sizer has then forgotten all demand.
+/// A key without a check for this many demand spans is dropped.
 const IDLE_SPANS: u64 = 2;
 
 /// The number of bits for the epochs of one lease (see [`KeyLease::epoch`]).
@@ -40,13 +35,13 @@ pub(super) struct KeyLease {
     pub(super) charge: Charge,
     pub(super) terms: LeaseTerms,
     last_check: Nanos,
-    /// The first epoch of this lease; every lease of the key has its own range of epochs.
+    /// The first epoch of this lease. Each lease of a key has its own range of epochs.
     first_epoch: u64,
     pending: Option<MessageNumber>,
     /// `true` if all hits must be returned once the pending reply arrives.
     is_returning: bool,
     /// Wakes the waiting checks when the pending message is settled. The value is the store
-    /// failure, if there was one.
+    /// failure, if any.
     settled: watch::Sender<Option<StoreFailure>>,
 }
 
@@ -71,7 +66,7 @@ impl KeyLease {
         }
     }
 
-    /// Returns `true` if this lease has the same limit and lease settings as `leased`.
+    /// Returns `true` if this lease has the same strategy and lease terms as `leased`.
     pub(super) fn is_for(&self, leased: LeasedCounter<'_>) -> bool {
         self.terms == leased.terms && self.charge.strategy == leased.charge.strategy
     }
@@ -80,14 +75,14 @@ impl KeyLease {
         LeasedCounter { charge: &self.charge, terms: self.terms }
     }
 
-    /// Records a check as demand, also if it is denied.
+    /// Records the demand of a check, whether it is allowed or denied.
     pub(super) fn record_check(&mut self, now: Nanos, hits: Hits) {
         self.last_check = now;
         self.lease_balance.record_check(now, hits);
     }
 
     /// Returns the outcome if the balance or a remembered denial decides. A check of more hits than
-    /// the remembered denial gets a longer retry-after.
+    /// the denied check gets a longer retry-after.
     pub(super) fn decide(&mut self, now: Nanos, hits: Hits) -> Option<ChargeOutcome> {
         self.expire(now);
         let step = match self.lease_balance.decide(now, hits) {
@@ -97,17 +92,17 @@ impl KeyLease {
             {
                 CounterDecision::ExceedsLimit(room)
             }
-            SpendResult::Denied { retry_after, additional_hits: more, headroom: room } => {
-                let longer = self.charge.strategy.extra_wait(more)?;
-                CounterDecision::Deny { retry_after: retry_after.plus(longer), headroom: room }
+            SpendResult::Denied { retry_after, additional_hits, headroom: room } => {
+                let extra_wait = self.charge.strategy.extra_wait(additional_hits)?;
+                CounterDecision::Deny { retry_after: retry_after.plus(extra_wait), headroom: room }
             }
             SpendResult::NeedsStore => return None,
         };
         Some(ChargeOutcome::Decided(step))
     }
 
-    /// Decides like [`KeyLease::decide`]. Allowed hits stay undecided until [`KeyLease::put_back`]
-    /// or [`KeyLease::mark_spent`].
+    /// Decides like [`KeyLease::decide`], but allowed hits stay undecided until
+    /// [`KeyLease::put_back`] or [`KeyLease::mark_spent`].
     pub(super) fn take(&mut self, now: Nanos, hits: Hits) -> Option<ChargeOutcome> {
         let outcome = self.decide(now, hits)?;
         if !outcome.is_denial() {
@@ -116,13 +111,13 @@ impl KeyLease {
         Some(outcome)
     }
 
-    /// Returns the epoch of the undecided hits. A new epoch begins when they are voided; then they
-    /// cannot be put back.
+    /// Returns the current epoch of undecided hits. When they expire or are returned to the store,
+    /// a new epoch begins; hits of an older epoch cannot be put back.
     pub(super) const fn epoch(&self) -> u64 {
         self.first_epoch + self.lease_balance.undecided_epoch()
     }
 
-    /// Puts back hits that were taken in `epoch`, unless they were voided since.
+    /// Puts back hits that were taken in `epoch`, unless a newer epoch has begun.
     pub(super) fn put_back(&mut self, now: Nanos, hits: Hits, epoch: u64) {
         self.expire(now);
         if epoch == self.epoch() {
@@ -171,7 +166,8 @@ impl KeyLease {
         self.set_pending_message(message)
     }
 
-    /// Returns the message of a check; `None` while another message is pending.
+    /// Returns a message that charges `hits` and borrows more. `None` while another message is
+    /// pending.
     pub(super) fn borrow(
         &mut self,
         now: Nanos,
@@ -206,8 +202,7 @@ impl KeyLease {
     }
 
     /// Returns the message that returns all hits. While a reply is pending, marks the lease as
-    /// returning instead: the store may have granted hits, which can be returned only after the
-    /// reply.
+    /// returning instead, because the reply may grant hits.
     pub(super) fn start_return(
         &mut self,
         now: Nanos,
@@ -217,9 +212,9 @@ impl KeyLease {
         if self.is_returning { None } else { self.return_all(now, number) }
     }
 
-    /// Returns the message that returns all hits of a lease marked by [`KeyLease::start_return`]. A
-    /// lease with a new pending message has checks under the current configuration, so it is not
-    /// returned.
+    /// Returns the message that returns all hits of a lease that [`KeyLease::start_return`] marked.
+    /// A lease with a new pending message is in use under the current configuration, so it keeps
+    /// its hits.
     pub(super) fn finish_return(
         &mut self,
         now: Nanos,
@@ -229,8 +224,8 @@ impl KeyLease {
         if was_returning && !self.has_pending() { self.return_all(now, number) } else { None }
     }
 
-    /// Returns a receiver for the pending reply, if there is one. The caller then returns the hits
-    /// in place of [`KeyLease::finish_return`].
+    /// Returns a receiver for the pending reply, if any, and unmarks the lease. The caller then
+    /// returns the hits instead of [`KeyLease::finish_return`].
     pub(super) fn take_over_return(&mut self) -> Option<watch::Receiver<Option<StoreFailure>>> {
         self.is_returning = false;
         self.pending_reply()
@@ -253,8 +248,8 @@ impl KeyLease {
     ) {
         self.expire(now);
         let failure = match reply {
-            Ok(answer) => {
-                self.lease_balance.settle(now, &answer);
+            Ok(reply) => {
+                self.lease_balance.settle(now, &reply);
                 None
             }
             Err(cause) => {
@@ -262,8 +257,8 @@ impl KeyLease {
                 cause
             }
         };
-        // Checks that wait for a newer message are not woken by the reply to an older one.
-        if self.pending.is_none_or(|awaited| awaited == number) {
+        // The reply to an older message does not wake checks that wait for a newer one.
+        if self.pending.is_none_or(|pending| pending == number) {
             self.pending = None;
             self.settled.send_replace(failure);
         }
@@ -281,7 +276,7 @@ impl KeyLease {
         self.has_pending().then(|| self.subscribe())
     }
 
-    /// Returns the time of the last check; `None` while a reply is pending.
+    /// Returns the time of the last check, or `None` while a pending reply prevents eviction.
     pub(super) const fn evictable_since(&self) -> Option<Nanos> {
         if self.has_pending() { None } else { Some(self.last_check) }
     }

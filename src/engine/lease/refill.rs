@@ -1,14 +1,10 @@
 //! Refills leases in the background, before their balances run out.
 //!
 //! Guarantees:
-//! - A due refill is sent at once, or within [`MAX_SCAN_WAIT`] together with early refills.
-//! - At most [`MAX_EARLY_REFILLS`](super::MAX_EARLY_REFILLS) early refills are in flight.
-//! - While more early refills are needed than fit, the scan for them repeats.
+//! - A due refill is sent within [`MAX_SCAN_WAIT`].
+//! - At most [`MAX_EARLY_REFILLS`](super::MAX_EARLY_REFILLS) early refills are in flight. While
+//!   more are needed, the scan for them repeats.
 //! - The interval between scans is at least [`SCAN_TIME_DIVISOR`] times the duration of a scan.
-//!
-//! Not covered:
-//! - The instant at which a refill is due (see [`KeyLease`]).
-//! - Returning hits.
 
 use std::mem::take;
 use std::sync::Arc;
@@ -25,20 +21,19 @@ use super::table::LeaseShard;
 use crate::kernel::units::Nanos;
 use crate::store::lease::LeaseMessage;
 
-/// A refill that would be due within this time, two upkeep intervals, is sent early. Refills of
-/// many keys then share few store calls.
+/// A refill that would be due within this time is sent early, so that refills of many keys share
+/// few store calls.
 const EARLY_REFILL_TIME: Nanos = Nanos::from_secs(2);
 
-/// The shortest interval between scans. A refill of one key scans all others for early refills.
+/// The shortest interval between scans of all leases for early refills.
 const MIN_SCAN_INTERVAL: Nanos = Nanos(100_000_000);
 
-/// The longest time that a due refill waits for the scan of all shards, plus the scan of one shard.
+/// A due refill waits at most for this time, plus the scan of one shard, until it is sent.
 const MAX_SCAN_WAIT: Nanos = Nanos(200_000);
 
-/// The interval between scans is at least 100 times the duration of a scan.
 const SCAN_TIME_DIVISOR: u64 = 100;
 
-/// A message to send, and the slot of an early refill, which is freed after the reply.
+/// A message to send. An early refill has a slot, which is freed after the reply.
 type OutgoingMessage = (LeaseMessage, Option<OwnedSemaphorePermit>);
 
 impl LeaseManager {
@@ -50,25 +45,25 @@ impl LeaseManager {
         if let Some(borrow) = lease.refill(now, || self.next_number()) {
             let message = self.message(lease.leased(), borrow);
             if self.claim_scan(now) {
-                let all = Arc::clone(self);
-                tokio::spawn(async move { all.scan_repeatedly(message).await });
+                let manager = Arc::clone(self);
+                tokio::spawn(async move { manager.scan_repeatedly(message).await });
             } else {
                 self.send_in_batch(vec![(message, None)]);
             }
         }
     }
 
-    /// Returns `true` if the caller may scan all shards now.
+    /// Returns `true` if the caller may scan all shards now, and reserves the scan.
     fn claim_scan(&self, now: Nanos) -> bool {
         let next = self.next_scan.load(Relaxed);
         let after = now.plus(MIN_SCAN_INTERVAL).0;
         next <= now.0 && self.next_scan.compare_exchange(next, after, Relaxed, Relaxed).is_ok()
     }
 
-    /// Sends `first` together with early refills of other keys. Repeats while there are more early
-    /// refills than slots, so that they are sent in full store calls before they are due.
-    async fn scan_repeatedly(self: &Arc<Self>, first: LeaseMessage) {
-        let mut urgent = Some((first, None));
+    /// Sends `due_refill` together with early refills of other keys. Repeats while there are more
+    /// early refills than slots.
+    async fn scan_repeatedly(self: &Arc<Self>, due_refill: LeaseMessage) {
+        let mut urgent = Some((due_refill, None));
         loop {
             let started_at = self.clock.now();
             let has_slots = self.refill_early(started_at, urgent.take()).await;
@@ -86,8 +81,8 @@ impl LeaseManager {
         }
     }
 
-    /// Scans all keys, and sends the early refills together with the `urgent` message, which waits
-    /// at most [`MAX_SCAN_WAIT`]. Returns `false` if slots ran out; a later scan sends the others.
+    /// Sends early refills of all keys, together with the `urgent` message, which waits at most
+    /// [`MAX_SCAN_WAIT`]. Returns `false` if slots ran out.
     pub(super) async fn refill_early(
         self: &Arc<Self>,
         now: Nanos,
@@ -104,7 +99,7 @@ impl LeaseManager {
             if is_urgent && latest_send <= self.clock.now() {
                 is_urgent = false;
                 self.send_in_batch(take(&mut outgoing));
-                // Lets the spawned task send the urgent message before the scan continues.
+                // Lets the spawned task send the urgent message before this scan continues.
                 tokio::task::yield_now().await;
             }
         }
@@ -133,22 +128,22 @@ impl LeaseManager {
         true
     }
 
-    /// Sends messages in the background.
+    /// Sends messages in the background, in one store call.
     pub(super) fn send_in_batch(self: &Arc<Self>, outgoing: Vec<OutgoingMessage>) {
         if outgoing.is_empty() {
             return;
         }
-        let all = Arc::clone(self);
+        let manager = Arc::clone(self);
         tokio::spawn(async move {
             if let [(message, _)] = &*outgoing {
-                all.send(message).await;
+                manager.send(message).await;
                 return;
             }
             let send = async |(message, slot): OutgoingMessage| {
-                all.send(&message).await;
+                manager.send(&message).await;
                 drop(slot);
             };
-            share_store_call(&*all.store, join_all(outgoing.into_iter().map(send))).await;
+            share_store_call(&*manager.store, join_all(outgoing.into_iter().map(send))).await;
         });
     }
 }

@@ -4,10 +4,6 @@
 //! - At most [`LEASES_PER_SHARD`] leases, and at most [`MAX_SHARD_KEY_BYTES`] bytes of keys.
 //! - A full shard evicts the leases without a check for the longest time.
 //! - A shard evicts no lease if that does not make enough room for the new one.
-//!
-//! Not covered:
-//! - Returning the hits of an evicted lease.
-//! - The choice of the shard.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -18,10 +14,10 @@ use super::key_lease::KeyLease;
 
 pub(super) const LEASES_PER_SHARD: usize = 256;
 
-/// The largest total size of the keys in a shard, in bytes: 512 for each lease.
+/// The largest total size of the keys in a shard: 512 bytes for each lease.
 pub(super) const MAX_SHARD_KEY_BYTES: usize = 128 << 10;
 
-/// A keyed hash of a counter's key. Its first half selects the shard.
+/// A keyed hash of a counter key. Its first half selects the shard.
 pub(super) type LeaseKeyHash = [u64; 2];
 
 #[derive(Debug, Default)]
@@ -35,12 +31,12 @@ impl LeaseShard {
         self.leases.len()
     }
 
-    pub(super) fn get(&self, place: &LeaseKeyHash) -> Option<&KeyLease> {
-        self.leases.get(place)
+    pub(super) fn get(&self, key_hash: &LeaseKeyHash) -> Option<&KeyLease> {
+        self.leases.get(key_hash)
     }
 
-    pub(super) fn get_mut(&mut self, place: &LeaseKeyHash) -> Option<&mut KeyLease> {
-        self.leases.get_mut(place)
+    pub(super) fn get_mut(&mut self, key_hash: &LeaseKeyHash) -> Option<&mut KeyLease> {
+        self.leases.get_mut(key_hash)
     }
 
     pub(super) fn values(&self) -> impl Iterator<Item = &KeyLease> {
@@ -51,24 +47,28 @@ impl LeaseShard {
         self.leases.values_mut()
     }
 
-    pub(super) fn remove(&mut self, place: &LeaseKeyHash) -> Option<KeyLease> {
-        let removed = self.leases.remove(place)?;
+    pub(super) fn remove(&mut self, key_hash: &LeaseKeyHash) -> Option<KeyLease> {
+        let removed = self.leases.remove(key_hash)?;
         self.key_bytes -= key_bytes(&removed);
         Some(removed)
     }
 
     pub(super) fn retain(&mut self, keep: impl Fn(&KeyLease) -> bool) {
-        let bytes = &mut self.key_bytes;
-        self.leases.retain(|_, held| {
-            let is_kept = keep(held);
-            *bytes -= if is_kept { 0 } else { key_bytes(held) };
+        let total_bytes = &mut self.key_bytes;
+        self.leases.retain(|_, lease| {
+            let is_kept = keep(lease);
+            *total_bytes -= if is_kept { 0 } else { key_bytes(lease) };
             is_kept
         });
     }
 
-    /// Inserts `new`, the lease of a key that has none, and returns the evicted leases. If eviction
-    /// cannot make enough room, evicts nothing and drops `new`.
-    pub(super) fn insert(&mut self, place: LeaseKeyHash, new: KeyLease) -> SmallVec<[KeyLease; 1]> {
+    /// Inserts the lease of a new key, and returns the leases evicted for it. If eviction cannot
+    /// make enough room, evicts nothing and drops `new`.
+    pub(super) fn insert(
+        &mut self,
+        key_hash: LeaseKeyHash,
+        new: KeyLease,
+    ) -> SmallVec<[KeyLease; 1]> {
         let (mut evicted, new_bytes) = (SmallVec::new(), key_bytes(&new));
         if !self.can_make_room(new_bytes) {
             return evicted;
@@ -77,12 +77,12 @@ impl LeaseShard {
             let idle = self
                 .leases
                 .iter()
-                .filter_map(|(place, held)| Some((held.evictable_since()?, *place)));
-            let Some((_, oldest)) = idle.min() else { return evicted };
-            evicted.extend(self.remove(&oldest));
+                .filter_map(|(key_hash, lease)| Some((lease.evictable_since()?, *key_hash)));
+            let Some((_, longest_idle)) = idle.min() else { return evicted };
+            evicted.extend(self.remove(&longest_idle));
         }
         self.key_bytes += new_bytes;
-        self.leases.insert(place, new);
+        self.leases.insert(key_hash, new);
         evicted
     }
 
@@ -92,9 +92,9 @@ impl LeaseShard {
         if has_room(self.len(), self.key_bytes, bytes) {
             return true;
         }
-        let pending = self.leases.values().filter(|held| held.evictable_since().is_none());
+        let pending = self.leases.values().filter(|lease| lease.evictable_since().is_none());
         let (lease_count, used_bytes) =
-            pending.fold((0, 0), |(count, sum), held| (count + 1, sum + key_bytes(held)));
+            pending.fold((0, 0), |(count, sum), lease| (count + 1, sum + key_bytes(lease)));
         has_room(lease_count, used_bytes, bytes)
     }
 }
@@ -107,7 +107,7 @@ fn key_bytes(lease: &KeyLease) -> usize {
     lease.charge.key.as_bytes().len()
 }
 
-/// Uses the second half of a [`LeaseKeyHash`] as it is, because it is already a hash.
+/// Hashes a [`LeaseKeyHash`], which is already a hash, by taking its second half.
 #[derive(Debug, Default)]
 pub(super) struct KeyHashHasher(u64);
 

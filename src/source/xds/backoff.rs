@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - Every wait is within [`BackoffBounds`], and at least 10 ms.
-//! - Each wait is twice the wait before. After an accepted response, the next wait is the shortest.
+//! - Each wait is twice the last wait. After an accepted response, the next wait is the shortest.
 
 use std::time::Duration;
 
@@ -13,14 +13,13 @@ pub struct BackoffBounds {
     pub min: Duration,
     /// The longest wait.
     pub max: Duration,
-    /// Chooses each wait at random, from the shortest wait to the wait without jitter.
+    /// `true` to choose each wait at random, from the shortest wait to the wait without jitter.
     pub jitter: bool,
     /// The seed of the random numbers. Should differ between processes.
     pub seed: u64,
 }
 
-/// The shortest wait, even if `min` is shorter. Prevents a busy loop if the xDS server refuses at
-/// once.
+/// The lower bound of `min`. Prevents a busy loop if the xDS server refuses connections.
 const MIN_WAIT: Duration = Duration::from_millis(10);
 
 /// The state of the exponential backoff between connections to the xDS server.
@@ -38,26 +37,25 @@ impl Backoff {
         Self { bounds, next: bounds.min, random_state: bounds.seed }
     }
 
-    /// Makes the next wait the shortest one again, after an accepted response.
+    /// Makes the next wait the shortest wait.
     pub const fn reset(&mut self) {
         self.next = self.bounds.min;
     }
 
     /// Returns the wait before the next connection, and doubles the following wait.
     pub fn next_wait(&mut self) -> Duration {
-        let BackoffBounds { min: least, max: most, jitter, .. } = self.bounds;
-        let least = least.max(MIN_WAIT);
-        let due = self.next.min(most).max(least);
-        self.next = due.saturating_mul(2);
+        let BackoffBounds { min, max, jitter, .. } = self.bounds;
+        let min = min.max(MIN_WAIT);
+        let wait = self.next.min(max).max(min);
+        self.next = wait.saturating_mul(2);
         if !jitter {
-            return due;
+            return wait;
         }
-        let span = u64::try_from(due.saturating_sub(least).as_nanos()).unwrap_or(u64::MAX);
-        least + Duration::from_nanos(self.next_random() % span.saturating_add(1).max(1))
+        let span = u64::try_from(wait.saturating_sub(min).as_nanos()).unwrap_or(u64::MAX);
+        min + Duration::from_nanos(self.next_random() % span.saturating_add(1).max(1))
     }
 
-    /// Returns the next random number of `SplitMix64`. Source: Steele, Lea, Flood: Fast splittable
-    /// pseudorandom number generators, 2014.
+    /// Returns the next random number of `SplitMix64` (Steele, Lea, Flood 2014).
     const fn next_random(&mut self) -> u64 {
         self.random_state = self.random_state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.random_state;

@@ -1,13 +1,10 @@
-//! Connects to a gRPC server, such as the xDS server, in plain text or with TLS.
+//! Connects to the xDS server, in plain text or with TLS.
 //!
 //! Guarantees:
 //! - A connection attempt fails after [`CONNECT_TIMEOUT`].
 //! - TCP keepalive detects a vanished server.
 //! - TLS files are read again for each connection.
 //! - The server's certificate must have a trusted issuer and the expected name.
-//!
-//! Not covered:
-//! - The messages to and from the xDS server (see [`super`]).
 
 use std::fmt;
 use std::future::Future;
@@ -33,8 +30,8 @@ use crate::pem;
 
 /// The timeout of a connection attempt, including the TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The idle time before the first TCP keepalive probe. HTTP/2 pings are
-/// not used, because Go servers close connections that send many pings.
+/// The idle time before the first TCP keepalive probe. Go servers would reject frequent HTTP/2
+/// pings.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(20);
 
 /// The address and the TLS options of the xDS server.
@@ -55,7 +52,6 @@ impl fmt::Display for XdsServer {
 }
 
 impl XdsServer {
-    /// Returns the host as in a URI, with brackets for IPv6.
     fn uri_host(&self) -> String {
         if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() }
     }
@@ -66,7 +62,7 @@ impl XdsServer {
 pub struct XdsTls {
     /// The CA bundle (PEM) that verifies the server's certificate. Default: the system CAs.
     pub ca_file: Option<PathBuf>,
-    /// Trusts the system CAs in addition to `ca_file`.
+    /// `true` to trust the system CAs in addition to `ca_file`.
     pub trust_system_cas: bool,
     /// The PEM files of the client certificate and of its private key.
     pub client_identity: Option<(PathBuf, PathBuf)>,
@@ -81,12 +77,11 @@ pub enum XdsConnectError {
     #[error("{0}")]
     Address(String),
     /// The TCP connection or the TLS handshake failed.
-    #[error("no connection: {}", chain(.0))]
+    #[error("no connection: {}", with_causes(.0))]
     Transport(#[from] tonic::transport::Error),
 }
 
-/// Returns the text of `error`, followed by the texts of its causes.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
+fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -104,7 +99,7 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
 /// Connects to `server`.
 ///
 /// # Errors
-/// [`XdsConnectError::Address`] or [`XdsConnectError::Transport`].
+/// The address is invalid, or the TCP connection or the TLS handshake failed.
 pub async fn connect(server: &XdsServer) -> Result<Channel, XdsConnectError> {
     let scheme = if server.tls.is_some() { "https" } else { "http" };
     let uri = |scheme: &str| {
@@ -183,8 +178,7 @@ pub(super) enum XdsByteStream {
     Tls(Box<tokio_rustls::client::TlsStream<TcpStream>>),
 }
 
-/// Evaluates `$body` with the inner stream of either variant of [`XdsByteStream`].
-macro_rules! either {
+macro_rules! with_inner {
     ($stream:expr, $inner:ident => $body:expr) => {
         match $stream.get_mut() {
             XdsByteStream::Plain($inner) => $body,
@@ -199,7 +193,7 @@ impl tokio::io::AsyncRead for XdsByteStream {
         cx: &mut Context<'_>,
         buffer: &mut tokio::io::ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        either!(self, stream => Pin::new(stream).poll_read(cx, buffer))
+        with_inner!(self, stream => Pin::new(stream).poll_read(cx, buffer))
     }
 }
 
@@ -209,14 +203,14 @@ impl tokio::io::AsyncWrite for XdsByteStream {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        either!(self, stream => Pin::new(stream).poll_write(cx, bytes))
+        with_inner!(self, stream => Pin::new(stream).poll_write(cx, bytes))
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(self, stream => Pin::new(stream).poll_flush(cx))
+        with_inner!(self, stream => Pin::new(stream).poll_flush(cx))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(self, stream => Pin::new(stream).poll_shutdown(cx))
+        with_inner!(self, stream => Pin::new(stream).poll_shutdown(cx))
     }
 }

@@ -12,7 +12,7 @@ pub struct RateLimitConfig {
     /// The name of the xDS resource, which error messages contain.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// The domain that checks of proxies name.
+    /// The domain.
     #[prost(string, tag = "2")]
     pub domain: String,
     /// The top-level rules of the domain.
@@ -35,10 +35,10 @@ pub struct RateLimitDescriptor {
     /// The child rules, which match the next descriptor entry.
     #[prost(message, repeated, tag = "4")]
     pub descriptors: Vec<RateLimitDescriptor>,
-    /// Counts hits with the limit of the rule, but never denies.
+    /// Shadow mode: the rule counts hits, but never denies.
     #[prost(bool, tag = "5")]
     pub shadow_mode: bool,
-    /// Adds the descriptor's values to metrics.
+    /// Adds the descriptor's values to the names of metrics.
     #[prost(bool, tag = "6")]
     pub detailed_metric: bool,
     /// Adds the limit of the rule to the quota group.
@@ -64,7 +64,7 @@ pub struct RateLimitPolicy {
     /// The name of the limit.
     #[prost(string, tag = "4")]
     pub name: String,
-    /// The named limits that this limit replaces in the same check.
+    /// The limits that this limit replaces in the same check.
     #[prost(message, repeated, tag = "5")]
     pub replaces: Vec<RateLimitReplace>,
 }
@@ -80,7 +80,7 @@ pub struct RateLimitReplace {
 /// The time units of limits, with their enum numbers in protobuf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
-#[allow(missing_docs, reason = "the names say it")]
+#[allow(missing_docs, reason = "the names of time units")]
 pub enum RateLimitUnit {
     Unknown = 0,
     Second = 1,

@@ -1,12 +1,9 @@
-//! The number of counters and lease tables in the memory store.
-//!
-//! Guarantees:
-//! - All shards together never contain more than `max` counters and lease tables.
+//! The number of counters and lease tables in the memory store, at most `max` in all shards.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-pub(super) trait PlaceSource {
+pub(super) trait CapacitySource {
     fn try_take(&self) -> bool;
 }
 
@@ -17,8 +14,8 @@ pub(super) struct CounterCapacity {
 }
 
 impl CounterCapacity {
-    pub(super) const fn new(most: usize) -> Self {
-        Self { used: AtomicUsize::new(0), max: most }
+    pub(super) const fn new(max: usize) -> Self {
+        Self { used: AtomicUsize::new(0), max }
     }
 
     pub(super) fn used(&self) -> usize {
@@ -34,57 +31,55 @@ impl CounterCapacity {
     }
 
     /// Reserves capacity for `wanted` counters, or for fewer if the store is full.
-    pub(super) fn reserve(&self, wanted: usize) -> ReservedPlaces<'_> {
-        // Do not write to the counter for 0 places: all shards share it, and most checks create no
-        // counter.
+    pub(super) fn reserve(&self, wanted: usize) -> ReservedCapacity<'_> {
+        // Do not write to `used` for 0 counters: all shards share it, and most checks create none.
         if wanted == 0 {
-            return ReservedPlaces { counters: self, left: Cell::new(0) };
+            return ReservedCapacity { counters: self, remaining: Cell::new(0) };
         }
-        let free_for = |live: usize| wanted.min(self.max.saturating_sub(live));
-        let more = |live| Some(live + free_for(live));
-        let before = self.used.fetch_update(Relaxed, Relaxed, more);
-        let left = before.map_or(0, free_for);
-        ReservedPlaces { counters: self, left: Cell::new(left) }
+        let free_for = |used: usize| wanted.min(self.max.saturating_sub(used));
+        let add = |used| Some(used + free_for(used));
+        let used_before = self.used.fetch_update(Relaxed, Relaxed, add);
+        let remaining = used_before.map_or(0, free_for);
+        ReservedCapacity { counters: self, remaining: Cell::new(remaining) }
     }
 
-    pub(super) fn release(&self, dropped: usize) {
-        self.used.fetch_sub(dropped, Relaxed);
+    pub(super) fn release(&self, count: usize) {
+        self.used.fetch_sub(count, Relaxed);
     }
 }
 
-impl PlaceSource for CounterCapacity {
+impl CapacitySource for CounterCapacity {
     fn try_take(&self) -> bool {
-        let more = |live| (live < self.max).then_some(live + 1);
-        self.used.fetch_update(Relaxed, Relaxed, more).is_ok()
+        let add = |used| (used < self.max).then_some(used + 1);
+        self.used.fetch_update(Relaxed, Relaxed, add).is_ok()
     }
 }
 
-/// Capacity for new counters, reserved before the number of new counters is known. Dropping it
-/// frees the unused capacity.
+/// Capacity reserved before the number of new counters is known. Dropping it frees the unused part.
 #[derive(Debug)]
-pub(super) struct ReservedPlaces<'c> {
+pub(super) struct ReservedCapacity<'c> {
     counters: &'c CounterCapacity,
-    left: Cell<usize>,
+    remaining: Cell<usize>,
 }
 
-impl ReservedPlaces<'_> {
-    pub(super) const fn left(&self) -> usize {
-        self.left.get()
+impl ReservedCapacity<'_> {
+    pub(super) const fn remaining(&self) -> usize {
+        self.remaining.get()
     }
 }
 
-impl PlaceSource for ReservedPlaces<'_> {
+impl CapacitySource for ReservedCapacity<'_> {
     fn try_take(&self) -> bool {
-        let left = self.left.get();
-        self.left.set(left.saturating_sub(1));
-        left != 0
+        let remaining = self.remaining.get();
+        self.remaining.set(remaining.saturating_sub(1));
+        remaining != 0
     }
 }
 
-impl Drop for ReservedPlaces<'_> {
+impl Drop for ReservedCapacity<'_> {
     fn drop(&mut self) {
-        if self.left.get() != 0 {
-            self.counters.release(self.left.get());
+        if self.remaining.get() != 0 {
+            self.counters.release(self.remaining.get());
         }
     }
 }

@@ -1,11 +1,7 @@
 //! The GCRA limits of a shard's counters: for each counter, the limit at its last write.
 //!
-//! A GCRA counter stores a debt in units of its limit, and a reload may change the limit. The
-//! counter therefore also stores the number of its limit in 4 bytes, which is shorter than the 20
-//! bytes of the limit.
-//!
-//! Guarantees:
-//! - A limit is stored exactly as long as a counter refers to it.
+//! A GCRA counter stores a debt in units of its limit, which a reload may change. So it also stores
+//! the number of that limit, in 4 bytes instead of the 20 bytes of the limit.
 
 use std::collections::HashMap;
 
@@ -25,7 +21,7 @@ impl GcraLimits {
         self.slots.get(usize::try_from(id).ok()?).map(|(gcra, _)| gcra)
     }
 
-    /// Adds one counter to the users of the limit `gcra`, and returns the number of the limit.
+    /// Adds one counter to the users of the limit `gcra`, and returns the limit's number.
     pub(super) fn add_user(&mut self, gcra: &Gcra) -> GcraId {
         let id = self.ids.get(gcra).copied().unwrap_or_else(|| self.insert(*gcra));
         if let Some((_, counters)) = self.slots.get_mut(id as usize) {
@@ -34,7 +30,7 @@ impl GcraLimits {
         id
     }
 
-    /// Removes one counter from the users of the limit `id`. Drops a limit without users.
+    /// Removes one counter from the users of the limit `id`; drops a limit without users.
     pub(super) fn remove_user(&mut self, id: GcraId) {
         let Some((gcra, counters)) = self.slots.get_mut(id as usize) else { return };
         *counters -= 1;

@@ -3,11 +3,8 @@
 //! Guarantees:
 //! - A lease table counts toward `max_keys`, as a counter does.
 //! - A lease table stays while a lease is valid; a sweep drops it once all its leases expired.
-//!
-//! Not covered:
-//! - The rules for lending hits ([`LeaseTable`]).
 
-use super::counters::{CounterCapacity, PlaceSource as _};
+use super::counters::{CapacitySource as _, CounterCapacity};
 use super::table::{CounterTable, HasKeyHash, KeyHash};
 use crate::kernel::lease::table::LeaseTable;
 use crate::kernel::lease::{LeaseTerms, Overshoot};
@@ -19,7 +16,7 @@ pub(super) struct LeaseLists(CounterTable<LeaseListEntry>);
 #[derive(Debug)]
 struct LeaseListEntry {
     hash: KeyHash,
-    book: LeaseTable,
+    table: LeaseTable,
 }
 
 impl HasKeyHash for LeaseListEntry {
@@ -32,8 +29,8 @@ impl HasKeyHash for LeaseListEntry {
 pub(super) struct OpenLeaseList {
     hash: KeyHash,
     pub(super) leases: LeaseTable,
-    /// The lease settings for this message. They lend no hits if the store has no capacity for the
-    /// lease table.
+    /// The lease settings for this message; without capacity for the lease table, they lend
+    /// nothing.
     pub(super) terms: LeaseTerms,
     origin: ListOrigin,
 }
@@ -46,7 +43,7 @@ enum ListOrigin {
 }
 
 impl LeaseLists {
-    /// Removes and returns the lease table of `hash`, or creates one. If the store is full, the new
+    /// Removes and returns the lease table of `hash`, or creates one. In a full store, the new
     /// lease table is temporary and lends no hits.
     pub(super) fn take_or_create(
         &mut self,
@@ -54,36 +51,34 @@ impl LeaseLists {
         terms: &LeaseTerms,
         counters: &CounterCapacity,
     ) -> OpenLeaseList {
-        let old = self.0.get_mut(hash).map(|listed| std::mem::take(&mut listed.book));
-        let place = match &old {
+        let stored = self.0.get_mut(hash).map(|entry| std::mem::take(&mut entry.table));
+        let origin = match &stored {
             Some(_) => ListOrigin::Stored,
             None if counters.try_take() => ListOrigin::Created,
             None => ListOrigin::Temporary,
         };
-        let nothing = LeaseTerms { overshoot: Overshoot::AtMost(Hits(0)), ..*terms };
-        let terms = if place == ListOrigin::Temporary { nothing } else { *terms };
-        OpenLeaseList { hash, leases: old.unwrap_or_default(), terms, origin: place }
+        let lending_nothing = LeaseTerms { overshoot: Overshoot::AtMost(Hits(0)), ..*terms };
+        let terms = if origin == ListOrigin::Temporary { lending_nothing } else { *terms };
+        OpenLeaseList { hash, leases: stored.unwrap_or_default(), terms, origin }
     }
 
-    /// Stores the lease table again. Drops a new lease table that stayed empty, and frees its
-    /// capacity.
-    pub(super) fn put_back(&mut self, open: OpenLeaseList, now: Nanos, counters: &CounterCapacity) {
-        let OpenLeaseList { hash, leases: book, origin: place, .. } = open;
-        match place {
+    /// Stores the lease table again, or drops it and frees its capacity if it is new and empty.
+    pub(super) fn put_back(&mut self, list: OpenLeaseList, now: Nanos, counters: &CounterCapacity) {
+        let OpenLeaseList { hash, leases: table, origin, .. } = list;
+        match origin {
             ListOrigin::Temporary => {}
             ListOrigin::Stored => {
-                if let Some(listed) = self.0.get_mut(hash) {
-                    listed.book = book;
+                if let Some(entry) = self.0.get_mut(hash) {
+                    entry.table = table;
                 }
             }
-            ListOrigin::Created if book.is_expired(now) => counters.release(1),
-            ListOrigin::Created => self.0.insert(LeaseListEntry { hash, book }),
+            ListOrigin::Created if table.is_expired(now) => counters.release(1),
+            ListOrigin::Created => self.0.insert(LeaseListEntry { hash, table }),
         }
     }
 
-    /// Drops the lease tables in which every lease has expired.
     pub(super) fn drop_expired(&mut self, now: Nanos) {
-        self.0.retain(|listed| !listed.book.is_expired(now));
+        self.0.retain(|entry| !entry.table.is_expired(now));
     }
 
     pub(super) const fn len(&self) -> usize {

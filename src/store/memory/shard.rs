@@ -4,7 +4,7 @@
 //! - The hash tables contain every counter that is not empty; a sweep drops the empty ones.
 //! - Every new or dropped counter of the shard is counted in the total of the store.
 
-use super::counters::{CounterCapacity, PlaceSource};
+use super::counters::{CapacitySource, CounterCapacity};
 use super::gcra_limits::{GcraId, GcraLimits};
 use super::lease_lists::LeaseLists;
 use super::table::{CounterTable, HasKeyHash, KeyHash};
@@ -18,14 +18,12 @@ use crate::kernel::rate::{
 use crate::kernel::units::{Hits, Nanos};
 use crate::store::lease::LeaseMessage;
 
-/// The shortest pause between two sweeps of a shard while the store is full. A sweep costs
-/// O(counters), so a flood of new keys must not cause a sweep for each key.
+/// The shortest pause between two sweeps of a shard while the store is full: a flood of new keys
+/// must not cause a sweep, which costs O(counters), for each key.
 const MIN_SWEEP_INTERVAL: Nanos = Nanos::SECOND;
 
-/// The counters of one shard. Each strategy has its own hash table, because the states differ in
-/// size.
-// The most frequently read hash tables come first: they are then in the same cache line as the
-// shard's lock.
+/// The counters of one shard, in one hash table per strategy, because the states differ in size.
+// The most frequently read hash tables come first, in the same cache line as the shard's lock.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Shard {
@@ -49,8 +47,7 @@ struct GcraCounter {
 
 const _: () = assert!(size_of::<Option<GcraCounter>>() == 32);
 
-/// A counter of a window or of a sliding log, with the instant at which it becomes empty. That
-/// instant depends on the limit at the last write.
+/// A counter of a window or of a sliding log, and when it becomes empty under the last limit.
 #[derive(Debug)]
 struct WindowCounter<S> {
     hash: KeyHash,
@@ -83,34 +80,41 @@ impl Shard {
         now: Nanos,
         strategy: &Strategy,
         cost: Cost,
-        places: &impl PlaceSource,
+        capacity: &impl CapacitySource,
     ) -> Result<CounterDecision, ShardFull> {
         match strategy {
-            Strategy::Gcra(gcra) => self.charge_gcra(hash, now, gcra, cost, places),
+            Strategy::Gcra(gcra) => self.charge_gcra(hash, now, gcra, cost, capacity),
             Strategy::FixedWindow(window) => {
-                charge_window(&mut self.fixed_window, hash, now, cost, places, |state| match cost {
-                    Cost::Charge(hits) => window.charge(state, now, hits),
-                    Cost::Refund(hits) => window.refund(state, now, hits),
-                })
-            }
-            Strategy::SlidingWindow(window) => {
-                charge_window(&mut self.sliding_window, hash, now, cost, places, |state| match cost
+                charge_window(&mut self.fixed_window, hash, now, cost, capacity, |state| match cost
                 {
                     Cost::Charge(hits) => window.charge(state, now, hits),
                     Cost::Refund(hits) => window.refund(state, now, hits),
                 })
             }
-            Strategy::SlidingLog(log) => {
-                charge_window(&mut self.sliding_log, hash, now, cost, places, |state| match cost {
-                    Cost::Charge(hits) => log.charge(state, now, hits),
-                    Cost::Refund(hits) => log.refund(state, now, hits),
+            Strategy::SlidingWindow(window) => {
+                charge_window(&mut self.sliding_window, hash, now, cost, capacity, |state| {
+                    match cost {
+                        Cost::Charge(hits) => window.charge(state, now, hits),
+                        Cost::Refund(hits) => window.refund(state, now, hits),
+                    }
                 })
             }
+            Strategy::SlidingLog(log) => charge_window(
+                &mut self.sliding_log,
+                hash,
+                now,
+                cost,
+                capacity,
+                |state| match cost {
+                    Cost::Charge(hits) => log.charge(state, now, hits),
+                    Cost::Refund(hits) => log.refund(state, now, hits),
+                },
+            ),
         }
     }
 
-    /// Applies a lease message. Returns `None` if the store has already applied a later message of
-    /// the replica.
+    /// Applies a lease message. Returns `None` if a later message of the replica was applied
+    /// before.
     pub(super) fn apply_lease_message(
         &mut self,
         hash: KeyHash,
@@ -119,36 +123,41 @@ impl Shard {
         counters: &CounterCapacity,
     ) -> Result<Option<BorrowReply>, ShardFull> {
         self.sweep_if_full(now, counters);
-        let LeaseMessage { terms, sender: member, borrow, .. } = message;
-        let books = &mut self.leases;
-        // Reserve capacity for the counter before the lease table: if only one of them fits, the
+        let LeaseMessage { terms, sender: replica, borrow, .. } = message;
+        let leases = &mut self.leases;
+        // Takes the capacity for the counter before that for the lease table: if only one fits, the
         // charge is still counted.
-        let mut act = |mut counter: AnyCounter| {
-            let mut open = books.take_or_create(hash, terms, counters);
-            let answer = open.leases.apply(&mut counter, &open.terms, now, *member, borrow);
-            books.put_back(open, now, counters);
-            answer
+        let mut apply = |mut counter: AnyCounter| {
+            let mut list = leases.take_or_create(hash, terms, counters);
+            let reply = list.leases.apply(&mut counter, &list.terms, now, *replica, borrow);
+            leases.put_back(list, now, counters);
+            reply
         };
         match &message.strategy {
-            Strategy::Gcra(gcra) => {
-                lease_gcra((&mut self.gcra, &mut self.gcra_limits), hash, now, gcra, counters, act)
-            }
+            Strategy::Gcra(gcra) => lease_gcra(
+                (&mut self.gcra, &mut self.gcra_limits),
+                hash,
+                now,
+                gcra,
+                counters,
+                apply,
+            ),
             Strategy::FixedWindow(window) => {
-                let rested = |state: &_| window.is_empty(state, now);
-                lease_window(&mut self.fixed_window, hash, now, counters, rested, |state| {
-                    act(AnyCounter::FixedWindow(window, state))
+                let is_empty = |state: &_| window.is_empty(state, now);
+                lease_window(&mut self.fixed_window, hash, now, counters, is_empty, |state| {
+                    apply(AnyCounter::FixedWindow(window, state))
                 })
             }
             Strategy::SlidingWindow(window) => {
-                let rested = |state: &_| window.is_empty(state, now);
-                lease_window(&mut self.sliding_window, hash, now, counters, rested, |state| {
-                    act(AnyCounter::SlidingWindow(window, state))
+                let is_empty = |state: &_| window.is_empty(state, now);
+                lease_window(&mut self.sliding_window, hash, now, counters, is_empty, |state| {
+                    apply(AnyCounter::SlidingWindow(window, state))
                 })
             }
             Strategy::SlidingLog(log) => {
-                let rested = |state: &_| log.is_empty(state, now);
-                lease_window(&mut self.sliding_log, hash, now, counters, rested, |state| {
-                    act(AnyCounter::SlidingLog(log, state))
+                let is_empty = |state: &_| log.is_empty(state, now);
+                lease_window(&mut self.sliding_log, hash, now, counters, is_empty, |state| {
+                    apply(AnyCounter::SlidingLog(log, state))
                 })
             }
         }
@@ -183,21 +192,21 @@ impl Shard {
     }
 
     pub(super) fn drop_empty(&mut self, now: Nanos, counters: &CounterCapacity) {
-        let before = self.len();
-        let shapes = &mut self.gcra_limits;
-        self.gcra.retain(|debt| {
-            let rested = is_debt_drained(shapes, debt, now);
-            if rested {
-                shapes.remove_user(debt.limit_id);
+        let len_before = self.len();
+        let limits = &mut self.gcra_limits;
+        self.gcra.retain(|counter| {
+            let is_empty = is_debt_drained(limits, counter, now);
+            if is_empty {
+                limits.remove_user(counter.limit_id);
             }
-            !rested
+            !is_empty
         });
         drop_empty_windows(&mut self.fixed_window, now);
         drop_empty_windows(&mut self.sliding_window, now);
         drop_empty_windows(&mut self.sliding_log, now);
         self.leases.drop_expired(now);
         self.swept_at = now;
-        counters.release(before - self.len());
+        counters.release(len_before - self.len());
     }
 
     pub(super) fn clear(&mut self, counters: &CounterCapacity) {
@@ -226,60 +235,62 @@ impl Shard {
         now: Nanos,
         gcra: &Gcra,
         cost: Cost,
-        places: &impl PlaceSource,
+        capacity: &impl CapacitySource,
     ) -> Result<CounterDecision, ShardFull> {
-        let act = |tat: &mut Tat| match cost {
+        let apply = |tat: &mut Tat| match cost {
             Cost::Charge(hits) => gcra.charge(tat, now, hits),
             Cost::Refund(hits) => gcra.refund(tat, now, hits),
         };
-        if let Some(debt) = self.gcra.get_mut(hash) {
-            convert_debt(&mut self.gcra_limits, debt, gcra, now);
-            let mut tat = debt.tat;
-            let step = act(&mut tat);
-            debt.tat = tat;
-            return Ok(step);
+        if let Some(counter) = self.gcra.get_mut(hash) {
+            convert_debt(&mut self.gcra_limits, counter, gcra, now);
+            let mut tat = counter.tat;
+            let decision = apply(&mut tat);
+            counter.tat = tat;
+            return Ok(decision);
         }
         let mut tat = Tat::default();
-        let step = act(&mut tat);
+        let decision = apply(&mut tat);
         if gcra.is_empty(&tat, now) {
-            return Ok(step);
+            return Ok(decision);
         }
-        if !places.try_take() {
+        if !capacity.try_take() {
             return Err(ShardFull);
         }
         self.gcra.insert(GcraCounter { hash, tat, limit_id: self.gcra_limits.add_user(gcra) });
-        Ok(step)
+        Ok(decision)
     }
 
     /// Returns the GCRA state of the counter `hash`, converted to the limit `gcra`.
     fn gcra_state(&self, hash: KeyHash, now: Nanos, gcra: &Gcra) -> Tat {
-        let Some(debt) = self.gcra.get(hash) else { return Tat::default() };
-        match self.gcra_limits.get(debt.limit_id) {
-            Some(from) if from != gcra => gcra.convert(&debt.tat, from, now),
-            _ => debt.tat,
+        let Some(counter) = self.gcra.get(hash) else { return Tat::default() };
+        match self.gcra_limits.get(counter.limit_id) {
+            Some(from) if from != gcra => gcra.convert(&counter.tat, from, now),
+            _ => counter.tat,
         }
     }
 }
 
-fn convert_debt(shapes: &mut GcraLimits, debt: &mut GcraCounter, gcra: &Gcra, now: Nanos) {
-    let Some(from) = shapes.get(debt.limit_id).copied().filter(|from| from != gcra) else { return };
-    debt.tat = gcra.convert(&debt.tat, &from, now);
-    shapes.remove_user(debt.limit_id);
-    debt.limit_id = shapes.add_user(gcra);
+fn convert_debt(limits: &mut GcraLimits, counter: &mut GcraCounter, gcra: &Gcra, now: Nanos) {
+    let Some(from) = limits.get(counter.limit_id).copied().filter(|from| from != gcra) else {
+        return;
+    };
+    counter.tat = gcra.convert(&counter.tat, &from, now);
+    limits.remove_user(counter.limit_id);
+    counter.limit_id = limits.add_user(gcra);
 }
 
-fn is_debt_drained(shapes: &GcraLimits, debt: &GcraCounter, now: Nanos) -> bool {
-    shapes.get(debt.limit_id).is_none_or(|gcra| gcra.is_empty(&debt.tat, now))
+fn is_debt_drained(limits: &GcraLimits, counter: &GcraCounter, now: Nanos) -> bool {
+    limits.get(counter.limit_id).is_none_or(|gcra| gcra.is_empty(&counter.tat, now))
 }
 
 fn preview_window<S: Default>(
     table: &CounterTable<WindowCounter<S>>,
     hash: KeyHash,
-    ask: impl FnOnce(&S) -> CounterDecision,
+    peek: impl FnOnce(&S) -> CounterDecision,
 ) -> CounterDecision {
     match table.get(hash) {
-        Some(windowed) => ask(&windowed.state),
-        None => ask(&S::default()),
+        Some(counter) => peek(&counter.state),
+        None => peek(&S::default()),
     }
 }
 
@@ -288,91 +299,92 @@ fn charge_window<S: Default>(
     hash: KeyHash,
     now: Nanos,
     cost: Cost,
-    places: &impl PlaceSource,
-    act: impl FnOnce(&mut S) -> CounterDecision,
+    capacity: &impl CapacitySource,
+    apply: impl FnOnce(&mut S) -> CounterDecision,
 ) -> Result<CounterDecision, ShardFull> {
-    if let Some(windowed) = table.get_mut(hash) {
-        let step = act(&mut windowed.state);
-        windowed.empty_at = empty_at(step, now).unwrap_or(windowed.empty_at);
-        return Ok(step);
+    if let Some(counter) = table.get_mut(hash) {
+        let decision = apply(&mut counter.state);
+        counter.empty_at = empty_at(decision, now).unwrap_or(counter.empty_at);
+        return Ok(decision);
     }
     let mut state = S::default();
-    let step = act(&mut state);
-    let Some(rested_at) = empty_at(step, now).filter(|at| can_create_counter(cost) && *at > now)
+    let decision = apply(&mut state);
+    let Some(empties_at) =
+        empty_at(decision, now).filter(|instant| can_create_counter(cost) && *instant > now)
     else {
-        return Ok(step);
+        return Ok(decision);
     };
-    if !places.try_take() {
+    if !capacity.try_take() {
         return Err(ShardFull);
     }
-    table.insert(WindowCounter { hash, state, empty_at: rested_at });
-    Ok(step)
+    table.insert(WindowCounter { hash, state, empty_at: empties_at });
+    Ok(decision)
 }
 
 fn lease_gcra(
-    (table, shapes): (&mut CounterTable<GcraCounter>, &mut GcraLimits),
+    (table, limits): (&mut CounterTable<GcraCounter>, &mut GcraLimits),
     hash: KeyHash,
     now: Nanos,
     gcra: &Gcra,
     counters: &CounterCapacity,
-    act: impl FnOnce(AnyCounter) -> Option<BorrowReply>,
+    apply: impl FnOnce(AnyCounter) -> Option<BorrowReply>,
 ) -> Result<Option<BorrowReply>, ShardFull> {
-    if let Some(debt) = table.get_mut(hash) {
-        convert_debt(shapes, debt, gcra, now);
-        let mut tat = debt.tat;
-        let answer = act(AnyCounter::Gcra(gcra, &mut tat));
-        debt.tat = tat;
-        return Ok(answer);
+    if let Some(counter) = table.get_mut(hash) {
+        convert_debt(limits, counter, gcra, now);
+        let mut tat = counter.tat;
+        let reply = apply(AnyCounter::Gcra(gcra, &mut tat));
+        counter.tat = tat;
+        return Ok(reply);
     }
     if !counters.try_take() {
         return Err(ShardFull);
     }
     let mut tat = Tat::default();
-    let answer = act(AnyCounter::Gcra(gcra, &mut tat));
+    let reply = apply(AnyCounter::Gcra(gcra, &mut tat));
     if gcra.is_empty(&tat, now) {
         counters.release(1);
     } else {
-        table.insert(GcraCounter { hash, tat, limit_id: shapes.add_user(gcra) });
+        table.insert(GcraCounter { hash, tat, limit_id: limits.add_user(gcra) });
     }
-    Ok(answer)
+    Ok(reply)
 }
 
-/// Applies a lease message to the counter of `hash` with `act`. Reserves capacity for a new counter
-/// first, because `act` already records the grant.
+/// Applies a lease message to the counter of `hash`. Takes capacity for a new counter first,
+/// because `apply` already records the grant.
 fn lease_window<S: Default>(
     table: &mut CounterTable<WindowCounter<S>>,
     hash: KeyHash,
     now: Nanos,
     counters: &CounterCapacity,
-    rested: impl FnOnce(&S) -> bool,
-    act: impl FnOnce(&mut S) -> Option<BorrowReply>,
+    is_empty: impl FnOnce(&S) -> bool,
+    apply: impl FnOnce(&mut S) -> Option<BorrowReply>,
 ) -> Result<Option<BorrowReply>, ShardFull> {
-    let rests = |answer: &Option<BorrowReply>| empty_at(answer.as_ref()?.decision, now);
-    if let Some(windowed) = table.get_mut(hash) {
-        let answer = act(&mut windowed.state);
-        windowed.empty_at = rests(&answer).unwrap_or(windowed.empty_at);
-        return Ok(answer);
+    let empties_at = |reply: &Option<BorrowReply>| empty_at(reply.as_ref()?.decision, now);
+    if let Some(counter) = table.get_mut(hash) {
+        let reply = apply(&mut counter.state);
+        counter.empty_at = empties_at(&reply).unwrap_or(counter.empty_at);
+        return Ok(reply);
     }
     if !counters.try_take() {
         return Err(ShardFull);
     }
     let mut state = S::default();
-    let answer = act(&mut state);
-    match rests(&answer).filter(|_| !rested(&state)) {
-        Some(rested_at) => table.insert(WindowCounter { hash, state, empty_at: rested_at }),
+    let reply = apply(&mut state);
+    match empties_at(&reply).filter(|_| !is_empty(&state)) {
+        Some(empties_at) => table.insert(WindowCounter { hash, state, empty_at: empties_at }),
         None => counters.release(1),
     }
-    Ok(answer)
+    Ok(reply)
 }
 
 pub(super) const fn can_create_counter(cost: Cost) -> bool {
     matches!(cost, Cost::Charge(Hits(1..)))
 }
 
-/// Returns the instant at which the counter becomes empty after this decision. `None` if the
+/// Returns the instant at which the counter becomes empty after this decision; `None` if the
 /// counter did not decide.
-fn empty_at(step: CounterDecision, now: Nanos) -> Option<Nanos> {
-    match step {
+fn empty_at(decision: CounterDecision, now: Nanos) -> Option<Nanos> {
+    match decision {
         CounterDecision::Allow(Headroom { reset_after, .. })
         | CounterDecision::Deny { headroom: Headroom { reset_after, .. }, .. }
         | CounterDecision::ExceedsLimit(Headroom { reset_after, .. }) => {
@@ -383,5 +395,5 @@ fn empty_at(step: CounterDecision, now: Nanos) -> Option<Nanos> {
 }
 
 fn drop_empty_windows<S>(table: &mut CounterTable<WindowCounter<S>>, now: Nanos) {
-    table.retain(|windowed| windowed.empty_at > now);
+    table.retain(|counter| counter.empty_at > now);
 }

@@ -1,22 +1,21 @@
 //! A hash table that stores each counter beside the hash of its key.
 //!
 //! With a million counters, a decision mostly waits for memory. A lookup in this table waits for
-//! one cache line. A table with separate tags waits for two, one after the other.
+//! one cache line; in a table with separate tags, for two in sequence.
 //!
 //! Guarantees:
 //! - A table with more than a few counters is 53 % to 80 % full.
 //! - A lookup examines three slots on average.
 //!
-//! Not covered:
-//! - The hash function. The caller uses a keyed one, so that clients cannot force long searches.
+//! The hash function must be keyed, so that clients cannot force long searches.
 
 use std::num::NonZeroU64;
 
 /// The 128-bit hash of a counter's key. Counters with equal hashes are the same counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KeyHash {
-    /// The first half of the hash: the low bits select the shard, the high bits select the slot in
-    /// its table.
+    /// The first half of the hash. The low bits select the shard, the high bits the slot in its
+    /// table.
     pub(super) position: u64,
     /// The second half of the hash. It is never zero, so that an empty slot needs no flag.
     pub(super) tag: NonZeroU64,
@@ -29,8 +28,8 @@ pub(super) trait HasKeyHash {
 /// A table of entries by hash, with open addressing and linear probing.
 #[derive(Debug)]
 pub(super) struct CounterTable<E> {
-    /// An entry is in its home slot or in a later slot, with no empty slot between. After the last
-    /// slot follows the first.
+    /// An entry is in its home slot or later, with no empty slot between; the last slot precedes
+    /// the first.
     slots: Box<[Option<E>]>,
     len: usize,
 }
@@ -51,19 +50,18 @@ impl<E: HasKeyHash> CounterTable<E> {
     }
 
     pub(super) fn get(&self, hash: KeyHash) -> Option<&E> {
-        let (before, behind) = self.slots.split_at(self.home_slot(hash));
-        let found = behind.iter().chain(before).map_while(Option::as_ref);
+        let (before, after) = self.slots.split_at(self.home_slot(hash));
+        let found = after.iter().chain(before).map_while(Option::as_ref);
         found.into_iter().find(|entry| entry.hash() == hash)
     }
 
     pub(super) fn get_mut(&mut self, hash: KeyHash) -> Option<&mut E> {
-        let (before, behind) = self.slots.split_at_mut(self.home_slot(hash));
-        let found = behind.iter_mut().chain(before).map_while(Option::as_mut);
+        let (before, after) = self.slots.split_at_mut(self.home_slot(hash));
+        let found = after.iter_mut().chain(before).map_while(Option::as_mut);
         found.into_iter().find(|entry| entry.hash() == hash)
     }
 
-    /// Inserts an entry. Its hash must not be in the table yet. Cost: O(1), or O(entries) when the
-    /// table grows.
+    /// Inserts an entry, whose hash must be new. Cost: O(1), or O(entries) when the table grows.
     pub(super) fn insert(&mut self, entry: E) {
         if self.slots.len() * 4 < (self.len + 1) * 5 {
             self.resize(slots_for(self.slots.len() + 1));
@@ -72,16 +70,15 @@ impl<E: HasKeyHash> CounterTable<E> {
         self.len += 1;
     }
 
-    /// Drops the entries for which `keep` returns false. `keep` may be called twice
-    /// for an entry. Shrinks a table that is less than a quarter full. Cost: O(slots).
+    /// Drops the entries for which `keep`, which may be called twice for an entry, returns false.
+    /// Shrinks a table that is less than a quarter full. Cost: O(slots).
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&E) -> bool) {
-        let mut at = 0;
-        while let Some(slot) = self.slots.get(at) {
+        let mut index = 0;
+        while let Some(slot) = self.slots.get(index) {
             match slot {
-                // Do not advance: the removal may move a later entry into this slot, and that entry
-                // must be examined next.
-                Some(entry) if !keep(entry) => self.remove(at),
-                Some(_) | None => at += 1,
+                // Do not advance: the removal may move a later entry into this slot.
+                Some(entry) if !keep(entry) => self.remove(index),
+                Some(_) | None => index += 1,
             }
         }
         if MIN_SLOTS_TO_SHRINK < self.slots.len() && self.len < self.slots.len() / 4 {
@@ -89,16 +86,16 @@ impl<E: HasKeyHash> CounterTable<E> {
         }
     }
 
-    /// Returns the slot where the search for `hash` begins. Slots are assigned in proportion to the
-    /// hash: a hash at half of its range starts at half of the table.
+    /// Returns the slot where the search for `hash` begins: a hash at half of its range starts at
+    /// half of the table.
     fn home_slot(&self, hash: KeyHash) -> usize {
         let scaled = u128::from(hash.position) * self.slots.len() as u128;
         usize::try_from(scaled >> u64::BITS).unwrap_or(0)
     }
 
     fn insert_unchecked(&mut self, entry: E) {
-        let (before, behind) = self.slots.split_at_mut(self.home_slot(entry.hash()));
-        if let Some(slot) = behind.iter_mut().chain(before).find(|slot| slot.is_none()) {
+        let (before, after) = self.slots.split_at_mut(self.home_slot(entry.hash()));
+        if let Some(slot) = after.iter_mut().chain(before).find(|slot| slot.is_none()) {
             *slot = Some(entry);
         }
     }
@@ -108,35 +105,34 @@ impl<E: HasKeyHash> CounterTable<E> {
         std::mem::replace(&mut self.slots, empty)
             .into_iter()
             .flatten()
-            .for_each(|e| self.insert_unchecked(e));
+            .for_each(|entry| self.insert_unchecked(entry));
     }
 
-    /// Empties the slot at `gap` and moves later entries into the gap, so that no search ends at it
-    /// too early.
+    /// Empties the slot at `gap`, and moves later entries so that no search ends too early.
     fn remove(&mut self, mut gap: usize) {
         let slots = self.slots.len();
-        let after = |at: usize| if at + 1 == slots { 0 } else { at + 1 };
+        let next = |index: usize| if index + 1 == slots { 0 } else { index + 1 };
         let distance =
             |from: usize, to: usize| if from <= to { to - from } else { to + slots - from };
         self.slots[gap] = None;
         self.len -= 1;
-        let mut at = after(gap);
-        while let Some(entry) = &self.slots[at] {
-            if distance(gap, at) <= distance(self.home_slot(entry.hash()), at) {
-                self.slots.swap(gap, at);
-                gap = at;
+        let mut index = next(gap);
+        while let Some(entry) = &self.slots[index] {
+            if distance(gap, index) <= distance(self.home_slot(entry.hash()), index) {
+                self.slots.swap(gap, index);
+                gap = index;
             }
-            at = after(at);
+            index = next(index);
         }
     }
 }
 
-/// Returns at least `wanted` slots: a power of two, or one and a half times a power of two. The
-/// size of an entry is a power of two, and allocators serve the resulting sizes without waste.
+/// Returns at least `wanted` slots: a power of two, or one and a half times a power of two.
+/// Allocators serve these sizes without waste.
 fn slots_for(wanted: usize) -> usize {
     let power = wanted.next_power_of_two().max(MIN_SLOTS);
-    let less = power / 4 * 3;
-    if wanted <= less && MIN_SLOTS <= less { less } else { power }
+    let smaller = power / 4 * 3;
+    if wanted <= smaller && MIN_SLOTS <= smaller { smaller } else { power }
 }
 
 #[cfg(test)]
@@ -151,11 +147,10 @@ mod tests {
         }
     }
 
-    /// Returns a hash with one of seven home slots, so that entries collide and wrap around the end
-    /// of the table.
+    /// Returns a hash with one of seven home slots, so that entries collide and wrap around.
     fn hash(number: u64) -> KeyHash {
-        let place = (number % 7).wrapping_mul(u64::MAX / 6);
-        KeyHash { position: place, tag: NonZeroU64::MIN.saturating_add(number) }
+        let position = (number % 7).wrapping_mul(u64::MAX / 6);
+        KeyHash { position, tag: NonZeroU64::MIN.saturating_add(number) }
     }
 
     #[test]

@@ -3,19 +3,15 @@
 //! Guarantees:
 //! - Pauses are random, so that replicas that lose Redis together do not reconnect together.
 //! - The longest pause doubles after each failure, up to half a second.
-//!
-//! Not covered:
-//! - Sleeping for the pause, which the caller does.
 
 use std::time::Duration;
 
-/// The longest pause between two attempts. It is short, because an attempt costs little.
+/// The longest pause between two attempts; short, because an attempt costs little.
 const MAX_PAUSE: Duration = Duration::from_millis(500);
 
 /// The longest pause after the first failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 
-/// The state of one sequence of pauses.
 #[derive(Clone, Debug)]
 pub(super) struct Backoff {
     jitter: u64,
@@ -23,7 +19,8 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    /// Creates the first state. `jitter` is the seed; use a different seed for each instance.
+    /// Creates the state before the first failure. `jitter` is the seed, different in each
+    /// instance.
     pub(super) const fn new(jitter: u64) -> Self {
         Self { jitter, max_pause: FIRST_PAUSE }
     }
@@ -39,15 +36,13 @@ impl Backoff {
         self.max_pause = FIRST_PAUSE;
     }
 
-    /// Returns a random duration below `longest`.
     pub(super) fn random_below(&mut self, longest: Duration) -> Duration {
         let micros = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX).max(1);
         Duration::from_micros(self.random() % micros)
     }
 
-    /// Returns a pseudorandom number (`SplitMix64`).
-    ///
-    /// Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014.
+    /// Returns a pseudorandom number (`SplitMix64`; Steele, Lea, Flood: Fast splittable
+    /// pseudorandom number generators, 2014).
     pub(super) const fn random(&mut self) -> u64 {
         self.jitter = self.jitter.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.jitter;

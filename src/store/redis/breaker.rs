@@ -4,16 +4,13 @@
 //! - [`LATE_REPLIES_TO_OPEN`] consecutive late replies, to calls or to probes, open the breaker.
 //! - While the breaker is open, calls fail at once.
 //! - Only a probe with a timely reply, or a new connection, closes the breaker.
-//!
-//! Not covered:
-//! - Sending the probes (`keeper`).
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use tokio::sync::Notify;
 
-/// The number of late replies in a row that opens the breaker. A single late reply may be an
-/// exception. After five of them, the next caller would probably wait in vain.
+/// The number of late replies in a row that opens the breaker: one may be an exception, but after
+/// five the next caller would probably wait in vain.
 pub(super) const LATE_REPLIES_TO_OPEN: u32 = 5;
 
 #[derive(Debug, Default)]
@@ -29,8 +26,7 @@ impl Breaker {
     }
 
     pub(super) fn record_timely(&self) {
-        // Load before the store: if every call wrote, the cache line would move between cores each
-        // time.
+        // Load before the store: if every call wrote, the cache line would move between cores.
         if self.late_replies.load(Relaxed) != 0 {
             self.late_replies.store(0, Relaxed);
         }
@@ -44,15 +40,15 @@ impl Breaker {
 
     /// Opens the breaker. Returns `false` if it was open already.
     pub(super) fn open(&self) -> bool {
-        let opens = !self.open.swap(true, Relaxed);
-        if opens {
+        let is_newly_open = !self.open.swap(true, Relaxed);
+        if is_newly_open {
             self.opened_notify.notify_one();
         }
-        opens
+        is_newly_open
     }
 
-    /// Waits until the breaker opens. Returns at once if the breaker opened since the last wait and
-    /// is still open.
+    /// Waits until the breaker opens, or returns at once if it opened since the last wait and is
+    /// still open.
     pub(super) async fn wait_opened(&self) {
         loop {
             self.opened_notify.notified().await;
@@ -96,7 +92,7 @@ mod tests {
         open(&breaker);
         breaker.close();
         open(&breaker);
-        assert!(is_notified(&breaker) && !is_notified(&breaker), "of the last time alone");
+        assert!(is_notified(&breaker) && !is_notified(&breaker), "only the last opening counts");
     }
 
     #[test]
@@ -109,13 +105,13 @@ mod tests {
         for _ in 1..LATE_REPLIES_TO_OPEN {
             assert!(
                 !breaker.record_late() && !breaker.is_open(),
-                "one in time begins the count anew"
+                "a timely reply restarts the count"
             );
         }
         assert!(breaker.record_late() && breaker.is_open());
         assert!(!breaker.record_late(), "it is open already");
         breaker.record_timely();
-        assert!(breaker.is_open(), "a straggler's answer does not close it");
+        assert!(breaker.is_open(), "a timely reply to a call does not close it");
         breaker.close();
         assert!(!breaker.is_open() && !breaker.record_late());
     }

@@ -2,16 +2,12 @@
 //!
 //! Guarantees:
 //! - A new [`OpenedClient`] is connected and authenticated.
-//! - Dropping an [`OpenedClient`] closes its connection.
-//! - An [`OpenedClient`] never reconnects, and sends each command at most once.
+//! - An [`OpenedClient`] never reconnects; dropping it closes the connection.
+//! - Each command is sent at most once.
 //! - Error texts contain no command arguments ([`describe_error`], [`without_arguments`]).
 //!
-//! Not covered:
-//! - Replacing a lost connection ([`super::keeper`]).
-//! - Choosing the Redis process ([`super::sentinel`], [`super::cluster`]).
-//!
-//! The client library's own reconnect is off. It would queue unsent commands, and send them after
-//! the caller received a failure and used the fallback.
+//! The client library's own reconnect is off: it would send queued commands after the caller
+//! received a failure and used the fallback.
 
 use std::fmt;
 use std::future::pending;
@@ -44,7 +40,6 @@ pub(super) enum ServerAddress {
 }
 
 impl ServerAddress {
-    /// Returns the host; empty for a Unix socket.
     pub(super) fn host(&self) -> &str {
         match self {
             Self::Tcp(address) => &address.host,
@@ -63,20 +58,20 @@ impl fmt::Display for ServerAddress {
 }
 
 /// Returns the error text for logs and users. The client library writes an operating system error
-/// in Rust's debug format; only its message is kept.
+/// in Rust's debug format, of which only the message is kept.
 pub(super) fn describe_error(error: &Error) -> String {
     let details = without_arguments(error);
-    // Take the message of the operating system, or else the error text of the client library.
+    // The message of the operating system, or else the error text of the client library.
     let after = |mark| details.split_once(mark).and_then(|(_, rest)| rest.split('"').next());
     let sentence = after("message: \"").or_else(|| after("error: \""));
     sentence.filter(|_| *error.kind() == ErrorKind::IO).unwrap_or(details).to_owned()
 }
 
-/// Returns the error text without command arguments. Redis repeats the arguments of an unknown
-/// command, and the argument of `AUTH` is a password.
+/// Returns the error text without command arguments: Redis repeats those of an unknown command, and
+/// the argument of `AUTH` is a password.
 pub(super) fn without_arguments(error: &Error) -> &str {
     let details = error.details();
-    details.split_once(", with args beginning with:").map_or(details, |(said, _)| said)
+    details.split_once(", with args beginning with:").map_or(details, |(text, _)| text)
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -113,13 +108,10 @@ pub(super) struct OpenedClient {
 }
 
 impl OpenedClient {
-    /// Connects and authenticates.
-    ///
-    /// # Errors
-    /// The connection or the authentication failed, or took longer than [`CONNECT_TIMEOUT`].
-    pub(super) async fn new(at: &ServerAddress, login: Login<'_>) -> Result<Self, Error> {
+    /// Connects and authenticates. Fails after [`CONNECT_TIMEOUT`].
+    pub(super) async fn new(address: &ServerAddress, login: Login<'_>) -> Result<Self, Error> {
         let opening = async {
-            let config = config(at, login).await?;
+            let config = config(address, login).await?;
             let configured_password = config.password.clone().map(Password::Plain);
             let client = Client::new(config, None, Some(connection_config()), None);
             let mut opened = connect(client).await?;
@@ -131,8 +123,7 @@ impl OpenedClient {
         opened.map_err(|error| tls::explain_handshake_error(error, login.tls))
     }
 
-    /// Returns the client for sending commands. All its commands fail after this [`OpenedClient`]
-    /// is dropped.
+    /// Returns the client, whose commands fail after this [`OpenedClient`] is dropped.
     pub(super) const fn client(&self) -> &Client {
         &self.client
     }
@@ -141,9 +132,9 @@ impl OpenedClient {
     pub(super) fn reauthenticate<'a>(
         &self,
         login: Login<'a>,
-        at: &'a ServerAddress,
+        address: &'a ServerAddress,
     ) -> impl Future<Output = ()> + use<'a> {
-        watch_password_file(self.client.clone(), self.sent_password.clone(), login, at)
+        watch_password_file(self.client.clone(), self.sent_password.clone(), login, address)
     }
 
     pub(super) async fn wait_closed(&mut self) {
@@ -164,39 +155,37 @@ async fn watch_password_file(
     client: Client,
     mut sent_password: Option<Password>,
     login: Login<'_>,
-    at: &ServerAddress,
+    address: &ServerAddress,
 ) {
     let Some(file @ Password::File(_)) = login.password else { return pending().await };
     let mut last_error = String::new();
     loop {
         sleep(PASSWORD_FILE_INTERVAL).await;
         let Ok(text) = files::read_password(file).await else { continue };
-        let now = Some(Password::Plain(text.clone()));
-        if now == sent_password {
+        let current = Some(Password::Plain(text.clone()));
+        if current == sent_password {
             continue;
         }
-        let answer =
+        let reply =
             timeout(CONNECT_TIMEOUT, client.auth(login.user.map(str::to_owned), text)).await;
-        match answer.unwrap_or_else(|_| Err(timeout_error())) {
+        match reply.unwrap_or_else(|_| Err(timeout_error())) {
             Ok(()) => {
-                tracing::info!(addr = %at, "redis accepted the new password");
-                (sent_password, last_error) = (now, String::new());
+                tracing::info!(addr = %address, "redis accepted the new password");
+                (sent_password, last_error) = (current, String::new());
             }
             Err(error) => {
-                let why = describe_error(&error);
-                if why != last_error {
-                    tracing::warn!(addr = %at, error = %why, "redis rejected the new password, retrying");
-                    last_error = why;
+                let message = describe_error(&error);
+                if message != last_error {
+                    tracing::warn!(addr = %address, error = %message, "redis rejected the new password, retrying");
+                    last_error = message;
                 }
             }
         }
     }
 }
 
-/// Runs a command that charges nothing.
-///
-/// # Errors
-/// Redis refused the command, or did not reply within [`CONNECT_TIMEOUT`].
+/// Runs a command that charges nothing. Fails if Redis refuses it or does not reply within
+/// [`CONNECT_TIMEOUT`].
 pub(super) async fn run_command(client: &Client, command: &[&str]) -> Result<Value, Error> {
     let (name, args) = command.split_first().unwrap_or((&"PING", &[]));
     let command = CustomCommand::new(*name, ClusterHash::FirstKey, false);
@@ -214,12 +203,11 @@ async fn connect(client: Client) -> Result<OpenedClient, Error> {
     let connected = {
         let mut waiting = pin!(client.wait_for_connect());
         let begin = async {
-            let (its, told) = (client.clone(), None);
-            driver = Some(OpenedClient { driver: its.connect(), client: its, sent_password: told });
+            let client = client.clone();
+            driver = Some(OpenedClient { driver: client.connect(), client, sent_password: None });
             std::future::pending::<()>().await;
         };
-        // Poll the wait for the connect event first, because the client announces that event only
-        // once.
+        // Poll the wait first: the client announces the connect event only once.
         tokio::select! {
             biased;
             connected = &mut waiting => connected,
@@ -231,11 +219,11 @@ async fn connect(client: Client) -> Result<OpenedClient, Error> {
 }
 
 fn not_started_error() -> Error {
-    Error::new(ErrorKind::Canceled, "not begun")
+    Error::new(ErrorKind::Canceled, "stopped before connecting")
 }
 
-async fn config(at: &ServerAddress, login: Login<'_>) -> Result<Config, Error> {
-    let server = match at {
+async fn config(address: &ServerAddress, login: Login<'_>) -> Result<Config, Error> {
+    let server = match address {
         ServerAddress::Tcp(address) => {
             ServerConfig::Centralized { server: server(address, login.tls) }
         }
@@ -245,7 +233,7 @@ async fn config(at: &ServerAddress, login: Login<'_>) -> Result<Config, Error> {
         Some(password) => Some(files::read_password(password).await?),
         None => None,
     };
-    let tls = match (login.tls, at) {
+    let tls = match (login.tls, address) {
         (Some(tls), ServerAddress::Tcp(_)) => Some(tls::load_config(tls).await?),
         _ => None,
     };
@@ -299,11 +287,11 @@ mod tests {
 
     #[test]
     fn unknown_command_errors_omit_the_arguments() {
-        let shown = |said: &'static str| describe_error(&Error::new(ErrorKind::Unknown, said));
-        let of_7 = "ERR unknown command 'AUTH', with args beginning with: 'gate' 's3cret' ";
-        assert_eq!(shown(of_7), "ERR unknown command 'AUTH'");
-        let of_6 = "ERR unknown command `AUTH`, with args beginning with: `s3cret`, ";
-        assert_eq!(shown(of_6), "ERR unknown command `AUTH`");
+        let shown = |text: &'static str| describe_error(&Error::new(ErrorKind::Unknown, text));
+        let redis_7 = "ERR unknown command 'AUTH', with args beginning with: 'gate' 's3cret' ";
+        assert_eq!(shown(redis_7), "ERR unknown command 'AUTH'");
+        let redis_6 = "ERR unknown command `AUTH`, with args beginning with: `s3cret`, ";
+        assert_eq!(shown(redis_6), "ERR unknown command `AUTH`");
         let sentinel = "sentinel host:1: ERR unknown command 'AUTH', with args beginning with: 'a, with args' ";
         assert_eq!(shown(sentinel), "sentinel host:1: ERR unknown command 'AUTH'");
         assert_eq!(shown("ERR syntax error"), "ERR syntax error");

@@ -5,8 +5,7 @@
 //! - The slot map is queried again when a node is lost, is slow, or redirects a call.
 //! - If nodes return different slot maps, the newest is used.
 //!
-//! Not covered:
-//! - Calls with keys of several slots: a Cluster rejects them.
+//! Not covered: calls with keys of several slots, which a Cluster rejects.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,8 +35,7 @@ const OUTAGE_QUERY_INTERVAL: Duration = Duration::from_millis(200);
 /// The longest pause before a slot query that a failure or a redirect requested.
 const MAX_QUERY_DELAY: Duration = Duration::from_millis(50);
 
-/// The number of slot queries for which a node without slots stays connected after a redirect to
-/// it.
+/// The number of slot queries for which the target of a redirect stays connected without slots.
 const KEPT_FOR_QUERIES: u8 = 50;
 
 /// The most nodes without slots that stay connected.
@@ -47,11 +45,11 @@ const MAX_REDIRECT_TARGETS: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct ClusterConnections {
     map: ArcSwap<ClusterMap>,
-    /// The nodes that redirects named, and for how many further slot queries each stays connected.
+    /// The nodes that redirects named, each with the number of slot queries that it stays
+    /// connected.
     redirect_targets: Mutex<BTreeMap<Address, u8>>,
-    /// The cause that a node returned to the last slot query, if no node returned a slot map.
+    /// The error of a node in the last slot query, if no node returned a slot map.
     query_failure: Mutex<Option<StoreFailure>>,
-    /// Notified when the slots may have changed.
     query_notify: Notify,
 }
 
@@ -61,14 +59,12 @@ struct ClusterMap {
     nodes: BTreeMap<Address, ClusterNode>,
 }
 
-/// One node of the Cluster, and the task that keeps it connected.
 #[derive(Clone, Debug)]
 struct ClusterNode {
     link: Arc<Link>,
     keeper: AbortHandle,
 }
 
-/// The target of a `MOVED` or `ASK` error.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Redirect {
     target: Address,
@@ -77,27 +73,24 @@ pub(super) struct Redirect {
 }
 
 impl Redirect {
-    /// Parses a `MOVED` or `ASK` error from the node at `host`. A redirect without a host name
-    /// means `host`.
+    /// Parses a `MOVED` or `ASK` error from the node at `host`, which is also the default host.
     pub(super) fn parse(error: &Error, host: &str) -> Option<Self> {
         let mut words = error.details().split(' ');
-        let asks = match words.next()? {
+        let is_ask = match words.next()? {
             "MOVED" => false,
             "ASK" => true,
             _ => return None,
         };
         let (name, port) = words.nth(1)?.rsplit_once(':')?;
         let name = if matches!(name, "" | "?") { host } else { name };
-        let to = Address { host: name.to_owned(), port: port.parse().ok()? };
-        Some(Self { target: to, is_ask: asks })
+        let target = Address { host: name.to_owned(), port: port.parse().ok()? };
+        Some(Self { target, is_ask })
     }
 }
 
 impl ClusterConnections {
-    /// Returns the connection to the node that owns `slot`.
-    ///
-    /// # Errors
-    /// The owner of the slot is unknown, or it is not connected.
+    /// Returns the connection to the node that owns `slot`. Fails if the owner is unknown or not
+    /// connected.
     pub(super) fn connection(&self, slot: u16) -> Result<Arc<LiveConnection>, StoreFailure> {
         let map = self.map.load();
         let node = map.slots.owner(slot).and_then(|address| map.nodes.get(address));
@@ -105,26 +98,25 @@ impl ClusterConnections {
     }
 
     /// Updates the circuit breaker of the slot's owner with the result of a call.
-    pub(super) fn record_result(&self, slot: u16, failed: Option<StoreFailure>) {
+    pub(super) fn record_result(&self, slot: u16, failure: Option<StoreFailure>) {
         let map = self.map.load();
         let node = map.slots.owner(slot).and_then(|address| map.nodes.get(address));
         if let Some(node) = node {
-            node.link.saw(failed);
+            node.link.record_result(failure);
         }
     }
 
-    /// Returns the reason why charges to some slots fail now; `None` if charges succeed.
+    /// Returns the cause for which charges to some slots fail now; `None` if charges succeed.
     pub(super) fn outage_cause(&self) -> Option<StoreFailure> {
         let map = self.map.load();
         let mut owners = map.slots.owners().map(|address| map.nodes.get(address));
-        let trouble = owners.find_map(|node| match node {
+        let failure = owners.find_map(|node| match node {
             Some(node) => node.link.outage_cause(),
             None => Some(self.unknown_owner_cause()),
         });
-        trouble.or_else(|| (!map.slots.is_complete()).then(|| self.unknown_owner_cause()))
+        failure.or_else(|| (!map.slots.is_complete()).then(|| self.unknown_owner_cause()))
     }
 
-    /// Returns the reason why the owner of a slot is unknown.
     fn unknown_owner_cause(&self) -> StoreFailure {
         self.query_failure.lock().unwrap_or(StoreFailure::Unreachable)
     }
@@ -133,8 +125,7 @@ impl ClusterConnections {
         self.query_notify.notify_one();
     }
 
-    /// Returns the connection to the target of `redirect`; `None` if the target is not connected
-    /// yet.
+    /// Returns the connection to the target of `redirect`; `None` if it is not connected yet.
     pub(super) fn connection_to(&self, redirect: &Redirect) -> Option<Arc<LiveConnection>> {
         if !redirect.is_ask {
             self.request_query();
@@ -142,31 +133,32 @@ impl ClusterConnections {
         let map = self.map.load();
         let node = map.nodes.get(&redirect.target);
         if node.is_none() {
-            let mut named = self.redirect_targets.lock();
-            if named.len() < MAX_REDIRECT_TARGETS {
-                named.insert(redirect.target.clone(), KEPT_FOR_QUERIES);
+            let mut targets = self.redirect_targets.lock();
+            if targets.len() < MAX_REDIRECT_TARGETS {
+                targets.insert(redirect.target.clone(), KEPT_FOR_QUERIES);
             }
             self.request_query();
         }
         node?.link.connection().ok()
     }
 
-    /// Returns the connected nodes, which can be queried for the slot map.
     fn connected_nodes(&self) -> Vec<(Address, Arc<LiveConnection>)> {
         let map = self.map.load();
-        let live =
-            map.nodes.iter().filter_map(|(at, node)| Some((at, node.link.connection().ok()?)));
-        live.map(|(at, live)| (at.clone(), live)).collect()
+        let live = map
+            .nodes
+            .iter()
+            .filter_map(|(address, node)| Some((address, node.link.connection().ok()?)));
+        live.map(|(address, live)| (address.clone(), live)).collect()
     }
 
     /// Returns the nodes that stay connected without slots, and counts one slot query for each.
     fn kept_targets(&self) -> Vec<Address> {
-        let mut named = self.redirect_targets.lock();
-        named.retain(|_, looks| {
-            *looks = looks.saturating_sub(1);
-            *looks != 0
+        let mut targets = self.redirect_targets.lock();
+        targets.retain(|_, remaining_queries| {
+            *remaining_queries = remaining_queries.saturating_sub(1);
+            *remaining_queries != 0
         });
-        named.keys().cloned().collect()
+        targets.keys().cloned().collect()
     }
 }
 
@@ -199,21 +191,20 @@ pub(super) async fn keep_cluster(
             }
             Err(error) => {
                 *cluster.query_failure.lock() = connect_refusal(&error);
-                let why = describe_error(&error);
-                if why != last_error {
-                    tracing::warn!(error = %why, "failed to query the slots of the redis cluster, retrying");
-                    last_error = why;
+                let message = describe_error(&error);
+                if message != last_error {
+                    tracing::warn!(error = %message, "failed to query the slots of the redis cluster, retrying");
+                    last_error = message;
                 }
             }
         }
         sleep(keepers.pauses.random_below(MAX_QUERY_DELAY)).await;
-        let rest =
+        let interval =
             if cluster.outage_cause().is_none() { QUERY_INTERVAL } else { OUTAGE_QUERY_INTERVAL };
-        let _doubted_or_rested = timeout(rest, cluster.query_notify.notified()).await;
+        let _requested_or_elapsed = timeout(interval, cluster.query_notify.notified()).await;
     }
 }
 
-/// The tasks that keep the nodes connected, one task for each node.
 struct NodeKeepers {
     tasks: JoinSet<()>,
     cluster: Arc<ClusterConnections>,
@@ -222,21 +213,21 @@ struct NodeKeepers {
 }
 
 impl NodeKeepers {
-    /// Connects to the owners of slots and to the targets of recent redirects. Drops all other
+    /// Connects to the owners of slots and the targets of recent redirects; drops other
     /// connections.
     fn apply_slots(&mut self, slots: SlotMap) {
-        let before = self.cluster.map.load_full();
-        let named = self.cluster.kept_targets();
+        let old = self.cluster.map.load_full();
+        let targets = self.cluster.kept_targets();
         let mut nodes = BTreeMap::new();
-        for address in slots.owners().chain(&named) {
+        for address in slots.owners().chain(&targets) {
             if !nodes.contains_key(address) {
-                let kept = before.nodes.get(address).filter(|node| !node.keeper.is_finished());
+                let kept = old.nodes.get(address).filter(|node| !node.keeper.is_finished());
                 let node = kept.cloned().unwrap_or_else(|| self.keep_node(address));
                 nodes.insert(address.clone(), node);
             }
         }
-        let gone = before.nodes.iter().filter(|(address, _)| !nodes.contains_key(*address));
-        for (address, node) in gone {
+        let removed = old.nodes.iter().filter(|(address, _)| !nodes.contains_key(*address));
+        for (address, node) in removed {
             tracing::info!(addr = %address, "redis cluster node has no slots left, disconnecting");
             node.keeper.abort();
         }
@@ -246,8 +237,8 @@ impl NodeKeepers {
 
     fn keep_node(&mut self, address: &Address) -> ClusterNode {
         let link = Arc::new(Link::default());
-        let at = ServerAddress::Tcp(address.clone());
-        let location = ServerLocation::Node(at, Arc::downgrade(&self.cluster));
+        let server = ServerAddress::Tcp(address.clone());
+        let location = ServerLocation::Node(server, Arc::downgrade(&self.cluster));
         let options = Arc::clone(&self.options);
         let keeper_task =
             keeper::keep_link(Arc::clone(&link), location, options, self.pauses.random());
@@ -266,8 +257,8 @@ mod tests {
         let parse_redirect = |text: &'static str| {
             Redirect::parse(&Error::new(ErrorKind::Cluster, text), "redis-1.local")
         };
-        let to = |host: &str, port, asks| {
-            Some(Redirect { target: Address { host: host.to_owned(), port }, is_ask: asks })
+        let to = |host: &str, port, is_ask| {
+            Some(Redirect { target: Address { host: host.to_owned(), port }, is_ask })
         };
         assert_eq!(parse_redirect("MOVED 3999 127.0.0.1:6381"), to("127.0.0.1", 6381, false));
         assert_eq!(parse_redirect("ASK 3999 redis-2.local:6381"), to("redis-2.local", 6381, true));

@@ -1,19 +1,14 @@
 //! Encodes one check for [`super::CHARGE_SCRIPT`], and decodes the reply into charge outcomes.
 //!
 //! Guarantees:
-//! - The functions are pure: no I/O and no clock.
 //! - Distinct counters have distinct keys; those of one [`Placement`] share a Cluster slot.
 //! - If the script cannot have sent one of the results, all charges of the check fail.
 //!
-//! Not covered:
-//! - Several checks in one call (`charge_call`), sending, and deadlines.
-//! - The fallback of a charge without an outcome.
+//! A Redis key is `{prefix}sg:{tag}:` plus the counter's [`CounterKey`] bytes. Above
+//! [`MAX_KEY_BYTES`], `#` and the SHA-256 of these bytes replace them.
 //!
-//! A Redis key is `{prefix}sg:{tag}:` plus the counter's [`CounterKey`] bytes. If these are more
-//! than [`MAX_KEY_BYTES`], `#` and their SHA-256 replace them.
-//!
-//! - The tag selects the Cluster slot. It is a 64-bit hash in hexadecimal. If two hashes are equal,
-//!   unrelated counters share a slot, which is harmless.
+//! - The tag, a 64-bit hash in hexadecimal, selects the Cluster slot. Equal hashes are harmless:
+//!   unrelated counters then share a slot.
 //! - SHA-256 is cryptographic, because clients choose the descriptors in the key. With a weaker
 //!   hash a client could make two counters one.
 
@@ -36,14 +31,13 @@ use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 use crate::store::{Charge, ChargeMode, ChargeOutcome, Charges, Placement};
 
-/// The longest counter key in bytes that is stored unchanged. Longer keys are hashed.
+/// The longest counter key in bytes that is stored unhashed.
 pub const MAX_KEY_BYTES: usize = 256;
 
 /// The length of `sg:{tag}:` in bytes.
 const TAG_BYTES: usize = 22;
 
-/// The codes in a reply of the charge script. After [`DENY`] and larger codes, a third integer
-/// follows.
+/// The codes in a reply of the charge script. A third integer follows [`DENY`] and larger codes.
 const ADMIT: i64 = 0;
 const NEVER: i64 = 1;
 const REFUNDED: i64 = 2;
@@ -58,7 +52,7 @@ const LOG_RECORD: u8 = 5;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedCheck {
     /// The number of the check's charge mode in the plan; 0 is [`ChargeMode::Each`].
-    pub(super) rule: u16,
+    pub(super) mode: u16,
     pub(super) charges: SmallVec<[PackedCharge; 1]>,
 }
 
@@ -68,12 +62,11 @@ pub(super) struct PackedCharge {
     pub(super) record: ChargeRecord,
 }
 
-/// A charge and its limit, encoded for the charge script. Only the record of a calendar window is
-/// longer than 32 bytes.
+/// A charge and its limit, encoded for the charge script: at most 32 bytes without a calendar
+/// window.
 pub(super) type ChargeRecord = SmallVec<[u8; 32]>;
 
-/// The script's result for one charge: a code, which [`read`] validates, the remaining hits, and
-/// times in ticks.
+/// The script's result for one charge: a code, the remaining hits, and times in ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RawChargeResult {
     code: i64,
@@ -88,13 +81,11 @@ pub type ChargeResults = SmallVec<[ChargeResult; 2]>;
 /// The decoded result of one charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChargeResult {
-    /// The counter was charged, queried or refunded. The decision is never
-    /// `CounterDecision::OutsideWindows`.
+    /// The counter was charged, queried or refunded; never [`CounterDecision::OutsideWindows`].
     Outcome(ChargeOutcome),
-    /// Nothing was charged: at this instant of the clock of Redis, no calendar window in the record
-    /// is open.
+    /// Nothing was charged: at this instant of the clock of Redis, no calendar window is open.
     Stale(Nanos),
-    /// Nothing was charged: the value under the key was not written by Sluicegate.
+    /// Nothing was charged: Sluicegate did not write the value under the key.
     Unreadable,
 }
 
@@ -114,7 +105,7 @@ pub fn pack(charges: &Charges, prefix: &[u8]) -> PackedCheck {
         record: encode_record(charge),
     };
     PackedCheck {
-        rule: rule_number(charges.mode),
+        mode: mode_number(charges.mode),
         charges: charges.list.iter().map(packed).collect(),
     }
 }
@@ -122,47 +113,50 @@ pub fn pack(charges: &Charges, prefix: &[u8]) -> PackedCheck {
 /// Decodes one result for each charge.
 ///
 /// # Errors
-/// The script cannot have sent these results for these charges.
+/// Fails if the script cannot have sent these results for these charges.
 pub fn read(charges: &Charges, results: &[RawChargeResult]) -> Result<ChargeResults, InvalidReply> {
     if results.len() != charges.list.len() {
-        return Err(InvalidReply { expected: "an answer for each charge", actual: Vec::new() });
+        return Err(InvalidReply { expected: "one result for each charge", actual: Vec::new() });
     }
-    charges.list.iter().zip(results).map(|(charge, said)| decode_result(charge, *said)).collect()
+    charges
+        .list
+        .iter()
+        .zip(results)
+        .map(|(charge, result)| decode_result(charge, *result))
+        .collect()
 }
 
 impl PackedCheck {
-    /// Returns the estimated script time of the check in microseconds, which is above the measured
-    /// time.
+    /// Returns an estimate of the script time in microseconds, above the measured time.
     pub(super) fn micros(&self) -> usize {
-        let step =
+        let charge_micros =
             |charge: &PackedCharge| if charge.record.first() == Some(&LOG_RECORD) { 24 } else { 4 };
-        // An all-or-nothing check takes longer, because the script queries each counter before it
-        // charges any.
-        let steps = if self.rule == 0 { 1 } else { 3 };
-        self.charges.iter().map(step).sum::<usize>() * steps
+        // The script queries each counter of an all-or-nothing check before it charges any.
+        let steps = if self.mode == 0 { 1 } else { 3 };
+        self.charges.iter().map(charge_micros).sum::<usize>() * steps
     }
 }
 
 impl RawChargeResult {
-    /// Decodes and removes the first result of `reply`; `None` if it is invalid. The script leaves
-    /// out a reset-after that equals the one before, so the previous result is needed.
-    pub(super) fn read(reply: &mut &[i64], before: Option<&Self>) -> Option<Self> {
+    /// Decodes and removes the first result of `reply`; `None` if it is invalid. `previous` gives a
+    /// reset-after that the script left out because it was equal.
+    pub(super) fn read(reply: &mut &[i64], previous: Option<&Self>) -> Option<Self> {
         let natural = |field: i64| u64::try_from(field).ok().filter(|field| *field <= EXACT_BOUND);
         let mut next = || reply.split_off_first().copied();
         let first = next()?;
         let (code, is_shared) = (first.rem_euclid(8), 8 <= first.rem_euclid(16));
-        let reset = if is_shared { before?.reset } else { natural(next()?)? };
+        let reset = if is_shared { previous?.reset } else { natural(next()?)? };
         let retry = if code < DENY { 0 } else { natural(next()?)? };
         Some(Self { code, remaining: natural(first)? / 16, retry, reset })
     }
 }
 
-/// Decodes a reply of packed doubles; `None` if the length is wrong. Truncates each double to an
-/// integer, as Redis does with the numbers that a script returns.
+/// Decodes a reply of packed doubles, truncated to integers as Redis does; `None` if the length is
+/// wrong.
 #[must_use]
 #[allow(
     clippy::cast_possible_truncation,
-    reason = "saturates; what is above 2^53 is refused later"
+    reason = "saturates; numbers above 2^53 are rejected later"
 )]
 pub fn decode_doubles(packed: &[u8]) -> Option<Vec<i64>> {
     let (numbers, rest) = packed.as_chunks();
@@ -171,28 +165,28 @@ pub fn decode_doubles(packed: &[u8]) -> Option<Vec<i64>> {
 }
 
 impl InvalidReply {
-    pub(super) fn new(wanted: &'static str, got: &[i64]) -> Self {
-        Self { expected: wanted, actual: got.to_vec() }
+    pub(super) fn new(expected: &'static str, actual: &[i64]) -> Self {
+        Self { expected, actual: actual.to_vec() }
     }
 }
 
 /// Returns the Redis key of a counter.
 #[must_use]
-pub fn counter_key(counter: &CounterKey, home: Placement, prefix: &[u8]) -> Vec<u8> {
+pub fn counter_key(counter: &CounterKey, placement: Placement, prefix: &[u8]) -> Vec<u8> {
     let bytes = counter.as_bytes();
     let mut key = Vec::with_capacity(prefix.len() + TAG_BYTES + bytes.len().min(MAX_KEY_BYTES));
     key.extend(prefix);
-    let slot_hash = match home {
-        // The hash has no secret key, because every replica must choose the same slot.
+    let slot_hash = match placement {
+        // The hash has no secret key: every replica must choose the same slot.
         Placement::ByKey => SipHasher24::new().hash(bytes),
-        Placement::Group(place) | Placement::WholeDomain(place) => place,
+        Placement::Group(group) | Placement::WholeDomain(group) => group,
     };
     // Writing to a vector cannot fail.
     drop(write!(key, "sg:{{{slot_hash:016x}}}:"));
     if bytes.len() <= MAX_KEY_BYTES {
         key.extend(bytes);
     } else {
-        // `#` marks a hashed key: the bytes of an unhashed key begin with another byte.
+        // `#` marks a hashed key: unhashed bytes begin with another byte.
         key.push(b'#');
         key.extend(Sha256::digest(bytes));
     }
@@ -205,19 +199,19 @@ pub fn cluster_slot(key: &[u8]) -> u16 {
     fred::util::redis_keyslot(key)
 }
 
-fn rule_number(mode: ChargeMode) -> u16 {
+fn mode_number(mode: ChargeMode) -> u16 {
     match mode {
         ChargeMode::Each => 0,
         ChargeMode::Preview => 8,
-        ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } => {
-            1 + 2 * u16::from(quota_for_all) + 4 * u16::from(rescued)
+        ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny } => {
+            1 + 2 * u16::from(quota_for_all) + 4 * u16::from(quota_cannot_deny)
         }
     }
 }
 
 fn encode_record(charge: &Charge) -> ChargeRecord {
     let numbers = LimitNumbers::of(&charge.strategy);
-    let (act, hits) = match charge.cost {
+    let (action, hits) = match charge.cost {
         Cost::Charge(hits) => (0, hits),
         Cost::Refund(hits) => (1, hits),
     };
@@ -227,7 +221,7 @@ fn encode_record(charge: &Charge) -> ChargeRecord {
         VoteGroup::Unlimited => 2,
     };
     let mut bytes = ChargeRecord::new();
-    bytes.extend([numbers.code, act, group, u8::from(charge.standing.shadow)]);
+    bytes.extend([numbers.code, action, group, u8::from(charge.standing.shadow)]);
     bytes.extend_from_slice(&encode_double(hits.0));
     bytes.extend_from_slice(&numbers.limit.to_le_bytes());
     bytes.extend_from_slice(&encode_double(numbers.period));
@@ -288,30 +282,30 @@ const fn tick_micros(tick: Tick) -> u32 {
 
 fn decode_result(charge: &Charge, raw: RawChargeResult) -> Result<ChargeResult, InvalidReply> {
     let RawChargeResult { code, remaining, retry, reset } = raw;
-    let refused = |wanted| {
+    let invalid = |expected| {
         let fields =
             [remaining, retry, reset].map(|field| i64::try_from(field).unwrap_or(i64::MAX));
-        InvalidReply { expected: wanted, actual: [&[code], &fields[..]].concat() }
+        InvalidReply { expected, actual: [&[code], &fields[..]].concat() }
     };
     let tick = charge.strategy.tick();
     let room = Headroom { remaining: Hits(remaining), reset_after: tick.nanos(reset) };
-    let refund = matches!(charge.cost, Cost::Refund(_));
+    let is_refund = matches!(charge.cost, Cost::Refund(_));
     let outcome = match code {
-        ADMIT if !refund => ChargeOutcome::Decided(CounterDecision::Allow(room)),
-        DENY if !refund => ChargeOutcome::Decided(CounterDecision::Deny {
+        ADMIT if !is_refund => ChargeOutcome::Decided(CounterDecision::Allow(room)),
+        DENY if !is_refund => ChargeOutcome::Decided(CounterDecision::Deny {
             retry_after: tick.nanos(retry),
             headroom: room,
         }),
-        NEVER if !refund => ChargeOutcome::Decided(CounterDecision::ExceedsLimit(room)),
-        REFUNDED if refund => ChargeOutcome::Refunded(CounterDecision::Allow(room)),
+        NEVER if !is_refund => ChargeOutcome::Decided(CounterDecision::ExceedsLimit(room)),
+        REFUNDED if is_refund => ChargeOutcome::Refunded(CounterDecision::Allow(room)),
         STALE if (remaining, reset) == (0, 0) && is_calendar(&charge.strategy) => {
             return Ok(ChargeResult::Stale(Tick::Micro.nanos(retry)));
         }
         UNREADABLE if (remaining, reset) == (0, 0) => return Ok(ChargeResult::Unreadable),
-        _ => return Err(refused("a code that fits the charge")),
+        _ => return Err(invalid("a code that fits the charge")),
     };
     if u64::from(charge.strategy.max_at_once()) < remaining {
-        return Err(refused("no more remaining than the limit"));
+        return Err(invalid("at most as many remaining hits as the limit"));
     }
     Ok(ChargeResult::Outcome(outcome))
 }

@@ -4,19 +4,14 @@
 //! - A replaced file takes effect at the next connection, also if the path is a symbolic link.
 //! - No error contains a file's content.
 //! - At most [`pem::MAX_FILE_BYTES`] bytes of a file are read.
-//!
-//! Not covered:
-//! - Requirements on certificates ([`super::tls`]).
 
 use fred::error::{Error, ErrorKind};
 
 use super::options::Password;
 use crate::pem;
 
-/// Returns the password, read from its file if the settings name a file.
-///
-/// # Errors
-/// The file cannot be read, or does not contain one line with a password.
+/// Returns the password, read from its file if the settings name a file. Fails if the file cannot
+/// be read, or does not contain exactly one line.
 pub(super) async fn read_password(source: &Password) -> Result<String, Error> {
     let path = match source {
         Password::Plain(text) => return Ok(text.clone()),
@@ -44,8 +39,8 @@ pub(super) async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
     match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done,
-        Err(_gone) => Err(Error::new(ErrorKind::Canceled, "stopping")),
+        Ok(result) => result,
+        Err(_panicked) => Err(Error::new(ErrorKind::Canceled, "stopping")),
     }
 }
 

@@ -5,8 +5,7 @@
 //! - Every command has a timeout of one second.
 //! - No connection and no command is retried.
 //!
-//! Not covered:
-//! - Charging hits, and interpreting the replies.
+//! Not covered: the meaning of the replies.
 
 use std::sync::Arc;
 
@@ -55,15 +54,15 @@ impl From<Error> for InspectError {
 /// Connects to all processes that store counters: one, or the primaries of a Cluster.
 ///
 /// # Errors
-/// A process cannot be reached; the error is that of the first one. Reported within a few seconds.
+/// Fails with the error of the first process that cannot be reached.
 pub async fn connect_all(options: &RedisOptions) -> Result<Vec<InspectedNode>, InspectError> {
     let options = Arc::new(options.clone());
     let addresses = match &options.topology {
         RedisTopology::Tcp(address) => vec![ServerAddress::Tcp(address.clone())],
         RedisTopology::Unix(path) => vec![ServerAddress::Unix(path.clone())],
         RedisTopology::Sentinel(sentinels) => {
-            let watchers = SentinelGroup::new(Arc::clone(&options), sentinels.clone());
-            vec![ServerAddress::Tcp(watchers.primary().await?)]
+            let sentinels = SentinelGroup::new(Arc::clone(&options), sentinels.clone());
+            vec![ServerAddress::Tcp(sentinels.primary().await?)]
         }
         RedisTopology::Cluster(seeds) => {
             let mut pauses = Backoff::new(options.jitter_seed);
@@ -77,19 +76,18 @@ pub async fn connect_all(options: &RedisOptions) -> Result<Vec<InspectedNode>, I
     connect(addresses, options).await
 }
 
-/// Connects to all addresses, and keeps their order.
 async fn connect(
     addresses: Vec<ServerAddress>,
     options: Arc<RedisOptions>,
 ) -> Result<Vec<InspectedNode>, InspectError> {
     let mut opening = JoinSet::new();
-    for (number, at) in addresses.into_iter().enumerate() {
+    for (number, address) in addresses.into_iter().enumerate() {
         let options = Arc::clone(&options);
         opening.spawn(async move {
-            let opened = OpenedClient::new(&at, options.login()).await;
+            let opened = OpenedClient::new(&address, options.login()).await;
             let opened = opened
-                .map_err(|error| InspectError(format!("{at}: {}", describe_error(&error))))?;
-            Ok::<_, InspectError>((number, InspectedNode { address: at.to_string(), opened }))
+                .map_err(|error| InspectError(format!("{address}: {}", describe_error(&error))))?;
+            Ok::<_, InspectError>((number, InspectedNode { address: address.to_string(), opened }))
         });
     }
     let mut nodes = Vec::new();
@@ -104,7 +102,7 @@ impl InspectedNode {
     /// Runs one command, such as `["INFO", "memory"]`.
     ///
     /// # Errors
-    /// Redis refused the command, or did not reply within a second.
+    /// Fails if Redis refuses the command or does not reply within a second.
     pub async fn run_command(&self, command: &[&str]) -> Result<RedisValue, InspectError> {
         Ok(to_redis_value(run_command(self.opened.client(), command).await?))
     }

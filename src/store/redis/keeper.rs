@@ -8,9 +8,6 @@
 //! - A connection without replies is replaced after [`CONNECT_TIMEOUT`].
 //! - Each reason for an outage is logged once, until a call succeeds.
 //! - Refused writes are logged in the same way, but the connection stays open.
-//!
-//! Not covered:
-//! - Calls over the connection ([`super::connection`]).
 
 use std::pin::pin;
 use std::sync::{Arc, Weak};
@@ -33,13 +30,11 @@ use super::sentinel::SentinelGroup;
 /// The longest pause between two probes of a slow Redis.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
 
-/// The time without a refused write after which Redis is taken to accept writes again. It covers
-/// several writes, because each replica writes its membership record once a second. A successful
-/// read proves nothing.
+/// The time without a refused write after which Redis accepts writes again. Each replica writes its
+/// membership record once a second; a successful read proves nothing.
 const WRITES_PROVEN_AFTER: Duration = Duration::from_secs(3);
 
-/// The most logged reasons that are remembered for one outage. An outage usually has only a few
-/// reasons.
+/// The most logged reasons of one outage that are remembered; it usually has only a few.
 const MAX_REASONS: usize = 16;
 
 #[derive(Debug)]
@@ -55,27 +50,25 @@ pub(super) enum ServerLocation {
 impl ServerLocation {
     async fn resolve(&self) -> Result<ServerAddress, Error> {
         match self {
-            Self::Fixed(at) | Self::Node(at, _) => Ok(at.clone()),
-            Self::Sentinel(watchers) => watchers.primary().await.map(ServerAddress::Tcp),
+            Self::Fixed(address) | Self::Node(address, _) => Ok(address.clone()),
+            Self::Sentinel(sentinels) => sentinels.primary().await.map(ServerAddress::Tcp),
         }
     }
 
     /// Waits until the primary has another address.
-    async fn wait_moved(&self, at: &ServerAddress, pauses: &mut Backoff) {
-        match (self, at) {
-            (Self::Sentinel(watchers), ServerAddress::Tcp(address)) => {
-                watchers.wait_replaced(address, pauses).await;
+    async fn wait_moved(&self, address: &ServerAddress, pauses: &mut Backoff) {
+        match (self, address) {
+            (Self::Sentinel(sentinels), ServerAddress::Tcp(address)) => {
+                sentinels.wait_replaced(address, pauses).await;
             }
             _ => std::future::pending().await,
         }
     }
 
-    /// Returns the address, if it is known without a query.
     const fn known_address(&self) -> Option<&ServerAddress> {
         match self {
-            Self::Fixed(at) | Self::Node(at, _) => Some(at),
-            // No address is needed for the log, because errors of sentinels contain their own
-            // addresses.
+            Self::Fixed(address) | Self::Node(address, _) => Some(address),
+            // Errors of sentinels contain their own addresses.
             Self::Sentinel(_) => None,
         }
     }
@@ -87,7 +80,7 @@ impl ServerLocation {
         }
     }
 
-    /// Requests a slot query in a Cluster, because another node may own the slots now.
+    /// Requests a slot query in a Cluster: another node may own the slots now.
     fn request_slot_query(&self) {
         if let Some(cluster) = self.cluster().and_then(|cluster| cluster.upgrade()) {
             cluster.request_query();
@@ -106,18 +99,19 @@ pub(super) async fn keep_link(
     let mut outage_log = OutageLog::default();
     loop {
         match open_connection(&location, &options).await {
-            Ok((at, opened, live)) => {
+            Ok((address, opened, live)) => {
                 let live = Arc::new(live);
                 let _counted = options.connection_counter.count_open();
                 link.set_connection(Arc::clone(&live));
                 if !outage_log.is_outage_logged() {
-                    outage_log.log_recovered(&at);
+                    outage_log.log_recovered(&address);
                 }
-                let mut watched =
+                let mut watch =
                     ConnectionWatch { link: &link, live: &live, opened, location: &location };
-                let why = watched.wait_useless(&at, &options, &mut pauses, &mut outage_log).await;
+                let reason =
+                    watch.wait_useless(&address, &options, &mut pauses, &mut outage_log).await;
                 link.clear_connection();
-                outage_log.log_lost(why, &at);
+                outage_log.log_lost(reason, &address);
             }
             Err(error) => {
                 link.set_connect_failure(&error);
@@ -131,52 +125,52 @@ pub(super) async fn keep_link(
 
 #[derive(Debug, Default)]
 struct OutageLog {
-    /// The logged reasons of the current outage; empty while the store replies.
+    /// The logged reasons of the current outage; empty while Redis replies.
     reasons: Vec<String>,
 }
 
 impl OutageLog {
-    /// Returns `true` if an outage was logged whose end was not logged yet.
+    /// Returns `true` if the end of an outage is not logged yet.
     const fn is_outage_logged(&self) -> bool {
         !self.reasons.is_empty()
     }
 
-    fn log_recovered(&mut self, at: &ServerAddress) {
-        tracing::info!(addr = %at, "redis is available");
+    fn log_recovered(&mut self, address: &ServerAddress) {
+        tracing::info!(addr = %address, "redis is available");
         self.reasons.clear();
     }
 
-    fn log_lost(&mut self, reason: &'static str, at: &ServerAddress) {
+    fn log_lost(&mut self, reason: &'static str, address: &ServerAddress) {
         if self.add_reason(reason) {
-            tracing::warn!(addr = %at, error = reason, "redis connection lost, retrying");
+            tracing::warn!(addr = %address, error = reason, "redis connection lost, retrying");
         }
     }
 
-    fn log_refused(&mut self, refusal: &StoreRefusal, at: &ServerAddress) {
-        let lets_go = refusal.operation != RefusedOperation::Expiry;
-        if !self.add_reason(if lets_go { refusal.cause.as_str() } else { "EXPIRE" }) {
+    fn log_refused(&mut self, refusal: &StoreRefusal, address: &ServerAddress) {
+        let is_expiry = refusal.operation == RefusedOperation::Expiry;
+        if !self.add_reason(if is_expiry { "EXPIRE" } else { refusal.cause.as_str() }) {
             return;
         }
-        if !lets_go {
-            tracing::warn!(error = %refusal.message, addr = %at, "redis rejected EXPIRE, so counters never expire: allow EXPIRE for this user");
+        if is_expiry {
+            tracing::warn!(error = %refusal.message, addr = %address, "redis rejected EXPIRE, so counters never expire: allow EXPIRE for this user");
         } else if refusal.cause == StoreFailure::OutOfMemory {
-            tracing::warn!(addr = %at, "redis is out of memory (maxmemory), using on_store_failure");
+            tracing::warn!(addr = %address, "redis is out of memory (maxmemory), using on_store_failure");
         } else {
-            tracing::warn!(error = %refusal.message, addr = %at, "redis rejected a command, using on_store_failure");
+            tracing::warn!(error = %refusal.message, addr = %address, "redis rejected a command, using on_store_failure");
         }
     }
 
-    fn log_unavailable(&mut self, reason: &str, at: Option<&ServerAddress>) {
+    fn log_unavailable(&mut self, reason: &str, address: Option<&ServerAddress>) {
         if self.add_reason(reason) {
-            let at = at.map(tracing::field::display);
-            tracing::warn!(error = %reason, addr = at, "redis unavailable, retrying");
+            let address = address.map(tracing::field::display);
+            tracing::warn!(error = %reason, addr = address, "redis unavailable, retrying");
         }
     }
 
-    /// Remembers a reason, and returns `true` if it is new and must be logged. Without this, an
-    /// outage of an hour would log ten thousand lines.
+    /// Remembers a reason, and returns `true` if it is new and must be logged: otherwise an outage
+    /// of an hour would log ten thousand lines.
     fn add_reason(&mut self, reason: &str) -> bool {
-        if self.reasons.iter().any(|said| said == reason) {
+        if self.reasons.iter().any(|logged| logged == reason) {
             return false;
         }
         if MAX_REASONS <= self.reasons.len() {
@@ -191,26 +185,28 @@ async fn open_connection(
     location: &ServerLocation,
     options: &RedisOptions,
 ) -> Result<(ServerAddress, OpenedClient, LiveConnection), Error> {
-    let at = location.resolve().await?;
-    let opened = OpenedClient::new(&at, options.login()).await?;
+    let address = location.resolve().await?;
+    let opened = OpenedClient::new(&address, options.login()).await?;
     if let ServerLocation::Sentinel(_) = location {
         check_primary(&opened).await?;
     }
-    let live = LiveConnection::new(opened.client().clone(), at.clone(), location.cluster());
+    let live = LiveConnection::new(opened.client().clone(), address.clone(), location.cluster());
     let live = timeout(CONNECT_TIMEOUT, live).await;
-    let live = live.unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "it is silent")))?;
-    Ok((at, opened, live))
+    let live = live.unwrap_or_else(|_| {
+        Err(Error::new(ErrorKind::Timeout, "no reply while loading the scripts"))
+    })?;
+    Ok((address, opened, live))
 }
 
-/// Returns an error if Redis is not a primary. Sentinels name a new primary shortly before its
+/// Returns an error if Redis is not a primary: sentinels name a new primary shortly before its
 /// promotion, and the old primary for some time after its failure.
 async fn check_primary(opened: &OpenedClient) -> Result<(), Error> {
     let Value::Array(role) = run_command(opened.client(), &["ROLE"]).await? else {
-        return Err(Error::new(ErrorKind::Protocol, "an answer to ROLE that is none"));
+        return Err(Error::new(ErrorKind::Protocol, "invalid reply to ROLE"));
     };
     match role.first().and_then(Value::as_string) {
         Some(role) if role == "master" => Ok(()),
-        _ => Err(Error::new(ErrorKind::Routing, "the sentinels name a primary that is none")),
+        _ => Err(Error::new(ErrorKind::Routing, "the sentinels name a primary that is not one")),
     }
 }
 
@@ -222,54 +218,53 @@ struct ConnectionWatch<'a> {
 }
 
 impl ConnectionWatch<'_> {
-    /// Waits until the connection must be replaced, and returns the reason.
     async fn wait_useless(
         &mut self,
-        at: &ServerAddress,
+        address: &ServerAddress,
         options: &RedisOptions,
         pauses: &mut Backoff,
         outage_log: &mut OutageLog,
     ) -> &'static str {
         let deadline = options.call_timeout;
-        let mut telling = pin!(self.opened.reauthenticate(options.login(), at));
-        let mut proves_itself = pin!(sleep(CONNECT_TIMEOUT));
+        let mut reauthentication = pin!(self.opened.reauthenticate(options.login(), address));
+        let mut proof_timer = pin!(sleep(CONNECT_TIMEOUT));
         let mut is_proven = false;
-        let mut looking = pauses.clone();
-        let mut moved = pin!(self.location.wait_moved(at, &mut looking));
-        let mut doubts = Box::pin(probe_after_abandoned_calls(self.link, self.live, deadline));
+        let mut sentinel_pauses = pauses.clone();
+        let mut moved = pin!(self.location.wait_moved(address, &mut sentinel_pauses));
+        let mut probes = Box::pin(probe_after_abandoned_calls(self.link, self.live, deadline));
         loop {
             tokio::select! {
                 () = self.opened.wait_closed() => return "the connection was closed",
-                () = &mut telling => {}
+                () = &mut reauthentication => {}
                 () = self.live.wait_useless() => return "redis is read-only or not ready",
-                () = &mut doubts => {}
+                () = &mut probes => {}
                 () = &mut moved => return "the sentinels name another primary",
-                refusing = self.live.wait_refused() => {
+                refusal = self.live.wait_refused() => {
                     is_proven = false;
-                    proves_itself.set(sleep(WRITES_PROVEN_AFTER));
-                    self.link.set_recent_failure(refusing.cause);
-                    outage_log.log_refused(&refusing, at);
+                    proof_timer.set(sleep(WRITES_PROVEN_AFTER));
+                    self.link.set_recent_failure(refusal.cause);
+                    outage_log.log_refused(&refusal, address);
                 }
-                // `INCRBY` succeeds even while `EXPIRE` is refused. Therefore only a period without
-                // a refused `EXPIRE` proves the recovery.
-                () = self.live.wait_expiry_accepted() => proves_itself.set(sleep(WRITES_PROVEN_AFTER)),
-                () = &mut proves_itself, if !is_proven && !self.live.is_refusing_expiry() => {
+                // `INCRBY` succeeds even while `EXPIRE` is refused, so only a time without a
+                // refused `EXPIRE` proves the recovery.
+                () = self.live.wait_expiry_accepted() => proof_timer.set(sleep(WRITES_PROVEN_AFTER)),
+                () = &mut proof_timer, if !is_proven && !self.live.is_refusing_expiry() => {
                     is_proven = true;
                     pauses.reset();
                     self.link.clear_recent_failure();
                 }
                 // A read-only Redis also connects, so only a successful call ends the outage.
-                () = self.live.wait_served(), if is_proven && outage_log.is_outage_logged() => outage_log.log_recovered(at),
+                () = self.live.wait_served(), if is_proven && outage_log.is_outage_logged() => outage_log.log_recovered(address),
                 () = self.link.breaker.wait_opened() => {
                     self.location.request_slot_query();
                     tokio::select! {
                         () = &mut moved => return "the sentinels name another primary",
-                        again = wait_responsive(self.live, deadline, pauses) => if !again {
+                        is_responsive = wait_responsive(self.live, deadline, pauses) => if !is_responsive {
                             return "redis timed out";
                         },
                     }
                     self.link.breaker.close();
-                    tracing::info!(addr = %at, "redis responds in time again, resuming calls");
+                    tracing::info!(addr = %address, "redis responds in time again, resuming calls");
                 }
             }
         }
@@ -277,9 +272,8 @@ impl ConnectionWatch<'_> {
 }
 
 /// Probes Redis after a caller abandoned a call; never returns. An abandoned call reports no
-/// failure, so the circuit breaker would not learn of a slow Redis. Redis replies to the probe
-/// after the call, so the probe shows whether Redis is late. [`LATE_REPLIES_TO_OPEN`] late probes
-/// in a row open the breaker, like late calls.
+/// failure to the circuit breaker, but Redis replies to the probe after the call. So
+/// [`LATE_REPLIES_TO_OPEN`] late probes in a row open the breaker, like late calls.
 async fn probe_after_abandoned_calls(link: &Link, live: &LiveConnection, deadline: Duration) {
     loop {
         live.wait_abandoned().await;
@@ -295,13 +289,13 @@ async fn probe_after_abandoned_calls(link: &Link, live: &LiveConnection, deadlin
     }
 }
 
-/// Probes until Redis replies in time (returns `true`), or sends no reply for too long (returns
-/// `false`). Sends one probe at a time; a probe charges nothing.
+/// Probes until Redis replies in time (`true`), or sends no reply for too long (`false`). Sends one
+/// probe at a time; a probe charges nothing.
 async fn wait_responsive(live: &LiveConnection, deadline: Duration, pauses: &mut Backoff) -> bool {
     loop {
         let mut probe = pin!(live.client.ping::<Value>(None));
         match timeout(deadline, &mut probe).await {
-            Ok(answer) => return answer.is_ok(),
+            Ok(reply) => return reply.is_ok(),
             Err(_elapsed) => match timeout(CONNECT_TIMEOUT, probe).await {
                 Ok(Ok(_late)) => {}
                 Ok(Err(_)) | Err(_) => return false,

@@ -2,9 +2,6 @@
 //!
 //! Guarantees:
 //! - No debug or display text contains a password.
-//!
-//! Not covered:
-//! - Parsing the URL of the setting `store` (`config::settings`).
 
 use std::fmt;
 use std::path::PathBuf;
@@ -22,7 +19,7 @@ pub struct RedisOptions {
     pub user: Option<String>,
     /// The password of the ACL user.
     pub password: Option<Password>,
-    /// The number of the Redis database. A Cluster has only database 0.
+    /// The number of the Redis database; a Cluster has only database 0.
     pub database: u8,
     /// The TLS options for all connections; `None` uses no TLS.
     pub tls: Option<RedisTls>,
@@ -30,21 +27,21 @@ pub struct RedisOptions {
     pub key_prefix: String,
     /// The timeout of one store call: at least 1 ms, the resolution of the timers.
     pub call_timeout: Duration,
-    /// The seed of the random pauses between connection attempts, different in every process.
+    /// The seed of random pauses and the process id of reservations, different in every process.
     pub jitter_seed: u64,
-    /// Whether checks that arrive during a store call share the next call.
+    /// The batching of checks into store calls.
     pub batching: Batching,
     /// Counts the connections over which checks are sent.
     pub connection_counter: Arc<ConnectionCounter>,
 }
 
-/// Whether checks that arrive during a store call share the next call.
+/// Turns the batching of checks into store calls on or off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Batching {
-    /// Checks that arrive during a call share the next call.
+    /// Checks that arrive during a store call share the next call.
     #[default]
     On,
-    /// Every check has its own call. Use it only to measure the effect of batching.
+    /// Every check has its own call; only for measuring the effect of batching.
     Off,
 }
 
@@ -76,7 +73,7 @@ pub enum RedisTopology {
     Unix(PathBuf),
     /// The primary that Redis Sentinel names.
     Sentinel(SentinelOptions),
-    /// A Redis Cluster. The other nodes are learned from these nodes.
+    /// Nodes of a Redis Cluster; they name the other nodes.
     Cluster(Vec<Address>),
 }
 
@@ -109,12 +106,12 @@ impl fmt::Display for Address {
     }
 }
 
-/// A password. Its debug form omits the text.
+/// A password, which its debug form omits.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Password {
     /// The text of the password.
     Plain(String),
-    /// A file whose only line is the password. It is read for each connection.
+    /// A file whose only line is the password, read for each connection.
     File(PathBuf),
 }
 

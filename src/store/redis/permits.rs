@@ -4,9 +4,6 @@
 //! - Each acquisition is one store call, sent at most once.
 //! - Renewals and releases are one call per partition; all partitions are called concurrently.
 //! - Each call has the timeout of the store (`call_timeout`).
-//!
-//! Not covered:
-//! - Arguments and replies of the scripts ([`super::codec::permits`]).
 
 use std::sync::Arc;
 
@@ -43,41 +40,42 @@ impl RedisStore {
         &self,
         live: Arc<LiveConnection>,
         slot: u16,
-        place: PermitPartition,
+        partition: PermitPartition,
         request: &StrictPermitRequest,
     ) -> Result<StrictPermitReply, StoreFailure> {
-        let call = pack_acquire(request, self.call_context(place, &live, &request.permit.timing));
+        let context = self.call_context(partition, &live, &request.permit.timing);
+        let call = pack_acquire(request, context);
         let reply = self
             .route
             .call_within(self.call_timeout, slot, live.run_acquire(call.keys, call.args))
             .await?;
-        let permit_reply = read_acquire(&reply).map_err(|refused| log_invalid_reply(&refused))?;
+        let permit_reply = read_acquire(&reply).map_err(|invalid| log_invalid_reply(&invalid))?;
         permit_reply.ok_or(StoreFailure::WrongType)
     }
 
     /// Reports the permits in use and the released permits to the partitions that store them.
-    pub(super) async fn report_permits(&self, round: &PermitReport) -> PermitReportReply {
-        let mut reply = round.failed_reply(StoreFailure::InvalidReply);
-        let partitions: Vec<PermitPartition> =
-            round.limits.iter().map(|told| self.partition_of(&told.bucket)).collect();
-        let mut to: Vec<PermitPartition> =
-            if round.to_all_nodes { self.partitions() } else { partitions.clone() };
-        to.sort_unstable();
-        to.dedup();
-        let limit_indexes_of = |place: PermitPartition| {
-            let all = partitions.iter().enumerate().filter(move |(_, of)| **of == place);
-            all.map(|(at, _)| at).collect::<Vec<_>>()
+    pub(super) async fn report_permits(&self, report: &PermitReport) -> PermitReportReply {
+        let mut reply = report.failed_reply(StoreFailure::InvalidReply);
+        let partition_by_limit: Vec<PermitPartition> =
+            report.limits.iter().map(|limit| self.partition_of(&limit.bucket)).collect();
+        let mut targets =
+            if report.to_all_nodes { self.partitions() } else { partition_by_limit.clone() };
+        targets.sort_unstable();
+        targets.dedup();
+        let indexes_in = |target: PermitPartition| {
+            let all = partition_by_limit.iter().enumerate();
+            all.filter(move |(_, partition)| **partition == target).map(|(index, _)| index)
         };
-        let calls = to.into_iter().map(|place| async move {
-            let limit_indexes = limit_indexes_of(place);
+        let calls = targets.into_iter().map(|target| async move {
+            let indexes: Vec<usize> = indexes_in(target).collect();
             let limits: Vec<&LimitPermits> =
-                limit_indexes.iter().map(|at| &round.limits[*at]).collect();
-            let replies = self.report_to_partition(place, &limits, &round.times).await;
-            (limit_indexes, replies.unwrap_or_else(|cause| vec![Err(cause); limits.len()]))
+                indexes.iter().map(|index| &report.limits[*index]).collect();
+            let replies = self.report_to_partition(target, &limits, &report.times).await;
+            (indexes, replies.unwrap_or_else(|cause| vec![Err(cause); limits.len()]))
         });
-        for (its, answers) in join_all(calls).await {
-            for (at, answer) in its.into_iter().zip(answers) {
-                reply[at] = answer;
+        for (indexes, replies) in join_all(calls).await {
+            for (index, limit_reply) in indexes.into_iter().zip(replies) {
+                reply[index] = limit_reply;
             }
         }
         reply
@@ -85,28 +83,28 @@ impl RedisStore {
 
     async fn report_to_partition(
         &self,
-        place: PermitPartition,
+        partition: PermitPartition,
         limits: &[&LimitPermits],
         times: &PermitTiming,
     ) -> Result<PermitReportReply, StoreFailure> {
-        let slot = self.route.slot_of(&place.incarnation_key(self.key_prefix.as_bytes()));
+        let slot = self.route.slot_of(&partition.incarnation_key(self.key_prefix.as_bytes()));
         let live = self.route.connection(slot)?;
-        let call = pack_report(limits.iter().copied(), self.call_context(place, &live, times));
+        let call = pack_report(limits.iter().copied(), self.call_context(partition, &live, times));
         let reply = self
             .route
             .call_within(self.call_timeout, slot, live.run_permit_report(call.keys, call.args))
             .await?;
-        read_report(limits.iter().copied(), &reply).map_err(|refused| log_invalid_reply(&refused))
+        read_report(limits.iter().copied(), &reply).map_err(|invalid| log_invalid_reply(&invalid))
     }
 
     fn call_context<'a>(
         &'a self,
-        place: PermitPartition,
+        partition: PermitPartition,
         live: &'a LiveConnection,
         times: &'a PermitTiming,
     ) -> PermitCallContext<'a> {
-        let (prefix, store) = (self.key_prefix.as_bytes(), live.run_id());
-        PermitCallContext { prefix, partition: place, run_id: store, times, at: None }
+        let (prefix, run_id) = (self.key_prefix.as_bytes(), live.run_id());
+        PermitCallContext { prefix, partition, run_id, times, at: None }
     }
 
     fn partition_of(&self, bucket: &[u8]) -> PermitPartition {

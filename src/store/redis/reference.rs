@@ -9,10 +9,6 @@
 //! - The decision is computed in Rust (`crates/kernel`) from the returned count.
 //! - On one node, checks with `all_or_nothing` or `stop_when_over` are atomic: one script call.
 //!
-//! Not covered:
-//! - Checks over several stores, key formats or slots, which reserve and then commit
-//!   (`store_group`).
-//!
 //! Intended differences from envoyproxy/ratelimit:
 //! - Hits that overflow a counter are denied; envoyproxy/ratelimit returns an error.
 //! - A limit in shadow mode never causes other limits to be skipped.
@@ -46,8 +42,7 @@ use deny_cache::KeyDenyCache;
 pub struct CompatOptions {
     /// The prefix of every key.
     pub prefix: String,
-    /// The upper bound (exclusive) of the jitter in an expiry, in seconds. Each charge sets the
-    /// expiry to the length of the window plus a new random number below this bound.
+    /// The upper bound (exclusive) of the random number of seconds that is added to each expiry.
     pub jitter_secs: u32,
     /// The size of the deny cache in bytes; 0 for none.
     pub deny_cache_bytes: usize,
@@ -55,8 +50,8 @@ pub struct CompatOptions {
     pub stop_when_over: bool,
     /// True if every limit is in the quota group.
     pub quota_for_all: bool,
-    /// True if several limits may use the same key. The deny cache then remembers the limit of a
-    /// denial, because a larger limit may still allow the key.
+    /// True if several limits may use the same key: a denial is then cached with its limit, because
+    /// a larger limit may still allow the key.
     pub keys_have_several_limits: bool,
     /// The seed of the jitter, different in every process.
     pub seed: u64,
@@ -96,17 +91,16 @@ fn window_length(charge: &Charge) -> Option<(FixedWindow, Nanos)> {
 
 impl CompatCounters {
     pub(super) fn new(options: CompatOptions) -> Self {
-        let denied = KeyDenyCache::new(options.deny_cache_bytes);
-        let drawn = AtomicU64::new(options.seed);
-        Self { options, deny_cache: denied, jitter_state: drawn, script_digest: OnceLock::new() }
+        let deny_cache = KeyDenyCache::new(options.deny_cache_bytes);
+        let jitter_state = AtomicU64::new(options.seed);
+        Self { options, deny_cache, jitter_state, script_digest: OnceLock::new() }
     }
 
     pub(super) fn deny_cache_stats(&self) -> Option<DenyCacheStats> {
         (self.options.deny_cache_bytes != 0).then(|| self.deny_cache.stats())
     }
 
-    /// Returns true if a denied check charges only the limits that deny it, even in
-    /// [`ChargeMode::Each`].
+    /// Returns true if a denied check charges only the limits that deny it, in every charge mode.
     pub(super) const fn skips_after_denial(&self) -> bool {
         self.options.stop_when_over
     }
@@ -115,14 +109,13 @@ impl CompatCounters {
         self.options.quota_for_all
     }
 
-    /// Makes `charges`, all under keys of envoyproxy/ratelimit. Each store call waits for at most
-    /// `call_timeout`.
+    /// Makes `charges`, all under keys of envoyproxy/ratelimit, with `call_timeout` for each call.
     pub(super) async fn charge(
         &self,
         redis: &RedisStore,
         now: Nanos,
         charges: &Charges,
-        decided: DecidingStep,
+        deciding_step: DecidingStep,
         call_timeout: Duration,
     ) -> Outcomes {
         let counters: SmallVec<[CompatCounter; 2]> =
@@ -137,16 +130,14 @@ impl CompatCounters {
             now,
             charges,
             counters,
-            deciding_step: decided,
+            deciding_step,
             call_timeout,
         };
         check.charge().await
     }
 
-    /// Returns the limit to remember in the deny cache, or 0 if each key has only one limit.
-    ///
-    /// With 0, a remembered denial stays valid even after a reload raised the limit, as in
-    /// envoyproxy/ratelimit.
+    /// Returns the limit to cache with a denial, or 0 if each key has only one limit. With 0, a
+    /// cached denial outlasts a reload that raises the limit, as in envoyproxy/ratelimit.
     const fn cache_limit(&self, counter: &CompatCounter) -> u32 {
         if self.options.keys_have_several_limits { counter.window.limit() } else { 0 }
     }
@@ -158,9 +149,10 @@ impl CompatCounters {
     fn to_counter(&self, charge: &Charge, now: Nanos) -> Option<CompatCounter> {
         let (window, length) = window_length(charge)?;
         let start = Nanos(now.0.saturating_sub(now.0.checked_rem(length.0)?));
-        let spelling = charge.key.compatible_bytes()?;
-        let began = start.0 / Nanos::SECOND.0;
-        let key = [self.options.prefix.as_bytes(), spelling, began.to_string().as_bytes()].concat();
+        let key_text = charge.key.compatible_bytes()?;
+        let start_secs = start.0 / Nanos::SECOND.0;
+        let key =
+            [self.options.prefix.as_bytes(), key_text, start_secs.to_string().as_bytes()].concat();
         let (hits, is_refund) = match charge.cost {
             Cost::Charge(hits) => (hits, false),
             Cost::Refund(hits) => (hits, true),
@@ -177,29 +169,29 @@ impl CompatCounters {
         })
     }
 
-    /// Returns a random number of seconds below `jitter_secs`, or 0.
-    ///
-    /// Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014.
+    /// Returns a random number of seconds below `jitter_secs`, or 0 (`SplitMix64`; Steele, Lea,
+    /// Flood: Fast splittable pseudorandom number generators, 2014).
     fn random_jitter_secs(&self) -> u64 {
-        let below = u64::from(self.options.jitter_secs);
-        if below == 0 {
+        let bound = u64::from(self.options.jitter_secs);
+        if bound == 0 {
             return 0;
         }
         let mut mixed = self.jitter_state.fetch_add(0x9e37_79b9_7f4a_7c15, Relaxed);
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % below
+        (mixed ^ (mixed >> 31)) % bound
     }
 }
 
 impl CompatCounter {
-    /// Returns the decision of this charge, if the counter contains `counted_hits` hits after it.
-    fn step_after_charge(&self, hits_after: u64, now: Nanos) -> CounterDecision {
-        self.preview_step(hits_after.saturating_sub(self.hits.0), now, self.hits)
+    /// Returns the decision of this charge if the counter contains `hits_after` hits after it.
+    fn decision_after(&self, hits_after: u64, now: Nanos) -> CounterDecision {
+        self.preview_charge(hits_after.saturating_sub(self.hits.0), now, self.hits)
     }
 
-    /// Returns the decision of a charge of `hits`, if the counter contains `counted_hits` hits before it.
-    fn preview_step(&self, hits_before: u64, now: Nanos, hits: Hits) -> CounterDecision {
+    /// Returns the decision of a charge of `hits` if the counter contains `hits_before` hits before
+    /// it.
+    fn preview_charge(&self, hits_before: u64, now: Nanos, hits: Hits) -> CounterDecision {
         self.window.peek(
             &WindowCount { start: self.start, count: hits_before.min(EXACT_BOUND) },
             now,
@@ -208,15 +200,15 @@ impl CompatCounter {
     }
 
     fn cached_denial(&self, now: Nanos) -> ChargeOutcome {
-        let held = u64::from(self.window.limit()) + 1;
+        let hits = u64::from(self.window.limit()) + 1;
         ChargeOutcome::Counted(
-            self.preview_step(held, now, self.hits),
-            CounterHits { hits: held, is_cached_denial: true },
+            self.preview_charge(hits, now, self.hits),
+            CounterHits { hits, is_cached_denial: true },
         )
     }
 
     fn headroom_at(&self, counted_hits: u64, now: Nanos) -> Headroom {
-        match self.preview_step(counted_hits, now, Hits(0)) {
+        match self.preview_charge(counted_hits, now, Hits(0)) {
             CounterDecision::Allow(room)
             | CounterDecision::ExceedsLimit(room)
             | CounterDecision::Deny { headroom: room, .. } => room,
@@ -224,19 +216,17 @@ impl CompatCounter {
         }
     }
 
-    /// Returns the operand of `INCRBY`, which has 63 bits. Larger hits saturate, because they
-    /// exceed every limit anyway.
+    /// Returns the operand of `INCRBY`, which has 63 bits: larger hits exceed every limit anyway.
     fn increment(&self) -> i64 {
         i64::try_from(self.hits.0).unwrap_or(i64::MAX)
     }
 }
 
-/// Whether this call or an earlier call decides the check.
+/// The store call that decides a check.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum DecidingStep {
     /// This call decides the check, by its charge mode.
-    ThisOne,
-    /// An earlier call decided the check, so this call makes all its charges without another
-    /// decision.
-    AnEarlierOne,
+    ThisCall,
+    /// An earlier call decided the check, so this call makes all its charges.
+    EarlierCall,
 }

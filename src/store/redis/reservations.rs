@@ -6,10 +6,8 @@
 //! - A reservation without a commit or cancellation expires in the store.
 //! - Reservations in one Cluster slot share a call, up to [`MAX_CHARGES_PER_CALL`].
 //!
-//! Not covered:
-//! - The decision to commit or to cancel ([`super::joint_decision`]).
-//! - Expired reservations of an idle counter: its next reservation or recheck refunds them
-//!   ([`super::recheck`]).
+//! Expired reservations of an idle counter are refunded by its next reservation or recheck
+//! ([`super::recheck`]). ([`super::recheck`]).
 
 use std::mem::take;
 use std::sync::Arc;
@@ -20,24 +18,24 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
 
+use super::StoreFailure;
 use super::codec::lease::{PackedMessage, encode_call};
 use super::codec::reservation::{
     RawReservationResult, ReservationAction, ReservationResult, pack, read, split_reply,
 };
 use super::outcome::{as_uncharged, log_invalid_reply, to_outcome};
 use super::route::Route;
-use super::{StoreFailure, codec};
 use crate::kernel::decision::Cost;
 use crate::kernel::lease::reservation::ReservationId;
 use crate::kernel::rate::CounterDecision;
 use crate::kernel::units::{Hits, Nanos};
 use crate::store::{Charge, ChargeOutcome, Outcomes};
 
-/// The shortest lifetime of a reservation. It must exceed every caller's deadline, because an
-/// expired reservation cannot be committed.
+/// The shortest lifetime of a reservation, above every caller's deadline: an expired reservation
+/// cannot be committed.
 const MIN_LIFETIME: Duration = Duration::from_secs(1);
 
-/// The most reservations in one call. A call of this size blocks Redis for a few milliseconds.
+/// The most reservations in one call, which then blocks Redis for a few milliseconds.
 const MAX_CHARGES_PER_CALL: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +59,6 @@ pub(super) struct Reservations {
     open: SmallVec<[Reservation; 2]>,
 }
 
-/// One reservation, before or after the reply of Redis.
 #[derive(Debug)]
 struct Reservation {
     /// The index of the reserved charge in the check.
@@ -69,17 +66,16 @@ struct Reservation {
     client: Arc<ReservationClient>,
     id: ReservationId,
     charge: Charge,
-    /// The outcome of the reservation; `None` before the reply.
     outcome: Option<ChargeOutcome>,
 }
 
 impl ReservationClient {
-    pub(super) fn new(route: Route, key_prefix: &str, process: u64, deadline: Duration) -> Self {
-        let term = MIN_LIFETIME.max(deadline.saturating_mul(2));
-        Self { route, key_prefix: key_prefix.into(), process_id: process, lifetime: term }
+    pub(super) fn new(route: Route, key_prefix: &str, process_id: u64, deadline: Duration) -> Self {
+        let lifetime = MIN_LIFETIME.max(deadline.saturating_mul(2));
+        Self { route, key_prefix: key_prefix.into(), process_id, lifetime }
     }
 
-    /// Returns the time after which Redis may refund a reservation that was not committed.
+    /// Returns the time after which Redis may refund a reservation without a commit.
     pub(super) fn lifetime(&self) -> Nanos {
         Nanos(u64::try_from(self.lifetime.as_nanos()).unwrap_or(u64::MAX))
     }
@@ -87,37 +83,36 @@ impl ReservationClient {
 
 impl Reservations {
     pub(super) fn add(&mut self, client: &Arc<ReservationClient>, index: usize, charge: &Charge) {
-        // One static number for all stores, so that reservation ids are unique in this process.
+        // One static number for all stores makes reservation ids unique in this process.
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let id = ReservationId(client.process_id, NUMBER.fetch_add(1, Relaxed));
-        let (holder, charge) = (Arc::clone(client), charge.clone());
-        self.open.push(Reservation { index, client: holder, id, charge, outcome: None });
+        let (client, charge) = (Arc::clone(client), charge.clone());
+        self.open.push(Reservation { index, client, id, charge, outcome: None });
     }
 
     pub(super) async fn reserve_all(&mut self, step_timeout: Duration, outcomes: &mut Outcomes) {
-        let answers = run_step(self.open.iter(), ReservationStep::Reserve, step_timeout).await;
-        for (open, answered) in self.open.iter_mut().zip(answers) {
-            let answered = answered.map_or_else(ChargeOutcome::Failed, |held| match held {
-                ReservationResult::Charged(answer) => to_outcome(answer),
+        let results = run_step(self.open.iter(), ReservationStep::Reserve, step_timeout).await;
+        for (reservation, result) in self.open.iter_mut().zip(results) {
+            let outcome = result.map_or_else(ChargeOutcome::Failed, |result| match result {
+                ReservationResult::Charged(charged) => to_outcome(charged),
                 ReservationResult::Committed | ReservationResult::NotReserved => {
                     ChargeOutcome::Failed(StoreFailure::Overloaded)
                 }
             });
-            outcomes[open.index] = as_uncharged(answered);
-            open.outcome = Some(answered);
+            outcomes[reservation.index] = as_uncharged(outcome);
+            reservation.outcome = Some(outcome);
         }
-        self.open.retain(|open| open.can_be_reserved());
+        self.open.retain(|reservation| reservation.can_be_reserved());
     }
 
     pub(super) async fn commit_all(&mut self, step_timeout: Duration, outcomes: &mut Outcomes) {
-        let (reserved, unknown) =
+        let (reserved, unknown): (SmallVec<[Reservation; 2]>, _) =
             take(&mut self.open).into_iter().partition(Reservation::is_reserved);
         self.open = unknown;
-        let held: SmallVec<[Reservation; 2]> = reserved;
-        let commit_results = run_step(held.iter(), ReservationStep::Commit, step_timeout).await;
-        for (open, kept) in held.iter().zip(commit_results) {
-            outcomes[open.index] = match (kept, open.outcome) {
-                (Ok(ReservationResult::Committed), Some(held)) => held,
+        let results = run_step(reserved.iter(), ReservationStep::Commit, step_timeout).await;
+        for (reservation, result) in reserved.iter().zip(results) {
+            outcomes[reservation.index] = match (result, reservation.outcome) {
+                (Ok(ReservationResult::Committed), Some(outcome)) => outcome,
                 // Redis replied that the reservation expired before the commit.
                 (Ok(_), _) => ChargeOutcome::Failed(StoreFailure::TimedOut),
                 (Err(cause), _) => ChargeOutcome::Failed(cause),
@@ -125,18 +120,19 @@ impl Reservations {
         }
     }
 
-    /// Cancels the reservations. Reservations whose cancellation times out expire in Redis.
+    /// Cancels the reservations. If a cancellation times out, its reservation expires in Redis.
     pub(super) async fn cancel_all(&mut self, step_timeout: Duration, outcomes: &mut Outcomes) {
-        let reserved = || self.open.iter().filter(|open| open.is_reserved());
-        let cancel_results = run_step(reserved(), ReservationStep::Cancel, step_timeout).await;
-        for (open, given) in reserved().zip(cancel_results) {
-            if let Ok(ReservationResult::Charged(answer)) = given
-                && let left @ ChargeOutcome::Decided(CounterDecision::Allow(_)) = to_outcome(answer)
+        let reserved = || self.open.iter().filter(|reservation| reservation.is_reserved());
+        let results = run_step(reserved(), ReservationStep::Cancel, step_timeout).await;
+        for (reservation, result) in reserved().zip(results) {
+            if let Ok(ReservationResult::Charged(charged)) = result
+                && let remaining @ ChargeOutcome::Decided(CounterDecision::Allow(_)) =
+                    to_outcome(charged)
             {
-                outcomes[open.index] = left;
+                outcomes[reservation.index] = remaining;
             }
         }
-        self.open.retain(|open| !open.is_reserved());
+        self.open.retain(|reservation| !reservation.is_reserved());
     }
 }
 
@@ -149,9 +145,9 @@ impl Drop for Reservations {
         // Without a Tokio runtime the process is ending; the reservations then expire in Redis.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
-                let patience =
-                    open.iter().map(|open| open.client.lifetime).max().unwrap_or_default();
-                run_step(open.iter(), ReservationStep::Cancel, patience).await;
+                let lifetimes = open.iter().map(|reservation| reservation.client.lifetime);
+                let step_timeout = lifetimes.max().unwrap_or_default();
+                run_step(open.iter(), ReservationStep::Cancel, step_timeout).await;
             });
         }
     }
@@ -159,17 +155,17 @@ impl Drop for Reservations {
 
 impl Reservation {
     fn is_reserved(&self) -> bool {
-        let charges = matches!(self.charge.cost, Cost::Charge(Hits(1..)));
-        charges && matches!(self.outcome, Some(ChargeOutcome::Decided(CounterDecision::Allow(_))))
+        let has_hits = matches!(self.charge.cost, Cost::Charge(Hits(1..)));
+        has_hits && matches!(self.outcome, Some(ChargeOutcome::Decided(CounterDecision::Allow(_))))
     }
 
-    /// Returns `true` if Redis has made the reservation, or may have made it without a reply.
+    /// Returns `true` if Redis made the reservation, or may have made it without a reply.
     fn can_be_reserved(&self) -> bool {
         self.is_reserved() || matches!(self.outcome, None | Some(ChargeOutcome::Failed(_)))
     }
 
-    fn action(&self, does: ReservationStep) -> ReservationAction {
-        match does {
+    fn action(&self, step: ReservationStep) -> ReservationAction {
+        match step {
             ReservationStep::Reserve => ReservationAction::Reserve(self.client.lifetime),
             ReservationStep::Commit => ReservationAction::Commit,
             ReservationStep::Cancel => ReservationAction::Cancel,
@@ -186,51 +182,52 @@ struct ReservationCall<'o> {
     packed: Vec<PackedMessage>,
 }
 
-/// Reserves, commits or cancels all given reservations before the timeout. Returns the results in
-/// the same order.
+/// Reserves, commits or cancels all given reservations before the timeout, and returns the results
+/// in the same order.
 async fn run_step<'o>(
-    open: impl Iterator<Item = &'o Reservation>,
-    does: ReservationStep,
-    patience: Duration,
+    reservations: impl Iterator<Item = &'o Reservation>,
+    step: ReservationStep,
+    step_timeout: Duration,
 ) -> Vec<Result<ReservationResult, StoreFailure>> {
     let mut calls: Vec<ReservationCall<'o>> = Vec::new();
     let mut count = 0;
-    for (at, open) in open.enumerate() {
-        ReservationCall::add_to_call(&mut calls, (at, open), does);
-        count = at + 1;
+    for (index, reservation) in reservations.enumerate() {
+        ReservationCall::add_to_call(&mut calls, (index, reservation), step);
+        count = index + 1;
     }
-    let mut all = vec![Err(StoreFailure::TimedOut); count];
-    let answers = join_all(calls.iter().map(|call| call.run(does, patience))).await;
-    for (at, answer) in answers.into_iter().flatten() {
-        all[at] = answer;
+    let mut results = vec![Err(StoreFailure::TimedOut); count];
+    let replies = join_all(calls.iter().map(|call| call.run(step, step_timeout))).await;
+    for (index, result) in replies.into_iter().flatten() {
+        results[index] = result;
     }
-    all
+    results
 }
 
 impl<'o> ReservationCall<'o> {
     fn add_to_call(
         calls: &mut Vec<Self>,
-        (at, open): (usize, &'o Reservation),
-        does: ReservationStep,
+        (index, reservation): (usize, &'o Reservation),
+        step: ReservationStep,
     ) {
-        let client = &*open.client;
+        let client = &*reservation.client;
+        let Reservation { charge, id, .. } = reservation;
         let packed =
-            pack(&open.charge, open.id, open.action(does), client.key_prefix.as_bytes(), None);
+            pack(charge, *id, reservation.action(step), client.key_prefix.as_bytes(), None);
         let slot = client.route.slot_of(&packed.keys[0]);
-        let is_its = |call: &&mut Self| {
+        let has_room = |call: &&mut Self| {
             std::ptr::eq(call.client, client)
                 && call.slot == slot
                 && call.reservations.len() < MAX_CHARGES_PER_CALL
         };
-        match calls.iter_mut().find(is_its) {
+        match calls.iter_mut().find(has_room) {
             Some(call) => {
-                call.reservations.push((at, open));
+                call.reservations.push((index, reservation));
                 call.packed.push(packed);
             }
             None => calls.push(Self {
                 client,
                 slot,
-                reservations: vec![(at, open)],
+                reservations: vec![(index, reservation)],
                 packed: vec![packed],
             }),
         }
@@ -238,18 +235,18 @@ impl<'o> ReservationCall<'o> {
 
     async fn run(
         &self,
-        does: ReservationStep,
-        patience: Duration,
+        step: ReservationStep,
+        call_timeout: Duration,
     ) -> Vec<(usize, Result<ReservationResult, StoreFailure>)> {
-        let results = self.send(patience).await;
-        let each = self.reservations.iter().enumerate().map(|(place, &(at, open))| {
-            let answer = results.as_ref().map_err(|cause| *cause).and_then(|said| {
-                let answer = read(&open.charge, open.action(does), &said[place]);
-                answer.map_err(|refused: codec::InvalidReply| log_invalid_reply(&refused))
+        let raw_results = self.send(call_timeout).await;
+        let decode = |(position, &(index, reservation)): (usize, &(usize, &Reservation))| {
+            let result = raw_results.as_ref().map_err(|cause| *cause).and_then(|raw| {
+                let result = read(&reservation.charge, reservation.action(step), &raw[position]);
+                result.map_err(|invalid| log_invalid_reply(&invalid))
             });
-            (at, answer)
-        });
-        each.collect()
+            (index, result)
+        };
+        self.reservations.iter().enumerate().map(decode).collect()
     }
 
     async fn send(
@@ -262,6 +259,6 @@ impl<'o> ReservationCall<'o> {
             .call_within(call_timeout, self.slot, live.run_reservation(encode_call(&self.packed)))
             .await?;
         let results = split_reply(&reply, self.reservations.len());
-        results.map_err(|refused: codec::InvalidReply| log_invalid_reply(&refused))
+        results.map_err(|invalid| log_invalid_reply(&invalid))
     }
 }

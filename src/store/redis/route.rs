@@ -1,10 +1,5 @@
-//! Chooses the connection to Redis for the Cluster slot of a key.
-//!
-//! Guarantees:
-//! - Outside a Cluster, every key has slot 0, and there is one connection.
-//!
-//! Not covered:
-//! - Batching of charges (`batch`).
+//! Chooses the connection to Redis for the Cluster slot of a key. Outside a Cluster there is one
+//! connection, and every key has slot 0.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +21,7 @@ pub(super) enum Route {
 }
 
 impl Route {
-    /// Returns a route without a connection, and the task that connects it and keeps it connected.
+    /// Returns a route without a connection, and the task that keeps it connected.
     pub(super) fn new(options: RedisOptions) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let options = Arc::new(options);
         let route = match &options.topology {
@@ -47,10 +42,8 @@ impl Route {
         if self.is_clustered() { codec::cluster_slot(key) } else { 0 }
     }
 
-    /// Returns the connection for the keys of `slot`.
-    ///
-    /// # Errors
-    /// There is no connection, or its circuit breaker is open.
+    /// Returns the connection for the keys of `slot`. Fails without a connection, or if its circuit
+    /// breaker is open.
     pub(super) fn connection(&self, slot: u16) -> Result<Arc<LiveConnection>, StoreFailure> {
         match self {
             Self::Single(link) => link.connection(),
@@ -63,20 +56,19 @@ impl Route {
         &self,
         call_timeout: Duration,
         slot: u16,
-        called: impl Future<Output = Result<T, StoreFailure>>,
+        call: impl Future<Output = Result<T, StoreFailure>>,
     ) -> Result<T, StoreFailure> {
-        let unanswered = self.start_call(slot);
-        let answer = timeout(call_timeout, called).await;
-        let answer = answer.unwrap_or(Err(StoreFailure::TimedOut));
-        unanswered.settle();
-        self.record_result(slot, answer.as_ref().err().copied());
-        answer
+        let pending = self.start_call(slot);
+        let reply = timeout(call_timeout, call).await.unwrap_or(Err(StoreFailure::TimedOut));
+        pending.settle();
+        self.record_result(slot, reply.as_ref().err().copied());
+        reply
     }
 
-    pub(super) fn record_result(&self, slot: u16, failed: Option<StoreFailure>) {
+    pub(super) fn record_result(&self, slot: u16, failure: Option<StoreFailure>) {
         match self {
-            Self::Single(link) => link.saw(failed),
-            Self::Clustered(cluster) => cluster.record_result(slot, failed),
+            Self::Single(link) => link.record_result(failure),
+            Self::Clustered(cluster) => cluster.record_result(slot, failure),
         }
     }
 
@@ -91,7 +83,7 @@ impl Route {
         }
     }
 
-    /// Returns the reason why some charges fail now; `None` if charges succeed.
+    /// Returns the cause for which some charges fail now; `None` if charges succeed.
     pub(super) fn outage_cause(&self) -> Option<StoreFailure> {
         match self {
             Self::Single(link) => link.outage_cause(),
@@ -100,8 +92,8 @@ impl Route {
     }
 }
 
-/// A guard of a call in flight. If it is dropped before the result, the caller abandoned the call,
-/// and the breaker cannot learn whether Redis is late. The guard then requests a probe.
+/// A guard of a call in flight. If it is dropped unsettled, the caller abandoned the call, and the
+/// breaker cannot learn if Redis is late. The guard then requests a probe.
 pub(super) struct PendingCall<'r> {
     route: &'r Route,
     slot: u16,

@@ -1,15 +1,12 @@
 //! Finds the primary through Redis Sentinel.
 //!
 //! Guarantees:
-//! - All known sentinels are queried at once; the reply with the newest configuration epoch is
-//!   used.
+//! - All known sentinels are queried at once; the reply with the newest epoch is used.
 //! - A sentinel that is dead or has an outdated configuration does not affect the result.
 //! - A query takes at most twice [`CONNECT_TIMEOUT`]: once to connect, once to reply.
-//! - Besides the configured sentinels, up to [`MAX_DISCOVERED`] sentinels that others list are
-//!   queried.
+//! - Up to [`MAX_DISCOVERED`] sentinels that others list are queried, too.
 //!
-//! Not covered:
-//! - Verifying that the named process is already a primary (`keeper`).
+//! Not covered: the named process may not be a primary yet (see `keeper`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,8 +21,8 @@ use super::backoff::Backoff;
 use super::client::{CONNECT_TIMEOUT, OpenedClient, ServerAddress, run_command, without_arguments};
 use super::options::{Address, RedisOptions, SentinelOptions};
 
-/// The longest interval between two queries while the primary replies. It is short, because a
-/// replaced primary that still runs accepts charges that are lost later.
+/// The longest interval between two queries while the primary replies; short, because a replaced
+/// primary that still runs accepts charges that are lost later.
 const QUERY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The time to wait for further replies of sentinels after the first reply.
@@ -45,8 +42,7 @@ pub(super) struct SentinelGroup {
 #[derive(Debug)]
 struct SentinelClient {
     address: Address,
-    /// True if the sentinel is in the settings. A discovered sentinel is removed when the newest
-    /// reply does not list it.
+    /// True if the sentinel is in the settings. A discovered sentinel stays while it is listed.
     is_configured: bool,
     connection: Mutex<Option<OpenedClient>>,
 }
@@ -55,61 +51,61 @@ struct SentinelReply {
     sentinel: Address,
     epoch: u64,
     primary: Address,
-    /// The other sentinels of this primary. `None` if the ACL user may not list them.
+    /// The other sentinels of this primary; `None` if the ACL user may not list them.
     others: Option<Vec<Address>>,
 }
 
 impl SentinelGroup {
     pub(super) fn new(options: Arc<RedisOptions>, sentinels: SentinelOptions) -> Self {
-        let named = sentinels.addresses.iter().map(|address| SentinelClient::new(address, true));
-        let known = parking_lot::Mutex::new(named.collect());
+        let configured =
+            sentinels.addresses.iter().map(|address| SentinelClient::new(address, true));
+        let known = parking_lot::Mutex::new(configured.collect());
         Self { options, sentinels: Arc::new(sentinels), known }
     }
 
-    /// Returns the address of the primary.
-    ///
-    /// # Errors
-    /// No sentinel replied, or no sentinel knows the primary.
+    /// Returns the address of the primary. Fails if no sentinel replies, or none knows the primary.
     pub(super) async fn primary(&self) -> Result<Address, Error> {
-        let mut asked = JoinSet::new();
-        for watcher in self.known.lock().iter().map(Arc::clone) {
+        let mut queries = JoinSet::new();
+        for sentinel in self.known.lock().iter().map(Arc::clone) {
             let (options, sentinels) = (Arc::clone(&self.options), Arc::clone(&self.sentinels));
-            asked.spawn(Box::pin(
-                async move { query_sentinel(&watcher, &options, &sentinels).await },
-            ));
+            queries.spawn(Box::pin(async move {
+                query_sentinel(&sentinel, &options, &sentinels).await
+            }));
         }
         let mut newest: Option<SentinelReply> = None;
-        let mut failed = Error::new(ErrorKind::Config, "no sentinels are named");
+        let mut failure = Error::new(ErrorKind::Config, "no sentinels are configured");
         loop {
-            // Each query ends within twice the timeout: one to connect and one for the reply.
+            // Each query may take one timeout to connect and one to reply.
             let wait = if newest.is_some() { STRAGGLER_WAIT } else { CONNECT_TIMEOUT * 2 };
-            match timeout(wait, asked.join_next()).await {
-                Ok(Some(Ok(Ok(said)))) => {
-                    if newest.as_ref().is_none_or(|newest| newest.epoch < said.epoch) {
-                        newest = Some(said);
+            match timeout(wait, queries.join_next()).await {
+                Ok(Some(Ok(Ok(reply)))) => {
+                    if newest.as_ref().is_none_or(|newest| newest.epoch < reply.epoch) {
+                        newest = Some(reply);
                     }
                 }
-                Ok(Some(Ok(Err(error)))) => failed = error,
+                Ok(Some(Ok(Err(error)))) => failure = error,
                 Ok(Some(Err(_))) => {}
                 Ok(None) | Err(_) => break,
             }
         }
-        let newest = newest.ok_or(failed)?;
+        let newest = newest.ok_or(failure)?;
         if let Some(others) = &newest.others {
             self.update_known(&newest.sentinel, others);
         }
         Ok(newest.primary)
     }
 
-    /// Updates the known sentinels: the configured ones, the one that sent the newest reply, and
-    /// the others that it listed.
+    /// Keeps the configured sentinels, the one that sent the newest reply, and the others that it
+    /// listed.
     fn update_known(&self, replying_sentinel: &Address, others: &[Address]) {
         let mut known = self.known.lock();
-        let stays = |its: &Address| its == replying_sentinel || others.contains(its);
-        known.retain(|watcher| watcher.is_configured || stays(&watcher.address));
+        let is_listed =
+            |address: &Address| address == replying_sentinel || others.contains(address);
+        known.retain(|sentinel| sentinel.is_configured || is_listed(&sentinel.address));
         for address in others {
-            let found = known.iter().filter(|watcher| !watcher.is_configured).count();
-            if found < MAX_DISCOVERED && known.iter().all(|watcher| watcher.address != *address) {
+            let discovered = known.iter().filter(|sentinel| !sentinel.is_configured).count();
+            let is_new = known.iter().all(|sentinel| sentinel.address != *address);
+            if discovered < MAX_DISCOVERED && is_new {
                 tracing::info!(sentinel = %address, "redis sentinel discovered");
                 known.push(SentinelClient::new(address, false));
             }
@@ -121,7 +117,7 @@ impl SentinelGroup {
         loop {
             sleep(QUERY_INTERVAL / 2 + pauses.random_below(QUERY_INTERVAL / 2)).await;
             // If no sentinel replies, the current primary stays in use.
-            if self.primary().await.is_ok_and(|now| now != *address) {
+            if self.primary().await.is_ok_and(|primary| primary != *address) {
                 return;
             }
         }
@@ -129,44 +125,42 @@ impl SentinelGroup {
 }
 
 impl SentinelClient {
-    fn new(address: &Address, is_named: bool) -> Arc<Self> {
-        Arc::new(Self {
-            address: address.clone(),
-            is_configured: is_named,
-            connection: Mutex::default(),
-        })
+    fn new(address: &Address, is_configured: bool) -> Arc<Self> {
+        let connection = Mutex::default();
+        Arc::new(Self { address: address.clone(), is_configured, connection })
     }
 }
 
 /// Queries a sentinel over its connection, or over a new one.
 async fn query_sentinel(
-    watcher: &SentinelClient,
+    sentinel: &SentinelClient,
     options: &RedisOptions,
     sentinels: &SentinelOptions,
 ) -> Result<SentinelReply, Error> {
-    let address = &watcher.address;
-    let of_it = |error: Error| {
-        let said = without_arguments(&error);
-        Error::new(error.kind().clone(), format!("sentinel {address}: {said}"))
+    let address = &sentinel.address;
+    let add_address = |error: Error| {
+        let text = without_arguments(&error);
+        Error::new(error.kind().clone(), format!("sentinel {address}: {text}"))
     };
-    let mut opened = watcher.connection.lock().await;
+    let mut opened = sentinel.connection.lock().await;
     let connection = if let Some(connection) = opened.take() {
         connection
     } else {
-        let at = ServerAddress::Tcp(address.clone());
-        OpenedClient::new(&at, sentinels.login(options.tls.as_ref())).await.map_err(of_it)?
+        let server = ServerAddress::Tcp(address.clone());
+        let client = OpenedClient::new(&server, sentinels.login(options.tls.as_ref())).await;
+        client.map_err(add_address)?
     };
-    let said = Box::pin(query_over(&connection, address, &sentinels.primary_name));
-    let said = said.await.map_err(of_it)?;
-    // Keep the connection only after all replies arrived. The reply to an abandoned query would be
-    // taken for the reply to the next query.
+    let reply = Box::pin(query_over(&connection, address, &sentinels.primary_name));
+    let reply = reply.await.map_err(add_address)?;
+    // Keep the connection only after all replies: the reply to an abandoned query would be taken
+    // for the reply to the next query.
     *opened = Some(connection);
-    Ok(said)
+    Ok(reply)
 }
 
 async fn query_over(
     connection: &OpenedClient,
-    teller: &Address,
+    sentinel: &Address,
     name: &str,
 ) -> Result<SentinelReply, Error> {
     let client = connection.client();
@@ -185,7 +179,8 @@ async fn query_over(
     // Use epoch 0, the oldest, for a sentinel that does not report its configuration epoch.
     let epoch = details.ok().and_then(|details| parse_epoch(&details)).unwrap_or_default();
     let others = others.ok().and_then(|others| parse_addresses(&others));
-    Ok(SentinelReply { sentinel: teller.clone(), epoch, primary: Address { host, port }, others })
+    let primary = Address { host, port };
+    Ok(SentinelReply { sentinel: sentinel.clone(), epoch, primary, others })
 }
 
 fn parse_addresses(others: &Value) -> Option<Vec<Address>> {
@@ -204,7 +199,7 @@ fn parse_epoch(details: &Value) -> Option<u64> {
 /// Returns the value of the field `name` from a flat list of names and values.
 fn field(details: &Value, name: &str) -> Option<String> {
     let Value::Array(fields) = details else { return None };
-    let at =
+    let position =
         fields.iter().step_by(2).position(|field| field.as_string().as_deref() == Some(name))?;
-    fields.get(2 * at + 1)?.as_string()
+    fields.get(2 * position + 1)?.as_string()
 }

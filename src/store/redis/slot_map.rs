@@ -4,10 +4,6 @@
 //! - Several nodes are queried at once; the map with the newest configuration epoch is used.
 //! - The outdated map of an isolated node is not used if another node replies.
 //! - If no known node replies, the configured nodes are queried.
-//!
-//! Not covered:
-//! - Choosing connections by the map ([`super::cluster`]).
-//! - Redis replicas: the map contains only primaries.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,8 +22,7 @@ use super::options::{Address, RedisOptions};
 
 const SLOT_COUNT: usize = 16_384;
 
-/// The most nodes in one slot query. With this many, one of them probably has the newest
-/// configuration epoch.
+/// The most nodes in one slot query; one of them probably has the newest configuration epoch.
 const MAX_QUERIED: usize = 5;
 
 /// The time to wait for further replies of nodes after the first reply.
@@ -36,7 +31,7 @@ const STRAGGLER_WAIT: Duration = Duration::from_millis(100);
 /// The owner (primary) of each slot of a Cluster.
 #[derive(Debug, Default)]
 pub(super) struct SlotMap {
-    /// Ranges of slots: the first slot maps to the last slot and the owner.
+    /// Ranges of slots: from the first slot to the last slot and the owner.
     ranges: BTreeMap<u16, (u16, Address)>,
 }
 
@@ -59,8 +54,8 @@ impl SlotMap {
         self.ranges.iter().map(|(first, (last, _))| usize::from(last - first) + 1).sum()
     }
 
-    /// Parses a reply to `CLUSTER SLOTS` from the node at `host`. `host` replaces a missing host
-    /// name in the reply.
+    /// Parses a reply to `CLUSTER SLOTS` from the node at `host`, which replaces a missing host
+    /// name.
     fn parse(reply: &Value, host: &str) -> Option<Self> {
         let Value::Array(ranges) = reply else { return None };
         let ranges: Option<_> = ranges.iter().map(|range| parse_range(range, host)).collect();
@@ -85,65 +80,62 @@ struct SlotMapReply {
 }
 
 impl SlotMapReply {
-    /// Returns the sort key of replies: the newest is the largest. At equal epochs the map with
-    /// more slots is newer, because assigning a free slot raises no epoch.
+    /// Returns the sort key of replies, the newest last. At equal epochs the map with more slots is
+    /// newer, because assigning a free slot raises no epoch.
     fn freshness(&self) -> (u64, usize) {
         (self.epoch, self.slots.assigned_count())
     }
 }
 
-/// Returns the slot map from the connected nodes, or else from the configured nodes (`seeds`).
-///
-/// # Errors
-/// No node returned a slot map. The error is one that a node returned, or else the last connection
-/// error.
+/// Returns the slot map from the connected nodes, or else from the configured nodes (`seeds`). If
+/// no node returned a slot map, fails with the error of a node, or else the last connection error.
 pub(super) async fn query_slot_map(
     mut connected_nodes: Vec<(Address, Arc<LiveConnection>)>,
     seeds: &[Address],
     options: &Arc<RedisOptions>,
     pauses: &mut Backoff,
 ) -> Result<SlotMap, Error> {
-    let mut asked = JoinSet::new();
+    let mut queries = JoinSet::new();
     while MAX_QUERIED < connected_nodes.len() {
-        let number = usize::try_from(pauses.random()).unwrap_or_default() % connected_nodes.len();
-        connected_nodes.swap_remove(number);
+        let index = usize::try_from(pauses.random()).unwrap_or_default() % connected_nodes.len();
+        connected_nodes.swap_remove(index);
     }
     for (address, live) in connected_nodes {
-        asked.spawn(async move { query_node(&live.client, &address.host).await });
+        queries.spawn(async move { query_node(&live.client, &address.host).await });
     }
-    if let Ok(slots) = newest_reply(asked).await {
+    if let Ok(slots) = newest_reply(queries).await {
         return Ok(slots);
     }
-    let mut asked = JoinSet::new();
+    let mut queries = JoinSet::new();
     for seed in seeds.iter().cloned() {
         let options = Arc::clone(options);
-        asked.spawn(async move {
+        queries.spawn(async move {
             let opened =
                 OpenedClient::new(&ServerAddress::Tcp(seed.clone()), options.login()).await?;
             query_node(opened.client(), &seed.host).await
         });
     }
-    newest_reply(asked).await
+    newest_reply(queries).await
 }
 
 async fn newest_reply(mut queries: JoinSet<Result<SlotMapReply, Error>>) -> Result<SlotMap, Error> {
     let mut newest: Option<SlotMapReply> = None;
-    let mut failed = Error::new(ErrorKind::IO, "none is reachable");
+    let mut failure = Error::new(ErrorKind::IO, "no node of the cluster is reachable");
     loop {
         let wait = if newest.is_some() { STRAGGLER_WAIT } else { CONNECT_TIMEOUT * 2 };
         match timeout(wait, queries.join_next()).await {
-            Ok(Some(Ok(Ok(said)))) => {
-                if newest.as_ref().is_none_or(|newest| newest.freshness() < said.freshness()) {
-                    newest = Some(said);
+            Ok(Some(Ok(Ok(reply)))) => {
+                if newest.as_ref().is_none_or(|newest| newest.freshness() < reply.freshness()) {
+                    newest = Some(reply);
                 }
             }
-            // Prefer an error that a node returned to a connection error, because it says more.
-            Ok(Some(Ok(Err(error)))) if connect_refusal(&failed).is_none() => failed = error,
+            // An error that a node returned tells more than a connection error.
+            Ok(Some(Ok(Err(error)))) if connect_refusal(&failure).is_none() => failure = error,
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => break,
         }
     }
-    newest.map(|said| said.slots).ok_or(failed)
+    newest.map(|reply| reply.slots).ok_or(failure)
 }
 
 async fn query_node(client: &Client, host: &str) -> Result<SlotMapReply, Error> {
@@ -151,8 +143,8 @@ async fn query_node(client: &Client, host: &str) -> Result<SlotMapReply, Error> 
     let (info, slots) = tokio::join!(run_command(client, &info), run_command(client, &slots));
     let slots = SlotMap::parse(&slots?, host);
     let slots = slots.filter(|slots| !slots.ranges.is_empty());
-    let refused = || Error::new(ErrorKind::Protocol, "an answer to CLUSTER SLOTS without slots");
-    let slots = slots.ok_or_else(refused)?;
+    let invalid = || Error::new(ErrorKind::Protocol, "the reply to CLUSTER SLOTS has no slots");
+    let slots = slots.ok_or_else(invalid)?;
     // Use epoch 0, the oldest, for a node that does not report its configuration epoch.
     let info = info.ok().and_then(|info| info.as_string()).unwrap_or_default();
     let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:"));

@@ -1,21 +1,18 @@
-//! Checks over several stores and key formats: a separate Redis for limits per second, and the keys
-//! of envoyproxy/ratelimit.
+//! Checks over several stores and key formats: the main Redis, a separate Redis for limits per
+//! second, and the keys of envoyproxy/ratelimit.
 //!
 //! Guarantees:
 //! - Each charge has one outcome, in the order of the check.
 //! - A part is all charges with the same store and key format. All parts are called concurrently.
 //! - A failed part does not affect the outcomes of the others.
-//! - A decision over several parts first reserves, then charges ([`super::joint_decision`]), within
-//!   one deadline.
+//! - A decision over several parts takes two steps ([`super::joint_decision`]), within one
+//!   deadline.
 //! - A denied all-or-nothing check leaves no hits charged.
 //! - A check within one part and slot is atomic; a check over several parts is not.
 //!
-//! Not covered:
-//! - Charging counters, which [`RedisStore`] and [`CompatCounters`] do.
-//!
-//! A denied all-or-nothing check cancels its reservations under Sluicegate's own keys
-//! ([`super::reservations`]). It refunds its hits under the keys of envoyproxy/ratelimit. These
-//! keys contain the start of their window, so a refund reaches the window that was charged.
+//! A denied all-or-nothing check cancels its reservations ([`super::reservations`]) and refunds its
+//! hits under the keys of envoyproxy/ratelimit. These keys contain the start of their window, so a
+//! refund reaches the window that was charged.
 
 use std::time::Duration;
 
@@ -23,7 +20,7 @@ use futures_util::future::{join, join_all};
 use smallvec::SmallVec;
 use tokio::time::timeout;
 
-use super::joint_decision::{JointDecision, SparedLimits, can_reserve};
+use super::joint_decision::{DenialCharges, JointDecision, can_reserve};
 use super::outcome::{IndexedOutcomes, all_failed, as_uncharged, write_outcomes};
 use super::reference::{self, CompatCounters, DecidingStep};
 use super::reservations::Reservations;
@@ -35,7 +32,7 @@ use crate::store::fleet::{MembershipHeartbeat, MembershipReply};
 use crate::store::heartbeat::{ShareRound, ShareRoundReply};
 use crate::store::lease::{LeaseMessage, LeaseOutcome};
 use crate::store::permits::{
-    PermitReport as Telling, PermitReportReply, StrictPermitReply, StrictPermitRequest,
+    PermitReport, PermitReportReply, StrictPermitReply, StrictPermitRequest,
 };
 use crate::store::stats::StoreStats;
 use crate::store::{
@@ -51,10 +48,9 @@ pub struct StoreGroup {
     reference: Option<CompatCounters>,
 }
 
-/// Some charges of a check that have the same store and key format.
+/// Charges of a check that have the same store and key format.
 struct TargetPart {
     target: ChargeTarget,
-    /// The indices of the charges in the check.
     indexes: SmallVec<[usize; 2]>,
     charges: Charges,
 }
@@ -83,8 +79,7 @@ impl StoreGroup {
         Self { main: self.main.beside_other_stores(), per_second, reference: self.reference }
     }
 
-    /// Enables counters under the keys of envoyproxy/ratelimit, counted as that service counts
-    /// them.
+    /// Enables counters under envoyproxy/ratelimit's keys, counted as that service counts them.
     #[must_use]
     pub fn with_reference(self, options: reference::CompatOptions) -> Self {
         let reference = Some(CompatCounters::new(options));
@@ -103,24 +98,23 @@ impl StoreGroup {
         self.per_second.as_ref().filter(|_| target.is_per_second).unwrap_or(&self.main)
     }
 
-    /// Groups charges by store and key format. The input contains each charge with its index in the
-    /// check.
+    /// Groups charges, each with its index in the check, by store and key format.
     fn split_by_target<'c>(
         &self,
-        all: impl Iterator<Item = (usize, &'c Charge)>,
-        rule: ChargeMode,
+        charges: impl Iterator<Item = (usize, &'c Charge)>,
+        mode: ChargeMode,
     ) -> TargetParts {
         let mut parts = TargetParts::new();
-        for (at, charge) in all {
-            let place = self.target_of(charge);
-            let part_index = parts.iter().position(|part: &TargetPart| part.target == place);
-            let number = part_index.unwrap_or_else(|| {
-                let charges = Charges { mode: rule, ..Charges::default() };
-                parts.push(TargetPart { target: place, indexes: SmallVec::new(), charges });
+        for (index, charge) in charges {
+            let target = self.target_of(charge);
+            let part_index = parts.iter().position(|part: &TargetPart| part.target == target);
+            let part_index = part_index.unwrap_or_else(|| {
+                let charges = Charges { mode, ..Charges::default() };
+                parts.push(TargetPart { target, indexes: SmallVec::new(), charges });
                 parts.len() - 1
             });
-            parts[number].indexes.push(at);
-            parts[number].charges.list.push(charge.clone());
+            parts[part_index].indexes.push(index);
+            parts[part_index].charges.list.push(charge.clone());
         }
         parts
     }
@@ -128,32 +122,32 @@ impl StoreGroup {
     async fn charge_parts(&self, now: Nanos, charges: &Charges) -> Outcomes {
         let parts = self.split_by_target(charges.list.iter().enumerate(), charges.mode);
         let mut outcomes = all_failed(charges, StoreFailure::InvalidReply);
-        let (bound, free) = self.separate_joint_parts(parts, charges.mode);
-        let apart = self.call_parts(now, &free, DecidingStep::ThisOne, None);
-        let (apart, bound) = join(apart, self.decide_jointly(now, charges, &bound)).await;
-        write_outcomes(apart, &mut outcomes);
-        write_outcomes(bound, &mut outcomes);
+        let (joint, separate) = self.separate_joint_parts(parts, charges.mode);
+        let separate = self.call_parts(now, &separate, DecidingStep::ThisCall, None);
+        let (separate, joint) = join(separate, self.decide_jointly(now, charges, &joint)).await;
+        write_outcomes(separate, &mut outcomes);
+        write_outcomes(joint, &mut outcomes);
         outcomes
     }
 
-    /// Separates the parts that must be decided together, in two steps, from the other parts.
+    /// Separates the parts that must be decided together from the other parts.
     fn separate_joint_parts(
         &self,
         parts: TargetParts,
-        rule: ChargeMode,
+        mode: ChargeMode,
     ) -> (TargetParts, TargetParts) {
-        let stops = self.reference.as_ref().is_some_and(CompatCounters::skips_after_denial);
-        let is_bound = |part: &TargetPart| match rule {
+        let skips = self.reference.as_ref().is_some_and(CompatCounters::skips_after_denial);
+        let is_joint = |part: &TargetPart| match mode {
             ChargeMode::Preview => false,
-            ChargeMode::Each => part.target.is_ratelimit_key && stops,
+            ChargeMode::Each => part.target.is_ratelimit_key && skips,
             ChargeMode::AllOrNothing { .. } => true,
         };
-        let (bound, free): (TargetParts, TargetParts) = parts.into_iter().partition(is_bound);
-        match &bound[..] {
-            [one] if self.is_single_call(one.target, &one.charges) => {
-                (TargetParts::new(), free.into_iter().chain(bound).collect())
+        let (joint, separate): (TargetParts, TargetParts) = parts.into_iter().partition(is_joint);
+        match &joint[..] {
+            [part] if self.is_single_call(part.target, &part.charges) => {
+                (TargetParts::new(), separate.into_iter().chain(joint).collect())
             }
-            _ => (bound, free),
+            _ => (joint, separate),
         }
     }
 
@@ -164,155 +158,157 @@ impl StoreGroup {
             || !self.store_of(target).route.is_clustered()
     }
 
-    /// Makes one decision for all given parts. First reserves a charge where possible, and queries
-    /// the others. Then makes the queried charges, and commits the reservations unless a limit
-    /// denied meanwhile.
+    /// Makes one decision for all given parts. First reserves or previews each charge. Then makes
+    /// the previewed charges, and commits the reservations unless a limit denied meanwhile.
     async fn decide_jointly(
         &self,
         now: Nanos,
         charges: &Charges,
-        bound: &[TargetPart],
+        parts: &[TargetPart],
     ) -> IndexedOutcomes {
-        let places: ChargeIndexes =
-            bound.iter().flat_map(|part| part.indexes.iter().copied()).collect();
-        if places.is_empty() {
+        let indexes: ChargeIndexes =
+            parts.iter().flat_map(|part| part.indexes.iter().copied()).collect();
+        if indexes.is_empty() {
             return IndexedOutcomes::new();
         }
-        let (list, together) = (&charges.list, self.joint_decision(charges.mode));
-        let has_reference = bound.iter().any(|part| part.target.is_ratelimit_key);
+        let (list, decision) = (&charges.list, self.joint_decision(charges.mode));
+        let has_reference = parts.iter().any(|part| part.target.is_ratelimit_key);
         let (deadline, steps) = (self.main.call_timeout, if has_reference { 3 } else { 2 });
-        let patience = deadline / steps;
+        let step_timeout = deadline / steps;
         let mut outcomes = all_failed(charges, StoreFailure::TimedOut);
-        let (mut holding, tried) = self.plan_reservations(list, &places);
-        let rest = places.iter().filter(|&at| !tried.contains(at)).map(|&at| (at, &list[at]));
-        let rest = self.split_by_target(rest, ChargeMode::Preview);
-        let asked = self.call_parts(now, &rest, DecidingStep::ThisOne, Some(patience));
-        let (asked, ()) = join(asked, holding.reserve_all(patience, &mut outcomes)).await;
+        let (mut reservations, reservable) = self.plan_reservations(list, &indexes);
+        let others = indexes.iter().filter(|&index| !reservable.contains(index));
+        let others = others.map(|&index| (index, &list[index]));
+        let others = self.split_by_target(others, ChargeMode::Preview);
+        let previews = self.call_parts(now, &others, DecidingStep::ThisCall, Some(step_timeout));
+        let (previews, ()) =
+            join(previews, reservations.reserve_all(step_timeout, &mut outcomes)).await;
         write_outcomes(
-            asked.into_iter().map(|(at, told)| (at, as_uncharged(told))).collect(),
+            previews.into_iter().map(|(index, preview)| (index, as_uncharged(preview))).collect(),
             &mut outcomes,
         );
-        let asked = outcomes.clone();
-        let second = together.second_step(list, &places, &asked, &tried);
-        // Divide the remaining time between the charges of the second step and the commit after
-        // them.
-        let left = deadline.saturating_sub(patience);
-        let patience = if second.is_empty() { left.min(patience) } else { left / 2 };
-        let parts =
-            self.split_by_target(second.iter().map(|(at, charge)| (*at, charge)), ChargeMode::Each);
+        let previews = outcomes.clone();
+        let second = decision.second_step(list, &indexes, &previews, &reservable);
+        // Divide the remaining time between the charges of the second step and the commit.
+        let remaining = deadline.saturating_sub(step_timeout);
+        let step_timeout =
+            if second.is_empty() { remaining.min(step_timeout) } else { remaining / 2 };
+        let parts = self.split_by_target(
+            second.iter().map(|(index, charge)| (*index, charge)),
+            ChargeMode::Each,
+        );
         write_outcomes(
-            self.call_parts(now, &parts, DecidingStep::AnEarlierOne, Some(patience)).await,
+            self.call_parts(now, &parts, DecidingStep::EarlierCall, Some(step_timeout)).await,
             &mut outcomes,
         );
-        if together.spared == SparedLimits::All && together.denies(list, &places, &outcomes) {
-            let mut left = outcomes.clone();
-            let refunds = self.refund_ratelimit_keys(now, &second, &outcomes, patience);
-            let (given, ()) = join(refunds, holding.cancel_all(patience, &mut left)).await;
-            outcomes = left;
-            for (at, it) in given {
-                // A limit that denied keeps its denial; any other limit gets its outcome from
-                // before the charge.
-                if matches!(it, ChargeOutcome::Refunded(_)) && !outcomes[at].is_denial() {
-                    outcomes[at] = asked[at];
+        if decision.on_denial == DenialCharges::Nothing
+            && decision.denies(list, &indexes, &outcomes)
+        {
+            let mut canceled = outcomes.clone();
+            let refunds = self.refund_ratelimit_keys(now, &second, &outcomes, step_timeout);
+            let (refunds, ()) =
+                join(refunds, reservations.cancel_all(step_timeout, &mut canceled)).await;
+            outcomes = canceled;
+            for (index, refund) in refunds {
+                // A limit that denied keeps its denial; others get the outcome before the charge.
+                if matches!(refund, ChargeOutcome::Refunded(_)) && !outcomes[index].is_denial() {
+                    outcomes[index] = previews[index];
                 }
             }
         } else {
-            holding.commit_all(patience, &mut outcomes).await;
+            reservations.commit_all(step_timeout, &mut outcomes).await;
         }
-        places.iter().map(|&at| (at, outcomes[at])).collect()
+        indexes.iter().map(|&index| (index, outcomes[index])).collect()
     }
 
     fn joint_decision(&self, mode: ChargeMode) -> JointDecision {
-        let stopping = || JointDecision {
+        JointDecision::from_mode(mode).unwrap_or_else(|| JointDecision {
             quota_for_all: self.reference.as_ref().is_some_and(CompatCounters::quota_for_all),
-            rescued: false,
-            spared: SparedLimits::Others,
-        };
-        JointDecision::from_mode(mode).unwrap_or_else(stopping)
+            quota_cannot_deny: false,
+            on_denial: DenialCharges::DenyingLimits,
+        })
     }
 
-    /// Returns the reservations for the charges with the given indices, and the indices that can be
+    /// Plans reservations for the charges at `indexes`; also returns the indices that can be
     /// reserved.
     fn plan_reservations(
         &self,
         list: &[Charge],
-        places: &[usize],
+        indexes: &[usize],
     ) -> (Reservations, ChargeIndexes) {
-        let mut holding = Reservations::default();
-        let is_ours = |at: usize| !self.target_of(&list[at]).is_ratelimit_key;
-        let can = |&&at: &&usize| is_ours(at) && can_reserve(list, at);
-        let tried: ChargeIndexes = places.iter().filter(can).copied().collect();
-        for &at in &tried {
-            holding.add(
-                &self.store_of(self.target_of(&list[at])).reservation_client,
-                at,
-                &list[at],
-            );
+        let mut reservations = Reservations::default();
+        let is_own_key = |index: usize| !self.target_of(&list[index]).is_ratelimit_key;
+        let can = |&&index: &&usize| is_own_key(index) && can_reserve(list, index);
+        let reservable: ChargeIndexes = indexes.iter().filter(can).copied().collect();
+        for &index in &reservable {
+            let store = self.store_of(self.target_of(&list[index]));
+            reservations.add(&store.reservation_client, index, &list[index]);
         }
-        (holding, tried)
+        (reservations, reservable)
     }
 
-    /// Refunds the hits that were charged under the keys of envoyproxy/ratelimit. A fixed window
-    /// counts denied hits, so these are refunded, too.
+    /// Refunds the hits that were charged under the keys of envoyproxy/ratelimit, also denied hits,
+    /// which a fixed window counts.
     async fn refund_ratelimit_keys(
         &self,
         now: Nanos,
         charged: &[(usize, Charge)],
         outcomes: &Outcomes,
-        patience: Duration,
+        step_timeout: Duration,
     ) -> IndexedOutcomes {
-        let taken = charged.iter().filter_map(|(at, charge)| {
-            let is_taken = has_counted_hits(outcomes[*at]);
+        let refunds = charged.iter().filter_map(|(index, charge)| {
             let Cost::Charge(hits @ Hits(1..)) = charge.cost else { return None };
             let cost = Cost::Refund(hits);
-            let is_theirs = self.target_of(charge).is_ratelimit_key;
-            (is_taken && is_theirs).then(|| (*at, Charge { cost, ..charge.clone() }))
+            let is_refundable =
+                has_counted_hits(outcomes[*index]) && self.target_of(charge).is_ratelimit_key;
+            is_refundable.then(|| (*index, Charge { cost, ..charge.clone() }))
         });
-        let taken: SmallVec<[(usize, Charge); 2]> = taken.collect();
-        let parts =
-            self.split_by_target(taken.iter().map(|(at, charge)| (*at, charge)), ChargeMode::Each);
-        self.call_parts(now, &parts, DecidingStep::AnEarlierOne, Some(patience)).await
+        let refunds: SmallVec<[(usize, Charge); 2]> = refunds.collect();
+        let refunds = refunds.iter().map(|(index, charge)| (*index, charge));
+        let parts = self.split_by_target(refunds, ChargeMode::Each);
+        self.call_parts(now, &parts, DecidingStep::EarlierCall, Some(step_timeout)).await
     }
 
     async fn call_parts(
         &self,
         now: Nanos,
         parts: &[TargetPart],
-        decided: DecidingStep,
-        patience: Option<Duration>,
+        deciding_step: DecidingStep,
+        call_timeout: Option<Duration>,
     ) -> IndexedOutcomes {
-        let ask = |part| self.charge_part(now, part, decided, patience);
-        let asked = join_all(parts.iter().map(ask)).await;
-        let places = parts.iter().flat_map(|part| part.indexes.iter().copied());
-        places.zip(asked.into_iter().flatten()).collect()
+        let calls =
+            parts.iter().map(|part| self.charge_part(now, part, deciding_step, call_timeout));
+        let outcomes = join_all(calls).await;
+        let indexes = parts.iter().flat_map(|part| part.indexes.iter().copied());
+        indexes.zip(outcomes.into_iter().flatten()).collect()
     }
 
     async fn charge_part(
         &self,
         now: Nanos,
         part: &TargetPart,
-        decided: DecidingStep,
-        patience: Option<Duration>,
+        deciding_step: DecidingStep,
+        call_timeout: Option<Duration>,
     ) -> Outcomes {
         let (store, charges) = (self.store_of(part.target), &part.charges);
-        let patience = patience.unwrap_or(store.call_timeout);
+        let call_timeout = call_timeout.unwrap_or(store.call_timeout);
         match &self.reference {
             Some(reference) if part.target.is_ratelimit_key => {
-                reference.charge(store, now, charges, decided, patience).await
+                reference.charge(store, now, charges, deciding_step, call_timeout).await
             }
             _ => match store.charge(now, charges) {
                 StoreReply::Ready(outcomes) => outcomes,
                 StoreReply::Pending(reply) => {
-                    let answered = timeout(patience, reply).await;
-                    answered.unwrap_or_else(|_| all_failed(charges, StoreFailure::TimedOut))
+                    let reply = timeout(call_timeout, reply).await;
+                    reply.unwrap_or_else(|_| all_failed(charges, StoreFailure::TimedOut))
                 }
             },
         }
     }
 }
 
-/// Returns `true` if a counter under a key of envoyproxy/ratelimit counted the hits. It counts
-/// denied hits, too. It does not count hits that the deny cache denied, nor hits that overflow it.
+/// Returns `true` if a counter under envoyproxy/ratelimit's keys counted the hits, allowed or
+/// denied. It counts neither hits that the deny cache denied, nor hits that overflow it.
 const fn has_counted_hits(outcome: ChargeOutcome) -> bool {
     matches!(outcome, ChargeOutcome::Counted(_, CounterHits { hits, is_cached_denial: false }) if hits != EXACT_BOUND)
 }
@@ -320,54 +316,49 @@ const fn has_counted_hits(outcome: ChargeOutcome) -> bool {
 impl CounterStore for StoreGroup {
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
         let Some(first) = charges.list.first() else { return StoreReply::Ready(Outcomes::new()) };
-        let place = self.target_of(first);
-        let is_whole = charges.list[1..].iter().all(|charge| self.target_of(charge) == place);
-        let is_whole = is_whole && self.is_single_call(place, charges);
+        let target = self.target_of(first);
+        let is_single = charges.list[1..].iter().all(|charge| self.target_of(charge) == target);
+        let is_single = is_single && self.is_single_call(target, charges);
         match &self.reference {
-            _ if !is_whole => StoreReply::Pending(Box::pin(self.charge_parts(now, charges))),
-            Some(reference) if place.is_ratelimit_key => {
-                let store = self.store_of(place);
-                let asked = reference.charge(
-                    store,
-                    now,
-                    charges,
-                    DecidingStep::ThisOne,
-                    store.call_timeout,
-                );
-                StoreReply::Pending(Box::pin(asked))
+            _ if !is_single => StoreReply::Pending(Box::pin(self.charge_parts(now, charges))),
+            Some(reference) if target.is_ratelimit_key => {
+                let store = self.store_of(target);
+                let step = DecidingStep::ThisCall;
+                let outcomes = reference.charge(store, now, charges, step, store.call_timeout);
+                StoreReply::Pending(Box::pin(outcomes))
             }
-            _ => self.store_of(place).charge(now, charges),
+            _ => self.store_of(target).charge(now, charges),
         }
     }
 
-    /// The store does not know the other limits of the domain. If two stores or key formats are
-    /// configured, a check of any domain may use both and reserve hits.
+    /// With two stores or key formats, a check of any domain may use both and reserve hits.
     fn reserved_for(&self, charge: &Charge) -> Option<Nanos> {
         self.store_of(self.target_of(charge)).reserved_for(charge)
     }
 
     fn node_of(&self, now: Nanos, charge: &Charge) -> u32 {
-        let place = self.target_of(charge);
-        let store = self.store_of(place);
-        let within = match &self.reference {
-            Some(reference) if place.is_ratelimit_key => reference.slot(store, charge, now).into(),
+        let target = self.target_of(charge);
+        let store = self.store_of(target);
+        let node = match &self.reference {
+            Some(reference) if target.is_ratelimit_key => reference.slot(store, charge, now).into(),
             _ => store.node_of(now, charge),
         };
         // The bit of the separate Redis for limits per second is above every slot number.
-        within | u32::from(place.is_per_second) << u16::BITS
+        node | u32::from(target.is_per_second) << u16::BITS
     }
 
-    /// Keys in the format of envoyproxy/ratelimit are never leased.
+    /// Sends the message to the main or the per-second Redis: keys of envoyproxy/ratelimit are
+    /// never leased.
     fn exchange_lease_message<'a>(
         &'a self,
         now: Nanos,
         message: &'a LeaseMessage,
     ) -> StoreReply<'a, LeaseOutcome> {
-        let place = ChargeTarget {
+        let target = ChargeTarget {
             is_per_second: message.per_second && self.per_second.is_some(),
             is_ratelimit_key: false,
         };
-        self.store_of(place).exchange_lease_message(now, message)
+        self.store_of(target).exchange_lease_message(now, message)
     }
 
     fn batch_calls(&self, begin: &mut dyn FnMut()) {
@@ -387,21 +378,17 @@ impl CounterStore for StoreGroup {
 
     fn stats(&self) -> StoreStats {
         let per_second = self.per_second.as_ref().and_then(|store| store.stats().connections);
-        let remembered = self.reference.as_ref().and_then(CompatCounters::deny_cache_stats);
-        StoreStats {
-            per_second_connections: per_second,
-            deny_cache: remembered,
-            ..self.main.stats()
-        }
+        let deny_cache = self.reference.as_ref().and_then(CompatCounters::deny_cache_stats);
+        StoreStats { per_second_connections: per_second, deny_cache, ..self.main.stats() }
     }
 }
 
 impl FleetStore for StoreGroup {
     fn update_membership<'a>(
         &'a self,
-        beat: &'a MembershipHeartbeat,
+        heartbeat: &'a MembershipHeartbeat,
     ) -> StoreReply<'a, Result<MembershipReply, StoreFailure>> {
-        self.main.update_membership(beat)
+        self.main.update_membership(heartbeat)
     }
 
     fn report_shares<'a>(
@@ -415,16 +402,16 @@ impl FleetStore for StoreGroup {
     fn acquire_strict_permit<'a>(
         &'a self,
         now: Nanos,
-        asked: &'a StrictPermitRequest,
+        request: &'a StrictPermitRequest,
     ) -> StoreReply<'a, Result<StrictPermitReply, StoreFailure>> {
-        self.main.acquire_strict_permit(now, asked)
+        self.main.acquire_strict_permit(now, request)
     }
 
     fn report_strict_permits<'a>(
         &'a self,
         now: Nanos,
-        round: &'a Telling,
+        report: &'a PermitReport,
     ) -> StoreReply<'a, PermitReportReply> {
-        self.main.report_strict_permits(now, round)
+        self.main.report_strict_permits(now, report)
     }
 }

@@ -4,9 +4,6 @@
 //! - A server certificate is always verified against the configured CAs, the system's CAs, or both.
 //! - The name in the certificate is verified, too, unless the settings allow any name.
 //! - The certificate files are read again for each connection.
-//!
-//! Not covered:
-//! - The handshake, which the client library does.
 
 use std::sync::Arc;
 
@@ -23,10 +20,8 @@ use super::files::{file_error, run_blocking};
 use super::options::RedisTls;
 use crate::pem;
 
-/// Returns the TLS configuration for the client library.
-///
-/// # Errors
-/// A file is unreadable or has the wrong content, or the system has no CAs.
+/// Returns the TLS configuration for the client library. Fails if a file is invalid, or if the
+/// system has no CAs.
 pub(super) async fn load_config(tls: &RedisTls) -> Result<TlsConfig, Error> {
     let tls = tls.clone();
     run_blocking(move || Ok(TlsConnector::from(rustls_config(&tls)?).into())).await
@@ -42,7 +37,7 @@ const HANDSHAKE_ERRORS: [(&str, &str); 7] = [
     ("InvalidContentType", "redis does not speak TLS there"),
 ];
 
-/// Adds an explanation to a TLS handshake error. Returns the error unchanged if `tls` is `None`.
+/// Adds an explanation to a TLS handshake error; without `tls`, returns the error unchanged.
 pub(super) fn explain_handshake_error(error: Error, tls: Option<&RedisTls>) -> Error {
     let details = error.details();
     let meaning = HANDSHAKE_ERRORS.iter().find(|(part, _)| tls.is_some() && details.contains(part));
@@ -53,14 +48,14 @@ pub(super) fn explain_handshake_error(error: Error, tls: Option<&RedisTls>) -> E
 }
 
 fn rustls_config(tls: &RedisTls) -> Result<ClientConfig, Error> {
-    // Name the cryptography provider explicitly, because two dependencies could install different
-    // default providers.
+    // Explicit provider, because two dependencies could install different default providers.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let roots = Arc::new(load_roots(tls)?);
-    let known = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider)).build();
-    let known = known.map_err(|error| Error::new(ErrorKind::Tls, error.to_string()))?;
+    let standard =
+        WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider)).build();
+    let standard = standard.map_err(|error| Error::new(ErrorKind::Tls, error.to_string()))?;
     let verifier: Arc<dyn ServerCertVerifier> =
-        if tls.accepts_any_name { Arc::new(AnyNameVerifier(known)) } else { known };
+        if tls.accepts_any_name { Arc::new(AnyNameVerifier(standard)) } else { standard };
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| tls_error(&error))?
@@ -72,10 +67,10 @@ fn rustls_config(tls: &RedisTls) -> Result<ClientConfig, Error> {
             let chain =
                 pem::certificates(&identity.certificate).map_err(|error| file_error(&error))?;
             let key = pem::private_key(&identity.key).map_err(|error| file_error(&error))?;
-            let unfit = |error| {
+            let mismatch = |error| {
                 pem::PemError::new(&identity.certificate, &format_args!("does not fit: {error}"))
             };
-            builder.with_client_auth_cert(chain, key).map_err(|error| file_error(&unfit(error)))
+            builder.with_client_auth_cert(chain, key).map_err(|error| file_error(&mismatch(error)))
         }
     }
 }
@@ -93,10 +88,15 @@ impl ServerCertVerifier for AnyNameVerifier {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        let Self(known) = self;
-        // `rustls` verifies the name last. An error about the name therefore means that all else is
-        // valid.
-        match known.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
+        let Self(standard) = self;
+        // `rustls` verifies the name last, so an error about the name means that all else is valid.
+        match standard.verify_server_cert(
+            end_entity,
+            intermediates,
+            server_name,
+            ocsp_response,
+            now,
+        ) {
             Err(rustls::Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) => Ok(ServerCertVerified::assertion()),
@@ -131,8 +131,8 @@ fn load_roots(tls: &RedisTls) -> Result<RootCertStore, Error> {
     let roots = pem::trusted_cas_or_system(tls.ca_file.as_deref(), tls.trusts_system_cas)
         .map_err(|error| file_error(&error))?;
     if roots.is_empty() {
-        let why = "this system has no root certificates: name some in `backend_tls_ca_file`";
-        return Err(Error::new(ErrorKind::Tls, why));
+        let message = "this system has no root certificates: name some in `backend_tls_ca_file`";
+        return Err(Error::new(ErrorKind::Tls, message));
     }
     Ok(roots)
 }

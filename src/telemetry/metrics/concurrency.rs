@@ -1,12 +1,9 @@
 //! Renders the metric series of each concurrency limit.
 //!
 //! Guarantees:
-//! - At most [`MAX_LIMIT_SERIES`] limits have separate series; the rest are summed as `other`.
-//! - The limits with separate series are the first in the order of paths, independent of load.
+//! - The first [`MAX_LIMIT_SERIES`] limits, ordered by path, have separate series. The other limits
+//!   are summed as `other`.
 //! - The label of a limit is its path in the limits file, never a value from a request.
-//!
-//! Not covered:
-//! - The buckets of a limit, which the admin endpoint `/permits` shows.
 
 use std::fmt;
 
@@ -16,14 +13,13 @@ use crate::kernel::units::Nanos;
 /// The maximum number of concurrency limits with separate series.
 pub const MAX_LIMIT_SERIES: usize = 100;
 
-/// The label value of all limits without separate series. No path is equal to it, because a path
-/// contains a dot.
+/// The label value of all limits without separate series. Paths differ, because they contain a dot.
 const OTHER: &str = "other";
 
 /// The state of one concurrency limit, summed over its buckets.
 #[derive(Clone, Debug, Default)]
 pub struct ConcurrencyGauges {
-    /// The path of the limit in the configuration.
+    /// The full path of the limit's rule.
     pub path: Box<str>,
     /// Requests in flight.
     pub in_flight: u64,
@@ -49,9 +45,9 @@ type DurationField = fn(&ConcurrencyGauges) -> Option<Nanos>;
 
 pub(super) fn write_series(
     page: &mut fmt::Formatter<'_>,
-    in_use: &[ConcurrencyGauges],
+    limits: &[ConcurrencyGauges],
 ) -> fmt::Result {
-    let mut sorted: Vec<_> = in_use.iter().collect();
+    let mut sorted: Vec<_> = limits.iter().collect();
     sorted.sort_by(|a, b| a.path.cmp(&b.path));
     let (own, rest) = sorted.split_at(sorted.len().min(MAX_LIMIT_SERIES));
     let counts: [(&'static str, &'static str, CountField); 3] = [

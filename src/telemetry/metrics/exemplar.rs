@@ -1,20 +1,14 @@
 //! The exemplars of the histogram of check durations: the last sampled check of each bucket.
 //!
 //! Guarantees:
-//! - At most one exemplar is stored for each bucket.
 //! - Storing an exemplar never blocks.
 //! - Without a trace collector, checks never run this code.
-//!
-//! Not covered:
-//! - The choice of sampled checks: the SDK reads `OTEL_TRACES_SAMPLER`.
 
 use parking_lot::Mutex;
 
 use super::buckets::DURATION_BOUNDS;
 use crate::kernel::units::Nanos;
 
-/// The number of buckets of the histogram of check durations, including the bucket without an upper
-/// bound.
 const BUCKET_COUNT: usize = DURATION_BOUNDS.len() + 1;
 
 /// The identity of a span that is exported to a collector.
@@ -42,11 +36,11 @@ impl Exemplars {
         Self(Mutex::new([None; BUCKET_COUNT]))
     }
 
-    /// Stores `exemplar`, unless another thread stores an exemplar at this moment: both are equally
-    /// good examples.
+    /// Stores `exemplar`, unless another thread stores an exemplar at this moment.
     pub(super) fn record(&self, bucket: usize, exemplar: Exemplar) {
-        let Some(mut kept) = self.0.try_lock() else { return };
-        kept[bucket] = Some(exemplar);
+        if let Some(mut exemplars) = self.0.try_lock() {
+            exemplars[bucket] = Some(exemplar);
+        }
     }
 
     pub(super) fn snapshot(&self) -> [Option<Exemplar>; BUCKET_COUNT] {

@@ -1,10 +1,4 @@
-//! The standard `process_*` metrics of Prometheus' client libraries.
-//!
-//! Guarantees:
-//! - If the operating system does not report one of the values, none is shown.
-//!
-//! Not covered:
-//! - Systems without `/proc`.
+//! The `process_*` metrics of Prometheus' client libraries, for systems with `/proc`.
 
 use std::fmt;
 use std::fs;
@@ -45,17 +39,17 @@ impl ProcessUsage {
             let rest = status.lines().find_map(|line| line.strip_prefix(name))?;
             Some(rest.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.saturating_mul(1024))
         };
-        // The process name may contain any character, so the fields are counted after its last
-        // parenthesis. Fields 11 and 12 (from 0) are the ticks in user and in kernel mode.
+        // Count the fields after the process name in parentheses, which may contain any character.
+        // Fields 11 and 12 (from 0) are the ticks in user and in kernel mode.
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-        let ticks = |at: usize| fields.get(at)?.parse::<u64>().ok();
-        let most = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+        let ticks = |index: usize| fields.get(index)?.parse::<u64>().ok();
+        let max_files = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
         Some(Self {
             resident_bytes: kilobytes("VmRSS:")?,
             virtual_bytes: kilobytes("VmSize:")?,
             cpu_time: Nanos(ticks(11)?.saturating_add(ticks(12)?).saturating_mul(CPU_TICK.0)),
             open_files: files,
-            max_files: most.split_whitespace().next()?.parse().unwrap_or(u64::MAX),
+            max_files: max_files.split_whitespace().next()?.parse().unwrap_or(u64::MAX),
         })
     }
 
@@ -63,14 +57,10 @@ impl ProcessUsage {
         MetricHead("process_cpu_seconds_total", "Time on a processor")
             .write_counter(page, DecimalSeconds(self.cpu_time))?;
         let gauges = [
-            ("process_resident_memory_bytes", "Memory in use", self.resident_bytes),
-            (
-                "process_virtual_memory_bytes",
-                "Memory that there are addresses for",
-                self.virtual_bytes,
-            ),
-            ("process_open_fds", "Files and sockets that are open", self.open_files),
-            ("process_max_fds", "That may be", self.max_files),
+            ("process_resident_memory_bytes", "Resident memory", self.resident_bytes),
+            ("process_virtual_memory_bytes", "Virtual memory", self.virtual_bytes),
+            ("process_open_fds", "Open files and sockets", self.open_files),
+            ("process_max_fds", "The largest number of open files and sockets", self.max_files),
         ];
         gauges
             .into_iter()
@@ -88,25 +78,23 @@ mod tests {
         let stat = "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 150 25 0 0 20";
         let limits =
             "Limit Soft Hard\nMax open files            1024                 4096  files\n";
-        let wanted = ProcessUsage {
+        let expected = ProcessUsage {
             resident_bytes: 1 << 20,
             virtual_bytes: 2 << 20,
             cpu_time: Nanos(1_750_000_000),
             open_files: 9,
             max_files: 1024,
         };
-        assert_eq!(ProcessUsage::parse(status, stat, limits, 9), Some(wanted));
+        assert_eq!(ProcessUsage::parse(status, stat, limits, 9), Some(expected));
         assert_eq!(ProcessUsage::parse("", stat, limits, 9), None);
         assert_eq!(ProcessUsage::parse(status, "7 (a) S 1", limits, 9), None);
     }
 
     #[test]
     fn process_metrics_of_this_process_are_plausible() {
-        let seen = ProcessUsage::measure().unwrap();
-        assert!(
-            1 << 20 < seen.resident_bytes && seen.resident_bytes <= seen.virtual_bytes,
-            "{seen:?}"
-        );
-        assert!(3 <= seen.open_files && seen.open_files <= seen.max_files, "{seen:?}");
+        let usage = ProcessUsage::measure().unwrap();
+        assert!(1 << 20 < usage.resident_bytes, "{usage:?}");
+        assert!(usage.resident_bytes <= usage.virtual_bytes, "{usage:?}");
+        assert!(3 <= usage.open_files && usage.open_files <= usage.max_files, "{usage:?}");
     }
 }

@@ -1,10 +1,8 @@
-//! Renders the metrics page once for each OTLP export, and shares the text among all metric
-//! families.
+//! Renders the metrics page once for each OTLP export, for all metric families.
 //!
 //! Guarantees:
-//! - Each export renders the metrics page once, even if exports read the families in different
-//!   orders.
 //! - A metric family never reads the same rendered page twice.
+//! - Exports may read the families in different orders.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -20,37 +18,36 @@ pub(super) struct PageCache {
 }
 
 struct CachedPage {
-    /// The number of this rendered page, from 1. 0 before the first page is rendered.
+    /// The number of the page, from 1. 0 before the first page.
     number: u64,
     text: Arc<str>,
 }
 
 /// The reader of the metrics page for one metric family.
 pub(super) struct PageReader {
-    shared: Arc<PageCache>,
-    /// The number of the last page that this reader returned. 0 before the first page.
-    last_seen: AtomicU64,
+    cache: Arc<PageCache>,
+    /// The number of the last returned page. 0 before the first page.
+    last_returned: AtomicU64,
 }
 
 impl PageCache {
-    pub(super) fn new(make: RenderPage) -> Self {
-        Self { render: make, last: Mutex::new(CachedPage { number: 0, text: Arc::default() }) }
+    pub(super) fn new(render: RenderPage) -> Self {
+        Self { render, last: Mutex::new(CachedPage { number: 0, text: Arc::default() }) }
     }
 }
 
 impl PageReader {
-    pub(super) fn new(shared: &Arc<PageCache>) -> Self {
-        Self { shared: Arc::clone(shared), last_seen: AtomicU64::new(0) }
+    pub(super) fn new(cache: &Arc<PageCache>) -> Self {
+        Self { cache: Arc::clone(cache), last_returned: AtomicU64::new(0) }
     }
 
-    /// Returns a metrics page that is newer than the last returned one. The first reader of an
-    /// export renders the page.
+    /// Returns a page that is newer than the last returned page, and renders it if necessary.
     pub(super) fn next_page(&self) -> Arc<str> {
-        let mut last = self.shared.last.lock();
-        if last.number == self.last_seen.load(Relaxed) {
-            *last = CachedPage { number: last.number + 1, text: (self.shared.render)().into() };
+        let mut last = self.cache.last.lock();
+        if last.number == self.last_returned.load(Relaxed) {
+            *last = CachedPage { number: last.number + 1, text: (self.cache.render)().into() };
         }
-        self.last_seen.store(last.number, Relaxed);
+        self.last_returned.store(last.number, Relaxed);
         Arc::clone(&last.text)
     }
 }
@@ -61,14 +58,14 @@ mod tests {
 
     #[test]
     fn all_readers_of_one_export_share_one_page() {
-        let made = Arc::new(AtomicU64::new(0));
-        let counted = Arc::clone(&made);
-        let page = move || (counted.fetch_add(1, Relaxed) + 1).to_string();
-        let shared = Arc::new(PageCache::new(Arc::new(page)));
-        let (a, b) = (PageReader::new(&shared), PageReader::new(&shared));
+        let rendered = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&rendered);
+        let render = move || (counter.fetch_add(1, Relaxed) + 1).to_string();
+        let cache = Arc::new(PageCache::new(Arc::new(render)));
+        let (a, b) = (PageReader::new(&cache), PageReader::new(&cache));
         assert_eq!([a.next_page(), b.next_page()].map(|text| text.to_string()), ["1", "1"]);
         assert_eq!([b.next_page(), a.next_page()].map(|text| text.to_string()), ["2", "2"]);
-        assert_eq!(made.load(Relaxed), 2);
+        assert_eq!(rendered.load(Relaxed), 2);
         // A reader that missed a page returns the newest one without rendering another.
         assert_eq!(
             [a.next_page(), a.next_page(), b.next_page()].map(|text| text.to_string()),

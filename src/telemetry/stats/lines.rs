@@ -1,12 +1,8 @@
 //! Formats the statistics of envoyproxy/ratelimit as lines for StatsD, DogStatsD or a log.
 //!
 //! Guarantees:
-//! - A counter is formatted as its growth since the last lines.
-//! - A counter that did not grow since then is omitted.
+//! - A counter is formatted as its growth since the last lines, and omitted if it did not grow.
 //! - Each recorded duration is formatted once.
-//!
-//! Not covered:
-//! - Sending the lines.
 
 use std::collections::HashMap;
 
@@ -27,21 +23,21 @@ pub enum LineFormat {
     Log,
 }
 
-/// A rewrite rule (mogrifier), which replaces the name of a statistic and adds tags.
+/// A rule (mogrifier) that replaces the name of a statistic and adds tags.
 #[derive(Clone, Debug)]
 pub struct NameRewrite {
-    /// The pattern, which may match any part of a statistic's name.
+    /// The pattern of a part of the statistic's name.
     pub pattern: Regex,
-    /// The new name of the statistic. `$1` stands for the first group of the pattern.
+    /// The new name of the statistic, where `$1` is the first group of the pattern.
     pub name: String,
-    /// The added tags. `$1` in a tag stands for the first group of the pattern.
+    /// The names and values of the added tags, where `$1` is the first group of the pattern.
     pub tags: Vec<(String, String)>,
 }
 
-/// A formatter of statistics, which remembers the last value of each counter.
+/// A formatter of statistics, with the last value of each counter.
 #[derive(Debug)]
 pub struct StatLineFormatter {
-    dialect: LineFormat,
+    format: LineFormat,
     /// The tags of every statistic, sorted and without reserved characters.
     tags: Vec<(String, String)>,
     rewrites: Vec<NameRewrite>,
@@ -51,11 +47,12 @@ pub struct StatLineFormatter {
 impl StatLineFormatter {
     /// Creates a formatter that adds `tags` to every statistic.
     #[must_use]
-    pub fn new(dialect: LineFormat, tags: &[(String, String)], rewrites: Vec<NameRewrite>) -> Self {
-        let fit = |text: &String| text.replace(['.', ':', '|'], "_");
-        let mut tags: Vec<_> = tags.iter().map(|(name, text)| (fit(name), fit(text))).collect();
+    pub fn new(format: LineFormat, tags: &[(String, String)], rewrites: Vec<NameRewrite>) -> Self {
+        let sanitize = |text: &String| text.replace(['.', ':', '|'], "_");
+        let mut tags: Vec<_> =
+            tags.iter().map(|(tag, text)| (sanitize(tag), sanitize(text))).collect();
         tags.sort_unstable();
-        Self { dialect, tags, rewrites, last_values: HashMap::new() }
+        Self { format, tags, rewrites, last_values: HashMap::new() }
     }
 
     /// Returns one line for each change of `stats` since the last call, and for each gauge.
@@ -63,10 +60,10 @@ impl StatLineFormatter {
         let mut lines = Vec::new();
         stats.for_each(external_stats, |sample| match sample {
             StatSample::Counter(name, count) => {
-                let sent = self.last_values.entry(name.into()).or_default();
-                let grown = count.saturating_sub(std::mem::replace(sent, count));
-                if grown != 0 {
-                    lines.push(self.format_line(name, grown, "c"));
+                let last_value = self.last_values.entry(name.into()).or_default();
+                let growth = count.saturating_sub(std::mem::replace(last_value, count));
+                if growth != 0 {
+                    lines.push(self.format_line(name, growth, "c"));
                 }
             }
             StatSample::Gauge(name, value) => lines.push(self.format_line(name, value, "g")),
@@ -83,7 +80,7 @@ impl StatLineFormatter {
     }
 
     fn format_line(&self, name: &str, value: u64, kind: &str) -> String {
-        match self.dialect {
+        match self.format {
             LineFormat::Statsd => {
                 let tags: Vec<_> =
                     self.tags.iter().map(|(tag, text)| format!(".__{tag}={text}")).collect();
@@ -108,14 +105,13 @@ impl StatLineFormatter {
     }
 
     fn format_dogstatsd(&self, name: &str, value: u64, kind: &str) -> String {
-        let (name, more) = self.rewrite(name);
-        let own = self.tags.iter().cloned();
-        let tags: Vec<_> = own.chain(more).map(|(tag, text)| format!("{tag}:{text}")).collect();
-        let mark = if tags.is_empty() { "" } else { "|#" };
-        format!("{name}:{value}|{kind}{mark}{}", tags.join(","))
+        let (name, added_tags) = self.rewrite(name);
+        let tags = self.tags.iter().cloned().chain(added_tags);
+        let tags: Vec<_> = tags.map(|(tag, text)| format!("{tag}:{text}")).collect();
+        let separator = if tags.is_empty() { "" } else { "|#" };
+        format!("{name}:{value}|{kind}{separator}{}", tags.join(","))
     }
 
-    /// Applies the first rewrite rule that matches `name`. Returns the new name and the added tags.
     fn rewrite(&self, name: &str) -> (String, Vec<(String, String)>) {
         let matched =
             self.rewrites.iter().find_map(|rule| Some((rule, rule.pattern.captures(name)?)));

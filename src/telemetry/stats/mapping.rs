@@ -1,9 +1,7 @@
 //! Maps the names of statistics to metric names and labels, with the rules of `statsd_exporter`.
 //!
 //! Guarantees:
-//! - Rules with a glob are tried before rules with a regular expression, both in the order of the
-//!   file.
-//! - Without a matching rule, a statistic keeps its name, with invalid characters replaced.
+//! - Rules with a glob are tried before rules with a regular expression, each in file order.
 //!
 //! Not covered:
 //! - The option `ttl`: metrics never expire.
@@ -45,7 +43,7 @@ pub struct MappedMetric {
     pub name: String,
     /// The values of the metric's labels, by label name.
     pub labels: BTreeMap<String, String>,
-    /// The upper bounds of the buckets of a histogram. Empty for any other metric.
+    /// The upper bounds of a histogram's buckets. Empty for other metrics.
     pub buckets: Vec<f64>,
     /// The quantiles of a summary.
     pub quantiles: Vec<f64>,
@@ -145,18 +143,17 @@ struct QuantileOption {
     quantile: f64,
 }
 
-/// Returns the quantiles of `summary_options`, or those of the deprecated field `quantiles`.
+/// Returns the quantiles of `summary_options`, or of the deprecated field `quantiles`.
 fn option_quantiles(
-    summary: Option<&SummaryOptions>,
-    old: Option<&Vec<QuantileOption>>,
+    summary_options: Option<&SummaryOptions>,
+    deprecated: Option<&Vec<QuantileOption>>,
 ) -> Option<Vec<f64>> {
-    let list = summary.and_then(|summary| summary.quantiles.as_ref()).or(old)?;
-    Some(list.iter().map(|named| named.quantile).collect())
+    let options = summary_options.and_then(|options| options.quantiles.as_ref());
+    Some(options.or(deprecated)?.iter().map(|option| option.quantile).collect())
 }
 
 impl StatMapping {
-    /// Returns the built-in mapping rules of envoyproxy/ratelimit. Durations are in milliseconds or
-    /// in seconds.
+    /// Returns the rules of envoyproxy/ratelimit, with durations in milliseconds or seconds.
     #[must_use]
     pub fn built_in(milliseconds: bool) -> Self {
         // Parsing never fails: a test parses the built-in rules.
@@ -167,17 +164,16 @@ impl StatMapping {
         mapping
     }
 
-    /// Parses the mapping rules in the text of a YAML file.
+    /// Parses the text of a YAML file.
     ///
     /// # Errors
-    /// - [`MappingError::Unreadable`] if the file is not YAML or has an unknown structure.
-    /// - [`MappingError::InvalidRule`] for the first invalid rule.
+    /// The file is not YAML or has an unknown structure, or a rule is invalid.
     pub fn parse(text: &str) -> Result<Self, MappingError> {
         let file: MappingFile = serde_saphyr::from_str(text)
             .map_err(|error| MappingError::Unreadable(error.to_string()))?;
-        let rules = file.mappings.into_iter().enumerate().map(|(at, entry)| {
+        let rules = file.mappings.into_iter().enumerate().map(|(index, entry)| {
             parse_rule(entry, &file.defaults)
-                .map_err(|what| MappingError::InvalidRule { number: at + 1, what })
+                .map_err(|what| MappingError::InvalidRule { number: index + 1, what })
         });
         let mut rules: Vec<_> = rules.collect::<Result<_, _>>()?;
         rules.sort_by_key(|rule| matches!(rule.pattern, NamePattern::Regex(_)));
@@ -187,8 +183,8 @@ impl StatMapping {
     /// Applies the first matching rule to `name`. Returns `None` if no rule matches.
     #[must_use]
     pub fn map(&self, name: &str, kind: StatKind) -> Option<MappedMetric> {
-        let of_kind = self.rules.iter().filter(|rule| rule.kind.is_none_or(|own| own == kind));
-        of_kind.into_iter().find_map(|rule| rule.map(name))
+        let mut rules = self.rules.iter().filter(|rule| rule.kind.is_none_or(|k| k == kind));
+        rules.find_map(|rule| rule.map(name))
     }
 }
 
@@ -215,12 +211,14 @@ fn parse_rule(entry: MappingEntry, defaults: &MappingDefaults) -> Result<Mapping
     let observer = entry.observer_type.as_ref().or(entry.timer_type.as_ref());
     let observer = observer.or(defaults.observer_type.as_ref()).or(defaults.timer_type.as_ref());
     let is_histogram = observer.is_some_and(|kind| kind == "histogram");
-    let own = entry.histogram_options.and_then(|options| options.buckets).or(entry.buckets);
-    let common = || {
+    let entry_buckets =
+        entry.histogram_options.and_then(|options| options.buckets).or(entry.buckets);
+    let default_buckets = || {
         let options = defaults.histogram_options.as_ref();
         options.and_then(|options| options.buckets.clone()).or_else(|| defaults.buckets.clone())
     };
-    let buckets = || own.or_else(common).unwrap_or_else(|| DEFAULT_BUCKETS.to_vec());
+    let buckets =
+        || entry_buckets.or_else(default_buckets).unwrap_or_else(|| DEFAULT_BUCKETS.to_vec());
     let quantiles = option_quantiles(entry.summary_options.as_ref(), entry.quantiles.as_ref())
         .or_else(|| {
             option_quantiles(defaults.summary_options.as_ref(), defaults.quantiles.as_ref())
@@ -262,51 +260,48 @@ impl MappingRule {
 }
 
 impl NamePattern {
-    /// Returns the matches of the groups `$1`, `$2` and so on. `None` if `name` does not match the
-    /// pattern.
+    /// Returns the texts of the groups `$1`, `$2` and so on, or `None` if `name` does not match.
     fn capture_groups<'n>(&self, name: &'n str) -> Option<Vec<&'n str>> {
         match self {
             Self::Parts(parts) => {
-                let found: Vec<&str> = name.split('.').collect();
-                let fits = parts.len() == found.len()
+                let name_parts: Vec<&str> = name.split('.').collect();
+                let is_match = parts.len() == name_parts.len()
                     && parts
                         .iter()
-                        .zip(&found)
-                        .all(|(part, found)| part.as_ref().is_none_or(|part| part == found));
-                let groups = parts.iter().zip(found).filter(|(part, _)| part.is_none());
-                fits.then(|| groups.map(|(_, found)| found).collect())
+                        .zip(&name_parts)
+                        .all(|(part, name)| part.as_ref().is_none_or(|part| part == name));
+                let groups = parts.iter().zip(name_parts).filter(|(part, _)| part.is_none());
+                is_match.then(|| groups.map(|(_, name)| name).collect())
             }
             Self::Regex(regex) => {
                 let captures = regex.captures(name)?;
-                let group =
+                let text =
                     |group: Option<regex::Match<'n>>| group.map_or("", |group| group.as_str());
-                Some(captures.iter().skip(1).map(group).collect())
+                Some(captures.iter().skip(1).map(text).collect())
             }
         }
     }
 }
 
-/// Replaces `$1` and `${1}` in `text` by the first group, and so on. References to missing groups
-/// are unchanged.
-pub(super) fn fill_template(text: &str, groups: &[&str]) -> String {
-    let mut filled = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find('$') {
-        filled.push_str(&rest[..at]);
-        rest = &rest[at..];
-        let (reference, number) = parse_reference(rest);
-        match number.checked_sub(1).and_then(|number| groups.get(number)) {
+/// Replaces `$1` and `${1}` by the first group, and so on, except for missing groups.
+pub(super) fn fill_template(template: &str, groups: &[&str]) -> String {
+    let mut filled = String::with_capacity(template.len());
+    let mut rest = template;
+    while let Some(start) = rest.find('$') {
+        filled.push_str(&rest[..start]);
+        rest = &rest[start..];
+        let (reference_len, number) = parse_reference(rest);
+        match number.checked_sub(1).and_then(|index| groups.get(index)) {
             Some(group) => filled.push_str(group),
-            None => filled.push_str(&rest[..reference]),
+            None => filled.push_str(&rest[..reference_len]),
         }
-        rest = &rest[reference..];
+        rest = &rest[reference_len..];
     }
     filled.push_str(rest);
     filled
 }
 
-/// Returns the length and the number of the reference (`$1` or `${1}`) at the start of `text`. The
-/// number is 0 if there is no reference.
+/// Returns the length and number of the reference at the start of `text`. The number 0 means none.
 fn parse_reference(text: &str) -> (usize, usize) {
     let (open, close) = if text.starts_with("${") { (2, 1) } else { (1, 0) };
     let digits = text[open..].bytes().take_while(u8::is_ascii_digit).count();
@@ -318,7 +313,7 @@ fn parse_reference(text: &str) -> (usize, usize) {
 /// Replaces the characters of `name` that a metric name does not allow by `_`.
 #[must_use]
 pub fn sanitize_metric_name(name: &str) -> String {
-    let fit = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '_' };
-    let first = name.starts_with(|c: char| c.is_ascii_digit()).then_some('_');
-    first.into_iter().chain(name.chars().map(fit)).collect()
+    let sanitize = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '_' };
+    let prefix = name.starts_with(|c: char| c.is_ascii_digit()).then_some('_');
+    prefix.into_iter().chain(name.chars().map(sanitize)).collect()
 }

@@ -1,14 +1,9 @@
 //! The statistics of envoyproxy/ratelimit, under the same names.
 //!
 //! Guarantees:
-//! - A statistic appears as soon as it is not zero.
-//! - Counts are exact.
+//! - Counts are exact. A statistic appears as soon as it is not zero.
 //! - The numbers of names from limits files and of names from requests are bounded separately.
 //! - Statistics with further names are counted under the name [`OVERFLOW`].
-//!
-//! Not covered:
-//! - Sluicegate's own metrics (see [`super::metrics`]).
-//! - Sending statistics to StatsD or a log.
 
 mod lines;
 pub mod mapping;
@@ -31,22 +26,20 @@ pub use page::render_page;
 pub use rule::{RuleCharge, RuleStats};
 pub use timer::{CallTimer, TimerSnapshot};
 
-/// The domain and the key under which statistics are counted that exceed the maximum number of
-/// names.
+/// The domain and key of the statistics above the maximum number of names.
 pub const OVERFLOW: &str = "_overflow_";
 
-/// The maximum length of a name from a request, in bytes. Longer names are counted as [`OVERFLOW`],
-/// because one entry may be 60 times as long and each name is stored several times.
+/// The maximum length of a name from a request, in bytes. Longer names count as [`OVERFLOW`].
 const MAX_REQUEST_NAME_BYTES: usize = 1024;
 
 /// A statistic of the whole process, with a single counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatCounter {
-    /// A check without domain, descriptor or loaded configuration, or an invalid one.
+    /// An invalid check, or a check before the first configuration was loaded.
     ServiceError,
     /// A check that failed because of the store.
     RedisError,
-    /// A denial that global shadow mode turned into an allowed check.
+    /// A denied check that global shadow mode allowed.
     GlobalShadowMode,
     /// A configuration was loaded.
     ConfigLoadSuccess,
@@ -59,7 +52,6 @@ pub enum StatCounter {
 }
 
 impl StatCounter {
-    /// Every statistic with its name in envoyproxy/ratelimit, in the order of the enum.
     const ALL: [(Self, &'static str); 7] = [
         (Self::ServiceError, "ratelimit.service.call.should_rate_limit.service_error"),
         (Self::RedisError, "ratelimit.service.call.should_rate_limit.redis_error"),
@@ -85,7 +77,7 @@ impl TimedMethod {
         [(Self::ShouldRateLimit, "ShouldRateLimit"), (Self::Check, "Check")];
 }
 
-/// The name of a rule's statistics before invalid characters are replaced.
+/// The name of a rule's statistics, before invalid characters are replaced.
 #[derive(Clone, Copy, Debug)]
 pub enum RuleStatsKey<'k> {
     /// A name from a limits file.
@@ -128,10 +120,9 @@ pub struct Stats {
 
 #[derive(Debug, Default)]
 struct RuleStatsTable {
-    /// The statistics of rules by the original name.
+    /// The statistics of rules by original name.
     by_key: HashMap<Box<str>, Arc<RuleStats>>,
-    /// The statistics of rules by the sanitized name. Several original names may have the same
-    /// sanitized name.
+    /// The statistics of rules by sanitized name, which several original names may share.
     by_name: HashMap<Box<str>, Arc<RuleStats>>,
     /// The number of descriptors in checks of each unknown domain.
     unknown_domains: HashMap<Box<str>, Arc<AtomicU64>>,
@@ -143,15 +134,14 @@ impl Stats {
     /// Creates statistics with at most `max_rules` rules from files and `max_rules` from requests.
     #[must_use]
     pub fn new(max_rules: u32, mapping: StatMapping) -> Self {
-        let times = TimedMethod::ALL.map(|(_, method)| {
+        let timers = TimedMethod::ALL.map(|(_, method)| {
             let name = format!("ratelimit_server.{method}.response_time");
             let timer = CallTimer::new(&mapping, &name);
             (name, timer)
         });
         let name = format!("{OVERFLOW}.{OVERFLOW}");
         let overflow = Arc::new(RuleStats::new(&name));
-        // Add the overflow statistics to `by_name`, so that a rule with this name shares their
-        // counters.
+        // A rule with the name of the overflow statistics shares their counters.
         let by_name = HashMap::from([(name.into(), Arc::clone(&overflow))]);
         Self {
             rules: RwLock::new(RuleStatsTable { by_name, ..RuleStatsTable::default() }),
@@ -159,13 +149,12 @@ impl Stats {
             max_rules: usize::try_from(max_rules).unwrap_or(usize::MAX),
             counters: Default::default(),
             calls: Default::default(),
-            timers: times,
+            timers,
             mapping,
         }
     }
 
-    /// Returns the counters of the rule with the name `key`. Creates the counters at the first
-    /// call.
+    /// Returns the counters of the rule with the name `key`. The first call creates them.
     #[must_use]
     pub fn rule_stats(&self, key: RuleStatsKey<'_>) -> Arc<RuleStats> {
         let (RuleStatsKey::FromFile(text) | RuleStatsKey::FromRequest(text)) = key;
@@ -176,6 +165,7 @@ impl Stats {
             return Arc::clone(rule);
         }
         let mut rules = self.rules.write();
+        // Another thread may have added the rule.
         if let Some(rule) = rules.by_key.get(text) {
             return Arc::clone(rule);
         }
@@ -208,19 +198,18 @@ impl Stats {
         rules.unknown_domains.entry(name.into()).or_default().fetch_add(descriptors, Relaxed);
     }
 
-    /// Adds `count` to the counter of the statistic `stat`.
+    /// Adds `count` to the statistic `stat`.
     pub fn add(&self, stat: StatCounter, count: u64) {
         self.counters[stat as usize].fetch_add(count, Relaxed);
     }
 
     /// Counts a call of a gRPC method that ended at `now`, and records its duration.
-    pub fn record_call(&self, method: TimedMethod, now: Nanos, took: Nanos) {
+    pub fn record_call(&self, method: TimedMethod, now: Nanos, duration: Nanos) {
         self.calls[method as usize].fetch_add(1, Relaxed);
-        self.timers[method as usize].1.record(now, took.0 / Nanos::MILLI.0);
+        self.timers[method as usize].1.record(now, duration.0 / Nanos::MILLI.0);
     }
 
-    /// Disables the collection of each single duration, because these are needed only to send
-    /// statistics.
+    /// Disables the collection of single durations, which only the sending of statistics needs.
     #[must_use]
     pub fn without_sending(mut self) -> Self {
         self.timers.iter_mut().for_each(|(_, timer)| timer.disable_sending());
@@ -232,30 +221,30 @@ impl Stats {
         self.timers.iter().for_each(|(_, timer)| timer.advance(now));
     }
 
-    /// Calls the closure with each statistic that is not zero, including the given external
-    /// statistics.
+    /// Calls `visit` with each statistic that is not zero, including `external_stats`.
     pub fn for_each(&self, external_stats: &[ExternalStat], mut visit: impl FnMut(StatSample<'_>)) {
-        let mut counter = |name: &str, count: u64| {
+        let mut visit_counter = |name: &str, count: u64| {
             if count != 0 {
                 visit(StatSample::Counter(name, count));
             }
         };
         for (stat, name) in StatCounter::ALL {
-            counter(name, self.counters[stat as usize].load(Relaxed));
+            visit_counter(name, self.counters[stat as usize].load(Relaxed));
         }
         for (method, name) in TimedMethod::ALL {
             let name = format!("ratelimit_server.{name}.total_requests");
-            counter(&name, self.calls[method as usize].load(Relaxed));
+            visit_counter(&name, self.calls[method as usize].load(Relaxed));
         }
         let (rules, unknown_domains) = self.named_counters();
         for rule in &rules {
-            rule.for_each(&mut counter);
+            rule.for_each(&mut visit_counter);
         }
         for (domain, count) in unknown_domains {
-            counter(&format!("ratelimit.service.rate_limit.{domain}.domain_not_found"), count);
+            let name = format!("ratelimit.service.rate_limit.{domain}.domain_not_found");
+            visit_counter(&name, count);
         }
-        for looked in external_stats {
-            match *looked {
+        for external_stat in external_stats {
+            match *external_stat {
                 ExternalStat::Gauge(name, value) => visit(StatSample::Gauge(name, value)),
                 ExternalStat::Counter(_, 0) => {}
                 ExternalStat::Counter(name, count) => visit(StatSample::Counter(name, count)),
@@ -266,14 +255,12 @@ impl Stats {
         }
     }
 
-    /// Copies the references to the rules' counters, and the counts of unknown domains by sanitized
-    /// name. So output does not block counting.
+    /// Copies the references and counts, so that output does not hold the lock.
     fn named_counters(&self) -> (Vec<Arc<RuleStats>>, HashMap<String, u64>) {
         let rules = self.rules.read();
         let mut unknown = HashMap::new();
         for (domain, count) in &rules.unknown_domains {
-            // Several domains may have the same sanitized name. Add their counts: separate samples
-            // would make the count jump.
+            // Several domains may have the same sanitized name, so add their counts.
             let sum: &mut u64 = unknown.entry(names::sanitize(domain).into_owned()).or_default();
             *sum = sum.saturating_add(count.load(Relaxed));
         }

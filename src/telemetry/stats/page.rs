@@ -15,7 +15,7 @@ enum SeriesValue {
     Times(TimerSnapshot),
 }
 
-/// Renders every statistic that is not zero. Statistics with the same mapped name are summed.
+/// Renders every statistic that is not zero, and sums statistics that are mapped to one series.
 #[must_use]
 pub fn render_page(stats: &Stats, external_stats: &[ExternalStat]) -> String {
     let mut families: BTreeMap<String, PageFamily> = BTreeMap::new();
@@ -45,15 +45,16 @@ fn add_sample(
     mapped: &MappedMetric,
     sample: StatSample<'_>,
 ) {
-    let (kind, shown) = match sample {
+    let (kind, value) = match sample {
         StatSample::Counter(_, count) => ("counter", SeriesValue::Number(count)),
         StatSample::Gauge(_, value) => ("gauge", SeriesValue::Number(value)),
         StatSample::Timer(_, timer) => {
-            let shown = timer.snapshot();
-            if shown.count == 0 {
+            let snapshot = timer.snapshot();
+            if snapshot.count == 0 {
                 return;
             }
-            (if shown.is_summary() { "summary" } else { "histogram" }, SeriesValue::Times(shown))
+            let kind = if snapshot.is_summary() { "summary" } else { "histogram" };
+            (kind, SeriesValue::Times(snapshot))
         }
     };
     let (_, series) = families.entry(mapped.name.clone()).or_insert((kind, BTreeMap::new()));
@@ -62,9 +63,9 @@ fn add_sample(
         .iter()
         .map(|(label, text)| format!("{label}=\"{}\"", escape_label(text)))
         .collect();
-    match (series.entry(labels.join(",")).or_insert(SeriesValue::Number(0)), shown) {
+    match (series.entry(labels.join(",")).or_insert(SeriesValue::Number(0)), value) {
         (SeriesValue::Number(sum), SeriesValue::Number(count)) => *sum = sum.wrapping_add(count),
-        (entry, shown) => *entry = shown,
+        (entry, value) => *entry = value,
     }
 }
 
@@ -75,7 +76,7 @@ fn write_family(
     series: &BTreeMap<String, SeriesValue>,
 ) -> std::fmt::Result {
     writeln!(page, "# HELP {name} A statistic of envoyproxy/ratelimit's.\n# TYPE {name} {kind}")?;
-    series.iter().try_for_each(|(labels, shown)| match shown {
+    series.iter().try_for_each(|(labels, value)| match value {
         SeriesValue::Number(number) => writeln!(page, "{name}{} {number}", in_braces(labels)),
         SeriesValue::Times(times) => write_times(page, name, labels, times),
     })

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 #[derive(Debug)]
 pub struct RuleStats {
     names: [Box<str>; SUFFIXES.len()],
-    cells: [AtomicU64; SUFFIXES.len()],
+    counters: [AtomicU64; SUFFIXES.len()],
 }
 
 const SUFFIXES: [&str; 7] = [
@@ -34,7 +34,7 @@ pub struct RuleCharge {
     pub hits: u64,
     /// The value of the counter after the charge.
     pub counter: u64,
-    /// The maximum value of the counter.
+    /// The limit.
     pub limit: u64,
     /// Values of the counter above this one are near the limit.
     pub near_limit: u64,
@@ -48,7 +48,7 @@ impl RuleStats {
     pub(super) fn new(name: &str) -> Self {
         let names =
             SUFFIXES.map(|suffix| format!("ratelimit.service.rate_limit.{name}.{suffix}").into());
-        Self { names, cells: Default::default() }
+        Self { names, counters: Default::default() }
     }
 
     /// Counts hits in `total_hits`, before they are charged.
@@ -61,44 +61,36 @@ impl RuleStats {
         self.add(NEGATIVE, hits);
     }
 
-    /// Counts the hits of a charge by its result: within, near or over the limit, as
-    /// envoyproxy/ratelimit does.
-    pub fn count_result(&self, verdict: RuleCharge) {
-        let RuleCharge {
-            hits,
-            counter,
-            limit,
-            near_limit: near,
-            is_cached_denial,
-            is_shadow: shadow,
-        } = verdict;
+    /// Counts the hits of a charge as within, near or over the limit, as envoyproxy/ratelimit does.
+    pub fn count_result(&self, charge: RuleCharge) {
+        let RuleCharge { hits, counter, limit, near_limit, is_cached_denial, is_shadow } = charge;
         let before = counter.saturating_sub(hits);
         if counter <= limit && !is_cached_denial {
             self.add(WITHIN, hits);
-            if near < counter {
-                self.add(NEAR, if near <= before { hits } else { counter - near });
+            if near_limit < counter {
+                self.add(NEAR, if near_limit <= before { hits } else { counter - near_limit });
             }
             return;
         }
         let over = if is_cached_denial || limit <= before { hits } else { counter - limit };
         self.add(OVER, over);
-        if shadow {
+        if is_shadow {
             self.add(SHADOW, over);
         }
         if is_cached_denial {
             self.add(OVER_IN_CACHE, hits);
         } else if before < limit {
-            self.add(NEAR, limit - near.max(before).min(limit));
+            self.add(NEAR, limit - near_limit.max(before).min(limit));
         }
     }
 
-    fn add(&self, cell: usize, count: u64) {
-        self.cells[cell].fetch_add(count, Relaxed);
+    fn add(&self, index: usize, count: u64) {
+        self.counters[index].fetch_add(count, Relaxed);
     }
 
-    pub(super) fn for_each(&self, mut see: impl FnMut(&str, u64)) {
-        for (name, cell) in self.names.iter().zip(&self.cells) {
-            see(name, cell.load(Relaxed));
+    pub(super) fn for_each(&self, mut visit: impl FnMut(&str, u64)) {
+        for (name, counter) in self.names.iter().zip(&self.counters) {
+            visit(name, counter.load(Relaxed));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The durations of gRPC calls, in whole milliseconds like those of envoyproxy/ratelimit.
+//! The durations of gRPC calls, in whole milliseconds as in envoyproxy/ratelimit.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -8,18 +8,16 @@ use super::mapping::{DEFAULT_QUANTILES, StatKind, StatMapping};
 use super::recent::RecentDurations;
 use crate::kernel::units::Nanos;
 
-/// The maximum number of durations that wait to be sent. Further durations are only added to the
-/// totals.
+/// The maximum number of durations that wait to be sent. Further durations are not sent.
 const MAX_UNSENT: usize = 10_000;
 
 /// The durations of the calls of one gRPC method.
 #[derive(Debug)]
 pub struct CallTimer {
-    /// The upper bounds of the histogram's buckets, in the unit of the output and in milliseconds.
-    /// Empty for a summary.
+    /// The upper bounds of the buckets, in the output's unit and in milliseconds. Empty for a
+    /// summary.
     bounds: Vec<(f64, u64)>,
-    /// One count for each bucket of the histogram, not cumulative. The last bucket has no upper
-    /// bound.
+    /// The number of calls in each bucket. The last bucket is unbounded.
     counts: Vec<AtomicU64>,
     sum: AtomicU64,
     scale: f64,
@@ -33,11 +31,9 @@ pub struct CallTimer {
 /// The state of a timer at one instant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimerSnapshot {
-    /// The upper bounds of the histogram's buckets and their cumulative counts. Empty for a
-    /// summary.
+    /// The upper bounds and cumulative counts of the histogram's buckets. Empty for a summary.
     pub buckets: Vec<(f64, u64)>,
-    /// The quantiles of the last ten minutes and their values, `None` without calls. Empty for a
-    /// histogram.
+    /// The quantiles of the last ten minutes, `None` without calls. Empty for a histogram.
     pub quantiles: Vec<(f64, Option<f64>)>,
     /// The number of durations.
     pub count: u64,
@@ -53,7 +49,7 @@ impl CallTimer {
             mapped.as_ref().map_or_else(|| DEFAULT_QUANTILES.to_vec(), |m| m.quantiles.clone());
         let bounds = mapped.map(|mapped| mapped.buckets).unwrap_or_default();
         let bounds: Vec<_> =
-            bounds.into_iter().map(|bound| (bound, bound_millis(bound, scale))).collect();
+            bounds.into_iter().map(|bound| (bound, bucket_bound_millis(bound, scale))).collect();
         let counts = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
         Self {
             quantiles: if bounds.is_empty() { quantiles } else { Vec::new() },
@@ -76,8 +72,8 @@ impl CallTimer {
     }
 
     pub(super) fn record(&self, now: Nanos, millis: u64) {
-        let at = self.bounds.iter().position(|(_, bound)| millis <= *bound);
-        self.counts[at.unwrap_or(self.bounds.len())].fetch_add(1, Relaxed);
+        let bucket = self.bounds.iter().position(|(_, bound)| millis <= *bound);
+        self.counts[bucket.unwrap_or(self.bounds.len())].fetch_add(1, Relaxed);
         self.sum.fetch_add(millis, Relaxed);
         if !self.quantiles.is_empty() {
             self.recent.lock().record(now, millis);
@@ -85,9 +81,9 @@ impl CallTimer {
         if self.max_unsent == 0 {
             return;
         }
-        let mut waiting = self.unsent.lock();
-        if waiting.len() < self.max_unsent {
-            waiting.push(millis);
+        let mut unsent = self.unsent.lock();
+        if unsent.len() < self.max_unsent {
+            unsent.push(millis);
         }
     }
 
@@ -97,10 +93,10 @@ impl CallTimer {
     }
 
     /// Returns the current state of the timer.
-    #[expect(clippy::cast_precision_loss, reason = "shown to people, who do not count to 2^53 ms")]
+    #[expect(clippy::cast_precision_loss, reason = "the values are far below 2^53 ms")]
     pub fn snapshot(&self) -> TimerSnapshot {
         let mut count = 0;
-        let mut counts = self.counts.iter().map(|cell| cell.load(Relaxed));
+        let mut counts = self.counts.iter().map(|counter| counter.load(Relaxed));
         let buckets = self.bounds.iter().map(|(bound, _)| {
             count += counts.next().unwrap_or(0);
             (*bound, count)
@@ -128,10 +124,9 @@ impl TimerSnapshot {
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "rounded down; a bound of more milliseconds than that is none"
+    reason = "rounded down; larger bounds are never reached"
 )]
-fn bound_millis(bound: f64, scale: f64) -> u64 {
-    // Add `1e-9` to compensate rounding errors, so that a quotient slightly below a whole number is
-    // not rounded down.
+fn bucket_bound_millis(bound: f64, scale: f64) -> u64 {
+    // Add `1e-9`, so that a quotient slightly below a whole number is not rounded down.
     (bound / scale + 1e-9).floor() as u64
 }

@@ -3,9 +3,7 @@
 //! Guarantees:
 //! - Invalid trace headers are ignored.
 //! - A caller's decision not to sample is respected.
-//!
-//! Not covered:
-//! - Baggage.
+//! - Baggage is ignored.
 
 use opentelemetry::Context;
 use opentelemetry::propagation::{Extractor, TextMapPropagator as _};
@@ -27,30 +25,26 @@ pub struct Propagators {
 }
 
 impl Propagators {
-    /// Parses the environment variable `OTEL_PROPAGATORS`. The default is W3C and B3. Returns
-    /// `None` for an unknown name.
+    /// Parses the variable `OTEL_PROPAGATORS`. Returns `None` for an unknown name.
     #[must_use]
     pub fn parse(text: Option<&str>) -> Option<Self> {
         let Some(text) = text.filter(|text| !text.trim().is_empty()) else {
             return Some(Self { w3c: true, b3: true });
         };
-        let mut found = Self { w3c: false, b3: false };
-        for word in text.split(',').map(str::trim) {
-            match word {
-                "tracecontext" => found.w3c = true,
-                "b3" | "b3multi" => found.b3 = true,
-                // Baggage can be ignored, because Sluicegate calls no other service that would need
-                // it.
+        let mut propagators = Self { w3c: false, b3: false };
+        for name in text.split(',').map(str::trim) {
+            match name {
+                "tracecontext" => propagators.w3c = true,
+                "b3" | "b3multi" => propagators.b3 = true,
                 "baggage" | "none" => {}
                 _ => return None,
             }
         }
-        Some(found)
+        Some(propagators)
     }
 }
 
-/// Returns the parent of the check's span, or an empty context if the caller has no trace. Returns
-/// `None` if the headers contain only the decision not to sample, so that no span is started.
+/// Returns the parent of the check's span, or `None` if the caller decided not to sample.
 pub(super) fn parent_context(
     propagators: Propagators,
     headers: HeaderLookup<'_>,
@@ -61,7 +55,7 @@ pub(super) fn parent_context(
     if !propagators.b3 {
         return Some(Context::new());
     }
-    match b3(headers) {
+    match parse_b3(headers) {
         B3Parent::Absent => Some(Context::new()),
         B3Parent::DoNotSample => None,
         B3Parent::Trace(parent) => Some(Context::new().with_remote_span_context(parent)),
@@ -86,8 +80,8 @@ enum B3Parent {
     Trace(SpanContext),
 }
 
-/// Parses the single or the multiple B3 headers. Source: openzipkin/b3-propagation.
-fn b3(headers: HeaderLookup<'_>) -> B3Parent {
+/// Parses the header `b3` or the headers `x-b3-*`. Source: openzipkin/b3-propagation.
+fn parse_b3(headers: HeaderLookup<'_>) -> B3Parent {
     if let Some(single) = headers("b3") {
         let mut parts = single.split('-');
         return match (parts.next(), parts.next(), parts.next()) {
@@ -106,13 +100,13 @@ fn b3(headers: HeaderLookup<'_>) -> B3Parent {
 }
 
 fn b3_parent(trace: &str, span: &str, sampled: Option<&str>) -> B3Parent {
-    let hex = |text: &str, lengths: &[usize]| {
+    let is_hex = |text: &str, lengths: &[usize]| {
         lengths.contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit())
     };
     let (Ok(trace_id), Ok(span_id)) = (TraceId::from_hex(trace), SpanId::from_hex(span)) else {
         return B3Parent::Absent;
     };
-    if !hex(trace, &[16, 32]) || !hex(span, &[16]) {
+    if !is_hex(trace, &[16, 32]) || !is_hex(span, &[16]) {
         return B3Parent::Absent;
     }
     let flags = match sampled {
@@ -189,7 +183,7 @@ mod tests {
 
     #[test]
     fn only_configured_propagators_are_used() {
-        let read = |text| Propagators::parse(text).map(|found| (found.w3c, found.b3));
+        let read = |text| Propagators::parse(text).map(|parsed| (parsed.w3c, parsed.b3));
         assert_eq!(read(None), Some((true, true)));
         assert_eq!(read(Some("tracecontext,baggage")), Some((true, false)));
         assert_eq!(read(Some("b3multi")), Some((false, true)));

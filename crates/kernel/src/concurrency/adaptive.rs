@@ -14,10 +14,6 @@
 //! - Recording a sample is deterministic, does not allocate, and keeps the limit within its bounds.
 //! - A configuration reload keeps the learned state, unless the algorithm changes.
 //! - The limit grows only while it is used: unused capacity proves nothing.
-//!
-//! Not covered:
-//! - Reading the clock, which the caller does.
-//! - The computation of this replica's share of a fleet-wide limit.
 
 pub mod aimd;
 mod fixed_point;
@@ -52,12 +48,12 @@ pub struct AdaptiveConfig {
 /// The algorithms that a configuration file can name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AdaptiveAlgorithm {
-    /// `gradient`, the default.
+    /// Follows the backend's capacity by Little's law (see [`gradient`]).
     #[default]
     Gradient,
-    /// `aimd`.
+    /// Additive increase, multiplicative decrease (see [`aimd`]).
     Aimd,
-    /// `gradient2`.
+    /// Follows the ratio of min RTT to RTT (see [`gradient2`]).
     Gradient2,
 }
 
@@ -66,7 +62,7 @@ pub enum AdaptiveAlgorithm {
 pub struct AdaptiveLimit {
     bounds: LimitBounds,
     estimate: FixedPoint,
-    learnt: AlgorithmState,
+    state: AlgorithmState,
     jitter: u64,
 }
 
@@ -107,12 +103,12 @@ impl AlgorithmState {
 }
 
 impl AdaptiveLimit {
-    /// A limit at its initial value, without any samples.
+    /// A limit at its initial value. `jitter` spreads the probes of limits and replicas.
     #[must_use]
     pub fn new(limit: u32, adaptive: Option<AdaptiveConfig>, jitter: u64) -> Self {
         let bounds = bounds(limit, adaptive);
         let estimate = FixedPoint::from_whole(limit).within(bounds.min, bounds.max);
-        Self { bounds, estimate, learnt: AlgorithmState::new(estimate, adaptive, jitter), jitter }
+        Self { bounds, estimate, state: AlgorithmState::new(estimate, adaptive, jitter), jitter }
     }
 
     /// The current limit, in requests.
@@ -124,7 +120,7 @@ impl AdaptiveLimit {
     /// The min RTT (latency without queueing); `None` if it is not known.
     #[must_use]
     pub fn min_rtt(&self) -> Option<Nanos> {
-        match &self.learnt {
+        match &self.state {
             AlgorithmState::Static => None,
             AlgorithmState::Aimd(aimd) => aimd.min_rtt(),
             AlgorithmState::Gradient(gradient) => gradient.min_rtt(),
@@ -132,21 +128,20 @@ impl AdaptiveLimit {
         }
     }
 
-    /// The limit that this replica wants, with its fraction, for its vote on a fleet-wide limit.
-    ///
+    /// The limit that this replica wants, with its fraction, for its vote on a fleet-wide limit;
     /// `None` until there are enough samples under the fleet's limit.
     #[must_use]
     pub fn wanted_limit(&self) -> Option<aggregate::FractionalLimit> {
-        let level = match &self.learnt {
+        let limit = match &self.state {
             AlgorithmState::Gradient(gradient) => gradient.wanted_limit(self.estimate),
             _ => Some(self.estimate),
         };
-        level.map(FixedPoint::to_fleet_limit)
+        limit.map(FixedPoint::to_fleet_limit)
     }
 
     /// Adapts a fleet-wide limit from now on, or with `None` a limit of this replica alone.
     pub fn set_fleet_share(&mut self, now: Nanos, fleet_share: Option<FleetShare>) {
-        if let AlgorithmState::Gradient(gradient) = &mut self.learnt {
+        if let AlgorithmState::Gradient(gradient) = &mut self.state {
             gradient.set_fleet_share(now, fleet_share, self.estimate);
             self.advance(now);
         }
@@ -154,7 +149,7 @@ impl AdaptiveLimit {
 
     /// Updates the limit to `now`, because min RTT probes of the fleet start and end by time.
     pub fn advance(&mut self, now: Nanos) {
-        let Self { bounds, estimate, learnt: state, .. } = self;
+        let Self { bounds, estimate, state, .. } = self;
         if let AlgorithmState::Gradient(gradient) = state
             && let Some(limit) = gradient.fleet_limit(now)
         {
@@ -162,12 +157,11 @@ impl AdaptiveLimit {
         }
     }
 
-    /// Updates the limit after a finished request.
-    ///
-    /// The use of the limit is judged against the smaller of the limit and this replica's `share`.
+    /// Updates the limit after a finished request. Growth needs at least half of the limit in
+    /// flight, or half of this replica's `share` if that is smaller.
     pub fn record(&mut self, sample: &LatencySample, share: u32) {
         let ignored = sample.outcome == RequestOutcome::Ignored;
-        let Self { bounds, estimate, learnt: state, .. } = self;
+        let Self { bounds, estimate, state, .. } = self;
         let next = match state {
             AlgorithmState::Static => return,
             AlgorithmState::Gradient(gradient) => {
@@ -185,9 +179,9 @@ impl AdaptiveLimit {
     pub fn reload(&mut self, limit: u32, adaptive: Option<AdaptiveConfig>) {
         self.bounds = bounds(limit, adaptive);
         let algorithm = adaptive.map(|adaptive| adaptive.algorithm);
-        if algorithm.is_none() || algorithm != self.learnt.algorithm() {
+        if algorithm.is_none() || algorithm != self.state.algorithm() {
             self.estimate = FixedPoint::from_whole(limit);
-            self.learnt = AlgorithmState::new(self.estimate, adaptive, self.jitter);
+            self.state = AlgorithmState::new(self.estimate, adaptive, self.jitter);
         }
         self.estimate = self.estimate.within(self.bounds.min, self.bounds.max);
     }

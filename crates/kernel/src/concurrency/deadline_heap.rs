@@ -3,9 +3,6 @@
 //! Guarantees:
 //! - A slot has at most one deadline. Equal deadlines are ordered by slot number.
 //! - Cost: O(log n) per operation; no allocation below the largest previous slot count.
-//!
-//! Not covered:
-//! - The permit in a slot; see [`super::in_flight`].
 
 use crate::units::Nanos;
 
@@ -24,83 +21,89 @@ impl DeadlineHeap {
         self.heap.first().copied()
     }
 
-    /// Sets or replaces the deadline of `slot`.
-    pub(super) fn set(&mut self, slot: u32, until: Nanos) {
-        let place = self.position_of(slot).unwrap_or_else(|| {
-            let place = self.heap.len();
-            self.heap.push((until, slot));
-            place
+    pub(super) fn set(&mut self, slot: u32, deadline: Nanos) {
+        let position = self.position_of(slot).unwrap_or_else(|| {
+            let position = self.heap.len();
+            self.heap.push((deadline, slot));
+            position
         });
-        self.set_entry(place, (until, slot));
-        self.restore_order(place);
+        self.set_entry(position, (deadline, slot));
+        self.restore_order(position);
     }
 
     pub(super) fn remove(&mut self, slot: u32) {
-        let Some(place) = self.position_of(slot) else { return };
+        let Some(position) = self.position_of(slot) else { return };
         let Some(last) = self.heap.pop() else { return };
-        if let Some(its) = usize::try_from(slot).ok().and_then(|slot| self.positions.get_mut(slot))
+        if let Some(slot_position) =
+            usize::try_from(slot).ok().and_then(|slot| self.positions.get_mut(slot))
         {
-            *its = NOT_IN_HEAP;
+            *slot_position = NOT_IN_HEAP;
         }
-        if place < self.heap.len() {
-            self.set_entry(place, last);
-            self.restore_order(place);
+        if position < self.heap.len() {
+            self.set_entry(position, last);
+            self.restore_order(position);
         }
     }
 
     fn position_of(&self, slot: u32) -> Option<usize> {
-        let place = *self.positions.get(usize::try_from(slot).ok()?)?;
-        usize::try_from(place).ok().filter(|_| place != NOT_IN_HEAP)
+        let position = *self.positions.get(usize::try_from(slot).ok()?)?;
+        usize::try_from(position).ok().filter(|_| position != NOT_IN_HEAP)
     }
 
-    fn restore_order(&mut self, place: usize) {
-        let place = self.sift_up(place);
-        self.sift_down(place);
+    fn restore_order(&mut self, position: usize) {
+        let position = self.sift_up(position);
+        self.sift_down(position);
     }
 
-    fn sift_up(&mut self, mut place: usize) -> usize {
-        while let Some(above) = place.checked_sub(1).map(|place| place / 2)
-            && self.heap.get(place) < self.heap.get(above)
+    fn sift_up(&mut self, mut position: usize) -> usize {
+        while let Some(parent) = position.checked_sub(1).map(|position| position / 2)
+            && self.heap.get(position) < self.heap.get(parent)
         {
-            self.swap(place, above);
-            place = above;
+            self.swap(position, parent);
+            position = parent;
         }
-        place
+        position
     }
 
-    fn sift_down(&mut self, mut place: usize) {
-        while let Some(below) = self.sooner_child(place)
-            && self.heap.get(below) < self.heap.get(place)
+    fn sift_down(&mut self, mut position: usize) {
+        while let Some(child) = self.sooner_child(position)
+            && self.heap.get(child) < self.heap.get(position)
         {
-            self.swap(place, below);
-            place = below;
+            self.swap(position, child);
+            position = child;
         }
     }
 
-    fn sooner_child(&self, place: usize) -> Option<usize> {
-        let left = place.checked_mul(2)?.checked_add(1)?;
+    fn sooner_child(&self, position: usize) -> Option<usize> {
+        let left = position.checked_mul(2)?.checked_add(1)?;
         let right = left.checked_add(1)?;
-        let first = self.heap.get(left)?;
-        Some(if self.heap.get(right).is_some_and(|second| second < first) { right } else { left })
+        let left_entry = self.heap.get(left)?;
+        Some(if self.heap.get(right).is_some_and(|entry| entry < left_entry) {
+            right
+        } else {
+            left
+        })
     }
 
-    fn swap(&mut self, one: usize, other: usize) {
-        let (Some(&first), Some(&second)) = (self.heap.get(one), self.heap.get(other)) else {
+    fn swap(&mut self, a: usize, b: usize) {
+        let (Some(&entry_a), Some(&entry_b)) = (self.heap.get(a), self.heap.get(b)) else {
             return;
         };
-        self.set_entry(one, second);
-        self.set_entry(other, first);
+        self.set_entry(a, entry_b);
+        self.set_entry(b, entry_a);
     }
 
-    fn set_entry(&mut self, place: usize, entry: (Nanos, u32)) {
+    fn set_entry(&mut self, position: usize, entry: (Nanos, u32)) {
         let slot = usize::try_from(entry.1).unwrap_or(usize::MAX);
         if self.positions.len() <= slot {
             // Slots are numbered consecutively, so this usually adds one element.
             self.positions.resize(slot.saturating_add(1), NOT_IN_HEAP);
         }
-        if let (Some(at), Some(its)) = (self.heap.get_mut(place), self.positions.get_mut(slot)) {
-            *at = entry;
-            *its = u32::try_from(place).unwrap_or(NOT_IN_HEAP);
+        if let (Some(heap_entry), Some(slot_position)) =
+            (self.heap.get_mut(position), self.positions.get_mut(slot))
+        {
+            *heap_entry = entry;
+            *slot_position = u32::try_from(position).unwrap_or(NOT_IN_HEAP);
         }
     }
 }
@@ -125,8 +128,8 @@ mod tests {
     fn first_returns_the_earliest_deadline_after_any_changes() {
         for seed in 1..200 {
             let (mut heap, mut model) = (DeadlineHeap::default(), BTreeMap::new());
-            for (slot, until, goes) in operations(seed).take(300) {
-                if goes {
+            for (slot, until, removes) in operations(seed).take(300) {
+                if removes {
                     heap.remove(slot);
                     model.remove(&slot);
                 } else {

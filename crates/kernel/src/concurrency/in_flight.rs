@@ -4,9 +4,6 @@
 //! - A permit is released once. Then it is unknown, even if another permit reuses its slot.
 //! - Free slots are reused, so there are never more slots than the largest limit.
 //! - Cost: O(1) without a deadline, O(log n) with one; no allocation once the slots exist.
-//!
-//! Not covered:
-//! - The limit; see [`super::limiter`].
 
 use super::deadline_heap::DeadlineHeap;
 use crate::units::Nanos;
@@ -46,11 +43,11 @@ impl InFlightPermits {
         self.count
     }
 
-    /// Adds a permit. Without `lifetime` it has no deadline, because the request's end is always
+    /// Adds a permit; without `lifetime` it has no deadline, as the request's end is always
     /// observed.
     pub(super) fn admit(&mut self, now: Nanos, lifetime: Option<Nanos>) -> Permit {
         self.count = self.count.saturating_add(1);
-        let deadline = lifetime.map(|keep| now.plus(keep));
+        let deadline = lifetime.map(|lifetime| now.plus(lifetime));
         let permit =
             self.insert(InFlightState { admitted_at: now, in_flight: self.count, deadline });
         if let Some(until) = deadline {
@@ -61,7 +58,7 @@ impl InFlightPermits {
 
     pub(super) fn admitted_at(&self, permit: Permit) -> Option<Nanos> {
         let slot = self.slots.get(usize::try_from(permit.slot).ok()?)?;
-        slot.state.filter(|_| slot.generation == permit.generation).map(|held| held.admitted_at)
+        slot.state.filter(|_| slot.generation == permit.generation).map(|state| state.admitted_at)
     }
 
     pub(super) fn deadline(&self, permit: Permit) -> Option<Nanos> {
@@ -81,19 +78,18 @@ impl InFlightPermits {
 
     /// Moves the deadline of `permit` to `lifetime` after `now`; `false` if it is not in flight.
     pub(super) fn renew(&mut self, permit: Permit, now: Nanos, lifetime: Nanos) -> bool {
-        let Some(held) = self.slot(permit).and_then(|slot| slot.state.as_mut()) else {
+        let Some(state) = self.slot(permit).and_then(|slot| slot.state.as_mut()) else {
             return false;
         };
         // A permit without a deadline keeps none, because the request's end is always observed.
-        if held.deadline.is_some() {
+        if state.deadline.is_some() {
             let deadline = now.plus(lifetime);
-            held.deadline = Some(deadline);
+            state.deadline = Some(deadline);
             self.deadlines.set(permit.slot, deadline);
         }
         true
     }
 
-    /// Releases and returns one permit whose deadline has passed.
     pub(super) fn release_overdue(&mut self, now: Nanos) -> Option<Permit> {
         let (until, slot) = self.deadlines.first()?;
         if now < until {
@@ -110,10 +106,10 @@ impl InFlightPermits {
 
     /// All permits in flight with the instants of their admission, ordered by slot.
     pub(super) fn all(&self) -> impl Iterator<Item = (Permit, Nanos)> {
-        (0..).zip(&self.slots).filter_map(|(slot, place)| {
-            place
+        (0..).zip(&self.slots).filter_map(|(slot, entry)| {
+            entry
                 .state
-                .map(|held| (Permit { slot, generation: place.generation }, held.admitted_at))
+                .map(|state| (Permit { slot, generation: entry.generation }, state.admitted_at))
         })
     }
 

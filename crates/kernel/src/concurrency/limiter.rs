@@ -26,10 +26,7 @@
 //! - An event costs O(1) without a deadline, O(log n) with one, O(waiters) with a queue.
 //! - An event allocates only if more permits are in flight than ever before.
 //!
-//! Not covered:
-//! - Request ids; see [`super::permit_registry`].
-//! - Waking tasks and running timers, which the caller does.
-//! - The clock, which must be monotonic.
+//! The caller wakes tasks and runs timers. Its clock must be monotonic.
 
 use smallvec::SmallVec;
 
@@ -150,10 +147,8 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// A limiter without permits in flight and without waiting requests.
-    ///
-    /// Use a different `jitter` for each limit and replica, so that their min RTT probes do not
-    /// coincide.
+    /// A limiter without permits in flight and without waiting requests. A different `jitter` for
+    /// each limit and replica keeps their min RTT probes apart.
     #[must_use]
     pub fn new(config: &LimiterConfig, jitter: u64) -> Self {
         Self {
@@ -257,13 +252,12 @@ impl Limiter {
         self.in_flight.next_deadline().into_iter().chain(self.queue.next_deadline()).min()
     }
 
-    /// The instant since which no request is in flight or queued; `None` while one is.
-    ///
-    /// A limiter that is idle for long may be deleted: a new one lacks only the adaptive state.
+    /// The instant since which no request is in flight or queued; `None` while one is. A limiter
+    /// that is idle for long may be deleted: only its adaptive state is lost.
     #[must_use]
     pub fn idle_since(&self) -> Option<Nanos> {
-        let idle = self.in_flight.count() == 0 && self.queue.len() == 0;
-        idle.then_some(self.last_activity)
+        let is_idle = self.in_flight.count() == 0 && self.queue.len() == 0;
+        is_idle.then_some(self.last_activity)
     }
 
     fn acquire(&mut self, now: Nanos, lifetime: Option<Nanos>, timeout: Nanos) -> LimiterEffect {

@@ -5,16 +5,6 @@
 //! which arrive before their acquire. [`AdaptiveLimit`] adapts a limit to the latency of finished
 //! requests. [`permit_table`] contains the store's permits for limits in strict mode, where every
 //! acquire is a store call.
-//!
-//! Guarantees:
-//! - An admission never raises the number of requests in flight above the current limit.
-//! - Waiting requests are admitted in the order of their arrival.
-//! - A permit is released once.
-//! - Memory is bounded: permits, waiting requests, and early releases of each source.
-//!
-//! Not covered:
-//! - The choice of a limit for a request, and the suspension of waiting requests.
-//! - The computation of this replica's share, which this module receives as a number.
 
 pub mod adaptive;
 mod deadline_heap;

@@ -11,10 +11,7 @@
 //! - Early releases are bounded per source and in total.
 //! - When early releases reach a bound, new ones are rejected and none is evicted.
 //! - Cost: O(log n) in ids and early releases; at most two copies of an id per entry.
-//!
-//! Not covered:
-//! - The type of the value, which is a parameter.
-//! - Reuse of an id: an acquire after a release is a new request.
+//! - An acquire of an id after its release is a new request.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -53,13 +50,11 @@ pub enum ReleaseOutcome<H> {
     TableFull,
 }
 
-/// The request ids of one replica, each with a value that stands for a permit.
-///
-/// `I` is a request id, `S` the source of a release, `H` the value.
+/// The request ids of one replica, each with a value that stands for a permit. `I` is a request id,
+/// `S` the source of a release, `H` the value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PermitRegistry<I: Ord, S: Ord, H> {
     bounds: EarlyReleaseLimits,
-    /// Ids with an acquire in progress.
     claimed: BTreeSet<I>,
     values: BTreeMap<I, (Nanos, H)>,
     deadlines: BTreeSet<(Nanos, I)>,
@@ -83,9 +78,8 @@ impl<I: Ord + Clone, S: Ord + Clone, H> PermitRegistry<I, S, H> {
         }
     }
 
-    /// Marks `id` as being acquired, until [`PermitRegistry::unclaim`]; `false` if it already is.
-    ///
-    /// A release ignores this mark: if it arrives during the acquire, it becomes an early release.
+    /// Marks `id` as being acquired, until [`PermitRegistry::unclaim`]; `false` if it already is. A
+    /// release during the acquire becomes an early release.
     pub fn claim(&mut self, id: I) -> bool {
         self.claimed.insert(id)
     }
@@ -129,7 +123,7 @@ impl<I: Ord + Clone, S: Ord + Clone, H> PermitRegistry<I, S, H> {
 
     /// The value of `id`.
     pub fn value_mut(&mut self, id: &I) -> Option<&mut H> {
-        self.values.get_mut(id).map(|(_, what)| what)
+        self.values.get_mut(id).map(|(_, value)| value)
     }
 
     /// Moves the deadline of `id`; `false` if it has no value.
@@ -197,15 +191,13 @@ impl<I: Ord + Clone, S: Ord + Clone, H> PermitRegistry<I, S, H> {
         }
     }
 
-    /// Extends the early release of an id that is being acquired, so that even a late acquire finds
-    /// it.
+    /// Extends the early release of an id that is being acquired, so that a late acquire finds it.
     fn extend_early_release(&mut self, now: Nanos, id: I) {
         let Some((until, _)) = self.early_releases.get_mut(&id) else { return };
         *until = now.plus(self.bounds.lifetime.max(Nanos::MICRO));
         self.early_release_expiries.insert((*until, id));
     }
 
-    /// Removes the early release of `id`; `false` if there is none.
     fn remove_early_release(&mut self, id: &I) -> bool {
         let Some((until, source)) = self.early_releases.remove(id) else { return false };
         self.early_release_expiries.remove(&(until, id.clone()));

@@ -18,8 +18,8 @@
 //! assert_eq!(permits.acquire(later, open, &request(1)), AcquireOutcome::Acquired);
 //! ```
 //!
-//! A permit that a replica reports is certainly in use. So a store that lost its state counts every
-//! reported permit, even above the limit.
+//! A permit that a replica reports is certainly in use. So every reported permit counts, even above
+//! the limit, after the store lost its state.
 //!
 //! Guarantees:
 //! - A new permit never raises the count above the limit.
@@ -27,31 +27,23 @@
 //! - After a possible loss of state, the store admits nothing until all replicas could report
 //!   ([`AcquireGate`]).
 //! - Cost: O(log n) for each permit that is acquired, reported or released.
-//!
-//! Not covered:
-//! - The schedule of store calls, and the queue of waiting requests.
-//! - A concurrency limit of one replica alone; see [`super::limiter`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::units::{Nanos, Share};
 
-/// A permit's id, unique in the fleet: the replica's incarnation, and the permit's number within
-/// it.
+/// A permit's id, unique in the fleet: the replica's incarnation, and a number unique in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PermitId(pub u64, pub u64);
 
 /// The durations that all replicas use for one concurrency limit in strict mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PermitTiming {
-    /// The time for which a store that may have lost state admits nothing, so that replicas can
-    /// report.
+    /// The time for which a store that may have lost state admits nothing, so that replicas report.
     pub grace: Nanos,
-    /// The longest time without any report, before permits may have expired while their requests
-    /// still run.
-    ///
-    /// After it the store counts its state as lost. It is shorter than a permit's lifetime by at
-    /// least the interval between two reports.
+    /// The longest time without any report; after it the store counts its state as lost. It is
+    /// shorter than a permit's lifetime by at least one report interval. Otherwise permits could
+    /// expire while their requests still run.
     pub max_silence: Nanos,
     /// The longest lifetime of a permit. A later deadline means that the store's clock was set
     /// back.
@@ -99,7 +91,8 @@ pub struct PermitTable {
 }
 
 impl PermitTable {
-    /// Acquires a permit; a new one is rejected while the store admits nothing, for `closed_for`.
+    /// Acquires a permit, or renews it if its id is known. A new id is rejected if `closed_for`,
+    /// the time for which the store still admits nothing, is above 0.
     pub fn acquire(
         &mut self,
         now: Nanos,
@@ -160,7 +153,7 @@ impl PermitTable {
         }
     }
 
-    /// Shortens every deadline to at most `latest`. Later ones stem from a clock that was set back.
+    /// Shortens deadlines to at most `latest`: later ones stem from a clock that was set back.
     fn clamp_deadlines(&mut self, latest: Nanos) {
         while let Some(&(until, id)) = self.deadlines.last() {
             if until <= latest {
@@ -178,20 +171,15 @@ impl PermitTable {
         is_new
     }
 
-    /// Removes a permit; `false` if it is unknown.
     fn remove(&mut self, id: &PermitId) -> bool {
         let until = self.deadline_by_id.remove(id);
         until.is_some_and(|until| self.deadlines.remove(&(until, *id)))
     }
 }
 
-/// The gate that rejects acquires while the store's permits may be incomplete.
-///
-/// Guarantees:
-/// - Every replica that reports within the grace period is counted before the next admission.
-///
-/// Not covered:
-/// - Permits of a crashed replica, because no replica reports them.
+/// The gate that rejects acquires while the store's permits may be incomplete. Every replica that
+/// reports within the grace period is counted before the next admission. Permits of a crashed
+/// replica are lost, because no replica reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AcquireGate {
     opens_at: Nanos,
@@ -199,7 +187,7 @@ pub struct AcquireGate {
 }
 
 impl AcquireGate {
-    /// A closed gate, for a new store or one that lost its state; the store cannot tell them apart.
+    /// A closed gate, for a store that is new or may have lost its state.
     #[must_use]
     pub const fn closed(now: Nanos, grace: Nanos) -> Self {
         Self { opens_at: now.plus(grace), reported_at: now }
@@ -211,10 +199,9 @@ impl AcquireGate {
         Self { opens_at: Nanos(0), reported_at: Nanos(u64::MAX) }
     }
 
-    /// The time until the gate opens, at most the grace period even if the clock jumped.
-    ///
-    /// A long time without reports counts as lost state. If the store was paused or unreachable, or
-    /// its clock jumped, then permits may have expired although their requests still run.
+    /// The time until the gate opens, at most the grace period even if the clock jumped. A long
+    /// time without reports counts as lost state: permits may have expired in a pause of the store
+    /// although their requests still run.
     pub fn closed_for(&mut self, now: Nanos, timing: &PermitTiming) -> Nanos {
         if self.reported_at.plus(timing.max_silence) <= now {
             *self = Self::closed(now, timing.grace);

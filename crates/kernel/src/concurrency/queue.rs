@@ -4,9 +4,6 @@
 //! - First in, first out.
 //! - A waiting request leaves the queue once: admitted, timed out or canceled.
 //! - Adding and admitting cost O(1); removing from the middle costs O(queue length).
-//!
-//! Not covered:
-//! - The bounds of the queue; see [`super::limiter`].
 
 use std::collections::VecDeque;
 
@@ -49,7 +46,7 @@ impl WaitQueue {
     /// Removes the request with `ticket`; `false` if it is not waiting.
     pub(super) fn remove(&mut self, ticket: QueueTicket) -> bool {
         let index = self.waiters.binary_search_by_key(&ticket, |waiter| waiter.ticket);
-        index.is_ok_and(|place| self.waiters.remove(place).is_some())
+        index.is_ok_and(|index| self.waiters.remove(index).is_some())
     }
 
     /// Removes the first request whose deadline has passed, and returns its ticket.

@@ -21,10 +21,6 @@
 //! - Hits of undecided checks come back only before their expiry, and if all later messages
 //!   reported them.
 //! - A remembered denial applies only to checks of as many hits or more.
-//!
-//! Not covered:
-//! - Waiting for a message of another check.
-//! - The choice of message numbers, which rise over all keys of a replica.
 
 use super::counter::headroom_of;
 use super::sizer::{LeaseSizer, LeaseSizing, scaled};
@@ -32,17 +28,16 @@ use super::{BorrowReply, BorrowRequest, MessageNumber, safe_duration};
 use crate::rate::{CounterDecision, Headroom, Strategy};
 use crate::units::{Hits, Nanos};
 
-/// The rate of retries that may be denied again: 8 per span of the [`LeaseSizer`].
-///
-/// Used where only hits that another replica returns can change the result: after a grant of 0
-/// hits, and after denials due to outstanding hits if the strategy counts denied hits.
+/// The number of store calls that may be denied again, per span of the [`LeaseSizer`]. It applies
+/// where only hits returned by another replica help: after a grant of 0 hits, and after denials due
+/// to outstanding hits if the strategy counts denied hits.
 const RETRIES_PER_SPAN: u64 = 8;
 
 /// A lease of full duration may be renewed early in its last 1/8.
 const EARLY_RENEWAL_DIVISOR: u64 = 8;
 
-/// With 8 checks expected and none seen, demand has ended. Random arrivals
-/// pause this long once in three thousand times (e^−8), for any cost per check.
+/// With 8 checks expected and none arrived, demand has ended. Random arrivals pause this long once
+/// in three thousand times (e^−8).
 const IDLE_AFTER_CHECKS: u64 = 8;
 
 /// The lease balance of one key.
@@ -53,12 +48,12 @@ pub struct LeaseBalance {
     /// The strategy of the counter. `None`: the headroom stays at the last reported value.
     strategy: Option<Strategy>,
     balance: Hits,
-    /// The hits of undecided checks: not yet spent, and not available to other checks.
-    in_hand: Hits,
-    /// The number of times that `in_hand` was set to 0, because it expired or the store lists fewer
-    /// hits.
+    /// The hits of undecided checks: not spent yet, and not available to other checks.
+    undecided: Hits,
+    /// The number of times that `undecided` was set to 0, because it expired or the store lists
+    /// fewer hits.
     undecided_epoch: u64,
-    /// The expiry of the balance and of `in_hand`.
+    /// The expiry of the balance and of `undecided`.
     until: Nanos,
     /// `true` if the lease is shorter than `duration`, for example because its window ends. Then a
     /// renewal before `until` would not last longer.
@@ -74,7 +69,6 @@ pub struct LeaseBalance {
     last_headroom: Option<(Nanos, Headroom)>,
     /// The largest recent round trip to the store; each reply reduces the remembered value by 1/4.
     round_trip: Nanos,
-    /// No background refill is sent before this instant.
     no_refill_before: Nanos,
 }
 
@@ -85,7 +79,7 @@ struct PendingMessage {
     hits: Hits,
     /// The undecided hits that this message reports; they may be put back after the store made the
     /// reply.
-    in_hand: Hits,
+    undecided: Hits,
 }
 
 /// The last message that was written, and the hits that it took from the balance.
@@ -133,13 +127,13 @@ pub enum SpendResult {
 impl LeaseBalance {
     /// Creates an empty balance, whose leases have a largest size and a duration.
     #[must_use]
-    pub const fn new(size: LeaseSizing, duration: Nanos, max_lease: Hits) -> Self {
+    pub const fn new(sizing: LeaseSizing, duration: Nanos, max_lease: Hits) -> Self {
         Self {
             duration,
-            sizer: LeaseSizer::new(size, duration, max_lease),
+            sizer: LeaseSizer::new(sizing, duration, max_lease),
             strategy: None,
             balance: Hits(0),
-            in_hand: Hits(0),
+            undecided: Hits(0),
             undecided_epoch: 0,
             until: Nanos(0),
             ends_early: false,
@@ -172,9 +166,8 @@ impl LeaseBalance {
         if now < self.until { self.total_even_if_expired() } else { Hits(0) }
     }
 
-    /// Records a check and decides it without a store call if possible. Cost: O(1), no allocation.
-    ///
-    /// A check of 0 hits is decided here only while the balance is above 0.
+    /// Records a check and decides it without a store call if possible; a check of 0 hits only
+    /// while the balance is above 0. Cost: O(1), no allocation.
     pub fn spend(&mut self, now: Nanos, hits: Hits) -> SpendResult {
         self.sizer.record_check(now, hits);
         self.decide(now, hits)
@@ -189,12 +182,9 @@ impl LeaseBalance {
         }
         match self.denial {
             Some(denial) if denial.hits <= hits && now < denial.until => {
-                let (retry_after, more) = (denial.allowed_at.since(now), hits.less(denial.hits));
-                SpendResult::Denied {
-                    retry_after,
-                    additional_hits: more,
-                    headroom: self.headroom(now),
-                }
+                let (retry_after, additional_hits) =
+                    (denial.allowed_at.since(now), hits.less(denial.hits));
+                SpendResult::Denied { retry_after, additional_hits, headroom: self.headroom(now) }
             }
             _ => SpendResult::NeedsStore,
         }
@@ -206,12 +196,10 @@ impl LeaseBalance {
     }
 
     /// Marks hits that were just spent as undecided, because another limit may still deny the
-    /// check.
-    ///
-    /// Messages report undecided hits until [`LeaseBalance::put_back`] or
+    /// check. Messages report undecided hits until [`LeaseBalance::put_back`] or
     /// [`LeaseBalance::mark_spent`].
     pub fn mark_undecided(&mut self, hits: Hits) {
-        self.in_hand = self.in_hand.plus(hits);
+        self.undecided = self.undecided.plus(hits);
     }
 
     /// The number of times that undecided hits were voided; see [`LeaseBalance::put_back`].
@@ -224,7 +212,7 @@ impl LeaseBalance {
     pub fn put_back(&mut self, now: Nanos, hits: Hits, epoch: u64) {
         self.expire(now);
         if epoch == self.undecided_epoch {
-            self.in_hand = self.in_hand.less(hits);
+            self.undecided = self.undecided.less(hits);
             self.balance = self.balance.plus(hits);
         }
     }
@@ -232,14 +220,13 @@ impl LeaseBalance {
     /// Marks the hits of an allowed check as spent, unless they were voided since `epoch`.
     pub const fn mark_spent(&mut self, hits: Hits, epoch: u64) {
         if epoch == self.undecided_epoch {
-            self.in_hand = self.in_hand.less(hits);
+            self.undecided = self.undecided.less(hits);
         }
     }
 
-    /// Forgets the remembered denial because hits were refunded to the key.
-    ///
-    /// Refunds and lease messages may overtake each other. So call this
-    /// before the refund is sent and again when its reply arrives.
+    /// Forgets the remembered denial because hits were refunded to the key. Refunds and lease
+    /// messages may overtake each other, so call this before the refund is sent and again when its
+    /// reply arrives.
     pub fn forget_denial(&mut self, now: Nanos) {
         self.denial = None;
         self.last_refund = self.last_refund.max(Some(now));
@@ -253,10 +240,9 @@ impl LeaseBalance {
             && self.is_refill_due(now, self.balance(now))
     }
 
-    /// Returns the headroom as this replica sees it: the counter's headroom plus the balance.
-    ///
-    /// The counter's headroom is projected to `now` without other traffic. The sum is at most the
-    /// hits that an empty counter allows at once.
+    /// Returns the headroom as this replica sees it: the counter's headroom plus the balance. The
+    /// counter's headroom is projected to `now` without other traffic. The sum is at most the hits
+    /// that an empty counter allows at once.
     #[must_use]
     pub fn headroom(&self, now: Nanos) -> Headroom {
         let Some((at, room)) = self.last_headroom else { return Headroom::default() };
@@ -275,10 +261,8 @@ impl LeaseBalance {
         matches!(self.strategy, Some(Strategy::FixedWindow(_)))
     }
 
-    /// Returns the message for a check that only the store
-    /// can decide, or `None` while one is in flight.
-    ///
-    /// The message also returns the balance, which was too small for the check.
+    /// Returns the message for a check that only the store can decide, or `None` while one is in
+    /// flight. The message also returns the balance, which was too small for the check.
     pub fn borrow(
         &mut self,
         now: Nanos,
@@ -292,44 +276,45 @@ impl LeaseBalance {
         Some(self.new_message(now, number, hits, self.sizer.next_lease(now, hits), returned))
     }
 
-    /// Returns the message for a background refill.
-    ///
-    /// Returns `None` if the balance is empty or large enough, or while a message is in flight.
+    /// Returns the message for a background refill. `None` if the balance is empty or large enough,
+    /// or while a message is in flight.
     pub fn refill(&mut self, now: Nanos, number: MessageNumber) -> Option<BorrowRequest> {
-        let want = self.sizer.next_lease(now, Hits(0));
-        let held = self.balance(now);
-        let idle = self.pending.is_some() || now < self.no_refill_before || held == Hits(0);
-        if idle || want == Hits(0) || !self.is_refill_due(now, held) {
+        let wanted = self.sizer.next_lease(now, Hits(0));
+        let balance = self.balance(now);
+        let is_blocked =
+            self.pending.is_some() || now < self.no_refill_before || balance == Hits(0);
+        if is_blocked || wanted == Hits(0) || !self.is_refill_due(now, balance) {
             return None;
         }
-        Some(self.new_message(now, number, Hits(0), want, Hits(0)))
+        Some(self.new_message(now, number, Hits(0), wanted, Hits(0)))
     }
 
-    /// Returns the message for an early refill, if a refill would be due within `time`.
-    ///
-    /// Early refills of many keys share one store call. Returns
-    /// `None` like `refill`, or if the balance lasts longer.
+    /// Returns the message for an early refill if a refill would be due within `time`: early
+    /// refills of many keys share one store call. `None` in the cases of [`LeaseBalance::refill`].
     pub fn refill_early(
         &mut self,
         now: Nanos,
         number: MessageNumber,
         time: Nanos,
     ) -> Option<BorrowRequest> {
-        let want = self.sizer.next_lease(now, Hits(0));
-        let held = self.balance(now);
-        let idle = self.pending.is_some() || now < self.no_refill_before || held == Hits(0);
+        let wanted = self.sizer.next_lease(now, Hits(0));
+        let balance = self.balance(now);
+        let is_blocked =
+            self.pending.is_some() || now < self.no_refill_before || balance == Hits(0);
         // Leases that end with a window all end at once, so they are not renewed early.
-        let ends = !self.ends_early
+        let expires_soon = !self.ends_early
             && self.until.since(now) <= time.min(Nanos(self.duration.0 / EARLY_RENEWAL_DIVISOR));
-        if idle || want == Hits(0) || !(ends || self.sizer.runs_low(now, held, time)) {
+        if is_blocked
+            || wanted == Hits(0)
+            || !(expires_soon || self.sizer.runs_low(now, balance, time))
+        {
             return None;
         }
-        Some(self.new_message(now, number, Hits(0), want.less(held), Hits(0)))
+        Some(self.new_message(now, number, Hits(0), wanted.less(balance), Hits(0)))
     }
 
     /// Returns the message that returns the hits that demand will not use before they expire.
-    ///
-    /// Returns `None` if demand will use most of them, or while a message is in flight.
+    /// `None` if demand will use most of them, or while a message is in flight.
     pub fn return_surplus(&mut self, now: Nanos, number: MessageNumber) -> Option<BorrowRequest> {
         self.expire(now);
         let surplus = self.sizer.surplus(now, self.balance, self.until.since(now));
@@ -342,20 +327,19 @@ impl LeaseBalance {
         Some(message)
     }
 
-    /// Returns the message that returns the whole balance because demand has ended.
-    ///
-    /// Demand has ended if the time since the last check, `quiet`, is a whole span, or if 8 checks
-    /// were expected in it. Otherwise returns `None`; also if the balance is empty or while a
-    /// message is in flight.
+    /// Returns the message that returns the whole balance because demand has ended. Demand has
+    /// ended if `idle_time`, the time since the last check, is a whole span, or if 8 checks were
+    /// expected in it. Otherwise returns `None`; also if the balance is empty or while a message is
+    /// in flight.
     pub fn return_if_idle(
         &mut self,
         now: Nanos,
         number: MessageNumber,
-        quiet: Nanos,
+        idle_time: Nanos,
     ) -> Option<BorrowRequest> {
         self.expire(now);
-        let may_continue =
-            self.sizer.expected_checks(now, quiet) < IDLE_AFTER_CHECKS && quiet < self.sizer.span();
+        let may_continue = self.sizer.expected_checks(now, idle_time) < IDLE_AFTER_CHECKS
+            && idle_time < self.sizer.span();
         if self.pending.is_some() || self.balance == Hits(0) || may_continue {
             return None;
         }
@@ -366,9 +350,8 @@ impl LeaseBalance {
     }
 
     /// Returns the message that returns the whole balance, when draining or dropping this balance.
-    ///
-    /// The message supersedes a message in flight, whose reply is then ignored. Returns `None` if
-    /// the balance is empty.
+    /// The message supersedes a message in flight, whose reply is then ignored. `None` if the
+    /// balance is empty.
     pub fn return_all(&mut self, now: Nanos, number: MessageNumber) -> Option<BorrowRequest> {
         self.pending = None;
         let returned = self.take_balance(now);
@@ -377,12 +360,12 @@ impl LeaseBalance {
 
     /// Applies the reply to the last message; ignores any other reply.
     pub fn settle(&mut self, now: Nanos, reply: &BorrowReply) {
-        let Some(flight) = self.pending.filter(|flight| flight.number == reply.number) else {
+        let Some(pending) = self.pending.filter(|pending| pending.number == reply.number) else {
             return;
         };
         self.pending = None;
         self.expire(now);
-        self.update_estimates(now, flight, reply);
+        self.update_estimates(now, pending, reply);
         if reply.kept < self.total_even_if_expired() {
             self.void_undecided();
         }
@@ -394,7 +377,7 @@ impl LeaseBalance {
             self.sizer.record_lease(now, reply.granted);
         }
         if self.total_even_if_expired() != Hits(0) {
-            self.until = flight.sent.plus(safe_duration(reply.valid_for));
+            self.until = pending.sent.plus(safe_duration(reply.valid_for));
             self.ends_early = reply.valid_for < self.duration;
             self.expire(now);
         }
@@ -402,19 +385,18 @@ impl LeaseBalance {
 
     /// Gives up waiting for the reply to message `number`; a late reply is ignored.
     pub fn give_up(&mut self, number: MessageNumber) {
-        self.pending = self.pending.filter(|flight| flight.number != number);
+        self.pending = self.pending.filter(|pending| pending.number != number);
     }
 
-    /// Undoes message `number`, which certainly never left this process.
-    ///
-    /// The returned hits can be spent again until their old expiry. If a newer message was written
-    /// since, it reported the balance without them. Then this only stops waiting for the reply.
+    /// Undoes message `number`, which certainly never left this process. The returned hits can be
+    /// spent again until their old expiry. If a newer message was written since, it reported the
+    /// balance without them. Then this only stops waiting for the reply.
     pub fn undo_unsent(&mut self, now: Nanos, number: MessageNumber) {
         self.give_up(number);
         if self.written.number == number {
-            let WrittenMessage { taken, unspent: stranded, .. } =
+            let WrittenMessage { taken, unspent, .. } =
                 std::mem::replace(&mut self.written, WrittenMessage::NONE);
-            self.sizer.revert_unspent(now, stranded);
+            self.sizer.revert_unspent(now, unspent);
             if now < self.until {
                 self.balance = self.balance.plus(taken);
             }
@@ -434,12 +416,12 @@ impl LeaseBalance {
     }
 
     fn total_even_if_expired(&self) -> Hits {
-        self.balance.plus(self.in_hand)
+        self.balance.plus(self.undecided)
     }
 
     const fn void_undecided(&mut self) {
-        if self.in_hand.0 != 0 {
-            self.in_hand = Hits(0);
+        if self.undecided.0 != 0 {
+            self.undecided = Hits(0);
             self.undecided_epoch = self.undecided_epoch.wrapping_add(1);
         }
     }
@@ -449,11 +431,11 @@ impl LeaseBalance {
         std::mem::take(&mut self.balance)
     }
 
-    /// Returns `true` if it is time to refill: two round
-    /// trips ahead, in case the reply is twice as slow.
-    fn is_refill_due(&self, now: Nanos, held: Hits) -> bool {
-        let ahead = self.round_trip.plus(self.round_trip);
-        self.sizer.runs_out(now, held, ahead) || self.until.since(now) <= ahead
+    /// Returns `true` if it is time to refill: two round trips before the end, because the reply
+    /// may be twice as slow.
+    fn is_refill_due(&self, now: Nanos, balance: Hits) -> bool {
+        let lead_time = self.round_trip.plus(self.round_trip);
+        self.sizer.runs_out(now, balance, lead_time) || self.until.since(now) <= lead_time
     }
 
     fn new_message(
@@ -461,22 +443,21 @@ impl LeaseBalance {
         now: Nanos,
         number: MessageNumber,
         hits: Hits,
-        want: Hits,
+        wanted: Hits,
         returned: Hits,
     ) -> BorrowRequest {
-        let held = self.total(now);
-        let in_hand = held.less(self.balance(now));
-        self.pending = Some(PendingMessage { number, sent: now, hits, in_hand });
+        let balance = self.total(now);
+        let undecided = balance.less(self.balance(now));
+        self.pending = Some(PendingMessage { number, sent: now, hits, undecided });
         self.written = WrittenMessage { number, taken: returned, unspent: Hits(0) };
-        let (demand, lease) = (self.sizer.demand(now), self.last_lease);
         BorrowRequest {
             number,
             hits,
-            wanted: want,
-            demand,
-            balance: held,
+            wanted,
+            demand: self.sizer.demand(now),
+            balance,
             returned,
-            last_lease: lease,
+            last_lease: self.last_lease,
         }
     }
 
@@ -508,19 +489,18 @@ impl LeaseBalance {
         BorrowRequest { demand: Hits(0), ..self.one_way_message(now, number, returned) }
     }
 
-    /// Updates round trip, headroom, denial and refill pause from a reply.
-    fn update_estimates(&mut self, now: Nanos, pending: PendingMessage, answer: &BorrowReply) {
+    fn update_estimates(&mut self, now: Nanos, pending: PendingMessage, reply: &BorrowReply) {
         let round_trip = now.since(pending.sent);
         let faded = Nanos(self.round_trip.0.saturating_sub(self.round_trip.0 / 4));
         self.round_trip = round_trip.max(faded);
-        if answer.decision == CounterDecision::OutsideWindows {
+        if reply.decision == CounterDecision::OutsideWindows {
             return;
         }
         // The headroom is dated now, although it may be older: a later date gives a later retry,
         // which is safe.
-        self.last_headroom = Some((now, headroom_of(answer.decision)));
-        self.denial = self.next_denial(now, pending, answer);
-        if answer.granted == Hits(0) {
+        self.last_headroom = Some((now, headroom_of(reply.decision)));
+        self.denial = self.next_denial(now, pending, reply);
+        if reply.granted == Hits(0) {
             self.no_refill_before = now.plus(self.retry_interval());
         }
     }
@@ -530,40 +510,40 @@ impl LeaseBalance {
     fn next_denial(
         &self,
         now: Nanos,
-        flight: PendingMessage,
-        answer: &BorrowReply,
+        pending: PendingMessage,
+        reply: &BorrowReply,
     ) -> Option<LeaseDenial> {
-        let before = self.denial.filter(|denial| flight.sent < denial.until);
-        match answer.decision {
+        let previous = self.denial.filter(|denial| pending.sent < denial.until);
+        match reply.decision {
             CounterDecision::Deny { .. }
-                if self.last_refund.is_some_and(|back| flight.sent <= back) =>
+                if self.last_refund.is_some_and(|refunded_at| pending.sent <= refunded_at) =>
             {
-                before
+                previous
             }
             // Undecided hits that are put back after the message may be enough for the check.
-            CounterDecision::Deny { .. } if flight.in_hand != Hits(0) => before,
-            CounterDecision::Deny { retry_after, headroom: room } if flight.hits != Hits(0) => {
-                let certain = flight.sent.plus(certain_denial_time(
-                    flight.hits,
+            CounterDecision::Deny { .. } if pending.undecided != Hits(0) => previous,
+            CounterDecision::Deny { retry_after, headroom: room } if pending.hits != Hits(0) => {
+                let certain_until = pending.sent.plus(certain_denial_time(
+                    pending.hits,
                     room,
-                    answer.outstanding_elsewhere,
+                    reply.outstanding_elsewhere,
                     retry_after,
                 ));
                 // Waiting checks use this denial. It stays for at least one round trip, in which no
                 // newer reply can arrive.
                 let next_reply = now.plus(self.round_trip);
-                let again = if self.counts_denied() {
-                    flight.sent.plus(self.retry_interval()).max(next_reply)
+                let recheck_at = if self.counts_denied() {
+                    pending.sent.plus(self.retry_interval()).max(next_reply)
                 } else {
                     next_reply
                 };
-                let until = certain.max(again).min(flight.sent.plus(retry_after));
+                let until = certain_until.max(recheck_at).min(pending.sent.plus(retry_after));
                 let denial =
-                    LeaseDenial { hits: flight.hits, allowed_at: now.plus(retry_after), until };
-                Some(before.filter(|before| before.hits < flight.hits).unwrap_or(denial))
+                    LeaseDenial { hits: pending.hits, allowed_at: now.plus(retry_after), until };
+                Some(previous.filter(|previous| previous.hits < pending.hits).unwrap_or(denial))
             }
-            CounterDecision::Allow(_) => before.filter(|denial| flight.hits < denial.hits),
-            _ => before,
+            CounterDecision::Allow(_) => previous.filter(|denial| pending.hits < denial.hits),
+            _ => previous,
         }
     }
 
@@ -572,12 +552,9 @@ impl LeaseBalance {
     }
 }
 
-/// Returns the time for which a denial is certain, even if other replicas return all their
-/// outstanding hits.
-///
-/// The limit must first free the missing hits that the returned hits do not cover.
-///
-/// The 1 is subtracted because `remaining` is rounded down by almost one hit.
+/// Returns the time for which a denial is certain, even if other replicas return all outstanding
+/// hits: the limit must first free the other missing hits. The 1 is subtracted because `remaining`
+/// is rounded down by almost one hit.
 ///
 /// | hits | remaining | outstanding elsewhere | wait | certain for |
 /// |---|---|---|---|---|

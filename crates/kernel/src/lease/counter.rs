@@ -1,10 +1,4 @@
 //! A counter of any strategy, to which leases and reservations are charged.
-//!
-//! Guarantees:
-//! - A refund undoes at most the part of a charge that the counter still contains.
-//!
-//! Not covered:
-//! - The decision whether a refund is valid (see [`super::table`]).
 
 use crate::rate::fixed_window::{FixedWindow, WindowCount};
 use crate::rate::gcra::{Gcra, Tat};
@@ -73,24 +67,27 @@ impl AnyCounter<'_> {
         }
     }
 
-    /// Refunds `hits` of an earlier charge; does nothing if the window of that charge is over.
+    /// Refunds `hits` of an earlier charge at `location`, unless the window of that charge is over.
     pub fn refund(&mut self, now: Nanos, location: ChargeLocation, hits: Hits) {
-        // Moves the counter to its current window, so that its start can be compared with the
-        // refunded one.
+        // Moves the counter to its current window, so that the starts can be compared.
         self.charge(now, Hits(0));
         match (self, location) {
             (Self::Gcra(limit, state), ChargeLocation::Debt) => {
                 limit.refund(state, now, hits);
             }
-            (Self::FixedWindow(limit, state), ChargeLocation::Window(at)) if state.start == at => {
-                limit.refund(state, now, hits);
-            }
-            (Self::SlidingWindow(limit, state), ChargeLocation::SlidingWindow(at))
-                if state.start == at =>
+            (Self::FixedWindow(limit, state), ChargeLocation::Window(charged_at))
+                if state.start == charged_at =>
             {
                 limit.refund(state, now, hits);
             }
-            (Self::SlidingLog(_, state), ChargeLocation::LogEntry(at)) => state.refund_at(at, hits),
+            (Self::SlidingWindow(limit, state), ChargeLocation::SlidingWindow(charged_at))
+                if state.start == charged_at =>
+            {
+                limit.refund(state, now, hits);
+            }
+            (Self::SlidingLog(_, state), ChargeLocation::LogEntry(charged_at)) => {
+                state.refund_at(charged_at, hits);
+            }
             _ => {}
         }
     }
@@ -102,10 +99,10 @@ impl AnyCounter<'_> {
     }
 }
 
-/// Returns the headroom in a counter's result; zero if it has none.
+/// Returns the headroom in a counter's result; zero outside the planned windows.
 #[must_use]
-pub fn headroom_of(step: CounterDecision) -> Headroom {
-    match step {
+pub fn headroom_of(result: CounterDecision) -> Headroom {
+    match result {
         CounterDecision::Allow(room)
         | CounterDecision::Deny { headroom: room, .. }
         | CounterDecision::ExceedsLimit(room) => room,

@@ -39,13 +39,9 @@
 //! replica is undone, unless the replica wrote a newer one.
 //!
 //! Guarantees:
-//! - The bound above. It assumes that the store keeps its state.
-//! - It also assumes that the store's clock never jumps forward, and at most 1,000 ppm clock drift.
+//! - The bound above holds while the store keeps its state, its clock never jumps forward, and
+//!   clocks drift by at most 1,000 ppm.
 //! - A crashed replica withholds its balance from others only until the lease expires.
-//!
-//! Not covered:
-//! - Sending messages, retries and waiting checks (see `engine::lease`).
-//! - Choosing the keys that a replica leases.
 
 pub mod balance;
 pub mod counter;
@@ -109,11 +105,9 @@ pub struct BorrowRequest {
 }
 
 impl BorrowRequest {
-    /// Adds the returned hits of `last_message`, the last message
-    /// of an earlier balance of the same key and replica.
-    ///
-    /// One message replaces two, because the store ignores
-    /// a message older than the last one it applied.
+    /// Adds the returned hits of `last_message`, the last message of an earlier balance of the same
+    /// key and replica. One message replaces two, because the store ignores a message that is older
+    /// than the last one it applied.
     #[must_use]
     pub const fn with_returned(self, last_message: &Self) -> Self {
         Self { returned: last_message.returned, last_lease: last_message.last_lease, ..self }
@@ -139,12 +133,11 @@ pub struct BorrowReply {
 }
 
 impl BorrowReply {
-    /// Returns `decision` with the headroom as this replica sees it.
+    /// Returns `decision` with the headroom as this replica sees it. Hits that the lease table
+    /// lists for this replica are charged to the counter but still available in this replica. The
+    /// sum is at most the hits that an empty counter allows at once.
     ///
-    /// Hits that the lease table lists for this replica are charged to the counter but still
-    /// available in this replica. The sum is at most the hits that an empty counter allows at once.
-    ///
-    /// | store has left | granted | kept | most | headroom in this replica |
+    /// | store has left | granted | kept | `max_at_once` | headroom in this replica |
     /// |---|---|---|---|---|
     /// | 89 | 10 | 0 | 100 | 99 |
     #[must_use]
@@ -153,17 +146,17 @@ impl BorrowReply {
     }
 }
 
-/// Adds `local_hits`, this replica's balance, to the remaining hits of a counter's result. The sum
-/// is at most the hits that an empty counter allows at once.
+/// Adds this replica's balance, `local_hits`, to the remaining hits of a counter's result, up to
+/// `max_at_once`: the hits that an empty counter allows at once.
 #[must_use]
 pub fn add_local_hits(
-    step: CounterDecision,
+    result: CounterDecision,
     local_hits: Hits,
     max_at_once: Hits,
 ) -> CounterDecision {
-    let Headroom { remaining, reset_after } = headroom_of(step);
+    let Headroom { remaining, reset_after } = headroom_of(result);
     with_headroom(
-        step,
+        result,
         Headroom { remaining: remaining.plus(local_hits).min(max_at_once), reset_after },
     )
 }

@@ -1,8 +1,8 @@
 //! Reservations on one counter: hits that are charged for a check and may still be refunded.
 //!
-//! A check that is charged atomically in several stores reserves its hits in each of them. It then
-//! keeps all the reserved hits charged (commit), or cancels all reservations. A reservation that is
-//! neither kept nor canceled is canceled when it expires.
+//! A check that is charged atomically in several stores reserves its hits in each of them. Then it
+//! commits all reservations, or cancels them. A reservation that is still open when it expires is
+//! canceled.
 //!
 //! Guarantees:
 //! - Reserved hits are charged at once, so the limit is never exceeded.
@@ -10,10 +10,6 @@
 //! - A cancel reduces a debt only by the part that is certainly still owed.
 //! - A repeated reservation with the same id is charged once.
 //! - A reservation ends once: kept, canceled or expired.
-//!
-//! Not covered:
-//! - The verdict of the check.
-//! - The clock, which is the store's.
 //!
 //! **Debts.** A GCRA debt drains as a whole; it does not record which hits it consists of. Reserved
 //! hits that have drained cannot be refunded: a refund would remove hits that others charged since.
@@ -24,7 +20,7 @@
 //! | formula | worked row, N = 1 per tick |
 //! |---|---|
 //! | left = debt at the last update − elapsed · N | 50, 20 of them reserved; 40 ticks later: 10 |
-//! | reserved = min(reserved, left) − the part of `left` that is not owed now | min(20, 10) = 10 |
+//! | reserved = min(reserved, left) − the part of `left` that is already gone | min(20, 10) = 10 |
 //! | refund = min(hits · P, reserved − cost of other reservations) | 10, though 20 were reserved |
 
 use super::counter::{AnyCounter, ChargeLocation, headroom_of};
@@ -33,11 +29,8 @@ use crate::rate::gcra::Gcra;
 use crate::rate::limit::Tick;
 use crate::units::{Hits, Nanos};
 
-/// The most open reservations of one counter. Above it, [`CounterReservations::reserve`] returns
-/// `None`.
-///
-/// Canceling this many expired reservations takes about a millisecond, in which Redis serves no
-/// other client.
+/// The most open reservations of one counter; above it, [`CounterReservations::reserve`] returns
+/// `None`. Canceling this many takes about a millisecond, in which Redis serves no other client.
 pub const MAX_RESERVATIONS: usize = 4_096;
 
 /// The id of a reservation: the process, and a number that is unique in the process.
@@ -71,10 +64,8 @@ struct ReservedDebt {
 }
 
 impl CounterReservations {
-    /// Charges `hits` and reserves them for a limited time, if the limit allows them. A denial
-    /// charges nothing.
-    ///
-    /// Returns `None` if too many reservations are open. Cost: O(open reservations).
+    /// Charges `hits` and reserves them for `duration`, if the limit allows them; a denial charges
+    /// nothing. Returns `None` if too many reservations are open. Cost: O(open reservations).
     pub fn reserve(
         &mut self,
         counter: &mut AnyCounter,
@@ -89,7 +80,7 @@ impl CounterReservations {
         }
         cap_debt(counter, now);
         self.expire(counter, now);
-        if self.open.iter().any(|hold| hold.id == id) {
+        if self.open.iter().any(|reservation| reservation.id == id) {
             return Some(CounterDecision::Allow(headroom_of(counter.peek(now, Hits(0)))));
         }
         let result = counter.peek(now, hits);
@@ -100,7 +91,7 @@ impl CounterReservations {
             return None;
         }
         self.debt.advance(counter, now);
-        let step = counter.charge(now, hits);
+        let charged = counter.charge(now, hits);
         self.debt.reserve(hits);
         self.open.push(Reservation {
             id,
@@ -108,19 +99,18 @@ impl CounterReservations {
             location: counter.locate_charge(now),
             expires_at: now.plus(duration),
         });
-        Some(step)
+        Some(charged)
     }
 
     /// Commits a reservation: its hits stay charged. Returns `false` if the reservation had already
     /// ended.
     pub fn keep(&mut self, id: ReservationId) -> bool {
         let kept = self.remove(id);
-        self.debt.keep(kept.map_or(Hits(0), |hold| hold.hits));
+        self.debt.keep(kept.map_or(Hits(0), |reservation| reservation.hits));
         kept.is_some()
     }
 
-    /// Cancels a reservation: refunds its hits if it is still open. Returns the headroom after
-    /// that.
+    /// Cancels a reservation: refunds its hits if it is still open. Returns the new headroom.
     pub fn cancel(
         &mut self,
         counter: &mut AnyCounter,
@@ -139,13 +129,13 @@ impl CounterReservations {
     }
 
     fn remove(&mut self, id: ReservationId) -> Option<Reservation> {
-        let at = self.open.iter().position(|hold| hold.id == id)?;
-        Some(self.open.remove(at))
+        let index = self.open.iter().position(|reservation| reservation.id == id)?;
+        Some(self.open.remove(index))
     }
 
     fn expire(&mut self, counter: &mut AnyCounter, now: Nanos) {
         let expired: Vec<Reservation> =
-            self.open.extract_if(.., |hold| hold.expires_at <= now).collect();
+            self.open.extract_if(.., |reservation| reservation.expires_at <= now).collect();
         if !expired.is_empty() {
             self.refund_all(counter, now, &expired);
         }
@@ -155,17 +145,22 @@ impl CounterReservations {
         self.debt.advance(counter, now);
         match counter {
             AnyCounter::Gcra(limit, state) => {
-                let hits = ended.iter().map(|hold| hold.hits).fold(Hits(0), Hits::plus);
-                let others = self.open.iter().map(|hold| hold.hits).fold(Hits(0), Hits::plus);
+                let hits =
+                    ended.iter().map(|reservation| reservation.hits).fold(Hits(0), Hits::plus);
+                let others =
+                    self.open.iter().map(|reservation| reservation.hits).fold(Hits(0), Hits::plus);
                 limit.reduce_debt(state, now, self.debt.cancel(hits, others));
             }
-            _ => ended.iter().for_each(|hold| counter.refund(now, hold.location, hold.hits)),
+            _ => {
+                for reservation in ended {
+                    counter.refund(now, reservation.location, reservation.hits);
+                }
+            }
         }
     }
 }
 
-/// Applies the cap of one burst to a debt after the
-/// clock stepped back, so that it drains from `now`.
+/// Caps a debt at one burst after the clock stepped back, so that it drains from `now`.
 fn cap_debt(counter: &mut AnyCounter, now: Nanos) {
     if let AnyCounter::Gcra(limit, state) = counter {
         limit.charge(state, now, Hits(0));
@@ -173,7 +168,6 @@ fn cap_debt(counter: &mut AnyCounter, now: Nanos) {
 }
 
 impl ReservedDebt {
-    /// Updates the debt and its reserved part to `now`.
     fn advance(&mut self, counter: &AnyCounter, now: Nanos) {
         let AnyCounter::Gcra(limit, state) = counter else { return };
         let (since, owed) = (limit.tick().floor(now), limit.debt(state, now));
@@ -186,7 +180,7 @@ impl ReservedDebt {
     fn still_reserved(&self, limit: &Gcra, tick: u64, owed: u64) -> u64 {
         let rate = limit.refill_rate();
         let earned = |ticks: u64| ticks.saturating_mul(u64::from(rate.hits));
-        let left = match tick.checked_sub(self.since) {
+        let remaining = match tick.checked_sub(self.since) {
             Some(elapsed) => self.owed.saturating_sub(earned(elapsed)),
             // The clock stepped back.
             None => self
@@ -194,7 +188,7 @@ impl ReservedDebt {
                 .saturating_add(earned(self.since.saturating_sub(tick)))
                 .min(limit.capacity()),
         };
-        self.reserved.min(left).saturating_sub(left.saturating_sub(owed))
+        self.reserved.min(remaining).saturating_sub(remaining.saturating_sub(owed))
     }
 
     fn reserve(&mut self, hits: Hits) {
@@ -207,16 +201,16 @@ impl ReservedDebt {
         self.reserved = self.reserved.saturating_sub(self.cost(hits));
     }
 
-    /// Returns the part of the cost of `hits` to refund. `others` are the hits of the other open
-    /// reservations, which may still be kept.
+    /// Cancels a reservation of `hits` and returns the debt to refund. `others` are the hits of the
+    /// other open reservations, which may still be kept.
     fn cancel(&mut self, hits: Hits, others: Hits) -> u64 {
-        let back = self.cost(hits).min(self.reserved.saturating_sub(self.cost(others)));
+        let refund = self.cost(hits).min(self.reserved.saturating_sub(self.cost(others)));
         (self.owed, self.reserved) =
-            (self.owed.saturating_sub(back), self.reserved.saturating_sub(back));
-        back
+            (self.owed.saturating_sub(refund), self.reserved.saturating_sub(refund));
+        refund
     }
 
     fn cost(&self, hits: Hits) -> u64 {
-        self.limit.map_or(0, |under| hits.0.saturating_mul(under.refill_rate().ticks.get()))
+        self.limit.map_or(0, |limit| hits.0.saturating_mul(limit.refill_rate().ticks.get()))
     }
 }

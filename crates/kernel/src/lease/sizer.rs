@@ -13,17 +13,13 @@
 //! to 0. After two spans nothing of a demand is left. A span is the duration of a lease, at most
 //! [`MAX_SPAN`].
 //!
-//! The current check is not part of the demand, only earlier checks are. A
-//! key with one check per span borrows nothing. The second check borrows as
-//! many hits as were requested, and the size doubles from lease to lease.
+//! The current check is not part of the demand, only earlier checks are. A key with one check per
+//! span borrows nothing. The second check borrows as many hits as were requested, and then each
+//! lease is twice as large as the last.
 //!
 //! Guarantees:
 //! - A lease is at most `max_lease` hits, and 0 without demand.
 //! - O(1), no allocation.
-//!
-//! Not covered:
-//! - A grant below that size, because the limit or `max_overshoot` has fewer hits left (see
-//!   [`super::table`]).
 
 use crate::units::{Hits, Nanos};
 
@@ -48,10 +44,10 @@ const EARLY_REFILL_DIVISOR: u64 = 5;
 /// A lease is at most 1/10 of the hits that the limit allows at one instant.
 const LIMIT_DIVISOR: u64 = 10;
 
-/// The largest lease for a limit that allows `at_once` hits at one instant; at least 1.
+/// The largest lease for a limit that allows `max_at_once` hits at one instant; at least 1.
 #[must_use]
-pub fn max_lease(at_once: u32) -> Hits {
-    Hits((u64::from(at_once) / LIMIT_DIVISOR).max(1))
+pub fn max_lease(max_at_once: u32) -> Hits {
+    Hits((u64::from(max_at_once) / LIMIT_DIVISOR).max(1))
 }
 
 /// The way to choose the size of a lease.
@@ -68,7 +64,6 @@ pub enum LeaseSizing {
 pub struct LeaseSizer {
     sizing: LeaseSizing,
     duration: Nanos,
-    /// The interval in which demand is counted.
     span: Nanos,
     max_lease: Hits,
     started_at: Nanos,
@@ -160,28 +155,28 @@ impl LeaseSizer {
         }
     }
 
-    /// Returns the hits to borrow next, at most `max_lease`. Excludes `excluded`,
-    /// the hits of the current check, which is already recorded.
+    /// Returns the hits to borrow next, at most `max_lease`. `excluded` are the hits of the current
+    /// check, which is already recorded.
     #[must_use]
     pub fn next_lease(&self, now: Nanos, excluded: Hits) -> Hits {
-        let want = match self.sizing {
+        let lease = match self.sizing {
             LeaseSizing::Fixed(hits) => hits,
             LeaseSizing::Learned => {
-                let DemandTally { requested: asked, unspent: stranded, .. } = self.last_span(now);
-                let requested = asked.less(excluded);
+                let DemandTally { requested, unspent, .. } = self.last_span(now);
+                let requested = requested.less(excluded);
                 let lease = if requested < SMALL_DEMAND {
                     requested.0
                 } else {
                     scaled(requested.0, self.duration.0, self.span.0)
                 };
-                Hits(scaled(lease, requested.0, requested.plus(stranded).0))
+                Hits(scaled(lease, requested.0, requested.plus(unspent).0))
             }
         };
-        want.min(self.max_lease)
+        lease.min(self.max_lease)
     }
 
-    /// Returns the part of `balance` that exceeds the demand expected in the given time; 0 if that
-    /// part is less than half of the balance.
+    /// Returns the part of `balance` above the hits expected in `time`; 0 if it is less than half
+    /// of the balance.
     #[must_use]
     pub fn surplus(&self, now: Nanos, balance: Hits, time: Nanos) -> Hits {
         let surplus = balance.less(self.expected_hits(now, time));
@@ -206,29 +201,24 @@ impl LeaseSizer {
         scaled(self.last_span(now).checks, time.0, self.span.0)
     }
 
-    /// Returns `true` if `balance` is at most 1/5 of a lease and is expected to run
-    /// out within `time`. Always `false` for a fixed size with a balance above 0.
+    /// Returns `true` if `balance` is at most 1/5 of a lease and is expected to run out within
+    /// `time`. Always `false` for a fixed size with a balance above 0.
     #[must_use]
     pub fn runs_low(&self, now: Nanos, balance: Hits, time: Nanos) -> bool {
         let threshold = self.last_span(now).largest_lease.0 / EARLY_REFILL_DIVISOR;
         balance.0 <= self.expected_hits(now, time).0.min(threshold)
     }
 
-    /// Returns `true` if `balance` will run out within the time `ahead`, or cannot cover a check as
-    /// large as recent ones. With a fixed size: if `balance` is less than 1/4 of a lease.
+    /// Returns `true` if `balance` will run out within `time`, or cannot cover a check as large as
+    /// recent ones. With a fixed size: if `balance` is less than 1/4 of a lease.
     #[must_use]
-    pub fn runs_out(&self, now: Nanos, balance: Hits, ahead: Nanos) -> bool {
+    pub fn runs_out(&self, now: Nanos, balance: Hits, time: Nanos) -> bool {
         match self.sizing {
             LeaseSizing::Fixed(hits) => balance.0 < hits.0.div_ceil(REFILL_DIVISOR),
             LeaseSizing::Learned => {
-                let DemandTally {
-                    requested: asked,
-                    largest_check: largest,
-                    largest_lease: lent,
-                    ..
-                } = self.last_span(now);
-                let next = largest.0.min(lent.0 / REFILL_DIVISOR);
-                balance.0 <= scaled(asked.0, ahead.0, self.span.0).max(next)
+                let recent = self.last_span(now);
+                let next = recent.largest_check.0.min(recent.largest_lease.0 / REFILL_DIVISOR);
+                balance.0 <= scaled(recent.requested.0, time.0, self.span.0).max(next)
             }
         }
     }
@@ -245,13 +235,12 @@ impl LeaseSizer {
         self.current = DemandTally::default();
     }
 
-    /// Returns the counts of the last span: the current interval plus the weighted counts of the
-    /// last one.
+    /// Returns the counts of the last span: the current interval plus the weighted older one.
     fn last_span(&self, now: Nanos) -> DemandTally {
         let mut rotated = *self;
         rotated.rotate(now);
-        let left = rotated.span.since(now.since(rotated.started_at));
-        let fading = |count| scaled(count, left.0, rotated.span.0);
+        let remaining = rotated.span.since(now.since(rotated.started_at));
+        let fading = |count| scaled(count, remaining.0, rotated.span.0);
         let fading_hits = |hits: Hits| Hits(fading(hits.0));
         DemandTally {
             requested: rotated.current.requested.plus(fading_hits(rotated.last.requested)),
@@ -263,9 +252,9 @@ impl LeaseSizer {
     }
 }
 
-/// Returns ⌊whole·part / of⌋; 0 if `of` is 0.
-pub(super) fn scaled(whole: u64, part: u64, of: u64) -> u64 {
-    let product = u128::from(whole).saturating_mul(u128::from(part));
-    let scaled = product.checked_div(u128::from(of)).unwrap_or(0);
+/// Returns ⌊value · numerator / denominator⌋; 0 if the denominator is 0.
+pub(super) fn scaled(value: u64, numerator: u64, denominator: u64) -> u64 {
+    let product = u128::from(value).saturating_mul(u128::from(numerator));
+    let scaled = product.checked_div(u128::from(denominator)).unwrap_or(0);
     u64::try_from(scaled).unwrap_or(u64::MAX)
 }

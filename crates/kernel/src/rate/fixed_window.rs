@@ -28,9 +28,6 @@
 //! - Denied hits are counted, as in envoyproxy/ratelimit.
 //! - Windows only move forward: a hit before the current window counts into the current window.
 //! - A changed limit keeps the count of the window.
-//!
-//! Not covered:
-//! - The starts of calendar windows, which the engine plans.
 
 use super::counter_decision::{CounterDecision, Headroom};
 use super::limit::{EXACT_BOUND, LimitError, Tick};
@@ -73,8 +70,8 @@ impl FixedWindow {
     /// Creates a limit of `limit` hits per window; 0 denies every hit.
     ///
     /// # Errors
-    /// A window that is too short, not whole microseconds or
-    /// longer than 2^53 of them; or calendar windows out of order.
+    /// Fails for a window that is shorter than [`MIN_WINDOW`], has a fraction of a microsecond or
+    /// at least 2^53 of them, and for unordered calendar windows.
     pub fn new(limit: u32, windows: Windows) -> Result<Self, LimitError> {
         windows.validate()?;
         Ok(Self { limit, windows })
@@ -101,9 +98,9 @@ impl FixedWindow {
     /// Counts `hits`, allowed or denied. 0 hits are allowed
     /// unless the window is over its limit. Cost: no allocation.
     pub fn charge(&self, state: &mut WindowCount, now: Nanos, hits: Hits) -> CounterDecision {
-        let (count, step) = self.decide(*state, now, hits);
+        let (count, result) = self.decide(*state, now, hits);
         *state = count;
-        step
+        result
     }
 
     /// Refunds `hits` to the current window; a window that is over gets no refund.
@@ -130,14 +127,14 @@ impl FixedWindow {
         count.count = count.count.saturating_add(hits.0).min(EXACT_BOUND.saturating_sub(1));
         let room = self.headroom(count, end, now);
         let limit = u64::from(self.limit);
-        let step = if count.count <= limit {
+        let result = if count.count <= limit {
             CounterDecision::Allow(room)
         } else if limit < hits.0 {
             CounterDecision::ExceedsLimit(room)
         } else {
             CounterDecision::Deny { retry_after: room.reset_after, headroom: room }
         };
-        (count, step)
+        (count, result)
     }
 
     /// Moves the state to its current window, and returns it with the window's end.
@@ -178,10 +175,10 @@ impl Windows {
     /// Returns start and end of the window at `now`, or at `since` if
     /// that is later. `None` if `now` is outside the calendar windows.
     fn current(&self, since: Nanos, now: Nanos) -> Option<(Nanos, Nanos)> {
-        let at = now.max(since);
+        let instant = now.max(since);
         match self {
             Self::Every(length) => {
-                let start = Nanos(at.0.saturating_sub(at.0.checked_rem(length.0)?));
+                let start = Nanos(instant.0.saturating_sub(instant.0.checked_rem(length.0)?));
                 Some((start, start.plus(*length)))
             }
             Self::Calendar { starts: [first, second, third, end] } => {
@@ -190,9 +187,9 @@ impl Windows {
                 }
                 // A state later than all planned windows counts into the last of them. Otherwise
                 // the counter would be unusable until the clock reaches that state.
-                Some(match at {
-                    at if at < *second => (*first, *second),
-                    at if at < *third => (*second, *third),
+                Some(match instant {
+                    instant if instant < *second => (*first, *second),
+                    instant if instant < *third => (*second, *third),
                     _ => (*third, *end),
                 })
             }

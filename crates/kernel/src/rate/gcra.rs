@@ -6,11 +6,11 @@
 //!
 //! | formula, for 3 per 10 s, burst 4 (N = 3, P = 10^7 µs) | worked row |
 //! |---|---|
-//! | ahead = (whole − now)·N + frac, at most B·P | 4 hits on an empty counter: 4·10^7 |
-//! | allow iff ahead + hits·P ≤ B·P | a fifth hit: 5·10^7 > 4·10^7, denied |
-//! | `retry_after` = ⌈(ahead + hits·P − B·P) / N⌉ ticks | ⌈10^7 / 3⌉ = 3,333,334 µs |
-//! | remaining = ⌊(B·P − ahead) / P⌋ | 0 |
-//! | `reset_after` = ⌈ahead / N⌉ ticks | ⌈4·10^7 / 3⌉ = 13,333,334 µs |
+//! | debt = (whole − now)·N + frac, at most B·P | 4 hits on an empty counter: 4·10^7 |
+//! | allow iff debt + hits·P ≤ B·P | a fifth hit: 5·10^7 > 4·10^7, denied |
+//! | `retry_after` = ⌈(debt + hits·P − B·P) / N⌉ ticks | ⌈10^7 / 3⌉ = 3,333,334 µs |
+//! | remaining = ⌊(B·P − debt) / P⌋ | 0 |
+//! | `reset_after` = ⌈debt / N⌉ ticks | ⌈4·10^7 / 3⌉ = 13,333,334 µs |
 //!
 //! ```
 //! use sluicegate_kernel::rate::gcra::{Gcra, Tat};
@@ -31,9 +31,6 @@
 //! - A denied check costs nothing.
 //! - After the clock stepped back, the debt is at most one burst.
 //! - A clock that steps back allows no extra hits.
-//!
-//! Not covered:
-//! - Recording the limit that a state belongs to (see [`Gcra::convert`]).
 
 use std::num::{NonZeroU32, NonZeroU64};
 
@@ -67,7 +64,7 @@ impl Gcra {
     /// Creates a limit of `requests` per `period`, at most `burst` at one instant.
     ///
     /// # Errors
-    /// A zero, a period that is not whole microseconds, or a burst that does not fit.
+    /// Fails for a zero, a period with a fraction of a microsecond, or a burst that does not fit.
     pub fn new(requests: u32, period: Nanos, burst: u32) -> Result<Self, LimitError> {
         let requests = NonZeroU32::new(requests).ok_or(LimitError::ZeroRequests)?;
         let burst = NonZeroU32::new(burst).ok_or(LimitError::ZeroBurst)?;
@@ -117,17 +114,17 @@ impl Gcra {
     /// Charges `hits` if they are allowed. 0 hits are always
     /// allowed and charge nothing. Cost: no allocation.
     pub fn charge(&self, state: &mut Tat, now: Nanos, hits: Hits) -> CounterDecision {
-        let (tat, step) = self.decide(*state, now, hits);
+        let (tat, result) = self.decide(*state, now, hits);
         *state = tat;
-        step
+        result
     }
 
     /// Refunds `hits`; the debt does not fall below zero.
     pub fn refund(&self, state: &mut Tat, now: Nanos, hits: Hits) -> CounterDecision {
         let now = self.tick.floor(now);
-        let ahead = self.debt_at_tick(*state, now).saturating_sub(self.cost(hits));
-        *state = self.state_with_debt(now, ahead);
-        CounterDecision::Allow(self.headroom(*state, now, self.free_hits(ahead)))
+        let debt = self.debt_at_tick(*state, now).saturating_sub(self.cost(hits));
+        *state = self.state_with_debt(now, debt);
+        CounterDecision::Allow(self.headroom(*state, now, self.free_hits(debt)))
     }
 
     /// Reduces the debt by `owed` hit·ticks; it does not fall below zero.
@@ -169,22 +166,21 @@ impl Gcra {
 
     fn decide(&self, state: Tat, now: Nanos, hits: Hits) -> (Tat, CounterDecision) {
         let now = self.tick.floor(now);
-        let ahead = self.debt_at_tick(state, now);
-        let free = self.free_hits(ahead);
-        if let Some(left) = free.checked_sub(hits.0) {
+        let debt = self.debt_at_tick(state, now);
+        let free = self.free_hits(debt);
+        if let Some(remaining) = free.checked_sub(hits.0) {
             // The new debt is at most the capacity, because `hits` are at most the free hits.
-            let tat = self.state_with_debt(now, ahead.saturating_add(self.cost(hits)));
-            return (tat, CounterDecision::Allow(self.headroom(tat, now, left)));
+            let tat = self.state_with_debt(now, debt.saturating_add(self.cost(hits)));
+            return (tat, CounterDecision::Allow(self.headroom(tat, now, remaining)));
         }
-        // The state is written although nothing is charged. After the clock stepped back, the debt
-        // is capped at one burst; it must drain from now on, and not be capped again at every
-        // check.
-        let tat = self.state_with_debt(now, ahead);
+        // Written although nothing is charged: after the clock stepped back, the capped debt must
+        // drain from now on, and not be capped again at every check.
+        let tat = self.state_with_debt(now, debt);
         let room = self.headroom(tat, now, free);
         if u64::from(self.burst.get()) < hits.0 {
             return (tat, CounterDecision::ExceedsLimit(room));
         }
-        let excess = ahead.saturating_add(self.cost(hits)).saturating_sub(self.capacity);
+        let excess = debt.saturating_add(self.cost(hits)).saturating_sub(self.capacity);
         let wait = excess.div_ceil(u64::from(self.requests.get()));
         (tat, CounterDecision::Deny { retry_after: self.tick.nanos(wait), headroom: room })
     }
@@ -200,15 +196,15 @@ impl Gcra {
         })
     }
 
-    /// Returns the state whose debt is `ahead` hit·ticks at `now`.
-    fn state_with_debt(&self, now: u64, ahead: u64) -> Tat {
-        if ahead == 0 {
+    /// Returns the state whose debt is `debt` hit·ticks at `now`.
+    fn state_with_debt(&self, now: u64, debt: u64) -> Tat {
+        if debt == 0 {
             return Tat::default();
         }
         let requests = NonZeroU64::from(self.requests);
         // The remainder is less than N, which is a u32.
-        let frac = u32::try_from(ahead % requests).unwrap_or(u32::MAX);
-        Tat { whole: now.saturating_add(ahead / requests), frac }
+        let frac = u32::try_from(debt % requests).unwrap_or(u32::MAX);
+        Tat { whole: now.saturating_add(debt / requests), frac }
     }
 
     fn headroom(&self, tat: Tat, now: u64, remaining: u64) -> Headroom {
@@ -216,8 +212,8 @@ impl Gcra {
         Headroom { remaining: Hits(remaining), reset_after: self.tick.nanos(ticks) }
     }
 
-    fn free_hits(&self, ahead: u64) -> u64 {
-        self.capacity.saturating_sub(ahead) / self.period
+    fn free_hits(&self, debt: u64) -> u64 {
+        self.capacity.saturating_sub(debt) / self.period
     }
 
     /// Returns the cost of `hits` in hit·ticks. Saturates, but is exact for all hits that can be

@@ -13,9 +13,6 @@
 //! Guarantees:
 //! - The finest tick that fits is chosen.
 //! - A limit that does not fit is rejected with the largest burst that does.
-//!
-//! Not covered:
-//! - The use of the numbers in a strategy.
 
 use std::fmt;
 use std::num::{NonZeroU32, NonZeroU64};
@@ -54,11 +51,11 @@ impl Tick {
     // Each arm divides by a constant, which compiles to
     // a multiplication; `size` would need a division.
     #[must_use]
-    pub const fn floor(self, at: Nanos) -> u64 {
+    pub const fn floor(self, instant: Nanos) -> u64 {
         match self {
-            Self::Micro => at.0 / 1_000,
-            Self::Milli => at.0 / 1_000_000,
-            Self::Second => at.0 / 1_000_000_000,
+            Self::Micro => instant.0 / 1_000,
+            Self::Milli => instant.0 / 1_000_000,
+            Self::Second => instant.0 / 1_000_000_000,
         }
     }
 
@@ -91,9 +88,8 @@ pub struct RefillRate {
 }
 
 impl RefillRate {
-    /// Returns `true` if one tick frees more than 1 % of `burst`.
-    ///
-    /// The decisions of such a limit are visibly coarser than its numbers.
+    /// Returns `true` if one tick frees more than 1 % of `burst`. The decisions of such a limit are
+    /// visibly coarser than its numbers.
     ///
     /// ```
     /// # use std::num::NonZeroU64;

@@ -5,9 +5,6 @@
 //! - `peek` and `charge` give the same result; only `charge` changes the state.
 //! - A denied client is allowed at `retry_after`, without other traffic, and not one
 //!   [`limit::Tick`] sooner.
-//!
-//! Not covered:
-//! - Storage of the state, and the current time.
 
 mod counter_decision;
 pub mod fixed_window;
@@ -65,26 +62,23 @@ impl Strategy {
         }
     }
 
-    /// Returns how much longer a denied check waits if it has `more` additional hits; `None` if
-    /// only the counter can compute that.
-    ///
-    /// The result is at most one tick longer than the counter's own.
+    /// Returns how much longer a denied check waits if it has `additional_hits`; `None` if only the
+    /// counter can compute that. The result is at most one tick longer than the counter's own.
     #[must_use]
-    pub fn extra_wait(&self, more: Hits) -> Option<Nanos> {
+    pub fn extra_wait(&self, additional_hits: Hits) -> Option<Nanos> {
         match self {
-            _ if more == Hits(0) => Some(Nanos(0)),
+            _ if additional_hits == Hits(0) => Some(Nanos(0)),
             // The window frees all hits at once.
             Self::FixedWindow(_) => Some(Nanos(0)),
             Self::Gcra(gcra) => {
-                let earned = more.0.saturating_mul(gcra.refill_rate().ticks.get());
+                let earned = additional_hits.0.saturating_mul(gcra.refill_rate().ticks.get());
                 Some(gcra.tick().nanos(earned.div_ceil(gcra.refill_rate().hits.into())))
             }
             Self::SlidingWindow(_) | Self::SlidingLog(_) => None,
         }
     }
 
-    /// Projects a counter's headroom `room` from `at` to `now`, without other traffic.
-    ///
+    /// Projects the headroom `room`, measured at `measured_at`, to `now`, without other traffic.
     /// The result is at most the counter's own headroom, and equal once the counter is empty,
     /// unless the counter's clock steps back. Cost: no allocation.
     ///
@@ -95,16 +89,16 @@ impl Strategy {
     /// | sliding window, empty at 2 s: the old hits fade from 1 s | 0 | 0 | 50 | 100 |
     /// | sliding log, empty at 1 s | 0 | 100 | 100 | 100 |
     #[must_use]
-    pub fn project(&self, room: Headroom, at: Nanos, now: Nanos) -> Headroom {
+    pub fn project(&self, room: Headroom, measured_at: Nanos, now: Nanos) -> Headroom {
         // The counter's clock ticks in microseconds. Finer instants
         // would give the headroom of a window that is over.
-        let [at, now] =
-            [at, now].map(|instant| limit::Tick::Micro.nanos(limit::Tick::Micro.floor(instant)));
-        let elapsed = now.since(at);
+        let [measured_at, now] = [measured_at, now]
+            .map(|instant| limit::Tick::Micro.nanos(limit::Tick::Micro.floor(instant)));
+        let elapsed = now.since(measured_at);
         if room.reset_after <= elapsed {
             let reset_after = match self {
                 Self::FixedWindow(limit) => {
-                    limit.windows().time_left(at.plus(room.reset_after), now)
+                    limit.windows().time_left(measured_at.plus(room.reset_after), now)
                 }
                 Self::Gcra(_) | Self::SlidingWindow(_) | Self::SlidingLog(_) => Nanos(0),
             };
@@ -151,6 +145,6 @@ impl Strategy {
     /// Returns `true` if one tick frees more than 1 % of the burst or limit.
     #[must_use]
     pub fn is_coarse(&self) -> bool {
-        self.refill_rate().is_some_and(|worth| worth.is_coarse(self.max_at_once()))
+        self.refill_rate().is_some_and(|rate| rate.is_coarse(self.max_at_once()))
     }
 }

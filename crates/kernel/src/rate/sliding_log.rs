@@ -5,8 +5,8 @@
 //!
 //! | formula, for 3 per 10 s; 2 hits at 0 s and 1 at 4 s; now 5 s | worked row |
 //! |---|---|
-//! | held = hits younger than the period | 3 |
-//! | allow iff held + hits ≤ N | 3 + 1 > 3, denied |
+//! | used = hits younger than the period | 3 |
+//! | allow iff used + hits ≤ N | 3 + 1 > 3, denied |
 //! | `retry_after`: until enough of the oldest hits are a period old | 0 + 10 − 5 = 5 s |
 //! | `reset_after`: until the newest hit is a period old | 4 + 10 − 5 = 9 s |
 //!
@@ -33,9 +33,6 @@
 //! - A lowered limit keeps the newest hits.
 //! - After the clock stepped back, entries in the future are moved to now.
 //! - No hit is dropped early or kept for longer than a period.
-//!
-//! Not covered:
-//! - An approximation with 16 bytes per key (see [`super::sliding_window`]).
 
 use std::collections::VecDeque;
 
@@ -55,7 +52,6 @@ pub struct SlidingLog {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ArrivalLog {
     entries: VecDeque<Arrivals>,
-    /// The sum of the hits in all entries.
     total: u64,
 }
 
@@ -73,7 +69,7 @@ impl SlidingLog {
     /// Creates a limit of `limit` hits in any `period`; 0 denies every hit.
     ///
     /// # Errors
-    /// A period of 0, not whole microseconds, or longer than 2^53 of them.
+    /// Fails for a period of 0, with a fraction of a microsecond, or of at least 2^53 of them.
     pub fn new(limit: u32, period: Nanos) -> Result<Self, LimitError> {
         let micros = Tick::Micro.floor(period);
         match period {
@@ -100,33 +96,34 @@ impl SlidingLog {
     #[must_use]
     pub fn peek(&self, state: &ArrivalLog, now: Nanos, hits: Hits) -> CounterDecision {
         let now = Tick::Micro.floor(now);
-        let expired =
-            state.entries.iter().map_while(|run| self.is_expired(*run, now).then_some(run.hits));
-        let held = state.total.saturating_sub(expired.map(u64::from).fold(0, u64::saturating_add));
-        let result = self.decide(state, held, now, hits);
+        let expired = state
+            .entries
+            .iter()
+            .map_while(|entry| self.is_expired(*entry, now).then_some(entry.hits));
+        let used = state.total.saturating_sub(expired.map(u64::from).fold(0, u64::saturating_add));
+        let result = self.decide(state, used, now, hits);
         match result {
             // The reset-after is computed as if the hits were already in the log.
             CounterDecision::Allow(room) if hits.0 != 0 => CounterDecision::Allow(Headroom {
                 reset_after: Tick::Micro.nanos(self.period),
                 ..room
             }),
-            step => step,
+            other => other,
         }
     }
 
-    /// Records `hits` if they are allowed. 0 hits are always allowed.
-    ///
-    /// Cost: allocates when the log grows. Capacity doubles, up to N entries.
+    /// Records `hits` if they are allowed. 0 hits are always allowed. Cost: allocates when the log
+    /// grows. Capacity doubles, up to N entries.
     pub fn charge(&self, state: &mut ArrivalLog, now: Nanos, hits: Hits) -> CounterDecision {
         let now = Tick::Micro.floor(now);
         self.normalize(state, now);
-        let step = self.decide(state, state.total, now, hits);
-        match step {
+        let result = self.decide(state, state.total, now, hits);
+        match result {
             CounterDecision::Allow(_) if hits.0 != 0 => {
                 state.push(now, hits, self.limit);
                 CounterDecision::Allow(self.headroom(state, state.total, now))
             }
-            _ => step,
+            _ => result,
         }
     }
 
@@ -145,16 +142,16 @@ impl SlidingLog {
         state.entries.back().is_none_or(|newest| self.is_expired(*newest, now))
     }
 
-    /// Returns the result if `held` hits are younger than a period.
-    fn decide(&self, state: &ArrivalLog, held: u64, now: u64, hits: Hits) -> CounterDecision {
-        let room = self.headroom(state, held, now);
+    /// Returns the result if `used` hits are younger than a period.
+    fn decide(&self, state: &ArrivalLog, used: u64, now: u64, hits: Hits) -> CounterDecision {
+        let room = self.headroom(state, used, now);
         if let Some(remaining) = room.remaining.0.checked_sub(hits.0) {
             return CounterDecision::Allow(Headroom { remaining: Hits(remaining), ..room });
         }
         if u64::from(self.limit) < hits.0 {
             return CounterDecision::ExceedsLimit(room);
         }
-        let excess = held.saturating_add(hits.0).saturating_sub(u64::from(self.limit));
+        let excess = used.saturating_add(hits.0).saturating_sub(u64::from(self.limit));
         let wait = self.time_until_freed(state, excess, now);
         CounterDecision::Deny { retry_after: Tick::Micro.nanos(wait), headroom: room }
     }
@@ -162,19 +159,19 @@ impl SlidingLog {
     /// Returns the microseconds until the oldest `excess` hits are a period old.
     fn time_until_freed(&self, state: &ArrivalLog, excess: u64, now: u64) -> u64 {
         let mut freed = 0_u64;
-        for run in state.entries.iter().filter(|run| !self.is_expired(**run, now)) {
-            freed = freed.saturating_add(u64::from(run.hits));
+        for entry in state.entries.iter().filter(|entry| !self.is_expired(**entry, now)) {
+            freed = freed.saturating_add(u64::from(entry.hits));
             if excess <= freed {
-                return self.time_left(*run, now);
+                return self.time_left(*entry, now);
             }
         }
         self.period
     }
 
-    fn headroom(&self, state: &ArrivalLog, held: u64, now: u64) -> Headroom {
+    fn headroom(&self, state: &ArrivalLog, used: u64, now: u64) -> Headroom {
         let reset = state.entries.back().map_or(0, |newest| self.time_left(*newest, now));
         Headroom {
-            remaining: Hits(u64::from(self.limit)).less(Hits(held)),
+            remaining: Hits(u64::from(self.limit)).less(Hits(used)),
             reset_after: Tick::Micro.nanos(reset),
         }
     }
@@ -195,12 +192,13 @@ impl SlidingLog {
         // With a limit of 0 one hit is kept, so that the reset-after stays known.
         let surplus = state.total.saturating_sub(u64::from(self.limit.max(1)));
         state.drop_oldest(surplus);
-        while let Some(oldest) = state.entries.front().filter(|run| self.is_expired(**run, now)) {
+        while let Some(oldest) = state.entries.front().filter(|entry| self.is_expired(**entry, now))
+        {
             state.total = state.total.saturating_sub(u64::from(oldest.hits));
             state.entries.pop_front();
         }
         let mut future = 0_u32;
-        while let Some(newest) = state.entries.back().filter(|run| now < run.at) {
+        while let Some(newest) = state.entries.back().filter(|entry| now < entry.at) {
             // The sum is at most the limit, as is the sum of all entries.
             future = future.saturating_add(newest.hits);
             state.entries.pop_back();
@@ -230,29 +228,29 @@ impl ArrivalLog {
     fn grow(&mut self, limit: u32) {
         let len = self.entries.len();
         if len == self.entries.capacity() {
-            let most = usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(len);
-            self.entries.reserve_exact(len.max(1).min(most));
+            let max_growth = usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(len);
+            self.entries.reserve_exact(len.max(1).min(max_growth));
         }
     }
 
     /// Refunds up to `hits` of the arrivals at `at`; does nothing if they were removed.
     pub(crate) fn refund_at(&mut self, at: Nanos, hits: Hits) {
         let at = Tick::Micro.floor(at);
-        let Ok(index) = self.entries.binary_search_by_key(&at, |run| run.at) else { return };
-        let Some(run) = self.entries.get_mut(index) else { return };
-        let taken = u32::try_from(hits.0).unwrap_or(u32::MAX).min(run.hits);
-        run.hits = run.hits.saturating_sub(taken);
+        let Ok(index) = self.entries.binary_search_by_key(&at, |entry| entry.at) else { return };
+        let Some(entry) = self.entries.get_mut(index) else { return };
+        let taken = u32::try_from(hits.0).unwrap_or(u32::MAX).min(entry.hits);
+        entry.hits = entry.hits.saturating_sub(taken);
         self.total = self.total.saturating_sub(u64::from(taken));
-        if run.hits == 0 {
+        if entry.hits == 0 {
             self.entries.remove(index);
         }
     }
 
     fn drop_oldest(&mut self, hits: u64) {
-        let mut left = hits.min(self.total);
-        self.total = self.total.saturating_sub(left);
-        while let Some(run) = self.entries.front_mut() {
-            if !take_hits(run, &mut left) {
+        let mut remaining = hits.min(self.total);
+        self.total = self.total.saturating_sub(remaining);
+        while let Some(entry) = self.entries.front_mut() {
+            if !take_hits(entry, &mut remaining) {
                 return;
             }
             self.entries.pop_front();
@@ -260,10 +258,10 @@ impl ArrivalLog {
     }
 
     fn drop_newest(&mut self, hits: u64) {
-        let mut left = hits.min(self.total);
-        self.total = self.total.saturating_sub(left);
-        while let Some(run) = self.entries.back_mut() {
-            if !take_hits(run, &mut left) {
+        let mut remaining = hits.min(self.total);
+        self.total = self.total.saturating_sub(remaining);
+        while let Some(entry) = self.entries.back_mut() {
+            if !take_hits(entry, &mut remaining) {
                 return;
             }
             self.entries.pop_back();
@@ -271,10 +269,10 @@ impl ArrivalLog {
     }
 }
 
-/// Takes up to `left` hits out of an entry. Returns `true` if the entry is empty now.
-fn take_hits(entry: &mut Arrivals, left: &mut u64) -> bool {
-    let taken = u32::try_from(*left).unwrap_or(u32::MAX).min(entry.hits);
+/// Takes up to `remaining` hits out of an entry. Returns `true` if the entry is empty now.
+fn take_hits(entry: &mut Arrivals, remaining: &mut u64) -> bool {
+    let taken = u32::try_from(*remaining).unwrap_or(u32::MAX).min(entry.hits);
     entry.hits = entry.hits.saturating_sub(taken);
-    *left = left.saturating_sub(u64::from(taken));
+    *remaining = remaining.saturating_sub(u64::from(taken));
     entry.hits == 0
 }

@@ -35,8 +35,7 @@
 //! - A changed limit keeps both counts.
 //! - A changed period keeps the counts whose window overlaps the new windows.
 //!
-//! Not covered:
-//! - Exactness in every interval (see [`super::sliding_log`]).
+//! Not covered: exactness in every interval (see [`super::sliding_log`]).
 
 use std::num::{NonZeroU32, NonZeroU64};
 
@@ -69,8 +68,8 @@ struct CurrentWindows {
     /// The start of the counts: the current window's start, or later after a changed period.
     since: u64,
     end: u64,
-    /// The ticks until `end`, at least 1; a window in the future has all its ticks left.
-    left: u64,
+    /// The ticks until `end`, at least 1; a window in the future has all its ticks.
+    ticks_left: u64,
     prev: u32,
     cur: u32,
 }
@@ -79,7 +78,7 @@ impl SlidingWindow {
     /// Creates a limit of `limit` hits per `period`; 0 denies every hit.
     ///
     /// # Errors
-    /// A period of 0 or not whole microseconds, or a limit that does not fit.
+    /// Fails for a period of 0 or with a fraction of a microsecond, or a limit that does not fit.
     pub fn new(limit: u32, period: Nanos) -> Result<Self, LimitError> {
         // The rate is not reduced to lowest terms, because the previous window's count can be any
         // number.
@@ -113,45 +112,44 @@ impl SlidingWindow {
 
     /// Counts `hits` if they are allowed. 0 hits are always allowed. Cost: no allocation.
     pub fn charge(&self, state: &mut WindowPair, now: Nanos, hits: Hits) -> CounterDecision {
-        let mut seen = self.advance(*state, now);
-        let step = self.decide(&mut seen, hits);
-        *state = self.state_of(&seen);
-        step
+        let mut windows = self.advance(*state, now);
+        let result = self.decide(&mut windows, hits);
+        *state = self.state_of(&windows);
+        result
     }
 
     /// Refunds `hits` to the current window.
     pub fn refund(&self, state: &mut WindowPair, now: Nanos, hits: Hits) -> CounterDecision {
-        let mut seen = self.advance(*state, now);
-        seen.cur = seen.cur.saturating_sub(saturating_u32(hits));
-        *state = self.state_of(&seen);
-        CounterDecision::Allow(self.headroom(&seen))
+        let mut windows = self.advance(*state, now);
+        windows.cur = windows.cur.saturating_sub(saturating_u32(hits));
+        *state = self.state_of(&windows);
+        CounterDecision::Allow(self.headroom(&windows))
     }
 
-    /// Returns the hits that are certainly allowed if the
-    /// counter, which had `room`, is empty after `wait`.
+    /// Returns the hits that are certainly allowed at a time `wait` before the counter is empty.
     ///
-    /// The used hits fade linearly during the last period before the counter is empty. If less than
-    /// a period is left, they fade in that time.
+    /// `room` is the counter's last headroom. The used hits fade linearly during the last period
+    /// before the counter is empty. If less than a period remains, they fade in that time.
     #[must_use]
     pub fn allowed_before_empty(&self, room: Headroom, wait: Nanos) -> Hits {
         let limit = Hits(u64::from(self.limit));
         let fades_for = self.fade_ticks(room);
-        let left = wait.0.div_ceil(self.tick.size().0).min(fades_for);
+        let remaining_ticks = wait.0.div_ceil(self.tick.size().0).min(fades_for);
         // The product is below 2^53, because the used hits are at most the limit.
-        let used = limit.less(room.remaining).0.saturating_mul(left);
+        let used = limit.less(room.remaining).0.saturating_mul(remaining_ticks);
         limit.less(Hits(used.div_ceil(fades_for)))
     }
 
-    /// Returns how long before the counter, which had `room`, is empty `hits` are certainly
-    /// allowed. `hits` is at most the limit.
+    /// Returns the time before the counter is empty at which `hits` (at most the limit) are
+    /// certainly allowed. `room` is the counter's last headroom.
     #[must_use]
     pub fn lead_time(&self, room: Headroom, hits: Hits) -> Nanos {
         let limit = Hits(u64::from(self.limit));
         let fades_for = self.fade_ticks(room);
         // The product is below 2^53: at most the limit times a period.
         let product = limit.less(hits).0.saturating_mul(fades_for);
-        let left = product.checked_div(limit.less(room.remaining).0).unwrap_or(fades_for);
-        self.tick.nanos(left.min(fades_for))
+        let ticks = product.checked_div(limit.less(room.remaining).0).unwrap_or(fades_for);
+        self.tick.nanos(ticks.min(fades_for))
     }
 
     /// Returns the number of ticks during which the used hits fade: a period, or the time until the
@@ -163,33 +161,33 @@ impl SlidingWindow {
     /// Returns `true` if the counter is empty, so that its state can be deleted.
     #[must_use]
     pub fn is_empty(&self, state: &WindowPair, now: Nanos) -> bool {
-        let seen = self.advance(*state, now);
-        seen.prev == 0 && seen.cur == 0
+        let windows = self.advance(*state, now);
+        windows.prev == 0 && windows.cur == 0
     }
 
-    fn decide(&self, seen: &mut CurrentWindows, hits: Hits) -> CounterDecision {
-        let room = self.headroom(seen);
+    fn decide(&self, windows: &mut CurrentWindows, hits: Hits) -> CounterDecision {
+        let room = self.headroom(windows);
         if hits.0 == 0 || hits <= room.remaining {
             // The sum is at most the limit, because `hits` are at most the remaining hits.
-            seen.cur = seen.cur.saturating_add(saturating_u32(hits));
-            return CounterDecision::Allow(self.headroom(seen));
+            windows.cur = windows.cur.saturating_add(saturating_u32(hits));
+            return CounterDecision::Allow(self.headroom(windows));
         }
         if u64::from(self.limit) < hits.0 {
             return CounterDecision::ExceedsLimit(room);
         }
-        let wait = self.allowed_at(seen, hits).saturating_sub(seen.now);
+        let wait = self.allowed_at(windows, hits).saturating_sub(windows.now);
         CounterDecision::Deny { retry_after: self.tick.nanos(wait), headroom: room }
     }
 
     /// Returns the first tick at which `hits` are allowed;
     /// they are denied now and at most the limit.
-    fn allowed_at(&self, seen: &CurrentWindows, hits: Hits) -> u64 {
+    fn allowed_at(&self, windows: &CurrentWindows, hits: Hits) -> u64 {
         let after_hits = u64::from(self.limit).saturating_sub(hits.0);
-        match after_hits.checked_sub(u64::from(seen.cur)) {
+        match after_hits.checked_sub(u64::from(windows.cur)) {
             // In this window, while the previous one fades.
-            Some(room) => self.faded_at(seen.end, seen.prev, room),
+            Some(room) => self.faded_at(windows.end, windows.prev, room),
             // In the next window, while this one fades.
-            None => self.faded_at(self.next_boundary(seen.end), seen.cur, after_hits),
+            None => self.faded_at(self.next_boundary(windows.end), windows.cur, after_hits),
         }
     }
 
@@ -202,38 +200,38 @@ impl SlidingWindow {
         end.saturating_sub(product.checked_div(u64::from(count)).unwrap_or(self.period.get()))
     }
 
-    fn headroom(&self, seen: &CurrentWindows) -> Headroom {
+    fn headroom(&self, windows: &CurrentWindows) -> Headroom {
         // Saturates only for counts above a lowered limit, and then no hits remain anyway.
-        let faded = u64::from(seen.prev).saturating_mul(seen.left).div_ceil(self.period.get());
-        let used = faded.saturating_add(u64::from(seen.cur));
-        let empty_at = match (seen.prev, seen.cur) {
-            (0, 0) => seen.now,
-            (_, 0) => seen.end,
-            _ => self.next_boundary(seen.end),
+        let faded =
+            u64::from(windows.prev).saturating_mul(windows.ticks_left).div_ceil(self.period.get());
+        let used = faded.saturating_add(u64::from(windows.cur));
+        let empty_at = match (windows.prev, windows.cur) {
+            (0, 0) => windows.now,
+            (_, 0) => windows.end,
+            _ => self.next_boundary(windows.end),
         };
         Headroom {
             remaining: Hits(u64::from(self.limit)).less(Hits(used)),
-            reset_after: self.tick.nanos(empty_at.saturating_sub(seen.now)),
+            reset_after: self.tick.nanos(empty_at.saturating_sub(windows.now)),
         }
     }
 
     fn advance(&self, state: WindowPair, now: Nanos) -> CurrentWindows {
         let now = self.tick.floor(now);
         let since = self.tick.floor(state.start);
-        let at = now.max(since);
-        let elapsed = at % self.period;
-        let start = at.saturating_sub(elapsed);
+        let instant = now.max(since);
+        let elapsed = instant % self.period;
+        let start = instant.saturating_sub(elapsed);
         let end = self.next_boundary(start);
         let (prev, cur) = match start.saturating_sub(since) {
             0 => (state.prev, state.cur),
             distance if distance <= self.period.get() => (state.cur, 0),
             _ => (0, 0),
         };
-        let left = end.saturating_sub(at);
-        CurrentWindows { now, since: since.max(start), end, left, prev, cur }
+        let ticks_left = end.saturating_sub(instant);
+        CurrentWindows { now, since: since.max(start), end, ticks_left, prev, cur }
     }
 
-    /// Returns the window boundary that is one period after `boundary`.
     fn next_boundary(&self, boundary: u64) -> u64 {
         boundary.saturating_add(self.period.get())
     }

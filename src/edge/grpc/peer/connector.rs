@@ -36,8 +36,8 @@ pub(super) fn channel(address: SocketAddr, trust: Arc<PeerTrust>) -> Channel {
         .origin(origin)
         .connect_timeout(CONNECT_TIMEOUT)
         .http2_keep_alive_interval(PING_INTERVAL)
-        // hyper's client closes the connection without a reply to the ping in this time, even if
-        // other bytes arrive. Such a close loses no messages, because batches are sent again.
+        // hyper's client closes the connection after this time without a reply to the ping, even if
+        // other bytes arrive. Batches are then sent again.
         .keep_alive_timeout(PERMIT_STREAM_PONG_TIMEOUT)
         .keep_alive_while_idle(true)
         .connect_with_connector_lazy(PeerConnector { address, trust })

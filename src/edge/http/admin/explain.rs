@@ -1,13 +1,9 @@
 //! Serves `/explain`: shows the rules and limits that would decide a check.
 //!
 //! Guarantees:
-//! - No counter is read or changed.
+//! - No counter is read or changed: the decision of a rate limit assumes an empty counter.
 //! - A concurrency limit is shown with its requests in flight.
 //! - A forced decision is shown with its verdict and its end.
-//!
-//! Not covered:
-//! - The stored counters: the shown rate limit decision assumes empty counters.
-//! - Matching rules (see [`crate::config::explain`]).
 
 use super::permits::to_ratio;
 use crate::config::descriptor_text::{borrow_entries, parse_entries};
@@ -19,12 +15,12 @@ use crate::engine::concurrency::BucketMetrics;
 use crate::engine::forced_decisions::verdict_name;
 use crate::kernel::units::{Hits, Nanos};
 
-/// The check that a query string describes, for `/explain` and the other admin paths.
+/// The check in a query string, for `/explain` and other admin paths.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExplainQuery {
     /// The domain.
     pub domain: String,
-    /// The descriptors. Each is a list of entries: key and value.
+    /// The descriptors. Each is a list of entries (key and value).
     pub descriptors: Vec<Vec<(String, String)>>,
     /// The hits of each descriptor; 1 unless the query has `hits`.
     pub hits: u64,
@@ -34,8 +30,7 @@ impl ExplainQuery {
     /// Parses the names and values of a query string.
     ///
     /// # Errors
-    /// A message for the operator: an unknown name, an invalid
-    /// value, or no domain or descriptor.
+    /// A message for the operator: an unknown name, an invalid value, or no domain or descriptor.
     pub fn from_query(pairs: Vec<(String, String)>) -> Result<Self, String> {
         let mut query = Self { hits: 1, ..Self::default() };
         for (name, value) in pairs {
@@ -47,7 +42,7 @@ impl ExplainQuery {
             }
         }
         if query.domain.is_empty() || query.descriptors.is_empty() {
-            // The message names no path, because several paths use this query.
+            // Names no path, because several paths use this query.
             return Err("a domain and at least one descriptor are needed after the path: \
                         ?domain=d&descriptor=k=v,k2=v2"
                 .to_owned());
@@ -68,11 +63,11 @@ pub fn explain(config: &Config, query: &ExplainQuery, now: Nanos) -> Explanation
     config::explain::explain(config, &query.domain, &descriptors, Hits(query.hits), now)
 }
 
-/// Adds the current state to an explanation: the requests in flight
-/// of each concurrency limit, and the forced decisions.
-pub(super) fn add_live_state(explained: &mut Explanation, query: &ExplainQuery, engine: &Engine) {
+/// Adds to `explanation` the requests in flight of each concurrency limit, and the forced
+/// decisions.
+pub(super) fn add_live_state(explanation: &mut Explanation, query: &ExplainQuery, engine: &Engine) {
     let forced_rules = engine.forced_decisions();
-    for (descriptor, entries) in explained.descriptors.iter_mut().zip(&query.descriptors) {
+    for (descriptor, entries) in explanation.descriptors.iter_mut().zip(&query.descriptors) {
         if let Some(concurrency) = &mut descriptor.concurrency {
             concurrency.now = engine
                 .concurrency_snapshot(&query.domain, &borrow_entries(entries))
@@ -86,15 +81,15 @@ pub(super) fn add_live_state(explained: &mut Explanation, query: &ExplainQuery, 
     }
 }
 
-/// Returns `true` if the forced decision applies to the descriptor's rule. A rule
-/// without a limit cannot have a forced decision.
+/// Returns `true` if the forced decision applies to the descriptor's rule, which must have a limit.
 fn is_forced(forced_rule: &ForcedRule, domain: &str, descriptor: &DescriptorExplanation) -> bool {
-    let limited_rule = descriptor.rule.as_ref().filter(|met| met.counter.is_some());
-    *forced_rule.domain == *domain && limited_rule.is_some_and(|met| *forced_rule.path == *met.path)
+    let limited_rule = descriptor.rule.as_ref().filter(|rule| rule.counter.is_some());
+    *forced_rule.domain == *domain
+        && limited_rule.is_some_and(|rule| *forced_rule.path == *rule.path)
 }
 
-/// Adds a forced decision to a descriptor's explanation: its verdict and its end.
-/// Meanwhile no hits are counted, so the remaining hits are omitted.
+/// Adds the verdict and the end of a forced decision to a descriptor's explanation. Meanwhile no
+/// hits are counted, so the remaining hits are omitted.
 fn show_forced_decision(descriptor: &mut DescriptorExplanation, forced: ForcedDecision) {
     let verdict = verdict_name(forced.verdict);
     if let Some(rule) = &mut descriptor.rule {
@@ -111,11 +106,11 @@ fn show_forced_decision(descriptor: &mut DescriptorExplanation, forced: ForcedDe
         format!("{}; an operator forces {verdict} until {until}", descriptor.outcome);
 }
 
-/// Formats a time as RFC 3339 in UTC, rounded up to a whole second.
-fn format_time(at: Nanos) -> String {
-    let seconds = i64::try_from(at.as_secs_ceil()).ok();
-    let at = seconds.and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
-    at.map(|at| at.to_string()).unwrap_or_default()
+/// Formats an instant as RFC 3339 in UTC, rounded up to a whole second.
+fn format_time(instant: Nanos) -> String {
+    let seconds = i64::try_from(instant.as_secs_ceil()).ok();
+    let instant = seconds.and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
+    instant.map(|instant| instant.to_string()).unwrap_or_default()
 }
 
 fn live_state(metrics: BucketMetrics) -> BucketSnapshot {

@@ -2,9 +2,7 @@
 //!
 //! Guarantees:
 //! - The two lists have at most [`MAX_ROWS`] rows; the totals count all permits and buckets.
-//!
-//! Not covered:
-//! - Request ids: anybody who knows an id could release its permits.
+//! - Request ids are not shown: anybody who knows an id could release its permits.
 
 use serde_json::{Value, json};
 
@@ -15,14 +13,13 @@ use crate::kernel::units::Nanos;
 
 const MAX_ROWS: usize = 1_000;
 
-/// Returns the page `/permits`: the oldest permits, and the buckets with the
-/// most requests in flight.
+/// Returns the page `/permits` as JSON.
 #[must_use]
 pub fn permits(limits: &ConcurrencyLimits) -> Value {
     let total = limits.totals();
     let mut buckets = limits.snapshots();
-    buckets.sort_by(|(a, one), (b, other)| {
-        other.load.in_flight.cmp(&one.load.in_flight).then_with(|| a.cmp(b))
+    buckets.sort_by(|(a, a_metrics), (b, b_metrics)| {
+        b_metrics.load.in_flight.cmp(&a_metrics.load.in_flight).then_with(|| a.cmp(b))
     });
     json!({
         "in_flight": total.in_flight,
@@ -52,8 +49,8 @@ fn bucket_json((name, metrics): &(BucketName, BucketMetrics)) -> Value {
     })
 }
 
-/// Converts a latency gradient from millionths to a ratio: 1 500 000 is 1.5.
-/// Saturates at `u32::MAX` millionths, which real latencies cannot reach.
+/// Converts a latency gradient from millionths to a ratio: 1 500 000 is 1.5. Saturates at
+/// `u32::MAX` millionths.
 pub(super) fn to_ratio(millionths: u64) -> f64 {
     f64::from(u32::try_from(millionths).unwrap_or(u32::MAX)) / 1e6
 }

@@ -7,9 +7,6 @@
 //! - A unit is a number or a name of the enum `RateLimitUnit`.
 //! - Unknown fields and trailing data are errors.
 //! - Objects are counted before parsing, because 4 MB of `{},{},{}` would use 100 MB of memory.
-//!
-//! Not covered:
-//! - Validation of the values in the request (see [`crate::edge::grpc::convert`]).
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -27,18 +24,18 @@ use serde_json::value::RawValue;
 
 use crate::edge::grpc::convert::{MAX_DESCRIPTORS, MAX_ENTRIES};
 
-/// The largest number of JSON objects in a valid body: the request, its descriptors,
-/// one override per descriptor, and the entries of all descriptors.
-const MOST_OBJECTS: usize = 1 + 2 * MAX_DESCRIPTORS + MAX_ENTRIES;
+/// The largest number of JSON objects in a valid body: the request, each descriptor and its
+/// override, and all entries.
+const MAX_OBJECTS: usize = 1 + 2 * MAX_DESCRIPTORS + MAX_ENTRIES;
 
-/// The reasons why a body is rejected.
+/// The reason why a body is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum JsonRequestError {
     /// The body is not a valid `RateLimitRequest` in JSON.
     #[error(transparent)]
     Malformed(#[from] serde_json::Error),
     /// The body has more JSON objects than the largest valid check; contains their number.
-    #[error("{0} objects in one check; the maximum is {MOST_OBJECTS}: send the rest separately")]
+    #[error("{0} objects in one check; the maximum is {MAX_OBJECTS}: send the rest separately")]
     TooManyObjects(usize),
 }
 
@@ -48,13 +45,13 @@ pub enum JsonRequestError {
 /// [`JsonRequestError`] if the body is invalid or has too many objects.
 pub fn parse_request(body: &[u8]) -> Result<RateLimitRequest, JsonRequestError> {
     let objects = count_objects(body);
-    if MOST_OBJECTS < objects {
+    if MAX_OBJECTS < objects {
         return Err(JsonRequestError::TooManyObjects(objects));
     }
     Ok(serde_json::from_slice::<ParsedMessage<RateLimitRequest>>(body)?.0)
 }
 
-/// Counts the JSON objects in `body`. Ignores braces in strings.
+/// Counts the JSON objects in `body`, without those in strings.
 fn count_objects(body: &[u8]) -> usize {
     let mut bytes = body.iter();
     let (mut objects, mut in_text) = (0, false);
@@ -84,7 +81,7 @@ trait JsonFields: Default {
     fn from_slots(slots: Self::Slots) -> Self;
 }
 
-/// The parsed value of a field: `None` if the field has not appeared yet, `Some(None)` for null.
+/// The parsed value of a field: `None` before the field appears, `Some(None)` for null.
 type FieldSlot<T> = Option<Option<T>>;
 
 fn fill_slot<'de, T: DeserializeOwned, A: MapAccess<'de>>(
@@ -92,14 +89,14 @@ fn fill_slot<'de, T: DeserializeOwned, A: MapAccess<'de>>(
     map: &mut A,
 ) -> Result<(), A::Error> {
     if slot.is_some() {
-        return Err(A::Error::custom("a field given twice"));
+        return Err(A::Error::custom("duplicate field"));
     }
     *slot = Some(map.next_value()?);
     Ok(())
 }
 
 impl<'de, M: JsonFields> Deserialize<'de> for ParsedMessage<M> {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct ObjectVisitor<M>(PhantomData<M>);
         impl<'de, M: JsonFields> Visitor<'de> for ObjectVisitor<M> {
             type Value = ParsedMessage<M>;
@@ -119,7 +116,7 @@ impl<'de, M: JsonFields> Deserialize<'de> for ParsedMessage<M> {
                 Ok(ParsedMessage(M::from_slots(slots)))
             }
         }
-        from.deserialize_map(ObjectVisitor(PhantomData))
+        deserializer.deserialize_map(ObjectVisitor(PhantomData))
     }
 }
 
@@ -230,19 +227,19 @@ impl JsonFields for RateLimitOverride {
     }
 }
 
-/// An unsigned integer in proto3 JSON, which may be a number or a string with a number.
+/// An unsigned integer in proto3 JSON: a number, or a string with a number.
 #[derive(Default)]
 struct JsonU64(u64);
 
 impl<'de> Deserialize<'de> for JsonU64 {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let written = Box::<RawValue>::deserialize(from)?;
-        let number = if written.get().starts_with('"') {
-            serde_json::from_str(written.get())
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let raw = Box::<RawValue>::deserialize(deserializer)?;
+        let number = if raw.get().starts_with('"') {
+            serde_json::from_str(raw.get())
                 .ok()
                 .and_then(|text: String| parse_quoted_integer(&text))
         } else {
-            parse_integer(written.get())
+            parse_integer(raw.get())
         };
         let number = number.and_then(|number| u64::try_from(number).ok());
         number.map(Self).ok_or_else(|| D::Error::custom("not an unsigned integer"))
@@ -253,46 +250,48 @@ impl<'de> Deserialize<'de> for JsonU64 {
 struct JsonU32(u32);
 
 impl<'de> Deserialize<'de> for JsonU32 {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let JsonU64(wide) = JsonU64::deserialize(from)?;
-        u32::try_from(wide).map(Self).map_err(|_| D::Error::custom("beyond 32 bits"))
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let JsonU64(value) = JsonU64::deserialize(deserializer)?;
+        u32::try_from(value)
+            .map(Self)
+            .map_err(|_| D::Error::custom("the number has more than 32 bits"))
     }
 }
 
-/// Parses a string that is exactly one JSON number, without white space around it.
+/// Parses a string that is exactly one JSON number, without white space.
 fn parse_quoted_integer(text: &str) -> Option<i128> {
     let number: &RawValue = serde_json::from_str(text).ok()?;
     (number.get().len() == text.len()).then(|| parse_integer(text)).flatten()
 }
 
-/// Parses a JSON number with an integral value. Avoids floats, which would round large values.
-fn parse_integer(written: &str) -> Option<i128> {
-    let (digits, exponent) = written.split_once(['e', 'E']).unwrap_or((written, "0"));
+/// Parses a JSON number with an integral value. Floats would round large values.
+fn parse_integer(text: &str) -> Option<i128> {
+    let (digits, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
     let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
     let digits = format!("{whole}{fraction}");
     let significant_digits = digits.trim_end_matches('0');
     let Some(last_digit) = significant_digits.trim_start_matches('-').chars().last() else {
         return Some(0);
     };
-    let places = i64::try_from(fraction.len()).ok()?;
+    let decimals = i64::try_from(fraction.len()).ok()?;
     let zeros = i64::try_from(digits.len() - significant_digits.len()).ok()?;
-    let power = exponent.parse::<i64>().ok()?.checked_sub(places)?.checked_add(zeros)?;
+    let power = exponent.parse::<i64>().ok()?.checked_sub(decimals)?.checked_add(zeros)?;
     let power = u32::try_from(power).ok()?;
     last_digit.is_ascii_digit().then_some(())?;
     significant_digits.parse::<i128>().ok()?.checked_mul(10_i128.checked_pow(power)?)
 }
 
-/// The unit of an override, by number or name. The enum `RateLimitUnit` has no week.
+/// The unit of an override, by number or name. The enum has no week.
 #[derive(Default)]
 struct JsonUnit(i32);
 
 impl<'de> Deserialize<'de> for JsonUnit {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let written = Box::<RawValue>::deserialize(from)?;
-        let unit = match serde_json::from_str::<String>(written.get()) {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let raw = Box::<RawValue>::deserialize(deserializer)?;
+        let unit = match serde_json::from_str::<String>(raw.get()) {
             Ok(name) => RateLimitUnit::from_str_name(&name).map(i32::from),
-            Err(_) => parse_integer(written.get()).and_then(|number| i32::try_from(number).ok()),
+            Err(_) => parse_integer(raw.get()).and_then(|number| i32::try_from(number).ok()),
         };
-        unit.map(Self).ok_or_else(|| D::Error::custom("not a unit's name or number"))
+        unit.map(Self).ok_or_else(|| D::Error::custom("not the name or number of a unit"))
     }
 }

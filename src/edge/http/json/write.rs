@@ -5,9 +5,8 @@
 //! - Durations are strings, such as `"59s"`.
 //! - Infinity and NaN, which JSON cannot express, are an error.
 //!
-//! Not covered:
-//! - `request_headers_to_add`, because a caller of `/json` has no upstream request.
-//! - Fields that decisions never set: `raw_body` and `quota`.
+//! Not covered: `request_headers_to_add`, as a caller of `/json` has no upstream; `raw_body` and
+//! `quota`, which decisions never set.
 
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
@@ -76,7 +75,7 @@ fn code_name(code: Code) -> &'static str {
     name_if_set(code != Code::Unknown, code.as_str_name())
 }
 
-/// Returns `name`, or an empty string if the enum has its default value.
+/// Returns `name`, or an empty text if the enum has its default value.
 fn name_if_set(is_set: bool, name: &'static str) -> &'static str {
     if is_set { name } else { "" }
 }
@@ -99,8 +98,8 @@ fn value_json(value: &Value) -> Result<Json, NotExpressibleInJson> {
     })
 }
 
-/// Converts a double. An integral value gets no decimal point, so that clients can
-/// parse it as an integer.
+/// Converts a double. A whole number gets no decimal point, so that clients can parse it as an
+/// integer.
 fn to_json_number(value: f64) -> Result<Number, NotExpressibleInJson> {
     let whole = (value.fract() == 0.0).then(|| value.to_string().parse::<i64>().ok()).flatten();
     whole.map(Number::from).or_else(|| Number::from_f64(value)).ok_or(NotExpressibleInJson)

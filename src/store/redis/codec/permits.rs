@@ -3,13 +3,9 @@
 //! [`PERMIT_REPORT_SCRIPT`](super::super::PERMIT_REPORT_SCRIPT), and decodes the replies.
 //!
 //! Guarantees:
-//! - The functions are pure: no I/O and no clock.
-//! - The limits of one partition share a Cluster slot with the partition's incarnation, so a node
-//!   that fails loses them together.
+//! - The limits of one partition and its incarnation share a slot, so a failed node loses them
+//!   together.
 //! - A reply that the script cannot have sent is rejected as a whole.
-//!
-//! Not covered:
-//! - Sending the call and its deadline.
 //!
 //! Times are rounded down to microseconds; the longest is 140 years.
 
@@ -25,12 +21,12 @@ use crate::store::permits::{
     StrictPermitReply, StrictPermitRequest,
 };
 
-/// The number of partitions into which a Redis Cluster divides the strict concurrency limits. It is
-/// large enough to spread calls over nodes, and small enough to report to every partition once per
-/// heartbeat. Outside a Cluster there is one partition.
+/// The number of partitions of the strict concurrency limits in a Redis Cluster: enough to spread
+/// calls over nodes, and few enough to report to each one once per heartbeat. Outside a Cluster
+/// there is one partition.
 pub const PARTITIONS: u64 = 16;
 
-/// The longest duration in microseconds. Its sum with an instant before the year 2112 is below
+/// The longest duration in microseconds: added to an instant before the year 2112, it is below
 /// 2^53, which a double represents exactly.
 const MAX_MICROS: u64 = 1 << 52;
 
@@ -61,8 +57,7 @@ pub struct PermitCallContext<'a> {
     pub partition: PermitPartition,
     /// The `run_id` of Redis; a new one shows a restart.
     pub run_id: &'a str,
-    /// The grace period, the longest silence and the longest permit lifetime. All replicas use the
-    /// same values.
+    /// The grace period, the longest silence and the longest lifetime, equal at all replicas.
     pub times: &'a PermitTiming,
     /// The instant of the call. `None` uses the clock of Redis.
     pub at: Option<Nanos>,
@@ -72,7 +67,7 @@ impl PermitPartition {
     /// Returns the partition of the concurrency limit with the name `bucket`.
     #[must_use]
     pub fn for_bucket(bucket: &[u8]) -> Self {
-        // The hash has no secret key, because every replica must choose the same partition.
+        // The hash has no secret key: every replica must choose the same partition.
         Self::Numbered(SipHasher24::new().hash(bucket) % PARTITIONS)
     }
 
@@ -102,7 +97,7 @@ impl PermitPartition {
         if bucket.len() <= MAX_KEY_BYTES {
             key.extend(bucket);
         } else {
-            // `#` marks a hashed name: an unhashed bucket name never begins with it.
+            // `#` marks a hashed name: unhashed names begin with another byte.
             key.push(b'#');
             key.extend(Sha256::digest(bucket));
         }
@@ -114,11 +109,11 @@ impl PermitPartition {
 #[must_use]
 pub fn pack_acquire(
     request: &StrictPermitRequest,
-    letter: PermitCallContext<'_>,
+    context: PermitCallContext<'_>,
 ) -> PackedPermitCall {
     let acquire = &request.permit;
-    let mut packed = shared_arguments(letter);
-    packed.keys.push(letter.partition.limit_key(letter.prefix, &request.bucket));
+    let mut packed = shared_arguments(context);
+    packed.keys.push(context.partition.limit_key(context.prefix, &request.bucket));
     let numbers = [
         acquire.limit.0.min(EXACT_BOUND),
         micros(acquire.lifetime),
@@ -132,75 +127,74 @@ pub fn pack_acquire(
 /// Encodes the permit reports for concurrency limits of one partition.
 #[must_use]
 pub fn pack_report<'t>(
-    told: impl Iterator<Item = &'t LimitPermits>,
-    letter: PermitCallContext<'_>,
+    limits: impl Iterator<Item = &'t LimitPermits>,
+    context: PermitCallContext<'_>,
 ) -> PackedPermitCall {
-    let mut packed = shared_arguments(letter);
-    for told in told {
-        packed.keys.push(letter.partition.limit_key(letter.prefix, &told.bucket));
-        let in_use_count = u64::try_from(told.in_use.len()).unwrap_or(EXACT_BOUND);
+    let mut packed = shared_arguments(context);
+    for limit in limits {
+        packed.keys.push(context.partition.limit_key(context.prefix, &limit.bucket));
+        let in_use_count = u64::try_from(limit.in_use.len()).unwrap_or(EXACT_BOUND);
         let mut encoded = super::encode_double(in_use_count).to_vec();
-        for &(id, keep) in &told.in_use {
+        for &(id, lifetime) in &limit.in_use {
             encoded.extend(permit_id_bytes(id));
-            encoded.extend(super::encode_double(micros(keep)));
+            encoded.extend(super::encode_double(micros(lifetime)));
         }
-        encoded.extend(told.released.iter().flat_map(|id| permit_id_bytes(*id)));
+        encoded.extend(limit.released.iter().flat_map(|id| permit_id_bytes(*id)));
         packed.args.push(encoded);
     }
     packed
 }
 
-/// Decodes the reply to an acquisition. `None` if the value under the limit's key was not written
-/// by Sluicegate.
+/// Decodes the reply to an acquisition. `None` if Sluicegate did not write the value under the key.
 ///
 /// # Errors
-/// The script cannot have sent this reply.
+/// Fails if the script cannot have sent this reply.
 pub fn read_acquire(reply: &[i64]) -> Result<Option<StrictPermitReply>, InvalidReply> {
-    let refused = || InvalidReply::new("a code, a count and a time that go together", reply);
-    let numbers: Vec<u64> = naturals(reply).ok_or_else(refused)?;
-    let reply_of = |acquired, held| Some(StrictPermitReply { result: acquired, held: Share(held) });
+    let invalid = || InvalidReply::new("a code with a fitting count and time", reply);
+    let numbers: Vec<u64> = naturals(reply).ok_or_else(invalid)?;
+    let reply_with = |result, held| Some(StrictPermitReply { result, held: Share(held) });
     Ok(match numbers[..] {
-        [0, held, 0] if 0 < held => reply_of(AcquireOutcome::Acquired, held),
-        [1, held, 0] if 0 < held => reply_of(AcquireOutcome::LimitReached, held),
-        [2, held, wait] if (1..=MAX_MICROS).contains(&wait) => {
-            reply_of(AcquireOutcome::Closed(Nanos(wait.saturating_mul(Nanos::MICRO.0))), held)
+        [0, in_use, 0] if 0 < in_use => reply_with(AcquireOutcome::Acquired, in_use),
+        [1, in_use, 0] if 0 < in_use => reply_with(AcquireOutcome::LimitReached, in_use),
+        [2, in_use, wait] if (1..=MAX_MICROS).contains(&wait) => {
+            reply_with(AcquireOutcome::Closed(Nanos(wait.saturating_mul(Nanos::MICRO.0))), in_use)
         }
         [3, 0, 0] => None,
-        _ => return Err(refused()),
+        _ => return Err(invalid()),
     })
 }
 
 /// Decodes the reply to the permit reports of one partition.
 ///
 /// # Errors
-/// The script cannot have sent this reply.
+/// Fails if the script cannot have sent this reply.
 pub fn read_report<'t>(
-    told: impl Iterator<Item = &'t LimitPermits>,
+    limits: impl Iterator<Item = &'t LimitPermits>,
     reply: &[i64],
 ) -> Result<Vec<Result<LimitPermitsReply, StoreFailure>>, InvalidReply> {
-    let refused = || InvalidReply::new("a time, then a code and three counts for each", reply);
-    let numbers = naturals(reply).ok_or_else(refused)?;
-    let Some((_closed, answers)) = numbers.split_first() else { return Err(refused()) };
-    let (answers, []) = answers.as_chunks::<4>() else { return Err(refused()) };
-    let mut answers = answers.iter();
-    let decoded = told.map(|told| decode_report(told, answers.next()?)).collect::<Option<_>>();
-    let replies = decoded.ok_or_else(refused)?;
-    if answers.next().is_some() { Err(refused()) } else { Ok(replies) }
+    let invalid = || InvalidReply::new("a time, then a code and three counts for each", reply);
+    let numbers = naturals(reply).ok_or_else(invalid)?;
+    let Some((_closed, results)) = numbers.split_first() else { return Err(invalid()) };
+    let (results, []) = results.as_chunks::<4>() else { return Err(invalid()) };
+    let mut results = results.iter();
+    let decoded = limits.map(|limit| decode_report(limit, results.next()?)).collect::<Option<_>>();
+    let replies = decoded.ok_or_else(invalid)?;
+    if results.next().is_some() { Err(invalid()) } else { Ok(replies) }
 }
 
 fn decode_report(
     permits: &LimitPermits,
     result: &[u64; 4],
 ) -> Option<Result<LimitPermitsReply, StoreFailure>> {
-    let count = |all: usize| u64::try_from(all).unwrap_or(u64::MAX);
+    let count = |len: usize| u64::try_from(len).unwrap_or(u64::MAX);
     match *result {
-        [0, put_back, freed, held]
-            if put_back <= count(permits.in_use.len())
+        [0, restored, freed, in_use]
+            if restored <= count(permits.in_use.len())
                 && freed <= count(permits.released.len()) =>
         {
             Some(Ok(LimitPermitsReply {
-                changes: PermitCorrections { restored: put_back, freed },
-                held: Share(held),
+                changes: PermitCorrections { restored, freed },
+                held: Share(in_use),
             }))
         }
         [1, 0, 0, 0] => Some(Err(StoreFailure::WrongType)),
@@ -208,13 +202,13 @@ fn decode_report(
     }
 }
 
-fn shared_arguments(letter: PermitCallContext<'_>) -> PackedPermitCall {
-    let now = letter.at.map_or_else(Vec::new, |at| text(at.0 / Nanos::MICRO.0));
-    let times = [letter.times.grace, letter.times.max_silence].map(micros);
+fn shared_arguments(context: PermitCallContext<'_>) -> PackedPermitCall {
+    let now = context.at.map_or_else(Vec::new, |at| (at.0 / Nanos::MICRO.0).to_string().into());
+    let times = [context.times.grace, context.times.max_silence].map(micros);
     let times = times.into_iter().flat_map(super::encode_double).collect();
     PackedPermitCall {
-        keys: vec![letter.partition.incarnation_key(letter.prefix)],
-        args: vec![now, letter.run_id.as_bytes().to_vec(), times],
+        keys: vec![context.partition.incarnation_key(context.prefix)],
+        args: vec![now, context.run_id.as_bytes().to_vec(), times],
     }
 }
 
@@ -224,13 +218,9 @@ fn naturals(reply: &[i64]) -> Option<Vec<u64>> {
     reply.iter().map(natural).collect()
 }
 
-fn text(number: u64) -> Vec<u8> {
-    number.to_string().into_bytes()
-}
-
-fn permit_id_bytes(PermitId(life, number): PermitId) -> [u8; 16] {
+fn permit_id_bytes(PermitId(incarnation, number): PermitId) -> [u8; 16] {
     let mut bytes = [0; 16];
-    bytes[..8].copy_from_slice(&life.to_le_bytes());
+    bytes[..8].copy_from_slice(&incarnation.to_le_bytes());
     bytes[8..].copy_from_slice(&number.to_le_bytes());
     bytes
 }

@@ -2,12 +2,8 @@
 //! [`RESERVATION_SCRIPT`](super::super::RESERVATION_SCRIPT), and decodes the reply.
 //!
 //! Guarantees:
-//! - The functions are pure: no I/O and no clock.
 //! - The reservations of a counter have their own key, in the same Cluster slot as the counter.
 //! - A reply that the script cannot have sent is rejected as a whole.
-//!
-//! Not covered:
-//! - Sending the call and its deadline.
 
 use std::time::Duration;
 
@@ -24,11 +20,10 @@ use crate::store::Charge;
 /// The result code for hits that were not reserved, or for a reservation that expired.
 const NOT_RESERVED: i64 = 6;
 
-/// The first byte after the prefix and the tag in the key of a reservation list. In the keys of
-/// counters, hashed counters and lease tables this byte differs.
+/// The first byte after the prefix and the tag in the key of a reservation list; it differs in
+/// other keys.
 const LIST: u8 = b'%';
 
-/// The number of integers in the script's result for one charge.
 const FIELDS: usize = 4;
 
 /// The script's result for one charge, which [`read`] decodes.
@@ -56,13 +51,13 @@ pub enum ReservationResult {
     NotReserved,
 }
 
-/// Encodes an action on a charge. The script uses the given instant, rounded down to microseconds,
-/// or without one the clock of Redis.
+/// Encodes an action on a charge. The script uses the instant `at`, rounded down to microseconds;
+/// without it, the clock of Redis.
 #[must_use]
 pub fn pack(
     charge: &Charge,
     id: ReservationId,
-    act: ReservationAction,
+    action: ReservationAction,
     prefix: &[u8],
     at: Option<Nanos>,
 ) -> PackedMessage {
@@ -72,20 +67,20 @@ pub fn pack(
     let now = at.map_or_else(Vec::new, |at| Tick::Micro.floor(at).to_string().into_bytes());
     PackedMessage {
         keys: [counter, list],
-        args: [now, encode_message(id, act), encode_record(charge).into_vec()],
+        args: [now, encode_message(id, action), encode_record(charge).into_vec()],
     }
 }
 
 /// Splits `reply` into one result for each of the expected charges.
 ///
 /// # Errors
-/// The length of the reply does not fit this number of charges.
+/// Fails if the length of the reply does not fit this number of charges.
 pub fn split_reply(
     reply: &[i64],
     charges: usize,
 ) -> Result<Vec<RawReservationResult>, InvalidReply> {
     match reply.as_chunks() {
-        (said, []) if said.len() == charges => Ok(said.to_vec()),
+        (results, []) if results.len() == charges => Ok(results.to_vec()),
         _ => Err(InvalidReply::new("four integers for each charge", reply)),
     }
 }
@@ -93,20 +88,20 @@ pub fn split_reply(
 /// Decodes the script's result of an action on `charge`.
 ///
 /// # Errors
-/// The script cannot have sent this result.
+/// Fails if the script cannot have sent this result.
 pub fn read(
     charge: &Charge,
-    act: ReservationAction,
+    action: ReservationAction,
     reply: &RawReservationResult,
 ) -> Result<ReservationResult, InvalidReply> {
-    let refused = |wanted| InvalidReply::new(wanted, reply);
+    let invalid = |expected| InvalidReply::new(expected, reply);
     let natural = |number: i64| u64::try_from(number).ok().filter(|number| *number <= EXACT_BOUND);
     let &[code, remaining, retry, reset] = reply;
     let numbers = (natural(remaining), natural(retry), natural(reset));
     let (Some(remaining), Some(retry), Some(reset)) = numbers else {
-        return Err(refused("integers from 0 to 2^53"));
+        return Err(invalid("integers from 0 to 2^53"));
     };
-    match (act, code, [remaining, retry, reset]) {
+    match (action, code, [remaining, retry, reset]) {
         (ReservationAction::Commit, 0, [0, 0, 0]) => Ok(ReservationResult::Committed),
         (ReservationAction::Reserve(_) | ReservationAction::Commit, NOT_RESERVED, [0, 0, 0]) => {
             Ok(ReservationResult::NotReserved)
@@ -114,9 +109,9 @@ pub fn read(
         (ReservationAction::Commit, 3, [0, 0, 0]) => {
             Ok(ReservationResult::Charged(ChargeResult::Unreadable))
         }
-        (ReservationAction::Commit, ..) => Err(refused("kept, or no more held")),
+        (ReservationAction::Commit, ..) => Err(invalid("committed or expired")),
         (ReservationAction::Reserve(_) | ReservationAction::Cancel, ..) => {
-            let expected_charge = Charge { cost: expected_cost(charge, act), ..charge.clone() };
+            let expected_charge = Charge { cost: expected_cost(charge, action), ..charge.clone() };
             decode_result(
                 &expected_charge,
                 super::RawChargeResult { code, remaining, retry, reset },
@@ -126,25 +121,25 @@ pub fn read(
     }
 }
 
-/// Returns the cost that the script's result refers to: 0 hits for a cancellation.
+/// Returns the cost to which the script's result refers: 0 hits for a cancellation.
 fn expected_cost(charge: &Charge, action: ReservationAction) -> Cost {
     if action == ReservationAction::Cancel { Cost::Charge(Hits(0)) } else { charge.cost }
 }
 
 fn encode_message(
-    ReservationId(process, question): ReservationId,
-    act: ReservationAction,
+    ReservationId(process, number): ReservationId,
+    action: ReservationAction,
 ) -> Vec<u8> {
-    let (what, term) = match act {
-        ReservationAction::Reserve(term) => {
-            (0, u64::try_from(term.as_micros()).unwrap_or(u64::MAX))
+    let (code, lifetime_micros) = match action {
+        ReservationAction::Reserve(lifetime) => {
+            (0, u64::try_from(lifetime.as_micros()).unwrap_or(u64::MAX))
         }
         ReservationAction::Commit => (1, 0),
         ReservationAction::Cancel => (2, 0),
     };
-    let mut bytes = vec![what];
-    bytes.extend(encode_double(term));
+    let mut bytes = vec![code];
+    bytes.extend(encode_double(lifetime_micros));
     bytes.extend(process.to_le_bytes());
-    bytes.extend(question.to_le_bytes());
+    bytes.extend(number.to_le_bytes());
     bytes
 }

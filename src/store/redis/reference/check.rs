@@ -1,12 +1,8 @@
-//! Makes the store calls of one check under envoyproxy/ratelimit's keys, and converts the replies
-//! into charge outcomes.
+//! Makes the store calls of one check under envoyproxy/ratelimit's keys, and decodes the replies.
 //!
 //! Guarantees:
 //! - A counter in the deny cache causes no store call.
 //! - Charges of one slot share a call; calls to several slots run concurrently.
-//!
-//! Not covered:
-//! - Sending commands to Redis ([`super::send`]).
 
 use std::time::Duration;
 
@@ -22,17 +18,16 @@ use crate::kernel::units::{Hits, Nanos};
 use crate::store::redis::RedisStore;
 use crate::store::{Charge, ChargeMode, ChargeOutcome, Charges, CounterHits, Outcomes};
 
-pub(super) struct CompatCheck<'q> {
-    pub(super) reference: &'q CompatCounters,
-    pub(super) redis: &'q RedisStore,
+pub(super) struct CompatCheck<'c> {
+    pub(super) reference: &'c CompatCounters,
+    pub(super) redis: &'c RedisStore,
     pub(super) now: Nanos,
-    pub(super) charges: &'q Charges,
-    pub(super) counters: &'q [CompatCounter],
+    pub(super) charges: &'c Charges,
+    pub(super) counters: &'c [CompatCounter],
     pub(super) deciding_step: DecidingStep,
     pub(super) call_timeout: Duration,
 }
 
-/// Indices of some charges of the check.
 pub(super) type CounterIndexes = SmallVec<[usize; 2]>;
 
 pub(super) type CounterReplies = SmallVec<[CounterReply; 2]>;
@@ -54,36 +49,37 @@ pub(super) enum SendMode {
 impl CompatCheck<'_> {
     pub(super) async fn charge(&self) -> Outcomes {
         let _refund_guard = RefundGuard::begin(self);
-        let lookups: DenyCacheLookups = self.counters.iter().map(|it| self.look_up(it)).collect();
+        let lookups: DenyCacheLookups =
+            self.counters.iter().map(|counter| self.look_up(counter)).collect();
         let is_cached_denial: SmallVec<[bool; 2]> =
-            lookups.iter().map(|look| look.is_over).collect();
-        let uncached_indexes: CounterIndexes =
-            (0..is_cached_denial.len()).filter(|&place| !is_cached_denial[place]).collect();
+            lookups.iter().map(|lookup| lookup.is_denied).collect();
+        let uncached: CounterIndexes =
+            (0..is_cached_denial.len()).filter(|&index| !is_cached_denial[index]).collect();
         let mut outcomes: Outcomes =
-            self.counters.iter().map(|it| it.cached_denial(self.now)).collect();
-        if uncached_indexes.is_empty() {
+            self.counters.iter().map(|counter| counter.cached_denial(self.now)).collect();
+        if uncached.is_empty() {
             return outcomes;
         }
         let send_mode = self.send_mode(&is_cached_denial);
-        let parts = self.group_by_slot(&uncached_indexes);
-        let calls = parts.iter().map(|(slot, places)| self.call(*slot, places, send_mode));
-        for ((_, places), replies) in parts.iter().zip(join_all(calls).await) {
-            for (&place, reply) in places.iter().zip(replies) {
-                outcomes[place] = self.apply_reply(place, reply, lookups[place]);
+        let parts = self.group_by_slot(&uncached);
+        let calls = parts.iter().map(|(slot, indexes)| self.call(*slot, indexes, send_mode));
+        for ((_, indexes), replies) in parts.iter().zip(join_all(calls).await) {
+            for (&index, reply) in indexes.iter().zip(replies) {
+                outcomes[index] = self.apply_reply(index, reply, lookups[index]);
             }
         }
         outcomes
     }
 
-    /// Groups the charges with these indices by the Cluster slot of their keys. Outside a Cluster
-    /// there is one group.
+    /// Groups the charges at `indexes` by the Cluster slot of their keys; outside a Cluster, one
+    /// group.
     fn group_by_slot(&self, indexes: &[usize]) -> SmallVec<[(u16, CounterIndexes); 1]> {
         let mut parts: SmallVec<[(u16, CounterIndexes); 1]> = SmallVec::new();
-        for &place in indexes {
-            let slot = self.redis.route.slot_of(&self.counters[place].key);
-            match parts.iter_mut().find(|(of, _)| *of == slot) {
-                Some((_, places)) => places.push(place),
-                None => parts.push((slot, SmallVec::from_elem(place, 1))),
+        for &index in indexes {
+            let slot = self.redis.route.slot_of(&self.counters[index].key);
+            match parts.iter_mut().find(|(part_slot, _)| *part_slot == slot) {
+                Some((_, part_indexes)) => part_indexes.push(index),
+                None => parts.push((slot, SmallVec::from_elem(index, 1))),
             }
         }
         parts
@@ -106,19 +102,18 @@ impl CompatCheck<'_> {
         }
     }
 
-    /// Chooses how to send the charges without a cached denial. The argument is true for each
-    /// charge with a cached denial.
+    /// Chooses how to send the uncached charges; the flags mark charges with a cached denial.
     fn send_mode(&self, is_cached_denial: &[bool]) -> SendMode {
-        let stops = self.reference.options.stop_when_over;
+        let skips = self.reference.options.stop_when_over;
         let is_denied =
             is_cached_denial.contains(&true) && self.is_denied_by_cache(is_cached_denial);
         match self.charges.mode {
             ChargeMode::Preview => SendMode::Read,
-            ChargeMode::Each if !stops || self.deciding_step == DecidingStep::AnEarlierOne => {
+            ChargeMode::Each if !skips || self.deciding_step == DecidingStep::EarlierCall => {
                 SendMode::Charge
             }
             ChargeMode::Each if is_denied => SendMode::ChargeNothing,
-            // A check with a single charge has no other charges to skip, so it needs no script.
+            // A single charge has no other charges to skip, so it needs no script.
             ChargeMode::Each if self.charges.list.len() == 1 => SendMode::Charge,
             ChargeMode::AllOrNothing { .. } if is_denied => SendMode::Read,
             ChargeMode::Each | ChargeMode::AllOrNothing { .. } => {
@@ -128,18 +123,18 @@ impl CompatCheck<'_> {
     }
 
     fn is_denied_by_cache(&self, is_cached_denial: &[bool]) -> bool {
-        let votes = self.charges.list.iter().zip(is_cached_denial).map(|(charge, known)| {
-            (charge.standing.group, charge.standing.enforced_verdict(*known))
+        let votes = self.charges.list.iter().zip(is_cached_denial).map(|(charge, is_denied)| {
+            (charge.standing.group, charge.standing.enforced_verdict(*is_denied))
         });
-        let (quota_for_all, rescued) = self.quota_flags();
-        let passed = rescued.then_some((VoteGroup::Quota, Verdict::Allow));
-        combine(votes.chain(passed), quota_for_all) == Verdict::Deny
+        let (quota_for_all, quota_cannot_deny) = self.quota_flags();
+        let quota_vote = quota_cannot_deny.then_some((VoteGroup::Quota, Verdict::Allow));
+        combine(votes.chain(quota_vote), quota_for_all) == Verdict::Deny
     }
 
     const fn quota_flags(&self) -> (bool, bool) {
         match self.charges.mode {
-            ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } => {
-                (quota_for_all, rescued)
+            ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny } => {
+                (quota_for_all, quota_cannot_deny)
             }
             ChargeMode::Each | ChargeMode::Preview => (self.reference.options.quota_for_all, false),
         }
@@ -147,15 +142,16 @@ impl CompatCheck<'_> {
 
     /// Returns the mode argument of `reference.lua`.
     fn script_mode(&self, is_cached_denial: &[bool]) -> &'static str {
-        let (quota_for_all, rescued) = self.quota_flags();
-        // The script does not receive charges with a cached denial. A limit in shadow mode among
-        // them allows the check, so the quota group must not deny it.
-        let passes = |(charge, known): (&Charge, &bool)| {
-            let in_group = quota_for_all || charge.standing.group == VoteGroup::Quota;
-            *known && in_group && charge.standing.shadow
+        let (quota_for_all, quota_cannot_deny) = self.quota_flags();
+        // The script does not receive charges with a cached denial. Among them, a limit in shadow
+        // mode allows the check, so the quota group must not deny it.
+        let keeps_quota = |(charge, is_denied): (&Charge, &bool)| {
+            let is_in_group = quota_for_all || charge.standing.group == VoteGroup::Quota;
+            *is_denied && is_in_group && charge.standing.shadow
         };
-        let rescued = rescued || self.charges.list.iter().zip(is_cached_denial).any(passes);
-        match (self.charges.mode, quota_for_all, rescued) {
+        let quota_cannot_deny =
+            quota_cannot_deny || self.charges.list.iter().zip(is_cached_denial).any(keeps_quota);
+        match (self.charges.mode, quota_for_all, quota_cannot_deny) {
             (ChargeMode::AllOrNothing { .. }, false, false) => "a",
             (ChargeMode::AllOrNothing { .. }, false, true) => "ar",
             (ChargeMode::AllOrNothing { .. }, true, false) => "aq",
@@ -169,72 +165,67 @@ impl CompatCheck<'_> {
 
     fn apply_reply(
         &self,
-        place: usize,
+        index: usize,
         reply: CounterReply,
-        before: DenyCacheLookup,
+        lookup: DenyCacheLookup,
     ) -> ChargeOutcome {
-        let (counter, now) = (&self.counters[place], self.now);
-        if let CounterReply::Charged(held)
-        | CounterReply::Skipped(held)
-        | CounterReply::OverLimit(held) = reply
-            && u64::from(counter.window.limit()) < held
+        let (counter, now) = (&self.counters[index], self.now);
+        if let CounterReply::Charged(hits)
+        | CounterReply::Skipped(hits)
+        | CounterReply::OverLimit(hits) = reply
+            && u64::from(counter.window.limit()) < hits
         {
-            let over = KeyDenial {
+            let denial = KeyDenial {
                 limit: self.reference.cache_limit(counter),
                 end: self.denial_expiry(counter),
             };
-            self.reference.deny_cache.insert(&counter.key, over, now, before);
+            self.reference.deny_cache.insert(&counter.key, denial, now, lookup);
         }
-        let hits_of = |held| CounterHits { hits: held, is_cached_denial: false };
+        let counted = |decision, hits| {
+            ChargeOutcome::Counted(decision, CounterHits { hits, is_cached_denial: false })
+        };
         match reply {
-            CounterReply::Charged(held) => {
-                ChargeOutcome::Counted(counter.step_after_charge(held, now), hits_of(held))
+            CounterReply::Charged(hits) => counted(counter.decision_after(hits, now), hits),
+            CounterReply::Skipped(hits) => {
+                counted(counter.preview_charge(hits, now, Hits(0)), hits)
             }
-            CounterReply::Skipped(held) => {
-                ChargeOutcome::Counted(counter.preview_step(held, now, Hits(0)), hits_of(held))
+            CounterReply::OverLimit(hits) => {
+                let total = self.hits_through(index);
+                let decision = counter.preview_charge(hits, now, total);
+                counted(decision, hits.saturating_add(total.0))
             }
-            CounterReply::OverLimit(held) => {
-                let together = self.hits_through(place);
-                ChargeOutcome::Counted(
-                    counter.preview_step(held, now, together),
-                    hits_of(held.saturating_add(together.0)),
-                )
-            }
-            CounterReply::Refunded(held) => {
-                ChargeOutcome::Refunded(CounterDecision::Allow(counter.headroom_at(held, now)))
+            CounterReply::Refunded(hits) => {
+                ChargeOutcome::Refunded(CounterDecision::Allow(counter.headroom_at(hits, now)))
             }
             CounterReply::Failed(cause) => ChargeOutcome::Failed(cause),
         }
     }
 
-    /// Returns the instant until which a denial may be cached. If several calls decide the check,
-    /// its hits may be refunded, so the denial is cached for at most the lifetime of a reservation.
+    /// Returns the instant until which a denial is cached. If several calls decide the check, its
+    /// hits may be refunded, so the denial is cached for at most the lifetime of a reservation.
     fn denial_expiry(&self, counter: &CompatCounter) -> Nanos {
-        let is_for_itself = matches!(self.charges.mode, ChargeMode::Each);
-        if is_for_itself && self.deciding_step == DecidingStep::ThisOne {
+        let is_independent = matches!(self.charges.mode, ChargeMode::Each);
+        if is_independent && self.deciding_step == DecidingStep::ThisCall {
             return counter.end;
         }
         counter.end.min(self.now.plus(self.redis.reservation_client.lifetime()))
     }
 
-    /// Returns the hits of the charge with this index plus those of all earlier charges of the
-    /// check to the same counter.
+    /// Returns the hits of the charge at `index` and of earlier charges to the same counter.
     pub(super) fn hits_through(&self, index: usize) -> Hits {
         let own = &self.counters[index];
         let earlier = self.counters.iter().take(index);
-        let same = earlier.filter(|it| it.key == own.key && !it.is_refund);
-        same.fold(own.hits, |sum, it| sum.plus(it.hits))
+        let same = earlier.filter(|counter| counter.key == own.key && !counter.is_refund);
+        same.fold(own.hits, |sum, counter| sum.plus(counter.hits))
     }
 }
 
-/// A guard that drops refunded counters from the deny cache when the check begins and when it ends.
-///
-/// Another check may cache a denial from before the refund while this check waits. Dropping the
-/// guard also covers a canceled check, whose refund Redis may already have made.
-struct RefundGuard<'q>(&'q CompatCheck<'q>);
+/// A guard that drops refunded counters from the deny cache when the check begins and when it ends
+/// or is canceled: meanwhile another check may cache a denial from before the refund.
+struct RefundGuard<'c>(&'c CompatCheck<'c>);
 
-impl<'q> RefundGuard<'q> {
-    fn begin(check: &'q CompatCheck<'q>) -> Self {
+impl<'c> RefundGuard<'c> {
+    fn begin(check: &'c CompatCheck<'c>) -> Self {
         check.invalidate_refunded();
         Self(check)
     }

@@ -1,11 +1,5 @@
 //! Sends charges under envoyproxy/ratelimit's keys to Redis, in a pipeline or in one script call.
-//!
-//! Guarantees:
-//! - All keys of one call are in one Cluster slot.
-//! - A command is sent again only after a redirect, because the redirecting node did not run it.
-//!
-//! Not covered:
-//! - The choice of the charges to send and of the way to send them ([`super::check`]).
+//! A command is sent again only after a redirect, because the redirecting node did not run it.
 
 use std::sync::Arc;
 
@@ -29,8 +23,7 @@ use crate::store::redis::connection::{
     self, LiveConnection, MAX_REDIRECTS, RedirectTarget, RedisScript, classify_error, is_refused,
 };
 
-/// The script for checks whose charges must be decided atomically. Its protocol is documented at
-/// the top of `reference.lua`.
+/// The script for checks whose charges are decided atomically (protocol: `reference.lua`).
 const SCRIPT: &str = include_str!("../lua/reference.lua");
 
 type CommandReply = Result<Value, Error>;
@@ -48,7 +41,7 @@ pub(super) enum CounterReply {
     Charged(u64),
     /// The hits were not charged.
     Skipped(u64),
-    /// The hits were not charged, because the limit of this charge denies them.
+    /// The hits were not charged: the limit of this charge denies them.
     OverLimit(u64),
     /// The hits were refunded.
     Refunded(u64),
@@ -57,8 +50,7 @@ pub(super) enum CounterReply {
 }
 
 impl CompatCheck<'_> {
-    /// Sends the charges with these indices, whose keys are in one slot. Waits for at most
-    /// `call_timeout`.
+    /// Sends the charges at `indexes`, all in one slot, and waits for at most `call_timeout`.
     pub(super) async fn call(
         &self,
         slot: u16,
@@ -67,8 +59,8 @@ impl CompatCheck<'_> {
     ) -> CounterReplies {
         let replies = match self.redis.route.connection(slot) {
             Ok(live) => {
-                let sent = self.send_charges(&live, slot, indexes, send_mode);
-                self.redis.route.call_within(self.call_timeout, slot, sent).await
+                let call = self.send_charges(&live, slot, indexes, send_mode);
+                self.redis.route.call_within(self.call_timeout, slot, call).await
             }
             Err(cause) => Err(cause),
         };
@@ -80,18 +72,17 @@ impl CompatCheck<'_> {
         &self,
         live: &LiveConnection,
         slot: u16,
-        places: &[usize],
-        way: SendMode,
+        indexes: &[usize],
+        send_mode: SendMode,
     ) -> Result<CounterReplies, StoreFailure> {
-        let has_refund = places.iter().any(|&place| self.counters[place].is_refund);
-        match way {
-            SendMode::Script(rule) => self.run_script(live, rule, places, way).await,
-            _ if !has_refund => self.send_pipeline(live, slot, places, way).await,
-            // Refunds need the script: only it refunds in the order of the charges, and never below
-            // zero.
-            SendMode::Read => self.run_script(live, "n", places, way).await,
+        let has_refund = indexes.iter().any(|&index| self.counters[index].is_refund);
+        match send_mode {
+            SendMode::Script(mode) => self.run_script(live, mode, indexes, send_mode).await,
+            _ if !has_refund => self.send_pipeline(live, slot, indexes, send_mode).await,
+            // Only the script refunds in the order of the charges, and never below zero.
+            SendMode::Read => self.run_script(live, "n", indexes, send_mode).await,
             SendMode::Charge | SendMode::ChargeNothing => {
-                self.run_script(live, "e", places, way).await
+                self.run_script(live, "e", indexes, send_mode).await
             }
         }
     }
@@ -100,159 +91,158 @@ impl CompatCheck<'_> {
         &self,
         live: &LiveConnection,
         slot: u16,
-        places: &[usize],
-        way: SendMode,
+        indexes: &[usize],
+        send_mode: SendMode,
     ) -> Result<CounterReplies, StoreFailure> {
-        let (mut answers, mut other) =
-            (self.run_pipeline(live, places, way, false).await?, None::<Arc<LiveConnection>>);
+        let mut replies = self.run_pipeline(live, indexes, send_mode, false).await?;
+        let mut redirected = None::<Arc<LiveConnection>>;
         for _ in 0..MAX_REDIRECTS {
             // All commands that are redirected again were sent to the node of the last redirect.
-            let at = other.as_deref().unwrap_or(live);
-            let next = |piped: &PipelineReply| at.redirect_target(piped.count.as_ref().err()?);
-            let Some(RedirectTarget { live, needs_asking: asks }) = answers.iter().find_map(next)
+            let node = redirected.as_deref().unwrap_or(live);
+            let target = |reply: &PipelineReply| node.redirect_target(reply.count.as_ref().err()?);
+            let Some(RedirectTarget { live, needs_asking }) = replies.iter().find_map(target)
             else {
                 break;
             };
-            // Send only the redirected commands again. While a slot moves, a node may redirect some
+            // Send only the redirected commands again: while a slot moves, a node may redirect some
             // commands and run the others.
-            let is_sent_on = |piped: &PipelineReply| piped.count.as_ref().is_err_and(is_redirect);
-            let left: CounterIndexes =
-                (0..places.len()).filter(|&n| is_sent_on(&answers[n])).collect();
-            let again: CounterIndexes = left.iter().map(|&n| places[n]).collect();
-            for (n, answer) in
-                left.into_iter().zip(self.run_pipeline(&live, &again, way, asks).await?)
-            {
-                answers[n] = answer;
+            let is_redirected =
+                |reply: &PipelineReply| reply.count.as_ref().is_err_and(is_redirect);
+            let positions: CounterIndexes =
+                (0..indexes.len()).filter(|&position| is_redirected(&replies[position])).collect();
+            let repeated: CounterIndexes =
+                positions.iter().map(|&position| indexes[position]).collect();
+            let new_replies = self.run_pipeline(&live, &repeated, send_mode, needs_asking).await?;
+            for (position, reply) in positions.into_iter().zip(new_replies) {
+                replies[position] = reply;
             }
-            other = Some(live);
+            redirected = Some(live);
         }
-        let at = other.as_deref().unwrap_or(live);
-        let kept = answers.iter().find_map(PipelineReply::refused_expiry).cloned();
-        let lets_go = answers.iter().any(PipelineReply::has_expiry);
-        let replies = places.iter().zip(answers);
+        let node = redirected.as_deref().unwrap_or(live);
+        let refused_expiry = replies.iter().find_map(PipelineReply::refused_expiry).cloned();
+        let has_expiry = replies.iter().any(PipelineReply::has_expiry);
+        let replies = indexes.iter().zip(replies);
         let replies = replies
-            .map(|(&place, piped)| self.counter_reply(at, place, piped.count, way))
+            .map(|(&index, reply)| self.counter_reply(node, index, reply.count, send_mode))
             .collect();
-        self.update_health(at, slot, way, &replies)?;
+        self.update_health(node, slot, send_mode, &replies)?;
         // The `INCRBY` commands succeeded, so a refused `EXPIRE` is recorded separately.
-        match kept {
-            Some(error) => at.record_refused_expiry(&error),
-            None if lets_go => at.record_accepted_expiry(),
+        match refused_expiry {
+            Some(error) => node.record_refused_expiry(&error),
+            None if has_expiry => node.record_accepted_expiry(),
             None => {}
         }
         Ok(replies)
     }
 
-    /// Sends `EXPIRE` again for counters whose slot moved between `INCRBY` and `EXPIRE`; they would
-    /// otherwise never expire. A separate task sends it, so no check waits for it, and a canceled
-    /// check does not stop it.
+    /// Sends `EXPIRE` again for counters whose slot moved between `INCRBY` and `EXPIRE`: they would
+    /// never expire. No check waits for this, and a canceled check does not stop it.
     fn resend_expiries<'p>(
         &self,
         live: &LiveConnection,
-        parted: impl Iterator<Item = (&'p usize, &'p PipelineReply)>,
+        split: impl Iterator<Item = (&'p usize, &'p PipelineReply)>,
     ) {
-        for (&place, piped) in parted {
-            let Some(Err(error)) = &piped.expiry else { continue };
-            let (next, counter) = (live.redirect_target(error), &self.counters[place]);
+        for (&index, reply) in split {
+            let Some(Err(error)) = &reply.expiry else { continue };
+            let (target, counter) = (live.redirect_target(error), &self.counters[index]);
             let (key, seconds) = (counter.key.clone(), counter.expiry_secs);
-            let expired = async move {
-                let mut next = next;
+            let resend = async move {
+                let mut target = target;
                 for _ in 0..MAX_REDIRECTS {
-                    let Some(RedirectTarget { live, needs_asking: asks }) = next else { return };
-                    let Err(again) = set_expiry(&live, &key, seconds, asks).await else { return };
-                    if is_refused(&again) {
-                        return live.record_refused_expiry(&again);
+                    let Some(RedirectTarget { live, needs_asking }) = target else { return };
+                    let reply = set_expiry(&live, &key, seconds, needs_asking).await;
+                    let Err(error) = reply else { return };
+                    if is_refused(&error) {
+                        return live.record_refused_expiry(&error);
                     }
-                    next = live.redirect_target(&again);
+                    target = live.redirect_target(&error);
                 }
             };
-            tokio::spawn(timeout(CONNECT_TIMEOUT, expired));
+            tokio::spawn(timeout(CONNECT_TIMEOUT, resend));
         }
     }
 
     async fn run_pipeline(
         &self,
         live: &LiveConnection,
-        places: &[usize],
-        way: SendMode,
-        asks: bool,
+        indexes: &[usize],
+        send_mode: SendMode,
+        needs_asking: bool,
     ) -> Result<Vec<PipelineReply>, StoreFailure> {
         let pipeline = live.client().pipeline();
-        for &place in places {
-            let queued = queue_commands(&pipeline, &self.counters[place], way, asks).await;
+        for &index in indexes {
+            let counter = &self.counters[index];
+            let queued = queue_commands(&pipeline, counter, send_mode, needs_asking).await;
             queued.map_err(|error| classify_error(&error))?;
         }
-        let answers = pipeline.try_all::<Value>().await;
-        let (first, per_charge) = (usize::from(asks), commands_per_charge(way, asks));
-        if answers.len() != places.len() * per_charge {
-            let error = answers.into_iter().find_map(Result::err);
+        let values = pipeline.try_all::<Value>().await;
+        // The replies to `ASKING`, which precedes each command, are skipped.
+        let skipped = usize::from(needs_asking);
+        if values.len() != indexes.len() * commands_per_charge(send_mode, needs_asking) {
+            let error = values.into_iter().find_map(Result::err);
             return Err(error.map_or(StoreFailure::InvalidReply, |error| classify_error(&error)));
         }
-        let mut answers = answers.into_iter();
-        let mut piped = Vec::with_capacity(places.len());
-        while let Some(counted) = answers.nth(first) {
-            let expires = if way == SendMode::Read { None } else { answers.nth(first) };
-            piped.push(PipelineReply { count: counted, expiry: expires });
+        let mut values = values.into_iter();
+        let mut replies = Vec::with_capacity(indexes.len());
+        while let Some(count) = values.nth(skipped) {
+            let expiry = if send_mode == SendMode::Read { None } else { values.nth(skipped) };
+            replies.push(PipelineReply { count, expiry });
         }
-        let parted = places.iter().zip(&piped).filter(|(_, piped)| piped.is_split_by_slot_move());
-        self.resend_expiries(live, parted);
-        Ok(piped)
+        let split = indexes.iter().zip(&replies).filter(|(_, reply)| reply.is_split_by_slot_move());
+        self.resend_expiries(live, split);
+        Ok(replies)
     }
 
     fn counter_reply(
         &self,
         live: &LiveConnection,
-        place: usize,
+        index: usize,
         count_reply: CommandReply,
-        way: SendMode,
+        send_mode: SendMode,
     ) -> CounterReply {
-        let counted_hits = match count_reply.map(parse_count) {
-            Ok(Some(held)) => held,
+        let hits = match count_reply.map(parse_count) {
+            Ok(Some(hits)) => hits,
             Ok(None) => return CounterReply::Failed(StoreFailure::WrongType),
-            // Redis does not add hits that overflow the counter. The sum is over every limit.
+            // Redis does not add hits that overflow the counter; the sum exceeds every limit.
             Err(error) if error.details().contains("overflow") => EXACT_BOUND,
             Err(error) if error.details().contains("not an integer") => {
                 return CounterReply::Failed(StoreFailure::WrongType);
             }
-            // The only other error of a single key is `WRONGTYPE`, which has its own class. So
-            // `true`: an unclassified error concerns the store.
+            // `WRONGTYPE`, the only other error of a single key, has its own class.
             Err(error) => return CounterReply::Failed(live.record_error(&error, true)),
         };
-        let limit = Hits(u64::from(self.counters[place].window.limit()));
-        match way {
-            SendMode::Read if limit < Hits(counted_hits).plus(self.hits_through(place)) => {
-                CounterReply::OverLimit(counted_hits)
+        let limit = Hits(u64::from(self.counters[index].window.limit()));
+        match send_mode {
+            SendMode::Read if limit < Hits(hits).plus(self.hits_through(index)) => {
+                CounterReply::OverLimit(hits)
             }
-            SendMode::Read | SendMode::ChargeNothing => CounterReply::Skipped(counted_hits),
-            SendMode::Charge | SendMode::Script(_) => CounterReply::Charged(counted_hits),
+            SendMode::Read | SendMode::ChargeNothing => CounterReply::Skipped(hits),
+            SendMode::Charge | SendMode::Script(_) => CounterReply::Charged(hits),
         }
     }
 
-    /// Records success or failure of the call for the connection. An error of a single key is not a
-    /// failure.
-    ///
+    /// Records the result of the call for the connection; an error of a single key is no failure.
     /// Returns an error if every charge failed for a reason other than its own key.
     fn update_health(
         &self,
         live: &LiveConnection,
         slot: u16,
-        way: SendMode,
+        send_mode: SendMode,
         replies: &CounterReplies,
     ) -> Result<(), StoreFailure> {
-        let failed = |reply: &CounterReply| match reply {
+        let failure = |reply: &CounterReply| match reply {
             CounterReply::Failed(StoreFailure::WrongType) => None,
             CounterReply::Failed(cause) => Some(*cause),
             _ => None,
         };
-        let Some(cause) = replies.iter().find_map(failed) else {
-            // A read does not prove that writes succeed, because a read-only node replies to it as
-            // well.
-            if way != SendMode::Read {
-                live.saw(None);
+        let Some(cause) = replies.iter().find_map(failure) else {
+            // A read does not prove that writes succeed: a read-only node replies to it, too.
+            if send_mode != SendMode::Read {
+                live.record_result(None);
             }
             return Ok(());
         };
-        if replies.iter().all(|reply| failed(reply).is_some()) {
+        if replies.iter().all(|reply| failure(reply).is_some()) {
             return Err(cause);
         }
         self.redis.route.record_result(slot, Some(cause));
@@ -262,21 +252,22 @@ impl CompatCheck<'_> {
     async fn run_script(
         &self,
         live: &LiveConnection,
-        rule: &str,
-        places: &[usize],
-        way: SendMode,
+        mode: &str,
+        indexes: &[usize],
+        send_mode: SendMode,
     ) -> Result<CounterReplies, StoreFailure> {
-        let keys: Vec<Bytes> = places.iter().map(|&it| self.counters[it].key.clone()).collect();
-        let records = places.iter().flat_map(|&place| self.script_record(place, way));
-        let args = std::iter::once(rule.to_owned()).chain(records).map(Bytes::from).collect();
+        let key = |&index: &usize| self.counters[index].key.clone();
+        let keys: Vec<Bytes> = indexes.iter().map(key).collect();
+        let records = indexes.iter().flat_map(|&index| self.script_record(index, send_mode));
+        let args = std::iter::once(mode.to_owned()).chain(records).map(Bytes::from).collect();
         let digest = Some(self.reference.load_script(live).await?);
         let script = RedisScript { text: SCRIPT, digest, accepts_any_value: true };
         let script_reply = live.run_script(script, keys, args).await?;
-        let mut replies = parse_script_reply(script_reply, places.len())?;
+        let mut replies = parse_script_reply(script_reply, indexes.len())?;
         for reply in &mut replies {
             // The command added zero hits, so the charge was skipped.
-            if let (SendMode::ChargeNothing, CounterReply::Charged(held)) = (way, *reply) {
-                *reply = CounterReply::Skipped(held);
+            if let (SendMode::ChargeNothing, CounterReply::Charged(hits)) = (send_mode, *reply) {
+                *reply = CounterReply::Skipped(hits);
             }
         }
         Ok(replies)
@@ -302,8 +293,8 @@ impl CompatCheck<'_> {
 impl PipelineReply {
     /// Returns the error if Redis refused `EXPIRE`, so that the counter never expires.
     fn refused_expiry(&self) -> Option<&Error> {
-        let expires = self.expiry.as_ref()?.as_ref();
-        expires.err().filter(|error| self.count.is_ok() && is_refused(error))
+        let expiry = self.expiry.as_ref()?.as_ref();
+        expiry.err().filter(|error| self.count.is_ok() && is_refused(error))
     }
 
     fn has_expiry(&self) -> bool {
@@ -312,8 +303,8 @@ impl PipelineReply {
 
     /// Returns true if the slot of the counter moved after `INCRBY` and before `EXPIRE`.
     fn is_split_by_slot_move(&self) -> bool {
-        let is_sent_on = |answer: &CommandReply| answer.as_ref().is_err_and(is_redirect);
-        self.count.is_ok() && self.expiry.as_ref().is_some_and(is_sent_on)
+        let is_redirected = |reply: &CommandReply| reply.as_ref().is_err_and(is_redirect);
+        self.count.is_ok() && self.expiry.as_ref().is_some_and(is_redirected)
     }
 }
 
@@ -321,10 +312,10 @@ async fn set_expiry(
     live: &LiveConnection,
     key: &Bytes,
     seconds: i64,
-    asks: bool,
+    needs_asking: bool,
 ) -> Result<(), Error> {
     let pipeline = live.client().pipeline();
-    if asks {
+    if needs_asking {
         connection::queue_asking(&pipeline).await?;
     }
     pipeline.expire::<(), _>(key.clone(), seconds, None).await?;
@@ -339,11 +330,11 @@ impl CompatCounters {
             // Even a read-only node loads scripts, so an error concerns the whole store.
             let digest = digest.map_err(|error| match live.record_error(&error, true) {
                 // A lost `SCRIPT LOAD` has charged nothing, so the failure is not "connection
-                // lost", after which hits may be charged.
+                // lost".
                 StoreFailure::ConnectionLost => StoreFailure::Unreachable,
                 cause => cause,
             })?;
-            // Ignore that a concurrent call may have set the digest: it is the same digest.
+            // A concurrent call may have set the digest: it is the same digest.
             drop(self.script_digest.set(digest));
         }
         Ok(self.script_digest.get().map(String::as_str).unwrap_or_default())
@@ -358,17 +349,17 @@ fn commands_per_charge(send_mode: SendMode, needs_asking: bool) -> usize {
 async fn queue_commands(
     pipeline: &Pipeline<Client>,
     counter: &CompatCounter,
-    way: SendMode,
-    asks: bool,
+    send_mode: SendMode,
+    needs_asking: bool,
 ) -> Result<(), Error> {
-    if asks {
+    if needs_asking {
         connection::queue_asking(pipeline).await?;
     }
-    if way == SendMode::Read {
+    if send_mode == SendMode::Read {
         return pipeline.get::<(), _>(counter.key.clone()).await;
     }
-    pipeline.incr_by::<(), _>(counter.key.clone(), increment(counter, way)).await?;
-    if asks {
+    pipeline.incr_by::<(), _>(counter.key.clone(), increment(counter, send_mode)).await?;
+    if needs_asking {
         connection::queue_asking(pipeline).await?;
     }
     pipeline.expire(counter.key.clone(), counter.expiry_secs, None).await
@@ -379,7 +370,7 @@ fn increment(counter: &CompatCounter, send_mode: SendMode) -> i64 {
 }
 
 fn is_redirect(error: &Error) -> bool {
-    // The host only replaces a missing address, and the address is not used here.
+    // The host only replaces a missing address, which is not used here.
     Redirect::parse(error, "").is_some()
 }
 
@@ -387,7 +378,7 @@ fn is_redirect(error: &Error) -> bool {
 fn parse_count(value: Value) -> Option<u64> {
     match value {
         Value::Null => Some(0),
-        Value::Integer(held) => u64::try_from(held).ok(),
+        Value::Integer(hits) => u64::try_from(hits).ok(),
         Value::String(text) => text.parse().ok(),
         Value::Bytes(bytes) => std::str::from_utf8(&bytes).ok()?.parse().ok(),
         _ => None,
@@ -403,12 +394,12 @@ fn parse_script_reply(reply: Value, charges: usize) -> Result<CounterReplies, St
     if pairs.len() != charges || !rest.is_empty() {
         return Err(StoreFailure::InvalidReply);
     }
-    let reply = |&[code, held]: &[u64; 2]| match code {
-        0 => Ok(CounterReply::Charged(held)),
-        1 => Ok(CounterReply::Skipped(held)),
-        2 => Ok(CounterReply::OverLimit(held)),
+    let reply = |&[code, hits]: &[u64; 2]| match code {
+        0 => Ok(CounterReply::Charged(hits)),
+        1 => Ok(CounterReply::Skipped(hits)),
+        2 => Ok(CounterReply::OverLimit(hits)),
         3 => Ok(CounterReply::Failed(StoreFailure::WrongType)),
-        4 => Ok(CounterReply::Refunded(held)),
+        4 => Ok(CounterReply::Refunded(hits)),
         _ => Err(StoreFailure::InvalidReply),
     };
     pairs.iter().map(reply).collect()

@@ -4,8 +4,7 @@
 //! - × 0.9 after a drop, or if mean latency exceeds twice the minimum of the last 100 round trips.
 //! - + 1 otherwise, if at least half of the limit was in use.
 //!
-//! Not covered:
-//! - Fast growth: from 1 to 100 takes 99 round trips.
+//! Not covered: fast growth. From 1 to 100 takes 99 round trips.
 
 use super::fixed_point::{FixedPoint, Fraction};
 use super::round_trip::{RoundSummary, RoundTrip};
@@ -33,7 +32,6 @@ impl Default for Aimd {
 }
 
 impl Aimd {
-    /// The smallest mean latency of the last 100 round trips.
     pub(super) fn min_rtt(&self) -> Option<Nanos> {
         self.min_rtt.get()
     }
@@ -49,8 +47,8 @@ impl Aimd {
         if self.is_slow(&round) {
             return estimate.times(BACK_OFF);
         }
-        let used = LatencySample { in_flight: round.in_flight, ..*sample };
-        if is_limit_used(&used, estimate, share) {
+        let peak = LatencySample { in_flight: round.in_flight, ..*sample };
+        if is_limit_used(&peak, estimate, share) {
             estimate.plus(FixedPoint::from_whole(1))
         } else {
             estimate

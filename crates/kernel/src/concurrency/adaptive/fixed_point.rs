@@ -3,16 +3,12 @@
 //! Guarantees:
 //! - Products use 128 bits, round down, and saturate at the largest number.
 //! - Results are identical on every platform, which floats do not guarantee.
-//!
-//! Not covered:
-//! - The bounds of a limit.
 
 use crate::coordinator::aggregate;
 use crate::units::Nanos;
 
 const ONE: u64 = 1 << 16;
 
-/// A number of requests in units of 1/65,536.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct FixedPoint(u64);
 
@@ -76,7 +72,7 @@ impl FixedPoint {
         aggregate::FractionalLimit(self.0 / (ONE / aggregate::LEVELS_PER_PERMIT))
     }
 
-    /// This number without its fraction, because only whole limits are enforced.
+    /// This number without its fraction: only whole limits are enforced.
     pub(super) fn without_fraction(self) -> Self {
         Self::from_whole(self.floor())
     }
@@ -99,7 +95,7 @@ impl FixedPoint {
         Self(self.0.saturating_add(other.0))
     }
 
-    /// The square root: that of the raw integer, times √65,536 = 256.
+    /// The square root. Its raw integer is the root of the raw integer times √65,536 = 256.
     pub(super) const fn sqrt(self) -> Self {
         Self(self.0.saturating_mul(ONE).isqrt())
     }

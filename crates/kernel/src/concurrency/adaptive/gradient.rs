@@ -29,7 +29,7 @@
 //!   round trips after the drain are ignored.
 //! * **Allowance for variance.** If latencies vary so much, the limit is higher by two standard
 //!   errors of the window beyond 5 %, and by half of the spread beyond a fifth. A limit that is too
-//!   low leaves workers of the backend idle at once; a slightly longer queue is small against such
+//!   low leaves workers of the backend idle at once; a longer queue is small against such
 //!   latencies. The overload threshold rises by the same factor.
 //! * **At the lower bound `min`** no lower limit can be measured, so the latency there counts as
 //!   min RTT. Otherwise a min RTT that is too low would keep the limit there forever.
@@ -77,7 +77,7 @@ use measurement::WindowMeasurement;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Gradient {
     min_rtt: Option<Nanos>,
-    /// The min RTT at its last measurement without a queue.
+    /// The min RTT when it was last measured without a queue.
     measured_min_rtt: Option<Nanos>,
     capacity: FixedPoint,
     /// The relative standard deviation of latencies, in millionths; a moving average over windows.
@@ -90,17 +90,16 @@ pub struct Gradient {
     /// The number of windows without a queue, beyond doubt, since the last queue or drain.
     calm_windows: u32,
     had_queue: bool,
-    /// The last measured capacity. `capacity_changes` is the moving average of its changes, in
-    /// millionths.
     last_capacity: Option<FixedPoint>,
+    /// The moving average of the changes of `last_capacity`, in millionths.
     capacity_changes: u64,
     windows_to_probe: u64,
     limit_after_probe: FixedPoint,
     jitter: u64,
-    /// The instant until which finished requests are too fast on average, after a drain.
+    /// The end of the time after a drain in which finished requests are too fast on average.
     settled_at: Nanos,
-    /// The window with the most requests in flight since a queue lowered the limit: its requests in
-    /// flight and RTT.
+    /// The requests in flight and the RTT of the window with the most requests in flight since a
+    /// queue lowered the limit.
     reference_window: Option<(FixedPoint, Nanos)>,
     fleet: Option<Box<FleetGradient>>,
 }
@@ -135,7 +134,7 @@ impl Gradient {
     /// The min RTT, if known.
     #[must_use]
     pub fn min_rtt(&self) -> Option<Nanos> {
-        self.fleet.as_ref().map_or(self.min_rtt, |together| together.min_rtt())
+        self.fleet.as_ref().map_or(self.min_rtt, |fleet| fleet.min_rtt())
     }
 
     /// Switches to a share of a fleet's limit, or back to a limit of this replica alone.
@@ -146,13 +145,13 @@ impl Gradient {
         limit: FixedPoint,
     ) {
         match (fleet_share, &mut self.fleet) {
-            (Some(fleet_share_now), Some(together)) => together.set_share(now, fleet_share_now),
-            (Some(part), none) => {
-                *none = Some(Box::new(FleetGradient::new(now, part, self.min_rtt)));
+            (Some(share), Some(fleet)) => fleet.set_share(now, share),
+            (Some(share), fleet) => {
+                *fleet = Some(Box::new(FleetGradient::new(now, share, self.min_rtt)));
             }
             (None, None) => {}
-            (None, Some(together)) => {
-                let min_rtt = together.min_rtt();
+            (None, Some(fleet)) => {
+                let min_rtt = fleet.min_rtt();
                 *self =
                     Self { min_rtt, measured_min_rtt: min_rtt, ..Self::new(limit, self.jitter) };
             }
@@ -161,13 +160,12 @@ impl Gradient {
 
     /// The limit at `now` if the fleet adapts it; otherwise `None`.
     pub(super) fn fleet_limit(&mut self, now: Nanos) -> Option<FixedPoint> {
-        self.fleet.as_mut().map(|together| together.limit(now))
+        self.fleet.as_mut().map(|fleet| fleet.limit(now))
     }
 
-    /// The limit that this replica wants; `None` until there are enough samples under the fleet's
-    /// limit.
+    /// The limit that this replica wants; `None` without enough samples under the fleet's limit.
     pub(super) fn wanted_limit(&self, limit: FixedPoint) -> Option<FixedPoint> {
-        self.fleet.as_ref().map_or(Some(limit), |together| together.wanted_limit())
+        self.fleet.as_ref().map_or(Some(limit), |fleet| fleet.wanted_limit())
     }
 
     /// The limit after `sample`, given the previous limit and this replica's share.
@@ -178,8 +176,8 @@ impl Gradient {
         share: u32,
         min: u32,
     ) -> FixedPoint {
-        if let Some(together) = &mut self.fleet {
-            together.record(sample);
+        if let Some(fleet) = &mut self.fleet {
+            fleet.record(sample);
             return limit;
         }
         self.record_sample(sample, min);
@@ -207,21 +205,18 @@ impl Gradient {
         }
     }
 
-    /// The largest number of requests in flight without a queue; the limit of a drain never exceeds
-    /// it.
+    /// The largest number of requests in flight without a queue; a drain never allows more.
     fn max_unqueued(&self, min: u32) -> FixedPoint {
         self.capacity.times(UNQUEUED).max(FixedPoint::from_whole(min))
     }
 
-    /// Adds a full block of samples to the window; returns `true` if the window can be judged.
-    ///
-    /// A window grows while its mean is uncertain, but only by blocks with the same latency. A
-    /// block with another latency shows a change, which an average would hide, so it starts a new
-    /// window.
+    /// Adds a full block of samples to the window; returns `true` if the window can be judged. A
+    /// window grows while its mean is uncertain, but only by blocks with the same latency: another
+    /// latency shows a change, so it starts a new window.
     fn is_window_complete(&mut self, limit: FixedPoint, share: u32) -> bool {
-        let enough = block_size(limit, share);
-        if self.block.count().saturating_add(self.dropped) < enough {
-            return self.is_far_overloaded(limit, share, enough);
+        let min_samples = block_size(limit, share);
+        if self.block.count().saturating_add(self.dropped) < min_samples {
+            return self.is_far_overloaded(limit, share, min_samples);
         }
         let block = std::mem::take(&mut self.block);
         if self.window.agrees_with(&block) {
@@ -229,25 +224,24 @@ impl Gradient {
         } else {
             self.window = block;
         }
-        let is_longest = enough.saturating_mul(MAX_BLOCKS) <= self.window.count();
+        let is_longest = min_samples.saturating_mul(MAX_BLOCKS) <= self.window.count();
         is_longest || 0 < self.dropped || self.window.standard_error() < SMALL_ERROR
     }
 
-    /// Returns `true` if the current block shows a slowdown above 2; examines each quarter of a
-    /// block.
-    fn is_far_overloaded(&mut self, limit: FixedPoint, share: u32, enough: u64) -> bool {
-        let part = enough.div_ceil(BLOCK_PARTS).max(MIN_PART);
+    /// Returns `true` if the current block shows a slowdown above 2; tested after each quarter.
+    fn is_far_overloaded(&mut self, limit: FixedPoint, share: u32, min_samples: u64) -> bool {
+        let part = min_samples.div_ceil(BLOCK_PARTS).max(MIN_PART);
         let is_part = self.block.count() != 0 && self.block.count().is_multiple_of(part);
         if self.drain.is_some() || !is_part {
             return false;
         }
         let measurement = self.measure(&self.block, limit, share);
-        let far = measurement.is_overload(FAR_OVERLOAD);
-        if far {
+        let is_far = measurement.is_overload(FAR_OVERLOAD);
+        if is_far {
             // The older samples of the window are from before the overload.
             self.window = std::mem::take(&mut self.block);
         }
-        far
+        is_far
     }
 
     fn step_drain(
@@ -258,31 +252,30 @@ impl Gradient {
         min: u32,
     ) -> FixedPoint {
         let min_rtt = self.min_rtt.unwrap_or_default();
-        let (enough, is_narrow) =
+        let (min_samples, is_narrow) =
             (block_size(limit, share), self.spread <= latency_stats::WIDE_SPREAD);
-        let over = self
+        let is_over = self
             .drain
             .as_ref()
-            .is_some_and(|d| d.is_over(enough, is_narrow, sample.ended_at, min_rtt));
-        if over {
+            .is_some_and(|drain| drain.is_over(min_samples, is_narrow, sample.ended_at, min_rtt));
+        if is_over {
             return self.end_drain(sample.ended_at, min);
         }
         // Requests that were admitted before the drain still show the backend's capacity.
         if !self.is_window_complete(limit, share) || self.window.count() == 0 {
             return limit;
         }
-        let found = self.measure_window(limit, share);
-        self.lower_min_rtt(&found);
+        let measurement = self.measure_window(limit, share);
+        self.lower_min_rtt(&measurement);
         // Requests from before the drain show the known overload again; only a larger one is new.
-        let is_new_overload = found.capacity < self.capacity.times(NEW_OVERLOAD);
-        if is_new_overload && self.is_overload(&found) {
-            self.drain_after_overload(&found, sample.ended_at)
+        let is_new_overload = measurement.capacity < self.capacity.times(NEW_OVERLOAD);
+        if is_new_overload && self.is_overload(&measurement) {
+            self.drain_after_overload(&measurement, sample.ended_at)
         } else {
             limit
         }
     }
 
-    /// Measures the window and starts the next one.
     fn measure_window(&mut self, limit: FixedPoint, share: u32) -> WindowMeasurement {
         let window = std::mem::take(&mut self.window);
         self.update_spread(&window);
@@ -297,7 +290,7 @@ impl Gradient {
         }
         self.spread = match self.spread {
             0 => window.spread(),
-            before => before.saturating_mul(7).saturating_add(window.spread()) / 8,
+            previous => previous.saturating_mul(7).saturating_add(window.spread()) / 8,
         };
     }
 
@@ -307,8 +300,8 @@ impl Gradient {
         let in_flight = scale_to_limit(window.in_flight(), limit, share);
         let slowdown = Fraction { numerator: 1_000_000, denominator: min_rtt.0 }.of(rtt.0).max(1);
         // If hardly any requests are in flight, compute the capacity from the limit instead.
-        let used = if in_flight < limit.times(HALF) { limit } else { in_flight };
-        let capacity = used.times(Fraction { numerator: 1_000_000, denominator: slowdown });
+        let load = if in_flight < limit.times(HALF) { limit } else { in_flight };
+        let capacity = load.times(Fraction { numerator: 1_000_000, denominator: slowdown });
         let (error, is_wide) = (window.error_with_spread(self.spread), window.is_wide());
         WindowMeasurement { in_flight, rtt, error, is_wide, slowdown, capacity }
     }
@@ -321,67 +314,64 @@ impl Gradient {
     fn lower_limit(
         &mut self,
         limit: FixedPoint,
-        found: &WindowMeasurement,
+        measurement: &WindowMeasurement,
         min: u32,
     ) -> FixedPoint {
-        if found.in_flight <= FixedPoint::from_whole(min) {
+        if measurement.in_flight <= FixedPoint::from_whole(min) {
             // No lower limit can be measured, so these samples count as unqueued.
-            self.set_min_rtt(found.rtt, limit);
+            self.set_min_rtt(measurement.rtt, limit);
             return limit;
         }
-        if found.is_wide && self.has_no_queue(found) {
+        if measurement.is_wide && self.has_no_queue(measurement) {
             // Fewer requests in flight were not faster, so the min RTT was too low.
-            self.set_min_rtt(found.rtt, found.in_flight);
+            self.set_min_rtt(measurement.rtt, measurement.in_flight);
             self.reference_window = None;
             return self.capacity.times(TARGET);
         }
-        self.adopt_capacity(found);
-        self.capacity.times(TARGET).times(self.margin(found.error))
+        self.adopt_capacity(measurement);
+        self.capacity.times(TARGET).times(self.margin(measurement.error))
     }
 
     fn set_min_rtt(&mut self, rtt: Nanos, capacity: FixedPoint) {
         (self.min_rtt, self.measured_min_rtt, self.capacity) = (Some(rtt), Some(rtt), capacity);
     }
 
-    /// The factor that raises the limit, because varying latencies may make the measured capacity
-    /// too low.
-    ///
-    /// A limit that is too low costs goodput at once; a longer queue is small against such
-    /// latencies.
+    /// The factor that raises the limit if latencies vary: the measured capacity may be too low,
+    /// and a limit that is too low costs goodput at once.
     fn margin(&self, error: u64) -> Fraction {
-        let Some(wide) = self.spread.checked_sub(latency_stats::WIDE_SPREAD) else {
+        let Some(excess_spread) = self.spread.checked_sub(latency_stats::WIDE_SPREAD) else {
             return Fraction::percent(100);
         };
         let doubt = error.min(MAX_ERROR).saturating_sub(SMALL_ERROR).saturating_mul(MARGIN_ERRORS);
-        let more = doubt.saturating_add(SPREAD_WEIGHT.of(wide.min(1_000_000)));
-        Fraction { numerator: 1_000_000_u64.saturating_add(more), denominator: 1_000_000 }
+        let margin = doubt.saturating_add(SPREAD_WEIGHT.of(excess_spread.min(1_000_000)));
+        Fraction { numerator: 1_000_000_u64.saturating_add(margin), denominator: 1_000_000 }
     }
 
     fn evaluate_window(
         &mut self,
         limit: FixedPoint,
-        at: Nanos,
+        now: Nanos,
         share: u32,
         min: u32,
     ) -> FixedPoint {
         if 0 < std::mem::take(&mut self.dropped) {
             return self.back_off(limit);
         }
-        let first = self.min_rtt.is_none();
-        let found = self.measure_window(limit, share);
-        let changed = self.lower_min_rtt(&found);
-        if (first || changed) && FixedPoint::from_whole(min) < limit {
+        let is_first = self.min_rtt.is_none();
+        let measurement = self.measure_window(limit, share);
+        let changed = self.lower_min_rtt(&measurement);
+        if (is_first || changed) && FixedPoint::from_whole(min) < limit {
             self.capacity = limit;
-            return self.start_drain(at, DrainReason::Initial);
+            return self.start_drain(now, DrainReason::Initial);
         }
-        if self.is_overload(&found) {
-            return self.drain_after_overload(&found, at);
+        if self.is_overload(&measurement) {
+            return self.drain_after_overload(&measurement, now);
         }
         if self.is_probe_due(limit) && FixedPoint::from_whole(min) < limit {
             self.capacity = limit.times(TARGET.inverse());
-            return self.start_drain(at, DrainReason::Probe);
+            return self.start_drain(now, DrainReason::Probe);
         }
-        self.adjust_limit(limit, &found, min)
+        self.adjust_limit(limit, &measurement, min)
     }
 
     /// Lowers the limit after dropped requests, which show an overload but not its size.
@@ -392,67 +382,66 @@ impl Gradient {
         limit.times(Fraction::percent(90))
     }
 
-    /// Lowers the min RTT if the requests of the window were faster, beyond doubt.
-    ///
-    /// The reduction is small, unless the backend is so much faster that it must have changed.
-    /// Returns `true` if the min RTT is now far below its last unqueued measurement, so it may
-    /// still include a queue.
+    /// Lowers the min RTT if the requests of the window were faster, beyond doubt: in small steps,
+    /// unless the backend must have changed. Returns `true` if the min RTT is now far below its
+    /// last unqueued measurement, so it may still include a queue.
     fn lower_min_rtt(&mut self, measurement: &WindowMeasurement) -> bool {
         let Some(min_rtt) = self.min_rtt else { return false };
         let doubt =
             Fraction { numerator: measurement.error.saturating_mul(4), denominator: 1_000_000 };
-        let most = measurement.rtt.plus(Nanos(doubt.of(measurement.rtt.0)));
-        if most < min_rtt {
-            let changed = most < Nanos(Fraction::percent(65).of(min_rtt.0));
-            let (goal, pace) = if changed { (measurement.rtt, 100) } else { (most, 9) };
-            self.min_rtt = Some(min_rtt.toward(goal, Fraction::percent(pace)));
+        let upper_bound = measurement.rtt.plus(Nanos(doubt.of(measurement.rtt.0)));
+        if upper_bound < min_rtt {
+            let has_changed = upper_bound < Nanos(Fraction::percent(65).of(min_rtt.0));
+            let (goal, step_percent) =
+                if has_changed { (measurement.rtt, 100) } else { (upper_bound, 9) };
+            self.min_rtt = Some(min_rtt.toward(goal, Fraction::percent(step_percent)));
         }
-        self.min_rtt < self.measured_min_rtt.map(|alone| Nanos(Fraction::percent(88).of(alone.0)))
+        self.min_rtt
+            < self.measured_min_rtt.map(|measured| Nanos(Fraction::percent(88).of(measured.0)))
     }
 
-    fn drain_after_overload(&mut self, measurement: &WindowMeasurement, at: Nanos) -> FixedPoint {
+    fn drain_after_overload(&mut self, measurement: &WindowMeasurement, now: Nanos) -> FixedPoint {
         self.adopt_capacity(measurement);
-        self.start_drain(at, DrainReason::Overload)
+        self.start_drain(now, DrainReason::Overload)
     }
 
     fn adjust_limit(
         &mut self,
         limit: FixedPoint,
-        found: &WindowMeasurement,
+        measurement: &WindowMeasurement,
         min: u32,
     ) -> FixedPoint {
-        let used = limit.times(HALF) <= found.in_flight;
-        if NO_QUEUE < found.slowdown && used {
-            return self.lower_limit(limit, found, min);
+        let is_used = limit.times(HALF) <= measurement.in_flight;
+        if NO_QUEUE < measurement.slowdown && is_used {
+            return self.lower_limit(limit, measurement, min);
         }
         self.reference_window = None;
-        // Latency below the min RTT shows that the min RTT is wrong. So even this window may
-        // include a queue.
-        if found.slowdown < BELOW_MIN_RTT {
+        // Latency below the min RTT shows that the min RTT is wrong: even this window may have a
+        // queue.
+        if measurement.slowdown < BELOW_MIN_RTT {
             return limit;
         }
-        if NO_QUEUE < found.slowdown
-            || found.in_flight < limit.without_fraction().times(Fraction::percent(80))
+        if NO_QUEUE < measurement.slowdown
+            || measurement.in_flight < limit.without_fraction().times(Fraction::percent(80))
         {
             return limit;
         }
-        let next = limit.times(self.growth(found)).max(limit.plus(FixedPoint::from_whole(1)));
+        let next = limit.times(self.growth(measurement)).max(limit.plus(FixedPoint::from_whole(1)));
         self.capacity = self.capacity.max(next.times(TARGET.inverse()));
         next
     }
 
-    /// Returns `true` if fewer requests in flight were not faster, so there was no queue.
-    ///
-    /// Records the window with the most requests in flight as the reference for later windows.
+    /// Returns `true` if fewer requests in flight were not faster, so there was no queue. The
+    /// window with the most requests in flight is the reference for later windows.
     fn has_no_queue(&mut self, measurement: &WindowMeasurement) -> bool {
-        let (most, rtt) =
+        let (max_in_flight, rtt) =
             *self.reference_window.get_or_insert((measurement.in_flight, measurement.rtt));
-        if most <= measurement.in_flight {
+        if max_in_flight <= measurement.in_flight {
             self.reference_window = Some((measurement.in_flight, measurement.rtt));
             return false;
         }
-        let fewer = measurement.in_flight < most.times(FEWER_IN_FLIGHT);
-        fewer && NOT_FASTER.of(rtt.0) < measurement.rtt.0
+        let has_fewer = measurement.in_flight < max_in_flight.times(FEWER_IN_FLIGHT);
+        has_fewer && NOT_FASTER.of(rtt.0) < measurement.rtt.0
     }
 
     fn growth(&mut self, measurement: &WindowMeasurement) -> Fraction {
@@ -464,14 +453,13 @@ impl Gradient {
         Fraction::percent(if self.had_queue { growth_percent.min(200) } else { 200 })
     }
 
-    /// Adopts the measured capacity and adds its change to the moving average of changes.
     fn adopt_capacity(&mut self, measurement: &WindowMeasurement) {
-        if let Some(before) = self.last_capacity {
-            let change = before.relative_difference(measurement.capacity);
-            let counts = measurement.error.saturating_mul(4) < change;
-            let moved = if counts { change.min(MAX_CHANGE) } else { 0 };
+        if let Some(previous) = self.last_capacity {
+            let change = previous.relative_difference(measurement.capacity);
+            let is_certain = measurement.error.saturating_mul(4) < change;
+            let counted_change = if is_certain { change.min(MAX_CHANGE) } else { 0 };
             self.capacity_changes =
-                self.capacity_changes.saturating_mul(31).saturating_add(moved) / 32;
+                self.capacity_changes.saturating_mul(31).saturating_add(counted_change) / 32;
         }
         self.last_capacity = Some(measurement.capacity);
         (self.capacity, self.calm_windows, self.had_queue) = (measurement.capacity, 0, true);
@@ -485,9 +473,9 @@ impl Gradient {
     fn plan_probe(&mut self) {
         // A linear congruential generator; its high bits are the best.
         self.jitter = self.jitter.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        let more =
+        let jitter =
             Fraction { numerator: PROBE_JITTER, denominator: u64::MAX >> 8 }.of(self.jitter >> 8);
-        self.windows_to_probe = PROBE_INTERVAL.saturating_add(more);
+        self.windows_to_probe = PROBE_INTERVAL.saturating_add(jitter);
     }
 
     fn start_drain(&mut self, since: Nanos, reason: DrainReason) -> FixedPoint {
@@ -499,52 +487,53 @@ impl Gradient {
         })
     }
 
-    fn end_drain(&mut self, at: Nanos, min: u32) -> FixedPoint {
+    fn end_drain(&mut self, now: Nanos, min: u32) -> FixedPoint {
         let Some(drain) = self.drain.take() else { return self.capacity };
         (self.window, self.block) = (LatencyStats::default(), LatencyStats::default());
         (self.dropped, self.calm_windows) = (0, 0);
         self.plan_probe();
         if drain.unqueued.is_wide() {
-            self.settled_at = at.plus(Nanos(
+            self.settled_at = now.plus(Nanos(
                 self.min_rtt.unwrap_or_default().0.saturating_mul(SETTLING_ROUND_TRIPS),
             ));
         }
         self.reference_window = None;
-        let before = self.min_rtt.unwrap_or(Nanos(1));
-        let learnt = self.learn_min_rtt(&drain);
-        if drain.reason == DrainReason::Initial && learnt.0 < Fraction::percent(80).of(before.0) {
+        let previous = self.min_rtt.unwrap_or(Nanos(1));
+        let measured = self.learn_min_rtt(&drain);
+        if drain.reason == DrainReason::Initial && measured.0 < Fraction::percent(80).of(previous.0)
+        {
             // Fewer requests in flight were faster, so the assumed min RTT included a queue.
-            self.min_rtt = Some(learnt);
+            self.min_rtt = Some(measured);
             self.capacity = self.capacity.times(HALF);
             if FixedPoint::from_whole(min) < self.capacity {
-                return self.start_drain(at, DrainReason::Initial);
+                return self.start_drain(now, DrainReason::Initial);
             }
         }
         self.measured_min_rtt = self.min_rtt;
-        let slower =
-            self.min_rtt.is_some_and(|ideal| Fraction::percent(110).of(before.0) < ideal.0);
-        let limit = self.capacity.times(self.return_factor(&drain, slower));
+        let is_slower =
+            self.min_rtt.is_some_and(|rtt| Fraction::percent(110).of(previous.0) < rtt.0);
+        let limit = self.capacity.times(self.return_factor(&drain, is_slower));
         self.limit_after_probe = self.capacity.times(TARGET);
         limit
     }
 
-    fn return_factor(&self, drain: &QueueDrain, slower: bool) -> Fraction {
+    fn return_factor(&self, drain: &QueueDrain, is_slower: bool) -> Fraction {
         if drain.reason == DrainReason::Initial {
-            // Until now, it is known only that the capacity is at least the limit.
+            // So far it is known only that the capacity is at least the limit.
             return Fraction::percent(100);
         }
-        let is_small =
-            self.last_capacity.is_none_or(|seen| seen < FixedPoint::from_whole(SMALL_CAPACITY));
+        let is_small = self
+            .last_capacity
+            .is_none_or(|capacity| capacity < FixedPoint::from_whole(SMALL_CAPACITY));
         let explores = drain.reason == DrainReason::Overload
             && FLUCTUATION < self.capacity_changes
-            && !slower
+            && !is_slower
             && !is_small;
         if explores { EXPLORATION } else { TARGET }
     }
 
-    /// Moves the min RTT towards the latency that the drain measured, and returns that latency.
-    ///
-    /// A change beyond doubt is adopted at once and rescales the capacity.
+    /// Moves the min RTT towards the latency that the drain measured, and returns that latency. A
+    /// change beyond doubt is adopted at once and rescales the capacity.
     fn learn_min_rtt(&mut self, drain: &QueueDrain) -> Nanos {
         let (unqueued, min_rtt) = (&drain.unqueued, self.min_rtt.unwrap_or(Nanos(1)));
         if unqueued.count() == 0 {
@@ -552,13 +541,13 @@ impl Gradient {
         }
         let rtt = drain.measured_rtt();
         let error = unqueued.error_with_spread(self.spread);
-        let pace =
+        let step_percent =
             min_rtt_step_percent(min_rtt, rtt, error, latency_stats::WIDE_SPREAD < self.spread);
-        let learnt = min_rtt.toward(rtt, Fraction::percent(pace));
-        self.min_rtt = Some(learnt);
-        if 20 < pace {
+        let new_min_rtt = min_rtt.toward(rtt, Fraction::percent(step_percent));
+        self.min_rtt = Some(new_min_rtt);
+        if 20 < step_percent {
             self.capacity =
-                self.capacity.times(Fraction { numerator: learnt.0, denominator: min_rtt.0 });
+                self.capacity.times(Fraction { numerator: new_min_rtt.0, denominator: min_rtt.0 });
             if SMALL_ERROR <= error {
                 self.windows_to_probe = self.windows_to_probe.div_ceil(EARLY_PROBE_DIVISOR);
             }
@@ -567,21 +556,19 @@ impl Gradient {
     }
 }
 
-/// The change of the min RTT towards a new measurement, in percent of their difference.
-///
-/// If latencies vary much, a lower measurement is not adopted at once, because fast requests end
-/// first.
+/// The change of the min RTT towards a new measurement, in percent of their difference. If
+/// latencies vary much, a lower measurement is adopted slowly, because fast requests end first.
 fn min_rtt_step_percent(min_rtt: Nanos, measured: Nanos, error: u64, is_wide: bool) -> u64 {
     let part =
         |numerator: u64| Nanos(Fraction { numerator, denominator: 1_000_000 }.of(measured.0));
     let doubt = error.saturating_mul(2);
-    let least = part(1_000_000_u64.saturating_sub(doubt));
-    let most = part(1_000_000_u64.saturating_add(doubt));
-    let slower = Nanos(drain::CHANGE.of(min_rtt.0));
-    let quicker = Nanos(drain::CHANGE.inverse().of(min_rtt.0));
+    let lower_bound = part(1_000_000_u64.saturating_sub(doubt));
+    let upper_bound = part(1_000_000_u64.saturating_add(doubt));
+    let slow_threshold = Nanos(drain::CHANGE.of(min_rtt.0));
+    let fast_threshold = Nanos(drain::CHANGE.inverse().of(min_rtt.0));
     match () {
-        () if slower < least || (!is_wide && most < quicker) => 100,
-        () if slower < measured => 50,
+        () if slow_threshold < lower_bound || (!is_wide && upper_bound < fast_threshold) => 100,
+        () if slow_threshold < measured => 50,
         () => 20,
     }
 }

@@ -7,12 +7,10 @@
 //! | estimate = 0.8 · estimate + 0.2 · new | 51.2 + 8 = 59.2 |
 //!
 //! A sample with less than half of the estimate in flight changes nothing, unless it was dropped.
-//! The min RTT is the smallest latency of the last 100 successes. One thing differs from the
-//! publication: a dropped request does not count there, because a fast refusal would look like a
-//! low latency.
+//! The min RTT is the smallest latency of the last 100 successes. Unlike in the publication, a
+//! dropped request does not count there: a fast refusal would look like a low latency.
 //!
-//! Not covered:
-//! - Shares of a fleet-wide limit: the published algorithm has none.
+//! Not covered: shares of a fleet-wide limit, which the published algorithm does not have.
 //!
 //! Source: Netflix concurrency-limits, `Gradient2Limit`, in the variant with a windowed minimum.
 
@@ -28,7 +26,7 @@ const WINDOW: u16 = 100;
 const TOLERANCE: u64 = 2;
 const MIN_GRADIENT: Fraction = Fraction::percent(50);
 const MAX_GRADIENT: Fraction = Fraction::percent(100);
-/// The weight of the new estimate at each sample; the old estimate has the rest.
+/// The weight of the new estimate at each sample.
 const NEW_WEIGHT: Fraction = Fraction::percent(20);
 const OLD_WEIGHT: Fraction = Fraction::percent(80);
 
@@ -45,7 +43,6 @@ impl Default for Gradient2 {
 }
 
 impl Gradient2 {
-    /// The smallest latency of the last 100 successes.
     pub(super) fn min_rtt(&self) -> Option<Nanos> {
         self.min_rtt.get()
     }

@@ -1,15 +1,9 @@
 //! Sums of latency samples, with their mean and its standard error.
-//!
-//! Guarantees:
-//! - All results are integers; sums saturate.
-//!
-//! Not covered:
-//! - The number of samples that an algorithm needs.
 
 use super::fixed_point::{FixedPoint, Fraction};
 use crate::units::Nanos;
 
-/// The assumed error of a mean of one sample, in millionths, because one sample shows no spread.
+/// The assumed error of the mean of a single sample, in millionths: one sample shows no spread.
 const SINGLE_SAMPLE_ERROR: u64 = 250_000;
 
 /// The standard deviation, in millionths of the mean, above which latencies vary widely.
@@ -51,9 +45,8 @@ impl LatencyStats {
         self.relative_to_mean(self.variance())
     }
 
-    /// Returns `true` if latencies vary so much that the mean of finished requests is too low.
-    ///
-    /// The reason is that fast requests end first.
+    /// Returns `true` if latencies vary so much that the mean of finished requests is too low,
+    /// because fast requests end first.
     pub(super) fn is_wide(&self) -> bool {
         WIDE_SPREAD < self.spread()
     }
@@ -76,15 +69,14 @@ impl LatencyStats {
         self.cautious_error().max(u64::try_from(error).unwrap_or(u64::MAX))
     }
 
-    /// Returns `true` if both sets of samples can have the same mean. An empty set agrees with any
-    /// other.
+    /// Returns `true` if both sets of samples can have the same mean, or if one set is empty.
     pub(super) fn agrees_with(&self, other: &Self) -> bool {
         if self.count == 0 || other.count == 0 {
             return true;
         }
-        let doubt = |tally: &Self| {
-            Fraction { numerator: tally.cautious_error().saturating_mul(2), denominator: 1_000_000 }
-                .of(tally.mean().0)
+        let doubt = |stats: &Self| {
+            Fraction { numerator: stats.cautious_error().saturating_mul(2), denominator: 1_000_000 }
+                .of(stats.mean().0)
         };
         self.mean().0.abs_diff(other.mean().0) <= doubt(self).saturating_add(doubt(other))
     }
@@ -96,7 +88,6 @@ impl LatencyStats {
         self.squares = self.squares.saturating_add(other.squares);
     }
 
-    /// Halves the weight of these samples.
     pub(super) const fn halve(&mut self) {
         (self.count, self.in_flight) = (self.count / 2, self.in_flight / 2);
         (self.latency, self.squares) = (self.latency / 2, self.squares / 2);

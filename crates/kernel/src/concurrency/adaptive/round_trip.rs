@@ -3,12 +3,6 @@
 //! A change of the limit affects only requests that are admitted after it. A round trip counts only
 //! these, and ends after half as many samples as requests may be in flight. So an algorithm reacts
 //! once to the effect of each change, and ignores samples from before it.
-//!
-//! Guarantees:
-//! - A round trip has at least one sample; its mean latency is exact to a nanosecond.
-//!
-//! Not covered:
-//! - The reaction of the algorithm; see [`super::aimd`].
 
 use super::RequestOutcome;
 use super::sample::LatencySample;
@@ -33,9 +27,8 @@ pub(super) struct RoundSummary {
 }
 
 impl RoundTrip {
-    /// Adds `sample`, and returns the summary if the round trip ends.
-    ///
-    /// `allowed` is the number of requests that may be in flight.
+    /// Adds `sample`, and returns the summary if the round trip ends: after `allowed / 2` samples,
+    /// where `allowed` requests may be in flight.
     pub(super) fn push(&mut self, sample: &LatencySample, allowed: u32) -> Option<RoundSummary> {
         if sample.ended_at.since(sample.rtt) < self.started_at {
             return None;
@@ -51,10 +44,10 @@ impl RoundTrip {
         (u64::from(allowed.div_ceil(2)) <= count).then(|| self.finish(sample.ended_at))
     }
 
-    fn finish(&mut self, at: Nanos) -> RoundSummary {
+    fn finish(&mut self, now: Nanos) -> RoundSummary {
         let mean = self.total_latency.0.checked_div(self.successes).map(Nanos);
         let (dropped, in_flight) = (self.dropped, self.max_in_flight);
-        *self = Self { started_at: at, ..Self::default() };
+        *self = Self { started_at: now, ..Self::default() };
         RoundSummary { mean, dropped, in_flight }
     }
 }

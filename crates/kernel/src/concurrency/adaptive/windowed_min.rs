@@ -1,10 +1,4 @@
-//! The smallest latency of a fixed number of newest samples.
-//!
-//! Guarantees:
-//! - The minimum is exact; adding a sample costs O(1) amortized and never allocates.
-//!
-//! Not covered:
-//! - Noise: a minimum is biased low, but the published algorithms use it.
+//! The smallest latency of a fixed number of newest samples, as the published algorithms use it.
 
 use std::collections::VecDeque;
 
@@ -14,8 +8,7 @@ use crate::units::Nanos;
 pub(super) struct WindowedMin {
     window: u64,
     count: u64,
-    /// Sample numbers with increasing latencies; each is the smallest latency since the one before
-    /// it.
+    /// Sample numbers with increasing latencies, each the smallest since the previous one.
     candidates: VecDeque<(u64, Nanos)>,
 }
 
@@ -26,7 +19,7 @@ impl WindowedMin {
         Self { window: u64::from(window), count: 0, candidates: VecDeque::with_capacity(capacity) }
     }
 
-    /// Adds `rtt` and returns the minimum. Zero counts as 1 ns, so that dividing by it is possible.
+    /// Adds `rtt` and returns the minimum, at least 1 ns, so that dividing by it is possible.
     pub(super) fn push(&mut self, rtt: Nanos) -> Nanos {
         let rtt = rtt.max(Nanos(1));
         self.count = self.count.saturating_add(1);

@@ -4,9 +4,6 @@
 //! - A drain ends after enough samples, or after a longest time.
 //! - A wide spread of latencies does not bias the measurement.
 //! - If latencies vary little and requests are frequent, raising the min RTT needs several samples.
-//!
-//! Not covered:
-//! - The limit during and after the drain; see [`super`].
 
 use super::super::RequestOutcome;
 use super::super::fixed_point::{FixedPoint, Fraction};
@@ -30,10 +27,9 @@ pub(super) struct QueueDrain {
     pub(super) unqueued: LatencyStats,
     pub(super) dropped: u64,
     /// The instant at which the first unqueued request ended.
-    ///
-    /// After it, `ended` requests ended, the latest at `last_end`.
     pub(super) first_end: Option<Nanos>,
     pub(super) last_end: Nanos,
+    /// The number of requests that ended after `first_end`, the latest at `last_end`.
     pub(super) ended: u64,
 }
 
@@ -69,8 +65,8 @@ impl QueueDrain {
             self.ended = self.ended.saturating_add(1);
             self.last_end = sample.ended_at;
         }
-        let settled = Nanos(min_rtt.0 / 2) <= sample.ended_at.since(self.started_at);
-        if !settled || max_unqueued < FixedPoint::from_whole(sample.in_flight) {
+        let is_settled = Nanos(min_rtt.0 / 2) <= sample.ended_at.since(self.started_at);
+        if !is_settled || max_unqueued < FixedPoint::from_whole(sample.in_flight) {
             return;
         }
         match sample.outcome {
@@ -83,11 +79,9 @@ impl QueueDrain {
         }
     }
 
-    /// The measured latency of unqueued requests.
-    ///
-    /// If latencies vary, fast requests have ended and slow ones have not, so the mean is too low.
-    /// Then Little's law gives the latency: in flight × time / served requests. This is right only
-    /// if the limit is used: with few requests the result would be the time between arrivals.
+    /// The measured latency of unqueued requests. If latencies vary, fast requests end first, so
+    /// the mean is too low. Then Little's law gives in flight × time / served requests. With an
+    /// unused limit that is the time between arrivals, so a result far above the mean is ignored.
     pub(super) fn measured_rtt(&self) -> Nanos {
         let mean = self.unqueued.mean();
         if !self.unqueued.is_wide() || self.ended == 0 {
@@ -99,17 +93,22 @@ impl QueueDrain {
         if by_little.0 <= mean.0.saturating_mul(MAX_LITTLE_RATIO) { by_little } else { mean }
     }
 
-    /// Returns `true` if the drain has enough samples, or if more waiting is useless.
-    ///
-    /// `enough` is the number of samples in a block. `is_narrow` is set if latencies vary little.
-    pub(super) fn is_over(&self, enough: u64, is_narrow: bool, at: Nanos, min_rtt: Nanos) -> bool {
+    /// Returns `true` if the drain has enough samples, or if more waiting is useless. `block_size`
+    /// is in samples; `is_narrow` is set if latencies vary little.
+    pub(super) fn is_over(
+        &self,
+        block_size: u64,
+        is_narrow: bool,
+        now: Nanos,
+        min_rtt: Nanos,
+    ) -> bool {
         let blocks = if self.unqueued.is_wide() { WIDE_BLOCKS } else { 1 };
-        let least = if is_narrow && self.is_slower(min_rtt) { MIN_SLOW_SAMPLES } else { 0 };
-        let needed = enough.saturating_mul(blocks).max(least);
+        let min_samples = if is_narrow && self.is_slower(min_rtt) { MIN_SLOW_SAMPLES } else { 0 };
+        let needed = block_size.saturating_mul(blocks).max(min_samples);
         let count = self.unqueued.count().saturating_add(self.dropped);
         // With few requests, or only dropped ones, the drain ends after this longest time.
         let longest = Nanos(min_rtt.0.saturating_mul(64)).plus(Nanos::SECOND);
-        needed <= count || longest < at.since(self.started_at)
+        needed <= count || longest < now.since(self.started_at)
     }
 
     /// Returns `true` if the measured latency exceeds `min_rtt` by more than noise.
@@ -124,17 +123,14 @@ mod tests {
 
     #[test]
     fn a_slow_request_extends_a_drain_only_if_latency_is_steady() {
-        let (ideal, now) = (Nanos(10 * Nanos::MILLI.0), Nanos::SECOND);
+        let (min_rtt, now) = (Nanos(10 * Nanos::MILLI.0), Nanos::SECOND);
         let mut drain = QueueDrain::new(Nanos(0), DrainReason::Overload);
         let rtt = Nanos(20 * Nanos::MILLI.0);
         let sample =
             LatencySample { ended_at: now, rtt, in_flight: 1, outcome: RequestOutcome::Success };
-        drain.record(&sample, FixedPoint::from_whole(1), ideal);
-        assert!(!drain.is_over(1, true, now, ideal));
-        assert!(drain.is_over(1, false, now, ideal), "there it is no news");
-        assert!(
-            drain.is_over(1, true, Nanos::from_secs(3), ideal),
-            "nor is it waited for for ever"
-        );
+        drain.record(&sample, FixedPoint::from_whole(1), min_rtt);
+        assert!(!drain.is_over(1, true, now, min_rtt));
+        assert!(drain.is_over(1, false, now, min_rtt), "one slow sample proves little");
+        assert!(drain.is_over(1, true, Nanos::from_secs(3), min_rtt), "the longest time is over");
     }
 }

@@ -17,9 +17,9 @@
 //! * **Probe times** follow the store's clock, which the reply to each heartbeat reports. Probes
 //!   are a few heartbeat intervals apart, and more if round trips are long: they cost 2 % of the
 //!   goodput.
-//! * **An unconfirmed min RTT** may include a queue. This applies to the first min RTT, and to one
-//!   that rose beyond doubt. The next probe lowers the requests in flight to a quarter. No replica
-//!   votes for growth until a probe was not faster than the min RTT.
+//! * **An unconfirmed min RTT** may include a queue: the first min RTT, and a min RTT that rose
+//!   beyond doubt. The next probe lowers the requests in flight to a quarter. No replica votes for
+//!   growth until a probe was not faster than the min RTT.
 //! * **Overload** (x > 1.55, beyond doubt). Every replica that observes it uses less of its share
 //!   at once, for at most two heartbeat intervals and no less than a quarter. The limit follows by
 //!   votes.
@@ -27,9 +27,8 @@
 //! Guarantees:
 //! - A probe ends after a bounded time, and so does the reduced use of a share.
 //!
-//! Not covered:
-//! - The rule that an unused share cannot vote for growth; see
-//!   [`crate::coordinator::aggregate::vote`].
+//! Not covered: an unused share cannot vote for growth (see
+//! [`crate::coordinator::aggregate::vote`]).
 
 use super::super::RequestOutcome;
 use super::super::fixed_point::{FixedPoint, Fraction};
@@ -39,7 +38,7 @@ use super::constants::{NO_QUEUE, PROBE, SMALL_ERROR, TARGET};
 use super::probe::{self, FleetProbe};
 use crate::units::Nanos;
 
-/// The smallest number of samples in a block, the unit in which samples are judged.
+/// The smallest number of samples in a block, which is added to the window at once.
 const MIN_BLOCK: u64 = 8;
 /// The largest weight of past samples in a mean, so that old ones fade.
 const MAX_WEIGHT: u64 = 512;
@@ -58,7 +57,7 @@ struct ShareCut {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FleetGradient {
-    part: FleetShare,
+    fleet_share: FleetShare,
     /// The unqueued samples, whose mean is the min RTT.
     unqueued: LatencyStats,
     /// Set once a probe with fewer requests in flight was not faster than the min RTT.
@@ -73,21 +72,20 @@ pub(super) struct FleetGradient {
     rtt: Option<Nanos>,
     probe: Option<FleetProbe>,
     next_probe: Nanos,
-    /// The consecutive increases of the limit without a queue; `had_queue` is set after the first
-    /// queue.
+    /// The number of consecutive increases of the limit that caused no queue.
     calm_increases: u64,
     had_queue: bool,
 }
 
 impl FleetGradient {
-    /// Starts with `dropped_part`, and with `min_rtt` as the min RTT until it is measured.
+    /// Starts with `fleet_share`, and with `min_rtt` until a probe measures it.
     pub(super) fn new(now: Nanos, fleet_share: FleetShare, min_rtt: Option<Nanos>) -> Self {
         let mut unqueued = LatencyStats::default();
-        if let Some(ideal) = min_rtt {
-            unqueued.push(1, ideal);
+        if let Some(min_rtt) = min_rtt {
+            unqueued.push(1, min_rtt);
         }
         let mut new = Self {
-            part: fleet_share,
+            fleet_share,
             unqueued,
             is_confirmed: false,
             window: LatencyStats::default(),
@@ -110,19 +108,19 @@ impl FleetGradient {
     }
 
     pub(super) fn set_share(&mut self, now: Nanos, fleet_share: FleetShare) {
-        let before = std::mem::replace(&mut self.part, fleet_share);
-        if before.limit != fleet_share.limit {
-            let has_grown = before.limit.saturating_add(before.limit / 5) < fleet_share.limit;
+        let previous = std::mem::replace(&mut self.fleet_share, fleet_share);
+        if previous.limit != fleet_share.limit {
+            let has_grown = previous.limit.saturating_add(previous.limit / 5) < fleet_share.limit;
             self.calm_increases = if has_grown { self.calm_increases.saturating_add(1) } else { 0 };
             self.discard_samples(now);
         }
-        // The last heartbeat reported these dropped requests, so they must not count again.
+        // The last heartbeat reported these dropped requests, so they do not count again.
         self.dropped = 0;
         self.plan_probe(now);
     }
 
     pub(super) fn limit(&mut self, now: Nanos) -> FixedPoint {
-        if self.probe.as_ref().is_some_and(|look| look.closes_at <= now) {
+        if self.probe.as_ref().is_some_and(|probe| probe.closes_at <= now) {
             self.end_probe();
         }
         if self.next_probe <= now && self.probe.is_none() {
@@ -131,13 +129,14 @@ impl FleetGradient {
         if self.cut.is_some_and(|cut| cut.ends_at <= now) {
             self.discard_samples(now);
         }
-        let share = FixedPoint::from_whole(self.part.share);
+        let share = FixedPoint::from_whole(self.fleet_share.share);
         let cut = share.times(self.remaining());
-        let low = self.probe.as_ref().filter(|look| now < look.ends_at).map(|look| look.limit);
-        low.map_or(cut, |low| low.min(cut))
+        let probe_limit =
+            self.probe.as_ref().filter(|probe| now < probe.ends_at).map(|probe| probe.limit);
+        probe_limit.map_or(cut, |probe_limit| probe_limit.min(cut))
     }
 
-    /// The fraction of the share that a temporary reduction leaves usable.
+    /// The fraction of the share that a [`ShareCut`] leaves usable.
     fn remaining(&self) -> Fraction {
         Fraction { numerator: self.cut.map_or(MILLION, |cut| cut.remaining), denominator: MILLION }
     }
@@ -154,16 +153,16 @@ impl FleetGradient {
             RequestOutcome::Dropped => self.dropped = self.dropped.saturating_add(1),
             RequestOutcome::Ignored => {}
         }
-        let enough = u64::from(self.part.share).max(MIN_BLOCK).max(self.window.count() / 4);
-        if enough <= self.block.count() {
+        let block_size =
+            u64::from(self.fleet_share.share).max(MIN_BLOCK).max(self.window.count() / 4);
+        if block_size <= self.block.count() {
             self.end_block(sample.ended_at);
         }
     }
 
-    /// Adds the newest block to the window if their latencies agree.
-    ///
-    /// Otherwise the latency changed, and the block starts a new window.
-    fn end_block(&mut self, at: Nanos) {
+    /// Adds the newest block to the window if their latencies agree. Otherwise the latency changed,
+    /// and the block starts a new window.
+    fn end_block(&mut self, now: Nanos) {
         let block = std::mem::take(&mut self.block);
         if self.window.agrees_with(&block) {
             self.window.merge(&block);
@@ -177,14 +176,13 @@ impl FleetGradient {
         self.had_queue |= NO_QUEUE < slowdown && self.window.standard_error() < SMALL_ERROR;
         let lower_bound = MILLION.saturating_sub(self.window.cautious_error().saturating_mul(2));
         if OVERLOAD < (Fraction { numerator: lower_bound, denominator: MILLION }).of(slowdown) {
-            self.cut_share(at, slowdown);
+            self.cut_share(now, slowdown);
         }
     }
 
-    /// Lowers the min RTT to the window's mean latency, because no mean can be below the true min
-    /// RTT.
+    /// Lowers the min RTT to the window's mean: no mean can be below the true min RTT.
     fn lower_min_rtt(&mut self) {
-        let is_faster = self.min_rtt().is_some_and(|ideal| self.window.mean() < ideal);
+        let is_faster = self.min_rtt().is_some_and(|min_rtt| self.window.mean() < min_rtt);
         if is_faster
             && self.window.standard_error() < SMALL_ERROR
             && !self.unqueued.agrees_with(&self.window)
@@ -193,17 +191,16 @@ impl FleetGradient {
         }
     }
 
-    /// Lowers the use of this replica's share at once, before votes lower the limit.
-    ///
-    /// The reduction is short and leaves a quarter of the share: a replica that alone observes an
-    /// overload must not starve.
-    fn cut_share(&mut self, at: Nanos, slowdown: u64) {
+    /// Lowers the use of this replica's share at once, before votes lower the limit. The cut is
+    /// short and leaves a quarter of the share, so that a replica that alone observes an overload
+    /// does not starve.
+    fn cut_share(&mut self, now: Nanos, slowdown: u64) {
         let usable_millionths =
             self.remaining()
                 .of(TARGET.of(Fraction { numerator: MILLION, denominator: slowdown }.of(MILLION)));
-        let ends_at = at.plus(Nanos(self.part.probes.heartbeat.0.saturating_mul(2)));
+        let ends_at = now.plus(Nanos(self.fleet_share.probes.heartbeat.0.saturating_mul(2)));
         let ends_at = self.cut.map_or(ends_at, |cut| cut.ends_at);
-        self.discard_samples(at);
+        self.discard_samples(now);
         self.cut =
             Some(ShareCut { remaining: usable_millionths.clamp(MILLION / 4, MILLION), ends_at });
     }
@@ -215,17 +212,17 @@ impl FleetGradient {
         self.valid_from = self.valid_from.max(now.plus(self.rtt.unwrap_or_default()));
     }
 
-    /// The slowdown: latency divided by the min RTT, in millionths.
     fn slowdown(&self) -> Option<u64> {
-        let ideal = self.min_rtt().filter(|_| MIN_BLOCK <= self.window.count())?;
-        Some(Fraction { numerator: MILLION, denominator: ideal.0 }.of(self.window.mean().0).max(1))
+        let min_rtt = self.min_rtt().filter(|_| MIN_BLOCK <= self.window.count())?;
+        Some(
+            Fraction { numerator: MILLION, denominator: min_rtt.0 }.of(self.window.mean().0).max(1),
+        )
     }
 
-    /// The number of requests in flight that this replica wants, from which its vote is computed.
-    ///
+    /// The number of requests in flight that this replica wants, from which its vote is computed;
     /// `None` without enough samples.
     pub(super) fn wanted_limit(&self) -> Option<FixedPoint> {
-        let share = FixedPoint::from_whole(self.part.share);
+        let share = FixedPoint::from_whole(self.fleet_share.share);
         if 0 < self.dropped {
             return Some(share.times(self.drop_factor()));
         }
@@ -233,23 +230,24 @@ impl FleetGradient {
             return self.cut.map(|_| share.times(self.remaining()));
         };
         let target = TARGET.of(Fraction { numerator: MILLION, denominator: slowdown }.of(MILLION));
-        let level = share
+        let wanted = share
             .times(self.remaining())
             .times(Fraction { numerator: target, denominator: MILLION });
         Some(match (self.cut.is_none() && self.is_confirmed, NO_QUEUE < slowdown) {
-            (true, true) => level,
+            (true, true) => wanted,
             (true, false) => share.times(self.growth()),
-            (false, _) => level.min(share),
+            (false, _) => wanted.min(share),
         })
     }
 
     fn drop_factor(&self) -> Fraction {
-        let (least, most) = DROP_REDUCTION;
+        let (min_reduction, max_reduction) = DROP_REDUCTION;
         let served = self.window.count().saturating_add(self.block.count());
         let dropped_part =
             Fraction { numerator: self.dropped, denominator: served.saturating_add(self.dropped) };
         Fraction {
-            numerator: MILLION.saturating_sub(dropped_part.of(MILLION).clamp(least, most)),
+            numerator: MILLION
+                .saturating_sub(dropped_part.of(MILLION).clamp(min_reduction, max_reduction)),
             denominator: MILLION,
         }
     }
@@ -259,30 +257,30 @@ impl FleetGradient {
     }
 
     fn plan_probe(&mut self, now: Nanos) {
-        let interval = self.part.probes.interval(self.rtt.unwrap_or_default());
-        let began = self.probe.as_ref().map(|look| look.started_at);
-        let earliest = began.map_or(now, |began| now.max(began.plus(Nanos(interval.0 / 2))));
-        self.next_probe = self.part.probes.clock.next_multiple_after(earliest, interval);
+        let interval = self.fleet_share.probes.interval(self.rtt.unwrap_or_default());
+        let started_at = self.probe.as_ref().map(|probe| probe.started_at);
+        let earliest =
+            started_at.map_or(now, |started_at| now.max(started_at.plus(Nanos(interval.0 / 2))));
+        self.next_probe = self.fleet_share.probes.clock.next_multiple_after(earliest, interval);
     }
 
     fn start_probe(&mut self, now: Nanos) {
         if let Some(rtt) = self.rtt {
-            let trips =
+            let round_trips =
                 if self.is_confirmed { probe::ROUND_TRIPS } else { probe::DEEP_ROUND_TRIPS };
-            let longest = Nanos(self.part.probes.interval(rtt).0 / 4);
-            let lasts = Nanos(rtt.0.saturating_mul(trips)).min(longest);
-            let probe = FleetProbe::new(now, self.probe_limit(), rtt, lasts);
+            let max_duration = Nanos(self.fleet_share.probes.interval(rtt).0 / 4);
+            let duration = Nanos(rtt.0.saturating_mul(round_trips)).min(max_duration);
+            let probe = FleetProbe::new(now, self.probe_limit(), rtt, duration);
             self.valid_from = self.valid_from.max(probe.ends_at.plus(rtt));
             self.probe = Some(probe);
         }
         self.plan_probe(now.plus(Nanos(1)));
     }
 
-    /// The number of requests in flight that this replica allows during a probe.
-    ///
-    /// With a confirmed min RTT, the capacity is the number in flight divided by the slowdown.
+    /// The number of requests in flight that this replica allows during a probe: with a confirmed
+    /// min RTT, a part of the capacity, which is the number in flight divided by the slowdown.
     fn probe_limit(&self) -> FixedPoint {
-        let share = FixedPoint::from_whole(self.part.share);
+        let share = FixedPoint::from_whole(self.fleet_share.share);
         let slowdown = self.slowdown().unwrap_or(MILLION).max(TARGET.of(MILLION));
         if self.is_confirmed {
             share.times(PROBE).times(Fraction { numerator: MILLION, denominator: slowdown })
@@ -292,21 +290,20 @@ impl FleetGradient {
     }
 
     fn end_probe(&mut self) {
-        let Some(FleetProbe { unqueued: seen, .. }) = self.probe.take() else { return };
-        if seen.count() == 0 {
+        let Some(FleetProbe { unqueued, .. }) = self.probe.take() else { return };
+        if unqueued.count() == 0 {
             return;
         }
         // Before the first probe there is no unqueued sample, so compare it with normal samples.
-        let known = self.unqueued.count() != 0;
-        let before = if known { &self.unqueued } else { &self.window };
-        self.is_confirmed = before.count() != 0 && before.agrees_with(&seen);
-        if known && self.is_confirmed {
-            self.unqueued.merge(&seen);
+        let is_known = self.unqueued.count() != 0;
+        let previous = if is_known { &self.unqueued } else { &self.window };
+        self.is_confirmed = previous.count() != 0 && previous.agrees_with(&unqueued);
+        if is_known && self.is_confirmed {
+            self.unqueued.merge(&unqueued);
             cap_weight(&mut self.unqueued);
         } else {
-            // The latency differs beyond doubt: the backend changed, or the old min RTT included a
-            // queue.
-            self.unqueued = seen;
+            // The backend changed, or the old min RTT included a queue.
+            self.unqueued = unqueued;
         }
     }
 }

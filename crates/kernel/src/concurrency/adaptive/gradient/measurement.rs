@@ -1,19 +1,14 @@
 //! The capacity, slowdown and certainty that one window of latency samples shows.
-//!
-//! Guarantees:
-//! - An overload, or the absence of a queue, is reported only beyond the doubt of the samples.
-//!
-//! Not covered:
-//! - Taking the samples, and changing the limit; see [`super`].
 
 use super::super::fixed_point::{FixedPoint, Fraction};
 use super::constants::NO_QUEUE;
 use crate::units::Nanos;
 
+/// The slowdown above which there is an overload, in millionths.
 const OVERLOAD: u64 = 1_550_000;
-/// The standard errors to add to the slowdown before a window counts as free of a queue.
+/// The number of standard errors to add to the slowdown before a window counts as without a queue.
 const CALM_ERRORS: u64 = 3;
-/// The requests in flight beyond the capacity that make an overload; fewer are noise.
+/// The number of requests in flight beyond the capacity that make an overload; fewer are noise.
 const MIN_EXCESS: Fraction = Fraction::percent(150);
 
 pub(super) struct WindowMeasurement {
@@ -23,7 +18,7 @@ pub(super) struct WindowMeasurement {
     pub(super) error: u64,
     /// Set if latencies vary by more than a fifth.
     pub(super) is_wide: bool,
-    /// The slowdown: latency divided by the min RTT, in millionths.
+    /// Latency divided by the min RTT, in millionths.
     pub(super) slowdown: u64,
     pub(super) capacity: FixedPoint,
 }
@@ -31,13 +26,14 @@ pub(super) struct WindowMeasurement {
 impl WindowMeasurement {
     /// Returns `true` if the window shows no queue, beyond doubt.
     pub(super) fn is_calm(&self) -> bool {
-        let most = 1_000_000_u64.saturating_add(self.error.saturating_mul(CALM_ERRORS));
-        Fraction { numerator: most, denominator: 1_000_000 }.of(self.slowdown) < NO_QUEUE
+        let upper_bound = 1_000_000_u64.saturating_add(self.error.saturating_mul(CALM_ERRORS));
+        Fraction { numerator: upper_bound, denominator: 1_000_000 }.of(self.slowdown) < NO_QUEUE
     }
 
     pub(super) fn is_overload(&self, margin: Fraction) -> bool {
-        let sure = 1_000_000_u64.saturating_sub(self.error.saturating_mul(2));
-        let beyond_doubt = Fraction { numerator: sure, denominator: 1_000_000 }.of(self.slowdown);
+        let lower_bound = 1_000_000_u64.saturating_sub(self.error.saturating_mul(2));
+        let beyond_doubt =
+            Fraction { numerator: lower_bound, denominator: 1_000_000 }.of(self.slowdown);
         let excess = FixedPoint::from_whole(1).times(MIN_EXCESS);
         margin.of(OVERLOAD) < beyond_doubt && self.capacity.plus(excess) <= self.in_flight
     }

@@ -3,9 +3,6 @@
 //! Guarantees:
 //! - A probe ends after a bounded time.
 //! - A probe measures only requests admitted after the queue drained, while all replicas take part.
-//!
-//! Not covered:
-//! - The use of the measured min RTT.
 
 use super::super::RequestOutcome;
 use super::super::fixed_point::{FixedPoint, Fraction};
@@ -17,8 +14,9 @@ use crate::units::Nanos;
 pub(super) const DEEP_PROBE: Fraction = Fraction::percent(25);
 /// The largest difference between the start times of one probe at two replicas.
 const MAX_SKEW: Nanos = Nanos(10 * Nanos::MILLI.0);
-/// The duration of a probe in round trips; `DEEP_ROUND_TRIPS` applies to an unconfirmed min RTT.
+/// The duration of a probe, in round trips.
 pub(super) const ROUND_TRIPS: u64 = 4;
+/// The duration of a probe of an unconfirmed min RTT, in round trips.
 pub(super) const DEEP_ROUND_TRIPS: u64 = 8;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -34,14 +32,14 @@ pub(super) struct FleetProbe {
 }
 
 impl FleetProbe {
-    /// Starts a probe at `now` that lasts `lasts` plus a tolerance, if requests take `rtt`.
-    pub(super) fn new(now: Nanos, limit: FixedPoint, rtt: Nanos, lasts: Nanos) -> Self {
-        let lasts = lasts.plus(MAX_SKEW).plus(MAX_SKEW).plus(MAX_SKEW);
-        let ends_at = now.plus(lasts);
+    /// Starts a probe at `now` that lasts `duration` plus a tolerance, if requests take `rtt`.
+    pub(super) fn new(now: Nanos, limit: FixedPoint, rtt: Nanos, duration: Nanos) -> Self {
+        let duration = duration.plus(MAX_SKEW).plus(MAX_SKEW).plus(MAX_SKEW);
+        let ends_at = now.plus(duration);
         let from = now.plus(rtt).plus(MAX_SKEW);
         // Replicas that measure slightly different latencies end their probes slightly apart.
         let until = ends_at.since(Nanos(rtt.0 / 2)).since(MAX_SKEW);
-        let closes_at = ends_at.plus(lasts);
+        let closes_at = ends_at.plus(duration);
         Self {
             started_at: now,
             unqueued_period: (from, until),
@@ -54,8 +52,8 @@ impl FleetProbe {
 
     pub(super) fn record(&mut self, sample: &LatencySample) {
         let (from, until) = self.unqueued_period;
-        let admitted = sample.ended_at.since(sample.rtt);
-        if sample.outcome == RequestOutcome::Success && from <= admitted && admitted < until {
+        let admitted_at = sample.ended_at.since(sample.rtt);
+        if sample.outcome == RequestOutcome::Success && from <= admitted_at && admitted_at < until {
             self.unqueued.push(sample.in_flight, sample.rtt);
         }
     }
