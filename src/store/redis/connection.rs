@@ -33,10 +33,7 @@ use tokio::sync::Notify;
 use super::breaker::Breaker;
 use super::client::{ServerAddress, describe_error, without_arguments};
 use super::cluster::{ClusterConnections, Redirect};
-use super::script::{
-    ACQUIRE_SCRIPT, CHARGE_SCRIPT, HEARTBEAT_SCRIPT, LEASE_SCRIPT, PERMIT_REPORT_SCRIPT,
-    RESERVATION_SCRIPT,
-};
+use super::script::LoadedScript;
 use super::{StoreFailure, codec};
 
 /// The client library's error for pending commands, sent or not, when its task is aborted before
@@ -62,12 +59,8 @@ pub(super) struct Link {
 #[derive(Debug)]
 pub(super) struct LiveConnection {
     pub(super) client: Client,
-    charge_digest: String,
-    lease_digest: String,
-    heartbeat_digest: String,
-    reservation_digest: String,
-    acquire_digest: String,
-    permit_report_digest: String,
+    /// The SHA-1 of each loaded script, in the order of [`LoadedScript`].
+    digests: [String; LoadedScript::ALL.len()],
     /// The `run_id` from `INFO server`. Empty if Redis does not report it.
     run_id: String,
     at: ServerAddress,
@@ -127,13 +120,6 @@ pub(super) struct RedirectTarget {
     pub(super) live: Arc<LiveConnection>,
     /// True if each command must follow an `ASKING` command.
     pub(super) needs_asking: bool,
-}
-
-impl<'s> RedisScript<'s> {
-    /// Creates a script that returns an error if a key has a value that the script did not write.
-    const fn new(text: &'s str, digest: &'s str) -> Self {
-        Self { text, digest: Some(digest), accepts_any_value: false }
-    }
 }
 
 impl Link {
@@ -214,21 +200,14 @@ impl LiveConnection {
         at: ServerAddress,
         cluster: Option<Weak<ClusterConnections>>,
     ) -> Result<Self, Error> {
-        let digest = client.script_load(CHARGE_SCRIPT).await?;
-        let borrow_digest = client.script_load(LEASE_SCRIPT).await?;
-        let heartbeat_digest = client.script_load(HEARTBEAT_SCRIPT).await?;
+        let mut digests = LoadedScript::ALL.map(|_| String::new());
+        for script in LoadedScript::ALL {
+            digests[script as usize] = client.script_load(script.text()).await?;
+        }
         let run_id = query_run_id(&client).await?;
-        let hold_digest = client.script_load(RESERVATION_SCRIPT).await?;
-        let acquire_digest = client.script_load(ACQUIRE_SCRIPT).await?;
-        let tell_digest = client.script_load(PERMIT_REPORT_SCRIPT).await?;
         Ok(Self {
             client,
-            charge_digest: digest,
-            lease_digest: borrow_digest,
-            heartbeat_digest,
-            reservation_digest: hold_digest,
-            acquire_digest,
-            permit_report_digest: tell_digest,
+            digests,
             run_id,
             at,
             cluster,
@@ -357,74 +336,29 @@ impl LiveConnection {
         }
     }
 
-    /// Runs [`CHARGE_SCRIPT`] once. A retry follows only `NOSCRIPT` or
+    /// Runs a loaded script once. A retry follows only `NOSCRIPT` or
     /// a Cluster redirect: in both cases the script has not run.
-    pub(super) async fn run_charge(
+    pub(super) async fn run(
         &self,
+        script: LoadedScript,
         keys: Vec<Vec<u8>>,
         args: Vec<Vec<u8>>,
     ) -> Result<Vec<i64>, StoreFailure> {
         let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
-        let digest = Some(&*self.charge_digest);
-        let script = RedisScript { text: CHARGE_SCRIPT, digest, accepts_any_value: true };
-        decode_packed(&self.run_script(script, shared(keys), shared(args)).await?)
-    }
-
-    pub(super) async fn run_lease(
-        &self,
-        keys: Vec<Vec<u8>>,
-        args: Vec<Vec<u8>>,
-    ) -> Result<Vec<i64>, StoreFailure> {
-        let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
-        let script = RedisScript::new(LEASE_SCRIPT, &self.lease_digest);
-        decode_packed(&self.run_script(script, shared(keys), shared(args)).await?)
-    }
-
-    pub(super) async fn run_heartbeat(
-        &self,
-        keys: Vec<Vec<u8>>,
-        args: Vec<Vec<u8>>,
-    ) -> Result<Vec<i64>, StoreFailure> {
-        let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
-        let script = RedisScript::new(HEARTBEAT_SCRIPT, &self.heartbeat_digest);
-        decode_packed(&self.run_script(script, shared(keys), shared(args)).await?)
-    }
-
-    pub(super) async fn run_acquire(
-        &self,
-        keys: Vec<Vec<u8>>,
-        args: Vec<Vec<u8>>,
-    ) -> Result<Vec<i64>, StoreFailure> {
-        let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
-        let script = RedisScript::new(ACQUIRE_SCRIPT, &self.acquire_digest);
-        decode_list(self.run_script(script, shared(keys), shared(args)).await?)
-    }
-
-    pub(super) async fn run_permit_report(
-        &self,
-        keys: Vec<Vec<u8>>,
-        args: Vec<Vec<u8>>,
-    ) -> Result<Vec<i64>, StoreFailure> {
-        let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
-        let script = RedisScript::new(PERMIT_REPORT_SCRIPT, &self.permit_report_digest);
-        decode_list(self.run_script(script, shared(keys), shared(args)).await?)
+        let loaded = RedisScript {
+            text: script.text(),
+            digest: Some(&self.digests[script as usize]),
+            accepts_any_value: script == LoadedScript::Charge,
+        };
+        let reply = self.run_script(loaded, shared(keys), shared(args)).await?;
+        if script.has_packed_reply() { decode_packed(&reply) } else { decode_list(reply) }
     }
 
     pub(super) fn run_id(&self) -> &str {
         &self.run_id
     }
 
-    pub(super) async fn run_reservation(
-        &self,
-        (keys, args): (Vec<Vec<u8>>, Vec<Vec<u8>>),
-    ) -> Result<Vec<i64>, StoreFailure> {
-        let script = RedisScript::new(RESERVATION_SCRIPT, &self.reservation_digest);
-        let bytes = |all: Vec<Vec<u8>>| all.into_iter().map(Bytes::from).collect();
-        let (keys, args) = (bytes(keys), bytes(args));
-        decode_list(self.run_script(script, keys, args).await?)
-    }
-
-    /// Runs any script once, like [`LiveConnection::run_charge`], and returns its raw reply.
+    /// Runs any script once, like [`LiveConnection::run`], and returns its raw reply.
     pub(super) async fn run_script(
         &self,
         script: RedisScript<'_>,
@@ -531,7 +465,7 @@ fn command(name: &'static str) -> CustomCommand {
 }
 
 impl LiveConnection {
-    /// Like [`LiveConnection::run_charge`], for a rarely used script, whose text is sent with each
+    /// Like [`LiveConnection::run`], for a rarely used script, whose text is sent with each
     /// call. Most failures are not recorded, because a user without the right to run this script
     /// may still charge counters. A refused write is recorded, because Redis then refuses charges,
     /// too.

@@ -26,6 +26,7 @@ use super::codec::reservation::{
 };
 use super::outcome::{as_uncharged, log_invalid_reply, to_outcome};
 use super::route::Route;
+use super::script::LoadedScript;
 use super::{StoreFailure, codec};
 use crate::kernel::decision::Cost;
 use crate::kernel::lease::reservation::ReservationId;
@@ -258,8 +259,9 @@ impl<'o> ReservationCall<'o> {
     ) -> Result<Vec<RawReservationResult>, StoreFailure> {
         let route = &self.client.route;
         let live = route.connection(self.slot)?;
+        let (keys, args) = encode_call(&self.packed);
         let reply = route
-            .call_within(call_timeout, self.slot, live.run_reservation(encode_call(&self.packed)))
+            .call_within(call_timeout, self.slot, live.run(LoadedScript::Reservation, keys, args))
             .await?;
         let results = split_reply(&reply, self.reservations.len());
         results.map_err(|refused: codec::InvalidReply| log_invalid_reply(&refused))

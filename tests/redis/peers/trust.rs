@@ -26,7 +26,7 @@ fn parcel(from: &str, to: &str, sequence: u64, letters: Vec<Letter>) -> Parcel {
 }
 
 fn sealed(mut parcel: Parcel, secret: &str) -> Parcel {
-    BatchSigner::new(secret).sign(&mut parcel);
+    parcel.seal = BatchSigner::new(secret).sign(&parcel);
     parcel
 }
 

@@ -181,7 +181,7 @@ impl RouteTask {
             seal: Vec::new(),
         };
         if let Some(seal) = &self.sender.trust.signer {
-            seal.sign(&mut parcel);
+            parcel.seal = seal.sign(&parcel);
         }
         let sent = timeout(BATCH_TIMEOUT, self.client.deliver(parcel)).await;
         let late = || Err(Status::deadline_exceeded("it does not answer"));

@@ -73,11 +73,12 @@ impl BatchSigner {
         }));
     }
 
-    /// Signs a batch. During a rotation the batch gets two signatures, one with each secret.
-    pub fn sign(&self, parcel: &mut Parcel) {
+    /// Returns the signature of a batch. During a rotation it is two, one with each secret.
+    #[must_use]
+    pub fn sign(&self, parcel: &Parcel) -> Vec<u8> {
         let (secrets, of) = (self.0.load(), signed_bytes(parcel));
         let seals = secrets.all().map(|key| hmac::sign(key, &of));
-        parcel.seal = seals.flat_map(|seal| seal.as_ref().to_vec()).collect();
+        seals.flat_map(|seal| seal.as_ref().to_vec()).collect()
     }
 
     /// Returns true if the batch has a valid signature with one of the secrets.
@@ -226,7 +227,7 @@ mod tests {
     fn a_signature_is_invalid_for_another_secret_or_changed_batch() {
         let seal = BatchSigner::new("a secret of the fleet");
         let mut good = parcel();
-        seal.sign(&mut good);
+        good.seal = seal.sign(&good);
         assert!(seal.has_signed(&good));
         assert!(!BatchSigner::new("another secret").has_signed(&good));
         assert!(!seal.has_signed(&parcel()), "none at all");
@@ -253,7 +254,7 @@ mod tests {
         assert!(both.rotate("the secret after") && !both.rotate("the secret after"));
         let from = |seal: &BatchSigner| {
             let mut parcel = parcel();
-            seal.sign(&mut parcel);
+            parcel.seal = seal.sign(&parcel);
             parcel
         };
         for one in [&old, &new] {
