@@ -105,14 +105,6 @@ impl CheckTracer {
 }
 
 impl TraceSpan {
-    /// Runs `work` within this span. The span stays open afterwards.
-    pub fn sync_scope<T>(&self, work: impl FnOnce() -> T) -> T {
-        match &self.0 {
-            Some(context) => CHECK_CONTEXT.sync_scope(context.clone(), work),
-            None => work(),
-        }
-    }
-
     /// Runs `work` within this span and then ends the span.
     pub async fn scope<T>(self, work: impl Future<Output = T>) -> T {
         match self.0 {
@@ -153,24 +145,15 @@ fn ids_if_sampled(context: &Context) -> Option<SpanIds> {
     })
 }
 
-/// A stage of a check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CheckStage {
-    /// Finding the limits of the check.
-    Plan,
-    /// Waiting for the reply of the store.
-    Store,
-    /// Waiting in the queue of a concurrency limit.
-    Queue,
-}
-
-impl CheckStage {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Plan => "plan",
-            Self::Store => "backend",
-            Self::Queue => "queue",
-        }
+crate::kernel::named_enum! {
+    /// A stage of a check.
+    pub enum CheckStage {
+        /// Finding the limits of the check.
+        Plan = "plan",
+        /// Waiting for the reply of the store.
+        Store = "backend",
+        /// Waiting in the queue of a concurrency limit.
+        Queue = "queue",
     }
 }
 

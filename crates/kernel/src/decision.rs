@@ -234,23 +234,10 @@ impl DescriptorDecision {
         }
     }
 
-    /// Creates the decision from `step`, the counter's result under `limit`.
+    /// Sets the verdict, reason and headroom from `step`, the counter's result.
     ///
     /// [`CounterDecision::OutsideWindows`] becomes a denial. The engine never passes it on: it
     /// plans and charges the check again first.
-    #[must_use]
-    pub fn from_counter(
-        step: CounterDecision,
-        limit: AppliedLimit,
-        enforcement: Enforcement,
-    ) -> Self {
-        let mut decision = Self::uncounted(Reason::NoLimit, enforcement.group);
-        (decision.enforcement, decision.limit) = (enforcement, Some(limit));
-        decision.apply_counter(step);
-        decision
-    }
-
-    /// Sets the verdict, reason and headroom from `step`, the counter's result.
     #[inline]
     pub fn apply_counter(&mut self, step: CounterDecision) {
         (self.reason, self.headroom, self.retry_after) = match step {
@@ -301,18 +288,6 @@ impl DescriptorDecision {
     pub fn header_limit(&self) -> Option<&AppliedLimit> {
         let is_reported = self.is_counted() || self.verdict == Verdict::Deny;
         self.limit.as_ref().filter(|_| is_reported)
-    }
-
-    /// Returns `true` if the counter was over its limit, even in shadow mode.
-    #[must_use]
-    pub const fn is_over_limit(&self) -> bool {
-        match self.reason {
-            Reason::OverLimit | Reason::LargerThanLimit => true,
-            Reason::StoreFull | Reason::StoreDownDenied | Reason::StoreDownLocal => {
-                matches!(self.verdict, Verdict::Deny)
-            }
-            _ => false,
-        }
     }
 }
 

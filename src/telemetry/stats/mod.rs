@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::RwLock;
 
+use crate::kernel::named_enum;
 use crate::kernel::units::Nanos;
 pub use lines::{LineFormat, NameRewrite, StatLineFormatter};
 use mapping::StatMapping;
@@ -39,50 +40,34 @@ pub const OVERFLOW: &str = "_overflow_";
 /// because one entry may be 60 times as long and each name is stored several times.
 const MAX_REQUEST_NAME_BYTES: usize = 1024;
 
-/// A statistic of the whole process, with a single counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StatCounter {
-    /// A check without domain, descriptor or loaded configuration, or an invalid one.
-    ServiceError,
-    /// A check that failed because of the store.
-    RedisError,
-    /// A denial that global shadow mode turned into an allowed check.
-    GlobalShadowMode,
-    /// A configuration was loaded.
-    ConfigLoadSuccess,
-    /// A configuration was invalid.
-    ConfigLoadError,
-    /// An attempt to read the files of limits.
-    RuntimeLoadAttempts,
-    /// A failed attempt to read the files of limits.
-    RuntimeLoadFailures,
+named_enum! {
+    /// A statistic of the whole process, with a single counter.
+    pub enum StatCounter {
+        /// A check without domain, descriptor or loaded configuration, or an invalid one.
+        ServiceError = "ratelimit.service.call.should_rate_limit.service_error",
+        /// A check that failed because of the store.
+        RedisError = "ratelimit.service.call.should_rate_limit.redis_error",
+        /// A denial that global shadow mode turned into an allowed check.
+        GlobalShadowMode = "ratelimit.service.global_shadow_mode",
+        /// A configuration was loaded.
+        ConfigLoadSuccess = "ratelimit.service.config_load_success",
+        /// A configuration was invalid.
+        ConfigLoadError = "ratelimit.service.config_load_error",
+        /// An attempt to read the files of limits.
+        RuntimeLoadAttempts = "runtime.load_attempts",
+        /// A failed attempt to read the files of limits.
+        RuntimeLoadFailures = "runtime.load_failures",
+    }
 }
 
-impl StatCounter {
-    /// Every statistic with its name in envoyproxy/ratelimit, in the order of the enum.
-    const ALL: [(Self, &'static str); 7] = [
-        (Self::ServiceError, "ratelimit.service.call.should_rate_limit.service_error"),
-        (Self::RedisError, "ratelimit.service.call.should_rate_limit.redis_error"),
-        (Self::GlobalShadowMode, "ratelimit.service.global_shadow_mode"),
-        (Self::ConfigLoadSuccess, "ratelimit.service.config_load_success"),
-        (Self::ConfigLoadError, "ratelimit.service.config_load_error"),
-        (Self::RuntimeLoadAttempts, "runtime.load_attempts"),
-        (Self::RuntimeLoadFailures, "runtime.load_failures"),
-    ];
-}
-
-/// A gRPC method whose calls are counted and timed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TimedMethod {
-    /// Envoy's gRPC method for rate limit checks.
-    ShouldRateLimit,
-    /// The method of the gRPC health check.
-    Check,
-}
-
-impl TimedMethod {
-    const ALL: [(Self, &'static str); 2] =
-        [(Self::ShouldRateLimit, "ShouldRateLimit"), (Self::Check, "Check")];
+named_enum! {
+    /// A gRPC method whose calls are counted and timed.
+    pub enum TimedMethod {
+        /// Envoy's gRPC method for rate limit checks.
+        ShouldRateLimit = "ShouldRateLimit",
+        /// The method of the gRPC health check.
+        Check = "Check",
+    }
 }
 
 /// The name of a rule's statistics before invalid characters are replaced.
@@ -143,8 +128,8 @@ impl Stats {
     /// Creates statistics with at most `max_rules` rules from files and `max_rules` from requests.
     #[must_use]
     pub fn new(max_rules: u32, mapping: StatMapping) -> Self {
-        let times = TimedMethod::ALL.map(|(_, method)| {
-            let name = format!("ratelimit_server.{method}.response_time");
+        let times = TimedMethod::ALL.map(|method| {
+            let name = format!("ratelimit_server.{}.response_time", method.as_str());
             let timer = CallTimer::new(&mapping, &name);
             (name, timer)
         });
@@ -240,11 +225,11 @@ impl Stats {
                 visit(StatSample::Counter(name, count));
             }
         };
-        for (stat, name) in StatCounter::ALL {
-            counter(name, self.counters[stat as usize].load(Relaxed));
+        for stat in StatCounter::ALL {
+            counter(stat.as_str(), self.counters[stat as usize].load(Relaxed));
         }
-        for (method, name) in TimedMethod::ALL {
-            let name = format!("ratelimit_server.{name}.total_requests");
+        for method in TimedMethod::ALL {
+            let name = format!("ratelimit_server.{}.total_requests", method.as_str());
             counter(&name, self.calls[method as usize].load(Relaxed));
         }
         let (rules, unknown_domains) = self.named_counters();

@@ -57,8 +57,4 @@ impl WaitQueue {
         let index = self.waiters.iter().position(|waiter| waiter.deadline <= now)?;
         self.waiters.remove(index).map(|waiter| waiter.ticket)
     }
-
-    pub(super) fn next_deadline(&self) -> Option<Nanos> {
-        self.waiters.iter().map(|waiter| waiter.deadline).min()
-    }
 }
