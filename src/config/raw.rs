@@ -10,6 +10,8 @@
 //! - The meaning of the fields (see [`super::resolve`]).
 
 mod field_name;
+mod fields;
+mod limits_block;
 mod metadata;
 mod names;
 mod read;

@@ -1,12 +1,15 @@
 //! Records the OpenTelemetry spans of checks.
 //!
+//! Without a collector, each call of this module only loads a null pointer (measured by
+//! `benches/tracing.rs`).
+//!
 //! Guarantees:
 //! - A check continues the caller's trace if it has W3C or B3 headers.
 //! - A span contains no descriptor key and no descriptor value.
 //! - The spans of a canceled check end at once.
-//! - Without a collector, each function only loads a null pointer (see `benches/tracing.rs`).
 //!
 //! Not covered:
+//! - Exporters (see [`super::otlp`]).
 //! - The choice of sampled checks: the SDK reads `OTEL_TRACES_SAMPLER`.
 
 mod parent;
@@ -21,7 +24,7 @@ use super::label::{EdgeOutcome, Protocol};
 use super::metrics::SpanIds;
 pub use parent::{HeaderLookup, Propagators};
 
-/// Empty without a collector.
+/// The tracer for the spans of checks. Empty without a collector.
 static CHECK_TRACER: OnceLock<CheckTracer> = OnceLock::new();
 
 tokio::task_local! {
@@ -35,7 +38,8 @@ struct CheckTracer {
     propagators: Propagators,
 }
 
-/// The feature `no_spans` is the baseline of `benches/tracing.rs`.
+/// Returns the tracer for the spans of checks. The feature `no_spans` exists only as the baseline
+/// of `benches/tracing.rs`.
 #[inline]
 fn check_tracer() -> Option<&'static CheckTracer> {
     if cfg!(feature = "no_spans") { None } else { CHECK_TRACER.get() }
@@ -43,13 +47,13 @@ fn check_tracer() -> Option<&'static CheckTracer> {
 
 /// Sends the spans of all later checks to `tracer`. Only the first call has an effect.
 pub(super) fn install_tracer(tracer: SdkTracer, propagators: Propagators) {
-    // Ignore the error of a second call, which only tests make.
+    // Ignore the error of a second call, which happens only in tests.
     drop(CHECK_TRACER.set(CheckTracer { tracer, propagators }));
 }
 
 /// The span of a check, or of one stage of a check. Empty without a collector.
 #[derive(Debug)]
-#[must_use = "a span ends when it is dropped"]
+#[must_use = "a span is about the work that it is around"]
 pub struct TraceSpan(Option<Context>);
 
 /// Starts the span of a check that arrived over `protocol` with the request headers `headers`.
@@ -58,18 +62,18 @@ pub fn check_span(protocol: Protocol, headers: HeaderLookup<'_>) -> TraceSpan {
     operation_span((protocol, operation_name(protocol)), headers)
 }
 
-/// Starts the span of a `/acquire` request, whose permit is released when the connection ends.
+/// Starts the span of a `/acquire` request, whose permit lasts as long as its connection.
 pub fn acquire(headers: HeaderLookup<'_>) -> TraceSpan {
     operation_span((Protocol::Nginx, "GET /acquire"), headers)
 }
 
 #[inline]
 fn operation_span(operation: (Protocol, &'static str), headers: HeaderLookup<'_>) -> TraceSpan {
-    check_tracer().map_or(TraceSpan(None), |tracer| tracer.start_operation(operation, headers))
+    check_tracer().map_or(TraceSpan(None), |listener| listener.start_operation(operation, headers))
 }
 
 impl CheckTracer {
-    // Cold, so that only the test for a tracer is inlined into every check.
+    // A separate cold function, so that only the test for a tracer is inlined into every check.
     #[cold]
     fn start_operation(
         &self,
@@ -89,27 +93,19 @@ impl CheckTracer {
     }
 
     #[cold]
-    fn start_stage(&self, stage: CheckStage) -> TraceSpan {
-        let stage_context = CHECK_CONTEXT.try_with(|context| {
+    fn start_stage(&self, part: CheckStage) -> TraceSpan {
+        let begun = CHECK_CONTEXT.try_with(|context| {
             let kind =
-                if stage == CheckStage::Store { SpanKind::Client } else { SpanKind::Internal };
-            let builder = self.tracer.span_builder(stage.as_str()).with_kind(kind);
+                if part == CheckStage::Store { SpanKind::Client } else { SpanKind::Internal };
+            let builder = self.tracer.span_builder(part.as_str()).with_kind(kind);
             context.with_span(builder.start_with_context(&self.tracer, context))
         });
-        TraceSpan(stage_context.ok())
+        TraceSpan(begun.ok())
     }
 }
 
 impl TraceSpan {
-    /// Runs `work` within this span, which stays open afterwards.
-    pub fn sync_scope<T>(&self, work: impl FnOnce() -> T) -> T {
-        match &self.0 {
-            Some(context) => CHECK_CONTEXT.sync_scope(context.clone(), work),
-            None => work(),
-        }
-    }
-
-    /// Runs `work` within this span, and then ends the span.
+    /// Runs `work` within this span and then ends the span.
     pub async fn scope<T>(self, work: impl Future<Output = T>) -> T {
         match self.0 {
             Some(context) => CHECK_CONTEXT.scope(context, work).await,
@@ -118,11 +114,12 @@ impl TraceSpan {
     }
 }
 
+/// Sets the outcome of the check that this task decides.
 pub(super) fn set_outcome(outcome: EdgeOutcome) {
     if check_tracer().is_none() {
         return;
     }
-    let _without_span = CHECK_CONTEXT.try_with(|context| {
+    let _outside = CHECK_CONTEXT.try_with(|context| {
         let span = context.span();
         span.set_attribute(KeyValue::new("sluicegate.outcome", outcome.as_str()));
         if !matches!(outcome, EdgeOutcome::Allow | EdgeOutcome::Deny | EdgeOutcome::NothingToCheck)
@@ -132,7 +129,7 @@ pub(super) fn set_outcome(outcome: EdgeOutcome) {
     });
 }
 
-/// Returns the IDs of the span of this task's check, if the span is sampled.
+/// Returns the identity of the span of this task's check, if the span is sampled.
 #[inline]
 pub(super) fn sampled_span_ids() -> Option<SpanIds> {
     check_tracer()?;
@@ -141,41 +138,32 @@ pub(super) fn sampled_span_ids() -> Option<SpanIds> {
 
 fn ids_if_sampled(context: &Context) -> Option<SpanIds> {
     let span = context.span();
-    let ids = span.span_context();
-    ids.is_sampled().then(|| SpanIds {
-        trace_id: u128::from_be_bytes(ids.trace_id().to_bytes()),
-        span_id: u64::from_be_bytes(ids.span_id().to_bytes()),
+    let own = span.span_context();
+    own.is_sampled().then(|| SpanIds {
+        trace_id: u128::from_be_bytes(own.trace_id().to_bytes()),
+        span_id: u64::from_be_bytes(own.span_id().to_bytes()),
     })
 }
 
-/// A stage of a check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CheckStage {
-    /// Finding the limits of the check.
-    Plan,
-    /// Waiting for the reply of the store.
-    Store,
-    /// Waiting in the queue of a concurrency limit.
-    Queue,
-}
-
-impl CheckStage {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Plan => "plan",
-            Self::Store => "store",
-            Self::Queue => "queue",
-        }
+crate::kernel::named_enum! {
+    /// A stage of a check.
+    pub enum CheckStage {
+        /// Finding the limits of the check.
+        Plan = "plan",
+        /// Waiting for the reply of the store.
+        Store = "store",
+        /// Waiting in the queue of a concurrency limit.
+        Queue = "queue",
     }
 }
 
 /// Starts the span of a stage of this task's check. The span ends when it is dropped.
 #[inline]
-pub fn stage_span(stage: CheckStage) -> TraceSpan {
-    check_tracer().map_or(TraceSpan(None), |tracer| tracer.start_stage(stage))
+pub fn stage_span(part: CheckStage) -> TraceSpan {
+    check_tracer().map_or(TraceSpan(None), |listener| listener.start_stage(part))
 }
 
-/// Returns the name of a check's span, by OpenTelemetry's conventions for RPC and HTTP.
+/// Returns the name of a check's span, according to OpenTelemetry's conventions for RPC and HTTP.
 const fn operation_name(protocol: Protocol) -> &'static str {
     match protocol {
         Protocol::Grpc => "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",

@@ -10,7 +10,10 @@ use sluicegate::kernel::decision::{
 use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::units::{Nanos, Unit};
 
-use super::{ENFORCED, QUOTA, SHADOW, admitted, decision, denied, free, per_minute, room, shown};
+use super::{
+    ENFORCED, QUOTA, SHADOW, admitted, decision, denied, free, from_counter, per_minute, room,
+    shown,
+};
 
 fn reference() -> RateLimitHeaders {
     RateLimitHeaders {
@@ -58,11 +61,7 @@ fn quota(seconds: u64) -> DescriptorDecision {
 }
 
 fn never(standing: Enforcement) -> DescriptorDecision {
-    DescriptorDecision::from_counter(
-        CounterDecision::ExceedsLimit(room(1, Nanos::SECOND)),
-        per_minute(1, ""),
-        standing,
-    )
+    from_counter(CounterDecision::ExceedsLimit(room(1, Nanos::SECOND)), per_minute(1, ""), standing)
 }
 
 #[test]
@@ -262,11 +261,7 @@ fn retry_after_is_when_every_enforced_limit_allows() {
 fn retry_after_is_when_the_first_quota_limit_allows() {
     assert_eq!(retry_after(Verdict::Deny, vec![quota(9), quota(3)]).unwrap(), "3");
     assert_eq!(retry_after(Verdict::Deny, vec![quota(9), over(5)]).unwrap(), "9");
-    let passing = DescriptorDecision::from_counter(
-        CounterDecision::Allow(room(1, Nanos(1))),
-        per_minute(1, ""),
-        QUOTA,
-    );
+    let passing = from_counter(CounterDecision::Allow(room(1, Nanos(1))), per_minute(1, ""), QUOTA);
     assert_eq!(retry_after(Verdict::Deny, vec![quota(9), passing, over(5)]).unwrap(), "5");
 }
 

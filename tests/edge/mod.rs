@@ -55,16 +55,24 @@ fn room(remaining: u64, reset_after: Nanos) -> Headroom {
     Headroom { remaining: Hits(remaining), reset_after }
 }
 
+/// The decision of a descriptor whose counter replied `step`.
+fn from_counter(
+    step: CounterDecision,
+    limit: AppliedLimit,
+    enforcement: Enforcement,
+) -> DescriptorDecision {
+    let mut decision = DescriptorDecision::uncounted(Reason::NoLimit, enforcement.group);
+    (decision.enforcement, decision.limit) = (enforcement, Some(limit));
+    decision.apply_counter(step);
+    decision
+}
+
 fn admitted(limit: AppliedLimit, remaining: u64, reset_after: Nanos) -> DescriptorDecision {
-    DescriptorDecision::from_counter(
-        CounterDecision::Allow(room(remaining, reset_after)),
-        limit,
-        ENFORCED,
-    )
+    from_counter(CounterDecision::Allow(room(remaining, reset_after)), limit, ENFORCED)
 }
 
 fn denied(limit: AppliedLimit, retry_after: Nanos, standing: Enforcement) -> DescriptorDecision {
-    DescriptorDecision::from_counter(
+    from_counter(
         CounterDecision::Deny { retry_after, headroom: room(0, retry_after) },
         limit,
         standing,

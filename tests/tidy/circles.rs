@@ -77,14 +77,18 @@ fn circles_are_found() {
     assert!(found(&[parent, ("a::b", "use super::Parent; pub struct Item;")]).is_empty());
     let uses = ("a", "mod b; pub use b::Item; pub struct Parent(Item);");
     assert_eq!(found(&[uses, ("a::b", "use super::Parent; pub struct Item;")]), [["a", "a::b"]]);
-    let b = ("a::b", "use super::{c::{self, Text}}; pub fn run() { c::run() }");
-    let c = ("a::c", "pub struct Text; pub fn run() { crate::a::d::run() }");
-    let d = ("a::d", "use super::Runner; pub fn run() { Runner::new() }");
-    let a = ("a", "mod b; mod c; mod d; pub use e::Runner; mod e;");
-    let e = ("a::e", "pub struct Runner(super::b::Gone);");
-    assert_eq!(found(&[a, b, c, d, e]), [["a::b", "a::c", "a::d", "a::e"]]);
+    let parent = ("a", "mod b; mod c; mod d; mod e; pub use e::Runner;");
+    let first = ("a::b", "use super::{c::{self, Text}}; pub fn run() { c::run() }");
+    let long = [
+        parent,
+        first,
+        ("a::c", "pub struct Text; pub fn run() { crate::a::d::run() }"),
+        ("a::d", "use super::Runner; pub fn run() { Runner::new() }"),
+        ("a::e", "pub struct Runner(super::b::Gone);"),
+    ];
+    assert_eq!(found(&long), [["a::b", "a::c", "a::d", "a::e"]]);
     let tests = "pub struct Text; mod tests { use super::super::b::run; }";
-    assert!(found(&[a, b, ("a::c", tests)]).is_empty(), "tests within a file do not count");
+    assert!(found(&[parent, first, ("a::c", tests)]).is_empty(), "tests in a file do not count");
 }
 
 fn is_within(file: &str, module: &str) -> bool {

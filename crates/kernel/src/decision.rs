@@ -230,22 +230,9 @@ impl DescriptorDecision {
         }
     }
 
-    /// Creates the decision from `result`, the counter's result under `limit`.
+    /// Sets the verdict, reason and headroom from `result`, the counter's result.
     /// [`CounterDecision::OutsideWindows`] becomes a denial, but the engine plans and charges such
     /// a check again.
-    #[must_use]
-    pub fn from_counter(
-        result: CounterDecision,
-        limit: AppliedLimit,
-        enforcement: Enforcement,
-    ) -> Self {
-        let mut decision = Self::uncounted(Reason::NoLimit, enforcement.group);
-        (decision.enforcement, decision.limit) = (enforcement, Some(limit));
-        decision.apply_counter(result);
-        decision
-    }
-
-    /// Sets the verdict, reason and headroom from `result`, the counter's result.
     #[inline]
     pub fn apply_counter(&mut self, result: CounterDecision) {
         (self.reason, self.headroom, self.retry_after) = match result {
@@ -294,18 +281,6 @@ impl DescriptorDecision {
     pub fn header_limit(&self) -> Option<&AppliedLimit> {
         let is_reported = self.is_counted() || self.verdict == Verdict::Deny;
         self.limit.as_ref().filter(|_| is_reported)
-    }
-
-    /// Returns `true` if the counter was over its limit, even in shadow mode.
-    #[must_use]
-    pub const fn is_over_limit(&self) -> bool {
-        match self.reason {
-            Reason::OverLimit | Reason::LargerThanLimit => true,
-            Reason::StoreFull | Reason::StoreDownDenied | Reason::StoreDownLocal => {
-                matches!(self.verdict, Verdict::Deny)
-            }
-            _ => false,
-        }
     }
 }
 

@@ -1,9 +1,7 @@
-//! The keys of a limits file, and the blocks in which each is valid.
-//!
-//! Guarantees:
-//! - The list is complete: every valid key belongs to at least one block.
+//! The keys of a limits file.
 //!
 //! Not covered:
+//! - The blocks in which a key is valid (see [`super::limits_block`]).
 //! - The content of `metadata`, which is free-form.
 
 crate::kernel::named_enum! {
@@ -55,8 +53,6 @@ crate::kernel::named_enum! {
     }
 }
 
-use FieldName as W;
-
 impl FieldName {
     /// Returns the key with this name, in exactly this case.
     pub(super) fn from_name(name: &str) -> Option<Self> {
@@ -64,62 +60,51 @@ impl FieldName {
         Self::ALL.into_iter().filter(has_same_length).find(|word| word.as_str() == name)
     }
 
-    /// Returns the key that replaced the old name `name`, if it is valid in `block`.
-    pub(super) fn renamed(name: &str, block: LimitsBlock) -> Option<Self> {
-        let new = match name {
-            "on_backend_failure" => W::OnStoreFailure,
-            "policy" => W::Algorithm,
-            _ => return None,
-        };
-        block.field_names().contains(&new).then_some(new)
-    }
-
     /// Returns `true` for a key of Sluicegate that envoyproxy/ratelimit does not have. Such a key
     /// in a wrong block is an error. A key of envoyproxy/ratelimit in a wrong block is only
     /// ignored, so that files written for it stay valid.
     pub(super) const fn is_extension(self) -> bool {
-        matches!(
+        !matches!(
             self,
-            W::Charge
-                | W::Colocate
-                | W::Defaults
-                | W::Concurrency
-                | W::Per
-                | W::Strategy
-                | W::Burst
-                | W::Mode
-                | W::MaxOvershoot
-                | W::LeaseHits
-                | W::OnStoreFailure
-                | W::Calendar
-                | W::TimeZone
-                | W::StartsOn
-                | W::Limit
-                | W::Adaptive
-                | W::Algorithm
-                | W::Min
-                | W::Max
-                | W::Queue
-                | W::Size
-                | W::Timeout
-                | W::MaxDuration
-                | W::Reject
-                | W::Status
-                | W::RetryAfter
-                | W::Body
+            Self::Domain
+                | Self::Descriptors
+                | Self::Key
+                | Self::Value
+                | Self::RateLimit
+                | Self::ShadowMode
+                | Self::QuotaMode
+                | Self::DetailedMetric
+                | Self::ValueToMetric
+                | Self::ShareThreshold
+                | Self::Metadata
+                | Self::Unit
+                | Self::RequestsPerUnit
+                | Self::Unlimited
+                | Self::Name
+                | Self::Replaces
         )
     }
 
-    /// Returns the known key that resembles a misspelled one most. Keys that are valid in `block`
-    /// are preferred.
-    pub(super) fn nearest(misspelt: &str, block: LimitsBlock) -> Option<Self> {
+    /// Returns the key that replaced the old name `name`, if it is `valid` in the block.
+    pub(super) fn renamed(name: &str, valid: &[Self]) -> Option<Self> {
+        let new = match name {
+            "on_backend_failure" => Self::OnStoreFailure,
+            "policy" => Self::Algorithm,
+            _ => return None,
+        };
+        valid.contains(&new).then_some(new)
+    }
+
+    /// Returns the known key that resembles a misspelled one most. Keys that are `valid` in the
+    /// block are preferred.
+    pub(super) fn nearest(misspelt: &str, valid: &[Self]) -> Option<Self> {
         let tidy = misspelt.trim().to_lowercase().replace('-', "_");
         let near = |words: &[Self]| {
             let distance = |word: &Self| (edit_distance(&tidy, word.as_str()), *word);
             words.iter().map(distance).min_by_key(|(distance, _)| *distance)
         };
         let most = (tidy.len() / 3).clamp(1, 3);
-        [block.field_names(), &Self::ALL]
+        [valid, &Self::ALL]
             .into_iter()
             .filter_map(near)
             .find(|(distance, _)| *distance <= most)
@@ -148,134 +133,4 @@ fn edit_distance(from: &str, to: &str) -> usize {
         before = std::mem::replace(&mut above, line);
     }
     above.last().copied().unwrap_or_default()
-}
-
-/// A kind of YAML mapping in a limits file, with its own list of valid keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum LimitsBlock {
-    File,
-    Defaults,
-    /// One item of the list `descriptors`.
-    Descriptor,
-    RateLimit,
-    /// One item of the list `replaces`.
-    Replaces,
-    Calendar,
-    Concurrency,
-    Adaptive,
-    Queue,
-    Reject,
-    /// Any block under a key that has no effect there.
-    WithoutEffect,
-}
-
-impl LimitsBlock {
-    const ALL: [Self; 10] = [
-        Self::File,
-        Self::Defaults,
-        Self::Descriptor,
-        Self::RateLimit,
-        Self::Replaces,
-        Self::Calendar,
-        Self::Concurrency,
-        Self::Adaptive,
-        Self::Queue,
-        Self::Reject,
-    ];
-
-    pub(super) const fn title(self) -> &'static str {
-        match self {
-            Self::File => "the top of the file",
-            Self::Defaults => "`defaults`",
-            Self::Descriptor => "a descriptor",
-            Self::RateLimit => "`rate_limit`",
-            Self::Replaces => "an item of `replaces`",
-            Self::Calendar => "`calendar`",
-            Self::Concurrency => "`concurrency`",
-            Self::Adaptive => "`adaptive`",
-            Self::Queue => "`queue`",
-            Self::Reject => "`reject`",
-            Self::WithoutEffect => "a block without effect",
-        }
-    }
-
-    pub(super) const fn field_names(self) -> &'static [FieldName] {
-        match self {
-            Self::File => &[W::Domain, W::Descriptors, W::Charge, W::Colocate, W::Defaults],
-            Self::Defaults => &[W::Strategy, W::Mode, W::MaxOvershoot, W::OnStoreFailure],
-            Self::Descriptor => &[
-                W::Key,
-                W::Value,
-                W::RateLimit,
-                W::Descriptors,
-                W::ShadowMode,
-                W::QuotaMode,
-                W::DetailedMetric,
-                W::ValueToMetric,
-                W::ShareThreshold,
-                W::Metadata,
-                W::Concurrency,
-            ],
-            Self::RateLimit => &[
-                W::Unit,
-                W::RequestsPerUnit,
-                W::Unlimited,
-                W::Name,
-                W::Replaces,
-                W::Per,
-                W::Strategy,
-                W::Burst,
-                W::Mode,
-                W::MaxOvershoot,
-                W::LeaseHits,
-                W::OnStoreFailure,
-                W::Calendar,
-            ],
-            Self::Replaces => &[W::Name],
-            Self::Calendar => &[W::TimeZone, W::StartsOn],
-            Self::Concurrency => &[
-                W::Limit,
-                W::Adaptive,
-                W::Mode,
-                W::OnStoreFailure,
-                W::Queue,
-                W::MaxDuration,
-                W::Reject,
-            ],
-            Self::Adaptive => &[W::Algorithm, W::Min, W::Max],
-            Self::Queue => &[W::Size, W::Timeout],
-            Self::Reject => &[W::Status, W::RetryAfter, W::Body],
-            Self::WithoutEffect => &[],
-        }
-    }
-
-    /// Returns the kind of block that the value of key `word` is, or `WithoutEffect` if there is
-    /// none.
-    pub(super) fn child_block(self, word: FieldName) -> Self {
-        if !self.field_names().contains(&word) {
-            return Self::WithoutEffect;
-        }
-        match word {
-            W::Descriptors => Self::Descriptor,
-            W::Defaults => Self::Defaults,
-            W::RateLimit => Self::RateLimit,
-            W::Replaces => Self::Replaces,
-            W::Calendar => Self::Calendar,
-            W::Concurrency => Self::Concurrency,
-            W::Adaptive => Self::Adaptive,
-            W::Queue => Self::Queue,
-            W::Reject => Self::Reject,
-            _ => Self::WithoutEffect,
-        }
-    }
-
-    pub(super) fn list_blocks_of(word: FieldName) -> String {
-        let blocks = Self::ALL.into_iter().filter(|block| block.field_names().contains(&word));
-        blocks.map(Self::title).collect::<Vec<_>>().join(" or ")
-    }
-
-    pub(super) fn describe_fields(self) -> String {
-        let words: Vec<_> = self.field_names().iter().map(|word| word.as_str()).collect();
-        format!("{} has: {}", self.title(), words.join(", "))
-    }
 }

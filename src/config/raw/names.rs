@@ -12,8 +12,10 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use super::field_name::{FieldName, LimitsBlock};
-use crate::config::diagnostic::{Code, Findings, Span};
+use super::field_name::FieldName;
+use super::limits_block::LimitsBlock;
+use super::typed::{describe_node, kind_of};
+use crate::config::diagnostic::{Code, Findings};
 use crate::config::yaml::{ScalarValue, YamlId, YamlKind, YamlTree};
 
 /// Verifies the keys and scalars of a YAML tree. Nodes in `blamed` already have a finding. Returns
@@ -235,46 +237,12 @@ impl NameChecker<'_, '_> {
 
 /// Returns the fix for the unknown key `name`: its new name, or the most similar key.
 fn help_for_unknown(name: &str, block: LimitsBlock) -> String {
-    if let Some(new) = FieldName::renamed(name, block) {
+    if let Some(new) = FieldName::renamed(name, block.field_names()) {
         return format!("renamed to `{}`", new.as_str());
     }
-    match FieldName::nearest(name, block) {
+    match FieldName::nearest(name, block.field_names()) {
         Some(nearest) => format!("did you mean `{}`?", nearest.as_str()),
         None if block == LimitsBlock::WithoutEffect => "take it out".to_owned(),
         None => block.describe_fields(),
     }
-}
-
-/// Describes a YAML node in a message, with its text if it is a scalar.
-pub(super) fn describe_node(tree: &YamlTree<'_>, node: YamlId) -> String {
-    match tree.scalar(node) {
-        Some((_, ScalarValue::Null)) => "nothing".to_owned(),
-        Some((text, ScalarValue::Text)) => format!("the text `{}`", shortened(text)),
-        Some((text, value)) => format!("{}: `{}`", kind_of(&value), shortened(text)),
-        None if matches!(tree.kind(node), YamlKind::Mapping(_)) => "a mapping".to_owned(),
-        None => "a list".to_owned(),
-    }
-}
-
-fn kind_of(value: &ScalarValue) -> &'static str {
-    match value {
-        ScalarValue::Null => "nothing",
-        ScalarValue::Bool(_) => "a boolean",
-        ScalarValue::Int(_) | ScalarValue::Unsigned(_) => "an integer",
-        ScalarValue::Float(_) => "a number",
-        ScalarValue::Text => "text",
-        ScalarValue::Binary(_) => "binary",
-    }
-}
-
-fn shortened(text: &str) -> String {
-    let line = text.lines().next().unwrap_or_default();
-    let start: String = line.chars().take(40).collect();
-    if start.len() < text.len() { format!("{start}…") } else { start }
-}
-
-/// Returns the span of a mapping's first key. A finding about the mapping shows it, because the
-/// whole mapping can have many lines.
-pub(super) fn first_key_span(tree: &YamlTree<'_>, mapping: YamlId) -> Span {
-    tree.pairs(mapping).next().map_or_else(|| tree.span(mapping), |(key, _)| tree.span(key))
 }

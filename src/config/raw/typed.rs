@@ -14,11 +14,10 @@
 
 use std::collections::HashSet;
 
-use super::field_name::{FieldName, LimitsBlock};
-use super::names::{describe_node, first_key_span};
-use super::{
-    Adaptive, Calendar, Concurrency, Defaults, Descriptor, File, Queue, RateLimit, Reject,
-};
+use serde_json::{Map, Value as Json};
+
+use super::File;
+use super::field_name::FieldName;
 use crate::config::diagnostic::{Code, Findings, Span, Spanned};
 use crate::config::yaml::{AliasBudget, ScalarValue, YamlId, YamlKind, YamlTree};
 
@@ -38,14 +37,14 @@ pub(super) fn read(
     };
     let mut file = File::default();
     if let Some(root) = tree.root {
-        reader.read_fields(root, &mut file, &ExpectedNode::File, FileReader::set_file_field);
+        reader.read_fields(root, &mut file, &ExpectedNode::File);
     }
     file
 }
 
 enum ExpectedNode {
     File,
-    Item(LimitsBlock),
+    Item(&'static str),
     Field(FieldName, &'static str),
 }
 
@@ -55,12 +54,37 @@ const COUNT: &str = "a whole number from 0 to 4294967295 (uint32)";
 
 /// A key and its value. An alias is replaced by its target.
 #[derive(Clone, Copy)]
-struct FieldValue {
+pub(super) struct FieldValue {
     name: FieldName,
     value: YamlId,
 }
 
-type FieldSetter<'a, 's, T> = fn(&mut FileReader<'a, 's>, FieldValue, &mut T);
+/// A value with fields, which is a mapping in the file.
+pub(super) trait FieldMap {
+    /// Returns the field for a key; `None` if this block has no such field.
+    fn field(&mut self, name: FieldName) -> Option<&mut dyn FieldTarget>;
+
+    /// Stores the position of the block in the file, unless it is the whole file.
+    fn place(&mut self, _: Span) {}
+}
+
+/// A block that null removes.
+pub(super) trait Block: FieldMap + Default {
+    /// `true` if the value `Null` or `NULL` is an empty block.
+    const NULL_IS_EMPTY: bool = false;
+}
+
+/// An item of a list.
+pub(super) trait ListItem: FieldMap + Default {
+    /// The words for an item in messages.
+    const TITLE: &'static str;
+}
+
+/// A field that can be read from the file.
+pub(super) trait FieldTarget {
+    /// Reads the value of `field`, or reports that it has a wrong type.
+    fn read(&mut self, reader: &mut FileReader<'_, '_>, field: FieldValue);
+}
 
 pub(super) struct FileReader<'a, 's> {
     pub(super) tree: &'a YamlTree<'s>,
@@ -70,7 +94,7 @@ pub(super) struct FileReader<'a, 's> {
     exhausted: bool,
 }
 
-impl<'a, 's> FileReader<'a, 's> {
+impl FileReader<'_, '_> {
     /// Calls `read` with node `id`, or with its target if it is an alias. Does nothing after the
     /// budget for nodes from aliases is used up.
     pub(super) fn visit(&mut self, id: YamlId, read: impl FnOnce(&mut Self, YamlId)) {
@@ -95,15 +119,9 @@ impl<'a, 's> FileReader<'a, 's> {
         !self.exhausted
     }
 
-    fn read_fields<T>(
-        &mut self,
-        node: YamlId,
-        out: &mut T,
-        wanted: &ExpectedNode,
-        take: FieldSetter<'a, 's, T>,
-    ) {
+    fn read_fields(&mut self, node: YamlId, out: &mut dyn FieldMap, wanted: &ExpectedNode) {
         let tree = self.tree;
-        if let Some((_, ScalarValue::Null)) = tree.scalar(node) {
+        if self.is_null(node) {
             return;
         }
         if !matches!(tree.kind(node), YamlKind::Mapping(_)) {
@@ -114,13 +132,15 @@ impl<'a, 's> FileReader<'a, 's> {
                 for merged in tree.merged_mappings(value) {
                     self.visit(merged, |reader, merged| {
                         if matches!(tree.kind(merged), YamlKind::Mapping(_)) {
-                            reader.read_fields(merged, out, wanted, take);
+                            reader.read_fields(merged, out, wanted);
                         }
                     });
                 }
-            } else if let Some(word) = self.field_name(key) {
+            } else if let Some(name) = self.field_name(key) {
                 self.visit(value, |reader, value| {
-                    take(reader, FieldValue { name: word, value }, out);
+                    if let Some(target) = out.field(name) {
+                        target.read(reader, FieldValue { name, value });
+                    }
                 });
             }
         }
@@ -141,244 +161,8 @@ impl<'a, 's> FileReader<'a, 's> {
         }
     }
 
-    fn set_file_field(&mut self, field: FieldValue, file: &mut File) {
-        match field.name {
-            FieldName::Domain => self.read_text(field, &mut file.domain),
-            FieldName::Descriptors => self.read_descriptors(field, &mut file.descriptors),
-            FieldName::Charge => self.read_optional(field, &mut file.charge, Self::read_text),
-            FieldName::Colocate => self.read_optional(field, &mut file.colocate, Self::read_text),
-            FieldName::Defaults => {
-                self.read_block(field, &mut file.defaults, Self::set_defaults_field);
-            }
-            _ => {}
-        }
-    }
-
-    fn set_defaults_field(&mut self, field: FieldValue, defaults: &mut Defaults) {
-        match field.name {
-            FieldName::Strategy => {
-                self.read_optional(field, &mut defaults.strategy, Self::read_text);
-            }
-            FieldName::Mode => self.read_optional(field, &mut defaults.mode, Self::read_text),
-            FieldName::MaxOvershoot => {
-                self.read_optional(field, &mut defaults.max_overshoot, Self::read_text);
-            }
-            FieldName::OnStoreFailure => {
-                self.read_optional(field, &mut defaults.on_store_failure, Self::read_text);
-            }
-            _ => {}
-        }
-    }
-
-    fn set_descriptor_field(&mut self, field: FieldValue, descriptor: &mut Descriptor) {
-        match field.name {
-            FieldName::Key => self.read_text(field, &mut descriptor.key),
-            FieldName::Value => self.read_text(field, &mut descriptor.value),
-            FieldName::RateLimit => self.read_rate_limit(field, &mut descriptor.rate_limit),
-            FieldName::Descriptors => self.read_descriptors(field, &mut descriptor.descriptors),
-            FieldName::ShadowMode => self.read_flag(field, &mut descriptor.shadow_mode),
-            FieldName::QuotaMode => self.read_flag(field, &mut descriptor.quota_mode),
-            FieldName::DetailedMetric => self.read_flag(field, &mut descriptor.detailed_metric),
-            FieldName::ValueToMetric => self.read_flag(field, &mut descriptor.value_to_metric),
-            FieldName::ShareThreshold => self.read_bool(field, &mut descriptor.share_threshold),
-            FieldName::Metadata => self.read_metadata(field.value, &mut descriptor.metadata),
-            FieldName::Concurrency => {
-                self.read_block(field, &mut descriptor.concurrency, Self::set_concurrency_field);
-            }
-            _ => {}
-        }
-    }
-
-    /// Reads `rate_limit`. With `null` there is no block; with `Null` or `NULL` there is an empty
-    /// one. To decide this, envoyproxy/ratelimit's parser accepts only the lower-case spelling.
-    fn read_rate_limit(&mut self, field: FieldValue, out: &mut Option<RateLimit>) {
-        if let Some(("Null" | "NULL", ScalarValue::Null)) = self.tree.scalar(field.value)
-            && self.tree.tag(field.value).is_empty()
-        {
-            let span = self.tree.span(field.value);
-            *out = Some(RateLimit { span, ..RateLimit::default() });
-            return;
-        }
-        self.read_block(field, out, Self::set_rate_limit_field);
-    }
-
-    fn set_rate_limit_field(&mut self, field: FieldValue, limit: &mut RateLimit) {
-        match field.name {
-            FieldName::Unit => self.read_text(field, &mut limit.unit),
-            FieldName::RequestsPerUnit => self.read_count(field, &mut limit.requests_per_unit),
-            FieldName::Unlimited => self.read_bool(field, &mut limit.unlimited),
-            FieldName::Name => self.read_text(field, &mut limit.name),
-            FieldName::Replaces => {
-                self.read_list(
-                    field,
-                    &mut limit.replaces,
-                    LimitsBlock::Replaces,
-                    Self::set_replaces_field,
-                );
-            }
-            FieldName::Per => self.read_optional(field, &mut limit.per, Self::read_text),
-            FieldName::Strategy => self.read_optional(field, &mut limit.strategy, Self::read_text),
-            FieldName::Burst => self.read_optional(field, &mut limit.burst, Self::read_count),
-            FieldName::Mode => self.read_optional(field, &mut limit.mode, Self::read_text),
-            FieldName::MaxOvershoot => {
-                self.read_optional(field, &mut limit.max_overshoot, Self::read_text);
-            }
-            FieldName::LeaseHits => {
-                self.read_optional(field, &mut limit.lease_hits, Self::read_count);
-            }
-            FieldName::OnStoreFailure => {
-                self.read_optional(field, &mut limit.on_store_failure, Self::read_text);
-            }
-            FieldName::Calendar => {
-                self.read_block(field, &mut limit.calendar, Self::set_calendar_field);
-            }
-            _ => {}
-        }
-    }
-
-    fn set_replaces_field(&mut self, field: FieldValue, name: &mut Spanned<String>) {
-        if field.name == FieldName::Name {
-            self.read_text(field, name);
-        }
-    }
-
-    fn set_calendar_field(&mut self, field: FieldValue, calendar: &mut Calendar) {
-        match field.name {
-            FieldName::TimeZone => {
-                self.read_optional(field, &mut calendar.time_zone, Self::read_text);
-            }
-            FieldName::StartsOn => {
-                self.read_optional(field, &mut calendar.starts_on, Self::read_text);
-            }
-            _ => {}
-        }
-    }
-
-    fn set_concurrency_field(&mut self, field: FieldValue, concurrency: &mut Concurrency) {
-        match field.name {
-            FieldName::Limit => self.read_optional(field, &mut concurrency.limit, Self::read_count),
-            FieldName::Adaptive => {
-                self.read_block(field, &mut concurrency.adaptive, Self::set_adaptive_field);
-            }
-            FieldName::Mode => self.read_optional(field, &mut concurrency.mode, Self::read_text),
-            FieldName::OnStoreFailure => {
-                self.read_optional(field, &mut concurrency.on_store_failure, Self::read_text);
-            }
-            FieldName::Queue => {
-                self.read_block(field, &mut concurrency.queue, Self::set_queue_field);
-            }
-            FieldName::MaxDuration => {
-                self.read_optional(field, &mut concurrency.max_duration, Self::read_text);
-            }
-            FieldName::Reject => {
-                self.read_block(field, &mut concurrency.reject, Self::set_reject_field);
-            }
-            _ => {}
-        }
-    }
-
-    fn set_adaptive_field(&mut self, field: FieldValue, adaptive: &mut Adaptive) {
-        match field.name {
-            FieldName::Algorithm => {
-                self.read_optional(field, &mut adaptive.algorithm, Self::read_text)
-            }
-            FieldName::Min => self.read_optional(field, &mut adaptive.min, Self::read_count),
-            FieldName::Max => self.read_optional(field, &mut adaptive.max, Self::read_count),
-            _ => {}
-        }
-    }
-
-    fn set_queue_field(&mut self, field: FieldValue, queue: &mut Queue) {
-        match field.name {
-            FieldName::Size => self.read_optional(field, &mut queue.size, Self::read_count),
-            FieldName::Timeout => self.read_optional(field, &mut queue.timeout, Self::read_text),
-            _ => {}
-        }
-    }
-
-    fn set_reject_field(&mut self, field: FieldValue, reject: &mut Reject) {
-        match field.name {
-            FieldName::Status => self.read_optional(field, &mut reject.status, Self::read_count),
-            FieldName::RetryAfter => {
-                self.read_optional(field, &mut reject.retry_after, Self::read_text);
-            }
-            FieldName::Body => self.read_optional(field, &mut reject.body, Self::read_text),
-            _ => {}
-        }
-    }
-
-    fn read_descriptors(&mut self, field: FieldValue, out: &mut Vec<Descriptor>) {
-        self.read_list(field, out, LimitsBlock::Descriptor, Self::set_descriptor_field);
-    }
-
-    fn read_list<T: Default + Placed>(
-        &mut self,
-        field: FieldValue,
-        out: &mut Vec<T>,
-        item: LimitsBlock,
-        take: FieldSetter<'a, 's, T>,
-    ) {
-        let tree = self.tree;
-        out.clear();
-        match tree.kind(field.value) {
-            YamlKind::Sequence(_) => {}
-            _ if self.is_null(field.value) => return,
-            _ => return self.report_mismatch(field.value, &ExpectedNode::Field(field.name, LIST)),
-        }
-        for id in tree.children(field.value) {
-            self.visit(*id, |reader, target| {
-                let span =
-                    if target == *id { first_key_span(tree, target) } else { tree.span(*id) };
-                let mut block = T::default();
-                block.place(span);
-                reader.read_fields(target, &mut block, &ExpectedNode::Item(item), take);
-                out.push(block);
-            });
-        }
-    }
-
-    fn read_block<T: Default + Placed>(
-        &mut self,
-        field: FieldValue,
-        out: &mut Option<T>,
-        take: FieldSetter<'a, 's, T>,
-    ) {
-        if self.is_null(field.value) {
-            *out = None;
-            return;
-        }
-        let block = out.get_or_insert_default();
-        block.place(first_key_span(self.tree, field.value));
-        self.read_fields(field.value, block, &ExpectedNode::Field(field.name, "a mapping"), take);
-    }
-
-    fn read_optional<T: Default>(
-        &mut self,
-        field: FieldValue,
-        out: &mut Option<T>,
-        read: fn(&mut Self, FieldValue, &mut T),
-    ) {
-        *out = None;
-        if !self.is_null(field.value) {
-            read(self, field, out.insert(T::default()));
-        }
-    }
-
     fn is_null(&self, node: YamlId) -> bool {
         matches!(self.tree.scalar(node), Some((_, ScalarValue::Null)))
-    }
-
-    fn read_text(&mut self, field: FieldValue, out: &mut Spanned<String>) {
-        let span = self.tree.span(field.value);
-        let value = match self.tree.scalar(field.value) {
-            Some((_, ScalarValue::Null)) => String::new(),
-            Some((_, ScalarValue::Binary(bytes))) => self.decode_text(bytes, span),
-            Some((text, _)) => text.to_owned(),
-            None => {
-                return self.report_mismatch(field.value, &ExpectedNode::Field(field.name, "text"));
-            }
-        };
-        *out = Spanned { value, span };
     }
 
     /// Decodes a text tagged `!!binary`. envoyproxy/ratelimit accepts any bytes, but requests
@@ -391,37 +175,6 @@ impl<'a, 's> FileReader<'a, 's> {
         })
     }
 
-    fn read_flag(&mut self, field: FieldValue, out: &mut bool) {
-        let mut spanned = Spanned { value: *out, span: Span::default() };
-        self.read_bool(field, &mut spanned);
-        *out = spanned.value;
-    }
-
-    fn read_bool(&mut self, field: FieldValue, out: &mut Spanned<bool>) {
-        let span = self.tree.span(field.value);
-        match self.tree.scalar(field.value) {
-            Some((_, ScalarValue::Bool(value))) => *out = Spanned { value, span },
-            Some((_, ScalarValue::Null)) => *out = Spanned { value: false, span },
-            _ => self.report_mismatch(field.value, &ExpectedNode::Field(field.name, BOOL)),
-        }
-    }
-
-    fn read_count(&mut self, field: FieldValue, out: &mut Spanned<u32>) {
-        let span = self.tree.span(field.value);
-        let number = match self.tree.scalar(field.value) {
-            Some((_, ScalarValue::Null)) => Some(0),
-            Some((_, ScalarValue::Int(value))) => u32::try_from(value).ok(),
-            Some((_, ScalarValue::Float(value))) => truncate_to_u32(value),
-            _ => None,
-        };
-        match number {
-            Some(value) => *out = Spanned { value, span },
-            None => {
-                self.report_mismatch(field.value, &ExpectedNode::Field(field.name, COUNT));
-            }
-        }
-    }
-
     fn report_mismatch(&mut self, node: YamlId, wanted: &ExpectedNode) {
         if self.blamed.contains(&node) {
             return;
@@ -429,9 +182,7 @@ impl<'a, 's> FileReader<'a, 's> {
         let got = describe_node(self.tree, node);
         let message = match wanted {
             ExpectedNode::File => format!("a limits file is a mapping, this one is {got}"),
-            ExpectedNode::Item(block) => {
-                format!("{} is a mapping, this one is {got}", block.title())
-            }
+            ExpectedNode::Item(title) => format!("{title} is a mapping, this one is {got}"),
             ExpectedNode::Field(word, what) => {
                 format!("`{}` wants {what}, got {got}", word.as_str())
             }
@@ -455,21 +206,128 @@ impl<'a, 's> FileReader<'a, 's> {
         }
     }
 
-    /// Reads `metadata`. The first-level keys of a repeated or merged `metadata` are added to those
-    /// of the earlier one.
-    fn read_metadata(
-        &mut self,
-        value: YamlId,
-        out: &mut Option<Spanned<serde_json::Map<String, serde_json::Value>>>,
-    ) {
-        if self.is_null(value) {
-            *out = None;
-        } else if matches!(self.tree.kind(value), YamlKind::Mapping(_)) {
-            let map = out.get_or_insert_default();
-            map.span = first_key_span(self.tree, value);
-            self.read_first_level(value, &mut map.value);
+    fn report_wrong_value(&mut self, field: FieldValue, wanted: &'static str) {
+        self.report_mismatch(field.value, &ExpectedNode::Field(field.name, wanted));
+    }
+}
+
+impl FieldTarget for Spanned<String> {
+    fn read(&mut self, reader: &mut FileReader<'_, '_>, field: FieldValue) {
+        let span = reader.tree.span(field.value);
+        let value = match reader.tree.scalar(field.value) {
+            Some((_, ScalarValue::Null)) => String::new(),
+            Some((_, ScalarValue::Binary(bytes))) => reader.decode_text(bytes, span),
+            Some((text, _)) => text.to_owned(),
+            None => return reader.report_wrong_value(field, "text"),
+        };
+        *self = Self { value, span };
+    }
+}
+
+impl FieldTarget for Spanned<bool> {
+    fn read(&mut self, reader: &mut FileReader<'_, '_>, field: FieldValue) {
+        let span = reader.tree.span(field.value);
+        match reader.tree.scalar(field.value) {
+            Some((_, ScalarValue::Bool(value))) => *self = Self { value, span },
+            Some((_, ScalarValue::Null)) => *self = Self { value: false, span },
+            _ => reader.report_wrong_value(field, BOOL),
+        }
+    }
+}
+
+impl FieldTarget for bool {
+    fn read(&mut self, reader: &mut FileReader<'_, '_>, field: FieldValue) {
+        let mut spanned = Spanned { value: *self, span: Span::default() };
+        spanned.read(reader, field);
+        *self = spanned.value;
+    }
+}
+
+impl FieldTarget for Spanned<u32> {
+    fn read(&mut self, reader: &mut FileReader<'_, '_>, field: FieldValue) {
+        let number = match reader.tree.scalar(field.value) {
+            Some((_, ScalarValue::Null)) => Some(0),
+            Some((_, ScalarValue::Int(value))) => u32::try_from(value).ok(),
+            Some((_, ScalarValue::Float(value))) => truncate_to_u32(value),
+            _ => None,
+        };
+        match number {
+            Some(value) => *self = Self { value, span: reader.tree.span(field.value) },
+            None => reader.report_wrong_value(field, COUNT),
+        }
+    }
+}
+
+/// An optional scalar: null is `None`.
+impl<T: Default> FieldTarget for Option<Spanned<T>>
+where
+    Spanned<T>: FieldTarget,
+{
+    fn read(&mut self, reader: &mut FileReader<'_, '_>, field: FieldValue) {
+        *self = None;
+        if !reader.is_null(field.value) {
+            self.insert(Spanned::default()).read(reader, field);
+        }
+    }
+}
+
+/// An optional block: null is `None`, and a repeated block overwrites field by field.
+impl<T: Block> FieldTarget for Option<T> {
+    fn read(&mut self, reader: &mut FileReader<'_, '_>, field: FieldValue) {
+        let tree = reader.tree;
+        if let Some((text, ScalarValue::Null)) = tree.scalar(field.value) {
+            let is_empty = T::NULL_IS_EMPTY
+                && matches!(text, "Null" | "NULL")
+                && tree.tag(field.value).is_empty();
+            *self = is_empty.then(|| placed(tree.span(field.value)));
+            return;
+        }
+        let block = self.get_or_insert_default();
+        block.place(first_key_span(tree, field.value));
+        reader.read_fields(field.value, block, &ExpectedNode::Field(field.name, "a mapping"));
+    }
+}
+
+fn placed<T: Block>(span: Span) -> T {
+    let mut block = T::default();
+    block.place(span);
+    block
+}
+
+impl<T: ListItem> FieldTarget for Vec<T> {
+    fn read(&mut self, reader: &mut FileReader<'_, '_>, field: FieldValue) {
+        let tree = reader.tree;
+        self.clear();
+        match tree.kind(field.value) {
+            YamlKind::Sequence(_) => {}
+            _ if reader.is_null(field.value) => return,
+            _ => return reader.report_wrong_value(field, LIST),
+        }
+        for id in tree.children(field.value) {
+            reader.visit(*id, |reader, target| {
+                let span =
+                    if target == *id { first_key_span(tree, target) } else { tree.span(*id) };
+                let mut block = T::default();
+                block.place(span);
+                reader.read_fields(target, &mut block, &ExpectedNode::Item(T::TITLE));
+                self.push(block);
+            });
+        }
+    }
+}
+
+/// The field `metadata`. The first-level keys of a repeated or merged `metadata` are added to those
+/// of the earlier one.
+impl FieldTarget for Option<Spanned<Map<String, Json>>> {
+    fn read(&mut self, reader: &mut FileReader<'_, '_>, field: FieldValue) {
+        if reader.is_null(field.value) {
+            *self = None;
+        } else if matches!(reader.tree.kind(field.value), YamlKind::Mapping(_)) {
+            let map = self.get_or_insert_default();
+            map.span = first_key_span(reader.tree, field.value);
+            reader.read_first_level(field.value, &mut map.value);
         } else {
-            self.report_mismatch(value, &ExpectedNode::Field(FieldName::Metadata, "a mapping"));
+            reader.report_wrong_value(field, "a mapping");
         }
     }
 }
@@ -482,20 +340,36 @@ fn truncate_to_u32(value: f64) -> Option<u32> {
     fits.then_some(value.max(0.0) as u32)
 }
 
-/// A block that stores its position in the file.
-trait Placed {
-    fn place(&mut self, span: Span);
+/// Describes a YAML node in a message, with its text if it is a scalar.
+pub(super) fn describe_node(tree: &YamlTree<'_>, node: YamlId) -> String {
+    match tree.scalar(node) {
+        Some((_, ScalarValue::Null)) => "nothing".to_owned(),
+        Some((text, ScalarValue::Text)) => format!("the text `{}`", shortened(text)),
+        Some((text, value)) => format!("{}: `{}`", kind_of(&value), shortened(text)),
+        None if matches!(tree.kind(node), YamlKind::Mapping(_)) => "a mapping".to_owned(),
+        None => "a list".to_owned(),
+    }
 }
 
-macro_rules! placed {
-    ($($block:ty),*) => {
-        $(impl Placed for $block {
-            fn place(&mut self, span: Span) {
-                self.span = span;
-            }
-        })*
-    };
+/// Returns the span of a mapping's first key. A finding about the mapping shows it, because the
+/// whole mapping can have many lines.
+fn first_key_span(tree: &YamlTree<'_>, mapping: YamlId) -> Span {
+    tree.pairs(mapping).next().map_or_else(|| tree.span(mapping), |(key, _)| tree.span(key))
 }
 
-placed!(Defaults, Descriptor, RateLimit, Calendar, Spanned<String>);
-placed!(Concurrency, Adaptive, Queue, Reject);
+pub(super) fn kind_of(value: &ScalarValue) -> &'static str {
+    match value {
+        ScalarValue::Null => "nothing",
+        ScalarValue::Bool(_) => "a boolean",
+        ScalarValue::Int(_) | ScalarValue::Unsigned(_) => "an integer",
+        ScalarValue::Float(_) => "a number",
+        ScalarValue::Text => "text",
+        ScalarValue::Binary(_) => "binary",
+    }
+}
+
+fn shortened(text: &str) -> String {
+    let line = text.lines().next().unwrap_or_default();
+    let start: String = line.chars().take(40).collect();
+    if start.len() < text.len() { format!("{start}…") } else { start }
+}

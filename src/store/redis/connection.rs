@@ -2,14 +2,18 @@
 //!
 //! Guarantees:
 //! - While there is no connection, calls fail at once.
-//! - A call is sent once; only a redirect repeats it, as the redirecting node did not run it.
+//! - A call is sent once. It is repeated only after a redirect, because the redirecting node did
+//!   not run it.
 //! - An invalid reply ends at most the connection that received it, never a later connection.
-//! - [`Link::outage_cause`] reports a failed connection or refused writes until none occurred for a
-//!   while.
+//! - [`Link::outage_cause`] reports a failed connection until a new connection has been stable for
+//!   a while.
+//! - [`Link::outage_cause`] reports refused writes until no write was refused for a while.
 //! - An error that concerns the value of a single key is not a refused write.
 //! - If Redis refused the connection, calls fail with the error that Redis returned.
 //!
-//! Not covered: timeouts of single calls.
+//! Not covered:
+//! - Opening and watching the connection ([`super::keeper`]).
+//! - Timeouts of single calls.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
@@ -29,27 +33,25 @@ use tokio::sync::Notify;
 use super::breaker::Breaker;
 use super::client::{ServerAddress, describe_error, without_arguments};
 use super::cluster::{ClusterConnections, Redirect};
-use super::script::{
-    ACQUIRE_SCRIPT, CHARGE_SCRIPT, HEARTBEAT_SCRIPT, LEASE_SCRIPT, PERMIT_REPORT_SCRIPT,
-    RESERVATION_SCRIPT,
-};
+use super::script::LoadedScript;
 use super::{StoreFailure, codec};
 
-/// The client library's error for pending commands when its task is aborted.
+/// The client library's error for pending commands, sent or not, when its task is aborted before
+/// the connection closes.
 const CLIENT_STOPPED: &str = "channel closed";
 
-/// The most redirects of one call: a slot that moved needs one, and it may move again.
+/// The most redirects of one call. A slot that moved needs one redirect, and it may move again.
 pub(super) const MAX_REDIRECTS: usize = 5;
 
-/// The current connection to one Redis process, replaced by the keeper task.
+/// The current connection to one Redis process. The keeper task replaces it, and callers use it.
 #[derive(Debug, Default)]
 pub(super) struct Link {
     connection: ArcSwapOption<LiveConnection>,
     pub(super) breaker: Breaker,
-    /// The cause for which Redis refused the last connection attempt; `None` if no process replied.
+    /// The cause for which Redis refused the last connection attempt. `None` if no process replied.
     connect_failure: Mutex<Option<StoreFailure>>,
-    /// The cause for which the previous connection failed or Redis refuses calls on this one;
-    /// cleared after the connection was stable for a while.
+    /// Why the previous connection failed, or why Redis refuses calls on this one. Cleared after a
+    /// connection was stable for a while.
     recent_failure: Mutex<Option<StoreFailure>>,
 }
 
@@ -57,15 +59,11 @@ pub(super) struct Link {
 #[derive(Debug)]
 pub(super) struct LiveConnection {
     pub(super) client: Client,
-    charge_digest: String,
-    lease_digest: String,
-    heartbeat_digest: String,
-    reservation_digest: String,
-    acquire_digest: String,
-    permit_report_digest: String,
-    /// The `run_id` from `INFO server`; empty if Redis does not report it.
+    /// The SHA-1 of each loaded script, in the order of [`LoadedScript`].
+    digests: [String; LoadedScript::ALL.len()],
+    /// The `run_id` from `INFO server`. Empty if Redis does not report it.
     run_id: String,
-    address: ServerAddress,
+    at: ServerAddress,
     cluster: Option<Weak<ClusterConnections>>,
     /// Notified when a reply shows that the connection must be replaced.
     useless_notify: Notify,
@@ -75,16 +73,17 @@ pub(super) struct LiveConnection {
     refusal_notify: Notify,
     /// The last refusal that a new connection would not change, until the keeper task takes it.
     last_refusal: Mutex<Option<StoreRefusal>>,
-    /// True if a call succeeded and no call was refused since.
+    /// True if a call succeeded, and no call was refused since.
     has_served: AtomicBool,
     served_notify: Notify,
+    /// Notified when a caller abandons a call.
     abandoned_notify: Notify,
     /// True while Redis refuses `EXPIRE`. Counters written meanwhile never expire.
     is_refusing_expiry: AtomicBool,
     expiry_notify: Notify,
 }
 
-/// A refused call that every other connection to this Redis would refuse, too.
+/// A refused call. Every other connection to this Redis would get the same refusal.
 #[derive(Debug)]
 pub(super) struct StoreRefusal {
     pub(super) operation: RefusedOperation,
@@ -94,7 +93,7 @@ pub(super) struct StoreRefusal {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RefusedOperation {
-    Charge,
+    Count,
     /// Setting the expiry of a counter.
     Expiry,
 }
@@ -104,7 +103,8 @@ pub(super) struct RedisScript<'s> {
     pub(super) text: &'s str,
     /// The SHA-1 of the script text, for `EVALSHA`. `None` sends the whole text with `EVAL`.
     pub(super) digest: Option<&'s str>,
-    /// True if the script accepts any value under its keys, so that its errors concern the store.
+    /// True if the script accepts any value under its keys. Its errors then concern the whole
+    /// store, not a single key.
     pub(super) accepts_any_value: bool,
 }
 
@@ -115,30 +115,26 @@ struct ScriptCall<'s> {
     args: Vec<Bytes>,
 }
 
+/// The node to which a Cluster redirects a call.
 pub(super) struct RedirectTarget {
     pub(super) live: Arc<LiveConnection>,
     /// True if each command must follow an `ASKING` command.
     pub(super) needs_asking: bool,
 }
 
-impl<'s> RedisScript<'s> {
-    /// Creates a script that returns an error if a key has a value that the script did not write.
-    const fn new(text: &'s str, digest: &'s str) -> Self {
-        Self { text, digest: Some(digest), accepts_any_value: false }
-    }
-}
-
 impl Link {
-    /// Returns the current connection. Fails without a connection, or if the circuit breaker is
-    /// open.
+    /// Returns the current connection.
+    ///
+    /// # Errors
+    /// There is no connection, or the circuit breaker is open.
     pub(super) fn connection(&self) -> Result<Arc<LiveConnection>, StoreFailure> {
-        let cause = || self.connect_failure.lock().unwrap_or(StoreFailure::Unreachable);
-        let live = self.connection.load_full().ok_or_else(cause)?;
+        let none = || self.connect_failure.lock().unwrap_or(StoreFailure::Unreachable);
+        let live = self.connection.load_full().ok_or_else(none)?;
         if self.breaker.is_open() { Err(StoreFailure::BreakerOpen) } else { Ok(live) }
     }
 
-    /// Returns the cause for which calls fail now, if known. An open connection is no proof of
-    /// success: a read-only Redis accepts connections, too.
+    /// Returns why calls fail now, if known. An open connection does not prove that calls succeed:
+    /// a read-only Redis accepts connections, too.
     pub(super) fn outage_cause(&self) -> Option<StoreFailure> {
         self.connection().err().or_else(|| *self.recent_failure.lock())
     }
@@ -150,64 +146,70 @@ impl Link {
     }
 
     pub(super) fn clear_connection(&self) {
-        let old = self.connection.swap(None);
-        if let Some(cause) = old.and_then(|live| live.useless_cause.get().copied()) {
+        let lost = self.connection.swap(None);
+        if let Some(cause) = lost.and_then(|live| live.useless_cause.get().copied()) {
             self.set_recent_failure(cause);
         }
     }
 
+    /// Stores why a connection attempt failed.
     pub(super) fn set_connect_failure(&self, error: &Error) {
         *self.connect_failure.lock() = connect_refusal(error);
     }
 
-    /// Records that calls fail for `cause`, even over an open connection.
+    /// Records that calls fail for `cause`, even if there is a connection.
     pub(super) fn set_recent_failure(&self, cause: StoreFailure) {
         *self.recent_failure.lock() = Some(cause);
     }
 
-    /// Forgets the last failure after the connection was stable for a while.
+    /// Forgets the last failure, because the connection was stable for a while.
     pub(super) fn clear_recent_failure(&self) {
         *self.recent_failure.lock() = None;
     }
 
     /// Updates the circuit breaker with the result of a call.
-    pub(super) fn record_result(&self, failure: Option<StoreFailure>) {
-        match failure {
+    pub(super) fn record_result(&self, failed: Option<StoreFailure>) {
+        match failed {
             Some(StoreFailure::TimedOut) => log_if_opened(self.breaker.record_late()),
             Some(StoreFailure::Unreachable | StoreFailure::ConnectionLost) => {}
             _ => self.breaker.record_timely(),
         }
     }
+}
 
+impl Link {
+    /// Opens the circuit breaker after a series of late probes.
     pub(super) fn open_breaker(&self) {
         log_if_opened(self.breaker.open());
     }
 }
 
-fn log_if_opened(is_newly_open: bool) {
-    if is_newly_open {
+fn log_if_opened(opened: bool) {
+    if opened {
         tracing::warn!("redis timed out repeatedly, pausing calls until it responds in time");
     }
 }
 
 impl LiveConnection {
-    /// Loads the scripts over the connection of `client`. Fails if Redis rejects a script or does
-    /// not reply.
+    /// Loads the scripts over the connection of `client`.
+    ///
+    /// # Errors
+    /// Redis rejected a script or did not reply.
     pub(super) async fn new(
         client: Client,
-        address: ServerAddress,
+        at: ServerAddress,
         cluster: Option<Weak<ClusterConnections>>,
     ) -> Result<Self, Error> {
+        let mut digests = LoadedScript::ALL.map(|_| String::new());
+        for script in LoadedScript::ALL {
+            digests[script as usize] = client.script_load(script.text()).await?;
+        }
+        let run_id = query_run_id(&client).await?;
         Ok(Self {
-            charge_digest: client.script_load(CHARGE_SCRIPT).await?,
-            lease_digest: client.script_load(LEASE_SCRIPT).await?,
-            heartbeat_digest: client.script_load(HEARTBEAT_SCRIPT).await?,
-            run_id: query_run_id(&client).await?,
-            reservation_digest: client.script_load(RESERVATION_SCRIPT).await?,
-            acquire_digest: client.script_load(ACQUIRE_SCRIPT).await?,
-            permit_report_digest: client.script_load(PERMIT_REPORT_SCRIPT).await?,
             client,
-            address,
+            digests,
+            run_id,
+            at,
             cluster,
             useless_notify: Notify::new(),
             useless_cause: OnceLock::new(),
@@ -221,8 +223,8 @@ impl LiveConnection {
         })
     }
 
-    /// Waits until a call succeeds, or returns at once if a call succeeded since the last wait and
-    /// none was refused after it.
+    /// Waits until a call succeeds. Returns at once if a call succeeded since the last wait and no
+    /// call was refused after it.
     pub(super) async fn wait_served(&self) {
         loop {
             self.served_notify.notified().await;
@@ -232,14 +234,14 @@ impl LiveConnection {
         }
     }
 
-    /// Waits for a refused call that a new connection would not change, and returns the refusal. A
-    /// refusal since the last wait is returned at once.
+    /// Waits for a refused call that a new connection would not change, and returns the refusal.
+    /// Returns at once if there was a refusal since the last wait.
     pub(super) async fn wait_refused(&self) -> StoreRefusal {
         loop {
             self.refusal_notify.notified().await;
-            let refusal = self.last_refusal.lock().take();
-            if let Some(refusal) = refusal {
-                return refusal;
+            let refusing = self.last_refusal.lock().take();
+            if let Some(refusing) = refusing {
+                return refusing;
             }
         }
     }
@@ -248,7 +250,7 @@ impl LiveConnection {
         self.abandoned_notify.notify_one();
     }
 
-    /// Waits until a caller abandons a call, or returns at once if that happened since the last
+    /// Waits until a caller abandons a call. Returns at once if a call was abandoned since the last
     /// wait.
     pub(super) async fn wait_abandoned(&self) {
         self.abandoned_notify.notified().await;
@@ -259,9 +261,10 @@ impl LiveConnection {
         self.useless_notify.notified().await;
     }
 
-    /// Records the result of a call. Several calls in flight may report the same failure.
-    pub(super) fn record_result(&self, failure: Option<StoreFailure>) {
-        match failure {
+    /// Records the result of a call. Several calls in flight may report the same failure, and it
+    /// concerns only this connection, not a later one.
+    pub(super) fn record_result(&self, failed: Option<StoreFailure>) {
+        match failed {
             None => self.record_success(),
             Some(
                 cause @ (StoreFailure::ReadOnly
@@ -275,12 +278,16 @@ impl LiveConnection {
         }
     }
 
-    /// Classifies and records the error of a call. Unless the script accepts any value, an
-    /// unclassified error concerns the value of a single key.
-    pub(super) fn record_error(&self, error: &Error, accepts_any_value: bool) -> StoreFailure {
+    /// Classifies and records the error of a call. If `is_no_keys` is true, an error of no known
+    /// class concerns the store; else it concerns the value of a single key.
+    pub(super) fn record_error(&self, error: &Error, is_no_keys: bool) -> StoreFailure {
         let cause = classify_error(error);
-        if is_write_refusal(error) || (accepts_any_value && cause == StoreFailure::Other) {
-            self.record_refusal(RefusedOperation::Charge, cause, error);
+        if is_write_refusal(error) || (is_no_keys && cause == StoreFailure::Other) {
+            self.record_refusal(StoreRefusal {
+                operation: RefusedOperation::Count,
+                cause,
+                message: describe_error(error),
+            });
         } else {
             self.record_result(Some(cause));
         }
@@ -290,16 +297,23 @@ impl LiveConnection {
     /// Records that Redis refused `EXPIRE`, so that a counter never expires. The connection stays
     /// open, because another connection would get the same reply.
     pub(super) fn record_refused_expiry(&self, error: &Error) {
+        let (what, cause) = (RefusedOperation::Expiry, classify_error(error));
         self.is_refusing_expiry.store(true, Relaxed);
-        self.record_refusal(RefusedOperation::Expiry, classify_error(error), error);
+        self.record_refusal(StoreRefusal {
+            operation: what,
+            cause,
+            message: describe_error(error),
+        });
     }
 
+    /// Records that Redis accepted `EXPIRE`.
     pub(super) fn record_accepted_expiry(&self) {
         if self.is_refusing_expiry.load(Relaxed) && self.is_refusing_expiry.swap(false, Relaxed) {
             self.expiry_notify.notify_one();
         }
     }
 
+    /// Waits until Redis accepts `EXPIRE` again.
     pub(super) async fn wait_expiry_accepted(&self) {
         self.expiry_notify.notified().await;
     }
@@ -308,144 +322,106 @@ impl LiveConnection {
         self.is_refusing_expiry.load(Relaxed)
     }
 
-    fn record_refusal(&self, operation: RefusedOperation, cause: StoreFailure, error: &Error) {
+    fn record_refusal(&self, refusing: StoreRefusal) {
         self.has_served.store(false, Relaxed);
-        let message = describe_error(error);
-        *self.last_refusal.lock() = Some(StoreRefusal { operation, cause, message });
+        *self.last_refusal.lock() = Some(refusing);
         self.refusal_notify.notify_one();
     }
 
     fn record_success(&self) {
-        // Load before the swap: if every call wrote, the cache line would move between cores.
+        // Load before the swap: if every call wrote, the cache line would move between cores each
+        // time.
         if !self.has_served.load(Relaxed) && !self.has_served.swap(true, Relaxed) {
             self.served_notify.notify_one();
         }
     }
 
-    /// Runs [`CHARGE_SCRIPT`] once. Only `NOSCRIPT` or a Cluster redirect causes a retry: then the
-    /// script has not run.
-    pub(super) async fn run_charge(
+    /// Runs a loaded script once. A retry follows only `NOSCRIPT` or
+    /// a Cluster redirect: in both cases the script has not run.
+    pub(super) async fn run(
         &self,
+        script: LoadedScript,
         keys: Vec<Vec<u8>>,
         args: Vec<Vec<u8>>,
     ) -> Result<Vec<i64>, StoreFailure> {
-        let digest = Some(&*self.charge_digest);
-        let script = RedisScript { text: CHARGE_SCRIPT, digest, accepts_any_value: true };
-        decode_packed(&self.run_script(script, to_bytes(keys), to_bytes(args)).await?)
-    }
-
-    pub(super) async fn run_lease(
-        &self,
-        keys: Vec<Vec<u8>>,
-        args: Vec<Vec<u8>>,
-    ) -> Result<Vec<i64>, StoreFailure> {
-        let script = RedisScript::new(LEASE_SCRIPT, &self.lease_digest);
-        decode_packed(&self.run_script(script, to_bytes(keys), to_bytes(args)).await?)
-    }
-
-    pub(super) async fn run_heartbeat(
-        &self,
-        keys: Vec<Vec<u8>>,
-        args: Vec<Vec<u8>>,
-    ) -> Result<Vec<i64>, StoreFailure> {
-        let script = RedisScript::new(HEARTBEAT_SCRIPT, &self.heartbeat_digest);
-        decode_packed(&self.run_script(script, to_bytes(keys), to_bytes(args)).await?)
-    }
-
-    pub(super) async fn run_acquire(
-        &self,
-        keys: Vec<Vec<u8>>,
-        args: Vec<Vec<u8>>,
-    ) -> Result<Vec<i64>, StoreFailure> {
-        let script = RedisScript::new(ACQUIRE_SCRIPT, &self.acquire_digest);
-        decode_list(self.run_script(script, to_bytes(keys), to_bytes(args)).await?)
-    }
-
-    pub(super) async fn run_permit_report(
-        &self,
-        keys: Vec<Vec<u8>>,
-        args: Vec<Vec<u8>>,
-    ) -> Result<Vec<i64>, StoreFailure> {
-        let script = RedisScript::new(PERMIT_REPORT_SCRIPT, &self.permit_report_digest);
-        decode_list(self.run_script(script, to_bytes(keys), to_bytes(args)).await?)
+        let shared = |texts: Vec<Vec<u8>>| texts.into_iter().map(Bytes::from).collect();
+        let loaded = RedisScript {
+            text: script.text(),
+            digest: Some(&self.digests[script as usize]),
+            accepts_any_value: script == LoadedScript::Charge,
+        };
+        let reply = self.run_script(loaded, shared(keys), shared(args)).await?;
+        if script.has_packed_reply() { decode_packed(&reply) } else { decode_list(reply) }
     }
 
     pub(super) fn run_id(&self) -> &str {
         &self.run_id
     }
 
-    pub(super) async fn run_reservation(
-        &self,
-        (keys, args): (Vec<Vec<u8>>, Vec<Vec<u8>>),
-    ) -> Result<Vec<i64>, StoreFailure> {
-        let script = RedisScript::new(RESERVATION_SCRIPT, &self.reservation_digest);
-        decode_list(self.run_script(script, to_bytes(keys), to_bytes(args)).await?)
-    }
-
-    /// Runs any script once, like [`LiveConnection::run_charge`], and returns its raw reply.
+    /// Runs any script once, like [`LiveConnection::run`], and returns its raw reply.
     pub(super) async fn run_script(
         &self,
         script: RedisScript<'_>,
         keys: Vec<Bytes>,
         args: Vec<Bytes>,
     ) -> Result<Value, StoreFailure> {
-        let (reply, redirected) = self.run_with_redirects(&ScriptCall { script, keys, args }).await;
-        let node = redirected.as_deref().unwrap_or(self);
-        let reply = reply.inspect(|_| node.record_result(None));
-        reply.map_err(|error| node.record_error(&error, script.accepts_any_value))
+        let (answer, other) = self.run_with_redirects(&ScriptCall { script, keys, args }).await;
+        let at = other.as_deref().unwrap_or(self);
+        let answer = answer.inspect(|_| at.record_result(None));
+        answer.map_err(|error| at.record_error(&error, script.accepts_any_value))
     }
 
     pub(super) const fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Runs the call at the node that owns the keys, following redirects. Also returns the
-    /// connection to that node, if it is another node.
+    /// Runs the call at the node that owns the keys, and follows redirects. If that node is another
+    /// one, also returns its connection.
     async fn run_with_redirects(
         &self,
         call: &ScriptCall<'_>,
     ) -> (Result<Value, Error>, Option<Arc<Self>>) {
-        let (mut reply, mut redirected) = (self.run_once(call).await, None::<Arc<Self>>);
+        let (mut answer, mut other) = (self.run_once(call).await, None::<Arc<Self>>);
         for _ in 0..MAX_REDIRECTS {
-            let Err(error) = &reply else { break };
-            let node = redirected.as_deref().unwrap_or(self);
-            let Some(RedirectTarget { live, needs_asking }) = node.redirect_target(error) else {
+            let Err(error) = &answer else { break };
+            let at = other.as_deref().unwrap_or(self);
+            let Some(RedirectTarget { live, needs_asking: asks }) = at.redirect_target(error)
+            else {
                 break;
             };
-            reply =
-                if needs_asking { live.run_asking(call).await } else { live.run_once(call).await };
-            redirected = Some(live);
+            answer = if asks { live.run_asking(call).await } else { live.run_once(call).await };
+            other = Some(live);
         }
-        (reply, redirected)
+        (answer, other)
     }
 
     async fn run_once(&self, call: &ScriptCall<'_>) -> Result<Value, Error> {
         if let Some(digest) = call.script.digest {
             match self.client.evalsha(digest, call.keys.clone(), call.args.clone()).await {
                 Err(error) if error.details().starts_with("NOSCRIPT") => {}
-                reply => return reply,
+                answer => return answer,
             }
         }
         self.client.eval(call.script.text, call.keys.clone(), call.args.clone()).await
     }
 
-    /// Runs a call after an `ASK` redirect: sends `ASKING` first, because this node still imports
-    /// the slot.
+    /// Like [`LiveConnection::run_once`], after an `ASK` redirect: sends `ASKING` first, because
+    /// this node still imports the keys' slot.
     async fn run_asking(&self, call: &ScriptCall<'_>) -> Result<Value, Error> {
-        let pipeline = self.client.pipeline();
-        queue_asking(&pipeline).await?;
+        let both = self.client.pipeline();
+        queue_asking(&both).await?;
         let count = i64::try_from(call.keys.len()).unwrap_or(i64::MAX);
         let rest = call.keys.iter().chain(&call.args).cloned().map(Value::Bytes);
         let head = [Value::from(call.script.text), Value::from(count)];
         let parts = head.into_iter().chain(rest).collect();
-        let () = pipeline.custom::<(), Value>(command("EVAL"), parts).await?;
-        pipeline.last().await
+        let () = both.custom::<(), Value>(command("EVAL"), parts).await?;
+        both.last().await
     }
 
-    /// Returns the node to which `error`, a reply over this connection, redirects; `None` if this
-    /// process is not connected to it.
+    /// Returns the node to which `error` redirects, if this process is connected to it. The error
+    /// must come from this connection.
     pub(super) fn redirect_target(&self, error: &Error) -> Option<RedirectTarget> {
-        let redirect = Redirect::parse(error, self.address.host())?;
+        let redirect = Redirect::parse(error, self.at.host())?;
         let cluster = self.cluster.as_ref().and_then(Weak::upgrade)?;
         Some(RedirectTarget {
             live: cluster.connection_to(&redirect)?,
@@ -454,16 +430,19 @@ impl LiveConnection {
     }
 }
 
-/// Returns the `run_id` of the Redis process; empty if Redis does not report it, or the ACL user
-/// may not run `INFO`. Then only the `run_id` from other replicas shows a restart of Redis. Fails
-/// if Redis does not reply.
+/// Returns the `run_id` of the Redis process. It is empty if Redis does not report it, or if the
+/// ACL user may not run `INFO`. This replica then detects no restart of Redis by itself, and relies
+/// on the `run_id` that other replicas send.
+///
+/// # Errors
+/// Redis did not reply, so its `run_id` is unknown.
 async fn query_run_id(client: &Client) -> Result<String, Error> {
     let info: String = match client.info(Some(InfoKind::Server)).await {
         Err(error) if is_refused(&error) => {
             tracing::warn!(error = %describe_error(&error), "redis rejected INFO, so restarts go unnoticed: allow INFO for this user");
             String::new()
         }
-        reply => reply?,
+        answer => answer?,
     };
     let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
     Ok(run_id.unwrap_or_default().trim().to_owned())
@@ -476,7 +455,8 @@ pub(super) fn is_refused(error: &Error) -> bool {
 
 /// Queues `ASKING`, which allows the next command to use a slot that the node still imports.
 pub(super) async fn queue_asking(pipeline: &Pipeline<Client>) -> Result<(), Error> {
-    // A pipeline contains no commands of other callers, so `ASKING` applies to its next command.
+    // A pipeline contains no commands of other callers, so `ASKING` applies to the next command of
+    // this pipeline.
     pipeline.custom(command("ASKING"), Vec::<Value>::new()).await
 }
 
@@ -485,8 +465,10 @@ fn command(name: &'static str) -> CustomCommand {
 }
 
 impl LiveConnection {
-    /// Runs a rarely used script, whose text is sent with each call. Records only refused writes: a
-    /// user without the right to run this script may still charge counters.
+    /// Like [`LiveConnection::run`], for a rarely used script, whose text is sent with each
+    /// call. Most failures are not recorded, because a user without the right to run this script
+    /// may still charge counters. A refused write is recorded, because Redis then refuses charges,
+    /// too.
     pub(super) async fn eval_rare_script<const N: usize>(
         &self,
         script: &str,
@@ -495,21 +477,17 @@ impl LiveConnection {
     ) -> Result<Value, StoreFailure> {
         let script = RedisScript { text: script, digest: None, accepts_any_value: false };
         let (keys, args) = (vec![Bytes::from(key)], args.map(Bytes::from).into());
-        let (reply, redirected) = self.run_with_redirects(&ScriptCall { script, keys, args }).await;
-        let node = redirected.as_deref().unwrap_or(self);
-        let reply = reply.inspect(|_| node.record_result(None));
-        reply.map_err(|error| {
+        let (answer, other) = self.run_with_redirects(&ScriptCall { script, keys, args }).await;
+        let at = other.as_deref().unwrap_or(self);
+        let answer = answer.inspect(|_| at.record_result(None));
+        answer.map_err(|error| {
             if is_write_refusal(&error) {
-                node.record_error(&error, false)
+                at.record_error(&error, false)
             } else {
                 classify_error(&error)
             }
         })
     }
-}
-
-fn to_bytes(parts: Vec<Vec<u8>>) -> Vec<Bytes> {
-    parts.into_iter().map(Bytes::from).collect()
 }
 
 /// Decodes a reply of integers that are packed into one string as doubles.
@@ -529,16 +507,16 @@ fn decode_list(reply: Value) -> Result<Vec<i64>, StoreFailure> {
 
 /// Returns the cause if Redis replied and refused the connection; `None` if Redis did not reply.
 pub(super) fn connect_refusal(error: &Error) -> Option<StoreFailure> {
-    Some(classify_error(error)).filter(|cause| {
+    Some(classify_error(error)).filter(|said| {
         matches!(
-            cause,
+            said,
             StoreFailure::NotPermitted | StoreFailure::Loading | StoreFailure::OutOfMemory
         )
     })
 }
 
 /// Returns `true` for an error that Redis returns to every write: it is out of memory, cannot
-/// persist, or has too few replicas.
+/// persist, or has too few Redis replicas.
 fn is_write_refusal(error: &Error) -> bool {
     let details = without_arguments(error);
     ["OOM ", "MISCONF ", "NOREPLICAS "].iter().any(|word| details.contains(word))
@@ -550,7 +528,8 @@ pub(super) fn classify_error(error: &Error) -> StoreFailure {
     match error.kind() {
         ErrorKind::IO => StoreFailure::ConnectionLost,
         ErrorKind::Unknown if error.details() == CLIENT_STOPPED => StoreFailure::ConnectionLost,
-        // The client library's error for commands that were unsent when the connection closed.
+        // The client library reports this for commands that it had not sent when the connection
+        // closed.
         ErrorKind::Canceled | ErrorKind::Routing => StoreFailure::Unreachable,
         ErrorKind::Timeout => StoreFailure::TimedOut,
         ErrorKind::Backpressure => StoreFailure::Overloaded,

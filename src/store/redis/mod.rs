@@ -82,6 +82,7 @@ use outcome::{
 use recheck_limiter::RecheckLimiter;
 use reservations::{ReservationClient, Reservations};
 use route::Route;
+use script::LoadedScript;
 pub use script::{
     ACQUIRE_SCRIPT, CHARGE_SCRIPT, HEARTBEAT_SCRIPT, LEASE_SCRIPT, PERMIT_REPORT_SCRIPT,
     RESERVATION_SCRIPT,
@@ -235,7 +236,7 @@ impl RedisStore {
         round: &ShareRound,
     ) -> Result<ShareRoundReply, StoreFailure> {
         let call = heartbeat::pack(round, self.key_prefix.as_bytes(), live.run_id(), None);
-        let called = live.run_heartbeat(call.keys, call.args);
+        let called = live.run(LoadedScript::Heartbeat, call.keys, call.args);
         let reply = self.route.call_within(self.call_timeout, slot, called).await?;
         heartbeat::read(round, &reply).map_err(|refused| log_invalid_reply(&refused))
     }
@@ -266,7 +267,8 @@ impl BatchItem for codec::PackedCheck {
     ) -> Result<BatchReplies<Self>, StoreFailure> {
         let mut call = ChargeCall::encode(questions, None);
         StoreCallSent { checks: call.check_count() }.emit();
-        let reply = live.run_charge(take(&mut call.keys), take(&mut call.args)).await?;
+        let reply =
+            live.run(LoadedScript::Charge, take(&mut call.keys), take(&mut call.args)).await?;
         let shares = call.split_reply(&reply).map_err(|refused| log_invalid_reply(&refused))?;
         Ok((shares, Vec::new()))
     }
@@ -285,7 +287,7 @@ impl BatchItem for lease::PackedMessage {
     ) -> Result<BatchReplies<Self>, StoreFailure> {
         LeaseCallSent { messages: messages.len() }.emit();
         let (keys, args) = lease::encode_call(&messages);
-        let reply = live.run_lease(keys, args).await?;
+        let reply = live.run(LoadedScript::Lease, keys, args).await?;
         let results = lease::split_reply(&reply, messages.len());
         let said = results.map_err(|refused| log_invalid_reply(&refused))?;
         let rest = messages.split_off(said.len());

@@ -14,6 +14,7 @@ use super::codec::permits::{
 };
 use super::connection::LiveConnection;
 use super::outcome::log_invalid_reply;
+use super::script::LoadedScript;
 use super::{RedisStore, StoreFailure};
 use crate::store::StoreReply;
 use crate::store::permits::{
@@ -47,7 +48,11 @@ impl RedisStore {
         let call = pack_acquire(request, context);
         let reply = self
             .route
-            .call_within(self.call_timeout, slot, live.run_acquire(call.keys, call.args))
+            .call_within(
+                self.call_timeout,
+                slot,
+                live.run(LoadedScript::Acquire, call.keys, call.args),
+            )
             .await?;
         let permit_reply = read_acquire(&reply).map_err(|invalid| log_invalid_reply(&invalid))?;
         permit_reply.ok_or(StoreFailure::WrongType)
@@ -92,7 +97,11 @@ impl RedisStore {
         let call = pack_report(limits.iter().copied(), self.call_context(partition, &live, times));
         let reply = self
             .route
-            .call_within(self.call_timeout, slot, live.run_permit_report(call.keys, call.args))
+            .call_within(
+                self.call_timeout,
+                slot,
+                live.run(LoadedScript::PermitReport, call.keys, call.args),
+            )
             .await?;
         read_report(limits.iter().copied(), &reply).map_err(|invalid| log_invalid_reply(&invalid))
     }

@@ -25,6 +25,7 @@ use super::codec::reservation::{
 };
 use super::outcome::{as_uncharged, log_invalid_reply, to_outcome};
 use super::route::Route;
+use super::script::LoadedScript;
 use crate::kernel::decision::Cost;
 use crate::kernel::lease::reservation::ReservationId;
 use crate::kernel::rate::CounterDecision;
@@ -255,8 +256,9 @@ impl<'o> ReservationCall<'o> {
     ) -> Result<Vec<RawReservationResult>, StoreFailure> {
         let route = &self.client.route;
         let live = route.connection(self.slot)?;
+        let (keys, args) = encode_call(&self.packed);
         let reply = route
-            .call_within(call_timeout, self.slot, live.run_reservation(encode_call(&self.packed)))
+            .call_within(call_timeout, self.slot, live.run(LoadedScript::Reservation, keys, args))
             .await?;
         let results = split_reply(&reply, self.reservations.len());
         results.map_err(|invalid| log_invalid_reply(&invalid))

@@ -57,3 +57,41 @@ pub const RESERVATION_SCRIPT: &str = concat!(
     include_str!("lua/counter.lua"),
     include_str!("lua/reservation.lua"),
 );
+
+/// A script that every connection loads at its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LoadedScript {
+    Charge,
+    Lease,
+    Heartbeat,
+    Reservation,
+    Acquire,
+    PermitReport,
+}
+
+impl LoadedScript {
+    pub(super) const ALL: [Self; 6] = [
+        Self::Charge,
+        Self::Lease,
+        Self::Heartbeat,
+        Self::Reservation,
+        Self::Acquire,
+        Self::PermitReport,
+    ];
+
+    pub(super) const fn text(self) -> &'static str {
+        match self {
+            Self::Charge => CHARGE_SCRIPT,
+            Self::Lease => LEASE_SCRIPT,
+            Self::Heartbeat => HEARTBEAT_SCRIPT,
+            Self::Reservation => RESERVATION_SCRIPT,
+            Self::Acquire => ACQUIRE_SCRIPT,
+            Self::PermitReport => PERMIT_REPORT_SCRIPT,
+        }
+    }
+
+    /// Returns `true` if the reply is one string of packed doubles, not a list of integers.
+    pub(super) const fn has_packed_reply(self) -> bool {
+        matches!(self, Self::Charge | Self::Lease | Self::Heartbeat)
+    }
+}

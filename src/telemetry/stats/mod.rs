@@ -1,9 +1,14 @@
 //! The statistics of envoyproxy/ratelimit, under the same names.
 //!
 //! Guarantees:
-//! - Counts are exact. A statistic appears as soon as it is not zero.
+//! - A statistic appears as soon as it is not zero.
+//! - Counts are exact.
 //! - The numbers of names from limits files and of names from requests are bounded separately.
 //! - Statistics with further names are counted under the name [`OVERFLOW`].
+//!
+//! Not covered:
+//! - Sluicegate's own metrics (see [`super::metrics`]).
+//! - Sending statistics to StatsD or a log.
 
 mod lines;
 pub mod mapping;
@@ -19,6 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::RwLock;
 
+use crate::kernel::named_enum;
 use crate::kernel::units::Nanos;
 pub use lines::{LineFormat, NameRewrite, StatLineFormatter};
 use mapping::StatMapping;
@@ -26,58 +32,45 @@ pub use page::render_page;
 pub use rule::{RuleCharge, RuleStats};
 pub use timer::{CallTimer, TimerSnapshot};
 
-/// The domain and key of the statistics above the maximum number of names.
+/// The domain and the key under which statistics are counted that exceed the maximum number of
+/// names.
 pub const OVERFLOW: &str = "_overflow_";
 
-/// The maximum length of a name from a request, in bytes. Longer names count as [`OVERFLOW`].
+/// The maximum length of a name from a request, in bytes. Longer names are counted as [`OVERFLOW`],
+/// because one entry may be 60 times as long and each name is stored several times.
 const MAX_REQUEST_NAME_BYTES: usize = 1024;
 
-/// A statistic of the whole process, with a single counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StatCounter {
-    /// An invalid check, or a check before the first configuration was loaded.
-    ServiceError,
-    /// A check that failed because of the store.
-    RedisError,
-    /// A denied check that global shadow mode allowed.
-    GlobalShadowMode,
-    /// A configuration was loaded.
-    ConfigLoadSuccess,
-    /// A configuration was invalid.
-    ConfigLoadError,
-    /// An attempt to read the files of limits.
-    RuntimeLoadAttempts,
-    /// A failed attempt to read the files of limits.
-    RuntimeLoadFailures,
+named_enum! {
+    /// A statistic of the whole process, with a single counter.
+    pub enum StatCounter {
+        /// A check without domain, descriptor or loaded configuration, or an invalid one.
+        ServiceError = "ratelimit.service.call.should_rate_limit.service_error",
+        /// A check that failed because of the store.
+        RedisError = "ratelimit.service.call.should_rate_limit.redis_error",
+        /// A denial that global shadow mode turned into an allowed check.
+        GlobalShadowMode = "ratelimit.service.global_shadow_mode",
+        /// A configuration was loaded.
+        ConfigLoadSuccess = "ratelimit.service.config_load_success",
+        /// A configuration was invalid.
+        ConfigLoadError = "ratelimit.service.config_load_error",
+        /// An attempt to read the files of limits.
+        RuntimeLoadAttempts = "runtime.load_attempts",
+        /// A failed attempt to read the files of limits.
+        RuntimeLoadFailures = "runtime.load_failures",
+    }
 }
 
-impl StatCounter {
-    const ALL: [(Self, &'static str); 7] = [
-        (Self::ServiceError, "ratelimit.service.call.should_rate_limit.service_error"),
-        (Self::RedisError, "ratelimit.service.call.should_rate_limit.redis_error"),
-        (Self::GlobalShadowMode, "ratelimit.service.global_shadow_mode"),
-        (Self::ConfigLoadSuccess, "ratelimit.service.config_load_success"),
-        (Self::ConfigLoadError, "ratelimit.service.config_load_error"),
-        (Self::RuntimeLoadAttempts, "runtime.load_attempts"),
-        (Self::RuntimeLoadFailures, "runtime.load_failures"),
-    ];
+named_enum! {
+    /// A gRPC method whose calls are counted and timed.
+    pub enum TimedMethod {
+        /// Envoy's gRPC method for rate limit checks.
+        ShouldRateLimit = "ShouldRateLimit",
+        /// The method of the gRPC health check.
+        Check = "Check",
+    }
 }
 
-/// A gRPC method whose calls are counted and timed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TimedMethod {
-    /// Envoy's gRPC method for rate limit checks.
-    ShouldRateLimit,
-    /// The method of the gRPC health check.
-    Check,
-}
-
-impl TimedMethod {
-    const ALL: [(Self, &'static str); 2] =
-        [(Self::ShouldRateLimit, "ShouldRateLimit"), (Self::Check, "Check")];
-}
-
-/// The name of a rule's statistics, before invalid characters are replaced.
+/// The name of a rule's statistics before invalid characters are replaced.
 #[derive(Clone, Copy, Debug)]
 pub enum RuleStatsKey<'k> {
     /// A name from a limits file.
@@ -120,9 +113,10 @@ pub struct Stats {
 
 #[derive(Debug, Default)]
 struct RuleStatsTable {
-    /// The statistics of rules by original name.
+    /// The statistics of rules by the original name.
     by_key: HashMap<Box<str>, Arc<RuleStats>>,
-    /// The statistics of rules by sanitized name, which several original names may share.
+    /// The statistics of rules by the sanitized name. Several original names may have the same
+    /// sanitized name.
     by_name: HashMap<Box<str>, Arc<RuleStats>>,
     /// The number of descriptors in checks of each unknown domain.
     unknown_domains: HashMap<Box<str>, Arc<AtomicU64>>,
@@ -134,14 +128,15 @@ impl Stats {
     /// Creates statistics with at most `max_rules` rules from files and `max_rules` from requests.
     #[must_use]
     pub fn new(max_rules: u32, mapping: StatMapping) -> Self {
-        let timers = TimedMethod::ALL.map(|(_, method)| {
-            let name = format!("ratelimit_server.{method}.response_time");
+        let times = TimedMethod::ALL.map(|method| {
+            let name = format!("ratelimit_server.{}.response_time", method.as_str());
             let timer = CallTimer::new(&mapping, &name);
             (name, timer)
         });
         let name = format!("{OVERFLOW}.{OVERFLOW}");
         let overflow = Arc::new(RuleStats::new(&name));
-        // A rule with the name of the overflow statistics shares their counters.
+        // Add the overflow statistics to `by_name`, so that a rule with this name shares their
+        // counters.
         let by_name = HashMap::from([(name.into(), Arc::clone(&overflow))]);
         Self {
             rules: RwLock::new(RuleStatsTable { by_name, ..RuleStatsTable::default() }),
@@ -149,12 +144,13 @@ impl Stats {
             max_rules: usize::try_from(max_rules).unwrap_or(usize::MAX),
             counters: Default::default(),
             calls: Default::default(),
-            timers,
+            timers: times,
             mapping,
         }
     }
 
-    /// Returns the counters of the rule with the name `key`. The first call creates them.
+    /// Returns the counters of the rule with the name `key`. Creates the counters at the first
+    /// call.
     #[must_use]
     pub fn rule_stats(&self, key: RuleStatsKey<'_>) -> Arc<RuleStats> {
         let (RuleStatsKey::FromFile(text) | RuleStatsKey::FromRequest(text)) = key;
@@ -165,7 +161,6 @@ impl Stats {
             return Arc::clone(rule);
         }
         let mut rules = self.rules.write();
-        // Another thread may have added the rule.
         if let Some(rule) = rules.by_key.get(text) {
             return Arc::clone(rule);
         }
@@ -198,18 +193,19 @@ impl Stats {
         rules.unknown_domains.entry(name.into()).or_default().fetch_add(descriptors, Relaxed);
     }
 
-    /// Adds `count` to the statistic `stat`.
+    /// Adds `count` to the counter of the statistic `stat`.
     pub fn add(&self, stat: StatCounter, count: u64) {
         self.counters[stat as usize].fetch_add(count, Relaxed);
     }
 
     /// Counts a call of a gRPC method that ended at `now`, and records its duration.
-    pub fn record_call(&self, method: TimedMethod, now: Nanos, duration: Nanos) {
+    pub fn record_call(&self, method: TimedMethod, now: Nanos, took: Nanos) {
         self.calls[method as usize].fetch_add(1, Relaxed);
-        self.timers[method as usize].1.record(now, duration.0 / Nanos::MILLI.0);
+        self.timers[method as usize].1.record(now, took.0 / Nanos::MILLI.0);
     }
 
-    /// Disables the collection of single durations, which only the sending of statistics needs.
+    /// Disables the collection of each single duration, because these are needed only to send
+    /// statistics.
     #[must_use]
     pub fn without_sending(mut self) -> Self {
         self.timers.iter_mut().for_each(|(_, timer)| timer.disable_sending());
@@ -221,30 +217,30 @@ impl Stats {
         self.timers.iter().for_each(|(_, timer)| timer.advance(now));
     }
 
-    /// Calls `visit` with each statistic that is not zero, including `external_stats`.
+    /// Calls the closure with each statistic that is not zero, including the given external
+    /// statistics.
     pub fn for_each(&self, external_stats: &[ExternalStat], mut visit: impl FnMut(StatSample<'_>)) {
-        let mut visit_counter = |name: &str, count: u64| {
+        let mut counter = |name: &str, count: u64| {
             if count != 0 {
                 visit(StatSample::Counter(name, count));
             }
         };
-        for (stat, name) in StatCounter::ALL {
-            visit_counter(name, self.counters[stat as usize].load(Relaxed));
+        for stat in StatCounter::ALL {
+            counter(stat.as_str(), self.counters[stat as usize].load(Relaxed));
         }
-        for (method, name) in TimedMethod::ALL {
-            let name = format!("ratelimit_server.{name}.total_requests");
-            visit_counter(&name, self.calls[method as usize].load(Relaxed));
+        for method in TimedMethod::ALL {
+            let name = format!("ratelimit_server.{}.total_requests", method.as_str());
+            counter(&name, self.calls[method as usize].load(Relaxed));
         }
         let (rules, unknown_domains) = self.named_counters();
         for rule in &rules {
-            rule.for_each(&mut visit_counter);
+            rule.for_each(&mut counter);
         }
         for (domain, count) in unknown_domains {
-            let name = format!("ratelimit.service.rate_limit.{domain}.domain_not_found");
-            visit_counter(&name, count);
+            counter(&format!("ratelimit.service.rate_limit.{domain}.domain_not_found"), count);
         }
-        for external_stat in external_stats {
-            match *external_stat {
+        for looked in external_stats {
+            match *looked {
                 ExternalStat::Gauge(name, value) => visit(StatSample::Gauge(name, value)),
                 ExternalStat::Counter(_, 0) => {}
                 ExternalStat::Counter(name, count) => visit(StatSample::Counter(name, count)),
@@ -255,12 +251,14 @@ impl Stats {
         }
     }
 
-    /// Copies the references and counts, so that output does not hold the lock.
+    /// Copies the references to the rules' counters, and the counts of unknown domains by sanitized
+    /// name. So output does not block counting.
     fn named_counters(&self) -> (Vec<Arc<RuleStats>>, HashMap<String, u64>) {
         let rules = self.rules.read();
         let mut unknown = HashMap::new();
         for (domain, count) in &rules.unknown_domains {
-            // Several domains may have the same sanitized name, so add their counts.
+            // Several domains may have the same sanitized name. Add their counts: separate samples
+            // would make the count jump.
             let sum: &mut u64 = unknown.entry(names::sanitize(domain).into_owned()).or_default();
             *sum = sum.saturating_add(count.load(Relaxed));
         }

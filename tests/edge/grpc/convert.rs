@@ -8,13 +8,13 @@ use envoy_types::pb::google::protobuf::UInt64Value;
 use sluicegate::edge::ReplyOptions;
 use sluicegate::edge::grpc::convert::{self, MAX_DESCRIPTORS, MAX_ENTRY_BYTES};
 use sluicegate::engine::CheckError;
-use sluicegate::kernel::decision::{Cost, DescriptorDecision, Reason, Verdict};
+use sluicegate::kernel::decision::{Cost, Reason, Verdict};
 use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::units::{Hits, Nanos, Unit};
 
 use crate::edge::{
-    ENFORCED, SHADOW, admitted, decision, denied, descriptor, free, overridden, per_minute,
-    request, room, shown,
+    ENFORCED, SHADOW, admitted, decision, denied, descriptor, free, from_counter, overridden,
+    per_minute, request, room, shown,
 };
 
 fn refused(written: RateLimitDescriptor) -> CheckError {
@@ -232,11 +232,7 @@ fn units_keep_their_enum_number_custom_periods_become_unknown() {
     ];
     for (unit, want, number) in units {
         let limit = shown(5, Nanos::from_secs(90), unit, "");
-        let finding = DescriptorDecision::from_counter(
-            CounterDecision::Allow(room(1, Nanos(1))),
-            limit,
-            ENFORCED,
-        );
+        let finding = from_counter(CounterDecision::Allow(room(1, Nanos(1))), limit, ENFORCED);
         let answer = decision(Verdict::Allow, vec![finding]);
         let reply = convert::to_response(&request(vec![]), &answer, &ReplyOptions::default());
         let limit = reply.statuses[0].current_limit.clone().unwrap();

@@ -100,10 +100,6 @@ impl InFlightPermits {
         self.release(permit).map(|_| permit)
     }
 
-    pub(super) fn next_deadline(&self) -> Option<Nanos> {
-        self.deadlines.first().map(|(until, _)| until)
-    }
-
     /// All permits in flight with the instants of their admission, ordered by slot.
     pub(super) fn all(&self) -> impl Iterator<Item = (Permit, Nanos)> {
         (0..).zip(&self.slots).filter_map(|(slot, entry)| {

@@ -246,12 +246,6 @@ impl Limiter {
         self.in_flight.all()
     }
 
-    /// The next instant at which [`LimiterEvent::Expire`] has an effect. Cost: O(waiting requests).
-    #[must_use]
-    pub fn next_deadline(&self) -> Option<Nanos> {
-        self.in_flight.next_deadline().into_iter().chain(self.queue.next_deadline()).min()
-    }
-
     /// The instant since which no request is in flight or queued; `None` while one is. A limiter
     /// that is idle for long may be deleted: only its adaptive state is lost.
     #[must_use]

@@ -145,14 +145,6 @@ impl<I: Ord + Clone, S: Ord + Clone, H> PermitRegistry<I, S, H> {
         Some((id, value))
     }
 
-    /// The next instant at which an id or an early release expires.
-    #[must_use]
-    pub fn next_deadline(&self) -> Option<Nanos> {
-        let (next_id_deadline, next_early_expiry) =
-            (self.deadlines.first(), self.early_release_expiries.first());
-        next_id_deadline.into_iter().chain(next_early_expiry).map(|&(until, _)| until).min()
-    }
-
     /// The bounds on early releases.
     #[must_use]
     pub const fn limits(&self) -> EarlyReleaseLimits {

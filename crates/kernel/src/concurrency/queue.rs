@@ -54,8 +54,4 @@ impl WaitQueue {
         let index = self.waiters.iter().position(|waiter| waiter.deadline <= now)?;
         self.waiters.remove(index).map(|waiter| waiter.ticket)
     }
-
-    pub(super) fn next_deadline(&self) -> Option<Nanos> {
-        self.waiters.iter().map(|waiter| waiter.deadline).min()
-    }
 }

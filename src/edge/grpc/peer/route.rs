@@ -181,7 +181,7 @@ impl RouteTask {
             signature: Vec::new(),
         };
         if let Some(signer) = &self.sender.trust.signer {
-            signer.sign(&mut batch);
+            batch.signature = signer.sign(&batch);
         }
         let sent = timeout(BATCH_TIMEOUT, self.client.deliver(batch)).await;
         let late = || Err(Status::deadline_exceeded("timed out"));

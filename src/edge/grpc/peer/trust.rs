@@ -73,11 +73,12 @@ impl BatchSigner {
         }));
     }
 
-    /// Signs a batch. During a rotation the batch gets two signatures, one with each secret.
-    pub fn sign(&self, batch: &mut Batch) {
+    /// Returns the signature of a batch. During a rotation it is two, one with each secret.
+    #[must_use]
+    pub fn sign(&self, batch: &Batch) -> Vec<u8> {
         let (secrets, of) = (self.0.load(), signed_bytes(batch));
         let signatures = secrets.all().map(|key| hmac::sign(key, &of));
-        batch.signature = signatures.flat_map(|signature| signature.as_ref().to_vec()).collect();
+        signatures.flat_map(|signature| signature.as_ref().to_vec()).collect()
     }
 
     /// Returns true if the batch has a valid signature with one of the secrets.
@@ -227,7 +228,7 @@ mod tests {
     fn a_signature_is_invalid_for_another_secret_or_changed_batch() {
         let signer = BatchSigner::new("a secret of the fleet");
         let mut good = batch();
-        signer.sign(&mut good);
+        good.signature = signer.sign(&good);
         assert!(signer.has_signed(&good));
         assert!(!BatchSigner::new("another secret").has_signed(&good));
         assert!(!signer.has_signed(&batch()), "none at all");
@@ -254,7 +255,7 @@ mod tests {
         assert!(both.rotate("the secret after") && !both.rotate("the secret after"));
         let from = |signer: &BatchSigner| {
             let mut batch = batch();
-            signer.sign(&mut batch);
+            batch.signature = signer.sign(&batch);
             batch
         };
         for one in [&old, &new] {

@@ -26,7 +26,7 @@ fn batch(from: &str, to: &str, sequence: u64, updates: Vec<Update>) -> Batch {
 }
 
 fn signed(mut batch: Batch, secret: &str) -> Batch {
-    BatchSigner::new(secret).sign(&mut batch);
+    batch.signature = BatchSigner::new(secret).sign(&batch);
     batch
 }
 
