@@ -1,25 +1,25 @@
 //! Compares the scripts for reservations (reserve, commit, cancel) of one counter with the kernel.
 
+mod corrupt_state;
+mod expiry;
+
 use std::time::Duration;
 
 use sluicegate::kernel::decision::Cost;
 use sluicegate::kernel::lease::counter::AnyCounter;
-use sluicegate::kernel::lease::reservation::{
-    CounterReservations, MAX_RESERVATIONS, ReservationId,
-};
+use sluicegate::kernel::lease::reservation::{CounterReservations, ReservationId};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::store::redis::codec::ChargeResult;
 use sluicegate::store::redis::codec::lease::{PackedMessage, encode_call as together};
 use sluicegate::store::redis::codec::reservation::{
     ReservationAction, ReservationResult, pack, read, split_reply,
 };
-use sluicegate::store::redis::codec::{ChargeResult, counter_key};
 use sluicegate::store::redis::{CHARGE_SCRIPT, RESERVATION_SCRIPT};
-use sluicegate::store::{Charge, ChargeOutcome, Placement};
+use sluicegate::store::{Charge, ChargeOutcome};
 
-use super::keys::outlives_its_debt;
 use super::limits::{Kind, span};
 use super::model::{Model, charge, expected};
 use super::{PREFIX, answers, call};
@@ -28,9 +28,12 @@ use crate::support::redis::Redis;
 use crate::support::resp::{Client, Value};
 
 const START: Nanos = Nanos(1_763_632_345_678_912_345);
+
 const END: u64 = 8_900_000_000_000_000_000;
+
 /// Number of traces for each of the five kinds of limit, with 20,000 steps in all.
 const TRACES: usize = 40;
+
 const STEPS: usize = 100;
 
 #[derive(Clone, Copy, Debug)]
@@ -302,29 +305,6 @@ fn hours() -> [Charge; 4] {
 const TERM: Duration = Duration::from_secs(1);
 
 #[test]
-fn expired_reservation_is_refunded_by_the_next_one() {
-    let redis = Redis::start();
-    let mut reserver = Reserver::new(&redis);
-    for charge in hours() {
-        reserver.client.call(&["FLUSHALL"]);
-        let hold =
-            |number| StoreCall::Act(ReservationAction::Reserve(TERM), ReservationId(1, number));
-        assert_eq!(left(reserver.ask(hold(1), &charge, Some(START))), 90);
-        let just_before = START.plus(Nanos(999_999_000));
-        assert_eq!(left(reserver.ask(hold(2), &charge, Some(just_before))), 80);
-        assert_eq!(left(reserver.ask(hold(3), &charge, Some(START.plus(Nanos::SECOND)))), 80);
-        assert_eq!(
-            reserver.ask(
-                StoreCall::Act(ReservationAction::Commit, ReservationId(1, 1)),
-                &charge,
-                None
-            ),
-            ReservationResult::NotReserved
-        );
-    }
-}
-
-#[test]
 fn repeated_reserve_or_cancel_applies_once() {
     let redis = Redis::start();
     let mut reserver = Reserver::new(&redis);
@@ -344,122 +324,6 @@ fn repeated_reserve_or_cancel_applies_once() {
         }
         ask(ReservationAction::Commit, 2);
         assert_eq!(ask(ReservationAction::Cancel, 2), Some(90), "what is kept stays");
-    }
-}
-
-/// The reservations of a counter have a maximum number, or they could fill the store's memory.
-#[test]
-fn full_reservation_list_accepts_another_after_one_ends() {
-    let redis = Redis::start();
-    let mut reserver = Reserver::new(&redis);
-    let window = FixedWindow::new(1_000_000, Windows::Every(Nanos::from_secs(3_600))).unwrap();
-    let charge = charge("many", Strategy::FixedWindow(window), Cost::Charge(Hits(1)));
-    let hold = |number| StoreCall::Act(ReservationAction::Reserve(TERM), ReservationId(1, number));
-    let most = MAX_RESERVATIONS as u64;
-    (0..most).for_each(|number| reserver.queue(hold(number), &charge, Some(START)));
-    reserver.client.flush();
-    for number in 0..most {
-        assert_eq!(left(reserver.held(hold(number), &charge)), 999_999 - number);
-    }
-    assert_eq!(reserver.ask(hold(most), &charge, Some(START)), ReservationResult::NotReserved);
-    let keep = StoreCall::Act(ReservationAction::Commit, ReservationId(1, 7));
-    assert_eq!(reserver.ask(keep, &charge, Some(START)), ReservationResult::Committed);
-    assert_eq!(left(reserver.ask(hold(most), &charge, Some(START))), 999_999 - most);
-}
-
-#[test]
-fn foreign_value_as_counter_or_reservations_is_reported_unchanged() {
-    let redis = Redis::start();
-    let mut reserver = Reserver::new(&redis);
-    for (place, words) in [(0, ["SET", "x"]), (1, ["SET", "x"]), (1, ["SADD", "x"])] {
-        for charge in hours() {
-            reserver.client.call(&["FLUSHALL"]);
-            let hold = StoreCall::Act(ReservationAction::Reserve(TERM), ReservationId(1, 1));
-            let key = pack(&charge, ReservationId(1, 1), ReservationAction::Commit, PREFIX, None)
-                .keys[place]
-                .clone();
-            reserver.client.call(&[words[0].into(), key.clone(), words[1].into()]);
-            let before = reserver.client.call(&[b"DUMP".to_vec(), key.clone()]);
-            assert_eq!(
-                reserver.ask(hold, &charge, None),
-                ReservationResult::Charged(ChargeResult::Unreadable)
-            );
-            assert_eq!(reserver.client.call(&[b"DUMP".to_vec(), key]), before);
-            assert_eq!(reserver.client.call(&["DBSIZE"]), Value::Int(1), "nothing is charged");
-        }
-    }
-}
-
-#[test]
-fn reservation_list_expires_when_its_counter_is_empty() {
-    let redis = Redis::start();
-    let mut reserver = Reserver::new(&redis);
-    let [debt, ..] = hours();
-    reserver.ask(
-        StoreCall::Act(ReservationAction::Reserve(TERM), ReservationId(1, 1)),
-        &debt,
-        None,
-    );
-    let list =
-        pack(&debt, ReservationId(1, 1), ReservationAction::Commit, PREFIX, None).keys[1].clone();
-    let left = reserver.client.call(&[b"PTTL".to_vec(), list]).int();
-    // Ten hits of a limit of 100 per hour drain in six minutes.
-    assert!((355_000..=361_003).contains(&left), "{left}");
-}
-
-#[test]
-fn partly_refunded_gcra_debt_expires_when_drained() {
-    let redis = Redis::start();
-    let mut reserver = Reserver::new(&redis);
-    // One hit drains in 7 ms, so only some calls move the expiry to another tenth of a second.
-    let limit = Gcra::new(50_000, Nanos::from_secs(350), 50_000).map(Strategy::Gcra).unwrap();
-    for number in 0..100 {
-        // The hits of the first charge do not drain during the test.
-        let hits = if number == 0 { 10_000 } else { 1 + number % 9 };
-        let some = charge("a", limit, Cost::Charge(Hits(hits)));
-        let name = counter_key(&some.key, Placement::ByKey, PREFIX);
-        let id = ReservationId(1, number);
-        let mut acts =
-            vec![StoreCall::Act(ReservationAction::Reserve(TERM), id), StoreCall::Charge];
-        acts.push(StoreCall::Act(
-            if number % 4 == 0 { ReservationAction::Commit } else { ReservationAction::Cancel },
-            id,
-        ));
-        for act in acts {
-            assert_ne!(reserver.ask(act, &some, None), ReservationResult::NotReserved, "{act:?}");
-            let longer = outlives_its_debt(&mut reserver.client, &name);
-            assert!(longer.is_some_and(|micros| (0..=100_000).contains(&micros)), "{longer:?}");
-        }
-    }
-}
-
-#[test]
-fn impossible_reply_of_the_reservation_script_is_rejected() {
-    let [debt, ..] = hours();
-    let hold = ReservationAction::Reserve(TERM);
-    for (act, reply) in [
-        (hold, [0, 90, 0, 7]),
-        (hold, [4, 0, 7, 7]),
-        (hold, [6, 0, 0, 0]),
-        (ReservationAction::Commit, [0, 0, 0, 0]),
-        (ReservationAction::Commit, [6, 0, 0, 0]),
-        (ReservationAction::Cancel, [0, 100, 0, 0]),
-    ] {
-        assert!(read(&debt, act, &reply).is_ok(), "{act:?} {reply:?}");
-    }
-    for (act, reply) in [
-        (hold, [0, 101, 0, 0]),
-        (hold, [2, 9, 0, 0]),
-        (hold, [6, 1, 0, 0]),
-        (ReservationAction::Commit, [0, 90, 0, 7]),
-        (ReservationAction::Commit, [4, 0, 7, 7]),
-        (ReservationAction::Cancel, [6, 0, 0, 0]),
-        (ReservationAction::Cancel, [0, -1, 0, 0]),
-    ] {
-        assert!(read(&debt, act, &reply).is_err(), "{act:?} {reply:?}");
-    }
-    for (reply, charges) in [(&[0, 90, 0][..], 1), (&[0, 90, 0, 7], 2), (&[0; 8], 1), (&[], 1)] {
-        assert!(split_reply(reply, charges).is_err(), "{reply:?} of {charges}");
     }
 }
 

@@ -5,6 +5,7 @@ mod outage;
 mod queue;
 mod release;
 mod renewal;
+mod shown_limits;
 
 use std::num::NonZeroU32;
 use std::pin::pin;
@@ -20,7 +21,7 @@ use sluicegate::config;
 use sluicegate::engine::fleet::reporter::{FleetReporter, SharePace};
 use sluicegate::engine::{AdmissionOutcome, DecisionPolicy, Engine, Membership, RequestPermits};
 use sluicegate::kernel::concurrency::RequestOutcome;
-use sluicegate::kernel::decision::{Check, Cost, Descriptor, Reason, Verdict};
+use sluicegate::kernel::decision::{Check, Cost, Descriptor, Verdict};
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::units::{Hits, Nanos, Revision, Share};
 use sluicegate::store::fleet::{LiveReplica, MembershipReply as LiveReplicas};
@@ -319,75 +320,6 @@ fn two_replicas_share_the_limit_with_one_call_per_acquire() {
 }
 
 #[test]
-fn bucket_with_waiters_or_unreported_releases_is_not_evicted() {
-    let store = Store::new();
-    let ceiling = "limit: 1, mode: strict, queue: {size: 1, timeout: 1h}";
-    let [mut a, b] = ["a", "b"].map(|name| Replica::with_bucket_limit(&store, name, ceiling, 1));
-    let others =
-        |replica: &Replica| match block_on(replica.engine.admit(&check_of_value("w"), None))
-            .unwrap()
-        {
-            AdmissionOutcome::Rejected(rejection) => Err(rejection.reason),
-            AdmissionOutcome::Decided(..) => Ok(()),
-        };
-    assert!(a.try_acquire());
-    assert_eq!(others(&a), Err(Reason::TooManyBuckets), "in flight");
-    block_on(async {
-        let waits = default_check();
-        let mut waits = Box::pin(b.engine.admit(&waits, None));
-        assert!(poll_immediate(&mut waits).await.is_none(), "in line");
-        b.engine.report_once().await;
-        let taken = b.engine.admit(&check_of_value("w"), None).await.unwrap();
-        let AdmissionOutcome::Rejected(rejection) = taken else { panic!("it took the place") };
-        assert_eq!(rejection.reason, Reason::TooManyBuckets);
-    });
-    b.report();
-    assert_eq!(others(&b), Ok(()), "who waited has left");
-    b.report();
-    a.finish(1);
-    assert_eq!(others(&a), Err(Reason::TooManyBuckets), "to be told over");
-    a.report();
-    assert_eq!(others(&a), Ok(()));
-}
-
-/// Reason: dashboards sum this metric over replicas, although each enforces the whole limit.
-#[test]
-fn shown_limits_sum_to_the_limit() {
-    let names = ["a", "b", "c", "d", "e"];
-    for (limit, count) in [(10, 2), (10, 5), (3, 2), (3, 5), (1, 1), (1, 5), (7, 1)] {
-        let store = Store::new();
-        let ceiling = format!("limit: {limit}, mode: strict");
-        let fleet = names[..count].iter().map(|name| {
-            let mut replica = Replica::new(&store, name, &ceiling);
-            replica.set_members(&names[..count]);
-            replica.try_acquire();
-            replica
-        });
-        let fleet: Vec<_> = fleet.collect();
-        let shown: Vec<_> = fleet.iter().map(Replica::shown_limit).collect();
-        assert_eq!(shown.iter().sum::<u64>(), u64::from(limit), "{shown:?}");
-        let looks =
-            fleet.iter().flat_map(|replica| replica.engine.concurrency_limits().snapshots());
-        assert!(looks.into_iter().all(|(_, look)| look.load.limit() == Some(limit)));
-    }
-}
-
-#[test]
-fn replica_without_membership_divides_the_limit_by_expected_replicas() {
-    let mut alone = Replica::new(&Store::new(), "a", "limit: 10, mode: strict");
-    assert!(alone.try_acquire());
-    assert_eq!(alone.shown_limit(), 10 / 4);
-}
-
-#[test]
-fn a_local_limit_is_shown_in_full() {
-    let mut alone = Replica::new(&Store::new(), "a", "limit: 10, mode: strict");
-    assert!(alone.try_acquire());
-    alone.publish("limit: 10, mode: local");
-    assert_eq!(alone.shown_limit(), 10);
-}
-
-#[test]
 fn replica_at_the_limit_makes_no_store_call() {
     let store = Store::new();
     let mut alone = Replica::new(&store, "a", "limit: 2, mode: strict");
@@ -434,22 +366,6 @@ fn reply_that_took_a_heartbeat_grants_nothing() {
     assert!(admitted_permits(admitted).is_none());
     alone.report();
     assert_eq!(store.permit_count(alone.now()), 0);
-}
-
-#[test]
-fn permits_appear_in_the_snapshot() {
-    let store = Store::new();
-    let [mut a, mut b] = two_replicas(&store, "limit: 3, mode: strict");
-    assert!(a.try_acquire() && a.try_acquire() && b.try_acquire());
-    let seen = a.engine.concurrency_limits().fleet_reporter().unwrap().strict_snapshots(9);
-    let [(_, seen)] = &seen[..] else { panic!("{seen:?}") };
-    assert_eq!((seen.limit, seen.in_flight, seen.fleet_permits), (3, 2, Some(Share(2))));
-    advance_all_and_report(&[&a, &b], HEARTBEAT);
-    let seen = a.engine.concurrency_limits().fleet_reporter().unwrap().strict_snapshots(9)[0].1;
-    assert_eq!((seen.in_flight, seen.fleet_permits, seen.is_outage), (2, Some(Share(3)), false));
-    a.finish(2);
-    advance_all_and_report(&[&a, &b], HEARTBEAT);
-    assert!(a.engine.concurrency_limits().fleet_reporter().unwrap().strict_snapshots(9).is_empty());
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The simulation: replicas, a network, a store, faults and an oracle.
 
-use sluicegate::kernel::coordinator::share_client::GrantOutcome;
+mod network;
+
 use sluicegate::kernel::coordinator::{CoordinatorConfig, Grant, Heartbeat, ShareTiming};
 use sluicegate::kernel::units::{Nanos, Share};
 
@@ -12,10 +13,13 @@ use crate::support::dice::Dice;
 
 /// Ticks with faults at the start. Ticks without faults follow.
 const FAULTY_TICKS: u64 = 900;
+
 const QUIET_TICKS: u64 = 300;
+
 /// Additional ticks without faults for each replica that exceeds the number of permits: such
 /// replicas take turns.
 const TURN_TICKS: u64 = 90;
+
 /// Ticks until the last fault has no effect: twice the time for shares and requests to end.
 const SETTLING_TICKS: u64 = 150;
 
@@ -251,83 +255,9 @@ impl Simulation {
         self.orphans.retain(|end| tick < *end);
     }
 
-    fn send(&mut self, replica: (u64, u64), message: Message) {
-        let faulty = self.tick < FAULTY_TICKS;
-        if faulty && self.dice.once_in(12) {
-            return;
-        }
-        let slow = if faulty { self.dice.pick(&[0, 0, 0, 1, 3, 40]) } else { 1 };
-        let at = self.tick + self.dice.up_to(slow);
-        if faulty && self.dice.once_in(12) {
-            let again = self.tick + self.dice.up_to(60);
-            let what = match &message {
-                Message::Beat(beat) => Message::Beat(*beat),
-                Message::Grant(given, grant) => Message::Grant(*given, *grant),
-            };
-            self.packets.push(Packet { at: again, who: replica, what });
-        }
-        self.packets.push(Packet { at, who: replica, what: message });
-    }
-
     fn replica(&mut self, (id, life): (u64, u64)) -> Option<&mut Replica> {
         let known = self.replicas.iter_mut().find(|(known, _)| *known == id);
         known.and_then(|(_, replica)| replica.as_mut()).filter(|r| r.life() == life)
-    }
-
-    fn deliver(&mut self) {
-        let tick = self.tick;
-        let mut due: Vec<Packet> = Vec::new();
-        // Repeats until no message is due, because a reply may arrive in the tick of its heartbeat.
-        loop {
-            due.extend(self.packets.extract_if(.., |packet| packet.at <= tick));
-            if due.is_empty() {
-                return;
-            }
-            let next = self.one_of(due.len());
-            let packet = due.swap_remove(next);
-            self.deliver_packet(packet);
-        }
-    }
-
-    fn deliver_packet(&mut self, packet: Packet) {
-        let (tick, who) = (self.tick, packet.who);
-        let replica = self.replica(who);
-        if replica.as_ref().is_some_and(|replica| tick < replica.cut_until) {
-            return;
-        }
-        if replica.as_ref().is_some_and(|replica| replica.clogged) {
-            self.packets.push(Packet { at: tick + 1, ..packet });
-            return;
-        }
-        match packet.what {
-            Message::Beat(beat) => {
-                let (now, flaw) = (self.now(), self.flaw);
-                if let Some(grant) = self.store.apply_heartbeat(now, &beat, flaw) {
-                    self.send(who, Message::Grant(tick, grant));
-                }
-            }
-            Message::Grant(given, grant) => {
-                let Some(replica) = replica else { return };
-                if tick < replica.paused_until {
-                    self.packets.push(Packet { at: tick + 1, ..packet });
-                    return;
-                }
-                let applied = replica.apply_grant(tick, given, &grant);
-                self.count(applied, &grant);
-            }
-        }
-    }
-
-    fn count(&mut self, applied: GrantOutcome, grant: &Grant) {
-        match applied {
-            GrantOutcome::Ignored => self.tally.late_grants += 1,
-            GrantOutcome::Applied(before) if grant.share < before => self.shrank = true,
-            GrantOutcome::Applied(before) if before < grant.share && self.shrank => {
-                self.tally.handoffs += 1;
-                self.shrank = false;
-            }
-            GrantOutcome::Applied(_) => {}
-        }
     }
 
     fn run_replicas(&mut self) {

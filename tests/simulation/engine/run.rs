@@ -1,40 +1,50 @@
 //! The simulation: engines, their network, a store, faults and an oracle.
 
+mod network;
+mod oracle;
+
 use sluicegate::kernel::units::Nanos;
-use sluicegate::store::heartbeat::{ShareRound, ShareRoundReply};
+use sluicegate::store::heartbeat::ShareRound;
 
 use super::bound::Bound;
 use super::faults::Fault;
 use super::replica::{Limit, Replica, Request, WaitOutcomes};
-use super::store::{Store, misplaced};
+use super::store::Store;
 use super::wire::SentRound;
 use crate::simulation::flaws::{Flaw, Violation};
 use crate::support::dice::Dice;
 
 pub const CEILINGS: [&str; 2] = ["first", "second"];
+
 pub const HEARTBEAT: Nanos = Nanos::SECOND;
+
 /// The share lifetime. Together with the shortest requests it lasts whole ticks, so that using a
 /// share one tick too long is detected.
 pub const TERM: Nanos = Nanos(4 * Nanos::SECOND.0 - SHORTEST.0);
+
 pub const LONGEST: Nanos = Nanos::from_secs(2);
+
 /// The shortest request duration. It is below a tick, so that only shares limit the use.
 const SHORTEST: Nanos = Nanos::MILLI;
 
 /// A twentieth of the heartbeat interval. Once a tick, a replica tests whether a heartbeat is due.
 pub const TICK: Nanos = Nanos(HEARTBEAT.0 / 20);
+
 /// Late requests arrive this long before the end of a tick, longer than the time by which a replica
 /// stops using a share early.
 const LATE_BY: Nanos = Nanos(10 * Nanos::MILLI.0);
+
 /// Ticks until all running replicas have loaded a new limit.
 const ROLLOUT_TICKS: u64 = 60;
+
 /// Ticks with faults at the start. Ticks without faults follow.
 const FAULTY_TICKS: u64 = 700;
+
 const QUIET_TICKS: u64 = 500;
-/// Ticks until the last fault has no effect: twice the time for shares, requests and recovery to
-/// end.
-const SETTLING_TICKS: u64 = 300;
+
 /// The timeout of a store call in ticks.
 pub const CALL_TIMEOUT: u64 = 3;
+
 /// Queue timeouts: one just below a share lifetime, so that shares expire during a wait, and one
 /// below the longest request.
 const QUEUE_TIMEOUTS: [Nanos; 2] = [Nanos::from_secs(3), Nanos(Nanos::SECOND.0 / 2)];
@@ -314,126 +324,6 @@ impl Simulation {
         }
     }
 
-    /// Sends a replica's share rounds. Some are lost, late or repeated.
-    fn send_rounds(&mut self, index: usize) {
-        let place = &self.places[index];
-        let Some(replica) = &place.replica else { return };
-        let faulty = self.tick < FAULTY_TICKS;
-        for said in replica.wire.take() {
-            let who = (place.id, place.life);
-            let until = self.tick + CALL_TIMEOUT;
-            if faulty && self.dice.once_in(12) {
-                let (at, again) = (self.tick + self.dice.up_to(60), Some(said.round.clone()));
-                self.packets.push(Packet { at, who, said: None, again, until });
-            }
-            let slow = if faulty { self.dice.pick(&[0, 0, 0, 1, 2, 40]) } else { 0 };
-            let lost = faulty && self.dice.once_in(12);
-            let at = if lost { NEVER } else { self.tick + self.dice.up_to(slow) };
-            self.packets.push(Packet { at, who, said: Some(said), again: None, until });
-        }
-    }
-
-    /// Delivers heartbeats until none is due, because a reply may cause the next heartbeat at once.
-    fn deliver_packets(&mut self) {
-        self.packets.retain_mut(|packet| packet.may_arrive(self.tick));
-        while let Some(due) = self.packets.iter().position(|packet| packet.at <= self.tick) {
-            let packet = self.packets.swap_remove(due);
-            self.deliver_packet(packet);
-        }
-        let _time = self.runtime.enter();
-        self.places.iter_mut().flat_map(|place| &mut place.replica).for_each(|replica| {
-            if replica.paused_until <= self.tick {
-                replica.poll_tasks(self.tick);
-            }
-        });
-    }
-
-    fn deliver_packet(&mut self, packet: Packet) {
-        let (tick, now) = (self.tick, self.now());
-        let late = packet.until <= tick;
-        let at = self.places.iter().position(|it| (it.id, it.life) == packet.who);
-        let replica = at.and_then(|at| self.places[at].replica.as_ref());
-        if replica.is_some_and(|replica| tick < replica.clogged_until) {
-            return self.packets.push(Packet { at: tick + 1, ..packet });
-        }
-        if replica.is_some_and(|replica| tick < replica.cut_until) {
-            return self.packets.push(Packet { at: NEVER, ..packet });
-        }
-        let (round, answer) = match (packet.said, packet.again) {
-            (Some(said), _) => (said.round, Some(said.answer)),
-            (None, Some(round)) => (round, None),
-            (None, None) => return,
-        };
-        let heard = self.store.apply_round(now, &round);
-        if let Some(answer) = answer.filter(|_| !late) {
-            drop(answer.send(heard));
-        } else {
-            self.tally.late_answers += 1;
-            self.misdeliver(packet.who, &round, &heard);
-        }
-        let _time = self.runtime.enter();
-        if let Some(at) = at
-            && let Some(replica) = &mut self.places[at].replica
-            && replica.paused_until <= tick
-        {
-            replica.poll_tasks(tick);
-            self.send_rounds(at);
-        }
-    }
-
-    /// The flaw `ByValue`: without generations, a caller takes a late reply as the reply to its
-    /// newer heartbeat.
-    fn misdeliver(&mut self, replica: (u64, u64), round: &ShareRound, reply: &ShareRoundReply) {
-        if self.flaw != Flaw::ByValue {
-            return;
-        }
-        let mut theirs = self.packets.iter_mut().filter(|packet| packet.who == replica);
-        let waits = theirs.find(|packet| packet.said.is_some() && self.tick < packet.until);
-        if let Some((packet, said)) = waits.and_then(|it| it.said.take().map(|said| (it, said))) {
-            drop(said.answer.send(misplaced(reply, round, &said.round)));
-            packet.again = Some(said.round);
-        }
-    }
-
-    /// The oracle: compares the permits in use of each limit with its bound.
-    fn check_limits(&mut self) -> Result<(), Violation> {
-        let (tick, mut inside) = (self.tick, [0; CEILINGS.len()]);
-        for (at, inside) in inside.iter_mut().enumerate() {
-            *inside = self.check_limit(at)?;
-        }
-        let mut all = self.places.iter().filter_map(|place| place.replica.as_ref());
-        if let Some(wrong) = all.find_map(Replica::find_violation) {
-            return Err(Violation::Starvation(format!("{wrong}, tick {tick}")));
-        }
-        if FAULTY_TICKS + SETTLING_TICKS < tick {
-            self.full.iter_mut().zip(inside).for_each(|(most, inside)| *most = inside.max(*most));
-        }
-        let survived =
-            |forgot: &mut u64| *forgot + (TERM.0 + LONGEST.0) / TICK.0 < tick && 0 < inside[0];
-        self.tally.amnesias_survived += u64::from(self.forgot_at.take_if(survived).is_some());
-        Ok(())
-    }
-
-    /// Compares one limit's permits in use with its bound. Returns its requests in flight.
-    fn check_limit(&mut self, limit_index: usize) -> Result<u64, Violation> {
-        let tick = self.tick;
-        let all = self.places.iter().filter_map(|place| place.replica.as_ref());
-        let known_limit = all.clone().map(|replica| replica.known_limit).max().unwrap_or(0);
-        let each = all
-            .map(|it| (it.shares()[limit_index], count_in_flight(&it.requests, limit_index, tick)));
-        let each: Vec<_> =
-            each.chain([(0, count_in_flight(&self.orphans, limit_index, tick))]).collect();
-        let used = each.iter().map(|(share, inside)| share.max(inside)).sum();
-        let most = self.bounds[limit_index].update(tick, known_limit, used);
-        self.tally.lowered += u64::from(known_limit < most);
-        if most < used {
-            return Err(Violation::LimitExceeded(format!(
-                "shares and inside {each:?}, at last of the dead: above {most}, tick {tick}"
-            )));
-        }
-        Ok(each.iter().map(|(_, inside)| inside).sum())
-    }
-
     /// Asserts that all permits of each limit were used in the time without faults. Only long
     /// requests use them all.
     fn check_end(mut self) -> Result<Tally, Violation> {
@@ -463,11 +353,6 @@ fn send_requests(replica: &mut Replica, (tick, longest): (u64, Nanos), dice: &mu
         }
     }
     passed
-}
-
-/// The number of these requests in flight at a limit.
-fn count_in_flight(requests: &[Request], limit_index: usize, tick: u64) -> u64 {
-    requests.iter().filter(|it| it.ceiling == limit_index && tick < it.ends).count() as u64
 }
 
 fn counted(fault: Fault) -> usize {

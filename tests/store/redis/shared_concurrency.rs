@@ -10,8 +10,12 @@
 //! contains the printed table. The test runs for two minutes, or for `SLUICEGATE_FLEET_MINUTES`
 //! minutes.
 
+mod caller;
+mod scene_faults;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::time::{Duration, Instant};
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -25,34 +29,28 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tonic::transport::Channel;
 
-use super::{Store, metric, serve};
+use super::{Store, serve};
 use crate::support::dice::{Dice, seed};
 use crate::support::proxy::{Proxy, Upstream};
 use crate::support::service::Service;
-use crate::support::waiting::{now, soon, until};
+use crate::support::waiting::{now, until};
 
 const REPLICAS: usize = 5;
+
 const LIMIT: i64 = 20;
+
 const SHARE_EXPIRY: Duration = Duration::from_secs(1);
+
 const MAX_DURATION: Duration = Duration::from_secs(3);
-/// The duration of a stop (SIGSTOP) of a replica, or of a store outage.
-const FAULT_DURATION: Duration = Duration::from_secs(2);
-/// The usual timeout of a caller, longer than any delay of a loaded machine.
-const TIMEOUT: Duration = Duration::from_millis(400);
-/// The longer timeout of some callers, which still wait when a stopped replica resumes.
-const LONG_TIMEOUT: Duration = Duration::from_millis(2_400);
-/// The longest duration of a normal request (`SHORT_REQUEST`), and of a request that outlives the
-/// share of its replica (`LONG_REQUEST`). Even after the full timeout of its caller, each ends at
-/// least 400 ms before `MAX_DURATION`, so no permit expires early.
-const SHORT_REQUEST: Duration = Duration::from_millis(200);
-const LONG_REQUEST: Duration = Duration::from_millis(2_100);
-/// The timeout of a call that releases a permit.
-const RELEASE_TIMEOUT: Duration = SHARE_EXPIRY;
+
 /// The longest allowed time from the last release until no permit is in use. `MAX_DURATION` is
 /// three times as long, so the expiry of a permit cannot hide a lost release.
 const MAX_RELEASE_DELAY: Duration = Duration::from_secs(1);
+
 const WORKERS: usize = 12;
+
 const ONE_PATIENT_IN: usize = 4;
+
 /// The time for which the test observes the fleet after a fault. It is longer than the store
 /// reserves the share of a lost replica.
 const OBSERVATION: Duration = Duration::from_secs(5);
@@ -118,6 +116,7 @@ impl BackendLoad {
 
 /// The start and end of each replica's last stop.
 type Stops = Arc<Vec<parking_lot::Mutex<Option<(Instant, Instant)>>>>;
+
 type Channels = Arc<Vec<parking_lot::Mutex<Option<Channel>>>>;
 
 struct Scene {
@@ -228,124 +227,6 @@ impl Scene {
             None => format!("{took:.2?}, never {LIMIT} inside until {:.2?}", began.elapsed()),
         }
     }
-
-    fn inject(&mut self, fault: Fault) {
-        let at = self.random_replica();
-        match fault {
-            Fault::Kill => self.restart_replica(at),
-            Fault::Stop => self.stop(at),
-            Fault::Cut => {
-                self.proxies[at].refuse(true);
-                self.proxies[at].cut();
-                std::thread::sleep(FAULT_DURATION);
-                self.proxies[at].refuse(false);
-            }
-            Fault::Silence => {
-                self.proxies[at].go_silent();
-                std::thread::sleep(FAULT_DURATION);
-                self.proxies[at].pass();
-            }
-            Fault::Flush => drop(self.store.command(&["FLUSHALL"])),
-            Fault::Restart => {
-                self.store.kill();
-                std::thread::sleep(SHARE_EXPIRY / 2);
-                self.store.start(&["--port", "0"]);
-            }
-            Fault::Snapshot => self.restore_snapshot_without_replica(at),
-            Fault::Newcomer => self.restore_snapshot_then_new_replica(at),
-            Fault::Rolling => {
-                for at in 0..REPLICAS {
-                    let mut old = self.fleet[at].take().unwrap();
-                    *self.channels[at].lock() = None;
-                    old.terminate();
-                    old.ended().unwrap();
-                    self.start(at);
-                }
-            }
-        }
-    }
-
-    fn stop(&self, replica: usize) {
-        let service = self.fleet[replica].as_ref().unwrap();
-        self.inside.share_stopped.store(share(service), SeqCst);
-        service.signal("STOP");
-        let from = now();
-        std::thread::sleep(FAULT_DURATION);
-        *self.stops[replica].lock() = Some((from, now()));
-        service.signal("CONT");
-    }
-
-    fn restart_replica(&mut self, replica: usize) {
-        *self.channels[replica].lock() = None;
-        self.fleet[replica] = None;
-        self.start(replica);
-    }
-
-    /// Restores a snapshot of Redis that was taken before the given replica restarted. This replica
-    /// keeps its share and reports last.
-    fn restore_snapshot_without_replica(&mut self, replica: usize) {
-        self.store.command(&["SAVE"]);
-        self.restart_replica(replica);
-        self.wait_until_full();
-        self.restore_snapshot(&[replica], |_| {});
-    }
-
-    /// Restores a snapshot of Redis. The first report comes from a new replica that is in no
-    /// snapshot.
-    fn restore_snapshot_then_new_replica(&mut self, replica: usize) {
-        self.store.command(&["SAVE"]);
-        self.wait_until_full();
-        let others: Vec<usize> = (0..REPLICAS).filter(|other| *other != replica).collect();
-        self.restore_snapshot(&others, |scene| scene.restart_replica(replica));
-    }
-
-    /// Restarts Redis from its snapshot and runs `then` while the `disconnected` replicas cannot
-    /// report.
-    fn restore_snapshot(&mut self, disconnected: &[usize], then: impl FnOnce(&mut Self)) {
-        for at in disconnected {
-            self.proxies[*at].refuse(true);
-            self.proxies[*at].cut();
-        }
-        self.store.kill();
-        self.store.start(&["--port", "0"]);
-        // Redis accepts connections before it has loaded the snapshot.
-        until("the snapshot is read", || {
-            let info = self.store.command(&["INFO", "persistence"]).text();
-            let loaded = info.lines().any(|line| {
-                line.strip_prefix("rdb_last_load_keys_loaded:").is_some_and(|keys| keys != "0")
-            });
-            if loaded { Ok(()) } else { Err(info) }
-        })
-        .unwrap();
-        std::fs::remove_file(self.store.dir.path().join("dump.rdb")).unwrap();
-        then(self);
-        std::thread::sleep(SHARE_EXPIRY / 2);
-        for at in disconnected {
-            self.proxies[*at].refuse(false);
-        }
-    }
-
-    /// Stops all callers. Returns the time until no replica has a permit in use.
-    fn drain(&mut self) -> Duration {
-        self.inside.finish();
-        let callers = std::mem::take(&mut self.callers);
-        let all_ended = async {
-            for caller in callers {
-                soon("the end of a caller", caller).await.unwrap();
-            }
-        };
-        self.runtime.block_on(all_ended);
-        let last = now();
-        assert_eq!(self.inside.in_flight.load(SeqCst), 0);
-        for service in self.fleet.iter().flatten() {
-            until("no place is held", || match metric(service, "sluicegate_requests_in_flight") {
-                0 => Ok(()),
-                held => Err(held.to_string()),
-            })
-            .unwrap();
-        }
-        last.elapsed()
-    }
 }
 
 fn share(service: &Service) -> i64 {
@@ -382,14 +263,6 @@ impl Fault {
     const OLD_STATES: [Self; 2] = [Self::Snapshot, Self::Newcomer];
 }
 
-/// The result of an acquire. A failed call counts as denied.
-#[derive(PartialEq, Eq)]
-enum AcquireResult {
-    Allowed,
-    Denied,
-    TimedOut,
-}
-
 struct Caller {
     at: usize,
     channels: Channels,
@@ -399,65 +272,7 @@ struct Caller {
     dice: Dice,
 }
 
-impl Caller {
-    async fn run(mut self) {
-        while !self.inside.is_finished() {
-            let channel = self.channels[self.at].lock().clone();
-            let Some(channel) = channel else {
-                sleep(Duration::from_millis(20)).await;
-                continue;
-            };
-            let id = format!("{:016x}{:016x}", self.dice.roll(), self.dice.roll());
-            let asked = now();
-            let result = self.acquire(channel.clone(), &id).await;
-            if result == AcquireResult::Allowed {
-                self.run_request(self.was_stopped_since(asked)).await;
-            }
-            if result != AcquireResult::Denied {
-                // Releases the id after a timeout too, as a proxy does: the replica may have
-                // granted the permit.
-                let _ =
-                    timeout(RELEASE_TIMEOUT, send_check(channel, "sluicegate.release", &id)).await;
-            }
-            if result != AcquireResult::Allowed {
-                sleep(Duration::from_millis(4 + self.dice.up_to(8))).await;
-            }
-        }
-    }
-
-    /// Acquires a permit for `id`. A reply after the timeout counts as a timeout, even if the
-    /// machine delayed this task.
-    async fn acquire(&self, channel: Channel, id: &str) -> AcquireResult {
-        let (limit, asked) = (if self.is_patient { LONG_TIMEOUT } else { TIMEOUT }, now());
-        match timeout(limit, send_check(channel, "sluicegate.acquire", id)).await {
-            Err(_) => AcquireResult::TimedOut,
-            Ok(_) if limit < asked.elapsed() => AcquireResult::TimedOut,
-            Ok(Some(Code::Ok)) => AcquireResult::Allowed,
-            Ok(_) => AcquireResult::Denied,
-        }
-    }
-
-    /// Returns `true` if the replica was stopped and resumed between the acquire and its reply.
-    fn was_stopped_since(&self, acquire_started: Instant) -> bool {
-        self.stops[self.at]
-            .lock()
-            .is_some_and(|(from, until)| acquire_started < from && until <= now())
-    }
-
-    async fn run_request(&mut self, was_delayed: bool) {
-        let outlives = self.dice.once_in(8) && !self.is_patient;
-        let (least, most) = if outlives {
-            (SHARE_EXPIRY, LONG_REQUEST)
-        } else {
-            (Duration::from_millis(5), SHORT_REQUEST)
-        };
-        let spread = u64::try_from(most.saturating_sub(least).as_millis()).unwrap();
-        let duration = least + Duration::from_millis(self.dice.up_to(spread));
-        self.inside.enter(was_delayed);
-        self.inside.wait(duration).await;
-        self.inside.leave(was_delayed);
-    }
-}
+impl Caller {}
 
 pub(super) async fn send_check(channel: Channel, key: &str, id: &str) -> Option<Code> {
     send_check_for(channel, "all", key, id).await

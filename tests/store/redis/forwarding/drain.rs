@@ -1,0 +1,29 @@
+//! Releases that a draining replica forwards.
+
+use std::net::TcpStream;
+
+use super::{Protocol, Scene, id};
+use crate::support::waiting::until;
+
+#[test]
+fn a_draining_replica_forwards_its_pending_releases() {
+    let mut scene = Scene::of(2);
+    let owners: Vec<_> =
+        (0..50).map(|number| scene.acquire(Protocol::Nginx, 0, &id(number))).collect();
+    // The owner is stopped, so the first forwarded release stays in flight and the others wait in
+    // the queue.
+    scene.fleet[0].signal("STOP");
+    for (number, owner) in owners.iter().enumerate() {
+        scene.release(Protocol::ExtAuthz, 1, &id(number), owner);
+    }
+    scene.fleet[1].terminate();
+    let address = scene.fleet[1].http;
+    let is_shut = || match TcpStream::connect(address) {
+        Ok(_) => Err("open".to_owned()),
+        Err(_) => Ok(()),
+    };
+    until("it asks nobody in any more", is_shut).unwrap();
+    scene.fleet[0].signal("CONT");
+    scene.wait_until_idle(0);
+    assert!(scene.fleet[1].ended().unwrap().success());
+}
