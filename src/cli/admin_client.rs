@@ -22,7 +22,7 @@ const MAX_REPLY_BYTES: usize = 16 << 20;
 const HEX_DIGITS: &[u8; 16] = b"0123456789ABCDEF";
 /// The environment variable with the bearer token for the admin port. A command-line flag would be
 /// visible to every local user.
-const TOKEN_VARIABLE: &str = "SLUICEGATE_ADMIN_TOKEN";
+const TOKEN_VARIABLE: &str = "SLUICEGATE_LISTEN_ADMIN_TOKEN";
 
 /// Asks the replica with the admin port `server` which limits a check of these descriptors matches.
 ///
@@ -116,7 +116,7 @@ async fn send_request(method: Method, url: &str) -> Result<Vec<u8>, String> {
     match status {
         StatusCode::OK => Ok(body.into()),
         StatusCode::UNAUTHORIZED if token.is_some() => Err(format!(
-            "{url}: admin refuses the token in {TOKEN_VARIABLE}: it is not its admin_token"
+            "{url}: admin refuses the token in {TOKEN_VARIABLE}: it is not the server's listen.admin_token"
         )),
         StatusCode::UNAUTHORIZED => {
             Err(format!("{url}: admin wants a token; set {TOKEN_VARIABLE}"))

@@ -50,8 +50,8 @@ pub enum Command {
 /// token.
 #[derive(Args)]
 #[command(
-    after_help = "Each setting is also a variable, SLUICEGATE_A_B_C for --a-b-c, and a key of \
-server.yaml, a_b_c. Flags win over variables, variables over server.yaml, that over the defaults."
+    after_help = "Each setting is also a variable, SLUICEGATE_STORE_URL for --store-url, and a key \
+of server.yaml, `store: {url: …}`. Flags win over variables, variables over server.yaml."
 )]
 pub struct ServeArgs {
     /// Read settings from this file; `config/server.yaml` lists all of them.
@@ -84,7 +84,7 @@ pub struct CheckArgs {
     /// Exit with 1 for warnings, too.
     #[arg(long)]
     pub warnings_as_errors: bool,
-    /// Merge files with the same domain, like the setting `merge_domains`.
+    /// Merge files with the same domain, like the setting `limits.merge_domains`.
     #[arg(long, visible_alias = "merge")]
     pub merge_domains: bool,
 }
@@ -202,7 +202,7 @@ pub struct ExplainArgs {
     /// Output format of the explanation.
     #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
     pub format: OutputFormat,
-    /// Merge files with the same domain, like the setting `merge_domains`.
+    /// Merge files with the same domain, like the setting `limits.merge_domains`.
     #[arg(long)]
     pub merge_domains: bool,
 }
@@ -237,9 +237,9 @@ pub enum SchemaKind {
 ///
 /// # Errors
 ///
-/// The clap error, or the output of `--help` or `--version`. Unknown flags of `serve` are no error
-/// here. They are added to [`SettingFlags::given`], so that [`crate::config::settings::read`]
-/// reports them together with all other problems.
+/// The clap error, or the output of `--help` or `--version`. Unknown flags of commands with
+/// settings are no error here. They are added to [`SettingFlags::given`], so that
+/// [`crate::config::settings::read`] reports them together with all other problems.
 pub fn parse(argv: Vec<OsString>) -> Result<Cli, clap::Error> {
     let mut argv = insert_ratelimit_command(argv);
     let mut unknown = Vec::new();
@@ -272,7 +272,7 @@ fn insert_ratelimit_command(mut argv: Vec<OsString>) -> Vec<OsString> {
 
 const RATELIMIT_PROGRAM: &str = "ratelimit";
 
-/// Adds unknown flags to the settings of `serve` and `ratelimit`. For all other commands, an
+/// Adds unknown flags to the settings of `serve`, `ratelimit` and `doctor`. For all other commands, an
 /// unknown flag is an error.
 fn add_unknown_flags(
     mut cli: Cli,
@@ -281,6 +281,7 @@ fn add_unknown_flags(
 ) -> Result<Cli, clap::Error> {
     match (&mut cli.command, first_error) {
         (Command::Serve(serve) | Command::Ratelimit(serve), _) => serve.flags.given.extend(unknown),
+        (Command::Doctor(doctor), _) => doctor.flags.given.extend(unknown),
         (_, Some(error)) => return Err(error),
         (_, None) => {}
     }
@@ -317,7 +318,7 @@ impl Args for SettingFlags {
     fn augment_args(command: clap::Command) -> clap::Command {
         let defaults = Settings::default();
         let flags = table().iter().map(|row| flag_arg(row, &defaults));
-        command.next_help_heading("Settings").args(flags)
+        command.args(flags)
     }
 
     fn augment_args_for_update(command: clap::Command) -> clap::Command {
@@ -330,7 +331,9 @@ fn flag_arg(row: &'static Setting, defaults: &Settings) -> Arg {
     // The placeholder for the value is a short list of the allowed words, or else the unit. A
     // longer placeholder would indent the whole help text.
     let value_name = if row.unit == "word" { row.accepts.as_str() } else { row.unit };
+    let heading = if row.block().is_empty() { "Settings" } else { row.block() };
     let arg = Arg::new(row.name).long(row.flag.as_str()).help(help).value_name(value_name);
+    let arg = arg.help_heading(heading);
     // Collect every value of a flag that is given twice, so that it is reported together with the
     // other problems.
     let arg = arg.action(ArgAction::Append).allow_negative_numbers(true);

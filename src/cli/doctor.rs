@@ -21,7 +21,7 @@ use super::args::{DoctorArgs, OutputFormat};
 use super::serve::store;
 use super::{CommandOutcome, Terminal};
 use crate::clock::Clock;
-use crate::config::settings::{CounterKeys, Settings};
+use crate::config::settings::{KeyFormat, Settings};
 use crate::store::redis::RedisOptions;
 use evaluate::{DoctorFinding, DoctorRequirements, DoctorSeverity, RedisFacts, evaluate_facts};
 
@@ -36,7 +36,7 @@ pub(super) fn doctor(
 ) -> io::Result<CommandOutcome> {
     let stores = store::all_redis_options(settings);
     if stores.is_empty() {
-        writeln!(terminal.err, "error: there is no store to look at; name one with --backend")?;
+        writeln!(terminal.err, "error: there is no store to look at; name one with --store-url")?;
         return Ok(CommandOutcome::Failed);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -55,7 +55,7 @@ pub(super) fn doctor(
                 examined.extend(facts);
             }
             Err(error) => {
-                let fix = "name a Redis that runs and lets us in with --backend";
+                let fix = "name a Redis that runs and lets us in with --store-url";
                 writeln!(terminal.err, "error: {error}: {fix}")?;
                 return Ok(CommandOutcome::Failed);
             }
@@ -73,9 +73,9 @@ pub(super) fn doctor(
 
 fn requirements(settings: &Settings) -> DoctorRequirements {
     DoctorRequirements {
-        call_timeout: settings.backend_deadline,
-        has_compat_keys: settings.counter_keys == CounterKeys::Envoyproxy,
-        has_second_store: settings.backend_per_second.is_some(),
+        call_timeout: settings.store.deadline,
+        has_compat_keys: settings.compat.store.key_format == KeyFormat::Compat,
+        has_second_store: settings.compat.store.per_second_url.is_some(),
     }
 }
 

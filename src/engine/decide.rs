@@ -139,9 +139,9 @@ pub enum CheckError {
         /// The number of the unit in the request.
         got: i32,
     },
-    /// `is_negative_hits` is set while the setting `negative_hits` is off.
+    /// `is_negative_hits` is set while the setting `limits.refunds` is off.
     #[error(
-        "descriptor {descriptor}: is_negative_hits is refused unless the setting negative_hits is on"
+        "descriptor {descriptor}: is_negative_hits is refused unless the setting limits.refunds is on"
     )]
     RefundsDisabled {
         /// The index of the descriptor, from 0.

@@ -71,7 +71,7 @@ pub struct XdsOptions {
     pub backoff: BackoffBounds,
 }
 
-/// The error for a header in the setting `xds_headers` with an invalid name or value.
+/// The error for a header in the setting `compat.xds.headers` with an invalid name or value.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error("`{0}` and its text are no header")]
 pub struct InvalidXdsHeader(String);

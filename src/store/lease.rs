@@ -41,8 +41,8 @@ pub enum LeaseOutcome {
     Applied(BorrowReply),
     /// The store had already applied a later message of this replica. Nothing was charged.
     Superseded,
-    /// The key is new and the store is full. Nothing was charged; the setting `when_full` chose
-    /// this verdict.
+    /// The key is new and the store is full. Nothing was charged; the setting `store.when_full`
+    /// chose this verdict.
     StoreFull(Verdict),
     /// Nothing was charged: at this instant of the store's clock, no calendar window of the
     /// message's limit is open.

@@ -21,7 +21,8 @@ pub struct CheckDecided<R> {
     pub is_shadowed: bool,
     /// One reason for each descriptor.
     pub reasons: R,
-    /// The number of descriptors that were allowed beyond `near_limit_ratio` of their limit.
+    /// The number of descriptors that were allowed beyond `telemetry.metrics.near_limit_ratio` of
+    /// their limit.
     pub near_limit: u64,
 }
 
@@ -480,7 +481,7 @@ impl ConfigRejected {
 /// The memory store had no room for a new key.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryStoreFull {
-    /// The verdict that the setting `when_full` selects.
+    /// The verdict that the setting `store.when_full` selects.
     pub verdict: Verdict,
 }
 
@@ -670,7 +671,7 @@ impl StoreCallSent {
     }
 }
 
-/// A datagram arrived at `syslog_port`.
+/// A datagram arrived at `listen.syslog_port`.
 #[derive(Clone, Copy, Debug)]
 pub struct DatagramReceived {
     /// The classification of the datagram.
@@ -682,7 +683,8 @@ pub struct DatagramReceived {
 pub enum DatagramKind {
     /// The datagram is a release of permits.
     Release,
-    /// The sender's address is outside the setting `syslog_from`, so the content is not parsed.
+    /// The sender's address is outside the setting `listen.syslog_from`, so the content is not
+    /// parsed.
     UntrustedSource,
     /// The datagram is longer than any release.
     TooLong,

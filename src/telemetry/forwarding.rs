@@ -42,7 +42,7 @@ pub enum ForwardingEvent {
     Dropped,
     /// The owner did not accept the release in time, or is no longer live.
     TimedOut,
-    /// The address of the owner is outside the setting `peer_networks`.
+    /// The address of the owner is outside the setting `fleet.peers.networks`.
     AddressNotAllowed,
 }
 

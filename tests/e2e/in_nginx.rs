@@ -38,8 +38,8 @@ pub(super) struct Scene {
 }
 
 fn service(limits: &TempDir) -> Service {
-    let flags = ["--hooks", HOOKS, "--drain-delay", "1ms", "--retry-after", "true"];
-    let flags = flags.iter().chain(&["--response-headers", "draft", "--syslog-port", "0"]);
+    let flags = ["--hooks", HOOKS, "--listen-drain-delay", "1ms", "--answers-retry-after", "true"];
+    let flags = flags.iter().chain(&["--answers-headers", "draft", "--listen-syslog-port", "0"]);
     let flags: Vec<_> = flags.map(|&flag| flag.to_owned()).collect();
     Service::start(limits.path(), &flags).unwrap()
 }
@@ -415,7 +415,8 @@ const fn shipped(by: Integration, syslog: SocketAddr) -> Shipped {
 /// Restarts the service on the same ports.
 fn restart_on(limits: &TempDir, http: SocketAddr, syslog: SocketAddr) -> Service {
     let ports = [http.port().to_string(), syslog.port().to_string()];
-    let flags = ["--hooks", HOOKS, "--http-port", &ports[0], "--syslog-port", &ports[1]];
+    let flags =
+        ["--hooks", HOOKS, "--listen-http-port", &ports[0], "--listen-syslog-port", &ports[1]];
     let flags = flags.map(str::to_owned);
     until("the same ports", || Service::start(limits.path(), &flags)).unwrap()
 }
@@ -448,7 +449,7 @@ fn forged_syslog_datagrams_release_no_permit() {
 #[test]
 fn shipped_settings_and_limits_match_shipped_nginx_configuration() {
     let config = concat!(env!("CARGO_MANIFEST_DIR"), "/config");
-    let flags = ["--settings", &format!("{config}/nginx.yaml"), "--syslog-port", "0"];
+    let flags = ["--settings", &format!("{config}/nginx.yaml"), "--listen-syslog-port", "0"];
     let flags = flags.map(str::to_owned);
     let service = Service::start(format!("{config}/ceilings").as_ref(), &flags).unwrap();
     for shipped in [Shipped::Concurrency(service.syslog().unwrap()), Shipped::Lua] {

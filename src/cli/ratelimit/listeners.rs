@@ -7,27 +7,32 @@ use super::env_reader::EnvReader;
 const PLAINTEXT_REASON: &str = "GRPC_SERVER_USE_TLS is not on, so gRPC is in plain text";
 
 pub(super) fn read(reading: &mut EnvReader<'_>) {
-    let hosts = [("HOST", "http_host"), ("GRPC_HOST", "grpc_host"), ("DEBUG_HOST", "admin_host")];
+    let hosts = [
+        ("HOST", "compat.listen.http_host"),
+        ("GRPC_HOST", "compat.listen.grpc_host"),
+        ("DEBUG_HOST", "listen.admin_host"),
+    ];
     for (variable, setting) in hosts {
         let host = reading.text(variable).to_owned();
         reading.put_host(variable, setting, &host);
     }
-    reading.put_port("PORT", "http_port");
-    reading.put_port("GRPC_PORT", "grpc_port");
-    reading.put_port("DEBUG_PORT", "admin_port");
-    reading.put_text("GRPC_UDS", "grpc_socket");
-    reading.put_nanos("GRPC_MAX_CONNECTION_AGE", "grpc_max_age");
+    reading.put_port("PORT", "listen.http_port");
+    reading.put_port("GRPC_PORT", "listen.grpc_port");
+    reading.put_port("DEBUG_PORT", "listen.admin_port");
+    reading.put_text("GRPC_UDS", "listen.grpc_socket");
+    reading.put_nanos("GRPC_MAX_CONNECTION_AGE", "listen.max_connection_age");
     if reading.nanos("GRPC_MAX_CONNECTION_AGE") != 0
-        || reading.is_setting_overridden("grpc_max_age")
+        || reading.is_setting_overridden("listen.max_connection_age")
     {
-        reading.put_nanos("GRPC_MAX_CONNECTION_AGE_GRACE", "grpc_max_age_grace");
+        reading
+            .put_nanos("GRPC_MAX_CONNECTION_AGE_GRACE", "compat.listen.max_connection_age_grace");
     }
     // Behavior that envoyproxy/ratelimit always has, without a variable for it.
-    reading.put("DEBUG_PORT", "debug_pages", "true".to_owned());
-    reading.put("PORT", "reuse_port", "true".to_owned());
-    reading.put("PORT", "on_hangup", "stop".to_owned());
+    reading.put("DEBUG_PORT", "compat.listen.debug_pages", "true".to_owned());
+    reading.put("PORT", "compat.listen.reuse_port", "true".to_owned());
+    reading.put("PORT", "compat.listen.on_hangup", "stop".to_owned());
     // Disable the peer port, which envoyproxy/ratelimit does not have.
-    reading.put("PORT", "peer_port", String::new());
+    reading.put("PORT", "listen.peer_port", String::new());
     read_tls(reading);
     read_log(reading);
 }
@@ -36,7 +41,7 @@ fn read_tls(reading: &mut EnvReader<'_>) {
     let client = ["GRPC_CLIENT_TLS_CACERT", "GRPC_CLIENT_TLS_SAN"];
     let pair = ["GRPC_SERVER_TLS_CERT", "GRPC_SERVER_TLS_KEY"];
     let is_on = reading.flag("GRPC_SERVER_USE_TLS");
-    if !is_on && !reading.is_setting_overridden("grpc_tls_cert_file") {
+    if !is_on && !reading.is_setting_overridden("listen.tls.cert_file") {
         reading.note_unused(&pair, PLAINTEXT_REASON);
         reading.note_unused(&client, PLAINTEXT_REASON);
         return;
@@ -54,18 +59,18 @@ fn read_tls(reading: &mut EnvReader<'_>) {
         let why = "must lie in the directory of GRPC_SERVER_TLS_CERT, so that both change at once";
         return reading.add_error(pair[1], why);
     }
-    reading.put_text(pair[0], "grpc_tls_cert_file");
-    reading.put_text(pair[1], "grpc_tls_key_file");
+    reading.put_text(pair[0], "listen.tls.cert_file");
+    reading.put_text(pair[1], "listen.tls.key_file");
     if reading.text(client[0]).is_empty()
-        && !reading.is_setting_overridden("grpc_tls_client_ca_file")
+        && !reading.is_setting_overridden("listen.tls.client_ca_file")
     {
         return reading.note_unused(
             &client[1..],
             "GRPC_CLIENT_TLS_CACERT is not set, so clients need no certificate",
         );
     }
-    reading.put_text(client[0], "grpc_tls_client_ca_file");
-    reading.put_text(client[1], "grpc_tls_client_name");
+    reading.put_text(client[0], "listen.tls.client_ca_file");
+    reading.put_text(client[1], "listen.tls.client_name");
 }
 
 fn read_log(reading: &mut EnvReader<'_>) {
@@ -78,12 +83,12 @@ fn read_log(reading: &mut EnvReader<'_>) {
         _ => None,
     };
     match level {
-        Some(level) => reading.put("LOG_LEVEL", "log_level", level.to_owned()),
+        Some(level) => reading.put("LOG_LEVEL", "telemetry.log.level", level.to_owned()),
         None => {
             reading.add_error("LOG_LEVEL", "takes panic, fatal, error, warn, info, debug or trace");
         }
     }
     let is_json = reading.text("LOG_FORMAT").eq_ignore_ascii_case("json");
-    let format = if is_json { "reference" } else { "text" };
-    reading.put("LOG_FORMAT", "log_format", format.to_owned());
+    let format = if is_json { "compat" } else { "text" };
+    reading.put("LOG_FORMAT", "telemetry.log.format", format.to_owned());
 }

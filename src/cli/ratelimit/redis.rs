@@ -46,25 +46,25 @@ const MIN_TIMEOUT_NANOS: u64 = 1_000_000;
 pub(super) fn read(reading: &mut EnvReader<'_>) {
     match reading.text("BACKEND_TYPE") {
         "redis" | "" => {}
-        // The setting `backend` selects the store, so `BACKEND_TYPE` does not matter.
-        _ if reading.is_setting_overridden("backend") => {}
+        // The setting `store.url` selects the store, so `BACKEND_TYPE` does not matter.
+        _ if reading.is_setting_overridden("store.url") => {}
         "memcache" => {
             return reading.add_error(
                 "BACKEND_TYPE",
                 "names memcached, which this service does not count in: memcached counts racily and \
                  admits whatever it cannot answer. Set BACKEND_TYPE=redis and REDIS_URL, or \
-                 SLUICEGATE_BACKEND=memory for counters of each replica's own",
+                 SLUICEGATE_STORE_URL=memory for counters of each replica's own",
             );
         }
         _ => return reading.add_error("BACKEND_TYPE", "takes redis"),
     }
-    reading.put("BACKEND_TYPE", "counter_keys", "envoyproxy".to_owned());
-    reading.put_flag("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "healthy_with_backend");
+    reading.put("BACKEND_TYPE", "compat.store.key_format", "compat".to_owned());
+    reading.put_flag("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "store.required_for_health");
     read_timeout(reading);
     let has_second_store = reading.flag("REDIS_PERSECOND");
-    let mut stores = vec![(&MAIN, "backend")];
+    let mut stores = vec![(&MAIN, "store.url")];
     if has_second_store {
-        stores.push((&PER_SECOND, "backend_per_second"));
+        stores.push((&PER_SECOND, "compat.store.per_second_url"));
     }
     for (names, setting) in &stores {
         if !reading.is_setting_overridden(setting) {
@@ -95,7 +95,7 @@ fn read_timeout(reading: &mut EnvReader<'_>) {
         }
         nanos => nanos,
     };
-    reading.put(variable, "backend_deadline", format!("{nanos}ns"));
+    reading.put(variable, "store.deadline", format!("{nanos}ns"));
     let second_timeout = reading.nanos("REDIS_PERSECOND_TIMEOUT");
     if reading.is_set("REDIS_PERSECOND_TIMEOUT") && second_timeout != nanos {
         let line = "one deadline is kept for both stores, that of REDIS_TIMEOUT";
@@ -117,7 +117,7 @@ fn read_store(reading: &mut EnvReader<'_>, names: &StoreVariables, setting: &'st
 
 type VariableError = (&'static str, &'static str);
 
-/// Returns the URL of the store in the syntax of the setting `backend`.
+/// Returns the URL of the store in the syntax of the setting `store.url`.
 fn store_url(reading: &EnvReader<'_>, names: &StoreVariables) -> Result<String, VariableError> {
     let text = reading.text(names.url);
     let kind = reading.text(names.kind).to_uppercase();
@@ -268,7 +268,7 @@ fn percent_encode(text: &str, plain: &str) -> String {
 /// Returns the stores whose URL comes from Sluicegate's own settings. Here it is unknown whether
 /// these URLs use TLS or Sentinel.
 fn overridden_stores(reading: &EnvReader<'_>) -> impl Iterator<Item = &'static StoreVariables> {
-    let all = [(&MAIN, "backend"), (&PER_SECOND, "backend_per_second")];
+    let all = [(&MAIN, "store.url"), (&PER_SECOND, "compat.store.per_second_url")];
     all.into_iter()
         .filter(|(_, setting)| reading.is_setting_overridden(setting))
         .map(|(names, _)| names)
@@ -281,7 +281,7 @@ fn read_passwords(reading: &mut EnvReader<'_>, stores: &[&StoreVariables]) {
     }
     if !reading.text("REDIS_AUTH_FILE").is_empty() {
         if reading.text("REDIS_AUTH").is_empty() {
-            reading.put_text("REDIS_AUTH_FILE", "backend_password_file");
+            reading.put_text("REDIS_AUTH_FILE", "store.password_file");
         } else {
             reading.add_note("REDIS_AUTH_FILE", "REDIS_AUTH has the password");
         }
@@ -302,15 +302,15 @@ fn read_passwords(reading: &mut EnvReader<'_>, stores: &[&StoreVariables]) {
     }
     let (user, password) = split_credentials(&auth);
     let (user, password) = (user.to_owned(), password.to_owned());
-    reading.put(first, "backend_sentinel_user", user);
-    reading.put(first, "backend_sentinel_password", password);
+    reading.put(first, "store.sentinel.user", user);
+    reading.put(first, "compat.store.sentinel_password", password);
 }
 
 fn read_tls(reading: &mut EnvReader<'_>, stores: &[&StoreVariables]) {
     let files = [
-        ("REDIS_TLS_CLIENT_CERT", "backend_tls_cert_file"),
-        ("REDIS_TLS_CLIENT_KEY", "backend_tls_key_file"),
-        ("REDIS_TLS_CACERT", "backend_tls_ca_file"),
+        ("REDIS_TLS_CLIENT_CERT", "store.tls.cert_file"),
+        ("REDIS_TLS_CLIENT_KEY", "store.tls.key_file"),
+        ("REDIS_TLS_CACERT", "store.tls.ca_file"),
     ];
     if overridden_stores(reading).next().is_none()
         && !stores.iter().any(|names| reading.flag(names.tls))
@@ -321,6 +321,6 @@ fn read_tls(reading: &mut EnvReader<'_>, stores: &[&StoreVariables]) {
     for (variable, setting) in files {
         reading.put_text(variable, setting);
     }
-    reading.put_presence("REDIS_TLS_CACERT", "backend_tls_system_roots");
-    reading.put_flag("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "backend_tls_any_name");
+    reading.put_presence("REDIS_TLS_CACERT", "compat.store.system_cas");
+    reading.put_flag("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "compat.store.any_server_name");
 }

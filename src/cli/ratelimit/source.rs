@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::env_reader::EnvReader;
 
 const FILE_TYPE_REASON: &str = "CONFIG_TYPE is FILE, so there is no management server";
-const LIMITS_SET_REASON: &str = "`limits` names files, so there is no management server";
+const LIMITS_SET_REASON: &str = "`limits.paths` names files, so there is no management server";
 const XDS_VARIABLES: [&str; 11] = [
     "CONFIG_GRPC_XDS_NODE_ID",
     "CONFIG_GRPC_XDS_NODE_METADATA",
@@ -22,9 +22,10 @@ const XDS_VARIABLES: [&str; 11] = [
 ];
 
 pub(super) fn read(reading: &mut EnvReader<'_>) {
-    reading.put_flag("MERGE_DOMAIN_CONFIG", "merge_domains");
-    reading.put_flag("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "healthy_with_config");
-    let overridden = ["limits", "xds_server"].map(|setting| reading.is_setting_overridden(setting));
+    reading.put_flag("MERGE_DOMAIN_CONFIG", "limits.merge_domains");
+    reading.put_flag("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "limits.required_for_health");
+    let overridden =
+        ["limits.paths", "limits.xds.server"].map(|setting| reading.is_setting_overridden(setting));
     match (overridden, reading.text("CONFIG_TYPE")) {
         ([true, _], _) => read_own_files(reading),
         ([_, true], _) | (_, "GRPC_XDS_SOTW") => read_xds(reading),
@@ -33,8 +34,8 @@ pub(super) fn read(reading: &mut EnvReader<'_>) {
     }
 }
 
-/// Reads the variables that still apply if Sluicegate's own setting `limits` names the files. Its
-/// paths are used unchanged, and must exist.
+/// Reads the variables that still apply if Sluicegate's own setting `limits.paths` names the files.
+/// Its paths are used unchanged, and must exist.
 fn read_own_files(reading: &mut EnvReader<'_>) {
     reading.note_unused(&XDS_VARIABLES, LIMITS_SET_REASON);
     read_dot_files(reading);
@@ -42,13 +43,17 @@ fn read_own_files(reading: &mut EnvReader<'_>) {
 
 fn read_dot_files(reading: &mut EnvReader<'_>) {
     let includes_dot_files = !reading.flag("RUNTIME_IGNOREDOTFILES");
-    reading.put("RUNTIME_IGNOREDOTFILES", "limits_dot_files", includes_dot_files.to_string());
+    reading.put(
+        "RUNTIME_IGNOREDOTFILES",
+        "compat.limits.dot_files",
+        includes_dot_files.to_string(),
+    );
 }
 
 fn read_files(reading: &mut EnvReader<'_>) {
     reading.note_unused(&XDS_VARIABLES, FILE_TYPE_REASON);
     // If the first files are invalid, envoyproxy/ratelimit starts without limits.
-    reading.put("CONFIG_TYPE", "start_without_config", "true".to_owned());
+    reading.put("CONFIG_TYPE", "limits.start_without", "true".to_owned());
     read_dot_files(reading);
     let root = PathBuf::from(reading.text("RUNTIME_ROOT"));
     let tree = join_below(&root, reading.text("RUNTIME_SUBDIRECTORY"));
@@ -62,7 +67,7 @@ fn read_files(reading: &mut EnvReader<'_>) {
 /// Selects the files for `RUNTIME_WATCH_ROOT`: those below `RUNTIME_SUBDIRECTORY` whose names start
 /// with `RUNTIME_APPDIRECTORY`.
 fn read_watched_root(reading: &mut EnvReader<'_>, root: &Path, tree: &Path) {
-    reading.put("RUNTIME_WATCH_ROOT", "limits_optional", "true".to_owned());
+    reading.put("RUNTIME_WATCH_ROOT", "compat.limits.optional_paths", "true".to_owned());
     let has_parent_directory =
         root.parent().is_none_or(|above| above.as_os_str().is_empty() || above.is_dir());
     if !has_parent_directory {
@@ -78,7 +83,7 @@ fn read_watched_root(reading: &mut EnvReader<'_>, root: &Path, tree: &Path) {
         return reading.add_note(variable, line);
     }
     set_limits(reading, tree);
-    reading.put_text("RUNTIME_APPDIRECTORY", "limits_prefix");
+    reading.put_text("RUNTIME_APPDIRECTORY", "compat.limits.file_prefix");
 }
 
 fn read_watched_directory(reading: &mut EnvReader<'_>, tree: &Path) {
@@ -95,7 +100,7 @@ fn read_watched_directory(reading: &mut EnvReader<'_>, tree: &Path) {
 }
 
 fn set_limits(reading: &mut EnvReader<'_>, tree: &Path) {
-    reading.put("RUNTIME_ROOT", "limits", tree.to_string_lossy().into_owned());
+    reading.put("RUNTIME_ROOT", "limits.paths", tree.to_string_lossy().into_owned());
 }
 
 /// Joins paths like Go's `filepath.Join`: an absolute `part` is still below `root`.
@@ -107,12 +112,12 @@ fn join_below(root: &Path, part: &str) -> PathBuf {
 }
 
 fn read_xds(reading: &mut EnvReader<'_>) {
-    reading.put_flag("FORCE_START_WITHOUT_INITIAL_CONFIG", "start_without_config");
+    reading.put_flag("FORCE_START_WITHOUT_INITIAL_CONFIG", "limits.start_without");
     let url = reading.text("CONFIG_GRPC_XDS_SERVER_URL");
     // Remove gRPC's resolver scheme, because Sluicegate always resolves the host name itself.
     let server = url.trim_start_matches("dns:///").trim_start_matches("passthrough:///").to_owned();
-    reading.put("CONFIG_GRPC_XDS_SERVER_URL", "xds_server", server);
-    reading.put_text("CONFIG_GRPC_XDS_NODE_ID", "xds_node_id");
+    reading.put("CONFIG_GRPC_XDS_SERVER_URL", "limits.xds.server", server);
+    reading.put_text("CONFIG_GRPC_XDS_NODE_ID", "limits.xds.node_id");
     let metadata: Vec<_> = reading
         .text("CONFIG_GRPC_XDS_NODE_METADATA")
         .split(',')
@@ -120,17 +125,17 @@ fn read_xds(reading: &mut EnvReader<'_>) {
         .map(|(name, text)| (name.to_owned(), text.to_owned()))
         .filter(|(name, _)| !name.is_empty())
         .collect();
-    reading.put_pairs("CONFIG_GRPC_XDS_NODE_METADATA", "xds_node_metadata", &metadata);
+    reading.put_pairs("CONFIG_GRPC_XDS_NODE_METADATA", "compat.xds.node_metadata", &metadata);
     let headers = reading.map("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS");
-    reading.put_pairs("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "xds_headers", &headers);
-    reading.put_nanos("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "xds_backoff_min");
-    reading.put_nanos("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "xds_backoff_max");
-    reading.put_flag("XDS_CLIENT_BACKOFF_JITTER", "xds_backoff_jitter");
+    reading.put_pairs("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "compat.xds.headers", &headers);
+    reading.put_nanos("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "compat.xds.backoff_min");
+    reading.put_nanos("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "compat.xds.backoff_max");
+    reading.put_flag("XDS_CLIENT_BACKOFF_JITTER", "compat.xds.backoff_jitter");
     let max_message_bytes =
         u32::try_from(reading.int("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES")).unwrap_or(0);
     reading.put(
         "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
-        "xds_max_message",
+        "compat.xds.max_message",
         max_message_bytes.to_string(),
     );
     read_xds_tls(reading);
@@ -138,19 +143,20 @@ fn read_xds(reading: &mut EnvReader<'_>) {
 
 fn read_xds_tls(reading: &mut EnvReader<'_>) {
     let files = [
-        ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "xds_tls_cert_file"),
-        ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "xds_tls_key_file"),
-        ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "xds_tls_ca_file"),
-        ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "xds_tls_server_name"),
+        ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "limits.xds.tls.cert_file"),
+        ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "limits.xds.tls.key_file"),
+        ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "limits.xds.tls.ca_file"),
+        ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "limits.xds.tls.server_name"),
     ];
-    if !reading.flag("CONFIG_GRPC_XDS_SERVER_USE_TLS") && !reading.is_setting_overridden("xds_tls")
+    if !reading.flag("CONFIG_GRPC_XDS_SERVER_USE_TLS")
+        && !reading.is_setting_overridden("limits.xds.use_tls")
     {
         let why = "CONFIG_GRPC_XDS_SERVER_USE_TLS is not on, so the management server is called in plain text";
         return reading.note_unused(&files.map(|(variable, _)| variable), why);
     }
-    reading.put_flag("CONFIG_GRPC_XDS_SERVER_USE_TLS", "xds_tls");
+    reading.put_flag("CONFIG_GRPC_XDS_SERVER_USE_TLS", "limits.xds.use_tls");
     for (variable, setting) in files {
         reading.put_text(variable, setting);
     }
-    reading.put_presence("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "xds_tls_system_roots");
+    reading.put_presence("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "compat.xds.system_cas");
 }

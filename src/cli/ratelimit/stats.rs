@@ -9,8 +9,9 @@ pub(super) fn read(reading: &mut EnvReader<'_>) {
     let [statsd, dogstatsd, prometheus] =
         ["USE_STATSD", "USE_DOG_STATSD", "USE_PROMETHEUS"].map(|variable| reading.flag(variable));
     // If Sluicegate's own settings select the sink, conflicting `USE_*` variables are no error.
-    let are_sinks_from_environment =
-        !["stats_sink", "metrics"].iter().any(|setting| reading.is_setting_overridden(setting));
+    let are_sinks_from_environment = !["compat.stats.sink", "listen.metrics_port"]
+        .iter()
+        .any(|setting| reading.is_setting_overridden(setting));
     let (variable, sink) = match () {
         () if reading.flag("DISABLE_STATS") => return disable_stats(reading),
         () if are_sinks_from_environment && dogstatsd && (statsd || prometheus) => {
@@ -26,14 +27,15 @@ pub(super) fn read(reading: &mut EnvReader<'_>) {
         () if statsd => ("USE_STATSD", "statsd"),
         () => ("USE_STATSD", "log"),
     };
-    reading.put(variable, "stats_sink", sink.to_owned());
-    reading.put("USE_PROMETHEUS", "metrics", prometheus.to_string());
+    reading.put(variable, "compat.stats.sink", sink.to_owned());
     if prometheus {
         read_prometheus(reading);
+    } else {
+        reading.put("USE_PROMETHEUS", "listen.metrics_port", String::new());
     }
-    if reading.is_setting_overridden("stats_sink") {
-        // The value of the setting `stats_sink` is unknown here, so read the variables of both
-        // sinks. Settings of the unused sink have no effect.
+    if reading.is_setting_overridden("compat.stats.sink") {
+        // The value of the setting `compat.stats.sink` is unknown here, so read the variables of
+        // both sinks. Settings of the unused sink have no effect.
         read_sinks(reading, &["statsd", "dogstatsd"]);
     } else if sink != "none" {
         read_sinks(reading, &[sink]);
@@ -41,28 +43,28 @@ pub(super) fn read(reading: &mut EnvReader<'_>) {
 }
 
 fn disable_stats(reading: &mut EnvReader<'_>) {
-    reading.put("DISABLE_STATS", "stats_sink", "none".to_owned());
-    reading.put("DISABLE_STATS", "metrics", "false".to_owned());
+    reading.put("DISABLE_STATS", "compat.stats.sink", "none".to_owned());
+    reading.put("DISABLE_STATS", "listen.metrics_port", String::new());
 }
 
 fn read_prometheus(reading: &mut EnvReader<'_>) {
-    reading.put("USE_PROMETHEUS", "metrics_names", "all".to_owned());
+    reading.put("USE_PROMETHEUS", "compat.metrics.names", "all".to_owned());
     let address = reading.text("PROMETHEUS_ADDR").to_owned();
     match address.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()) {
         Some((host, port)) => {
-            reading.put_host("PROMETHEUS_ADDR", "metrics_host", host);
-            reading.put("PROMETHEUS_ADDR", "metrics_port", port.to_owned());
+            reading.put_host("PROMETHEUS_ADDR", "compat.listen.metrics_host", host);
+            reading.put("PROMETHEUS_ADDR", "listen.metrics_port", port.to_owned());
         }
         None => reading.add_error("PROMETHEUS_ADDR", "takes host:port or :port"),
     }
     if reading.text("PROMETHEUS_PATH").starts_with('/') {
-        reading.put_text("PROMETHEUS_PATH", "metrics_path");
+        reading.put_text("PROMETHEUS_PATH", "compat.metrics.path");
     } else {
         reading.add_error("PROMETHEUS_PATH", "takes a path, which begins with `/`");
     }
-    reading.put_text("PROMETHEUS_MAPPER_YAML", "metrics_mapping");
-    reading.put_flag("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", "metrics_milliseconds");
-    if reading.is_setting_overridden("stats_sink") {
+    reading.put_text("PROMETHEUS_MAPPER_YAML", "compat.metrics.mapping");
+    reading.put_flag("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", "compat.metrics.milliseconds");
+    if reading.is_setting_overridden("compat.stats.sink") {
         return;
     }
     let why = "USE_PROMETHEUS is on, and what Prometheus reads is never sent";
@@ -80,24 +82,26 @@ fn read_sinks(reading: &mut EnvReader<'_>, sinks: &[&str]) {
     if interval == 0 {
         reading.add_error("STATS_FLUSH_INTERVAL", "must be longer than nothing");
     }
-    reading.put_nanos("STATS_FLUSH_INTERVAL", "stats_interval");
+    reading.put_nanos("STATS_FLUSH_INTERVAL", "compat.stats.interval");
     let tags = reading.map("EXTRA_TAGS");
     let tags: Vec<_> =
         tags.into_iter().filter(|(name, text)| !name.is_empty() && !text.is_empty()).collect();
-    reading.put_pairs("EXTRA_TAGS", "stats_tags", &tags);
+    reading.put_pairs("EXTRA_TAGS", "compat.stats.tags", &tags);
     if sinks == ["log"] {
         return;
     }
     let host = reading.text("STATSD_HOST");
     let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
     match u16::try_from(reading.int("STATSD_PORT")) {
-        Ok(port @ 1..) => reading.put("STATSD_HOST", "stats_address", format!("{host}:{port}")),
+        Ok(port @ 1..) => {
+            reading.put("STATSD_HOST", "compat.stats.address", format!("{host}:{port}"))
+        }
         _ => reading.add_error("STATSD_PORT", "takes a port from 1 to 65535"),
     }
     if sinks.contains(&"statsd") {
         let is_udp = reading.text("STATSD_PROTOCOL") == "udp";
         let protocol = if is_udp { "udp" } else { "tcp" };
-        reading.put("STATSD_PROTOCOL", "stats_protocol", protocol.to_owned());
+        reading.put("STATSD_PROTOCOL", "compat.stats.protocol", protocol.to_owned());
     }
     if sinks.contains(&"dogstatsd") {
         read_mogrifiers(reading);
@@ -105,7 +109,7 @@ fn read_sinks(reading: &mut EnvReader<'_>, sinks: &[&str]) {
 }
 
 fn read_mogrifiers(reading: &mut EnvReader<'_>) {
-    if reading.is_setting_overridden("stats_mogrifiers") {
+    if reading.is_setting_overridden("compat.stats.mogrifiers") {
         return;
     }
     let mut rules = Vec::new();
@@ -116,7 +120,7 @@ fn read_mogrifiers(reading: &mut EnvReader<'_>) {
         }
     }
     let text = Mogrifiers(rules).show();
-    reading.put("USE_DOG_STATSD_MOGRIFIERS", "stats_mogrifiers", text);
+    reading.put("USE_DOG_STATSD_MOGRIFIERS", "compat.stats.mogrifiers", text);
 }
 
 fn read_mogrifier(reading: &EnvReader<'_>, name: &str) -> Result<Mogrifier, (String, String)> {

@@ -80,7 +80,7 @@ fn limit_text(limit: RateLimitOverride) -> String {
 }
 
 /// Merges the metadata of the rules whose descriptors are within their limits.
-/// The setting `shadow_mode` does not matter here.
+/// The setting `answers.shadow_mode` does not matter here.
 fn rule_metadata(decision: &Decision) -> Struct {
     let mut merged = Struct::default();
     for status in decision.statuses.iter().filter(|s| s.decision.verdict == Verdict::Allow) {

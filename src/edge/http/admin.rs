@@ -38,7 +38,7 @@ pub use show::{ConfigLoads, LoadError, config, fleet, rlconfig};
 /// The dependencies of the admin port.
 #[derive(Clone)]
 pub struct Admin {
-    /// The setting `admin_token`, which callers must send as `Authorization: Bearer …`.
+    /// The setting `listen.admin_token`, which callers must send as `Authorization: Bearer …`.
     pub token: Option<SecretText>,
     /// Serves the pages that envoyproxy/ratelimit has too (`/`, `/rlconfig` and `/stats`)
     /// without a token. The other paths still need a token.
@@ -204,7 +204,8 @@ async fn grant(State(admin): State<Admin>, Query(query): Query<Vec<(String, Stri
     run_counter_action(&admin, query, CounterAction::Grant).await
 }
 
-/// Rejects changes if `admin_token` is not set. Otherwise every local user could change counters.
+/// Rejects changes if `listen.admin_token` is not set. Otherwise every local user could change
+/// counters.
 async fn require_token_setting(
     State(admin): State<Admin>,
     request: Request,
@@ -213,7 +214,7 @@ async fn require_token_setting(
     if admin.token.is_some() {
         return next.run(request).await;
     }
-    let why = "counters and limits are changed only where admin_token is set\n";
+    let why = "counters and limits are changed only where listen.admin_token is set\n";
     (StatusCode::FORBIDDEN, PLAIN, why).into_response()
 }
 
@@ -255,7 +256,7 @@ async fn authorize(State(admin): State<Admin>, request: Request, next: Next) -> 
     let challenge = [(WWW_AUTHENTICATE, "Bearer")];
     let why = match admin.token {
         Some(_) => "a bearer token is needed\n",
-        None => "a bearer token is needed, which admin_token sets; none is set\n",
+        None => "a bearer token is needed, which listen.admin_token sets; none is set\n",
     };
     (StatusCode::UNAUTHORIZED, challenge, PLAIN, why).into_response()
 }

@@ -627,7 +627,7 @@ impl FleetReporter {
                 {
                     tracing::warn!(
                         "the store does not know the requests in flight yet, keeping current shares \
-                         for fleet_term and max_duration"
+                         for fleet.share_expiry and max_duration"
                     );
                 }
             }

@@ -35,7 +35,7 @@ pub struct PlanSettings {
     pub quota_for_all: bool,
 }
 
-/// The key names of counters (setting `counter_keys`).
+/// The key names of counters (setting `compat.store.key_format`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KeyNaming {
     /// Distinct descriptors have distinct counters.

@@ -42,7 +42,7 @@ impl PeerReceiver {
     fn validate_batch(&self, parcel: &Parcel) -> Result<Letters, BatchError> {
         // Verified first, so that a caller without the secret learns nothing from the later errors.
         if !self.trust.is_authentic(parcel) {
-            let why = "the seal is not the fleet's: is `peer_secret` the same everywhere?";
+            let why = "the seal is not the fleet's: is `fleet.peers.secret` the same everywhere?";
             return Err((ForwardingEvent::Rejected, Status::permission_denied(why)));
         }
         let Some(membership) = self.engine.membership() else {
