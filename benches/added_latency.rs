@@ -121,14 +121,20 @@ fn service(home: &Path) -> (Running, SocketAddr) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
     command.args([
         "serve",
-        "--grpc-port=0",
-        "--http-port=0",
-        "--admin-port=0",
-        "--metrics-port=0",
-        "--peer-port=0",
+        "--listen-grpc-port=0",
+        "--listen-http-port=0",
+        "--listen-admin-port=0",
+        "--listen-metrics-port=0",
+        "--listen-peer-port=0",
     ]);
     command
-        .args(["--host=127.0.0.1", "--log-level=warn", "--hooks", HOOKS, "--limits"])
+        .args([
+            "--listen-host=127.0.0.1",
+            "--telemetry-log-level=warn",
+            "--hooks",
+            HOOKS,
+            "--limits-paths",
+        ])
         .arg(limits);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);

@@ -169,7 +169,7 @@ fn services(what: &str, first: &Path, second: &Path) {
     std::fs::write(dir.path().join("shop.yaml"), LIMITS).unwrap();
     let start = |exe: &Path| {
         let mut command = Command::new(exe);
-        Server::start(command.args(ARGUMENTS).arg("--limits").arg(dir.path()))
+        Server::start(command.args(ARGUMENTS).arg("--limits-paths").arg(dir.path()))
     };
     let takes = |server: &Server| client.block_on(server.cpu_per_call(CALLS));
     let compared = |_| {

@@ -43,7 +43,7 @@ fn main() {
     let ours = Server::start(
         Command::new(env!("CARGO_BIN_EXE_sluicegate"))
             .args(ARGUMENTS)
-            .arg("--limits")
+            .arg("--limits-paths")
             .arg(dir.path()),
     );
     let constant = Server::start(Command::new(std::env::current_exe().unwrap()).arg("--constant"));

@@ -62,7 +62,7 @@ waits_for() {
 command='cargo run --release -- serve --settings config/start.yaml'
 shown "$command"
 cargo build --quiet --release --locked || { row 'the build' 'success' 'failure'; }
-SLUICEGATE_ADMIN_TOKEN=open-sesame $sluicegate serve --settings config/start.yaml >"$home/said" 2>"$home/log" &
+SLUICEGATE_LISTEN_ADMIN_TOKEN=open-sesame $sluicegate serve --settings config/start.yaml >"$home/said" 2>"$home/log" &
 served=$!
 waits_for localhost:8080/readyz && got=ready || got='not ready'
 row "\`$command\`" ready "$got"
@@ -107,11 +107,11 @@ step '{' 'cargo run --release -- schema limits'
 redis-server --save '' >"$home/redis" 2>&1 &
 redis=$!
 for _ in $(seq 100); do redis-cli ping >/dev/null 2>&1 && break; sleep 0.1; done
-shown 'cargo run --release -- doctor --backend redis://127.0.0.1'
-$sluicegate doctor --backend redis://127.0.0.1 >"$home/doctor" 2>&1
-row '`cargo run --release -- doctor --backend redis://127.0.0.1`, its exit code' 0 $?
-short='grep -c "^response_headers: draft"'
-step 1 'sluicegate serve --limits config/limits --response-headers draft --print-config'
+shown 'cargo run --release -- doctor --store-url redis://127.0.0.1'
+$sluicegate doctor --store-url redis://127.0.0.1 >"$home/doctor" 2>&1
+row '`cargo run --release -- doctor --store-url redis://127.0.0.1`, its exit code' 0 $?
+short='grep -c "^  headers: draft"'
+step 1 'sluicegate serve --limits-paths config/limits --answers-headers draft --print-config'
 
 kill "$served"
 wait "$served"

@@ -96,8 +96,8 @@ fn row(what: &str, measured: f64, unit: &str, bound: &str) {
 fn server(store: &Store) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("shop.yaml"), LIMITS).unwrap();
-    let memory = Server::start(dir.path(), &["--backend", "memory"]);
-    let shared = ["--backend", &store.url(), "--backend-deadline", "10s"];
+    let memory = Server::start(dir.path(), &["--store-url", "memory"]);
+    let shared = ["--store-url", &store.url(), "--store-deadline", "10s"];
     let strict = Server::start(dir.path(), &shared);
     let client = tokio(1);
     let cost = |server: &Server| client.block_on(cpu_per_question(server));
@@ -115,8 +115,8 @@ fn latency(store: &Store) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("shop.yaml"), LIMITS).unwrap();
     let server =
-        Server::start(dir.path(), &["--backend", &store.url(), "--backend-deadline", "10s"]);
-    let memory = Server::start(dir.path(), &["--backend", "memory"]);
+        Server::start(dir.path(), &["--store-url", &store.url(), "--store-deadline", "10s"]);
+    let memory = Server::start(dir.path(), &["--store-url", "memory"]);
     let both = |halting: &str| {
         alone(&server, &format!("strict{halting}"), "250");
         alone(&memory, &format!("memory{halting}"), "");
@@ -320,15 +320,16 @@ impl Server {
         let mut process = Command::new(env!("CARGO_BIN_EXE_sluicegate"))
             .args([
                 "serve",
-                "--grpc-port=0",
-                "--http-port=0",
-                "--admin-port=0",
-                "--metrics-port=0",
-                "--peer-port=0",
+                "--listen-grpc-port=0",
+                "--listen-http-port=0",
+                "--listen-admin-port=0",
+                "--listen-metrics-port=0",
+                "--listen-peer-port=0",
             ])
-            .args(["--host=127.0.0.1", "--threads=2", "--log-level=error", "--limits"])
+            .args(["--listen-host=127.0.0.1", "--telemetry-log-level=error", "--limits-paths"])
             .arg(limits)
             .args(flags)
+            .env("TOKIO_WORKER_THREADS", "2")
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();

@@ -19,17 +19,16 @@ pub(crate) const IN_FLIGHT: usize = 32;
 pub(crate) const LIMITS: &str = "domain: shop\ndescriptors:\n- key: api_key\n  \
                           rate_limit: {requests_per_unit: 4000000000, unit: day}\n";
 
-/// Arguments of `sluicegate` except its limits: free ports, two threads, counters in memory.
-pub(crate) const ARGUMENTS: [&str; 9] = [
+/// Arguments of `sluicegate` except its limits: free ports, counters in memory.
+pub(crate) const ARGUMENTS: [&str; 8] = [
     "serve",
-    "--grpc-port=0",
-    "--http-port=0",
-    "--admin-port=0",
-    "--metrics-port=0",
-    "--peer-port=0",
-    "--host=127.0.0.1",
-    "--threads=2",
-    "--log-level=warn",
+    "--listen-grpc-port=0",
+    "--listen-http-port=0",
+    "--listen-admin-port=0",
+    "--listen-metrics-port=0",
+    "--listen-peer-port=0",
+    "--listen-host=127.0.0.1",
+    "--telemetry-log-level=warn",
 ];
 
 /// A server process and its gRPC address.
@@ -39,9 +38,10 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Returns after the process printed `ready`.
+    /// Starts the process with two worker threads. Returns after it printed `ready`.
     pub(crate) fn start(command: &mut Command) -> Self {
-        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+        command.env("TOKIO_WORKER_THREADS", "2").stdout(Stdio::piped());
+        let mut process = command.spawn().unwrap();
         let lines = BufReader::new(process.stdout.take().unwrap()).lines();
         let mut address = None;
         for line in lines.map(Result::unwrap) {

@@ -19,7 +19,7 @@ const MAX_REPLY_BYTES: usize = 16 << 20;
 const HEX_DIGITS: &[u8; 16] = b"0123456789ABCDEF";
 /// The environment variable with the bearer token for the admin port. Every local user could see a
 /// command-line flag.
-const TOKEN_VARIABLE: &str = "SLUICEGATE_ADMIN_TOKEN";
+const TOKEN_VARIABLE: &str = "SLUICEGATE_LISTEN_ADMIN_TOKEN";
 
 /// Asks the replica at `server` which limits a check of these descriptors matches.
 ///
@@ -113,7 +113,7 @@ async fn send_request(method: Method, url: &str) -> Result<Vec<u8>, String> {
     match status {
         StatusCode::OK => Ok(body.into()),
         StatusCode::UNAUTHORIZED if token.is_some() => Err(format!(
-            "{url}: wrong token in {TOKEN_VARIABLE}; it must be the replica's admin_token"
+            "{url}: wrong token in {TOKEN_VARIABLE}; it must be the replica's listen.admin_token"
         )),
         StatusCode::UNAUTHORIZED => {
             Err(format!("{url}: a token is required; set {TOKEN_VARIABLE}"))

@@ -46,8 +46,8 @@ pub enum Command {
 /// Arguments of `sluicegate serve`. No `Debug`, because flags may contain a token.
 #[derive(Args)]
 #[command(
-    after_help = "Each setting is also a variable, SLUICEGATE_A_B_C for --a-b-c, and a key of \
-server.yaml, a_b_c. Flags win over variables, variables over server.yaml, that over the defaults."
+    after_help = "Each setting is also a variable, SLUICEGATE_STORE_URL for --store-url, and a key \
+of server.yaml, `store: {url: …}`. Flags win over variables, variables over server.yaml."
 )]
 pub struct ServeArgs {
     /// Read settings from this file; `config/server.yaml` lists all of them.
@@ -80,7 +80,7 @@ pub struct CheckArgs {
     /// Exit with 1 for warnings, too.
     #[arg(long)]
     pub warnings_as_errors: bool,
-    /// Merge files with the same domain, like the setting `merge_domains`.
+    /// Merge files with the same domain, like the setting `limits.merge_domains`.
     #[arg(long, visible_alias = "merge")]
     pub merge_domains: bool,
 }
@@ -197,7 +197,7 @@ pub struct ExplainArgs {
     /// Output format of the explanation.
     #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
     pub format: OutputFormat,
-    /// Merge files with the same domain, like the setting `merge_domains`.
+    /// Merge files with the same domain, like the setting `limits.merge_domains`.
     #[arg(long)]
     pub merge_domains: bool,
 }
@@ -265,7 +265,7 @@ fn insert_ratelimit_command(mut argv: Vec<OsString>) -> Vec<OsString> {
 
 const RATELIMIT_PROGRAM: &str = "ratelimit";
 
-/// Adds unknown flags to the settings of `serve` and `ratelimit`. For other commands they are an
+/// Adds unknown flags to the settings of `serve`, `ratelimit` and `doctor`. For other commands they are an
 /// error.
 fn add_unknown_flags(
     mut cli: Cli,
@@ -274,6 +274,7 @@ fn add_unknown_flags(
 ) -> Result<Cli, clap::Error> {
     match (&mut cli.command, first_error) {
         (Command::Serve(serve) | Command::Ratelimit(serve), _) => serve.flags.given.extend(unknown),
+        (Command::Doctor(doctor), _) => doctor.flags.given.extend(unknown),
         (_, Some(error)) => return Err(error),
         (_, None) => {}
     }
@@ -309,7 +310,7 @@ impl Args for SettingFlags {
     fn augment_args(command: clap::Command) -> clap::Command {
         let defaults = Settings::default();
         let flags = table().iter().map(|row| flag_arg(row, &defaults));
-        command.next_help_heading("Settings").args(flags)
+        command.args(flags)
     }
 
     fn augment_args_for_update(command: clap::Command) -> clap::Command {
@@ -322,7 +323,9 @@ fn flag_arg(row: &'static Setting, defaults: &Settings) -> Arg {
     // The placeholder is a short list of the allowed words, or else the unit. A longer one would
     // indent the whole help text.
     let value_name = if row.unit == "word" { row.accepts.as_str() } else { row.unit };
+    let heading = if row.block().is_empty() { "Settings" } else { row.block() };
     let arg = Arg::new(row.name).long(row.flag.as_str()).help(help).value_name(value_name);
+    let arg = arg.help_heading(heading);
     // Collects every value of a repeated flag, so that it is reported with the other problems.
     let arg = arg.action(ArgAction::Append).allow_negative_numbers(true);
     match row.shape {

@@ -18,7 +18,7 @@ use super::args::{DoctorArgs, OutputFormat};
 use super::serve::store;
 use super::{CommandOutcome, Terminal};
 use crate::clock::Clock;
-use crate::config::settings::{CounterKeys, Settings};
+use crate::config::settings::{KeyFormat, Settings};
 use crate::store::redis::RedisOptions;
 use evaluate::{DoctorFinding, DoctorRequirements, DoctorSeverity, RedisFacts, evaluate_facts};
 
@@ -32,7 +32,7 @@ pub(super) fn doctor(
 ) -> io::Result<CommandOutcome> {
     let stores = store::all_redis_options(settings);
     if stores.is_empty() {
-        writeln!(terminal.err, "error: no Redis is configured; name one with --backend")?;
+        writeln!(terminal.err, "error: no Redis is configured; name one with --store-url")?;
         return Ok(CommandOutcome::Failed);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -51,7 +51,7 @@ pub(super) fn doctor(
                 examined.extend(facts);
             }
             Err(error) => {
-                let fix = "check the address and the credentials in --backend";
+                let fix = "check the address and the credentials in --store-url";
                 writeln!(terminal.err, "error: {error}: {fix}")?;
                 return Ok(CommandOutcome::Failed);
             }
@@ -69,9 +69,9 @@ pub(super) fn doctor(
 
 fn requirements(settings: &Settings) -> DoctorRequirements {
     DoctorRequirements {
-        call_timeout: settings.backend_deadline,
-        has_compat_keys: settings.counter_keys == CounterKeys::Envoyproxy,
-        has_second_store: settings.backend_per_second.is_some(),
+        call_timeout: settings.store.deadline,
+        has_compat_keys: settings.compat.store.key_format == KeyFormat::Compat,
+        has_second_store: settings.compat.store.per_second_url.is_some(),
     }
 }
 

@@ -30,7 +30,7 @@ use tokio::task::JoinSet;
 
 use super::ratelimit::VariableNote;
 use super::{CommandOutcome, Terminal, doctor};
-use crate::config::settings::{self, OtlpProtocol, Settings, StoreSetting};
+use crate::config::settings::{self, OtlpProtocol, Settings, StoreUrl};
 use crate::edge::grpc::incoming::GrpcListener;
 use crate::edge::grpc::tls::ServerTls;
 use crate::edge::health::{Health, Readiness};
@@ -78,13 +78,14 @@ pub(super) fn serve(
     notes: &[VariableNote],
     terminal: &mut Terminal<'_>,
 ) -> std::io::Result<CommandOutcome> {
-    log::start(settings.log_level, settings.log_format);
+    log::start(settings.telemetry.log.level, settings.telemetry.log.format);
     for VariableNote { variable, line } in notes {
         tracing::warn!("{variable}: {line}");
     }
-    let served = runtime(settings).map_err(ServeError::from).and_then(|runtime| {
+    let served = runtime().map_err(ServeError::from).and_then(|runtime| {
         let served = runtime.block_on(run(settings, terminal));
-        // Do not wait for requests in flight: they have already had `drain_timeout` to finish.
+        // Do not wait for requests in flight: they have already had `listen.drain_timeout` to
+        // finish.
         runtime.shutdown_background();
         served
     });
@@ -101,17 +102,16 @@ pub(super) fn serve(
     }
 }
 
-fn runtime(settings: &Settings) -> std::io::Result<tokio::runtime::Runtime> {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    if let Some(threads) = usize::try_from(settings.threads).ok().filter(|threads| *threads > 0) {
-        builder.worker_threads(threads);
-    }
-    builder.enable_all().build()
+/// Creates the runtime, with one worker thread for each CPU. The environment variable
+/// `TOKIO_WORKER_THREADS` sets another number.
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()
 }
 
 async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), ServeError> {
     // Install the signal handlers first, so that no signal during startup is lost.
-    let (mut shutdown_signals, reload_signals) = ShutdownSignals::install(settings.on_hangup)?;
+    let (mut shutdown_signals, reload_signals) =
+        ShutdownSignals::install(settings.compat.listen.on_hangup)?;
     check_settings(settings)?;
     let tls = connections::load_tls(settings).map_err(ServeError::InvalidSettings)?;
     let bound = StartupListeners::bind_startup(settings).await.map_err(ServeError::Listen)?;
@@ -136,7 +136,7 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Ser
     let mut listeners = bound.bind_rest(settings).await.map_err(ServeError::Listen)?;
     let first_config = source.published.borrow().clone();
     if let (None, false, Some(refused)) =
-        (&first_config.config, settings.start_without_config, &first_config.status.last_error)
+        (&first_config.config, settings.limits.start_without, &first_config.status.last_error)
     {
         let message = limits::error_text(refused);
         return Err(match refused.reason {
@@ -146,7 +146,7 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Ser
             | LoadFailure::ParserPanicked => ServeError::UnreadableLimits(message),
         });
     }
-    let health = Health::new(if settings.healthy_with_config {
+    let health = Health::new(if settings.limits.required_for_health {
         Readiness::NoConfig
     } else {
         Readiness::Ready
@@ -184,8 +184,10 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Ser
     }
     writeln!(terminal.out, "ready")?;
     terminal.out.flush()?;
-    let times =
-        DrainTimes { delay: settings.drain_delay.into(), finish: settings.drain_timeout.into() };
+    let times = DrainTimes {
+        delay: settings.listen.drain_delay.into(),
+        finish: settings.listen.drain_timeout.into(),
+    };
     let ended = tokio::select! {
         ended = tasks.wait_for_listeners() => ended,
         () = drain::run_drain(shutdown_signals, health, phase, times) => Ok(()),
@@ -205,9 +207,10 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Ser
 
 /// Validates the rules that involve several settings.
 fn check_settings(settings: &Settings) -> Result<(), ServeError> {
-    let is_empty_allowed = settings.limits_optional || settings.xds_server.is_some();
-    if settings.limits.is_empty() && !is_empty_allowed {
-        let why = "no limits: name a file or a directory with --limits".to_owned();
+    let is_empty_allowed =
+        settings.compat.limits.optional_paths || settings.limits.xds.server.is_some();
+    if settings.limits.paths.is_empty() && !is_empty_allowed {
+        let why = "no limits: name a file or a directory with --limits-paths".to_owned();
         return Err(ServeError::InvalidSettings(why));
     }
     store::check_settings(settings).map_err(ServeError::InvalidSettings)
@@ -222,9 +225,9 @@ fn print_summary(
     for line in listeners.summary_lines() {
         writeln!(terminal.out, "{line}")?;
     }
-    if let StoreSetting::Redis(url) = &settings.backend {
+    if let StoreUrl::Redis(url) = &settings.store.url {
         writeln!(terminal.out, "counters in {url}")?;
-        if let Some(url) = &settings.backend_per_second {
+        if let Some(url) = &settings.compat.store.per_second_url {
             writeln!(terminal.out, "counters of limits per second in {url}")?;
         }
     }
@@ -258,7 +261,7 @@ struct ServiceContext<'s> {
 
 impl ServiceContext<'_> {
     fn start(self, listeners: Listeners, source: ConfigSource, parts: &mut ServiceTasks) {
-        let readiness = self.settings.healthy_with_config.then(|| self.health.clone());
+        let readiness = self.settings.limits.required_for_health.then(|| self.health.clone());
         let limits = LimitsFollower::start(
             source.published,
             Arc::clone(&self.engine),
@@ -281,7 +284,7 @@ impl ServiceContext<'_> {
             ));
         }
         self.start_admin(listeners.admin, limits.subscribe(), parts);
-        if self.settings.healthy_with_backend {
+        if self.settings.store.required_for_health {
             let (health, engine) = (self.health.clone(), Arc::clone(&self.engine));
             health.set_store_available(false);
             parts.spawn_background(connections::follow_store(health, engine));
@@ -289,7 +292,8 @@ impl ServiceContext<'_> {
         parts.spawn_background(limits.follow());
         parts.spawn_background(async move { drop(source.task.await) });
         if let Some(socket) = listeners.syslog {
-            let (engine, from) = (Arc::clone(&self.engine), self.settings.syslog_from.clone());
+            let (engine, from) =
+                (Arc::clone(&self.engine), self.settings.listen.syslog_from.clone());
             parts.spawn_background(syslog::serve(socket, engine, from));
         }
         let expiry_engine = Arc::clone(&self.engine);
@@ -344,7 +348,7 @@ impl ServiceContext<'_> {
 
     /// Starts to export spans and metrics if the environment names a collector.
     fn start_telemetry(&self) -> OtlpExporters {
-        if !self.settings.otlp {
+        if !self.settings.telemetry.otlp.enabled {
             return OtlpExporters::default();
         }
         let look = self.gauges_reader();
@@ -360,19 +364,19 @@ impl ServiceContext<'_> {
     /// Returns the defaults for unset `OTEL_*` variables.
     fn otlp_defaults(&self) -> otlp::OtlpDefaults {
         let settings = self.settings;
-        let mut attributes = settings.otlp_attributes.0.clone();
+        let mut attributes = settings.compat.tracing.attributes.0.clone();
         if !attributes.iter().any(|(name, _)| name == "service.instance.id") {
             attributes.push(("service.instance.id".to_owned(), store::random_uuid()));
         }
         otlp::OtlpDefaults {
-            protocol: match settings.otlp_protocol {
+            protocol: match settings.compat.tracing.protocol {
                 OtlpProtocol::Grpc => otlp::OtlpTransport::Grpc,
                 OtlpProtocol::Http => otlp::OtlpTransport::Http,
             },
-            has_metrics: settings.otlp_counts,
-            service_name: settings.otlp_service.clone(),
+            has_metrics: settings.compat.tracing.metrics,
+            service_name: settings.compat.tracing.service_name.clone(),
             attributes,
-            sampled_fraction: f64::from(settings.otlp_sampled.get()),
+            sampled_fraction: f64::from(settings.compat.tracing.sampling_ratio.get()),
         }
     }
 
@@ -385,10 +389,13 @@ impl ServiceContext<'_> {
         let look = self.gauges_reader();
         let own = move || METRICS.page(look()).to_string();
         let engine = Arc::clone(&self.engine);
-        let names = self.settings.metrics_names;
+        let names = self.settings.compat.metrics.names;
         let page = stats::metrics_page(names, own, engine, read_stats);
-        let router =
-            http::metrics::router(&self.settings.metrics_path, page, stats::page_formats(names));
+        let router = http::metrics::router(
+            &self.settings.compat.metrics.path,
+            page,
+            stats::page_formats(names),
+        );
         self.start_pages(listener, router, parts);
     }
 
@@ -418,8 +425,8 @@ impl ServiceContext<'_> {
         parts: &mut ServiceTasks,
     ) {
         let admin = http::admin::Admin {
-            token: self.settings.admin_token.clone(),
-            debug_pages: self.settings.debug_pages,
+            token: self.settings.listen.admin_token.clone(),
+            debug_pages: self.settings.compat.listen.debug_pages,
             engine: Arc::clone(&self.engine),
             load_report: Arc::new(move || limits::admin_loads(&published)),
         };
@@ -498,11 +505,11 @@ impl ServiceTasks {
 }
 
 fn memory_store(settings: &Settings) -> MemoryStore {
-    let when_full = match settings.when_full {
+    let when_full = match settings.store.when_full {
         settings::WhenFull::Deny => memory::WhenFull::Deny,
         settings::WhenFull::Allow => memory::WhenFull::Allow,
     };
-    let max_keys = usize::try_from(settings.max_keys).unwrap_or(usize::MAX);
+    let max_keys = usize::try_from(settings.store.max_keys).unwrap_or(usize::MAX);
     MemoryStore::new(max_keys, when_full, hash_secret())
 }
 
@@ -517,28 +524,31 @@ fn hash_secret() -> [u8; 16] {
 }
 
 fn engine_policy(settings: &Settings) -> DecisionPolicy {
-    let keys = match settings.counter_keys {
-        settings::CounterKeys::Injective => KeyNaming::Unique,
-        settings::CounterKeys::Envoyproxy => KeyNaming::Envoyproxy,
+    let keys = match settings.compat.store.key_format {
+        settings::KeyFormat::Own => KeyNaming::Unique,
+        settings::KeyFormat::Compat => KeyNaming::Envoyproxy,
     };
-    let overrides = match settings.overrides {
-        settings::Overrides::Allow => OverridePolicy::Allow,
-        settings::Overrides::Deny => OverridePolicy::Deny,
-        settings::Overrides::Max => OverridePolicy::Max,
+    let overrides = match settings.limits.overrides {
+        settings::Overrides::Replace => OverridePolicy::Allow,
+        settings::Overrides::Ignore => OverridePolicy::Deny,
+        settings::Overrides::Lower => OverridePolicy::Max,
     };
-    let planning = PlanSettings { keys, overrides, quota_for_all: settings.quota_mode };
-    let near_limit_ratio = settings.near_limit_ratio.get();
-    DecisionPolicy { planning, is_shadow: settings.shadow_mode, near_limit_ratio }
+    let planning =
+        PlanSettings { keys, overrides, quota_for_all: settings.compat.limits.quota_mode };
+    let near_limit_ratio = settings.telemetry.metrics.near_limit_ratio.get();
+    DecisionPolicy { planning, is_shadow: settings.answers.shadow_mode, near_limit_ratio }
 }
 
 fn reporting_options(settings: &Settings) -> ReplyOptions {
     ReplyOptions {
         headers: headers::RateLimitHeaders::from_settings(settings),
         upstream_names: settings
+            .compat
+            .answers
             .request_headers
             .then(|| headers::CompatHeaderNames::from_settings(settings)),
-        dynamic_metadata: settings.dynamic_metadata,
-        allow_negative_hits: settings.negative_hits,
+        dynamic_metadata: settings.answers.metadata,
+        allow_negative_hits: settings.limits.refunds,
     }
 }
 
@@ -558,7 +568,7 @@ async fn sweep_counters(memory: Arc<MemoryStore>, engine: Arc<Engine>) {
             tracing::warn!(
                 new_keys = full - reported,
                 max_keys = memory.max_keys(),
-                "store is full: raise max_keys, or find the descriptor with too many values"
+                "store is full: raise store.max_keys, or find the descriptor with too many values"
             );
             reported = full;
         }

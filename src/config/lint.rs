@@ -104,8 +104,8 @@ impl DomainLint<'_, '_, '_> {
             (Some(_), Some((key, _))) => self.note_limits_without_key(key),
             (Some((_, at)), None) => {
                 let message = "in a Redis Cluster one node has all counters of this domain, and \
-                               charges a check in one step; in two where `backend_per_second` \
-                               or `counter_keys: envoyproxy` takes some elsewhere"
+                               charges a check in one step; in two where `compat.store.per_second_url` \
+                               or `compat.store.key_format: compat` takes some elsewhere"
                     .to_owned();
                 let fix = "`colocate: KEY`, an entry that all its descriptors have, spreads them";
                 self.findings.add(Code::SeveralSlots, at, message, fix);
@@ -135,7 +135,7 @@ impl DomainLint<'_, '_, '_> {
                 "in a Redis Cluster this limit is charged in two steps with others, held first and \
                  kept or given back then: its descriptors have no entry `{key}`"
             );
-            let fix = "in memory and on a single Redis, without `backend_per_second`, all is charged in one step";
+            let fix = "in memory and on a single Redis, without `compat.store.per_second_url`, all is charged in one step";
             self.findings.add(Code::SeveralSlots, self.key_span(node), message, fix);
         }
     }

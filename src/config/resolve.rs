@@ -123,7 +123,8 @@ fn report_duplicate_domain(
 ) {
     let first = FileSpan { file: first, span: files[first].0.domain.span };
     let message = format!("duplicate domain `{domain}`, first in {}", findings.place(first));
-    let fix = "put both into one file, or allow it with `merge_domains: true`".to_owned();
+    let fix =
+        "put both into one file, or allow it with the setting `limits.merge_domains`".to_owned();
     findings.add(Code::DuplicateDomain, at, message, fix);
 }
 

@@ -7,10 +7,10 @@
 //!
 //! | header | content | sent if |
 //! |---|---|---|
-//! | three names from the settings | the binding limit | `response_headers: reference` or `all` |
+//! | three names from the settings | the binding limit | `answers.headers: compat` or `all` |
 //! | `RateLimit-Policy`: `"name";q=100;w=60` | limits that counted or denied | `draft` or `all` |
 //! | `RateLimit`: `"name";r=50;t=30` | the same limits in the same order | `draft` or `all` |
-//! | `Retry-After` | the retry-after of the decision | `retry_after: true`, and denied |
+//! | `Retry-After` | the retry-after of the decision | `answers.retry_after: true`, and denied |
 //!
 //! Sources: envoyproxy/ratelimit for the three named headers; RFC 9110 §10.2.3 for `Retry-After`;
 //! draft-ietf-httpapi-ratelimit-headers-10 and RFC 9651 (structured fields) for the others.
@@ -74,17 +74,18 @@ impl Default for CompatHeaderNames {
 pub type HeaderPair<'h> = (&'h str, String);
 
 impl RateLimitHeaders {
-    /// Returns the headers that the settings `response_headers` and `retry_after` select.
+    /// Returns the headers that the settings `answers.headers` and `answers.retry_after`
+    /// select.
     #[must_use]
     pub fn from_settings(settings: &Settings) -> Self {
-        let selected = settings.response_headers;
-        let has_compat = matches!(selected, ResponseHeaders::Ratelimit | ResponseHeaders::All);
+        let selected = settings.answers.headers;
+        let has_compat = matches!(selected, ResponseHeaders::Compat | ResponseHeaders::All);
         Self {
             compat_names: has_compat.then(|| CompatHeaderNames::from_settings(settings)),
             // Clients should not obey limits in shadow mode, which are not enforced.
             draft: matches!(selected, ResponseHeaders::Draft | ResponseHeaders::All)
-                && !settings.shadow_mode,
-            retry_after: settings.retry_after,
+                && !settings.answers.shadow_mode,
+            retry_after: settings.answers.retry_after,
         }
     }
 
@@ -111,9 +112,9 @@ impl CompatHeaderNames {
     #[must_use]
     pub fn from_settings(settings: &Settings) -> Self {
         Self {
-            limit: settings.limit_header.as_str().into(),
-            remaining: settings.remaining_header.as_str().into(),
-            reset: settings.reset_header.as_str().into(),
+            limit: settings.compat.answers.limit_header.as_str().into(),
+            remaining: settings.compat.answers.remaining_header.as_str().into(),
+            reset: settings.compat.answers.reset_header.as_str().into(),
         }
     }
 

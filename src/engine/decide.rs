@@ -132,9 +132,9 @@ pub enum CheckError {
         /// The unit's number in the request.
         got: i32,
     },
-    /// The descriptor is a refund (`is_negative_hits`), and the setting `negative_hits` is off.
+    /// The descriptor is a refund (`is_negative_hits`), and the setting `limits.refunds` is off.
     #[error(
-        "descriptor {descriptor}: is_negative_hits is refused; turn the setting negative_hits on"
+        "descriptor {descriptor}: is_negative_hits is refused; turn the setting limits.refunds on"
     )]
     RefundsDisabled {
         /// The index of the descriptor, from 0.

@@ -67,7 +67,7 @@ pub struct XdsOptions {
     pub backoff: BackoffBounds,
 }
 
-/// The error for a header in the setting `xds_headers` with an invalid name or value.
+/// The error for a header in the setting `compat.xds.headers` with an invalid name or value.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error("the header `{0}` has an invalid name or value (setting xds_headers)")]
 pub struct InvalidXdsHeader(String);

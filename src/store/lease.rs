@@ -35,7 +35,7 @@ pub enum LeaseOutcome {
     Applied(BorrowReply),
     /// The store had already applied a later message of this replica. Nothing was charged.
     Superseded,
-    /// Nothing was charged: the key is new, the store is full, and `when_full` chose this verdict.
+    /// Nothing was charged: the key is new, the store is full, and `store.when_full` chose this verdict.
     StoreFull(Verdict),
     /// Nothing was charged: at this instant of the store's clock, no calendar window is open.
     Stale(Nanos),

@@ -38,7 +38,8 @@ pub struct CheckDecided<R> {
     pub is_shadowed: bool,
     /// One reason for each descriptor.
     pub reasons: R,
-    /// The number of descriptors that were allowed beyond `near_limit_ratio` of their limit.
+    /// The number of descriptors that were allowed beyond `telemetry.metrics.near_limit_ratio` of
+    /// their limit.
     pub near_limit: u64,
 }
 
@@ -176,7 +177,7 @@ impl StrictPermitEvent {
 /// The memory store had no room for a new key.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryStoreFull {
-    /// The verdict that the setting `when_full` selects.
+    /// The verdict that the setting `store.when_full` selects.
     pub verdict: Verdict,
 }
 

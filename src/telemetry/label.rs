@@ -187,7 +187,8 @@ named_enum! {
     pub enum DatagramKind {
         /// The datagram is a release of permits.
         Release = "release",
-        /// The sender's address is outside the setting `syslog_from`, so the content is not parsed.
+        /// The sender's address is outside the setting `listen.syslog_from`, so the content is not
+        /// parsed.
         UntrustedSource = "untrusted_source",
         /// The datagram is longer than any release.
         TooLong = "too_long",
@@ -220,7 +221,7 @@ named_enum! {
         Dropped = "dropped",
         /// The owner did not accept the release in time, or is no longer live.
         TimedOut = "timed_out",
-        /// The address of the owner is outside the setting `peer_networks`.
+        /// The address of the owner is outside the setting `fleet.peers.networks`.
         AddressNotAllowed = "address_not_allowed",
     }
 }

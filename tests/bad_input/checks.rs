@@ -47,7 +47,7 @@ fn cases() -> Vec<Case> {
         invalid("2^63 hits", vec![hits(k("good"), 1 << 63)], "9223372036854775808"),
         invalid("2^64 - 1 hits", vec![hits(k("good"), u64::MAX)], "18446744073709551615"),
         invalid("2^63 hits back", vec![refund(k("good"), 1 << 63)], "9223372036854775808"),
-        invalid("a refund while refunds are off", vec![refund(k("good"), 1)], "negative_hits"),
+        invalid("a refund while refunds are off", vec![refund(k("good"), 1)], "limits.refunds"),
         invalid("1001 descriptors", vec![k("good"); 1_000], "1001 descriptors"),
         invalid("10000 descriptors", vec![k("good"); 9_999], "10000 descriptors"),
         invalid("a value of 64 KiB", vec![k(&long)], "65536"),

@@ -10,8 +10,6 @@ use std::fmt::Write as _;
 use super::{Fixture, LIMITS, k, put};
 use crate::support::waiting::until;
 
-const FLAGS: [&str; 2] = ["--reload-debounce", "20ms"];
-
 /// YAML with 20 levels of nine aliases each, which would expand to 9^20 nodes.
 fn bomb() -> Vec<u8> {
     let mut text = "domain: d\nmetadata:\n  a0: &a0 [x]\n".to_owned();
@@ -37,7 +35,7 @@ fn bad_files() -> Vec<(&'static str, Vec<u8>)> {
 
 #[test]
 fn invalid_file_keeps_the_last_valid_limits_until_corrected() {
-    let mut fixture = Fixture::with(LIMITS, &FLAGS);
+    let mut fixture = Fixture::with(LIMITS, &[]);
     for (label, content) in bad_files() {
         let before = fixture.service.loads().unwrap();
         fixture.assert_unaffected(label, |fixture| {
@@ -54,7 +52,7 @@ fn invalid_file_keeps_the_last_valid_limits_until_corrected() {
 
 #[test]
 fn removed_directory_keeps_its_limits_until_restored() {
-    let mut fixture = Fixture::with(LIMITS, &FLAGS);
+    let mut fixture = Fixture::with(LIMITS, &[]);
     let home = fixture.limits.path().to_owned();
     let away = tempfile::tempdir_in(home.parent().unwrap()).unwrap();
     let aside = away.path().join("aside");
@@ -78,7 +76,7 @@ fn removed_directory_keeps_its_limits_until_restored() {
 
 #[test]
 fn config_page_and_log_count_omitted_errors() {
-    let mut fixture = Fixture::with(LIMITS, &FLAGS);
+    let mut fixture = Fixture::with(LIMITS, &[]);
     let before = fixture.service.loads().unwrap();
     fixture.assert_unaffected("three hundred errors", |fixture| {
         let faults = format!("domain: d\ndescriptors:\n{}", "- {bogus: 1}\n".repeat(300));
@@ -115,7 +113,7 @@ fn wait_for_load(fixture: &Fixture, label: &str, before: u64) {
 
 #[test]
 fn checks_fail_until_the_first_valid_limits_load() {
-    let flags = [&FLAGS[..], &["--start-without-config", "true"]].concat();
+    let flags = ["--limits-start-without", "true"];
     let fixture = Fixture::with("domain: [\n", &flags);
     let refusal = fixture.try_check(&super::check_request(vec![k("good")])).unwrap_err();
     assert_eq!(refusal.code(), tonic::Code::Unknown);

@@ -24,7 +24,7 @@ fn outcome(response: &RateLimitResponse) -> (Code, u32) {
 
 #[test]
 fn refunded_hits_are_usable_up_to_the_limit() {
-    let fixture = Fixture::with(STRATEGIES, &["--negative-hits", "true"]);
+    let fixture = Fixture::with(STRATEGIES, &["--limits-refunds", "true"]);
     for key in ["fixed_window", "gcra", "sliding_window", "sliding_log"] {
         let one = || pair(key, "v");
         let steps = [
@@ -57,7 +57,7 @@ fn denied(key: &str) -> u32 {
 
 #[test]
 fn json_checks_refund_hits() {
-    let fixture = Fixture::with(LIMITS, &["--negative-hits", "true"]);
+    let fixture = Fixture::with(LIMITS, &["--limits-refunds", "true"]);
     fixture.check(vec![hits(k("j"), 60)]);
     let body = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"j"}],
         "hitsAddend":"50","isNegativeHits":true}]}"#;
@@ -76,22 +76,25 @@ fn overrides_setting_selects_the_applied_limit() {
     let configured = Some((100, DAY));
     let carried = [("k", 5, DAY), ("k", 500, DAY), ("k", 5, HOUR), ("unknown", 5, DAY)];
     let expected = [
-        ("allow", [Some((5, DAY)), Some((500, DAY)), Some((5, HOUR)), Some((5, DAY))]),
-        ("deny", [configured, configured, configured, None]),
-        ("max", [Some((5, DAY)), configured, configured, Some((5, DAY))]),
+        ("replace", [Some((5, DAY)), Some((500, DAY)), Some((5, HOUR)), Some((5, DAY))]),
+        ("ignore", [configured, configured, configured, None]),
+        ("lower", [Some((5, DAY)), configured, configured, Some((5, DAY))]),
     ];
     for (setting, limits) in expected {
-        let fixture = Fixture::with(LIMITS, &["--overrides", setting]);
+        let fixture = Fixture::with(LIMITS, &["--limits-overrides", setting]);
         for ((key, requests, unit), expected) in carried.into_iter().zip(limits) {
             let got = applied_limit(&fixture, key, requests, unit);
-            assert_eq!(got, expected, "--overrides {setting}: {requests} per unit {unit} on {key}");
+            assert_eq!(
+                got, expected,
+                "--limits-overrides {setting}: {requests} per unit {unit} on {key}"
+            );
         }
     }
 }
 
 #[test]
 fn smaller_override_uses_the_counter_of_the_rule() {
-    let fixture = Fixture::with(LIMITS, &["--overrides", "max"]);
+    let fixture = Fixture::with(LIMITS, &["--limits-overrides", "lower"]);
     fixture.check(vec![hits(k("t"), 4)]);
     let tight = || limited(k("t"), 5, DAY);
     assert_eq!(outcome(&fixture.check(vec![tight()])), (Code::Ok, 0));
@@ -107,7 +110,8 @@ const SHARED: &str = "domain: d\ndescriptors:
 
 #[test]
 fn smaller_override_uses_the_shared_counter_of_the_pattern() {
-    let fixture = Fixture::with(SHARED, &["--overrides", "max", "--negative-hits", "true"]);
+    let fixture =
+        Fixture::with(SHARED, &["--limits-overrides", "lower", "--limits-refunds", "true"]);
     let path = |number: u32| pair("path", &format!("/x/{number}"));
     let tight = |number| limited(path(number), 9, DAY);
     for number in 1..=9 {
@@ -123,7 +127,7 @@ fn smaller_override_uses_the_shared_counter_of_the_pattern() {
 /// As in envoyproxy/ratelimit, an override that replaces the rule does not use its shared counter.
 #[test]
 fn override_that_replaces_the_rule_counts_per_value() {
-    let fixture = Fixture::with(SHARED, &["--overrides", "allow"]);
+    let fixture = Fixture::with(SHARED, &["--limits-overrides", "replace"]);
     for value in ["/x/1", "/x/2"] {
         let one = || limited(pair("path", value), 1, DAY);
         assert_eq!(outcome(&fixture.check(vec![one()])), (Code::Ok, 0), "{value}");
@@ -134,9 +138,10 @@ fn override_that_replaces_the_rule_counts_per_value() {
 /// Starts a service with a deny cache and envoyproxy/ratelimit's counter keys in `redis`.
 fn start_with_deny_cache(redis: &Redis, limits: &str, overrides: &str) -> Fixture {
     let backend = format!("redis+unix://{}", redis.socket().display());
-    let store = ["--backend", &backend, "--backend-deadline", "20s"];
-    let keys = ["--counter-keys", "envoyproxy", "--local-deny-cache", "1048576"];
-    let fixture = Fixture::with(limits, &[&store[..], &keys, &["--overrides", overrides]].concat());
+    let store = ["--store-url", &backend, "--store-deadline", "20s"];
+    let keys = ["--compat-store-key-format", "compat", "--compat-store-deny-cache", "1048576"];
+    let fixture =
+        Fixture::with(limits, &[&store[..], &keys, &["--limits-overrides", overrides]].concat());
     let peek = check_request(vec![hits(k("untouched"), 0)]);
     until("the store answers", || fixture.try_check(&peek).map_err(|status| status.to_string()))
         .unwrap();
@@ -147,7 +152,7 @@ fn start_with_deny_cache(redis: &Redis, limits: &str, overrides: &str) -> Fixtur
 fn cached_denial_of_an_override_denies_no_other_check() {
     let redis = Redis::start();
     let limits = format!("{SHARED}- {{key: k, rate_limit: {{unit: day, requests_per_unit: 1}}}}\n");
-    let fixture = start_with_deny_cache(&redis, &limits, "max");
+    let fixture = start_with_deny_cache(&redis, &limits, "lower");
     let path = |number: u32| pair("path", &format!("/x/{number}"));
     let tight = |number| limited(path(number), 3, DAY);
     let steps = [
@@ -169,7 +174,7 @@ fn cached_denial_of_an_override_denies_no_other_check() {
 #[test]
 fn cached_denial_of_a_replacing_override_denies_all_checks_of_its_key() {
     let redis = Redis::start();
-    let fixture = start_with_deny_cache(&redis, LIMITS, "allow");
+    let fixture = start_with_deny_cache(&redis, LIMITS, "replace");
     assert_eq!(outcome(&fixture.check(vec![hits(k("v"), 5)])), (Code::Ok, 95));
     assert_eq!(outcome(&fixture.check(vec![limited(k("v"), 3, DAY)])), (Code::OverLimit, 0));
     assert_eq!(fixture.check(vec![k("v")]).overall_code(), Code::OverLimit);
@@ -180,7 +185,8 @@ fn full_store_applies_when_full_to_new_keys() {
     for (setting, code, verdict) in
         [("deny", Code::OverLimit, "deny"), ("allow", Code::Ok, "allow")]
     {
-        let fixture = Fixture::with(LIMITS, &["--max-keys", "1", "--when-full", setting]);
+        let fixture =
+            Fixture::with(LIMITS, &["--store-max-keys", "1", "--store-when-full", setting]);
         assert_eq!(outcome(&fixture.check(vec![k("first")])), (Code::Ok, 99), "{setting}");
         for _ in 0..3 {
             assert_eq!(fixture.check(vec![k("second")]).overall_code(), code, "{setting}");
@@ -203,7 +209,7 @@ fn near_limit_threshold_is_a_fraction_of_the_burst() {
     let near = "sluicegate_descriptors_near_limit_total";
     // Hits 9 and 10 are above the near-limit threshold, 0.8 of ten.
     for key in ["burst", "window"] {
-        let fixture = Fixture::with(limits, &["--near-limit-ratio", "0.8"]);
+        let fixture = Fixture::with(limits, &["--telemetry-metrics-near-limit-ratio", "0.8"]);
         for counted in [0, 0, 0, 0, 0, 0, 0, 0, 1, 2] {
             assert_eq!(fixture.check(vec![pair(key, "v")]).overall_code(), Code::Ok, "{key}");
             assert_eq!(fixture.metric(near), counted, "{key}");

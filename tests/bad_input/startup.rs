@@ -13,8 +13,16 @@ fn serve(flags: &[&str]) -> (Option<i32>, String) {
     refused(sluicegate().arg("serve").args(flags))
 }
 
-const FREE_PORTS: [&str; 8] =
-    ["--grpc-port", "0", "--http-port", "0", "--admin-port", "0", "--metrics-port", "0"];
+const FREE_PORTS: [&str; 8] = [
+    "--listen-grpc-port",
+    "0",
+    "--listen-http-port",
+    "0",
+    "--listen-admin-port",
+    "0",
+    "--listen-metrics-port",
+    "0",
+];
 
 fn limits(text: &str) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
@@ -29,7 +37,12 @@ fn occupied_port_error_names_the_flag() {
     let port = taken.local_addr().unwrap().port().to_string();
     for name in ["grpc", "http", "admin", "metrics"] {
         let flag = format!("--{name}-port");
-        let mut flags = vec!["--limits", directory.path().to_str().unwrap(), "--host", "127.0.0.1"];
+        let mut flags = vec![
+            "--limits-paths",
+            directory.path().to_str().unwrap(),
+            "--listen-host",
+            "127.0.0.1",
+        ];
         flags.extend(FREE_PORTS);
         let at = flags.iter().position(|known| **known == flag).unwrap();
         flags[at + 1] = &port;
@@ -47,9 +60,12 @@ fn all_occupied_ports_are_reported_together() {
     let taken: Vec<_> = (0..4).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     let ports: Vec<_> =
         taken.iter().map(|it| it.local_addr().unwrap().port().to_string()).collect();
-    let mut flags = vec!["--limits", directory.path().to_str().unwrap(), "--host", "127.0.0.1"];
+    let mut flags =
+        vec!["--limits-paths", directory.path().to_str().unwrap(), "--listen-host", "127.0.0.1"];
     for (name, port) in
-        ["--grpc-port", "--http-port", "--admin-port", "--metrics-port"].iter().zip(&ports)
+        ["--listen-grpc-port", "--listen-http-port", "--listen-admin-port", "--listen-metrics-port"]
+            .iter()
+            .zip(&ports)
     {
         flags.extend([name, &**port]);
     }
@@ -62,7 +78,7 @@ fn all_occupied_ports_are_reported_together() {
 #[test]
 fn invalid_limits_exit_with_1_and_all_findings() {
     let directory = limits("domain: shop\ndescriptors:\n- key: a\n  rate_limt: {}\n- valu: b\n");
-    let mut flags = vec!["--limits", directory.path().to_str().unwrap()];
+    let mut flags = vec!["--limits-paths", directory.path().to_str().unwrap()];
     flags.extend(FREE_PORTS);
     let (code, err) = serve(&flags);
     assert_eq!(code, Some(1), "{err}");
@@ -82,25 +98,25 @@ fn startup_errors_exit_with_2_and_a_hint() {
     let cases: [(&str, &[&str], &[&str]); 6] = [
         (
             "an unknown flag",
-            &["--limits", here, "--grpc-prot", "0"],
-            &["--grpc-prot", "--grpc-port"],
+            &["--limits-paths", here, "--grpc-prot", "0"],
+            &["--grpc-prot", "--listen-grpc-port"],
         ),
-        ("limits that are not there", &["--limits", missing], &[missing, "No such file"]),
-        ("no limits", &[], &["--limits"]),
+        ("limits that are not there", &["--limits-paths", missing], &[missing, "No such file"]),
+        ("no limits", &[], &["--limits-paths"]),
         (
             "admin for everybody",
-            &["--limits", here, "--admin-host", "0.0.0.0"],
-            &["--admin-host", "0.0.0.0", "admin_token", "127.0.0.1"],
+            &["--limits-paths", here, "--listen-admin-host", "0.0.0.0"],
+            &["--listen-admin-host", "0.0.0.0", "admin_token", "127.0.0.1"],
         ),
         (
             "a port that is none",
-            &["--limits", here, "--http-port", "70000"],
-            &["--http-port", "65535"],
+            &["--limits-paths", here, "--listen-http-port", "70000"],
+            &["--listen-http-port", "65535"],
         ),
         (
             "another backend",
-            &["--limits", here, "--backend", "postgres://x"],
-            &["--backend", "memory"],
+            &["--limits-paths", here, "--store-url", "postgres://x"],
+            &["--store-url", "memory"],
         ),
     ];
     for (label, given, words) in cases {
@@ -118,7 +134,8 @@ fn startup_errors_exit_with_2_and_a_hint() {
 #[test]
 fn admin_port_on_all_addresses_requires_the_token() {
     let directory = limits(LIMITS);
-    let flags = ["--admin-host", "0.0.0.0", "--admin-token", "open-sesame"].map(str::to_owned);
+    let flags = ["--listen-admin-host", "0.0.0.0", "--listen-admin-token", "open-sesame"]
+        .map(str::to_owned);
     let service = Service::start(directory.path(), &flags).unwrap();
     let status =
         |headers: &[(&str, &str)]| http1::get(service.admin, "/config", headers).unwrap().status;
@@ -154,7 +171,7 @@ impl Drop for KillOnDrop {
 
 fn spawn(limits: &Path) -> Child {
     sluicegate()
-        .args(["serve", "--limits"])
+        .args(["serve", "--limits-paths"])
         .arg(limits)
         .args(FREE_PORTS)
         .stdin(Stdio::null())

@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::Value;
 use sluicegate::cli::{self, CommandOutcome, Terminal};
-use sluicegate::config::settings::{self, LoadedSettings, SettingsInput, StoreSetting};
+use sluicegate::config::settings::{self, LoadedSettings, SettingsInput, StoreUrl};
 
 use super::cases::CASES;
 use super::{Objects, chart, rendered, template};
@@ -26,7 +26,7 @@ fn secrets_of(objects: &Objects) -> Vec<(String, String)> {
     let secret = |variable: &Value| {
         variable.pointer("/valueFrom/secretKeyRef")?;
         let name = variable["name"].as_str()?;
-        let value = if name == "SLUICEGATE_BACKEND" { "redis://user:word@redis" } else { "word" };
+        let value = if name == "SLUICEGATE_STORE_URL" { "redis://user:word@redis" } else { "word" };
         Some((name.to_owned(), value.to_owned()))
     };
     variables.filter_map(secret).collect()
@@ -37,7 +37,8 @@ fn the_service_accepts_rendered_settings_of_every_test_case() {
     for case in CASES {
         let objects = rendered(case.flags);
         let loaded = settings_of(&objects);
-        let from = loaded.settings.limits.len() + usize::from(loaded.settings.xds_server.is_some());
+        let from = loaded.settings.limits.paths.len()
+            + usize::from(loaded.settings.limits.xds.server.is_some());
         assert_eq!(from, 1, "{}: limits come from one place", case.name);
     }
 }
@@ -66,14 +67,14 @@ fn validation_accepts_rendered_limits_of_every_test_case() {
 fn large_numbers_and_symbols_are_rendered_unchanged() {
     let everything = CASES.iter().find(|case| case.name == "everything").unwrap();
     let loaded = settings_of(&rendered(everything.flags));
-    assert_eq!(loaded.settings.max_keys, 20_000_000);
+    assert_eq!(loaded.settings.store.max_keys, 20_000_000);
     assert!(format!("{:?}", loaded.settings.hooks).contains("a<b&c"));
 }
 
 #[test]
 fn the_service_uses_the_bundled_redis() {
     let objects = rendered(&["--set", "redis.enabled=true"]);
-    let StoreSetting::Redis(url) = settings_of(&objects).settings.backend else { panic!("memory") };
+    let StoreUrl::Redis(url) = settings_of(&objects).settings.store.url else { panic!("memory") };
     assert_eq!(url.to_string(), "redis://edge-sluicegate-redis:6379");
     assert_eq!(objects.one("Service", "-redis")["spec"]["ports"][0]["port"], 6379);
 }
@@ -84,21 +85,21 @@ fn every_file_named_in_settings_is_mounted() {
         let objects = rendered(case.flags);
         let settings = settings_of(&objects).settings;
         let files = [
-            settings.backend_password_file,
-            settings.backend_tls_ca_file,
-            settings.backend_tls_cert_file,
-            settings.backend_tls_key_file,
-            settings.backend_sentinel_password_file,
-            settings.peer_secret_file,
-            settings.peer_tls_ca_file,
-            settings.peer_tls_cert_file,
-            settings.peer_tls_key_file,
-            settings.grpc_tls_cert_file,
-            settings.grpc_tls_key_file,
-            settings.grpc_tls_client_ca_file,
+            settings.store.password_file,
+            settings.store.tls.ca_file,
+            settings.store.tls.cert_file,
+            settings.store.tls.key_file,
+            settings.store.sentinel.password_file,
+            settings.fleet.peers.secret_file,
+            settings.fleet.peers.tls.ca_file,
+            settings.fleet.peers.tls.cert_file,
+            settings.fleet.peers.tls.key_file,
+            settings.listen.tls.cert_file,
+            settings.listen.tls.key_file,
+            settings.listen.tls.client_ca_file,
         ];
         let mounts = objects.container()["volumeMounts"].as_array().unwrap();
-        for path in files.into_iter().flatten().chain(settings.limits) {
+        for path in files.into_iter().flatten().chain(settings.limits.paths) {
             let mount = mounts.iter().find(|m| path.starts_with(m["mountPath"].as_str().unwrap()));
             let mount = mount.unwrap_or_else(|| panic!("{}: {}", case.name, path.display()));
             let volumes = objects.pod()["volumes"].as_array().unwrap();
@@ -120,7 +121,8 @@ fn assert_peer_access(objects: &Objects) {
     let ports = objects.container()["ports"].as_array().unwrap();
     assert!(ports.contains(&serde_json::json!({"name": "peer", "containerPort": 8082})));
     let env = objects.container()["env"].as_array().unwrap();
-    let host = env.iter().find(|variable| variable["name"] == "SLUICEGATE_PEER_HOST").unwrap();
+    let host =
+        env.iter().find(|variable| variable["name"] == "SLUICEGATE_LISTEN_PEER_HOST").unwrap();
     assert_eq!(host.pointer("/valueFrom/fieldRef/fieldPath").unwrap(), "status.podIP");
     let rules = objects.one("NetworkPolicy", "")["spec"]["ingress"].clone();
     let rules = rules.as_array().unwrap();
@@ -144,7 +146,8 @@ fn grace_period_covers_drain_and_shutdown() {
     for (delay, timeout, drain) in
         [("5s", "20s", 25), ("1m", "1500ms", 62), ("0s", "1us", 1), ("1h", "2m", 3720)]
     {
-        let set = format!("settings.drain_delay={delay},settings.drain_timeout={timeout}");
+        let set =
+            format!("settings.listen.drain_delay={delay},settings.listen.drain_timeout={timeout}");
         let objects = rendered(&["--set", &set]);
         let grace = objects.pod()["terminationGracePeriodSeconds"].as_u64().unwrap();
         assert_eq!(grace, drain + SHUTDOWN_SECONDS, "{set}");
@@ -193,16 +196,15 @@ fn other_pre_stop_hooks_require_an_explicit_grace_period() {
 /// Without the chart, the default is a loopback address, which other pods cannot reach.
 #[test]
 fn syslog_host_defaults_to_all_pod_addresses() {
-    let set =
-        "settings.syslog_port=5514,settings.syslog_from=10.0.0.0/8,networkPolicy.enabled=true";
+    let set = "settings.listen.syslog_port=5514,settings.listen.syslog_from=10.0.0.0/8,networkPolicy.enabled=true";
     let objects = rendered(&["--set", set]);
     let settings = settings_of(&objects).settings;
-    let received = (settings.syslog_host.is_unspecified(), settings.syslog_port);
+    let received = (settings.listen.syslog_host.is_unspecified(), settings.listen.syslog_port);
     assert_eq!(received, (true, Some(5514)), "{}", objects.server_yaml());
-    let six = rendered(&["--set", &format!("{set},settings.host=::")]);
-    assert_eq!(settings_of(&six).settings.syslog_host.to_string(), "::");
-    let own = rendered(&["--set", &format!("{set},settings.syslog_host=10.1.2.3")]);
-    assert_eq!(settings_of(&own).settings.syslog_host.to_string(), "10.1.2.3");
+    let six = rendered(&["--set", &format!("{set},settings.listen.host=::")]);
+    assert_eq!(settings_of(&six).settings.listen.syslog_host.to_string(), "::");
+    let own = rendered(&["--set", &format!("{set},settings.listen.syslog_host=10.1.2.3")]);
+    assert_eq!(settings_of(&own).settings.listen.syslog_host.to_string(), "10.1.2.3");
 }
 
 #[test]
@@ -228,7 +230,7 @@ fn contradictory_chart_values_are_refused_with_a_reason() {
         ("redis.external.url=redis://a,redis.external.perSecondUrl=redis://u@b", "names a user"),
         ("redis.external.url=redis://u:secret@a", "holds a password"),
         ("redis.external.perSecondUrl=redis://:secret@a", "holds a password"),
-        ("settings.xds_server=a:1,limits.existingConfigMap=a", "limits come from one place"),
+        ("settings.limits.xds.server=a:1,limits.existingConfigMap=a", "limits come from one place"),
         ("grpcTLS.clientCertificates=true", "takes grpcTLS.existingSecret"),
         ("redis.tls.clientCertificate=true", "takes redis.tls.existingSecret"),
         ("redis.external.perSecondUrl=redis://a", "takes redis.external.url"),
@@ -237,20 +239,29 @@ fn contradictory_chart_values_are_refused_with_a_reason() {
         ("peers.tls.existingSecret=a,peers.tls.name=b", "replicas that share a Redis"),
         ("redis.external.url=redis://a,peers.tls.existingSecret=a", "takes peers.tls.name"),
         ("peers.tls.name=a", "takes peers.tls.existingSecret"),
-        ("settings.peer_tls_cert_file=/a", "'peer_tls_cert_file' not allowed"),
-        ("settings.peer_host=0.0.0.0", "'peer_host' not allowed"),
+        ("settings.fleet.peers.tls.cert_file=/a", "'tls' not allowed"),
+        ("settings.listen.peer_host=0.0.0.0", "'peer_host' not allowed"),
         ("limits.gitSync.enabled=true", "takes limits.gitSync.repository"),
-        ("settings.metrics_names=reference,metrics.prometheusRule.enabled=true", "Set it to all"),
-        ("settings.metrics_names=reference,dashboards.enabled=true", "Set it to all"),
-        ("settings.syslog_port=5514", "takes settings.syslog_from"),
-        ("settings.syslog_port=1,settings.syslog_from=::1,settings.syslog_host=127.0.0.1", "lost"),
-        ("settings.syslog_port=1,settings.syslog_from=::1,settings.syslog_host=::1", "lost"),
+        (
+            "settings.compat.metrics.names=compat,metrics.prometheusRule.enabled=true",
+            "Set it to all",
+        ),
+        ("settings.compat.metrics.names=compat,dashboards.enabled=true", "Set it to all"),
+        ("settings.listen.syslog_port=5514", "takes settings.listen.syslog_from"),
+        (
+            "settings.listen.syslog_port=1,settings.listen.syslog_from=::1,settings.listen.syslog_host=127.0.0.1",
+            "lost",
+        ),
+        (
+            "settings.listen.syslog_port=1,settings.listen.syslog_from=::1,settings.listen.syslog_host=::1",
+            "lost",
+        ),
         // `values.schema.json` refuses the values below.
         ("replicas=3", "'replicas' not allowed"),
         ("image.name=a", "'name' not allowed"),
         ("settings.max_kyes=1", "'max_kyes' not allowed"),
-        ("settings.max_keys=many", "/settings/max_keys"),
-        ("settings.backend=memory", "'backend' not allowed"),
+        ("settings.store.max_keys=many", "/settings/store/max_keys"),
+        ("settings.store.url=memory", "'url' not allowed"),
         ("redis.external.url=http://a", "/redis/external/url"),
         ("limits.inline.a/b=x", "a/b"),
     ] {
@@ -266,7 +277,7 @@ fn contradictory_chart_values_are_refused_with_a_reason() {
 #[test]
 fn valid_redis_combinations_render() {
     let user = "redis.external.url=redis://user@host";
-    let env = "extraEnv[0].name=SLUICEGATE_BACKEND_PASSWORD_FILE,extraEnv[0].value=/vault/word";
+    let env = "extraEnv[0].name=SLUICEGATE_STORE_PASSWORD_FILE,extraEnv[0].value=/vault/word";
     for set in [
         "redis.external.url=redis://a,redis.external.perSecondUrl=rediss://b,redis.tls.serverName=c",
         "redis.external.urlSecret.name=a,redis.tls.existingSecret=b,redis.sentinel.user=c",
@@ -294,14 +305,14 @@ fn every_pod_uses_the_image_pull_secrets() {
 
 #[test]
 fn admin_port_with_a_token_binds_all_addresses() {
-    for (set, host) in [("", "0.0.0.0"), (",settings.host=::", "::")] {
+    for (set, host) in [("", "0.0.0.0"), (",settings.listen.host=::", "::")] {
         let objects = rendered(&["--set", &format!("admin.existingSecret=a{set}")]);
-        assert_eq!(settings_of(&objects).settings.admin_host.to_string(), host);
+        assert_eq!(settings_of(&objects).settings.listen.admin_host.to_string(), host);
     }
 }
 
 #[test]
 fn kubernetes_service_links_are_disabled() {
-    // Service links of a Kubernetes service `sluicegate-grpc` would set `SLUICEGATE_GRPC_PORT`.
+    // Service links of a Kubernetes service `sluicegate-listen-grpc` would set `SLUICEGATE_LISTEN_GRPC_PORT`.
     assert_eq!(rendered(&[]).pod()["enableServiceLinks"], false);
 }

@@ -29,7 +29,7 @@ fn chart_notes_warn_only_if_no_limits_are_configured() {
         ("limits.inline.a=b", true),
         ("limits.existingConfigMap=a", true),
         ("limits.gitSync.enabled=true,limits.gitSync.repository=a", true),
-        ("settings.xds_server=a:1", true),
+        ("settings.limits.xds.server=a:1", true),
     ] {
         let notes = notes(set);
         assert!(notes.contains("helm test edge"), "{set}: {notes}");

@@ -8,41 +8,34 @@ use sluicegate::config::settings::schema;
 
 use super::chart;
 
-/// Settings that the chart itself sets: mounted files, bound addresses and values per replica.
+/// Settings and blocks that the chart itself sets: mounted files, bound addresses and values per
+/// replica.
 const CHART_SETTINGS: &[&str] = &[
-    "admin_host",
-    "admin_port",
-    "admin_token",
-    "backend",
-    "backend_password_file",
-    "backend_per_second",
-    "backend_sentinel_password",
-    "backend_sentinel_password_file",
-    "backend_sentinel_user",
-    "backend_tls_ca_file",
-    "backend_tls_cert_file",
-    "backend_tls_key_file",
-    "backend_tls_server_name",
-    "grpc_port",
-    "grpc_socket",
-    "grpc_tls_cert_file",
-    "grpc_tls_client_ca_file",
-    "grpc_tls_key_file",
-    "http_port",
-    "limits",
-    "metrics",
-    "metrics_path",
-    "metrics_port",
-    "node_id",
-    "peer_address",
-    "peer_host",
-    "peer_port",
-    "peer_secret",
-    "peer_secret_file",
-    "peer_tls_ca_file",
-    "peer_tls_cert_file",
-    "peer_tls_key_file",
-    "peer_tls_name",
+    "compat.metrics.path",
+    "compat.store.per_second_url",
+    "compat.store.sentinel_password",
+    "fleet.peers.address",
+    "fleet.peers.secret",
+    "fleet.peers.secret_file",
+    "fleet.peers.tls",
+    "fleet.replica_name",
+    "limits.paths",
+    "listen.admin_host",
+    "listen.admin_port",
+    "listen.admin_token",
+    "listen.grpc_port",
+    "listen.grpc_socket",
+    "listen.http_port",
+    "listen.metrics_port",
+    "listen.peer_host",
+    "listen.peer_port",
+    "listen.tls.cert_file",
+    "listen.tls.client_ca_file",
+    "listen.tls.key_file",
+    "store.password_file",
+    "store.sentinel",
+    "store.tls",
+    "store.url",
 ];
 
 fn read_schema() -> Value {
@@ -57,9 +50,13 @@ fn shipped_values_schema_has_every_configurable_setting() {
     let mut settings = schema();
     let settings = settings.as_object_mut().unwrap();
     settings.remove("$schema");
-    let properties = settings["properties"].as_object_mut().unwrap();
     for name in CHART_SETTINGS {
-        assert!(properties.remove(*name).is_some(), "no such setting any more: {name}");
+        let (block, key) = name.rsplit_once('.').unwrap();
+        let block = block.split('.').fold(&mut settings["properties"], |properties, block| {
+            &mut properties[block]["properties"]
+        });
+        let removed = block.as_object_mut().and_then(|block| block.remove(key));
+        assert!(removed.is_some(), "no such setting any more: {name}");
     }
     wanted["properties"]["settings"] = Value::Object(settings.clone());
     let (path, wanted) = (chart().join("values.schema.json"), format!("{wanted:#}\n"));

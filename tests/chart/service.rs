@@ -59,7 +59,7 @@ fn the_check_that_helm_test_sends_is_allowed() {
 fn one_git_sync_update_causes_one_reload() {
     let objects = rendered(&["--values=tests/chart/values/git.yaml"]);
     let settings: Value = serde_saphyr::from_str(objects.server_yaml()).unwrap();
-    let named = settings["limits"][0].as_str().unwrap().strip_prefix("/limits/").unwrap();
+    let named = settings["limits"]["paths"][0].as_str().unwrap().strip_prefix("/limits/").unwrap();
     assert_eq!(named, "current/edge/limits");
     let volume = tempfile::tempdir().unwrap();
     let publish = |revision: &str, requests: u32| {

@@ -41,7 +41,8 @@ fn new_limits_change_only_their_config_map() {
 
 #[test]
 fn a_new_setting_restarts_the_replicas() {
-    let found = changed(&rendered(&[PRESET]), &rendered(&[PRESET, "--set", "settings.max_keys=5"]));
+    let found =
+        changed(&rendered(&[PRESET]), &rendered(&[PRESET, "--set", "settings.store.max_keys=5"]));
     let checksum =
         "Deployment/edge-sluicegate spec template metadata annotations checksum/settings";
     assert_eq!(found, ["ConfigMap/edge-sluicegate-settings data server.yaml", checksum]);

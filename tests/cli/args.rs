@@ -20,20 +20,18 @@ fn printed(line: &[&str], name: &str) -> String {
     let line = [&["serve", "--print-config"], line].concat();
     let (outcome, out, err) = run(&line, &[]);
     assert_eq!((outcome, err.as_str()), (CommandOutcome::Success, ""));
-    let line = out.lines().find(|line| line.starts_with(&format!("{name}:"))).expect("a line");
+    let line =
+        out.lines().find(|line| line.trim().starts_with(&format!("{name}:"))).expect("a line");
     line.split(" #").next().unwrap_or_default().trim().to_owned()
 }
 
 #[test]
 fn boolean_flag_without_value_is_true() {
-    assert_eq!(printed(&["--dynamic-metadata"], "dynamic_metadata"), "dynamic_metadata: true");
+    assert_eq!(printed(&["--answers-metadata"], "metadata"), "metadata: true");
+    assert_eq!(printed(&["--answers-metadata", "false"], "metadata"), "metadata: false");
     assert_eq!(
-        printed(&["--dynamic-metadata", "false"], "dynamic_metadata"),
-        "dynamic_metadata: false"
-    );
-    assert_eq!(
-        printed(&["--dynamic-metadata=true", "--grpc-port=1"], "dynamic_metadata"),
-        "dynamic_metadata: true"
+        printed(&["--answers-metadata=true", "--listen-grpc-port=1"], "metadata"),
+        "metadata: true"
     );
 }
 
@@ -51,15 +49,22 @@ fn other_tls_flags_require_the_flag_tls() {
 
 #[test]
 fn limits_flag_may_repeat() {
-    assert_eq!(printed(&["--limits", "a", "--limits", "b"], "limits"), "limits: [\"a\", \"b\"]");
+    assert_eq!(
+        printed(&["--limits-paths", "a", "--limits-paths", "b"], "paths"),
+        "paths: [\"a\", \"b\"]"
+    );
 }
 
 #[test]
 fn misspelt_flags_are_reported_with_other_errors() {
-    let line = ["serve", "--grpc-prot", "1", "--http-prot=2", "--threads", "many"];
-    let (outcome, out, err) = run(&line, &[("SLUICEGATE_LOG_LEVEL", "loud")]);
+    let line = ["serve", "--grpc-prot", "1", "--http-prot=2", "--store-max-keys", "many"];
+    let (outcome, out, err) = run(&line, &[("SLUICEGATE_TELEMETRY_LOG_LEVEL", "loud")]);
     assert_eq!((outcome, out.as_str()), (CommandOutcome::Failed, ""));
-    let starts = ["error: SLUICEGATE_LOG_LEVEL:", "error: --threads:", "error: --grpc-prot:"];
+    let starts = [
+        "error: SLUICEGATE_TELEMETRY_LOG_LEVEL:",
+        "error: --store-max-keys:",
+        "error: --grpc-prot:",
+    ];
     for start in starts.iter().chain(&["error: --http-prot:"]) {
         assert!(err.lines().any(|line| line.starts_with(start)), "{start} in {err}");
     }
@@ -77,13 +82,15 @@ fn check_refuses_a_misspelt_flag_with_a_suggestion() {
 fn settings_file_errors_name_the_file() {
     let room = tempfile::tempdir().unwrap();
     let path = room.path().join("mine.yaml");
-    fs::write(&path, "grpc_port: 0\nhttp_prot: 1\n").unwrap();
+    fs::write(&path, "listen:\n  grpc_port: 0\n  http_prot: 1\n").unwrap();
     let path = path.to_str().unwrap();
     let (outcome, _, err) = run(&["serve", "--print-config", "--settings", path], &[]);
     assert_eq!(outcome, CommandOutcome::Failed);
     assert_eq!(
         err,
-        format!("error: {path}:2:1: there is no such setting; did you mean `http_port`?\n")
+        format!(
+            "error: {path}:3:3: there is no setting `listen.http_prot`; did you mean `listen.http_port`?\n"
+        )
     );
     let (outcome, _, err) = run(&["serve", "--settings", "/no/such/file.yaml"], &[]);
     assert_eq!(outcome, CommandOutcome::Failed);

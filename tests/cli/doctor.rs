@@ -16,7 +16,7 @@ fn doctor(store: &Store, more: &[&str]) -> (CommandOutcome, String, String) {
 
 pub fn doctor_at(url: &str, more: &[&str]) -> (CommandOutcome, String, String) {
     // A long store timeout, so that a loaded machine is not reported as a distant Redis.
-    let line = ["sluicegate", "doctor", "--backend", url, "--backend-deadline", "10s"];
+    let line = ["sluicegate", "doctor", "--store-url", url, "--store-deadline", "10s"];
     let argv = line.iter().chain(more).map(OsString::from).collect();
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let outcome = cli::run(argv, [], &mut Terminal { out: &mut out, err: &mut err });
@@ -79,7 +79,7 @@ fn each_problem_of_a_store_is_reported() {
     assert!(out.contains("error[scripts]") && out.contains("(setrange, zadd: "), "{out}");
     store.command(&["ACL", "SETUSER", "default", "+setrange", "+zadd", "-expire"]);
     assert!(codes(&store).is_empty(), "the reference's keys alone need it");
-    let (_, out, _) = doctor(&store, &["--counter-keys", "envoyproxy"]);
+    let (_, out, _) = doctor(&store, &["--compat-store-key-format", "compat"]);
     assert!(out.contains("(expire: "), "{out}");
     store.command(&["ACL", "SETUSER", "default", "+expire"]);
     assert_eq!(store.command(&["DBSIZE"]), Value::Int(0), "nothing is left behind");
@@ -142,14 +142,14 @@ fn an_unreachable_store_is_a_clear_error() {
     assert!(err.starts_with("error: ") && err.contains("redis.sock"), "{err}");
     // The error contains the message of the operating system and a fix, but no Rust debug output.
     assert!(err.contains(": No such file or directory") && !err.contains("Os {"), "{err}");
-    assert!(err.contains("--backend"), "{err}");
+    assert!(err.contains("--store-url"), "{err}");
     let (outcome, _, err) = doctor(&absent, &["--no-such-flag"]);
     assert_eq!(outcome, CommandOutcome::Failed, "{err}");
     let memory = ["sluicegate", "doctor"].map(OsString::from).to_vec();
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let outcome = cli::run(memory, [], &mut Terminal { out: &mut out, err: &mut err });
     assert_eq!(outcome, CommandOutcome::Failed);
-    assert!(String::from_utf8(err).unwrap().contains("name one with --backend"));
+    assert!(String::from_utf8(err).unwrap().contains("name one with --store-url"));
 }
 
 #[test]

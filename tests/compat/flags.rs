@@ -5,20 +5,20 @@ use std::collections::BTreeMap;
 
 /// Flags for every replay: counters are shared as in the recording, and the process keeps running
 /// without rules if its first configuration is refused.
-const ALWAYS: [&str; 4] = ["--counter-keys", "envoyproxy", "--start-without-config", "true"];
+const ALWAYS: [&str; 4] = ["--compat-store-key-format", "compat", "--limits-start-without", "true"];
 
 /// Each row is an environment variable, its flag, and the conversion of its value.
 const FLAGS: [(&str, &str, Value); 10] = [
-    ("LIMIT_RESPONSE_HEADERS_ENABLED", "--response-headers", Value::Reference),
-    ("LIMIT_LIMIT_HEADER", "--limit-header", Value::Text),
-    ("LIMIT_REMAINING_HEADER", "--remaining-header", Value::Text),
-    ("LIMIT_RESET_HEADER", "--reset-header", Value::Text),
-    ("RESPONSE_DYNAMIC_METADATA", "--dynamic-metadata", Value::Bool),
-    ("SHADOW_MODE", "--shadow-mode", Value::Bool),
-    ("QUOTA_MODE", "--quota-mode", Value::Bool),
-    ("MERGE_DOMAIN_CONFIG", "--merge-domains", Value::Bool),
-    ("NEAR_LIMIT_RATIO", "--near-limit-ratio", Value::Text),
-    ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "--healthy-with-config", Value::Bool),
+    ("LIMIT_RESPONSE_HEADERS_ENABLED", "--answers-headers", Value::Reference),
+    ("LIMIT_LIMIT_HEADER", "--compat-answers-limit-header", Value::Text),
+    ("LIMIT_REMAINING_HEADER", "--compat-answers-remaining-header", Value::Text),
+    ("LIMIT_RESET_HEADER", "--compat-answers-reset-header", Value::Text),
+    ("RESPONSE_DYNAMIC_METADATA", "--answers-metadata", Value::Bool),
+    ("SHADOW_MODE", "--answers-shadow-mode", Value::Bool),
+    ("QUOTA_MODE", "--compat-limits-quota-mode", Value::Bool),
+    ("MERGE_DOMAIN_CONFIG", "--limits-merge-domains", Value::Bool),
+    ("NEAR_LIMIT_RATIO", "--telemetry-metrics-near-limit-ratio", Value::Text),
+    ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "--limits-required-for-health", Value::Bool),
 ];
 
 /// Environment variables that affect only key names and expiry in Redis.
@@ -27,7 +27,7 @@ const STORE_ONLY: [&str; 2] = ["CACHE_KEY_PREFIX", "EXPIRATION_JITTER_MAX_SECOND
 enum Value {
     Text,
     Bool,
-    /// A Boolean variable whose flag accepts one of several names, such as `envoyproxy`.
+    /// A Boolean variable whose flag accepts one of several names, such as `compat`.
     Reference,
 }
 
@@ -53,7 +53,7 @@ impl Value {
         match self {
             Self::Text => text.to_owned(),
             Self::Bool => is_true.to_string(),
-            Self::Reference => (if is_true { "reference" } else { "none" }).to_owned(),
+            Self::Reference => (if is_true { "compat" } else { "none" }).to_owned(),
         }
     }
 }
@@ -62,7 +62,7 @@ impl Value {
 fn boolean_variables_become_flag_values() {
     let env = [("SHADOW_MODE", "F"), ("LIMIT_RESPONSE_HEADERS_ENABLED", "true")];
     let env = env.map(|(name, text)| (name.to_owned(), text.to_owned())).into();
-    let expected = ["--response-headers", "reference", "--shadow-mode", "false"];
+    let expected = ["--answers-headers", "compat", "--answers-shadow-mode", "false"];
     assert_eq!(from_env(&env)[ALWAYS.len()..], expected);
     assert!(is_mapped("CACHE_KEY_PREFIX") && !is_mapped("LOCAL_CACHE_SIZE_IN_BYTES"));
 }

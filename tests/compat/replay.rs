@@ -114,7 +114,7 @@ fn start_ratelimit(scenario: &Scenario, files: &Files, store: &Store) -> Result<
         ("RUNTIME_SUBDIRECTORY", "limits"),
         ("RUNTIME_APPDIRECTORY", ""),
         ("RUNTIME_WATCH_ROOT", "false"),
-        ("SLUICEGATE_BACKEND", &*url),
+        ("SLUICEGATE_STORE_URL", &*url),
         ("USE_STATSD", "false"),
         ("USE_PROMETHEUS", "true"),
     ];

@@ -7,7 +7,7 @@ use std::path::Path;
 use clap::CommandFactory as _;
 use sluicegate::cli::args;
 use sluicegate::config::diagnostic::Code;
-use sluicegate::config::settings::{self, Settings, SettingsInput, table};
+use sluicegate::config::settings::{self, ListenSettings, Settings, SettingsInput, table};
 use sluicegate::edge::grpc::convert;
 use sluicegate::engine::CheckError;
 use sluicegate::kernel::decision::{Reason, StoreFailure};
@@ -128,7 +128,7 @@ fn every_refused_check_has_its_documented_grpc_code() {
 fn every_health_setting_has_a_table_column() {
     let page = page("docs/answers.md");
     let head = page.lines().find(|line| line.starts_with("| asked | ready |")).unwrap();
-    let moves = table().iter().filter(|row| row.name.starts_with("healthy_with_"));
+    let moves = table().iter().filter(|row| row.name.ends_with(".required_for_health"));
     let columns: Vec<_> = moves.map(|row| format!("(`{}`)", row.name)).collect();
     assert_eq!(columns.len(), 2, "{columns:?}");
     for column in columns {
@@ -140,7 +140,7 @@ fn every_health_setting_has_a_table_column() {
 fn settings_hidden_by_print_config_are_documented() {
     let page = page("docs/operating.md");
     let line = page.lines().find(|line| line.contains("is itself a sound `server.yaml`")).unwrap();
-    let urls = ["backend", "backend_per_second"];
+    let urls = ["store.url", "compat.store.per_second_url"];
     let hidden = table().iter().filter(|row| row.hidden).map(|row| row.name).chain(urls);
     for name in hidden {
         assert!(line.contains(&format!("`{name}`")), "{name}");
@@ -174,7 +174,9 @@ fn texts_after<'t>(text: &'t str, opening: &str) -> Vec<&'t str> {
 #[test]
 fn every_served_http_path_is_documented() {
     let rows = rows(&page("docs/operating.md"), "port");
-    for (port, files) in [("http_port", &["mod.rs"][..]), ("admin_port", &["admin.rs"][..])] {
+    for (port, files) in
+        [("listen.http_port", &["mod.rs"][..]), ("listen.admin_port", &["admin.rs"][..])]
+    {
         let served: BTreeSet<_> = files.iter().flat_map(|file| routes(file)).collect();
         let setting = table().iter().find(|row| row.name == port).unwrap();
         assert_eq!(paths(&setting.doc), served, "the setting {port}");
@@ -201,8 +203,8 @@ fn paths(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn documented_fleet_key_uses_the_default_prefix() {
-    let key =
-        String::from_utf8(incarnation_key(Settings::default().key_prefix.as_bytes())).unwrap();
+    let key = String::from_utf8(incarnation_key(Settings::default().store.key_prefix.as_bytes()))
+        .unwrap();
     let page = page("docs/fleet.md");
     assert!(page.lines().any(|line| line.ends_with(&format!(" 1 '{key}'"))), "{key}");
 }
@@ -214,8 +216,11 @@ const AFTER_THE_DRAIN: Nanos = Nanos::from_secs(10);
 fn docker_compose_grace_period_covers_the_drain() {
     let read = |name: &str| fs::read_to_string(root().join(name)).unwrap();
     let file = Some(("config/start.yaml".to_owned(), read("config/start.yaml")));
-    let Settings { drain_delay, drain_timeout, .. } =
-        settings::read(&SettingsInput { file, ..SettingsInput::default() }).unwrap().settings;
+    let ListenSettings { drain_delay, drain_timeout, .. } =
+        settings::read(&SettingsInput { file, ..SettingsInput::default() })
+            .unwrap()
+            .settings
+            .listen;
     let leaving = Nanos(drain_delay.0 + drain_timeout.0 + AFTER_THE_DRAIN.0);
     let composed = read("docker-compose.yml");
     let periods = composed.lines().filter_map(|line| {

@@ -14,7 +14,7 @@ fn run(args: &[&str]) -> (Option<i32>, String, String) {
 
 fn run_with(token: Option<&str>, args: &[&str]) -> (Option<i32>, String, String) {
     let mut command = sluicegate();
-    command.args(args).envs(token.map(|token| ("SLUICEGATE_ADMIN_TOKEN", token)));
+    command.args(args).envs(token.map(|token| ("SLUICEGATE_LISTEN_ADMIN_TOKEN", token)));
     let Output { status, stdout, stderr } = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (status.code(), text(stdout), text(stderr))
@@ -23,7 +23,7 @@ fn run_with(token: Option<&str>, args: &[&str]) -> (Option<i32>, String, String)
 #[test]
 fn ask_command_charges_peeks_and_resets_a_counter() {
     for_a_day_with_a_minute_left();
-    let (_root, service) = process::start(&[("SLUICEGATE_BACKEND", "memory")]);
+    let (_root, service) = process::start(&[("SLUICEGATE_STORE_URL", "memory")]);
     let (address, admin) = (service.grpc.to_string(), format!("http://{}", service.admin));
     let ask = |more: &[&str]| {
         let args = ["ask", "--address", &address, "--domain", "d", "--descriptor", "k=v"];
@@ -77,7 +77,7 @@ fn ask_command_charges_peeks_and_resets_a_counter() {
 #[test]
 fn ask_with_flag_server_rejects_flags_hits_and_peek() {
     for_a_day_with_a_minute_left();
-    let (_root, service) = process::start(&[("SLUICEGATE_BACKEND", "memory")]);
+    let (_root, service) = process::start(&[("SLUICEGATE_STORE_URL", "memory")]);
     let (address, admin) = (service.grpc.to_string(), format!("http://{}", service.admin));
     let plain = ["ask", "--address", &address, "--domain", "d", "--descriptor", "k=v"];
     for more in [&["--hits", "1"][..], &["--peek"]] {
@@ -95,13 +95,13 @@ fn ask_with_flag_server_rejects_flags_hits_and_peek() {
 
 #[test]
 fn bad_admin_tokens_and_addresses_are_reported() {
-    let (_root, service) = process::start(&[("SLUICEGATE_BACKEND", "memory")]);
+    let (_root, service) = process::start(&[("SLUICEGATE_STORE_URL", "memory")]);
     let (bare, admin) = (service.admin.to_string(), format!("http://{}", service.admin));
     let check_args = ["--domain", "d", "--descriptor", "k=v"];
     for (token, why) in [
-        (Some("another one"), "refuses the token in SLUICEGATE_ADMIN_TOKEN"),
-        (None, "wants a token; set SLUICEGATE_ADMIN_TOKEN"),
-        (Some(""), "wants a token; set SLUICEGATE_ADMIN_TOKEN"),
+        (Some("another one"), "refuses the token in SLUICEGATE_LISTEN_ADMIN_TOKEN"),
+        (None, "wants a token; set SLUICEGATE_LISTEN_ADMIN_TOKEN"),
+        (Some(""), "wants a token; set SLUICEGATE_LISTEN_ADMIN_TOKEN"),
     ] {
         for act in [&["explain"][..], &["ask", "--reset"]] {
             let (code, _, output) =
@@ -121,7 +121,7 @@ fn bad_admin_tokens_and_addresses_are_reported() {
 
 #[test]
 fn explain_command_reports_a_forced_decision() {
-    let (_root, service) = process::start(&[("SLUICEGATE_BACKEND", "memory")]);
+    let (_root, service) = process::start(&[("SLUICEGATE_STORE_URL", "memory")]);
     let admin = format!("http://{}", service.admin);
     let check_args = ["--server", &admin, "--domain", "d", "--descriptor", "k=v"];
     let explain = || run(&[&["explain"][..], &check_args].concat());
@@ -168,7 +168,7 @@ fn ask_command_connects_over_mutual_tls() {
         ("GRPC_SERVER_TLS_CERT", &certificate),
         ("GRPC_SERVER_TLS_KEY", &key),
         ("GRPC_CLIENT_TLS_CACERT", &ca),
-        ("SLUICEGATE_BACKEND", "memory"),
+        ("SLUICEGATE_STORE_URL", "memory"),
     ]);
     let address = service.grpc.to_string();
     let plain = ["ask", "--address", &address, "--domain", "d", "--descriptor", "k=v"];

@@ -102,7 +102,7 @@ fn certificate_loads_and_failures_are_counted() {
         ("GRPC_SERVER_TLS_CERT", &certificate),
         ("GRPC_SERVER_TLS_KEY", &key),
         ("USE_PROMETHEUS", "true"),
-        ("SLUICEGATE_BACKEND", "memory"),
+        ("SLUICEGATE_STORE_URL", "memory"),
     ]);
     let names = ["certs_load_attempts", "certs_load_failures", "certs_num_values"];
     let wait_for_counts = |attempts, failures| {
@@ -137,7 +137,7 @@ fn timers_without_a_mapping_are_summaries_with_quantiles() {
     let (_root, service) = process::start(&[
         ("USE_PROMETHEUS", "true"),
         ("PROMETHEUS_MAPPER_YAML", &path),
-        ("SLUICEGATE_BACKEND", "memory"),
+        ("SLUICEGATE_STORE_URL", "memory"),
     ]);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {

@@ -63,50 +63,64 @@ const KEYS: Pairs = &[
     ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true"),
     ("EXPIRATION_JITTER_MAX_SECONDS", "10"),
 ];
-const KEY_SETTINGS: &[&str] =
-    &["local_deny_cache", "reference_key_prefix", "stop_when_over", "expiry_jitter"];
+const KEY_SETTINGS: &[&str] = &[
+    "compat.store.deny_cache",
+    "compat.store.key_prefix",
+    "compat.store.stop_when_over",
+    "compat.store.expiry_jitter",
+];
 const KEY_WARNINGS: &[&str] = &[KEYS[1].0, KEYS[2].0, KEYS[3].0, KEYS[4].0];
 
 const UNUSED: &[UnusedCase] = &[
-    (&[("STATS_SINK", "none")], &[], &["stats_address"], &[]),
-    (&[("STATS_SINK", "log")], &[("STATSD_HOST", "s")], &["stats_address"], &["STATSD_HOST"]),
-    (&[("STATS_SINK", "statsd")], MOGRIFIED, &["stats_mogrifiers"], &[MOGRIFIED[0].0]),
-    (&[("GRPC_MAX_AGE", "0s")], &[], &["grpc_max_age_grace"], &[]),
+    (&[("COMPAT_STATS_SINK", "none")], &[], &["compat.stats.address"], &[]),
     (
-        &[("GRPC_TLS_CERT_FILE", "")],
+        &[("COMPAT_STATS_SINK", "log")],
+        &[("STATSD_HOST", "s")],
+        &["compat.stats.address"],
+        &["STATSD_HOST"],
+    ),
+    (
+        &[("COMPAT_STATS_SINK", "statsd")],
+        MOGRIFIED,
+        &["compat.stats.mogrifiers"],
+        &[MOGRIFIED[0].0],
+    ),
+    (&[("LISTEN_MAX_CONNECTION_AGE", "0s")], &[], &["compat.listen.max_connection_age_grace"], &[]),
+    (
+        &[("LISTEN_TLS_CERT_FILE", "")],
         TLS,
-        &["grpc_tls_cert_file", "grpc_tls_key_file"],
+        &["listen.tls.cert_file", "listen.tls.key_file"],
         &["GRPC_SERVER_TLS_KEY"],
     ),
     (
-        &[("OTLP", "false")],
+        &[("TELEMETRY_OTLP_ENABLED", "false")],
         &[("TRACING_ENABLED", "true"), ("TRACING_SERVICE_NAME", "n")],
-        &["otlp_protocol", "otlp_counts", "otlp_service"],
+        &["compat.tracing.protocol", "compat.tracing.metrics", "compat.tracing.service_name"],
         &["TRACING_ENABLED", "TRACING_SERVICE_NAME"],
     ),
-    (&[("BACKEND", "memory")], KEYS, KEY_SETTINGS, KEY_WARNINGS),
-    (&[("COUNTER_KEYS", "injective"), ("BACKEND", PLAIN)], KEYS, KEY_SETTINGS, KEY_WARNINGS),
+    (&[("STORE_URL", "memory")], KEYS, KEY_SETTINGS, KEY_WARNINGS),
+    (&[("COMPAT_STORE_KEY_FORMAT", "own"), ("STORE_URL", PLAIN)], KEYS, KEY_SETTINGS, KEY_WARNINGS),
     (
-        &[("METRICS_NAMES", "own")],
+        &[("COMPAT_METRICS_NAMES", "own")],
         MAPPED,
-        &["metrics_mapping", "metrics_milliseconds"],
+        &["compat.metrics.mapping", "compat.metrics.milliseconds"],
         &[MAPPED[2].0, MAPPED[3].0],
     ),
     (
-        &[("BACKEND", PLAIN)],
+        &[("STORE_URL", PLAIN)],
         SENTINELS,
-        &["backend_sentinel_user", "backend_sentinel_password"],
+        &["store.sentinel.user", "compat.store.sentinel_password"],
         &["REDIS_SENTINEL_AUTH"],
     ),
     (
-        &[("BACKEND", PLAIN)],
+        &[("STORE_URL", PLAIN)],
         &[("REDIS_TLS_CACERT", "/ca"), ("REDIS_TLS_CLIENT_CERT", "/c")],
-        &["backend_tls_ca_file", "backend_tls_system_roots", "backend_tls_cert_file"],
+        &["store.tls.ca_file", "compat.store.system_cas", "store.tls.cert_file"],
         &["REDIS_TLS_CACERT", "REDIS_TLS_CLIENT_CERT"],
     ),
     // If the Redis for per-second limits is unused, so are its TLS settings.
     (
-        &[("BACKEND", "memory")],
+        &[("STORE_URL", "memory")],
         &[
             ("REDIS_PERSECOND", "true"),
             ("REDIS_PERSECOND_SOCKET_TYPE", "tcp"),
@@ -114,22 +128,22 @@ const UNUSED: &[UnusedCase] = &[
             ("REDIS_PERSECOND_TLS", "true"),
             ("REDIS_TLS_CACERT", "/ca"),
         ],
-        &["backend_per_second", "backend_tls_ca_file"],
+        &["compat.store.per_second_url", "store.tls.ca_file"],
         &["REDIS_PERSECOND_URL", "REDIS_TLS_CACERT"],
     ),
     (
-        &[("BACKEND", "memory")],
+        &[("STORE_URL", "memory")],
         &[("REDIS_AUTH_FILE", "/pw")],
-        &["backend_password_file"],
+        &["store.password_file"],
         &["REDIS_AUTH_FILE"],
     ),
     (
-        &[("BACKEND", "redis://:pw@h:1")],
+        &[("STORE_URL", "redis://:pw@h:1")],
         &[("REDIS_AUTH_FILE", "/pw")],
-        &["backend_password_file"],
+        &["store.password_file"],
         &["REDIS_AUTH_FILE"],
     ),
-    (&[("XDS_TLS", "false")], XDS_TLS, &["xds_tls_ca_file"], &[XDS_TLS[2].0]),
+    (&[("LIMITS_XDS_USE_TLS", "false")], XDS_TLS, &["limits.xds.tls.ca_file"], &[XDS_TLS[2].0]),
 ];
 
 #[test]
@@ -155,65 +169,70 @@ fn overriding_a_setting_warns_once_for_each_variable_without_effect() {
 type CombinedCase = (Pairs, Pairs, &'static str, &'static str);
 
 const OUR_TLS: Pairs =
-    &[("GRPC_TLS_CERT_FILE", "/ours/tls.crt"), ("GRPC_TLS_KEY_FILE", "/ours/tls.key")];
+    &[("LISTEN_TLS_CERT_FILE", "/ours/tls.crt"), ("LISTEN_TLS_KEY_FILE", "/ours/tls.key")];
 const CLIENTS: Pairs = &[("GRPC_CLIENT_TLS_CACERT", "/ca"), ("GRPC_CLIENT_TLS_SAN", "envoy.test")];
 
 const COMBINED: &[CombinedCase] = &[
-    (OUR_TLS, CLIENTS, "grpc_tls_client_ca_file", "\"/ca\""),
-    (OUR_TLS, CLIENTS, "grpc_tls_client_name", "\"envoy.test\""),
+    (OUR_TLS, CLIENTS, "listen.tls.client_ca_file", "\"/ca\""),
+    (OUR_TLS, CLIENTS, "listen.tls.client_name", "\"envoy.test\""),
     (
-        &[("GRPC_TLS_CLIENT_CA_FILE", "/ours/ca")],
+        &[("LISTEN_TLS_CLIENT_CA_FILE", "/ours/ca")],
         &[TLS[0], TLS[1], TLS[2], CLIENTS[1]],
-        "grpc_tls_client_name",
+        "listen.tls.client_name",
         "\"envoy.test\"",
     ),
     (
-        &[("BACKEND", "rediss://h:1")],
+        &[("STORE_URL", "rediss://h:1")],
         &[("REDIS_TLS_CACERT", "/ca")],
-        "backend_tls_ca_file",
+        "store.tls.ca_file",
         "\"/ca\"",
     ),
     (
-        &[("BACKEND", "rediss://h:1")],
+        &[("STORE_URL", "rediss://h:1")],
         &[("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "true")],
-        "backend_tls_any_name",
+        "compat.store.any_server_name",
         "true",
     ),
     (
-        &[("BACKEND_PER_SECOND", "rediss://h:1")],
+        &[("COMPAT_STORE_PER_SECOND_URL", "rediss://h:1")],
         &[("REDIS_TLS_CACERT", "/ca")],
-        "backend_tls_ca_file",
+        "store.tls.ca_file",
         "\"/ca\"",
     ),
     (
-        &[("BACKEND", "redis+sentinel://h:1/main")],
+        &[("STORE_URL", "redis+sentinel://h:1/main")],
         &[("REDIS_SENTINEL_AUTH", "u:p")],
-        "backend_sentinel_user",
+        "store.sentinel.user",
         "\"u\"",
     ),
     (
-        &[("BACKEND_PER_SECOND", "redis+sentinel://h:1/main")],
+        &[("COMPAT_STORE_PER_SECOND_URL", "redis+sentinel://h:1/main")],
         &[("REDIS_PERSECOND_SENTINEL_AUTH", "u:p")],
-        "backend_sentinel_password",
+        "compat.store.sentinel_password",
         "\"(set, not shown)\"",
     ),
-    (&[("XDS_TLS", "true")], &[XDS_TLS[0], XDS_TLS[2]], "xds_tls_ca_file", "\"/ca\""),
     (
-        &[("GRPC_MAX_AGE", "1h")],
+        &[("LIMITS_XDS_USE_TLS", "true")],
+        &[XDS_TLS[0], XDS_TLS[2]],
+        "limits.xds.tls.ca_file",
+        "\"/ca\"",
+    ),
+    (
+        &[("LISTEN_MAX_CONNECTION_AGE", "1h")],
         &[("GRPC_MAX_CONNECTION_AGE", "0"), ("GRPC_MAX_CONNECTION_AGE_GRACE", "5s")],
-        "grpc_max_age_grace",
+        "compat.listen.max_connection_age_grace",
         "5s",
     ),
     (
-        &[("STATS_SINK", "statsd")],
+        &[("COMPAT_STATS_SINK", "statsd")],
         &[("USE_STATSD", "false"), ("USE_PROMETHEUS", "true"), ("STATSD_HOST", "s")],
-        "stats_address",
+        "compat.stats.address",
         "\"s:8125\"",
     ),
     (
-        &[("STATS_SINK", "dogstatsd")],
+        &[("COMPAT_STATS_SINK", "dogstatsd")],
         MOGRIFIED,
-        "stats_mogrifiers",
+        "compat.stats.mogrifiers",
         r#"[{"pattern":"a","name":"b","tags":[["t","1"]]}]"#,
     ),
 ];
@@ -232,8 +251,8 @@ fn envoyproxy_variables_complete_sluicegate_settings() {
 #[test]
 fn overridden_memcached_backend_logs_only_its_unused_address() {
     let theirs = &[("BACKEND_TYPE", "memcache"), ("MEMCACHE_HOST_PORT", "m:11211")];
-    let (read, _) = load_both(&[("BACKEND", "memory")], theirs);
+    let (read, _) = load_both(&[("STORE_URL", "memory")], theirs);
     let [note] = &read.notes[..] else { panic!("{:?}", read.notes) };
     assert_eq!(note.variable, "MEMCACHE_HOST_PORT");
-    assert!(note.line.contains("counters are where `backend` says"), "{}", note.line);
+    assert!(note.line.contains("counters are where `store.url` says"), "{}", note.line);
 }

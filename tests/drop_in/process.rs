@@ -109,7 +109,7 @@ fn two_processes_share_the_http_port() {
 #[test]
 fn sigterm_sigint_and_sighup_exit_with_code_0() {
     for signal in ["TERM", "INT", "HUP"] {
-        let (_root, mut service) = start(&[("SLUICEGATE_DRAIN_DELAY", "0s")]);
+        let (_root, mut service) = start(&[("SLUICEGATE_LISTEN_DRAIN_DELAY", "0s")]);
         service.signal(signal);
         assert_eq!(service.ended().unwrap().code(), Some(0), "SIG{signal}: {}", service.log());
     }
@@ -129,22 +129,20 @@ fn line(text: &str, name: &str) -> String {
 #[test]
 fn sluicegate_variables_override_envoyproxy_variables() {
     let plain = printed(&[("REDIS_TIMEOUT", "1s")]);
-    assert!(line(&plain, "backend_deadline: 1s").ends_with("# REDIS_TIMEOUT"), "{plain}");
+    assert!(line(&plain, "  deadline: 1s").ends_with("# REDIS_TIMEOUT"), "{plain}");
     assert!(
-        line(&plain, "expiry_jitter: 300s").contains("default of EXPIRATION_JITTER"),
+        line(&plain, "    expiry_jitter: 300s").contains("default of EXPIRATION_JITTER"),
         "{plain}"
     );
-    let ours = printed(&[("REDIS_TIMEOUT", "1s"), ("SLUICEGATE_BACKEND_DEADLINE", "9ms")]);
-    assert!(
-        line(&ours, "backend_deadline: 9ms").ends_with("# SLUICEGATE_BACKEND_DEADLINE"),
-        "{ours}"
-    );
+    let ours = printed(&[("REDIS_TIMEOUT", "1s"), ("SLUICEGATE_STORE_DEADLINE", "9ms")]);
+    assert!(line(&ours, "  deadline: 9ms").ends_with("# SLUICEGATE_STORE_DEADLINE"), "{ours}");
 }
 
 #[test]
 fn sluicegate_backend_overrides_memcached() {
-    // The error message for `BACKEND_TYPE=memcache` recommends to set `SLUICEGATE_BACKEND`.
-    let (_root, service) = start(&[("BACKEND_TYPE", "memcache"), ("SLUICEGATE_BACKEND", "memory")]);
+    // The error message for `BACKEND_TYPE=memcache` recommends to set `SLUICEGATE_STORE_URL`.
+    let (_root, service) =
+        start(&[("BACKEND_TYPE", "memcache"), ("SLUICEGATE_STORE_URL", "memory")]);
     assert_eq!(ask(&service), 200);
 }
 
@@ -152,20 +150,23 @@ fn sluicegate_backend_overrides_memcached() {
 fn startup_succeeds_with_unused_envoyproxy_variables() {
     let (_root, service) = start(&[
         ("USE_STATSD", "true"),
-        ("SLUICEGATE_STATS_SINK", "none"),
-        ("SLUICEGATE_GRPC_MAX_AGE", "0s"),
+        ("SLUICEGATE_COMPAT_STATS_SINK", "none"),
+        ("SLUICEGATE_LISTEN_MAX_CONNECTION_AGE", "0s"),
         ("BACKEND_TYPE", "memcache"),
         ("LOCAL_CACHE_SIZE_IN_BYTES", "1048576"),
-        ("SLUICEGATE_BACKEND", "memory"),
+        ("SLUICEGATE_STORE_URL", "memory"),
     ]);
     assert_eq!(ask(&service), 200);
     let log = service.log();
-    assert!(log.contains("warning: LOCAL_CACHE_SIZE_IN_BYTES: `local_deny_cache` is"), "{log}");
+    assert!(
+        log.contains("warning: LOCAL_CACHE_SIZE_IN_BYTES: `compat.store.deny_cache` has"),
+        "{log}"
+    );
 }
 
-/// Environment with `SLUICEGATE_LIMITS` and envoyproxy/ratelimit's `RUNTIME_ROOT`.
+/// Environment with `SLUICEGATE_LIMITS_PATHS` and envoyproxy/ratelimit's `RUNTIME_ROOT`.
 fn with_limits<'v>(root: &'v str, limits: &'v str) -> [(&'static str, &'v str); 4] {
-    let ours = [("SLUICEGATE_LIMITS", limits), ("SLUICEGATE_BACKEND", "memory")];
+    let ours = [("SLUICEGATE_LIMITS_PATHS", limits), ("SLUICEGATE_STORE_URL", "memory")];
     [ours[0], ours[1], ("RUNTIME_ROOT", root), ("USE_STATSD", "false")]
 }
 
@@ -185,7 +186,7 @@ fn sluicegate_limits_ignore_the_runtime_layout() {
     let service = Service::start_as_ratelimit(&with_limits(&at, &limits)).unwrap();
     assert_eq!(ask(&service), 200);
     assert!(!service.log().contains("nothing is limited"), "{}", service.log());
-    // The file name prefix of the `RUNTIME_ROOT` layout does not apply to `SLUICEGATE_LIMITS`
+    // The file name prefix of the `RUNTIME_ROOT` layout does not apply to `SLUICEGATE_LIMITS_PATHS`
     // either.
     let service = Service::start_as_ratelimit(
         &[&with_limits(&at, &limits)[..], &[("RUNTIME_SUBDIRECTORY", "s")]].concat(),
@@ -206,26 +207,26 @@ fn missing_path_in_sluicegate_limits_stops_startup() {
 #[test]
 fn settings_without_an_override_come_from_envoyproxy_variables() {
     let ours = [
-        ("SLUICEGATE_GRPC_TLS_CERT_FILE", "/ours/tls.crt"),
-        ("SLUICEGATE_GRPC_TLS_KEY_FILE", "/theirs/tls.key"),
+        ("SLUICEGATE_LISTEN_TLS_CERT_FILE", "/ours/tls.crt"),
+        ("SLUICEGATE_LISTEN_TLS_KEY_FILE", "/theirs/tls.key"),
         ("GRPC_CLIENT_TLS_CACERT", "/ca"),
     ];
-    let authority = line(&printed(&ours), "grpc_tls_client_ca_file");
-    assert!(authority.starts_with("grpc_tls_client_ca_file: \"/ca\""), "{authority}");
+    let authority = line(&printed(&ours), "    client_ca_file");
+    assert!(authority.starts_with("    client_ca_file: \"/ca\""), "{authority}");
     let text = printed(&[
         ("LOG_LEVEL", "bogus"),
-        ("SLUICEGATE_LOG_LEVEL", "debug"),
+        ("SLUICEGATE_TELEMETRY_LOG_LEVEL", "debug"),
         ("LOG_FORMAT", "json"),
         ("PORT", "tcp://10.0.0.1:80"),
-        ("SLUICEGATE_HTTP_PORT", "8"),
-        ("SLUICEGATE_XDS_SERVER", "xds.test:1"),
+        ("SLUICEGATE_LISTEN_HTTP_PORT", "8"),
+        ("SLUICEGATE_LIMITS_XDS_SERVER", "xds.test:1"),
         ("CONFIG_GRPC_XDS_NODE_ID", "me"),
     ]);
     for wanted in [
-        "log_format: reference",
-        "http_port: 8 ",
-        "xds_server: \"xds.test:1\"",
-        "xds_node_id: \"me\"",
+        "    format: compat",
+        "  http_port: 8 ",
+        "    server: \"xds.test:1\"",
+        "    node_id: \"me\"",
     ] {
         assert!(text.contains(&format!("\n{wanted}")), "{wanted}: {text}");
     }

@@ -5,7 +5,7 @@ use crate::support::http1;
 
 #[test]
 fn pprof_paths_return_501_and_mention_perf() {
-    let variables = [("USE_PROMETHEUS", "true"), ("SLUICEGATE_BACKEND", "memory")];
+    let variables = [("USE_PROMETHEUS", "true"), ("SLUICEGATE_STORE_URL", "memory")];
     let (_root, service) = process::start(&variables);
     for path in
         ["/debug/pprof", "/debug/pprof/", "/debug/pprof/profile?seconds=1", "/debug/pprof/heap"]

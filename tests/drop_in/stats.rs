@@ -259,7 +259,7 @@ fn statistics_arrive_at_statsd_over_udp() {
         ("STATSD_PORT", &port),
         ("STATSD_PROTOCOL", "udp"),
         ("STATS_FLUSH_INTERVAL", "20ms"),
-        ("SLUICEGATE_BACKEND", "memory"),
+        ("SLUICEGATE_STORE_URL", "memory"),
     ]);
     assert_eq!(process::ask(&service), 200);
     let mut received = String::new();
@@ -286,7 +286,7 @@ fn statsd_defaults_to_tcp_and_reconnects_after_refused_connections() {
         ("STATSD_HOST", "127.0.0.1"),
         ("STATSD_PORT", &text),
         ("STATS_FLUSH_INTERVAL", "20ms"),
-        ("SLUICEGATE_BACKEND", "memory"),
+        ("SLUICEGATE_STORE_URL", "memory"),
     ]);
     assert_eq!(process::ask(&service), 200);
     let refused = format!("failed to send statistics, retrying to=127.0.0.1:{port} (tcp) ");
@@ -317,7 +317,7 @@ fn metrics_path_serves_envoyproxy_and_sluicegate_metrics() {
         ("USE_PROMETHEUS", "true"),
         ("PROMETHEUS_PATH", "/m"),
         ("PROMETHEUS_MAPPER_YAML", "/etc/statsd-exporter/no-such-file.yaml"),
-        ("SLUICEGATE_BACKEND", "memory"),
+        ("SLUICEGATE_STORE_URL", "memory"),
     ]);
     assert_eq!(process::ask(&service), 200);
     let page = http1::get(service.metrics, "/m", &[]).unwrap().text();

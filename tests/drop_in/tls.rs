@@ -62,7 +62,7 @@ fn start(directory: &Path, more: &[(&str, &str)]) -> (tempfile::TempDir, Service
         ("GRPC_SERVER_USE_TLS", "true"),
         ("GRPC_SERVER_TLS_CERT", &*certificate),
         ("GRPC_SERVER_TLS_KEY", &*key),
-        ("SLUICEGATE_BACKEND", "memory"),
+        ("SLUICEGATE_STORE_URL", "memory"),
     ];
     process::start(&[&variables, more].concat())
 }
@@ -143,7 +143,11 @@ fn mismatched_certificate_and_key_exit_with_code_2() {
 
 /// Environment to serve gRPC at the Unix socket `path`, without a drain delay.
 fn socket_without_drain_delay(path: &str) -> [(&str, &str); 3] {
-    [("GRPC_UDS", path), ("SLUICEGATE_BACKEND", "memory"), ("SLUICEGATE_DRAIN_DELAY", "0s")]
+    [
+        ("GRPC_UDS", path),
+        ("SLUICEGATE_STORE_URL", "memory"),
+        ("SLUICEGATE_LISTEN_DRAIN_DELAY", "0s"),
+    ]
 }
 
 #[test]
@@ -254,12 +258,12 @@ fn a_file_at_the_socket_path_stops_startup() {
     fs::write(&file, "kept").unwrap();
     let (code, output) = process::refused(&[
         ("GRPC_UDS", file.to_str().unwrap()),
-        ("SLUICEGATE_BACKEND", "memory"),
+        ("SLUICEGATE_STORE_URL", "memory"),
         ("RUNTIME_ROOT", "/"),
         ("RUNTIME_SUBDIRECTORY", "no-such"),
     ]);
     assert_eq!(code, Some(2), "{output}");
-    assert!(output.contains("precious") && output.contains("--grpc-socket"), "{output}");
+    assert!(output.contains("precious") && output.contains("--listen-grpc-socket"), "{output}");
     assert_eq!(fs::read_to_string(&file).unwrap(), "kept");
 }
 
@@ -294,7 +298,7 @@ fn old_connections_get_goaway_and_close_after_grace() {
     let variables = [
         ("GRPC_MAX_CONNECTION_AGE", "50ms"),
         ("GRPC_MAX_CONNECTION_AGE_GRACE", "50ms"),
-        ("SLUICEGATE_BACKEND", "memory"),
+        ("SLUICEGATE_STORE_URL", "memory"),
     ];
     let (_root, service) = process::start(&variables);
     // Sends the HTTP/2 preface and empty SETTINGS. Afterwards, this client ignores GOAWAY.

@@ -71,7 +71,7 @@ fn sluicegate_serve_trusts_only_the_configured_ca() {
     let limits = tempfile::tempdir().unwrap();
     fs::write(limits.path().join("a.yaml"), "domain: d\n").unwrap();
     let (ca, url) = (named.ca(), format!("rediss://{}", redis.address()));
-    let flags = ["--backend", &*url, "--backend-tls-ca-file", &*ca].map(str::to_owned);
+    let flags = ["--store-url", &*url, "--store-tls-ca-file", &*ca].map(str::to_owned);
     let system = system.ca();
     let service =
         Service::start_under(limits.path(), &flags, &[("SSL_CERT_FILE", &*system)]).unwrap();
@@ -103,9 +103,9 @@ fn xds_tls_trusts_configured_and_system_cas() {
             ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "management.test"),
             ("SSL_CERT_FILE", &*trusted),
             ("USE_STATSD", "false"),
-            ("SLUICEGATE_BACKEND", "memory"),
-            ("SLUICEGATE_COUNTER_KEYS", "injective"),
-            ("SLUICEGATE_EXPIRY_JITTER", "300s"),
+            ("SLUICEGATE_STORE_URL", "memory"),
+            ("SLUICEGATE_COMPAT_STORE_KEY_FORMAT", "own"),
+            ("SLUICEGATE_COMPAT_STORE_EXPIRY_JITTER", "300s"),
         ])
         .unwrap();
         assert_eq!(xds.wait_for_ack("1"), ("1".to_owned(), None));

@@ -41,9 +41,9 @@ fn start(xds: &Xds, more: &[(&str, &str)]) -> Service {
         ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "10ms"),
         ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "50ms"),
         ("USE_STATSD", "false"),
-        ("SLUICEGATE_BACKEND", "memory"),
-        ("SLUICEGATE_COUNTER_KEYS", "injective"),
-        ("SLUICEGATE_EXPIRY_JITTER", "300s"),
+        ("SLUICEGATE_STORE_URL", "memory"),
+        ("SLUICEGATE_COMPAT_STORE_KEY_FORMAT", "own"),
+        ("SLUICEGATE_COMPAT_STORE_EXPIRY_JITTER", "300s"),
     ];
     Service::start_as_ratelimit(&[&variables, more].concat()).unwrap()
 }

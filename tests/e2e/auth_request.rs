@@ -23,7 +23,7 @@ pub(super) const HOOKS: &str = r#"[
          [{"request_headers": {"header_name": ":method", "descriptor_key": "method"}}]]}]"#;
 
 pub(super) fn serve_hooks(limits: &Limits) -> Service {
-    let flags = ["--hooks", HOOKS, "--response-headers", "draft", "--retry-after", "true"];
+    let flags = ["--hooks", HOOKS, "--answers-headers", "draft", "--answers-retry-after", "true"];
     serve(limits.path(), &flags)
 }
 
@@ -111,7 +111,7 @@ fn failure_mode_applies_without_a_service() {
 fn failure_mode_applies_while_no_limits_are_loaded() {
     let broken = NamedTempFile::with_suffix(".yaml").unwrap();
     std::fs::write(broken.path(), "domain: ''\n").unwrap();
-    let flags = ["--hooks", HOOKS, "--start-without-config", "true"];
+    let flags = ["--hooks", HOOKS, "--limits-start-without", "true"];
     let service = serve(broken.path(), &flags);
     for shipped in [Shipped::RateLimit, Shipped::Ingress] {
         for (when_down, expected) in [(WhenDown::Allow, 200), (WhenDown::Deny, 500)] {
@@ -142,7 +142,7 @@ fn ingress_nginx_returns_429_and_applies_the_failure_mode() {
 fn failure_mode_applies_when_the_store_is_unavailable() {
     let limits = Limits::per_key(5);
     let backend = format!("redis://{}", ports::free());
-    let service = serve(limits.path(), &["--hooks", HOOKS, "--backend", &backend]);
+    let service = serve(limits.path(), &["--hooks", HOOKS, "--store-url", &backend]);
     for (when_down, expected) in [(WhenDown::Allow, 200), (WhenDown::Deny, 500)] {
         let nginx = Nginx::start(upstream::start(), service.http, when_down);
         assert_eq!(super::ask(nginx.ingress, "k").status, expected, "{}", nginx.log());

@@ -43,9 +43,9 @@ fn compose_replicas_share_one_limit() {
         assert_eq!(command[..2], ["serve", "--settings"]);
         // Maps a path in the container to the path in the repository.
         let settings = command[2].strip_prefix("/etc/sluicegate/").unwrap();
-        assert_eq!(command[3..], ["--backend", "redis://redis:6379"]);
+        assert_eq!(command[3..], ["--store-url", "redis://redis:6379"]);
         let limits = root().join("config/limits");
-        let replica = serve(&limits, &["--settings", settings, "--backend", &backend]);
+        let replica = serve(&limits, &["--settings", settings, "--store-url", &backend]);
         let at = format!("{{address: 127.0.0.1, port_value: {}}}", replica.grpc.port());
         replace_once(&mut text, &format!("{{address: {name}, port_value: 8081}}"), &at);
         replicas.push(replica);

@@ -36,9 +36,17 @@ impl Fleet {
         std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
         let url = format!("redis+unix://{}", store.socket().display());
         let services = ["a", "b"].map(|node| {
-            let own =
-                ["--backend", &url, "--node-id", node, "--hooks", HOOKS, "--syslog-port", "0"];
-            let late = ["--backend-deadline", "500ms"];
+            let own = [
+                "--store-url",
+                &url,
+                "--fleet-replica-name",
+                node,
+                "--hooks",
+                HOOKS,
+                "--listen-syslog-port",
+                "0",
+            ];
+            let late = ["--store-deadline", "500ms"];
             let all = own.iter().chain(&late).chain(flags).map(|&flag| flag.to_owned());
             Service::start(limits.path(), &all.collect::<Vec<_>>()).unwrap()
         });
@@ -126,7 +134,7 @@ fn ext_authz_with_access_log_leaks_no_permit() {
 /// Wrong setup: without a peer port, about half of the permits would last until `max_duration`.
 #[test]
 fn replicas_without_peer_port_leak_permits() {
-    let fleet = Fleet::start(&["--peer-port", ""]);
+    let fleet = Fleet::start(&["--listen-peer-port", ""]);
     let replicas = fleet.services.each_ref().map(|one| one.grpc);
     let text = configured(Shipped::RlsConcurrency, upstream::start(), &replicas, WhenDown::Deny);
     let envoy = Envoy::start_with(text, 2);

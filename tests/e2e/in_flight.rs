@@ -122,7 +122,7 @@ impl Scene {
 }
 
 fn serve(limits: &TempDir) -> Service {
-    let flags = ["--hooks", HOOKS, "--drain-delay", "1ms", "--retry-after", "true"];
+    let flags = ["--hooks", HOOKS, "--listen-drain-delay", "1ms", "--answers-retry-after", "true"];
     Service::start(limits.path(), &flags.map(str::to_owned)).unwrap()
 }
 

@@ -129,7 +129,8 @@ fn concurrent_clients_share_the_exact_limit() {
 fn ratelimit_headers_reach_the_client() {
     for_a_day_with_a_minute_left();
     let limits = Limits::per_key(2);
-    let service = serve(limits.path(), &["--response-headers", "draft", "--retry-after", "true"]);
+    let service =
+        serve(limits.path(), &["--answers-headers", "draft", "--answers-retry-after", "true"]);
     let envoy = Envoy::start(upstream::start(), &[service.grpc], WhenDown::Deny);
     for left in [1, 0] {
         let admitted = ask(envoy.ingress, "k");
@@ -276,7 +277,7 @@ fn reload_applies_a_new_limit_without_failures() {
 fn replica_shutdown_fails_no_request() {
     let limits = Limits::per_key(1_000_000);
     retry_disturbed(|| {
-        let flags = ["--drain-delay", "1500ms"];
+        let flags = ["--listen-drain-delay", "1500ms"];
         let mut leaving = serve(limits.path(), &flags);
         let staying = serve(limits.path(), &flags);
         let replicas = [leaving.grpc, staying.grpc];
@@ -305,7 +306,7 @@ fn replica_shutdown_fails_no_request() {
 #[test]
 fn shipped_limits_match_shipped_envoy_configuration() {
     let shipped = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/config/limits"));
-    let service = serve(shipped, &["--response-headers", "draft"]);
+    let service = serve(shipped, &["--answers-headers", "draft"]);
     let loads = service.loads().unwrap();
     assert_eq!((loads.loaded, loads.refused), (1, 0), "{}", loads.last_error);
     let envoy = Envoy::start(upstream::start(), &[service.grpc], WhenDown::Deny);

@@ -182,7 +182,7 @@ fn disconnects_during_the_check_leak_no_permit() {
     let limits = tempfile::tempdir().unwrap();
     let text = format!("domain: edge\ndescriptors:\n{}", limit_all_requests(LIMIT));
     std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
-    let flags = ["--hooks", HOOKS, "--syslog-port", "0"].map(str::to_owned);
+    let flags = ["--hooks", HOOKS, "--listen-syslog-port", "0"].map(str::to_owned);
     for lua in [false, true] {
         let service = Service::start(limits.path(), &flags).unwrap();
         let between = Proxy::before(Upstream::Tcp(service.http));

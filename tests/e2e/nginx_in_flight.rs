@@ -40,8 +40,8 @@ pub(super) struct Scene {
 }
 
 fn service(limits: &TempDir) -> Service {
-    let flags = ["--hooks", HOOKS, "--drain-delay", "1ms", "--retry-after", "true"];
-    let flags = flags.iter().chain(&["--response-headers", "draft", "--syslog-port", "0"]);
+    let flags = ["--hooks", HOOKS, "--listen-drain-delay", "1ms", "--answers-retry-after", "true"];
+    let flags = flags.iter().chain(&["--answers-headers", "draft", "--listen-syslog-port", "0"]);
     let flags: Vec<_> = flags.map(|&flag| flag.to_owned()).collect();
     Service::start(limits.path(), &flags).unwrap()
 }
@@ -295,7 +295,7 @@ const fn shipped(by: Integration, syslog: SocketAddr) -> Shipped {
 #[test]
 fn shipped_settings_and_limits_match_shipped_nginx_configuration() {
     let config = concat!(env!("CARGO_MANIFEST_DIR"), "/config");
-    let flags = ["--settings", &format!("{config}/nginx.yaml"), "--syslog-port", "0"];
+    let flags = ["--settings", &format!("{config}/nginx.yaml"), "--listen-syslog-port", "0"];
     let flags = flags.map(str::to_owned);
     let service = Service::start(format!("{config}/ceilings").as_ref(), &flags).unwrap();
     for shipped in [Shipped::Concurrency(service.syslog().unwrap()), Shipped::Lua] {

@@ -203,16 +203,14 @@ fn limit_that_allowed_uncharged_is_neither_shown_nor_binding() {
     }
 }
 
-/// The setting `shadow_mode` makes every limit a shadow limit.
+/// The setting `answers.shadow_mode` makes every limit a shadow limit.
 #[test]
 fn setting_shadow_mode_disables_the_ietf_draft_headers() {
     let chosen = |shadow_mode| {
-        let chosen = ResponseHeaders::All;
-        RateLimitHeaders::from_settings(&Settings {
-            response_headers: chosen,
-            shadow_mode,
-            ..Settings::default()
-        })
+        let mut settings = Settings::default();
+        settings.answers.headers = ResponseHeaders::All;
+        settings.answers.shadow_mode = shadow_mode;
+        RateLimitHeaders::from_settings(&settings)
     };
     let names = |headers: &RateLimitHeaders| {
         let over = decision(Verdict::Allow, vec![over(9)]);

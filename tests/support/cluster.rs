@@ -51,7 +51,7 @@ impl Cluster {
         cluster
     }
 
-    /// URL of the cluster for the flag `--backend`.
+    /// URL of the cluster for the flag `--store-url`.
     pub fn url(&self) -> String {
         let nodes: Vec<_> = self.nodes().map(Process::address).collect();
         format!("redis+cluster://{}", nodes.join(","))

@@ -38,7 +38,7 @@ impl Watched {
         watched
     }
 
-    /// URL for `--backend` after `scheme`, for example `redis+sentinel://user:password@`.
+    /// URL for `--store-url` after `scheme`, for example `redis+sentinel://user:password@`.
     pub fn url(&self, scheme: &str) -> String {
         let sentinels: Vec<_> = self.sentinels.iter().map(Process::address).collect();
         format!("{scheme}{}/{NAME}", sentinels.join(","))

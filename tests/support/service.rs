@@ -56,9 +56,9 @@ impl Service {
         environment: &[(&str, &str)],
     ) -> Result<Self, String> {
         let mut command = sluicegate();
-        command.arg("serve").arg("--limits").arg(limits);
+        command.arg("serve").arg("--limits-paths").arg(limits);
         for port in ["grpc", "http", "admin", "metrics", "peer"] {
-            let flag = format!("--{port}-port");
+            let flag = format!("--listen-{port}-port");
             if !flags.contains(&flag) {
                 command.arg(flag).arg("0");
             }
@@ -71,7 +71,7 @@ impl Service {
     /// are its only settings. Ports default to free ones.
     pub fn start_as_ratelimit(variables: &[(&str, &str)]) -> Result<Self, String> {
         let mut command = as_ratelimit();
-        command.env("SLUICEGATE_ADMIN_TOKEN", TOKEN).envs(variables.iter().copied());
+        command.env("SLUICEGATE_LISTEN_ADMIN_TOKEN", TOKEN).envs(variables.iter().copied());
         Self::run(command, Some(TOKEN))
     }
 

@@ -61,7 +61,7 @@ labels:
 {{- end -}}
 
 {{/* Whether a Redis is named, and which. */}}
-{{- define "sluicegate.backend" -}}
+{{- define "sluicegate.store" -}}
 {{- if .Values.redis.enabled -}}
 redis://{{ include "sluicegate.fullname" . }}-redis:6379
 {{- else -}}
@@ -78,34 +78,69 @@ redis://{{ include "sluicegate.fullname" . }}-redis:6379
 {{- end -}}
 {{- end -}}
 
-{{/* The service's settings: server.yaml. Each value as JSON, which is YAML and writes large numbers out. */}}
+{{/* Certificates from a mounted secret: (dict "at" "/etc/grpc-tls" "keys" (dict "cert_file" "tls.crt")). */}}
+{{- define "sluicegate.tls" -}}
+{{- $files := dict -}}
+{{- $at := .at -}}
+{{- range $key, $file := .keys }}{{ $_ := set $files $key (printf "%s/%s" $at $file) }}{{ end -}}
+{{- toJson $files -}}
+{{- end -}}
+
+{{/* Settings of block `listen` that the chart sets, as JSON. */}}
+{{- define "sluicegate.settings.listen" -}}
+{{- $listen := dict -}}
+{{- $everywhere := ternary "::" "0.0.0.0" (contains ":" (dig "listen" "host" "" .Values.settings)) -}}
+{{- if .Values.admin.existingSecret }}{{ $_ := set $listen "admin_host" $everywhere }}{{ end -}}
+{{- if and (dig "listen" "syslog_port" "" .Values.settings) (not (dig "listen" "syslog_host" "" .Values.settings)) }}{{ $_ := set $listen "syslog_host" $everywhere }}{{ end -}}
+{{- with .Values.grpcTLS -}}
+{{- $keys := dict -}}
+{{- if .existingSecret }}{{ $keys = dict "cert_file" "tls.crt" "key_file" "tls.key" }}{{ end -}}
+{{- if .clientCertificates }}{{ $_ := set $keys "client_ca_file" "ca.crt" }}{{ end -}}
+{{- if $keys }}{{ $_ := set $listen "tls" (include "sluicegate.tls" (dict "at" "/etc/grpc-tls" "keys" $keys) | fromJson) }}{{ end -}}
+{{- end -}}
+{{- toJson $listen -}}
+{{- end -}}
+
+{{/* Settings of block `store` that the chart sets, as JSON. */}}
+{{- define "sluicegate.settings.store" -}}
+{{- $store := dict -}}
+{{- with include "sluicegate.store" . }}{{ $_ := set $store "url" . }}{{ end -}}
+{{- with .Values.redis -}}
+{{- if .existingSecret }}{{ $_ := set $store "password_file" "/etc/redis-password/password" }}{{ end -}}
+{{- $sentinel := dict -}}
+{{- with .sentinel.user }}{{ $_ := set $sentinel "user" . }}{{ end -}}
+{{- if .sentinel.existingSecret }}{{ $_ := set $sentinel "password_file" "/etc/sentinel-password/password" }}{{ end -}}
+{{- if $sentinel }}{{ $_ := set $store "sentinel" $sentinel }}{{ end -}}
+{{- $keys := dict -}}
+{{- if .tls.existingSecret }}{{ $_ := set $keys "ca_file" "ca.crt" }}{{ end -}}
+{{- if .tls.clientCertificate }}{{ $_ := set $keys "cert_file" "tls.crt" }}{{ $_ := set $keys "key_file" "tls.key" }}{{ end -}}
+{{- $tls := include "sluicegate.tls" (dict "at" "/etc/redis-tls" "keys" $keys) | fromJson -}}
+{{- with .tls.serverName }}{{ $_ := set $tls "server_name" . }}{{ end -}}
+{{- if $tls }}{{ $_ := set $store "tls" $tls }}{{ end -}}
+{{- end -}}
+{{- toJson $store -}}
+{{- end -}}
+
+{{/* Settings of block `fleet.peers` that the chart sets, as JSON. */}}
+{{- define "sluicegate.settings.peers" -}}
+{{- $peers := dict -}}
+{{- if .Values.peers.existingSecret }}{{ $_ := set $peers "secret_file" "/etc/peer-secret/secret" }}{{ end -}}
+{{- if .Values.peers.tls.existingSecret }}
+{{- $keys := dict "cert_file" "tls.crt" "key_file" "tls.key" "ca_file" "ca.crt" -}}
+{{- $tls := include "sluicegate.tls" (dict "at" "/etc/peer-tls" "keys" $keys) | fromJson -}}
+{{- $_ := set $tls "server_name" .Values.peers.tls.name }}{{ $_ := set $peers "tls" $tls -}}
+{{- end -}}
+{{- toJson $peers -}}
+{{- end -}}
+
+{{/* The service's settings: server.yaml. Each block as JSON, which is YAML and writes large numbers out. */}}
 {{- define "sluicegate.settings" -}}
 {{- $all := dict -}}
-{{- if not .Values.settings.xds_server }}{{ $_ := set $all "limits" (list (include "sluicegate.limits.directory" .)) }}{{ end -}}
-{{- with .Values.grpcTLS -}}
-{{- if .existingSecret }}{{ $_ := set $all "grpc_tls_cert_file" "/etc/grpc-tls/tls.crt" }}{{ $_ := set $all "grpc_tls_key_file" "/etc/grpc-tls/tls.key" }}{{ end -}}
-{{- if .clientCertificates }}{{ $_ := set $all "grpc_tls_client_ca_file" "/etc/grpc-tls/ca.crt" }}{{ end -}}
-{{- end -}}
-{{- with include "sluicegate.backend" . }}{{ $_ := set $all "backend" . }}{{ end -}}
-{{- with .Values.redis -}}
-{{- with .external.perSecondUrl }}{{ $_ := set $all "backend_per_second" . }}{{ end -}}
-{{- if .existingSecret }}{{ $_ := set $all "backend_password_file" "/etc/redis-password/password" }}{{ end -}}
-{{- with .sentinel.user }}{{ $_ := set $all "backend_sentinel_user" . }}{{ end -}}
-{{- if .sentinel.existingSecret }}{{ $_ := set $all "backend_sentinel_password_file" "/etc/sentinel-password/password" }}{{ end -}}
-{{- if .tls.existingSecret }}{{ $_ := set $all "backend_tls_ca_file" "/etc/redis-tls/ca.crt" }}{{ end -}}
-{{- if .tls.clientCertificate }}
-{{- $_ := set $all "backend_tls_cert_file" "/etc/redis-tls/tls.crt" }}{{ $_ := set $all "backend_tls_key_file" "/etc/redis-tls/tls.key" -}}
-{{- end -}}
-{{- with .tls.serverName }}{{ $_ := set $all "backend_tls_server_name" . }}{{ end -}}
-{{- end -}}
-{{- $everywhere := ternary "::" "0.0.0.0" (contains ":" (default "" .Values.settings.host)) -}}
-{{- if .Values.admin.existingSecret }}{{ $_ := set $all "admin_host" $everywhere }}{{ end -}}
-{{- if and .Values.settings.syslog_port (not .Values.settings.syslog_host) }}{{ $_ := set $all "syslog_host" $everywhere }}{{ end -}}
-{{- if .Values.peers.existingSecret }}{{ $_ := set $all "peer_secret_file" "/etc/peer-secret/secret" }}{{ end -}}
-{{- if .Values.peers.tls.existingSecret }}
-{{- $_ := set $all "peer_tls_cert_file" "/etc/peer-tls/tls.crt" }}{{ $_ := set $all "peer_tls_key_file" "/etc/peer-tls/tls.key" -}}
-{{- $_ := set $all "peer_tls_ca_file" "/etc/peer-tls/ca.crt" }}{{ $_ := set $all "peer_tls_name" .Values.peers.tls.name -}}
-{{- end -}}
+{{- if not (dig "limits" "xds" "server" "" .Values.settings) }}{{ $_ := set $all "limits" (dict "paths" (list (include "sluicegate.limits.directory" .))) }}{{ end -}}
+{{- with include "sluicegate.settings.listen" . | fromJson }}{{ $_ := set $all "listen" . }}{{ end -}}
+{{- with include "sluicegate.settings.store" . | fromJson }}{{ $_ := set $all "store" . }}{{ end -}}
+{{- with include "sluicegate.settings.peers" . | fromJson }}{{ $_ := set $all "fleet" (dict "peers" .) }}{{ end -}}
+{{- with .Values.redis.external.perSecondUrl }}{{ $_ := set $all "compat" (dict "store" (dict "per_second_url" .)) }}{{ end -}}
 {{- $lines := list -}}
 {{- range $name, $value := merge $all .Values.settings }}{{ $lines = append $lines (printf "%s: %s" $name (toJson $value)) }}{{ end -}}
 {{- join "\n" $lines -}}
@@ -131,8 +166,8 @@ store (1.6 s) and tells its last spans and counts (2 s each), each of them at mo
 Kubernetes takes of the same time.
 */}}
 {{- define "sluicegate.grace" -}}
-{{- $delay := include "sluicegate.seconds" (default "5s" .Values.settings.drain_delay) | int64 -}}
-{{- $timeout := include "sluicegate.seconds" (default "20s" .Values.settings.drain_timeout) | int64 -}}
+{{- $delay := include "sluicegate.seconds" (dig "listen" "drain_delay" "5s" .Values.settings) | int64 -}}
+{{- $timeout := include "sluicegate.seconds" (dig "listen" "drain_timeout" "20s" .Values.settings) | int64 -}}
 {{- $drain := add $delay $timeout -}}
 {{- $hook := (default dict .Values.lifecycle).preStop | default dict -}}
 {{- $sleep := ($hook.sleep | default dict).seconds | int64 -}}
@@ -145,7 +180,7 @@ Kubernetes takes of the same time.
 {{- else -}}
 {{- $grace := int64 .Values.terminationGracePeriodSeconds -}}
 {{- if lt $grace $least -}}
-{{- fail (printf "terminationGracePeriodSeconds is %d, and a pod may take %d s to go: %d s of lifecycle.preStop.sleep, %d s of draining (settings.drain_delay and drain_timeout) and 10 s of leaving. It would be killed with requests in flight, or before it has given back what it holds. Set at least %d, or leave it out, or drain for less" $grace $least $sleep $drain $least) -}}
+{{- fail (printf "terminationGracePeriodSeconds is %d, and a pod may take %d s to go: %d s of lifecycle.preStop.sleep, %d s of draining (settings.listen.drain_delay and drain_timeout) and 10 s of leaving. It would be killed with requests in flight, or before it has given back what it holds. Set at least %d, or leave it out, or drain for less" $grace $least $sleep $drain $least) -}}
 {{- end -}}
 {{- $grace -}}
 {{- end -}}
@@ -170,7 +205,7 @@ nothing would be counted. Nothing is said where a secret or a variable holds the
 {{- fail (printf "redis.enabled brings a Redis without a password, TLS and sentinels, which %s would have asked for: leave that out, or name your own by redis.external.url" (join " and " $given)) -}}
 {{- end -}}
 {{- $elsewhere := or $redis.external.urlSecret.name .Values.extraEnvFrom -}}
-{{- range .Values.extraEnv }}{{ if hasPrefix "SLUICEGATE_BACKEND" .name }}{{ $elsewhere = true }}{{ end }}{{ end -}}
+{{- range .Values.extraEnv }}{{ if regexMatch "^SLUICEGATE_(COMPAT_)?STORE_" .name }}{{ $elsewhere = true }}{{ end }}{{ end -}}
 {{- $urls := list $redis.external.url $redis.external.perSecondUrl | compact -}}
 {{- if not $elsewhere -}}
 {{- if and $redis.existingSecret (not $urls) }}{{ fail "redis.existingSecret is the password of a Redis, and none is named: set redis.external.url" }}{{ end -}}
@@ -219,17 +254,17 @@ nothing would be counted. Nothing is said where a secret or a variable holds the
 {{- $limits := list -}}
 {{- if .Values.limits.inline }}{{ $limits = append $limits "limits.inline" }}{{ end -}}
 {{- if .Values.limits.existingConfigMap }}{{ $limits = append $limits "limits.existingConfigMap" }}{{ end -}}
-{{- if .Values.settings.xds_server }}{{ $limits = append $limits "settings.xds_server" }}{{ end -}}
+{{- if dig "limits" "xds" "server" "" .Values.settings }}{{ $limits = append $limits "settings.limits.xds.server" }}{{ end -}}
 {{- if .Values.limits.gitSync.enabled }}{{ $limits = append $limits "limits.gitSync" }}{{ end -}}
 {{- if gt (len $limits) 1 }}{{ fail (printf "%s are set: limits come from one place" (join " and " $limits)) }}{{ end -}}
 {{- if and .Values.limits.gitSync.enabled (not .Values.limits.gitSync.repository) }}{{ fail "limits.gitSync.enabled takes limits.gitSync.repository" }}{{ end -}}
-{{- if and (eq (default "" .Values.settings.metrics_names) "reference") (or .Values.metrics.prometheusRule.enabled .Values.dashboards.enabled) -}}
-{{- fail "settings.metrics_names: reference shows none of the metrics that metrics.prometheusRule and dashboards read: the alert SluicegateGone would fire for ever. Set it to all" -}}
+{{- if and (eq (dig "compat" "metrics" "names" "" .Values.settings) "compat") (or .Values.metrics.prometheusRule.enabled .Values.dashboards.enabled) -}}
+{{- fail "settings.compat.metrics.names: compat shows none of the metrics that metrics.prometheusRule and dashboards read: the alert SluicegateGone would fire for ever. Set it to all" -}}
 {{- end -}}
-{{- with .Values.settings -}}
-{{- if and .syslog_port (not .syslog_from) }}{{ fail "settings.syslog_port takes settings.syslog_from, the addresses of the pods that send datagrams: without it only those of the replica itself are heeded" }}{{ end -}}
+{{- with dig "listen" dict .Values.settings -}}
+{{- if and .syslog_port (not .syslog_from) }}{{ fail "settings.listen.syslog_port takes settings.listen.syslog_from, the addresses of the pods that send datagrams: without it only those of the replica itself are heeded" }}{{ end -}}
 {{- if and .syslog_port (regexMatch "^127[.]|^::1$" (default "" .syslog_host)) -}}
-{{- fail (printf "settings.syslog_host is %s, which no other pod can send to: datagrams would be lost. Leave it out for every address of the pod" .syslog_host) -}}
+{{- fail (printf "settings.listen.syslog_host is %s, which no other pod can send to: datagrams would be lost. Leave it out for every address of the pod" .syslog_host) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -138,7 +138,7 @@ impl FactsEvaluator<'_> {
         }
         let is_replica = facts.role.as_deref() == Some("slave");
         if is_replica {
-            let fix = "name the primary, or its sentinels, as `backend`";
+            let fix = "name the primary, or its sentinels, as `store.url`";
             self.add_error("replica", "this is a replica and may not count", fix);
         }
         if facts.is_loading {
@@ -206,10 +206,10 @@ impl FactsEvaluator<'_> {
         let Some(round_trip) = facts.round_trip else { return };
         let deadline = requirements.call_timeout;
         let message = format!(
-            "a round trip takes {} of the {deadline} of `backend_deadline`",
+            "a round trip takes {} of the {deadline} of `store.deadline`",
             format_micros(round_trip)
         );
-        let fix = "bring Redis nearer, or raise `backend_deadline`";
+        let fix = "bring Redis nearer, or raise `store.deadline`";
         if deadline <= round_trip {
             self.add_error("latency", message, fix);
         } else if Nanos(deadline.0 / 2) <= round_trip {
@@ -250,7 +250,7 @@ impl FactsEvaluator<'_> {
             && (requirements.has_second_store || facts.cluster.is_some())
         {
             let message = "the reference's keys of one question live in several places, \
-                where `charge: all_or_nothing` and `stop_when_over` decide in two steps";
+                where `charge: all_or_nothing` and `compat.store.stop_when_over` decide in two steps";
             let fix =
                 "another question may come between; one node, or a prefix with a {tag}, is atomic";
             self.add_warning("two_steps", message, fix);

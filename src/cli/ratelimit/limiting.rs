@@ -7,27 +7,27 @@ const MIN_CACHE_BYTES: i64 = 512 * 1024;
 
 pub(super) fn read(reader: &mut EnvReader<'_>) {
     for (variable, setting) in [
-        ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "stop_when_over"),
-        ("SHADOW_MODE", "shadow_mode"),
-        ("QUOTA_MODE", "quota_mode"),
-        ("RESPONSE_DYNAMIC_METADATA", "dynamic_metadata"),
-        ("LIMIT_REQUEST_HEADERS_ENABLED", "request_headers"),
-        ("ENABLE_NEGATIVE_HITS", "negative_hits"),
+        ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "compat.store.stop_when_over"),
+        ("SHADOW_MODE", "answers.shadow_mode"),
+        ("QUOTA_MODE", "compat.limits.quota_mode"),
+        ("RESPONSE_DYNAMIC_METADATA", "answers.metadata"),
+        ("LIMIT_REQUEST_HEADERS_ENABLED", "compat.answers.request_headers"),
+        ("ENABLE_NEGATIVE_HITS", "limits.refunds"),
     ] {
         reader.put_flag(variable, setting);
     }
     for (variable, setting) in [
-        ("LIMIT_LIMIT_HEADER", "limit_header"),
-        ("LIMIT_REMAINING_HEADER", "remaining_header"),
-        ("LIMIT_RESET_HEADER", "reset_header"),
-        ("CACHE_KEY_PREFIX", "reference_key_prefix"),
+        ("LIMIT_LIMIT_HEADER", "compat.answers.limit_header"),
+        ("LIMIT_REMAINING_HEADER", "compat.answers.remaining_header"),
+        ("LIMIT_RESET_HEADER", "compat.answers.reset_header"),
+        ("CACHE_KEY_PREFIX", "compat.store.key_prefix"),
     ] {
         reader.put_text(variable, setting);
     }
-    let headers = if reader.flag("LIMIT_RESPONSE_HEADERS_ENABLED") { "reference" } else { "none" };
-    reader.put("LIMIT_RESPONSE_HEADERS_ENABLED", "response_headers", headers.to_owned());
+    let headers = if reader.flag("LIMIT_RESPONSE_HEADERS_ENABLED") { "compat" } else { "none" };
+    reader.put("LIMIT_RESPONSE_HEADERS_ENABLED", "answers.headers", headers.to_owned());
     let jitter = reader.int("EXPIRATION_JITTER_MAX_SECONDS").max(0);
-    reader.put("EXPIRATION_JITTER_MAX_SECONDS", "expiry_jitter", format!("{jitter}s"));
+    reader.put("EXPIRATION_JITTER_MAX_SECONDS", "compat.store.expiry_jitter", format!("{jitter}s"));
     read_cache_size(reader);
     read_near_limit_ratio(reader);
 }
@@ -37,7 +37,7 @@ fn read_cache_size(reader: &mut EnvReader<'_>) {
         0 => 0,
         bytes => bytes.max(MIN_CACHE_BYTES),
     };
-    reader.put("LOCAL_CACHE_SIZE_IN_BYTES", "local_deny_cache", bytes.to_string());
+    reader.put("LOCAL_CACHE_SIZE_IN_BYTES", "compat.store.deny_cache", bytes.to_string());
 }
 
 /// Clamps `NEAR_LIMIT_RATIO` to 0..=1. envoyproxy/ratelimit computes meaningless counts outside.
@@ -48,5 +48,5 @@ fn read_near_limit_ratio(reader: &mut EnvReader<'_>) {
         let line = format!("is no part of a limit, which is 0 to 1; {ratio} is taken");
         reader.add_note("NEAR_LIMIT_RATIO", &line);
     }
-    reader.put("NEAR_LIMIT_RATIO", "near_limit_ratio", ratio.to_string());
+    reader.put("NEAR_LIMIT_RATIO", "telemetry.metrics.near_limit_ratio", ratio.to_string());
 }

@@ -7,26 +7,31 @@ use super::env_reader::EnvReader;
 const PLAINTEXT_REASON: &str = "GRPC_SERVER_USE_TLS is not on, so gRPC is in plain text";
 
 pub(super) fn read(reader: &mut EnvReader<'_>) {
-    let hosts = [("HOST", "http_host"), ("GRPC_HOST", "grpc_host"), ("DEBUG_HOST", "admin_host")];
+    let hosts = [
+        ("HOST", "compat.listen.http_host"),
+        ("GRPC_HOST", "compat.listen.grpc_host"),
+        ("DEBUG_HOST", "listen.admin_host"),
+    ];
     for (variable, setting) in hosts {
         let host = reader.text(variable).to_owned();
         reader.put_host(variable, setting, &host);
     }
-    reader.put_port("PORT", "http_port");
-    reader.put_port("GRPC_PORT", "grpc_port");
-    reader.put_port("DEBUG_PORT", "admin_port");
-    reader.put_text("GRPC_UDS", "grpc_socket");
-    reader.put_nanos("GRPC_MAX_CONNECTION_AGE", "grpc_max_age");
-    if reader.nanos("GRPC_MAX_CONNECTION_AGE") != 0 || reader.is_setting_overridden("grpc_max_age")
+    reader.put_port("PORT", "listen.http_port");
+    reader.put_port("GRPC_PORT", "listen.grpc_port");
+    reader.put_port("DEBUG_PORT", "listen.admin_port");
+    reader.put_text("GRPC_UDS", "listen.grpc_socket");
+    reader.put_nanos("GRPC_MAX_CONNECTION_AGE", "listen.max_connection_age");
+    if reader.nanos("GRPC_MAX_CONNECTION_AGE") != 0
+        || reader.is_setting_overridden("listen.max_connection_age")
     {
-        reader.put_nanos("GRPC_MAX_CONNECTION_AGE_GRACE", "grpc_max_age_grace");
+        reader.put_nanos("GRPC_MAX_CONNECTION_AGE_GRACE", "compat.listen.max_connection_age_grace");
     }
     // envoyproxy/ratelimit always has this behavior, without a variable.
-    reader.put("DEBUG_PORT", "debug_pages", "true".to_owned());
-    reader.put("PORT", "reuse_port", "true".to_owned());
-    reader.put("PORT", "on_hangup", "stop".to_owned());
+    reader.put("DEBUG_PORT", "compat.listen.debug_pages", "true".to_owned());
+    reader.put("PORT", "compat.listen.reuse_port", "true".to_owned());
+    reader.put("PORT", "compat.listen.on_hangup", "stop".to_owned());
     // Disables the peer port, which envoyproxy/ratelimit does not have.
-    reader.put("PORT", "peer_port", String::new());
+    reader.put("PORT", "listen.peer_port", String::new());
     read_tls(reader);
     read_log(reader);
 }
@@ -35,7 +40,7 @@ fn read_tls(reader: &mut EnvReader<'_>) {
     let client = ["GRPC_CLIENT_TLS_CACERT", "GRPC_CLIENT_TLS_SAN"];
     let pair = ["GRPC_SERVER_TLS_CERT", "GRPC_SERVER_TLS_KEY"];
     let is_on = reader.flag("GRPC_SERVER_USE_TLS");
-    if !is_on && !reader.is_setting_overridden("grpc_tls_cert_file") {
+    if !is_on && !reader.is_setting_overridden("listen.tls.cert_file") {
         reader.note_unused(&pair, PLAINTEXT_REASON);
         reader.note_unused(&client, PLAINTEXT_REASON);
         return;
@@ -53,17 +58,18 @@ fn read_tls(reader: &mut EnvReader<'_>) {
         let why = "must lie in the directory of GRPC_SERVER_TLS_CERT, so that both change at once";
         return reader.add_error(pair[1], why);
     }
-    reader.put_text(pair[0], "grpc_tls_cert_file");
-    reader.put_text(pair[1], "grpc_tls_key_file");
-    if reader.text(client[0]).is_empty() && !reader.is_setting_overridden("grpc_tls_client_ca_file")
+    reader.put_text(pair[0], "listen.tls.cert_file");
+    reader.put_text(pair[1], "listen.tls.key_file");
+    if reader.text(client[0]).is_empty()
+        && !reader.is_setting_overridden("listen.tls.client_ca_file")
     {
         return reader.note_unused(
             &client[1..],
             "GRPC_CLIENT_TLS_CACERT is not set, so clients need no certificate",
         );
     }
-    reader.put_text(client[0], "grpc_tls_client_ca_file");
-    reader.put_text(client[1], "grpc_tls_client_name");
+    reader.put_text(client[0], "listen.tls.client_ca_file");
+    reader.put_text(client[1], "listen.tls.client_name");
 }
 
 fn read_log(reader: &mut EnvReader<'_>) {
@@ -76,12 +82,12 @@ fn read_log(reader: &mut EnvReader<'_>) {
         _ => None,
     };
     match level {
-        Some(level) => reader.put("LOG_LEVEL", "log_level", level.to_owned()),
+        Some(level) => reader.put("LOG_LEVEL", "telemetry.log.level", level.to_owned()),
         None => {
             reader.add_error("LOG_LEVEL", "takes panic, fatal, error, warn, info, debug or trace");
         }
     }
     let is_json = reader.text("LOG_FORMAT").eq_ignore_ascii_case("json");
-    let format = if is_json { "reference" } else { "text" };
-    reader.put("LOG_FORMAT", "log_format", format.to_owned());
+    let format = if is_json { "compat" } else { "text" };
+    reader.put("LOG_FORMAT", "telemetry.log.format", format.to_owned());
 }

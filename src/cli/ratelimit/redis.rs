@@ -45,25 +45,25 @@ const MIN_TIMEOUT_NANOS: u64 = 1_000_000;
 pub(super) fn read(reader: &mut EnvReader<'_>) {
     match reader.text("BACKEND_TYPE") {
         "redis" | "" => {}
-        // The setting `backend` selects the store.
-        _ if reader.is_setting_overridden("backend") => {}
+        // The setting `store.url` selects the store.
+        _ if reader.is_setting_overridden("store.url") => {}
         "memcache" => {
             return reader.add_error(
                 "BACKEND_TYPE",
                 "names memcached, which this service does not count in: memcached counts racily and \
                  admits whatever it cannot answer. Set BACKEND_TYPE=redis and REDIS_URL, or \
-                 SLUICEGATE_BACKEND=memory for counters of each replica's own",
+                 SLUICEGATE_STORE_URL=memory for counters of each replica's own",
             );
         }
         _ => return reader.add_error("BACKEND_TYPE", "takes redis"),
     }
-    reader.put("BACKEND_TYPE", "counter_keys", "envoyproxy".to_owned());
-    reader.put_flag("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "healthy_with_backend");
+    reader.put("BACKEND_TYPE", "compat.store.key_format", "compat".to_owned());
+    reader.put_flag("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "store.required_for_health");
     read_timeout(reader);
     let has_second_store = reader.flag("REDIS_PERSECOND");
-    let mut stores = vec![(&MAIN, "backend")];
+    let mut stores = vec![(&MAIN, "store.url")];
     if has_second_store {
-        stores.push((&PER_SECOND, "backend_per_second"));
+        stores.push((&PER_SECOND, "compat.store.per_second_url"));
     }
     for (names, setting) in &stores {
         if !reader.is_setting_overridden(setting) {
@@ -93,7 +93,7 @@ fn read_timeout(reader: &mut EnvReader<'_>) {
         }
         nanos => nanos,
     };
-    reader.put(variable, "backend_deadline", format!("{nanos}ns"));
+    reader.put(variable, "store.deadline", format!("{nanos}ns"));
     let second_timeout = reader.nanos("REDIS_PERSECOND_TIMEOUT");
     if reader.is_set("REDIS_PERSECOND_TIMEOUT") && second_timeout != nanos {
         let line = "one deadline is kept for both stores, that of REDIS_TIMEOUT";
@@ -115,7 +115,7 @@ fn read_store(reader: &mut EnvReader<'_>, names: &StoreVariables, setting: &'sta
 
 type VariableError = (&'static str, &'static str);
 
-/// Returns the URL of the store in the syntax of the setting `backend`.
+/// Returns the URL of the store in the syntax of the setting `store.url`.
 fn store_url(reader: &EnvReader<'_>, names: &StoreVariables) -> Result<String, VariableError> {
     let text = reader.text(names.url);
     let kind = reader.text(names.kind).to_uppercase();
@@ -273,7 +273,7 @@ fn percent_encode(text: &str, plain: &str) -> String {
 /// Returns the stores whose URL comes from Sluicegate's own settings, so that their TLS and
 /// Sentinel use is unknown here.
 fn overridden_stores(reader: &EnvReader<'_>) -> impl Iterator<Item = &'static StoreVariables> {
-    let all = [(&MAIN, "backend"), (&PER_SECOND, "backend_per_second")];
+    let all = [(&MAIN, "store.url"), (&PER_SECOND, "compat.store.per_second_url")];
     all.into_iter()
         .filter(|(_, setting)| reader.is_setting_overridden(setting))
         .map(|(names, _)| names)
@@ -286,7 +286,7 @@ fn read_passwords(reader: &mut EnvReader<'_>, stores: &[&StoreVariables]) {
     }
     if !reader.text("REDIS_AUTH_FILE").is_empty() {
         if reader.text("REDIS_AUTH").is_empty() {
-            reader.put_text("REDIS_AUTH_FILE", "backend_password_file");
+            reader.put_text("REDIS_AUTH_FILE", "store.password_file");
         } else {
             reader.add_note("REDIS_AUTH_FILE", "REDIS_AUTH has the password");
         }
@@ -307,15 +307,15 @@ fn read_passwords(reader: &mut EnvReader<'_>, stores: &[&StoreVariables]) {
     }
     let (user, password) = split_credentials(&auth);
     let (user, password) = (user.to_owned(), password.to_owned());
-    reader.put(first_auth, "backend_sentinel_user", user);
-    reader.put(first_auth, "backend_sentinel_password", password);
+    reader.put(first_auth, "store.sentinel.user", user);
+    reader.put(first_auth, "compat.store.sentinel_password", password);
 }
 
 fn read_tls(reader: &mut EnvReader<'_>, stores: &[&StoreVariables]) {
     let files = [
-        ("REDIS_TLS_CLIENT_CERT", "backend_tls_cert_file"),
-        ("REDIS_TLS_CLIENT_KEY", "backend_tls_key_file"),
-        ("REDIS_TLS_CACERT", "backend_tls_ca_file"),
+        ("REDIS_TLS_CLIENT_CERT", "store.tls.cert_file"),
+        ("REDIS_TLS_CLIENT_KEY", "store.tls.key_file"),
+        ("REDIS_TLS_CACERT", "store.tls.ca_file"),
     ];
     if overridden_stores(reader).next().is_none()
         && !stores.iter().any(|names| reader.flag(names.tls))
@@ -326,6 +326,6 @@ fn read_tls(reader: &mut EnvReader<'_>, stores: &[&StoreVariables]) {
     for (variable, setting) in files {
         reader.put_text(variable, setting);
     }
-    reader.put_presence("REDIS_TLS_CACERT", "backend_tls_system_roots");
-    reader.put_flag("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "backend_tls_any_name");
+    reader.put_presence("REDIS_TLS_CACERT", "compat.store.system_cas");
+    reader.put_flag("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "compat.store.any_server_name");
 }

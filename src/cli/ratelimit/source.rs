@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::env_reader::EnvReader;
 
 const FILE_TYPE_REASON: &str = "CONFIG_TYPE is FILE, so there is no management server";
-const LIMITS_SET_REASON: &str = "`limits` names files, so there is no management server";
+const LIMITS_SET_REASON: &str = "`limits.paths` names files, so there is no management server";
 const XDS_VARIABLES: [&str; 11] = [
     "CONFIG_GRPC_XDS_NODE_ID",
     "CONFIG_GRPC_XDS_NODE_METADATA",
@@ -22,9 +22,10 @@ const XDS_VARIABLES: [&str; 11] = [
 ];
 
 pub(super) fn read(reader: &mut EnvReader<'_>) {
-    reader.put_flag("MERGE_DOMAIN_CONFIG", "merge_domains");
-    reader.put_flag("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "healthy_with_config");
-    let overridden = ["limits", "xds_server"].map(|setting| reader.is_setting_overridden(setting));
+    reader.put_flag("MERGE_DOMAIN_CONFIG", "limits.merge_domains");
+    reader.put_flag("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "limits.required_for_health");
+    let overridden =
+        ["limits.paths", "limits.xds.server"].map(|setting| reader.is_setting_overridden(setting));
     match (overridden, reader.text("CONFIG_TYPE")) {
         ([true, _], _) => read_own_files(reader),
         ([_, true], _) | (_, "GRPC_XDS_SOTW") => read_xds(reader),
@@ -33,7 +34,7 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
     }
 }
 
-/// Reads the variables that still apply if Sluicegate's own setting `limits` names the files, which
+/// Reads the variables that still apply if Sluicegate's own setting `limits.paths` names the files, which
 /// must exist.
 fn read_own_files(reader: &mut EnvReader<'_>) {
     reader.note_unused(&XDS_VARIABLES, LIMITS_SET_REASON);
@@ -42,13 +43,13 @@ fn read_own_files(reader: &mut EnvReader<'_>) {
 
 fn read_dot_files(reader: &mut EnvReader<'_>) {
     let includes_dot_files = !reader.flag("RUNTIME_IGNOREDOTFILES");
-    reader.put("RUNTIME_IGNOREDOTFILES", "limits_dot_files", includes_dot_files.to_string());
+    reader.put("RUNTIME_IGNOREDOTFILES", "compat.limits.dot_files", includes_dot_files.to_string());
 }
 
 fn read_files(reader: &mut EnvReader<'_>) {
     reader.note_unused(&XDS_VARIABLES, FILE_TYPE_REASON);
     // envoyproxy/ratelimit starts without limits if the first files are invalid.
-    reader.put("CONFIG_TYPE", "start_without_config", "true".to_owned());
+    reader.put("CONFIG_TYPE", "limits.start_without", "true".to_owned());
     read_dot_files(reader);
     let root = PathBuf::from(reader.text("RUNTIME_ROOT"));
     let tree = join_below(&root, reader.text("RUNTIME_SUBDIRECTORY"));
@@ -62,7 +63,7 @@ fn read_files(reader: &mut EnvReader<'_>) {
 /// Selects the files for `RUNTIME_WATCH_ROOT`: those below `RUNTIME_SUBDIRECTORY` whose names start
 /// with `RUNTIME_APPDIRECTORY`.
 fn read_watched_root(reader: &mut EnvReader<'_>, root: &Path, tree: &Path) {
-    reader.put("RUNTIME_WATCH_ROOT", "limits_optional", "true".to_owned());
+    reader.put("RUNTIME_WATCH_ROOT", "compat.limits.optional_paths", "true".to_owned());
     let has_parent_directory =
         root.parent().is_none_or(|above| above.as_os_str().is_empty() || above.is_dir());
     if !has_parent_directory {
@@ -78,7 +79,7 @@ fn read_watched_root(reader: &mut EnvReader<'_>, root: &Path, tree: &Path) {
         return reader.add_note(variable, line);
     }
     set_limits(reader, tree);
-    reader.put_text("RUNTIME_APPDIRECTORY", "limits_prefix");
+    reader.put_text("RUNTIME_APPDIRECTORY", "compat.limits.file_prefix");
 }
 
 fn read_watched_directory(reader: &mut EnvReader<'_>, tree: &Path) {
@@ -95,7 +96,7 @@ fn read_watched_directory(reader: &mut EnvReader<'_>, tree: &Path) {
 }
 
 fn set_limits(reader: &mut EnvReader<'_>, tree: &Path) {
-    reader.put("RUNTIME_ROOT", "limits", tree.to_string_lossy().into_owned());
+    reader.put("RUNTIME_ROOT", "limits.paths", tree.to_string_lossy().into_owned());
 }
 
 /// Joins paths like Go's `filepath.Join`: an absolute `part` is still below `root`.
@@ -107,12 +108,12 @@ fn join_below(root: &Path, part: &str) -> PathBuf {
 }
 
 fn read_xds(reader: &mut EnvReader<'_>) {
-    reader.put_flag("FORCE_START_WITHOUT_INITIAL_CONFIG", "start_without_config");
+    reader.put_flag("FORCE_START_WITHOUT_INITIAL_CONFIG", "limits.start_without");
     let url = reader.text("CONFIG_GRPC_XDS_SERVER_URL");
     // Removes gRPC's resolver scheme, because Sluicegate resolves the host name itself.
     let server = url.trim_start_matches("dns:///").trim_start_matches("passthrough:///").to_owned();
-    reader.put("CONFIG_GRPC_XDS_SERVER_URL", "xds_server", server);
-    reader.put_text("CONFIG_GRPC_XDS_NODE_ID", "xds_node_id");
+    reader.put("CONFIG_GRPC_XDS_SERVER_URL", "limits.xds.server", server);
+    reader.put_text("CONFIG_GRPC_XDS_NODE_ID", "limits.xds.node_id");
     let metadata: Vec<_> = reader
         .text("CONFIG_GRPC_XDS_NODE_METADATA")
         .split(',')
@@ -120,17 +121,17 @@ fn read_xds(reader: &mut EnvReader<'_>) {
         .map(|(name, text)| (name.to_owned(), text.to_owned()))
         .filter(|(name, _)| !name.is_empty())
         .collect();
-    reader.put_pairs("CONFIG_GRPC_XDS_NODE_METADATA", "xds_node_metadata", &metadata);
+    reader.put_pairs("CONFIG_GRPC_XDS_NODE_METADATA", "compat.xds.node_metadata", &metadata);
     let headers = reader.map("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS");
-    reader.put_pairs("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "xds_headers", &headers);
-    reader.put_nanos("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "xds_backoff_min");
-    reader.put_nanos("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "xds_backoff_max");
-    reader.put_flag("XDS_CLIENT_BACKOFF_JITTER", "xds_backoff_jitter");
+    reader.put_pairs("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "compat.xds.headers", &headers);
+    reader.put_nanos("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "compat.xds.backoff_min");
+    reader.put_nanos("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "compat.xds.backoff_max");
+    reader.put_flag("XDS_CLIENT_BACKOFF_JITTER", "compat.xds.backoff_jitter");
     let max_message_bytes =
         u32::try_from(reader.int("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES")).unwrap_or(0);
     reader.put(
         "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
-        "xds_max_message",
+        "compat.xds.max_message",
         max_message_bytes.to_string(),
     );
     read_xds_tls(reader);
@@ -138,18 +139,20 @@ fn read_xds(reader: &mut EnvReader<'_>) {
 
 fn read_xds_tls(reader: &mut EnvReader<'_>) {
     let files = [
-        ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "xds_tls_cert_file"),
-        ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "xds_tls_key_file"),
-        ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "xds_tls_ca_file"),
-        ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "xds_tls_server_name"),
+        ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "limits.xds.tls.cert_file"),
+        ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "limits.xds.tls.key_file"),
+        ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "limits.xds.tls.ca_file"),
+        ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "limits.xds.tls.server_name"),
     ];
-    if !reader.flag("CONFIG_GRPC_XDS_SERVER_USE_TLS") && !reader.is_setting_overridden("xds_tls") {
+    if !reader.flag("CONFIG_GRPC_XDS_SERVER_USE_TLS")
+        && !reader.is_setting_overridden("limits.xds.use_tls")
+    {
         let why = "CONFIG_GRPC_XDS_SERVER_USE_TLS is not on, so the management server is called in plain text";
         return reader.note_unused(&files.map(|(variable, _)| variable), why);
     }
-    reader.put_flag("CONFIG_GRPC_XDS_SERVER_USE_TLS", "xds_tls");
+    reader.put_flag("CONFIG_GRPC_XDS_SERVER_USE_TLS", "limits.xds.use_tls");
     for (variable, setting) in files {
         reader.put_text(variable, setting);
     }
-    reader.put_presence("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "xds_tls_system_roots");
+    reader.put_presence("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "compat.xds.system_cas");
 }

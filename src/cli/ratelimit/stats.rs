@@ -9,8 +9,9 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
     let [statsd, dogstatsd, prometheus] =
         ["USE_STATSD", "USE_DOG_STATSD", "USE_PROMETHEUS"].map(|variable| reader.flag(variable));
     // Conflicting `USE_*` variables are no error if Sluicegate's own settings select the sink.
-    let are_sinks_from_environment =
-        !["stats_sink", "metrics"].iter().any(|setting| reader.is_setting_overridden(setting));
+    let are_sinks_from_environment = !["compat.stats.sink", "listen.metrics_port"]
+        .iter()
+        .any(|setting| reader.is_setting_overridden(setting));
     let (variable, sink) = match () {
         () if reader.flag("DISABLE_STATS") => return disable_stats(reader),
         () if are_sinks_from_environment && dogstatsd && (statsd || prometheus) => {
@@ -26,12 +27,13 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
         () if statsd => ("USE_STATSD", "statsd"),
         () => ("USE_STATSD", "log"),
     };
-    reader.put(variable, "stats_sink", sink.to_owned());
-    reader.put("USE_PROMETHEUS", "metrics", prometheus.to_string());
+    reader.put(variable, "compat.stats.sink", sink.to_owned());
     if prometheus {
         read_prometheus(reader);
+    } else {
+        reader.put("USE_PROMETHEUS", "listen.metrics_port", String::new());
     }
-    if reader.is_setting_overridden("stats_sink") {
+    if reader.is_setting_overridden("compat.stats.sink") {
         // The selected sink is unknown here, so this reads the variables of both. Settings of the
         // other sink have no effect.
         read_sinks(reader, &["statsd", "dogstatsd"]);
@@ -41,28 +43,28 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
 }
 
 fn disable_stats(reader: &mut EnvReader<'_>) {
-    reader.put("DISABLE_STATS", "stats_sink", "none".to_owned());
-    reader.put("DISABLE_STATS", "metrics", "false".to_owned());
+    reader.put("DISABLE_STATS", "compat.stats.sink", "none".to_owned());
+    reader.put("DISABLE_STATS", "listen.metrics_port", String::new());
 }
 
 fn read_prometheus(reader: &mut EnvReader<'_>) {
-    reader.put("USE_PROMETHEUS", "metrics_names", "all".to_owned());
+    reader.put("USE_PROMETHEUS", "compat.metrics.names", "all".to_owned());
     let address = reader.text("PROMETHEUS_ADDR").to_owned();
     match address.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()) {
         Some((host, port)) => {
-            reader.put_host("PROMETHEUS_ADDR", "metrics_host", host);
-            reader.put("PROMETHEUS_ADDR", "metrics_port", port.to_owned());
+            reader.put_host("PROMETHEUS_ADDR", "compat.listen.metrics_host", host);
+            reader.put("PROMETHEUS_ADDR", "listen.metrics_port", port.to_owned());
         }
         None => reader.add_error("PROMETHEUS_ADDR", "takes host:port or :port"),
     }
     if reader.text("PROMETHEUS_PATH").starts_with('/') {
-        reader.put_text("PROMETHEUS_PATH", "metrics_path");
+        reader.put_text("PROMETHEUS_PATH", "compat.metrics.path");
     } else {
         reader.add_error("PROMETHEUS_PATH", "takes a path, which begins with `/`");
     }
-    reader.put_text("PROMETHEUS_MAPPER_YAML", "metrics_mapping");
-    reader.put_flag("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", "metrics_milliseconds");
-    if reader.is_setting_overridden("stats_sink") {
+    reader.put_text("PROMETHEUS_MAPPER_YAML", "compat.metrics.mapping");
+    reader.put_flag("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", "compat.metrics.milliseconds");
+    if reader.is_setting_overridden("compat.stats.sink") {
         return;
     }
     let why = "USE_PROMETHEUS is on, so Prometheus scrapes the metrics and none are sent";
@@ -80,24 +82,26 @@ fn read_sinks(reader: &mut EnvReader<'_>, sinks: &[&str]) {
     if interval == 0 {
         reader.add_error("STATS_FLUSH_INTERVAL", "must be longer than 0");
     }
-    reader.put_nanos("STATS_FLUSH_INTERVAL", "stats_interval");
+    reader.put_nanos("STATS_FLUSH_INTERVAL", "compat.stats.interval");
     let tags = reader.map("EXTRA_TAGS");
     let tags: Vec<_> =
         tags.into_iter().filter(|(name, text)| !name.is_empty() && !text.is_empty()).collect();
-    reader.put_pairs("EXTRA_TAGS", "stats_tags", &tags);
+    reader.put_pairs("EXTRA_TAGS", "compat.stats.tags", &tags);
     if sinks == ["log"] {
         return;
     }
     let host = reader.text("STATSD_HOST");
     let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
     match u16::try_from(reader.int("STATSD_PORT")) {
-        Ok(port @ 1..) => reader.put("STATSD_HOST", "stats_address", format!("{host}:{port}")),
+        Ok(port @ 1..) => {
+            reader.put("STATSD_HOST", "compat.stats.address", format!("{host}:{port}"))
+        }
         _ => reader.add_error("STATSD_PORT", "takes a port from 1 to 65535"),
     }
     if sinks.contains(&"statsd") {
         let is_udp = reader.text("STATSD_PROTOCOL") == "udp";
         let protocol = if is_udp { "udp" } else { "tcp" };
-        reader.put("STATSD_PROTOCOL", "stats_protocol", protocol.to_owned());
+        reader.put("STATSD_PROTOCOL", "compat.stats.protocol", protocol.to_owned());
     }
     if sinks.contains(&"dogstatsd") {
         read_mogrifiers(reader);
@@ -105,7 +109,7 @@ fn read_sinks(reader: &mut EnvReader<'_>, sinks: &[&str]) {
 }
 
 fn read_mogrifiers(reader: &mut EnvReader<'_>) {
-    if reader.is_setting_overridden("stats_mogrifiers") {
+    if reader.is_setting_overridden("compat.stats.mogrifiers") {
         return;
     }
     let mut rules = Vec::new();
@@ -116,7 +120,7 @@ fn read_mogrifiers(reader: &mut EnvReader<'_>) {
         }
     }
     let text = Mogrifiers(rules).show();
-    reader.put("USE_DOG_STATSD_MOGRIFIERS", "stats_mogrifiers", text);
+    reader.put("USE_DOG_STATSD_MOGRIFIERS", "compat.stats.mogrifiers", text);
 }
 
 fn read_mogrifier(reader: &EnvReader<'_>, name: &str) -> Result<Mogrifier, (String, String)> {

@@ -4,7 +4,7 @@
 use super::env_reader::EnvReader;
 
 pub(super) fn read(reader: &mut EnvReader<'_>) {
-    reader.put_flag("TRACING_ENABLED", "otlp");
+    reader.put_flag("TRACING_ENABLED", "telemetry.otlp.enabled");
     if !reader.flag("TRACING_ENABLED") {
         let others = [
             "TRACING_EXPORTER_PROTOCOL",
@@ -17,14 +17,14 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
     }
     let variable = "TRACING_EXPORTER_PROTOCOL";
     match reader.text(variable) {
-        "http" | "" => reader.put(variable, "otlp_protocol", "http/protobuf".to_owned()),
-        "grpc" => reader.put(variable, "otlp_protocol", "grpc".to_owned()),
+        "http" | "" => reader.put(variable, "compat.tracing.protocol", "http/protobuf".to_owned()),
+        "grpc" => reader.put(variable, "compat.tracing.protocol", "grpc".to_owned()),
         _ => reader.add_error(variable, "takes http or grpc"),
     }
     // Exports no metrics, because envoyproxy/ratelimit sends only spans and the collector may
     // refuse others.
-    reader.put("TRACING_ENABLED", "otlp_counts", "false".to_owned());
-    reader.put_text("TRACING_SERVICE_NAME", "otlp_service");
+    reader.put("TRACING_ENABLED", "compat.tracing.metrics", "false".to_owned());
+    reader.put_text("TRACING_SERVICE_NAME", "compat.tracing.service_name");
     let attributes = [
         ("service.namespace", "TRACING_SERVICE_NAMESPACE"),
         ("service.instance.id", "TRACING_SERVICE_INSTANCE_ID"),
@@ -32,7 +32,7 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
     let attributes =
         attributes.map(|(name, variable)| (name.to_owned(), reader.text(variable).to_owned()));
     let attributes: Vec<_> = attributes.into_iter().filter(|(_, text)| !text.is_empty()).collect();
-    reader.put_pairs("TRACING_SERVICE_NAMESPACE", "otlp_attributes", &attributes);
+    reader.put_pairs("TRACING_SERVICE_NAMESPACE", "compat.tracing.attributes", &attributes);
     let sampled = reader.float("TRACING_SAMPLING_RATE").clamp(0.0, 1.0);
-    reader.put("TRACING_SAMPLING_RATE", "otlp_sampled", sampled.to_string());
+    reader.put("TRACING_SAMPLING_RATE", "compat.tracing.sampling_ratio", sampled.to_string());
 }

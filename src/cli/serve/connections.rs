@@ -17,13 +17,13 @@ use crate::kernel::units::Nanos;
 /// # Errors
 /// The problem with the certificate files.
 pub(super) fn load_tls(settings: &Settings) -> Result<Option<Arc<ServerTls>>, String> {
-    let files = settings.grpc_tls_cert_file.as_ref().zip(settings.grpc_tls_key_file.as_ref());
+    let files = settings.listen.tls.cert_file.as_ref().zip(settings.listen.tls.key_file.as_ref());
     let Some((certificate, key)) = files else { return Ok(None) };
-    let name = settings.grpc_tls_client_name.as_ref();
+    let name = settings.listen.tls.client_name.as_ref();
     let files = tls::TlsFiles {
         certificate: certificate.clone(),
         key: key.clone(),
-        client_ca: settings.grpc_tls_client_ca_file.clone(),
+        client_ca: settings.listen.tls.client_ca_file.clone(),
         client_name: name.map(|name| name.as_str().to_owned()),
     };
     let tls = ServerTls::new(files).map_err(|error| error.to_string())?;
@@ -33,9 +33,9 @@ pub(super) fn load_tls(settings: &Settings) -> Result<Option<Arc<ServerTls>>, St
 /// Returns the maximum age of a gRPC connection, varied by up to 10 % in each process, so that
 /// clients do not reconnect to all replicas at once.
 pub(super) fn connection_age(settings: &Settings) -> Option<grpc::ConnectionAge> {
-    let max_age = Some(settings.grpc_max_age.0).filter(|most| *most != 0)?;
+    let max_age = Some(settings.listen.max_connection_age.0).filter(|most| *most != 0)?;
     let jitter = std::hash::RandomState::new().hash_one(2_u8) % (max_age / 5 + 1);
-    let grace = Some(settings.grpc_max_age_grace).filter(|grace| grace.0 != 0);
+    let grace = Some(settings.compat.listen.max_connection_age_grace).filter(|grace| grace.0 != 0);
     let varied_max_age = Nanos(max_age - max_age / 10 + jitter).into();
     Some(grpc::ConnectionAge { max_age: varied_max_age, grace: grace.map(Duration::from) })
 }

@@ -1,12 +1,13 @@
 //! Shuts the process down without failing a request.
 //!
 //! 1. SIGTERM or SIGINT: health checks report `NOT_SERVING`. Checks are still decided.
-//! 2. After `drain_delay`, when load balancers have reacted: listeners send GOAWAY and accept no
-//!    new calls.
-//! 3. Requests in flight finish within `drain_timeout`. A second signal ends the wait.
+//! 2. After `listen.drain_delay`, when load balancers have reacted: listeners send GOAWAY and
+//!    accept no new calls.
+//! 3. Requests in flight finish within `listen.drain_timeout`. A second signal ends the wait.
 //!
-//! SIGHUP shuts the process down if `on_hangup` is `stop`, and otherwise reloads the configuration.
-//! Its handler is installed first, because the default action of SIGHUP ends the process.
+//! SIGHUP shuts the process down if `compat.listen.on_hangup` is `stop`, and otherwise reloads the
+//! configuration. Its handler is installed first, because the default action of SIGHUP ends the
+//! process.
 
 use std::time::Duration;
 

@@ -12,12 +12,13 @@ use tokio::sync::watch;
 use crate::config::diagnostic::{Code, Diagnostic, Diagnostics, Findings, SeverityCounts};
 use crate::config::hooks::{Hook, Hooks};
 use crate::config::raw::source;
-use crate::config::settings::{CounterKeys, HostPort, Settings};
+use crate::config::settings::{HostPort, KeyFormat, Settings};
 use crate::config::{Config, Limit, LimitMode, LimitWindow, load};
 use crate::edge::health::{Health, Readiness};
 use crate::edge::http::admin::{ConfigLoads, LoadError};
 use crate::engine::Engine;
 use crate::kernel::rate::Strategy;
+use crate::kernel::units::Nanos;
 use crate::source::file::{self, FileFilter, FileSourceOptions};
 use crate::source::xds;
 use crate::source::{
@@ -33,13 +34,13 @@ use super::startup_probes;
 /// finished.
 ///
 /// # Errors
-/// The setting `xds_headers` contains an invalid header.
+/// The setting `compat.xds.headers` contains an invalid header.
 pub(super) async fn start_source(
     settings: &Settings,
     engine: &Arc<Engine>,
 ) -> Result<ConfigSource, String> {
-    let merge_domains = settings.merge_domains;
-    let shared_keys = settings.counter_keys == CounterKeys::Envoyproxy;
+    let merge_domains = settings.limits.merge_domains;
+    let shared_keys = settings.compat.store.key_format == KeyFormat::Compat;
     let loader: Arc<ConfigParser> = Arc::new(move |texts, revision| {
         let named = texts.iter().map(|text| (&*text.name, text.bytes.as_slice()));
         let (config, warnings) = load(named, revision, merge_domains)?;
@@ -53,27 +54,32 @@ pub(super) async fn start_source(
     });
     let engine = Arc::clone(engine);
     let now = move || engine.clock().now();
-    if let Some(server) = &settings.xds_server {
+    if let Some(server) = &settings.limits.xds.server {
         let options = xds_options(settings, server);
-        return xds::start(options, loader, now).map_err(|error| format!("`xds_headers`: {error}"));
+        return xds::start(options, loader, now)
+            .map_err(|error| format!("`compat.xds.headers`: {error}"));
     }
     let options = FileSourceOptions {
         filter: FileFilter {
-            prefix: settings.limits_prefix.clone(),
-            dot_files: settings.limits_dot_files,
-            optional: settings.limits_optional,
+            prefix: settings.compat.limits.file_prefix.clone(),
+            dot_files: settings.compat.limits.dot_files,
+            optional: settings.compat.limits.optional_paths,
         },
-        ..FileSourceOptions::new(settings.limits.clone(), settings.reload_debounce)
+        ..FileSourceOptions::new(settings.limits.paths.clone(), RELOAD_DEBOUNCE)
     };
     Ok(file::start(options, loader, now).await)
 }
 
+/// The time for which changed limits files must stay the same before they are reloaded.
+const RELOAD_DEBOUNCE: Nanos = Nanos(100 * Nanos::MILLI.0);
+
 fn xds_options(settings: &Settings, server: &HostPort) -> xds::XdsOptions {
-    let identity = settings.xds_tls_cert_file.clone().zip(settings.xds_tls_key_file.clone());
-    let name = settings.xds_tls_server_name.as_ref();
+    let identity =
+        settings.limits.xds.tls.cert_file.clone().zip(settings.limits.xds.tls.key_file.clone());
+    let name = settings.limits.xds.tls.server_name.as_ref();
     let tls = xds::XdsTls {
-        ca_file: settings.xds_tls_ca_file.clone(),
-        trust_system_cas: settings.xds_tls_system_roots,
+        ca_file: settings.limits.xds.tls.ca_file.clone(),
+        trust_system_cas: settings.compat.xds.system_cas,
         client_identity: identity,
         server_name: name.map(|name| name.as_str().to_owned()),
     };
@@ -81,16 +87,16 @@ fn xds_options(settings: &Settings, server: &HostPort) -> xds::XdsOptions {
         server: xds::XdsServer {
             host: server.host.clone(),
             port: server.port,
-            tls: settings.xds_tls.then_some(tls),
+            tls: settings.limits.xds.use_tls.then_some(tls),
         },
-        node_id: settings.xds_node_id.clone(),
-        node_metadata: settings.xds_node_metadata.0.clone(),
-        headers: settings.xds_headers.0.clone(),
-        max_message_bytes: usize::try_from(settings.xds_max_message).unwrap_or(usize::MAX),
+        node_id: settings.limits.xds.node_id.clone(),
+        node_metadata: settings.compat.xds.node_metadata.0.clone(),
+        headers: settings.compat.xds.headers.0.clone(),
+        max_message_bytes: usize::try_from(settings.compat.xds.max_message).unwrap_or(usize::MAX),
         backoff: xds::BackoffBounds {
-            min: settings.xds_backoff_min.into(),
-            max: settings.xds_backoff_max.into(),
-            jitter: settings.xds_backoff_jitter,
+            min: settings.compat.xds.backoff_min.into(),
+            max: settings.compat.xds.backoff_max.into(),
+            jitter: settings.compat.xds.backoff_jitter,
             seed: std::hash::RandomState::new().hash_one(3_u8),
         },
     }
@@ -113,7 +119,7 @@ impl ConfigSource {
     }
 }
 
-/// Finds leased limits that conflict with `counter_keys: envoyproxy`.
+/// Finds leased limits that conflict with `compat.store.key_format: compat`.
 /// envoyproxy/ratelimit uses the same counters, and ignores leases.
 fn find_unsupported_leases(config: &Config, texts: &[TextFile]) -> Diagnostics {
     let rules = config.domains.values().flat_map(|domain| domain.tree.rules());
@@ -142,7 +148,7 @@ fn lease_findings(text: &TextFile, lines: &[(usize, &str)]) -> Diagnostics {
     let (source, mut findings) = (source(&text.name, &text.bytes), Findings::default());
     for (line, path) in lines {
         let message = format!(
-            "`{path}` has `mode: leased` while `counter_keys` is `envoyproxy`, whose counters are asked for each hit"
+            "`{path}` has `mode: leased` while `compat.store.key_format` is `compat`, whose counters are asked for each hit"
         );
         let help = "`mode: strict` or `cached_deny`; another strategy, or `per`, may be leased";
         findings.add_with_help(Code::Contradiction, source.line_span(*line), message, help);

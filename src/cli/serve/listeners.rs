@@ -41,10 +41,11 @@ impl StartupListeners {
     /// # Errors
     /// One message for each socket that cannot be bound.
     pub(super) async fn bind_startup(settings: &Settings) -> Result<Self, Vec<String>> {
-        if settings.xds_server.is_some() && !settings.start_without_config {
-            // With `reuse_port`, the kernel would send this listener checks meant for another
-            // process. Without limits, this process cannot decide them.
-            let http = (!settings.reuse_port).then(|| bind_http(settings)).transpose();
+        if settings.limits.xds.server.is_some() && !settings.limits.start_without {
+            // With `compat.listen.reuse_port`, the kernel would send this listener checks meant for
+            // another process. Without limits, this process cannot decide them.
+            let http =
+                (!settings.compat.listen.reuse_port).then(|| bind_http(settings)).transpose();
             return http.map(Self::HttpOnly).map_err(|why| vec![why]);
         }
         Ok(Self::All(Box::new(Listeners::bind(settings, bind_http(settings)).await?)))
@@ -111,26 +112,27 @@ impl Listeners {
         settings: &Settings,
         http: Result<TcpListener, String>,
     ) -> Result<Self, Vec<String>> {
-        let Settings { host, admin_host, reuse_port: reuse, .. } = *settings;
+        let (listen, compat) = (&settings.listen, &settings.compat.listen);
         let at = |name, own: Option<IpAddr>, port| ListenAddress {
             name,
-            host: own.unwrap_or(host),
+            host: own.unwrap_or(listen.host),
             port,
-            reuse,
+            reuse: compat.reuse_port,
         };
-        let grpc = match &settings.grpc_socket {
+        let grpc = match &listen.grpc_socket {
             Some(path) => bind_unix(path).await,
-            None => at("grpc", settings.grpc_host, settings.grpc_port).bind().map(GrpcSocket::Tcp),
+            None => at("grpc", compat.grpc_host, listen.grpc_port).bind().map(GrpcSocket::Tcp),
         };
-        let metrics = at("metrics", settings.metrics_host, settings.metrics_port);
-        let metrics = settings.metrics.then(|| metrics.bind()).transpose();
-        let admin = at("admin", Some(admin_host), settings.admin_port).bind();
-        let syslog = match settings.syslog_port {
-            Some(port) => bind_udp(settings.syslog_host, port).await.map(Some),
+        let metrics =
+            listen.metrics_port.map(|port| at("metrics", compat.metrics_host, port).bind());
+        let metrics = metrics.transpose();
+        let admin = at("admin", Some(listen.admin_host), listen.admin_port).bind();
+        let syslog = match listen.syslog_port {
+            Some(port) => bind_udp(listen.syslog_host, port).await.map(Some),
             None => Ok(None),
         };
         let peers = super::peers::peer_port(settings)
-            .map(|port| at("peer", Some(settings.peer_host), port).bind());
+            .map(|port| at("peer", Some(listen.peer_host), port).bind());
         match (grpc, http, metrics, admin, syslog, peers.transpose()) {
             (Ok(grpc), Ok(http), Ok(metrics), Ok(admin), Ok(syslog), Ok(peers)) => {
                 Ok(Self { grpc, http, metrics, admin, syslog, peers })
@@ -187,14 +189,16 @@ impl ListenAddress {
 }
 
 fn bind_http(settings: &Settings) -> Result<TcpListener, String> {
-    let Settings { host, http_host, http_port: port, reuse_port: reuse, .. } = *settings;
-    ListenAddress { name: "http", host: http_host.unwrap_or(host), port, reuse }.bind()
+    let (listen, compat) = (&settings.listen, &settings.compat.listen);
+    let host = compat.http_host.unwrap_or(listen.host);
+    let (port, reuse) = (listen.http_port, compat.reuse_port);
+    ListenAddress { name: "http", host, port, reuse }.bind()
 }
 
 async fn bind_unix(path: &Path) -> Result<GrpcSocket, String> {
     let failed = |error: std::io::Error| {
         let path = path.display();
-        format!("grpc cannot listen on {path}: {error}; choose another with --grpc-socket")
+        format!("grpc cannot listen on {path}: {error}; choose another with --listen-grpc-socket")
     };
     if let Ok(metadata) = std::fs::symlink_metadata(path) {
         let refused = |error: std::io::Error| error.kind() == std::io::ErrorKind::ConnectionRefused;
@@ -222,13 +226,13 @@ async fn bind_udp(host: IpAddr, port: u16) -> Result<UdpSocket, String> {
 fn bind_error(name: &str, address: SocketAddr, error: &std::io::Error) -> String {
     let (host, port) = (address.ip(), address.port());
     let host_setting = match name {
-        "admin" => "admin-host",
-        "syslog" => "syslog-host",
-        "peer" => "peer-host",
-        _ => "host",
+        "admin" => "listen-admin-host",
+        "syslog" => "listen-syslog-host",
+        "peer" => "listen-peer-host",
+        _ => "listen-host",
     };
     format!(
         "{name} cannot listen on {host}:{port}: {error}; \
-         choose another with --{name}-port (0 takes a free one) or --{host_setting}"
+         choose another with --listen-{name}-port (0 takes a free one) or --{host_setting}"
     )
 }

@@ -22,7 +22,7 @@ pub(super) fn start(level: LogLevel, format: LogFormat) {
     let started = match format {
         LogFormat::Text => lines.with_ansi(false).try_init(),
         LogFormat::Json => lines.json().flatten_event(true).try_init(),
-        LogFormat::Ratelimit => lines.event_format(RatelimitLogFormat(Clock::system())).try_init(),
+        LogFormat::Compat => lines.event_format(RatelimitLogFormat(Clock::system())).try_init(),
     };
     drop(started);
 }

@@ -12,18 +12,19 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::drain::{self, DrainPhase};
 use super::{ServeError, ServiceTasks};
-use crate::config::settings::{Settings, StoreSetting};
+use crate::config::settings::{Settings, StoreUrl};
 use crate::edge::grpc::peer::{self, BatchSigner, PeerTrust, ReleaseForwarder};
 use crate::edge::grpc::tls;
 use crate::engine::Engine;
 use crate::engine::fleet::forwarding::ForwardedRelease;
 
-/// The minimum length of the secret in `peer_secret_file`, as for the setting `peer_secret`.
+/// The minimum length of the secret in `fleet.peers.secret_file`, as for the setting
+/// `fleet.peers.secret`.
 const MIN_SECRET_LEN: usize = 16;
 
 /// Returns the port to which other replicas forward releases. `None` if the store is not shared.
 pub(super) fn peer_port(settings: &Settings) -> Option<u16> {
-    settings.peer_port.filter(|_| settings.backend != StoreSetting::Memory)
+    settings.listen.peer_port.filter(|_| settings.store.url != StoreUrl::Memory)
 }
 
 /// Lets the engine forward releases to other replicas if the
@@ -40,19 +41,27 @@ pub(super) fn with_forwarding(
 /// # Errors
 /// The problem with the files of the secret or the certificates.
 pub(super) fn load_trust(settings: &Settings) -> Result<Arc<PeerTrust>, String> {
-    let plain = settings.peer_secret.as_ref().map(|secret| BatchSigner::new(secret.reveal()));
-    let file = settings.peer_secret_file.as_deref().map(read_secret).transpose()?;
+    let plain =
+        settings.fleet.peers.secret.as_ref().map(|secret| BatchSigner::new(secret.reveal()));
+    let file = settings.fleet.peers.secret_file.as_deref().map(read_secret).transpose()?;
     let trust = PeerTrust {
         signer: plain.or(file.as_deref().map(BatchSigner::new)),
         ..PeerTrust::default()
     };
-    let pair = settings.peer_tls_cert_file.as_ref().zip(settings.peer_tls_key_file.as_ref());
+    let pair =
+        settings.fleet.peers.tls.cert_file.as_ref().zip(settings.fleet.peers.tls.key_file.as_ref());
     let Some((certificate, key)) = pair else { return Ok(Arc::new(trust)) };
     let files = tls::TlsFiles {
         certificate: certificate.clone(),
         key: key.clone(),
-        client_ca: settings.peer_tls_ca_file.clone(),
-        client_name: settings.peer_tls_name.as_ref().map(|name| name.as_str().to_owned()),
+        client_ca: settings.fleet.peers.tls.ca_file.clone(),
+        client_name: settings
+            .fleet
+            .peers
+            .tls
+            .server_name
+            .as_ref()
+            .map(|name| name.as_str().to_owned()),
     };
     trust.with_certificates(files).map(Arc::new).map_err(|error| error.to_string())
 }
@@ -62,7 +71,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// updates a mounted secret within two minutes.
 const OVERLAP_POLLS: u32 = 600;
 
-/// The state of polling `peer_secret_file`, the secret that authenticates replicas to each other.
+/// The state of polling `fleet.peers.secret_file`, the secret that authenticates replicas to each
+/// other.
 struct SecretFile {
     trust: Arc<PeerTrust>,
     /// The error of the last attempt to read the file. Empty after a success.
@@ -94,7 +104,7 @@ impl SecretFile {
                 if signer.rotate(&secret) {
                     self.polls = 0;
                     tracing::info!(
-                        "peer_secret_file reloaded, accepting the previous secret for 10 minutes"
+                        "fleet.peers.secret_file reloaded, accepting the previous secret for 10 minutes"
                     );
                 }
                 String::new()
@@ -103,7 +113,7 @@ impl SecretFile {
         };
         // Log a repeated error once, and not at every poll.
         if !error.is_empty() && error != self.last_error {
-            tracing::error!(error = %error, "failed to reload peer_secret_file, keeping the previous secret");
+            tracing::error!(error = %error, "failed to reload fleet.peers.secret_file, keeping the previous secret");
         }
         self.last_error = error;
     }
@@ -140,12 +150,12 @@ impl PeerContext<'_> {
     ) -> std::io::Result<()> {
         let Self { settings, engine, trust, phase: finishing } = self;
         let port = listener.local_addr()?.port();
-        let address = settings.peer_address.unwrap_or(settings.peer_host);
+        let address = settings.fleet.peers.address.unwrap_or(settings.listen.peer_host);
         if let Some(membership) = engine.membership() {
             membership.publish_address(SocketAddr::new(address, port));
         }
-        let networks = settings.peer_networks.clone();
-        if let Some(path) = settings.peer_secret_file.clone() {
+        let networks = settings.fleet.peers.networks.clone();
+        if let Some(path) = settings.fleet.peers.secret_file.clone() {
             let secret = SecretFile {
                 trust: Arc::clone(&trust),
                 last_error: String::new(),

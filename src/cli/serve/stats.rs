@@ -53,32 +53,33 @@ const MAX_MAPPING_BYTES: u64 = 1 << 20;
 /// Creates envoyproxy/ratelimit's statistics. Returns `None` if the settings neither expose nor
 /// send them.
 pub(super) fn create_stats(settings: &Settings) -> Option<Arc<Stats>> {
-    let is_shown = settings.metrics && settings.metrics_names != MetricNames::Own;
-    let is_sent = settings.stats_sink != StatsSink::None;
-    let stats = || Stats::new(settings.max_rule_stats, load_mapping(settings));
+    let is_shown =
+        settings.listen.metrics_port.is_some() && settings.compat.metrics.names != MetricNames::Own;
+    let is_sent = settings.compat.stats.sink != StatsSink::None;
+    let stats = || Stats::new(settings.compat.stats.max_rules, load_mapping(settings));
     let made = || if is_sent { stats() } else { stats().without_sending() };
     (is_shown || is_sent).then(|| Arc::new(made()))
 }
 
-/// Returns the mapping from statistics to metric names that the setting `metrics_mapping` names.
-/// Uses the built-in mapping if the file is missing or invalid, because limits must still be
+/// Returns the mapping from statistics to metric names that the setting `compat.metrics.mapping`
+/// names. Uses the built-in mapping if the file is missing or invalid, because limits must still be
 /// enforced.
 fn load_mapping(settings: &Settings) -> StatMapping {
-    let built_in = || StatMapping::built_in(settings.metrics_milliseconds);
-    let Some(path) = &settings.metrics_mapping else { return built_in() };
+    let built_in = || StatMapping::built_in(settings.compat.metrics.milliseconds);
+    let Some(path) = &settings.compat.metrics.mapping else { return built_in() };
     let size = std::fs::metadata(path).map_or(0, |file| file.len());
     let text = match std::fs::read_to_string(path) {
         Ok(text) if size <= MAX_MAPPING_BYTES => text,
         Ok(_) => String::new(),
         Err(error) => {
             let path = path.display();
-            tracing::warn!(%path, %error, "failed to read the file of metrics_mapping (PROMETHEUS_MAPPER_YAML), using the built-in mapping");
+            tracing::warn!(%path, %error, "failed to read the file of compat.metrics.mapping (PROMETHEUS_MAPPER_YAML), using the built-in mapping");
             return built_in();
         }
     };
     StatMapping::parse(&text).unwrap_or_else(|error| {
         let path = path.display();
-        tracing::error!(%path, %error, "file of metrics_mapping (PROMETHEUS_MAPPER_YAML) rejected, using the built-in mapping");
+        tracing::error!(%path, %error, "file of compat.metrics.mapping (PROMETHEUS_MAPPER_YAML) rejected, using the built-in mapping");
         built_in()
     })
 }
@@ -171,7 +172,7 @@ pub(super) fn metrics_page(
     };
     Arc::new(move || match names {
         MetricNames::Own => own(),
-        MetricNames::Ratelimit => render_ratelimit_stats(),
+        MetricNames::Compat => render_ratelimit_stats(),
         MetricNames::All => render_ratelimit_stats() + &own(),
     })
 }
@@ -181,7 +182,7 @@ pub(super) fn metrics_page(
 pub(super) const fn page_formats(names: MetricNames) -> MetricsFormats {
     match names {
         MetricNames::Own => MetricsFormats::Both,
-        MetricNames::Ratelimit | MetricNames::All => MetricsFormats::Text,
+        MetricNames::Compat | MetricNames::All => MetricsFormats::Text,
     }
 }
 
@@ -190,16 +191,16 @@ pub(super) async fn send_periodically(
     stats: Arc<Stats>,
     read_stats: StatsReader,
 ) {
-    let dialect = match settings.stats_sink {
+    let dialect = match settings.compat.stats.sink {
         StatsSink::None => return std::future::pending().await,
         StatsSink::Statsd => LineFormat::Statsd,
         StatsSink::Dogstatsd => LineFormat::Dogstatsd,
         StatsSink::Log => LineFormat::Log,
     };
-    let rewrites = settings.stats_mogrifiers.0.iter().filter_map(compile_rewrite).collect();
-    let mut lines = StatLineFormatter::new(dialect, &settings.stats_tags.0, rewrites);
+    let rewrites = settings.compat.stats.mogrifiers.0.iter().filter_map(compile_rewrite).collect();
+    let mut lines = StatLineFormatter::new(dialect, &settings.compat.stats.tags.0, rewrites);
     let mut sink = StatsSender::from_settings(&settings);
-    let mut ticks = interval(settings.stats_interval.into());
+    let mut ticks = interval(settings.compat.stats.interval.into());
     let mut lookups = interval(LOOKUP_INTERVAL);
     lookups.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -234,9 +235,11 @@ enum StatsDestination {
 
 impl StatsSender {
     fn from_settings(settings: &Settings) -> Self {
-        let to = match (&settings.stats_address, settings.stats_sink) {
+        let to = match (&settings.compat.stats.address, settings.compat.stats.sink) {
             (None, _) | (_, StatsSink::Log | StatsSink::None) => StatsDestination::Log,
-            (Some(at), StatsSink::Statsd) if settings.stats_protocol == StatsProtocol::Tcp => {
+            (Some(at), StatsSink::Statsd)
+                if settings.compat.stats.protocol == StatsProtocol::Tcp =>
+            {
                 StatsDestination::Tcp(at.clone(), None)
             }
             (Some(at), _) => StatsDestination::Udp(at.clone(), None),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::clock::Clock;
 use crate::config::settings::{
-    CounterKeys, HostPort, Overrides, RedisEndpoint, RedisUrl, SecretText, Settings, StoreSetting,
+    HostPort, KeyFormat, Overrides, RedisEndpoint, RedisUrl, SecretText, Settings, StoreUrl,
 };
 use crate::engine::fleet::reporter::{FleetReporter, SharePace};
 use crate::engine::{DecisionPolicy, Engine, LocalFallback, Membership};
@@ -20,18 +20,16 @@ use crate::store::redis::{self, RedisStore, StoreGroup, reference};
 /// # Errors
 /// A message with the violated rule and the values of its settings.
 pub(super) fn check_settings(settings: &Settings) -> Result<(), String> {
-    let StoreSetting::Redis(_) = settings.backend else { return Ok(()) };
-    if settings.backend_deadline < Nanos::MILLI {
-        let got = settings.backend_deadline;
-        return Err(format!(
-            "`backend_deadline` {got} leaves no time to answer; at least 1ms does"
-        ));
+    let StoreUrl::Redis(_) = settings.store.url else { return Ok(()) };
+    if settings.store.deadline < Nanos::MILLI {
+        let got = settings.store.deadline;
+        return Err(format!("`store.deadline` {got} leaves no time to answer; at least 1ms does"));
     }
-    let (heartbeat, share_lifetime) = (settings.fleet_heartbeat, settings.fleet_term);
+    let (heartbeat, share_lifetime) = (settings.fleet.heartbeat, settings.fleet.share_expiry);
     if heartbeat < MIN_HEARTBEAT || share_lifetime.0 < heartbeat.0.saturating_mul(3) {
         return Err(format!(
-            "`fleet_heartbeat` {heartbeat} and `fleet_term` {share_lifetime}: heartbeats take at least \
-             {MIN_HEARTBEAT}, and a term at least three of them"
+            "`fleet.heartbeat` {heartbeat} and `fleet.share_expiry` {share_lifetime}: set a heartbeat of \
+             at least {MIN_HEARTBEAT}, and a share expiry of at least three heartbeats"
         ));
     }
     Ok(())
@@ -48,9 +46,9 @@ pub(super) fn create_engine(
     memory: &Arc<MemoryStore>,
     policy: DecisionPolicy,
 ) -> (Engine, Option<impl Future<Output = ()> + Send + 'static>) {
-    let StoreSetting::Redis(url) = &settings.backend else {
+    let StoreUrl::Redis(url) = &settings.store.url else {
         let engine = Engine::new(Clock::system(), memory.clone(), policy);
-        let most = usize::try_from(settings.max_buckets).unwrap_or(usize::MAX);
+        let most = usize::try_from(settings.store.max_buckets).unwrap_or(usize::MAX);
         return (engine.with_max_buckets(most, random_u64()), None);
     };
     let (stores, connections) = create_stores(settings, url);
@@ -58,16 +56,18 @@ pub(super) fn create_engine(
     // The start time is a unique incarnation, because no two starts share a nanosecond.
     let incarnation = clock.now().0;
     let membership =
-        Membership::new(&replica_name(settings), incarnation, settings.replicas_min.get());
+        Membership::new(&replica_name(settings), incarnation, settings.fleet.min_replicas.get());
     let membership = Arc::new(membership);
-    let pace =
-        SharePace { heartbeat: settings.fleet_heartbeat, share_duration: settings.fleet_term };
-    let call_timeout = Duration::from(settings.backend_deadline);
+    let pace = SharePace {
+        heartbeat: settings.fleet.heartbeat,
+        share_duration: settings.fleet.share_expiry,
+    };
+    let call_timeout = Duration::from(settings.store.deadline);
     let fleet = FleetReporter::new(Arc::clone(&membership), clock.now(), pace, call_timeout);
     let local = LocalFallback::new(memory.clone(), membership);
     let engine = Engine::new(clock, Arc::new(stores), policy).with_local_fallback(local);
     let (most, jitter) =
-        (usize::try_from(settings.max_buckets).unwrap_or(usize::MAX), random_u64());
+        (usize::try_from(settings.store.max_buckets).unwrap_or(usize::MAX), random_u64());
     let engine = engine.with_max_buckets(most, jitter).with_fleet(Arc::new(fleet));
     (engine, Some(connections))
 }
@@ -79,12 +79,12 @@ fn create_stores(
     let (redis, connection) = RedisStore::new(redis_options(settings, url));
     let mut stores = StoreGroup::new(redis);
     let mut second = None;
-    if let Some(url) = &settings.backend_per_second {
+    if let Some(url) = &settings.compat.store.per_second_url {
         let (redis, connection) = RedisStore::new(redis_options(settings, url));
         stores = stores.with_per_second(redis);
         second = Some(connection);
     }
-    if settings.counter_keys == CounterKeys::Envoyproxy {
+    if settings.compat.store.key_format == KeyFormat::Compat {
         stores = stores.with_reference(compat_options(settings));
     }
     let connections = async move {
@@ -97,14 +97,14 @@ fn create_stores(
 }
 
 fn compat_options(settings: &Settings) -> reference::CompatOptions {
-    let jitter = settings.expiry_jitter.0 / Nanos::SECOND.0;
+    let jitter = settings.compat.store.expiry_jitter.0 / Nanos::SECOND.0;
     reference::CompatOptions {
-        prefix: settings.reference_key_prefix.as_str().to_owned(),
+        prefix: settings.compat.store.key_prefix.as_str().to_owned(),
         jitter_secs: u32::try_from(jitter).unwrap_or(u32::MAX),
-        deny_cache_bytes: usize::try_from(settings.local_deny_cache).unwrap_or(usize::MAX),
-        stop_when_over: settings.stop_when_over,
-        quota_for_all: settings.quota_mode,
-        keys_have_several_limits: settings.overrides == Overrides::Max,
+        deny_cache_bytes: usize::try_from(settings.compat.store.deny_cache).unwrap_or(usize::MAX),
+        stop_when_over: settings.compat.store.stop_when_over,
+        quota_for_all: settings.compat.limits.quota_mode,
+        keys_have_several_limits: settings.limits.overrides == Overrides::Lower,
         seed: random_u64(),
     }
 }
@@ -123,8 +123,8 @@ pub(super) fn random_uuid() -> String {
 }
 
 fn replica_name(settings: &Settings) -> String {
-    if !settings.node_id.is_empty() {
-        return settings.node_id.clone();
+    if !settings.fleet.replica_name.is_empty() {
+        return settings.fleet.replica_name.clone();
     }
     let host_name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let is_allowed = |c: &char| c.is_ascii_alphanumeric() || "._-".contains(*c);
@@ -133,16 +133,16 @@ fn replica_name(settings: &Settings) -> String {
 }
 
 /// The maximum length of the host name in a generated replica name, which then has 64 characters,
-/// the maximum of `node_id`.
+/// the maximum of `fleet.replica_name`.
 const MAX_HOST_LEN: usize = 55;
 
 pub(in crate::cli) fn all_redis_options(settings: &Settings) -> Vec<redis::RedisOptions> {
-    let main = match &settings.backend {
-        StoreSetting::Redis(url) => Some(url),
-        StoreSetting::Memory => None,
+    let main = match &settings.store.url {
+        StoreUrl::Redis(url) => Some(url),
+        StoreUrl::Memory => None,
     };
     main.into_iter()
-        .chain(&settings.backend_per_second)
+        .chain(&settings.compat.store.per_second_url)
         .map(|url| redis_options(settings, url))
         .collect()
 }
@@ -150,14 +150,11 @@ pub(in crate::cli) fn all_redis_options(settings: &Settings) -> Vec<redis::Redis
 fn redis_options(settings: &Settings, url: &RedisUrl) -> redis::RedisOptions {
     redis::RedisOptions {
         user: url.user.clone(),
-        password: redis_password(
-            url.password.as_deref(),
-            settings.backend_password_file.as_deref(),
-        ),
+        password: redis_password(url.password.as_deref(), settings.store.password_file.as_deref()),
         database: url.database,
         tls: url.tls.then(|| redis_tls(settings)),
-        key_prefix: settings.key_prefix.clone(),
-        call_timeout: settings.backend_deadline.into(),
+        key_prefix: settings.store.key_prefix.clone(),
+        call_timeout: settings.store.deadline.into(),
         jitter_seed: random_u64(),
         ..redis::RedisOptions::new(redis_topology(settings, &url.endpoint))
     }
@@ -173,10 +170,10 @@ fn redis_topology(settings: &Settings, endpoint: &RedisEndpoint) -> redis::Redis
             redis::RedisTopology::Sentinel(redis::SentinelOptions {
                 addresses: addresses(sentinels),
                 primary_name: primary.clone(),
-                user: Some(settings.backend_sentinel_user.clone()).filter(|user| !user.is_empty()),
+                user: Some(settings.store.sentinel.user.clone()).filter(|user| !user.is_empty()),
                 password: redis_password(
-                    settings.backend_sentinel_password.as_ref().map(SecretText::reveal),
-                    settings.backend_sentinel_password_file.as_deref(),
+                    settings.compat.store.sentinel_password.as_ref().map(SecretText::reveal),
+                    settings.store.sentinel.password_file.as_deref(),
                 ),
             })
         }
@@ -193,17 +190,17 @@ fn redis_password(plain: Option<&str>, file: Option<&Path>) -> Option<redis::Pas
 }
 
 fn redis_tls(settings: &Settings) -> redis::RedisTls {
-    let files = (&settings.backend_tls_cert_file, &settings.backend_tls_key_file);
+    let files = (&settings.store.tls.cert_file, &settings.store.tls.key_file);
     redis::RedisTls {
-        ca_file: settings.backend_tls_ca_file.clone(),
-        trusts_system_cas: settings.backend_tls_system_roots,
+        ca_file: settings.store.tls.ca_file.clone(),
+        trusts_system_cas: settings.compat.store.system_cas,
         client_identity: match files {
             (Some(certificate), Some(key)) => {
                 Some(redis::ClientIdentity { certificate: certificate.clone(), key: key.clone() })
             }
             _ => None,
         },
-        server_name: settings.backend_tls_server_name.as_ref().map(|name| name.as_str().to_owned()),
-        accepts_any_name: settings.backend_tls_any_name,
+        server_name: settings.store.tls.server_name.as_ref().map(|name| name.as_str().to_owned()),
+        accepts_any_name: settings.compat.store.any_server_name,
     }
 }

@@ -43,11 +43,11 @@ macro_rules! choice {
 
 choice! {
     /// The format of counter keys.
-    CounterKeys {
+    KeyFormat {
         /// Unambiguous keys: two different counters never have the same key.
-        Injective = "injective",
+        Own = "own",
         /// The keys that envoyproxy/ratelimit uses, byte for byte.
-        Envoyproxy = "envoyproxy",
+        Compat = "compat",
     }
 }
 choice! {
@@ -83,7 +83,7 @@ choice! {
         Json = "json",
         /// One JSON object on each line, with the keys of envoyproxy/ratelimit: `@timestamp`,
         /// `@message` and `level`.
-        Ratelimit = "reference",
+        Compat = "compat",
     }
 }
 choice! {
@@ -92,7 +92,7 @@ choice! {
         /// No rate limit headers.
         None = "none",
         /// The three headers of envoyproxy/ratelimit: limit, remaining hits and reset.
-        Ratelimit = "reference",
+        Compat = "compat",
         /// `RateLimit` and `RateLimit-Policy` of the IETF draft.
         Draft = "draft",
         /// Both envoyproxy/ratelimit's and the IETF draft's headers.
@@ -103,11 +103,11 @@ choice! {
     /// The effect of an override: a limit that the request carries.
     Overrides {
         /// The override replaces the configured limit.
-        Allow = "allow",
+        Replace = "replace",
         /// The override is ignored.
-        Deny = "deny",
+        Ignore = "ignore",
         /// The override applies only if it is lower than the configured limit.
-        Max = "max",
+        Lower = "lower",
     }
 }
 choice! {
@@ -116,7 +116,7 @@ choice! {
         /// Sluicegate's own names.
         Own = "own",
         /// The names of envoyproxy/ratelimit.
-        Ratelimit = "reference",
+        Compat = "compat",
         /// Both kinds of names.
         All = "all",
     }

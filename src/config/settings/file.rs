@@ -2,11 +2,12 @@
 //!
 //! Guarantees:
 //! - The line and column of every name and value are kept.
-//! - The content of a block, such as `hooks`, is kept as JSON.
+//! - The keys of nested blocks are joined to one name: `store.tls.ca_file`.
+//! - The value of a setting with several fields, such as `hooks`, is kept as JSON.
 //! - The value of a text setting is taken as written, even if YAML would read a number or boolean.
 //!
 //! Not covered:
-//! - Unknown names and invalid values (see [`super`]).
+//! - Unknown names and invalid values (see [`super::read`]).
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,12 +19,15 @@ use serde_json::Value as Json;
 use serde_saphyr::{Location, Spanned};
 
 use super::value::Shape;
+use super::{Setting, find_setting, is_block};
 
 /// A line and a column, both from 1.
 pub(super) type LineColumn = (u64, u64);
 
 pub(super) struct SettingEntry {
     pub(super) name: String,
+    /// `true` if a key of the file contains a dot, although blocks are nested.
+    pub(super) has_dotted_key: bool,
     pub(super) name_at: LineColumn,
     pub(super) value_at: LineColumn,
     pub(super) node: SettingNode,
@@ -32,7 +36,7 @@ pub(super) struct SettingEntry {
 pub(super) enum SettingNode {
     Scalar(String, Json),
     List(Vec<SettingNode>),
-    Block(serde_json::Map<String, Json>),
+    Map(Vec<SettingEntry>),
     /// `null` or `~`, which may be intended as a text.
     Null,
     /// No value after the colon.
@@ -62,7 +66,9 @@ impl SettingNode {
         match self {
             Self::Scalar(_, json) => json.clone(),
             Self::List(items) => items.iter().map(Self::json).collect(),
-            Self::Block(fields) => Json::Object(fields.clone()),
+            Self::Map(entries) => Json::Object(
+                entries.iter().map(|entry| (entry.name.clone(), entry.node.json())).collect(),
+            ),
             Self::Null | Self::Missing => Json::Null,
         }
     }
@@ -73,32 +79,45 @@ pub(super) struct SettingsFileError {
     pub(super) message: String,
 }
 
-/// Returns names and values in the order of the file. `is_text` returns `true` for the names of
-/// settings whose values are taken as written.
-pub(super) fn read_entries(
-    text: &str,
-    is_text: impl Fn(&str) -> bool,
-) -> Result<Vec<SettingEntry>, SettingsFileError> {
-    parse_entries(text, is_text).map_err(|error| SettingsFileError {
+/// Returns the names and values of all settings in the order of the file. The name of an entry that
+/// is in a block starts with the block's name. An entry may have an unknown name.
+pub(super) fn read_entries(text: &str) -> Result<Vec<SettingEntry>, SettingsFileError> {
+    let entries = parse_entries(text).map_err(|error| SettingsFileError {
         at: error.location().map_or((1, 1), line_column),
         message: plain_message(error.without_snippet()),
-    })
+    })?;
+    let mut flat = Vec::new();
+    flatten(entries, "", &mut flat);
+    Ok(flat)
 }
 
-fn parse_entries(
-    text: &str,
-    is_text: impl Fn(&str) -> bool,
-) -> Result<Vec<SettingEntry>, serde_saphyr::Error> {
+fn parse_entries(text: &str) -> Result<Vec<SettingEntry>, serde_saphyr::Error> {
     let mapping: Option<SettingsMapping> =
         serde_saphyr::from_str_with_options(text, parser_options())?;
     let Some(SettingsMapping(mut entries)) = mapping else { return Ok(Vec::new()) };
-    let texts =
-        entries.iter_mut().map(|SettingEntry { name, node, .. }| is_text(name).then_some(node));
-    let visitor = LiteralMappingVisitor(texts);
+    let visitor = LiteralMappingVisitor { entries: entries.iter_mut(), block: "" };
     serde_saphyr::with_deserializer_from_str_with_options(text, parser_options(), |file| {
         file.deserialize_map(visitor)
     })?;
     Ok(entries)
+}
+
+/// Moves the settings of `block` and of all blocks inside it to `flat`, with their full names. An
+/// empty block has no settings.
+fn flatten(entries: Vec<SettingEntry>, block: &str, flat: &mut Vec<SettingEntry>) {
+    for entry in entries {
+        let name = full_name(block, &entry.name);
+        match entry.node {
+            SettingNode::Map(inner) if is_block(&name) => flatten(inner, &name, flat),
+            SettingNode::Missing if is_block(&name) => {}
+            node => flat.push(SettingEntry { name, node, ..entry }),
+        }
+    }
+}
+
+/// Returns the name of the setting or block `key` inside of `block`.
+fn full_name(block: &str, key: &str) -> String {
+    if block.is_empty() { key.to_owned() } else { format!("{block}.{key}") }
 }
 
 /// Accepts numbers beyond the range of `f64`, such as `7e512345`, because the value of a text
@@ -151,33 +170,40 @@ impl<'de> Visitor<'de> for SettingsMappingVisitor {
         f.write_str("a mapping from settings to their values")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<SettingsMapping, A::Error> {
-        let mut entries = Vec::new();
-        while let Some((name, node)) = map.next_entry::<Spanned<String>, Spanned<SettingNode>>()? {
-            entries.push(SettingEntry {
-                name_at: line_column(name.referenced),
-                name: name.value,
-                value_at: line_column(node.referenced),
-                node: match node.value {
-                    SettingNode::Null if node.referenced.span().is_empty() => SettingNode::Missing,
-                    node => node,
-                },
-            });
-        }
-        Ok(SettingsMapping(entries))
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<SettingsMapping, A::Error> {
+        read_mapping(map).map(SettingsMapping)
     }
 }
 
-/// Replaces the values of text settings by their text as written. The values are in the order of
+fn read_mapping<'de, A: MapAccess<'de>>(mut map: A) -> Result<Vec<SettingEntry>, A::Error> {
+    let mut entries = Vec::new();
+    while let Some((name, node)) = map.next_entry::<Spanned<String>, Spanned<SettingNode>>()? {
+        entries.push(SettingEntry {
+            name_at: line_column(name.referenced),
+            has_dotted_key: name.value.contains('.'),
+            name: name.value,
+            value_at: line_column(node.referenced),
+            node: match node.value {
+                SettingNode::Null if node.referenced.span().is_empty() => SettingNode::Missing,
+                node => node,
+            },
+        });
+    }
+    Ok(entries)
+}
+
+/// Replaces the values of text settings by their text as written. The entries are in the order of
 /// the file.
 ///
 /// This is the second pass over the file. The first pass, which also accepts lists and blocks,
 /// returns `42` for `0042`. A request for text returns `0042`, but fails for a list or block.
-struct LiteralMappingVisitor<I>(I);
+struct LiteralMappingVisitor<'n> {
+    entries: std::slice::IterMut<'n, SettingEntry>,
+    /// The name of the block that contains the entries.
+    block: &'n str,
+}
 
-impl<'de, 'n, I: Iterator<Item = Option<&'n mut SettingNode>>> Visitor<'de>
-    for LiteralMappingVisitor<I>
-{
+impl<'de> Visitor<'de> for LiteralMappingVisitor<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -186,32 +212,53 @@ impl<'de, 'n, I: Iterator<Item = Option<&'n mut SettingNode>>> Visitor<'de>
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
         while map.next_key::<IgnoredAny>()?.is_some() {
-            map.next_value_seed(LiteralSeed(self.0.next().flatten()))?;
+            let entry = self.entries.next();
+            let seed = entry.map(|entry| LiteralSeed {
+                name: full_name(self.block, &entry.name),
+                node: &mut entry.node,
+            });
+            match seed {
+                Some(seed) => map.next_value_seed(seed)?,
+                None => drop(map.next_value::<IgnoredAny>()?),
+            }
         }
         Ok(())
     }
 }
 
-/// Reads a scalar, or each scalar of a list, as written.
-struct LiteralSeed<'n>(Option<&'n mut SettingNode>);
+/// Reads the scalar, or each scalar of the list, as written, if `name` is a text setting. Does the
+/// same for each setting in a block.
+struct LiteralSeed<'n> {
+    name: String,
+    node: &'n mut SettingNode,
+}
 
 impl<'de> DeserializeSeed<'de> for LiteralSeed<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        match self.0 {
-            Some(SettingNode::Scalar(text, _)) => *text = String::deserialize(deserializer)?,
-            Some(SettingNode::List(items)) => {
-                deserializer.deserialize_seq(LiteralListVisitor(items))?;
+        let Self { name, node } = self;
+        let is_text = find_setting(&name).is_some_and(Setting::is_literal_text);
+        match node {
+            SettingNode::Map(entries) if is_block(&name) => {
+                deserializer.deserialize_map(LiteralMappingVisitor {
+                    entries: entries.iter_mut(),
+                    block: &name,
+                })
             }
-            _ => {
-                IgnoredAny::deserialize(deserializer)?;
+            SettingNode::Scalar(text, _) if is_text => {
+                *text = String::deserialize(deserializer)?;
+                Ok(())
             }
+            SettingNode::List(items) if is_text => {
+                deserializer.deserialize_seq(LiteralListVisitor(items))
+            }
+            _ => IgnoredAny::deserialize(deserializer).map(drop),
         }
-        Ok(())
     }
 }
 
+/// Reads each scalar of a list as written.
 struct LiteralListVisitor<'n>(&'n mut [SettingNode]);
 
 impl<'de> Visitor<'de> for LiteralListVisitor<'_> {
@@ -223,7 +270,21 @@ impl<'de> Visitor<'de> for LiteralListVisitor<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         let mut items = self.0.iter_mut();
-        while seq.next_element_seed(LiteralSeed(items.next()))?.is_some() {}
+        while seq.next_element_seed(LiteralItem(items.next()))?.is_some() {}
+        Ok(())
+    }
+}
+
+struct LiteralItem<'n>(Option<&'n mut SettingNode>);
+
+impl<'de> DeserializeSeed<'de> for LiteralItem<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        match self.0 {
+            Some(SettingNode::Scalar(text, _)) => *text = String::deserialize(deserializer)?,
+            _ => drop(IgnoredAny::deserialize(deserializer)?),
+        }
         Ok(())
     }
 }
@@ -287,11 +348,7 @@ impl<'de> Visitor<'de> for SettingNodeVisitor {
         Ok(SettingNode::List(items))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<SettingNode, A::Error> {
-        let mut fields = serde_json::Map::new();
-        while let Some((name, value)) = map.next_entry::<String, SettingNode>()? {
-            fields.insert(name, value.json());
-        }
-        Ok(SettingNode::Block(fields))
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<SettingNode, A::Error> {
+        read_mapping(map).map(SettingNode::Map)
     }
 }

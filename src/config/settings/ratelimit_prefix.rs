@@ -1,4 +1,5 @@
-//! The setting `reference_key_prefix`: the prefix of counter keys in envoyproxy/ratelimit's format.
+//! The setting `compat.store.key_prefix`: the prefix of counter keys in envoyproxy/ratelimit's
+//! format.
 //!
 //! Guarantees:
 //! - Accepts any prefix up to 256 bytes without control characters.

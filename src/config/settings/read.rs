@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
+use super::block::Block as _;
 use super::conflicts::{RatelimitValueAction, SettingConflict, find_conflicts};
+use super::unknown::explain_unknown;
 use super::value::Shape;
-use super::{PREFIX, Setting, Settings, file, nearest, table};
+use super::{PREFIX, Setting, Settings, file, find_setting, nearest, table};
 use crate::config::diagnostic::Severity;
 
 /// The unparsed values of all settings, by origin.
@@ -31,8 +33,7 @@ impl SettingsInput {
     #[must_use]
     pub fn explicit_setting_names(&self) -> BTreeSet<&'static str> {
         // A file that is not a mapping sets nothing here. [`read`] reports it as an error.
-        let file =
-            self.file.as_ref().and_then(|(_, text)| file::read_entries(text, is_literal_text).ok());
+        let file = self.file.as_ref().and_then(|(_, text)| file::read_entries(text).ok());
         let is_set = |row: &Setting| {
             self.flags.iter().any(|(flag, _)| *flag == row.flag)
                 || self.environment.iter().any(|(variable, _)| *variable == row.variable)
@@ -40,10 +41,6 @@ impl SettingsInput {
         };
         table().iter().filter(|row| is_set(row)).map(|row| row.name).collect()
     }
-}
-
-fn is_literal_text(name: &str) -> bool {
-    table().iter().any(|row| row.name == name && row.is_literal_text())
 }
 
 /// A value of a setting that an environment variable of envoyproxy/ratelimit determines, in
@@ -152,19 +149,19 @@ struct SettingsReader {
 impl SettingsReader {
     fn read_file(&mut self, name: &Arc<str>, text: &str) {
         let at = |(line, column)| SettingOrigin::File(Arc::clone(name), line, column);
-        let entries = match file::read_entries(text, is_literal_text) {
+        let entries = match file::read_entries(text) {
             Ok(entries) => entries,
             Err(broken) => return self.report_error(at(broken.at), broken.message, None),
         };
         for entry in entries {
-            match table().iter().find(|setting| setting.name == entry.name) {
-                Some(setting) => {
+            match find_setting(&entry.name) {
+                Some(setting) if !entry.has_dotted_key => {
                     let texts = entry.node.texts(setting.shape);
                     let texts: Option<Vec<&str>> =
                         texts.as_ref().map(|texts| texts.iter().map(AsRef::as_ref).collect());
                     self.assign(setting, at(entry.value_at), texts.as_deref());
                 }
-                None => self.report_unknown(at(entry.name_at), &entry.name, ""),
+                _ => self.report_unknown(at(entry.name_at), &entry.name, ""),
             }
         }
     }
@@ -176,7 +173,7 @@ impl SettingsReader {
                 false => SettingOrigin::RatelimitDefault(variable),
             };
             let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-            if let Some(setting) = table().iter().find(|row| row.name == *setting) {
+            if let Some(setting) = find_setting(setting) {
                 self.assign(setting, origin, Some(&texts));
             }
         }
@@ -207,7 +204,7 @@ impl SettingsReader {
     }
 
     fn assign(&mut self, setting: &Setting, origin: SettingOrigin, texts: Option<&[&str]>) {
-        if texts.is_some_and(|texts| (setting.set)(&mut self.settings, texts).is_some()) {
+        if texts.is_some_and(|texts| setting.assign(&mut self.settings, texts).is_some()) {
             self.origins.insert(setting.name, origin);
             return;
         }
@@ -215,15 +212,17 @@ impl SettingsReader {
         self.report_error(origin, message, help);
     }
 
+    /// Reports the name of a setting that does not exist. `name` has underscores instead of the
+    /// dots, if it is from a flag or a variable.
     fn report_unknown(&mut self, origin: SettingOrigin, name: &str, text: &str) {
-        let in_environment = matches!(origin, SettingOrigin::Environment(_));
-        if in_environment && is_service_link(name, text) {
+        let is_from_environment = matches!(origin, SettingOrigin::Environment(_));
+        if is_from_environment && is_service_link(name, text) {
             return;
         }
-        let severity = if in_environment { Severity::Warning } else { Severity::Error };
-        let message = "there is no such setting".to_owned();
-        let help = nearest(name, table().iter().map(|setting| setting.name))
-            .map(|name| format!("did you mean {}?", spelled_for(&origin, name)));
+        let explained = explain_unknown(name, &origin);
+        let is_error = explained.is_former || !is_from_environment;
+        let severity = if is_error { Severity::Error } else { Severity::Warning };
+        let (message, help) = (explained.message, explained.help);
         self.problems.push(SettingProblem { severity, origin, message, help });
     }
 
@@ -281,9 +280,7 @@ impl SettingsReader {
         SettingConflict { setting, message, help, .. }: SettingConflict,
     ) {
         let Some(origin) = self.origins.remove(setting) else { return };
-        if let Some(row) = table().iter().find(|row| row.name == setting) {
-            (row.reset)(&mut self.settings);
-        }
+        self.settings.reset(setting);
         let is_reported = self.problems.iter().any(|problem| problem.origin == origin);
         if matches!(origin, SettingOrigin::Environment(_)) && !is_reported {
             let (severity, help) = (Severity::Warning, Some(help.to_owned()));
@@ -327,18 +324,6 @@ fn invalid_value_message(setting: &Setting, texts: &[&str]) -> (String, Option<S
             (format!("`{name}` takes {accepts}, got `{text}`"), help.map(|word| format!("did you mean `{word}`?")))
         }
         [] => (format!("`{name}` takes {accepts}"), None),
-    }
-}
-
-/// Returns the setting's name as the user writes it at `origin`: `--a-b`, `SLUICEGATE_A_B` or
-/// `a_b`.
-fn spelled_for(origin: &SettingOrigin, name: &str) -> String {
-    match origin {
-        SettingOrigin::Environment(_) => format!("{PREFIX}{}", name.to_uppercase()),
-        SettingOrigin::Flag(_) => format!("--{}", name.replace('_', "-")),
-        SettingOrigin::File(..) | SettingOrigin::Default | SettingOrigin::RatelimitDefault(_) => {
-            format!("`{name}`")
-        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Parses the setting `backend`: the store of the counters.
+//! Parses the setting `store.url`: the store of the counters.
 //!
 //! Guarantees:
 //! - A URL with an invalid part is rejected.
@@ -20,7 +20,7 @@ const SENTINEL_PORT: u16 = 26379;
 
 /// The store of the counters.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StoreSetting {
+pub enum StoreUrl {
     /// The memory of this process.
     Memory,
     /// Redis, at this URL.
@@ -248,7 +248,7 @@ const ACCEPTED: &str = "redis://user:password@host:port/database, \
      redis+cluster://user:password@host:port,host:port, each with rediss for TLS, \
      or redis+unix:///path";
 
-impl Value for StoreSetting {
+impl Value for StoreUrl {
     const CHOICES: &'static [&'static str] = &["memory"];
     fn read(texts: &[&str]) -> Option<Self> {
         match texts {

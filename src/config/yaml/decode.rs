@@ -17,8 +17,7 @@ pub(in crate::config) fn decode(bytes: &[u8], findings: &mut Findings) -> String
     if BYTES < bytes.len() {
         let (size, max_size) = (bytes.len() / 1024 / 1024, BYTES / 1024 / 1024);
         let message = format!("a file of {size} MiB where {max_size} MiB are the most");
-        let help =
-            "split it: descriptors of one domain may come from several files with `merge_domains`";
+        let help = "split it: descriptors of one domain may come from several files with `limits.merge_domains`";
         findings.add_with_help(Code::TooLarge, Span::default(), message, help);
         return String::new();
     }

@@ -186,7 +186,8 @@ async fn refund(
     run_counter_action(&admin, query, CounterAction::Refund).await
 }
 
-/// Rejects changes if `admin_token` is not set. Otherwise every local user could make changes.
+/// Rejects changes if `listen.admin_token` is not set. Otherwise every local user could make
+/// changes.
 async fn require_token_setting(
     State(admin): State<Admin>,
     request: Request,
@@ -195,7 +196,7 @@ async fn require_token_setting(
     if admin.token.is_some() {
         return next.run(request).await;
     }
-    let message = "changes are forbidden, because the setting admin_token is not set\n";
+    let message = "changes are forbidden, because the setting listen.admin_token is not set\n";
     (StatusCode::FORBIDDEN, PLAIN, message).into_response()
 }
 
@@ -237,7 +238,7 @@ async fn authorize(State(admin): State<Admin>, request: Request, next: Next) -> 
     let challenge = [(WWW_AUTHENTICATE, "Bearer")];
     let message = match admin.token {
         Some(_) => "a bearer token is needed\n",
-        None => "a bearer token is needed, which admin_token sets; none is set\n",
+        None => "a bearer token is needed, which listen.admin_token sets; none is set\n",
     };
     (StatusCode::UNAUTHORIZED, challenge, PLAIN, message).into_response()
 }

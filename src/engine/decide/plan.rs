@@ -32,7 +32,7 @@ pub struct PlanSettings {
     pub quota_for_all: bool,
 }
 
-/// How counters are named in the store (setting `counter_keys`).
+/// How counters are named in the store (setting `compat.store.key_format`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KeyNaming {
     /// Distinct descriptors have distinct counters.

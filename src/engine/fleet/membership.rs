@@ -165,7 +165,7 @@ impl Membership {
     }
 
     /// Returns the divisor for limits that are split among replicas: the number of live replicas,
-    /// or the setting `replicas_min` if that is larger.
+    /// or the setting `fleet.min_replicas` if that is larger.
     #[must_use]
     pub fn replicas(&self) -> NonZeroU32 {
         let seen = self.snapshot.load();
@@ -175,8 +175,8 @@ impl Membership {
     }
 
     /// Returns the number of live replicas and this replica's rank, to split a limit in metrics.
-    /// Without the minimum of `replicas_min`: with more parts than live replicas, the sum over all
-    /// replicas would be too small.
+    /// Without the minimum of `fleet.min_replicas`: with more parts than live replicas, the sum
+    /// over all replicas would be too small.
     #[must_use]
     pub fn division(&self) -> FleetDivision {
         let seen = self.snapshot.load();
@@ -210,7 +210,7 @@ impl Membership {
             let node = &*self.replica_name;
             tracing::warn!(
                 node_id = node,
-                "another replica has this node_id, set a unique one: limits are split among too \
+                "another replica has this name, set a unique fleet.replica_name: limits are split among too \
                  few replicas"
             );
         }

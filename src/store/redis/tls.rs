@@ -131,7 +131,7 @@ fn load_roots(tls: &RedisTls) -> Result<RootCertStore, Error> {
     let roots = pem::trusted_cas_or_system(tls.ca_file.as_deref(), tls.trusts_system_cas)
         .map_err(|error| file_error(&error))?;
     if roots.is_empty() {
-        let message = "this system has no root certificates: name some in `backend_tls_ca_file`";
+        let message = "this system has no root certificates: name some in `store.tls.ca_file`";
         return Err(Error::new(ErrorKind::Tls, message));
     }
     Ok(roots)

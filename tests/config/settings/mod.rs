@@ -18,6 +18,25 @@ fn file(text: &str) -> SettingsInput {
     }
 }
 
+/// A file with these lines, whose names have dots: `store.url: memory` becomes
+/// `store: {url: memory}`. The lines are sorted by name.
+fn dotted(text: &str) -> SettingsInput {
+    let mut lines: Vec<_> = text.lines().filter_map(|line| line.split_once(':')).collect();
+    lines.sort_by_key(|(name, _)| *name);
+    let (mut yaml, mut open) = (String::new(), Vec::new());
+    for (name, value) in lines {
+        let mut blocks: Vec<_> = name.split('.').collect();
+        let key = blocks.pop().unwrap();
+        let same = blocks.iter().zip(&open).take_while(|(block, open)| block == open).count();
+        for (depth, block) in blocks.iter().enumerate().skip(same) {
+            yaml += &format!("{}{block}:\n", "  ".repeat(depth));
+        }
+        yaml += &format!("{}{key}:{value}\n", "  ".repeat(blocks.len()));
+        open = blocks;
+    }
+    file(&yaml)
+}
+
 fn environment(variables: &[(&str, &str)]) -> SettingsInput {
     SettingsInput { environment: pairs(variables), ..SettingsInput::default() }
 }

@@ -6,12 +6,12 @@ mod redis;
 use std::path::PathBuf;
 
 use sluicegate::config::settings::{
-    HeaderName, HostPort, ResponseHeaders, SettingOrigin, Settings, SettingsInput, Shape,
-    UnitFraction, WhenFull, print_config, read, table,
+    HeaderName, HostPort, ListenSettings, ResponseHeaders, SettingOrigin, Settings, SettingsInput,
+    Shape, UnitFraction, WhenFull, print_config, read, setting_blocks, table,
 };
 use sluicegate::kernel::units::Nanos;
 
-use super::{environment, file, flags, load_valid, messages, pairs, read_errors};
+use super::{dotted, environment, file, flags, load_valid, messages, pairs, read_errors};
 
 #[test]
 fn empty_input_gives_the_defaults() {
@@ -22,54 +22,60 @@ fn empty_input_gives_the_defaults() {
 
 #[test]
 fn setting_precedence_is_flag_variable_file_default() {
-    let mut doors = file("grpc_port: 1\nhttp_port: 1\nadmin_port: 1\n");
-    doors.environment = pairs(&[("SLUICEGATE_GRPC_PORT", "2"), ("SLUICEGATE_HTTP_PORT", "2")]);
-    doors.flags = vec![("grpc-port".to_owned(), vec!["3".to_owned()])];
+    let mut doors = dotted("listen.grpc_port: 1\nlisten.http_port: 1\nlisten.admin_port: 1\n");
+    doors.environment =
+        pairs(&[("SLUICEGATE_LISTEN_GRPC_PORT", "2"), ("SLUICEGATE_LISTEN_HTTP_PORT", "2")]);
+    doors.flags = vec![("listen-grpc-port".to_owned(), vec!["3".to_owned()])];
     let loaded = load_valid(&doors);
-    let Settings { grpc_port, http_port, admin_port, metrics_port, .. } = loaded.settings;
-    assert_eq!([grpc_port, http_port, admin_port, metrics_port], [3, 2, 1, 9090]);
-    assert_eq!(loaded.origins["grpc_port"], SettingOrigin::Flag("grpc-port".to_owned()));
+    let ListenSettings { grpc_port, http_port, admin_port, metrics_port, .. } =
+        loaded.settings.listen;
+    assert_eq!([grpc_port, http_port, admin_port], [3, 2, 1]);
+    assert_eq!(metrics_port, Some(9090));
+    let flag = SettingOrigin::Flag("listen-grpc-port".to_owned());
+    assert_eq!(loaded.origins["listen.grpc_port"], flag);
     assert_eq!(
-        loaded.origins["http_port"],
-        SettingOrigin::Environment("SLUICEGATE_HTTP_PORT".to_owned())
+        loaded.origins["listen.http_port"],
+        SettingOrigin::Environment("SLUICEGATE_LISTEN_HTTP_PORT".to_owned())
     );
-    assert_eq!(loaded.origins["admin_port"], SettingOrigin::File("server.yaml".into(), 3, 13));
+    assert_eq!(
+        loaded.origins["listen.admin_port"],
+        SettingOrigin::File("server.yaml".into(), 2, 15)
+    );
 }
 
 #[test]
 fn flags_variables_and_file_accept_the_same_values() {
-    let wanted = Settings {
-        limits: vec![PathBuf::from("a"), PathBuf::from("b/c.yaml")],
-        admin_host: "::1".parse().unwrap(),
-        max_keys: 5_000,
-        when_full: WhenFull::Allow,
-        response_headers: ResponseHeaders::Draft,
-        reset_header: HeaderName::new("").unwrap(),
-        limit_header: HeaderName::new("X-Limit").unwrap(),
-        near_limit_ratio: UnitFraction::new(0.5).unwrap(),
-        shadow_mode: true,
-        drain_delay: Nanos(250_000_000),
-        drain_timeout: Nanos(120_000_000_000),
-        ..Settings::default()
-    };
-    let written = file(
-        "limits: [a, b/c.yaml]\nadmin_host: \"::1\"\nmax_keys: 5_000\nwhen_full: allow\n\
-         response_headers: draft\nreset_header: \"\"\nlimit_header: X-Limit\n\
-         near_limit_ratio: 0.5\nshadow_mode: true\ndrain_delay: 250ms\ndrain_timeout: 2m\n",
+    let mut wanted = Settings::default();
+    wanted.limits.paths = vec![PathBuf::from("a"), PathBuf::from("b/c.yaml")];
+    wanted.listen.admin_host = "::1".parse().unwrap();
+    wanted.store.max_keys = 5_000;
+    wanted.store.when_full = WhenFull::Allow;
+    wanted.answers.headers = ResponseHeaders::Draft;
+    wanted.compat.answers.reset_header = HeaderName::new("").unwrap();
+    wanted.compat.answers.limit_header = HeaderName::new("X-Limit").unwrap();
+    wanted.telemetry.metrics.near_limit_ratio = UnitFraction::new(0.5).unwrap();
+    wanted.answers.shadow_mode = true;
+    wanted.listen.drain_delay = Nanos(250_000_000);
+    wanted.listen.drain_timeout = Nanos(120_000_000_000);
+    let written = dotted(
+        "limits.paths: [a, b/c.yaml]\nlisten.admin_host: \"::1\"\nstore.max_keys: 5_000\n\
+         store.when_full: allow\nanswers.headers: draft\ncompat.answers.reset_header: \"\"\n\
+         compat.answers.limit_header: X-Limit\ntelemetry.metrics.near_limit_ratio: 0.5\n\
+         answers.shadow_mode: true\nlisten.drain_delay: 250ms\nlisten.drain_timeout: 2m\n",
     );
     assert_eq!(load_valid(&written).settings, wanted);
     let given = [
-        ("LIMITS", "a:b/c.yaml"),
-        ("ADMIN_HOST", "::1"),
-        ("MAX_KEYS", "5_000"),
-        ("WHEN_FULL", "allow"),
-        ("RESPONSE_HEADERS", "draft"),
-        ("RESET_HEADER", ""),
-        ("LIMIT_HEADER", "X-Limit"),
-        ("NEAR_LIMIT_RATIO", "0.5"),
-        ("SHADOW_MODE", "true"),
-        ("DRAIN_DELAY", "250ms"),
-        ("DRAIN_TIMEOUT", "2m"),
+        ("LIMITS_PATHS", "a:b/c.yaml"),
+        ("LISTEN_ADMIN_HOST", "::1"),
+        ("STORE_MAX_KEYS", "5_000"),
+        ("STORE_WHEN_FULL", "allow"),
+        ("ANSWERS_HEADERS", "draft"),
+        ("COMPAT_ANSWERS_RESET_HEADER", ""),
+        ("COMPAT_ANSWERS_LIMIT_HEADER", "X-Limit"),
+        ("TELEMETRY_METRICS_NEAR_LIMIT_RATIO", "0.5"),
+        ("ANSWERS_SHADOW_MODE", "true"),
+        ("LISTEN_DRAIN_DELAY", "250ms"),
+        ("LISTEN_DRAIN_TIMEOUT", "2m"),
     ];
     let variables: Vec<_> = given.map(|(name, text)| (format!("SLUICEGATE_{name}"), text)).into();
     let variables: Vec<_> = variables.iter().map(|(name, text)| (name.as_str(), *text)).collect();
@@ -78,7 +84,7 @@ fn flags_variables_and_file_accept_the_same_values() {
         .iter()
         .map(|(name, text)| (name.to_lowercase().replace('_', "-"), vec![(*text).to_owned()]))
         .collect();
-    flags.push(("limits".to_owned(), vec!["a".to_owned(), "b/c.yaml".to_owned()]));
+    flags.push(("limits-paths".to_owned(), vec!["a".to_owned(), "b/c.yaml".to_owned()]));
     assert_eq!(load_valid(&SettingsInput { flags, ..SettingsInput::default() }).settings, wanted);
 }
 
@@ -112,20 +118,27 @@ fn empty_value_is_equivalent_in_every_source() {
         assert_eq!(settings_or_messages(&flags(&[(&setting.flag, "")])), variable, "{name}");
         for empty in ["", " \"\"", " # nothing"] {
             assert_eq!(
-                settings_or_messages(&file(&format!("{name}:{empty}\n"))),
+                settings_or_messages(&dotted(&format!("{name}:{empty}\n"))),
                 variable,
                 "{name}:{empty}"
             );
         }
     }
-    let none = "admin_token:\nxds_server:\ngrpc_tls_cert_file:\nsyslog_port:\n";
-    assert_eq!(load_valid(&file(none)).settings, Settings::default());
+    let none =
+        "listen.admin_token:\nlimits.xds.server:\nlisten.tls.cert_file:\nlisten.syslog_port:\n";
+    assert_eq!(load_valid(&dotted(none)).settings, Settings::default());
     // An explicit `null` or `~` could be meant as text, so it is refused.
     for text in ["null", "~"] {
-        assert_eq!(read_errors(&file(&format!("admin_token: {text}\n"))).len(), 1, "{text}");
+        assert_eq!(
+            read_errors(&dotted(&format!("listen.admin_token: {text}\n"))).len(),
+            1,
+            "{text}"
+        );
     }
-    for (name, accepts) in [("log_level", "error | warn"), ("http_port", "a whole number")] {
-        let messages = read_errors(&file(&format!("{name}:\n")));
+    for (name, accepts) in
+        [("telemetry.log.level", "error | warn"), ("listen.http_port", "a whole number")]
+    {
+        let messages = read_errors(&dotted(&format!("{name}:\n")));
         assert!(messages[0].contains(&format!("`{name}` takes {accepts}")), "{messages:?}");
     }
 }
@@ -145,61 +158,67 @@ fn unquoted_text_like_010_keeps_its_spelling_in_every_source() {
                 "{name}: {text}"
             );
             assert_eq!(
-                settings_or_messages(&file(&format!("{name}: {text}\n"))),
+                settings_or_messages(&dotted(&format!("{name}: {text}\n"))),
                 flag,
                 "{name}: {text}"
             );
         }
     }
-    let text = "peer_port: 0\nbackend: redis://host\nadmin_token: 0042871193\nkey_prefix: 1.10\nlimits: [no, 0x10]\n\
-                limits_prefix: &it on\nnode_id: *it\npeer_secret: 00000000000000000000000000000042\n";
-    let Settings { admin_token, key_prefix, limits, limits_prefix, node_id, peer_secret, .. } =
-        load_valid(&file(text)).settings;
-    assert_eq!(admin_token.unwrap().reveal(), "0042871193");
-    assert_eq!(peer_secret.unwrap().reveal(), SPELT[7]);
-    assert_eq!([&*key_prefix, &limits_prefix, &node_id], ["1.10", "on", "on"]);
-    assert_eq!(limits, [PathBuf::from("no"), PathBuf::from("0x10")]);
+    let text = "listen.peer_port: 0\nstore.url: redis://host\nlisten.admin_token: 0042871193\n\
+                store.key_prefix: 1.10\nlimits.paths: [no, 0x10]\n\
+                compat.limits.file_prefix: &it on\nfleet.replica_name: *it\n\
+                fleet.peers.secret: 00000000000000000000000000000042\n";
+    let Settings { listen, limits, store, fleet, compat, .. } = load_valid(&dotted(text)).settings;
+    assert_eq!(listen.admin_token.unwrap().reveal(), "0042871193");
+    assert_eq!(fleet.peers.secret.unwrap().reveal(), SPELT[7]);
+    let texts = [&*store.key_prefix, &compat.limits.file_prefix, &fleet.replica_name];
+    assert_eq!(texts, ["1.10", "on", "on"]);
+    assert_eq!(limits.paths, [PathBuf::from("no"), PathBuf::from("0x10")]);
 }
 
 #[test]
 fn file_numbers_and_booleans_follow_yaml() {
-    let text = "grpc_port: 0x10\nmax_keys: 1e3\nshadow_mode: yes\nnear_limit_ratio: 5e-1\n\
-                http_port: !!int 80\nsyslog_port: 0x10\nreplicas_min: 0o10\n";
-    let Settings { grpc_port, http_port, max_keys, shadow_mode, near_limit_ratio, .. } =
-        load_valid(&file(text)).settings;
-    assert_eq!((grpc_port, http_port, max_keys, shadow_mode), (16, 80, 1_000, true));
-    assert_eq!(near_limit_ratio, UnitFraction::new(0.5).unwrap());
+    let text = "listen.grpc_port: 0x10\nstore.max_keys: 1e3\nanswers.shadow_mode: yes\n\
+                telemetry.metrics.near_limit_ratio: 5e-1\nlisten.http_port: !!int 80\nlisten.syslog_port: 0x10\nfleet.min_replicas: 0o10\n";
+    let Settings { listen, store, answers, telemetry, .. } = load_valid(&dotted(text)).settings;
+    assert_eq!((listen.grpc_port, listen.http_port, store.max_keys), (16, 80, 1_000));
+    assert!(answers.shadow_mode);
+    assert_eq!(telemetry.metrics.near_limit_ratio, UnitFraction::new(0.5).unwrap());
 }
 
 #[test]
 fn errors_of_flags_variables_and_file_name_their_source() {
-    let mut doors = file("http_port: 70000\nlog_level: [info]\ngrpc_prot: 1\nshadow_mode: {}\n");
-    doors.environment = pairs(&[("SLUICEGATE_WHEN_FULL", "alow"), ("SLUICEGATE_THREADS", "")]);
+    let mut doors = file(
+        "listen: {http_port: 70000, grpc_prot: 1}\ntelemetry:\n  log: {level: [info]}\n\
+         answers:\n  shadow_mode: {}\n",
+    );
+    doors.environment =
+        pairs(&[("SLUICEGATE_STORE_WHEN_FULL", "alow"), ("SLUICEGATE_COMPAT_STATS_MAX_RULES", "")]);
     doors.flags = vec![
-        ("max-keys".to_owned(), vec!["-1".to_owned()]),
-        ("threads".to_owned(), vec!["1".to_owned(), "2".to_owned()]),
+        ("store-max-keys".to_owned(), vec!["-1".to_owned()]),
+        ("compat-stats-max-rules".to_owned(), vec!["1".to_owned(), "2".to_owned()]),
         ("admin-prot".to_owned(), vec![]),
     ];
     assert_eq!(
         read_errors(&doors),
         [
-            "error: server.yaml:1:12: `http_port` takes a whole number from 0 to 65535, got `70000`",
-            "error: server.yaml:2:12: `log_level` takes error | warn | info | debug | trace",
-            "error: server.yaml:3:1: there is no such setting; did you mean `grpc_port`?",
-            "error: server.yaml:4:14: `shadow_mode` takes true or false",
-            "error: SLUICEGATE_WHEN_FULL: `when_full` takes deny | allow, got `alow`; did you mean `allow`?",
-            "error: SLUICEGATE_THREADS: `threads` takes a whole number from 0 to 4294967295, got ``",
-            "error: --max-keys: `max_keys` takes a whole number from 0, got `-1`",
-            "error: --threads: `threads` is given 2 times; once is enough",
-            "error: --admin-prot: there is no such setting; did you mean --admin-port?",
+            "error: server.yaml:1:21: `listen.http_port` takes a whole number from 0 to 65535, got `70000`",
+            "error: server.yaml:1:28: there is no setting `listen.grpc_prot`; did you mean `listen.grpc_port`?",
+            "error: server.yaml:3:16: `telemetry.log.level` takes error | warn | info | debug | trace",
+            "error: server.yaml:5:16: `answers.shadow_mode` takes true or false",
+            "error: SLUICEGATE_STORE_WHEN_FULL: `store.when_full` takes deny | allow, got `alow`; did you mean `allow`?",
+            "error: SLUICEGATE_COMPAT_STATS_MAX_RULES: `compat.stats.max_rules` takes a whole number from 0 to 4294967295, got ``",
+            "error: --store-max-keys: `store.max_keys` takes a whole number from 0, got `-1`",
+            "error: --compat-stats-max-rules: `compat.stats.max_rules` is given 2 times; once is enough",
+            "error: --admin-prot: there is no such setting; did you mean --listen-admin-port?",
         ]
     );
 }
 
 #[test]
 fn overridden_invalid_value_is_still_an_error() {
-    let mut doors = file("grpc_port: nine\n");
-    doors.flags = vec![("grpc-port".to_owned(), vec!["9".to_owned()])];
+    let mut doors = dotted("listen.grpc_port: nine\n");
+    doors.flags = vec![("listen-grpc-port".to_owned(), vec!["9".to_owned()])];
     assert_eq!(read_errors(&doors).len(), 1);
 }
 
@@ -209,7 +228,7 @@ fn unknown_variable_warns_with_a_suggestion() {
     assert_eq!(
         messages(&loaded.warnings),
         [
-            "warning: SLUICEGATE_GRPC_PROT: there is no such setting; did you mean SLUICEGATE_GRPC_PORT?"
+            "warning: SLUICEGATE_GRPC_PROT: there is no such setting; did you mean SLUICEGATE_LISTEN_GRPC_PORT?"
         ]
     );
 }
@@ -223,7 +242,8 @@ fn kubernetes_service_variables_are_ignored_unless_they_name_settings() {
         ("SLUICEGATE_PORT_8081_TCP_ADDR", "10.0.0.1"),
     ];
     assert!(load_valid(&environment(&links)).warnings.is_empty());
-    let messages = read_errors(&environment(&[("SLUICEGATE_GRPC_PORT", "tcp://10.0.0.1:8081")]));
+    let messages =
+        read_errors(&environment(&[("SLUICEGATE_LISTEN_GRPC_PORT", "tcp://10.0.0.1:8081")]));
     assert!(messages[0].contains("enableServiceLinks: false"), "{messages:?}");
 }
 
@@ -233,26 +253,26 @@ fn address(host: &str, port: u16) -> HostPort {
 
 #[test]
 fn printed_config_reloads_and_shows_origins() {
-    let mut doors = file("# mine\nlog_level: debug\n");
-    doors.environment = pairs(&[("SLUICEGATE_LIMITS", "a:b")]);
-    doors.flags = vec![("retry-after".to_owned(), vec!["true".to_owned()])];
+    let mut doors = dotted("# mine\ntelemetry.log.level: debug\n");
+    doors.environment = pairs(&[("SLUICEGATE_LIMITS_PATHS", "a:b")]);
+    doors.flags = vec![("answers-retry-after".to_owned(), vec!["true".to_owned()])];
     let loaded = load_valid(&doors);
     let printed = print_config(&loaded);
-    let line = |name: &str| {
-        let line = printed.lines().find(|line| line.starts_with(&format!("{name}:")));
-        line.expect(name).split_whitespace().collect::<Vec<_>>().join(" ")
+    let line = |key: &str| {
+        let line = printed.lines().find(|line| line.trim().starts_with(&format!("{key}:")));
+        line.expect(key).split_whitespace().collect::<Vec<_>>().join(" ")
     };
-    assert_eq!(line("log_level"), "log_level: debug # server.yaml:2:12");
-    assert_eq!(line("limits"), "limits: [\"a\", \"b\"] # SLUICEGATE_LIMITS");
-    assert_eq!(line("retry_after"), "retry_after: true # --retry-after");
+    assert_eq!(line("level"), "level: debug # server.yaml:3:12");
+    assert_eq!(line("paths"), "paths: [\"a\", \"b\"] # SLUICEGATE_LIMITS_PATHS");
+    assert_eq!(line("retry_after"), "retry_after: true # --answers-retry-after");
     assert_eq!(line("grpc_port"), "grpc_port: 8081 # default");
-    assert_eq!(printed.lines().count(), table().len());
+    assert_eq!(printed.lines().count(), table().len() + setting_blocks().len());
     assert_eq!(load_valid(&file(&printed)).settings, loaded.settings);
 }
 
 #[test]
 fn invalid_settings_file_is_refused_with_line_and_column() {
-    for (text, place) in [("- a\n", ":1:1:"), ("grpc_port: 1\nhttp_port: [\n", ":2:")] {
+    for (text, place) in [("- a\n", ":1:1:"), ("listen:\n  grpc_port: [\n", ":2:")] {
         let messages = read_errors(&file(text));
         assert!(messages.len() == 1 && messages[0].contains(place), "{messages:?}");
     }
@@ -263,14 +283,14 @@ fn invalid_settings_file_is_refused_with_line_and_column() {
 #[test]
 fn repeated_setting_is_refused() {
     assert_eq!(
-        read_errors(&file("grpc_port: 1\ngrpc_port: 2\n")),
-        ["error: server.yaml:2:1: `grpc_port` is given twice; once is enough"]
+        read_errors(&dotted("listen.grpc_port: 1\nlisten.grpc_port: 2\n")),
+        ["error: server.yaml:3:3: `grpc_port` is given twice; once is enough"]
     );
 }
 
 #[test]
 fn second_yaml_document_in_a_settings_file_is_refused() {
     let message = "a second document begins here; a file of settings is one document";
-    let messages = read_errors(&file("grpc_port: 1\n---\nhttp_port: 2\n"));
+    let messages = read_errors(&file("listen: {grpc_port: 1}\n---\nlimits: {}\n"));
     assert_eq!(messages, [format!("error: server.yaml:3:1: {message}")]);
 }

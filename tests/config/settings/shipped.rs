@@ -1,33 +1,40 @@
-//! Tests that the shipped files in `config/` match the table of settings in the code.
+//! Tests that the shipped files in `config/` and `docs/` match the list of settings in the code.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
-use sluicegate::config::settings::{HeaderName, Settings, schema, server_yaml, table};
+use sluicegate::config::settings::{
+    HeaderName, Settings, reference_page, schema, server_yaml, setting_blocks, table,
+};
 
 use super::{file, load_valid};
 use sluicegate::config;
 use sluicegate::kernel::units::Revision;
 
-/// Compares a file of `config/` with `wanted`. With `BLESS` set, writes the file first.
+/// Compares a shipped file with `wanted`. With `BLESS` set, writes the file first.
 fn assert_shipped(name: &str, wanted: &str) {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("config").join(name);
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(name);
     if std::env::var_os("BLESS").is_some() {
         fs::write(&path, wanted).unwrap();
     }
     let found = fs::read_to_string(&path).unwrap_or_default();
-    assert_eq!(found, wanted, "config/{name} is stale: write it with `BLESS=1 cargo test shipped`");
+    assert_eq!(found, wanted, "{name} is stale: write it with `BLESS=1 cargo test shipped`");
 }
 
 #[test]
 fn shipped_server_yaml_matches_the_settings() {
-    assert_shipped("server.yaml", &server_yaml());
+    assert_shipped("config/server.yaml", &server_yaml());
 }
 
 #[test]
 fn shipped_settings_schema_matches_the_settings() {
-    assert_shipped("schema/sluicegate-server.schema.json", &format!("{:#}\n", schema()));
+    assert_shipped("config/schema/sluicegate-server.schema.json", &format!("{:#}\n", schema()));
+}
+
+#[test]
+fn reference_page_matches_the_settings() {
+    assert_shipped("docs/reference/settings.md", &reference_page());
 }
 
 #[test]
@@ -40,32 +47,43 @@ fn shipped_server_yaml_lists_all_settings_at_defaults() {
 #[test]
 fn defaults_match_envoyproxy_ratelimit() {
     let defaults = Settings::default();
-    assert_eq!((defaults.grpc_port, defaults.http_port, defaults.admin_port), (8081, 8080, 6070));
-    let names = [&defaults.limit_header, &defaults.remaining_header, &defaults.reset_header];
+    assert_eq!(
+        (defaults.listen.grpc_port, defaults.listen.http_port, defaults.listen.admin_port),
+        (8081, 8080, 6070)
+    );
+    let names = [
+        &defaults.compat.answers.limit_header,
+        &defaults.compat.answers.remaining_header,
+        &defaults.compat.answers.reset_header,
+    ];
     let reference = ["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"];
     assert_eq!(names.map(HeaderName::as_str), reference);
-    assert_eq!(defaults.near_limit_ratio.get().to_bits(), 0.8_f32.to_bits());
+    assert_eq!(defaults.telemetry.metrics.near_limit_ratio.get().to_bits(), 0.8_f32.to_bits());
     let switches = [
-        defaults.shadow_mode,
-        defaults.quota_mode,
-        defaults.merge_domains,
-        defaults.dynamic_metadata,
-        defaults.retry_after,
-        defaults.negative_hits,
-        defaults.start_without_config,
-        defaults.healthy_with_config,
+        defaults.answers.shadow_mode,
+        defaults.compat.limits.quota_mode,
+        defaults.limits.merge_domains,
+        defaults.answers.metadata,
+        defaults.answers.retry_after,
+        defaults.limits.refunds,
+        defaults.limits.start_without,
+        defaults.limits.required_for_health,
     ];
     assert_eq!(switches, [false; 8]);
 }
 
 #[test]
 fn settings_have_unique_names_and_documentation() {
-    let names: BTreeSet<_> = table().iter().map(|row| row.name).collect();
-    assert_eq!(names.len(), table().len());
+    let flags: BTreeSet<_> = table().iter().map(|row| &row.flag).collect();
+    assert_eq!(flags.len(), table().len());
     for row in table() {
         assert!(row.doc.ends_with('.') && !row.unit.is_empty(), "{}", row.name);
-        assert_eq!(row.flag.replace('-', "_"), row.name);
-        assert_eq!(row.variable, format!("SLUICEGATE_{}", row.name.to_uppercase()));
+        let flat = row.name.replace('.', "_");
+        assert_eq!(row.flag.replace('-', "_"), flat);
+        assert_eq!(row.variable, format!("SLUICEGATE_{}", flat.to_uppercase()));
+    }
+    for block in setting_blocks() {
+        assert!(block.doc.ends_with('.'), "{}", block.name);
     }
 }
 
@@ -74,7 +92,8 @@ fn settings_schema_lists_every_setting_with_its_default() {
     let schema = schema();
     let defaults = Settings::default();
     for row in table() {
-        let property = &schema["properties"][row.name];
+        let path = row.name.replace('.', "/properties/");
+        let property = schema.pointer(&format!("/properties/{path}")).expect(row.name);
         let default = &property["default"];
         let shown = row.show(&defaults);
         let default = default.as_str().map_or_else(|| default.to_string(), str::to_owned);
@@ -88,7 +107,7 @@ fn shipped_start_yaml_loads_without_warnings() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("config/start.yaml");
     let loaded = load_valid(&file(&fs::read_to_string(path).unwrap()));
     assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
-    assert_eq!(loaded.settings.limits, [PathBuf::from("config/limits")]);
+    assert_eq!(loaded.settings.limits.paths, [PathBuf::from("config/limits")]);
 }
 
 #[test]

@@ -15,14 +15,17 @@ fn defaults_match_envoyproxy_ratelimit_and_log_no_notes() {
         .unwrap_or_else(|sentences| panic!("{sentences:?}"));
     assert_eq!(read.notes, []);
     let settings = settled(&read).unwrap().settings;
-    assert_eq!((settings.http_port, settings.grpc_port, settings.admin_port), (8080, 8081, 6070));
-    assert_eq!(settings.backend_deadline.0, 10_000_000_000);
-    assert_eq!(settings.grpc_max_age.0, 24 * 3_600_000_000_000);
+    assert_eq!(
+        (settings.listen.http_port, settings.listen.grpc_port, settings.listen.admin_port),
+        (8080, 8081, 6070)
+    );
+    assert_eq!(settings.store.deadline.0, 10_000_000_000);
+    assert_eq!(settings.listen.max_connection_age.0, 24 * 3_600_000_000_000);
     assert!(
-        !settings.otlp
-            && !settings.metrics
-            && settings.limits_dot_files
-            && settings.start_without_config
+        !settings.telemetry.otlp.enabled
+            && settings.listen.metrics_port.is_none()
+            && settings.compat.limits.dot_files
+            && settings.limits.start_without
     );
 }
 

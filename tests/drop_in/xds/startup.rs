@@ -78,13 +78,25 @@ impl WaitingProcess {
         server: SocketAddr,
     ) -> Self {
         let mut command = crate::support::service::sluicegate();
-        command.args(["serve", "--xds-backoff-min", least, "--xds-backoff-max", most]);
-        command.args(["--admin-port", "0", "--metrics-port", "0", "--xds-server"]);
-        command.arg(server.to_string()).arg("--http-port").arg(http.port().to_string());
-        command.arg("--grpc-port").arg(grpc.port().to_string());
+        command.args([
+            "serve",
+            "--compat-xds-backoff-min",
+            least,
+            "--compat-xds-backoff-max",
+            most,
+        ]);
+        command.args([
+            "--listen-admin-port",
+            "0",
+            "--listen-metrics-port",
+            "0",
+            "--limits-xds-server",
+        ]);
+        command.arg(server.to_string()).arg("--listen-http-port").arg(http.port().to_string());
+        command.arg("--listen-grpc-port").arg(grpc.port().to_string());
         let log = tempfile::NamedTempFile::new().unwrap();
         command.stdout(Stdio::null()).stderr(log.reopen().unwrap());
-        Self(command.args(["--host", "127.0.0.1"]).spawn().unwrap(), log)
+        Self(command.args(["--listen-host", "127.0.0.1"]).spawn().unwrap(), log)
     }
 
     fn log(&self) -> String {

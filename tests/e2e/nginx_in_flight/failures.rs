@@ -138,7 +138,8 @@ fn restarted_service_counts_only_new_requests() {
 /// Restarts the service on the same ports.
 fn restart_on(limits: &TempDir, http: SocketAddr, syslog: SocketAddr) -> Service {
     let ports = [http.port().to_string(), syslog.port().to_string()];
-    let flags = ["--hooks", HOOKS, "--http-port", &ports[0], "--syslog-port", &ports[1]];
+    let flags =
+        ["--hooks", HOOKS, "--listen-http-port", &ports[0], "--listen-syslog-port", &ports[1]];
     let flags = flags.map(str::to_owned);
     until("the same ports", || Service::start(limits.path(), &flags)).unwrap()
 }

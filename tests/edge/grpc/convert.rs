@@ -159,7 +159,7 @@ fn check_errors_map_to_their_grpc_codes() {
         (CheckError::EntryTooLong { descriptor: 0, got: 9, most: 8 }, InvalidArgument, "9"),
         (CheckError::HitsTooLarge { descriptor: 0, got: 9 }, InvalidArgument, "hits_addend"),
         (CheckError::UnknownUnit { descriptor: 0, got: 9 }, InvalidArgument, "unit"),
-        (CheckError::RefundsDisabled { descriptor: 0 }, InvalidArgument, "negative_hits"),
+        (CheckError::RefundsDisabled { descriptor: 0 }, InvalidArgument, "limits.refunds"),
     ];
     for (refusal, code, word) in table {
         let status = convert::error_status(&refusal);

@@ -372,6 +372,6 @@ fn run_for(all: &[&Replica], reporting: &[&Replica], by: Nanos) {
     }
 }
 
-/// The grace period of a store without state: the defaults of `fleet_term` (5 s) and `max_duration`
+/// The grace period of a store without state: the defaults of `fleet.share_expiry` (5 s) and `max_duration`
 /// (60 s).
 const GRACE: Nanos = Nanos::from_secs(5 + 60);

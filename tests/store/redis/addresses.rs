@@ -36,7 +36,7 @@ fn url_credentials_and_database_are_used_but_never_shown() {
     let rule = format!(">{PLAIN}");
     store.command(&["ACL", "SETUSER", "gate", "on", &rule, "~sluicegate*", "+@all"]);
     let url = format!("redis://gate:{PASSWORD}@127.0.0.1:{port}/3");
-    let flags = ["--backend-deadline", "5s", "--log-level", "trace"];
+    let flags = ["--store-deadline", "5s", "--telemetry-log-level", "trace"];
     let service = serve(&move_to_subfolder(&limits), &url, &flags);
     wait_until_ready(&service);
     assert_eq!(check(&service, "error", "k"), 200);
@@ -84,8 +84,8 @@ fn a_rotated_password_file_needs_no_restart() {
     let mounted = MountedSecret::new();
     mounted.swap("one", "sesame-one\n");
     set("sesame-one");
-    let flags = ["--backend-password-file", &mounted.path(), "--log-level", "trace"];
-    let flags = [&["--backend-deadline", "5s"], &flags[..]].concat();
+    let flags = ["--store-password-file", &mounted.path(), "--telemetry-log-level", "trace"];
+    let flags = [&["--store-deadline", "5s"], &flags[..]].concat();
     let url = format!("redis://gate@127.0.0.1:{port}");
     let service = serve(&move_to_subfolder(&limits), &url, &flags);
     wait_until_ready(&service);
@@ -147,8 +147,8 @@ fn open_connections_survive_a_password_rotation() {
     let mounted = MountedSecret::new();
     mounted.swap("one", "sesame-one");
     set("sesame-one");
-    let flags = ["--backend-password-file", &mounted.path(), "--log-level", "trace"];
-    let flags = [&["--backend-deadline", "5s"], &flags[..]].concat();
+    let flags = ["--store-password-file", &mounted.path(), "--telemetry-log-level", "trace"];
+    let flags = [&["--store-deadline", "5s"], &flags[..]].concat();
     let service =
         serve(&move_to_subfolder(&limits), &format!("redis://gate@127.0.0.1:{port}"), &flags);
     wait_until_ready(&service);
@@ -187,9 +187,10 @@ fn unknown_auth_command_is_reported_without_the_password() {
     let limits = move_to_subfolder(&limits);
     let plain = format!("redis://gate:{PASSWORD}@127.0.0.1:{port}");
     let sentinel = format!("redis+sentinel://127.0.0.1:{port}/shop");
-    let for_sentinels = ["--backend-sentinel-user", "gate", "--backend-sentinel-password", PLAIN];
+    let for_sentinels =
+        ["--store-sentinel-user", "gate", "--compat-store-sentinel-password", PLAIN];
     for (url, more) in [(plain, &[][..]), (sentinel, &for_sentinels)] {
-        let service = serve(&limits, &url, &[more, &["--log-level", "trace"]].concat());
+        let service = serve(&limits, &url, &[more, &["--telemetry-log-level", "trace"]].concat());
         let is_reported = || match service.log() {
             log if log.lines().any(names_the_command) => Ok(()),
             log => Err(log),

@@ -45,7 +45,7 @@ impl Scene {
             (Store::running(), limits(10), tempfile::tempdir().unwrap());
         let file = settings.path().join("server.yaml");
         std::fs::write(&file, HOOKS).unwrap();
-        let flags = ["--settings", file.to_str().unwrap(), "--backend-deadline", "10s"];
+        let flags = ["--settings", file.to_str().unwrap(), "--store-deadline", "10s"];
         let service = serve(limits.path(), &store.url(), &flags);
         wait_until_ready(&service);
         let channel = service.door().connect_lazy();

@@ -30,7 +30,7 @@ const DEADLINE: Duration = Duration::from_millis(500);
 /// The time that a decision may take beyond the store timeout: each check opens a connection, and
 /// the machine may be loaded.
 const MARGIN: Duration = Duration::from_millis(900);
-const FLAGS: [&str; 2] = ["--backend-deadline", "500ms"];
+const FLAGS: [&str; 2] = ["--store-deadline", "500ms"];
 const LIMIT: u32 = 10;
 const LOST_PRIMARY: usize = 1;
 
@@ -179,7 +179,7 @@ fn moving_slot_loses_no_checks_or_hits() {
     let service = serve(
         limits.path(),
         &cluster.url(),
-        &["--backend-deadline", "20s", "--log-level", "debug"],
+        &["--store-deadline", "20s", "--telemetry-log-level", "debug"],
     );
     wait_until_ready(&service);
     let asked = std::thread::scope(|scope| {
@@ -220,7 +220,7 @@ fn atomic_check_makes_one_call_per_slot_to_reserve_and_commit() {
         ["a", "b", "c"].map(rule).concat()
     );
     std::fs::write(limits.path().join("d.yaml"), text).unwrap();
-    let service = serve(limits.path(), &cluster.url(), &["--backend-deadline", "20s"]);
+    let service = serve(limits.path(), &cluster.url(), &["--store-deadline", "20s"]);
     wait_until_ready(&service);
     let descriptor = |(tenant, key): (&str, &str)| {
         format!(

@@ -70,10 +70,15 @@ fn time_until_permit_free(mode: &str, acquire: AcquirePermit) -> Duration {
     let settings_dir = tempfile::tempdir().unwrap();
     let settings = write_hook_settings(&settings_dir);
     // A long store timeout, because a draining replica sends its final report only once.
-    let flags = ["--settings", settings.to_str().unwrap(), "--backend-deadline", "2s"];
-    let pace = ["--fleet-heartbeat", "200ms", "--fleet-term", "1s", "--drain-delay", "0s"];
+    let flags = ["--settings", settings.to_str().unwrap(), "--store-deadline", "2s"];
+    let pace =
+        ["--fleet-heartbeat", "200ms", "--fleet-share-expiry", "1s", "--listen-drain-delay", "0s"];
     let replica = |node| {
-        serve(limits.path(), &store.url(), &[&flags[..], &pace, &["--node-id", node]].concat())
+        serve(
+            limits.path(),
+            &store.url(),
+            &[&flags[..], &pace, &["--fleet-replica-name", node]].concat(),
+        )
     };
     let (mut draining, remaining) = (replica("goes"), replica("stays"));
     let (mut permits, mut began) = (Vec::new(), now());

@@ -36,7 +36,7 @@ async fn check_all_strategies(connection_runtime: &Runtime) {
     let store = Store::running();
     let limits = limits();
     // A long timeout, because this test measures exactness and not speed.
-    let flags = ["--backend-deadline", "60s", "--log-level", "warn"];
+    let flags = ["--store-deadline", "60s", "--telemetry-log-level", "warn"];
     let fleet: Vec<_> =
         (0..PROCESSES).map(|_| serve(limits.path(), &store.url(), &flags)).collect();
     fleet.iter().for_each(wait_until_ready);

@@ -21,7 +21,7 @@ use crate::support::waiting::{for_a_day_with_a_minute_left, now, until};
 /// The service's store timeout, longer than the delays of a healthy Redis on a loaded machine.
 pub(super) const DEADLINE: Duration = Duration::from_millis(400);
 
-pub(super) const FLAGS: [&str; 2] = ["--backend-deadline", "400ms"];
+pub(super) const FLAGS: [&str; 2] = ["--store-deadline", "400ms"];
 
 pub(super) const LIMIT: u32 = 10;
 
@@ -125,7 +125,7 @@ fn stopped_redis_delays_no_decision_beyond_the_timeout() {
 fn script_flush_loses_no_checks_or_hits() {
     for_a_day_with_a_minute_left();
     let (store, limits) = (Store::running(), limits(500));
-    let service = serve(limits.path(), &store.url(), &["--backend-deadline", "20s"]);
+    let service = serve(limits.path(), &store.url(), &["--store-deadline", "20s"]);
     wait_until_ready(&service);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -22,7 +22,7 @@ fn run_ask_for(service: &Service, key: &str, more: &[&str]) -> (Option<i32>, Str
     if more.iter().any(|word| ["--force", "--unforce", "--refund", "--reset"].contains(word)) {
         command.args(["--server", &admin]);
     }
-    let out = command.args(more).env("SLUICEGATE_ADMIN_TOKEN", TOKEN).output().unwrap();
+    let out = command.args(more).env("SLUICEGATE_LISTEN_ADMIN_TOKEN", TOKEN).output().unwrap();
     let Output { status, stdout, stderr } = out;
     (status.code(), String::from_utf8([stdout, stderr].concat()).unwrap())
 }
@@ -36,7 +36,7 @@ fn wait_for_status(service: &Service, wanted: u16) {
 }
 
 fn replica(files: &std::path::Path, store: &Store, node: &str) -> Service {
-    start_replica(files, store, node, &["--admin-token", TOKEN])
+    start_replica(files, store, node, &["--listen-admin-token", TOKEN])
 }
 
 fn wait_for_members(service: &Service, wanted: usize) {

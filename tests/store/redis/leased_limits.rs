@@ -18,7 +18,7 @@ fn limits() -> tempfile::TempDir {
     dir
 }
 
-const LONG_TIMEOUT: [&str; 2] = ["--backend-deadline", "20s"];
+const LONG_TIMEOUT: [&str; 2] = ["--store-deadline", "20s"];
 
 fn lease_balance(service: &Service) -> u64 {
     metric(service, "sluicegate_lease_balance_hits")
@@ -64,11 +64,11 @@ fn leasing_processes_together_stay_within_the_limit() {
 fn compatible_counter_keys_reject_leased_limits() {
     let store = Store::absent();
     let flags = |limits: &tempfile::TempDir| {
-        let flags = ["--backend", &store.url(), "--counter-keys", "envoyproxy"];
+        let flags = ["--store-url", &store.url(), "--compat-store-key-format", "compat"];
         Service::start(limits.path(), &flags.map(str::to_owned))
     };
     let refused = flags(&limits()).err().unwrap();
-    assert!(refused.contains("E32") && refused.contains("counter_keys"), "{refused}");
+    assert!(refused.contains("E32") && refused.contains("compat.store.key_format"), "{refused}");
     let dir = limits();
     let text = std::fs::read_to_string(dir.path().join("d.yaml")).unwrap();
     std::fs::write(dir.path().join("d.yaml"), text.replacen("unit: day", "per: 1d", 1)).unwrap();
@@ -83,7 +83,7 @@ fn many_warnings_do_not_hide_the_lease_error() {
     let text = std::fs::read_to_string(&path).unwrap();
     let warned = (0..200).map(|number| format!("- {{key: k{number}, quota_mode: true}}\n"));
     std::fs::write(&path, text + &warned.collect::<String>()).unwrap();
-    let flags = ["--backend", &store.url(), "--counter-keys", "envoyproxy"];
+    let flags = ["--store-url", &store.url(), "--compat-store-key-format", "compat"];
     let refused = Service::start(dir.path(), &flags.map(str::to_owned)).err().unwrap();
     assert!(refused.contains("E32") && refused.contains("`d.k` has `mode: leased`"), "{refused}");
     assert!(refused.contains("d.yaml:3:"), "{refused}");

@@ -65,8 +65,8 @@ pub(super) fn start_replica_with_timeout(
     node: &str,
     more: &[&str],
 ) -> Service {
-    let mut flags = vec!["--backend-deadline", deadline, "--node-id", node];
-    flags.extend(["--drain-delay", "0s"].iter().chain(more));
+    let mut flags = vec!["--store-deadline", deadline, "--fleet-replica-name", node];
+    flags.extend(["--listen-drain-delay", "0s"].iter().chain(more));
     serve(limits, &store.url(), &flags)
 }
 
@@ -103,7 +103,7 @@ fn replicas_without_a_store_together_allow_the_limit() {
 fn replica_started_in_an_outage_divides_limits_by_replicas_min() {
     for_a_day_with_a_minute_left();
     let (store, limits) = (Store::absent(), limits(14));
-    let replica = start_replica(limits.path(), &store, "lonely", &["--replicas-min", "5"]);
+    let replica = start_replica(limits.path(), &store, "lonely", &["--fleet-min-replicas", "5"]);
     assert_eq!(admitted(&[&replica], "v"), 2);
     let shown = fleet_page(&replica);
     assert_eq!((&shown["replicas"], &shown["snapshot_age_ms"]), (&5.into(), &Json::Null));
@@ -112,7 +112,7 @@ fn replica_started_in_an_outage_divides_limits_by_replicas_min() {
 #[test]
 fn terminated_replicas_leave_the_fleet_at_once_and_killed_ones_later() {
     let (store, limits) = (Store::running(), limits(10));
-    let stays = start_replica(limits.path(), &store, "stays", &["--replicas-min", "2"]);
+    let stays = start_replica(limits.path(), &store, "stays", &["--fleet-min-replicas", "2"]);
     let mut leaves = start_replica(limits.path(), &store, "leaves", &[]);
     let killed = start_replica(limits.path(), &store, "killed", &[]);
     wait_for_members(&stays, &["killed", "leaves", "stays"]);
@@ -126,7 +126,7 @@ fn terminated_replicas_leave_the_fleet_at_once_and_killed_ones_later() {
     drop(killed);
     assert_eq!(records(&store), ["killed", "stays"], "nobody told the store");
     wait_for_members(&stays, &["stays"]);
-    assert_eq!(fleet_page(&stays)["replicas"], 2, "never fewer than replicas_min");
+    assert_eq!(fleet_page(&stays)["replicas"], 2, "never fewer than fleet.min_replicas");
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn a_duplicate_node_id_is_logged() {
     let (store, limits) = (Store::running(), limits(10));
     let one = start_replica(limits.path(), &store, "twin", &[]);
     let other = start_replica(limits.path(), &store, "twin", &[]);
-    let is_logged = |service: &Service| service.log().contains("another replica has this node_id");
+    let is_logged = |service: &Service| service.log().contains("another replica has this name");
     until("they are told", || {
         if is_logged(&one) && is_logged(&other) { Ok(()) } else { Err(one.log()) }
     })
@@ -255,7 +255,7 @@ fn fleet_page_shows_shares_of_other_replicas() {
     let (store, limits) = (Store::running(), tempfile::tempdir().unwrap());
     let text = "domain: edge\ndescriptors:\n- key: upstream\n  concurrency: {limit: 100, max_duration: 1s}\n";
     std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
-    let quick = ["--fleet-heartbeat", "200ms", "--fleet-term", "2s"];
+    let quick = ["--fleet-heartbeat", "200ms", "--fleet-share-expiry", "2s"];
     let [first, second] =
         ["holds", "looks"].map(|node| start_replica(limits.path(), &store, node, &quick));
     wait_for_members(&second, &["holds", "looks"]);

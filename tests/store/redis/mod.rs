@@ -153,7 +153,7 @@ fn move_to_subfolder(limits: &TempDir) -> PathBuf {
 }
 
 pub fn serve(limits: &Path, url: &str, flags: &[&str]) -> Service {
-    let mut all = vec!["--backend".to_owned(), url.to_owned()];
+    let mut all = vec!["--store-url".to_owned(), url.to_owned()];
     all.extend(flags.iter().map(|&flag| flag.to_owned()));
     Service::start(limits, &all).unwrap()
 }

@@ -4,7 +4,7 @@
 //! - The fleet never allows more than the limit plus `max_overshoot`.
 //! - The oracle that verifies this finds violations in two deliberately broken designs.
 //!
-//! The oracle reads the decisions from the service logs (`log_level: trace`). Each decision
+//! The oracle reads the decisions from the service logs (`telemetry.log.level: trace`). Each decision
 //! happened between two logged clock readings: at the check and at the reply. The oracle counts a
 //! decision in an interval that contains both readings. A lease balance decides within microseconds
 //! of the first reading. `SLUICEGATE_RUNS` sets the number of seeds.
@@ -194,8 +194,10 @@ impl Fleet {
         let clock_error_ms = i64::try_from(dice.up_to(7_200_000)).unwrap() - 3_600_000;
         let proxy = self.proxy.as_ref().map(|proxy| format!("redis://{}", proxy.address()));
         let url = proxy.unwrap_or_else(|| self.store.url());
-        let flags = ["--backend", &url, "--backend-deadline", "200ms"];
-        let flags = [&flags[..], &["--log-level", "trace", "--log-format", "json"]].concat();
+        let flags = ["--store-url", &url, "--store-deadline", "200ms"];
+        let flags =
+            [&flags[..], &["--telemetry-log-level", "trace", "--telemetry-log-format", "json"]]
+                .concat();
         let flags: Vec<_> = flags.into_iter().map(str::to_owned).collect();
         let shift = [(SHIFT_VARIABLE, &*clock_error_ms.to_string())];
         let service = Service::start_under(self.limits.path(), &flags, &shift).unwrap();

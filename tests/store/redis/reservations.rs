@@ -64,7 +64,7 @@ impl TwoStores {
 
     fn serve(&self, limits: &std::path::Path) -> Service {
         let second = format!("redis://{}", self.proxy.address());
-        let flags = ["--backend-per-second", &second, "--backend-deadline", "2s"];
+        let flags = ["--compat-store-per-second-url", &second, "--store-deadline", "2s"];
         let service = serve(limits, &self.main.url(), &flags);
         wait_until_ready(&service);
         service

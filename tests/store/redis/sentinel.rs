@@ -21,7 +21,7 @@ const DEADLINE: Duration = Duration::from_millis(500);
 /// The time that a decision may take beyond the store timeout: each check opens a connection, and
 /// the machine may be loaded.
 const MARGIN: Duration = Duration::from_millis(900);
-const FLAGS: [&str; 2] = ["--backend-deadline", "500ms"];
+const FLAGS: [&str; 2] = ["--store-deadline", "500ms"];
 const LIMIT: u32 = 10;
 
 fn assert_limit_enforced(service: &Service, value: &str) {
@@ -252,8 +252,8 @@ fn the_documented_acl_rights_are_sufficient() {
         sentinel.call_ok(&documented_rights("+sentinel|sentinels"));
         sentinel.call_ok(&["ACL", "SETUSER", "default", "-sentinel|get-master-addr-by-name"]);
     }
-    let flags = ["--backend-sentinel-user", "gate", "--backend-sentinel-password", "s3cret"];
-    let flags = [&FLAGS[..], &flags, &["--log-level", "trace"]].concat();
+    let flags = ["--store-sentinel-user", "gate", "--compat-store-sentinel-password", "s3cret"];
+    let flags = [&FLAGS[..], &flags, &["--telemetry-log-level", "trace"]].concat();
     let service =
         serve(&move_to_subfolder(&limits), &watched.url("redis+sentinel://gate:s3cret@"), &flags);
     wait_until_ready(&service);

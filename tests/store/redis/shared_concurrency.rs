@@ -188,11 +188,11 @@ impl Scene {
         let share_expiry = format!("{}ms", SHARE_EXPIRY.as_millis());
         let node = format!("replica-{replica}");
         let flags = [
-            ["--node-id", &node],
-            ["--backend-deadline", "50ms"],
+            ["--fleet-replica-name", &node],
+            ["--store-deadline", "50ms"],
             ["--fleet-heartbeat", "200ms"],
-            ["--fleet-term", &share_expiry],
-            ["--drain-delay", "0s"],
+            ["--fleet-share-expiry", &share_expiry],
+            ["--listen-drain-delay", "0s"],
         ];
         let service = serve(self.limits.path(), &url, &flags.concat());
         let endpoint = service.door();
@@ -354,7 +354,8 @@ fn empty_redis_denies_permits_for_a_grace_period() {
     let text = "domain: d\ndescriptors: [{key: upstream, value: all, \
                 concurrency: {limit: 1, mode: shared, max_duration: 5s, on_store_failure: deny}}]\n";
     std::fs::write(limits.path().join("d.yaml"), text).unwrap();
-    let flags = ["--node-id", "a", "--fleet-heartbeat", "100ms", "--fleet-term", "1s"];
+    let flags =
+        ["--fleet-replica-name", "a", "--fleet-heartbeat", "100ms", "--fleet-share-expiry", "1s"];
     let service = serve(limits.path(), &store.url(), &flags);
     let is_registered = || match store
         .command(&["HEXISTS", "sluicegatesg:{fleet}:incarnation", "incarnation"])

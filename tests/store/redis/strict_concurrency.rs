@@ -69,11 +69,11 @@ fn limits(limit: i64, more: &str) -> tempfile::TempDir {
 fn flags(node: &str) -> Vec<String> {
     let heartbeat = format!("{}ms", HEARTBEAT.as_millis());
     let flags = [
-        ["--node-id", node],
-        ["--backend-deadline", "100ms"],
+        ["--fleet-replica-name", node],
+        ["--store-deadline", "100ms"],
         ["--fleet-heartbeat", &heartbeat],
-        ["--fleet-term", "1s"],
-        ["--drain-delay", "0s"],
+        ["--fleet-share-expiry", "1s"],
+        ["--listen-drain-delay", "0s"],
     ];
     flags.concat().into_iter().map(str::to_owned).collect()
 }

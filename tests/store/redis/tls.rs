@@ -9,7 +9,7 @@ use crate::support::service::Service;
 use crate::support::waiting::{for_a_day_with_a_minute_left, until};
 
 const LIMIT: u32 = 10;
-const DEADLINE: [&str; 2] = ["--backend-deadline", "20s"];
+const DEADLINE: [&str; 2] = ["--store-deadline", "20s"];
 
 /// Redis flags for TLS only. `clients` decides if client certificates are required.
 fn flags<'a>(ca: &'a str, own: &'a Files, clients: &'a str) -> Vec<&'a str> {
@@ -46,9 +46,9 @@ fn only_a_trusted_certificate_with_the_right_name_connects() {
     let (ca, own) = (ours.ca(), ours.sign(&["redis.test"]));
     let redis = Process::redis(&flags(&ca, &own, "no"));
     let (limits, url) = (limits(LIMIT), format!("rediss://{}", redis.address()));
-    let named = ["--backend-tls-server-name", "redis.test"];
+    let named = ["--store-tls-server-name", "redis.test"];
     let trusting = |ca: &str, more: &[&str]| {
-        serve_over(&limits, &url, &[&["--backend-tls-ca-file", ca], more].concat())
+        serve_over(&limits, &url, &[&["--store-tls-ca-file", ca], more].concat())
     };
     assert_limit_enforced(&trusting(&ca, &named), "right");
     assert_refused(
@@ -81,7 +81,7 @@ fn ipv6_server_needs_a_certificate_for_its_address() {
         let own = ours.sign(&[name]);
         let redis = Process::redis(&[&flags(&ca, &own, "no")[..], &["--bind", "::1"]].concat());
         let url = format!("rediss://[::1]:{}", redis.port);
-        (redis, serve_over(&limits, &url, &["--backend-tls-ca-file", &ca]))
+        (redis, serve_over(&limits, &url, &["--store-tls-ca-file", &ca]))
     };
     let (_redis, service) = at("::1");
     assert_limit_enforced(&service, "right");
@@ -98,8 +98,8 @@ fn mutual_tls_presents_the_client_certificate() {
     let (limits, url) = (limits(LIMIT), format!("rediss://{}", redis.address()));
     let shown = |files: &Files| {
         let (certificate, key) = (&files.certificate, &files.key);
-        let shown = ["--backend-tls-cert-file", certificate, "--backend-tls-key-file", key];
-        serve_over(&limits, &url, &[&["--backend-tls-ca-file", &ca], &shown[..]].concat())
+        let shown = ["--store-tls-cert-file", certificate, "--store-tls-key-file", key];
+        serve_over(&limits, &url, &[&["--store-tls-ca-file", &ca], &shown[..]].concat())
     };
     let ours = ours.sign(&["sluicegate"]);
     assert_limit_enforced(&shown(&ours), "known");
@@ -107,7 +107,7 @@ fn mutual_tls_presents_the_client_certificate() {
         &shown(&theirs.sign(&["sluicegate"])),
         "redis does not trust whoever signed our certificate",
     );
-    let nobody = serve_over(&limits, &url, &["--backend-tls-ca-file", &ca]);
+    let nobody = serve_over(&limits, &url, &["--store-tls-ca-file", &ca]);
     assert_refused(&nobody, "redis wants to see a certificate of ours");
     let swapped = Files { certificate: ours.key.clone(), key: ours.certificate };
     assert_refused(&shown(&swapped), "holds no");
@@ -119,8 +119,8 @@ fn sentinels_and_cluster_nodes_use_tls() {
     let ours = Authority::new();
     let (ca, own, us) = (ours.ca(), ours.sign(&["127.0.0.1"]), ours.sign(&["sluicegate"]));
     let tls = flags(&ca, &own, "yes");
-    let shown = ["--backend-tls-cert-file", &us.certificate, "--backend-tls-key-file", &us.key];
-    let shown = [&["--backend-tls-ca-file", &ca], &shown[..]].concat();
+    let shown = ["--store-tls-cert-file", &us.certificate, "--store-tls-key-file", &us.key];
+    let shown = [&["--store-tls-ca-file", &ca], &shown[..]].concat();
     let limits = limits(LIMIT);
     {
         let between = ["--tls-cluster", "yes", "--tls-replication", "yes"];

@@ -63,9 +63,9 @@ fn global_ratelimit_dashboard_queries_return_expected_values() {
         ("RUNTIME_WATCH_ROOT", "false"),
         ("USE_STATSD", "false"),
         ("USE_PROMETHEUS", "true"),
-        ("SLUICEGATE_BACKEND", "memory"),
-        ("SLUICEGATE_COUNTER_KEYS", "injective"),
-        ("SLUICEGATE_EXPIRY_JITTER", "300s"),
+        ("SLUICEGATE_STORE_URL", "memory"),
+        ("SLUICEGATE_COMPAT_STORE_KEY_FORMAT", "own"),
+        ("SLUICEGATE_COMPAT_STORE_EXPIRY_JITTER", "300s"),
     ])
     .unwrap();
     ask(&service, 5);

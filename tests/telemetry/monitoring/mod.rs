@@ -77,7 +77,7 @@ fn every_dashboard_query_returns_data() {
     let limits = tempfile::tempdir().unwrap();
     fs::write(limits.path().join("shop.yaml"), LIMITS).unwrap();
     let backend = format!("redis+unix://{}", redis.socket().display());
-    let service = Service::start(limits.path(), &["--backend".to_owned(), backend]).unwrap();
+    let service = Service::start(limits.path(), &["--store-url".to_owned(), backend]).unwrap();
     let prometheus = Prometheus::of(service.metrics);
     let queries = queries();
     assert!(40 < queries.len(), "{} queries", queries.len());

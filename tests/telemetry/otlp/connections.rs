@@ -119,8 +119,8 @@ fn otel_variables_override_settings_in_resource_attributes() {
         &[
             ("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint),
             ("OTEL_RESOURCE_ATTRIBUTES", "team=edge,zone=a"),
-            ("SLUICEGATE_OTLP_SERVICE", "limits"),
-            ("SLUICEGATE_OTLP_ATTRIBUTES", "zone=b,cell=7"),
+            ("SLUICEGATE_COMPAT_TRACING_SERVICE_NAME", "limits"),
+            ("SLUICEGATE_COMPAT_TRACING_ATTRIBUTES", "zone=b,cell=7"),
         ],
     );
     json(&service, &[]);
@@ -139,7 +139,7 @@ fn compatibility_mode_reads_tracing_variables_and_exports_only_spans() {
     let endpoint = collector.endpoint();
     let traced = |rate: &str| {
         crate::drop_in::process::start(&[
-            ("SLUICEGATE_BACKEND", "memory"),
+            ("SLUICEGATE_STORE_URL", "memory"),
             ("TRACING_ENABLED", "true"),
             ("TRACING_SERVICE_NAME", "envoy-ratelimit"),
             ("TRACING_SERVICE_NAMESPACE", "envoy-gateway-system"),

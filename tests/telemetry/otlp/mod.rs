@@ -103,7 +103,7 @@ fn named<'s>(spans: &'s [Span], name: &str) -> &'s Span {
 fn check_span_is_child_of_the_caller_and_parent_of_its_stages() {
     let (collector, redis, limits) = (Collector::start(), Redis::start(), limits());
     let backend = format!("redis+unix://{}", redis.socket().display());
-    let flags = ["--backend", &backend, "--backend-deadline", "20s"];
+    let flags = ["--store-url", &backend, "--store-deadline", "20s"];
     let service = serve(limits.path(), &flags, &collector.endpoint());
     // Waits until Redis is connected, with unsampled requests, which leave no span.
     let connected = || match json(&service, &[("b3", "0")]) {
@@ -235,7 +235,7 @@ fn shutdown_exports_the_remaining_spans() {
     let endpoint = collector.endpoint();
     let environment =
         [("OTEL_EXPORTER_OTLP_ENDPOINT", &*endpoint), ("OTEL_BSP_SCHEDULE_DELAY", "3600000")];
-    let flags = ["--drain-delay".to_owned(), "0ms".to_owned()];
+    let flags = ["--listen-drain-delay".to_owned(), "0ms".to_owned()];
     let mut service = Service::start_under(limits.path(), &flags, &environment).unwrap();
     json(&service, &[]);
     service.terminate();
@@ -276,7 +276,7 @@ fn decision_counts_are_exported_as_monotonic_sums() {
 fn an_unreachable_collector_does_not_affect_checks() {
     let limits = limits();
     let endpoint = Collector::start().endpoint();
-    let mut service = serve(limits.path(), &["--drain-delay", "0ms"], &endpoint);
+    let mut service = serve(limits.path(), &["--listen-drain-delay", "0ms"], &endpoint);
     for _ in 0..50 {
         json(&service, &[]);
     }

@@ -8,7 +8,7 @@
 //! - If no replica knows the request id, all replicas record an early release.
 //! - A message to an owner that is not a live replica waits at most [`FORWARD_TIMEOUT`] for it.
 //! - The numbers of searches and of waiting messages have a maximum.
-//! - Connections go only to addresses in `peer_networks`, and
+//! - Connections go only to addresses in `fleet.peers.networks`, and
 //!   only to loopback if no secret or certificate is configured.
 //!
 //! Not covered:
@@ -248,8 +248,8 @@ fn warn_disallowed(last_warned: &mut Option<Nanos>, now: Nanos, peer: &Peer) {
     tracing::warn!(
         replica = &*peer.replica_name,
         address = %peer.address,
-        "release not forwarded, peer address rejected: check `peer_networks`, `peer_address`, and \
-         `peer_secret` or the peer certificates; see docs/peers.md"
+        "release not forwarded, peer address rejected: check `fleet.peers.networks`, `fleet.peers.address`, and \
+         `fleet.peers.secret` or the peer certificates; see docs/peers.md"
     );
 }
 

@@ -42,7 +42,7 @@ impl PeerReceiver {
     fn validate_batch(&self, batch: &Batch) -> Result<Updates, BatchError> {
         // Verified first, so that a caller without the secret learns nothing from the later errors.
         if !self.trust.is_authentic(batch) {
-            let why = "invalid signature: is `peer_secret` the same on all replicas?";
+            let why = "invalid signature: is `fleet.peers.secret` the same on all replicas?";
             return Err((ForwardingEvent::Rejected, Status::permission_denied(why)));
         }
         let Some(membership) = self.engine.membership() else {

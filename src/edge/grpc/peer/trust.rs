@@ -43,7 +43,7 @@ fn signing_key(secret: &str) -> hmac::Key {
 }
 
 impl BatchSigner {
-    /// Creates a signer with the setting `peer_secret`.
+    /// Creates a signer with the setting `fleet.peers.secret`.
     #[must_use]
     pub fn new(secret: &str) -> Self {
         Self(ArcSwap::from_pointee(SigningKeys { current: signing_key(secret), previous: None }))

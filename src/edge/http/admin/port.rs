@@ -12,7 +12,7 @@ use crate::engine::Engine;
 /// The dependencies of the admin port.
 #[derive(Clone)]
 pub struct Admin {
-    /// The setting `admin_token`, which callers must send as `Authorization: Bearer …`.
+    /// The setting `listen.admin_token`, which callers must send as `Authorization: Bearer …`.
     pub token: Option<SecretText>,
     /// Serves the pages that envoyproxy/ratelimit has too (`/`, `/rlconfig` and `/stats`)
     /// without a token. The other paths still need a token.

@@ -1,15 +1,15 @@
 //! Settings of Redis: addresses, and settings without effect.
 
-use sluicegate::config::settings::{RedisEndpoint, StoreSetting, print_config};
+use sluicegate::config::settings::{RedisEndpoint, StoreUrl, print_config};
 
 use super::address;
-use crate::config::settings::{environment, file, flags, load_valid, read_errors};
+use crate::config::settings::{dotted, environment, flags, load_valid, read_errors};
 
 #[test]
 fn redis_urls_parse_and_hide_the_password() {
-    let of = |url: &str| match load_valid(&flags(&[("backend", url)])).settings.backend {
-        StoreSetting::Redis(url) => url,
-        StoreSetting::Memory => panic!("{url}"),
+    let of = |url: &str| match load_valid(&flags(&[("store-url", url)])).settings.store.url {
+        StoreUrl::Redis(url) => url,
+        StoreUrl::Memory => panic!("{url}"),
     };
     let tcp = of("redis://me:p%40ss:w@redis.shop:6380/3");
     assert_eq!(tcp.endpoint, RedisEndpoint::Tcp(address("redis.shop", 6380)));
@@ -39,8 +39,8 @@ fn redis_urls_parse_and_hide_the_password() {
         ("redis://[::1]", "redis://[::1]:6379"),
         ("redis+unix://:pass@/run/redis.sock?db=2", "redis+unix://:***@/run/redis.sock?db=2"),
     ] {
-        let loaded = load_valid(&flags(&[("backend", url)]));
-        assert!(print_config(&loaded).contains(&format!("backend: \"{shown}\"")), "{url}");
+        let loaded = load_valid(&flags(&[("store-url", url)]));
+        assert!(print_config(&loaded).contains(&format!("  url: \"{shown}\"")), "{url}");
         assert!(!format!("{:?}", loaded.settings).contains("p@ss"));
         assert_eq!(of(shown).to_string(), shown, "what is shown is read again");
     }
@@ -82,16 +82,16 @@ fn invalid_redis_urls_are_refused_without_the_password() {
         "http://host",
         "Redis://host",
     ] {
-        assert_eq!(read_errors(&flags(&[("backend", url)])).len(), 1, "{url}");
+        assert_eq!(read_errors(&flags(&[("store-url", url)])).len(), 1, "{url}");
     }
-    let messages = read_errors(&environment(&[("SLUICEGATE_BACKEND", "redis://me:secret@host:x")]));
+    let messages =
+        read_errors(&environment(&[("SLUICEGATE_STORE_URL", "redis://me:secret@host:x")]));
     assert!(!messages[0].contains("secret") && messages[0].ends_with("…@host`"), "{messages:?}");
 }
 
 #[test]
 fn refused_url_shows_only_scheme_and_host() {
-    for setting in ["backend", "backend_per_second"] {
-        let variable = format!("SLUICEGATE_{}", setting.to_uppercase());
+    for variable in ["SLUICEGATE_STORE_URL", "SLUICEGATE_COMPAT_STORE_PER_SECOND_URL"] {
         for (url, shown) in [
             ("tcp://:s3cret@redis:6379", "tcp://…@redis:6379"),
             ("redis://redis:6379/0?password=s3cret", "redis://…"),
@@ -107,78 +107,78 @@ fn refused_url_shows_only_scheme_and_host() {
             (":s3cret@redis:6379", "…@redis:6379"),
             ("s3cret:s3cret://s3cret", "…"),
         ] {
-            let messages = read_errors(&environment(&[(&variable, url)]));
+            let messages = read_errors(&environment(&[(variable, url)]));
             assert!(messages[0].ends_with(&format!("got `{shown}`")), "{url}: {messages:?}");
             assert!(!messages.concat().contains("s3"), "{url}: {messages:?}");
         }
     }
-    let messages = read_errors(&environment(&[("SLUICEGATE_BACKEND", "memry")]));
+    let messages = read_errors(&environment(&[("SLUICEGATE_STORE_URL", "memry")]));
     assert!(messages[0].ends_with("got `memry`; did you mean `memory`?"), "{messages:?}");
-    let link = read_errors(&environment(&[("SLUICEGATE_BACKEND", "tcp://10.0.0.1:6379")]));
+    let link = read_errors(&environment(&[("SLUICEGATE_STORE_URL", "tcp://10.0.0.1:6379")]));
     assert!(link[0].contains("got `tcp://…`; Kubernetes sets this"), "{link:?}");
 }
 
 #[test]
 fn redis_settings_without_effect_are_refused() {
-    let (memory, plain) = ("backend: memory", "backend: redis://host");
-    let (tls, sentinel) = ("backend: rediss://host", "backend: redis+sentinel://host/shop");
+    let (memory, plain) = ("store.url: memory", "store.url: redis://host");
+    let (tls, sentinel) = ("store.url: rediss://host", "store.url: redis+sentinel://host/shop");
     for (backend, rest, about) in [
-        (memory, "backend_password_file: f", "backend_password_file"),
-        ("backend: redis://u:p@host", "backend_password_file: f", "backend_password_file"),
-        ("backend: redis://u@host", "", "backend"),
-        (memory, "backend_tls_ca_file: f", "backend_tls_ca_file"),
-        (plain, "backend_tls_ca_file: f", "backend_tls_ca_file"),
-        (plain, "backend_tls_server_name: f", "backend_tls_server_name"),
-        (tls, "backend_tls_cert_file: f", "backend_tls_cert_file"),
-        (tls, "backend_tls_key_file: f", "backend_tls_key_file"),
-        (tls, "backend_sentinel_user: f", "backend_sentinel_user"),
-        (plain, "backend_sentinel_password: f", "backend_sentinel_password"),
-        (memory, "backend_sentinel_password_file: f", "backend_sentinel_password_file"),
-        (sentinel, "backend_sentinel_user: f", "backend_sentinel_user"),
+        (memory, "store.password_file: f", "store.password_file"),
+        ("store.url: redis://u:p@host", "store.password_file: f", "store.password_file"),
+        ("store.url: redis://u@host", "", "store.url"),
+        (memory, "store.tls.ca_file: f", "store.tls.ca_file"),
+        (plain, "store.tls.ca_file: f", "store.tls.ca_file"),
+        (plain, "store.tls.server_name: f", "store.tls.server_name"),
+        (tls, "store.tls.cert_file: f", "store.tls.cert_file"),
+        (tls, "store.tls.key_file: f", "store.tls.key_file"),
+        (tls, "store.sentinel.user: f", "store.sentinel.user"),
+        (plain, "compat.store.sentinel_password: f", "compat.store.sentinel_password"),
+        (memory, "store.sentinel.password_file: f", "store.sentinel.password_file"),
+        (sentinel, "store.sentinel.user: f", "store.sentinel.user"),
         (
             sentinel,
-            "backend_sentinel_password: s\nbackend_sentinel_password_file: f",
-            "backend_sentinel_password_file",
+            "compat.store.sentinel_password: s\nstore.sentinel.password_file: f",
+            "store.sentinel.password_file",
         ),
     ] {
-        let messages = read_errors(&file(&format!("{backend}\n{rest}\n")));
+        let messages = read_errors(&dotted(&format!("{backend}\n{rest}\n")));
         assert!(messages.len() == 1 && messages[0].contains(&format!("`{about}`")), "{messages:?}");
     }
-    let loaded = load_valid(&file(
-        "backend: rediss+sentinel://u@host/shop\nbackend_password_file: a\n\
-         backend_sentinel_user: s\nbackend_sentinel_password: s3cret\nbackend_tls_ca_file: b\n\
-         backend_tls_cert_file: c\nbackend_tls_key_file: d\nbackend_tls_server_name: e.f\n",
+    let loaded = load_valid(&dotted(
+        "store.url: rediss+sentinel://u@host/shop\nstore.password_file: a\n\
+         store.sentinel.user: s\ncompat.store.sentinel_password: s3cret\nstore.tls.ca_file: b\n\
+         store.tls.cert_file: c\nstore.tls.key_file: d\nstore.tls.server_name: e.f\n",
     ));
     assert!(!print_config(&loaded).contains("s3cret"));
-    for name in ["backend_tls_server_name: 'a b'", "backend_tls_server_name: 'a/b'"] {
-        assert_eq!(read_errors(&file(&format!("{tls}\n{name}\n"))).len(), 1, "{name}");
+    for name in ["store.tls.server_name: 'a b'", "store.tls.server_name: 'a/b'"] {
+        assert_eq!(read_errors(&dotted(&format!("{tls}\n{name}\n"))).len(), 1, "{name}");
     }
 }
 
 #[test]
 fn per_second_redis_accepts_urls_and_shares_files() {
     let second = |first: &str, url: &str, rest: &str| {
-        file(&format!("backend: {first}\nbackend_per_second: {url}\n{rest}\n"))
+        dotted(&format!("store.url: {first}\ncompat.store.per_second_url: {url}\n{rest}\n"))
     };
     for url in ["rediss://h", "redis+cluster://h,i", "redis+unix:///s", "redis+sentinel://h/shop"] {
         let loaded = load_valid(&second("redis://h", url, ""));
-        let it = loaded.settings.backend_per_second.unwrap().to_string();
+        let it = loaded.settings.compat.store.per_second_url.unwrap().to_string();
         assert_eq!(it.split("://").next(), url.split("://").next());
     }
     for (first, url, rest) in [
-        ("redis://u:p@h", "redis://u@i", "backend_password_file: f"),
-        ("redis://h", "rediss://i", "backend_tls_ca_file: f"),
-        ("rediss://h", "redis://i", "backend_tls_ca_file: f"),
-        ("redis://h", "redis+sentinel://i/shop", "backend_sentinel_password_file: f"),
+        ("redis://u:p@h", "redis://u@i", "store.password_file: f"),
+        ("redis://h", "rediss://i", "store.tls.ca_file: f"),
+        ("rediss://h", "redis://i", "store.tls.ca_file: f"),
+        ("redis://h", "redis+sentinel://i/shop", "store.sentinel.password_file: f"),
     ] {
         load_valid(&second(first, url, rest));
     }
     for (first, url, rest, about) in [
-        ("memory", "redis://h", "", "backend_per_second"),
-        ("redis://h", "redis://u@i", "", "backend_per_second"),
-        ("redis://:p@h", "redis://:q@i", "backend_password_file: f", "backend_password_file"),
-        ("redis://h", "redis://i", "backend_tls_ca_file: f", "backend_tls_ca_file"),
-        ("redis://h", "redis://i", "backend_sentinel_user: f", "backend_sentinel_user"),
+        ("memory", "redis://h", "", "compat.store.per_second_url"),
+        ("redis://h", "redis://u@i", "", "compat.store.per_second_url"),
+        ("redis://:p@h", "redis://:q@i", "store.password_file: f", "store.password_file"),
+        ("redis://h", "redis://i", "store.tls.ca_file: f", "store.tls.ca_file"),
+        ("redis://h", "redis://i", "store.sentinel.user: f", "store.sentinel.user"),
     ] {
         let messages = read_errors(&second(first, url, rest));
         assert!(messages.len() == 1 && messages[0].contains(&format!("`{about}`")), "{messages:?}");
@@ -186,26 +186,29 @@ fn per_second_redis_accepts_urls_and_shares_files() {
     let messages = read_errors(&second("redis://h", "redis://me:secret@i:x", ""));
     assert!(!messages[0].contains("secret"), "{messages:?}");
     let shown = print_config(&load_valid(&second("redis://h", "redis://me:secret@i", "")));
-    assert!(shown.contains("backend_per_second: \"redis://me:***@i:6379\""), "{shown}");
+    assert!(shown.contains("    per_second_url: \"redis://me:***@i:6379\""), "{shown}");
 }
 
 #[test]
 fn envoyproxy_key_settings_require_redis_and_envoyproxy_keys() {
     let given = [
-        "reference_key_prefix: p",
-        "expiry_jitter: 1s",
-        "local_deny_cache: 1",
-        "stop_when_over: true",
+        "compat.store.key_prefix: p",
+        "compat.store.expiry_jitter: 1s",
+        "compat.store.deny_cache: 1",
+        "compat.store.stop_when_over: true",
     ];
     for text in given {
         let about = format!("`{}`", text.split(':').next().unwrap());
-        for others in ["backend: redis://h", "counter_keys: envoyproxy"] {
-            let messages = read_errors(&file(&format!("{others}\n{text}\n")));
+        for others in ["store.url: redis://h", "compat.store.key_format: compat"] {
+            let messages = read_errors(&dotted(&format!("{others}\n{text}\n")));
             assert!(messages.len() == 1 && messages[0].contains(&about), "{messages:?}");
         }
-        load_valid(&file(&format!("backend: redis://h\ncounter_keys: envoyproxy\n{text}\n")));
+        load_valid(&dotted(&format!(
+            "store.url: redis://h\ncompat.store.key_format: compat\n{text}\n"
+        )));
     }
-    let messages =
-        read_errors(&file("backend: redis://h\ncounter_keys: envoyproxy\nexpiry_jitter: 1500ms\n"));
+    let messages = read_errors(&dotted(
+        "store.url: redis://h\ncompat.store.key_format: compat\ncompat.store.expiry_jitter: 1500ms\n",
+    ));
     assert!(messages[0].contains("not a whole number"), "{messages:?}");
 }

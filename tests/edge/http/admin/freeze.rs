@@ -79,9 +79,9 @@ async fn response_headers_omit_a_limit_forced_to_allow() {
     let asked = [descriptor("k", 1, None), descriptor("other", 5, None)].into();
     let answer = engine.decide(&Check { domain: "d", descriptors: asked }).await.unwrap();
     assert_eq!((answer.verdict, answer.binding), (Verdict::Allow, Some(1)));
-    let all = ResponseHeaders::All;
-    let headers =
-        RateLimitHeaders::from_settings(&Settings { response_headers: all, ..Settings::default() });
+    let mut settings = Settings::default();
+    settings.answers.headers = ResponseHeaders::All;
+    let headers = RateLimitHeaders::from_settings(&settings);
     let sent = headers.for_decision(&answer);
     let sent: Vec<_> = sent.iter().map(|(name, value)| (*name, &**value)).collect();
     let wanted = [

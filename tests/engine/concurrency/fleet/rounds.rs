@@ -133,7 +133,7 @@ fn limit_made_local_is_reported_until_old_requests_end() {
         alone.acquire_all();
     }
     let spoken = store.reported.lock().unwrap().concat();
-    assert!(spoken.is_empty(), "fleet_term and max_duration are over: {spoken:?}");
+    assert!(spoken.is_empty(), "fleet.share_expiry and max_duration are over: {spoken:?}");
 }
 
 #[test]

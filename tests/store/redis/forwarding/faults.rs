@@ -14,7 +14,7 @@ fn restarted_owner_ignores_releases_for_its_previous_incarnation() {
     let old = scene.acquire(Protocol::Rls, 0, &first);
     scene.fleet[0].kill();
     let port = scene.peer_address(0).port().to_string();
-    scene.fleet[0] = scene.serve(NODES[0], &["--peer-port", &port]);
+    scene.fleet[0] = scene.serve(NODES[0], &["--listen-peer-port", &port]);
     // Acquires the same id again. A release for the previous incarnation of the owner must not
     // release this permit.
     let new = scene.acquire(Protocol::Rls, 0, &first);
@@ -94,15 +94,15 @@ fn releases_with_unknown_owners_time_out_and_malformed_owners_are_ignored() {
 #[test]
 fn peers_outside_the_allowed_networks_are_not_called() {
     let (inside, outside) = ("127.0.0.1/32", "127.0.0.0/8");
-    let home = vec!["--peer-networks", inside];
-    let abroad = vec!["--peer-host", "127.0.0.2", "--peer-networks", outside];
+    let home = vec!["--fleet-peers-networks", inside];
+    let abroad = vec!["--listen-peer-host", "127.0.0.2", "--fleet-peers-networks", outside];
     let scene = Scene::each(&[abroad, home]);
     let (first, second) = (id(1), id(2));
     let owner = scene.acquire(Protocol::Rls, 0, &first);
     scene.release(Protocol::Rls, 1, &first, &owner);
     wait_for_count(&scene.fleet[1], "address_not_allowed", 1);
     assert_eq!((scene.in_flight(0), peer_events(&scene.fleet[0], "received")), (1, 0));
-    assert!(scene.fleet[1].log().contains("`peer_networks`"), "{}", scene.fleet[1].log());
+    assert!(scene.fleet[1].log().contains("`fleet.peers.networks`"), "{}", scene.fleet[1].log());
     // Forwarding in the opposite direction is allowed.
     let owner = scene.acquire(Protocol::Rls, 1, &second);
     scene.release(Protocol::Rls, 0, &second, &owner);

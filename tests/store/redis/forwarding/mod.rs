@@ -80,8 +80,9 @@ impl Scene {
     }
 
     fn serve(&self, node: &str, flags: &[&str]) -> Service {
-        let mut all = vec!["--node-id", node, "--backend-deadline", "200ms", "--hooks", HOOKS];
-        all.extend(["--syslog-port", "0", "--drain-delay", "0s"].iter().chain(flags));
+        let mut all =
+            vec!["--fleet-replica-name", node, "--store-deadline", "200ms", "--hooks", HOOKS];
+        all.extend(["--listen-syslog-port", "0", "--listen-drain-delay", "0s"].iter().chain(flags));
         serve(self.limits.path(), &self.store.url(), &all)
     }
 
@@ -387,7 +388,7 @@ fn without_peering_no_port_opens_and_no_owner_is_named() {
     let asked = [("upstream", "all"), ("sluicegate.acquire", "0123456789abcdef")];
     let reply = scene.rls(0, &[(&asked, 1)]);
     assert_eq!((reply.response_headers_to_add.len(), reply.dynamic_metadata), (0, None));
-    let off = scene.serve("off", &["--peer-port", ""]);
+    let off = scene.serve("off", &["--listen-peer-port", ""]);
     assert!(!off.said.contains("peer listening"), "{}", off.said);
     let seen: BTreeMap<_, _> =
         [("peer", fleet_page(&off)["live_replicas"][0]["peer"].clone())].into();

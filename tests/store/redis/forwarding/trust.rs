@@ -44,7 +44,7 @@ impl Scene {
 
 #[test]
 fn only_authenticated_peer_messages_are_accepted_and_only_once() {
-    let scene = Scene::with(2, &["--peer-secret", SECRET]);
+    let scene = Scene::with(2, &["--fleet-peers-secret", SECRET]);
     let [first, second, third] = [1, 2, 3].map(id);
     let a = scene.acquire(Protocol::Rls, 0, &first);
     scene.acquire(Protocol::Rls, 0, &second);
@@ -100,11 +100,11 @@ fn a_replica_with_another_secret_is_rejected() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), format!("{SECRET}\n")).unwrap();
     let file = file.path().display().to_string();
-    let known = vec!["--peer-secret", SECRET];
+    let known = vec!["--fleet-peers-secret", SECRET];
     let scene = Scene::each(&[
         known,
-        vec!["--peer-secret-file", &file],
-        vec!["--peer-secret", "the-secret-of-another-fleet"],
+        vec!["--fleet-peers-secret-file", &file],
+        vec!["--fleet-peers-secret", "the-secret-of-another-fleet"],
     ]);
     let (first, second) = (id(1), id(2));
     let owner = scene.acquire(Protocol::Rls, 0, &first);
@@ -112,7 +112,7 @@ fn a_replica_with_another_secret_is_rejected() {
     scene.release(Protocol::Rls, 2, &first, &owner);
     wait_for_count(&scene.fleet[2], "timed_out", 1);
     assert_eq!(scene.in_flight(0), 2);
-    assert!(scene.fleet[2].log().contains("is `peer_secret` the same on all replicas?"));
+    assert!(scene.fleet[2].log().contains("is `fleet.peers.secret` the same on all replicas?"));
     scene.release(Protocol::Rls, 1, &first, &owner);
     scene.release(Protocol::Rls, 1, &second, "");
     scene.wait_until_idle(0);
@@ -126,7 +126,7 @@ fn rolling_secret_rotation_loses_no_release() {
         std::fs::write(file.path(), old).unwrap();
     }
     let paths = files.each_ref().map(|file| file.path().display().to_string());
-    let flags = paths.each_ref().map(|path| vec!["--peer-secret-file", &**path]);
+    let flags = paths.each_ref().map(|path| vec!["--fleet-peers-secret-file", &**path]);
     let mut scene = Scene::each(&flags);
     let pass_on = |scene: &Scene, from: usize, to: usize, number: usize| {
         let owner = scene.acquire(Protocol::Permits, to, &id(number));
@@ -140,13 +140,13 @@ fn rolling_secret_rotation_loses_no_release() {
         })
         .unwrap();
     };
-    let words = "peer_secret_file reloaded";
+    let words = "fleet.peers.secret_file reloaded";
     std::fs::write(files[0].path(), new).unwrap();
     read_anew(&scene.fleet[0], words);
     pass_on(&scene, 0, 1, 1);
     pass_on(&scene, 1, 0, 2);
     // A replica that starts after the rotation knows only the new secret.
-    scene.fleet.push(scene.serve("c", &["--peer-secret", new]));
+    scene.fleet.push(scene.serve("c", &["--fleet-peers-secret", new]));
     scene.wait_until_peers_known();
     pass_on(&scene, 0, 2, 3);
     pass_on(&scene, 2, 0, 4);
@@ -171,10 +171,10 @@ fn peers_without_a_trusted_certificate_are_rejected() {
     let (ca, their_ca) = (authority.ca(), other.ca());
     let of = |files: &crate::support::certificates::Files, ca: &str| {
         let pairs = [
-            ("--peer-tls-cert-file", files.certificate.clone()),
-            ("--peer-tls-key-file", files.key.clone()),
-            ("--peer-tls-ca-file", ca.to_owned()),
-            ("--peer-tls-name", "peers.sluicegate".to_owned()),
+            ("--fleet-peers-tls-cert-file", files.certificate.clone()),
+            ("--fleet-peers-tls-key-file", files.key.clone()),
+            ("--fleet-peers-tls-ca-file", ca.to_owned()),
+            ("--fleet-peers-tls-server-name", "peers.sluicegate".to_owned()),
         ];
         pairs.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect::<Vec<_>>()
     };
@@ -202,17 +202,24 @@ fn insecure_peer_settings_prevent_startup() {
     std::fs::write(file.path(), "short\n").unwrap();
     let path = file.path().display().to_string();
     for (flags, expected) in [
-        (&["--peer-host", "0.0.0.0"][..], "set peer_secret_file"),
-        (&["--peer-host", "0.0.0.0", "--peer-secret", SECRET], "set peer_address"),
-        (&["--peer-secret", "short"], "shorter than 16"),
-        (&["--peer-secret", SECRET, "--peer-secret-file", "/x"], "keep one of them"),
-        (&["--peer-secret-file", "/nowhere"], "/nowhere"),
-        (&["--peer-secret-file", &path], "at least 16"),
-        (&["--peer-tls-cert-file", "/x"], "set all four"),
-        (&["--peer-networks", "10.0.0.0/8"], "lies outside `peer_networks`"),
-        (&["--peer-port", "", "--peer-secret", SECRET], "no other replica is spoken to"),
+        (&["--listen-peer-host", "0.0.0.0"][..], "set fleet.peers.secret_file"),
+        (
+            &["--listen-peer-host", "0.0.0.0", "--fleet-peers-secret", SECRET],
+            "set fleet.peers.address",
+        ),
+        (&["--fleet-peers-secret", "short"], "shorter than 16"),
+        (&["--fleet-peers-secret", SECRET, "--fleet-peers-secret-file", "/x"], "keep one of them"),
+        (&["--fleet-peers-secret-file", "/nowhere"], "/nowhere"),
+        (&["--fleet-peers-secret-file", &path], "at least 16"),
+        (&["--fleet-peers-tls-cert-file", "/x"], "set all four"),
+        (&["--fleet-peers-networks", "10.0.0.0/8"], "outside of `fleet.peers.networks`"),
+        (
+            &["--listen-peer-port", "", "--fleet-peers-secret", SECRET],
+            "connects to no other replica",
+        ),
     ] {
-        let all: Vec<_> = ["--backend", &url].iter().chain(flags).map(|&f| f.to_owned()).collect();
+        let all: Vec<_> =
+            ["--store-url", &url].iter().chain(flags).map(|&f| f.to_owned()).collect();
         let refused = Service::start(scene.limits.path(), &all);
         let why = refused.err().expect("it must not start");
         assert!(why.contains(expected), "{flags:?}: {why}");

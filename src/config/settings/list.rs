@@ -1,0 +1,276 @@
+//! Lists all settings: names, types, defaults, units and documentation. The settings `compat.…`
+//! are in [`super::list_compat`].
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+
+use super::block::{AnyValue, Block, SettingList, blocks};
+use super::{
+    AtLeastOne, CompatSettings, HostName, HostPort, LogFormat, LogLevel, Networks, Overrides,
+    ResponseHeaders, SecretText, StoreUrl, UnitFraction, WhenFull,
+};
+use crate::config::hooks::Hooks;
+use crate::kernel::units::Nanos;
+
+blocks! {
+    /// All settings of a process, with valid values.
+    Settings [
+        /// Addresses and ports of this process, and access to them.
+        listen: ListenSettings,
+        /// Source of the limits, and their use.
+        limits: LimitsSettings,
+        /// Store of the counters.
+        store: StoreSettings,
+        /// Replicas that share a store.
+        fleet: FleetSettings,
+        /// Content of replies.
+        answers: AnswerSettings,
+        /// Log, traces and metrics.
+        telemetry: TelemetrySettings,
+        /// Settings that only a replacement of envoyproxy/ratelimit needs.
+        compat: CompatSettings,
+    ] {
+        /// Rules that build descriptors for calls from proxies that send none. A flag or
+        /// environment variable contains them as JSON.
+        hooks: Hooks = Hooks::default(), "hooks";
+    }
+
+    /// Certificates of connections to other processes.
+    TlsSettings [] {
+        /// CA bundle (PEM) that verifies the other side's certificate. Default: the system's CAs.
+        ca_file: Option<PathBuf> = None, "path";
+        /// Certificate chain (PEM) that this process presents.
+        cert_file: Option<PathBuf> = None, "path";
+        /// Private key (PEM) of `cert_file`.
+        key_file: Option<PathBuf> = None, "path";
+        /// Name that the other side's certificate must contain. Default: the host to which the
+        /// connection is made.
+        server_name: Option<HostName> = None, "name";
+    }
+
+    /// Addresses and ports of this process, and access to them.
+    ListenSettings [
+        /// Certificates of the gRPC port, reloaded when a file changes.
+        tls: ListenTlsSettings,
+    ] {
+        /// IP address on which gRPC, HTTP and metrics listen.
+        host: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED), "IP address";
+        /// Port for gRPC: rate limit checks, health, reflection. 0 chooses a free port and prints
+        /// it.
+        grpc_port: u16 = 8081, "TCP port";
+        /// Path of a Unix socket on which gRPC listens, instead of `grpc_port`.
+        grpc_socket: Option<PathBuf> = None, "path";
+        /// Port for HTTP: `/json`, `/check`, `/hold`, `/healthcheck`, `/livez`, `/readyz`. 0
+        /// chooses a free port and prints it.
+        http_port: u16 = 8080, "TCP port";
+        /// Port for metrics, at `/metrics`; empty for none. 0 chooses a free port and prints it.
+        metrics_port: Option<u16> = Some(9090), "TCP port";
+        /// IP address on which the admin port listens. Any address other than loopback needs
+        /// `admin_token`.
+        admin_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
+        /// Port for administration: `/config`, `/counter`, `/explain`, `/fleet`, `/frozen`,
+        /// `/permits`, `/rlconfig`, `/stats`; by POST `/freeze`, `/grant`, `/reset`, `/thaw`. 0
+        /// chooses a free port and prints it.
+        admin_port: u16 = 6070, "TCP port";
+        /// Token that callers of the admin port send as `Authorization: Bearer …`. Every local
+        /// user can see a token in a flag.
+        admin_token: Option<SecretText> = None, "text";
+        /// UDP port that receives releases of permits from NGINX's `access_log` (syslog); empty
+        /// for none. 0 chooses a free port and prints it.
+        syslog_port: Option<u16> = None, "UDP port";
+        /// IP address on which `syslog_port` listens.
+        syslog_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
+        /// Networks, separated by commas, from which `syslog_port` accepts releases. Releases from
+        /// other addresses are dropped.
+        syslog_from: Networks = Networks::loopback(), "networks";
+        /// Port for releases that other replicas of the fleet forward; empty for none. Without a
+        /// shared store, it is not opened. 0 chooses a free port and prints it.
+        peer_port: Option<u16> = Some(8082), "TCP port";
+        /// IP address on which `peer_port` listens. Any address other than loopback needs a secret
+        /// or certificates in `fleet.peers`.
+        peer_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
+        /// Age at which the server asks a gRPC client to close its connection (GOAWAY), plus or
+        /// minus 10 %. 0: never.
+        max_connection_age: Nanos = Nanos(0), "duration";
+        /// At shutdown: time between `NOT_SERVING` and GOAWAY, in which load balancers stop sending
+        /// calls.
+        drain_delay: Nanos = Nanos::from_secs(5), "duration";
+        /// At shutdown: time for calls in flight to finish after GOAWAY.
+        drain_timeout: Nanos = Nanos::from_secs(20), "duration";
+    }
+
+    /// Certificates of the gRPC port.
+    ListenTlsSettings [] {
+        /// Certificate chain (PEM) of the gRPC server. Without it, gRPC has no TLS.
+        cert_file: Option<PathBuf> = None, "path";
+        /// Private key (PEM) of `cert_file`.
+        key_file: Option<PathBuf> = None, "path";
+        /// CA bundle (PEM) that verifies the certificates of clients. Without it, clients need no
+        /// certificate.
+        client_ca_file: Option<PathBuf> = None, "path";
+        /// DNS name that each client's certificate must contain.
+        client_name: Option<HostName> = None, "name";
+    }
+
+    /// Source of the limits, and their use.
+    LimitsSettings [
+        /// xDS server (Envoy's aggregated discovery service) from which limits are loaded, instead
+        /// of files.
+        xds: XdsSettings,
+    ] {
+        /// Limits files, and directories with limits files. They are reloaded when they change. In
+        /// the environment variable, `:` separates them.
+        paths: Vec<PathBuf> = Vec::new(), "paths";
+        /// Merge limits files with the same domain. Otherwise, the second file of a domain is an
+        /// error.
+        merge_domains: bool = false, "switch";
+        /// Start even if the limits cannot be loaded. Until a later load succeeds, nothing is
+        /// limited.
+        start_without: bool = false, "switch";
+        /// Report the health `NOT_SERVING` until at least one domain is loaded.
+        required_for_health: bool = false, "switch";
+        /// Effect of a limit that a request carries: it replaces the configured limit, is ignored,
+        /// or applies only if it is lower.
+        overrides: Overrides = Overrides::Replace, "word";
+        /// Accept descriptors that refund hits (`is_negative_hits`). Otherwise, a check with such
+        /// a descriptor is an error.
+        refunds: bool = false, "switch";
+    }
+
+    /// Connection to an xDS server.
+    XdsSettings [
+        /// Certificates of the connection to the xDS server.
+        tls: TlsSettings,
+    ] {
+        /// Address of the xDS server; empty to load limits from files.
+        server: Option<HostPort> = None, "address";
+        /// Node ID that is sent to the xDS server.
+        node_id: String = "default".to_owned(), "text";
+        /// Use TLS for the connection to the xDS server.
+        use_tls: bool = false, "switch";
+    }
+
+    /// Store of the counters.
+    StoreSettings [
+        /// Certificates of connections to Redis, for URLs that start with `rediss`.
+        tls: TlsSettings,
+        /// Credentials for Redis Sentinel.
+        sentinel: SentinelSettings,
+    ] {
+        /// Store of the counters: the memory of this process, or the URL of a Redis that the fleet
+        /// shares.
+        url: StoreUrl = StoreUrl::Memory, "place";
+        /// Longest time that a check waits for the store. After it, `on_backend_failure` of the
+        /// limit decides.
+        deadline: Nanos = Nanos(15 * Nanos::MILLI.0), "duration";
+        /// File that contains the Redis password, read again for each connection. The user name is
+        /// in `url`.
+        password_file: Option<PathBuf> = None, "path";
+        /// Prefix of every key in Redis, except counter keys in envoyproxy/ratelimit's format.
+        key_prefix: String = "sluicegate".to_owned(), "text";
+        /// Report the health `NOT_SERVING` while the store is unavailable.
+        required_for_health: bool = false, "switch";
+        /// Largest number of counters in the memory store.
+        max_keys: u64 = 10_000_000, "keys";
+        /// Decision of a check that needs a new counter while the memory store has `max_keys`
+        /// counters.
+        when_full: WhenFull = WhenFull::Deny, "word";
+        /// Largest number of concurrency buckets (one limit for one set of descriptor values), for
+        /// names of 512 bytes on average. A new bucket replaces one without requests. If there is
+        /// none, the request is rejected.
+        max_buckets: u64 = 100_000, "buckets";
+    }
+
+    /// Credentials for Redis Sentinel.
+    SentinelSettings [] {
+        /// ACL user for Redis Sentinel. Default: the sentinels' default user.
+        user: String = String::new(), "text";
+        /// File that contains the password for Redis Sentinel, read again for each connection.
+        password_file: Option<PathBuf> = None, "path";
+    }
+
+    /// Replicas that share a store.
+    FleetSettings [
+        /// Connections between replicas, which forward releases of permits.
+        peers: PeerSettings,
+    ] {
+        /// Name of this replica, unique among the replicas that share a store. Empty: the host name
+        /// and a random suffix.
+        replica_name: String = String::new(), "text";
+        /// Smallest number of replicas to assume when `on_backend_failure: local` divides a limit
+        /// by the number of replicas.
+        min_replicas: AtLeastOne = AtLeastOne::ONE, "replicas";
+        /// Interval of heartbeats, in which a replica reports its use of shared concurrency limits
+        /// to the store.
+        heartbeat: Nanos = Nanos::SECOND, "duration";
+        /// Time for which this replica may use its share of a concurrency limit without a further
+        /// reply from the store.
+        share_expiry: Nanos = Nanos::from_secs(5), "duration";
+    }
+
+    /// Connections between replicas.
+    PeerSettings [
+        /// Certificates of this replica for connections between replicas, reloaded when a file
+        /// changes. Set all four: `server_name` is the name in every replica's certificate.
+        tls: TlsSettings,
+    ] {
+        /// IP address to which other replicas connect, if it differs from `listen.peer_host`.
+        address: Option<IpAddr> = None, "IP address";
+        /// Networks of the replicas, separated by commas. This replica never connects to a replica
+        /// outside of them.
+        networks: Networks = Networks::private(), "networks";
+        /// Secret that signs all messages between replicas, the same for the whole fleet. Every
+        /// local user can see a secret in a flag.
+        secret: Option<SecretText> = None, "text";
+        /// File that contains the secret, instead of `secret`.
+        secret_file: Option<PathBuf> = None, "path";
+    }
+
+    /// Content of replies.
+    AnswerSettings [] {
+        /// Rate limit headers in responses: none, envoyproxy/ratelimit's three, those of the IETF
+        /// draft, or all.
+        headers: ResponseHeaders = ResponseHeaders::None, "word";
+        /// Send the header `Retry-After` with a denial.
+        retry_after: bool = false, "switch";
+        /// Return the descriptors of the check and the `metadata` of its rules as Envoy's dynamic
+        /// metadata.
+        metadata: bool = false, "switch";
+        /// Decide and report all checks, but never deny (shadow mode for all limits).
+        shadow_mode: bool = false, "switch";
+    }
+
+    /// Log, traces and metrics.
+    TelemetrySettings [
+        /// Log, on standard error.
+        log: LogSettings,
+        /// Export of traces and metrics by OTLP. The environment variables `OTEL_*` configure it.
+        otlp: OtlpSettings,
+        /// Metrics, on `listen.metrics_port`.
+        metrics: MetricsSettings,
+    ] {
+    }
+
+    /// Log, on standard error.
+    LogSettings [] {
+        /// Lowest level of the log lines that are written.
+        level: LogLevel = LogLevel::Info, "word";
+        /// Format of log lines: text, JSON with Sluicegate's keys, or JSON with
+        /// envoyproxy/ratelimit's keys.
+        format: LogFormat = LogFormat::Text, "word";
+    }
+
+    /// Export of traces and metrics by OTLP.
+    OtlpSettings [] {
+        /// Send traces and metrics to the OTLP collector, if environment variables `OTEL_*` name
+        /// one.
+        enabled: bool = true, "switch";
+    }
+
+    /// Metrics.
+    MetricsSettings [] {
+        /// Fraction of a limit. Metrics count an allowed check as near the limit if its counter
+        /// exceeds this fraction.
+        near_limit_ratio: UnitFraction = UnitFraction::NEAR_LIMIT_DEFAULT, "part of the limit";
+    }
+}

@@ -1,0 +1,188 @@
+//! Finds settings that have no effect because of another setting.
+//!
+//! Guarantees:
+//! - A setting without effect is an error, with the setting that would give it an effect.
+//! - A setting is reported once.
+//!
+//! Not covered:
+//! - Settings that have their default value, which look as if they were not set.
+//! - `store.key_prefix`, `store.deadline`, `fleet.heartbeat` and `fleet.share_expiry` with the
+//!   memory store.
+//! - Settings of metrics without a metrics port.
+//! - `listen.grpc_port` and `compat.listen.grpc_host` beside `listen.grpc_socket`.
+//! - `compat.stats.max_rules` if no statistics of envoyproxy/ratelimit are exported.
+//!
+//! Settings of the last four points are accepted without effect, so that processes with different
+//! tasks can share one `server.yaml`.
+
+use super::conflicts::{RatelimitValueAction, SettingConflict, conflict, has_peers, redis_urls};
+use super::{KeyFormat, MetricNames, RedisEndpoint, Settings, StatsSink, StoreUrl, table};
+
+/// Settings that have no effect under a condition.
+struct UnusedRule {
+    /// The names of settings, and of blocks of which all settings are meant.
+    names: &'static [&'static str],
+    /// Returns `true` if the settings have no effect.
+    is_unused: fn(&Settings) -> bool,
+    /// The condition, as a clause.
+    why: &'static str,
+    /// The fix besides removing the setting.
+    help: &'static str,
+}
+
+const RULES: &[UnusedRule] = &[
+    UnusedRule {
+        names: &["store.password_file"],
+        is_unused: |settings| redis_urls(settings).next().is_none(),
+        why: "`store.url` is not a Redis",
+        help: "set store.url to a Redis, or remove this setting",
+    },
+    UnusedRule {
+        names: &["compat.store.per_second_url"],
+        is_unused: |settings| settings.store.url == StoreUrl::Memory,
+        why: "`store.url` is not a Redis",
+        help: "set store.url to the Redis for all other limits",
+    },
+    UnusedRule {
+        names: &["store.tls", "compat.store.system_cas", "compat.store.any_server_name"],
+        is_unused: |settings| !redis_urls(settings).any(|(_, url)| url.tls),
+        why: "`store.url` does not use TLS",
+        help: "write rediss instead of redis in store.url, or remove this setting",
+    },
+    UnusedRule {
+        names: &["store.sentinel", "compat.store.sentinel_password"],
+        is_unused: |settings| {
+            !redis_urls(settings)
+                .any(|(_, url)| matches!(url.endpoint, RedisEndpoint::Sentinel(..)))
+        },
+        why: "`store.url` does not name sentinels",
+        help: "write redis+sentinel:// in store.url, or remove this setting",
+    },
+    UnusedRule {
+        names: &[
+            "compat.store.key_prefix",
+            "compat.store.expiry_jitter",
+            "compat.store.deny_cache",
+            "compat.store.stop_when_over",
+        ],
+        is_unused: |settings| {
+            settings.store.url == StoreUrl::Memory
+                || settings.compat.store.key_format == KeyFormat::Own
+        },
+        why: "there are no keys in envoyproxy/ratelimit's format in a Redis",
+        help: "set `compat.store.key_format: compat` and store.url to a Redis",
+    },
+    UnusedRule {
+        names: &["limits.xds", "compat.xds"],
+        is_unused: |settings| settings.limits.xds.server.is_none(),
+        why: "`limits.xds.server` is not set",
+        help: "set limits.xds.server, or remove this setting",
+    },
+    UnusedRule {
+        names: &["limits.xds.tls", "compat.xds.system_cas"],
+        is_unused: |settings| !settings.limits.xds.use_tls,
+        why: "`limits.xds.use_tls` is false",
+        help: "set limits.xds.use_tls, or remove this setting",
+    },
+    UnusedRule {
+        names: &[
+            "limits.paths",
+            "compat.limits.file_prefix",
+            "compat.limits.dot_files",
+            "compat.limits.optional_paths",
+        ],
+        is_unused: |settings| settings.limits.xds.server.is_some(),
+        why: "limits are loaded from `limits.xds.server`",
+        help: "remove one of them",
+    },
+    UnusedRule {
+        names: &["listen.tls.client_ca_file", "listen.tls.client_name"],
+        is_unused: |settings| {
+            settings.listen.tls.cert_file.is_none() && settings.listen.tls.key_file.is_none()
+        },
+        why: "gRPC has no TLS",
+        help: "set listen.tls.cert_file, or remove this setting",
+    },
+    UnusedRule {
+        names: &["listen.tls.client_name"],
+        is_unused: |settings| settings.listen.tls.client_ca_file.is_none(),
+        why: "clients need no certificate",
+        help: "set listen.tls.client_ca_file, or remove this setting",
+    },
+    UnusedRule {
+        names: &["compat.listen.max_connection_age_grace"],
+        is_unused: |settings| settings.listen.max_connection_age.0 == 0,
+        why: "connections have no maximum age",
+        help: "set listen.max_connection_age, or remove this setting",
+    },
+    UnusedRule {
+        names: &["listen.syslog_host", "listen.syslog_from"],
+        is_unused: |settings| settings.listen.syslog_port.is_none(),
+        why: "`listen.syslog_port` is not set",
+        help: "set listen.syslog_port, or remove this setting",
+    },
+    UnusedRule {
+        names: &["compat.metrics.mapping", "compat.metrics.milliseconds"],
+        is_unused: |settings| settings.compat.metrics.names == MetricNames::Own,
+        why: "envoyproxy/ratelimit's metrics are not shown",
+        help: "set `compat.metrics.names: all`, or remove this setting",
+    },
+    UnusedRule {
+        names: &["compat.stats.interval", "compat.stats.tags"],
+        is_unused: |settings| settings.compat.stats.sink == StatsSink::None,
+        why: "statistics are not sent",
+        help: "set compat.stats.sink, or remove this setting",
+    },
+    UnusedRule {
+        names: &["compat.stats.address", "compat.stats.protocol"],
+        is_unused: |settings| {
+            matches!(settings.compat.stats.sink, StatsSink::None | StatsSink::Log)
+        },
+        why: "statistics are not sent to a server",
+        help: "set `compat.stats.sink: statsd`, or remove this setting",
+    },
+    UnusedRule {
+        names: &["compat.stats.mogrifiers"],
+        is_unused: |settings| settings.compat.stats.sink != StatsSink::Dogstatsd,
+        why: "statistics are not sent to DogStatsD",
+        help: "set `compat.stats.sink: dogstatsd`, or remove this setting",
+    },
+    UnusedRule {
+        names: &["compat.tracing"],
+        is_unused: |settings| !settings.telemetry.otlp.enabled,
+        why: "`telemetry.otlp.enabled` is false",
+        help: "set telemetry.otlp.enabled, or remove this setting",
+    },
+    UnusedRule {
+        names: &["listen.peer_host", "fleet.peers"],
+        is_unused: |settings| !has_peers(settings),
+        why: "this replica connects to no other replica",
+        help: "set listen.peer_port and store.url to a Redis, or remove this setting",
+    },
+];
+
+/// Returns a conflict for each setting that is not at its default and has no effect.
+pub(super) fn find_unused(settings: &Settings) -> Vec<SettingConflict> {
+    let defaults = Settings::default();
+    let rules: Vec<_> = RULES.iter().filter(|rule| (rule.is_unused)(settings)).collect();
+    let unused = table().iter().filter_map(|row| {
+        let rule =
+            rules.iter().find(|rule| rule.names.iter().any(|name| covers(name, row.name)))?;
+        let is_changed = row.show(settings) != row.show(&defaults);
+        is_changed.then(|| unused_setting(row.name, rule))
+    });
+    unused.collect()
+}
+
+/// Returns `true` if `name` is the setting `setting`, or a block that contains it.
+fn covers(name: &str, setting: &str) -> bool {
+    setting.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+fn unused_setting(name: &'static str, rule: &UnusedRule) -> SettingConflict {
+    let message = format!("`{name}` has no effect, because {}", rule.why);
+    SettingConflict {
+        ratelimit_action: RatelimitValueAction::Drop,
+        ..conflict(name, message, rule.help)
+    }
+}
