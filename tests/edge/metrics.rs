@@ -233,8 +233,8 @@ fn metrics_of_concurrency_limits_beyond_a_hundred_share_one_series() {
     let gauges =
         Gauges { concurrency_limits: (0..150).rev().map(ceiling).collect(), ..Gauges::default() };
     let samples = samples(&Metrics::new().page(gauges).to_string());
-    let of = |name: &str, ceiling: &str| {
-        samples.get(&format!("sluicegate_concurrency_{name}{{ceiling=\"{ceiling}\"}}")).copied()
+    let of = |name: &str, limit: &str| {
+        samples.get(&format!("sluicegate_concurrency_{name}{{limit=\"{limit}\"}}")).copied()
     };
     assert_eq!(of("requests_in_flight", "d.k099"), Some(99.0));
     assert_eq!(of("requests_in_flight", "d.k100"), None);
@@ -252,7 +252,7 @@ fn metrics_of_concurrency_limits_beyond_a_hundred_share_one_series() {
     let page = Metrics::new()
         .page(Gauges { concurrency_limits: vec![odd], ..Gauges::default() })
         .to_string();
-    assert!(page.contains(r#"{ceiling="d.\"\\\n"} 0"#), "{page}");
+    assert!(page.contains(r#"{limit="d.\"\\\n"} 0"#), "{page}");
 }
 
 /// Source: OpenMetrics 1.0, "Overall structure", "Counter", "Histogram".

@@ -62,7 +62,7 @@ fn starting_without_redis_uses_fallbacks_until_it_appears() {
     assert_each_fallback(&service, "absent");
     let readiness = ready(&service);
     assert_eq!(readiness.status, 200);
-    assert!(readiness.text().contains("does not answer (unreachable)"), "{}", readiness.text());
+    assert!(readiness.text().contains("is unavailable (unreachable)"), "{}", readiness.text());
     assert_eq!(http1::get(service.http, "/livez", &[]).unwrap().status, 200);
     assert!(failures(&service, "unreachable") > 0);
     for reason in ["allowed", "denied", "local"] {
@@ -112,7 +112,7 @@ fn stopped_redis_delays_no_decision_beyond_the_timeout() {
     // Five store calls time out. Then the circuit breaker opens, and later checks do not wait for
     // Redis.
     assert_eq!(watch.late_calls(), 5, "{}", service.log());
-    assert!(ready(&service).text().contains("does not answer"));
+    assert!(ready(&service).text().contains("is unavailable"));
     assert_each_fallback(&service, "stopped");
     let began = now();
     store.signal("CONT");
@@ -257,7 +257,7 @@ fn read_only_redis_is_logged_once_per_outage() {
         })
         .unwrap();
         until("it is known to be of no use before it is asked", || match ready(&service).text() {
-            text if text.contains("does not answer (read_only)") => Ok(()),
+            text if text.contains("is unavailable (read_only)") => Ok(()),
             text => {
                 if text == "ready\n" {
                     check(&service, "many", "replica");
@@ -313,7 +313,7 @@ fn assert_rejected_writes_are_reported(
     let (store, limits) = (Store::running(), limits(LIMIT));
     let service = serve(limits.path(), &store.url(), &FLAGS);
     wait_until_ready(&service);
-    let answer = format!("does not answer ({})", cause.as_str());
+    let answer = format!("is unavailable ({})", cause.as_str());
     let log_lines = |what: &str| service.log().lines().filter(|line| line.contains(what)).count();
     let is_reported = || match (ready(&service).text(), metric(&service, "sluicegate_store_up")) {
         (text, 0) if text.contains(&answer) => Ok(()),
