@@ -51,7 +51,7 @@ impl Store {
             let said = http1::get(service.http, "/readyz", &[]).map_err(|e| e.to_string())?.text();
             // The status is ignored: without limits the service is not ready, but the body still
             // reports the store.
-            if said.contains("does not answer") { Err(said) } else { Ok(()) }
+            if said.contains("is unavailable") { Err(said) } else { Ok(()) }
         })
     }
 

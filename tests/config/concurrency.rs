@@ -176,7 +176,7 @@ fn shadow_mode_applies_to_concurrency_limits() {
 }
 
 #[test]
-fn old_mode_leased_of_a_concurrency_limit_is_an_error_with_the_new_name() {
+fn old_concurrency_mode_leased_is_an_error_with_the_new_name() {
     let text = "domain: d\ndescriptors:\n- key: k\n  concurrency: {limit: 64, mode: leased}\n";
     let findings = load(&[("a.yaml", text)], false).unwrap_err();
     assert_eq!(findings.len(), 1, "{findings:?}");

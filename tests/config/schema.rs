@@ -90,7 +90,7 @@ fn check_keyword(
             wrong(format!("fits none of {expected}"))
         }
         "not" if fits(root, expected, value).is_ok() => {
-            wrong("has words that exclude each other".into())
+            wrong("has fields that exclude each other".into())
         }
         "required"
             if object.is_some_and(|it| {
@@ -211,7 +211,9 @@ fn schema_accepts_files_without_findings() {
     let fields = ["per", "strategy", "burst", "mode", "max_overshoot", "lease_hits"];
     files.extend(fields.map(|field| limit(&format!("{field}: "))));
     files.extend(["on_store_failure: ", "calendar: {time_zone: UTC, starts_on: }"].map(limit));
-    files.extend(["mode: ", "on_store_failure: ", "queue: ", "adaptive: {policy: }"].map(ceiling));
+    files.extend(
+        ["mode: ", "on_store_failure: ", "queue: ", "adaptive: {algorithm: }"].map(ceiling),
+    );
     files.extend(
         ["adaptive: {min: , max: }", "reject: {status: , retry_after: , body: }"].map(ceiling),
     );

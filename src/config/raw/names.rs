@@ -128,7 +128,7 @@ impl NameChecker<'_, '_> {
         };
         let Some(name) = name else {
             let message = format!("the key `{text}` is not text but {}", kind_of(&value));
-            let help = "every key is one of the language's words";
+            let help = "a key must be the name of a field";
             self.report_error(Code::KeyNotText, key, message, Some(help.to_owned()));
             return None;
         };
@@ -151,7 +151,7 @@ impl NameChecker<'_, '_> {
         let help = format!("it belongs in {}", LimitsBlock::list_blocks_of(word));
         if word.is_extension() {
             let message = format!("`{}` has no place in {}", word.as_str(), block.title());
-            self.report_error(Code::MisplacedWord, entry.key, message, Some(help));
+            self.report_error(Code::MisplacedField, entry.key, message, Some(help));
         } else if block != LimitsBlock::WithoutEffect {
             let message = format!("`{}` is ignored in {}", word.as_str(), block.title());
             self.report_warning(Code::IgnoredKey, entry.key, message, &help);

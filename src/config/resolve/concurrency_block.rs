@@ -135,7 +135,7 @@ impl ConcurrencyReader<'_, '_, '_> {
         if word.value == OLD_SHARED_MODE {
             let message = format!("`mode: {}` is not known", word.value);
             let fix = "renamed to `shared`; `leased` is a mode of `rate_limit`";
-            self.error(Code::UnknownWord, word.span, message, fix);
+            self.error(Code::UnknownValue, word.span, message, fix);
             return None;
         }
         let mut ask = KeywordReader { file: self.file, findings: self.findings };

@@ -509,7 +509,7 @@ impl KeywordReader<'_, '_> {
             let message = format!("`{key}: {}` is not known", word.value);
             let at = FileSpan { file: self.file, span: word.span };
             self.findings.add(
-                Code::UnknownWord,
+                Code::UnknownValue,
                 at,
                 message,
                 keywords::suggest(words, &word.value),

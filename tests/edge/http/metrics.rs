@@ -233,8 +233,8 @@ fn metrics_of_concurrency_limits_beyond_a_hundred_share_one_series() {
     let gauges =
         Gauges { concurrency_limits: (0..150).rev().map(ceiling).collect(), ..Gauges::default() };
     let samples = samples(&Metrics::new().page(gauges).to_string());
-    let of = |name: &str, ceiling: &str| {
-        samples.get(&format!("sluicegate_concurrency_{name}{{limit=\"{ceiling}\"}}")).copied()
+    let of = |name: &str, limit: &str| {
+        samples.get(&format!("sluicegate_concurrency_{name}{{limit=\"{limit}\"}}")).copied()
     };
     assert_eq!(of("requests_in_flight", "d.k099"), Some(99.0));
     assert_eq!(of("requests_in_flight", "d.k100"), None);

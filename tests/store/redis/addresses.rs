@@ -46,7 +46,7 @@ fn url_credentials_and_database_are_used_but_never_shown() {
     store.command(&["ACL", "SETUSER", "gate", "off"]);
     store.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     let refused = || match ready(&service).text() {
-        text if text.contains("does not answer") => Ok(()),
+        text if text.contains("is unavailable") => Ok(()),
         text => Err(text),
     };
     until("the user is refused", refused).unwrap();
@@ -109,7 +109,7 @@ fn a_rotated_password_file_needs_no_restart() {
     };
     wait_for_log("WRONGPASS");
     let is_reported = || match ready(&service).text() {
-        text if text.contains("does not answer (not_permitted)") => Ok(()),
+        text if text.contains("is unavailable (not_permitted)") => Ok(()),
         text => Err(text),
     };
     until("the probe says that it is the password", is_reported).unwrap();

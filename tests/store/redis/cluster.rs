@@ -91,7 +91,7 @@ fn lose_primary(what: &str, lose: impl FnOnce(&mut Process), restore: impl FnOnc
             };
         until("its slots are not answered", fails).unwrap();
         let shows = || match ready(&service).text() {
-            text if text.contains("does not answer") => Ok(()),
+            text if text.contains("is unavailable") => Ok(()),
             text => Err(text),
         };
         until("it shows", shows).unwrap();
@@ -298,7 +298,7 @@ fn cluster_that_starts_late_is_used_despite_an_unassigned_slot() {
     cluster.nodes().for_each(|node| node.signal("STOP"));
     let service = serve(limits.path(), &cluster.url(), &FLAGS);
     assert_eq!(check_domain(&service, domains[0], &[("allow", "v")]).status, 200);
-    assert!(ready(&service).text().contains("does not answer (unreachable)"));
+    assert!(ready(&service).text().contains("is unavailable (unreachable)"));
     cluster.nodes().for_each(|node| node.signal("CONT"));
     wait_until_ready(&service);
     let slot = codec::cluster_slot(&key_of(domains[2])).to_string();
@@ -326,7 +326,7 @@ fn readiness_reports_a_cluster_that_rejects_the_password() {
     let url = format!("{},{}", cluster.url(), ports::free());
     let service = serve(limits.path(), &url, &FLAGS);
     let is_named = || match ready(&service).text() {
-        text if text.contains("does not answer (not_permitted)") => Ok(()),
+        text if text.contains("is unavailable (not_permitted)") => Ok(()),
         text => Err(format!("{text}{}", service.log())),
     };
     until("the probe says that it is the password", is_named).unwrap();

@@ -62,7 +62,7 @@ fn starting_without_redis_uses_fallbacks_until_it_appears() {
     assert_each_fallback(&service, "absent");
     let readiness = ready(&service);
     assert_eq!(readiness.status, 200);
-    assert!(readiness.text().contains("does not answer (unreachable)"), "{}", readiness.text());
+    assert!(readiness.text().contains("is unavailable (unreachable)"), "{}", readiness.text());
     assert_eq!(http1::get(service.http, "/livez", &[]).unwrap().status, 200);
     assert!(failures(&service, "unreachable") > 0);
     for reason in ["allowed", "denied", "local"] {
@@ -112,7 +112,7 @@ fn stopped_redis_delays_no_decision_beyond_the_timeout() {
     // Five store calls time out. Then the circuit breaker opens, and later checks do not wait for
     // Redis.
     assert_eq!(watch.late_calls(), 5, "{}", service.log());
-    assert!(ready(&service).text().contains("does not answer"));
+    assert!(ready(&service).text().contains("is unavailable"));
     assert_each_fallback(&service, "stopped");
     let began = now();
     store.signal("CONT");

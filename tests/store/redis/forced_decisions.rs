@@ -98,15 +98,15 @@ fn forced_decision_reaches_other_replicas_once_the_store_returns() {
     }
     store.kill();
     until("the loss is noticed", || match ready(&a).text() {
-        text if text.contains("does not answer") => Ok(()),
+        text if text.contains("is unavailable") => Ok(()),
         text => Err(text),
     })
     .unwrap();
     let (code, output) = run_ask(&a, &["--force", "deny", "--for", "10m"]);
     let alone =
-        "d.local denies everything for 10m, at this replica alone: the store does not answer (";
+        "d.local denies everything for 10m, at this replica only: the store is unavailable (";
     assert!(code == Some(0) && output.starts_with(alone), "{output}");
-    assert!(output.ends_with("), and the others hear of it once it does\n"), "{output}");
+    assert!(output.ends_with("), and the others apply it once it is available\n"), "{output}");
     assert_eq!([check(&a, "local", "v"), check(&b, "local", "v")], [429, 200]);
     // An `error` fallback applies only if no other limit denies the check.
     let both = |service| check_all(service, &[("error", "v"), ("local", "v")]).status;

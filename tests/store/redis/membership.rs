@@ -92,7 +92,7 @@ fn replicas_without_a_store_together_allow_the_limit() {
         }
         let readiness = ready(&fleet[0]);
         assert_eq!(readiness.status, 200);
-        assert!(readiness.text().contains("does not answer"), "{}", readiness.text());
+        assert!(readiness.text().contains("is unavailable"), "{}", readiness.text());
         assert_eq!(http1::get(fleet[0].http, "/livez", &[]).unwrap().status, 200);
         drop(fleet);
         store.start(&["--port", "0"]);

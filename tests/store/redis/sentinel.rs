@@ -135,7 +135,7 @@ fn one_of_three_sentinels_is_enough() {
         log => Err(log),
     };
     until("it says that no sentinel answers", says).unwrap();
-    assert!(ready(&service).text().contains("does not answer (unreachable)"));
+    assert!(ready(&service).text().contains("is unavailable (unreachable)"));
     watched.sentinels[2].start_again();
     wait_until_ready(&service);
     assert_limit_enforced(&service, "again");

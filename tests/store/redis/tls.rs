@@ -36,7 +36,7 @@ fn assert_refused(service: &Service, why: &str) {
     };
     until(why, says).unwrap();
     assert_eq!(check(service, "allow", "refused"), 200);
-    assert!(ready(service).text().contains("does not answer (unreachable)"));
+    assert!(ready(service).text().contains("is unavailable (unreachable)"));
 }
 
 #[test]

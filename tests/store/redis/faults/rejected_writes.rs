@@ -65,7 +65,7 @@ fn read_only_redis_is_logged_once_per_outage() {
         })
         .unwrap();
         until("it is known to be of no use before it is asked", || match ready(&service).text() {
-            text if text.contains("does not answer (read_only)") => Ok(()),
+            text if text.contains("is unavailable (read_only)") => Ok(()),
             text => {
                 if text == "ready\n" {
                     check(&service, "many", "replica");
@@ -121,7 +121,7 @@ fn assert_rejected_writes_are_reported(
     let (store, limits) = (Store::running(), limits(LIMIT));
     let service = serve(limits.path(), &store.url(), &FLAGS);
     wait_until_ready(&service);
-    let answer = format!("does not answer ({})", cause.as_str());
+    let answer = format!("is unavailable ({})", cause.as_str());
     let log_lines = |what: &str| service.log().lines().filter(|line| line.contains(what)).count();
     let is_reported = || match (ready(&service).text(), metric(&service, "sluicegate_store_up")) {
         (text, 0) if text.contains(&answer) => Ok(()),
