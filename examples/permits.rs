@@ -1,6 +1,6 @@
 //! A program without a proxy: acquires a permit before its work and releases it afterwards.
 //!
-//! Run `sluicegate serve --limits-paths config/ceilings`, then `cargo run --example permits`.
+//! Run `sluicegate serve --limits-paths config/concurrency`, then `cargo run --example permits`.
 #![allow(clippy::print_stdout)]
 
 use sluicegate::edge::grpc::permits::api::acquire_response::Verdict;

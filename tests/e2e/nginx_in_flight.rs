@@ -297,7 +297,7 @@ fn shipped_settings_and_limits_match_shipped_nginx_configuration() {
     let config = concat!(env!("CARGO_MANIFEST_DIR"), "/config");
     let flags = ["--settings", &format!("{config}/nginx.yaml"), "--listen-syslog-port", "0"];
     let flags = flags.map(str::to_owned);
-    let service = Service::start(format!("{config}/ceilings").as_ref(), &flags).unwrap();
+    let service = Service::start(format!("{config}/concurrency").as_ref(), &flags).unwrap();
     for shipped in [Shipped::Concurrency(service.syslog().unwrap()), Shipped::Lua] {
         let upstream = Visits::listen();
         let nginx = Nginx::start_as(shipped, upstream.address, service.http, WhenDown::Deny);
