@@ -127,7 +127,7 @@ impl GrpcConnection {
         Self { io, lifetime, idle_timer: IdleTimer::new(), guards: Arc::default(), _slot: slot }
     }
 
-    /// Returns a handle that tells how long the connection has been idle.
+    /// Returns a handle that creates [`ShortIdleGuard`]s for this connection.
     pub fn idle_handle(&self) -> ShortIdleHandle {
         ShortIdleHandle(Arc::downgrade(&self.guards))
     }

@@ -107,7 +107,7 @@ fn show_forced_decision(descriptor: &mut DescriptorExplanation, forced: ForcedDe
     }
     let (verdict_text, end) = (verdict_name(forced.verdict), format_time(forced.until));
     descriptor.outcome =
-        format!("{}; an operator holds it at {verdict_text} end {end}", descriptor.outcome);
+        format!("{}; an operator holds it at {verdict_text} until {end}", descriptor.outcome);
 }
 
 /// Formats an instant as RFC 3339 in UTC, rounded up to a whole second.
