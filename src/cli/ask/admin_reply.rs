@@ -48,6 +48,6 @@ fn replicas_suffix(reply_json: &Value) -> String {
     }
     match reply_json["replicas"].as_u64() {
         None | Some(0 | 1) => String::new(),
-        Some(count) => format!(", at count {count} replicas within two seconds"),
+        Some(count) => format!(", at all {count} replicas within two seconds"),
     }
 }

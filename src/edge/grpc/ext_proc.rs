@@ -331,7 +331,7 @@ fn request_headers(
 ) -> Result<HashMap<&str, HeaderLines>, Status> {
     let Some(Message::RequestHeaders(headers)) = &first_message.request else {
         let message =
-            "the first_message message has no request headers: request_header_mode must be SEND";
+            "the first message has no request headers: request_header_mode must be SEND";
         return Err(Status::invalid_argument(message));
     };
     if first_message.observability_mode {

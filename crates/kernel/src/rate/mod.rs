@@ -62,7 +62,7 @@ impl Strategy {
         }
     }
 
-    /// Returns how much longer a denied check waits if it has `additional_hits`; `None` if only the
+    /// Returns how much longer a denied check waits with `additional_hits` more; `None` if only the
     /// counter can compute that. The result is at most one tick longer than the counter's own.
     #[must_use]
     pub fn extra_wait(&self, additional_hits: Hits) -> Option<Nanos> {
