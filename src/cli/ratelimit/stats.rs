@@ -94,7 +94,7 @@ fn read_sinks(reading: &mut EnvReader<'_>, sinks: &[&str]) {
     let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
     match u16::try_from(reading.int("STATSD_PORT")) {
         Ok(port @ 1..) => {
-            reading.put("STATSD_HOST", "compat.stats.address", format!("{host}:{port}"))
+            reading.put("STATSD_HOST", "compat.stats.address", format!("{host}:{port}"));
         }
         _ => reading.add_error("STATSD_PORT", "takes a port from 1 to 65535"),
     }

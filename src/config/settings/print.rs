@@ -29,10 +29,13 @@ pub fn server_yaml() -> String {
     let mut path = BlockPath::default();
     let rows = table().iter().map(|row| {
         let blocks = path.enter(row.block()).into_iter();
-        let blocks = blocks
-            .map(|block| format!("\n{}{}\n", comment(block.name, &block.doc), heading(block)));
+        let headings = blocks
+            .map(|block| format!("\n{}{}\n", comment(block.name, &block.doc), heading(block)))
+            .collect::<Vec<_>>()
+            .concat();
+        let gap = if headings.is_empty() { "\n" } else { "" };
         let doc = comment(row.name, &row.doc) + &comment(row.name, &accepted_values(row));
-        format!("{}\n{doc}{}\n", blocks.collect::<String>(), yaml_line(row, &settings))
+        format!("{headings}{gap}{doc}{}\n", yaml_line(row, &settings))
     });
     std::iter::once(SERVER_YAML_HEAD.to_owned()).chain(rows).collect::<Vec<_>>().concat()
 }

@@ -65,7 +65,8 @@ fn table_rows(block: &str) -> String {
 /// Returns the section with the names of earlier versions.
 fn former_names() -> String {
     let renamed = renamed::renamed_settings().iter();
-    let rows: String = renamed.map(|(old, new)| format!("| `{old}` | `{new}` |\n")).collect();
+    let rows: Vec<_> = renamed.map(|(old, new)| format!("| `{old}` | `{new}` |\n")).collect();
+    let rows = rows.concat();
     format!(
         "\n## Former names\n\nSettings had flat names before they were arranged in blocks. A \
          former name is an error that contains the present one.\n\n\
