@@ -47,9 +47,10 @@
 //! concurrency limit of the check from [`kernel::concurrency`], or waits in its queue. The end of
 //! the request releases the permit with the latency, from which an adaptive limit is inferred.
 //!
-//! **Shared limits.** The concurrency limit is this replica's share of a limit of the
-//! fleet. [`engine::fleet::reporter`] reports all shares to the store
-//! ([`FleetStore::report`](store::FleetStore::report)), and [`kernel::coordinator`] splits the limit. Only the first request of a new limit waits for a report.
+//! **Shared limits.** The concurrency limit is this replica's share of a limit of the fleet.
+//! [`engine::fleet::reporter`] reports all shares to the store
+//! ([`FleetStore::report`](store::FleetStore::report)), and [`kernel::coordinator`] splits the
+//! limit. Only the first request of a new limit waits for a report.
 //!
 //! **Strict limits.** The store counts the permits ([`kernel::concurrency::permit_table`]).
 //! Every request calls

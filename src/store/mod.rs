@@ -209,7 +209,8 @@ pub enum ChargeMode {
         /// A descriptor without a counter keeps the quota group from denying.
         quota_cannot_deny: bool,
     },
-    /// No charge is made; each outcome is as if another charge denied. Refunds are always made.
+    /// No charge is made. Each outcome tells whether its limit would allow the charge. Refunds are
+    /// made nevertheless.
     Preview,
 }
 

@@ -36,7 +36,7 @@ fn occupied_port_error_names_the_flag() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     for name in ["grpc", "http", "admin", "metrics"] {
-        let flag = format!("--{name}-port");
+        let flag = format!("--listen-{name}-port");
         let mut flags = vec![
             "--limits-paths",
             directory.path().to_str().unwrap(),

@@ -13,7 +13,7 @@ pub struct VariableRow {
     pub name: &'static str,
     /// The type of the variable's value.
     pub kind: VariableKind,
-    /// The default text in envoyproxy/ratelimit. Empty for the empty value of the type.
+    /// The default in envoyproxy/ratelimit, as text. Empty text, 0 and `false` are an empty text.
     pub default: &'static str,
     /// The effect of the variable in Sluicegate.
     pub effect: VariableEffect,

@@ -60,7 +60,7 @@ blocks! {
         grpc_port: u16 = 8081, "TCP port";
         /// Path of a Unix socket on which gRPC listens, instead of `grpc_port`.
         grpc_socket: Option<PathBuf> = None, "path";
-        /// Port for HTTP: `/json`, `/check`, `/hold`, `/healthcheck`, `/livez`, `/readyz`. 0
+        /// Port for HTTP: `/json`, `/check`, `/acquire`, `/healthcheck`, `/livez`, `/readyz`. 0
         /// chooses a free port and prints it.
         http_port: u16 = 8080, "TCP port";
         /// Port for metrics, at `/metrics`; empty for none. 0 chooses a free port and prints it.
@@ -68,8 +68,8 @@ blocks! {
         /// IP address on which the admin port listens. Any address other than loopback needs
         /// `admin_token`.
         admin_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
-        /// Port for administration: `/config`, `/counter`, `/explain`, `/fleet`, `/frozen`,
-        /// `/permits`, `/rlconfig`, `/stats`; by POST `/freeze`, `/grant`, `/reset`, `/thaw`. 0
+        /// Port for administration: `/config`, `/counter`, `/explain`, `/fleet`, `/forced`,
+        /// `/permits`, `/rlconfig`, `/stats`; by POST `/force`, `/refund`, `/reset`, `/unforce`. 0
         /// chooses a free port and prints it.
         admin_port: u16 = 6070, "TCP port";
         /// Token that callers of the admin port send as `Authorization: Bearer …`. Every local

@@ -316,8 +316,8 @@ fn causes(status: &Status) -> impl Iterator<Item = &(dyn std::error::Error + 'st
     std::iter::successors(status.source(), |&cause| cause.source())
 }
 
-/// Counts an invalid message after the first one and sends the error to Envoy. Ignores a lost
-/// connection.
+/// Counts an invalid message that follows the first message of a stream, and sends the error to
+/// Envoy. Ignores a lost connection.
 fn report_invalid(status: &Status, replies: &ProcessingReplySender) {
     if !causes(status).any(<dyn std::error::Error>::is::<hyper::Error>) {
         // The error is dropped if Envoy has not read the previous reply.
@@ -330,8 +330,7 @@ fn request_headers(
     first_message: &ProcessingRequest,
 ) -> Result<HashMap<&str, HeaderLines>, Status> {
     let Some(Message::RequestHeaders(headers)) = &first_message.request else {
-        let message =
-            "the first message has no request headers: request_header_mode must be SEND";
+        let message = "the first message has no request headers: request_header_mode must be SEND";
         return Err(Status::invalid_argument(message));
     };
     if first_message.observability_mode {

@@ -166,8 +166,7 @@ impl FleetReporter {
         self.shares.snapshots(clock, max)
     }
 
-    /// Returns the counts of expired shares and handoffs, including limits that are no longer
-    /// reported.
+    /// Returns the numbers of fences and handoffs since the start of this replica, over all limits.
     #[must_use]
     pub const fn totals(&self) -> &Arc<ShareTotals> {
         &self.shares.totals

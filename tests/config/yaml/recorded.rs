@@ -55,7 +55,7 @@ fn assert_mentions(scenario: &Value, diagnostics: &[sluicegate::config::diagnost
 }
 
 #[test]
-fn recorded_odd_files_are_accepted() {
+fn unusual_files_accepted_by_envoyproxy_ratelimit_are_accepted() {
     for scenario in scenarios(include_str!("../../compat/vectors/odd_configs.json")) {
         assert_eq!(scenario["load"], "ok", "{scenario}");
         for (name, bytes) in files(&scenario) {

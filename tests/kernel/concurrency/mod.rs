@@ -22,7 +22,7 @@
 //! | gradient: late overload check | `large_overload_is_detected_before_half_the_requests_return` |
 //! | gradient: growth × 2 in spite of doubt | `few_samples_do_not_double_the_limit` |
 //! | gradient: one sample ends a drain | `one_slow_drain_sample_hardly_changes_min_rtt` |
-//! | the same | `four_slow_drain_samples_set_the_min_rtt` |
+//! | the same | `four_high_latencies_with_a_drained_limit_raise_the_min_rtt` |
 //! | gradient: both of these faults | `gradient_keeps_its_bounds_with_few_workers` |
 //! | gradient: long drains | `a_slow_request_extends_a_drain_only_if_latency_is_steady` |
 //! | gradient: spread of one sample | `windows_with_few_samples_do_not_change_the_spread` |

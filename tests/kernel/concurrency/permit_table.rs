@@ -139,7 +139,7 @@ fn store_without_state_stays_closed_for_the_grace_period() {
 }
 
 #[test]
-fn store_without_reports_closes_before_a_permit_can_expire() {
+fn store_pauses_grants_before_an_unreported_permit_can_expire() {
     let mut life = AcquireGate::closed(START, OPEN);
     life.record_report(START);
     assert_eq!(life.closed_for(START.plus(Nanos(TIMES.max_silence.0 - 1)), &TIMES), OPEN);

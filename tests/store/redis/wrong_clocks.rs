@@ -96,7 +96,7 @@ async fn all_or_nothing_survives_a_retry_with_a_new_calendar_window() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn retry_with_a_new_calendar_window_spends_a_balance_once() {
+async fn check_planned_again_for_a_new_window_spends_its_balance_once() {
     const LENT: &str = "- {key: lent, rate_limit: {unit: day, requests_per_unit: 100, mode: leased, max_overshoot: 0, lease_hits: 10}}\n";
     let on = connected(&format!("charge: all_or_nothing\n{RULES}{LENT}"));
     for hits in [89, 1] {

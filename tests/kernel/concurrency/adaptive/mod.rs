@@ -199,7 +199,7 @@ fn one_slow_drain_sample_hardly_changes_min_rtt() {
 }
 
 #[test]
-fn four_slow_drain_samples_set_the_min_rtt() {
+fn four_high_latencies_with_a_drained_limit_raise_the_min_rtt() {
     let (mut policy, mut backend) = policy_in_drain();
     for _ in 0..4 {
         assert_eq!((policy.limit(), policy.min_rtt()), (1, Some(ms(10))));

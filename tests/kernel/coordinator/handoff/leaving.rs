@@ -83,7 +83,7 @@ fn reserved_after_leaving_until(before: u64, after: u64) -> u64 {
 }
 
 #[test]
-fn leaving_replica_is_reserved_until_its_requests_end() {
+fn share_of_a_leaving_replica_is_reserved_until_its_requests_end() {
     assert_eq!(reserved_after_leaving_until(30, 5), 66);
     assert_eq!(reserved_after_leaving_until(30, 30), 31, "it admits nothing after 1");
     assert_eq!(reserved_after_leaving_until(5, 30), 31);
