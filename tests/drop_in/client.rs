@@ -84,11 +84,11 @@ fn ask_with_flag_server_rejects_flags_hits_and_peek() {
         let (code, output, why) = run(&[&plain[..], &["--server", &admin], more].concat());
         assert_eq!((code, &*output), (Some(2), ""), "{more:?}");
         assert!(why.contains("--reset, --refund, --force or --unforce"), "{why}");
-        assert!(why.contains("asked at --address"), "{why}");
+        assert!(why.contains("the gRPC port, is for checks"), "{why}");
     }
     let (_, output, _) = run(&[&plain[..], &["--peek"]].concat());
     assert!(
-        output.starts_with("k=v: within, 5 of 5 per day left"),
+        output.starts_with("k=v: within, 5 of 5 per day remaining"),
         "nothing was charged: {output}"
     );
 }
@@ -99,9 +99,9 @@ fn bad_admin_tokens_and_addresses_are_reported() {
     let (bare, admin) = (service.admin.to_string(), format!("http://{}", service.admin));
     let check_args = ["--domain", "d", "--descriptor", "k=v"];
     for (token, why) in [
-        (Some("another one"), "refuses the token in SLUICEGATE_LISTEN_ADMIN_TOKEN"),
-        (None, "wants a token; set SLUICEGATE_LISTEN_ADMIN_TOKEN"),
-        (Some(""), "wants a token; set SLUICEGATE_LISTEN_ADMIN_TOKEN"),
+        (Some("another one"), "wrong token in SLUICEGATE_LISTEN_ADMIN_TOKEN"),
+        (None, "a token is required; set SLUICEGATE_LISTEN_ADMIN_TOKEN"),
+        (Some(""), "a token is required; set SLUICEGATE_LISTEN_ADMIN_TOKEN"),
     ] {
         for act in [&["explain"][..], &["ask", "--reset"]] {
             let (code, _, output) =
@@ -134,10 +134,7 @@ fn explain_command_reports_a_forced_decision() {
     assert_eq!(run(&[&freeze[..], &check_args].concat()).0, Some(0));
     let (code, output, _) = explain();
     assert!(code == Some(0) && output.contains("; an operator forces deny until 2"), "{output}");
-    assert!(
-        output.ends_with("    answer    1 hit, whatever a counter holds: denied\n"),
-        "{output}"
-    );
+    assert!(output.ends_with("    decision  1 hit, whatever the counter: deny\n"), "{output}");
 }
 
 #[test]
@@ -150,7 +147,10 @@ fn ask_command_prints_no_unit_for_a_custom_period() {
     let address = service.grpc.to_string();
     let (code, output, _) =
         run(&["ask", "--address", &address, "--domain", "d", "--descriptor", "k=v"]);
-    assert!(code == Some(0) && output.starts_with("k=v: within, 599 of 600 left, "), "{output}");
+    assert!(
+        code == Some(0) && output.starts_with("k=v: within, 599 of 600 remaining, "),
+        "{output}"
+    );
 }
 
 #[test]

@@ -39,7 +39,9 @@ impl LongRequestSlots {
 
     pub(super) fn full_reply(&self) -> (EdgeOutcome, Response) {
         let most = self.max_slots;
-        let why = format!("{most} requests are held or wait in queues, which is as many as may be");
+        let why = format!(
+            "{most} requests have a permit on a connection or wait in a queue: the maximum"
+        );
         (EdgeOutcome::TooManyRequests, text_response(StatusCode::SERVICE_UNAVAILABLE, &why))
     }
 }

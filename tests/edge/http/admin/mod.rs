@@ -356,7 +356,7 @@ async fn reset_rejects_uncounted_descriptors_and_accepts_empty_counters() {
 
 #[tokio::test]
 async fn permits_and_explain_pages_show_requests_in_flight() {
-    let engine = crate::edge::engine_with_concurrency("limit: 3, adaptive: {policy: gradient2}");
+    let engine = crate::edge::engine_with_concurrency("limit: 3, adaptive: {algorithm: gradient2}");
     let held = crate::edge::acquire_permits(&engine, "first").await;
     let Clock::Manual(clock) = engine.clock() else { panic!() };
     clock.advance(Nanos(7_000_000));
