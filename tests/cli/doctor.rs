@@ -4,13 +4,14 @@ use std::ffi::OsString;
 
 use sluicegate::cli::{self, CommandOutcome, Terminal};
 
-use crate::store::redis::{Store, limits, serve, wait_until_ready};
+use crate::store::redis::{limits, serve, wait_until_ready};
 use crate::support::cluster::Cluster;
+use crate::support::redis::Redis;
 use crate::support::resp::Value;
 use crate::support::sentinel::Watched;
 use crate::support::waiting::until;
 
-fn doctor(store: &Store, more: &[&str]) -> (CommandOutcome, String, String) {
+fn doctor(store: &Redis, more: &[&str]) -> (CommandOutcome, String, String) {
     doctor_at(&store.url(), more)
 }
 
@@ -25,7 +26,7 @@ pub fn doctor_at(url: &str, more: &[&str]) -> (CommandOutcome, String, String) {
 
 /// Returns the codes of the findings of `sluicegate doctor --format json`. An `!` marks an error;
 /// the others are warnings.
-fn codes(store: &Store) -> Vec<String> {
+fn codes(store: &Redis) -> Vec<String> {
     let (_, out, err) = doctor(store, &["--format", "json"]);
     let report: serde_json::Value = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{err}"));
     let code = |it: &serde_json::Value| {
@@ -35,9 +36,9 @@ fn codes(store: &Store) -> Vec<String> {
     report["findings"].as_array().unwrap().iter().map(code).collect()
 }
 
-fn running(flags: &[&str]) -> Store {
-    let mut store = Store::absent();
-    store.start(&[&["--port", "0"], flags].concat());
+fn running(flags: &[&str]) -> Redis {
+    let mut store = Redis::absent();
+    store.launch(&[&["--port", "0"], flags].concat());
     store
 }
 
@@ -136,7 +137,7 @@ fn sentinel_primary_that_accepts_writes_without_replicas_is_a_warning() {
 
 #[test]
 fn an_unreachable_store_is_a_clear_error() {
-    let absent = Store::absent();
+    let absent = Redis::absent();
     let (outcome, out, err) = doctor(&absent, &[]);
     assert_eq!((outcome, out.as_str()), (CommandOutcome::Failed, ""));
     assert!(err.starts_with("error: ") && err.contains("redis.sock"), "{err}");
@@ -154,10 +155,10 @@ fn an_unreachable_store_is_a_clear_error() {
 
 #[test]
 fn the_service_logs_store_problems_after_connecting() {
-    let (mut store, limits) = (Store::absent(), limits(10));
+    let (mut store, limits) = (Redis::absent(), limits(10));
     let service = serve(limits.path(), &store.url(), &[]);
     assert!(!service.log().contains("evicts"));
-    store.start(&["--port", "0", "--maxmemory-policy", "allkeys-lfu"]);
+    store.launch(&["--port", "0", "--maxmemory-policy", "allkeys-lfu"]);
     wait_until_ready(&service);
     let log = until("it is told", || match service.log() {
         log if log.contains("maxmemory-policy allkeys-lfu evicts counters") => Ok(log),

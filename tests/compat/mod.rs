@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use replay::{Outcome, Report, replay};
-use store::Store;
+use store::RecordedStore;
 use tally::Tally;
 use vectors::{Group, Scenario};
 
@@ -96,7 +96,7 @@ fn replay_all<'g>(groups: &'g [Group], redis: Option<&Redis>) -> Vec<Replayed<'g
     let reports = Mutex::new(BTreeMap::new());
     std::thread::scope(|scope| {
         for worker in 0..WORKERS {
-            let store = redis.map(|redis| Store::of(redis, worker));
+            let store = redis.map(|redis| RecordedStore::of(redis, worker));
             let (wanted, next, reports) = (&wanted, &next, &reports);
             scope.spawn(move || work(wanted, next, reports, store.as_ref()));
         }
@@ -109,7 +109,7 @@ fn work(
     wanted: &[(&Group, &Scenario)],
     next: &AtomicUsize,
     reports: &Mutex<BTreeMap<usize, Report>>,
-    store: Option<&Store>,
+    store: Option<&RecordedStore>,
 ) {
     let began = now();
     // A worker thread answers HTTP/2 pings between calls, because the server closes a connection
@@ -131,7 +131,7 @@ fn work(
     }
 }
 
-fn is_not_yet(group: &str, store: Option<&Store>) -> bool {
+fn is_not_yet(group: &str, store: Option<&RecordedStore>) -> bool {
     match store {
         None => STORE_ONLY.contains(&group),
         Some(_) => group == MEMORY_ONLY,

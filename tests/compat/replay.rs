@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use super::expected::{difference, unit_seconds};
-use super::store::{CommandMonitor, Store, commands_differ};
+use super::store::{CommandMonitor, RecordedStore, commands_differ};
 use super::vectors::{Http, Reload, Scenario, Step};
 use super::wire::{Connection, SHOULD_RATE_LIMIT};
 use super::{flags, message, metrics};
@@ -37,7 +37,7 @@ impl Report {
     }
 }
 
-pub fn replay(scenario: &Scenario, runtime: &Runtime, store: Option<&Store>) -> Report {
+pub fn replay(scenario: &Scenario, runtime: &Runtime, store: Option<&RecordedStore>) -> Report {
     let mut advice = Vec::new();
     let outcome = match not_yet(scenario, store) {
         Some(reason) => Outcome::NotYet(reason),
@@ -49,7 +49,7 @@ pub fn replay(scenario: &Scenario, runtime: &Runtime, store: Option<&Store>) -> 
     Report { outcome, advice }
 }
 
-fn not_yet(scenario: &Scenario, store: Option<&Store>) -> Option<&'static str> {
+fn not_yet(scenario: &Scenario, store: Option<&RecordedStore>) -> Option<&'static str> {
     if scenario.store_before.is_some() && store.is_none() {
         return Some("starts with counters in a store");
     }
@@ -69,7 +69,7 @@ fn not_yet(scenario: &Scenario, store: Option<&Store>) -> Option<&'static str> {
 fn run(
     scenario: &Scenario,
     runtime: &Runtime,
-    store: Option<&Store>,
+    store: Option<&RecordedStore>,
     advice: &mut Vec<String>,
 ) -> Result<(), String> {
     let files = Files::new(scenario).map_err(|error| format!("placing the files: {error}"))?;
@@ -82,7 +82,7 @@ fn run(
         }
     };
     if store.is_some() {
-        Store::wait_until_ready(&service)?;
+        RecordedStore::wait_until_ready(&service)?;
     }
     compare_load(&service.loads()?, 0, &scenario.load, advice)
         .map_err(|why| format!("load: {why}"))?;
@@ -107,7 +107,11 @@ fn run(
 }
 
 /// Starts the binary as `ratelimit` with the scenario's environment variables.
-fn start_ratelimit(scenario: &Scenario, files: &Files, store: &Store) -> Result<Service, String> {
+fn start_ratelimit(
+    scenario: &Scenario,
+    files: &Files,
+    store: &RecordedStore,
+) -> Result<Service, String> {
     let (root, url) = (files.root.path().display().to_string(), store.url());
     let places = [
         ("RUNTIME_ROOT", &*root),

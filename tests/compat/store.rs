@@ -24,12 +24,12 @@ const READ_DELAY: i64 = 60;
 const MEMBERSHIP: &str = "sluicegatesg:{fleet}:members";
 
 /// The Redis of one worker, so that concurrent scenarios share no counters.
-pub struct Store {
+pub struct RecordedStore {
     socket: PathBuf,
     database: usize,
 }
 
-impl Store {
+impl RecordedStore {
     pub fn of(redis: &Redis, database: usize) -> Self {
         Self { socket: redis.socket(), database }
     }
@@ -106,7 +106,7 @@ pub struct CommandMonitor {
 }
 
 impl CommandMonitor {
-    pub fn new(store: &Store) -> Self {
+    pub fn new(store: &RecordedStore) -> Self {
         let mut monitor = Client::connect(&store.socket).unwrap();
         monitor.call(&["MONITOR"]);
         Self { monitor, marker: store.connect(), database: store.database, marks: 0 }

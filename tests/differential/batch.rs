@@ -12,7 +12,7 @@ use smallvec::smallvec;
 
 use super::limits::Kind;
 use super::model::{Model, charge, expected};
-use super::one_counter::{Client, ExpiryTracker, START, is_valid_ttl};
+use super::one_counter::{CounterTraffic, ExpiryTracker, START, is_valid_ttl};
 use super::{PREFIX, Scripted, all_answers};
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
@@ -33,7 +33,7 @@ struct Family {
     kind: Kind,
     name: String,
     limit: Strategy,
-    client: Client,
+    client: CounterTraffic,
     keys: [KeyState; KEYS],
 }
 
@@ -46,7 +46,7 @@ struct ExpectedCharge {
 
 impl Family {
     fn new(kind: Kind, name: String, dice: Dice) -> Self {
-        let mut client = Client { dice, now: START, back_at: START };
+        let mut client = CounterTraffic { dice, now: START, back_at: START };
         let limit = kind.limit(&mut client.dice, START, None);
         Self { kind, name, limit, client, keys: Default::default() }
     }

@@ -111,7 +111,7 @@ struct GrantHistory {
 }
 
 /// Generates random share rounds of replicas that lose, repeat and delay messages.
-struct TraceGenerator {
+struct HeartbeatTrace {
     dice: Dice,
     now: Nanos,
     store: &'static str,
@@ -126,7 +126,7 @@ struct TraceGenerator {
     calm: u64,
 }
 
-impl TraceGenerator {
+impl HeartbeatTrace {
     fn new(mut dice: Dice) -> Self {
         let calm = dice.pick(&[1, 1, 8]);
         let laws = (0..CEILINGS).map(|_| law(&mut dice)).collect();
@@ -259,9 +259,9 @@ impl TraceGenerator {
 }
 
 #[derive(Debug, Default)]
-struct Tally([u32; 9]);
+struct HeartbeatCounts([u32; 9]);
 
-impl Tally {
+impl HeartbeatCounts {
     fn count(&mut self, reply: &HeartbeatReply) {
         self.0[match reply {
             HeartbeatReply::Grant(grant) if grant.share == Share(0) => 0,
@@ -289,9 +289,9 @@ fn settled_early(reply: &ShareRoundReply) -> bool {
 fn heartbeat_script_matches_the_kernel() {
     let (redis, seed) = (Redis::start(), seed());
     let mut reporter = Reporter::new(&redis);
-    let (mut tally, mut beats, mut early) = (Tally::default(), 0, 0);
+    let (mut tally, mut beats, mut early) = (HeartbeatCounts::default(), 0, 0);
     for number in 0..TRACES {
-        let mut generator = TraceGenerator::new(Dice::new(seed ^ (number as u64) << 32));
+        let mut generator = HeartbeatTrace::new(Dice::new(seed ^ (number as u64) << 32));
         let prefix = format!("{number}:");
         let trace: Vec<_> = (0..STEPS).map(|_| generator.step()).collect();
         for (round, store, now, _) in &trace {

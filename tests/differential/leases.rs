@@ -114,7 +114,7 @@ struct ReplicaView {
 }
 
 /// Generates random lease messages of replicas that lose, repeat and delay messages.
-struct TraceGenerator {
+struct LeaseTrace {
     dice: Dice,
     now: Nanos,
     limit: Strategy,
@@ -124,7 +124,7 @@ struct TraceGenerator {
     views: [ReplicaView; MEMBERS.len()],
 }
 
-impl TraceGenerator {
+impl LeaseTrace {
     fn new(kind: Kind, mut dice: Dice) -> Self {
         let limit = kind.limit(&mut dice, START, None);
         let terms = terms(&mut dice, &limit);
@@ -250,7 +250,7 @@ fn assert_matches_kernel(kind: Kind) {
     let mut lender = Lender::new(&redis);
     let mut lent_to = 0;
     for number in 0..TRACES {
-        let mut generator = TraceGenerator::new(kind, Dice::new(seed ^ (number as u64) << 32));
+        let mut generator = LeaseTrace::new(kind, Dice::new(seed ^ (number as u64) << 32));
         let name = number.to_string();
         let trace: Vec<_> = (0..STEPS).map(|_| generator.step(kind, &name)).collect();
         for (message, now, _) in &trace {

@@ -28,13 +28,13 @@ const STEPS: usize = 120;
 
 /// A client whose clock may step back. After a denial, it retries at retry-after, a tick sooner, or
 /// at random.
-pub(super) struct Client {
+pub(super) struct CounterTraffic {
     pub(super) dice: Dice,
     pub(super) now: Nanos,
     pub(super) back_at: Nanos,
 }
 
-impl Client {
+impl CounterTraffic {
     pub(super) fn wait(&mut self, limit: &Strategy) {
         let (tick, span) = (limit.tick().size().0, span(limit).0);
         let hit = (span / u64::from(limit.max_at_once().max(1))).max(1);
@@ -125,7 +125,7 @@ impl ExpiryTracker {
 }
 
 fn trace(kind: Kind, name: &str, dice: Dice) -> Vec<ExpectedCheck> {
-    let mut client = Client { dice, now: START, back_at: START };
+    let mut client = CounterTraffic { dice, now: START, back_at: START };
     let mut limit = kind.limit(&mut client.dice, START, None);
     let (mut model, mut rest) = (Model::default(), ExpiryTracker::default());
     let step = |_| {

@@ -123,7 +123,7 @@ fn bucket(number: u64) -> BucketKey {
 }
 
 /// Generates random permit calls of replicas that lose, repeat and delay messages.
-struct TraceGenerator {
+struct PermitTrace {
     dice: Dice,
     now: Nanos,
     store: &'static str,
@@ -133,7 +133,7 @@ struct TraceGenerator {
     given: Vec<u64>,
 }
 
-impl TraceGenerator {
+impl PermitTrace {
     fn new(mut dice: Dice) -> Self {
         let limits = (0..CEILINGS).map(|_| dice.pick(&[1, 2, 3, 10, 10, 100])).collect();
         let given = (0..REPLICAS).map(|_| 0).collect();
@@ -222,9 +222,9 @@ impl TraceGenerator {
 
 /// Counts of replies: acquired, limit reached, closed in the grace period, restored and released.
 #[derive(Debug, Default)]
-struct Tally([u64; 5]);
+struct PermitCounts([u64; 5]);
 
-impl Tally {
+impl PermitCounts {
     fn count(&mut self, reply: &ScriptReply) {
         match reply {
             ScriptReply::Answer(Some(answer)) => {
@@ -250,9 +250,9 @@ fn permit_scripts_match_the_kernel() {
     let (redis, seed) = (Redis::start(), seed());
     println!("SLUICEGATE_SEED={seed}");
     let mut scripted = Scripted::new(&redis);
-    let mut tally = Tally::default();
+    let mut tally = PermitCounts::default();
     for number in 0..TRACES {
-        let mut generator = TraceGenerator::new(Dice::new(seed ^ number << 32));
+        let mut generator = PermitTrace::new(Dice::new(seed ^ number << 32));
         let prefix = format!("{number}:");
         let trace: Vec<_> = (0..STEPS).map(|_| generator.step()).collect();
         for (act, store, now, _) in &trace {

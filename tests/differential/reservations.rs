@@ -43,7 +43,7 @@ enum StoreCall {
     Charge,
 }
 
-struct TraceGenerator {
+struct ReservationTrace {
     dice: Dice,
     now: Nanos,
     limit: Strategy,
@@ -53,7 +53,7 @@ struct TraceGenerator {
     last: ReservationId,
 }
 
-impl TraceGenerator {
+impl ReservationTrace {
     fn new(kind: Kind, mut dice: Dice) -> Self {
         let limit = kind.limit(&mut dice, START, None);
         let micros = (span(&limit).0 / 1_000 / dice.pick(&[2, 20, 200])).clamp(1, 1 << 45);
@@ -196,11 +196,11 @@ impl Reserver {
 fn batched_reservations_match_single_calls() {
     let (redis, seed) = (Redis::start(), seed());
     let (mut reserver, mut dice) = (Reserver::new(&redis), Dice::new(seed));
-    let mut generators: Vec<(Kind, TraceGenerator)> = Kind::ALL
+    let mut generators: Vec<(Kind, ReservationTrace)> = Kind::ALL
         .into_iter()
         .cycle()
         .take(12)
-        .map(|kind| (kind, TraceGenerator::new(kind, Dice::new(dice.roll()))))
+        .map(|kind| (kind, ReservationTrace::new(kind, Dice::new(dice.roll()))))
         .collect();
     for step in 0..400 {
         let count = 1 + usize::try_from(dice.up_to(11)).unwrap();
@@ -257,7 +257,7 @@ fn assert_matches_kernel(kind: Kind) {
     let mut reserver = Reserver::new(&redis);
     let (mut held_or_kept, mut back) = (0, 0);
     for number in 0..TRACES {
-        let mut generator = TraceGenerator::new(kind, Dice::new(seed ^ (number as u64) << 32));
+        let mut generator = ReservationTrace::new(kind, Dice::new(seed ^ (number as u64) << 32));
         let name = number.to_string();
         let trace: Vec<_> = (0..STEPS).map(|_| generator.step(kind, &name)).collect();
         for (asked, charge, now, _) in &trace {

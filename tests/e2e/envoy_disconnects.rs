@@ -93,14 +93,14 @@ struct RunResult {
 }
 
 /// A client that disconnects at most `EARLY` before or after its estimated median response time.
-struct Client {
+struct DisconnectingClient {
     ingress: SocketAddr,
     dice: Dice,
     /// Estimated median response time.
     answered: Duration,
 }
 
-impl Client {
+impl DisconnectingClient {
     const EARLY: Duration = Duration::from_millis(3);
     const STEP: Duration = Duration::from_millis(1);
 
@@ -135,7 +135,8 @@ fn run_clients(hook: Shipped, change: fn(&mut String), grpc: SocketAddr) -> Fini
     std::thread::scope(|scope| {
         for client in 0..CLIENTS {
             let dice = Dice::new(first.wrapping_add(client as u64));
-            let mut client = Client { ingress: envoy.ingress, dice, answered: ACQUIRE_DELAY };
+            let mut client =
+                DisconnectingClient { ingress: envoy.ingress, dice, answered: ACQUIRE_DELAY };
             scope.spawn(move || (0..REQUESTS / CLIENTS).for_each(|_| client.visit()));
         }
     });

@@ -13,7 +13,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use super::envoy::{Shipped, replace_once};
-use super::in_flight::{Scene, gauge, limit_all_requests};
+use super::in_flight::{EnvoyScene, gauge, limit_all_requests};
 use super::release_time::{Ending, check_ending, time_until_idle, time_until_zero};
 use super::stepwise_upstream::Visit;
 use crate::support::waiting::{PATIENCE, now};
@@ -75,7 +75,7 @@ fn with_endings(text: &mut String) {
     replace_once(text, UPSTREAM, &[UNREACHABLE_CLUSTER, UPSTREAM].concat());
 }
 
-fn open(scene: &Scene, path: &str, headers: &str) -> TcpStream {
+fn open(scene: &EnvoyScene, path: &str, headers: &str) -> TcpStream {
     let mut stream = TcpStream::connect(scene.envoy.ingress).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nhost: edge\r\n{headers}\r\n");
@@ -92,13 +92,13 @@ fn status(mut stream: &TcpStream) -> u16 {
 /// A concurrency limit with one permit and one queue position.
 const LIMIT: &str = "limit: 1, queue: {size: 1, timeout: 9s}";
 
-fn release_time(scene: &Scene, at: Instant) -> Duration {
+fn release_time(scene: &EnvoyScene, at: Instant) -> Duration {
     time_until_idle(scene.service.metrics, at)
 }
 
 /// Sends a request and waits until it reaches the upstream. Returns the client and the upstream
 /// connection.
-fn start_request(scene: &Scene, headers: &str) -> (TcpStream, Visit) {
+fn start_request(scene: &EnvoyScene, headers: &str) -> (TcpStream, Visit) {
     let client = open(scene, "/", headers);
     let visit = scene.upstream.next();
     scene.expect_in_flight(1);
@@ -106,7 +106,7 @@ fn start_request(scene: &Scene, headers: &str) -> (TcpStream, Visit) {
 }
 
 /// As [`start_request`], with the first part of the response sent and read.
-fn start_response(scene: &Scene) -> (TcpStream, Visit) {
+fn start_response(scene: &EnvoyScene) -> (TcpStream, Visit) {
     let (client, mut visit) = start_request(scene, "");
     visit.begin();
     assert_eq!(status(&client), 200);
@@ -114,7 +114,7 @@ fn start_response(scene: &Scene) -> (TcpStream, Visit) {
     (client, visit)
 }
 
-fn open_websocket(scene: &Scene) -> (TcpStream, Visit) {
+fn open_websocket(scene: &EnvoyScene) -> (TcpStream, Visit) {
     let (client, mut visit) = start_request(scene, "connection: upgrade\r\nupgrade: websocket\r\n");
     visit.switch();
     assert_eq!(status(&client), 101);
@@ -122,7 +122,7 @@ fn open_websocket(scene: &Scene) -> (TcpStream, Visit) {
     (client, visit)
 }
 
-fn complete_response(scene: &Scene) -> Duration {
+fn complete_response(scene: &EnvoyScene) -> Duration {
     let (client, visit) = start_request(scene, "");
     let at = now();
     visit.answer();
@@ -131,21 +131,21 @@ fn complete_response(scene: &Scene) -> Duration {
     took
 }
 
-fn streamed_body(scene: &Scene) -> Duration {
+fn streamed_body(scene: &EnvoyScene) -> Duration {
     let (_client, visit) = start_response(scene);
     let at = now();
     visit.end();
     release_time(scene, at)
 }
 
-fn client_leaves_before_response(scene: &Scene) -> Duration {
+fn client_leaves_before_response(scene: &EnvoyScene) -> Duration {
     let (client, _visit) = start_request(scene, "");
     let at = now();
     drop(client);
     release_time(scene, at)
 }
 
-fn client_leaves_mid_body(scene: &Scene) -> Duration {
+fn client_leaves_mid_body(scene: &EnvoyScene) -> Duration {
     let (client, _visit) = start_response(scene);
     let at = now();
     drop(client);
@@ -153,7 +153,7 @@ fn client_leaves_mid_body(scene: &Scene) -> Duration {
 }
 
 /// Another request keeps the permit. Returns the time until the queue position is free.
-fn client_leaves_the_queue(scene: &Scene) -> Duration {
+fn client_leaves_the_queue(scene: &EnvoyScene) -> Duration {
     let (_client, visit) = start_request(scene, "");
     let queued = open(scene, "/", "");
     scene.expect_gauge("sluicegate_requests_queued", 1);
@@ -166,7 +166,7 @@ fn client_leaves_the_queue(scene: &Scene) -> Duration {
     took
 }
 
-fn upstream_resets_before_headers(scene: &Scene) -> Duration {
+fn upstream_resets_before_headers(scene: &EnvoyScene) -> Duration {
     let (client, visit) = start_request(scene, "");
     let at = now();
     visit.reset();
@@ -175,21 +175,21 @@ fn upstream_resets_before_headers(scene: &Scene) -> Duration {
     took
 }
 
-fn upstream_resets_mid_body(scene: &Scene) -> Duration {
+fn upstream_resets_mid_body(scene: &EnvoyScene) -> Duration {
     let (_client, visit) = start_response(scene);
     let at = now();
     visit.reset();
     release_time(scene, at)
 }
 
-fn client_closes_websocket(scene: &Scene) -> Duration {
+fn client_closes_websocket(scene: &EnvoyScene) -> Duration {
     let (client, _visit) = open_websocket(scene);
     let at = now();
     drop(client);
     release_time(scene, at)
 }
 
-fn upstream_closes_websocket(scene: &Scene) -> Duration {
+fn upstream_closes_websocket(scene: &EnvoyScene) -> Duration {
     let (_client, visit) = open_websocket(scene);
     let at = now();
     visit.reset();
@@ -197,7 +197,7 @@ fn upstream_closes_websocket(scene: &Scene) -> Duration {
 }
 
 /// Returns the time from the request's arrival at the upstream; the route timeout is 300 ms.
-fn upstream_times_out(scene: &Scene) -> Duration {
+fn upstream_times_out(scene: &EnvoyScene) -> Duration {
     let client = open(scene, "/late", "");
     let _visit = scene.upstream.next();
     let at = now();
@@ -207,7 +207,7 @@ fn upstream_times_out(scene: &Scene) -> Duration {
     took
 }
 
-fn upstream_retry(scene: &Scene) -> Duration {
+fn upstream_retry(scene: &EnvoyScene) -> Duration {
     let client = open(scene, "/again", "");
     scene.upstream.next().reset();
     let second = scene.upstream.next();
@@ -221,7 +221,7 @@ fn upstream_retry(scene: &Scene) -> Duration {
 
 /// Gets a response of Envoy itself to a request that had acquired a permit. Returns the time from
 /// its arrival at the client.
-fn response_from_envoy(scene: &Scene, path: &str, want: u16) -> Duration {
+fn response_from_envoy(scene: &EnvoyScene, path: &str, want: u16) -> Duration {
     let before = admitted(scene);
     assert_eq!(status(&open(scene, path, "")), want, "{path}");
     let took = release_time(scene, now());
@@ -230,7 +230,7 @@ fn response_from_envoy(scene: &Scene, path: &str, want: u16) -> Duration {
 }
 
 /// Gets a direct response of Envoy, for which the rate limit filters make no check.
-fn direct_response(scene: &Scene) -> Duration {
+fn direct_response(scene: &EnvoyScene) -> Duration {
     let Shipped::RlsConcurrency = scene.hook else {
         return response_from_envoy(scene, "/local", 204);
     };
@@ -240,13 +240,13 @@ fn direct_response(scene: &Scene) -> Duration {
     Duration::ZERO
 }
 
-fn admitted(scene: &Scene) -> u64 {
+fn admitted(scene: &EnvoyScene) -> u64 {
     gauge(scene.service.metrics, r#"sluicegate_checks_total{verdict="allow"}"#)
 }
 
 /// One way to end a request: its name, documented release times in ms, and action. The times are
 /// for `ext_proc`, two rate limit filters, and `ext_authz` with access log.
-type Row = (&'static str, [u64; 3], fn(&Scene) -> Duration);
+type Row = (&'static str, [u64; 3], fn(&EnvoyScene) -> Duration);
 
 const ENDINGS: [Row; 14] = [
     ("an answer", [3, 3, 3], complete_response),
@@ -270,7 +270,7 @@ const ENDINGS: [Row; 14] = [
 #[test]
 fn permits_are_released_within_documented_times() {
     for (column, hook) in HOOKS.into_iter().enumerate() {
-        let scene = Scene::changed(hook, &limit_all_requests(LIMIT), with_endings);
+        let scene = EnvoyScene::changed(hook, &limit_all_requests(LIMIT), with_endings);
         for (what, promised, end) in ENDINGS {
             let ending = Ending { what, promised: promised[column], end };
             check_ending(name(hook), scene.service.metrics, &scene, &ending);

@@ -21,13 +21,13 @@ use crate::support::waiting::{now, until};
 const CLIENTS: usize = 16;
 const EACH: usize = 60;
 
-struct Fleet {
+struct ProxiedFleet {
     _store: Redis,
     _limits: TempDir,
     services: [Service; 2],
 }
 
-impl Fleet {
+impl ProxiedFleet {
     fn start(flags: &[&str]) -> Self {
         let (store, limits) = (Redis::start(), tempfile::tempdir().unwrap());
         // Uses mode `local`: in mode `shared`, a new store first waits for a grace period.
@@ -100,7 +100,7 @@ const DROPPED: &str = r#"sluicegate_forwarded_releases_total{event="dropped"}"#;
 const LATE: &str = r#"sluicegate_forwarded_releases_total{event="timed_out"}"#;
 
 fn check_for_leaks(shipped: Shipped) {
-    let fleet = Fleet::start(&[]);
+    let fleet = ProxiedFleet::start(&[]);
     let replicas = fleet.services.each_ref().map(|one| one.grpc);
     let text = configured(shipped, upstream::start(), &replicas, WhenDown::Deny);
     let envoy = Envoy::start_with(text, 2);
@@ -134,7 +134,7 @@ fn ext_authz_with_access_log_leaks_no_permit() {
 /// Wrong setup: without a peer port, about half of the permits would last until `max_duration`.
 #[test]
 fn replicas_without_peer_port_leak_permits() {
-    let fleet = Fleet::start(&["--listen-peer-port", ""]);
+    let fleet = ProxiedFleet::start(&["--listen-peer-port", ""]);
     let replicas = fleet.services.each_ref().map(|one| one.grpc);
     let text = configured(Shipped::RlsConcurrency, upstream::start(), &replicas, WhenDown::Deny);
     let envoy = Envoy::start_with(text, 2);
@@ -146,7 +146,7 @@ fn replicas_without_peer_port_leak_permits() {
 
 #[test]
 fn nginx_releases_at_another_replica_leak_no_permit() {
-    let fleet = Fleet::start(&[]);
+    let fleet = ProxiedFleet::start(&[]);
     let [acquiring, releasing] = &fleet.services;
     let shipped = Conf::Concurrency(releasing.syslog().unwrap());
     let nginx = Nginx::start_as(shipped, upstream::start(), acquiring.http, WhenDown::Allow);

@@ -28,7 +28,7 @@ pub(super) const HOOKS: &str = r#"[{"name": "other", "domain": "nowhere",
                          [{"request_headers": {"header_name": "x-api-key", "descriptor_key": "api_key"}}]]}]"#;
 
 /// Envoy, the service, and an upstream that the test controls.
-pub(super) struct Scene {
+pub(super) struct EnvoyScene {
     pub(super) hook: Shipped,
     limits: TempDir,
     pub(super) service: Service,
@@ -36,7 +36,7 @@ pub(super) struct Scene {
     pub(super) upstream: Visits,
 }
 
-impl Scene {
+impl EnvoyScene {
     /// Starts a scene whose limits file has these descriptors, in the domain of the hook.
     fn with(descriptors: &str) -> Self {
         Self::of(Shipped::ExtProc, descriptors)
@@ -84,12 +84,12 @@ impl Scene {
         Self::with(&limit_all_requests(limit))
     }
 
-    /// As [`Scene::with_limit`], through two rate limit filters.
+    /// As [`EnvoyScene::with_limit`], through two rate limit filters.
     fn with_rls_limit(limit: &str) -> Self {
         Self::of(Shipped::RlsConcurrency, &limit_all_requests(limit))
     }
 
-    /// As [`Scene::with_limit`], through `ext_authz` and access log.
+    /// As [`EnvoyScene::with_limit`], through `ext_authz` and access log.
     fn with_ext_authz_limit(limit: &str) -> Self {
         Self::of(Shipped::ExtAuthzConcurrency, &limit_all_requests(limit))
     }
@@ -147,7 +147,7 @@ pub(super) fn expect_gauge(metrics: SocketAddr, name: &str, value: u64) {
 #[test]
 fn ext_proc_limit_is_exact_and_permits_are_reused() {
     let scene =
-        Scene::with_limit("limit: 3, reject: {status: 503, retry_after: 1500ms, body: busy}");
+        EnvoyScene::with_limit("limit: 3, reject: {status: 503, retry_after: 1500ms, body: busy}");
     let clients: Vec<_> = (0..3).map(|_| scene.send()).collect();
     let mut visits: Vec<_> = (0..3).map(|_| scene.upstream.next()).collect();
     scene.expect_in_flight(3);
@@ -170,7 +170,7 @@ fn ext_proc_limit_is_exact_and_permits_are_reused() {
 
 #[test]
 fn streamed_response_keeps_its_permit_until_the_end() {
-    let scene = Scene::with_limit("limit: 1");
+    let scene = EnvoyScene::with_limit("limit: 1");
     let mut client = scene.connect();
     let mut visit = scene.upstream.next();
     visit.begin();
@@ -182,9 +182,9 @@ fn streamed_response_keeps_its_permit_until_the_end() {
     scene.expect_in_flight(0);
 }
 
-/// As [`Scene::with_limit`]; Envoy also sends response headers to the service.
-fn with_response_headers(limit: &str) -> Scene {
-    Scene::changed(Shipped::ExtProc, &limit_all_requests(limit), |text| {
+/// As [`EnvoyScene::with_limit`]; Envoy also sends response headers to the service.
+fn with_response_headers(limit: &str) -> EnvoyScene {
+    EnvoyScene::changed(Shipped::ExtProc, &limit_all_requests(limit), |text| {
         replace_once(text, "response_header_mode: SKIP", "response_header_mode: SEND");
     })
 }
@@ -231,7 +231,7 @@ pub(super) fn lower_limit(
 
 #[test]
 fn rate_limit_denial_returns_429_and_releases_the_permit() {
-    let scene = Scene::with(
+    let scene = EnvoyScene::with(
         "- key: upstream\n  value: all\n  concurrency: {limit: 1}\n\
          - key: api_key\n  rate_limit: {unit: year, requests_per_unit: 1}\n",
     );
@@ -254,7 +254,7 @@ fn rate_limit_denial_returns_429_and_releases_the_permit() {
 
 #[test]
 fn queued_request_starts_on_release_and_leaves_on_disconnect() {
-    let scene = Scene::with_limit("limit: 1, queue: {size: 1, timeout: 9s}");
+    let scene = EnvoyScene::with_limit("limit: 1, queue: {size: 1, timeout: 9s}");
     let first = scene.send();
     let held = scene.upstream.next();
     let disconnecting = scene.connect();
@@ -275,7 +275,8 @@ fn queued_request_starts_on_release_and_leaves_on_disconnect() {
 /// The queue timeout is five times Envoy's `message_timeout`, so the service must extend it.
 #[test]
 fn envoy_waits_for_the_queue_timeout() {
-    let scene = Scene::with_limit("limit: 1, queue: {size: 1, timeout: 1s}, reject: {status: 429}");
+    let scene =
+        EnvoyScene::with_limit("limit: 1, queue: {size: 1, timeout: 1s}, reject: {status: 429}");
     let first = scene.send();
     let held = scene.upstream.next();
     assert_eq!(scene.get().status, 429, "without the announcement it would pass");

@@ -22,7 +22,7 @@ use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 
 use super::envoy::Shipped;
-use super::in_flight::{FALLING_LIMIT, Scene, gauge, limit_all_requests, lower_limit};
+use super::in_flight::{EnvoyScene, FALLING_LIMIT, gauge, limit_all_requests, lower_limit};
 use super::nginx_in_flight::{self, Integration};
 use super::stepwise_upstream::Visit;
 use crate::support::http1;
@@ -109,7 +109,7 @@ fn check_latency(by: &str, admin: SocketAddr, least: Duration, most: Duration) {
 #[test]
 fn envoy_latency_excludes_queue_and_slow_download() {
     for hook in HOOKS {
-        let scene = Scene::changed(hook, &limit_all_requests(LIMIT), |_| {});
+        let scene = EnvoyScene::changed(hook, &limit_all_requests(LIMIT), |_| {});
         let first = scene.send();
         let held = scene.upstream.next();
         let mut client = SlowClient::ask(scene.envoy.ingress);
@@ -133,7 +133,7 @@ fn envoy_latency_excludes_queue_and_slow_download() {
 
 #[test]
 fn nginx_latency_excludes_queue_and_slow_upload() {
-    let scene = nginx_in_flight::Scene::with_limit(Integration::Datagrams, LIMIT);
+    let scene = nginx_in_flight::NginxScene::with_limit(Integration::Datagrams, LIMIT);
     let first = scene.send();
     let held = scene.upstream.next();
     let mut client = scene.connect_and_send(UNFINISHED_REQUEST);
@@ -160,9 +160,9 @@ fn nginx_latency_excludes_queue_and_slow_upload() {
 #[test]
 fn failures_lower_the_limit_and_are_not_measured() {
     for hook in HOOKS {
-        let scene = Scene::changed(hook, &limit_all_requests(FALLING_LIMIT), |_| {});
+        let scene = EnvoyScene::changed(hook, &limit_all_requests(FALLING_LIMIT), |_| {});
         lower_limit(&scene.service, &scene.upstream, || scene.send());
     }
-    let scene = nginx_in_flight::Scene::with_limit(Integration::Datagrams, FALLING_LIMIT);
+    let scene = nginx_in_flight::NginxScene::with_limit(Integration::Datagrams, FALLING_LIMIT);
     lower_limit(&scene.service, &scene.upstream, || scene.send());
 }

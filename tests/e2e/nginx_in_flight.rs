@@ -32,7 +32,7 @@ pub(super) enum Integration {
 pub(super) const INTEGRATIONS: [Integration; 2] = [Integration::Datagrams, Integration::Lua];
 
 /// NGINX, the service, and an upstream that the test controls.
-pub(super) struct Scene {
+pub(super) struct NginxScene {
     _limits: TempDir,
     pub(super) service: Service,
     pub(super) nginx: Nginx,
@@ -46,7 +46,7 @@ fn service(limits: &TempDir) -> Service {
     Service::start(limits.path(), &flags).unwrap()
 }
 
-impl Scene {
+impl NginxScene {
     /// Starts a scene whose limits file has these descriptors, in the domain of the hook.
     fn with(by: Integration, descriptors: &str) -> Self {
         Self::before(by, descriptors, Visits::listen())
@@ -116,7 +116,7 @@ fn status_of(client: JoinHandle<std::io::Result<Reply>>) -> u16 {
 #[test]
 fn limit_is_exact_and_permits_are_reused() {
     for by in INTEGRATIONS {
-        let scene = Scene::with_limit(
+        let scene = NginxScene::with_limit(
             by,
             "limit: 3, reject: {status: 503, retry_after: 1500ms, body: busy}",
         );
@@ -147,7 +147,7 @@ fn limit_is_exact_and_permits_are_reused() {
 #[test]
 fn streamed_response_keeps_its_permit_until_the_end() {
     for by in INTEGRATIONS {
-        let scene = Scene::with_limit(by, "limit: 1, reject: {status: 429}");
+        let scene = NginxScene::with_limit(by, "limit: 1, reject: {status: 429}");
         let client = scene.send();
         let mut visit = scene.upstream.next();
         visit.begin();
@@ -162,7 +162,7 @@ fn streamed_response_keeps_its_permit_until_the_end() {
 #[test]
 fn client_disconnect_frees_its_permit_or_queue_position() {
     for by in INTEGRATIONS {
-        let scene = Scene::with_limit(by, "limit: 1, queue: {size: 1, timeout: 9s}");
+        let scene = NginxScene::with_limit(by, "limit: 1, queue: {size: 1, timeout: 9s}");
         for begun in [false, true] {
             let client = scene.connect();
             let mut visit = scene.upstream.next();
@@ -186,7 +186,7 @@ fn client_disconnect_frees_its_permit_or_queue_position() {
 #[test]
 fn upstream_reset_releases_the_permit() {
     for by in INTEGRATIONS {
-        let scene = Scene::with_limit(by, "limit: 1");
+        let scene = NginxScene::with_limit(by, "limit: 1");
         for begun in [false, true] {
             let client = scene.send();
             let mut visit = scene.upstream.next();
@@ -207,7 +207,7 @@ fn refused_upstream_connection_releases_the_permit() {
     for by in INTEGRATIONS {
         let mut upstream = Visits::listen();
         upstream.address = ports::free();
-        let scene = Scene::before(by, &limit_all_requests("limit: 1"), upstream);
+        let scene = NginxScene::before(by, &limit_all_requests("limit: 1"), upstream);
         for _ in 0..2 {
             assert_eq!(scene.get().status, 502);
             scene.expect_in_flight(0);
@@ -218,7 +218,7 @@ fn refused_upstream_connection_releases_the_permit() {
 #[test]
 fn queued_request_starts_on_release_or_times_out() {
     for by in INTEGRATIONS {
-        let scene = Scene::with_limit(by, "limit: 1, queue: {size: 1, timeout: 9s}");
+        let scene = NginxScene::with_limit(by, "limit: 1, queue: {size: 1, timeout: 9s}");
         let first = scene.send();
         let held = scene.upstream.next();
         let queued = scene.send();
@@ -228,7 +228,7 @@ fn queued_request_starts_on_release_or_times_out() {
         assert_eq!([status_of(first), status_of(queued)], [200, 200]);
         scene.expect_in_flight(0);
 
-        let scene = Scene::with_limit(by, "limit: 1, queue: {size: 1, timeout: 50ms}");
+        let scene = NginxScene::with_limit(by, "limit: 1, queue: {size: 1, timeout: 50ms}");
         let first = scene.send();
         let held = scene.upstream.next();
         assert_eq!(scene.get().status, 503);
@@ -241,7 +241,7 @@ fn queued_request_starts_on_release_or_times_out() {
 #[test]
 fn rate_limit_denial_returns_429_and_releases_the_permit() {
     for by in INTEGRATIONS {
-        let scene = Scene::with(
+        let scene = NginxScene::with(
             by,
             "- key: upstream\n  value: all\n  concurrency: {limit: 1}\n\
              - key: api_key\n  rate_limit: {unit: year, requests_per_unit: 1, name: per-key}\n",
@@ -273,7 +273,7 @@ fn nginx_403_reaches_the_client_and_releases_the_permit() {
     let serves = format!("root {};", files.path().display());
     for by in INTEGRATIONS {
         let limit = limit_all_requests("limit: 1, reject: {status: 503}");
-        let scene = Scene::changed(by, &limit, Visits::listen(), |text| {
+        let scene = NginxScene::changed(by, &limit, Visits::listen(), |text| {
             replace_once(text, "proxy_pass http://app;", &serves);
         });
         for asked in 1..=3 {

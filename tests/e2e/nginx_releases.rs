@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::envoy::replace_once;
 use super::in_flight::{gauge, limit_all_requests};
-use super::nginx_in_flight::{INTEGRATIONS, Integration, Scene};
+use super::nginx_in_flight::{INTEGRATIONS, Integration, NginxScene};
 use super::release_time::{
     self, Ending, check_ending, instant_before, time_until_idle, time_until_zero,
 };
@@ -46,17 +46,19 @@ fn with_endings(text: &mut String, app: SocketAddr) {
     replace_once(text, "proxy_pass http://app;", pass);
 }
 
-fn scene(by: Integration) -> Scene {
+fn scene(by: Integration) -> NginxScene {
     let upstream = Visits::listen();
     let app = upstream.address;
-    Scene::changed(by, &limit_all_requests(LIMIT), upstream, move |text| with_endings(text, app))
+    NginxScene::changed(by, &limit_all_requests(LIMIT), upstream, move |text| {
+        with_endings(text, app)
+    })
 }
 
-fn release_time(scene: &Scene, at: Instant) -> Duration {
+fn release_time(scene: &NginxScene, at: Instant) -> Duration {
     time_until_idle(scene.service.metrics, at)
 }
 
-fn open(scene: &Scene, path: &str, headers: &str) -> TcpStream {
+fn open(scene: &NginxScene, path: &str, headers: &str) -> TcpStream {
     let mut stream = TcpStream::connect(scene.nginx.ingress).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nhost: edge\r\n{headers}\r\n");
@@ -72,14 +74,14 @@ fn status(mut stream: &TcpStream) -> u16 {
 
 /// Sends a request and waits until it reaches the upstream. Returns the client and the upstream
 /// connection.
-fn start_request(scene: &Scene, headers: &str) -> (TcpStream, Visit) {
+fn start_request(scene: &NginxScene, headers: &str) -> (TcpStream, Visit) {
     let client = open(scene, "/", headers);
     let visit = scene.upstream.next();
     scene.expect_in_flight(1);
     (client, visit)
 }
 
-fn open_websocket(scene: &Scene) -> (TcpStream, Visit) {
+fn open_websocket(scene: &NginxScene) -> (TcpStream, Visit) {
     let (client, mut visit) = start_request(scene, "connection: upgrade\r\nupgrade: websocket\r\n");
     visit.switch();
     assert_eq!(status(&client), 101);
@@ -87,7 +89,7 @@ fn open_websocket(scene: &Scene) -> (TcpStream, Visit) {
     (client, visit)
 }
 
-fn complete_response(scene: &Scene) -> Duration {
+fn complete_response(scene: &NginxScene) -> Duration {
     let (client, visit) = start_request(scene, "");
     let at = now();
     visit.answer();
@@ -96,7 +98,7 @@ fn complete_response(scene: &Scene) -> Duration {
     took
 }
 
-fn streamed_body(scene: &Scene) -> Duration {
+fn streamed_body(scene: &NginxScene) -> Duration {
     let (client, mut visit) = start_request(scene, "");
     visit.begin();
     assert_eq!(status(&client), 200);
@@ -106,7 +108,7 @@ fn streamed_body(scene: &Scene) -> Duration {
     release_time(scene, at)
 }
 
-fn client_leaves_before_response(scene: &Scene) -> Duration {
+fn client_leaves_before_response(scene: &NginxScene) -> Duration {
     let (client, _visit) = start_request(scene, "");
     let at = now();
     drop(client);
@@ -114,7 +116,7 @@ fn client_leaves_before_response(scene: &Scene) -> Duration {
 }
 
 /// Disconnects during a body that exceeds the buffers of NGINX, so NGINX notices the disconnect.
-fn client_leaves_mid_body(scene: &Scene) -> Duration {
+fn client_leaves_mid_body(scene: &NginxScene) -> Duration {
     let (client, mut visit) = start_request(scene, "");
     visit.stream();
     assert_eq!(status(&client), 200);
@@ -125,7 +127,7 @@ fn client_leaves_mid_body(scene: &Scene) -> Duration {
 }
 
 /// Another request keeps the permit. Returns the time until the queue position is free.
-fn client_leaves_the_queue(scene: &Scene) -> Duration {
+fn client_leaves_the_queue(scene: &NginxScene) -> Duration {
     let (_client, visit) = start_request(scene, "");
     let queued = open(scene, "/", "");
     scene.expect_queued(1);
@@ -138,7 +140,7 @@ fn client_leaves_the_queue(scene: &Scene) -> Duration {
     took
 }
 
-fn upstream_resets_before_headers(scene: &Scene) -> Duration {
+fn upstream_resets_before_headers(scene: &NginxScene) -> Duration {
     let (client, visit) = start_request(scene, "");
     let at = now();
     visit.reset();
@@ -147,7 +149,7 @@ fn upstream_resets_before_headers(scene: &Scene) -> Duration {
     took
 }
 
-fn upstream_resets_mid_body(scene: &Scene) -> Duration {
+fn upstream_resets_mid_body(scene: &NginxScene) -> Duration {
     let (client, mut visit) = start_request(scene, "");
     visit.begin();
     assert_eq!(status(&client), 200);
@@ -157,14 +159,14 @@ fn upstream_resets_mid_body(scene: &Scene) -> Duration {
     release_time(scene, at)
 }
 
-fn client_closes_websocket(scene: &Scene) -> Duration {
+fn client_closes_websocket(scene: &NginxScene) -> Duration {
     let (client, _visit) = open_websocket(scene);
     let at = now();
     drop(client);
     release_time(scene, at)
 }
 
-fn upstream_closes_websocket(scene: &Scene) -> Duration {
+fn upstream_closes_websocket(scene: &NginxScene) -> Duration {
     let (_client, visit) = open_websocket(scene);
     let at = now();
     visit.reset();
@@ -172,7 +174,7 @@ fn upstream_closes_websocket(scene: &Scene) -> Duration {
 }
 
 /// Returns the time from the request's arrival at the upstream; the read timeout is 300 ms.
-fn upstream_times_out(scene: &Scene) -> Duration {
+fn upstream_times_out(scene: &NginxScene) -> Duration {
     let client = open(scene, "/", "");
     let _visit = scene.upstream.next();
     let at = now();
@@ -182,7 +184,7 @@ fn upstream_times_out(scene: &Scene) -> Duration {
     took
 }
 
-fn upstream_retry(scene: &Scene) -> Duration {
+fn upstream_retry(scene: &NginxScene) -> Duration {
     let client = open(scene, "/again", "");
     scene.upstream.next().reset();
     let second = scene.upstream.next();
@@ -196,7 +198,7 @@ fn upstream_retry(scene: &Scene) -> Duration {
 
 /// The upstream refuses a request that has a permit. Returns the time from the arrival of the
 /// response.
-fn upstream_refuses(scene: &Scene) -> Duration {
+fn upstream_refuses(scene: &NginxScene) -> Duration {
     const ADMITTED: &str = r#"sluicegate_checks_total{verdict="allow"}"#;
     let admitted = || gauge(scene.service.metrics, ADMITTED);
     let before = admitted();
@@ -207,7 +209,7 @@ fn upstream_refuses(scene: &Scene) -> Duration {
 }
 
 /// Reloads NGINX during a request: the old worker process finishes it.
-fn reload(scene: &Scene) -> Duration {
+fn reload(scene: &NginxScene) -> Duration {
     let (client, visit) = start_request(scene, "");
     scene.nginx.reload();
     let (next, second) = (open(scene, "/", ""), &scene.upstream);
@@ -225,7 +227,7 @@ fn reload(scene: &Scene) -> Duration {
 /// One way to end a request: its name, documented release times in ms (syslog datagrams, Lua), and
 /// action. Without a documented time (WebSocket, retry, reload), the time of a normal response
 /// applies.
-type Row = (&'static str, [u64; 2], fn(&Scene) -> Duration);
+type Row = (&'static str, [u64; 2], fn(&NginxScene) -> Duration);
 
 const ENDINGS: [Row; 13] = [
     ("an answer", [4, 1], complete_response),
@@ -267,7 +269,7 @@ fn check_failure(signal: &str, promised: [Duration; 2]) {
     let what = format!("SIG{signal} to NGINX");
     for (column, by) in INTEGRATIONS.into_iter().enumerate() {
         retry_disturbed(|| {
-            let scene = Scene::with_limit(by, "limit: 9, max_duration: 1s");
+            let scene = NginxScene::with_limit(by, "limit: 9, max_duration: 1s");
             let _clients = [scene.connect(), scene.connect()];
             let _visits = [scene.upstream.next(), scene.upstream.next()];
             let (metrics, nginx) = (scene.service.metrics, scene.nginx.processes());

@@ -4,12 +4,12 @@ use std::io::Read as _;
 use std::net::TcpStream;
 
 use super::envoy::Shipped;
-use super::in_flight::{Scene, limit_all_requests};
+use super::in_flight::{EnvoyScene, limit_all_requests};
 use super::stepwise_upstream::Visit;
 use crate::support::http1;
 
 /// Sends a request and a part of its response. Returns the client and the upstream connection.
-fn answered_in_part(scene: &Scene) -> (TcpStream, Visit) {
+fn answered_in_part(scene: &EnvoyScene) -> (TcpStream, Visit) {
     let mut client = scene.connect();
     let mut visit = scene.upstream.next();
     visit.begin();
@@ -22,7 +22,7 @@ fn answered_in_part(scene: &Scene) -> (TcpStream, Visit) {
     (client, visit)
 }
 
-fn has_measured(scene: &Scene) -> bool {
+fn has_measured(scene: &EnvoyScene) -> bool {
     let shown = http1::get(scene.service.admin, "/permits", &[]).unwrap().text();
     let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
     shown["busiest"][0]["rtt_us"].is_u64()
@@ -31,7 +31,8 @@ fn has_measured(scene: &Scene) -> bool {
 /// A truncated response has a good status and ends early, so its latency would wrongly be short.
 #[test]
 fn only_complete_responses_are_measured() {
-    let scene = Scene::changed(Shipped::RlsConcurrency, &limit_all_requests("limit: 9"), |_| {});
+    let scene =
+        EnvoyScene::changed(Shipped::RlsConcurrency, &limit_all_requests("limit: 9"), |_| {});
     let (client, _visit) = answered_in_part(&scene);
     drop(client);
     scene.expect_in_flight(0);

@@ -15,7 +15,7 @@ mod run;
 mod store;
 
 use faults::Fault;
-use run::{Simulation, Tally};
+use run::{CoordinatorCounts, CoordinatorSimulation};
 
 use super::flaws::{Flaw, Violation};
 use crate::support::dice::seed;
@@ -28,10 +28,10 @@ fn schedules() -> u64 {
 #[test]
 fn random_faults_never_exceed_the_limit() {
     let first = seed();
-    let mut tally = Tally::default();
+    let mut tally = CoordinatorCounts::default();
     for schedule in 0..schedules() {
         let seed = first.wrapping_add(schedule);
-        let played = Simulation::new(seed, Flaw::No, &Fault::ALL).play();
+        let played = CoordinatorSimulation::new(seed, Flaw::No, &Fault::ALL).play();
         match played {
             Ok(more) => tally.add(&more),
             Err(broken) => panic!("SLUICEGATE_SEED={seed}: {broken}"),
@@ -48,7 +48,7 @@ fn omitting_any_rule_of_the_share_protocol_exceeds_the_limit() {
     let first = seed();
     for flaw in Flaw::ALL {
         let mut tries = (0..2_000_u64).map(|schedule| first.wrapping_add(schedule));
-        let play = |seed| Simulation::new(seed, flaw, Fault::revealing(flaw)).play();
+        let play = |seed| CoordinatorSimulation::new(seed, flaw, Fault::revealing(flaw)).play();
         // Starvation is ignored, because it does not prove that the omitted rule protects the
         // limit.
         let found = tries.find_map(|seed| play(seed).err().and_then(Violation::limit_exceeded));

@@ -20,7 +20,7 @@ mod store;
 mod wire;
 
 use faults::Fault;
-use run::{Simulation, Tally};
+use run::{EngineCounts, EngineSimulation};
 
 use super::flaws::{Flaw, Violation};
 use crate::support::dice::seed;
@@ -33,10 +33,10 @@ fn schedules() -> u64 {
 #[test]
 fn random_faults_never_exceed_the_limits() {
     let first = seed();
-    let mut tally = Tally::default();
+    let mut tally = EngineCounts::default();
     for schedule in 0..schedules() {
         let seed = first.wrapping_add(schedule);
-        match Simulation::new(seed, Flaw::No, &Fault::ALL).play() {
+        match EngineSimulation::new(seed, Flaw::No, &Fault::ALL).play() {
             Ok(more) => tally.add(&more),
             Err(broken) => panic!("SLUICEGATE_SEED={seed}: {broken}"),
         }
@@ -55,7 +55,7 @@ fn omitting_any_rule_of_the_share_protocol_exceeds_a_limit() {
         // Starvation is ignored, because it does not prove that the omitted rule protects the
         // limit.
         let play = |seed| {
-            Simulation::new(seed, flaw, Fault::revealing(flaw))
+            EngineSimulation::new(seed, flaw, Fault::revealing(flaw))
                 .play()
                 .err()
                 .and_then(Violation::limit_exceeded)

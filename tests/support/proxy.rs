@@ -52,13 +52,13 @@ type Rewrite = (&'static [u8], &'static [u8]);
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
-    state: Arc<State>,
+    state: Arc<ProxyState>,
     runtime: Option<Runtime>,
 }
 
 /// Fault settings and counters, shared with the connections.
 #[derive(Debug)]
-struct State {
+struct ProxyState {
     upstream: watch::Sender<Upstream>,
     rewrite: Option<Rewrite>,
     flows: [watch::Sender<Flow>; 2],
@@ -72,17 +72,17 @@ struct State {
 
 impl Proxy {
     pub fn before(upstream: Upstream) -> Self {
-        Self::start(State::new(upstream))
+        Self::start(ProxyState::new(upstream))
     }
 
     /// Starts a proxy that replaces `text` by `other` in bytes to the store. Both must have the
     /// same length, so that RESP length prefixes stay valid.
     pub fn rewriting(upstream: Upstream, text: &'static [u8], other: &'static [u8]) -> Self {
         assert_eq!(text.len(), other.len());
-        Self::start(State { rewrite: Some((text, other)), ..State::new(upstream) })
+        Self::start(ProxyState { rewrite: Some((text, other)), ..ProxyState::new(upstream) })
     }
 
-    fn start(state: State) -> Self {
+    fn start(state: ProxyState) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -158,7 +158,7 @@ impl Drop for Proxy {
     }
 }
 
-impl State {
+impl ProxyState {
     fn new(upstream: Upstream) -> Self {
         Self {
             upstream: watch::Sender::new(upstream),
@@ -174,7 +174,7 @@ impl State {
     }
 }
 
-async fn accept(listener: TcpListener, state: Arc<State>) {
+async fn accept(listener: TcpListener, state: Arc<ProxyState>) {
     let mut connections = JoinSet::new();
     while let Ok((client, _)) = listener.accept().await {
         state.accepted.fetch_add(1, SeqCst);
@@ -185,7 +185,7 @@ async fn accept(listener: TcpListener, state: Arc<State>) {
     }
 }
 
-async fn connect(client: TcpStream, state: Arc<State>) {
+async fn connect(client: TcpStream, state: Arc<ProxyState>) {
     let _ = client.set_nodelay(true);
     let _open = Open::count(&state);
     let mut cut = state.cut.subscribe();
@@ -207,7 +207,7 @@ async fn connect(client: TcpStream, state: Arc<State>) {
     }
 }
 
-async fn join<C, S>(client: C, store: S, state: &State)
+async fn join<C, S>(client: C, store: S, state: &ProxyState)
 where
     C: AsyncRead + AsyncWrite,
     S: AsyncRead + AsyncWrite,
@@ -220,7 +220,12 @@ where
     );
 }
 
-async fn carry(from: impl AsyncRead + Unpin, to: impl AsyncWrite + Unpin, state: &State, way: Way) {
+async fn carry(
+    from: impl AsyncRead + Unpin,
+    to: impl AsyncWrite + Unpin,
+    state: &ProxyState,
+    way: Way,
+) {
     let (late, arrivals) = mpsc::channel(1024);
     let mut half = state.halves[way as usize].subscribe();
     let reading = async move {
@@ -234,7 +239,7 @@ async fn carry(from: impl AsyncRead + Unpin, to: impl AsyncWrite + Unpin, state:
 
 async fn read(
     mut from: impl AsyncRead + Unpin,
-    state: &State,
+    state: &ProxyState,
     way: Way,
     late: mpsc::Sender<(Instant, Vec<u8>)>,
 ) {
@@ -290,10 +295,10 @@ async fn write(
     let _ = to.shutdown().await;
 }
 
-struct Open<'a>(&'a State);
+struct Open<'a>(&'a ProxyState);
 
 impl<'a> Open<'a> {
-    fn count(state: &'a State) -> Self {
+    fn count(state: &'a ProxyState) -> Self {
         state.open.fetch_add(1, SeqCst);
         Self(state)
     }

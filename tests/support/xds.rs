@@ -35,7 +35,7 @@ pub struct Asked {
 }
 
 #[derive(Clone)]
-struct State {
+struct ServerState {
     asked: Arc<Mutex<Vec<Asked>>>,
     /// The first response to a new stream.
     latest: Arc<Mutex<Option<DiscoveryResponse>>>,
@@ -46,7 +46,7 @@ struct State {
 pub struct Xds {
     runtime: Runtime,
     pub address: SocketAddr,
-    state: State,
+    state: ServerState,
     stop: Option<oneshot::Sender<()>>,
 }
 
@@ -71,7 +71,7 @@ impl Xds {
         });
         let listener = listener.unwrap();
         let address = listener.local_addr().unwrap();
-        let state = State {
+        let state = ServerState {
             asked: Arc::default(),
             latest: Arc::default(),
             updates: broadcast::channel(64).0,
@@ -147,7 +147,7 @@ impl Drop for Xds {
 type Responses<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl AggregatedDiscoveryService for State {
+impl AggregatedDiscoveryService for ServerState {
     type StreamAggregatedResourcesStream = Responses<DiscoveryResponse>;
     type DeltaAggregatedResourcesStream = Responses<DeltaDiscoveryResponse>;
 

@@ -10,14 +10,14 @@ use sluicegate::config::settings::Settings;
 use super::{environment, file, load_valid, read_errors};
 
 #[derive(Default)]
-struct Request {
+struct HookRequest {
     headers: BTreeMap<&'static str, &'static str>,
     path: &'static str,
     address: Option<&'static str>,
     metadata: BTreeMap<&'static str, &'static str>,
 }
 
-impl Request {
+impl HookRequest {
     fn with(headers: &[(&'static str, &'static str)]) -> Self {
         Self { headers: headers.iter().copied().collect(), ..Self::default() }
     }
@@ -73,7 +73,7 @@ fn settings_file_and_variable_give_the_same_hooks() {
 
 #[test]
 fn each_action_builds_its_entry() {
-    let mut request = Request::with(&[("x-api-key", "k1"), ("num", "17")]);
+    let mut request = HookRequest::with(&[("x-api-key", "k1"), ("num", "17")]);
     request.path = "/a?first=1&user=a%20b+c&user=second#f";
     request.address = Some("10.0.0.7");
     request.metadata.insert("jwt/claims/sub", "joe");
@@ -112,7 +112,7 @@ fn query_parsing_matches_envoy() {
         ("&&user=v", "k=v"),
     ] {
         let path = format!("/a?{query}").leak();
-        let request = Request { path, ..Request::default() };
+        let request = HookRequest { path, ..HookRequest::default() };
         let action = "{query_parameters: {query_parameter_name: user, descriptor_key: k}}";
         assert_eq!(request.built_entries(action), [entry], "{query}");
     }
@@ -120,7 +120,7 @@ fn query_parsing_matches_envoy() {
 
 #[test]
 fn missing_value_drops_the_descriptor_unless_skip_if_absent() {
-    let request = Request { path: "/a?b=c", ..Request::default() };
+    let request = HookRequest { path: "/a?b=c", ..HookRequest::default() };
     let fixed = "{generic_key: {descriptor_value: v}}";
     for action in [
         "request_headers: {header_name: h, descriptor_key: k",
@@ -139,7 +139,7 @@ fn missing_value_drops_the_descriptor_unless_skip_if_absent() {
 
 #[test]
 fn header_matching_follows_envoy() {
-    let request = Request::with(&[("h", "shop-17"), ("num", "17")]);
+    let request = HookRequest::with(&[("h", "shop-17"), ("num", "17")]);
     for (matcher, matches) in [
         ("name: h, string_match: {exact: shop-17}", true),
         ("name: h, string_match: {exact: shop}", false),

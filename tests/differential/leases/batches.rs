@@ -6,7 +6,7 @@ use sluicegate::kernel::units::{Hits, Nanos};
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::redis::codec::lease::pack;
 
-use super::{Lender, START, STEPS, TRACES, TraceGenerator, borrows, hour};
+use super::{LeaseTrace, Lender, START, STEPS, TRACES, borrows, hour};
 use crate::differential::PREFIX;
 use crate::differential::limits::Kind;
 use crate::differential::model::charge;
@@ -21,7 +21,7 @@ fn batched_messages_of_mixed_limits_match_the_kernel() {
         let mut dice = Dice::new(seed ^ number << 32);
         // Two of the limits have the same kind, and several messages of a batch are for one key.
         let kinds = [Kind::Gcra, Kind::Gcra, Kind::Fixed, Kind::Calendar, Kind::Sliding, Kind::Log];
-        let mut generators = kinds.map(|kind| TraceGenerator::new(kind, Dice::new(dice.roll())));
+        let mut generators = kinds.map(|kind| LeaseTrace::new(kind, Dice::new(dice.roll())));
         for step in 0..STEPS {
             let who = usize::try_from(dice.up_to(generators.len() as u64 - 1)).unwrap();
             generators[who].wait();
@@ -51,7 +51,7 @@ fn batched_messages_of_one_limit_match_the_kernel() {
     for number in 0..TRACES as u64 {
         let mut dice = Dice::new(seed ^ number << 32);
         let mut generators: Vec<_> =
-            (0..8).map(|_| TraceGenerator::new(Kind::Gcra, Dice::new(dice.roll()))).collect();
+            (0..8).map(|_| LeaseTrace::new(Kind::Gcra, Dice::new(dice.roll()))).collect();
         for step in 0..STEPS {
             generators[0].wait();
             let (now, limit) = (generators[0].now, generators[0].limit);

@@ -7,7 +7,7 @@ use sluicegate::edge::grpc::{PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL};
 
 use super::{HOOKS, name};
 use crate::e2e::envoy::Shipped;
-use crate::e2e::in_flight::{Scene, gauge, limit_all_requests};
+use crate::e2e::in_flight::{EnvoyScene, gauge, limit_all_requests};
 use crate::e2e::release_time::{self, instant_before};
 use crate::e2e::stepwise_upstream::Visit;
 use crate::support::proxy::{Proxy, Upstream};
@@ -30,7 +30,7 @@ const fn limit_for(hook: Shipped) -> &'static str {
 
 /// Makes an Envoy with two requests in flight fail. `at_once` is the documented time for
 /// `ext_proc`, whose stream breaks.
-fn check_failure(what: &str, at_once: Duration, fail: fn(&mut Scene, &Proxy) -> Instant) {
+fn check_failure(what: &str, at_once: Duration, fail: fn(&mut EnvoyScene, &Proxy) -> Instant) {
     for hook in HOOKS {
         retry_disturbed(|| {
             let (mut scene, proxy) = scene_with_proxy(hook, limit_for(hook));
@@ -47,7 +47,7 @@ fn check_failure(what: &str, at_once: Duration, fail: fn(&mut Scene, &Proxy) -> 
 }
 
 /// Starts a scene with a network proxy between Envoy and the service.
-fn scene_with_proxy(hook: Shipped, limit: &str) -> (Scene, Proxy) {
+fn scene_with_proxy(hook: Shipped, limit: &str) -> (EnvoyScene, Proxy) {
     let slot = Cell::new(None);
     let listen = |service| {
         let proxy = Proxy::before(Upstream::Tcp(service));
@@ -55,7 +55,7 @@ fn scene_with_proxy(hook: Shipped, limit: &str) -> (Scene, Proxy) {
         slot.set(Some(proxy));
         address
     };
-    let scene = Scene::through(hook, &limit_all_requests(limit), |_| {}, listen);
+    let scene = EnvoyScene::through(hook, &limit_all_requests(limit), |_| {}, listen);
     (scene, slot.take().unwrap())
 }
 
@@ -66,7 +66,7 @@ fn envoy_sigterm_frees_permits_within_documented_time() {
     });
 }
 
-fn id_events(scene: &Scene, event: &str) -> u64 {
+fn id_events(scene: &EnvoyScene, event: &str) -> u64 {
     let name = format!("sluicegate_permit_ids_total{{event=\"{event}\"}}");
     gauge(scene.service.metrics, &name)
 }
@@ -77,8 +77,11 @@ fn id_events(scene: &Scene, event: &str) -> u64 {
 fn drained_envoy_loses_no_release() {
     for hook in [Shipped::RlsConcurrency, Shipped::ExtAuthzConcurrency] {
         for drained in [true, false] {
-            let scene =
-                Scene::changed(hook, &limit_all_requests("limit: 99, max_duration: 5s"), |_| {});
+            let scene = EnvoyScene::changed(
+                hook,
+                &limit_all_requests("limit: 99, max_duration: 5s"),
+                |_| {},
+            );
             let clients: Vec<_> = (0..20).map(|_| scene.connect()).collect();
             let mut visits: Vec<_> = (0..20).map(|_| scene.upstream.next()).collect();
             scene.expect_in_flight(20);

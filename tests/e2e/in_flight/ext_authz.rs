@@ -1,13 +1,13 @@
 //! Concurrency limits through `ext_authz` with an access log.
 
-use super::{Scene, gauge, limit_all_requests};
+use super::{EnvoyScene, gauge, limit_all_requests};
 use crate::e2e::envoy::{Shipped, replace_once};
 use crate::support::waiting::until;
 
 #[test]
 fn ext_authz_limit_is_exact_and_permits_are_released() {
     let reject = "reject: {status: 503, retry_after: 1500ms, body: busy}";
-    let scene = Scene::with_ext_authz_limit(&format!("limit: 2, {reject}"));
+    let scene = EnvoyScene::with_ext_authz_limit(&format!("limit: 2, {reject}"));
     let clients = [scene.send(), scene.send()];
     let [first, second] = [scene.upstream.next(), scene.upstream.next()];
     scene.expect_in_flight(2);
@@ -30,7 +30,7 @@ fn ext_authz_limit_is_exact_and_permits_are_released() {
 
 #[test]
 fn ext_authz_queues_and_releases_on_disconnect_and_reset() {
-    let scene = Scene::with_ext_authz_limit("limit: 1, queue: {size: 1, timeout: 9s}");
+    let scene = EnvoyScene::with_ext_authz_limit("limit: 1, queue: {size: 1, timeout: 9s}");
     let client = scene.connect();
     let visit = scene.upstream.next();
     let queued = scene.connect();
@@ -65,7 +65,7 @@ fn ext_authz_queues_and_releases_on_disconnect_and_reset() {
 #[test]
 fn periodic_access_logs_renew_the_permit() {
     let limit = limit_all_requests("limit: 1, max_duration: 1s");
-    let scene = Scene::changed(Shipped::ExtAuthzConcurrency, &limit, |text| {
+    let scene = EnvoyScene::changed(Shipped::ExtAuthzConcurrency, &limit, |text| {
         replace_once(text, "access_log_flush_interval: 10s", "access_log_flush_interval: 0.1s");
     });
     let client = scene.send();

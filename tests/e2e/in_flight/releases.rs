@@ -2,7 +2,7 @@
 
 use std::io::Read as _;
 
-use super::{FALLING_LIMIT, Scene, lower_limit, with_response_headers};
+use super::{EnvoyScene, FALLING_LIMIT, lower_limit, with_response_headers};
 use crate::e2e::envoy::{Shipped, replace_once};
 use crate::support::http1;
 use crate::support::waiting::until;
@@ -26,7 +26,7 @@ fn failed_responses_lower_the_limit_and_are_not_measured() {
 fn request_without_concurrency_limit_closes_its_stream() {
     const UNLIMITED: &str = "- key: api_key\n  rate_limit: {unlimited: true}\n";
     for mode_override in ["allow_mode_override: true", "allow_mode_override: false"] {
-        let scene = Scene::changed(Shipped::ExtProc, UNLIMITED, |text| {
+        let scene = EnvoyScene::changed(Shipped::ExtProc, UNLIMITED, |text| {
             let both = format!("{mode_override}\n                      processing_mode:");
             replace_once(text, "processing_mode:", &both);
         });
@@ -49,7 +49,7 @@ fn every_completed_request_is_measured() {
     const SHOW: [&str; 2] = ["response_header_mode: SKIP", "response_header_mode: SEND"];
     for show in SHOW {
         let scene =
-            Scene::changed(Shipped::ExtProc, EACH, |text| replace_once(text, SHOW[0], show));
+            EnvoyScene::changed(Shipped::ExtProc, EACH, |text| replace_once(text, SHOW[0], show));
         for key in 0..20 {
             let (ingress, key) = (scene.envoy.ingress, key.to_string());
             let get = move || http1::get(ingress, "/", &[("x-api-key", key.as_str())]);
@@ -68,7 +68,7 @@ fn every_completed_request_is_measured() {
 
 #[test]
 fn client_disconnect_releases_the_permit() {
-    let scene = Scene::with_limit("limit: 1");
+    let scene = EnvoyScene::with_limit("limit: 1");
     for begun in [false, true] {
         let mut client = scene.connect();
         let mut visit = scene.upstream.next();
@@ -84,7 +84,7 @@ fn client_disconnect_releases_the_permit() {
 
 #[test]
 fn upstream_reset_releases_the_permit() {
-    let scene = Scene::with_limit("limit: 1");
+    let scene = EnvoyScene::with_limit("limit: 1");
     for begun in [false, true] {
         let client = scene.send();
         let mut visit = scene.upstream.next();
@@ -101,7 +101,7 @@ fn upstream_reset_releases_the_permit() {
 
 #[test]
 fn killed_envoy_releases_all_permits() {
-    let mut scene = Scene::with_limit("limit: 9");
+    let mut scene = EnvoyScene::with_limit("limit: 9");
     let _clients: Vec<_> = (0..5).map(|_| scene.connect()).collect();
     let _visits: Vec<_> = (0..5).map(|_| scene.upstream.next()).collect();
     scene.expect_in_flight(5);
@@ -111,7 +111,7 @@ fn killed_envoy_releases_all_permits() {
 
 #[test]
 fn replica_shutdown_fails_no_request() {
-    let mut scene = Scene::with_limit("limit: 1");
+    let mut scene = EnvoyScene::with_limit("limit: 1");
     let client = scene.send();
     let visit = scene.upstream.next();
     scene.expect_in_flight(1);
@@ -124,7 +124,7 @@ fn replica_shutdown_fails_no_request() {
 
 #[test]
 fn requests_succeed_without_a_replica() {
-    let mut scene = Scene::with_limit("limit: 1");
+    let mut scene = EnvoyScene::with_limit("limit: 1");
     scene.service.terminate();
     scene.service.ended().unwrap();
     let clients = [scene.send(), scene.send()];

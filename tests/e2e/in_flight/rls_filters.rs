@@ -1,12 +1,12 @@
 //! Concurrency limits through two rate limit filters.
 
-use super::Scene;
+use super::EnvoyScene;
 use crate::e2e::stepwise_upstream::Visit;
 use crate::support::http1;
 
 #[test]
 fn limit_of_two_rate_limit_filters_is_exact_and_permits_are_released() {
-    let scene = Scene::with_rls_limit("limit: 2, reject: {retry_after: 1500ms, body: busy}");
+    let scene = EnvoyScene::with_rls_limit("limit: 2, reject: {retry_after: 1500ms, body: busy}");
     let clients = [scene.send(), scene.send()];
     let [first, second] = [scene.upstream.next(), scene.upstream.next()];
     scene.expect_in_flight(2);
@@ -26,7 +26,7 @@ fn limit_of_two_rate_limit_filters_is_exact_and_permits_are_released() {
 
 #[test]
 fn two_rate_limit_filters_release_permits_on_disconnect_and_reset() {
-    let scene = Scene::with_rls_limit("limit: 1, queue: {size: 1, timeout: 9s}");
+    let scene = EnvoyScene::with_rls_limit("limit: 1, queue: {size: 1, timeout: 9s}");
     let client = scene.connect();
     let visit = scene.upstream.next();
     let queued = scene.connect();
@@ -47,7 +47,7 @@ fn two_rate_limit_filters_release_permits_on_disconnect_and_reset() {
 
 #[test]
 fn max_duration_frees_permits_of_a_killed_envoy() {
-    let mut scene = Scene::with_rls_limit("limit: 1, max_duration: 1s");
+    let mut scene = EnvoyScene::with_rls_limit("limit: 1, max_duration: 1s");
     let _client = scene.connect();
     let _visit = scene.upstream.next();
     scene.envoy.kill();
@@ -58,14 +58,16 @@ fn max_duration_frees_permits_of_a_killed_envoy() {
 #[test]
 fn forged_request_ids_and_hooks_have_no_effect() {
     let limit = "limit: 2, reject: {status: 503}";
-    for scene in
-        [Scene::with_limit(limit), Scene::with_rls_limit(limit), Scene::with_ext_authz_limit(limit)]
-    {
+    for scene in [
+        EnvoyScene::with_limit(limit),
+        EnvoyScene::with_rls_limit(limit),
+        EnvoyScene::with_ext_authz_limit(limit),
+    ] {
         forged_headers_have_no_effect(&scene);
     }
 }
 
-fn forged_headers_have_no_effect(scene: &Scene) {
+fn forged_headers_have_no_effect(scene: &EnvoyScene) {
     // The hook `other` has a domain without limits, so it would allow every request.
     let forged = [
         ("x-sluicegate-id", "0123456789abcdef"),

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use tempfile::TempDir;
 
-use super::{INTEGRATIONS, Integration, Scene, service, shipped, status_of};
+use super::{INTEGRATIONS, Integration, NginxScene, service, shipped, status_of};
 use crate::e2e::envoy::WhenDown;
 use crate::e2e::in_flight::{HOOKS, expect_gauge, limit_all_requests};
 use crate::e2e::nginx::Nginx;
@@ -16,7 +16,7 @@ use crate::support::waiting::until;
 #[test]
 fn forged_request_ids_and_headers_have_no_effect() {
     for by in INTEGRATIONS {
-        let scene = Scene::with_limit(by, "limit: 2");
+        let scene = NginxScene::with_limit(by, "limit: 2");
         let ingress = scene.nginx.ingress;
         let forged = [
             ("x-sluicegate-id", "0123456789abcdef"),
@@ -43,7 +43,8 @@ fn nginx_exit_frees_permits_immediately_or_by_max_duration() {
             // After its exit, NGINX sends no syslog datagrams, so only `max_duration` frees the
             // permits.
             let max_duration = if by == Integration::Lua { "60s" } else { "1s" };
-            let scene = Scene::with_limit(by, &format!("limit: 9, max_duration: {max_duration}"));
+            let scene =
+                NginxScene::with_limit(by, &format!("limit: 9, max_duration: {max_duration}"));
             let _clients: Vec<_> = (0..5).map(|_| scene.connect()).collect();
             let _visits: Vec<_> = (0..5).map(|_| scene.upstream.next()).collect();
             if by == Integration::Lua {
@@ -58,7 +59,7 @@ fn nginx_exit_frees_permits_immediately_or_by_max_duration() {
 #[test]
 fn max_duration_frees_permits_of_a_stopped_nginx() {
     for by in INTEGRATIONS {
-        let scene = Scene::with_limit(by, "limit: 9, max_duration: 1s");
+        let scene = NginxScene::with_limit(by, "limit: 9, max_duration: 1s");
         let clients: Vec<_> = (0..3).map(|_| scene.send()).collect();
         let visits: Vec<_> = (0..3).map(|_| scene.upstream.next()).collect();
         scene.nginx.signal("STOP");
@@ -83,7 +84,7 @@ fn max_duration_frees_permits_of_a_stopped_nginx() {
 fn exit_of_the_service_fails_no_nginx_request() {
     for by in INTEGRATIONS {
         for signal in ["KILL", "TERM"] {
-            let mut scene = Scene::with_limit(by, "limit: 1");
+            let mut scene = NginxScene::with_limit(by, "limit: 1");
             let client = scene.send();
             let visit = scene.upstream.next();
             scene.expect_in_flight(1);
@@ -146,7 +147,7 @@ fn restart_on(limits: &TempDir, http: SocketAddr, syslog: SocketAddr) -> Service
 
 #[test]
 fn forged_syslog_datagrams_release_no_permit() {
-    let scene = Scene::with_limit(Integration::Datagrams, "limit: 1");
+    let scene = NginxScene::with_limit(Integration::Datagrams, "limit: 1");
     let client = scene.send();
     let visit = scene.upstream.next();
     scene.expect_in_flight(1);

@@ -52,20 +52,20 @@ enum Gate {
     Engines(Vec<Engine>, Runtime),
 }
 
-struct Request {
+struct BackendRequest {
     replica: usize,
     admitted: u64,
     permits: RequestPermits,
 }
 
-struct Simulation {
+struct BackendSimulation {
     gate: Gate,
     now: u64,
     dice: Dice,
     in_flight: usize,
-    waiting: VecDeque<Request>,
+    waiting: VecDeque<BackendRequest>,
     done: BinaryHeap<Reverse<(u64, usize)>>,
-    at_work: Vec<Option<Request>>,
+    at_work: Vec<Option<BackendRequest>>,
 }
 
 /// The results of a phase. All but `whole` exclude the recovery time.
@@ -145,7 +145,7 @@ impl Gate {
     }
 }
 
-impl Simulation {
+impl BackendSimulation {
     fn new(gate: Gate) -> Self {
         let (waiting, done, at_work) = (VecDeque::new(), BinaryHeap::new(), Vec::new());
         Self { gate, now: 0, dice: Dice::new(SEED), in_flight: 0, waiting, done, at_work }
@@ -183,7 +183,7 @@ impl Simulation {
     fn fill(&mut self, replica: usize) {
         while let Some(permits) = self.gate.admit(replica, self.in_flight) {
             self.in_flight += 1;
-            self.waiting.push_back(Request { replica, admitted: self.now, permits });
+            self.waiting.push_back(BackendRequest { replica, admitted: self.now, permits });
         }
     }
 
@@ -203,7 +203,7 @@ impl Simulation {
     /// Ends the next request. Returns its time in the phase and its latency.
     fn finish_next(&mut self, began: u64) -> (u64, u64) {
         let Reverse((_, place)) = self.done.pop().unwrap();
-        let Request { replica, admitted, permits } = self.at_work[place].take().unwrap();
+        let BackendRequest { replica, admitted, permits } = self.at_work[place].take().unwrap();
         permits.release(RequestOutcome::Success, None);
         self.in_flight -= 1;
         self.fill(replica);
@@ -225,7 +225,7 @@ fn summary(served: &[(u64, u64)], load: f64) -> PhaseResult {
 }
 
 fn run(gate: Gate) -> Vec<PhaseResult> {
-    let mut simulation = Simulation::new(gate);
+    let mut simulation = BackendSimulation::new(gate);
     PHASES.iter().map(|(_, workers)| simulation.phase(*workers)).collect()
 }
 

@@ -12,8 +12,9 @@ use sluicegate::kernel::concurrency::limiter::LimiterConfig;
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::units::{Nanos, Revision};
 
-use super::path::{block_on, check_of, engine, publish};
+use super::path::engine;
 use crate::support::dice::Dice;
+use crate::support::engine::{block_on, check_of, publish};
 
 #[test]
 fn only_a_bucket_name_parses_to_its_descriptors() {
@@ -109,7 +110,7 @@ fn wakes_queued_check(engine: &Engine, descriptors: &str) -> bool {
         let mut waits = Box::pin(engine.admit(&check, None));
         let mut poll = || waits.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
         assert!(!poll());
-        publish(engine, descriptors);
+        publish(engine, "", descriptors);
         let woken = poll();
         drop(held);
         woken

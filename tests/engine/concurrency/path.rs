@@ -9,14 +9,15 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 
 use sluicegate::clock::Clock;
-use sluicegate::config;
 use sluicegate::engine::{
     AdmissionOutcome, CheckError, ConcurrencyRejection, DecisionPolicy, Engine, RequestPermits,
 };
 use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::decision::{Check, Cost, Descriptor, Reason, Verdict};
-use sluicegate::kernel::units::{Hits, Nanos, Revision};
+use sluicegate::kernel::units::{Hits, Nanos};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
+
+use crate::support::engine::{block_on, check_of, publish};
 
 /// An engine with `descriptors` in domain `d` and a maximum number of buckets.
 fn engine_with(descriptors: &str, shadow: bool, max_buckets: usize) -> Engine {
@@ -24,18 +25,8 @@ fn engine_with(descriptors: &str, shadow: bool, max_buckets: usize) -> Engine {
     let policy = DecisionPolicy { is_shadow: shadow, ..DecisionPolicy::default() };
     let engine = Engine::new(Clock::manual(Nanos::from_secs(1)), memory, policy);
     let engine = engine.with_max_buckets(max_buckets, 0);
-    publish(&engine, descriptors);
+    publish(&engine, "", descriptors);
     engine
-}
-
-pub fn publish(engine: &Engine, descriptors: &str) {
-    publish_as(engine, Revision(1), descriptors);
-}
-
-fn publish_as(engine: &Engine, revision: Revision, descriptors: &str) {
-    let text = format!("domain: d\ndescriptors:\n{descriptors}");
-    let (config, _) = config::load([("a.yaml", text.as_bytes())], revision, false).unwrap();
-    engine.publish(Arc::new(config));
 }
 
 pub fn engine(descriptors: &str) -> Engine {
@@ -45,15 +36,6 @@ pub fn engine(descriptors: &str) -> Engine {
 fn descriptor<'a>(entries: &[(&'a str, &'a str)], hits: u64) -> Descriptor<'a> {
     let entries = entries.iter().copied().collect();
     Descriptor { entries, cost: Cost::Charge(Hits(hits)), limit: None }
-}
-
-pub fn check_of<'a>(entries: &[(&'a str, &'a str)]) -> Check<'a> {
-    let descriptors = entries.iter().map(|&entry| descriptor(&[entry], 1)).collect();
-    Check { domain: "d", descriptors }
-}
-
-pub fn block_on<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
 }
 
 fn is_pending(future: Pin<&mut impl Future>) -> bool {

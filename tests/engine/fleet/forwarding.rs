@@ -14,9 +14,10 @@ use sluicegate::store::fleet::{LiveReplica, MembershipReply};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 use tokio::sync::mpsc::Receiver;
 
-use crate::engine::concurrency::path::{check_of, publish};
+use crate::support::engine::{check_of, publish};
 
 const ID: &str = "0123456789abcdef";
+
 const BORN: u64 = 7;
 
 /// Replica `a` in a fleet with `others`, whose peer addresses it knows, and its queue of forwarded
@@ -39,7 +40,7 @@ fn replica(others: &[&str]) -> (Engine, Receiver<ForwardedRelease>) {
     let engine = Engine::new(Clock::manual(Nanos(1)), memory.clone(), DecisionPolicy::default());
     let (engine, posted) =
         engine.with_local_fallback(LocalFallback::new(memory, membership)).with_forwarding();
-    publish(&engine, "- key: k\n  concurrency: {limit: 100, mode: local}\n");
+    publish(&engine, "", "- key: k\n  concurrency: {limit: 100, mode: local}\n");
     (engine, posted.unwrap())
 }
 
@@ -101,7 +102,7 @@ async fn local_release_is_applied_and_forwarded_to_its_named_owner() {
 #[tokio::test]
 async fn release_of_a_locally_denied_id_reaches_its_owner() {
     let (engine, mut posted) = replica(&["b"]);
-    publish(&engine, "- key: k\n  concurrency: {limit: 1, mode: local}\n");
+    publish(&engine, "", "- key: k\n  concurrency: {limit: 1, mode: local}\n");
     let (own, other, check) =
         (incarnation_name("a", BORN), incarnation_name("b", BORN), check_of(&[("k", "v")]));
     let _first = engine.acquire(("fedcba9876543210", 0), &check, &check, None).await.unwrap();

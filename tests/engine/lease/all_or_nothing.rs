@@ -9,14 +9,15 @@ use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::check::{COUPLED, GCRA};
 use super::refill::{K, TEN, run_other_tasks, verdict};
-use super::{
-    RemoteStore, advance_clock, check, engine, is_allowed, publish, send_check, total_balance,
-};
+use super::{engine, is_allowed, send_check, total_balance};
+use crate::support::engine::{advance_clock, check, publish};
+use crate::support::faulty_store::FaultyStore;
 
 const ALL_OR_NOTHING: &str = "charge: all_or_nothing\n";
+
 const STRATEGIES: [&str; 4] = ["gcra", "fixed_window", "sliding_window", "sliding_log"];
 
-fn engine_all_or_nothing(store: &Arc<RemoteStore>, limits: &str) -> Engine {
+fn engine_all_or_nothing(store: &Arc<FaultyStore>, limits: &str) -> Engine {
     let engine = engine(store, limits);
     publish(&engine, ALL_OR_NOTHING, limits);
     engine
@@ -27,9 +28,9 @@ async fn remaining(engine: &Engine, key: &str) -> u64 {
 }
 
 /// An engine with a balance of 10, and a store in which `left` of 100 hits remain.
-async fn engine_with_ten(strategy: &str, left: u64) -> (Arc<RemoteStore>, Engine) {
+async fn engine_with_ten(strategy: &str, left: u64) -> (Arc<FaultyStore>, Engine) {
     let limits = TEN.replace("gcra", strategy);
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     let one = engine_all_or_nothing(&store, &limits);
     let mut charged = 0;
     while total_balance(&one) < 10 {
@@ -69,7 +70,7 @@ async fn a_check_covered_by_the_store_leaves_the_balance() {
 async fn a_denied_check_refunds_once() {
     const STRICT: &str = "- key: s\n  rate_limit: {unit: day, requests_per_unit: 1000}\n";
     for limits in [COUPLED, GCRA] {
-        let engine = engine_all_or_nothing(&RemoteStore::new(), &format!("{limits}{STRICT}"));
+        let engine = engine_all_or_nothing(&FaultyStore::new(), &format!("{limits}{STRICT}"));
         assert!(is_allowed(&engine, &[("s", "v")], 500).await);
         while total_balance(&engine) < 51 {
             assert!(is_allowed(&engine, K, 1).await);
@@ -86,7 +87,7 @@ async fn a_denied_check_refunds_once() {
 #[tokio::test]
 async fn an_expired_lease_is_not_spent_when_a_stale_check_is_retried() {
     const MONTH: &str = "- key: m\n  rate_limit: {unit: month, requests_per_unit: 10, calendar: {time_zone: Europe/Berlin}}\n";
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     store.clock_lead_ns.store(Nanos::from_secs(100 * 86_400).0, Relaxed);
     let engine = Arc::new(engine_all_or_nothing(&store, &format!("{TEN}{MONTH}")));
     store.pauses_calls.store(true, Relaxed);
@@ -109,7 +110,7 @@ async fn an_expired_lease_is_not_spent_when_a_stale_check_is_retried() {
 #[tokio::test]
 async fn a_denial_by_another_limit_returns_the_balance() {
     let limits = format!("{TEN}- key: b\n  rate_limit: {{unit: day, requests_per_unit: 5}}\n");
-    let engine = engine_all_or_nothing(&RemoteStore::new(), &limits);
+    let engine = engine_all_or_nothing(&FaultyStore::new(), &limits);
     while total_balance(&engine) < 10 {
         assert!(is_allowed(&engine, K, 1).await);
     }

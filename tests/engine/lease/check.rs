@@ -11,10 +11,9 @@ use sluicegate::kernel::decision::{Cost, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 
-use super::{
-    RemoteStore, advance_clock, check, engine, is_allowed, poll_once, publish, send_check,
-    total_balance,
-};
+use super::{engine, is_allowed, poll_once, send_check, total_balance};
+use crate::support::engine::{advance_clock, check, publish};
+use crate::support::faulty_store::FaultyStore;
 
 /// 1000 hits per day without overshoot, in one window that does not end during a test.
 pub(super) const COUPLED: &str = "- key: k\n  rate_limit: {unit: day, requests_per_unit: 1000, mode: leased, max_overshoot: 0}\n";
@@ -41,7 +40,7 @@ async fn fill_balance(engine: &sluicegate::engine::Engine) -> u64 {
 #[tokio::test]
 async fn a_check_covered_by_the_balance_needs_no_store_call() {
     for limits in [COUPLED, GCRA] {
-        let store = RemoteStore::new();
+        let store = FaultyStore::new();
         let engine = engine(&store, limits);
         assert!(poll_once(&engine, K, 0).is_none(), "nothing is held yet");
         let asked = fill_balance(&engine).await;
@@ -64,7 +63,7 @@ async fn a_check_covered_by_the_balance_needs_no_store_call() {
 #[tokio::test]
 async fn a_local_decision_allocates_nothing() {
     for limits in [COUPLED, GCRA] {
-        let store = RemoteStore::new();
+        let store = FaultyStore::new();
         let engine = engine(&store, limits);
         fill_balance(&engine).await;
         // The balance is large enough that this check starts no refill.
@@ -83,7 +82,7 @@ async fn a_local_decision_allocates_nothing() {
 #[tokio::test]
 async fn a_single_check_costs_one_call_and_leases_nothing() {
     for limits in [COUPLED, GCRA] {
-        let store = RemoteStore::new();
+        let store = FaultyStore::new();
         let engine = engine(&store, limits);
         for name in ["a", "b", "c"] {
             assert!(is_allowed(&engine, &[("k", name)], 1).await);
@@ -95,7 +94,7 @@ async fn a_single_check_costs_one_call_and_leases_nothing() {
 #[tokio::test]
 async fn a_peek_reports_the_limit_and_spends_nothing() {
     for limits in [COUPLED, GCRA] {
-        let (store, peek) = (RemoteStore::new(), |answer: sluicegate::engine::Decision| {
+        let (store, peek) = (FaultyStore::new(), |answer: sluicegate::engine::Decision| {
             answer.statuses[0].decision.headroom.remaining.0
         });
         let engine = engine(&store, limits);
@@ -111,7 +110,7 @@ async fn a_peek_reports_the_limit_and_spends_nothing() {
 #[tokio::test]
 async fn every_decision_reports_the_remaining_hits() {
     for limits in [COUPLED, GCRA] {
-        let store = RemoteStore::new();
+        let store = FaultyStore::new();
         let engine = engine(&store, limits);
         for asked in 1..=1000 {
             let answer = send_check(&engine, K, 1).await.unwrap();
@@ -125,7 +124,7 @@ async fn every_decision_reports_the_remaining_hits() {
 #[tokio::test]
 async fn a_check_above_the_balance_reports_total_remaining() {
     for limits in [COUPLED, GCRA] {
-        let store = RemoteStore::new();
+        let store = FaultyStore::new();
         let engine = engine(&store, limits);
         publish(&engine, "charge: all_or_nothing\n", limits);
         let mut asked = fill_balance(&engine).await;
@@ -177,7 +176,7 @@ async fn a_peek_projects_headroom_to_the_current_time() {
         ),
     ];
     for (strategy, expected) in cases {
-        let store = RemoteStore::new();
+        let store = FaultyStore::new();
         let engine = engine(
             &store,
             &format!(
@@ -200,7 +199,7 @@ async fn a_peek_projects_headroom_to_the_current_time() {
 
 #[tokio::test]
 async fn two_replicas_never_exceed_a_window_limit() {
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     let fleet = [engine(&store, COUPLED), engine(&store, COUPLED)];
     let mut admitted = 0;
     for turn in 0..1_600 {
@@ -214,7 +213,7 @@ async fn two_replicas_never_exceed_a_window_limit() {
 
 #[tokio::test]
 async fn atomic_checks_of_two_leases_need_few_calls() {
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     let limits = COUPLED.replace("key: k", "key: other").replace("1000", "500");
     let engine = engine(&store, COUPLED);
     publish(&engine, "charge: all_or_nothing\n", &format!("{COUPLED}{limits}"));
@@ -231,7 +230,7 @@ async fn atomic_checks_of_two_leases_need_few_calls() {
 
 #[tokio::test]
 async fn charge_each_charges_despite_another_denial() {
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     let engine = engine(&store, &format!("{COUPLED}{STRICT}"));
     let both = &[("k", "v"), ("s", "v")];
     for asked in 1..=20_u64 {
@@ -245,7 +244,7 @@ async fn charge_each_charges_despite_another_denial() {
 
 #[tokio::test]
 async fn shadow_and_quota_modes_apply_to_leased_limits() {
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     let shadow = format!("{COUPLED}  shadow_mode: true\n");
     let quota = |key: &str, requests: u32| {
         format!(
@@ -271,7 +270,7 @@ async fn shadow_and_quota_modes_apply_to_leased_limits() {
 
 #[tokio::test]
 async fn a_refund_clears_the_remembered_denial() {
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     let engine = engine(&store, COUPLED);
     assert!(is_allowed(&engine, K, 1000).await && !is_allowed(&engine, K, 1).await);
     let back = check(K, Cost::Refund(Hits(5)));

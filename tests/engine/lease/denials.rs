@@ -7,10 +7,13 @@ use sluicegate::engine::Engine;
 use sluicegate::kernel::decision::{Cost, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 
-use super::{RemoteStore, advance_clock, check, engine, publish, total_balance};
+use super::{engine, total_balance};
 use crate::support::dice::{Dice, seed};
+use crate::support::engine::{advance_clock, check, publish};
+use crate::support::faulty_store::FaultyStore;
 
 const LIMIT: u64 = 100;
+
 const MINUTE: u64 = 60_000;
 
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +73,7 @@ async fn run(domain_fields: &str, mode: &str, replicas: usize, trace: &[TimedChe
     let limits = format!(
         "- key: k\n  rate_limit: {{unit: second, requests_per_unit: {LIMIT}, strategy: gcra{mode}}}\n"
     );
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     let fleet: Vec<Engine> = (0..replicas).map(|_| engine(&store, &limits)).collect();
     for engine in &fleet {
         publish(engine, domain_fields, &limits);

@@ -8,20 +8,24 @@ use sluicegate::engine::Engine;
 use sluicegate::kernel::decision::{Cost, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 
-use super::{RemoteStore, check, engine, poll_once, publish, send_check, total_balance};
+use super::{engine, poll_once, send_check, total_balance};
+use crate::support::engine::{check, publish};
+use crate::support::faulty_store::FaultyStore;
 
 const LIMITS: &str = "- key: a\n  rate_limit: {unit: day, requests_per_unit: 10}\n\
                       - key: b\n  rate_limit: {unit: day, requests_per_unit: 1000, mode: leased, max_overshoot: 0}\n\
                       - key: c\n  rate_limit: {unit: day, requests_per_unit: 1000, strategy: gcra, mode: leased, \
                       max_overshoot: 10%}\n";
+
 /// An additional strict limit.
 const STRICT: &str = "- key: s\n  rate_limit: {unit: day, requests_per_unit: 7}\n";
+
 const FORCED_DENY: (&str, &str) = ("a", "v");
 
 #[tokio::test]
 async fn a_forced_deny_spends_no_balance() {
     for leased_entries in [&[("b", "v")][..], &[("c", "v")], &[("b", "v"), ("c", "v")]] {
-        let store = RemoteStore::new();
+        let store = FaultyStore::new();
         let engine = engine(&store, LIMITS);
         publish(&engine, "charge: all_or_nothing\n", LIMITS);
         for entry in leased_entries {
@@ -54,8 +58,8 @@ async fn a_forced_deny_spends_no_balance() {
 
 /// An engine with an atomic domain: `a` is forced to deny, `s` is strict, and 950 hits of `b`
 /// remain. The local balance of `b` is at least 5.
-async fn forced_deny_with_strict_limit() -> (Arc<RemoteStore>, Engine, u64) {
-    let store = RemoteStore::new();
+async fn forced_deny_with_strict_limit() -> (Arc<FaultyStore>, Engine, u64) {
+    let store = FaultyStore::new();
     let (engine, limits) = (engine(&store, LIMITS), format!("{LIMITS}{STRICT}"));
     publish(&engine, "charge: all_or_nothing\n", &limits);
     for _ in 0..50 {

@@ -12,7 +12,9 @@ use sluicegate::kernel::decision::Verdict;
 use sluicegate::kernel::units::Hits;
 use tokio::task::JoinHandle;
 
-use super::{RemoteStore, engine, is_allowed, poll_once, publish, send_check, total_balance};
+use super::{engine, is_allowed, poll_once, send_check, total_balance};
+use crate::support::engine::publish;
+use crate::support::faulty_store::FaultyStore;
 use crate::support::waiting::PATIENCE;
 
 /// 100 hits per day as GCRA, with at most 10 outstanding and leases of 10.
@@ -37,8 +39,8 @@ pub(super) async fn run_other_tasks() {
     }
 }
 
-pub(super) fn paused_store(limits: &str) -> (Arc<RemoteStore>, Arc<Engine>) {
-    let store = RemoteStore::new();
+pub(super) fn paused_store(limits: &str) -> (Arc<FaultyStore>, Arc<Engine>) {
+    let store = FaultyStore::new();
     let engine = Arc::new(engine(&store, limits));
     store.pauses_calls.store(true, Relaxed);
     (store, engine)
@@ -145,7 +147,7 @@ async fn a_denied_direct_charge_retries_with_the_balance() {
 }
 
 /// Remaining hits under `limits`, as seen by a replica without a balance.
-async fn remaining_under(store: &Arc<RemoteStore>, limits: &str) -> u64 {
+async fn remaining_under(store: &Arc<FaultyStore>, limits: &str) -> u64 {
     store.pauses_calls.store(false, Relaxed);
     send_check(&super::engine(store, limits), K, 0).await.unwrap().statuses[0]
         .decision
@@ -161,7 +163,7 @@ async fn a_leased_quota_rule_keeps_its_group_allowed() {
     };
     let quota = "  quota_mode: true\n";
     let leased = TEN.replace("key: k\n", &format!("key: k\n{quota}"));
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     let engine = engine(&store, &leased);
     let all = format!("{leased}{}{}", strict("full", quota, 1), strict("plain", "", 50));
     publish(&engine, "charge: all_or_nothing\n", &all);

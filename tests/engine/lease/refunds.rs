@@ -8,14 +8,16 @@ use sluicegate::kernel::decision::{Cost, LimitOverride, Verdict};
 use sluicegate::kernel::units::{Hits, Unit};
 use tokio::task::JoinHandle;
 
+use super::is_allowed;
 use super::refill::{K, paused_store, run_other_tasks, spawn_check, verdict};
-use super::{RemoteStore, check, is_allowed};
+use crate::support::engine::check;
+use crate::support::faulty_store::FaultyStore;
 
 /// 1000 hits per hour without overshoot.
 const HOUR: &str = "- key: k\n  rate_limit: {unit: hour, requests_per_unit: 1000, mode: leased, max_overshoot: 0}\n";
 
 /// An engine that has spent the whole limit, with store calls paused afterwards.
-async fn spent_window() -> (Arc<RemoteStore>, Arc<Engine>) {
+async fn spent_window() -> (Arc<FaultyStore>, Arc<Engine>) {
     let (store, engine) = paused_store(HOUR);
     store.pauses_calls.store(false, Relaxed);
     assert!(is_allowed(&engine, K, 1000).await);

@@ -7,7 +7,8 @@ use sluicegate::kernel::decision::{Cost, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::refill::{K, TEN, paused_store, run_other_tasks, spawn_check, verdict};
-use super::{advance_clock, check, is_allowed, send_check};
+use super::{is_allowed, send_check};
+use crate::support::engine::{advance_clock, check};
 
 /// 100 hits per hour, as a fixed window and as GCRA, with the retry-after in seconds.
 const HOUR: [(&str, u64); 2] = [("fixed_window", 3_600), ("gcra", 36)];

@@ -11,12 +11,17 @@ use sluicegate::kernel::decision::{Cost, Verdict};
 use sluicegate::kernel::units::Hits;
 
 use super::refill::run_other_tasks;
-use super::{RemoteStore, check, engine, is_allowed, publish, send_check, total_balance};
+use super::{engine, is_allowed, send_check, total_balance};
+use crate::support::engine::{check, publish};
+use crate::support::faulty_store::FaultyStore;
 
 const LIMITS: &str = "- key: b\n  rate_limit: {unit: day, requests_per_unit: 1000, mode: leased, max_overshoot: 0}\n\
                       - key: s\n  rate_limit: {unit: day, requests_per_unit: 7}\n";
+
 const ALL_OR_NOTHING: &str = "charge: all_or_nothing\n";
+
 const B: &[(&str, &str)] = &[("b", "v")];
+
 const BOTH: &[(&str, &str)] = &[("b", "v"), ("s", "v")];
 
 /// Result of a waiting check.
@@ -29,8 +34,8 @@ enum CheckEnd {
 
 /// Sends checks of the leased limit `b` until its balance is at least 20, leaves `left` hits of the
 /// strict limit `s`, and pauses store calls. Also returns the number of allowed hits of `b`.
-async fn filled_balance(left: u64) -> (Arc<RemoteStore>, Engine, u64) {
-    let store = RemoteStore::new();
+async fn filled_balance(left: u64) -> (Arc<FaultyStore>, Engine, u64) {
+    let store = FaultyStore::new();
     let (engine, mut asked) = (engine(&store, LIMITS), 0);
     publish(&engine, ALL_OR_NOTHING, LIMITS);
     assert!(left == 7 || is_allowed(&engine, &[("s", "v")], 7 - left).await);
@@ -43,7 +48,7 @@ async fn filled_balance(left: u64) -> (Arc<RemoteStore>, Engine, u64) {
 }
 
 /// Hits of `b` that remain in the store, plus the local balance.
-async fn total_left(store: &Arc<RemoteStore>, engine: &Engine) -> u64 {
+async fn total_left(store: &Arc<FaultyStore>, engine: &Engine) -> u64 {
     store.pauses_calls.store(false, Relaxed);
     let other = super::engine(store, LIMITS);
     publish(&other, ALL_OR_NOTHING, LIMITS);

@@ -9,14 +9,19 @@ use sluicegate::engine::Engine;
 use sluicegate::kernel::decision::{Cost, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 
+use super::engine;
 use super::utilization_plot::{Point, svg};
-use super::{RemoteStore, advance_clock, check, engine};
 use crate::support::dice::{Dice, seed};
+use crate::support::engine::{advance_clock, check};
+use crate::support::faulty_store::FaultyStore;
 
 const FLEETS: [usize; 4] = [2, 8, 64, 512];
+
 const LIMIT: u64 = 6_000;
+
 /// Checks per 100 ms: 150 per second, and the limit allows 100.
 const CHECKS_PER_TENTH: u64 = 15;
+
 const MINUTES: u64 = 1;
 
 /// Distribution of the checks over the replicas.
@@ -62,7 +67,7 @@ impl Demand {
 
 /// Returns the allowed hits and the calls per check.
 async fn run(strategy: &str, replicas: usize, demand: Demand, dice: &mut Dice) -> (u64, f64) {
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     let burst = if strategy == "gcra" { ", burst: 100" } else { "" };
     let limits = format!(
         "- key: k\n  rate_limit: {{unit: minute, requests_per_unit: {LIMIT}, strategy: {strategy}{burst}, \

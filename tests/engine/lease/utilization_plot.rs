@@ -14,10 +14,15 @@ pub(super) struct Point {
 }
 
 const WIDTH: f64 = 300.0;
+
 const HEIGHT: f64 = 180.0;
+
 const LEFT: f64 = 50.0;
+
 const TOP: f64 = 50.0;
+
 const GAP: f64 = 60.0;
+
 const COLORS: [&str; 4] = ["#1b7f3b", "#c2571a", "#3b5bb5", "#8a3fa0"];
 
 type Value = fn(&Point) -> f64;

@@ -32,7 +32,7 @@ enum PermitOrTicket {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Request {
+enum RequestPhase {
     /// The acquire of this id has not arrived yet.
     New,
     Waiting,
@@ -48,7 +48,7 @@ struct ModelState {
     now: Nanos,
     limiter: Limiter,
     ids: PermitRegistry<usize, u8, PermitOrTicket>,
-    requests: Vec<Request>,
+    requests: Vec<RequestPhase>,
     /// For each id: `true` once its release was delivered or lost.
     released: Vec<bool>,
     delivered: Vec<bool>,
@@ -72,16 +72,17 @@ impl ModelState {
         let value = match answer {
             Some(LimiterEffect::Admit(permit)) => PermitOrTicket::Permit(permit),
             Some(LimiterEffect::Queue(ticket)) => PermitOrTicket::Ticket(ticket),
-            Some(LimiterEffect::Deny(_)) => return self.requests[id] = Request::Finished,
+            Some(LimiterEffect::Deny(_)) => return self.requests[id] = RequestPhase::Finished,
             _ => return self.wrong = Some("an arrival without an answer"),
         };
         match self.ids.acquire(self.now, id, self.now.plus(KEEP).plus(KEEP), value) {
             RegisterOutcome::Registered => {
                 let waits = matches!(value, PermitOrTicket::Ticket(_));
-                self.requests[id] = if waits { Request::Waiting } else { Request::InFlight };
+                self.requests[id] =
+                    if waits { RequestPhase::Waiting } else { RequestPhase::InFlight };
             }
             RegisterOutcome::AlreadyReleased(value) => {
-                self.requests[id] = Request::ReleasedFirst;
+                self.requests[id] = RequestPhase::ReleasedFirst;
                 self.release_or_cancel(value);
             }
             RegisterOutcome::AlreadyRegistered(_) => self.wrong = Some("an id taken twice"),
@@ -113,7 +114,7 @@ impl ModelState {
         let Some(id) = self.id_of(PermitOrTicket::Ticket(ticket)) else {
             return self.wrong = Some("woke somebody who does not wait");
         };
-        self.requests[id] = Request::InFlight;
+        self.requests[id] = RequestPhase::InFlight;
         *self.ids.value_mut(&id).expect("found just now") = PermitOrTicket::Permit(permit);
     }
 
@@ -121,7 +122,7 @@ impl ModelState {
         let Some(id) = self.id_of(value) else {
             return self.wrong = Some("ended what nobody holds");
         };
-        self.requests[id] = Request::Finished;
+        self.requests[id] = RequestPhase::Finished;
         self.ids.release(self.now, &id, &0);
     }
 
@@ -136,7 +137,7 @@ impl ModelState {
             return;
         }
         if let ReleaseOutcome::Released(value) = self.ids.release(self.now, &id, &0) {
-            self.requests[id] = Request::Finished;
+            self.requests[id] = RequestPhase::Finished;
             self.release_or_cancel(value);
         }
     }
@@ -153,7 +154,7 @@ impl Model for Requests {
             now: Nanos::from_secs(1_000),
             limiter: Limiter::new(&rules, 0),
             ids: PermitRegistry::new(BOUNDS),
-            requests: vec![Request::New; self.count],
+            requests: vec![RequestPhase::New; self.count],
             released: vec![false; self.count],
             delivered: vec![false; self.count],
             wrong: None,
@@ -162,7 +163,7 @@ impl Model for Requests {
 
     fn actions(&self, state: &ModelState, moves: &mut Vec<Move>) {
         for id in 0..self.count {
-            if state.requests[id] == Request::New {
+            if state.requests[id] == RequestPhase::New {
                 moves.push(Move::Acquire(id));
             }
             if !state.released[id] {
@@ -198,11 +199,13 @@ impl Model for Requests {
                 |model: &Self, state: &ModelState| state.limiter.in_flight() <= model.limit,
             ),
             Property::always("in flight are those that pass", |_, state: &ModelState| {
-                let in_flight = state.requests.iter().filter(|r| **r == Request::InFlight).count();
+                let in_flight =
+                    state.requests.iter().filter(|r| **r == RequestPhase::InFlight).count();
                 state.limiter.in_flight() as usize == in_flight
             }),
             Property::always("waiting are those that wait", |_, state: &ModelState| {
-                let waiting = state.requests.iter().filter(|r| **r == Request::Waiting).count();
+                let waiting =
+                    state.requests.iter().filter(|r| **r == RequestPhase::Waiting).count();
                 state.limiter.queue_len() == waiting
             }),
             Property::always("nobody waits beside room", |_, state: &ModelState| {
@@ -219,7 +222,7 @@ impl Model for Requests {
             Property::sometimes(
                 "a release comes first and is answered",
                 |_, state: &ModelState| {
-                    state.requests.contains(&Request::ReleasedFirst)
+                    state.requests.contains(&RequestPhase::ReleasedFirst)
                         && state.limiter.in_flight() == 0
                 },
             ),
@@ -233,7 +236,9 @@ impl Model for Requests {
 impl ModelState {
     /// Returns `true` if a released request is still in flight or queued.
     fn leaks(&self) -> bool {
-        let live = |request: &Request| matches!(request, Request::Waiting | Request::InFlight);
+        let live = |request: &RequestPhase| {
+            matches!(request, RequestPhase::Waiting | RequestPhase::InFlight)
+        };
         let mut both = self.requests.iter().zip(&self.delivered);
         both.any(|(request, delivered)| *delivered && live(request))
     }

@@ -7,7 +7,7 @@ use sluicegate::kernel::coordinator::share_client::LoadReport;
 use sluicegate::kernel::coordinator::{CoordinatorConfig, ShareClient};
 use sluicegate::kernel::units::{Nanos, Share};
 
-use super::{Store, share_client, timing};
+use super::{LimitCoordinator, share_client, timing};
 
 const INFERENCE: LimitInference = LimitInference {
     estimate: FractionalLimit(0),
@@ -56,7 +56,12 @@ fn estimated_level(capacity: u64, limit: Share, allowed: Share) -> FractionalLim
 }
 
 /// One heartbeat of a replica that uses its whole share of a backend with `capacity`.
-fn heartbeat_with_vote(store: &mut Store, now: u64, member: &mut ShareClient, capacity: u64) {
+fn heartbeat_with_vote(
+    store: &mut LimitCoordinator,
+    now: u64,
+    member: &mut ShareClient,
+    capacity: u64,
+) {
     let grant = member.current_grant(Nanos(now)).copied();
     let allowed = grant.map_or(Share(0), |grant| grant.share);
     let ceiling = grant.map_or(Share(1), |grant| grant.limit);
@@ -68,7 +73,7 @@ fn heartbeat_with_vote(store: &mut Store, now: u64, member: &mut ShareClient, ca
 /// The limit after 120 heartbeats of each replica.
 fn converged_limit(members: u64, start: u64, capacity: u64) -> u64 {
     let law = CoordinatorConfig::new(timing(), Share(1), Share(start), Share(10_000)).unwrap();
-    let mut store = Store::new(law);
+    let mut store = LimitCoordinator::new(law);
     let mut fleet: Vec<ShareClient> = (0..members).map(|id| share_client(id, 1)).collect();
     for beat in 0..120 {
         for (index, member) in (0..).zip(&mut fleet) {
@@ -95,7 +100,7 @@ fn equal_replicas_find_the_same_limit_as_one_replica() {
 #[test]
 fn joining_replica_does_not_change_the_limit() {
     let law = CoordinatorConfig::new(timing(), Share(1), Share(40), Share(100)).unwrap();
-    let mut store = Store::new(law);
+    let mut store = LimitCoordinator::new(law);
     let (mut warm, mut cold) = (share_client(1, 1), share_client(2, 1));
     for beat in 0..20 {
         heartbeat_with_vote(&mut store, beat * 10, &mut warm, 40);
@@ -107,7 +112,7 @@ fn joining_replica_does_not_change_the_limit() {
 #[test]
 fn adaptive_limit_at_most_doubles_per_heartbeat() {
     let law = CoordinatorConfig::new(timing(), Share(1), Share(1), Share(1_000)).unwrap();
-    let mut store = Store::new(law);
+    let mut store = LimitCoordinator::new(law);
     let mut alone = share_client(1, 1);
     let mut last = 1;
     for beat in 0..30 {
@@ -122,7 +127,7 @@ fn adaptive_limit_at_most_doubles_per_heartbeat() {
 /// The limit after one vote, and after each of ten heartbeats without a vote. It starts at 64.
 fn limits_after_one_vote(vote: LimitFactor) -> Vec<u64> {
     let law = CoordinatorConfig::new(timing(), Share(1), Share(64), Share(512)).unwrap();
-    let mut store = Store::new(law);
+    let mut store = LimitCoordinator::new(law);
     let mut alone = share_client(1, 1);
     // A replica can vote only once it knows the limit, and the coordinator counts votes every
     // second heartbeat.

@@ -10,11 +10,11 @@ use sluicegate::kernel::coordinator::{
 };
 use sluicegate::kernel::units::{Generation, Incarnation, Nanos, ReplicaId, Share};
 
-use super::{Store, exact_demand, fixed_limit, high_demand, share_client, timing};
+use super::{LimitCoordinator, exact_demand, fixed_limit, high_demand, share_client, timing};
 
 #[test]
 fn share_moves_only_after_acknowledgement_and_drain() {
-    let mut store = Store::new(fixed_limit(10));
+    let mut store = LimitCoordinator::new(fixed_limit(10));
     let (mut old, mut new) = (share_client(1, 1), share_client(2, 1));
     assert_eq!(store.round_trip(0, &mut old, &high_demand(0)), Share(10));
     assert_eq!(store.round_trip(5, &mut new, &high_demand(0)), Share(0), "all is held");
@@ -28,7 +28,7 @@ fn share_moves_only_after_acknowledgement_and_drain() {
 
 #[test]
 fn late_and_duplicate_heartbeats_change_nothing() {
-    let mut store = Store::new(fixed_limit(10));
+    let mut store = LimitCoordinator::new(fixed_limit(10));
     let mut one = share_client(1, 1);
     let first = one.next_heartbeat(Nanos(0), &high_demand(0));
     let second = one.next_heartbeat(Nanos(1), &high_demand(3));
@@ -41,7 +41,7 @@ fn late_and_duplicate_heartbeats_change_nothing() {
 
 #[test]
 fn only_the_newest_heartbeats_reply_applies() {
-    let mut store = Store::new(fixed_limit(10));
+    let mut store = LimitCoordinator::new(fixed_limit(10));
     let mut one = share_client(1, 1);
     let first = one.next_heartbeat(Nanos(0), &high_demand(0));
     let late = store.expect_grant(0, &first);
@@ -54,7 +54,7 @@ fn only_the_newest_heartbeats_reply_applies() {
 
 #[test]
 fn share_expires_one_drift_margin_early_counted_from_sending() {
-    let mut store = Store::new(fixed_limit(10));
+    let mut store = LimitCoordinator::new(fixed_limit(10));
     let mut one = share_client(1, 1);
     let beat = one.next_heartbeat(Nanos(100), &high_demand(0));
     let grant = store.expect_grant(7, &beat);
@@ -67,7 +67,7 @@ fn share_expires_one_drift_margin_early_counted_from_sending() {
 
 #[test]
 fn a_reply_after_the_fence_is_ignored() {
-    let mut store = Store::new(fixed_limit(10));
+    let mut store = LimitCoordinator::new(fixed_limit(10));
     let mut one = share_client(1, 1);
     store.round_trip(0, &mut one, &high_demand(0));
     let beat = one.next_heartbeat(Nanos(29), &high_demand(9));
@@ -78,7 +78,7 @@ fn a_reply_after_the_fence_is_ignored() {
 
 #[test]
 fn grants_never_exceed_a_lowered_limit() {
-    let mut store = Store::new(fixed_limit(10));
+    let mut store = LimitCoordinator::new(fixed_limit(10));
     let (mut one, mut two) = (share_client(1, 1), share_client(2, 1));
     for now in 0..4 {
         store.round_trip(now, &mut one, &high_demand(5));
@@ -101,7 +101,7 @@ fn grants_never_exceed_a_lowered_limit() {
 
 #[test]
 fn replica_that_passes_on_its_permit_waits_behind_earlier_waiters() {
-    let mut store = Store::new(fixed_limit(2));
+    let mut store = LimitCoordinator::new(fixed_limit(2));
     let mut fleet: Vec<ShareClient> = (1..4).map(|id| share_client(id, 1)).collect();
     for now in 0..9 {
         for one in &mut fleet {
@@ -122,8 +122,8 @@ fn replica_that_passes_on_its_permit_waits_behind_earlier_waiters() {
 
 /// Two replicas with shares of 5. The first has 5 requests in flight, the second `others`.
 /// Then the limit falls from 10 to 4.
-fn lowered_limit(others: u64) -> (Store, ShareClient, ShareClient) {
-    let mut store = Store::new(fixed_limit(10));
+fn lowered_limit(others: u64) -> (LimitCoordinator, ShareClient, ShareClient) {
+    let mut store = LimitCoordinator::new(fixed_limit(10));
     let (mut one, mut two) = (share_client(1, 1), share_client(2, 1));
     for now in 0..4 {
         store.round_trip(now, &mut one, &high_demand(if now == 0 { 0 } else { 5 }));
@@ -153,7 +153,7 @@ fn requests_above_a_lowered_share_are_not_replaced_elsewhere() {
 
 #[test]
 fn share_without_other_demand_is_kept() {
-    let mut store = Store::new(fixed_limit(10));
+    let mut store = LimitCoordinator::new(fixed_limit(10));
     let (mut one, mut two) = (share_client(1, 1), share_client(2, 1));
     store.round_trip(0, &mut one, &exact_demand(7));
     store.round_trip(0, &mut two, &exact_demand(0));
@@ -173,7 +173,7 @@ fn share_without_other_demand_is_kept() {
 
 #[test]
 fn handoffs_make_heartbeats_due_early() {
-    let mut store = Store::new(fixed_limit(10));
+    let mut store = LimitCoordinator::new(fixed_limit(10));
     let (mut one, mut two) = (share_client(1, 1), share_client(2, 1));
     assert_eq!(two.next_heartbeat_at(Nanos(3), &high_demand(0)), Nanos(3), "cold: at once");
     store.round_trip(0, &mut one, &high_demand(0));
@@ -205,7 +205,7 @@ fn handoffs_make_heartbeats_due_early() {
 #[test]
 fn heartbeats_align_to_the_coordinators_clock() {
     let slow = ShareTiming { heartbeat: Nanos(100), share_lifetime: Nanos(1_000), ..timing() };
-    let mut store = Store::new(CoordinatorConfig { timing: slow, ..fixed_limit(10) });
+    let mut store = LimitCoordinator::new(CoordinatorConfig { timing: slow, ..fixed_limit(10) });
     let mut one = ShareClient::new(ReplicaId(1), Incarnation(1), slow);
     store.round_trip(1_000, &mut one, &high_demand(0));
     assert_eq!(
@@ -241,7 +241,7 @@ fn heartbeats_align_to_the_coordinators_clock() {
 
 #[test]
 fn heartbeats_that_gain_no_permits_back_off_exponentially() {
-    let mut store = Store::new(fixed_limit(10));
+    let mut store = LimitCoordinator::new(fixed_limit(10));
     let slow = ShareTiming { heartbeat: Nanos(100), share_lifetime: Nanos(1_000), ..timing() };
     let mut one = ShareClient::new(ReplicaId(1), Incarnation(1), slow);
     let mut two = ShareClient::new(ReplicaId(2), Incarnation(1), slow);
@@ -261,7 +261,7 @@ fn heartbeats_that_gain_no_permits_back_off_exponentially() {
 
 #[test]
 fn a_heartbeat_repeats_the_newest_grant() {
-    let mut store = Store::new(fixed_limit(10));
+    let mut store = LimitCoordinator::new(fixed_limit(10));
     let mut one = share_client(1, 1);
     store.round_trip(0, &mut one, &high_demand(0));
     let again = one.next_heartbeat(Nanos(1), &high_demand(2));

@@ -45,13 +45,13 @@ pub fn exact_demand(in_flight: u64) -> LoadReport {
 }
 
 /// A coordinator of one limit.
-pub struct Store {
+pub struct LimitCoordinator {
     pub coordinator: Coordinator,
     pub life: CoordinatorIncarnation,
     pub law: CoordinatorConfig,
 }
 
-impl Store {
+impl LimitCoordinator {
     pub fn new(config: CoordinatorConfig) -> Self {
         Self { coordinator: Coordinator::default(), life: first_incarnation(), law: config }
     }

@@ -11,7 +11,7 @@ use sluicegate::kernel::coordinator::{
 };
 use sluicegate::kernel::units::{Incarnation, Nanos, Share};
 
-use super::{Store, share_client, timing};
+use super::{LimitCoordinator, share_client, timing};
 
 const REPLICAS: usize = 5;
 
@@ -60,7 +60,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 /// Applies one step. Time passes first.
-fn run(store: &mut Store, fleet: &mut [ShareClient], now: &mut u64, step: &Step) {
+fn run(store: &mut LimitCoordinator, fleet: &mut [ShareClient], now: &mut u64, step: &Step) {
     *now += step.wait;
     let client = &mut fleet[step.replica];
     match step.change {
@@ -134,7 +134,7 @@ fn running_sums_equal_the_sums_over_all_share_states() {
     let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) };
     let play = |steps: Vec<Step>| {
         let adaptive = CoordinatorConfig::new(timing(), Share(1), Share(20), Share(60)).unwrap();
-        let (mut store, mut now) = (Store::new(adaptive), 0);
+        let (mut store, mut now) = (LimitCoordinator::new(adaptive), 0);
         let mut fleet: Vec<_> = (0..REPLICAS).map(|id| share_client(id as u64, 1)).collect();
         for step in &steps {
             run(&mut store, &mut fleet, &mut now, step);

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::oracle::Overshoot;
-use super::simulation::{EventCounts, Flaw, FleetSimulation, KINDS, Kind};
+use super::simulation::{EventCounts, KINDS, Kind, LeaseFlaw, LeaseSimulation};
 use crate::support::dice::seed;
 
 /// Events per simulation.
@@ -21,9 +21,13 @@ struct SimulationResult {
     counts: EventCounts,
 }
 
-fn simulate(kind: Kind, flaw: Flaw, seeds: Range<u64>) -> impl Iterator<Item = SimulationResult> {
+fn simulate(
+    kind: Kind,
+    flaw: LeaseFlaw,
+    seeds: Range<u64>,
+) -> impl Iterator<Item = SimulationResult> {
     seeds.map(move |seed| {
-        let mut simulation = FleetSimulation::new(seed, kind, flaw);
+        let mut simulation = LeaseSimulation::new(seed, kind, flaw);
         let overshoot = simulation.run(EVENTS);
         SimulationResult {
             seed,
@@ -37,11 +41,11 @@ fn simulate(kind: Kind, flaw: Flaw, seeds: Range<u64>) -> impl Iterator<Item = S
 /// Simulations with seeds that are new in this run.
 fn simulate_new_seeds(kind: Kind, count: u64) -> impl Iterator<Item = SimulationResult> {
     let first = seed() >> 1;
-    simulate(kind, Flaw::None, first..first + count)
+    simulate(kind, LeaseFlaw::None, first..first + count)
 }
 
 /// Counts the simulations in which some interval exceeds the bound.
-fn refuted(kinds: &[Kind], flaw: Flaw, runs_each: u64) -> usize {
+fn refuted(kinds: &[Kind], flaw: LeaseFlaw, runs_each: u64) -> usize {
     let all = kinds.iter().flat_map(|kind| simulate(*kind, flaw, 0..runs_each));
     all.filter(|result| 0 < result.overshoot.above_bound).count()
 }
@@ -63,7 +67,7 @@ fn no_simulation_exceeds_limit_plus_outstanding_hits() {
 fn simulations_cover_every_event() {
     for kind in KINDS {
         let all: Vec<EventCounts> =
-            simulate(kind, Flaw::None, 0..30).map(|result| result.counts).collect();
+            simulate(kind, LeaseFlaw::None, 0..30).map(|result| result.counts).collect();
         for (event, count_of) in EventCounts::ALL {
             let total: u64 = all.iter().map(count_of).sum();
             println!("{kind:?}: {event} {total}");
@@ -76,7 +80,7 @@ fn simulations_cover_every_event() {
 fn simulations_reach_the_bound_exactly() {
     // The sliding window is omitted, because it seldom reaches its own bound.
     for kind in [Kind::Gcra, Kind::FixedWindow, Kind::SlidingLog] {
-        let results = simulate(kind, Flaw::None, 0..150);
+        let results = simulate(kind, LeaseFlaw::None, 0..150);
         let tight = results.filter(|result| result.overshoot.above_limit == result.budget).count();
         println!("{kind:?}: {tight} of 150 worlds reach the bound");
         assert!(0 < tight, "{kind:?}");
@@ -87,14 +91,14 @@ fn simulations_reach_the_bound_exactly() {
 fn simulations_detect_flawed_designs() {
     let coupled = [Kind::CoupledWindow, Kind::CoupledCalendar];
     for (flaw, kinds, runs_each) in [
-        (Flaw::CreditedToEachWaiter, &KINDS[..], 10),
-        (Flaw::WindowOnReplicaClock, &coupled[..], 50),
-        (Flaw::RefundedAfterWindowEnd, &coupled[..], 400),
-        (Flaw::RefundedAfterExpiry, &KINDS[..], 80),
-        (Flaw::OldReplyAccepted, &KINDS[..], 100),
-        (Flaw::PutBackAfterReport, &KINDS[..], 200),
-        (Flaw::PutBackThoughVoided, &KINDS[..], 300),
-        (Flaw::UndoneThoughSent, &KINDS[..], 100),
+        (LeaseFlaw::CreditedToEachWaiter, &KINDS[..], 10),
+        (LeaseFlaw::WindowOnReplicaClock, &coupled[..], 50),
+        (LeaseFlaw::RefundedAfterWindowEnd, &coupled[..], 400),
+        (LeaseFlaw::RefundedAfterExpiry, &KINDS[..], 80),
+        (LeaseFlaw::OldReplyAccepted, &KINDS[..], 100),
+        (LeaseFlaw::PutBackAfterReport, &KINDS[..], 200),
+        (LeaseFlaw::PutBackThoughVoided, &KINDS[..], 300),
+        (LeaseFlaw::UndoneThoughSent, &KINDS[..], 100),
     ] {
         let refuted = refuted(kinds, flaw, runs_each);
         println!("{flaw:?}: refuted in {refuted} of {} worlds", runs_each * kinds.len() as u64);

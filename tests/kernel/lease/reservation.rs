@@ -15,7 +15,7 @@ use crate::support::dice::{Dice, seed};
 const START: Nanos = Nanos::from_secs(1_000_000);
 
 /// A counter with its open reservations and the hits that were finally allowed.
-struct Simulation {
+struct ReservationSimulation {
     limit: Gcra,
     tat: Tat,
     holds: CounterReservations,
@@ -23,7 +23,7 @@ struct Simulation {
     allowed: Vec<(Nanos, Hits)>,
 }
 
-impl Simulation {
+impl ReservationSimulation {
     fn new(limit: Gcra) -> Self {
         let (tat, holds, open, allowed) = Default::default();
         Self { limit, tat, holds, open, allowed }
@@ -84,7 +84,7 @@ fn canceled_reservations_never_exceed_the_limit() {
         let mut dice = Dice::new(seed ^ trace << 32);
         let (rate, burst) = (dice.pick(&[1, 3, 10]), dice.pick(&[1, 2, 5, 20]));
         let limit = Gcra::new(rate, Nanos::SECOND, burst).unwrap();
-        let (mut simulation, mut now) = (Simulation::new(limit), START);
+        let (mut simulation, mut now) = (ReservationSimulation::new(limit), START);
         let duration = Nanos(dice.pick(&[100, 1_000, 5_000]) * 1_000_000);
         for number in 0..60 {
             now = now.plus(Nanos(dice.pick(&[0, 0, 1, 50, 200, 700]) * 1_000_000));
@@ -102,7 +102,7 @@ fn canceled_reservations_never_exceed_the_limit() {
 #[test]
 fn canceled_reservations_are_fully_refunded() {
     let limit = Gcra::new(10, Nanos::SECOND, 100).unwrap();
-    let mut simulation = Simulation::new(limit);
+    let mut simulation = ReservationSimulation::new(limit);
     simulation.charge(START, Hits(30));
     let ids: Vec<_> = (0..50).map(|number| ReservationId(1, number)).collect();
     for id in &ids {

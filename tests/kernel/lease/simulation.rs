@@ -21,7 +21,7 @@ use sluicegate::kernel::rate::sliding_window::{SlidingWindow, WindowPair};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::oracle::{self, Allowed};
-use super::store::{Counted, Store};
+use super::store::{Counted, LeaseStore};
 use crate::support::dice::Dice;
 
 /// Maximum clock drift, in millionths.
@@ -49,7 +49,7 @@ pub const KINDS: [Kind; 6] = [
 
 /// A flaw to simulate. The kernel is unchanged; the simulation misuses its functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flaw {
+pub enum LeaseFlaw {
     None,
     /// A grant is also credited to a second waiting check.
     CreditedToEachWaiter,
@@ -70,14 +70,14 @@ pub enum Flaw {
     UndoneThoughSent,
 }
 
-pub struct FleetSimulation {
-    pub store: Store,
+pub struct LeaseSimulation {
+    pub store: LeaseStore,
     now: Nanos,
-    replicas: Vec<Replica>,
+    replicas: Vec<LeaseReplica>,
     in_transit: Vec<(Nanos, InTransit)>,
     pub log: Vec<Allowed>,
     dice: Dice,
-    flaw: Flaw,
+    flaw: LeaseFlaw,
     size: LeaseSizing,
     /// Time scale of the limit.
     span: Nanos,
@@ -136,7 +136,7 @@ impl EventCounts {
     ];
 }
 
-struct Replica {
+struct LeaseReplica {
     member: ReplicaIncarnation,
     ledger: LeaseBalance,
     offset: u64,
@@ -169,7 +169,7 @@ enum InTransit {
     Charge(Hits),
 }
 
-impl Replica {
+impl LeaseReplica {
     fn clock(&self, now: Nanos) -> Nanos {
         let scaled = u128::from(now.0) * u128::from(1_000_000 - DRIFT_PPM + self.ppm) / 1_000_000;
         Nanos(self.offset + u64::try_from(scaled).unwrap())
@@ -181,8 +181,8 @@ impl Replica {
     }
 }
 
-impl FleetSimulation {
-    pub fn new(seed: u64, kind: Kind, flaw: Flaw) -> Self {
+impl LeaseSimulation {
+    pub fn new(seed: u64, kind: Kind, flaw: LeaseFlaw) -> Self {
         let mut dice = Dice::new(seed);
         let span = Nanos(dice.pick(&[100, 1_000, 7_000]) * Nanos::MILLI.0);
         let now = Nanos(span.0 * 1_000 + dice.up_to(span.0));
@@ -202,7 +202,7 @@ impl FleetSimulation {
         let pace = Nanos(span.0 / most * dice.pick(&[1, 3, 10, 30]) / 2);
         let members = 1 + dice.up_to(dice.clone().pick(&[1, 3, 9]));
         let mut simulation = Self {
-            store: Store::new(
+            store: LeaseStore::new(
                 counted,
                 LeaseTerms { overshoot, duration: term, sizing: LeaseSizing::Learned },
             ),
@@ -244,10 +244,10 @@ impl FleetSimulation {
         oracle::overshoot(&self.store.counted, &self.log)
     }
 
-    fn new_replica(&mut self) -> Replica {
+    fn new_replica(&mut self) -> LeaseReplica {
         self.replicas_started += 1;
         let (size, term) = (self.size, self.store.terms.duration);
-        Replica {
+        LeaseReplica {
             member: ReplicaIncarnation(self.replicas_started),
             ledger: LeaseBalance::new(size, term, Hits(self.store.counted.most())),
             offset: self.dice.up_to(1 << 40),
@@ -318,7 +318,7 @@ impl FleetSimulation {
     fn assert_invariants(&mut self) {
         let outstanding = self.store.book.outstanding(self.now).0;
         self.counts.most_out = self.counts.most_out.max(outstanding);
-        if self.flaw != Flaw::None {
+        if self.flaw != LeaseFlaw::None {
             return;
         }
         if let Overshoot::AtMost(budget) = self.store.terms.overshoot {

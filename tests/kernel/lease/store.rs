@@ -23,13 +23,13 @@ pub enum Counted {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Store {
+pub struct LeaseStore {
     pub counted: Counted,
     pub book: LeaseTable,
     pub terms: LeaseTerms,
 }
 
-impl Store {
+impl LeaseStore {
     pub fn new(counted: Counted, terms: LeaseTerms) -> Self {
         Self { counted, book: LeaseTable::default(), terms }
     }

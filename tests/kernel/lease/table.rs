@@ -11,7 +11,7 @@ use sluicegate::kernel::rate::sliding_log::{ArrivalLog, SlidingLog};
 use sluicegate::kernel::rate::sliding_window::{SlidingWindow, WindowPair};
 use sluicegate::kernel::units::{Hits, Nanos};
 
-use super::store::{Counted, Store};
+use super::store::{Counted, LeaseStore};
 
 const NOW: Nanos = Nanos(1_700_000_000_000_000_000);
 const TERM: Nanos = Nanos(2_000_000_000);
@@ -43,8 +43,8 @@ fn every() -> [Counted; 4] {
     [gcra(), fixed(), sliding(), log()]
 }
 
-fn store(counted: Counted, budget: u64) -> Store {
-    Store::new(
+fn store(counted: Counted, budget: u64) -> LeaseStore {
+    LeaseStore::new(
         counted,
         LeaseTerms {
             overshoot: Overshoot::AtMost(Hits(budget)),
@@ -54,8 +54,8 @@ fn store(counted: Counted, budget: u64) -> Store {
     )
 }
 
-fn in_window() -> Store {
-    Store::new(
+fn in_window() -> LeaseStore {
+    LeaseStore::new(
         fixed(),
         LeaseTerms {
             overshoot: Overshoot::InWindow,
@@ -77,11 +77,16 @@ fn want(number: u64, want: u64) -> BorrowRequest {
     }
 }
 
-fn lend(store: &mut Store, now: Nanos, member: ReplicaIncarnation, borrow: &BorrowRequest) -> u64 {
+fn lend(
+    store: &mut LeaseStore,
+    now: Nanos,
+    member: ReplicaIncarnation,
+    borrow: &BorrowRequest,
+) -> u64 {
     store.step(now, member, borrow).unwrap().granted.0
 }
 
-fn remaining(store: &mut Store, now: Nanos) -> u64 {
+fn remaining(store: &mut LeaseStore, now: Nanos) -> u64 {
     store.counted.with(now, |counter| match counter.peek(now, Hits(0)) {
         CounterDecision::Allow(room)
         | CounterDecision::Deny { headroom: room, .. }
@@ -259,7 +264,7 @@ fn a_window_refunds_only_its_own_hits() {
             duration: MINUTE,
             sizing: LeaseSizing::Learned,
         };
-        let mut store = Store::new(counted, terms);
+        let mut store = LeaseStore::new(counted, terms);
         store.step(NOW, A, &want(1, 30));
         store.charge(after(40_000), Hits(20));
         let back = BorrowRequest { returned: Hits(30), last_lease: MessageNumber(1), ..want(2, 0) };
@@ -275,7 +280,7 @@ fn a_window_refunds_only_its_newest_lease() {
         duration: MINUTE,
         sizing: LeaseSizing::Learned,
     };
-    let mut store = Store::new(fixed(), terms);
+    let mut store = LeaseStore::new(fixed(), terms);
     store.step(NOW, A, &want(1, 30));
     let next = after(40_000);
     store.step(
@@ -326,7 +331,7 @@ fn leases_without_overshoot_require_a_fixed_window() {
             duration: TERM,
             sizing: LeaseSizing::Learned,
         };
-        assert_eq!(lend(&mut Store::new(counted, terms), NOW, A, &want(1, 10)), 0);
+        assert_eq!(lend(&mut LeaseStore::new(counted, terms), NOW, A, &want(1, 10)), 0);
     }
 }
 

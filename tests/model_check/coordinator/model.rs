@@ -15,7 +15,7 @@ use stateright::{Model, Property};
 const START: u64 = 100;
 
 #[derive(Clone)]
-pub struct Twin {
+pub struct ShareModel {
     pub ceiling: u64,
     /// The limits to which the first limit changes, in order.
     pub moves: &'static [u64],
@@ -54,7 +54,7 @@ pub enum Leaving {
     Hiding,
 }
 
-impl Default for Twin {
+impl Default for ShareModel {
     fn default() -> Self {
         Self {
             ceiling: 2,
@@ -74,7 +74,7 @@ impl Default for Twin {
     }
 }
 
-impl Twin {
+impl ShareModel {
     /// A model with a limit of one, enough to test which replica has the permit.
     pub fn one() -> Self {
         Self { ceiling: 1, ..Self::default() }
@@ -92,7 +92,7 @@ impl Twin {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Replica {
+pub struct ModelReplica {
     member: ShareClient,
     life: u64,
     beats: u64,
@@ -124,7 +124,7 @@ pub struct FleetState {
     /// The store's list of replicas: each replica and incarnation, with the coordinator's
     /// incarnation that replied to it.
     under: BTreeMap<(u64, u64), Option<Incarnation>>,
-    replicas: Vec<Replica>,
+    replicas: Vec<ModelReplica>,
     /// The ends of requests whose replica crashed, by the store's clock.
     orphans: Vec<u64>,
     messages: BTreeSet<Message>,
@@ -164,12 +164,12 @@ impl Message {
     }
 }
 
-fn replica_of(id: u64, life: u64, lag: u64, terms: ShareTiming) -> Replica {
+fn replica_of(id: u64, life: u64, lag: u64, terms: ShareTiming) -> ModelReplica {
     let member = ShareClient::new(ReplicaId(id), Incarnation(life), terms);
-    Replica { member, life, beats: 0, lag, ends: Vec::new(), lost_some: false, left: false }
+    ModelReplica { member, life, beats: 0, lag, ends: Vec::new(), lost_some: false, left: false }
 }
 
-impl Model for Twin {
+impl Model for ShareModel {
     type State = FleetState;
     type Action = Act;
 

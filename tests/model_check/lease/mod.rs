@@ -15,7 +15,7 @@ use sluicegate::kernel::rate::gcra::{Gcra, Tat};
 use sluicegate::kernel::units::{Hits, Nanos};
 use stateright::{Checker as _, HasDiscoveries, Model as _};
 
-use self::model::{Flaw, Happens, TICK, Twin};
+use self::model::{Happens, LeaseModel, LeaseModelFlaw, TICK};
 use crate::kernel::lease::store::Counted;
 use crate::support::dice::Dice;
 
@@ -32,8 +32,8 @@ fn bucket(burst: u32) -> Counted {
     Counted::Gcra(Gcra::new(1, TICK, burst).unwrap(), Tat::default())
 }
 
-fn twin(counted: Counted, overshoot: Overshoot) -> Twin {
-    Twin {
+fn twin(counted: Counted, overshoot: Overshoot) -> LeaseModel {
+    LeaseModel {
         counted,
         overshoot,
         term: 2,
@@ -41,14 +41,14 @@ fn twin(counted: Counted, overshoot: Overshoot) -> Twin {
         hits: vec![1, 2],
         want: 1,
         horizon: 2,
-        flaw: Flaw::None,
+        flaw: LeaseModelFlaw::None,
         seen: AtomicU32::new(0),
     }
 }
 
 /// Explores all states of a model. Asserts their number, every property, and that each event in
 /// `must_happen` occurs.
-fn explore(twin: Twin, states: usize, must_happen: &[Happens]) {
+fn explore(twin: LeaseModel, states: usize, must_happen: &[Happens]) {
     let checker = twin.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
     let found = checker.discoveries().into_iter().next();
     let refuted = found.map(|(name, path)| format!("{name}: {:?}", path.into_actions()));
@@ -61,7 +61,7 @@ fn explore(twin: Twin, states: usize, must_happen: &[Happens]) {
 }
 
 /// Takes random walks from a fixed seed until a walk breaks the property that the flaw violates.
-fn assert_refuted(twin: &Twin) {
+fn assert_refuted(twin: &LeaseModel) {
     let mut dice = Dice::new(0);
     for _ in 0..MAX_WALKS {
         let mut state = twin.init_states().remove(0);
@@ -104,8 +104,8 @@ const SUPERSEDING: [Happens; 6] = [
     Happens::AnswerIgnored,
 ];
 
-fn superseding(counted: Counted, overshoot: Overshoot) -> Twin {
-    Twin { messages: vec![2], want: 3, horizon: 3, ..twin(counted, overshoot) }
+fn superseding(counted: Counted, overshoot: Overshoot) -> LeaseModel {
+    LeaseModel { messages: vec![2], want: 3, horizon: 3, ..twin(counted, overshoot) }
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn leases_ending_with_their_window_keep_the_limit() {
 #[test]
 fn leases_of_gcra_limits_keep_the_bound() {
     // The lease lasts until the debt has drained. Only then can all its hits exceed the limit.
-    let long = Twin { term: 3, ..twin(bucket(2), Overshoot::AtMost(Hits(1))) };
+    let long = LeaseModel { term: 3, ..twin(bucket(2), Overshoot::AtMost(Hits(1))) };
     explore(long, 50_755, &BETWEEN_TWO);
 }
 
@@ -144,14 +144,14 @@ fn superseding_lease_messages_of_gcra_limits_keep_the_bound() {
 fn model_finds_a_violation_in_each_flawed_lease_protocol() {
     let (budget, coupled) = (Overshoot::AtMost(Hits(1)), Overshoot::InWindow);
     let windows = || twin(window(2, 2), budget);
-    let ends = || Twin { messages: vec![2, 2], horizon: 3, ..twin(window(2, 2), coupled) };
-    let drains = || Twin { term: 1, counted: bucket(2), overshoot: budget, ..ends() };
+    let ends = || LeaseModel { messages: vec![2, 2], horizon: 3, ..twin(window(2, 2), coupled) };
+    let drains = || LeaseModel { term: 1, counted: bucket(2), overshoot: budget, ..ends() };
     let of_two = Overshoot::AtMost(Hits(2));
-    let answers = || Twin { messages: vec![2, 2], overshoot: of_two, want: 2, ..windows() };
-    assert_refuted(&Twin { flaw: Flaw::CreditedToEachWaiter, ..windows() });
-    assert_refuted(&Twin { flaw: Flaw::WindowOnMembersClock, ..ends() });
-    assert_refuted(&Twin { flaw: Flaw::GivenBackTooLate, ..ends() });
-    assert_refuted(&Twin { flaw: Flaw::GivenBackTooLate, ..drains() });
-    assert_refuted(&Twin { flaw: Flaw::OldAnswerTaken, ..answers() });
-    assert_refuted(&Twin { flaw: Flaw::OutlivesItsWindow, ..ends() });
+    let answers = || LeaseModel { messages: vec![2, 2], overshoot: of_two, want: 2, ..windows() };
+    assert_refuted(&LeaseModel { flaw: LeaseModelFlaw::CreditedToEachWaiter, ..windows() });
+    assert_refuted(&LeaseModel { flaw: LeaseModelFlaw::WindowOnMembersClock, ..ends() });
+    assert_refuted(&LeaseModel { flaw: LeaseModelFlaw::GivenBackTooLate, ..ends() });
+    assert_refuted(&LeaseModel { flaw: LeaseModelFlaw::GivenBackTooLate, ..drains() });
+    assert_refuted(&LeaseModel { flaw: LeaseModelFlaw::OldAnswerTaken, ..answers() });
+    assert_refuted(&LeaseModel { flaw: LeaseModelFlaw::OutlivesItsWindow, ..ends() });
 }

@@ -1,7 +1,7 @@
 //! The model of leases in `spec/Lease.tla`, with the kernel's own functions as actions.
 //!
 //! A lease message may arrive at any time, repeatedly or never. Time is in whole ticks, up to
-//! `horizon`. The fields `room` and `plain` of [`State`] only serve the model's properties; the
+//! `horizon`. The fields `room` and `plain` of [`LeaseModelState`] only serve the model's properties; the
 //! rest is the kernel's state.
 
 mod steps;
@@ -19,7 +19,7 @@ use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::units::{Hits, Nanos};
 use stateright::{Model, Property};
 
-use crate::kernel::lease::store::{Counted, Store};
+use crate::kernel::lease::store::{Counted, LeaseStore};
 
 pub const TICK: Nanos = Nanos::SECOND;
 
@@ -28,7 +28,7 @@ pub const START: Nanos = Nanos::from_secs(3_600);
 
 /// The rule that a flawed lease protocol omits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flaw {
+pub enum LeaseModelFlaw {
     None,
     CreditedToEachWaiter,
     WindowOnMembersClock,
@@ -38,7 +38,7 @@ pub enum Flaw {
 }
 
 #[derive(Debug)]
-pub struct Twin {
+pub struct LeaseModel {
     pub counted: Counted,
     pub overshoot: Overshoot,
     /// The lease duration in ticks.
@@ -49,7 +49,7 @@ pub struct Twin {
     pub want: u64,
     /// The duration of the model in ticks.
     pub horizon: u64,
-    pub flaw: Flaw,
+    pub flaw: LeaseModelFlaw,
     /// The events that occurred so far in any explored state.
     pub seen: AtomicU32,
 }
@@ -74,9 +74,9 @@ pub enum Happens {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct State {
+pub struct LeaseModelState {
     now: Nanos,
-    store: Store,
+    store: LeaseStore,
     nodes: Vec<Node>,
     asks: BTreeSet<(ReplicaIncarnation, BorrowRequest)>,
     answers: Vec<(ReplicaIncarnation, BorrowReply)>,
@@ -89,7 +89,7 @@ pub struct State {
     plain: i64,
 }
 
-impl State {
+impl LeaseModelState {
     /// Returns `true` if no interval allowed more than the limit plus the hits outstanding at its
     /// start.
     fn keeps_the_bound(&self) -> bool {
@@ -119,7 +119,7 @@ pub enum Action {
     Settle(ReplicaIncarnation, BorrowReply),
 }
 
-impl Twin {
+impl LeaseModel {
     pub fn happened(&self, event: Happens) -> bool {
         self.seen.load(Relaxed) & event as u32 != 0
     }
@@ -141,15 +141,15 @@ impl Twin {
     }
 
     /// Returns `true` if no interval allowed more than the limit plus `max_overshoot`.
-    fn keeps_the_limit(&self, state: &State) -> bool {
+    fn keeps_the_limit(&self, state: &LeaseModelState) -> bool {
         -self.max_above_limit() <= state.plain
     }
 
     /// The property that the flaw breaks: [`Self::keeps_the_limit`] if leases outlive their window,
     /// otherwise `keeps_the_bound`.
-    pub fn keeps_property_of_flaw(&self, state: &State) -> bool {
+    pub fn keeps_property_of_flaw(&self, state: &LeaseModelState) -> bool {
         match self.flaw {
-            Flaw::OutlivesItsWindow => self.keeps_the_limit(state),
+            LeaseModelFlaw::OutlivesItsWindow => self.keeps_the_limit(state),
             _ => state.keeps_the_bound(),
         }
     }
@@ -160,15 +160,15 @@ impl Twin {
     }
 }
 
-impl Model for Twin {
-    type State = State;
+impl Model for LeaseModel {
+    type State = LeaseModelState;
     type Action = Action;
 
-    fn init_states(&self) -> Vec<State> {
+    fn init_states(&self) -> Vec<LeaseModelState> {
         let terms = LeaseTerms {
             overshoot: match self.flaw {
                 // Leases last their whole duration, and only the limit bounds the outstanding hits.
-                Flaw::OutlivesItsWindow => Overshoot::AtMost(Hits(u64::MAX)),
+                LeaseModelFlaw::OutlivesItsWindow => Overshoot::AtMost(Hits(u64::MAX)),
                 _ => self.overshoot,
             },
             duration: Nanos(self.term * TICK.0),
@@ -181,9 +181,9 @@ impl Model for Twin {
             left: *left,
             lives: true,
         };
-        vec![State {
+        vec![LeaseModelState {
             now: START,
-            store: Store::new(self.counted.clone(), terms),
+            store: LeaseStore::new(self.counted.clone(), terms),
             nodes: (1..).zip(&self.messages).map(node).collect(),
             asks: BTreeSet::new(),
             answers: Vec::new(),
@@ -193,7 +193,7 @@ impl Model for Twin {
         }]
     }
 
-    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+    fn actions(&self, state: &LeaseModelState, actions: &mut Vec<Action>) {
         if state.now < START.plus(Nanos(self.horizon * TICK.0)) {
             actions.push(Action::Tick);
         }
@@ -208,7 +208,7 @@ impl Model for Twin {
         actions.extend(state.answers.iter().map(settle));
     }
 
-    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+    fn next_state(&self, last: &LeaseModelState, action: Action) -> Option<LeaseModelState> {
         let mut state = last.clone();
         let now = state.now;
         match action {
@@ -233,29 +233,31 @@ impl Model for Twin {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("theorem", |_, state: &State| state.keeps_the_bound()),
+            Property::always("theorem", |_, state: &LeaseModelState| state.keeps_the_bound()),
             Property::always("within the limit", Self::keeps_the_limit),
-            Property::always("within budget", |twin: &Self, state: &State| match twin.overshoot {
+            Property::always("within budget", |model: &Self, state: &LeaseModelState| match model
+                .overshoot
+            {
                 Overshoot::AtMost(budget) => state.store.book.outstanding(state.now) <= budget,
                 Overshoot::InWindow => true,
             }),
-            Property::always("listed", |twin: &Self, state: &State| {
-                twin.flaw != Flaw::None
+            Property::always("listed", |model: &Self, state: &LeaseModelState| {
+                model.flaw != LeaseModelFlaw::None
                     || state.nodes.iter().all(|node| {
                         let listed = state.store.book.outstanding_of(node.member, state.now);
                         node.ledger.balance(state.now) <= listed
                     })
             }),
-            Property::always("served again", |twin: &Self, state: &State| {
-                twin.is_served_again(state)
+            Property::always("served again", |model: &Self, state: &LeaseModelState| {
+                model.is_served_again(state)
             }),
         ]
     }
 }
 
-impl Twin {
+impl LeaseModel {
     /// Returns `true` if a check is allowed once all leases have expired and the limit has room.
-    fn is_served_again(&self, state: &State) -> bool {
+    fn is_served_again(&self, state: &LeaseModelState) -> bool {
         let mut state = state.clone();
         state.now = state.now.plus(Nanos(10 * (self.term + self.horizon) * TICK.0));
         let stranger = BorrowRequest {

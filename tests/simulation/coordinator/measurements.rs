@@ -14,7 +14,7 @@ use sluicegate::kernel::coordinator::{
 };
 use sluicegate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
 
-use super::store::Store;
+use super::store::CoordinatorStore;
 use crate::simulation::flaws::Flaw;
 use crate::support::dice::{Dice, seed};
 
@@ -114,22 +114,22 @@ impl LoadedReplica {
 }
 
 /// A fleet, its store, and the messages between them, which take one tick each.
-struct Fleet {
+struct MeasuredFleet {
     tick: u64,
     dice: Dice,
-    store: Store,
+    store: CoordinatorStore,
     busy: Vec<LoadedReplica>,
     beats: Vec<(usize, Heartbeat)>,
     grants: Vec<(usize, Grant)>,
 }
 
-impl Fleet {
+impl MeasuredFleet {
     fn new(seed: u64, ceiling: u64, loads: &[(u64, u64)]) -> Self {
         let (heartbeat, term) = (Nanos(HEARTBEAT), Nanos(4 * HEARTBEAT));
         let terms = ShareTiming::new(heartbeat, term, Nanos(10 * HEARTBEAT), 500).unwrap();
         let ceiling = Share(ceiling);
         let law = CoordinatorConfig::new(terms, ceiling, ceiling, ceiling).unwrap();
-        let (store, mut dice) = (Store::new(law), Dice::new(seed));
+        let (store, mut dice) = (CoordinatorStore::new(law), Dice::new(seed));
         // Replicas start at random ticks, as real processes do.
         let busy = |(id, load): (usize, &(u64, u64))| {
             LoadedReplica::new(id as u64, dice.up_to(HEARTBEAT - 1), terms, *load)
@@ -226,7 +226,7 @@ fn skewed(limit: u64, duration: u64) -> Vec<(u64, u64)> {
 #[test]
 fn split_by_demand_uses_95_percent_of_the_limit_under_skewed_load() {
     let seed = seed();
-    let used = Fleet::new(seed, 1_000, &skewed(1_000, 100)).utilisation();
+    let used = MeasuredFleet::new(seed, 1_000, &skewed(1_000, 100)).utilisation();
     println!("seed {seed}: used {used} / 1000");
     assert!(950 <= used, "{used} from seed {seed}");
 }
@@ -234,7 +234,7 @@ fn split_by_demand_uses_95_percent_of_the_limit_under_skewed_load() {
 /// Measures joins to a fleet of `members` replicas, at evenly spaced times of a heartbeat interval.
 fn ramps(members: usize, dice: &mut Dice) -> Vec<Ramp> {
     let loads = vec![(600, 200); members + 1];
-    let fleet = |dice: &mut Dice| Fleet::new(dice.roll(), 60, &loads);
+    let fleet = |dice: &mut Dice| MeasuredFleet::new(dice.roll(), 60, &loads);
     // Enough samples that medians of two seeds differ by one percent. Large fleets take fewer, so
     // that each size takes the same time.
     let times = (4_000 / members as u64).min(400);

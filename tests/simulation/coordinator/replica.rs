@@ -20,7 +20,7 @@ impl Clock {
     }
 }
 
-pub struct Replica {
+pub struct CoordinatorReplica {
     pub member: ShareClient,
     life: u64,
     pub clock: Clock,
@@ -48,7 +48,7 @@ pub struct Replica {
     pub served_at: u64,
 }
 
-impl Replica {
+impl CoordinatorReplica {
     pub fn new(id: u64, life: u64, terms: ShareTiming, clock: Clock, flaw: Flaw) -> Self {
         Self {
             member: ShareClient::new(ReplicaId(id), Incarnation(life), terms),

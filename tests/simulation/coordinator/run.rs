@@ -6,8 +6,8 @@ use sluicegate::kernel::coordinator::{CoordinatorConfig, Grant, Heartbeat, Share
 use sluicegate::kernel::units::{Nanos, Share};
 
 use super::faults::Fault;
-use super::replica::{Clock, Replica};
-use super::store::Store;
+use super::replica::{Clock, CoordinatorReplica};
+use super::store::CoordinatorStore;
 use crate::simulation::flaws::{Flaw, Violation};
 use crate::support::dice::Dice;
 
@@ -24,7 +24,7 @@ const TURN_TICKS: u64 = 90;
 const SETTLING_TICKS: u64 = 150;
 
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct CoordinatorCounts {
     fences: u64,
     late_grants: u64,
     handoffs: u64,
@@ -33,7 +33,7 @@ pub struct Tally {
     admitted: u64,
 }
 
-impl Tally {
+impl CoordinatorCounts {
     pub fn add(&mut self, other: &Self) {
         self.fences += other.fences;
         self.late_grants += other.late_grants;
@@ -69,16 +69,16 @@ enum Message {
     Grant(u64, Grant),
 }
 
-pub struct Simulation {
+pub struct CoordinatorSimulation {
     tick: u64,
     dice: Dice,
     flaw: Flaw,
     faults: Vec<Fault>,
     terms: ShareTiming,
-    store: Store,
+    store: CoordinatorStore,
     /// The ticks by which the store's clock is ahead of the simulation.
     ahead: u64,
-    replicas: Vec<(u64, Option<Replica>)>,
+    replicas: Vec<(u64, Option<CoordinatorReplica>)>,
     lives: u64,
     comes_back: Vec<(u64, u64)>,
     /// The end ticks of requests whose replica crashed.
@@ -91,7 +91,7 @@ pub struct Simulation {
     fell_at: u64,
     forgot_at: Option<u64>,
     shrank: bool,
-    tally: Tally,
+    tally: CoordinatorCounts,
 }
 
 /// Timing: heartbeat interval 10 ticks, share lifetime 36 ticks, clock drift 10 %.
@@ -105,7 +105,7 @@ fn replica_terms(terms: ShareTiming, flaw: Flaw) -> ShareTiming {
     ShareTiming { margin: Nanos(terms.margin.0 - less), ..terms }
 }
 
-impl Simulation {
+impl CoordinatorSimulation {
     pub fn new(seed: u64, flaw: Flaw, faults: &[Fault]) -> Self {
         let mut dice = Dice::new(seed);
         let ceiling = 1 + dice.up_to(11);
@@ -118,7 +118,7 @@ impl Simulation {
             flaw,
             faults: faults.to_vec(),
             terms: replica_terms(terms, flaw),
-            store: Store::new(law),
+            store: CoordinatorStore::new(law),
             ahead: 1_000,
             replicas: Vec::new(),
             lives: 0,
@@ -130,7 +130,7 @@ impl Simulation {
             fell_at: 0,
             forgot_at: None,
             shrank: false,
-            tally: Tally::default(),
+            tally: CoordinatorCounts::default(),
             dice,
         };
         for id in 0..2 + simulation.dice.up_to(3) {
@@ -140,7 +140,7 @@ impl Simulation {
         simulation
     }
 
-    pub fn play(mut self) -> Result<Tally, Violation> {
+    pub fn play(mut self) -> Result<CoordinatorCounts, Violation> {
         while self.tick < FAULTY_TICKS + QUIET_TICKS + TURN_TICKS * self.replicas_above_limit() {
             self.tick += 1;
             if self.tick < FAULTY_TICKS && self.dice.once_in(25) {
@@ -158,13 +158,13 @@ impl Simulation {
         self.check_end()
     }
 
-    fn start_replica(&mut self, id: u64) -> Replica {
+    fn start_replica(&mut self, id: u64) -> CoordinatorReplica {
         self.lives += 1;
         let faulty = |fault| self.faults.contains(&fault);
         let speed = if faulty(Fault::Drift) { self.dice.pick(&[100, 110, 121]) } else { 110 };
         let start = if faulty(Fault::Skew) { self.dice.up_to(100_000) } else { 0 };
         let mut replica =
-            Replica::new(id, self.lives, self.terms, Clock { start, speed }, self.flaw);
+            CoordinatorReplica::new(id, self.lives, self.terms, Clock { start, speed }, self.flaw);
         replica.max_arrivals = self.dice.up_to(4);
         replica.longest = self.dice.pick(&[3, 10, 30, 30]).min(self.terms.max_duration.0);
         replica
@@ -193,7 +193,7 @@ impl Simulation {
             (Fault::Partition, Some(replica)) => replica.cut_until = until,
             (Fault::Pause, Some(replica)) => replica.paused_until = until,
             (Fault::Crash, replica @ Some(_)) => {
-                self.orphans.extend(replica.take().into_iter().flat_map(Replica::crash));
+                self.orphans.extend(replica.take().into_iter().flat_map(CoordinatorReplica::crash));
                 self.comes_back.push((until, *id));
             }
             (Fault::Roll, Some(replica)) => {
@@ -255,7 +255,7 @@ impl Simulation {
         self.orphans.retain(|end| tick < *end);
     }
 
-    fn replica(&mut self, (id, life): (u64, u64)) -> Option<&mut Replica> {
+    fn replica(&mut self, (id, life): (u64, u64)) -> Option<&mut CoordinatorReplica> {
         let known = self.replicas.iter_mut().find(|(known, _)| *known == id);
         known.and_then(|(_, replica)| replica.as_mut()).filter(|r| r.life() == life)
     }
@@ -296,12 +296,13 @@ impl Simulation {
         let shares: u64 = alive().map(|replica| replica.in_force(tick)).sum();
         let orphans = self.orphans.iter().filter(|end| tick < **end).count() as u64;
         let in_flight = orphans + alive().map(|replica| replica.in_flight(tick)).sum::<u64>();
-        let most = |replica: &Replica| replica.in_force(tick).max(replica.in_flight(tick));
+        let most =
+            |replica: &CoordinatorReplica| replica.in_force(tick).max(replica.in_flight(tick));
         let in_use = orphans + alive().map(most).sum::<u64>();
         // A grant sent before the decrease of the limit may be in transit until its share would
         // expire.
         let is_over = self.fell_at + self.terms.share_lifetime.0 < tick;
-        let unaware = |replica: &Replica| replica.granted_at < self.fell_at && !is_over;
+        let unaware = |replica: &CoordinatorReplica| replica.granted_at < self.fell_at && !is_over;
         if self.bound <= ceiling {
             self.bound = ceiling;
         } else if !alive().any(unaware) {
@@ -323,7 +324,7 @@ impl Simulation {
     }
 
     /// Asserts that each replica with demand got permits in the time without faults.
-    fn check_end(self) -> Result<Tally, Violation> {
+    fn check_end(self) -> Result<CoordinatorCounts, Violation> {
         let demanding = self.replicas.iter().filter_map(|(_, replica)| replica.as_ref());
         let demanding = demanding.filter(|replica| 0 < replica.max_arrivals && !replica.leaving);
         let starved =

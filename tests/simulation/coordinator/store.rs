@@ -12,7 +12,7 @@ use sluicegate::kernel::units::{Generation, Incarnation, Nanos, ReplicaId};
 
 use crate::simulation::flaws::Flaw;
 
-pub struct Store {
+pub struct CoordinatorStore {
     pub coordinator: Coordinator,
     pub life: CoordinatorIncarnation,
     pub law: CoordinatorConfig,
@@ -27,7 +27,7 @@ struct Row {
     under: Option<Incarnation>,
 }
 
-impl Store {
+impl CoordinatorStore {
     pub fn new(law: CoordinatorConfig) -> Self {
         let life = CoordinatorIncarnation {
             is_settled: true,

@@ -86,7 +86,7 @@ pub struct Request {
     pub permits: Option<RequestPermits>,
 }
 
-pub struct Replica {
+pub struct EngineReplica {
     pub engine: Arc<Engine>,
     pub wire: Arc<Wire>,
     tasks: Vec<Task>,
@@ -111,7 +111,7 @@ pub struct Replica {
     pub handoffs: u64,
 }
 
-impl Replica {
+impl EngineReplica {
     /// `life` is larger than in all earlier incarnations.
     pub fn new(
         (id, life): (u64, u64),

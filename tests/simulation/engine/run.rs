@@ -8,8 +8,8 @@ use sluicegate::store::heartbeat::ShareRound;
 
 use super::bound::Bound;
 use super::faults::Fault;
-use super::replica::{Limit, Replica, Request, WaitOutcomes};
-use super::store::Store;
+use super::replica::{EngineReplica, Limit, Request, WaitOutcomes};
+use super::store::FlawedStore;
 use super::wire::SentRound;
 use crate::simulation::flaws::{Flaw, Violation};
 use crate::support::dice::Dice;
@@ -52,7 +52,7 @@ const QUEUE_TIMEOUTS: [Nanos; 2] = [Nanos::from_secs(3), Nanos(Nanos::SECOND.0 /
 const NEVER: u64 = u64::MAX;
 
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct EngineCounts {
     fences: u64,
     handoffs: u64,
     late_answers: u64,
@@ -66,7 +66,7 @@ pub struct Tally {
     faults: [u64; Fault::ALL.len()],
 }
 
-impl Tally {
+impl EngineCounts {
     pub fn add(&mut self, other: &Self) {
         self.fences += other.fences;
         self.handoffs += other.handoffs;
@@ -125,17 +125,17 @@ impl Packet {
 struct Place {
     id: u64,
     life: u64,
-    replica: Option<Replica>,
+    replica: Option<EngineReplica>,
     comes_back: u64,
 }
 
-pub struct Simulation {
+pub struct EngineSimulation {
     tick: u64,
     dice: Dice,
     runtime: tokio::runtime::Runtime,
     faults: Vec<Fault>,
     flaw: Flaw,
-    store: Store,
+    store: FlawedStore,
     forgot_at: Option<u64>,
     limit: Limit,
     /// True if there are fewer permits than replicas.
@@ -147,10 +147,10 @@ pub struct Simulation {
     packets: Vec<Packet>,
     /// The maximum of requests in flight at each limit since the faults ended.
     full: [u64; CEILINGS.len()],
-    tally: Tally,
+    tally: EngineCounts,
 }
 
-impl Simulation {
+impl EngineSimulation {
     pub fn new(seed: u64, flaw: Flaw, faults: &[Fault]) -> Self {
         let mut dice = Dice::new(seed);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
@@ -164,7 +164,7 @@ impl Simulation {
             runtime,
             faults: faults.to_vec(),
             flaw,
-            store: Store::new(flaw),
+            store: FlawedStore::new(flaw),
             forgot_at: None,
             limit: Limit { ceiling, longest, queue, revision: 1 },
             scarce,
@@ -174,7 +174,7 @@ impl Simulation {
             orphans: Vec::new(),
             packets: Vec::new(),
             full: Default::default(),
-            tally: Tally { scarce: scarce.into(), ..Tally::default() },
+            tally: EngineCounts { scarce: scarce.into(), ..EngineCounts::default() },
             dice,
         };
         for id in 0..count {
@@ -184,7 +184,7 @@ impl Simulation {
         simulation
     }
 
-    pub fn play(mut self) -> Result<Tally, Violation> {
+    pub fn play(mut self) -> Result<EngineCounts, Violation> {
         while self.tick < FAULTY_TICKS + QUIET_TICKS {
             self.tick += 1;
             if self.tick < FAULTY_TICKS && self.dice.once_in(30) {
@@ -199,7 +199,7 @@ impl Simulation {
         self.check_end()
     }
 
-    fn start_replica(&mut self, id: u64) -> (u64, Replica) {
+    fn start_replica(&mut self, id: u64) -> (u64, EngineReplica) {
         self.lives += 1;
         let (skews, drifts) = (self.dice.up_to(1_000), self.dice.pick(&[0, 500, 999]));
         let skew = if self.faults.contains(&Fault::Skew) { skews } else { 0 };
@@ -207,7 +207,8 @@ impl Simulation {
         self.tally.faults[counted(Fault::Skew)] += u64::from(0 < skew);
         self.tally.faults[counted(Fault::Drift)] += u64::from(0 < slow);
         let start = Nanos::from_secs(1_000 + skew);
-        let mut replica = Replica::new((id, self.lives), (start, slow), self.limit, self.flaw);
+        let mut replica =
+            EngineReplica::new((id, self.lives), (start, slow), self.limit, self.flaw);
         replica.max_arrivals = self.dice.up_to(3);
         (self.lives, replica)
     }
@@ -326,7 +327,7 @@ impl Simulation {
 
     /// Asserts that all permits of each limit were used in the time without faults. Only long
     /// requests use them all.
-    fn check_end(mut self) -> Result<Tally, Violation> {
+    fn check_end(mut self) -> Result<EngineCounts, Violation> {
         if self.limit.longest == LONGEST && self.full != [self.limit.ceiling; CEILINGS.len()] {
             return Err(Violation::Starvation(format!(
                 "{:?} inside at most of {} in the end",
@@ -344,7 +345,11 @@ fn ceiling(scarce: bool, replicas: u64, dice: &mut Dice) -> u64 {
 }
 
 /// Sends requests to both limits. Returns the number admitted at once.
-fn send_requests(replica: &mut Replica, (tick, longest): (u64, Nanos), dice: &mut Dice) -> u64 {
+fn send_requests(
+    replica: &mut EngineReplica,
+    (tick, longest): (u64, Nanos),
+    dice: &mut Dice,
+) -> u64 {
     let (mut passed, most) = (0, longest.0 / TICK.0);
     for ceiling in 0..CEILINGS.len() {
         for _ in 0..dice.up_to(replica.max_arrivals) {

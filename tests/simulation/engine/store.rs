@@ -34,7 +34,7 @@ struct ShareRecord {
     until: Nanos,
 }
 
-pub struct Store {
+pub struct FlawedStore {
     flaw: Flaw,
     coordinators: Coordinators,
     /// The number of times that the store lost its state. Each loss changes the store's name.
@@ -43,7 +43,7 @@ pub struct Store {
     seats: HashMap<ShareKey, ShareRecord>,
 }
 
-impl Store {
+impl FlawedStore {
     pub fn new(flaw: Flaw) -> Self {
         let (coordinators, seats) = (Coordinators::settled(), HashMap::new());
         Self { flaw, coordinators, losses: 0, life: ONLY, seats }

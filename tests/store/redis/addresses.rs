@@ -4,25 +4,27 @@ use std::os::unix::fs::symlink;
 
 use sluicegate::cli::CommandOutcome;
 
-use super::{Store, check, failures, limits, move_to_subfolder, ready, serve, wait_until_ready};
+use super::{check, failures, limits, move_to_subfolder, ready, serve, wait_until_ready};
 use crate::cli::doctor::doctor_at;
 use crate::support::ports;
+use crate::support::redis::Redis;
 use crate::support::service::Service;
 use crate::support::waiting::{for_a_day_with_a_minute_left, until};
 
 const PASSWORD: &str = "open%2Fsesame";
+
 const PLAIN: &str = "open/sesame";
 
-fn redis_over_tcp() -> (Store, u16) {
+fn redis_over_tcp() -> (Redis, u16) {
     redis_over_tcp_with(&[])
 }
 
 /// Starts Redis on a free TCP port, and retries if another process took the port first.
-fn redis_over_tcp_with(flags: &[&str]) -> (Store, u16) {
+fn redis_over_tcp_with(flags: &[&str]) -> (Redis, u16) {
     let started = || {
         let port = ports::free().port();
-        let mut store = Store::absent();
-        store.start(&[&["--port", &port.to_string()], flags].concat());
+        let mut store = Redis::absent();
+        store.launch(&[&["--port", &port.to_string()], flags].concat());
         let answers = std::net::TcpStream::connect(("127.0.0.1", port));
         answers.map(|_| (store, port)).map_err(|error| error.to_string())
     };

@@ -33,9 +33,9 @@ use sluicegate::store::{
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
-use super::Store;
 use super::fallback::redis_at;
 use crate::support::proxy::{Flow, Proxy, Upstream, Way};
+use crate::support::redis::Redis;
 use crate::support::waiting::{for_a_day_with_a_minute_left, now, until};
 
 const DAY: Nanos = Nanos::from_secs(86_400);
@@ -65,7 +65,7 @@ impl Deref for Connected {
     }
 }
 
-pub(super) fn connected(store: &Store, batching: Batching) -> Connected {
+pub(super) fn connected(store: &Redis, batching: Batching) -> Connected {
     connected_at(RedisTopology::Unix(store.socket()), Duration::from_secs(60), batching)
 }
 
@@ -110,7 +110,7 @@ fn poll_once(charge: &mut PendingCharge<'_>) {
 
 /// Starts all charges while Redis is stopped (SIGSTOP), then resumes Redis and awaits the outcomes.
 pub(super) fn charge_all_during_stop(
-    store: &Store,
+    store: &Redis,
     charges: Vec<PendingCharge<'_>>,
 ) -> Vec<ChargeOutcome> {
     test_runtime().block_on(async {
@@ -137,7 +137,7 @@ fn poll_all(open: &mut [(PendingCharge<'_>, Option<ChargeOutcome>)], context: &m
     }
 }
 
-fn calls(store: &Store) -> u64 {
+fn calls(store: &Redis) -> u64 {
     let stats = store.command(&["INFO", "commandstats"]).text();
     let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
     line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
@@ -158,7 +158,7 @@ fn is_allowed(outcome: ChargeOutcome) -> bool {
 
 #[test]
 fn a_single_check_is_sent_without_delay() {
-    let store = Store::running();
+    let store = Redis::start();
     let redis = connected(&store, Batching::On);
     let (test_runtime, charges) = (test_runtime(), charges("lone", window(), ChargeMode::Each));
     let took = (0..200).map(|_| {
@@ -173,7 +173,7 @@ fn a_single_check_is_sent_without_delay() {
 
 #[test]
 fn checks_during_a_call_share_the_next_call() {
-    let store = Store::running();
+    let store = Redis::start();
     let redis = connected(&store, Batching::On);
     let all_or_nothing =
         ChargeMode::AllOrNothing { quota_for_all: false, quota_cannot_deny: false };
@@ -231,7 +231,7 @@ fn borrow<'r>(
 }
 
 /// Sends all messages while Redis is stopped. Returns the number of granted leases.
-fn borrow_all_at_once(store: &Store, redis: &RedisStore, messages: &[LeaseMessage]) -> usize {
+fn borrow_all_at_once(store: &Redis, redis: &RedisStore, messages: &[LeaseMessage]) -> usize {
     test_runtime().block_on(async {
         store.signal("STOP");
         let all = join_all(messages.iter().map(|message| borrow(redis, message)));
@@ -248,7 +248,7 @@ fn borrow_all_at_once(store: &Store, redis: &RedisStore, messages: &[LeaseMessag
 /// exceeds the store timeout.
 #[test]
 fn timed_out_store_call_keeps_earlier_replies_of_its_batch() {
-    let store = Store::running();
+    let store = Redis::start();
     let (near, keys, members) = (connected(&store, Batching::On), ["a", "b", "c"], 1_100);
     for key in keys {
         let all: Vec<_> = (0..members).map(|member| message(key, member)).collect();
@@ -269,7 +269,7 @@ fn timed_out_store_call_keeps_earlier_replies_of_its_batch() {
 
 #[test]
 fn without_batching_each_check_is_one_call() {
-    let store = Store::running();
+    let store = Redis::start();
     let redis = connected(&store, Batching::Off);
     let charges = charges("a", window(), ChargeMode::Each);
     let outcomes =
@@ -280,7 +280,7 @@ fn without_batching_each_check_is_one_call() {
 
 #[test]
 fn checks_cancelled_before_sending_are_not_charged() {
-    let store = Store::running();
+    let store = Redis::start();
     let redis = connected(&store, Batching::On);
     let charges = charges("a", window(), ChargeMode::Each);
     test_runtime().block_on(async {
@@ -302,7 +302,7 @@ fn checks_cancelled_before_sending_are_not_charged() {
 
 #[test]
 fn cancelling_the_first_check_leaves_the_others_answered() {
-    let store = Store::running();
+    let store = Redis::start();
     let redis = connected(&store, Batching::On);
     let charges = charges("a", window(), ChargeMode::Each);
     test_runtime().block_on(async {
@@ -320,7 +320,7 @@ fn cancelling_the_first_check_leaves_the_others_answered() {
 
 #[test]
 fn batch_size_depends_on_the_script_time_per_check() {
-    let store = Store::running();
+    let store = Redis::start();
     let redis = connected(&store, Batching::On);
     let gcra = Strategy::Gcra(Gcra::new(LIMIT, DAY, LIMIT).unwrap());
     let log = Strategy::SlidingLog(SlidingLog::new(LIMIT, DAY).unwrap());
@@ -341,7 +341,7 @@ fn batch_size_depends_on_the_script_time_per_check() {
 
 #[test]
 fn checks_above_the_queue_maximum_fail_as_overloaded() {
-    let store = Store::running();
+    let store = Redis::start();
     let redis = connected(&store, Batching::On);
     let charges = charges("a", window(), ChargeMode::Each);
     // Accepted: 1 check sent alone, 31 full batches in flight, 64 full batches in the queue, and 1
@@ -358,7 +358,7 @@ fn checks_above_the_queue_maximum_fail_as_overloaded() {
 
 #[test]
 fn a_failed_call_fails_all_its_checks() {
-    let store = Store::running();
+    let store = Redis::start();
     let redis = connected(&store, Batching::On);
     store.command(&["CONFIG", "SET", "maxmemory", "1"]);
     let charges = charges("a", window(), ChargeMode::Each);

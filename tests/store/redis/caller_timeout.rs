@@ -12,7 +12,8 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
 use super::fallback::descriptor;
-use super::{Store, failures, limits, serve, wait_until_ready};
+use super::{failures, limits, serve, wait_until_ready};
+use crate::support::redis::Redis;
 use crate::support::service::Service;
 use crate::support::waiting::now;
 
@@ -32,17 +33,16 @@ const HOOKS: &str = "hooks:
   - [{generic_key: {descriptor_key: allow, descriptor_value: v}}]
 ";
 
-struct Scene {
-    store: Store,
+struct HookedService {
+    store: Redis,
     service: Service,
     channel: Channel,
     _files: [TempDir; 2],
 }
 
-impl Scene {
+impl HookedService {
     fn start() -> Self {
-        let (store, limits, settings) =
-            (Store::running(), limits(10), tempfile::tempdir().unwrap());
+        let (store, limits, settings) = (Redis::start(), limits(10), tempfile::tempdir().unwrap());
         let file = settings.path().join("server.yaml");
         std::fs::write(&file, HOOKS).unwrap();
         let flags = ["--settings", file.to_str().unwrap(), "--store-deadline", "10s"];
@@ -81,7 +81,7 @@ impl Scene {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rls_uses_the_fallback_before_the_grpc_timeout() {
-    let scene = Scene::start();
+    let scene = HookedService::start();
     let asked = RateLimitRequest {
         domain: "d".to_owned(),
         descriptors: vec![descriptor("allow")],
@@ -94,7 +94,7 @@ async fn rls_uses_the_fallback_before_the_grpc_timeout() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ext_authz_uses_the_fallback_before_the_grpc_timeout() {
-    let scene = Scene::start();
+    let scene = HookedService::start();
     let client = AuthorizationClient::new(scene.channel.clone());
     let check = async |request| client.clone().check(request).await;
     let reply = scene.decision_while_stopped(CheckRequest::default(), check).await;

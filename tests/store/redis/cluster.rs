@@ -20,18 +20,21 @@ use super::{
     check_domain, failures, failures_of_any_kind, limits_of, ready, serve, wait_until_ready,
 };
 use crate::support::cluster::Cluster;
-use crate::support::http1;
-use crate::support::ports;
 use crate::support::process::Process;
 use crate::support::service::Service;
 use crate::support::waiting::{PATIENCE, for_a_day_with_a_minute_left, now, until};
+use crate::support::{http1, ports};
 
 const DEADLINE: Duration = Duration::from_millis(500);
+
 /// The time that a decision may take beyond the store timeout: each check opens a connection, and
 /// the machine may be loaded.
 const MARGIN: Duration = Duration::from_millis(900);
+
 const FLAGS: [&str; 2] = ["--store-deadline", "500ms"];
+
 const LIMIT: u32 = 10;
+
 const LOST_PRIMARY: usize = 1;
 
 fn key_of(domain: &str) -> Vec<u8> {

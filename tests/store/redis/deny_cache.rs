@@ -11,7 +11,8 @@ use sluicegate::kernel::units::{Hits, Nanos, Revision};
 
 use super::fallback::new_check;
 use super::wrong_clocks::{Connected, connected};
-use super::{Store, check as check_service, metric, serve, wait_until_ready};
+use super::{check as check_service, metric, serve, wait_until_ready};
+use crate::support::redis::Redis;
 use crate::support::waiting::until;
 
 const RULES: &str = "domain: d
@@ -46,7 +47,7 @@ async fn refund(connected: &Connected, key: &str, hits: u64) {
     decide(connected, &asked).await;
 }
 
-fn script_calls(store: &Store) -> u64 {
+fn script_calls(store: &Redis) -> u64 {
     let stats = store.command(&["INFO", "commandstats"]).text();
     let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
     line.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())
@@ -230,7 +231,7 @@ async fn repeated_charges_beside_a_forced_denial_cache_no_denial() {
 
 #[test]
 fn a_denied_client_succeeds_at_retry_after() {
-    let store = Store::running();
+    let store = Redis::start();
     let limits = tempfile::tempdir().unwrap();
     let text = "domain: d\ndescriptors:\n- {key: k, rate_limit: {per: 400ms, requests_per_unit: 1, \
                 strategy: gcra, mode: cached_deny}}\n";

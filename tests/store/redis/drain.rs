@@ -12,12 +12,14 @@ use sluicegate::edge::grpc::permits::api::{AcquireRequest, Descriptor, Entry, Se
 use tokio::runtime::Runtime;
 use tokio_stream::StreamExt as _;
 
+use super::serve;
 use super::strict_concurrency::{channel, open_stream, runtime, write_hook_settings};
-use super::{Store, serve};
+use crate::support::redis::Redis;
 use crate::support::service::Service;
 use crate::support::waiting::{now, until};
 
 const LIMIT: usize = 3;
+
 /// The `max_duration` of the limits: long enough to acquire all permits and to drain on a loaded
 /// machine.
 const MAX_DURATION: Duration = Duration::from_secs(5);
@@ -60,7 +62,7 @@ fn api_client(runtime: &Runtime, service: &Service) -> Option<Box<dyn Any>> {
 /// Drains a replica that has all permits. Returns the time from its first acquire to the next free
 /// permit.
 fn time_until_permit_free(mode: &str, acquire: AcquirePermit) -> Duration {
-    let (store, limits, runtime) = (Store::running(), tempfile::tempdir().unwrap(), runtime());
+    let (store, limits, runtime) = (Redis::start(), tempfile::tempdir().unwrap(), runtime());
     let text = format!(
         "domain: d\ndescriptors:\n- key: upstream\n  concurrency: {{limit: {LIMIT}, mode: {mode}, \
          max_duration: {}ms, on_store_failure: deny}}\n",

@@ -12,13 +12,17 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use super::fault_watch::print_row;
-use super::{Store, failures, failures_of_any_kind, serve, wait_until_ready};
+use super::{failures, failures_of_any_kind, serve, wait_until_ready};
+use crate::support::redis::Redis;
 use crate::support::service::Service;
 use crate::support::waiting::for_a_day_with_a_minute_left;
 
 const PROCESSES: usize = 4;
+
 const LIMIT: usize = 1_000;
+
 const CHECKS: usize = 10_000;
+
 const STRATEGIES: [&str; 4] = ["fixed_window", "gcra", "sliding_window", "sliding_log"];
 
 #[test]
@@ -33,7 +37,7 @@ fn four_processes_together_allow_exactly_the_limit() {
 
 async fn check_all_strategies(connection_runtime: &Runtime) {
     for_a_day_with_a_minute_left();
-    let store = Store::running();
+    let store = Redis::start();
     let limits = limits();
     // A long timeout, because this test measures exactness and not speed.
     let flags = ["--store-deadline", "60s", "--telemetry-log-level", "warn"];

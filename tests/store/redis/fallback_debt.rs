@@ -16,8 +16,9 @@ use tokio::task::JoinSet;
 
 use super::fallback::{new_check, redis_at};
 use super::membership::{start_replica_with_timeout, wait_for_members};
-use super::{Store, check as check_service, limits, ready, wait_until_ready};
+use super::{check as check_service, limits, ready, wait_until_ready};
 use crate::support::proxy::{Flow, Proxy, Upstream, Way};
+use crate::support::redis::Redis;
 use crate::support::resp::Value;
 use crate::support::service::Service;
 use crate::support::waiting::{for_a_day_with_a_minute_left, soon, until};
@@ -38,17 +39,17 @@ descriptors:
 
 const KEYS: [&str; 5] = ["window", "month", "debt", "two", "log"];
 
-struct Replica {
-    store: Store,
+struct ManualReplica {
+    store: Redis,
     engine: Arc<Engine>,
     memory: Arc<MemoryStore>,
     _tasks: JoinSet<()>,
 }
 
 /// A replica with a manual clock over a running Redis.
-fn replica() -> Replica {
+fn replica() -> ManualReplica {
     for_a_day_with_a_minute_left();
-    let store = Store::running();
+    let store = Redis::start();
     let place = RedisTopology::Unix(store.socket());
     let (redis, connection) = RedisStore::new(redis_at(place, Duration::from_millis(500)));
     let mut tasks = JoinSet::new();
@@ -57,10 +58,10 @@ fn replica() -> Replica {
 }
 
 fn replica_over(
-    store: Store,
+    store: Redis,
     backend: impl store::Store + 'static,
     mut tasks: JoinSet<()>,
-) -> Replica {
+) -> ManualReplica {
     let memory = Arc::new(MemoryStore::new(100, WhenFull::Deny, [1; 16]));
     let membership = Arc::new(Membership::new("me", 1, NonZeroU32::MIN));
     let local = LocalFallback::new(Arc::clone(&memory), membership);
@@ -70,7 +71,7 @@ fn replica_over(
     publish(&engine, RULES);
     let repaying = Arc::clone(&engine);
     tasks.spawn(async move { repaying.repay_forever().await });
-    let replica = Replica { store, engine, memory, _tasks: tasks };
+    let replica = ManualReplica { store, engine, memory, _tasks: tasks };
     replica.wait_until_ready();
     replica
 }
@@ -80,7 +81,7 @@ fn publish(engine: &Engine, rules: &str) {
     engine.publish(Arc::new(config));
 }
 
-impl Replica {
+impl ManualReplica {
     fn wait_until_ready(&self) {
         let answers =
             || self.engine.store_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
@@ -222,7 +223,7 @@ async fn forced_denials_add_no_fallback_debt() {
 async fn hits_counted_before_a_disconnect_are_not_charged_twice() {
     for_a_day_with_a_minute_left();
     let behind_a_proxy = || {
-        let store = Store::running();
+        let store = Redis::start();
         let proxy = Proxy::before(Upstream::Unix(store.socket()));
         (store, proxy)
     };
@@ -255,9 +256,9 @@ async fn hits_counted_before_a_disconnect_are_not_charged_twice() {
 #[tokio::test(flavor = "multi_thread")]
 async fn fallback_debt_of_each_store_is_repaid_independently() {
     for_a_day_with_a_minute_left();
-    let (main, mut second) = (Store::running(), Store::running());
+    let (main, mut second) = (Redis::start(), Redis::start());
     let mut tasks = JoinSet::new();
-    let mut redis = |store: &Store| {
+    let mut redis = |store: &Redis| {
         let place = RedisTopology::Unix(store.socket());
         let (redis, connection) = RedisStore::new(redis_at(place, Duration::from_millis(500)));
         tasks.spawn(connection);
@@ -278,14 +279,14 @@ async fn fallback_debt_of_each_store_is_repaid_independently() {
     for key in ["second", "window", "log"] {
         assert_eq!(replica.check(key, 4).await, (Verdict::Allow, Reason::StoreDownLocal, Hits(6)));
     }
-    replica.store.start(&["--port", "0"]);
+    replica.store.launch(&["--port", "0"]);
     for key in ["window", "log"] {
         replica.wait_for_remaining(key, 6).await;
     }
     assert_eq!(replica.check("second", 1).await.1, Reason::StoreDownLocal);
 }
 
-fn stored_hits(store: &Store) -> i64 {
+fn stored_hits(store: &Redis) -> i64 {
     let Value::Array(keys) = store.command(&["KEYS", "*local*"]) else { panic!() };
     let [Value::Text(key)] = &keys[..] else { return 0 };
     let mut client = crate::support::resp::Client::connect(&store.socket()).unwrap();
@@ -297,7 +298,7 @@ fn stored_hits(store: &Store) -> i64 {
 #[test]
 fn outage_loses_no_hits_of_a_fleet() {
     for_a_day_with_a_minute_left();
-    let (store, limits) = (Store::running(), limits(100));
+    let (store, limits) = (Redis::start(), limits(100));
     // A long store timeout, because a late reply after the outage would make a replica count
     // locally once more.
     let fleet = ["a", "b", "c"]

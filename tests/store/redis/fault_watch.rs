@@ -16,9 +16,11 @@ use crate::support::waiting::now;
 /// The time that a decision may take beyond the store timeout: its check opens a connection, and
 /// two processes wake up.
 const ALLOWANCE: Duration = Duration::from_millis(50);
+
 /// The number of decisions that may be slower: a busy process waits longer for its core than the
 /// idle threads that measure pauses.
 const MAX_SLOW: usize = 2;
+
 const SLOW_ALLOWANCE: Duration = Duration::from_millis(200);
 
 pub(super) struct FaultWatch<'s> {

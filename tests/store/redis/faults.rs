@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use super::fault_watch::{FaultWatch, print_row};
 use super::{
-    RULES, Store, check, check_all, failures, failures_of_any_kind, limits, metric, ready, serve,
+    RULES, check, check_all, failures, failures_of_any_kind, limits, metric, ready, serve,
     wait_until_ready,
 };
 use crate::support::http1;
+use crate::support::redis::Redis;
 use crate::support::resp::Value;
 use crate::support::service::Service;
 use crate::support::waiting::{for_a_day_with_a_minute_left, now, until};
@@ -55,7 +56,7 @@ pub(super) fn assert_limit_enforced(service: &Service, value: &str) {
 #[test]
 fn starting_without_redis_uses_fallbacks_until_it_appears() {
     for_a_day_with_a_minute_left();
-    let (mut store, limits) = (Store::absent(), limits(LIMIT));
+    let (mut store, limits) = (Redis::absent(), limits(LIMIT));
     let service = serve(limits.path(), &store.url(), &FLAGS);
     let mut watch = FaultWatch::start(&service, "no Redis at the start, then one", EVERY_RULE);
     watch.check_times(50, "absent");
@@ -73,7 +74,7 @@ fn starting_without_redis_uses_fallbacks_until_it_appears() {
     }
     assert_eq!(metric(&service, "sluicegate_store_up"), 0);
     let began = now();
-    store.start(&["--port", "0"]);
+    store.launch(&["--port", "0"]);
     wait_until_ready(&service);
     watch.finish(began.elapsed());
     assert_eq!(metric(&service, "sluicegate_store_up"), 1);
@@ -83,7 +84,7 @@ fn starting_without_redis_uses_fallbacks_until_it_appears() {
 #[test]
 fn fallbacks_apply_until_a_killed_redis_restarts() {
     for_a_day_with_a_minute_left();
-    let (mut store, limits) = (Store::running(), limits(LIMIT));
+    let (mut store, limits) = (Redis::start(), limits(LIMIT));
     let service = serve(limits.path(), &store.url(), &FLAGS);
     wait_until_ready(&service);
     assert_limit_enforced(&service, "before");
@@ -92,7 +93,7 @@ fn fallbacks_apply_until_a_killed_redis_restarts() {
     watch.check_times(50, "killed");
     assert_each_fallback(&service, "killed");
     let began = now();
-    store.start(&["--port", "0"]);
+    store.launch(&["--port", "0"]);
     wait_until_ready(&service);
     watch.finish(began.elapsed());
     assert_limit_enforced(&service, "after");
@@ -101,7 +102,7 @@ fn fallbacks_apply_until_a_killed_redis_restarts() {
 #[test]
 fn stopped_redis_delays_no_decision_beyond_the_timeout() {
     for_a_day_with_a_minute_left();
-    let (store, limits) = (Store::running(), limits(LIMIT));
+    let (store, limits) = (Redis::start(), limits(LIMIT));
     let service = serve(limits.path(), &store.url(), &FLAGS);
     wait_until_ready(&service);
     assert_limit_enforced(&service, "before");
@@ -124,7 +125,7 @@ fn stopped_redis_delays_no_decision_beyond_the_timeout() {
 #[test]
 fn script_flush_loses_no_checks_or_hits() {
     for_a_day_with_a_minute_left();
-    let (store, limits) = (Store::running(), limits(500));
+    let (store, limits) = (Redis::start(), limits(500));
     let service = serve(limits.path(), &store.url(), &["--store-deadline", "20s"]);
     wait_until_ready(&service);
     let done = AtomicBool::new(false);
@@ -157,7 +158,7 @@ fn script_flush_loses_no_checks_or_hits() {
 #[test]
 fn flushall_restarts_counting_from_zero() {
     for_a_day_with_a_minute_left();
-    let (store, limits) = (Store::running(), limits(LIMIT));
+    let (store, limits) = (Redis::start(), limits(LIMIT));
     let service = serve(limits.path(), &store.url(), &FLAGS);
     wait_until_ready(&service);
     assert_limit_enforced(&service, "same");
@@ -175,7 +176,7 @@ fn flushall_restarts_counting_from_zero() {
 #[test]
 fn counter_key_of_wrong_redis_type_fails_alone_and_stays_unchanged() {
     for_a_day_with_a_minute_left();
-    let (store, limits) = (Store::running(), limits(LIMIT));
+    let (store, limits) = (Redis::start(), limits(LIMIT));
     let service = serve(limits.path(), &store.url(), &FLAGS);
     wait_until_ready(&service);
     assert_eq!(check(&service, "allow", "odd"), 200);
@@ -208,10 +209,10 @@ fn counter_key_of_wrong_redis_type_fails_alone_and_stays_unchanged() {
 #[test]
 fn fallbacks_apply_while_redis_loads_its_data() {
     for_a_day_with_a_minute_left();
-    let (mut store, limits) = (Store::absent(), limits(LIMIT));
+    let (mut store, limits) = (Redis::absent(), limits(LIMIT));
     let hidden =
         ["--enable-debug-command", "yes", "--loading-process-events-interval-bytes", "1024"];
-    store.start(&[&["--port", "0"], &hidden[..]].concat());
+    store.launch(&[&["--port", "0"], &hidden[..]].concat());
     let service = serve(limits.path(), &store.url(), &FLAGS);
     wait_until_ready(&service);
     assert_limit_enforced(&service, "kept");
@@ -220,7 +221,7 @@ fn fallbacks_apply_while_redis_loads_its_data() {
     store.kill();
     // Redis loads each key in half a millisecond, so loading takes one second.
     let slow = ["--port", "0", "--key-load-delay", "500"];
-    store.start(&[&slow, &hidden[..]].concat());
+    store.launch(&[&slow, &hidden[..]].concat());
     let loading = store.command(&["GET", "filler:1"]);
     assert!(matches!(&loading, Value::Error(said) if said.starts_with("LOADING")), "{loading:?}");
     let promised = "every rule holds, then what was saved counts on";

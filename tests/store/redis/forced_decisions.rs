@@ -3,7 +3,8 @@
 use std::process::{Command, Output};
 
 use super::membership::start_replica;
-use super::{RULES, Store, check, check_all, limits, ready};
+use super::{RULES, check, check_all, limits, ready};
+use crate::support::redis::Redis;
 use crate::support::service::Service;
 use crate::support::waiting::{for_a_day_with_a_minute_left, until};
 
@@ -35,7 +36,7 @@ fn wait_for_status(service: &Service, wanted: u16) {
     .unwrap();
 }
 
-fn replica(files: &std::path::Path, store: &Store, node: &str) -> Service {
+fn replica(files: &std::path::Path, store: &Redis, node: &str) -> Service {
     start_replica(files, store, node, &["--listen-admin-token", TOKEN])
 }
 
@@ -52,7 +53,7 @@ fn wait_for_members(service: &Service, wanted: usize) {
 
 #[test]
 fn forced_decision_applies_to_the_whole_fleet() {
-    let (store, files) = (Store::running(), limits(1_000_000));
+    let (store, files) = (Redis::start(), limits(1_000_000));
     let [a, b] = ["a", "b"].map(|node| replica(files.path(), &store, node));
     for service in [&a, &b] {
         wait_for_members(service, 2);
@@ -91,7 +92,7 @@ fn forced_decision_applies_to_the_whole_fleet() {
 
 #[test]
 fn forced_decision_reaches_other_replicas_once_the_store_returns() {
-    let (mut store, files) = (Store::running(), limits(1_000_000));
+    let (mut store, files) = (Redis::start(), limits(1_000_000));
     let [a, b] = ["a", "b"].map(|node| replica(files.path(), &store, node));
     for service in [&a, &b] {
         wait_for_members(service, 2);
@@ -111,13 +112,13 @@ fn forced_decision_reaches_other_replicas_once_the_store_returns() {
     // An `error` fallback applies only if no other limit denies the check.
     let both = |service| check_all(service, &[("error", "v"), ("local", "v")]).status;
     assert_eq!([both(&a), both(&b)], [429, 400]);
-    store.start(&["--port", "0"]);
+    store.launch(&["--port", "0"]);
     wait_for_status(&b, 429);
 }
 
 #[test]
 fn unreachable_counter_is_never_reported_as_changed() {
-    let (mut store, files) = (Store::running(), limits(10));
+    let (mut store, files) = (Redis::start(), limits(10));
     let limits = files.path().join("d.yaml");
     let leased = "- key: leased\n  rate_limit: {unit: day, requests_per_unit: 10, mode: leased, \
                   max_overshoot: 0}\n";
@@ -136,7 +137,7 @@ fn unreachable_counter_is_never_reported_as_changed() {
     }
     let (code, output) = run_ask_for(&one, "unknown", &["--reset"]);
     assert!(code == Some(2) && output.contains("no limit counts this descriptor"), "{output}");
-    store.start(&["--port", "0"]);
+    store.launch(&["--port", "0"]);
     until("the counter is reset", || match run_ask(&one, &["--reset"]) {
         (Some(0), output) if output == "1 counter is empty\n" => Ok(()),
         other => Err(format!("{other:?}")),
@@ -150,7 +151,7 @@ fn unreachable_counter_is_never_reported_as_changed() {
 #[test]
 fn the_ask_command_prints_readable_results() {
     for_a_day_with_a_minute_left();
-    let (store, files) = (Store::running(), limits(10));
+    let (store, files) = (Redis::start(), limits(10));
     let one = replica(files.path(), &store, "one");
     wait_for_members(&one, 1);
     assert_eq!(run_ask(&one, &["--hits", "10"]).0, Some(0));

@@ -5,16 +5,16 @@ use std::time::Duration;
 use sluicegate::store::redis::inspect::{self, RedisValue};
 use sluicegate::store::redis::{Password, RedisOptions, RedisTopology};
 
-use super::Store;
+use crate::support::redis::Redis;
 use crate::support::waiting::now;
 
-fn options_of(store: &Store) -> RedisOptions {
+fn options_of(store: &Redis) -> RedisOptions {
     RedisOptions::new(RedisTopology::Unix(store.socket()))
 }
 
 #[tokio::test]
 async fn plain_commands_return_the_redis_replies() {
-    let store = Store::running();
+    let store = Redis::start();
     let nodes = inspect::connect_all(&options_of(&store)).await.unwrap();
     let [node] = &nodes[..] else { panic!("{nodes:?}") };
     assert_eq!(node.address, store.socket().display().to_string());
@@ -30,7 +30,7 @@ async fn plain_commands_return_the_redis_replies() {
 
 #[tokio::test]
 async fn connection_errors_are_prompt_and_hide_the_password() {
-    let store = Store::running();
+    let store = Redis::start();
     let password = Some(Password::Plain("sesame".to_owned()));
     let user = Some("nobody".to_owned());
     let refused = inspect::connect_all(&RedisOptions { user, password, ..options_of(&store) })

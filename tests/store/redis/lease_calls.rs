@@ -2,7 +2,8 @@
 //! make.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -22,16 +23,19 @@ use sluicegate::store::redis::{self, RedisStore};
 use sluicegate::store::{Charge, ChargeOutcome, CounterStore as _, Outcomes, Placement};
 use tokio::time::timeout;
 
-use super::Store;
+use crate::support::redis::Redis;
 use crate::support::resp::Client;
 use crate::support::waiting::{for_a_day_with_a_minute_left, until};
 
 const DAY: Nanos = Nanos::from_secs(86_400);
+
 const LIMIT: u32 = 10_000;
+
 const MEMBERS: usize = 3;
+
 const TASKS: usize = 8;
 
-fn member(store: &Store) -> Arc<LeaseManager> {
+fn member(store: &Redis) -> Arc<LeaseManager> {
     let options = redis::RedisOptions {
         call_timeout: Duration::from_secs(20),
         ..redis::RedisOptions::new(redis::RedisTopology::Unix(store.socket()))
@@ -116,7 +120,7 @@ async fn count_allowed(members: &[Arc<LeaseManager>], leased: &Counter, checks: 
     admitted.load(Relaxed)
 }
 
-fn script_calls(store: &Store) -> u64 {
+fn script_calls(store: &Redis) -> u64 {
     let stats = Client::connect(&store.socket()).unwrap().call(&["INFO", "commandstats"]).text();
     let of = |name: &str| {
         let rest = stats.split(&format!("cmdstat_{name}:calls=")).nth(1)?;
@@ -128,7 +132,7 @@ fn script_calls(store: &Store) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fixed_window_leases_stay_within_the_limit_and_waste_few_hits() {
     for_a_day_with_a_minute_left();
-    let store = Store::running();
+    let store = Redis::start();
     let members: Vec<_> = (0..MEMBERS).map(|_| member(&store)).collect();
     let leased = fixed_window(Overshoot::InWindow);
     let admitted = count_allowed(&members, &leased, 4 * u64::from(LIMIT)).await;
@@ -141,7 +145,7 @@ async fn fixed_window_leases_stay_within_the_limit_and_waste_few_hits() {
 async fn leases_stay_within_max_overshoot_with_few_store_calls() {
     for_a_day_with_a_minute_left();
     for leased in all_strategies(Overshoot::AtMost(Hits(u64::from(LIMIT) / 10))) {
-        let store = Store::running();
+        let store = Redis::start();
         let members: Vec<_> = (0..MEMBERS).map(|_| member(&store)).collect();
         let before = script_calls(&store);
         let half = u64::from(LIMIT) / 2;
@@ -164,7 +168,7 @@ async fn leases_stay_within_max_overshoot_with_few_store_calls() {
 async fn returned_hits_are_usable_by_another_replica() {
     for_a_day_with_a_minute_left();
     for leased in all_strategies(Overshoot::AtMost(Hits(u64::from(LIMIT)))) {
-        let store = Store::running();
+        let store = Redis::start();
         let (one, other) = (member(&store), member(&store));
         let admitted = count_allowed(&[Arc::clone(&one)], &leased, 2_000).await;
         let held = one.balance(&leased.0.key).0;
@@ -184,7 +188,7 @@ async fn returned_hits_are_usable_by_another_replica() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cancelled_lease_call_does_not_block_waiting_checks() {
     for_a_day_with_a_minute_left();
-    let store = Store::running();
+    let store = Redis::start();
     let (member, leased) = (member(&store), fixed_window(Overshoot::InWindow));
     let in_time = Duration::from_secs(20);
     // Redis is stopped, so no reply can arrive before the check is cancelled.

@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
-use super::{Store, check, metric, serve, timed_check, wait_until_ready};
+use super::{check, metric, serve, timed_check, wait_until_ready};
 use crate::support::proxy::{Flow, Proxy, Upstream};
+use crate::support::redis::Redis;
 use crate::support::service::Service;
 use crate::support::waiting::for_a_day_with_a_minute_left;
 
@@ -31,7 +32,7 @@ fn lease_calls(service: &Service) -> u64 {
 #[test]
 fn a_terminated_replica_returns_its_lease_balance() {
     for_a_day_with_a_minute_left();
-    let (store, limits) = (Store::running(), limits());
+    let (store, limits) = (Redis::start(), limits());
     let mut first = serve(limits.path(), &store.url(), &LONG_TIMEOUT);
     wait_until_ready(&first);
     for _ in 0..200 {
@@ -50,7 +51,7 @@ fn a_terminated_replica_returns_its_lease_balance() {
 #[test]
 fn leasing_processes_together_stay_within_the_limit() {
     for_a_day_with_a_minute_left();
-    let (store, limits) = (Store::running(), limits());
+    let (store, limits) = (Redis::start(), limits());
     let fleet: Vec<_> = (0..3).map(|_| serve(limits.path(), &store.url(), &LONG_TIMEOUT)).collect();
     fleet.iter().for_each(wait_until_ready);
     let admitted = (0..1_500).filter(|turn| check(&fleet[turn % 3], "k", "v") == 200).count();
@@ -62,7 +63,7 @@ fn leasing_processes_together_stay_within_the_limit() {
 
 #[test]
 fn compatible_counter_keys_reject_leased_limits() {
-    let store = Store::absent();
+    let store = Redis::absent();
     let flags = |limits: &tempfile::TempDir| {
         let flags = ["--store-url", &store.url(), "--compat-store-key-format", "compat"];
         Service::start(limits.path(), &flags.map(str::to_owned))
@@ -77,7 +78,7 @@ fn compatible_counter_keys_reject_leased_limits() {
 
 #[test]
 fn many_warnings_do_not_hide_the_lease_error() {
-    let (store, dir) = (Store::absent(), limits());
+    let (store, dir) = (Redis::absent(), limits());
     // Two hundred warnings, the most that are shown for one file.
     let path = dir.path().join("d.yaml");
     let text = std::fs::read_to_string(&path).unwrap();
@@ -92,7 +93,7 @@ fn many_warnings_do_not_hide_the_lease_error() {
 #[test]
 fn store_latency_does_not_slow_a_hot_leased_key() {
     for_a_day_with_a_minute_left();
-    let (store, limits) = (Store::running(), hot_limits());
+    let (store, limits) = (Redis::start(), hot_limits());
     let proxy = Proxy::before(Upstream::Unix(store.socket()));
     proxy.both(Flow::Delay(Duration::from_millis(40)));
     let near = serve(limits.path(), &store.url(), &LONG_TIMEOUT);
@@ -134,7 +135,7 @@ fn hot_limits() -> tempfile::TempDir {
 #[test]
 fn lease_balance_decides_without_a_round_trip() {
     for_a_day_with_a_minute_left();
-    let (store, limits) = (Store::running(), limits());
+    let (store, limits) = (Redis::start(), limits());
     let proxy = Proxy::before(Upstream::Unix(store.socket()));
     let far = Duration::from_millis(40);
     proxy.both(Flow::Delay(far));

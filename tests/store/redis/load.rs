@@ -1,7 +1,8 @@
 //! Continuous checks during a fault, and a summary of their results.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::{LARGE_LIMIT, check_domain};

@@ -14,8 +14,9 @@ use sluicegate::store::{
     ChargeMode, ChargeOutcome, CounterStore as _, FleetStore as _, StoreFailure, StoreReply,
 };
 
-use super::{Store, batch, check, limits, ready, serve, wait_until_ready};
+use super::{batch, check, limits, ready, serve, wait_until_ready};
 use crate::support::http1;
+use crate::support::redis::Redis;
 use crate::support::resp::Value;
 use crate::support::service::Service;
 use crate::support::waiting::{for_a_day_with_a_minute_left, until};
@@ -40,7 +41,7 @@ pub(super) fn wait_for_members(service: &Service, wanted: &[&str]) {
     .unwrap();
 }
 
-fn records(store: &Store) -> Vec<String> {
+fn records(store: &Redis) -> Vec<String> {
     let mut names: Vec<_> = match store.command(&["HKEYS", RECORDS]) {
         Value::Array(names) => names.iter().map(Value::text).collect(),
         other => panic!("{other:?}"),
@@ -51,7 +52,7 @@ fn records(store: &Store) -> Vec<String> {
 
 pub(super) fn start_replica(
     limits: &std::path::Path,
-    store: &Store,
+    store: &Redis,
     node: &str,
     more: &[&str],
 ) -> Service {
@@ -61,7 +62,7 @@ pub(super) fn start_replica(
 pub(super) fn start_replica_with_timeout(
     deadline: &str,
     limits: &std::path::Path,
-    store: &Store,
+    store: &Redis,
     node: &str,
     more: &[&str],
 ) -> Service {
@@ -80,7 +81,7 @@ fn admitted(fleet: &[&Service], value: &str) -> u32 {
 #[test]
 fn replicas_without_a_store_together_allow_the_limit() {
     for_a_day_with_a_minute_left();
-    let (mut store, files) = (Store::running(), [10, 9, 2].map(limits));
+    let (mut store, files) = (Redis::start(), [10, 9, 2].map(limits));
     for (file, limit) in files.iter().zip([10, 9, 2]) {
         let fleet = ["a", "b", "c"].map(|node| start_replica(file.path(), &store, node, &[]));
         for service in &fleet {
@@ -95,14 +96,14 @@ fn replicas_without_a_store_together_allow_the_limit() {
         assert!(readiness.text().contains("is unavailable"), "{}", readiness.text());
         assert_eq!(http1::get(fleet[0].http, "/livez", &[]).unwrap().status, 200);
         drop(fleet);
-        store.start(&["--port", "0"]);
+        store.launch(&["--port", "0"]);
     }
 }
 
 #[test]
 fn replica_started_in_an_outage_divides_limits_by_replicas_min() {
     for_a_day_with_a_minute_left();
-    let (store, limits) = (Store::absent(), limits(14));
+    let (store, limits) = (Redis::absent(), limits(14));
     let replica = start_replica(limits.path(), &store, "lonely", &["--fleet-min-replicas", "5"]);
     assert_eq!(admitted(&[&replica], "v"), 2);
     let shown = fleet_page(&replica);
@@ -111,7 +112,7 @@ fn replica_started_in_an_outage_divides_limits_by_replicas_min() {
 
 #[test]
 fn terminated_replicas_leave_the_fleet_at_once_and_killed_ones_later() {
-    let (store, limits) = (Store::running(), limits(10));
+    let (store, limits) = (Redis::start(), limits(10));
     let stays = start_replica(limits.path(), &store, "stays", &["--fleet-min-replicas", "2"]);
     let mut leaves = start_replica(limits.path(), &store, "leaves", &[]);
     let killed = start_replica(limits.path(), &store, "killed", &[]);
@@ -131,7 +132,7 @@ fn terminated_replicas_leave_the_fleet_at_once_and_killed_ones_later() {
 
 #[test]
 fn a_duplicate_node_id_is_logged() {
-    let (store, limits) = (Store::running(), limits(10));
+    let (store, limits) = (Redis::start(), limits(10));
     let one = start_replica(limits.path(), &store, "twin", &[]);
     let other = start_replica(limits.path(), &store, "twin", &[]);
     let is_logged = |service: &Service| service.log().contains("another replica has this name");
@@ -143,7 +144,7 @@ fn a_duplicate_node_id_is_logged() {
 
 #[test]
 fn replicas_choose_distinct_default_node_ids() {
-    let (store, limits) = (Store::running(), limits(10));
+    let (store, limits) = (Redis::start(), limits(10));
     let fleet = [0, 1].map(|_| serve(limits.path(), &store.url(), &[]));
     fleet.iter().for_each(wait_until_ready);
     until("two are seen", || match nodes(&fleet[0]) {
@@ -168,7 +169,7 @@ fn send_heartbeat(
 
 #[test]
 fn a_full_redis_keeps_the_membership_records_of_other_replicas() {
-    let store = Store::running();
+    let store = Redis::start();
     let redis = batch::connected(&store, Batching::Off);
     let key = membership::members_key("t");
     // The last heartbeat of this record is from 1970.
@@ -198,7 +199,7 @@ fn a_full_redis_keeps_the_membership_records_of_other_replicas() {
 /// script, or for `EVAL`.
 #[test]
 fn heartbeat_without_acl_rights_keeps_the_connection_for_charges() {
-    let store = Store::running();
+    let store = Redis::start();
     let redis = batch::connected(&store, Batching::On);
     let made = || {
         let stats = store.command(&["INFO", "stats"]).text();
@@ -252,7 +253,7 @@ fn replica_count_briefly_survives_store_data_loss() {
 
 #[test]
 fn fleet_page_shows_shares_of_other_replicas() {
-    let (store, limits) = (Store::running(), tempfile::tempdir().unwrap());
+    let (store, limits) = (Redis::start(), tempfile::tempdir().unwrap());
     let text = "domain: edge\ndescriptors:\n- key: upstream\n  concurrency: {limit: 100, max_duration: 1s}\n";
     std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
     let quick = ["--fleet-heartbeat", "200ms", "--fleet-share-expiry", "2s"];

@@ -33,79 +33,13 @@ mod wrong_clocks;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use tempfile::TempDir;
 
 use crate::support::http1;
-use crate::support::resp::{Client, Value};
 use crate::support::service::Service;
-use crate::support::signals;
 use crate::support::waiting::{now, until};
-
-/// A Redis server on a Unix socket that a test can start and kill.
-pub struct Store {
-    dir: TempDir,
-    process: Option<Child>,
-}
-
-impl Store {
-    pub fn absent() -> Self {
-        Self { dir: tempfile::tempdir().unwrap(), process: None }
-    }
-
-    pub fn running() -> Self {
-        let mut store = Self::absent();
-        store.start(&["--port", "0"]);
-        store
-    }
-
-    pub fn socket(&self) -> PathBuf {
-        self.dir.path().join("redis.sock")
-    }
-
-    pub fn url(&self) -> String {
-        format!("redis+unix://{}", self.socket().display())
-    }
-
-    /// Returns once Redis accepts connections.
-    pub fn start(&mut self, flags: &[&str]) {
-        let child = Command::new("redis-server")
-            .args(["--save", "", "--appendonly", "no", "--unixsocket"])
-            .arg(self.socket())
-            .args(flags)
-            .current_dir(self.dir.path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        self.process = Some(child.expect("REDIS IS MISSING: no redis-server here"));
-        until("redis listens", || Client::connect(&self.socket()).map_err(|e| e.to_string()))
-            .unwrap();
-    }
-
-    pub fn kill(&mut self) {
-        if let Some(mut process) = self.process.take() {
-            process.kill().unwrap();
-            process.wait().unwrap();
-        }
-    }
-
-    pub fn signal(&self, name: &str) {
-        signals::send(self.process.as_ref().unwrap().id(), name);
-    }
-
-    pub fn command(&self, parts: &[&str]) -> Value {
-        Client::connect(&self.socket()).unwrap().call(parts)
-    }
-}
-
-impl Drop for Store {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
 
 /// More requests per day than any test sends.
 const LARGE_LIMIT: u64 = 1_000_000;

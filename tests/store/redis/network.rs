@@ -13,12 +13,13 @@ use super::fallback::redis_at;
 use super::fault_watch::FaultWatch;
 use super::faults::{DEADLINE, FLAGS, LIMIT, assert_limit_enforced};
 use super::reference::{charge_all, charges, native_charge, now as today};
-use super::{Store, check, failures_of_any_kind, limits, serve, wait_until_ready};
+use super::{check, failures_of_any_kind, limits, serve, wait_until_ready};
 use crate::support::proxy::{Flow, Proxy, Upstream, Way};
+use crate::support::redis::Redis;
 use crate::support::service::Service;
 use crate::support::waiting::{for_a_day_with_a_minute_left, now, until};
 
-struct Fault {
+struct NetworkFault {
     what: &'static str,
     promised: &'static str,
     strike: fn(&Proxy),
@@ -28,32 +29,32 @@ struct Fault {
 
 const LONG_DELAY: Duration = Duration::from_millis(600);
 
-const FAULTS: [Fault; 7] = [
-    Fault {
+const FAULTS: [NetworkFault; 7] = [
+    NetworkFault {
         what: "answers 100 ms later",
         promised: "Redis counts",
         strike: |proxy| proxy.set(Way::FromStore, Flow::Delay(DEADLINE / 4)),
         fails: false,
     },
-    Fault {
+    NetworkFault {
         what: "answers 600 ms later",
         promised: "no answer waits longer than the deadline",
         strike: |proxy| proxy.set(Way::FromStore, Flow::Delay(LONG_DELAY)),
         fails: true,
     },
-    Fault {
+    NetworkFault {
         what: "silence both ways",
         promised: "the same",
         strike: Proxy::go_silent,
         fails: true,
     },
-    Fault {
+    NetworkFault {
         what: "answers are lost",
         promised: "the same; what was charged stays",
         strike: |proxy| proxy.set(Way::FromStore, Flow::Lose),
         fails: true,
     },
-    Fault {
+    NetworkFault {
         what: "cut, and refused for a while",
         promised: "every rule holds",
         strike: |proxy| {
@@ -62,13 +63,13 @@ const FAULTS: [Fault; 7] = [
         },
         fails: true,
     },
-    Fault {
+    NetworkFault {
         what: "half closed from Redis",
         promised: "every rule holds; a new connection",
         strike: |proxy| proxy.half_close(Way::FromStore),
         fails: false,
     },
-    Fault {
+    NetworkFault {
         what: "half closed to Redis",
         promised: "the same",
         strike: |proxy| proxy.half_close(Way::ToStore),
@@ -76,7 +77,7 @@ const FAULTS: [Fault; 7] = [
     },
 ];
 
-fn check_during_fault(watch: &mut FaultWatch<'_>, fault: &Fault) {
+fn check_during_fault(watch: &mut FaultWatch<'_>, fault: &NetworkFault) {
     let mut passed = 0;
     for number in 0..60 {
         let key = if number % 2 == 0 { "allow" } else { "error" };
@@ -99,7 +100,7 @@ fn wait_until_counting(service: &Service) {
 #[test]
 fn network_faults_delay_no_decision_beyond_the_timeout() {
     for_a_day_with_a_minute_left();
-    let (store, limits) = (Store::running(), limits(LIMIT));
+    let (store, limits) = (Redis::start(), limits(LIMIT));
     let proxy = Proxy::before(Upstream::Unix(store.socket()));
     let service = serve(limits.path(), &format!("redis://{}", proxy.address()), &FLAGS);
     wait_until_ready(&service);
@@ -129,7 +130,7 @@ fn network_faults_delay_no_decision_beyond_the_timeout() {
 async fn concurrent_checks_share_round_trips_to_a_distant_store() {
     for_a_day_with_a_minute_left();
     let (store, proxy) = std::thread::spawn(|| {
-        let store = Store::running();
+        let store = Redis::start();
         let proxy = Proxy::before(Upstream::Unix(store.socket()));
         (store, proxy)
     })

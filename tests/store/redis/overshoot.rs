@@ -10,33 +10,40 @@
 //! of the first reading. `SLUICEGATE_RUNS` sets the number of seeds.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sluicegate::clock::SHIFT_VARIABLE;
 
-use super::{Store, wait_until_ready};
+use super::wait_until_ready;
 use crate::support::dice::{Dice, seed};
 use crate::support::http1;
 use crate::support::proxy::{Proxy, Upstream};
+use crate::support::redis::Redis;
 use crate::support::resp::Client;
 use crate::support::service::Service;
 use crate::support::waiting::{Ends, now};
 
 const REPLICAS: usize = 5;
+
 /// Hits per window of the fixed window limit, and the burst of the GCRA limit.
 const LIMIT: u64 = 100;
+
 /// Hits per second of the GCRA limit. In phases of low demand, its debt drains while leases exist.
 const RATE: u64 = 200;
+
 /// The `max_overshoot` of the GCRA limit, in hits.
 const BUDGET: u64 = 10;
+
 const RUN: Duration = Duration::from_secs(6);
 
 /// The text in `lease_table.lua` that bounds a lease by the replica's part of `max_overshoot`, and by the
 /// part that no replica has borrowed.
 const BOUND: &[u8] = b"(product - product % all) / all - its_balance,
             budget - outstanding - its_balance";
+
 /// The broken replacement of `BOUND`: it bounds each lease by the whole `max_overshoot`.
 const BOUND_OF_EACH: &[u8] = b"budget - its_balance,
             budget - its_balance                                       ";
@@ -65,17 +72,17 @@ struct Log {
     disturbed: u64,
 }
 
-struct Replica {
+struct LeasingProcess {
     service: Service,
     clock_error_ms: i64,
 }
 
-struct Fleet {
-    store: Store,
+struct LeasingFleet {
+    store: Redis,
     /// The proxy between the replicas and the store.
     proxy: Option<Proxy>,
     limits: tempfile::TempDir,
-    replicas: [Mutex<Option<Replica>>; REPLICAS],
+    replicas: [Mutex<Option<LeasingProcess>>; REPLICAS],
     addresses: [RwLock<Option<SocketAddr>>; REPLICAS],
     disturbed: AtomicU64,
     is_over: AtomicBool,
@@ -139,7 +146,7 @@ fn seeds() -> impl Iterator<Item = u64> {
 
 fn run(seed: u64, design: Design) -> Log {
     let mut dice = Dice::new(seed);
-    let fleet = Fleet::start(&mut dice, design);
+    let fleet = LeasingFleet::start(&mut dice, design);
     std::thread::scope(|scope| {
         let _ends = Ends(&fleet.is_over);
         for at in 0..REPLICAS {
@@ -158,7 +165,7 @@ fn run(seed: u64, design: Design) -> Log {
     Log { disturbed, ..fleet.log.into_inner().unwrap() }
 }
 
-impl Fleet {
+impl LeasingFleet {
     fn start(dice: &mut Dice, design: Design) -> Self {
         let limits = tempfile::tempdir().unwrap();
         let text = format!(
@@ -169,7 +176,7 @@ impl Fleet {
             RATE / 10
         );
         std::fs::write(limits.path().join("d.yaml"), text).unwrap();
-        let store = Store::running();
+        let store = Redis::start();
         let before = Upstream::Unix(store.socket());
         let proxy =
             (design == Design::BoundsEach).then(|| Proxy::rewriting(before, BOUND, BOUND_OF_EACH));
@@ -203,7 +210,7 @@ impl Fleet {
         let service = Service::start_under(self.limits.path(), &flags, &shift).unwrap();
         wait_until_ready(&service);
         *self.addresses[replica].write().unwrap() = Some(service.http);
-        *self.replicas[replica].lock().unwrap() = Some(Replica { service, clock_error_ms });
+        *self.replicas[replica].lock().unwrap() = Some(LeasingProcess { service, clock_error_ms });
     }
 
     /// Kills a replica and keeps its log.

@@ -37,9 +37,9 @@ use sluicegate::store::{
 };
 use tokio::task::JoinHandle;
 
-use super::Store;
 use super::fallback::redis_at;
 use crate::support::dice::{Dice, seed};
+use crate::support::redis::Redis;
 use crate::support::resp::Value;
 use crate::support::waiting::{for_a_day_with_a_minute_left, unix_seconds, until};
 
@@ -47,8 +47,8 @@ pub(super) const DAY: Nanos = Nanos::from_secs(86_400);
 
 struct Connected {
     stores: StoreGroup,
-    main: Store,
-    second: Store,
+    main: Redis,
+    second: Redis,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -60,19 +60,19 @@ impl Drop for Connected {
 
 fn connected(options: reference::CompatOptions) -> Connected {
     for_a_day_with_a_minute_left();
-    let (main, second) = (Store::running(), Store::running());
+    let (main, second) = (Redis::start(), Redis::start());
     let mut tasks = Vec::new();
     let stores = over(&main, Some(&second), options, &mut tasks);
     Connected { stores, main, second, tasks }
 }
 
 fn over(
-    main: &Store,
-    second: Option<&Store>,
+    main: &Redis,
+    second: Option<&Redis>,
     options: reference::CompatOptions,
     tasks: &mut Vec<JoinHandle<()>>,
 ) -> StoreGroup {
-    let mut redis = |store: &Store| {
+    let mut redis = |store: &Redis| {
         let place = RedisTopology::Unix(store.socket());
         let (redis, connection) = RedisStore::new(redis_at(place, Duration::from_secs(20)));
         tasks.push(tokio::spawn(connection));
@@ -168,7 +168,7 @@ pub(super) fn any_rule(dice: &mut Dice) -> ChargeMode {
     }
 }
 
-pub(super) fn stored_count(store: &Store, name: &str, now: Nanos) -> Option<u64> {
+pub(super) fn stored_count(store: &Redis, name: &str, now: Nanos) -> Option<u64> {
     let start = now.0 / DAY.0 * 86_400;
     match store.command(&["GET", &format!("d_k_{name}_{start}")]) {
         Value::Nil => None,
@@ -219,7 +219,7 @@ pub(super) fn verdict_and_remaining(outcome: ChargeOutcome) -> (bool, Option<u64
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn checks_on_one_node_are_atomic() {
     for_a_day_with_a_minute_left();
-    let main = Store::running();
+    let main = Redis::start();
     let mut tasks = Vec::new();
     let now = now();
     for (name, stop, rule) in [("all", false, ALL), ("stop", true, ChargeMode::Each)] {

@@ -12,35 +12,35 @@ use sluicegate::store::redis::{Address, RedisStore, RedisTopology, StoreGroup, r
 use sluicegate::store::{Charge, ChargeMode, ChargeOutcome, CounterStore as _};
 use tokio::task::JoinHandle;
 
-use super::Store;
 use super::fallback::redis_at;
 use super::reference::{
     ALL, DAY, charge, charge_all, charges, native_charge, now, stored_count, verdict_and_remaining,
 };
 use crate::support::proxy::{Flow, Proxy, Upstream, Way};
+use crate::support::redis::Redis;
 use crate::support::waiting::{PATIENCE, for_a_day_with_a_minute_left, until};
 
 /// The largest integer that Redis can store.
 const MAX_COUNT: u64 = 9_223_372_036_854_775_807;
 
-struct Scene {
+struct RefundRace {
     stores: StoreGroup,
-    main: Store,
+    main: Redis,
     proxy: Proxy,
-    _second: Store,
+    _second: Redis,
     tasks: [JoinHandle<()>; 2],
 }
 
-impl Drop for Scene {
+impl Drop for RefundRace {
     fn drop(&mut self) {
         self.tasks.iter().for_each(JoinHandle::abort);
     }
 }
 
-fn scene(denied_bytes: usize) -> Scene {
+fn scene(denied_bytes: usize) -> RefundRace {
     for_a_day_with_a_minute_left();
     let servers = || {
-        let (main, second) = (Store::running(), Store::running());
+        let (main, second) = (Redis::start(), Redis::start());
         let proxy = Proxy::before(Upstream::Unix(main.socket()));
         (main, second, proxy)
     };
@@ -61,14 +61,14 @@ fn scene(denied_bytes: usize) -> Scene {
         ..reference::CompatOptions::default()
     };
     let stores = StoreGroup::new(first).with_per_second(other).with_reference(options);
-    let scene = Scene { stores, main, proxy, _second: second, tasks: [its_task, other_task] };
+    let scene = RefundRace { stores, main, proxy, _second: second, tasks: [its_task, other_task] };
     let answers =
         || scene.stores.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
     until("both are connected", answers).unwrap();
     scene
 }
 
-fn get_calls(store: &Store) -> u64 {
+fn get_calls(store: &Redis) -> u64 {
     let stats = store.command(&["INFO", "commandstats"]).text();
     let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_get:calls="));
     line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())

@@ -21,21 +21,22 @@ use super::fallback::{engine_over, new_check, redis_at};
 use super::reference::{
     ALL, charge_all, charges, native_charge, now as today, verdict_and_remaining,
 };
-use super::{Store, serve, wait_until_ready};
+use super::{serve, wait_until_ready};
 use crate::support::http1;
 use crate::support::proxy::{Flow, Proxy, Upstream, Way};
+use crate::support::redis::Redis;
 use crate::support::service::Service;
 use crate::support::waiting::{PATIENCE, for_a_day_with_a_minute_left, now, soon, until};
 
 struct TwoStores {
-    main: Store,
-    second: Store,
+    main: Redis,
+    second: Redis,
     proxy: Proxy,
 }
 
 impl TwoStores {
     fn new() -> Self {
-        let (main, second) = (Store::running(), Store::running());
+        let (main, second) = (Redis::start(), Redis::start());
         let proxy = Proxy::before(Upstream::Unix(second.socket()));
         Self { main, second, proxy }
     }

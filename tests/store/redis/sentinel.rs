@@ -18,10 +18,13 @@ use crate::support::service::Service;
 use crate::support::waiting::{for_a_day_with_a_minute_left, now, until};
 
 const DEADLINE: Duration = Duration::from_millis(500);
+
 /// The time that a decision may take beyond the store timeout: each check opens a connection, and
 /// the machine may be loaded.
 const MARGIN: Duration = Duration::from_millis(900);
+
 const FLAGS: [&str; 2] = ["--store-deadline", "500ms"];
+
 const LIMIT: u32 = 10;
 
 fn assert_limit_enforced(service: &Service, value: &str) {

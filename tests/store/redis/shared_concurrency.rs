@@ -29,9 +29,10 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tonic::transport::Channel;
 
-use super::{Store, serve};
+use super::serve;
 use crate::support::dice::{Dice, seed};
 use crate::support::proxy::{Proxy, Upstream};
+use crate::support::redis::Redis;
 use crate::support::service::Service;
 use crate::support::waiting::{now, until};
 
@@ -119,8 +120,8 @@ type Stops = Arc<Vec<parking_lot::Mutex<Option<(Instant, Instant)>>>>;
 
 type Channels = Arc<Vec<parking_lot::Mutex<Option<Channel>>>>;
 
-struct Scene {
-    store: Store,
+struct SharedFleet {
+    store: Redis,
     limits: tempfile::TempDir,
     proxies: Vec<Proxy>,
     fleet: Vec<Option<Service>>,
@@ -133,9 +134,9 @@ struct Scene {
     dice: Dice,
 }
 
-impl Scene {
+impl SharedFleet {
     fn new(seed: u64) -> Self {
-        let store = Store::running();
+        let store = Redis::start();
         let limits = tempfile::tempdir().unwrap();
         let text = format!(
             "domain: d\ndescriptors:\n- key: upstream\n  value: all\n  concurrency: {{limit: {LIMIT}, \
@@ -235,7 +236,7 @@ fn share(service: &Service) -> i64 {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Fault {
+enum FleetFault {
     Kill,
     Stop,
     Cut,
@@ -249,7 +250,7 @@ enum Fault {
     Rolling,
 }
 
-impl Fault {
+impl FleetFault {
     const USUAL: [Self; 7] = [
         Self::Kill,
         Self::Stop,
@@ -299,26 +300,26 @@ pub(super) async fn send_check_for(
 fn shared_limit_is_never_exceeded_during_faults() {
     let minutes: u64 =
         std::env::var("SLUICEGATE_FLEET_MINUTES").map_or(2, |minutes| minutes.parse().unwrap());
-    run_faults(&Fault::USUAL, Duration::from_secs(60 * minutes));
+    run_faults(&FleetFault::USUAL, Duration::from_secs(60 * minutes));
 }
 
 #[test]
 fn shared_limit_is_never_exceeded_after_a_snapshot_restore() {
-    run_faults(&Fault::OLD_STATES, Duration::ZERO);
+    run_faults(&FleetFault::OLD_STATES, Duration::ZERO);
 }
 
 /// Injects each of `faults` once, then random faults for `min_duration`.
 #[expect(clippy::print_stdout, reason = "the table is part of the proof")]
-fn run_faults(faults: &[Fault], min_duration: Duration) {
+fn run_faults(faults: &[FleetFault], min_duration: Duration) {
     let seed = seed();
     println!("SLUICEGATE_SEED={seed}");
-    let mut scene = Scene::new(seed);
+    let mut scene = SharedFleet::new(seed);
     let began = now();
     println!("{:>8}  whole again after {}", "start", scene.wait_until_full());
     for &fault in faults {
         run_fault(&mut scene, fault);
     }
-    let any = [&Fault::USUAL[..], &Fault::OLD_STATES].concat();
+    let any = [&FleetFault::USUAL[..], &FleetFault::OLD_STATES].concat();
     while began.elapsed() < min_duration {
         let fault = scene.dice.pick(&any);
         run_fault(&mut scene, fault);
@@ -340,7 +341,7 @@ fn run_faults(faults: &[Fault], min_duration: Duration) {
 }
 
 #[expect(clippy::print_stdout, reason = "the table is part of the proof")]
-fn run_fault(scene: &mut Scene, fault: Fault) {
+fn run_fault(scene: &mut SharedFleet, fault: FleetFault) {
     scene.inject(fault);
     let again = scene.wait_until_full();
     let name = format!("{fault:?}");
@@ -350,7 +351,7 @@ fn run_fault(scene: &mut Scene, fault: Fault) {
 
 #[test]
 fn empty_redis_denies_permits_for_a_grace_period() {
-    let (store, limits) = (Store::running(), tempfile::tempdir().unwrap());
+    let (store, limits) = (Redis::start(), tempfile::tempdir().unwrap());
     let text = "domain: d\ndescriptors: [{key: upstream, value: all, \
                 concurrency: {limit: 1, mode: shared, max_duration: 5s, on_store_failure: deny}}]\n";
     std::fs::write(limits.path().join("d.yaml"), text).unwrap();

@@ -22,30 +22,38 @@ use tokio_stream::StreamExt as _;
 use tonic::transport::Channel;
 
 use super::shared_concurrency::{BackendLoad, assert_within_limit, send_check};
-use super::{Store, metric, serve};
+use super::{metric, serve};
 use crate::support::cluster::Cluster;
 use crate::support::dice::{Dice, seed};
 use crate::support::proxy::{Proxy, Upstream};
+use crate::support::redis::Redis;
 use crate::support::resp::Value;
 use crate::support::service::Service;
 use crate::support::waiting::{now, until};
 
 const REPLICAS: usize = 4;
+
 const LIMIT: i64 = 10;
+
 const HEARTBEAT: Duration = Duration::from_millis(200);
+
 const MAX_DURATION: Duration = Duration::from_secs(3);
+
 const TIMEOUT: Duration = Duration::from_millis(400);
+
 /// The longest request. It ends before its permit expires, even after the slowest reply.
 const LONGEST_REQUEST: Duration = Duration::from_millis(2_400);
+
 const WORKERS: usize = 8;
+
 /// The time for which the test observes the fleet after a fault. The permits of a lost replica
 /// expire within it, so two faults never overlap.
 const OBSERVATION: Duration = Duration::from_secs(4);
 
 type Channels = Arc<Vec<parking_lot::Mutex<Option<Channel>>>>;
 
-struct Scene {
-    store: Store,
+struct StrictFleet {
+    store: Redis,
     limits: tempfile::TempDir,
     proxies: Vec<Proxy>,
     fleet: Vec<Option<Service>>,
@@ -93,9 +101,9 @@ pub(super) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
-impl Scene {
+impl StrictFleet {
     fn new(seed: u64) -> Self {
-        let store = Store::running();
+        let store = Redis::start();
         let proxies =
             (0..REPLICAS).map(|_| Proxy::before(Upstream::Unix(store.socket()))).collect();
         let mut scene = Self {
@@ -139,33 +147,33 @@ impl Scene {
         took.unwrap()
     }
 
-    fn inject(&mut self, fault: Fault) {
+    fn inject(&mut self, fault: StrictFault) {
         let at = usize::try_from(self.dice.up_to(REPLICAS as u64 - 1)).unwrap();
         match fault {
-            Fault::Kill => {
+            StrictFault::Kill => {
                 *self.channels[at].lock() = None;
                 self.fleet[at] = None;
                 self.start(at);
             }
-            Fault::Stop => {
+            StrictFault::Stop => {
                 let service = self.fleet[at].as_ref().unwrap();
                 service.signal("STOP");
                 std::thread::sleep(HEARTBEAT * 6);
                 service.signal("CONT");
             }
-            Fault::Cut => {
+            StrictFault::Cut => {
                 self.proxies[at].refuse(true);
                 self.proxies[at].cut();
                 std::thread::sleep(HEARTBEAT * 6);
                 self.proxies[at].refuse(false);
             }
-            Fault::Flush => drop(self.store.command(&["FLUSHALL"])),
-            Fault::Restart => {
+            StrictFault::Flush => drop(self.store.command(&["FLUSHALL"])),
+            StrictFault::Restart => {
                 self.store.kill();
                 std::thread::sleep(HEARTBEAT * 2);
-                self.store.start(&["--port", "0"]);
+                self.store.launch(&["--port", "0"]);
             }
-            Fault::Pause => {
+            StrictFault::Pause => {
                 self.store.signal("STOP");
                 std::thread::sleep(HEARTBEAT * 6);
                 self.store.signal("CONT");
@@ -197,14 +205,14 @@ impl Scene {
 }
 
 /// The permits in the store, including expired ones.
-fn stored_permits(store: &Store) -> i64 {
+fn stored_permits(store: &Redis) -> i64 {
     let Value::Array(keys) = store.command(&["KEYS", "*{permits}:c:*"]) else { panic!() };
     let held = keys.iter().map(|key| store.command(&["ZCARD", &key.text()]).int());
     held.sum()
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Fault {
+enum StrictFault {
     Kill,
     Stop,
     Cut,
@@ -245,10 +253,16 @@ async fn run_caller(caller: usize, channels: Channels, load: Arc<BackendLoad>, m
 fn strict_limit_is_never_exceeded_during_faults() {
     let seed = seed();
     println!("SLUICEGATE_SEED={seed}");
-    let mut scene = Scene::new(seed);
+    let mut scene = StrictFleet::new(seed);
     println!("{:>8}  full after {:?}", "start", scene.wait_until_full());
-    for fault in [Fault::Kill, Fault::Stop, Fault::Cut, Fault::Flush, Fault::Restart, Fault::Pause]
-    {
+    for fault in [
+        StrictFault::Kill,
+        StrictFault::Stop,
+        StrictFault::Cut,
+        StrictFault::Flush,
+        StrictFault::Restart,
+        StrictFault::Pause,
+    ] {
         scene.inject(fault);
         println!("{:>8}  full again after {:?}", format!("{fault:?}"), scene.wait_until_full());
         assert_within_limit(&scene.inside);
@@ -285,7 +299,7 @@ pub(super) async fn open_stream(channel: Channel) -> Option<impl Sized> {
 
 #[test]
 fn streams_of_a_killed_replica_expire_after_three_heartbeats() {
-    let (store, limits, runtime) = (Store::running(), limits(3, ""), runtime());
+    let (store, limits, runtime) = (Redis::start(), limits(3, ""), runtime());
     let settings_dir = tempfile::tempdir().unwrap();
     let settings = write_hook_settings(&settings_dir);
     let more = ["--settings", settings.to_str().unwrap()];
@@ -317,7 +331,7 @@ fn streams_of_a_killed_replica_expire_after_three_heartbeats() {
 
 #[test]
 fn limit_metrics_of_all_replicas_add_up() {
-    let (store, limits, runtime) = (Store::running(), limits(LIMIT, ""), runtime());
+    let (store, limits, runtime) = (Redis::start(), limits(LIMIT, ""), runtime());
     let fleet = ["a", "b", "c"].map(|node| replica(&limits, &store.url(), node, &[]));
     for (at, service) in fleet.iter().enumerate() {
         let (channel, mut id) = (channel(&runtime, service), 0);

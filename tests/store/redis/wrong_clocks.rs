@@ -13,8 +13,8 @@ use sluicegate::kernel::units::{Hits, Nanos};
 use sluicegate::store::redis::{RedisStore, RedisTopology};
 use tokio::task::JoinHandle;
 
-use super::Store;
 use super::fallback::{engine_over, new_check, redis_at};
+use crate::support::redis::Redis;
 use crate::support::waiting::{PATIENCE, for_a_day_with_a_minute_left, now, until};
 
 /// 2001-09-09. Calendar windows around it ended long ago.
@@ -28,7 +28,7 @@ descriptors:
 ";
 
 pub(super) struct Connected {
-    pub(super) store: Store,
+    pub(super) store: Redis,
     pub(super) engine: Engine,
     connection: JoinHandle<()>,
 }
@@ -45,7 +45,7 @@ pub(super) fn connected(rules: &str) -> Connected {
 
 fn connected_within(rules: &str, deadline: Duration) -> Connected {
     for_a_day_with_a_minute_left();
-    let store = Store::running();
+    let store = Redis::start();
     let at = redis_at(RedisTopology::Unix(store.socket()), deadline);
     let (redis, connection) = RedisStore::new(at);
     let connection = tokio::spawn(connection);

@@ -9,11 +9,14 @@ use sluicegate::engine::AdmissionOutcome;
 use sluicegate::kernel::decision::Reason;
 use sluicegate::kernel::units::{Nanos, Share};
 
-use super::{MapPermits, Replica, Store, advance_and_report, block_on, check_of_entry, in_time};
+use super::in_time;
+use crate::support::engine::{block_on, check_of_entry};
+use crate::support::faulty_store::FaultyStore;
+use crate::support::replica::{Replica, admitted_permits, advance_and_report};
 
 #[test]
 fn reply_after_the_share_expiry_grants_nothing() {
-    let store = Store::new();
+    let store = FaultyStore::new();
     let mut alone = Replica::new(&store, "a", "limit: 4, on_store_failure: deny");
     assert_eq!(alone.acquire_all(), 4);
     alone.finish(4);
@@ -26,17 +29,17 @@ fn reply_after_the_share_expiry_grants_nothing() {
         alone.advance(Nanos::from_secs(60));
         report.await;
     });
-    store.is_cut.store(true, Relaxed);
+    store.is_unavailable.store(true, Relaxed);
     assert_eq!(alone.snapshot().share, Share(0));
     assert_eq!(alone.acquire_all(), 0);
 }
 
 #[test]
 fn limit_changed_to_local_ignores_the_share_expiry() {
-    let store = Store::new();
+    let store = FaultyStore::new();
     let mut alone = Replica::new(&store, "a", "limit: 4");
     assert_eq!(alone.acquire_all(), 4);
-    store.is_cut.store(true, Relaxed);
+    store.is_unavailable.store(true, Relaxed);
     alone.publish("limit: 4, mode: local");
     alone.finish(4);
     alone.advance(Nanos::from_secs(60));
@@ -45,9 +48,9 @@ fn limit_changed_to_local_ignores_the_share_expiry() {
 
 #[test]
 fn bucket_dropped_during_an_outage_is_not_reported() {
-    let store = Store::new();
+    let store = FaultyStore::new();
     let mut alone = Replica::new(&store, "a", "limit: 4, on_store_failure: deny");
-    store.is_cut.store(true, Relaxed);
+    store.is_unavailable.store(true, Relaxed);
     assert!(!alone.try_acquire());
     let reported_count = |alone: &Replica| {
         alone
@@ -70,11 +73,11 @@ fn bucket_dropped_during_an_outage_is_not_reported() {
 
 #[test]
 fn bucket_with_a_share_is_not_evicted() {
-    let (store, life) = (Store::new(), Nanos::from_secs(1_000));
-    let mut alone = Replica::with_bucket_limit(&store, "a", "limit: 4", (life, 1));
+    let store = FaultyStore::new();
+    let mut alone = Replica::with_max_buckets(&store, "a", "limit: 4", 1);
     assert!(alone.try_acquire());
     alone.finish(1);
-    let other = check_of_entry(("k", "w"));
+    let other = check_of_entry("k", "w");
     let AdmissionOutcome::Rejected(rejection) = alone.admit(&other) else {
         panic!("it took the place")
     };
@@ -82,14 +85,13 @@ fn bucket_with_a_share_is_not_evicted() {
     for _ in 0..12 {
         advance_and_report(&[&alone], Nanos::SECOND);
     }
-    assert!(alone.admit(&other).map(drop).is_some(), "ten heartbeats without a request");
+    assert!(admitted_permits(alone.admit(&other)).is_some(), "ten heartbeats without a request");
     assert_eq!(alone.engine.concurrency_limits().bucket_count(), 1);
 }
 
 /// A replica with one idle bucket that returns its share with the next report.
-fn about_to_return_share(store: &Arc<Store>) -> Replica {
-    let mut alone =
-        Replica::with_bucket_limit(store, "a", "limit: 4", (Nanos::from_secs(1_000), 1));
+fn about_to_return_share(store: &Arc<FaultyStore>) -> Replica {
+    let mut alone = Replica::with_max_buckets(store, "a", "limit: 4", 1);
     assert!(alone.try_acquire());
     alone.finish(1);
     (0..9).for_each(|_| advance_and_report(&[&alone], Nanos::SECOND));
@@ -101,8 +103,8 @@ fn about_to_return_share(store: &Arc<Store>) -> Replica {
 /// share.
 #[test]
 fn eviction_waits_until_the_store_accepts_the_returned_share() {
-    let store = Store::new();
-    let (alone, other) = (about_to_return_share(&store), check_of_entry(("k", "w")));
+    let store = FaultyStore::new();
+    let (alone, other) = (about_to_return_share(&store), check_of_entry("k", "w"));
     store.is_slow.store(true, Relaxed);
     block_on(async {
         let mut report = pin!(alone.engine.report_once());
@@ -113,20 +115,20 @@ fn eviction_waits_until_the_store_accepts_the_returned_share() {
         in_time(report).await;
     });
     store.is_slow.store(false, Relaxed);
-    assert!(alone.admit(&other).map(drop).is_some(), "it was heard");
+    assert!(admitted_permits(alone.admit(&other)).is_some(), "it was heard");
 }
 
 #[test]
 fn lost_or_refused_share_return_allows_eviction() {
-    let other = check_of_entry(("k", "w"));
-    let (store, away) = (Store::new(), Store::new());
+    let other = check_of_entry("k", "w");
+    let (store, away) = (FaultyStore::new(), FaultyStore::new());
     let mut younger = Replica::of_incarnation(&store, "a", "limit: 4", Nanos::from_secs(2_000));
     let refused = about_to_return_share(&store);
     younger.try_acquire();
     let lost = about_to_return_share(&away);
-    away.is_cut.store(true, Relaxed);
+    away.is_unavailable.store(true, Relaxed);
     for alone in [refused, lost] {
         alone.report();
-        assert!(alone.admit(&other).map(drop).is_some());
+        assert!(admitted_permits(alone.admit(&other)).is_some());
     }
 }

@@ -6,24 +6,25 @@ use std::sync::atomic::Ordering::Relaxed;
 use futures_util::future::poll_immediate;
 use sluicegate::kernel::units::Nanos;
 
-use super::{
-    HALF_SECOND, MapPermits, Replica, Store, advance_and_report, block_on, default_check, run_for,
-};
+use super::{HALF_SECOND, default_check, run_for};
+use crate::support::engine::block_on;
+use crate::support::faulty_store::FaultyStore;
+use crate::support::replica::{Replica, admitted_permits, advance_and_report};
 
 #[test]
 fn idle_limit_costs_no_call_after_ten_heartbeats() {
-    let store = Store::new();
+    let store = FaultyStore::new();
     let mut alone = Replica::new(&store, "a", "limit: 4");
     assert_eq!(alone.acquire_all(), 4);
     alone.finish(4);
     for _ in 0..30 {
         advance_and_report(&[&alone], HALF_SECOND);
     }
-    let calls = store.calls.load(Relaxed);
+    let calls = store.share_calls.load(Relaxed);
     for _ in 0..30 {
         advance_and_report(&[&alone], HALF_SECOND);
     }
-    assert_eq!(store.calls.load(Relaxed), calls);
+    assert_eq!(store.share_calls.load(Relaxed), calls);
     let mut other = Replica::new(&store, "b", "limit: 4");
     assert_eq!(other.acquire_all(), 4, "nothing is reserved for the idle");
     assert_eq!(alone.acquire_all(), 0);
@@ -31,22 +32,22 @@ fn idle_limit_costs_no_call_after_ten_heartbeats() {
 
 #[test]
 fn undelivered_share_return_is_reversed_by_the_next_reply() {
-    let store = Store::new();
+    let store = FaultyStore::new();
     let mut alone = Replica::new(&store, "a", "limit: 4, on_store_failure: deny");
     assert_eq!(alone.acquire_all(), 4);
     alone.finish(4);
     run_for(&[&alone], &[&alone], Nanos::from_secs(9));
-    store.is_cut.store(true, Relaxed);
+    store.is_unavailable.store(true, Relaxed);
     run_for(&[&alone], &[&alone], Nanos::from_secs(2));
     assert!(!alone.try_acquire(), "what it has let go of it does not use");
-    store.is_cut.store(false, Relaxed);
+    store.is_unavailable.store(false, Relaxed);
     run_for(&[&alone], &[&alone], Nanos::SECOND);
     assert_eq!(alone.acquire_all(), 4);
 }
 
 #[test]
 fn check_during_a_share_return_waits_for_the_next_report() {
-    let store = Store::new();
+    let store = FaultyStore::new();
     let mut alone = Replica::with_hour_timeout(&store, "a", "limit: 4");
     assert!(alone.try_acquire());
     alone.finish(1);
@@ -64,7 +65,7 @@ fn check_during_a_share_return_waits_for_the_next_report() {
             alone.engine.report_once().await;
         };
         let (asked, ()) = tokio::join!(asked, report_twice);
-        asked.unwrap().map(|_| ()).is_some()
+        admitted_permits(asked.unwrap()).is_some()
     });
     assert!(passed);
 }
@@ -72,7 +73,7 @@ fn check_during_a_share_return_waits_for_the_next_report() {
 #[test]
 fn limit_shared_again_gets_its_share_back() {
     for heard in [false, true] {
-        let store = Store::new();
+        let store = FaultyStore::new();
         let mut alone = Replica::new(&store, "a", "limit: 4");
         assert_eq!(alone.acquire_all(), 4);
         alone.publish("limit: 4, mode: local");
@@ -89,7 +90,7 @@ fn limit_shared_again_gets_its_share_back() {
 
 #[test]
 fn a_returned_share_allows_nothing_after_leaving() {
-    let store = Store::new();
+    let store = FaultyStore::new();
     let mut alone = Replica::new(&store, "a", "limit: 4");
     assert_eq!(alone.acquire_all(), 4);
     alone.finish(4);

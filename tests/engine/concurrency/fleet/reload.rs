@@ -1,18 +1,15 @@
 //! Reloads that change the limit, its mode or its `max_duration`.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use sluicegate::clock::Clock;
-use sluicegate::engine::{DecisionPolicy, Engine};
 use sluicegate::kernel::units::{Nanos, Share};
-use sluicegate::store::memory::{MemoryStore, WhenFull};
 
-use super::{Replica, Store, advance_and_report};
+use crate::support::faulty_store::FaultyStore;
+use crate::support::replica::{Replica, advance_and_report};
 
 #[test]
 fn reload_changes_the_limit_and_the_mode() {
-    let store = Store::new();
+    let store = FaultyStore::new();
     let mut alone = Replica::new(&store, "a", "limit: 4");
     assert_eq!(alone.acquire_all(), 4);
     alone.publish("limit: 6");
@@ -34,7 +31,7 @@ fn reload_changes_the_limit_and_the_mode() {
 
 #[test]
 fn a_lowered_limit_is_reported_without_traffic() {
-    let store = Store::new();
+    let store = FaultyStore::new();
     let mut idle = Replica::new(&store, "a", "limit: 4");
     assert!(idle.try_acquire());
     idle.publish("limit: 2");
@@ -43,17 +40,17 @@ fn a_lowered_limit_is_reported_without_traffic() {
 }
 
 /// Returns `true` if a finished request causes a report one second later.
-fn reports_a_finished_request(store: &Store, alone: &mut Replica) -> bool {
+fn reports_a_finished_request(store: &FaultyStore, alone: &mut Replica) -> bool {
     assert!(alone.try_acquire());
     alone.finish(1);
-    store.largest.store(0, Relaxed);
+    store.largest_round.store(0, Relaxed);
     advance_and_report(&[alone], Nanos::SECOND);
-    store.largest.load(Relaxed) == 1
+    store.largest_round.load(Relaxed) == 1
 }
 
 #[test]
 fn changed_max_duration_is_reported_with_the_next_heartbeat() {
-    let store = Store::new();
+    let store = FaultyStore::new();
     let mut alone = Replica::new(&store, "a", "limit: 4, max_duration: 10s");
     let is_reported = |alone: &mut Replica| reports_a_finished_request(&store, alone);
     let mut twice = || is_reported(&mut alone) && !is_reported(&mut alone);
@@ -66,9 +63,7 @@ fn changed_max_duration_is_reported_with_the_next_heartbeat() {
 
 #[test]
 fn shared_limit_without_a_fleet_is_local() {
-    let memory = Arc::new(MemoryStore::new(10, WhenFull::Deny, [0; 16]));
-    let engine = Engine::new(Clock::manual(Nanos::SECOND), memory, DecisionPolicy::default());
-    let mut alone = Replica { engine, held: Vec::new() };
+    let mut alone = Replica::without_fleet();
     alone.publish("limit: 3, mode: shared, max_duration: 1s");
     assert_eq!(alone.acquire_all(), 3);
 }

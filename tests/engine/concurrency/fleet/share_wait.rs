@@ -7,21 +7,24 @@ use futures_util::future::poll_immediate;
 use sluicegate::engine::AdmissionOutcome;
 use sluicegate::kernel::units::Nanos;
 
-use super::{HALF_SECOND, MapPermits, Replica, Store, block_on, default_check, in_time};
+use super::{HALF_SECOND, default_check, in_time};
+use crate::support::engine::block_on;
+use crate::support::faulty_store::FaultyStore;
+use crate::support::replica::{Replica, admitted_permits};
 
 #[test]
 fn the_first_check_waits_for_a_share() {
-    let store = Store::new();
+    let store = FaultyStore::new();
     let mut alone = Replica::new(&store, "a", "limit: 4");
     assert!(alone.try_acquire());
-    assert_eq!(store.calls.load(Relaxed), 1);
+    assert_eq!(store.share_calls.load(Relaxed), 1);
     assert_eq!(alone.acquire_all(), 3);
-    assert_eq!(store.calls.load(Relaxed), 1, "no call for a request");
+    assert_eq!(store.share_calls.load(Relaxed), 1, "no call for a request");
 }
 
 #[test]
 fn share_wait_ends_at_the_timeout() {
-    let alone = Replica::with_hour_timeout(&Store::new(), "a", "limit: 4");
+    let alone = Replica::with_hour_timeout(&FaultyStore::new(), "a", "limit: 4");
     let check = default_check();
     block_on(async {
         let timeout = Some(Nanos(10 * Nanos::MILLI.0));
@@ -34,18 +37,18 @@ fn share_wait_ends_at_the_timeout() {
 
 #[test]
 fn zero_queue_timeout_still_waits_for_a_share() {
-    let alone = Replica::with_hour_timeout(&Store::new(), "a", "limit: 4");
+    let alone = Replica::with_hour_timeout(&FaultyStore::new(), "a", "limit: 4");
     let check = default_check();
     let passed = block_on(async {
         let asked = alone.engine.admit(&check, Some(Nanos(0)));
-        tokio::join!(asked, alone.engine.report_once()).0.unwrap().map(|_| ()).is_some()
+        admitted_permits(tokio::join!(asked, alone.engine.report_once()).0.unwrap()).is_some()
     });
     assert!(passed);
 }
 
 #[test]
 fn share_wait_counts_toward_the_queue_timeout() {
-    let store = Store::new();
+    let store = FaultyStore::new();
     let queue = "limit: 4, queue: {size: 9, timeout: 1h}";
     let mut other = Replica::new(&store, "b", queue);
     (0..4).for_each(|_| assert!(other.try_acquire()));
@@ -66,7 +69,7 @@ fn share_wait_counts_toward_the_queue_timeout() {
 
 #[test]
 fn shadow_mode_requests_a_share_without_waiting() {
-    let store = Store::new();
+    let store = FaultyStore::new();
     let shadow = "limit: 1}, shadow_mode: true}, {key: other, concurrency: {limit: 1";
     let alone = Replica::with_hour_timeout(&store, "a", shadow);
     let check = default_check();

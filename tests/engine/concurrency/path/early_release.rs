@@ -1,6 +1,5 @@
 //! Releases that arrive before their acquire.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use sluicegate::clock::Clock;
@@ -8,15 +7,13 @@ use sluicegate::engine::{AdmissionOutcome, CheckError, DecisionPolicy, Engine};
 use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::concurrency::permit_registry::EarlyReleaseLimits;
 use sluicegate::kernel::units::Nanos;
-use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
-use sluicegate::store::{
-    self, Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply,
-};
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::{
-    BOTH_LIMITS, ID, OTHER, QUEUED, acquire, advance, block_on, check_of, engine, in_flight,
-    is_admitted, is_pending, publish,
+    BOTH_LIMITS, ID, OTHER, QUEUED, acquire, advance, engine, in_flight, is_admitted, is_pending,
 };
+use crate::support::engine::{block_on, check_of, publish};
+use crate::support::faulty_store::FaultyStore;
 
 #[test]
 fn early_release_is_remembered_while_its_acquire_waits() {
@@ -75,31 +72,13 @@ fn releases_of_denied_acquires_are_not_remembered() {
     assert!(engine.release(other, None, RequestOutcome::Success, None));
 }
 
-#[derive(Debug)]
-struct UnavailableStore;
-
-impl CounterStore for UnavailableStore {
-    fn charge<'a>(&'a self, _: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
-        let away = |_| store::ChargeOutcome::Failed(StoreFailure::Unreachable);
-        StoreReply::Ready(charges.list.iter().map(away).collect())
-    }
-
-    fn exchange_lease_message<'a>(
-        &'a self,
-        _: Nanos,
-        _: &'a LeaseMessage,
-    ) -> StoreReply<'a, LeaseOutcome> {
-        StoreReply::Ready(LeaseOutcome::Failed(StoreFailure::Unreachable))
-    }
-}
-
-impl FleetStore for UnavailableStore {}
-
 #[test]
 fn releases_of_failed_acquires_are_not_remembered() {
     let clock = Clock::manual(Nanos::from_secs(1));
-    let engine = Engine::new(clock, Arc::new(UnavailableStore), DecisionPolicy::default());
-    publish(&engine, BOTH_LIMITS);
+    let store = FaultyStore::new();
+    store.is_disconnected.store(true, Relaxed);
+    let engine = Engine::new(clock, store, DecisionPolicy::default());
+    publish(&engine, "", BOTH_LIMITS);
     assert!(matches!(acquire(&engine, ID), Err(CheckError::StoreUnavailable(_))));
     assert_eq!(in_flight(&engine), 0);
     assert!(!engine.release(ID, None, RequestOutcome::Ignored, None));

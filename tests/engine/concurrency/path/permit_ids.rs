@@ -8,9 +8,10 @@ use sluicegate::kernel::decision::{Check, Reason};
 use sluicegate::kernel::units::Nanos;
 
 use super::{
-    ID, OTHER, QUEUED, acquire, advance, block_on, check_of, engine, in_flight, is_admitted,
-    is_pending, wait_for_permits,
+    ID, OTHER, QUEUED, acquire, advance, engine, in_flight, is_admitted, is_pending,
+    wait_for_permits,
 };
+use crate::support::engine::{block_on, check_of};
 
 #[test]
 fn id_keeps_its_permit_until_its_release() {

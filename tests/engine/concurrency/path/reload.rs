@@ -8,9 +8,9 @@ use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::units::{Nanos, Revision};
 
 use super::{
-    advance, block_on, check_of, engine, expect_permits, expect_rejection, in_flight, is_pending,
-    publish, publish_as, wait_for_permits,
+    advance, engine, expect_permits, expect_rejection, in_flight, is_pending, wait_for_permits,
 };
+use crate::support::engine::{block_on, check_of, publish, publish_as};
 
 fn reported_limit(engine: &Engine) -> u64 {
     engine.concurrency_in_use().values().map(|ceiling| ceiling.limit).sum()
@@ -22,7 +22,7 @@ fn reloaded_limit_applies_to_the_next_check() {
     let check = check_of(&[("k", "v")]);
     let _held = expect_permits(&engine, &check);
     expect_rejection(&engine, &check);
-    publish(&engine, "- key: k\n  concurrency: {limit: 2}\n");
+    publish(&engine, "", "- key: k\n  concurrency: {limit: 2}\n");
     let _second = expect_permits(&engine, &check);
     expect_rejection(&engine, &check);
 }

@@ -5,14 +5,17 @@ use std::pin::pin;
 use futures_util::future::poll_immediate;
 use sluicegate::kernel::concurrency::RequestOutcome;
 
-use super::{Replica, Store, admitted_permits, block_on, default_check, two_replicas};
+use super::{default_check, two_replicas};
+use crate::support::engine::block_on;
+use crate::support::faulty_store::FaultyStore;
+use crate::support::replica::{Replica, admitted_permits};
 
 #[test]
 fn local_release_wakes_queued_requests_in_order() {
-    let store = Store::new();
+    let store = FaultyStore::new();
     let ceiling = "limit: 1, mode: strict, queue: {size: 2, timeout: 1h}";
     let mut alone = Replica::new(&store, "a", ceiling);
-    assert!(alone.try_acquire());
+    assert!(alone.try_acquire_strict());
     block_on(async {
         let checks = [default_check(), default_check(), default_check()];
         let admit = |at: usize| alone.engine.admit(&checks[at], None);
@@ -21,7 +24,7 @@ fn local_release_wakes_queued_requests_in_order() {
         assert!(poll_immediate(&mut second).await.is_none());
         assert_eq!(alone.engine.concurrency_limits().totals().waiting, 2);
         assert!(admitted_permits(admit(2).await.unwrap()).is_none(), "the line is full");
-        for permits in alone.held.drain(..) {
+        for permits in alone.permits.drain(..) {
             permits.release(RequestOutcome::Success, None);
         }
         alone.engine.report_once().await;
@@ -39,10 +42,10 @@ fn local_release_wakes_queued_requests_in_order() {
 
 #[test]
 fn queued_request_retries_after_a_release_elsewhere() {
-    let store = Store::new();
+    let store = FaultyStore::new();
     let ceiling = "limit: 1, mode: strict, queue: {size: 2, timeout: 1h}";
     let [mut a, b] = two_replicas(&store, ceiling);
-    assert!(a.try_acquire());
+    assert!(a.try_acquire_strict());
     block_on(async {
         let check = default_check();
         let mut waits = pin!(b.engine.admit(&check, None));
@@ -55,10 +58,10 @@ fn queued_request_retries_after_a_release_elsewhere() {
 
 #[test]
 fn new_request_does_not_overtake_the_queue() {
-    let store = Store::new();
+    let store = FaultyStore::new();
     let ceiling = "limit: 1, mode: strict, queue: {size: 1, timeout: 1h}";
     let [a, mut b] = two_replicas(&store, ceiling);
-    assert!(b.try_acquire());
+    assert!(b.try_acquire_strict());
     block_on(async {
         let (first, second) = (default_check(), default_check());
         let mut waits = pin!(a.engine.admit(&first, None));
@@ -72,11 +75,11 @@ fn new_request_does_not_overtake_the_queue() {
 
 #[test]
 fn timed_out_or_canceled_request_leaves_the_queue() {
-    let store = Store::new();
+    let store = FaultyStore::new();
     let ceiling = "limit: 1, mode: strict, queue: {size: 1, timeout: 30ms}";
     let mut alone = Replica::new(&store, "a", ceiling);
-    assert!(alone.try_acquire());
-    assert!(!alone.try_acquire(), "its time is over");
+    assert!(alone.try_acquire_strict());
+    assert!(!alone.try_acquire_strict(), "its time is over");
     assert_eq!(alone.engine.concurrency_limits().totals().waiting, 0);
     block_on(async {
         let check = default_check();

@@ -4,14 +4,14 @@ use sluicegate::kernel::decision::{Reason, Verdict};
 use sluicegate::kernel::units::Nanos;
 
 use super::{COUPLED, GCRA, K, STRICT, fill_balance};
-use crate::engine::lease::{
-    RemoteStore, engine, is_allowed, poll_once, publish, send_check, total_balance,
-};
+use crate::engine::lease::{engine, is_allowed, poll_once, send_check, total_balance};
+use crate::support::engine::publish;
+use crate::support::faulty_store::FaultyStore;
 
 #[tokio::test]
 async fn a_denied_large_check_leaves_the_balance() {
     for limits in [COUPLED, GCRA] {
-        let store = RemoteStore::new();
+        let store = FaultyStore::new();
         let (one, other) = (engine(&store, limits), engine(&store, limits));
         publish(&one, "charge: all_or_nothing\n", limits);
         let asked = fill_balance(&one).await;
@@ -26,7 +26,7 @@ async fn a_denied_large_check_leaves_the_balance() {
 
 #[tokio::test]
 async fn a_denial_by_another_limit_leaves_the_balance() {
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     let engine = engine(&store, COUPLED);
     publish(&engine, "charge: all_or_nothing\n", &format!("{COUPLED}{STRICT}"));
     let mut asked = 0;
@@ -44,7 +44,7 @@ async fn a_denial_by_another_limit_leaves_the_balance() {
 #[tokio::test]
 async fn remembered_denials_need_no_store_call() {
     for limits in [COUPLED, GCRA] {
-        let store = RemoteStore::new();
+        let store = FaultyStore::new();
         let engine = engine(&store, limits);
         assert!(is_allowed(&engine, K, 1000).await);
         assert!(!is_allowed(&engine, K, 1).await);
@@ -61,7 +61,7 @@ async fn remembered_denials_need_no_store_call() {
 #[tokio::test]
 async fn retry_after_grows_with_the_denied_hits() {
     let engine = engine(
-        &RemoteStore::new(),
+        &FaultyStore::new(),
         "- key: k\n  rate_limit: {unit: minute, requests_per_unit: 20, strategy: gcra, burst: 3, mode: leased, \
          max_overshoot: 2}\n",
     );
@@ -75,7 +75,7 @@ async fn retry_after_grows_with_the_denied_hits() {
 #[tokio::test]
 async fn an_atomic_denial_spends_no_balance() {
     for limits in [COUPLED, GCRA] {
-        let store = RemoteStore::new();
+        let store = FaultyStore::new();
         let engine = engine(&store, limits);
         publish(&engine, "charge: all_or_nothing\n", &format!("{limits}{STRICT}"));
         let both = &[("k", "v"), ("s", "v")];
@@ -98,7 +98,7 @@ async fn an_atomic_denial_spends_no_balance() {
 
 #[tokio::test]
 async fn a_dropped_check_restores_the_balance() {
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     let engine = engine(&store, COUPLED);
     publish(&engine, "charge: all_or_nothing\n", &format!("{COUPLED}{STRICT}"));
     fill_balance(&engine).await;

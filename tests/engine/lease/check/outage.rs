@@ -7,16 +7,16 @@ use sluicegate::kernel::units::Nanos;
 use sluicegate::store::StoreFailure;
 
 use super::{COUPLED, GCRA, K, fill_balance};
-use crate::engine::lease::{
-    RemoteStore, advance_clock, engine, is_allowed, send_check, total_balance,
-};
+use crate::engine::lease::{engine, is_allowed, send_check, total_balance};
+use crate::support::engine::advance_clock;
+use crate::support::faulty_store::FaultyStore;
 
 #[tokio::test]
 async fn an_outage_spends_the_balance_before_the_fallback() {
     for (fallback, after) in
         [("allow", Some(Verdict::Allow)), ("deny", Some(Verdict::Deny)), ("error", None)]
     {
-        let store = RemoteStore::new();
+        let store = FaultyStore::new();
         let limits =
             COUPLED.replace("unit: day", &format!("on_store_failure: {fallback}, unit: day"));
         let engine = engine(&store, &limits);
@@ -38,7 +38,7 @@ async fn an_outage_spends_the_balance_before_the_fallback() {
 #[tokio::test]
 async fn a_disconnected_store_leaves_the_balance() {
     for limits in [COUPLED, GCRA] {
-        let store = RemoteStore::new();
+        let store = FaultyStore::new();
         let limits = limits.replace("unit: day", "on_store_failure: deny, unit: day");
         let engine = engine(&store, &limits);
         fill_balance(&engine).await;
@@ -61,7 +61,7 @@ async fn a_disconnected_store_leaves_the_balance() {
 #[tokio::test]
 async fn an_unsent_lease_message_restores_the_balance() {
     for cause in [StoreFailure::Overloaded, StoreFailure::BreakerOpen] {
-        let store = RemoteStore::new();
+        let store = FaultyStore::new();
         let limits = GCRA.replace("unit: day", "on_store_failure: deny, unit: day");
         let engine = engine(&store, &limits);
         fill_balance(&engine).await;
@@ -76,7 +76,7 @@ async fn an_unsent_lease_message_restores_the_balance() {
 
 #[tokio::test]
 async fn a_balance_is_kept_until_expiry_while_the_store_is_disconnected() {
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     let engine = engine(&store, GCRA);
     fill_balance(&engine).await;
     let before = total_balance(&engine);
@@ -95,7 +95,7 @@ async fn a_balance_is_kept_until_expiry_while_the_store_is_disconnected() {
 
 #[tokio::test]
 async fn a_timed_out_lease_message_loses_its_returned_balance() {
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     let engine = engine(&store, &GCRA.replace("unit: day", "on_store_failure: deny, unit: day"));
     fill_balance(&engine).await;
     store.is_unavailable.store(true, Relaxed);

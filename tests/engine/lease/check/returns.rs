@@ -5,14 +5,13 @@ use sluicegate::kernel::decision::{Cost, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::{COUPLED, GCRA, K, STRICT, fill_balance};
-use crate::engine::lease::{
-    RemoteStore, advance_clock, check, engine, is_allowed, poll_once, publish, send_check,
-    total_balance,
-};
+use crate::engine::lease::{engine, is_allowed, poll_once, send_check, total_balance};
+use crate::support::engine::{advance_clock, check, publish};
+use crate::support::faulty_store::FaultyStore;
 
 #[tokio::test]
 async fn an_idle_key_returns_its_balance() {
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     let (one, other) = (engine(&store, GCRA), engine(&store, GCRA));
     let asked = fill_balance(&one).await;
     assert!(0 < total_balance(&one));
@@ -30,7 +29,7 @@ async fn an_idle_key_returns_its_balance() {
 async fn lower_demand_returns_the_surplus() {
     const DEMAND: u64 = 80;
     const SECONDS: u64 = 20;
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     let (one, other) = (engine(&store, GCRA), engine(&store, GCRA));
     let mut asked = 0;
     while total_balance(&one) < DEMAND {
@@ -53,7 +52,7 @@ async fn lower_demand_returns_the_surplus() {
 
 #[tokio::test]
 async fn balances_are_returned_only_if_their_limit_changes() {
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     let engine = std::sync::Arc::new(engine(&store, COUPLED));
     let tending = tokio::spawn(engine.leases().unwrap().clone().run_upkeep());
     tokio::task::yield_now().await;
@@ -74,7 +73,7 @@ async fn balances_are_returned_only_if_their_limit_changes() {
 
 #[tokio::test]
 async fn balances_are_bounded_and_evicted_ones_are_returned() {
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     let engine = engine(&store, COUPLED);
     let names: Vec<String> = (0..MAX_LEASED_KEYS + 3_000).map(|name| name.to_string()).collect();
     for name in &names {
@@ -108,7 +107,7 @@ async fn balances_are_bounded_and_evicted_ones_are_returned() {
 #[tokio::test]
 async fn balances_are_bounded_by_the_total_bytes_of_keys() {
     const LONG: usize = 60_000;
-    let engine = engine(&RemoteStore::new(), COUPLED);
+    let engine = engine(&FaultyStore::new(), COUPLED);
     for name in 0..700 {
         let name = format!("{name:0LONG$}");
         let check = check(&[("k", &name)], Cost::Charge(Hits(1)));

@@ -9,15 +9,15 @@ use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::units::Nanos;
 
 use super::{K, TEN, paused_store, remaining_under, run_other_tasks, spawn_check, verdict};
-use crate::engine::lease::{
-    RemoteStore, advance_clock, engine, is_allowed, send_check, total_balance,
-};
+use crate::engine::lease::{engine, is_allowed, send_check, total_balance};
+use crate::support::engine::advance_clock;
+use crate::support::faulty_store::FaultyStore;
 use crate::support::waiting::PATIENCE;
 
 #[tokio::test]
 async fn a_low_balance_is_refilled_in_the_background() {
     let limits = TEN.replace(", lease_hits: 10", "").replace("100,", "10000,");
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     let engine = engine(&store, &limits);
     while total_balance(&engine) < 200 {
         assert!(is_allowed(&engine, K, 1).await);
@@ -38,7 +38,7 @@ async fn a_low_balance_is_refilled_in_the_background() {
 #[tokio::test]
 async fn a_refill_periodically_starts_early_refills_of_low_balances() {
     let limits = TEN.replace(", lease_hits: 10", "").replace("100,", "10000,");
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     let engine = engine(&store, &limits);
     let balance = |name| {
         let key = CounterKey::unique("d", [("k", name)].into_iter(), KeyStrategy::Gcra);
@@ -96,7 +96,7 @@ async fn each_upkeep_starts_a_limited_number_of_early_refills() {
 #[tokio::test]
 async fn postponed_early_refills_start_without_another_check() {
     const KEYS: u64 = 100;
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     let engine = engine(&store, TEN);
     let names: Vec<String> = (0..KEYS).map(|name| name.to_string()).collect();
     for (wait, name) in [0, 28].into_iter().flat_map(|wait| names.iter().map(move |n| (wait, n))) {

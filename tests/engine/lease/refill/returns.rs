@@ -9,13 +9,15 @@ use sluicegate::kernel::units::Hits;
 use tokio::task::JoinHandle;
 
 use super::{K, TEN, paused_store, remaining_under, run_other_tasks, spawn_check, verdict};
-use crate::engine::lease::{RemoteStore, engine, is_allowed, publish, send_check, total_balance};
+use crate::engine::lease::{engine, is_allowed, send_check, total_balance};
+use crate::support::engine::publish;
+use crate::support::faulty_store::FaultyStore;
 use crate::support::waiting::PATIENCE;
 
 #[tokio::test]
 async fn returns_of_many_keys_are_batched() {
     const KEYS: u64 = 40;
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     let engine = engine(&store, TEN);
     for name in 0..KEYS {
         assert!(is_allowed(&engine, &[("k", &name.to_string())], 1).await);
@@ -27,7 +29,7 @@ async fn returns_of_many_keys_are_batched() {
 
 #[tokio::test]
 async fn a_changed_limit_returns_the_old_balance() {
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     let (one, other) = (engine(&store, TEN), engine(&store, TEN));
     assert!(is_allowed(&one, K, 1).await);
     assert_eq!(total_balance(&one), 10);
@@ -70,7 +72,7 @@ async fn a_lease_granted_after_a_reload_is_returned() {
 }
 
 /// Sends checks until a refill starts and its call is paused. Returns the number of checks.
-async fn start_refill((store, engine): &(Arc<RemoteStore>, Arc<Engine>)) -> u64 {
+async fn start_refill((store, engine): &(Arc<FaultyStore>, Arc<Engine>)) -> u64 {
     store.pauses_calls.store(false, Relaxed);
     assert!(is_allowed(engine, K, 1).await);
     store.pauses_calls.store(true, Relaxed);
@@ -84,7 +86,7 @@ async fn start_refill((store, engine): &(Arc<RemoteStore>, Arc<Engine>)) -> u64 
 }
 
 /// Lets the store complete or lose the paused call, and stops pausing calls.
-async fn finish_refill(store: &RemoteStore, is_lost: bool) {
+async fn finish_refill(store: &FaultyStore, is_lost: bool) {
     store.is_unavailable.store(is_lost, Relaxed);
     store.receive(0);
     run_other_tasks().await;

@@ -12,9 +12,9 @@ use sluicegate::store::memory::{MemoryStore, WhenFull};
 use tokio::task::JoinHandle;
 
 use super::{K, TEN, paused_store, remaining_under, run_other_tasks, spawn_check, verdict};
-use crate::engine::lease::{
-    NEW_YEAR, RemoteStore, advance_clock, check, publish, send_check, total_balance,
-};
+use crate::engine::lease::{NEW_YEAR, send_check, total_balance};
+use crate::support::engine::{advance_clock, check, publish};
+use crate::support::faulty_store::FaultyStore;
 
 #[tokio::test]
 async fn timed_out_checks_charge_at_most_one_lease() {
@@ -47,7 +47,7 @@ async fn a_failed_message_also_fails_its_waiting_checks() {
 }
 
 /// An engine with the fallback `local`. Store calls are paused.
-fn engine_with_local_fallback(store: &Arc<RemoteStore>) -> Arc<Engine> {
+fn engine_with_local_fallback(store: &Arc<FaultyStore>) -> Arc<Engine> {
     let memory = Arc::new(MemoryStore::new(100, WhenFull::Deny, [1; 16]));
     let local = LocalFallback::new(memory, Arc::new(Membership::new("me", 1, NonZeroU32::MIN)));
     let engine = Engine::new(Clock::manual(NEW_YEAR), store.clone(), DecisionPolicy::default());
@@ -58,7 +58,7 @@ fn engine_with_local_fallback(store: &Arc<RemoteStore>) -> Arc<Engine> {
 }
 
 /// Charges the fallback debt to the recovered store and returns the remaining hits of the limit.
-async fn remaining_after_debt_is_paid(store: &Arc<RemoteStore>, engine: &Arc<Engine>) -> Hits {
+async fn remaining_after_debt_is_paid(store: &Arc<FaultyStore>, engine: &Arc<Engine>) -> Hits {
     store.is_unavailable.store(false, Relaxed);
     store.pauses_calls.store(false, Relaxed);
     let paying = Arc::clone(engine);
@@ -71,7 +71,7 @@ async fn remaining_after_debt_is_paid(store: &Arc<RemoteStore>, engine: &Arc<Eng
 
 #[tokio::test]
 async fn only_checks_that_were_never_sent_become_fallback_debt() {
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     let engine = engine_with_local_fallback(&store);
     let first = spawn_check(&engine, 10).await;
     let mut others = Vec::new();
@@ -90,7 +90,7 @@ async fn only_checks_that_were_never_sent_become_fallback_debt() {
 
 #[tokio::test]
 async fn a_check_that_times_out_while_waiting_becomes_fallback_debt() {
-    let store = RemoteStore::new();
+    let store = FaultyStore::new();
     store.timeout_ns.store(Nanos::from_secs(10).0, Relaxed);
     let all = (store.clone(), engine_with_local_fallback(&store));
     for pending in queue_two_checks(&all, 50, [11, 11], Nanos(0)).await {
@@ -100,7 +100,7 @@ async fn a_check_that_times_out_while_waiting_becomes_fallback_debt() {
 }
 
 /// A store timeout of ten seconds, and a limit that denies on a store failure.
-fn ten_second_timeout() -> (Arc<RemoteStore>, Arc<Engine>) {
+fn ten_second_timeout() -> (Arc<FaultyStore>, Arc<Engine>) {
     let (store, engine) =
         paused_store(&TEN.replace("unit: day", "on_store_failure: deny, unit: day"));
     store.timeout_ns.store(Nanos::from_secs(10).0, Relaxed);
@@ -110,7 +110,7 @@ fn ten_second_timeout() -> (Arc<RemoteStore>, Arc<Engine>) {
 /// Queues two checks of `hits` hits behind a check of `first` hits. The store replies when only
 /// `left` of the store timeout remains.
 async fn queue_two_checks(
-    (store, engine): &(Arc<RemoteStore>, Arc<Engine>),
+    (store, engine): &(Arc<FaultyStore>, Arc<Engine>),
     first: u64,
     hits: [u64; 2],
     left: Nanos,

@@ -33,7 +33,7 @@ const fn probe_schedule(here: Nanos, there: Nanos) -> ProbeSchedule {
 }
 
 /// One of five identical replicas of a backend that serves `capacity` requests at once.
-struct Replica {
+struct GradientReplica {
     limiter: Limiter,
     now: Nanos,
     capacity: u64,
@@ -45,7 +45,7 @@ struct Replica {
     least: u32,
 }
 
-impl Replica {
+impl GradientReplica {
     fn new(capacity: u64) -> Self {
         let adaptive =
             Some(AdaptiveConfig { algorithm: AdaptiveAlgorithm::Gradient, min: 1, max: 1_000 });
@@ -119,14 +119,14 @@ fn probe_intervals_grow_with_rtt_in_multiples() {
 
 #[test]
 fn replica_without_a_probe_has_no_estimate() {
-    let mut replica = Replica::new(1_000);
+    let mut replica = GradientReplica::new(1_000);
     replica.run_for(3_900);
     assert_eq!(replica.estimate(), None);
 }
 
 #[test]
 fn probe_lowers_the_share_and_ends_by_time() {
-    let mut replica = Replica::new(1_000);
+    let mut replica = GradientReplica::new(1_000);
     replica.run_for(3_900);
     assert_eq!(replica.least, 8);
     replica.run_for(110);
@@ -138,7 +138,7 @@ fn probe_lowers_the_share_and_ends_by_time() {
 
 #[test]
 fn probe_never_lowers_a_share_of_one() {
-    let mut replica = Replica::new(1_000);
+    let mut replica = GradientReplica::new(1_000);
     replica.limiter.step(START, LimiterEvent::FleetShare(fleet_share(1)));
     replica.run_for(9_000);
     assert_eq!(replica.least, 1);
@@ -146,14 +146,14 @@ fn probe_never_lowers_a_share_of_one() {
 
 #[test]
 fn unqueued_latency_yields_a_growth_vote() {
-    let mut replica = Replica::new(1_000);
+    let mut replica = GradientReplica::new(1_000);
     replica.run_for(5_000);
     assert_eq!(replica.estimate(), Some(FractionalLimit::from_share(Share(16))));
 }
 
 #[test]
 fn probe_detects_a_queue_from_the_start() {
-    let mut replica = Replica::new(10);
+    let mut replica = GradientReplica::new(10);
     replica.run_for(5_000);
     let would = replica.estimate().unwrap();
     // The target is 1.3 · 10 of 40. The first probe lowers the fleet to 10 requests in flight,
@@ -164,7 +164,7 @@ fn probe_detects_a_queue_from_the_start() {
 
 #[test]
 fn probe_distinguishes_a_slower_backend_from_a_queue() {
-    let mut replica = Replica::new(1_000);
+    let mut replica = GradientReplica::new(1_000);
     replica.run_for(5_000);
     replica.takes = 30;
     replica.run_for(1_000);
@@ -179,7 +179,7 @@ fn probe_distinguishes_a_slower_backend_from_a_queue() {
 
 #[test]
 fn faster_backend_is_probed_before_a_growth_vote() {
-    let mut replica = Replica::new(1_000);
+    let mut replica = GradientReplica::new(1_000);
     replica.run_for(5_000);
     replica.takes = 5;
     replica.run_for(1_000);
@@ -191,7 +191,7 @@ fn faster_backend_is_probed_before_a_growth_vote() {
 
 #[test]
 fn replica_without_a_share_follows_its_own_limit() {
-    let mut replica = Replica::new(1_000);
+    let mut replica = GradientReplica::new(1_000);
     replica.run_for(5_000);
     replica.limiter.step(replica.now, LimiterEvent::Share(u32::MAX));
     replica.run_for(2_000);

@@ -3,16 +3,18 @@
 use sluicegate::kernel::coordinator::{CoordinatorConfig, CoordinatorIncarnation, HeartbeatReply};
 use sluicegate::kernel::units::{Generation, Incarnation, Nanos, ReplicaId, Share};
 
-use crate::kernel::coordinator::{Store, fixed_limit, high_demand, share_client, timing};
+use crate::kernel::coordinator::{
+    LimitCoordinator, fixed_limit, high_demand, share_client, timing,
+};
 
 /// Loses all state at `now` and starts incarnation 2.
-fn lose_state(store: &mut Store, now: u64) {
+fn lose_state(store: &mut LimitCoordinator, now: u64) {
     store.life = CoordinatorIncarnation::start(Incarnation(2), Nanos(now));
 }
 
 #[test]
 fn after_data_loss_grants_are_limited_to_reported_shares() {
-    let mut store = Store::new(fixed_limit(10));
+    let mut store = LimitCoordinator::new(fixed_limit(10));
     let (mut one, mut two) = (share_client(1, 1), share_client(2, 1));
     store.round_trip(0, &mut one, &high_demand(0));
     store.round_trip(1, &mut one, &high_demand(3));
@@ -56,7 +58,7 @@ fn grace_ends_once_all_replicas_have_reported() {
 #[test]
 fn replicas_restore_the_limit_after_data_loss() {
     let law = CoordinatorConfig { min: Share(1), max: Share(500), ..fixed_limit(10) };
-    let mut store = Store::new(law);
+    let mut store = LimitCoordinator::new(law);
     let mut one = share_client(1, 1);
     store.round_trip(0, &mut one, &high_demand(0));
     store.law.start = Share(400);
@@ -67,7 +69,7 @@ fn replicas_restore_the_limit_after_data_loss() {
 
 #[test]
 fn stale_coordinator_state_is_reported_as_lost() {
-    let mut store = Store::new(fixed_limit(10));
+    let mut store = LimitCoordinator::new(fixed_limit(10));
     let mut one = share_client(1, 1);
     let old = store.coordinator.clone();
     store.round_trip(0, &mut one, &high_demand(0));
@@ -80,7 +82,7 @@ fn stale_coordinator_state_is_reported_as_lost() {
 
 #[test]
 fn clock_step_back_expires_no_share_early() {
-    let mut store = Store::new(fixed_limit(10));
+    let mut store = LimitCoordinator::new(fixed_limit(10));
     let (mut lost, mut other) = (share_client(1, 1), share_client(2, 1));
     store.round_trip(1_000, &mut lost, &high_demand(0));
     assert_eq!(store.round_trip(10, &mut other, &high_demand(0)), Share(0));
@@ -90,7 +92,7 @@ fn clock_step_back_expires_no_share_early() {
 
 #[test]
 fn share_granted_during_a_clock_step_keeps_its_lifetime() {
-    let mut store = Store::new(fixed_limit(10));
+    let mut store = LimitCoordinator::new(fixed_limit(10));
     let (mut one, mut two) = (share_client(1, 1), share_client(2, 1));
     store.round_trip(1_000, &mut one, &high_demand(0));
     assert_eq!(store.round_trip(10, &mut one, &high_demand(0)), Share(10));

@@ -4,11 +4,11 @@ use sluicegate::kernel::coordinator::share_client::{GrantOutcome, LoadReport};
 use sluicegate::kernel::coordinator::{CoordinatorConfig, HeartbeatReply, ShareTiming};
 use sluicegate::kernel::units::{Nanos, Share};
 
-use crate::kernel::coordinator::{Store, fixed_limit, high_demand, share_client};
+use crate::kernel::coordinator::{LimitCoordinator, fixed_limit, high_demand, share_client};
 
 #[test]
 fn lost_replicas_exposure_is_reserved_until_requests_end() {
-    let mut store = Store::new(fixed_limit(10));
+    let mut store = LimitCoordinator::new(fixed_limit(10));
     let (mut lost, mut other) = (share_client(1, 1), share_client(2, 1));
     store.round_trip(0, &mut lost, &high_demand(0));
     store.round_trip(1, &mut other, &high_demand(0));
@@ -30,7 +30,7 @@ fn with_max_duration(max_duration: u64, config: CoordinatorConfig) -> Coordinato
 /// The lost replica reports at 0 under a `max_duration` of `before`. If `is_updated`, it also
 /// reports at 1 and 2 under `after`. The other replica reports under `after`.
 fn reserved_until(before: u64, after: u64, is_updated: bool) -> u64 {
-    let mut store = Store::new(with_max_duration(before, fixed_limit(10)));
+    let mut store = LimitCoordinator::new(with_max_duration(before, fixed_limit(10)));
     let (mut lost, mut other) = (share_client(1, 1), share_client(2, 1));
     store.round_trip(0, &mut lost, &high_demand(0));
     store.law = with_max_duration(after, store.law);
@@ -56,7 +56,7 @@ fn lost_replica_stays_reserved_for_its_longest_max_duration() {
 
 #[test]
 fn previous_longer_max_duration_expires_for_a_live_replica() {
-    let mut store = Store::new(fixed_limit(10));
+    let mut store = LimitCoordinator::new(fixed_limit(10));
     let (mut one, mut other) = (share_client(1, 1), share_client(2, 1));
     store.round_trip(0, &mut one, &high_demand(0));
     store.law = with_max_duration(5, store.law);
@@ -70,7 +70,7 @@ fn previous_longer_max_duration_expires_for_a_live_replica() {
 /// The instant at which another replica gets the whole share of a replica that leaves the fleet at
 /// 1 with four requests in flight.
 fn reserved_after_leaving_until(before: u64, after: u64) -> u64 {
-    let mut store = Store::new(with_max_duration(before, fixed_limit(10)));
+    let mut store = LimitCoordinator::new(with_max_duration(before, fixed_limit(10)));
     let (mut leaver, mut other) = (share_client(1, 1), share_client(2, 1));
     store.round_trip(0, &mut leaver, &high_demand(0));
     store.law = with_max_duration(after, store.law);
@@ -91,7 +91,7 @@ fn share_of_a_leaving_replica_is_reserved_until_its_requests_end() {
 
 #[test]
 fn drained_replica_frees_its_share_at_once() {
-    let mut store = Store::new(fixed_limit(10));
+    let mut store = LimitCoordinator::new(fixed_limit(10));
     let (mut leaver, mut other) = (share_client(1, 1), share_client(2, 1));
     store.round_trip(0, &mut leaver, &high_demand(0));
     let draining = leaver.last_heartbeat(Nanos(1), Share(4));
@@ -105,7 +105,7 @@ fn drained_replica_frees_its_share_at_once() {
 
 #[test]
 fn restarted_replica_gets_no_share_until_its_old_one_expires() {
-    let mut store = Store::new(fixed_limit(10));
+    let mut store = LimitCoordinator::new(fixed_limit(10));
     let (mut old, mut new) = (share_client(1, 1), share_client(1, 2));
     store.round_trip(0, &mut old, &high_demand(0));
     assert_eq!(store.round_trip(5, &mut new, &high_demand(0)), Share(0));
@@ -117,7 +117,7 @@ fn restarted_replica_gets_no_share_until_its_old_one_expires() {
 
 #[test]
 fn delayed_message_of_leaving_frees_nothing_after_the_replica_returned() {
-    let mut store = Store::new(fixed_limit(10));
+    let mut store = LimitCoordinator::new(fixed_limit(10));
     let (mut one, mut other) = (share_client(1, 1), share_client(2, 1));
     assert_eq!(store.round_trip(0, &mut one, &high_demand(0)), Share(10));
     let leave = one.last_heartbeat(Nanos(1), Share(0));
@@ -134,7 +134,7 @@ fn delayed_message_of_leaving_frees_nothing_after_the_replica_returned() {
 
 #[test]
 fn requests_count_once_after_a_replica_leaves_and_returns() {
-    let mut store = Store::new(fixed_limit(10));
+    let mut store = LimitCoordinator::new(fixed_limit(10));
     let (mut one, mut other) = (share_client(1, 1), share_client(2, 1));
     store.round_trip(0, &mut one, &high_demand(0));
     assert_eq!(
@@ -149,7 +149,7 @@ fn requests_count_once_after_a_replica_leaves_and_returns() {
 
 #[test]
 fn reply_from_before_leaving_is_ignored_after_returning() {
-    let mut store = Store::new(fixed_limit(10));
+    let mut store = LimitCoordinator::new(fixed_limit(10));
     let mut one = share_client(1, 1);
     let beat = one.next_heartbeat(Nanos(0), &high_demand(0));
     let grant = store.expect_grant(0, &beat);

@@ -3,9 +3,9 @@
 use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::units::{Hits, Nanos};
 
-use super::FleetSimulation;
+use super::LeaseSimulation;
 
-impl FleetSimulation {
+impl LeaseSimulation {
     /// A phase without checks.
     pub(super) fn idle_phase(&mut self) {
         for _ in 0..10 {

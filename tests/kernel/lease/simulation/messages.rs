@@ -4,11 +4,11 @@ use sluicegate::kernel::lease::{BorrowReply, BorrowRequest, ReplicaIncarnation};
 use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::units::{Hits, Nanos};
 
-use super::{Flaw, FleetSimulation, InTransit};
+use super::{InTransit, LeaseFlaw, LeaseSimulation};
 
-impl FleetSimulation {
+impl LeaseSimulation {
     pub(super) fn send(&mut self, replica: usize, borrow: BorrowRequest) {
-        let undoes_sent = self.flaw == Flaw::UndoneThoughSent;
+        let undoes_sent = self.flaw == LeaseFlaw::UndoneThoughSent;
         if self.dice.once_in(if undoes_sent { 2 } else { 12 }) {
             self.replicas[replica].unsent = Some(borrow);
             if !undoes_sent {
@@ -89,16 +89,16 @@ impl FleetSimulation {
             return;
         };
         let now = replica.clock(self.now);
-        if self.flaw == Flaw::WindowOnReplicaClock {
+        if self.flaw == LeaseFlaw::WindowOnReplicaClock {
             reply.valid_for = reply.valid_for.plus(replica.behind);
         }
-        if let (Flaw::OldReplyAccepted, Some(last)) = (self.flaw, replica.last) {
+        if let (LeaseFlaw::OldReplyAccepted, Some(last)) = (self.flaw, replica.last) {
             reply.number = last.number;
         }
         let before = replica.ledger.balance(now);
         replica.ledger.settle(now, &reply);
         let credited = before < replica.ledger.balance(now);
-        if self.flaw == Flaw::CreditedToEachWaiter && credited {
+        if self.flaw == LeaseFlaw::CreditedToEachWaiter && credited {
             self.record_allowed(reply.granted);
         }
     }
@@ -114,8 +114,8 @@ impl FleetSimulation {
         let rolled = grant_window
             .is_some_and(|grant_window| grant_window != self.store.counted.window(self.now));
         let is_flawed = match self.flaw {
-            Flaw::RefundedAfterWindowEnd => rolled,
-            Flaw::RefundedAfterExpiry => !listed && !rolled,
+            LeaseFlaw::RefundedAfterWindowEnd => rolled,
+            LeaseFlaw::RefundedAfterExpiry => !listed && !rolled,
             _ => false,
         };
         if !is_flawed {

@@ -3,9 +3,9 @@
 use sluicegate::kernel::lease::balance::SpendResult;
 use sluicegate::kernel::units::{Hits, Nanos};
 
-use super::{Flaw, FleetSimulation, InTransit, Undecided};
+use super::{InTransit, LeaseFlaw, LeaseSimulation, Undecided};
 
-impl FleetSimulation {
+impl LeaseSimulation {
     pub(super) fn hits(&mut self) -> Hits {
         let most = self.store.counted.most();
         Hits(match self.dice.up_to(30) {
@@ -44,7 +44,7 @@ impl FleetSimulation {
     /// Marks the check that just spent hits as undecided.
     fn mark_undecided(&mut self, replica: usize, hits: Hits) {
         let (at, replica) = (self.log.len(), &mut self.replicas[replica]);
-        if self.flaw != Flaw::PutBackAfterReport {
+        if self.flaw != LeaseFlaw::PutBackAfterReport {
             replica.ledger.mark_undecided(hits);
         }
         let (grip, last_message) = (replica.ledger.undecided_epoch(), replica.last);
@@ -67,12 +67,12 @@ impl FleetSimulation {
         replica.ledger.expire(now);
         let before = replica.ledger.balance(now);
         let grip = match self.flaw {
-            Flaw::PutBackAfterReport | Flaw::PutBackThoughVoided => {
+            LeaseFlaw::PutBackAfterReport | LeaseFlaw::PutBackThoughVoided => {
                 replica.ledger.undecided_epoch()
             }
             _ => grip,
         };
-        if self.flaw == Flaw::PutBackAfterReport {
+        if self.flaw == LeaseFlaw::PutBackAfterReport {
             replica.ledger.mark_undecided(hits);
         }
         replica.ledger.put_back(now, hits, grip);

@@ -7,7 +7,7 @@ use sluicegate::kernel::coordinator::{
 };
 use sluicegate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
 
-use super::{FleetState, Leaving, Message, Replica, START, Twin, replica_of};
+use super::{FleetState, Leaving, Message, ModelReplica, START, ShareModel, replica_of};
 
 impl FleetState {
     pub(super) fn clock(&self, at: usize) -> Nanos {
@@ -23,7 +23,7 @@ impl FleetState {
     }
 
     pub(super) fn in_flight(&self) -> u64 {
-        let of = |replica: &Replica| replica.ends.len() as u64;
+        let of = |replica: &ModelReplica| replica.ends.len() as u64;
         self.orphans.len() as u64 + self.replicas.iter().map(of).sum::<u64>()
     }
 
@@ -38,15 +38,15 @@ impl FleetState {
         self.post(beat, late);
     }
 
-    pub(super) fn leave(&mut self, at: usize, twin: &Twin) {
+    pub(super) fn leave(&mut self, at: usize, model: &ShareModel) {
         let now = self.clock(at);
         let replica = &mut self.replicas[at];
         replica.beats += 1;
         replica.left = true;
-        let hides = twin.leaving == Leaving::Hiding;
+        let hides = model.leaving == Leaving::Hiding;
         let in_flight = if hides { 0 } else { replica.ends.len() as u64 };
         let beat = replica.member.last_heartbeat(now, Share(in_flight));
-        self.post(beat, twin.late);
+        self.post(beat, model.late);
     }
 
     pub(super) fn come_back(&mut self, at: usize) {

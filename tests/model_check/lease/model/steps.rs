@@ -5,11 +5,11 @@ use sluicegate::kernel::lease::{BorrowReply, BorrowRequest, MessageNumber, Repli
 use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::units::Hits;
 
-use super::{Flaw, Happens, State, TICK, Twin};
+use super::{Happens, LeaseModel, LeaseModelFlaw, LeaseModelState, TICK};
 use crate::kernel::lease::store::Counted;
 
-impl Twin {
-    pub(super) fn tick(&self, state: &mut State) {
+impl LeaseModel {
+    pub(super) fn tick(&self, state: &mut LeaseModelState) {
         let before = state.now;
         state.now = before.plus(TICK);
         for node in &mut state.nodes {
@@ -33,7 +33,7 @@ impl Twin {
         }
     }
 
-    fn admit(&self, state: &mut State, hits: Hits) {
+    fn admit(&self, state: &mut LeaseModelState, hits: Hits) {
         let hits = i64::try_from(hits.0).unwrap();
         state.room -= hits;
         state.plain -= hits;
@@ -42,7 +42,7 @@ impl Twin {
         }
     }
 
-    pub(super) fn question(&self, state: &mut State, node: usize, hits: Hits) {
+    pub(super) fn question(&self, state: &mut LeaseModelState, node: usize, hits: Hits) {
         match state.nodes[node].ledger.spend(state.now, hits) {
             SpendResult::Spent(_) => {
                 self.record(Happens::Spent);
@@ -58,7 +58,7 @@ impl Twin {
 
     pub(super) fn send(
         &self,
-        state: &mut State,
+        state: &mut LeaseModelState,
         node: usize,
         message: impl FnOnce(&mut LeaseBalance, MessageNumber) -> Option<BorrowRequest>,
     ) {
@@ -74,24 +74,25 @@ impl Twin {
     }
 
     /// Drops replies that every replica would ignore, to reduce the number of states.
-    fn drop_ignored_replies(&self, state: &mut State) {
+    fn drop_ignored_replies(&self, state: &mut LeaseModelState) {
         let nodes = &state.nodes;
         state.answers.retain(|(member, answer)| {
             let to = nodes.iter().find(|node| node.member == *member && node.lives);
             let last = to.map(|node| MessageNumber(node.numbers));
-            last.is_some() && (self.flaw == Flaw::OldAnswerTaken || last == Some(answer.number))
+            last.is_some()
+                && (self.flaw == LeaseModelFlaw::OldAnswerTaken || last == Some(answer.number))
         });
     }
 
     pub(super) fn receive(
         &self,
-        state: &mut State,
+        state: &mut LeaseModelState,
         member: ReplicaIncarnation,
         mut borrow: BorrowRequest,
     ) {
         let listed = state.store.book.outstanding_of(member, state.now) != Hits(0);
         let again = state.passed.contains(&(member, borrow.number));
-        if self.flaw == Flaw::GivenBackTooLate && !listed {
+        if self.flaw == LeaseModelFlaw::GivenBackTooLate && !listed {
             state.store.counted.refund_blindly(state.now, borrow.returned);
             borrow.returned = Hits(0);
         }
@@ -125,7 +126,7 @@ impl Twin {
 
     pub(super) fn settle(
         &self,
-        state: &mut State,
+        state: &mut LeaseModelState,
         member: ReplicaIncarnation,
         mut reply: BorrowReply,
     ) {
@@ -134,20 +135,20 @@ impl Twin {
             return self.record(Happens::AnswerIgnored);
         };
         match self.flaw {
-            Flaw::OldAnswerTaken => reply.number = MessageNumber(node.numbers),
-            Flaw::WindowOnMembersClock => reply.valid_for = reply.valid_for.plus(TICK),
+            LeaseModelFlaw::OldAnswerTaken => reply.number = MessageNumber(node.numbers),
+            LeaseModelFlaw::WindowOnMembersClock => reply.valid_for = reply.valid_for.plus(TICK),
             _ => {}
         }
         let before = node.ledger.balance(state.now);
         node.ledger.settle(state.now, &reply);
         if node.ledger.balance(state.now) == before {
             self.record(Happens::AnswerIgnored);
-        } else if self.flaw == Flaw::CreditedToEachWaiter {
+        } else if self.flaw == LeaseModelFlaw::CreditedToEachWaiter {
             self.admit(state, reply.granted);
         }
     }
 
-    pub(super) fn crash(&self, state: &mut State, node: usize) {
+    pub(super) fn crash(&self, state: &mut LeaseModelState, node: usize) {
         let node = &mut state.nodes[node];
         if node.ledger.balance(state.now) != Hits(0) {
             self.record(Happens::CrashedHolding);

@@ -3,9 +3,9 @@
 use sluicegate::kernel::coordinator::Grant;
 use sluicegate::kernel::coordinator::share_client::GrantOutcome;
 
-use super::{FAULTY_TICKS, Message, Packet, Simulation};
+use super::{CoordinatorSimulation, FAULTY_TICKS, Message, Packet};
 
-impl Simulation {
+impl CoordinatorSimulation {
     pub(super) fn send(&mut self, replica: (u64, u64), message: Message) {
         let faulty = self.tick < FAULTY_TICKS;
         if faulty && self.dice.once_in(12) {

@@ -2,11 +2,11 @@
 
 use sluicegate::store::heartbeat::{ShareRound, ShareRoundReply};
 
-use super::{CALL_TIMEOUT, FAULTY_TICKS, NEVER, Packet, Simulation};
+use super::{CALL_TIMEOUT, EngineSimulation, FAULTY_TICKS, NEVER, Packet};
 use crate::simulation::engine::store::misplaced;
 use crate::simulation::flaws::Flaw;
 
-impl Simulation {
+impl EngineSimulation {
     /// Sends a replica's share rounds. Some are lost, late or repeated.
     pub(super) fn send_rounds(&mut self, index: usize) {
         let place = &self.places[index];

@@ -1,7 +1,7 @@
 //! Counts shares and requests in flight, and compares them with the limits.
 
-use super::{CEILINGS, FAULTY_TICKS, LONGEST, Simulation, TERM, TICK};
-use crate::simulation::engine::replica::{Replica, Request};
+use super::{CEILINGS, EngineSimulation, FAULTY_TICKS, LONGEST, TERM, TICK};
+use crate::simulation::engine::replica::{EngineReplica, Request};
 use crate::simulation::flaws::Violation;
 
 /// Ticks until the last fault has no effect: twice the time for shares, requests and recovery to
@@ -13,7 +13,7 @@ fn count_in_flight(requests: &[Request], limit_index: usize, tick: u64) -> u64 {
     requests.iter().filter(|it| it.ceiling == limit_index && tick < it.ends).count() as u64
 }
 
-impl Simulation {
+impl EngineSimulation {
     /// The oracle: compares the permits in use of each limit with its bound.
     pub(super) fn check_limits(&mut self) -> Result<(), Violation> {
         let (tick, mut inside) = (self.tick, [0; CEILINGS.len()]);
@@ -21,7 +21,7 @@ impl Simulation {
             *inside = self.check_limit(at)?;
         }
         let mut all = self.places.iter().filter_map(|place| place.replica.as_ref());
-        if let Some(wrong) = all.find_map(Replica::find_violation) {
+        if let Some(wrong) = all.find_map(EngineReplica::find_violation) {
             return Err(Violation::Starvation(format!("{wrong}, tick {tick}")));
         }
         if FAULTY_TICKS + SETTLING_TICKS < tick {

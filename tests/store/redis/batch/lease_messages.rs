@@ -12,11 +12,11 @@ use super::{
     Connected, LIMIT, borrow, borrow_all_at_once, calls, connected, message, remaining,
     test_runtime,
 };
-use crate::store::redis::Store;
+use crate::support::redis::Redis;
 
 #[test]
 fn lease_messages_for_many_keys_share_a_call() {
-    let store = Store::running();
+    let store = Redis::start();
     let redis = connected(&store, Batching::On);
     let messages: Vec<_> = (0..60).map(|key| message(&key.to_string(), 1)).collect();
     assert_eq!(borrow_all_at_once(&store, &redis, &messages), 60);
@@ -40,7 +40,7 @@ fn borrow_together(redis: &dyn CounterStore, messages: &[LeaseMessage]) -> usize
 
 #[test]
 fn lease_messages_started_together_fill_each_call() {
-    let store = Store::running();
+    let store = Redis::start();
     let redis = connected(&store, Batching::On);
     for (round, (many, takes)) in [(60, 1), (1, 1), (120, 2), (60, 1)].into_iter().enumerate() {
         let messages: Vec<_> = (0..many).map(|key| message(&format!("{round} {key}"), 1)).collect();
@@ -56,7 +56,7 @@ fn lease_messages_started_together_fill_each_call() {
 
 #[test]
 fn lease_messages_started_together_send_one_call_per_store() {
-    let both = [Store::running(), Store::running()];
+    let both = [Redis::start(), Redis::start()];
     let [main, seconds] = both.each_ref().map(|store| connected(store, Batching::On));
     let Connected { redis: main, _connection: its } = main;
     let Connected { redis: seconds, _connection: theirs } = seconds;
@@ -71,7 +71,7 @@ fn lease_messages_started_together_send_one_call_per_store() {
 
 #[test]
 fn cancelled_lease_message_does_not_block_others() {
-    let store = Store::running();
+    let store = Redis::start();
     let redis = connected(&store, Batching::On);
     let messages = ["a", "b"].map(|key| message(key, 1));
     test_runtime().block_on(async {
@@ -91,7 +91,7 @@ fn cancelled_lease_message_does_not_block_others() {
 
 #[test]
 fn lease_messages_for_keys_with_many_replicas_use_separate_calls() {
-    let store = Store::running();
+    let store = Redis::start();
     let redis = connected(&store, Batching::On);
     let (keys, members) = (["a", "b", "c"], 1_100);
     for key in keys {

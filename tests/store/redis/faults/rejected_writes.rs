@@ -6,17 +6,16 @@ use tokio::runtime::Runtime;
 
 use super::{EVERY_RULE, FLAGS, LIMIT, assert_each_fallback, assert_limit_enforced};
 use crate::store::redis::fault_watch::FaultWatch;
-use crate::store::redis::{
-    Store, batch, check, failures, limits, metric, ready, serve, wait_until_ready,
-};
+use crate::store::redis::{batch, check, failures, limits, metric, ready, serve, wait_until_ready};
 use crate::support::proxy::{Proxy, Upstream};
+use crate::support::redis::Redis;
 use crate::support::resp::Value;
 use crate::support::waiting::{for_a_day_with_a_minute_left, now, until};
 
 #[test]
 fn fallbacks_apply_while_redis_is_read_only() {
     for_a_day_with_a_minute_left();
-    let (store, limits) = (Store::running(), limits(LIMIT));
+    let (store, limits) = (Redis::start(), limits(LIMIT));
     let service = serve(limits.path(), &store.url(), &FLAGS);
     wait_until_ready(&service);
     let mut watch = FaultWatch::start(&service, "Redis made a replica, then a primary", EVERY_RULE);
@@ -42,7 +41,7 @@ fn fallbacks_apply_while_redis_is_read_only() {
 #[test]
 fn read_only_redis_is_logged_once_per_outage() {
     for_a_day_with_a_minute_left();
-    let (store, limits) = (Store::running(), limits(LIMIT));
+    let (store, limits) = (Redis::start(), limits(LIMIT));
     let proxy = Proxy::before(Upstream::Unix(store.socket()));
     let service = serve(limits.path(), &format!("redis://{}", proxy.address()), &FLAGS);
     let log_lines = |what: &str| service.log().lines().filter(|line| line.contains(what)).count();
@@ -118,7 +117,7 @@ fn assert_rejected_writes_are_reported(
     line: &str,
 ) {
     for_a_day_with_a_minute_left();
-    let (store, limits) = (Store::running(), limits(LIMIT));
+    let (store, limits) = (Redis::start(), limits(LIMIT));
     let service = serve(limits.path(), &store.url(), &FLAGS);
     wait_until_ready(&service);
     let answer = format!("is unavailable ({})", cause.as_str());
@@ -164,7 +163,7 @@ fn assert_rejected_writes_are_reported(
 /// of a wrong Redis type affects only its own counter.
 #[test]
 fn missing_acl_rights_mark_redis_unavailable_but_bad_keys_do_not() {
-    let store = Store::running();
+    let store = Redis::start();
     let redis = batch::connected(&store, Batching::Off);
     let runtime = Runtime::new().unwrap();
     let charge_one = |name: &str| {
@@ -198,7 +197,7 @@ fn missing_acl_rights_mark_redis_unavailable_but_bad_keys_do_not() {
 
 #[test]
 fn many_read_only_errors_cause_one_reconnect() {
-    let store = Store::running();
+    let store = Redis::start();
     let redis = batch::connected(&store, Batching::Off);
     let made = || redis.stats().connections.unwrap().opened;
     assert_eq!(made(), 1);
@@ -221,7 +220,7 @@ fn many_read_only_errors_cause_one_reconnect() {
 #[test]
 fn lease_calls_also_reconnect_if_redis_is_read_only() {
     for_a_day_with_a_minute_left();
-    let (store, limits) = (Store::running(), tempfile::tempdir().unwrap());
+    let (store, limits) = (Redis::start(), tempfile::tempdir().unwrap());
     let leased = "domain: d\ndescriptors:\n- key: error\n  rate_limit: {unit: day, requests_per_unit: 1000, \
                   mode: leased, max_overshoot: 0}\n";
     std::fs::write(limits.path().join("d.yaml"), leased).unwrap();

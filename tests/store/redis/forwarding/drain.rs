@@ -2,12 +2,12 @@
 
 use std::net::TcpStream;
 
-use super::{Protocol, Scene, id};
+use super::{PeerFleet, Protocol, id};
 use crate::support::waiting::until;
 
 #[test]
 fn a_draining_replica_forwards_its_pending_releases() {
-    let mut scene = Scene::of(2);
+    let mut scene = PeerFleet::of(2);
     let owners: Vec<_> =
         (0..50).map(|number| scene.acquire(Protocol::Nginx, 0, &id(number))).collect();
     // The owner is stopped, so the first forwarded release stays in flight and the others wait in

@@ -4,12 +4,12 @@ use std::io::Write as _;
 use std::net::TcpStream;
 use std::time::Duration;
 
-use super::{NODES, Protocol, Scene, id, metric, peer_events, wait_for_count};
+use super::{NODES, PeerFleet, Protocol, id, metric, peer_events, wait_for_count};
 use crate::support::waiting::{PATIENCE, now, until};
 
 #[test]
 fn restarted_owner_ignores_releases_for_its_previous_incarnation() {
-    let mut scene = Scene::of(2);
+    let mut scene = PeerFleet::of(2);
     let (first, second) = (id(1), id(2));
     let old = scene.acquire(Protocol::Rls, 0, &first);
     scene.fleet[0].kill();
@@ -34,7 +34,7 @@ fn restarted_owner_ignores_releases_for_its_previous_incarnation() {
 
 #[test]
 fn hung_replica_delays_only_its_own_releases() {
-    let scene = Scene::of(3);
+    let scene = PeerFleet::of(3);
     let [hung, well, nobodys, early] = [1, 2, 3, 4].map(id);
     let (at_hung, at_well) =
         (scene.acquire(Protocol::Rls, 0, &hung), scene.acquire(Protocol::Rls, 2, &well));
@@ -64,7 +64,7 @@ fn hung_replica_delays_only_its_own_releases() {
 
 #[test]
 fn killed_replica_loses_only_its_own_releases() {
-    let mut scene = Scene::of(3);
+    let mut scene = PeerFleet::of(3);
     let [gone, well] = [1, 2].map(id);
     let (at_gone, at_well) =
         (scene.acquire(Protocol::Rls, 0, &gone), scene.acquire(Protocol::Rls, 2, &well));
@@ -79,7 +79,7 @@ fn killed_replica_loses_only_its_own_releases() {
 
 #[test]
 fn releases_with_unknown_owners_time_out_and_malformed_owners_are_ignored() {
-    let scene = Scene::of(2);
+    let scene = PeerFleet::of(2);
     let (first, second) = (id(1), id(2));
     scene.acquire(Protocol::Rls, 0, &first);
     scene.acquire(Protocol::Rls, 0, &second);
@@ -96,7 +96,7 @@ fn peers_outside_the_allowed_networks_are_not_called() {
     let (inside, outside) = ("127.0.0.1/32", "127.0.0.0/8");
     let home = vec!["--fleet-peers-networks", inside];
     let abroad = vec!["--listen-peer-host", "127.0.0.2", "--fleet-peers-networks", outside];
-    let scene = Scene::each(&[abroad, home]);
+    let scene = PeerFleet::each(&[abroad, home]);
     let (first, second) = (id(1), id(2));
     let owner = scene.acquire(Protocol::Rls, 0, &first);
     scene.release(Protocol::Rls, 1, &first, &owner);
@@ -111,7 +111,7 @@ fn peers_outside_the_allowed_networks_are_not_called() {
 
 #[test]
 fn forwarding_resumes_after_a_replica_was_stopped() {
-    let scene = Scene::of(2);
+    let scene = PeerFleet::of(2);
     // If the sequence numbers restarted, they could not reach these 100 messages before a release
     // expires.
     for number in 0..100 {
@@ -140,7 +140,7 @@ fn forwarding_resumes_after_a_replica_was_stopped() {
 /// their next heartbeat.
 #[test]
 fn new_replica_forwards_releases_once_it_is_known() {
-    let mut scene = Scene::of(1);
+    let mut scene = PeerFleet::of(1);
     let id = id(1);
     let owner = scene.acquire(Protocol::Rls, 0, &id);
     scene.fleet.push(scene.serve(NODES[1], &[]));
@@ -151,7 +151,7 @@ fn new_replica_forwards_releases_once_it_is_known() {
 
 #[test]
 fn forwarding_works_during_a_store_outage() {
-    let mut scene = Scene::of(2);
+    let mut scene = PeerFleet::of(2);
     let id = id(1);
     let owner = scene.acquire(Protocol::Rls, 0, &id);
     scene.store.kill();
@@ -161,7 +161,7 @@ fn forwarding_works_during_a_store_outage() {
 
 #[test]
 fn garbage_on_the_peer_port_is_ignored() {
-    let scene = Scene::of(2);
+    let scene = PeerFleet::of(2);
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     let long = vec![0xff; 1 << 20];
     for garbage in

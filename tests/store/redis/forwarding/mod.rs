@@ -37,8 +37,9 @@ use tokio::runtime::Runtime;
 use tonic::transport::Channel;
 
 use super::membership::fleet_page;
-use super::{Store, metric, serve};
+use super::{metric, serve};
 use crate::support::http1;
+use crate::support::redis::Redis;
 use crate::support::service::Service;
 use crate::support::waiting::{now, until};
 
@@ -48,8 +49,8 @@ const HOOKS: &str = r#"[{"name": "edge", "domain": "edge", "descriptors": [
 const OWNER: &str = "x-sluicegate-owner";
 
 /// Replicas over one store, each with a local concurrency limit.
-struct Scene {
-    store: Store,
+struct PeerFleet {
+    store: Redis,
     limits: TempDir,
     runtime: Runtime,
     fleet: Vec<Service>,
@@ -57,7 +58,7 @@ struct Scene {
 
 const NODES: [&str; 3] = ["a", "b", "c"];
 
-impl Scene {
+impl PeerFleet {
     fn of(replicas: usize) -> Self {
         Self::with(replicas, &[])
     }
@@ -72,7 +73,7 @@ impl Scene {
         let text =
             format!("domain: edge\ndescriptors:\n- key: upstream\n  value: all\n  {ceiling}\n");
         std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
-        let (store, runtime) = (Store::running(), Runtime::new().unwrap());
+        let (store, runtime) = (Redis::start(), Runtime::new().unwrap());
         let mut scene = Self { store, limits, runtime, fleet: Vec::new() };
         scene.fleet = (0..flags.len()).map(|at| scene.serve(NODES[at], &flags[at])).collect();
         scene.wait_until_peers_known();
@@ -305,7 +306,7 @@ fn wait_for_count(service: &Service, event: &str, wanted: u64) {
 
 #[test]
 fn a_release_naming_its_owner_is_forwarded() {
-    let scene = Scene::of(2);
+    let scene = PeerFleet::of(2);
     for (number, protocol) in ALL.into_iter().enumerate() {
         let id = id(number);
         let owner = scene.acquire(protocol, 0, &id);
@@ -322,7 +323,7 @@ fn a_release_naming_its_owner_is_forwarded() {
 
 #[test]
 fn duplicate_releases_release_one_permit_once() {
-    let scene = Scene::of(3);
+    let scene = PeerFleet::of(3);
     let (first, second) = (id(1), id(2));
     let owner = scene.acquire(Protocol::Rls, 0, &first);
     scene.acquire(Protocol::Rls, 0, &second);
@@ -343,7 +344,7 @@ fn duplicate_releases_release_one_permit_once() {
 
 #[test]
 fn renewals_reach_the_owner_through_another_replica() {
-    let scene = Scene::of(2);
+    let scene = PeerFleet::of(2);
     let id = id(1);
     let owner = scene.acquire(Protocol::Permits, 0, &id);
     assert!(scene.renew(1, &id, &owner));
@@ -361,7 +362,7 @@ fn renewals_reach_the_owner_through_another_replica() {
 
 #[test]
 fn a_forwarded_release_takes_milliseconds() {
-    let scene = Scene::of(2);
+    let scene = PeerFleet::of(2);
     let took = |number: usize| {
         let owner = scene.acquire(Protocol::Permits, 0, &id(number));
         let mut client = PermitsClient::new(scene.channel(1));
@@ -379,7 +380,7 @@ fn a_forwarded_release_takes_milliseconds() {
 
 #[test]
 fn without_peering_no_port_opens_and_no_owner_is_named() {
-    let scene = Scene::of(0);
+    let scene = PeerFleet::of(0);
     let flags = ["--hooks", HOOKS].map(str::to_owned);
     let alone = Service::start(scene.limits.path(), &flags).unwrap();
     assert!(!alone.said.contains("peer listening"), "{}", alone.said);

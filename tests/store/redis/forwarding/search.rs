@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::{ALL, OWNER, Protocol, Scene, id, peer_events, wait_for_count};
+use super::{ALL, OWNER, PeerFleet, Protocol, id, peer_events, wait_for_count};
 use crate::store::redis::membership::fleet_page;
 use crate::support::waiting::{now, until};
 
 #[test]
 fn release_without_an_owner_searches_all_replicas() {
-    let scene = Scene::of(3);
+    let scene = PeerFleet::of(3);
     for (number, protocol) in ALL.into_iter().enumerate() {
         let id = id(number);
         scene.acquire(protocol, 0, &id);
@@ -24,7 +24,7 @@ fn release_without_an_owner_searches_all_replicas() {
 
 #[test]
 fn release_of_an_unknown_id_is_remembered_by_all_replicas() {
-    let scene = Scene::of(3);
+    let scene = PeerFleet::of(3);
     for (number, protocol) in
         [Protocol::Rls, Protocol::ExtAuthz, Protocol::Nginx].into_iter().enumerate()
     {
@@ -45,7 +45,7 @@ fn release_of_an_unknown_id_is_remembered_by_all_replicas() {
 
 #[test]
 fn denial_reply_names_the_replica_so_its_release_needs_no_search() {
-    let scene = Scene::of(2);
+    let scene = PeerFleet::of(2);
     let text = "domain: edge\ndescriptors:\n- key: upstream\n  value: all\n  \
                 concurrency: {limit: 1, mode: local}\n";
     std::fs::write(scene.limits.path().join("edge.yaml"), text).unwrap();

@@ -8,7 +8,7 @@ use sluicegate::engine::fleet::forwarding::incarnation_name;
 use tonic::Code;
 use tonic::transport::Endpoint;
 
-use super::{Protocol, Scene, id, peer_events, wait_for_count};
+use super::{PeerFleet, Protocol, id, peer_events, wait_for_count};
 use crate::support::certificates::Authority;
 use crate::support::service::Service;
 use crate::support::waiting::{PATIENCE, until};
@@ -30,7 +30,7 @@ fn signed(mut batch: Batch, secret: &str) -> Batch {
     batch
 }
 
-impl Scene {
+impl PeerFleet {
     /// Sends `batch` to the first replica, as any client with access to the peer port could.
     fn deliver(&self, batch: Batch) -> Result<Vec<i32>, Code> {
         let _inside = self.runtime.enter();
@@ -44,7 +44,7 @@ impl Scene {
 
 #[test]
 fn only_authenticated_peer_messages_are_accepted_and_only_once() {
-    let scene = Scene::with(2, &["--fleet-peers-secret", SECRET]);
+    let scene = PeerFleet::with(2, &["--fleet-peers-secret", SECRET]);
     let [first, second, third] = [1, 2, 3].map(id);
     let a = scene.acquire(Protocol::Rls, 0, &first);
     scene.acquire(Protocol::Rls, 0, &second);
@@ -101,7 +101,7 @@ fn a_replica_with_another_secret_is_rejected() {
     std::fs::write(file.path(), format!("{SECRET}\n")).unwrap();
     let file = file.path().display().to_string();
     let known = vec!["--fleet-peers-secret", SECRET];
-    let scene = Scene::each(&[
+    let scene = PeerFleet::each(&[
         known,
         vec!["--fleet-peers-secret-file", &file],
         vec!["--fleet-peers-secret", "the-secret-of-another-fleet"],
@@ -127,8 +127,8 @@ fn rolling_secret_rotation_loses_no_release() {
     }
     let paths = files.each_ref().map(|file| file.path().display().to_string());
     let flags = paths.each_ref().map(|path| vec!["--fleet-peers-secret-file", &**path]);
-    let mut scene = Scene::each(&flags);
-    let pass_on = |scene: &Scene, from: usize, to: usize, number: usize| {
+    let mut scene = PeerFleet::each(&flags);
+    let pass_on = |scene: &PeerFleet, from: usize, to: usize, number: usize| {
         let owner = scene.acquire(Protocol::Permits, to, &id(number));
         assert!(scene.release_by_api(from, &id(number), &owner), "{}", scene.fleet[to].log());
         scene.wait_until_idle(to);
@@ -181,7 +181,7 @@ fn peers_without_a_trusted_certificate_are_rejected() {
     for stranger in [of(&theirs, &their_ca), of(&theirs, &ca), of(&misnamed, &ca), Vec::new()] {
         let members = [of(&ours, &ca), of(&ours, &ca), stranger];
         let members = members.each_ref().map(|flags| flags.iter().map(|flag| &**flag).collect());
-        let scene = Scene::each(&members);
+        let scene = PeerFleet::each(&members);
         let id = id(1);
         let owner = scene.acquire(Protocol::Rls, 0, &id);
         scene.release(Protocol::Rls, 2, &id, &owner);
@@ -196,7 +196,7 @@ fn peers_without_a_trusted_certificate_are_rejected() {
 
 #[test]
 fn insecure_peer_settings_prevent_startup() {
-    let scene = Scene::of(0);
+    let scene = PeerFleet::of(0);
     let url = scene.store.url();
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "short\n").unwrap();

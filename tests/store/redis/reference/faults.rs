@@ -1,8 +1,7 @@
 //! Invalid counters, rejected writes and missing rights.
 
-use sluicegate::store::CounterStore as _;
 use sluicegate::store::redis::reference;
-use sluicegate::store::{ChargeMode, ChargeOutcome, StoreFailure};
+use sluicegate::store::{ChargeMode, ChargeOutcome, CounterStore as _, StoreFailure};
 
 use super::{
     ALL, DAY, charge, charge_all, charges, connected, now, stored_count, verdict_and_remaining,

@@ -3,39 +3,39 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use super::{Fault, REPLICAS, SHARE_EXPIRY, Scene, share};
+use super::{FleetFault, REPLICAS, SHARE_EXPIRY, SharedFleet, share};
 use crate::store::redis::metric;
 use crate::support::waiting::{now, soon, until};
 
 /// The duration of a stop (SIGSTOP) of a replica, or of a store outage.
 const FAULT_DURATION: Duration = Duration::from_secs(2);
 
-impl Scene {
-    pub(super) fn inject(&mut self, fault: Fault) {
+impl SharedFleet {
+    pub(super) fn inject(&mut self, fault: FleetFault) {
         let at = self.random_replica();
         match fault {
-            Fault::Kill => self.restart_replica(at),
-            Fault::Stop => self.stop(at),
-            Fault::Cut => {
+            FleetFault::Kill => self.restart_replica(at),
+            FleetFault::Stop => self.stop(at),
+            FleetFault::Cut => {
                 self.proxies[at].refuse(true);
                 self.proxies[at].cut();
                 std::thread::sleep(FAULT_DURATION);
                 self.proxies[at].refuse(false);
             }
-            Fault::Silence => {
+            FleetFault::Silence => {
                 self.proxies[at].go_silent();
                 std::thread::sleep(FAULT_DURATION);
                 self.proxies[at].pass();
             }
-            Fault::Flush => drop(self.store.command(&["FLUSHALL"])),
-            Fault::Restart => {
+            FleetFault::Flush => drop(self.store.command(&["FLUSHALL"])),
+            FleetFault::Restart => {
                 self.store.kill();
                 std::thread::sleep(SHARE_EXPIRY / 2);
-                self.store.start(&["--port", "0"]);
+                self.store.launch(&["--port", "0"]);
             }
-            Fault::Snapshot => self.restore_snapshot_without_replica(at),
-            Fault::Newcomer => self.restore_snapshot_then_new_replica(at),
-            Fault::Rolling => {
+            FleetFault::Snapshot => self.restore_snapshot_without_replica(at),
+            FleetFault::Newcomer => self.restore_snapshot_then_new_replica(at),
+            FleetFault::Rolling => {
                 for at in 0..REPLICAS {
                     let mut old = self.fleet[at].take().unwrap();
                     *self.channels[at].lock() = None;
@@ -89,7 +89,7 @@ impl Scene {
             self.proxies[*at].cut();
         }
         self.store.kill();
-        self.store.start(&["--port", "0"]);
+        self.store.launch(&["--port", "0"]);
         // Redis accepts connections before it has loaded the snapshot.
         until("the snapshot is read", || {
             let info = self.store.command(&["INFO", "persistence"]).text();
@@ -99,7 +99,7 @@ impl Scene {
             if loaded { Ok(()) } else { Err(info) }
         })
         .unwrap();
-        std::fs::remove_file(self.store.dir.path().join("dump.rdb")).unwrap();
+        std::fs::remove_file(self.store.socket().with_file_name("dump.rdb")).unwrap();
         then(self);
         std::thread::sleep(SHARE_EXPIRY / 2);
         for at in disconnected {
