@@ -50,7 +50,7 @@ fn scene(by: Integration) -> NginxScene {
     let upstream = Visits::listen();
     let app = upstream.address;
     NginxScene::changed(by, &limit_all_requests(LIMIT), upstream, move |text| {
-        with_endings(text, app)
+        with_endings(text, app);
     })
 }
 

@@ -94,7 +94,7 @@ fn read_sinks(reader: &mut EnvReader<'_>, sinks: &[&str]) {
     let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
     match u16::try_from(reader.int("STATSD_PORT")) {
         Ok(port @ 1..) => {
-            reader.put("STATSD_HOST", "compat.stats.address", format!("{host}:{port}"))
+            reader.put("STATSD_HOST", "compat.stats.address", format!("{host}:{port}"));
         }
         _ => reader.add_error("STATSD_PORT", "takes a port from 1 to 65535"),
     }

@@ -160,7 +160,7 @@ blocks! {
         /// Store of the counters: the memory of this process, or the URL of a Redis that the fleet
         /// shares.
         url: StoreUrl = StoreUrl::Memory, "place";
-        /// Longest time that a check waits for the store. After it, `on_backend_failure` of the
+        /// Longest time that a check waits for the store. After it, `on_store_failure` of the
         /// limit decides.
         deadline: Nanos = Nanos(15 * Nanos::MILLI.0), "duration";
         /// File that contains the Redis password, read again for each connection. The user name is
@@ -197,7 +197,7 @@ blocks! {
         /// Name of this replica, unique among the replicas that share a store. Empty: the host name
         /// and a random suffix.
         replica_name: String = String::new(), "text";
-        /// Smallest number of replicas to assume when `on_backend_failure: local` divides a limit
+        /// Smallest number of replicas to assume when `on_store_failure: local` divides a limit
         /// by the number of replicas.
         min_replicas: AtLeastOne = AtLeastOne::ONE, "replicas";
         /// Interval of heartbeats, in which a replica reports its use of shared concurrency limits

@@ -74,7 +74,7 @@ impl Engine {
             verdict: decision.verdict,
             is_shadowed: decision.is_shadowed,
             reasons,
-            near_limit: near_limit,
+            near_limit,
         }
         .emit();
         if let (true, Some(stats)) = (decision.is_shadowed, &self.stats) {

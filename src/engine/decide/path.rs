@@ -55,7 +55,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`CheckError::StoreUnavailable`] if the store did not reply and a limit has
-    /// `on_backend_failure: error`. Before any charge: the errors for an empty domain, no
+    /// `on_store_failure: error`. Before any charge: the errors for an empty domain, no
     /// descriptors and no configuration.
     pub async fn decide_within(&self, check: &Check<'_>, timeout: Option<Nanos>) -> CheckResult {
         let config = self.config.load();

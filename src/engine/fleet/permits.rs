@@ -248,8 +248,8 @@ impl<'a> PermitReports<'a> {
         let now = clock.steady();
         let is_heartbeat = reporter.start_due_heartbeat(now) || is_last;
         let (mut by_bucket, mut buckets) = (BTreeMap::new(), HashMap::new());
-        let reported = if is_heartbeat { reporter.buckets() } else { Vec::new() };
-        for (name, bucket) in reported {
+        let buckets_in_use = if is_heartbeat { reporter.buckets() } else { Vec::new() };
+        for (name, bucket) in buckets_in_use {
             if is_last {
                 bucket.leave_all_to_deadlines(clock);
             }

@@ -29,9 +29,9 @@ fn dotted(text: &str) -> SettingsInput {
         let key = blocks.pop().unwrap();
         let same = blocks.iter().zip(&open).take_while(|(block, open)| block == open).count();
         for (depth, block) in blocks.iter().enumerate().skip(same) {
-            yaml += &format!("{}{block}:\n", "  ".repeat(depth));
+            yaml.extend(["  ".repeat(depth).as_str(), block, ":\n"]);
         }
-        yaml += &format!("{}{key}:{value}\n", "  ".repeat(blocks.len()));
+        yaml.extend(["  ".repeat(blocks.len()).as_str(), key, ":", value, "\n"]);
         open = blocks;
     }
     file(&yaml)

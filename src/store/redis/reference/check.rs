@@ -181,18 +181,18 @@ impl CompatCheck<'_> {
             };
             self.reference.deny_cache.insert(&counter.key, denial, now, lookup);
         }
-        let counted = |decision, hits| {
+        let to_outcome = |decision, hits| {
             ChargeOutcome::Counted(decision, CounterHits { hits, is_cached_denial: false })
         };
         match reply {
-            CounterReply::Charged(hits) => counted(counter.decision_after(hits, now), hits),
+            CounterReply::Charged(hits) => to_outcome(counter.decision_after(hits, now), hits),
             CounterReply::Skipped(hits) => {
-                counted(counter.preview_charge(hits, now, Hits(0)), hits)
+                to_outcome(counter.preview_charge(hits, now, Hits(0)), hits)
             }
             CounterReply::OverLimit(hits) => {
                 let total = self.hits_through(index);
                 let decision = counter.preview_charge(hits, now, total);
-                counted(decision, hits.saturating_add(total.0))
+                to_outcome(decision, hits.saturating_add(total.0))
             }
             CounterReply::Refunded(hits) => {
                 ChargeOutcome::Refunded(CounterDecision::Allow(counter.headroom_at(hits, now)))
