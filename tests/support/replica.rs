@@ -82,7 +82,7 @@ impl Replica {
     }
 
     pub fn publish(&self, limit: &str) {
-        publish(&self.engine, "", &format!("- {{key: k, concurrency: {{{limit}}}}}\n"));
+        publish(&self.engine, "", &format!("  [{{key: k, concurrency: {{{limit}}}}}]\n"));
     }
 
     /// Keeps the permits of an admitted request.
