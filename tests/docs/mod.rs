@@ -37,8 +37,8 @@ fn root() -> PathBuf {
 }
 
 pub fn pages() -> Vec<Page> {
-    let listed =
-        ["docs", "docs/operations", "docs/reference", "docs/with"].map(|at| fs::read_dir(root().join(at)).unwrap());
+    let listed = ["docs", "docs/operations", "docs/reference", "docs/with"]
+        .map(|at| fs::read_dir(root().join(at)).unwrap());
     let listed = listed.into_iter().flatten().map(|entry| entry.unwrap().path());
     let tops = ["README.md", "SECURITY.md"].map(|name| root().join(name));
     let mut paths: Vec<_> = listed.filter(|path| path.is_file()).chain(tops).collect();

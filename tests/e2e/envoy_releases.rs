@@ -4,7 +4,7 @@
 //! - All ways to end a request are covered, with each Envoy integration.
 //! - `max_duration` is 60 s, unless nothing else can free the permit.
 //! - A lost release fails the test, because 60 s exceed every documented time.
-//! - The output is the table of `docs/reliability.md`.
+//! - The output is a table; `docs/reliability.md` has some of its rows.
 
 mod envoy_failures;
 
@@ -22,12 +22,10 @@ const HOOKS: [Shipped; 3] =
     [Shipped::ExtProc, Shipped::RlsConcurrency, Shipped::ExtAuthzConcurrency];
 
 const ROUTE: &str = "- match: {prefix: /}
-
                           route: {cluster: upstream}";
 
 /// Routes for requests that Envoy itself ends, placed before the shipped route.
 const ROUTES: &str = r#"- match: {prefix: /late}
-
                           route: {cluster: upstream, timeout: 0.3s}
                         - match: {prefix: /again}
                           route: {cluster: upstream, retry_policy: {retry_on: "reset,5xx", num_retries: 1}}

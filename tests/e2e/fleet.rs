@@ -67,7 +67,7 @@ impl ProxiedFleet {
 fn wait_for_both_replicas(service: &Service) {
     until("both are seen", || {
         let shown = http1::get(service.admin, "/fleet", &[]).unwrap().text();
-        if shown.matches("\"silent_ms\"").count() == 2 { Ok(()) } else { Err(shown) }
+        if shown.matches("\"heartbeat_age_ms\"").count() == 2 { Ok(()) } else { Err(shown) }
     })
     .unwrap();
 }

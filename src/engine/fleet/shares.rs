@@ -280,7 +280,7 @@ impl StoreStatus {
         {
             tracing::warn!(
                 "the store does not know the requests in flight yet, keeping current shares for \
-                 fleet_term and max_duration"
+                 fleet.share_expiry and max_duration"
             );
         }
     }

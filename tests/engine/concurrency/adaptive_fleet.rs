@@ -2,7 +2,7 @@
 //!
 //! The engines are real. They share an in-process store, and an event queue sets their clocks. The
 //! backend has workers and a queue, its capacity changes, and demand is unlimited. The printed
-//! table is in `docs/numbers.md`. It can include five replicas with independent local limits.
+//! table is in `benches/RESULTS.md`. It can include five replicas with independent local limits.
 #![expect(clippy::print_stdout, reason = "the table is part of the proof")]
 #![expect(
     clippy::cast_precision_loss,

@@ -1,4 +1,4 @@
-//! Measures decisions during a fault and prints a row for `docs/reliability.md`.
+//! Measures decisions during a fault and prints a row of a table.
 //!
 //! Guarantees:
 //! - All decisions but [`MAX_SLOW`] arrive within [`ALLOWANCE`] after the store timeout.

@@ -1,7 +1,7 @@
 //! Network faults between the service and Redis: delays, silence, closed and half-closed
 //! connections.
 //!
-//! The first test prints the table in `docs/reliability.md`.
+//! The first test prints a table; `docs/reliability.md` has some of its rows.
 
 use std::time::Duration;
 

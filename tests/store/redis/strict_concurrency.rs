@@ -6,7 +6,8 @@
 //! - At the end, no permit is left in the replicas or in Redis.
 //!
 //! Requests continue after their replica is killed, as behind a proxy. Every third caller cancels
-//! its acquire before the reply. `docs/reliability.md` contains the printed table.
+//! its acquire before the reply. `docs/reliability.md` has some rows of the
+//! printed table.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;

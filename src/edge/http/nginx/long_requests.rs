@@ -4,7 +4,7 @@
 //! - A quarter of the connections remains for health checks and short requests.
 //!
 //! Not covered:
-//! - The requests themselves (see [`super::hold`]).
+//! - The requests themselves (see [`super::acquire`]).
 
 use std::sync::Arc;
 
