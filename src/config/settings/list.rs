@@ -124,8 +124,8 @@ blocks! {
         /// Merge limits files with the same domain. Otherwise, the second file of a domain is an
         /// error.
         merge_domains: bool = false, "switch";
-        /// Start even if the limits cannot be loaded. Until a later load succeeds, nothing is
-        /// limited.
+        /// Start even if the limits cannot be loaded. Until a later load succeeds, checks fail with
+        /// `no_config`.
         start_without: bool = false, "switch";
         /// Report the health `NOT_SERVING` until at least one domain is loaded.
         required_for_health: bool = false, "switch";
