@@ -7,7 +7,7 @@
 //!   second.
 //!
 //! Not covered:
-//! - The exchange between replicas: see the records of [`crate::engine::membership`].
+//! - The exchange between replicas: see the records of [`crate::engine::fleet::membership`].
 
 mod replicated;
 

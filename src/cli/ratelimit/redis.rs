@@ -88,7 +88,7 @@ fn read_timeout(reader: &mut EnvReader<'_>) {
             DEFAULT_TIMEOUT_NANOS
         }
         nanos if nanos < MIN_TIMEOUT_NANOS => {
-            reader.add_note(variable, "leaves no time to answer; 1ms is taken");
+            reader.add_note(variable, "is too short for a reply; using 1ms");
             MIN_TIMEOUT_NANOS
         }
         nanos => nanos,

@@ -148,9 +148,9 @@ fn lease_findings(text: &TextFile, lines: &[(usize, &str)]) -> Diagnostics {
     let (source, mut findings) = (source(&text.name, &text.bytes), Findings::default());
     for (line, path) in lines {
         let message = format!(
-            "`{path}` has `mode: leased` while `compat.store.key_format` is `compat`, whose counters are asked for each hit"
+            "`{path}` has `mode: leased`, which `compat.store.key_format: compat` does not support"
         );
-        let help = "`mode: strict` or `cached_deny`; another strategy, or `per`, may be leased";
+        let help = "use `mode: strict` or `cached_deny`; another strategy, or `per`, can be leased";
         findings.add_with_help(Code::Contradiction, source.line_span(*line), message, help);
     }
     findings.into_diagnostics(&source)

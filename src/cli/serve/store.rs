@@ -23,7 +23,7 @@ pub(super) fn check_settings(settings: &Settings) -> Result<(), String> {
     let StoreUrl::Redis(_) = settings.store.url else { return Ok(()) };
     if settings.store.deadline < Nanos::MILLI {
         let got = settings.store.deadline;
-        return Err(format!("`store.deadline` {got} leaves no time to answer; at least 1ms does"));
+        return Err(format!("`store.deadline` {got} is too short for a reply; set at least 1ms"));
     }
     let (heartbeat, share_lifetime) = (settings.fleet.heartbeat, settings.fleet.share_expiry);
     if heartbeat < MIN_HEARTBEAT || share_lifetime.0 < heartbeat.0.saturating_mul(3) {

@@ -12,7 +12,7 @@
 //!
 //! Not covered:
 //! - When a round starts and which store call carries it: see [`super::reporter`].
-//! - Acquire and release at this replica: see [`super::bucket`].
+//! - Acquire and release at this replica: see `concurrency::bucket`.
 //!
 //! Cost: a round examines the permits that it reports. Releases that are due later cost nothing.
 

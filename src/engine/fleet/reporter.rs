@@ -10,7 +10,7 @@
 //!   replies.
 //!
 //! Not covered:
-//! - The content of the parts: see [`super::membership`], `shares` and [`super::permits`].
+//! - The content of the parts: see [`super::membership`], `shares` and `permits`.
 //! - The coordinator, which splits limits into shares.
 
 use std::sync::Arc;

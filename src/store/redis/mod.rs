@@ -89,9 +89,9 @@ pub use script::{
 };
 pub use store_group::StoreGroup;
 
-/// The timeout of a membership heartbeat. Longer than that of other calls, because no request waits
-/// for it.
-const MEMBERSHIP_TIMEOUT: Duration = Duration::from_millis(100);
+/// The shortest timeout of a membership heartbeat. No request waits for it, so it may take longer
+/// than `store.deadline`.
+const MIN_MEMBERSHIP_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A [`CounterStore`] whose counters are in Redis.
 #[derive(Debug)]
@@ -249,7 +249,7 @@ impl RedisStore {
         let key = membership::members_key(&self.key_prefix);
         let args = membership::encode_args(heartbeat);
         let call = live.eval_rare_script(membership::MEMBERSHIP_SCRIPT, key, args);
-        let reply = timeout(MEMBERSHIP_TIMEOUT, call).await;
+        let reply = timeout(self.call_timeout.max(MIN_MEMBERSHIP_TIMEOUT), call).await;
         membership::decode_fleet(reply.unwrap_or(Err(StoreFailure::TimedOut))?)
     }
 }

@@ -1,6 +1,7 @@
 //! Fleet membership, and the division of limits among replicas during a store outage.
 
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use serde_json::Value as Json;
 use sluicegate::edge::grpc::permits::api::permits_client::PermitsClient;
@@ -16,6 +17,7 @@ use sluicegate::store::{
 
 use super::{batch, check, limits, ready, serve, wait_until_ready};
 use crate::support::http1;
+use crate::support::proxy::{Flow, Proxy, Upstream};
 use crate::support::redis::Redis;
 use crate::support::resp::Value;
 use crate::support::service::Service;
@@ -98,6 +100,19 @@ fn replicas_without_a_store_together_allow_the_limit() {
         drop(fleet);
         store.launch(&["--port", "0"]);
     }
+}
+
+#[test]
+fn membership_tolerates_round_trips_below_the_deadline() {
+    let (store, limits) = (Redis::start(), limits(10));
+    let proxy = Proxy::before(Upstream::Unix(store.socket()));
+    let url = format!("redis://{}", proxy.address());
+    let flags = ["--store-deadline", "2s", "--fleet-replica-name", "far"];
+    let far = serve(limits.path(), &url, &flags);
+    wait_for_members(&far, &["far"]);
+    proxy.both(Flow::Delay(Duration::from_millis(75)));
+    let _near = start_replica(limits.path(), &store, "near", &[]);
+    wait_for_members(&far, &["far", "near"]);
 }
 
 #[test]

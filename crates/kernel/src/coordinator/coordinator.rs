@@ -210,7 +210,7 @@ impl Coordinator {
         known_grants.find(|grant| grant.generation == in_use.generation).unwrap_or_default()
     }
 
-    /// The replica's new vote, or its earlier one that is not counted yet.
+    /// Returns the new vote of the replica, or its earlier vote if no round has counted that yet.
     ///
     /// `None` if the replica voted under another limit or is idle.
     fn valid_vote(

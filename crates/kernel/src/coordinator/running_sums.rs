@@ -49,7 +49,7 @@ pub struct RunningSums {
 impl RunningSums {
     /// Adds a live share state to the sums, or removes it: `change` adds or subtracts.
     ///
-    /// One function does both, so that it removes exactly what it added.
+    /// Both directions share this function, so a removal subtracts exactly the added numbers.
     pub fn put(&mut self, change: fn(u64, u64) -> u64, state: &ShareState) {
         let need = state.demand.min(self.limit);
         let used = state.granted.share.max(state.in_flight);

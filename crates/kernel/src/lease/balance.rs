@@ -505,7 +505,7 @@ impl LeaseBalance {
         }
     }
 
-    /// Returns the denial to remember. Of two valid denials, the one of fewer hits applies to more
+    /// Returns the denial to remember. Of two valid denials, the denial of fewer hits applies to more
     /// checks.
     fn next_denial(
         &self,
