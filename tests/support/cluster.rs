@@ -14,8 +14,12 @@ pub struct Cluster {
     pub replicas: Vec<Process>,
 }
 
-/// `cluster-node-timeout` in ms, as short as a busy machine allows.
-const NODE_TIMEOUT: &str = "1500";
+/// `cluster-node-timeout` in ms for clusters that fail over, as short as a busy machine allows.
+const FAILOVER_NODE_TIMEOUT: &str = "1500";
+
+/// `cluster-node-timeout` in ms for clusters that cannot fail over. A node that a busy machine
+/// pauses for this long is reported as failed.
+const NODE_TIMEOUT: &str = "30000";
 
 const SLOTS: usize = 16_384;
 
@@ -29,12 +33,13 @@ impl Cluster {
     }
 
     pub fn of(flags: &[&str], replicas: bool) -> Self {
+        let node_timeout = if replicas { FAILOVER_NODE_TIMEOUT } else { NODE_TIMEOUT };
         let node = || {
             let cluster = [
                 "--cluster-enabled",
                 "yes",
                 "--cluster-node-timeout",
-                NODE_TIMEOUT,
+                node_timeout,
                 "--cluster-require-full-coverage",
                 "no",
                 "--cluster-replica-validity-factor",
