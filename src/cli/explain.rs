@@ -19,8 +19,9 @@ use crate::source::file::read_tree;
 /// The maximum number of non-matching patterns to print for an entry. Others are only counted.
 const MAX_ABSENT_PATTERNS: usize = 3;
 
-/// The duration units below one second, and how many of each make a second.
-const SUBSECOND_UNITS: [(&str, u64); 3] = [("ms", 1_000), ("us", 1_000_000), ("ns", 1_000_000_000)];
+/// The units of durations in an [`Explanation`], with their lengths in nanoseconds.
+const DURATION_UNITS: [(&str, u64); 4] =
+    [("ms", 1_000_000), ("us", 1_000), ("ns", 1), ("s", 1_000_000_000)];
 
 /// Runs `sluicegate explain`: prints the limits that a check would match now, by `clock`.
 ///
@@ -154,7 +155,7 @@ fn candidate_text(candidate: &Candidate) -> &'static str {
     match (&*candidate.verdict, &*candidate.kind) {
         ("matched", _) => "matched",
         ("outranked", "pattern") => "matches too, but comes later",
-        ("outranked", _) => "is there, but comes last",
+        ("outranked", _) => "matches too, but comes last",
         (_, "pattern") => "does not match",
         (_, _) => "is not in the file",
     }
@@ -162,8 +163,8 @@ fn candidate_text(candidate: &Candidate) -> &'static str {
 
 fn print_rule(rule: &RuleExplanation, out: &mut dyn io::Write) -> io::Result<()> {
     writeln!(out, "    limit     {}", rule.text)?;
-    if let (Some(tick), Some(worth)) = (&rule.tick, &rule.tick_is_worth) {
-        writeln!(out, "    tick      {tick}, worth {worth} hits")?;
+    if let Some(refill) = refill_text(rule) {
+        writeln!(out, "    refill    {refill}")?;
     }
     match &rule.counter {
         Some(counter) => writeln!(out, "    counter   {counter}")?,
@@ -175,22 +176,41 @@ fn print_rule(rule: &RuleExplanation, out: &mut dyn io::Write) -> io::Result<()>
     let fresh = &rule.fresh;
     // A limit with a counter lacks `remaining` only during a forced decision.
     let is_forced = rule.counter.is_some() && fresh.remaining.is_none();
-    let counter_note = if is_forced { ", whatever the counter" } else { " on an empty counter" };
+    let counter_note = if is_forced { ", forced by an operator" } else { " on an empty counter" };
     write!(out, "    decision  {}{counter_note}: {}", hits_text(fresh.hits), fresh.verdict)?;
     if let (Some(remaining), Some(reset)) = (fresh.remaining, &fresh.reset_after) {
-        write!(out, ", {remaining} remaining, empty again after {}", round_up_to_seconds(reset))?;
+        write!(out, ", {remaining} remaining, empty again after {}", duration_text(reset))?;
     }
     writeln!(out)
 }
 
-/// Rounds a duration above one second in ms, us or ns up to whole seconds: `1500ms` to `2s`.
-fn round_up_to_seconds(time: &str) -> String {
-    let seconds = |(unit, per_second): &(&str, u64)| {
-        let number: u64 = time.strip_suffix(*unit)?.parse().ok()?;
-        (*per_second < number).then(|| format!("{}s", number.div_ceil(*per_second)))
-    };
-    let rounded = SUBSECOND_UNITS.iter().find_map(seconds);
-    rounded.unwrap_or_else(|| time.to_owned())
+/// Returns the refill rate of a `gcra` limit: `1 hit every 100ms`.
+fn refill_text(rule: &RuleExplanation) -> Option<String> {
+    if rule.strategy.as_deref() != Some("gcra") {
+        return None;
+    }
+    let (hits, ticks) = rule.tick_is_worth.as_deref()?.split_once('/')?;
+    let (hits, ticks) = (hits.parse().ok()?, ticks.parse::<u64>().ok()?);
+    let tick = parse_duration(rule.tick.as_deref()?)?;
+    let interval = Nanos(tick.0.saturating_mul(ticks));
+    Some(format!("{} every {}", hits_text(hits), interval.for_people()))
+}
+
+/// Formats a duration of an [`Explanation`] for people: `630500ms` as `10m31s`. Durations above one
+/// second are rounded up to whole seconds.
+fn duration_text(text: &str) -> String {
+    let Some(duration) = parse_duration(text) else { return text.to_owned() };
+    let is_short = duration <= Nanos::SECOND;
+    let shown = if is_short { duration } else { Nanos::from_secs(duration.as_secs_ceil()) };
+    shown.for_people()
+}
+
+/// Parses a duration of an [`Explanation`], such as `1500ms`.
+fn parse_duration(text: &str) -> Option<Nanos> {
+    DURATION_UNITS.iter().find_map(|(unit, nanos)| {
+        let number: u64 = text.strip_suffix(*unit)?.parse().ok()?;
+        number.checked_mul(*nanos).map(Nanos)
+    })
 }
 
 fn hits_text(hits: u64) -> String {

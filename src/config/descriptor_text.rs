@@ -49,8 +49,8 @@ fn split_entries(text: &str) -> Vec<&str> {
 
 fn parse_entry(part: &str) -> Result<(String, String), String> {
     let end = find_unescaped(part, '=').ok_or_else(|| {
-        let comma = if part.is_empty() { "" } else { ", and a comma in it `\\,`" };
-        format!("`{part}` is not an entry; one is written key=value{comma}")
+        let comma = if part.is_empty() { "" } else { " (a comma in it as `\\,`)" };
+        format!("`{part}` is not an entry; write entries as key=value{comma}")
     })?;
     let (key, value) = part.split_at(end);
     Ok((unescape(key), unescape(value.get(1..).unwrap_or_default())))

@@ -224,7 +224,7 @@ impl ExplainContext<'_> {
     }
 
     fn unknown_domain_outcome(&self) -> String {
-        format!("no file has the domain `{}`, so nothing is limited", self.domain)
+        format!("no limit: no file has the domain `{}`", self.domain)
     }
 
     fn explain_rule(
@@ -320,18 +320,18 @@ fn outcome_sentence(trace: &LookupTrace<'_>) -> String {
             format!("{limited_or_unlimited} by `{}` ({})", rule.path, rule.location)
         }
         LookupOutcome::NoEntries => "a descriptor without entries matches no limit".to_owned(),
-        LookupOutcome::NoNode => format!("no limit: this level has nothing for `{entry}`"),
+        LookupOutcome::NoNode => format!("no limit: no rule on this level matches `{entry}`"),
         LookupOutcome::NoChildren => {
-            format!("no limit: `{node}` has no descriptors below it, and this descriptor goes on")
+            format!("no limit: `{node}` has no descriptors for the next entry")
         }
         LookupOutcome::NoLimit { .. } if trace.concurrency_limit.is_some() => {
-            format!("no rate limit: `{node}` has a concurrency limit and no rate_limit")
+            format!("no rate limit: `{node}` has only a concurrency limit")
         }
         LookupOutcome::NoLimit { has_children: true } => {
-            format!("no limit: `{node}` has no rate_limit of its own, only descriptors below it")
+            format!("no limit: `{node}` has only descriptors for a further entry")
         }
         LookupOutcome::NoLimit { has_children: false } => {
-            format!("no limit: `{node}` has no rate_limit, which exempts what it matches")
+            format!("no limit: `{node}` has no rate_limit, so its entries are exempt")
         }
     }
 }

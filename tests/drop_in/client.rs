@@ -134,7 +134,7 @@ fn explain_command_reports_a_forced_decision() {
     assert_eq!(run(&[&freeze[..], &check_args].concat()).0, Some(0));
     let (code, output, _) = explain();
     assert!(code == Some(0) && output.contains("; an operator forces deny until 2"), "{output}");
-    assert!(output.ends_with("    decision  1 hit, whatever the counter: deny\n"), "{output}");
+    assert!(output.ends_with("    decision  1 hit, forced by an operator: deny\n"), "{output}");
 }
 
 #[test]

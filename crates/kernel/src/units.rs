@@ -1,6 +1,6 @@
 //! Number types that carry their unit. Their arithmetic never wraps around.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 /// An instant or a duration in nanoseconds. Instants count from the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,7 +37,39 @@ impl Nanos {
     pub const fn plus(self, duration: Self) -> Self {
         Self(self.0.saturating_add(duration.0))
     }
+
+    /// Returns the duration as text for people, with units from days to nanoseconds.
+    ///
+    /// ```
+    /// # use sluicegate_kernel::units::Nanos;
+    /// assert_eq!(Nanos::from_secs(630).for_people(), "10m30s");
+    /// assert_eq!(Nanos::from_secs(93_600).for_people(), "1d2h");
+    /// assert_eq!(Nanos(1_500_000_000).for_people(), "1s500ms");
+    /// assert_eq!(Nanos(0).for_people(), "0s");
+    /// ```
+    #[must_use]
+    pub fn for_people(self) -> String {
+        let (mut text, mut rest) = (String::new(), self.0);
+        for (unit, length) in UNITS_FOR_PEOPLE {
+            if length <= rest {
+                let _infallible = write!(text, "{}{unit}", rest / length);
+                rest %= length;
+            }
+        }
+        if text.is_empty() { "0s".to_owned() } else { text }
+    }
 }
+
+/// The units of [`Nanos::for_people`], with their lengths in nanoseconds.
+const UNITS_FOR_PEOPLE: [(&str, u64); 7] = [
+    ("d", 86_400_000_000_000),
+    ("h", 3_600_000_000_000),
+    ("m", 60_000_000_000),
+    ("s", 1_000_000_000),
+    ("ms", 1_000_000),
+    ("us", 1_000),
+    ("ns", 1),
+];
 
 impl fmt::Display for Nanos {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
