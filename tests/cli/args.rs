@@ -89,7 +89,7 @@ fn settings_file_errors_name_the_file() {
     assert_eq!(
         err,
         format!(
-            "error: {path}:3:3: there is no setting `listen.http_prot`; did you mean `listen.http_port`?\n"
+            "error: {path}:3:3: unknown setting `listen.http_prot`; did you mean `listen.http_port`?\n"
         )
     );
     let (outcome, _, err) = run(&["serve", "--settings", "/no/such/file.yaml"], &[]);

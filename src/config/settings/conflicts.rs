@@ -121,7 +121,7 @@ fn check_users(settings: &Settings) -> Vec<SettingConflict> {
     let half = redis_urls(settings).filter(|(_, url)| is_half(url));
     let half = half.filter(|_| settings.store.password_file.is_none());
     half.map(|(name, _)| {
-        let message = format!("`{name}` contains a user without a password");
+        let message = format!("`{name}` has a user without a password");
         conflict(name, message, "write user:password@, or set store.password_file")
     })
     .collect()
@@ -133,7 +133,7 @@ fn check_expiry_jitter(settings: &Settings) -> Option<SettingConflict> {
     let seconds = jitter.0 / Nanos::SECOND.0;
     let is_invalid = !jitter.0.is_multiple_of(Nanos::SECOND.0) || MAX_JITTER_SECS < seconds;
     is_invalid.then(|| {
-        let message = format!("`{name}` {jitter} is not a whole number of up to 2^32 - 1 seconds");
+        let message = format!("`{name}` {jitter} must be whole seconds, at most 4294967295");
         conflict(name, message, "envoyproxy/ratelimit's default is 300s")
     })
 }
@@ -202,7 +202,7 @@ fn check_xds_backoff(settings: &Settings) -> Option<SettingConflict> {
     let names = ["compat.xds.backoff_min", "compat.xds.backoff_max"];
     (max < min).then(|| {
         let message = format!("`{}` {min} is longer than `{}` {max}", names[0], names[1]);
-        let help = "shorten the one or lengthen the other";
+        let help = "make the first shorter, or the second longer";
         let found = conflict(names[usize::from(is_max_changed)], message, help);
         SettingConflict { ratelimit_action: RatelimitValueAction::Accept, ..found }
     })
@@ -228,6 +228,6 @@ fn check_stats_address(settings: &Settings) -> Option<SettingConflict> {
 
 fn check_stats_interval(settings: &Settings) -> Option<SettingConflict> {
     let name = "compat.stats.interval";
-    let message = || format!("`{name}` is 0, which would send without a pause");
+    let message = || format!("`{name}` must be longer than 0");
     (settings.compat.stats.interval.0 == 0).then(|| conflict(name, message(), "the default is 10s"))
 }

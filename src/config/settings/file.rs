@@ -137,20 +137,20 @@ fn line_column(at: Location) -> LineColumn {
 fn plain_message(error: &serde_saphyr::Error) -> String {
     match error {
         serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => {
-            format!("`{key}` is given twice; once is enough")
+            format!("duplicate key `{key}`; remove one")
         }
         serde_saphyr::Error::DuplicateMappingKey { key: None, .. } => {
-            "a key is given twice; once is enough".to_owned()
+            "duplicate key; remove one".to_owned()
         }
         serde_saphyr::Error::MultipleDocuments { .. } => {
-            "a second document begins here; a file of settings is one document".to_owned()
+            "a second YAML document starts here; write all settings in one document".to_owned()
         }
         other => first_line(&other.to_string()),
     }
 }
 
 fn first_line(text: &str) -> String {
-    text.lines().next().unwrap_or("it is not YAML").to_owned()
+    text.lines().next().unwrap_or("invalid YAML").to_owned()
 }
 
 struct SettingsMapping(Vec<SettingEntry>);
@@ -167,7 +167,7 @@ impl<'de> Visitor<'de> for SettingsMappingVisitor {
     type Value = SettingsMapping;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a mapping from settings to their values")
+        f.write_str("a mapping of settings to values")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<SettingsMapping, A::Error> {

@@ -66,16 +66,16 @@ fn message_without_position(error: &serde_json::Error) -> String {
 
 fn check_hook<'h>(hook: &'h Hook, names: &mut HashSet<&'h str>) -> Result<(), String> {
     if hook.name.is_empty() {
-        return Err("a hook needs a name".to_owned());
+        return Err("the hook has no `name`".to_owned());
     }
     if !names.insert(&hook.name) {
-        return Err(format!("a second hook is named `{}`", hook.name));
+        return Err(format!("another hook has the name `{}`", hook.name));
     }
     if hook.domain.is_empty() {
-        return Err("a hook needs a domain".to_owned());
+        return Err("the hook has no `domain`".to_owned());
     }
     if hook.descriptors.is_empty() || hook.descriptors.iter().any(Vec::is_empty) {
-        return Err("a hook needs descriptors, each of at least one action".to_owned());
+        return Err("`descriptors` is empty, or a descriptor has no action".to_owned());
     }
     Ok(())
 }

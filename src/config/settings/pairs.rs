@@ -126,7 +126,7 @@ fn parse_mogrifiers(text: &str) -> Result<Mogrifiers, String> {
 fn check_mogrifier(rule: &Mogrifier) -> Result<(), String> {
     let has_empty_tag = rule.tags.iter().any(|(name, text)| name.is_empty() || text.is_empty());
     if rule.pattern.is_empty() || rule.name.is_empty() || has_empty_tag {
-        return Err("a pattern, a name, and each tag's name and text are needed".to_owned());
+        return Err("`pattern`, `name` and the texts of tags must not be empty".to_owned());
     }
     regex::Regex::new(&rule.pattern).map_err(|error| error.to_string()).map(drop)
 }

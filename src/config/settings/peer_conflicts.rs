@@ -46,7 +46,8 @@ fn check_peer_secret(settings: &Settings) -> Option<SettingConflict> {
     }
     (plain.reveal().len() < SHORTEST).then(|| {
         let message = format!("`fleet.peers.secret` is shorter than {SHORTEST} characters");
-        conflict("fleet.peers.secret", message, "take 32 random ones: `openssl rand -hex 16`")
+        let help = "create a secret of 32 characters: `openssl rand -hex 16`";
+        conflict("fleet.peers.secret", message, help)
     })
 }
 
@@ -71,8 +72,7 @@ fn check_peer_address(settings: &Settings) -> Option<SettingConflict> {
     let peers = &settings.fleet.peers;
     let address = peers.address.unwrap_or(settings.listen.peer_host);
     if address.is_unspecified() {
-        let message =
-            format!("`listen.peer_host` {address} is no address to which replicas can connect");
+        let message = format!("other replicas cannot connect to `listen.peer_host` {address}");
         let help = "set fleet.peers.address to the address of this replica; in Kubernetes, \
                     status.podIP";
         return Some(conflict("listen.peer_host", message, help));

@@ -311,7 +311,7 @@ fn split_variable(shape: Shape, text: &str) -> Vec<&str> {
 fn invalid_value_message(setting: &Setting, texts: &[&str]) -> (String, Option<String>) {
     let Setting { name, accepts, .. } = setting;
     match texts {
-        [_, _, ..] => (format!("`{name}` is given {} times", texts.len()), Some("once is enough".into())),
+        [_, _, ..] => (format!("`{name}` is set {} times", texts.len()), Some("set it once".into())),
         [text] if let Some(why) = (setting.why)(text) => (format!("`{name}` {why}"), None),
         [_] if setting.hidden => (format!("`{name}` takes {accepts}"), None),
         [text] if is_service_address(text) => (

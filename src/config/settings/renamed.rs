@@ -120,12 +120,12 @@ static RENAMED: &[(&str, &str)] = &[
 
 /// Former settings that are removed, with their replacements.
 pub(super) static REMOVED: &[(&str, &str)] = &[
-    ("metrics", "for no metrics, set listen.metrics_port to an empty text"),
-    ("reload_debounce", "changed files are always reloaded after 100ms without further changes"),
+    ("metrics", "to disable metrics, set listen.metrics_port to an empty text"),
+    ("reload_debounce", "remove it: files are reloaded 100ms after their last change"),
     (
         "threads",
-        "there is one worker thread for each CPU that the container may use; set the variable \
-         TOKIO_WORKER_THREADS for another number",
+        "set the environment variable TOKIO_WORKER_THREADS; the default is one thread for each \
+         CPU of the container",
     ),
 ];
 

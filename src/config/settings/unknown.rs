@@ -24,7 +24,7 @@ pub(super) fn explain_unknown(name: &str, origin: &SettingOrigin) -> UnknownName
     }
     let (message, help) = match origin {
         SettingOrigin::File(..) => unknown_key_message(name),
-        _ => ("there is no such setting".to_owned(), nearest_setting(name, origin)),
+        _ => ("unknown setting".to_owned(), nearest_setting(name, origin)),
     };
     UnknownName { message, help, is_former: false }
 }
@@ -63,17 +63,17 @@ fn unknown_key_message(name: &str) -> (String, Option<String>) {
         let prefix = format!("{name}.");
         let first = table().iter().find(|row| row.name.starts_with(&prefix));
         let help = first.map(|row| format!("write for example `{}`", nested(row.name)));
-        return (format!("`{name}` is a block of settings"), help);
+        return (format!("`{name}` is a block, and needs settings inside it"), help);
     }
     if find_setting(name).is_some() {
         let help = format!("write `{}`", nested(name));
-        return (format!("`{name}` is a setting in a block"), Some(help));
+        return (format!("`{name}` must be nested, not written with dots"), Some(help));
     }
     let names = table().iter().map(|row| row.name);
     let names = names.chain(setting_blocks().iter().map(|block| block.name));
     let known = names.map(|name| (name.to_owned(), name)).chain(former_names());
     let help = nearest_of(name, known.collect()).map(|name| format!("did you mean `{name}`?"));
-    (format!("there is no setting `{name}`"), help)
+    (format!("unknown setting `{name}`"), help)
 }
 
 /// Suggests the setting whose flag or variable resembles `name`, which has underscores.

@@ -34,14 +34,14 @@ const RULES: &[UnusedRule] = &[
     UnusedRule {
         names: &["store.password_file"],
         is_unused: |settings| redis_urls(settings).next().is_none(),
-        why: "`store.url` is not a Redis",
-        help: "set store.url to a Redis, or remove this setting",
+        why: "`store.url` is not the URL of a Redis",
+        help: "set store.url to the URL of a Redis, or remove this setting",
     },
     UnusedRule {
         names: &["compat.store.per_second_url"],
         is_unused: |settings| settings.store.url == StoreUrl::Memory,
-        why: "`store.url` is not a Redis",
-        help: "set store.url to the Redis for all other limits",
+        why: "`store.url` is not the URL of a Redis",
+        help: "set store.url to the URL of the Redis for all other limits",
     },
     UnusedRule {
         names: &["store.tls", "compat.store.system_cas", "compat.store.any_server_name"],
@@ -69,8 +69,8 @@ const RULES: &[UnusedRule] = &[
             settings.store.url == StoreUrl::Memory
                 || settings.compat.store.key_format == KeyFormat::Own
         },
-        why: "there are no keys in envoyproxy/ratelimit's format in a Redis",
-        help: "set `compat.store.key_format: compat` and store.url to a Redis",
+        why: "counter keys in Redis do not have envoyproxy/ratelimit's format",
+        help: "set `compat.store.key_format: compat` and store.url to the URL of a Redis",
     },
     UnusedRule {
         names: &["limits.xds", "compat.xds"],
@@ -93,7 +93,7 @@ const RULES: &[UnusedRule] = &[
         ],
         is_unused: |settings| settings.limits.xds.server.is_some(),
         why: "limits are loaded from `limits.xds.server`",
-        help: "remove one of them",
+        help: "remove this setting, or limits.xds.server",
     },
     UnusedRule {
         names: &["listen.tls.client_ca_file", "listen.tls.client_name"],
@@ -157,7 +157,7 @@ const RULES: &[UnusedRule] = &[
         names: &["listen.peer_host", "fleet.peers"],
         is_unused: |settings| !has_peers(settings),
         why: "this replica connects to no other replica",
-        help: "set listen.peer_port and store.url to a Redis, or remove this setting",
+        help: "set listen.peer_port, and store.url to the URL of a Redis, or remove this setting",
     },
 ];
 

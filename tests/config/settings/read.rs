@@ -203,14 +203,14 @@ fn errors_of_flags_variables_and_file_name_their_source() {
         read_errors(&doors),
         [
             "error: server.yaml:1:21: `listen.http_port` takes a whole number from 0 to 65535, got `70000`",
-            "error: server.yaml:1:28: there is no setting `listen.grpc_prot`; did you mean `listen.grpc_port`?",
+            "error: server.yaml:1:28: unknown setting `listen.grpc_prot`; did you mean `listen.grpc_port`?",
             "error: server.yaml:3:16: `telemetry.log.level` takes error | warn | info | debug | trace",
             "error: server.yaml:5:16: `answers.shadow_mode` takes true or false",
             "error: SLUICEGATE_STORE_WHEN_FULL: `store.when_full` takes deny | allow, got `alow`; did you mean `allow`?",
             "error: SLUICEGATE_COMPAT_STATS_MAX_RULES: `compat.stats.max_rules` takes a whole number from 0 to 4294967295, got ``",
             "error: --store-max-keys: `store.max_keys` takes a whole number from 0, got `-1`",
-            "error: --compat-stats-max-rules: `compat.stats.max_rules` is given 2 times; once is enough",
-            "error: --admin-prot: there is no such setting; did you mean --listen-admin-port?",
+            "error: --compat-stats-max-rules: `compat.stats.max_rules` is set 2 times; set it once",
+            "error: --admin-prot: unknown setting; did you mean --listen-admin-port?",
         ]
     );
 }
@@ -228,7 +228,7 @@ fn unknown_variable_warns_with_a_suggestion() {
     assert_eq!(
         messages(&loaded.warnings),
         [
-            "warning: SLUICEGATE_GRPC_PROT: there is no such setting; did you mean SLUICEGATE_LISTEN_GRPC_PORT?"
+            "warning: SLUICEGATE_GRPC_PROT: unknown setting; did you mean SLUICEGATE_LISTEN_GRPC_PORT?"
         ]
     );
 }
@@ -284,13 +284,13 @@ fn invalid_settings_file_is_refused_with_line_and_column() {
 fn repeated_setting_is_refused() {
     assert_eq!(
         read_errors(&dotted("listen.grpc_port: 1\nlisten.grpc_port: 2\n")),
-        ["error: server.yaml:3:3: `grpc_port` is given twice; once is enough"]
+        ["error: server.yaml:3:3: duplicate key `grpc_port`; remove one"]
     );
 }
 
 #[test]
 fn second_yaml_document_in_a_settings_file_is_refused() {
-    let message = "a second document begins here; a file of settings is one document";
+    let message = "a second YAML document starts here; write all settings in one document";
     let messages = read_errors(&file("listen: {grpc_port: 1}\n---\nlimits: {}\n"));
     assert_eq!(messages, [format!("error: server.yaml:3:1: {message}")]);
 }

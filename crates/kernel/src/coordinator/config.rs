@@ -41,7 +41,7 @@ pub enum CoordinatorConfigError {
     /// The share lifetime ends before two heartbeats are due, so shares would expire without a
     /// fault.
     #[error(
-        "a term of {term} less its margin {margin} is over before a second heartbeat of {heartbeat} can be missed; use a term of at least {least}"
+        "a share expiry of {term} is too short for a heartbeat of {heartbeat}; use at least {least}"
     )]
     LifetimeTooShort {
         /// The configured share lifetime.
@@ -54,11 +54,11 @@ pub enum CoordinatorConfigError {
         least: Nanos,
     },
     /// The heartbeat interval is zero.
-    #[error("a heartbeat of 0 would never end")]
+    #[error("the heartbeat is 0; use for example 1s")]
     NoHeartbeat,
     /// The bounds of the concurrency limit contradict each other or exceed [`MOST`].
     #[error(
-        "a ceiling starts at {start} between {min} and {max}; wanted 1 <= min <= start <= max <= {MOST}"
+        "the concurrency limit {start} is not between {min} and {max}, or these exceed 1 to {MOST}"
     )]
     Bounds {
         /// The least limit.

@@ -181,9 +181,9 @@ fn former_names_are_errors_that_contain_the_new_name() {
         [
             "error: server.yaml:1:1: `limits` was renamed to `limits.paths`; write `limits: {paths: …}`",
             "error: server.yaml:2:1: `backend_deadline` was renamed to `store.deadline`; write `store: {deadline: …}`",
-            "error: server.yaml:3:1: `threads` was removed; there is one worker thread for each CPU that the container may use; set the variable TOKIO_WORKER_THREADS for another number",
-            "error: server.yaml:4:1: `store.url` is a setting in a block; write `store: {url: …}`",
-            "error: server.yaml:5:1: `store` is a block of settings; write for example `store: {url: …}`",
+            "error: server.yaml:3:1: `threads` was removed; set the environment variable TOKIO_WORKER_THREADS; the default is one thread for each CPU of the container",
+            "error: server.yaml:4:1: `store.url` must be nested, not written with dots; write `store: {url: …}`",
+            "error: server.yaml:5:1: `store` is a block, and needs settings inside it; write for example `store: {url: …}`",
             "error: SLUICEGATE_BACKEND: renamed to SLUICEGATE_STORE_URL",
             "error: --log-level: renamed to --telemetry-log-level",
         ]

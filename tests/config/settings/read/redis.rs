@@ -210,5 +210,5 @@ fn envoyproxy_key_settings_require_redis_and_envoyproxy_keys() {
     let messages = read_errors(&dotted(
         "store.url: redis://h\ncompat.store.key_format: compat\ncompat.store.expiry_jitter: 1500ms\n",
     ));
-    assert!(messages[0].contains("not a whole number"), "{messages:?}");
+    assert!(messages[0].contains("must be whole seconds"), "{messages:?}");
 }
