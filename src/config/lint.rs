@@ -44,10 +44,10 @@ pub(super) struct ChargeSettings<'r> {
 pub(super) fn lint_descriptor(raw: &Descriptor, at: FileSpan, findings: &mut FileFindings<'_>) {
     if raw.key.value.contains('*') {
         let message = format!(
-            "the `*` in the key `{}` stands for any part of key and value joined by `_`",
+            "the `*` in the key `{}` also matches the value: both are compared joined by `_`",
             raw.key.value
         );
-        let fix = "put the `*` into the value; keys are better written out";
+        let fix = "write the whole key, and use the `*` in the value";
         findings.add(Code::StarInKey, at, message, fix);
     }
     if raw.rate_limit.is_some() {
@@ -61,7 +61,7 @@ pub(super) fn lint_descriptor(raw: &Descriptor, at: FileSpan, findings: &mut Fil
     ];
     for (word, _) in words.into_iter().filter(|&(_, is_set)| is_set) {
         let message = format!("`{word}` has no effect on a descriptor without `rate_limit`");
-        let fix = "put it where the limit is; descriptors below do not inherit it";
+        let fix = "move it to the descriptor with the `rate_limit`: descriptors do not inherit it";
         findings.add(Code::NoEffect, at, message, fix);
     }
 }
@@ -86,7 +86,7 @@ impl DomainLint<'_, '_, '_> {
         if limits.all(|limit| !matches!(limit.mode, LimitMode::Leased(_))) {
             let message =
                 "`max_overshoot` has no effect: no limit of this domain is leased".to_owned();
-            let fix = "say `mode: leased`, here or where a limit is, or leave it out";
+            let fix = "add `mode: leased` here or to a limit, or remove `max_overshoot`";
             self.findings.add(Code::NoEffect, at, message, fix);
         }
     }
@@ -98,16 +98,16 @@ impl DomainLint<'_, '_, '_> {
         match (as_one, self.charge_settings.colocate) {
             (_, Some((key, at))) if !self.has_key(key) => {
                 let message = format!("no descriptor of this domain has the key `{key}`");
-                let fix = "name the key of an entry that the domain's descriptors have";
+                let fix = "use a key of the domain's descriptors";
                 self.findings.add(Code::UnknownColocate, *at, message, fix);
             }
             (Some(_), Some((key, _))) => self.note_limits_without_key(key),
             (Some((_, at)), None) => {
-                let message = "in a Redis Cluster one node has all counters of this domain, and \
-                               charges a check in one step; in two where `compat.store.per_second_url` \
-                               or `compat.store.key_format: compat` takes some elsewhere"
+                let message = "in a Redis Cluster, all counters of this domain are on one node; \
+                               with `compat.store.per_second_url` or `compat.store.key_format: \
+                               compat`, a check may take two steps"
                     .to_owned();
-                let fix = "`colocate: KEY`, an entry that all its descriptors have, spreads them";
+                let fix = "to use several nodes, add `colocate: KEY` with a key of all descriptors";
                 self.findings.add(Code::SeveralSlots, at, message, fix);
             }
             (None, _) => {}
@@ -132,10 +132,11 @@ impl DomainLint<'_, '_, '_> {
                 continue;
             }
             let message = format!(
-                "in a Redis Cluster this limit is charged in two steps with others, held first and \
-                 kept or given back then: its descriptors have no entry `{key}`"
+                "a Redis Cluster charges this limit and others in two steps, because its \
+                 descriptors have no entry `{key}`"
             );
-            let fix = "in memory and on a single Redis, without `compat.store.per_second_url`, all is charged in one step";
+            let fix = "none needed for the memory store, or for a single Redis without \
+                       `compat.store.per_second_url`";
             self.findings.add(Code::SeveralSlots, self.key_span(node), message, fix);
         }
     }
@@ -151,8 +152,8 @@ impl DomainLint<'_, '_, '_> {
             };
             let other = self.describe_node(wide);
             let message =
-                format!("nothing is left for `{name}`: {other} comes first and matches all of it");
-            let help = format!("put it before `{}`", self.tree.name(wide));
+                format!("`{name}` never matches: {other} comes first and matches the same entries");
+            let help = format!("move it before `{}`", self.tree.name(wide));
             self.findings.add(Code::ShadowedPattern, self.key_span(narrow), message, help);
         }
     }
@@ -168,8 +169,9 @@ impl DomainLint<'_, '_, '_> {
         let mut widest = patterns.iter().take(MAX_COMPARED_PATTERNS).copied();
         let Some(wide) = widest.find(|&wide| self.covers_all_of_key(wide, key)) else { return };
         let other = self.describe_node(wide);
-        let message = format!("no entry with key `{key}` gets here: {other} matches them all");
-        let help = "a pattern outranks a bare key: narrow the pattern, or take this one out";
+        let message =
+            format!("this rule for key `{key}` never matches: {other} matches all its entries");
+        let help = "narrow the pattern, which has priority, or remove this rule";
         self.findings.add(Code::ShadowedKey, self.key_span(node), message, help);
     }
 
@@ -188,11 +190,11 @@ impl DomainLint<'_, '_, '_> {
         let Some(other) = others.into_iter().find(bare) else { return };
         let longer = self.tree.name(other);
         let message = format!(
-            "an entry `{longer}`: `{}` finds this rule of key `{key}`, not {}",
+            "the entry `{longer}={}` matches this rule with key `{key}`, not {}",
             &name[longer.len() + 1..],
             self.describe_node(other)
         );
-        let help = "key and value are joined by `_` before they are compared: rename one key";
+        let help = "rename one key: key and value are compared joined by `_`";
         self.findings.add(Code::AmbiguousKey, self.key_span(node), message, help);
     }
 
@@ -205,7 +207,7 @@ impl DomainLint<'_, '_, '_> {
             }
             let message = format!("no rule of this domain is named `{name}`");
             let help = nearest(name, names.iter().copied()).map_or_else(
-                || "give the rule to be replaced this `name`".to_owned(),
+                || "add this `name` to the rule to replace".to_owned(),
                 |near| format!("did you mean `{near}`?"),
             );
             self.findings.add(Code::UnknownReplaces, *at, message, help);

@@ -97,8 +97,8 @@ fn group_by_domain<'r>(
         let domain = file.domain.value.as_str();
         let at = FileSpan { file: number, span: file.domain.span };
         if domain.is_empty() {
-            let message = "a file may not have an empty domain".to_owned();
-            let fix = "put `domain: NAME` at its top, the domain that Envoy's filter asks for";
+            let message = "the file has no domain".to_owned();
+            let fix = "add `domain: NAME` at the top, with the domain of Envoy's rate limit filter";
             findings.add(Code::EmptyDomain, at, message, fix.to_owned());
         } else if let Some(&group) = group_by_name.get(domain) {
             if merge {
@@ -123,8 +123,7 @@ fn report_duplicate_domain(
 ) {
     let first = FileSpan { file: first, span: files[first].0.domain.span };
     let message = format!("duplicate domain `{domain}`, first in {}", findings.place(first));
-    let fix =
-        "put both into one file, or allow it with the setting `limits.merge_domains`".to_owned();
+    let fix = "merge the two files, or set `limits.merge_domains: true`".to_owned();
     findings.add(Code::DuplicateDomain, at, message, fix);
 }
 
@@ -267,8 +266,8 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
 
     fn report_disagreement(&mut self, word: &str, at: FileSpan, first: FileSpan) {
         let first = self.findings.place(first);
-        let message = format!("`{word}` of one domain differs from that in {first}");
-        let fix = "merged files are one domain: say it once, or the same in each".to_owned();
+        let message = format!("`{word}` differs from `{word}` of the same domain in {first}");
+        let fix = "write it in one file of the domain, or the same in all of them".to_owned();
         self.findings.add(Code::Contradiction, at, message, fix);
     }
 
@@ -294,8 +293,8 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         let flags = NodeFlags { share_threshold, value_to_metric };
         let name = (raw.key.value.as_str(), raw.value.value.as_str());
         if raw.key.value.is_empty() {
-            let message = "descriptor has an empty key".to_owned();
-            let fix = "put `key: NAME`, the key that Envoy's action sends".to_owned();
+            let message = "the descriptor has no key".to_owned();
+            let fix = "add `key: NAME`, the key of the entry that Envoy sends".to_owned();
             self.findings.add(Code::EmptyKey, key, message, fix);
             return self.builder.add_hidden(parent, name, flags);
         }
@@ -311,7 +310,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
 
     fn report_add_error(&mut self, error: AddNodeError, node: NodeId, key: FileSpan) {
         let AddNodeError::Duplicate(first) = error else {
-            let message = "this domain has more descriptors than can be numbered".to_owned();
+            let message = "the domain has too many descriptors".to_owned();
             self.findings.add(Code::TooMany, key, message, "split it into several domains");
             return;
         };
@@ -323,9 +322,9 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         let message = format!("duplicate descriptor composite key `{path}`, first in {place}");
         let tree = self.builder.tree();
         let help = if tree.key_and_value(first) == tree.key_and_value(node) {
-            "put both into one descriptor"
+            "merge the two descriptors"
         } else {
-            "key and value are joined by `_`, so that these two are one: rename a key"
+            "rename a key: key and value are compared joined by `_`"
         };
         self.findings.add(Code::DuplicateDescriptor, key, message, help.to_owned());
     }
@@ -336,9 +335,8 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             return;
         }
         let name = if value.is_empty() { key.clone() } else { format!("{key}_{value}") };
-        let message =
-            format!("`share_threshold` is only for wildcard values, and `{name}` has no `*`");
-        let fix = "leave it out, or put a `*` into the value".to_owned();
+        let message = format!("`share_threshold` needs a `*` in the value, but `{name}` has none");
+        let fix = "remove it, or add a `*` to the value".to_owned();
         let at = FileSpan { file, span: raw.share_threshold.span };
         self.findings.add(Code::ShareWithoutWildcard, at, message, fix);
     }
@@ -409,12 +407,12 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         for name in &raw.replaces {
             let at = FileSpan { file, span: name.span };
             if name.value.is_empty() {
-                let message = "`replaces` has an empty entry".to_owned();
-                let fix = "`- name: NAME`, the name of another rule".to_owned();
+                let message = "an item of `replaces` has no name".to_owned();
+                let fix = "write `- name: NAME` with the name of another rule".to_owned();
                 self.findings.add(Code::EmptyReplaces, at, message, fix);
             } else if name.value == raw.name.value {
-                let message = format!("`replaces` holds the rule's own name `{}`", name.value);
-                let fix = "leave it out; a rule cannot replace itself".to_owned();
+                let message = format!("`replaces` contains the rule's own name `{}`", name.value);
+                let fix = "remove it: a rule cannot replace itself".to_owned();
                 self.findings.add(Code::ReplacesItself, at, message, fix);
             }
         }

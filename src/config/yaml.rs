@@ -21,7 +21,7 @@ mod timestamp;
 pub(super) use decode::decode;
 pub(super) use node::{YamlId, YamlKind, YamlTree, parse};
 pub(super) use scalar::ScalarValue;
-pub(super) use soundness::{AliasBudget, check};
+pub(super) use soundness::{AliasBudget, check, report_too_many_aliases};
 
 /// The largest nesting depth of a file, counted with aliases followed. Each `descriptors` list adds
 /// two levels.

@@ -90,32 +90,32 @@ fn invalid_concurrency_fields_are_reported() {
     assert_findings("mode: local", &["E38 `concurrency` needs a `limit`"]);
     assert_findings(
         "limit: 1, mode: local, on_store_failure: deny",
-        &["E32 `on_store_failure` beside `mode: local`"],
+        &["E32 `on_store_failure` cannot be combined with `mode: local`"],
     );
     assert_findings("limit: 1, on_store_failure: error", &["E29 `on_store_failure: error`"]);
-    assert_findings("limit: 64, mode: shared", &["W30 a concurrency limit without `max_duration`"]);
+    assert_findings("limit: 64, mode: shared", &["W30 `max_duration` is missing"]);
     assert_raw_findings(
         "limit: 64",
-        &["W30 a concurrency limit without `max_duration`, which is 60s then"],
+        &["W30 `max_duration` is missing, so its default of 60s applies"],
     );
     assert_findings("limit: 64, mode: local", &[]);
     assert_findings("limit: 64, mode: strict", &[]);
     assert_findings(
         "limit: 64, mode: shared, max_duration: 301s",
-        &["W30 a fleet-wide limit with"],
+        &["W30 `max_duration: 301s` is long"],
     );
     assert_findings(
         "limit: 64, max_duration: 301s",
-        &["W30 a fleet-wide limit with `max_duration: 301s`"],
+        &["W30 `max_duration: 301s` is long for a fleet-wide limit"],
     );
     assert_findings("limit: 64, mode: leesed, max_duration: 301s", &["E29 `mode: leesed`"]);
     assert_findings("limit: 64, mode: shared, max_duration: 5m", &[]);
     assert_findings(
         "limit: 4, mode: strict, adaptive: {}",
-        &["E32 `adaptive` beside `mode: strict`"],
+        &["E32 `adaptive` cannot be combined with `mode: strict`"],
     );
     assert_findings("limit: 1, mode: cached_deny", &["E29 `mode: cached_deny`"]);
-    assert_findings("limit: 1, max_duration: 0s", &["E31 `max_duration: 0s` is no time at all"]);
+    assert_findings("limit: 1, max_duration: 0s", &["E31 `max_duration: 0s` is too short"]);
     assert_findings("limit: 1, adaptive: {algorithm: vegas}", &["E29 `algorithm: vegas`"]);
     assert_findings("limit: 1, adaptive: {min: 0}", &["E38 `min: 0`"]);
     assert_findings("limit: 4, adaptive: {min: 5}", &["E32 `limit: 4` is not between `min` 5"]);
@@ -123,13 +123,13 @@ fn invalid_concurrency_fields_are_reported() {
         "limit: 4, adaptive: {max: 3}",
         &["E32 `limit: 4` is not between `min` 1 and `max` 3"],
     );
-    assert_findings("limit: 1, queue: {size: 1}", &["E38 a queue needs"]);
-    assert_findings("limit: 1, queue: {timeout: 1s}", &["E38 a queue needs"]);
+    assert_findings("limit: 1, queue: {size: 1}", &["E38 `queue` needs"]);
+    assert_findings("limit: 1, queue: {timeout: 1s}", &["E38 `queue` needs"]);
     assert_findings("limit: 1, queue: {size: 0, timeout: 1s}", &["E38 `size: 0`"]);
     assert_findings("limit: 1, queue: {size: 1, timeout: 0s}", &["E31 `timeout: 0s`"]);
     assert_findings(
         "limit: 1, queue: {size: 1, timeout: soon}",
-        &["E31 `timeout: soon` is no duration"],
+        &["E31 `timeout: soon` is not a duration"],
     );
     assert_findings(
         "limit: 1, queue: {size: 1, timeout: 999999d}",
@@ -140,16 +140,16 @@ fn invalid_concurrency_fields_are_reported() {
         assert_findings(&format!("limit: 1, reject: {{status: {status}}}"), &[&expected]);
     }
     assert_findings("limit: 1, reject: {retry_after: later}", &["E31 `retry_after: later`"]);
-    assert_findings("limit: 1, burst: 2", &["E10 `burst` has no place in `concurrency`"]);
-    assert_findings("limit: 1, queues: {}", &["E09 there is no key `queues`"]);
-    assert_findings("limit: many", &["E13 `limit` wants"]);
+    assert_findings("limit: 1, burst: 2", &["E10 `burst` is not valid in `concurrency`"]);
+    assert_findings("limit: 1, queues: {}", &["E09 unknown field `queues`"]);
+    assert_findings("limit: many", &["E13 `limit` must be"]);
 }
 
 #[test]
 fn concurrency_mode_unsuited_to_the_limit_size_warns() {
     let shared =
         |limit: u32, more: &str| format!("limit: {limit}, mode: shared, max_duration: 5m{more}");
-    assert_findings(&shared(10, ""), &["W31 `limit: 10` in shares"]);
+    assert_findings(&shared(10, ""), &["W31 `limit: 10` is small for `mode: shared`"]);
     assert_findings(&shared(11, ""), &[]);
     assert_findings(&shared(10, ", adaptive: {}"), &[]);
     assert_findings("limit: 10", &[]);
@@ -165,7 +165,7 @@ fn concurrency_mode_unsuited_to_the_limit_size_warns() {
 #[test]
 fn concurrency_fields_outside_their_block_are_refused() {
     let findings = findings("- key: k\n  queue: {size: 1, timeout: 1s}\n");
-    assert!(findings[0].contains("E10 `queue` has no place in a descriptor"), "{findings:?}");
+    assert!(findings[0].contains("E10 `queue` is not valid in a descriptor"), "{findings:?}");
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn old_concurrency_mode_leased_is_an_error_with_the_new_name() {
     let text = "domain: d\ndescriptors:\n- key: k\n  concurrency: {limit: 64, mode: leased}\n";
     let findings = load(&[("a.yaml", text)], false).unwrap_err();
     assert_eq!(findings.len(), 1, "{findings:?}");
-    assert_eq!(line(&findings[0]), "4:34 E29 `mode: leased` is not known");
-    let fix = "renamed to `shared`; `leased` is a mode of `rate_limit`";
+    assert_eq!(line(&findings[0]), "4:34 E29 `mode: leased` is not a valid value");
+    let fix = "use `mode: shared`; `leased` is a mode of `rate_limit`";
     assert_eq!(findings[0].help.as_deref(), Some(fix));
 }

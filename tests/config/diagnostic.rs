@@ -10,7 +10,7 @@ fn finding_text_shows_line_caret_and_fix() {
     let found = raw::read("limits/a.yaml", text.as_bytes()).unwrap_err();
     assert_eq!(
         found[0].to_string(),
-        "limits/a.yaml:4:5 error[E09] there is no key `ratelimit`\n    \
+        "limits/a.yaml:4:5 error[E09] unknown field `ratelimit`\n    \
          4 |     ratelimit: {}\n      |     ^^^^^^^^^ did you mean `rate_limit`?"
     );
 }
@@ -21,7 +21,7 @@ fn finding_json_has_stable_field_names() {
     let json = serde_json::to_value(&found[0]).unwrap();
     let expected = serde_json::json!({
         "severity": "error", "code": "E09", "file": "a.yaml", "line": 1, "column": 1,
-        "message": "there is no key `Domain`", "help": "did you mean `domain`?",
+        "message": "unknown field `Domain`", "help": "did you mean `domain`?",
     });
     assert_eq!(json, expected);
 }
@@ -92,7 +92,7 @@ fn diagnostic_messages_contain_no_control_characters() {
 
 #[test]
 fn errors_in_multi_line_text_show_line_column_and_fix() {
-    let fix = "keys of one block start in one column, and a colon is followed by a blank";
+    let fix = "indent all keys of a block equally, and write a space after each colon";
     let limit = "rate_limit:\n    unit:minute\n    requests_per_unit: 5";
     for (text, line, column, width) in [
         ("domain: d\ndescriptors:\n- key: a\n     value: b\n".to_owned(), 4, 6, 5),
@@ -107,7 +107,7 @@ fn errors_in_multi_line_text_show_line_column_and_fix() {
     }
     for text in ["domain: a: b: c\n", "domain: d\ndescriptors:\n- key: a\n  x: see b: c\n"] {
         let found = raw::read("a.yaml", text.as_bytes()).unwrap_err();
-        let fix = "a text that contains `: ` must be quoted";
+        let fix = "quote a text that contains `: `";
         assert_eq!(found[0].help.as_deref(), Some(fix), "{found}");
     }
 }

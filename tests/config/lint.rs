@@ -24,7 +24,8 @@ fn pattern_shadowed_by_an_earlier_one_warns() {
     assert_findings(
         &keys(&[("p", "a*"), ("p", "ab*")]),
         &[
-            "4:9 W20 nothing is left for `p_ab*`: `p_a*` (a.yaml:3) comes first and matches all of it",
+            "4:9 W20 `p_ab*` never matches: `p_a*` (a.yaml:3) comes first and matches the same \
+             entries",
         ],
     );
     assert_findings(&keys(&[("p", "a*c"), ("p", "ab*bc")]), &["W20"]);
@@ -39,7 +40,7 @@ fn pattern_shadowed_by_an_earlier_one_warns() {
 fn bare_key_shadowed_by_a_pattern_warns() {
     assert_findings(
         &keys(&[("w", "*"), ("w", "")]),
-        &["4:9 W21 no entry with key `w` gets here: `w_*` (a.yaml:3) matches them all"],
+        &["4:9 W21 this rule for key `w` never matches: `w_*` (a.yaml:3) matches all its entries"],
     );
     assert_findings(&keys(&[("path_info", ""), ("path", "*")]), &["3:9 W21"]);
     assert_findings(&keys(&[("w", "a*"), ("w", "")]), &[]);
@@ -50,7 +51,7 @@ fn bare_key_shadowed_by_a_pattern_warns() {
 fn joined_key_and_value_equal_to_another_key_warns() {
     assert_findings(
         &keys(&[("a", "b_c"), ("a_b", "")]),
-        &["3:9 W22 an entry `a_b`: `c` finds this rule of key `a`, not `a_b` (a.yaml:4)"],
+        &["3:9 W22 the entry `a_b=c` matches this rule with key `a`, not `a_b` (a.yaml:4)"],
     );
     assert_findings(&keys(&[("a", "b_c"), ("a", ""), ("b", "")]), &[]);
     assert_findings(&keys(&[("user", ""), ("user_id", "")]), &[]);
@@ -70,7 +71,7 @@ fn burst_above_ten_units_warns() {
     };
     assert_eq!(burst(50), Vec::<String>::new());
     assert_eq!(burst(51).len(), 1);
-    assert!(burst(51)[0].contains("W24 a burst of 51 admits 10 units' worth"), "{:?}", burst(51));
+    assert!(burst(51)[0].contains("W24 `burst: 51` allows 10 times"), "{:?}", burst(51));
 }
 
 #[test]
@@ -82,7 +83,7 @@ fn more_than_one_percent_of_burst_per_tick_warns() {
             "unit: second, requests_per_unit: 3000001, strategy: gcra, burst: {burst}"
         ))
     };
-    assert!(burst(300)[0].contains("W25 one tick of 1us is worth"), "{:?}", burst(300));
+    assert!(burst(300)[0].contains("W25 every 1us, up to 4 hits return"), "{:?}", burst(300));
     assert_eq!(burst(301), Vec::<String>::new());
 }
 
@@ -117,7 +118,7 @@ fn unknown_name_in_replaces_warns() {
 #[test]
 fn limit_without_requests_per_unit_warns() {
     assert!(
-        limit_findings("unit: day")[0].contains("W28 no `requests_per_unit`"),
+        limit_findings("unit: day")[0].contains("W28 `requests_per_unit` is missing"),
         "{:?}",
         limit_findings("unit: day")
     );

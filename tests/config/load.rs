@@ -12,7 +12,7 @@ fn assert_findings(descriptors: &str, expected: &[&str]) {
 
 #[test]
 fn descriptor_without_a_key_is_refused() {
-    assert_findings("- value: x\n", &["3:3 E22 descriptor has an empty key"]);
+    assert_findings("- value: x\n", &["3:3 E22 the descriptor has no key"]);
     assert_findings("- key:\n  value: x\n", &["3:"]);
 }
 
@@ -80,7 +80,7 @@ fn unlimited_excludes_other_fields() {
     assert_findings("- key: k\n  rate_limit: {unlimited: true}\n", &[]);
     assert_findings(
         "- key: k\n  rate_limit: {unlimited: true, unit: Day}\n",
-        &["4:39 E25 `unit: Day` beside `unlimited: true`"],
+        &["4:39 E25 `unit: Day` cannot be combined with `unlimited: true`"],
     );
     // envoyproxy/ratelimit ignores these fields beside `unlimited`; Sluicegate reports them.
     assert_findings(
@@ -105,9 +105,9 @@ fn replaces_must_name_another_rule() {
     assert_findings(&rule("{name: one}"), &[]);
     assert_findings(
         &rule("{name: two}"),
-        &["10:23 E27 `replaces` holds the rule's own name `two`"],
+        &["10:23 E27 `replaces` contains the rule's own name `two`"],
     );
-    assert_findings(&rule("{name: ''}"), &["10:23 E26 `replaces` has an empty entry"]);
+    assert_findings(&rule("{name: ''}"), &["10:23 E26 an item of `replaces` has no name"]);
     assert_findings(&rule("{name: one}, {name:}"), &["10:"]);
 }
 
@@ -115,7 +115,7 @@ fn replaces_must_name_another_rule() {
 fn share_threshold_needs_a_star_in_the_value() {
     assert_findings(
         "- {key: k, value: v, share_threshold: true}\n",
-        &["3:39 E28 `share_threshold` is only for wildcard values, and `k_v` has no `*`"],
+        &["3:39 E28 `share_threshold` needs a `*` in the value, but `k_v` has none"],
     );
     assert_findings("- {key: k, value: 'v*', share_threshold: true}\n", &[]);
     assert_findings("- {key: k, value: v, share_threshold: false}\n", &[]);
@@ -139,10 +139,7 @@ fn domain_is_required_and_unique_across_files() {
         ["b.yaml:2:10 E21 duplicate domain `d`, first in a.yaml:1:9"]
     );
     assert_eq!(lines(&[a, b], true), Vec::<String>::new());
-    assert!(
-        lines(&[("a.yaml", "# nothing\n")], false)[0]
-            .contains("E20 a file may not have an empty domain")
-    );
+    assert!(lines(&[("a.yaml", "# nothing\n")], false)[0].contains("E20 the file has no domain"));
 }
 
 /// Files are merged, so the unreadable file may define names and defaults that the other file

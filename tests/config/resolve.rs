@@ -40,7 +40,7 @@ fn field_per_accepts_whole_durations_instead_of_unit() {
     assert_eq!(per("1ms"), LimitWindow::Per(Nanos::MILLI));
     assert_findings(
         "per: 90s, unit: minute, requests_per_unit: 5",
-        &["E32 `unit: minute` and `per: 90s`"],
+        &["E32 `per: 90s` cannot be combined with `unit: minute`"],
     );
     assert_findings("per: 0s, requests_per_unit: 5", &["E31 `per: 0s` is shorter than 1ms"]);
     // Durations must be below 2^64 nanoseconds, which are 213,503.98 days.
@@ -49,7 +49,7 @@ fn field_per_accepts_whole_durations_instead_of_unit() {
         assert_findings(&format!("per: {long}, requests_per_unit: 5"), &[&expected]);
     }
     for none in ["'5'", "5 s", "s", "1d99999999999999999999x", "''", "5sd"] {
-        let expected = format!("E31 `per: {}` is no duration", none.trim_matches('\''));
+        let expected = format!("E31 `per: {}` is not a duration", none.trim_matches('\''));
         assert_findings(&format!("per: {none}, requests_per_unit: 5"), &[&expected]);
     }
     for bad in
@@ -70,7 +70,7 @@ fn strategy_field_accepts_the_four_strategies() {
     assert!(matches!(strategy("sliding_log"), Strategy::SlidingLog(_)));
     assert_findings(
         "unit: minute, requests_per_unit: 6, strategy: grca",
-        &["E29 `strategy: grca` is not known"],
+        &["E29 `strategy: grca` is not a valid value"],
     );
 }
 
@@ -83,11 +83,11 @@ fn burst_requires_gcra_and_defaults_to_requests() {
     assert_eq!(most("strategy: gcra, burst: 7"), 7);
     assert_findings(
         "unit: minute, requests_per_unit: 60, strategy: gcra, burst: 0",
-        &["E33 burst 0 would deny everything"],
+        &["E33 `burst: 0` denies everything"],
     );
     assert_findings(
         "unit: minute, requests_per_unit: 60, burst: 7",
-        &["E32 `burst` with `strategy: fixed_window`"],
+        &["E32 `burst` cannot be combined with `strategy: fixed_window`"],
     );
 }
 
@@ -109,9 +109,7 @@ fn burst_too_large_for_exact_gcra_names_the_largest_valid_one() {
     // 31,536,000 s. 2^53 / 31,536,000 = 285,616,414.7, minus one for the hit itself.
     assert_findings(
         "unit: year, requests_per_unit: 4294967291, strategy: gcra",
-        &[
-            "4294967291 cannot be counted exactly over 31536000s; the largest that fits is 285616413",
-        ],
+        &["4294967291 hits in 365d cannot be counted exactly; the maximum is 285616413"],
     );
     let fields = "unit: year, requests_per_unit: 4294967291, strategy: gcra, burst: 285616413";
     assert!(
@@ -197,11 +195,11 @@ fn invalid_calendars_are_refused() {
     assert_findings(&with("day", "starts_on: 1"), &["E36", "E36"]);
     assert_findings(
         "per: 1d, requests_per_unit: 1, calendar: {time_zone: UTC}",
-        &["E32 `calendar` with `per`"],
+        &["E32 `calendar` cannot be combined with `per`"],
     );
     assert_findings(
         "unit: day, requests_per_unit: 1, strategy: gcra, calendar: {time_zone: UTC}",
-        &["E32 `calendar` with `strategy: gcra`"],
+        &["E32 `calendar` cannot be combined with `strategy: gcra`"],
     );
 }
 

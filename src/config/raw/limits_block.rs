@@ -48,7 +48,7 @@ impl LimitsBlock {
 
     pub(super) const fn title(self) -> &'static str {
         match self {
-            Self::File => "the top of the file",
+            Self::File => "the top level of the file",
             Self::Defaults => "`defaults`",
             Self::Descriptor => Descriptor::TITLE,
             Self::RateLimit => "`rate_limit`",
@@ -58,7 +58,7 @@ impl LimitsBlock {
             Self::Adaptive => "`adaptive`",
             Self::Queue => "`queue`",
             Self::Reject => "`reject`",
-            Self::WithoutEffect => "a block without effect",
+            Self::WithoutEffect => "an ignored block",
         }
     }
 
@@ -105,6 +105,6 @@ impl LimitsBlock {
 
     pub(super) fn describe_fields(self) -> String {
         let words: Vec<_> = self.field_names().iter().map(|word| word.as_str()).collect();
-        format!("{} has: {}", self.title(), words.join(", "))
+        format!("fields of {}: {}", self.title(), words.join(", "))
     }
 }

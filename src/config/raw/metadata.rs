@@ -84,8 +84,8 @@ impl FileReader<'_, '_> {
     }
 
     fn non_finite_text(&mut self, node: YamlId, value: f64) -> String {
-        let message = "no such number exists in JSON: /json answers 500 to what would return it";
-        let (span, help) = (self.tree.span(node), "write a finite number, or quote the text");
+        let message = "JSON has no such number: `/json` fails with 500 if it returns this metadata";
+        let (span, help) = (self.tree.span(node), "write a finite number, or quote it");
         self.findings.add_with_help(Code::NotFinite, span, message, help);
         format!("{NON_FINITE_PREFIX}{value}")
     }
@@ -94,8 +94,9 @@ impl FileReader<'_, '_> {
         if let Some((_, ScalarValue::Binary(bytes))) = self.tree.scalar(node)
             && str::from_utf8(&bytes).is_err()
         {
-            let message = "metadata is returned as JSON, which holds text and not these bytes";
-            self.findings.add(Code::MetadataNotText, self.tree.span(node), message);
+            let message = "the binary value is not UTF-8, so metadata cannot be returned as JSON";
+            let (span, help) = (self.tree.span(node), "write text, or the bytes as base64 text");
+            self.findings.add_with_help(Code::MetadataNotText, span, message, help);
         }
     }
 

@@ -106,16 +106,15 @@ impl NameChecker<'_, '_> {
             let Some(entry) = entry else { continue };
             if slot.replace(entry).is_some_and(|earlier| earlier.owner == into) {
                 let message = format!("`<<` overwrites `{}` above it", word.as_str());
-                let help = "move `<<` to the top of the block; what is below it wins";
+                let help = "move `<<` to the top of the block: fields below it take precedence";
                 self.report_warning(Code::MergeOverwrites, key, message, help);
             }
         }
     }
 
     fn warn_repeated(&mut self, word: FieldName, key: YamlId) {
-        let message =
-            format!("`{}` is written twice in one block; the last one counts", word.as_str());
-        self.report_warning(Code::RepeatedKey, key, message, "take one of them out");
+        let message = format!("duplicate key `{}`; the last value is used", word.as_str());
+        self.report_warning(Code::RepeatedKey, key, message, "remove one of them");
     }
 
     fn field_name(&mut self, key: YamlId, block: LimitsBlock) -> Option<FieldName> {
@@ -128,7 +127,7 @@ impl NameChecker<'_, '_> {
         };
         let Some(name) = name else {
             let message = format!("the key `{text}` is not text but {}", kind_of(&value));
-            let help = "a key must be the name of a field";
+            let help = "use the name of a field as the key";
             self.report_error(Code::KeyNotText, key, message, Some(help.to_owned()));
             return None;
         };
@@ -136,7 +135,7 @@ impl NameChecker<'_, '_> {
         if word.is_none() && self.findings.is_full(Code::UnknownKey) {
             self.findings.count_dropped(Code::UnknownKey);
         } else if word.is_none() {
-            let message = format!("there is no key `{name}`");
+            let message = format!("unknown field `{name}`");
             let help = help_for_unknown(name, block);
             self.report_error(Code::UnknownKey, key, message, Some(help));
         }
@@ -148,9 +147,9 @@ impl NameChecker<'_, '_> {
         if block.field_names().contains(&word) || is_anchor_metadata {
             return;
         }
-        let help = format!("it belongs in {}", LimitsBlock::list_blocks_of(word));
+        let help = format!("move it to {}", LimitsBlock::list_blocks_of(word));
         if word.is_extension() {
-            let message = format!("`{}` has no place in {}", word.as_str(), block.title());
+            let message = format!("`{}` is not valid in {}", word.as_str(), block.title());
             self.report_error(Code::MisplacedField, entry.key, message, Some(help));
         } else if block != LimitsBlock::WithoutEffect {
             let message = format!("`{}` is ignored in {}", word.as_str(), block.title());
@@ -194,8 +193,8 @@ impl NameChecker<'_, '_> {
         let got = describe_node(self.tree, target);
         let message = format!("an item of `{}` is not a mapping but {got}", word.as_str());
         let help = match inside {
-            LimitsBlock::Descriptor => Some("an item looks like this: `- key: …`".to_owned()),
-            LimitsBlock::Replaces => Some("an item looks like this: `- name: …`".to_owned()),
+            LimitsBlock::Descriptor => Some("write each item as `- key: …`".to_owned()),
+            LimitsBlock::Replaces => Some("write each item as `- name: …`".to_owned()),
             _ => None,
         };
         self.report_error(Code::NotMappingInList, item, message, help);
@@ -212,12 +211,11 @@ impl NameChecker<'_, '_> {
         let Some((text, value)) = self.tree.scalar(leaf) else { return };
         let what = match value {
             ScalarValue::Float(_) => "a number with a fraction or exponent",
-            ScalarValue::Unsigned(_) => "an integer beyond 64 bits",
+            ScalarValue::Unsigned(_) => "an integer of more than 64 bits",
             _ => return,
         };
-        let message =
-            format!("`{}` is {what}, which a limits file cannot hold: {text}", word.as_str());
-        let help = format!("quote it if it is meant as text: '{text}'");
+        let message = format!("`{}: {text}` is {what}, which no field accepts", word.as_str());
+        let help = format!("write a smaller or whole number, or quote it if it is text: '{text}'");
         self.report_error(Code::FractionOrTooBig, leaf, message, Some(help));
     }
 
@@ -242,7 +240,7 @@ fn help_for_unknown(name: &str, block: LimitsBlock) -> String {
     }
     match FieldName::nearest(name, block.field_names()) {
         Some(nearest) => format!("did you mean `{}`?", nearest.as_str()),
-        None if block == LimitsBlock::WithoutEffect => "take it out".to_owned(),
+        None if block == LimitsBlock::WithoutEffect => "remove it".to_owned(),
         None => block.describe_fields(),
     }
 }

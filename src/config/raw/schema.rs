@@ -97,7 +97,7 @@ pub(super) fn starts_on(_: &mut SchemaGenerator) -> Schema {
 /// Adds the field `metadata` at the top level. It has no effect, but may contain YAML anchors for
 /// use further below.
 pub(super) fn parking(schema: &mut Schema) {
-    let anything = json!({"description": "A place for anchors; nothing reads it."});
+    let anything = json!({"description": "A place for YAML anchors, without effect."});
     if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
         properties.insert("metadata".to_owned(), anything);
     }

@@ -19,7 +19,9 @@ use serde_json::{Map, Value as Json};
 use super::File;
 use super::field_name::FieldName;
 use crate::config::diagnostic::{Code, Findings, Span, Spanned};
-use crate::config::yaml::{AliasBudget, ScalarValue, YamlId, YamlKind, YamlTree};
+use crate::config::yaml::{
+    AliasBudget, ScalarValue, YamlId, YamlKind, YamlTree, report_too_many_aliases,
+};
 
 /// Reads a limits file from its YAML tree. Nodes in `reported` already have a finding and are not
 /// reported again.
@@ -114,7 +116,7 @@ impl FileReader<'_, '_> {
         if !self.exhausted && !self.budget.count() {
             self.exhausted = true;
             let span = self.tree.span(id);
-            self.findings.add(Code::EndlessAlias, span, "aliases multiply beyond measure");
+            report_too_many_aliases(span, self.findings);
         }
         !self.exhausted
     }
@@ -169,8 +171,9 @@ impl FileReader<'_, '_> {
     /// contain only UTF-8, so a text with other bytes matches no request.
     fn decode_text(&mut self, bytes: Vec<u8>, span: Span) -> String {
         String::from_utf8(bytes).unwrap_or_else(|error| {
-            let message = "these bytes are not UTF-8, so that no request can ever carry them";
-            self.findings.add(Code::BinaryNotText, span, message);
+            let message = "the binary value is not UTF-8, so it matches no request";
+            let help = "write the text itself instead of `!!binary`";
+            self.findings.add_with_help(Code::BinaryNotText, span, message, help);
             String::from_utf8_lossy(error.as_bytes()).into_owned()
         })
     }
@@ -181,10 +184,10 @@ impl FileReader<'_, '_> {
         }
         let got = describe_node(self.tree, node);
         let message = match wanted {
-            ExpectedNode::File => format!("a limits file is a mapping, this one is {got}"),
-            ExpectedNode::Item(title) => format!("{title} is a mapping, this one is {got}"),
+            ExpectedNode::File => format!("a limits file must be a mapping, not {got}"),
+            ExpectedNode::Item(title) => format!("{title} must be a mapping, not {got}"),
             ExpectedNode::Field(word, what) => {
-                format!("`{}` wants {what}, got {got}", word.as_str())
+                format!("`{}` must be {what}, not {got}", word.as_str())
             }
         };
         let span = self.tree.span(node);
@@ -197,10 +200,10 @@ impl FileReader<'_, '_> {
     fn suggest_fix(&self, node: YamlId, wanted: &ExpectedNode) -> Option<&'static str> {
         let is_mapping = matches!(self.tree.kind(node), YamlKind::Mapping(_));
         match wanted {
-            ExpectedNode::File => Some("it looks like this: `domain: …` and `descriptors: …`"),
+            ExpectedNode::File => Some("start with `domain: …` and `descriptors: …`"),
             ExpectedNode::Field(_, LIST) if is_mapping => Some("put `- ` before its first key"),
             ExpectedNode::Field(_, BOOL | COUNT) if self.tree.is_quoted(node) => {
-                Some("take the quotes off if it is not meant as text")
+                Some("remove the quotes")
             }
             _ => None,
         }
@@ -343,7 +346,7 @@ fn truncate_to_u32(value: f64) -> Option<u32> {
 /// Describes a YAML node in a message, with its text if it is a scalar.
 pub(super) fn describe_node(tree: &YamlTree<'_>, node: YamlId) -> String {
     match tree.scalar(node) {
-        Some((_, ScalarValue::Null)) => "nothing".to_owned(),
+        Some((_, ScalarValue::Null)) => "null".to_owned(),
         Some((text, ScalarValue::Text)) => format!("the text `{}`", shortened(text)),
         Some((text, value)) => format!("{}: `{}`", kind_of(&value), shortened(text)),
         None if matches!(tree.kind(node), YamlKind::Mapping(_)) => "a mapping".to_owned(),
@@ -359,7 +362,7 @@ fn first_key_span(tree: &YamlTree<'_>, mapping: YamlId) -> Span {
 
 pub(super) fn kind_of(value: &ScalarValue) -> &'static str {
     match value {
-        ScalarValue::Null => "nothing",
+        ScalarValue::Null => "null",
         ScalarValue::Bool(_) => "a boolean",
         ScalarValue::Int(_) | ScalarValue::Unsigned(_) => "an integer",
         ScalarValue::Float(_) => "a number",

@@ -38,14 +38,14 @@ struct CalendarReader<'f, 'a> {
 impl CalendarReader<'_, '_> {
     fn time_zone(&mut self, raw: &raw::Calendar) -> Option<TimeZone> {
         let Some(name) = &raw.time_zone else {
-            let fix = "`time_zone: Europe/Berlin` for example, or `time_zone: UTC`";
-            self.error(raw.span, "a calendar needs a `time_zone`".to_owned(), fix);
+            let fix = "add a time zone, such as `time_zone: Europe/Berlin` or `time_zone: UTC`";
+            self.error(raw.span, "`calendar` needs a `time_zone`".to_owned(), fix);
             return None;
         };
         let time_zone = TimeZone::get(&name.value).ok();
         if time_zone.is_none() {
             let fix = nearest_time_zone(&name.value).map_or_else(
-                || "a name of the IANA time zone database, as in `Europe/Berlin`".to_owned(),
+                || "use an IANA time zone name, such as `Europe/Berlin`".to_owned(),
                 |near| format!("did you mean `{near}`?"),
             );
             self.error(name.span, format!("unknown time zone `{}`", name.value), &fix);
@@ -55,27 +55,27 @@ impl CalendarReader<'_, '_> {
 
     fn start_day(&mut self, raw: &raw::Calendar, unit: Unit) -> Option<WindowStartDay> {
         let (default, wanted) = match unit {
-            Unit::Day => (WindowStartDay::Day, "a day starts at midnight: leave `starts_on` out"),
+            Unit::Day => (WindowStartDay::Day, "remove it: a day always starts at midnight"),
             Unit::Week => (
                 WindowStartDay::Week(Weekday::Monday),
-                "1 (Monday) to 7, or a day's name as in `monday`",
+                "use 1 (Monday) to 7 (Sunday), or a name such as `monday`",
             ),
             Unit::Month => {
-                (WindowStartDay::Month(1), "1 to 31, where 31 is the last day of every month")
+                (WindowStartDay::Month(1), "use 1 to 31; 31 is the last day of every month")
             }
             Unit::Year => {
-                (WindowStartDay::Year { month: 1, day: 1 }, "month and day, as in `04-01`")
+                (WindowStartDay::Year { month: 1, day: 1 }, "use month and day, such as `04-01`")
             }
             Unit::Second | Unit::Minute | Unit::Hour => {
-                let message = "`calendar` with a unit shorter than a day".to_owned();
-                self.error(raw.span, message, "leave it out, or say day, week, month or year");
+                let message = "`calendar` needs a unit of at least a day".to_owned();
+                self.error(raw.span, message, "remove it, or use day, week, month or year");
                 return None;
             }
         };
         let Some(day) = &raw.starts_on else { return Some(default) };
         let start_day = parse_start_day(unit, day);
         if start_day.is_none() {
-            let message = format!("`starts_on: {}` is no day to start on", day.value);
+            let message = format!("`starts_on: {}` is not valid for `unit: {unit}`", day.value);
             self.error(day.span, message, wanted);
         }
         start_day

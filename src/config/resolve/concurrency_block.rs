@@ -68,11 +68,11 @@ impl ConcurrencyReader<'_, '_, '_> {
     fn limit(&mut self) -> Option<u32> {
         let Some(limit) = &self.raw.limit else {
             let message = "`concurrency` needs a `limit`".to_owned();
-            let fix = "`limit: 64` for example; with `adaptive` it is the initial limit";
+            let fix = "add for example `limit: 64`; with `adaptive`, it is the initial limit";
             self.error(Code::OutOfRange, self.raw.span, message, fix);
             return None;
         };
-        let fix = "at least 1; to deny everything a `rate_limit` of 0 requests";
+        let fix = "use at least 1; to deny everything, use a `rate_limit` of 0 requests";
         self.at_least_one("limit", limit, fix)
     }
 
@@ -80,16 +80,16 @@ impl ConcurrencyReader<'_, '_, '_> {
         let mut ask = KeywordReader { file: self.file, findings: self.findings };
         let law = ask.keyword(keywords::ALGORITHMS, "algorithm", raw.algorithm.as_ref());
         let is_known_algorithm = law.is_some() || raw.algorithm.is_none();
-        let fix = "at least 1: with a limit of 0 there is no latency to measure";
+        let fix = "use at least 1: with a limit of 0, there is no latency to measure";
         let min = raw.min.as_ref().map_or(Some(1), |min| self.at_least_one("min", min, fix));
         let max = raw.max.as_ref().map_or_else(
             || Some(DEFAULT_ADAPTIVE_MAX.max(limit?)),
-            |max| self.at_least_one("max", max, "at least `min`"),
+            |max| self.at_least_one("max", max, "use at least the value of `min`"),
         );
         let (limit, min, max) = (limit?, min?, max?);
         if limit < min || max < limit {
             let message = format!("`limit: {limit}` is not between `min` {min} and `max` {max}");
-            let fix = "`limit` is the initial limit, which stays between `min` and `max`";
+            let fix = "change one of the three: `limit` is the initial limit";
             let span = self.raw.limit.as_ref().map_or(raw.span, |limit| limit.span);
             self.error(Code::Contradiction, span, message, fix);
             return None;
@@ -98,10 +98,9 @@ impl ConcurrencyReader<'_, '_, '_> {
     }
 
     fn queue(&mut self, raw: &raw::Queue) -> Option<QueueConfig> {
-        let fix = "`queue: {size: 100, timeout: 300ms}` for example; without a queue, \
-                    requests are rejected at once";
+        let fix = "write for example `queue: {size: 100, timeout: 300ms}`, or remove `queue`";
         let (Some(size), Some(timeout)) = (&raw.size, &raw.timeout) else {
-            let message = "a queue needs a `size` and a `timeout`".to_owned();
+            let message = "`queue` needs a `size` and a `timeout`".to_owned();
             self.error(Code::OutOfRange, raw.span, message, fix);
             return None;
         };
@@ -116,8 +115,8 @@ impl ConcurrencyReader<'_, '_, '_> {
             let valid_status =
                 u16::try_from(status.value).ok().filter(|it| (400..600).contains(it));
             if valid_status.is_none() {
-                let message = format!("`status: {}` does not reject", status.value);
-                let fix = "400 to 599: 503 by default, or 429";
+                let message = format!("`status: {}` is not an error status", status.value);
+                let fix = "use 400 to 599, such as 503 or 429";
                 self.error(Code::OutOfRange, status.span, message, fix);
             }
             valid_status
@@ -133,8 +132,8 @@ impl ConcurrencyReader<'_, '_, '_> {
     fn mode(&mut self) -> Option<ConcurrencyMode> {
         let word = self.raw.mode.as_ref()?;
         if word.value == OLD_SHARED_MODE {
-            let message = format!("`mode: {}` is not known", word.value);
-            let fix = "renamed to `shared`; `leased` is a mode of `rate_limit`";
+            let message = format!("`mode: {}` is not a valid value", word.value);
+            let fix = "use `mode: shared`; `leased` is a mode of `rate_limit`";
             self.error(Code::UnknownValue, word.span, message, fix);
             return None;
         }
@@ -143,8 +142,8 @@ impl ConcurrencyReader<'_, '_, '_> {
         if let Some(adaptive) =
             self.raw.adaptive.as_ref().filter(|_| mode == Some(ConcurrencyMode::Strict))
         {
-            let message = "`adaptive` beside `mode: strict`, whose limit is fixed".to_owned();
-            let fix = "`mode: shared`: each replica measures latency, and the fleet has one limit";
+            let message = "`adaptive` cannot be combined with `mode: strict`".to_owned();
+            let fix = "use `mode: shared`, or remove `adaptive`";
             self.error(Code::Contradiction, adaptive.span, message, fix);
         }
         mode
@@ -155,15 +154,16 @@ impl ConcurrencyReader<'_, '_, '_> {
         let is_fixed = self.raw.adaptive.is_none();
         if mode == Some(ConcurrencyMode::Shared) && is_fixed && limit <= SMALL_LIMIT {
             let message = format!(
-                "`limit: {limit}` in shares: a replica without a share rejects every request"
+                "`limit: {limit}` is small for `mode: shared`: a replica without a share rejects \
+                 every request"
             );
-            let fix =
-                "`mode: strict` calls the store for each request, and is exact for small limits";
+            let fix = "use `mode: strict`: exact for small limits, with a store call per request";
             self.error(Code::SmallShares, word.span, message, fix);
         }
         if mode == Some(ConcurrencyMode::Strict) && LARGE_LIMIT <= limit {
-            let message = format!("`limit: {limit}` with `mode: strict`: a call for each request");
-            let fix = "`mode: shared` splits so large a limit into shares, without these calls";
+            let message =
+                format!("`limit: {limit}` with `mode: strict` calls the store for each request");
+            let fix = "use `mode: shared`, which needs no store call for each request";
             self.error(Code::CostlyStrict, word.span, message, fix);
         }
     }
@@ -173,8 +173,8 @@ impl ConcurrencyReader<'_, '_, '_> {
             return ConcurrencyFallback::default();
         };
         if mode == Some(ConcurrencyMode::Local) {
-            let message = "`on_store_failure` beside `mode: local`, which uses no store".into();
-            let fix = "leave one of them out";
+            let message = "`on_store_failure` cannot be combined with `mode: local`".into();
+            let fix = "remove one of the two: `mode: local` makes no store calls";
             self.error(Code::Contradiction, word.span, message, fix);
         }
         let mut ask = KeywordReader { file: self.file, findings: self.findings };
@@ -193,32 +193,34 @@ impl ConcurrencyReader<'_, '_, '_> {
             (Some(word), said)
                 if is_long && (said.is_none() || mode == Some(ConcurrencyMode::Shared)) =>
             {
-                (word.span, format!("a fleet-wide limit with `max_duration: {}`", word.value))
+                let message =
+                    format!("`max_duration: {}` is long for a fleet-wide limit", word.value);
+                (word.span, message)
             }
             (None, mode_field) if mode_field.is_none() || mode == Some(ConcurrencyMode::Shared) => {
                 let span = mode_field.as_ref().map_or(self.raw.span, |said| said.span);
-                (span, "a concurrency limit without `max_duration`, which is 60s then".to_owned())
+                (span, "`max_duration` is missing, so its default of 60s applies".to_owned())
             }
             _ => return,
         };
-        let fix = "a crashed replica's share stays reserved for that long: set the proxy's route \
-                    timeout, at most 5m";
+        let fix = "use the proxy's route timeout, at most 5m: the share of a crashed replica stays \
+                    reserved for this time";
         self.error(Code::LongExposure, span, message, fix);
     }
 
     fn at_least_one(&mut self, word: &str, number: &Spanned<u32>, help: &str) -> Option<u32> {
         if number.value == 0 {
-            let message = format!("`{word}: 0` would reject every request");
+            let message = format!("`{word}: 0` is too small");
             self.error(Code::OutOfRange, number.span, message, help);
         }
         (0 < number.value).then_some(number.value)
     }
 
     fn duration(&mut self, word: &str, text: &Spanned<String>) -> Option<Nanos> {
-        let example = "a whole number and `ms`, `s`, `m` or `h`, as in `300ms`";
+        let example = "use a whole number and `ms`, `s`, `m` or `h`, such as `300ms`";
         let (message, help) = match duration::parse(&text.value) {
             Ok(Nanos(0)) => {
-                (format!("`{word}: {}` is no time at all", text.value), "at least `1ms`")
+                (format!("`{word}: {}` is too short", text.value), "use at least `1ms`")
             }
             Ok(found) => return Some(found),
             Err(wrong) => wrong.message_and_fix(word, &text.value, example),

@@ -58,9 +58,9 @@ impl DurationError {
         example: &'static str,
     ) -> (String, &'static str) {
         match self {
-            Self::NotADuration => (format!("`{word}: {text}` is no duration"), example),
+            Self::NotADuration => (format!("`{word}: {text}` is not a duration"), example),
             Self::TooLong => {
-                (format!("`{word}: {text}` is longer than 584 years"), "a shorter one")
+                (format!("`{word}: {text}` is longer than 584 years"), "use a shorter duration")
             }
         }
     }

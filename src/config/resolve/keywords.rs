@@ -133,5 +133,5 @@ pub(crate) fn suggest<T>(words: &Keywords<T>, word: &str) -> String {
         return format!("did you mean `{near}`?");
     }
     let all: Vec<_> = words.iter().map(|(known, _)| format!("`{known}`")).collect();
-    format!("one of {}", all.join(", "))
+    format!("use one of {}", all.join(", "))
 }

@@ -115,20 +115,18 @@ pub(super) fn error_message_and_fix(
     match error {
         OvershootError::NoWindows => (
             Code::Contradiction,
-            format!(
-                "`max_overshoot: 0` with `strategy: {strategy}`, which has no windows that leases end with"
-            ),
-            "at least 1 hit, or `strategy: fixed_window`, or `mode: strict`".to_owned(),
+            format!("`max_overshoot: 0` cannot be combined with `strategy: {strategy}`"),
+            "use at least 1, or `strategy: fixed_window`, or `mode: strict`".to_owned(),
         ),
         OvershootError::BelowOneHit => (
             Code::OutOfRange,
-            format!("this part of {requests} is less than one hit"),
-            "a larger part, or `mode: strict`; 0 is for `fixed_window`".to_owned(),
+            format!("this percentage of {requests} hits is less than one hit"),
+            "use a larger percentage, or `mode: strict`".to_owned(),
         ),
         OvershootError::AboveLimit => (
             Code::OutOfRange,
-            "a `max_overshoot` above the limit itself".to_owned(),
-            format!("at most {requests}, or `100%`"),
+            format!("`max_overshoot` is larger than the limit of {requests} hits"),
+            format!("use at most {requests} or `100%`"),
         ),
     }
 }
@@ -157,15 +155,15 @@ pub(super) fn resolve_mode(
 pub(super) fn forecast(limit: &Limit) -> Option<(String, String)> {
     let LimitMode::Leased(terms) = limit.mode else { return None };
     let fleets = FORECAST_FLEETS.map(|fleet| {
-        format!("1 in {} on {fleet} replicas", decisions_per_call(limit, terms, fleet))
+        format!("1 in {} with {fleet} replicas", decisions_per_call(limit, terms, fleet))
     });
     let expected_calls =
-        format!("expected calls per decision at its full rate: {}", fleets.join(", "));
+        format!("checks that call the store at the full rate: {}", fleets.join(", "));
     let bound = match terms.overshoot {
-        Overshoot::AtMost(Hits(hits)) => format!("at most {hits} hits are lent at one time"),
+        Overshoot::AtMost(Hits(hits)) => format!("at most {hits} hits are leased at one time"),
         Overshoot::InWindow => "leases end with their window".to_owned(),
     };
-    Some((expected_calls, format!("a lease is good for {}; {bound}", terms.duration)))
+    Some((expected_calls, format!("a lease expires after {}; {bound}", terms.duration)))
 }
 
 /// Returns how many decisions about one hit are expected for each store call of a leased limit.

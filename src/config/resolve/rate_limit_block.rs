@@ -149,8 +149,9 @@ impl RateLimitReader<'_, '_, '_> {
         let unit = &raw.unit;
         let mut is_valid = true;
         if keywords::parse_unit(&unit.value).is_some() {
-            let message = format!("`unit: {}` beside `unlimited: true`", unit.value);
-            self.error(Code::UnlimitedWithLimit, unit.span, message, "leave out one of the two");
+            let message =
+                format!("`unit: {}` cannot be combined with `unlimited: true`", unit.value);
+            self.error(Code::UnlimitedWithLimit, unit.span, message, "remove one of the two");
             is_valid = false;
         }
         let own_fields = [
@@ -164,8 +165,8 @@ impl RateLimitReader<'_, '_, '_> {
             ("calendar", raw.calendar.as_ref().map(|block| block.span)),
         ];
         for (word, span) in own_fields.into_iter().filter_map(|(word, span)| Some((word, span?))) {
-            let message = format!("`{word}` beside `unlimited: true` would mean nothing");
-            self.error(Code::UnlimitedWithLimit, span, message, "leave out one of the two");
+            let message = format!("`{word}` cannot be combined with `unlimited: true`");
+            self.error(Code::UnlimitedWithLimit, span, message, "remove one of the two");
             is_valid = false;
         }
         self.warn_ignored_beside_unlimited();
@@ -183,8 +184,8 @@ impl RateLimitReader<'_, '_, '_> {
             ("requests_per_unit", requests, requests.start < requests.end),
         ];
         for (word, span, _) in ignored.into_iter().filter(|&(.., written)| written) {
-            let message = format!("`{word}` has no effect beside `unlimited: true`");
-            self.findings.add(Code::NoEffect, self.file_span(span), message, "leave it out");
+            let message = format!("`{word}` has no effect with `unlimited: true`");
+            self.findings.add(Code::NoEffect, self.file_span(span), message, "remove it");
         }
     }
 
@@ -192,8 +193,9 @@ impl RateLimitReader<'_, '_, '_> {
         let raw = self.raw;
         match &raw.per {
             Some(per) if !raw.unit.value.is_empty() => {
-                let message = format!("`unit: {}` and `per: {}`", raw.unit.value, per.value);
-                self.error(Code::Contradiction, per.span, message, "leave out one of the two");
+                let (unit, per_text) = (&raw.unit.value, &per.value);
+                let message = format!("`per: {per_text}` cannot be combined with `unit: {unit}`");
+                self.error(Code::Contradiction, per.span, message, "remove one of the two");
                 None
             }
             Some(per) => self.per(per),
@@ -205,8 +207,8 @@ impl RateLimitReader<'_, '_, '_> {
         let unit = &self.raw.unit;
         let parsed_unit = keywords::parse_unit(&unit.value);
         if parsed_unit.is_none() && unit.value.is_empty() {
-            let message = "a rate_limit needs a `unit`".to_owned();
-            let fix = "`unit: minute` for example, or `unlimited: true`, or no `rate_limit` at all";
+            let message = "`rate_limit` needs a `unit`".to_owned();
+            let fix = "add for example `unit: minute` or `unlimited: true`, or remove `rate_limit`";
             let span = if unit.span.end == 0 { self.raw.span } else { unit.span };
             self.error(Code::UnknownUnit, span, message, fix);
         } else if parsed_unit.is_none() {
@@ -222,7 +224,7 @@ impl RateLimitReader<'_, '_, '_> {
     }
 
     fn per(&mut self, per: &Spanned<String>) -> Option<LimitWindow> {
-        let example = "a whole number and `ms`, `s`, `m`, `h` or `d`, as in `90s` or `1h30m`";
+        let example = "use whole numbers and `ms`, `s`, `m`, `h` or `d`, such as `90s` or `1h30m`";
         let period = match duration::parse(&per.value) {
             Ok(period) => period,
             Err(wrong) => {
@@ -233,7 +235,7 @@ impl RateLimitReader<'_, '_, '_> {
         };
         if period < Nanos::MILLI {
             let message = format!("`per: {}` is shorter than 1ms", per.value);
-            self.error(Code::BadDuration, per.span, message, "at least `1ms`");
+            self.error(Code::BadDuration, per.span, message, "use at least `1ms`");
             return None;
         }
         Some(LimitWindow::Per(period))
@@ -247,13 +249,14 @@ impl RateLimitReader<'_, '_, '_> {
         let Some(raw) = &self.raw.calendar else { return window };
         let is_fixed = strategy == Ok(StrategyKeyword::FixedWindow);
         if let Some(strategy) = strategy.ok().filter(|_| !is_fixed) {
-            let message = format!("`calendar` with `strategy: {strategy}`");
-            let fix = "only `fixed_window` has windows that a calendar can place";
+            let message = format!("`calendar` cannot be combined with `strategy: {strategy}`");
+            let fix = "use `strategy: fixed_window`, or remove `calendar`";
             self.error(Code::Contradiction, raw.span, message, fix);
         }
         if let Some(LimitWindow::Per(_)) = window {
-            let fix = "give a `unit` of day, week, month or year instead of `per`";
-            self.error(Code::Contradiction, raw.span, "`calendar` with `per`".to_owned(), fix);
+            let message = "`calendar` cannot be combined with `per`".to_owned();
+            let fix = "use `unit: day`, `week`, `month` or `year` instead of `per`";
+            self.error(Code::Contradiction, raw.span, message, fix);
         }
         let unit = if let Some(LimitWindow::Unit(unit)) = window { Some(unit) } else { None };
         let calendar = calendar_block::read(raw, unit, self.file, self.findings)?;
@@ -266,26 +269,25 @@ impl RateLimitReader<'_, '_, '_> {
         let requests = self.raw.requests_per_unit.value;
         let Some(burst) = &self.raw.burst else { return Some(requests) };
         if let Some(strategy) = strategy.ok().filter(|word| *word != StrategyKeyword::Gcra) {
-            let message = format!("`burst` with `strategy: {strategy}`");
-            let fix =
-                "say `strategy: gcra`, the one strategy with a burst of its own, or leave it out";
+            let message = format!("`burst` cannot be combined with `strategy: {strategy}`");
+            let fix = "use `strategy: gcra`, or remove `burst`";
             self.error(Code::Contradiction, burst.span, message, fix);
             return None;
         }
         if burst.value == 0 {
-            let message = "burst 0 would deny everything".to_owned();
-            let fix = format!("leave it out for a burst of `requests_per_unit` ({requests})");
+            let message = "`burst: 0` denies everything".to_owned();
+            let fix = format!("use at least 1, or remove it for a burst of {requests}");
             self.error(Code::ZeroBurst, burst.span, message, &fix);
             return None;
         }
         let is_large = requests != 0 && requests.saturating_mul(LARGE_BURST_FACTOR) < burst.value;
         if is_large && strategy.is_ok() {
             let message = format!(
-                "a burst of {} admits {} units' worth of hits at one instant",
+                "`burst: {}` allows {} times `requests_per_unit` at one instant",
                 burst.value,
                 burst.value / requests
             );
-            let fix = format!("for a burst of `requests_per_unit` ({requests}) leave it out");
+            let fix = format!("use a smaller burst, or remove it for a burst of {requests}");
             self.findings.add(Code::LargeBurst, self.file_span(burst.span), message, fix);
         }
         Some(burst.value)
@@ -300,8 +302,8 @@ impl RateLimitReader<'_, '_, '_> {
         if let (Some(mode), Some(own)) =
             (counting.mode.ok().filter(|word| *word != ModeKeyword::Leased), own)
         {
-            let message = format!("`max_overshoot` with `mode: {mode}`, which never overshoots");
-            let fix = "say `mode: leased`, or leave it out";
+            let message = format!("`max_overshoot` cannot be combined with `mode: {mode}`");
+            let fix = "use `mode: leased`, or remove `max_overshoot`";
             self.error(Code::Contradiction, own.span, message, fix);
             return Err(InvalidSetting);
         }
@@ -324,8 +326,8 @@ impl RateLimitReader<'_, '_, '_> {
         let word = raw.max_overshoot.as_ref().or(raw.mode.as_ref());
         let at = word.map_or(raw.span, |word| word.span);
         let Some(amount) = amount else {
-            let message = "`mode: leased` without a `max_overshoot`".to_owned();
-            let fix = "say what the fleet may admit above the limit at most, as in `2%`";
+            let message = "`mode: leased` needs a `max_overshoot`".to_owned();
+            let fix = "add the most hits that the fleet may allow above the limit, such as `2%`";
             self.error(Code::OutOfRange, at, message, fix);
             return Err(InvalidSetting);
         };
@@ -345,14 +347,15 @@ impl RateLimitReader<'_, '_, '_> {
     ) -> Result<(), InvalidSetting> {
         let Some(hits) = self.raw.lease_hits.as_ref() else { return Ok(()) };
         if let Some(mode) = mode.ok().filter(|word| *word != ModeKeyword::Leased) {
-            let message = format!("`lease_hits` with `mode: {mode}`, which borrows nothing");
-            let fix = "say `mode: leased`, or leave it out";
+            let message = format!("`lease_hits` cannot be combined with `mode: {mode}`");
+            let fix = "use `mode: leased`, or remove `lease_hits`";
             self.error(Code::Contradiction, hits.span, message, fix);
             return Err(InvalidSetting);
         }
         if hits.value == 0 {
-            let fix = "at least 1; left out, it is learned";
-            self.error(Code::OutOfRange, hits.span, "leases of 0 hits".to_owned(), fix);
+            let message = "`lease_hits: 0` is too small".to_owned();
+            let fix = "use at least 1, or remove it to learn the number from demand";
+            self.error(Code::OutOfRange, hits.span, message, fix);
             return Err(InvalidSetting);
         }
         Ok(())
@@ -364,9 +367,9 @@ impl RateLimitReader<'_, '_, '_> {
         let Some(hits) = self.raw.lease_hits.as_ref() else { return Ok(LeaseSizing::Learned) };
         let max_lease = sizer::max_lease(strategy.max_at_once());
         if max_lease < Hits(hits.value.into()) {
-            let message = format!("leases of {} hits", hits.value);
+            let message = format!("`lease_hits: {}` is too large", hits.value);
             let fix = format!(
-                "1 to {}, a tenth of what passes at one instant; left out, it is learned",
+                "use at most {}, a tenth of the hits allowed at one instant, or remove it",
                 max_lease.0
             );
             self.error(Code::OutOfRange, hits.span, message, &fix);
@@ -404,16 +407,16 @@ impl RateLimitReader<'_, '_, '_> {
         let word = strategy.ok().filter(|word| *word != StrategyKeyword::FixedWindow);
         let Some(word) = word.filter(|_| requests.value == 0) else { return Ok(()) };
         let span = if self.has_requests() { requests.span } else { self.raw.span };
-        let message = format!("`{word}` of 0 requests never earns a hit");
-        let fix = "`requests_per_unit` of at least 1; to deny everything `strategy: fixed_window`";
+        let message = format!("`strategy: {word}` cannot have a limit of 0 requests");
+        let fix = "use at least 1; to deny everything, use `strategy: fixed_window`";
         self.error(Code::ZeroRequests, span, message, fix);
         Err(InvalidSetting)
     }
 
     fn warn_denies_all(&mut self) {
         if !self.has_requests() {
-            let message = "no `requests_per_unit`, so every hit is denied".to_owned();
-            let fix = "say how many, or `requests_per_unit: 0` if that is meant";
+            let message = "`requests_per_unit` is missing, so every hit is denied".to_owned();
+            let fix = "add it; if every hit should be denied, write `requests_per_unit: 0`";
             self.findings.add(Code::DeniesAll, self.file_span(self.raw.span), message, fix);
         }
     }
@@ -424,13 +427,15 @@ impl RateLimitReader<'_, '_, '_> {
     }
 
     fn warn_coarse_tick(&mut self, strategy: &Strategy) {
-        let Some(worth) = strategy.refill_rate().filter(|_| strategy.is_coarse()) else { return };
+        let Some(rate) = strategy.refill_rate().filter(|_| strategy.is_coarse()) else { return };
+        let step = u64::from(rate.hits).div_ceil(rate.ticks.get());
         let message = format!(
-            "one tick of {} is worth {worth} hits, more than 1 % of the {} that pass at one instant",
+            "every {}, up to {step} hits return at once: more than 1 % of the {} allowed at one \
+             instant",
             strategy.tick(),
             strategy.max_at_once()
         );
-        let fix = "answers are that coarse; a larger burst or fewer requests make them finer";
+        let fix = "for smaller steps, use a larger `burst` or a smaller `requests_per_unit`";
         self.findings.add(Code::CoarseTick, self.file_span(self.raw.span), message, fix);
     }
 
@@ -439,9 +444,9 @@ impl RateLimitReader<'_, '_, '_> {
         let numbers = burst.map_or(self.raw.requests_per_unit.span, |burst| burst.span);
         let fix = match error {
             LimitError::TooLarge { largest, .. } => {
-                format!("at most {largest}, or a shorter period")
+                format!("use at most {largest}, or a shorter period")
             }
-            _ => "a smaller number or another period".to_owned(),
+            _ => "use a smaller number or another period".to_owned(),
         };
         self.findings.add(Code::DoesNotFit, self.file_span(numbers), error.to_string(), fix);
     }
@@ -506,7 +511,7 @@ impl KeywordReader<'_, '_> {
         let word = word?;
         let meaning = keywords::parse_keyword(words, &word.value);
         if meaning.is_none() {
-            let message = format!("`{key}: {}` is not known", word.value);
+            let message = format!("`{key}: {}` is not a valid value", word.value);
             let at = FileSpan { file: self.file, span: word.span };
             self.findings.add(
                 Code::UnknownValue,
@@ -535,8 +540,9 @@ impl KeywordReader<'_, '_> {
         let Some(word) = word else { return Ok(None) };
         let amount = overshoot::parse(&word.value);
         if amount.is_none() {
-            let message = format!("`max_overshoot: {}` is no number of hits", word.value);
-            let fix = "whole hits, as in `100`, or a percentage of the limit, as in `2%` or `0.5%`";
+            let message =
+                format!("`max_overshoot: {}` is not a number of hits or a percentage", word.value);
+            let fix = "use whole hits such as `100`, or a percentage of the limit such as `0.5%`";
             let at = FileSpan { file: self.file, span: word.span };
             self.findings.add(Code::OutOfRange, at, message, fix);
         }
@@ -551,9 +557,9 @@ impl KeywordReader<'_, '_> {
     ) -> Result<Option<OvershootAmount>, InvalidSetting> {
         let amount = self.overshoot_amount(word)?;
         if let Some(word) = word.filter(|_| amount.is_some_and(OvershootAmount::is_above_any)) {
-            let message = format!("`max_overshoot: {}` is above any limit itself", word.value);
+            let message = format!("`max_overshoot: {}` is larger than any limit", word.value);
             let at = FileSpan { file: self.file, span: word.span };
-            self.findings.add(Code::OutOfRange, at, message, "at most `100%`");
+            self.findings.add(Code::OutOfRange, at, message, "use at most `100%`");
             return Err(InvalidSetting);
         }
         Ok(amount)

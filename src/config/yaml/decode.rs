@@ -16,8 +16,8 @@ use crate::config::diagnostic::{Code, Findings, Span};
 pub(in crate::config) fn decode(bytes: &[u8], findings: &mut Findings) -> String {
     if BYTES < bytes.len() {
         let (size, max_size) = (bytes.len() / 1024 / 1024, BYTES / 1024 / 1024);
-        let message = format!("a file of {size} MiB where {max_size} MiB are the most");
-        let help = "split it: descriptors of one domain may come from several files with `limits.merge_domains`";
+        let message = format!("the file has {size} MiB; the maximum is {max_size} MiB");
+        let help = "split it into several files of this domain, and set `limits.merge_domains`";
         findings.add_with_help(Code::TooLarge, Span::default(), message, help);
         return String::new();
     }
@@ -39,7 +39,7 @@ fn decode_utf8(bytes: &[u8], findings: &mut Findings) -> String {
         Err(error) => {
             let at = error.valid_up_to();
             let byte = bytes.get(at).copied().unwrap_or_default();
-            let message = format!("byte 0x{byte:02X} does not belong to any UTF-8 character");
+            let message = format!("byte 0x{byte:02X} is not valid UTF-8");
             report_encoding(at, message, findings);
             String::from_utf8_lossy(bytes).into_owned()
         }
@@ -52,13 +52,14 @@ fn decode_utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16, findings: &mut Findings)
     for decoded in char::decode_utf16(pairs.iter().map(|pair| unit(*pair))) {
         if let Err(error) = &decoded {
             let half = error.unpaired_surrogate();
-            let message = format!("half a UTF-16 character (0x{half:04X})");
+            let message = format!("the UTF-16 surrogate 0x{half:04X} is unpaired");
             report_encoding(text.len(), message, findings);
         }
         text.push(decoded.unwrap_or(char::REPLACEMENT_CHARACTER));
     }
     if !rest.is_empty() {
-        report_encoding(text.len(), "a single byte at the end of UTF-16 text".to_owned(), findings);
+        let message = "the UTF-16 text ends with half a character".to_owned();
+        report_encoding(text.len(), message, findings);
     }
     text
 }
@@ -78,8 +79,8 @@ fn report_control_chars(text: &str, findings: &mut Findings) {
     else {
         return;
     };
-    let message = format!("the character U+{:04X} may not stand in YAML", u32::from(forbidden));
-    let help = "take it out, or write it in double quotes as an escape such as \"\\x01\"";
+    let message = format!("the character U+{:04X} is not allowed in YAML", u32::from(forbidden));
+    let help = "remove it, or write it as an escape in double quotes, such as \"\\x01\"";
     findings.add_with_help(Code::Encoding, Span { start: position, end: position }, message, help);
 }
 

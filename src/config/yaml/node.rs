@@ -218,11 +218,11 @@ fn is_null_text(text: &str) -> bool {
 
 fn report_second_document(at: Span, is_first_empty: bool, findings: &mut Findings) {
     let help = if is_first_empty {
-        "the first document is the one that is read, and is empty: take out the `---` before this one"
+        "the first document is empty: remove the `---` before this one"
     } else {
-        "a file is one document with one domain: put this one into a file of its own"
+        "move it to another file: a file is one document with one domain"
     };
-    let message = "another document begins here, and is not read".to_owned();
+    let message = "a second document starts here and is ignored".to_owned();
     findings.add_with_help(Code::SecondDocument, at, message, help);
 }
 
@@ -287,10 +287,10 @@ impl<'s> YamlTreeBuilder<'s> {
         match event {
             Event::DocumentStart(_, Some(version)) if (version.major, version.minor) != (1, 1) => {
                 let message = format!(
-                    "the file is YAML {}.{} where 1.1 is read",
+                    "the file is YAML {}.{}, but only 1.1 is supported",
                     version.major, version.minor
                 );
-                let help = "take the line out";
+                let help = "remove this line";
                 findings.add_with_help(Code::Syntax, self.version_at, message, help);
             }
             Event::Scalar(text, style, anchor, tag) => {
@@ -394,7 +394,7 @@ fn offset(marker: &granit_parser::Marker) -> u32 {
 }
 
 pub(super) fn report_too_deep(at: Span, findings: &mut Findings) {
-    let message = format!("nested more than {DEPTH} levels deep");
+    let message = format!("the file is nested more than {DEPTH} levels deep");
     findings.add(Code::TooDeep, at, message);
 }
 
@@ -408,9 +408,10 @@ fn report_unknown_directives(text: &str, from: usize, findings: &mut Findings) {
             content.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '\t']))
         });
         if line.starts_with('%') && !is_known {
-            let message = format!("`{content}` is not a directive that YAML has");
+            let message = format!("`{content}` is not a YAML directive");
             let span = Span { start, end: start + content.len() };
-            findings.add_with_help(Code::Syntax, span, message, "%YAML 1.1 and %TAG are known");
+            let help = "remove this line; only `%YAML 1.1` and `%TAG` are valid";
+            findings.add_with_help(Code::Syntax, span, message, help);
         }
         if !content.is_empty() && !line.starts_with(['%', '#']) {
             return;
@@ -428,14 +429,14 @@ fn report_syntax_error(error: &ScanError, text: &str, findings: &mut Findings) {
     if *error.kind() == ErrorKind::MappingValueNotAllowed
         && let Some(word) = lone_word_before_colon(&text[..start])
     {
-        let message = format!("not YAML: {}", error.info());
+        let message = format!("invalid YAML: {}", error.info());
         return findings.add_with_help(Code::Syntax, word, message, CONTINUED_TEXT_FIX);
     }
     let word = rest.split([' ', '\t', '\n', '\r', ',', ']', '}']).next().unwrap_or_default();
     let span = Span { start, end: start + word.len() };
     let message = match error.kind() {
-        ErrorKind::UnknownAnchor => format!("alias `{word}` names an anchor that is not above it"),
-        _ => format!("not YAML: {}", error.info()),
+        ErrorKind::UnknownAnchor => format!("the alias `{word}` has no anchor above it"),
+        _ => format!("invalid YAML: {}", error.info()),
     };
     match suggest_fix(error.kind()) {
         Some(help) => findings.add_with_help(Code::Syntax, span, message, help),
@@ -445,7 +446,7 @@ fn report_syntax_error(error: &ScanError, text: &str, findings: &mut Findings) {
 
 /// The suggested fix for an unquoted text that unintentionally continues on the next line.
 const CONTINUED_TEXT_FIX: &str =
-    "keys of one block start in one column, and a colon is followed by a blank";
+    "indent all keys of a block equally, and write a space after each colon";
 
 /// Returns the word before a colon if only blanks and dashes precede the word on its line. The
 /// syntax error is then in an unquoted text that starts on an earlier line.
@@ -466,14 +467,14 @@ fn suggest_fix(kind: &ErrorKind) -> Option<&'static str> {
         | ErrorKind::TabNotAllowed
         | ErrorKind::TabInPlainScalar
         | ErrorKind::TabAtBlockScalarStart => "indent with spaces",
-        ErrorKind::MissingAnchorOrAliasName => "a star alone must be quoted: '*'",
-        ErrorKind::UnknownAnchor => "a text that starts with a star must be quoted: '*.png'",
+        ErrorKind::MissingAnchorOrAliasName => "quote a lone star: '*'",
+        ErrorKind::UnknownAnchor => "quote a text that starts with a star: '*.png'",
         ErrorKind::UnexpectedCharacter { .. } => "quote the text",
         ErrorKind::UnclosedQuotedScalar | ErrorKind::InvalidQuotedScalarIndent => {
-            "is a quote above not closed?"
+            "look for an unclosed quote above"
         }
-        ErrorKind::MappingValueNotAllowed => "a text that contains `: ` must be quoted",
-        ErrorKind::InvalidIndentation => "keys of one block start in one column",
+        ErrorKind::MappingValueNotAllowed => "quote a text that contains `: `",
+        ErrorKind::InvalidIndentation => "indent all keys of a block equally",
         ErrorKind::UnclosedFlowCollection { .. } => "close the bracket",
         _ => return None,
     })

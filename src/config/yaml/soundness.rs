@@ -13,7 +13,7 @@ use std::collections::HashSet;
 
 use super::node::report_too_deep;
 use super::{DEPTH, YamlId, YamlKind, YamlTree, scalar};
-use crate::config::diagnostic::{Code, Findings};
+use crate::config::diagnostic::{Code, Findings, Span};
 
 /// Verifies a YAML tree and reports errors. Returns the scalars whose tag does not fit, or `None`
 /// if following aliases would not end.
@@ -26,8 +26,8 @@ pub(in crate::config) fn check(
         match tree.kind(id) {
             YamlKind::Scalar { text, plain } => {
                 if let Some(tag) = misfitting_tag(tree, id, text, *plain) {
-                    let message = format!("the tag `{tag}` does not fit the text `{text}`");
-                    let help = "take the tag out";
+                    let message = format!("the tag `{tag}` does not match the value `{text}`");
+                    let help = "remove the tag";
                     findings.add_with_help(Code::TagMisfit, tree.span(id), message, help);
                     misfits.insert(id);
                 }
@@ -55,8 +55,8 @@ fn check_pairs(tree: &YamlTree<'_>, id: YamlId, findings: &mut Findings) {
         if tree.is_merge(key) {
             check_merge(tree, value, findings);
         } else if !matches!(tree.kind(tree.target(key)), YamlKind::Scalar { .. }) {
-            let message = "a list or a mapping as a key";
-            findings.add_with_help(Code::KeyNotText, tree.span(key), message, "keys are text");
+            let (message, help) = ("the key is a list or a mapping", "write text as the key");
+            findings.add_with_help(Code::KeyNotText, tree.span(key), message, help);
         }
     }
 }
@@ -64,11 +64,17 @@ fn check_pairs(tree: &YamlTree<'_>, id: YamlId, findings: &mut Findings) {
 fn check_merge(tree: &YamlTree<'_>, value: YamlId, findings: &mut Findings) {
     for merged in tree.merged_mappings(value) {
         if !matches!(tree.kind(tree.target(merged)), YamlKind::Mapping(_)) {
-            let message = "`<<` wants a mapping, or a list of mappings, to merge";
-            let help = "name one with an alias: `<<: *anchor`";
+            let message = "the value of `<<` is not a mapping";
+            let help = "write the alias of a mapping: `<<: *anchor`";
             findings.add_with_help(Code::BadMerge, tree.span(merged), message, help);
         }
     }
+}
+
+pub(in crate::config) fn report_too_many_aliases(at: Span, findings: &mut Findings) {
+    let message = "aliases repeat too much of the file";
+    let help = "write some of the blocks again instead of an alias";
+    findings.add_with_help(Code::EndlessAlias, at, message, help);
 }
 
 /// Counts the nodes that were read, and how many of them were reached through aliases. The
@@ -155,15 +161,15 @@ impl<'t, 's> AliasWalk<'t, 's> {
     fn enter(&mut self, id: YamlId, findings: &mut Findings) -> bool {
         let span = self.tree.span(id);
         if !self.budget.count() {
-            let message = "aliases multiply beyond measure";
-            findings.add(Code::EndlessAlias, span, message);
+            report_too_many_aliases(span, findings);
             return false;
         }
         match self.tree.kind(id) {
             YamlKind::Scalar { .. } => {}
             YamlKind::Alias(target) if self.is_open[*target] => {
-                let message = "an alias to what it stands in never ends";
-                findings.add(Code::EndlessAlias, span, message);
+                let message = "the alias refers to a block that contains it";
+                let help = "write the block again instead of the alias";
+                findings.add_with_help(Code::EndlessAlias, span, message, help);
                 return false;
             }
             YamlKind::Alias(target) => {

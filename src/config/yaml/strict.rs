@@ -83,8 +83,8 @@ impl<'s> Yaml11Checks<'s> {
 
     pub(super) fn check_anchor(name: &str, at: Span, findings: &mut Findings) {
         if !name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-')) {
-            let message = format!("the anchor `{name}` has other than letters, digits, _ and -");
-            findings.add_with_help(Code::Syntax, at, message, "rename it");
+            let message = format!("the anchor `{name}` may have only letters, digits, _ and -");
+            findings.add_with_help(Code::Syntax, at, message, "rename the anchor");
         }
     }
 
@@ -94,7 +94,7 @@ impl<'s> Yaml11Checks<'s> {
             return;
         }
         if let Some(at) = find_misplaced_tab(gap, self.checked_to == 0, self.after_plain) {
-            let (start, message) = (self.checked_to + at, "a tab where a line or an item starts");
+            let (start, message) = (self.checked_to + at, "a tab before a key or list item");
             let span = Span { start, end: start + 1 };
             findings.add_with_help(Code::Syntax, span, message, "indent with spaces");
         }
@@ -111,13 +111,13 @@ impl<'s> Yaml11Checks<'s> {
         let written = self.text.get(at.start..at.end).unwrap_or_default();
         if written.contains('?') || written.starts_with(':') {
             let message = format!("`{written}` inside brackets must be quoted");
-            findings.add_with_help(Code::Syntax, at, message, format!("'{written}'"));
+            findings.add_with_help(Code::Syntax, at, message, format!("write '{written}'"));
         }
         match self.text.as_bytes().get(at.end..at.end + 2) {
             Some(b":," | b":}") => format!("{text}:").into(),
             Some(b":[" | b":{" | b":]") => {
-                let message = format!("`{written}:` wants a blank behind the colon");
-                findings.add_with_help(Code::Syntax, at, message, format!("{written}: …"));
+                let message = format!("`{written}:` needs a space after the colon");
+                findings.add_with_help(Code::Syntax, at, message, format!("write `{written}: …`"));
                 text
             }
             _ => text,
@@ -131,8 +131,8 @@ impl<'s> Yaml11Checks<'s> {
                 .iter()
                 .any(|half| escape.get(..3).is_some_and(|start| start.eq_ignore_ascii_case(half)));
             if is_surrogate || escape.starts_with('/') {
-                let message = "an escape that YAML 1.1 does not have";
-                let help = "write the character itself, or \\U and eight digits";
+                let message = "an escape sequence that YAML 1.1 does not have";
+                let help = "write the character itself, or `\\U` and eight hexadecimal digits";
                 return findings.add_with_help(Code::Syntax, at, message, help);
             }
             let mut after = escape.chars();

@@ -13,9 +13,9 @@ fn mode_must_be_known_and_leased_needs_max_overshoot() {
     assert_findings("unit: day, requests_per_unit: 1, mode: strict", &[]);
     assert_findings("unit: day, requests_per_unit: 1, mode: cached_deny", &[]);
     assert_findings("unit: day, requests_per_unit: 1, mode: lased", &["E29 `mode: lased`"]);
-    let without = "E38 `mode: leased` without a `max_overshoot`";
+    let without = "E38 `mode: leased` needs a `max_overshoot`";
     assert_findings("unit: day, requests_per_unit: 600, mode: leased", &[without]);
-    let beside = "E32 `max_overshoot` with `mode: strict`";
+    let beside = "E32 `max_overshoot` cannot be combined with `mode: strict`";
     assert_findings("unit: day, requests_per_unit: 600, max_overshoot: 2%", &[beside]);
 }
 
@@ -57,13 +57,15 @@ fn impossible_or_ineffective_max_overshoot_is_refused() {
         );
     };
     for strategy in ["gcra", "sliding_window", "sliding_log"] {
-        with(strategy, "0", &["E32 `max_overshoot: 0` with `strategy:"]);
-        with(strategy, "0.0%", &["E32 `max_overshoot: 0` with `strategy:"]);
+        let expected =
+            format!("E32 `max_overshoot: 0` cannot be combined with `strategy: {strategy}`");
+        with(strategy, "0", &[&expected]);
+        with(strategy, "0.0%", &[&expected]);
     }
     for strategy in ["fixed_window", "gcra"] {
-        with(strategy, "0.1%", &["E38 this part of 600 is less than one hit"]);
-        with(strategy, "601", &["E38 a `max_overshoot` above the limit"]);
-        with(strategy, "100.01%", &["E38 a `max_overshoot` above the limit"]);
+        with(strategy, "0.1%", &["E38 this percentage of 600 hits is less than one hit"]);
+        with(strategy, "601", &["E38 `max_overshoot` is larger than the limit of 600"]);
+        with(strategy, "100.01%", &["E38 `max_overshoot` is larger than the limit of 600"]);
         for amount in ["-1", "2 %", "'%'", "1.%", "1.234%", "010", "many", "'1.5'"] {
             with(strategy, amount, &["E38 `max_overshoot: "]);
         }
@@ -117,7 +119,8 @@ fn default_max_overshoot_above_any_limit_is_refused() {
             Ok(_) => assert!(is_any, "{amount} is accepted"),
             Err(findings) => {
                 let findings: Vec<String> = findings.iter().map(line).collect();
-                let expected = format!("2:27 E38 `max_overshoot: {amount}` is above any limit");
+                let expected =
+                    format!("2:27 E38 `max_overshoot: {amount}` is larger than any limit");
                 assert!(
                     !is_any && findings.len() == 1 && findings[0].starts_with(&expected),
                     "{findings:?}"
@@ -144,9 +147,13 @@ fn lease_hits_sets_a_fixed_lease_size() {
         "{leased}"
     );
     for (fields, code, message) in [
-        ("mode: leased, max_overshoot: 20%, lease_hits: 51", "E38", "leases of 51 hits"),
-        ("mode: leased, max_overshoot: 20%, lease_hits: 0", "E38", "leases of 0 hits"),
-        ("lease_hits: 5", "E32", "`lease_hits` with `mode: strict`"),
+        (
+            "mode: leased, max_overshoot: 20%, lease_hits: 51",
+            "E38",
+            "`lease_hits: 51` is too large",
+        ),
+        ("mode: leased, max_overshoot: 20%, lease_hits: 0", "E38", "`lease_hits: 0` is too small"),
+        ("lease_hits: 5", "E32", "`lease_hits` cannot be combined with `mode: strict`"),
     ] {
         let refused = limit(fields).unwrap_err();
         let [one] = &refused[..] else { panic!("{refused:?}") };
@@ -178,8 +185,8 @@ fn expected_lease_calls_match_the_worked_numbers() {
     };
     let all = |two, eight, many| {
         format!(
-            "expected calls per decision at its full rate: 1 in {two} on 2 replicas, 1 in {eight} on \
-             8 replicas, 1 in {many} on 64 replicas"
+            "checks that call the store at the full rate: 1 in {two} with 2 replicas, 1 in {eight} \
+             with 8 replicas, 1 in {many} with 64 replicas"
         )
     };
     assert_eq!(note("0"), all(6000, 3750, 468));

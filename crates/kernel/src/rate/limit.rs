@@ -116,22 +116,22 @@ impl fmt::Display for RefillRate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LimitError {
     /// GCRA with a burst of 0.
-    #[error("burst 0 would deny everything; wanted at least 1")]
+    #[error("a burst of 0 denies everything; use at least 1")]
     ZeroBurst,
     /// GCRA with 0 requests.
-    #[error("0 requests earn nothing back; wanted at least 1, or strategy fixed_window")]
+    #[error("a limit of 0 requests needs strategy fixed_window; use at least 1")]
     ZeroRequests,
     /// A period of 0.
-    #[error("a period of 0 limits nothing; wanted at least 1us")]
+    #[error("the period is 0; use at least 1us")]
     ZeroPeriod,
     /// A period that is not a whole number of microseconds.
-    #[error("period {period} is not a whole number of microseconds")]
+    #[error("the period {period} is not a whole number of microseconds")]
     UnevenPeriod {
         /// The invalid period.
         period: Nanos,
     },
     /// A window shorter than [`super::fixed_window::MIN_WINDOW`].
-    #[error("window {window} is shorter than {shortest}")]
+    #[error("the window {window} is shorter than {shortest}")]
     ShortWindow {
         /// The invalid window.
         window: Nanos,
@@ -139,13 +139,16 @@ pub enum LimitError {
         shortest: Nanos,
     },
     /// A period that is too long even for a limit of 1.
-    #[error("period {period} is too long to count exactly")]
+    #[error("the period {} is too long to count exactly", .period.for_people())]
     LongPeriod {
         /// The invalid period.
         period: Nanos,
     },
     /// A burst, or a request limit without burst, that is too large to count exactly.
-    #[error("{asked} cannot be counted exactly over {period}; the largest that fits is {largest}")]
+    #[error(
+        "{asked} hits in {} cannot be counted exactly; the maximum is {largest}",
+        .period.for_people()
+    )]
     TooLarge {
         /// The invalid burst or number of requests.
         asked: u32,
