@@ -50,7 +50,7 @@ pub(super) fn lint_descriptor(raw: &Descriptor, at: FileSpan, findings: &mut Fil
         let fix = "write the whole key, and use the `*` in the value";
         findings.add(Code::StarInKey, at, message, fix);
     }
-    if raw.rate_limit.is_some() {
+    if raw.rate_limit.is_some() || raw.is_incomplete {
         return;
     }
     let words = [

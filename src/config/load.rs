@@ -19,10 +19,10 @@ use crate::kernel::units::Revision;
 ///
 /// # Errors
 ///
-/// Returns all findings of all files. If one file cannot be parsed, the others are still resolved,
-/// so that a user sees all problems at once. A domain that may be in several files
-/// (`merge_domains`) is then incomplete, so findings that depend on its missing parts are not
-/// reported.
+/// Returns all findings of all files. If a file or a field cannot be read, everything else is still
+/// resolved, so that a user sees all problems at once. Findings that could be a consequence of the
+/// unreadable part are not reported. With `merge_domains`, an unreadable file may contain parts of
+/// any domain.
 pub fn load<'t>(
     texts: impl IntoIterator<Item = (&'t str, &'t [u8])>,
     revision: Revision,
@@ -36,7 +36,10 @@ pub fn load<'t>(
                 files.push((file, source));
                 findings.append(warnings);
             }
-            Err(wrong) => findings.append(wrong),
+            Err(invalid) => {
+                files.extend(invalid.readable);
+                findings.append(invalid.diagnostics);
+            }
         }
     }
     let has_unreadable = 0 < findings.counts().errors;

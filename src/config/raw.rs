@@ -4,7 +4,8 @@
 //! Guarantees:
 //! - Accepts the encodings, keys and scalar types that envoyproxy/ratelimit accepts, and
 //!   Sluicegate's own keys.
-//! - Finds all problems of a file at once; a syntax error alone ends the reading.
+//! - Finds all problems of a file at once; only a syntax error ends the reading.
+//! - A block with an unreadable field is marked as incomplete.
 //!
 //! Not covered:
 //! - The meaning of the fields (see [`super::resolve`]).
@@ -21,12 +22,15 @@ mod typed;
 use schemars::JsonSchema;
 
 use super::diagnostic::{Span, Spanned};
-pub use read::{read, source};
+pub use read::{InvalidFile, read, source};
 
 /// A limits file, which contains one domain.
 #[derive(Clone, Debug, Default, JsonSchema)]
 #[schemars(deny_unknown_fields, default, extend("required" = ["domain"]), transform = schema::parking)]
 pub struct File {
+    /// `true` if a field, at any depth, could not be read. A finding then says which one.
+    #[schemars(skip)]
+    pub is_incomplete: bool,
     /// The domain, which the proxy sends in each check. It must not be empty.
     #[schemars(schema_with = "schema::text")]
     pub domain: Spanned<String>,
@@ -52,6 +56,9 @@ pub struct Defaults {
     /// The position of the block in the file.
     #[schemars(skip)]
     pub span: Span,
+    /// `true` if a field of the block could not be read. A finding then says which one.
+    #[schemars(skip)]
+    pub is_incomplete: bool,
     /// The way to count hits: `fixed_window`, `sliding_window`, `sliding_log` or `gcra`.
     #[schemars(schema_with = "schema::strategy")]
     pub strategy: Option<Spanned<String>>,
@@ -77,6 +84,9 @@ pub struct Descriptor {
     /// The position of the node: its first key.
     #[schemars(skip)]
     pub span: Span,
+    /// `true` if a field of the block could not be read. A finding then says which one.
+    #[schemars(skip)]
+    pub is_incomplete: bool,
     /// The key that an entry must have, exactly. It must not be empty.
     #[schemars(schema_with = "schema::text")]
     pub key: Spanned<String>,
@@ -122,6 +132,9 @@ pub struct RateLimit {
     /// The position of the block in the file.
     #[schemars(skip)]
     pub span: Span,
+    /// `true` if a field of the block could not be read. A finding then says which one.
+    #[schemars(skip)]
+    pub is_incomplete: bool,
     /// The hits that are allowed in each unit or period. 0 denies everything.
     #[schemars(schema_with = "schema::requests")]
     pub requests_per_unit: Spanned<u32>,
@@ -176,6 +189,9 @@ pub struct Calendar {
     /// The position of the block in the file.
     #[schemars(skip)]
     pub span: Span,
+    /// `true` if a field of the block could not be read. A finding then says which one.
+    #[schemars(skip)]
+    pub is_incomplete: bool,
     /// The IANA name of the time zone, such as `Europe/Berlin`.
     #[schemars(with = "String")]
     pub time_zone: Option<Spanned<String>>,
@@ -192,6 +208,9 @@ pub struct Concurrency {
     /// The position of the block in the file.
     #[schemars(skip)]
     pub span: Span,
+    /// `true` if a field of the block could not be read. A finding then says which one.
+    #[schemars(skip)]
+    pub is_incomplete: bool,
     /// The largest number of requests in flight. With `adaptive`, this is the initial limit.
     #[schemars(schema_with = "schema::at_least_one")]
     pub limit: Option<Spanned<u32>>,
@@ -241,6 +260,9 @@ pub struct Queue {
     /// The position of the block in the file.
     #[schemars(skip)]
     pub span: Span,
+    /// `true` if a field of the block could not be read. A finding then says which one.
+    #[schemars(skip)]
+    pub is_incomplete: bool,
     /// The largest number of requests that wait at once.
     #[schemars(schema_with = "schema::at_least_one")]
     pub size: Option<Spanned<u32>>,

@@ -49,8 +49,9 @@ pub fn resolve(
     read_domains(files, revision, &groups, findings)
 }
 
-/// Converts the readable files if others could not be parsed. With `merge_domains`, an unreadable
-/// file may contain parts of any domain, so validations that need a whole domain are skipped.
+/// Validates what could be read, if some files or fields could not. Validations that need a whole
+/// domain are skipped for domains that may lack a part: with `merge_domains` for all of them,
+/// because an unreadable file may contain any domain.
 pub(super) fn resolve_readable(
     files: &[(File, SourceText)],
     revision: Revision,
@@ -59,7 +60,8 @@ pub(super) fn resolve_readable(
     let mut findings = FileFindings::new(files.iter().map(|(_, source)| source));
     let mut groups = group_by_domain(files, merge_domains, &mut findings);
     for group in &mut groups {
-        group.is_complete = !merge_domains;
+        let has_all_fields = group.files.iter().all(|&file| !files[file].0.is_incomplete);
+        group.is_complete = !merge_domains && has_all_fields;
     }
     read_domains(files, revision, &groups, findings)
 }
@@ -96,10 +98,12 @@ fn group_by_domain<'r>(
     for (number, (file, _)) in files.iter().enumerate() {
         let domain = file.domain.value.as_str();
         let at = FileSpan { file: number, span: file.domain.span };
-        if domain.is_empty() {
+        if domain.is_empty() && !file.is_incomplete {
             let message = "the file has no domain".to_owned();
             let fix = "add `domain: NAME` at the top, with the domain of Envoy's rate limit filter";
             findings.add(Code::EmptyDomain, at, message, fix.to_owned());
+        } else if domain.is_empty() {
+            // The file has an unreadable field, which may be the domain.
         } else if let Some(&group) = group_by_name.get(domain) {
             if merge {
                 groups[group].files.push(number);
@@ -292,6 +296,9 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         let (share_threshold, value_to_metric) = (raw.share_threshold.value, raw.value_to_metric);
         let flags = NodeFlags { share_threshold, value_to_metric };
         let name = (raw.key.value.as_str(), raw.value.value.as_str());
+        if raw.key.value.is_empty() && raw.is_incomplete {
+            return self.builder.add_hidden(parent, name, flags);
+        }
         if raw.key.value.is_empty() {
             let message = "the descriptor has no key".to_owned();
             let fix = "add `key: NAME`, the key of the entry that Envoy sends".to_owned();
@@ -302,7 +309,9 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             Ok(node) => node,
             Err(refused) => {
                 let node = self.builder.add_hidden(parent, name, flags);
-                self.report_add_error(refused, node, key);
+                if !raw.is_incomplete {
+                    self.report_add_error(refused, node, key);
+                }
                 node
             }
         }
@@ -331,7 +340,8 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
 
     fn check_share_threshold(&mut self, file: usize, raw: &Descriptor) {
         let (key, value) = (&raw.key.value, &raw.value.value);
-        if !raw.share_threshold.value || key.contains('*') || value.contains('*') {
+        let has_pattern = key.contains('*') || value.contains('*');
+        if !raw.share_threshold.value || has_pattern || raw.is_incomplete {
             return;
         }
         let name = if value.is_empty() { key.clone() } else { format!("{key}_{value}") };

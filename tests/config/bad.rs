@@ -37,7 +37,7 @@ fn expected(bytes: &[u8]) -> String {
 }
 
 fn found(name: &str, bytes: &[u8]) -> Diagnostics {
-    raw::read(name, bytes).map_or_else(|found| found, |(_, _, warnings)| warnings)
+    raw::read(name, bytes).map_or_else(|invalid| invalid.diagnostics, |(_, _, warnings)| warnings)
 }
 
 /// Returns `true` for a diagnostic code of the YAML reader, below 20. Codes from 20 depend on the

@@ -7,7 +7,7 @@ use sluicegate::kernel::units::Revision;
 #[test]
 fn finding_text_shows_line_caret_and_fix() {
     let text = "domain: d\ndescriptors:\n  - key: k\n    ratelimit: {}\n";
-    let found = raw::read("limits/a.yaml", text.as_bytes()).unwrap_err();
+    let found = raw::read("limits/a.yaml", text.as_bytes()).unwrap_err().diagnostics;
     assert_eq!(
         found[0].to_string(),
         "limits/a.yaml:4:5 error[E09] unknown field `ratelimit`\n    \
@@ -17,7 +17,7 @@ fn finding_text_shows_line_caret_and_fix() {
 
 #[test]
 fn finding_json_has_stable_field_names() {
-    let found = raw::read("a.yaml", b"Domain: d\n").unwrap_err();
+    let found = raw::read("a.yaml", b"Domain: d\n").unwrap_err().diagnostics;
     let json = serde_json::to_value(&found[0]).unwrap();
     let expected = serde_json::json!({
         "severity": "error", "code": "E09", "file": "a.yaml", "line": 1, "column": 1,
@@ -47,7 +47,7 @@ fn invalid_byte_spans_map_to_valid_lines_and_columns() {
 #[test]
 fn long_source_lines_are_truncated_around_the_finding() {
     let text = format!("{{domain: d, {}bogus: 1}}", "metadata: {}, ".repeat(10_000));
-    let found = raw::read("a.json", text.as_bytes()).unwrap_err();
+    let found = raw::read("a.json", text.as_bytes()).unwrap_err().diagnostics;
     let bogus = found.iter().find(|one| one.code == Code::UnknownKey).unwrap();
     assert!(bogus.location.text.len() < 300);
     let shown = bogus.to_string();
@@ -57,7 +57,7 @@ fn long_source_lines_are_truncated_around_the_finding() {
 
 #[test]
 fn displayed_source_lines_contain_no_escape_characters() {
-    let found = raw::read("a.yaml", b"domain: \x1b[31md\n").unwrap_err();
+    let found = raw::read("a.yaml", b"domain: \x1b[31md\n").unwrap_err().diagnostics;
     assert!(!found[0].to_string().contains('\u{1b}'));
 }
 
@@ -100,13 +100,13 @@ fn errors_in_multi_line_text_show_line_column_and_fix() {
         ("domain:shop\ndescriptors: []\n".to_owned(), 2, 1, 11),
         ("domain: d\ndescriptors:\n- key: a\n    - value: b\n".to_owned(), 4, 7, 5),
     ] {
-        let found = raw::read("a.yaml", text.as_bytes()).unwrap_err();
+        let found = raw::read("a.yaml", text.as_bytes()).unwrap_err().diagnostics;
         let place = &found[0].location;
         assert_eq!((place.line, place.column, place.width), (line, column, width), "{found}");
         assert_eq!(found[0].help.as_deref(), Some(fix), "{found}");
     }
     for text in ["domain: a: b: c\n", "domain: d\ndescriptors:\n- key: a\n  x: see b: c\n"] {
-        let found = raw::read("a.yaml", text.as_bytes()).unwrap_err();
+        let found = raw::read("a.yaml", text.as_bytes()).unwrap_err().diagnostics;
         let fix = "quote a text that contains `: `";
         assert_eq!(found[0].help.as_deref(), Some(fix), "{found}");
     }
@@ -132,7 +132,7 @@ fn diagnostic_codes_are_unique_and_encode_severity() {
 fn misspelt_yaml_key_suggests_a_field_of_its_block() {
     for (text, word) in [("rate_limit: {pey: 1s}", "per"), ("pey: k", "key")] {
         let text = format!("domain: d\ndescriptors:\n- {text}\n");
-        let found = raw::read("a.yaml", text.as_bytes()).unwrap_err();
+        let found = raw::read("a.yaml", text.as_bytes()).unwrap_err().diagnostics;
         assert_eq!(found[0].help.as_deref(), Some(format!("did you mean `{word}`?").as_str()));
     }
 }
@@ -145,7 +145,7 @@ fn old_field_name_is_an_error_with_the_new_name() {
         ("concurrency: {adaptive: {policy: aimd}}", (3, 28), "algorithm"),
     ] {
         let text = format!("domain: d\ndescriptors:\n- {text}\n");
-        let found = raw::read("a.yaml", text.as_bytes()).unwrap_err();
+        let found = raw::read("a.yaml", text.as_bytes()).unwrap_err().diagnostics;
         assert_eq!(found[0].code, Code::UnknownKey);
         assert_eq!((found[0].location.line, found[0].location.column), place);
         assert_eq!(found[0].help, Some(format!("renamed to `{new}`")));

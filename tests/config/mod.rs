@@ -4,6 +4,7 @@ mod bad;
 mod calendar;
 mod concurrency;
 mod diagnostic;
+mod incomplete;
 mod lint;
 mod load;
 mod raw;

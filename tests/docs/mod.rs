@@ -11,8 +11,8 @@
 
 mod book;
 mod examples;
+mod reference;
 mod tables;
-mod words;
 
 use std::ffi::OsString;
 use std::fs;

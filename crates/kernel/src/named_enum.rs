@@ -6,7 +6,8 @@
 //! Not covered:
 //! - Unique names.
 
-/// Defines an enum with the list `ALL` of its variants and `as_str`, the name of a variant.
+/// Defines an enum with the list `ALL` of its variants, `as_str`, the name of a variant, and `doc`,
+/// its description.
 ///
 /// ```
 /// sluicegate_kernel::named_enum! {
@@ -20,16 +21,17 @@
 /// }
 /// assert_eq!(Light::ALL, [Light::Red, Light::Green]);
 /// assert_eq!(Light::Green.as_str(), "green");
+/// assert_eq!(Light::Green.doc(), " Drive.");
 /// ```
 #[macro_export]
 macro_rules! named_enum {
     (
         $(#[$meta:meta])*
-        $vis:vis enum $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal,)+ }
+        $vis:vis enum $name:ident { $($(#[doc = $doc:literal])+ $variant:ident = $text:literal,)+ }
     ) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        $vis enum $name { $($(#[$doc])* $variant,)+ }
+        $vis enum $name { $($(#[doc = $doc])+ $variant,)+ }
 
         impl $name {
             /// Every variant, in declaration order.
@@ -39,6 +41,12 @@ macro_rules! named_enum {
             #[must_use]
             $vis const fn as_str(self) -> &'static str {
                 match self { $(Self::$variant => $text,)+ }
+            }
+
+            /// Returns the description of this variant for the reference.
+            #[must_use]
+            $vis const fn doc(self) -> &'static str {
+                match self { $(Self::$variant => concat!($($doc),+),)+ }
             }
         }
     };

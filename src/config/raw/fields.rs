@@ -12,7 +12,7 @@ use crate::config::diagnostic::{Span, Spanned};
 
 /// Implements [`FieldMap`] by a list of keys and fields, and lists the keys.
 macro_rules! fields {
-    ($($block:ident $(($span:ident))? { $($name:ident => $field:ident),+ })+) => { $(
+    ($($block:ident $(($span:ident $(, $incomplete:ident)?))? { $($name:ident => $field:ident),+ })+) => { $(
         impl $block {
             pub(super) const FIELD_NAMES: &'static [FieldName] = &[$(FieldName::$name),+];
         }
@@ -27,7 +27,11 @@ macro_rules! fields {
 
             $(fn place(&mut self, span: Span) {
                 self.$span = span;
-            })?
+            }
+
+            $(fn mark_incomplete(&mut self) {
+                self.$incomplete = true;
+            })?)?
         }
     )+ };
 }
@@ -40,13 +44,13 @@ fields! {
         Colocate => colocate,
         Defaults => defaults
     }
-    Defaults (span) {
+    Defaults (span, is_incomplete) {
         Strategy => strategy,
         Mode => mode,
         MaxOvershoot => max_overshoot,
         OnStoreFailure => on_store_failure
     }
-    Descriptor (span) {
+    Descriptor (span, is_incomplete) {
         Key => key,
         Value => value,
         RateLimit => rate_limit,
@@ -59,7 +63,7 @@ fields! {
         Metadata => metadata,
         Concurrency => concurrency
     }
-    RateLimit (span) {
+    RateLimit (span, is_incomplete) {
         Unit => unit,
         RequestsPerUnit => requests_per_unit,
         Unlimited => unlimited,
@@ -74,8 +78,8 @@ fields! {
         OnStoreFailure => on_store_failure,
         Calendar => calendar
     }
-    Calendar (span) { TimeZone => time_zone, StartsOn => starts_on }
-    Concurrency (span) {
+    Calendar (span, is_incomplete) { TimeZone => time_zone, StartsOn => starts_on }
+    Concurrency (span, is_incomplete) {
         Limit => limit,
         Adaptive => adaptive,
         Mode => mode,
@@ -85,7 +89,7 @@ fields! {
         Reject => reject
     }
     Adaptive (span) { Algorithm => algorithm, Min => min, Max => max }
-    Queue (span) { Size => size, Timeout => timeout }
+    Queue (span, is_incomplete) { Size => size, Timeout => timeout }
     Reject (span) { Status => status, RetryAfter => retry_after, Body => body }
 }
 

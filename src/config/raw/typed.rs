@@ -36,6 +36,7 @@ pub(super) fn read(
         findings,
         budget: AliasBudget::default(),
         exhausted: false,
+        mismatched: None,
     };
     let mut file = File::default();
     if let Some(root) = tree.root {
@@ -68,6 +69,9 @@ pub(super) trait FieldMap {
 
     /// Stores the position of the block in the file, unless it is the whole file.
     fn place(&mut self, _: Span) {}
+
+    /// Records that a field of the block could not be read.
+    fn mark_incomplete(&mut self) {}
 }
 
 /// A block that null removes.
@@ -94,6 +98,8 @@ pub(super) struct FileReader<'a, 's> {
     pub(super) findings: &'a mut Findings,
     budget: AliasBudget,
     exhausted: bool,
+    /// The last node that had a wrong type.
+    mismatched: Option<YamlId>,
 }
 
 impl FileReader<'_, '_> {
@@ -139,11 +145,18 @@ impl FileReader<'_, '_> {
                     });
                 }
             } else if let Some(name) = self.field_name(key) {
+                let was_reported = self.blamed.contains(&self.tree.target(value));
+                self.mismatched = None;
                 self.visit(value, |reader, value| {
                     if let Some(target) = out.field(name) {
                         target.read(reader, FieldValue { name, value });
                     }
                 });
+                if was_reported || self.mismatched == Some(tree.target(value)) {
+                    out.mark_incomplete();
+                }
+            } else {
+                out.mark_incomplete();
             }
         }
     }
@@ -190,6 +203,7 @@ impl FileReader<'_, '_> {
                 format!("`{}` must be {what}, not {got}", word.as_str())
             }
         };
+        self.mismatched = Some(node);
         let span = self.tree.span(node);
         match self.suggest_fix(node, wanted) {
             Some(help) => self.findings.add_with_help(Code::TypeMismatch, span, message, help),

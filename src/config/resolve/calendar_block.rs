@@ -38,6 +38,9 @@ struct CalendarReader<'f, 'a> {
 impl CalendarReader<'_, '_> {
     fn time_zone(&mut self, raw: &raw::Calendar) -> Option<TimeZone> {
         let Some(name) = &raw.time_zone else {
+            if raw.is_incomplete {
+                return None;
+            }
             let fix = "add a time zone, such as `time_zone: Europe/Berlin` or `time_zone: UTC`";
             self.error(raw.span, "`calendar` needs a `time_zone`".to_owned(), fix);
             return None;

@@ -67,6 +67,9 @@ impl ConcurrencyReader<'_, '_, '_> {
 
     fn limit(&mut self) -> Option<u32> {
         let Some(limit) = &self.raw.limit else {
+            if self.raw.is_incomplete {
+                return None;
+            }
             let message = "`concurrency` needs a `limit`".to_owned();
             let fix = "add for example `limit: 64`; with `adaptive`, it is the initial limit";
             self.error(Code::OutOfRange, self.raw.span, message, fix);
@@ -100,6 +103,9 @@ impl ConcurrencyReader<'_, '_, '_> {
     fn queue(&mut self, raw: &raw::Queue) -> Option<QueueConfig> {
         let fix = "write for example `queue: {size: 100, timeout: 300ms}`, or remove `queue`";
         let (Some(size), Some(timeout)) = (&raw.size, &raw.timeout) else {
+            if raw.is_incomplete {
+                return None;
+            }
             let message = "`queue` needs a `size` and a `timeout`".to_owned();
             self.error(Code::OutOfRange, raw.span, message, fix);
             return None;
@@ -197,6 +203,7 @@ impl ConcurrencyReader<'_, '_, '_> {
                     format!("`max_duration: {}` is long for a fleet-wide limit", word.value);
                 (word.span, message)
             }
+            (None, _) if self.raw.is_incomplete => return,
             (None, mode_field) if mode_field.is_none() || mode == Some(ConcurrencyMode::Shared) => {
                 let span = mode_field.as_ref().map_or(self.raw.span, |said| said.span);
                 (span, "`max_duration` is missing, so its default of 60s applies".to_owned())

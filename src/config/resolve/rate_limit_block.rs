@@ -88,7 +88,8 @@ pub(super) fn read_defaults(
     findings: &mut FileFindings<'_>,
 ) -> DomainDefaults {
     let mut reader = KeywordReader { file, findings };
-    let DomainDefaults { strategy, mode, on_store_failure, .. } = DomainDefaults::default();
+    let base = if raw.is_incomplete { DomainDefaults::unknown() } else { DomainDefaults::default() };
+    let DomainDefaults { strategy, mode, on_store_failure, .. } = base;
     let word = raw.on_store_failure.as_ref();
     let failure = reader.keyword(keywords::FALLBACK_MODES, "on_store_failure", word);
     DomainDefaults {
@@ -133,7 +134,9 @@ impl RateLimitReader<'_, '_, '_> {
     }
 
     fn counting_settings(&mut self) -> CountingSettings {
-        let (raw, defaults) = (self.raw, self.defaults);
+        let raw = self.raw;
+        // The unreadable field may be the strategy or the mode.
+        let defaults = if raw.is_incomplete { DomainDefaults::unknown() } else { self.defaults };
         let mut reader = KeywordReader { file: self.file, findings: self.findings };
         let mode = reader.keyword_or(defaults.mode, keywords::MODES, "mode", raw.mode.as_ref());
         let word = raw.on_store_failure.as_ref();
@@ -206,6 +209,9 @@ impl RateLimitReader<'_, '_, '_> {
     fn unit(&mut self) -> Option<Unit> {
         let unit = &self.raw.unit;
         let parsed_unit = keywords::parse_unit(&unit.value);
+        if unit.value.is_empty() && self.raw.is_incomplete {
+            return None;
+        }
         if parsed_unit.is_none() && unit.value.is_empty() {
             let message = "`rate_limit` needs a `unit`".to_owned();
             let fix = "add for example `unit: minute` or `unlimited: true`, or remove `rate_limit`";
@@ -326,6 +332,9 @@ impl RateLimitReader<'_, '_, '_> {
         let word = raw.max_overshoot.as_ref().or(raw.mode.as_ref());
         let at = word.map_or(raw.span, |word| word.span);
         let Some(amount) = amount else {
+            if raw.is_incomplete {
+                return Err(InvalidSetting);
+            }
             let message = "`mode: leased` needs a `max_overshoot`".to_owned();
             let fix = "add the most hits that the fleet may allow above the limit, such as `2%`";
             self.error(Code::OutOfRange, at, message, fix);
@@ -404,6 +413,9 @@ impl RateLimitReader<'_, '_, '_> {
         strategy: Result<StrategyKeyword, InvalidSetting>,
     ) -> Result<(), InvalidSetting> {
         let requests = &self.raw.requests_per_unit;
+        if self.raw.is_incomplete && !self.has_requests() {
+            return Err(InvalidSetting);
+        }
         let word = strategy.ok().filter(|word| *word != StrategyKeyword::FixedWindow);
         let Some(word) = word.filter(|_| requests.value == 0) else { return Ok(()) };
         let span = if self.has_requests() { requests.span } else { self.raw.span };

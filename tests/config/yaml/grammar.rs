@@ -7,6 +7,7 @@ fn is_read(text: &str) -> bool {
     match raw::read("a.yaml", text.as_bytes()) {
         Ok(_) => true,
         Err(found) => {
+            let found = found.diagnostics;
             assert_eq!(found[0].code, Code::Syntax, "{text:?} {found:?}");
             false
         }

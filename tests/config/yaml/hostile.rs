@@ -14,7 +14,7 @@ use sluicegate::config::raw;
 fn codes(text: &str) -> Vec<Code> {
     match raw::read("a.yaml", text.as_bytes()) {
         Ok((_, _, warnings)) => warnings.iter().map(|one| one.code).collect(),
-        Err(found) => found.iter().map(|one| one.code).collect(),
+        Err(found) => found.diagnostics.iter().map(|one| one.code).collect(),
     }
 }
 
@@ -80,7 +80,7 @@ fn self_referencing_merge_key_is_refused() {
 
 #[test]
 fn files_above_64_mib_are_refused() {
-    let found = raw::read("a.yaml", &vec![b'#'; 64 * 1024 * 1024 + 1]).unwrap_err();
+    let found = raw::read("a.yaml", &vec![b'#'; 64 * 1024 * 1024 + 1]).unwrap_err().diagnostics;
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].code, Code::TooLarge);
 }
@@ -89,7 +89,7 @@ fn files_above_64_mib_are_refused() {
 fn findings_are_capped_at_200_with_errors_first() {
     let repeated = "- {key: a, key: b}\n".repeat(100_000);
     let text = format!("domain: d\ndescriptors:\n{repeated}- {{bogus: 1}}\n");
-    let found = raw::read("a.yaml", text.as_bytes()).unwrap_err();
+    let found = raw::read("a.yaml", text.as_bytes()).unwrap_err().diagnostics;
     assert_eq!(found.len(), 200);
     assert_eq!(found.last().unwrap().code, Code::UnknownKey);
     // Of one error and 100,000 warnings, the error and 199 warnings are reported.
@@ -105,7 +105,7 @@ fn findings_are_capped_at_200_with_errors_first() {
 fn findings_beyond_200_are_only_counted() {
     for errors in [199, 200, 201, 999, 1_000, 1_001, 5_000] {
         let text = format!("domain: d\ndescriptors:\n{}", "- {bogus: 1}\n".repeat(errors));
-        let found = raw::read("a.yaml", text.as_bytes()).unwrap_err();
+        let found = raw::read("a.yaml", text.as_bytes()).unwrap_err().diagnostics;
         assert_eq!(found.len(), errors.min(200));
         assert_eq!(found.counts(), error_counts(errors));
         assert_eq!(found.not_shown(), error_counts(errors.saturating_sub(200)));

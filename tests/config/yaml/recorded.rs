@@ -34,7 +34,7 @@ fn recorded_bad_files_are_refused_with_recorded_details() {
         }
         for (name, bytes) in files(&scenario) {
             let diagnostics = raw::read(&name, &bytes).expect_err(&scenario.to_string());
-            assert_mentions(&scenario, &diagnostics);
+            assert_mentions(&scenario, &diagnostics.diagnostics);
         }
     }
 }

@@ -1,18 +1,16 @@
-//! Tests of `docs/words.md`, the list of all YAML fields, generated from the JSON Schema of limits
-//! files.
+//! Tests of `docs/reference/limits.md`, the list of all fields of a limits file, generated from the
+//! JSON Schema.
 //!
 //! Guarantees:
-//! - `docs/words.md` is up to date. `UPDATE=1` regenerates it.
-//! - `docs/words.md` lists every field of the schema.
+//! - The page lists every field of the schema.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::fs;
 
 use serde_json::Value;
 use sluicegate::config::schema::limits_schema;
 
-use super::root;
+use super::assert_page;
 
 /// Definitions of the JSON Schema in the order of the page. Each has the field that contains it and
 /// the page with details.
@@ -29,11 +27,11 @@ const BLOCKS: [(&str, &str, &str); 9] = [
 ];
 
 const HEAD: &str = "\
-# Every word
+# Fields of a limits file
 
-Of the file of one domain, made of the types that it is read into; the same as the JSON Schema that `sluicegate schema` prints. `*` marks what must be there.
-What each strategy and mode guarantees and costs is in [limits](limits.md), [leases](leases.md) and [reliability](reliability.md).
-What becomes of what was counted where a word changes, `charge` and `colocate` among them, is in [Counters](limits.md#counters).
+A limits file holds one domain. A field with `*` is required. `sluicegate schema limits` prints the same as JSON Schema.
+[Limits](../limits.md), [leases](../leases.md) and [store outages](../reliability.md) explain the strategies and modes.
+[Counters](../limits.md#counters) says which changes of a field start a new counter.
 ";
 
 fn generated_page() -> String {
@@ -43,8 +41,8 @@ fn generated_page() -> String {
         let block = if name.is_empty() { &schema } else { &schema["$defs"][name] };
         let what = block["description"].as_str().unwrap();
         let label = more.split('.').next().unwrap();
-        write!(page, "\n## {title}\n\n{what} More: [{label}]({more}).\n\n| word | takes | what |\n|---|---|---|\n")
-            .unwrap();
+        let table = "| field | values | meaning |\n|---|---|---|";
+        write!(page, "\n## {title}\n\n{what} Guide: [{label}](../{more}).\n\n{table}\n").unwrap();
         let must = required(block);
         for (word, property) in block["properties"].as_object().unwrap() {
             let mark = if must.contains(word.as_str()) { "*" } else { "" };
@@ -112,13 +110,8 @@ fn kinds(property: &Value) -> BTreeSet<&str> {
 }
 
 #[test]
-fn words_page_matches_the_schema() {
-    let (path, wanted) = (root().join("docs/words.md"), generated_page());
-    if std::env::var_os("UPDATE").is_some() {
-        fs::write(&path, &wanted).unwrap();
-    }
-    let kept = fs::read_to_string(&path).unwrap_or_default();
-    assert_eq!(kept, wanted, "stale: write it with UPDATE=1");
+fn limits_page_matches_the_schema() {
+    assert_page("docs/reference/limits.md", &generated_page());
 }
 
 #[test]
