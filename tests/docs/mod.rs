@@ -37,7 +37,7 @@ fn root() -> PathBuf {
 }
 
 pub fn pages() -> Vec<Page> {
-    let listed = ["docs", "docs/operations", "docs/reference", "docs/with"]
+    let listed = ["docs", "docs/guides", "docs/operations", "docs/reference", "docs/with"]
         .map(|at| fs::read_dir(root().join(at)).unwrap());
     let listed = listed.into_iter().flatten().map(|entry| entry.unwrap().path());
     let tops = ["README.md", "SECURITY.md"].map(|name| root().join(name));

@@ -97,7 +97,7 @@ fn every_outcome_reason_and_failure_cause_has_a_table_row() {
     let reasons: Vec<_> = Reason::ALL.iter().map(|one| one.as_str()).collect();
     assert_eq!(names(&page, "reason"), reasons);
     let causes: Vec<_> = StoreFailure::ALL.iter().map(|one| one.as_str()).collect();
-    assert_eq!(names(&super::page("docs/reliability.md"), "cause"), causes);
+    assert_eq!(names(&super::page("docs/operations/store-outages.md"), "cause"), causes);
 }
 
 #[test]
