@@ -273,7 +273,7 @@ fn docs_summary_lists_every_page_once() {
     assert_eq!(listed.len(), found.len(), "a page twice");
 }
 
-fn coded_links(summary: &str) -> Vec<String> {
+pub(super) fn coded_links(summary: &str) -> Vec<String> {
     let links = summary.split("](").skip(1).filter_map(|rest| rest.split(')').next());
     links.map(|link| format!("docs/{link}")).collect()
 }
@@ -301,7 +301,7 @@ fn resolves(from: &str, file: &str, anchor: &str) -> bool {
 }
 
 /// The anchor of a Markdown heading by GitHub's rules.
-fn slug(heading: &str) -> String {
+pub(super) fn slug(heading: &str) -> String {
     let kept = |c: &char| c.is_alphanumeric() || *c == ' ' || *c == '-' || *c == '_';
     let text = heading.trim_start_matches('#').trim().to_lowercase();
     text.chars().filter(kept).map(|c| if c == ' ' { '-' } else { c }).collect()
