@@ -5,12 +5,14 @@
 //! - The command line parser accepts every documented command.
 //! - Every reference table lists exactly the items of the code.
 //! - Every relative link resolves.
+//! - Guides begin with an example and have one for every 200 words.
 //! - Twenty questions have their answers two clicks from the summary.
 //!
 //! Not covered:
 //! - Prose.
 
 mod book;
+mod density;
 mod examples;
 mod questions;
 mod tables;
