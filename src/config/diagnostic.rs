@@ -243,10 +243,10 @@ struct DiagnosticJson<'a> {
     help: Option<&'a str>,
 }
 
-/// Defines [`Code`] from a list of variant, stable name and title. The first letter of a name is
-/// the severity: E error, W warning, N note.
+/// Defines [`Code`] from a list of variant, stable name, title and fix. The first letter of a name
+/// is the severity: E error, W warning, N note.
 macro_rules! codes {
-    ($($variant:ident = $name:ident $title:literal,)*) => {
+    ($($variant:ident = $name:ident $title:literal $fix:literal,)*) => {
         /// The kinds of findings: a closed list.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Code {
@@ -268,68 +268,127 @@ macro_rules! codes {
             pub const fn title(self) -> &'static str {
                 match self { $(Self::$variant => $title,)* }
             }
+
+            /// Returns the usual fix, as Markdown with links from `docs/reference`.
+            #[must_use]
+            pub const fn fix(self) -> &'static str {
+                match self { $(Self::$variant => $fix,)* }
+            }
         }
     };
 }
 
 codes! {
-    Syntax = E01 "invalid YAML",
-    Encoding = E02 "an invalid encoding or character",
-    TooLarge = E03 "the file is too large",
-    TooDeep = E04 "the file is nested too deeply",
-    EndlessAlias = E05 "an alias inside its own block, or too many aliases",
-    BadMerge = E06 "a merge key (`<<`) without a mapping",
-    TagMisfit = E07 "a tag that does not match its value",
-    KeyNotText = E08 "a key that is not text",
-    UnknownKey = E09 "an unknown field",
-    MisplacedField = E10 "a field in the wrong block",
-    NotMappingInList = E11 "a list item that is not a mapping",
-    FractionOrTooBig = E12 "a fraction, or an integer of more than 64 bits",
-    TypeMismatch = E13 "a value of the wrong type",
-    MetadataNotText = E14 "binary metadata that is not UTF-8",
+    Syntax = E01 "invalid YAML"
+        "see the position; common causes: a tab, an unclosed quote, an unquoted `*`",
+    Encoding = E02 "an invalid encoding or character"
+        "save the file as UTF-8, without control characters",
+    TooLarge = E03 "the file is too large"
+        "split it; the maximum is 64 MiB",
+    TooDeep = E04 "the file is nested too deeply"
+        "use at most 255 levels of descriptors",
+    EndlessAlias = E05 "an alias inside its own block, or too many aliases"
+        "write the block again instead of `*anchor`",
+    BadMerge = E06 "a merge key (`<<`) without a mapping"
+        "write the alias of a mapping: `<<: *anchor`",
+    TagMisfit = E07 "a tag that does not match its value"
+        "remove the tag (`!!int`, `!!bool`, …)",
+    KeyNotText = E08 "a key that is not text"
+        "use the name of a field",
+    UnknownKey = E09 "an unknown field"
+        "use the suggested name, or put your own data into `metadata`",
+    MisplacedField = E10 "a field in the wrong block"
+        "move it as suggested, for example `burst` into `rate_limit`",
+    NotMappingInList = E11 "a list item that is not a mapping"
+        "write `- key: NAME`; in `replaces`, `- name: NAME`",
+    FractionOrTooBig = E12 "a fraction, or an integer of more than 64 bits"
+        "write a whole number, or quote it if it is text: `\"1.5\"`",
+    TypeMismatch = E13 "a value of the wrong type"
+        "write `5` instead of `\"5\"`, and lists with `- `",
+    MetadataNotText = E14 "binary metadata that is not UTF-8"
+        "write text, or the bytes as base64 text without `!!binary`",
 
-    IgnoredKey = W01 "a field that its block ignores",
-    RepeatedKey = W02 "a duplicate key in one block",
-    MergeOverwrites = W03 "a merge key (`<<`) that overwrites fields above it",
-    NotFinite = W04 "infinity or NaN in metadata",
-    BinaryNotText = W05 "a binary value that is not UTF-8",
-    SecondDocument = W06 "a second YAML document, which is ignored",
+    IgnoredKey = W01 "a field that its block ignores"
+        "move it as suggested, or remove it",
+    RepeatedKey = W02 "a duplicate key in one block"
+        "remove one of them; the last one counts",
+    MergeOverwrites = W03 "a merge key (`<<`) that overwrites fields above it"
+        "move `<<` to the top of the block",
+    NotFinite = W04 "infinity or NaN in metadata"
+        "write a finite number, or quote it; `/json` fails with 500",
+    BinaryNotText = W05 "a binary value that is not UTF-8"
+        "write the text itself",
+    SecondDocument = W06 "a second YAML document, which is ignored"
+        "move it to another file",
 
-    EmptyDomain = E20 "a file without a domain",
-    DuplicateDomain = E21 "a domain in two files, without `limits.merge_domains`",
-    EmptyKey = E22 "a descriptor without a key",
-    DuplicateDescriptor = E23 "two descriptors with the same composite key",
-    UnknownUnit = E24 "a missing or unknown unit",
-    UnlimitedWithLimit = E25 "`unlimited` together with fields of a limit",
-    EmptyReplaces = E26 "an empty name in `replaces`",
-    ReplacesItself = E27 "a rule that replaces itself",
-    ShareWithoutWildcard = E28 "`share_threshold` on a descriptor without a `*`",
-    UnknownValue = E29 "an unknown value",
-    BadDuration = E31 "an invalid duration",
-    Contradiction = E32 "fields or values that cannot be combined",
-    ZeroBurst = E33 "a burst of 0, which denies everything",
-    ZeroRequests = E34 "a limit of 0 without `strategy: fixed_window`",
-    DoesNotFit = E35 "a limit or period too large to count exactly",
-    BadCalendar = E36 "a calendar with an invalid time zone, day or unit",
-    TooMany = E37 "too many descriptors in one domain",
-    OutOfRange = E38 "a missing field, or a number out of range",
+    EmptyDomain = E20 "a file without a domain"
+        "add `domain: NAME`",
+    DuplicateDomain = E21 "a domain in two files, without `limits.merge_domains`"
+        "merge the files, or set `limits.merge_domains`",
+    EmptyKey = E22 "a descriptor without a key"
+        "add `key: NAME`, the key that Envoy sends",
+    DuplicateDescriptor = E23 "two descriptors with the same composite key"
+        "merge them, or rename a key: [patterns](../limits.md#patterns)",
+    UnknownUnit = E24 "a missing or unknown unit"
+        "add `unit: minute` or `per: 90s`",
+    UnlimitedWithLimit = E25 "`unlimited` together with fields of a limit"
+        "remove `unlimited`, or the other fields",
+    EmptyReplaces = E26 "an empty name in `replaces`"
+        "write `- name: NAME`",
+    ReplacesItself = E27 "a rule that replaces itself"
+        "remove the name",
+    ShareWithoutWildcard = E28 "`share_threshold` on a descriptor without a `*`"
+        "add a `*` (`value: /checkout/*`), or remove `share_threshold`",
+    UnknownValue = E29 "an unknown value"
+        "use a value of the list in the message, such as `strategy: gcra`",
+    BadDuration = E31 "an invalid duration"
+        "write for example `90s` or `1h30m`, at least `1ms`",
+    Contradiction = E32 "fields or values that cannot be combined"
+        "remove one of them, such as `unit` or `per`; for `burst`, use `strategy: gcra`",
+    ZeroBurst = E33 "a burst of 0, which denies everything"
+        "use `burst: 1` or more",
+    ZeroRequests = E34 "a limit of 0 without `strategy: fixed_window`"
+        "use 1 or more, or `strategy: fixed_window`",
+    DoesNotFit = E35 "a limit or period too large to count exactly"
+        "use the maximum in the message, or a shorter period",
+    BadCalendar = E36 "a calendar with an invalid time zone, day or unit"
+        "write for example `time_zone: Europe/Berlin`; see [calendars](../limits.md#calendars)",
+    TooMany = E37 "too many descriptors in one domain"
+        "split it into several domains",
+    OutOfRange = E38 "a missing field, or a number out of range"
+        "use the range in the message, such as `max_overshoot: 2%`",
 
-    ShadowedPattern = W20 "a pattern that never matches",
-    ShadowedKey = W21 "a rule without a value that never matches",
-    AmbiguousKey = W22 "a rule that also matches entries of another key",
-    StarInKey = W23 "a `*` in a key, which also matches the value",
-    LargeBurst = W24 "a burst of more than ten times `requests_per_unit`",
-    CoarseTick = W25 "hits that return in steps of more than 1 % of the burst",
-    NoEffect = W26 "a field without effect",
-    UnknownReplaces = W27 "an unknown rule name in `replaces`",
-    DeniesAll = W28 "a missing `requests_per_unit`, which denies every hit",
-    UnknownColocate = W29 "an unknown key in `colocate`",
-    LongExposure = W30 "a fleet-wide concurrency limit with a long or missing `max_duration`",
-    SmallShares = W31 "a concurrency limit too small for `mode: shared`",
-    CostlyStrict = W32 "a large concurrency limit with `mode: strict`",
+    ShadowedPattern = W20 "a pattern that never matches"
+        "move it up: `/cart/*` before `/c*`",
+    ShadowedKey = W21 "a rule without a value that never matches"
+        "narrow the pattern (`/c*` instead of `*`), or remove the rule",
+    AmbiguousKey = W22 "a rule that also matches entries of another key"
+        "rename one key: [patterns](../limits.md#patterns)",
+    StarInKey = W23 "a `*` in a key, which also matches the value"
+        "move the `*` into `value`",
+    LargeBurst = W24 "a burst of more than ten times `requests_per_unit`"
+        "lower `burst`, or remove it",
+    CoarseTick = W25 "hits that return in steps of more than 1 % of the burst"
+        "use a larger `burst` or a smaller `requests_per_unit`",
+    NoEffect = W26 "a field without effect"
+        "move it beside `rate_limit`, or add `mode: leased`",
+    UnknownReplaces = W27 "an unknown rule name in `replaces`"
+        "add `name: NAME` to the rule to replace",
+    DeniesAll = W28 "a missing `requests_per_unit`, which denies every hit"
+        "add `requests_per_unit: 600`, or 0 to deny everything",
+    UnknownColocate = W29 "an unknown key in `colocate`"
+        "use a key of the descriptors",
+    LongExposure = W30 "a fleet-wide concurrency limit with a long or missing `max_duration`"
+        "set `max_duration` to the route timeout (at most `5m`), or use `mode: local`",
+    SmallShares = W31 "a concurrency limit too small for `mode: shared`"
+        "use [`mode: strict`](../fleet.md#mode-strict) up to `limit: 10`",
+    CostlyStrict = W32 "a large concurrency limit with `mode: strict`"
+        "use `mode: shared` from `limit: 1000`",
 
-    SeveralSlots = N40 "how a Redis Cluster charges an `all_or_nothing` domain",
-    LeaseForecast = N41 "the expected store calls of a leased limit",
+    SeveralSlots = N40 "how a Redis Cluster charges an `all_or_nothing` domain"
+        "none needed; see [`colocate`](../limits.md#several-descriptors-in-one-check)",
+    LeaseForecast = N41 "the expected store calls of a leased limit"
+        "none needed; see [leases](../leases.md)",
 }
 
 impl Code {

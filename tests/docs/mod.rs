@@ -5,12 +5,16 @@
 //! - The command line parser accepts every documented command.
 //! - Every reference table lists exactly the items of the code.
 //! - Every relative link resolves.
+//! - Guides begin with an example and have one for every 200 words.
+//! - Twenty questions have their answers two clicks from the summary.
 //!
 //! Not covered:
 //! - Prose.
 
 mod book;
+mod density;
 mod examples;
+mod questions;
 mod reference;
 mod tables;
 
@@ -37,7 +41,7 @@ fn root() -> PathBuf {
 }
 
 pub fn pages() -> Vec<Page> {
-    let listed = ["docs", "docs/operations", "docs/reference", "docs/with"]
+    let listed = ["docs", "docs/guides", "docs/operations", "docs/reference", "docs/with"]
         .map(|at| fs::read_dir(root().join(at)).unwrap());
     let listed = listed.into_iter().flatten().map(|entry| entry.unwrap().path());
     let tops = ["README.md", "SECURITY.md"].map(|name| root().join(name));
@@ -89,6 +93,10 @@ fn rows(text: &str, head: &str) -> Vec<Vec<String>> {
     let rows: Vec<_> = lines.skip(2).take_while(|line| line.starts_with('|')).map(cells).collect();
     assert!(!rows.is_empty(), "no table under `{head}`");
     rows
+}
+
+fn count_words(text: &str) -> usize {
+    text.split_whitespace().filter(|word| word.contains(char::is_alphanumeric)).count()
 }
 
 fn bare(cell: &str) -> &str {

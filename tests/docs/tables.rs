@@ -6,87 +6,18 @@ use std::path::Path;
 
 use clap::CommandFactory as _;
 use sluicegate::cli::args;
-use sluicegate::config::diagnostic::Code;
 use sluicegate::config::settings::{self, ListenSettings, Settings, SettingsInput, table};
 use sluicegate::edge::grpc::convert;
 use sluicegate::engine::CheckError;
 use sluicegate::kernel::decision::{Reason, StoreFailure};
-use sluicegate::kernel::units::Nanos;
 use sluicegate::store::redis::codec::heartbeat::incarnation_key;
 use sluicegate::telemetry::event::EdgeOutcome;
-use sluicegate::telemetry::metrics::{
-    ConcurrencyGauges, Gauges, MAX_LIMIT_SERIES, Metrics, ProcessUsage,
-};
 
 use super::{Page, bare, page, pages, printed, root, rows};
 
 /// First cells of a Markdown table, in order.
 fn names(text: &str, head: &str) -> Vec<String> {
     rows(text, head).iter().map(|row| bare(&row[0]).to_owned()).collect()
-}
-
-#[test]
-fn every_diagnostic_code_has_a_table_row_and_a_fix() {
-    let rows = rows(&page("docs/limits.md"), "code");
-    let documented: BTreeMap<_, _> = rows.iter().map(|row| (bare(&row[0]), &*row[1])).collect();
-    let known: BTreeMap<_, _> = Code::ALL.iter().map(|c| (c.name(), c.title())).collect();
-    assert_eq!(documented, known);
-    assert_eq!(rows.len(), documented.len(), "a code twice");
-    assert!(rows.iter().all(|row| row.len() == 3 && !row[2].is_empty()), "a code without a cure");
-}
-
-#[test]
-fn metrics_table_has_type_and_label_count_of_every_metric() {
-    let rows = rows(&page("docs/answers.md"), "metric");
-    let documented: BTreeSet<_> =
-        rows.iter().map(|row| (bare(&row[0]).to_owned(), row[1].clone(), row[3].clone())).collect();
-    assert_eq!(documented, families(&Metrics::new().page(many_limits()).to_string()));
-    assert_eq!(rows.len(), documented.len(), "a metric twice");
-}
-
-/// Metrics with more concurrency limits than the maximum that get their own series.
-fn many_limits() -> Gauges {
-    let some = Some(Nanos(1));
-    let ceiling = |number: usize| ConcurrencyGauges {
-        path: format!("d.k{number}").into(),
-        rtt: some,
-        min_rtt: some,
-        gradient: Some(1),
-        ..ConcurrencyGauges::default()
-    };
-    let (in_use, process) =
-        ((0..2 * MAX_LIMIT_SERIES).map(ceiling).collect(), Some(ProcessUsage::default()));
-    Gauges { concurrency_limits: in_use, process, ..Gauges::default() }
-}
-
-/// Name, type and labels of every metric on `page`. Labels have their number of values, such as ``
-/// `protocol` 2 × `outcome` 14 ``.
-fn families(page: &str) -> BTreeSet<(String, String, String)> {
-    let types = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
-    let family =
-        |(name, kind): (&str, &str)| (name.to_owned(), kind.to_owned(), labels(page, name));
-    types.map(family).collect()
-}
-
-fn labels(page: &str, name: &str) -> String {
-    let mut order: Vec<&str> = Vec::new();
-    let mut values: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    let own =
-        |line: &&str| line.split(['{', ' ']).next().unwrap().trim_end_matches("_bucket") == name;
-    for line in page.lines().filter(own) {
-        let Some((_, rest)) = line.split_once('{') else { continue };
-        for (label, value) in
-            rest.split('}').next().unwrap().split(',').filter_map(|pair| pair.split_once('='))
-        {
-            if values.entry(label).or_default().is_empty() {
-                order.push(label);
-            }
-            values.entry(label).or_default().insert(value);
-        }
-    }
-    let shown: Vec<_> =
-        order.iter().map(|label| format!("`{label}` {}", values[label].len())).collect();
-    if shown.is_empty() { "none".to_owned() } else { shown.join(" × ") }
 }
 
 #[test]
@@ -97,7 +28,7 @@ fn every_outcome_reason_and_failure_cause_has_a_table_row() {
     let reasons: Vec<_> = Reason::ALL.iter().map(|one| one.as_str()).collect();
     assert_eq!(names(&page, "reason"), reasons);
     let causes: Vec<_> = StoreFailure::ALL.iter().map(|one| one.as_str()).collect();
-    assert_eq!(names(&super::page("docs/reliability.md"), "cause"), causes);
+    assert_eq!(names(&super::page("docs/operations/store-outages.md"), "cause"), causes);
 }
 
 #[test]
@@ -273,7 +204,7 @@ fn docs_summary_lists_every_page_once() {
     assert_eq!(listed.len(), found.len(), "a page twice");
 }
 
-fn coded_links(summary: &str) -> Vec<String> {
+pub(super) fn coded_links(summary: &str) -> Vec<String> {
     let links = summary.split("](").skip(1).filter_map(|rest| rest.split(')').next());
     links.map(|link| format!("docs/{link}")).collect()
 }
@@ -301,7 +232,7 @@ fn resolves(from: &str, file: &str, anchor: &str) -> bool {
 }
 
 /// The anchor of a Markdown heading by GitHub's rules.
-fn slug(heading: &str) -> String {
+pub(super) fn slug(heading: &str) -> String {
     let kept = |c: &char| c.is_alphanumeric() || *c == ' ' || *c == '-' || *c == '_';
     let text = heading.trim_start_matches('#').trim().to_lowercase();
     text.chars().filter(kept).map(|c| if c == ' ' { '-' } else { c }).collect()

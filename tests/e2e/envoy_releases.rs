@@ -4,7 +4,7 @@
 //! - All ways to end a request are covered, with each Envoy integration.
 //! - `max_duration` is 60 s, unless nothing else can free the permit.
 //! - A lost release fails the test, because 60 s exceed every documented time.
-//! - The output is a table; `docs/reliability.md` has some of its rows.
+//! - The output is a table; `docs/guides/concurrency-limits.md` has some of its rows.
 
 mod envoy_failures;
 

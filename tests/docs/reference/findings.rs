@@ -16,12 +16,8 @@ use sluicegate::kernel::units::Revision;
 
 use super::{assert_page, root};
 
-/// Codes whose example would be too large for a page, with the reason in words.
-const WITHOUT_EXAMPLE: [(Code, &str); 3] = [
-    (Code::TooLarge, "A file may have at most 64 MiB. Split it into several files."),
-    (Code::TooDeep, "A file may have at most 255 levels of descriptors. Flatten the rules."),
-    (Code::TooMany, "Split the domain into several domains."),
-];
+/// Codes whose example would be too large for a page.
+const WITHOUT_EXAMPLE: [Code; 3] = [Code::TooLarge, Code::TooDeep, Code::TooMany];
 
 const HEAD: &str = "\
 # Findings
@@ -51,10 +47,11 @@ fn generated_page() -> String {
     let mut page = HEAD.to_owned();
     for code in Code::ALL {
         let (name, title) = (code.name(), code.title());
-        write!(page, "\n## {name}: {title}\n\n").unwrap();
-        match WITHOUT_EXAMPLE.iter().find(|(one, _)| one == code) {
-            Some((_, text)) => writeln!(page, "{text}").unwrap(),
-            None => page.push_str(&example(*code)),
+        write!(page, "\n## {name}: {title}\n\nFix: {}.\n\n", code.fix()).unwrap();
+        if WITHOUT_EXAMPLE.contains(code) {
+            page.pop();
+        } else {
+            page.push_str(&example(*code));
         }
     }
     page

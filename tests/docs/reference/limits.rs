@@ -20,8 +20,8 @@ const BLOCKS: [(&str, &str, &str); 9] = [
     ("Descriptor", "`descriptors`", "limits.md"),
     ("RateLimit", "`rate_limit`", "limits.md"),
     ("Calendar", "`calendar`", "limits.md"),
-    ("Concurrency", "`concurrency`", "fleet.md"),
-    ("Adaptive", "`adaptive`", "tuning.md"),
+    ("Concurrency", "`concurrency`", "guides/concurrency-limits.md"),
+    ("Adaptive", "`adaptive`", "guides/adaptive-concurrency.md"),
     ("Queue", "`queue`", "limits.md"),
     ("Reject", "`reject`", "limits.md"),
 ];
@@ -30,7 +30,7 @@ const HEAD: &str = "\
 # Fields of a limits file
 
 A limits file holds one domain. A field with `*` is required. `sluicegate schema limits` prints the same as JSON Schema.
-[Limits](../limits.md), [leases](../leases.md) and [store outages](../reliability.md) explain the strategies and modes.
+[Limits](../limits.md), [leases](../leases.md) and [stores](../reliability.md) explain the strategies and modes.
 [Counters](../limits.md#counters) says which changes of a field start a new counter.
 ";
 
@@ -40,7 +40,7 @@ fn generated_page() -> String {
     for (name, title, more) in BLOCKS {
         let block = if name.is_empty() { &schema } else { &schema["$defs"][name] };
         let what = block["description"].as_str().unwrap();
-        let label = more.split('.').next().unwrap();
+        let label = more.rsplit('/').next().unwrap().split('.').next().unwrap();
         let table = "| field | values | meaning |\n|---|---|---|";
         write!(page, "\n## {title}\n\n{what} Guide: [{label}](../{more}).\n\n{table}\n").unwrap();
         let must = required(block);

@@ -6,9 +6,9 @@
 //! - These exceptions are at most the share that the replica had when it stopped.
 //! - All permits are free within a second after the last release.
 //!
-//! Requests continue after their replica is killed, as behind a proxy. `docs/reliability.md`
-//! contains the printed table. The test runs for two minutes, or for `SLUICEGATE_FLEET_MINUTES`
-//! minutes.
+//! Requests continue after their replica is killed, as behind a proxy.
+//! `docs/operations/store-outages.md` contains the printed table. The test runs for two minutes, or
+//! for `SLUICEGATE_FLEET_MINUTES` minutes.
 
 mod caller;
 mod scene_faults;
