@@ -111,10 +111,10 @@ fn print_bucket_state(
     let BucketSnapshot { in_flight, waiting, limit, rtt, min_rtt, gradient } = bucket;
     write!(out, "    now       {in_flight} of {limit} in flight, {waiting} waiting")?;
     if let Some(rtt) = rtt {
-        write!(out, ", latency {rtt}")?;
+        write!(out, ", RTT {rtt}")?;
     }
     if let Some(min_rtt) = min_rtt {
-        write!(out, ", {min_rtt} without a queue")?;
+        write!(out, ", min RTT {min_rtt}")?;
     }
     if let Some(gradient) = gradient {
         write!(out, ", gradient {gradient:.2}")?;
@@ -153,8 +153,7 @@ fn print_step(step: &EntryExplanation, out: &mut dyn io::Write) -> io::Result<()
 fn candidate_text(candidate: &Candidate) -> &'static str {
     match (&*candidate.verdict, &*candidate.kind) {
         ("matched", _) => "matched",
-        ("outranked", "pattern") => "matches too, but comes later",
-        ("outranked", _) => "is there, but comes last",
+        ("outranked", _) => "matches too, with lower precedence",
         (_, "pattern") => "does not match",
         (_, _) => "is not in the file",
     }
@@ -167,7 +166,7 @@ fn print_rule(rule: &RuleExplanation, out: &mut dyn io::Write) -> io::Result<()>
     }
     match &rule.counter {
         Some(counter) => writeln!(out, "    counter   {counter}")?,
-        None => writeln!(out, "    counter   none, nothing is counted")?,
+        None => writeln!(out, "    counter   none: nothing is counted")?,
     }
     if let Some(replacement) = &rule.replaced_by {
         return writeln!(out, "    decision  none: replaced by `{replacement}` in this check");
@@ -175,7 +174,8 @@ fn print_rule(rule: &RuleExplanation, out: &mut dyn io::Write) -> io::Result<()>
     let fresh = &rule.fresh;
     // A limit with a counter lacks `remaining` only during a forced decision.
     let is_forced = rule.counter.is_some() && fresh.remaining.is_none();
-    let counter_note = if is_forced { ", whatever the counter" } else { " on an empty counter" };
+    let counter_note =
+        if is_forced { ", independent of the counter" } else { " on an empty counter" };
     write!(out, "    decision  {}{counter_note}: {}", hits_text(fresh.hits), fresh.verdict)?;
     if let (Some(remaining), Some(reset)) = (fresh.remaining, &fresh.reset_after) {
         write!(out, ", {remaining} remaining, empty again after {}", round_up_to_seconds(reset))?;
