@@ -22,8 +22,8 @@ use crate::source::xds::{XdsServer, XdsTls, connect};
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-const SERVER_WITHOUT_CHANGE: &str = "--server is only for --reset, --refund, --force and --unforce; \
-     for a check, set --address to the gRPC port";
+const SERVER_WITHOUT_CHANGE: &str = "--server is only for --reset, --refund, --force and \
+     --unforce; for a check, set --address to the gRPC port";
 
 pub(super) fn ask(args: &AskArgs, terminal: &mut Terminal<'_>) -> io::Result<CommandOutcome> {
     let result = match (&args.server, admin_action(args)) {

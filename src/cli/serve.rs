@@ -69,7 +69,7 @@ enum ServeError {
     UnreadableLimits(String),
     #[error("{0}")]
     InvalidSettings(String),
-    #[error("{0}; exiting, because the service is incomplete")]
+    #[error("internal error: {0}; exiting")]
     TaskEnded(String),
 }
 

@@ -166,7 +166,8 @@ fn exporter_config(
         (None, None) => None,
         _ => {
             return Err(format!(
-                "{signal}: set both OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY"
+                "{signal}: set both OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and \
+                 OTEL_EXPORTER_OTLP_CLIENT_KEY"
             ));
         }
     };

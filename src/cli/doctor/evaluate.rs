@@ -147,8 +147,8 @@ impl FactsEvaluator<'_> {
             self.add_error("loading", message, "wait until it has loaded its data");
         }
         if facts.has_run_id == Some(false) {
-            let message = "INFO returns no `run_id`, so a restart with data loss goes unnoticed, and \
-                           concurrency limits can be exceeded after it";
+            let message = "INFO returns no `run_id`, so a restart with data loss goes unnoticed, \
+                           and concurrency limits can be exceeded after it";
             self.add_warning("run_id", message, "allow INFO for this user");
         }
         // A Redis replica already has the finding `replica`, and refuses all scripts that write.
@@ -203,8 +203,8 @@ impl FactsEvaluator<'_> {
 
     fn check_sentinels(&mut self, facts: &RedisFacts) {
         if facts.writes_without_replica == Some(true) {
-            let message = "the primary accepts writes without a replica: after a network partition, \
-                           two primaries can charge counters and grant permits";
+            let message = "the primary accepts writes without a replica: after a network \
+                           partition, two primaries can charge counters and grant permits";
             let fix = "set `min-replicas-to-write 1` and a `min-replicas-max-lag` of a few seconds \
                        on every Redis";
             self.add_warning("two_primaries", message, fix);
@@ -233,8 +233,8 @@ impl FactsEvaluator<'_> {
         let fix = "synchronize both clocks with NTP";
         if requirements.has_compat_keys {
             let message = format!(
-                "{skew_text}; with `compat.store.key_format: compat`, windows follow this machine's \
-                 clock"
+                "{skew_text}; with `compat.store.key_format: compat`, windows follow the clock of \
+                 this machine"
             );
             self.add_error("clock", message, fix);
         } else {
@@ -262,8 +262,8 @@ impl FactsEvaluator<'_> {
         if requirements.has_compat_keys
             && (requirements.has_second_store || facts.cluster.is_some())
         {
-            let message = "with `compat.store.key_format: compat`, one check can use several nodes: \
-                `charge: all_or_nothing` and `compat.store.stop_when_over` are not atomic";
+            let message = "with `compat.store.key_format: compat`, one check can use several \
+                nodes: `charge: all_or_nothing` and `compat.store.stop_when_over` are not atomic";
             let fix = "use one Redis node, or a `compat.store.key_prefix` with a {tag}";
             self.add_warning("two_steps", message, fix);
         }

@@ -51,7 +51,8 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
             return reader.add_error(
                 "BACKEND_TYPE",
                 "must be redis, because memcached is not supported: set BACKEND_TYPE=redis and \
-                 REDIS_URL, or set SLUICEGATE_STORE_URL=memory for separate counters in each replica",
+                 REDIS_URL, or set SLUICEGATE_STORE_URL=memory for separate counters in each \
+                 replica",
             );
         }
         _ => return reader.add_error("BACKEND_TYPE", "must be redis"),

@@ -147,8 +147,8 @@ fn read_xds_tls(reader: &mut EnvReader<'_>) {
     if !reader.flag("CONFIG_GRPC_XDS_SERVER_USE_TLS")
         && !reader.is_setting_overridden("limits.xds.use_tls")
     {
-        let why = "no effect: CONFIG_GRPC_XDS_SERVER_USE_TLS is false, so the connection to the xDS \
-                   server uses no TLS";
+        let why = "no effect: CONFIG_GRPC_XDS_SERVER_USE_TLS is false, so the connection to the \
+                   xDS server uses no TLS";
         return reader.note_unused(&files.map(|(variable, _)| variable), why);
     }
     reader.put_flag("CONFIG_GRPC_XDS_SERVER_USE_TLS", "limits.xds.use_tls");

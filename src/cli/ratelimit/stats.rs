@@ -15,8 +15,8 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
     let (variable, sink) = match () {
         () if reader.flag("DISABLE_STATS") => return disable_stats(reader),
         () if are_sinks_from_environment && dogstatsd && (statsd || prometheus) => {
-            let why = "excludes USE_STATSD, which is true by default, and USE_PROMETHEUS: set both to \
-                       false";
+            let why = "excludes USE_STATSD, which is true by default, and USE_PROMETHEUS: set both \
+                       to false";
             return reader.add_error("USE_DOG_STATSD", why);
         }
         () if are_sinks_from_environment && prometheus && statsd => {

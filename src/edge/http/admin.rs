@@ -44,7 +44,8 @@ const PATHS: [(&str, &str); 13] = [
     ),
     (
         "/force",
-        "POST, requires a token: forces the decision of ?domain=d&descriptor=k=v&as=deny&for=10m (or as=allow)",
+        "POST, requires a token: forces the decision of \
+         ?domain=d&descriptor=k=v&as=deny&for=10m (or as=allow)",
     ),
     ("/unforce", "POST, requires a token: ends the forced decision of ?domain=d&descriptor=k=v"),
     ("/forced", "the forced decisions, as JSON"),

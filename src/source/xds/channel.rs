@@ -83,7 +83,10 @@ pub enum XdsConnectError {
 
 /// Returns the error and its causes without tonic's own text, which is always "transport error".
 fn transport_cause(error: &tonic::transport::Error) -> String {
-    std::error::Error::source(error).map_or_else(|| error.to_string(), |cause| with_causes(cause))
+    match std::error::Error::source(error) {
+        Some(cause) => with_causes(cause),
+        None => error.to_string(),
+    }
 }
 
 /// Returns the error and all its causes as one text: `a: b: c`.
@@ -168,10 +171,9 @@ fn client_config(tls: &XdsTls) -> io::Result<ClientConfig> {
         Some((certificate, key)) => {
             let chain = pem::certificates(certificate).map_err(io::Error::other)?;
             let private_key = pem::private_key(key).map_err(io::Error::other)?;
-            let mismatch_error = |error| pem::PemError::unusable_certificate(certificate, &error);
             builder
                 .with_client_auth_cert(chain, private_key)
-                .map_err(mismatch_error)
+                .map_err(|error| pem::PemError::unusable_certificate(certificate, &error))
                 .map_err(io::Error::other)?
         }
     };
