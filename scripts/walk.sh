@@ -82,11 +82,11 @@ export TOKEN=open-sesame
 short='head -c 1'
 step '{' "curl -s -X POST -H \"authorization: Bearer \$TOKEN\" 'localhost:6070/refund?domain=shop&descriptor=api_key=me&hits=50'"
 short='cat'
-step '1 counter is empty' "curl -s -X POST -H \"authorization: Bearer \$TOKEN\" 'localhost:6070/reset?domain=shop&descriptor=api_key=me'"
+step '1 counter reset' "curl -s -X POST -H \"authorization: Bearer \$TOKEN\" 'localhost:6070/reset?domain=shop&descriptor=api_key=me'"
 got=$(bash -c "$one" | head -n 1 | cut -d' ' -f2)
 row 'the question with `"1"` after the reset' 200 "$got"
 short='cat'
-step 'a bearer token is needed' 'curl -s localhost:6070/config'
+step 'a bearer token is required' 'curl -s localhost:6070/config'
 
 # README: Limits, edited while the service runs.
 sed -i 's/burst: 10/burst: 12/' config/limits/example.yaml

@@ -18,11 +18,11 @@ pub const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// An error in a PEM file.
 #[derive(Debug, thiserror::Error)]
-#[error("{} {what}", path.display())]
+#[error("{}: {what}", path.display())]
 pub struct PemError {
     /// The path of the file.
     pub path: PathBuf,
-    /// The problem, as the rest of a sentence that begins with the path.
+    /// The problem, without the path.
     pub what: String,
 }
 
@@ -31,6 +31,17 @@ impl PemError {
     #[must_use]
     pub fn new(path: &Path, what: &dyn std::fmt::Display) -> Self {
         Self { path: path.to_owned(), what: what.to_string() }
+    }
+
+    /// Creates an error for the certificate file `path`, which cannot be used with its private key.
+    #[must_use]
+    pub fn unusable_certificate(path: &Path, error: &rustls::Error) -> Self {
+        match error {
+            rustls::Error::InconsistentKeys(_) => {
+                Self::new(path, &"the certificate does not match the private key")
+            }
+            _ => Self::new(path, &format_args!("the certificate is not usable: {error}")),
+        }
     }
 }
 
@@ -44,7 +55,7 @@ pub fn read_file(path: &Path) -> Result<Vec<u8>, PemError> {
         .and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes))
         .map_err(|error| PemError::new(path, &format_args!("cannot be read: {error}")))?;
     if MAX_FILE_BYTES < u64::try_from(bytes.len()).unwrap_or(u64::MAX) {
-        return Err(PemError::new(path, &"holds more than a mebibyte"));
+        return Err(PemError::new(path, &"larger than 1 MiB"));
     }
     Ok(bytes)
 }
@@ -55,9 +66,9 @@ pub fn read_file(path: &Path) -> Result<Vec<u8>, PemError> {
 /// The file cannot be read, is not PEM, or has no certificate.
 pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, PemError> {
     let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read_file(path)?).collect();
-    let certificates = parsed.map_err(|_| PemError::new(path, &"is not PEM"))?;
+    let certificates = parsed.map_err(|_| PemError::new(path, &"not a PEM file"))?;
     if certificates.is_empty() {
-        return Err(PemError::new(path, &"holds no certificate"));
+        return Err(PemError::new(path, &"contains no certificate"));
     }
     Ok(certificates)
 }
@@ -69,7 +80,7 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, PemErro
 pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, PemError> {
     // The inner error is dropped, because it could contain part of the key.
     PrivateKeyDer::from_pem_slice(&read_file(path)?)
-        .map_err(|_| PemError::new(path, &"holds no PEM key"))
+        .map_err(|_| PemError::new(path, &"contains no PEM private key"))
 }
 
 /// Reads the certificates of a PEM file as trusted CAs.
@@ -80,7 +91,7 @@ pub fn trusted_cas(path: &Path) -> Result<RootCertStore, PemError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {
         let invalid_ca =
-            |error| PemError::new(path, &format_args!("holds no valid CA certificate: {error}"));
+            |error| PemError::new(path, &format_args!("contains an invalid CA: {error}"));
         roots.add(certificate).map_err(invalid_ca)?;
     }
     Ok(roots)
@@ -123,11 +134,11 @@ mod tests {
         let (broken, large) = (write_file("broken", broken), write_file("large", &too_large));
         for (error, path, what) in [
             (certificates(&gone).unwrap_err(), &gone, "cannot be read"),
-            (certificates(&empty).unwrap_err(), &empty, "holds no certificate"),
-            (trusted_cas(&empty).unwrap_err(), &empty, "holds no certificate"),
-            (certificates(&large).unwrap_err(), &large, "more than a mebibyte"),
-            (private_key(&empty).unwrap_err(), &empty, "holds no PEM key"),
-            (private_key(&broken).unwrap_err(), &broken, "holds no PEM key"),
+            (certificates(&empty).unwrap_err(), &empty, "contains no certificate"),
+            (trusted_cas(&empty).unwrap_err(), &empty, "contains no certificate"),
+            (certificates(&large).unwrap_err(), &large, "larger than 1 MiB"),
+            (private_key(&empty).unwrap_err(), &empty, "contains no PEM private key"),
+            (private_key(&broken).unwrap_err(), &broken, "contains no PEM private key"),
             (trusted_cas_or_system(Some(&gone), true).unwrap_err(), &gone, "cannot be read"),
         ] {
             let text = error.to_string();

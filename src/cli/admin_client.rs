@@ -13,6 +13,7 @@ use tonic::codegen::http::header::AUTHORIZATION;
 use tonic::codegen::http::{Method, Request, StatusCode, Uri};
 
 use crate::config::explain::Explanation;
+use crate::source::xds::with_causes;
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_REPLY_BYTES: usize = 16 << 20;
@@ -69,7 +70,7 @@ fn admin_url(
 ) -> Result<String, String> {
     if !server.parse::<Uri>().is_ok_and(|uri| uri.scheme_str() == Some("http")) {
         return Err(format!(
-            "`{server}` is no address of an admin port; one is written http://host:port"
+            "--server `{server}` must be http://HOST:PORT, such as http://127.0.0.1:6070"
         ));
     }
     let mut url =
@@ -88,10 +89,10 @@ fn block_on_reply<T>(
     reply: impl Future<Output = Result<T, String>>,
 ) -> Result<T, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| format!("cannot start: {error}"))?;
+    let runtime = runtime.map_err(|error| format!("failed to start: {error}"))?;
     runtime
         .block_on(async { tokio::time::timeout(CALL_TIMEOUT, reply).await })
-        .map_err(|_elapsed| format!("{server} did not answer within {CALL_TIMEOUT:?}"))?
+        .map_err(|_elapsed| format!("{server}: no reply within {CALL_TIMEOUT:?}"))?
 }
 
 async fn send_request(method: Method, url: &str) -> Result<Vec<u8>, String> {
@@ -102,10 +103,7 @@ async fn send_request(method: Method, url: &str) -> Result<Vec<u8>, String> {
     }
     let request = request.body(Body::empty()).map_err(|error| format!("{url}: {error}"))?;
     let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
-    let request_error = |error: &dyn std::error::Error| match error.source() {
-        Some(cause) => format!("{url}: {error}: {cause}"),
-        None => format!("{url}: {error}"),
-    };
+    let request_error = |error: &dyn std::error::Error| format!("{url}: {}", with_causes(error));
     let response = client.request(request).await.map_err(|error| request_error(&error))?;
     let status = response.status();
     let body = to_bytes(Body::new(response.into_body()), MAX_REPLY_BYTES).await;

@@ -13,7 +13,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, FromArgMatches, Parser, Subcommand,
 
 use crate::config::settings::{Setting, Settings, Shape, table};
 
-/// Rate limiting and concurrency limiting for Envoy and NGINX.
+/// A rate limiting and concurrency control service for Envoy and NGINX.
 #[derive(Parser)]
 #[command(name = "sluicegate", version, max_term_width = 100)]
 #[command(after_help = "Exit codes: 0 success, 1 findings or denied, 2 failure.")]
@@ -99,7 +99,7 @@ pub struct AskArgs {
     /// Write a comma as `\,`, an `=` in a key as `\=`, and a backslash as `\\`.
     #[arg(long = "descriptor", value_name = "K=V,…", required = true)]
     pub descriptors: Vec<String>,
-    /// Hits of the check.
+    /// Hits to charge.
     #[arg(long, default_value_t = 1, value_name = "N", conflicts_with = "peek")]
     pub hits: u64,
     /// Read the counters without charging them.
@@ -146,7 +146,7 @@ pub struct AskArgs {
 /// Arguments of `sluicegate doctor`. No `Debug`, because flags may contain a password.
 #[derive(Args)]
 #[command(
-    after_help = "The store is the one that `serve` uses with the same flags, variables and file."
+    after_help = "Examines the store that `serve` uses with the same flags, variables and file."
 )]
 pub struct DoctorArgs {
     /// Read settings from this file.

@@ -22,8 +22,8 @@ use crate::source::xds::{XdsServer, XdsTls, connect};
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-const SERVER_WITHOUT_CHANGE: &str = "`--server` goes with --reset, --refund, --force or --unforce; \
-     --address HOST:PORT, the gRPC port, is for checks";
+const SERVER_WITHOUT_CHANGE: &str = "--server is only for --reset, --refund, --force and \
+     --unforce; for a check, set --address to the gRPC port";
 
 pub(super) fn ask(args: &AskArgs, terminal: &mut Terminal<'_>) -> io::Result<CommandOutcome> {
     let result = match (&args.server, admin_action(args)) {
@@ -85,17 +85,30 @@ fn send_check(args: &AskArgs) -> Result<RateLimitResponse, String> {
     };
     let server = server_address(args)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| format!("cannot start: {error}"))?;
+    let runtime = runtime.map_err(|error| format!("failed to start: {error}"))?;
     let call = async {
-        let channel = connect(&server).await.map_err(|error| error.to_string())?;
+        let connected = connect(&server).await;
+        let channel = connected.map_err(|error| format!("{}: {error}", args.address))?;
         let response = RateLimitServiceClient::new(channel).should_rate_limit(request).await;
-        let status_error =
-            |status: tonic::Status| format!("refused ({:?}): {}", status.code(), status.message());
-        response.map(tonic::Response::into_inner).map_err(status_error)
+        response.map(tonic::Response::into_inner).map_err(|status| call_error(args, &status))
     };
     let reply = runtime.block_on(async { tokio::time::timeout(CALL_TIMEOUT, call).await });
-    let timeout_error = |_| format!("{} did not answer within {CALL_TIMEOUT:?}", args.address);
-    reply.map_err(timeout_error)?.map_err(|error| format!("{}: {error}", args.address))
+    reply.map_err(|_elapsed| format!("{}: no reply within {CALL_TIMEOUT:?}", args.address))?
+}
+
+/// Describes a failed call. A status with a cause is from this side of the connection: the port
+/// replied with something other than gRPC, for example HTTP/1.1.
+fn call_error(args: &AskArgs, status: &tonic::Status) -> String {
+    let address = &args.address;
+    let is_protocol_error = matches!(status.code(), tonic::Code::Unknown | tonic::Code::Internal);
+    if is_protocol_error && std::error::Error::source(status).is_some() {
+        let tls_hint = if args.tls { "" } else { "; if that port uses TLS, add --tls" };
+        return format!(
+            "{address} did not answer as gRPC; the gRPC port is listen.grpc_port (8081 by \
+             default){tls_hint}"
+        );
+    }
+    format!("{address}: {:?}: {}", status.code(), status.message())
 }
 
 fn server_address(args: &AskArgs) -> Result<XdsServer, String> {
@@ -104,7 +117,10 @@ fn server_address(args: &AskArgs) -> Result<XdsServer, String> {
     let address = address.filter(|(host, _)| !host.is_empty() && !host.contains('/'));
     let parsed = address.and_then(|(host, port)| Some((host, port.parse().ok()?)));
     let Some((host, port)) = parsed else {
-        return Err(format!("`{}` is no address; one is written host:port", args.address));
+        return Err(format!(
+            "--address `{}` must be HOST:PORT, such as 127.0.0.1:8081",
+            args.address
+        ));
     };
     let tls = XdsTls {
         ca_file: args.tls_ca_file.clone(),

@@ -32,7 +32,10 @@ pub(super) fn doctor(
 ) -> io::Result<CommandOutcome> {
     let stores = store::all_redis_options(settings);
     if stores.is_empty() {
-        writeln!(terminal.err, "error: no Redis is configured; name one with --store-url")?;
+        writeln!(
+            terminal.err,
+            "error: no Redis is configured; set --store-url to the URL of a Redis"
+        )?;
         return Ok(CommandOutcome::Failed);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -52,7 +55,7 @@ pub(super) fn doctor(
             }
             Err(error) => {
                 let fix = "check the address and the credentials in --store-url";
-                writeln!(terminal.err, "error: {error}: {fix}")?;
+                writeln!(terminal.err, "error: {error}; {fix}")?;
                 return Ok(CommandOutcome::Failed);
             }
         }
@@ -84,7 +87,7 @@ fn print_text(
         writeln!(out, "{finding}")?;
     }
     for facts in examined {
-        writeln!(out, "{}: looked at", facts.address)?;
+        writeln!(out, "{}: examined", facts.address)?;
     }
     let errors =
         findings.iter().filter(|finding| finding.severity == DoctorSeverity::Error).count();

@@ -112,10 +112,10 @@ fn print_bucket_state(
     let BucketSnapshot { in_flight, waiting, limit, rtt, min_rtt, gradient } = bucket;
     write!(out, "    now       {in_flight} of {limit} in flight, {waiting} waiting")?;
     if let Some(rtt) = rtt {
-        write!(out, ", latency {rtt}")?;
+        write!(out, ", RTT {rtt}")?;
     }
     if let Some(min_rtt) = min_rtt {
-        write!(out, ", {min_rtt} without a queue")?;
+        write!(out, ", min RTT {min_rtt}")?;
     }
     if let Some(gradient) = gradient {
         write!(out, ", gradient {gradient:.2}")?;
@@ -154,8 +154,7 @@ fn print_step(step: &EntryExplanation, out: &mut dyn io::Write) -> io::Result<()
 fn candidate_text(candidate: &Candidate) -> &'static str {
     match (&*candidate.verdict, &*candidate.kind) {
         ("matched", _) => "matched",
-        ("outranked", "pattern") => "matches too, but comes later",
-        ("outranked", _) => "matches too, but comes last",
+        ("outranked", _) => "matches too, with lower precedence",
         (_, "pattern") => "does not match",
         (_, _) => "is not in the file",
     }
@@ -168,7 +167,7 @@ fn print_rule(rule: &RuleExplanation, out: &mut dyn io::Write) -> io::Result<()>
     }
     match &rule.counter {
         Some(counter) => writeln!(out, "    counter   {counter}")?,
-        None => writeln!(out, "    counter   none, nothing is counted")?,
+        None => writeln!(out, "    counter   none: nothing is counted")?,
     }
     if let Some(replacement) = &rule.replaced_by {
         return writeln!(out, "    decision  none: replaced by `{replacement}` in this check");

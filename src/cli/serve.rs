@@ -69,7 +69,7 @@ enum ServeError {
     UnreadableLimits(String),
     #[error("{0}")]
     InvalidSettings(String),
-    #[error("{0}; ending, for half a service is worse than none")]
+    #[error("internal error: {0}; exiting")]
     TaskEnded(String),
 }
 
@@ -210,7 +210,8 @@ fn check_settings(settings: &Settings) -> Result<(), ServeError> {
     let is_empty_allowed =
         settings.compat.limits.optional_paths || settings.limits.xds.server.is_some();
     if settings.limits.paths.is_empty() && !is_empty_allowed {
-        let why = "no limits: name a file or a directory with --limits-paths".to_owned();
+        let why =
+            "no limits are configured: set --limits-paths to a file or a directory".to_owned();
         return Err(ServeError::InvalidSettings(why));
     }
     store::check_settings(settings).map_err(ServeError::InvalidSettings)
@@ -232,14 +233,18 @@ fn print_summary(
         }
     }
     let Some(config) = &first.config else {
-        return writeln!(terminal.out, "no limits are loaded; see the log or /config on admin");
+        return writeln!(
+            terminal.out,
+            "no limits are loaded; see the log, or /config on the admin port"
+        );
     };
     let mut domains: Vec<_> = config.domains.values().collect();
     domains.sort_by(|a, b| a.name.cmp(&b.name));
     for domain in domains.iter().take(MAX_DOMAINS_PRINTED) {
         let concurrency_text = match domain.tree.concurrency_limits().len() {
             0 => String::new(),
-            some => format!(", {some} ceilings"),
+            1 => ", 1 concurrency limit".to_owned(),
+            some => format!(", {some} concurrency limits"),
         };
         let rules = domain.tree.rules().len();
         writeln!(terminal.out, "domain {}: {rules} rules{concurrency_text}", domain.name)?;
@@ -356,7 +361,7 @@ impl ServiceContext<'_> {
         let variable = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
         let (exporters, errors) = otlp::start(&variable, &self.otlp_defaults(), &page);
         for why in errors {
-            tracing::warn!(error = why, "OTLP export disabled for a signal");
+            tracing::warn!(error = why, "OTLP export disabled");
         }
         exporters
     }
@@ -489,7 +494,7 @@ impl ServiceTasks {
     /// an error as soon as any task ends unexpectedly.
     async fn wait_for_listeners(&mut self) -> Result<(), ServeError> {
         let lost =
-            |how: &dyn std::fmt::Display| ServeError::TaskEnded(format!("a part was lost: {how}"));
+            |how: &dyn std::fmt::Display| ServeError::TaskEnded(format!("a task failed: {how}"));
         loop {
             tokio::select! {
                 ended = self.listeners.join_next() => match ended {
@@ -497,7 +502,7 @@ impl ServiceTasks {
                     Some(ended) => ended.map_err(|died| lost(&died))??,
                 },
                 Some(ended) = self.background.join_next() => {
-                    return Err(ended.map_or_else(|died| lost(&died), |()| lost(&"it ended")));
+                    return Err(ended.map_or_else(|died| lost(&died), |()| lost(&"it ended early")));
                 }
             }
         }

@@ -41,7 +41,7 @@ fn read_file(path: &Path) -> Result<(String, String), String> {
     let read =
         File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text));
     match read {
-        Err(error) => Err(format!("{name}: cannot read the settings: {error}")),
+        Err(error) => Err(format!("{name}: cannot read the settings file: {error}")),
         Ok(_) if text.len() as u64 > MAX_FILE_BYTES => {
             Err(format!("{name}: larger than {MAX_FILE_BYTES} bytes; is it the right file?"))
         }

@@ -83,7 +83,7 @@ pub enum CheckError {
     #[error("the list of descriptors must not be empty")]
     NoDescriptors,
     /// No configuration is loaded.
-    #[error("no limits are loaded; see the log or /config for what is wrong with them")]
+    #[error("no limits are loaded; see the log, or /config on the admin port")]
     NoConfig,
     /// The check has too many descriptors.
     #[error("{got} descriptors in one check; the maximum is {most}: send the rest separately")]

@@ -188,36 +188,25 @@ impl FileLoader {
     }
 
     fn record_failure(&self, failure: FailedLoad) {
-        let (Revision(revision), failed_loads) = {
+        let (kept, failed_loads) = {
             let status = &self.sender.borrow().status;
-            (status.revision, status.failed_loads + 1)
+            (describe_kept(status.revision), status.failed_loads + 1)
         };
         match &failure.reason {
             LoadFailure::Unreadable(error) => {
-                let error: &dyn std::error::Error = error;
-                tracing::error!(
-                    revision,
-                    error,
-                    "failed to load limits, keeping the current revision"
-                );
+                tracing::error!(error = %error.with_cause(), "failed to load limits: {kept}");
             }
             LoadFailure::Invalid(diagnostics) => {
                 let findings = diagnostics.counts().total();
-                tracing::error!(
-                    revision,
-                    findings,
-                    "limits rejected, keeping the current revision"
-                );
+                tracing::error!(findings, "limits rejected: {kept}");
                 log_diagnostics(diagnostics);
             }
             LoadFailure::Unconvertible(error) => {
-                tracing::error!(revision, error, "limits rejected, keeping the current revision");
+                tracing::error!(%error, "limits rejected: {kept}");
             }
             LoadFailure::ParserPanicked => {
-                tracing::error!(
-                    revision,
-                    "failed to load limits because the parser crashed, keeping the current revision"
-                );
+                let error = "the parser crashed, which is a bug in Sluicegate";
+                tracing::error!(error, "failed to load limits: {kept}");
             }
         }
         self.publish(|published| {
@@ -228,6 +217,14 @@ impl FileLoader {
 
     fn publish(&self, change: impl FnOnce(&mut PublishedConfig)) {
         self.sender.send_modify(change);
+    }
+}
+
+/// Describes the configuration that stays in use after a failed load.
+fn describe_kept(revision: Revision) -> String {
+    match revision {
+        Revision(0) => "no limits are loaded yet".to_owned(),
+        Revision(kept) => format!("keeping revision {kept}"),
     }
 }
 

@@ -139,7 +139,7 @@ pub enum SourceReadError {
         path: PathBuf,
     },
     /// A file is larger than the maximum.
-    #[error("{}: larger than {most} bytes, which no file of limits is", path.display())]
+    #[error("{}: larger than the maximum of {most} bytes", path.display())]
     TooLarge {
         /// The file that is too large.
         path: PathBuf,
@@ -147,7 +147,7 @@ pub enum SourceReadError {
         most: u64,
     },
     /// The files are too large in total.
-    #[error("{}: with this file, the limits are larger than {most} bytes together", path.display())]
+    #[error("{}: all limits files together exceed the maximum of {most} bytes", path.display())]
     TotalTooLarge {
         /// The file that exceeded the maximum.
         path: PathBuf,
@@ -155,7 +155,7 @@ pub enum SourceReadError {
         most: u64,
     },
     /// There are too many files.
-    #[error("{}: with this file, there are more than {most} files of limits", path.display())]
+    #[error("{}: there are more limits files than the maximum of {most}", path.display())]
     TooManyFiles {
         /// The file that exceeded the maximum.
         path: PathBuf,
@@ -163,7 +163,7 @@ pub enum SourceReadError {
         most: usize,
     },
     /// Directories are nested too deeply.
-    #[error("{}: deeper than {most} directories below the one that was named", path.display())]
+    #[error("{}: nested more than {most} directories deep", path.display())]
     TooDeep {
         /// The first directory that is nested too deeply.
         path: PathBuf,

@@ -43,7 +43,7 @@ use crate::config::Config;
 use crate::config::diagnostic::{Diagnostics, Severity, SeverityCounts};
 use crate::kernel::units::{Nanos, Revision};
 pub use backoff::{Backoff, BackoffBounds};
-pub use channel::{XdsConnectError, XdsServer, XdsTls, connect};
+pub use channel::{XdsConnectError, XdsServer, XdsTls, connect, with_causes};
 use message::{RateLimitConfig, TYPE_URL};
 
 const DEFAULT_MAX_MESSAGE_BYTES: usize = 4 << 20;
@@ -69,7 +69,7 @@ pub struct XdsOptions {
 
 /// The error for a header in the setting `compat.xds.headers` with an invalid name or value.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
-#[error("the header `{0}` has an invalid name or value (setting xds_headers)")]
+#[error("the header `{0}` has an invalid name or value")]
 pub struct InvalidXdsHeader(String);
 
 /// Starts the xDS source. Returns before the first connection to the xDS server.
@@ -194,11 +194,11 @@ impl XdsClient {
                     None
                 }
                 Err(error) => {
-                    tracing::error!(
-                        version,
-                        current_version = self.accepted_version,
-                        "limits from the xDS server rejected, keeping the current version: {error}"
-                    );
+                    let kept = match &*self.accepted_version {
+                        "" => "no limits are loaded yet".to_owned(),
+                        accepted => format!("keeping version {accepted}"),
+                    };
+                    tracing::error!(version, %error, "limits from the xDS server rejected: {kept}");
                     Some(error)
                 }
             };
@@ -257,7 +257,7 @@ impl XdsClient {
         let task = spawn_blocking(move || ((load)(&texts, revision), texts));
         let Ok((loaded, texts)) = task.await else {
             self.record_failure(LoadFailure::ParserPanicked);
-            return Err("the loader broke, which is a defect of this service".to_owned());
+            return Err("the limits parser crashed, which is a bug in Sluicegate".to_owned());
         };
         match loaded {
             Ok((mut config, warnings)) => {
@@ -312,7 +312,7 @@ fn decode_resources(response: &DiscoveryResponse) -> Result<Vec<RateLimitConfig>
             return Err(format!("expected a resource of type {TYPE_URL}, got `{}`", any.type_url));
         }
         RateLimitConfig::decode(&*any.value)
-            .map_err(|error| format!("a resource cannot be read: {error}"))
+            .map_err(|error| format!("a resource cannot be decoded: {error}"))
     });
     configs.collect()
 }

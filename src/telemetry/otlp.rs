@@ -149,7 +149,7 @@ fn exporter_config(
         None if signal == "METRICS" && !defaults.has_metrics => return Ok(None),
         None | Some("otlp") => {}
         Some("none") => return Ok(None),
-        Some(other) => return Err(format!("{exporter} is {other}; this tells otlp or none")),
+        Some(other) => return Err(format!("{exporter} must be otlp or none, got `{other}`")),
     }
     let Some(endpoint) = either("ENDPOINT") else { return Ok(None) };
     let protocol = match either("PROTOCOL").as_deref() {
@@ -164,7 +164,12 @@ fn exporter_config(
     let identity = match (either("CLIENT_CERTIFICATE"), either("CLIENT_KEY")) {
         (Some(certificate), Some(key)) => Some((certificate, key)),
         (None, None) => None,
-        _ => return Err(format!("{signal}: a client's certificate is good with its key only")),
+        _ => {
+            return Err(format!(
+                "{signal}: set both OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and \
+                 OTEL_EXPORTER_OTLP_CLIENT_KEY"
+            ));
+        }
     };
     let timeout_ms = either("TIMEOUT").and_then(|text| text.parse().ok());
     Ok(Some(ExporterConfig {
@@ -199,7 +204,7 @@ fn start_span_export(
 ) -> Result<SdkTracerProvider, String> {
     let propagators = variable("OTEL_PROPAGATORS");
     let propagators = Propagators::parse(propagators.as_deref())
-        .ok_or("OTEL_PROPAGATORS: tracecontext, b3 and b3multi are read, and baggage and none")?;
+        .ok_or("OTEL_PROPAGATORS must list tracecontext, b3, b3multi, baggage or none")?;
     let exporter = match (way.protocol, way.tls_channel()?) {
         (OtlpTransport::Http, _) => {
             let http = SpanExporter::builder().with_http().with_http_client(way.http_client()?);

@@ -190,7 +190,10 @@ fn other_pre_stop_hooks_require_an_explicit_grace_period() {
     let own = format!("{hook},terminationGracePeriodSeconds=60");
     assert_eq!(rendered(&["--set", &own]).pod()["terminationGracePeriodSeconds"], 60);
     let Err(output) = template(&chart(), &["--set", hook]) else { panic!("nobody knows") };
-    assert!(output.contains("set terminationGracePeriodSeconds to that and 35 s"), "{output}");
+    assert!(
+        output.contains("set terminationGracePeriodSeconds to the duration of the hook plus 35 s"),
+        "{output}"
+    );
 }
 
 /// Without the chart, the default is a loopback address, which other pods cannot reach.
@@ -210,44 +213,53 @@ fn syslog_host_defaults_to_all_pod_addresses() {
 #[test]
 fn contradictory_chart_values_are_refused_with_a_reason() {
     for (set, words) in [
-        ("replicaCount=2", "several replicas and no Redis"),
-        ("autoscaling.enabled=true", "several replicas and no Redis"),
+        ("replicaCount=2", "several replicas without Redis"),
+        ("autoscaling.enabled=true", "several replicas without Redis"),
         ("terminationGracePeriodSeconds=25", "would be killed with requests in flight"),
-        ("redis.enabled=true,redis.external.url=redis://a", "only one can be the Redis"),
+        (
+            "redis.enabled=true,redis.external.url=redis://a",
+            "redis.enabled and redis.external.url are set: set only one of them",
+        ),
         ("redis.enabled=true,redis.existingSecret=a", "a Redis without a password"),
         ("redis.enabled=true,redis.tls.existingSecret=a", "a Redis without a password"),
         ("redis.enabled=true,redis.tls.serverName=a", "a Redis without a password"),
         ("redis.enabled=true,redis.sentinel.existingSecret=a", "a Redis without a password"),
         ("redis.enabled=true,redis.sentinel.user=a", "a Redis without a password"),
-        ("redis.existingSecret=a", "and none is named"),
-        ("redis.tls.existingSecret=a", "does not speak TLS"),
-        ("redis.external.url=redis://a,redis.tls.existingSecret=a", "does not speak TLS"),
-        ("redis.external.url=redis://a,redis.tls.serverName=a", "does not speak TLS"),
-        ("redis.external.url=redis://a,redis.sentinel.user=a", "names no sentinels"),
-        ("redis.external.url=rediss://a,redis.sentinel.existingSecret=a", "names no sentinels"),
+        ("redis.existingSecret=a", "no Redis is configured"),
+        ("redis.tls.existingSecret=a", "does not use TLS"),
+        ("redis.external.url=redis://a,redis.tls.existingSecret=a", "does not use TLS"),
+        ("redis.external.url=redis://a,redis.tls.serverName=a", "does not use TLS"),
+        ("redis.external.url=redis://a,redis.sentinel.user=a", "has no sentinels"),
+        ("redis.external.url=rediss://a,redis.sentinel.existingSecret=a", "has no sentinels"),
         ("redis.external.url=redis+sentinel://a/m,redis.sentinel.user=a", "redis.sentinel.user"),
-        ("redis.external.url=redis://user@host", "names a user without a password"),
-        ("redis.external.url=redis://a,redis.external.perSecondUrl=redis://u@b", "names a user"),
-        ("redis.external.url=redis://u:secret@a", "holds a password"),
-        ("redis.external.perSecondUrl=redis://:secret@a", "holds a password"),
-        ("settings.limits.xds.server=a:1,limits.existingConfigMap=a", "limits come from one place"),
-        ("grpcTLS.clientCertificates=true", "takes grpcTLS.existingSecret"),
-        ("redis.tls.clientCertificate=true", "takes redis.tls.existingSecret"),
-        ("redis.external.perSecondUrl=redis://a", "takes redis.external.url"),
-        ("limits.existingConfigMap=a,limits.gitSync.enabled=true", "limits come from one place"),
-        ("peers.existingSecret=a", "replicas that share a Redis"),
-        ("peers.tls.existingSecret=a,peers.tls.name=b", "replicas that share a Redis"),
-        ("redis.external.url=redis://a,peers.tls.existingSecret=a", "takes peers.tls.name"),
-        ("peers.tls.name=a", "takes peers.tls.existingSecret"),
+        ("redis.external.url=redis://user@host", "has a user without a password"),
+        (
+            "redis.external.url=redis://a,redis.external.perSecondUrl=redis://u@b",
+            "has a user without a password",
+        ),
+        ("redis.external.url=redis://u:secret@a", "contains a password"),
+        ("redis.external.perSecondUrl=redis://:secret@a", "contains a password"),
+        (
+            "settings.limits.xds.server=a:1,limits.existingConfigMap=a",
+            "set only one source of limits",
+        ),
+        ("grpcTLS.clientCertificates=true", "requires grpcTLS.existingSecret"),
+        ("redis.tls.clientCertificate=true", "requires redis.tls.existingSecret"),
+        ("redis.external.perSecondUrl=redis://a", "requires redis.external.url"),
+        ("limits.existingConfigMap=a,limits.gitSync.enabled=true", "set only one source of limits"),
+        ("peers.existingSecret=a", "require a shared Redis"),
+        ("peers.tls.existingSecret=a,peers.tls.name=b", "require a shared Redis"),
+        ("redis.external.url=redis://a,peers.tls.existingSecret=a", "requires peers.tls.name"),
+        ("peers.tls.name=a", "requires peers.tls.existingSecret"),
         ("settings.fleet.peers.tls.cert_file=/a", "'tls' not allowed"),
         ("settings.listen.peer_host=0.0.0.0", "'peer_host' not allowed"),
-        ("limits.gitSync.enabled=true", "takes limits.gitSync.repository"),
+        ("limits.gitSync.enabled=true", "requires limits.gitSync.repository"),
         (
             "settings.compat.metrics.names=compat,metrics.prometheusRule.enabled=true",
             "Set it to all",
         ),
         ("settings.compat.metrics.names=compat,dashboards.enabled=true", "Set it to all"),
-        ("settings.listen.syslog_port=5514", "takes settings.listen.syslog_from"),
+        ("settings.listen.syslog_port=5514", "requires settings.listen.syslog_from"),
         (
             "settings.listen.syslog_port=1,settings.listen.syslog_from=::1,settings.listen.syslog_host=127.0.0.1",
             "lost",

@@ -33,6 +33,6 @@ fn chart_notes_warn_only_if_no_limits_are_configured() {
     ] {
         let notes = notes(set);
         assert!(notes.contains("helm test edge"), "{set}: {notes}");
-        assert_eq!(!notes.contains("NOTHING IS LIMITED YET"), is_limited, "{set}: {notes}");
+        assert_eq!(!notes.contains("NO LIMITS ARE CONFIGURED"), is_limited, "{set}: {notes}");
     }
 }

@@ -98,6 +98,14 @@ fn settings_file_errors_name_the_file() {
 }
 
 #[test]
+fn help_describes_the_program_in_one_line() {
+    let (outcome, out, _) = run(&["--help"], &[]);
+    assert_eq!(outcome, CommandOutcome::Success);
+    let about = "A rate limiting and concurrency control service for Envoy and NGINX\n";
+    assert!(out.starts_with(about), "{out}");
+}
+
+#[test]
 fn serve_help_lists_every_setting() {
     let (outcome, out, _) = run(&["serve", "--help"], &[]);
     assert_eq!(outcome, CommandOutcome::Success);

@@ -53,8 +53,10 @@ fn missing_persistence_is_only_a_warning() {
     let (outcome, out, _) = doctor(&store, &[]);
     assert_eq!(outcome, CommandOutcome::Success, "a warning makes no store unfit: {out}");
     let path = store.socket();
-    let report =
-        format!("warning[persistence]: {}: nothing is kept over a restart;", path.display());
+    let report = format!(
+        "warning[persistence]: {}: persistence is off, so a Redis restart loses all counters;",
+        path.display()
+    );
     assert!(out.starts_with(&report), "{out}");
     assert_eq!(doctor(&store, &["--warnings-as-errors"]).0, CommandOutcome::Negative);
 }
@@ -109,7 +111,7 @@ fn every_cluster_primary_is_examined() {
     let cluster = Cluster::start();
     let (outcome, out, err) = doctor_at(&cluster.url(), &[]);
     assert_eq!((outcome, err.as_str()), (CommandOutcome::Success, ""), "{out}");
-    assert_eq!(out.matches(": looked at").count(), 3, "{out}");
+    assert_eq!(out.matches(": examined").count(), 3, "{out}");
     cluster.primaries[1].call_ok(&["ACL", "SETUSER", "default", "-eval"]);
     let (outcome, out, _) = doctor_at(&cluster.url(), &[]);
     assert_eq!(outcome, CommandOutcome::Negative);
@@ -150,7 +152,11 @@ fn an_unreachable_store_is_a_clear_error() {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let outcome = cli::run(memory, [], &mut Terminal { out: &mut out, err: &mut err });
     assert_eq!(outcome, CommandOutcome::Failed);
-    assert!(String::from_utf8(err).unwrap().contains("name one with --store-url"));
+    assert!(
+        String::from_utf8(err)
+            .unwrap()
+            .contains("no Redis is configured; set --store-url to the URL of a Redis")
+    );
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Tests of the reference tables, names and links in `docs/`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -10,6 +10,7 @@ use sluicegate::config::settings::{self, ListenSettings, Settings, SettingsInput
 use sluicegate::edge::grpc::convert;
 use sluicegate::engine::CheckError;
 use sluicegate::kernel::decision::{Reason, StoreFailure};
+use sluicegate::kernel::units::Nanos;
 use sluicegate::store::redis::codec::heartbeat::incarnation_key;
 use sluicegate::telemetry::event::EdgeOutcome;
 

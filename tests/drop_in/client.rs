@@ -25,6 +25,7 @@ fn ask_command_charges_peeks_and_resets_a_counter() {
     for_a_day_with_a_minute_left();
     let (_root, service) = process::start(&[("SLUICEGATE_STORE_URL", "memory")]);
     let (address, admin) = (service.grpc.to_string(), format!("http://{}", service.admin));
+    let http = service.http.to_string();
     let ask = |more: &[&str]| {
         let args = ["ask", "--address", &address, "--domain", "d", "--descriptor", "k=v"];
         run(&[&args, more].concat())
@@ -46,7 +47,7 @@ fn ask_command_charges_peeks_and_resets_a_counter() {
     );
     assert_eq!(
         ask(&["--reset", "--server", &admin]),
-        (Some(0), "1 counter is empty\n".to_owned(), String::new())
+        (Some(0), "1 counter reset\n".to_owned(), String::new())
     );
     let (_, output, _) = ask(&["--peek"]);
     assert!(output.starts_with(&line(5)), "{output}");
@@ -56,15 +57,19 @@ fn ask_command_charges_peeks_and_resets_a_counter() {
     for (args, why) in [
         (
             vec!["ask", "--address", "127.0.0.1:1", "--domain", "d", "--descriptor", "k=v"],
-            "no connection",
+            "connection failed: Connection refused",
         ),
         (
             vec!["ask", "--address", "nonsense", "--domain", "d", "--descriptor", "k=v"],
-            "no address",
+            "--address `nonsense` must be HOST:PORT",
         ),
         (
             vec!["ask", "--address", &admin, "--domain", "d", "--descriptor", "k=v"],
-            "is no address; one is written host:port",
+            "must be HOST:PORT, such as 127.0.0.1:8081",
+        ),
+        (
+            vec!["ask", "--address", &http, "--domain", "d", "--descriptor", "k=v"],
+            "did not answer as gRPC; the gRPC port is listen.grpc_port (8081 by default)",
         ),
         (vec!["ask", "--address", &address, "--domain", "d", "--descriptor", "k"], "key=value"),
         (vec!["ask", "--address", &address, "--domain", "", "--descriptor", "k=v"], "domain"),
@@ -83,8 +88,11 @@ fn ask_with_flag_server_rejects_flags_hits_and_peek() {
     for more in [&["--hits", "1"][..], &["--peek"]] {
         let (code, output, why) = run(&[&plain[..], &["--server", &admin], more].concat());
         assert_eq!((code, &*output), (Some(2), ""), "{more:?}");
-        assert!(why.contains("--reset, --refund, --force or --unforce"), "{why}");
-        assert!(why.contains("the gRPC port, is for checks"), "{why}");
+        assert!(
+            why.contains("--server is only for --reset, --refund, --force and --unforce"),
+            "{why}"
+        );
+        assert!(why.contains("for a check, set --address to the gRPC port"), "{why}");
     }
     let (_, output, _) = run(&[&plain[..], &["--peek"]].concat());
     assert!(
@@ -113,7 +121,7 @@ fn bad_admin_tokens_and_addresses_are_reported() {
     for server in [&*bare, "localhost", "https://localhost:6070", "http://", ""] {
         for act in [&["explain"][..], &["ask", "--reset"]] {
             let (code, _, output) = run(&[act, &["--server", server], &check_args].concat());
-            let why = format!("`{server}` is no address of an admin port; one is written http://");
+            let why = format!("--server `{server}` must be http://HOST:PORT");
             assert!(code == Some(2) && output.contains(&why), "{act:?}: {output}");
         }
     }

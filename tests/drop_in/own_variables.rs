@@ -254,5 +254,5 @@ fn overridden_memcached_backend_logs_only_its_unused_address() {
     let (read, _) = load_both(&[("STORE_URL", "memory")], theirs);
     let [note] = &read.notes[..] else { panic!("{:?}", read.notes) };
     assert_eq!(note.variable, "MEMCACHE_HOST_PORT");
-    assert!(note.line.contains("counters are where `store.url` says"), "{}", note.line);
+    assert!(note.line.contains("`store.url` selects the store"), "{}", note.line);
 }

@@ -61,7 +61,7 @@ fn redis_tls_trusts_configured_and_system_cas() {
     }
     let redis = redis(&other);
     let (_root, service) = start_with_cas(&redis, &named.ca(), &system.ca());
-    wait_for_log(&service, "nobody signed the certificate of redis whom we trust");
+    wait_for_log(&service, "no trusted CA signed the certificate of redis; set store.tls.ca_file");
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn sluicegate_serve_trusts_only_the_configured_ca() {
     let system = system.ca();
     let service =
         Service::start_under(limits.path(), &flags, &[("SSL_CERT_FILE", &*system)]).unwrap();
-    wait_for_log(&service, "nobody signed the certificate of redis whom we trust");
+    wait_for_log(&service, "no trusted CA signed the certificate of redis; set store.tls.ca_file");
 }
 
 #[test]

@@ -142,7 +142,7 @@ fn invalid_limits_are_nacked_and_old_ones_stay_in_force() {
     xds.tell_resources("7", any("type.googleapis.com/envoy.config.cluster.v3.Cluster", b""));
     assert!(xds.wait_for_ack("7").1.unwrap().contains("Cluster"));
     xds.tell_resources("8", any(sluicegate::source::xds::message::TYPE_URL, b"\xff\xff"));
-    assert!(xds.wait_for_ack("8").1.unwrap().contains("cannot be read"));
+    assert!(xds.wait_for_ack("8").1.unwrap().contains("cannot be decoded"));
     assert_eq!(stat(&service, "ratelimit.service.config_load_error"), 5, "these were no limits");
     wait_for_limit(&service, "d", "k", 2);
     xds.publish("9", &[domain("d", vec![descriptor("k", 3)])]);
@@ -273,7 +273,7 @@ fn mutual_tls_verifies_the_xds_server() {
         other.iter_mut().find(|(known, _)| known == name).unwrap().1 = text.to_owned();
         let other: Vec<_> = other.iter().map(|(n, t)| (&**n, &**t)).collect();
         let service = start(&xds, &other);
-        let no_stream = format!("and retrying server={} error=no connection", xds.address);
+        let no_stream = format!("and retrying server={} error=connection failed", xds.address);
         let is_logged = || match service.log() {
             log if log.contains(&no_stream) => Ok(()),
             log => Err(log),

@@ -7,7 +7,7 @@ args:
   - --ref={{ $git.ref }}
   - --depth=1
   - --root=/limits
-  # What is published is one link that is swapped: to the service a new revision is one change.
+  # git-sync replaces one symbolic link, so the service loads a revision as one change.
   - --link=current
   {{- if .once }}
   - --one-time
@@ -28,7 +28,7 @@ env:
   - name: GITSYNC_USERNAME
     valueFrom: {secretKeyRef: {name: {{ $git.existingSecret }}, key: username}}
   {{- end }}
-# As whom the image is made: git asks the system who it is.
+# The user of the image: git needs a user that exists.
 securityContext: {{- toYaml (merge (dict "runAsUser" 65533) .root.Values.securityContext) | nindent 2 }}
 resources: {{- toYaml $git.resources | nindent 2 }}
 volumeMounts:

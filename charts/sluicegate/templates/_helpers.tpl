@@ -60,7 +60,7 @@ labels:
 {{- end -}}
 {{- end -}}
 
-{{/* Whether a Redis is named, and which. */}}
+{{/* The URL of the Redis; empty without a Redis. */}}
 {{- define "sluicegate.store" -}}
 {{- if .Values.redis.enabled -}}
 redis://{{ include "sluicegate.fullname" . }}-redis:6379
@@ -69,7 +69,7 @@ redis://{{ include "sluicegate.fullname" . }}-redis:6379
 {{- end -}}
 {{- end -}}
 
-{{/* Where the limits are, in the container. */}}
+{{/* The directory of the limits in the container. */}}
 {{- define "sluicegate.limits.directory" -}}
 {{- if .Values.limits.gitSync.enabled -}}
 {{- printf "/limits/current/%s" (trimAll "/" .Values.limits.gitSync.path) | trimSuffix "/" -}}
@@ -133,7 +133,7 @@ redis://{{ include "sluicegate.fullname" . }}-redis:6379
 {{- toJson $peers -}}
 {{- end -}}
 
-{{/* The service's settings: server.yaml. Each block as JSON, which is YAML and writes large numbers out. */}}
+{{/* The settings of the service (server.yaml), each block as JSON. YAML would round large numbers. */}}
 {{- define "sluicegate.settings" -}}
 {{- $all := dict -}}
 {{- if not (dig "limits" "xds" "server" "" .Values.settings) }}{{ $_ := set $all "limits" (dict "paths" (list (include "sluicegate.limits.directory" .))) }}{{ end -}}
@@ -161,9 +161,9 @@ redis://{{ include "sluicegate.fullname" . }}-redis:6379
 {{- end -}}
 
 {{/*
-The drain and 10 s, or a sentence. After the drain a replica gives leases back (2 s), passes ends on (0.5 s), leaves the
-store (1.6 s) and tells its last spans and counts (2 s each), each of them at most. Before it a preStop hook runs, which
-Kubernetes takes of the same time.
+The grace period: the preStop hook, the drain and 10 s. Fails if the configured one is shorter. In these 10 s, a replica
+returns leases (at most 2 s), forwards releases (0.5 s), leaves the fleet (1.6 s) and exports its last spans and metrics
+(2 s each).
 */}}
 {{- define "sluicegate.grace" -}}
 {{- $delay := include "sluicegate.seconds" (dig "listen" "drain_delay" "5s" .Values.settings) | int64 -}}
@@ -174,26 +174,26 @@ Kubernetes takes of the same time.
 {{- $least := add $sleep $drain 10 -}}
 {{- if kindIs "invalid" .Values.terminationGracePeriodSeconds -}}
 {{- if and $hook (not $hook.sleep) -}}
-{{- fail (printf "lifecycle.preStop takes its time of the grace period, and only of `sleep` is known how long that is: set terminationGracePeriodSeconds to that and %d s, for draining and leaving" $least) -}}
+{{- fail (printf "lifecycle.preStop is part of the grace period, and the chart knows only the duration of `sleep`: set terminationGracePeriodSeconds to the duration of the hook plus %d s for the shutdown" $least) -}}
 {{- end -}}
 {{- $least -}}
 {{- else -}}
 {{- $grace := int64 .Values.terminationGracePeriodSeconds -}}
 {{- if lt $grace $least -}}
-{{- fail (printf "terminationGracePeriodSeconds is %d, and a pod may take %d s to go: %d s of lifecycle.preStop.sleep, %d s of draining (settings.listen.drain_delay and drain_timeout) and 10 s of leaving. It would be killed with requests in flight, or before it has given back what it holds. Set at least %d, or leave it out, or drain for less" $grace $least $sleep $drain $least) -}}
+{{- fail (printf "terminationGracePeriodSeconds is %d, but a shutdown can take %d s: %d s of lifecycle.preStop.sleep, %d s of draining (settings.listen.drain_delay and drain_timeout) and 10 s of cleanup. Pods would be killed with requests in flight. Set at least %d, remove it, or drain for less time" $grace $least $sleep $drain $least) -}}
 {{- end -}}
 {{- $grace -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Not empty where replicas know each other, so that they may call each other. */}}
+{{/* Not empty if replicas forward releases to each other. */}}
 {{- define "sluicegate.peers" -}}
 {{- with .Values.peers }}{{ if or .existingSecret .tls.existingSecret }}yes{{ end }}{{ end -}}
 {{- end -}}
 
 {{/*
-What the service itself would refuse when its pods start, and what it cannot know: that the bundled Redis answers to no password, so that
-nothing would be counted. Nothing is said where a secret or a variable holds the URL or what belongs to it.
+Fails for settings that the pods would reject at startup, and for a password of the bundled Redis, which has none. Skipped
+if a secret or an environment variable contains the URL or its settings.
 */}}
 {{- define "sluicegate.check.redis" -}}
 {{- $redis := .Values.redis -}}
@@ -202,69 +202,69 @@ nothing would be counted. Nothing is said where a secret or a variable holds the
 {{- if $value }}{{ $given = append $given $name }}{{ end -}}
 {{- end -}}
 {{- if and $redis.enabled $given -}}
-{{- fail (printf "redis.enabled brings a Redis without a password, TLS and sentinels, which %s would have asked for: leave that out, or name your own by redis.external.url" (join " and " $given)) -}}
+{{- fail (printf "redis.enabled starts a Redis without a password, TLS and sentinels, but %s is set: remove it, or set redis.external.url instead of redis.enabled" (join " and " $given)) -}}
 {{- end -}}
 {{- $elsewhere := or $redis.external.urlSecret.name .Values.extraEnvFrom -}}
 {{- range .Values.extraEnv }}{{ if regexMatch "^SLUICEGATE_(COMPAT_)?STORE_" .name }}{{ $elsewhere = true }}{{ end }}{{ end -}}
 {{- $urls := list $redis.external.url $redis.external.perSecondUrl | compact -}}
 {{- if not $elsewhere -}}
-{{- if and $redis.existingSecret (not $urls) }}{{ fail "redis.existingSecret is the password of a Redis, and none is named: set redis.external.url" }}{{ end -}}
+{{- if and $redis.existingSecret (not $urls) }}{{ fail "redis.existingSecret has a password, but no Redis is configured: set redis.external.url" }}{{ end -}}
 {{- if and (or $redis.tls.existingSecret $redis.tls.serverName) (not (regexMatch "(^| )rediss" (join " " $urls))) -}}
-{{- fail "redis.tls is set, and redis.external.url does not speak TLS: write rediss for redis there, or leave redis.tls out" -}}
+{{- fail "redis.tls is set, but redis.external.url does not use TLS: write rediss:// instead of redis://, or remove redis.tls" -}}
 {{- end -}}
 {{- if and (or $redis.sentinel.user $redis.sentinel.existingSecret) (not (contains "+sentinel://" (join " " $urls))) -}}
-{{- fail "redis.sentinel is set, and redis.external.url names no sentinels: write redis+sentinel:// there, or leave redis.sentinel out" -}}
+{{- fail "redis.sentinel is set, but redis.external.url has no sentinels: write redis+sentinel://, or remove redis.sentinel" -}}
 {{- end -}}
-{{- if and $redis.sentinel.user (not $redis.sentinel.existingSecret) }}{{ fail "redis.sentinel.user takes redis.sentinel.existingSecret, that user's password" }}{{ end -}}
+{{- if and $redis.sentinel.user (not $redis.sentinel.existingSecret) }}{{ fail "redis.sentinel.user requires redis.sentinel.existingSecret with the password of this user" }}{{ end -}}
 {{- range $name, $url := dict "url" $redis.external.url "perSecondUrl" $redis.external.perSecondUrl -}}
 {{- if and (regexMatch "://[^/@]+@" $url) (not $redis.existingSecret) -}}
-{{- fail (printf "redis.external.%s names a user without a password, whom no Redis knows: set redis.existingSecret, or leave the user out" $name) -}}
+{{- fail (printf "redis.external.%s has a user without a password: set redis.existingSecret, or remove the user" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* What no single value can be refused for. */}}
+{{/* Fails for values that contradict each other. */}}
 {{- define "sluicegate.check" -}}
 {{- $redis := .Values.redis -}}
 {{- $named := or $redis.enabled $redis.external.url $redis.external.urlSecret.name -}}
 {{- $many := or (gt (int .Values.replicaCount) 1) (and .Values.autoscaling.enabled (gt (int .Values.autoscaling.maxReplicas) 1)) -}}
 {{- if and $many (not $named) (not $redis.countApart) -}}
-{{- fail "several replicas and no Redis: each would admit as much as a limit says. Set redis.external.url (or redis.enabled=true to try things out), or redis.countApart=true if that is what you want" -}}
+{{- fail "several replicas without Redis: each replica would allow the full limit. Set redis.external.url (redis.enabled=true for a trial), or redis.countApart=true to accept this" -}}
 {{- end -}}
-{{- if and (include "sluicegate.peers" .) (not $named) }}{{ fail "peers.existingSecret and peers.tls are for replicas that share a Redis: set redis.external.url" }}{{ end -}}
+{{- if and (include "sluicegate.peers" .) (not $named) }}{{ fail "peers.existingSecret and peers.tls require a shared Redis: set redis.external.url" }}{{ end -}}
 {{- with .Values.peers.tls -}}
-{{- if and .existingSecret (not .name) }}{{ fail "peers.tls.existingSecret takes peers.tls.name, the DNS name that its tls.crt is made out to" }}{{ end -}}
-{{- if and .name (not .existingSecret) }}{{ fail "peers.tls.name takes peers.tls.existingSecret" }}{{ end -}}
+{{- if and .existingSecret (not .name) }}{{ fail "peers.tls.existingSecret requires peers.tls.name, the DNS name in its tls.crt" }}{{ end -}}
+{{- if and .name (not .existingSecret) }}{{ fail "peers.tls.name requires peers.tls.existingSecret" }}{{ end -}}
 {{- end -}}
 {{- $sources := list -}}
 {{- if $redis.enabled }}{{ $sources = append $sources "redis.enabled" }}{{ end -}}
 {{- if $redis.external.url }}{{ $sources = append $sources "redis.external.url" }}{{ end -}}
 {{- if $redis.external.urlSecret.name }}{{ $sources = append $sources "redis.external.urlSecret" }}{{ end -}}
-{{- if gt (len $sources) 1 }}{{ fail (printf "%s are set: only one can be the Redis" (join " and " $sources)) }}{{ end -}}
+{{- if gt (len $sources) 1 }}{{ fail (printf "%s are set: set only one of them" (join " and " $sources)) }}{{ end -}}
 {{- range $name, $url := dict "url" $redis.external.url "perSecondUrl" $redis.external.perSecondUrl -}}
 {{- if regexMatch "://[^/@]*:[^/@]*@" $url -}}
-{{- fail (printf "redis.external.%s holds a password, which would stand in a ConfigMap: leave the user, and put the password into redis.existingSecret (or the URL into redis.external.urlSecret)" $name) -}}
+{{- fail (printf "redis.external.%s contains a password, which would be stored in a ConfigMap: move the password to redis.existingSecret, or the URL to redis.external.urlSecret" $name) -}}
 {{- end -}}
 {{- end -}}
-{{- if and $redis.external.perSecondUrl (not $named) }}{{ fail "redis.external.perSecondUrl is a second Redis: it takes redis.external.url or redis.external.urlSecret" }}{{ end -}}
+{{- if and $redis.external.perSecondUrl (not $named) }}{{ fail "redis.external.perSecondUrl is a second Redis: it requires redis.external.url or redis.external.urlSecret" }}{{ end -}}
 {{- include "sluicegate.check.redis" . -}}
-{{- if and .Values.grpcTLS.clientCertificates (not .Values.grpcTLS.existingSecret) }}{{ fail "grpcTLS.clientCertificates takes grpcTLS.existingSecret" }}{{ end -}}
-{{- if and $redis.tls.clientCertificate (not $redis.tls.existingSecret) }}{{ fail "redis.tls.clientCertificate takes redis.tls.existingSecret" }}{{ end -}}
+{{- if and .Values.grpcTLS.clientCertificates (not .Values.grpcTLS.existingSecret) }}{{ fail "grpcTLS.clientCertificates requires grpcTLS.existingSecret" }}{{ end -}}
+{{- if and $redis.tls.clientCertificate (not $redis.tls.existingSecret) }}{{ fail "redis.tls.clientCertificate requires redis.tls.existingSecret" }}{{ end -}}
 {{- $limits := list -}}
 {{- if .Values.limits.inline }}{{ $limits = append $limits "limits.inline" }}{{ end -}}
 {{- if .Values.limits.existingConfigMap }}{{ $limits = append $limits "limits.existingConfigMap" }}{{ end -}}
 {{- if dig "limits" "xds" "server" "" .Values.settings }}{{ $limits = append $limits "settings.limits.xds.server" }}{{ end -}}
 {{- if .Values.limits.gitSync.enabled }}{{ $limits = append $limits "limits.gitSync" }}{{ end -}}
-{{- if gt (len $limits) 1 }}{{ fail (printf "%s are set: limits come from one place" (join " and " $limits)) }}{{ end -}}
-{{- if and .Values.limits.gitSync.enabled (not .Values.limits.gitSync.repository) }}{{ fail "limits.gitSync.enabled takes limits.gitSync.repository" }}{{ end -}}
+{{- if gt (len $limits) 1 }}{{ fail (printf "%s are set: set only one source of limits" (join " and " $limits)) }}{{ end -}}
+{{- if and .Values.limits.gitSync.enabled (not .Values.limits.gitSync.repository) }}{{ fail "limits.gitSync.enabled requires limits.gitSync.repository" }}{{ end -}}
 {{- if and (eq (dig "compat" "metrics" "names" "" .Values.settings) "compat") (or .Values.metrics.prometheusRule.enabled .Values.dashboards.enabled) -}}
-{{- fail "settings.compat.metrics.names: compat shows none of the metrics that metrics.prometheusRule and dashboards read: the alert SluicegateGone would fire for ever. Set it to all" -}}
+{{- fail "settings.compat.metrics.names is compat, which omits the metrics that metrics.prometheusRule and dashboards use: the alert SluicegateGone would always fire. Set it to all" -}}
 {{- end -}}
 {{- with dig "listen" dict .Values.settings -}}
-{{- if and .syslog_port (not .syslog_from) }}{{ fail "settings.listen.syslog_port takes settings.listen.syslog_from, the addresses of the pods that send datagrams: without it only those of the replica itself are heeded" }}{{ end -}}
+{{- if and .syslog_port (not .syslog_from) }}{{ fail "settings.listen.syslog_port requires settings.listen.syslog_from, the addresses of the pods that send datagrams: without it, only datagrams from the pod itself are accepted" }}{{ end -}}
 {{- if and .syslog_port (regexMatch "^127[.]|^::1$" (default "" .syslog_host)) -}}
-{{- fail (printf "settings.listen.syslog_host is %s, which no other pod can send to: datagrams would be lost. Leave it out for every address of the pod" .syslog_host) -}}
+{{- fail (printf "settings.listen.syslog_host is %s, which other pods cannot reach: datagrams would be lost. Remove it to listen on every address of the pod" .syslog_host) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

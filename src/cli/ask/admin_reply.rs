@@ -22,7 +22,7 @@ pub(super) fn describe_change(args: &AskArgs, action: &str, reply: &str) -> Opti
             let duration = args.long.as_deref()?;
             format!("{} {effect} for {duration}{replicas_text}", limit()?)
         }
-        "unforce" => format!("{} counts again{replicas_text}", limit()?),
+        "unforce" => format!("{} is enforced again{replicas_text}", limit()?),
         "refund" => {
             let number = |name: &str| reply_json[name].as_u64();
             let reset_secs =
@@ -42,8 +42,8 @@ pub(super) fn describe_change(args: &AskArgs, action: &str, reply: &str) -> Opti
 fn replicas_suffix(reply_json: &Value) -> String {
     if let Some(cause) = reply_json["store_failure"].as_str() {
         return format!(
-            ", at this replica only: the store is unavailable ({cause}), and the others apply \
-             it once it is available"
+            ", at this replica only: the store is unavailable ({cause}); other replicas follow \
+             once the store is available"
         );
     }
     match reply_json["replicas"].as_u64() {

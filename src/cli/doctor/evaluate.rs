@@ -133,29 +133,32 @@ impl FactsEvaluator<'_> {
 
     fn check_fitness(&mut self, facts: &RedisFacts) {
         if let Some((major, minor)) = facts.version.filter(|version| *version < MIN_VERSION) {
-            let message = format!("version {major}.{minor} lacks commands that the scripts use");
+            let message =
+                format!("Redis {major}.{minor} lacks commands that Sluicegate's scripts use");
             self.add_error("version", message, "run Redis 6.2 or later");
         }
         let is_replica = facts.role.as_deref() == Some("slave");
         if is_replica {
-            let fix = "name the primary, or its sentinels, as `store.url`";
-            self.add_error("replica", "this is a replica and may not count", fix);
+            let fix = "set `store.url` to the primary, or to its sentinels";
+            self.add_error("replica", "this Redis is a replica and rejects writes", fix);
         }
         if facts.is_loading {
-            self.add_error("loading", "it still reads its data and does not answer", "wait for it");
+            let message = "Redis is still loading its data and rejects commands";
+            self.add_error("loading", message, "wait until it has loaded its data");
         }
         if facts.has_run_id == Some(false) {
-            let message = "it does not say which run of it this is (INFO, `run_id`): where it falls back to \
-                           an older state, concurrency limits can be exceeded until those end";
-            self.add_warning("run_id", message, "let the user run INFO");
+            let message = "INFO returns no `run_id`, so a restart with data loss goes unnoticed, \
+                           and concurrency limits can be exceeded after it";
+            self.add_warning("run_id", message, "allow INFO for this user");
         }
         // A Redis replica already has the finding `replica`, and refuses all scripts that write.
         if let (Some(Err(why)), false) = (&facts.script_result, is_replica) {
-            let message = format!("scripts that count are refused ({why})");
+            let message = format!("Redis rejected Sluicegate's scripts ({why})");
             let fix = if why.contains("OOM ") {
-                "raise `maxmemory`, or count fewer keys there; no key can be added until then"
+                "raise `maxmemory`, or store fewer keys; until then, new keys are rejected"
             } else {
-                "let the user run EVAL, EVALSHA, SCRIPT LOAD and what scripts call, on our keys: docs/reliability.md, Rights"
+                "allow EVAL, EVALSHA, SCRIPT LOAD and the commands of the scripts for this user; \
+                 see docs/reliability.md, Rights"
             };
             self.add_error("scripts", message, fix);
         }
@@ -164,40 +167,46 @@ impl FactsEvaluator<'_> {
     fn check_memory(&mut self, facts: &RedisFacts) {
         let policy = facts.eviction_policy.as_deref().filter(|policy| *policy != "noeviction");
         if let Some(policy) = policy {
-            let message = format!(
-                "maxmemory-policy {policy} evicts counters, and with them what was used up"
-            );
+            let message =
+                format!("maxmemory-policy {policy} evicts counters, so limits can be exceeded");
             self.add_error("eviction", message, "set `maxmemory-policy noeviction`");
         }
         if let (Some(evicted @ 1..), true) = (facts.evicted_keys, policy.is_some()) {
-            let message = format!("{evicted} keys were evicted since it started");
-            self.add_warning("evicted", message, "see `eviction`; limits were not fully enforced");
+            let message = format!(
+                "Redis evicted {evicted} keys since its start, so limits may have been exceeded"
+            );
+            self.add_warning("evicted", message, "fix the error `eviction`");
         }
         let (Some(maxmemory @ 1..), Some(used)) = (facts.maxmemory, facts.used_memory) else {
             return;
         };
         if maxmemory / 10 * 9 <= used {
             let message =
-                format!("{used} of {maxmemory} bytes are used; at the end no key can be added");
-            self.add_warning("memory", message, "raise `maxmemory`, or count fewer keys there");
+                format!("{used} of {maxmemory} bytes are in use; a full Redis rejects new keys");
+            self.add_warning("memory", message, "raise `maxmemory`, or store fewer keys");
         }
     }
 
     fn check_cluster(&mut self, facts: &RedisFacts) {
         let Some(cluster) = facts.cluster else { return };
         if cluster.slots < CLUSTER_SLOTS {
-            let message = format!("{} of {CLUSTER_SLOTS} slots have a node", cluster.slots);
-            self.add_error("slots", message, "assign them: limits in the others are not counted");
+            let message = format!(
+                "only {} of {CLUSTER_SLOTS} slots have a node, so keys in the other slots fail",
+                cluster.slots
+            );
+            self.add_error("slots", message, "assign every slot to a node");
         } else if !cluster.is_ok {
-            self.add_error("cluster", "the Cluster says that it is down", "see CLUSTER INFO there");
+            let message = "the Redis Cluster is down (`cluster_state` is not `ok`)";
+            self.add_error("cluster", message, "see the reply to CLUSTER INFO");
         }
     }
 
     fn check_sentinels(&mut self, facts: &RedisFacts) {
         if facts.writes_without_replica == Some(true) {
-            let message = "it writes without a replica: cut off, it goes on beside the primary that the sentinels choose, \
-                           and both count, and grant permits of a concurrency limit";
-            let fix = "set `min-replicas-to-write 1` and a `min-replicas-max-lag` of a few seconds on each";
+            let message = "the primary accepts writes without a replica: after a network \
+                           partition, two primaries can charge counters and grant permits";
+            let fix = "set `min-replicas-to-write 1` and a `min-replicas-max-lag` of a few seconds \
+                       on every Redis";
             self.add_warning("two_primaries", message, fix);
         }
     }
@@ -206,10 +215,10 @@ impl FactsEvaluator<'_> {
         let Some(round_trip) = facts.round_trip else { return };
         let deadline = requirements.call_timeout;
         let message = format!(
-            "a round trip takes {} of the {deadline} of `store.deadline`",
+            "a round trip takes {}, and `store.deadline` is {deadline}",
             format_micros(round_trip)
         );
-        let fix = "bring Redis nearer, or raise `store.deadline`";
+        let fix = "run Redis closer to this machine, or raise `store.deadline`";
         if deadline <= round_trip {
             self.add_error("latency", message, fix);
         } else if Nanos(deadline.0 / 2) <= round_trip {
@@ -219,27 +228,31 @@ impl FactsEvaluator<'_> {
 
     fn check_clock(&mut self, facts: &RedisFacts, requirements: DoctorRequirements) {
         let Some(skew) = facts.clock_skew.filter(|skew| MAX_CLOCK_SKEW <= *skew) else { return };
-        let skew_text = format!("its clock and this machine's are {} apart", format_millis(skew));
-        let fix = "let both follow one time server";
+        let skew_text =
+            format!("the clocks of Redis and of this machine differ by {}", format_millis(skew));
+        let fix = "synchronize both clocks with NTP";
         if requirements.has_compat_keys {
-            let message =
-                format!("{skew_text}, and windows of the reference's keys begin by this one");
+            let message = format!(
+                "{skew_text}; with `compat.store.key_format: compat`, windows follow the clock of \
+                 this machine"
+            );
             self.add_error("clock", message, fix);
         } else {
-            self.add_warning("clock", format!("{skew_text}; its own rules every counter"), fix);
+            let message = format!("{skew_text}; counters follow the clock of Redis");
+            self.add_warning("clock", message, fix);
         }
     }
 
     fn check_persistence(&mut self, facts: &RedisFacts) {
-        let fix = "set `appendonly yes`, or take it that a restart begins every limit afresh";
+        let fix = "set `appendonly yes`, or accept the loss";
         match (facts.has_append_only_file, facts.has_snapshots) {
             (Some(false), Some(false)) => {
-                self.add_warning("persistence", "nothing is kept over a restart", fix);
+                let message = "persistence is off, so a Redis restart loses all counters";
+                self.add_warning("persistence", message, fix);
             }
             (Some(false), Some(true)) if facts.last_save_failed => {
-                let message =
-                    "the last snapshot could not be written, and a restart loses counters";
-                self.add_warning("persistence", message, "see its log and its disk");
+                let message = "the last RDB snapshot failed, so a Redis restart loses counters";
+                self.add_warning("persistence", message, "see the log and the disk of Redis");
             }
             _ => {}
         }
@@ -249,10 +262,9 @@ impl FactsEvaluator<'_> {
         if requirements.has_compat_keys
             && (requirements.has_second_store || facts.cluster.is_some())
         {
-            let message = "the reference's keys of one question live in several places, \
-                where `charge: all_or_nothing` and `compat.store.stop_when_over` decide in two steps";
-            let fix =
-                "another question may come between; one node, or a prefix with a {tag}, is atomic";
+            let message = "with `compat.store.key_format: compat`, one check can use several \
+                nodes: `charge: all_or_nothing` and `compat.store.stop_when_over` are not atomic";
+            let fix = "use one Redis node, or a `compat.store.key_prefix` with a {tag}";
             self.add_warning("two_steps", message, fix);
         }
     }
@@ -384,7 +396,7 @@ mod tests {
         };
         let full = fix("OOM command not allowed when used memory > 'maxmemory'.");
         assert!(full.contains("raise `maxmemory`") && !full.contains("EVAL"), "{full}");
-        assert!(fix("NOPERM this user has no permissions").contains("let the user run EVAL"));
+        assert!(fix("NOPERM this user has no permissions").contains("allow EVAL, EVALSHA"));
     }
 
     #[test]

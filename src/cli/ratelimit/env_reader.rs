@@ -48,7 +48,7 @@ impl<'e> EnvReader<'e> {
             let text = environment.get(row.name).map_or(row.default, String::as_str);
             let mut parsed = parse_variable(row.kind, text);
             if parsed.is_none() {
-                reader.add_error(row.name, &format!("takes {}", row.kind.accepts()));
+                reader.add_error(row.name, &format!("must be {}", row.kind.accepts()));
                 // Continues with the default, because Sluicegate's own settings may override the
                 // variable.
                 parsed = parse_variable(row.kind, row.default);
@@ -160,7 +160,7 @@ impl<'e> EnvReader<'e> {
     pub(super) fn put_port(&mut self, variable: &'static str, setting: &'static str) {
         match u16::try_from(self.int(variable)) {
             Ok(port) => self.put(variable, setting, port.to_string()),
-            Err(_) => self.add_error(variable, "takes a port from 0 to 65535"),
+            Err(_) => self.add_error(variable, "must be a port from 0 to 65535"),
         }
     }
 
@@ -214,8 +214,8 @@ impl<'e> EnvReader<'e> {
         }
         if text.starts_with("tcp://") {
             sentence.push_str(
-                "; Kubernetes sets this variable for a Service of that name: set \
-                 `enableServiceLinks: false`",
+                "; Kubernetes sets this variable for a Service with this name: set \
+                 `enableServiceLinks: false` in the pod",
             );
         }
         self.errors.push(sentence);

@@ -45,7 +45,7 @@ fn read_near_limit_ratio(reader: &mut EnvReader<'_>) {
     let configured_ratio = reader.float("NEAR_LIMIT_RATIO");
     let ratio = if configured_ratio.is_nan() { 1.0 } else { configured_ratio.clamp(0.0, 1.0) };
     if !(0.0..=1.0).contains(&configured_ratio) {
-        let line = format!("is no part of a limit, which is 0 to 1; {ratio} is taken");
+        let line = format!("must be from 0 to 1; using {ratio}");
         reader.add_note("NEAR_LIMIT_RATIO", &line);
     }
     reader.put("NEAR_LIMIT_RATIO", "telemetry.metrics.near_limit_ratio", ratio.to_string());

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use super::env_reader::EnvReader;
 
-const PLAINTEXT_REASON: &str = "GRPC_SERVER_USE_TLS is not on, so gRPC is in plain text";
+const PLAINTEXT_REASON: &str =
+    "no effect: GRPC_SERVER_USE_TLS is false, so the gRPC port uses no TLS";
 
 pub(super) fn read(reader: &mut EnvReader<'_>) {
     let hosts = [
@@ -49,13 +50,15 @@ fn read_tls(reader: &mut EnvReader<'_>) {
         reader.text(variable).is_empty() && !reader.is_variable_overridden(variable)
     };
     if is_on && let Some(missing) = pair.iter().find(is_missing) {
-        return reader.add_error(missing, "must name a file, because GRPC_SERVER_USE_TLS is on");
+        return reader
+            .add_error(missing, "must be the path of a file, because GRPC_SERVER_USE_TLS is true");
     }
     let [certificate, key] = pair.map(|variable| Path::new(reader.text(variable)).parent());
     let are_both_from_environment =
         !pair.iter().any(|variable| reader.is_variable_overridden(variable));
     if are_both_from_environment && certificate != key {
-        let why = "must lie in the directory of GRPC_SERVER_TLS_CERT, so that both change at once";
+        let why =
+            "must be in the directory of GRPC_SERVER_TLS_CERT, so that both files change together";
         return reader.add_error(pair[1], why);
     }
     reader.put_text(pair[0], "listen.tls.cert_file");
@@ -65,7 +68,7 @@ fn read_tls(reader: &mut EnvReader<'_>) {
     {
         return reader.note_unused(
             &client[1..],
-            "GRPC_CLIENT_TLS_CACERT is not set, so clients need no certificate",
+            "no effect: GRPC_CLIENT_TLS_CACERT is not set, so clients need no certificate",
         );
     }
     reader.put_text(client[0], "listen.tls.client_ca_file");
@@ -84,7 +87,8 @@ fn read_log(reader: &mut EnvReader<'_>) {
     match level {
         Some(level) => reader.put("LOG_LEVEL", "telemetry.log.level", level.to_owned()),
         None => {
-            reader.add_error("LOG_LEVEL", "takes panic, fatal, error, warn, info, debug or trace");
+            reader
+                .add_error("LOG_LEVEL", "must be panic, fatal, error, warn, info, debug or trace");
         }
     }
     let is_json = reader.text("LOG_FORMAT").eq_ignore_ascii_case("json");

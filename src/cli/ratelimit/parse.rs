@@ -29,9 +29,9 @@ impl VariableKind {
             Self::Bool => "true or false (1, t, T, TRUE, True, 0, f, F, FALSE, False)",
             Self::Int => "a whole number",
             Self::Float => "a number",
-            Self::Duration => "a duration with its unit, as 10s, 150us or 1h30m",
-            Self::List => "a list with commas",
-            Self::Map => "name:text pairs with commas between them, one colon in each",
+            Self::Duration => "a duration with a unit, such as 10s, 150us or 1h30m",
+            Self::List => "a comma-separated list",
+            Self::Map => "comma-separated name:text pairs, with one colon in each",
         }
     }
 }

@@ -50,12 +50,12 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
         "memcache" => {
             return reader.add_error(
                 "BACKEND_TYPE",
-                "names memcached, which this service does not count in: memcached counts racily and \
-                 admits whatever it cannot answer. Set BACKEND_TYPE=redis and REDIS_URL, or \
-                 SLUICEGATE_STORE_URL=memory for counters of each replica's own",
+                "must be redis, because memcached is not supported: set BACKEND_TYPE=redis and \
+                 REDIS_URL, or set SLUICEGATE_STORE_URL=memory for separate counters in each \
+                 replica",
             );
         }
-        _ => return reader.add_error("BACKEND_TYPE", "takes redis"),
+        _ => return reader.add_error("BACKEND_TYPE", "must be redis"),
     }
     reader.put("BACKEND_TYPE", "compat.store.key_format", "compat".to_owned());
     reader.put_flag("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "store.required_for_health");
@@ -81,10 +81,7 @@ fn read_timeout(reader: &mut EnvReader<'_>) {
     let variable = if op_timeout == 0 { "REDIS_TIMEOUT" } else { "REDIS_OP_TIMEOUT" };
     let nanos = match reader.nanos(variable) {
         0 => {
-            reader.add_note(
-                variable,
-                "bounds every command here, so there must be one; 10s is taken",
-            );
+            reader.add_note(variable, "is 0, but every command needs a timeout; using 10s");
             DEFAULT_TIMEOUT_NANOS
         }
         nanos if nanos < MIN_TIMEOUT_NANOS => {
@@ -96,7 +93,7 @@ fn read_timeout(reader: &mut EnvReader<'_>) {
     reader.put(variable, "store.deadline", format!("{nanos}ns"));
     let second_timeout = reader.nanos("REDIS_PERSECOND_TIMEOUT");
     if reader.is_set("REDIS_PERSECOND_TIMEOUT") && second_timeout != nanos {
-        let line = "one deadline is kept for both stores, that of REDIS_TIMEOUT";
+        let line = "no effect: REDIS_TIMEOUT is the timeout of both stores";
         reader.add_note("REDIS_PERSECOND_TIMEOUT", line);
     }
 }
@@ -104,8 +101,8 @@ fn read_timeout(reader: &mut EnvReader<'_>) {
 fn read_store(reader: &mut EnvReader<'_>, names: &StoreVariables, setting: &'static str) {
     let on_empty = reader.text(names.on_empty).to_uppercase();
     if on_empty == "CREATE" || on_empty == "ERROR" {
-        return reader
-            .add_error(names.on_empty, "takes WAIT: CREATE and ERROR are no longer to be had");
+        let why = "must be WAIT, because CREATE and ERROR are not supported";
+        return reader.add_error(names.on_empty, why);
     }
     match store_url(reader, names) {
         Ok(url) => reader.put(names.url, setting, url),
@@ -140,7 +137,7 @@ fn store_url(reader: &EnvReader<'_>, names: &StoreVariables) -> Result<String, V
             ))
         }
         "CLUSTER" if reader.int(names.parallelism) < 0 => {
-            Err((names.parallelism, "takes a whole number from 0"))
+            Err((names.parallelism, "must be 0 or a positive whole number"))
         }
         "CLUSTER" => {
             let nodes = parse_addresses(&items, names)?;
@@ -150,12 +147,12 @@ fn store_url(reader: &EnvReader<'_>, names: &StoreVariables) -> Result<String, V
                 join_hosts(&nodes)
             ))
         }
-        _ => Err((names.kind, "takes SINGLE, SENTINEL or CLUSTER")),
+        _ => Err((names.kind, "must be SINGLE, SENTINEL or CLUSTER")),
     }
 }
 
 const fn missing_sentinels(names: &StoreVariables) -> VariableError {
-    (names.url, "must be the primary's name and at least one sentinel, with commas between them")
+    (names.url, "must be the name of the primary and at least one sentinel, separated by commas")
 }
 
 fn single_url(
@@ -175,7 +172,7 @@ fn single_url(
         ));
     }
     if tls == "rediss" {
-        return Err((names.tls, "has no meaning for a Unix socket; set it to false"));
+        return Err((names.tls, "must be false for a Unix socket"));
     }
     if !text.starts_with('/') {
         let why = "must be the absolute path of a socket; for host:port set REDIS_SOCKET_TYPE=tcp";
@@ -204,7 +201,7 @@ fn parse_addresses(
             if item.contains("://") {
                 return Err((
                     names.url,
-                    "understands redis:// and no other scheme; REDIS_TLS asks for TLS",
+                    "must be host:port or redis://host:port; for TLS, set REDIS_TLS",
                 ));
             }
             let host = (*item).to_owned();
@@ -281,14 +278,15 @@ fn overridden_stores(reader: &EnvReader<'_>) -> impl Iterator<Item = &'static St
 
 fn read_passwords(reader: &mut EnvReader<'_>, stores: &[&StoreVariables]) {
     if reader.flag("REDIS_AWS_IAM_AUTH") {
-        let why = "is not to be had: let something write the token to a file and name that in REDIS_AUTH_FILE";
+        let why =
+            "is not supported: write the token to a file, and set REDIS_AUTH_FILE to its path";
         reader.add_error("REDIS_AWS_IAM_AUTH", why);
     }
     if !reader.text("REDIS_AUTH_FILE").is_empty() {
         if reader.text("REDIS_AUTH").is_empty() {
             reader.put_text("REDIS_AUTH_FILE", "store.password_file");
         } else {
-            reader.add_note("REDIS_AUTH_FILE", "REDIS_AUTH has the password");
+            reader.add_note("REDIS_AUTH_FILE", "no effect: REDIS_AUTH is set");
         }
     }
     let by_sentinels =
@@ -302,7 +300,7 @@ fn read_passwords(reader: &mut EnvReader<'_>, stores: &[&StoreVariables]) {
     let Some(&first_auth) = auths.first() else { return };
     let auth = reader.text(first_auth).to_owned();
     if auths.iter().any(|auth_variable| reader.text(auth_variable) != auth) {
-        let why = "must be REDIS_SENTINEL_AUTH's: one password is kept for all sentinels";
+        let why = "must equal REDIS_SENTINEL_AUTH, because all sentinels use one password";
         reader.add_error(auths[1], why);
     }
     let (user, password) = split_credentials(&auth);
@@ -320,7 +318,7 @@ fn read_tls(reader: &mut EnvReader<'_>, stores: &[&StoreVariables]) {
     if overridden_stores(reader).next().is_none()
         && !stores.iter().any(|names| reader.flag(names.tls))
     {
-        let why = "REDIS_TLS is not on, so Redis is spoken to in plain text";
+        let why = "no effect: REDIS_TLS is false, so connections to Redis use no TLS";
         return reader.note_unused(&files.map(|(variable, _)| variable), why);
     }
     for (variable, setting) in files {

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::env_reader::EnvReader;
 
-const FILE_TYPE_REASON: &str = "CONFIG_TYPE is FILE, so there is no management server";
-const LIMITS_SET_REASON: &str = "`limits.paths` names files, so there is no management server";
+const FILE_TYPE_REASON: &str = "no effect: CONFIG_TYPE is FILE, so there is no xDS server";
+const LIMITS_SET_REASON: &str = "no effect: `limits.paths` is set, so there is no xDS server";
 const XDS_VARIABLES: [&str; 11] = [
     "CONFIG_GRPC_XDS_NODE_ID",
     "CONFIG_GRPC_XDS_NODE_METADATA",
@@ -30,7 +30,7 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
         ([true, _], _) => read_own_files(reader),
         ([_, true], _) | (_, "GRPC_XDS_SOTW") => read_xds(reader),
         (_, "FILE") => read_files(reader),
-        _ => reader.add_error("CONFIG_TYPE", "takes FILE or GRPC_XDS_SOTW"),
+        _ => reader.add_error("CONFIG_TYPE", "must be FILE or GRPC_XDS_SOTW"),
     }
 }
 
@@ -67,15 +67,15 @@ fn read_watched_root(reader: &mut EnvReader<'_>, root: &Path, tree: &Path) {
     let has_parent_directory =
         root.parent().is_none_or(|above| above.as_os_str().is_empty() || above.is_dir());
     if !has_parent_directory {
-        return reader.add_error("RUNTIME_ROOT", "must lie in a directory that is there");
+        return reader.add_error("RUNTIME_ROOT", "must be in an existing directory");
     }
     let required = [
         ("RUNTIME_SUBDIRECTORY", reader.text("RUNTIME_SUBDIRECTORY").is_empty()),
         ("RUNTIME_APPDIRECTORY", reader.text("RUNTIME_APPDIRECTORY").is_empty()),
     ];
     if let Some((variable, _)) = required.into_iter().find(|(_, is_empty)| *is_empty) {
-        let line = "is empty while RUNTIME_WATCH_ROOT is on: as with envoyproxy/ratelimit no file is \
-                    read and nothing is limited";
+        let line = "is empty and RUNTIME_WATCH_ROOT is true, so no file is read and nothing is \
+                    limited, as in envoyproxy/ratelimit";
         return reader.add_note(variable, line);
     }
     set_limits(reader, tree);
@@ -86,8 +86,8 @@ fn read_watched_directory(reader: &mut EnvReader<'_>, tree: &Path) {
     let tree = join_below(tree, reader.text("RUNTIME_APPDIRECTORY"));
     if !tree.is_dir() {
         let why = format!(
-            "with RUNTIME_SUBDIRECTORY and RUNTIME_APPDIRECTORY must name a directory that is there; \
-             {} is none",
+            "with RUNTIME_SUBDIRECTORY and RUNTIME_APPDIRECTORY must be an existing directory; \
+             there is no directory {}",
             tree.display()
         );
         return reader.add_error("RUNTIME_ROOT", &why);
@@ -147,7 +147,8 @@ fn read_xds_tls(reader: &mut EnvReader<'_>) {
     if !reader.flag("CONFIG_GRPC_XDS_SERVER_USE_TLS")
         && !reader.is_setting_overridden("limits.xds.use_tls")
     {
-        let why = "CONFIG_GRPC_XDS_SERVER_USE_TLS is not on, so the management server is called in plain text";
+        let why = "no effect: CONFIG_GRPC_XDS_SERVER_USE_TLS is false, so the connection to the \
+                   xDS server uses no TLS";
         return reader.note_unused(&files.map(|(variable, _)| variable), why);
     }
     reader.put_flag("CONFIG_GRPC_XDS_SERVER_USE_TLS", "limits.xds.use_tls");

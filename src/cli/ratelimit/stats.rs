@@ -15,11 +15,12 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
     let (variable, sink) = match () {
         () if reader.flag("DISABLE_STATS") => return disable_stats(reader),
         () if are_sinks_from_environment && dogstatsd && (statsd || prometheus) => {
-            let why = "cannot go with USE_STATSD, which is on unless it is set to false, or USE_PROMETHEUS";
+            let why = "excludes USE_STATSD, which is true by default, and USE_PROMETHEUS: set both \
+                       to false";
             return reader.add_error("USE_DOG_STATSD", why);
         }
         () if are_sinks_from_environment && prometheus && statsd => {
-            let why = "cannot go with USE_STATSD, which is on unless it is set to false";
+            let why = "excludes USE_STATSD, which is true by default: set USE_STATSD to false";
             return reader.add_error("USE_PROMETHEUS", why);
         }
         () if dogstatsd => ("USE_DOG_STATSD", "dogstatsd"),
@@ -55,25 +56,24 @@ fn read_prometheus(reader: &mut EnvReader<'_>) {
             reader.put_host("PROMETHEUS_ADDR", "compat.listen.metrics_host", host);
             reader.put("PROMETHEUS_ADDR", "listen.metrics_port", port.to_owned());
         }
-        None => reader.add_error("PROMETHEUS_ADDR", "takes host:port or :port"),
+        None => reader.add_error("PROMETHEUS_ADDR", "must be host:port or :port"),
     }
     if reader.text("PROMETHEUS_PATH").starts_with('/') {
         reader.put_text("PROMETHEUS_PATH", "compat.metrics.path");
     } else {
-        reader.add_error("PROMETHEUS_PATH", "takes a path, which begins with `/`");
+        reader.add_error("PROMETHEUS_PATH", "must be a path that begins with `/`");
     }
     reader.put_text("PROMETHEUS_MAPPER_YAML", "compat.metrics.mapping");
     reader.put_flag("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", "compat.metrics.milliseconds");
     if reader.is_setting_overridden("compat.stats.sink") {
         return;
     }
-    let why = "USE_PROMETHEUS is on, so Prometheus scrapes the metrics and none are sent";
+    let why = "no effect: USE_PROMETHEUS is true, so Prometheus scrapes the metrics";
     reader.note_unused(
         &["STATSD_HOST", "STATSD_PORT", "STATSD_PROTOCOL", "STATS_FLUSH_INTERVAL"],
         why,
     );
-    let why = "USE_PROMETHEUS is on: give a target its labels in Prometheus; with envoyproxy/ratelimit \
-               tags undo the mapping of names";
+    let why = "no effect: USE_PROMETHEUS is true, so set the labels of the target in Prometheus";
     reader.note_unused(&["EXTRA_TAGS"], why);
 }
 
@@ -96,7 +96,7 @@ fn read_sinks(reader: &mut EnvReader<'_>, sinks: &[&str]) {
         Ok(port @ 1..) => {
             reader.put("STATSD_HOST", "compat.stats.address", format!("{host}:{port}"));
         }
-        _ => reader.add_error("STATSD_PORT", "takes a port from 1 to 65535"),
+        _ => reader.add_error("STATSD_PORT", "must be a port from 1 to 65535"),
     }
     if sinks.contains(&"statsd") {
         let is_udp = reader.text("STATSD_PROTOCOL") == "udp";
@@ -136,10 +136,10 @@ fn read_mogrifier(reader: &EnvReader<'_>, name: &str) -> Result<Mogrifier, (Stri
     let Some(VariableValue::Map(tags)) =
         parse_variable(VariableKind::Map, reader.raw(&variable("TAGS")))
     else {
-        return Err((variable("TAGS"), format!("takes {}", VariableKind::Map.accepts())));
+        return Err((variable("TAGS"), format!("must be {}", VariableKind::Map.accepts())));
     };
     if tags.iter().any(|(name, text)| name.is_empty() || text.is_empty()) {
-        return Err((variable("TAGS"), "must have neither empty names nor empty texts".to_owned()));
+        return Err((variable("TAGS"), "must not contain empty names or values".to_owned()));
     }
     Ok(Mogrifier { pattern, name, tags })
 }

@@ -41,12 +41,15 @@ use VariableEffect::{NoEffect, Settings as Is};
 use VariableKind::{Bool, Duration, Float, Int, List, Map, Text};
 
 const ONE_CONNECTION: &str =
-    "one connection carries every question here, in pipelines; there is no pool to size";
+    "no effect: Sluicegate pipelines all calls over one connection, so there is no pool";
 const ALWAYS_BATCHED: &str =
-    "questions that come while another is under way always travel together here";
-const ALWAYS_PARALLEL: &str = "the slots of a Cluster are always asked at the same time here";
-const STARTS_WITHOUT_REDIS: &str = "this service starts and answers without Redis and calls it for ever, so that nothing has to wait";
-const NO_MEMCACHED: &str = "there is no memcached here: counters are where `store.url` says";
+    "no effect: Sluicegate always batches checks that arrive during a store call";
+const ALWAYS_PARALLEL: &str =
+    "no effect: Sluicegate always calls the nodes of a Redis Cluster in parallel";
+const STARTS_WITHOUT_REDIS: &str =
+    "no effect: Sluicegate starts without Redis, and retries the connection without end";
+const NO_MEMCACHED: &str =
+    "no effect: memcached is not supported, and `store.url` selects the store";
 
 /// All environment variables of envoyproxy/ratelimit that compatibility mode knows.
 pub static TABLE: &[VariableRow] = &[
@@ -75,8 +78,8 @@ pub static TABLE: &[VariableRow] = &[
         Text,
         "",
         NoEffect(
-            "envoyproxy/ratelimit does not read it, so clients need no certificate because of it; \
-             GRPC_CLIENT_TLS_CACERT demands one",
+            "no effect, as in envoyproxy/ratelimit; GRPC_CLIENT_TLS_CACERT requires client \
+             certificates",
         ),
     ),
     row("LOG_LEVEL", Text, "WARN", Is("telemetry.log.level")),
@@ -103,7 +106,8 @@ pub static TABLE: &[VariableRow] = &[
         Duration,
         "3s",
         NoEffect(
-            "it has no effect in envoyproxy/ratelimit either; XDS_CLIENT_BACKOFF_INITIAL_INTERVAL has",
+            "no effect, as in envoyproxy/ratelimit; set XDS_CLIENT_BACKOFF_INITIAL_INTERVAL \
+             instead",
         ),
     ),
     row("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", Map, "", Is("compat.xds.headers")),
@@ -124,7 +128,8 @@ pub static TABLE: &[VariableRow] = &[
         Float,
         "0.5",
         NoEffect(
-            "waits double up to the longest and begin anew after a stream that brought something",
+            "no effect: waits double up to XDS_CLIENT_BACKOFF_MAX_INTERVAL, and restart after a \
+             valid response",
         ),
     ),
     row("XDS_CLIENT_BACKOFF_JITTER", Bool, "true", Is("compat.xds.backoff_jitter")),
@@ -182,7 +187,7 @@ pub static TABLE: &[VariableRow] = &[
         "REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR",
         Bool,
         "false",
-        NoEffect("a Redis that may not write is always left for the one that may"),
+        NoEffect("no effect: Sluicegate always reconnects to the primary if Redis is read-only"),
     ),
     row("REDIS_AWS_IAM_AUTH", Bool, "false", Is("store.password_file")),
     row("REDIS_PERSECOND", Bool, "false", Is("compat.store.per_second_url")),

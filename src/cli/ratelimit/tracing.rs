@@ -13,13 +13,13 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
             "TRACING_SERVICE_INSTANCE_ID",
             "TRACING_SAMPLING_RATE",
         ];
-        return reader.note_unused(&others, "TRACING_ENABLED is not on");
+        return reader.note_unused(&others, "no effect: TRACING_ENABLED is false");
     }
     let variable = "TRACING_EXPORTER_PROTOCOL";
     match reader.text(variable) {
         "http" | "" => reader.put(variable, "compat.tracing.protocol", "http/protobuf".to_owned()),
         "grpc" => reader.put(variable, "compat.tracing.protocol", "grpc".to_owned()),
-        _ => reader.add_error(variable, "takes http or grpc"),
+        _ => reader.add_error(variable, "must be http or grpc"),
     }
     // Exports no metrics, because envoyproxy/ratelimit sends only spans and the collector may
     // refuse others.

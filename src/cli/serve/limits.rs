@@ -322,14 +322,11 @@ pub(super) fn error_text(failure: &FailedLoad) -> String {
 
 fn reason_text(failure: &LoadFailure) -> String {
     match failure {
-        LoadFailure::Unreadable(error) => match std::error::Error::source(error) {
-            Some(cause) => format!("{error}: {cause}"),
-            None => error.to_string(),
-        },
+        LoadFailure::Unreadable(error) => error.with_cause(),
         LoadFailure::Invalid(found) => format!("{} findings", found.counts().total()),
         LoadFailure::Unconvertible(words) => words.clone(),
         LoadFailure::ParserPanicked => {
-            "the loader broke, which is a defect of this program".to_owned()
+            "the limits parser crashed, which is a bug in Sluicegate".to_owned()
         }
     }
 }

@@ -198,7 +198,7 @@ fn bind_http(settings: &Settings) -> Result<TcpListener, String> {
 async fn bind_unix(path: &Path) -> Result<GrpcSocket, String> {
     let failed = |error: std::io::Error| {
         let path = path.display();
-        format!("grpc cannot listen on {path}: {error}; choose another with --listen-grpc-socket")
+        format!("grpc cannot listen on {path}: {error}; set --listen-grpc-socket to another path")
     };
     if let Ok(metadata) = std::fs::symlink_metadata(path) {
         let refused = |error: std::io::Error| error.kind() == std::io::ErrorKind::ConnectionRefused;
@@ -233,6 +233,6 @@ fn bind_error(name: &str, address: SocketAddr, error: &std::io::Error) -> String
     };
     format!(
         "{name} cannot listen on {host}:{port}: {error}; \
-         choose another with --listen-{name}-port (0 takes a free one) or --{host_setting}"
+         set another --listen-{name}-port (0 selects a free port) or --{host_setting}"
     )
 }

@@ -126,7 +126,8 @@ fn read_secret(path: &Path) -> Result<String, String> {
     let is_printable = text.bytes().all(|byte| byte.is_ascii_graphic());
     if text.len() < MIN_SECRET_LEN || !is_printable {
         return Err(format!(
-            "{name}: a secret is one line of at least {MIN_SECRET_LEN} printable ASCII characters without blanks"
+            "{name}: the secret must be one line of at least {MIN_SECRET_LEN} printable ASCII \
+             characters without spaces"
         ));
     }
     Ok(text.to_owned())

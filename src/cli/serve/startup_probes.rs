@@ -64,7 +64,7 @@ fn probe_reply(path: &str) -> std::io::Result<Response<String>> {
         "/livez" => (StatusCode::OK, "alive\n".to_owned()),
         "/readyz" => (StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", Readiness::NoConfig)),
         "/healthcheck" => (StatusCode::INTERNAL_SERVER_ERROR, String::new()),
-        _ => return Err(std::io::Error::other("no limits came yet")),
+        _ => return Err(std::io::Error::other("no limits are loaded yet")),
     };
     let mut answer = Response::new(text);
     *answer.status_mut() = status;

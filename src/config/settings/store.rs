@@ -269,6 +269,9 @@ impl Value for StoreUrl {
     fn schema() -> Json {
         json!({"type": "string", "pattern": format!("^(memory|{URLS})$")})
     }
+    fn why(text: &str) -> Option<String> {
+        missing_scheme(text)
+    }
     fn masked(text: &str) -> String {
         masked(text)
     }
@@ -291,9 +294,20 @@ impl Value for Option<RedisUrl> {
     fn schema() -> Json {
         json!({"type": "string", "pattern": format!("^({URLS})?$")})
     }
+    fn why(text: &str) -> Option<String> {
+        missing_scheme(text)
+    }
     fn masked(text: &str) -> String {
         masked(text)
     }
+}
+
+/// Returns the error for an address without a scheme, such as `localhost:6379`. Returns `None` for
+/// other texts, because they may contain a password.
+fn missing_scheme(text: &str) -> Option<String> {
+    let has_port = text.rsplit_once(':').is_some_and(|(_, port)| only_digits(port).is_some());
+    (has_port && parse_address(text, REDIS_PORT).is_some())
+        .then(|| format!("has no scheme; write `redis://{text}`"))
 }
 
 /// Returns an invalid URL for an error message, with everything masked that may be a password. Only

@@ -50,8 +50,8 @@ pub trait Value: Sized {
     fn show(&self) -> String;
     /// Returns the JSON Schema of the value.
     fn schema() -> Json;
-    /// Returns the reason why a text of [`Shape::Block`] is invalid, with the position in the
-    /// block.
+    /// Returns the reason why a text is invalid, if it is more specific than [`Value::accepts`].
+    /// For a text of [`Shape::Block`], it contains the position in the block.
     #[must_use]
     fn why(_text: &str) -> Option<String> {
         None

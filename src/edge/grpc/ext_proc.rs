@@ -374,8 +374,9 @@ fn route_hook(request: &ProcessingRequest) -> Result<Option<&str>, Status> {
         Some(Kind::StringValue(name)) => Ok(Some(name)),
         // An error, because the first hook may not be the one that the route means.
         Some(_) => {
-            let message =
-                format!("the attribute {ROUTE_HOOK_ATTRIBUTE} must be a text, the name of a hook");
+            let message = format!(
+                "the attribute {ROUTE_HOOK_ATTRIBUTE} must be a string: the name of a hook"
+            );
             Err(Status::invalid_argument(message))
         }
     }

@@ -124,10 +124,13 @@ fn shared_id(reserved: &[ReservedEntry], first: &ReservedEntry) -> Result<String
         |entry: &&ReservedEntry| matches!(entry.key, ReservedKey::Acquire | ReservedKey::Release);
     let mut ids = reserved.iter().filter(with_id);
     let Some(first_id) = ids.next() else {
-        return bad_id(first.descriptor, "a sluicegate.release with the request id is missing");
+        return bad_id(
+            first.descriptor,
+            "the entry sluicegate.release with the request id is missing",
+        );
     };
     if let Some(other) = ids.find(|other| other.value != first_id.value) {
-        return bad_id(other.descriptor, "a second request id; send one request per id");
+        return bad_id(other.descriptor, "the request has several ids; send one request per id");
     }
     match validate_id(&first_id.value) {
         Ok(()) => Ok(first_id.value.clone()),

@@ -123,9 +123,8 @@ impl ServerTls {
                 }
                 Err(error) => {
                     self.failures.fetch_add(1, Relaxed);
-                    let error: &dyn std::error::Error = &error;
                     tracing::error!(
-                        error,
+                        %error,
                         "failed to reload the {log_name} TLS certificate, keeping the previous one"
                     );
                 }
@@ -157,9 +156,8 @@ impl TlsFiles {
             Some(ca) => {
                 let roots = Arc::new(pem::trusted_cas(ca)?);
                 let builder = WebPkiClientVerifier::builder_with_provider(roots, provider).build();
-                let verifier = builder.map_err(|error| {
-                    PemError::new(ca, &format_args!("the CA is invalid: {error}"))
-                })?;
+                let verifier = builder
+                    .map_err(|error| PemError::new(ca, &format_args!("invalid CA: {error}")))?;
                 versions.with_client_cert_verifier(self.with_name_check(verifier)?)
             }
         };
@@ -196,6 +194,9 @@ impl TlsFiles {
         if why.contains("UnsupportedCertVersion") {
             "the certificate has X.509 version 1; create one of version 3 with subjectAltName"
                 .clone_into(&mut why);
+        }
+        if why.contains("KeyMismatch") {
+            "it does not match the private key".clone_into(&mut why);
         }
         PemError::new(&self.certificate, &format_args!("the certificate is not usable: {why}"))
     }

@@ -33,19 +33,23 @@ pub use show::{ConfigLoads, LoadError, config, fleet, rlconfig};
 
 const PATHS: [(&str, &str); 13] = [
     ("/", "this list"),
-    ("/rlconfig", "every limit, one a line"),
-    ("/stats", "the process and what envoyproxy/ratelimit would have counted, as JSON"),
+    ("/rlconfig", "all limits, one per line"),
+    ("/stats", "the process, and the statistics of envoyproxy/ratelimit, as JSON"),
     ("/config", "the loaded limits, and the errors of the last load, as JSON"),
-    ("/explain", "what would match: ?domain=d&descriptor=k=v,k2=v2&hits=1, as JSON"),
-    ("/counter", "the state of a counter: ?domain=d&descriptor=k=v,k2=v2, as JSON"),
-    ("/refund", "POST, needs a token: refunds &hits=n to the counter of ?domain=d&descriptor=k=v"),
+    ("/explain", "the matching rule of ?domain=d&descriptor=k=v,k2=v2&hits=1, as JSON"),
+    ("/counter", "the state of the counter of ?domain=d&descriptor=k=v,k2=v2, as JSON"),
+    (
+        "/refund",
+        "POST, requires a token: returns &hits=n to the counter of ?domain=d&descriptor=k=v",
+    ),
     (
         "/force",
-        "POST, needs a token: forces the decision of ?domain=d&descriptor=k=v&as=deny&for=10m (or as=allow)",
+        "POST, requires a token: forces the decision of \
+         ?domain=d&descriptor=k=v&as=deny&for=10m (or as=allow)",
     ),
-    ("/unforce", "POST, needs a token: ends the forced decision of ?domain=d&descriptor=k=v"),
+    ("/unforce", "POST, requires a token: ends the forced decision of ?domain=d&descriptor=k=v"),
     ("/forced", "the forced decisions, as JSON"),
-    ("/reset", "POST, needs a token: empties the counters of ?domain=d&descriptor=k=v,k2=v2"),
+    ("/reset", "POST, requires a token: resets the counters of ?domain=d&descriptor=k=v,k2=v2"),
     ("/fleet", "the replicas of the fleet and their shares, as JSON"),
     ("/permits", "requests in flight: the oldest permits, the busiest buckets, as JSON"),
 ];
@@ -221,8 +225,8 @@ async fn reset(State(admin): State<Admin>, Query(query): Query<Vec<(String, Stri
         Err(error) => return (StatusCode::BAD_REQUEST, PLAIN, error + "\n").into_response(),
     };
     match reset_counters(&admin.engine, &query).await {
-        Ok(1) => (PLAIN, "1 counter is empty\n").into_response(),
-        Ok(count) => (PLAIN, format!("{count} counters are empty\n")).into_response(),
+        Ok(1) => (PLAIN, "1 counter reset\n").into_response(),
+        Ok(count) => (PLAIN, format!("{count} counters reset\n")).into_response(),
         Err(error) => counter_error_response(&error),
     }
 }
@@ -237,8 +241,8 @@ async fn authorize(State(admin): State<Admin>, request: Request, next: Next) -> 
     }
     let challenge = [(WWW_AUTHENTICATE, "Bearer")];
     let message = match admin.token {
-        Some(_) => "a bearer token is needed\n",
-        None => "a bearer token is needed, which listen.admin_token sets; none is set\n",
+        Some(_) => "a bearer token is required\n",
+        None => "a bearer token is required, but the setting listen.admin_token is not set\n",
     };
     (StatusCode::UNAUTHORIZED, challenge, PLAIN, message).into_response()
 }

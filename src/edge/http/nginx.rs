@@ -163,11 +163,13 @@ impl<'h> OriginalRequest<'h> {
 
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 enum NginxHeaderError {
-    #[error("no {0}; NGINX must set it: see config/nginx/rate_limit.conf")]
+    #[error("the header {0} is missing; set it in NGINX as in config/nginx/rate_limit.conf")]
     Missing(&'static str),
-    #[error("{0} twice; NGINX must set it, so that the client's own does not come through")]
+    #[error(
+        "the header {0} is repeated; replace the client's header in NGINX with proxy_set_header"
+    )]
     Duplicate(&'static str),
-    #[error("x-real-ip is not an address; NGINX must set it to $remote_addr")]
+    #[error("the header x-real-ip is not an IP address; set it to $remote_addr in NGINX")]
     InvalidAddress,
 }
 

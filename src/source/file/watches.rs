@@ -42,8 +42,7 @@ impl FileWatches {
             changed.notify_one();
         });
         let watcher = watcher.inspect_err(|error| {
-            let error: &dyn std::error::Error = error;
-            tracing::warn!(error, "file watching is unavailable, polling every second");
+            tracing::warn!(%error, "file watching is unavailable, polling every second");
         });
         Self { watcher: watcher.ok(), paths, watched: BTreeSet::new() }
     }

@@ -77,11 +77,21 @@ pub enum XdsConnectError {
     #[error("{0}")]
     Address(String),
     /// The TCP connection or the TLS handshake failed.
-    #[error("no connection: {}", with_causes(.0))]
+    #[error("connection failed: {}", transport_cause(.0))]
     Transport(#[from] tonic::transport::Error),
 }
 
-fn with_causes(error: &dyn std::error::Error) -> String {
+/// Returns the error and its causes without tonic's own text, which is always "transport error".
+fn transport_cause(error: &tonic::transport::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(cause) => with_causes(cause),
+        None => error.to_string(),
+    }
+}
+
+/// Returns the error and all its causes as one text: `a: b: c`.
+#[must_use]
+pub fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -161,11 +171,9 @@ fn client_config(tls: &XdsTls) -> io::Result<ClientConfig> {
         Some((certificate, key)) => {
             let chain = pem::certificates(certificate).map_err(io::Error::other)?;
             let private_key = pem::private_key(key).map_err(io::Error::other)?;
-            let mismatch_error =
-                |error| pem::PemError::new(certificate, &format_args!("does not fit: {error}"));
             builder
                 .with_client_auth_cert(chain, private_key)
-                .map_err(mismatch_error)
+                .map_err(|error| pem::PemError::unusable_certificate(certificate, &error))
                 .map_err(io::Error::other)?
         }
     };

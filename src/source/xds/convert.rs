@@ -61,7 +61,7 @@ fn rule_fields(descriptor: &RateLimitDescriptor) -> Result<(Value, Map<String, V
         None => Map::new(),
         Some(Value::Object(fields)) => fields,
         Some(_) => {
-            return Err(format!("`{OURS}` of `{key}` must hold words of the limits' language"));
+            return Err(format!("`{OURS}` of `{key}` must be an object of limits file fields"));
         }
     };
     insert_if(&mut node, "metadata", metadata.clone().into(), !metadata.is_empty());
@@ -78,12 +78,12 @@ fn add_own_fields(
         None => Map::new(),
         Some(Value::Object(fields)) => fields,
         Some(_) => {
-            return Err(format!("`{OURS}.{DOMAIN}` must hold words of the limits' language"));
+            return Err(format!("`{OURS}.{DOMAIN}` must be an object of limits file fields"));
         }
     };
     if let Some(limit) = own_fields.remove("rate_limit") {
         let Value::Object(limit) = limit else {
-            return Err(format!("`{OURS}.rate_limit` must hold words of the limits' language"));
+            return Err(format!("`{OURS}.rate_limit` must be an object of limits file fields"));
         };
         match node.entry("rate_limit").or_insert_with(|| json!({})) {
             Value::Object(fields) => merge_fields(fields, limit)?,
@@ -105,7 +105,7 @@ fn merge_fields(
     for (field, value) in new_fields {
         if fields.contains_key(&field) {
             return Err(format!(
-                "`{field}` stands under `{OURS}`, and the resource has a field for it"
+                "`{field}` is set in `{OURS}` and in the resource; set it in one place"
             ));
         }
         fields.insert(field, value);

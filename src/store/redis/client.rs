@@ -195,7 +195,7 @@ pub(super) async fn run_command(client: &Client, command: &[&str]) -> Result<Val
 }
 
 fn timeout_error() -> Error {
-    Error::new(ErrorKind::Timeout, "no answer within a second")
+    Error::new(ErrorKind::Timeout, "timed out: no reply within 1s")
 }
 
 async fn connect(client: Client) -> Result<OpenedClient, Error> {

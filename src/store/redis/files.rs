@@ -22,13 +22,13 @@ pub(super) async fn read_password(source: &Password) -> Result<String, Error> {
         move || pem::read_file(&path).map_err(|error| file_error(&error))
     });
     let text = String::from_utf8(bytes.await?)
-        .map_err(|_| file_error(&pem::PemError::new(&path, &"is not UTF-8")))?;
+        .map_err(|_| file_error(&pem::PemError::new(&path, &"not UTF-8 text")))?;
     let line = text.strip_suffix('\n').unwrap_or(&text);
     let line = line.strip_suffix('\r').unwrap_or(line);
     if line.is_empty() || line.contains(['\n', '\0']) {
         return Err(file_error(&pem::PemError::new(
             &path,
-            &"does not hold one line with a password",
+            &"must contain one line with the password",
         )));
     }
     Ok(line.to_owned())
@@ -45,5 +45,5 @@ pub(super) async fn run_blocking<T: Send + 'static>(
 }
 
 pub(super) fn file_error(error: &pem::PemError) -> Error {
-    Error::new(ErrorKind::Config, format!("the file {error}"))
+    Error::new(ErrorKind::Config, error.to_string())
 }

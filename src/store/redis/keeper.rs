@@ -193,7 +193,7 @@ async fn open_connection(
     let live = LiveConnection::new(opened.client().clone(), address.clone(), location.cluster());
     let live = timeout(CONNECT_TIMEOUT, live).await;
     let live = live.unwrap_or_else(|_| {
-        Err(Error::new(ErrorKind::Timeout, "no reply while loading the scripts"))
+        Err(Error::new(ErrorKind::Timeout, "timed out: no reply while loading the scripts"))
     })?;
     Ok((address, opened, live))
 }
@@ -206,7 +206,10 @@ async fn check_primary(opened: &OpenedClient) -> Result<(), Error> {
     };
     match role.first().and_then(Value::as_string) {
         Some(role) if role == "master" => Ok(()),
-        _ => Err(Error::new(ErrorKind::Routing, "the sentinels name a primary that is not one")),
+        _ => Err(Error::new(
+            ErrorKind::Routing,
+            "failover: the server that the sentinels name is not a primary yet",
+        )),
     }
 }
 
@@ -238,7 +241,7 @@ impl ConnectionWatch<'_> {
                 () = &mut reauthentication => {}
                 () = self.live.wait_useless() => return "redis is read-only or not ready",
                 () = &mut probes => {}
-                () = &mut moved => return "the sentinels name another primary",
+                () = &mut moved => return "failover: the sentinels name another primary",
                 refusal = self.live.wait_refused() => {
                     is_proven = false;
                     proof_timer.set(sleep(WRITES_PROVEN_AFTER));
@@ -258,7 +261,7 @@ impl ConnectionWatch<'_> {
                 () = self.link.breaker.wait_opened() => {
                     self.location.request_slot_query();
                     tokio::select! {
-                        () = &mut moved => return "the sentinels name another primary",
+                        () = &mut moved => return "failover: the sentinels name another primary",
                         is_responsive = wait_responsive(self.live, deadline, pauses) => if !is_responsive {
                             return "redis timed out";
                         },

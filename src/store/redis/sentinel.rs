@@ -171,7 +171,12 @@ async fn query_over(
         run_command(client, &details),
         run_command(client, &others)
     );
-    let unknown = || Error::new(ErrorKind::NotFound, format!("knows no primary called {name}"));
+    let unknown = || {
+        Error::new(
+            ErrorKind::NotFound,
+            format!("unknown primary `{name}`; check its name in store.url"),
+        )
+    };
     let Value::Array(parts) = address? else { return Err(unknown()) };
     let mut parts = parts.iter().filter_map(Value::as_string);
     let (host, port) = (parts.next().ok_or_else(unknown)?, parts.next().ok_or_else(unknown)?);

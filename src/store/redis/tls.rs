@@ -27,22 +27,39 @@ pub(super) async fn load_config(tls: &RedisTls) -> Result<TlsConfig, Error> {
     run_blocking(move || Ok(TlsConnector::from(rustls_config(&tls)?).into())).await
 }
 
-const HANDSHAKE_ERRORS: [(&str, &str); 7] = [
-    ("UnknownIssuer", "nobody signed the certificate of redis whom we trust"),
-    ("BadSignature", "nobody signed the certificate of redis whom we trust"),
-    ("NotValidForName", "the certificate of redis is not made out to the name that we call it by"),
+const UNTRUSTED: &str = "no trusted CA signed the certificate of redis; set store.tls.ca_file";
+
+/// The errors of the TLS handshake by a part of their text, with their explanations.
+const HANDSHAKE_ERRORS: [(&str, &str); 8] = [
+    ("UnknownIssuer", UNTRUSTED),
+    ("BadSignature", UNTRUSTED),
+    ("NotValidForName", "the certificate of redis has another name; set store.tls.server_name"),
     ("InvalidCertificate(Expired", "the certificate of redis has expired"),
-    ("AlertReceived(CertificateRequired)", "redis wants to see a certificate of ours"),
-    ("AlertReceived(UnknownCA)", "redis does not trust whoever signed our certificate"),
-    ("InvalidContentType", "redis does not speak TLS there"),
+    ("InvalidCertificate(NotValidYet", "the certificate of redis is not valid yet"),
+    (
+        "AlertReceived(CertificateRequired)",
+        "redis requires a client certificate; set store.tls.cert_file and store.tls.key_file",
+    ),
+    (
+        "AlertReceived(UnknownCA)",
+        "redis does not trust the CA of the client certificate (store.tls.cert_file)",
+    ),
+    ("InvalidContentType", "this port of redis does not use TLS; write redis:// in store.url"),
 ];
 
-/// Adds an explanation to a TLS handshake error; without `tls`, returns the error unchanged.
+/// Replaces the text of a TLS handshake error by its explanation. Without `tls`, returns the error
+/// unchanged.
 pub(super) fn explain_handshake_error(error: Error, tls: Option<&RedisTls>) -> Error {
     let details = error.details();
     let meaning = HANDSHAKE_ERRORS.iter().find(|(part, _)| tls.is_some() && details.contains(part));
-    match meaning {
-        Some((_, meaning)) => Error::new(ErrorKind::Tls, format!("{meaning}: {details}")),
+    if let Some((_, meaning)) = meaning {
+        return Error::new(ErrorKind::Tls, *meaning);
+    }
+    // The client library writes other errors of the handshake in Rust's debug format.
+    let inner = details.split_once("kind: InvalidData, error: ").filter(|_| tls.is_some());
+    let inner = inner.map(|(_, inner)| inner.trim_end_matches([' ', '}']).to_owned());
+    match inner {
+        Some(inner) => Error::new(ErrorKind::Tls, format!("the TLS handshake failed: {inner}")),
         None => error,
     }
 }
@@ -67,10 +84,9 @@ fn rustls_config(tls: &RedisTls) -> Result<ClientConfig, Error> {
             let chain =
                 pem::certificates(&identity.certificate).map_err(|error| file_error(&error))?;
             let key = pem::private_key(&identity.key).map_err(|error| file_error(&error))?;
-            let mismatch = |error| {
-                pem::PemError::new(&identity.certificate, &format_args!("does not fit: {error}"))
-            };
-            builder.with_client_auth_cert(chain, key).map_err(|error| file_error(&mismatch(error)))
+            builder.with_client_auth_cert(chain, key).map_err(|error| {
+                file_error(&pem::PemError::unusable_certificate(&identity.certificate, &error))
+            })
         }
     }
 }
@@ -131,7 +147,7 @@ fn load_roots(tls: &RedisTls) -> Result<RootCertStore, Error> {
     let roots = pem::trusted_cas_or_system(tls.ca_file.as_deref(), tls.trusts_system_cas)
         .map_err(|error| file_error(&error))?;
     if roots.is_empty() {
-        let message = "this system has no root certificates: name some in `store.tls.ca_file`";
+        let message = "this system has no CA certificates; set store.tls.ca_file";
         return Err(Error::new(ErrorKind::Tls, message));
     }
     Ok(roots)

@@ -53,7 +53,7 @@ pub(super) fn write_series(
     let counts: [(&'static str, &'static str, CountField); 3] = [
         (
             "sluicegate_concurrency_requests_in_flight",
-            "Requests that hold a permit, by concurrency limit",
+            "Requests with a permit, by concurrency limit",
             |c| c.in_flight,
         ),
         (

@@ -129,7 +129,7 @@ fn tls_config(files: &OtlpTlsFiles) -> Result<ClientConfig, String> {
     };
     let chain = pem::certificates(Path::new(certificate)).map_err(|error| error.to_string())?;
     let private_key = pem::private_key(Path::new(key)).map_err(|error| error.to_string())?;
-    builder
-        .with_client_auth_cert(chain, private_key)
-        .map_err(|error| format!("{certificate} does not fit: {error}"))
+    builder.with_client_auth_cert(chain, private_key).map_err(|error| {
+        pem::PemError::unusable_certificate(Path::new(certificate), &error).to_string()
+    })
 }

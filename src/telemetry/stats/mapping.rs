@@ -195,18 +195,22 @@ fn parse_rule(entry: MappingEntry, defaults: &MappingDefaults) -> Result<Mapping
         "regex" => {
             NamePattern::Regex(Regex::new(&entry.r#match).map_err(|error| error.to_string())?)
         }
-        other => return Err(format!("`match_type: {other}` is neither glob nor regex")),
+        other => return Err(format!("`match_type` must be glob or regex, got `{other}`")),
     };
     let kind = match entry.match_metric_type.as_deref() {
         None | Some("") => None,
         Some("counter") => Some(StatKind::Counter),
         Some("gauge") => Some(StatKind::Gauge),
         Some("timer" | "observer") => Some(StatKind::Timer),
-        Some(other) => return Err(format!("`match_metric_type: {other}` is not known")),
+        Some(other) => {
+            return Err(format!(
+                "`match_metric_type` must be counter, gauge, timer or observer, got `{other}`"
+            ));
+        }
     };
     let is_dropped = entry.action.as_deref() == Some("drop");
     if entry.name.is_empty() && !is_dropped {
-        return Err("a `name` is needed".to_owned());
+        return Err("`name` is missing".to_owned());
     }
     let observer = entry.observer_type.as_ref().or(entry.timer_type.as_ref());
     let observer = observer.or(defaults.observer_type.as_ref()).or(defaults.timer_type.as_ref());
@@ -225,7 +229,7 @@ fn parse_rule(entry: MappingEntry, defaults: &MappingDefaults) -> Result<Mapping
         })
         .unwrap_or_else(|| DEFAULT_QUANTILES.to_vec());
     if quantiles.iter().any(|quantile| !(0.0..=1.0).contains(quantile)) {
-        return Err("a quantile is from 0 to 1".to_owned());
+        return Err("a quantile must be from 0 to 1".to_owned());
     }
     Ok(MappingRule {
         pattern,

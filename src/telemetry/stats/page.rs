@@ -75,7 +75,7 @@ fn write_family(
     kind: &str,
     series: &BTreeMap<String, SeriesValue>,
 ) -> std::fmt::Result {
-    writeln!(page, "# HELP {name} A statistic of envoyproxy/ratelimit's.\n# TYPE {name} {kind}")?;
+    writeln!(page, "# HELP {name} A statistic of envoyproxy/ratelimit.\n# TYPE {name} {kind}")?;
     series.iter().try_for_each(|(labels, value)| match value {
         SeriesValue::Number(number) => writeln!(page, "{name}{} {number}", in_braces(labels)),
         SeriesValue::Times(times) => write_times(page, name, labels, times),

@@ -79,8 +79,8 @@ fn sluicegate_fields_in_xds_metadata_are_applied_and_removed() {
     assert!(answers[0].1.contains(r#""metadata":{"team":"a"}"#), "{}", answers[0].1);
     for (version, ours, why) in [
         ("2", block(&[("rate_limit", block(&[("strategi", text("gcra"))]))]), "strategi"),
-        ("3", block(&[("key", text("other"))]), "`key` stands under `sluicegate`"),
-        ("4", text("gcra"), "must hold words"),
+        ("3", block(&[("key", text("other"))]), "`key` is set in `sluicegate` and in the resource"),
+        ("4", text("gcra"), "must be an object of limits file fields"),
     ] {
         xds.publish(version, &[domain("d", vec![with(ours)])]);
         let refused = xds.wait_for_ack(version).1.unwrap();

@@ -208,10 +208,11 @@ fn unreadable_file_is_retried_without_a_change() {
     let usual = set_open_file_limit(&service, Some(3));
     put(&file, &rules.replace("unit: 2", "unit: 3"));
     until("it is refused", || match service.log() {
-        log if log.contains("failed to load limits") => Ok(()),
+        log if log.contains("failed to load limits: keeping revision 1") => Ok(()),
         log => Err(log),
     })
     .unwrap();
+    assert!(!service.log().contains("error.sources"), "{}", service.log());
     set_open_file_limit(&service, usual);
     until("it is read", || match service.loads()? {
         Loads { loaded: 2.., last_error, .. } if last_error.is_null() => Ok(()),
@@ -243,7 +244,7 @@ fn log_reports_valid_limits_only_after_a_refused_load() {
     })
     .unwrap();
     put(&file, "domain: d\nno word: 1\n");
-    wait_for_log("limits rejected").unwrap();
+    wait_for_log("limits rejected: keeping revision 1").unwrap();
     assert!(!service.log().contains(OVER), "{}", service.log());
     put(&file, rules);
     wait_for_log(OVER).unwrap();

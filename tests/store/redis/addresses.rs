@@ -121,7 +121,7 @@ fn a_rotated_password_file_needs_no_restart() {
     wait_until_counting(&service);
     mounted.swap("four", "");
     store.command(&["CLIENT", "KILL", "USER", "gate"]);
-    wait_for_log("does not hold one line with a password");
+    wait_for_log("must contain one line with the password");
     mounted.swap("five", "sesame-three");
     wait_until_counting(&service);
     for text in [service.log(), service.said.clone()] {

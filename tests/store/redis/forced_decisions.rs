@@ -78,7 +78,10 @@ fn forced_decision_applies_to_the_whole_fleet() {
     wait_for_status(&a, 429);
     assert!(b.log().contains("another replica changed a forced decision"), "{}", b.log());
     let (code, output) = run_ask(&c, &["--unforce"]);
-    assert!(code == Some(0) && output.starts_with("d.local counts again, at all "), "{output}");
+    assert!(
+        code == Some(0) && output.starts_with("d.local is enforced again, at all "),
+        "{output}"
+    );
     for service in [&a, &b, &c] {
         wait_for_status(service, 200);
     }
@@ -107,7 +110,7 @@ fn forced_decision_reaches_other_replicas_once_the_store_returns() {
     let alone =
         "d.local denies everything for 10m, at this replica only: the store is unavailable (";
     assert!(code == Some(0) && output.starts_with(alone), "{output}");
-    assert!(output.ends_with("), and the others apply it once it is available\n"), "{output}");
+    assert!(output.ends_with("); other replicas follow once the store is available\n"), "{output}");
     assert_eq!([check(&a, "local", "v"), check(&b, "local", "v")], [429, 200]);
     // An `error` fallback applies only if no other limit denies the check.
     let both = |service| check_all(service, &[("error", "v"), ("local", "v")]).status;
@@ -139,7 +142,7 @@ fn unreachable_counter_is_never_reported_as_changed() {
     assert!(code == Some(2) && output.contains("no limit counts this descriptor"), "{output}");
     store.launch(&["--port", "0"]);
     until("the counter is reset", || match run_ask(&one, &["--reset"]) {
-        (Some(0), output) if output == "1 counter is empty\n" => Ok(()),
+        (Some(0), output) if output == "1 counter reset\n" => Ok(()),
         other => Err(format!("{other:?}")),
     })
     .unwrap();
@@ -160,7 +163,7 @@ fn the_ask_command_prints_readable_results() {
         code == Some(0) && output.starts_with("local=v: 4 of 10 remaining, resets in "),
         "{output}"
     );
-    assert_eq!(run_ask(&one, &["--reset"]), (Some(0), "1 counter is empty\n".into()));
+    assert_eq!(run_ask(&one, &["--reset"]), (Some(0), "1 counter reset\n".into()));
     let (code, output) = run_ask(&one, &["--peek"]);
     assert!(
         code == Some(0) && output.starts_with("local=v: within, 10 of 10 per day remaining"),
@@ -170,11 +173,11 @@ fn the_ask_command_prints_readable_results() {
         run_ask(&one, &["--force", "deny", "--for", "1h"]),
         (Some(0), "d.local denies everything for 1h\n".into())
     );
-    assert_eq!(run_ask(&one, &["--unforce"]), (Some(0), "d.local counts again\n".into()));
+    assert_eq!(run_ask(&one, &["--unforce"]), (Some(0), "d.local is enforced again\n".into()));
     for (words, why) in [
         (&["--unforce"][..], "no decision is forced for this limit"),
         (&["--force", "deny", "--for", "25h"], "a decision is forced for 1s to 24h"),
-        (&["--force", "shut", "--for", "1m"], "neither deny nor allow"),
+        (&["--force", "shut", "--for", "1m"], "`as` must be deny or allow, got `shut`"),
         (&["--force", "deny"], "--for"),
     ] {
         let (code, output) = run_ask(&one, words);

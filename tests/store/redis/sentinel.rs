@@ -180,7 +180,7 @@ async fn an_unknown_primary_name_is_reported() {
     let refused = inspect::connect_all(&RedisOptions::new(RedisTopology::Sentinel(of("shoe"))))
         .await
         .unwrap_err();
-    assert!(refused.0.contains("knows no primary called shoe"), "{refused}");
+    assert!(refused.0.contains("unknown primary `shoe`"), "{refused}");
 }
 
 const STRATEGIES: &str = "domain: d

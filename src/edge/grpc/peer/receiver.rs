@@ -48,11 +48,11 @@ impl PeerReceiver {
         let Some(membership) = self.engine.membership() else {
             return Err((
                 ForwardingEvent::WrongReplica,
-                Status::not_found("this replica has no fleet"),
+                Status::not_found("this replica has no fleet: its store is not Redis"),
             ));
         };
         if batch.to != membership.incarnation_name() {
-            let why = "this is another replica, or another incarnation";
+            let why = "the batch is for another replica, or another incarnation";
             return Err((ForwardingEvent::WrongReplica, Status::not_found(why)));
         }
         let seen = membership.snapshot();
@@ -68,7 +68,8 @@ impl PeerReceiver {
         }
         let updates = Updates::decode(&*batch.updates);
         updates.ok().filter(|batch| batch.updates.len() <= MAX_BATCH_MESSAGES).ok_or_else(|| {
-            let why = format!("not a batch of at most {MAX_BATCH_MESSAGES} updates");
+            let why =
+                format!("a batch must be valid and have at most {MAX_BATCH_MESSAGES} updates");
             (ForwardingEvent::Malformed, Status::invalid_argument(why))
         })
     }

@@ -119,7 +119,7 @@ impl PermitStream<'_> {
     fn apply_request(&mut self, request: Option<StreamRequest>) -> Option<SessionResponse> {
         let (id, reply) = match request {
             None => {
-                let message = "neither an acquire, a release nor a renewal";
+                let message = "the message must be an acquire, a release or a renewal";
                 (String::new(), Err(Status::invalid_argument(message)))
             }
             Some(StreamRequest::Acquire(asked)) => {
@@ -153,10 +153,12 @@ impl PermitStream<'_> {
             self.states.remove(&asked.id);
         }
         if self.states.contains_key(&asked.id) {
-            return Err(Status::already_exists("this id waits or has permits on this stream"));
+            return Err(Status::already_exists(
+                "this id already has permits or waits for them on this stream",
+            ));
         }
         if MAX_IDS <= self.states.len() {
-            let message = format!("{MAX_IDS} ids wait or have permits on this stream: no more may");
+            let message = format!("too many ids on this stream: the maximum is {MAX_IDS}");
             return Err(Status::resource_exhausted(message));
         }
         check_request_size(&asked)?;
@@ -172,7 +174,10 @@ impl PermitStream<'_> {
     fn finish_acquire(&mut self, (id, acquired): FinishedAcquire) -> SessionResponse {
         let Ok(admitted) = acquired else {
             // The release already removed this id from `states`, and a new acquire may use it.
-            return to_session_response(id, Err(Status::cancelled("released while it waited")));
+            return to_session_response(
+                id,
+                Err(Status::cancelled("the id was released while its acquire waited")),
+            );
         };
         self.states.remove(&id);
         let reply = match admitted {

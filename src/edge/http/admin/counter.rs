@@ -38,7 +38,7 @@ impl CounterAction {
 /// The reasons why reading or changing a counter fails.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CounterError {
-    #[error("one descriptor is needed, not {0}")]
+    #[error("exactly one descriptor is required, got {0}")]
     NotOneDescriptor(usize),
     #[error("no limit counts this descriptor ({0}); /explain shows the rule that matches")]
     NoCounter(&'static str),

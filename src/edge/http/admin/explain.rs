@@ -38,12 +38,16 @@ impl ExplainQuery {
                 "domain" => query.domain = value,
                 "descriptor" => query.descriptors.push(parse_entries(&value)?),
                 "hits" => query.hits = parse_hits(&value)?,
-                _ => return Err(format!("`{name}` is not domain, descriptor or hits")),
+                _ => {
+                    return Err(format!(
+                        "unknown parameter `{name}`; use domain, descriptor and hits"
+                    ));
+                }
             }
         }
         if query.domain.is_empty() || query.descriptors.is_empty() {
             // Names no path, because several paths use this query.
-            return Err("a domain and at least one descriptor are needed after the path: \
+            return Err("a domain and at least one descriptor are required: \
                         ?domain=d&descriptor=k=v,k2=v2"
                 .to_owned());
         }
@@ -52,7 +56,7 @@ impl ExplainQuery {
 }
 
 fn parse_hits(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| format!("hits `{text}` is not a whole number"))
+    text.parse().map_err(|_| format!("`hits` must be a whole number, got `{text}`"))
 }
 
 /// Explains how `config` would decide the check `query` at `now` with empty counters.

@@ -82,12 +82,12 @@ fn parse_params(query: &[(String, String)]) -> Result<ForceParams, String> {
         let found = query.iter().find(|(known, _)| known == name);
         found
             .map(|(_, text)| &**text)
-            .ok_or_else(|| format!("`{name}` is needed: &as=deny&for=10m"))
+            .ok_or_else(|| format!("the parameter `{name}` is missing: &as=deny&for=10m"))
     };
     let verdict = match text("as")? {
         "deny" => Verdict::Deny,
         "allow" => Verdict::Allow,
-        other => return Err(format!("as `{other}` is neither deny nor allow")),
+        other => return Err(format!("`as` must be deny or allow, got `{other}`")),
     };
     let duration_text = text("for")?;
     let duration = match duration::parse(duration_text) {
@@ -95,7 +95,7 @@ fn parse_params(query: &[(String, String)]) -> Result<ForceParams, String> {
         // Longer than the parser supports. The engine rejects every duration above a day.
         Err(DurationError::TooLong) => Nanos(u64::MAX),
         Err(DurationError::NotADuration) => {
-            return Err(format!("for `{duration_text}` is no duration such as 10m"));
+            return Err(format!("`for` must be a duration such as 10m, got `{duration_text}`"));
         }
     };
     Ok(ForceParams { verdict, duration })
@@ -116,7 +116,7 @@ fn parse_single_descriptor(query: QueryPairs) -> Result<SingleDescriptor, String
     let ExplainQuery { domain, descriptors, .. } = ExplainQuery::from_query(query)?;
     match <[QueryPairs; 1]>::try_from(descriptors) {
         Ok([entries]) => Ok(SingleDescriptor { domain, entries }),
-        Err(several) => Err(format!("one descriptor is needed, not {}", several.len())),
+        Err(several) => Err(format!("exactly one descriptor is required, got {}", several.len())),
     }
 }
 

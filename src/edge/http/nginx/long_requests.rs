@@ -39,9 +39,7 @@ impl LongRequestSlots {
 
     pub(super) fn full_reply(&self) -> (EdgeOutcome, Response) {
         let most = self.max_slots;
-        let why = format!(
-            "{most} requests have a permit on a connection or wait in a queue: the maximum"
-        );
+        let why = format!("too many requests with a permit or in a queue: the maximum is {most}");
         (EdgeOutcome::TooManyRequests, text_response(StatusCode::SERVICE_UNAVAILABLE, &why))
     }
 }

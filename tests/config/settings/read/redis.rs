@@ -119,6 +119,22 @@ fn refused_url_shows_only_scheme_and_host() {
 }
 
 #[test]
+fn address_without_a_scheme_suggests_the_url() {
+    for variable in ["SLUICEGATE_STORE_URL", "SLUICEGATE_COMPAT_STORE_PER_SECOND_URL"] {
+        for address in ["localhost:6379", "redis.internal:6380", "[::1]:6379"] {
+            let messages = read_errors(&environment(&[(variable, address)]));
+            let hint = format!("has no scheme; write `redis://{address}`");
+            assert!(messages[0].ends_with(&hint), "{address}: {messages:?}");
+        }
+        for other in ["me:s3cret", "s3cret@localhost:6379", "localhost:0"] {
+            let messages = read_errors(&environment(&[(variable, other)]));
+            assert!(!messages.concat().contains("s3cret@") && !messages.concat().contains("me:"));
+            assert!(!messages[0].contains("has no scheme"), "{other}: {messages:?}");
+        }
+    }
+}
+
+#[test]
 fn redis_settings_without_effect_are_refused() {
     let (memory, plain) = ("store.url: memory", "store.url: redis://host");
     let (tls, sentinel) = ("store.url: rediss://host", "store.url: redis+sentinel://host/shop");

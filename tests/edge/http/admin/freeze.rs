@@ -239,10 +239,10 @@ async fn invalid_or_excess_forced_decisions_are_rejected() {
     let engine = engine(two_a_minute());
     let admin = admin(&engine);
     for (query, words) in [
-        (format!("{KEY}&as=deny"), "`for` is needed"),
-        (format!("{KEY}&for=1m"), "`as` is needed"),
-        (format!("{KEY}&as=shut&for=1m"), "neither deny nor allow"),
-        (format!("{KEY}&as=deny&for=soon"), "no duration"),
+        (format!("{KEY}&as=deny"), "the parameter `for` is missing"),
+        (format!("{KEY}&for=1m"), "the parameter `as` is missing"),
+        (format!("{KEY}&as=shut&for=1m"), "`as` must be deny or allow, got `shut`"),
+        (format!("{KEY}&as=deny&for=soon"), "`for` must be a duration such as 10m, got `soon`"),
         (format!("{KEY}&as=deny&for=25h"), "1s to 24h"),
         (format!("{KEY}&as=deny&for=1m&hats=1"), "hats"),
         (format!("{KEY}&descriptor=k=you&as=deny&for=1m"), "one descriptor"),

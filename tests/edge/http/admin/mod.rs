@@ -330,7 +330,7 @@ async fn admin_changes_are_forbidden_if_no_token_is_configured() {
 async fn invalid_counter_queries_return_the_reason() {
     for (query, words) in [
         ("?domain=d&descriptor=other=x", "no limit counts this descriptor"),
-        ("?domain=d&descriptor=k=a&descriptor=k=b", "one descriptor is needed"),
+        ("?domain=d&descriptor=k=a&descriptor=k=b", "exactly one descriptor is required, got 2"),
         ("?domain=d", "at least one descriptor"),
     ] {
         let (status, body) =
@@ -352,7 +352,7 @@ async fn reset_rejects_uncounted_descriptors_and_accepts_empty_counters() {
         assert!(status == 400 && reply.contains("no limit counts this descriptor"), "{reply}");
     }
     let (status, reply) = call(&router, "POST", &format!("/reset{KEY}")).await;
-    assert_eq!((status, reply), (200, json!("1 counter is empty\n")));
+    assert_eq!((status, reply), (200, json!("1 counter reset\n")));
 }
 
 #[tokio::test]

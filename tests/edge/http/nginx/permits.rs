@@ -113,7 +113,10 @@ async fn queued_requests_and_open_hold_responses_share_one_maximum() {
     let refused = timeout(PATIENCE, check(&router, &headers)).await;
     let (refused, _, text) = refused.expect("it waits, too");
     assert_eq!(refused, 503);
-    assert!(text.contains("1 requests have a permit on a connection or wait"), "{text}");
+    assert!(
+        text.contains("too many requests with a permit or in a queue: the maximum is 1"),
+        "{text}"
+    );
     assert_eq!(waiting(), 1, "it waits no more");
     assert_eq!(hold(&router, "GET").await.status().as_u16(), 503, "the places are the same");
     assert!(!engine.release(second.1, None, RequestOutcome::Ignored, None));
