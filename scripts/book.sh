@@ -5,16 +5,16 @@
 #   scripts/book.sh          into target/book; the first page is target/book/docs/index.html
 #   scripts/book.sh DIR      into DIR, which must be empty or missing
 #
-# A warning of mdbook is an error here. Tests follow its links (docs::book).
+# A warning of mdbook is an error here. Tests follow its links in a browser (docs::book).
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 
 version=0.5.4
 
-mdbook=.tools/cargo/bin/mdbook
+mdbook=.tools/mdbook/bin/mdbook
 if ! "$mdbook" --version 2>/dev/null | grep -qx "mdbook v$version"; then
-    # Compiles for two minutes, once. Omits the search and the server.
-    cargo install --locked --quiet --debug --root .tools/cargo mdbook --version "$version" --no-default-features
+    # Compiles for two minutes, once. Omits the server.
+    cargo install --locked --quiet --debug --root .tools/mdbook mdbook --version "$version" --no-default-features --features search
 fi
 
 to=${1:-target/book}

@@ -32,7 +32,8 @@ pub enum Command {
     #[command(name = "ratelimit")]
     Ratelimit(ServeArgs),
     /// Validate files of limits: 0 valid, 1 findings, 2 files unreadable.
-    Check(CheckArgs),
+    #[command(visible_alias = "check")]
+    Validate(ValidateArgs),
     /// Send one check to a running service: 0 allowed, 1 denied, 2 failed.
     Ask(AskArgs),
     /// Explain the limit that a descriptor matches.
@@ -68,9 +69,9 @@ pub struct SettingFlags {
     pub given: Vec<(String, Vec<String>)>,
 }
 
-/// Arguments of `sluicegate check`.
+/// Arguments of `sluicegate validate`.
 #[derive(Debug, Args)]
-pub struct CheckArgs {
+pub struct ValidateArgs {
     /// Files and directories of limits.
     #[arg(required = true, value_name = "PATH")]
     pub paths: Vec<PathBuf>,

@@ -7,13 +7,13 @@
 mod admin_client;
 pub mod args;
 mod ask;
-mod check;
 mod doctor;
 pub mod explain;
 pub mod ratelimit;
 mod serve;
 pub mod settings_input;
 mod terminal;
+mod validate;
 
 use std::ffi::OsString;
 use std::io;
@@ -48,7 +48,7 @@ fn run_command(
         Command::Serve(serve) => start(&serve, environment, terminal),
         Command::Ratelimit(serve) => start_as_ratelimit(&serve, environment, terminal),
         Command::Schema(schema) => print_schema(schema.of, terminal),
-        Command::Check(check) => check::check(&check, terminal),
+        Command::Validate(validate) => validate::validate(&validate, terminal),
         Command::Doctor(args) => {
             let serve_args = args::ServeArgs {
                 settings: args.settings.clone(),

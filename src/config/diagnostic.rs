@@ -201,7 +201,7 @@ impl Diagnostic {
     }
 }
 
-/// Formats the finding as the command `check` prints it: location and message, the source line, and
+/// Formats the finding as the command `validate` prints it: location and message, the source line, and
 /// a caret with the suggested fix.
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -5,7 +5,7 @@
 //! - A key in a block where it has no effect is marked as an error.
 //!
 //! Not covered:
-//! - Problems that depend on several rules or files (see the command `check`).
+//! - Problems that depend on several rules or files (see the command `validate`).
 //! - Anchors, aliases and merge keys, which editors expand first.
 
 use schemars::generate::SchemaSettings;

@@ -73,7 +73,7 @@ fn misspelt_flags_are_reported_with_other_errors() {
 
 #[test]
 fn check_refuses_a_misspelt_flag_with_a_suggestion() {
-    let (outcome, _, err) = run(&["check", "--formt", "json", "a.yaml"], &[]);
+    let (outcome, _, err) = run(&["validate", "--formt", "json", "a.yaml"], &[]);
     assert_eq!(outcome, CommandOutcome::Failed);
     assert!(err.contains("--formt") && err.contains("--format"), "{err}");
 }

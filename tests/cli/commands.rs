@@ -1,4 +1,4 @@
-//! Golden tests of the commands `check` and `explain`; `UPDATE=1` rewrites the expected output.
+//! Golden tests of the commands `validate` and `explain`; `UPDATE=1` rewrites the expected output.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -44,27 +44,27 @@ const BROKEN: &str = "tests/golden/limits/broken";
 
 #[test]
 fn check_reports_every_finding_of_every_file() {
-    let (outcome, out, err) = run(&["check", BROKEN]);
+    let (outcome, out, err) = run(&["validate", BROKEN]);
     assert_eq!((outcome, err.as_str()), (CommandOutcome::Negative, ""));
     assert_golden("check.txt", &out);
 }
 
 #[test]
 fn check_writes_json_and_sarif() {
-    let (outcome, out, _) = run(&["check", "--format", "json", BROKEN]);
+    let (outcome, out, _) = run(&["validate", "--format", "json", BROKEN]);
     assert_eq!(outcome, CommandOutcome::Negative);
     assert_golden("check.json.txt", &out);
-    let (outcome, out, _) = run(&["check", "--format", "sarif", SOUND]);
+    let (outcome, out, _) = run(&["validate", "--format", "sarif", SOUND]);
     assert_eq!(outcome, CommandOutcome::Success);
     assert_golden("check.sarif.txt", &out);
 }
 
 #[test]
 fn warnings_fail_only_with_warnings_as_errors() {
-    let (outcome, out, _) = run(&["check", SOUND]);
+    let (outcome, out, _) = run(&["validate", SOUND]);
     assert_eq!(outcome, CommandOutcome::Success);
     assert_golden("check_warnings.txt", &out);
-    assert_eq!(run(&["check", SOUND, "--warnings-as-errors"]).0, CommandOutcome::Negative);
+    assert_eq!(run(&["validate", SOUND, "--warnings-as-errors"]).0, CommandOutcome::Negative);
 }
 
 /// A directory with a limits file that has 7 warnings and then 300 errors.
@@ -80,7 +80,7 @@ fn faulty() -> tempfile::TempDir {
 fn text_output_counts_findings_that_it_omits() {
     let directory = faulty();
     let path = directory.path().to_str().unwrap();
-    let (outcome, out, _) = run(&["check", path]);
+    let (outcome, out, _) = run(&["validate", path]);
     assert_eq!(outcome, CommandOutcome::Negative);
     let end = "\nand 100 more errors, 7 more warnings, not shown\n\
                307 findings in 1 file: 300 errors, 7 warnings\n";
@@ -93,7 +93,7 @@ fn json_and_sarif_count_findings_that_they_omit() {
     let directory = faulty();
     let path = directory.path().to_str().unwrap();
     let read = |format: &str| -> serde_json::Value {
-        serde_json::from_str(&run(&["check", "--format", format, path]).1).unwrap()
+        serde_json::from_str(&run(&["validate", "--format", format, path]).1).unwrap()
     };
     let json = read("json");
     assert_eq!((&json["errors"], &json["warnings"]), (&300.into(), &7.into()));
@@ -107,14 +107,14 @@ fn json_and_sarif_count_findings_that_they_omit() {
 
 #[test]
 fn check_prints_one_line_for_valid_files() {
-    let (outcome, out, err) = run(&["check", "config/limits"]);
+    let (outcome, out, err) = run(&["validate", "config/limits"]);
     assert_eq!((outcome, err.as_str()), (CommandOutcome::Success, ""));
     assert_eq!(out, "0 findings in 1 file: 0 errors, 0 warnings\n");
 }
 
 #[test]
 fn check_and_explain_report_a_missing_path() {
-    let (outcome, out, err) = run(&["check", "tests/golden/limits/nowhere"]);
+    let (outcome, out, err) = run(&["validate", "tests/golden/limits/nowhere"]);
     assert_eq!((outcome, out.as_str()), (CommandOutcome::Failed, ""));
     let why = "error: tests/golden/limits/nowhere: cannot be read: No such file or directory (os error 2)\n";
     assert_eq!(err, why);

@@ -90,17 +90,20 @@ fn unreadable_field_causes_no_finding_about_a_missing_field() {
     ];
     for block in blocks {
         let found = findings(block);
-        let is_reader_finding = |one: &String| ["E09", "E12", "E13"].iter().any(|code| one.contains(code));
+        let is_reader_finding =
+            |one: &String| ["E09", "E12", "E13"].iter().any(|code| one.contains(code));
         assert!(!found.is_empty() && found.iter().all(is_reader_finding), "{block}: {found:#?}");
     }
 }
 
 #[test]
 fn misspelt_domain_or_defaults_hide_no_other_error() {
-    let descriptors = "descriptors:\n- key: a\n  rate_limit: {unit: minutes, requests_per_unit: 1}\n";
+    let descriptors =
+        "descriptors:\n- key: a\n  rate_limit: {unit: minutes, requests_per_unit: 1}\n";
     for head in ["domian: d\n", "domain: [d]\n", "domain: d\ndefaults: {strateg: gcra}\n"] {
         let text = format!("{head}{descriptors}");
-        let found: Vec<_> = load(&[("a.yaml", &text)], false).unwrap_err().iter().map(line).collect();
+        let found: Vec<_> =
+            load(&[("a.yaml", &text)], false).unwrap_err().iter().map(line).collect();
         assert_eq!(found.len(), 2, "{head}: {found:#?}");
         assert!(found[1].contains("E24 invalid unit `minutes`"), "{head}: {found:#?}");
     }

@@ -23,10 +23,8 @@ fn keys(keys: &[(&str, &str)]) -> String {
 fn pattern_shadowed_by_an_earlier_one_warns() {
     assert_findings(
         &keys(&[("p", "a*"), ("p", "ab*")]),
-        &[
-            "4:9 W20 `p_ab*` never matches: `p_a*` (a.yaml:3) comes first and matches the same \
-             entries",
-        ],
+        &["4:9 W20 `p_ab*` never matches: `p_a*` (a.yaml:3) comes first and matches the same \
+             entries"],
     );
     assert_findings(&keys(&[("p", "a*c"), ("p", "ab*bc")]), &["W20"]);
     // In the reverse order, each pattern matches values that the other does not take.

@@ -16,6 +16,7 @@ fn warnings(text: &str) -> Diagnostics {
 fn refused(text: &str) -> Vec<String> {
     let found = raw::read("a.yaml", text.as_bytes()).expect_err(text);
     found
+        .diagnostics
         .iter()
         .map(|one| format!("{} {}:{}", one.code.name(), one.location.line, one.location.column))
         .collect()

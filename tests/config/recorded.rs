@@ -53,7 +53,7 @@ fn load(scenario: &Value) -> Result<Config, Diagnostics> {
     for (name, bytes) in files(scenario) {
         match raw::read(&name, &bytes) {
             Ok((file, source, _)) => loaded.push((file, source)),
-            Err(reasons) => refused.append(reasons),
+            Err(reasons) => refused.append(reasons.diagnostics),
         }
     }
     if !refused.is_empty() {

@@ -1,9 +1,11 @@
-//! Tests of the book that `scripts/book.sh` builds from `docs/` with the real mdBook.
+//! Tests of the book that `scripts/book.sh` builds from `docs/` with the real mdBook, in a real
+//! browser (Chromium without a window).
 //!
 //! Guarantees:
 //! - The build prints no warnings.
-//! - Every page of `docs/SUMMARY.md` exists.
-//! - Every link and picture inside the book resolves, including the anchor.
+//! - Every page of `docs/SUMMARY.md` opens in the browser.
+//! - Every link and picture inside the book resolves in the browser, including the anchor.
+//! - The search finds pages by a word of their text.
 //! - The first page has the commands of the README, which `scripts/walk.sh` runs.
 //!
 //! Not covered:
@@ -28,18 +30,19 @@ fn build_book() -> tempfile::TempDir {
 
 #[test]
 fn every_book_page_exists_and_links_resolve() {
-    let book = build_book();
+    let (book, browser) = (build_book(), Browser::new());
     let docs = book.path().join("docs");
     let names =
         pages().into_iter().filter_map(|page| Some(page.name.strip_prefix("docs/")?.to_owned()));
     let wanted: Vec<_> = names.filter(|name| name != "SUMMARY.md").collect();
     assert!(20 < wanted.len());
-    let mut read = Targets::default();
+    let mut read = Targets { browser: &browser, anchors: BTreeMap::new() };
     let mut dead = BTreeSet::new();
     let mut followed = 0;
     for name in wanted.iter().map(String::as_str).chain(["index.md"]) {
         let file = docs.join(name).with_extension("html");
-        let text = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(file.exists(), "{name}");
+        let text = browser.open(&file, "");
         for link in links(&text) {
             followed += 1;
             if !read.has(&file, &link) {
@@ -59,16 +62,43 @@ fn links(text: &str) -> Vec<String> {
     found.filter(|link| !link.is_empty() && !elsewhere.is_match(link)).collect()
 }
 
-/// The anchors of each linked file, or `None` if the file is missing.
-#[derive(Default)]
-struct Targets(BTreeMap<PathBuf, Option<BTreeSet<String>>>);
+/// Chromium without a window, with an empty profile.
+struct Browser {
+    profile: tempfile::TempDir,
+}
 
-impl Targets {
+impl Browser {
+    fn new() -> Self {
+        Self { profile: tempfile::tempdir().unwrap() }
+    }
+
+    /// Opens a file and returns its document after its scripts ran. `query` is empty or such as
+    /// `?search=word`.
+    fn open(&self, file: &Path, query: &str) -> String {
+        let mut chromium = Command::new("chromium");
+        chromium.args(["--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]);
+        chromium.args(["--virtual-time-budget=5000", "--disable-dev-shm-usage"]);
+        chromium.arg(format!("--user-data-dir={}", self.profile.path().display()));
+        let out = chromium.arg(format!("file://{}{query}", file.display())).output().unwrap();
+        let errors = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success() && !out.stdout.is_empty(), "{}: {errors}", file.display());
+        String::from_utf8(out.stdout).unwrap()
+    }
+}
+
+/// The anchors of each linked file, or `None` if the file is missing.
+struct Targets<'b> {
+    browser: &'b Browser,
+    anchors: BTreeMap<PathBuf, Option<BTreeSet<String>>>,
+}
+
+impl Targets<'_> {
     fn has(&mut self, from: &Path, link: &str) -> bool {
         let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
         let path =
             if path.is_empty() { from.to_owned() } else { from.parent().unwrap().join(path) };
-        let anchors = self.0.entry(normalize(&path)).or_insert_with_key(|path| anchors(path));
+        let anchors = self.anchors.entry(normalize(&path));
+        let anchors = anchors.or_insert_with_key(|path| anchors_of(self.browser, path));
         anchors.as_ref().is_some_and(|known| anchor.is_empty() || known.contains(anchor))
     }
 }
@@ -85,11 +115,23 @@ fn normalize(path: &Path) -> PathBuf {
     normal
 }
 
-fn anchors(path: &Path) -> Option<BTreeSet<String>> {
-    let bytes = fs::read(path).ok()?;
+fn anchors_of(browser: &Browser, path: &Path) -> Option<BTreeSet<String>> {
     let named = Regex::new(r#"\bid="([^"]*)""#).unwrap();
-    let text = String::from_utf8_lossy(&bytes);
+    let is_page = path.extension().is_some_and(|extension| extension == "html");
+    let text = if is_page && path.exists() {
+        browser.open(path, "")
+    } else {
+        String::from_utf8_lossy(&fs::read(path).ok()?).into_owned()
+    };
     Some(named.captures_iter(&text).map(|found| found[1].to_owned()).collect())
+}
+
+#[test]
+fn book_search_finds_pages_by_a_word() {
+    let (book, browser) = (build_book(), Browser::new());
+    let found = browser.open(&book.path().join("docs/index.html"), "?search=overshoot");
+    let results = found.split("id=\"mdbook-searchresults\"").nth(1).unwrap_or_default();
+    assert!(results.contains("leases.html"), "{results}");
 }
 
 #[test]

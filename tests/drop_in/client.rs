@@ -1,4 +1,4 @@
-//! Tests of the commands `sluicegate ask`, `sluicegate explain` and `sluicegate check --merge`.
+//! Tests of the commands `sluicegate ask`, `sluicegate explain` and `sluicegate validate --merge`.
 
 use std::fs;
 use std::process::Output;

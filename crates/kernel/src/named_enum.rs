@@ -27,11 +27,11 @@
 macro_rules! named_enum {
     (
         $(#[$meta:meta])*
-        $vis:vis enum $name:ident { $($(#[doc = $doc:literal])+ $variant:ident = $text:literal,)+ }
+        $vis:vis enum $name:ident { $($(#[doc = $doc:literal])* $variant:ident = $text:literal,)+ }
     ) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        $vis enum $name { $($(#[doc = $doc])+ $variant,)+ }
+        $vis enum $name { $($(#[doc = $doc])* $variant,)+ }
 
         impl $name {
             /// Every variant, in declaration order.
@@ -46,7 +46,7 @@ macro_rules! named_enum {
             /// Returns the description of this variant for the reference.
             #[must_use]
             $vis const fn doc(self) -> &'static str {
-                match self { $(Self::$variant => concat!($($doc),+),)+ }
+                match self { $(Self::$variant => concat!($($doc),*),)+ }
             }
         }
     };

@@ -164,7 +164,7 @@ impl<'d> IntoIterator for &'d Diagnostics {
     }
 }
 
-/// Formats all shown findings as the command `check` does, then a line with the numbers of the
+/// Formats all shown findings as the command `validate` does, then a line with the numbers of the
 /// omitted ones.
 impl fmt::Display for Diagnostics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -28,10 +28,7 @@ pub struct InvalidFile {
 ///
 /// Returns every error and warning of the file, and the fields that could be read. If there is a
 /// syntax error, returns only this error.
-pub fn read(
-    name: &str,
-    bytes: &[u8],
-) -> Result<(File, SourceText, Diagnostics), Box<InvalidFile>> {
+pub fn read(name: &str, bytes: &[u8]) -> Result<(File, SourceText, Diagnostics), Box<InvalidFile>> {
     let mut findings = Findings::default();
     let text = yaml::decode(bytes, &mut findings);
     let file = parse_file(&text, &mut findings);

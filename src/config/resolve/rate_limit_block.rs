@@ -88,7 +88,8 @@ pub(super) fn read_defaults(
     findings: &mut FileFindings<'_>,
 ) -> DomainDefaults {
     let mut reader = KeywordReader { file, findings };
-    let base = if raw.is_incomplete { DomainDefaults::unknown() } else { DomainDefaults::default() };
+    let base =
+        if raw.is_incomplete { DomainDefaults::unknown() } else { DomainDefaults::default() };
     let DomainDefaults { strategy, mode, on_store_failure, .. } = base;
     let word = raw.on_store_failure.as_ref();
     let failure = reader.keyword(keywords::FALLBACK_MODES, "on_store_failure", word);

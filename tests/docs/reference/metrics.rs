@@ -110,14 +110,20 @@ fn all_series() -> Gauges {
 fn families(page: &str) -> Vec<(String, Family)> {
     let mut families: Vec<(String, Family)> = Vec::new();
     for line in page.lines() {
-        if let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
+        if let Some((name, help)) =
+            line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' '))
+        {
             let help = help.replace('|', "\\|");
             families.push((name.to_owned(), Family { help, ..Family::default() }));
-        } else if let Some((_, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+        } else if let Some((_, kind)) =
+            line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' '))
+        {
             kind.clone_into(&mut families.last_mut().unwrap().1.kind);
         } else if let Some((_, rest)) = line.split_once('{') {
             let labels = &mut families.last_mut().unwrap().1.labels;
-            for (label, value) in rest.split('}').next().unwrap().split(',').filter_map(|pair| pair.split_once('=')) {
+            for (label, value) in
+                rest.split('}').next().unwrap().split(',').filter_map(|pair| pair.split_once('='))
+            {
                 let values = labels.entry(label.to_owned()).or_default();
                 let value = value.trim_matches('"').to_owned();
                 if !values.contains(&value) {

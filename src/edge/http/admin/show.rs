@@ -1,7 +1,7 @@
 //! Renders the admin pages `/config` and `/fleet` as JSON, and `/rlconfig` as text.
 //!
 //! Guarantees:
-//! - `/config` shows the findings of the last failed load, as the command `check` prints them.
+//! - `/config` shows the findings of the last failed load, as the command `validate` prints them.
 //! - `/config` shows how many findings it omits.
 //! - `/rlconfig` has one line for each rule, in the format of envoyproxy/ratelimit.
 //!

@@ -1,11 +1,11 @@
-//! Implements `sluicegate check`, which validates files of limits. Prints up to 200 findings per
+//! Implements `sluicegate validate`, which validates files of limits. Prints up to 200 findings per
 //! file, errors first, then a summary.
 
 use std::io;
 
 use serde_json::{Value, json};
 
-use super::args::{CheckArgs, FindingsFormat};
+use super::args::{FindingsFormat, ValidateArgs};
 use super::{CommandOutcome, Terminal};
 use crate::config::diagnostic::{Code, Diagnostic, Diagnostics, SeverityCounts};
 use crate::config::load;
@@ -14,7 +14,10 @@ use crate::source::file::read_tree;
 
 const SARIF: &str = "https://json.schemastore.org/sarif-2.1.0.json";
 
-pub(super) fn check(args: &CheckArgs, terminal: &mut Terminal<'_>) -> io::Result<CommandOutcome> {
+pub(super) fn validate(
+    args: &ValidateArgs,
+    terminal: &mut Terminal<'_>,
+) -> io::Result<CommandOutcome> {
     let files = match read_tree(&args.paths) {
         Ok(files) => files,
         Err(error) => {
