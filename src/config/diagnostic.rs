@@ -16,6 +16,7 @@ use std::sync::{Arc, OnceLock};
 use serde::{Serialize, Serializer};
 
 pub use findings::Findings;
+pub(in crate::config) use findings::MAX_SHOWN_PER_FILE;
 pub use list::{Diagnostics, SeverityCounts};
 
 /// A range of bytes in the decoded text of a file.

@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 
 use super::Config;
-use super::diagnostic::{Diagnostic, Diagnostics};
+use super::diagnostic::{Diagnostic, Diagnostics, MAX_SHOWN_PER_FILE};
 use super::{raw, resolve};
 use crate::kernel::units::Revision;
 
@@ -53,6 +53,7 @@ pub fn load<'t>(
         Err(wrong) => (None, wrong),
     };
     findings.append(more);
+    findings.cap_per_file(MAX_SHOWN_PER_FILE);
     findings.sort_by_key(|Diagnostic { location: place, .. }| {
         (order.get(&*place.file).copied(), place.line, place.column)
     });

@@ -416,6 +416,9 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
     fn replaces(&mut self, file: usize, raw: &raw::RateLimit) -> Box<[Arc<str>]> {
         for name in &raw.replaces {
             let at = FileSpan { file, span: name.span };
+            if name.value.is_empty() && self.files[file].0.is_incomplete {
+                continue;
+            }
             if name.value.is_empty() {
                 let message = "an item of `replaces` has no name".to_owned();
                 let fix = "write `- name: NAME` with the name of another rule".to_owned();

@@ -70,7 +70,9 @@ fn warnings_fail_only_with_warnings_as_errors() {
 /// A directory with a limits file that has 7 warnings and then 300 errors.
 fn faulty() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
-    let (warnings, errors) = ("- {key: a, key: b}\n".repeat(7), "- {bogus: 1}\n".repeat(300));
+    let warnings =
+        (0..7).map(|n| format!("- {{key: a, key: b{n}}}\n")).collect::<Vec<_>>().concat();
+    let errors = "- {bogus: 1}\n".repeat(300);
     let text = format!("domain: d\ndescriptors:\n{warnings}{errors}");
     std::fs::write(directory.path().join("a.yaml"), text).unwrap();
     directory

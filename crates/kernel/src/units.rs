@@ -51,9 +51,9 @@ impl Nanos {
     pub fn for_people(self) -> String {
         let (mut text, mut rest) = (String::new(), self.0);
         for (unit, length) in UNITS_FOR_PEOPLE {
-            if length <= rest {
-                let _infallible = write!(text, "{}{unit}", rest / length);
-                rest %= length;
+            if let Some(count @ 1..) = rest.checked_div(length) {
+                let _infallible = write!(text, "{count}{unit}");
+                rest = rest.checked_rem(length).unwrap_or(0);
             }
         }
         if text.is_empty() { "0s".to_owned() } else { text }

@@ -34,7 +34,8 @@ struct SpannedFinding {
 /// millions.
 const MAX_KEPT_FINDINGS: usize = 1000;
 
-const MAX_SHOWN_PER_FILE: usize = 200;
+/// The largest number of findings of one file that are shown.
+pub(in crate::config) const MAX_SHOWN_PER_FILE: usize = 200;
 
 impl Findings {
     /// Adds a finding at `span`, or counts it if enough findings of its severity are kept.

@@ -7,8 +7,10 @@
 //! Not covered:
 //! - Detection of findings (see [`super::Findings`]).
 
+use std::collections::HashMap;
 use std::fmt;
 use std::ops::Deref;
+use std::sync::Arc;
 
 use serde::Serialize;
 
@@ -99,6 +101,24 @@ impl Diagnostics {
     #[must_use]
     pub const fn not_shown(&self) -> SeverityCounts {
         self.not_shown
+    }
+
+    /// Keeps the `max` most severe findings of each file, and counts the others.
+    pub(in crate::config) fn cap_per_file(&mut self, max: usize) {
+        let mut shown_of_file: HashMap<Arc<str>, usize> = HashMap::new();
+        let mut is_kept = vec![false; self.shown.len()];
+        for severity in [Severity::Error, Severity::Warning, Severity::Note] {
+            for (one, is_kept) in self.shown.iter().zip(&mut is_kept) {
+                let shown = shown_of_file.entry(Arc::clone(&one.location.file)).or_default();
+                match one.severity() == severity {
+                    true if *shown < max => (*shown, *is_kept) = (shown.saturating_add(1), true),
+                    true => self.not_shown.add(severity),
+                    false => {}
+                }
+            }
+        }
+        let mut is_kept = is_kept.into_iter();
+        self.shown.retain(|_| is_kept.next().unwrap_or(true));
     }
 
     /// Returns the numbers of all findings, shown or omitted.

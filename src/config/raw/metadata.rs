@@ -84,7 +84,8 @@ impl FileReader<'_, '_> {
     }
 
     fn non_finite_text(&mut self, node: YamlId, value: f64) -> String {
-        let message = "JSON has no such number: `/json` fails with 500 if it returns this metadata";
+        let message =
+            "this number has no JSON form: `/json` fails with 500 if it returns this metadata";
         let (span, help) = (self.tree.span(node), "write a finite number, or quote it");
         self.findings.add_with_help(Code::NotFinite, span, message, help);
         format!("{NON_FINITE_PREFIX}{value}")

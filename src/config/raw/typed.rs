@@ -130,9 +130,13 @@ impl FileReader<'_, '_> {
     fn read_fields(&mut self, node: YamlId, out: &mut dyn FieldMap, wanted: &ExpectedNode) {
         let tree = self.tree;
         if self.is_null(node) {
+            if matches!(wanted, ExpectedNode::Item(_)) {
+                out.mark_incomplete();
+            }
             return;
         }
         if !matches!(tree.kind(node), YamlKind::Mapping(_)) {
+            out.mark_incomplete();
             return self.report_mismatch(node, wanted);
         }
         for (key, value) in tree.pairs(node) {
@@ -192,6 +196,7 @@ impl FileReader<'_, '_> {
     }
 
     fn report_mismatch(&mut self, node: YamlId, wanted: &ExpectedNode) {
+        self.mismatched = Some(node);
         if self.blamed.contains(&node) {
             return;
         }
@@ -203,7 +208,6 @@ impl FileReader<'_, '_> {
                 format!("`{}` must be {what}, not {got}", word.as_str())
             }
         };
-        self.mismatched = Some(node);
         let span = self.tree.span(node);
         match self.suggest_fix(node, wanted) {
             Some(help) => self.findings.add_with_help(Code::TypeMismatch, span, message, help),
@@ -283,7 +287,9 @@ where
     fn read(&mut self, reader: &mut FileReader<'_, '_>, field: FieldValue) {
         *self = None;
         if !reader.is_null(field.value) {
-            self.insert(Spanned::default()).read(reader, field);
+            let mut value = Spanned::default();
+            value.read(reader, field);
+            *self = Some(value).filter(|_| reader.mismatched != Some(field.value));
         }
     }
 }

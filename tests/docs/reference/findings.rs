@@ -68,9 +68,10 @@ fn example(code: Code) -> String {
     let files: Vec<_> = files.iter().map(|(_, bytes)| String::from_utf8_lossy(bytes)).collect();
     // Files that are not UTF-8 or that are only wrong together are not tested as pages' examples.
     let is_tested = files.len() == 1 && !files[0].contains(char::REPLACEMENT_CHARACTER);
-    let (language, head) = match is_tested {
-        true => ("yaml", format!("# check: {}\n", codes.join(", "))),
-        false => ("text", String::new()),
+    let (language, head) = if is_tested {
+        ("yaml", format!("# check: {}\n", codes.join(", ")))
+    } else {
+        ("text", String::new())
     };
     let files = files.join("# the second file\n");
     format!("```{language}\n{head}{files}```\n\n```text\n{}\n```\n", printed.join("\n"))

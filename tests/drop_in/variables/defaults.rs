@@ -109,7 +109,7 @@ fn migration_page_lists_every_variable_and_default() {
         format!("| `{}` | {default} | {means} |\n", row.name)
     };
     let rows: String = TABLE.iter().map(row).collect();
-    let wanted = format!("| variable | default | what becomes of it |\n|---|---|---|\n{rows}");
+    let wanted = format!("| variable | default | effect |\n|---|---|---|\n{rows}");
     let text = std::fs::read_to_string(PAGE).unwrap();
     let (before, rest) = text.split_once(OPENING).unwrap();
     let (found, after) = rest.split_once(END).unwrap();
