@@ -99,7 +99,7 @@ row 'an edit of config/limits/example.yaml, as the revision that is in force' 2 
 git checkout --quiet config/limits
 
 short='tail -n 1'
-step '0 findings in 1 file: 0 errors, 0 warnings' 'cargo run --release -- check config/limits'
+step '0 findings in 1 file: 0 errors, 0 warnings' 'cargo run --release -- validate config/limits'
 short='grep -c "limited by"'
 step 1 'cargo run --release -- explain --limits config/limits --domain shop --descriptor api_key=me'
 short='head -n 1'

@@ -12,6 +12,7 @@
 //! - Appearance.
 //! - Links to other hosts.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -65,23 +66,31 @@ fn links(text: &str) -> Vec<String> {
 /// Chromium without a window, with an empty profile.
 struct Browser {
     profile: tempfile::TempDir,
+    /// Documents by address: most pages are opened for their links and as targets.
+    documents: RefCell<BTreeMap<String, String>>,
 }
 
 impl Browser {
     fn new() -> Self {
-        Self { profile: tempfile::tempdir().unwrap() }
+        Self { profile: tempfile::tempdir().unwrap(), documents: RefCell::default() }
     }
 
     /// Opens a file and returns its document after its scripts ran. `query` is empty or such as
     /// `?search=word`.
     fn open(&self, file: &Path, query: &str) -> String {
+        let address = format!("file://{}{query}", normalize(file).display());
+        let mut documents = self.documents.borrow_mut();
+        documents.entry(address).or_insert_with_key(|address| self.load(address)).clone()
+    }
+
+    fn load(&self, address: &str) -> String {
         let mut chromium = Command::new("chromium");
         chromium.args(["--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]);
         chromium.args(["--virtual-time-budget=5000", "--disable-dev-shm-usage"]);
         chromium.arg(format!("--user-data-dir={}", self.profile.path().display()));
-        let out = chromium.arg(format!("file://{}{query}", file.display())).output().unwrap();
+        let out = chromium.arg(address).output().unwrap();
         let errors = String::from_utf8_lossy(&out.stderr);
-        assert!(out.status.success() && !out.stdout.is_empty(), "{}: {errors}", file.display());
+        assert!(out.status.success() && !out.stdout.is_empty(), "{address}: {errors}");
         String::from_utf8(out.stdout).unwrap()
     }
 }
