@@ -117,6 +117,7 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Ser
     let bound = StartupListeners::bind_startup(settings).await.map_err(ServeError::Listen)?;
     let memory = Arc::new(memory_store(settings));
     let (engine, connection) = store::create_engine(settings, &memory, engine_policy(settings));
+    let has_shared_store = connection.is_some();
     let engine = match stats::create_stats(settings) {
         Some(stats) => engine.with_stats(stats),
         None => engine,
@@ -128,12 +129,12 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Ser
         limits::start_source(settings, &engine).await.map_err(ServeError::InvalidSettings)?;
     let mut tasks = ServiceTasks::default();
     tasks.spawn_background(reload_signals.trigger_reloads(source.reload.clone()));
-    if let StartupListeners::HttpOnly(http) = &bound
+    if listeners::waits_for_limits(settings)
+        && let StartupListeners::HttpOnly(http) = &bound
         && !source.wait_for_first_limits(http.as_ref(), &mut shutdown_signals).await
     {
         return Ok(());
     }
-    let mut listeners = bound.bind_rest(settings).await.map_err(ServeError::Listen)?;
     let first_config = source.published.borrow().clone();
     if let (None, false, Some(refused)) =
         (&first_config.config, settings.limits.start_without, &first_config.status.last_error)
@@ -146,6 +147,13 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Ser
             | LoadFailure::ParserPanicked => ServeError::UnreadableLimits(message),
         });
     }
+    if let Some(connection) = connection {
+        tasks.spawn_background(connection);
+        if !store::wait_for_first_answer(settings, &engine, &bound, &mut shutdown_signals).await {
+            return Ok(());
+        }
+    }
+    let mut listeners = bound.bind_rest(settings).await.map_err(ServeError::Listen)?;
     let health = Health::new(if settings.limits.required_for_health {
         Readiness::NoConfig
     } else {
@@ -168,8 +176,7 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Ser
         let peering = peers::PeerContext { settings, engine: &engine, trust, phase: peer_phase };
         peering.start(listener, posted, &mut tasks)?;
     }
-    if let Some(connection) = connection {
-        tasks.spawn_background(connection);
+    if has_shared_store {
         let (report_engine, debt_engine) = (Arc::clone(&engine), Arc::clone(&engine));
         tasks.spawn_background(async move { report_engine.report_forever().await });
         tasks.spawn_background(async move { debt_engine.repay_forever().await });

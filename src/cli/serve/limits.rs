@@ -112,7 +112,7 @@ impl ConfigSource {
     ) -> bool {
         tracing::info!("waiting for the first limits from the xDS server");
         tokio::select! {
-            never = startup_probes::answer_probes(http) => match never {},
+            never = startup_probes::answer_probes(http, Readiness::NoConfig) => match never {},
             _ = signals.next() => false,
             first = self.published.wait_for(|published| published.config.is_some()) => first.is_ok(),
         }

@@ -2,7 +2,8 @@
 //!
 //! Guarantees:
 //! - Either all sockets are bound, or none stays open. The error lists all failures.
-//! - While the process waits for the first limits from xDS, at most the HTTP port is bound.
+//! - While the process waits for the first limits from xDS or for the store, at most the HTTP port
+//!   is bound.
 //! - Port 0 selects a free port.
 //! - The Unix socket file of a killed process is replaced.
 //! - A Unix socket's file is removed before its listener closes, unless another process owns it.
@@ -13,7 +14,8 @@ use std::path::{Path, PathBuf};
 
 use tokio::net::{TcpListener, TcpSocket, UdpSocket, UnixListener, UnixStream};
 
-use crate::config::settings::Settings;
+use crate::config::settings::{Settings, StoreUrl};
+use crate::kernel::units::Nanos;
 
 /// The maximum number of connections that are not yet accepted.
 const BACKLOG: u32 = 1024;
@@ -30,8 +32,8 @@ pub(super) struct Listeners {
 /// The sockets that are bound at startup.
 pub(super) enum StartupListeners {
     All(Box<Listeners>),
-    /// At most the HTTP port, for health probes. A process without limits must not listen on other
-    /// ports.
+    /// At most the HTTP port, for health probes. A process that cannot decide checks must not listen
+    /// on other ports.
     HttpOnly(Option<TcpListener>),
 }
 
@@ -41,9 +43,9 @@ impl StartupListeners {
     /// # Errors
     /// One message for each socket that cannot be bound.
     pub(super) async fn bind_startup(settings: &Settings) -> Result<Self, Vec<String>> {
-        if settings.limits.xds.server.is_some() && !settings.limits.start_without {
+        if waits_for_limits(settings) || waits_for_store(settings) {
             // With `compat.listen.reuse_port`, the kernel would send this listener checks meant for
-            // another process. Without limits, this process cannot decide them.
+            // another process. This process cannot decide them yet.
             let http =
                 (!settings.compat.listen.reuse_port).then(|| bind_http(settings)).transpose();
             return http.map(Self::HttpOnly).map_err(|why| vec![why]);
@@ -63,6 +65,16 @@ impl StartupListeners {
             }
         }
     }
+}
+
+/// Returns `true` if the ports open after the first limits from the xDS server.
+pub(super) fn waits_for_limits(settings: &Settings) -> bool {
+    settings.limits.xds.server.is_some() && !settings.limits.start_without
+}
+
+/// Returns `true` if the ports open after the first answer of a shared store.
+pub(super) fn waits_for_store(settings: &Settings) -> bool {
+    matches!(settings.store.url, StoreUrl::Redis(_)) && settings.store.start_timeout != Nanos(0)
 }
 
 /// The requested receive buffer for syslog datagrams, in bytes. The kernel limits it to

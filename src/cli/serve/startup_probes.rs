@@ -1,15 +1,17 @@
-//! Answers health probes on the HTTP port while the process waits for the first limits.
+//! Answers health probes on the HTTP port while the process waits for the first limits or for the
+//! store.
 //!
 //! Guarantees:
 //! - `/livez` succeeds, and readiness checks fail.
 //! - Other requests get no reply, so that proxies try another replica.
-//! - Idle connections delay no other connection, and close when the limits arrive.
+//! - Idle connections delay no other connection, and close when the wait ends.
 //!
 //! Not covered:
-//! - The duration of the wait for limits.
+//! - The duration of the wait.
 //! - The listener of the HTTP port, which the service continues to use.
 
 use std::convert::Infallible;
+use std::future::ready;
 use std::time::Duration;
 
 use hyper::body::Incoming;
@@ -34,13 +36,14 @@ const MAX_CONNECTIONS: usize = 256;
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Answers health probes on `port`, if any, as long as the future is polled.
-pub(super) async fn answer_probes(port: Option<&TcpListener>) -> Infallible {
+/// Readiness probes get `state`.
+pub(super) async fn answer_probes(port: Option<&TcpListener>, state: Readiness) -> Infallible {
     let Some(port) = port else { return std::future::pending().await };
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             accepted = port.accept(), if connections.len() < MAX_CONNECTIONS => match accepted {
-                Ok((stream, _)) => drop(connections.spawn(tokio::time::timeout(CONNECTION_TIMEOUT, serve_connection(stream)))),
+                Ok((stream, _)) => drop(connections.spawn(tokio::time::timeout(CONNECTION_TIMEOUT, serve_connection(stream, state)))),
                 Err(_) => tokio::time::sleep(ACCEPT_RETRY_DELAY).await,
             },
             Some(_) = connections.join_next() => {}
@@ -48,8 +51,8 @@ pub(super) async fn answer_probes(port: Option<&TcpListener>) -> Infallible {
     }
 }
 
-async fn serve_connection(stream: TcpStream) {
-    let respond = async |request: Request<Incoming>| probe_reply(request.uri().path());
+async fn serve_connection(stream: TcpStream, state: Readiness) {
+    let respond = move |request: Request<Incoming>| ready(probe_reply(request.uri().path(), state));
     let mut http = Builder::new(TokioExecutor::new()).http1_only();
     // One request per connection: the next request must reach the service itself.
     http.http1().timer(TokioTimer::new()).keep_alive(false);
@@ -59,12 +62,12 @@ async fn serve_connection(stream: TcpStream) {
 
 /// Replies to health probes as a process that is alive and not ready. An error closes the
 /// connection: proxies then retry another replica, as they do not after an error reply.
-fn probe_reply(path: &str) -> std::io::Result<Response<String>> {
+fn probe_reply(path: &str, state: Readiness) -> std::io::Result<Response<String>> {
     let (status, text) = match path {
         "/livez" => (StatusCode::OK, "alive\n".to_owned()),
-        "/readyz" => (StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", Readiness::NoConfig)),
+        "/readyz" => (StatusCode::SERVICE_UNAVAILABLE, format!("{state}\n")),
         "/healthcheck" => (StatusCode::INTERNAL_SERVER_ERROR, String::new()),
-        _ => return Err(std::io::Error::other("no limits are loaded yet")),
+        _ => return Err(std::io::Error::other("the service is not ready")),
     };
     let mut answer = Response::new(text);
     *answer.status_mut() = status;

@@ -163,6 +163,9 @@ blocks! {
         /// Longest time that a check waits for the store. After it, `on_store_failure` of the
         /// limit decides.
         deadline: Nanos = Nanos(15 * Nanos::MILLI.0), "duration";
+        /// Longest time that the start waits for the first answer of the store. After it, the
+        /// ports open, and `on_store_failure` of each limit decides. 0 does not wait.
+        start_timeout: Nanos = Nanos(2 * Nanos::SECOND.0), "duration";
         /// File that contains the Redis password, read again for each connection. The user name is
         /// in `url`.
         password_file: Option<PathBuf> = None, "path";
