@@ -11,6 +11,7 @@
 
 mod connections;
 mod drain;
+mod first_answer;
 mod gauges;
 mod limits;
 mod listeners;
@@ -136,20 +137,14 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Ser
         return Ok(());
     }
     let first_config = source.published.borrow().clone();
-    if let (None, false, Some(refused)) =
-        (&first_config.config, settings.limits.start_without, &first_config.status.last_error)
-    {
-        let message = limits::error_text(refused);
-        return Err(match refused.reason {
-            LoadFailure::Invalid(_) => ServeError::InvalidLimits(message),
-            LoadFailure::Unreadable(_)
-            | LoadFailure::Unconvertible(_)
-            | LoadFailure::ParserPanicked => ServeError::UnreadableLimits(message),
-        });
+    if let Some(refused) = first_load_error(settings, &first_config) {
+        return Err(refused);
     }
     if let Some(connection) = connection {
         tasks.spawn_background(connection);
-        if !store::wait_for_first_answer(settings, &engine, &bound, &mut shutdown_signals).await {
+        if !first_answer::wait_for_first_answer(settings, &engine, &bound, &mut shutdown_signals)
+            .await
+        {
             return Ok(());
         }
     }
@@ -210,6 +205,21 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Ser
         drop(tokio::task::spawn_blocking(move || telemetry.shutdown()).await);
     }
     ended
+}
+
+/// Returns the error of a first load without limits, unless the settings allow to start so.
+fn first_load_error(settings: &Settings, first: &PublishedConfig) -> Option<ServeError> {
+    let refused = first.status.last_error.as_ref()?;
+    if first.config.is_some() || settings.limits.start_without {
+        return None;
+    }
+    let message = limits::error_text(refused);
+    Some(match refused.reason {
+        LoadFailure::Invalid(_) => ServeError::InvalidLimits(message),
+        LoadFailure::Unreadable(_)
+        | LoadFailure::Unconvertible(_)
+        | LoadFailure::ParserPanicked => ServeError::UnreadableLimits(message),
+    })
 }
 
 /// Validates the rules that involve several settings.

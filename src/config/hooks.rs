@@ -17,9 +17,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 mod matcher;
+mod path;
 mod request;
 
 pub use matcher::{HeaderMatcher, Range, RegexPattern, StringMatch};
+pub use path::PathSpelling;
 pub use request::{MetadataKey, PathSegment, RequestAttributes};
 
 /// All configured hooks. A request without a hook name uses the first.
@@ -34,6 +36,9 @@ pub struct Hook {
     pub name: String,
     /// The domain of the checks.
     pub domain: String,
+    /// The spelling of the path in the header `:path`: `raw`, the default, or `normalized`.
+    #[serde(default)]
+    pub path: PathSpelling,
     /// The lists of actions; each list builds one descriptor.
     pub descriptors: Vec<Vec<Action>>,
 }
@@ -140,7 +145,7 @@ impl Hook {
         let descriptor = |actions: &'a Vec<Action>| {
             let mut entries = DescriptorEntries::new();
             for action in actions {
-                match action.build_entry(request) {
+                match action.build_entry(request, self.path) {
                     EntryResult::Entry(entry) => entries.push(entry),
                     EntryResult::Skipped => {}
                     EntryResult::Missing => return None,
@@ -169,13 +174,19 @@ impl<'a> EntryResult<'a> {
 }
 
 impl Action {
-    fn build_entry<'a>(&'a self, request: &RequestAttributes<'a>) -> EntryResult<'a> {
+    fn build_entry<'a>(
+        &'a self,
+        request: &RequestAttributes<'a>,
+        path: PathSpelling,
+    ) -> EntryResult<'a> {
         match self {
             Self::GenericKey { descriptor_key, descriptor_value } => {
                 EntryResult::from_value(descriptor_key, Some(descriptor_value.into()), false)
             }
             Self::RequestHeaders { header_name, descriptor_key, skip_if_absent } => {
-                let value = (request.first_header_value)(&header_name.to_ascii_lowercase());
+                let name = header_name.to_ascii_lowercase();
+                let value = (request.first_header_value)(&name);
+                let value = value.map(|value| path.spell(&name, value));
                 EntryResult::from_value(descriptor_key, value, *skip_if_absent)
             }
             Self::RemoteAddress {} => EntryResult::from_value(
@@ -184,7 +195,7 @@ impl Action {
                 false,
             ),
             Self::HeaderValueMatch { descriptor_key, descriptor_value, expect_match, headers } => {
-                let matches = headers.iter().all(|header| header.matches(request));
+                let matches = headers.iter().all(|header| header.matches(request, path));
                 let value = (matches == *expect_match).then(|| descriptor_value.into());
                 EntryResult::from_value(descriptor_key, value, false)
             }

@@ -93,6 +93,37 @@ fn forged_headers_have_no_effect() {
     }
 }
 
+/// Spellings of `/pay` that NGINX serves like `/pay`, except for the query.
+const SPELLINGS_OF_PAY: [&str; 10] = [
+    "/pay?a=1",
+    "/%70ay",
+    "/%70%61%79",
+    "//pay",
+    "///pay?b=//c",
+    "/./pay",
+    "/%2e/pay",
+    "/a/../pay",
+    "/a/%2E%2e/pay",
+    "/a%2F..%2Fpay",
+];
+
+#[test]
+fn no_spelling_of_a_path_evades_its_limit() {
+    for_a_day_with_a_minute_left();
+    let hooks = HOOKS.replace(r#""name": "edge","#, r#""name": "edge", "path": "normalized","#);
+    let limits = Limits::per("path", 1);
+    let service = serve(limits.path(), &["--hooks", &hooks]);
+    let nginx = Nginx::start(upstream::start(), service.http, WhenDown::Deny);
+    let status = |path| http1::get(nginx.ingress, path, &[]).unwrap().status;
+    assert_eq!([status("/pay"), status("/pay")], [200, 429], "{}", nginx.log());
+    for spelling in SPELLINGS_OF_PAY {
+        assert_eq!(status(spelling), 429, "{spelling}\n{}", nginx.log());
+    }
+    for other in ["/PAY", "/pay/", "/pay%3Fa=1", "/pay.", "/payments"] {
+        assert_eq!(status(other), 200, "{other}");
+    }
+}
+
 #[test]
 fn failure_mode_applies_without_a_service() {
     let limits = Limits::per_key(0);

@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 
 use tokio::net::{TcpListener, TcpSocket, UdpSocket, UnixListener, UnixStream};
 
-use crate::config::settings::{Settings, StoreUrl};
-use crate::kernel::units::Nanos;
+use super::store::waits_for_answer;
+use crate::config::settings::Settings;
 
 /// The maximum number of connections that are not yet accepted.
 const BACKLOG: u32 = 1024;
@@ -43,7 +43,7 @@ impl StartupListeners {
     /// # Errors
     /// One message for each socket that cannot be bound.
     pub(super) async fn bind_startup(settings: &Settings) -> Result<Self, Vec<String>> {
-        if waits_for_limits(settings) || waits_for_store(settings) {
+        if waits_for_limits(settings) || waits_for_answer(settings) {
             // With `compat.listen.reuse_port`, the kernel would send this listener checks meant for
             // another process. This process cannot decide them yet.
             let http =
@@ -70,11 +70,6 @@ impl StartupListeners {
 /// Returns `true` if the ports open after the first limits from the xDS server.
 pub(super) fn waits_for_limits(settings: &Settings) -> bool {
     settings.limits.xds.server.is_some() && !settings.limits.start_without
-}
-
-/// Returns `true` if the ports open after the first answer of a shared store.
-pub(super) fn waits_for_store(settings: &Settings) -> bool {
-    matches!(settings.store.url, StoreUrl::Redis(_)) && settings.store.start_timeout != Nanos(0)
 }
 
 /// The requested receive buffer for syslog datagrams, in bytes. The kernel limits it to

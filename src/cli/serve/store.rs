@@ -5,14 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::drain::ShutdownSignals;
-use super::listeners::{StartupListeners, waits_for_store};
-use super::startup_probes;
 use crate::clock::Clock;
 use crate::config::settings::{
     HostPort, KeyFormat, Overrides, RedisEndpoint, RedisUrl, SecretText, Settings, StoreUrl,
 };
-use crate::edge::health::Readiness;
 use crate::engine::fleet::reporter::{FleetReporter, SharePace};
 use crate::engine::{DecisionPolicy, Engine, LocalFallback, Membership};
 use crate::kernel::units::Nanos;
@@ -37,6 +33,11 @@ pub(super) fn check_settings(settings: &Settings) -> Result<(), String> {
         ));
     }
     Ok(())
+}
+
+/// Returns `true` if the ports open after the first answer of a shared store.
+pub(super) fn waits_for_answer(settings: &Settings) -> bool {
+    matches!(settings.store.url, StoreUrl::Redis(_)) && settings.store.start_timeout != Nanos(0)
 }
 
 /// The shortest heartbeat interval. With a shorter one, store calls that time out could fill all
@@ -75,42 +76,6 @@ pub(super) fn create_engine(
     let engine = engine.with_max_buckets(most, jitter).with_fleet(Arc::new(fleet));
     (engine, Some(connections))
 }
-
-/// Waits for the first answer of the store, at most for `store.start_timeout`. Meanwhile answers
-/// health probes on the HTTP port. Returns `false` if a shutdown signal arrives first.
-pub(super) async fn wait_for_first_answer(
-    settings: &Settings,
-    engine: &Engine,
-    bound: &StartupListeners,
-    signals: &mut ShutdownSignals,
-) -> bool {
-    let StartupListeners::HttpOnly(http) = bound else { return true };
-    if !waits_for_store(settings) {
-        return true;
-    }
-    let answered = async {
-        while engine.store_failure().is_some() {
-            tokio::time::sleep(ANSWER_POLL_INTERVAL).await;
-        }
-    };
-    let timeout = Duration::from(settings.store.start_timeout);
-    tokio::select! {
-        never = startup_probes::answer_probes(http.as_ref(), Readiness::StoreUnavailable) => match never {},
-        _ = signals.next() => false,
-        answered = tokio::time::timeout(timeout, answered) => {
-            if answered.is_err() {
-                tracing::warn!(
-                    "the store did not answer within store.start_timeout ({}); serving with \
-                     on_store_failure until it answers", settings.store.start_timeout
-                );
-            }
-            true
-        }
-    }
-}
-
-/// The interval at which the start looks for the first answer of the store.
-const ANSWER_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 fn create_stores(
     settings: &Settings,

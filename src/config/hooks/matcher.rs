@@ -14,6 +14,7 @@ use regex::Regex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::path::PathSpelling;
 use super::request::RequestAttributes;
 
 /// A condition on one request header, as in Envoy's `HeaderMatcher`.
@@ -109,8 +110,9 @@ impl From<RegexPattern> for Written {
 }
 
 impl HeaderMatcher {
-    pub(super) fn matches(&self, request: &RequestAttributes<'_>) -> bool {
-        let header = (request.joined_header_values)(&self.name.to_ascii_lowercase());
+    pub(super) fn matches(&self, request: &RequestAttributes<'_>, path: PathSpelling) -> bool {
+        let name = self.name.to_ascii_lowercase();
+        let header = (request.joined_header_values)(&name).map(|value| path.spell(&name, value));
         let value = match header {
             None if self.treat_missing_header_as_empty => Some(Cow::Borrowed("")),
             header => header,

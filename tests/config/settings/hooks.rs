@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use proptest::prelude::*;
 use sluicegate::config::hooks::{Hook, Hooks, MetadataKey, RequestAttributes};
 use sluicegate::config::settings::Settings;
 
@@ -54,6 +55,58 @@ fn hooks(yaml: &str) -> Hooks {
 fn only(descriptors: &str) -> Hook {
     let text = format!("hooks:\n- {{name: edge, domain: shop, descriptors: [{descriptors}]}}\n");
     hooks(&text).0.remove(0)
+}
+
+/// The value of `:path` in a hook with normalized paths.
+fn normalized(path: &str) -> String {
+    let text = "hooks:\n- name: edge\n  domain: shop\n  path: normalized\n  descriptors:\n  \
+                - [{request_headers: {header_name: ':path', descriptor_key: path}}]\n";
+    let hook = hooks(text).0.remove(0);
+    let header = |name: &str| (name == ":path").then_some(Cow::Borrowed(path));
+    let attributes = RequestAttributes {
+        first_header_value: &header,
+        joined_header_values: &header,
+        path,
+        remote_address: None,
+        metadata: &|_| None,
+    };
+    hook.build_descriptors(&attributes)[0][0].1.clone().into_owned()
+}
+
+/// The right sides follow from RFC 3986, section 6.2.2, and from the characters that NGINX decodes.
+#[test]
+fn normalized_path_has_one_spelling() {
+    for (path, expected) in [
+        ("/", "/"),
+        ("/pay?a=1#b", "/pay"),
+        ("/%70ay", "/pay"),
+        ("//pay//", "/pay/"),
+        ("/a/./b/../pay", "/a/pay"),
+        ("/../../pay", "/pay"),
+        ("/pay/.", "/pay/"),
+        ("/pay/..", "/"),
+        ("/a%2F..%2Fpay", "/pay"),
+        ("/caf%c3%a9", "/caf%C3%A9"),
+        ("/café", "/caf%C3%A9"),
+        ("/a%20b%3f%25%00", "/a%20b%3F%25%00"),
+        ("/a:@!$&'()*+,;=-._~", "/a:@!$&'()*+,;=-._~"),
+        ("/%3a%40%24", "/:@$"),
+        ("/%", "/%25"),
+        ("*", "*"),
+    ] {
+        assert_eq!(normalized(path), expected, "{path}");
+        assert_eq!(normalized(expected), expected, "twice: {path}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn normalizing_a_path_twice_equals_once(path in "/[a-c./%25F?#é]{0,12}") {
+        let once = normalized(&path);
+        prop_assert_eq!(normalized(&once), once.clone(), "{}", path);
+        prop_assert!(!once.contains("//") && !once.contains('?'), "{}", once);
+        prop_assert!(once.split('/').all(|segment| segment != "." && segment != ".."), "{}", once);
+    }
 }
 
 #[test]
