@@ -49,6 +49,19 @@ impl Shipped {
     }
 }
 
+#[test]
+fn fail_closed_file_differs_only_in_the_failure_mode() {
+    let settings = |text: &str| {
+        let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
+        lines.collect::<Vec<_>>().join("\n")
+    };
+    let (open, closed) = Shipped::ExtProc.failure_modes();
+    let fail_closed = include_str!("../../config/envoy/ext_proc_fail_closed.yaml");
+    let mut expected = settings(Shipped::ExtProc.text());
+    replace_once(&mut expected, open, closed);
+    assert_eq!(settings(fail_closed), expected);
+}
+
 /// Failure mode when no replica answers.
 #[derive(Clone, Copy)]
 pub enum WhenDown {
