@@ -319,6 +319,7 @@ pub(super) const CASES: &[Case] = &[
     ("STATSD_HOST", "statsd.test", &[], Is("compat.stats.address", "\"statsd.test:8125\"")),
     ("STATSD_PORT", "9125", &[], Is("compat.stats.address", "\"localhost:9125\"")),
     ("STATSD_PROTOCOL", "udp", &[], Is("compat.stats.protocol", "udp")),
+    ("SANITIZE_DESCRIPTOR_METRIC_DOTS", "true", &[], Is("compat.stats.replace_dots", "true")),
     ("STATS_FLUSH_INTERVAL", "1s", &[], Is("compat.stats.interval", "1s")),
     ("EXTRA_TAGS", "env:prod,empty:,z:1", &[], Is("compat.stats.tags", "\"env=prod,z=1\"")),
     ("EXTRA_TAGS", "env:prod", PROMETHEUS, Notes("labels of the target in Prometheus")),
