@@ -10,6 +10,7 @@ mod collect;
 mod evaluate;
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
@@ -19,6 +20,7 @@ use super::serve::store;
 use super::{CommandOutcome, Terminal};
 use crate::clock::Clock;
 use crate::config::settings::{KeyFormat, Settings};
+use crate::config::{ChargePolicy, Config, Domain};
 use crate::store::redis::RedisOptions;
 use evaluate::{DoctorFinding, DoctorRequirements, DoctorSeverity, RedisFacts, evaluate_facts};
 
@@ -41,6 +43,7 @@ pub(super) fn doctor(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut findings = Vec::new();
     let mut examined = Vec::new();
+    let mut is_two_steps_shown = false;
     for options in &stores {
         match runtime.block_on(collect::collect_facts(
             options,
@@ -48,9 +51,12 @@ pub(super) fn doctor(
             clock,
         )) {
             Ok(facts) => {
-                findings.extend(
-                    facts.iter().flat_map(|facts| evaluate_facts(facts, requirements(settings))),
-                );
+                let mut found: Vec<_> = facts
+                    .iter()
+                    .flat_map(|facts| evaluate_facts(facts, requirements(settings)))
+                    .collect();
+                remove_repeated_two_steps(&mut found, &mut is_two_steps_shown);
+                findings.extend(found);
                 examined.extend(facts);
             }
             Err(error) => {
@@ -75,6 +81,7 @@ fn requirements(settings: &Settings) -> DoctorRequirements {
         call_timeout: settings.store.deadline,
         has_compat_keys: settings.compat.store.key_format == KeyFormat::Compat,
         has_second_store: settings.compat.store.per_second_url.is_some(),
+        has_dependent_charges: settings.compat.store.stop_when_over,
     }
 }
 
@@ -105,8 +112,12 @@ fn to_json(examined: &[RedisFacts], findings: &[DoctorFinding]) -> serde_json::V
     json!({"stores": stores, "findings": findings})
 }
 
-/// Waits until the Redis of `options` is reachable, then logs the findings about it.
-async fn log_findings(options: RedisOptions, requirements: DoctorRequirements, clock: Clock) {
+/// Waits until the Redis of `options` is reachable. Returns the findings about it.
+async fn await_findings(
+    options: RedisOptions,
+    requirements: DoctorRequirements,
+    clock: Clock,
+) -> Vec<DoctorFinding> {
     let facts = loop {
         match collect::collect_facts(&options, requirements.has_compat_keys, &clock).await {
             Ok(facts) => break facts,
@@ -114,17 +125,31 @@ async fn log_findings(options: RedisOptions, requirements: DoctorRequirements, c
             Err(_unreachable) => tokio::time::sleep(RETRY_INTERVAL).await,
         }
     };
-    for finding in facts.iter().flat_map(|facts| evaluate_facts(facts, requirements)) {
-        tracing::warn!(addr = finding.at, help = finding.help, "{}", finding.message);
+    facts.iter().flat_map(|facts| evaluate_facts(facts, requirements)).collect()
+}
+
+/// Logs the findings about each Redis in `settings` as soon as it is reachable. A finding about the
+/// whole fleet of nodes is logged once.
+pub(super) async fn log_all_findings(settings: Settings, config: Option<Arc<Config>>) {
+    let mut requirements = requirements(&settings);
+    let is_joint = |domain: &Domain| domain.charge == ChargePolicy::AllOrNothing;
+    requirements.has_dependent_charges |=
+        config.is_some_and(|config| config.domains.values().any(is_joint));
+    let mut tasks = tokio::task::JoinSet::new();
+    for options in store::all_redis_options(&settings) {
+        tasks.spawn(await_findings(options, requirements, Clock::system()));
+    }
+    let mut is_two_steps_shown = false;
+    while let Some(findings) = tasks.join_next().await {
+        let mut findings = findings.unwrap_or_default();
+        remove_repeated_two_steps(&mut findings, &mut is_two_steps_shown);
+        for finding in findings {
+            tracing::warn!(addr = finding.at, help = finding.help, "{}", finding.message);
+        }
     }
 }
 
-/// Logs the findings about each Redis in `settings` as soon as it is reachable.
-pub(super) async fn log_all_findings(settings: Settings) {
-    let requirements = requirements(&settings);
-    let mut tasks = tokio::task::JoinSet::new();
-    for options in store::all_redis_options(&settings) {
-        tasks.spawn(log_findings(options, requirements, Clock::system()));
-    }
-    tasks.join_all().await;
+/// Removes the finding `two_steps` of all nodes except the first one, because it is about all.
+fn remove_repeated_two_steps(findings: &mut Vec<DoctorFinding>, is_shown: &mut bool) {
+    findings.retain(|finding| finding.code != "two_steps" || !std::mem::replace(is_shown, true));
 }

@@ -6,6 +6,7 @@
 use std::io;
 
 use super::args::{ExplainArgs, OutputFormat};
+use super::limits_input::read_limits_files;
 use super::{CommandOutcome, Terminal, admin_client};
 use crate::clock::Clock;
 use crate::config::explain::{
@@ -14,7 +15,6 @@ use crate::config::explain::{
 };
 use crate::config::{self, Config, descriptor_text};
 use crate::kernel::units::{Hits, Nanos, Revision};
-use crate::source::file::read_tree;
 
 /// The maximum number of non-matching patterns to print for an entry. Others are only counted.
 const MAX_ABSENT_PATTERNS: usize = 3;
@@ -67,8 +67,7 @@ fn explain_check(args: &ExplainArgs, now: Nanos) -> Result<Explanation, String> 
 }
 
 fn load_config(args: &ExplainArgs) -> Result<Config, String> {
-    let files =
-        read_tree(&args.limits).map_err(|error| format!("error: {}", error.with_cause()))?;
+    let files = read_limits_files(&args.limits)?;
     let named_files = files.iter().map(|file| (&*file.name, &*file.bytes));
     match config::load(named_files, Revision::default(), args.merge_domains) {
         Ok((config, _)) => Ok(config),

@@ -9,6 +9,7 @@ pub mod args;
 mod ask;
 mod doctor;
 pub mod explain;
+mod limits_input;
 pub mod ratelimit;
 mod serve;
 pub mod settings_input;

@@ -178,7 +178,8 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Ser
         if let Some(leases) = engine.leases().cloned() {
             tasks.spawn_background(leases.run_upkeep());
         }
-        let doctor_findings = doctor::log_all_findings(settings.clone());
+        let doctor_findings =
+            doctor::log_all_findings(settings.clone(), first_config.config.clone());
         tasks.spawn_background(async move {
             doctor_findings.await;
             std::future::pending::<()>().await;

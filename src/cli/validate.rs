@@ -6,11 +6,11 @@ use std::io;
 use serde_json::{Value, json};
 
 use super::args::{FindingsFormat, ValidateArgs};
+use super::limits_input::read_limits_files;
 use super::{CommandOutcome, Terminal};
 use crate::config::diagnostic::{Code, Diagnostic, Diagnostics, SeverityCounts};
 use crate::config::load;
 use crate::kernel::units::Revision;
-use crate::source::file::read_tree;
 
 const SARIF: &str = "https://json.schemastore.org/sarif-2.1.0.json";
 
@@ -18,10 +18,10 @@ pub(super) fn validate(
     args: &ValidateArgs,
     terminal: &mut Terminal<'_>,
 ) -> io::Result<CommandOutcome> {
-    let files = match read_tree(&args.paths) {
+    let files = match read_limits_files(&args.paths) {
         Ok(files) => files,
-        Err(error) => {
-            writeln!(terminal.err, "error: {}", error.with_cause())?;
+        Err(message) => {
+            writeln!(terminal.err, "{message}")?;
             return Ok(CommandOutcome::Failed);
         }
     };

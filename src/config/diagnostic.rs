@@ -303,7 +303,7 @@ codes! {
     NotMappingInList = E11 "a list item that is not a mapping"
         "write `- key: NAME`; in `replaces`, `- name: NAME`",
     FractionOrTooBig = E12 "a fraction, or an integer of more than 64 bits"
-        "write a whole number, or quote it if it is text: `\"1.5\"`",
+        "write a whole number (`1000` instead of `1e3`), or quote text: `\"1.5\"`",
     TypeMismatch = E13 "a value of the wrong type"
         "write `5` instead of `\"5\"`, and lists with `- `",
     MetadataNotText = E14 "binary metadata that is not UTF-8"
@@ -329,7 +329,7 @@ codes! {
     EmptyKey = E22 "a descriptor without a key"
         "add `key: NAME`, the key that Envoy sends",
     DuplicateDescriptor = E23 "two descriptors with the same composite key"
-        "merge them, or rename a key: [patterns](../limits.md#patterns)",
+        "merge them, rename a key, or [send two descriptors](../limits.md#two-limits-on-the-same-traffic)",
     UnknownUnit = E24 "a missing or unknown unit"
         "add `unit: minute` or `per: 90s`",
     UnlimitedWithLimit = E25 "`unlimited` together with fields of a limit"
@@ -385,6 +385,8 @@ codes! {
         "use [`mode: strict`](../fleet.md#mode-strict) up to `limit: 10`",
     CostlyStrict = W32 "a large concurrency limit with `mode: strict`"
         "use `mode: shared` from `limit: 1000`",
+    LiteralValue = W33 "a network, template, regular expression or list as a value"
+        "use a [pattern](../limits.md#patterns), one descriptor for each value, or another key",
 
     SeveralSlots = N40 "how a Redis Cluster charges an `all_or_nothing` domain"
         "none needed; see [`colocate`](../limits.md#several-descriptors-in-one-check)",

@@ -8,6 +8,8 @@
 //! Not covered:
 //! - Files with errors (see [`super::resolve`]).
 
+mod never_matches;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -50,6 +52,7 @@ pub(super) fn lint_descriptor(raw: &Descriptor, at: FileSpan, findings: &mut Fil
         let fix = "write the whole key, and use the `*` in the value";
         findings.add(Code::StarInKey, at, message, fix);
     }
+    never_matches::warn_literal_value(raw, at, findings);
     if raw.rate_limit.is_some() || raw.is_incomplete {
         return;
     }

@@ -18,6 +18,7 @@ pub mod forced_decision;
 pub mod hooks;
 mod lint;
 mod load;
+pub mod manifest;
 pub mod raw;
 pub mod resolve;
 mod rule;

@@ -24,6 +24,10 @@ use schemars::JsonSchema;
 use super::diagnostic::{Span, Spanned};
 pub use read::{InvalidFile, read, source};
 
+/// The fix for two limits in one descriptor.
+pub(super) const TWO_LIMITS_FIX: &str = "a descriptor has one limit; for two, send a second \
+     descriptor from Envoy, such as one with a `generic_key` in front";
+
 /// A limits file, which contains one domain.
 #[derive(Clone, Debug, Default, JsonSchema)]
 #[schemars(deny_unknown_fields, default, extend("required" = ["domain"]), transform = schema::parking)]

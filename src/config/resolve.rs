@@ -310,14 +310,20 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             Err(refused) => {
                 let node = self.builder.add_hidden(parent, name, flags);
                 if !raw.is_incomplete {
-                    self.report_add_error(refused, node, key);
+                    self.report_add_error(refused, node, raw, key);
                 }
                 node
             }
         }
     }
 
-    fn report_add_error(&mut self, error: AddNodeError, node: NodeId, key: FileSpan) {
+    fn report_add_error(
+        &mut self,
+        error: AddNodeError,
+        node: NodeId,
+        raw: &Descriptor,
+        key: FileSpan,
+    ) {
         let AddNodeError::Duplicate(first) = error else {
             let message = "the domain has too many descriptors".to_owned();
             self.findings.add(Code::TooMany, key, message, "split it into several domains");
@@ -330,10 +336,13 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         let place = self.findings.place(self.origins[first.index()]);
         let message = format!("duplicate descriptor composite key `{path}`, first in {place}");
         let tree = self.builder.tree();
-        let help = if tree.key_and_value(first) == tree.key_and_value(node) {
-            "merge the two descriptors"
-        } else {
+        let has_two_limits = raw.rate_limit.is_some() && tree.rule(first).is_some();
+        let help = if tree.key_and_value(first) != tree.key_and_value(node) {
             "rename a key: key and value are compared joined by `_`"
+        } else if has_two_limits {
+            raw::TWO_LIMITS_FIX
+        } else {
+            "merge the two descriptors"
         };
         self.findings.add(Code::DuplicateDescriptor, key, message, help.to_owned());
     }

@@ -54,7 +54,7 @@ pub use list_compat::{
     CompatSettings, CompatStatsSettings, CompatStoreSettings, CompatTracingSettings,
     CompatXdsSettings,
 };
-pub use nearest::nearest;
+pub use nearest::{nearest, nearest_within};
 pub use network::Networks;
 pub use pairs::{Mogrifier, Mogrifiers, OutgoingHeaders, TextPairs};
 pub use print::{print_config, schema, server_yaml};

@@ -28,6 +28,7 @@ use smallvec::SmallVec;
 use super::concurrency::ConcurrencyLimit;
 use super::forced_decision::ForcedDecision;
 use super::rule::Rule;
+pub use metric::MetricDots;
 use node::{DescriptorNode, NameSpan, exact_hash, key_hasher, name_hash};
 pub(crate) use node::{NodeFlags, NodeId};
 use pattern::CompositeKey;

@@ -10,6 +10,7 @@
 //! Not covered:
 //! - SIGHUP: its handler calls [`ReloadRequest::request`].
 
+mod no_limits;
 mod tree;
 mod watches;
 
@@ -165,6 +166,10 @@ impl FileLoader {
     fn publish_config(&self, now: Nanos, NewConfig { config, warnings, files }: NewConfig) {
         let (revision, domains) = (config.revision, config.domains.len());
         tracing::info!(%revision, files = files.len(), domains, "limits loaded");
+        if no_limits::has_no_limits(&config) {
+            let looked = no_limits::describe_paths(&self.options.paths, &self.options.filter);
+            tracing::warn!("no limits are loaded, so every check is allowed: {looked}");
+        }
         log_diagnostics(&warnings);
         self.publish(|published| {
             published.config = Some(Arc::new(config));

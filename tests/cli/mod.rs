@@ -3,4 +3,5 @@
 mod args;
 mod commands;
 pub mod doctor;
+mod limits_input;
 mod serve;

@@ -1,5 +1,7 @@
 //! Tests of warnings about valid but suspicious limits files, and of cases without a warning.
 
+mod never_matches;
+
 use super::{findings, limit_findings, line, load};
 
 fn assert_findings(descriptors: &str, expected: &[&str]) {

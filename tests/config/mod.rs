@@ -7,6 +7,7 @@ mod diagnostic;
 mod incomplete;
 mod lint;
 mod load;
+mod manifest;
 mod raw;
 mod recorded;
 mod resolve;

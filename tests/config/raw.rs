@@ -115,6 +115,25 @@ fn fractions_and_oversized_integers_are_refused_in_every_field() {
 }
 
 #[test]
+fn fix_of_a_number_names_the_whole_number() {
+    let help = |fields: &str| {
+        let file = format!("domain: d\ndescriptors:\n- key: k\n{fields}");
+        raw::read("a.yaml", file.as_bytes()).unwrap_err().diagnostics[0].help.clone().unwrap()
+    };
+    let requests = |number| help(&format!("  rate_limit: {{requests_per_unit: {number}}}"));
+    assert_eq!(requests("1e3"), "write 1000");
+    assert_eq!(requests("5.0"), "write 5");
+    assert!(
+        requests("2.5").starts_with("write a whole number; for fractions, use a longer period")
+    );
+    assert_eq!(requests("1e12"), "write a whole number up to 4294967295");
+    assert_eq!(requests("9223372036854775808"), "write a whole number up to 4294967295");
+    assert_eq!(help("  concurrency: {limit: 1e2}"), "write 100");
+    assert_eq!(help("  concurrency: {limit: 0.5}"), "write a whole number up to 4294967295");
+    assert_eq!(help("  value: 1.5"), "quote it if it is text: '1.5'");
+}
+
+#[test]
 fn last_repeated_yaml_key_wins_and_blocks_merge() {
     let joined = descriptor("  rate_limit: {unit: day}\n  rate_limit: {requests_per_unit: 3}\n");
     let joined = joined.rate_limit.unwrap();

@@ -21,6 +21,26 @@ fn run_with(token: Option<&str>, args: &[&str]) -> (Option<i32>, String, String)
 }
 
 #[test]
+fn refund_that_still_denies_says_so() {
+    for_a_day_with_a_minute_left();
+    let (_root, service) = process::start(&[("SLUICEGATE_STORE_URL", "memory")]);
+    let (address, admin) = (service.grpc.to_string(), format!("http://{}", service.admin));
+    let ask = |more: &[&str]| {
+        let args = ["ask", "--address", &address, "--domain", "d", "--descriptor", "k=v"];
+        run(&[&args, more].concat()).1
+    };
+    // 15 hits are counted, and the limit is 5.
+    (0..3).for_each(|_| drop(ask(&["--hits", "5"])));
+    let refund = |hits: &str| ask(&["--refund", "--hits", hits, "--server", &admin]);
+    let still_denied = refund("9");
+    assert!(still_denied.contains("k=v: 0 of 5 remaining, resets in "), "{still_denied}");
+    assert!(still_denied.contains("; still denied, because denied checks are counted"));
+    let allowed = refund("2");
+    assert!(allowed.starts_with("k=v: 1 of 5 remaining"), "{allowed}");
+    assert!(!allowed.contains("still denied"), "{allowed}");
+}
+
+#[test]
 fn ask_command_charges_peeks_and_resets_a_counter() {
     for_a_day_with_a_minute_left();
     let (_root, service) = process::start(&[("SLUICEGATE_STORE_URL", "memory")]);

@@ -1,6 +1,7 @@
 //! Tests of statistics with envoyproxy/ratelimit's names: counting, StatsD lines and Prometheus
 //! metrics.
 
+mod dots;
 mod mappings;
 
 use std::io::Read as _;

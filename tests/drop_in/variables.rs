@@ -2,6 +2,7 @@
 
 mod cases;
 mod defaults;
+mod unknown;
 
 use std::collections::{BTreeSet, HashMap};
 

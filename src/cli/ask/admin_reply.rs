@@ -6,6 +6,10 @@ use serde_json::Value;
 
 use super::AskArgs;
 
+/// Explains a refund after which the counter is still exhausted.
+const STILL_DENIED: &str = "; still denied, because denied checks are counted too: refund more, \
+     or empty the counter with --reset (`charge: all_or_nothing` counts no denied check)";
+
 /// Describes the admin port's `reply` to the change `action`. Returns `None` if it is not JSON with
 /// the expected fields.
 pub(super) fn describe_change(args: &AskArgs, action: &str, reply: &str) -> Option<String> {
@@ -28,8 +32,9 @@ pub(super) fn describe_change(args: &AskArgs, action: &str, reply: &str) -> Opti
             let reset_secs =
                 Duration::from_nanos(number("reset_after_nanoseconds")?).as_secs_f64().ceil();
             let (remaining, requests) = (number("remaining")?, number("requests")?);
+            let warning = if remaining == 0 && 0 < requests { STILL_DENIED } else { "" };
             format!(
-                "{}: {remaining} of {requests} remaining, resets in {reset_secs}s",
+                "{}: {remaining} of {requests} remaining, resets in {reset_secs}s{warning}",
                 args.descriptors.join(" ")
             )
         }

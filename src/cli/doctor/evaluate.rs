@@ -65,6 +65,9 @@ pub(super) struct DoctorRequirements {
     /// clock.
     pub(super) has_compat_keys: bool,
     pub(super) has_second_store: bool,
+    /// `true` if a check may charge some of its limits only if all allow: `charge: all_or_nothing`
+    /// or `compat.store.stop_when_over`.
+    pub(super) has_dependent_charges: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -260,6 +263,7 @@ impl FactsEvaluator<'_> {
 
     fn check_atomicity(&mut self, facts: &RedisFacts, requirements: DoctorRequirements) {
         if requirements.has_compat_keys
+            && requirements.has_dependent_charges
             && (requirements.has_second_store || facts.cluster.is_some())
         {
             let message = "with `compat.store.key_format: compat`, one check can use several \
@@ -289,6 +293,7 @@ mod tests {
         call_timeout: Nanos(15 * Nanos::MILLI.0),
         has_compat_keys: false,
         has_second_store: false,
+        has_dependent_charges: false,
     };
 
     fn healthy() -> RedisFacts {
@@ -402,6 +407,9 @@ mod tests {
     #[test]
     fn envoyproxy_keys_cause_clock_errors_and_atomicity_warnings() {
         let wanted = DoctorRequirements { has_compat_keys: true, ..REQUIREMENTS };
+        let independent = DoctorRequirements { has_second_store: true, ..wanted };
+        assert!(codes(&healthy(), independent).is_empty());
+        let wanted = DoctorRequirements { has_dependent_charges: true, ..wanted };
         assert_eq!(
             codes(&RedisFacts { clock_skew: Some(MAX_CLOCK_SKEW), ..healthy() }, wanted),
             ["!clock"]

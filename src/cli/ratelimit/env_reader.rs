@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs as _};
 
 use super::parse::{VariableValue, parse_variable};
 use super::table::{TABLE, VariableEffect};
-use crate::config::settings::RatelimitValue;
+use crate::config::settings::{PREFIX, RatelimitValue};
 
 /// Explains that an environment variable has another effect in Sluicegate, or none.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +56,14 @@ impl<'e> EnvReader<'e> {
             reader.parsed.extend(parsed.map(|parsed| (row.name, parsed)));
         }
         reader
+    }
+
+    /// Returns the variables that are neither in [`TABLE`] nor Sluicegate's own, in order.
+    pub(super) fn unknown_variables(&self) -> BTreeSet<String> {
+        let is_known = |name: &str| TABLE.iter().any(|row| row.name == name);
+        let unknown =
+            self.environment.keys().filter(|name| !is_known(name) && !name.starts_with(PREFIX));
+        unknown.cloned().collect()
     }
 
     /// Returns `true` if a flag, a `SLUICEGATE_*` variable or `server.yaml` sets `setting`.

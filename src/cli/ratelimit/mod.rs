@@ -4,7 +4,7 @@
 //! - Reads every variable of envoyproxy/ratelimit with its syntax and default ([`table`]).
 //! - Each variable determines settings, or the log explains why it has no effect.
 //! - Refuses every environment that envoyproxy/ratelimit refuses, and reports all reasons together.
-//! - Ignores unknown variables.
+//! - Ignores unknown variables, with a warning if a name resembles a known one.
 //! - Flags, `SLUICEGATE_*` and `server.yaml` take precedence, without a message.
 
 mod env_reader;
@@ -16,6 +16,7 @@ mod source;
 mod stats;
 pub mod table;
 mod tracing;
+mod unknown;
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -56,6 +57,7 @@ pub fn read_environment(
     redis::read(&mut reader);
     stats::read(&mut reader);
     tracing::read(&mut reader);
+    unknown::read(&mut reader);
     let EnvReader { settings, notes, errors, .. } = reader;
     if errors.is_empty() { Ok(RatelimitSettings { settings, notes }) } else { Err(errors) }
 }

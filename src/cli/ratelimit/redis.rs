@@ -2,6 +2,7 @@
 //! settings.
 
 use super::env_reader::EnvReader;
+use crate::config::settings::RedisUrl;
 
 struct StoreVariables {
     socket_type: &'static str,
@@ -105,12 +106,17 @@ fn read_store(reader: &mut EnvReader<'_>, names: &StoreVariables, setting: &'sta
         return reader.add_error(names.on_empty, why);
     }
     match store_url(reader, names) {
+        Ok(url) if RedisUrl::new(&url).is_none() => {
+            let why = "must be host:port or redis://user:password@host:port/database, with a \
+                       number as the port and the database";
+            reader.add_error(names.url, why);
+        }
         Ok(url) => reader.put(names.url, setting, url),
-        Err((variable, why)) => reader.add_error(variable, why),
+        Err((variable, why)) => reader.add_error(variable, &why),
     }
 }
 
-type VariableError = (&'static str, &'static str);
+type VariableError = (&'static str, String);
 
 /// Returns the URL of the store in the syntax of the setting `store.url`.
 fn store_url(reader: &EnvReader<'_>, names: &StoreVariables) -> Result<String, VariableError> {
@@ -137,7 +143,7 @@ fn store_url(reader: &EnvReader<'_>, names: &StoreVariables) -> Result<String, V
             ))
         }
         "CLUSTER" if reader.int(names.parallelism) < 0 => {
-            Err((names.parallelism, "must be 0 or a positive whole number"))
+            Err((names.parallelism, "must be 0 or a positive whole number".to_owned()))
         }
         "CLUSTER" => {
             let nodes = parse_addresses(&items, names)?;
@@ -147,12 +153,26 @@ fn store_url(reader: &EnvReader<'_>, names: &StoreVariables) -> Result<String, V
                 join_hosts(&nodes)
             ))
         }
-        _ => Err((names.kind, "must be SINGLE, SENTINEL or CLUSTER")),
+        _ => Err((names.kind, "must be SINGLE, SENTINEL or CLUSTER".to_owned())),
     }
 }
 
-const fn missing_sentinels(names: &StoreVariables) -> VariableError {
-    (names.url, "must be the name of the primary and at least one sentinel, separated by commas")
+fn missing_sentinels(names: &StoreVariables) -> VariableError {
+    let why = "must be the name of the primary and at least one sentinel, separated by commas";
+    (names.url, why.to_owned())
+}
+
+/// Returns the error for a list of addresses without the variable that says its kind. Shows the
+/// list only if it contains no credentials.
+fn unexpected_list(names: &StoreVariables, list: &str) -> VariableError {
+    let has_only_hosts = RedisUrl::new(&format!("redis+cluster://{list}")).is_some();
+    let shown = if has_only_hosts && !list.contains('@') { list } else { "…" };
+    let why = format!(
+        "must be SENTINEL or CLUSTER, because {} is the list `{shown}`; for SENTINEL, its first \
+         item is the name of the primary",
+        names.url
+    );
+    (names.kind, why)
 }
 
 fn single_url(
@@ -162,6 +182,9 @@ fn single_url(
     text: &str,
 ) -> Result<String, VariableError> {
     let is_unix = reader.text(names.socket_type) == "unix" && !text.contains("://");
+    if !is_unix && text.contains(',') {
+        return Err(unexpected_list(names, text));
+    }
     if !is_unix {
         let nodes = parse_addresses(&[text], names)?;
         let credentials = credentials_prefix(reader, names, &nodes);
@@ -172,11 +195,11 @@ fn single_url(
         ));
     }
     if tls == "rediss" {
-        return Err((names.tls, "must be false for a Unix socket"));
+        return Err((names.tls, "must be false for a Unix socket".to_owned()));
     }
     if !text.starts_with('/') {
         let why = "must be the absolute path of a socket; for host:port set REDIS_SOCKET_TYPE=tcp";
-        return Err((names.url, why));
+        return Err((names.url, why.to_owned()));
     }
     Ok(format!(
         "redis+unix://{}{}",
@@ -199,10 +222,9 @@ fn parse_addresses(
     let node = |item: &&str| {
         let Some(rest) = item.strip_prefix("redis://") else {
             if item.contains("://") {
-                return Err((
-                    names.url,
-                    "must be host:port or redis://host:port; for TLS, set REDIS_TLS",
-                ));
+                let why =
+                    format!("must be host:port or redis://host:port; for TLS, set {}", names.tls);
+                return Err((names.url, why));
             }
             let host = (*item).to_owned();
             return Ok(UrlAddress { credentials: None, host, database: String::new() });

@@ -29,6 +29,7 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
         () => ("USE_STATSD", "log"),
     };
     reader.put(variable, "compat.stats.sink", sink.to_owned());
+    reader.put_flag("SANITIZE_DESCRIPTOR_METRIC_DOTS", "compat.stats.replace_dots");
     if prometheus {
         read_prometheus(reader);
     } else {

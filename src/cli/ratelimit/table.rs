@@ -226,6 +226,7 @@ pub static TABLE: &[VariableRow] = &[
     row("STATSD_PROTOCOL", Text, "tcp", Is("compat.stats.protocol")),
     row("STATS_FLUSH_INTERVAL", Duration, "10s", Is("compat.stats.interval")),
     row("EXTRA_TAGS", Map, "", Is("compat.stats.tags")),
+    row("SANITIZE_DESCRIPTOR_METRIC_DOTS", Bool, "false", Is("compat.stats.replace_dots")),
     row("USE_DOG_STATSD_MOGRIFIERS", List, "", Is("compat.stats.mogrifiers")),
     row("PROMETHEUS_ADDR", Text, ":9090", Is("compat.listen.metrics_host, listen.metrics_port")),
     row("PROMETHEUS_PATH", Text, "/metrics", Is("compat.metrics.path")),

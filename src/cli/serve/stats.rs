@@ -56,7 +56,10 @@ pub(super) fn create_stats(settings: &Settings) -> Option<Arc<Stats>> {
     let is_shown =
         settings.listen.metrics_port.is_some() && settings.compat.metrics.names != MetricNames::Own;
     let is_sent = settings.compat.stats.sink != StatsSink::None;
-    let stats = || Stats::new(settings.compat.stats.max_rules, load_mapping(settings));
+    let stats = || {
+        let stats = Stats::new(settings.compat.stats.max_rules, load_mapping(settings));
+        if settings.compat.stats.replace_dots { stats.with_replaced_dots() } else { stats }
+    };
     let made = || if is_sent { stats() } else { stats().without_sending() };
     (is_shown || is_sent).then(|| Arc::new(made()))
 }

@@ -85,6 +85,21 @@ impl FieldName {
         )
     }
 
+    /// Returns `true` for a key whose value is a whole number.
+    pub(super) const fn is_count(self) -> bool {
+        matches!(
+            self,
+            Self::RequestsPerUnit
+                | Self::Burst
+                | Self::LeaseHits
+                | Self::Limit
+                | Self::Min
+                | Self::Max
+                | Self::Size
+                | Self::Status
+        )
+    }
+
     /// Returns the key that replaced the old name `name`, if it is `valid` in the block.
     pub(super) fn renamed(name: &str, valid: &[Self]) -> Option<Self> {
         let new = match name {

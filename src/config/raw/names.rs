@@ -209,13 +209,13 @@ impl NameChecker<'_, '_> {
 
     fn check_leaf(&mut self, word: FieldName, leaf: YamlId) {
         let Some((text, value)) = self.tree.scalar(leaf) else { return };
-        let what = match value {
+        let what = match &value {
             ScalarValue::Float(_) => "a number with a fraction or exponent",
             ScalarValue::Unsigned(_) => "an integer of more than 64 bits",
             _ => return,
         };
         let message = format!("`{}: {text}` is {what}, which no field accepts", word.as_str());
-        let help = format!("write a smaller or whole number, or quote it if it is text: '{text}'");
+        let help = help_for_number(word, text, &value);
         self.report_error(Code::FractionOrTooBig, leaf, message, Some(help));
     }
 
@@ -233,8 +233,31 @@ impl NameChecker<'_, '_> {
     }
 }
 
+/// Returns the fix for the number `text`, which is not an integer of 64 bits.
+fn help_for_number(word: FieldName, text: &str, value: &ScalarValue) -> String {
+    match value {
+        _ if !word.is_count() => format!("quote it if it is text: '{text}'"),
+        ScalarValue::Float(number)
+            if number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(number) =>
+        {
+            format!("write {number:.0}")
+        }
+        ScalarValue::Float(number)
+            if word == FieldName::RequestsPerUnit && *number < f64::from(u32::MAX) =>
+        {
+            "write a whole number; for fractions, use a longer period, such as `per: 10m`"
+                .to_owned()
+        }
+        _ => format!("write a whole number up to {}", u32::MAX),
+    }
+}
+
 /// Returns the fix for the unknown key `name`: its new name, or the most similar key.
 fn help_for_unknown(name: &str, block: LimitsBlock) -> String {
+    if block == LimitsBlock::File && name == "apiVersion" {
+        return "in a Kubernetes manifest, the limits file is a text under `data` of a ConfigMap"
+            .to_owned();
+    }
     if let Some(new) = FieldName::renamed(name, block.field_names()) {
         return format!("renamed to `{}`", new.as_str());
     }

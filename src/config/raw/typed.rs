@@ -16,8 +16,8 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value as Json};
 
-use super::File;
 use super::field_name::FieldName;
+use super::{File, TWO_LIMITS_FIX};
 use crate::config::diagnostic::{Code, Findings, Span, Spanned};
 use crate::config::yaml::{
     AliasBudget, ScalarValue, YamlId, YamlKind, YamlTree, report_too_many_aliases,
@@ -216,9 +216,12 @@ impl FileReader<'_, '_> {
     }
 
     fn suggest_fix(&self, node: YamlId, wanted: &ExpectedNode) -> Option<&'static str> {
-        let is_mapping = matches!(self.tree.kind(node), YamlKind::Mapping(_));
+        let kind = self.tree.kind(node);
+        let is_mapping = matches!(kind, YamlKind::Mapping(_));
+        let is_list = matches!(kind, YamlKind::Sequence(_));
         match wanted {
             ExpectedNode::File => Some("start with `domain: …` and `descriptors: …`"),
+            ExpectedNode::Field(FieldName::RateLimit, _) if is_list => Some(TWO_LIMITS_FIX),
             ExpectedNode::Field(_, LIST) if is_mapping => Some("put `- ` before its first key"),
             ExpectedNode::Field(_, BOOL | COUNT) if self.tree.is_quoted(node) => {
                 Some("remove the quotes")

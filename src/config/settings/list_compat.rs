@@ -147,6 +147,9 @@ blocks! {
         /// Rules that turn parts of a DogStatsD statistic's name into tags. A flag or environment
         /// variable contains them as JSON.
         mogrifiers: Mogrifiers = Mogrifiers::default(), "rules";
+        /// In names of statistics, replace each dot in a key or value by `_`, so that each rule has
+        /// its own Prometheus series.
+        replace_dots: bool = false, "switch";
         /// Largest number of rules that have their own statistics. Further rules are counted
         /// together as `_overflow_`.
         max_rules: u32 = 10_000, "rules";

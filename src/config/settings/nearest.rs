@@ -7,9 +7,27 @@
 /// Returns the known word with the fewest edits from `word`, or `None` if all differ too much.
 #[must_use]
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let candidates = known.into_iter().map(|known| (edit_distance(word, known), known));
-    let (edits, known) = candidates.min_by_key(|(edits, _)| *edits)?;
+    let (edits, known) = fewest_edits(word, known)?;
     (edits <= (known.len() / 3).max(1)).then_some(known)
+}
+
+/// Returns the known word with the fewest edits from `word`, or `None` if these are more than
+/// `most_edits`.
+#[must_use]
+pub fn nearest_within<'a>(
+    word: &str,
+    most_edits: usize,
+    known: impl IntoIterator<Item = &'a str>,
+) -> Option<&'a str> {
+    fewest_edits(word, known).filter(|(edits, _)| *edits <= most_edits).map(|(_, known)| known)
+}
+
+fn fewest_edits<'a>(
+    word: &str,
+    known: impl IntoIterator<Item = &'a str>,
+) -> Option<(usize, &'a str)> {
+    let candidates = known.into_iter().map(|known| (edit_distance(word, known), known));
+    candidates.min_by_key(|(edits, _)| *edits)
 }
 
 /// Returns the number of insertions, deletions, replacements and swaps of neighbors that turn `a`

@@ -10,7 +10,7 @@
 //!   memory store.
 //! - Settings of metrics without a metrics port.
 //! - `listen.grpc_port` and `compat.listen.grpc_host` beside `listen.grpc_socket`.
-//! - `compat.stats.max_rules` if no statistics of envoyproxy/ratelimit are exported.
+//! - `compat.stats.max_rules` and `compat.stats.replace_dots` if no statistics of envoyproxy/ratelimit are exported.
 //!
 //! Settings of the last four points are accepted without effect, so that processes with different
 //! tasks can share one `server.yaml`.

@@ -10,6 +10,25 @@
 use super::{DescriptorTree, MatchKind, NodeFlags, shared_text};
 use crate::config::rule::Rule;
 
+/// The treatment of dots in keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricDots {
+    /// Dots stay.
+    Kept,
+    /// Each dot becomes `_`. Dots in the domain stay.
+    Replaced,
+}
+
+impl MetricDots {
+    /// Appends a key or value to the name of a statistic.
+    pub fn append(self, name: &mut String, text: &str) {
+        match self {
+            Self::Kept => name.push_str(text),
+            Self::Replaced => name.extend(text.chars().map(|c| if c == '.' { '_' } else { c })),
+        }
+    }
+}
+
 struct MetricLevel<'t, 'e> {
     key: &'e str,
     value: &'e str,
@@ -23,7 +42,13 @@ struct MetricLevel<'t, 'e> {
 impl DescriptorTree {
     /// Returns the name of the statistics of `rule`, which a lookup of `entries` returned.
     #[must_use]
-    pub fn metric_key<'e, E>(&self, domain: &str, entries: E, rule: &Rule) -> String
+    pub fn metric_key<'e, E>(
+        &self,
+        domain: &str,
+        entries: E,
+        rule: &Rule,
+        dots: MetricDots,
+    ) -> String
     where
         E: IntoIterator<Item = (&'e str, &'e str)>,
         E::IntoIter: Clone,
@@ -34,13 +59,17 @@ impl DescriptorTree {
         let mut name = String::with_capacity(rule.path.len());
         name.push_str(domain);
         for level in self.metric_levels(entries) {
-            name.extend([".", level.key]);
+            name.push('.');
+            dots.append(&mut name, level.key);
             match level.value_text(rule.detailed_metric) {
                 // With `detailed_metric`, an empty value is shown as `_`, unless the name contains
                 // a shared value (`share_threshold`).
                 "" if rule.detailed_metric && !any_shared => name.push('_'),
                 "" => {}
-                shown => name.extend(["_", shown]),
+                shown => {
+                    name.push('_');
+                    dots.append(&mut name, shown);
+                }
             }
         }
         name

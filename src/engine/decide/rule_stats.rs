@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use crate::config::tree::MetricDots;
 use crate::config::{Config, Domain};
 use crate::engine::decide::fallback::ChargeDecision;
 use crate::engine::decide::plan::{CheckPlan, DescriptorPlan};
@@ -70,9 +71,14 @@ fn rule_stats(
     descriptor: &Descriptor<'_>,
 ) -> Arc<RuleStats> {
     let entries = || descriptor.entries.iter().copied();
+    let dots = if stats.has_replaced_dots() { MetricDots::Replaced } else { MetricDots::Kept };
     if let DescriptorPlan::Charged(rule, _) = descriptor_plan {
-        let key = domain.tree.metric_key(&domain.name, entries(), rule);
+        let metric_key = |dots| domain.tree.metric_key(&domain.name, entries(), rule, dots);
+        let mut key = metric_key(MetricDots::Kept);
         let is_rule_path = *key == *rule.path;
+        if dots == MetricDots::Replaced {
+            key = metric_key(dots);
+        }
         return stats.rule_stats(if is_rule_path {
             RuleStatsKey::FromFile(&key)
         } else {
@@ -83,7 +89,10 @@ fn rule_stats(
     let mut key = String::from(&*domain.name);
     for (name, value) in entries() {
         let joint = if value.is_empty() { "" } else { "_" };
-        key.extend([".", name, joint, value]);
+        key.push('.');
+        dots.append(&mut key, name);
+        key.push_str(joint);
+        dots.append(&mut key, value);
     }
     if descriptor.entries.is_empty() {
         key.push('.');

@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 
 use super::backoff::Backoff;
 use super::client::{OpenedClient, ServerAddress, describe_error, run_command};
+use super::connect_help::connect_help;
 use super::options::{RedisOptions, RedisTopology};
 use super::sentinel::SentinelGroup;
 use super::slot_map;
@@ -85,8 +86,7 @@ async fn connect(
         let options = Arc::clone(&options);
         opening.spawn(async move {
             let opened = OpenedClient::new(&address, options.login()).await;
-            let opened = opened
-                .map_err(|error| InspectError(format!("{address}: {}", describe_error(&error))))?;
+            let opened = opened.map_err(|error| connect_error(&address, &error, &options))?;
             Ok::<_, InspectError>((number, InspectedNode { address: address.to_string(), opened }))
         });
     }
@@ -96,6 +96,12 @@ async fn connect(
     }
     nodes.sort_by_key(|(number, _)| *number);
     Ok(nodes.into_iter().map(|(_, node)| node).collect())
+}
+
+fn connect_error(address: &ServerAddress, error: &Error, options: &RedisOptions) -> InspectError {
+    let help = connect_help(error, options).map(|help| format!("; {help}"));
+    let text = describe_error(error);
+    InspectError(format!("{address}: {text}{}", help.unwrap_or_default()))
 }
 
 impl InspectedNode {

@@ -23,6 +23,7 @@ use super::backoff::Backoff;
 use super::breaker::LATE_REPLIES_TO_OPEN;
 use super::client::{CONNECT_TIMEOUT, OpenedClient, ServerAddress, describe_error, run_command};
 use super::cluster::ClusterConnections;
+use super::connect_help::connect_help;
 use super::connection::{Link, LiveConnection, RefusedOperation, StoreRefusal};
 use super::options::RedisOptions;
 use super::sentinel::SentinelGroup;
@@ -115,7 +116,9 @@ pub(super) async fn keep_link(
             }
             Err(error) => {
                 link.set_connect_failure(&error);
-                outage_log.log_unavailable(&describe_error(&error), location.known_address());
+                let help = connect_help(&error, &options);
+                let address = location.known_address();
+                outage_log.log_unavailable(&describe_error(&error), address, help.as_deref());
             }
         }
         location.request_slot_query();
@@ -160,10 +163,15 @@ impl OutageLog {
         }
     }
 
-    fn log_unavailable(&mut self, reason: &str, address: Option<&ServerAddress>) {
+    fn log_unavailable(
+        &mut self,
+        reason: &str,
+        address: Option<&ServerAddress>,
+        help: Option<&str>,
+    ) {
         if self.add_reason(reason) {
             let address = address.map(tracing::field::display);
-            tracing::warn!(error = %reason, addr = address, "redis unavailable, retrying");
+            tracing::warn!(error = %reason, addr = address, help, "redis unavailable, retrying");
         }
     }
 

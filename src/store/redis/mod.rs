@@ -24,6 +24,7 @@ pub mod charge_call;
 mod client;
 mod cluster;
 pub mod codec;
+mod connect_help;
 mod connection;
 mod files;
 pub mod inspect;

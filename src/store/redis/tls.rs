@@ -27,24 +27,38 @@ pub(super) async fn load_config(tls: &RedisTls) -> Result<TlsConfig, Error> {
     run_blocking(move || Ok(TlsConnector::from(rustls_config(&tls)?).into())).await
 }
 
-const UNTRUSTED: &str = "no trusted CA signed the certificate of redis; set store.tls.ca_file";
+const UNTRUSTED: &str =
+    "no trusted CA signed the certificate of redis; set store.tls.ca_file (REDIS_TLS_CACERT)";
 
 /// The errors of the TLS handshake by a part of their text, with their explanations.
-const HANDSHAKE_ERRORS: [(&str, &str); 8] = [
+const HANDSHAKE_ERRORS: [(&str, &str); 9] = [
     ("UnknownIssuer", UNTRUSTED),
     ("BadSignature", UNTRUSTED),
-    ("NotValidForName", "the certificate of redis has another name; set store.tls.server_name"),
+    (
+        "NotValidForName",
+        "the certificate of redis has another name; set store.tls.server_name \
+         (REDIS_TLS_SKIP_HOSTNAME_VERIFICATION)",
+    ),
     ("InvalidCertificate(Expired", "the certificate of redis has expired"),
     ("InvalidCertificate(NotValidYet", "the certificate of redis is not valid yet"),
     (
         "AlertReceived(CertificateRequired)",
-        "redis requires a client certificate; set store.tls.cert_file and store.tls.key_file",
+        "redis requires a client certificate; set store.tls.cert_file and store.tls.key_file \
+         (REDIS_TLS_CLIENT_CERT, REDIS_TLS_CLIENT_KEY)",
     ),
     (
         "AlertReceived(UnknownCA)",
         "redis does not trust the CA of the client certificate (store.tls.cert_file)",
     ),
-    ("InvalidContentType", "this port of redis does not use TLS; write redis:// in store.url"),
+    (
+        "InvalidContentType",
+        "this port of redis does not use TLS; write redis:// in store.url (REDIS_TLS=false)",
+    ),
+    (
+        "UnsupportedCertVersion",
+        "the certificate of redis has X.509 version 1; issue it again as version 3, with a \
+         subjectAltName (`openssl x509 -req -extfile`)",
+    ),
 ];
 
 /// Replaces the text of a TLS handshake error by its explanation. Without `tls`, returns the error
@@ -147,7 +161,8 @@ fn load_roots(tls: &RedisTls) -> Result<RootCertStore, Error> {
     let roots = pem::trusted_cas_or_system(tls.ca_file.as_deref(), tls.trusts_system_cas)
         .map_err(|error| file_error(&error))?;
     if roots.is_empty() {
-        let message = "this system has no CA certificates; set store.tls.ca_file";
+        let message =
+            "this system has no CA certificates; set store.tls.ca_file (REDIS_TLS_CACERT)";
         return Err(Error::new(ErrorKind::Tls, message));
     }
     Ok(roots)
@@ -155,4 +170,20 @@ fn load_roots(tls: &RedisTls) -> Result<RootCertStore, Error> {
 
 fn tls_error(error: &rustls::Error) -> Error {
     Error::new(ErrorKind::Tls, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Error, ErrorKind, RedisTls, explain_handshake_error};
+
+    #[test]
+    fn certificate_of_x509_version_1_names_the_fix() {
+        // The text of the client library for a certificate from `openssl x509 -req`.
+        let text = "Custom { kind: InvalidData, error: \
+                    InvalidCertificate(Other(OtherError(UnsupportedCertVersion))) }";
+        let tls = RedisTls::default();
+        let explained = explain_handshake_error(Error::new(ErrorKind::IO, text), Some(&tls));
+        let fix = "the certificate of redis has X.509 version 1; issue it again as version 3";
+        assert!(explained.details().starts_with(fix), "{explained:?}");
+    }
 }

@@ -105,6 +105,7 @@ pub struct Stats {
     rules: RwLock<RuleStatsTable>,
     overflow: Arc<RuleStats>,
     max_rules: usize,
+    has_replaced_dots: bool,
     counters: [AtomicU64; StatCounter::ALL.len()],
     calls: [AtomicU64; TimedMethod::ALL.len()],
     timers: [(String, CallTimer); TimedMethod::ALL.len()],
@@ -142,11 +143,25 @@ impl Stats {
             rules: RwLock::new(RuleStatsTable { by_name, ..RuleStatsTable::default() }),
             overflow,
             max_rules: usize::try_from(max_rules).unwrap_or(usize::MAX),
+            has_replaced_dots: false,
             counters: Default::default(),
             calls: Default::default(),
             timers: times,
             mapping,
         }
+    }
+
+    /// Tells callers of [`Self::rule_stats`] to replace the dots in keys and values.
+    #[must_use]
+    pub const fn with_replaced_dots(mut self) -> Self {
+        self.has_replaced_dots = true;
+        self
+    }
+
+    /// Returns `true` if dots in keys and values become `_` in names of statistics.
+    #[must_use]
+    pub const fn has_replaced_dots(&self) -> bool {
+        self.has_replaced_dots
     }
 
     /// Returns the counters of the rule with the name `key`. Creates the counters at the first

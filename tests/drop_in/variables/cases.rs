@@ -219,6 +219,34 @@ pub(super) const CASES: &[Case] = &[
     ("REDIS_TYPE", "bogus", &[], Stops("SINGLE, SENTINEL or CLUSTER")),
     ("REDIS_TYPE", "sentinel", &[("REDIS_URL", "main")], Stops("at least one sentinel")),
     ("REDIS_URL", "/run/r.sock", &[], Is("store.url", "\"redis+unix:///run/r.sock\"")),
+    (
+        "REDIS_URL",
+        "mymaster,redis-sentinel:26379",
+        &[("REDIS_SOCKET_TYPE", "tcp")],
+        Stops(
+            "REDIS_TYPE must be SENTINEL or CLUSTER, because REDIS_URL is the list \
+             `mymaster,redis-sentinel:26379`",
+        ),
+    ),
+    (
+        "REDIS_URL",
+        "10.0.0.1:6379,10.0.0.2:6379",
+        &[("REDIS_SOCKET_TYPE", "tcp")],
+        Stops("is the list `10.0.0.1:6379,10.0.0.2:6379`; for SENTINEL, its first item is the"),
+    ),
+    (
+        "REDIS_URL",
+        "redis://u:p@a:1,b:2",
+        &[("REDIS_SOCKET_TYPE", "tcp")],
+        Stops("REDIS_URL is the list `…`"),
+    ),
+    ("REDIS_URL", "h:port", &[("REDIS_SOCKET_TYPE", "tcp")], Stops("REDIS_URL must be host:port")),
+    (
+        "REDIS_PERSECOND_URL",
+        "a:1,b:2",
+        &[("REDIS_PERSECOND", "true"), ("REDIS_PERSECOND_SOCKET_TYPE", "tcp")],
+        Stops("REDIS_PERSECOND_TYPE must be SENTINEL or CLUSTER, because REDIS_PERSECOND_URL"),
+    ),
     ("REDIS_URL", "redis://u:p@h:1/5", &[], Is("store.url", "\"redis://u:***@h:1/5\"")),
     ("REDIS_URL", "redis://h:1?db=3", &[], Is("store.url", "\"redis://h:1/3\"")),
     ("REDIS_URL", "rediss://h:1", TCP, Stops("must be host:port or redis://host:port")),
@@ -319,6 +347,7 @@ pub(super) const CASES: &[Case] = &[
     ("STATSD_HOST", "statsd.test", &[], Is("compat.stats.address", "\"statsd.test:8125\"")),
     ("STATSD_PORT", "9125", &[], Is("compat.stats.address", "\"localhost:9125\"")),
     ("STATSD_PROTOCOL", "udp", &[], Is("compat.stats.protocol", "udp")),
+    ("SANITIZE_DESCRIPTOR_METRIC_DOTS", "true", &[], Is("compat.stats.replace_dots", "true")),
     ("STATS_FLUSH_INTERVAL", "1s", &[], Is("compat.stats.interval", "1s")),
     ("EXTRA_TAGS", "env:prod,empty:,z:1", &[], Is("compat.stats.tags", "\"env=prod,z=1\"")),
     ("EXTRA_TAGS", "env:prod", PROMETHEUS, Notes("labels of the target in Prometheus")),

@@ -4,6 +4,7 @@
 //! - Polling is off except in the tests of polling, so file system events trigger the loads.
 //! - Every wait uses the channel of published configurations, with a generous timeout.
 
+mod no_limits;
 mod refused;
 mod tree;
 

@@ -29,13 +29,17 @@ fn assert_limit_enforced(service: &Service, value: &str) {
     assert_eq!(passed, LIMIT as usize, "{}", service.log());
 }
 
-/// Waits until the log contains `why`, then asserts that a fallback decides.
-fn assert_refused(service: &Service, why: &str) {
+fn wait_for_log(service: &Service, why: &str) {
     let says = || match service.log() {
         log if log.contains("redis unavailable") && log.contains(why) => Ok(()),
         log => Err(log),
     };
     until(why, says).unwrap();
+}
+
+/// Waits until the log contains `why`, then asserts that a fallback decides.
+fn assert_refused(service: &Service, why: &str) {
+    wait_for_log(service, why);
     assert_eq!(check(service, "allow", "refused"), 200);
     assert!(ready(service).text().contains("is unavailable (unreachable)"));
 }
@@ -71,9 +75,34 @@ fn only_a_trusted_certificate_with_the_right_name_connects() {
     assert_refused(&trusting(&gone, &named), "gone.pem: cannot be read");
     assert_refused(&trusting(&own.key, &named), "contains no certificate");
     let plain = serve_over(&limits, &format!("redis://{}", redis.address()), &[]);
-    assert_refused(&plain, "error");
+    assert_refused(&plain, "then write rediss:// in store.url (REDIS_TLS=true)");
     let stats = redis.call(&["INFO", "commandstats"]).text();
     assert!(!stats.contains("cmdstat_auth"), "{stats}");
+}
+
+#[test]
+fn redis_without_tls_is_suggested_for_a_silent_handshake() {
+    let redis = Process::redis(&[]);
+    let url = format!("rediss://{}", redis.address());
+    let service = serve_over(&limits(LIMIT), &url, &[]);
+    assert_refused(&service, "then write redis:// in store.url (REDIS_TLS=false)");
+}
+
+#[test]
+fn refused_password_names_the_setting_that_holds_it() {
+    let redis = Process::redis(&["--requirepass", "a:b"]);
+    let address = redis.address();
+    for (url, help) in [
+        (format!("redis://{address}"), "set the password in store.url (REDIS_AUTH)"),
+        (format!("redis://:c@{address}"), "correct the password in store.url (REDIS_AUTH)"),
+        (
+            format!("redis://a:b@{address}"),
+            "`a` is the user in store.url (REDIS_AUTH); if the password itself contains `:`, \
+             write `default:` before it",
+        ),
+    ] {
+        wait_for_log(&serve_over(&limits(LIMIT), &url, &[]), help);
+    }
 }
 
 #[test]
