@@ -72,7 +72,7 @@ pub struct SettingFlags {
 /// Arguments of `sluicegate validate`.
 #[derive(Debug, Args)]
 pub struct ValidateArgs {
-    /// Files and directories of limits, also in Kubernetes ConfigMaps; `-` is standard input.
+    /// Files and directories of limits, also in Kubernetes manifests; `-` is standard input.
     #[arg(required = true, value_name = "PATH")]
     pub paths: Vec<PathBuf>,
     /// Output format of the findings.
@@ -178,7 +178,7 @@ pub enum FindingsFormat {
 /// Arguments of `sluicegate explain`.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// Files and directories of limits, also in Kubernetes ConfigMaps; `-` is standard input.
+    /// Files and directories of limits, also in Kubernetes manifests; `-` is standard input.
     #[arg(long, value_name = "DIR|FILE", required_unless_present = "server")]
     pub limits: Vec<PathBuf>,
     /// Use the limits of a running replica with this

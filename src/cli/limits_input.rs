@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - The path `-` is standard input.
-//! - In place of a Kubernetes manifest, the limits files in its ConfigMaps are returned.
+//! - In place of a Kubernetes manifest, the limits files in its `ConfigMap` objects are returned.
 //! - At least one limits file is returned.
 //!
 //! Not covered:

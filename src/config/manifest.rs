@@ -1,9 +1,9 @@
 //! Finds the limits files in Kubernetes manifests, for the commands `validate` and `explain`.
 //!
 //! Guarantees:
-//! - Limits files are the texts under `data` of each ConfigMap, also in a `List`.
+//! - Limits files are the texts under `data` of each `ConfigMap`, also in a `List`.
 //! - A text in a literal block (`|`) keeps the lines and columns of its manifest.
-//! - Beyond [`MAX_PLACED_BYTES`], a text has its own line numbers.
+//! - After 64 MiB of such texts, a text has its own line numbers.
 //!
 //! Not covered:
 //! - `binaryData`, Secrets and Helm templates.
@@ -95,7 +95,7 @@ impl ManifestReader<'_> {
         DocumentKind::Manifest
     }
 
-    /// Adds the limits files of one Kubernetes object, if it is a ConfigMap.
+    /// Adds the limits files of one Kubernetes object, if it is a `ConfigMap`.
     fn read_object(&mut self, tree: &YamlTree<'_>, object: YamlId, document_start: usize) {
         let is_config_map = text_field(tree, object, "kind") == Some("ConfigMap");
         let data = field(tree, object, "data").filter(|_| is_config_map);

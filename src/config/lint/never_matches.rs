@@ -67,7 +67,7 @@ fn is_address_key(key: &str) -> bool {
 fn octet_pattern(address: IpAddr, bits: u8) -> Option<String> {
     let IpAddr::V4(address) = address else { return None };
     let octets = usize::from(bits / 8);
-    if bits % 8 != 0 || !(1..4).contains(&octets) {
+    if !bits.is_multiple_of(8) || !(1..4).contains(&octets) {
         return None;
     }
     let kept = address.octets().into_iter().take(octets).map(|octet| format!("{octet}."));
