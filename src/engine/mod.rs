@@ -9,6 +9,7 @@
 //! - Protocols ([`crate::edge`]).
 //! - Where counters live ([`crate::store`]).
 
+mod check_text;
 pub mod concurrency;
 mod decide;
 pub mod fleet;
@@ -17,6 +18,7 @@ pub mod lease;
 
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::config::settings::DescriptorValues;
 use crate::engine::concurrency::ConcurrencyLimits;
 use crate::engine::concurrency::path::DEFAULT_MAX_BUCKETS;
 use crate::engine::concurrency::permit_ids::{DEFAULT_BOUNDS, PermitIds};
@@ -69,11 +71,18 @@ pub struct DecisionPolicy {
     pub is_shadow: bool,
     /// The fraction of a limit, 0 to 1, above which a descriptor counts as near the limit.
     pub near_limit_ratio: f32,
+    /// The form of descriptor values in the log and on the admin page `/recent`.
+    pub descriptor_values: DescriptorValues,
 }
 
 impl Default for DecisionPolicy {
     fn default() -> Self {
-        Self { planning: PlanSettings::default(), is_shadow: false, near_limit_ratio: 0.8 }
+        Self {
+            planning: PlanSettings::default(),
+            is_shadow: false,
+            near_limit_ratio: 0.8,
+            descriptor_values: DescriptorValues::default(),
+        }
     }
 }
 

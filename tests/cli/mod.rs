@@ -3,3 +3,4 @@
 mod args;
 mod commands;
 pub mod doctor;
+mod serve;

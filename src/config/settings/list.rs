@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use super::block::{AnyValue, Block, SettingList, blocks};
 use super::{
-    AtLeastOne, CompatSettings, HostName, HostPort, LogFormat, LogLevel, Networks, Overrides,
-    ResponseHeaders, SecretText, StoreUrl, UnitFraction, WhenFull,
+    AtLeastOne, CompatSettings, DescriptorValues, HostName, HostPort, LogFormat, LogLevel,
+    Networks, Overrides, ResponseHeaders, SecretText, StoreUrl, UnitFraction, WhenFull,
 };
 use crate::config::hooks::Hooks;
 use crate::kernel::units::Nanos;
@@ -258,6 +258,12 @@ blocks! {
         /// Format of log lines: text, JSON with Sluicegate's keys, or JSON with
         /// envoyproxy/ratelimit's keys.
         format: LogFormat = LogFormat::Text, "word";
+        /// Form of descriptor values in log lines about checks and on the admin page `/recent`:
+        /// their first 64 bytes, or `*`.
+        descriptor_values: DescriptorValues = DescriptorValues::Shown, "word";
+        /// Libraries whose log lines are written at level `trace`, separated by commas: `h2,tower`.
+        /// The lines of `fred` can contain the Redis password.
+        libraries: String = String::new(), "names";
     }
 
     /// Export of traces and metrics by OTLP.

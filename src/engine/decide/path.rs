@@ -28,11 +28,12 @@ use crate::telemetry::trace;
 type CheckResult = Result<Decision, CheckError>;
 type PendingCheck<'a> = Pin<Box<dyn Future<Output = CheckResult> + Send + 'a>>;
 
-struct PreparedCheck<'a, 'q> {
-    config: &'a Config,
-    check: &'a Check<'q>,
-    now: Nanos,
-    plan: CheckPlan<'a>,
+/// A check with its plan, and the configuration that decides it.
+pub(in crate::engine) struct PreparedCheck<'a, 'q> {
+    pub(in crate::engine) config: &'a Config,
+    pub(in crate::engine) check: &'a Check<'q>,
+    pub(in crate::engine) now: Nanos,
+    pub(in crate::engine) plan: CheckPlan<'a>,
 }
 
 #[expect(clippy::large_enum_variant, reason = "the usual one is the large one")]
@@ -75,7 +76,10 @@ impl Engine {
     ) -> StartedCheck<'a> {
         let prepared = match self.prepare(config, check) {
             Ok(prepared) => prepared,
-            Err(refusal) => return StartedCheck::Decided(Err(refusal)),
+            Err(refusal) => {
+                self.log_error(check, &refusal);
+                return StartedCheck::Decided(Err(refusal));
+            }
         };
         if let Some(decided) = self.try_now(&prepared) {
             return StartedCheck::Decided(decided);
@@ -85,9 +89,9 @@ impl Engine {
             return StartedCheck::Pending(Box::pin(self.resolve(prepared, deadline)));
         }
         match self.deny_cache.look_up(&prepared.plan, prepared.config.revision, prepared.now) {
-            DenyLookup::All(charge_decisions) => {
-                StartedCheck::Decided(Ok(self.decision(&prepared, charge_decisions.into_iter())))
-            }
+            DenyLookup::All(charge_decisions) => StartedCheck::Decided(Ok(
+                self.write_decision(&prepared, charge_decisions.into_iter())
+            )),
             DenyLookup::Partial(rest) => {
                 StartedCheck::Pending(Box::pin(self.resolve_rest(prepared, *rest, deadline)))
             }
@@ -118,16 +122,17 @@ impl Engine {
         let PreparedCheck { now, plan, .. } = prepared;
         if self.store().is_synchronous() {
             let StoreReply::Ready(outcomes) = self.store().charge(*now, &plan.charges) else {
-                return Some(
-                    self.finish(prepared, &fail_all(&plan.charges, StoreFailure::TimedOut)),
-                );
+                return Some(self.decide_from_outcomes(
+                    prepared,
+                    &fail_all(&plan.charges, StoreFailure::TimedOut),
+                ));
             };
-            return Some(self.finish(prepared, &outcomes));
+            return Some(self.decide_from_outcomes(prepared, &outcomes));
         }
         let leases = self.leases.as_ref().filter(|leases| leases.has_leased_limits())?;
         let mut outcomes = Outcomes::new();
         leases.try_charge(*now, &plan.charges, plan.lease_terms(), &mut outcomes)?;
-        Some(Ok(self.decision(prepared, outcomes.into_iter().map(ChargeDecision::Store))))
+        Some(Ok(self.write_decision(prepared, outcomes.into_iter().map(ChargeDecision::Store))))
     }
 
     /// Decides a check with one store call, ignoring leases and the deny cache.
@@ -138,7 +143,7 @@ impl Engine {
     ) -> CheckResult {
         let mut outcomes = self.charge_store(prepared.now, &prepared.plan.charges, deadline).await;
         self.charge_stale(&mut prepared, &mut outcomes, deadline).await;
-        self.finish(&prepared, &outcomes)
+        self.decide_from_outcomes(&prepared, &outcomes)
     }
 
     /// Decides a check that needs leases or the deny cache. Sends the charges `to_send`, which have
@@ -150,7 +155,7 @@ impl Engine {
         deadline: Option<Nanos>,
     ) -> CheckResult {
         if to_send.charges.list.is_empty() {
-            return self.finish(&prepared, &outcomes);
+            return self.decide_from_outcomes(&prepared, &outcomes);
         }
         let (now, revision) = (prepared.now, prepared.config.revision);
         self.forget_denials(&prepared.plan);
@@ -161,7 +166,7 @@ impl Engine {
         let reserved_for = |charge: &Charge| self.store().reserved_for(charge);
         self.deny_cache.record_outcomes(&prepared.plan, &to_send, &outcomes, call, reserved_for);
         self.forget_denials(&prepared.plan);
-        self.finish(&prepared, &outcomes)
+        self.decide_from_outcomes(&prepared, &outcomes)
     }
 
     async fn charge_store(
@@ -243,26 +248,6 @@ impl Engine {
         missing.copy_outcomes(new_outcomes, outcomes);
         prepared.plan.charges.list = second_plan.charges.list;
         stale_charges::fail_stale(outcomes);
-    }
-
-    fn finish(&self, prepared: &PreparedCheck<'_, '_>, outcomes: &[ChargeOutcome]) -> CheckResult {
-        self.decide_from_outcomes(
-            &prepared.plan,
-            outcomes,
-            (prepared.config.revision, prepared.now),
-        )
-    }
-
-    fn decision(
-        &self,
-        prepared: &PreparedCheck<'_, '_>,
-        charge_decisions: impl Iterator<Item = ChargeDecision>,
-    ) -> Decision {
-        self.write_decision(
-            &prepared.plan,
-            charge_decisions,
-            (prepared.config.revision, prepared.now),
-        )
     }
 
     /// Returns `true` if the plan has a leased limit,

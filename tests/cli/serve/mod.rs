@@ -1,0 +1,3 @@
+//! Tests of the command `serve`.
+
+mod log;
