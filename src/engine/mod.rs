@@ -15,6 +15,7 @@ mod decide;
 pub mod fleet;
 pub mod forced_decisions;
 pub mod lease;
+mod unmatched;
 
 use crate::clock::Clock;
 use crate::config::Config;
@@ -27,6 +28,7 @@ use crate::engine::fleet::forwarding::ForwardingQueue;
 use crate::engine::fleet::reporter::FleetReporter;
 use crate::engine::forced_decisions::ForcedDecisions;
 use crate::engine::lease::LeaseManager;
+use crate::engine::unmatched::UnmatchedDescriptors;
 use crate::kernel::concurrency::permit_registry;
 use crate::store::stats::StoreStats;
 use crate::store::{Store, StoreFailure};
@@ -41,6 +43,7 @@ pub use decide::local_share;
 pub use decide::plan::{KeyNaming, OverridePolicy, PlanSettings};
 pub use decide::{CheckError, Decision, LimitStatus, LimitStatuses};
 pub use fleet::membership::Membership;
+pub use unmatched::UnmatchedDescriptor;
 
 /// Decides rate limit checks and requests for permits in one replica.
 #[derive(Debug)]
@@ -60,6 +63,7 @@ pub struct Engine {
     stats: Option<Arc<Stats>>,
     forwarding: Option<ForwardingQueue>,
     forced_decisions: ForcedDecisions,
+    unmatched: UnmatchedDescriptors,
 }
 
 /// The settings that apply to every decision.
@@ -97,7 +101,8 @@ impl Engine {
         let leases = (!store.is_synchronous()).then(new_leases);
         let (local_fallback, permit_ids, stats, forwarding) =
             (None, PermitIds::new(DEFAULT_BOUNDS), None, None);
-        let forced_decisions = ForcedDecisions::default();
+        let (forced_decisions, unmatched) =
+            (ForcedDecisions::default(), UnmatchedDescriptors::default());
         Self {
             clock,
             config,
@@ -111,6 +116,7 @@ impl Engine {
             stats,
             forwarding,
             forced_decisions,
+            unmatched,
         }
     }
 

@@ -110,6 +110,7 @@ impl Engine {
         let planning = trace::stage_span(trace::CheckStage::Plan);
         prepared.plan.fill(config, check, self.policy.planning, now);
         drop(planning);
+        self.count_unmatched(&prepared);
         if let Some(stats) = &self.stats {
             prepared.plan.stats = rule_stats::count_hits(stats, config, check, &prepared.plan);
         }

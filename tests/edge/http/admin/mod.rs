@@ -1,6 +1,7 @@
 //! Tests of the admin port: access token, configuration, explanations, counters and permits.
 
 mod freeze;
+mod recent;
 
 use std::sync::Arc;
 
@@ -122,6 +123,7 @@ async fn unknown_admin_paths_list_all_pages() {
                 "/force",
                 "/forced",
                 "/permits",
+                "/recent",
                 "/refund",
                 "/reset",
                 "/rlconfig",
