@@ -88,6 +88,9 @@ fn print_text(explanation: &Explanation, out: &mut dyn io::Write) -> io::Result<
         writeln!(out, "{}: {}", explanation.domain, descriptor.descriptor)?;
         print_steps(descriptor, out)?;
         writeln!(out, "  {}", descriptor.outcome)?;
+        if let Some(nearest) = &descriptor.nearest {
+            writeln!(out, "  nearest: {nearest}")?;
+        }
         if let Some(rule) = &descriptor.rule {
             print_rule(rule, out)?;
         }

@@ -79,7 +79,7 @@ pub(super) fn serve(
     notes: &[VariableNote],
     terminal: &mut Terminal<'_>,
 ) -> std::io::Result<CommandOutcome> {
-    log::start(settings.telemetry.log.level, settings.telemetry.log.format);
+    log::start(&settings.telemetry.log);
     for VariableNote { variable, line } in notes {
         tracing::warn!("{variable}: {line}");
     }
@@ -559,7 +559,12 @@ fn engine_policy(settings: &Settings) -> DecisionPolicy {
     let planning =
         PlanSettings { keys, overrides, quota_for_all: settings.compat.limits.quota_mode };
     let near_limit_ratio = settings.telemetry.metrics.near_limit_ratio.get();
-    DecisionPolicy { planning, is_shadow: settings.answers.shadow_mode, near_limit_ratio }
+    DecisionPolicy {
+        planning,
+        is_shadow: settings.answers.shadow_mode,
+        near_limit_ratio,
+        descriptor_values: settings.telemetry.log.descriptor_values,
+    }
 }
 
 fn reporting_options(settings: &Settings) -> ReplyOptions {

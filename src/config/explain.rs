@@ -8,6 +8,8 @@
 //! Not covered:
 //! - The hits that a counter has at the moment.
 
+pub mod near_miss;
+
 use std::borrow::Cow;
 use std::collections::HashMap;
 
@@ -47,6 +49,9 @@ pub struct DescriptorExplanation {
     pub steps: Vec<EntryExplanation>,
     /// The result of the lookup, as a sentence.
     pub outcome: String,
+    /// The nearest rule, as a clause, if the descriptor matches none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nearest: Option<String>,
     /// The rule that the descriptor matches, if there is one.
     pub rule: Option<RuleExplanation>,
     /// The concurrency limit that the descriptor matches, if there is one.
@@ -154,7 +159,7 @@ pub fn explain(
     now: Nanos,
 ) -> Explanation {
     let tree = config.domains.get(domain).map(|domain| &domain.tree);
-    let context = ExplainContext { domain, hits, now };
+    let context = ExplainContext { config, domain, hits, now };
     let walks =
         descriptors.iter().map(|entries| (entries, tree.map(|tree| tree.trace_lookup(entries))));
     let walks: Vec<_> = walks.collect();
@@ -200,6 +205,7 @@ fn mark_replaced(explained: &mut [DescriptorExplanation], rules: &[Option<&Rule>
 }
 
 struct ExplainContext<'q> {
+    config: &'q Config,
     domain: &'q str,
     hits: Hits,
     now: Nanos,
@@ -215,6 +221,7 @@ impl ExplainContext<'_> {
             descriptor: format_entries(entries.iter().copied()),
             steps: trace.map(explain_steps).unwrap_or_default(),
             outcome: trace.map_or_else(|| self.unknown_domain_outcome(), outcome_sentence),
+            nearest: near_miss::nearest_rule(self.config, self.domain, entries),
             rule: match trace.map(|walk| &walk.outcome) {
                 Some(LookupOutcome::Found(found)) => Some(self.explain_rule(found, entries)),
                 _ => None,

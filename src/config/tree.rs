@@ -15,6 +15,7 @@
 
 pub(crate) mod builder;
 mod metric;
+pub mod miss;
 mod node;
 pub(crate) mod pattern;
 mod table;
@@ -275,6 +276,16 @@ impl DescriptorTree {
         let name = self.name(node);
         let key_len = self.node(node).key_len as usize;
         (&name[..key_len], name.get(key_len + 1..))
+    }
+
+    /// Returns the child of `level` with which the lookup of an entry continues.
+    pub(crate) fn child_that_matches(
+        &self,
+        level: NodeId,
+        key: &str,
+        value: &str,
+    ) -> Option<NodeId> {
+        self.match_entry(self.node(level), key, value)?.0.node()
     }
 
     /// Returns the children of `level` whose names are patterns, in file order.

@@ -5,6 +5,7 @@
 //! - Checks ([`grpc::convert`]) and rate limit headers ([`headers`]) are the same in all protocols.
 //! - An invalid request gets an error in the format of its protocol, and changes no counter.
 
+mod accept_errors;
 pub mod grpc;
 pub mod headers;
 pub mod health;

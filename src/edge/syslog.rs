@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::UdpSocket;
+use tokio::time::Instant;
 
 use crate::config::settings::Networks;
 use crate::engine::fleet::forwarding::{PermitUpdate, is_incarnation_name};
@@ -18,6 +19,7 @@ use crate::engine::{Engine, validate_id};
 use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{DatagramKind, Event as _};
+use crate::telemetry::reason_log::{DueLine, ReasonLog};
 
 /// The largest accepted datagram: a request id of 128 bytes, an owner, and about forty response
 /// times.
@@ -53,6 +55,7 @@ pub struct SyslogRelease<'d> {
 pub async fn serve(socket: UdpSocket, engine: Arc<Engine>, trusted: Networks) {
     // One byte more than the largest datagram, to detect a longer one.
     let mut buffer = [0; MAX_DATAGRAM_BYTES + 1];
+    let mut errors = ReasonLog::new();
     loop {
         match socket.recv_from(&mut buffer).await {
             Ok((length, source)) => {
@@ -67,7 +70,9 @@ pub async fn serve(socket: UdpSocket, engine: Arc<Engine>, trusted: Networks) {
                 outcome.emit();
             }
             Err(error) => {
-                tracing::warn!(%error, "failed to receive a syslog message, retrying");
+                if let Some(DueLine { times }) = errors.count(&error.to_string(), Instant::now()) {
+                    tracing::warn!(%error, times, "failed to receive a syslog message, retrying");
+                }
                 tokio::time::sleep(RECEIVE_PAUSE).await;
             }
         }

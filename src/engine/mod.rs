@@ -9,14 +9,17 @@
 //! - Protocols ([`crate::edge`]).
 //! - Where counters live ([`crate::store`]).
 
+mod check_text;
 pub mod concurrency;
 mod decide;
 pub mod fleet;
 pub mod forced_decisions;
 pub mod lease;
+mod unmatched;
 
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::config::settings::DescriptorValues;
 use crate::engine::concurrency::ConcurrencyLimits;
 use crate::engine::concurrency::path::DEFAULT_MAX_BUCKETS;
 use crate::engine::concurrency::permit_ids::{DEFAULT_BOUNDS, PermitIds};
@@ -25,6 +28,7 @@ use crate::engine::fleet::forwarding::ForwardingQueue;
 use crate::engine::fleet::reporter::FleetReporter;
 use crate::engine::forced_decisions::ForcedDecisions;
 use crate::engine::lease::LeaseManager;
+use crate::engine::unmatched::UnmatchedDescriptors;
 use crate::kernel::concurrency::permit_registry;
 use crate::store::stats::StoreStats;
 use crate::store::{Store, StoreFailure};
@@ -39,6 +43,7 @@ pub use decide::local_share;
 pub use decide::plan::{KeyNaming, OverridePolicy, PlanSettings};
 pub use decide::{CheckError, Decision, LimitStatus, LimitStatuses};
 pub use fleet::membership::Membership;
+pub use unmatched::UnmatchedDescriptor;
 
 /// Decides rate limit checks and requests for permits in one replica.
 #[derive(Debug)]
@@ -58,6 +63,7 @@ pub struct Engine {
     stats: Option<Arc<Stats>>,
     forwarding: Option<ForwardingQueue>,
     forced_decisions: ForcedDecisions,
+    unmatched: UnmatchedDescriptors,
 }
 
 /// The settings that apply to every decision.
@@ -69,11 +75,18 @@ pub struct DecisionPolicy {
     pub is_shadow: bool,
     /// The fraction of a limit, 0 to 1, above which a descriptor counts as near the limit.
     pub near_limit_ratio: f32,
+    /// The form of descriptor values in the log and on the admin page `/recent`.
+    pub descriptor_values: DescriptorValues,
 }
 
 impl Default for DecisionPolicy {
     fn default() -> Self {
-        Self { planning: PlanSettings::default(), is_shadow: false, near_limit_ratio: 0.8 }
+        Self {
+            planning: PlanSettings::default(),
+            is_shadow: false,
+            near_limit_ratio: 0.8,
+            descriptor_values: DescriptorValues::default(),
+        }
     }
 }
 
@@ -88,7 +101,8 @@ impl Engine {
         let leases = (!store.is_synchronous()).then(new_leases);
         let (local_fallback, permit_ids, stats, forwarding) =
             (None, PermitIds::new(DEFAULT_BOUNDS), None, None);
-        let forced_decisions = ForcedDecisions::default();
+        let (forced_decisions, unmatched) =
+            (ForcedDecisions::default(), UnmatchedDescriptors::default());
         Self {
             clock,
             config,
@@ -102,6 +116,7 @@ impl Engine {
             stats,
             forwarding,
             forced_decisions,
+            unmatched,
         }
     }
 

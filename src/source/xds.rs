@@ -3,7 +3,8 @@
 //!
 //! Guarantees:
 //! - Each accepted response replaces the whole configuration.
-//! - Each response is acknowledged (ACK) or rejected with its errors (NACK).
+//! - Each response is acknowledged (ACK) or rejected with its errors (NACK). The NACK of the same
+//!   response is delayed, and only the last response is answered.
 //! - A rejected response keeps the last good configuration.
 //! - The configuration stays in use while there is no connection to the xDS server.
 //! - Reconnects forever. Each new stream starts with the last accepted version.
@@ -15,6 +16,7 @@ mod backoff;
 mod channel;
 mod convert;
 pub mod message;
+mod rejections;
 
 use std::io;
 use std::path::PathBuf;
@@ -45,6 +47,7 @@ use crate::kernel::units::{Nanos, Revision};
 pub use backoff::{Backoff, BackoffBounds};
 pub use channel::{XdsConnectError, XdsServer, XdsTls, connect, with_causes};
 use message::{RateLimitConfig, TYPE_URL};
+use rejections::{DelayedNack, Rejections, take_due};
 
 const DEFAULT_MAX_MESSAGE_BYTES: usize = 4 << 20;
 const MAX_NACK_DIAGNOSTICS: usize = 20;
@@ -93,6 +96,7 @@ pub fn start(
         accepted_version: String::new(),
         accepted_files: None,
         backoff: Backoff::new(options.backoff),
+        rejections: Rejections::new(),
         options,
     };
     let task = tokio::spawn(client.run(reload.clone()));
@@ -131,6 +135,7 @@ struct XdsClient {
     accepted_version: String,
     accepted_files: Option<Vec<TextFile>>,
     backoff: Backoff,
+    rejections: Rejections,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -185,26 +190,48 @@ impl XdsClient {
         // No timeout: the response headers may arrive late, with the first response. TCP keepalive
         // detects a vanished server.
         let mut responses = client.stream_aggregated_resources(request).await?.into_inner();
-        while let Some(response) = responses.message().await? {
-            let (version, nonce) = (response.version_info.clone(), response.nonce.clone());
-            let nack = match self.apply_response(response).await {
-                Ok(()) => {
-                    self.accepted_version = version;
-                    self.backoff.reset();
-                    None
-                }
-                Err(error) => {
-                    let kept = match &*self.accepted_version {
-                        "" => "no limits are loaded yet".to_owned(),
-                        accepted => format!("keeping version {accepted}"),
-                    };
-                    tracing::error!(version, %error, "limits from the xDS server rejected: {kept}");
-                    Some(error)
+        let mut delayed: Option<DelayedNack> = None;
+        loop {
+            let response = tokio::select! {
+                response = responses.message() => response?,
+                nack = take_due(&mut delayed) => {
+                    self.send_request(&request_sender, &nack.nonce, Some(nack.error)).await?;
+                    continue;
                 }
             };
-            self.send_request(&request_sender, &nonce, nack).await?;
+            let Some(response) = response else { return Ok(()) };
+            let (version, nonce) = (response.version_info.clone(), response.nonce.clone());
+            let Err(error) = self.apply_response(response).await else {
+                self.accept(version);
+                delayed = None;
+                self.send_request(&request_sender, &nonce, None).await?;
+                continue;
+            };
+            let is_repeated = self.rejections.record(&version, &error, &self.kept_limits());
+            match &mut delayed {
+                // The server expects a reply to its last nonce only.
+                Some(waiting) if is_repeated => waiting.nonce = nonce,
+                None if is_repeated => delayed = Some(self.rejections.delay(nonce, error)),
+                _ => {
+                    delayed = None;
+                    self.send_request(&request_sender, &nonce, Some(error)).await?;
+                }
+            }
         }
-        Ok(())
+    }
+
+    fn accept(&mut self, version: String) {
+        self.rejections.accept(&version);
+        self.accepted_version = version;
+        self.backoff.reset();
+    }
+
+    /// Describes the limits that stay in use after a rejection.
+    fn kept_limits(&self) -> String {
+        match &*self.accepted_version {
+            "" => "no limits are loaded yet".to_owned(),
+            accepted => format!("keeping version {accepted}"),
+        }
     }
 
     async fn send_request(

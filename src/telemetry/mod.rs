@@ -8,5 +8,6 @@ pub mod event;
 pub mod label;
 pub mod metrics;
 pub mod otlp;
+pub mod reason_log;
 pub mod stats;
 pub mod trace;

@@ -165,7 +165,9 @@ fn explain_shows_why_nothing_matches() {
     let (outcome, out, _) =
         run(&["explain", "--limits", SOUND, "--domain", "shopp", "--descriptor", "a=b"]);
     assert_eq!(outcome, CommandOutcome::Negative);
-    assert_eq!(out, "shopp: a=b\n  no limit: no file has the domain `shopp`\n");
+    let nearest = "  nearest: the domain `shop` is similar\n";
+    let expected = format!("shopp: a=b\n  no limit: no file has the domain `shopp`\n{nearest}");
+    assert_eq!(out, expected);
 }
 
 #[test]

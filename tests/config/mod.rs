@@ -4,6 +4,7 @@ mod bad;
 mod calendar;
 mod concurrency;
 mod diagnostic;
+mod explain;
 mod incomplete;
 mod lint;
 mod load;

@@ -2,6 +2,7 @@
 
 mod fields;
 mod reconnect;
+mod rejections;
 mod startup;
 
 use envoy_types::pb::google::protobuf::value::Kind;

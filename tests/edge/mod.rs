@@ -1,5 +1,6 @@
 //! Tests of the ports: gRPC, HTTP, syslog, metrics and admin.
 
+mod accept_errors;
 pub(crate) mod grpc;
 mod headers;
 mod http;

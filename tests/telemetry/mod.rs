@@ -2,3 +2,4 @@
 
 mod monitoring;
 mod otlp;
+mod reason_log;

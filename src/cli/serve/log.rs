@@ -5,37 +5,51 @@ use std::fmt;
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::clock::Clock;
-use crate::config::settings::{LogFormat, LogLevel};
+use crate::config::settings::{LogFormat, LogLevel, LogSettings};
 
 /// Starts the log. Later calls have no effect.
-pub(super) fn start(level: LogLevel, format: LogFormat) {
+pub(super) fn start(log: &LogSettings) {
     let lines = tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_target(false)
-        .with_env_filter(level_filter(level));
-    let started = match format {
-        LogFormat::Text => lines.with_ansi(false).try_init(),
-        LogFormat::Json => lines.json().flatten_event(true).try_init(),
-        LogFormat::Compat => lines.event_format(RatelimitLogFormat(Clock::system())).try_init(),
+        .with_max_level(LevelFilter::TRACE);
+    let filter = line_filter(log);
+    let started = match log.format {
+        LogFormat::Text => lines.with_ansi(false).finish().with(filter).try_init(),
+        LogFormat::Json => lines.json().flatten_event(true).finish().with(filter).try_init(),
+        LogFormat::Compat => {
+            let format = RatelimitLogFormat(Clock::system());
+            lines.event_format(format).finish().with(filter).try_init()
+        }
     };
     drop(started);
 }
 
-/// Limits the log level of libraries. At `trace`, the file watcher
-/// logs every file change, even those of the log file. At `debug`,
-/// the Redis client logs all replies, which can contain the password.
-fn level_filter(level: LogLevel) -> EnvFilter {
-    EnvFilter::new(match level.word() {
-        "trace" => "debug,sluicegate=trace,fred=info",
-        "debug" => "debug,fred=info",
-        word => word,
-    })
+/// Returns the filter for log lines. A library's line is written only at `trace`, and only if
+/// `telemetry.log.libraries` names the library. The service logs all faults in its own words.
+fn line_filter(log: &LogSettings) -> Targets {
+    let level = match log.level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    };
+    let own_lines = Targets::new().with_target(env!("CARGO_CRATE_NAME"), level);
+    if log.level != LogLevel::Trace {
+        return own_lines;
+    }
+    let names = log.libraries.split(',').map(|name| name.trim().replace('-', "_"));
+    let names = names.filter(|name| !name.is_empty());
+    own_lines.with_targets(names.map(|name| (name, LevelFilter::TRACE)))
 }
 
 /// The JSON log format of envoyproxy/ratelimit: `@timestamp`, `@message`, the level, and the fields

@@ -87,6 +87,17 @@ choice! {
     }
 }
 choice! {
+    /// The form of descriptor values in log lines and on the admin page `/recent`.
+    #[derive(Default)]
+    DescriptorValues {
+        /// The first 64 bytes.
+        #[default]
+        Shown = "shown",
+        /// A `*` instead of each value.
+        Redacted = "redacted",
+    }
+}
+choice! {
     /// The rate limit headers that responses contain.
     ResponseHeaders {
         /// No rate limit headers.

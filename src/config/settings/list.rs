@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use super::block::{AnyValue, Block, SettingList, blocks};
 use super::{
-    AtLeastOne, CompatSettings, HostName, HostPort, LogFormat, LogLevel, Networks, Overrides,
-    ResponseHeaders, SecretText, StoreUrl, UnitFraction, WhenFull,
+    AtLeastOne, CompatSettings, DescriptorValues, HostName, HostPort, LogFormat, LogLevel,
+    Networks, Overrides, ResponseHeaders, SecretText, StoreUrl, UnitFraction, WhenFull,
 };
 use crate::config::hooks::Hooks;
 use crate::kernel::units::Nanos;
@@ -69,8 +69,8 @@ blocks! {
         /// `admin_token`.
         admin_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
         /// Port for administration: `/config`, `/counter`, `/explain`, `/fleet`, `/forced`,
-        /// `/permits`, `/rlconfig`, `/stats`; by POST `/force`, `/refund`, `/reset`, `/unforce`. 0
-        /// chooses a free port and prints it.
+        /// `/permits`, `/recent`, `/rlconfig`, `/stats`; by POST `/force`, `/refund`, `/reset`,
+        /// `/unforce`. 0 chooses a free port and prints it.
         admin_port: u16 = 6070, "TCP port";
         /// Token that callers of the admin port send as `Authorization: Bearer …`. Every local
         /// user can see a token in a flag.
@@ -261,6 +261,12 @@ blocks! {
         /// Format of log lines: text, JSON with Sluicegate's keys, or JSON with
         /// envoyproxy/ratelimit's keys.
         format: LogFormat = LogFormat::Text, "word";
+        /// Form of descriptor values in log lines about checks and on the admin page `/recent`:
+        /// their first 64 bytes, or `*`.
+        descriptor_values: DescriptorValues = DescriptorValues::Shown, "word";
+        /// Libraries whose log lines are written at level `trace`, separated by commas: `h2,tower`.
+        /// The lines of `fred` can contain the Redis password.
+        libraries: String = String::new(), "names";
     }
 
     /// Export of traces and metrics by OTLP.

@@ -16,7 +16,9 @@
 //! tasks can share one `server.yaml`.
 
 use super::conflicts::{RatelimitValueAction, SettingConflict, conflict, has_peers, redis_urls};
-use super::{KeyFormat, MetricNames, RedisEndpoint, Settings, StatsSink, StoreUrl, table};
+use super::{
+    KeyFormat, LogLevel, MetricNames, RedisEndpoint, Settings, StatsSink, StoreUrl, table,
+};
 
 /// Settings that have no effect under a condition.
 struct UnusedRule {
@@ -31,6 +33,12 @@ struct UnusedRule {
 }
 
 const RULES: &[UnusedRule] = &[
+    UnusedRule {
+        names: &["telemetry.log.libraries"],
+        is_unused: |settings| settings.telemetry.log.level != LogLevel::Trace,
+        why: "`telemetry.log.level` is not trace",
+        help: "set `telemetry.log.level: trace`, or remove this setting",
+    },
     UnusedRule {
         names: &["store.password_file"],
         is_unused: |settings| redis_urls(settings).next().is_none(),

@@ -25,6 +25,7 @@ use tokio_stream::Stream;
 
 use super::timeouts::HANDSHAKE_TIMEOUT;
 use super::tls::ServerTls;
+use crate::edge::accept_errors::AcceptErrors;
 pub use connection::{GrpcConnection, ShortIdleGuard, ShortIdleHandle};
 use connection::{RawSocket, Socket};
 
@@ -104,6 +105,7 @@ async fn accept(
     let (slots, handshakes) =
         (Arc::new(Semaphore::new(max_connections)), Semaphore::new(MAX_HANDSHAKES));
     let handshakes = Arc::new(handshakes);
+    let mut errors = AcceptErrors::new("gRPC");
     loop {
         // Acquiring always succeeds, because the semaphores are never closed.
         let slot = Arc::clone(&slots).acquire_owned().await.ok();
@@ -111,11 +113,12 @@ async fn accept(
         let raw = match listener.accept().await {
             Ok(raw) => raw,
             Err(error) => {
-                tracing::warn!(%error, "failed to accept a connection, retrying");
+                errors.record_failure(&error);
                 sleep(ACCEPT_RETRY_PAUSE).await;
                 continue;
             }
         };
+        errors.record_success();
         let lifetime = max_lifetime.map(|duration| Box::pin(sleep(duration)));
         let Some(tls) = tls.clone() else {
             if ready.send(Ok(GrpcConnection::new(Socket::Left(raw), lifetime, slot))).await.is_err()

@@ -11,6 +11,7 @@ mod explain;
 mod forced_decision;
 mod permits;
 mod port;
+mod recent;
 mod show;
 
 use axum::Router;
@@ -31,7 +32,7 @@ pub use permits::permits;
 pub use port::Admin;
 pub use show::{ConfigLoads, LoadError, config, fleet, rlconfig};
 
-const PATHS: [(&str, &str); 13] = [
+const PATHS: [(&str, &str); 14] = [
     ("/", "this list"),
     ("/rlconfig", "all limits, one per line"),
     ("/stats", "the process, and the statistics of envoyproxy/ratelimit, as JSON"),
@@ -51,6 +52,7 @@ const PATHS: [(&str, &str); 13] = [
     ("/forced", "the forced decisions, as JSON"),
     ("/reset", "POST, requires a token: resets the counters of ?domain=d&descriptor=k=v,k2=v2"),
     ("/fleet", "the replicas of the fleet and their shares, as JSON"),
+    ("/recent", "the last 100 different descriptors that matched no rule, with counts, as JSON"),
     ("/permits", "requests in flight: the oldest permits, the busiest buckets, as JSON"),
 ];
 
@@ -63,6 +65,7 @@ pub fn router(admin: Admin) -> Router {
         .route("/fleet", get(show_fleet))
         .route("/forced", get(forced_decision::list))
         .route("/permits", get(show_permits))
+        .route("/recent", get(show_recent))
         .route("/rlconfig", get(show_rlconfig))
         .route("/stats", get(show_stats))
         .fallback(show_list)
@@ -152,6 +155,10 @@ async fn show_fleet(State(admin): State<Admin>) -> Response {
 
 async fn show_permits(State(admin): State<Admin>) -> Response {
     (JSON, permits(admin.engine.concurrency_limits()).to_string()).into_response()
+}
+
+async fn show_recent(State(admin): State<Admin>) -> Response {
+    (JSON, recent::unmatched(&admin.engine).to_string()).into_response()
 }
 
 async fn show_rlconfig(State(admin): State<Admin>) -> Response {

@@ -6,16 +6,20 @@
 //! - Statuses match envoyproxy/ratelimit: 200 allow, 429 deny, 400 invalid check.
 //! - Status 500 means that the decision contains infinity or NaN, which JSON cannot express.
 //! - Any method and content type is accepted, as in envoyproxy/ratelimit.
+//! - The log contains the reason of a status 400, because the reply contains none.
 
 mod read;
 mod write;
 
+use std::fmt;
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody as _};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
+use parking_lot::Mutex;
+use tokio::time::Instant;
 use tokio_stream::StreamExt as _;
 
 use super::check_port::CheckPort;
@@ -25,6 +29,7 @@ use crate::edge::{check_outcome, count_check_error};
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Event as _, Protocol, RequestCompleted};
+use crate::telemetry::reason_log::{DueLine, ReasonLog};
 
 pub use read::{JsonRequestError, parse_request};
 pub use write::{NotExpressibleInJson, to_json_text};
@@ -36,17 +41,29 @@ pub const MAX_BODY_BYTES: usize = 4 * 1024 * 1024;
 /// for a limited time.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The largest part of a reason that is logged, in bytes.
+const MAX_REASON_BYTES: usize = 200;
+
+static REJECTIONS: Mutex<ReasonLog> = Mutex::new(ReasonLog::new());
+
 pub(super) async fn reply_to_check(port: &CheckPort, body: Body) -> Response {
     let result = tokio::time::timeout(CHECK_TIMEOUT, decide(port, body)).await;
-    let (outcome, response) = result.unwrap_or_else(|_| body_error_response(BodyError::TimedOut));
+    let (outcome, response) = result.unwrap_or_else(|_| body_error_response(&BodyError::TimedOut));
     RequestCompleted { protocol: Protocol::Json, outcome }.emit();
     response
 }
 
 async fn decide(port: &CheckPort, body: Body) -> (EdgeOutcome, Response) {
-    let request = match read_body(body).await.and_then(|bytes| parse_body(&bytes)) {
+    let bytes = read_body(body).await;
+    let request = match bytes.and_then(|bytes| Ok(parse_request(&bytes)?)) {
         Ok(request) => request,
-        Err(error) => return body_error_response(error),
+        Err(error) => {
+            let (outcome, response) = body_error_response(&error);
+            if response.status() == StatusCode::BAD_REQUEST {
+                log_rejection(&error);
+            }
+            return (outcome, response);
+        }
     };
     let received_at = port.engine.clock().now();
     let result = match convert::to_check(&request, &port.reporting) {
@@ -62,6 +79,7 @@ async fn decide(port: &CheckPort, body: Body) -> (EdgeOutcome, Response) {
         ),
         Err(error) => {
             count_check_error(&port.engine, &error);
+            log_rejection(&error);
             (outcome, status_response(StatusCode::BAD_REQUEST))
         }
     };
@@ -87,35 +105,40 @@ fn decision_response(
     }
 }
 
-#[derive(Clone, Copy)]
-enum BodyError {
-    Malformed,
-    TooLarge,
-    /// The body has more JSON objects than the largest valid check.
-    TooManyObjects,
-    TimedOut,
-}
-
-fn body_error_response(error: BodyError) -> (EdgeOutcome, Response) {
-    match error {
-        BodyError::Malformed => (EdgeOutcome::Malformed, status_response(StatusCode::BAD_REQUEST)),
-        BodyError::TooLarge => {
-            (EdgeOutcome::TooLarge, status_response(StatusCode::PAYLOAD_TOO_LARGE))
-        }
-        BodyError::TooManyObjects => {
-            (EdgeOutcome::TooManyEntries, status_response(StatusCode::BAD_REQUEST))
-        }
-        BodyError::TimedOut => {
-            (EdgeOutcome::ReadTimeout, status_response(StatusCode::REQUEST_TIMEOUT))
-        }
+/// Logs the reason of a status 400.
+fn log_rejection(error: &dyn fmt::Display) {
+    let error = error.to_string();
+    let error = (0..=MAX_REASON_BYTES).rev().find_map(|end| error.get(..end)).unwrap_or_default();
+    let due = REJECTIONS.lock().count(error, Instant::now());
+    if let Some(DueLine { times }) = due {
+        tracing::warn!(error, times, "check on /json failed with status 400");
     }
 }
 
-fn parse_body(bytes: &[u8]) -> Result<RateLimitRequest, BodyError> {
-    parse_request(bytes).map_err(|error| match error {
-        JsonRequestError::Malformed(_) => BodyError::Malformed,
-        JsonRequestError::TooManyObjects(_) => BodyError::TooManyObjects,
-    })
+#[derive(Debug, thiserror::Error)]
+enum BodyError {
+    #[error("{0}")]
+    Invalid(#[from] JsonRequestError),
+    #[error("the body has more than {MAX_BODY_BYTES} bytes")]
+    TooLarge,
+    #[error("the connection failed before the end of the body")]
+    Incomplete,
+    #[error("the body did not arrive in time")]
+    TimedOut,
+}
+
+fn body_error_response(error: &BodyError) -> (EdgeOutcome, Response) {
+    let (outcome, status) = match error {
+        BodyError::Invalid(JsonRequestError::Malformed(_)) | BodyError::Incomplete => {
+            (EdgeOutcome::Malformed, StatusCode::BAD_REQUEST)
+        }
+        BodyError::Invalid(JsonRequestError::TooManyObjects(_)) => {
+            (EdgeOutcome::TooManyEntries, StatusCode::BAD_REQUEST)
+        }
+        BodyError::TooLarge => (EdgeOutcome::TooLarge, StatusCode::PAYLOAD_TOO_LARGE),
+        BodyError::TimedOut => (EdgeOutcome::ReadTimeout, StatusCode::REQUEST_TIMEOUT),
+    };
+    (outcome, status_response(status))
 }
 
 /// Reads the whole body. Returns an error without reading if `Content-Length` is too large.
@@ -126,7 +149,7 @@ async fn read_body(body: Body) -> Result<Vec<u8>, BodyError> {
     let mut bytes = Vec::new();
     let mut chunks = body.into_data_stream();
     while let Some(chunk) = chunks.next().await {
-        let chunk = chunk.map_err(|_| BodyError::Malformed)?;
+        let chunk = chunk.map_err(|_| BodyError::Incomplete)?;
         if MAX_BODY_BYTES - bytes.len() < chunk.len() {
             return Err(BodyError::TooLarge);
         }

@@ -18,6 +18,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::connection::HttpConnection;
+use crate::edge::accept_errors::AcceptErrors;
 
 /// The timeout for receiving a request head, also for the next request on an idle connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -37,10 +38,11 @@ pub async fn serve(listener: TcpListener, router: Router, shutdown: impl Future<
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let graceful = GracefulShutdown::new();
     let mut shutdown = pin!(shutdown);
+    let mut errors = AcceptErrors::new("HTTP");
     loop {
         let (stream, slot) = tokio::select! {
             () = &mut shutdown => break,
-            accepted = accept(&listener, &slots) => accepted,
+            accepted = accept(&listener, &slots, &mut errors) => accepted,
         };
         let (io, peer) = HttpConnection::new(stream);
         let router_service = TowerToHyperService::new(router.clone());
@@ -69,17 +71,19 @@ fn http1_builder() -> Builder<TokioExecutor> {
 async fn accept(
     listener: &TcpListener,
     slots: &Arc<Semaphore>,
+    errors: &mut AcceptErrors,
 ) -> (TcpStream, Option<OwnedSemaphorePermit>) {
     // Acquiring always succeeds, because the semaphore is never closed.
     let slot = Arc::clone(slots).acquire_owned().await.ok();
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
+                errors.record_success();
                 enable_keepalive(&stream);
                 return (stream, slot);
             }
             Err(error) => {
-                tracing::warn!(%error, "failed to accept a connection, retrying");
+                errors.record_failure(&error);
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }

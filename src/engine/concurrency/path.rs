@@ -262,7 +262,10 @@ impl Engine {
             match self.acquire_all(&config, covered, wait, keep).await {
                 Ok(AcquirePass::Acquired(permits)) => break permits,
                 Ok(AcquirePass::Restart(last)) => wait.queue_deadline = Some(last),
-                Err(rejection) => return Ok(AdmissionOutcome::Rejected(rejection)),
+                Err(rejection) => {
+                    self.log_rejection(question, &rejection);
+                    return Ok(AdmissionOutcome::Rejected(rejection));
+                }
             }
         };
         let time_left = end.map(|end| end.since(self.clock().steady()));

@@ -3,55 +3,53 @@
 use crate::engine::Engine;
 use crate::engine::decide::fallback;
 use crate::engine::decide::fallback::ChargeDecision;
+use crate::engine::decide::path::PreparedCheck;
 use crate::engine::decide::plan::{CheckPlan, DescriptorPlan, enforcement_of};
+use crate::engine::decide::retry_after;
 use crate::engine::decide::rule_stats::near_limit_threshold;
-use crate::engine::decide::{decision_log, retry_after};
 use crate::engine::{CheckError, Decision, LimitStatus};
 use crate::kernel::decision::{
     DescriptorDecision, Reason, Verdict, VoteGroup, binding_index, combine,
 };
 use crate::kernel::rate::{CounterDecision, Headroom};
-use crate::kernel::units::{Hits, Nanos, Revision};
+use crate::kernel::units::{Hits, Nanos};
 use crate::store::{Charge, ChargeOutcome};
 use crate::telemetry::event::{CheckDecided, Event as _};
 use crate::telemetry::stats::StatCounter;
 
 impl Engine {
-    /// Decides a check from `outcomes`, one for each charge of `plan`. A failed charge gets the
+    /// Decides a check from `outcomes`, one for each charge of its plan. A failed charge gets the
     /// fallback of its limit.
     pub(in crate::engine) fn decide_from_outcomes(
         &self,
-        plan: &CheckPlan<'_>,
+        prepared: &PreparedCheck<'_, '_>,
         outcomes: &[ChargeOutcome],
-        (revision, now): (Revision, Nanos),
     ) -> Result<Decision, CheckError> {
         if fallback::is_needed(outcomes) {
             let quota_for_all = self.policy.planning.quota_for_all;
             let charge_decisions = fallback::apply_fallback(
-                plan,
+                &prepared.plan,
                 outcomes,
                 self.local_fallback(),
-                now,
+                prepared.now,
                 quota_for_all,
-            )?;
-            return Ok(self.write_decision(plan, charge_decisions.into_iter(), (revision, now)));
+            );
+            let charge_decisions =
+                charge_decisions.inspect_err(|error| self.log_error(prepared.check, error))?;
+            return Ok(self.write_decision(prepared, charge_decisions.into_iter()));
         }
-        Ok(self.write_decision(
-            plan,
-            outcomes.iter().copied().map(ChargeDecision::Store),
-            (revision, now),
-        ))
+        Ok(self.write_decision(prepared, outcomes.iter().copied().map(ChargeDecision::Store)))
     }
 
-    /// Writes the decision of `plan` from one decision for each charge, and counts it in the
+    /// Writes the decision of a check from one decision for each charge, and counts it in the
     /// metrics.
     pub(in crate::engine) fn write_decision(
         &self,
-        plan: &CheckPlan<'_>,
+        prepared: &PreparedCheck<'_, '_>,
         charge_decisions: impl Iterator<Item = ChargeDecision>,
-        (revision, now): (Revision, Nanos),
     ) -> Decision {
-        let mut decision = Decision::allow(revision, now);
+        let plan = &prepared.plan;
+        let mut decision = Decision::allow(prepared.config.revision, prepared.now);
         let near_limit = self.write_statuses(plan, charge_decisions, &mut decision);
         let quota_for_all = self.policy.planning.quota_for_all;
         let descriptor_decisions = || decision.statuses.iter().map(|status| &status.decision);
@@ -80,7 +78,7 @@ impl Engine {
         if let (true, Some(stats)) = (decision.is_shadowed, &self.stats) {
             stats.add(StatCounter::GlobalShadowMode, 1);
         }
-        decision_log::log_decision(plan, &decision, &self.clock);
+        self.log_decision(prepared, &decision);
         decision
     }
 

@@ -1,42 +1,97 @@
-//! Logs the decision of each charged limit at `log_level: trace`.
+//! Logs checks: one line for each check at `debug`, and one for each charged limit at `trace`.
 //!
-//! - The decision was made between `asked_us` and `answered_us`, on this process's clock. Lease
-//!   balances decide at `asked_us`.
-//! - A log line contains the path of the rule, but no descriptor of the check.
+//! Guarantees:
+//! - A check that is not logged costs one comparison of levels.
+//! - The line of a check has its domain, its descriptors with their rules, and the verdict.
+//! - The line of a charge has the path of the rule, but no descriptor of the check.
+//!
+//! The decision of a charge was made between `asked_us` and `answered_us`, on this process's
+//! clock. Lease balances decide at `asked_us`.
 
 use tracing::Level;
 
-use crate::clock::Clock;
-use crate::engine::Decision;
-use crate::engine::decide::plan::CheckPlan;
-use crate::kernel::decision::{Cost, Verdict};
+use crate::engine::check_text::{CheckText, short_text};
+use crate::engine::concurrency::path::ConcurrencyRejection;
+use crate::engine::decide::path::PreparedCheck;
+use crate::engine::{CheckError, Decision, Engine};
+use crate::kernel::decision::{Check, Cost, Verdict};
 use crate::kernel::rate::limit::Tick;
 
-pub(in crate::engine) fn log_decision(plan: &CheckPlan<'_>, decision: &Decision, clock: &Clock) {
-    if tracing::enabled!(Level::TRACE) {
-        write_lines(plan, decision, clock);
+impl Engine {
+    pub(in crate::engine) fn log_decision(
+        &self,
+        prepared: &PreparedCheck<'_, '_>,
+        decision: &Decision,
+    ) {
+        if tracing::enabled!(Level::DEBUG) {
+            self.write_check_line(prepared, decision);
+            self.write_charge_lines(prepared, decision);
+        }
+    }
+
+    /// Logs a check that got no decision.
+    pub(in crate::engine) fn log_error(&self, check: &Check<'_>, error: &CheckError) {
+        if tracing::enabled!(Level::DEBUG) {
+            let text = CheckText::new(check, self.policy.descriptor_values);
+            let (domain, descriptors) = (&*short_text(check.domain), &*text.descriptors());
+            tracing::debug!(domain, descriptors, %error, "check failed");
+        }
+    }
+
+    /// Logs a check that a concurrency limit rejected.
+    pub(in crate::engine) fn log_rejection(
+        &self,
+        check: &Check<'_>,
+        rejection: &ConcurrencyRejection,
+    ) {
+        if tracing::enabled!(Level::DEBUG) {
+            let text = CheckText::new(check, self.policy.descriptor_values);
+            let (domain, descriptors) = (&*short_text(check.domain), &*text.descriptors());
+            let (rule, reason) = (&*rejection.path, rejection.reason.as_str());
+            tracing::debug!(domain, verdict = "deny", descriptors, rule, reason, "check decided");
+        }
+    }
+
+    #[cold]
+    fn write_check_line(&self, prepared: &PreparedCheck<'_, '_>, decision: &Decision) {
+        let PreparedCheck { check, config, .. } = prepared;
+        let text = CheckText::new(check, self.policy.descriptor_values);
+        let descriptors = text.decided(config, &decision.statuses);
+        let verdict = verdict_text(decision);
+        let domain = &*short_text(check.domain);
+        tracing::debug!(domain, verdict, descriptors, "check decided");
+    }
+
+    #[cold]
+    fn write_charge_lines(&self, prepared: &PreparedCheck<'_, '_>, decision: &Decision) {
+        let plan = &prepared.plan;
+        let (asked, answered) =
+            (Tick::Micro.floor(decision.now), Tick::Micro.floor(self.clock.now()));
+        let charged = plan
+            .descriptors
+            .iter()
+            .zip(&decision.statuses)
+            .filter(|(descriptor_plan, _)| descriptor_plan.is_charged());
+        for ((descriptor_plan, status), charge) in charged.zip(&plan.charges.list) {
+            let Cost::Charge(hits) = charge.cost else { continue };
+            let rule = descriptor_plan.rule().map(|rule| &*rule.path);
+            let admitted = status.decision.verdict == Verdict::Allow;
+            tracing::trace!(
+                rule,
+                hits = hits.0,
+                admitted,
+                asked_us = asked,
+                answered_us = answered,
+                "decided"
+            );
+        }
     }
 }
 
-#[cold]
-fn write_lines(plan: &CheckPlan<'_>, decision: &Decision, clock: &Clock) {
-    let (asked, answered) = (Tick::Micro.floor(decision.now), Tick::Micro.floor(clock.now()));
-    let charged = plan
-        .descriptors
-        .iter()
-        .zip(&decision.statuses)
-        .filter(|(descriptor_plan, _)| descriptor_plan.is_charged());
-    for ((descriptor_plan, status), charge) in charged.zip(&plan.charges.list) {
-        let Cost::Charge(hits) = charge.cost else { continue };
-        let rule = descriptor_plan.rule().map(|rule| &*rule.path);
-        let admitted = status.decision.verdict == Verdict::Allow;
-        tracing::trace!(
-            rule,
-            hits = hits.0,
-            admitted,
-            asked_us = asked,
-            answered_us = answered,
-            "decided"
-        );
+const fn verdict_text(decision: &Decision) -> &'static str {
+    match (decision.verdict, decision.is_shadowed) {
+        (Verdict::Deny, _) => "deny",
+        (Verdict::Allow, true) => "allow (shadow mode)",
+        (Verdict::Allow, false) => "allow",
     }
 }

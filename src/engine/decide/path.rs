@@ -28,11 +28,12 @@ use crate::telemetry::trace;
 type CheckResult = Result<Decision, CheckError>;
 type PendingCheck<'a> = Pin<Box<dyn Future<Output = CheckResult> + Send + 'a>>;
 
-struct PreparedCheck<'a, 'q> {
-    config: &'a Config,
-    check: &'a Check<'q>,
-    now: Nanos,
-    plan: CheckPlan<'a>,
+/// A check with its plan, and the configuration that decides it.
+pub(in crate::engine) struct PreparedCheck<'a, 'q> {
+    pub(in crate::engine) config: &'a Config,
+    pub(in crate::engine) check: &'a Check<'q>,
+    pub(in crate::engine) now: Nanos,
+    pub(in crate::engine) plan: CheckPlan<'a>,
 }
 
 #[expect(clippy::large_enum_variant, reason = "the usual one is the large one")]
@@ -75,7 +76,10 @@ impl Engine {
     ) -> StartedCheck<'a> {
         let config = match validate(check).and_then(|()| config.ok_or(CheckError::NoConfig)) {
             Ok(config) => config,
-            Err(refusal) => return StartedCheck::Decided(Err(refusal)),
+            Err(refusal) => {
+                self.log_error(check, &refusal);
+                return StartedCheck::Decided(Err(refusal));
+            }
         };
         let now = self.clock.now();
         // Filled in place: moving a plan out of a `Result` costs 6 % of a decision in memory.
@@ -89,9 +93,9 @@ impl Engine {
             return StartedCheck::Pending(Box::pin(self.resolve(prepared, deadline)));
         }
         match self.deny_cache.look_up(&prepared.plan, prepared.config.revision, prepared.now) {
-            DenyLookup::All(charge_decisions) => {
-                StartedCheck::Decided(Ok(self.decision(&prepared, charge_decisions.into_iter())))
-            }
+            DenyLookup::All(charge_decisions) => StartedCheck::Decided(Ok(
+                self.write_decision(&prepared, charge_decisions.into_iter())
+            )),
             DenyLookup::Partial(rest) => {
                 StartedCheck::Pending(Box::pin(self.resolve_rest(prepared, *rest, deadline)))
             }
@@ -100,12 +104,13 @@ impl Engine {
 
     /// Plans the check.
     fn prepare(&self, prepared: &mut PreparedCheck<'_, '_>) {
-        let PreparedCheck { config, check, now, plan } = prepared;
+        let PreparedCheck { config, check, now, ref mut plan } = *prepared;
         let planning = trace::stage_span(trace::CheckStage::Plan);
-        plan.fill(config, check, self.policy.planning, *now);
+        plan.fill(config, check, self.policy.planning, now);
         drop(planning);
+        self.count_unmatched(prepared);
         if let Some(stats) = &self.stats {
-            plan.stats = rule_stats::count_hits(stats, config, check, plan);
+            prepared.plan.stats = rule_stats::count_hits(stats, config, check, &prepared.plan);
         }
     }
 
@@ -115,16 +120,17 @@ impl Engine {
         let PreparedCheck { now, plan, .. } = prepared;
         if self.store().is_synchronous() {
             let StoreReply::Ready(outcomes) = self.store().charge(*now, &plan.charges) else {
-                return Some(
-                    self.finish(prepared, &fail_all(&plan.charges, StoreFailure::TimedOut)),
-                );
+                return Some(self.decide_from_outcomes(
+                    prepared,
+                    &fail_all(&plan.charges, StoreFailure::TimedOut),
+                ));
             };
-            return Some(self.finish(prepared, &outcomes));
+            return Some(self.decide_from_outcomes(prepared, &outcomes));
         }
         let leases = self.leases.as_ref().filter(|leases| leases.has_leased_limits())?;
         let mut outcomes = Outcomes::new();
         leases.try_charge(*now, &plan.charges, plan.lease_terms(), &mut outcomes)?;
-        Some(Ok(self.decision(prepared, outcomes.into_iter().map(ChargeDecision::Store))))
+        Some(Ok(self.write_decision(prepared, outcomes.into_iter().map(ChargeDecision::Store))))
     }
 
     /// Decides a check with one store call, ignoring leases and the deny cache.
@@ -135,7 +141,7 @@ impl Engine {
     ) -> CheckResult {
         let mut outcomes = self.charge_store(prepared.now, &prepared.plan.charges, deadline).await;
         self.charge_stale(&mut prepared, &mut outcomes, deadline).await;
-        self.finish(&prepared, &outcomes)
+        self.decide_from_outcomes(&prepared, &outcomes)
     }
 
     /// Decides a check that needs leases or the deny cache. Sends the charges `to_send`, which have
@@ -147,7 +153,7 @@ impl Engine {
         deadline: Option<Nanos>,
     ) -> CheckResult {
         if to_send.charges.list.is_empty() {
-            return self.finish(&prepared, &outcomes);
+            return self.decide_from_outcomes(&prepared, &outcomes);
         }
         let (now, revision) = (prepared.now, prepared.config.revision);
         self.forget_denials(&prepared.plan);
@@ -158,7 +164,7 @@ impl Engine {
         let reserved_for = |charge: &Charge| self.store().reserved_for(charge);
         self.deny_cache.record_outcomes(&prepared.plan, &to_send, &outcomes, call, reserved_for);
         self.forget_denials(&prepared.plan);
-        self.finish(&prepared, &outcomes)
+        self.decide_from_outcomes(&prepared, &outcomes)
     }
 
     async fn charge_store(
@@ -240,26 +246,6 @@ impl Engine {
         missing.copy_outcomes(new_outcomes, outcomes);
         prepared.plan.charges.list = second_plan.charges.list;
         stale_charges::fail_stale(outcomes);
-    }
-
-    fn finish(&self, prepared: &PreparedCheck<'_, '_>, outcomes: &[ChargeOutcome]) -> CheckResult {
-        self.decide_from_outcomes(
-            &prepared.plan,
-            outcomes,
-            (prepared.config.revision, prepared.now),
-        )
-    }
-
-    fn decision(
-        &self,
-        prepared: &PreparedCheck<'_, '_>,
-        charge_decisions: impl Iterator<Item = ChargeDecision>,
-    ) -> Decision {
-        self.write_decision(
-            &prepared.plan,
-            charge_decisions,
-            (prepared.config.revision, prepared.now),
-        )
     }
 
     /// Returns `true` if the plan has a leased limit,

@@ -63,6 +63,8 @@ pub(super) struct LiveConnection {
     digests: [String; LoadedScript::ALL.len()],
     /// The `run_id` from `INFO server`. Empty if Redis does not report it.
     run_id: String,
+    /// The error of `INFO server`, if Redis refused it.
+    info_refusal: Option<String>,
     at: ServerAddress,
     cluster: Option<Weak<ClusterConnections>>,
     /// Notified when a reply shows that the connection must be replaced.
@@ -204,11 +206,12 @@ impl LiveConnection {
         for script in LoadedScript::ALL {
             digests[script as usize] = client.script_load(script.text()).await?;
         }
-        let run_id = query_run_id(&client).await?;
+        let (run_id, info_refusal) = query_run_id(&client).await?;
         Ok(Self {
             client,
             digests,
             run_id,
+            info_refusal,
             at,
             cluster,
             useless_notify: Notify::new(),
@@ -354,6 +357,10 @@ impl LiveConnection {
         if script.has_packed_reply() { decode_packed(&reply) } else { decode_list(reply) }
     }
 
+    pub(super) fn info_refusal(&self) -> Option<&str> {
+        self.info_refusal.as_deref()
+    }
+
     pub(super) fn run_id(&self) -> &str {
         &self.run_id
     }
@@ -430,22 +437,21 @@ impl LiveConnection {
     }
 }
 
-/// Returns the `run_id` of the Redis process. It is empty if Redis does not report it, or if the
-/// ACL user may not run `INFO`. This replica then detects no restart of Redis by itself, and relies
-/// on the `run_id` that other replicas send.
+/// Returns the `run_id` of the Redis process, and the error if Redis refused `INFO`. The `run_id` is
+/// empty if Redis does not report it, or if the ACL user may not run `INFO`. This replica then
+/// detects no restart of Redis by itself, and relies on the `run_id` that other replicas send.
 ///
 /// # Errors
 /// Redis did not reply, so its `run_id` is unknown.
-async fn query_run_id(client: &Client) -> Result<String, Error> {
+async fn query_run_id(client: &Client) -> Result<(String, Option<String>), Error> {
     let info: String = match client.info(Some(InfoKind::Server)).await {
         Err(error) if is_refused(&error) => {
-            tracing::warn!(error = %describe_error(&error), "redis rejected INFO, so restarts go unnoticed: allow INFO for this user");
-            String::new()
+            return Ok((String::new(), Some(describe_error(&error))));
         }
-        answer => answer?,
+        reply => reply?,
     };
     let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
-    Ok(run_id.unwrap_or_default().trim().to_owned())
+    Ok((run_id.unwrap_or_default().trim().to_owned(), None))
 }
 
 /// Returns `true` if the error is a reply in which Redis refuses the command.

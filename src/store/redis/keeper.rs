@@ -6,7 +6,7 @@
 //! - No command of the old connection is sent on the new one.
 //! - The address of the primary is looked up again for every new connection.
 //! - A connection without replies is replaced after [`CONNECT_TIMEOUT`].
-//! - Each reason for an outage is logged once, until a call succeeds.
+//! - Each reason for an outage is logged at once and then once a minute, until a call succeeds.
 //! - Refused writes are logged in the same way, but the connection stays open.
 
 use std::pin::pin;
@@ -16,7 +16,7 @@ use std::time::Duration;
 use fred::error::{Error, ErrorKind};
 use fred::interfaces::ClientLike as _;
 use fred::types::Value;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::StoreFailure;
 use super::backoff::Backoff;
@@ -27,6 +27,7 @@ use super::connect_help::connect_help;
 use super::connection::{Link, LiveConnection, RefusedOperation, StoreRefusal};
 use super::options::RedisOptions;
 use super::sentinel::SentinelGroup;
+use crate::telemetry::reason_log::{DueLine, ReasonLog};
 
 /// The longest pause between two probes of a slow Redis.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
@@ -34,9 +35,6 @@ const PROBE_PAUSE: Duration = Duration::from_millis(100);
 /// The time without a refused write after which Redis accepts writes again. Each replica writes its
 /// membership record once a second; a successful read proves nothing.
 const WRITES_PROVEN_AFTER: Duration = Duration::from_secs(3);
-
-/// The most logged reasons of one outage that are remembered; it usually has only a few.
-const MAX_REASONS: usize = 16;
 
 #[derive(Debug)]
 pub(super) enum ServerLocation {
@@ -104,9 +102,8 @@ pub(super) async fn keep_link(
                 let live = Arc::new(live);
                 let _counted = options.connection_counter.count_open();
                 link.set_connection(Arc::clone(&live));
-                if !outage_log.is_outage_logged() {
-                    outage_log.log_recovered(&address);
-                }
+                outage_log.log_info_refusal(live.info_refusal());
+                outage_log.log_connected(&address);
                 let mut watch =
                     ConnectionWatch { link: &link, live: &live, opened, location: &location };
                 let reason =
@@ -128,38 +125,47 @@ pub(super) async fn keep_link(
 
 #[derive(Debug, Default)]
 struct OutageLog {
-    /// The logged reasons of the current outage; empty while Redis replies.
-    reasons: Vec<String>,
+    /// The reasons of the current outage.
+    reasons: ReasonLog,
+    is_available: bool,
+    is_info_refused: bool,
 }
 
 impl OutageLog {
     /// Returns `true` if the end of an outage is not logged yet.
-    const fn is_outage_logged(&self) -> bool {
-        !self.reasons.is_empty()
+    fn is_outage_logged(&self) -> bool {
+        self.reasons.is_begin_logged()
     }
 
     fn log_recovered(&mut self, address: &ServerAddress) {
         tracing::info!(addr = %address, "redis is available");
-        self.reasons.clear();
+        self.is_available = true;
+        self.reasons.end();
+    }
+
+    /// Logs the first connection. A later connection proves nothing: Redis may be read-only.
+    fn log_connected(&mut self, address: &ServerAddress) {
+        if !self.is_available && !self.is_outage_logged() {
+            self.log_recovered(address);
+        }
     }
 
     fn log_lost(&mut self, reason: &'static str, address: &ServerAddress) {
-        if self.add_reason(reason) {
-            tracing::warn!(addr = %address, error = reason, "redis connection lost, retrying");
+        if let Some(DueLine { times }) = self.reasons.count(reason, Instant::now()) {
+            tracing::warn!(addr = %address, error = reason, times, "redis connection lost, retrying");
         }
     }
 
     fn log_refused(&mut self, refusal: &StoreRefusal, address: &ServerAddress) {
         let is_expiry = refusal.operation == RefusedOperation::Expiry;
-        if !self.add_reason(if is_expiry { "EXPIRE" } else { refusal.cause.as_str() }) {
-            return;
-        }
+        let reason = if is_expiry { "EXPIRE" } else { refusal.cause.as_str() };
+        let Some(DueLine { times }) = self.reasons.count(reason, Instant::now()) else { return };
         if is_expiry {
-            tracing::warn!(error = %refusal.message, addr = %address, "redis rejected EXPIRE, so counters never expire: allow EXPIRE for this user");
+            tracing::warn!(error = %refusal.message, addr = %address, times, "redis rejected EXPIRE, so counters never expire: allow EXPIRE for this user");
         } else if refusal.cause == StoreFailure::OutOfMemory {
-            tracing::warn!(addr = %address, "redis is out of memory (maxmemory), using on_store_failure");
+            tracing::warn!(addr = %address, times, "redis is out of memory (maxmemory), using on_store_failure");
         } else {
-            tracing::warn!(error = %refusal.message, addr = %address, "redis rejected a command, using on_store_failure");
+            tracing::warn!(error = %refusal.message, addr = %address, times, "redis rejected a command, using on_store_failure");
         }
     }
 
@@ -169,24 +175,29 @@ impl OutageLog {
         address: Option<&ServerAddress>,
         help: Option<&str>,
     ) {
-        if self.add_reason(reason) {
-            let address = address.map(tracing::field::display);
-            tracing::warn!(error = %reason, addr = address, help, "redis unavailable, retrying");
+        if let Some(DueLine { times }) = self.reasons.count(reason, Instant::now()) {
+            let (address, help) =
+                (address.map(tracing::field::display), help.or_else(|| help_for(reason)));
+            tracing::warn!(error = %reason, addr = address, times, help, "redis unavailable, retrying");
         }
     }
 
-    /// Remembers a reason, and returns `true` if it is new and must be logged: otherwise an outage
-    /// of an hour would log ten thousand lines.
-    fn add_reason(&mut self, reason: &str) -> bool {
-        if self.reasons.iter().any(|logged| logged == reason) {
-            return false;
+    /// Logs a refused `INFO` once, until a connection may run it.
+    fn log_info_refusal(&mut self, error: Option<&str>) {
+        if let Some(error) = error.filter(|_| !self.is_info_refused) {
+            tracing::warn!(
+                error,
+                "redis rejected INFO, so restarts go unnoticed: allow INFO for this user"
+            );
         }
-        if MAX_REASONS <= self.reasons.len() {
-            self.reasons.remove(0);
-        }
-        self.reasons.push(reason.to_owned());
-        true
+        self.is_info_refused = error.is_some();
     }
+}
+
+/// Returns the fix for a Redis user who may not run the scripts.
+fn help_for(reason: &str) -> Option<&'static str> {
+    let is_refused = reason.starts_with("NOPERM") && reason.contains("'script|load'");
+    is_refused.then_some("allow EVALSHA and SCRIPT LOAD for this user: +@scripting")
 }
 
 async fn open_connection(

@@ -12,6 +12,8 @@ use serde_json::json;
 use sluicegate::edge::http::json::{NotExpressibleInJson, parse_request, to_json_text};
 
 use crate::edge::{descriptor, overridden, request as asked};
+use crate::support::http1;
+use crate::support::service::Service;
 
 fn read(body: &str) -> RateLimitRequest {
     parse_request(body.as_bytes()).unwrap_or_else(|error| panic!("{body}: {error}"))
@@ -292,4 +294,38 @@ fn non_finite_numbers_inside_metadata_are_errors() {
         });
         assert_eq!(to_json_text(&with_metadata(deep)), Err(NotExpressibleInJson));
     }
+}
+
+/// The lines of level `warn` after these bodies were sent to `/json`.
+fn warnings_after(bodies: &[String]) -> Vec<String> {
+    let limits = tempfile::tempdir().unwrap();
+    std::fs::write(limits.path().join("d.yaml"), "domain: shop\n").unwrap();
+    let service = Service::start(limits.path(), &[]).unwrap();
+    for body in bodies {
+        let reply = http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes())).unwrap();
+        assert_eq!((reply.status, &*reply.text()), (400, "Bad Request\n"), "{body}");
+    }
+    let log = service.log();
+    log.lines().filter(|line| line.contains(" WARN ")).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_log_has_the_reason_of_a_bad_request_once() {
+    let without_entries =
+        r#"{"domain":"shop","descriptors":[{"key":"user","value":"ann"}]}"#.to_owned();
+    let without_descriptors = r#"{"domain":"shop"}"#.to_owned();
+    let bodies = [vec![without_entries; 3], vec![without_descriptors; 3]].concat();
+    let warnings = warnings_after(&bodies);
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings[0].contains("unknown field `key`, expected one of `entries`"), "{warnings:?}");
+    assert!(warnings[1].contains("the list of descriptors must not be empty"), "{warnings:?}");
+}
+
+#[test]
+fn many_different_bad_requests_log_few_short_lines() {
+    let long = "x".repeat(10_000);
+    let bodies: Vec<_> = (0..50).map(|field| format!(r#"{{"f{field}{long}":1}}"#)).collect();
+    let warnings = warnings_after(&bodies);
+    assert_eq!(warnings.len(), 10);
+    assert!(warnings.iter().all(|line| line.len() < 400), "{warnings:?}");
 }

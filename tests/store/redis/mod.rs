@@ -19,6 +19,7 @@ mod joint_decision;
 mod lease_calls;
 mod leased_limits;
 mod load;
+mod log_lines;
 mod membership;
 mod network;
 mod overshoot;

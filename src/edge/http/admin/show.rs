@@ -154,7 +154,7 @@ fn strict_limit_json((name, snapshot): (BucketName, StrictSnapshot)) -> Value {
 
 const MAX_LIMITS: usize = 200;
 
-fn format_time(at: Nanos) -> Option<String> {
+pub(super) fn format_time(at: Nanos) -> Option<String> {
     let at = jiff::Timestamp::from_nanosecond(at.0.into()).ok()?;
     Some(at.to_string())
 }

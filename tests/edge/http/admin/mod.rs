@@ -1,6 +1,7 @@
 //! Tests of the admin port: access token, configuration, explanations, counters and permits.
 
 mod freeze;
+mod recent;
 
 use std::sync::Arc;
 
@@ -96,7 +97,7 @@ async fn only_the_debug_pages_need_no_token() {
         let paths: Vec<_> = list.lines().map(|line| line.split(": ").next().unwrap()).collect();
         assert_eq!(paths, ["/", "/rlconfig", "/stats"]);
         let (_, why) = get(&router, "/config", None).await;
-        assert_eq!(why.contains("admin_token sets"), !has_token, "{why}");
+        assert_eq!(why.contains("listen.admin_token is not set"), !has_token, "{why}");
         for path in ["/config", "/explain", "/fleet"] {
             assert_eq!(get(&router, path, None).await.0, 401, "{path}");
             let status_with_token = get(&router, path, Some("Bearer open-sesame")).await.0;
@@ -122,6 +123,7 @@ async fn unknown_admin_paths_list_all_pages() {
                 "/force",
                 "/forced",
                 "/permits",
+                "/recent",
                 "/refund",
                 "/reset",
                 "/rlconfig",

@@ -1,0 +1,51 @@
+//! Logs failed accepts of connections: the begin, a count each minute, and the end.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::telemetry::reason_log::{DueLine, ReasonLog};
+
+/// The time without a failed accept after which the failure has ended. Shorter gaps are common:
+/// each closed connection makes one file descriptor available.
+const QUIET_TIME: Duration = Duration::from_secs(10);
+
+/// `EMFILE` and `ENFILE`: the process or the system has no free file descriptor.
+const NO_FILE_DESCRIPTOR: [i32; 2] = [24, 23];
+
+/// The failed accepts of one port.
+#[derive(Debug)]
+pub(super) struct AcceptErrors {
+    port: &'static str,
+    reasons: ReasonLog,
+    last_failure: Option<Instant>,
+}
+
+impl AcceptErrors {
+    pub(super) const fn new(port: &'static str) -> Self {
+        Self { port, reasons: ReasonLog::new(), last_failure: None }
+    }
+
+    pub(super) fn record_failure(&mut self, error: &io::Error) {
+        let now = Instant::now();
+        self.last_failure = Some(now);
+        if let Some(DueLine { times }) = self.reasons.count(&error.to_string(), now) {
+            let (port, help) = (self.port, help_for(error));
+            tracing::warn!(port, %error, times, help, "failed to accept a connection, retrying");
+        }
+    }
+
+    pub(super) fn record_success(&mut self) {
+        if self.last_failure.is_some_and(|last| QUIET_TIME <= last.elapsed()) {
+            self.last_failure = None;
+            self.reasons.end();
+            tracing::info!(port = self.port, "connections are accepted again");
+        }
+    }
+}
+
+fn help_for(error: &io::Error) -> Option<&'static str> {
+    let is_limit = error.raw_os_error().is_some_and(|code| NO_FILE_DESCRIPTOR.contains(&code));
+    is_limit.then_some("raise the limit on open files (ulimit -n; LimitNOFILE= in a systemd unit)")
+}

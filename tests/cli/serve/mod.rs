@@ -1,0 +1,4 @@
+//! Tests of the command `serve`.
+
+mod first_answer;
+mod log;

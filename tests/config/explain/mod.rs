@@ -1,0 +1,3 @@
+//! Tests of explanations.
+
+mod near_miss;

@@ -1,0 +1,42 @@
+//! The log lines of failed accepts.
+
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::support::service::Service;
+use crate::support::waiting::until;
+
+/// The duration of the fault.
+const FAULT_TIME: Duration = Duration::from_secs(6);
+
+/// Sets the limit on open files of a running process.
+fn limit_files(service: &Service, limit: usize) {
+    let id = service.id().to_string();
+    let limit = format!("--nofile={limit}:");
+    let status = Command::new("prlimit").args(["--pid", &id, &limit]).status().unwrap();
+    assert!(status.success());
+}
+
+fn open_files(service: &Service) -> usize {
+    std::fs::read_dir(format!("/proc/{}/fd", service.id())).unwrap().count()
+}
+
+#[test]
+fn a_lack_of_file_descriptors_is_logged_once_with_the_fix() {
+    let limits = tempfile::tempdir().unwrap();
+    std::fs::write(limits.path().join("d.yaml"), "domain: d\n").unwrap();
+    let service = Service::start(limits.path(), &[]).unwrap();
+    limit_files(&service, open_files(&service));
+    let connections: Vec<_> = (0..20).map(|_| TcpStream::connect(service.http).unwrap()).collect();
+    until("the fault is logged", || match service.log() {
+        log if log.contains("failed to accept a connection") => Ok(()),
+        log => Err(log),
+    })
+    .unwrap();
+    std::thread::sleep(FAULT_TIME);
+    let log = service.log();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("failed to accept")).collect();
+    assert!(lines.len() == 1 && lines[0].contains("ulimit -n"), "{log}");
+    drop(connections);
+}
