@@ -6,6 +6,7 @@
 mod decision;
 mod decision_log;
 pub(super) mod deny_cache;
+mod excess;
 mod fallback;
 pub(super) mod fallback_debt;
 pub(super) mod local_fallback;

@@ -21,6 +21,7 @@ mod leased_limits;
 mod load;
 mod membership;
 mod network;
+mod on_excess;
 mod overshoot;
 mod reference;
 mod refunds;
