@@ -12,6 +12,7 @@ pub(super) mod fallback_debt;
 pub(super) mod local_fallback;
 pub mod local_share;
 pub(super) mod path;
+mod peek;
 pub(super) mod plan;
 mod retry_after;
 mod rule_stats;

@@ -13,7 +13,7 @@ use tonic::transport::Channel;
 
 use super::{serve, wait_until_ready};
 use crate::support::redis::Redis;
-use crate::support::service::Service;
+use crate::support::service::{Service, sluicegate};
 use crate::support::waiting::for_a_day_with_a_minute_left;
 
 const STRATEGIES: [&str; 4] = ["fixed_window", "gcra", "sliding_window", "sliding_log"];
@@ -115,4 +115,50 @@ fn all_or_nothing_charges_a_report_that_another_limit_denies() {
             assert_eq!(caller.ask("all_or_nothing", &[("plain", 1)]).await[0], right, "{url}");
         }
     });
+}
+
+/// The right value of the case `peek-says-may-pass`, for all strategies.
+#[test]
+fn a_peek_denies_when_no_hit_remains() {
+    for_a_day_with_a_minute_left();
+    let dir = tempfile::tempdir().unwrap();
+    let mut text = "domain: shop\ndescriptors:\n".to_owned();
+    for strategy in STRATEGIES {
+        let _ = writeln!(
+            text,
+            "- {{key: {strategy}, rate_limit: {{unit: day, requests_per_unit: 2, strategy: {strategy}}}}}"
+        );
+    }
+    std::fs::write(dir.path().join("a.yaml"), text).unwrap();
+    let service = serve(dir.path(), "memory", &[]);
+    let ask = |strategy: &str, flag: &[&str]| {
+        let address = service.grpc.to_string();
+        let descriptor = format!("{strategy}=a");
+        let mut command = sluicegate();
+        command.args(["ask", "--address", &address, "--domain", "shop"]);
+        let output = command.args(["--descriptor", &descriptor]).args(flag).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    for strategy in STRATEGIES {
+        for left in [2, 1] {
+            let (code, text) = ask(strategy, &["--peek"]);
+            assert_eq!(code, Some(0), "{text}");
+            assert!(text.starts_with(&format!("{strategy}=a: within, {left} of 2 ")), "{text}");
+            assert_eq!(ask(strategy, &[]).0, Some(0), "{strategy}");
+        }
+        for _ in 0..2 {
+            let (code, text) = ask(strategy, &["--peek"]);
+            assert_eq!(code, Some(1), "{text}");
+            assert!(text.starts_with(&format!("{strategy}=a: over, 0 of 2 ")), "{text}");
+            let wait = text.lines().find_map(|line| line.strip_prefix("Retry-After: "));
+            let wait: u64 = wait.unwrap_or_else(|| panic!("{text}")).parse().unwrap();
+            match strategy {
+                // One hit returns in half a day.
+                "gcra" => assert!((43_140..=43_200).contains(&wait), "{text}"),
+                "sliding_window" => assert!(wait <= 2 * 86_400, "{text}"),
+                _ => assert!(wait <= 86_400, "{text}"),
+            }
+            assert!(text.ends_with("deny\n"), "{text}");
+        }
+    }
 }
