@@ -103,7 +103,7 @@ pub struct AskArgs {
     /// Hits to charge.
     #[arg(long, default_value_t = 1, value_name = "N", conflicts_with = "peek")]
     pub hits: u64,
-    /// Read the counters without charging them.
+    /// Charge nothing: print whether one hit would be allowed now, or when.
     #[arg(long)]
     pub peek: bool,
     /// Instead of a check, reset the counters of these descriptors; needs `--server`.

@@ -14,10 +14,12 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, 
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use envoy_types::pb::google::protobuf::UInt64Value;
+use tonic::metadata::MetadataValue;
 
 use super::args::AskArgs;
 use super::{CommandOutcome, Terminal, admin_client};
 use crate::config::descriptor_text;
+use crate::edge::grpc::rls::PEEK_HEADER;
 use crate::source::xds::{XdsServer, XdsTls, connect};
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -89,7 +91,11 @@ fn send_check(args: &AskArgs) -> Result<RateLimitResponse, String> {
     let call = async {
         let connected = connect(&server).await;
         let channel = connected.map_err(|error| format!("{}: {error}", args.address))?;
-        let response = RateLimitServiceClient::new(channel).should_rate_limit(request).await;
+        let mut call = tonic::Request::new(request);
+        if args.peek {
+            call.metadata_mut().insert(PEEK_HEADER, MetadataValue::from_static("1"));
+        }
+        let response = RateLimitServiceClient::new(channel).should_rate_limit(call).await;
         response.map(tonic::Response::into_inner).map_err(|status| call_error(args, &status))
     };
     let reply = runtime.block_on(async { tokio::time::timeout(CALL_TIMEOUT, call).await });

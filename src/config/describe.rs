@@ -51,6 +51,9 @@ impl fmt::Display for Limit {
         if let Strategy::Gcra(gcra) = &self.strategy {
             write!(f, ", burst {}", gcra.burst())?;
         }
+        if self.strategy.on_excess().is_charge() {
+            f.write_str(", on excess charge")?;
+        }
         if self.mode != LimitMode::Strict {
             write!(f, ", mode {}", self.mode)?;
         }

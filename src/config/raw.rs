@@ -66,6 +66,12 @@ pub struct Defaults {
     /// The way to count hits: `fixed_window`, `sliding_window`, `sliding_log` or `gcra`.
     #[schemars(schema_with = "schema::strategy")]
     pub strategy: Option<Spanned<String>>,
+    /// The effect of a check for more hits than remain. `charge`: denied and charged in full, so
+    /// that the excess delays later checks, and a check of 0 hits is denied while no hit remains.
+    /// `refuse`: denied and charged nothing; not for `fixed_window`. Default: `fixed_window` counts
+    /// denied hits, the other strategies refuse them.
+    #[schemars(schema_with = "schema::on_excess")]
+    pub on_excess: Option<Spanned<String>>,
     /// The decision while the store does not answer. Default: `error`.
     #[schemars(schema_with = "schema::failure")]
     pub on_store_failure: Option<Spanned<String>>,
@@ -166,6 +172,12 @@ pub struct RateLimit {
     /// For `gcra`: the hits that are allowed at one instant. Default: `requests_per_unit`.
     #[schemars(schema_with = "schema::optional_count")]
     pub burst: Option<Spanned<u32>>,
+    /// The effect of a check for more hits than remain. `charge`: denied and charged in full, so
+    /// that the excess delays later checks, and a check of 0 hits is denied while no hit remains.
+    /// `refuse`: denied and charged nothing; not for `fixed_window`. Default: `fixed_window` counts
+    /// denied hits, the other strategies refuse them.
+    #[schemars(schema_with = "schema::on_excess")]
+    pub on_excess: Option<Spanned<String>>,
     /// The decisions that a replica makes without a store call: none (`strict`), denials that it
     /// remembers (`cached_deny`), or checks that its lease covers (`leased`).
     #[schemars(schema_with = "schema::mode")]

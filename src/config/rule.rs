@@ -83,6 +83,7 @@ impl Limit {
             (Strategy::FixedWindow(window), LimitWindow::Calendar(_, calendar)) => {
                 let starts = calendar.cached_starts_around(now);
                 FixedWindow::new(window.limit(), Windows::Calendar { starts })
+                    .map(|limit| limit.with_on_excess(window.on_excess()))
                     .map_or(self.strategy, Strategy::FixedWindow)
             }
             (strategy, _) => *strategy,

@@ -28,6 +28,9 @@ use crate::kernel::units::Nanos;
 /// The release of the permits must reach this replica.
 pub const OWNER_KEY: &str = "x-sluicegate-owner";
 
+/// The header with the seconds until the same check would be allowed.
+pub(super) const RETRY_AFTER: &str = "Retry-After";
+
 /// The largest number of limits in `RateLimit` and `RateLimit-Policy`. Proxies may reject headers
 /// of several kilobytes.
 pub const MAX_LISTED: usize = 8;
@@ -172,7 +175,7 @@ fn draft_headers<'h>(decision: &Decision) -> SmallVec<[HeaderPair<'h>; 2]> {
 }
 
 fn retry_after_header<'h>(decision: &Decision) -> Option<HeaderPair<'h>> {
-    decision.retry_after.map(|wait| ("Retry-After", whole_seconds(wait).to_string()))
+    decision.retry_after.map(|wait| (RETRY_AFTER, whole_seconds(wait).to_string()))
 }
 
 fn reportable_limit(

@@ -6,11 +6,13 @@
 mod decision;
 mod decision_log;
 pub(super) mod deny_cache;
+mod excess;
 mod fallback;
 pub(super) mod fallback_debt;
 pub(super) mod local_fallback;
 pub mod local_share;
 pub(super) mod path;
+mod peek;
 pub(super) mod plan;
 mod retry_after;
 mod rule_stats;

@@ -330,8 +330,7 @@ impl MemoryStore {
 const fn leaves_counter(strategy: &Strategy, decision: CounterDecision) -> bool {
     match decision {
         CounterDecision::Allow(_) | CounterDecision::Deny { .. } => true,
-        // A fixed window also counts denied hits, so its counter must be stored.
-        CounterDecision::ExceedsLimit(_) => matches!(strategy, Strategy::FixedWindow(_)),
+        CounterDecision::ExceedsLimit(_) => strategy.charges_denied_hits(),
         CounterDecision::OutsideWindows => false,
     }
 }

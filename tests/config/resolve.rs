@@ -1,6 +1,7 @@
 //! Tests of the fields that Sluicegate adds to the file format of envoyproxy/ratelimit.
 
 mod leased;
+mod on_excess;
 
 use sluicegate::config::calendar::WindowStartDay;
 use sluicegate::config::{ChargePolicy, FallbackMode, LimitMode, LimitWindow, Unit};

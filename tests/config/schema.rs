@@ -206,9 +206,9 @@ fn schema_accepts_files_without_findings() {
     let mut files = vec![parked.to_owned()];
     files.extend(["unit: , per: 90s, requests_per_unit: 5", "unit: , unlimited: true"].map(bare));
     files.extend(["metadata:", "metadata: [1.5]", "charge:", "defaults:"].map(domain));
-    let defaults = ["strategy", "on_store_failure", "mode", "max_overshoot"];
+    let defaults = ["strategy", "on_excess", "on_store_failure", "mode", "max_overshoot"];
     files.extend(defaults.map(|field| domain(&format!("defaults: {{{field}: }}"))));
-    let fields = ["per", "strategy", "burst", "mode", "max_overshoot", "lease_hits"];
+    let fields = ["per", "strategy", "burst", "on_excess", "mode", "max_overshoot", "lease_hits"];
     files.extend(fields.map(|field| limit(&format!("{field}: "))));
     files.extend(["on_store_failure: ", "calendar: {time_zone: UTC, starts_on: }"].map(limit));
     files.extend(

@@ -9,6 +9,7 @@ mod charge_modes;
 mod concurrency;
 mod leases;
 mod leasing_store;
+mod on_excess;
 
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};

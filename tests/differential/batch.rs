@@ -47,7 +47,7 @@ struct ExpectedCharge {
 impl Family {
     fn new(kind: Kind, name: String, dice: Dice) -> Self {
         let mut client = CounterTraffic { dice, now: START, back_at: START };
-        let limit = kind.limit(&mut client.dice, START, None);
+        let limit = kind.limit_or_charging(&mut client.dice, START, None);
         Self { kind, name, limit, client, keys: Default::default() }
     }
 
@@ -56,7 +56,7 @@ impl Family {
     fn next_charges(&mut self, now: Nanos) -> Vec<ExpectedCharge> {
         let dice = &mut self.client.dice;
         if self.kind == Kind::Calendar || dice.once_in(15) {
-            self.limit = self.kind.limit(dice, now, Some(&self.limit));
+            self.limit = self.kind.limit_or_charging(dice, now, Some(&self.limit));
         }
         let mut places: Vec<usize> = (0..KEYS).filter(|_| !dice.once_in(4)).collect();
         // A script call without charges is never sent.

@@ -24,7 +24,7 @@ const STEPS: usize = 100;
 /// Draws the limits of the few counters that all checks of a trace use.
 fn counters(dice: &mut Dice) -> Vec<Strategy> {
     let mut small = |kind: Kind| loop {
-        let limit = kind.limit(dice, START, None);
+        let limit = kind.limit_or_charging(dice, START, None);
         if limit.max_at_once() < 20 {
             return limit;
         }
@@ -117,7 +117,7 @@ fn multi_charge_check_matches_the_memory_store() {
 /// Counters with two limits each, as when replicas have different configuration revisions.
 fn revised(dice: &mut Dice) -> Vec<[Strategy; 2]> {
     let mut small = |kind: Kind, before: Option<&Strategy>| loop {
-        let limit = kind.limit(dice, START, before);
+        let limit = kind.limit_or_charging(dice, START, before);
         if limit.max_at_once() < 200 {
             return limit;
         }

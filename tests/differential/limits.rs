@@ -4,6 +4,7 @@ use sluicegate::kernel::rate::Strategy;
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::limit::LimitError;
+use sluicegate::kernel::rate::on_excess::OnExcess;
 use sluicegate::kernel::rate::sliding_log::SlidingLog;
 use sluicegate::kernel::rate::sliding_window::SlidingWindow;
 use sluicegate::kernel::units::Nanos;
@@ -22,6 +23,17 @@ pub(super) enum Kind {
 impl Kind {
     pub(super) const ALL: [Self; 5] =
         [Self::Gcra, Self::Fixed, Self::Calendar, Self::Sliding, Self::Log];
+
+    /// As [`Kind::limit`]. Every second limit charges excess hits.
+    pub(super) fn limit_or_charging(
+        self,
+        dice: &mut Dice,
+        now: Nanos,
+        before: Option<&Strategy>,
+    ) -> Strategy {
+        let drawn = self.limit(dice, now, before);
+        if dice.once_in(2) { charging_excess(&drawn).unwrap_or(drawn) } else { drawn }
+    }
 
     /// Draws a limit for a counter whose limit was `before`. Changes only fields that are not part
     /// of the counter's key.
@@ -60,6 +72,20 @@ impl Kind {
             }
         }
     }
+}
+
+fn charging_excess(limit: &Strategy) -> Result<Strategy, LimitError> {
+    const CHARGE: OnExcess = OnExcess::Charge;
+    Ok(match limit {
+        Strategy::Gcra(limit) => {
+            let rate = limit.refill_rate();
+            let period = limit.tick().nanos(rate.ticks.get());
+            Strategy::Gcra(Gcra::with_on_excess(rate.hits, period, limit.burst(), CHARGE)?)
+        }
+        Strategy::FixedWindow(limit) => Strategy::FixedWindow(limit.with_on_excess(CHARGE)),
+        Strategy::SlidingWindow(limit) => Strategy::SlidingWindow(limit.with_on_excess(CHARGE)),
+        Strategy::SlidingLog(limit) => Strategy::SlidingLog(limit.with_on_excess(CHARGE)),
+    })
 }
 
 pub(super) const fn is_calendar(limit: &Strategy) -> bool {

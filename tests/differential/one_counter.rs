@@ -126,12 +126,12 @@ impl ExpiryTracker {
 
 fn trace(kind: Kind, name: &str, dice: Dice) -> Vec<ExpectedCheck> {
     let mut client = CounterTraffic { dice, now: START, back_at: START };
-    let mut limit = kind.limit(&mut client.dice, START, None);
+    let mut limit = kind.limit_or_charging(&mut client.dice, START, None);
     let (mut model, mut rest) = (Model::default(), ExpiryTracker::default());
     let step = |_| {
         client.wait(&limit);
         if kind == Kind::Calendar || client.dice.once_in(25) {
-            limit = kind.limit(&mut client.dice, client.now, Some(&limit));
+            limit = kind.limit_or_charging(&mut client.dice, client.now, Some(&limit));
         }
         let (now, cost) = (client.now, client.cost(&limit, &model));
         let step = model.apply(&limit, now, cost);

@@ -9,6 +9,7 @@ mod ext_authz;
 mod fleet;
 mod in_flight;
 mod latency;
+mod llm_tokens;
 mod nginx;
 mod nginx_disconnects;
 mod nginx_in_flight;

@@ -33,6 +33,7 @@ crate::kernel::named_enum! {
         Mode = "mode",
         MaxOvershoot = "max_overshoot",
         LeaseHits = "lease_hits",
+        OnExcess = "on_excess",
         OnStoreFailure = "on_store_failure",
         Calendar = "calendar",
         TimeZone = "time_zone",

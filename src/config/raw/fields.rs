@@ -46,6 +46,7 @@ fields! {
     }
     Defaults (span, is_incomplete) {
         Strategy => strategy,
+        OnExcess => on_excess,
         Mode => mode,
         MaxOvershoot => max_overshoot,
         OnStoreFailure => on_store_failure
@@ -72,6 +73,7 @@ fields! {
         Per => per,
         Strategy => strategy,
         Burst => burst,
+        OnExcess => on_excess,
         Mode => mode,
         MaxOvershoot => max_overshoot,
         LeaseHits => lease_hits,

@@ -24,6 +24,10 @@ pub(super) fn strategy(_: &mut SchemaGenerator) -> Schema {
     one_of(keywords::STRATEGIES.iter().map(|&(word, _)| word))
 }
 
+pub(super) fn on_excess(_: &mut SchemaGenerator) -> Schema {
+    one_of(keywords::ON_EXCESS.iter().map(|&(word, _)| word))
+}
+
 pub(super) fn failure(_: &mut SchemaGenerator) -> Schema {
     one_of(keywords::FALLBACK_MODES.iter().map(|&(word, _)| word))
 }

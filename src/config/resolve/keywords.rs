@@ -43,6 +43,15 @@ pub(crate) const STRATEGIES: &Keywords<StrategyKeyword> = &[
     ("sliding_log", StrategyKeyword::SlidingLog),
 ];
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExcessKeyword {
+    Charge,
+    Refuse,
+}
+
+pub(crate) const ON_EXCESS: &Keywords<ExcessKeyword> =
+    &[("charge", ExcessKeyword::Charge), ("refuse", ExcessKeyword::Refuse)];
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ModeKeyword {
     #[default]

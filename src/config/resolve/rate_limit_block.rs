@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use super::findings::{FileFindings, FileSpan};
-use super::keywords::{self, Keywords, ModeKeyword, StrategyKeyword};
+use super::keywords::{self, ExcessKeyword, Keywords, ModeKeyword, StrategyKeyword};
 use super::overshoot::{self, OvershootAmount};
 use super::{calendar_block, duration};
 use crate::config::diagnostic::{Code, Span, Spanned};
@@ -23,6 +23,7 @@ use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use crate::kernel::rate::gcra::Gcra;
 use crate::kernel::rate::limit::LimitError;
+use crate::kernel::rate::on_excess::OnExcess;
 use crate::kernel::rate::sliding_log::SlidingLog;
 use crate::kernel::rate::sliding_window::SlidingWindow;
 use crate::kernel::units::{Hits, Nanos};
@@ -38,6 +39,7 @@ const LARGE_BURST_FACTOR: u32 = 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DomainDefaults {
     pub(super) strategy: Result<StrategyKeyword, InvalidSetting>,
+    pub(super) on_excess: Result<Option<ExcessKeyword>, InvalidSetting>,
     pub(super) mode: Result<ModeKeyword, InvalidSetting>,
     pub(super) overshoot: Result<Option<OvershootAmount>, InvalidSetting>,
     pub(super) on_store_failure: FallbackMode,
@@ -47,6 +49,7 @@ impl Default for DomainDefaults {
     fn default() -> Self {
         Self {
             strategy: Ok(StrategyKeyword::default()),
+            on_excess: Ok(None),
             mode: Ok(ModeKeyword::default()),
             overshoot: Ok(None),
             on_store_failure: FallbackMode::default(),
@@ -56,9 +59,13 @@ impl Default for DomainDefaults {
 
 impl DomainDefaults {
     pub(super) fn unknown() -> Self {
-        let (strategy, mode, overshoot) =
-            (Err(InvalidSetting), Err(InvalidSetting), Err(InvalidSetting));
-        Self { strategy, mode, overshoot, on_store_failure: FallbackMode::default() }
+        Self {
+            strategy: Err(InvalidSetting),
+            on_excess: Err(InvalidSetting),
+            mode: Err(InvalidSetting),
+            overshoot: Err(InvalidSetting),
+            on_store_failure: FallbackMode::default(),
+        }
     }
 }
 
@@ -90,7 +97,7 @@ pub(super) fn read_defaults(
     let mut reader = KeywordReader { file, findings };
     let base =
         if raw.is_incomplete { DomainDefaults::unknown() } else { DomainDefaults::default() };
-    let DomainDefaults { strategy, mode, on_store_failure, .. } = base;
+    let DomainDefaults { strategy, on_excess, mode, on_store_failure, .. } = base;
     let word = raw.on_store_failure.as_ref();
     let failure = reader.keyword(keywords::FALLBACK_MODES, "on_store_failure", word);
     DomainDefaults {
@@ -100,6 +107,7 @@ pub(super) fn read_defaults(
             "strategy",
             raw.strategy.as_ref(),
         ),
+        on_excess: reader.on_excess_or(on_excess, raw.on_excess.as_ref()),
         mode: reader.keyword_or(mode, keywords::MODES, "mode", raw.mode.as_ref()),
         overshoot: reader.default_overshoot_amount(raw.max_overshoot.as_ref()),
         on_store_failure: failure.unwrap_or(on_store_failure),
@@ -124,14 +132,47 @@ impl RateLimitReader<'_, '_, '_> {
         // Run all validations before the first `?`, so that one problem does not hide another.
         let (requests, lease_hits_check) =
             (self.check_zero_requests(strategy), self.check_lease_hits(mode));
+        let on_excess = self.on_excess(counting);
         let (window, burst, overshoot) =
             (window.ok_or(InvalidSetting)?, burst.ok_or(InvalidSetting)?, overshoot?);
         let strategy = requests.and(strategy)?;
-        let strategy = self.strategy(strategy, &window, burst).ok_or(InvalidSetting)?;
+        let numbers = LimitNumbers { strategy, burst, on_excess: on_excess? };
+        let strategy = self.strategy(numbers, &window).ok_or(InvalidSetting)?;
         let size = lease_hits_check.and_then(|()| self.lease_size(&strategy))?;
         let mode = overshoot::resolve_mode(mode?, overshoot, window.length(), size);
         let requests = self.raw.requests_per_unit.value;
         Ok(Limit { requests, window, strategy, mode, on_store_failure })
+    }
+
+    /// Returns the effect of excess hits. A lease may spend hits that the store cannot charge twice,
+    /// so a leased limit cannot charge excess hits.
+    fn on_excess(&mut self, counting: CountingSettings) -> Result<OnExcess, InvalidSetting> {
+        let raw = self.raw;
+        let defaults =
+            if raw.is_incomplete { Err(InvalidSetting) } else { self.defaults.on_excess };
+        let mut reader = KeywordReader { file: self.file, findings: self.findings };
+        let keyword = reader.on_excess_or(defaults, raw.on_excess.as_ref())?;
+        let word = raw.on_excess.as_ref();
+        match (keyword, word) {
+            (Some(ExcessKeyword::Charge), _) if counting.mode? == ModeKeyword::Leased => {
+                let span = word.or(raw.mode.as_ref()).map_or(raw.span, |word| word.span);
+                let message = "`on_excess: charge` cannot be combined with `mode: leased`";
+                let fix = "use `mode: strict` or `mode: cached_deny`, or remove `on_excess`";
+                self.error(Code::Contradiction, span, message.to_owned(), fix);
+                Err(InvalidSetting)
+            }
+            (Some(ExcessKeyword::Refuse), Some(word))
+                if counting.strategy? == StrategyKeyword::FixedWindow =>
+            {
+                let message = "`on_excess: refuse` cannot be combined with `strategy: fixed_window`, which \
+                     counts denied hits";
+                let fix = "use another strategy, or remove `on_excess`";
+                self.error(Code::Contradiction, word.span, message.to_owned(), fix);
+                Err(InvalidSetting)
+            }
+            (Some(ExcessKeyword::Charge), _) => Ok(OnExcess::Charge),
+            (Some(ExcessKeyword::Refuse) | None, _) => Ok(OnExcess::ByStrategy),
+        }
     }
 
     fn counting_settings(&mut self) -> CountingSettings {
@@ -162,6 +203,7 @@ impl RateLimitReader<'_, '_, '_> {
             ("per", raw.per.as_ref().map(|word| word.span)),
             ("strategy", raw.strategy.as_ref().map(|word| word.span)),
             ("burst", raw.burst.as_ref().map(|word| word.span)),
+            ("on_excess", raw.on_excess.as_ref().map(|word| word.span)),
             ("mode", raw.mode.as_ref().map(|word| word.span)),
             ("max_overshoot", raw.max_overshoot.as_ref().map(|word| word.span)),
             ("lease_hits", raw.lease_hits.as_ref().map(|word| word.span)),
@@ -388,15 +430,10 @@ impl RateLimitReader<'_, '_, '_> {
         Ok(LeaseSizing::Fixed(Hits(hits.value.into())))
     }
 
-    fn strategy(
-        &mut self,
-        word: StrategyKeyword,
-        window: &LimitWindow,
-        burst: u32,
-    ) -> Option<Strategy> {
+    fn strategy(&mut self, numbers: LimitNumbers, window: &LimitWindow) -> Option<Strategy> {
         let requests = self.raw.requests_per_unit.value;
         self.warn_denies_all();
-        match build_strategy(word, requests, window, burst) {
+        match build_strategy(numbers, requests, window) {
             Ok(strategy) => {
                 self.warn_coarse_tick(&strategy);
                 Some(strategy)
@@ -473,24 +510,38 @@ impl RateLimitReader<'_, '_, '_> {
     }
 }
 
+/// The fields of a block that determine its strategy, besides `requests_per_unit` and the window.
+#[derive(Clone, Copy)]
+struct LimitNumbers {
+    strategy: StrategyKeyword,
+    burst: u32,
+    on_excess: OnExcess,
+}
+
 fn build_strategy(
-    word: StrategyKeyword,
+    LimitNumbers { strategy, burst, on_excess }: LimitNumbers,
     requests: u32,
     window: &LimitWindow,
-    burst: u32,
 ) -> Result<Strategy, LimitError> {
     let period = match window {
         LimitWindow::Unit(unit) | LimitWindow::Calendar(unit, _) => unit.length(),
         LimitWindow::Per(period) => *period,
     };
-    Ok(match word {
-        StrategyKeyword::Gcra => Strategy::Gcra(Gcra::new(requests, period, burst)?),
-        StrategyKeyword::SlidingWindow => {
-            Strategy::SlidingWindow(SlidingWindow::new(requests, period)?)
+    Ok(match strategy {
+        StrategyKeyword::Gcra => {
+            Strategy::Gcra(Gcra::with_on_excess(requests, period, burst, on_excess)?)
         }
-        StrategyKeyword::SlidingLog => Strategy::SlidingLog(SlidingLog::new(requests, period)?),
+        StrategyKeyword::SlidingWindow => {
+            let limit = SlidingWindow::new(requests, period)?;
+            Strategy::SlidingWindow(limit.with_on_excess(on_excess))
+        }
+        StrategyKeyword::SlidingLog => {
+            let limit = SlidingLog::new(requests, period)?;
+            Strategy::SlidingLog(limit.with_on_excess(on_excess))
+        }
         StrategyKeyword::FixedWindow => {
-            Strategy::FixedWindow(FixedWindow::new(requests, windows(window, period))?)
+            let limit = FixedWindow::new(requests, windows(window, period))?;
+            Strategy::FixedWindow(limit.with_on_excess(on_excess))
         }
     })
 }
@@ -544,6 +595,17 @@ impl KeywordReader<'_, '_> {
         word: Option<&Spanned<String>>,
     ) -> Result<T, InvalidSetting> {
         if word.is_none() { default } else { self.keyword(words, key, word).ok_or(InvalidSetting) }
+    }
+
+    fn on_excess_or(
+        &mut self,
+        default: Result<Option<ExcessKeyword>, InvalidSetting>,
+        word: Option<&Spanned<String>>,
+    ) -> Result<Option<ExcessKeyword>, InvalidSetting> {
+        if word.is_none() {
+            return default;
+        }
+        self.keyword(keywords::ON_EXCESS, "on_excess", word).map(Some).ok_or(InvalidSetting)
     }
 
     fn overshoot_amount(

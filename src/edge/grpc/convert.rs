@@ -20,8 +20,7 @@ use envoy_types::pb::google::protobuf::Duration;
 
 use super::metadata;
 use crate::edge::ReplyOptions;
-use crate::edge::headers::OWNER_KEY;
-use crate::edge::headers::RateLimitHeaders;
+use crate::edge::headers::{OWNER_KEY, RETRY_AFTER, RateLimitHeaders};
 use crate::engine::{CheckError, ConcurrencyRejection, Decision, LimitStatus};
 use crate::kernel::decision::{
     AppliedLimit, Check, Cost, Descriptor, LimitOverride, Reason, Verdict,
@@ -175,11 +174,7 @@ pub(super) fn rejection_response(
         ..DescriptorStatus::default()
     });
     let reject = &rejection.reject;
-    let wait = reject.retry_after.map(|wait| HeaderValue {
-        key: "Retry-After".to_owned(),
-        value: wait.as_secs_ceil().max(1).to_string(),
-        raw_value: Vec::new(),
-    });
+    let wait = reject.retry_after.map(retry_after_header);
     RateLimitResponse {
         overall_code: Code::OverLimit.into(),
         statuses: statuses.collect(),
@@ -187,6 +182,20 @@ pub(super) fn rejection_response(
         raw_body: reject.body.as_bytes().to_vec(),
         ..RateLimitResponse::default()
     }
+}
+
+/// Adds `Retry-After`, unless the settings already add it.
+pub(super) fn add_retry_after(reply: &mut RateLimitResponse, retry_after: Option<Nanos>) {
+    let is_there = |header: &HeaderValue| header.key == RETRY_AFTER;
+    if let Some(wait) = retry_after.filter(|_| !reply.response_headers_to_add.iter().any(is_there))
+    {
+        reply.response_headers_to_add.push(retry_after_header(wait));
+    }
+}
+
+fn retry_after_header(wait: Nanos) -> HeaderValue {
+    let value = wait.as_secs_ceil().max(1).to_string();
+    HeaderValue { key: RETRY_AFTER.to_owned(), value, raw_value: Vec::new() }
 }
 
 pub(super) fn add_owner(reply: &mut RateLimitResponse, owner: &str) {

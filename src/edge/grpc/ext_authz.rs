@@ -34,6 +34,7 @@ use super::{convert, metadata, rls};
 use crate::config::concurrency::RejectReply;
 use crate::config::hooks::{Hooks, RequestAttributes};
 use crate::edge::ReplyOptions;
+use crate::edge::headers::RETRY_AFTER;
 use crate::edge::hook::{self, HookError};
 use crate::engine::concurrency::with_queue_time;
 use crate::engine::{AdmissionOutcome, Decision, Engine};
@@ -47,8 +48,6 @@ const HOOK_KEY: &str = "hook";
 /// The key in `context_extensions` with the name of the header that contains the client's address.
 /// Without it, the address is that of Envoy's peer, which may be a load balancer.
 const ADDRESS_HEADER_KEY: &str = "remote_address_header";
-
-const RETRY_AFTER: &str = "Retry-After";
 
 const DENIED_BODY: &str = "rate limited\n";
 

@@ -26,6 +26,9 @@ use crate::telemetry::trace;
 /// The time for sending the reply, subtracted from the caller's `grpc-timeout`.
 const REPLY_MARGIN: Nanos = Nanos(2_000_000);
 
+/// The gRPC header of a peek, which `sluicegate ask --peek` sends. Its value is ignored.
+pub const PEEK_HEADER: &str = "x-sluicegate-peek";
+
 type RlsReply = Result<(RateLimitResponse, EdgeOutcome), CheckError>;
 
 /// The gRPC service `RateLimitService`, for the connection of one client.
@@ -65,7 +68,12 @@ impl RateLimitService {
         let call = reserved_keys::take_reserved(&mut request);
         if call == Ok(ReservedCall::Plain) {
             let decision = async {
-                let reply = self.check(&request, caller_timeout(metadata)).await;
+                let timeout = caller_timeout(metadata);
+                let reply = if metadata.contains_key(PEEK_HEADER) {
+                    Box::pin(self.peek(&request, timeout)).await
+                } else {
+                    self.check(&request, timeout).await
+                };
                 self.finish(reply, (received_at, Nanos(0)))
             };
             return span.scope(decision).await;
@@ -92,6 +100,15 @@ impl RateLimitService {
         let check = convert::to_check(request, &self.reporting)?;
         let decision = self.engine.decide_within(&check, timeout).await?;
         Ok(self.to_reply(request, &decision))
+    }
+
+    /// Decides a check as if each descriptor had one hit, and charges nothing.
+    async fn peek(&self, request: &RateLimitRequest, timeout: Option<Nanos>) -> RlsReply {
+        let check = convert::to_check(request, &self.reporting)?;
+        let decision = self.engine.peek(check, timeout).await?;
+        let (mut reply, outcome) = self.to_reply(request, &decision);
+        convert::add_retry_after(&mut reply, decision.retry_after);
+        Ok((reply, outcome))
     }
 
     /// Decides a check, acquires permits or applies a release, within `timeout`.

@@ -6,6 +6,7 @@
 //! - A denial ends when its hits would be allowed, counted from the sending of the charge.
 //! - A denial that reserved hits may have caused ends when the longest reservation expires.
 //! - A denial applies to checks of as many hits or more, never to 0 hits or refunds.
+//! - With `on_excess: charge`, a denial of 1 hit applies only to 0 hits: other hits are charged.
 //! - A new configuration ends all denials; a refund through this replica ends those of its counter.
 //! - The cache has at most 65,536 counters (12 MB). A full shard evicts the denial that ends first.
 
@@ -162,8 +163,12 @@ impl DenyCache {
                             _,
                         ),
                     ),
-                ) if is_cached(descriptor) && sent.contains(index) && hits != Hits(0) => {
-                    let denied_hits = hits_denied_at(plan, index, hits);
+                ) if is_cached(descriptor)
+                    && sent.contains(index)
+                    && charge.strategy.on_excess().needed(hits) != Hits(0) =>
+                {
+                    let needed = charge.strategy.on_excess().needed(hits);
+                    let denied_hits = hits_denied_at(plan, index, needed);
                     let denial = RememberedDenial::new(denied_hits, *retry_after, *room, call);
                     self.insert(
                         charge,
@@ -188,8 +193,8 @@ impl DenyCache {
                 self.remove(&charge.key, now);
                 None
             }
-            Cost::Charge(Hits(0)) => None,
             Cost::Charge(hits) if is_cached(descriptor) => {
+                let hits = hits_to_look_up(charge, hits)?;
                 let hash = self.hash_key(&charge.key);
                 let shard = self.lock_shard(hash);
                 let cached = shard.denials.iter().find(|denial| denial.hash == hash)?;
@@ -320,6 +325,14 @@ impl RememberedDenial {
 
 fn is_cached(descriptor: &DescriptorPlan<'_>) -> bool {
     descriptor.mode() == LimitMode::CachedDeny
+}
+
+/// Returns the hits whose cached denial decides a charge of `hits`; `None` if only the store can
+/// decide it.
+fn hits_to_look_up(charge: &Charge, hits: Hits) -> Option<Hits> {
+    let on_excess = charge.strategy.on_excess();
+    let is_charged_in_any_case = on_excess.is_charge() && hits != Hits(0);
+    Some(on_excess.needed(hits)).filter(|needed| *needed != Hits(0) && !is_charged_in_any_case)
 }
 
 fn charges_with_parts<'p>(

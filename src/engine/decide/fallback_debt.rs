@@ -214,7 +214,7 @@ impl Engine {
     }
 
     /// Charges the hits of `debt` that the limit allows: debt never raises a counter above its
-    /// limit.
+    /// limit, unless the limit charges denied hits.
     async fn repay_debt(&self, debt: &mut FallbackDebt) -> Repayment {
         // A second attempt, because the remaining hits may have changed since the first reply.
         for _ in 0..2 {
@@ -225,11 +225,11 @@ impl Engine {
                 ChargeOutcome::Decided(
                     CounterDecision::Deny { headroom: room, .. }
                     | CounterDecision::ExceedsLimit(room),
-                ) if !matches!(debt.charge.strategy, Strategy::FixedWindow(_)) => {
+                ) if !debt.charge.strategy.charges_denied_hits() => {
                     count(FallbackDebtOutcome::NotNeeded, debt.hits.less(room.remaining));
                     debt.hits = room.remaining;
                 }
-                // A fixed window counts the hits even if it denies them.
+                // Some limits count the hits even if they deny them.
                 ChargeOutcome::Decided(_)
                 | ChargeOutcome::Counted(..)
                 | ChargeOutcome::Refunded(_) => {

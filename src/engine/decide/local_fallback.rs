@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use crate::engine::decide::excess::is_always_charged;
 use crate::engine::decide::fallback_debt::{FallbackDebt, FallbackDebts};
 use crate::engine::decide::local_share::{FleetDivision, local_share, rank};
 use crate::engine::decide::stale_charges::is_check_denied;
@@ -45,8 +46,9 @@ impl LocalFallback {
         Self { memory, membership, debts: FallbackDebts::default() }
     }
 
-    /// Decides `charges` from the local counters. Returns one outcome for each charge, in order.
-    pub(in crate::engine) fn charge(
+    /// Decides `charges` from the local counters by one mode. Returns one outcome for each charge,
+    /// in order.
+    pub(in crate::engine) fn charge_together(
         &self,
         charges: &[FailedCharge<'_>],
         mode: ChargeMode,
@@ -63,16 +65,11 @@ impl LocalFallback {
         let is_allowed = !is_peek && !is_check_denied(&charges_to_make, &outcomes);
         let mut outcomes = outcomes.into_iter();
         let outcome = |((charge, cause), local_share): (&FailedCharge<'_>, &Option<Strategy>)| {
-            let Some(local_share) = local_share else { return outcome_without_share(charge.cost) };
+            let Some(local_share) = local_share else { return outcome_without_share(charge) };
             let outcome = outcomes.next().unwrap_or(NO_SHARE_OUTCOME);
             let is_charged = is_allowed || matches!(charge.cost, Cost::Refund(_));
             let becomes_debt = is_charged && !cause.is_unsafe_to_repeat();
-            if becomes_debt
-                && matches!(
-                    outcome,
-                    ChargeOutcome::Decided(CounterDecision::Allow(_)) | ChargeOutcome::Refunded(_)
-                )
-            {
+            if becomes_debt && (is_always_charged(charge) || is_allowed_or_refunded(outcome)) {
                 self.debts.record(charge, *local_share);
             }
             outcome
@@ -95,20 +92,25 @@ impl LocalFallback {
         local_share(&charge.strategy, division)
     }
 
-    /// Returns the part of `debt` that the local counter still counts.
+    /// Returns the part of `debt` that the local counter still counts. All of it if the counter may
+    /// have excess hits, whose number is unknown.
     pub(in crate::engine) fn remaining_debt(&self, debt: &FallbackDebt, now: Nanos) -> Hits {
         let FallbackDebt { local_strategy, hits, .. } = debt;
         let peek = Charge { strategy: *local_strategy, ..debt.charge_of(Hits(0)) };
         let peek = Charges { list: [peek].into_iter().collect(), mode: ChargeMode::Each };
         let StoreReply::Ready(outcomes) = self.memory.charge(now, &peek) else { return Hits(0) };
-        match outcomes.first() {
-            Some(ChargeOutcome::Decided(
-                CounterDecision::Allow(room)
-                | CounterDecision::Deny { headroom: room, .. }
-                | CounterDecision::ExceedsLimit(room),
-            )) => Hits(local_strategy.max_at_once().into()).less(room.remaining).min(*hits),
-            _ => Hits(0),
+        let Some(ChargeOutcome::Decided(
+            CounterDecision::Allow(room)
+            | CounterDecision::Deny { headroom: room, .. }
+            | CounterDecision::ExceedsLimit(room),
+        )) = outcomes.first()
+        else {
+            return Hits(0);
+        };
+        if local_strategy.on_excess().is_charge() && room.remaining == Hits(0) {
+            return *hits;
         }
+        Hits(local_strategy.max_at_once().into()).less(room.remaining).min(*hits)
     }
 }
 
@@ -120,7 +122,7 @@ fn local_charges(
     mode: ChargeMode,
 ) -> (Charges, bool) {
     let votes = charges.iter().zip(local_shares).map(|((charge, _), local_share)| {
-        let denies = local_share.is_none() && outcome_without_share(charge.cost).is_denial();
+        let denies = local_share.is_none() && outcome_without_share(charge).is_denial();
         (charge.standing.group, charge.standing.enforced_verdict(denies))
     });
     let is_denied = match mode {
@@ -140,11 +142,20 @@ fn local_charges(
     (Charges { list: list.collect(), mode }, is_denied)
 }
 
-const fn outcome_without_share(cost: Cost) -> ChargeOutcome {
+const fn is_allowed_or_refunded(outcome: ChargeOutcome) -> bool {
+    matches!(
+        outcome,
+        ChargeOutcome::Decided(CounterDecision::Allow(_)) | ChargeOutcome::Refunded(_)
+    )
+}
+
+const fn outcome_without_share(charge: &Charge) -> ChargeOutcome {
     const NO_ROOM: CounterDecision =
         CounterDecision::Allow(Headroom { remaining: Hits(0), reset_after: Nanos(0) });
-    match cost {
-        Cost::Charge(Hits(0)) => ChargeOutcome::Decided(NO_ROOM),
+    match charge.cost {
+        Cost::Charge(hits) if charge.strategy.on_excess().needed(hits).0 == 0 => {
+            ChargeOutcome::Decided(NO_ROOM)
+        }
         Cost::Charge(_) => NO_SHARE_OUTCOME,
         Cost::Refund(_) => ChargeOutcome::Refunded(NO_ROOM),
     }

@@ -39,23 +39,28 @@ pub fn local_share(limit: &Strategy, division: FleetDivision) -> Option<Strategy
     if max_hits == 0 {
         return None;
     }
+    let on_excess = limit.on_excess();
     match limit {
         Strategy::Gcra(gcra) => {
             let rate = gcra.refill_rate();
             // A replica without a part of the burst gets no part of the rate.
             let divisor = replicas.get().min(gcra.burst());
             let ticks = rate.ticks.get().checked_mul(u64::from(divisor))?;
-            Gcra::new(rate.hits, period(gcra.tick(), ticks)?, max_hits).ok().map(Strategy::Gcra)
+            let period = period(gcra.tick(), ticks)?;
+            Gcra::with_on_excess(rate.hits, period, max_hits, on_excess).ok().map(Strategy::Gcra)
         }
         Strategy::FixedWindow(window) => {
-            FixedWindow::new(max_hits, *window.windows()).ok().map(Strategy::FixedWindow)
+            let window = FixedWindow::new(max_hits, *window.windows()).ok()?;
+            Some(Strategy::FixedWindow(window.with_on_excess(on_excess)))
         }
         Strategy::SlidingWindow(window) => {
             let period = period(window.tick(), window.refill_rate().ticks.get())?;
-            SlidingWindow::new(max_hits, period).ok().map(Strategy::SlidingWindow)
+            let window = SlidingWindow::new(max_hits, period).ok()?;
+            Some(Strategy::SlidingWindow(window.with_on_excess(on_excess)))
         }
         Strategy::SlidingLog(log) => {
-            SlidingLog::new(max_hits, log.period()).ok().map(Strategy::SlidingLog)
+            let log = SlidingLog::new(max_hits, log.period()).ok()?;
+            Some(Strategy::SlidingLog(log.with_on_excess(on_excess)))
         }
     }
 }

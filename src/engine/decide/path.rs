@@ -11,6 +11,7 @@ use std::time::Duration;
 use crate::config::{Config, LimitMode};
 use crate::engine::Engine;
 use crate::engine::decide::deny_cache::{DenyLookup, PartialDecision, StoreCallTimes};
+use crate::engine::decide::excess;
 use crate::engine::decide::fallback::ChargeDecision;
 use crate::engine::decide::plan::{CheckPlan, DescriptorPlan, PlanInstants};
 use crate::engine::decide::rule_stats;
@@ -85,10 +86,13 @@ impl Engine {
         // Filled in place: moving a plan out of a `Result` costs 6 % of a decision in memory.
         let mut prepared = PreparedCheck { config, check, now, plan: CheckPlan::default() };
         self.prepare(&mut prepared);
+        let deadline = timeout.map(|timeout| prepared.now.plus(timeout));
+        if excess::needs_two_steps(&prepared.plan.charges) {
+            return StartedCheck::Pending(Box::pin(self.resolve_in_two_steps(prepared, deadline)));
+        }
         if let Some(decided) = self.try_now(&prepared) {
             return StartedCheck::Decided(decided);
         }
-        let deadline = timeout.map(|timeout| prepared.now.plus(timeout));
         if !self.deny_cache.needs_lookup(&prepared.plan) && !self.needs_leases(&prepared.plan) {
             return StartedCheck::Pending(Box::pin(self.resolve(prepared, deadline)));
         }
@@ -142,6 +146,22 @@ impl Engine {
         let mut outcomes = self.charge_store(prepared.now, &prepared.plan.charges, deadline).await;
         self.charge_stale(&mut prepared, &mut outcomes, deadline).await;
         self.decide_from_outcomes(&prepared, &outcomes)
+    }
+
+    /// Decides an all-or-nothing check in which some limits are charged in any case.
+    async fn resolve_in_two_steps(
+        &self,
+        prepared: PreparedCheck<'_, '_>,
+        deadline: Option<Nanos>,
+    ) -> CheckResult {
+        let charges = &prepared.plan.charges;
+        let mut outcomes = stale_charges::placeholders(charges);
+        let first = excess::first_step(charges);
+        let new_outcomes = self.charge_store(prepared.now, &first.charges, deadline).await;
+        first.copy_outcomes(new_outcomes, &mut outcomes);
+        stale_charges::fail_stale(&mut outcomes);
+        let to_send = excess::second_step(charges, &outcomes);
+        self.resolve_rest(prepared, PartialDecision { outcomes, to_send }, deadline).await
     }
 
     /// Decides a check that needs leases or the deny cache. Sends the charges `to_send`, which have

@@ -10,6 +10,7 @@ use crate::config::tree::SharedValues;
 use crate::config::{
     ChargePolicy, Config, Domain, FallbackMode, Limit, LimitMode, LimitWindow, Rule,
 };
+use crate::engine::decide::excess;
 use crate::engine::decide::rule_stats::ChargeStats;
 use crate::kernel::decision::{
     AppliedLimit, Check, Cost, Descriptor, Enforcement, LimitOverride, Verdict, VoteGroup, combine,
@@ -299,10 +300,13 @@ impl<'c> CheckPlan<'c> {
         now: Nanos,
     ) {
         let entries = || counter_entries(descriptor, shared_values);
-        // envoyproxy/ratelimit has counter names only for the seven units.
+        // envoyproxy/ratelimit has counter names only for the seven units, and no limits that charge
+        // excess hits in every charge mode.
         let key_naming = match limit.window {
-            LimitWindow::Unit(_) => planning.keys,
-            LimitWindow::Per(_) | LimitWindow::Calendar(..) => KeyNaming::Unique,
+            LimitWindow::Unit(_) if !limit.strategy.on_excess().is_charge() => planning.keys,
+            LimitWindow::Unit(_) | LimitWindow::Per(_) | LimitWindow::Calendar(..) => {
+                KeyNaming::Unique
+            }
         };
         let placement = placement_of(domain, entries());
         let (key, standing) = (CounterKey::EMPTY, enforcement_of(rule));
@@ -375,6 +379,10 @@ impl<'c> CheckPlan<'c> {
         };
         match policy {
             ChargePolicy::Each => ChargeRule::Each,
+            // One store call instead of two.
+            ChargePolicy::AllOrNothing if excess::charges_all(&self.charges.list) => {
+                ChargeRule::Each
+            }
             // The check is denied, so no counter is charged.
             ChargePolicy::AllOrNothing if self.has_forced_denial(quota_for_all) => {
                 ChargeRule::Preview

@@ -99,10 +99,13 @@ fn correct_waits(
             Strategy::FixedWindow(_) if is_over_limit && total_hits == Hits(0) => {
                 Some(last.1.reset_after)
             }
-            _ => strategy.time_until_allowed(room_for(last, strategy), total_hits),
+            _ => {
+                let needed = strategy.on_excess().needed(total_hits);
+                strategy.time_until_allowed(room_for(last, strategy), needed)
+            }
         };
-        // Hits that can never fit are not charged, except in a fixed window.
-        if wait.is_some() || matches!(strategy, Strategy::FixedWindow(_)) {
+        // Hits that can never fit are not charged, unless the limit charges denied hits.
+        if wait.is_some() || strategy.charges_denied_hits() {
             earlier_hits = total_hits;
         }
         let own_wait = decided.decision.time_until_allowed();

@@ -7,7 +7,8 @@
 
 use smallvec::SmallVec;
 
-use crate::kernel::decision::{Cost, Verdict, VoteGroup, combine};
+use crate::engine::decide::excess;
+use crate::kernel::decision::{Cost, Enforcement, Verdict, VoteGroup, combine};
 use crate::kernel::units::Nanos;
 use crate::store::{ChargeMode, ChargeOutcome, Charges, Outcomes, StoreFailure};
 
@@ -71,7 +72,7 @@ impl ChargeSubset {
 /// Selects the charges of the new plan `replanned` to send, after a charge in `sent` was stale.
 ///
 /// - `charge: all_or_nothing`: a stale charge counts as a denial. If it denied the check, the store
-///   charged nothing except refunds, so all charges except refunds are sent again.
+///   charged nothing except refunds and excess hits, so all other charges are sent again.
 /// - Otherwise only the stale charges are sent again.
 pub(in crate::engine) fn charges_to_repeat(
     sent: &Charges,
@@ -83,9 +84,10 @@ pub(in crate::engine) fn charges_to_repeat(
     let is_missing = |index: usize| {
         let is_stale = matches!(outcomes.get(index), Some(ChargeOutcome::Stale(_)));
         let is_charge = matches!(sent.list.get(index).map(|c| c.cost), Some(Cost::Charge(_)));
-        is_stale || was_denied && is_charge
+        is_stale || was_denied && is_charge && !excess::is_always_charged(&sent.list[index])
     };
     let mode = match sent.mode {
+        ChargeMode::AllOrNothing { .. } if excess::denies(sent, outcomes) => ChargeMode::Preview,
         ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny } if was_denied => {
             // A refund is not repeated, but still counts as an allow in the quota group.
             let allows_quota_group =
@@ -94,8 +96,9 @@ pub(in crate::engine) fn charges_to_repeat(
                     Some(VoteGroup::Enforced) => quota_for_all,
                     Some(VoteGroup::Unlimited) | None => false,
                 };
-            let has_allowing_refund =
-                (0..sent.list.len()).any(|index| !is_missing(index) && allows_quota_group(index));
+            let is_allowed = |index: usize| outcomes.get(index).is_some_and(|o| !o.is_denial());
+            let has_allowing_refund = (0..sent.list.len())
+                .any(|index| !is_missing(index) && is_allowed(index) && allows_quota_group(index));
             ChargeMode::AllOrNothing {
                 quota_for_all,
                 quota_cannot_deny: quota_cannot_deny || has_allowing_refund,
@@ -121,4 +124,32 @@ pub(in crate::engine) fn is_check_denied(sent: &Charges, outcomes: &[ChargeOutco
     });
     let quota_allow = quota_cannot_deny.then_some((VoteGroup::Quota, Verdict::Allow));
     combine(votes.chain(quota_allow), quota_for_all) == Verdict::Deny
+}
+
+/// Returns the charge mode for the charges that have no outcome yet. If the known outcomes deny the
+/// check, these charges must not be made.
+pub(in crate::engine) fn remaining_mode(
+    charges: &Charges,
+    outcomes: &Outcomes,
+    is_decided: &[bool],
+) -> ChargeMode {
+    let ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny } = charges.mode else {
+        return charges.mode;
+    };
+    if is_check_denied(charges, outcomes) {
+        return ChargeMode::Preview;
+    }
+    let allows_quota_group = |index: usize| {
+        let Enforcement { group, shadow } = charges.list[index].standing;
+        let in_quota = group == VoteGroup::Quota || quota_for_all && group == VoteGroup::Enforced;
+        in_quota && (shadow || !outcomes[index].is_denial())
+    };
+    let quota_cannot_deny = quota_cannot_deny
+        || (0..is_decided.len()).any(|index| is_decided[index] && allows_quota_group(index));
+    ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny }
+}
+
+/// Returns a placeholder outcome for each charge, which is not a denial.
+pub(in crate::engine) fn placeholders(charges: &Charges) -> Outcomes {
+    charges.list.iter().map(|_| ChargeOutcome::Failed(StoreFailure::InvalidReply)).collect()
 }

@@ -18,12 +18,12 @@ use smallvec::SmallVec;
 
 use super::{KeyLease, LeaseKeyHash, LeaseManager, LeasedCounter, is_pending_for_other_limit};
 use crate::engine::decide::stale_charges;
-use crate::engine::decide::stale_charges::ChargeSubset;
-use crate::kernel::decision::{Cost, Enforcement, Verdict, VoteGroup};
+use crate::engine::decide::stale_charges::{ChargeSubset, placeholders, remaining_mode};
+use crate::kernel::decision::{Cost, Verdict};
 use crate::kernel::lease::LeaseTerms;
 use crate::kernel::rate::{CounterDecision, Headroom};
 use crate::kernel::units::{Hits, Nanos};
-use crate::store::{Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, StoreFailure};
+use crate::store::{Charge, ChargeMode, ChargeOutcome, Charges, Outcomes};
 
 /// The lease terms of each charge, or `None` if its limit is not leased.
 pub type ChargeTerms<'t> = SmallVec<[Option<&'t LeaseTerms>; 2]>;
@@ -308,28 +308,4 @@ fn as_leased<'c>(
         (Cost::Charge(hits), Some(terms)) => Some((LeasedCounter { charge, terms: *terms }, hits)),
         _ => None,
     }
-}
-
-/// Returns the charge mode for the charges that have no outcome yet. If the known outcomes deny the
-/// check, these charges must not be made.
-fn remaining_mode(charges: &Charges, outcomes: &Outcomes, is_decided: &[bool]) -> ChargeMode {
-    let ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny } = charges.mode else {
-        return charges.mode;
-    };
-    if stale_charges::is_check_denied(charges, outcomes) {
-        return ChargeMode::Preview;
-    }
-    let allows_quota_group = |index: usize| {
-        let Enforcement { group, shadow } = charges.list[index].standing;
-        let in_quota = group == VoteGroup::Quota || quota_for_all && group == VoteGroup::Enforced;
-        in_quota && (shadow || !outcomes[index].is_denial())
-    };
-    let quota_cannot_deny = quota_cannot_deny
-        || (0..is_decided.len()).any(|index| is_decided[index] && allows_quota_group(index));
-    ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny }
-}
-
-/// Returns a placeholder outcome for each charge, which is not a denial.
-fn placeholders(charges: &Charges) -> Outcomes {
-    charges.list.iter().map(|_| ChargeOutcome::Failed(StoreFailure::InvalidReply)).collect()
 }

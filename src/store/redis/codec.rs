@@ -220,8 +220,10 @@ fn encode_record(charge: &Charge) -> ChargeRecord {
         VoteGroup::Quota => 1,
         VoteGroup::Unlimited => 2,
     };
+    let charges_excess = charge.strategy.on_excess().is_charge();
+    let flags = u8::from(charge.standing.shadow) + 2 * u8::from(charges_excess);
     let mut bytes = ChargeRecord::new();
-    bytes.extend([numbers.code, action, group, u8::from(charge.standing.shadow)]);
+    bytes.extend([numbers.code, action, group, flags]);
     bytes.extend_from_slice(&encode_double(hits.0));
     bytes.extend_from_slice(&numbers.limit.to_le_bytes());
     bytes.extend_from_slice(&encode_double(numbers.period));

@@ -12,7 +12,9 @@ use crate::support::service::Service;
 
 /// Starts the service and sends one request over HTTP/2.
 fn start(limits: &Path, flags: &[&str]) -> Service {
-    std::fs::write(limits.join("d.yaml"), "domain: d\n").unwrap();
+    let text =
+        "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]\n";
+    std::fs::write(limits.join("d.yaml"), text).unwrap();
     let flags: Vec<String> = flags.iter().map(|&flag| flag.to_owned()).collect();
     let service = Service::start(limits, &flags).unwrap();
     Runtime::new().unwrap().block_on(async {

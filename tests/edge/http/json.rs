@@ -299,7 +299,9 @@ fn non_finite_numbers_inside_metadata_are_errors() {
 /// The lines of level `warn` after these bodies were sent to `/json`.
 fn warnings_after(bodies: &[String]) -> Vec<String> {
     let limits = tempfile::tempdir().unwrap();
-    std::fs::write(limits.path().join("d.yaml"), "domain: shop\n").unwrap();
+    let text =
+        "domain: shop\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]\n";
+    std::fs::write(limits.path().join("d.yaml"), text).unwrap();
     let service = Service::start(limits.path(), &[]).unwrap();
     for body in bodies {
         let reply = http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes())).unwrap();

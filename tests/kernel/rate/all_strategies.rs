@@ -5,7 +5,8 @@ use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::traffic::{
-    Client, Limit, Trace, cases, fixed_windows, gcras, headroom, is_allowed, sliding_logs,
+    Client, Limit, Trace, cases, charging_fixed_windows, charging_gcras, charging_sliding_logs,
+    charging_sliding_windows, fixed_windows, gcras, headroom, is_allowed, sliding_logs,
     sliding_windows, traces,
 };
 
@@ -310,3 +311,7 @@ laws!(gcra, gcras());
 laws!(fixed_window, fixed_windows());
 laws!(sliding_window, sliding_windows());
 laws!(sliding_log, sliding_logs());
+laws!(charging_gcra, charging_gcras());
+laws!(charging_fixed_window, charging_fixed_windows());
+laws!(charging_sliding_window, charging_sliding_windows());
+laws!(charging_sliding_log, charging_sliding_logs());

@@ -41,6 +41,9 @@
 //!   `projected_headroom_never_exceeds_the_counter`
 //! - any: projected wait too short, missing, or two ticks too long →
 //!   `projected_wait_is_long_enough`
+//! - excess: a report not charged, charged without its excess, or an uncapped debt →
+//!   `reports_are_charged_in_full_in_any_order`, `a_debt_is_at_most_1000_bursts`
+//! - excess: a check of 0 hits allowed, or charged as 1 → `three_reports_of_40_exhaust_100`
 //! - limit: coarsest tick, not reduced, largest off by one → `the_finest_fitting_tick_is_used`
 //! - limit: 2^53 itself accepted → `a_product_of_exactly_2_pow_53_is_rejected`
 
@@ -48,6 +51,7 @@ mod all_strategies;
 mod fixed_window;
 mod gcra;
 mod limit;
+mod on_excess;
 mod sliding_log;
 mod sliding_window;
 mod traffic;

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, WindowCount, Windows};
 use sluicegate::kernel::rate::gcra::{Gcra, Tat};
 use sluicegate::kernel::rate::limit::Tick;
+use sluicegate::kernel::rate::on_excess::OnExcess;
 use sluicegate::kernel::rate::sliding_log::{ArrivalLog, SlidingLog};
 use sluicegate::kernel::rate::sliding_window::{SlidingWindow, WindowPair};
 use sluicegate::kernel::rate::{self, CounterDecision, Headroom};
@@ -258,6 +259,15 @@ pub(super) fn gcras() -> impl Strategy<Value = Gcra> {
         .prop_filter("drains in our time", |limit| limit.span() < Nanos::from_secs(63_072_000))
 }
 
+/// GCRA limits that charge excess hits. A debt of 1,000 bursts and 60 spans fit into instants.
+pub(super) fn charging_gcras() -> impl Strategy<Value = Gcra> {
+    (counts(), periods(), counts())
+        .prop_filter_map("fits", |(n, period, burst)| {
+            Gcra::with_on_excess(n, period, burst, OnExcess::Charge).ok()
+        })
+        .prop_filter("drains in our time", |limit| limit.span() < Nanos::from_secs(5_000_000))
+}
+
 pub(super) fn fixed_windows() -> impl Strategy<Value = FixedWindow> {
     (counts(), periods())
         .prop_filter_map("fits", |(n, period)| FixedWindow::new(n, Windows::Every(period)).ok())
@@ -269,4 +279,16 @@ pub(super) fn sliding_windows() -> impl Strategy<Value = SlidingWindow> {
 
 pub(super) fn sliding_logs() -> impl Strategy<Value = SlidingLog> {
     (counts(), periods()).prop_filter_map("fits", |(n, period)| SlidingLog::new(n, period).ok())
+}
+
+pub(super) fn charging_fixed_windows() -> impl Strategy<Value = FixedWindow> {
+    fixed_windows().prop_map(|limit| limit.with_on_excess(OnExcess::Charge))
+}
+
+pub(super) fn charging_sliding_windows() -> impl Strategy<Value = SlidingWindow> {
+    sliding_windows().prop_map(|limit| limit.with_on_excess(OnExcess::Charge))
+}
+
+pub(super) fn charging_sliding_logs() -> impl Strategy<Value = SlidingLog> {
+    sliding_logs().prop_map(|limit| limit.with_on_excess(OnExcess::Charge))
 }

@@ -21,6 +21,7 @@ descriptors:
 - {key: other, rate_limit: {unit: day, requests_per_unit: 10, mode: cached_deny}}
 - {key: debt, rate_limit: {per: 100d, requests_per_unit: 10, strategy: gcra, mode: cached_deny}}
 - {key: log, rate_limit: {per: 100d, requests_per_unit: 10, strategy: sliding_log, mode: cached_deny}}
+- {key: tokens, rate_limit: {per: 100d, requests_per_unit: 10, strategy: gcra, mode: cached_deny, on_excess: charge}}
 - {key: strict, rate_limit: {unit: day, requests_per_unit: 10}}
 - {key: shadow, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 10, mode: cached_deny}}
 - {key: quota, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 10, mode: cached_deny}}
@@ -119,6 +120,22 @@ async fn cached_denial_applies_to_checks_of_equal_or_more_hits() {
         Verdict::Deny,
         "how long is not known"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn excess_hits_are_charged_despite_a_cached_denial() {
+    let on = connected(RULES);
+    assert_eq!(assert_one_call(&on, "tokens", 0).await.verdict, Verdict::Allow);
+    assert_one_call(&on, "tokens", 12).await;
+    let first = assert_one_call(&on, "tokens", 0).await;
+    let (wait, most) = (first.retry_after.unwrap(), Nanos(30 * DAY.0));
+    assert!(Nanos(most.0 - DAY.0) < wait && wait <= most, "three hits of ten days each: {wait}");
+    assert_denied_without_call(&on, "tokens", 0).await;
+    assert_one_call(&on, "tokens", 1).await;
+    advance(&on, most);
+    assert_denied_without_call(&on, "tokens", 0).await;
+    advance(&on, Nanos(10 * DAY.0));
+    assert_one_call(&on, "tokens", 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

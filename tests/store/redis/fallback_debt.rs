@@ -33,6 +33,7 @@ descriptors:
 - {key: debt, rate_limit: {per: 100d, requests_per_unit: 10, strategy: gcra}}
 - {key: two, rate_limit: {per: 100d, requests_per_unit: 10, strategy: sliding_window}}
 - {key: log, rate_limit: {per: 100d, requests_per_unit: 10, strategy: sliding_log}}
+- {key: tokens, rate_limit: {per: 100d, requests_per_unit: 10, strategy: gcra, on_excess: charge}}
 - {key: second, rate_limit: {unit: second, requests_per_unit: 10}}
 - {key: other, rate_limit: {unit: day, requests_per_unit: 10, on_store_failure: allow}}
 ";
@@ -193,6 +194,29 @@ async fn refunds_reduce_the_fallback_debt() {
     replica.engine.decide(&refund).await.unwrap();
     replica.store.signal("CONT");
     replica.wait_for_remaining("debt", 7).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn excess_hits_of_an_outage_are_charged_afterwards() {
+    let replica = replica();
+    for charge in ["each", "all_or_nothing"] {
+        publish(&replica.engine, &format!("charge: {charge}\n{RULES}"));
+        replica.stop().await;
+        assert_eq!(replica.check("tokens", 0).await.0, Verdict::Allow, "{charge}");
+        assert_eq!(replica.check("tokens", 25).await.0, Verdict::Deny, "{charge}");
+        let denied = (Verdict::Deny, Reason::StoreDownLocal, Hits(0));
+        assert_eq!(replica.check("tokens", 0).await, denied, "{charge}");
+        replica.store.signal("CONT");
+        replica.wait_for_remaining("tokens", 0).await;
+        assert_eq!(replica.check("tokens", 0).await.1, Reason::OverLimit, "{charge}");
+        replica.wait_until_repaid();
+        let mut refund = new_check(&["tokens"], 0);
+        refund.descriptors[0].cost = sluicegate::kernel::decision::Cost::Refund(Hits(24));
+        replica.engine.decide(&refund).await.unwrap();
+        assert_eq!(replica.check("tokens", 0).await.2, Hits(9), "{charge}: 25 were charged once");
+        refund.descriptors[0].cost = sluicegate::kernel::decision::Cost::Refund(Hits(24));
+        replica.engine.decide(&refund).await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -22,6 +22,7 @@ mod load;
 mod log_lines;
 mod membership;
 mod network;
+mod on_excess;
 mod overshoot;
 mod reference;
 mod refunds;

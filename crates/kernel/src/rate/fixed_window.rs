@@ -31,6 +31,7 @@
 
 use super::counter_decision::{CounterDecision, Headroom};
 use super::limit::{EXACT_BOUND, LimitError, Tick};
+use super::on_excess::OnExcess;
 use crate::units::{Hits, Nanos};
 
 /// The shortest window; shorter ones would measure network jitter.
@@ -41,6 +42,7 @@ pub const MIN_WINDOW: Nanos = Nanos::MILLI;
 pub struct FixedWindow {
     limit: u32,
     windows: Windows,
+    on_excess: OnExcess,
 }
 
 /// The position of the windows in time.
@@ -74,7 +76,19 @@ impl FixedWindow {
     /// at least 2^53 of them, and for unordered calendar windows.
     pub fn new(limit: u32, windows: Windows) -> Result<Self, LimitError> {
         windows.validate()?;
-        Ok(Self { limit, windows })
+        Ok(Self { limit, windows, on_excess: OnExcess::ByStrategy })
+    }
+
+    /// Returns the limit with this effect of excess hits.
+    #[must_use]
+    pub const fn with_on_excess(self, on_excess: OnExcess) -> Self {
+        Self { on_excess, ..self }
+    }
+
+    /// The effect of a check for more hits than remain.
+    #[must_use]
+    pub const fn on_excess(&self) -> OnExcess {
+        self.on_excess
     }
 
     /// The hits allowed per window.
@@ -95,8 +109,8 @@ impl FixedWindow {
         self.decide(*state, now, hits).1
     }
 
-    /// Counts `hits`, allowed or denied. 0 hits are allowed
-    /// unless the window is over its limit. Cost: no allocation.
+    /// Counts `hits`, allowed or denied. 0 hits are allowed unless the window is over its limit; with
+    /// [`OnExcess::Charge`], unless it is at its limit. Cost: no allocation.
     pub fn charge(&self, state: &mut WindowCount, now: Nanos, hits: Hits) -> CounterDecision {
         let (count, result) = self.decide(*state, now, hits);
         *state = count;
@@ -127,9 +141,10 @@ impl FixedWindow {
         count.count = count.count.saturating_add(hits.0).min(EXACT_BOUND.saturating_sub(1));
         let room = self.headroom(count, end, now);
         let limit = u64::from(self.limit);
-        let result = if count.count <= limit {
+        let needed = self.on_excess.needed(hits);
+        let result = if count.count.saturating_add(needed.less(hits).0) <= limit {
             CounterDecision::Allow(room)
-        } else if limit < hits.0 {
+        } else if limit < needed.0 {
             CounterDecision::ExceedsLimit(room)
         } else {
             CounterDecision::Deny { retry_after: room.reset_after, headroom: room }

@@ -2,7 +2,8 @@
 //!
 //! N requests per period of P ticks, with burst B. The state is one instant, the theoretical
 //! arrival time (TAT), at which the counter is empty. The debt is the time from now to the
-//! TAT, in hit·ticks. A hit costs P, a tick frees N, and the debt never exceeds B·P.
+//! TAT, in hit·ticks. A hit costs P, a tick frees N. The debt never exceeds B·P, or the
+//! [`Gcra::max_debt`] of a limit that charges excess hits.
 //!
 //! | formula, for 3 per 10 s, burst 4 (N = 3, P = 10^7 µs) | worked row |
 //! |---|---|
@@ -28,15 +29,19 @@
 //! Guarantees:
 //! - At most B hits are allowed at one instant.
 //! - In any t ticks, at most B + ⌊t·N/P⌋ hits are allowed.
-//! - A denied check costs nothing.
-//! - After the clock stepped back, the debt is at most one burst.
+//! - A denied check costs nothing, unless the limit charges excess hits.
+//! - After the clock stepped back, the debt is at most `max_debt`.
 //! - A clock that steps back allows no extra hits.
 
 use std::num::{NonZeroU32, NonZeroU64};
 
 use super::counter_decision::{CounterDecision, Headroom};
-use super::limit::{self, LimitError, RefillRate, Tick};
+use super::limit::{self, EXACT_BOUND, LimitError, RefillRate, Tick};
+use super::on_excess::OnExcess;
 use crate::units::{Hits, Nanos};
+
+/// The largest debt of a limit that charges excess hits, in bursts.
+const MAX_BURSTS_OWED: u32 = 1_000;
 
 /// A limit that is counted by GCRA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -47,6 +52,7 @@ pub struct Gcra {
     tick: Tick,
     /// B·P, in hit·ticks.
     capacity: u64,
+    on_excess: OnExcess,
 }
 
 /// The state: the instant at which the counter is empty. The default is an empty counter.
@@ -66,13 +72,29 @@ impl Gcra {
     /// # Errors
     /// Fails for a zero, a period with a fraction of a microsecond, or a burst that does not fit.
     pub fn new(requests: u32, period: Nanos, burst: u32) -> Result<Self, LimitError> {
+        Self::with_on_excess(requests, period, burst, OnExcess::ByStrategy)
+    }
+
+    /// Creates a limit with this effect of excess hits. The tick of a limit that charges them is
+    /// coarser where an exact debt of 1,000 bursts needs that.
+    ///
+    /// # Errors
+    /// As [`Gcra::new`].
+    pub fn with_on_excess(
+        requests: u32,
+        period: Nanos,
+        burst: u32,
+        on_excess: OnExcess,
+    ) -> Result<Self, LimitError> {
         let requests = NonZeroU32::new(requests).ok_or(LimitError::ZeroRequests)?;
         let burst = NonZeroU32::new(burst).ok_or(LimitError::ZeroBurst)?;
-        let fit = limit::fit_rate(requests, period, burst.get())?;
+        let bursts_owed = if on_excess.is_charge() { MAX_BURSTS_OWED } else { 1 };
+        let wanted = burst.get().saturating_mul(bursts_owed);
+        let fit = limit::fit_rate(requests, period, burst.get(), wanted)?;
         // The product is below 2^53, because `fit_rate` rejects larger bursts.
         let capacity = u64::from(burst.get()).saturating_mul(fit.period.get());
         let (requests, period, tick) = (fit.requests, fit.period, fit.tick);
-        Ok(Self { requests, period, burst, tick, capacity })
+        Ok(Self { requests, period, burst, tick, capacity, on_excess })
     }
 
     /// The hits allowed at one instant.
@@ -93,13 +115,30 @@ impl Gcra {
         RefillRate { hits: self.requests.get(), ticks: self.period }
     }
 
-    /// The largest debt, in hit·ticks.
+    /// The largest debt that allowed hits cause, in hit·ticks.
     #[must_use]
     pub const fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// The debt in hit·ticks, at most the capacity.
+    /// The effect of a check for more hits than remain.
+    #[must_use]
+    pub const fn on_excess(&self) -> OnExcess {
+        self.on_excess
+    }
+
+    /// The largest debt, in hit·ticks: the capacity, or 1,000 times the capacity for a limit that
+    /// charges excess hits. Below 2^53.
+    #[must_use]
+    pub fn max_debt(&self) -> u64 {
+        if !self.on_excess.is_charge() {
+            return self.capacity;
+        }
+        let wanted = self.capacity.saturating_mul(u64::from(MAX_BURSTS_OWED));
+        wanted.min(EXACT_BOUND.saturating_sub(1))
+    }
+
+    /// The debt in hit·ticks, at most `max_debt`.
     #[must_use]
     pub fn debt(&self, state: &Tat, now: Nanos) -> u64 {
         self.debt_at_tick(*state, self.tick.floor(now))
@@ -111,8 +150,9 @@ impl Gcra {
         self.decide(*state, now, hits).1
     }
 
-    /// Charges `hits` if they are allowed. 0 hits are always
-    /// allowed and charge nothing. Cost: no allocation.
+    /// Charges `hits` if they are allowed, or if the limit charges excess hits. Then the
+    /// retry-after includes these hits. 0 hits charge nothing, and are always allowed unless the
+    /// limit charges excess hits. Cost: no allocation.
     pub fn charge(&self, state: &mut Tat, now: Nanos, hits: Hits) -> CounterDecision {
         let (tat, result) = self.decide(*state, now, hits);
         *state = tat;
@@ -156,43 +196,45 @@ impl Gcra {
     }
 
     /// Converts a state of the limit `from` to this limit:
-    /// the same debt in hits, rounded up, at most this burst.
+    /// the same debt in hits, rounded up, at most `max_debt`.
     #[must_use]
     pub fn convert(&self, state: &Tat, from: &Self, now: Nanos) -> Tat {
         let owed = from.debt_at_tick(*state, from.tick.floor(now)).div_ceil(from.period.get());
-        let owed = Hits(owed.min(u64::from(self.burst.get())));
-        self.state_with_debt(self.tick.floor(now), self.cost(owed))
+        self.state_with_debt(self.tick.floor(now), self.cost(Hits(owed)).min(self.max_debt()))
     }
 
     fn decide(&self, state: Tat, now: Nanos, hits: Hits) -> (Tat, CounterDecision) {
         let now = self.tick.floor(now);
         let debt = self.debt_at_tick(state, now);
         let free = self.free_hits(debt);
-        if let Some(remaining) = free.checked_sub(hits.0) {
-            // The new debt is at most the capacity, because `hits` are at most the free hits.
-            let tat = self.state_with_debt(now, debt.saturating_add(self.cost(hits)));
-            return (tat, CounterDecision::Allow(self.headroom(tat, now, remaining)));
-        }
-        // Written although nothing is charged: after the clock stepped back, the capped debt must
+        let needed = self.on_excess.needed(hits);
+        let fits = needed.0 <= free;
+        let charged = if fits || self.on_excess.is_charge() { hits } else { Hits(0) };
+        // Without excess, the new debt is at most the capacity: `hits` are at most the free hits.
+        let debt = debt.saturating_add(self.cost(charged)).min(self.max_debt());
+        // Written even if nothing is charged: after the clock stepped back, the capped debt must
         // drain from now on, and not be capped again at every check.
         let tat = self.state_with_debt(now, debt);
-        let room = self.headroom(tat, now, free);
-        if u64::from(self.burst.get()) < hits.0 {
+        let room = self.headroom(tat, now, free.saturating_sub(charged.0));
+        if fits {
+            return (tat, CounterDecision::Allow(room));
+        }
+        if u64::from(self.burst.get()) < needed.0 {
             return (tat, CounterDecision::ExceedsLimit(room));
         }
-        let excess = debt.saturating_add(self.cost(hits)).saturating_sub(self.capacity);
+        let excess = debt.saturating_add(self.cost(needed)).saturating_sub(self.capacity);
         let wait = excess.div_ceil(u64::from(self.requests.get()));
         (tat, CounterDecision::Deny { retry_after: self.tick.nanos(wait), headroom: room })
     }
 
     fn debt_at_tick(&self, state: Tat, now: u64) -> u64 {
         // If the whole tick of the state is not after `now`, its fraction is past too. A product
-        // that saturates exceeds the capacity, as after a clock that stepped back.
+        // that saturates exceeds `max_debt`, as after a clock that stepped back.
         state.whole.checked_sub(now).map_or(0, |ticks| {
             ticks
                 .saturating_mul(u64::from(self.requests.get()))
                 .saturating_add(u64::from(state.frac))
-                .min(self.capacity)
+                .min(self.max_debt())
         })
     }
 

@@ -170,11 +170,13 @@ pub(super) struct FittedRate {
     pub(super) period: NonZeroU64,
 }
 
-/// Returns the rate in the finest tick with (`burst` + 1)·P < 2^53, where P is the period in ticks.
+/// Returns the rate in the finest tick with (`wanted` + 1)·P < 2^53, where P is the period in
+/// ticks. If there is none, returns the rate in the coarsest tick that fits `burst`.
 pub(super) fn fit_rate(
     requests: NonZeroU32,
     period: Nanos,
     burst: u32,
+    wanted: u32,
 ) -> Result<FittedRate, LimitError> {
     if period == Nanos(0) {
         return Err(LimitError::ZeroPeriod);
@@ -183,13 +185,17 @@ pub(super) fn fit_rate(
         return Err(LimitError::UnevenPeriod { period });
     }
     let fits = Tick::ALL.iter().filter_map(|tick| FittedRate::new(*tick, requests, period));
-    let mut largest = 0;
+    let (mut largest, mut coarsest) = (0, None);
     for fit in fits {
         // A coarser tick has a smaller P, so the last tick allows the largest burst.
         largest = fit.largest_burst();
-        if burst <= largest && 0 < largest {
+        if wanted <= largest && 0 < largest {
             return Ok(fit);
         }
+        coarsest = Some(fit).filter(|_| burst <= largest && 0 < largest).or(coarsest);
+    }
+    if let Some(fit) = coarsest {
+        return Ok(fit);
     }
     if largest == 0 {
         return Err(LimitError::LongPeriod { period });

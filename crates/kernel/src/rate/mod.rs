@@ -10,11 +10,13 @@ mod counter_decision;
 pub mod fixed_window;
 pub mod gcra;
 pub mod limit;
+pub mod on_excess;
 pub mod sliding_log;
 pub mod sliding_window;
 
 use crate::units::{Hits, Nanos};
 pub use counter_decision::{CounterDecision, Headroom};
+use on_excess::OnExcess;
 
 /// A strategy with the numbers of its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,6 +62,23 @@ impl Strategy {
             Self::SlidingWindow(limit) => limit.limit(),
             Self::SlidingLog(limit) => limit.limit(),
         }
+    }
+
+    /// The effect of a check for more hits than remain.
+    #[must_use]
+    pub const fn on_excess(&self) -> OnExcess {
+        match self {
+            Self::Gcra(limit) => limit.on_excess(),
+            Self::FixedWindow(limit) => limit.on_excess(),
+            Self::SlidingWindow(limit) => limit.on_excess(),
+            Self::SlidingLog(limit) => limit.on_excess(),
+        }
+    }
+
+    /// Returns `true` if denied hits are charged, too.
+    #[must_use]
+    pub const fn charges_denied_hits(&self) -> bool {
+        matches!(self, Self::FixedWindow(_)) || self.on_excess().is_charge()
     }
 
     /// Returns how much longer a denied check waits with `additional_hits` more; `None` if only the

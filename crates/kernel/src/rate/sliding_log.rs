@@ -24,13 +24,16 @@
 //! assert_eq!(limit.charge(&mut log, at(5), Hits(1)), denied);
 //! ```
 //!
+//! Excess hits need no more memory: the oldest hits expire first, so only the newest N change a
+//! result. A refund therefore ignores hits beyond these N.
+//!
 //! Memory: 12 bytes per arrival, at most 12·N + 40 per key. Time: each
 //! entry is removed once; a denial scans to the entry that it waits for.
 //!
 //! Guarantees:
 //! - At most N hits in any half-open interval of one period.
-//! - A denied check costs nothing.
-//! - A lowered limit keeps the newest hits.
+//! - A denied check costs nothing, unless the limit charges excess hits.
+//! - A lowered limit keeps the newest hits, and so does a limit that charges excess hits.
 //! - After the clock stepped back, entries in the future are moved to now.
 //! - No hit is dropped early or kept for longer than a period.
 
@@ -38,6 +41,7 @@ use std::collections::VecDeque;
 
 use super::counter_decision::{CounterDecision, Headroom};
 use super::limit::{EXACT_BOUND, LimitError, Tick};
+use super::on_excess::OnExcess;
 use crate::units::{Hits, Nanos};
 
 /// A limit on the hits in every interval of one period.
@@ -46,6 +50,7 @@ pub struct SlidingLog {
     limit: u32,
     /// In microseconds.
     period: u64,
+    on_excess: OnExcess,
 }
 
 /// The state: the arrivals of the last period, oldest first. The default is an empty counter.
@@ -76,8 +81,20 @@ impl SlidingLog {
             Nanos(0) => Err(LimitError::ZeroPeriod),
             _ if Tick::Micro.nanos(micros) != period => Err(LimitError::UnevenPeriod { period }),
             _ if EXACT_BOUND <= micros => Err(LimitError::LongPeriod { period }),
-            _ => Ok(Self { limit, period: micros }),
+            _ => Ok(Self { limit, period: micros, on_excess: OnExcess::ByStrategy }),
         }
+    }
+
+    /// Returns the limit with this effect of excess hits.
+    #[must_use]
+    pub const fn with_on_excess(self, on_excess: OnExcess) -> Self {
+        Self { on_excess, ..self }
+    }
+
+    /// The effect of a check for more hits than remain.
+    #[must_use]
+    pub const fn on_excess(&self) -> OnExcess {
+        self.on_excess
     }
 
     /// The hits allowed in any period.
@@ -101,30 +118,20 @@ impl SlidingLog {
             .iter()
             .map_while(|entry| self.is_expired(*entry, now).then_some(entry.hits));
         let used = state.total.saturating_sub(expired.map(u64::from).fold(0, u64::saturating_add));
-        let result = self.decide(state, used, now, hits);
-        match result {
-            // The reset-after is computed as if the hits were already in the log.
-            CounterDecision::Allow(room) if hits.0 != 0 => CounterDecision::Allow(Headroom {
-                reset_after: Tick::Micro.nanos(self.period),
-                ..room
-            }),
-            other => other,
-        }
+        self.decide(state, used, now, hits)
     }
 
-    /// Records `hits` if they are allowed. 0 hits are always allowed. Cost: allocates when the log
-    /// grows. Capacity doubles, up to N entries.
+    /// Records `hits` if they are allowed, or if the limit charges excess hits. Then the retry-after
+    /// includes these hits. 0 hits are always allowed unless the limit charges excess hits. Cost:
+    /// allocates when the log grows. Capacity doubles, up to N entries.
     pub fn charge(&self, state: &mut ArrivalLog, now: Nanos, hits: Hits) -> CounterDecision {
         let now = Tick::Micro.floor(now);
         self.normalize(state, now);
         let result = self.decide(state, state.total, now, hits);
-        match result {
-            CounterDecision::Allow(_) if hits.0 != 0 => {
-                state.push(now, hits, self.limit);
-                CounterDecision::Allow(self.headroom(state, state.total, now))
-            }
-            _ => result,
+        if hits.0 != 0 && (self.on_excess.is_charge() || is_allowed(result)) {
+            state.push(now, hits, self.max_kept());
         }
+        result
     }
 
     /// Refunds the newest `hits`.
@@ -144,16 +151,32 @@ impl SlidingLog {
 
     /// Returns the result if `used` hits are younger than a period.
     fn decide(&self, state: &ArrivalLog, used: u64, now: u64, hits: Hits) -> CounterDecision {
-        let room = self.headroom(state, used, now);
-        if let Some(remaining) = room.remaining.0.checked_sub(hits.0) {
-            return CounterDecision::Allow(Headroom { remaining: Hits(remaining), ..room });
+        let limit = u64::from(self.limit);
+        let needed = self.on_excess.needed(hits);
+        let fits = used.saturating_add(needed.0) <= limit || needed.0 == 0;
+        let charged = if fits || self.on_excess.is_charge() { hits.0 } else { 0 };
+        let used = used.saturating_add(charged);
+        let reset = match state.entries.back() {
+            _ if charged != 0 => self.period,
+            newest => newest.map_or(0, |newest| self.time_left(*newest, now)),
+        };
+        let reset_after = Tick::Micro.nanos(reset);
+        let room = Headroom { remaining: Hits(limit).less(Hits(used)), reset_after };
+        if fits {
+            return CounterDecision::Allow(room);
         }
-        if u64::from(self.limit) < hits.0 {
+        if limit < needed.0 {
             return CounterDecision::ExceedsLimit(room);
         }
-        let excess = used.saturating_add(hits.0).saturating_sub(u64::from(self.limit));
+        let excess = used.saturating_add(needed.0).saturating_sub(limit);
         let wait = self.time_until_freed(state, excess, now);
         CounterDecision::Deny { retry_after: Tick::Micro.nanos(wait), headroom: room }
+    }
+
+    /// Returns the most hits that a log keeps. With a limit of 0 one hit is kept, so that the
+    /// reset-after stays known.
+    fn max_kept(&self) -> u32 {
+        self.limit.max(1)
     }
 
     /// Returns the microseconds until the oldest `excess` hits are a period old.
@@ -189,9 +212,7 @@ impl SlidingLog {
     /// Removes entries that are a period old and moves entries in the future to `now`. Keeps only
     /// the newest hits up to the limit: older hits expire first, so they never change a result.
     fn normalize(&self, state: &mut ArrivalLog, now: u64) {
-        // With a limit of 0 one hit is kept, so that the reset-after stays known.
-        let surplus = state.total.saturating_sub(u64::from(self.limit.max(1)));
-        state.drop_oldest(surplus);
+        state.drop_oldest(state.total.saturating_sub(u64::from(self.max_kept())));
         while let Some(oldest) = state.entries.front().filter(|entry| self.is_expired(**entry, now))
         {
             state.total = state.total.saturating_sub(u64::from(oldest.hits));
@@ -205,16 +226,18 @@ impl SlidingLog {
         }
         if future != 0 {
             state.total = state.total.saturating_sub(u64::from(future));
-            state.push(now, Hits(u64::from(future)), self.limit);
+            state.push(now, Hits(u64::from(future)), self.max_kept());
         }
     }
 }
 
 impl ArrivalLog {
-    /// Adds `hits` at `now`, which is at or after the newest entry.
+    /// Adds `hits` at `now`, which is at or after the newest entry. Keeps the newest `limit` hits.
     fn push(&mut self, now: u64, hits: Hits, limit: u32) {
-        self.total = self.total.saturating_add(hits.0);
-        let hits = u32::try_from(hits.0).unwrap_or(u32::MAX);
+        let hits = u32::try_from(hits.0).map_or(limit, |hits| hits.min(limit));
+        let kept = limit.saturating_sub(hits);
+        self.drop_oldest(self.total.saturating_sub(u64::from(kept)));
+        self.total = self.total.saturating_add(u64::from(hits));
         match self.entries.back_mut() {
             Some(newest) if newest.at == now => newest.hits = newest.hits.saturating_add(hits),
             _ => {
@@ -267,6 +290,10 @@ impl ArrivalLog {
             self.entries.pop_back();
         }
     }
+}
+
+const fn is_allowed(decision: CounterDecision) -> bool {
+    matches!(decision, CounterDecision::Allow(_))
 }
 
 /// Takes up to `remaining` hits out of an entry. Returns `true` if the entry is empty now.

@@ -30,7 +30,7 @@
 //! Guarantees:
 //! - At most L hits in an aligned window.
 //! - At most L + ⌊L·t/P⌋ hits in any t ≤ P ticks, first and last included.
-//! - A denied check costs nothing.
+//! - A denied check costs nothing, unless the limit charges excess hits.
 //! - The current window never moves back.
 //! - A changed limit keeps both counts.
 //! - A changed period keeps the counts whose window overlaps the new windows.
@@ -41,6 +41,7 @@ use std::num::{NonZeroU32, NonZeroU64};
 
 use super::counter_decision::{CounterDecision, Headroom};
 use super::limit::{self, LimitError, RefillRate, Tick};
+use super::on_excess::OnExcess;
 use crate::units::{Hits, Nanos};
 
 /// A limit over two windows; the hits of the previous window count in part.
@@ -49,6 +50,7 @@ pub struct SlidingWindow {
     limit: u32,
     period: NonZeroU64,
     tick: Tick,
+    on_excess: OnExcess,
 }
 
 /// The state: two windows and their counts. The default is an empty counter.
@@ -56,9 +58,9 @@ pub struct SlidingWindow {
 pub struct WindowPair {
     /// The start of the current window; it never moves back.
     pub start: Nanos,
-    /// The hits allowed in the previous window.
+    /// The hits charged in the previous window.
     pub prev: u32,
-    /// The hits allowed in the current window.
+    /// The hits charged in the current window.
     pub cur: u32,
 }
 
@@ -82,8 +84,21 @@ impl SlidingWindow {
     pub fn new(limit: u32, period: Nanos) -> Result<Self, LimitError> {
         // The rate is not reduced to lowest terms, because the previous window's count can be any
         // number.
-        let fit = limit::fit_rate(NonZeroU32::MIN, period, limit)?;
-        Ok(Self { limit, period: fit.period, tick: fit.tick })
+        let fit = limit::fit_rate(NonZeroU32::MIN, period, limit, limit)?;
+        let on_excess = OnExcess::ByStrategy;
+        Ok(Self { limit, period: fit.period, tick: fit.tick, on_excess })
+    }
+
+    /// Returns the limit with this effect of excess hits.
+    #[must_use]
+    pub const fn with_on_excess(self, on_excess: OnExcess) -> Self {
+        Self { on_excess, ..self }
+    }
+
+    /// The effect of a check for more hits than remain.
+    #[must_use]
+    pub const fn on_excess(&self) -> OnExcess {
+        self.on_excess
     }
 
     /// The hits allowed per period.
@@ -110,7 +125,9 @@ impl SlidingWindow {
         self.decide(&mut self.advance(*state, now), hits)
     }
 
-    /// Counts `hits` if they are allowed. 0 hits are always allowed. Cost: no allocation.
+    /// Counts `hits` if they are allowed, or if the limit charges excess hits. Then the retry-after
+    /// includes these hits. 0 hits are always allowed unless the limit charges excess hits. Cost: no
+    /// allocation.
     pub fn charge(&self, state: &mut WindowPair, now: Nanos, hits: Hits) -> CounterDecision {
         let mut windows = self.advance(*state, now);
         let result = self.decide(&mut windows, hits);
@@ -129,9 +146,13 @@ impl SlidingWindow {
     /// Returns the hits that are certainly allowed at a time `wait` before the counter is empty.
     ///
     /// `room` is the counter's last headroom. The used hits fade linearly during the last period
-    /// before the counter is empty. If less than a period remains, they fade in that time.
+    /// before the counter is empty. If less than a period remains, they fade in that time. A limit
+    /// that charges excess hits returns 0: the used hits may be above the limit.
     #[must_use]
     pub fn allowed_before_empty(&self, room: Headroom, wait: Nanos) -> Hits {
+        if self.on_excess.is_charge() {
+            return Hits(0);
+        }
         let limit = Hits(u64::from(self.limit));
         let fades_for = self.fade_ticks(room);
         let remaining_ticks = wait.0.div_ceil(self.tick.size().0).min(fades_for);
@@ -141,9 +162,13 @@ impl SlidingWindow {
     }
 
     /// Returns the time before the counter is empty at which `hits` (at most the limit) are
-    /// certainly allowed. `room` is the counter's last headroom.
+    /// certainly allowed. `room` is the counter's last headroom. A limit that charges excess hits
+    /// returns 0: the used hits may be above the limit.
     #[must_use]
     pub fn lead_time(&self, room: Headroom, hits: Hits) -> Nanos {
+        if self.on_excess.is_charge() {
+            return Nanos(0);
+        }
         let limit = Hits(u64::from(self.limit));
         let fades_for = self.fade_ticks(room);
         // The product is below 2^53: at most the limit times a period.
@@ -166,16 +191,20 @@ impl SlidingWindow {
     }
 
     fn decide(&self, windows: &mut CurrentWindows, hits: Hits) -> CounterDecision {
-        let room = self.headroom(windows);
-        if hits.0 == 0 || hits <= room.remaining {
-            // The sum is at most the limit, because `hits` are at most the remaining hits.
+        let needed = self.on_excess.needed(hits);
+        let fits = needed <= self.headroom(windows).remaining;
+        if fits || self.on_excess.is_charge() {
+            // Without excess, the sum is at most the limit.
             windows.cur = windows.cur.saturating_add(saturating_u32(hits));
-            return CounterDecision::Allow(self.headroom(windows));
         }
-        if u64::from(self.limit) < hits.0 {
+        let room = self.headroom(windows);
+        if fits {
+            return CounterDecision::Allow(room);
+        }
+        if u64::from(self.limit) < needed.0 {
             return CounterDecision::ExceedsLimit(room);
         }
-        let wait = self.allowed_at(windows, hits).saturating_sub(windows.now);
+        let wait = self.allowed_at(windows, needed).saturating_sub(windows.now);
         CounterDecision::Deny { retry_after: self.tick.nanos(wait), headroom: room }
     }
 
@@ -201,7 +230,7 @@ impl SlidingWindow {
     }
 
     fn headroom(&self, windows: &CurrentWindows) -> Headroom {
-        // Saturates only for counts above a lowered limit, and then no hits remain anyway.
+        // Saturates only for counts above the limit, and then no hits remain anyway.
         let faded =
             u64::from(windows.prev).saturating_mul(windows.ticks_left).div_ceil(self.period.get());
         let used = faded.saturating_add(u64::from(windows.cur));
@@ -241,7 +270,7 @@ impl SlidingWindow {
     }
 }
 
-/// Converts to u32. Saturates, but hits above the largest u32 are never allowed or stored.
+/// Converts to u32. Saturates, but hits above the largest u32 are never allowed.
 fn saturating_u32(hits: Hits) -> u32 {
     u32::try_from(hits.0).unwrap_or(u32::MAX)
 }

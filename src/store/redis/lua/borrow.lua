@@ -99,7 +99,7 @@ for m = 1, #all_keys / 2 do
   if its_record ~= settings_of then
     local record = ARGV[its_record + 2]
     if its_record ~= current_record then
-      strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+      strategy, its_act, group, flags, its_hits, limit, period, burst, tick =
         unpack(RECORD, record)
     end
     current_record, settings_of = its_record, its_record
@@ -120,6 +120,7 @@ for m = 1, #all_keys / 2 do
       derived_for, capacity, at = current_record, burst * period, (now - now % tick) / tick
       limit_bytes = pack('<I4dI4I4', limit, period, burst, tick)
       tenth = tick < 100000 and 100000 / tick or 1
+      most_debt, tag = capacity, 103
     end
     local kind, since, stored_debt, its = 103, at, 0, limit_bytes
     if stored_counter then

@@ -3,7 +3,7 @@
 -- The functions are created at first use, because creating them costs more than a plain message.
 
 -- Values derived from the record of a GCRA limit, as in plan.lua.
-local derived_for, capacity, at, limit_bytes, tenth
+local derived_for, capacity, at, limit_bytes, tenth, most_debt, tag
 
 -- CONTINUE as the argument `value` of `charge_counter` continues a GCRA counter from the previous
 -- step. The others are the results of that step: the debt, true if the debt is not yet written, and

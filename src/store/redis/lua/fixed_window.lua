@@ -12,14 +12,14 @@
         for i = from + 1, last do
           if plan[i] ~= current_record then
             current_record = plan[i]
-            strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+            strategy, its_act, group, flags, its_hits, limit, period, burst, tick =
               unpack(RECORD, ARGV[current_record + 2])
           end
           total = total + its_hits
           small = small and its_act == CHARGE and limit < half
         end
         current_record = plan[from]
-        strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+        strategy, its_act, group, flags, its_hits, limit, period, burst, tick =
           unpack(RECORD, ARGV[current_record + 2])
       end
       if small and 0 < total and total < half then
@@ -84,16 +84,19 @@
           while true do
             count = count + hits
             code, remaining, retry = ALLOW, limit - count, 0
-            if remaining < 0 then
-              code, remaining, retry = DENY, 0, reset
-              if limit < hits then code, retry = NEVER, 0 end
+            -- `OnExcess::needed`
+            local needed = 2 <= flags and hits == 0 and 1 or hits
+            if remaining < needed - hits then
+              code, retry = DENY, reset
+              if limit < needed then code, retry = NEVER, 0 end
             end
+            if remaining < 0 then remaining = 0 end
             if from == last then break end
             add_reply(code, remaining, retry, reset)
             from = from + 1
             if plan[from] ~= current_record then
               current_record = plan[from]
-              strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+              strategy, its_act, group, flags, its_hits, limit, period, burst, tick =
                 unpack(RECORD, ARGV[current_record + 2])
               hits = its_hits
             end
@@ -151,7 +154,9 @@
             else
               count = count + hits
               if EXACT <= count then count = EXACT - 1 end
-              code = (count <= limit and ALLOW) or (limit < hits and NEVER) or DENY
+              local needed = 2 <= flags and hits == 0 and 1 or hits
+              code = limit < needed and NEVER or DENY
+              if count + needed - hits <= limit then code = ALLOW end
             end
             if fresh or hits ~= 0 then expires_in = reset end
             remaining, retry = limit - count, code == DENY and reset or 0
@@ -163,7 +168,7 @@
           add_reply(code, remaining, retry, reset)
           from = from + 1
           current_record = plan[from]
-          strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+          strategy, its_act, group, flags, its_hits, limit, period, burst, tick =
             unpack(RECORD, ARGV[current_record + 2])
           act, hits = its_act, its_hits
         end

@@ -6,7 +6,7 @@
 --               byte   strategy   1 GCRA, 2 fixed window, 3 calendar, 4 sliding window, 5 log
 --               byte   act        0 charge, 1 refund
 --               byte   group      0 enforced, 1 quota group, 2 ignored (`unlimited`)
---               byte   shadow     1 if a denial is only reported
+--               byte   flags      1 if a denial is only reported, plus 2 if excess hits are charged
 --               double hits       at most 2^53 - 1
 --               uint32 limit      N in lowest terms for GCRA, else the limit
 --               double period     P in ticks; 0 for a calendar
@@ -108,5 +108,5 @@ local alike = 0
 
 -- The number of the current record, and its fields.
 local current_record = 1
-local strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+local strategy, its_act, group, flags, its_hits, limit, period, burst, tick =
   unpack(RECORD, ARGV[3])

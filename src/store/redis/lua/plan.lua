@@ -71,7 +71,7 @@ else
         rule, count = plan[place], plan[place + 1]
         if rule == 16 then
           alike, current_record = keys + count, plan[place + 2]
-          strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+          strategy, its_act, group, flags, its_hits, limit, period, burst, tick =
             unpack(RECORD, ARGV[current_record + 2])
           place = place + 3
           return nil
@@ -92,7 +92,7 @@ else
       -- A charge to a key with an unknown format does not deny the check, because the caller
       -- decides its verdict. A refund is always made.
       local denies = its_act ~= REFUND and (code == NEVER or DENY <= code)
-      local is_denied = denies and shadow == 0
+      local is_denied = denies and flags % 2 == 0
       trials[i] = {code, remaining, retry, reset, its_act == REFUND, denies, group, is_denied}
     elseif through and through < last then
       add_reply(code, remaining, retry, reset)
@@ -104,8 +104,9 @@ else
 end
 
 -- Values derived from the record of a GCRA limit, kept because many keys share a record. `tenth` is
--- a tenth of a second in ticks, or one tick if that is longer.
-local derived_for, capacity, at, limit_bytes, tenth
+-- a tenth of a second in ticks, or one tick if that is longer. `most_debt` is the largest debt, and
+-- `tag` the first byte of a state.
+local derived_for, capacity, at, limit_bytes, tenth, most_debt, tag
 -- charge_counter.lua uses these variables to join several steps of one counter. The charge script
 -- does not use them.
 local CONTINUE, debt, is_unwritten, stored_expiry
@@ -126,7 +127,7 @@ while true do
   else
     if plan[from] ~= current_record then
       current_record = plan[from]
-      strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+      strategy, its_act, group, flags, its_hits, limit, period, burst, tick =
         unpack(RECORD, ARGV[current_record + 2])
     end
     act, hits = its_act, its_hits

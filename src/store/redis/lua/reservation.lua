@@ -191,7 +191,7 @@ for m = 1, #keys / 2 do
   local its_record, action, term, id_at = unpack('<I2Bd', ARGV[2], 27 * m - 26)
   if its_record ~= current_record then
     current_record = its_record
-    strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+    strategy, its_act, group, flags, its_hits, limit, period, burst, tick =
       unpack(RECORD, ARGV[current_record + 2])
   end
   id = string.sub(ARGV[2], id_at, id_at + 15)

@@ -12,6 +12,8 @@
       local size = try('LLEN', key)
       if type(size) ~= 'number' then break end
       local origin, is_readable = 0, true
+      -- With a limit of 0 one hit is kept, so that the reset after stays known.
+      local most_kept = limit < 1 and 1 or limit
 
       -- Returns the arrival, the total since `origin`, and the hits of a run.
       local function run(index)
@@ -58,7 +60,7 @@
         newest, total = run(-1)
         -- `normalize`: `drop_oldest`, then drops the expired runs. The change is written below,
         -- unless this charge is only a query.
-        local surplus = total - (limit < 1 and 1 or limit)
+        local surplus = total - most_kept
         if 0 < surplus then
           low, base = first(0, nil, surplus), surplus
         end
@@ -89,27 +91,39 @@
       while true do
         code, remaining, retry = ALLOW, limit - hits_in_period - pushed, 0
         if remaining < 0 then remaining = 0 end
+        -- `OnExcess::needed`
+        local needed = 2 <= flags and hits == 0 and 1 or hits
         if act == REFUND then
           code, pushed = REFUNDED, hits < hits_in_period and -hits or -hits_in_period
           remaining = limit - hits_in_period - pushed
           if remaining < 0 then remaining = 0 end
-        elseif hits <= remaining then
+        elseif needed <= remaining then
           remaining, pushed = remaining - hits, pushed + hits
-        elseif limit < hits then
+        else
           code = NEVER
-        else -- `time_until_freed`
-          local freed, at = first(low, nil, base + hits_in_period + pushed + hits - limit - 1), now
-          if freed < size then at = run(freed) end
-          code, retry = DENY, (at < now and at or now) - past
+          -- Only the newest hits up to the limit change a result.
+          if 2 <= flags and hits ~= 0 then
+            remaining, pushed = 0, pushed + hits
+            if most_kept < pushed then pushed = most_kept end
+          end
+          if needed <= limit then -- `time_until_freed`
+            local freed = first(low, nil, base + hits_in_period + pushed + needed - limit - 1)
+            local at = now
+            if freed < size then at = run(freed) end
+            code, retry = DENY, (at < now and at or now) - past
+          end
         end
         reset = 0 < pushed and period or stays
         if from == last or act ~= CHARGE then break end
 
-        local its_limit, its_period = limit, period
+        local its_limit, its_period, its_flags = limit, period, flags
         current_record = plan[from + 1]
-        strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+        strategy, its_act, group, flags, its_hits, limit, period, burst, tick =
           unpack(RECORD, ARGV[current_record + 2])
-        if its_act ~= CHARGE or limit ~= its_limit or period ~= its_period then break end
+        if its_act ~= CHARGE or limit ~= its_limit or period ~= its_period
+          or flags - flags % 2 ~= its_flags - its_flags % 2 then
+          break
+        end
         add_reply(code, remaining, retry, reset)
         from, hits = from + 1, its_hits
       end
@@ -121,6 +135,12 @@
         -- write.
         if hits_in_period ~= 0 then call('PEXPIREAT', key, expiry(reset)) end
         break
+      end
+
+      -- `push` keeps the newest hits up to the limit.
+      if 0 < pushed and base < total + pushed - most_kept then
+        base = total + pushed - most_kept
+        low = first(low, nil, base)
       end
 
       -- The runs `low` to keep - 1 stay, perhaps followed

@@ -33,17 +33,24 @@
         remaining = limit - faded - cur
         if remaining < 0 then remaining = 0 end
         code, retry = ALLOW, 0
+        -- `OnExcess::needed`
+        local needed = 2 <= flags and hits == 0 and 1 or hits
         if act == REFUND then
           code, cur = REFUNDED, cur - hits
           if cur < 0 then cur = 0 end
           remaining = limit - faded - cur
           if remaining < 0 then remaining = 0 end
-        elseif hits <= remaining then
+        elseif needed <= remaining then
           cur, remaining = cur + hits, remaining - hits
-        elseif limit < hits then
+        else
+          if 2 <= flags and hits ~= 0 then
+            cur, remaining = cur + hits, 0
+            if 4294967295 < cur then cur = 4294967295 end
+          end
           code = NEVER
-        else -- allowed_at
-          local after = limit - hits
+        end
+        if code == NEVER and needed <= limit then -- allowed_at
+          local after = limit - needed
           local count, fades_at, spare = cur, finish + period, after
           if cur <= after then count, fades_at, spare = prev, finish, after - cur end
           code, retry = DENY, fades_at - (count == 0 and period or floor(spare * period / count))
@@ -63,7 +70,7 @@
         add_reply(code, remaining, retry, reset)
         from = from + 1
         current_record = plan[from]
-        strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
+        strategy, its_act, group, flags, its_hits, limit, period, burst, tick =
           unpack(RECORD, ARGV[current_record + 2])
         act, hits = its_act, its_hits
       end
