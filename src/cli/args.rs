@@ -16,7 +16,7 @@ use crate::config::settings::{Setting, Settings, Shape, table};
 /// A rate limiting and concurrency control service for Envoy and NGINX.
 #[derive(Parser)]
 #[command(name = "sluicegate", version, max_term_width = 100)]
-#[command(after_help = "Exit codes: 0 success, 1 findings or denied, 2 failure.")]
+#[command(after_help = "Exit codes: 0 success, 1 errors or denied, 2 failure.")]
 pub struct Cli {
     /// The command to run, with its arguments.
     #[command(subcommand)]
@@ -31,14 +31,14 @@ pub enum Command {
     /// Replace envoyproxy/ratelimit: same environment variables, ports, files, keys and metrics.
     #[command(name = "ratelimit")]
     Ratelimit(ServeArgs),
-    /// Validate files of limits: 0 valid, 1 findings, 2 files unreadable.
+    /// Validate files of limits: 0 no errors, 1 errors, 2 files unreadable.
     #[command(visible_alias = "check")]
     Validate(ValidateArgs),
     /// Send one check to a running service: 0 allowed, 1 denied, 2 failed.
     Ask(AskArgs),
     /// Explain the limit that a descriptor matches.
     Explain(ExplainArgs),
-    /// Examine a Redis for use as the store: 0 suitable, 1 findings, 2 unreachable.
+    /// Examine a Redis for use as the store: 0 suitable, 1 errors, 2 unreachable.
     Doctor(DoctorArgs),
     /// Print the JSON Schema of a file format, for completion and validation in an editor.
     Schema(SchemaArgs),
@@ -116,7 +116,7 @@ pub struct AskArgs {
     /// descriptor's limit at all replicas; needs `--server`.
     #[arg(long, requires_all = ["server", "long"], conflicts_with_all = ["peek", "reset", "refund"], value_name = "deny|allow")]
     pub force: Option<String>,
-    /// Duration of the decision that `--force` forces, 1s to 24h.
+    /// Duration of the forced decision, 1s to 24h.
     #[arg(long = "for", id = "long", value_name = "DURATION", requires = "force")]
     pub long: Option<String>,
     /// Instead of a check, end a decision that `--force`

@@ -128,8 +128,8 @@ async fn await_findings(
     facts.iter().flat_map(|facts| evaluate_facts(facts, requirements)).collect()
 }
 
-/// Logs the findings about each Redis in `settings` as soon as it is reachable. A finding about the
-/// whole fleet of nodes is logged once.
+/// Logs the findings about each Redis in `settings` as soon as it is reachable. A finding about
+/// all Redis nodes together is logged once.
 pub(super) async fn log_all_findings(settings: Settings, config: Option<Arc<Config>>) {
     let mut requirements = requirements(&settings);
     let is_joint = |domain: &Domain| domain.charge == ChargePolicy::AllOrNothing;

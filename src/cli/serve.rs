@@ -208,7 +208,7 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Ser
     ended
 }
 
-/// Returns the error of a first load without limits, unless the settings allow to start so.
+/// Returns the error if the first load has no limits and `limits.start_without` is off.
 fn first_load_error(settings: &Settings, first: &PublishedConfig) -> Option<ServeError> {
     let refused = first.status.last_error.as_ref()?;
     if first.config.is_some() || settings.limits.start_without {

@@ -316,7 +316,7 @@ codes! {
     MergeOverwrites = W03 "a merge key (`<<`) that overwrites fields above it"
         "move `<<` to the top of the block",
     NotFinite = W04 "infinity or NaN in metadata"
-        "write a finite number, or quote it; `/json` fails with 500",
+        "write a finite number, or quote it; otherwise `/json` fails with 500",
     BinaryNotText = W05 "a binary value that is not UTF-8"
         "write the text itself",
     SecondDocument = W06 "a second YAML document, which is ignored"
@@ -372,7 +372,7 @@ codes! {
     CoarseTick = W25 "hits that return in steps of more than 1 % of the burst"
         "use a larger `burst` or a smaller `requests_per_unit`",
     NoEffect = W26 "a field without effect"
-        "move it beside `rate_limit`, or add `mode: leased`",
+        "move it beside `rate_limit`; for `max_overshoot`, add `mode: leased`",
     UnknownReplaces = W27 "an unknown rule name in `replaces`"
         "add `name: NAME` to the rule to replace",
     DeniesAll = W28 "a missing `requests_per_unit`, which denies every hit"

@@ -46,7 +46,7 @@ pub(super) struct ChargeSettings<'r> {
 pub(super) fn lint_descriptor(raw: &Descriptor, at: FileSpan, findings: &mut FileFindings<'_>) {
     if raw.key.value.contains('*') {
         let message = format!(
-            "the `*` in the key `{}` also matches the value: both are compared joined by `_`",
+            "the `*` in the key `{}` also matches the value: both are joined by `_`, then compared",
             raw.key.value
         );
         let fix = "write the whole key, and use the `*` in the value";
@@ -108,7 +108,7 @@ impl DomainLint<'_, '_, '_> {
             (Some((_, at)), None) => {
                 let message = "in a Redis Cluster, all counters of this domain are on one node; \
                                with `compat.store.per_second_url` or `compat.store.key_format: \
-                               compat`, a check may take two steps"
+                               compat`, a check may need two calls"
                     .to_owned();
                 let fix = "to use several nodes, add `colocate: KEY` with a key of all descriptors";
                 self.findings.add(Code::SeveralSlots, at, message, fix);
@@ -197,7 +197,7 @@ impl DomainLint<'_, '_, '_> {
             &name[longer.len() + 1..],
             self.describe_node(other)
         );
-        let help = "rename one key: key and value are compared joined by `_`";
+        let help = "rename one key: key and value are joined by `_`, then compared";
         self.findings.add(Code::AmbiguousKey, self.key_span(node), message, help);
     }
 

@@ -338,7 +338,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         let tree = self.builder.tree();
         let has_two_limits = raw.rate_limit.is_some() && tree.rule(first).is_some();
         let help = if tree.key_and_value(first) != tree.key_and_value(node) {
-            "rename a key: key and value are compared joined by `_`"
+            "rename a key: key and value are joined by `_`, then compared"
         } else if has_two_limits {
             raw::TWO_LIMITS_FIX
         } else {

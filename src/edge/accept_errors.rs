@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::telemetry::reason_log::{DueLine, ReasonLog};
 
-/// The time without a failed accept after which the failure has ended. Shorter gaps are common:
+/// The failure counts as ended after this time without a failed accept. Shorter gaps are common:
 /// each closed connection makes one file descriptor available.
 const QUIET_TIME: Duration = Duration::from_secs(10);
 

@@ -3,8 +3,8 @@
 //!
 //! Guarantees:
 //! - Each accepted response replaces the whole configuration.
-//! - Each response is acknowledged (ACK) or rejected with its errors (NACK). The NACK of the same
-//!   response is delayed, and only the last response is answered.
+//! - Each response is acknowledged (ACK) or rejected with its errors (NACK). A NACK that repeats the
+//!   previous one is delayed, and only the last response is answered.
 //! - A rejected response keeps the last good configuration.
 //! - The configuration stays in use while there is no connection to the xDS server.
 //! - Reconnects forever. Each new stream starts with the last accepted version.

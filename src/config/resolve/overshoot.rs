@@ -158,7 +158,7 @@ pub(super) fn forecast(limit: &Limit) -> Option<(String, String)> {
         format!("1 in {} with {fleet} replicas", decisions_per_call(limit, terms, fleet))
     });
     let expected_calls =
-        format!("checks that call the store at the full rate: {}", fleets.join(", "));
+        format!("at the full rate, these checks call the store: {}", fleets.join(", "));
     let bound = match terms.overshoot {
         Overshoot::AtMost(Hits(hits)) => format!("at most {hits} hits are leased at one time"),
         Overshoot::InWindow => "leases end with their window".to_owned(),

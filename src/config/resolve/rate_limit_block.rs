@@ -480,8 +480,7 @@ impl RateLimitReader<'_, '_, '_> {
         let Some(rate) = strategy.refill_rate().filter(|_| strategy.is_coarse()) else { return };
         let step = u64::from(rate.hits).div_ceil(rate.ticks.get());
         let message = format!(
-            "every {}, up to {step} hits return at once: more than 1 % of the {} allowed at one \
-             instant",
+            "up to {step} hits return at once every {}, more than 1 % of the burst of {}",
             strategy.tick(),
             strategy.max_at_once()
         );

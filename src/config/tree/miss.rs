@@ -35,18 +35,16 @@ impl MissReason {
     #[must_use]
     pub fn describe(self, entry: &str) -> String {
         match self {
-            Self::NoEntries => "no rule, because it has no entries".to_owned(),
+            Self::NoEntries => "no rule: the descriptor has no entries".to_owned(),
             Self::NoNode => format!("no rule for `{entry}`"),
             Self::NoChildren => {
-                format!("no rule, because that of `{entry}` has no descriptors for further entries")
+                format!("no rule: the rule for `{entry}` has no descriptors for the next entry")
             }
             Self::OnlyChildren => {
-                format!(
-                    "no rule, because that of `{entry}` has only descriptors for a further entry"
-                )
+                format!("no rule: the rule for `{entry}` has only descriptors for a further entry")
             }
             Self::NoRateLimit => {
-                format!("no limit, because the rule of `{entry}` has no rate_limit")
+                format!("no limit: the rule for `{entry}` has no rate_limit")
             }
         }
     }

@@ -6,7 +6,7 @@
 //! - A denial ends when its hits would be allowed, counted from the sending of the charge.
 //! - A denial that reserved hits may have caused ends when the longest reservation expires.
 //! - A denial applies to checks of as many hits or more, never to 0 hits or refunds.
-//! - With `on_excess: charge`, a denial of 1 hit applies only to 0 hits: other hits are charged.
+//! - With `on_excess: charge`, a denial decides only checks of 0 hits; other checks are charged.
 //! - A new configuration ends all denials; a refund through this replica ends those of its counter.
 //! - The cache has at most 65,536 counters (12 MB). A full shard evicts the denial that ends first.
 

@@ -149,7 +149,7 @@ pub(in crate::engine) fn remaining_mode(
     ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny }
 }
 
-/// Returns a placeholder outcome for each charge, which is not a denial.
+/// Returns one outcome for each charge that has none yet. It does not count as a denial.
 pub(in crate::engine) fn placeholders(charges: &Charges) -> Outcomes {
     charges.list.iter().map(|_| ChargeOutcome::Failed(StoreFailure::InvalidReply)).collect()
 }

@@ -12,7 +12,7 @@ use super::client::without_arguments;
 use super::options::RedisOptions;
 
 /// Returns the suggested fix for `error`, with the setting and, in parentheses, the variable of
-/// envoyproxy/ratelimit. Returns `None` if the error says it.
+/// envoyproxy/ratelimit. Returns `None` if no fix is known.
 pub(super) fn connect_help(error: &Error, options: &RedisOptions) -> Option<String> {
     let text = without_arguments(error);
     if options.tls.is_some() && *error.kind() == ErrorKind::Timeout {
@@ -38,8 +38,8 @@ fn is_closed_by_server(error: &Error, text: &str) -> bool {
         && ["reset by peer", "unexpected end of file"].iter().any(|part| text.contains(part))
 }
 
-/// Redis returns the same error for a wrong user and a wrong password. The text before a colon in
-/// `REDIS_AUTH` is the user, which a password with a colon makes wrong.
+/// Redis returns the same error for a wrong user and a wrong password. The text before the first
+/// colon in `REDIS_AUTH` is the user, so a password with a colon is split.
 fn wrong_password_help(user: Option<&str>) -> String {
     let set = "in store.url (REDIS_AUTH)";
     match user {

@@ -185,7 +185,7 @@ fn expected_lease_calls_match_the_worked_numbers() {
     };
     let all = |two, eight, many| {
         format!(
-            "checks that call the store at the full rate: 1 in {two} with 2 replicas, 1 in {eight} \
+            "at the full rate, these checks call the store: 1 in {two} with 2 replicas, 1 in {eight} \
              with 8 replicas, 1 in {many} with 64 replicas"
         )
     };

@@ -107,9 +107,9 @@ fn command_in_fleet_docs_ends_the_recovery() {
     let mut reporter = Reporter::new(&redis);
     let lives = incarnation_key(b"test:");
     let eval = [b"EVAL".to_vec(), script.as_bytes().to_vec(), b"1".to_vec(), lives];
-    assert_eq!(reporter.client.call(&eval).text(), "nobody has spoken yet");
+    assert_eq!(reporter.client.call(&eval).text(), "no replica has reported yet");
     reporter.send(&join_round(1));
-    assert_eq!(reporter.client.call(&eval).text(), "settled");
+    assert_eq!(reporter.client.call(&eval).text(), "done");
     let heard = reporter.send(&join_round(2));
     let [Some(HeartbeatReply::Grant(grant))] = heard.replies[..] else { panic!("{heard:?}") };
     // The grant is half of the limit: each of two replicas demands one permit, and the rest is

@@ -75,8 +75,8 @@ impl Gcra {
         Self::with_on_excess(requests, period, burst, OnExcess::ByStrategy)
     }
 
-    /// Creates a limit with this effect of excess hits. The tick of a limit that charges them is
-    /// coarser where an exact debt of 1,000 bursts needs that.
+    /// Creates a limit with this effect of excess hits. If the limit charges them, its tick may be
+    /// coarser, so that a debt of 1,000 bursts fits below 2^53.
     ///
     /// # Errors
     /// As [`Gcra::new`].
