@@ -83,7 +83,11 @@ fn more_than_one_percent_of_burst_per_tick_warns() {
             "unit: second, requests_per_unit: 3000001, strategy: gcra, burst: {burst}"
         ))
     };
-    assert!(burst(300)[0].contains("W25 up to 4 hits return at once every 1us"), "{:?}", burst(300));
+    assert!(
+        burst(300)[0].contains("W25 up to 4 hits return at once every 1us"),
+        "{:?}",
+        burst(300)
+    );
     assert_eq!(burst(301), Vec::<String>::new());
 }
 
