@@ -126,6 +126,7 @@ impl CommandMonitor {
                 [echo, text] if echo == "ECHO" && *text == mark => return taken,
                 // Skips the service's one-time inspection of its store, which happens at any time.
                 words if words.iter().any(|word| word.contains("}:doctor")) => {}
+                words if words == DOCTOR_EVAL => {}
                 // Skips the heartbeat for the fleet membership.
                 words if words.iter().any(|word| word == MEMBERSHIP) => {}
                 [name, ..] if COUNTER_COMMANDS.contains(&&**name) => taken.push(command),
@@ -134,6 +135,9 @@ impl CommandMonitor {
         }
     }
 }
+
+/// The command with which the inspection finds out whether the service may run scripts.
+const DOCTOR_EVAL: [&str; 3] = ["EVAL", "return 1", "0"];
 
 /// Redis commands on counters. The service's other commands manage connections.
 const COUNTER_COMMANDS: [&str; 5] = ["INCRBY", "EXPIRE", "GET", "EVAL", "EVALSHA"];
