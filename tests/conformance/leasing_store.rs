@@ -143,6 +143,10 @@ impl CounterStore for LeasingStore {
                 (self.advance_to(now), charges.list.iter().map(terms).collect());
             let terms: ChargeTerms<'_> = terms.iter().map(Option::as_ref).collect();
             let is_atomic = matches!(charges.mode, ChargeMode::AllOrNothing { .. });
+            if is_atomic {
+                // A check under `each` may have sent a refill, whose hits no balance has yet.
+                self.wait_until_idle().await;
+            }
             self.fill_balances(now, charges, is_atomic).await;
             let (before, mut outcomes) = (self.balances(charges), Outcomes::new());
             // A check without a store call is decided by the balances or by a remembered denial.
