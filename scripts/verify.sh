@@ -31,6 +31,7 @@ step "The book"
 if ! command -v chromium >/dev/null; then
     root=()
     [ "$(id -u)" = 0 ] || root=(sudo)
+    "${root[@]}" apt-get update -qq
     "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium
 fi
 scripts/book.sh
