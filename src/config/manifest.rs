@@ -3,7 +3,7 @@
 //! Guarantees:
 //! - Limits files are the texts under `data` of each `ConfigMap`, also in a `List`.
 //! - A text in a literal block (`|`) keeps the lines and columns of its manifest.
-//! - After 64 MiB of such texts, a text has its own line numbers.
+//! - Beyond 64 MiB of such texts, line numbers count from the start of a text.
 //!
 //! Not covered:
 //! - `binaryData`, Secrets and Helm templates.
@@ -81,7 +81,7 @@ impl ManifestReader<'_> {
         let (Some(root), Some(kind)) = (root, kind) else {
             // An empty document is no limits file.
             if findings.has_errors() || root.is_some_and(|root| !tree.children(root).is_empty()) {
-                self.add_placed(self.lines_before(range.start), document.lines().collect());
+                self.add_at_line(self.lines_before(range.start), document.lines().collect());
             }
             return DocumentKind::Other;
         };
@@ -118,7 +118,7 @@ impl ManifestReader<'_> {
         let above = self.lines_before(start);
         match literal_lines(&self.manifest[start..], text) {
             Some(lines) if self.placed_bytes + above < MAX_PLACED_BYTES => {
-                self.add_placed(above, lines);
+                self.add_at_line(above, lines);
             }
             _ => {
                 let name = format!("{} (data.{key})", self.name);
@@ -128,7 +128,7 @@ impl ManifestReader<'_> {
     }
 
     /// Adds the lines of the manifest that follow its first `above` lines as a limits file.
-    fn add_placed(&mut self, above: usize, lines: Vec<&str>) {
+    fn add_at_line(&mut self, above: usize, lines: Vec<&str>) {
         let mut text = "\n".repeat(above);
         for line in lines {
             text.push_str(&with_marker_at_start(line));
@@ -171,7 +171,8 @@ fn literal_lines<'t>(block: &'t str, text: &str) -> Option<Vec<&'t str>> {
     Some(found)
 }
 
-/// Returns `true` if a text has a key of a limits file, or names one and cannot be parsed.
+/// Returns `true` if a text has a key of a limits file, or if it contains `descriptors` and cannot be
+/// parsed.
 fn is_limits_file(text: &str) -> bool {
     let mut findings = Findings::default();
     let tree = parse(text, &mut findings);

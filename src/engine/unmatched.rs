@@ -36,7 +36,7 @@ pub struct UnmatchedDescriptor {
     pub domain: String,
     /// The entries, with values as `telemetry.log.descriptor_values` selects.
     pub entries: Vec<(String, String)>,
-    /// The number of checks since the descriptor is in the list.
+    /// The number of checks since the descriptor entered the list.
     pub checks: u64,
     /// The instant of the last check, since the Unix epoch.
     pub last: Nanos,

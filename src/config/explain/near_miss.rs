@@ -37,12 +37,12 @@ pub fn nearest_rule(config: &Config, domain: &str, entries: &[(&str, &str)]) -> 
     let entry = *entries.get(miss.entry)?;
     let end = miss.entry + usize::from(miss.reason == MissReason::OnlyChildren);
     let children = children_of(tree, entries.get(..end)?)?;
-    in_another_order(tree, entries).or_else(|| match miss.reason {
-        MissReason::NoNode => with_same_key(&children, entry)
-            .or_else(|| with_one_less(tree, entries))
-            .or_else(|| with_similar_key(&children, entry.0)),
+    find_other_order(tree, entries).or_else(|| match miss.reason {
+        MissReason::NoNode => find_same_key(&children, entry)
+            .or_else(|| find_without_one_entry(tree, entries))
+            .or_else(|| find_similar_key(&children, entry.0)),
         MissReason::OnlyChildren => Some(format!("the next level has {}", list(&children))),
-        _ => with_one_less(tree, entries),
+        _ => find_without_one_entry(tree, entries),
     })
 }
 
@@ -59,7 +59,7 @@ fn nearest_domain(config: &Config, domain: &str) -> Option<String> {
     (!names.is_empty()).then(|| format!("the files have {}", list(&names)))
 }
 
-fn in_another_order(tree: &DescriptorTree, entries: &[(&str, &str)]) -> Option<String> {
+fn find_other_order(tree: &DescriptorTree, entries: &[(&str, &str)]) -> Option<String> {
     if MAX_REORDERED < entries.len() {
         return None;
     }
@@ -80,7 +80,7 @@ fn orders_of<T: Copy>(items: &[T]) -> Vec<Vec<T>> {
     orders.flat_map(|order| (0..=order.len()).map(move |at| with_first_at(&order, at))).collect()
 }
 
-fn with_one_less(tree: &DescriptorTree, entries: &[(&str, &str)]) -> Option<String> {
+fn find_without_one_entry(tree: &DescriptorTree, entries: &[(&str, &str)]) -> Option<String> {
     entries.iter().enumerate().rev().find_map(|(omitted, &entry)| {
         let others = entries.iter().enumerate().filter(|(index, _)| *index != omitted);
         let found = tree.lookup(others.map(|(_, &other)| other))?;
@@ -100,8 +100,8 @@ fn children_of<'t>(tree: &'t DescriptorTree, entries: &[(&str, &str)]) -> Option
     Some(children.map(|node| tree.key_and_value(node)).collect())
 }
 
-fn with_same_key(children: &[Child<'_>], (key, value): (&str, &str)) -> Option<String> {
-    let same_key = with_key(children, key);
+fn find_same_key(children: &[Child<'_>], (key, value): (&str, &str)) -> Option<String> {
+    let same_key = children_with_key(children, key);
     let in_any_case =
         |child: &&Child<'_>| child.1.is_none_or(|other| other.eq_ignore_ascii_case(value));
     if let Some(child) = same_key.iter().find(in_any_case) {
@@ -110,19 +110,19 @@ fn with_same_key(children: &[Child<'_>], (key, value): (&str, &str)) -> Option<S
     (!same_key.is_empty()).then(|| format!("this level has {}", list(&same_key)))
 }
 
-fn with_similar_key(children: &[Child<'_>], key: &str) -> Option<String> {
+fn find_similar_key(children: &[Child<'_>], key: &str) -> Option<String> {
     let keys: BTreeSet<_> = children.iter().map(|child| child.0).collect();
     if let Some(similar) = nearest(key, keys) {
         return Some(format!(
             "this level has the similar key {}",
-            list(&with_key(children, similar))
+            list(&children_with_key(children, similar))
         ));
     }
     (!children.is_empty()).then(|| format!("this level has {}", list(children)))
 }
 
 /// Returns the children with a key, in any case.
-fn with_key<'t>(children: &[Child<'t>], key: &str) -> Vec<Child<'t>> {
+fn children_with_key<'t>(children: &[Child<'t>], key: &str) -> Vec<Child<'t>> {
     children.iter().copied().filter(|child| child.0.eq_ignore_ascii_case(key)).collect()
 }
 

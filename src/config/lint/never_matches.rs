@@ -31,11 +31,11 @@ struct LiteralValue {
 /// Warns if the value of a descriptor looks like more than text.
 pub(super) fn warn_literal_value(raw: &Descriptor, at: FileSpan, findings: &mut FileFindings<'_>) {
     let (key, value) = (raw.key.value.as_str(), raw.value.value.as_str());
-    let found = network(key, value)
-        .or_else(|| variable(value))
-        .or_else(|| path_template(value))
-        .or_else(|| regular_expression(value))
-        .or_else(|| alternatives(value));
+    let found = find_network(key, value)
+        .or_else(|| find_variable(value))
+        .or_else(|| find_path_template(value))
+        .or_else(|| find_regular_expression(value))
+        .or_else(|| find_alternatives(value));
     if let Some(LiteralValue { cause, fix }) = found {
         let at = FileSpan { span: raw.value.span, ..at };
         let message = format!("the value `{value}` is compared as text: {cause}");
@@ -43,7 +43,7 @@ pub(super) fn warn_literal_value(raw: &Descriptor, at: FileSpan, findings: &mut 
     }
 }
 
-fn network(key: &str, value: &str) -> Option<LiteralValue> {
+fn find_network(key: &str, value: &str) -> Option<LiteralValue> {
     let (address, prefix_len) = value.split_once('/')?;
     let (address, bits) = (address.parse::<IpAddr>().ok()?, prefix_len.parse::<u8>().ok()?);
     if !is_address_key(key) {
@@ -75,7 +75,7 @@ fn octet_pattern(address: IpAddr, bits: u8) -> Option<String> {
 }
 
 /// Finds `$VAR`, `${VAR}`, `$(VAR)`, a Helm template or one of Envoy's `%…%`.
-fn variable(value: &str) -> Option<LiteralValue> {
+fn find_variable(value: &str) -> Option<LiteralValue> {
     let starts_name = |c: char| c.is_ascii_uppercase() || matches!(c, '_' | '{' | '(');
     let has_dollar = value.split('$').skip(1).any(|rest| rest.starts_with(starts_name));
     let format = value.strip_prefix('%').and_then(|rest| rest.strip_suffix('%'));
@@ -88,7 +88,7 @@ fn variable(value: &str) -> Option<LiteralValue> {
 }
 
 /// Finds `/orders/{id}` and `/orders/:id`.
-fn path_template(value: &str) -> Option<LiteralValue> {
+fn find_path_template(value: &str) -> Option<LiteralValue> {
     let segments: Vec<_> = value.split('/').collect();
     if !segments.iter().any(|segment| is_placeholder(segment)) {
         return None;
@@ -109,7 +109,7 @@ fn is_placeholder(segment: &str) -> bool {
     })
 }
 
-fn regular_expression(value: &str) -> Option<LiteralValue> {
+fn find_regular_expression(value: &str) -> Option<LiteralValue> {
     let is_anchored = value.starts_with('^') || (value.starts_with('/') && value.ends_with('$'));
     let is_regex = is_anchored
         || value.starts_with(".*")
@@ -120,7 +120,7 @@ fn regular_expression(value: &str) -> Option<LiteralValue> {
     })
 }
 
-fn alternatives(value: &str) -> Option<LiteralValue> {
+fn find_alternatives(value: &str) -> Option<LiteralValue> {
     let parts: Vec<_> = value.split('|').collect();
     let are_words = |part: &&str| !part.is_empty() && !part.contains(char::is_whitespace);
     (1 < parts.len() && parts.iter().all(are_words)).then(|| LiteralValue {
