@@ -48,8 +48,12 @@ fn validation_accepts_rendered_limits_of_every_test_case() {
     let mut checked = 0;
     for case in CASES {
         let objects = rendered(case.flags);
+        let limits = objects.limits();
+        if limits.is_empty() {
+            continue;
+        }
         let directory = tempfile::tempdir().unwrap();
-        for (name, text) in objects.limits() {
+        for (name, text) in limits {
             fs::write(directory.path().join(name), text).unwrap();
             checked += 1;
         }
