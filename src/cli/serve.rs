@@ -434,6 +434,7 @@ impl ServiceContext<'_> {
                 is_store_down: engine.store_failure().is_some(),
                 concurrency: gauges::concurrency_totals(&engine, &in_use),
                 concurrency_limits: in_use,
+                rule_decisions: engine.rule_decisions(),
                 leases: gauges::lease_balances(&engine),
                 started_at: started,
                 process: ProcessUsage::measure(),
@@ -564,6 +565,7 @@ fn engine_policy(settings: &Settings) -> DecisionPolicy {
         is_shadow: settings.answers.shadow_mode,
         near_limit_ratio,
         descriptor_values: settings.telemetry.log.descriptor_values,
+        max_counted_rules: settings.telemetry.metrics.max_rules,
     }
 }
 

@@ -3,6 +3,7 @@
 //! Not covered:
 //! - Enforcement (see [`crate::kernel::concurrency`]).
 
+use super::rule::RuleNumber;
 use crate::kernel::concurrency::limiter::LimiterConfig;
 use crate::kernel::units::Nanos;
 
@@ -48,6 +49,10 @@ pub enum ConcurrencyFallback {
 /// A concurrency limit, and the response to a request that gets no permit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConcurrencyLimit {
+    /// The number of the rule.
+    pub number: RuleNumber,
+    /// `true` if the rule also has `rate_limit`.
+    pub has_rate_limit: bool,
     /// The initial limit, the bounds and algorithm of an adaptive limit, and the queue.
     pub rules: LimiterConfig,
     /// The mode, if the file has one. Without it, the limit is fleet-wide (`shared`) with a shared

@@ -25,7 +25,7 @@ use super::lint::{self, ChargeSettings, DomainLint};
 use super::raw::{self, Descriptor, File};
 use super::tree::builder::{AddNodeError, TreeBuilder};
 use super::tree::{NodeFlags, NodeId};
-use super::{ChargePolicy, Config, Domain, Limit, Rule};
+use super::{ChargePolicy, Config, Domain, Limit, Rule, RuleNumber};
 use crate::kernel::units::Revision;
 use findings::{FileFindings, FileSpan};
 use rate_limit_block::{DomainDefaults, KeywordReader, RateLimitReader};
@@ -73,7 +73,12 @@ fn read_domains<'a>(
     mut findings: FileFindings<'a>,
 ) -> Result<(Config, Diagnostics), Diagnostics> {
     let domains = groups.iter().map(|group| DomainReader::new(files, group, &mut findings).read());
-    let domains = domains.map(|domain| (domain.name.clone(), domain)).collect();
+    let mut next = RuleNumber::default();
+    let numbered = domains.map(|mut domain| {
+        domain.tree.number_rules(&mut next);
+        (domain.name.clone(), domain)
+    });
+    let domains = numbered.collect();
     let warnings = findings.finish()?;
     Ok((Config { revision, domains }, warnings))
 }
@@ -409,6 +414,8 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             } = settings;
             let (shadow, path, place) = (raw.shadow_mode, path.into(), place.into());
             let concurrency_limit = ConcurrencyLimit {
+                number: RuleNumber::default(),
+                has_rate_limit: false,
                 rules,
                 mode,
                 on_store_failure,
@@ -457,6 +464,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
     ) -> Rule {
         let name = Some(rate_limit.name.value.as_str()).filter(|name| !name.is_empty());
         Rule {
+            number: RuleNumber::default(),
             limit,
             name: name.map(Arc::from),
             replaces,

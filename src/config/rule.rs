@@ -18,9 +18,16 @@ use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use crate::kernel::units::{Nanos, Unit};
 
+/// The number of a rule in its configuration, from 0. The rate limit and the concurrency limit of
+/// one rule have the same number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RuleNumber(pub u32);
+
 /// One node of the descriptor tree with `rate_limit`: its limit and options.
 #[derive(Clone, Debug)]
 pub struct Rule {
+    /// The number of the rule.
+    pub number: RuleNumber,
     /// The limit, or `None` if the rule is `unlimited`.
     pub limit: Option<Limit>,
     /// The rule's `name`. Decisions report it, and other rules refer to it in `replaces`.

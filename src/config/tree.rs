@@ -28,7 +28,7 @@ use smallvec::SmallVec;
 
 use super::concurrency::ConcurrencyLimit;
 use super::forced_decision::ForcedDecision;
-use super::rule::Rule;
+use super::rule::{Rule, RuleNumber};
 pub use metric::MetricDots;
 use node::{DescriptorNode, NameSpan, exact_hash, key_hasher, name_hash};
 pub(crate) use node::{NodeFlags, NodeId};
@@ -171,6 +171,17 @@ impl DescriptorTree {
     #[must_use]
     pub fn rules(&self) -> impl ExactSizeIterator<Item = &Rule> {
         self.rules.iter()
+    }
+
+    /// Numbers the rules, starting with `next`, and sets `next` to the number after the last one.
+    pub(super) fn number_rules(&mut self, next: &mut RuleNumber) {
+        let mut take = || std::mem::replace(next, RuleNumber(next.0.saturating_add(1)));
+        self.rules.iter_mut().for_each(|rule| rule.number = take());
+        for (node, limit) in &mut self.concurrency_limits {
+            let rule = self.nodes[node.index()].rule.and_then(|rule| self.rules.get(rule.index()));
+            limit.has_rate_limit = rule.is_some();
+            limit.number = rule.map_or_else(&mut take, |rule| rule.number);
+        }
     }
 
     pub(super) fn force_decision(&mut self, path: &str, decision: ForcedDecision) {

@@ -9,17 +9,20 @@
 //! - Protocols ([`crate::edge`]).
 //! - Where counters live ([`crate::store`]).
 
+mod active_config;
 mod check_text;
 pub mod concurrency;
 mod decide;
 pub mod fleet;
 pub mod forced_decisions;
 pub mod lease;
+mod rule_counters;
 mod unmatched;
 
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::config::settings::DescriptorValues;
+use crate::engine::active_config::ActiveConfig;
 use crate::engine::concurrency::ConcurrencyLimits;
 use crate::engine::concurrency::path::DEFAULT_MAX_BUCKETS;
 use crate::engine::concurrency::permit_ids::{DEFAULT_BOUNDS, PermitIds};
@@ -28,10 +31,12 @@ use crate::engine::fleet::forwarding::ForwardingQueue;
 use crate::engine::fleet::reporter::FleetReporter;
 use crate::engine::forced_decisions::ForcedDecisions;
 use crate::engine::lease::LeaseManager;
+use crate::engine::rule_counters::RuleCounters;
 use crate::engine::unmatched::UnmatchedDescriptors;
 use crate::kernel::concurrency::permit_registry;
 use crate::store::stats::StoreStats;
 use crate::store::{Store, StoreFailure};
+use crate::telemetry::metrics::RuleDecisions;
 use crate::telemetry::stats::Stats;
 use arc_swap::ArcSwapOption;
 use std::sync::Arc;
@@ -49,7 +54,7 @@ pub use unmatched::UnmatchedDescriptor;
 #[derive(Debug)]
 pub struct Engine {
     clock: Arc<Clock>,
-    config: ArcSwapOption<Config>,
+    active: ArcSwapOption<ActiveConfig>,
     store: Arc<dyn Store>,
     policy: DecisionPolicy,
     deny_cache: DenyCache,
@@ -77,6 +82,8 @@ pub struct DecisionPolicy {
     pub near_limit_ratio: f32,
     /// The form of descriptor values in the log and on the admin page `/recent`.
     pub descriptor_values: DescriptorValues,
+    /// The largest number of rules whose decisions are counted separately.
+    pub max_counted_rules: u32,
 }
 
 impl Default for DecisionPolicy {
@@ -86,6 +93,7 @@ impl Default for DecisionPolicy {
             is_shadow: false,
             near_limit_ratio: 0.8,
             descriptor_values: DescriptorValues::default(),
+            max_counted_rules: 1_000,
         }
     }
 }
@@ -94,7 +102,7 @@ impl Engine {
     /// Creates an engine without a configuration. It refuses every check until [`Engine::publish`].
     #[must_use]
     pub fn new(clock: Clock, store: Arc<dyn Store>, policy: DecisionPolicy) -> Self {
-        let (config, deny_cache) = (ArcSwapOption::empty(), DenyCache::new());
+        let (active, deny_cache) = (ArcSwapOption::empty(), DenyCache::new());
         let clock = Arc::new(clock);
         let concurrency_limits = ConcurrencyLimits::new(Arc::clone(&clock), DEFAULT_MAX_BUCKETS, 0);
         let new_leases = || LeaseManager::new(Arc::clone(&clock), store.clone());
@@ -105,7 +113,7 @@ impl Engine {
             (ForcedDecisions::default(), UnmatchedDescriptors::default());
         Self {
             clock,
-            config,
+            active,
             store,
             policy,
             deny_cache,
@@ -199,10 +207,13 @@ impl Engine {
     }
 
     fn activate_config(&self, config: Arc<Config>) {
-        let before = self.config.swap(Some(config));
-        let Some(config) = self.config() else { return };
+        let before = self.active.load_full();
+        let counters = before.as_deref().map(|before| &before.counters);
+        let counters = RuleCounters::new(&config, self.policy.max_counted_rules, counters);
+        let active = ActiveConfig { config: Arc::clone(&config), counters };
+        self.active.store(Some(Arc::new(active)));
         if let Some(leases) = &self.leases {
-            leases.apply_config(before.as_deref(), &config);
+            leases.apply_config(before.as_deref().map(|before| &*before.config), &config);
         }
         // After the swap, so that the reload includes buckets that the old configuration creates
         // meanwhile.
@@ -212,7 +223,13 @@ impl Engine {
     /// Returns the current configuration.
     #[must_use]
     pub fn config(&self) -> Option<Arc<Config>> {
-        self.config.load_full()
+        self.active.load().as_ref().map(|active| Arc::clone(&active.config))
+    }
+
+    /// Returns the decisions of each rule of the current configuration.
+    #[must_use]
+    pub fn rule_decisions(&self) -> Vec<RuleDecisions> {
+        self.active.load().as_ref().map_or_else(Vec::new, |active| active.counters.totals())
     }
 
     /// Returns the clock of all decisions.

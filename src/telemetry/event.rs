@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::label::{CONCURRENCY_REASONS, SHADOW_DENY};
 pub use super::label::{
     DatagramKind, EdgeOutcome, FallbackDebtOutcome, ForwardingEvent, LeasedHitsEvent,
-    PermitIdEvent, Protocol, ShareEvent, StrictPermitEvent,
+    PermitIdEvent, Protocol, RuleVerdict, ShareEvent, StrictPermitEvent,
 };
 use super::metrics::{METRICS, Metrics};
 use super::trace;

@@ -26,6 +26,22 @@ pub const CONCURRENCY_REASONS: [Reason; 4] = [
 ];
 
 named_enum! {
+    /// The verdict of one rule for one descriptor.
+    pub enum RuleVerdict {
+        /// Allowed.
+        Allow = "allow",
+        /// Denied.
+        Deny = "deny",
+        /// Denied, but allowed by shadow mode.
+        ShadowDeny = "shadow_deny",
+        /// Allowed by `on_store_failure` while the store was unavailable.
+        FallbackAllow = "fallback_allow",
+        /// Denied by `on_store_failure` while the store was unavailable.
+        FallbackDeny = "fallback_deny",
+    }
+}
+
+named_enum! {
     /// An event in the life cycle of a request id.
     pub enum PermitIdEvent {
         /// The request id acquired permits.

@@ -6,7 +6,7 @@
 //! Guarantees:
 //! - Counting is wait-free, exact and takes a few nanoseconds.
 //! - The metrics page is in Prometheus' text format 0.0.4, or in OpenMetrics with exemplars.
-//! - The values of every label come from a closed list.
+//! - The values of every label come from a closed list or from the limits files.
 //!
 //! Not covered:
 //! - The HTTP endpoint of the metrics page (see [`crate::edge::http::metrics`]).
@@ -17,6 +17,7 @@ mod exemplar;
 mod openmetrics;
 mod page;
 mod process;
+mod rule_decisions;
 mod text_format;
 
 use std::cell::Cell;
@@ -36,6 +37,7 @@ use exemplar::{Exemplar, Exemplars};
 pub use openmetrics::to_openmetrics;
 pub use page::MetricsPage;
 pub use process::ProcessUsage;
+pub use rule_decisions::RuleDecisions;
 
 /// The metrics of this process.
 pub static METRICS: Metrics = Metrics::new();
@@ -134,6 +136,8 @@ pub struct Gauges {
     pub leases: LeaseTotals,
     /// The state of each concurrency limit in use.
     pub concurrency_limits: Vec<ConcurrencyGauges>,
+    /// The decisions of each rule.
+    pub rule_decisions: Vec<RuleDecisions>,
     /// The start of this process, since the Unix epoch.
     pub started_at: Nanos,
     /// The resource usage of this process. `None` if the system does not report it.

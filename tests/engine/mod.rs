@@ -4,3 +4,4 @@ mod concurrency;
 mod decide;
 mod fleet;
 mod lease;
+mod rule_counters;

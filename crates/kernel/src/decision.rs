@@ -203,6 +203,8 @@ pub struct AppliedLimit {
 pub struct DescriptorDecision {
     /// Allow or deny, after shadow mode.
     pub verdict: Verdict,
+    /// `true` if the limit denied, before shadow mode.
+    pub is_denied: bool,
     /// The reason for the verdict.
     pub reason: Reason,
     /// The effect of a denial on the check.
@@ -222,6 +224,7 @@ impl DescriptorDecision {
     pub const fn uncounted(reason: Reason, group: VoteGroup) -> Self {
         Self {
             verdict: Verdict::Allow,
+            is_denied: false,
             reason,
             enforcement: Enforcement { group, shadow: false },
             limit: None,
@@ -243,13 +246,15 @@ impl DescriptorDecision {
             CounterDecision::ExceedsLimit(room) => (Reason::LargerThanLimit, room, None),
             CounterDecision::OutsideWindows => (Reason::OverLimit, Headroom::default(), None),
         };
-        self.verdict = self.enforcement.enforced_verdict(self.reason != Reason::WithinLimit);
+        self.is_denied = self.reason != Reason::WithinLimit;
+        self.verdict = self.enforcement.enforced_verdict(self.is_denied);
     }
 
     /// Sets a verdict that no counter made, for example by the store fallback.
     pub fn set_verdict(&mut self, verdict: Verdict, reason: Reason) {
         (self.reason, self.headroom, self.retry_after) = (reason, Headroom::default(), None);
-        self.verdict = self.enforcement.enforced_verdict(verdict == Verdict::Deny);
+        self.is_denied = verdict == Verdict::Deny;
+        self.verdict = self.enforcement.enforced_verdict(self.is_denied);
     }
 
     /// Returns the time from the counter's reply until the descriptor's hits are allowed; `None`

@@ -281,5 +281,8 @@ blocks! {
         /// Fraction of a limit. Metrics count an allowed check as near the limit if its counter
         /// exceeds this fraction.
         near_limit_ratio: UnitFraction = UnitFraction::NEAR_LIMIT_DEFAULT, "part of the limit";
+        /// Largest number of rules with their own series in `sluicegate_rule_decisions_total`. All
+        /// further rules share the series `other`.
+        max_rules: u32 = 1_000, "rules";
     }
 }

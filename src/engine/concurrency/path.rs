@@ -19,9 +19,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::config::Config;
 use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode, RejectReply};
 use crate::config::tree::ConcurrencyMatch;
+use crate::config::{Config, RuleNumber};
+use crate::engine::active_config::ActiveConfig;
 use crate::engine::concurrency::{
     AcquireError, BucketLoad, BucketMetrics, ConcurrencyLimits, PermitGuard, PermitRequest,
     SharedLimit, StrictLimit,
@@ -33,8 +34,8 @@ use crate::kernel::concurrency::adaptive::AdaptiveConfig;
 use crate::kernel::concurrency::limiter::LimiterConfig;
 use crate::kernel::decision::{Check, Cost, Reason, Verdict};
 use crate::kernel::key::CounterKey;
-use crate::kernel::units::{Hits, Nanos, Revision};
-use crate::telemetry::event::{CheckDecided, ConcurrencyLimitExceeded, Event as _};
+use crate::kernel::units::{Hits, Nanos};
+use crate::telemetry::event::{CheckDecided, ConcurrencyLimitExceeded, Event as _, RuleVerdict};
 
 /// The default for the largest number of buckets.
 pub const DEFAULT_MAX_BUCKETS: usize = 100_000;
@@ -147,6 +148,8 @@ impl RequestPermits {
 #[derive(Default)]
 struct PermitCollector {
     permits: RequestPermits,
+    /// The verdicts of the limits, to count once all permits are acquired.
+    verdicts: SmallVec<[(RuleNumber, RuleVerdict); 2]>,
     /// Permits of limits in shadow mode. The check does not start again if one expires.
     shadow: Vec<PermitGuard>,
 }
@@ -163,6 +166,14 @@ impl PermitCollector {
             self.permits.0.extend(permit);
         }
         expired == 0
+    }
+
+    /// Adds the verdict of a limit. If its rule also has a rate limit, that one decides and counts.
+    fn add_verdict(&mut self, limit: &ConcurrencyLimit, has_permit: bool) {
+        let verdict = if has_permit { RuleVerdict::Allow } else { RuleVerdict::ShadowDeny };
+        if !limit.has_rate_limit {
+            self.verdicts.push((limit.number, verdict));
+        }
     }
 
     fn into_permits(mut self) -> RequestPermits {
@@ -258,7 +269,7 @@ impl Engine {
         let mut wait = WaitDeadlines::starting_at(begun, patience);
         let end = wait.queue_deadline;
         let permits = loop {
-            let config = self.config().ok_or(CheckError::NoConfig)?;
+            let config = self.active.load_full().ok_or(CheckError::NoConfig)?;
             match self.acquire_all(&config, covered, wait, keep).await {
                 Ok(AcquirePass::Acquired(permits)) => break permits,
                 Ok(AcquirePass::Restart(last)) => wait.queue_deadline = Some(last),
@@ -277,7 +288,7 @@ impl Engine {
 
     async fn acquire_all(
         &self,
-        config: &Arc<Config>,
+        config: &Arc<ActiveConfig>,
         covered: &Check<'_>,
         wait: WaitDeadlines,
         keep: PermitLifetime,
@@ -286,20 +297,20 @@ impl Engine {
         let mut collector = PermitCollector::default();
         for (bucket, planned) in &limits {
             let newer = self.newer_than(config);
+            let current = newer.as_deref().unwrap_or(config);
             let ceiling = match &newer {
-                None => Some((config.revision, *planned)),
-                Some(newer) => {
-                    let ceiling = limit_of_bucket(newer, bucket.as_bytes());
-                    ceiling.map(|ceiling| (newer.revision, ceiling))
-                }
+                None => Some(*planned),
+                Some(newer) => limit_of_bucket(newer, bucket.as_bytes()),
             };
             // The current configuration has no concurrency limit for this bucket.
-            let Some((revision, ceiling)) = ceiling else { continue };
-            let held = self.acquire_one(bucket, (revision, ceiling), wait, keep).await?;
+            let Some(ceiling) = ceiling else { continue };
+            let held = self.acquire_one(bucket, (current, ceiling), wait, keep).await?;
+            collector.add_verdict(planned, held.is_some());
             if !collector.add(held, self.is_shadow(ceiling)) {
-                return self.restart_or_reject(&limits, ceiling, wait);
+                return self.restart_or_reject(&limits, (current, ceiling), wait);
             }
         }
+        collector.verdicts.iter().for_each(|&(rule, verdict)| config.counters.count(rule, verdict));
         Ok(AcquirePass::Acquired(collector.into_permits()))
     }
 
@@ -308,21 +319,21 @@ impl Engine {
     fn restart_or_reject(
         &self,
         limits: &[(CounterKey, &ConcurrencyLimit)],
-        ceiling: &ConcurrencyLimit,
+        (config, ceiling): (&ActiveConfig, &ConcurrencyLimit),
         wait: WaitDeadlines,
     ) -> Result<AcquirePass, ConcurrencyRejection> {
         let deadline = wait.started_at.plus(total_queue_timeout(limits));
         let last = wait.queue_deadline.map_or(deadline, |end| end.min(deadline));
         if last <= self.clock().steady() {
-            return Err(count_rejection(ceiling, Reason::QueueTimeout));
+            return Err(count_rejection(config, ceiling, Reason::QueueTimeout));
         }
         Ok(AcquirePass::Restart(last))
     }
 
     /// Returns the current configuration if it differs from `config`. If it does not, writes no
     /// shared memory.
-    fn newer_than(&self, config: &Arc<Config>) -> Option<Arc<Config>> {
-        let newest = self.config.load();
+    fn newer_than(&self, config: &Arc<ActiveConfig>) -> Option<Arc<ActiveConfig>> {
+        let newest = self.active.load();
         Option::as_ref(&newest).filter(|newest| !Arc::ptr_eq(newest, config)).cloned()
     }
 
@@ -433,7 +444,7 @@ impl Engine {
     async fn acquire_one(
         &self,
         bucket: &CounterKey,
-        (revision, limit): (Revision, &ConcurrencyLimit),
+        (config, limit): (&ActiveConfig, &ConcurrencyLimit),
         wait: WaitDeadlines,
         keep: PermitLifetime,
     ) -> Result<Option<PermitGuard>, ConcurrencyRejection> {
@@ -451,7 +462,7 @@ impl Engine {
         let keep = (keep == PermitLifetime::MaxDuration).then_some(limit.max_duration);
         let ask = PermitRequest {
             bucket,
-            revision,
+            revision: config.revision,
             rules,
             permit_lifetime: keep,
             queue_timeout,
@@ -471,7 +482,7 @@ impl Engine {
                 ConcurrencyLimitExceeded { reason: reason_of(denied), is_enforced: false }.emit();
                 Ok(None)
             }
-            Err(denied) => Err(count_rejection(limit, reason_of(denied))),
+            Err(denied) => Err(count_rejection(config, limit, reason_of(denied))),
         }
     }
 }
@@ -505,7 +516,12 @@ impl ConcurrencyUsage {
 }
 
 /// Counts the rejection in the metrics, and returns the response.
-fn count_rejection(limit: &ConcurrencyLimit, reason: Reason) -> ConcurrencyRejection {
+fn count_rejection(
+    config: &ActiveConfig,
+    limit: &ConcurrencyLimit,
+    reason: Reason,
+) -> ConcurrencyRejection {
+    config.counters.count(limit.number, RuleVerdict::Deny);
     ConcurrencyLimitExceeded { reason, is_enforced: true }.emit();
     let reasons = std::iter::once(reason);
     CheckDecided { verdict: Verdict::Deny, is_shadowed: false, reasons, near_limit: 0 }.emit();

@@ -75,6 +75,7 @@ impl Engine {
             near_limit,
         }
         .emit();
+        prepared.config.counters.count_decision(plan, &decision);
         if let (true, Some(stats)) = (decision.is_shadowed, &self.stats) {
             stats.add(StatCounter::GlobalShadowMode, 1);
         }

@@ -8,8 +8,9 @@
 use std::pin::Pin;
 use std::time::Duration;
 
-use crate::config::{Config, LimitMode};
+use crate::config::LimitMode;
 use crate::engine::Engine;
+use crate::engine::active_config::ActiveConfig;
 use crate::engine::decide::deny_cache::{DenyLookup, PartialDecision, StoreCallTimes};
 use crate::engine::decide::excess;
 use crate::engine::decide::fallback::ChargeDecision;
@@ -31,7 +32,7 @@ type PendingCheck<'a> = Pin<Box<dyn Future<Output = CheckResult> + Send + 'a>>;
 
 /// A check with its plan, and the configuration that decides it.
 pub(in crate::engine) struct PreparedCheck<'a, 'q> {
-    pub(in crate::engine) config: &'a Config,
+    pub(in crate::engine) config: &'a ActiveConfig,
     pub(in crate::engine) check: &'a Check<'q>,
     pub(in crate::engine) now: Nanos,
     pub(in crate::engine) plan: CheckPlan<'a>,
@@ -60,7 +61,7 @@ impl Engine {
     /// `on_store_failure: error`. Before any charge: the errors for an empty domain, no
     /// descriptors and no configuration.
     pub async fn decide_within(&self, check: &Check<'_>, timeout: Option<Nanos>) -> CheckResult {
-        let config = self.config.load();
+        let config = self.active.load();
         // `start` is not async, so that this future stays small: it contains a pointer to the boxed
         // store call.
         match self.start(config.as_deref(), check, timeout) {
@@ -71,7 +72,7 @@ impl Engine {
 
     fn start<'a>(
         &'a self,
-        config: Option<&'a Config>,
+        config: Option<&'a ActiveConfig>,
         check: &'a Check<'_>,
         timeout: Option<Nanos>,
     ) -> StartedCheck<'a> {

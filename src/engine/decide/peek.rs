@@ -31,7 +31,7 @@ impl Engine {
             descriptor.cost = Cost::Charge(Hits(0));
         }
         let mut decision = self.decide_within(&check, timeout).await?;
-        let config = self.config.load();
+        let config = self.active.load();
         let mut plan = CheckPlan::default();
         if let Some(config) = config.as_deref() {
             plan.fill(config, &check, self.policy.planning, decision.now);

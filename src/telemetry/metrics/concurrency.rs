@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use super::text_format::{DecimalSeconds, MetricHead};
+use super::text_format::{DecimalSeconds, EscapedLabel, MetricHead};
 use crate::kernel::units::Nanos;
 
 /// The maximum number of concurrency limits with separate series.
@@ -97,18 +97,4 @@ fn write_latencies(page: &mut fmt::Formatter<'_>, own: &[&ConcurrencyGauges]) ->
         writeln!(page, "{name}{{limit=\"{}\"}} {whole}.{part:06}", EscapedLabel(&limit.path))?;
     }
     Ok(())
-}
-
-/// A label value that is written with the escapes of Prometheus' text format.
-struct EscapedLabel<'t>(&'t str);
-
-impl fmt::Display for EscapedLabel<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.chars().try_for_each(|c| match c {
-            '\\' => f.write_str("\\\\"),
-            '"' => f.write_str("\\\""),
-            '\n' => f.write_str("\\n"),
-            c => write!(f, "{c}"),
-        })
-    }
 }

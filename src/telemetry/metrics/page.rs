@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::buckets::{CHECK_COUNT_BOUNDS, DURATION_BOUNDS, DURATION_METRIC};
 use super::concurrency::write_series;
+use super::rule_decisions::write_rule_decisions;
 use super::text_format::{DecimalSeconds, MetricHead};
 use super::{ConcurrencyTotals, Counters, Gauges, LeaseTotals, Metrics};
 use crate::kernel::decision::{Reason, StoreFailure};
@@ -49,6 +50,7 @@ pub struct MetricsPage<'m> {
 impl fmt::Display for MetricsPage<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.metrics.write_decisions(f)?;
+        write_rule_decisions(f, &self.gauges.rule_decisions)?;
         self.metrics.write_durations(f)?;
         self.metrics.write_requests(f)?;
         self.metrics.write_config(f)?;

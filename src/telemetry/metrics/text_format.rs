@@ -4,9 +4,6 @@
 //!
 //! Guarantees:
 //! - Every metric has a help text and a type.
-//!
-//! Not covered:
-//! - Escapes of label values that are not from a closed list.
 
 use std::fmt;
 
@@ -77,5 +74,19 @@ pub(super) struct DecimalSeconds(pub(super) Nanos);
 impl fmt::Display for DecimalSeconds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{:09}", self.0.0 / 1_000_000_000, self.0.0 % 1_000_000_000)
+    }
+}
+
+/// A label value that is written with the escapes of Prometheus' text format.
+pub(super) struct EscapedLabel<'t>(pub(super) &'t str);
+
+impl fmt::Display for EscapedLabel<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|c| match c {
+            '\\' => f.write_str("\\\\"),
+            '"' => f.write_str("\\\""),
+            '\n' => f.write_str("\\n"),
+            c => write!(f, "{c}"),
+        })
     }
 }

@@ -12,11 +12,11 @@ use std::fmt::Write as _;
 use sluicegate::kernel::decision::{Reason, StoreFailure};
 use sluicegate::kernel::units::Nanos;
 use sluicegate::telemetry::event::{
-    DatagramKind, FallbackDebtOutcome, ForwardingEvent, LeasedHitsEvent, PermitIdEvent, ShareEvent,
-    StrictPermitEvent,
+    DatagramKind, FallbackDebtOutcome, ForwardingEvent, LeasedHitsEvent, PermitIdEvent,
+    RuleVerdict, ShareEvent, StrictPermitEvent,
 };
 use sluicegate::telemetry::metrics::{
-    ConcurrencyGauges, Gauges, MAX_LIMIT_SERIES, Metrics, ProcessUsage,
+    ConcurrencyGauges, Gauges, MAX_LIMIT_SERIES, Metrics, ProcessUsage, RuleDecisions,
 };
 
 use super::assert_page;
@@ -30,10 +30,13 @@ are [below](#label-values).
 
 Series of one concurrency limit have the label `limit`, the path of its rule. The first 100 limits have their own series;
 the others share `other`.
+
+`rule` is the full path of a rule, as in the log and in `explain`. The first `telemetry.metrics.max_rules` rules of the
+limits have their own series; the others share `other`. A reload removes the series of removed rules.
 ";
 
 /// Labels whose values are numbers or names from the user's files.
-const OPEN_LABELS: [&str; 3] = ["le", "limit", "version"];
+const OPEN_LABELS: [&str; 5] = ["domain", "le", "limit", "rule", "version"];
 
 /// Labels with more values than this are described on another page.
 const MOST_VALUES: usize = 15;
@@ -64,6 +67,7 @@ fn label_values() -> String {
     }
     values![
         "sluicegate_descriptors_decided_total" "reason" Reason,
+        "sluicegate_rule_decisions_total" "verdict" RuleVerdict,
         "sluicegate_store_failures_total" "cause" StoreFailure,
         "sluicegate_fallback_debt_hits_total" "outcome" FallbackDebtOutcome,
         "sluicegate_lease_hits_total" "outcome" LeasedHitsEvent,
@@ -103,7 +107,9 @@ fn all_series() -> Gauges {
         ..ConcurrencyGauges::default()
     };
     let concurrency_limits = (0..2 * MAX_LIMIT_SERIES).map(limit).collect();
-    Gauges { concurrency_limits, process: Some(ProcessUsage::default()), ..Gauges::default() }
+    let rule_decisions = vec![RuleDecisions { counts: [1; 5], ..RuleDecisions::default() }];
+    let process = Some(ProcessUsage::default());
+    Gauges { concurrency_limits, rule_decisions, process, ..Gauges::default() }
 }
 
 /// The metrics of `page`, in its order.

@@ -13,7 +13,7 @@ use sluicegate::telemetry::event::{
     Event as _, MemoryStoreFull, Protocol, RequestCompleted, StoreCallSent,
 };
 use sluicegate::telemetry::metrics::{
-    ConcurrencyGauges, Gauges, Metrics, ProcessUsage, to_openmetrics,
+    ConcurrencyGauges, Gauges, Metrics, ProcessUsage, RuleDecisions, to_openmetrics,
 };
 use tonic::codegen::Service as _;
 
@@ -253,6 +253,24 @@ fn metrics_of_concurrency_limits_beyond_a_hundred_share_one_series() {
         .page(Gauges { concurrency_limits: vec![odd], ..Gauges::default() })
         .to_string();
     assert!(page.contains(r#"{limit="d.\"\\\n"} 0"#), "{page}");
+}
+
+#[test]
+fn rules_have_series_for_allow_deny_and_each_other_verdict_that_occurred() {
+    let rule = |path: &str, counts| RuleDecisions { domain: "d".into(), path: path.into(), counts };
+    let rule_decisions =
+        vec![rule("d.host_www.shop.example", [3, 2, 0, 0, 0]), rule("d.\"\\\n", [0, 0, 1, 0, 0])];
+    let page = Metrics::new().page(Gauges { rule_decisions, ..Gauges::default() }).to_string();
+    let series: Vec<_> =
+        page.lines().filter_map(|l| l.strip_prefix("sluicegate_rule_decisions_total")).collect();
+    let wanted = [
+        r#"{domain="d",rule="d.host_www.shop.example",verdict="allow"} 3"#,
+        r#"{domain="d",rule="d.host_www.shop.example",verdict="deny"} 2"#,
+        r#"{domain="d",rule="d.\"\\\n",verdict="allow"} 0"#,
+        r#"{domain="d",rule="d.\"\\\n",verdict="deny"} 0"#,
+        r#"{domain="d",rule="d.\"\\\n",verdict="shadow_deny"} 1"#,
+    ];
+    assert_eq!(series, wanted);
 }
 
 /// Source: OpenMetrics 1.0, "Overall structure", "Counter", "Histogram".

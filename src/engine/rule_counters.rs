@@ -1,0 +1,128 @@
+//! Counts the decisions of each rule of a configuration.
+//!
+//! Guarantees:
+//! - Each decision of a rule about a descriptor is counted once.
+//! - A decision costs two loads and one atomic addition, without a hash or an allocation.
+//! - A reload keeps the counts of all rules that have the same domain and path.
+//! - The rules after the first `max_counted_rules` share one counter.
+//!
+//! Not covered:
+//! - Limits of requests, replaced rules and failed checks: no rule decided.
+//! - Rules of one domain with equal paths: they share one counter.
+//! - Checks in flight during a reload: decisions of a removed rule are lost.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::config::{Config, RuleNumber};
+use crate::engine::Decision;
+use crate::engine::decide::plan::CheckPlan;
+use crate::kernel::decision::DescriptorDecision;
+use crate::telemetry::event::RuleVerdict;
+use crate::telemetry::metrics::RuleDecisions;
+
+/// The domain and the path of the counter for all rules without a separate one. Paths of rules
+/// contain a dot.
+const OTHER: &str = "other";
+
+/// The counters of all rules of one configuration.
+#[derive(Debug)]
+pub(in crate::engine) struct RuleCounters {
+    /// The counter of each rule. The index is the rule's number.
+    by_number: Box<[Arc<RuleCounter>]>,
+    /// Each counter once, in the order of the rules.
+    counters: Box<[Arc<RuleCounter>]>,
+    other: Arc<RuleCounter>,
+}
+
+#[derive(Debug)]
+struct RuleCounter {
+    domain: Box<str>,
+    path: Box<str>,
+    counts: [AtomicU64; RuleVerdict::ALL.len()],
+}
+
+impl RuleCounters {
+    /// Creates the counters for `config`. Rules that were in the configuration of `before` keep
+    /// their counters.
+    pub(in crate::engine) fn new(config: &Config, max: u32, before: Option<&Self>) -> Self {
+        let old = before.map_or_else(HashMap::new, |before| {
+            before.counters.iter().map(|counter| (counter.key(), counter)).collect()
+        });
+        let new_counter = |(domain, path)| {
+            let kept = old.get(&(domain, path)).copied().cloned();
+            kept.unwrap_or_else(|| Arc::new(RuleCounter::new(domain, path)))
+        };
+        let (mut by_path, mut by_number, mut counters) = (HashMap::new(), Vec::new(), Vec::new());
+        for key in first_rules(config, max).into_values() {
+            let counter = by_path.entry(key).or_insert_with(|| {
+                counters.push(new_counter(key));
+                counters.len() - 1
+            });
+            by_number.push(Arc::clone(&counters[*counter]));
+        }
+        let other = before.map(|before| Arc::clone(&before.other));
+        let other = other.unwrap_or_else(|| Arc::new(RuleCounter::new(OTHER, OTHER)));
+        Self { by_number: by_number.into(), counters: counters.into(), other }
+    }
+
+    /// Counts a decision of the rule `number`.
+    pub(in crate::engine) fn count(&self, number: RuleNumber, verdict: RuleVerdict) {
+        let counter = self.by_number.get(number.0 as usize).unwrap_or(&self.other);
+        counter.counts[verdict as usize].fetch_add(1, Relaxed);
+    }
+
+    /// Counts the decisions of the rules of a check.
+    pub(in crate::engine) fn count_decision(&self, plan: &CheckPlan<'_>, decision: &Decision) {
+        for (descriptor_plan, status) in plan.descriptors.iter().zip(&decision.statuses) {
+            if let Some(rule) = descriptor_plan.rule() {
+                self.count(rule.number, verdict_of(&status.decision, decision.is_shadowed));
+            }
+        }
+    }
+
+    /// Returns the counts of all rules, and those without a separate counter as [`OTHER`].
+    pub(in crate::engine) fn totals(&self) -> Vec<RuleDecisions> {
+        let counters = self.counters.iter().chain([&self.other]);
+        counters.map(|counter| counter.totals()).collect()
+    }
+}
+
+impl RuleCounter {
+    fn new(domain: &str, path: &str) -> Self {
+        Self { domain: domain.into(), path: path.into(), counts: Default::default() }
+    }
+
+    fn key(&self) -> (&str, &str) {
+        (&self.domain, &self.path)
+    }
+
+    fn totals(&self) -> RuleDecisions {
+        let counts = self.counts.each_ref().map(|count| count.load(Relaxed));
+        RuleDecisions { domain: self.domain.clone(), path: self.path.clone(), counts }
+    }
+}
+
+/// Returns the domain and the path of the first `max` rules, by number.
+fn first_rules(config: &Config, max: u32) -> BTreeMap<RuleNumber, (&str, &str)> {
+    let mut rules = BTreeMap::new();
+    for domain in config.domains.values() {
+        let rates = domain.tree.rules().map(|rule| (rule.number, &*rule.path));
+        let limits = domain.tree.concurrency_limits().map(|limit| (limit.number, &*limit.path));
+        let first = rates.chain(limits).filter(|(number, _)| number.0 < max);
+        rules.extend(first.map(|(number, path)| (number, (&*domain.name, path))));
+    }
+    rules
+}
+
+const fn verdict_of(decision: &DescriptorDecision, is_shadowed: bool) -> RuleVerdict {
+    let is_shadow = is_shadowed || decision.enforcement.shadow;
+    match (decision.is_denied, decision.reason.is_fallback()) {
+        (true, _) if is_shadow => RuleVerdict::ShadowDeny,
+        (true, true) => RuleVerdict::FallbackDeny,
+        (true, false) => RuleVerdict::Deny,
+        (false, true) => RuleVerdict::FallbackAllow,
+        (false, false) => RuleVerdict::Allow,
+    }
+}
