@@ -101,6 +101,13 @@ impl SourceText {
         Span { start, end: start + content.trim().len() }
     }
 
+    /// Returns `true` for JSON on one line, such as a resource from an xDS server. Its lines and
+    /// columns mean nothing to the user.
+    #[must_use]
+    pub fn is_one_line_json(&self) -> bool {
+        self.text.starts_with('{') && !self.text.contains('\n')
+    }
+
     fn line_starts(&self) -> &[usize] {
         self.lines.get_or_init(|| {
             let bytes = self.text.as_bytes();

@@ -75,6 +75,13 @@ pub struct Domain {
 pub const NON_FINITE_PREFIX: char = '\u{fdd0}';
 
 impl Config {
+    /// Returns `true` if any rule has a rate limit or a concurrency limit.
+    #[must_use]
+    pub fn has_limits(&self) -> bool {
+        let trees = || self.domains.values().map(|domain| &domain.tree);
+        trees().any(|tree| tree.rules().len() != 0 || tree.concurrency_limits().len() != 0)
+    }
+
     /// Returns a copy of this configuration with `forced_rules` as its forced decisions. Cost: a
     /// copy of all rules.
     #[must_use]

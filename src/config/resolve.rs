@@ -338,8 +338,8 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             return;
         }
         let path = self.builder.path(self.group.domain, node);
-        let place = self.findings.place(self.origins[first.index()]);
-        let message = format!("duplicate descriptor composite key `{path}`, first in {place}");
+        let place = self.findings.first_place(self.origins[first.index()], key);
+        let message = format!("duplicate descriptor composite key `{path}`{place}");
         let tree = self.builder.tree();
         let has_two_limits = raw.rate_limit.is_some() && tree.rule(first).is_some();
         let help = if tree.key_and_value(first) != tree.key_and_value(node) {

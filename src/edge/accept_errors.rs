@@ -1,15 +1,10 @@
 //! Logs failed accepts of connections: the begin, a count each minute, and the end.
 
 use std::io;
-use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::telemetry::reason_log::{DueLine, ReasonLog};
-
-/// The failure counts as ended after this time without a failed accept. Shorter gaps are common:
-/// each closed connection makes one file descriptor available.
-const QUIET_TIME: Duration = Duration::from_secs(10);
+use crate::telemetry::reason_log::{DueLine, QuietLog};
 
 /// `EMFILE` and `ENFILE`: the process or the system has no free file descriptor.
 const NO_FILE_DESCRIPTOR: [i32; 2] = [24, 23];
@@ -18,28 +13,23 @@ const NO_FILE_DESCRIPTOR: [i32; 2] = [24, 23];
 #[derive(Debug)]
 pub(super) struct AcceptErrors {
     port: &'static str,
-    reasons: ReasonLog,
-    last_failure: Option<Instant>,
+    log: QuietLog,
 }
 
 impl AcceptErrors {
     pub(super) const fn new(port: &'static str) -> Self {
-        Self { port, reasons: ReasonLog::new(), last_failure: None }
+        Self { port, log: QuietLog::new() }
     }
 
     pub(super) fn record_failure(&mut self, error: &io::Error) {
-        let now = Instant::now();
-        self.last_failure = Some(now);
-        if let Some(DueLine { times }) = self.reasons.count(&error.to_string(), now) {
+        if let Some(DueLine { times }) = self.log.count(&error.to_string(), Instant::now()) {
             let (port, help) = (self.port, help_for(error));
             tracing::warn!(port, %error, times, help, "failed to accept a connection, retrying");
         }
     }
 
     pub(super) fn record_success(&mut self) {
-        if self.last_failure.is_some_and(|last| QUIET_TIME <= last.elapsed()) {
-            self.last_failure = None;
-            self.reasons.end();
+        if self.log.record_success(Instant::now()) {
             tracing::info!(port = self.port, "connections are accepted again");
         }
     }

@@ -166,7 +166,7 @@ impl FileLoader {
     fn publish_config(&self, now: Nanos, NewConfig { config, warnings, files }: NewConfig) {
         let (revision, domains) = (config.revision, config.domains.len());
         tracing::info!(%revision, files = files.len(), domains, "limits loaded");
-        if no_limits::has_no_limits(&config) {
+        if !config.has_limits() {
             let looked = no_limits::describe_paths(&self.options.paths, &self.options.filter);
             tracing::warn!("no limits are loaded, so every check is allowed: {looked}");
         }

@@ -17,6 +17,7 @@ mod channel;
 mod convert;
 pub mod message;
 mod rejections;
+mod stream_log;
 
 use std::io;
 use std::path::PathBuf;
@@ -48,6 +49,7 @@ pub use backoff::{Backoff, BackoffBounds};
 pub use channel::{XdsConnectError, XdsServer, XdsTls, connect, with_causes};
 use message::{RateLimitConfig, TYPE_URL};
 use rejections::{DelayedNack, Rejections, take_due};
+use stream_log::StreamLog;
 
 const DEFAULT_MAX_MESSAGE_BYTES: usize = 4 << 20;
 const MAX_NACK_DIAGNOSTICS: usize = 20;
@@ -97,6 +99,7 @@ pub fn start(
         accepted_files: None,
         backoff: Backoff::new(options.backoff),
         rejections: Rejections::new(),
+        streams: StreamLog::new(),
         options,
     };
     let task = tokio::spawn(client.run(reload.clone()));
@@ -136,6 +139,7 @@ struct XdsClient {
     accepted_files: Option<Vec<TextFile>>,
     backoff: Backoff,
     rejections: Rejections,
+    streams: StreamLog,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -157,8 +161,7 @@ impl XdsClient {
                 end = self.run_stream() => end,
             };
             let wait = self.backoff.next_wait();
-            let retry_in = format!("{:.1}s", wait.as_secs_f64());
-            tracing::warn!(server = %self.options.server, error = %end, %retry_in, "xDS stream failed, keeping the current limits and retrying");
+            self.streams.record_failure(&self.options.server, &end.to_string(), wait);
             tokio::select! {
                 () = publisher.closed() => return,
                 () = sleep(wait) => {}
@@ -200,6 +203,7 @@ impl XdsClient {
                 }
             };
             let Some(response) = response else { return Ok(()) };
+            self.streams.record_response(&self.options.server);
             let (version, nonce) = (response.version_info.clone(), response.nonce.clone());
             let Err(error) = self.apply_response(response).await else {
                 self.accept(version);
@@ -304,6 +308,14 @@ impl XdsClient {
     fn publish_config(&self, config: Config, warnings: Diagnostics, texts: &[TextFile]) {
         let (revision, domains) = (config.revision, config.domains.len());
         tracing::info!(%revision, domains, "limits loaded from the xDS server");
+        if !config.has_limits() {
+            let (resources, node_id) = (texts.len(), &*self.options.node_id);
+            tracing::warn!(
+                resources,
+                node_id,
+                "no limits are loaded, so every check is allowed: the resources from the xDS server have none"
+            );
+        }
         let now = (self.now)();
         self.sender.send_modify(|published| {
             published.config = Some(Arc::new(config));

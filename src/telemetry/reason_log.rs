@@ -18,6 +18,10 @@ const MAX_BEGINS: u32 = 4;
 /// The interval between two lines with the same reason, while its condition lasts.
 const LINE_INTERVAL: Duration = Duration::from_secs(60);
 
+/// The time without an occurrence after which the condition of a [`QuietLog`] ends. Successes
+/// between two occurrences are common.
+const QUIET_TIME: Duration = Duration::from_secs(10);
+
 /// The logged reasons of one condition.
 #[derive(Debug, Default)]
 pub struct ReasonLog(Vec<LoggedReason>);
@@ -32,6 +36,14 @@ struct LoggedReason {
     unlogged: u64,
     /// `true` if the condition has this reason, and the reason is logged.
     is_active: bool,
+}
+
+/// The log of a condition that has no end of its own. It ends with the first success after
+/// [`QUIET_TIME`] without an occurrence.
+#[derive(Debug, Default)]
+pub struct QuietLog {
+    reasons: ReasonLog,
+    last: Option<Instant>,
 }
 
 /// A log line that is due.
@@ -92,5 +104,31 @@ impl ReasonLog {
             is_active: true,
         });
         Some(DueLine { times: None })
+    }
+}
+
+impl QuietLog {
+    /// Creates the log of a condition that does not exist yet.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { reasons: ReasonLog::new(), last: None }
+    }
+
+    /// Counts an occurrence of `reason` at `now`. Returns its log line, if one is due.
+    pub fn count(&mut self, reason: &str, now: Instant) -> Option<DueLine> {
+        self.last = Some(now);
+        self.reasons.count(reason, now)
+    }
+
+    /// Records a success at `now`. Returns `true` if it ends the condition, which must be logged
+    /// then.
+    pub fn record_success(&mut self, now: Instant) -> bool {
+        if !self.last.is_some_and(|last| QUIET_TIME <= now - last) {
+            return false;
+        }
+        self.last = None;
+        let is_logged = self.reasons.is_begin_logged();
+        self.reasons.end();
+        is_logged
     }
 }

@@ -1,6 +1,7 @@
 //! Tests of limits from an xDS management server.
 
 mod fields;
+mod log_lines;
 mod reconnect;
 mod rejections;
 mod startup;

@@ -4,11 +4,11 @@ use std::net::TcpStream;
 use std::process::Command;
 use std::time::Duration;
 
+use crate::support::log_lines::few_lines_during;
 use crate::support::service::Service;
 use crate::support::waiting::until;
 
-/// The duration of the fault.
-const FAULT_TIME: Duration = Duration::from_secs(6);
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Sets the limit on open files of a running process.
 fn limit_files(service: &Service, limit: usize) {
@@ -34,9 +34,15 @@ fn a_lack_of_file_descriptors_is_logged_once_with_the_fix() {
         log => Err(log),
     })
     .unwrap();
-    std::thread::sleep(FAULT_TIME);
+    few_lines_during(&service, || {
+        // A full backlog refuses the connection.
+        let _connection = TcpStream::connect_timeout(&service.grpc, CONNECT_TIMEOUT);
+    });
     let log = service.log();
     let lines: Vec<_> = log.lines().filter(|line| line.contains("failed to accept")).collect();
-    assert!(lines.len() == 1 && lines[0].contains("ulimit -n"), "{log}");
+    for port in ["HTTP", "gRPC"] {
+        let of_port: Vec<_> = lines.iter().filter(|line| line.contains(port)).collect();
+        assert!(of_port.len() == 1 && of_port[0].contains("ulimit -n"), "{log}");
+    }
     drop(connections);
 }

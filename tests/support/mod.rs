@@ -7,6 +7,7 @@ pub mod dice;
 pub mod engine;
 pub mod faulty_store;
 pub mod http1;
+pub mod log_lines;
 pub mod ports;
 pub mod process;
 pub mod proxy;

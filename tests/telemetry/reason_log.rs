@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sluicegate::telemetry::reason_log::{DueLine, ReasonLog};
+use sluicegate::telemetry::reason_log::{DueLine, QuietLog, ReasonLog};
 use tokio::time::Instant;
 
 const FIRST: Option<DueLine> = Some(DueLine { times: None });
@@ -53,4 +53,16 @@ fn the_end_is_logged_only_after_a_logged_begin() {
         is_logged
     });
     assert_eq!(ends.count(), 4);
+}
+
+#[test]
+fn a_condition_without_its_own_end_ends_after_ten_quiet_seconds() {
+    let (_, at) = log();
+    let mut log = QuietLog::new();
+    assert!(!log.record_success(at(0)));
+    assert_eq!(log.count("refused", at(1)), FIRST);
+    assert_eq!(log.count("refused", at(5)), None);
+    assert!(!log.record_success(at(14)), "nine seconds");
+    assert!(log.record_success(at(15)));
+    assert!(!log.record_success(at(30)), "it has ended");
 }

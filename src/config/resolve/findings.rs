@@ -51,9 +51,23 @@ impl<'a> FileFindings<'a> {
         self.0.iter().any(|(_, findings)| findings.has_errors())
     }
 
-    /// Returns the location as `file:line:column`. Cost: linear in the length of the line.
+    /// Returns `, first in` and the place of the first occurrence. Returns nothing if both are in
+    /// one resource of an xDS server, which has no lines.
+    pub(crate) fn first_place(&self, first: FileSpan, second: FileSpan) -> String {
+        let source = self.0.get(first.file).map(|(source, _)| source);
+        if first.file == second.file && source.is_some_and(|source| source.is_one_line_json()) {
+            return String::new();
+        }
+        format!(", first in {}", self.place(first))
+    }
+
+    /// Returns the location as `file:line:column`, or the name of a resource of an xDS server.
+    /// Cost: linear in the length of the line.
     pub(crate) fn place(&self, at: FileSpan) -> String {
         self.0.get(at.file).map_or_else(String::new, |(source, _)| {
+            if source.is_one_line_json() {
+                return source.name.to_string();
+            }
             let location = source.locate(at.span);
             format!("{}:{}:{}", location.file, location.line, location.column)
         })

@@ -12,6 +12,7 @@
 
 pub mod api;
 mod connector;
+mod delivery_log;
 mod forwarder;
 mod message_codec;
 mod receiver;

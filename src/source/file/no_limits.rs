@@ -3,15 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use super::FileFilter;
-use crate::config::Config;
-
-/// Returns `true` if no rule of the configuration has a limit.
-pub(super) fn has_no_limits(config: &Config) -> bool {
-    config
-        .domains
-        .values()
-        .all(|domain| domain.tree.rules().len() == 0 && domain.tree.concurrency_limits().len() == 0)
-}
 
 /// Describes where limits were looked for, and whether the paths exist.
 pub(super) fn describe_paths(paths: &[PathBuf], filter: &FileFilter) -> String {

@@ -44,6 +44,7 @@ fn xds_reconnect_delays_double_and_reset_after_a_response() {
             ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "100ms"),
             ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "10s"),
             ("XDS_CLIENT_BACKOFF_JITTER", "false"),
+            ("LOG_LEVEL", "debug"),
         ],
     );
     let wait_for_requests = |requests: usize| {

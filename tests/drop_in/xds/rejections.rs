@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use sluicegate::source::xds::message::{RateLimitConfig, RateLimitDescriptor};
+
 use crate::support::waiting::{now, until};
 use crate::support::xds::Xds;
 
@@ -59,4 +61,33 @@ fn a_server_that_repeats_without_waiting_gets_delayed_nacks() {
     assert!((3..=5).contains(&nacks), "{nacks} NACKs");
     let lines = service.log().matches("limits from the xDS server rejected").count();
     assert_eq!(lines, 1, "{}", service.log());
+}
+
+#[test]
+fn a_rejected_duplicate_is_named_by_its_path_of_keys() {
+    let xds = Xds::start();
+    let _service = start(&xds, &[]);
+    // Two policies on one route.
+    let masked = |requests| RateLimitDescriptor {
+        value: "0.0.0.0/0".to_owned(),
+        rate_limit: None,
+        descriptors: vec![descriptor("remote_address", requests)],
+        ..descriptor("masked_remote_address", 1)
+    };
+    let route = RateLimitDescriptor {
+        value: "r".to_owned(),
+        rate_limit: None,
+        descriptors: vec![masked(15), masked(300)],
+        ..descriptor("r", 1)
+    };
+    xds.publish("1", &[domain("shop", vec![route])]);
+    let wanted = "resource shop: duplicate descriptor composite key \
+                  `shop.r_r.masked_remote_address_0.0.0.0/0`; merge the two descriptors";
+    assert_eq!(xds.wait_for_ack("1").1.as_deref(), Some(wanted));
+    xds.publish(
+        "2",
+        &[domain("d", vec![]), RateLimitConfig { name: "b".to_owned(), ..domain("d", vec![]) }],
+    );
+    let refused = xds.wait_for_ack("2").1.unwrap();
+    assert!(refused.starts_with("b: duplicate domain `d`, first in resource d; "), "{refused}");
 }

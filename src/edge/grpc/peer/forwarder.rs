@@ -74,7 +74,7 @@ impl ReleaseForwarder {
         networks: Networks,
     ) -> Self {
         Self {
-            sender: BatchSender { engine, trust, sequence: Arc::default() },
+            sender: BatchSender { engine, trust, sequence: Arc::default(), log: Arc::default() },
             networks,
             queue: posted,
             routes: HashMap::new(),

@@ -23,6 +23,7 @@ use tonic::transport::Channel;
 
 use super::api::peers_client::PeersClient;
 use super::api::{Batch, BatchResult, Updates};
+use super::delivery_log::DeliveryLog;
 use super::trust::PeerTrust;
 use super::{MAX_BATCH_MESSAGES, connector, message_codec};
 use crate::engine::Engine;
@@ -43,8 +44,6 @@ const RETRY_PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_m
 
 /// The largest number of messages in the queue to one replica: 8 batches.
 const QUEUE_CAPACITY: usize = 8 * MAX_BATCH_MESSAGES;
-
-const WARN_INTERVAL: Nanos = Nanos::from_secs(60);
 
 #[derive(Debug)]
 pub(super) struct QueuedMessage {
@@ -89,6 +88,7 @@ pub(super) struct BatchSender {
     /// All routes share it, so that a route that is removed and created again does not
     /// reuse its numbers. The other replica rejects a number that it already received.
     pub(super) sequence: Arc<AtomicU64>,
+    pub(super) log: Arc<DeliveryLog>,
 }
 
 /// The queue of releases and renewals to one incarnation of another replica.
@@ -99,7 +99,7 @@ impl PeerRoute {
     pub(super) fn start(peer: Peer, batches: &BatchSender) -> Self {
         let (sender, queue) = mpsc::channel(QUEUE_CAPACITY);
         let client = PeersClient::new(connector::channel(peer.address, Arc::clone(&batches.trust)));
-        let carrier = RouteTask { sender: batches.clone(), peer, client, queue, last_warned: None };
+        let carrier = RouteTask { sender: batches.clone(), peer, client, queue };
         // The task ends after the queue's sender is dropped. A panic of
         // the task closes the queue, which `is_closed` detects.
         drop(tokio::spawn(carrier.run()));
@@ -126,7 +126,6 @@ struct RouteTask {
     peer: Peer,
     client: PeersClient<Channel>,
     queue: mpsc::Receiver<QueuedMessage>,
-    last_warned: Option<Nanos>,
 }
 
 impl RouteTask {
@@ -149,11 +148,12 @@ impl RouteTask {
             }
             match self.send(&waiting).await {
                 Ok(receipt) => {
+                    self.sender.log.record_success();
                     apply_receipt(&mut waiting, &receipt);
                     pause = RETRY_PAUSES[0];
                 }
                 Err(error) => {
-                    self.warn_failed(&error);
+                    self.sender.log.record_failure(&self.peer, &error);
                     sleep(pause).await;
                     pause = (pause * 2).min(RETRY_PAUSES[1]);
                 }
@@ -186,20 +186,6 @@ impl RouteTask {
         let sent = timeout(BATCH_TIMEOUT, self.client.deliver(batch)).await;
         let late = || Err(Status::deadline_exceeded("timed out"));
         Ok(sent.unwrap_or_else(|_| late())?.into_inner())
-    }
-
-    fn warn_failed(&mut self, error: &Status) {
-        let now = self.sender.engine.clock().steady();
-        if self.last_warned.is_some_and(|warned_at| now.since(warned_at) < WARN_INTERVAL) {
-            return;
-        }
-        self.last_warned = Some(now);
-        tracing::warn!(
-            replica = &*self.peer.replica_name,
-            address = %self.peer.address,
-            error = error.message(),
-            "failed to forward releases, their permits expire after max_duration"
-        );
     }
 }
 

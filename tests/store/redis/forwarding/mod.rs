@@ -2,6 +2,7 @@
 
 mod drain;
 mod faults;
+mod log_lines;
 mod search;
 mod trust;
 
