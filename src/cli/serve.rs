@@ -578,6 +578,10 @@ fn reporting_options(settings: &Settings) -> ReplyOptions {
             .request_headers
             .then(|| headers::CompatHeaderNames::from_settings(settings)),
         dynamic_metadata: settings.answers.metadata,
+        denied_by_metadata: matches!(
+            settings.answers.denied_by,
+            settings::DeniedBy::Metadata | settings::DeniedBy::Both
+        ),
         allow_negative_hits: settings.limits.refunds,
     }
 }

@@ -45,7 +45,7 @@ pub struct Rule {
     pub metadata: Option<Arc<serde_json::Map<String, serde_json::Value>>>,
     /// The full path of the rule: the domain and the names of all levels, joined by dots. A name is
     /// `key` or `key_value`.
-    pub path: Box<str>,
+    pub path: Arc<str>,
     /// The file and line of the rule, for the command `explain`.
     pub location: Box<str>,
     /// The forced decision of an operator, if there is one.

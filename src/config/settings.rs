@@ -40,8 +40,8 @@ use std::sync::LazyLock;
 pub use block::SettingBlock;
 use block::{Block as _, SettingList};
 pub use choices::{
-    DescriptorValues, KeyFormat, LogFormat, LogLevel, MetricNames, OnHangup, OtlpProtocol,
-    Overrides, ResponseHeaders, StatsProtocol, StatsSink, WhenFull,
+    DeniedBy, DescriptorValues, KeyFormat, LogFormat, LogLevel, MetricNames, OnHangup,
+    OtlpProtocol, Overrides, ResponseHeaders, StatsProtocol, StatsSink, WhenFull,
 };
 pub use file_and_host::HostName;
 pub use list::{

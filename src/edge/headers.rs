@@ -10,6 +10,7 @@
 //! | three names from the settings | the binding limit | `answers.headers: compat` or `all` |
 //! | `RateLimit-Policy`: `"name";q=100;w=60` | limits that counted or denied | `draft` or `all` |
 //! | `RateLimit`: `"name";r=50;t=30` | the same limits in the same order | `draft` or `all` |
+//! | `x-sluicegate-denied-by` | the path of the rule | `answers.denied_by: header` or `both`, and denied |
 //! | `Retry-After` | the retry-after of the decision | `answers.retry_after: true`, and denied |
 //!
 //! Sources: envoyproxy/ratelimit for the three named headers; RFC 9110 §10.2.3 for `Retry-After`;
@@ -19,14 +20,17 @@ use std::fmt::{self, Write as _};
 
 use smallvec::SmallVec;
 
-use crate::config::settings::{ResponseHeaders, Settings};
-use crate::engine::Decision;
+use crate::config::settings::{DeniedBy, ResponseHeaders, Settings};
+use crate::engine::{ConcurrencyRejection, Decision};
 use crate::kernel::decision::{AppliedLimit, DescriptorDecision};
 use crate::kernel::units::Nanos;
 
 /// The header, and the key in dynamic metadata, with the name of the replica that decided.
 /// The release of the permits must reach this replica.
 pub const OWNER_KEY: &str = "x-sluicegate-owner";
+
+/// The header with the path of the rule that denied.
+pub const DENIED_BY: &str = "x-sluicegate-denied-by";
 
 /// The header with the seconds until the same check would be allowed.
 pub(super) const RETRY_AFTER: &str = "Retry-After";
@@ -49,6 +53,8 @@ pub struct RateLimitHeaders {
     pub draft: bool,
     /// Sends `Retry-After` with denials.
     pub retry_after: bool,
+    /// Sends [`DENIED_BY`] with denials.
+    pub denied_by: bool,
 }
 
 /// The names of the three rate limit headers of envoyproxy/ratelimit. They are sent as configured,
@@ -77,8 +83,8 @@ impl Default for CompatHeaderNames {
 pub type HeaderPair<'h> = (&'h str, String);
 
 impl RateLimitHeaders {
-    /// Returns the headers that the settings `answers.headers` and `answers.retry_after`
-    /// select.
+    /// Returns the headers that the settings `answers.headers`, `answers.retry_after` and
+    /// `answers.denied_by` select.
     #[must_use]
     pub fn from_settings(settings: &Settings) -> Self {
         let selected = settings.answers.headers;
@@ -89,6 +95,7 @@ impl RateLimitHeaders {
             draft: matches!(selected, ResponseHeaders::Draft | ResponseHeaders::All)
                 && !settings.answers.shadow_mode,
             retry_after: settings.answers.retry_after,
+            denied_by: matches!(settings.answers.denied_by, DeniedBy::Header | DeniedBy::Both),
         }
     }
 
@@ -106,7 +113,16 @@ impl RateLimitHeaders {
         if self.retry_after {
             headers.extend(retry_after_header(decision));
         }
+        if let Some(path) = decision.denied_by.as_deref().filter(|_| self.denied_by) {
+            headers.push((DENIED_BY, VisibleAscii(path).to_string()));
+        }
         headers
+    }
+
+    /// Returns [`DENIED_BY`] of a rejection by a concurrency limit.
+    #[must_use]
+    pub fn for_rejection(&self, rejection: &ConcurrencyRejection) -> Option<HeaderPair<'static>> {
+        self.denied_by.then(|| (DENIED_BY, VisibleAscii(&rejection.path).to_string()))
     }
 }
 
@@ -196,6 +212,19 @@ impl fmt::Display for StructuredString<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.bytes().try_for_each(|byte| match byte {
             b'"' | b'\\' => write!(f, "\\{}", char::from(byte)),
+            b' '..=b'~' => f.write_char(char::from(byte)),
+            _ => write!(f, "%{byte:02x}"),
+        })
+    }
+}
+
+/// A path whose control characters, bytes outside ASCII and `%` are percent-encoded.
+struct VisibleAscii<'a>(&'a str);
+
+impl fmt::Display for VisibleAscii<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.bytes().try_for_each(|byte| match byte {
+            b'%' => f.write_str("%25"),
             b' '..=b'~' => f.write_char(char::from(byte)),
             _ => write!(f, "%{byte:02x}"),
         })

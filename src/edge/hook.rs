@@ -88,7 +88,10 @@ pub async fn decide(
     timeout: Option<Nanos>,
 ) -> Result<AdmissionOutcome, HookError> {
     let valid_request = request.map_err(HookError::clone);
-    let check = valid_request.and_then(|request| Ok(convert::to_check(request, options)?));
+    let check = valid_request.and_then(|request| {
+        let check = convert::to_check(request, options);
+        Ok(check.inspect_err(|error| engine.log_refusal(&request.domain, error))?)
+    });
     let check = check.inspect_err(|_| record_without_permits(engine, id))?;
     let Some(id) = id else {
         let decision = engine.decide_within(&check, timeout).await?;

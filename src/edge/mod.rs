@@ -28,6 +28,8 @@ pub struct ReplyOptions {
     pub upstream_names: Option<headers::CompatHeaderNames>,
     /// Adds Envoy's `dynamic_metadata` to replies.
     pub dynamic_metadata: bool,
+    /// Adds the path of the rule that denied to `dynamic_metadata`.
+    pub denied_by_metadata: bool,
     /// Allows refunds (`is_negative_hits`). If `false`, a check with a refund is an error.
     pub allow_negative_hits: bool,
 }

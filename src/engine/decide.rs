@@ -37,6 +37,8 @@ pub struct Decision {
     /// After a denial, the wait until the same check would be allowed without other traffic.
     /// `None` if waiting does not help.
     pub retry_after: Option<Nanos>,
+    /// After a denial, the path of the rule that denied. `None` if a limit of the request denied.
+    pub denied_by: Option<Arc<str>>,
     /// `true` if global shadow mode turned a denial into an allowed check.
     pub is_shadowed: bool,
     /// The revision of the configuration that decided.
@@ -50,8 +52,8 @@ impl Decision {
     #[must_use]
     pub fn allow(revision: Revision, now: Nanos) -> Self {
         let (verdict, statuses) = (Verdict::Allow, LimitStatuses::new());
-        let (binding, retry_after, shadowed) = (None, None, false);
-        Self { verdict, statuses, binding, retry_after, is_shadowed: shadowed, revision, now }
+        let (binding, retry_after, denied_by, is_shadowed) = (None, None, None, false);
+        Self { verdict, statuses, binding, retry_after, denied_by, is_shadowed, revision, now }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Tests of rate limit response headers. Expected values follow the IETF draft
 //! `draft-ietf-httpapi-ratelimit-headers` and RFC 9651.
 
-use sluicegate::config::settings::{ResponseHeaders, Settings};
+use sluicegate::config::settings::{DeniedBy, ResponseHeaders, Settings};
 use sluicegate::edge::headers::{CompatHeaderNames, RateLimitHeaders};
 use sluicegate::engine::Decision;
 use sluicegate::kernel::decision::{
@@ -271,4 +271,27 @@ fn permanent_denials_have_no_retry_after() {
     assert_eq!(retry_after(Verdict::Deny, group).unwrap(), "4");
     let shadow = vec![over(3), never(SHADOW)];
     assert_eq!(retry_after(Verdict::Deny, shadow).unwrap(), "3");
+}
+
+#[test]
+fn denied_by_names_the_rule_only_in_denials() {
+    let headers = RateLimitHeaders { denied_by: true, ..RateLimitHeaders::default() };
+    let mut denial = decision(Verdict::Deny, vec![over(3)]);
+    denial.denied_by = Some("shop.path_/a b\"%\n\u{e9}".into());
+    let value = "shop.path_/a b\"%25%0a%c3%a9";
+    assert_eq!(sent(&headers, &denial), pairs([("x-sluicegate-denied-by", value)]));
+    assert!(sent(&headers, &decision(Verdict::Allow, vec![free(Reason::NoLimit)])).is_empty());
+    assert!(sent(&RateLimitHeaders::default(), &denial).is_empty());
+}
+
+#[test]
+fn the_setting_denied_by_selects_the_header() {
+    let words = [DeniedBy::None, DeniedBy::Header, DeniedBy::Metadata, DeniedBy::Both];
+    let has_header = words.map(|denied_by| {
+        let mut settings = Settings::default();
+        settings.answers.denied_by = denied_by;
+        RateLimitHeaders::from_settings(&settings).denied_by
+    });
+    assert_eq!(has_header, [false, true, false, true]);
+    assert_eq!(Settings::default().answers.denied_by, DeniedBy::Metadata);
 }

@@ -94,6 +94,7 @@ fn decision(verdict: Verdict, findings: Vec<DescriptorDecision>) -> Decision {
         verdict,
         binding: findings.iter().position(|finding| finding.limit.is_some()),
         retry_after,
+        denied_by: denied.then(|| "d.k".into()),
         is_shadowed: false,
         revision: Revision(1),
         now: Nanos(0),

@@ -26,6 +26,7 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
     }
     let headers = if reader.flag("LIMIT_RESPONSE_HEADERS_ENABLED") { "compat" } else { "none" };
     reader.put("LIMIT_RESPONSE_HEADERS_ENABLED", "answers.headers", headers.to_owned());
+    reader.put("RESPONSE_DYNAMIC_METADATA", "answers.denied_by", "none".to_owned());
     let jitter = reader.int("EXPIRATION_JITTER_MAX_SECONDS").max(0);
     reader.put("EXPIRATION_JITTER_MAX_SECONDS", "compat.store.expiry_jitter", format!("{jitter}s"));
     read_cache_size(reader);

@@ -111,6 +111,19 @@ choice! {
     }
 }
 choice! {
+    /// The places in which a denial names the path of its rule.
+    DeniedBy {
+        /// In no place.
+        None = "none",
+        /// In the header `x-sluicegate-denied-by`.
+        Header = "header",
+        /// In the key `denied_by` of dynamic metadata.
+        Metadata = "metadata",
+        /// In the header and in dynamic metadata.
+        Both = "both",
+    }
+}
+choice! {
     /// The effect of an override: a limit that the request carries.
     Overrides {
         /// The override replaces the configured limit.

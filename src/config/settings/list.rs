@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use super::block::{AnyValue, Block, SettingList, blocks};
 use super::{
-    AtLeastOne, CompatSettings, DescriptorValues, HostName, HostPort, LogFormat, LogLevel,
-    Networks, Overrides, ResponseHeaders, SecretText, StoreUrl, UnitFraction, WhenFull,
+    AtLeastOne, CompatSettings, DeniedBy, DescriptorValues, HostName, HostPort, LogFormat,
+    LogLevel, Networks, Overrides, ResponseHeaders, SecretText, StoreUrl, UnitFraction, WhenFull,
 };
 use crate::config::hooks::Hooks;
 use crate::kernel::units::Nanos;
@@ -239,6 +239,9 @@ blocks! {
         /// Return the descriptors of the check and the `metadata` of its rules as Envoy's dynamic
         /// metadata.
         metadata: bool = false, "switch";
+        /// Place in which a denial names the path of its rule: in the response header
+        /// `x-sluicegate-denied-by`, in the metadata (with `answers.metadata`), in both or in none.
+        denied_by: DeniedBy = DeniedBy::Metadata, "word";
         /// Decide and report all checks, but never deny (shadow mode for all limits).
         shadow_mode: bool = false, "switch";
     }

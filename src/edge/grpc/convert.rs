@@ -20,7 +20,7 @@ use envoy_types::pb::google::protobuf::Duration;
 
 use super::metadata;
 use crate::edge::ReplyOptions;
-use crate::edge::headers::{OWNER_KEY, RETRY_AFTER, RateLimitHeaders};
+use crate::edge::headers::{HeaderPair, OWNER_KEY, RETRY_AFTER, RateLimitHeaders};
 use crate::engine::{CheckError, ConcurrencyRejection, Decision, LimitStatus};
 use crate::kernel::decision::{
     AppliedLimit, Check, Cost, Descriptor, LimitOverride, Reason, Verdict,
@@ -144,9 +144,7 @@ pub fn to_response(
         statuses: decision.statuses.iter().map(descriptor_status).collect(),
         response_headers_to_add: header_values(&reporting.headers, decision),
         request_headers_to_add: upstream_headers(reporting, decision),
-        dynamic_metadata: reporting
-            .dynamic_metadata
-            .then(|| metadata::for_decision(request, decision)),
+        dynamic_metadata: metadata::for_reply(request, decision, reporting),
         ..RateLimitResponse::default()
     }
 }
@@ -165,6 +163,7 @@ pub(super) fn rejection_response(
     request: &RateLimitRequest,
     covered: &[usize],
     rejection: &ConcurrencyRejection,
+    options: &ReplyOptions,
 ) -> RateLimitResponse {
     let verdict = |descriptor: usize| {
         if covered.contains(&descriptor) { Verdict::Deny } else { Verdict::Allow }
@@ -175,10 +174,12 @@ pub(super) fn rejection_response(
     });
     let reject = &rejection.reject;
     let wait = reject.retry_after.map(retry_after_header);
+    let denied_by = options.headers.for_rejection(rejection).map(header_value);
     RateLimitResponse {
         overall_code: Code::OverLimit.into(),
         statuses: statuses.collect(),
-        response_headers_to_add: wait.into_iter().collect(),
+        response_headers_to_add: wait.into_iter().chain(denied_by).collect(),
+        dynamic_metadata: metadata::for_rejection(rejection, options),
         raw_body: reject.body.as_bytes().to_vec(),
         ..RateLimitResponse::default()
     }
@@ -195,16 +196,11 @@ pub(super) fn add_retry_after(reply: &mut RateLimitResponse, retry_after: Option
 
 fn retry_after_header(wait: Nanos) -> HeaderValue {
     let value = wait.as_secs_ceil().max(1).to_string();
-    HeaderValue { key: RETRY_AFTER.to_owned(), value, raw_value: Vec::new() }
+    header_value((RETRY_AFTER, value))
 }
 
 pub(super) fn add_owner(reply: &mut RateLimitResponse, owner: &str) {
-    let header = |key: &str, value: &str| HeaderValue {
-        key: key.to_owned(),
-        value: value.to_owned(),
-        raw_value: Vec::new(),
-    };
-    reply.response_headers_to_add.push(header(OWNER_KEY, owner));
+    reply.response_headers_to_add.push(header_value((OWNER_KEY, owner.to_owned())));
     metadata::add_owner(&mut reply.dynamic_metadata, owner);
 }
 
@@ -289,9 +285,9 @@ const fn wire_code(verdict: Verdict) -> Code {
 }
 
 fn header_values(headers: &RateLimitHeaders, decision: &Decision) -> Vec<HeaderValue> {
-    headers
-        .for_decision(decision)
-        .into_iter()
-        .map(|(key, value)| HeaderValue { key: key.to_owned(), value, raw_value: Vec::new() })
-        .collect()
+    headers.for_decision(decision).into_iter().map(header_value).collect()
+}
+
+fn header_value((key, value): HeaderPair<'_>) -> HeaderValue {
+    HeaderValue { key: key.to_owned(), value, raw_value: Vec::new() }
 }

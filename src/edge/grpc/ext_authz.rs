@@ -37,7 +37,7 @@ use crate::edge::ReplyOptions;
 use crate::edge::headers::RETRY_AFTER;
 use crate::edge::hook::{self, HookError};
 use crate::engine::concurrency::with_queue_time;
-use crate::engine::{AdmissionOutcome, Decision, Engine};
+use crate::engine::{AdmissionOutcome, ConcurrencyRejection, Decision, Engine};
 use crate::kernel::decision::Verdict;
 use crate::telemetry::event::{CheckAnswered, Event as _, Protocol, RequestCompleted};
 use crate::telemetry::trace;
@@ -70,9 +70,16 @@ impl AuthorizationService {
         match outcome {
             // Drops the permits here: the engine stores them under the request id.
             AdmissionOutcome::Decided(decision, _) => self.decision_response(request, &decision),
-            AdmissionOutcome::Rejected(rejection) => {
-                to_check_response(Code::ResourceExhausted, rejected_response(&rejection.reject))
-            }
+            AdmissionOutcome::Rejected(rejection) => self.rejection_response(&rejection),
+        }
+    }
+
+    fn rejection_response(&self, rejection: &ConcurrencyRejection) -> CheckResponse {
+        let denied_by = self.reporting.headers.for_rejection(rejection).map(header_option);
+        let response = rejected_response(&rejection.reject, denied_by);
+        CheckResponse {
+            dynamic_metadata: metadata::for_rejection(rejection, &self.reporting),
+            ..to_check_response(Code::ResourceExhausted, response)
         }
     }
 
@@ -84,10 +91,7 @@ impl AuthorizationService {
             Verdict::Deny => (Code::ResourceExhausted, denied_response(headers)),
         };
         CheckResponse {
-            dynamic_metadata: self
-                .reporting
-                .dynamic_metadata
-                .then(|| metadata::for_decision(request, decision)),
+            dynamic_metadata: metadata::for_reply(request, decision, &self.reporting),
             ..to_check_response(code, response)
         }
     }
@@ -263,11 +267,15 @@ fn add_owner(reply: &mut CheckResponse, owner: &str) {
     metadata::add_owner(&mut reply.dynamic_metadata, owner);
 }
 
-fn rejected_response(reject: &RejectReply) -> HttpResponse {
+fn rejected_response(reject: &RejectReply, denied_by: Option<HeaderValueOption>) -> HttpResponse {
     let wait = reject.retry_after.map(|wait| wait.as_secs_ceil().max(1).to_string());
     HttpResponse::DeniedResponse(DeniedHttpResponse {
         status: Some(HttpStatus { code: reject.status.into() }),
-        headers: wait.map(|wait| header_option((RETRY_AFTER, wait))).into_iter().collect(),
+        headers: wait
+            .map(|wait| header_option((RETRY_AFTER, wait)))
+            .into_iter()
+            .chain(denied_by)
+            .collect(),
         body: reject.body.to_string(),
     })
 }

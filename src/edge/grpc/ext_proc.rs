@@ -188,7 +188,7 @@ impl ExtProcService {
         let continue_reply = Reply::RequestHeaders(HeadersResponse::default());
         match result {
             Ok(AdmissionOutcome::Rejected(rejection)) => {
-                Ok((rejected_response(rejection), RequestPermits::default()))
+                Ok((self.rejected_response(&rejection), RequestPermits::default()))
             }
             Ok(AdmissionOutcome::Decided(decision, permits))
                 if decision.verdict == Verdict::Allow =>
@@ -232,7 +232,8 @@ impl ExtProcService {
         replies: &ProcessingReplySender,
     ) -> Result<AdmissionOutcome, HookError> {
         let request = request.as_ref().map_err(HookError::clone)?;
-        let check = convert::to_check(request, &self.reporting)?;
+        let check = convert::to_check(request, &self.reporting);
+        let check = check.inspect_err(|error| self.engine.log_refusal(&request.domain, error))?;
         Ok(self.admit_with_notice(&check, replies).await?)
     }
 
@@ -303,6 +304,16 @@ impl ExtProcService {
         let headers = self.reporting.headers.for_decision(decision);
         let headers = headers.into_iter().map(|(name, value)| header_option(name, value)).collect();
         immediate_response(429, headers, Vec::new(), "sluicegate_over_limit")
+    }
+
+    fn rejected_response(&self, rejection: &ConcurrencyRejection) -> Reply {
+        let reject = &rejection.reject;
+        let wait = reject.retry_after.map(|wait| wait.as_secs_ceil().max(1).to_string());
+        let wait = wait.map(|wait| ("retry-after", wait));
+        let headers = wait.into_iter().chain(self.reporting.headers.for_rejection(rejection));
+        let headers = headers.map(|(name, value)| header_option(name, value)).collect();
+        let details = format!("sluicegate_{}", rejection.reason.as_str());
+        immediate_response(reject.status, headers, reject.body.as_bytes().to_vec(), &details)
     }
 }
 
@@ -392,19 +403,6 @@ fn attribute<'r>(request: &'r ProcessingRequest, name: &str) -> Option<&'r Kind>
 fn without_port(address: &str) -> &str {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     host.trim_start_matches('[').trim_end_matches(']')
-}
-
-fn rejected_response(rejection: ConcurrencyRejection) -> Reply {
-    let reject = rejection.reject;
-    let wait = reject.retry_after.map(|wait| wait.as_secs_ceil().max(1).to_string());
-    let headers = wait.map(|wait| header_option("retry-after", wait)).into_iter().collect();
-    let body = reject.body.as_bytes().to_vec();
-    immediate_response(
-        reject.status,
-        headers,
-        body,
-        &format!("sluicegate_{}", rejection.reason.as_str()),
-    )
 }
 
 fn immediate_response(

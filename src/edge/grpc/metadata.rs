@@ -2,8 +2,10 @@
 //! allowed it.
 //!
 //! Guarantees:
-//! - The format is that of envoyproxy/ratelimit, plus `degraded` and the owner of permits.
+//! - The format is that of envoyproxy/ratelimit, plus `denied_by`, `degraded` and the owner of
+//!   permits.
 //! - If two rules have the same key, objects are merged; of other values, the first is used.
+//! - `denied_by` is present only in denials, and if `answers.denied_by` selects it.
 //! - `degraded` is present only if a fallback decided a descriptor.
 
 use std::collections::hash_map::Entry;
@@ -17,9 +19,13 @@ use envoy_types::pb::google::protobuf::{ListValue, Struct, Value};
 use serde_json::Value as Json;
 
 use crate::config::NON_FINITE_PREFIX;
+use crate::edge::ReplyOptions;
 use crate::edge::headers::OWNER_KEY;
-use crate::engine::{Decision, LimitStatus};
+use crate::engine::{ConcurrencyRejection, Decision, LimitStatus};
 use crate::kernel::decision::Verdict;
+
+/// The key with the path of the rule that denied.
+const DENIED_BY_KEY: &str = "denied_by";
 
 /// Builds the dynamic metadata of the decision on `request`, for later filters in Envoy.
 #[must_use]
@@ -38,6 +44,29 @@ pub fn for_decision(request: &RateLimitRequest, decision: &Decision) -> Struct {
         insert(&mut result, "degraded", to_list(decision.statuses.iter().map(fallback_reason)));
     }
     result
+}
+
+/// Builds the dynamic metadata of a decision as `options` select.
+pub(super) fn for_reply(
+    request: &RateLimitRequest,
+    decision: &Decision,
+    options: &ReplyOptions,
+) -> Option<Struct> {
+    let mut result = options.dynamic_metadata.then(|| for_decision(request, decision))?;
+    if let Some(path) = decision.denied_by.as_deref().filter(|_| options.denied_by_metadata) {
+        insert(&mut result, DENIED_BY_KEY, Kind::StringValue(path.to_owned()));
+    }
+    Some(result)
+}
+
+/// Builds the dynamic metadata of a rejection by a concurrency limit as `options` select.
+pub(super) fn for_rejection(
+    rejection: &ConcurrencyRejection,
+    options: &ReplyOptions,
+) -> Option<Struct> {
+    let mut result = Struct::default();
+    insert(&mut result, DENIED_BY_KEY, Kind::StringValue(rejection.path.to_string()));
+    Some(result).filter(|_| options.dynamic_metadata && options.denied_by_metadata)
 }
 
 /// Adds the name of the replica that owns the request's permits.

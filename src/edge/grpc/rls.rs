@@ -84,7 +84,10 @@ impl RateLimitService {
                 Ok(call) => {
                     with_queue_time(self.resolve((call, &request), caller_timeout(metadata))).await
                 }
-                Err(error) => (Err(error), Nanos(0)),
+                Err(error) => {
+                    self.engine.log_refusal(&request.domain, &error);
+                    (Err(error), Nanos(0))
+                }
             };
             self.finish(reply, (received_at, queue_time))
         }))
@@ -97,14 +100,14 @@ impl RateLimitService {
 
     /// Decides a check of rate limits only.
     async fn check(&self, request: &RateLimitRequest, timeout: Option<Nanos>) -> RlsReply {
-        let check = convert::to_check(request, &self.reporting)?;
+        let check = self.to_check(request)?;
         let decision = self.engine.decide_within(&check, timeout).await?;
         Ok(self.to_reply(request, &decision))
     }
 
     /// Decides a check as if each descriptor had one hit, and charges nothing.
     async fn peek(&self, request: &RateLimitRequest, timeout: Option<Nanos>) -> RlsReply {
-        let check = convert::to_check(request, &self.reporting)?;
+        let check = self.to_check(request)?;
         let decision = self.engine.peek(check, timeout).await?;
         let (mut reply, outcome) = self.to_reply(request, &decision);
         convert::add_retry_after(&mut reply, decision.retry_after);
@@ -142,7 +145,7 @@ impl RateLimitService {
         (id, covered): (&str, &[usize]),
         timeout: Option<Nanos>,
     ) -> RlsReply {
-        let check = convert::to_check(request, &self.reporting);
+        let check = self.to_check(request);
         let check = check.inspect_err(|_| self.engine.record_without_permits(id))?;
         let covered_descriptors =
             covered.iter().filter_map(|&index| check.descriptors.get(index).cloned());
@@ -152,9 +155,16 @@ impl RateLimitService {
         match self.engine.acquire((id, first_covered), &concurrency_check, &check, timeout).await? {
             AdmissionOutcome::Decided(decision, _) => Ok(self.to_reply(request, &decision)),
             AdmissionOutcome::Rejected(rejection) => {
-                Ok((convert::rejection_response(request, covered, &rejection), EdgeOutcome::Deny))
+                let reply =
+                    convert::rejection_response(request, covered, &rejection, &self.reporting);
+                Ok((reply, EdgeOutcome::Deny))
             }
         }
+    }
+
+    fn to_check<'r>(&self, request: &'r RateLimitRequest) -> Result<Check<'r>, CheckError> {
+        let check = convert::to_check(request, &self.reporting);
+        check.inspect_err(|error| self.engine.log_refusal(&request.domain, error))
     }
 
     fn to_reply(

@@ -31,6 +31,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use super::check_port::CheckPort;
 use super::response::text_response;
 use crate::config::hooks::{Hooks, RequestAttributes};
+use crate::edge::headers::HeaderPair;
 use crate::edge::hook::{self, HookError};
 use crate::engine::concurrency::{with_queue_slots, with_queue_time};
 use crate::engine::{AdmissionOutcome, CheckError, ConcurrencyRejection, Decision};
@@ -205,7 +206,7 @@ fn header_text(value: &HeaderValue) -> Cow<'_, str> {
 fn hook_response(port: &CheckPort, result: Result<&AdmissionOutcome, &HookError>) -> Response {
     match result {
         Ok(AdmissionOutcome::Decided(answer, _)) => decision_response(port, answer),
-        Ok(AdmissionOutcome::Rejected(rejection)) => rejection_response(rejection),
+        Ok(AdmissionOutcome::Rejected(rejection)) => rejection_response(port, rejection),
         Err(HookError::NoDescriptors) => StatusCode::OK.into_response(),
         Err(why @ HookError::NoHooks) => text_response(StatusCode::NOT_IMPLEMENTED, why),
         Err(why @ HookError::Rejected(CheckError::NoConfig | CheckError::StoreUnavailable(_))) => {
@@ -222,13 +223,17 @@ fn decision_response(port: &CheckPort, decision: &Decision) -> Response {
         let status = HeaderValue::from(StatusCode::TOO_MANY_REQUESTS.as_u16());
         response.headers_mut().insert(DENY_STATUS_HEADER, status);
     }
-    for (name, value) in port.reporting.headers.for_decision(decision) {
+    append_headers(&mut response, port.reporting.headers.for_decision(decision));
+    response
+}
+
+fn append_headers<'h>(response: &mut Response, headers: impl IntoIterator<Item = HeaderPair<'h>>) {
+    for (name, value) in headers {
         // Skips a header without a name, which the settings allow and HTTP/1 does not.
         if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
             response.headers_mut().append(name, value);
         }
     }
-    response
 }
 
 fn add_owner(port: &CheckPort, headers: &mut HeaderMap) {
@@ -238,9 +243,10 @@ fn add_owner(port: &CheckPort, headers: &mut HeaderMap) {
     }
 }
 
-fn rejection_response(rejection: &ConcurrencyRejection) -> Response {
+fn rejection_response(port: &CheckPort, rejection: &ConcurrencyRejection) -> Response {
     let reject = &rejection.reject;
     let mut response = Response::new(Body::empty());
+    append_headers(&mut response, port.reporting.headers.for_rejection(rejection));
     *response.status_mut() = StatusCode::FORBIDDEN;
     response.headers_mut().insert(DENY_STATUS_HEADER, HeaderValue::from(reject.status));
     if let Some(wait) = reject.retry_after {

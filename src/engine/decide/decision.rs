@@ -1,5 +1,7 @@
 //! Writes the decision of a check from the outcomes of its charges, and counts it once.
 
+use std::sync::Arc;
+
 use crate::engine::Engine;
 use crate::engine::decide::fallback;
 use crate::engine::decide::fallback::ChargeDecision;
@@ -60,6 +62,7 @@ impl Engine {
         decision.is_shadowed = self.policy.is_shadow && denied;
         if denied && !decision.is_shadowed {
             decision.verdict = Verdict::Deny;
+            decision.denied_by = denying_rule(plan, &decision);
             decision.retry_after = retry_after::retry_after(
                 plan,
                 &decision.statuses,
@@ -118,6 +121,17 @@ impl Engine {
         decision.reason == Reason::WithinLimit
             && near_limit_threshold(max_at_once, self.policy.near_limit_ratio) < used
     }
+}
+
+/// Returns the path of the rule whose denial the headers report, or else of the first rule that
+/// denied.
+fn denying_rule(plan: &CheckPlan<'_>, decision: &Decision) -> Option<Arc<str>> {
+    let has_denied = |index: &usize| {
+        decision.statuses.get(*index).is_some_and(|one| one.decision.verdict == Verdict::Deny)
+    };
+    let mut all = 0..decision.statuses.len();
+    let index = decision.binding.filter(has_denied).or_else(|| all.find(has_denied))?;
+    plan.descriptors.get(index)?.rule().map(|rule| Arc::clone(&rule.path))
 }
 
 /// Writes the status of one descriptor. `next` returns the charge of a charged descriptor, and its

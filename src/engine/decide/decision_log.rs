@@ -38,6 +38,11 @@ impl Engine {
         }
     }
 
+    /// Logs a check that was refused before its descriptors were read.
+    pub fn log_refusal(&self, domain: &str, error: &CheckError) {
+        tracing::debug!(domain = &*short_text(domain), %error, "check failed");
+    }
+
     /// Logs a check that a concurrency limit rejected.
     pub(in crate::engine) fn log_rejection(
         &self,

@@ -175,3 +175,19 @@ fn marked_non_finite_numbers_are_sent_as_numbers() {
     assert!(number(&list.values[0]).is_nan());
     assert_eq!(to_json(&rules.fields["text"]), "Infinity");
 }
+
+#[test]
+fn metadata_of_a_denial_names_the_rule_if_selected() {
+    let denied = decision(Verdict::Deny, vec![denied(per_minute(1, ""), Nanos::SECOND, ENFORCED)]);
+    let allowed = decision(Verdict::Allow, vec![ok()]);
+    let key = |answer: &Decision, dynamic_metadata, denied_by_metadata| {
+        let options =
+            ReplyOptions { dynamic_metadata, denied_by_metadata, ..ReplyOptions::default() };
+        let reply = convert::to_response(&request(vec![]), answer, &options);
+        reply.dynamic_metadata.and_then(|metadata| fields(&metadata).get("denied_by").cloned())
+    };
+    assert_eq!(key(&denied, true, true), Some(json!("d.k")));
+    for none in [key(&denied, true, false), key(&denied, false, true), key(&allowed, true, true)] {
+        assert_eq!(none, None);
+    }
+}

@@ -4,6 +4,7 @@
 mod access_log;
 mod connections;
 mod convert;
+mod denied_by;
 mod ext_authz;
 mod ext_proc;
 mod metadata;
@@ -81,13 +82,21 @@ async fn served(engine: Arc<Engine>, ready: Readiness) -> Served {
 }
 
 pub(crate) async fn served_with(engine: Arc<Engine>, ready: Readiness, hooks: Hooks) -> Served {
+    served_with_options(engine, ready, (hooks, ReplyOptions::default())).await
+}
+
+async fn served_with_options(
+    engine: Arc<Engine>,
+    ready: Readiness,
+    (hooks, reporting): (Hooks, ReplyOptions),
+) -> Served {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let health = Health::new(ready);
     let (stop, stopped) = oneshot::channel::<()>();
     let grpc = GrpcPort {
         engine,
-        reporting: ReplyOptions::default(),
+        reporting,
         health: health.clone(),
         hooks: Arc::new(hooks),
         reflection: true,

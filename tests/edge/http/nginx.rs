@@ -36,7 +36,7 @@ pub fn hooks(other: &str) -> Hooks {
 
 fn port(engine: Arc<Engine>, hooks: Hooks) -> Router {
     let headers =
-        RateLimitHeaders { draft: true, retry_after: true, ..RateLimitHeaders::default() };
+        RateLimitHeaders { draft: true, retry_after: true, denied_by: true, compat_names: None };
     let reporting = ReplyOptions { headers, ..ReplyOptions::default() };
     router(CheckPort {
         engine,
@@ -79,11 +79,16 @@ async fn denials_return_403_with_headers_for_the_client() {
         assert_eq!(status, 200);
         assert_eq!(headers["ratelimit-policy"], "\"lim\";q=2;w=60");
         assert_eq!(headers["ratelimit"], format!("\"lim\";r={left};t=60"));
-        assert!(!headers.contains_key("x-deny-status") && !headers.contains_key("retry-after"));
+        for absent in ["x-deny-status", "retry-after", "x-sluicegate-denied-by"] {
+            assert!(!headers.contains_key(absent), "{absent}");
+        }
     }
     let (status, headers, _) = check(&router, &with(&[("x-key", "v")])).await;
     assert_eq!((status, &headers["x-deny-status"]), (403, &"429".parse().unwrap()));
-    assert_eq!(headers["retry-after"], "60");
+    assert_eq!(
+        (&headers["retry-after"], &headers["x-sluicegate-denied-by"]),
+        (&"60".parse().unwrap(), &"d.k".parse().unwrap())
+    );
     assert_eq!(headers["ratelimit"], "\"lim\";r=0;t=60");
 }
 

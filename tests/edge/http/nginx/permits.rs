@@ -50,6 +50,7 @@ async fn a_denied_permit_returns_the_configured_rejection() {
         (&headers["retry-after"], &headers["x-deny-body"]),
         (&"2".parse().unwrap(), &"busy".parse().unwrap())
     );
+    assert_eq!(headers["x-sluicegate-denied-by"], "d.k");
     engine.release(ID.1, None, RequestOutcome::Success, None);
     assert_eq!(self::status(&router, &[("x-key", "v"), other]).await, 200);
 }
