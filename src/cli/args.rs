@@ -73,8 +73,11 @@ pub struct SettingFlags {
 #[derive(Debug, Args)]
 pub struct ValidateArgs {
     /// Files and directories of limits, also in Kubernetes manifests; `-` is standard input.
-    #[arg(required = true, value_name = "PATH")]
+    #[arg(required_unless_present = "envoy_filter", value_name = "PATH")]
     pub paths: Vec<PathBuf>,
+    /// Envoy configuration: explain what the failure mode of each filter does to the limits.
+    #[arg(long, value_name = "FILE")]
+    pub envoy_filter: Vec<PathBuf>,
     /// Output format of the findings.
     #[arg(long, value_enum, default_value_t = FindingsFormat::Text)]
     pub format: FindingsFormat,

@@ -9,8 +9,10 @@ use super::args::{FindingsFormat, ValidateArgs};
 use super::limits_input::read_limits_files;
 use super::{CommandOutcome, Terminal};
 use crate::config::diagnostic::{Code, Diagnostic, Diagnostics, SeverityCounts};
+use crate::config::envoy_filter::explain_failure_modes;
 use crate::config::load;
 use crate::kernel::units::Revision;
+use crate::source::file::read_tree;
 
 const SARIF: &str = "https://json.schemastore.org/sarif-2.1.0.json";
 
@@ -18,17 +20,13 @@ pub(super) fn validate(
     args: &ValidateArgs,
     terminal: &mut Terminal<'_>,
 ) -> io::Result<CommandOutcome> {
-    let files = match read_limits_files(&args.paths) {
-        Ok(files) => files,
+    let report = match examine(args) {
+        Ok(report) => report,
         Err(message) => {
             writeln!(terminal.err, "{message}")?;
             return Ok(CommandOutcome::Failed);
         }
     };
-    let named_files = files.iter().map(|file| (&*file.name, &*file.bytes));
-    let loaded = load(named_files, Revision::default(), args.merge_domains);
-    let findings = loaded.map_or_else(|findings| findings, |(_, warnings)| warnings);
-    let report = CheckReport { findings, files: files.len() };
     match args.format {
         FindingsFormat::Text => report.print_text(terminal.out)?,
         FindingsFormat::Json => writeln!(terminal.out, "{:#}", report.to_json())?,
@@ -37,6 +35,20 @@ pub(super) fn validate(
     let SeverityCounts { errors, warnings, .. } = report.findings.counts();
     let has_failed = errors > 0 || (args.warnings_as_errors && warnings > 0);
     Ok(if has_failed { CommandOutcome::Negative } else { CommandOutcome::Success })
+}
+
+/// Examines the files of limits and the Envoy configurations.
+fn examine(args: &ValidateArgs) -> Result<CheckReport, String> {
+    let files = if args.paths.is_empty() { Vec::new() } else { read_limits_files(&args.paths)? };
+    let envoy_files =
+        read_tree(&args.envoy_filter).map_err(|error| format!("error: {}", error.with_cause()))?;
+    let named_files = files.iter().map(|file| (&*file.name, &*file.bytes));
+    let loaded = load(named_files, Revision::default(), args.merge_domains);
+    let mut findings = loaded.map_or_else(|findings| findings, |(_, warnings)| warnings);
+    for file in &envoy_files {
+        findings.append(explain_failure_modes(&file.name, &file.bytes));
+    }
+    Ok(CheckReport { findings, files: files.len() + envoy_files.len() })
 }
 
 struct CheckReport {

@@ -399,6 +399,10 @@ codes! {
         "none needed; see [`colocate`](../limits.md#several-descriptors-in-one-check)",
     LeaseForecast = N41 "the expected store calls of a leased limit"
         "none needed; see [leases](../leases.md)",
+    FailsOpen = N42 "an Envoy filter that fails open"
+        "see [fail-open](../fleet.md#fail-open-in-envoy)",
+    FailsClosed = N43 "an Envoy filter that fails closed"
+        "none needed; see [fail-open](../fleet.md#fail-open-in-envoy)",
 }
 
 impl Code {

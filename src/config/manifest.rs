@@ -51,7 +51,7 @@ enum DocumentKind {
 }
 
 /// Returns the position of each document of a YAML text, with its `---`.
-fn document_ranges(text: &str) -> Vec<Range<usize>> {
+pub(super) fn document_ranges(text: &str) -> Vec<Range<usize>> {
     let mut starts = vec![0];
     let mut at = 0;
     for line in text.split_inclusive('\n') {
@@ -189,7 +189,7 @@ fn pairs(tree: &YamlTree<'_>, node: YamlId) -> impl Iterator<Item = (YamlId, Yam
     tree.pairs(node).filter(move |_| is_mapping)
 }
 
-fn field(tree: &YamlTree<'_>, mapping: YamlId, name: &str) -> Option<YamlId> {
+pub(super) fn field(tree: &YamlTree<'_>, mapping: YamlId, name: &str) -> Option<YamlId> {
     let is_key = |key| tree.scalar(key).is_some_and(|(text, _)| text == name);
     pairs(tree, mapping).find(|(key, _)| is_key(*key)).map(|(_, value)| value)
 }

@@ -13,6 +13,7 @@ pub mod concurrency;
 mod describe;
 pub mod descriptor_text;
 pub mod diagnostic;
+pub mod envoy_filter;
 pub mod explain;
 pub mod forced_decision;
 pub mod hooks;

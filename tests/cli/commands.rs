@@ -108,6 +108,19 @@ fn json_and_sarif_count_findings_that_they_omit() {
 }
 
 #[test]
+fn validate_explains_the_failure_modes_of_an_envoy_configuration() {
+    let file = "config/envoy/ext_proc.yaml";
+    let (outcome, out, err) = run(&["validate", "--envoy-filter", file]);
+    assert_eq!((outcome, &*err), (CommandOutcome::Success, ""));
+    assert!(out.contains("note[N42] this ext_proc filter fails open"), "{out}");
+    assert!(out.ends_with("0 findings in 1 file: 0 errors, 0 warnings; 1 note\n"), "{out}");
+    let (_, out, _) = run(&["validate", "config/limits", "--envoy-filter", file]);
+    assert!(out.contains("note[N42]"), "{out}");
+    let (outcome, _, err) = run(&["validate", "--envoy-filter", "nowhere.yaml"]);
+    assert!(outcome == CommandOutcome::Failed && err.contains("nowhere.yaml"), "{err}");
+}
+
+#[test]
 fn check_prints_one_line_for_valid_files() {
     let (outcome, out, err) = run(&["validate", "config/limits"]);
     assert_eq!((outcome, err.as_str()), (CommandOutcome::Success, ""));

@@ -4,6 +4,7 @@ mod bad;
 mod calendar;
 mod concurrency;
 mod diagnostic;
+mod envoy_filter;
 mod explain;
 mod incomplete;
 mod lint;

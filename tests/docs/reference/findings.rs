@@ -16,8 +16,9 @@ use sluicegate::kernel::units::Revision;
 
 use super::{assert_page, root};
 
-/// Codes whose example would be too large for a page.
-const WITHOUT_EXAMPLE: [Code; 3] = [Code::TooLarge, Code::TooDeep, Code::TooMany];
+/// Codes whose example would be too large for a page, or is no limits file.
+const WITHOUT_EXAMPLE: [Code; 5] =
+    [Code::TooLarge, Code::TooDeep, Code::TooMany, Code::FailsOpen, Code::FailsClosed];
 
 const HEAD: &str = "\
 # Findings
