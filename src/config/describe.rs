@@ -136,7 +136,7 @@ pub fn strategy_keyword(strategy: &Strategy) -> &'static str {
 /// with 503`.
 impl fmt::Display for ConcurrencyLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LimiterConfig { limit, adaptive, queue: waiting } = &self.rules;
+        let LimiterConfig { limit, adaptive, queue: waiting, .. } = &self.rules;
         write!(f, "{limit} in flight")?;
         if let Some(AdaptiveConfig { algorithm: law, min, max }) = adaptive {
             write!(

@@ -49,7 +49,7 @@ fn concurrency_block_sets_limit_queue_and_rejection() {
     let adaptive = Some(AdaptiveConfig { algorithm: AdaptiveAlgorithm::Aimd, min: 8, max: 512 });
     let timeout = Nanos(300 * Nanos::MILLI.0);
     let waiting = Some(QueueConfig { size: 100, timeout });
-    assert_eq!(all.rules, LimiterConfig { limit: 64, adaptive, queue: waiting });
+    assert_eq!(all.rules, LimiterConfig { adaptive, queue: waiting, ..LimiterConfig::fixed(64) });
     let retry_after = Some(Nanos(1_500 * Nanos::MILLI.0));
     assert_eq!(
         all.reject,

@@ -60,7 +60,7 @@ impl ConcurrencyReader<'_, '_, '_> {
         // function.
         let adaptive = adaptive.map_or(Some(None), |read| read.map(Some))?;
         let queue = queue.map_or(Some(None), |read| read.map(Some))?;
-        let rules = LimiterConfig { limit: limit?, adaptive, queue };
+        let rules = LimiterConfig { adaptive, queue, ..LimiterConfig::fixed(limit?) };
         let (max_duration, reject) = (max_duration?, reject?);
         Some(ConcurrencySettings { rules, mode, on_store_failure, max_duration, reject })
     }

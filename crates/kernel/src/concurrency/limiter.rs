@@ -33,7 +33,7 @@ use smallvec::SmallVec;
 use super::adaptive::{AdaptiveConfig, AdaptiveLimit, FleetShare, LatencySample};
 use super::in_flight::InFlightPermits;
 use super::queue::WaitQueue;
-use super::{Permit, QueueTicket, RequestOutcome};
+use super::{OverloadAnswers, Permit, QueueTicket, RequestOutcome};
 use crate::units::Nanos;
 
 /// The configuration of one concurrency limit.
@@ -45,13 +45,15 @@ pub struct LimiterConfig {
     pub adaptive: Option<AdaptiveConfig>,
     /// The queue of waiting requests; `None` denies a request at once when the limit is reached.
     pub queue: Option<QueueConfig>,
+    /// The answers of the backend that mean overload. The caller classifies each answer by them.
+    pub overloaded_by: OverloadAnswers,
 }
 
 impl LimiterConfig {
     /// A constant `limit` without a queue.
     #[must_use]
     pub const fn fixed(limit: u32) -> Self {
-        Self { limit, adaptive: None, queue: None }
+        Self { limit, adaptive: None, queue: None, overloaded_by: OverloadAnswers::DEFAULT }
     }
 }
 
