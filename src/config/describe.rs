@@ -13,7 +13,9 @@ use super::concurrency::{
     ConcurrencyFallback, ConcurrencyLimit, DEFAULT_MAX_DURATION, RejectReply,
 };
 use super::resolve::keywords;
+use super::resolve::overload_answers::AnswerListText;
 use super::{Calendar, FallbackMode, Limit, LimitMode, LimitWindow, Rule};
+use crate::kernel::concurrency::OverloadAnswers;
 use crate::kernel::concurrency::adaptive::AdaptiveConfig;
 use crate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
 use crate::kernel::lease::sizer::LeaseSizing;
@@ -136,7 +138,7 @@ pub fn strategy_keyword(strategy: &Strategy) -> &'static str {
 /// with 503`.
 impl fmt::Display for ConcurrencyLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LimiterConfig { limit, adaptive, queue: waiting, .. } = &self.rules;
+        let LimiterConfig { limit, adaptive, queue: waiting, overloaded_by } = &self.rules;
         write!(f, "{limit} in flight")?;
         if let Some(AdaptiveConfig { algorithm: law, min, max }) = adaptive {
             write!(
@@ -144,6 +146,9 @@ impl fmt::Display for ConcurrencyLimit {
                 ", {} from {min} to {max}",
                 keywords::keyword_of(keywords::ALGORITHMS, *law)
             )?;
+        }
+        if *overloaded_by != OverloadAnswers::DEFAULT {
+            write!(f, ", overloaded by [{}]", AnswerListText(overloaded_by))?;
         }
         if let Some(QueueConfig { size, timeout }) = waiting {
             write!(f, ", queue of {size} for {timeout}")?;

@@ -1,6 +1,7 @@
 //! Tests of the block `concurrency` in limits files: the meaning of its fields, and refused values.
 
 use sluicegate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode, RejectReply};
+use sluicegate::kernel::concurrency::OverloadAnswers;
 use sluicegate::kernel::concurrency::adaptive::{AdaptiveAlgorithm, AdaptiveConfig};
 use sluicegate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
 use sluicegate::kernel::units::Nanos;
@@ -64,6 +65,43 @@ fn concurrency_block_sets_limit_queue_and_rejection() {
         bounds(2000),
         Some(AdaptiveConfig { algorithm: AdaptiveAlgorithm::Gradient, min: 1, max: 2000 })
     );
+}
+
+#[test]
+fn overloaded_by_lists_the_answers_that_mean_overload() {
+    let list = |items: &str| {
+        let fields = format!("limit: 64, mode: local, adaptive: {{overloaded_by: {items}}}");
+        let limit = ceiling(&fields);
+        (limit.rules.overloaded_by, limit.to_string())
+    };
+    let own = OverloadAnswers::NONE.with_http(429..=429).with_http(503..=503).with_grpc(14);
+    for (items, answers, text) in [
+        ("", OverloadAnswers::DEFAULT, ""),
+        ("[5xx, 429, UNAVAILABLE, RESOURCE_EXHAUSTED]", OverloadAnswers::DEFAULT, ""),
+        ("[]", OverloadAnswers::NONE, ", overloaded by []"),
+        ("[429, 503, UNAVAILABLE]", own, ", overloaded by [429, 503, UNAVAILABLE]"),
+        ("['503', UNAVAILABLE, 429, 429]", own, ", overloaded by [429, 503, UNAVAILABLE]"),
+        ("[4xx]", OverloadAnswers::NONE.with_http(400..=499), ", overloaded by [4xx]"),
+    ] {
+        let (found, shown) = list(items);
+        assert_eq!(found, answers, "{items}");
+        let wanted = format!("64 in flight, gradient from 1 to 1000{text}, mode local");
+        assert!(shown.starts_with(&wanted), "{shown}\nwanted {wanted}");
+    }
+}
+
+#[test]
+fn invalid_items_of_overloaded_by_are_reported() {
+    let assert = |items: &str, expected: &[&str]| {
+        assert_findings(&format!("limit: 1, adaptive: {{overloaded_by: {items}}}"), expected);
+    };
+    assert("[399]", &["E29 `overloaded_by: 399` is not an answer"]);
+    assert("[600, 429]", &["E29 `overloaded_by: 600` is not an answer"]);
+    assert("[OK]", &["E29 `overloaded_by: OK` is not an answer"]);
+    assert("[3xx, unavailable]", &["E29 `overloaded_by: 3xx`", "E29 `overloaded_by: unavailable`"]);
+    assert("429", &["E10 `overloaded_by` must be a list, not an integer: `429`"]);
+    assert("[[429]]", &["E10 `overloaded_by` must be text, not a list"]);
+    assert("[4.5]", &["E09 `overloaded_by: 4.5` is a number with a fraction"]);
 }
 
 #[test]

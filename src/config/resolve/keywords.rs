@@ -87,6 +87,30 @@ pub(crate) const ALGORITHMS: &Keywords<AdaptiveAlgorithm> = &[
     ("aimd", AdaptiveAlgorithm::Aimd),
 ];
 
+/// The classes of HTTP statuses in `overloaded_by`.
+pub(crate) const STATUS_CLASSES: &Keywords<(u16, u16)> =
+    &[("4xx", (400, 499)), ("5xx", (500, 599))];
+
+/// The gRPC codes of errors, by the names of the gRPC specification.
+pub(crate) const GRPC_CODES: &Keywords<u8> = &[
+    ("CANCELLED", 1),
+    ("UNKNOWN", 2),
+    ("INVALID_ARGUMENT", 3),
+    ("DEADLINE_EXCEEDED", 4),
+    ("NOT_FOUND", 5),
+    ("ALREADY_EXISTS", 6),
+    ("PERMISSION_DENIED", 7),
+    ("RESOURCE_EXHAUSTED", 8),
+    ("FAILED_PRECONDITION", 9),
+    ("ABORTED", 10),
+    ("OUT_OF_RANGE", 11),
+    ("UNIMPLEMENTED", 12),
+    ("INTERNAL", 13),
+    ("UNAVAILABLE", 14),
+    ("DATA_LOSS", 15),
+    ("UNAUTHENTICATED", 16),
+];
+
 pub(crate) const FALLBACK_MODES: &Keywords<FallbackMode> = &[
     ("error", FallbackMode::Error),
     ("allow", FallbackMode::Allow),
