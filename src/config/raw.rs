@@ -272,6 +272,10 @@ pub struct Adaptive {
     /// `5xx`, `RESOURCE_EXHAUSTED` and `UNAVAILABLE`.
     #[schemars(schema_with = "schema::overloaded_by")]
     pub overloaded_by: Option<Spanned<Vec<Spanned<String>>>>,
+    /// The effect of a `Retry-After` in such an answer. `honour`: the limit does not grow for that
+    /// time, at most 60 s. Default: `ignore`.
+    #[schemars(schema_with = "schema::retry_after_rule")]
+    pub retry_after: Option<Spanned<String>>,
 }
 
 /// The queue of requests that wait for a permit.

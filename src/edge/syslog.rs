@@ -120,6 +120,7 @@ pub fn parse_release(datagram: &[u8]) -> Option<SyslogRelease<'_>> {
             http: Some(status),
             grpc: None,
             has_latency: is_complete,
+            retry_after: None,
         }),
     };
     Some(SyslogRelease { id, owner, outcome, rtt })

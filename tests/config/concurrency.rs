@@ -1,9 +1,9 @@
 //! Tests of the block `concurrency` in limits files: the meaning of its fields, and refused values.
 
 use sluicegate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode, RejectReply};
-use sluicegate::kernel::concurrency::OverloadAnswers;
 use sluicegate::kernel::concurrency::adaptive::{AdaptiveAlgorithm, AdaptiveConfig};
 use sluicegate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
+use sluicegate::kernel::concurrency::{OverloadAnswers, RetryAfterRule};
 use sluicegate::kernel::units::Nanos;
 
 use super::{find, findings, line, load, load_clean};
@@ -88,6 +88,20 @@ fn overloaded_by_lists_the_answers_that_mean_overload() {
         let wanted = format!("64 in flight, gradient from 1 to 1000{text}, mode local");
         assert!(shown.starts_with(&wanted), "{shown}\nwanted {wanted}");
     }
+}
+
+#[test]
+fn retry_after_of_an_adaptive_limit_is_ignored_by_default() {
+    let limit = |fields: &str| ceiling(&format!("limit: 64, mode: local, adaptive: {{{fields}}}"));
+    assert_eq!(limit("").rules.retry_after, RetryAfterRule::Ignore);
+    assert_eq!(limit("retry_after: ignore").rules.retry_after, RetryAfterRule::Ignore);
+    let honoured = limit("retry_after: honour");
+    assert_eq!(honoured.rules.retry_after, RetryAfterRule::Honour);
+    assert!(honoured.to_string().contains(", retry after honour"), "{honoured}");
+    assert_findings(
+        "limit: 1, adaptive: {retry_after: honor}",
+        &["E29 `retry_after: honor` is not a valid value"],
+    );
 }
 
 #[test]

@@ -131,6 +131,8 @@ pub struct Answer {
     pub http_status: ::core::option::Option<u32>,
     #[prost(uint32, optional, tag = "2")]
     pub grpc_status: ::core::option::Option<u32>,
+    #[prost(uint64, optional, tag = "3")]
+    pub retry_after_us: ::core::option::Option<u64>,
 }
 /// The result of a release.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -94,7 +94,8 @@ fields! {
         Algorithm => algorithm,
         Min => min,
         Max => max,
-        OverloadedBy => overloaded_by
+        OverloadedBy => overloaded_by,
+        RetryAfter => retry_after
     }
     Queue (span, is_incomplete) { Size => size, Timeout => timeout }
     Reject (span) { Status => status, RetryAfter => retry_after, Body => body }

@@ -83,6 +83,10 @@ pub(super) fn algorithm(_: &mut SchemaGenerator) -> Schema {
     one_of(keywords::ALGORITHMS.iter().map(|&(word, _)| word))
 }
 
+pub(super) fn retry_after_rule(_: &mut SchemaGenerator) -> Schema {
+    one_of(keywords::RETRY_AFTER_RULES.iter().map(|&(word, _)| word))
+}
+
 pub(super) fn overloaded_by(_: &mut SchemaGenerator) -> Schema {
     let words = keywords::STATUS_CLASSES.iter().map(|(word, _)| *word);
     let words: Vec<&str> =

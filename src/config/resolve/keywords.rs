@@ -11,6 +11,7 @@ use jiff::civil::Weekday;
 use crate::config::concurrency::{self, ConcurrencyFallback};
 use crate::config::settings::nearest;
 use crate::config::{ChargePolicy, FallbackMode, Unit};
+use crate::kernel::concurrency::RetryAfterRule;
 use crate::kernel::concurrency::adaptive::AdaptiveAlgorithm;
 
 /// The permitted keywords of one field, each with its meaning.
@@ -86,6 +87,10 @@ pub(crate) const ALGORITHMS: &Keywords<AdaptiveAlgorithm> = &[
     ("gradient2", AdaptiveAlgorithm::Gradient2),
     ("aimd", AdaptiveAlgorithm::Aimd),
 ];
+
+/// The keywords of `retry_after` in an `adaptive` block.
+pub(crate) const RETRY_AFTER_RULES: &Keywords<RetryAfterRule> =
+    &[("ignore", RetryAfterRule::Ignore), ("honour", RetryAfterRule::Honour)];
 
 /// The classes of HTTP statuses in `overloaded_by`.
 pub(crate) const STATUS_CLASSES: &Keywords<(u16, u16)> =

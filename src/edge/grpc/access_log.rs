@@ -46,6 +46,9 @@ use crate::telemetry::event::{EdgeOutcome as Counted, Event as _, Protocol, Requ
 /// The namespace of the `ext_authz` filter in Envoy's dynamic metadata.
 const EXT_AUTHZ: &str = "envoy.filters.http.ext_authz";
 
+/// The header with the time that the upstream asks clients to wait.
+const RETRY_AFTER: &str = "retry-after";
+
 /// The header or trailer with the gRPC status.
 const GRPC_STATUS: &str = "grpc-status";
 
@@ -268,7 +271,7 @@ pub fn entry_event(entry: &HttpAccessLogEntry) -> EntryEvent {
 }
 
 /// Returns the upstream's answer, or [`RequestOutcome::Ignored`] if the client disconnected or Envoy
-/// itself responded. The gRPC status is known only if Envoy logs the header or trailer.
+/// itself responded. The gRPC status and `Retry-After` are known only if Envoy logs them.
 fn upstream_outcome(
     entry: &HttpAccessLogEntry,
     common: &AccessLogCommon,
@@ -289,12 +292,14 @@ fn upstream_outcome(
 
 fn upstream_answer(response: &HttpResponseProperties) -> UpstreamAnswer {
     let code = response.response_code.unwrap_or_default().value;
+    let retry_after = response.response_headers.get(RETRY_AFTER);
     let grpc = response.response_trailers.get(GRPC_STATUS);
     let grpc = grpc.or_else(|| response.response_headers.get(GRPC_STATUS));
     UpstreamAnswer {
         http: Some(u16::try_from(code).unwrap_or_default()),
         grpc: grpc.and_then(|code| code.parse().ok()),
         has_latency: true,
+        retry_after: retry_after.and_then(|wait| hook::parse_retry_after(wait)),
     }
 }
 

@@ -232,7 +232,8 @@ fn parse_answer(answer: &api::Answer) -> Result<UpstreamAnswer, Status> {
         return Err(Status::invalid_argument("answer needs http_status or grpc_status"));
     }
     let grpc = answer.grpc_status.map(|code| u8::try_from(code).unwrap_or(u8::MAX));
-    Ok(UpstreamAnswer { http, grpc, has_latency: true })
+    let retry_after = answer.retry_after_us.map(from_micros);
+    Ok(UpstreamAnswer { http, grpc, has_latency: true, retry_after })
 }
 
 /// Converts the engine's result to a reply. A client with permits must renew them within

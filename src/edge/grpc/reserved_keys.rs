@@ -157,6 +157,7 @@ fn release_outcome(reserved: &[ReservedEntry]) -> (ReportedOutcome, Option<Nanos
             http: u16::try_from(status).ok(),
             grpc: None,
             has_latency: latency.is_some(),
+            retry_after: None,
         }),
         None if upstream.is_some() => RequestOutcome::Success.into(),
         _ => RequestOutcome::Ignored.into(),

@@ -25,7 +25,9 @@ use crate::kernel::concurrency::adaptive::{FleetShare, ProbeSchedule};
 use crate::kernel::concurrency::limiter::{
     AcquireDenial, LimiterConfig, LimiterEffect, LimiterEffects, LimiterEvent,
 };
-use crate::kernel::concurrency::{Limiter, Permit, QueueTicket, ReportedOutcome, RequestOutcome};
+use crate::kernel::concurrency::{
+    Limiter, Permit, QueueTicket, ReportedOutcome, RequestOutcome, RetryAfterRule,
+};
 use crate::kernel::coordinator::{Heartbeat, HeartbeatReply, ShareTiming};
 use crate::kernel::units::{Incarnation, Nanos, Revision, Share};
 pub(in crate::engine) use strict::AcquireReply;
@@ -141,7 +143,14 @@ impl Bucket {
         let outcome = state.rules.overloaded_by.classify(reported);
         let event = LimiterEvent::Release { permit, outcome, rtt };
         state.record_latency(now, event);
-        !state.step(now, event).contains(&LimiterEffect::Unknown)
+        let is_released = !state.step(now, event).contains(&LimiterEffect::Unknown);
+        if outcome == RequestOutcome::Dropped
+            && state.rules.retry_after == RetryAfterRule::Honour
+            && let Some(wait) = reported.retry_after()
+        {
+            state.step(now, LimiterEvent::PauseGrowth(wait));
+        }
+        is_released
     }
 
     /// Applies the limiter parameters `rules` of configuration `revision`. Without `shared`, this

@@ -145,6 +145,15 @@ fn logged_grpc_status_determines_the_request_outcome() {
 }
 
 #[test]
+fn logged_retry_after_is_reported() {
+    let mut entry = entry(AccessLogType::DownstreamEnd, 429);
+    let response = entry.response.as_mut().unwrap();
+    response.response_headers.insert("retry-after".into(), "7".into());
+    let EntryEvent::Ended { outcome, .. } = entry_event(&entry) else { panic!() };
+    assert_eq!(outcome.retry_after(), Some(Nanos::from_secs(7)));
+}
+
+#[test]
 fn latency_without_an_upstream_response_is_ignored() {
     let local = |common: &mut AccessLogCommon| {
         common.time_to_first_upstream_tx_byte = None;

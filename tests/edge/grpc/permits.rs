@@ -109,7 +109,7 @@ async fn the_servers_answer_in_a_release_adapts_the_limit() {
             client.acquire(acquire(id)).await.unwrap();
         }
         for id in &ids {
-            let answer = Some(Answer { http_status, grpc_status });
+            let answer = Some(Answer { http_status, grpc_status, ..Answer::default() });
             let ended = ReleaseRequest { outcome: 0, answer, ..release(id) };
             assert!(client.release(ended).await.unwrap().into_inner().had_permits);
         }
@@ -167,7 +167,7 @@ async fn invalid_permit_calls_are_errors_and_acquire_no_permit() {
         assert_eq!(client.release(no_outcome).await.unwrap_err().code(), Code::InvalidArgument);
     }
     for (http_status, grpc_status) in [(None, None), (Some(99), None), (Some(600), Some(8))] {
-        let answer = Some(Answer { http_status, grpc_status });
+        let answer = Some(Answer { http_status, grpc_status, ..Answer::default() });
         let invalid_answer = ReleaseRequest { answer, ..release(ONE) };
         assert_eq!(client.release(invalid_answer).await.unwrap_err().code(), Code::InvalidArgument);
     }

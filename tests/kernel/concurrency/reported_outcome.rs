@@ -3,7 +3,7 @@ use sluicegate::kernel::concurrency::{
 };
 
 fn answer(http: Option<u16>, grpc: Option<u8>) -> UpstreamAnswer {
-    UpstreamAnswer { http, grpc, has_latency: true }
+    UpstreamAnswer { http, grpc, has_latency: true, retry_after: None }
 }
 
 fn classify(list: OverloadAnswers, answer: UpstreamAnswer) -> RequestOutcome {

@@ -20,7 +20,7 @@ pub use in_flight::Permit;
 pub use limiter::Limiter;
 pub use permit_registry::PermitRegistry;
 pub use queue::QueueTicket;
-pub use reported_outcome::{OverloadAnswers, ReportedOutcome, UpstreamAnswer};
+pub use reported_outcome::{OverloadAnswers, ReportedOutcome, RetryAfterRule, UpstreamAnswer};
 
 /// The result of a request, which decides if its latency is evidence about the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

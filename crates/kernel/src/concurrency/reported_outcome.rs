@@ -16,6 +16,7 @@
 use std::ops::RangeInclusive;
 
 use super::RequestOutcome;
+use crate::units::Nanos;
 
 /// The HTTP status of a refusal because of too many requests.
 const TOO_MANY_REQUESTS: u16 = 429;
@@ -48,14 +49,26 @@ pub struct UpstreamAnswer {
     pub grpc: Option<u8>,
     /// `true` if the answer is complete and its latency is known.
     pub has_latency: bool,
+    /// The time that the upstream asks clients to wait before a retry.
+    pub retry_after: Option<Nanos>,
 }
 
 impl UpstreamAnswer {
     /// A complete answer with the HTTP status `status`.
     #[must_use]
     pub const fn with_http_status(status: u16) -> Self {
-        Self { http: Some(status), grpc: None, has_latency: true }
+        Self { http: Some(status), grpc: None, has_latency: true, retry_after: None }
     }
+}
+
+/// The effect of an upstream's `Retry-After` on an adaptive limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum RetryAfterRule {
+    /// None.
+    #[default]
+    Ignore,
+    /// After an answer that means overload, the limit does not grow for that time.
+    Honour,
 }
 
 /// The answers of an upstream that mean overload: HTTP statuses from 400 to 599, and gRPC codes.
@@ -119,6 +132,17 @@ impl OverloadAnswers {
 impl Default for OverloadAnswers {
     fn default() -> Self {
         Self::DEFAULT
+    }
+}
+
+impl ReportedOutcome {
+    /// The time that the upstream asks clients to wait before a retry.
+    #[must_use]
+    pub const fn retry_after(&self) -> Option<Nanos> {
+        match self {
+            Self::Known(_) => None,
+            Self::Answered(answer) => answer.retry_after,
+        }
     }
 }
 

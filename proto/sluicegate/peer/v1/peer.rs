@@ -52,6 +52,8 @@ pub struct Answer {
     pub grpc_status: ::core::option::Option<u32>,
     #[prost(bool, tag = "3")]
     pub has_latency: bool,
+    #[prost(uint64, optional, tag = "4")]
+    pub retry_after_ns: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct BatchResult {

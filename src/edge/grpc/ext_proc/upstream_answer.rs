@@ -8,6 +8,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingRequest;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Message;
 
 use super::headers_by_name;
+use crate::edge::hook::parse_retry_after;
 use crate::kernel::concurrency::{ReportedOutcome, UpstreamAnswer};
 
 /// Returns the outcome of the request after `message`, given the outcome before it.
@@ -34,6 +35,7 @@ fn answer_in_headers(headers: Option<&HeaderMap>) -> UpstreamAnswer {
         http: text(":status").and_then(|status| status.parse().ok()),
         grpc: text("grpc-status").and_then(|code| code.parse().ok()),
         has_latency: true,
+        retry_after: text("retry-after").and_then(parse_retry_after),
     }
 }
 
@@ -44,6 +46,7 @@ mod tests {
 
     use super::*;
     use crate::kernel::concurrency::{OverloadAnswers, RequestOutcome};
+    use crate::kernel::units::Nanos;
 
     type Headers<'h> = &'h [(&'h str, &'h str)];
 
@@ -66,6 +69,22 @@ mod tests {
             let request = Some(message);
             response_outcome(outcome, &ProcessingRequest { request, ..Default::default() })
         })
+    }
+
+    #[test]
+    fn retry_after_is_read_from_the_response_headers_in_seconds() {
+        for (value, wanted) in [
+            ("7", Some(Nanos::from_secs(7))),
+            ("0", Some(Nanos(0))),
+            ("4294967295", Some(Nanos::from_secs(4_294_967_295))),
+            ("4294967296", None),
+            ("-1", None),
+            ("Wed, 21 Oct 2026 07:28:00 GMT", None),
+        ] {
+            let headers = [(":status", "429"), ("retry-after", value)];
+            let outcome = after_response(&headers, Some(&[("grpc-status", "8")]));
+            assert_eq!(outcome.retry_after(), wanted, "{value}");
+        }
     }
 
     #[test]

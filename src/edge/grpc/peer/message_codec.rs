@@ -53,6 +53,7 @@ fn encode_answer(reported: ReportedOutcome) -> Option<api::Answer> {
         http_status: answer.http.map(u32::from),
         grpc_status: answer.grpc.map(u32::from),
         has_latency: answer.has_latency,
+        retry_after_ns: answer.retry_after.map(|wait| wait.0),
     })
 }
 
@@ -61,6 +62,7 @@ fn decode_answer(answer: &api::Answer) -> UpstreamAnswer {
         http: answer.http_status.map(|status| u16::try_from(status).unwrap_or(u16::MAX)),
         grpc: answer.grpc_status.map(|code| u8::try_from(code).unwrap_or(u8::MAX)),
         has_latency: answer.has_latency,
+        retry_after: answer.retry_after_ns.map(Nanos),
     }
 }
 
@@ -129,7 +131,9 @@ mod tests {
     fn answers() -> impl Iterator<Item = UpstreamAnswer> {
         let statuses = [(None, Some(14)), (Some(429), None), (Some(200), Some(0))];
         statuses.into_iter().flat_map(|(http, grpc)| {
-            [true, false].map(|has_latency| UpstreamAnswer { http, grpc, has_latency })
+            [(true, None), (false, Some(Nanos(7)))].map(|(has_latency, retry_after)| {
+                UpstreamAnswer { http, grpc, has_latency, retry_after }
+            })
         })
     }
 
