@@ -35,7 +35,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 println!("allowed; the work is done here");
                 let outcome = Outcome::Success.into();
                 let owner = String::new();
-                let release = ReleaseRequest { id: id.clone(), outcome, rtt_us: None, owner };
+                let release =
+                    ReleaseRequest { id: id.clone(), outcome, owner, ..ReleaseRequest::default() };
                 ask.send(SessionRequest { request: Some(StreamRequest::Release(release)) }).await?;
             }
             Some(StreamResponse::Acquire(answer)) => {

@@ -13,9 +13,11 @@ use super::concurrency::{
     ConcurrencyFallback, ConcurrencyLimit, DEFAULT_MAX_DURATION, RejectReply,
 };
 use super::resolve::keywords;
+use super::resolve::overload_answers::AnswerListText;
 use super::{Calendar, FallbackMode, Limit, LimitMode, LimitWindow, Rule};
 use crate::kernel::concurrency::adaptive::AdaptiveConfig;
 use crate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
+use crate::kernel::concurrency::{OverloadAnswers, RetryAfterRule};
 use crate::kernel::lease::sizer::LeaseSizing;
 use crate::kernel::lease::{LeaseTerms, Overshoot};
 use crate::kernel::rate::Strategy;
@@ -136,7 +138,8 @@ pub fn strategy_keyword(strategy: &Strategy) -> &'static str {
 /// with 503`.
 impl fmt::Display for ConcurrencyLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LimiterConfig { limit, adaptive, queue: waiting } = &self.rules;
+        let LimiterConfig { limit, adaptive, queue: waiting, overloaded_by, retry_after } =
+            &self.rules;
         write!(f, "{limit} in flight")?;
         if let Some(AdaptiveConfig { algorithm: law, min, max }) = adaptive {
             write!(
@@ -144,6 +147,13 @@ impl fmt::Display for ConcurrencyLimit {
                 ", {} from {min} to {max}",
                 keywords::keyword_of(keywords::ALGORITHMS, *law)
             )?;
+        }
+        if *overloaded_by != OverloadAnswers::DEFAULT {
+            write!(f, ", overloaded by [{}]", AnswerListText(overloaded_by))?;
+        }
+        if *retry_after != RetryAfterRule::default() {
+            let rule = keywords::keyword_of(keywords::RETRY_AFTER_RULES, *retry_after);
+            write!(f, ", retry after {rule}")?;
         }
         if let Some(QueueConfig { size, timeout }) = waiting {
             write!(f, ", queue of {size} for {timeout}")?;

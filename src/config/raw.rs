@@ -267,6 +267,15 @@ pub struct Adaptive {
     /// The upper bound of the limit. Default: 1000, or `limit` if that is larger.
     #[schemars(schema_with = "schema::optional_count")]
     pub max: Option<Spanned<u32>>,
+    /// The answers of the upstream that lower the limit: HTTP statuses from 400 to 599, `4xx`,
+    /// `5xx`, and gRPC codes by name. Other 429, 5xx and gRPC errors do not count. Default: 429,
+    /// `5xx`, `RESOURCE_EXHAUSTED` and `UNAVAILABLE`.
+    #[schemars(schema_with = "schema::overloaded_by")]
+    pub overloaded_by: Option<Spanned<Vec<Spanned<String>>>>,
+    /// The effect of a `Retry-After` in such an answer. `honour`: the limit does not grow for that
+    /// time, at most 60 s. Default: `ignore`.
+    #[schemars(schema_with = "schema::retry_after_rule")]
+    pub retry_after: Option<Spanned<String>>,
 }
 
 /// The queue of requests that wait for a permit.

@@ -185,6 +185,13 @@ pub(super) fn metadata_string(metadata: Option<&Metadata>, key: &MetadataKey) ->
     }
 }
 
+/// Parses the seconds of a `Retry-After` header. A date is not supported, because the clocks of two
+/// machines differ.
+pub(super) fn parse_retry_after(value: &str) -> Option<Nanos> {
+    let seconds: u32 = value.trim().parse().ok()?;
+    Some(Nanos::from_secs(seconds.into()))
+}
+
 pub(super) const fn admission_outcome(result: &Result<AdmissionOutcome, HookError>) -> EdgeOutcome {
     match result {
         Ok(AdmissionOutcome::Decided(decision, _)) => super::verdict_outcome(decision.verdict),

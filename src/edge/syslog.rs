@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use crate::config::settings::Networks;
 use crate::engine::fleet::forwarding::{PermitUpdate, is_incarnation_name};
 use crate::engine::{Engine, validate_id};
-use crate::kernel::concurrency::RequestOutcome;
+use crate::kernel::concurrency::{ReportedOutcome, RequestOutcome, UpstreamAnswer};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{DatagramKind, Event as _};
 use crate::telemetry::reason_log::{DueLine, ReasonLog};
@@ -45,7 +45,7 @@ pub struct SyslogRelease<'d> {
     /// The replica that owns the permits, if the datagram names it.
     pub owner: Option<&'d str>,
     /// The outcome of the request.
-    pub outcome: RequestOutcome,
+    pub outcome: ReportedOutcome,
     /// The upstream's latency, with a resolution of 1 ms. `None` if no upstream was called.
     pub rtt: Option<Nanos>,
 }
@@ -114,10 +114,14 @@ pub fn parse_release(datagram: &[u8]) -> Option<SyslogRelease<'_>> {
     let (owner, rtt) = split_owner(fields.next()?)?;
     let rtt = parse_last_time(rtt.strip_prefix("rtt=")?).ok()?;
     let outcome = match status {
-        _ if rtt.is_none() => RequestOutcome::Ignored,
-        500.. => RequestOutcome::Dropped,
-        100..500 if is_complete && status != CLIENT_CLOSED_REQUEST => RequestOutcome::Success,
-        _ => RequestOutcome::Ignored,
+        _ if rtt.is_none() => RequestOutcome::Ignored.into(),
+        CLIENT_CLOSED_REQUEST => RequestOutcome::Ignored.into(),
+        _ => ReportedOutcome::Answered(UpstreamAnswer {
+            http: Some(status),
+            grpc: None,
+            has_latency: is_complete,
+            retry_after: None,
+        }),
     };
     Some(SyslogRelease { id, owner, outcome, rtt })
 }

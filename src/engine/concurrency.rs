@@ -35,7 +35,7 @@ use crate::engine::fleet::reporter::FleetReporter;
 use crate::kernel::concurrency::limiter::{
     AcquireDenial, LimiterConfig, LimiterEffect, LimiterEvent,
 };
-use crate::kernel::concurrency::{Permit, RequestOutcome};
+use crate::kernel::concurrency::{Permit, ReportedOutcome, RequestOutcome};
 use crate::kernel::units::{Nanos, Revision};
 use crate::telemetry::trace;
 use bucket::{AcquireStep, Bucket};
@@ -386,8 +386,8 @@ impl PermitGuard {
     /// otherwise the time since the acquire counts. Returns `false` if the permit had already
     /// expired.
     #[must_use]
-    pub fn release(mut self, outcome: RequestOutcome, rtt: Option<Nanos>) -> bool {
-        self.end_permit(outcome, rtt)
+    pub fn release(mut self, outcome: impl Into<ReportedOutcome>, rtt: Option<Nanos>) -> bool {
+        self.end_permit(outcome.into(), rtt)
     }
 
     /// Keeps the permit until its deadline, because the end of the request will not be reported to
@@ -431,17 +431,16 @@ impl PermitGuard {
         !self.bucket.step(&self.clock, event).contains(&LimiterEffect::Unknown)
     }
 
-    fn end_permit(&mut self, outcome: RequestOutcome, rtt: Option<Nanos>) -> bool {
+    fn end_permit(&mut self, outcome: ReportedOutcome, rtt: Option<Nanos>) -> bool {
         self.is_released = true;
-        let event = LimiterEvent::Release { permit: self.permit, outcome, rtt };
-        !self.bucket.step(&self.clock, event).contains(&LimiterEffect::Unknown)
+        self.bucket.release(&self.clock, self.permit, outcome, rtt)
     }
 }
 
 impl Drop for PermitGuard {
     fn drop(&mut self) {
         if !self.is_released {
-            self.end_permit(RequestOutcome::Ignored, None);
+            self.end_permit(RequestOutcome::Ignored.into(), None);
         }
     }
 }

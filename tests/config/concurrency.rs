@@ -3,6 +3,7 @@
 use sluicegate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode, RejectReply};
 use sluicegate::kernel::concurrency::adaptive::{AdaptiveAlgorithm, AdaptiveConfig};
 use sluicegate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
+use sluicegate::kernel::concurrency::{OverloadAnswers, RetryAfterRule};
 use sluicegate::kernel::units::Nanos;
 
 use super::{find, findings, line, load, load_clean};
@@ -49,7 +50,7 @@ fn concurrency_block_sets_limit_queue_and_rejection() {
     let adaptive = Some(AdaptiveConfig { algorithm: AdaptiveAlgorithm::Aimd, min: 8, max: 512 });
     let timeout = Nanos(300 * Nanos::MILLI.0);
     let waiting = Some(QueueConfig { size: 100, timeout });
-    assert_eq!(all.rules, LimiterConfig { limit: 64, adaptive, queue: waiting });
+    assert_eq!(all.rules, LimiterConfig { adaptive, queue: waiting, ..LimiterConfig::fixed(64) });
     let retry_after = Some(Nanos(1_500 * Nanos::MILLI.0));
     assert_eq!(
         all.reject,
@@ -64,6 +65,57 @@ fn concurrency_block_sets_limit_queue_and_rejection() {
         bounds(2000),
         Some(AdaptiveConfig { algorithm: AdaptiveAlgorithm::Gradient, min: 1, max: 2000 })
     );
+}
+
+#[test]
+fn overloaded_by_lists_the_answers_that_mean_overload() {
+    let list = |items: &str| {
+        let fields = format!("limit: 64, mode: local, adaptive: {{overloaded_by: {items}}}");
+        let limit = ceiling(&fields);
+        (limit.rules.overloaded_by, limit.to_string())
+    };
+    let own = OverloadAnswers::NONE.with_http(429..=429).with_http(503..=503).with_grpc(14);
+    for (items, answers, text) in [
+        ("", OverloadAnswers::DEFAULT, ""),
+        ("[5xx, 429, UNAVAILABLE, RESOURCE_EXHAUSTED]", OverloadAnswers::DEFAULT, ""),
+        ("[]", OverloadAnswers::NONE, ", overloaded by []"),
+        ("[429, 503, UNAVAILABLE]", own, ", overloaded by [429, 503, UNAVAILABLE]"),
+        ("['503', UNAVAILABLE, 429, 429]", own, ", overloaded by [429, 503, UNAVAILABLE]"),
+        ("[4xx]", OverloadAnswers::NONE.with_http(400..=499), ", overloaded by [4xx]"),
+    ] {
+        let (found, shown) = list(items);
+        assert_eq!(found, answers, "{items}");
+        let wanted = format!("64 in flight, gradient from 1 to 1000{text}, mode local");
+        assert!(shown.starts_with(&wanted), "{shown}\nwanted {wanted}");
+    }
+}
+
+#[test]
+fn retry_after_of_an_adaptive_limit_is_ignored_by_default() {
+    let limit = |fields: &str| ceiling(&format!("limit: 64, mode: local, adaptive: {{{fields}}}"));
+    assert_eq!(limit("").rules.retry_after, RetryAfterRule::Ignore);
+    assert_eq!(limit("retry_after: ignore").rules.retry_after, RetryAfterRule::Ignore);
+    let honoured = limit("retry_after: honour");
+    assert_eq!(honoured.rules.retry_after, RetryAfterRule::Honour);
+    assert!(honoured.to_string().contains(", retry after honour"), "{honoured}");
+    assert_findings(
+        "limit: 1, adaptive: {retry_after: honor}",
+        &["E29 `retry_after: honor` is not a valid value"],
+    );
+}
+
+#[test]
+fn invalid_items_of_overloaded_by_are_reported() {
+    let assert = |items: &str, expected: &[&str]| {
+        assert_findings(&format!("limit: 1, adaptive: {{overloaded_by: {items}}}"), expected);
+    };
+    assert("[399]", &["E29 `overloaded_by: 399` is not an answer"]);
+    assert("[600, 429]", &["E29 `overloaded_by: 600` is not an answer"]);
+    assert("[OK]", &["E29 `overloaded_by: OK` is not an answer"]);
+    assert("[3xx, unavailable]", &["E29 `overloaded_by: 3xx`", "E29 `overloaded_by: unavailable`"]);
+    assert("429", &["E10 `overloaded_by` must be a list, not an integer: `429`"]);
+    assert("[[429]]", &["E10 `overloaded_by` must be text, not a list"]);
+    assert("[4.5]", &["E09 `overloaded_by: 4.5` is a number with a fraction"]);
 }
 
 #[test]

@@ -182,16 +182,16 @@ fn streamed_response_keeps_its_permit_until_the_end() {
     scene.expect_in_flight(0);
 }
 
-/// As [`EnvoyScene::with_limit`]; Envoy also sends response headers to the service.
-fn with_response_headers(limit: &str) -> EnvoyScene {
+/// As [`EnvoyScene::with_limit`]; Envoy sends no response headers to the service.
+fn without_response_headers(limit: &str) -> EnvoyScene {
     EnvoyScene::changed(Shipped::ExtProc, &limit_all_requests(limit), |text| {
-        replace_once(text, "response_header_mode: SKIP", "response_header_mode: SEND");
+        replace_once(text, "response_header_mode: SEND", "response_header_mode: SKIP");
     })
 }
 
 #[test]
-fn response_header_mode_send_keeps_the_permit_until_the_end() {
-    let scene = with_response_headers("limit: 1");
+fn response_header_mode_skip_keeps_the_permit_until_the_end() {
+    let scene = without_response_headers("limit: 1");
     let mut client = scene.connect();
     let mut visit = scene.upstream.next();
     visit.begin();

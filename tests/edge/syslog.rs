@@ -10,7 +10,9 @@ use sluicegate::edge::syslog::{
     MAX_DATAGRAM_BYTES, SyslogRelease, parse_release, refine_rtt, serve,
 };
 use sluicegate::engine::{AdmissionOutcome, DecisionPolicy, Engine};
-use sluicegate::kernel::concurrency::RequestOutcome;
+use sluicegate::kernel::concurrency::{
+    OverloadAnswers, ReportedOutcome, RequestOutcome, UpstreamAnswer,
+};
 use sluicegate::kernel::decision::{Check, Cost, Descriptor};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
@@ -23,14 +25,17 @@ const OWNER: &str = "00ff00ff00ff00ff";
 const HEAD: &str = "<190>Nov 20 15:55:25 sluicegate: ";
 
 fn read(rest: &str) -> Option<(RequestOutcome, Option<Nanos>)> {
-    parse_release(format!("{HEAD}{rest}").as_bytes()).map(|ended| (ended.outcome, ended.rtt))
+    let datagram = format!("{HEAD}{rest}");
+    let ended = parse_release(datagram.as_bytes())?;
+    Some((OverloadAnswers::DEFAULT.classify(ended.outcome), ended.rtt))
 }
 
 #[test]
 fn syslog_datagrams_of_nginx_are_parsed() {
     let whole = format!("{HEAD}id={ID} status=200 done=OK rtt=1.234");
     let rtt = Some(Nanos(1_234_000_000));
-    let wanted = SyslogRelease { id: ID, owner: None, outcome: RequestOutcome::Success, rtt };
+    let outcome = ReportedOutcome::Answered(UpstreamAnswer::with_http_status(200));
+    let wanted = SyslogRelease { id: ID, owner: None, outcome, rtt };
     assert_eq!(parse_release(whole.as_bytes()), Some(wanted));
     for (fields, owner) in [("", None), ("-", None), (OWNER, Some(OWNER))] {
         let whole = whole.replace("rtt=", &format!("owner={fields} rtt="));
@@ -54,6 +59,8 @@ fn status_and_times_of_nginx_determine_the_request_outcome() {
         // These clients disconnected before or during the response.
         ("status=499 done= rtt=0.012", RequestOutcome::Ignored, ms(12)),
         ("status=200 done= rtt=0.012", RequestOutcome::Ignored, ms(12)),
+        ("status=429 done=OK rtt=0.003", RequestOutcome::Dropped, ms(3)),
+        ("status=429 done= rtt=0.003", RequestOutcome::Dropped, ms(3)),
         ("status=502 done=OK rtt=0.000", RequestOutcome::Dropped, ms(0)),
         ("status=504 done=OK rtt=60.001", RequestOutcome::Dropped, ms(60_001)),
         // NGINX responded without an upstream request.

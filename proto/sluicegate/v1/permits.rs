@@ -113,7 +113,7 @@ pub mod acquire_response {
 pub struct ReleaseRequest {
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
-    /// The outcome of the request, for adaptive limits.
+    /// The outcome of the request, for adaptive limits. It has no effect beside an `answer`.
     #[prost(enumeration = "Outcome", tag = "2")]
     pub outcome: i32,
     /// The measured latency. Absent: the time from acquire to release.
@@ -122,6 +122,17 @@ pub struct ReleaseRequest {
     /// The `owner` of the acquire's response. If it is empty, all replicas are searched for up to 0.1 s.
     #[prost(string, tag = "4")]
     pub owner: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "5")]
+    pub answer: ::core::option::Option<Answer>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Answer {
+    #[prost(uint32, optional, tag = "1")]
+    pub http_status: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "2")]
+    pub grpc_status: ::core::option::Option<u32>,
+    #[prost(uint64, optional, tag = "3")]
+    pub retry_after_us: ::core::option::Option<u64>,
 }
 /// The result of a release.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

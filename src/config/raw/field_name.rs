@@ -41,6 +41,7 @@ crate::kernel::named_enum! {
         Limit = "limit",
         Adaptive = "adaptive",
         Algorithm = "algorithm",
+        OverloadedBy = "overloaded_by",
         Min = "min",
         Max = "max",
         Queue = "queue",
@@ -99,6 +100,11 @@ impl FieldName {
                 | Self::Size
                 | Self::Status
         )
+    }
+
+    /// Returns `true` for a key whose value is a list of texts and numbers.
+    pub(super) fn is_list_of_scalars(self) -> bool {
+        self == Self::OverloadedBy
     }
 
     /// Returns the key that replaced the old name `name`, if it is `valid` in the block.

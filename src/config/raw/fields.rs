@@ -90,7 +90,13 @@ fields! {
         MaxDuration => max_duration,
         Reject => reject
     }
-    Adaptive (span) { Algorithm => algorithm, Min => min, Max => max }
+    Adaptive (span) {
+        Algorithm => algorithm,
+        Min => min,
+        Max => max,
+        OverloadedBy => overloaded_by,
+        RetryAfter => retry_after
+    }
     Queue (span, is_incomplete) { Size => size, Timeout => timeout }
     Reject (span) { Status => status, RetryAfter => retry_after, Body => body }
 }

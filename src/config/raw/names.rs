@@ -5,7 +5,7 @@
 //! - A key that is known in any block is accepted in every block, as in envoyproxy/ratelimit.
 //! - If a key is repeated or merged (`<<`), only the last value is examined.
 //! - The content of `metadata` is not examined.
-//! - List items must be mappings. Other values must be text, integers, booleans or null.
+//! - List items must be mappings, except in `overloaded_by`. Other values must be text, integers, booleans or null.
 //!
 //! Not covered:
 //! - The type that each single key requires (see [`super::typed`]).
@@ -188,6 +188,9 @@ impl NameChecker<'_, '_> {
         let target = self.tree.target(item);
         if matches!(self.tree.kind(target), YamlKind::Mapping(_)) {
             return self.enqueue_once(item, inside, todo);
+        }
+        if word.is_list_of_scalars() {
+            return self.check_leaf(word, target);
         }
         self.reported.insert(list);
         let got = describe_node(self.tree, target);

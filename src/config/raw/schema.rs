@@ -83,6 +83,18 @@ pub(super) fn algorithm(_: &mut SchemaGenerator) -> Schema {
     one_of(keywords::ALGORITHMS.iter().map(|&(word, _)| word))
 }
 
+pub(super) fn retry_after_rule(_: &mut SchemaGenerator) -> Schema {
+    one_of(keywords::RETRY_AFTER_RULES.iter().map(|&(word, _)| word))
+}
+
+pub(super) fn overloaded_by(_: &mut SchemaGenerator) -> Schema {
+    let words = keywords::STATUS_CLASSES.iter().map(|(word, _)| *word);
+    let words: Vec<&str> =
+        words.chain(keywords::GRPC_CODES.iter().map(|(word, _)| *word)).collect();
+    let status = json!({"type": "integer", "minimum": 400, "maximum": 599});
+    json_schema!({"type": ["array", "null"], "items": {"anyOf": [status, {"enum": words}]}})
+}
+
 pub(super) fn status(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": ["integer", "null"], "minimum": 400, "maximum": 599})
 }

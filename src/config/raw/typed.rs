@@ -342,6 +342,28 @@ impl<T: ListItem> FieldTarget for Vec<T> {
     }
 }
 
+/// A list of texts and numbers, each as written.
+impl FieldTarget for Option<Spanned<Vec<Spanned<String>>>> {
+    fn read(&mut self, reader: &mut FileReader<'_, '_>, field: FieldValue) {
+        let tree = reader.tree;
+        *self = None;
+        match tree.kind(field.value) {
+            YamlKind::Sequence(_) => {}
+            _ if reader.is_null(field.value) => return,
+            _ => return reader.report_wrong_value(field, LIST),
+        }
+        let mut items = Vec::new();
+        for id in tree.children(field.value) {
+            reader.visit(*id, |reader, value| {
+                let mut item = Spanned::<String>::default();
+                item.read(reader, FieldValue { name: field.name, value });
+                items.extend((reader.mismatched != Some(value)).then_some(item));
+            });
+        }
+        *self = Some(Spanned { value: items, span: tree.span(field.value) });
+    }
+}
+
 /// The field `metadata`. The first-level keys of a repeated or merged `metadata` are added to those
 /// of the earlier one.
 impl FieldTarget for Option<Spanned<Map<String, Json>>> {

@@ -9,8 +9,8 @@
 
 use super::duration;
 use super::findings::{FileFindings, FileSpan};
-use super::keywords;
 use super::rate_limit_block::KeywordReader;
+use super::{keywords, overload_answers};
 use crate::config::concurrency::{
     ConcurrencyFallback, ConcurrencyMode, DEFAULT_MAX_DURATION, LARGE_LIMIT, LONG_MAX_DURATION,
     RejectReply, SMALL_LIMIT,
@@ -19,6 +19,7 @@ use crate::config::diagnostic::{Code, Span, Spanned};
 use crate::config::raw;
 use crate::kernel::concurrency::adaptive::AdaptiveConfig;
 use crate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
+use crate::kernel::concurrency::{OverloadAnswers, RetryAfterRule};
 use crate::kernel::units::Nanos;
 
 /// The default of `adaptive.max`, the upper bound of an adaptive limit.
@@ -47,6 +48,7 @@ impl ConcurrencyReader<'_, '_, '_> {
         let raw = self.raw;
         let limit = self.limit();
         let adaptive = raw.adaptive.as_ref().map(|block| self.adaptive(block, limit));
+        let (overloaded_by, retry_after) = (self.overloaded_by(), self.retry_after());
         let queue = raw.queue.as_ref().map(|block| self.queue(block));
         let reject = self.reject(raw.reject.as_ref());
         let mode = self.mode();
@@ -60,7 +62,13 @@ impl ConcurrencyReader<'_, '_, '_> {
         // function.
         let adaptive = adaptive.map_or(Some(None), |read| read.map(Some))?;
         let queue = queue.map_or(Some(None), |read| read.map(Some))?;
-        let rules = LimiterConfig { limit: limit?, adaptive, queue };
+        let rules = LimiterConfig {
+            limit: limit?,
+            adaptive,
+            queue,
+            overloaded_by: overloaded_by?,
+            retry_after,
+        };
         let (max_duration, reject) = (max_duration?, reject?);
         Some(ConcurrencySettings { rules, mode, on_store_failure, max_duration, reject })
     }
@@ -98,6 +106,27 @@ impl ConcurrencyReader<'_, '_, '_> {
             return None;
         }
         is_known_algorithm.then(|| AdaptiveConfig { algorithm: law.unwrap_or_default(), min, max })
+    }
+
+    fn retry_after(&mut self) -> RetryAfterRule {
+        let word = self.raw.adaptive.as_ref().and_then(|block| block.retry_after.as_ref());
+        let mut ask = KeywordReader { file: self.file, findings: self.findings };
+        ask.keyword(keywords::RETRY_AFTER_RULES, "retry_after", word).unwrap_or_default()
+    }
+
+    fn overloaded_by(&mut self) -> Option<OverloadAnswers> {
+        let list = self.raw.adaptive.as_ref().and_then(|block| block.overloaded_by.as_ref());
+        let Some(list) = list else { return Some(OverloadAnswers::DEFAULT) };
+        match overload_answers::parse(&list.value) {
+            Ok(answers) => Some(answers),
+            Err(invalid) => {
+                for overload_answers::InvalidAnswer { item, fix } in invalid {
+                    let message = format!("`overloaded_by: {}` is not an answer", item.value);
+                    self.error(Code::UnknownValue, item.span, message, &fix);
+                }
+                None
+            }
+        }
     }
 
     fn queue(&mut self, raw: &raw::Queue) -> Option<QueueConfig> {

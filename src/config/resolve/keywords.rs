@@ -11,6 +11,7 @@ use jiff::civil::Weekday;
 use crate::config::concurrency::{self, ConcurrencyFallback};
 use crate::config::settings::nearest;
 use crate::config::{ChargePolicy, FallbackMode, Unit};
+use crate::kernel::concurrency::RetryAfterRule;
 use crate::kernel::concurrency::adaptive::AdaptiveAlgorithm;
 
 /// The permitted keywords of one field, each with its meaning.
@@ -85,6 +86,34 @@ pub(crate) const ALGORITHMS: &Keywords<AdaptiveAlgorithm> = &[
     ("gradient", AdaptiveAlgorithm::Gradient),
     ("gradient2", AdaptiveAlgorithm::Gradient2),
     ("aimd", AdaptiveAlgorithm::Aimd),
+];
+
+/// The keywords of `retry_after` in an `adaptive` block.
+pub(crate) const RETRY_AFTER_RULES: &Keywords<RetryAfterRule> =
+    &[("ignore", RetryAfterRule::Ignore), ("honour", RetryAfterRule::Honour)];
+
+/// The classes of HTTP statuses in `overloaded_by`.
+pub(crate) const STATUS_CLASSES: &Keywords<(u16, u16)> =
+    &[("4xx", (400, 499)), ("5xx", (500, 599))];
+
+/// The gRPC codes of errors, by the names of the gRPC specification.
+pub(crate) const GRPC_CODES: &Keywords<u8> = &[
+    ("CANCELLED", 1),
+    ("UNKNOWN", 2),
+    ("INVALID_ARGUMENT", 3),
+    ("DEADLINE_EXCEEDED", 4),
+    ("NOT_FOUND", 5),
+    ("ALREADY_EXISTS", 6),
+    ("PERMISSION_DENIED", 7),
+    ("RESOURCE_EXHAUSTED", 8),
+    ("FAILED_PRECONDITION", 9),
+    ("ABORTED", 10),
+    ("OUT_OF_RANGE", 11),
+    ("UNIMPLEMENTED", 12),
+    ("INTERNAL", 13),
+    ("UNAVAILABLE", 14),
+    ("DATA_LOSS", 15),
+    ("UNAUTHENTICATED", 16),
 ];
 
 pub(crate) const FALLBACK_MODES: &Keywords<FallbackMode> = &[

@@ -18,7 +18,7 @@ use std::task::{Context, Poll};
 use std::time;
 
 use envoy_types::pb::envoy::data::accesslog::v3::{
-    AccessLogCommon, AccessLogType, HttpAccessLogEntry, ResponseFlags,
+    AccessLogCommon, AccessLogType, HttpAccessLogEntry, HttpResponseProperties, ResponseFlags,
 };
 use envoy_types::pb::envoy::service::accesslog::v3::StreamAccessLogsResponse;
 use envoy_types::pb::envoy::service::accesslog::v3::access_log_service_server::SERVICE_NAME;
@@ -39,12 +39,18 @@ use super::protobuf_fields::ProtobufFields;
 use crate::edge::hook::{self, ID};
 use crate::engine::fleet::forwarding::PermitUpdate;
 use crate::engine::{Engine, validate_id};
-use crate::kernel::concurrency::RequestOutcome;
+use crate::kernel::concurrency::{ReportedOutcome, RequestOutcome, UpstreamAnswer};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{EdgeOutcome as Counted, Event as _, Protocol, RequestCompleted};
 
 /// The namespace of the `ext_authz` filter in Envoy's dynamic metadata.
 const EXT_AUTHZ: &str = "envoy.filters.http.ext_authz";
+
+/// The header with the time that the upstream asks clients to wait.
+const RETRY_AFTER: &str = "retry-after";
+
+/// The header or trailer with the gRPC status.
+const GRPC_STATUS: &str = "grpc-status";
 
 const METHOD: &str = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs";
 
@@ -238,7 +244,7 @@ pub enum EntryEvent {
     /// The request has ended.
     Ended {
         /// The request outcome.
-        outcome: RequestOutcome,
+        outcome: ReportedOutcome,
         /// The upstream's latency, from the first byte sent to the last byte received.
         rtt: Option<Nanos>,
     },
@@ -264,24 +270,36 @@ pub fn entry_event(entry: &HttpAccessLogEntry) -> EntryEvent {
     }
 }
 
-/// Returns the request outcome: [`RequestOutcome::Ignored`] if the client disconnected or Envoy
-/// itself responded.
+/// Returns the upstream's answer, or [`RequestOutcome::Ignored`] if the client disconnected or Envoy
+/// itself responded. The gRPC status and `Retry-After` are known only if Envoy logs them.
 fn upstream_outcome(
     entry: &HttpAccessLogEntry,
     common: &AccessLogCommon,
     rtt: Option<Nanos>,
-) -> RequestOutcome {
+) -> ReportedOutcome {
     let flags = common.response_flags.unwrap_or_default();
-    let code = entry.response.as_ref().and_then(|response| response.response_code);
     if has_upstream_failed(&flags) {
-        return RequestOutcome::Dropped;
+        return RequestOutcome::Dropped.into();
     }
     let has_client_left = flags.downstream_connection_termination || flags.downstream_remote_reset;
-    match code.map_or(0, |code| code.value) {
-        _ if has_client_left || rtt.is_none() => RequestOutcome::Ignored,
-        0..100 => RequestOutcome::Ignored,
-        100..500 => RequestOutcome::Success,
-        500.. => RequestOutcome::Dropped,
+    match &entry.response {
+        Some(response) if !has_client_left && rtt.is_some() => {
+            ReportedOutcome::Answered(upstream_answer(response))
+        }
+        _ => RequestOutcome::Ignored.into(),
+    }
+}
+
+fn upstream_answer(response: &HttpResponseProperties) -> UpstreamAnswer {
+    let code = response.response_code.unwrap_or_default().value;
+    let retry_after = response.response_headers.get(RETRY_AFTER);
+    let grpc = response.response_trailers.get(GRPC_STATUS);
+    let grpc = grpc.or_else(|| response.response_headers.get(GRPC_STATUS));
+    UpstreamAnswer {
+        http: Some(u16::try_from(code).unwrap_or_default()),
+        grpc: grpc.and_then(|code| code.parse().ok()),
+        has_latency: true,
+        retry_after: retry_after.and_then(|wait| hook::parse_retry_after(wait)),
     }
 }
 

@@ -11,6 +11,8 @@
 //!
 //! Not covered: the upstream's own latency. The measured latency is the duration of the stream.
 
+mod upstream_answer;
+
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::error::Error as _;
@@ -18,15 +20,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
-use envoy_types::pb::envoy::config::core::v3::{HeaderValue, HeaderValueOption};
+use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue, HeaderValueOption};
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::ProcessingMode;
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::HeaderSendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::ExternalProcessor;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Message;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Reply;
 use envoy_types::pb::envoy::service::ext_proc::v3::{
-    BodyResponse, HeaderMutation, HeadersResponse, HttpHeaders, ImmediateResponse,
-    ProcessingRequest, ProcessingResponse, TrailersResponse,
+    BodyResponse, HeaderMutation, HeadersResponse, ImmediateResponse, ProcessingRequest,
+    ProcessingResponse, TrailersResponse,
 };
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::r#type::v3::HttpStatus;
@@ -47,11 +49,12 @@ use crate::engine::concurrency::with_queue_time;
 use crate::engine::{
     AdmissionOutcome, CheckError, ConcurrencyRejection, Decision, Engine, RequestPermits,
 };
-use crate::kernel::concurrency::RequestOutcome;
+use crate::kernel::concurrency::{ReportedOutcome, RequestOutcome};
 use crate::kernel::decision::{Check, Verdict};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{CheckAnswered, Event as _, Protocol, RequestCompleted};
 use crate::telemetry::trace;
+use upstream_answer::response_outcome;
 
 /// The gRPC metadata key with the name of the hook, set by Envoy's `ext_proc` configuration.
 pub const HOOK_HEADER: &str = "x-sluicegate-hook";
@@ -266,7 +269,7 @@ impl ExtProcService {
         replies: &ProcessingReplySender,
     ) {
         let mut draining = self.draining.clone();
-        let mut outcome = RequestOutcome::Success;
+        let mut outcome = ReportedOutcome::Known(RequestOutcome::Success);
         loop {
             let message = tokio::select! {
                 biased;
@@ -284,7 +287,7 @@ impl ExtProcService {
                 Err(status) if is_remote_reset(&status) => return permits.release(outcome, None),
                 Err(status) => return report_invalid(&status, replies),
                 Ok(Some(message)) => {
-                    outcome = response_outcome(&message).unwrap_or(outcome);
+                    outcome = response_outcome(outcome, &message);
                     let reply = unchanged_reply(&message);
                     // Frees the decoded message before sending, which may wait for Envoy.
                     drop(message);
@@ -348,7 +351,7 @@ fn request_headers(
         let message = "observability_mode must be off, because Envoy would ignore a denial";
         return Err(Status::invalid_argument(message));
     }
-    Ok(headers_by_name(headers))
+    Ok(headers_by_name(headers.headers.as_ref()))
 }
 
 struct HeaderLines {
@@ -363,9 +366,9 @@ impl HeaderLines {
     }
 }
 
-fn headers_by_name(headers: &HttpHeaders) -> HashMap<&str, HeaderLines> {
+fn headers_by_name(headers: Option<&HeaderMap>) -> HashMap<&str, HeaderLines> {
     let mut headers_by_name: HashMap<&str, HeaderLines> = HashMap::new();
-    for header in headers.headers.iter().flat_map(|headers| &headers.headers) {
+    for header in headers.into_iter().flat_map(|headers| &headers.headers) {
         let raw = String::from_utf8_lossy(&header.raw_value);
         let value = if header.value.is_empty() { &*raw } else { &*header.value };
         headers_by_name
@@ -431,14 +434,6 @@ fn header_option(name: &str, value: String) -> HeaderValueOption {
         append_action: HeaderAppendAction::OverwriteIfExistsOrAdd.into(),
         ..HeaderValueOption::default()
     }
-}
-
-/// Returns the request outcome, or `None` if the message does not contain the response's status.
-fn response_outcome(message: &ProcessingRequest) -> Option<RequestOutcome> {
-    let Some(Message::ResponseHeaders(headers)) = &message.request else { return None };
-    let headers = headers_by_name(headers);
-    let failed = headers.get(":status").is_some_and(|status| status.first().starts_with('5'));
-    Some(if failed { RequestOutcome::Dropped } else { RequestOutcome::Success })
 }
 
 /// Returns the reply that tells Envoy to continue unchanged, or `None` if `message` needs no reply.

@@ -30,7 +30,7 @@ use crate::engine::fleet::forwarding::{PermitUpdate, is_incarnation_name};
 use crate::engine::{
     AdmissionOutcome, CheckError, ConcurrencyRejection, Decision, Engine, validate_id,
 };
-use crate::kernel::concurrency::RequestOutcome;
+use crate::kernel::concurrency::{ReportedOutcome, RequestOutcome, UpstreamAnswer};
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{
@@ -206,17 +206,34 @@ const fn to_micros(time: Nanos) -> u64 {
     time.0.div_ceil(1_000)
 }
 
-fn parse_outcome(request: &ReleaseRequest) -> Result<(RequestOutcome, Option<Nanos>), Status> {
+fn parse_outcome(request: &ReleaseRequest) -> Result<(ReportedOutcome, Option<Nanos>), Status> {
+    let rtt = request.rtt_us.map(from_micros);
+    if let Some(answer) = &request.answer {
+        return Ok((ReportedOutcome::Answered(parse_answer(answer)?), rtt));
+    }
     let outcome = match api::Outcome::try_from(request.outcome) {
         Ok(api::Outcome::Success) => RequestOutcome::Success,
         Ok(api::Outcome::Ignored) => RequestOutcome::Ignored,
         Ok(api::Outcome::Dropped) => RequestOutcome::Dropped,
         Ok(api::Outcome::Unspecified) | Err(_) => {
-            let message = "outcome must be SUCCESS (1), IGNORED (2) or DROPPED (3)";
+            let message = "without answer, outcome must be SUCCESS (1), IGNORED (2) or DROPPED (3)";
             return Err(Status::invalid_argument(message));
         }
     };
-    Ok((outcome, request.rtt_us.map(from_micros)))
+    Ok((outcome.into(), rtt))
+}
+
+fn parse_answer(answer: &api::Answer) -> Result<UpstreamAnswer, Status> {
+    let http = answer.http_status.and_then(|status| u16::try_from(status).ok());
+    if answer.http_status.is_some() && !http.is_some_and(|http| (100..600).contains(&http)) {
+        return Err(Status::invalid_argument("answer.http_status must be from 100 to 599"));
+    }
+    if http.is_none() && answer.grpc_status.is_none() {
+        return Err(Status::invalid_argument("answer needs http_status or grpc_status"));
+    }
+    let grpc = answer.grpc_status.map(|code| u8::try_from(code).unwrap_or(u8::MAX));
+    let retry_after = answer.retry_after_us.map(from_micros);
+    Ok(UpstreamAnswer { http, grpc, has_latency: true, retry_after })
 }
 
 /// Converts the engine's result to a reply. A client with permits must renew them within

@@ -11,7 +11,7 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescript
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 
 use crate::engine::{CheckError, validate_id};
-use crate::kernel::concurrency::RequestOutcome;
+use crate::kernel::concurrency::{ReportedOutcome, RequestOutcome, UpstreamAnswer};
 use crate::kernel::units::Nanos;
 
 /// The purpose of a rate limit request, according to its reserved keys.
@@ -34,7 +34,7 @@ pub enum ReservedCall {
         /// The replica that owns the permits, if the request names it.
         owner: Option<String>,
         /// The request outcome.
-        outcome: RequestOutcome,
+        outcome: ReportedOutcome,
         /// The upstream's latency, or the duration of the request if the proxy sent only that.
         rtt: Option<Nanos>,
     },
@@ -142,22 +142,25 @@ fn shared_id(reserved: &[ReservedEntry], first: &ReservedEntry) -> Result<String
 ///
 /// | HTTP status | latency or duration | outcome |
 /// |---|---|---|
-/// | 500 or more | any | [`RequestOutcome::Dropped`] |
-/// | 100 to 499 | present | [`RequestOutcome::Success`] |
-/// | 100 to 499 | none: the response was incomplete | [`RequestOutcome::Ignored`] |
+/// | present | present | the rules of the limit decide |
+/// | present | none: the response was incomplete | the same, but never a success |
 /// | 0: the client disconnected before the response | any | [`RequestOutcome::Ignored`] |
 /// | none | upstream latency | [`RequestOutcome::Success`] |
 /// | none | duration only, or none | [`RequestOutcome::Ignored`] |
-fn release_outcome(reserved: &[ReservedEntry]) -> (RequestOutcome, Option<Nanos>) {
+fn release_outcome(reserved: &[ReservedEntry]) -> (ReportedOutcome, Option<Nanos>) {
     let number = |key| reserved.iter().find(|entry| entry.key == key).map(|entry| entry.hits);
     let measured = |key, unit: u64| number(key).map(|n| Nanos(n.saturating_mul(unit)));
     let upstream = measured(ReservedKey::RttUs, 1_000);
     let latency = upstream.or_else(|| measured(ReservedKey::DurationMs, Nanos::MILLI.0));
     let outcome = match number(ReservedKey::Status) {
-        Some(500..) => RequestOutcome::Dropped,
-        Some(100..) if latency.is_some() => RequestOutcome::Success,
-        None if upstream.is_some() => RequestOutcome::Success,
-        _ => RequestOutcome::Ignored,
+        Some(status @ 100..=599) => ReportedOutcome::Answered(UpstreamAnswer {
+            http: u16::try_from(status).ok(),
+            grpc: None,
+            has_latency: latency.is_some(),
+            retry_after: None,
+        }),
+        None if upstream.is_some() => RequestOutcome::Success.into(),
+        _ => RequestOutcome::Ignored.into(),
     };
     (outcome, latency)
 }
@@ -172,6 +175,7 @@ mod tests {
     use envoy_types::pb::google::protobuf::UInt64Value;
 
     use super::*;
+    use crate::kernel::concurrency::OverloadAnswers;
 
     const ID: &str = "0123456789abcdef";
 
@@ -226,7 +230,9 @@ mod tests {
         let ended = |rest: &[Written<'_>]| {
             let all: Vec<_> = [(&release[..], Some(7))].into_iter().chain(rest.to_vec()).collect();
             match take_reserved(&mut request(&all)) {
-                Ok(ReservedCall::Release { outcome, rtt, .. }) => (outcome, rtt),
+                Ok(ReservedCall::Release { outcome, rtt, .. }) => {
+                    (OverloadAnswers::DEFAULT.classify(outcome), rtt)
+                }
                 other => panic!("{other:?}"),
             }
         };
@@ -242,6 +248,8 @@ mod tests {
         for (code, with_a_time, alone) in [
             (0, RequestOutcome::Ignored, RequestOutcome::Ignored),
             (200, RequestOutcome::Success, RequestOutcome::Ignored),
+            (404, RequestOutcome::Success, RequestOutcome::Ignored),
+            (429, RequestOutcome::Dropped, RequestOutcome::Dropped),
             (499, RequestOutcome::Success, RequestOutcome::Ignored),
             (500, RequestOutcome::Dropped, RequestOutcome::Dropped),
             (503, RequestOutcome::Dropped, RequestOutcome::Dropped),

@@ -25,7 +25,9 @@ use crate::kernel::concurrency::adaptive::{FleetShare, ProbeSchedule};
 use crate::kernel::concurrency::limiter::{
     AcquireDenial, LimiterConfig, LimiterEffect, LimiterEffects, LimiterEvent,
 };
-use crate::kernel::concurrency::{Limiter, Permit, QueueTicket, RequestOutcome};
+use crate::kernel::concurrency::{
+    Limiter, Permit, QueueTicket, ReportedOutcome, RequestOutcome, RetryAfterRule,
+};
 use crate::kernel::coordinator::{Heartbeat, HeartbeatReply, ShareTiming};
 use crate::kernel::units::{Incarnation, Nanos, Revision, Share};
 pub(in crate::engine) use strict::AcquireReply;
@@ -124,8 +126,31 @@ impl Bucket {
     pub(in crate::engine) fn step(&self, clock: &Clock, event: LimiterEvent) -> LimiterEffects {
         let mut state = self.0.lock();
         let now = clock.steady();
-        state.record_latency(now, event);
         state.step(now, event)
+    }
+
+    /// Releases `permit`. The rules of the limit decide the outcome of the request. Returns `false`
+    /// if the permit had expired.
+    pub(in crate::engine) fn release(
+        &self,
+        clock: &Clock,
+        permit: Permit,
+        reported: ReportedOutcome,
+        rtt: Option<Nanos>,
+    ) -> bool {
+        let mut state = self.0.lock();
+        let now = clock.steady();
+        let outcome = state.rules.overloaded_by.classify(reported);
+        let event = LimiterEvent::Release { permit, outcome, rtt };
+        state.record_latency(now, event);
+        let is_released = !state.step(now, event).contains(&LimiterEffect::Unknown);
+        if outcome == RequestOutcome::Dropped
+            && state.rules.retry_after == RetryAfterRule::Honour
+            && let Some(wait) = reported.retry_after()
+        {
+            state.step(now, LimiterEvent::PauseGrowth(wait));
+        }
+        is_released
     }
 
     /// Applies the limiter parameters `rules` of configuration `revision`. Without `shared`, this

@@ -29,7 +29,7 @@ use crate::engine::concurrency::{
 };
 use crate::engine::decide::path::validate;
 use crate::engine::{CheckError, Decision, Engine};
-use crate::kernel::concurrency::RequestOutcome;
+use crate::kernel::concurrency::ReportedOutcome;
 use crate::kernel::concurrency::adaptive::AdaptiveConfig;
 use crate::kernel::concurrency::limiter::LimiterConfig;
 use crate::kernel::decision::{Check, Cost, Reason, Verdict};
@@ -70,14 +70,14 @@ pub struct RequestPermits(SmallVec<[PermitGuard; 1]>);
 impl RequestPermits {
     /// Releases all permits. `rtt` is the latency of the request, if the caller measured it;
     /// otherwise the time since the acquire counts.
-    pub fn release(self, outcome: RequestOutcome, rtt: Option<Nanos>) {
+    pub fn release(self, outcome: impl Into<ReportedOutcome>, rtt: Option<Nanos>) {
         // The result does not matter: `false` only means that all permits had expired.
-        let _held = self.release_all(outcome, rtt);
+        let _held = self.release_all(outcome.into(), rtt);
     }
 
     /// Releases all permits. Returns `false` if there were none, or all of them had expired.
     #[must_use]
-    pub fn release_all(self, outcome: RequestOutcome, rtt: Option<Nanos>) -> bool {
+    pub fn release_all(self, outcome: ReportedOutcome, rtt: Option<Nanos>) -> bool {
         let rtt = rtt.or_else(|| self.common_age());
         self.0.into_iter().map(|held| held.release(outcome, rtt)).filter(|held| *held).count() != 0
     }

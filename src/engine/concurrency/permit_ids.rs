@@ -22,7 +22,7 @@ use crate::engine::{AdmissionOutcome, CheckError, Engine, RequestPermits};
 use crate::kernel::concurrency::permit_registry::{
     EarlyReleaseLimits, RegisterOutcome, ReleaseOutcome,
 };
-use crate::kernel::concurrency::{PermitRegistry, RequestOutcome};
+use crate::kernel::concurrency::{PermitRegistry, ReportedOutcome};
 use crate::kernel::decision::Check;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Event as _, PermitIdEvent};
@@ -176,7 +176,7 @@ impl Engine {
         &self,
         id: &str,
         source: Option<IpAddr>,
-        outcome: RequestOutcome,
+        outcome: impl Into<ReportedOutcome>,
         rtt: Option<Nanos>,
     ) -> bool {
         let released = self.permit_ids.0.lock().release(self.clock().steady(), &id.into(), &source);
@@ -190,14 +190,14 @@ impl Engine {
         };
         event.emit();
         let ReleaseOutcome::Released(permits) = released else { return false };
-        permits.release_all(outcome, rtt)
+        permits.release_all(outcome.into(), rtt)
     }
 
     /// Like [`Engine::release`], but does not remember an early release.
     pub(in crate::engine) fn release_known(
         &self,
         id: &str,
-        outcome: RequestOutcome,
+        outcome: ReportedOutcome,
         rtt: Option<Nanos>,
     ) -> IdState {
         let released = {

@@ -19,6 +19,7 @@ use super::usage::UsageMeter;
 use crate::config::concurrency::ConcurrencyFallback;
 use crate::engine::fleet::share_totals::ShareTotals;
 use crate::kernel::concurrency::Limiter;
+use crate::kernel::coordinator::aggregate::LimitFactor;
 use crate::kernel::coordinator::share_client::{GrantOutcome, LoadReport};
 use crate::kernel::coordinator::{
     ClockReading, CoordinatorConfig, Grant, Heartbeat, HeartbeatReply, ShareClient, ShareTiming,
@@ -443,7 +444,8 @@ impl ReplicaShare {
         let policy = limiter.adaptive_limit();
         let vote = (self.shared.min < self.shared.max)
             .then(|| self.usage.vote(policy.wanted_limit()?))
-            .flatten();
+            .flatten()
+            .map(|vote| if policy.is_growth_paused() { vote.min(LimitFactor::ONE) } else { vote });
         LoadReport { in_flight: Share(in_flight.into()), demand: wanted, vote }
     }
 }

@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use crate::engine::{Engine, Membership};
-use crate::kernel::concurrency::RequestOutcome;
+use crate::kernel::concurrency::ReportedOutcome;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Event as _, ForwardingEvent};
 
@@ -55,9 +55,9 @@ pub struct PermitUpdate<'i> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PermitEvent {
     /// The request has ended. Contains the upstream latency if it was measured.
-    Released(RequestOutcome, Option<Nanos>),
+    Released(ReportedOutcome, Option<Nanos>),
     /// The request has ended, and no replica knows its id, so this is an early release.
-    ReleasedUnknown(RequestOutcome, Option<Nanos>),
+    ReleasedUnknown(ReportedOutcome, Option<Nanos>),
     /// The request is still in flight.
     Renewed,
 }
@@ -128,10 +128,10 @@ impl<'i> PermitUpdate<'i> {
     pub fn release(
         id: &'i str,
         source: Option<IpAddr>,
-        how: RequestOutcome,
+        how: impl Into<ReportedOutcome>,
         rtt: Option<Nanos>,
     ) -> Self {
-        Self { id: Cow::Borrowed(id), event: PermitEvent::Released(how, rtt), source }
+        Self { id: Cow::Borrowed(id), event: PermitEvent::Released(how.into(), rtt), source }
     }
 
     /// Creates the renewal of `id`.

@@ -2,7 +2,7 @@
 
 use std::io::Read as _;
 
-use super::{EnvoyScene, FALLING_LIMIT, lower_limit, with_response_headers};
+use super::{EnvoyScene, FALLING_LIMIT, lower_limit};
 use crate::e2e::envoy::{Shipped, replace_once};
 use crate::support::http1;
 use crate::support::waiting::until;
@@ -10,7 +10,7 @@ use crate::support::waiting::until;
 /// If failures were measured, an upstream that fails immediately would look fast.
 #[test]
 fn failed_responses_lower_the_limit_and_are_not_measured() {
-    let scene = with_response_headers(FALLING_LIMIT);
+    let scene = EnvoyScene::with_limit(FALLING_LIMIT);
     lower_limit(&scene.service, &scene.upstream, || scene.send());
     let client = scene.send();
     scene.upstream.next().answer();
@@ -46,7 +46,7 @@ fn request_without_concurrency_limit_closes_its_stream() {
 #[test]
 fn every_completed_request_is_measured() {
     const EACH: &str = "- key: api_key\n  concurrency: {limit: 2}\n";
-    const SHOW: [&str; 2] = ["response_header_mode: SKIP", "response_header_mode: SEND"];
+    const SHOW: [&str; 2] = ["response_header_mode: SEND", "response_header_mode: SKIP"];
     for show in SHOW {
         let scene =
             EnvoyScene::changed(Shipped::ExtProc, EACH, |text| replace_once(text, SHOW[0], show));

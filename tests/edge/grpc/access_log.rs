@@ -25,7 +25,7 @@ use sluicegate::edge::grpc::access_log::{
 };
 use sluicegate::edge::health::Readiness;
 use sluicegate::engine::Engine;
-use sluicegate::kernel::concurrency::RequestOutcome;
+use sluicegate::kernel::concurrency::{OverloadAnswers, RequestOutcome};
 use sluicegate::kernel::decision::{Check, Cost, Descriptor};
 use sluicegate::kernel::units::{Hits, Nanos};
 use tokio::sync::{mpsc, watch};
@@ -61,8 +61,13 @@ fn entry(kind: AccessLogType, code: u32) -> HttpAccessLogEntry {
 fn ended(code: u32, change: impl FnOnce(&mut AccessLogCommon)) -> (RequestOutcome, Option<Nanos>) {
     let mut entry = entry(AccessLogType::DownstreamEnd, code);
     change(entry.common_properties.as_mut().unwrap());
-    match entry_event(&entry) {
-        EntryEvent::Ended { outcome, rtt } => (outcome, rtt),
+    by_default(&entry)
+}
+
+/// The outcome for a limit with the default list of answers that mean overload.
+fn by_default(entry: &HttpAccessLogEntry) -> (RequestOutcome, Option<Nanos>) {
+    match entry_event(entry) {
+        EntryEvent::Ended { outcome, rtt } => (OverloadAnswers::DEFAULT.classify(outcome), rtt),
         other => panic!("{other:?}"),
     }
 }
@@ -112,8 +117,40 @@ fn final_access_log_entry_has_latency_and_request_outcome() {
     let rtt = Some(Nanos(5_000_000));
     assert_eq!(ended(200, |_| {}), (RequestOutcome::Success, rtt));
     assert_eq!(ended(404, |_| {}), (RequestOutcome::Success, rtt));
+    assert_eq!(ended(429, |_| {}), (RequestOutcome::Dropped, rtt));
     assert_eq!(ended(503, |_| {}), (RequestOutcome::Dropped, rtt));
     assert_eq!(ended(0, |_| {}), (RequestOutcome::Ignored, rtt));
+}
+
+#[test]
+fn logged_grpc_status_determines_the_request_outcome() {
+    for (code, outcome) in [
+        ("0", RequestOutcome::Success),
+        ("8", RequestOutcome::Dropped),
+        ("14", RequestOutcome::Dropped),
+        ("5", RequestOutcome::Ignored),
+    ] {
+        for in_trailers in [true, false] {
+            let mut entry = entry(AccessLogType::DownstreamEnd, 200);
+            let response = entry.response.as_mut().unwrap();
+            let headers = if in_trailers {
+                &mut response.response_trailers
+            } else {
+                &mut response.response_headers
+            };
+            headers.insert("grpc-status".into(), code.into());
+            assert_eq!(by_default(&entry).0, outcome, "{code}, in trailers: {in_trailers}");
+        }
+    }
+}
+
+#[test]
+fn logged_retry_after_is_reported() {
+    let mut entry = entry(AccessLogType::DownstreamEnd, 429);
+    let response = entry.response.as_mut().unwrap();
+    response.response_headers.insert("retry-after".into(), "7".into());
+    let EntryEvent::Ended { outcome, .. } = entry_event(&entry) else { panic!() };
+    assert_eq!(outcome.retry_after(), Some(Nanos::from_secs(7)));
 }
 
 #[test]

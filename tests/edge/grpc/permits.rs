@@ -8,7 +8,7 @@ use sluicegate::edge::grpc::permits::api::permits_client::PermitsClient;
 use sluicegate::edge::grpc::permits::api::session_request::Request as StreamRequest;
 use sluicegate::edge::grpc::permits::api::session_response::Response as StreamResponse;
 use sluicegate::edge::grpc::permits::api::{
-    AcquireRequest, AcquireResponse, Descriptor, Entry, Error, Outcome, ReleaseRequest,
+    AcquireRequest, AcquireResponse, Answer, Descriptor, Entry, Error, Outcome, ReleaseRequest,
     RenewRequest, SessionRequest, SessionResponse,
 };
 use sluicegate::edge::health::Readiness;
@@ -42,7 +42,7 @@ fn release(id: &str) -> ReleaseRequest {
         id: id.into(),
         outcome: Outcome::Success.into(),
         rtt_us: Some(1_500),
-        owner: String::new(),
+        ..ReleaseRequest::default()
     }
 }
 
@@ -88,6 +88,34 @@ async fn acquire_enforces_the_limit_and_returns_the_rejection() {
         client.acquire(acquire(TWO)).await.unwrap().into_inner().has_permits,
         "it may ask again"
     );
+}
+
+/// A refusal lowers an AIMD limit of 10 by a tenth after 5 samples. A success raises it by one.
+#[tokio::test]
+async fn the_servers_answer_in_a_release_adapts_the_limit() {
+    for (http_status, grpc_status, limit) in [
+        (Some(429), None, 9),
+        (Some(503), None, 9),
+        (None, Some(14), 9),
+        (Some(200), Some(8), 9),
+        (Some(200), Some(5), 10),
+        (Some(404), None, 11),
+        (None, Some(0), 11),
+    ] {
+        let engine = engine_with_concurrency("limit: 10, adaptive: {algorithm: aimd}");
+        let (_served, mut client) = serve(&engine).await;
+        let ids: Vec<_> = (0..5).map(|n| format!("0123456789abcde{n}")).collect();
+        for id in &ids {
+            client.acquire(acquire(id)).await.unwrap();
+        }
+        for id in &ids {
+            let answer = Some(Answer { http_status, grpc_status, ..Answer::default() });
+            let ended = ReleaseRequest { outcome: 0, answer, ..release(id) };
+            assert!(client.release(ended).await.unwrap().into_inner().had_permits);
+        }
+        let load = engine.concurrency_snapshot("d", &[("k", "v")]).unwrap().load;
+        assert_eq!(load.limit, limit, "{http_status:?} {grpc_status:?}");
+    }
 }
 
 #[tokio::test]
@@ -137,6 +165,11 @@ async fn invalid_permit_calls_are_errors_and_acquire_no_permit() {
     for outcome in [0, 4] {
         let no_outcome = ReleaseRequest { outcome, ..release(ONE) };
         assert_eq!(client.release(no_outcome).await.unwrap_err().code(), Code::InvalidArgument);
+    }
+    for (http_status, grpc_status) in [(None, None), (Some(99), None), (Some(600), Some(8))] {
+        let answer = Some(Answer { http_status, grpc_status, ..Answer::default() });
+        let invalid_answer = ReleaseRequest { answer, ..release(ONE) };
+        assert_eq!(client.release(invalid_answer).await.unwrap_err().code(), Code::InvalidArgument);
     }
     assert_eq!(client.release(release("!")).await.unwrap_err().code(), Code::InvalidArgument);
     assert_eq!(client.renew(renew("!")).await.unwrap_err().code(), Code::InvalidArgument);

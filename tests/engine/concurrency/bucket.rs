@@ -10,8 +10,11 @@ use sluicegate::clock::Clock;
 use sluicegate::engine::concurrency::{
     AcquireError, BucketLoad, ConcurrencyLimits, PermitGuard, PermitRequest,
 };
-use sluicegate::kernel::concurrency::RequestOutcome;
+use sluicegate::kernel::concurrency::adaptive::{AdaptiveAlgorithm, AdaptiveConfig};
 use sluicegate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
+use sluicegate::kernel::concurrency::{
+    OverloadAnswers, ReportedOutcome, RequestOutcome, RetryAfterRule, UpstreamAnswer,
+};
 use sluicegate::kernel::units::{Nanos, Revision};
 use tokio::runtime::Runtime;
 
@@ -74,6 +77,73 @@ fn load(admission: &ConcurrencyLimits) -> BucketLoad {
 /// Creating a timer needs a runtime.
 fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap()
+}
+
+/// Releases five permits of an AIMD limit of 10 with `reported`, and returns the new limit.
+fn limit_after(
+    admission: &ConcurrencyLimits,
+    rules: &LimiterConfig,
+    reported: ReportedOutcome,
+) -> u32 {
+    let five = std::array::from_fn::<_, 5, _>(|_| acquire_now(admission, request(rules)).unwrap());
+    for permit in five {
+        assert!(permit.release(reported, Some(LONG)));
+    }
+    load(admission).limit
+}
+
+fn aimd(overloaded_by: OverloadAnswers, retry_after: RetryAfterRule) -> LimiterConfig {
+    let adaptive = Some(AdaptiveConfig { algorithm: AdaptiveAlgorithm::Aimd, min: 1, max: 10_000 });
+    LimiterConfig { adaptive, overloaded_by, retry_after, ..LimiterConfig::fixed(10) }
+}
+
+/// AIMD lowers the limit by a tenth for a drop, and raises it by one for a success.
+#[test]
+fn the_limits_own_list_decides_the_outcome_of_an_answer() {
+    let only_503 = OverloadAnswers::NONE.with_http(503..=503);
+    for (overloaded_by, status, limit) in [
+        (OverloadAnswers::DEFAULT, 200, 11),
+        (OverloadAnswers::DEFAULT, 429, 9),
+        (OverloadAnswers::DEFAULT, 500, 9),
+        (only_503, 503, 9),
+        (only_503, 429, 10),
+        (only_503, 500, 10),
+        (only_503, 404, 11),
+    ] {
+        let (_clock, admission) = manual_clock();
+        let answer = ReportedOutcome::Answered(UpstreamAnswer::with_http_status(status));
+        let rules = aimd(overloaded_by, RetryAfterRule::Ignore);
+        assert_eq!(limit_after(&admission, &rules, answer), limit, "{status}");
+    }
+}
+
+#[test]
+fn retry_after_pauses_growth_only_if_honoured_and_only_for_overload() {
+    for (rule, status, next) in [
+        (RetryAfterRule::Honour, 429, 9),
+        (RetryAfterRule::Ignore, 429, 10),
+        (RetryAfterRule::Honour, 302, 12),
+    ] {
+        let (clock, admission) = manual_clock();
+        let answer = UpstreamAnswer {
+            retry_after: Some(Nanos::from_secs(7)),
+            ..UpstreamAnswer::with_http_status(status)
+        };
+        let rules = aimd(OverloadAnswers::DEFAULT, rule);
+        limit_after(&admission, &rules, ReportedOutcome::Answered(answer));
+        let success = ReportedOutcome::Known(RequestOutcome::Success);
+        // The latency covers the whole pause, so only requests that start after the change count.
+        let mut finish = |rtt| {
+            let five = std::array::from_fn::<_, 6, _>(|_| acquire_now(&admission, request(&rules)));
+            advance(&clock, rtt);
+            for permit in five {
+                assert!(permit.unwrap().release(success, None));
+            }
+            load(&admission).limit
+        };
+        assert_eq!(finish(Nanos::from_secs(6)), next, "{rule:?} {status}");
+        assert_eq!(finish(Nanos::from_secs(6)), next + 1, "{rule:?} {status}: the pause is over");
+    }
 }
 
 #[test]

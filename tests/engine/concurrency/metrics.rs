@@ -7,8 +7,8 @@ use std::task::{Context, Poll, Waker};
 use sluicegate::clock::Clock;
 use sluicegate::engine::concurrency::{ConcurrencyLimits, PermitGuard, PermitRequest};
 use sluicegate::engine::{AdmissionOutcome, Engine};
-use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::concurrency::limiter::LimiterConfig;
+use sluicegate::kernel::concurrency::{ReportedOutcome, RequestOutcome, UpstreamAnswer};
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::units::{Nanos, Revision};
 
@@ -62,7 +62,8 @@ fn latency_averages_successes_with_weight_one_eighth() {
         let Clock::Manual(manual) = &*clock else { panic!() };
         manual.advance(Nanos(ms * Nanos::MILLI.0));
     };
-    for outcome in [RequestOutcome::Ignored, RequestOutcome::Dropped] {
+    let refusal = ReportedOutcome::Answered(UpstreamAnswer::with_http_status(429));
+    for outcome in [RequestOutcome::Ignored.into(), RequestOutcome::Dropped.into(), refusal] {
         assert!(acquire_now(&admission, b"a").release(outcome, Some(Nanos(5))));
         assert_eq!(rtt(), None);
     }

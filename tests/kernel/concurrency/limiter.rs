@@ -19,7 +19,7 @@ const fn ms(count: u64) -> Nanos {
 }
 
 fn rules(limit: u32, queue: Option<QueueConfig>) -> LimiterConfig {
-    LimiterConfig { limit, adaptive: None, queue }
+    LimiterConfig { queue, ..LimiterConfig::fixed(limit) }
 }
 
 const fn adaptive_rules(
@@ -28,9 +28,9 @@ const fn adaptive_rules(
     waiting: Option<QueueConfig>,
 ) -> LimiterConfig {
     LimiterConfig {
-        limit: 1,
         adaptive: Some(AdaptiveConfig { algorithm: law, min: 1, max }),
         queue: waiting,
+        ..LimiterConfig::fixed(1)
     }
 }
 

@@ -47,3 +47,4 @@ mod event_orders;
 mod limiter;
 mod permit_registry;
 mod permit_table;
+mod reported_outcome;

@@ -122,7 +122,8 @@ impl Upstream {
         let asked = AcquireRequest { id: id.clone(), domain, descriptors, max_wait_us: None };
         self.runtime.block_on(self.client.acquire(asked)).unwrap();
         let outcome = Outcome::Success.into();
-        let ended = ReleaseRequest { id, outcome, rtt_us: Some(5_000), owner: String::new() };
+        let ended =
+            ReleaseRequest { id, outcome, rtt_us: Some(5_000), ..ReleaseRequest::default() };
         self.runtime.block_on(self.client.release(ended)).unwrap();
     }
 }

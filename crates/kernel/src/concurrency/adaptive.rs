@@ -64,6 +64,14 @@ pub struct AdaptiveLimit {
     estimate: FixedPoint,
     state: AlgorithmState,
     jitter: u64,
+    growth_pause: Option<GrowthPause>,
+}
+
+/// A time in which the limit does not grow above `ceiling`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct GrowthPause {
+    ends_at: Nanos,
+    ceiling: FixedPoint,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -108,7 +116,8 @@ impl AdaptiveLimit {
     pub fn new(limit: u32, adaptive: Option<AdaptiveConfig>, jitter: u64) -> Self {
         let bounds = bounds(limit, adaptive);
         let estimate = FixedPoint::from_whole(limit).within(bounds.min, bounds.max);
-        Self { bounds, estimate, state: AlgorithmState::new(estimate, adaptive, jitter), jitter }
+        let state = AlgorithmState::new(estimate, adaptive, jitter);
+        Self { bounds, estimate, state, jitter, growth_pause: None }
     }
 
     /// The current limit, in requests.
@@ -147,8 +156,10 @@ impl AdaptiveLimit {
         }
     }
 
-    /// Updates the limit to `now`, because min RTT probes of the fleet start and end by time.
+    /// Updates the limit to `now`, because pauses of growth and the fleet's min RTT probes end by
+    /// time.
     pub fn advance(&mut self, now: Nanos) {
+        self.growth_pause = self.growth_pause.filter(|pause| now < pause.ends_at);
         let Self { bounds, estimate, state, .. } = self;
         if let AlgorithmState::Gradient(gradient) = state
             && let Some(limit) = gradient.fleet_limit(now)
@@ -157,11 +168,25 @@ impl AdaptiveLimit {
         }
     }
 
+    /// Prevents growth above the current limit until `ends_at`. A pause never ends earlier because
+    /// of a second one.
+    pub fn pause_growth(&mut self, ends_at: Nanos) {
+        let ends_at = self.growth_pause.map_or(ends_at, |pause| pause.ends_at.max(ends_at));
+        self.growth_pause = Some(GrowthPause { ends_at, ceiling: self.estimate });
+    }
+
+    /// Returns `true` if the limit must not grow now, and neither may a fleet's limit by the vote
+    /// of this replica.
+    #[must_use]
+    pub const fn is_growth_paused(&self) -> bool {
+        self.growth_pause.is_some()
+    }
+
     /// Updates the limit after a finished request. Growth needs at least half of the limit in
     /// flight, or half of this replica's `share` if that is smaller.
     pub fn record(&mut self, sample: &LatencySample, share: u32) {
         let ignored = sample.outcome == RequestOutcome::Ignored;
-        let Self { bounds, estimate, state, .. } = self;
+        let Self { bounds, estimate, state, growth_pause, .. } = self;
         let next = match state {
             AlgorithmState::Static => return,
             AlgorithmState::Gradient(gradient) => {
@@ -171,6 +196,8 @@ impl AdaptiveLimit {
             AlgorithmState::Aimd(aimd) => aimd.step(*estimate, sample, share),
             AlgorithmState::Gradient2(gradient2) => gradient2.step(*estimate, sample),
         };
+        let highest = growth_pause.map(|pause| pause.ceiling.max(*estimate));
+        let next = highest.map_or(next, |highest| next.min(highest));
         *estimate = next.within(bounds.min, bounds.max);
     }
 

@@ -33,8 +33,11 @@ use smallvec::SmallVec;
 use super::adaptive::{AdaptiveConfig, AdaptiveLimit, FleetShare, LatencySample};
 use super::in_flight::InFlightPermits;
 use super::queue::WaitQueue;
-use super::{Permit, QueueTicket, RequestOutcome};
+use super::{OverloadAnswers, Permit, QueueTicket, RequestOutcome, RetryAfterRule};
 use crate::units::Nanos;
+
+/// The longest time for which the limit does not grow after one answer of the backend.
+pub const MAX_GROWTH_PAUSE: Nanos = Nanos::from_secs(60);
 
 /// The configuration of one concurrency limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -45,13 +48,23 @@ pub struct LimiterConfig {
     pub adaptive: Option<AdaptiveConfig>,
     /// The queue of waiting requests; `None` denies a request at once when the limit is reached.
     pub queue: Option<QueueConfig>,
+    /// The answers of the backend that mean overload. The caller classifies each answer by them.
+    pub overloaded_by: OverloadAnswers,
+    /// Whether the caller pauses growth for the `Retry-After` of such an answer.
+    pub retry_after: RetryAfterRule,
 }
 
 impl LimiterConfig {
     /// A constant `limit` without a queue.
     #[must_use]
     pub const fn fixed(limit: u32) -> Self {
-        Self { limit, adaptive: None, queue: None }
+        Self {
+            limit,
+            adaptive: None,
+            queue: None,
+            overloaded_by: OverloadAnswers::DEFAULT,
+            retry_after: RetryAfterRule::Ignore,
+        }
     }
 }
 
@@ -100,6 +113,9 @@ pub enum LimiterEvent {
     Share(u32),
     /// A new share of this replica in a limit that all replicas of the fleet adapt together.
     FleetShare(FleetShare),
+    /// The backend asks clients to wait. The limit does not grow for this time, at most
+    /// [`MAX_GROWTH_PAUSE`].
+    PauseGrowth(Nanos),
     /// This replica's share expired: admit no request and time out every waiting request.
     Fence,
 }
@@ -195,6 +211,9 @@ impl Limiter {
             LimiterEvent::FleetShare(fleet_share) => {
                 self.share = fleet_share.share;
                 self.adaptive.set_fleet_share(now, Some(fleet_share));
+            }
+            LimiterEvent::PauseGrowth(pause) => {
+                self.adaptive.pause_growth(now.plus(pause.min(MAX_GROWTH_PAUSE)));
             }
             LimiterEvent::Fence => {
                 let waiters = std::iter::from_fn(|| self.queue.pop());

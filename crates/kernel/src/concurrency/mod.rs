@@ -13,12 +13,14 @@ pub mod limiter;
 pub mod permit_registry;
 pub mod permit_table;
 mod queue;
+pub mod reported_outcome;
 
 pub use adaptive::AdaptiveLimit;
 pub use in_flight::Permit;
 pub use limiter::Limiter;
 pub use permit_registry::PermitRegistry;
 pub use queue::QueueTicket;
+pub use reported_outcome::{OverloadAnswers, ReportedOutcome, RetryAfterRule, UpstreamAnswer};
 
 /// The result of a request, which decides if its latency is evidence about the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -41,6 +41,19 @@ pub struct Update {
     /// The client address of a release that the receiver may have to remember: 4 or 16 bytes, or empty.
     #[prost(bytes = "vec", tag = "5")]
     pub source: ::prost::alloc::vec::Vec<u8>,
+    #[prost(message, optional, tag = "6")]
+    pub answer: ::core::option::Option<Answer>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Answer {
+    #[prost(uint32, optional, tag = "1")]
+    pub http_status: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "2")]
+    pub grpc_status: ::core::option::Option<u32>,
+    #[prost(bool, tag = "3")]
+    pub has_latency: bool,
+    #[prost(uint64, optional, tag = "4")]
+    pub retry_after_ns: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct BatchResult {

@@ -11,19 +11,22 @@ use std::net::IpAddr;
 use super::api::{self, Update};
 use crate::engine::fleet::forwarding::{IdState, PermitEvent, PermitUpdate};
 use crate::engine::validate_id;
-use crate::kernel::concurrency::RequestOutcome;
+use crate::kernel::concurrency::{
+    OverloadAnswers, ReportedOutcome, RequestOutcome, UpstreamAnswer,
+};
 use crate::kernel::units::Nanos;
 
 /// The largest number of releases and renewals in one batch.
 pub const MAX_BATCH_MESSAGES: usize = 1_000;
 
 pub(super) fn encode(update: &PermitUpdate<'_>) -> Update {
-    let (event, request_outcome, rtt) = match update.event {
+    let (event, reported, rtt) = match update.event {
         PermitEvent::Released(how, rtt) => (api::Event::Released, Some(how), rtt),
         PermitEvent::ReleasedUnknown(how, rtt) => (api::Event::ReleasedUnknown, Some(how), rtt),
         PermitEvent::Renewed => (api::Event::Renewed, None, None),
     };
-    let outcome = match request_outcome {
+    // A replica of an earlier version does not know the answer, so it gets the default outcome.
+    let outcome = match reported.map(|reported| OverloadAnswers::DEFAULT.classify(reported)) {
         None => api::Outcome::Unspecified,
         Some(RequestOutcome::Success) => api::Outcome::Success,
         Some(RequestOutcome::Ignored) => api::Outcome::Ignored,
@@ -40,17 +43,41 @@ pub(super) fn encode(update: &PermitUpdate<'_>) -> Update {
         outcome: outcome.into(),
         rtt_ns: rtt.map(|rtt| rtt.0),
         source,
+        answer: reported.and_then(encode_answer),
+    }
+}
+
+fn encode_answer(reported: ReportedOutcome) -> Option<api::Answer> {
+    let ReportedOutcome::Answered(answer) = reported else { return None };
+    Some(api::Answer {
+        http_status: answer.http.map(u32::from),
+        grpc_status: answer.grpc.map(u32::from),
+        has_latency: answer.has_latency,
+        retry_after_ns: answer.retry_after.map(|wait| wait.0),
+    })
+}
+
+fn decode_answer(answer: &api::Answer) -> UpstreamAnswer {
+    UpstreamAnswer {
+        http: answer.http_status.map(|status| u16::try_from(status).unwrap_or(u16::MAX)),
+        grpc: answer.grpc_status.map(|code| u8::try_from(code).unwrap_or(u8::MAX)),
+        has_latency: answer.has_latency,
+        retry_after: answer.retry_after_ns.map(Nanos),
     }
 }
 
 pub(super) fn decode(message: &Update) -> Option<PermitUpdate<'_>> {
     validate_id(&message.id).ok()?;
     let rtt = message.rtt_ns.map(Nanos);
-    let request_outcome = || match message.outcome() {
-        api::Outcome::Success => Some(RequestOutcome::Success),
-        api::Outcome::Ignored => Some(RequestOutcome::Ignored),
-        api::Outcome::Dropped => Some(RequestOutcome::Dropped),
-        api::Outcome::Unspecified => None,
+    let request_outcome = || {
+        let outcome = match message.outcome() {
+            api::Outcome::Success => RequestOutcome::Success,
+            api::Outcome::Ignored => RequestOutcome::Ignored,
+            api::Outcome::Dropped => RequestOutcome::Dropped,
+            api::Outcome::Unspecified => return None,
+        };
+        let answer = message.answer.as_ref().map(decode_answer);
+        Some(answer.map_or(ReportedOutcome::Known(outcome), ReportedOutcome::Answered))
     };
     let event = match message.event() {
         api::Event::Released => PermitEvent::Released(request_outcome()?, rtt),
@@ -101,13 +128,38 @@ mod tests {
 
     const ID: &str = "0123456789abcdef";
 
+    fn answers() -> impl Iterator<Item = UpstreamAnswer> {
+        let statuses = [(None, Some(14)), (Some(429), None), (Some(200), Some(0))];
+        statuses.into_iter().flat_map(|(http, grpc)| {
+            [(true, None), (false, Some(Nanos(7)))].map(|(has_latency, retry_after)| {
+                UpstreamAnswer { http, grpc, has_latency, retry_after }
+            })
+        })
+    }
+
+    #[test]
+    fn replicas_of_an_earlier_version_get_the_default_outcome() {
+        for (status, outcome) in [
+            (429, api::Outcome::Dropped),
+            (503, api::Outcome::Dropped),
+            (404, api::Outcome::Success),
+        ] {
+            let answer = ReportedOutcome::Answered(UpstreamAnswer::with_http_status(status));
+            let message = encode(&PermitUpdate::release(ID, None, answer, None));
+            assert_eq!(message.outcome(), outcome, "{status}");
+        }
+    }
+
     #[test]
     fn forwarded_releases_survive_encoding_and_decoding() {
         let (rtt, outcomes) = (
             Some(Nanos(7)),
-            [RequestOutcome::Success, RequestOutcome::Ignored, RequestOutcome::Dropped],
+            [RequestOutcome::Success, RequestOutcome::Ignored, RequestOutcome::Dropped]
+                .map(ReportedOutcome::Known)
+                .into_iter()
+                .chain(answers().map(ReportedOutcome::Answered)),
         );
-        let ends = outcomes.into_iter().flat_map(|how| {
+        let ends = outcomes.flat_map(|how| {
             [
                 PermitEvent::Released(how, rtt),
                 PermitEvent::Released(how, None),

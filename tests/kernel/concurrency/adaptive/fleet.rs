@@ -49,7 +49,7 @@ impl GradientReplica {
     fn new(capacity: u64) -> Self {
         let adaptive =
             Some(AdaptiveConfig { algorithm: AdaptiveAlgorithm::Gradient, min: 1, max: 1_000 });
-        let mut limiter = Limiter::new(&LimiterConfig { limit: 10, adaptive, queue: None }, 7);
+        let mut limiter = Limiter::new(&LimiterConfig { adaptive, ..LimiterConfig::fixed(10) }, 7);
         limiter.step(START, LimiterEvent::FleetShare(FLEET_SHARE));
         let (out, permits) = Default::default();
         Self { limiter, now: START, capacity, takes: 10, out, permits, least: u32::MAX }

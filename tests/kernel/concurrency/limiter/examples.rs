@@ -7,7 +7,7 @@ use sluicegate::kernel::concurrency::limiter::{
 };
 use sluicegate::kernel::units::Nanos;
 
-use super::{START, ms, queue, release, rules, rules_for};
+use super::{START, adaptive_rules, ms, queue, release, rules, rules_for};
 
 const STREAM: LimiterEvent = LimiterEvent::Acquire { lifetime: None, timeout: Nanos(u64::MAX) };
 
@@ -52,6 +52,46 @@ fn a_fence_admits_no_queued_request() {
     let effects = limiter.step(START.plus(ms(200)), LimiterEvent::Fence);
     assert!(effects.contains(&LimiterEffect::TimedOut(ticket)), "{effects:?}");
     assert_eq!((limiter.in_flight(), limiter.queue_len()), (0, 0));
+}
+
+/// Fills the limit and releases all permits with success after 10 ms, until `end`.
+fn use_the_limit(limiter: &mut Limiter, now: &mut Nanos, end: Nanos) {
+    while *now < end {
+        let out: Vec<_> = (0..limiter.limit())
+            .filter_map(|_| match limiter.step(*now, STREAM)[..] {
+                [LimiterEffect::Admit(permit)] => Some(permit),
+                _ => None,
+            })
+            .collect();
+        *now = now.plus(ms(10));
+        for permit in out {
+            limiter.step(*now, release(permit));
+        }
+    }
+}
+
+#[test]
+fn a_paused_limit_does_not_grow_before_the_pause_ends() {
+    for algorithm in
+        [AdaptiveAlgorithm::Gradient, AdaptiveAlgorithm::Gradient2, AdaptiveAlgorithm::Aimd]
+    {
+        // A pause above 60 s counts as 60 s.
+        for (pause, seconds) in [(2, 2), (90, 60)] {
+            let rules = adaptive_rules(algorithm, 1_000, None);
+            let mut limiter = Limiter::new(&LimiterConfig { limit: 4, ..rules }, 0);
+            let mut now = START;
+            limiter.step(now, LimiterEvent::PauseGrowth(Nanos::from_secs(pause)));
+            // A shorter pause does not end the first one.
+            limiter.step(now, LimiterEvent::PauseGrowth(ms(1)));
+            let end = START.plus(Nanos::from_secs(seconds));
+            while now < end {
+                use_the_limit(&mut limiter, &mut now, now.plus(ms(10)));
+                assert!(limiter.limit() <= 4, "{algorithm:?} {} at {now:?}", limiter.limit());
+            }
+            use_the_limit(&mut limiter, &mut now, end.plus(Nanos::from_secs(5)));
+            assert!(4 < limiter.limit(), "{algorithm:?} stays at {}", limiter.limit());
+        }
+    }
 }
 
 /// Source: `limiter.rs` guarantees that a step allocates only at a new maximum in flight.

@@ -221,7 +221,8 @@ impl PeerFleet {
     /// Sends a release by the permits API. Returns `true` if the permit was in use.
     fn release_by_api(&self, at: usize, id: &str, owner: &str) -> bool {
         let (outcome, owner) = (Outcome::Success.into(), owner.to_owned());
-        let asked = ReleaseRequest { id: id.to_owned(), outcome, rtt_us: None, owner };
+        let asked =
+            ReleaseRequest { id: id.to_owned(), outcome, owner, ..ReleaseRequest::default() };
         let mut client = PermitsClient::new(self.channel(at));
         self.runtime.block_on(client.release(asked)).unwrap().into_inner().had_permits
     }
@@ -368,7 +369,7 @@ fn a_forwarded_release_takes_milliseconds() {
         let owner = scene.acquire(Protocol::Permits, 0, &id(number));
         let mut client = PermitsClient::new(scene.channel(1));
         let (outcome, id) = (Outcome::Success.into(), id(number));
-        let asked = ReleaseRequest { id, outcome, rtt_us: None, owner };
+        let asked = ReleaseRequest { id, outcome, owner, ..ReleaseRequest::default() };
         let began = now();
         assert!(scene.runtime.block_on(client.release(asked)).unwrap().into_inner().had_permits);
         began.elapsed()

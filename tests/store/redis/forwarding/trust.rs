@@ -17,7 +17,7 @@ const SECRET: &str = "the-secret-of-this-fleet-1";
 
 fn update(id: &str) -> Update {
     let (event, outcome) = (Event::Released.into(), Outcome::Success.into());
-    Update { id: id.to_owned(), event, outcome, rtt_ns: None, source: Vec::new() }
+    Update { id: id.to_owned(), event, outcome, ..Update::default() }
 }
 
 fn batch(from: &str, to: &str, sequence: u64, updates: Vec<Update>) -> Batch {
