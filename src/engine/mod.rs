@@ -210,14 +210,14 @@ impl Engine {
         let before = self.active.load_full();
         let counters = before.as_deref().map(|before| &before.counters);
         let counters = RuleCounters::new(&config, self.policy.max_counted_rules, counters);
-        let active = ActiveConfig { config: Arc::clone(&config), counters };
-        self.active.store(Some(Arc::new(active)));
+        let active = Arc::new(ActiveConfig { config, counters });
+        self.active.store(Some(Arc::clone(&active)));
         if let Some(leases) = &self.leases {
-            leases.apply_config(before.as_deref().map(|before| &*before.config), &config);
+            leases.apply_config(before.as_deref().map(|before| &*before.config), &active);
         }
         // After the swap, so that the reload includes buckets that the old configuration creates
         // meanwhile.
-        self.reload_concurrency_limits(&config);
+        self.reload_concurrency_limits(&active);
     }
 
     /// Returns the current configuration.

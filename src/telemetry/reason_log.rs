@@ -123,7 +123,7 @@ impl QuietLog {
     /// Records a success at `now`. Returns `true` if it ends the condition, which must be logged
     /// then.
     pub fn record_success(&mut self, now: Instant) -> bool {
-        if !self.last.is_some_and(|last| QUIET_TIME <= now - last) {
+        if self.last.is_none_or(|last| now - last < QUIET_TIME) {
             return false;
         }
         self.last = None;

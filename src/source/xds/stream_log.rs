@@ -23,11 +23,10 @@ impl StreamLog {
     /// Records that a stream failed with `error`. The next one starts after `wait`.
     pub(super) fn record_failure(&mut self, server: &XdsServer, error: &str, wait: Duration) {
         let retry_in = format!("{:.1}s", wait.as_secs_f64());
-        match self.0.count(error, Instant::now()) {
-            Some(DueLine { times }) => {
-                tracing::warn!(%server, %error, times, %retry_in, "xDS stream failed, keeping the current limits and retrying");
-            }
-            None => tracing::debug!(%server, %error, %retry_in, "xDS stream failed again"),
+        if let Some(DueLine { times }) = self.0.count(error, Instant::now()) {
+            tracing::warn!(%server, %error, times, %retry_in, "xDS stream failed, keeping the current limits and retrying");
+        } else {
+            tracing::debug!(%server, %error, %retry_in, "xDS stream failed again");
         }
     }
 

@@ -88,7 +88,7 @@ async fn ext_authz(served: &Served, number: u64) -> Named {
     let header = match reply.http_response.unwrap() {
         HttpResponse::DeniedResponse(denied) => in_options(&denied.headers),
         HttpResponse::OkResponse(ok) => in_options(&ok.response_headers_to_add),
-        other => panic!("{other:?}"),
+        HttpResponse::ErrorResponse(error) => panic!("{error:?}"),
     };
     (header, in_metadata(reply.dynamic_metadata))
 }
