@@ -8,6 +8,7 @@
 //! Not covered:
 //! - The syntax and the keys of a file (see [`super::raw`]).
 
+mod adaptive_block;
 mod calendar_block;
 mod concurrency_block;
 pub(crate) mod duration;
@@ -402,6 +403,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         if let Some(settings) = read {
             let concurrency_block::ConcurrencySettings {
                 rules,
+                aggregate,
                 mode,
                 on_store_failure,
                 max_duration,
@@ -410,6 +412,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             let (shadow, path, place) = (raw.shadow_mode, path.into(), place.into());
             let concurrency_limit = ConcurrencyLimit {
                 rules,
+                aggregate,
                 mode,
                 on_store_failure,
                 max_duration,

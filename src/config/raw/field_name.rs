@@ -43,6 +43,13 @@ crate::kernel::named_enum! {
         Algorithm = "algorithm",
         Min = "min",
         Max = "max",
+        Target = "target",
+        Tolerance = "tolerance",
+        Increase = "increase",
+        Decrease = "decrease",
+        Window = "window",
+        Fleet = "fleet",
+        Aggregate = "aggregate",
         Queue = "queue",
         Size = "size",
         Timeout = "timeout",
@@ -96,9 +103,15 @@ impl FieldName {
                 | Self::Limit
                 | Self::Min
                 | Self::Max
+                | Self::Increase
                 | Self::Size
                 | Self::Status
         )
+    }
+
+    /// Returns `true` for a key whose value is a decimal number.
+    pub(super) const fn is_decimal(self) -> bool {
+        matches!(self, Self::Tolerance | Self::Decrease)
     }
 
     /// Returns the key that replaced the old name `name`, if it is `valid` in the block.

@@ -12,6 +12,7 @@ use crate::config::concurrency::{self, ConcurrencyFallback};
 use crate::config::settings::nearest;
 use crate::config::{ChargePolicy, FallbackMode, Unit};
 use crate::kernel::concurrency::adaptive::AdaptiveAlgorithm;
+use crate::kernel::coordinator::aggregate::VoteAggregate;
 
 /// The permitted keywords of one field, each with its meaning.
 pub(crate) type Keywords<T> = [(&'static str, T)];
@@ -86,6 +87,10 @@ pub(crate) const ALGORITHMS: &Keywords<AdaptiveAlgorithm> = &[
     ("gradient2", AdaptiveAlgorithm::Gradient2),
     ("aimd", AdaptiveAlgorithm::Aimd),
 ];
+
+/// The keywords of `aggregate`, the rule that combines the votes of the replicas.
+pub(crate) const VOTE_AGGREGATES: &Keywords<VoteAggregate> =
+    &[("median", VoteAggregate::Median), ("min", VoteAggregate::Min)];
 
 pub(crate) const FALLBACK_MODES: &Keywords<FallbackMode> = &[
     ("error", FallbackMode::Error),

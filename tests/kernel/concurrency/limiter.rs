@@ -22,16 +22,8 @@ fn rules(limit: u32, queue: Option<QueueConfig>) -> LimiterConfig {
     LimiterConfig { limit, adaptive: None, queue }
 }
 
-const fn adaptive_rules(
-    law: AdaptiveAlgorithm,
-    max: u32,
-    waiting: Option<QueueConfig>,
-) -> LimiterConfig {
-    LimiterConfig {
-        limit: 1,
-        adaptive: Some(AdaptiveConfig { algorithm: law, min: 1, max }),
-        queue: waiting,
-    }
+fn adaptive_rules(law: AdaptiveAlgorithm, max: u32, waiting: Option<QueueConfig>) -> LimiterConfig {
+    LimiterConfig { limit: 1, adaptive: Some(AdaptiveConfig::new(law, 1, max)), queue: waiting }
 }
 
 const fn queue(size: u32, timeout: Nanos) -> QueueConfig {
