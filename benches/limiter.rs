@@ -26,6 +26,7 @@ use sluicegate::kernel::concurrency::limiter::{
     Limiter, LimiterConfig, LimiterEffect, LimiterEvent,
 };
 use sluicegate::kernel::concurrency::{Permit, RequestOutcome};
+use sluicegate::kernel::coordinator::aggregate::VoteAggregate;
 use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate::store::heartbeat::{ShareRound, ShareRoundReply};
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
@@ -66,7 +67,7 @@ fn release(limiter: &mut Limiter, now: Nanos, permit: Permit) {
 }
 
 fn pairs(bencher: Bencher<'_, '_>, adaptive: Option<AdaptiveAlgorithm>, keep: Option<Nanos>) {
-    let adaptive = adaptive.map(|law| AdaptiveConfig { algorithm: law, min: 8, max: 512 });
+    let adaptive = adaptive.map(|law| AdaptiveConfig::new(law, 8, 512));
     let limiter =
         Mutex::new(Limiter::new(&LimiterConfig { adaptive, ..LimiterConfig::fixed(64) }, 0));
     let mut now = Nanos::SECOND;
@@ -152,8 +153,9 @@ fn ask() -> PermitRequest<'static> {
 fn ask_of_fleet() -> PermitRequest<'static> {
     let (max_duration, on_failure) = (Nanos::from_secs(60), ConcurrencyFallback::Deny);
     let (min, start, max) = (CEILING, CEILING, CEILING);
+    let aggregate = VoteAggregate::default();
     PermitRequest {
-        shared: Some(SharedLimit { min, start, max, max_duration, on_failure }),
+        shared: Some(SharedLimit { min, start, max, aggregate, max_duration, on_failure }),
         ..ask()
     }
 }

@@ -108,8 +108,7 @@ pub fn bare_gradient2(trace: &[Shock]) -> Played {
 /// An algorithm of Sluicegate with limits from 1 to 40, started at 1. Each request in flight in a
 /// step is one sample of the latency.
 pub fn product(trace: &[Shock], law: AdaptiveAlgorithm) -> Played {
-    let mut policy =
-        AdaptiveLimit::new(1, Some(AdaptiveConfig { algorithm: law, min: 1, max: 40 }), 0);
+    let mut policy = AdaptiveLimit::new(1, Some(AdaptiveConfig::new(law, 1, 40)), 0);
     let mut now = Nanos::SECOND;
     play(trace, 1.0, &mut |latency, k| {
         let rtt = Nanos((latency.max(0.001) * 1e9) as u64);

@@ -35,9 +35,7 @@ const SEED: u64 = 42;
 const START: u32 = 10;
 
 fn policies() -> [(&'static str, AdaptiveLimit); 4] {
-    let of = |law| {
-        AdaptiveLimit::new(START, Some(AdaptiveConfig { algorithm: law, min: 1, max: CLIENTS }), 7)
-    };
+    let of = |law| AdaptiveLimit::new(START, Some(AdaptiveConfig::new(law, 1, CLIENTS)), 7);
     [
         ("gradient", of(AdaptiveAlgorithm::Gradient)),
         ("aimd", of(AdaptiveAlgorithm::Aimd)),

@@ -4,7 +4,11 @@
 //! - Enforcement (see [`crate::kernel::concurrency`]).
 
 use super::rule::RuleNumber;
+use std::ops::RangeInclusive;
+
+use crate::kernel::concurrency::adaptive::Hundredths;
 use crate::kernel::concurrency::limiter::LimiterConfig;
+use crate::kernel::coordinator::aggregate::VoteAggregate;
 use crate::kernel::units::Nanos;
 
 /// The default of `max_duration`, the lifetime of a permit whose release never arrives.
@@ -21,6 +25,15 @@ pub const SMALL_LIMIT: u32 = 10;
 /// The smallest concurrency limit for which `mode: strict` causes warning W32. A limit of this size
 /// can be split into shares, which avoids a store call for each request.
 pub const LARGE_LIMIT: u32 = 1_000;
+
+/// The permitted values of `adaptive.tolerance`.
+pub const TOLERANCE: RangeInclusive<Hundredths> = Hundredths(105)..=Hundredths(1_000);
+
+/// The permitted values of `adaptive.decrease`.
+pub const DECREASE: RangeInclusive<Hundredths> = Hundredths(10)..=Hundredths(99);
+
+/// The permitted values of `adaptive.increase`.
+pub const INCREASE: RangeInclusive<u32> = 1..=1_000;
 
 /// The replicas over which a concurrency limit counts requests in flight (field `mode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,6 +68,8 @@ pub struct ConcurrencyLimit {
     pub has_rate_limit: bool,
     /// The initial limit, the bounds and algorithm of an adaptive limit, and the queue.
     pub rules: LimiterConfig,
+    /// The rule that combines the replicas' votes on a shared adaptive limit.
+    pub aggregate: VoteAggregate,
     /// The mode, if the file has one. Without it, the limit is fleet-wide (`shared`) with a shared
     /// store and `local` with the memory store.
     pub mode: Option<ConcurrencyMode>,

@@ -18,6 +18,7 @@ use super::{Calendar, FallbackMode, Limit, LimitMode, LimitWindow, Rule};
 use crate::kernel::concurrency::adaptive::AdaptiveConfig;
 use crate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
 use crate::kernel::concurrency::{OverloadAnswers, RetryAfterRule};
+use crate::kernel::coordinator::aggregate::VoteAggregate;
 use crate::kernel::lease::sizer::LeaseSizing;
 use crate::kernel::lease::{LeaseTerms, Overshoot};
 use crate::kernel::rate::Strategy;
@@ -141,12 +142,12 @@ impl fmt::Display for ConcurrencyLimit {
         let LimiterConfig { limit, adaptive, queue: waiting, overloaded_by, retry_after } =
             &self.rules;
         write!(f, "{limit} in flight")?;
-        if let Some(AdaptiveConfig { algorithm: law, min, max }) = adaptive {
-            write!(
-                f,
-                ", {} from {min} to {max}",
-                keywords::keyword_of(keywords::ALGORITHMS, *law)
-            )?;
+        if let Some(adaptive) = adaptive {
+            write_adaptive(f, adaptive)?;
+        }
+        if self.aggregate != VoteAggregate::default() {
+            let aggregate = keywords::keyword_of(keywords::VOTE_AGGREGATES, self.aggregate);
+            write!(f, ", aggregate {aggregate}")?;
         }
         if *overloaded_by != OverloadAnswers::DEFAULT {
             write!(f, ", overloaded by [{}]", AnswerListText(overloaded_by))?;
@@ -172,6 +173,22 @@ impl fmt::Display for ConcurrencyLimit {
         write!(f, ", rejected with {}", self.reject)?;
         f.write_str(if self.shadow { ", shadow" } else { "" })
     }
+}
+
+/// Formats an adaptive limit as `, aimd from 8 to 512, target 200ms, increase 2`.
+fn write_adaptive(f: &mut fmt::Formatter<'_>, adaptive: &AdaptiveConfig) -> fmt::Result {
+    let AdaptiveConfig { algorithm, min, max, tuning } = adaptive;
+    let algorithm = keywords::keyword_of(keywords::ALGORITHMS, *algorithm);
+    write!(f, ", {algorithm} from {min} to {max}")?;
+    let parameters: [(&str, Option<&dyn fmt::Display>); 5] = [
+        ("target", tuning.target.as_ref().map(|it| it as _)),
+        ("tolerance", tuning.tolerance.as_ref().map(|it| it as _)),
+        ("increase", tuning.increase.as_ref().map(|it| it as _)),
+        ("decrease", tuning.decrease.as_ref().map(|it| it as _)),
+        ("window", tuning.window.as_ref().map(|it| it as _)),
+    ];
+    let set = parameters.into_iter().filter_map(|(name, value)| Some((name, value?)));
+    set.into_iter().try_for_each(|(name, value)| write!(f, ", {name} {value}"))
 }
 
 /// Formats the response as `503, retry after 1s, "busy"`.

@@ -232,6 +232,8 @@ pub struct Concurrency {
     pub limit: Option<Spanned<u32>>,
     /// Adapts the limit to measured latency.
     pub adaptive: Option<Adaptive>,
+    /// The cooperation of the replicas on an adaptive limit in mode `shared`.
+    pub fleet: Option<Fleet>,
     /// The replicas to which the limit applies. `shared`, the default with a shared store: the
     /// whole fleet, split into shares. `strict`, for limits too small to split: the whole fleet,
     /// with a store call for each request. `local`: each replica has the whole limit for itself.
@@ -276,6 +278,39 @@ pub struct Adaptive {
     /// time, at most 60 s. Default: `ignore`.
     #[schemars(schema_with = "schema::retry_after_rule")]
     pub retry_after: Option<Spanned<String>>,
+    /// The mean latency that requests must not exceed, `1ms` to `1h`: above it the limit falls, and
+    /// above nine tenths of it the limit does not grow. Default: none.
+    #[schemars(schema_with = "schema::optional_duration")]
+    pub target: Option<Spanned<String>>,
+    /// The multiple of the min RTT above which the limit falls, 1.05 to 10. Default: 1.3 for
+    /// `gradient`, otherwise 2.
+    #[schemars(schema_with = "schema::tolerance")]
+    pub tolerance: Option<Spanned<String>>,
+    /// The requests that one update adds to the limit, 1 to 1000; not for `gradient`. Default: 1
+    /// for `aimd`, the square root of the limit for `gradient2`.
+    #[schemars(schema_with = "schema::increase")]
+    pub increase: Option<Spanned<u32>>,
+    /// The factor by which a failure lowers the limit, 0.1 to 0.99; not for `gradient`. Default:
+    /// 0.9 for `aimd`, 0.5 for `gradient2`.
+    #[schemars(schema_with = "schema::decrease")]
+    pub decrease: Option<Spanned<String>>,
+    /// The duration of one window of samples, `10ms` to `1m`, after which the limit changes.
+    /// Default: about one round trip of the requests in flight; one request for `gradient2`.
+    #[schemars(schema_with = "schema::optional_duration")]
+    pub window: Option<Spanned<String>>,
+}
+
+/// The cooperation of the replicas on an adaptive limit in mode `shared`.
+#[derive(Clone, Debug, Default, JsonSchema)]
+#[schemars(deny_unknown_fields, default)]
+pub struct Fleet {
+    /// The position of the block in the file.
+    #[schemars(skip)]
+    pub span: Span,
+    /// The change of the limit, from the changes for which replicas vote: the lower `median`, or
+    /// the smallest (`min`). Default: `median`.
+    #[schemars(schema_with = "schema::aggregate")]
+    pub aggregate: Option<Spanned<String>>,
 }
 
 /// The queue of requests that wait for a permit.

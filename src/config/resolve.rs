@@ -8,6 +8,7 @@
 //! Not covered:
 //! - The syntax and the keys of a file (see [`super::raw`]).
 
+mod adaptive_block;
 mod calendar_block;
 mod concurrency_block;
 pub(crate) mod duration;
@@ -408,6 +409,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         if let Some(settings) = read {
             let concurrency_block::ConcurrencySettings {
                 rules,
+                aggregate,
                 mode,
                 on_store_failure,
                 max_duration,
@@ -418,6 +420,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
                 number: RuleNumber::default(),
                 has_rate_limit: false,
                 rules,
+                aggregate,
                 mode,
                 on_store_failure,
                 max_duration,

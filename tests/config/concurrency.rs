@@ -47,7 +47,7 @@ fn concurrency_block_sets_limit_queue_and_rejection() {
          queue: {size: 100, timeout: 300ms}, \
          reject: {status: 429, retry_after: 1500ms, body: 'busy, retry shortly'}",
     );
-    let adaptive = Some(AdaptiveConfig { algorithm: AdaptiveAlgorithm::Aimd, min: 8, max: 512 });
+    let adaptive = Some(AdaptiveConfig::new(AdaptiveAlgorithm::Aimd, 8, 512));
     let timeout = Nanos(300 * Nanos::MILLI.0);
     let waiting = Some(QueueConfig { size: 100, timeout });
     assert_eq!(all.rules, LimiterConfig { adaptive, queue: waiting, ..LimiterConfig::fixed(64) });
@@ -57,14 +57,8 @@ fn concurrency_block_sets_limit_queue_and_rejection() {
         RejectReply { status: 429, retry_after, body: "busy, retry shortly".into() }
     );
     let bounds = |limit| ceiling(&format!("limit: {limit}, adaptive: {{}}")).rules.adaptive;
-    assert_eq!(
-        bounds(64),
-        Some(AdaptiveConfig { algorithm: AdaptiveAlgorithm::Gradient, min: 1, max: 1000 })
-    );
-    assert_eq!(
-        bounds(2000),
-        Some(AdaptiveConfig { algorithm: AdaptiveAlgorithm::Gradient, min: 1, max: 2000 })
-    );
+    assert_eq!(bounds(64), Some(AdaptiveConfig::new(AdaptiveAlgorithm::Gradient, 1, 1000)));
+    assert_eq!(bounds(2000), Some(AdaptiveConfig::new(AdaptiveAlgorithm::Gradient, 1, 2000)));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Tests of the fields that Sluicegate adds to the file format of envoyproxy/ratelimit.
 
+mod adaptive_block;
 mod leased;
 mod on_excess;
 

@@ -215,7 +215,12 @@ fn schema_accepts_files_without_findings() {
         ["mode: ", "on_store_failure: ", "queue: ", "adaptive: {algorithm: }"].map(ceiling),
     );
     files.extend(
-        ["adaptive: {min: , max: }", "reject: {status: , retry_after: , body: }"].map(ceiling),
+        [
+            "adaptive: {min: , max: , target: , tolerance: , increase: , decrease: , window: }",
+            "fleet: {aggregate: }",
+            "reject: {status: , retry_after: , body: }",
+        ]
+        .map(ceiling),
     );
     for file in files {
         let (_, findings) = load(&[("a.yaml", &file)], false).unwrap();

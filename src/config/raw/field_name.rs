@@ -44,6 +44,13 @@ crate::kernel::named_enum! {
         OverloadedBy = "overloaded_by",
         Min = "min",
         Max = "max",
+        Target = "target",
+        Tolerance = "tolerance",
+        Increase = "increase",
+        Decrease = "decrease",
+        Window = "window",
+        Fleet = "fleet",
+        Aggregate = "aggregate",
         Queue = "queue",
         Size = "size",
         Timeout = "timeout",
@@ -97,6 +104,7 @@ impl FieldName {
                 | Self::Limit
                 | Self::Min
                 | Self::Max
+                | Self::Increase
                 | Self::Size
                 | Self::Status
         )
@@ -105,6 +113,11 @@ impl FieldName {
     /// Returns `true` for a key whose value is a list of texts and numbers.
     pub(super) fn is_list_of_scalars(self) -> bool {
         self == Self::OverloadedBy
+    }
+
+    /// Returns `true` for a key whose value is a decimal number.
+    pub(super) const fn is_decimal(self) -> bool {
+        matches!(self, Self::Tolerance | Self::Decrease)
     }
 
     /// Returns the key that replaced the old name `name`, if it is `valid` in the block.

@@ -6,7 +6,7 @@
 use super::field_name::FieldName;
 use super::typed::{Block, FieldMap, FieldTarget, ListItem};
 use super::{
-    Adaptive, Calendar, Concurrency, Defaults, Descriptor, File, Queue, RateLimit, Reject,
+    Adaptive, Calendar, Concurrency, Defaults, Descriptor, File, Fleet, Queue, RateLimit, Reject,
 };
 use crate::config::diagnostic::{Span, Spanned};
 
@@ -84,6 +84,7 @@ fields! {
     Concurrency (span, is_incomplete) {
         Limit => limit,
         Adaptive => adaptive,
+        Fleet => fleet,
         Mode => mode,
         OnStoreFailure => on_store_failure,
         Queue => queue,
@@ -95,8 +96,14 @@ fields! {
         Min => min,
         Max => max,
         OverloadedBy => overloaded_by,
-        RetryAfter => retry_after
+        RetryAfter => retry_after,
+        Target => target,
+        Tolerance => tolerance,
+        Increase => increase,
+        Decrease => decrease,
+        Window => window
     }
+    Fleet (span) { Aggregate => aggregate }
     Queue (span, is_incomplete) { Size => size, Timeout => timeout }
     Reject (span) { Status => status, RetryAfter => retry_after, Body => body }
 }
@@ -105,6 +112,7 @@ impl Block for Defaults {}
 impl Block for Calendar {}
 impl Block for Concurrency {}
 impl Block for Adaptive {}
+impl Block for Fleet {}
 impl Block for Queue {}
 impl Block for Reject {}
 impl Block for RateLimit {

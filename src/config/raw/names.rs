@@ -213,11 +213,13 @@ impl NameChecker<'_, '_> {
     fn check_leaf(&mut self, word: FieldName, leaf: YamlId) {
         let Some((text, value)) = self.tree.scalar(leaf) else { return };
         let what = match &value {
+            ScalarValue::Float(_) if word.is_decimal() => return,
             ScalarValue::Float(_) => "a number with a fraction or exponent",
             ScalarValue::Unsigned(_) => "an integer of more than 64 bits",
             _ => return,
         };
-        let message = format!("`{}: {text}` is {what}, which no field accepts", word.as_str());
+        let message =
+            format!("`{}: {text}` is {what}, which this field does not accept", word.as_str());
         let help = help_for_number(word, text, &value);
         self.report_error(Code::FractionOrTooBig, leaf, message, Some(help));
     }

@@ -6,10 +6,14 @@
 //! Not covered:
 //! - The schema of the file (see [`crate::config::schema`]).
 
+use std::ops::RangeInclusive;
+
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
+use crate::config::concurrency::{DECREASE, INCREASE, TOLERANCE};
 use crate::config::resolve::{duration, keywords, overshoot};
+use crate::kernel::concurrency::adaptive::Hundredths;
 
 /// Returns the schema of a text. A YAML number or boolean is accepted as the text that is written.
 pub(super) fn text(_: &mut SchemaGenerator) -> Schema {
@@ -93,6 +97,28 @@ pub(super) fn overloaded_by(_: &mut SchemaGenerator) -> Schema {
         words.chain(keywords::GRPC_CODES.iter().map(|(word, _)| *word)).collect();
     let status = json!({"type": "integer", "minimum": 400, "maximum": 599});
     json_schema!({"type": ["array", "null"], "items": {"anyOf": [status, {"enum": words}]}})
+}
+
+pub(super) fn aggregate(_: &mut SchemaGenerator) -> Schema {
+    one_of(keywords::VOTE_AGGREGATES.iter().map(|&(word, _)| word))
+}
+
+pub(super) fn tolerance(_: &mut SchemaGenerator) -> Schema {
+    decimal(&TOLERANCE)
+}
+
+pub(super) fn decrease(_: &mut SchemaGenerator) -> Schema {
+    decimal(&DECREASE)
+}
+
+pub(super) fn increase(_: &mut SchemaGenerator) -> Schema {
+    let (min, max) = INCREASE.into_inner();
+    or_null(&json_schema!({"type": "integer", "minimum": min, "maximum": max}))
+}
+
+fn decimal(range: &RangeInclusive<Hundredths>) -> Schema {
+    let (min, max) = (f64::from(range.start().0) / 100.0, f64::from(range.end().0) / 100.0);
+    json_schema!({"type": ["number", "null"], "minimum": min, "maximum": max})
 }
 
 pub(super) fn status(_: &mut SchemaGenerator) -> Schema {

@@ -17,19 +17,17 @@ use crate::config::concurrency::{
 };
 use crate::config::diagnostic::{Code, Span, Spanned};
 use crate::config::raw;
-use crate::kernel::concurrency::adaptive::AdaptiveConfig;
 use crate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
 use crate::kernel::concurrency::{OverloadAnswers, RetryAfterRule};
+use crate::kernel::coordinator::aggregate::VoteAggregate;
 use crate::kernel::units::Nanos;
-
-/// The default of `adaptive.max`, the upper bound of an adaptive limit.
-const DEFAULT_ADAPTIVE_MAX: u32 = 1000;
 
 /// The old name of the mode `shared`. Rate limits still have a mode with this name.
 const OLD_SHARED_MODE: &str = "leased";
 
 pub(super) struct ConcurrencySettings {
     pub(super) rules: LimiterConfig,
+    pub(super) aggregate: VoteAggregate,
     pub(super) mode: Option<ConcurrencyMode>,
     pub(super) on_store_failure: ConcurrencyFallback,
     pub(super) max_duration: Nanos,
@@ -53,6 +51,7 @@ impl ConcurrencyReader<'_, '_, '_> {
         let reject = self.reject(raw.reject.as_ref());
         let mode = self.mode();
         self.warn_unsuitable_mode(mode, limit);
+        let aggregate = self.aggregate(mode);
         let on_store_failure = self.fallback(mode);
         let word = raw.max_duration.as_ref();
         let max_duration =
@@ -70,7 +69,8 @@ impl ConcurrencyReader<'_, '_, '_> {
             retry_after,
         };
         let (max_duration, reject) = (max_duration?, reject?);
-        Some(ConcurrencySettings { rules, mode, on_store_failure, max_duration, reject })
+        let aggregate = aggregate?;
+        Some(ConcurrencySettings { rules, aggregate, mode, on_store_failure, max_duration, reject })
     }
 
     fn limit(&mut self) -> Option<u32> {
@@ -85,27 +85,6 @@ impl ConcurrencyReader<'_, '_, '_> {
         };
         let fix = "use at least 1; to deny everything, use a `rate_limit` of 0 requests";
         self.at_least_one("limit", limit, fix)
-    }
-
-    fn adaptive(&mut self, raw: &raw::Adaptive, limit: Option<u32>) -> Option<AdaptiveConfig> {
-        let mut ask = KeywordReader { file: self.file, findings: self.findings };
-        let law = ask.keyword(keywords::ALGORITHMS, "algorithm", raw.algorithm.as_ref());
-        let is_known_algorithm = law.is_some() || raw.algorithm.is_none();
-        let fix = "use at least 1: with a limit of 0, there is no latency to measure";
-        let min = raw.min.as_ref().map_or(Some(1), |min| self.at_least_one("min", min, fix));
-        let max = raw.max.as_ref().map_or_else(
-            || Some(DEFAULT_ADAPTIVE_MAX.max(limit?)),
-            |max| self.at_least_one("max", max, "use at least the value of `min`"),
-        );
-        let (limit, min, max) = (limit?, min?, max?);
-        if limit < min || max < limit {
-            let message = format!("`limit: {limit}` is not between `min` {min} and `max` {max}");
-            let fix = "change one of the three: `limit` is the initial limit";
-            let span = self.raw.limit.as_ref().map_or(raw.span, |limit| limit.span);
-            self.error(Code::Contradiction, span, message, fix);
-            return None;
-        }
-        is_known_algorithm.then(|| AdaptiveConfig { algorithm: law.unwrap_or_default(), min, max })
     }
 
     fn retry_after(&mut self) -> RetryAfterRule {
@@ -244,7 +223,12 @@ impl ConcurrencyReader<'_, '_, '_> {
         self.error(Code::LongExposure, span, message, fix);
     }
 
-    fn at_least_one(&mut self, word: &str, number: &Spanned<u32>, help: &str) -> Option<u32> {
+    pub(super) fn at_least_one(
+        &mut self,
+        word: &str,
+        number: &Spanned<u32>,
+        help: &str,
+    ) -> Option<u32> {
         if number.value == 0 {
             let message = format!("`{word}: 0` is too small");
             self.error(Code::OutOfRange, number.span, message, help);
@@ -252,7 +236,7 @@ impl ConcurrencyReader<'_, '_, '_> {
         (0 < number.value).then_some(number.value)
     }
 
-    fn duration(&mut self, word: &str, text: &Spanned<String>) -> Option<Nanos> {
+    pub(super) fn duration(&mut self, word: &str, text: &Spanned<String>) -> Option<Nanos> {
         let example = "use a whole number and `ms`, `s`, `m` or `h`, such as `300ms`";
         let (message, help) = match duration::parse(&text.value) {
             Ok(Nanos(0)) => {
@@ -265,7 +249,7 @@ impl ConcurrencyReader<'_, '_, '_> {
         None
     }
 
-    fn error(&mut self, code: Code, span: Span, message: String, help: &str) {
+    pub(super) fn error(&mut self, code: Code, span: Span, message: String, help: &str) {
         self.findings.add(code, FileSpan { file: self.file, span }, message, help);
     }
 }

@@ -13,6 +13,7 @@ use crate::config::settings::nearest;
 use crate::config::{ChargePolicy, FallbackMode, Unit};
 use crate::kernel::concurrency::RetryAfterRule;
 use crate::kernel::concurrency::adaptive::AdaptiveAlgorithm;
+use crate::kernel::coordinator::aggregate::VoteAggregate;
 
 /// The permitted keywords of one field, each with its meaning.
 pub(crate) type Keywords<T> = [(&'static str, T)];
@@ -115,6 +116,9 @@ pub(crate) const GRPC_CODES: &Keywords<u8> = &[
     ("DATA_LOSS", 15),
     ("UNAUTHENTICATED", 16),
 ];
+/// The keywords of `aggregate`, the rule that combines the votes of the replicas.
+pub(crate) const VOTE_AGGREGATES: &Keywords<VoteAggregate> =
+    &[("median", VoteAggregate::Median), ("min", VoteAggregate::Min)];
 
 pub(crate) const FALLBACK_MODES: &Keywords<FallbackMode> = &[
     ("error", FallbackMode::Error),

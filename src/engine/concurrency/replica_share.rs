@@ -19,7 +19,7 @@ use super::usage::UsageMeter;
 use crate::config::concurrency::ConcurrencyFallback;
 use crate::engine::fleet::share_totals::ShareTotals;
 use crate::kernel::concurrency::Limiter;
-use crate::kernel::coordinator::aggregate::LimitFactor;
+use crate::kernel::coordinator::aggregate::{LimitFactor, VoteAggregate};
 use crate::kernel::coordinator::share_client::{GrantOutcome, LoadReport};
 use crate::kernel::coordinator::{
     ClockReading, CoordinatorConfig, Grant, Heartbeat, HeartbeatReply, ShareClient, ShareTiming,
@@ -40,6 +40,8 @@ pub struct SharedLimit {
     pub start: u32,
     /// The largest value of the fleet-wide limit.
     pub max: u32,
+    /// The rule that combines the replicas' votes on the limit.
+    pub aggregate: VoteAggregate,
     /// The longest duration of a request.
     pub max_duration: Nanos,
     /// The behavior of the limit during a store outage.
@@ -462,12 +464,13 @@ fn make_coordinator_config(shared: &SharedLimit, terms: ShareTiming) -> Coordina
     let [min, start, max] = [shared.min, shared.start, shared.max].map(|it| Share(it.into()));
     let max = max.min(crate::kernel::coordinator::config::MOST);
     let config = CoordinatorConfig::new(terms, min.min(max), start.min(max), max);
+    let aggregate = shared.aggregate;
     // Never happens with a validated configuration. A limit of 1 is the safe choice.
-    config.unwrap_or(CoordinatorConfig {
+    config.map(|config| CoordinatorConfig { aggregate, ..config }).unwrap_or(CoordinatorConfig {
         timing: terms,
         min: Share(1),
         start: Share(1),
         max: Share(1),
-        aggregate: crate::kernel::coordinator::aggregate::VoteAggregate::default(),
+        aggregate,
     })
 }

@@ -122,7 +122,8 @@ impl FleetReporter {
         let start = limit.rules.limit;
         let (min, max) = limit.rules.adaptive.map_or((start, start), |it| (it.min, it.max));
         let (max_duration, on_failure) = (limit.max_duration, limit.on_store_failure);
-        Some(SharedLimit { min, start, max, max_duration, on_failure })
+        let aggregate = limit.aggregate;
+        Some(SharedLimit { min, start, max, aggregate, max_duration, on_failure })
     }
 
     /// Returns the parameters of a limit in mode `strict`. `None` for other modes.

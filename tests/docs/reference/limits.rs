@@ -14,7 +14,7 @@ use super::assert_page;
 
 /// Definitions of the JSON Schema in the order of the page. Each has the field that contains it and
 /// the page with details.
-const BLOCKS: [(&str, &str, &str); 9] = [
+const BLOCKS: [(&str, &str, &str); 10] = [
     ("", "A file", "limits.md"),
     ("Defaults", "`defaults`", "limits.md"),
     ("Descriptor", "`descriptors`", "limits.md"),
@@ -22,6 +22,7 @@ const BLOCKS: [(&str, &str, &str); 9] = [
     ("Calendar", "`calendar`", "limits.md"),
     ("Concurrency", "`concurrency`", "guides/concurrency-limits.md"),
     ("Adaptive", "`adaptive`", "guides/adaptive-concurrency.md"),
+    ("Fleet", "`fleet`", "guides/adaptive-concurrency.md"),
     ("Queue", "`queue`", "limits.md"),
     ("Reject", "`reject`", "limits.md"),
 ];
@@ -82,6 +83,9 @@ fn describe_values(property: &Value) -> String {
         return all.join("; or ");
     }
     let kinds = kinds(&property["type"]);
+    if kinds.contains("number") {
+        return format!("number from {} to {}", property["minimum"], property["maximum"]);
+    }
     match (property["minimum"].as_u64(), property["maximum"].as_u64()) {
         (Some(least), Some(most)) if most == u64::from(u32::MAX) => {
             format!("whole number from {least}")

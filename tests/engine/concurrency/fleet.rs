@@ -17,6 +17,7 @@ use std::time::Duration;
 use futures_util::future::{join_all, poll_immediate};
 use sluicegate::engine::AdmissionOutcome;
 use sluicegate::engine::concurrency::ShareSnapshot;
+use sluicegate::kernel::coordinator::aggregate::VoteAggregate;
 use sluicegate::kernel::decision::Check;
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::units::Nanos;
@@ -102,6 +103,19 @@ fn new_replica_splits_many_reports_into_small_calls() {
     assert_eq!(store.share_calls.load(Relaxed), 3);
     // Four replicas are expected. A report costs 10 µs + 4 · 3 µs, and 45 reports fit in 1 ms.
     assert_eq!(store.largest_round.load(Relaxed), 45);
+}
+
+#[test]
+fn reports_carry_the_vote_rule_of_the_limit() {
+    for (fields, aggregate) in
+        [("", VoteAggregate::Median), (", fleet: {aggregate: min}", VoteAggregate::Min)]
+    {
+        let store = FaultyStore::new();
+        let limit = format!("limit: 4, adaptive: {{}}, mode: shared{fields}");
+        let mut replica = Replica::new(&store, "a", &limit);
+        assert!(replica.try_acquire());
+        assert_eq!(store.last_config.lock().unwrap().aggregate, aggregate);
+    }
 }
 
 fn name_of(value: &str) -> CounterKey {

@@ -22,13 +22,13 @@ fn rules(limit: u32, queue: Option<QueueConfig>) -> LimiterConfig {
     LimiterConfig { queue, ..LimiterConfig::fixed(limit) }
 }
 
-const fn adaptive_rules(
+fn adaptive_rules(
     law: AdaptiveAlgorithm,
     max: u32,
     waiting: Option<QueueConfig>,
 ) -> LimiterConfig {
     LimiterConfig {
-        adaptive: Some(AdaptiveConfig { algorithm: law, min: 1, max }),
+        adaptive: Some(AdaptiveConfig::new(law, 1, max)),
         queue: waiting,
         ..LimiterConfig::fixed(1)
     }

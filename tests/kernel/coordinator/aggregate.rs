@@ -140,6 +140,29 @@ fn limits_after_one_vote(vote: LimitFactor) -> Vec<u64> {
     ceilings.skip(2).collect()
 }
 
+/// The limit after twelve heartbeats of replicas that vote for the factors 1, 2 and 1/2. It starts at
+/// 64.
+fn limit_of_disagreeing_replicas(aggregate: VoteAggregate) -> u64 {
+    let law = CoordinatorConfig::new(timing(), Share(8), Share(64), Share(512)).unwrap();
+    let mut store = LimitCoordinator::new(CoordinatorConfig { aggregate, ..law });
+    let mut fleet: Vec<ShareClient> = (0..3).map(|id| share_client(id, 1)).collect();
+    let votes = [LimitFactor::ONE, LimitFactor::TWICE, LimitFactor(LimitFactor::ONE.0 / 2)];
+    for beat in 0..12 {
+        for (index, (member, vote)) in (0..).zip(fleet.iter_mut().zip(votes)) {
+            let vote = (1 < beat).then_some(vote);
+            let load = LoadReport { in_flight: Share(0), demand: Share(1_000), vote };
+            store.round_trip(beat * 10 + index, member, &load);
+        }
+    }
+    store.coordinator.limit().0
+}
+
+#[test]
+fn the_limit_follows_the_median_or_the_smallest_vote() {
+    assert_eq!(limit_of_disagreeing_replicas(VoteAggregate::Median), 64);
+    assert_eq!(limit_of_disagreeing_replicas(VoteAggregate::Min), 8, "the lower bound");
+}
+
 #[test]
 fn a_vote_is_counted_once() {
     let half = LimitFactor(LimitFactor::ONE.0 / 2);

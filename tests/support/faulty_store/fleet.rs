@@ -44,6 +44,7 @@ impl FleetStore for FaultyStore {
         self.largest_round.fetch_max(round.reports.len(), Relaxed);
         let names = round.reports.iter().map(|report| report.bucket.clone()).collect();
         self.reported.lock().push(names);
+        *self.last_config.lock() = round.reports.last().map(|report| report.law);
         if self.is_unavailable.load(Relaxed) {
             return StoreReply::Ready(Err(StoreFailure::Unreachable));
         }

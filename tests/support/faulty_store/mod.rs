@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
 use parking_lot::Mutex;
+use sluicegate::kernel::coordinator::CoordinatorConfig;
 use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::units::Nanos;
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
@@ -60,6 +61,8 @@ pub struct FaultyStore {
     pub largest_round: AtomicUsize,
     /// The reported buckets of each share round.
     pub reported: Mutex<Vec<Vec<Box<[u8]>>>>,
+    /// The coordinator's configuration in the last report of a share.
+    pub last_config: Mutex<Option<CoordinatorConfig>>,
     pub acquire_calls: AtomicUsize,
     pub permit_report_calls: AtomicUsize,
     pub last_acquire: Mutex<Option<StrictPermitRequest>>,
@@ -105,6 +108,7 @@ impl FaultyStore {
             share_calls: AtomicUsize::new(0),
             largest_round: AtomicUsize::new(0),
             reported: Mutex::default(),
+            last_config: Mutex::default(),
             acquire_calls: AtomicUsize::new(0),
             permit_report_calls: AtomicUsize::new(0),
             last_acquire: Mutex::default(),

@@ -7,6 +7,8 @@
 //! | [`aimd`] | +1 while latency is near the minimum, otherwise × 0.9 | once a round trip |
 //! | [`gradient2`] | limit · tolerance · min RTT / RTT + √limit, smoothed | at every sample |
 //!
+//! [`AdaptiveTuning`] replaces the constants of these rules.
+//!
 //! With a [`FleetShare`], `gradient` adapts the fleet's whole limit together with the other
 //! replicas. The other algorithms use only this replica's own requests, as if it were alone.
 //!
@@ -22,6 +24,7 @@ pub mod gradient2;
 mod latency_stats;
 mod round_trip;
 mod sample;
+mod tuning;
 mod windowed_min;
 
 use aimd::Aimd;
@@ -29,6 +32,7 @@ use fixed_point::FixedPoint;
 use gradient::Gradient;
 use gradient2::Gradient2;
 pub use sample::{FleetShare, LatencySample, ProbeSchedule};
+pub use tuning::{AdaptiveTuning, Hundredths};
 
 use super::RequestOutcome;
 use crate::coordinator::aggregate;
@@ -43,6 +47,16 @@ pub struct AdaptiveConfig {
     pub min: u32,
     /// The upper bound of the limit.
     pub max: u32,
+    /// The parameters of the algorithm.
+    pub tuning: AdaptiveTuning,
+}
+
+impl AdaptiveConfig {
+    /// A configuration with the default parameters of `algorithm`.
+    #[must_use]
+    pub fn new(algorithm: AdaptiveAlgorithm, min: u32, max: u32) -> Self {
+        Self { algorithm, min, max, tuning: AdaptiveTuning::default() }
+    }
 }
 
 /// The algorithms that a configuration file can name.
@@ -90,13 +104,22 @@ enum AlgorithmState {
 
 impl AlgorithmState {
     fn new(limit: FixedPoint, adaptive: Option<AdaptiveConfig>, jitter: u64) -> Self {
-        match adaptive.map(|adaptive| adaptive.algorithm) {
-            None => Self::Static,
-            Some(AdaptiveAlgorithm::Gradient) => {
-                Self::Gradient(Box::new(Gradient::new(limit, jitter)))
+        let Some(AdaptiveConfig { algorithm, tuning, .. }) = adaptive else { return Self::Static };
+        match algorithm {
+            AdaptiveAlgorithm::Gradient => {
+                Self::Gradient(Box::new(Gradient::new(limit, jitter, tuning)))
             }
-            Some(AdaptiveAlgorithm::Aimd) => Self::Aimd(Aimd::default()),
-            Some(AdaptiveAlgorithm::Gradient2) => Self::Gradient2(Gradient2::default()),
+            AdaptiveAlgorithm::Aimd => Self::Aimd(Aimd::new(tuning)),
+            AdaptiveAlgorithm::Gradient2 => Self::Gradient2(Gradient2::new(tuning)),
+        }
+    }
+
+    fn set_tuning(&mut self, tuning: AdaptiveTuning) {
+        match self {
+            Self::Static => {}
+            Self::Gradient(gradient) => gradient.set_tuning(tuning),
+            Self::Aimd(aimd) => aimd.set_tuning(tuning),
+            Self::Gradient2(gradient2) => gradient2.set_tuning(tuning),
         }
     }
 
@@ -210,6 +233,7 @@ impl AdaptiveLimit {
             self.estimate = FixedPoint::from_whole(limit);
             self.state = AlgorithmState::new(self.estimate, adaptive, self.jitter);
         }
+        self.state.set_tuning(adaptive.map_or_else(AdaptiveTuning::default, |it| it.tuning));
         self.estimate = self.estimate.within(self.bounds.min, self.bounds.max);
     }
 }

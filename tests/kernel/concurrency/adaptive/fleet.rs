@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use sluicegate::kernel::concurrency::adaptive::{
-    AdaptiveAlgorithm, AdaptiveConfig, FleetShare, ProbeSchedule,
+    AdaptiveAlgorithm, AdaptiveConfig, AdaptiveTuning, FleetShare, Hundredths, ProbeSchedule,
 };
 use sluicegate::kernel::concurrency::limiter::{
     Limiter, LimiterConfig, LimiterEffect, LimiterEvent,
@@ -47,8 +47,12 @@ struct GradientReplica {
 
 impl GradientReplica {
     fn new(capacity: u64) -> Self {
-        let adaptive =
-            Some(AdaptiveConfig { algorithm: AdaptiveAlgorithm::Gradient, min: 1, max: 1_000 });
+        Self::with_tuning(capacity, AdaptiveTuning::default())
+    }
+
+    fn with_tuning(capacity: u64, tuning: AdaptiveTuning) -> Self {
+        let config = AdaptiveConfig::new(AdaptiveAlgorithm::Gradient, 1, 1_000);
+        let adaptive = Some(AdaptiveConfig { tuning, ..config });
         let mut limiter = Limiter::new(&LimiterConfig { adaptive, ..LimiterConfig::fixed(10) }, 7);
         limiter.step(START, LimiterEvent::FleetShare(FLEET_SHARE));
         let (out, permits) = Default::default();
@@ -187,6 +191,51 @@ fn faster_backend_is_probed_before_a_growth_vote() {
     assert_eq!(replica.estimate(), Some(FractionalLimit::from_share(Share(8))));
     replica.run_for(4_000);
     assert!(FractionalLimit::from_share(Share(8)) < replica.estimate().unwrap());
+}
+
+/// The vote of a replica under `tuning`, as the share that it wants instead of 8.
+fn wanted_share(capacity: u64, tuning: AdaptiveTuning) -> u64 {
+    let mut replica = GradientReplica::with_tuning(capacity, tuning);
+    replica.run_for(9_000);
+    replica.estimate().unwrap().round_down().0
+}
+
+#[test]
+fn a_target_bounds_the_growth_vote() {
+    let target = |millis| AdaptiveTuning {
+        target: Some(Nanos(millis * MILLI)),
+        ..AdaptiveTuning::default()
+    };
+    assert_eq!(wanted_share(1_000, AdaptiveTuning::default()), 16);
+    assert_eq!(wanted_share(1_000, target(15)), 10, "8 · 0.9 · 15 / 10");
+    assert_eq!(wanted_share(1_000, target(11)), 8, "no growth above nine tenths");
+    assert_eq!(wanted_share(1_000, target(8)), 5, "8 · 0.9 · 8 / 10");
+}
+
+#[test]
+fn tolerance_sets_the_queue_of_the_whole_fleet() {
+    let tolerance = |hundredths| AdaptiveTuning {
+        tolerance: Some(Hundredths(hundredths)),
+        ..AdaptiveTuning::default()
+    };
+    // 40 requests in flight at a capacity of 20 are a slowdown of 2.
+    assert_eq!(wanted_share(20, tolerance(130)), 5, "8 · 1.3 / 2");
+    assert_eq!(wanted_share(20, tolerance(180)), 7, "8 · 1.8 / 2");
+}
+
+#[test]
+fn a_replica_votes_after_its_window() {
+    let window = Some(Nanos::from_secs(3));
+    let tuning = AdaptiveTuning { window, ..AdaptiveTuning::default() };
+    let mut replica = GradientReplica::with_tuning(1_000, tuning);
+    replica.run_for(9_000);
+    assert!(replica.estimate().is_some());
+    let larger = FleetShare { share: 10, limit: 50, ..FLEET_SHARE };
+    replica.limiter.step(replica.now, LimiterEvent::FleetShare(larger));
+    replica.run_for(2_900);
+    assert_eq!(replica.estimate(), None, "the window under the new limit is not over");
+    replica.run_for(500);
+    assert!(replica.estimate().is_some());
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod fleet;
 mod latent_capacity;
 mod real_backend;
+mod tuning;
 
 use proptest::prelude::*;
 use sluicegate::kernel::concurrency::RequestOutcome;
@@ -17,8 +18,8 @@ const ALGORITHMS: [AdaptiveAlgorithm; 3] =
     [AdaptiveAlgorithm::Gradient, AdaptiveAlgorithm::Gradient2, AdaptiveAlgorithm::Aimd];
 const NO_FLEET: u32 = u32::MAX;
 
-const fn bounded(algorithm: AdaptiveAlgorithm, min: u32, max: u32) -> AdaptiveConfig {
-    AdaptiveConfig { algorithm, min, max }
+fn bounded(algorithm: AdaptiveAlgorithm, min: u32, max: u32) -> AdaptiveConfig {
+    AdaptiveConfig::new(algorithm, min, max)
 }
 
 fn adaptive_limit(algorithm: AdaptiveAlgorithm, start: u32) -> AdaptiveLimit {
@@ -80,12 +81,13 @@ proptest! {
     fn the_limit_stays_within_its_bounds(
         law in prop::sample::select(&ALGORITHMS[..]),
         (min, max, start, share) in (0..50_u32, 0..200_u32, 0..300_u32, 0..300_u32),
-        jitter in any::<u64>(),
+        (jitter, tuning) in (any::<u64>(), tuning::parameters()),
         samples in proptest::collection::vec(
             (any::<u64>(), prop_oneof![0..10_u64, any::<u64>()], any::<u32>(), outcomes()), 1..400,
         ),
     ) {
-        let mut policy = AdaptiveLimit::new(start, Some(bounded(law, min, max)), jitter);
+        let config = AdaptiveConfig { tuning, ..bounded(law, min, max) };
+        let mut policy = AdaptiveLimit::new(start, Some(config), jitter);
         for (at, rtt, in_flight, outcome) in samples {
             policy.record(&LatencySample { ended_at: Nanos(at), rtt: Nanos(rtt), in_flight, outcome }, share);
             let low = min.max(1);

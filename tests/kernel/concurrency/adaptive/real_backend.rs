@@ -20,8 +20,7 @@ fn gradient_keeps_its_bounds_with_few_workers() {
     for workers in [4.0, 16.0] {
         for service in [0.03, 0.3] {
             let scene = Scene { workers, service, spread: Spread::Narrow, seed: 42 };
-            let adaptive =
-                AdaptiveConfig { algorithm: AdaptiveAlgorithm::Gradient, min: 1, max: 1_000 };
+            let adaptive = AdaptiveConfig::new(AdaptiveAlgorithm::Gradient, 1, 1_000);
             let got = scene.run(AdaptiveLimit::new(10, Some(adaptive), 7));
             for ((phase, best), got) in scene.phases().iter().zip(scene.best()).zip(got) {
                 assert!(keeps(&got, &best), "{scene:?} {phase:?}: {got:?}, best {best:?}");

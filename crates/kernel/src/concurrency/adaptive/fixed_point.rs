@@ -12,7 +12,7 @@ const ONE: u64 = 1 << 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct FixedPoint(u64);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Fraction {
     pub(super) numerator: u64,
     pub(super) denominator: u64,

@@ -39,6 +39,9 @@
 //! * **Fluctuating capacity.** If the measured capacity changes by more than its error for many
 //!   windows (moving average above 5 %), it is soon outdated. After a drain the limit then returns
 //!   to 5 · C. This costs one queue, which measures the capacity again.
+//! * **Parameters.** `tolerance` replaces 1.3 and scales both thresholds (`thresholds.rs`). With a
+//!   `target` latency, the limit is at most the multiple of C that takes nine tenths of it. A
+//!   `window` ends by time.
 //!
 //! Guarantees:
 //! - The size of the state is bounded.
@@ -56,22 +59,25 @@ mod drain;
 mod fleet;
 mod measurement;
 mod probe;
+mod thresholds;
 
 use super::RequestOutcome;
 use super::fixed_point::{FixedPoint, Fraction};
 use super::latency_stats::{self, LatencyStats};
-use super::sample::{FleetShare, LatencySample};
+use super::sample::{FleetShare, LatencySample, scale_to_limit};
+use super::tuning::{AdaptiveTuning, WindowStart};
 use crate::units::Nanos;
 use constants::{
     BELOW_MIN_RTT, BLOCK_PARTS, DRAIN, EARLY_PROBE_DIVISOR, EXPLORATION, FAR_OVERLOAD,
     FEWER_IN_FLIGHT, FLUCTUATION, HALF, MARGIN_ERRORS, MAX_BLOCK, MAX_BLOCKS, MAX_CHANGE,
-    MAX_ERROR, MIN_PART, MIN_SPREAD_SAMPLES, NEW_OVERLOAD, NO_QUEUE, NOT_FASTER, PROBE,
+    MAX_ERROR, MAX_UNSURE_GROWTH, MIN_PART, MIN_SPREAD_SAMPLES, NEW_OVERLOAD, NOT_FASTER, PROBE,
     PROBE_INTERVAL, PROBE_JITTER, SETTLING_ROUND_TRIPS, SMALL_CAPACITY, SMALL_ERROR, SPREAD_WEIGHT,
-    TARGET, UNQUEUED,
+    UNQUEUED,
 };
 use drain::{DrainReason, QueueDrain};
 use fleet::FleetGradient;
 use measurement::WindowMeasurement;
+use thresholds::Thresholds;
 
 /// The state of the gradient algorithm.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -102,11 +108,15 @@ pub struct Gradient {
     /// queue lowered the limit.
     reference_window: Option<(FixedPoint, Nanos)>,
     fleet: Option<Box<FleetGradient>>,
+    tuning: AdaptiveTuning,
+    thresholds: Thresholds,
+    /// The start of the current window, if windows have a duration.
+    window_start: WindowStart,
 }
 
 impl Gradient {
     /// The initial state; a different `jitter` for each limit keeps their probes apart.
-    pub(super) fn new(limit: FixedPoint, jitter: u64) -> Self {
+    pub(super) fn new(limit: FixedPoint, jitter: u64, tuning: AdaptiveTuning) -> Self {
         let mut new = Self {
             min_rtt: None,
             measured_min_rtt: None,
@@ -126,9 +136,19 @@ impl Gradient {
             settled_at: Nanos(0),
             reference_window: None,
             fleet: None,
+            tuning,
+            thresholds: Thresholds::new(tuning),
+            window_start: WindowStart::default(),
         };
         new.plan_probe();
         new
+    }
+
+    pub(super) fn set_tuning(&mut self, tuning: AdaptiveTuning) {
+        (self.tuning, self.thresholds) = (tuning, Thresholds::new(tuning));
+        if let Some(fleet) = &mut self.fleet {
+            fleet.set_tuning(tuning);
+        }
     }
 
     /// The min RTT, if known.
@@ -147,13 +167,13 @@ impl Gradient {
         match (fleet_share, &mut self.fleet) {
             (Some(share), Some(fleet)) => fleet.set_share(now, share),
             (Some(share), fleet) => {
-                *fleet = Some(Box::new(FleetGradient::new(now, share, self.min_rtt)));
+                *fleet = Some(Box::new(FleetGradient::new(now, share, self.min_rtt, self.tuning)));
             }
             (None, None) => {}
             (None, Some(fleet)) => {
                 let min_rtt = fleet.min_rtt();
-                *self =
-                    Self { min_rtt, measured_min_rtt: min_rtt, ..Self::new(limit, self.jitter) };
+                let new = Self::new(limit, self.jitter, self.tuning);
+                *self = Self { min_rtt, measured_min_rtt: min_rtt, ..new };
             }
         }
     }
@@ -184,7 +204,7 @@ impl Gradient {
         if self.drain.is_some() {
             return self.step_drain(limit, sample, share, min);
         }
-        if self.is_window_complete(limit, share) {
+        if self.is_window_complete(limit, share, sample) {
             self.evaluate_window(limit, sample.ended_at, share, min)
         } else {
             limit
@@ -213,7 +233,15 @@ impl Gradient {
     /// Adds a full block of samples to the window; returns `true` if the window can be judged. A
     /// window grows while its mean is uncertain, but only by blocks with the same latency: another
     /// latency shows a change, so it starts a new window.
-    fn is_window_complete(&mut self, limit: FixedPoint, share: u32) -> bool {
+    fn is_window_complete(
+        &mut self,
+        limit: FixedPoint,
+        share: u32,
+        sample: &LatencySample,
+    ) -> bool {
+        if let Some(duration) = self.tuning.window {
+            return self.is_window_over(sample, duration);
+        }
         let min_samples = block_size(limit, share);
         if self.block.count().saturating_add(self.dropped) < min_samples {
             return self.is_far_overloaded(limit, share, min_samples);
@@ -228,6 +256,16 @@ impl Gradient {
         is_longest || 0 < self.dropped || self.window.standard_error() < SMALL_ERROR
     }
 
+    /// Ends a window with a configured duration. A window without samples continues.
+    fn is_window_over(&mut self, sample: &LatencySample, duration: Nanos) -> bool {
+        let has_samples = 0 < self.block.count() || 0 < self.dropped;
+        let is_over = has_samples && self.window_start.has_passed(sample, duration);
+        if is_over {
+            self.window = std::mem::take(&mut self.block);
+        }
+        is_over
+    }
+
     /// Returns `true` if the current block shows a slowdown above 2; tested after each quarter.
     fn is_far_overloaded(&mut self, limit: FixedPoint, share: u32, min_samples: u64) -> bool {
         let part = min_samples.div_ceil(BLOCK_PARTS).max(MIN_PART);
@@ -236,7 +274,7 @@ impl Gradient {
             return false;
         }
         let measurement = self.measure(&self.block, limit, share);
-        let is_far = measurement.is_overload(FAR_OVERLOAD);
+        let is_far = measurement.is_overload(&self.thresholds, FAR_OVERLOAD);
         if is_far {
             // The older samples of the window are from before the overload.
             self.window = std::mem::take(&mut self.block);
@@ -262,7 +300,7 @@ impl Gradient {
             return self.end_drain(sample.ended_at, min);
         }
         // Requests that were admitted before the drain still show the backend's capacity.
-        if !self.is_window_complete(limit, share) || self.window.count() == 0 {
+        if !self.is_window_complete(limit, share, sample) || self.window.count() == 0 {
             return limit;
         }
         let measurement = self.measure_window(limit, share);
@@ -307,7 +345,7 @@ impl Gradient {
     }
 
     fn is_overload(&self, measurement: &WindowMeasurement) -> bool {
-        measurement.is_overload(self.margin(measurement.error))
+        measurement.is_overload(&self.thresholds, self.margin(measurement.error))
     }
 
     /// The new limit after a window that shows a queue.
@@ -326,10 +364,10 @@ impl Gradient {
             // Fewer requests in flight were not faster, so the min RTT was too low.
             self.set_min_rtt(measurement.rtt, measurement.in_flight);
             self.reference_window = None;
-            return self.capacity.times(TARGET);
+            return self.capacity.times(self.target_factor());
         }
         self.adopt_capacity(measurement);
-        self.capacity.times(TARGET).times(self.margin(measurement.error))
+        self.capacity.times(self.target_factor()).times(self.margin(measurement.error))
     }
 
     fn set_min_rtt(&mut self, rtt: Nanos, capacity: FixedPoint) {
@@ -368,10 +406,11 @@ impl Gradient {
             return self.drain_after_overload(&measurement, now);
         }
         if self.is_probe_due(limit) && FixedPoint::from_whole(min) < limit {
-            self.capacity = limit.times(TARGET.inverse());
+            self.capacity = limit.times(self.target_factor().inverse());
             return self.start_drain(now, DrainReason::Probe);
         }
-        self.adjust_limit(limit, &measurement, min)
+        let next = self.adjust_limit(limit, &measurement, min);
+        self.tuning.bound(limit, next, measurement.in_flight, measurement.rtt)
     }
 
     /// Lowers the limit after dropped requests, which show an overload but not its size.
@@ -412,7 +451,7 @@ impl Gradient {
         min: u32,
     ) -> FixedPoint {
         let is_used = limit.times(HALF) <= measurement.in_flight;
-        if NO_QUEUE < measurement.slowdown && is_used {
+        if self.thresholds.no_queue < measurement.slowdown && is_used {
             return self.lower_limit(limit, measurement, min);
         }
         self.reference_window = None;
@@ -421,13 +460,13 @@ impl Gradient {
         if measurement.slowdown < BELOW_MIN_RTT {
             return limit;
         }
-        if NO_QUEUE < measurement.slowdown
+        if self.thresholds.no_queue < measurement.slowdown
             || measurement.in_flight < limit.without_fraction().times(Fraction::percent(80))
         {
             return limit;
         }
         let next = limit.times(self.growth(measurement)).max(limit.plus(FixedPoint::from_whole(1)));
-        self.capacity = self.capacity.max(next.times(TARGET.inverse()));
+        self.capacity = self.capacity.max(next.times(self.target_factor().inverse()));
         next
     }
 
@@ -444,9 +483,14 @@ impl Gradient {
         has_fewer && NOT_FASTER.of(rtt.0) < measurement.rtt.0
     }
 
+    /// The limit as a multiple of the capacity: the tolerance, or less with a target latency.
+    fn target_factor(&self) -> Fraction {
+        self.tuning.capacity_factor(self.thresholds.target, self.min_rtt)
+    }
+
     fn growth(&mut self, measurement: &WindowMeasurement) -> Fraction {
-        if !measurement.is_calm() {
-            return TARGET;
+        if !measurement.is_calm(&self.thresholds) {
+            return self.thresholds.target.within(Fraction::percent(100), MAX_UNSURE_GROWTH);
         }
         let growth_percent = u64::from(self.calm_windows).saturating_mul(26).saturating_add(130);
         self.calm_windows = self.calm_windows.saturating_add(1);
@@ -491,6 +535,7 @@ impl Gradient {
         let Some(drain) = self.drain.take() else { return self.capacity };
         (self.window, self.block) = (LatencyStats::default(), LatencyStats::default());
         (self.dropped, self.calm_windows) = (0, 0);
+        self.window_start = WindowStart::default();
         self.plan_probe();
         if drain.unqueued.is_wide() {
             self.settled_at = now.plus(Nanos(
@@ -513,7 +558,7 @@ impl Gradient {
         let is_slower =
             self.min_rtt.is_some_and(|rtt| Fraction::percent(110).of(previous.0) < rtt.0);
         let limit = self.capacity.times(self.return_factor(&drain, is_slower));
-        self.limit_after_probe = self.capacity.times(TARGET);
+        self.limit_after_probe = self.capacity.times(self.target_factor());
         limit
     }
 
@@ -529,7 +574,11 @@ impl Gradient {
             && FLUCTUATION < self.capacity_changes
             && !is_slower
             && !is_small;
-        if explores { EXPLORATION } else { TARGET }
+        if explores && self.tuning.target.is_none() {
+            EXPLORATION.within(self.thresholds.target, EXPLORATION)
+        } else {
+            self.target_factor()
+        }
     }
 
     /// Moves the min RTT towards the latency that the drain measured, and returns that latency. A
@@ -578,13 +627,6 @@ fn block_size(limit: FixedPoint, share: u32) -> u64 {
     u64::from(limit.floor().min(share)).clamp(1, MAX_BLOCK)
 }
 
-/// Scales `in_flight` from this replica's share to the whole limit.
-fn scale_to_limit(in_flight: FixedPoint, limit: FixedPoint, share: u32) -> FixedPoint {
-    let allowed = u64::from(limit.floor().min(share)).max(1);
-    let whole = u64::from(limit.floor()).max(1);
-    in_flight.times(Fraction { numerator: whole, denominator: allowed })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -598,7 +640,7 @@ mod tests {
             }
             window
         };
-        let mut gradient = Gradient::new(FixedPoint::from_whole(4), 1);
+        let mut gradient = Gradient::new(FixedPoint::from_whole(4), 1, AdaptiveTuning::default());
         gradient.update_spread(&window(&[1_000, 3_000, 1_000, 3_000]));
         assert_eq!(gradient.spread, 500_000, "1 ± 0.5");
         for few in [&[2_000][..], &[2_000; 2], &[2_000; 3]] {

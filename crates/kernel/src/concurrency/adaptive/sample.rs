@@ -6,7 +6,7 @@
 //! Not covered:
 //! - The limit (see [`super::AdaptiveLimit`]).
 
-use super::fixed_point::FixedPoint;
+use super::fixed_point::{FixedPoint, Fraction};
 use crate::concurrency::RequestOutcome;
 use crate::coordinator::ClockReading;
 use crate::units::Nanos;
@@ -80,4 +80,11 @@ impl ProbeSchedule {
 /// one.
 pub(super) fn is_limit_used(sample: &LatencySample, estimate: FixedPoint, share: u32) -> bool {
     estimate.floor().min(share) <= sample.in_flight.saturating_mul(2)
+}
+
+/// Scales `in_flight` from this replica's share to the whole limit.
+pub(super) fn scale_to_limit(in_flight: FixedPoint, limit: FixedPoint, share: u32) -> FixedPoint {
+    let allowed = u64::from(limit.floor().min(share)).max(1);
+    let whole = u64::from(limit.floor()).max(1);
+    in_flight.times(Fraction { numerator: whole, denominator: allowed })
 }

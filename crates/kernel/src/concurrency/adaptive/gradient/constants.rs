@@ -4,8 +4,8 @@
 
 use super::super::fixed_point::Fraction;
 
-/// The limit as a multiple of the measured capacity: a short queue keeps the backend busy.
-pub(super) const TARGET: Fraction = Fraction::percent(130);
+/// The largest growth after a window that leaves doubt about a queue.
+pub(super) const MAX_UNSURE_GROWTH: Fraction = Fraction::percent(130);
 /// The multiple of the capacity to which the limit returns after a drain, if the capacity
 /// fluctuates.
 pub(super) const EXPLORATION: Fraction = Fraction::percent(500);
@@ -17,8 +17,7 @@ pub(super) const PROBE: Fraction = Fraction::percent(70);
 pub(super) const HALF: Fraction = Fraction::percent(50);
 /// The part of the capacity below which requests in flight cause no queue.
 pub(super) const UNQUEUED: Fraction = Fraction::percent(70);
-/// The slowdown (RTT / min RTT), in millionths, up to which there is no queue.
-pub(super) const NO_QUEUE: u64 = 1_150_000;
+/// The slowdown (RTT / min RTT), in millionths, below which the min RTT is wrong.
 pub(super) const BELOW_MIN_RTT: u64 = 820_000;
 /// The part of the earlier requests in flight at which a shorter queue would show in the latency.
 ///

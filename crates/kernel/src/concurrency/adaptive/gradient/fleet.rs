@@ -34,8 +34,10 @@ use super::super::RequestOutcome;
 use super::super::fixed_point::{FixedPoint, Fraction};
 use super::super::latency_stats::LatencyStats;
 use super::super::sample::{FleetShare, LatencySample};
-use super::constants::{NO_QUEUE, PROBE, SMALL_ERROR, TARGET};
+use super::super::tuning::{AdaptiveTuning, WindowStart};
+use super::constants::{MAX_UNSURE_GROWTH, PROBE, SMALL_ERROR};
 use super::probe::{self, FleetProbe};
+use super::thresholds::Thresholds;
 use crate::units::Nanos;
 
 /// The smallest number of samples in a block, which is added to the window at once.
@@ -45,8 +47,6 @@ const MAX_WEIGHT: u64 = 512;
 /// The smallest and the largest reduction of the limit after dropped requests, in millionths.
 const DROP_REDUCTION: (u64, u64) = (100_000, 500_000);
 const MILLION: u64 = 1_000_000;
-/// The slowdown above which there is an overload, in millionths.
-const OVERLOAD: u64 = 1_550_000;
 
 /// A temporary reduction of this replica's share to `remaining` millionths of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,11 +75,20 @@ pub(super) struct FleetGradient {
     /// The number of consecutive increases of the limit that caused no queue.
     calm_increases: u64,
     had_queue: bool,
+    tuning: AdaptiveTuning,
+    thresholds: Thresholds,
+    /// The start of the current block, if windows have a duration.
+    block_start: WindowStart,
 }
 
 impl FleetGradient {
     /// Starts with `fleet_share`, and with `min_rtt` until a probe measures it.
-    pub(super) fn new(now: Nanos, fleet_share: FleetShare, min_rtt: Option<Nanos>) -> Self {
+    pub(super) fn new(
+        now: Nanos,
+        fleet_share: FleetShare,
+        min_rtt: Option<Nanos>,
+        tuning: AdaptiveTuning,
+    ) -> Self {
         let mut unqueued = LatencyStats::default();
         if let Some(min_rtt) = min_rtt {
             unqueued.push(1, min_rtt);
@@ -98,9 +107,16 @@ impl FleetGradient {
             next_probe: now,
             calm_increases: 0,
             had_queue: false,
+            tuning,
+            thresholds: Thresholds::new(tuning),
+            block_start: WindowStart::default(),
         };
         new.plan_probe(now);
         new
+    }
+
+    pub(super) fn set_tuning(&mut self, tuning: AdaptiveTuning) {
+        (self.tuning, self.thresholds) = (tuning, Thresholds::new(tuning));
     }
 
     pub(super) fn min_rtt(&self) -> Option<Nanos> {
@@ -153,11 +169,17 @@ impl FleetGradient {
             RequestOutcome::Dropped => self.dropped = self.dropped.saturating_add(1),
             RequestOutcome::Ignored => {}
         }
-        let block_size =
-            u64::from(self.fleet_share.share).max(MIN_BLOCK).max(self.window.count() / 4);
-        if block_size <= self.block.count() {
+        if self.is_block_complete(sample) {
             self.end_block(sample.ended_at);
         }
+    }
+
+    fn is_block_complete(&mut self, sample: &LatencySample) -> bool {
+        if let Some(duration) = self.tuning.window {
+            return 0 < self.block.count() && self.block_start.has_passed(sample, duration);
+        }
+        let needed = u64::from(self.fleet_share.share).max(MIN_BLOCK).max(self.window.count() / 4);
+        needed <= self.block.count()
     }
 
     /// Adds the newest block to the window if their latencies agree. Otherwise the latency changed,
@@ -173,9 +195,12 @@ impl FleetGradient {
         self.rtt = Some(self.window.mean());
         self.lower_min_rtt();
         let Some(slowdown) = self.slowdown() else { return };
-        self.had_queue |= NO_QUEUE < slowdown && self.window.standard_error() < SMALL_ERROR;
+        self.had_queue |=
+            self.thresholds.no_queue < slowdown && self.window.standard_error() < SMALL_ERROR;
         let lower_bound = MILLION.saturating_sub(self.window.cautious_error().saturating_mul(2));
-        if OVERLOAD < (Fraction { numerator: lower_bound, denominator: MILLION }).of(slowdown) {
+        if self.thresholds.overload
+            < (Fraction { numerator: lower_bound, denominator: MILLION }).of(slowdown)
+        {
             self.cut_share(now, slowdown);
         }
     }
@@ -195,9 +220,11 @@ impl FleetGradient {
     /// short and leaves a quarter of the share, so that a replica that alone observes an overload
     /// does not starve.
     fn cut_share(&mut self, now: Nanos, slowdown: u64) {
-        let usable_millionths =
-            self.remaining()
-                .of(TARGET.of(Fraction { numerator: MILLION, denominator: slowdown }.of(MILLION)));
+        let usable_millionths = self.remaining().of(self.thresholds.target.of(Fraction {
+            numerator: MILLION,
+            denominator: slowdown,
+        }
+        .of(MILLION)));
         let ends_at = now.plus(Nanos(self.fleet_share.probes.heartbeat.0.saturating_mul(2)));
         let ends_at = self.cut.map_or(ends_at, |cut| cut.ends_at);
         self.discard_samples(now);
@@ -208,6 +235,7 @@ impl FleetGradient {
     /// Discards samples that were taken with another number of requests in flight.
     fn discard_samples(&mut self, now: Nanos) {
         (self.window, self.block, self.dropped, self.cut) = Default::default();
+        self.block_start = WindowStart::default();
         // Requests that finish after one more round trip were admitted after `now`.
         self.valid_from = self.valid_from.max(now.plus(self.rtt.unwrap_or_default()));
     }
@@ -229,15 +257,20 @@ impl FleetGradient {
         let Some(slowdown) = self.slowdown() else {
             return self.cut.map(|_| share.times(self.remaining()));
         };
-        let target = TARGET.of(Fraction { numerator: MILLION, denominator: slowdown }.of(MILLION));
+        let target =
+            self.thresholds
+                .target
+                .of(Fraction { numerator: MILLION, denominator: slowdown }.of(MILLION));
         let wanted = share
             .times(self.remaining())
             .times(Fraction { numerator: target, denominator: MILLION });
-        Some(match (self.cut.is_none() && self.is_confirmed, NO_QUEUE < slowdown) {
-            (true, true) => wanted,
-            (true, false) => share.times(self.growth()),
-            (false, _) => wanted.min(share),
-        })
+        let wanted =
+            match (self.cut.is_none() && self.is_confirmed, self.thresholds.no_queue < slowdown) {
+                (true, true) => wanted,
+                (true, false) => share.times(self.growth()),
+                (false, _) => wanted.min(share),
+            };
+        Some(self.tuning.bound(share, wanted, share, self.window.mean()))
     }
 
     fn drop_factor(&self) -> Fraction {
@@ -253,7 +286,11 @@ impl FleetGradient {
     }
 
     fn growth(&self) -> Fraction {
-        if self.had_queue && self.calm_increases == 0 { TARGET } else { Fraction::percent(200) }
+        if self.had_queue && self.calm_increases == 0 {
+            self.thresholds.target.within(Fraction::percent(100), MAX_UNSURE_GROWTH)
+        } else {
+            Fraction::percent(200)
+        }
     }
 
     fn plan_probe(&mut self, now: Nanos) {
@@ -281,7 +318,7 @@ impl FleetGradient {
     /// min RTT, a part of the capacity, which is the number in flight divided by the slowdown.
     fn probe_limit(&self) -> FixedPoint {
         let share = FixedPoint::from_whole(self.fleet_share.share);
-        let slowdown = self.slowdown().unwrap_or(MILLION).max(TARGET.of(MILLION));
+        let slowdown = self.slowdown().unwrap_or(MILLION).max(self.thresholds.target.of(MILLION));
         if self.is_confirmed {
             share.times(PROBE).times(Fraction { numerator: MILLION, denominator: slowdown })
         } else {

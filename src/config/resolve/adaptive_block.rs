@@ -1,0 +1,181 @@
+//! Validates the blocks `adaptive` and `fleet` of a concurrency limit.
+//!
+//! | field | range | algorithms |
+//! |---|---|---|
+//! | `target` | 1 ms to 1 h | all |
+//! | `tolerance` | 1.05 to 10 | all |
+//! | `increase` | 1 to 1000 | `aimd`, `gradient2` |
+//! | `decrease` | 0.1 to 0.99 | `aimd`, `gradient2` |
+//! | `window` | 10 ms to 1 min | all |
+//!
+//! Guarantees:
+//! - A field without effect is an error.
+//! - Decimal numbers are exact: at most two decimals.
+
+use std::ops::RangeInclusive;
+
+use super::concurrency_block::ConcurrencyReader;
+use super::keywords;
+use super::rate_limit_block::KeywordReader;
+use crate::config::concurrency::{ConcurrencyMode, DECREASE, INCREASE, TOLERANCE};
+use crate::config::diagnostic::{Code, Span, Spanned};
+use crate::config::raw;
+use crate::kernel::concurrency::adaptive::{
+    AdaptiveAlgorithm, AdaptiveConfig, AdaptiveTuning, Hundredths,
+};
+use crate::kernel::coordinator::aggregate::VoteAggregate;
+use crate::kernel::units::Nanos;
+
+const TARGET: RangeInclusive<Nanos> = Nanos::MILLI..=Nanos::from_secs(3_600);
+const WINDOW: RangeInclusive<Nanos> = Nanos(10 * Nanos::MILLI.0)..=Nanos::from_secs(60);
+
+/// The default of `max`, the upper bound of an adaptive limit.
+const DEFAULT_MAX: u32 = 1_000;
+
+impl ConcurrencyReader<'_, '_, '_> {
+    pub(super) fn adaptive(
+        &mut self,
+        raw: &raw::Adaptive,
+        limit: Option<u32>,
+    ) -> Option<AdaptiveConfig> {
+        let mut reader = KeywordReader { file: self.file, findings: self.findings };
+        let named = reader.keyword(keywords::ALGORITHMS, "algorithm", raw.algorithm.as_ref());
+        let algorithm =
+            if raw.algorithm.is_some() { named } else { Some(AdaptiveAlgorithm::default()) };
+        let tuning = self.tuning(raw, algorithm);
+        let (min, max) = self.bounds(raw, limit)?;
+        Some(AdaptiveConfig { algorithm: algorithm?, min, max, tuning: tuning? })
+    }
+
+    fn bounds(&mut self, raw: &raw::Adaptive, limit: Option<u32>) -> Option<(u32, u32)> {
+        let fix = "use at least 1: with a limit of 0, there is no latency to measure";
+        let min = raw.min.as_ref().map_or(Some(1), |min| self.at_least_one("min", min, fix));
+        let max = raw.max.as_ref().map_or_else(
+            || Some(DEFAULT_MAX.max(limit?)),
+            |max| self.at_least_one("max", max, "use at least the value of `min`"),
+        );
+        let (limit, min, max) = (limit?, min?, max?);
+        if limit < min || max < limit {
+            let message = format!("`limit: {limit}` is not between `min` {min} and `max` {max}");
+            let fix = "change one of the three: `limit` is the initial limit";
+            let span = self.raw.limit.as_ref().map_or(raw.span, |limit| limit.span);
+            self.error(Code::Contradiction, span, message, fix);
+            return None;
+        }
+        Some((min, max))
+    }
+
+    /// Returns the parameters, or `None` if one of them is invalid.
+    fn tuning(
+        &mut self,
+        raw: &raw::Adaptive,
+        algorithm: Option<AdaptiveAlgorithm>,
+    ) -> Option<AdaptiveTuning> {
+        if algorithm == Some(AdaptiveAlgorithm::Gradient) {
+            self.refuse_without_effect("increase", raw.increase.as_ref());
+            self.refuse_without_effect("decrease", raw.decrease.as_ref());
+        }
+        let target = self.duration_within("target", raw.target.as_ref(), &TARGET);
+        let tolerance = self.decimal("tolerance", raw.tolerance.as_ref(), &TOLERANCE);
+        let increase = self.increase(raw.increase.as_ref());
+        let decrease = self.decimal("decrease", raw.decrease.as_ref(), &DECREASE);
+        let window = self.duration_within("window", raw.window.as_ref(), &WINDOW);
+        Some(AdaptiveTuning {
+            target: target?,
+            tolerance: tolerance?,
+            increase: increase?,
+            decrease: decrease?,
+            window: window?,
+        })
+    }
+
+    fn refuse_without_effect<T>(&mut self, field: &str, word: Option<&Spanned<T>>) {
+        let Some(word) = word else { return };
+        let message = format!("`{field}` has no effect with `algorithm: gradient`");
+        let fix = "remove it, or use `algorithm: aimd`";
+        self.error(Code::Contradiction, word.span, message, fix);
+    }
+
+    /// Returns the duration, `Some(None)` without a field, or `None` if it is invalid.
+    fn duration_within(
+        &mut self,
+        field: &str,
+        word: Option<&Spanned<String>>,
+        range: &RangeInclusive<Nanos>,
+    ) -> Option<Option<Nanos>> {
+        let Some(word) = word else { return Some(None) };
+        let found = self.duration(field, word)?;
+        self.within(field, word.span, (found, &word.value), range).map(Some)
+    }
+
+    fn increase(&mut self, word: Option<&Spanned<u32>>) -> Option<Option<u32>> {
+        let Some(word) = word else { return Some(None) };
+        let text = word.value.to_string();
+        self.within("increase", word.span, (word.value, &text), &INCREASE).map(Some)
+    }
+
+    fn decimal(
+        &mut self,
+        field: &str,
+        word: Option<&Spanned<String>>,
+        range: &RangeInclusive<Hundredths>,
+    ) -> Option<Option<Hundredths>> {
+        let Some(word) = word else { return Some(None) };
+        let Some(found) = parse_hundredths(&word.value) else {
+            let message =
+                format!("`{field}: {}` is not a number with up to two decimals", word.value);
+            let fix = format!("use for example `{}`", range.start());
+            self.error(Code::OutOfRange, word.span, message, &fix);
+            return None;
+        };
+        self.within(field, word.span, (found, &word.value), range).map(Some)
+    }
+
+    fn within<T: Copy + PartialOrd + std::fmt::Display>(
+        &mut self,
+        field: &str,
+        span: Span,
+        (value, text): (T, &str),
+        range: &RangeInclusive<T>,
+    ) -> Option<T> {
+        let is_valid = range.contains(&value);
+        if !is_valid {
+            let message = format!("`{field}: {text}` is out of range");
+            let fix = format!("use {} to {}", range.start(), range.end());
+            self.error(Code::OutOfRange, span, message, &fix);
+        }
+        is_valid.then_some(value)
+    }
+
+    /// Returns the rule that combines the replicas' votes. Without an adaptive limit of the whole
+    /// fleet there are no votes, so the field is an error.
+    pub(super) fn aggregate(&mut self, mode: Option<ConcurrencyMode>) -> Option<VoteAggregate> {
+        let word = self.raw.fleet.as_ref().and_then(|fleet| fleet.aggregate.as_ref());
+        let Some(word) = word else { return Some(VoteAggregate::default()) };
+        let obstacle = match mode {
+            _ if self.raw.adaptive.is_none() => Some("without `adaptive`"),
+            Some(ConcurrencyMode::Local) => Some("with `mode: local`"),
+            _ => None,
+        };
+        if let Some(obstacle) = obstacle {
+            let message = format!("`aggregate` has no effect {obstacle}");
+            let fix = "remove it: replicas vote on an adaptive limit in `mode: shared` only";
+            self.error(Code::Contradiction, word.span, message, fix);
+        }
+        let mut reader = KeywordReader { file: self.file, findings: self.findings };
+        reader.keyword(keywords::VOTE_AGGREGATES, "aggregate", Some(word))
+    }
+}
+
+/// Parses a plain decimal number, such as `2`, `1.5` or `0.75`, without rounding.
+fn parse_hundredths(text: &str) -> Option<Hundredths> {
+    let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
+    let is_number = |digits: &str| {
+        !digits.is_empty() && digits.len() <= 6 && digits.bytes().all(|it| it.is_ascii_digit())
+    };
+    if !is_number(whole) || !is_number(decimals) || 2 < decimals.len() {
+        return None;
+    }
+    let hundredths = format!("{decimals:0<2}").parse::<u32>().ok()?;
+    Some(Hundredths(whole.parse::<u32>().ok()?.checked_mul(100)?.checked_add(hundredths)?))
+}
