@@ -17,6 +17,7 @@ pub mod incoming;
 pub mod metadata;
 pub mod peer;
 pub mod permits;
+mod ping_timer;
 mod protobuf_fields;
 pub mod reserved_keys;
 pub mod rls;
@@ -57,7 +58,7 @@ use permits::api::permits_server::PermitsServer;
 use rls::RateLimitService;
 use status_codes::StatusCodeMapper;
 use timed_health::TimedHealth;
-pub use timeouts::{PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL, PONG_TIMEOUT};
+pub use timeouts::{IDLE_PING_INTERVAL, PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL, PONG_TIMEOUT};
 use tls::ServerTls;
 
 /// The largest number of connections at one time. Envoy opens one per worker thread.

@@ -25,7 +25,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 
 use super::incoming::{GrpcListener, IncomingConnections};
-use super::timeouts::{PING_INTERVAL, PONG_TIMEOUT};
+use super::timeouts::{IDLE_PING_INTERVAL, PONG_TIMEOUT};
 use crate::engine::Engine;
 
 use api::peers_server::PeersServer;
@@ -68,7 +68,7 @@ pub async fn serve(
     let receiver = PeersServer::new(PeerReceiver::new(engine, trust))
         .max_decoding_message_size(MAX_BATCH_BYTES);
     tonic::transport::Server::builder()
-        .http2_keepalive_interval(Some(PING_INTERVAL))
+        .http2_keepalive_interval(Some(IDLE_PING_INTERVAL))
         .http2_keepalive_timeout(Some(PONG_TIMEOUT))
         .concurrency_limit_per_connection(MAX_CONCURRENT_BATCHES)
         .timeout(BATCH_TIMEOUT)
