@@ -1,29 +1,30 @@
-//! Logs failed accepts of connections: the begin, a count each minute, and the end.
+//! Logs failed accepts and refused connections: the begin, a count each minute, and the end.
 
 use std::io;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::telemetry::label::ListenPort;
 use crate::telemetry::reason_log::{DueLine, ReasonLog};
 
-/// The failure counts as ended after this time without a failed accept. Shorter gaps are common:
+/// The failure counts as ended after this time without a failed accept or a refusal. Shorter gaps are common:
 /// each closed connection makes one file descriptor available.
 const QUIET_TIME: Duration = Duration::from_secs(10);
 
 /// `EMFILE` and `ENFILE`: the process or the system has no free file descriptor.
 const NO_FILE_DESCRIPTOR: [i32; 2] = [24, 23];
 
-/// The failed accepts of one port.
+/// The failed accepts and refused connections of one port.
 #[derive(Debug)]
 pub(super) struct AcceptErrors {
-    port: &'static str,
+    port: ListenPort,
     reasons: ReasonLog,
     last_failure: Option<Instant>,
 }
 
 impl AcceptErrors {
-    pub(super) const fn new(port: &'static str) -> Self {
+    pub(super) const fn new(port: ListenPort) -> Self {
         Self { port, reasons: ReasonLog::new(), last_failure: None }
     }
 
@@ -31,8 +32,19 @@ impl AcceptErrors {
         let now = Instant::now();
         self.last_failure = Some(now);
         if let Some(DueLine { times }) = self.reasons.count(&error.to_string(), now) {
-            let (port, help) = (self.port, help_for(error));
+            let (port, help) = (self.port.as_str(), help_for(error));
             tracing::warn!(port, %error, times, help, "failed to accept a connection, retrying");
+        }
+    }
+
+    /// Records a connection that is refused because `max_connections` connections are open.
+    pub(super) fn record_refusal(&mut self, max_connections: usize) {
+        let now = Instant::now();
+        self.last_failure = Some(now);
+        if let Some(DueLine { times }) = self.reasons.count("too many connections", now) {
+            let port = self.port.as_str();
+            let help = "raise listen.max_connections, or find the client that opens so many";
+            tracing::warn!(port, max_connections, times, help, "refused a connection: too many");
         }
     }
 
@@ -40,7 +52,7 @@ impl AcceptErrors {
         if self.last_failure.is_some_and(|last| QUIET_TIME <= last.elapsed()) {
             self.last_failure = None;
             self.reasons.end();
-            tracing::info!(port = self.port, "connections are accepted again");
+            tracing::info!(port = self.port.as_str(), "connections are accepted again");
         }
     }
 }

@@ -26,6 +26,7 @@ use tokio::net::TcpListener;
 
 use super::incoming::{GrpcListener, IncomingConnections};
 use super::timeouts::{IDLE_PING_INTERVAL, PONG_TIMEOUT};
+use crate::edge::connection_gate::{ConnectionGate, ListenPort};
 use crate::engine::Engine;
 
 use api::peers_server::PeersServer;
@@ -59,12 +60,8 @@ pub async fn serve(
     trust: Arc<PeerTrust>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
-    let incoming = IncomingConnections::new(
-        GrpcListener::Tcp(listener),
-        trust.tls(),
-        None,
-        MAX_PEER_CONNECTIONS,
-    );
+    let gate = ConnectionGate::new(ListenPort::Peer, MAX_PEER_CONNECTIONS);
+    let incoming = IncomingConnections::new(GrpcListener::Tcp(listener), trust.tls(), None, gate);
     let receiver = PeersServer::new(PeerReceiver::new(engine, trust))
         .max_decoding_message_size(MAX_BATCH_BYTES);
     tonic::transport::Server::builder()

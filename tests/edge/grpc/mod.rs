@@ -92,6 +92,7 @@ pub(crate) async fn served_with(engine: Arc<Engine>, ready: Readiness, hooks: Ho
         hooks: Arc::new(hooks),
         reflection: true,
         tls: None,
+        max_connections: 4_096,
         connection_age: None,
     };
     let until: Pin<Box<dyn Future<Output = ()> + Send>> =

@@ -22,7 +22,6 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep};
 use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
@@ -31,6 +30,7 @@ use tonic::transport::server::{Connected, TcpConnectInfo};
 use super::super::timeouts::{
     HANDSHAKE_TIMEOUT, IDLE_PING_INTERVAL, PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL, PONG_TIMEOUT,
 };
+use crate::edge::connection_gate::ConnectionSlot;
 
 /// The length of the HTTP/2 client preface, in bytes (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;
@@ -80,7 +80,7 @@ pub struct GrpcConnection {
     idle_timer: IdleTimer,
     guards: Arc<()>,
     /// One of the slots for all connections; its drop frees it.
-    _slot: Option<OwnedSemaphorePermit>,
+    _slot: ConnectionSlot,
 }
 
 #[derive(Debug)]
@@ -149,11 +149,7 @@ impl IdleTimer {
 }
 
 impl GrpcConnection {
-    pub(super) fn new(
-        io: Socket,
-        lifetime: Option<Pin<Box<Sleep>>>,
-        slot: Option<OwnedSemaphorePermit>,
-    ) -> Self {
+    pub(super) fn new(io: Socket, lifetime: Option<Pin<Box<Sleep>>>, slot: ConnectionSlot) -> Self {
         Self { io, lifetime, idle_timer: IdleTimer::new(), guards: Arc::default(), _slot: slot }
     }
 
