@@ -22,6 +22,7 @@ use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::config::settings::Networks;
 use sluicegate::edge::ReplyOptions;
+use sluicegate::edge::connection_gate::{ConnectionGate, ListenPort};
 use sluicegate::edge::health::{Health, Readiness};
 use sluicegate::edge::{http, syslog};
 use sluicegate::engine::{DecisionPolicy, Engine};
@@ -79,6 +80,8 @@ fn main() {
     }
 }
 
+const MAX_CONNECTIONS: usize = 4_096;
+
 async fn serve() -> (SocketAddr, SocketAddr) {
     let memory = Arc::new(MemoryStore::new(1_000, WhenFull::Deny, [0; 16]));
     let engine = Arc::new(Engine::new(Clock::system(), memory, DecisionPolicy::default()));
@@ -97,7 +100,9 @@ async fn serve() -> (SocketAddr, SocketAddr) {
     };
     tokio::spawn(syslog::serve(socket, engine, Networks::loopback()));
     tokio::spawn(async move {
-        http::serve(listener, http::router(ask), std::future::pending()).await;
+        let gate = ConnectionGate::new(ListenPort::Http, MAX_CONNECTIONS);
+        let router = http::router(ask, MAX_CONNECTIONS);
+        http::serve(listener, router, gate, std::future::pending()).await;
         drop(leave);
     });
     addresses

@@ -32,6 +32,7 @@ use tokio::task::JoinSet;
 use super::ratelimit::VariableNote;
 use super::{CommandOutcome, Terminal, doctor};
 use crate::config::settings::{self, OtlpProtocol, Settings, StoreUrl};
+use crate::edge::connection_gate::{ConnectionGate, ListenPort};
 use crate::edge::grpc::incoming::GrpcListener;
 use crate::edge::grpc::tls::ServerTls;
 use crate::edge::health::{Health, Readiness};
@@ -53,6 +54,9 @@ const LEASE_RETURN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The timeout for forwarding releases to other replicas at shutdown.
 const RELEASE_FORWARD_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The largest number of open connections of the metrics port, and of the admin port.
+const MAX_PAGE_CONNECTIONS: usize = 64;
 
 /// The maximum number of domains in the startup output: one screen.
 const MAX_DOMAINS_PRINTED: usize = 20;
@@ -163,6 +167,7 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Ser
         health: health.clone(),
         phase: phase_receiver,
         tls,
+        max_connections: connections::max_connections(settings),
     };
     let telemetry = service.start_telemetry();
     let (peer_listener, peer_phase) = (listeners.peers.take(), service.phase.clone());
@@ -280,6 +285,7 @@ struct ServiceContext<'s> {
     health: Health,
     phase: watch::Receiver<DrainPhase>,
     tls: Option<Arc<ServerTls>>,
+    max_connections: usize,
 }
 
 impl ServiceContext<'_> {
@@ -338,6 +344,7 @@ impl ServiceContext<'_> {
             health: self.health.clone(),
             reflection: true,
             tls: self.tls.clone(),
+            max_connections: self.max_connections,
             connection_age: connections::connection_age(self.settings),
         };
         let finishing = drain::wait_until_finishing(self.phase.clone());
@@ -362,7 +369,9 @@ impl ServiceContext<'_> {
             hooks: Arc::new(self.settings.hooks.clone()),
             draining,
         };
-        let served = http::serve(listener, http::router(check_port), finishing);
+        let router = http::router(check_port, self.max_connections);
+        let gate = ConnectionGate::new(ListenPort::Http, self.max_connections);
+        let served = http::serve(listener, router, gate, finishing);
         parts.spawn_listener(async move {
             served.await;
             Ok(())
@@ -419,7 +428,12 @@ impl ServiceContext<'_> {
             page,
             stats::page_formats(names),
         );
-        self.start_pages(listener, router, parts);
+        let router = if http::is_health_path(&self.settings.compat.metrics.path) {
+            router
+        } else {
+            router.merge(http::health_routes(Arc::clone(&self.engine), self.health.clone()))
+        };
+        self.start_pages(ListenPort::Metrics, (listener, router), parts);
     }
 
     fn gauges_reader(&self) -> GaugesReader {
@@ -454,15 +468,7 @@ impl ServiceContext<'_> {
             engine: Arc::clone(&self.engine),
             load_report: Arc::new(move || limits::admin_loads(&published)),
         };
-        let served = http::serve(
-            listener,
-            http::admin::router(admin),
-            drain::wait_until_finishing(self.phase.clone()),
-        );
-        parts.spawn_listener(async move {
-            served.await;
-            Ok(())
-        });
+        self.start_pages(ListenPort::Admin, (listener, http::admin::router(admin)), parts);
     }
 
     /// Returns the drain signal for long-running requests, and the future that stops the listener.
@@ -476,8 +482,15 @@ impl ServiceContext<'_> {
         (draining, finished)
     }
 
-    fn start_pages(&self, listener: TcpListener, router: axum::Router, parts: &mut ServiceTasks) {
-        let served = http::serve(listener, router, drain::wait_until_finishing(self.phase.clone()));
+    fn start_pages(
+        &self,
+        port: ListenPort,
+        (listener, router): (TcpListener, axum::Router),
+        parts: &mut ServiceTasks,
+    ) {
+        let gate = ConnectionGate::new(port, MAX_PAGE_CONNECTIONS);
+        let finishing = drain::wait_until_finishing(self.phase.clone());
+        let served = http::serve(listener, router, gate, finishing);
         parts.spawn_listener(async move {
             served.await;
             Ok(())

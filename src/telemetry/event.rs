@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::label::{CONCURRENCY_REASONS, SHADOW_DENY};
 pub use super::label::{
-    DatagramKind, EdgeOutcome, FallbackDebtOutcome, ForwardingEvent, LeasedHitsEvent,
+    DatagramKind, EdgeOutcome, FallbackDebtOutcome, ForwardingEvent, LeasedHitsEvent, ListenPort,
     PermitIdEvent, Protocol, RuleVerdict, ShareEvent, StrictPermitEvent,
 };
 use super::metrics::{METRICS, Metrics};
@@ -158,6 +158,32 @@ impl Event for ConfigRejected {
     fn count(self, metrics: &Metrics) {
         metrics.rejected_loads.fetch_add(1, Relaxed);
         metrics.stale.store(1, Relaxed);
+    }
+}
+
+/// A connection of a port was opened, closed or refused.
+#[derive(Clone, Copy, Debug)]
+pub enum ConnectionEvent {
+    /// The connection was opened.
+    Opened(ListenPort),
+    /// An opened connection was closed.
+    Closed(ListenPort),
+    /// The connection was refused, because too many were open.
+    Refused(ListenPort),
+}
+
+impl Event for ConnectionEvent {
+    fn count(self, metrics: &Metrics) {
+        match self {
+            Self::Opened(port) => metrics.add(|shard| &shard.open_connections[port as usize], 1),
+            // Subtracts 1: counters and their sum wrap.
+            Self::Closed(port) => {
+                metrics.add(|shard| &shard.open_connections[port as usize], u64::MAX);
+            }
+            Self::Refused(port) => {
+                metrics.add(|shard| &shard.refused_connections[port as usize], 1);
+            }
+        }
     }
 }
 

@@ -69,6 +69,22 @@ named_enum! {
 }
 
 named_enum! {
+    /// A port that accepts connections.
+    pub enum ListenPort {
+        /// The gRPC port.
+        Grpc = "grpc",
+        /// The HTTP port for checks and health.
+        Http = "http",
+        /// The metrics port.
+        Metrics = "metrics",
+        /// The admin port.
+        Admin = "admin",
+        /// The port for other replicas.
+        Peer = "peer",
+    }
+}
+
+named_enum! {
     /// A protocol of the service.
     pub enum Protocol {
         /// Envoy's gRPC method `ShouldRateLimit`.

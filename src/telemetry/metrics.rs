@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::label::{
     CONCURRENCY_REASONS, DatagramKind, EdgeOutcome, FallbackDebtOutcome, ForwardingEvent,
-    LeasedHitsEvent, PermitIdEvent, Protocol, ShareEvent, StrictPermitEvent, VERDICTS,
+    LeasedHitsEvent, ListenPort, PermitIdEvent, Protocol, ShareEvent, StrictPermitEvent, VERDICTS,
 };
 use crate::kernel::decision::{Reason, StoreFailure};
 use crate::kernel::units::Nanos;
@@ -91,6 +91,9 @@ pub(super) struct Counters {
     checks_sum: AtomicU64,
     pub(super) datagrams: [AtomicU64; DatagramKind::ALL.len()],
     pub(super) forwarding: [AtomicU64; ForwardingEvent::ALL.len()],
+    /// The number of connections that this thread opened minus those that it closed, modulo 2^64.
+    pub(super) open_connections: [AtomicU64; ListenPort::ALL.len()],
+    pub(super) refused_connections: [AtomicU64; ListenPort::ALL.len()],
 }
 
 /// The totals of all concurrency limits.
@@ -257,6 +260,8 @@ impl Counters {
             checks_sum: AtomicU64::new(0),
             datagrams: zeros(),
             forwarding: zeros(),
+            open_connections: zeros(),
+            refused_connections: zeros(),
         }
     }
 }

@@ -106,9 +106,10 @@ fn texts_after<'t>(text: &'t str, opening: &str) -> Vec<&'t str> {
 #[test]
 fn every_served_http_path_is_documented() {
     let rows = rows(&page("docs/operating.md"), "port");
-    for (port, files) in
-        [("listen.http_port", &["mod.rs"][..]), ("listen.admin_port", &["admin.rs"][..])]
-    {
+    for (port, files) in [
+        ("listen.http_port", &["mod.rs", "health_routes.rs"][..]),
+        ("listen.admin_port", &["admin.rs"][..]),
+    ] {
         let served: BTreeSet<_> = files.iter().flat_map(|file| routes(file)).collect();
         let setting = table().iter().find(|row| row.name == port).unwrap();
         assert_eq!(paths(&setting.doc), served, "the setting {port}");

@@ -14,6 +14,7 @@ use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::config::settings::Networks;
 use sluicegate::edge::ReplyOptions;
+use sluicegate::edge::connection_gate::{ConnectionGate, ListenPort};
 use sluicegate::edge::health::{Health, Readiness};
 use sluicegate::edge::{http, syslog};
 use sluicegate::engine::{DecisionPolicy, Engine};
@@ -242,6 +243,8 @@ pub(super) fn wait_for_leaks(engine: &Engine) -> u64 {
     leaked.unwrap()
 }
 
+const MAX_CONNECTIONS: usize = 4_096;
+
 /// Serves the HTTP and syslog endpoints for NGINX.
 fn serve_nginx_endpoints(runtime: &Runtime, engine: &Arc<Engine>) -> (SocketAddr, SocketAddr) {
     let ask = http::CheckPort {
@@ -257,7 +260,9 @@ fn serve_nginx_endpoints(runtime: &Runtime, engine: &Arc<Engine>) -> (SocketAddr
         (listener, tokio::net::UdpSocket::bind(any).await.unwrap())
     });
     let addresses = (listener.local_addr().unwrap(), socket.local_addr().unwrap());
-    runtime.spawn(http::serve(listener, http::router(ask), std::future::pending()));
+    let gate = ConnectionGate::new(ListenPort::Http, MAX_CONNECTIONS);
+    let router = http::router(ask, MAX_CONNECTIONS);
+    runtime.spawn(http::serve(listener, router, gate, std::future::pending()));
     runtime.spawn(syslog::serve(socket, Arc::clone(engine), Networks::loopback()));
     addresses
 }

@@ -1,6 +1,7 @@
 //! Tests of the ports: gRPC, HTTP, syslog, metrics and admin.
 
 mod accept_errors;
+mod connection_gate;
 pub(crate) mod grpc;
 mod headers;
 mod http;

@@ -15,6 +15,7 @@ use envoy_types::pb::envoy::service::discovery::v3::{
 };
 use envoy_types::pb::google::protobuf::Any;
 use prost::Message as _;
+use sluicegate::edge::connection_gate::{ConnectionGate, ListenPort};
 use sluicegate::edge::grpc::incoming::{GrpcListener, IncomingConnections};
 use sluicegate::edge::grpc::tls::{ServerTls, TlsFiles};
 use sluicegate::source::xds::message::{RateLimitConfig, TYPE_URL};
@@ -79,7 +80,12 @@ impl Xds {
         let (stop, stopped) = oneshot::channel();
         let service = AggregatedDiscoveryServiceServer::new(state.clone());
         runtime.spawn(async move {
-            let incoming = IncomingConnections::new(GrpcListener::Tcp(listener), tls, None, 64);
+            let incoming = IncomingConnections::new(
+                GrpcListener::Tcp(listener),
+                tls,
+                None,
+                ConnectionGate::new(ListenPort::Grpc, 64),
+            );
             let server = tonic::transport::Server::builder().add_service(service);
             tokio::select! {
                 ended = server.serve_with_incoming(incoming) => ended.unwrap(),

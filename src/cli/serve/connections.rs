@@ -1,5 +1,5 @@
-//! Configures TLS and the maximum age of gRPC connections, and updates readiness from the store's
-//! availability.
+//! Configures TLS, the maximum age and the maximum number of connections, and updates readiness from
+//! the store's availability.
 
 use std::hash::BuildHasher as _;
 use std::sync::Arc;
@@ -38,6 +38,52 @@ pub(super) fn connection_age(settings: &Settings) -> Option<grpc::ConnectionAge>
     let grace = Some(settings.compat.listen.max_connection_age_grace).filter(|grace| grace.0 != 0);
     let varied_max_age = Nanos(max_age - max_age / 10 + jitter).into();
     Some(grpc::ConnectionAge { max_age: varied_max_age, grace: grace.map(Duration::from) })
+}
+
+/// The open files that connections of the gRPC and HTTP ports leave to the store, the other ports
+/// and files.
+const RESERVED_FILES: u64 = 512;
+
+/// The largest default of `listen.max_connections`. It bounds the memory of connections.
+const MAX_DEFAULT_CONNECTIONS: u64 = 65_536;
+
+/// Returns the largest number of open connections of the gRPC port, and of the HTTP port. Warns if
+/// the limit on open files is too low for the setting.
+pub(super) fn max_connections(settings: &Settings) -> usize {
+    let fitting = raise_open_file_limit().map_or(u64::MAX, connections_within);
+    let configured = settings.listen.max_connections;
+    if fitting < configured {
+        tracing::warn!(
+            max_connections = configured,
+            fitting,
+            "listen.max_connections is larger than the limit on open files allows: \
+             raise it (ulimit -n; LimitNOFILE= in a systemd unit)"
+        );
+    }
+    let default = fitting.min(MAX_DEFAULT_CONNECTIONS);
+    usize::try_from(if configured == 0 { default } else { configured }).unwrap_or(usize::MAX)
+}
+
+/// Returns the number of connections of each of two ports that `open_files` allow, at least 1.
+const fn connections_within(open_files: u64) -> u64 {
+    let halved = open_files.saturating_sub(RESERVED_FILES) / 2;
+    if halved == 0 { 1 } else { halved }
+}
+
+/// Raises the limit on open files to its hard limit, as Go programs do. Returns the limit; `None` if
+/// there is none, or if this system has no such limit.
+#[cfg(target_os = "linux")]
+fn raise_open_file_limit() -> Option<u64> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    // After an error, the limit stays as it is.
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).ok();
+    getrlimit(Resource::Nofile).current
+}
+
+#[cfg(not(target_os = "linux"))]
+const fn raise_open_file_limit() -> Option<u64> {
+    None
 }
 
 /// The interval at which readiness is updated from the store's availability.

@@ -21,15 +21,9 @@ use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinSet;
 
+use crate::edge::brief_connections::BriefConnections;
 use crate::edge::health::Readiness;
-
-/// The maximum duration of a connection. Probes are answered at once.
-const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The maximum number of connections. Further connections wait in the kernel's queue.
-const MAX_CONNECTIONS: usize = 256;
 
 /// The pause after a failed accept. Prevents a busy
 /// loop when the process has no free file descriptors.
@@ -39,14 +33,11 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Readiness probes get `state`.
 pub(super) async fn answer_probes(port: Option<&TcpListener>, state: Readiness) -> Infallible {
     let Some(port) = port else { return std::future::pending().await };
-    let mut connections = JoinSet::new();
+    let mut connections = BriefConnections::default();
     loop {
-        tokio::select! {
-            accepted = port.accept(), if connections.len() < MAX_CONNECTIONS => match accepted {
-                Ok((stream, _)) => drop(connections.spawn(tokio::time::timeout(CONNECTION_TIMEOUT, serve_connection(stream, state)))),
-                Err(_) => tokio::time::sleep(ACCEPT_RETRY_DELAY).await,
-            },
-            Some(_) = connections.join_next() => {}
+        match port.accept().await {
+            Ok((stream, _)) => connections.serve(serve_connection(stream, state)),
+            Err(_) => tokio::time::sleep(ACCEPT_RETRY_DELAY).await,
         }
     }
 }

@@ -63,7 +63,8 @@ blocks! {
         /// Port for HTTP: `/json`, `/check`, `/acquire`, `/healthcheck`, `/livez`, `/readyz`. 0
         /// chooses a free port and prints it.
         http_port: u16 = 8080, "TCP port";
-        /// Port for metrics, at `/metrics`; empty for none. 0 chooses a free port and prints it.
+        /// Port for metrics, at `/metrics`, and health; empty for none. 0 chooses a free port and
+        /// prints it.
         metrics_port: Option<u16> = Some(9090), "TCP port";
         /// IP address on which the admin port listens. Any address other than loopback needs
         /// `admin_token`.
@@ -89,6 +90,10 @@ blocks! {
         /// IP address on which `peer_port` listens. Any address other than loopback needs a secret
         /// or certificates in `fleet.peers`.
         peer_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
+        /// Largest number of open connections on the gRPC port, and on the HTTP port. Further
+        /// connections get GOAWAY or status 503, except health probes over HTTP. 0: half of the
+        /// limit on open files (`ulimit -n`) without 512, at most 65536.
+        max_connections: u64 = 0, "connections";
         /// Age at which the server asks a gRPC client to close its connection (GOAWAY), plus or
         /// minus 10 %. 0: never.
         max_connection_age: Nanos = Nanos(0), "duration";

@@ -2,7 +2,8 @@
 //!
 //! Guarantees:
 //! - A connection has at most [`MAX_CALLS_PER_CONNECTION`] calls at one time.
-//! - HTTP/2 pings and the idle timeout of [`GrpcConnection`] detect a proxy that vanished.
+//! - HTTP/2 pings ([`PingTimer`]) and the idle timeout of [`GrpcConnection`] detect a proxy that
+//!   vanished.
 //! - At shutdown the listener closes first, then every connection receives GOAWAY. A connection
 //!   that reaches its maximum age receives GOAWAY, too.
 //! - After GOAWAY, the open calls are finished. Only the connection's lifetime limits their time.
@@ -10,7 +11,7 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto::Builder;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -19,6 +20,7 @@ use tonic::service::Routes;
 use tonic::transport::server::Connected as _;
 
 use super::incoming::{GrpcConnection, IncomingConnections, ShortIdleHandle};
+use super::ping_timer::PingTimer;
 use super::rls::RateLimitService;
 use super::router::ConnectionRouter;
 use super::timeouts::{PING_INTERVAL, PONG_TIMEOUT};
@@ -70,7 +72,7 @@ async fn serve_connection(
     max_age: Option<Duration>,
     mut draining: watch::Receiver<()>,
 ) {
-    let builder = http2_builder();
+    let builder = http2_builder(idle_handle.clone());
     let mut calls = pin!(builder.serve_connection(TokioIo::new(connection), router));
     let max_age_reached = async {
         match max_age {
@@ -90,10 +92,10 @@ async fn serve_connection(
     drop(calls.await);
 }
 
-fn http2_builder() -> Builder<TokioExecutor> {
+fn http2_builder(idle_handle: ShortIdleHandle) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new()).http2_only();
     let mut http2 = builder.http2();
-    http2.timer(TokioTimer::new()).max_concurrent_streams(MAX_CALLS_PER_CONNECTION);
+    http2.timer(PingTimer::new(idle_handle)).max_concurrent_streams(MAX_CALLS_PER_CONNECTION);
     // `GrpcConnection` enforces the shorter timeout of connections with permit streams.
     http2.keep_alive_interval(PING_INTERVAL).keep_alive_timeout(PONG_TIMEOUT);
     builder

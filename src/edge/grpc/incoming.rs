@@ -4,37 +4,45 @@
 //! - A slow TLS handshake delays no other client.
 //! - The TLS handshake, and then the HTTP/2 preface, may each take [`HANDSHAKE_TIMEOUT`].
 //! - A client that sends nothing is disconnected (see [`GrpcConnection`]).
-//! - Connections above the maximum wait in the listener's backlog.
+//! - Connections above the maximum get `UNAVAILABLE` and GOAWAY; with TLS, they are closed at once.
 //! - A connection is closed at the end of its lifetime, even with open calls.
 //! - Dropping [`IncomingConnections`] closes the listener.
 
 mod connection;
 
+use std::convert::Infallible;
+use std::future::ready;
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto::Builder;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::Stream;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::http::Request;
 
 use super::timeouts::HANDSHAKE_TIMEOUT;
 use super::tls::ServerTls;
-use crate::edge::accept_errors::AcceptErrors;
+use crate::edge::connection_gate::ConnectionGate;
 pub use connection::{GrpcConnection, ShortIdleGuard, ShortIdleHandle};
 use connection::{RawSocket, Socket};
 
-const MAX_HANDSHAKES: usize = 4096;
 /// The largest number of accepted connections that wait for the HTTP/2 server.
 const READY_QUEUE_CAPACITY: usize = 64;
-/// The pause after an accept error, because a process without free file descriptors would otherwise
-/// be in a busy loop.
-const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// The time in which calls of a refused connection get a reply, before GOAWAY.
+const REFUSAL_TIME: Duration = Duration::from_millis(500);
 
 /// The socket that accepts connections.
 #[derive(Debug)]
@@ -66,18 +74,17 @@ pub struct IncomingConnections {
 }
 
 impl IncomingConnections {
-    /// Accepts connections from `listener`, at most `max_connections` at one time. Each connection
-    /// is closed after `max_lifetime`, if given.
+    /// Accepts the connections of `listener` that `gate` admits. Each connection is closed after
+    /// `max_lifetime`, if given.
     #[must_use]
     pub fn new(
         listener: GrpcListener,
         tls: Option<Arc<ServerTls>>,
         max_lifetime: Option<Duration>,
-        max_connections: usize,
+        gate: ConnectionGate,
     ) -> Self {
         let (sender, ready) = mpsc::channel(READY_QUEUE_CAPACITY);
-        let accept_task =
-            tokio::spawn(accept(listener, tls, (max_lifetime, max_connections), sender));
+        let accept_task = tokio::spawn(accept(listener, tls, max_lifetime, (gate, sender)));
         Self { ready, accept_task }
     }
 }
@@ -99,26 +106,24 @@ impl Stream for IncomingConnections {
 async fn accept(
     listener: GrpcListener,
     tls: Option<Arc<ServerTls>>,
-    (max_lifetime, max_connections): (Option<Duration>, usize),
-    ready: mpsc::Sender<io::Result<GrpcConnection>>,
+    max_lifetime: Option<Duration>,
+    (mut gate, ready): (ConnectionGate, mpsc::Sender<io::Result<GrpcConnection>>),
 ) {
-    let (slots, handshakes) =
-        (Arc::new(Semaphore::new(max_connections)), Semaphore::new(MAX_HANDSHAKES));
-    let handshakes = Arc::new(handshakes);
-    let mut errors = AcceptErrors::new("gRPC");
     loop {
-        // Acquiring always succeeds, because the semaphores are never closed.
-        let slot = Arc::clone(&slots).acquire_owned().await.ok();
-        let handshake_slot = Arc::clone(&handshakes).acquire_owned().await.ok();
         let raw = match listener.accept().await {
             Ok(raw) => raw,
             Err(error) => {
-                errors.record_failure(&error);
-                sleep(ACCEPT_RETRY_PAUSE).await;
+                gate.pause_after(&error).await;
                 continue;
             }
         };
-        errors.record_success();
+        let Some(slot) = gate.admit() else {
+            // With TLS, a refused client gets no reply, because a handshake is expensive.
+            if tls.is_none() {
+                gate.refuse(reply_unavailable(raw, gate.refusal_text()));
+            }
+            continue;
+        };
         let lifetime = max_lifetime.map(|duration| Box::pin(sleep(duration)));
         let Some(tls) = tls.clone() else {
             if ready.send(Ok(GrpcConnection::new(Socket::Left(raw), lifetime, slot))).await.is_err()
@@ -134,8 +139,20 @@ async fn accept(
                 Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
                 Err(_) => tracing::debug!("TLS handshake timed out"),
             }
-            drop(handshake_slot);
         });
+    }
+}
+
+/// Replies `UNAVAILABLE` with `reason` to all calls of a refused connection, then sends GOAWAY.
+async fn reply_unavailable(raw: RawSocket, reason: String) {
+    let reply = service_fn(move |_: Request<Incoming>| {
+        ready(Ok::<_, Infallible>(Status::unavailable(&*reason).into_http::<Body>()))
+    });
+    let builder = Builder::new(TokioExecutor::new()).http2_only();
+    let mut calls = pin!(builder.serve_connection(TokioIo::new(raw), reply));
+    if timeout(REFUSAL_TIME, &mut calls).await.is_err() {
+        calls.as_mut().graceful_shutdown();
+        calls.await.ok();
     }
 }
 

@@ -17,6 +17,7 @@ pub mod incoming;
 pub mod metadata;
 pub mod peer;
 pub mod permits;
+mod ping_timer;
 mod protobuf_fields;
 pub mod reserved_keys;
 pub mod rls;
@@ -44,6 +45,7 @@ use tonic_reflection::server::Error as ReflectionError;
 use tonic_reflection::server::v1::{ServerReflection, ServerReflectionServer};
 
 use super::ReplyOptions;
+use super::connection_gate::{ConnectionGate, ListenPort};
 use super::health::{Health, Readiness};
 use crate::config::hooks::Hooks;
 use crate::engine::Engine;
@@ -57,11 +59,8 @@ use permits::api::permits_server::PermitsServer;
 use rls::RateLimitService;
 use status_codes::StatusCodeMapper;
 use timed_health::TimedHealth;
-pub use timeouts::{PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL, PONG_TIMEOUT};
+pub use timeouts::{IDLE_PING_INTERVAL, PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL, PONG_TIMEOUT};
 use tls::ServerTls;
-
-/// The largest number of connections at one time. Envoy opens one per worker thread.
-const MAX_CONNECTIONS: usize = 65_536;
 
 /// The service name in gRPC health checks for the whole process, as in envoyproxy/ratelimit.
 const PROCESS_SERVICE: &str = "ratelimit";
@@ -89,6 +88,8 @@ pub struct GrpcPort {
     pub reflection: bool,
     /// The TLS configuration; `None` means plain text.
     pub tls: Option<Arc<ServerTls>>,
+    /// The largest number of open connections. Envoy opens one per worker thread.
+    pub max_connections: usize,
     /// The age limit of connections; `None` means no limit.
     pub connection_age: Option<ConnectionAge>,
 }
@@ -126,7 +127,8 @@ pub async fn serve(
     let checks = AuthorizationService::new(grpc.engine, grpc.reporting, grpc.hooks);
     let max_lifetime =
         grpc.connection_age.and_then(|age| Some(age.max_age.saturating_add(age.grace?)));
-    let incoming = IncomingConnections::new(listener, grpc.tls, max_lifetime, MAX_CONNECTIONS);
+    let gate = ConnectionGate::new(ListenPort::Grpc, grpc.max_connections);
+    let incoming = IncomingConnections::new(listener, grpc.tls, max_lifetime, gate);
     let mut routes =
         Routes::new(StatusCodeMapper(AuthorizationServer::new(checks), Protocol::ExtAuthz))
             .add_service(ExternalProcessorServer::new(processor))

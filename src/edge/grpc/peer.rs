@@ -26,7 +26,8 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 
 use super::incoming::{GrpcListener, IncomingConnections};
-use super::timeouts::{PING_INTERVAL, PONG_TIMEOUT};
+use super::timeouts::{IDLE_PING_INTERVAL, PONG_TIMEOUT};
+use crate::edge::connection_gate::{ConnectionGate, ListenPort};
 use crate::engine::Engine;
 
 use api::peers_server::PeersServer;
@@ -60,16 +61,12 @@ pub async fn serve(
     trust: Arc<PeerTrust>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
-    let incoming = IncomingConnections::new(
-        GrpcListener::Tcp(listener),
-        trust.tls(),
-        None,
-        MAX_PEER_CONNECTIONS,
-    );
+    let gate = ConnectionGate::new(ListenPort::Peer, MAX_PEER_CONNECTIONS);
+    let incoming = IncomingConnections::new(GrpcListener::Tcp(listener), trust.tls(), None, gate);
     let receiver = PeersServer::new(PeerReceiver::new(engine, trust))
         .max_decoding_message_size(MAX_BATCH_BYTES);
     tonic::transport::Server::builder()
-        .http2_keepalive_interval(Some(PING_INTERVAL))
+        .http2_keepalive_interval(Some(IDLE_PING_INTERVAL))
         .http2_keepalive_timeout(Some(PONG_TIMEOUT))
         .concurrency_limit_per_connection(MAX_CONCURRENT_BATCHES)
         .timeout(BATCH_TIMEOUT)

@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - A client that is slow to send a request head or to read a reply is disconnected.
-//! - The number of connections is bounded.
+//! - The number of connections is bounded. Health probes above the bound are answered.
 //! - Shutdown closes the listener at once and finishes the open requests.
 //! - Requests in queues and on `/acquire` use at most three quarters of the connections.
 //! - A request that waits in a queue is dropped when its client disconnects.
@@ -15,13 +15,13 @@
 pub mod admin;
 mod check_port;
 mod connection;
+mod health_routes;
 pub mod json;
 pub mod metrics;
 pub mod nginx;
 mod response;
 mod serve;
 
-use std::fmt;
 use std::sync::Arc;
 
 use axum::Router;
@@ -32,14 +32,13 @@ use axum::http::{HeaderMap, Method, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 
-use super::health::Readiness;
-use crate::kernel::decision::StoreFailure;
 use crate::telemetry::event::Protocol;
 use crate::telemetry::trace;
 
 pub use check_port::CheckPort;
 use connection::HttpPeer;
-use nginx::long_requests::{LongRequestSlots, MAX_LONG_REQUESTS};
+pub use health_routes::{health_routes, is_health_path};
+use nginx::long_requests::LongRequestSlots;
 use response::{NO_SNIFF, PLAIN, status_response};
 pub use serve::serve;
 
@@ -51,21 +50,21 @@ struct CheckPortState {
 /// Serves `/json`, `/check`, `/acquire`, `/healthcheck`, `/livez` and `/readyz`.
 ///
 /// Paths must match exactly. Every method is allowed, except for `/acquire`, which requires GET.
-pub fn router(config: CheckPort) -> Router {
-    router_with_slots(config, MAX_LONG_REQUESTS)
+/// Requests in queues and on `/acquire` may use three quarters of `max_connections`.
+pub fn router(config: CheckPort, max_connections: usize) -> Router {
+    router_with_slots(config, max_connections - max_connections / 4)
 }
 
 /// Like [`router`], with `max_slots` as the maximum number of requests in queues and on `/acquire`.
 pub fn router_with_slots(config: CheckPort, max_slots: usize) -> Router {
+    let health = health_routes(Arc::clone(&config.engine), config.health.clone());
     Router::new()
         .route("/json", any(json))
         .route("/check", any(check))
         .route("/acquire", any(acquire))
-        .route("/healthcheck", any(healthcheck))
-        .route("/livez", any(async || (PLAIN, "alive\n")))
-        .route("/readyz", any(readyz))
         .fallback(not_found)
         .with_state(Arc::new(CheckPortState { config, slots: LongRequestSlots::new(max_slots) }))
+        .merge(health)
 }
 
 async fn json(State(port): State<Arc<CheckPortState>>, request: Request<Body>) -> Response {
@@ -110,43 +109,6 @@ async fn unless_disconnected(
 
 fn check_span(protocol: Protocol, headers: &HeaderMap) -> trace::TraceSpan {
     trace::check_span(protocol, &|name| headers.get(name)?.to_str().ok())
-}
-
-/// Replies like envoyproxy/ratelimit: with status 200 or 500, and without a reason.
-async fn healthcheck(State(port): State<Arc<CheckPortState>>) -> Response {
-    match port.config.health.readiness() {
-        Readiness::Ready => (PLAIN, "OK").into_response(),
-        Readiness::NoConfig | Readiness::StoreUnavailable | Readiness::Draining => {
-            StatusCode::INTERNAL_SERVER_ERROR.into_response()
-        }
-    }
-}
-
-async fn readyz(State(port): State<Arc<CheckPortState>>) -> Response {
-    let CheckPort { engine, health, .. } = &port.config;
-    let ready = health.readiness();
-    let status = match ready {
-        Readiness::Ready => StatusCode::OK,
-        Readiness::NoConfig | Readiness::StoreUnavailable | Readiness::Draining => {
-            StatusCode::SERVICE_UNAVAILABLE
-        }
-    };
-    (status, PLAIN, format!("{ready}{}\n", StoreFailureText(engine.store_failure())))
-        .into_response()
-}
-
-/// The text of `/readyz` about an unavailable store.
-///
-/// The process stays ready, because fallbacks still decide. If all replicas became
-/// unready at once, the load balancer would have no replica left.
-struct StoreFailureText(Option<StoreFailure>);
-
-impl fmt::Display for StoreFailureText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(cause) = self.0 else { return Ok(()) };
-        write!(f, "; the store is unavailable ({}): ", cause.as_str())?;
-        f.write_str("each limit's on_store_failure decides")
-    }
 }
 
 async fn not_found() -> Response {

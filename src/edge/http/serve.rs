@@ -1,12 +1,13 @@
 //! Accepts and serves the connections of an HTTP port.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::pin::pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::http::Request;
+use axum::http::{Request, StatusCode};
+use axum::response::Response;
 use hyper::body::Incoming;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -15,34 +16,36 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::connection::HttpConnection;
-use crate::edge::accept_errors::AcceptErrors;
+use super::health_routes::is_health_path;
+use super::response::text_response;
+use crate::edge::connection_gate::ConnectionGate;
 
 /// The timeout for receiving a request head, also for the next request on an idle connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The largest number of connections on one port. Others wait in the listener's backlog.
-pub(super) const MAX_CONNECTIONS: usize = 4_096;
-
 /// The idle time before the first TCP keepalive probe, and the interval between probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The pause after an accept error, because a process without free file descriptors would otherwise
-/// be in a busy loop.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// Serves `router` on `listener` until `shutdown`, then finishes the open requests.
-pub async fn serve(listener: TcpListener, router: Router, shutdown: impl Future<Output = ()>) {
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+/// Serves `router` on the connections of `listener` that `gate` admits until `shutdown`, then
+/// finishes the open requests. Other connections get a reply to a health probe, or status 503.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    mut gate: ConnectionGate,
+    shutdown: impl Future<Output = ()>,
+) {
     let graceful = GracefulShutdown::new();
     let mut shutdown = pin!(shutdown);
-    let mut errors = AcceptErrors::new("HTTP");
     loop {
-        let (stream, slot) = tokio::select! {
+        let stream = tokio::select! {
             () = &mut shutdown => break,
-            accepted = accept(&listener, &slots, &mut errors) => accepted,
+            stream = accept(&listener, &mut gate) => stream,
+        };
+        let Some(slot) = gate.admit() else {
+            gate.refuse(reply_once(stream, router.clone(), gate.refusal_text()));
+            continue;
         };
         let (io, peer) = HttpConnection::new(stream);
         let router_service = TowerToHyperService::new(router.clone());
@@ -61,31 +64,40 @@ pub async fn serve(listener: TcpListener, router: Router, shutdown: impl Future<
     graceful.shutdown().await;
 }
 
+/// Replies to one request of a connection above the maximum.
+async fn reply_once(stream: TcpStream, router: Router, refusal: String) {
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(move |request: Request<Incoming>| {
+        let health = is_health_path(request.uri().path()).then(|| router.call(request));
+        let refusal = text_response(StatusCode::SERVICE_UNAVAILABLE, &refusal);
+        async move {
+            let response: Result<Response, Infallible> = match health {
+                Some(response) => response.await,
+                None => Ok(refusal),
+            };
+            response
+        }
+    });
+    let mut builder = http1_builder();
+    builder.http1().keep_alive(false);
+    builder.serve_connection(TokioIo::new(stream), service).await.ok();
+}
+
 fn http1_builder() -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new()).http1_only();
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
     builder
 }
 
-/// Accepts the next connection and takes a slot for it. Retries after errors.
-async fn accept(
-    listener: &TcpListener,
-    slots: &Arc<Semaphore>,
-    errors: &mut AcceptErrors,
-) -> (TcpStream, Option<OwnedSemaphorePermit>) {
-    // Acquiring always succeeds, because the semaphore is never closed.
-    let slot = Arc::clone(slots).acquire_owned().await.ok();
+/// Accepts the next connection. Retries after errors.
+async fn accept(listener: &TcpListener, gate: &mut ConnectionGate) -> TcpStream {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                errors.record_success();
                 enable_keepalive(&stream);
-                return (stream, slot);
+                return stream;
             }
-            Err(error) => {
-                errors.record_failure(&error);
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
+            Err(error) => gate.pause_after(&error).await,
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::kernel::decision::{Reason, StoreFailure};
 use crate::kernel::units::Nanos;
 use crate::telemetry::label::{
     CONCURRENCY_REASONS, DatagramKind, EdgeOutcome, FallbackDebtOutcome, ForwardingEvent,
-    LeasedHitsEvent, PermitIdEvent, Protocol, ShareEvent, StrictPermitEvent, VERDICTS,
+    LeasedHitsEvent, ListenPort, PermitIdEvent, Protocol, ShareEvent, StrictPermitEvent, VERDICTS,
 };
 
 impl Metrics {
@@ -58,6 +58,7 @@ impl fmt::Display for MetricsPage<'_> {
         self.metrics.write_concurrency(f, &self.gauges.concurrency)?;
         self.metrics.write_leases(f, self.gauges.leases)?;
         self.metrics.write_datagrams(f)?;
+        self.metrics.write_connections(f)?;
         write_series(f, &self.gauges.concurrency_limits)?;
         write_process(f, &self.gauges)
     }
@@ -268,6 +269,24 @@ impl Metrics {
         let events = ForwardingEvent::ALL.map(ForwardingEvent::as_str);
         MetricHead("sluicegate_forwarded_releases_total", "Forwarded releases, by event")
             .write_counters(page, "event", self.series(events, |shard| &shard.forwarding))
+    }
+
+    fn write_connections(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ports = ListenPort::ALL.map(ListenPort::as_str);
+        let name = "sluicegate_connections_open";
+        MetricHead(name, "Open connections, by port").write(page, "gauge")?;
+        for (port, open) in self.series(ports, |shard| &shard.open_connections) {
+            writeln!(page, "{name}{{port=\"{port}\"}} {open}")?;
+        }
+        MetricHead(
+            "sluicegate_connections_refused_total",
+            "Connections above listen.max_connections, by port",
+        )
+        .write_counters(
+            page,
+            "port",
+            self.series(ports, |shard| &shard.refused_connections),
+        )
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Guarantees:
 //! - A client that sends frames stays connected.
+//! - Only a client with a permit stream is pinged often.
 //! - A silent client with an open stream is disconnected sooner than a silent client without
 //!   streams.
 //! - A client that stops reading does not delay the shutdown.
@@ -10,7 +11,9 @@
 use std::io;
 use std::time::Duration;
 
-use sluicegate::edge::grpc::{PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL, PONG_TIMEOUT};
+use sluicegate::edge::grpc::{
+    IDLE_PING_INTERVAL, PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL, PONG_TIMEOUT,
+};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout};
@@ -27,6 +30,8 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const PING: [u8; 17] = *b"\0\0\x08\x06\0\0\0\0\0sluicing";
 /// The idle timeout of a client with an open `Session` stream, which keeps permits.
 const SILENCE: Duration = PING_INTERVAL.saturating_add(PERMIT_STREAM_PONG_TIMEOUT);
+/// The idle timeout of a client without permit streams.
+const LONG_SILENCE: Duration = IDLE_PING_INTERVAL.saturating_add(PONG_TIMEOUT);
 /// The interval between the frames of an active client.
 const PAUSE: Duration = SILENCE.checked_div(8).unwrap();
 
@@ -57,7 +62,7 @@ async fn time_to_disconnect(hello: &[u8], active: Duration) -> Duration {
         assert!(receive(&mut client).await.is_some(), "let go after {:?}", began.elapsed());
     }
     let ended = async { while receive(&mut client).await.is_some() {} };
-    timeout(2 * PONG_TIMEOUT, ended).await.expect("the end of who is silent");
+    timeout(2 * LONG_SILENCE, ended).await.expect("the end of who is silent");
     let silent = last_sent.elapsed();
     served.shut_down().await.unwrap();
     silent
@@ -80,12 +85,38 @@ async fn a_client_stays_connected_while_it_sends_frames() {
     assert!((SILENCE..PONG_TIMEOUT / 2).contains(&silent), "let go {silent:?} after its last word");
 }
 
-/// Without permits, a silent client blocks no other request, so a suspended machine may stay
-/// connected longer.
+/// Takes 50 seconds, the idle timeout. Without permits, a silent client blocks no other request, so
+/// a suspended machine may stay connected longer.
 #[tokio::test]
 async fn a_silent_client_without_streams_has_the_longer_timeout() {
     let silent = time_to_disconnect(PREFACE, Duration::ZERO).await;
-    assert!(PONG_TIMEOUT <= silent, "let go {silent:?} after its last word");
+    assert!(LONG_SILENCE <= silent, "let go {silent:?} after its last word");
+}
+
+/// Returns the number of PING frames without the ACK flag that arrive within `time`.
+async fn count_pings(client: &mut TcpStream, time: Duration) -> usize {
+    let (began, mut received) = (now(), Vec::new());
+    while began.elapsed() < time {
+        received.extend(receive(client).await.expect("an open connection"));
+    }
+    let (mut rest, mut pings) = (&received[..], 0);
+    while let [a, b, c, kind, flags, _, _, _, _, payload @ ..] = rest {
+        pings += usize::from((*kind, *flags) == (6, 0));
+        rest = &payload[usize::try_from(u32::from_be_bytes([0, *a, *b, *c])).unwrap()..];
+    }
+    pings
+}
+
+#[tokio::test]
+async fn only_a_client_with_a_permit_stream_is_pinged_often() {
+    let served = limited().await;
+    let mut client = TcpStream::connect(served.address).await.unwrap();
+    client.write_all(PREFACE).await.unwrap();
+    assert_eq!(count_pings(&mut client, 8 * PING_INTERVAL).await, 0);
+    client.write_all(&open_hold_stream()).await.unwrap();
+    // The server sends no second ping before the reply to the first one.
+    assert_eq!(count_pings(&mut client, 2 * PING_INTERVAL).await, 1);
+    served.shut_down().await.unwrap();
 }
 
 /// The server cannot send its replies, so it also stops reading from this connection.

@@ -101,6 +101,7 @@ async fn served_with_options(
         hooks: Arc::new(hooks),
         reflection: true,
         tls: None,
+        max_connections: 4_096,
         connection_age: None,
     };
     let until: Pin<Box<dyn Future<Output = ()> + Send>> =

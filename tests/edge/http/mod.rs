@@ -1,6 +1,7 @@
 //! Tests of the HTTP port: routes, bodies, health, connections.
 
 mod admin;
+mod health_routes;
 mod json;
 mod metrics;
 pub mod nginx;
@@ -19,6 +20,7 @@ use axum::routing::get;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use sluicegate::edge::ReplyOptions;
+use sluicegate::edge::connection_gate::{ConnectionGate, ListenPort};
 use sluicegate::edge::headers::{CompatHeaderNames, RateLimitHeaders};
 use sluicegate::edge::health::{Health, Readiness};
 use sluicegate::edge::http::json::MAX_BODY_BYTES;
@@ -35,14 +37,24 @@ use crate::support::waiting::{PATIENCE, soon};
 
 const ONE_HIT: &str = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}]}]}"#;
 
+pub(super) const MAX_CONNECTIONS: usize = 4_096;
+
+/// A bound that no test reaches.
+pub(super) fn gate() -> ConnectionGate {
+    ConnectionGate::new(ListenPort::Http, MAX_CONNECTIONS)
+}
+
 fn port(engine: Arc<Engine>, reporting: ReplyOptions, health: &Health) -> Router {
-    router(CheckPort {
-        engine,
-        reporting,
-        health: health.clone(),
-        hooks: Arc::default(),
-        draining: watch::channel(false).1,
-    })
+    router(
+        CheckPort {
+            engine,
+            reporting,
+            health: health.clone(),
+            hooks: Arc::default(),
+            draining: watch::channel(false).1,
+        },
+        MAX_CONNECTIONS,
+    )
 }
 
 fn default_router(engine: Arc<Engine>) -> Router {
@@ -253,7 +265,7 @@ async fn served() -> (TcpStream, oneshot::Sender<()>, tokio::task::JoinHandle<()
     let router = default_router(engine(two_a_minute()));
     let until: std::pin::Pin<Box<dyn Future<Output = ()> + Send>> =
         Box::pin(async move { drop(stopped.await) });
-    let server = tokio::spawn(serve(listener, router, until));
+    let server = tokio::spawn(serve(listener, router, gate(), until));
     (TcpStream::connect(address).await.unwrap(), stop, server)
 }
 
@@ -351,7 +363,7 @@ async fn slow_client_stays_connected_but_client_that_stops_reading_does_not() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let router = router.route("/late", get(late)).nest("/slow", slow_router);
-    tokio::spawn(serve(listener, router, std::future::pending()));
+    tokio::spawn(serve(listener, router, gate(), std::future::pending()));
     let mut waiting_client = TcpStream::connect(address).await.unwrap();
     waiting_client.write_all(b"GET /late HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
     let mut slow = TcpStream::connect(address).await.unwrap();

@@ -18,6 +18,7 @@ use sluicegate::kernel::concurrency::RequestOutcome;
 use tokio::sync::watch;
 use tonic::codegen::Service as _;
 
+use super::MAX_CONNECTIONS;
 use crate::edge::{empty_engine, engine, two_a_minute};
 
 /// The headers that the shipped NGINX configuration sets.
@@ -38,13 +39,16 @@ fn port(engine: Arc<Engine>, hooks: Hooks) -> Router {
     let headers =
         RateLimitHeaders { draft: true, retry_after: true, denied_by: true, compat_names: None };
     let reporting = ReplyOptions { headers, ..ReplyOptions::default() };
-    router(CheckPort {
-        engine,
-        reporting,
-        health: Health::new(Readiness::Ready),
-        hooks: Arc::new(hooks),
-        draining: watch::channel(false).1,
-    })
+    router(
+        CheckPort {
+            engine,
+            reporting,
+            health: Health::new(Readiness::Ready),
+            hooks: Arc::new(hooks),
+            draining: watch::channel(false).1,
+        },
+        MAX_CONNECTIONS,
+    )
 }
 
 fn limited(other: &str) -> Router {

@@ -3,7 +3,7 @@
 //!
 //! Guarantees:
 //! - While a [`ShortIdleGuard`] exists, the idle timeout is [`PERMIT_STREAM_IDLE_TIMEOUT`].
-//! - Otherwise, the idle timeout is [`PONG_TIMEOUT`].
+//! - Otherwise, the idle timeout is [`IDLE_TIMEOUT`].
 //! - Any received byte restarts it, so a proxy that is too busy for pings stays connected.
 //! - Pending writes do not extend the idle timeout.
 //! - The idle timeout restarts if this process was suspended for 500 ms or longer.
@@ -22,15 +22,15 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep};
 use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
 use super::super::timeouts::{
-    HANDSHAKE_TIMEOUT, PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL, PONG_TIMEOUT,
+    HANDSHAKE_TIMEOUT, IDLE_PING_INTERVAL, PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL, PONG_TIMEOUT,
 };
+use crate::edge::connection_gate::ConnectionSlot;
 
 /// The length of the HTTP/2 client preface, in bytes (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;
@@ -38,8 +38,10 @@ const PREFACE_BYTES: usize = 24;
 /// With TLS, only decrypted bytes restart it.
 const PERMIT_STREAM_IDLE_TIMEOUT: Duration =
     PING_INTERVAL.saturating_add(PERMIT_STREAM_PONG_TIMEOUT);
-/// The interval at which a connection examines its idle timeout. A timer that is late by
-/// another interval shows that this process was suspended and could not read.
+/// The idle timeout of other connections.
+const IDLE_TIMEOUT: Duration = IDLE_PING_INTERVAL.saturating_add(PONG_TIMEOUT);
+/// The interval at which a connection with a [`ShortIdleGuard`] examines its idle timeout. A timer
+/// that is late by this interval shows that this process was suspended and could not read.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 pub(super) type RawSocket = Either<TcpStream, UnixStream>;
@@ -62,6 +64,12 @@ impl ShortIdleHandle {
     pub fn create_guard(&self) -> Option<ShortIdleGuard> {
         self.0.upgrade().map(ShortIdleGuard)
     }
+
+    /// Returns `true` while a guard of the connection exists.
+    pub fn has_guards(&self) -> bool {
+        // The connection itself has one reference.
+        1 < self.0.strong_count()
+    }
 }
 
 /// An accepted connection of the gRPC port, with its lifetime and its idle timeout.
@@ -72,13 +80,15 @@ pub struct GrpcConnection {
     idle_timer: IdleTimer,
     guards: Arc<()>,
     /// One of the slots for all connections; its drop frees it.
-    _slot: Option<OwnedSemaphorePermit>,
+    _slot: ConnectionSlot,
 }
 
 #[derive(Debug)]
 struct IdleTimer {
     preface_missing: usize,
     last_read: Instant,
+    /// `true` since an examination that found a guard.
+    has_guards: bool,
     next_check: Pin<Box<Sleep>>,
 }
 
@@ -87,6 +97,7 @@ impl IdleTimer {
         Self {
             preface_missing: PREFACE_BYTES,
             last_read: Instant::now(),
+            has_guards: false,
             next_check: Box::pin(sleep(HANDSHAKE_TIMEOUT)),
         }
     }
@@ -98,36 +109,47 @@ impl IdleTimer {
         }
         self.preface_missing = self.preface_missing.saturating_sub(bytes);
         if self.preface_missing == 0 {
+            self.next_check.as_mut().reset(self.last_read + IDLE_TIMEOUT);
+        }
+    }
+
+    /// Starts the short idle timeout now if the connection has its first guard. The last read may
+    /// be much older.
+    fn update_guards(&mut self, has_guards: bool) {
+        let has_guards = has_guards && self.preface_missing == 0;
+        if has_guards && !self.has_guards {
+            self.last_read = Instant::now();
             self.next_check.as_mut().reset(self.last_read + IDLE_CHECK_INTERVAL);
         }
+        self.has_guards = has_guards;
     }
 
     /// Returns true if the idle timeout is over. Otherwise registers
     /// the task to be woken for the next examination.
     fn is_expired(&mut self, guard: &Arc<()>, cx: &mut Context<'_>) -> bool {
+        self.update_guards(Arc::strong_count(guard) > 1);
         while self.next_check.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
             if IDLE_CHECK_INTERVAL <= now - self.next_check.deadline() {
                 self.last_read = now;
             }
-            let has_guards = Arc::strong_count(guard) > 1;
-            let deadline =
-                self.last_read + if has_guards { PERMIT_STREAM_IDLE_TIMEOUT } else { PONG_TIMEOUT };
+            let (timeout, interval) = if self.has_guards {
+                (PERMIT_STREAM_IDLE_TIMEOUT, IDLE_CHECK_INTERVAL)
+            } else {
+                (IDLE_TIMEOUT, IDLE_TIMEOUT)
+            };
+            let deadline = self.last_read + timeout;
             if self.preface_missing > 0 || deadline <= now {
                 return true;
             }
-            self.next_check.as_mut().reset(deadline.min(now + IDLE_CHECK_INTERVAL));
+            self.next_check.as_mut().reset(deadline.min(now + interval));
         }
         false
     }
 }
 
 impl GrpcConnection {
-    pub(super) fn new(
-        io: Socket,
-        lifetime: Option<Pin<Box<Sleep>>>,
-        slot: Option<OwnedSemaphorePermit>,
-    ) -> Self {
+    pub(super) fn new(io: Socket, lifetime: Option<Pin<Box<Sleep>>>, slot: ConnectionSlot) -> Self {
         Self { io, lifetime, idle_timer: IdleTimer::new(), guards: Arc::default(), _slot: slot }
     }
 

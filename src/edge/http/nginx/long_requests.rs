@@ -1,7 +1,7 @@
 //! The slots for requests that occupy a connection for long.
 //!
 //! Guarantees:
-//! - A quarter of the connections remains for health checks and short requests.
+//! - Requests above the maximum are refused at once.
 //!
 //! Not covered:
 //! - The requests themselves (see [`super::acquire`]).
@@ -13,12 +13,7 @@ use axum::response::Response;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::edge::http::response::text_response;
-use crate::edge::http::serve::MAX_CONNECTIONS;
 use crate::telemetry::event::EdgeOutcome;
-
-/// The maximum number of requests in queues or on `/acquire`: three quarters of
-/// the connections. The others remain for health checks and short requests.
-pub(in crate::edge::http) const MAX_LONG_REQUESTS: usize = MAX_CONNECTIONS / 4 * 3;
 
 /// The slots for requests that occupy a connection for long: those in queues and on `/acquire`.
 #[derive(Clone, Debug)]

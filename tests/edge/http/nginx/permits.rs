@@ -23,7 +23,7 @@ use tonic::codegen::Service as _;
 
 use super::{SET, check, hooks, port, status, with};
 use crate::edge::engine;
-use crate::edge::http::read_until;
+use crate::edge::http::{MAX_CONNECTIONS, gate, read_until};
 use crate::support::waiting::PATIENCE;
 
 const ID: (&str, &str) = ("x-sluicegate-id", "0123456789abcdef");
@@ -153,13 +153,10 @@ fn with_drain_signal(rest: &str) -> (Arc<Engine>, Router, watch::Sender<bool>) {
     let (leave, leaving) = watch::channel(false);
     let health = Health::new(Readiness::Ready);
     let (reporting, hooks) = (ReplyOptions::default(), Arc::new(hooks("")));
-    let router = router(CheckPort {
-        engine: Arc::clone(&engine),
-        reporting,
-        health,
-        hooks,
-        draining: leaving,
-    });
+    let router = router(
+        CheckPort { engine: Arc::clone(&engine), reporting, health, hooks, draining: leaving },
+        MAX_CONNECTIONS,
+    );
     (engine, router, leave)
 }
 
@@ -206,7 +203,7 @@ async fn hold_endpoint_accepts_only_get() {
 async fn served(router: Router) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(serve(listener, router, std::future::pending()));
+    tokio::spawn(serve(listener, router, gate(), std::future::pending()));
     address
 }
 

@@ -1,0 +1,67 @@
+//! Delays the HTTP/2 pings of hyper on connections without permit streams.
+//!
+//! Guarantees:
+//! - Hyper waits as configured while a [`ShortIdleGuard`](super::incoming::ShortIdleGuard) exists.
+//! - Otherwise, each wait takes [`IDLE_DELAY`] longer.
+//! - A guard that is created during a wait ends the delay when hyper polls the connection next.
+//!
+//! Not covered:
+//! - Hyper's other uses of a timer: an HTTP/2 server has none.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use hyper::rt;
+use tokio::time;
+
+use super::incoming::ShortIdleHandle;
+use super::timeouts::{IDLE_PING_INTERVAL, PING_INTERVAL};
+
+const IDLE_DELAY: Duration = IDLE_PING_INTERVAL.saturating_sub(PING_INTERVAL);
+
+/// The timer of one HTTP/2 connection.
+#[derive(Clone, Debug)]
+pub(super) struct PingTimer(ShortIdleHandle);
+
+impl PingTimer {
+    /// Creates the timer of the connection of `idle_handle`.
+    pub(super) const fn new(idle_handle: ShortIdleHandle) -> Self {
+        Self(idle_handle)
+    }
+}
+
+impl rt::Timer for PingTimer {
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn rt::Sleep>> {
+        self.sleep_until(self.now() + duration)
+    }
+
+    fn sleep_until(&self, deadline: Instant) -> Pin<Box<dyn rt::Sleep>> {
+        let deadline = time::Instant::from_std(deadline);
+        let sleep = Box::pin(time::sleep_until(deadline + IDLE_DELAY));
+        Box::pin(PingSleep { idle_handle: self.0.clone(), deadline, sleep })
+    }
+}
+
+#[derive(Debug)]
+struct PingSleep {
+    idle_handle: ShortIdleHandle,
+    /// The end of the wait without [`IDLE_DELAY`].
+    deadline: time::Instant,
+    sleep: Pin<Box<time::Sleep>>,
+}
+
+impl Future for PingSleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let delay = if self.idle_handle.has_guards() { Duration::ZERO } else { IDLE_DELAY };
+        let end = self.deadline + delay;
+        if self.sleep.deadline() != end {
+            self.sleep.as_mut().reset(end);
+        }
+        self.sleep.as_mut().poll(cx)
+    }
+}
+
+impl rt::Sleep for PingSleep {}
