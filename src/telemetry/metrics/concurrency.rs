@@ -14,7 +14,7 @@ use crate::kernel::units::Nanos;
 pub const MAX_LIMIT_SERIES: usize = 100;
 
 /// The label value of all limits without separate series. Paths differ, because they contain a dot.
-const OTHER: &str = "other";
+pub(super) const OTHER: &str = "other";
 
 /// The state of one concurrency limit, summed over its buckets.
 #[derive(Clone, Debug, Default)]
@@ -100,7 +100,7 @@ fn write_latencies(page: &mut fmt::Formatter<'_>, own: &[&ConcurrencyGauges]) ->
 }
 
 /// A label value that is written with the escapes of Prometheus' text format.
-struct EscapedLabel<'t>(&'t str);
+pub(super) struct EscapedLabel<'t>(pub(super) &'t str);
 
 impl fmt::Display for EscapedLabel<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -57,6 +57,7 @@ impl fmt::Display for MetricsPage<'_> {
         self.metrics.write_leases(f, self.gauges.leases)?;
         self.metrics.write_datagrams(f)?;
         write_series(f, &self.gauges.concurrency_limits)?;
+        self.metrics.limit_events.write(f)?;
         write_process(f, &self.gauges)
     }
 }
