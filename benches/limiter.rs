@@ -140,6 +140,7 @@ fn ask() -> PermitRequest<'static> {
     let (bucket, revision, rules) = (BUCKET, Revision(1), &RULES);
     PermitRequest {
         bucket,
+        limit_path: "d.k",
         revision,
         rules,
         permit_lifetime: keep,

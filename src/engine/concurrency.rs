@@ -71,6 +71,8 @@ pub struct ConcurrencyLimits {
 pub struct PermitRequest<'a> {
     /// The name of the bucket to acquire the permit from.
     pub bucket: &'a [u8],
+    /// The path of the limit in the configuration, for metrics and logs.
+    pub limit_path: &'a str,
     /// The revision of the configuration that defines the limit.
     pub revision: Revision,
     /// The parameters of the limit: size, queue and adaptive algorithm. They replace the bucket's
@@ -313,8 +315,7 @@ impl ConcurrencyLimits {
         if let Some(bucket) = self.buckets.read().get(request.bucket) {
             return Ok(Arc::clone(bucket));
         }
-        let make =
-            |number| Bucket::new(request.revision, request.rules, self.jitter.wrapping_add(number));
+        let make = |number| Bucket::new(request, self.jitter.wrapping_add(number));
         self.buckets.write().get_or_create(request.bucket, make).ok_or(AcquireError::TooManyBuckets)
     }
 }

@@ -10,8 +10,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::label::{CONCURRENCY_REASONS, SHADOW_DENY};
 pub use super::label::{
-    DatagramKind, EdgeOutcome, FallbackDebtOutcome, ForwardingEvent, LeasedHitsEvent, ListenPort,
-    PermitIdEvent, Protocol, RuleVerdict, ShareEvent, StrictPermitEvent,
+    DatagramKind, EdgeOutcome, FallbackDebtOutcome, ForwardingEvent, LeasedHitsEvent, LimitEvent,
+    ListenPort, PermitIdEvent, Protocol, RuleVerdict, ShareEvent, StrictPermitEvent,
 };
 use super::metrics::{METRICS, Metrics};
 use super::trace;
@@ -57,18 +57,39 @@ impl<R: Iterator<Item = Reason>> Event for CheckDecided<R> {
 
 /// A concurrency limit rejected a request, or would have without shadow mode.
 #[derive(Clone, Copy, Debug)]
-pub struct ConcurrencyLimitExceeded {
+pub struct ConcurrencyLimitExceeded<'l> {
+    /// The path of the limit in the configuration.
+    pub limit: &'l str,
     /// The reason of the rejection, one of [`CONCURRENCY_REASONS`].
     pub reason: Reason,
     /// `false` if shadow mode allowed the request.
     pub is_enforced: bool,
 }
 
-impl Event for ConcurrencyLimitExceeded {
+impl Event for ConcurrencyLimitExceeded<'_> {
     fn count(self, metrics: &Metrics) {
         let mut reasons = CONCURRENCY_REASONS.iter();
         let Some(at) = reasons.position(|reason| *reason == self.reason) else { return };
         metrics.add(|shard| &shard.limit_exceeded[at][usize::from(self.is_enforced)], 1);
+        if self.is_enforced
+            && let Some(event) = LimitEvent::ALL.get(at)
+        {
+            metrics.limit_events.count(self.limit, *event);
+        }
+    }
+}
+
+/// This replica's share of a concurrency limit expired before the store replied.
+#[derive(Clone, Copy, Debug)]
+pub struct ShareFenced<'l> {
+    /// The path of the limit in the configuration.
+    pub limit: &'l str,
+}
+
+impl Event for ShareFenced<'_> {
+    fn count(self, metrics: &Metrics) {
+        ShareEvent::Fenced.count(metrics);
+        metrics.limit_events.count(self.limit, LimitEvent::Fenced);
     }
 }
 

@@ -169,6 +169,23 @@ named_enum! {
 }
 
 named_enum! {
+    /// An event of one concurrency limit. The first ones are the reasons of rejections, in the order
+    /// of [`CONCURRENCY_REASONS`].
+    pub enum LimitEvent {
+        /// The limit was reached, and the request did not queue.
+        ConcurrencyLimitReached = "concurrency_limit_reached",
+        /// The limit was reached and its queue was full.
+        QueueFull = "queue_full",
+        /// No permit was free within the queue timeout.
+        QueueTimeout = "queue_timeout",
+        /// The largest number of buckets was reached.
+        TooManyBuckets = "too_many_buckets",
+        /// This replica's share expired before the store replied.
+        Fenced = "fenced",
+    }
+}
+
+named_enum! {
     /// An event of permits of strict concurrency limits, which the store counts.
     pub enum StrictPermitEvent {
         /// The store granted a permit.

@@ -14,6 +14,7 @@
 mod buckets;
 mod concurrency;
 mod exemplar;
+mod limit_events;
 mod openmetrics;
 mod page;
 mod process;
@@ -34,6 +35,7 @@ use buckets::{CHECK_COUNT_BOUNDS, DURATION_BOUNDS, duration_bucket};
 pub use concurrency::{ConcurrencyGauges, MAX_LIMIT_SERIES};
 pub use exemplar::SpanIds;
 use exemplar::{Exemplar, Exemplars};
+use limit_events::LimitEvents;
 pub use openmetrics::to_openmetrics;
 pub use page::MetricsPage;
 pub use process::ProcessUsage;
@@ -58,6 +60,7 @@ pub struct Metrics {
     /// 1 if the last load of the configuration was rejected, 0 otherwise.
     pub(super) stale: AtomicU64,
     exemplars: Exemplars,
+    pub(super) limit_events: LimitEvents,
 }
 
 /// The counters of one thread, on separate cache lines.
@@ -188,6 +191,7 @@ impl Metrics {
             loaded_at: AtomicU64::new(0),
             stale: AtomicU64::new(0),
             exemplars: Exemplars::new(),
+            limit_events: LimitEvents::new(),
         }
     }
 

@@ -107,9 +107,9 @@ fn invalid_items_of_overloaded_by_are_reported() {
     assert("[600, 429]", &["E29 `overloaded_by: 600` is not an answer"]);
     assert("[OK]", &["E29 `overloaded_by: OK` is not an answer"]);
     assert("[3xx, unavailable]", &["E29 `overloaded_by: 3xx`", "E29 `overloaded_by: unavailable`"]);
-    assert("429", &["E10 `overloaded_by` must be a list, not an integer: `429`"]);
-    assert("[[429]]", &["E10 `overloaded_by` must be text, not a list"]);
-    assert("[4.5]", &["E09 `overloaded_by: 4.5` is a number with a fraction"]);
+    assert("429", &["E13 `overloaded_by` must be a list, not an integer: `429`"]);
+    assert("[[429]]", &["E13 `overloaded_by` must be text, not a list"]);
+    assert("[4.5]", &["E12 `overloaded_by: 4.5` is a number with a fraction"]);
 }
 
 #[test]

@@ -20,6 +20,7 @@ mod routes;
 mod stepwise_upstream;
 mod truncated_responses;
 mod upstream;
+mod upstream_refusals;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -122,15 +122,20 @@ pub struct ReleaseRequest {
     /// The `owner` of the acquire's response. If it is empty, all replicas are searched for up to 0.1 s.
     #[prost(string, tag = "4")]
     pub owner: ::prost::alloc::string::String,
+    /// The server's answer. The setting `overloaded_by` of the limit decides whether it is a success. Optional.
     #[prost(message, optional, tag = "5")]
     pub answer: ::core::option::Option<Answer>,
 }
+/// The answer of a server. At least one status is required.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Answer {
+    /// The HTTP status, from 100 to 599.
     #[prost(uint32, optional, tag = "1")]
     pub http_status: ::core::option::Option<u32>,
+    /// The gRPC status code.
     #[prost(uint32, optional, tag = "2")]
     pub grpc_status: ::core::option::Option<u32>,
+    /// The time that the server asks clients to wait, as in the header Retry-After.
     #[prost(uint64, optional, tag = "3")]
     pub retry_after_us: ::core::option::Option<u64>,
 }

@@ -357,7 +357,9 @@ impl FieldTarget for Option<Spanned<Vec<Spanned<String>>>> {
             reader.visit(*id, |reader, value| {
                 let mut item = Spanned::<String>::default();
                 item.read(reader, FieldValue { name: field.name, value });
-                items.extend((reader.mismatched != Some(value)).then_some(item));
+                let is_reported =
+                    reader.mismatched == Some(value) || reader.blamed.contains(&value);
+                items.extend((!is_reported).then_some(item));
             });
         }
         *self = Some(Spanned { value: items, span: tree.span(field.value) });

@@ -11,6 +11,7 @@
 //!
 //! Not covered: the upstream's own latency. The measured latency is the duration of the stream.
 
+mod header_lines;
 mod upstream_answer;
 
 use std::borrow::Cow;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
-use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue, HeaderValueOption};
+use envoy_types::pb::envoy::config::core::v3::{HeaderValue, HeaderValueOption};
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::ProcessingMode;
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::HeaderSendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::ExternalProcessor;
@@ -54,6 +55,7 @@ use crate::kernel::decision::{Check, Verdict};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{CheckAnswered, Event as _, Protocol, RequestCompleted};
 use crate::telemetry::trace;
+use header_lines::{HeaderLines, headers_by_name};
 use upstream_answer::response_outcome;
 
 /// The gRPC metadata key with the name of the hook, set by Envoy's `ext_proc` configuration.
@@ -352,34 +354,6 @@ fn request_headers(
         return Err(Status::invalid_argument(message));
     }
     Ok(headers_by_name(headers.headers.as_ref()))
-}
-
-struct HeaderLines {
-    joined: String,
-    /// The length of the first value in `joined`, in bytes.
-    first_len: usize,
-}
-
-impl HeaderLines {
-    fn first(&self) -> &str {
-        &self.joined[..self.first_len]
-    }
-}
-
-fn headers_by_name(headers: Option<&HeaderMap>) -> HashMap<&str, HeaderLines> {
-    let mut headers_by_name: HashMap<&str, HeaderLines> = HashMap::new();
-    for header in headers.into_iter().flat_map(|headers| &headers.headers) {
-        let raw = String::from_utf8_lossy(&header.raw_value);
-        let value = if header.value.is_empty() { &*raw } else { &*header.value };
-        headers_by_name
-            .entry(&header.key)
-            .and_modify(|lines| {
-                lines.joined.push(',');
-                lines.joined.push_str(value);
-            })
-            .or_insert_with(|| HeaderLines { joined: value.to_owned(), first_len: value.len() });
-    }
-    headers_by_name
 }
 
 fn route_hook(request: &ProcessingRequest) -> Result<Option<&str>, Status> {

@@ -30,6 +30,7 @@ use crate::kernel::concurrency::{
 };
 use crate::kernel::coordinator::{Heartbeat, HeartbeatReply, ShareTiming};
 use crate::kernel::units::{Incarnation, Nanos, Revision, Share};
+use crate::telemetry::event::{Event as _, ShareFenced};
 pub(in crate::engine) use strict::AcquireReply;
 use strict::StrictPermits;
 
@@ -39,6 +40,8 @@ pub(in crate::engine) struct Bucket(Mutex<BucketState>);
 #[derive(Debug)]
 struct BucketState {
     limiter: Limiter,
+    /// The path of the limit in the configuration, for events.
+    limit_path: Box<str>,
     revision: Revision,
     rules: LimiterConfig,
     /// The smoothed latency of successful requests. Each new request has a weight of 1/8.
@@ -71,12 +74,15 @@ pub(in crate::engine) struct QueuedRequest {
 }
 
 impl Bucket {
-    pub(in crate::engine) fn new(revision: Revision, rules: &LimiterConfig, jitter: u64) -> Self {
+    /// Creates the bucket of the first request.
+    pub(in crate::engine) fn new(request: &PermitRequest<'_>, jitter: u64) -> Self {
+        let (revision, rules) = (request.revision, request.rules);
         let limiter = Limiter::new(rules, jitter);
         let (rules, waiters) = (*rules, HashMap::new());
         let (rtt, leased, strict, retired) = (None, None, None, false);
         let state = BucketState {
             limiter,
+            limit_path: request.limit_path.into(),
             revision,
             rules,
             rtt,
@@ -280,6 +286,8 @@ impl BucketState {
         if let Some(leased) = &mut self.replica_share {
             leased.usage.accumulate(now, self.limiter.in_flight(), self.limiter.queue_len());
             if leased.fence(now) {
+                let (in_flight, queued) = (self.limiter.in_flight(), self.limiter.queue_len());
+                report_fence(&self.limit_path, in_flight, queued);
                 let todo = self.limiter.step(now, LimiterEvent::Fence);
                 // The effects of a fence concern waiting requests only, so none is for the caller.
                 self.apply_effects(now, todo);
@@ -332,6 +340,14 @@ impl BucketState {
             None => Some(permit),
         }
     }
+}
+
+/// Reports that the share of a limit expired with `in_flight` requests in flight, while `queued`
+/// requests waited.
+#[cold]
+fn report_fence(limit: &str, in_flight: u32, queued: usize) {
+    ShareFenced { limit }.emit();
+    tracing::debug!(limit, in_flight, queued, "share of the concurrency limit expired");
 }
 
 const fn is_for_the_caller(effect: &LimiterEffect) -> bool {

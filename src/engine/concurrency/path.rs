@@ -18,6 +18,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
+use tracing::Level;
 
 use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode, RejectReply};
 use crate::config::tree::ConcurrencyMatch;
@@ -60,6 +61,8 @@ pub struct ConcurrencyRejection {
     pub reason: Reason,
     /// The path of the concurrency limit in the configuration.
     pub path: Box<str>,
+    /// The load of the bucket at the rejection. `None` unless it is logged.
+    pub load: Option<BucketLoad>,
 }
 
 /// The permits of a request in flight. Dropping them releases them without a latency sample.
@@ -325,7 +328,7 @@ impl Engine {
         let deadline = wait.started_at.plus(total_queue_timeout(limits));
         let last = wait.queue_deadline.map_or(deadline, |end| end.min(deadline));
         if last <= self.clock().steady() {
-            return Err(count_rejection(config, ceiling, Reason::QueueTimeout));
+            return Err(count_rejection(config, ceiling, Reason::QueueTimeout, None));
         }
         Ok(AcquirePass::Restart(last))
     }
@@ -462,6 +465,7 @@ impl Engine {
         let keep = (keep == PermitLifetime::MaxDuration).then_some(limit.max_duration);
         let ask = PermitRequest {
             bucket,
+            limit_path: &limit.path,
             revision: config.revision,
             rules,
             permit_lifetime: keep,
@@ -479,10 +483,16 @@ impl Engine {
         match acquired {
             Ok(held) => Ok(Some(held)),
             Err(denied) if shadow => {
-                ConcurrencyLimitExceeded { reason: reason_of(denied), is_enforced: false }.emit();
+                let (limit, reason) = (&*limit.path, reason_of(denied));
+                ConcurrencyLimitExceeded { limit, reason, is_enforced: false }.emit();
                 Ok(None)
             }
-            Err(denied) => Err(count_rejection(config, limit, reason_of(denied))),
+            Err(denied) => {
+                let load = tracing::enabled!(Level::DEBUG)
+                    .then(|| self.concurrency_limits.load(bucket))
+                    .flatten();
+                Err(count_rejection(config, limit, reason_of(denied), load))
+            }
         }
     }
 }
@@ -520,13 +530,14 @@ fn count_rejection(
     config: &ActiveConfig,
     limit: &ConcurrencyLimit,
     reason: Reason,
+    load: Option<BucketLoad>,
 ) -> ConcurrencyRejection {
     config.counters.count(limit.number, RuleVerdict::Deny);
-    ConcurrencyLimitExceeded { reason, is_enforced: true }.emit();
+    ConcurrencyLimitExceeded { limit: &limit.path, reason, is_enforced: true }.emit();
     let reasons = std::iter::once(reason);
     CheckDecided { verdict: Verdict::Deny, is_shadowed: false, reasons, near_limit: 0 }.emit();
     let (reject, path) = (limit.reject.clone(), limit.path.clone());
-    ConcurrencyRejection { reject, reason, path }
+    ConcurrencyRejection { reject, reason, path, load }
 }
 
 fn total_queue_timeout(limits: &[(CounterKey, &ConcurrencyLimit)]) -> Nanos {

@@ -239,7 +239,6 @@ impl ReplicaShare {
         if fenced {
             self.fences = self.fences.saturating_add(1);
             self.totals.count_fence();
-            ShareEvent::Fenced.emit();
         }
         fenced
     }

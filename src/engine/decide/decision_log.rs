@@ -53,7 +53,18 @@ impl Engine {
             let text = CheckText::new(check, self.policy.descriptor_values);
             let (domain, descriptors) = (&*short_text(check.domain), &*text.descriptors());
             let (rule, reason) = (&*rejection.path, rejection.reason.as_str());
-            tracing::debug!(domain, verdict = "deny", descriptors, rule, reason, "check decided");
+            let load = rejection.load;
+            let (in_flight, queued) = (load.map(|it| it.in_flight), load.map(|it| it.waiting));
+            tracing::debug!(
+                domain,
+                verdict = "deny",
+                descriptors,
+                rule,
+                reason,
+                in_flight,
+                queued,
+                "check decided"
+            );
         }
     }
 

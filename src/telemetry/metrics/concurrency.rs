@@ -14,7 +14,7 @@ use crate::kernel::units::Nanos;
 pub const MAX_LIMIT_SERIES: usize = 100;
 
 /// The label value of all limits without separate series. Paths differ, because they contain a dot.
-const OTHER: &str = "other";
+pub(super) const OTHER: &str = "other";
 
 /// The state of one concurrency limit, summed over its buckets.
 #[derive(Clone, Debug, Default)]

@@ -60,6 +60,7 @@ impl fmt::Display for MetricsPage<'_> {
         self.metrics.write_datagrams(f)?;
         self.metrics.write_connections(f)?;
         write_series(f, &self.gauges.concurrency_limits)?;
+        self.metrics.limit_events.write(f)?;
         write_process(f, &self.gauges)
     }
 }

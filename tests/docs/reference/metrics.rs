@@ -12,8 +12,8 @@ use std::fmt::Write as _;
 use sluicegate::kernel::decision::{Reason, StoreFailure};
 use sluicegate::kernel::units::Nanos;
 use sluicegate::telemetry::event::{
-    DatagramKind, FallbackDebtOutcome, ForwardingEvent, LeasedHitsEvent, PermitIdEvent,
-    RuleVerdict, ShareEvent, StrictPermitEvent,
+    DatagramKind, Event as _, FallbackDebtOutcome, ForwardingEvent, LeasedHitsEvent, LimitEvent,
+    PermitIdEvent, RuleVerdict, ShareEvent, ShareFenced, StrictPermitEvent,
 };
 use sluicegate::telemetry::metrics::{
     ConcurrencyGauges, Gauges, MAX_LIMIT_SERIES, Metrics, ProcessUsage, RuleDecisions,
@@ -50,7 +50,7 @@ struct Family {
 
 fn generated_page() -> String {
     let mut page = format!("{HEAD}\n| metric | type | labels | meaning |\n|---|---|---|---|\n");
-    for (name, family) in families(&Metrics::new().page(all_series()).to_string()) {
+    for (name, family) in families(&full_page()) {
         let Family { kind, help, labels } = family;
         let labels: Vec<_> = labels.iter().map(|(label, values)| show(label, values)).collect();
         let labels = if labels.is_empty() { "none".to_owned() } else { labels.join("; ") };
@@ -71,6 +71,7 @@ fn label_values() -> String {
         "sluicegate_store_failures_total" "cause" StoreFailure,
         "sluicegate_fallback_debt_hits_total" "outcome" FallbackDebtOutcome,
         "sluicegate_lease_hits_total" "outcome" LeasedHitsEvent,
+        "sluicegate_concurrency_limit_events_total" "event" LimitEvent,
         "sluicegate_shares_total" "event" ShareEvent,
         "sluicegate_strict_permits_total" "event" StrictPermitEvent,
         "sluicegate_permit_ids_total" "event" PermitIdEvent,
@@ -94,6 +95,12 @@ fn show(label: &str, values: &[String]) -> String {
     }
     let values: Vec<_> = values.iter().map(|value| format!("`{value}`")).collect();
     format!("`{label}`: {}", values.join(", "))
+}
+
+fn full_page() -> String {
+    let metrics = Metrics::new();
+    ShareFenced { limit: "d.k" }.count(&metrics);
+    metrics.page(all_series()).to_string()
 }
 
 /// Gauges of more concurrency limits than have their own series, with all optional values.
@@ -148,7 +155,7 @@ fn metrics_page_matches_the_metrics() {
 
 #[test]
 fn every_metric_has_type_and_help() {
-    for (name, family) in families(&Metrics::new().page(all_series()).to_string()) {
+    for (name, family) in families(&full_page()) {
         assert!(!family.kind.is_empty() && 10 < family.help.len(), "{name}");
     }
 }

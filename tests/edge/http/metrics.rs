@@ -9,11 +9,14 @@ use sluicegate::edge::http::metrics::{MetricsFormats, router};
 use sluicegate::kernel::decision::{Reason, StoreFailure, Verdict};
 use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate::telemetry::event::{
-    ChargesFailed, CheckAnswered, CheckDecided, ConfigLoaded, ConfigRejected, EdgeOutcome,
-    Event as _, MemoryStoreFull, Protocol, RequestCompleted, StoreCallSent,
+    ChargesFailed, CheckAnswered, CheckDecided, ConcurrencyLimitExceeded, ConfigLoaded,
+    ConfigRejected, EdgeOutcome, Event as _, MemoryStoreFull, Protocol, RequestCompleted,
+    ShareFenced, StoreCallSent,
 };
+use sluicegate::telemetry::label::CONCURRENCY_REASONS;
 use sluicegate::telemetry::metrics::{
-    ConcurrencyGauges, Gauges, Metrics, ProcessUsage, RuleDecisions, to_openmetrics,
+    ConcurrencyGauges, Gauges, MAX_LIMIT_SERIES, Metrics, ProcessUsage, RuleDecisions,
+    to_openmetrics,
 };
 use tonic::codegen::Service as _;
 
@@ -271,6 +274,32 @@ fn rules_have_series_for_allow_deny_and_each_other_verdict_that_occurred() {
         r#"{domain="d",rule="d.\"\\\n",verdict="shadow_deny"} 1"#,
     ];
     assert_eq!(series, wanted);
+}
+
+#[test]
+fn rejections_and_expired_shares_are_counted_by_limit() {
+    let metrics = Metrics::new();
+    for (number, reason) in CONCURRENCY_REASONS.into_iter().enumerate() {
+        for is_enforced in [vec![false; 7], vec![true; number + 1]].concat() {
+            ConcurrencyLimitExceeded { limit: "d.k", reason, is_enforced }.count(&metrics);
+        }
+    }
+    ShareFenced { limit: "d.k" }.count(&metrics);
+    for limit in 0..MAX_LIMIT_SERIES + 2 {
+        ShareFenced { limit: &format!("d.many{limit:03}") }.count(&metrics);
+    }
+    let samples = samples(&page(&metrics));
+    let of = |limit: &str, event: &str| {
+        let name = "sluicegate_concurrency_limit_events_total";
+        samples.get(&format!("{name}{{limit=\"{limit}\",event=\"{event}\"}}")).copied()
+    };
+    for (count, reason) in [1.0, 2.0, 3.0, 4.0].into_iter().zip(CONCURRENCY_REASONS) {
+        assert_eq!(of("d.k", reason.as_str()), Some(count));
+    }
+    assert_eq!(of("d.k", "fenced"), Some(1.0));
+    assert_eq!(of("d.many000", "fenced"), Some(1.0));
+    assert_eq!((of("d.many101", "fenced"), of("other", "fenced")), (None, Some(3.0)));
+    assert_eq!(samples["sluicegate_shares_total{event=\"fenced\"}"], 103.0);
 }
 
 /// Source: OpenMetrics 1.0, "Overall structure", "Counter", "Histogram".

@@ -33,6 +33,7 @@ const fn request(rules: &LimiterConfig) -> PermitRequest<'_> {
     let (keep, shared) = (None, None);
     PermitRequest {
         bucket: b"shop",
+        limit_path: "d.k",
         revision,
         rules,
         permit_lifetime: keep,
@@ -133,7 +134,7 @@ fn retry_after_pauses_growth_only_if_honoured_and_only_for_overload() {
         limit_after(&admission, &rules, ReportedOutcome::Answered(answer));
         let success = ReportedOutcome::Known(RequestOutcome::Success);
         // The latency covers the whole pause, so only requests that start after the change count.
-        let mut finish = |rtt| {
+        let finish = |rtt| {
             let five = std::array::from_fn::<_, 6, _>(|_| acquire_now(&admission, request(&rules)));
             advance(&clock, rtt);
             for permit in five {

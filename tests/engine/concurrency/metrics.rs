@@ -40,6 +40,7 @@ fn acquire_now(admission: &ConcurrencyLimits, bucket: &[u8]) -> PermitGuard {
     let (keep, patience, answer, shared) = (None, Nanos(0), Nanos(0), None);
     let ask = PermitRequest {
         bucket,
+        limit_path: "d.k",
         revision,
         rules,
         permit_lifetime: keep,

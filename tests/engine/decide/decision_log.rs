@@ -130,7 +130,7 @@ fn rejection_by_a_concurrency_limit_is_logged() {
         }
     });
     let lines = debug_lines(&service);
-    let rejected = r#"verdict="deny" descriptors="upstream=a" rule="shop.upstream" reason="concurrency_limit_reached""#;
+    let rejected = r#"verdict="deny" descriptors="upstream=a" rule="shop.upstream" reason="concurrency_limit_reached" in_flight=1 queued=0"#;
     assert!(lines.len() == 2 && lines[1].contains(rejected), "{lines:?}");
 }
 

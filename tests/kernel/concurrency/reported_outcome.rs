@@ -1,3 +1,5 @@
+//! The outcome of an upstream's answer by the list of answers that mean overload.
+
 use sluicegate::kernel::concurrency::{
     OverloadAnswers, ReportedOutcome, RequestOutcome, UpstreamAnswer,
 };

@@ -32,7 +32,7 @@ pub struct Update {
     pub id: ::prost::alloc::string::String,
     #[prost(enumeration = "Event", tag = "2")]
     pub event: i32,
-    /// For a release: the outcome of the request.
+    /// For a release: the outcome of the request. Beside an `answer`, the outcome by default.
     #[prost(enumeration = "Outcome", tag = "3")]
     pub outcome: i32,
     /// For a release: the latency, if it was measured.
@@ -41,17 +41,21 @@ pub struct Update {
     /// The client address of a release that the receiver may have to remember: 4 or 16 bytes, or empty.
     #[prost(bytes = "vec", tag = "5")]
     pub source: ::prost::alloc::vec::Vec<u8>,
+    /// For a release: the upstream's answer. The receiver's limit decides the outcome by it.
     #[prost(message, optional, tag = "6")]
     pub answer: ::core::option::Option<Answer>,
 }
+/// The answer of an upstream.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Answer {
     #[prost(uint32, optional, tag = "1")]
     pub http_status: ::core::option::Option<u32>,
     #[prost(uint32, optional, tag = "2")]
     pub grpc_status: ::core::option::Option<u32>,
+    /// True if the answer is complete and its latency is known.
     #[prost(bool, tag = "3")]
     pub has_latency: bool,
+    /// The time that the upstream asks clients to wait.
     #[prost(uint64, optional, tag = "4")]
     pub retry_after_ns: ::core::option::Option<u64>,
 }

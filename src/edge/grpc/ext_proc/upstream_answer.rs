@@ -7,7 +7,7 @@ use envoy_types::pb::envoy::config::core::v3::HeaderMap;
 use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingRequest;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Message;
 
-use super::headers_by_name;
+use super::header_lines::headers_by_name;
 use crate::edge::hook::parse_retry_after;
 use crate::kernel::concurrency::{ReportedOutcome, UpstreamAnswer};
 

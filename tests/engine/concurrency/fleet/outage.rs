@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use sluicegate::clock::Clock;
 use sluicegate::engine::AdmissionOutcome;
 use sluicegate::kernel::units::{Nanos, Share};
+use sluicegate::telemetry::metrics::{Gauges, METRICS};
 
 use super::{HALF_SECOND, default_check};
 use crate::support::engine::block_on;
@@ -59,6 +60,9 @@ fn share_expires_without_replies_but_requests_still_count() {
     assert_eq!(alone.acquire_all(), 0);
     assert_eq!((alone.snapshot().share, alone.snapshot().fences), (Share(0), 1));
     assert_eq!(alone.snapshot().in_flight, 3);
+    let metrics = METRICS.page(Gauges::default()).to_string();
+    let fenced = "sluicegate_concurrency_limit_events_total{limit=\"d.k\",event=\"fenced\"}";
+    assert!(metrics.contains(fenced), "{metrics}");
     store.is_unavailable.store(false, Relaxed);
     alone.advance(Nanos::SECOND);
     alone.report();

@@ -97,6 +97,22 @@ proptest! {
 }
 
 #[test]
+fn a_pause_prevents_growth_until_its_end() {
+    for law in ALGORITHMS {
+        let (mut policy, mut backend) = (adaptive_limit(law, 4), Backend::new(NO_FLEET));
+        let end = backend.now.plus(Nanos::from_secs(2));
+        policy.pause_growth(end);
+        while backend.now < end {
+            backend.round(&mut policy, RequestOutcome::Success, queueing(1_000));
+            assert!(policy.limit() <= 4, "{law:?}: {}", policy.limit());
+        }
+        policy.advance(backend.now);
+        backend.rounds(50, &mut policy, queueing(1_000));
+        assert!(4 < policy.limit(), "{law:?} stays at {}", policy.limit());
+    }
+}
+
+#[test]
 fn ignored_requests_do_not_change_the_limit() {
     for law in ALGORITHMS {
         let (mut policy, mut backend) = (adaptive_limit(law, 40), Backend::new(NO_FLEET));

@@ -1,0 +1,56 @@
+//! Counts the rejections and the expired shares of each concurrency limit.
+//!
+//! Guarantees:
+//! - The first [`MAX_LIMIT_SERIES`] limits have separate series. The others are summed as `other`.
+//!
+//! Cost: an event takes a lock and a look-up. Admitted requests cause no event.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use parking_lot::Mutex;
+
+use super::concurrency::{EscapedLabel, MAX_LIMIT_SERIES, OTHER};
+use super::text_format::MetricHead;
+use crate::telemetry::label::LimitEvent;
+
+type EventCounts = [u64; LimitEvent::ALL.len()];
+
+/// The number of events of each concurrency limit, by its path.
+#[derive(Debug)]
+pub(in crate::telemetry) struct LimitEvents(Mutex<BTreeMap<Box<str>, EventCounts>>);
+
+impl LimitEvents {
+    pub(super) const fn new() -> Self {
+        Self(Mutex::new(BTreeMap::new()))
+    }
+
+    pub(in crate::telemetry) fn count(&self, limit: &str, event: LimitEvent) {
+        let mut limits = self.0.lock();
+        let limit = if limits.contains_key(limit) || limits.len() < MAX_LIMIT_SERIES {
+            limit
+        } else {
+            OTHER
+        };
+        if let Some(counts) = limits.get_mut(limit) {
+            counts[event as usize] += 1;
+        } else {
+            let mut counts = EventCounts::default();
+            counts[event as usize] = 1;
+            limits.insert(limit.into(), counts);
+        }
+    }
+
+    pub(super) fn write(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = "sluicegate_concurrency_limit_events_total";
+        let help = "Requests rejected by a concurrency limit by reason, and its expired shares";
+        MetricHead(name, help).write(page, "counter")?;
+        for (limit, counts) in self.0.lock().iter() {
+            for (event, count) in LimitEvent::ALL.iter().zip(counts) {
+                let (limit, event) = (EscapedLabel(limit), event.as_str());
+                writeln!(page, "{name}{{limit=\"{limit}\",event=\"{event}\"}} {count}")?;
+            }
+        }
+        Ok(())
+    }
+}
