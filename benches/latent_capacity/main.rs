@@ -1,16 +1,20 @@
-//! Goodput under a hidden capacity: the published table, then 200 traces of generated noise.
+//! Goodput under a hidden capacity: the published table, then 200 traces of generated noise, then
+//! the same traces with a provider that refuses requests above its capacity.
 //!
 //! `cargo bench --bench latent_capacity`. Bounds, also checked by
 //! `tests/kernel/concurrency/adaptive/latent_capacity.rs`:
 //! - `gradient` has at least 0.90 of an oracle's goodput.
 //! - `gradient` has at least 1.25 times the goodput of the source's AIMD.
 //! - `gradient` has at most 8.5 % limited requests.
+//! - With the refusing provider, at most 3.2 % of the requests of `gradient` are refused, at 0.70 of
+//!   an oracle's goodput. The goal is 3 % at 0.90.
 //!
 //! Each figure has its paired standard error.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::print_stdout)]
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]
 
 mod model;
+mod refusals;
 
 use model::{Mean, Played, Shock};
 use sluicegate::kernel::concurrency::adaptive::AdaptiveAlgorithm;
@@ -44,6 +48,33 @@ fn main() {
     for (name, player) in PLAYERS {
         show(name, &play(player), &oracle, &aimd);
     }
+    show_refusals(&traces);
+}
+
+fn show_refusals(traces: &[Vec<Shock>]) {
+    println!("\nrefusing provider,goodput/s,error,refused %,error,refused/s,of oracle,error");
+    let play = |player: &dyn Fn(&[Shock]) -> Played| {
+        traces.iter().map(|trace| player(trace)).collect::<Vec<_>>()
+    };
+    let oracle = play(&refusals::oracle);
+    for (name, algorithm) in [
+        ("gradient", AdaptiveAlgorithm::Gradient),
+        ("aimd", AdaptiveAlgorithm::Aimd),
+        ("gradient2", AdaptiveAlgorithm::Gradient2),
+    ] {
+        show_refused(name, &play(&|trace| refusals::product(trace, algorithm)), &oracle);
+    }
+    show_refused("oracle", &oracle, &oracle);
+}
+
+fn show_refused(name: &str, played: &[Played], oracle: &[Played]) {
+    let of =
+        |figure: fn(&Played) -> f64| model::mean(&played.iter().map(figure).collect::<Vec<_>>());
+    let (goodput, limited) = (of(|p| p.goodput()), of(|p| 100.0 * p.limited()));
+    let (refused, ratio) = (of(|p| p.refused()).mean, model::ratio(played, oracle));
+    print!("{name},{:.2},{:.2},", goodput.mean, goodput.error);
+    print!("{:.2},{:.2},{refused:.2},", limited.mean, limited.error);
+    println!("{:.3},{:.3}", ratio.mean, ratio.error);
 }
 
 fn show_recorded(name: &str, played: Played) {

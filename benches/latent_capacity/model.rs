@@ -45,6 +45,11 @@ impl Played {
         self.passed / STEPS as f64
     }
 
+    /// Failed requests per second.
+    pub fn refused(self) -> f64 {
+        self.failed / STEPS as f64
+    }
+
     pub fn limited(self) -> f64 {
         self.failed / (self.passed + self.failed)
     }
@@ -54,16 +59,32 @@ impl Played {
     }
 }
 
+/// The logarithm of the capacity. Concurrency above the capacity pulls it down.
+pub struct Capacity(f64);
+
+impl Default for Capacity {
+    fn default() -> Self {
+        Self(BASE.ln())
+    }
+}
+
+impl Capacity {
+    /// The capacity after one step with concurrency `k`.
+    pub fn step(&mut self, k: f64, shock: &Shock) -> f64 {
+        let stress = (k.ln() - self.0).max(0.0);
+        let drift = BASE.ln() - 0.5 * stress;
+        self.0 += THETA * (drift - self.0) + SIGMA * shock.capacity;
+        self.0.exp()
+    }
+}
+
 /// Plays a trace, starting at concurrency `start`.
 pub fn play(trace: &[Shock], start: f64, controller: &mut Controller<'_>) -> Played {
-    let (mut k, mut log_capacity) = (start, BASE.ln());
+    let (mut k, mut hidden) = (start, Capacity::default());
     let mut played = Played { passed: 0.0, failed: 0.0 };
     played.add(0.0, k);
     for shock in trace {
-        let stress = (k.ln() - log_capacity).max(0.0);
-        let drift = BASE.ln() - 0.5 * stress;
-        log_capacity += THETA * (drift - log_capacity) + SIGMA * shock.capacity;
-        let capacity = log_capacity.exp();
+        let capacity = hidden.step(k, shock);
         let latency = (k / capacity).max(1.0) + shock.latency;
         k = controller(latency, k);
         played.add(latency, k);

@@ -4,6 +4,10 @@
 #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]
 mod model;
 
+#[path = "../../../../benches/latent_capacity/refusals.rs"]
+#[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]
+mod refusals;
+
 use model::{Played, Shock};
 use sluicegate::kernel::concurrency::adaptive::AdaptiveAlgorithm;
 
@@ -46,6 +50,21 @@ fn gradient_keeps_its_bounds_on_200_traces() {
     assert!(1.25 <= of_aimd.mean - 2.0 * of_aimd.error, "{of_aimd:?}");
     let limited = model::mean(&ours.iter().map(|played| played.limited()).collect::<Vec<_>>());
     assert!(limited.mean + 2.0 * limited.error <= 0.085, "{limited:?}");
+}
+
+#[test]
+fn gradient_has_few_refusals_above_a_hidden_capacity() {
+    let traces: Vec<_> = (0..20).map(model::generated).collect();
+    let play = |player: &dyn Fn(&[Shock]) -> Played| {
+        traces.iter().map(|trace| player(trace)).collect::<Vec<_>>()
+    };
+    let ours = play(&|trace| refusals::product(trace, AdaptiveAlgorithm::Gradient));
+    let refused = model::mean(&ours.iter().map(|played| played.limited()).collect::<Vec<_>>());
+    assert!(refused.mean <= 0.032, "{refused:?}");
+    let per_second: Vec<_> = ours.iter().map(|played| played.refused()).collect();
+    assert!(model::mean(&per_second).mean <= 0.7, "{per_second:?}");
+    let of_oracle = model::ratio(&ours, &play(&refusals::oracle));
+    assert!(0.70 <= of_oracle.mean, "{of_oracle:?}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod fleet;
 mod latent_capacity;
 mod real_backend;
+mod refusal;
 mod tuning;
 
 use proptest::prelude::*;

@@ -95,6 +95,10 @@ impl FixedPoint {
         Self(self.0.saturating_add(other.0))
     }
 
+    pub(super) const fn minus(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+
     /// The square root. Its raw integer is the root of the raw integer times √65,536 = 256.
     pub(super) const fn sqrt(self) -> Self {
         Self(self.0.saturating_mul(ONE).isqrt())

@@ -18,6 +18,9 @@
 //! * **Overload** (x > 1.55, beyond doubt). The limit falls to 0.3 · C until the queue is empty (a
 //!   *drain*), then returns to 1.3 · C. A slowdown above 2 is detected within a quarter of a
 //!   window, because requests that are admitted meanwhile wait longest.
+//! * **Refusals.** A dropped request lowers the limit at once, below the number of requests that the
+//!   backend served. After it the limit grows slowly, until many requests succeed (`refusal.rs`).
+//!   The limit also falls × 0.9 if more than a tenth of a window was dropped.
 //! * **The min RTT** is the mean of unqueued samples, because noise makes a minimum too low. These
 //!   samples come from the drain after an overload, or from a min RTT probe every 128 to 191
 //!   windows. A probe lowers the limit to 0.7 · C for about one round trip. If the backend became
@@ -41,7 +44,7 @@
 //!   to 5 · C. This costs one queue, which measures the capacity again.
 //! * **Parameters.** `tolerance` replaces 1.3 and scales both thresholds (`thresholds.rs`). With a
 //!   `target` latency, the limit is at most the multiple of C that takes nine tenths of it. A
-//!   `window` ends by time.
+//!   `window` ends by time, and then only its end lowers the limit.
 //!
 //! Guarantees:
 //! - The size of the state is bounded.
@@ -59,6 +62,7 @@ mod drain;
 mod fleet;
 mod measurement;
 mod probe;
+mod refusal;
 mod thresholds;
 
 use super::RequestOutcome;
@@ -77,6 +81,7 @@ use constants::{
 use drain::{DrainReason, QueueDrain};
 use fleet::FleetGradient;
 use measurement::WindowMeasurement;
+use refusal::Refusal;
 use thresholds::Thresholds;
 
 /// The state of the gradient algorithm.
@@ -92,6 +97,8 @@ pub struct Gradient {
     /// The newest samples, before they are added to the window or replace it.
     block: LatencyStats,
     dropped: u64,
+    /// The last refusal that lowered the limit.
+    refusal: Option<Refusal>,
     drain: Option<QueueDrain>,
     /// The number of windows without a queue, beyond doubt, since the last queue or drain.
     calm_windows: u32,
@@ -125,6 +132,7 @@ impl Gradient {
             window: LatencyStats::default(),
             block: LatencyStats::default(),
             dropped: 0,
+            refusal: None,
             drain: None,
             calm_windows: 0,
             had_queue: false,
@@ -204,6 +212,7 @@ impl Gradient {
         if self.drain.is_some() {
             return self.step_drain(limit, sample, share, min);
         }
+        let limit = self.fall_after_refusal(limit, sample, share);
         if self.is_window_complete(limit, share, sample) {
             self.evaluate_window(limit, sample.ended_at, share, min)
         } else {
@@ -223,6 +232,30 @@ impl Gradient {
             RequestOutcome::Dropped => self.dropped = self.dropped.saturating_add(1),
             RequestOutcome::Ignored => {}
         }
+        if let (RequestOutcome::Success, Some(refusal)) = (sample.outcome, &mut self.refusal) {
+            refusal.record_success();
+        }
+    }
+
+    /// Lowers the limit at once after a dropped request, unless windows have a duration.
+    fn fall_after_refusal(
+        &mut self,
+        limit: FixedPoint,
+        sample: &LatencySample,
+        share: u32,
+    ) -> FixedPoint {
+        let is_known = self.refusal.is_some_and(|refusal| refusal.covers(sample));
+        let has_windows = self.tuning.window.is_some();
+        if sample.outcome != RequestOutcome::Dropped || is_known || has_windows {
+            return limit;
+        }
+        let in_flight = scale_to_limit(FixedPoint::from_whole(sample.in_flight), limit, share);
+        let refusal = Refusal::new(sample, limit, in_flight);
+        self.refusal = Some(refusal);
+        let lowered = refusal.lowered_limit();
+        self.capacity = self.capacity.min(lowered.times(self.target_factor().inverse()));
+        (self.calm_windows, self.had_queue) = (0, true);
+        lowered
     }
 
     /// The largest number of requests in flight without a queue; a drain never allows more.
@@ -392,7 +425,7 @@ impl Gradient {
         share: u32,
         min: u32,
     ) -> FixedPoint {
-        if 0 < std::mem::take(&mut self.dropped) {
+        if self.has_many_drops() {
             return self.back_off(limit);
         }
         let is_first = self.min_rtt.is_none();
@@ -410,7 +443,17 @@ impl Gradient {
             return self.start_drain(now, DrainReason::Probe);
         }
         let next = self.adjust_limit(limit, &measurement, min);
+        let next = self.refusal.map_or(next, |refusal| refusal.bound(limit, next));
         self.tuning.bound(limit, next, measurement.in_flight, measurement.rtt)
+    }
+
+    /// Returns `true` if more than a tenth of the window was dropped. Each of fewer drops has
+    /// lowered the limit already, unless windows have a duration.
+    fn has_many_drops(&mut self) -> bool {
+        let dropped = std::mem::take(&mut self.dropped);
+        let total = self.window.count().saturating_add(dropped);
+        let few = if self.tuning.window.is_some() { 0 } else { total / 10 };
+        few < dropped
     }
 
     /// Lowers the limit after dropped requests, which show an overload but not its size.

@@ -1,0 +1,124 @@
+//! A provider that refuses requests above its hidden capacity, which wanders as in [`super::model`].
+//!
+//! Requests arrive every 2 ms. The limit sheds a request or sends it. The provider serves it in
+//! about 1 s, or refuses it after 5 ms if it already serves as many as its capacity. So latency
+//! never shows a queue: refusals, which count as dropped, are the only sign.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use sluicegate::kernel::concurrency::RequestOutcome;
+use sluicegate::kernel::concurrency::adaptive::{
+    AdaptiveAlgorithm, AdaptiveConfig, AdaptiveLimit, LatencySample,
+};
+use sluicegate::kernel::units::Nanos;
+
+use super::model::{Capacity, Played, Shock};
+
+const ARRIVALS_PER_STEP: u64 = 500;
+const INTERVAL: u64 = Nanos::SECOND.0 / ARRIVALS_PER_STEP;
+const REFUSAL: u64 = 5 * Nanos::MILLI.0;
+
+/// The limit on requests in flight: an algorithm, or an oracle that knows the capacity.
+enum Gate {
+    Oracle,
+    Algorithm(Box<AdaptiveLimit>),
+}
+
+/// A sent request: its end, its start, the requests in flight at its start, and its outcome.
+type Sent = (u64, u64, u32, bool);
+
+struct Provider<'a> {
+    gate: Gate,
+    trace: &'a [Shock],
+    capacity: u32,
+    now: u64,
+    sent: BinaryHeap<Reverse<Sent>>,
+    served: u32,
+    /// The most requests in flight in this step.
+    peak: u32,
+    count: usize,
+    played: Played,
+}
+
+/// The result of an algorithm that counts refusals as dropped.
+pub fn product(trace: &[Shock], law: AdaptiveAlgorithm) -> Played {
+    let config = AdaptiveConfig::new(law, 1, 1_000);
+    play(trace, Gate::Algorithm(Box::new(AdaptiveLimit::new(10, Some(config), 0))))
+}
+
+/// The result of a limit that always equals the capacity.
+pub fn oracle(trace: &[Shock]) -> Played {
+    play(trace, Gate::Oracle)
+}
+
+fn play(trace: &[Shock], gate: Gate) -> Played {
+    let mut provider = Provider {
+        gate,
+        trace,
+        capacity: 0,
+        now: Nanos::from_secs(1_000).0,
+        sent: BinaryHeap::new(),
+        served: 0,
+        peak: 0,
+        count: 0,
+        played: Played { passed: 0.0, failed: 0.0 },
+    };
+    let mut capacity = Capacity::default();
+    for shock in trace {
+        let peak = std::mem::take(&mut provider.peak);
+        provider.capacity = capacity.step(f64::from(peak.max(1)), shock) as u32;
+        provider.step();
+    }
+    provider.played
+}
+
+impl Provider<'_> {
+    fn step(&mut self) {
+        for _ in 0..ARRIVALS_PER_STEP {
+            self.now += INTERVAL;
+            while self.sent.peek().is_some_and(|Reverse((end, ..))| *end <= self.now) {
+                self.end_next();
+            }
+            self.arrive();
+        }
+    }
+
+    fn limit(&self) -> u32 {
+        match &self.gate {
+            Gate::Oracle => self.capacity,
+            Gate::Algorithm(limit) => limit.limit(),
+        }
+    }
+
+    fn arrive(&mut self) {
+        let in_flight = self.sent.len() as u32 + 1;
+        if self.limit() < in_flight {
+            return;
+        }
+        self.peak = self.peak.max(in_flight);
+        let is_served = self.served < self.capacity;
+        let lasts = if is_served { self.service_time() } else { REFUSAL };
+        self.served += u32::from(is_served);
+        self.sent.push(Reverse((self.now + lasts, self.now, in_flight, is_served)));
+    }
+
+    /// About 1 s. The noise of the trace repeats with a period that is no multiple of a step.
+    fn service_time(&mut self) -> u64 {
+        self.count += 1;
+        let noise = self.trace[self.count % self.trace.len()].latency;
+        ((1.0 + noise).max(0.1) * 1e9) as u64
+    }
+
+    fn end_next(&mut self) {
+        let Some(Reverse((end, start, in_flight, is_served))) = self.sent.pop() else { return };
+        self.served -= u32::from(is_served);
+        let outcome = if is_served { RequestOutcome::Success } else { RequestOutcome::Dropped };
+        *(if is_served { &mut self.played.passed } else { &mut self.played.failed }) += 1.0;
+        if let Gate::Algorithm(limit) = &mut self.gate {
+            let rtt = Nanos(end - start);
+            let sample = LatencySample { ended_at: Nanos(end), rtt, in_flight, outcome };
+            limit.record(&sample, u32::MAX);
+        }
+    }
+}
