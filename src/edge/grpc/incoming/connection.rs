@@ -66,7 +66,7 @@ impl ShortIdleHandle {
     }
 
     /// Returns `true` while a guard of the connection exists.
-    pub fn has_guards(&self) -> bool {
+    pub(in crate::edge::grpc) fn has_guards(&self) -> bool {
         // The connection itself has one reference.
         1 < self.0.strong_count()
     }
