@@ -29,7 +29,7 @@ mod yaml;
 
 pub use describe::strategy_keyword;
 pub use load::load;
-pub use rule::{ChargePolicy, FallbackMode, Limit, LimitMode, LimitWindow, Rule};
+pub use rule::{ChargePolicy, FallbackMode, Limit, LimitMode, LimitWindow, Rule, RuleLimits};
 
 use std::collections::HashMap;
 

@@ -9,6 +9,7 @@ pub(super) mod deny_cache;
 mod excess;
 mod fallback;
 pub(super) mod fallback_debt;
+mod limit_list;
 pub(super) mod local_fallback;
 pub mod local_share;
 pub(super) mod path;
@@ -32,6 +33,9 @@ pub struct Decision {
     pub verdict: Verdict,
     /// One status for each descriptor, in the order of the check.
     pub statuses: LimitStatuses,
+    /// One status for each limit, in the order of the check, if a rule has a list `rate_limits`.
+    /// Otherwise empty.
+    pub limit_statuses: Vec<LimitStatus>,
     /// The index in `statuses` of the limit that the response headers report.
     pub binding: Option<usize>,
     /// After a denial, the wait until the same check would be allowed without other traffic.
@@ -51,15 +55,30 @@ impl Decision {
     pub fn allow(revision: Revision, now: Nanos) -> Self {
         let (verdict, statuses) = (Verdict::Allow, LimitStatuses::new());
         let (binding, retry_after, shadowed) = (None, None, false);
-        Self { verdict, statuses, binding, retry_after, is_shadowed: shadowed, revision, now }
+        Self {
+            verdict,
+            statuses,
+            limit_statuses: Vec::new(),
+            binding,
+            retry_after,
+            is_shadowed: shadowed,
+            revision,
+            now,
+        }
+    }
+
+    /// Returns the status of each limit; a descriptor without a limit has one, too.
+    #[must_use]
+    pub fn all_limits(&self) -> &[LimitStatus] {
+        if self.limit_statuses.is_empty() { &self.statuses } else { &self.limit_statuses }
     }
 }
 
 /// The statuses of a check, one for each descriptor.
 pub type LimitStatuses = SmallVec<[LimitStatus; 2]>;
 
-/// The decision for one descriptor.
-#[derive(Debug)]
+/// The decision for one descriptor, or for one of its limits.
+#[derive(Clone, Debug)]
 pub struct LimitStatus {
     /// The verdict with its reason, limit and retry-after.
     pub decision: DescriptorDecision,

@@ -1,5 +1,6 @@
 //! Tests of decisions.
 
 mod decision_log;
+mod limit_list;
 mod local_share;
 mod retry_after;

@@ -18,6 +18,7 @@ mod inspect;
 mod joint_decision;
 mod lease_calls;
 mod leased_limits;
+mod limit_lists;
 mod load;
 mod log_lines;
 mod membership;

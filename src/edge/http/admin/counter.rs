@@ -10,12 +10,12 @@
 //! - Lease balances and deny caches in replicas: they stay until they expire.
 
 use axum::http::StatusCode;
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 use smallvec::smallvec;
 
 use super::ExplainQuery;
 use crate::config::descriptor_text::{borrow_entries, format_entries};
-use crate::engine::{CheckError, Decision, Engine};
+use crate::engine::{CheckError, Decision, Engine, LimitStatus};
 use crate::kernel::decision::{Check, Cost, Descriptor, Reason, StoreFailure};
 use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::Hits;
@@ -103,13 +103,13 @@ pub(super) async fn reset_counters(
     let question = Check { domain: &query.domain, descriptors: descriptors.collect() };
     let answer = engine.decide(&question).await?;
     // A partial success is logged too, because some counters are empty.
-    if answer.statuses.iter().any(|status| status.decision.reason == Reason::Refunded) {
+    if answer.all_limits().iter().any(|status| status.decision.reason == Reason::Refunded) {
         log_change("reset", query);
     }
     ensure_decided_by_store(engine, &answer)?;
     // Only descriptors with a limit have a counter. The reply's
     // number shows the operator that a descriptor had none.
-    match answer.statuses.iter().filter(|status| status.decision.limit.is_some()).count() {
+    match answer.all_limits().iter().filter(|status| status.decision.limit.is_some()).count() {
         0 => counter_json(&answer).map(|_| 0),
         some => Ok(some),
     }
@@ -122,7 +122,7 @@ fn descriptor(entries: &[(String, String)], cost: Cost) -> Descriptor<'_> {
 
 /// Returns an error if a fallback decided a descriptor of `decision`.
 fn ensure_decided_by_store(engine: &Engine, decision: &Decision) -> Result<(), CounterError> {
-    if decision.statuses.iter().any(|status| status.decision.reason.is_fallback()) {
+    if decision.all_limits().iter().any(|status| status.decision.reason.is_fallback()) {
         // If the engine reports no store failure, only this one store call timed out.
         return Err(CounterError::StoreUnavailable(
             engine.store_failure().unwrap_or(StoreFailure::TimedOut),
@@ -140,18 +140,30 @@ fn log_change(act: &str, query: &ExplainQuery) {
 }
 
 fn counter_json(decision: &Decision) -> Result<Value, CounterError> {
-    let Some(descriptor_decision) = decision.statuses.first().map(|status| &status.decision) else {
+    let Some(status) = decision.statuses.first() else {
         return Err(CounterError::NotOneDescriptor(0));
     };
-    let reason = descriptor_decision.reason.as_str();
-    let limit = descriptor_decision.limit.as_ref().ok_or(CounterError::NoCounter(reason))?;
-    Ok(json!({
-        "limit": limit.name.as_deref(),
-        "requests": limit.requests,
-        "period_nanoseconds": limit.period.0,
-        "remaining": descriptor_decision.headroom.remaining.0,
-        "reset_after_nanoseconds": descriptor_decision.headroom.reset_after.0,
-        "reason": reason,
-        "revision": decision.revision.0,
-    }))
+    let mut counter = limit_json(status)?;
+    counter.insert("revision".to_owned(), decision.revision.0.into());
+    if !decision.limit_statuses.is_empty() {
+        let limits: Vec<_> = decision.limit_statuses.iter().flat_map(limit_json).collect();
+        counter.insert("limits".to_owned(), limits.into());
+    }
+    Ok(counter.into())
+}
+
+fn limit_json(
+    LimitStatus { decision, .. }: &LimitStatus,
+) -> Result<Map<String, Value>, CounterError> {
+    let reason = decision.reason.as_str();
+    let limit = decision.limit.as_ref().ok_or(CounterError::NoCounter(reason))?;
+    let fields = [
+        ("limit", limit.name.as_deref().into()),
+        ("requests", limit.requests.into()),
+        ("period_nanoseconds", limit.period.0.into()),
+        ("remaining", decision.headroom.remaining.0.into()),
+        ("reset_after_nanoseconds", decision.headroom.reset_after.0.into()),
+        ("reason", reason.into()),
+    ];
+    Ok(fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
 }
