@@ -3,6 +3,7 @@
 //! Guarantees:
 //! - Each check is planned once and counted once.
 
+mod counted;
 mod decision;
 mod decision_log;
 pub(super) mod deny_cache;
@@ -18,6 +19,8 @@ pub(super) mod plan;
 mod retry_after;
 mod rule_stats;
 pub(super) mod stale_charges;
+
+pub use counted::CountedHits;
 
 use std::sync::Arc;
 

@@ -187,7 +187,7 @@ impl Engine {
         self.decide_from_outcomes(&prepared, &outcomes)
     }
 
-    async fn charge_store(
+    pub(in crate::engine) async fn charge_store(
         &self,
         now: Nanos,
         charges: &Charges,

@@ -1,5 +1,6 @@
 //! Tests of decisions.
 
+mod counted;
 mod decision_log;
 mod limit_list;
 mod local_share;

@@ -5,6 +5,7 @@ mod addresses;
 mod batch;
 mod caller_timeout;
 mod cluster;
+mod counted;
 mod deny_cache;
 mod drain;
 mod exact_limit;

@@ -8,6 +8,7 @@
 //!
 //! Not covered:
 //! - Lease balances and deny caches in replicas: they stay until they expire.
+//! - Checks between a refund and the reading of the counted hits: the numbers may differ by them.
 
 use axum::http::StatusCode;
 use serde_json::{Map, Value};
@@ -15,7 +16,7 @@ use smallvec::smallvec;
 
 use super::ExplainQuery;
 use crate::config::descriptor_text::{borrow_entries, format_entries};
-use crate::engine::{CheckError, Decision, Engine, LimitStatus};
+use crate::engine::{CheckError, CountedHits, Decision, Engine, LimitStatus};
 use crate::kernel::decision::{Check, Cost, Descriptor, Reason, StoreFailure};
 use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::Hits;
@@ -82,12 +83,13 @@ pub(super) async fn run_action(
     let descriptor = descriptor(entries, act.cost(Hits(query.hits)));
     let question = Check { domain: &query.domain, descriptors: smallvec![descriptor] };
     let answer = engine.decide(&question).await?;
-    let shown = counter_json(&answer)?;
+    ensure_has_limit(&answer)?;
     if act == CounterAction::Refund {
         ensure_decided_by_store(engine, &answer)?;
         log_change("refund", query);
     }
-    Ok(shown)
+    let counted = engine.counted_hits(question).await;
+    Ok(counter_json(&answer, &counted))
 }
 
 /// Empties the counters of the query's descriptors. Returns the number of emptied counters.
@@ -110,7 +112,7 @@ pub(super) async fn reset_counters(
     // Only descriptors with a limit have a counter. The reply's
     // number shows the operator that a descriptor had none.
     match answer.all_limits().iter().filter(|status| status.decision.limit.is_some()).count() {
-        0 => counter_json(&answer).map(|_| 0),
+        0 => ensure_has_limit(&answer).map(|()| 0),
         some => Ok(some),
     }
 }
@@ -139,31 +141,48 @@ fn log_change(act: &str, query: &ExplainQuery) {
     tracing::warn!(action = act, domain, descriptors, hits, "admin changed a counter");
 }
 
-fn counter_json(decision: &Decision) -> Result<Value, CounterError> {
-    let Some(status) = decision.statuses.first() else {
+/// Returns an error if the first descriptor has no limit.
+fn ensure_has_limit(decision: &Decision) -> Result<(), CounterError> {
+    let Some(LimitStatus { decision, .. }) = decision.statuses.first() else {
         return Err(CounterError::NotOneDescriptor(0));
     };
-    let mut counter = limit_json(status)?;
-    counter.insert("revision".to_owned(), decision.revision.0.into());
-    if !decision.limit_statuses.is_empty() {
-        let limits: Vec<_> = decision.limit_statuses.iter().flat_map(limit_json).collect();
-        counter.insert("limits".to_owned(), limits.into());
-    }
-    Ok(counter.into())
+    let has_limit = decision.limit.is_some();
+    has_limit.then_some(()).ok_or(CounterError::NoCounter(decision.reason.as_str()))
 }
 
-fn limit_json(
-    LimitStatus { decision, .. }: &LimitStatus,
-) -> Result<Map<String, Value>, CounterError> {
-    let reason = decision.reason.as_str();
-    let limit = decision.limit.as_ref().ok_or(CounterError::NoCounter(reason))?;
+/// Formats the tightest limit of a descriptor and, for a list, all of its limits.
+fn counter_json(decision: &Decision, counted: &[Option<CountedHits>]) -> Value {
+    let counted = counted.iter().copied().chain(std::iter::repeat(None));
+    let limits = decision.all_limits().iter().zip(counted);
+    let limits: Vec<_> =
+        limits.filter_map(|(status, counted)| limit_json(status, counted)).collect();
+    let name = decision.statuses.first().and_then(limit_name).unwrap_or_default();
+    let tightest = limits.iter().find(|limit| limit["limit"].as_str().unwrap_or_default() == name);
+    let mut shown = tightest.cloned().unwrap_or_default();
+    shown.insert("revision".to_owned(), decision.revision.0.into());
+    if !decision.limit_statuses.is_empty() {
+        shown.insert("limits".to_owned(), limits.into());
+    }
+    shown.into()
+}
+
+fn limit_name(LimitStatus { decision, .. }: &LimitStatus) -> Option<&str> {
+    decision.limit.as_ref()?.name.as_deref()
+}
+
+fn limit_json(status: &LimitStatus, counted: Option<CountedHits>) -> Option<Map<String, Value>> {
+    let decision = &status.decision;
+    let limit = decision.limit.as_ref()?;
     let fields = [
-        ("limit", limit.name.as_deref().into()),
+        ("limit", limit_name(status).into()),
         ("requests", limit.requests.into()),
         ("period_nanoseconds", limit.period.0.into()),
         ("remaining", decision.headroom.remaining.0.into()),
+        ("counted", counted.map(|hits| hits.counted).into()),
+        ("to_refund", counted.and_then(|hits| hits.to_refund).into()),
+        ("includes_leases", counted.map(|hits| hits.is_leased).into()),
         ("reset_after_nanoseconds", decision.headroom.reset_after.0.into()),
-        ("reason", reason.into()),
+        ("reason", decision.reason.as_str().into()),
     ];
-    Ok(fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+    Some(fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
 }
