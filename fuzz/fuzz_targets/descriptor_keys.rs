@@ -105,7 +105,7 @@ fn lookup(entries: &[(&str, &str)]) -> Option<ExpectedMatch> {
             for (position, pattern) in rule_match.shared {
                 key_entries[position].1 = pattern.into();
             }
-            let limit = rule_match.rule.limit.as_ref().expect("no tricky rule is unlimited");
+            let limit = rule_match.rule.limits.first().expect("no tricky rule is unlimited");
             ExpectedMatch { requests: limit.requests, key_entries }
         });
         assert_eq!(actual, expected, "{entries:?}");

@@ -91,9 +91,7 @@ fn print_text(explanation: &Explanation, out: &mut dyn io::Write) -> io::Result<
         if let Some(nearest) = &descriptor.nearest {
             writeln!(out, "  nearest: {nearest}")?;
         }
-        if let Some(rule) = &descriptor.rule {
-            print_rule(rule, out)?;
-        }
+        descriptor.limits().try_for_each(|rule| print_rule(rule, out))?;
         if let Some(concurrency_limit) = &descriptor.concurrency {
             writeln!(
                 out,

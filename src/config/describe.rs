@@ -24,16 +24,26 @@ use crate::kernel::lease::{LeaseTerms, Overshoot};
 use crate::kernel::rate::Strategy;
 use crate::kernel::units::Hits;
 
-/// Formats the rule's limit and options: `10 per second, fixed_window, named "x", shadow`.
-impl fmt::Display for Rule {
+/// A limit of a rule, with the rule's options.
+pub(super) struct LimitText<'r>(pub(super) &'r Rule, pub(super) Option<&'r Limit>);
+
+/// Formats the limit and the options: `10 per second, fixed_window, named "x", shadow`.
+impl fmt::Display for LimitText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.limit {
+        let Self(rule, limit) = self;
+        match limit {
             Some(limit) => limit.fmt(f)?,
             None => f.write_str("unlimited")?,
         }
-        if let Some(name) = &self.name {
+        if let Some(name) = limit.map_or(rule.name.as_ref(), |limit| rule.name_of(limit)) {
             write!(f, ", named {name:?}")?;
         }
+        rule.fmt_options(f)
+    }
+}
+
+impl Rule {
+    fn fmt_options(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.replaces.is_empty() {
             write!(f, ", replaces {:?}", self.replaces)?;
         }

@@ -336,7 +336,7 @@ codes! {
     EmptyKey = E22 "a descriptor without a key"
         "add `key: NAME`, the key that Envoy sends",
     DuplicateDescriptor = E23 "two descriptors with the same composite key"
-        "merge them, rename a key, or [send two descriptors](../limits.md#two-limits-on-the-same-traffic)",
+        "merge them, rename a key, or use [`rate_limits`](../limits.md#two-limits-on-the-same-traffic)",
     UnknownUnit = E24 "a missing or unknown unit"
         "add `unit: minute` or `per: 90s`",
     UnlimitedWithLimit = E25 "`unlimited` together with fields of a limit"

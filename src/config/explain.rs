@@ -16,6 +16,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::concurrency::ConcurrencyLimit;
+use super::describe::LimitText;
 use super::descriptor_text::format_entries;
 use super::tree::trace::{CandidateStatus, LookupOutcome, LookupTrace};
 use super::tree::{MatchKind, RuleMatch};
@@ -52,8 +53,11 @@ pub struct DescriptorExplanation {
     /// The nearest rule, as a clause, if the descriptor matches none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nearest: Option<String>,
-    /// The rule that the descriptor matches, if there is one.
+    /// The rule that the descriptor matches, if there is one, with its first limit.
     pub rule: Option<RuleExplanation>,
+    /// The same rule with each further limit of its list `rate_limits`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub more_limits: Vec<RuleExplanation>,
     /// The concurrency limit that the descriptor matches, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub concurrency: Option<ConcurrencyExplanation>,
@@ -112,7 +116,7 @@ pub struct Candidate {
     pub verdict: Cow<'static, str>,
 }
 
-/// The rule that applies to a descriptor.
+/// The rule that applies to a descriptor, with one of its limits.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RuleExplanation {
     /// The full path of the rule.
@@ -196,11 +200,24 @@ fn mark_replaced(explained: &mut [DescriptorExplanation], rules: &[Option<&Rule>
         .flat_map(|rule| rule.replaces.iter().map(|name| (&**name, &*rule.path)))
         .collect();
     for (explanation, rule) in explained.iter_mut().zip(rules) {
+        let Some(rule) = rule else { continue };
         // An unlimited rule charges no counter, so `replaces` does not change it.
-        let name = rule.filter(|rule| rule.limit.is_some()).and_then(|rule| rule.name.as_deref());
-        if let (Some(matched_rule), Some(name)) = (&mut explanation.rule, name) {
-            matched_rule.replaced_by = by.get(name).map(|path| (*path).to_owned());
+        for (explanation, limit) in explanation.limits_mut().zip(&rule.limits) {
+            let replacement = rule.name_of(limit).and_then(|name| by.get(&**name));
+            explanation.replaced_by = replacement.map(|path| (*path).to_owned());
         }
+    }
+}
+
+impl DescriptorExplanation {
+    /// Returns the explanations of all limits of the rule.
+    pub fn limits(&self) -> impl Iterator<Item = &RuleExplanation> {
+        self.rule.iter().chain(&self.more_limits)
+    }
+
+    /// Returns the explanations of all limits of the rule, to change them.
+    pub fn limits_mut(&mut self) -> impl Iterator<Item = &mut RuleExplanation> {
+        self.rule.iter_mut().chain(&mut self.more_limits)
     }
 }
 
@@ -217,15 +234,18 @@ impl ExplainContext<'_> {
         entries: &[(&str, &str)],
         trace: Option<&LookupTrace<'_>>,
     ) -> DescriptorExplanation {
+        let mut limits = match trace.map(|walk| &walk.outcome) {
+            Some(LookupOutcome::Found(found)) => self.explain_rule(found, entries),
+            _ => Vec::new(),
+        }
+        .into_iter();
         DescriptorExplanation {
             descriptor: format_entries(entries.iter().copied()),
             steps: trace.map(explain_steps).unwrap_or_default(),
             outcome: trace.map_or_else(|| self.unknown_domain_outcome(), outcome_sentence),
             nearest: near_miss::nearest_rule(self.config, self.domain, entries),
-            rule: match trace.map(|walk| &walk.outcome) {
-                Some(LookupOutcome::Found(found)) => Some(self.explain_rule(found, entries)),
-                _ => None,
-            },
+            rule: limits.next(),
+            more_limits: limits.collect(),
             concurrency: trace.and_then(|walk| walk.concurrency_limit).map(explain_concurrency),
         }
     }
@@ -238,9 +258,21 @@ impl ExplainContext<'_> {
         &self,
         rule_match: &RuleMatch<'_>,
         entries: &[(&str, &str)],
+    ) -> Vec<RuleExplanation> {
+        let limits = &rule_match.rule.limits;
+        if limits.is_empty() {
+            return vec![self.explain_limit(rule_match, None, entries)];
+        }
+        limits.iter().map(|limit| self.explain_limit(rule_match, Some(limit), entries)).collect()
+    }
+
+    fn explain_limit(
+        &self,
+        RuleMatch { rule, shared }: &RuleMatch<'_>,
+        limit: Option<&Limit>,
+        entries: &[(&str, &str)],
     ) -> RuleExplanation {
-        let RuleMatch { rule, shared } = rule_match;
-        let strategy = rule.limit.as_ref().map(|limit| limit.strategy_at(self.now));
+        let strategy = limit.map(|limit| limit.strategy_at(self.now));
         let counter = entries.iter().enumerate().map(|(position, &(key, value))| {
             let shared = shared.iter().find(|(at, _)| *at == position);
             (key, shared.map_or(value, |&(_, text)| text))
@@ -248,15 +280,19 @@ impl ExplainContext<'_> {
         RuleExplanation {
             path: rule.path.to_string(),
             location: rule.location.to_string(),
-            text: rule.to_string(),
+            text: LimitText(rule, limit).to_string(),
             strategy: strategy.as_ref().map(strategy_keyword).map(Cow::from),
             tick: strategy.map(|strategy| strategy.tick().to_string()),
             tick_is_worth: strategy
                 .and_then(|strategy| strategy.refill_rate())
                 .map(|worth| worth.to_string()),
-            counter: strategy.map(|_| format!("{}: {}", self.domain, format_entries(counter))),
+            counter: limit.map(|limit| {
+                let name = limit.name.as_ref().map(|name| format!(" ({name})"));
+                let name = name.unwrap_or_default();
+                format!("{}: {}{name}", self.domain, format_entries(counter))
+            }),
             replaced_by: None,
-            fresh: self.fresh_decision(rule.limit.as_ref()),
+            fresh: self.fresh_decision(limit),
         }
     }
 
@@ -323,7 +359,7 @@ fn outcome_sentence(trace: &LookupTrace<'_>) -> String {
     match &trace.outcome {
         LookupOutcome::Found(RuleMatch { rule, .. }) => {
             let limited_or_unlimited =
-                if rule.limit.is_some() { "limited" } else { "made unlimited" };
+                if rule.limits.is_empty() { "made unlimited" } else { "limited" };
             format!("{limited_or_unlimited} by `{}` ({})", rule.path, rule.location)
         }
         LookupOutcome::NoEntries => "a descriptor without entries matches no limit".to_owned(),

@@ -30,7 +30,9 @@ mod yaml;
 
 pub use describe::strategy_keyword;
 pub use load::load;
-pub use rule::{ChargePolicy, FallbackMode, Limit, LimitMode, LimitWindow, Rule, RuleNumber};
+pub use rule::{
+    ChargePolicy, FallbackMode, Limit, LimitMode, LimitWindow, Rule, RuleLimits, RuleNumber,
+};
 
 use std::collections::HashMap;
 

@@ -25,8 +25,7 @@ use super::diagnostic::{Span, Spanned};
 pub use read::{InvalidFile, read, source};
 
 /// The fix for two limits in one descriptor.
-pub(super) const TWO_LIMITS_FIX: &str = "a descriptor has one limit; for two, send a second \
-     descriptor from Envoy, such as one with a `generic_key` in front";
+pub(super) const TWO_LIMITS_FIX: &str = "for several limits, use the list `rate_limits`";
 
 /// A limits file, which contains one domain.
 #[derive(Clone, Debug, Default, JsonSchema)]
@@ -107,6 +106,11 @@ pub struct Descriptor {
     /// The rate limit of descriptors whose last entry matches here. Without it, they have no rate
     /// limit.
     pub rate_limit: Option<RateLimit>,
+    /// Several rate limits, instead of `rate_limit`: at most 8, each with its own counter, period
+    /// and name. A check is denied if one of them denies. The default name is `per-` and the
+    /// period, such as `per-second`.
+    #[schemars(with = "Option<Vec<RateLimit>>")]
+    pub rate_limits: Option<Spanned<Vec<RateLimit>>>,
     /// The rules for the next entry of the descriptor.
     #[schemars(with = "Option<Vec<Descriptor>>")]
     pub descriptors: Vec<Descriptor>,

@@ -17,6 +17,7 @@ pub(crate) mod keywords;
 pub(in crate::config) mod overload_answers;
 pub(crate) mod overshoot;
 mod rate_limit_block;
+mod rate_limit_list;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -27,10 +28,11 @@ use super::lint::{self, ChargeSettings, DomainLint};
 use super::raw::{self, Descriptor, File};
 use super::tree::builder::{AddNodeError, TreeBuilder};
 use super::tree::{NodeFlags, NodeId};
-use super::{ChargePolicy, Config, Domain, Limit, Rule, RuleNumber};
+use super::{ChargePolicy, Config, Domain, Rule, RuleLimits, RuleNumber};
 use crate::kernel::units::Revision;
 use findings::{FileFindings, FileSpan};
 use rate_limit_block::{DomainDefaults, KeywordReader, RateLimitReader};
+use rate_limit_list::{RateLimitListReader, limit_name};
 
 /// Converts `files` to a configuration and its warnings.
 ///
@@ -152,6 +154,7 @@ struct DomainReader<'r, 'f, 'a> {
     /// The positions of the nodes in the files. The index is the node's number.
     origins: Vec<FileSpan>,
     defaults: DomainDefaults,
+    charge: ChargePolicy,
     replaces: Vec<(FileSpan, Arc<str>)>,
 }
 
@@ -169,6 +172,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             builder,
             origins,
             defaults: DomainDefaults::default(),
+            charge: ChargePolicy::default(),
             replaces: Vec::new(),
         }
     }
@@ -177,6 +181,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         let (charge, colocate, overshoot) =
             (self.charge(), self.colocate(), self.default_overshoot_span());
         self.defaults = self.defaults();
+        self.charge = charge.map(|(charge, _)| charge).unwrap_or_default();
         let first = self.group.files.iter().map(|&file| FileLevel {
             file,
             parent: NodeId::ROOT,
@@ -192,6 +197,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
                 }
             }
         }
+        let policy = self.charge;
         let tree = self.builder.finish();
         // Nodes that are missing in an incomplete tree would cause false warnings.
         if self.group.is_complete && !self.findings.has_errors() {
@@ -209,7 +215,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         }
         Domain {
             name: self.group.domain.into(),
-            charge: charge.map(|(charge, _)| charge).unwrap_or_default(),
+            charge: policy,
             colocate: colocate.map(|(key, _)| key),
             on_store_failure: self.defaults.on_store_failure,
             tree,
@@ -293,7 +299,9 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         if let Some(concurrency) = &raw.concurrency {
             self.add_concurrency_limit(file, node, raw, concurrency);
         }
-        if let Some(rate_limit) = &raw.rate_limit {
+        if let Some(list) = &raw.rate_limits {
+            self.add_rule_with_list(file, node, raw, list);
+        } else if let Some(rate_limit) = &raw.rate_limit {
             self.add_rule(file, node, raw, rate_limit);
         }
         node
@@ -343,7 +351,8 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         let place = self.findings.first_place(self.origins[first.index()], key);
         let message = format!("duplicate descriptor composite key `{path}`{place}");
         let tree = self.builder.tree();
-        let has_two_limits = raw.rate_limit.is_some() && tree.rule(first).is_some();
+        let has_limit = raw.rate_limit.is_some() || raw.rate_limits.is_some();
+        let has_two_limits = has_limit && tree.rule(first).is_some();
         let help = if tree.key_and_value(first) != tree.key_and_value(node) {
             "rename a key: key and value are joined by `_`, then compared"
         } else if has_two_limits {
@@ -374,18 +383,36 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         raw: &Descriptor,
         rate_limit: &raw::RateLimit,
     ) {
-        let replaces = self.replaces(file, rate_limit);
+        let own_name = rate_limit.name.value.clone();
+        let replaces = self.replaces(file, std::slice::from_ref(rate_limit), &[own_name]);
         let defaults = self.defaults;
         let block = RateLimitReader { file, raw: rate_limit, defaults, findings: self.findings };
         if let Ok(limit) = block.read() {
-            self.note_lease_forecast(node, limit.as_ref());
-            let rule = self.build_rule(node, raw, rate_limit, limit, replaces);
-            self.builder.set_rule(node, rule);
+            let name = Some(rate_limit.name.value.as_str()).filter(|name| !name.is_empty());
+            let limits = limit.into_iter().collect();
+            self.set_rule(node, raw, (name.map(Arc::from), limits), replaces);
         }
     }
 
-    fn note_lease_forecast(&mut self, node: NodeId, limit: Option<&Limit>) {
-        if let Some((expected_calls, bound)) = limit.and_then(overshoot::forecast) {
+    fn add_rule_with_list(
+        &mut self,
+        file: usize,
+        node: NodeId,
+        raw: &Descriptor,
+        list: &Spanned<Vec<raw::RateLimit>>,
+    ) {
+        let own_names: Vec<_> = list.value.iter().map(limit_name).collect();
+        let replaces = self.replaces(file, &list.value, &own_names);
+        let (descriptor, charge, defaults) = (raw, self.charge, self.defaults);
+        let findings = &mut *self.findings;
+        let list = RateLimitListReader { file, descriptor, list, charge, defaults, findings };
+        if let Ok(limits) = list.read() {
+            self.set_rule(node, raw, (None, limits), replaces);
+        }
+    }
+
+    fn note_lease_forecasts(&mut self, node: NodeId, limits: &RuleLimits) {
+        for (expected_calls, bound) in limits.iter().filter_map(overshoot::forecast) {
             let at = self.origins[node.index()];
             self.findings.add(Code::LeaseForecast, at, expected_calls, bound);
         }
@@ -433,8 +460,15 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         }
     }
 
-    fn replaces(&mut self, file: usize, raw: &raw::RateLimit) -> Box<[Arc<str>]> {
-        for name in &raw.replaces {
+    /// Returns the names in `replaces` of all limits of a descriptor.
+    fn replaces(
+        &mut self,
+        file: usize,
+        limits: &[raw::RateLimit],
+        own_names: &[String],
+    ) -> Box<[Arc<str>]> {
+        let replaces = || limits.iter().flat_map(|limit| &limit.replaces);
+        for name in replaces() {
             let at = FileSpan { file, span: name.span };
             if name.value.is_empty() && self.files[file].0.is_incomplete {
                 continue;
@@ -443,34 +477,31 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
                 let message = "an item of `replaces` has no name".to_owned();
                 let fix = "write `- name: NAME` with the name of another rule".to_owned();
                 self.findings.add(Code::EmptyReplaces, at, message, fix);
-            } else if name.value == raw.name.value {
+            } else if own_names.contains(&name.value) {
                 let message = format!("`replaces` contains the rule's own name `{}`", name.value);
                 let fix = "remove it: a rule cannot replace itself".to_owned();
                 self.findings.add(Code::ReplacesItself, at, message, fix);
             }
         }
-        let names = raw
-            .replaces
-            .iter()
-            .map(|name| (FileSpan { file, span: name.span }, name.value.as_str().into()));
+        let names =
+            replaces().map(|name| (FileSpan { file, span: name.span }, name.value.as_str().into()));
         let first = self.replaces.len();
         self.replaces.extend(names);
         self.replaces[first..].iter().map(|(_, name)| Arc::clone(name)).collect()
     }
 
-    fn build_rule(
-        &self,
+    fn set_rule(
+        &mut self,
         node: NodeId,
         raw: &Descriptor,
-        rate_limit: &raw::RateLimit,
-        limit: Option<Limit>,
+        (name, limits): (Option<Arc<str>>, RuleLimits),
         replaces: Box<[Arc<str>]>,
-    ) -> Rule {
-        let name = Some(rate_limit.name.value.as_str()).filter(|name| !name.is_empty());
-        Rule {
+    ) {
+        self.note_lease_forecasts(node, &limits);
+        let rule = Rule {
             number: RuleNumber::default(),
-            limit,
-            name: name.map(Arc::from),
+            limits,
+            name,
             replaces,
             shadow: raw.shadow_mode,
             quota: raw.quota_mode,
@@ -479,7 +510,8 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             path: self.builder.path(self.group.domain, node).into(),
             location: self.findings.line(self.origins[node.index()]).into(),
             forced_decision: None,
-        }
+        };
+        self.builder.set_rule(node, rule);
     }
 }
 

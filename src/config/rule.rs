@@ -7,7 +7,10 @@
 //! - The descriptors that a rule matches (see [`super::tree`]).
 //! - Concurrency limits (see [`super::concurrency`]).
 
+use std::borrow::Cow;
 use std::sync::Arc;
+
+use smallvec::SmallVec;
 
 use super::calendar::Calendar;
 use super::forced_decision::ForcedDecision;
@@ -23,16 +26,19 @@ use crate::kernel::units::{Nanos, Unit};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RuleNumber(pub u32);
 
-/// One node of the descriptor tree with `rate_limit`: its limit and options.
+/// The limits of a rule.
+pub type RuleLimits = SmallVec<[Limit; 1]>;
+
+/// One node of the descriptor tree with `rate_limit` or `rate_limits`: its limits and options.
 #[derive(Clone, Debug)]
 pub struct Rule {
     /// The number of the rule.
     pub number: RuleNumber,
-    /// The limit, or `None` if the rule is `unlimited`.
-    pub limit: Option<Limit>,
-    /// The rule's `name`. Decisions report it, and other rules refer to it in `replaces`.
+    /// The limits, which must all allow a check; empty if the rule is `unlimited`.
+    pub limits: RuleLimits,
+    /// The `name` in `rate_limit`. Decisions report it, and other rules refer to it in `replaces`.
     pub name: Option<Arc<str>>,
-    /// The names of the rules that do not apply in a check in which this rule matches.
+    /// The names of the rules and limits that do not apply in a check in which this rule matches.
     pub replaces: Box<[Arc<str>]>,
     /// Shadow mode: the rule decides and is reported, but never denies.
     pub shadow: bool,
@@ -55,6 +61,9 @@ pub struct Rule {
 /// A rate limit: the number of requests in a period, and the way to count and decide.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
+    /// The name in the list `rate_limits`, which is part of the counter key; `None` for
+    /// `rate_limit`.
+    pub name: Option<Arc<str>>,
     /// The requests that are allowed in each period.
     pub requests: u32,
     /// The period.
@@ -167,6 +176,26 @@ pub enum ChargePolicy {
 }
 
 impl Rule {
+    /// Returns the name that decisions report for `limit`, one of this rule's limits.
+    #[must_use]
+    pub fn name_of<'r>(&'r self, limit: &'r Limit) -> Option<&'r Arc<str>> {
+        limit.name.as_ref().or(self.name.as_ref())
+    }
+
+    /// Returns the path of `limit`: the rule's path and, in a list `rate_limits`, the limit's name.
+    #[must_use]
+    pub fn path_of(&self, limit: &Limit) -> Cow<'_, str> {
+        match &limit.name {
+            None => Cow::Borrowed(&self.path),
+            Some(name) => Cow::Owned(format!("{}.{name}", self.path)),
+        }
+    }
+
+    /// Returns the names by which `replaces` of other rules can refer to this rule.
+    pub fn names(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.name.iter().chain(self.limits.iter().filter_map(|limit| limit.name.as_ref()))
+    }
+
     /// Returns the verdict that an operator forces at `now`, or `None` if there is none.
     #[must_use]
     pub fn forced_verdict_at(&self, now: Nanos) -> Option<Verdict> {

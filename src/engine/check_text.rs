@@ -8,9 +8,9 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-use crate::config::Config;
 use crate::config::descriptor_text::format_entries;
 use crate::config::settings::DescriptorValues;
+use crate::config::{Config, Rule};
 use crate::engine::LimitStatus;
 use crate::kernel::decision::{Check, Cost, Descriptor};
 use crate::kernel::units::Hits;
@@ -82,7 +82,8 @@ impl<'c, 'q> CheckText<'c, 'q> {
             return NO_DOMAIN.to_owned();
         };
         if let Some(found) = domain.tree.lookup(entries.iter().copied()) {
-            return format!("{}, {reason}", found.rule.path);
+            let path = path_of(found.rule, status);
+            return format!("{path}, {reason}");
         }
         if status.is_some_and(|status| status.decision.limit.is_some()) {
             return format!("limit of the request, {reason}");
@@ -92,6 +93,13 @@ impl<'c, 'q> CheckText<'c, 'q> {
             miss.reason.describe(&entries_text(entry, self.values))
         })
     }
+}
+
+/// Returns the path of the limit in `status`. In a list, this is the rule's tightest limit.
+fn path_of<'r>(rule: &'r Rule, status: Option<&LimitStatus>) -> Cow<'r, str> {
+    let name = status.and_then(|status| status.decision.limit.as_ref()?.name.as_ref());
+    let limit = rule.limits.iter().find(|limit| limit.name.as_ref() == name);
+    limit.map_or(Cow::Borrowed(&rule.path), |limit| rule.path_of(limit))
 }
 
 /// Formats the entries of a descriptor: `path=/pay,user=ann`.

@@ -3,12 +3,14 @@
 //! Guarantees:
 //! - Each check is planned once and counted once.
 
+mod counted;
 mod decision;
 mod decision_log;
 pub(super) mod deny_cache;
 mod excess;
 mod fallback;
 pub(super) mod fallback_debt;
+mod limit_list;
 pub(super) mod local_fallback;
 pub mod local_share;
 pub(super) mod path;
@@ -17,6 +19,8 @@ pub(super) mod plan;
 mod retry_after;
 mod rule_stats;
 pub(super) mod stale_charges;
+
+pub use counted::CountedHits;
 
 use std::sync::Arc;
 
@@ -32,6 +36,9 @@ pub struct Decision {
     pub verdict: Verdict,
     /// One status for each descriptor, in the order of the check.
     pub statuses: LimitStatuses,
+    /// One status for each limit, in the order of the check, if a rule has a list `rate_limits`.
+    /// Otherwise empty.
+    pub limit_statuses: Vec<LimitStatus>,
     /// The index in `statuses` of the limit that the response headers report.
     pub binding: Option<usize>,
     /// After a denial, the wait until the same check would be allowed without other traffic.
@@ -53,15 +60,31 @@ impl Decision {
     pub fn allow(revision: Revision, now: Nanos) -> Self {
         let (verdict, statuses) = (Verdict::Allow, LimitStatuses::new());
         let (binding, retry_after, denied_by, is_shadowed) = (None, None, None, false);
-        Self { verdict, statuses, binding, retry_after, denied_by, is_shadowed, revision, now }
+        Self {
+            verdict,
+            statuses,
+            limit_statuses: Vec::new(),
+            binding,
+            retry_after,
+            denied_by,
+            is_shadowed,
+            revision,
+            now,
+        }
+    }
+
+    /// Returns the status of each limit; a descriptor without a limit has one, too.
+    #[must_use]
+    pub fn all_limits(&self) -> &[LimitStatus] {
+        if self.limit_statuses.is_empty() { &self.statuses } else { &self.limit_statuses }
     }
 }
 
 /// The statuses of a check, one for each descriptor.
 pub type LimitStatuses = SmallVec<[LimitStatus; 2]>;
 
-/// The decision for one descriptor.
-#[derive(Debug)]
+/// The decision for one descriptor, or for one of its limits.
+#[derive(Clone, Debug)]
 pub struct LimitStatus {
     /// The verdict with its reason, limit and retry-after.
     pub decision: DescriptorDecision,

@@ -79,7 +79,8 @@ impl ForcedState {
         let written = self.loaded_config.as_ref().ok_or(ForceError::NoConfig)?;
         let domain = written.domains.get(domain).ok_or(ForceError::NoLimit)?;
         let found = domain.tree.lookup(entries.iter().copied()).ok_or(ForceError::NoLimit)?;
-        found.rule.limit.as_ref().map(|_| (&*found.rule.path).into()).ok_or(ForceError::NoLimit)
+        let has_limit = !found.rule.limits.is_empty();
+        has_limit.then(|| (&*found.rule.path).into()).ok_or(ForceError::NoLimit)
     }
 }
 

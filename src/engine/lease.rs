@@ -650,7 +650,7 @@ const fn failure_for_waiters(cause: StoreFailure) -> StoreFailure {
 /// Returns the leased limits with the paths of their rules, in order.
 fn leased_rules(config: &Config) -> Vec<(&str, &Limit)> {
     let rules = config.domains.values().flat_map(|domain| domain.tree.rules());
-    let leased = rules.filter_map(|rule| Some((&*rule.path, rule.limit.as_ref()?)));
+    let leased = rules.flat_map(|rule| rule.limits.iter().map(|limit| (&*rule.path, limit)));
     let mut leased: Vec<_> =
         leased.filter(|(_, limit)| matches!(limit.mode, LimitMode::Leased(_))).collect();
     leased.sort_by_key(|(path, _)| *path);

@@ -46,7 +46,7 @@ pub use concurrency::permit_ids::validate_id;
 pub use decide::local_fallback::LocalFallback;
 pub use decide::local_share;
 pub use decide::plan::{KeyNaming, OverridePolicy, PlanSettings};
-pub use decide::{CheckError, Decision, LimitStatus, LimitStatuses};
+pub use decide::{CheckError, CountedHits, Decision, LimitStatus, LimitStatuses};
 pub use fleet::membership::Membership;
 pub use unmatched::UnmatchedDescriptor;
 

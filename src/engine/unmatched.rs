@@ -19,7 +19,7 @@ use crate::config::tree::miss::{LookupMiss, MissReason};
 use crate::engine::Engine;
 use crate::engine::check_text::{MAX_SHOWN, NO_DOMAIN, short_entries, short_text};
 use crate::engine::decide::path::PreparedCheck;
-use crate::engine::decide::plan::DescriptorPlan;
+use crate::engine::decide::plan::LimitPlan;
 use crate::kernel::decision::Descriptor;
 use crate::kernel::units::Nanos;
 
@@ -121,7 +121,7 @@ impl Engine {
     }
 
     pub(super) fn count_unmatched(&self, prepared: &PreparedCheck<'_, '_>) {
-        if prepared.plan.descriptors.iter().any(is_unmatched) {
+        if prepared.plan.limits.iter().any(is_unmatched) {
             self.count_each_unmatched(prepared);
         }
     }
@@ -129,8 +129,8 @@ impl Engine {
     #[cold]
     fn count_each_unmatched(&self, prepared: &PreparedCheck<'_, '_>) {
         let PreparedCheck { config, check, now, plan } = prepared;
-        let pairs = plan.descriptors.iter().zip(&check.descriptors);
-        let unmatched = pairs.filter(|(plan, _)| is_unmatched(plan)).take(MAX_SHOWN);
+        let unmatched =
+            plan.with_descriptors(check).filter(|(plan, _)| is_unmatched(plan)).take(MAX_SHOWN);
         let (domain, values) = (config.domains.get(check.domain), self.policy.descriptor_values);
         for (_, Descriptor { entries, .. }) in unmatched {
             if let Some(miss) = find_miss(domain, entries) {
@@ -140,6 +140,6 @@ impl Engine {
     }
 }
 
-const fn is_unmatched(plan: &DescriptorPlan<'_>) -> bool {
-    matches!(plan, DescriptorPlan::NoRule)
+const fn is_unmatched(plan: &LimitPlan<'_>) -> bool {
+    matches!(plan, LimitPlan::NoRule)
 }

@@ -67,13 +67,13 @@ fn find<'c>(config: &'c Config, descriptor: &str) -> Option<RuleMatch<'c>> {
 }
 
 fn requests(config: &Config, descriptor: &str) -> Option<u32> {
-    find(config, descriptor)?.rule.limit.as_ref().map(|limit| limit.requests)
+    find(config, descriptor)?.rule.limits.first().map(|limit| limit.requests)
 }
 
 /// Loads a file with one rule, whose `rate_limit` block has `fields`, and returns its limit.
 fn limit(fields: &str) -> Limit {
     let config = load_clean(&format!("- key: k\n  rate_limit: {{{fields}}}\n"));
-    find(&config, "k=v").unwrap().rule.limit.clone().unwrap()
+    find(&config, "k=v").unwrap().rule.limits[0].clone()
 }
 
 fn limit_findings(fields: &str) -> Vec<String> {

@@ -138,7 +138,7 @@ impl Matched<'_> {
     /// The `currentLimit` of the response for this descriptor: requests, unit and name.
     fn current_limit(&self) -> Option<Value> {
         let rule = self.found.as_ref()?.rule;
-        let limit = rule.limit.as_ref()?;
+        let limit = rule.limits.first()?;
         let mut current_limit =
             serde_json::json!({"requestsPerUnit": limit.requests, "unit": unit(&limit.window)});
         if limit.requests == 0 {
@@ -153,7 +153,7 @@ impl Matched<'_> {
     /// The key under which envoyproxy/ratelimit stores this counter.
     fn counter(&self, domain: &str) -> Option<String> {
         let found = self.found.as_ref()?;
-        let limit = found.rule.limit.as_ref()?;
+        let limit = found.rule.limits.first()?;
         let mut key = format!("{domain}_");
         for (position, (name, value)) in self.entries.iter().enumerate() {
             let shared = found.shared.iter().find(|(at, _)| *at == position);

@@ -3,6 +3,7 @@
 mod adaptive_block;
 mod leased;
 mod on_excess;
+mod rate_limit_list;
 
 use sluicegate::config::calendar::WindowStartDay;
 use sluicegate::config::{ChargePolicy, FallbackMode, LimitMode, LimitWindow, Unit};
@@ -141,7 +142,7 @@ fn fields_of_a_limit_override_domain_defaults() {
                 - {key: b, rate_limit: {unit: day, requests_per_unit: 1, strategy: sliding_log, on_store_failure: deny, mode: strict}}\n";
     let (config, findings) = load(&[("a.yaml", text)], false).unwrap();
     assert!(findings.iter().all(|one| one.code.name() == "N40"), "{findings:?}");
-    let limit = |descriptor| find(&config, descriptor).unwrap().rule.limit.clone().unwrap();
+    let limit = |descriptor| find(&config, descriptor).unwrap().rule.limits[0].clone();
     assert!(matches!(limit("a=").strategy, Strategy::Gcra(_)));
     assert_eq!(limit("a=").on_store_failure, FallbackMode::Local);
     assert!(matches!(limit("b=").strategy, Strategy::SlidingLog(_)));

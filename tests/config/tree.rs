@@ -182,7 +182,7 @@ fn names_differing_in_one_character_are_distinguished() {
             let entry = ("k".to_owned(), text(letter, odd, len));
             for entries in [vec![entry.clone()], vec![("p".to_owned(), "v".to_owned()), entry]] {
                 let found = tree.lookup(entries.iter().map(|(key, value)| (&**key, &**value)));
-                let found = found.map(|found| found.rule.limit.as_ref().unwrap().requests);
+                let found = found.map(|found| found.rule.limits[0].requests);
                 assert_eq!(found, model_lookup(&top, &entries), "{entries:?}");
             }
         }
@@ -376,10 +376,10 @@ proptest! {
         for entries in lookups {
             let borrowed: Vec<_> = entries.iter().map(|(key, value)| (&**key, &**value)).collect();
             let found = tree.lookup(borrowed.iter().copied());
-            let found = found.map(|found| found.rule.limit.as_ref().unwrap().requests);
+            let found = found.map(|found| found.rule.limits[0].requests);
             prop_assert_eq!(found, model_lookup(&level, &entries), "{:?}", entries);
             let traced = match tree.trace_lookup(&borrowed).outcome {
-                LookupOutcome::Found(found) => Some(found.rule.limit.as_ref().unwrap().requests),
+                LookupOutcome::Found(found) => Some(found.rule.limits[0].requests),
                 _ => None,
             };
             prop_assert_eq!(found, traced);

@@ -33,10 +33,11 @@ fn refund_that_still_denies_says_so() {
     (0..3).for_each(|_| drop(ask(&["--hits", "5"])));
     let refund = |hits: &str| ask(&["--refund", "--hits", hits, "--server", &admin]);
     let still_denied = refund("9");
-    assert!(still_denied.contains("k=v: 0 of 5 remaining, resets in "), "{still_denied}");
-    assert!(still_denied.contains("; still denied, because denied checks are counted"));
+    let six_used = "k=v: 6 of 5 used, 0 of 5 remaining, resets in ";
+    assert!(still_denied.contains(six_used), "{still_denied}");
+    assert!(still_denied.contains("; still denied: refund 2 more, or empty"), "{still_denied}");
     let allowed = refund("2");
-    assert!(allowed.starts_with("k=v: 1 of 5 remaining"), "{allowed}");
+    assert!(allowed.starts_with("k=v: 4 of 5 used, 1 of 5 remaining"), "{allowed}");
     assert!(!allowed.contains("still denied"), "{allowed}");
 }
 

@@ -103,6 +103,7 @@ fn decision(verdict: Verdict, findings: Vec<DescriptorDecision>) -> Decision {
             .into_iter()
             .map(|finding| LimitStatus { decision: finding, metadata: None })
             .collect(),
+        limit_statuses: Vec::new(),
     }
 }
 

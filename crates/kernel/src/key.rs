@@ -84,6 +84,19 @@ impl CounterKey {
         self.write_length_prefixed(head(b'i', strategy), domain, entries);
     }
 
+    /// Writes the key of the limit `name` in a list `rate_limits`. Different names get different
+    /// keys, which never equal those of [`CounterKey::unique`].
+    pub fn write_of_list<'a>(
+        &mut self,
+        domain: &str,
+        entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
+        strategy: KeyStrategy,
+        name: &'a str,
+    ) {
+        let entries = entries.chain(std::iter::once(("", name)));
+        self.write_length_prefixed(head(b'n', strategy), domain, entries);
+    }
+
     /// Creates the key of a concurrency limit's bucket; it is never equal to a counter's key.
     pub fn concurrency_bucket<'a>(
         domain: &str,

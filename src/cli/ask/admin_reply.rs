@@ -6,9 +6,9 @@ use serde_json::Value;
 
 use super::AskArgs;
 
-/// Explains a refund after which the counter is still exhausted.
-const STILL_DENIED: &str = "; still denied, because denied checks are counted too: refund more, \
-     or empty the counter with --reset (`charge: all_or_nothing` counts no denied check)";
+/// Explains why a counter is above its limit.
+const ABOVE_LIMIT: &str = "or empty the counter with --reset; denied checks were counted, too, \
+     unless the domain has `charge: all_or_nothing`";
 
 /// Describes the admin port's `reply` to the change `action`. Returns `None` if it is not JSON with
 /// the expected fields.
@@ -32,15 +32,26 @@ pub(super) fn describe_change(args: &AskArgs, action: &str, reply: &str) -> Opti
             let reset_secs =
                 Duration::from_nanos(number("reset_after_nanoseconds")?).as_secs_f64().ceil();
             let (remaining, requests) = (number("remaining")?, number("requests")?);
-            let warning = if remaining == 0 && 0 < requests { STILL_DENIED } else { "" };
+            let used = number("counted");
+            let used =
+                used.map_or_else(String::new, |counted| format!("{counted} of {requests} used, "));
             format!(
-                "{}: {remaining} of {requests} remaining, resets in {reset_secs}s{warning}",
-                args.descriptors.join(" ")
+                "{}: {used}{remaining} of {requests} remaining, resets in {reset_secs}s{}",
+                args.descriptors.join(" "),
+                warning(&reply_json)
             )
         }
         _ => return None,
     };
     Some(sentence + "\n")
+}
+
+/// Says how many hits to refund before a check of one hit is allowed. Empty if none.
+fn warning(reply_json: &Value) -> String {
+    match reply_json["to_refund"].as_u64() {
+        None | Some(0) => String::new(),
+        Some(hits) => format!("; still denied: refund {hits} more, {ABOVE_LIMIT}"),
+    }
 }
 
 /// Describes which replicas apply a change. Empty in a fleet of one replica.

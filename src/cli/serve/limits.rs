@@ -124,7 +124,7 @@ impl ConfigSource {
 fn find_unsupported_leases(config: &Config, texts: &[TextFile]) -> Diagnostics {
     let rules = config.domains.values().flat_map(|domain| domain.tree.rules());
     let mut lines: BTreeMap<&str, Vec<(usize, &str)>> = BTreeMap::new();
-    for rule in rules.filter(|rule| rule.limit.as_ref().is_some_and(is_compat_counter_leased)) {
+    for rule in rules.filter(|rule| rule.limits.iter().any(is_compat_counter_leased)) {
         if let Some((file, line)) = rule.location.rsplit_once(':') {
             lines.entry(file).or_default().push((line.parse().unwrap_or(1), &rule.path));
         }
@@ -139,7 +139,7 @@ fn find_unsupported_leases(config: &Config, texts: &[TextFile]) -> Diagnostics {
 }
 
 fn is_compat_counter_leased(limit: &Limit) -> bool {
-    let is_leased = matches!(limit.mode, LimitMode::Leased(_));
+    let is_leased = limit.name.is_none() && matches!(limit.mode, LimitMode::Leased(_));
     let is_shared = matches!(limit.strategy, Strategy::FixedWindow(_));
     is_leased && is_shared && matches!(limit.window, LimitWindow::Unit(_))
 }

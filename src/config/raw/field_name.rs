@@ -15,6 +15,7 @@ crate::kernel::named_enum! {
         Key = "key",
         Value = "value",
         RateLimit = "rate_limit",
+        RateLimits = "rate_limits",
         ShadowMode = "shadow_mode",
         QuotaMode = "quota_mode",
         DetailedMetric = "detailed_metric",

@@ -55,6 +55,7 @@ fields! {
         Key => key,
         Value => value,
         RateLimit => rate_limit,
+        RateLimits => rate_limits,
         Descriptors => descriptors,
         ShadowMode => shadow_mode,
         QuotaMode => quota_mode,
@@ -118,6 +119,10 @@ impl Block for Reject {}
 impl Block for RateLimit {
     /// To decide this, envoyproxy/ratelimit's parser accepts only the spelling `null`.
     const NULL_IS_EMPTY: bool = true;
+}
+
+impl ListItem for RateLimit {
+    const TITLE: &'static str = "an item of `rate_limits`";
 }
 
 impl ListItem for Descriptor {

@@ -91,7 +91,7 @@ impl LimitsBlock {
         match word {
             FieldName::Descriptors => Self::Descriptor,
             FieldName::Defaults => Self::Defaults,
-            FieldName::RateLimit => Self::RateLimit,
+            FieldName::RateLimit | FieldName::RateLimits => Self::RateLimit,
             FieldName::Replaces => Self::Replaces,
             FieldName::Calendar => Self::Calendar,
             FieldName::Concurrency => Self::Concurrency,

@@ -366,6 +366,16 @@ impl FieldTarget for Option<Spanned<Vec<Spanned<String>>>> {
     }
 }
 
+/// A list with its position: the first item's, or that of an empty list.
+impl<T: ListItem> FieldTarget for Spanned<Vec<T>> {
+    fn read(&mut self, reader: &mut FileReader<'_, '_>, field: FieldValue) {
+        let tree = reader.tree;
+        let first = tree.children(field.value).first().copied().unwrap_or(field.value);
+        self.span = first_key_span(tree, first);
+        self.value.read(reader, field);
+    }
+}
+
 /// The field `metadata`. The first-level keys of a repeated or merged `metadata` are added to those
 /// of the earlier one.
 impl FieldTarget for Option<Spanned<Map<String, Json>>> {

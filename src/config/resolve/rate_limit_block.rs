@@ -141,7 +141,7 @@ impl RateLimitReader<'_, '_, '_> {
         let size = lease_hits_check.and_then(|()| self.lease_size(&strategy))?;
         let mode = overshoot::resolve_mode(mode?, overshoot, window.length(), size);
         let requests = self.raw.requests_per_unit.value;
-        Ok(Limit { requests, window, strategy, mode, on_store_failure })
+        Ok(Limit { name: None, requests, window, strategy, mode, on_store_failure })
     }
 
     /// Returns the effect of excess hits. A lease may spend hits that the store cannot charge twice,

@@ -6,7 +6,7 @@ use crate::engine::Engine;
 use crate::engine::decide::fallback;
 use crate::engine::decide::fallback::ChargeDecision;
 use crate::engine::decide::path::PreparedCheck;
-use crate::engine::decide::plan::{CheckPlan, DescriptorPlan, enforcement_of};
+use crate::engine::decide::plan::{CheckPlan, LimitPlan, enforcement_of};
 use crate::engine::decide::retry_after;
 use crate::engine::decide::rule_stats::near_limit_threshold;
 use crate::engine::{CheckError, Decision, LimitStatus};
@@ -53,6 +53,8 @@ impl Engine {
         let plan = &prepared.plan;
         let mut decision = Decision::allow(prepared.config.revision, prepared.now);
         let near_limit = self.write_statuses(plan, charge_decisions, &mut decision);
+        self.log_charges(prepared, &decision);
+        plan.fold_statuses(&mut decision);
         let quota_for_all = self.policy.planning.quota_for_all;
         let descriptor_decisions = || decision.statuses.iter().map(|status| &status.decision);
         let votes =
@@ -65,7 +67,7 @@ impl Engine {
             decision.denied_by = denying_rule(plan, &decision);
             decision.retry_after = retry_after::retry_after(
                 plan,
-                &decision.statuses,
+                decision.all_limits(),
                 self.local_fallback(),
                 quota_for_all,
             );
@@ -82,11 +84,11 @@ impl Engine {
         if let (true, Some(stats)) = (decision.is_shadowed, &self.stats) {
             stats.add(StatCounter::GlobalShadowMode, 1);
         }
-        self.log_decision(prepared, &decision);
+        self.log_check(prepared, &decision);
         decision
     }
 
-    /// Appends one status for each descriptor. Returns the number of limits that are nearly used
+    /// Appends one status for each limit. Returns the number of limits that are nearly used
     /// up.
     fn write_statuses(
         &self,
@@ -96,7 +98,7 @@ impl Engine {
     ) -> u64 {
         let mut charged = plan.charges.list.iter().zip(charge_decisions);
         let (mut rule_stats, mut near_limit_count) = (plan.stats.iter(), 0);
-        for descriptor_plan in &plan.descriptors {
+        for limit_plan in &plan.limits {
             let mut max_at_once = 0;
             let next = || {
                 let (charge, charge_decisions) = charged.next()?;
@@ -108,7 +110,7 @@ impl Engine {
             };
             decision.statuses.push(LimitStatus::UNLIMITED);
             let Some(status) = decision.statuses.last_mut() else { continue };
-            write_status(status, descriptor_plan, next);
+            write_status(status, limit_plan, next);
             near_limit_count += u64::from(self.is_near_limit(&status.decision, max_at_once));
         }
         near_limit_count
@@ -131,34 +133,32 @@ fn denying_rule(plan: &CheckPlan<'_>, decision: &Decision) -> Option<Arc<str>> {
     };
     let mut all = 0..decision.statuses.len();
     let index = decision.binding.filter(has_denied).or_else(|| all.find(has_denied))?;
-    plan.descriptors.get(index)?.rule().map(|rule| Arc::clone(&rule.path))
+    plan.of_descriptors().nth(index)?.rule().map(|rule| Arc::clone(&rule.path))
 }
 
-/// Writes the status of one descriptor. `next` returns the charge of a charged descriptor, and its
-/// outcome.
+/// Writes the status of one limit. `next` returns the charge of a charged limit, and its outcome.
 fn write_status<'p>(
     status: &mut LimitStatus,
-    descriptor_plan: &DescriptorPlan<'_>,
+    limit_plan: &LimitPlan<'_>,
     next_charge: impl FnOnce() -> Option<(&'p Charge, ChargeDecision)>,
 ) {
     let LimitStatus { decision, metadata } = status;
-    match descriptor_plan {
-        DescriptorPlan::NoRule => {}
-        DescriptorPlan::Unlimited(_) => {
+    match limit_plan {
+        LimitPlan::NoRule => {}
+        LimitPlan::Unlimited(_) => {
             *decision = DescriptorDecision::uncounted(Reason::Unlimited, VoteGroup::Unlimited);
         }
-        DescriptorPlan::Replaced => decision.reason = Reason::Replaced,
-        DescriptorPlan::Forced(rule, _, verdict) => {
+        LimitPlan::Replaced => decision.reason = Reason::Replaced,
+        LimitPlan::Forced(rule, _, verdict) => {
             metadata.clone_from(&rule.metadata);
             (decision.limit, decision.enforcement) =
-                (descriptor_plan.applied_limit(), enforcement_of(rule));
+                (limit_plan.applied_limit(), enforcement_of(rule));
             decision.set_verdict(*verdict, Reason::Forced);
         }
-        DescriptorPlan::Charged(..) | DescriptorPlan::Override(..) => {
-            *metadata = descriptor_plan.rule().and_then(|rule| rule.metadata.clone());
+        LimitPlan::Charged(..) | LimitPlan::Override(..) => {
+            *metadata = limit_plan.rule().and_then(|rule| rule.metadata.clone());
             let Some((charge, charge_decision)) = next_charge() else { return };
-            (decision.limit, decision.enforcement) =
-                (descriptor_plan.applied_limit(), charge.standing);
+            (decision.limit, decision.enforcement) = (limit_plan.applied_limit(), charge.standing);
             write_charge_decision(decision, charge_decision);
         }
     }

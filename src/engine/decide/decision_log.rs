@@ -18,13 +18,24 @@ use crate::kernel::decision::{Check, Cost, Verdict};
 use crate::kernel::rate::limit::Tick;
 
 impl Engine {
-    pub(in crate::engine) fn log_decision(
+    /// Logs the check. `decision` has one status for each descriptor.
+    pub(in crate::engine) fn log_check(
         &self,
         prepared: &PreparedCheck<'_, '_>,
         decision: &Decision,
     ) {
         if tracing::enabled!(Level::DEBUG) {
             self.write_check_line(prepared, decision);
+        }
+    }
+
+    /// Logs the charges. `decision` has one status for each limit.
+    pub(in crate::engine) fn log_charges(
+        &self,
+        prepared: &PreparedCheck<'_, '_>,
+        decision: &Decision,
+    ) {
+        if tracing::enabled!(Level::TRACE) {
             self.write_charge_lines(prepared, decision);
         }
     }
@@ -84,13 +95,14 @@ impl Engine {
         let (asked, answered) =
             (Tick::Micro.floor(decision.now), Tick::Micro.floor(self.clock.now()));
         let charged = plan
-            .descriptors
+            .limits
             .iter()
             .zip(&decision.statuses)
-            .filter(|(descriptor_plan, _)| descriptor_plan.is_charged());
-        for ((descriptor_plan, status), charge) in charged.zip(&plan.charges.list) {
+            .filter(|(limit_plan, _)| limit_plan.is_charged());
+        for ((limit_plan, status), charge) in charged.zip(&plan.charges.list) {
             let Cost::Charge(hits) = charge.cost else { continue };
-            let rule = descriptor_plan.rule().map(|rule| &*rule.path);
+            let rule = limit_plan.path();
+            let rule = rule.as_deref();
             let admitted = status.decision.verdict == Verdict::Allow;
             tracing::trace!(
                 rule,

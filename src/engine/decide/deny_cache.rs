@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 
 use crate::config::LimitMode;
 use crate::engine::decide::fallback::ChargeDecision;
-use crate::engine::decide::plan::{CheckPlan, DescriptorPlan};
+use crate::engine::decide::plan::{CheckPlan, LimitPlan};
 use crate::engine::decide::stale_charges::ChargeSubset;
 use crate::kernel::decision::{Cost, VoteGroup};
 use crate::kernel::key::CounterKey;
@@ -106,7 +106,7 @@ impl DenyCache {
     /// cached denial.
     pub(in crate::engine) fn needs_lookup(&self, plan: &CheckPlan<'_>) -> bool {
         let refunds = || plan.charges.list.iter().any(|c| matches!(c.cost, Cost::Refund(_)));
-        plan.descriptors.iter().any(is_cached) || self.has_denials.load(Relaxed) && refunds()
+        plan.limits.iter().any(is_cached) || self.has_denials.load(Relaxed) && refunds()
     }
 
     /// Looks up a cached denial for each charge of `plan`. A refund ends the denial of its counter.
@@ -183,7 +183,7 @@ impl DenyCache {
 
     fn cached_denial(
         &self,
-        descriptor: &DescriptorPlan<'_>,
+        descriptor: &LimitPlan<'_>,
         charge: &Charge,
         revision: Revision,
         now: Nanos,
@@ -323,7 +323,7 @@ impl RememberedDenial {
     }
 }
 
-fn is_cached(descriptor: &DescriptorPlan<'_>) -> bool {
+fn is_cached(descriptor: &LimitPlan<'_>) -> bool {
     descriptor.mode() == LimitMode::CachedDeny
 }
 
@@ -337,8 +337,8 @@ fn hits_to_look_up(charge: &Charge, hits: Hits) -> Option<Hits> {
 
 fn charges_with_parts<'p>(
     plan: &'p CheckPlan<'_>,
-) -> impl Iterator<Item = (&'p DescriptorPlan<'p>, &'p Charge)> {
-    let descriptors = plan.descriptors.iter().filter(|descriptor| descriptor.is_charged());
+) -> impl Iterator<Item = (&'p LimitPlan<'p>, &'p Charge)> {
+    let descriptors = plan.limits.iter().filter(|descriptor| descriptor.is_charged());
     descriptors.zip(&plan.charges.list)
 }
 

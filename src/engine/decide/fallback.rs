@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use crate::config::FallbackMode;
 use crate::engine::CheckError;
 use crate::engine::decide::local_fallback::{FailedCharge, LocalFallback, NO_SHARE_OUTCOME};
-use crate::engine::decide::plan::{CheckPlan, DescriptorPlan};
+use crate::engine::decide::plan::{CheckPlan, LimitPlan};
 use crate::kernel::decision::{Cost, Reason, StoreFailure, Verdict};
 use crate::kernel::units::Nanos;
 use crate::store::ChargeOutcome;
@@ -46,7 +46,7 @@ pub(in crate::engine) fn apply_fallback(
     now: Nanos,
     quota_for_all: bool,
 ) -> Result<SmallVec<[ChargeDecision; 2]>, CheckError> {
-    let fallback_modes = || plan.descriptors.iter().filter_map(DescriptorPlan::fallback);
+    let fallback_modes = || plan.limits.iter().filter_map(LimitPlan::fallback);
     for cause in outcomes.iter().filter_map(|outcome| failure_of(*outcome)) {
         ChargesFailed { cause, charges: 1 }.emit();
     }

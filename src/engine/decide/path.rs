@@ -14,7 +14,7 @@ use crate::engine::active_config::ActiveConfig;
 use crate::engine::decide::deny_cache::{DenyLookup, PartialDecision, StoreCallTimes};
 use crate::engine::decide::excess;
 use crate::engine::decide::fallback::ChargeDecision;
-use crate::engine::decide::plan::{CheckPlan, DescriptorPlan, PlanInstants};
+use crate::engine::decide::plan::{CheckPlan, LimitPlan, PlanInstants};
 use crate::engine::decide::rule_stats;
 use crate::engine::decide::stale_charges;
 use crate::engine::decide::stale_charges::ChargeSubset;
@@ -188,7 +188,7 @@ impl Engine {
         self.decide_from_outcomes(&prepared, &outcomes)
     }
 
-    async fn charge_store(
+    pub(in crate::engine) async fn charge_store(
         &self,
         now: Nanos,
         charges: &Charges,
@@ -273,10 +273,10 @@ impl Engine {
     /// or a refund that may belong to a leased counter.
     fn needs_leases(&self, plan: &CheckPlan<'_>) -> bool {
         let is_leased =
-            |descriptor: &DescriptorPlan<'_>| matches!(descriptor.mode(), LimitMode::Leased(_));
+            |descriptor: &LimitPlan<'_>| matches!(descriptor.mode(), LimitMode::Leased(_));
         let refunds = || plan.charges.list.iter().any(|c| matches!(c.cost, Cost::Refund(_)));
         let Some(leases) = &self.leases else { return false };
-        plan.descriptors.iter().any(is_leased) || leases.has_leased_limits() && refunds()
+        plan.limits.iter().any(is_leased) || leases.has_leased_limits() && refunds()
     }
 
     /// Forgets the remembered denials of counters that the check refunds.

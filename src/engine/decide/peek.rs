@@ -9,7 +9,7 @@
 //! - Two descriptors of one counter: each is decided for one hit alone.
 //! - The retry-after of sliding strategies may be too long, at most until the counter is empty.
 
-use crate::engine::decide::plan::{CheckPlan, DescriptorPlan};
+use crate::engine::decide::plan::{CheckPlan, LimitPlan};
 use crate::engine::{CheckError, Decision, Engine, LimitStatus};
 use crate::kernel::decision::{
     Check, Cost, DescriptorDecision, Reason, Verdict, combine, combined_wait,
@@ -36,23 +36,29 @@ impl Engine {
         if let Some(config) = config.as_deref() {
             plan.fill(config, &check, self.policy.planning, decision.now);
         }
+        if !decision.limit_statuses.is_empty() {
+            decision.statuses = std::mem::take(&mut decision.limit_statuses).into();
+        }
         let mut charges = plan.charges.list.iter();
-        for (descriptor, status) in plan.descriptors.iter().zip(&mut decision.statuses) {
-            if DescriptorPlan::is_charged(descriptor)
+        for (descriptor, status) in plan.limits.iter().zip(&mut decision.statuses) {
+            if LimitPlan::is_charged(descriptor)
                 && let Some(charge) = charges.next()
             {
                 deny_without_room(status, &charge.strategy);
             }
         }
-        self.combine_statuses(&mut decision);
+        plan.fold_statuses(&mut decision);
+        self.combine_statuses(&plan, &mut decision);
         Ok(decision)
     }
 
-    fn combine_statuses(&self, decision: &mut Decision) {
+    fn combine_statuses(&self, plan: &CheckPlan<'_>, decision: &mut Decision) {
         let quota_for_all = self.policy.planning.quota_for_all;
-        let votes = || decision.statuses.iter().map(|status| &status.decision);
-        let groups = votes().map(|vote| (vote.enforcement.group, vote.verdict));
-        let waits = votes().map(|vote| (vote.enforcement.group, vote.time_until_allowed()));
+        let votes = decision.statuses.iter().map(|status| &status.decision);
+        let groups = votes.map(|vote| (vote.enforcement.group, vote.verdict));
+        let limits = decision.all_limits().iter().map(|status| &status.decision);
+        let waits = limits.map(|limit| (limit.enforcement.group, limit.time_until_allowed()));
+        let waits = plan.fold_waits(waits.collect()).into_iter();
         if combine(groups, quota_for_all) == Verdict::Deny && !self.policy.is_shadow {
             decision.retry_after = combined_wait(waits, quota_for_all);
             decision.verdict = Verdict::Deny;

@@ -1,8 +1,11 @@
-//! Plans a check: finds the limit, the counter key and the charge of each descriptor.
+//! Plans a check: finds the limits of each descriptor, and their counter keys and charges.
 //!
 //! Guarantees:
 //! - Pure: a plan depends only on configuration, settings, check and instants.
 //! - Replaced and unlimited rules are not charged.
+
+use std::borrow::Cow;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
@@ -59,7 +62,10 @@ pub enum OverridePolicy {
 
 #[derive(Debug, Default)]
 pub(in crate::engine) struct CheckPlan<'c> {
-    pub(in crate::engine) descriptors: SmallVec<[DescriptorPlan<'c>; 2]>,
+    /// The limits of all descriptors, in the order of the check.
+    pub(in crate::engine) limits: SmallVec<[LimitPlan<'c>; 2]>,
+    /// The number of limits of each descriptor. Descriptors beyond the last list have one.
+    pub(in crate::engine) counts: SmallVec<[u8; 8]>,
     pub(in crate::engine) charges: Charges,
     /// One element for each charge; empty if statistics are off.
     pub(in crate::engine) stats: SmallVec<[ChargeStats; 2]>,
@@ -75,7 +81,7 @@ pub(in crate::engine) struct PlanInstants {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(in crate::engine) enum DescriptorPlan<'c> {
+pub(in crate::engine) enum LimitPlan<'c> {
     /// No rule matches.
     NoRule,
     /// The rule has no limit.
@@ -84,14 +90,14 @@ pub(in crate::engine) enum DescriptorPlan<'c> {
     Replaced,
     /// An operator forced this verdict for the rule.
     Forced(&'c Rule, &'c Limit, Verdict),
-    /// The next charge of the plan belongs to this descriptor and counts under the rule's limit.
+    /// The next charge of the plan counts under this limit of the rule.
     Charged(&'c Rule, &'c Limit),
-    /// The next charge of the plan belongs to this descriptor and counts under a limit from the
-    /// request. The fallback applies if the store does not reply.
+    /// The next charge of the plan counts under a limit from the request. The fallback applies if
+    /// the store does not reply.
     Override(LimitOverride, FallbackMode),
 }
 
-impl<'c> DescriptorPlan<'c> {
+impl<'c> LimitPlan<'c> {
     pub(in crate::engine) fn applied_limit(&self) -> Option<AppliedLimit> {
         match self {
             Self::NoRule | Self::Unlimited(_) | Self::Replaced => None,
@@ -99,7 +105,7 @@ impl<'c> DescriptorPlan<'c> {
                 requests: limit.requests,
                 unit: limit.window.unit(),
                 period: limit.window.length(),
-                name: rule.name.clone(),
+                name: rule.name_of(limit).cloned(),
             }),
             Self::Override(LimitOverride { requests, unit }, _) => Some(AppliedLimit {
                 requests: *requests,
@@ -107,6 +113,14 @@ impl<'c> DescriptorPlan<'c> {
                 period: unit.length(),
                 name: None,
             }),
+        }
+    }
+
+    /// Returns the path of the limit; `None` as for [`Self::rule`].
+    pub(in crate::engine) fn path(&self) -> Option<Cow<'_, str>> {
+        match self {
+            Self::Charged(rule, limit) => Some(rule.path_of(limit)),
+            _ => self.rule().map(|rule| Cow::Borrowed(&*rule.path)),
         }
     }
 
@@ -129,7 +143,7 @@ impl<'c> DescriptorPlan<'c> {
         }
     }
 
-    fn lease_terms(&self) -> Option<&'c LeaseTerms> {
+    pub(in crate::engine) fn lease_terms(&self) -> Option<&'c LeaseTerms> {
         match self {
             Self::Charged(_, Limit { mode: LimitMode::Leased(terms), .. }) => Some(terms),
             _ => None,
@@ -150,7 +164,7 @@ impl<'c> CheckPlan<'c> {
     /// named as in envoyproxy/ratelimit is never leased.
     #[inline]
     pub(in crate::engine) fn lease_terms(&self) -> impl Iterator<Item = Option<&'c LeaseTerms>> {
-        let charged = self.descriptors.iter().filter(|descriptor| descriptor.is_charged());
+        let charged = self.limits.iter().filter(|descriptor| descriptor.is_charged());
         let charged = charged.zip(&self.charges.list);
         charged.map(|(descriptor, charge)| {
             descriptor.lease_terms().filter(|_| charge.key.compatible_bytes().is_none())
@@ -177,12 +191,15 @@ impl<'c> CheckPlan<'c> {
         instants: PlanInstants,
     ) {
         let Some(domain) = config.domains.get(check.domain) else {
-            return self
-                .descriptors
-                .extend(check.descriptors.iter().map(|_| DescriptorPlan::NoRule));
+            return self.limits.extend(check.descriptors.iter().map(|_| LimitPlan::NoRule));
         };
-        for descriptor in &check.descriptors {
+        for (index, descriptor) in check.descriptors.iter().enumerate() {
+            let planned = self.limits.len();
             self.plan_descriptor(domain, descriptor, planning, instants);
+            let count = self.limits.len() - planned;
+            if count != 1 {
+                self.group_last(count, index);
+            }
         }
         self.remove_replaced();
         self.charges.mode = self.charge_mode(domain.charge, planning.quota_for_all);
@@ -202,75 +219,68 @@ impl<'c> CheckPlan<'c> {
         let mut shared_values = SharedValues::new();
         let matching_rule =
             domain.tree.find_rule(descriptor.entries.iter().copied(), &mut shared_values);
-        let configured = matching_rule.and_then(|rule| rule.limit.as_ref());
+        let configured = matching_rule.and_then(|rule| rule.limits.first());
         let fallback = configured.map_or(domain.on_store_failure, |limit| limit.on_store_failure);
         match (matching_rule, override_limit) {
             (matching_rule, Some(limit))
                 if planning.overrides == OverridePolicy::Allow || matching_rule.is_none() =>
             {
-                self.charge_override(domain, descriptor, &[], (limit, fallback), planning);
+                self.charge_override(domain, descriptor, &[], (limit, fallback, None), planning);
             }
-            (None, _) => self.descriptors.push(DescriptorPlan::NoRule),
-            (Some(rule), override_limit) => match &rule.limit {
-                None => self.descriptors.push(DescriptorPlan::Unlimited(rule)),
-                Some(limit) => {
-                    // A refund is made despite a forced decision, because it changes only the
-                    // counter.
-                    if let (Some(verdict), Cost::Charge(_)) =
-                        (rule.forced_verdict_at(instants.forced_at), descriptor.cost)
-                    {
-                        return self.descriptors.push(DescriptorPlan::Forced(rule, limit, verdict));
-                    }
-                    if let Some(tighter) =
-                        override_limit.filter(|override_limit| is_tighter(*override_limit, limit))
-                    {
-                        let limit_and_fallback = (tighter, fallback);
-                        return self.charge_override(
-                            domain,
-                            descriptor,
-                            &shared_values,
-                            limit_and_fallback,
-                            planning,
-                        );
-                    }
-                    let matched = (rule, limit, &*shared_values);
-                    self.charge_rule(domain, descriptor, matched, planning, instants.windows_at);
+            (None, _) => self.limits.push(LimitPlan::NoRule),
+            (Some(rule), override_limit) => {
+                // A refund is made despite a forced decision, because it changes only the counter.
+                if let (Some(verdict), Cost::Charge(_), Some(limit)) =
+                    (rule.forced_verdict_at(instants.forced_at), descriptor.cost, configured)
+                {
+                    return self.limits.push(LimitPlan::Forced(rule, limit, verdict));
                 }
-            },
+                if rule.limits.is_empty() {
+                    return self.limits.push(LimitPlan::Unlimited(rule));
+                }
+                for limit in &rule.limits {
+                    let matched = (rule, limit, &*shared_values);
+                    if let Some(tighter) = override_limit.filter(|given| is_tighter(*given, limit))
+                    {
+                        let given = (tighter, limit.on_store_failure, limit.name.as_deref());
+                        self.charge_override(domain, descriptor, &shared_values, given, planning);
+                    } else {
+                        let now = instants.windows_at;
+                        self.charge_rule(domain, descriptor, matched, planning, now);
+                    }
+                }
+            }
         }
     }
 
     /// Removes the charges of rules that other rules of the check replace (field `replaces`).
     fn remove_replaced(&mut self) {
-        let has_replacements = |descriptor: &DescriptorPlan<'_>| {
+        let has_replacements = |descriptor: &LimitPlan<'_>| {
             descriptor.rule().is_some_and(|rule| !rule.replaces.is_empty())
         };
-        if !self.descriptors.iter().any(has_replacements) {
+        if !self.limits.iter().any(has_replacements) {
             return;
         }
-        let is_dropped = |descriptor: &DescriptorPlan<'_>| match descriptor {
-            DescriptorPlan::Charged(rule, _) | DescriptorPlan::Forced(rule, ..) => {
-                is_replaced(rule, &self.descriptors)
+        let is_dropped = |descriptor: &LimitPlan<'_>| match descriptor {
+            LimitPlan::Charged(rule, limit) | LimitPlan::Forced(rule, limit, _) => {
+                is_replaced(rule.name_of(limit), &self.limits)
             }
             _ => false,
         };
-        let replaced: SmallVec<[bool; 2]> = self.descriptors.iter().map(is_dropped).collect();
-        let charged = self
-            .descriptors
-            .iter()
-            .zip(&replaced)
-            .filter(|(descriptor, _)| descriptor.is_charged());
+        let replaced: SmallVec<[bool; 2]> = self.limits.iter().map(is_dropped).collect();
+        let charged =
+            self.limits.iter().zip(&replaced).filter(|(descriptor, _)| descriptor.is_charged());
         let mut next_replaced = charged.map(|(_, is_replaced)| *is_replaced);
         self.charges.list.retain(|_| !next_replaced.next().unwrap_or(false));
         for (descriptor, _) in
-            self.descriptors.iter_mut().zip(replaced).filter(|(_, is_replaced)| *is_replaced)
+            self.limits.iter_mut().zip(replaced).filter(|(_, is_replaced)| *is_replaced)
         {
-            *descriptor = DescriptorPlan::Replaced;
+            *descriptor = LimitPlan::Replaced;
         }
     }
 }
 
-impl DescriptorPlan<'_> {
+impl LimitPlan<'_> {
     pub(in crate::engine) const fn is_charged(&self) -> bool {
         matches!(self, Self::Charged(..) | Self::Override(..))
     }
@@ -282,9 +292,9 @@ fn is_tighter(limit: LimitOverride, configured: &Limit) -> bool {
         && limit.requests < configured.requests
 }
 
-fn is_replaced(rule: &Rule, descriptors: &[DescriptorPlan<'_>]) -> bool {
-    let Some(name) = &rule.name else { return false };
-    descriptors.iter().filter_map(DescriptorPlan::rule).any(|other| other.replaces.contains(name))
+fn is_replaced(name: Option<&Arc<str>>, limits: &[LimitPlan<'_>]) -> bool {
+    let Some(name) = name else { return false };
+    limits.iter().filter_map(LimitPlan::rule).any(|other| other.replaces.contains(name))
 }
 
 impl<'c> CheckPlan<'c> {
@@ -300,10 +310,14 @@ impl<'c> CheckPlan<'c> {
         now: Nanos,
     ) {
         let entries = || counter_entries(descriptor, shared_values);
-        // envoyproxy/ratelimit has counter names only for the seven units, and no limits that charge
-        // excess hits in every charge mode.
+        // envoyproxy/ratelimit has counter names only for the seven units. It has no lists, and no
+        // limits that charge excess hits in every charge mode.
         let key_naming = match limit.window {
-            LimitWindow::Unit(_) if !limit.strategy.on_excess().is_charge() => planning.keys,
+            LimitWindow::Unit(_)
+                if limit.name.is_none() && !limit.strategy.on_excess().is_charge() =>
+            {
+                planning.keys
+            }
             LimitWindow::Unit(_) | LimitWindow::Per(_) | LimitWindow::Calendar(..) => {
                 KeyNaming::Unique
             }
@@ -314,9 +328,10 @@ impl<'c> CheckPlan<'c> {
         let per_second = limit.window.length() == Nanos::SECOND;
         self.charges.list.push(Charge { key, placement, strategy, cost, standing, per_second });
         if let Some(charge) = self.charges.list.last_mut() {
-            write_key(&mut charge.key, domain, entries(), limit.counting(), key_naming);
+            let counting = (limit.counting(), limit.name.as_deref());
+            write_key(&mut charge.key, domain, entries(), counting, key_naming);
         }
-        self.descriptors.push(DescriptorPlan::Charged(rule, limit));
+        self.limits.push(LimitPlan::Charged(rule, limit));
     }
 
     /// Adds a descriptor's plan and its charge under a limit from the request.
@@ -325,41 +340,40 @@ impl<'c> CheckPlan<'c> {
         domain: &Domain,
         descriptor: &Descriptor<'_>,
         shared_values: &[(usize, &str)],
-        (limit, fallback): (LimitOverride, FallbackMode),
+        (limit, fallback, name): (LimitOverride, FallbackMode, Option<&str>),
         planning: PlanSettings,
     ) {
         let period = limit.unit.length();
         // Cannot fail, because all seven units are valid periods.
         let Ok(window) = FixedWindow::new(limit.requests, Windows::Every(period)) else {
-            return self.descriptors.push(DescriptorPlan::NoRule);
+            return self.limits.push(LimitPlan::NoRule);
         };
         let entries = || counter_entries(descriptor, shared_values);
         let mut key = CounterKey::EMPTY;
-        write_key(&mut key, domain, entries(), KeyStrategy::FixedWindow(period), planning.keys);
+        let counting = (KeyStrategy::FixedWindow(period), name);
+        write_key(&mut key, domain, entries(), counting, planning.keys);
         let (placement, cost) = (placement_of(domain, entries()), descriptor.cost);
         let (strategy, standing) = (Strategy::FixedWindow(window), Enforcement::default());
         let per_second = period == Nanos::SECOND;
         self.charges.list.push(Charge { key, placement, strategy, cost, standing, per_second });
-        self.descriptors.push(DescriptorPlan::Override(limit, fallback));
+        self.limits.push(LimitPlan::Override(limit, fallback));
     }
 
-    /// Returns the vote of each descriptor. Descriptors with a charge vote `charged_verdict`, or
-    /// not at all if it is `None`.
+    /// Returns the vote of each limit. Limits with a charge vote `charged_verdict`, or not at all if
+    /// it is `None`.
     fn votes(
         &self,
         charged_verdict: Option<Verdict>,
     ) -> impl Iterator<Item = (VoteGroup, Verdict)> + use<'_, 'c> {
         let mut charges = self.charges.list.iter();
-        self.descriptors.iter().filter_map(move |descriptor| match descriptor {
-            DescriptorPlan::NoRule | DescriptorPlan::Replaced => {
-                Some((VoteGroup::Enforced, Verdict::Allow))
-            }
-            DescriptorPlan::Unlimited(_) => Some((VoteGroup::Unlimited, Verdict::Allow)),
-            DescriptorPlan::Forced(rule, _, verdict) => {
+        self.limits.iter().filter_map(move |descriptor| match descriptor {
+            LimitPlan::NoRule | LimitPlan::Replaced => Some((VoteGroup::Enforced, Verdict::Allow)),
+            LimitPlan::Unlimited(_) => Some((VoteGroup::Unlimited, Verdict::Allow)),
+            LimitPlan::Forced(rule, _, verdict) => {
                 let standing = enforcement_of(rule);
                 Some((standing.group, standing.enforced_verdict(*verdict == Verdict::Deny)))
             }
-            DescriptorPlan::Charged(..) | DescriptorPlan::Override(..) => {
+            LimitPlan::Charged(..) | LimitPlan::Override(..) => {
                 let group = charges.next()?.standing.group;
                 charged_verdict.map(|verdict| (group, verdict))
             }
@@ -435,13 +449,14 @@ fn write_key<'a>(
     key: &mut CounterKey,
     domain: &Domain,
     entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
-    strategy: KeyStrategy,
+    (strategy, name_in_list): (KeyStrategy, Option<&'a str>),
     key_naming: KeyNaming,
 ) {
-    match (key_naming, strategy) {
-        (KeyNaming::Envoyproxy, KeyStrategy::FixedWindow(_)) => {
+    match (name_in_list, key_naming, strategy) {
+        (Some(name), ..) => key.write_of_list(&domain.name, entries, strategy, name),
+        (None, KeyNaming::Envoyproxy, KeyStrategy::FixedWindow(_)) => {
             key.write_compatible(&domain.name, entries, strategy);
         }
-        _ => key.write_unique(&domain.name, entries, strategy),
+        (None, ..) => key.write_unique(&domain.name, entries, strategy),
     }
 }

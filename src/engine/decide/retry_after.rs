@@ -8,9 +8,10 @@
 
 use smallvec::SmallVec;
 
-use crate::engine::LimitStatuses;
+use crate::engine::LimitStatus;
+use crate::engine::decide::limit_list::Waits;
 use crate::engine::decide::local_fallback::LocalFallback;
-use crate::engine::decide::plan::{CheckPlan, DescriptorPlan};
+use crate::engine::decide::plan::{CheckPlan, LimitPlan};
 use crate::kernel::decision::{self, Cost, DescriptorDecision, Reason, Verdict};
 use crate::kernel::rate::{Headroom, Strategy};
 use crate::kernel::units::{Hits, Nanos};
@@ -29,12 +30,12 @@ struct DecidedCharge<'p> {
 /// `None` if no wait helps.
 pub(in crate::engine) fn retry_after(
     plan: &CheckPlan<'_>,
-    statuses: &LimitStatuses,
+    statuses: &[LimitStatus],
     local: Option<&LocalFallback>,
     quota_for_all: bool,
 ) -> Option<Nanos> {
     let decisions = statuses.iter().map(|status| &status.decision);
-    let mut waits: SmallVec<[_; 2]> = decisions
+    let mut waits: Waits = decisions
         .map(|decision| (decision.enforcement.group, decision.time_until_allowed()))
         .collect();
     // Only then: a denied all-or-nothing check charged nothing, and a single charge has no earlier
@@ -50,17 +51,16 @@ pub(in crate::engine) fn retry_after(
             });
         }
     }
-    decision::combined_wait(waits.into_iter(), quota_for_all)
+    decision::combined_wait(plan.fold_waits(waits).into_iter(), quota_for_all)
 }
 
 fn decided_charges<'p>(
     plan: &'p CheckPlan<'_>,
-    statuses: &'p LimitStatuses,
+    statuses: &'p [LimitStatus],
     local: Option<&LocalFallback>,
 ) -> SmallVec<[DecidedCharge<'p>; 2]> {
-    let descriptors = plan.descriptors.iter().zip(statuses).enumerate();
-    let descriptors =
-        descriptors.filter(|(_, (descriptor_plan, _))| DescriptorPlan::is_charged(descriptor_plan));
+    let descriptors = plan.limits.iter().zip(statuses).enumerate();
+    let descriptors = descriptors.filter(|(_, (limit_plan, _))| LimitPlan::is_charged(limit_plan));
     let charged = descriptors.zip(&plan.charges.list).map(|((index, (_, status)), charge)| {
         let decision = &status.decision;
         let strategy = match decision.reason {

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::config::tree::MetricDots;
 use crate::config::{Config, Domain};
 use crate::engine::decide::fallback::ChargeDecision;
-use crate::engine::decide::plan::{CheckPlan, DescriptorPlan};
+use crate::engine::decide::plan::{CheckPlan, LimitPlan};
 use crate::kernel::decision::{Check, Cost, Descriptor, Verdict};
 use crate::kernel::rate::CounterDecision;
 use crate::kernel::rate::limit::EXACT_BOUND;
@@ -41,43 +41,41 @@ pub(in crate::engine) fn count_hits(
         stats.count_unknown_domain(check.domain, descriptors);
         return SmallVec::new();
     };
-    let charged_descriptors = plan
-        .descriptors
-        .iter()
-        .zip(&check.descriptors)
-        .filter(|(descriptor_plan, _)| descriptor_plan.is_charged());
-    let charge_stats = charged_descriptors.zip(&plan.charges.list).map(
-        |((descriptor_plan, descriptor), charge)| {
-            let rule = rule_stats(stats, domain, descriptor_plan, descriptor);
-            match descriptor.cost {
-                Cost::Charge(Hits(hits)) => rule.hits(hits),
-                // The largest refund empties the counter: the number of its hits is unknown.
-                Cost::Refund(Hits(EXACT_BOUND..)) => {}
-                Cost::Refund(Hits(hits)) => rule.refund(hits),
-            }
-            // For GCRA, the burst: the remaining hits of a reply are counted from it.
-            let limit = charge.strategy.max_at_once();
-            let shadow = matches!(descriptor_plan, DescriptorPlan::Charged(rule, _) if rule.shadow);
-            ChargeStats { rule, limit, shadow }
-        },
-    );
+    let charged = plan.with_descriptors(check).filter(|(limit_plan, _)| limit_plan.is_charged());
+    let charge_stats = charged.zip(&plan.charges.list).map(|((limit_plan, descriptor), charge)| {
+        let rule = rule_stats(stats, domain, limit_plan, descriptor);
+        match descriptor.cost {
+            Cost::Charge(Hits(hits)) => rule.hits(hits),
+            // The largest refund empties the counter: the number of its hits is unknown.
+            Cost::Refund(Hits(EXACT_BOUND..)) => {}
+            Cost::Refund(Hits(hits)) => rule.refund(hits),
+        }
+        // For GCRA, the burst: the remaining hits of a reply are counted from it.
+        let limit = charge.strategy.max_at_once();
+        let shadow = matches!(limit_plan, LimitPlan::Charged(rule, _) if rule.shadow);
+        ChargeStats { rule, limit, shadow }
+    });
     charge_stats.collect()
 }
 
 fn rule_stats(
     stats: &Stats,
     domain: &Domain,
-    descriptor_plan: &DescriptorPlan<'_>,
+    limit_plan: &LimitPlan<'_>,
     descriptor: &Descriptor<'_>,
 ) -> Arc<RuleStats> {
     let entries = || descriptor.entries.iter().copied();
     let dots = if stats.has_replaced_dots() { MetricDots::Replaced } else { MetricDots::Kept };
-    if let DescriptorPlan::Charged(rule, _) = descriptor_plan {
+    if let LimitPlan::Charged(rule, limit) = limit_plan {
         let metric_key = |dots| domain.tree.metric_key(&domain.name, entries(), rule, dots);
         let mut key = metric_key(MetricDots::Kept);
         let is_rule_path = *key == *rule.path;
         if dots == MetricDots::Replaced {
             key = metric_key(dots);
+        }
+        if let Some(name) = &limit.name {
+            key.push('.');
+            dots.append(&mut key, name);
         }
         return stats.rule_stats(if is_rule_path {
             RuleStatsKey::FromFile(&key)

@@ -10,8 +10,8 @@ use std::fmt;
 
 use parking_lot::Mutex;
 
-use super::concurrency::{EscapedLabel, MAX_LIMIT_SERIES, OTHER};
-use super::text_format::MetricHead;
+use super::concurrency::{MAX_LIMIT_SERIES, OTHER};
+use super::text_format::{EscapedLabel, MetricHead};
 use crate::telemetry::label::LimitEvent;
 
 type EventCounts = [u64; LimitEvent::ALL.len()];

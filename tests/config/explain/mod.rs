@@ -1,3 +1,4 @@
 //! Tests of explanations.
 
+mod limit_list;
 mod near_miss;

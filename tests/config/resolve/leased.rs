@@ -82,7 +82,7 @@ fn leased_defaults_apply_unless_a_limit_overrides_them() {
                 - {key: e, rate_limit: {unit: second, requests_per_unit: 50, max_overshoot: 0}}\n\
                 - {key: f, rate_limit: {per: 100ms, requests_per_unit: 50}}\n";
     let (config, _) = load(&[("a.yaml", text)], false).unwrap();
-    let limit = |descriptor| find(&config, descriptor).unwrap().rule.limit.clone().unwrap();
+    let limit = |descriptor| find(&config, descriptor).unwrap().rule.limits[0].clone();
     let leased = |overshoot, secs| {
         LimitMode::Leased(LeaseTerms {
             overshoot,
@@ -137,7 +137,7 @@ fn lease_hits_sets_a_fixed_lease_size() {
             "domain: d\ndescriptors:\n- {{key: a, rate_limit: {{unit: day, requests_per_unit: 500, {fields}}}}}\n"
         );
         let found = load(&[("a.yaml", &text)], false);
-        found.map(|(config, _)| find(&config, "a=").unwrap().rule.limit.clone().unwrap())
+        found.map(|(config, _)| find(&config, "a=").unwrap().rule.limits[0].clone())
     };
     let leased = limit("mode: leased, max_overshoot: 20%, lease_hits: 50").unwrap();
     let LimitMode::Leased(terms) = leased.mode else { panic!("{leased:?}") };

@@ -39,7 +39,7 @@ fn defaults_apply_to_limits_without_the_field() {
         let config = load_fields(&text);
         let found = ["a", "b"].map(|key| {
             let met = config.domains["d"].tree.lookup([(key, "v")]).unwrap();
-            met.rule.limit.as_ref().unwrap().strategy.on_excess().is_charge()
+            met.rule.limits[0].strategy.on_excess().is_charge()
         });
         assert_eq!(found, expected, "{defaults}");
     }

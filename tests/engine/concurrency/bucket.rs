@@ -94,7 +94,7 @@ fn limit_after(
 }
 
 fn aimd(overloaded_by: OverloadAnswers, retry_after: RetryAfterRule) -> LimiterConfig {
-    let adaptive = Some(AdaptiveConfig { algorithm: AdaptiveAlgorithm::Aimd, min: 1, max: 10_000 });
+    let adaptive = Some(AdaptiveConfig::new(AdaptiveAlgorithm::Aimd, 1, 10_000));
     LimiterConfig { adaptive, overloaded_by, retry_after, ..LimiterConfig::fixed(10) }
 }
 

@@ -18,6 +18,8 @@ descriptors:
   rate_limit: {name: pay, unit: day, requests_per_unit: 1}
 - key: user
   rate_limit: {unit: day, requests_per_unit: 9}
+- key: list
+  rate_limits: [{unit: day, requests_per_unit: 9}, {unit: week, requests_per_unit: 1}]
 - key: upstream
   concurrency: {limit: 1}
 ";
@@ -69,6 +71,8 @@ fn debug_logs_one_line_for_each_check() {
             ("shop", &[("PATH", "/pay")]),
             ("shop", &[("PATH", "/pay")]),
             ("Shop", &[("PATH", "/pay")]),
+            ("shop", &[("list", "v")]),
+            ("shop", &[("list", "v")]),
         ],
     );
     let line = |domain: &str, verdict: &str, descriptors: &str| {
@@ -88,6 +92,8 @@ fn debug_logs_one_line_for_each_check() {
             line("shop", "allow", "PATH=/pay: shop.PATH_/pay, within_limit"),
             line("shop", "deny", "PATH=/pay: shop.PATH_/pay, over_limit"),
             line("Shop", "allow", "PATH=/pay: no file has this domain"),
+            line("shop", "allow", "list=v: shop.list.per-week, within_limit"),
+            line("shop", "deny", "list=v: shop.list.per-week, over_limit"),
         ]
     );
 }

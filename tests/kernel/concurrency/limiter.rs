@@ -22,11 +22,7 @@ fn rules(limit: u32, queue: Option<QueueConfig>) -> LimiterConfig {
     LimiterConfig { queue, ..LimiterConfig::fixed(limit) }
 }
 
-fn adaptive_rules(
-    law: AdaptiveAlgorithm,
-    max: u32,
-    waiting: Option<QueueConfig>,
-) -> LimiterConfig {
+fn adaptive_rules(law: AdaptiveAlgorithm, max: u32, waiting: Option<QueueConfig>) -> LimiterConfig {
     LimiterConfig {
         adaptive: Some(AdaptiveConfig::new(law, 1, max)),
         queue: waiting,

@@ -8,14 +8,15 @@
 //!
 //! Not covered:
 //! - Lease balances and deny caches in replicas: they stay until they expire.
+//! - Checks between a refund and the reading of the counted hits: the numbers may differ by them.
 
 use axum::http::StatusCode;
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 use smallvec::smallvec;
 
 use super::ExplainQuery;
 use crate::config::descriptor_text::{borrow_entries, format_entries};
-use crate::engine::{CheckError, Decision, Engine};
+use crate::engine::{CheckError, CountedHits, Decision, Engine, LimitStatus};
 use crate::kernel::decision::{Check, Cost, Descriptor, Reason, StoreFailure};
 use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::Hits;
@@ -82,12 +83,13 @@ pub(super) async fn run_action(
     let descriptor = descriptor(entries, act.cost(Hits(query.hits)));
     let question = Check { domain: &query.domain, descriptors: smallvec![descriptor] };
     let answer = engine.decide(&question).await?;
-    let shown = counter_json(&answer)?;
+    ensure_has_limit(&answer)?;
     if act == CounterAction::Refund {
         ensure_decided_by_store(engine, &answer)?;
         log_change("refund", query);
     }
-    Ok(shown)
+    let counted = engine.counted_hits(question).await;
+    Ok(counter_json(&answer, &counted))
 }
 
 /// Empties the counters of the query's descriptors. Returns the number of emptied counters.
@@ -103,14 +105,14 @@ pub(super) async fn reset_counters(
     let question = Check { domain: &query.domain, descriptors: descriptors.collect() };
     let answer = engine.decide(&question).await?;
     // A partial success is logged too, because some counters are empty.
-    if answer.statuses.iter().any(|status| status.decision.reason == Reason::Refunded) {
+    if answer.all_limits().iter().any(|status| status.decision.reason == Reason::Refunded) {
         log_change("reset", query);
     }
     ensure_decided_by_store(engine, &answer)?;
     // Only descriptors with a limit have a counter. The reply's
     // number shows the operator that a descriptor had none.
-    match answer.statuses.iter().filter(|status| status.decision.limit.is_some()).count() {
-        0 => counter_json(&answer).map(|_| 0),
+    match answer.all_limits().iter().filter(|status| status.decision.limit.is_some()).count() {
+        0 => ensure_has_limit(&answer).map(|()| 0),
         some => Ok(some),
     }
 }
@@ -122,7 +124,7 @@ fn descriptor(entries: &[(String, String)], cost: Cost) -> Descriptor<'_> {
 
 /// Returns an error if a fallback decided a descriptor of `decision`.
 fn ensure_decided_by_store(engine: &Engine, decision: &Decision) -> Result<(), CounterError> {
-    if decision.statuses.iter().any(|status| status.decision.reason.is_fallback()) {
+    if decision.all_limits().iter().any(|status| status.decision.reason.is_fallback()) {
         // If the engine reports no store failure, only this one store call timed out.
         return Err(CounterError::StoreUnavailable(
             engine.store_failure().unwrap_or(StoreFailure::TimedOut),
@@ -139,19 +141,48 @@ fn log_change(act: &str, query: &ExplainQuery) {
     tracing::warn!(action = act, domain, descriptors, hits, "admin changed a counter");
 }
 
-fn counter_json(decision: &Decision) -> Result<Value, CounterError> {
-    let Some(descriptor_decision) = decision.statuses.first().map(|status| &status.decision) else {
+/// Returns an error if the first descriptor has no limit.
+fn ensure_has_limit(decision: &Decision) -> Result<(), CounterError> {
+    let Some(LimitStatus { decision, .. }) = decision.statuses.first() else {
         return Err(CounterError::NotOneDescriptor(0));
     };
-    let reason = descriptor_decision.reason.as_str();
-    let limit = descriptor_decision.limit.as_ref().ok_or(CounterError::NoCounter(reason))?;
-    Ok(json!({
-        "limit": limit.name.as_deref(),
-        "requests": limit.requests,
-        "period_nanoseconds": limit.period.0,
-        "remaining": descriptor_decision.headroom.remaining.0,
-        "reset_after_nanoseconds": descriptor_decision.headroom.reset_after.0,
-        "reason": reason,
-        "revision": decision.revision.0,
-    }))
+    let has_limit = decision.limit.is_some();
+    has_limit.then_some(()).ok_or(CounterError::NoCounter(decision.reason.as_str()))
+}
+
+/// Formats the tightest limit of a descriptor and, for a list, all of its limits.
+fn counter_json(decision: &Decision, counted: &[Option<CountedHits>]) -> Value {
+    let counted = counted.iter().copied().chain(std::iter::repeat(None));
+    let limits = decision.all_limits().iter().zip(counted);
+    let limits: Vec<_> =
+        limits.filter_map(|(status, counted)| limit_json(status, counted)).collect();
+    let name = decision.statuses.first().and_then(limit_name).unwrap_or_default();
+    let tightest = limits.iter().find(|limit| limit["limit"].as_str().unwrap_or_default() == name);
+    let mut shown = tightest.cloned().unwrap_or_default();
+    shown.insert("revision".to_owned(), decision.revision.0.into());
+    if !decision.limit_statuses.is_empty() {
+        shown.insert("limits".to_owned(), limits.into());
+    }
+    shown.into()
+}
+
+fn limit_name(LimitStatus { decision, .. }: &LimitStatus) -> Option<&str> {
+    decision.limit.as_ref()?.name.as_deref()
+}
+
+fn limit_json(status: &LimitStatus, counted: Option<CountedHits>) -> Option<Map<String, Value>> {
+    let decision = &status.decision;
+    let limit = decision.limit.as_ref()?;
+    let fields = [
+        ("limit", limit_name(status).into()),
+        ("requests", limit.requests.into()),
+        ("period_nanoseconds", limit.period.0.into()),
+        ("remaining", decision.headroom.remaining.0.into()),
+        ("counted", counted.map(|hits| hits.counted).into()),
+        ("to_refund", counted.and_then(|hits| hits.to_refund).into()),
+        ("includes_leases", counted.map(|hits| hits.is_leased).into()),
+        ("reset_after_nanoseconds", decision.headroom.reset_after.0.into()),
+        ("reason", decision.reason.as_str().into()),
+    ];
+    Some(fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
 }

@@ -96,7 +96,7 @@ fn is_forced(forced_rule: &ForcedRule, domain: &str, descriptor: &DescriptorExpl
 /// hits are counted, so the remaining hits are omitted.
 fn show_forced_decision(descriptor: &mut DescriptorExplanation, forced: ForcedDecision) {
     let verdict = verdict_name(forced.verdict);
-    if let Some(rule) = &mut descriptor.rule {
+    for rule in descriptor.limits_mut() {
         let (remaining, reset_after) = (None, None);
         rule.fresh = FreshDecision {
             hits: rule.fresh.hits,

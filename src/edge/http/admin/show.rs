@@ -8,6 +8,7 @@
 //! Not covered:
 //! - Loading the configuration (see [`crate::source`]).
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use serde_json::{Map, Value, json};
 
 use crate::clock::Clock;
 use crate::config::diagnostic::SeverityCounts;
-use crate::config::{Config, Rule, Unit};
+use crate::config::{Config, Limit, Rule, Unit};
 use crate::engine::concurrency::{BucketName, ShareSnapshot, StrictSnapshot};
 use crate::engine::fleet::membership::{LiveReplica, Membership, parse_record};
 use crate::engine::fleet::reporter::FleetReporter;
@@ -159,30 +160,40 @@ pub(super) fn format_time(at: Nanos) -> Option<String> {
     Some(at.to_string())
 }
 
-/// Returns the page `/rlconfig`: one line for each rule. The lines are
+/// Returns the page `/rlconfig`: one line for each limit. The lines are
 /// sorted, so that operators can compare two pages.
 #[must_use]
 pub fn rlconfig(config: &Config) -> String {
     let rules = config.domains.values().flat_map(|domain| domain.tree.rules());
-    let mut lines: Vec<_> = rules.map(|rule| format!("{}\n", RlconfigLine(rule))).collect();
+    let mut lines: Vec<_> = rules.flat_map(rlconfig_lines).collect();
     lines.sort_unstable();
     lines.concat()
 }
 
-/// A rule as one line of `/rlconfig`, in the format of envoyproxy/ratelimit.
+fn rlconfig_lines(rule: &Rule) -> Vec<String> {
+    let line = |limit| format!("{}\n", RlconfigLine(rule, limit));
+    match &*rule.limits {
+        [] => vec![line(None)],
+        limits => limits.iter().map(|limit| line(Some(limit))).collect(),
+    }
+}
+
+/// A limit of a rule as one line of `/rlconfig`, in the format of envoyproxy/ratelimit.
 /// A period that is no unit of Envoy is shown as a duration.
-struct RlconfigLine<'r>(&'r Rule);
+struct RlconfigLine<'r>(&'r Rule, Option<&'r Limit>);
 
 impl fmt::Display for RlconfigLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Rule { path, limit, shadow, quota, .. } = self.0;
+        let Self(rule, limit) = self;
+        let path = limit.map_or(Cow::Borrowed(&*rule.path), |limit| rule.path_of(limit));
         write!(f, "{path}: unit=")?;
-        match limit.as_ref().map(|limit| (limit.window.unit(), limit.window.length())) {
+        match limit.map(|limit| (limit.window.unit(), limit.window.length())) {
             None => f.write_str("UNKNOWN")?,
             Some((Some(unit), _)) => f.write_str(unit_name(unit))?,
             Some((None, period)) => write!(f, "{period}")?,
         }
-        let requests = limit.as_ref().map_or(0, |limit| limit.requests);
+        let Rule { shadow, quota, .. } = rule;
+        let requests = limit.map_or(0, |limit| limit.requests);
         write!(f, " requests_per_unit={requests}, shadow_mode: {shadow}, quota_mode: {quota}")
     }
 }

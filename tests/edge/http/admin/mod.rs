@@ -19,7 +19,7 @@ use sluicegate::edge::http::admin::{
 use sluicegate::engine::Engine;
 use sluicegate::kernel::concurrency::RequestOutcome as Concluded;
 use sluicegate::kernel::decision::{Check, Cost, Descriptor, Verdict};
-use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::kernel::units::{Hits, Nanos, Revision};
 use tonic::codegen::Service as _;
 
 use crate::edge::{config, empty_engine, engine, node, spanned, two_a_minute};
@@ -393,4 +393,31 @@ async fn permits_and_explain_pages_show_requests_in_flight() {
     assert_eq!(*now, want);
     let shown = json("/explain?domain=d&descriptor=k=nobody").await;
     assert_eq!(shown["descriptors"][0]["concurrency"].get("now"), None);
+}
+
+#[tokio::test]
+async fn counter_and_rlconfig_show_each_limit_of_a_list() {
+    let text = "domain: d\ndescriptors:\n- {key: k, rate_limits: [{unit: minute, requests_per_unit: \
+                2}, {per: 5h, requests_per_unit: 9}]}\n";
+    let config = sluicegate::config::load([("a", text.as_bytes())], Revision(1), false).unwrap().0;
+    assert_eq!(
+        rlconfig(&config),
+        "d.k.per-5h: unit=18000s requests_per_unit=9, shadow_mode: false, quota_mode: false\n\
+         d.k.per-minute: unit=MINUTE requests_per_unit=2, shadow_mode: false, quota_mode: false\n"
+    );
+    let (token, loads) = (SecretText::new("open-sesame"), Arc::new(ConfigLoads::default));
+    let engine = engine(config);
+    let router =
+        router(Admin { token, debug_pages: false, engine: engine.clone(), load_report: loads });
+    spend(&engine, 2).await;
+    let (status, body) = call(&router, "GET", &format!("/counter{KEY}")).await;
+    assert_eq!((status, &body["limit"]), (200, &json!("per-minute")), "{body}");
+    let limits = body["limits"].as_array().unwrap();
+    let shown = limits.iter().map(|limit| (&limit["limit"], &limit["remaining"]));
+    assert_eq!(
+        shown.collect::<Vec<_>>(),
+        [(&json!("per-minute"), &json!(0)), (&json!("per-5h"), &json!(7))]
+    );
+    let (_, body) = call(&router, "POST", &format!("/reset{KEY}")).await;
+    assert_eq!(body, json!("2 counters reset\n"));
 }
