@@ -277,7 +277,7 @@ pub struct Adaptive {
     /// `5xx`, and gRPC codes by name. Other 429, 5xx and gRPC errors do not count. Default: 429,
     /// `5xx`, `RESOURCE_EXHAUSTED` and `UNAVAILABLE`.
     #[schemars(schema_with = "schema::overloaded_by")]
-    pub overloaded_by: Option<Spanned<Vec<Spanned<String>>>>,
+    pub overloaded_by: Option<Spanned<TextList>>,
     /// The effect of a `Retry-After` in such an answer. `honour`: the limit does not grow for that
     /// time, at most 60 s. Default: `ignore`.
     #[schemars(schema_with = "schema::retry_after_rule")]
@@ -316,6 +316,10 @@ pub struct Fleet {
     #[schemars(schema_with = "schema::aggregate")]
     pub aggregate: Option<Spanned<String>>,
 }
+
+/// A list of texts and numbers, each as written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TextList(pub Vec<Spanned<String>>);
 
 /// The queue of requests that wait for a permit.
 #[derive(Clone, Debug, Default, JsonSchema)]

@@ -17,7 +17,7 @@ use std::collections::HashSet;
 use serde_json::{Map, Value as Json};
 
 use super::field_name::FieldName;
-use super::{File, TWO_LIMITS_FIX};
+use super::{File, TWO_LIMITS_FIX, TextList};
 use crate::config::diagnostic::{Code, Findings, Span, Spanned};
 use crate::config::yaml::{
     AliasBudget, ScalarValue, YamlId, YamlKind, YamlTree, report_too_many_aliases,
@@ -342,27 +342,23 @@ impl<T: ListItem> FieldTarget for Vec<T> {
     }
 }
 
-/// A list of texts and numbers, each as written.
-impl FieldTarget for Option<Spanned<Vec<Spanned<String>>>> {
+/// Reads texts and numbers, each as written.
+impl FieldTarget for Spanned<TextList> {
     fn read(&mut self, reader: &mut FileReader<'_, '_>, field: FieldValue) {
         let tree = reader.tree;
-        *self = None;
-        match tree.kind(field.value) {
-            YamlKind::Sequence(_) => {}
-            _ if reader.is_null(field.value) => return,
-            _ => return reader.report_wrong_value(field, LIST),
+        if !matches!(tree.kind(field.value), YamlKind::Sequence(_)) {
+            return reader.report_wrong_value(field, LIST);
         }
-        let mut items = Vec::new();
+        self.span = tree.span(field.value);
         for id in tree.children(field.value) {
             reader.visit(*id, |reader, value| {
                 let mut item = Spanned::<String>::default();
                 item.read(reader, FieldValue { name: field.name, value });
                 let is_reported =
                     reader.mismatched == Some(value) || reader.blamed.contains(&value);
-                items.extend((!is_reported).then_some(item));
+                self.value.0.extend((!is_reported).then_some(item));
             });
         }
-        *self = Some(Spanned { value: items, span: tree.span(field.value) });
     }
 }
 

@@ -96,7 +96,7 @@ impl ConcurrencyReader<'_, '_, '_> {
     fn overloaded_by(&mut self) -> Option<OverloadAnswers> {
         let list = self.raw.adaptive.as_ref().and_then(|block| block.overloaded_by.as_ref());
         let Some(list) = list else { return Some(OverloadAnswers::DEFAULT) };
-        match overload_answers::parse(&list.value) {
+        match overload_answers::parse(&list.value.0) {
             Ok(answers) => Some(answers),
             Err(invalid) => {
                 for overload_answers::InvalidAnswer { item, fix } in invalid {

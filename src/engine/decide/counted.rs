@@ -53,10 +53,10 @@ impl Engine {
         for descriptor in &mut check.descriptors {
             descriptor.cost = Cost::Charge(Hits(0));
         }
-        let (config, now) = (self.config.load(), self.clock.now());
+        let (active, now) = (self.active.load(), self.clock.now());
         let mut plan = CheckPlan::default();
-        if let Some(config) = config.as_deref() {
-            plan.fill(config, &check, self.policy.planning, now);
+        if let Some(active) = active.as_deref() {
+            plan.fill(&active.config, &check, self.policy.planning, now);
         }
         let mut previews = plan.charges.clone();
         previews.mode = ChargeMode::Preview;
