@@ -94,8 +94,9 @@ fn upstream_reset_releases_the_permit() {
         scene.expect_in_flight(1);
         visit.reset();
         scene.expect_in_flight(0);
-        let reply = client.join().unwrap();
-        assert!(reply.is_err() || reply.unwrap().status == if begun { 200 } else { 503 });
+        let status = client.join().unwrap().map_or(503, |reply| reply.status);
+        // Envoy may see the reset before it forwards the response headers.
+        assert!(status == 503 || begun && status == 200, "{status}");
     }
 }
 

@@ -135,9 +135,9 @@ fn retry_after_pauses_growth_only_if_honoured_and_only_for_overload() {
         let success = ReportedOutcome::Known(RequestOutcome::Success);
         // The latency covers the whole pause, so only requests that start after the change count.
         let finish = |rtt| {
-            let five = std::array::from_fn::<_, 6, _>(|_| acquire_now(&admission, request(&rules)));
+            let six = std::array::from_fn::<_, 6, _>(|_| acquire_now(&admission, request(&rules)));
             advance(&clock, rtt);
-            for permit in five {
+            for permit in six {
                 assert!(permit.unwrap().release(success, None));
             }
             load(&admission).limit

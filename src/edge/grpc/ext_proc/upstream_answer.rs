@@ -7,7 +7,7 @@ use envoy_types::pb::envoy::config::core::v3::HeaderMap;
 use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingRequest;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Message;
 
-use super::header_lines::headers_by_name;
+use super::header_lines::{HeaderLines, headers_by_name};
 use crate::edge::hook::parse_retry_after;
 use crate::kernel::concurrency::{ReportedOutcome, UpstreamAnswer};
 
@@ -30,7 +30,7 @@ pub(super) fn response_outcome(
 
 fn answer_in_headers(headers: Option<&HeaderMap>) -> UpstreamAnswer {
     let headers = headers_by_name(headers);
-    let text = |name| headers.get(name).map(|lines| lines.first());
+    let text = |name| headers.get(name).map(HeaderLines::first);
     UpstreamAnswer {
         http: text(":status").and_then(|status| status.parse().ok()),
         grpc: text("grpc-status").and_then(|code| code.parse().ok()),
@@ -50,19 +50,20 @@ mod tests {
 
     type Headers<'h> = &'h [(&'h str, &'h str)];
 
-    fn header_map(headers: Headers<'_>) -> Option<HeaderMap> {
+    fn header_map(headers: Headers<'_>) -> HeaderMap {
         let header = |&(key, value): &(&str, &str)| HeaderValue {
             key: key.into(),
             raw_value: value.into(),
             ..HeaderValue::default()
         };
-        Some(HeaderMap { headers: headers.iter().map(header).collect() })
+        HeaderMap { headers: headers.iter().map(header).collect() }
     }
 
     fn after_response(headers: Headers<'_>, trailers: Option<Headers<'_>>) -> ReportedOutcome {
-        let headers = HttpHeaders { headers: header_map(headers), ..HttpHeaders::default() };
+        let headers = HttpHeaders { headers: Some(header_map(headers)), ..HttpHeaders::default() };
         let body = HttpBody { body: b"grpc-status: 8".into(), ..HttpBody::default() };
-        let trailers = trailers.map(|trailers| HttpTrailers { trailers: header_map(trailers) });
+        let trailers =
+            trailers.map(|trailers| HttpTrailers { trailers: Some(header_map(trailers)) });
         let messages = [Message::ResponseHeaders(headers), Message::ResponseBody(body)];
         let messages = messages.into_iter().chain(trailers.map(Message::ResponseTrailers));
         messages.fold(RequestOutcome::Success.into(), |outcome, message| {
