@@ -16,7 +16,7 @@ use std::ops::RangeInclusive;
 
 use super::concurrency_block::ConcurrencyReader;
 use super::keywords;
-use super::rate_limit_block::KeywordReader;
+use super::rate_limit_block::{InvalidSetting, KeywordReader};
 use crate::config::concurrency::{ConcurrencyMode, DECREASE, INCREASE, TOLERANCE};
 use crate::config::diagnostic::{Code, Span, Spanned};
 use crate::config::raw;
@@ -81,11 +81,11 @@ impl ConcurrencyReader<'_, '_, '_> {
         let decrease = self.decimal("decrease", raw.decrease.as_ref(), &DECREASE);
         let window = self.duration_within("window", raw.window.as_ref(), &WINDOW);
         Some(AdaptiveTuning {
-            target: target?,
-            tolerance: tolerance?,
-            increase: increase?,
-            decrease: decrease?,
-            window: window?,
+            target: target.ok()?,
+            tolerance: tolerance.ok()?,
+            increase: increase.ok()?,
+            decrease: decrease.ok()?,
+            window: window.ok()?,
         })
     }
 
@@ -96,22 +96,21 @@ impl ConcurrencyReader<'_, '_, '_> {
         self.error(Code::Contradiction, word.span, message, fix);
     }
 
-    /// Returns the duration, `Some(None)` without a field, or `None` if it is invalid.
     fn duration_within(
         &mut self,
         field: &str,
         word: Option<&Spanned<String>>,
         range: &RangeInclusive<Nanos>,
-    ) -> Option<Option<Nanos>> {
-        let Some(word) = word else { return Some(None) };
-        let found = self.duration(field, word)?;
-        self.within(field, word.span, (found, &word.value), range).map(Some)
+    ) -> Result<Option<Nanos>, InvalidSetting> {
+        let Some(word) = word else { return Ok(None) };
+        let found = self.duration(field, word).ok_or(InvalidSetting)?;
+        self.within(field, word.span, (found, &word.value), range)
     }
 
-    fn increase(&mut self, word: Option<&Spanned<u32>>) -> Option<Option<u32>> {
-        let Some(word) = word else { return Some(None) };
+    fn increase(&mut self, word: Option<&Spanned<u32>>) -> Result<Option<u32>, InvalidSetting> {
+        let Some(word) = word else { return Ok(None) };
         let text = word.value.to_string();
-        self.within("increase", word.span, (word.value, &text), &INCREASE).map(Some)
+        self.within("increase", word.span, (word.value, &text), &INCREASE)
     }
 
     fn decimal(
@@ -119,16 +118,16 @@ impl ConcurrencyReader<'_, '_, '_> {
         field: &str,
         word: Option<&Spanned<String>>,
         range: &RangeInclusive<Hundredths>,
-    ) -> Option<Option<Hundredths>> {
-        let Some(word) = word else { return Some(None) };
+    ) -> Result<Option<Hundredths>, InvalidSetting> {
+        let Some(word) = word else { return Ok(None) };
         let Some(found) = parse_hundredths(&word.value) else {
             let message =
                 format!("`{field}: {}` is not a number with up to two decimals", word.value);
             let fix = format!("use for example `{}`", range.start());
             self.error(Code::OutOfRange, word.span, message, &fix);
-            return None;
+            return Err(InvalidSetting);
         };
-        self.within(field, word.span, (found, &word.value), range).map(Some)
+        self.within(field, word.span, (found, &word.value), range)
     }
 
     fn within<T: Copy + PartialOrd + std::fmt::Display>(
@@ -137,14 +136,14 @@ impl ConcurrencyReader<'_, '_, '_> {
         span: Span,
         (value, text): (T, &str),
         range: &RangeInclusive<T>,
-    ) -> Option<T> {
-        let is_valid = range.contains(&value);
-        if !is_valid {
-            let message = format!("`{field}: {text}` is out of range");
-            let fix = format!("use {} to {}", range.start(), range.end());
-            self.error(Code::OutOfRange, span, message, &fix);
+    ) -> Result<Option<T>, InvalidSetting> {
+        if range.contains(&value) {
+            return Ok(Some(value));
         }
-        is_valid.then_some(value)
+        let message = format!("`{field}: {text}` is out of range");
+        let fix = format!("use {} to {}", range.start(), range.end());
+        self.error(Code::OutOfRange, span, message, &fix);
+        Err(InvalidSetting)
     }
 
     /// Returns the rule that combines the replicas' votes. Without an adaptive limit of the whole

@@ -465,11 +465,12 @@ fn make_coordinator_config(shared: &SharedLimit, terms: ShareTiming) -> Coordina
     let config = CoordinatorConfig::new(terms, min.min(max), start.min(max), max);
     let aggregate = shared.aggregate;
     // Never happens with a validated configuration. A limit of 1 is the safe choice.
-    config.map(|config| CoordinatorConfig { aggregate, ..config }).unwrap_or(CoordinatorConfig {
+    let least = CoordinatorConfig {
         timing: terms,
         min: Share(1),
         start: Share(1),
         max: Share(1),
         aggregate,
-    })
+    };
+    CoordinatorConfig { aggregate, ..config.unwrap_or(least) }
 }

@@ -13,7 +13,9 @@ fn dropped(ended_at: Nanos, in_flight: u32) -> LatencySample {
 
 fn limit_after(start: u32, samples: &[LatencySample], share: u32) -> u32 {
     let mut policy = adaptive_limit(AdaptiveAlgorithm::Gradient, start);
-    samples.iter().for_each(|sample| policy.record(sample, share));
+    for sample in samples {
+        policy.record(sample, share);
+    }
     policy.limit()
 }
 

@@ -61,7 +61,9 @@ fn gradient2_adds_the_increase_and_multiplies_by_the_decrease() {
     let limit_after = |outcome| {
         let mut policy = tuned(AdaptiveAlgorithm::Gradient2, 100, tuning);
         let sample = LatencySample { ended_at: ms(10), rtt: ms(10), in_flight: 100, outcome };
-        (0..10).for_each(|_| policy.record(&sample, NO_FLEET));
+        for _ in 0..10 {
+            policy.record(&sample, NO_FLEET);
+        }
         policy.limit()
     };
     assert_eq!(limit_after(RequestOutcome::Success), 107, "ten times 0.2 · 4, rounded down");
