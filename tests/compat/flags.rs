@@ -3,9 +3,16 @@
 
 use std::collections::BTreeMap;
 
-/// Flags for every replay: counters are shared as in the recording, and the process keeps running
-/// without rules if its first configuration is refused.
-const ALWAYS: [&str; 4] = ["--compat-store-key-format", "compat", "--limits-start-without", "true"];
+/// Flags for every replay: counters are shared as in the recording, the process keeps running
+/// without rules if its first configuration is refused, and metadata has no entry of ours.
+const ALWAYS: [&str; 6] = [
+    "--compat-store-key-format",
+    "compat",
+    "--limits-start-without",
+    "true",
+    "--answers-denied-by",
+    "none",
+];
 
 /// Each row is an environment variable, its flag, and the conversion of its value.
 const FLAGS: [(&str, &str, Value); 10] = [
