@@ -1,4 +1,5 @@
-//! A provider that refuses requests above its hidden capacity, which wanders as in [`super::model`].
+//! A provider that refuses requests above its hidden capacity, which fluctuates as in
+//! [`super::model`].
 //!
 //! Requests arrive every 2 ms. The limit sheds a request or sends it. The provider serves it in
 //! about 1 s, or refuses it after 5 ms if it already serves as many as its capacity. So latency

@@ -1,11 +1,11 @@
-//! Explains what the failure mode of Envoy's filters does to limits, for `validate --envoy-filter`.
+//! Explains the effect of an Envoy filter's failure mode on limits (`validate --envoy-filter`).
 //!
 //! Guarantees:
 //! - Filters are found by their `@type`, at any depth and in each document of a file.
-//! - A missing field has Envoy's default.
+//! - A missing failure mode has Envoy's default.
 //!
 //! Not covered:
-//! - All other fields of an Envoy configuration.
+//! - All other fields, such as `status_on_error` and `failure_mode_deny_percent`.
 
 use super::diagnostic::{Code, Diagnostics, Findings, SourceText, Span};
 use super::manifest::{document_ranges, field};

@@ -53,9 +53,9 @@ pub struct DescriptorExplanation {
     /// The nearest rule, as a clause, if the descriptor matches none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nearest: Option<String>,
-    /// The rule that the descriptor matches, if there is one, with its first limit.
+    /// The matching rule with its first limit. `None` if no rule matches.
     pub rule: Option<RuleExplanation>,
-    /// The same rule with each further limit of its list `rate_limits`.
+    /// The same rule, once for each further limit of its list `rate_limits`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub more_limits: Vec<RuleExplanation>,
     /// The concurrency limit that the descriptor matches, if there is one.
@@ -215,7 +215,7 @@ impl DescriptorExplanation {
         self.rule.iter().chain(&self.more_limits)
     }
 
-    /// Returns the explanations of all limits of the rule, to change them.
+    /// Returns the mutable explanations of all limits of the rule.
     pub fn limits_mut(&mut self) -> impl Iterator<Item = &mut RuleExplanation> {
         self.rule.iter_mut().chain(&mut self.more_limits)
     }

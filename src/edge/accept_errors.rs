@@ -1,4 +1,4 @@
-//! Logs failed accepts and refused connections: the begin, a count each minute, and the end.
+//! Logs failed accepts and refused connections: the start, a count each minute, and the end.
 
 use std::io;
 

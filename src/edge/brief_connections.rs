@@ -1,11 +1,11 @@
-//! Answers connections that may not stay open: above the maximum, or before the service is ready.
+//! Serves connections for a short time: those above the maximum, and those during startup.
 //!
 //! Guarantees:
 //! - At most [`MAX_OPEN`] are open. A new one closes the oldest one.
 //! - Each one closes after [`MAX_DURATION`] at the latest, and when [`BriefConnections`] is dropped.
 //!
-//! A client that sends its request at once, such as a health probe, is therefore answered beside
-//! any number of slow clients.
+//! So a client that sends its request at once, such as a health probe, gets a reply even if many
+//! slow clients are connected.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,8 +13,10 @@ use std::time::Duration;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
+/// The largest number of open connections.
 const MAX_OPEN: usize = 64;
 
+/// The longest duration of a connection.
 const MAX_DURATION: Duration = Duration::from_secs(2);
 
 /// The open brief connections of one port.
@@ -22,7 +24,7 @@ const MAX_DURATION: Duration = Duration::from_secs(2);
 pub struct BriefConnections(VecDeque<AbortHandle>);
 
 impl BriefConnections {
-    /// Serves a connection by polling `connection`.
+    /// Serves a connection: runs `connection` in a task.
     pub fn serve(&mut self, connection: impl Future<Output = ()> + Send + 'static) {
         self.0.retain(|open| !open.is_finished());
         if MAX_OPEN <= self.0.len()

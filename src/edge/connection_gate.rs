@@ -1,9 +1,9 @@
 //! Admits the connections of one port, and refuses connections above the maximum.
 //!
 //! Guarantees:
-//! - A decision never waits for an open connection to close.
-//! - At most `max_connections` slots exist at one time.
-//! - Refused connections get a short reply ([`BriefConnections`]).
+//! - Admitting or refusing a connection never waits for another connection to close.
+//! - At most `max_connections` admitted connections are open.
+//! - Refused connections get a short reply ([`BriefConnections`]), except with TLS.
 //! - Refusals and failed accepts are logged once, then counted.
 
 use std::io;
@@ -63,7 +63,7 @@ impl ConnectionGate {
         Some(ConnectionSlot::new(self.port, permit))
     }
 
-    /// Serves a refused connection by polling `reply`.
+    /// Replies to a refused connection: runs `reply` in a task.
     pub(super) fn refuse(&mut self, reply: impl Future<Output = ()> + Send + 'static) {
         self.refusals.serve(reply);
     }

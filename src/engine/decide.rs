@@ -44,7 +44,7 @@ pub struct Decision {
     /// After a denial, the wait until the same check would be allowed without other traffic.
     /// `None` if waiting does not help.
     pub retry_after: Option<Nanos>,
-    /// After a denial, the path of the rule that denied. `None` if a limit of the request denied.
+    /// After a denial, the path of the rule that denied. `None` if a limit override denied.
     pub denied_by: Option<Arc<str>>,
     /// `true` if global shadow mode turned a denial into an allowed check.
     pub is_shadowed: bool,

@@ -7,7 +7,7 @@
 //! - The rules after the first `max_counted_rules` share one counter.
 //!
 //! Not covered:
-//! - Limits of requests, replaced rules and failed checks: no rule decided.
+//! - Limit overrides, replaced rules and failed checks: no rule decided.
 //! - Rules of one domain with equal paths: they share one counter.
 //! - Checks in flight during a reload: decisions of a removed rule are lost.
 
@@ -82,7 +82,7 @@ impl RuleCounters {
         }
     }
 
-    /// Returns the counts of all rules, and those without a separate counter as [`OTHER`].
+    /// Returns the counts of all rules. Rules without a separate counter are summed as [`OTHER`].
     pub(in crate::engine) fn totals(&self) -> Vec<RuleDecisions> {
         let counters = self.counters.iter().chain([&self.other]);
         counters.map(|counter| counter.totals()).collect()

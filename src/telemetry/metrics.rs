@@ -4,7 +4,7 @@
 //! cores share one counter. Its text format also differs.
 //!
 //! Guarantees:
-//! - Counting is wait-free, exact and takes a few nanoseconds.
+//! - Counting is exact. Except for rejections, it is wait-free and takes a few nanoseconds.
 //! - The metrics page is in Prometheus' text format 0.0.4, or in OpenMetrics with exemplars.
 //! - The values of every label come from a closed list or from the limits files.
 //!

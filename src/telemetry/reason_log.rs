@@ -38,8 +38,8 @@ struct LoggedReason {
     is_active: bool,
 }
 
-/// The log of a condition that has no end of its own. It ends with the first success after
-/// [`QUIET_TIME`] without an occurrence.
+/// The log of a condition without a clear end. It ends with the first success after [`QUIET_TIME`]
+/// without an occurrence.
 #[derive(Debug, Default)]
 pub struct QuietLog {
     reasons: ReasonLog,

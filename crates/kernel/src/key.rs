@@ -85,7 +85,7 @@ impl CounterKey {
     }
 
     /// Writes the key of the limit `name` in a list `rate_limits`. Different names get different
-    /// keys, which never equal those of [`CounterKey::unique`].
+    /// keys. They never equal a key of [`CounterKey::unique`].
     pub fn write_of_list<'a>(
         &mut self,
         domain: &str,

@@ -40,8 +40,7 @@ pub(super) fn connection_age(settings: &Settings) -> Option<grpc::ConnectionAge>
     Some(grpc::ConnectionAge { max_age: varied_max_age, grace: grace.map(Duration::from) })
 }
 
-/// The open files that connections of the gRPC and HTTP ports leave to the store, the other ports
-/// and files.
+/// The number of open files that are reserved for the store, the other ports and other files.
 const RESERVED_FILES: u64 = 512;
 
 /// The largest default of `listen.max_connections`. It bounds the memory of connections.
@@ -64,19 +63,20 @@ pub(super) fn max_connections(settings: &Settings) -> usize {
     usize::try_from(if configured == 0 { default } else { configured }).unwrap_or(usize::MAX)
 }
 
-/// Returns the number of connections of each of two ports that `open_files` allow, at least 1.
+/// Returns the number of connections that `open_files` allow on the gRPC port, and as many on the
+/// HTTP port. At least 1.
 const fn connections_within(open_files: u64) -> u64 {
     let halved = open_files.saturating_sub(RESERVED_FILES) / 2;
     if halved == 0 { 1 } else { halved }
 }
 
-/// Raises the limit on open files to its hard limit, as Go programs do. Returns the limit; `None` if
-/// there is none, or if this system has no such limit.
+/// Raises the limit on open files to its hard limit, as Go programs do. Returns the limit. `None`
+/// if there is no limit, or on a system other than Linux.
 #[cfg(target_os = "linux")]
 fn raise_open_file_limit() -> Option<u64> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    // After an error, the limit stays as it is.
+    // If this fails, the limit is unchanged.
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).ok();
     getrlimit(Resource::Nofile).current
 }

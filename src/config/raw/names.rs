@@ -5,7 +5,8 @@
 //! - A key that is known in any block is accepted in every block, as in envoyproxy/ratelimit.
 //! - If a key is repeated or merged (`<<`), only the last value is examined.
 //! - The content of `metadata` is not examined.
-//! - List items must be mappings, except in `overloaded_by`. Other values must be text, integers, booleans or null.
+//! - List items must be mappings, except in `overloaded_by`.
+//! - Other values must be text, integers, booleans or null; decimals only in decimal fields.
 //!
 //! Not covered:
 //! - The type that each single key requires (see [`super::typed`]).

@@ -146,8 +146,8 @@ impl ConcurrencyReader<'_, '_, '_> {
         Err(InvalidSetting)
     }
 
-    /// Returns the rule that combines the replicas' votes. Without an adaptive limit of the whole
-    /// fleet there are no votes, so the field is an error.
+    /// Returns the rule that combines the replicas' votes. Without an adaptive limit, or with
+    /// `mode: local`, there are no votes, so the field is an error.
     pub(super) fn aggregate(&mut self, mode: Option<ConcurrencyMode>) -> Option<VoteAggregate> {
         let word = self.raw.fleet.as_ref().and_then(|fleet| fleet.aggregate.as_ref());
         let Some(word) = word else { return Some(VoteAggregate::default()) };

@@ -73,8 +73,8 @@ impl RateLimitListReader<'_, '_, '_> {
         self.error(Code::Contradiction, beside.span, message, "move it into the list")
     }
 
-    /// Refuses a list in the quota group of an all-or-nothing check: the store votes by limits, not
-    /// by descriptors.
+    /// Refuses a list in the quota group of an all-or-nothing check, because the store counts one
+    /// vote for each limit instead of one for each descriptor.
     fn check_quota(&mut self) -> Result<(), InvalidSetting> {
         let is_valid = !self.descriptor.quota_mode
             || self.list.value.len() < 2

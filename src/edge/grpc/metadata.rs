@@ -46,7 +46,7 @@ pub fn for_decision(request: &RateLimitRequest, decision: &Decision) -> Struct {
     result
 }
 
-/// Builds the dynamic metadata of a decision as `options` select.
+/// Builds the dynamic metadata of a decision. `None` if `options` disable it.
 pub(super) fn for_reply(
     request: &RateLimitRequest,
     decision: &Decision,
@@ -59,7 +59,8 @@ pub(super) fn for_reply(
     Some(result)
 }
 
-/// Builds the dynamic metadata of a rejection by a concurrency limit as `options` select.
+/// Builds the dynamic metadata of a rejection by a concurrency limit. `None` if `options` disable
+/// it.
 pub(super) fn for_rejection(
     rejection: &ConcurrencyRejection,
     options: &ReplyOptions,

@@ -1,12 +1,12 @@
 //! Delays the HTTP/2 pings of hyper on connections without permit streams.
 //!
 //! Guarantees:
-//! - Hyper waits as configured while a [`ShortIdleGuard`](super::incoming::ShortIdleGuard) exists.
+//! - While a [`ShortIdleGuard`](super::incoming::ShortIdleGuard) exists, hyper pings as configured.
 //! - Otherwise, each wait takes [`IDLE_DELAY`] longer.
 //! - A guard that is created during a wait ends the delay when hyper polls the connection next.
 //!
 //! Not covered:
-//! - Hyper's other uses of a timer: an HTTP/2 server has none.
+//! - Other timers of hyper: an HTTP/2 server has only those of pings.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -25,7 +25,7 @@ const IDLE_DELAY: Duration = IDLE_PING_INTERVAL.saturating_sub(PING_INTERVAL);
 pub(super) struct PingTimer(ShortIdleHandle);
 
 impl PingTimer {
-    /// Creates the timer of the connection of `idle_handle`.
+    /// Creates the timer of the connection that `idle_handle` belongs to.
     pub(super) const fn new(idle_handle: ShortIdleHandle) -> Self {
         Self(idle_handle)
     }

@@ -142,9 +142,10 @@ fn shared_id(reserved: &[ReservedEntry], first: &ReservedEntry) -> Result<String
 ///
 /// | HTTP status | latency or duration | outcome |
 /// |---|---|---|
-/// | present | present | the rules of the limit decide |
-/// | present | none: the response was incomplete | the same, but never a success |
+/// | 100 to 599 | present | the rules of the limit decide |
+/// | 100 to 599 | none: the response was incomplete | the same, but never a success |
 /// | 0: the client disconnected before the response | any | [`RequestOutcome::Ignored`] |
+/// | another number | any | [`RequestOutcome::Ignored`] |
 /// | none | upstream latency | [`RequestOutcome::Success`] |
 /// | none | duration only, or none | [`RequestOutcome::Ignored`] |
 fn release_outcome(reserved: &[ReservedEntry]) -> (ReportedOutcome, Option<Nanos>) {

@@ -9,8 +9,8 @@ use std::time::Duration;
 /// a permit stream.
 pub const PING_INTERVAL: Duration = Duration::from_millis(500);
 
-/// As [`PING_INTERVAL`], on other connections. Long, because ten thousand idle connections would
-/// otherwise cost half a core.
+/// As [`PING_INTERVAL`], on connections without a permit stream. Long, because ten thousand idle
+/// connections would otherwise cost half a core.
 pub const IDLE_PING_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The timeout for any byte after an HTTP/2 ping, on a connection with a permit stream.

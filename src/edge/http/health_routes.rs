@@ -29,7 +29,7 @@ pub fn is_health_path(path: &str) -> bool {
     matches!(path, "/livez" | "/readyz" | "/healthcheck")
 }
 
-/// Serves health. Every method is allowed.
+/// Creates the routes of health probes. Every method is allowed.
 pub fn health_routes(engine: Arc<Engine>, health: Health) -> Router {
     Router::new()
         .route("/healthcheck", any(healthcheck))

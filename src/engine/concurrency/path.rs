@@ -171,7 +171,8 @@ impl PermitCollector {
         expired == 0
     }
 
-    /// Adds the verdict of a limit. If its rule also has a rate limit, that one decides and counts.
+    /// Adds the verdict of a limit, unless its rule also has a rate limit. Then the decision of the
+    /// rate limit is counted instead.
     fn add_verdict(&mut self, limit: &ConcurrencyLimit, has_permit: bool) {
         let verdict = if has_permit { RuleVerdict::Allow } else { RuleVerdict::ShadowDeny };
         if !limit.has_rate_limit {

@@ -1,7 +1,7 @@
-//! Reads the hits in the counters of a check, also those above the limit.
+//! Reads the hits in the counters of a check, including hits above the limit.
 //!
-//! A reply of the store has only the remaining hits. So the counter is previewed under a wider
-//! limit: the counted hits are that limit minus its remaining hits.
+//! A reply of the store has only the remaining hits. So a preview of the counter uses a wider
+//! limit: the counted hits are the wider limit minus its remaining hits.
 //!
 //! | 10 per day, 50 counted | remaining | counted | hits to refund |
 //! |---|---|---|---|
@@ -15,7 +15,8 @@
 //! - A sliding log has at most as many hits as its limit, because it drops older ones.
 //!
 //! Not covered:
-//! - More than 1,000 times the limit, except for fixed windows: the largest countable number.
+//! - Hits above the widened limit: [`FACTORS`] times the limit, at most 1,000 times. Fixed windows
+//!   count up to 4,294,967,295 hits.
 
 use crate::engine::Engine;
 use crate::engine::decide::plan::{CheckPlan, LimitPlan};
@@ -29,14 +30,14 @@ use crate::kernel::rate::{CounterDecision, Strategy};
 use crate::kernel::units::Hits;
 use crate::store::{Charge, ChargeMode, ChargeOutcome};
 
-/// The factors by which a limit is widened. The largest one is used for which the limit keeps its
-/// tick.
+/// The factors by which a limit is widened. The first factor with which the limit keeps its tick
+/// applies; otherwise the limit is not widened.
 const FACTORS: [u32; 4] = [1_000, 100, 10, 2];
 
 /// The hits in one counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountedHits {
-    /// The hits that are counted now, also above the limit.
+    /// The hits that are counted now, including hits above the limit.
     pub counted: u64,
     /// The hits that must be refunded before a check of one hit is allowed. `None` for a limit of
     /// 0, which denies every hit.

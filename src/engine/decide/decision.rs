@@ -88,8 +88,7 @@ impl Engine {
         decision
     }
 
-    /// Appends one status for each limit. Returns the number of limits that are nearly used
-    /// up.
+    /// Appends one status for each limit. Returns the number of limits that are nearly used up.
     fn write_statuses(
         &self,
         plan: &CheckPlan<'_>,
@@ -125,8 +124,8 @@ impl Engine {
     }
 }
 
-/// Returns the path of the rule whose denial the headers report, or else of the first rule that
-/// denied.
+/// Returns the path of the rule that denied: the rule that the headers report if it denied, or else
+/// the first rule that denied.
 fn denying_rule(plan: &CheckPlan<'_>, decision: &Decision) -> Option<Arc<str>> {
     let has_denied = |index: &usize| {
         decision.statuses.get(*index).is_some_and(|one| one.decision.verdict == Verdict::Deny)

@@ -1,7 +1,7 @@
-//! Combines the limits of a list `rate_limits` to one status for their descriptor.
+//! Combines the limits of a list `rate_limits` into one status for their descriptor.
 //!
-//! A check counts each limit of a list as if it had its own descriptor. The statuses and votes of
-//! the decision are those of descriptors.
+//! A check counts each limit of a list as if it had its own descriptor. But a decision has one
+//! status and one vote for each descriptor.
 //!
 //! Guarantees:
 //! - A descriptor is denied if one of its limits denies, also in the quota group.
@@ -41,7 +41,7 @@ impl<'c> CheckPlan<'c> {
         self.counts.push(u8::try_from(count).unwrap_or(u8::MAX));
     }
 
-    /// Returns the number of planned limits of each descriptor, endlessly.
+    /// Returns the number of planned limits of each descriptor. The iterator is endless.
     fn limit_counts(&self) -> impl Iterator<Item = usize> {
         self.counts.iter().copied().chain(repeat(1)).map(usize::from)
     }
@@ -63,8 +63,8 @@ impl<'c> CheckPlan<'c> {
         counts.filter_map(longest).collect()
     }
 
-    /// Replaces the statuses of single limits in `decision` by those of descriptors. The former
-    /// stay in [`Decision::limit_statuses`].
+    /// Replaces the statuses of limits in `decision` by statuses of descriptors, and moves the
+    /// statuses of limits to [`Decision::limit_statuses`].
     pub(in crate::engine) fn fold_statuses(&self, decision: &mut Decision) {
         if self.counts.is_empty() {
             return;
@@ -76,7 +76,8 @@ impl<'c> CheckPlan<'c> {
     }
 }
 
-/// The wait of each limit or descriptor until it allows, with its vote group; `None` is never.
+/// The wait until each limit or descriptor allows the check, with its vote group. `None`: it never
+/// allows the check.
 pub(in crate::engine) type Waits = SmallVec<[(VoteGroup, Option<Nanos>); 2]>;
 
 fn longest(waits: &[(VoteGroup, Option<Nanos>)]) -> Option<(VoteGroup, Option<Nanos>)> {

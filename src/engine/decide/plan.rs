@@ -64,7 +64,7 @@ pub enum OverridePolicy {
 pub(in crate::engine) struct CheckPlan<'c> {
     /// The limits of all descriptors, in the order of the check.
     pub(in crate::engine) limits: SmallVec<[LimitPlan<'c>; 2]>,
-    /// The number of limits of each descriptor. Descriptors beyond the last list have one.
+    /// The number of limits of each descriptor, up to the last list. Each later descriptor has one.
     pub(in crate::engine) counts: SmallVec<[u8; 8]>,
     pub(in crate::engine) charges: Charges,
     /// One element for each charge; empty if statistics are off.
@@ -298,7 +298,7 @@ fn is_replaced(name: Option<&Arc<str>>, limits: &[LimitPlan<'_>]) -> bool {
 }
 
 impl<'c> CheckPlan<'c> {
-    /// Adds a descriptor's plan and its charge under the limit of a rule.
+    /// Adds the plan of one limit of a rule, and its charge.
     // The charge is pushed whole and only the key is written in place: a value that was built field
     // by field is slow to move.
     fn charge_rule(
@@ -334,7 +334,7 @@ impl<'c> CheckPlan<'c> {
         self.limits.push(LimitPlan::Charged(rule, limit));
     }
 
-    /// Adds a descriptor's plan and its charge under a limit from the request.
+    /// Adds the plan of a limit from the request, and its charge.
     fn charge_override(
         &mut self,
         domain: &Domain,

@@ -1,8 +1,8 @@
-//! Logs failed streams to the xDS server: the begin, a count each minute, and the end.
+//! Logs failed streams to the xDS server: the start, a count each minute, and the end.
 //!
 //! Guarantees:
 //! - A server that closes each stream after its response causes at most 8 lines a minute.
-//! - Each failed stream is logged at `debug`.
+//! - Each other failed stream is logged at `debug`.
 
 use std::time::Duration;
 

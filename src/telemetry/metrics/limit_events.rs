@@ -1,9 +1,10 @@
 //! Counts the rejections and the expired shares of each concurrency limit.
 //!
 //! Guarantees:
-//! - The first [`MAX_LIMIT_SERIES`] limits have separate series. The others are summed as `other`.
+//! - The first [`MAX_LIMIT_SERIES`] limits with an event have separate series. The others are
+//!   summed as `other`.
 //!
-//! Cost: an event takes a lock and a look-up. Admitted requests cause no event.
+//! Cost: an event takes a process-wide lock and a look-up. Admitted requests cause no event.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -6,7 +6,7 @@
 //!   their first decision.
 //!
 //! Not covered:
-//! - The bound for the number of rules: the setting `telemetry.metrics.max_rules`.
+//! - The largest number of rules (setting `telemetry.metrics.max_rules`).
 
 use std::fmt;
 

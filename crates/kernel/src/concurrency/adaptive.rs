@@ -3,7 +3,7 @@
 //! | algorithm | rule | updates |
 //! |---|---|---|
 //! | static | the configured number | never |
-//! | [`gradient`] | 1.3 × capacity by Little's law; the default | once a window of samples |
+//! | [`gradient`] | 1.3 × capacity by Little's law; the default | once a window, and at once after a refusal |
 //! | [`aimd`] | +1 while latency is near the minimum, otherwise × 0.9 | once a round trip |
 //! | [`gradient2`] | limit · tolerance · min RTT / RTT + √limit, smoothed | at every sample |
 //!
@@ -191,15 +191,15 @@ impl AdaptiveLimit {
         }
     }
 
-    /// Prevents growth above the current limit until `ends_at`. A pause never ends earlier because
-    /// of a second one.
+    /// Prevents growth above the current limit until `ends_at`. A second pause never shortens the
+    /// first one.
     pub fn pause_growth(&mut self, ends_at: Nanos) {
         let ends_at = self.growth_pause.map_or(ends_at, |pause| pause.ends_at.max(ends_at));
         self.growth_pause = Some(GrowthPause { ends_at, ceiling: self.estimate });
     }
 
-    /// Returns `true` if the limit must not grow now, and neither may a fleet's limit by the vote
-    /// of this replica.
+    /// Returns `true` during a pause of growth. Then this replica must not vote for a larger limit
+    /// of the fleet, either.
     #[must_use]
     pub const fn is_growth_paused(&self) -> bool {
         self.growth_pause.is_some()

@@ -1,4 +1,4 @@
-//! The outcome of a request as a protocol reports it, and the rule that classifies an answer.
+//! The outcome of a request as a protocol reports it, and the rules that classify an answer.
 //!
 //! | the upstream's answer | outcome |
 //! |---|---|
@@ -25,7 +25,7 @@ const GRPC_OK: u8 = 0;
 /// The lowest HTTP status of [`OverloadAnswers`].
 const FIRST_STATUS: u16 = 400;
 
-/// The outcome of a request, as the protocol that saw its end reports it.
+/// The outcome of a request, as a protocol reports it at the end of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReportedOutcome {
     /// The protocol knows the outcome, such as a disconnect of the client.
@@ -64,10 +64,10 @@ impl UpstreamAnswer {
 /// The effect of an upstream's `Retry-After` on an adaptive limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RetryAfterRule {
-    /// None.
+    /// No effect.
     #[default]
     Ignore,
-    /// After an answer that means overload, the limit does not grow for that time.
+    /// After an answer that means overload, the limit does not grow for the time in `Retry-After`.
     Honour,
 }
 

@@ -38,7 +38,7 @@ const PREFACE_BYTES: usize = 24;
 /// With TLS, only decrypted bytes restart it.
 const PERMIT_STREAM_IDLE_TIMEOUT: Duration =
     PING_INTERVAL.saturating_add(PERMIT_STREAM_PONG_TIMEOUT);
-/// The idle timeout of other connections.
+/// The idle timeout of a connection without a [`ShortIdleGuard`], after the HTTP/2 preface.
 const IDLE_TIMEOUT: Duration = IDLE_PING_INTERVAL.saturating_add(PONG_TIMEOUT);
 /// The interval at which a connection with a [`ShortIdleGuard`] examines its idle timeout. A timer
 /// that is late by this interval shows that this process was suspended and could not read.
@@ -87,7 +87,7 @@ pub struct GrpcConnection {
 struct IdleTimer {
     preface_missing: usize,
     last_read: Instant,
-    /// `true` since an examination that found a guard.
+    /// `true` if a guard existed at the last poll, after the HTTP/2 preface.
     has_guards: bool,
     next_check: Pin<Box<Sleep>>,
 }
@@ -113,8 +113,8 @@ impl IdleTimer {
         }
     }
 
-    /// Starts the short idle timeout now if the connection has its first guard. The last read may
-    /// be much older.
+    /// Starts the short idle timeout now if the connection has its first guard, because the last
+    /// read may be long ago.
     fn update_guards(&mut self, has_guards: bool) {
         let has_guards = has_guards && self.preface_missing == 0;
         if has_guards && !self.has_guards {

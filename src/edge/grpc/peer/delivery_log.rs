@@ -1,7 +1,7 @@
 //! Logs refused or failed deliveries of releases to other replicas as one condition.
 //!
 //! Guarantees:
-//! - All replicas share the condition, so a restart that many replicas notice is one line.
+//! - Failed deliveries to all replicas share one condition, so a fleet's restart logs few lines.
 
 use parking_lot::Mutex;
 use tokio::time::Instant;

@@ -8,7 +8,7 @@
 //!
 //! Not covered:
 //! - Lease balances and deny caches in replicas: they stay until they expire.
-//! - Checks between a refund and the reading of the counted hits: the numbers may differ by them.
+//! - Checks between a refund and the reading of the counted hits: `counted` includes them.
 
 use axum::http::StatusCode;
 use serde_json::{Map, Value};

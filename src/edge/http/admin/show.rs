@@ -3,7 +3,7 @@
 //! Guarantees:
 //! - `/config` shows the findings of the last failed load, as the command `validate` prints them.
 //! - `/config` shows how many findings it omits.
-//! - `/rlconfig` has one line for each rule, in the format of envoyproxy/ratelimit.
+//! - `/rlconfig` has one line for each limit, in the format of envoyproxy/ratelimit.
 //!
 //! Not covered:
 //! - Loading the configuration (see [`crate::source`]).

@@ -2,7 +2,7 @@
 //!
 //! Once a round trip, or once a `window`, the limit changes:
 //! - × `decrease` (0.9) after a drop, if mean latency exceeds `tolerance` (2) times the minimum of
-//!   the last 100 round trips, or if it exceeds `target`.
+//!   the last 100 round trips, or if mean latency exceeds `target`.
 //! - + `increase` (1) otherwise, if at least half of the limit was in use.
 //!
 //! Not covered: fast growth. With the default, from 1 to 100 takes 99 round trips.

@@ -19,7 +19,7 @@
 //!   *drain*), then returns to 1.3 · C. A slowdown above 2 is detected within a quarter of a
 //!   window, because requests that are admitted meanwhile wait longest.
 //! * **Refusals.** A dropped request lowers the limit at once, below the number of requests that the
-//!   backend served. After it the limit grows slowly, until many requests succeed (`refusal.rs`).
+//!   backend served. Then the limit grows slowly, until many requests succeed (`refusal.rs`).
 //!   The limit also falls × 0.9 if more than a tenth of a window was dropped.
 //! * **The min RTT** is the mean of unqueued samples, because noise makes a minimum too low. These
 //!   samples come from the drain after an overload, or from a min RTT probe every 128 to 191
@@ -289,7 +289,7 @@ impl Gradient {
         is_longest || 0 < self.dropped || self.window.standard_error() < SMALL_ERROR
     }
 
-    /// Ends a window with a configured duration. A window without samples continues.
+    /// Ends a window of `duration` if it is over. A window without samples continues.
     fn is_window_over(&mut self, sample: &LatencySample, duration: Nanos) -> bool {
         let has_samples = 0 < self.block.count() || 0 < self.dropped;
         let is_over = has_samples && self.window_start.has_passed(sample, duration);
@@ -447,8 +447,8 @@ impl Gradient {
         self.tuning.bound(limit, next, measurement.in_flight, measurement.rtt)
     }
 
-    /// Returns `true` if more than a tenth of the window was dropped. Each of fewer drops has
-    /// lowered the limit already, unless windows have a duration.
+    /// Returns `true` if more than a tenth of the window was dropped, or, with a configured
+    /// duration, any request. Without a duration, each drop has lowered the limit already.
     fn has_many_drops(&mut self) -> bool {
         let dropped = std::mem::take(&mut self.dropped);
         let total = self.window.count().saturating_add(dropped);

@@ -7,7 +7,8 @@
 //! | estimate = 0.8 · estimate + 0.2 · new | 51.2 + 8 = 59.2 |
 //!
 //! Parameters: `decrease` replaces 0.5, and `increase` replaces √estimate (the publication's queue
-//! size). With a `window`, one update uses the mean of the window, as `WindowedLimit` does there.
+//! size). With a `window`, one update uses the mean of the window, like the library's
+//! `WindowedLimit`.
 //!
 //! A sample with less than half of the estimate in flight changes nothing, unless it was dropped.
 //! The min RTT is the smallest latency of the last 100 successes. Unlike in the publication, a
@@ -61,7 +62,7 @@ impl Gradient2 {
         self.end_window(sample, duration).map_or(estimate, |mean| self.update(estimate, &mean))
     }
 
-    /// The whole window as one sample: dropped if one of its requests was, otherwise the mean.
+    /// Returns a complete window as one sample: dropped if any request was, otherwise the mean.
     fn end_window(&mut self, sample: &LatencySample, duration: Nanos) -> Option<LatencySample> {
         let window = self.window.push(sample, WindowEnd::Duration(duration))?;
         let outcome = if window.dropped == 0 { sample.outcome } else { RequestOutcome::Dropped };

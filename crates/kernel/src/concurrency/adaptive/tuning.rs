@@ -13,7 +13,8 @@ use super::fixed_point::{FixedPoint, Fraction};
 use super::sample::LatencySample;
 use crate::units::Nanos;
 
-/// The part of the target latency at which a limit stops growing, so that noise does not exceed it.
+/// The part of the target latency above which a limit does not grow, so that noise stays below the
+/// target.
 const HEADROOM: Fraction = Fraction::percent(90);
 /// The largest fall of a limit in one update above the target latency.
 const MAX_FALL: Fraction = Fraction::percent(50);
@@ -68,8 +69,8 @@ impl AdaptiveTuning {
         self.target.is_some_and(|target| target < rtt)
     }
 
-    /// Bounds the `next` limit if `in_flight` requests took `rtt`. A queue makes latency
-    /// proportional to the requests in flight, so the limit is bounded in this proportion.
+    /// Bounds the `next` limit by the target latency, if `in_flight` requests took `rtt`. With a
+    /// queue, latency is proportional to the requests in flight.
     pub(super) fn bound(
         &self,
         limit: FixedPoint,
@@ -111,7 +112,7 @@ pub(super) enum WindowEnd {
 pub(super) struct WindowStart(Option<Nanos>);
 
 impl WindowStart {
-    /// Returns `true` if `duration` has passed, and then starts the next window.
+    /// Returns `true` if `duration` has passed. Then the next window starts.
     pub(super) fn has_passed(&mut self, sample: &LatencySample, duration: Nanos) -> bool {
         let started_at = *self.0.get_or_insert(sample.ended_at);
         let is_over = duration <= sample.ended_at.since(started_at);

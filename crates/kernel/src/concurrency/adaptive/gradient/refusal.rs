@@ -1,25 +1,32 @@
-//! The last dropped request: a backend that refuses requests above its capacity shows no queue.
+//! The fall of the limit after a dropped request.
+//!
+//! A backend that refuses requests above its capacity has no queue, so only refusals show its
+//! capacity.
 //!
 //! | event | limit, with a request refused at 41 in flight |
 //! |---|---|
-//! | the refusal | 40, less 4 requests or 15 %: 36 |
+//! | the refusal | 40 were served; minus 4 requests or 15 %, the smaller of the two: 36 |
 //! | windows without a queue, up to 90 % of 40 | grows as without a refusal |
-//! | the window that ends n successes later | grows by at most n / 500 |
+//! | the window that ends n successes later | grows by at most the fraction n / 500 |
 //!
-//! So about 3 % of the requests are refused at a wandering capacity. A backend that fails 1 % of
-//! its requests at any load keeps its limit.
+//! If the capacity fluctuates, about 3 % of the requests are refused. A backend that fails 1 % of
+//! its requests keeps its limit, if the limit is in use.
 //!
 //! Guarantees:
-//! - A refusal counts once: requests admitted before the limit fell show the same overload.
+//! - An overload counts once: refusals of requests admitted before the fall change nothing.
+//!
+//! Not covered:
+//! - Failures at low load: they lower the limit to the few requests that were in flight.
 
 use super::super::fixed_point::{FixedPoint, Fraction};
 use super::super::sample::LatencySample;
 use crate::units::Nanos;
 
-/// The most requests by which one refusal lowers the limit, and the largest part of the limit.
+/// The largest fall below the served requests after one refusal, in requests.
 const MAX_FALL: u32 = 4;
+/// The smallest limit after one refusal, as a part of the served requests.
 const MIN_REST: Fraction = Fraction::percent(85);
-/// The part of the refused level up to which growth is free.
+/// The part of the served requests up to which the limit grows as without a refusal.
 const FREE_GROWTH: Fraction = Fraction::percent(90);
 /// The number of successes after which the limit may double.
 const RECOVERY: u64 = 500;
