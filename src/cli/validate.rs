@@ -45,9 +45,15 @@ fn examine(args: &ValidateArgs) -> Result<CheckReport, String> {
     let named_files = files.iter().map(|file| (&*file.name, &*file.bytes));
     let loaded = load(named_files, Revision::default(), args.merge_domains);
     let mut findings = loaded.map_or_else(|findings| findings, |(_, warnings)| warnings);
-    for file in &envoy_files {
-        findings.append(explain_failure_modes(&file.name, &file.bytes));
+    let explained = envoy_files.iter().map(|file| explain_failure_modes(&file.name, &file.bytes));
+    let explained: Vec<_> = explained.collect();
+    if !envoy_files.is_empty() && explained.iter().all(|notes| notes.is_empty()) {
+        let paths: Vec<_> =
+            args.envoy_filter.iter().map(|path| path.display().to_string()).collect();
+        let paths = paths.join(", ");
+        return Err(format!("error: no rate limit, ext_authz or ext_proc filter in {paths}"));
     }
+    explained.into_iter().for_each(|notes| findings.append(notes));
     Ok(CheckReport { findings, files: files.len() + envoy_files.len() })
 }
 

@@ -33,7 +33,14 @@ impl AcceptErrors {
     pub(super) fn record_refusal(&mut self, max_connections: usize) {
         if let Some(DueLine { times }) = self.log.count("too many connections", Instant::now()) {
             let port = self.port.as_str();
-            let help = "raise listen.max_connections, or find the client that opens so many";
+            let help = match self.port {
+                ListenPort::Grpc | ListenPort::Http => {
+                    "raise listen.max_connections, or find the client that opens so many"
+                }
+                ListenPort::Metrics | ListenPort::Admin | ListenPort::Peer => {
+                    "find the client that opens so many"
+                }
+            };
             tracing::warn!(port, max_connections, times, help, "refused a connection: too many");
         }
     }

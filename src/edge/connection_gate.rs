@@ -71,7 +71,11 @@ impl ConnectionGate {
     /// Returns the reason of a refusal for the client.
     pub(super) fn refusal_text(&self) -> String {
         let most = self.max_connections;
-        format!("too many connections: the maximum is {most} (setting listen.max_connections)")
+        let setting = match self.port {
+            ListenPort::Grpc | ListenPort::Http => " (setting listen.max_connections)",
+            ListenPort::Metrics | ListenPort::Admin | ListenPort::Peer => "",
+        };
+        format!("too many connections: the maximum is {most}{setting}")
     }
 }
 

@@ -75,8 +75,8 @@ impl RuleCounters {
 
     /// Counts the decisions of the rules of a check.
     pub(in crate::engine) fn count_decision(&self, plan: &CheckPlan<'_>, decision: &Decision) {
-        for (limit_plan, status) in plan.of_descriptors().zip(&decision.statuses) {
-            if let Some(rule) = limit_plan.rule() {
+        for (rule, status) in plan.rules().zip(&decision.statuses) {
+            if let Some(rule) = rule {
                 self.count(rule.number, verdict_of(&status.decision, decision.is_shadowed));
             }
         }

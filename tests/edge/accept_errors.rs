@@ -40,7 +40,7 @@ fn a_lack_of_file_descriptors_is_logged_once_with_the_fix() {
     });
     let log = service.log();
     let lines: Vec<_> = log.lines().filter(|line| line.contains("failed to accept")).collect();
-    for port in ["HTTP", "gRPC"] {
+    for port in ["http", "grpc"] {
         let of_port: Vec<_> = lines.iter().filter(|line| line.contains(port)).collect();
         assert!(of_port.len() == 1 && of_port[0].contains("ulimit -n"), "{log}");
     }

@@ -119,7 +119,9 @@ impl RateLimitListReader<'_, '_, '_> {
         if earlier.iter().any(|other| other.name.as_deref() == Some(name)) {
             let message = format!("two limits of `rate_limits` are named `{name}`");
             let fix = "give each limit of the list another `name`";
-            return self.error(Code::Contradiction, raw.name.span, message, fix);
+            let has_name = !raw.name.value.is_empty();
+            let span = if has_name { raw.name.span } else { period_span(raw) };
+            return self.error(Code::Contradiction, span, message, fix);
         }
         Ok(())
     }

@@ -231,7 +231,10 @@ fn parse_answer(answer: &api::Answer) -> Result<UpstreamAnswer, Status> {
     if http.is_none() && answer.grpc_status.is_none() {
         return Err(Status::invalid_argument("answer needs http_status or grpc_status"));
     }
-    let grpc = answer.grpc_status.map(|code| u8::try_from(code).unwrap_or(u8::MAX));
+    let grpc = answer.grpc_status.and_then(|code| u8::try_from(code).ok());
+    if answer.grpc_status.is_some() && !grpc.is_some_and(|code| code <= 16) {
+        return Err(Status::invalid_argument("answer.grpc_status must be from 0 to 16"));
+    }
     let retry_after = answer.retry_after_us.map(from_micros);
     Ok(UpstreamAnswer { http, grpc, has_latency: true, retry_after })
 }

@@ -132,7 +132,7 @@ fn denying_rule(plan: &CheckPlan<'_>, decision: &Decision) -> Option<Arc<str>> {
     };
     let mut all = 0..decision.statuses.len();
     let index = decision.binding.filter(has_denied).or_else(|| all.find(has_denied))?;
-    plan.of_descriptors().nth(index)?.rule().map(|rule| Arc::clone(&rule.path))
+    plan.rules().nth(index)?.map(|rule| Arc::clone(&rule.path))
 }
 
 /// Writes the status of one limit. `next` returns the charge of a charged limit, and its outcome.

@@ -18,9 +18,10 @@ use std::iter::repeat;
 
 use smallvec::SmallVec;
 
+use crate::config::Rule;
 use crate::engine::decide::plan::{CheckPlan, LimitPlan};
 use crate::engine::{Decision, LimitStatus};
-use crate::kernel::decision::{Check, Descriptor, Verdict, VoteGroup};
+use crate::kernel::decision::{Check, Descriptor, VoteGroup};
 use crate::kernel::units::Nanos;
 
 impl<'c> CheckPlan<'c> {
@@ -46,11 +47,11 @@ impl<'c> CheckPlan<'c> {
         self.counts.iter().copied().chain(repeat(1)).map(usize::from)
     }
 
-    /// Returns the first planned limit of each descriptor.
-    pub(in crate::engine) fn of_descriptors(&self) -> impl Iterator<Item = &LimitPlan<'c>> {
+    /// Returns the rule of each descriptor; `None` if no limit of the rule applies.
+    pub(in crate::engine) fn rules(&self) -> impl Iterator<Item = Option<&Rule>> {
         let mut rest = &*self.limits;
         let lists = self.limit_counts().map_while(move |count| rest.split_off(..count));
-        lists.filter_map(<[_]>::first)
+        lists.map(|limits| limits.iter().find_map(LimitPlan::rule))
     }
 
     /// Returns the wait of each descriptor: the longest of its limits.
@@ -89,7 +90,11 @@ fn longest(waits: &[(VoteGroup, Option<Nanos>)]) -> Option<(VoteGroup, Option<Na
 fn tightest(statuses: &[LimitStatus]) -> Option<&LimitStatus> {
     statuses.iter().min_by_key(|LimitStatus { decision, .. }| {
         let headroom = decision.headroom;
-        let is_allowed = decision.verdict == Verdict::Allow;
-        (is_allowed, !decision.is_counted(), headroom.remaining, Reverse(headroom.reset_after))
+        (
+            !decision.is_denied,
+            !decision.is_counted(),
+            headroom.remaining,
+            Reverse(headroom.reset_after),
+        )
     })
 }

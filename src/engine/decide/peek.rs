@@ -9,6 +9,7 @@
 //! - Two descriptors of one counter: each is decided for one hit alone.
 //! - The retry-after of sliding strategies may be too long, at most until the counter is empty.
 
+use crate::engine::active_config::ActiveConfig;
 use crate::engine::decide::plan::{CheckPlan, LimitPlan};
 use crate::engine::{CheckError, Decision, Engine, LimitStatus};
 use crate::kernel::decision::{
@@ -33,9 +34,10 @@ impl Engine {
         let mut decision = self.decide_within(&check, timeout).await?;
         let config = self.active.load();
         let mut plan = CheckPlan::default();
-        if let Some(config) = config.as_deref() {
-            plan.fill(config, &check, self.policy.planning, decision.now);
-        }
+        let is_same = |config: &&ActiveConfig| config.revision == decision.revision;
+        // After a reload in between, the decision of the old configuration stays as it is.
+        let Some(config) = config.as_deref().filter(is_same) else { return Ok(decision) };
+        plan.fill(config, &check, self.policy.planning, decision.now);
         if !decision.limit_statuses.is_empty() {
             decision.statuses = std::mem::take(&mut decision.limit_statuses).into();
         }

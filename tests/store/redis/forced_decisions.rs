@@ -160,7 +160,8 @@ fn the_ask_command_prints_readable_results() {
     assert_eq!(run_ask(&one, &["--hits", "10"]).0, Some(0));
     let (code, output) = run_ask(&one, &["--refund", "--hits", "4"]);
     assert!(
-        code == Some(0) && output.starts_with("local=v: 4 of 10 remaining, resets in "),
+        code == Some(0)
+            && output.starts_with("local=v: 6 of 10 used, 4 of 10 remaining, resets in "),
         "{output}"
     );
     assert_eq!(run_ask(&one, &["--reset"]), (Some(0), "1 counter reset\n".into()));

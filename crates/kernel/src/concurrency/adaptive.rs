@@ -191,11 +191,16 @@ impl AdaptiveLimit {
         }
     }
 
-    /// Prevents growth above the current limit until `ends_at`. A second pause never shortens the
+    /// Prevents growth above the current limit, without a drain or probe, until `ends_at`. A second pause never shortens the
     /// first one.
     pub fn pause_growth(&mut self, ends_at: Nanos) {
         let ends_at = self.growth_pause.map_or(ends_at, |pause| pause.ends_at.max(ends_at));
-        self.growth_pause = Some(GrowthPause { ends_at, ceiling: self.estimate });
+        // A drain or a probe lowers the limit for a short time, and must be able to end.
+        let ceiling = match &self.state {
+            AlgorithmState::Gradient(gradient) => gradient.limit_after_drain(self.estimate),
+            _ => self.estimate,
+        };
+        self.growth_pause = Some(GrowthPause { ends_at, ceiling });
     }
 
     /// Returns `true` during a pause of growth. Then this replica must not vote for a larger limit

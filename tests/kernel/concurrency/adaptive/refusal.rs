@@ -23,9 +23,17 @@ fn limit_after(start: u32, samples: &[LatencySample], share: u32) -> u32 {
 fn a_refusal_lowers_the_limit_below_the_served_requests() {
     let refused_at = |in_flight| [dropped(ms(100), in_flight)];
     assert_eq!(limit_after(60, &refused_at(41), NO_FLEET), 36, "40 served, less 4");
-    assert_eq!(limit_after(60, &refused_at(11), NO_FLEET), 8, "10 served, less 15 %");
+    assert_eq!(limit_after(20, &refused_at(11), NO_FLEET), 8, "10 served, less 15 %");
     assert_eq!(limit_after(60, &refused_at(90), NO_FLEET), 56, "60 allowed, less 4");
     assert_eq!(limit_after(60, &refused_at(21), 30), 37, "21 of 30 are 42 of 60");
+}
+
+#[test]
+fn a_refusal_with_less_than_half_of_the_limit_in_flight_keeps_the_limit() {
+    for (in_flight, limit) in [(1, 60), (29, 60), (30, 25)] {
+        assert_eq!(limit_after(60, &[dropped(ms(100), in_flight)], NO_FLEET), limit);
+    }
+    assert_eq!(limit_after(60, &[dropped(ms(100), 14)], 30), 60, "14 of 30 are 28 of 60");
 }
 
 #[test]

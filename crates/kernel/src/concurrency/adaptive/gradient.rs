@@ -237,7 +237,9 @@ impl Gradient {
         }
     }
 
-    /// Lowers the limit at once after a dropped request, unless windows have a duration.
+    /// Lowers the limit at once after a dropped request, unless windows have a duration. With less
+    /// than half of the limit in flight, a refusal says nothing about the limit; the window counts
+    /// it.
     fn fall_after_refusal(
         &mut self,
         limit: FixedPoint,
@@ -250,12 +252,23 @@ impl Gradient {
             return limit;
         }
         let in_flight = scale_to_limit(FixedPoint::from_whole(sample.in_flight), limit, share);
+        if in_flight.plus(in_flight) < limit {
+            return limit;
+        }
         let refusal = Refusal::new(sample, limit, in_flight);
         self.refusal = Some(refusal);
         let lowered = refusal.lowered_limit();
         self.capacity = self.capacity.min(lowered.times(self.target_factor().inverse()));
         (self.calm_windows, self.had_queue) = (0, true);
         lowered
+    }
+
+    /// The limit to which a drain or a probe returns, at least `limit`; `limit` without one.
+    pub(super) fn limit_after_drain(&self, limit: FixedPoint) -> FixedPoint {
+        if self.drain.is_none() {
+            return limit;
+        }
+        limit.max(self.capacity.times(self.target_factor()))
     }
 
     /// The largest number of requests in flight without a queue; a drain never allows more.

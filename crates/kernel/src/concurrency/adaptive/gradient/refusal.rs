@@ -16,7 +16,8 @@
 //! - An overload counts once: refusals of requests admitted before the fall change nothing.
 //!
 //! Not covered:
-//! - Failures at low load: they lower the limit to the few requests that were in flight.
+//! - Failures with less than half of the limit in flight: only a window with more than a tenth of
+//!   them lowers the limit.
 
 use super::super::fixed_point::{FixedPoint, Fraction};
 use super::super::sample::LatencySample;
