@@ -95,8 +95,8 @@ fn upstream_reset_releases_the_permit() {
         visit.reset();
         scene.expect_in_flight(0);
         let status = client.join().unwrap().map_or(503, |reply| reply.status);
-        // Envoy may see the reset before it forwards the response headers.
-        assert!(status == 503 || begun && status == 200, "{status}");
+        // Envoy may see the reset before it forwards the response headers, and replies then itself.
+        assert!(status == 503 || begun && [200, 502].contains(&status), "{status}");
     }
 }
 

@@ -191,8 +191,8 @@ impl AdaptiveLimit {
         }
     }
 
-    /// Prevents growth above the current limit, without a drain or probe, until `ends_at`. A second pause never shortens the
-    /// first one.
+    /// Prevents growth above the current limit until `ends_at`. A drain or probe does not count as
+    /// the current limit. A second pause never shortens the first one.
     pub fn pause_growth(&mut self, ends_at: Nanos) {
         let ends_at = self.growth_pause.map_or(ends_at, |pause| pause.ends_at.max(ends_at));
         // A drain or a probe lowers the limit for a short time, and must be able to end.

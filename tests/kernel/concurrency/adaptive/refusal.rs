@@ -29,7 +29,7 @@ fn a_refusal_lowers_the_limit_below_the_served_requests() {
 }
 
 #[test]
-fn a_refusal_with_less_than_half_of_the_limit_in_flight_keeps_the_limit() {
+fn a_refusal_at_low_load_keeps_the_limit() {
     for (in_flight, limit) in [(1, 60), (29, 60), (30, 25)] {
         assert_eq!(limit_after(60, &[dropped(ms(100), in_flight)], NO_FLEET), limit);
     }
