@@ -53,7 +53,9 @@ fn examine(args: &ValidateArgs) -> Result<CheckReport, String> {
         let paths = paths.join(", ");
         return Err(format!("error: no rate limit, ext_authz or ext_proc filter in {paths}"));
     }
-    explained.into_iter().for_each(|notes| findings.append(notes));
+    for notes in explained {
+        findings.append(notes);
+    }
     Ok(CheckReport { findings, files: files.len() + envoy_files.len() })
 }
 

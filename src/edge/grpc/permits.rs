@@ -232,7 +232,7 @@ fn parse_answer(answer: &api::Answer) -> Result<UpstreamAnswer, Status> {
         return Err(Status::invalid_argument("answer needs http_status or grpc_status"));
     }
     let grpc = answer.grpc_status.and_then(|code| u8::try_from(code).ok());
-    if answer.grpc_status.is_some() && !grpc.is_some_and(|code| code <= 16) {
+    if answer.grpc_status.is_some() && grpc.is_none_or(|code| 16 < code) {
         return Err(Status::invalid_argument("answer.grpc_status must be from 0 to 16"));
     }
     let retry_after = answer.retry_after_us.map(from_micros);
