@@ -66,6 +66,10 @@ fn limits_that_cannot_be_told_apart_are_refused() {
             &format!("E32 two limits of `rate_limits` {expected}"),
         );
     }
+    // A default name has no place in the file, so the error is at the period.
+    let named = "{name: per-second, unit: day, requests_per_unit: 1}";
+    let found = list_findings(&format!("[{named}, {second}]"));
+    assert!(found.iter().all(|line| !line.contains("1:1 ")), "{found:?}");
 }
 
 #[test]

@@ -166,7 +166,9 @@ async fn invalid_permit_calls_are_errors_and_acquire_no_permit() {
         let no_outcome = ReleaseRequest { outcome, ..release(ONE) };
         assert_eq!(client.release(no_outcome).await.unwrap_err().code(), Code::InvalidArgument);
     }
-    for (http_status, grpc_status) in [(None, None), (Some(99), None), (Some(600), Some(8))] {
+    for (http_status, grpc_status) in
+        [(None, None), (Some(99), None), (Some(600), Some(8)), (Some(200), Some(17))]
+    {
         let answer = Some(Answer { http_status, grpc_status, ..Answer::default() });
         let invalid_answer = ReleaseRequest { answer, ..release(ONE) };
         assert_eq!(client.release(invalid_answer).await.unwrap_err().code(), Code::InvalidArgument);

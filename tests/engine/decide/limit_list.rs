@@ -193,4 +193,15 @@ async fn replaces_disables_the_named_limit_of_a_list() {
     assert_eq!(decision.verdict, Verdict::Allow, "3 of 5 per hour");
     assert_eq!(decision.statuses[0].decision.headroom.remaining, Hits(2));
     assert_eq!(remaining(&hit(&engine, 0).await), [2, 2]);
+    let denied = ask(&engine, &["k", "o"], Cost::Charge(Hits(3))).await;
+    assert_eq!((denied.verdict, denied.denied_by.as_deref()), (Verdict::Deny, Some("d.k")));
+}
+
+#[tokio::test]
+async fn a_denial_in_shadow_mode_is_tighter_than_fewer_remaining_hits() {
+    let list = "- {key: k, shadow_mode: true, rate_limits: [{unit: second, requests_per_unit: 5, \
+                strategy: gcra}, {unit: hour, requests_per_unit: 13}]}\n";
+    let decision = hit(&engine_of("each", list), 10).await;
+    assert_eq!((decision.verdict, remaining(&decision)), (Verdict::Allow, vec![5, 3]));
+    assert!(decision.statuses[0].decision.is_denied);
 }
