@@ -1,7 +1,11 @@
-//! The cost of tracing without a collector: the shipped service against a build without spans.
+//! The cost of tracing without a collector: the shipped service against a build without spans. And
+//! the cost of the log line of a check, by the level of the log.
 //!
-//! `cargo bench --bench tracing` builds the second one with the feature `no_spans`. `-- handler`
-//! and `-- service` run one half each.
+//! `cargo bench --bench tracing` builds the second one with the feature `no_spans`. `-- handler`,
+//! `-- service` and `-- lines` run one part each.
+//!
+//! The part `lines` counts the instructions of the handler without a log, at `info` and at `debug`.
+//! It fails if the level `info` adds more than some comparisons of levels.
 //!
 //! The first half measures the gRPC handler alone, from the bytes of a message to the reply. It
 //! uses one thread and counters in memory. Without a transport, spans are the largest possible
@@ -35,7 +39,7 @@ use sluicegate::edge::ReplyOptions;
 use sluicegate::edge::grpc::rls::RateLimitService;
 use sluicegate::edge::grpc::rls_codec::decode_request;
 use sluicegate::engine::{DecisionPolicy, Engine};
-use sluicegate::kernel::units::Revision;
+use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 use tonic::metadata::MetadataMap;
 
@@ -45,6 +49,11 @@ use service::{ARGUMENTS, LIMITS, Server, on_processor, question, tokio};
 #[cfg(target_os = "linux")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+const PARTS: [&str; 3] = ["handler", "service", "lines"];
+
+/// The most instructions that the level `info` may add to a check: some comparisons of levels.
+const MAX_ADDED: f64 = 16.0;
 
 const FEW: u64 = 1_000;
 const MANY: u64 = 51_000;
@@ -60,23 +69,43 @@ fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     if let Some(at) = arguments.iter().position(|one| one == "ask") {
         let number = |by: usize| arguments[at + by].parse::<u64>().unwrap();
+        start_log(arguments.get(at + 3).map(String::as_str));
         return ask(number(1), number(2));
     }
     if arguments.get(1).is_some_and(|first| first == "serve") {
         return serve();
     }
-    let named = |part: &str| arguments.iter().any(|one| one == part);
-    let (with, without) = (std::env::current_exe().unwrap(), without_spans());
-    let handlers = if named("service") && !named("handler") { [].as_slice() } else { &[1, 3] };
-    for &descriptors in handlers {
-        println!("one question, {descriptors} descriptor(s), nobody collects");
-        instructions(&with, &without, descriptors);
-        times(&with, &without, descriptors);
+    let is_all = !PARTS.iter().any(|part| arguments.iter().any(|one| one == part));
+    let runs = |part: &str| is_all || arguments.iter().any(|one| one == part);
+    let with = std::env::current_exe().unwrap();
+    if runs("lines") {
+        println!("the log line of a check");
+        for descriptors in [1, 3] {
+            lines(&with, descriptors);
+        }
     }
-    if named("service") || !named("handler") {
+    if runs("handler") || runs("service") {
+        spans(&with, &without_spans(), runs);
+    }
+}
+
+fn spans(with: &Path, without: &Path, runs: impl Fn(&str) -> bool) {
+    for descriptors in [1, 3].into_iter().filter(|_| runs("handler")) {
+        println!("one question, {descriptors} descriptor(s), nobody collects");
+        instructions(with, without, descriptors);
+        times(with, without, descriptors);
+    }
+    if runs("service") {
         println!("the whole service, asked over gRPC, nobody collects");
-        services("with spans", &with, &without);
-        services("without, against itself", &without, &without);
+        services("with spans", with, without);
+        services("without, against itself", without, without);
+    }
+}
+
+/// Starts a log of this level whose lines are discarded.
+fn start_log(level: Option<&str>) {
+    if let Some(level) = level.and_then(|level| level.parse::<tracing::Level>().ok()) {
+        tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::sink).init();
     }
 }
 
@@ -90,7 +119,9 @@ fn serve() {
 /// Decides this many checks and prints the CPU time in nanoseconds.
 fn ask(questions: u64, descriptors: u64) {
     let backend = Arc::new(MemoryStore::new(1_000, WhenFull::Deny, [7; 16]));
-    let engine = Arc::new(Engine::new(Clock::system(), backend, DecisionPolicy::default()));
+    // The system clock reads the vDSO, which valgrind hides.
+    let clock = Clock::manual(Nanos::from_secs(1_767_225_600));
+    let engine = Arc::new(Engine::new(clock, backend, DecisionPolicy::default()));
     let (config, _) = load([("shop.yaml", LIMITS.as_bytes())], Revision(1), false).unwrap();
     engine.publish(Arc::new(config));
     let service = RateLimitService::new(engine, ReplyOptions::default());
@@ -128,10 +159,7 @@ fn without_spans() -> PathBuf {
 }
 
 fn instructions(with: &Path, without: &Path, descriptors: u64) {
-    let each = |exe: &Path| {
-        let count = |questions| counted(exe, questions, descriptors);
-        Some((count(MANY)? - count(FEW)?) as f64 / (MANY - FEW) as f64)
-    };
+    let each = |exe: &Path| instructions_per_check(exe, descriptors, "off");
     let (Some(with), Some(without)) = (each(with), each(without)) else {
         return println!("  no valgrind here: instructions were not counted");
     };
@@ -139,11 +167,31 @@ fn instructions(with: &Path, without: &Path, descriptors: u64) {
     println!("  instructions        {with:>9.1}   without spans {without:>9.1}   {more:>+7.3} %");
 }
 
+/// Prints the instructions of a check without a log, and those that each level adds.
+fn lines(exe: &Path, descriptors: u64) {
+    let [off, info, debug] =
+        ["off", "info", "debug"].map(|level| instructions_per_check(exe, descriptors, level));
+    let (Some(off), Some(info), Some(debug)) = (off, info, debug) else {
+        return println!("  no valgrind here: instructions were not counted");
+    };
+    let (info, debug) = (info - off, debug - off);
+    println!(
+        "  {descriptors} descriptor(s): {off:>9.1} instructions; info {info:+.2}, debug {debug:+.1}"
+    );
+    assert!(info.abs() < MAX_ADDED, "the level info adds {info} instructions");
+}
+
+fn instructions_per_check(exe: &Path, descriptors: u64, level: &str) -> Option<f64> {
+    let count = |questions| counted(exe, (questions, descriptors), level);
+    Some((count(MANY)? - count(FEW)?) as f64 / (MANY - FEW) as f64)
+}
+
 /// Counts the instructions of a process with valgrind; `None` if it is not installed.
-fn counted(exe: &Path, questions: u64, descriptors: u64) -> Option<u64> {
+fn counted(exe: &Path, (questions, descriptors): (u64, u64), level: &str) -> Option<u64> {
     let mut valgrind = Command::new("valgrind");
     valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(exe);
-    let out = valgrind.args(["ask", &questions.to_string(), &descriptors.to_string()]).output();
+    let out =
+        valgrind.args(["ask", &questions.to_string(), &descriptors.to_string(), level]).output();
     let said = String::from_utf8(out.ok()?.stderr).unwrap();
     let line = said.lines().find_map(|line| line.split_once("Collected : "));
     Some(line.unwrap_or_else(|| panic!("{said}")).1.trim().parse().unwrap())
