@@ -167,7 +167,7 @@ fn instructions(with: &Path, without: &Path, descriptors: u64) {
     println!("  instructions        {with:>9.1}   without spans {without:>9.1}   {more:>+7.3} %");
 }
 
-/// Prints the instructions of a check without a log, and those that each level adds.
+/// Prints how many instructions a check takes without a log, and how many each level adds.
 fn lines(exe: &Path, descriptors: u64) {
     let [off, info, debug] =
         ["off", "info", "debug"].map(|level| instructions_per_check(exe, descriptors, level));

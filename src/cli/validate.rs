@@ -51,7 +51,10 @@ fn examine(args: &ValidateArgs) -> Result<CheckReport, String> {
         let paths: Vec<_> =
             args.envoy_filter.iter().map(|path| path.display().to_string()).collect();
         let paths = paths.join(", ");
-        return Err(format!("error: no rate limit, ext_authz or ext_proc filter in {paths}"));
+        return Err(format!(
+            "error: no rate limit, ext_authz or ext_proc filter in {paths}; \
+             pass a file with Envoy's HTTP filters"
+        ));
     }
     for notes in explained {
         findings.append(notes);

@@ -294,7 +294,7 @@ pub struct Adaptive {
     /// for `aimd`, the square root of the limit for `gradient2`.
     #[schemars(schema_with = "schema::increase")]
     pub increase: Option<Spanned<u32>>,
-    /// The factor by which a failure lowers the limit, 0.1 to 0.99; not for `gradient`. Default:
+    /// The factor by which an overload lowers the limit, 0.1 to 0.99; not for `gradient`. Default:
     /// 0.9 for `aimd`, 0.5 for `gradient2`.
     #[schemars(schema_with = "schema::decrease")]
     pub decrease: Option<Spanned<String>>,

@@ -113,7 +113,7 @@ pub mod acquire_response {
 pub struct ReleaseRequest {
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
-    /// The outcome of the request, for adaptive limits. It has no effect beside an `answer`.
+    /// The outcome of the request, for adaptive limits. Ignored if `answer` is set.
     #[prost(enumeration = "Outcome", tag = "2")]
     pub outcome: i32,
     /// The measured latency. Absent: the time from acquire to release.
@@ -122,7 +122,7 @@ pub struct ReleaseRequest {
     /// The `owner` of the acquire's response. If it is empty, all replicas are searched for up to 0.1 s.
     #[prost(string, tag = "4")]
     pub owner: ::prost::alloc::string::String,
-    /// The server's answer. The setting `overloaded_by` of the limit decides whether it is a success. Optional.
+    /// The server's answer. The field `overloaded_by` of the limit decides whether it is a success. Optional.
     #[prost(message, optional, tag = "5")]
     pub answer: ::core::option::Option<Answer>,
 }

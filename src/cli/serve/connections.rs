@@ -56,7 +56,8 @@ pub(super) fn max_connections(settings: &Settings) -> usize {
             max_connections = configured,
             fitting,
             "listen.max_connections is larger than the limit on open files allows: \
-             raise it (ulimit -n; LimitNOFILE= in a systemd unit)"
+             raise the limit on open files (ulimit -n; LimitNOFILE= in a systemd unit), or lower \
+             listen.max_connections"
         );
     }
     let default = fitting.min(MAX_DEFAULT_CONNECTIONS);

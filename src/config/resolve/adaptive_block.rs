@@ -92,7 +92,7 @@ impl ConcurrencyReader<'_, '_, '_> {
     fn refuse_without_effect<T>(&mut self, field: &str, word: Option<&Spanned<T>>) {
         let Some(word) = word else { return };
         let message = format!("`{field}` has no effect with `algorithm: gradient`");
-        let fix = "remove it, or use `algorithm: aimd`";
+        let fix = "remove it, or use `algorithm: aimd` or `gradient2`";
         self.error(Code::Contradiction, word.span, message, fix);
     }
 

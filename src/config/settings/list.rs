@@ -91,8 +91,8 @@ blocks! {
         /// or certificates in `fleet.peers`.
         peer_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
         /// Largest number of open connections on the gRPC port, and on the HTTP port. Further
-        /// connections get GOAWAY or status 503, except health probes over HTTP. 0: half of the
-        /// limit on open files (`ulimit -n`) without 512, at most 65536.
+        /// connections get GOAWAY or status 503, except health probes over HTTP. 0: half of
+        /// (`ulimit -n` minus 512), at most 65536.
         max_connections: u64 = 0, "connections";
         /// Age at which the server asks a gRPC client to close its connection (GOAWAY), plus or
         /// minus 10 %. 0: never.

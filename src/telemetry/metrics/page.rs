@@ -279,15 +279,8 @@ impl Metrics {
         for (port, open) in self.series(ports, |shard| &shard.open_connections) {
             writeln!(page, "{name}{{port=\"{port}\"}} {open}")?;
         }
-        MetricHead(
-            "sluicegate_connections_refused_total",
-            "Connections above listen.max_connections, by port",
-        )
-        .write_counters(
-            page,
-            "port",
-            self.series(ports, |shard| &shard.refused_connections),
-        )
+        MetricHead("sluicegate_connections_refused_total", "Connections above the maximum, by port")
+            .write_counters(page, "port", self.series(ports, |shard| &shard.refused_connections))
     }
 }
 

@@ -50,7 +50,7 @@ pub struct LimiterConfig {
     pub queue: Option<QueueConfig>,
     /// The answers of the backend that mean overload. The caller classifies each answer by them.
     pub overloaded_by: OverloadAnswers,
-    /// Whether the caller pauses growth for the `Retry-After` of such an answer.
+    /// The effect of a `Retry-After` in such an answer. The caller applies it.
     pub retry_after: RetryAfterRule,
 }
 

@@ -71,3 +71,25 @@ fn one_percent_of_failures_at_any_load_keep_the_limit() {
     let many = mean_limit_with_failures(30, &mut Dice::new(seed));
     assert!(many < 20, "seed {seed}: {many} with 30 % of failures");
 }
+
+#[test]
+fn a_pause_of_growth_does_not_keep_the_limit_of_a_drain() {
+    let mut policy = adaptive_limit(AdaptiveAlgorithm::Gradient, 50);
+    let (mut now, mut drained) = (Nanos::from_secs(1_000), None);
+    for _ in 0..200 {
+        let in_flight = policy.limit();
+        let rtt = queueing(100)(in_flight);
+        now = now.plus(rtt);
+        for _ in 0..in_flight {
+            let outcome = RequestOutcome::Success;
+            policy.record(&LatencySample { ended_at: now, rtt, in_flight, outcome }, NO_FLEET);
+        }
+        if drained.is_none() && policy.limit() < 50 {
+            drained = Some(policy.limit());
+            policy.pause_growth(now.plus(Nanos::from_secs(3_600)));
+        }
+    }
+    let drained = drained.expect("the first window is followed by a drain");
+    assert!(drained <= 25 && 45 <= policy.limit(), "{drained}, then {}", policy.limit());
+    assert!(policy.limit() <= 65, "the limit returns to 1.3 x 50: {}", policy.limit());
+}
