@@ -35,9 +35,9 @@ use super::lease::{LeaseMessage, LeaseOutcome};
 use super::permits::{PermitReport, PermitReportReply, StrictPermitReply, StrictPermitRequest};
 use super::{
     Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes, StoreFailure,
-    StoreReply,
+    StoreReply, is_allowed,
 };
-use crate::kernel::decision::{Cost, Verdict, VoteGroup, combine};
+use crate::kernel::decision::{Cost, Verdict};
 use crate::kernel::key::CounterKey;
 use crate::kernel::lease::BorrowReply;
 use crate::kernel::rate::{CounterDecision, Strategy};
@@ -333,20 +333,6 @@ const fn leaves_counter(strategy: &Strategy, decision: CounterDecision) -> bool 
         CounterDecision::ExceedsLimit(_) => strategy.charges_denied_hits(),
         CounterDecision::OutsideWindows => false,
     }
-}
-
-/// Decides an all-or-nothing check from the previewed outcomes of its charges.
-fn is_allowed(
-    charges: &[Charge],
-    previews: &[ChargeOutcome],
-    quota_for_all: bool,
-    quota_cannot_deny: bool,
-) -> bool {
-    let votes = charges.iter().zip(previews).map(|(charge, outcome)| {
-        (charge.standing.group, charge.standing.enforced_verdict(outcome.is_denial()))
-    });
-    let quota_vote = quota_cannot_deny.then_some((VoteGroup::Quota, Verdict::Allow));
-    combine(votes.chain(quota_vote), quota_for_all) == Verdict::Allow
 }
 
 impl CounterStore for MemoryStore {

@@ -1,15 +1,18 @@
-//! The stores that keep the counters: in this process or in Redis.
+//! The stores that keep the counters: in this process, in Redis or in PostgreSQL.
 //!
 //! Guarantees:
 //! - A store returns one outcome for each charge of a check, in the order of the charges.
 //! - If a store does not reply in time, the outcome is [`ChargeOutcome::Failed`].
 
+mod backoff;
+mod breaker;
 pub mod fleet;
 pub mod heartbeat;
 pub mod lease;
 pub mod memory;
 pub mod permits;
 mod placement;
+pub mod postgres;
 pub mod redis;
 pub mod stats;
 
@@ -19,7 +22,7 @@ use futures_util::future::join3;
 use smallvec::SmallVec;
 
 pub use crate::kernel::decision::StoreFailure;
-use crate::kernel::decision::{Cost, Enforcement, Verdict};
+use crate::kernel::decision::{Cost, Enforcement, Verdict, VoteGroup, combine};
 use crate::kernel::key::CounterKey;
 use crate::kernel::rate::{CounterDecision, Strategy};
 use crate::kernel::units::Nanos;
@@ -259,4 +262,18 @@ impl ChargeOutcome {
             Self::StoreFull(verdict) => matches!(verdict, Verdict::Deny),
         }
     }
+}
+
+/// Decides an all-or-nothing check from the previewed outcomes of its charges.
+fn is_allowed(
+    charges: &[Charge],
+    previews: &[ChargeOutcome],
+    quota_for_all: bool,
+    quota_cannot_deny: bool,
+) -> bool {
+    let votes = charges.iter().zip(previews).map(|(charge, outcome)| {
+        (charge.standing.group, charge.standing.enforced_verdict(outcome.is_denial()))
+    });
+    let quota_vote = quota_cannot_deny.then_some((VoteGroup::Quota, Verdict::Allow));
+    combine(votes.chain(quota_vote), quota_for_all) == Verdict::Allow
 }

@@ -25,6 +25,7 @@ use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos, Unit};
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
+use sluicegate::store::postgres::{PostgresOptions, PostgresStore};
 use sluicegate::store::redis::{self, RedisStore};
 use sluicegate::store::{
     Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes, Placement,
@@ -50,6 +51,7 @@ static RUNTIME: LazyLock<tokio::runtime::Runtime> = LazyLock::new(|| {
 struct Stores {
     redis: support::redis::Redis,
     cluster: Arc<Cluster>,
+    postgres: Arc<support::postgres::Postgres>,
     client_count: Cell<u32>,
     /// Connection tasks. They end with the test, because they would otherwise reconnect until all
     /// tests end.
@@ -109,47 +111,72 @@ impl Stores {
         Self {
             redis: support::redis::Redis::start(),
             cluster: cluster(),
+            postgres: support::postgres::shared(),
             client_count: Cell::new(0),
             connections: RefCell::default(),
         }
     }
 
     /// One empty store of every kind.
-    fn stores(&self) -> [Box<dyn CounterStore>; 4] {
+    fn stores(&self) -> [Box<dyn CounterStore>; 5] {
         let cluster = || self.store_at(redis::RedisTopology::Cluster(self.cluster.addresses()));
         [
             Box::new(MemoryStore::new(1_000, WhenFull::Deny, [7; 16])),
             Box::new(self.redis()),
             Box::new(cluster()),
             Box::new(SplitSlots(cluster())),
+            Box::new(self.postgres()),
         ]
     }
 
     /// Replicas that lease from their own empty stores.
-    fn leasing(&self) -> [LeasingStore; 2] {
-        [LeasingStore::with_memory(), LeasingStore::new(self.redis())]
+    fn leasing(&self) -> [LeasingStore; 3] {
+        [
+            LeasingStore::with_memory(),
+            LeasingStore::new(self.redis()),
+            LeasingStore::new(self.postgres()),
+        ]
+    }
+
+    fn postgres(&self) -> PostgresStore {
+        let (postgres, connections) = PostgresStore::new(PostgresOptions {
+            key_prefix: self.next_prefix(),
+            call_timeout: support::postgres::PATIENT,
+            jitter_seed: 7,
+            connections: 2,
+            ..self.postgres.options()
+        });
+        self.connections.borrow_mut().spawn_on(connections, RUNTIME.handle());
+        wait_connected(&postgres);
+        postgres
+    }
+
+    /// Returns a unique key prefix, which makes the store empty: concurrent tests share a store.
+    fn next_prefix(&self) -> String {
+        let number = self.client_count.replace(self.client_count.get() + 1);
+        format!("{:?}{number}", std::thread::current().id())
     }
 
     fn redis(&self) -> RedisStore {
         self.store_at(redis::RedisTopology::Unix(self.redis.socket()))
     }
 
-    /// A unique key prefix makes the store empty.
     fn store_at(&self, topology: redis::RedisTopology) -> RedisStore {
-        let number = self.client_count.replace(self.client_count.get() + 1);
         let (redis, connection) = RedisStore::new(redis::RedisOptions {
-            // Concurrent tests may share a store.
-            key_prefix: format!("{:?}{number}", std::thread::current().id()),
+            key_prefix: self.next_prefix(),
             call_timeout: Duration::from_secs(20),
             jitter_seed: 7,
             ..redis::RedisOptions::new(topology)
         });
         self.connections.borrow_mut().spawn_on(connection, RUNTIME.handle());
-        let answers =
-            || redis.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
-        until("redis is connected", answers).unwrap();
+        wait_connected(&redis);
         redis
     }
+}
+
+fn wait_connected(store: &impl CounterStore) {
+    let answers = || store.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+    until("the store is connected", answers).unwrap();
 }
 
 /// Runs `property` on every empty store and strategy, with `limit` per day.

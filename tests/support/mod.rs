@@ -9,6 +9,7 @@ pub mod faulty_store;
 pub mod http1;
 pub mod log_lines;
 pub mod ports;
+pub mod postgres;
 pub mod process;
 pub mod proxy;
 pub mod redis;

@@ -21,6 +21,7 @@ fn named(name: &str) -> Signal {
         "CONT" => Signal::CONT,
         "HUP" => Signal::HUP,
         "INT" => Signal::INT,
+        "QUIT" => Signal::QUIT,
         "KILL" => Signal::KILL,
         "STOP" => Signal::STOP,
         "TERM" => Signal::TERM,

@@ -1,9 +1,13 @@
 //! Number types that carry their unit. Their arithmetic never wraps around.
 
+use serde::{Deserialize, Serialize};
+
 use std::fmt::{self, Write as _};
 
 /// An instant or a duration in nanoseconds. Instants count from the Unix epoch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct Nanos(pub u64);
 
 impl Nanos {
@@ -83,7 +87,9 @@ impl fmt::Display for Nanos {
 }
 
 /// A number of hits: the cost of a check, or the size of a limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct Hits(pub u64);
 
 /// The version number of a configuration; each configuration that is accepted gets the next number.
@@ -91,11 +97,15 @@ pub struct Hits(pub u64);
 pub struct Revision(pub u64);
 
 /// A number of requests in flight: a concurrency limit, a share of it, or its use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct Share(pub u64);
 
 /// The number of one grant of a share; unique within one incarnation of the coordinator.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct Generation(pub u64);
 
 impl Generation {
@@ -108,11 +118,15 @@ impl Generation {
 
 /// The number of one start of a replica, or of the coordinator's state. Later starts have larger
 /// numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct Incarnation(pub u64);
 
 /// A replica, as a number derived from its node id.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct ReplicaId(pub u64);
 
 macro_rules! counts {

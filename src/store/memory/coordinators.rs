@@ -12,13 +12,18 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use serde::{Deserialize, Serialize};
+
 use crate::kernel::coordinator::incarnation::{IncarnationRecord, may_list_only_dead};
 use crate::kernel::coordinator::{Coordinator, CoordinatorIncarnation, HeartbeatReply};
 use crate::kernel::units::{Incarnation, Nanos, ReplicaId};
 use crate::store::heartbeat::{BucketKey, ShareReport, ShareRound, ShareRoundReply};
 
 /// The state of all shared concurrency limits in one store.
-#[derive(Debug, Default)]
+///
+/// Serialized without the limits, which a store keeps in records of their own
+/// ([`Coordinators::set_limit`], [`Coordinators::limit`]).
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Coordinators {
     incarnation: Option<CoordinatorIncarnation>,
     /// The store's name (in Redis: its `run_id`) when the incarnation began.
@@ -30,10 +35,11 @@ pub struct Coordinators {
     last_report: Option<Nanos>,
     known_until: Option<Nanos>,
     fleet_table: BTreeMap<(ReplicaId, Incarnation), FleetTableRecord>,
+    #[serde(skip)]
     states: HashMap<BucketKey, Coordinator>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct FleetTableRecord {
     reported_at: Nanos,
     /// The longest time after `reported_at` for which a share of this replica may be in use.
@@ -51,6 +57,17 @@ impl Coordinators {
             ..CoordinatorIncarnation::start(Incarnation(1), Nanos(0))
         };
         Self { incarnation: Some(current), ..Self::default() }
+    }
+
+    /// Sets the state of one limit.
+    pub fn set_limit(&mut self, bucket: BucketKey, state: Coordinator) {
+        self.states.insert(bucket, state);
+    }
+
+    /// Returns the state of one limit.
+    #[must_use]
+    pub fn limit(&self, bucket: &[u8]) -> Option<&Coordinator> {
+        self.states.get(bucket)
     }
 
     /// Applies the share round `round` at `now`. `store` is the name of the store, which is the

@@ -5,6 +5,8 @@
 
 use std::collections::HashMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::coordinators::is_same_store;
 use crate::kernel::units::Nanos;
 use crate::store::heartbeat::BucketKey;
@@ -14,11 +16,15 @@ use crate::store::permits::{
 };
 
 /// The permits of all strict concurrency limits in one store.
-#[derive(Debug, Default)]
+///
+/// Serialized without the limits, which a store keeps in records of their own
+/// ([`StrictLimits::set_limit`], [`StrictLimits::limit`]).
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct StrictLimits {
     gate: Option<AcquireGate>,
     /// The store's name (in Redis: its `run_id`) when `gate` was created.
     store: String,
+    #[serde(skip)]
     states: HashMap<BucketKey, PermitTable>,
 }
 
@@ -28,6 +34,17 @@ impl StrictLimits {
     #[must_use]
     pub fn settled() -> Self {
         Self { gate: Some(AcquireGate::open()), ..Self::default() }
+    }
+
+    /// Sets the permits of one limit.
+    pub fn set_limit(&mut self, bucket: BucketKey, permits: PermitTable) {
+        self.states.insert(bucket, permits);
+    }
+
+    /// Returns the permits of one limit; `None` if it has none.
+    #[must_use]
+    pub fn limit(&self, bucket: &[u8]) -> Option<&PermitTable> {
+        self.states.get(bucket)
     }
 
     /// Acquires a permit at `now`. `store` is the name of the store: in Redis the `run_id`. A new

@@ -19,12 +19,12 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
 use super::StoreFailure;
-use super::backoff::Backoff;
 use super::client::{ServerAddress, describe_error};
 use super::connection::{Link, LiveConnection, connect_refusal};
 use super::keeper::{self, ServerLocation};
 use super::options::{Address, RedisOptions};
 use super::slot_map::{self, SlotMap};
+use crate::store::backoff::Backoff;
 
 /// The interval between slot queries while all slots are available.
 const QUERY_INTERVAL: Duration = Duration::from_secs(10);

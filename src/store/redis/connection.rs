@@ -30,11 +30,11 @@ use fred::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::breaker::Breaker;
 use super::client::{ServerAddress, describe_error, without_arguments};
 use super::cluster::{ClusterConnections, Redirect};
 use super::script::LoadedScript;
 use super::{StoreFailure, codec};
+use crate::store::breaker::Breaker;
 
 /// The client library's error for pending commands, sent or not, when its task is aborted before
 /// the connection closes.

@@ -12,7 +12,7 @@ use crate::pem;
 
 /// Returns the password, read from its file if the settings name a file. Fails if the file cannot
 /// be read, or does not contain exactly one line.
-pub(super) async fn read_password(source: &Password) -> Result<String, Error> {
+pub(in crate::store) async fn read_password(source: &Password) -> Result<String, Error> {
     let path = match source {
         Password::Plain(text) => return Ok(text.clone()),
         Password::File(path) => path.clone(),
@@ -35,7 +35,7 @@ pub(super) async fn read_password(source: &Password) -> Result<String, Error> {
 }
 
 /// Runs `work`, which may block, in a thread outside the async runtime's workers.
-pub(super) async fn run_blocking<T: Send + 'static>(
+pub(in crate::store) async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
     match tokio::task::spawn_blocking(work).await {

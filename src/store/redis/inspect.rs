@@ -13,12 +13,12 @@ use fred::error::Error;
 use fred::types::Value;
 use tokio::task::JoinSet;
 
-use super::backoff::Backoff;
 use super::client::{OpenedClient, ServerAddress, describe_error, run_command};
 use super::connect_help::connect_help;
 use super::options::{RedisOptions, RedisTopology};
 use super::sentinel::SentinelGroup;
 use super::slot_map;
+use crate::store::backoff::Backoff;
 
 /// A connected Redis process.
 #[derive(Debug)]

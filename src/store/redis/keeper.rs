@@ -19,14 +19,14 @@ use fred::types::Value;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::StoreFailure;
-use super::backoff::Backoff;
-use super::breaker::LATE_REPLIES_TO_OPEN;
 use super::client::{CONNECT_TIMEOUT, OpenedClient, ServerAddress, describe_error, run_command};
 use super::cluster::ClusterConnections;
 use super::connect_help::connect_help;
 use super::connection::{Link, LiveConnection, RefusedOperation, StoreRefusal};
 use super::options::RedisOptions;
 use super::sentinel::SentinelGroup;
+use crate::store::backoff::Backoff;
+use crate::store::breaker::LATE_REPLIES_TO_OPEN;
 use crate::telemetry::reason_log::{DueLine, ReasonLog};
 
 /// The longest pause between two probes of a slow Redis.

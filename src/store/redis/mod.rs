@@ -17,16 +17,14 @@
 //! - The fallback for a failed charge (`engine::decide::fallback`).
 //! - Several connections to one Redis process: its single thread would not reply faster.
 
-mod backoff;
 mod batch;
-mod breaker;
 pub mod charge_call;
 mod client;
 mod cluster;
 pub mod codec;
 mod connect_help;
 mod connection;
-mod files;
+pub(in crate::store) mod files;
 pub mod inspect;
 mod joint_decision;
 mod keeper;
@@ -44,7 +42,7 @@ mod sentinel;
 mod slot_map;
 mod slot_parts;
 mod store_group;
-mod tls;
+pub(in crate::store) mod tls;
 
 use std::mem::take;
 use std::sync::Arc;

@@ -17,9 +17,9 @@ use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::backoff::Backoff;
 use super::client::{CONNECT_TIMEOUT, OpenedClient, ServerAddress, run_command, without_arguments};
 use super::options::{Address, RedisOptions, SentinelOptions};
+use crate::store::backoff::Backoff;
 
 /// The longest interval between two queries while the primary replies; short, because a replaced
 /// primary that still runs accepts charges that are lost later.

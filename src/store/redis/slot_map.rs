@@ -15,10 +15,10 @@ use fred::types::Value;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::backoff::Backoff;
 use super::client::{CONNECT_TIMEOUT, OpenedClient, ServerAddress, run_command};
 use super::connection::{LiveConnection, connect_refusal};
 use super::options::{Address, RedisOptions};
+use crate::store::backoff::Backoff;
 
 const SLOT_COUNT: usize = 16_384;
 

@@ -78,7 +78,8 @@ pub(super) fn explain_handshake_error(error: Error, tls: Option<&RedisTls>) -> E
     }
 }
 
-fn rustls_config(tls: &RedisTls) -> Result<ClientConfig, Error> {
+/// Returns the rustls configuration of these options. Fails as [`load_config`].
+pub(in crate::store) fn rustls_config(tls: &RedisTls) -> Result<ClientConfig, Error> {
     // Explicit provider, because two dependencies could install different default providers.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let roots = Arc::new(load_roots(tls)?);

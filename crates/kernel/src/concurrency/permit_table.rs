@@ -30,10 +30,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
+
 use crate::units::{Nanos, Share};
 
 /// A permit's id, unique in the fleet: the replica's incarnation, and a number unique in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PermitId(pub u64, pub u64);
 
 /// The durations that all replicas use for one concurrency limit in strict mode.
@@ -84,7 +86,7 @@ pub struct PermitCorrections {
 }
 
 /// All permits of one concurrency limit, with their deadlines.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PermitTable {
     deadline_by_id: BTreeMap<PermitId, Nanos>,
     deadlines: BTreeSet<(Nanos, PermitId)>,
@@ -180,7 +182,7 @@ impl PermitTable {
 /// The gate that rejects acquires while the store's permits may be incomplete. Every replica that
 /// reports within the grace period is counted before the next admission. Permits of a crashed
 /// replica are lost, because no replica reports them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcquireGate {
     opens_at: Nanos,
     reported_at: Nanos,

@@ -31,6 +31,8 @@
 
 use std::num::NonZeroU64;
 
+use serde::{Deserialize, Serialize};
+
 use crate::units::Share;
 
 /// The number of [`FractionalLimit`] units in one permit, so that a limit of 4 can grow by a
@@ -41,7 +43,9 @@ pub const LEVELS_PER_PERMIT: u64 = 1 << 10;
 pub const MIN_SAMPLES: u32 = 8;
 
 /// A concurrency limit with its fraction, in 1,024ths of a permit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct FractionalLimit(pub u64);
 
 impl FractionalLimit {
@@ -79,7 +83,7 @@ impl FractionalLimit {
 }
 
 /// A factor by which a limit or a share changes, in 65,536ths.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LimitFactor(pub u32);
 
 impl LimitFactor {

@@ -17,6 +17,8 @@
 //! - Storage of the state.
 //! - Deletion of the state: it is allowed after [`Coordinator::unused_from`].
 
+use serde::{Deserialize, Serialize};
+
 use super::aggregate::{FractionalLimit, LimitFactor};
 use super::config::{CoordinatorConfig, ShareTiming};
 use super::incarnation::CoordinatorIncarnation;
@@ -29,7 +31,7 @@ use crate::units::{Generation, Incarnation, Nanos, Share};
 pub const MAX_SHARE_STATES: usize = 4_096;
 
 /// The coordinator's state of one fleet-wide concurrency limit.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Coordinator {
     /// The coordinator incarnation that wrote this state. Any other incarnation discards the state.
     pub incarnation: Incarnation,

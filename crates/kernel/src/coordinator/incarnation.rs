@@ -28,6 +28,8 @@
 //! Not covered:
 //! - The membership itself.
 
+use serde::{Deserialize, Serialize};
+
 use super::config::ShareTiming;
 use crate::units::{Incarnation, Nanos, ReplicaId};
 
@@ -46,7 +48,7 @@ pub fn may_list_only_dead(last_heartbeat: Option<Nanos>, longest_use: Nanos, now
 }
 
 /// One incarnation of the coordinator, stored beside the states of the limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CoordinatorIncarnation {
     /// The number of this incarnation, never used before.
     pub incarnation: Incarnation,

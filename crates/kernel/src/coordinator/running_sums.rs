@@ -8,13 +8,15 @@
 
 use std::hash::{Hash, Hasher};
 
+use serde::{Deserialize, Serialize};
+
 use super::share_state::ShareState;
 use crate::units::{Nanos, Share};
 
 /// Sums over all share states. While a heartbeat is applied, they exclude its own share state.
 ///
 /// They follow from the share states, so they do not count in comparisons and hashes.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct RunningSums {
     /// The instant until which the sums are valid; zero if a share state is not live.
     pub valid_until: Nanos,

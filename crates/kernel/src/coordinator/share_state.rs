@@ -6,13 +6,15 @@
 //! Not covered:
 //! - The fair share; see [`super::split`].
 
+use serde::{Deserialize, Serialize};
+
 use super::aggregate::LimitFactor;
 use super::config::ShareTiming;
 use super::message::Heartbeat;
 use crate::units::{Generation, Incarnation, Nanos, ReplicaId, Share};
 
 /// The number of a grant and the share that it assigns.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GrantRecord {
     /// The number of the grant.
     pub generation: Generation,
@@ -24,7 +26,7 @@ pub struct GrantRecord {
 ///
 /// At most two grants can be in use: the replica's grant when it sent the newest heartbeat
 /// (`confirmed`), and the grant in the reply (`granted`). Sending that heartbeat voided all others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ShareState {
     /// The replica.
     pub replica: ReplicaId,

@@ -1,5 +1,7 @@
 //! A counter of any strategy, to which leases and reservations are charged.
 
+use serde::{Deserialize, Serialize};
+
 use crate::rate::fixed_window::{FixedWindow, WindowCount};
 use crate::rate::gcra::{Gcra, Tat};
 use crate::rate::sliding_log::{ArrivalLog, SlidingLog};
@@ -21,7 +23,7 @@ pub enum AnyCounter<'a> {
 }
 
 /// The location of a charge inside a counter.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ChargeLocation {
     /// The GCRA debt, which has no parts. Also the default, for no charge.
     #[default]
@@ -53,6 +55,16 @@ impl AnyCounter<'_> {
             Self::FixedWindow(limit, state) => limit.charge(state, now, hits),
             Self::SlidingWindow(limit, state) => limit.charge(state, now, hits),
             Self::SlidingLog(limit, state) => limit.charge(state, now, hits),
+        }
+    }
+
+    /// Refunds the newest `hits`, and returns the result of the strategy's refund.
+    pub fn refund_newest(&mut self, now: Nanos, hits: Hits) -> CounterDecision {
+        match self {
+            Self::Gcra(limit, state) => limit.refund(state, now, hits),
+            Self::FixedWindow(limit, state) => limit.refund(state, now, hits),
+            Self::SlidingWindow(limit, state) => limit.refund(state, now, hits),
+            Self::SlidingLog(limit, state) => limit.refund(state, now, hits),
         }
     }
 

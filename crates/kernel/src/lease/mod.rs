@@ -49,6 +49,8 @@ pub mod reservation;
 pub mod sizer;
 pub mod table;
 
+use serde::{Deserialize, Serialize};
+
 use crate::rate::{CounterDecision, Headroom};
 use crate::units::{Hits, Nanos};
 use counter::{headroom_of, with_headroom};
@@ -76,11 +78,15 @@ pub enum Overshoot {
 }
 
 /// One start of a replica. After a restart, the store treats the process as another replica.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct ReplicaIncarnation(pub u64);
 
 /// The number of a message; it rises over all messages of one replica, for all keys.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct MessageNumber(pub u64);
 
 /// A replica's message to the store about one key. A repeated message is applied once.

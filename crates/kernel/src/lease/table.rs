@@ -24,6 +24,8 @@
 //! If the store's clock steps back, leases last longer: their hits stay outstanding for longer, and
 //! the bound stays valid.
 
+use serde::{Deserialize, Serialize};
+
 use super::counter::{AnyCounter, ChargeLocation, headroom_of, with_headroom};
 use super::{BorrowReply, BorrowRequest, LeaseTerms, MessageNumber, Overshoot, ReplicaIncarnation};
 use crate::rate::limit::Tick;
@@ -41,13 +43,13 @@ pub const MAX_REPLICAS: usize = 2_048;
 pub const MAX_DEMAND: Hits = Hits(1 << 20);
 
 /// The leases of one key. The default lists none.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LeaseTable {
     /// Sorted by replica.
     records: Vec<LeaseRecord>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct LeaseRecord {
     member: ReplicaIncarnation,
     last_message: MessageNumber,
@@ -119,6 +121,12 @@ impl LeaseTable {
     #[must_use]
     pub fn is_expired(&self, now: Nanos) -> bool {
         self.records.iter().all(|record| record.forget_at <= now)
+    }
+
+    /// The instant from which the table can be deleted; 0 without records.
+    #[must_use]
+    pub fn expires_at(&self) -> Nanos {
+        self.records.iter().map(|record| record.forget_at).max().unwrap_or_default()
     }
 
     fn remove_expired(&mut self, now: Nanos) {

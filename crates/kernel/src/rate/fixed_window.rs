@@ -29,6 +29,8 @@
 //! - Windows only move forward: a hit before the current window counts into the current window.
 //! - A changed limit keeps the count of the window.
 
+use serde::{Deserialize, Serialize};
+
 use super::counter_decision::{CounterDecision, Headroom};
 use super::limit::{EXACT_BOUND, LimitError, Tick};
 use super::on_excess::OnExcess;
@@ -60,7 +62,7 @@ pub enum Windows {
 }
 
 /// The state: one window and its count. The default is an empty counter.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WindowCount {
     /// The start of the window; it never moves back.
     pub start: Nanos,

@@ -35,6 +35,8 @@
 
 use std::num::{NonZeroU32, NonZeroU64};
 
+use serde::{Deserialize, Serialize};
+
 use super::counter_decision::{CounterDecision, Headroom};
 use super::limit::{self, EXACT_BOUND, LimitError, RefillRate, Tick};
 use super::on_excess::OnExcess;
@@ -44,7 +46,7 @@ use crate::units::{Hits, Nanos};
 const MAX_BURSTS_OWED: u32 = 1_000;
 
 /// A limit that is counted by GCRA.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Gcra {
     requests: NonZeroU32,
     period: NonZeroU64,
@@ -57,7 +59,7 @@ pub struct Gcra {
 
 /// The state: the instant at which the counter is empty. The default is an empty counter.
 // Packed to 12 bytes: the memory store has millions of these, and 8-byte alignment needs 16.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(C, packed(4))]
 pub struct Tat {
     /// Whole ticks since the Unix epoch.

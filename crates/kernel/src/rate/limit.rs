@@ -17,13 +17,15 @@
 use std::fmt;
 use std::num::{NonZeroU32, NonZeroU64};
 
+use serde::{Deserialize, Serialize};
+
 use crate::units::Nanos;
 
 /// 2^53, the bound of every product: a double represents all integers up to here.
 pub const EXACT_BOUND: u64 = 9_007_199_254_740_992;
 
 /// The time unit of one limit; instants are rounded down to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Tick {
     /// 1 µs.
     Micro,

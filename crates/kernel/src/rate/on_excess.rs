@@ -14,10 +14,12 @@
 //! | sliding window | a count of 2^32 − 1 in each window | fades in the next window |
 //! | sliding log | the newest hits up to the limit | these expire last |
 
+use serde::{Deserialize, Serialize};
+
 use crate::units::Hits;
 
 /// The effect of a check for more hits than remain.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum OnExcess {
     /// Denied; the strategy defines the charge. Fixed windows count denied hits, the others do not.
     #[default]

@@ -39,6 +39,8 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 use super::counter_decision::{CounterDecision, Headroom};
 use super::limit::{EXACT_BOUND, LimitError, Tick};
 use super::on_excess::OnExcess;
@@ -54,7 +56,7 @@ pub struct SlidingLog {
 }
 
 /// The state: the arrivals of the last period, oldest first. The default is an empty counter.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ArrivalLog {
     entries: VecDeque<Arrivals>,
     total: u64,
@@ -62,7 +64,7 @@ pub struct ArrivalLog {
 
 /// The hits that arrived at one instant.
 // Packed to 12 bytes: a log has up to N of these.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(C, packed(4))]
 struct Arrivals {
     /// Microseconds since the Unix epoch.

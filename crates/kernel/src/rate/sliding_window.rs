@@ -39,6 +39,8 @@
 
 use std::num::{NonZeroU32, NonZeroU64};
 
+use serde::{Deserialize, Serialize};
+
 use super::counter_decision::{CounterDecision, Headroom};
 use super::limit::{self, LimitError, RefillRate, Tick};
 use super::on_excess::OnExcess;
@@ -54,7 +56,7 @@ pub struct SlidingWindow {
 }
 
 /// The state: two windows and their counts. The default is an empty counter.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WindowPair {
     /// The start of the current window; it never moves back.
     pub start: Nanos,

@@ -1,7 +1,7 @@
 //! Random, growing pauses between connection attempts (exponential backoff with jitter).
 //!
 //! Guarantees:
-//! - Pauses are random, so that replicas that lose Redis together do not reconnect together.
+//! - Pauses are random, so that replicas that lose the store together do not reconnect together.
 //! - The longest pause doubles after each failure, up to half a second.
 
 use std::time::Duration;
@@ -13,7 +13,7 @@ const MAX_PAUSE: Duration = Duration::from_millis(500);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Debug)]
-pub(super) struct Backoff {
+pub(in crate::store) struct Backoff {
     jitter: u64,
     max_pause: Duration,
 }
@@ -21,29 +21,29 @@ pub(super) struct Backoff {
 impl Backoff {
     /// Creates the state before the first failure. `jitter` is the seed, different in each
     /// instance.
-    pub(super) const fn new(jitter: u64) -> Self {
+    pub(in crate::store) const fn new(jitter: u64) -> Self {
         Self { jitter, max_pause: FIRST_PAUSE }
     }
 
     /// Returns the next pause: random, below a bound that doubles with every call.
-    pub(super) fn next_pause(&mut self) -> Duration {
+    pub(in crate::store) fn next_pause(&mut self) -> Duration {
         let longest = self.max_pause;
         self.max_pause = (longest * 2).min(MAX_PAUSE);
         self.random_below(longest)
     }
 
-    pub(super) const fn reset(&mut self) {
+    pub(in crate::store) const fn reset(&mut self) {
         self.max_pause = FIRST_PAUSE;
     }
 
-    pub(super) fn random_below(&mut self, longest: Duration) -> Duration {
+    pub(in crate::store) fn random_below(&mut self, longest: Duration) -> Duration {
         let micros = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX).max(1);
         Duration::from_micros(self.random() % micros)
     }
 
     /// Returns a pseudorandom number (`SplitMix64`; Steele, Lea, Flood: Fast splittable
     /// pseudorandom number generators, 2014).
-    pub(super) const fn random(&mut self) -> u64 {
+    pub(in crate::store) const fn random(&mut self) -> u64 {
         self.jitter = self.jitter.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.jitter;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,4 @@
-//! The circuit breaker of a slow Redis.
+//! The circuit breaker of a slow store.
 //!
 //! Guarantees:
 //! - [`LATE_REPLIES_TO_OPEN`] consecutive late replies, to calls or to probes, open the breaker.
@@ -11,21 +11,21 @@ use tokio::sync::Notify;
 
 /// The number of late replies in a row that opens the breaker: one may be an exception, but after
 /// five the next caller would probably wait in vain.
-pub(super) const LATE_REPLIES_TO_OPEN: u32 = 5;
+pub(in crate::store) const LATE_REPLIES_TO_OPEN: u32 = 5;
 
 #[derive(Debug, Default)]
-pub(super) struct Breaker {
+pub(in crate::store) struct Breaker {
     late_replies: AtomicU32,
     open: AtomicBool,
     opened_notify: Notify,
 }
 
 impl Breaker {
-    pub(super) fn is_open(&self) -> bool {
+    pub(in crate::store) fn is_open(&self) -> bool {
         self.open.load(Relaxed)
     }
 
-    pub(super) fn record_timely(&self) {
+    pub(in crate::store) fn record_timely(&self) {
         // Load before the store: if every call wrote, the cache line would move between cores.
         if self.late_replies.load(Relaxed) != 0 {
             self.late_replies.store(0, Relaxed);
@@ -33,13 +33,13 @@ impl Breaker {
     }
 
     /// Records a late reply. Returns `true` if it opened the breaker.
-    pub(super) fn record_late(&self) -> bool {
+    pub(in crate::store) fn record_late(&self) -> bool {
         LATE_REPLIES_TO_OPEN <= self.late_replies.fetch_add(1, Relaxed).saturating_add(1)
             && self.open()
     }
 
     /// Opens the breaker. Returns `false` if it was open already.
-    pub(super) fn open(&self) -> bool {
+    pub(in crate::store) fn open(&self) -> bool {
         let is_newly_open = !self.open.swap(true, Relaxed);
         if is_newly_open {
             self.opened_notify.notify_one();
@@ -49,7 +49,7 @@ impl Breaker {
 
     /// Waits until the breaker opens, or returns at once if it opened since the last wait and is
     /// still open.
-    pub(super) async fn wait_opened(&self) {
+    pub(in crate::store) async fn wait_opened(&self) {
         loop {
             self.opened_notify.notified().await;
             // The notification may be old: a new connection may have closed the breaker since.
@@ -59,7 +59,7 @@ impl Breaker {
         }
     }
 
-    pub(super) fn close(&self) {
+    pub(in crate::store) fn close(&self) {
         self.late_replies.store(0, Relaxed);
         self.open.store(false, Relaxed);
     }

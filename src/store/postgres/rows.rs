@@ -1,0 +1,147 @@
+//! The rows of one transaction: their keys, values and expiry.
+//!
+//! A value is a version byte and a state of the kernel in the format of `postcard`.
+//!
+//! Guarantees:
+//! - A value of an unknown version or format is an error, and its row stays unchanged.
+
+use std::collections::HashMap;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sha2::{Digest as _, Sha256};
+
+use super::super::StoreFailure;
+use crate::kernel::units::Nanos;
+
+/// The version of the format of values.
+const VALUE_VERSION: u8 = 1;
+
+/// The longest name in a key; longer names are replaced by their hash. `PostgreSQL` allows about
+/// 2,700 bytes in an index entry.
+const MAX_NAME_LEN: usize = 256;
+
+/// The key of a row.
+pub(super) type RowKey = Vec<u8>;
+
+/// The kind of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RowKind {
+    /// A counter and its leases.
+    Counter = b'c' as isize,
+    /// The live replicas.
+    Membership = b'm' as isize,
+    /// The incarnation of the coordinator, and the fleet table.
+    Fleet = b'f' as isize,
+    /// The coordinator's state of one shared concurrency limit.
+    Shares = b's' as isize,
+    /// The gate of all strict concurrency limits.
+    Gate = b'g' as isize,
+    /// The permits of one strict concurrency limit.
+    Permits = b'p' as isize,
+}
+
+/// Returns the key of the row of `kind` for `name`.
+pub(super) fn row_key(prefix: &str, kind: RowKind, name: &[u8]) -> RowKey {
+    let mut key = Vec::with_capacity(prefix.len() + 1 + name.len().min(MAX_NAME_LEN));
+    key.extend_from_slice(prefix.as_bytes());
+    key.push(kind as u8);
+    if name.len() <= MAX_NAME_LEN {
+        key.extend_from_slice(name);
+    } else {
+        key.push(b'#');
+        key.extend_from_slice(&Sha256::digest(name));
+    }
+    key
+}
+
+/// The locked rows of one transaction.
+#[derive(Debug, Default)]
+pub(super) struct Rows {
+    now: Nanos,
+    server_start: String,
+    by_key: HashMap<RowKey, StoredRow>,
+}
+
+#[derive(Debug)]
+struct StoredRow {
+    value: Vec<u8>,
+    empty_at: Nanos,
+    is_changed: bool,
+}
+
+/// The changed rows, in the order of their keys, as the parameters of one statement.
+#[derive(Debug, Default)]
+pub(super) struct ChangedRows<'r> {
+    pub(super) keys: Vec<&'r [u8]>,
+    pub(super) values: Vec<&'r [u8]>,
+    pub(super) empty_at: Vec<i64>,
+}
+
+impl Rows {
+    /// Creates the rows that the server returned at `now`, by its clock. `server_start` is the start
+    /// of the server process.
+    pub(super) fn new(
+        now: Nanos,
+        server_start: String,
+        loaded: impl IntoIterator<Item = (RowKey, Vec<u8>)>,
+    ) -> Self {
+        let stored = |(key, value)| (key, StoredRow { value, empty_at: now, is_changed: false });
+        Self { now, server_start, by_key: loaded.into_iter().map(stored).collect() }
+    }
+
+    /// The instant of the transaction, by the server's clock, after all locks were taken.
+    pub(super) const fn now(&self) -> Nanos {
+        self.now
+    }
+
+    /// The name of the server process. A restart and a failover change it.
+    pub(super) fn server_name(&self) -> &str {
+        &self.server_start
+    }
+
+    /// Returns the state in a row, or `None` without a row.
+    pub(super) fn read<T: DeserializeOwned>(&self, key: &[u8]) -> Result<Option<T>, StoreFailure> {
+        let Some(row) = self.by_key.get(key) else { return Ok(None) };
+        let Some((&VALUE_VERSION, state)) = row.value.split_first() else {
+            return Err(StoreFailure::WrongType);
+        };
+        postcard::from_bytes(state).map(Some).map_err(|_invalid| StoreFailure::WrongType)
+    }
+
+    /// Replaces the state in a row. The row is deleted some time after `empty_at`.
+    pub(super) fn write<T: Serialize>(
+        &mut self,
+        key: &[u8],
+        state: &T,
+        empty_at: Nanos,
+    ) -> Result<(), StoreFailure> {
+        let value = postcard::to_extend(state, vec![VALUE_VERSION])
+            .map_err(|_impossible| StoreFailure::Other)?;
+        let row = StoredRow { value, empty_at, is_changed: true };
+        self.by_key.insert(key.to_vec(), row);
+        Ok(())
+    }
+
+    pub(super) fn changed(&self) -> ChangedRows<'_> {
+        let mut sorted: Vec<_> = self.by_key.iter().filter(|(_, row)| row.is_changed).collect();
+        sorted.sort_unstable_by_key(|(key, _)| *key);
+        let mut changed = ChangedRows::default();
+        for (key, row) in sorted {
+            changed.keys.push(key);
+            changed.values.push(&row.value);
+            changed.empty_at.push(to_micros(row.empty_at));
+        }
+        changed
+    }
+}
+
+/// Converts to the microseconds of a `bigint`, rounded up. Saturates.
+pub(super) fn to_micros(instant: Nanos) -> i64 {
+    i64::try_from(instant.0.div_ceil(Nanos::MICRO.0)).unwrap_or(i64::MAX)
+}
+
+/// Converts from the microseconds of a `bigint`; 0 for a negative number.
+pub(super) fn from_micros(micros: i64) -> Nanos {
+    Nanos(u64::try_from(micros).unwrap_or(0).saturating_mul(Nanos::MICRO.0))
+}

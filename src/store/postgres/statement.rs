@@ -1,0 +1,104 @@
+//! The SQL statements of the store.
+
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Error, Row, Statement};
+
+/// The text of a statement and the types of its parameters.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StatementText {
+    pub(super) sql: &'static str,
+    pub(super) types: &'static [Type],
+}
+
+/// Locks keys until the end of the transaction, in the order of the parameter.
+///
+/// Locks of rows would not do: two transactions may create the same row.
+pub(super) const LOCK: StatementText = StatementText {
+    sql: "SELECT pg_advisory_xact_lock(hash) FROM unnest($1::bigint[]) AS hash",
+    types: &[Type::INT8_ARRAY],
+};
+
+/// Reads the server's clock, the start of the server process, and rows.
+///
+/// The clock is read after `LOCK` has all locks, since statements run one after the other.
+pub(super) const LOAD: StatementText = StatementText {
+    sql: "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, \
+          (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, \
+          ARRAY(SELECT key FROM sluicegate_state WHERE key = ANY ($1) ORDER BY key), \
+          ARRAY(SELECT value FROM sluicegate_state WHERE key = ANY ($1) ORDER BY key)",
+    types: &[Type::BYTEA_ARRAY],
+};
+
+/// Creates or replaces rows.
+pub(super) const SAVE: StatementText = StatementText {
+    sql: "INSERT INTO sluicegate_state (key, value, empty_at) \
+          SELECT * FROM unnest($1::bytea[], $2::bytea[], $3::bigint[]) \
+          ON CONFLICT (key) DO UPDATE SET value = excluded.value, empty_at = excluded.empty_at",
+    types: &[Type::BYTEA_ARRAY, Type::BYTEA_ARRAY, Type::INT8_ARRAY],
+};
+
+/// Deletes the rows after a key that were empty one second ago, among the next 1,000. Returns the
+/// last key and the number of deleted rows.
+///
+/// The condition on `empty_at` is repeated: the server evaluates it again if a row changed
+/// meanwhile.
+pub(super) const SWEEP: StatementText = StatementText {
+    sql: "WITH page AS (SELECT key, empty_at FROM sluicegate_state WHERE key > $1 ORDER BY key LIMIT 1000), \
+          latest AS (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - 1000000 AS empty_before), \
+          gone AS (DELETE FROM sluicegate_state AS state USING page, latest WHERE state.key = page.key \
+          AND page.empty_at < empty_before AND state.empty_at < empty_before RETURNING 1) \
+          SELECT (SELECT key FROM page ORDER BY key DESC LIMIT 1), (SELECT count(*) FROM gone)",
+    types: &[Type::BYTEA],
+};
+
+/// All statements of a connection: prepared, or sent as text with each call.
+#[derive(Debug)]
+pub(super) struct Statements {
+    pub(super) lock: PreparedStatement,
+    pub(super) load: PreparedStatement,
+    pub(super) save: PreparedStatement,
+    pub(super) sweep: PreparedStatement,
+}
+
+/// A statement, with the server's handle if it is prepared.
+#[derive(Debug)]
+pub(super) struct PreparedStatement {
+    text: StatementText,
+    handle: Option<Statement>,
+}
+
+impl Statements {
+    /// Prepares all statements, or none without `prepare`.
+    pub(super) async fn new(client: &Client, prepare: bool) -> Result<Self, Error> {
+        let statement = |text| PreparedStatement::new(client, text, prepare);
+        Ok(Self {
+            lock: statement(LOCK).await?,
+            load: statement(LOAD).await?,
+            save: statement(SAVE).await?,
+            sweep: statement(SWEEP).await?,
+        })
+    }
+}
+
+impl PreparedStatement {
+    async fn new(client: &Client, text: StatementText, prepare: bool) -> Result<Self, Error> {
+        if !prepare {
+            return Ok(Self { text, handle: None });
+        }
+        let handle = client.prepare_typed(text.sql, text.types).await?;
+        Ok(Self { text, handle: Some(handle) })
+    }
+
+    /// Runs the statement. Calls that are polled together share a round trip.
+    pub(super) async fn run(
+        &self,
+        client: &Client,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, Error> {
+        if let Some(handle) = &self.handle {
+            return client.query(handle, params).await;
+        }
+        let typed: Vec<_> = params.iter().copied().zip(self.text.types.iter().cloned()).collect();
+        client.query_typed(self.text.sql, &typed).await
+    }
+}

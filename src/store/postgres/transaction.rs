@@ -1,0 +1,109 @@
+//! One transaction for a batch of calls.
+//!
+//! | step | round trip |
+//! |---|---|
+//! | `BEGIN`, lock all keys, read the clock and all rows | first |
+//! | decide by the kernel | none |
+//! | save the changed rows, `COMMIT` | second |
+//!
+//! Guarantees:
+//! - Locks are taken in one order by all replicas, so no two transactions wait for each other.
+//! - The clock is read after all locks, so instants of one counter never go back.
+//! - Calls of one batch are applied in order, each to the state that the earlier ones left.
+
+use futures_util::future::{join, join3};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{Error, Row};
+
+use super::super::StoreFailure;
+
+use super::queue::QueuedCall;
+use super::rows::{ChangedRows, RowKey, Rows, from_micros};
+use super::session::Session;
+
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+
+/// [`BEGIN`] for a pooler in transaction mode, where settings end with the transaction.
+const BEGIN_WITH_TIMEOUTS: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
+     SET LOCAL lock_timeout = '1s'; SET LOCAL idle_in_transaction_session_timeout = '1s'";
+
+impl Session {
+    /// Applies `calls` in one transaction. On an error, none was applied, unless the error is
+    /// [`StoreFailure::ConnectionLost`].
+    ///
+    /// The session must not be used after an error.
+    pub(super) async fn run_transaction(
+        &self,
+        calls: &mut [Box<dyn QueuedCall>],
+    ) -> Result<(), Error> {
+        let mut keys: Vec<&RowKey> = calls.iter().flat_map(|call| call.keys()).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let mut rows = self.lock_and_load(&keys).await?;
+        for call in calls {
+            call.apply(&mut rows);
+        }
+        self.save_and_commit(&rows.changed()).await
+    }
+
+    async fn lock_and_load(&self, keys: &[&RowKey]) -> Result<Rows, Error> {
+        let mut locks: Vec<i64> = keys.iter().map(|key| lock_number(key)).collect();
+        locks.sort_unstable();
+        locks.dedup();
+        let begin = if self.is_pooled { BEGIN_WITH_TIMEOUTS } else { BEGIN };
+        let (opened, locked, loaded) = join3(
+            self.client.batch_execute(begin),
+            self.statements.lock.run(&self.client, &[&locks]),
+            self.statements.load.run(&self.client, &[&keys]),
+        )
+        .await;
+        opened?;
+        locked?;
+        loaded?.first().map_or_else(|| Ok(Rows::default()), read_rows)
+    }
+
+    async fn save_and_commit(&self, changed: &ChangedRows<'_>) -> Result<(), Error> {
+        if changed.keys.is_empty() {
+            return self.client.batch_execute("COMMIT").await;
+        }
+        let params: [&(dyn tokio_postgres::types::ToSql + Sync); 3] =
+            [&changed.keys, &changed.values, &changed.empty_at];
+        let (saved, committed) = join(
+            self.statements.save.run(&self.client, &params),
+            self.client.batch_execute("COMMIT"),
+        )
+        .await;
+        saved?;
+        committed
+    }
+}
+
+fn read_rows(row: &Row) -> Result<Rows, Error> {
+    let (now, server_start): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
+    let (keys, values): (Vec<RowKey>, Vec<Vec<u8>>) = (row.try_get(2)?, row.try_get(3)?);
+    Ok(Rows::new(from_micros(now), server_start.to_string(), keys.into_iter().zip(values)))
+}
+
+/// Returns the number of the advisory lock of a key. Keys with equal numbers wait for each other.
+fn lock_number(key: &[u8]) -> i64 {
+    use std::hash::Hasher as _;
+    let mut hasher = fnv::FnvHasher::default();
+    hasher.write(key);
+    hasher.finish().cast_signed()
+}
+
+/// Returns the failure for an error of a transaction.
+pub(super) fn failure_of(error: &Error) -> StoreFailure {
+    let Some(code) = error.code() else {
+        return StoreFailure::ConnectionLost;
+    };
+    match code {
+        &SqlState::READ_ONLY_SQL_TRANSACTION => StoreFailure::ReadOnly,
+        &SqlState::ADMIN_SHUTDOWN | &SqlState::CRASH_SHUTDOWN => StoreFailure::ConnectionLost,
+        &SqlState::CANNOT_CONNECT_NOW => StoreFailure::Loading,
+        &SqlState::INSUFFICIENT_PRIVILEGE => StoreFailure::NotPermitted,
+        &SqlState::OUT_OF_MEMORY | &SqlState::DISK_FULL => StoreFailure::OutOfMemory,
+        &SqlState::LOCK_NOT_AVAILABLE | &SqlState::QUERY_CANCELED => StoreFailure::Unsent,
+        _ => StoreFailure::Other,
+    }
+}

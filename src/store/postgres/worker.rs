@@ -1,0 +1,205 @@
+//! The workers: each has one connection and runs one transaction at a time.
+//!
+//! Guarantees:
+//! - A worker reconnects after each error, with jittered pauses, and never stops.
+//! - After repeated late replies the breaker opens; a timely probe closes it.
+//! - Each reason of an outage is logged at once and then once a minute.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::super::StoreFailure;
+use super::connect::{ConnectError, describe_error};
+use super::options::PostgresOptions;
+use super::queue::{CallQueue, QueuedCall};
+use super::session::Session;
+use super::transaction::failure_of;
+use crate::store::backoff::Backoff;
+use crate::store::breaker::Breaker;
+use crate::telemetry::event::{Event as _, StoreCallSent};
+use crate::telemetry::reason_log::{DueLine, ReasonLog};
+
+/// The timeout of a transaction, after which its connection is replaced.
+const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The pause between two probes while the breaker is open.
+const PROBE_PAUSE: Duration = Duration::from_millis(100);
+
+/// The state that callers and workers share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) queue: CallQueue,
+    pub(super) breaker: Breaker,
+    pub(super) options: PostgresOptions,
+    connected: AtomicUsize,
+    connect_failure: Mutex<StoreFailure>,
+    outage: Mutex<OutageLog>,
+}
+
+impl Shared {
+    pub(super) fn new(options: PostgresOptions) -> Self {
+        Self {
+            queue: CallQueue::default(),
+            breaker: Breaker::default(),
+            options,
+            connected: AtomicUsize::new(0),
+            connect_failure: Mutex::new(StoreFailure::Unreachable),
+            outage: Mutex::default(),
+        }
+    }
+
+    /// Returns the cause for which calls fail at present.
+    pub(super) fn current_failure(&self) -> Option<StoreFailure> {
+        if self.connected.load(SeqCst) == 0 {
+            return Some(*self.connect_failure.lock());
+        }
+        self.breaker.is_open().then_some(StoreFailure::BreakerOpen)
+    }
+
+    /// Records the time of a reply for the breaker.
+    pub(super) fn record<T>(&self, reply: &Result<T, StoreFailure>) {
+        match reply {
+            Err(StoreFailure::TimedOut) => {
+                if self.breaker.record_late() {
+                    tracing::warn!(
+                        deadline = ?self.options.call_timeout,
+                        "postgres timed out repeatedly, using on_store_failure"
+                    );
+                }
+            }
+            Err(_) => {}
+            Ok(_) => self.breaker.record_timely(),
+        }
+    }
+}
+
+/// Runs all workers; never returns.
+pub(super) async fn run_workers(shared: Arc<Shared>) {
+    let worker = |number: usize| {
+        let seed = shared.options.jitter_seed.wrapping_add(number as u64);
+        keep_connected(Arc::clone(&shared), Backoff::new(seed))
+    };
+    join_all((0..shared.options.connections.max(1)).map(worker)).await;
+}
+
+async fn keep_connected(shared: Arc<Shared>, mut pauses: Backoff) {
+    loop {
+        match Session::open(&shared.options).await {
+            Ok(mut session) => {
+                let _counted = shared.options.connection_counter.count_open();
+                shared.connected.fetch_add(1, SeqCst);
+                shared.breaker.close();
+                shared.outage.lock().log_connected();
+                pauses.reset();
+                let reason = serve(&shared, &mut session).await;
+                shared.connected.fetch_sub(1, SeqCst);
+                shared.outage.lock().log_lost(&reason);
+            }
+            Err(error) => {
+                *shared.connect_failure.lock() = match error {
+                    ConnectError::Refused(_) => StoreFailure::Unreachable,
+                    ConnectError::WrongSchema(_) => StoreFailure::NotPermitted,
+                };
+                shared.outage.lock().log_unavailable(&error.to_string());
+            }
+        }
+        if shared.connected.load(SeqCst) == 0 {
+            shared.queue.fail_all(StoreFailure::Unsent).await;
+        }
+        sleep(pauses.next_pause()).await;
+    }
+}
+
+/// Runs transactions until one fails. Returns the reason.
+async fn serve(shared: &Shared, session: &mut Session) -> String {
+    loop {
+        let probe = async {
+            while !shared.breaker.is_open() {
+                shared.breaker.wait_opened().await;
+            }
+            sleep(PROBE_PAUSE).await;
+        };
+        tokio::select! {
+            calls = shared.queue.next_batch() => {
+                if let Err(reason) = run_batch(session, calls).await {
+                    return reason;
+                }
+            }
+            () = probe => {
+                if let Err(reason) = probe_server(shared, session).await {
+                    return reason;
+                }
+            }
+            () = session.connection.wait_closed() => return "connection closed".to_owned(),
+        }
+    }
+}
+
+async fn run_batch(session: &Session, mut calls: Vec<Box<dyn QueuedCall>>) -> Result<(), String> {
+    if calls.is_empty() {
+        return Ok(());
+    }
+    StoreCallSent { checks: calls.len() }.emit();
+    let (result, failure) = match timeout(TRANSACTION_TIMEOUT, session.run_transaction(&mut calls))
+        .await
+    {
+        Ok(Ok(())) => (Ok(()), Ok(())),
+        Ok(Err(error)) => (Err(describe_error(&error)), Err(failure_of(&error))),
+        Err(_elapsed) => (Err("no reply within 2s".to_owned()), Err(StoreFailure::ConnectionLost)),
+    };
+    for call in calls {
+        call.finish(failure);
+    }
+    result
+}
+
+async fn probe_server(shared: &Shared, session: &Session) -> Result<(), String> {
+    let started = Instant::now();
+    let probe = session.client.simple_query("SELECT 1");
+    match timeout(TRANSACTION_TIMEOUT, probe).await {
+        Ok(Ok(_)) if started.elapsed() <= shared.options.call_timeout => {
+            if shared.breaker.is_open() {
+                shared.breaker.close();
+                tracing::info!("postgres replies in time again");
+            }
+            Ok(())
+        }
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(error)) => Err(describe_error(&error)),
+        Err(_elapsed) => Err("no reply within 2s".to_owned()),
+    }
+}
+
+/// The log of outages, common to all workers.
+#[derive(Debug, Default)]
+struct OutageLog {
+    reasons: ReasonLog,
+    is_available: bool,
+}
+
+impl OutageLog {
+    fn log_connected(&mut self) {
+        if !self.is_available || self.reasons.is_begin_logged() {
+            tracing::info!("postgres is available");
+            self.is_available = true;
+            self.reasons.end();
+        }
+    }
+
+    fn log_lost(&mut self, reason: &str) {
+        if let Some(DueLine { times }) = self.reasons.count(reason, Instant::now()) {
+            tracing::warn!(error = reason, times, "postgres connection lost, retrying");
+        }
+    }
+
+    fn log_unavailable(&mut self, reason: &str) {
+        if let Some(DueLine { times }) = self.reasons.count(reason, Instant::now()) {
+            tracing::warn!(error = reason, times, "postgres unavailable, retrying");
+        }
+    }
+}
