@@ -38,8 +38,10 @@ pub enum Command {
     Ask(AskArgs),
     /// Explain the limit that a descriptor matches.
     Explain(ExplainArgs),
-    /// Examine a Redis for use as the store: 0 suitable, 1 errors, 2 unreachable.
+    /// Examine a Redis or PostgreSQL for use as the store: 0 suitable, 1 errors, 2 unreachable.
     Doctor(DoctorArgs),
+    /// Create or upgrade the tables in PostgreSQL: 0 done, 2 failed.
+    Migrate(StoreArgs),
     /// Print the JSON Schema of a file format, for completion and validation in an editor.
     Schema(SchemaArgs),
 }
@@ -57,6 +59,9 @@ pub struct ServeArgs {
     /// Print the effective settings with their origins, then exit.
     #[arg(long)]
     pub print_config: bool,
+    /// Create or upgrade the tables in PostgreSQL before serving.
+    #[arg(long)]
+    pub migrate: bool,
     /// One command-line flag for each setting.
     #[command(flatten)]
     pub flags: SettingFlags,
@@ -153,18 +158,37 @@ pub struct AskArgs {
     after_help = "Examines the store that `serve` uses with the same flags, variables and file."
 )]
 pub struct DoctorArgs {
-    /// Read settings from this file.
-    #[arg(long, value_name = "FILE")]
-    pub settings: Option<PathBuf>,
     /// Output format of the findings.
     #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
     pub format: OutputFormat,
     /// Exit with 1 for warnings, too.
     #[arg(long)]
     pub warnings_as_errors: bool,
+    /// The store.
+    #[command(flatten)]
+    pub store: StoreArgs,
+}
+
+/// Arguments of a command that uses the store of `serve`. No `Debug`, because flags may contain a
+/// password.
+#[derive(Args)]
+#[command(after_help = "Uses the store of `serve` with the same flags, variables and file.")]
+pub struct StoreArgs {
+    /// Read settings from this file.
+    #[arg(long, value_name = "FILE")]
+    pub settings: Option<PathBuf>,
     /// One command-line flag for each setting.
     #[command(flatten)]
     pub flags: SettingFlags,
+}
+
+impl StoreArgs {
+    /// Returns the arguments of `serve` with the same settings.
+    #[must_use]
+    pub fn as_serve_args(&self) -> ServeArgs {
+        let (settings, flags) = (self.settings.clone(), self.flags.clone());
+        ServeArgs { settings, print_config: false, migrate: false, flags }
+    }
 }
 
 /// The output format of findings.
@@ -269,8 +293,8 @@ fn insert_ratelimit_command(mut argv: Vec<OsString>) -> Vec<OsString> {
 
 const RATELIMIT_PROGRAM: &str = "ratelimit";
 
-/// Adds unknown flags to the settings of `serve`, `ratelimit` and `doctor`. For other commands they are an
-/// error.
+/// Adds unknown flags to the settings of `serve`, `ratelimit`, `doctor` and `migrate`. For other
+/// commands they are an error.
 fn add_unknown_flags(
     mut cli: Cli,
     unknown: Vec<(String, Vec<String>)>,
@@ -278,7 +302,8 @@ fn add_unknown_flags(
 ) -> Result<Cli, clap::Error> {
     match (&mut cli.command, first_error) {
         (Command::Serve(serve) | Command::Ratelimit(serve), _) => serve.flags.given.extend(unknown),
-        (Command::Doctor(doctor), _) => doctor.flags.given.extend(unknown),
+        (Command::Doctor(doctor), _) => doctor.store.flags.given.extend(unknown),
+        (Command::Migrate(args), _) => args.flags.given.extend(unknown),
         (_, Some(error)) => return Err(error),
         (_, None) => {}
     }

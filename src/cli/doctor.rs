@@ -1,13 +1,14 @@
-//! Implements `sluicegate doctor`, which examines a Redis for use as the store.
+//! Implements `sluicegate doctor`, which examines a Redis or PostgreSQL for use as the store.
 //!
 //! Guarantees:
-//! - Every finding names the address of the Redis and the fix.
+//! - Every finding names the address of the store and the fix.
 //! - Exits with 0 (suitable), 1 (errors, or warnings with `--warnings-as-errors`) or 2
 //!   (unreachable).
-//! - `serve` logs the same findings once Redis is reachable, and starts in spite of them.
+//! - `serve` logs the same findings once the store is reachable, and starts in spite of them.
 
 mod collect;
 mod evaluate;
+mod postgres;
 
 use std::io;
 use std::sync::Arc;
@@ -21,8 +22,9 @@ use super::{CommandOutcome, Terminal};
 use crate::clock::Clock;
 use crate::config::settings::{KeyFormat, Settings};
 use crate::config::{ChargePolicy, Config, Domain};
+use crate::store::postgres::PostgresOptions;
 use crate::store::redis::RedisOptions;
-use evaluate::{DoctorFinding, DoctorRequirements, DoctorSeverity, RedisFacts, evaluate_facts};
+use evaluate::{DoctorFinding, DoctorRequirements, DoctorSeverity, evaluate_facts};
 
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -32,15 +34,26 @@ pub(super) fn doctor(
     clock: &Clock,
     terminal: &mut Terminal<'_>,
 ) -> io::Result<CommandOutcome> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    if let Some(options) = store::all_postgres_options(settings) {
+        let address = settings.store.url.to_string();
+        let examined = runtime.block_on(postgres::examine(&options, &address, clock));
+        return match examined {
+            Ok(findings) => print_findings(args, &[address], &findings, terminal),
+            Err(error) => {
+                writeln!(terminal.err, "error: {address}: {error}")?;
+                Ok(CommandOutcome::Failed)
+            }
+        };
+    }
     let stores = store::all_redis_options(settings);
     if stores.is_empty() {
         writeln!(
             terminal.err,
-            "error: no Redis is configured; set --store-url to the URL of a Redis"
+            "error: no shared store is configured; set --store-url to the URL of a Redis or PostgreSQL"
         )?;
         return Ok(CommandOutcome::Failed);
     }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut findings = Vec::new();
     let mut examined = Vec::new();
     let mut is_two_steps_shown = false;
@@ -57,7 +70,7 @@ pub(super) fn doctor(
                     .collect();
                 remove_repeated_two_steps(&mut found, &mut is_two_steps_shown);
                 findings.extend(found);
-                examined.extend(facts);
+                examined.extend(facts.into_iter().map(|facts| facts.address));
             }
             Err(error) => {
                 let fix = "check the address and the credentials in --store-url";
@@ -66,9 +79,21 @@ pub(super) fn doctor(
             }
         }
     }
+    print_findings(args, &examined, &findings, terminal)
+}
+
+fn print_findings(
+    args: &DoctorArgs,
+    examined: &[String],
+    findings: &[DoctorFinding],
+    terminal: &mut Terminal<'_>,
+) -> io::Result<CommandOutcome> {
     match args.format {
-        OutputFormat::Text => print_text(&examined, &findings, terminal.out)?,
-        OutputFormat::Json => writeln!(terminal.out, "{:#}", to_json(&examined, &findings))?,
+        OutputFormat::Text => print_text(examined, findings, terminal.out)?,
+        OutputFormat::Json => {
+            let document = json!({"stores": examined, "findings": findings});
+            writeln!(terminal.out, "{document:#}")?;
+        }
     }
     let is_bad = |finding: &DoctorFinding| {
         args.warnings_as_errors || finding.severity == DoctorSeverity::Error
@@ -86,15 +111,15 @@ fn requirements(settings: &Settings) -> DoctorRequirements {
 }
 
 fn print_text(
-    examined: &[RedisFacts],
+    examined: &[String],
     findings: &[DoctorFinding],
     out: &mut dyn io::Write,
 ) -> io::Result<()> {
     for finding in findings {
         writeln!(out, "{finding}")?;
     }
-    for facts in examined {
-        writeln!(out, "{}: examined", facts.address)?;
+    for address in examined {
+        writeln!(out, "{address}: examined")?;
     }
     let errors =
         findings.iter().filter(|finding| finding.severity == DoctorSeverity::Error).count();
@@ -105,11 +130,6 @@ fn print_text(
 
 fn count_text(number: usize, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
-}
-
-fn to_json(examined: &[RedisFacts], findings: &[DoctorFinding]) -> serde_json::Value {
-    let stores: Vec<_> = examined.iter().map(|facts| &facts.address).collect();
-    json!({"stores": stores, "findings": findings})
 }
 
 /// Waits until the Redis of `options` is reachable. Returns the findings about it.
@@ -128,7 +148,21 @@ async fn await_findings(
     facts.iter().flat_map(|facts| evaluate_facts(facts, requirements)).collect()
 }
 
-/// Logs the findings about each Redis in `settings` as soon as it is reachable. A finding about
+/// Waits until the PostgreSQL of `options` is reachable. Returns the findings about it.
+async fn await_postgres_findings(
+    options: PostgresOptions,
+    address: String,
+    clock: Clock,
+) -> Vec<DoctorFinding> {
+    loop {
+        match postgres::examine(&options, &address, &clock).await {
+            Ok(findings) => return findings,
+            Err(_unreachable) => tokio::time::sleep(RETRY_INTERVAL).await,
+        }
+    }
+}
+
+/// Logs the findings about each store in `settings` as soon as it is reachable. A finding about
 /// all Redis nodes together is logged once.
 pub(super) async fn log_all_findings(settings: Settings, config: Option<Arc<Config>>) {
     let mut requirements = requirements(&settings);
@@ -138,6 +172,13 @@ pub(super) async fn log_all_findings(settings: Settings, config: Option<Arc<Conf
     let mut tasks = tokio::task::JoinSet::new();
     for options in store::all_redis_options(&settings) {
         tasks.spawn(await_findings(options, requirements, Clock::system()));
+    }
+    if let Some(options) = store::all_postgres_options(&settings) {
+        tasks.spawn(await_postgres_findings(
+            options,
+            settings.store.url.to_string(),
+            Clock::system(),
+        ));
     }
     let mut is_two_steps_shown = false;
     while let Some(findings) = tasks.join_next().await {

@@ -10,6 +10,7 @@ mod ask;
 mod doctor;
 pub mod explain;
 mod limits_input;
+mod migrate;
 pub mod ratelimit;
 mod serve;
 pub mod settings_input;
@@ -51,13 +52,14 @@ fn run_command(
         Command::Schema(schema) => print_schema(schema.of, terminal),
         Command::Validate(validate) => validate::validate(&validate, terminal),
         Command::Doctor(args) => {
-            let serve_args = args::ServeArgs {
-                settings: args.settings.clone(),
-                print_config: false,
-                flags: args.flags.clone(),
-            };
-            match load_settings(&serve_args, environment, terminal)? {
+            match load_settings(&args.store.as_serve_args(), environment, terminal)? {
                 Some(loaded) => doctor::doctor(&args, &loaded.settings, &Clock::system(), terminal),
+                None => Ok(CommandOutcome::Failed),
+            }
+        }
+        Command::Migrate(args) => {
+            match load_settings(&args.as_serve_args(), environment, terminal)? {
+                Some(loaded) => migrate::migrate(&loaded.settings, terminal),
                 None => Ok(CommandOutcome::Failed),
             }
         }
@@ -86,7 +88,7 @@ fn start(
     match load_settings(serve, environment, terminal)? {
         None => Ok(CommandOutcome::Failed),
         Some(loaded) if serve.print_config => print_config(&loaded, terminal),
-        Some(loaded) => serve::serve(&loaded.settings, &[], terminal),
+        Some(loaded) => serve::serve(&loaded.settings, serve.migrate, &[], terminal),
     }
 }
 
@@ -118,7 +120,7 @@ fn start_as_ratelimit(
     )? {
         None => Ok(CommandOutcome::Failed),
         Some(loaded) if serve.print_config => print_config(&loaded, terminal),
-        Some(loaded) => serve::serve(&loaded.settings, &translated.notes, terminal),
+        Some(loaded) => serve::serve(&loaded.settings, serve.migrate, &translated.notes, terminal),
     }
 }
 

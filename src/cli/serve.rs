@@ -80,6 +80,7 @@ enum ServeError {
 
 pub(super) fn serve(
     settings: &Settings,
+    migrate: bool,
     notes: &[VariableNote],
     terminal: &mut Terminal<'_>,
 ) -> std::io::Result<CommandOutcome> {
@@ -88,7 +89,7 @@ pub(super) fn serve(
         tracing::warn!("{variable}: {line}");
     }
     let served = runtime().map_err(ServeError::from).and_then(|runtime| {
-        let served = runtime.block_on(run(settings, terminal));
+        let served = runtime.block_on(run(settings, migrate, terminal));
         // Do not wait for requests in flight: they have already had `listen.drain_timeout` to
         // finish.
         runtime.shutdown_background();
@@ -113,11 +114,16 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()
 }
 
-async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), ServeError> {
+async fn run(
+    settings: &Settings,
+    migrate: bool,
+    terminal: &mut Terminal<'_>,
+) -> Result<(), ServeError> {
     // Install the signal handlers first, so that no signal during startup is lost.
     let (mut shutdown_signals, reload_signals) =
         ShutdownSignals::install(settings.compat.listen.on_hangup)?;
     check_settings(settings)?;
+    store::prepare_schema(settings, migrate).await.map_err(ServeError::InvalidSettings)?;
     let tls = connections::load_tls(settings).map_err(ServeError::InvalidSettings)?;
     let bound = StartupListeners::bind_startup(settings).await.map_err(ServeError::Listen)?;
     let memory = Arc::new(memory_store(settings));
@@ -248,6 +254,9 @@ fn print_summary(
 ) -> std::io::Result<()> {
     for line in listeners.summary_lines() {
         writeln!(terminal.out, "{line}")?;
+    }
+    if let StoreUrl::Postgres(url) = &settings.store.url {
+        writeln!(terminal.out, "counters in {url}")?;
     }
     if let StoreUrl::Redis(url) = &settings.store.url {
         writeln!(terminal.out, "counters in {url}")?;

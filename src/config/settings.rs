@@ -25,6 +25,7 @@ mod nearest;
 mod network;
 mod pairs;
 mod peer_conflicts;
+mod postgres_url;
 mod print;
 mod ratelimit_prefix;
 mod read;
@@ -41,7 +42,8 @@ pub use block::SettingBlock;
 use block::{Block as _, SettingList};
 pub use choices::{
     DeniedBy, DescriptorValues, KeyFormat, LogFormat, LogLevel, MetricNames, OnHangup,
-    OtlpProtocol, Overrides, ResponseHeaders, StatsProtocol, StatsSink, WhenFull,
+    OtlpProtocol, Overrides, PostgresDurability, ResponseHeaders, StatsProtocol, StatsSink,
+    WhenFull,
 };
 pub use file_and_host::HostName;
 pub use list::{
@@ -57,6 +59,7 @@ pub use list_compat::{
 pub use nearest::{nearest, nearest_within};
 pub use network::Networks;
 pub use pairs::{Mogrifier, Mogrifiers, OutgoingHeaders, TextPairs};
+pub use postgres_url::PostgresUrl;
 pub use print::{print_config, schema, server_yaml};
 pub use ratelimit_prefix::RatelimitKeyPrefix;
 pub use read::{

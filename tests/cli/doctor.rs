@@ -152,11 +152,9 @@ fn an_unreachable_store_is_a_clear_error() {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let outcome = cli::run(memory, [], &mut Terminal { out: &mut out, err: &mut err });
     assert_eq!(outcome, CommandOutcome::Failed);
-    assert!(
-        String::from_utf8(err)
-            .unwrap()
-            .contains("no Redis is configured; set --store-url to the URL of a Redis")
-    );
+    assert!(String::from_utf8(err).unwrap().contains(
+        "no shared store is configured; set --store-url to the URL of a Redis or PostgreSQL"
+    ));
 }
 
 #[test]

@@ -1,3 +1,4 @@
 //! Tests of stores that need a real server.
 
+pub mod postgres;
 pub mod redis;

@@ -1,6 +1,6 @@
 //! A real PostgreSQL on a Unix socket in a temporary directory, which a test can kill and restart.
 
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -25,6 +25,8 @@ const PROGRAM_DIRS: [&str; 6] = [
 #[derive(Debug)]
 pub struct Postgres {
     dir: TempDir,
+    /// The number in the name of the socket; also the TCP port, if the server listens on one.
+    port: u16,
     process: Option<Child>,
 }
 
@@ -32,6 +34,11 @@ pub struct Postgres {
 fn program(name: &str) -> Command {
     let found = PROGRAM_DIRS.iter().map(|dir| Path::new(dir).join(name)).find(|path| path.exists());
     let path = found.expect("no postgresql on this machine; scripts/test.sh installs it");
+    unprivileged(&path)
+}
+
+/// Returns a command that does not run as root.
+fn unprivileged(path: &Path) -> Command {
     if !rustix::process::geteuid().is_root() {
         return Command::new(path);
     }
@@ -48,7 +55,7 @@ fn run(command: &mut Command) {
 impl Postgres {
     /// Starts a server with an empty database, without the tables of Sluicegate.
     pub fn start_empty() -> Self {
-        let mut postgres = Self { dir: tempfile::tempdir().unwrap(), process: None };
+        let mut postgres = Self { dir: tempfile::tempdir().unwrap(), port: 5432, process: None };
         let mode = std::fs::Permissions::from_mode(0o777);
         std::fs::set_permissions(postgres.dir.path(), mode).unwrap();
         run(program("initdb")
@@ -59,30 +66,99 @@ impl Postgres {
     }
 
     /// Starts a server with the tables.
-    pub async fn start() -> Self {
-        let postgres = tokio::task::spawn_blocking(Self::start_empty).await.unwrap();
-        migrate(&postgres.options(), Some(Durability::Full)).await.unwrap();
+    pub fn start() -> Self {
+        let postgres = Self::start_empty();
+        postgres.migrate(Durability::Full);
         postgres
+    }
+
+    pub fn migrate(&self, durability: Durability) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(migrate(&self.options(), Some(durability))).unwrap();
+    }
+
+    /// A standby of this server, which replicates synchronously from now on.
+    pub fn start_standby(&self) -> Self {
+        let mut standby = Self { dir: tempfile::tempdir().unwrap(), port: 5432, process: None };
+        let mode = std::fs::Permissions::from_mode(0o777);
+        std::fs::set_permissions(standby.dir.path(), mode).unwrap();
+        run(program("pg_basebackup")
+            .args(["-U", "postgres", "--write-recovery-conf", "--checkpoint=fast", "-h"])
+            .arg(self.dir.path())
+            .arg("-D")
+            .arg(standby.data_dir()));
+        standby.launch();
+        self.sql("ALTER SYSTEM SET synchronous_standby_names = '*'");
+        self.sql("SELECT pg_reload_conf()");
+        until("the standby replicates synchronously", || {
+            let state = self.sql("SELECT sync_state FROM pg_stat_replication");
+            if state == "sync" { Ok(()) } else { Err(state) }
+        })
+        .unwrap();
+        standby
+    }
+
+    /// Makes a standby the primary.
+    pub fn promote(&self) {
+        // The setting came with the copy; the new primary has no standby.
+        self.sql("ALTER SYSTEM RESET synchronous_standby_names");
+        run(program("pg_ctl").args(["promote", "-w", "-D"]).arg(self.data_dir()));
+        self.sql("SELECT pg_reload_conf()");
     }
 
     /// Starts the process, and returns once it accepts connections.
     pub fn launch(&mut self) {
+        self.launch_with(&["listen_addresses="]);
+    }
+
+    /// [`Postgres::launch`] with these settings of the server.
+    pub fn launch_with(&mut self, settings: &[&str]) {
+        let port = format!("port={}", self.port);
+        let own = ["fsync=off", "max_connections=400", &port];
+        let all = own.into_iter().chain(settings.iter().copied());
         let child = program("postgres")
             .arg("-D")
             .arg(self.data_dir())
             .arg("-k")
             .arg(self.dir.path())
-            .args(["-c", "listen_addresses=", "-c", "fsync=off", "-c", "max_connections=400"])
+            .args(all.flat_map(|setting| ["-c", setting]))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
         self.process = Some(child.unwrap());
         until("postgres accepts connections", || {
-            let ready = program("pg_isready").arg("-h").arg(self.dir.path()).output().unwrap();
+            let mut command = program("pg_isready");
+            let host = command.arg("-p").arg(self.port.to_string()).arg("-h").arg(self.dir.path());
+            let ready = host.output().unwrap();
             ready.status.success().then_some(()).ok_or_else(|| "not ready".to_owned())
         })
         .unwrap();
+    }
+
+    /// Restarts the server on this TCP port of 127.0.0.1, with these settings.
+    pub fn restart_on(&mut self, port: u16, settings: &[&str]) {
+        self.kill();
+        self.port = port;
+        self.launch_with(&[&["listen_addresses=127.0.0.1"], settings].concat());
+    }
+
+    /// Writes a file that only the server can read, and returns its path.
+    pub fn private_file(&self, name: &str, content: &[u8]) -> String {
+        let path = self.dir.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        if rustix::process::geteuid().is_root() {
+            let owner = std::fs::metadata(self.data_dir()).unwrap();
+            std::os::unix::fs::chown(&path, Some(owner.uid()), Some(owner.gid())).unwrap();
+        }
+        path.display().to_string()
+    }
+
+    /// Replaces `pg_hba.conf`, and reloads it.
+    pub fn set_authentication(&self, lines: &str) {
+        std::fs::write(self.data_dir().join("pg_hba.conf"), lines).unwrap();
+        self.sql("SELECT pg_reload_conf()");
     }
 
     /// Kills all processes of the server, as a crash of the machine would.
@@ -94,17 +170,27 @@ impl Postgres {
         }
     }
 
-    pub fn signal(&self, name: &str) {
-        signals::send(self.process.as_ref().unwrap().id(), name);
-    }
-
     fn data_dir(&self) -> PathBuf {
         self.dir.path().join("data")
     }
 
+    /// The directory of the Unix socket.
+    pub fn socket_dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The path of the Unix socket.
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join(format!(".s.PGSQL.{}", self.port))
+    }
+
+    /// The directory of the socket, as the host in a URL.
+    pub fn host(&self) -> String {
+        self.dir.path().display().to_string().replace('/', "%2F")
+    }
+
     pub fn url(&self) -> String {
-        let host = self.dir.path().display().to_string().replace('/', "%2F");
-        format!("postgres://postgres@{host}/postgres")
+        format!("postgres://postgres@{}/postgres", self.host())
     }
 
     pub fn options(&self) -> PostgresOptions {
@@ -116,6 +202,8 @@ impl Postgres {
         let output = Command::new("psql")
             .args(["-h"])
             .arg(self.dir.path())
+            .arg("-p")
+            .arg(self.port.to_string())
             .args([
                 "-U",
                 "postgres",
@@ -141,6 +229,51 @@ impl Drop for Postgres {
     }
 }
 
+/// A `PgBouncer` in transaction mode before a server.
+#[derive(Debug)]
+pub struct PgBouncer {
+    dir: TempDir,
+    process: Child,
+}
+
+impl PgBouncer {
+    pub fn start(server: &Postgres) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        let (server, own) = (server.socket_dir().display(), dir.path().display());
+        let configuration = format!(
+            "[databases]\npostgres = host={server} user=postgres\n[pgbouncer]\n\
+             pool_mode = transaction\nauth_type = any\nunix_socket_dir = {own}\nlisten_port = 5432\n\
+             default_pool_size = 3\nlogfile =\npidfile = {own}/pid\n"
+        );
+        let file = dir.path().join("pgbouncer.ini");
+        std::fs::write(&file, configuration).unwrap();
+        let process = unprivileged(Path::new("/usr/sbin/pgbouncer"))
+            .arg(&file)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let socket = dir.path().join(".s.PGSQL.5432");
+        let process = process.expect("no pgbouncer on this machine; scripts/test.sh installs it");
+        let is_open = || socket.exists().then_some(()).ok_or_else(|| "no socket".to_owned());
+        until("pgbouncer listens", is_open).unwrap();
+        Self { dir, process }
+    }
+
+    pub fn url(&self) -> String {
+        let host = self.dir.path().display().to_string().replace('/', "%2F");
+        format!("postgres://postgres@{host}/postgres")
+    }
+}
+
+impl Drop for PgBouncer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
 /// The server of the running tests.
 static SHARED: Mutex<Weak<Postgres>> = Mutex::new(Weak::new());
 
@@ -148,10 +281,8 @@ static SHARED: Mutex<Weak<Postgres>> = Mutex::new(Weak::new());
 pub fn shared() -> Arc<Postgres> {
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     shared.upgrade().unwrap_or_else(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let server = Postgres::start_empty();
-        runtime.block_on(migrate(&server.options(), Some(Durability::Unlogged))).unwrap();
-        let server = Arc::new(server);
+        let server = Arc::new(Postgres::start_empty());
+        server.migrate(Durability::Unlogged);
         *shared = Arc::downgrade(&server);
         server
     })

@@ -2,17 +2,21 @@
 
 use std::hash::BuildHasher as _;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Clock;
 use crate::config::settings::{
-    HostPort, KeyFormat, Overrides, RedisEndpoint, RedisUrl, SecretText, Settings, StoreUrl,
+    HostPort, KeyFormat, Overrides, PostgresDurability, PostgresUrl, RedisEndpoint, RedisUrl,
+    SecretText, Settings, StoreUrl,
 };
 use crate::engine::fleet::reporter::{FleetReporter, SharePace};
 use crate::engine::{DecisionPolicy, Engine, LocalFallback, Membership};
 use crate::kernel::units::Nanos;
+use crate::store::Store;
 use crate::store::memory::MemoryStore;
+use crate::store::postgres::{self, ConnectError, Durability, PostgresOptions, PostgresStore};
 use crate::store::redis::{self, RedisStore, StoreGroup, reference};
 
 /// Validates the rules that involve several settings of the store.
@@ -20,7 +24,9 @@ use crate::store::redis::{self, RedisStore, StoreGroup, reference};
 /// # Errors
 /// A message with the violated rule and the values of its settings.
 pub(super) fn check_settings(settings: &Settings) -> Result<(), String> {
-    let StoreUrl::Redis(_) = settings.store.url else { return Ok(()) };
+    if !settings.store.url.is_shared() {
+        return Ok(());
+    }
     if settings.store.deadline < Nanos::MILLI {
         let got = settings.store.deadline;
         return Err(format!("`store.deadline` {got} is too short for a reply; set at least 1ms"));
@@ -37,26 +43,38 @@ pub(super) fn check_settings(settings: &Settings) -> Result<(), String> {
 
 /// Returns `true` if the ports open after the first answer of a shared store.
 pub(super) fn waits_for_answer(settings: &Settings) -> bool {
-    matches!(settings.store.url, StoreUrl::Redis(_)) && settings.store.start_timeout != Nanos(0)
+    settings.store.url.is_shared() && settings.store.start_timeout != Nanos(0)
 }
 
 /// The shortest heartbeat interval. With a shorter one, store calls that time out could fill all
 /// the time between two heartbeats.
 const MIN_HEARTBEAT: Nanos = Nanos(100 * Nanos::MILLI.0);
 
-/// Creates the engine and, with Redis, the task of its store connections. `memory` is the store
-/// without Redis, and the store of the fallback `local` with Redis.
+/// The task that keeps the connections of a store open.
+pub(super) type StoreConnections = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Creates the engine and, with a shared store, the task of its connections. `memory` is the store
+/// without a shared one, and else the store of the fallback `local`.
 pub(super) fn create_engine(
     settings: &Settings,
     memory: &Arc<MemoryStore>,
     policy: DecisionPolicy,
-) -> (Engine, Option<impl Future<Output = ()> + Send + 'static>) {
-    let StoreUrl::Redis(url) = &settings.store.url else {
-        let engine = Engine::new(Clock::system(), memory.clone(), policy);
-        let most = usize::try_from(settings.store.max_buckets).unwrap_or(usize::MAX);
-        return (engine.with_max_buckets(most, random_u64()), None);
+) -> (Engine, Option<StoreConnections>) {
+    let (store, connections): (Arc<dyn Store>, StoreConnections) = match &settings.store.url {
+        StoreUrl::Memory => {
+            let engine = Engine::new(Clock::system(), memory.clone(), policy);
+            let most = usize::try_from(settings.store.max_buckets).unwrap_or(usize::MAX);
+            return (engine.with_max_buckets(most, random_u64()), None);
+        }
+        StoreUrl::Redis(url) => {
+            let (stores, connections) = create_stores(settings, url);
+            (Arc::new(stores), Box::pin(connections))
+        }
+        StoreUrl::Postgres(url) => {
+            let (store, connections) = PostgresStore::new(postgres_options(settings, url));
+            (Arc::new(store), Box::pin(connections))
+        }
     };
-    let (stores, connections) = create_stores(settings, url);
     let clock = Clock::system();
     // The start time is a unique incarnation, because no two starts share a nanosecond.
     let incarnation = clock.now().0;
@@ -70,7 +88,7 @@ pub(super) fn create_engine(
     let call_timeout = Duration::from(settings.store.deadline);
     let fleet = FleetReporter::new(Arc::clone(&membership), clock.now(), pace, call_timeout);
     let local = LocalFallback::new(memory.clone(), membership);
-    let engine = Engine::new(clock, Arc::new(stores), policy).with_local_fallback(local);
+    let engine = Engine::new(clock, store, policy).with_local_fallback(local);
     let (most, jitter) =
         (usize::try_from(settings.store.max_buckets).unwrap_or(usize::MAX), random_u64());
     let engine = engine.with_max_buckets(most, jitter).with_fleet(Arc::new(fleet));
@@ -144,7 +162,7 @@ const MAX_HOST_LEN: usize = 55;
 pub(in crate::cli) fn all_redis_options(settings: &Settings) -> Vec<redis::RedisOptions> {
     let main = match &settings.store.url {
         StoreUrl::Redis(url) => Some(url),
-        StoreUrl::Memory => None,
+        StoreUrl::Memory | StoreUrl::Postgres(_) => None,
     };
     main.into_iter()
         .chain(&settings.compat.store.per_second_url)
@@ -208,4 +226,60 @@ fn redis_tls(settings: &Settings) -> redis::RedisTls {
         server_name: settings.store.tls.server_name.as_ref().map(|name| name.as_str().to_owned()),
         accepts_any_name: settings.compat.store.any_server_name,
     }
+}
+
+/// Returns the options of the PostgreSQL store; `None` if the settings name another store.
+pub(in crate::cli) fn all_postgres_options(settings: &Settings) -> Option<PostgresOptions> {
+    match &settings.store.url {
+        StoreUrl::Postgres(url) => Some(postgres_options(settings, url)),
+        StoreUrl::Memory | StoreUrl::Redis(_) => None,
+    }
+}
+
+fn postgres_options(settings: &Settings, url: &PostgresUrl) -> PostgresOptions {
+    PostgresOptions {
+        password: redis_password(None, settings.store.password_file.as_deref()),
+        tls: url.tls.then(|| redis_tls(settings)),
+        key_prefix: settings.store.key_prefix.clone(),
+        call_timeout: settings.store.deadline.into(),
+        connections: usize::try_from(settings.store.postgres.connections.get().get())
+            .unwrap_or(usize::MAX),
+        prepare: settings.store.postgres.prepare,
+        jitter_seed: random_u64(),
+        ..PostgresOptions::new(url.server.clone())
+    }
+}
+
+/// Returns the durability of the tables, from the settings.
+pub(in crate::cli) const fn postgres_durability(settings: &Settings) -> Durability {
+    match settings.store.postgres.durability {
+        PostgresDurability::Full => Durability::Full,
+        PostgresDurability::Unlogged => Durability::Unlogged,
+    }
+}
+
+/// Prepares the tables in PostgreSQL: creates or upgrades them with `migrate`, else verifies their
+/// version. A server that is unreachable is no error without `migrate`.
+///
+/// # Errors
+/// The schema has another version, or the migration failed.
+pub(super) async fn prepare_schema(settings: &Settings, migrate: bool) -> Result<(), String> {
+    let Some(options) = all_postgres_options(settings) else {
+        return if migrate { Err(migrate_needs_postgres()) } else { Ok(()) };
+    };
+    if migrate {
+        let durability = Some(postgres_durability(settings));
+        let migrated = postgres::migrate(&options, durability).await;
+        return migrated.map(drop).map_err(|error| format!("the migration failed: {error}"));
+    }
+    match postgres::verify_schema(&options).await {
+        Err(ConnectError::WrongSchema(why)) => Err(why),
+        // The store logs a server that it cannot reach, and connects later.
+        Ok(()) | Err(ConnectError::Refused(_)) => Ok(()),
+    }
+}
+
+/// The error of a migration for another store.
+pub(in crate::cli) fn migrate_needs_postgres() -> String {
+    "only PostgreSQL has tables to migrate; set --store-url to postgres://…".to_owned()
 }

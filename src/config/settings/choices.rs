@@ -51,6 +51,15 @@ choice! {
     }
 }
 choice! {
+    /// The crash safety of the tables in PostgreSQL.
+    PostgresDurability {
+        /// Counters survive a crash of the server.
+        Full = "full",
+        /// A crash or a failover of the server resets all counters.
+        Unlogged = "unlogged",
+    }
+}
+choice! {
     /// The decision of a charge to a new key when the memory store is full.
     WhenFull {
         /// Deny.

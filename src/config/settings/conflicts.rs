@@ -65,7 +65,7 @@ pub(super) fn find_conflicts(settings: &Settings) -> Vec<SettingConflict> {
 pub(super) fn redis_urls(settings: &Settings) -> impl Iterator<Item = (&'static str, &RedisUrl)> {
     let main = match &settings.store.url {
         StoreUrl::Redis(url) => Some(("store.url", url)),
-        StoreUrl::Memory => None,
+        StoreUrl::Memory | StoreUrl::Postgres(_) => None,
     };
     let second = settings.compat.store.per_second_url.as_ref();
     main.into_iter().chain(second.map(|url| ("compat.store.per_second_url", url)))
@@ -73,7 +73,7 @@ pub(super) fn redis_urls(settings: &Settings) -> impl Iterator<Item = (&'static 
 
 /// Returns `true` if this replica connects to other replicas.
 pub(super) fn has_peers(settings: &Settings) -> bool {
-    settings.store.url != StoreUrl::Memory && settings.listen.peer_port.is_some()
+    settings.store.url.is_shared() && settings.listen.peer_port.is_some()
 }
 
 pub(super) fn conflict(
@@ -107,8 +107,11 @@ fn check_admin_access(settings: &Settings) -> Option<SettingConflict> {
 fn check_password_file(settings: &Settings) -> Option<SettingConflict> {
     settings.store.password_file.as_ref()?;
     let mut urls = redis_urls(settings).peekable();
-    urls.peek()?;
-    urls.all(|(_, url)| url.password.is_some()).then(|| {
+    let has_all = match &settings.store.url {
+        StoreUrl::Postgres(url) => url.has_password(),
+        _ => urls.peek().is_some() && urls.all(|(_, url)| url.password.is_some()),
+    };
+    has_all.then(|| {
         let message = "`store.url` contains a password, and `store.password_file` names another";
         let ratelimit_action = RatelimitValueAction::DropBesideOwn("store.url");
         let found = conflict("store.password_file", message, "keep one of them");

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use super::block::{AnyValue, Block, SettingList, blocks};
 use super::{
     AtLeastOne, CompatSettings, DeniedBy, DescriptorValues, HostName, HostPort, LogFormat,
-    LogLevel, Networks, Overrides, ResponseHeaders, SecretText, StoreUrl, UnitFraction, WhenFull,
+    LogLevel, Networks, Overrides, PostgresDurability, ResponseHeaders, SecretText, StoreUrl,
+    UnitFraction, WhenFull,
 };
 use crate::config::hooks::Hooks;
 use crate::kernel::units::Nanos;
@@ -157,13 +158,15 @@ blocks! {
 
     /// Store of the counters.
     StoreSettings [
-        /// Certificates of connections to Redis, for URLs that start with `rediss`.
+        /// Certificates of connections to the store, for URLs with `rediss` or `sslmode=require`.
         tls: TlsSettings,
         /// Credentials for Redis Sentinel.
         sentinel: SentinelSettings,
+        /// Connections and tables of PostgreSQL.
+        postgres: PostgresSettings,
     ] {
-        /// Store of the counters: the memory of this process, or the URL of a Redis that the fleet
-        /// shares.
+        /// Store of the counters: the memory of this process, or the URL of a Redis or PostgreSQL
+        /// that the fleet shares.
         url: StoreUrl = StoreUrl::Memory, "place";
         /// Longest time that a check waits for the store. After it, `on_store_failure` of the
         /// limit decides.
@@ -171,10 +174,10 @@ blocks! {
         /// Longest time that the start waits for the first answer of the store. After it, the
         /// ports open, and `on_store_failure` of each limit decides. 0 does not wait.
         start_timeout: Nanos = Nanos(2 * Nanos::SECOND.0), "duration";
-        /// File that contains the Redis password, read again for each connection. The user name is
-        /// in `url`.
+        /// File that contains the store's password, read again for each connection. The user name
+        /// is in `url`.
         password_file: Option<PathBuf> = None, "path";
-        /// Prefix of every key in Redis, except counter keys in envoyproxy/ratelimit's format.
+        /// Prefix of every key in the store, except counter keys in envoyproxy/ratelimit's format.
         key_prefix: String = "sluicegate".to_owned(), "text";
         /// Report the health `NOT_SERVING` while the store is unavailable.
         required_for_health: bool = false, "switch";
@@ -187,6 +190,18 @@ blocks! {
         /// names of 512 bytes on average. A new bucket replaces one without requests. If there is
         /// none, the request is rejected.
         max_buckets: u64 = 100_000, "buckets";
+    }
+
+    /// Connections and tables of PostgreSQL.
+    PostgresSettings [] {
+        /// Number of connections that each replica opens, besides one for maintenance. Each runs one
+        /// transaction at a time, for up to 64 checks.
+        connections: AtLeastOne = AtLeastOne::FOUR, "connections";
+        /// Prepare statements. `false` for a connection pooler in transaction mode: costs more CPU.
+        prepare: bool = true, "switch";
+        /// Crash safety of the tables that `sluicegate migrate` creates. `full`: counters survive.
+        /// `unlogged`: less CPU and disk, but a crash or failover of the server resets all counters.
+        durability: PostgresDurability = PostgresDurability::Full, "word";
     }
 
     /// Credentials for Redis Sentinel.

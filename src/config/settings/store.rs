@@ -12,6 +12,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value as Json, json};
 
+use super::postgres_url::PostgresUrl;
 use super::value::{Value, quoted};
 
 const REDIS_PORT: u16 = 6379;
@@ -25,6 +26,27 @@ pub enum StoreUrl {
     Memory,
     /// Redis, at this URL.
     Redis(RedisUrl),
+    /// PostgreSQL, at this URL.
+    Postgres(PostgresUrl),
+}
+
+impl StoreUrl {
+    /// Returns `true` if replicas share the store.
+    #[must_use]
+    pub const fn is_shared(&self) -> bool {
+        matches!(self, Self::Redis(_) | Self::Postgres(_))
+    }
+}
+
+/// Formats the URL without the password.
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory => f.write_str("memory"),
+            Self::Redis(url) => url.fmt(f),
+            Self::Postgres(url) => url.fmt(f),
+        }
+    }
 }
 
 /// The address of a Redis deployment, with the credentials.
@@ -243,6 +265,9 @@ impl fmt::Debug for RedisUrl {
 /// A rough regular expression of valid Redis URLs, for the JSON Schema.
 const URLS: &str = "rediss?://.+|rediss?\\+(sentinel|cluster)://.+|redis\\+unix://.*/.+";
 
+const POSTGRES_ACCEPTED: &str =
+    "postgres://user:password@host:port,host:port/database?sslmode=disable|require";
+
 const ACCEPTED: &str = "redis://user:password@host:port/database, \
      redis+sentinel://user:password@host:port,host:port/primary/database, \
      redis+cluster://user:password@host:port,host:port, each with rediss for TLS, \
@@ -253,21 +278,24 @@ impl Value for StoreUrl {
     fn read(texts: &[&str]) -> Option<Self> {
         match texts {
             ["memory"] => Some(Self::Memory),
-            [text] => RedisUrl::new(text).map(Self::Redis),
+            [text] => {
+                let redis = || RedisUrl::new(text).map(Self::Redis);
+                PostgresUrl::new(text).map(Self::Postgres).or_else(redis)
+            }
             _ => None,
         }
     }
     fn accepts() -> String {
-        format!("memory, {ACCEPTED}")
+        format!("memory, {POSTGRES_ACCEPTED}, {ACCEPTED}")
     }
     fn show(&self) -> String {
         match self {
-            Self::Memory => "memory".to_owned(),
-            Self::Redis(url) => quoted(&url.to_string()),
+            Self::Memory => self.to_string(),
+            Self::Redis(_) | Self::Postgres(_) => quoted(&self.to_string()),
         }
     }
     fn schema() -> Json {
-        json!({"type": "string", "pattern": format!("^(memory|{URLS})$")})
+        json!({"type": "string", "pattern": format!("^(memory|postgres(ql)?://.+|{URLS})$")})
     }
     fn why(text: &str) -> Option<String> {
         missing_scheme(text)

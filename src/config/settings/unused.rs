@@ -41,21 +41,27 @@ const RULES: &[UnusedRule] = &[
     },
     UnusedRule {
         names: &["store.password_file"],
-        is_unused: |settings| redis_urls(settings).next().is_none(),
-        why: "`store.url` is not the URL of a Redis",
-        help: "set store.url to the URL of a Redis, or remove this setting",
+        is_unused: |settings| {
+            redis_urls(settings).next().is_none() && !settings.store.url.is_shared()
+        },
+        why: "`store.url` is not the URL of a Redis or PostgreSQL",
+        help: "set store.url to the URL of a Redis or PostgreSQL, or remove this setting",
     },
     UnusedRule {
         names: &["compat.store.per_second_url"],
-        is_unused: |settings| settings.store.url == StoreUrl::Memory,
+        is_unused: |settings| !matches!(settings.store.url, StoreUrl::Redis(_)),
         why: "`store.url` is not the URL of a Redis",
         help: "set store.url to the URL of the Redis for all other limits",
     },
     UnusedRule {
         names: &["store.tls", "compat.store.system_cas", "compat.store.any_server_name"],
-        is_unused: |settings| !redis_urls(settings).any(|(_, url)| url.tls),
+        is_unused: |settings| {
+            let is_postgres_tls = matches!(&settings.store.url, StoreUrl::Postgres(url) if url.tls);
+            !is_postgres_tls && !redis_urls(settings).any(|(_, url)| url.tls)
+        },
         why: "`store.url` does not use TLS",
-        help: "write rediss instead of redis in store.url, or remove this setting",
+        help: "write rediss instead of redis, or ?sslmode=require after postgres://…, in store.url; \
+               or remove this setting",
     },
     UnusedRule {
         names: &["store.sentinel", "compat.store.sentinel_password"],
@@ -74,11 +80,23 @@ const RULES: &[UnusedRule] = &[
             "compat.store.stop_when_over",
         ],
         is_unused: |settings| {
-            settings.store.url == StoreUrl::Memory
+            !matches!(settings.store.url, StoreUrl::Redis(_))
                 || settings.compat.store.key_format == KeyFormat::Own
         },
         why: "counter keys in Redis do not have envoyproxy/ratelimit's format",
         help: "set `compat.store.key_format: compat` and store.url to the URL of a Redis",
+    },
+    UnusedRule {
+        names: &["store.postgres"],
+        is_unused: |settings| !matches!(settings.store.url, StoreUrl::Postgres(_)),
+        why: "`store.url` is not the URL of a PostgreSQL",
+        help: "set store.url to postgres://…, or remove this setting",
+    },
+    UnusedRule {
+        names: &["compat.store.key_format"],
+        is_unused: |settings| matches!(settings.store.url, StoreUrl::Postgres(_)),
+        why: "envoyproxy/ratelimit has no counters in PostgreSQL",
+        help: "remove this setting, or set store.url to the URL of a Redis",
     },
     UnusedRule {
         names: &["limits.xds", "compat.xds"],
@@ -165,7 +183,7 @@ const RULES: &[UnusedRule] = &[
         names: &["listen.peer_host", "fleet.peers"],
         is_unused: |settings| !has_peers(settings),
         why: "this replica connects to no other replica",
-        help: "set listen.peer_port, and store.url to the URL of a Redis, or remove this setting",
+        help: "set listen.peer_port, and store.url to the URL of a Redis or PostgreSQL, or remove this setting",
     },
 ];
 

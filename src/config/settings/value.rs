@@ -113,6 +113,8 @@ pub struct AtLeastOne(NonZeroU32);
 impl AtLeastOne {
     /// The number 1.
     pub const ONE: Self = Self(NonZeroU32::MIN);
+    /// The number 4.
+    pub const FOUR: Self = Self(NonZeroU32::MIN.saturating_add(3));
 
     /// Returns the number.
     #[must_use]

@@ -18,6 +18,7 @@
 mod connect;
 mod counter;
 mod fleet;
+pub mod inspect;
 mod options;
 mod queue;
 mod rows;

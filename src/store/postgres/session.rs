@@ -12,9 +12,9 @@ use super::schema;
 use super::statement::Statements;
 
 /// The settings of a session. A paused replica must not keep its locks, and a waiting one must not
-/// keep its server process.
+/// keep its server process. The wait is longer than the pause that ends it.
 const SESSION_TIMEOUTS: &str =
-    "SET lock_timeout = '1s'; SET idle_in_transaction_session_timeout = '1s'";
+    "SET lock_timeout = '1500ms'; SET idle_in_transaction_session_timeout = '1s'";
 
 /// An open connection.
 #[derive(Debug)]

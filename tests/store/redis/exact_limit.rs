@@ -1,4 +1,4 @@
-//! Four processes over one Redis enforce the exact limit of one key.
+//! Four processes over one store enforce the exact limit of one key.
 
 use std::collections::BTreeMap;
 
@@ -27,22 +27,26 @@ const STRATEGIES: [&str; 4] = ["fixed_window", "gcra", "sliding_window", "slidin
 
 #[test]
 fn four_processes_together_allow_exactly_the_limit() {
+    let store = Redis::start();
+    assert_exact_limit(&store.url(), &[]);
+}
+
+/// Asserts that four processes over the store at `url` allow exactly the limit.
+pub fn assert_exact_limit(url: &str, flags: &[&str]) {
     // The connections to the services have their own threads, so that ten thousand concurrent
     // callers do not block them.
     let [connection_runtime, caller_runtime] = [PROCESSES, 1].map(|threads| {
         Builder::new_multi_thread().worker_threads(threads).enable_all().build().unwrap()
     });
-    caller_runtime.block_on(check_all_strategies(&connection_runtime));
+    caller_runtime.block_on(check_all_strategies(url, flags, &connection_runtime));
 }
 
-async fn check_all_strategies(connection_runtime: &Runtime) {
+async fn check_all_strategies(url: &str, flags: &[&str], connection_runtime: &Runtime) {
     for_a_day_with_a_minute_left();
-    let store = Redis::start();
     let limits = limits();
     // A long timeout, because this test measures exactness and not speed.
-    let flags = ["--store-deadline", "60s", "--telemetry-log-level", "warn"];
-    let fleet: Vec<_> =
-        (0..PROCESSES).map(|_| serve(limits.path(), &store.url(), &flags)).collect();
+    let all = [&["--store-deadline", "60s", "--telemetry-log-level", "warn"], flags].concat();
+    let fleet: Vec<_> = (0..PROCESSES).map(|_| serve(limits.path(), url, &all)).collect();
     fleet.iter().for_each(wait_until_ready);
     let mut channels = Vec::new();
     for service in &fleet {

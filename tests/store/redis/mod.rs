@@ -8,7 +8,7 @@ mod cluster;
 mod counted;
 mod deny_cache;
 mod drain;
-mod exact_limit;
+pub mod exact_limit;
 mod fallback;
 mod fallback_debt;
 mod fault_watch;
@@ -30,8 +30,8 @@ mod reference;
 mod refunds;
 mod reservations;
 mod sentinel;
-mod shared_concurrency;
-mod strict_concurrency;
+pub mod shared_concurrency;
+pub mod strict_concurrency;
 mod tls;
 mod wrong_clocks;
 
@@ -97,11 +97,11 @@ pub fn serve(limits: &Path, url: &str, flags: &[&str]) -> Service {
 }
 
 /// Returns 200 for allowed, 429 for denied and 400 for an error.
-fn check(service: &Service, key: &str, value: &str) -> u16 {
+pub fn check(service: &Service, key: &str, value: &str) -> u16 {
     check_all(service, &[(key, value)]).status
 }
 
-fn check_all(service: &Service, entries: &[(&str, &str)]) -> http1::Reply {
+pub fn check_all(service: &Service, entries: &[(&str, &str)]) -> http1::Reply {
     check_domain(service, "d", entries)
 }
 
@@ -120,7 +120,7 @@ fn timed_check(service: &Service, key: &str, value: &str) -> (u16, Duration) {
     (check(service, key, value), began.elapsed())
 }
 
-fn ready(service: &Service) -> http1::Reply {
+pub fn ready(service: &Service) -> http1::Reply {
     http1::get(service.http, "/readyz", &[]).unwrap()
 }
 
@@ -132,16 +132,16 @@ pub fn wait_until_ready(service: &Service) {
     until("the store answers", is_ready).unwrap();
 }
 
-fn metric(service: &Service, series: &str) -> u64 {
+pub fn metric(service: &Service, series: &str) -> u64 {
     let page = http1::get(service.metrics, "/metrics", &[]).unwrap().text();
     let value = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
     value.unwrap_or_else(|| panic!("no {series} in\n{page}")).parse().unwrap()
 }
 
-fn failures(service: &Service, cause: &str) -> u64 {
+pub fn failures(service: &Service, cause: &str) -> u64 {
     metric(service, &format!("sluicegate_store_failures_total{{cause=\"{cause}\"}}"))
 }
 
-fn failures_of_any_kind(service: &Service) -> u64 {
+pub fn failures_of_any_kind(service: &Service) -> u64 {
     sluicegate::store::StoreFailure::ALL.iter().map(|cause| failures(service, cause.as_str())).sum()
 }

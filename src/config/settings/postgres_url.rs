@@ -1,0 +1,103 @@
+//! Parses `postgres://…`, the URL of a PostgreSQL store.
+//!
+//! Guarantees:
+//! - A URL with an invalid part is rejected.
+//! - The password in a URL is never printed.
+
+use std::fmt;
+
+use tokio_postgres::Config;
+use tokio_postgres::config::Host;
+
+const POSTGRES_PORT: u16 = 5432;
+
+/// The values of `sslmode` that this store offers. The others would hide that TLS is off, or that
+/// no certificate is verified.
+const SSL_MODES: [(&str, bool); 4] =
+    [("disable", false), ("require", true), ("verify-ca", true), ("verify-full", true)];
+
+/// The address of a PostgreSQL database, with the credentials.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PostgresUrl {
+    /// Hosts, user, password, database and parameters.
+    pub server: Config,
+    /// `true` to use TLS and verify the server's certificate and its name.
+    pub tls: bool,
+}
+
+impl PostgresUrl {
+    /// Parses `postgres://user:password@host:port,host:port/database?parameters`. The scheme may
+    /// also be `postgresql`.
+    ///
+    /// `sslmode` is `disable` (default), `require`, `verify-ca` or `verify-full`; the last three
+    /// mean the same. Other parameters are those of the client library, such as
+    /// `connect_timeout` and `application_name`.
+    #[must_use]
+    pub fn new(text: &str) -> Option<Self> {
+        let (scheme, _) = text.split_once("://")?;
+        matches!(scheme, "postgres" | "postgresql").then_some(())?;
+        let (text, mode) = remove_parameter(text, "sslmode")?;
+        let (_, tls) =
+            SSL_MODES.into_iter().find(|(word, _)| *word == mode.unwrap_or("disable"))?;
+        let server: Config = text.parse().ok()?;
+        let has_user = server.get_user().is_some_and(|user| !user.is_empty());
+        let has_host = !server.get_hosts().is_empty();
+        (has_user && has_host).then_some(Self { server, tls })
+    }
+
+    /// Returns `true` if the URL contains the password.
+    #[must_use]
+    pub fn has_password(&self) -> bool {
+        self.server.get_password().is_some()
+    }
+}
+
+/// Removes the parameter `name`. Returns `None` if it is given twice.
+fn remove_parameter<'t>(text: &'t str, name: &str) -> Option<(String, Option<&'t str>)> {
+    let Some((address, query)) = text.split_once('?') else { return Some((text.to_owned(), None)) };
+    let is_named = |pair: &&str| pair.split('=').next() == Some(name);
+    let mut values =
+        query.split('&').filter(is_named).map(|pair| pair.split_once('=').map(|p| p.1));
+    let value = values.next().flatten();
+    if values.next().is_some() {
+        return None;
+    }
+    let rest: Vec<&str> = query.split('&').filter(|pair| !is_named(pair)).collect();
+    let query = if rest.is_empty() { String::new() } else { format!("?{}", rest.join("&")) };
+    Some((format!("{address}{query}"), value))
+}
+
+/// Formats the URL with `***` instead of the password.
+impl fmt::Display for PostgresUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let server = &self.server;
+        write!(f, "postgres://{}", server.get_user().unwrap_or_default())?;
+        if self.has_password() {
+            f.write_str(":***")?;
+        }
+        f.write_str("@")?;
+        let ports = server.get_ports();
+        for (index, host) in server.get_hosts().iter().enumerate() {
+            let port = ports.get(index).or_else(|| ports.first()).copied().unwrap_or(POSTGRES_PORT);
+            f.write_str(if index == 0 { "" } else { "," })?;
+            match host {
+                Host::Unix(path) => write!(f, "{}", path.display())?,
+                Host::Tcp(name) if name.contains(':') => write!(f, "[{name}]:{port}")?,
+                Host::Tcp(name) => write!(f, "{name}:{port}")?,
+            }
+        }
+        if let Some(database) = server.get_dbname() {
+            write!(f, "/{database}")?;
+        }
+        if self.tls {
+            f.write_str("?sslmode=require")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for PostgresUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PostgresUrl({self})")
+    }
+}

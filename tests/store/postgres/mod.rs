@@ -1,0 +1,24 @@
+//! The real binary over a real PostgreSQL.
+
+mod commands;
+mod connections;
+mod counters;
+mod outages;
+
+use crate::store::redis::{check, wait_until_ready};
+use crate::support::service::Service;
+
+/// The requests per day of the test limits.
+const LIMIT: u32 = 10;
+
+/// A store timeout that is longer than the delays of a healthy server on a loaded machine.
+const FLAGS: [&str; 2] = ["--store-deadline", "5s"];
+
+/// Asserts that the store decides, and that `used` hits of the limit were used before.
+fn assert_limit_enforced(service: &Service, value: &str, used: u32) {
+    wait_until_ready(service);
+    let answers: Vec<_> = (0..LIMIT + 2).map(|_| check(service, "error", value)).collect();
+    let allowed = answers.iter().filter(|&&status| status == 200).count();
+    assert_eq!(allowed, (LIMIT - used) as usize, "{answers:?}\n{}", service.log());
+    assert!(answers.iter().all(|status| [200, 429].contains(status)), "{answers:?}");
+}
