@@ -170,6 +170,16 @@ impl Postgres {
         }
     }
 
+    /// Sends a signal to all processes of the server, the first one first: it starts the others.
+    pub fn signal_all(&self, name: &str) {
+        let first = self.process.as_ref().unwrap().id();
+        signals::send(first, name);
+        for process in children_of(first) {
+            // The process may have ended since.
+            let _ = signals::try_send(process, name);
+        }
+    }
+
     fn data_dir(&self) -> PathBuf {
         self.dir.path().join("data")
     }
@@ -227,6 +237,17 @@ impl Drop for Postgres {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Returns the processes whose parent is `parent`.
+fn children_of(parent: u32) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let parent_of = |id: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+        stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse::<u32>().ok()
+    };
+    ids.filter(|id| parent_of(id) == Some(parent)).collect()
 }
 
 /// A `PgBouncer` in transaction mode before a server.
