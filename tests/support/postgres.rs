@@ -1,8 +1,9 @@
 //! A real PostgreSQL on a Unix socket in a temporary directory, which a test can kill and restart.
 
+use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -207,27 +208,23 @@ impl Postgres {
         PostgresOptions::new(self.url().parse().unwrap())
     }
 
-    /// Runs SQL with `psql`, and returns its output.
+    /// Opens a session that stays open.
+    pub fn session(&self) -> Session {
+        let mut process = self.psql().stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        Session { process, lines }
+    }
+
+    fn psql(&self) -> Command {
+        let mut command = Command::new("psql");
+        command.arg("-h").arg(self.dir.path()).arg("-p").arg(self.port.to_string());
+        command.args(["-U", "postgres", "-d", "postgres", "-AtqX", "-v", "ON_ERROR_STOP=1"]);
+        command
+    }
+
+    /// Runs SQL, and returns its output.
     pub fn sql(&self, text: &str) -> String {
-        let output = Command::new("psql")
-            .args(["-h"])
-            .arg(self.dir.path())
-            .arg("-p")
-            .arg(self.port.to_string())
-            .args([
-                "-U",
-                "postgres",
-                "-d",
-                "postgres",
-                "-AtqX",
-                "-v",
-                "ON_ERROR_STOP=1",
-                "-c",
-                text,
-            ])
-            .stdin(Stdio::null())
-            .output()
-            .unwrap();
+        let output = self.psql().args(["-c", text]).stdin(Stdio::null()).output().unwrap();
         assert!(output.status.success(), "{text}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
@@ -236,6 +233,28 @@ impl Postgres {
 impl Drop for Postgres {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// A `psql` that keeps one session open.
+#[derive(Debug)]
+pub struct Session {
+    process: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Session {
+    /// Runs statements whose only output is one line, and returns when it arrived.
+    pub fn run(&mut self, text: &str) {
+        writeln!(self.process.stdin.as_mut().unwrap(), "{text}").unwrap();
+        self.lines.next().unwrap().unwrap();
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
