@@ -173,12 +173,16 @@ impl Postgres {
 
     /// Sends a signal to all processes of the server, the first one first: it starts the others.
     pub fn signal_all(&self, name: &str) {
-        let first = self.process.as_ref().unwrap().id();
-        signals::send(first, name);
-        for process in children_of(first) {
+        for process in self.processes() {
             // The process may have ended since.
             let _ = signals::try_send(process, name);
         }
+    }
+
+    /// The processes of the server, the first one first.
+    pub fn processes(&self) -> impl Iterator<Item = u32> {
+        let first = self.process.as_ref().unwrap().id();
+        std::iter::once(first).chain(std::iter::once_with(move || children_of(first)).flatten())
     }
 
     fn data_dir(&self) -> PathBuf {

@@ -27,8 +27,7 @@ pub(super) const LOCK: StatementText = StatementText {
 pub(super) const LOAD: StatementText = StatementText {
     sql: "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, \
           (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, \
-          ARRAY(SELECT key FROM sluicegate_state WHERE key = ANY ($1) ORDER BY key), \
-          ARRAY(SELECT value FROM sluicegate_state WHERE key = ANY ($1) ORDER BY key)",
+          array_agg(key), array_agg(value) FROM sluicegate_state WHERE key = ANY ($1)",
     types: &[Type::BYTEA_ARRAY],
 };
 

@@ -80,8 +80,11 @@ impl Session {
 
 fn read_rows(row: &Row) -> Result<Rows, Error> {
     let (now, server_start): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
-    let (keys, values): (Vec<RowKey>, Vec<Vec<u8>>) = (row.try_get(2)?, row.try_get(3)?);
-    Ok(Rows::new(from_micros(now), server_start.to_string(), keys.into_iter().zip(values)))
+    // The arrays are null without rows.
+    let (keys, values): (Option<Vec<RowKey>>, Option<Vec<Vec<u8>>>) =
+        (row.try_get(2)?, row.try_get(3)?);
+    let loaded = keys.into_iter().flatten().zip(values.into_iter().flatten());
+    Ok(Rows::new(from_micros(now), server_start.to_string(), loaded))
 }
 
 /// Returns the numbers of the locks in the order of all replicas, each with true if it is shared.

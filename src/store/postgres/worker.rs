@@ -26,6 +26,9 @@ use crate::telemetry::reason_log::{DueLine, ReasonLog};
 /// The timeout of a transaction, after which its connection is replaced.
 const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// The age from which a lost connection is replaced without a growing pause.
+const LASTING: Duration = Duration::from_secs(1);
+
 /// The pause between two probes while the breaker is open.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
 
@@ -114,9 +117,12 @@ async fn keep_connected(shared: &Shared, queue: &CallQueue, mut pauses: Backoff)
                 queue.set_connected(true);
                 shared.breaker.close();
                 shared.outage.lock().log_connected();
-                pauses.reset();
+                let opened_at = Instant::now();
                 let reason = serve(shared, queue, &mut session).await;
                 queue.set_connected(false);
+                if LASTING <= opened_at.elapsed() {
+                    pauses.reset();
+                }
                 shared.outage.lock().log_lost(&reason);
             }
             Err(error) => {
