@@ -8,6 +8,8 @@
 
 mod collect;
 mod evaluate;
+mod info;
+mod product;
 
 use std::io;
 use std::sync::Arc;
@@ -23,6 +25,7 @@ use crate::config::settings::{KeyFormat, Settings};
 use crate::config::{ChargePolicy, Config, Domain};
 use crate::store::redis::RedisOptions;
 use evaluate::{DoctorFinding, DoctorRequirements, DoctorSeverity, RedisFacts, evaluate_facts};
+use product::StoreProduct;
 
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -94,13 +97,18 @@ fn print_text(
         writeln!(out, "{finding}")?;
     }
     for facts in examined {
-        writeln!(out, "{}: examined", facts.address)?;
+        writeln!(out, "{}: examined{}", facts.address, product_suffix(facts.product))?;
     }
     let errors =
         findings.iter().filter(|finding| finding.severity == DoctorSeverity::Error).count();
     let (errors, warnings) =
         (count_text(errors, "error"), count_text(findings.len() - errors, "warning"));
     writeln!(out, "findings: {errors}, {warnings}")
+}
+
+/// Returns the name of a relative of Redis, in parentheses.
+fn product_suffix(product: StoreProduct) -> String {
+    if product == StoreProduct::Redis { String::new() } else { format!(" ({})", product.name()) }
 }
 
 fn count_text(number: usize, thing: &str) -> String {

@@ -172,3 +172,27 @@ fn the_service_logs_store_problems_after_connecting() {
     });
     assert!(log.unwrap().contains("set `maxmemory-policy noeviction`"));
 }
+
+/// A command that `rename-command` removed is missing, as in a store that never had it.
+#[test]
+fn a_missing_command_is_named_by_doctor_and_at_start() {
+    for (command, name) in
+        [("EVALSHA", "EVALSHA"), ("EVAL", "EVAL"), ("TIME", "TIME"), ("ZADD", "ZADD")]
+    {
+        let store = running(&["--appendonly", "yes", "--rename-command", command, ""]);
+        let (outcome, out, _) = doctor(&store, &[]);
+        assert_eq!(outcome, CommandOutcome::Negative, "{out}");
+        let expected =
+            format!("Redis lacks commands that Sluicegate needs: {name}; set `store.url`");
+        assert!(out.starts_with("error[commands]: ") && out.contains(&expected), "{out}");
+        let limits = limits(10);
+        let service = serve(limits.path(), &store.url(), &[]);
+        let log = until("the missing command is logged", || match service.log() {
+            log if log.contains("lacks commands") => Ok(log),
+            log => Err(log),
+        });
+        let log = log.unwrap();
+        assert_eq!(log.matches("lacks commands").count(), 1, "{log}");
+        assert!(log.contains(name) && log.contains("store.url"), "{log}");
+    }
+}
