@@ -97,7 +97,7 @@ pub fn serve(limits: &Path, url: &str, flags: &[&str]) -> Service {
 }
 
 /// Returns 200 for allowed, 429 for denied and 400 for an error.
-fn check(service: &Service, key: &str, value: &str) -> u16 {
+pub fn check(service: &Service, key: &str, value: &str) -> u16 {
     check_all(service, &[(key, value)]).status
 }
 
