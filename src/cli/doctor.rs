@@ -8,7 +8,9 @@
 
 mod collect;
 mod evaluate;
+mod info;
 mod postgres;
+mod product;
 
 use std::io;
 use std::sync::Arc;
@@ -25,6 +27,14 @@ use crate::config::{ChargePolicy, Config, Domain};
 use crate::store::postgres::PostgresOptions;
 use crate::store::redis::RedisOptions;
 use evaluate::{DoctorFinding, DoctorRequirements, DoctorSeverity, evaluate_facts};
+use product::StoreProduct;
+
+/// An examined store.
+struct ExaminedStore {
+    address: String,
+    /// Text about the product, or nothing.
+    product: String,
+}
 
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -39,7 +49,10 @@ pub(super) fn doctor(
         let address = settings.store.url.to_string();
         let examined = runtime.block_on(postgres::examine(&options, &address, clock));
         return match examined {
-            Ok(findings) => print_findings(args, &[address], &findings, terminal),
+            Ok(findings) => {
+                let store = ExaminedStore { address, product: String::new() };
+                print_findings(args, &[store], &findings, terminal)
+            }
             Err(error) => {
                 writeln!(terminal.err, "error: {address}: {error}")?;
                 Ok(CommandOutcome::Failed)
@@ -70,7 +83,10 @@ pub(super) fn doctor(
                     .collect();
                 remove_repeated_two_steps(&mut found, &mut is_two_steps_shown);
                 findings.extend(found);
-                examined.extend(facts.into_iter().map(|facts| facts.address));
+                examined.extend(facts.into_iter().map(|facts| ExaminedStore {
+                    product: product_suffix(facts.product),
+                    address: facts.address,
+                }));
             }
             Err(error) => {
                 let fix = "check the address and the credentials in --store-url";
@@ -84,14 +100,15 @@ pub(super) fn doctor(
 
 fn print_findings(
     args: &DoctorArgs,
-    examined: &[String],
+    examined: &[ExaminedStore],
     findings: &[DoctorFinding],
     terminal: &mut Terminal<'_>,
 ) -> io::Result<CommandOutcome> {
     match args.format {
         OutputFormat::Text => print_text(examined, findings, terminal.out)?,
         OutputFormat::Json => {
-            let document = json!({"stores": examined, "findings": findings});
+            let stores: Vec<_> = examined.iter().map(|store| &store.address).collect();
+            let document = json!({"stores": stores, "findings": findings});
             writeln!(terminal.out, "{document:#}")?;
         }
     }
@@ -111,21 +128,26 @@ fn requirements(settings: &Settings) -> DoctorRequirements {
 }
 
 fn print_text(
-    examined: &[String],
+    examined: &[ExaminedStore],
     findings: &[DoctorFinding],
     out: &mut dyn io::Write,
 ) -> io::Result<()> {
     for finding in findings {
         writeln!(out, "{finding}")?;
     }
-    for address in examined {
-        writeln!(out, "{address}: examined")?;
+    for store in examined {
+        writeln!(out, "{}: examined{}", store.address, store.product)?;
     }
     let errors =
         findings.iter().filter(|finding| finding.severity == DoctorSeverity::Error).count();
     let (errors, warnings) =
         (count_text(errors, "error"), count_text(findings.len() - errors, "warning"));
     writeln!(out, "findings: {errors}, {warnings}")
+}
+
+/// Returns the name of a relative of Redis, in parentheses.
+fn product_suffix(product: StoreProduct) -> String {
+    if product == StoreProduct::Redis { String::new() } else { format!(" ({})", product.name()) }
 }
 
 fn count_text(number: usize, thing: &str) -> String {
