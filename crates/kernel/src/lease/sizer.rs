@@ -48,12 +48,12 @@
 //! ```
 //!
 //! Guarantees:
-//! - A lease is at most `max_lease` hits, and 0 without demand.
-//! - A wrong prediction is at most one lease in ten (see `trust`).
+//! - A lease is at most `max_lease` hits, and 0 without demand in the last minutes.
+//! - At most one lease in ten has a wrong prediction (see `trust`).
 //! - O(1), no allocation.
 //!
-//! Measured (`benches/lease_sizing.rs`): at most 1.1 times the store calls of recent demand alone,
-//! for any demand; at most 0.7 times for bursts that repeat.
+//! Measured (`tests/kernel/lease/prediction.rs`), against the store calls of recent demand alone: at
+//! most 0.7 times as many for bursts that repeat, and at most 1.1 times for erratic demand.
 //!
 //! Not covered:
 //! - Leases shorter than 10 s. Their size is by recent demand alone.

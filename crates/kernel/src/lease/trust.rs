@@ -1,4 +1,4 @@
-//! The trust in predictions of demand: a wrong prediction costs ten leases without one.
+//! The trust in predictions of demand. After a wrong prediction, ten leases follow without one.
 //!
 //! A lease of another size than the recent demand gives is a stake of [`STAKE`] points. Each other
 //! lease earns one point, up to the same number. The stake is lost in two cases:
