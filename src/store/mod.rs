@@ -1,9 +1,10 @@
-//! The stores that keep the counters: in this process or in Redis.
+//! The stores that keep the counters: in this process, in a file or in Redis.
 //!
 //! Guarantees:
 //! - A store returns one outcome for each charge of a check, in the order of the charges.
 //! - If a store does not reply in time, the outcome is [`ChargeOutcome::Failed`].
 
+pub mod file;
 pub mod fleet;
 pub mod heartbeat;
 pub mod lease;
@@ -66,6 +67,11 @@ pub trait CounterStore: Send + Sync + std::fmt::Debug {
     /// Returns true if every charge returns [`StoreReply::Ready`], so that no check waits.
     fn is_synchronous(&self) -> bool {
         false
+    }
+
+    /// Returns true if replicas can lease hits from this store.
+    fn has_leases(&self) -> bool {
+        !self.is_synchronous()
     }
 
     /// Returns the longest time that a check waits for this store, in all its calls together;

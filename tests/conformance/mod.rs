@@ -23,6 +23,7 @@ use sluicegate::kernel::rate::sliding_log::SlidingLog;
 use sluicegate::kernel::rate::sliding_window::SlidingWindow;
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos, Unit};
+use sluicegate::store::file::{FileStore, FileStoreOptions, SavedTime, SyncMode};
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate::store::redis::{self, RedisStore};
@@ -54,6 +55,8 @@ struct Stores {
     /// Connection tasks. They end with the test, because they would otherwise reconnect until all
     /// tests end.
     connections: RefCell<JoinSet<()>>,
+    /// The directories of the file stores.
+    directories: RefCell<Vec<tempfile::TempDir>>,
 }
 
 /// A cluster client without hash tags: the counters of one check are in several slots.
@@ -111,14 +114,17 @@ impl Stores {
             cluster: cluster(),
             client_count: Cell::new(0),
             connections: RefCell::default(),
+            directories: RefCell::default(),
         }
     }
 
     /// One empty store of every kind.
-    fn stores(&self) -> [Box<dyn CounterStore>; 4] {
+    fn stores(&self) -> [Box<dyn CounterStore>; 6] {
         let cluster = || self.store_at(redis::RedisTopology::Cluster(self.cluster.addresses()));
         [
             Box::new(MemoryStore::new(1_000, WhenFull::Deny, [7; 16])),
+            Box::new(self.file(SyncMode::Every(Duration::from_millis(1)))),
+            Box::new(self.file(SyncMode::Always)),
             Box::new(self.redis()),
             Box::new(cluster()),
             Box::new(SplitSlots(cluster())),
@@ -128,6 +134,22 @@ impl Stores {
     /// Replicas that lease from their own empty stores.
     fn leasing(&self) -> [LeasingStore; 2] {
         [LeasingStore::with_memory(), LeasingStore::new(self.redis())]
+    }
+
+    fn file(&self, sync: SyncMode) -> FileStore {
+        let directory = tempfile::tempdir().unwrap();
+        let options = FileStoreOptions {
+            directory: directory.path().to_owned(),
+            sync,
+            deadline: Duration::from_secs(20),
+            max_keys: 1_000,
+            when_full: WhenFull::Deny,
+            secret: [7; 16],
+        };
+        let file = FileStore::open(&options, NEW_YEAR).unwrap();
+        file.writer.spawn(|| SavedTime { store: NEW_YEAR, wall: NEW_YEAR }).unwrap();
+        self.directories.borrow_mut().push(directory);
+        file.store
     }
 
     fn redis(&self) -> RedisStore {

@@ -1,3 +1,4 @@
-//! Tests of stores that need a real server.
+//! Tests of stores that need a file or a real server.
 
+mod file;
 pub mod redis;
