@@ -30,51 +30,26 @@
 mod codec;
 mod database;
 mod error;
+mod options;
 mod progress;
 mod saved_time;
 mod writer;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::heartbeat::{ShareRound, ShareRoundReply};
 use super::lease::{LeaseMessage, LeaseOutcome};
-use super::memory::{MemoryStore, WhenFull};
+use super::memory::MemoryStore;
 use super::permits::{PermitReport, PermitReportReply, StrictPermitReply, StrictPermitRequest};
 use super::{ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply};
 use crate::kernel::units::Nanos;
 use database::Database;
 pub use error::{FileFault, FileStoreError};
+pub use options::{FileStoreOptions, SyncMode};
 use progress::Progress;
 pub use saved_time::SavedTime;
 pub use writer::{FileWriter, WriterThread};
-
-/// When charges are written to disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SyncMode {
-    /// Before the check is answered. Concurrent checks share a write.
-    Always,
-    /// Once per interval.
-    Every(Duration),
-}
-
-/// The parameters of a file store.
-#[derive(Clone, Debug)]
-pub struct FileStoreOptions {
-    /// The directory of the file, which is created if it does not exist.
-    pub directory: PathBuf,
-    /// When charges are written to disk.
-    pub sync: SyncMode,
-    /// The longest time that a check waits for a write, with [`SyncMode::Always`].
-    pub deadline: Duration,
-    /// The maximum number of counters.
-    pub max_keys: usize,
-    /// The verdict for a new key when the store is full.
-    pub when_full: WhenFull,
-    /// The secret of the hash function, for a new file. An existing file contains its secret.
-    pub secret: [u8; 16],
-}
 
 /// A memory store whose counters are saved in a file.
 #[derive(Debug)]

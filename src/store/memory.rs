@@ -23,6 +23,7 @@ mod counters;
 mod gcra_limits;
 mod lease_lists;
 pub mod permits;
+mod saving;
 mod shard;
 pub(in crate::store) mod table;
 
@@ -48,7 +49,6 @@ use crate::kernel::units::{Hits, Nanos};
 use crate::telemetry::event::{Event as _, MemoryStoreFull};
 use changed_shards::ChangedShards;
 use coordinators::Coordinators;
-use counter_record::CounterRecord;
 use counters::{CapacitySource, CounterCapacity, ReservedCapacity};
 use permits::StrictLimits;
 use shard::{Shard, can_create_counter};
@@ -115,37 +115,6 @@ impl MemoryStore {
             coordinators: Mutex::new(Coordinators::settled()),
             strict_limits: Mutex::new(StrictLimits::settled()),
         }
-    }
-
-    /// Lists all changes of counters from now on, for [`MemoryStore::take_changes`].
-    #[must_use]
-    pub(in crate::store) fn with_change_tracking(self) -> Self {
-        self.shards.iter().for_each(|shard| shard.0.lock().track_changes());
-        Self { changed_shards: Some(ChangedShards::default()), ..self }
-    }
-
-    /// Calls `visit` for each counter that changed since the last call, one shard at a time. A change that is
-    /// made before the call is included.
-    pub(in crate::store) fn take_changes(&self, visit: &mut dyn FnMut(CounterRecord<'_>)) {
-        let Some(changed) = &self.changed_shards else { return };
-        changed.take(|index| self.lock_shard(index).take_changes(visit));
-    }
-
-    /// Calls `visit` for each counter of one shard.
-    pub(in crate::store) fn visit_shard(
-        &self,
-        index: usize,
-        visit: &mut dyn FnMut(CounterRecord<'_>),
-    ) {
-        self.lock_shard(index).visit_counters(visit);
-    }
-
-    /// Replaces the state of a counter, or inserts the counter unless it is empty at `now`. Returns `false` if
-    /// the store is full.
-    pub(in crate::store) fn restore(&self, record: CounterRecord<'_>, now: Nanos) -> bool {
-        let mut shard = self.lock_shard(Self::shard_of(record.hash));
-        let is_new_and_empty = record.state.is_empty(now) && !shard.has_counter(record.hash);
-        is_new_and_empty || shard.restore(record, &self.counters).is_ok()
     }
 
     /// Returns the number of counters and lease tables in the store.

@@ -12,7 +12,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::drain::{self, DrainPhase};
 use super::{ServeError, ServiceTasks};
-use crate::config::settings::{Settings, StoreUrl};
+use crate::config::settings::Settings;
 use crate::edge::grpc::peer::{self, BatchSigner, PeerTrust, ReleaseForwarder};
 use crate::edge::grpc::tls;
 use crate::engine::Engine;
@@ -24,7 +24,7 @@ const MIN_SECRET_LEN: usize = 16;
 
 /// Returns the port to which other replicas forward releases. `None` if the store is not shared.
 pub(super) fn peer_port(settings: &Settings) -> Option<u16> {
-    settings.listen.peer_port.filter(|_| settings.store.url != StoreUrl::Memory)
+    settings.listen.peer_port.filter(|_| settings.store.url.is_shared())
 }
 
 /// Lets the engine forward releases to other replicas if the

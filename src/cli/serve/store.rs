@@ -5,14 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::Clock;
+use super::counters::LocalCounters;
 use crate::config::settings::{
-    HostPort, KeyFormat, Overrides, RedisEndpoint, RedisUrl, SecretText, Settings, StoreUrl,
+    FileSync, HostPort, KeyFormat, Overrides, RedisEndpoint, RedisUrl, SecretText, Settings,
+    StoreUrl,
 };
 use crate::engine::fleet::reporter::{FleetReporter, SharePace};
 use crate::engine::{DecisionPolicy, Engine, LocalFallback, Membership};
 use crate::kernel::units::Nanos;
-use crate::store::memory::MemoryStore;
 use crate::store::redis::{self, RedisStore, StoreGroup, reference};
 
 /// Validates the rules that involve several settings of the store.
@@ -20,7 +20,12 @@ use crate::store::redis::{self, RedisStore, StoreGroup, reference};
 /// # Errors
 /// A message with the violated rule and the values of its settings.
 pub(super) fn check_settings(settings: &Settings) -> Result<(), String> {
-    let StoreUrl::Redis(_) = settings.store.url else { return Ok(()) };
+    let waits_for_store = settings.store.url.is_shared()
+        || matches!(settings.store.url, StoreUrl::File(_))
+            && settings.store.file.sync == FileSync::Always;
+    if !waits_for_store {
+        return Ok(());
+    }
     if settings.store.deadline < Nanos::MILLI {
         let got = settings.store.deadline;
         return Err(format!("`store.deadline` {got} is too short for a reply; set at least 1ms"));
@@ -44,20 +49,20 @@ pub(super) fn waits_for_answer(settings: &Settings) -> bool {
 /// the time between two heartbeats.
 const MIN_HEARTBEAT: Nanos = Nanos(100 * Nanos::MILLI.0);
 
-/// Creates the engine and, with Redis, the task of its store connections. `memory` is the store
+/// Creates the engine and, with Redis, the task of its store connections. `counters` are the store
 /// without Redis, and the store of the fallback `local` with Redis.
 pub(super) fn create_engine(
     settings: &Settings,
-    memory: &Arc<MemoryStore>,
+    counters: LocalCounters,
     policy: DecisionPolicy,
 ) -> (Engine, Option<impl Future<Output = ()> + Send + 'static>) {
     let StoreUrl::Redis(url) = &settings.store.url else {
-        let engine = Engine::new(Clock::system(), memory.clone(), policy);
+        let engine = Engine::new(counters.clock, counters.store, policy);
         let most = usize::try_from(settings.store.max_buckets).unwrap_or(usize::MAX);
         return (engine.with_max_buckets(most, random_u64()), None);
     };
     let (stores, connections) = create_stores(settings, url);
-    let clock = Clock::system();
+    let LocalCounters { memory, clock, .. } = counters;
     // The start time is a unique incarnation, because no two starts share a nanosecond.
     let incarnation = clock.now().0;
     let membership =
@@ -69,7 +74,7 @@ pub(super) fn create_engine(
     };
     let call_timeout = Duration::from(settings.store.deadline);
     let fleet = FleetReporter::new(Arc::clone(&membership), clock.now(), pace, call_timeout);
-    let local = LocalFallback::new(memory.clone(), membership);
+    let local = LocalFallback::new(memory, membership);
     let engine = Engine::new(clock, Arc::new(stores), policy).with_local_fallback(local);
     let (most, jitter) =
         (usize::try_from(settings.store.max_buckets).unwrap_or(usize::MAX), random_u64());
@@ -144,7 +149,7 @@ const MAX_HOST_LEN: usize = 55;
 pub(in crate::cli) fn all_redis_options(settings: &Settings) -> Vec<redis::RedisOptions> {
     let main = match &settings.store.url {
         StoreUrl::Redis(url) => Some(url),
-        StoreUrl::Memory => None,
+        StoreUrl::Memory | StoreUrl::File(_) => None,
     };
     main.into_iter()
         .chain(&settings.compat.store.per_second_url)

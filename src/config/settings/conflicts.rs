@@ -65,7 +65,7 @@ pub(super) fn find_conflicts(settings: &Settings) -> Vec<SettingConflict> {
 pub(super) fn redis_urls(settings: &Settings) -> impl Iterator<Item = (&'static str, &RedisUrl)> {
     let main = match &settings.store.url {
         StoreUrl::Redis(url) => Some(("store.url", url)),
-        StoreUrl::Memory => None,
+        StoreUrl::Memory | StoreUrl::File(_) => None,
     };
     let second = settings.compat.store.per_second_url.as_ref();
     main.into_iter().chain(second.map(|url| ("compat.store.per_second_url", url)))
@@ -73,7 +73,7 @@ pub(super) fn redis_urls(settings: &Settings) -> impl Iterator<Item = (&'static 
 
 /// Returns `true` if this replica connects to other replicas.
 pub(super) fn has_peers(settings: &Settings) -> bool {
-    settings.store.url != StoreUrl::Memory && settings.listen.peer_port.is_some()
+    settings.store.url.is_shared() && settings.listen.peer_port.is_some()
 }
 
 pub(super) fn conflict(

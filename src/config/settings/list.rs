@@ -6,8 +6,9 @@ use std::path::PathBuf;
 
 use super::block::{AnyValue, Block, SettingList, blocks};
 use super::{
-    AtLeastOne, CompatSettings, DeniedBy, DescriptorValues, HostName, HostPort, LogFormat,
-    LogLevel, Networks, Overrides, ResponseHeaders, SecretText, StoreUrl, UnitFraction, WhenFull,
+    AtLeastOne, CompatSettings, DeniedBy, DescriptorValues, FileSync, HostName, HostPort,
+    LogFormat, LogLevel, Networks, Overrides, ResponseHeaders, SecretText, StoreUrl, UnitFraction,
+    WhenFull,
 };
 use crate::config::hooks::Hooks;
 use crate::kernel::units::Nanos;
@@ -161,9 +162,11 @@ blocks! {
         tls: TlsSettings,
         /// Credentials for Redis Sentinel.
         sentinel: SentinelSettings,
+        /// File of the counters, for URLs that start with `file`.
+        file: FileStoreSettings,
     ] {
-        /// Store of the counters: the memory of this process, or the URL of a Redis that the fleet
-        /// shares.
+        /// Store of the counters: the memory of this process, a directory in which this process
+        /// saves them (`file:///var/lib/sluicegate`), or the URL of a Redis that the fleet shares.
         url: StoreUrl = StoreUrl::Memory, "place";
         /// Longest time that a check waits for the store. After it, `on_store_failure` of the
         /// limit decides.
@@ -178,7 +181,7 @@ blocks! {
         key_prefix: String = "sluicegate".to_owned(), "text";
         /// Report the health `NOT_SERVING` while the store is unavailable.
         required_for_health: bool = false, "switch";
-        /// Largest number of counters in the memory store.
+        /// Largest number of counters in memory (stores `memory` and `file`).
         max_keys: u64 = 10_000_000, "keys";
         /// Decision of a check that needs a new counter while the memory store has `max_keys`
         /// counters.
@@ -187,6 +190,13 @@ blocks! {
         /// names of 512 bytes on average. A new bucket replaces one without requests. If there is
         /// none, the request is rejected.
         max_buckets: u64 = 100_000, "buckets";
+    }
+
+    /// File of the counters.
+    FileStoreSettings [] {
+        /// Interval in which changed counters are written to disk; after a crash, at most this much
+        /// is forgotten. `always`: before each answer, within `store.deadline`.
+        sync: FileSync = FileSync::Every(Nanos(10 * Nanos::MILLI.0)), "word";
     }
 
     /// Credentials for Redis Sentinel.

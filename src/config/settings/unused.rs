@@ -7,7 +7,7 @@
 //! Not covered:
 //! - Settings that have their default value, which look as if they were not set.
 //! - `store.key_prefix`, `store.deadline`, `fleet.heartbeat` and `fleet.share_expiry` with the
-//!   memory store.
+//!   stores `memory` and `file`.
 //! - Settings of metrics without a metrics port.
 //! - `listen.grpc_port` and `compat.listen.grpc_host` beside `listen.grpc_socket`.
 //! - `compat.stats.max_rules` and `compat.stats.replace_dots` if no statistics of envoyproxy/ratelimit are exported.
@@ -46,8 +46,14 @@ const RULES: &[UnusedRule] = &[
         help: "set store.url to the URL of a Redis, or remove this setting",
     },
     UnusedRule {
+        names: &["store.file"],
+        is_unused: |settings| !matches!(settings.store.url, StoreUrl::File(_)),
+        why: "`store.url` is not the URL of a directory",
+        help: "set `store.url: file:///var/lib/sluicegate`, or remove this setting",
+    },
+    UnusedRule {
         names: &["compat.store.per_second_url"],
-        is_unused: |settings| settings.store.url == StoreUrl::Memory,
+        is_unused: |settings| !matches!(settings.store.url, StoreUrl::Redis(_)),
         why: "`store.url` is not the URL of a Redis",
         help: "set store.url to the URL of the Redis for all other limits",
     },
@@ -74,7 +80,7 @@ const RULES: &[UnusedRule] = &[
             "compat.store.stop_when_over",
         ],
         is_unused: |settings| {
-            settings.store.url == StoreUrl::Memory
+            !matches!(settings.store.url, StoreUrl::Redis(_))
                 || settings.compat.store.key_format == KeyFormat::Own
         },
         why: "counter keys in Redis do not have envoyproxy/ratelimit's format",

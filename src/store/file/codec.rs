@@ -16,7 +16,7 @@
 use std::borrow::Cow;
 use std::num::NonZeroU64;
 
-use super::SavedTime;
+use super::saved_time::SavedTime;
 use crate::kernel::rate::fixed_window::WindowCount;
 use crate::kernel::rate::gcra::{Gcra, Tat};
 use crate::kernel::rate::on_excess::OnExcess;

@@ -20,7 +20,8 @@ use std::path::{Path, PathBuf};
 use redb::{ReadableDatabase as _, ReadableTable as _, TableDefinition};
 
 use super::codec::{Decoder, FORMAT_VERSION, InvalidRecord, TIME_LEN, encode_time};
-use super::{FileFault, SavedTime};
+use super::error::FileFault;
+use super::saved_time::SavedTime;
 use crate::kernel::units::Nanos;
 use crate::store::memory::MemoryStore;
 

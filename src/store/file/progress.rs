@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::watch;
 
-use super::StoreFailure;
+use crate::kernel::decision::StoreFailure;
 
 #[derive(Debug, Default)]
 pub(super) struct Progress {

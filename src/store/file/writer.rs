@@ -16,8 +16,10 @@ use std::time::Duration;
 
 use super::codec::{TIME_LEN, encode_record};
 use super::database::{Batch, Database};
+use super::error::{FileFault, FileStoreError};
+use super::options::{FileStoreOptions, SyncMode};
 use super::progress::Progress;
-use super::{FileFault, FileStoreError, FileStoreOptions, SavedTime, SyncMode};
+use super::saved_time::SavedTime;
 use crate::store::memory::MemoryStore;
 
 /// The journal is never dropped while it is smaller.

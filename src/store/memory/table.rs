@@ -92,7 +92,8 @@ impl<E: HasKeyHash> CounterTable<E> {
         found.into_iter().find(|entry| entry.hash() == hash)
     }
 
-    /// Inserts an entry, whose hash must be new, and lists it as changed. Cost: O(1), or O(entries) when the table grows.
+    /// Inserts an entry, whose hash must be new, and lists it as changed. Cost: O(1), or O(entries)
+    /// when the table grows.
     pub(super) fn insert(&mut self, entry: E) {
         if self.slots.len() * 4 < (self.len + 1) * 5 {
             self.resize(slots_for(self.slots.len() + 1));

@@ -5,6 +5,7 @@ mod clock;
 mod faults;
 mod restart;
 mod rounds;
+mod service;
 
 use std::path::Path;
 use std::time::Duration;

@@ -9,7 +9,7 @@ use crate::config::settings::{dotted, environment, flags, load_valid, read_error
 fn redis_urls_parse_and_hide_the_password() {
     let of = |url: &str| match load_valid(&flags(&[("store-url", url)])).settings.store.url {
         StoreUrl::Redis(url) => url,
-        StoreUrl::Memory => panic!("{url}"),
+        StoreUrl::Memory | StoreUrl::File(_) => panic!("{url}"),
     };
     let tcp = of("redis://me:p%40ss:w@redis.shop:6380/3");
     assert_eq!(tcp.endpoint, RedisEndpoint::Tcp(address("redis.shop", 6380)));
