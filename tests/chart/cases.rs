@@ -20,6 +20,8 @@ pub const CASES: &[Case] = &[
     Case { name: "envoy-gateway", flags: &[preset!("envoy-gateway"), "--set", REDIS] },
     Case { name: "istio", flags: &[preset!("istio"), "--set", REDIS] },
     Case { name: "nginx", flags: &[preset!("nginx"), "--set", REDIS] },
+    Case { name: "postgres", flags: &[preset!("postgres")] },
+    Case { name: "postgres_tls", flags: &["--values=tests/chart/values/postgres_tls.yaml"] },
     Case { name: "trial", flags: &["--values=tests/chart/values/trial.yaml"] },
     Case { name: "everything", flags: &["--values=tests/chart/values/everything.yaml"] },
     Case { name: "git", flags: &["--values=tests/chart/values/git.yaml"] },

@@ -26,7 +26,12 @@ fn secrets_of(objects: &Objects) -> Vec<(String, String)> {
     let secret = |variable: &Value| {
         variable.pointer("/valueFrom/secretKeyRef")?;
         let name = variable["name"].as_str()?;
-        let value = if name == "SLUICEGATE_STORE_URL" { "redis://user:word@redis" } else { "word" };
+        let is_postgres = variable["valueFrom"]["secretKeyRef"]["key"] == "postgres";
+        let value = match name {
+            "SLUICEGATE_STORE_URL" if is_postgres => "postgres://user:word@pg/db?sslmode=require",
+            "SLUICEGATE_STORE_URL" => "redis://user:word@redis",
+            _ => "word",
+        };
         Some((name.to_owned(), value.to_owned()))
     };
     variables.filter_map(secret).collect()
@@ -226,6 +231,15 @@ fn contradictory_chart_values_are_refused_with_a_reason() {
             "redis.enabled=true,redis.external.url=redis://a",
             "redis.enabled and redis.external.url are set: set only one of them",
         ),
+        (
+            "postgres.url=postgres://u@a,redis.external.url=redis://a",
+            "redis.external.url and postgres.url are set: set only one of them",
+        ),
+        ("postgres.url=postgres://u:secret@a", "contains a password"),
+        ("postgres.existingSecret=a", "no PostgreSQL is configured"),
+        ("postgres.migrate=true", "no PostgreSQL is configured"),
+        ("postgres.url=postgres://u@a,postgres.tls.existingSecret=a", "does not use TLS"),
+        ("postgres.url=redis://a", "/postgres/url"),
         ("redis.enabled=true,redis.existingSecret=a", "a Redis without a password"),
         ("redis.enabled=true,redis.tls.existingSecret=a", "a Redis without a password"),
         ("redis.enabled=true,redis.tls.serverName=a", "a Redis without a password"),

@@ -1,6 +1,7 @@
 //! Tests of the processes of `docker-compose.yml`: two replicas with one Redis, Envoy and an
-//! upstream.
+//! upstream; and of `deploy/compose.postgres.yaml`, which replaces Redis by PostgreSQL.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,17 +12,19 @@ use super::envoy::{Envoy, replace_once};
 use super::{ask, serve, upstream};
 use crate::support::http1;
 use crate::support::redis::Redis;
+use crate::support::service::sluicegate;
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Reads `docker-compose.yml` as `docker compose config` does.
-fn composed() -> Value {
+/// Reads `docker-compose.yml` and further files as `docker compose config` does.
+fn composed(further: &[&str]) -> Value {
     let reader = root().join(".tools/bin/compose");
     assert!(reader.exists(), "no .tools/bin/compose: run scripts/chart.sh, which installs it");
-    let file = root().join("docker-compose.yml");
-    let out = Command::new(reader).args(["-format", "json"]).arg(file).output().unwrap();
+    let files = [&["docker-compose.yml"], further].concat();
+    let files = files.into_iter().map(|file| root().join(file));
+    let out = Command::new(reader).args(["-format", "json"]).args(files).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     serde_json::from_slice(&out.stdout).unwrap()
 }
@@ -33,7 +36,7 @@ fn names(service: &Value, list: &str) -> Vec<String> {
 
 #[test]
 fn compose_replicas_share_one_limit() {
-    let composed = composed();
+    let composed = composed(&[]);
     let mut text = fs::read_to_string(root().join("config/envoy/compose.yaml")).unwrap();
     let redis = Redis::start();
     let backend = format!("redis+unix://{}", redis.socket().display());
@@ -69,9 +72,37 @@ fn compose_replicas_share_one_limit() {
     }
 }
 
+/// The flags of the command are valid, and name the database that the file creates.
+#[test]
+fn postgres_compose_file_replaces_only_redis() {
+    let (plain, composed) = (composed(&[]), composed(&["deploy/compose.postgres.yaml"]));
+    let services = |composed: &Value| -> BTreeSet<String> {
+        composed["services"].as_object().unwrap().keys().cloned().collect()
+    };
+    let removed = &services(&plain) - &services(&composed);
+    let added = &services(&composed) - &services(&plain);
+    assert_eq!((removed, added), (["redis".into()].into(), ["postgres".into()].into()));
+    let created = &composed["services"]["postgres"]["environment"];
+    let [user, password, database] = ["USER", "PASSWORD", "DB"]
+        .map(|name| created[format!("POSTGRES_{name}")].as_str().unwrap());
+    for name in ["replica-1", "replica-2"] {
+        let replica = &composed["services"][name];
+        let mut command = names(replica, "command");
+        assert!(command.contains(&format!("postgres://{user}:{password}@postgres/{database}")));
+        let awaited = &replica["depends_on"]["postgres"]["condition"];
+        assert_eq!(awaited, "service_healthy", "{name}: `--migrate` needs the server");
+        assert!(command.contains(&"--migrate".to_owned()), "{name}");
+        // Maps a path in the container to the path in the repository.
+        command[2] = command[2].replace("/etc/sluicegate/", "");
+        let out = sluicegate().args(command).arg("--print-config").current_dir(root()).output();
+        let out = out.unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    }
+}
+
 #[test]
 fn every_compose_mount_exists() {
-    let composed = composed();
+    let composed = composed(&[]);
     let mut mounts = 0;
     for service in composed["services"].as_object().unwrap().values() {
         for volume in service["volumes"].as_array().into_iter().flatten() {

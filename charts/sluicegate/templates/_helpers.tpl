@@ -67,7 +67,7 @@ redis://{{ include "sluicegate.fullname" . }}-redis:6379
 {{- else if .Values.persistence.enabled -}}
 file:///var/lib/sluicegate/counters
 {{- else -}}
-{{- .Values.redis.external.url -}}
+{{- default .Values.redis.external.url .Values.postgres.url -}}
 {{- end -}}
 {{- end -}}
 
@@ -119,6 +119,10 @@ file:///var/lib/sluicegate/counters
 {{- $tls := include "sluicegate.tls" (dict "at" "/etc/redis-tls" "keys" $keys) | fromJson -}}
 {{- with .tls.serverName }}{{ $_ := set $tls "server_name" . }}{{ end -}}
 {{- if $tls }}{{ $_ := set $store "tls" $tls }}{{ end -}}
+{{- end -}}
+{{- with .Values.postgres -}}
+{{- if .existingSecret }}{{ $_ := set $store "password_file" "/etc/postgres-password/password" }}{{ end -}}
+{{- if .tls.existingSecret }}{{ $_ := set $store "tls" (dict "ca_file" "/etc/postgres-tls/ca.crt") }}{{ end -}}
 {{- end -}}
 {{- toJson $store -}}
 {{- end -}}
@@ -226,19 +230,38 @@ if a secret or an environment variable contains the URL or its settings.
 {{- end -}}
 {{- end -}}
 
+{{/* Fails for values of PostgreSQL that the pods would reject at startup, or that contradict those of Redis. */}}
+{{- define "sluicegate.check.postgres" -}}
+{{- $postgres := .Values.postgres -}}
+{{- $given := list -}}
+{{- range $name, $value := dict "postgres.existingSecret" $postgres.existingSecret "postgres.tls.existingSecret" $postgres.tls.existingSecret "postgres.migrate" $postgres.migrate -}}
+{{- if $value }}{{ $given = append $given $name }}{{ end -}}
+{{- end -}}
+{{- if and $given (not $postgres.url) (not $postgres.urlSecret.name) -}}
+{{- fail (printf "%s is set, but no PostgreSQL is configured: set postgres.url" (join " and " $given)) -}}
+{{- end -}}
+{{- if regexMatch "://[^/@]*:[^/@]*@" $postgres.url -}}
+{{- fail "postgres.url contains a password, which would be stored in a ConfigMap: move the password to postgres.existingSecret, or the URL to postgres.urlSecret" -}}
+{{- end -}}
+{{- if and $postgres.tls.existingSecret $postgres.url (not (regexMatch "[?&]sslmode=(require|verify-ca|verify-full)" $postgres.url)) -}}
+{{- fail "postgres.tls is set, but postgres.url does not use TLS: add ?sslmode=require, or remove postgres.tls" -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Fails for values that contradict each other. */}}
 {{- define "sluicegate.check" -}}
 {{- $redis := .Values.redis -}}
-{{- $named := or $redis.enabled $redis.external.url $redis.external.urlSecret.name -}}
+{{- $postgres := .Values.postgres -}}
+{{- $named := or $redis.enabled $redis.external.url $redis.external.urlSecret.name $postgres.url $postgres.urlSecret.name -}}
 {{- $many := or (gt (int .Values.replicaCount) 1) (and .Values.autoscaling.enabled (gt (int .Values.autoscaling.maxReplicas) 1)) -}}
 {{- if and .Values.persistence.enabled $many -}}
 {{- fail "persistence.enabled keeps the counters of one replica, but several are configured: set replicaCount=1 and autoscaling.enabled=false, or use Redis instead of persistence.enabled" -}}
 {{- end -}}
-{{- if and .Values.persistence.enabled $named }}{{ fail "persistence.enabled keeps the counters in a volume, but a Redis is configured: set only one of them" }}{{ end -}}
+{{- if and .Values.persistence.enabled $named }}{{ fail "persistence.enabled keeps the counters in a volume, but a Redis or PostgreSQL is configured: set only one of them" }}{{ end -}}
 {{- if and $many (not $named) (not $redis.countApart) -}}
-{{- fail "several replicas without Redis: each replica would allow the full limit. Set redis.external.url (redis.enabled=true for a trial), or redis.countApart=true to accept this" -}}
+{{- fail "several replicas without Redis or PostgreSQL: each replica would allow the full limit. Set redis.external.url (redis.enabled=true for a trial) or postgres.url, or redis.countApart=true to accept this" -}}
 {{- end -}}
-{{- if and (include "sluicegate.peers" .) (not $named) }}{{ fail "peers.existingSecret and peers.tls require a shared Redis: set redis.external.url" }}{{ end -}}
+{{- if and (include "sluicegate.peers" .) (not $named) }}{{ fail "peers.existingSecret and peers.tls require a shared Redis or PostgreSQL: set redis.external.url or postgres.url" }}{{ end -}}
 {{- with .Values.peers.tls -}}
 {{- if and .existingSecret (not .name) }}{{ fail "peers.tls.existingSecret requires peers.tls.name, the DNS name in its tls.crt" }}{{ end -}}
 {{- if and .name (not .existingSecret) }}{{ fail "peers.tls.name requires peers.tls.existingSecret" }}{{ end -}}
@@ -247,6 +270,8 @@ if a secret or an environment variable contains the URL or its settings.
 {{- if $redis.enabled }}{{ $sources = append $sources "redis.enabled" }}{{ end -}}
 {{- if $redis.external.url }}{{ $sources = append $sources "redis.external.url" }}{{ end -}}
 {{- if $redis.external.urlSecret.name }}{{ $sources = append $sources "redis.external.urlSecret" }}{{ end -}}
+{{- if $postgres.url }}{{ $sources = append $sources "postgres.url" }}{{ end -}}
+{{- if $postgres.urlSecret.name }}{{ $sources = append $sources "postgres.urlSecret" }}{{ end -}}
 {{- if gt (len $sources) 1 }}{{ fail (printf "%s are set: set only one of them" (join " and " $sources)) }}{{ end -}}
 {{- range $name, $url := dict "url" $redis.external.url "perSecondUrl" $redis.external.perSecondUrl -}}
 {{- if regexMatch "://[^/@]*:[^/@]*@" $url -}}
@@ -255,6 +280,7 @@ if a secret or an environment variable contains the URL or its settings.
 {{- end -}}
 {{- if and $redis.external.perSecondUrl (not $named) }}{{ fail "redis.external.perSecondUrl is a second Redis: it requires redis.external.url or redis.external.urlSecret" }}{{ end -}}
 {{- include "sluicegate.check.redis" . -}}
+{{- include "sluicegate.check.postgres" . -}}
 {{- if and .Values.grpcTLS.clientCertificates (not .Values.grpcTLS.existingSecret) }}{{ fail "grpcTLS.clientCertificates requires grpcTLS.existingSecret" }}{{ end -}}
 {{- if and $redis.tls.clientCertificate (not $redis.tls.existingSecret) }}{{ fail "redis.tls.clientCertificate requires redis.tls.existingSecret" }}{{ end -}}
 {{- $limits := list -}}

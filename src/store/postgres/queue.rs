@@ -127,10 +127,23 @@ impl CallQueue {
         }
     }
 
-    /// Waits for calls, and returns up to [`MAX_BATCH`] that are not abandoned; maybe none.
-    pub(super) async fn next_batch(&self) -> Vec<Box<dyn QueuedCall>> {
-        let mut calls = Vec::with_capacity(MAX_BATCH);
-        self.receiver.lock().await.recv_many(&mut calls, MAX_BATCH).await;
+    /// Waits for a call. Cancel safe: a dropped future takes none.
+    pub(super) async fn next_call(&self) -> Option<Box<dyn QueuedCall>> {
+        self.receiver.lock().await.recv().await
+    }
+
+    /// Returns `first` and further calls in the queue, up to [`MAX_BATCH`], without the abandoned
+    /// ones.
+    pub(super) async fn fill_batch(&self, first: Box<dyn QueuedCall>) -> Vec<Box<dyn QueuedCall>> {
+        // The callers that got replies from the last batch may be about to call again.
+        tokio::task::yield_now().await;
+        let mut receiver = self.receiver.lock().await;
+        let mut calls = vec![first];
+        while calls.len() < MAX_BATCH
+            && let Ok(call) = receiver.try_recv()
+        {
+            calls.push(call);
+        }
         calls.retain(|call| !call.is_abandoned());
         calls
     }

@@ -148,7 +148,8 @@ async fn serve(shared: &Shared, queue: &CallQueue, session: &mut Session) -> Str
             sleep(PROBE_PAUSE).await;
         };
         tokio::select! {
-            calls = queue.next_batch() => {
+            Some(first) = queue.next_call() => {
+                let calls = queue.fill_batch(first).await;
                 if let Err(reason) = run_batch(session, calls).await {
                     return reason;
                 }
