@@ -22,7 +22,7 @@ use super::args::{DoctorArgs, OutputFormat};
 use super::serve::store;
 use super::{CommandOutcome, Terminal};
 use crate::clock::Clock;
-use crate::config::settings::{KeyFormat, Settings};
+use crate::config::settings::{KeyFormat, Settings, StoreUrl};
 use crate::config::{ChargePolicy, Config, Domain};
 use crate::store::postgres::PostgresOptions;
 use crate::store::redis::RedisOptions;
@@ -60,6 +60,14 @@ pub(super) fn doctor(
         };
     }
     let stores = store::all_redis_options(settings);
+    if let StoreUrl::File(directory) = &settings.store.url {
+        let directory = directory.display();
+        writeln!(
+            terminal.err,
+            "error: doctor examines a Redis; `serve` examines file://{directory} when it starts"
+        )?;
+        return Ok(CommandOutcome::Failed);
+    }
     if stores.is_empty() {
         writeln!(
             terminal.err,

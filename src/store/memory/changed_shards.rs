@@ -2,20 +2,14 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::SHARDS;
-
-const WORDS: usize = SHARDS / 64;
-
 #[derive(Debug)]
-pub(super) struct ChangedShards([AtomicU64; WORDS]);
-
-impl Default for ChangedShards {
-    fn default() -> Self {
-        Self([const { AtomicU64::new(0) }; WORDS])
-    }
-}
+pub(super) struct ChangedShards(Box<[AtomicU64]>);
 
 impl ChangedShards {
+    pub(super) fn new(shards: usize) -> Self {
+        Self((0..shards.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
+    }
+
     pub(super) fn insert(&self, index: usize) {
         let bit = 1 << (index % 64);
         if let Some(word) = self.0.get(index / 64)

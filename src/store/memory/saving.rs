@@ -10,7 +10,7 @@ impl MemoryStore {
     #[must_use]
     pub(in crate::store) fn with_change_tracking(self) -> Self {
         self.shards.iter().for_each(|shard| shard.0.lock().track_changes());
-        Self { changed_shards: Some(ChangedShards::default()), ..self }
+        Self { changed_shards: Some(ChangedShards::new(Self::SHARDS)), ..self }
     }
 
     /// Calls `visit` for each counter that changed since the last call, one shard at a time. A change that is
