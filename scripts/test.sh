@@ -62,4 +62,9 @@ cargo test --locked --workspace --no-run
 export RUST_BACKTRACE=0
 scripts/within.sh 40 cargo test --locked --workspace -- --show-output "${skip[@]}"
 
+if [ "${1:-}" != --quick ]; then
+    step "Valkey and Redis 8"
+    scripts/relatives.sh
+fi
+
 step "all passed"

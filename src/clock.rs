@@ -45,6 +45,14 @@ impl Clock {
         Self::System(SystemClock::start())
     }
 
+    /// Creates a clock whose `now` starts at `earliest` if the wall clock is behind it.
+    #[must_use]
+    pub fn system_from(earliest: Nanos) -> Self {
+        let clock = SystemClock::start();
+        clock.offset.fetch_max(earliest.0, Relaxed);
+        Self::System(clock)
+    }
+
     /// Creates a clock that stays at `now` until it is advanced.
     #[must_use]
     pub fn manual(now: Nanos) -> Self {
@@ -57,6 +65,15 @@ impl Clock {
         match self {
             Self::System(system) => system.now(),
             Self::Manual(manual) => manual.steady().plus(Nanos(manual.wall_offset.load(Relaxed))),
+        }
+    }
+
+    /// Reads the wall clock, which may step back.
+    #[must_use]
+    pub fn wall(&self) -> Nanos {
+        match self {
+            Self::System(system) => system.wall(),
+            Self::Manual(_) => self.now(),
         }
     }
 
@@ -107,6 +124,11 @@ impl SystemClock {
         Nanos(self.origin.saturating_add(self.elapsed()))
     }
 
+    #[expect(clippy::disallowed_methods, reason = "this is the one place that reads time")]
+    fn wall(&self) -> Nanos {
+        Nanos(nanos_since_epoch(SystemTime::now()).saturating_add_signed(self.shift))
+    }
+
     fn elapsed(&self) -> u64 {
         let elapsed = self.started.elapsed();
         // `as_nanos` returns a u128, whose arithmetic would slow down every check.
@@ -114,9 +136,8 @@ impl SystemClock {
     }
 
     #[cold]
-    #[expect(clippy::disallowed_methods, reason = "this is the one place that reads time")]
     fn follow_wall_clock(&self) {
-        let wall = nanos_since_epoch(SystemTime::now()).saturating_add_signed(self.shift);
+        let wall = self.wall().0;
         // Read the elapsed time after the wall clock. If the thread pauses in between, the offset
         // is too small, which `fetch_max` ignores. An offset that is too large would be permanent.
         let elapsed = self.elapsed();

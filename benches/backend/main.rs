@@ -2,7 +2,7 @@
 //!
 //! `cargo bench --bench backend` prints a table. Select parts with `-- server`, `-- latency`,
 //! `-- redis` and `-- hot`. Two more parts run only if selected: `-- leased` measures leased
-//! limits, and `-- stall` stops Redis for a minute.
+//! limits, and `-- stall` stops Redis for a minute. `-- file` measures the file store, without Redis.
 //!
 //! The bench starts its own Redis and connects over loopback.
 //! - Server CPU: the real server over gRPC, in turns with the same server that counts in memory.
@@ -16,6 +16,7 @@
 mod awake;
 #[path = "../support/charges.rs"]
 mod charges;
+mod file;
 mod lean;
 mod leased;
 #[path = "../../tests/support/resp.rs"]
@@ -65,8 +66,11 @@ fn main() {
     let chosen: Vec<String> =
         std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let is_chosen = |part: &str| chosen.is_empty() || chosen.iter().any(|its| its == part);
-    let store = Store::start();
     println!("{:<58} {:>9} {:>9}", "backend", "measured", "bound");
+    if chosen == ["file"] {
+        return file::run();
+    }
+    let store = Store::start();
     if is_chosen("server") {
         server(&store);
     }

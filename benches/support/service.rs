@@ -69,6 +69,11 @@ impl Server {
     /// CPU nanoseconds per decision, for `calls` checks over [`CONNECTIONS`] connections with
     /// [`IN_FLIGHT`] checks on each.
     pub(crate) async fn cpu_per_call(&self, calls: u64) -> f64 {
+        self.cpu_per_call_over(1, calls).await
+    }
+
+    /// [`Server::cpu_per_call`] with checks of `keys` clients.
+    pub(crate) async fn cpu_per_call_over(&self, keys: u64, calls: u64) -> f64 {
         let mut clients = Vec::new();
         for _ in 0..CONNECTIONS {
             let address = format!("http://{}", self.address);
@@ -77,7 +82,7 @@ impl Server {
         let (before, left) = (self.on_processors(), Arc::new(AtomicU64::new(calls)));
         let workers = clients.iter().flat_map(|client| (0..IN_FLIGHT).map(move |_| client.clone()));
         let tasks: Vec<_> =
-            workers.map(|client| tokio::spawn(ask(client, Arc::clone(&left)))).collect();
+            workers.map(|client| tokio::spawn(ask(client, keys, Arc::clone(&left)))).collect();
         for task in tasks {
             task.await.unwrap();
         }
@@ -106,19 +111,29 @@ pub(crate) fn tokio(threads: usize) -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-async fn ask(mut client: RateLimitServiceClient<tonic::transport::Channel>, left: Arc<AtomicU64>) {
-    while left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
-        let answer = client.should_rate_limit(question(1)).await.unwrap().into_inner();
+async fn ask(
+    mut client: RateLimitServiceClient<tonic::transport::Channel>,
+    keys: u64,
+    left: Arc<AtomicU64>,
+) {
+    while let Ok(number) = left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)) {
+        let check = check_of(vec![descriptor(number % keys)]);
+        let answer = client.should_rate_limit(check).await.unwrap().into_inner();
         assert_eq!(answer.overall_code, Code::Ok as i32);
     }
 }
 
 /// A check with this many descriptors, each for another client.
+#[allow(dead_code, reason = "not every bench needs it")]
 pub(crate) fn question(descriptors: u64) -> RateLimitRequest {
-    let descriptor = |n| {
-        let entry = Entry { key: "api_key".into(), value: format!("client-{n:04}") };
-        RateLimitDescriptor { entries: vec![entry], ..Default::default() }
-    };
-    let descriptors = (0..descriptors).map(descriptor).collect();
+    check_of((0..descriptors).map(descriptor).collect())
+}
+
+fn descriptor(client: u64) -> RateLimitDescriptor {
+    let entry = Entry { key: "api_key".into(), value: format!("client-{client:04}") };
+    RateLimitDescriptor { entries: vec![entry], ..Default::default() }
+}
+
+fn check_of(descriptors: Vec<RateLimitDescriptor>) -> RateLimitRequest {
     RateLimitRequest { domain: "shop".into(), descriptors, hits_addend: 1 }
 }

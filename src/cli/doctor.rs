@@ -8,7 +8,9 @@
 
 mod collect;
 mod evaluate;
+mod info;
 mod postgres;
+mod product;
 
 use std::io;
 use std::sync::Arc;
@@ -20,11 +22,19 @@ use super::args::{DoctorArgs, OutputFormat};
 use super::serve::store;
 use super::{CommandOutcome, Terminal};
 use crate::clock::Clock;
-use crate::config::settings::{KeyFormat, Settings};
+use crate::config::settings::{KeyFormat, Settings, StoreUrl};
 use crate::config::{ChargePolicy, Config, Domain};
 use crate::store::postgres::PostgresOptions;
 use crate::store::redis::RedisOptions;
 use evaluate::{DoctorFinding, DoctorRequirements, DoctorSeverity, evaluate_facts};
+use product::StoreProduct;
+
+/// An examined store.
+struct ExaminedStore {
+    address: String,
+    /// Text about the product, or nothing.
+    product: String,
+}
 
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -39,7 +49,10 @@ pub(super) fn doctor(
         let address = settings.store.url.to_string();
         let examined = runtime.block_on(postgres::examine(&options, &address, clock));
         return match examined {
-            Ok(findings) => print_findings(args, &[address], &findings, terminal),
+            Ok(findings) => {
+                let store = ExaminedStore { address, product: String::new() };
+                print_findings(args, &[store], &findings, terminal)
+            }
             Err(error) => {
                 writeln!(terminal.err, "error: {address}: {error}")?;
                 Ok(CommandOutcome::Failed)
@@ -47,6 +60,14 @@ pub(super) fn doctor(
         };
     }
     let stores = store::all_redis_options(settings);
+    if let StoreUrl::File(directory) = &settings.store.url {
+        let directory = directory.display();
+        writeln!(
+            terminal.err,
+            "error: doctor examines a Redis; `serve` examines file://{directory} when it starts"
+        )?;
+        return Ok(CommandOutcome::Failed);
+    }
     if stores.is_empty() {
         writeln!(
             terminal.err,
@@ -70,7 +91,10 @@ pub(super) fn doctor(
                     .collect();
                 remove_repeated_two_steps(&mut found, &mut is_two_steps_shown);
                 findings.extend(found);
-                examined.extend(facts.into_iter().map(|facts| facts.address));
+                examined.extend(facts.into_iter().map(|facts| ExaminedStore {
+                    product: product_suffix(facts.product),
+                    address: facts.address,
+                }));
             }
             Err(error) => {
                 let fix = "check the address and the credentials in --store-url";
@@ -84,14 +108,15 @@ pub(super) fn doctor(
 
 fn print_findings(
     args: &DoctorArgs,
-    examined: &[String],
+    examined: &[ExaminedStore],
     findings: &[DoctorFinding],
     terminal: &mut Terminal<'_>,
 ) -> io::Result<CommandOutcome> {
     match args.format {
         OutputFormat::Text => print_text(examined, findings, terminal.out)?,
         OutputFormat::Json => {
-            let document = json!({"stores": examined, "findings": findings});
+            let stores: Vec<_> = examined.iter().map(|store| &store.address).collect();
+            let document = json!({"stores": stores, "findings": findings});
             writeln!(terminal.out, "{document:#}")?;
         }
     }
@@ -111,21 +136,26 @@ fn requirements(settings: &Settings) -> DoctorRequirements {
 }
 
 fn print_text(
-    examined: &[String],
+    examined: &[ExaminedStore],
     findings: &[DoctorFinding],
     out: &mut dyn io::Write,
 ) -> io::Result<()> {
     for finding in findings {
         writeln!(out, "{finding}")?;
     }
-    for address in examined {
-        writeln!(out, "{address}: examined")?;
+    for store in examined {
+        writeln!(out, "{}: examined{}", store.address, store.product)?;
     }
     let errors =
         findings.iter().filter(|finding| finding.severity == DoctorSeverity::Error).count();
     let (errors, warnings) =
         (count_text(errors, "error"), count_text(findings.len() - errors, "warning"));
     writeln!(out, "findings: {errors}, {warnings}")
+}
+
+/// Returns the name of a relative of Redis, in parentheses.
+fn product_suffix(product: StoreProduct) -> String {
+    if product == StoreProduct::Redis { String::new() } else { format!(" ({})", product.name()) }
 }
 
 fn count_text(number: usize, thing: &str) -> String {

@@ -10,6 +10,7 @@
 //! - The behavior of the listeners, the engine and the source.
 
 mod connections;
+mod counters;
 mod drain;
 mod first_answer;
 mod gauges;
@@ -21,7 +22,6 @@ mod startup_probes;
 mod stats;
 pub(super) mod store;
 
-use std::hash::BuildHasher as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ use crate::edge::health::{Health, Readiness};
 use crate::edge::{ReplyOptions, grpc, headers, http, syslog};
 use crate::engine::{DecisionPolicy, Engine, KeyNaming, OverridePolicy, PlanSettings};
 use crate::source::{ConfigSource, LoadFailure, PublishedConfig};
-use crate::store::memory::{self, MemoryStore};
+use crate::store::memory::MemoryStore;
 use crate::telemetry::metrics::{Gauges, METRICS, ProcessUsage};
 use crate::telemetry::otlp::{self, OtlpExporters};
 use drain::{DrainPhase, DrainTimes, ShutdownSignals};
@@ -126,8 +126,9 @@ async fn run(
     store::prepare_schema(settings, migrate).await.map_err(ServeError::InvalidSettings)?;
     let tls = connections::load_tls(settings).map_err(ServeError::InvalidSettings)?;
     let bound = StartupListeners::bind_startup(settings).await.map_err(ServeError::Listen)?;
-    let memory = Arc::new(memory_store(settings));
-    let (engine, connection) = store::create_engine(settings, &memory, engine_policy(settings));
+    let (counters, writer) = counters::open(settings).map_err(ServeError::InvalidSettings)?;
+    let memory = Arc::clone(&counters.memory);
+    let (engine, connection) = store::create_engine(settings, counters, engine_policy(settings));
     let has_shared_store = connection.is_some();
     let engine = match stats::create_stats(settings) {
         Some(stats) => engine.with_stats(stats),
@@ -166,6 +167,7 @@ async fn run(
     });
     let (phase, phase_receiver) = watch::channel(DrainPhase::Serving);
     print_summary(settings, &listeners, &first_config, terminal)?;
+    let writer = writer.map(|writer| counters::start_writer(writer, &engine)).transpose()?;
     let service = ServiceContext {
         settings,
         engine: Arc::clone(&engine),
@@ -212,6 +214,7 @@ async fn run(
     }
     engine.flush_forwarded(RELEASE_FORWARD_TIMEOUT).await;
     engine.leave().await;
+    counters::close(writer).await;
     if telemetry.is_active() {
         // `shutdown` waits for the OTLP collector, which would block a worker thread.
         drop(tokio::task::spawn_blocking(move || telemetry.shutdown()).await);
@@ -255,8 +258,8 @@ fn print_summary(
     for line in listeners.summary_lines() {
         writeln!(terminal.out, "{line}")?;
     }
-    if let StoreUrl::Postgres(url) = &settings.store.url {
-        writeln!(terminal.out, "counters in {url}")?;
+    if let StoreUrl::File(_) | StoreUrl::Postgres(_) = &settings.store.url {
+        writeln!(terminal.out, "counters in {}", settings.store.url)?;
     }
     if let StoreUrl::Redis(url) = &settings.store.url {
         writeln!(terminal.out, "counters in {url}")?;
@@ -548,25 +551,6 @@ impl ServiceTasks {
             }
         }
     }
-}
-
-fn memory_store(settings: &Settings) -> MemoryStore {
-    let when_full = match settings.store.when_full {
-        settings::WhenFull::Deny => memory::WhenFull::Deny,
-        settings::WhenFull::Allow => memory::WhenFull::Allow,
-    };
-    let max_keys = usize::try_from(settings.store.max_keys).unwrap_or(usize::MAX);
-    MemoryStore::new(max_keys, when_full, hash_secret())
-}
-
-/// Returns 16 unpredictable bytes, from hashers that the standard library seeds with the operating
-/// system's random numbers.
-fn hash_secret() -> [u8; 16] {
-    let random = std::hash::RandomState::new();
-    let mut secret = [0; 16];
-    secret[..8].copy_from_slice(&random.hash_one(0_u8).to_le_bytes());
-    secret[8..].copy_from_slice(&random.hash_one(1_u8).to_le_bytes());
-    secret
 }
 
 fn engine_policy(settings: &Settings) -> DecisionPolicy {

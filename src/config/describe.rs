@@ -102,7 +102,7 @@ impl fmt::Display for LimitMode {
                 };
                 write!(f, "{}, max_overshoot {}", keywords::ModeKeyword::Leased, hits.0)?;
                 match size {
-                    LeaseSizing::Learned => Ok(()),
+                    LeaseSizing::Recent | LeaseSizing::Learned => Ok(()),
                     LeaseSizing::Fixed(hits) => write!(f, ", lease_hits {}", hits.0),
                 }
             }

@@ -67,7 +67,7 @@ pub use read::{
 };
 pub use reference::reference_page;
 pub use renamed::renamed_settings;
-pub use store::{HostPort, RedisEndpoint, RedisUrl, StoreUrl};
+pub use store::{FileSync, HostPort, RedisEndpoint, RedisUrl, StoreUrl};
 pub use value::{AtLeastOne, HeaderName, SecretText, Shape, UnitFraction, Value};
 
 static LIST: LazyLock<SettingList> = LazyLock::new(SettingList::new);

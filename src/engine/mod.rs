@@ -106,7 +106,7 @@ impl Engine {
         let clock = Arc::new(clock);
         let concurrency_limits = ConcurrencyLimits::new(Arc::clone(&clock), DEFAULT_MAX_BUCKETS, 0);
         let new_leases = || LeaseManager::new(Arc::clone(&clock), store.clone());
-        let leases = (!store.is_synchronous()).then(new_leases);
+        let leases = store.has_leases().then(new_leases);
         let (local_fallback, permit_ids, stats, forwarding) =
             (None, PermitIds::new(DEFAULT_BOUNDS), None, None);
         let (forced_decisions, unmatched) =

@@ -8,20 +8,24 @@
 //! - A lease table counts toward `max_keys`, too; a full store lends no hits for a new one.
 //!
 //! Not covered:
-//! - Persistence: a restart loses all counters.
+//! - Persistence: a restart loses all counters (see [`super::file`]).
 //! - Limits shared with replicas in other processes.
 //!
 //! Memory: 32 bytes for a GCRA counter and 40 bytes for a window counter. The hash tables are 53 %
 //! to 80 % full. A counter of a sliding log also stores the arrivals of its hits (see
 //! [`crate::kernel::rate::sliding_log`]).
 
+mod change_list;
+mod changed_shards;
 pub mod coordinators;
+pub(in crate::store) mod counter_record;
 mod counters;
 mod gcra_limits;
 mod lease_lists;
 pub mod permits;
+mod saving;
 mod shard;
-mod table;
+pub(in crate::store) mod table;
 
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -43,6 +47,7 @@ use crate::kernel::lease::BorrowReply;
 use crate::kernel::rate::{CounterDecision, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 use crate::telemetry::event::{Event as _, MemoryStoreFull};
+use changed_shards::ChangedShards;
 use coordinators::Coordinators;
 use counters::{CapacitySource, CounterCapacity, ReservedCapacity};
 use permits::StrictLimits;
@@ -81,6 +86,8 @@ pub struct MemoryStore {
     hasher: SipHasher13,
     counters: CounterCapacity,
     when_full: WhenFull,
+    /// The shards with changed counters; `None` if nobody collects them.
+    changed_shards: Option<ChangedShards>,
     next_to_sweep: AtomicUsize,
     full_count: AtomicU64,
     coordinators: Mutex<Coordinators>,
@@ -102,6 +109,7 @@ impl MemoryStore {
             hasher: SipHasher13::new_with_key(&secret),
             counters: CounterCapacity::new(max_keys),
             when_full,
+            changed_shards: None,
             next_to_sweep: AtomicUsize::new(0),
             full_count: AtomicU64::new(0),
             coordinators: Mutex::new(Coordinators::settled()),
@@ -149,7 +157,8 @@ impl MemoryStore {
         KeyHash { position: hash.h1, tag: rest }
     }
 
-    fn shard_of(hash: KeyHash) -> usize {
+    /// Returns the index of the shard of a counter.
+    pub(in crate::store) fn shard_of(hash: KeyHash) -> usize {
         usize::try_from(hash.position % SHARDS as u64).unwrap_or(0)
     }
 
@@ -166,8 +175,16 @@ impl MemoryStore {
             let mut shard = self.lock_shard(Self::shard_of(hash));
             shard.sweep_if_full(now, &self.counters);
             outcomes.push(self.apply_charge(&mut shard, hash, now, charge, &self.counters));
+            self.note_change(hash);
         }
         reply
+    }
+
+    /// Marks the shard of a counter as changed. The caller holds the shard's lock.
+    fn note_change(&self, hash: KeyHash) {
+        if let Some(changed) = &self.changed_shards {
+            changed.insert(Self::shard_of(hash));
+        }
     }
 
     fn apply_charge(
@@ -200,12 +217,10 @@ impl MemoryStore {
 
     fn apply_lease_message(&self, now: Nanos, message: &LeaseMessage) -> LeaseOutcome {
         let hash = self.hash(&message.key);
-        let result = self.lock_shard(Self::shard_of(hash)).apply_lease_message(
-            hash,
-            now,
-            message,
-            &self.counters,
-        );
+        let mut shard = self.lock_shard(Self::shard_of(hash));
+        let result = shard.apply_lease_message(hash, now, message, &self.counters);
+        self.note_change(hash);
+        drop(shard);
         match result {
             Ok(Some(BorrowReply { decision: CounterDecision::OutsideWindows, .. })) => {
                 LeaseOutcome::Stale(now)
@@ -240,7 +255,9 @@ impl MemoryStore {
                     self.skipped_outcome(shard, hashes[i], now, charge, previews[i])
                 }
                 Cost::Charge(_) | Cost::Refund(_) => {
-                    self.apply_charge(shard, hashes[i], now, charge, &capacity)
+                    let outcome = self.apply_charge(shard, hashes[i], now, charge, &capacity);
+                    self.note_change(hashes[i]);
+                    outcome
                 }
             }
         };

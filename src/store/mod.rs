@@ -1,4 +1,4 @@
-//! The stores that keep the counters: in this process, in Redis or in PostgreSQL.
+//! The stores that keep the counters: in this process, in a file, in Redis or in PostgreSQL.
 //!
 //! Guarantees:
 //! - A store returns one outcome for each charge of a check, in the order of the charges.
@@ -6,6 +6,7 @@
 
 mod backoff;
 mod breaker;
+pub mod file;
 pub mod fleet;
 pub mod heartbeat;
 pub mod lease;
@@ -69,6 +70,11 @@ pub trait CounterStore: Send + Sync + std::fmt::Debug {
     /// Returns true if every charge returns [`StoreReply::Ready`], so that no check waits.
     fn is_synchronous(&self) -> bool {
         false
+    }
+
+    /// Returns true if replicas can lease hits from this store.
+    fn has_leases(&self) -> bool {
+        !self.is_synchronous()
     }
 
     /// Returns the longest time that a check waits for this store, in all its calls together;

@@ -28,5 +28,7 @@ pub const CASES: &[Case] = &[
     Case { name: "sentinel", flags: &["--values=tests/chart/values/sentinel.yaml"] },
     Case { name: "cluster", flags: &["--values=tests/chart/values/cluster.yaml"] },
     Case { name: "xds", flags: &["--values=tests/chart/values/xds.yaml"] },
+    Case { name: "claim", flags: &["--values=tests/chart/values/claim.yaml"] },
+    Case { name: "volume", flags: &["--values=tests/chart/values/volume.yaml"] },
     Case { name: "bare", flags: &["--values=tests/chart/values/bare.yaml"] },
 ];

@@ -224,6 +224,8 @@ fn contradictory_chart_values_are_refused_with_a_reason() {
     for (set, words) in [
         ("replicaCount=2", "several replicas without Redis"),
         ("autoscaling.enabled=true", "several replicas without Redis"),
+        ("persistence.enabled=true,replicaCount=2", "keeps the counters of one replica"),
+        ("persistence.enabled=true,redis.enabled=true", "but a Redis is configured"),
         ("terminationGracePeriodSeconds=25", "would be killed with requests in flight"),
         (
             "redis.enabled=true,redis.external.url=redis://a",

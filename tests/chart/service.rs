@@ -16,7 +16,9 @@ const PRESET: &str = "--values=charts/sluicegate/values/standalone.yaml";
 /// Starts the service with the chart's rendered settings, but with free ports and these limits.
 fn serve(settings: &str, limits: &Path, home: &Path) -> Service {
     let file = home.join("server.yaml");
-    fs::write(&file, settings).unwrap();
+    // The mounted volume.
+    let volume = format!("file://{}", home.join("counters").display());
+    fs::write(&file, settings.replace("file:///var/lib/sluicegate/counters", &volume)).unwrap();
     Service::start(limits, &["--settings".to_owned(), file.display().to_string()]).unwrap()
 }
 
@@ -41,6 +43,7 @@ fn standalone_preset_answers_probes_and_enforces_limits() {
         http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes())).unwrap().status
     };
     assert_eq!((check(11), check(10), check(1)), (429, 200, 429), "a burst of 10");
+    assert!(home.path().join("counters/counters.redb").exists(), "the volume is empty");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use sluicegate::cli::{self, CommandOutcome, Terminal};
 
-use crate::store::redis::{limits, serve, wait_until_ready};
+use crate::store::redis::{check, limits, serve, wait_until_ready};
 use crate::support::cluster::Cluster;
 use crate::support::redis::Redis;
 use crate::support::resp::Value;
@@ -169,4 +169,52 @@ fn the_service_logs_store_problems_after_connecting() {
         log => Err(log),
     });
     assert!(log.unwrap().contains("set `maxmemory-policy noeviction`"));
+}
+
+/// Starts the service, and returns its log once it contains `text`.
+fn log_with(store: &Redis, text: &str) -> String {
+    let limits = limits(10);
+    let service = serve(limits.path(), &store.url(), &[]);
+    let log = until("it is logged", || match service.log() {
+        log if log.contains(text) => Ok(log),
+        log => Err(log),
+    });
+    log.unwrap()
+}
+
+/// A command that `rename-command` removed is missing, as in a server that never had it.
+#[test]
+fn a_missing_command_is_named_by_doctor_and_at_start() {
+    for command in ["EVALSHA", "EVAL", "TIME", "ZADD"] {
+        let store = running(&["--appendonly", "yes", "--rename-command", command, ""]);
+        let (outcome, out, _) = doctor(&store, &[]);
+        assert_eq!(outcome, CommandOutcome::Negative, "{out}");
+        let expected = format!("lacks commands that Sluicegate needs: {command}; set `store.url`");
+        assert!(out.starts_with("error[commands]: ") && out.contains(&expected), "{out}");
+        let log = log_with(&store, "lacks commands");
+        assert_eq!(log.matches("lacks commands").count(), 1, "{log}");
+        assert!(log.contains(command) && log.contains("store.url"), "{log}");
+    }
+}
+
+#[test]
+fn a_forbidden_evalsha_is_logged_at_start_with_the_fix() {
+    let store = running(&["--appendonly", "yes"]);
+    store.command(&["ACL", "SETUSER", "default", "-evalsha"]);
+    let log = log_with(&store, "rejected Sluicegate's scripts");
+    assert!(log.contains("evalsha") && log.contains("allow EVAL, EVALSHA, SCRIPT LOAD"), "{log}");
+}
+
+/// Source: the blocked commands of Memorystore for Redis, of which `ElastiCache` blocks some.
+#[test]
+fn commands_that_managed_services_block_are_not_needed() {
+    let blocked = ["ACL", "CLIENT", "CLUSTER", "COMMAND", "CONFIG", "DEBUG", "MONITOR", "OBJECT"];
+    let flags = blocked.iter().flat_map(|command| ["--rename-command", command, ""]);
+    let store = running(&flags.chain(["--appendonly", "yes"]).collect::<Vec<_>>());
+    let (outcome, out, _) = doctor(&store, &["--warnings-as-errors"]);
+    assert_eq!(outcome, CommandOutcome::Success, "{out}");
+    let limits = limits(10);
+    let service = serve(limits.path(), &store.url(), &[]);
+    wait_until_ready(&service);
+    assert_eq!(check(&service, "deny", "k"), 200, "a store failure would deny");
 }

@@ -23,6 +23,7 @@ use sluicegate::kernel::rate::sliding_log::SlidingLog;
 use sluicegate::kernel::rate::sliding_window::SlidingWindow;
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos, Unit};
+use sluicegate::store::file::{FileStore, FileStoreOptions, SavedTime, SyncMode};
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate::store::postgres::{PostgresOptions, PostgresStore};
@@ -56,6 +57,8 @@ struct Stores {
     /// Connection tasks. They end with the test, because they would otherwise reconnect until all
     /// tests end.
     connections: RefCell<JoinSet<()>>,
+    /// The directories of the file stores.
+    directories: RefCell<Vec<tempfile::TempDir>>,
 }
 
 /// A cluster client without hash tags: the counters of one check are in several slots.
@@ -114,14 +117,17 @@ impl Stores {
             postgres: support::postgres::shared(),
             client_count: Cell::new(0),
             connections: RefCell::default(),
+            directories: RefCell::default(),
         }
     }
 
     /// One empty store of every kind.
-    fn stores(&self) -> [Box<dyn CounterStore>; 5] {
+    fn stores(&self) -> [Box<dyn CounterStore>; 7] {
         let cluster = || self.store_at(redis::RedisTopology::Cluster(self.cluster.addresses()));
         [
             Box::new(MemoryStore::new(1_000, WhenFull::Deny, [7; 16])),
+            Box::new(self.file(SyncMode::Every(Duration::from_millis(1)))),
+            Box::new(self.file(SyncMode::Always)),
             Box::new(self.redis()),
             Box::new(cluster()),
             Box::new(SplitSlots(cluster())),
@@ -155,6 +161,22 @@ impl Stores {
     fn next_prefix(&self) -> String {
         let number = self.client_count.replace(self.client_count.get() + 1);
         format!("{:?}{number}", std::thread::current().id())
+    }
+
+    fn file(&self, sync: SyncMode) -> FileStore {
+        let directory = tempfile::tempdir().unwrap();
+        let options = FileStoreOptions {
+            directory: directory.path().to_owned(),
+            sync,
+            deadline: Duration::from_secs(20),
+            max_keys: 1_000,
+            when_full: WhenFull::Deny,
+            secret: [7; 16],
+        };
+        let file = FileStore::open(&options, NEW_YEAR).unwrap();
+        file.writer.spawn(|| SavedTime { store: NEW_YEAR, wall: NEW_YEAR }).unwrap();
+        self.directories.borrow_mut().push(directory);
+        file.store
     }
 
     fn redis(&self) -> RedisStore {

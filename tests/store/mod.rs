@@ -1,4 +1,5 @@
-//! Tests of stores that need a real server.
+//! Tests of stores that need a file or a real server.
 
+mod file;
 pub mod postgres;
 pub mod redis;

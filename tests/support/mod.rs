@@ -19,5 +19,6 @@ pub mod scheduling_delays;
 pub mod sentinel;
 pub mod service;
 pub mod signals;
+pub mod store_server;
 pub mod waiting;
 pub mod xds;

@@ -1,8 +1,9 @@
 //! A real PostgreSQL on a Unix socket in a temporary directory, which a test can kill and restart.
 
+use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -170,6 +171,20 @@ impl Postgres {
         }
     }
 
+    /// Sends a signal to all processes of the server, the first one first: it starts the others.
+    pub fn signal_all(&self, name: &str) {
+        for process in self.processes() {
+            // The process may have ended since.
+            let _ = signals::try_send(process, name);
+        }
+    }
+
+    /// The processes of the server, the first one first.
+    pub fn processes(&self) -> impl Iterator<Item = u32> {
+        let first = self.process.as_ref().unwrap().id();
+        std::iter::once(first).chain(std::iter::once_with(move || children_of(first)).flatten())
+    }
+
     fn data_dir(&self) -> PathBuf {
         self.dir.path().join("data")
     }
@@ -197,27 +212,23 @@ impl Postgres {
         PostgresOptions::new(self.url().parse().unwrap())
     }
 
-    /// Runs SQL with `psql`, and returns its output.
+    /// Opens a session that stays open.
+    pub fn session(&self) -> Session {
+        let mut process = self.psql().stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        Session { process, lines }
+    }
+
+    fn psql(&self) -> Command {
+        let mut command = Command::new("psql");
+        command.arg("-h").arg(self.dir.path()).arg("-p").arg(self.port.to_string());
+        command.args(["-U", "postgres", "-d", "postgres", "-AtqX", "-v", "ON_ERROR_STOP=1"]);
+        command
+    }
+
+    /// Runs SQL, and returns its output.
     pub fn sql(&self, text: &str) -> String {
-        let output = Command::new("psql")
-            .args(["-h"])
-            .arg(self.dir.path())
-            .arg("-p")
-            .arg(self.port.to_string())
-            .args([
-                "-U",
-                "postgres",
-                "-d",
-                "postgres",
-                "-AtqX",
-                "-v",
-                "ON_ERROR_STOP=1",
-                "-c",
-                text,
-            ])
-            .stdin(Stdio::null())
-            .output()
-            .unwrap();
+        let output = self.psql().args(["-c", text]).stdin(Stdio::null()).output().unwrap();
         assert!(output.status.success(), "{text}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
@@ -227,6 +238,39 @@ impl Drop for Postgres {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// A `psql` that keeps one session open.
+#[derive(Debug)]
+pub struct Session {
+    process: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Session {
+    /// Runs statements whose only output is one line, and returns when it arrived.
+    pub fn run(&mut self, text: &str) {
+        writeln!(self.process.stdin.as_mut().unwrap(), "{text}").unwrap();
+        self.lines.next().unwrap().unwrap();
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Returns the processes whose parent is `parent`.
+fn children_of(parent: u32) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let parent_of = |id: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+        stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse::<u32>().ok()
+    };
+    ids.filter(|id| parent_of(id) == Some(parent)).collect()
 }
 
 /// A `PgBouncer` in transaction mode before a server.

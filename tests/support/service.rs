@@ -75,7 +75,7 @@ impl Service {
         Self::run(command, Some(TOKEN))
     }
 
-    fn run(mut command: Command, token: Option<&'static str>) -> Result<Self, String> {
+    pub fn run(mut command: Command, token: Option<&'static str>) -> Result<Self, String> {
         let log = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
         let stderr = log.reopen().map_err(|error| error.to_string())?;
         let mut process = command

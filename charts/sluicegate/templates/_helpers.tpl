@@ -60,10 +60,12 @@ labels:
 {{- end -}}
 {{- end -}}
 
-{{/* The URL of the Redis or PostgreSQL; empty if there is none, or a secret has it. */}}
+{{/* The URL of the store; empty for counters in memory, and for a URL in a secret. */}}
 {{- define "sluicegate.store" -}}
 {{- if .Values.redis.enabled -}}
 redis://{{ include "sluicegate.fullname" . }}-redis:6379
+{{- else if .Values.persistence.enabled -}}
+file:///var/lib/sluicegate/counters
 {{- else -}}
 {{- default .Values.redis.external.url .Values.postgres.url -}}
 {{- end -}}
@@ -252,6 +254,10 @@ if a secret or an environment variable contains the URL or its settings.
 {{- $postgres := .Values.postgres -}}
 {{- $named := or $redis.enabled $redis.external.url $redis.external.urlSecret.name $postgres.url $postgres.urlSecret.name -}}
 {{- $many := or (gt (int .Values.replicaCount) 1) (and .Values.autoscaling.enabled (gt (int .Values.autoscaling.maxReplicas) 1)) -}}
+{{- if and .Values.persistence.enabled $many -}}
+{{- fail "persistence.enabled keeps the counters of one replica, but several are configured: set replicaCount=1 and autoscaling.enabled=false, or use Redis instead of persistence.enabled" -}}
+{{- end -}}
+{{- if and .Values.persistence.enabled $named }}{{ fail "persistence.enabled keeps the counters in a volume, but a Redis or PostgreSQL is configured: set only one of them" }}{{ end -}}
 {{- if and $many (not $named) (not $redis.countApart) -}}
 {{- fail "several replicas without Redis or PostgreSQL: each replica would allow the full limit. Set redis.external.url (redis.enabled=true for a trial) or postgres.url, or redis.countApart=true to accept this" -}}
 {{- end -}}

@@ -140,6 +140,8 @@ crate::named_enum! {
         OutOfMemory = "out_of_memory",
         /// The store rejected the user, the password or the command (permissions).
         NotPermitted = "not_permitted",
+        /// The charge was made in memory, and cannot be saved in the file.
+        NotSaved = "not_saved",
         /// Any other error.
         Other = "other",
     }

@@ -5,9 +5,9 @@
 //! - Writes only four keys, and deletes them in the same script.
 //! - Every command has a timeout.
 
-use std::collections::BTreeMap;
-
 use super::evaluate::{ClusterFacts, RedisFacts};
+use super::info::RedisInfo;
+use super::product::{ScriptFailure, StoreProduct};
 use crate::clock::Clock;
 use crate::kernel::units::Nanos;
 use crate::store::redis::inspect::{self, InspectError, InspectedNode, RedisValue};
@@ -43,7 +43,7 @@ async fn collect_node_facts(
     has_compat_keys: bool,
     clock: &Clock,
 ) -> RedisFacts {
-    let info = RedisInfo::fetch(node).await;
+    let info = fetch_info(node).await;
     let flag = |name: &str| info.text(name).map(|text| text == "1");
     let cluster = match flag("cluster_enabled") {
         Some(true) => cluster_facts(node).await,
@@ -53,6 +53,7 @@ async fn collect_node_facts(
     let (skew, round_trip) = measure_times(node, clock).await;
     RedisFacts {
         address: node.address.clone(),
+        product: StoreProduct::identify(&info),
         version: info.text("redis_version").and_then(parse_version),
         role: info.text("role").map(str::to_owned),
         is_loading: flag("loading").unwrap_or_default(),
@@ -87,11 +88,15 @@ async fn probe_scripts(
     node: &InspectedNode,
     prefix: &str,
     has_compat_keys: bool,
-) -> Option<Result<(), String>> {
-    let digest = match (node.run_command(&["EVAL", "return 1", "0"]).await, load_probe(node).await)
-    {
-        (Ok(_), Ok(digest)) => digest,
-        (Err(InspectError(words)), _) | (_, Err(InspectError(words))) => return Some(Err(words)),
+) -> Option<Result<(), ScriptFailure>> {
+    if let Err(InspectError(words)) = node.run_command(&["EVAL", "return 1", "0"]).await {
+        return Some(Err(ScriptFailure::of_command("eval", words)));
+    }
+    let digest = match load_probe(node).await {
+        Ok(digest) => digest,
+        Err(InspectError(words)) => {
+            return Some(Err(ScriptFailure::of_command("script load", words)));
+        }
     };
     let flag = if has_compat_keys { "1" } else { "0" };
     for number in 0..MAX_PROBE_KEYS {
@@ -99,9 +104,11 @@ async fn probe_scripts(
             .map(|kind| format!("{prefix}sg:{{{number}}}:doctor:{kind}"));
         let call = ["EVALSHA", &digest, "4", &text, &list, &hash, &sorted, flag];
         match node.run_command(&call).await {
-            Ok(reply) => return Some(probe_result(reply)),
+            Ok(reply) => return Some(probe_result(&reply)),
             Err(InspectError(words)) if words.contains("MOVED") => {}
-            Err(InspectError(words)) => return Some(Err(words)),
+            Err(InspectError(words)) => {
+                return Some(Err(ScriptFailure::of_command("evalsha", words)));
+            }
         }
     }
     None
@@ -114,45 +121,22 @@ async fn load_probe(node: &InspectedNode) -> Result<String, InspectError> {
     }
 }
 
-/// Converts the reply of [`PROBE`]. The error lists all refused commands, and the reason of the
-/// first.
-fn probe_result(reply: RedisValue) -> Result<(), String> {
+/// Converts the reply of [`PROBE`], the text `name: reason` for each refused command.
+fn probe_result(reply: &RedisValue) -> Result<(), ScriptFailure> {
     let RedisValue::List(lines) = reply else {
-        return Err("a script returned an invalid reply".to_owned());
+        return Err(ScriptFailure::Refused("a script returned an invalid reply".to_owned()));
     };
-    let mut first_reason = None;
-    let names: Vec<_> = lines
-        .iter()
-        .filter_map(
-            |line| if let RedisValue::Text(line) = line { line.split_once(": ") } else { None },
-        )
-        .map(|(name, reason)| {
-            first_reason.get_or_insert(reason);
-            name
-        })
-        .collect();
-    first_reason.map_or(Ok(()), |reason| Err(format!("{}: {reason}", names.join(", "))))
+    let lines: Vec<_> = lines.iter().filter_map(probe_line).collect();
+    ScriptFailure::of_lines(&lines).map_or(Ok(()), Err)
 }
 
-struct RedisInfo(BTreeMap<String, String>);
+fn probe_line(line: &RedisValue) -> Option<(&str, &str)> {
+    if let RedisValue::Text(line) = line { line.split_once(": ") } else { None }
+}
 
-impl RedisInfo {
-    async fn fetch(node: &InspectedNode) -> Self {
-        Self::parse(&text_reply(node, &["INFO"]).await.unwrap_or_default())
-    }
-
-    fn parse(text: &str) -> Self {
-        let pairs = text.lines().filter_map(|line| line.trim_end().split_once(':'));
-        Self(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
-    }
-
-    fn text(&self, name: &str) -> Option<&str> {
-        self.0.get(name).map(String::as_str)
-    }
-
-    fn number(&self, name: &str) -> Option<u64> {
-        self.text(name)?.parse().ok()
-    }
+/// Sends `INFO`. The reply is empty if Redis refuses it.
+async fn fetch_info(node: &InspectedNode) -> RedisInfo {
+    RedisInfo::parse(&text_reply(node, &["INFO"]).await.unwrap_or_default())
 }
 
 async fn text_reply(node: &InspectedNode, command: &[&str]) -> Option<String> {
@@ -230,13 +214,10 @@ mod tests {
         assert_eq!(parse_time(&RedisValue::List(time.into())), Some(Nanos(12_000_345_000)));
         assert_eq!(parse_time(&RedisValue::Nil), None);
     }
+
     #[test]
-    fn one_error_lists_all_refused_redis_commands() {
-        let text = |text: &str| RedisValue::Text(text.to_owned());
-        assert_eq!(probe_result(RedisValue::List(Vec::new())), Ok(()));
-        let both =
-            RedisValue::List(vec![text("set: OOM no: memory"), text("zadd: OOM no: memory")]);
-        assert_eq!(probe_result(both), Err("set, zadd: OOM no: memory".to_owned()));
-        assert!(probe_result(RedisValue::Nil).is_err());
+    fn a_probe_reply_without_lines_is_a_success() {
+        assert_eq!(probe_result(&RedisValue::List(Vec::new())), Ok(()));
+        assert!(probe_result(&RedisValue::Nil).is_err());
     }
 }

@@ -7,6 +7,7 @@
 
 use serde::Serialize;
 
+use super::product::{ScriptFailure, StoreProduct};
 use crate::kernel::units::Nanos;
 
 /// The oldest Redis version that has every command of Sluicegate's scripts.
@@ -23,6 +24,7 @@ const CLUSTER_SLOTS: u64 = 16_384;
 pub(super) struct RedisFacts {
     /// The address of the Redis, or the path of its Unix socket.
     pub(super) address: String,
+    pub(super) product: StoreProduct,
     pub(super) version: Option<(u32, u32)>,
     /// The role of the Redis in replication: `master` or `slave`.
     pub(super) role: Option<String>,
@@ -48,7 +50,7 @@ pub(super) struct RedisFacts {
     /// The median duration of several round trips to the Redis.
     pub(super) round_trip: Option<Nanos>,
     /// The result of a script that runs the Redis commands of Sluicegate's scripts.
-    pub(super) script_result: Option<Result<(), String>>,
+    pub(super) script_result: Option<Result<(), ScriptFailure>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -149,22 +151,51 @@ impl FactsEvaluator<'_> {
             let message = "Redis is still loading its data and rejects commands";
             self.add_error("loading", message, "wait until it has loaded its data");
         }
+        if facts.role.as_deref() == Some("active-replica") {
+            let message = "KeyDB's active replication keeps only the newest write of each key, so \
+                           hits at several primaries are lost and limits can be exceeded";
+            self.add_error("active_replica", message, "set `active-replica no`");
+        }
         if facts.has_run_id == Some(false) {
             let message = "INFO returns no `run_id`, so a restart with data loss goes unnoticed, \
                            and concurrency limits can be exceeded after it";
-            self.add_warning("run_id", message, "allow INFO for this user");
+            let fix = if facts.product == StoreProduct::Dragonfly {
+                "use Redis or Valkey for shared concurrency limits: Dragonfly has no `run_id`"
+            } else {
+                "allow INFO for this user"
+            };
+            self.add_warning("run_id", message, fix);
         }
         // A Redis replica already has the finding `replica`, and refuses all scripts that write.
         if let (Some(Err(why)), false) = (&facts.script_result, is_replica) {
-            let message = format!("Redis rejected Sluicegate's scripts ({why})");
-            let fix = if why.contains("OOM ") {
-                "raise `maxmemory`, or store fewer keys; until then, new keys are rejected"
-            } else {
-                "allow EVAL, EVALSHA, SCRIPT LOAD and the commands of the scripts for this user; \
-                 see docs/reliability.md, Rights"
-            };
-            self.add_error("scripts", message, fix);
+            self.add_script_failure(why, facts.product);
         }
+    }
+
+    fn add_script_failure(&mut self, failure: &ScriptFailure, product: StoreProduct) {
+        let why = match failure {
+            ScriptFailure::Missing(names) => {
+                let message = format!(
+                    "{} lacks commands that Sluicegate needs: {}",
+                    product.name(),
+                    names.to_uppercase()
+                );
+                let fix = "set `store.url` to Redis 6.2 or later, or to Valkey; a command that \
+                           `rename-command` removed must be restored";
+                return self.add_error("commands", message, fix);
+            }
+            ScriptFailure::Refused(why) => why,
+        };
+        let message = format!("Redis rejected Sluicegate's scripts ({why})");
+        let fix = if why.contains("OOM ") {
+            "raise `maxmemory`, or store fewer keys; until then, new keys are rejected"
+        } else if product == StoreProduct::Garnet {
+            "start Garnet with `--lua`"
+        } else {
+            "allow EVAL, EVALSHA, SCRIPT LOAD and the commands of the scripts for this user; see \
+             docs/reliability.md, Rights"
+        };
+        self.add_error("scripts", message, fix);
     }
 
     fn check_memory(&mut self, facts: &RedisFacts) {
@@ -283,143 +314,4 @@ fn format_millis(time: Nanos) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{
-        CLUSTER_SLOTS, ClusterFacts, DoctorRequirements, DoctorSeverity, MAX_CLOCK_SKEW, Nanos,
-        RedisFacts, evaluate_facts,
-    };
-
-    const REQUIREMENTS: DoctorRequirements = DoctorRequirements {
-        call_timeout: Nanos(15 * Nanos::MILLI.0),
-        has_compat_keys: false,
-        has_second_store: false,
-        has_dependent_charges: false,
-    };
-
-    fn healthy() -> RedisFacts {
-        RedisFacts {
-            address: "h:1".to_owned(),
-            version: Some((7, 0)),
-            role: Some("master".to_owned()),
-            has_run_id: Some(true),
-            eviction_policy: Some("noeviction".to_owned()),
-            maxmemory: Some(0),
-            used_memory: Some(1_000_000),
-            evicted_keys: Some(0),
-            has_append_only_file: Some(true),
-            has_snapshots: Some(true),
-            clock_skew: Some(Nanos(0)),
-            round_trip: Some(Nanos(200_000)),
-            script_result: Some(Ok(())),
-            ..RedisFacts::default()
-        }
-    }
-
-    /// Returns the codes of the findings, with `!` before the code of an error.
-    fn codes(facts: &RedisFacts, wanted: DoctorRequirements) -> Vec<String> {
-        let code = |it: super::DoctorFinding| {
-            assert!(it.to_string().contains("h:1: ") && !it.help.is_empty());
-            format!("{}{}", if it.severity == DoctorSeverity::Error { "!" } else { "" }, it.code)
-        };
-        evaluate_facts(facts, wanted).into_iter().map(code).collect()
-    }
-
-    #[test]
-    fn a_healthy_redis_and_unknown_facts_have_no_findings() {
-        assert!(codes(&healthy(), REQUIREMENTS).is_empty());
-        let unknown = RedisFacts { address: "h:1".to_owned(), ..RedisFacts::default() };
-        assert!(codes(&unknown, REQUIREMENTS).is_empty());
-    }
-
-    #[test]
-    fn each_redis_problem_causes_its_finding_once() {
-        let text = |text: &str| Some(text.to_owned());
-        let refused = || Some(Err("NOPERM".to_owned()));
-        let ok = ClusterFacts { is_ok: true, slots: CLUSTER_SLOTS };
-        let cases: Vec<(&str, RedisFacts)> = vec![
-            ("!version", RedisFacts { version: Some((6, 0)), ..healthy() }),
-            ("!version", RedisFacts { version: Some((5, 9)), ..healthy() }),
-            ("", RedisFacts { version: Some((6, 2)), ..healthy() }),
-            ("!replica", RedisFacts { role: text("slave"), script_result: refused(), ..healthy() }),
-            ("!loading", RedisFacts { is_loading: true, ..healthy() }),
-            ("run_id", RedisFacts { has_run_id: Some(false), ..healthy() }),
-            ("!scripts", RedisFacts { script_result: refused(), ..healthy() }),
-            ("!eviction", RedisFacts { eviction_policy: text("allkeys-lru"), ..healthy() }),
-            ("!eviction", RedisFacts { eviction_policy: text("volatile-ttl"), ..healthy() }),
-            ("memory", RedisFacts { maxmemory: Some(1_100_000), ..healthy() }),
-            ("", RedisFacts { maxmemory: Some(2_000_000), ..healthy() }),
-            (
-                "!slots",
-                RedisFacts {
-                    cluster: Some(ClusterFacts { slots: CLUSTER_SLOTS - 1, ..ok }),
-                    ..healthy()
-                },
-            ),
-            (
-                "!cluster",
-                RedisFacts { cluster: Some(ClusterFacts { is_ok: false, ..ok }), ..healthy() },
-            ),
-            ("", RedisFacts { cluster: Some(ok), ..healthy() }),
-            ("two_primaries", RedisFacts { writes_without_replica: Some(true), ..healthy() }),
-            ("", RedisFacts { writes_without_replica: Some(false), ..healthy() }),
-            ("!latency", RedisFacts { round_trip: Some(REQUIREMENTS.call_timeout), ..healthy() }),
-            (
-                "latency",
-                RedisFacts {
-                    round_trip: Some(Nanos(REQUIREMENTS.call_timeout.0 / 2)),
-                    ..healthy()
-                },
-            ),
-            ("clock", RedisFacts { clock_skew: Some(MAX_CLOCK_SKEW), ..healthy() }),
-            (
-                "persistence",
-                RedisFacts {
-                    has_append_only_file: Some(false),
-                    has_snapshots: Some(false),
-                    ..healthy()
-                },
-            ),
-            ("", RedisFacts { has_append_only_file: Some(false), ..healthy() }),
-        ];
-        for (code, facts) in cases {
-            let expected: Vec<&str> = [code].into_iter().filter(|code| !code.is_empty()).collect();
-            assert_eq!(codes(&facts, REQUIREMENTS), expected, "{facts:?}");
-        }
-        let evicting =
-            RedisFacts { eviction_policy: text("allkeys-lru"), evicted_keys: Some(3), ..healthy() };
-        assert_eq!(codes(&evicting, REQUIREMENTS), ["!eviction", "evicted"]);
-        let failing =
-            RedisFacts { has_append_only_file: Some(false), last_save_failed: true, ..healthy() };
-        assert_eq!(codes(&failing, REQUIREMENTS), ["persistence"]);
-    }
-
-    #[test]
-    fn scripts_refused_with_oom_suggest_raising_maxmemory() {
-        let fix = |why: &str| {
-            let facts = RedisFacts { script_result: Some(Err(why.to_owned())), ..healthy() };
-            evaluate_facts(&facts, REQUIREMENTS).into_iter().map(|it| it.help).collect::<String>()
-        };
-        let full = fix("OOM command not allowed when used memory > 'maxmemory'.");
-        assert!(full.contains("raise `maxmemory`") && !full.contains("EVAL"), "{full}");
-        assert!(fix("NOPERM this user has no permissions").contains("allow EVAL, EVALSHA"));
-    }
-
-    #[test]
-    fn envoyproxy_keys_cause_clock_errors_and_atomicity_warnings() {
-        let wanted = DoctorRequirements { has_compat_keys: true, ..REQUIREMENTS };
-        let independent = DoctorRequirements { has_second_store: true, ..wanted };
-        assert!(codes(&healthy(), independent).is_empty());
-        let wanted = DoctorRequirements { has_dependent_charges: true, ..wanted };
-        assert_eq!(
-            codes(&RedisFacts { clock_skew: Some(MAX_CLOCK_SKEW), ..healthy() }, wanted),
-            ["!clock"]
-        );
-        assert!(codes(&healthy(), wanted).is_empty());
-        assert_eq!(
-            codes(&healthy(), DoctorRequirements { has_second_store: true, ..wanted }),
-            ["two_steps"]
-        );
-        let cluster = Some(ClusterFacts { is_ok: true, slots: CLUSTER_SLOTS });
-        assert_eq!(codes(&RedisFacts { cluster, ..healthy() }, wanted), ["two_steps"]);
-    }
-}
+mod tests;

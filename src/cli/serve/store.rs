@@ -6,16 +6,15 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::Clock;
+use super::counters::LocalCounters;
 use crate::config::settings::{
-    HostPort, KeyFormat, Overrides, PostgresDurability, PostgresUrl, RedisEndpoint, RedisUrl,
-    SecretText, Settings, StoreUrl,
+    FileSync, HostPort, KeyFormat, Overrides, PostgresDurability, PostgresUrl, RedisEndpoint,
+    RedisUrl, SecretText, Settings, StoreUrl,
 };
 use crate::engine::fleet::reporter::{FleetReporter, SharePace};
 use crate::engine::{DecisionPolicy, Engine, LocalFallback, Membership};
 use crate::kernel::units::Nanos;
 use crate::store::Store;
-use crate::store::memory::MemoryStore;
 use crate::store::postgres::{self, ConnectError, Durability, PostgresOptions, PostgresStore};
 use crate::store::redis::{self, RedisStore, StoreGroup, reference};
 
@@ -24,7 +23,10 @@ use crate::store::redis::{self, RedisStore, StoreGroup, reference};
 /// # Errors
 /// A message with the violated rule and the values of its settings.
 pub(super) fn check_settings(settings: &Settings) -> Result<(), String> {
-    if !settings.store.url.is_shared() {
+    let waits_for_store = settings.store.url.is_shared()
+        || matches!(settings.store.url, StoreUrl::File(_))
+            && settings.store.file.sync == FileSync::Always;
+    if !waits_for_store {
         return Ok(());
     }
     if settings.store.deadline < Nanos::MILLI {
@@ -53,16 +55,16 @@ const MIN_HEARTBEAT: Nanos = Nanos(100 * Nanos::MILLI.0);
 /// The task that keeps the connections of a store open.
 pub(super) type StoreConnections = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Creates the engine and, with a shared store, the task of its connections. `memory` is the store
-/// without a shared one, and else the store of the fallback `local`.
+/// Creates the engine and, with a shared store, the task of its connections. `counters` are the
+/// store without a shared one, and else the store of the fallback `local`.
 pub(super) fn create_engine(
     settings: &Settings,
-    memory: &Arc<MemoryStore>,
+    counters: LocalCounters,
     policy: DecisionPolicy,
 ) -> (Engine, Option<StoreConnections>) {
     let (store, connections): (Arc<dyn Store>, StoreConnections) = match &settings.store.url {
-        StoreUrl::Memory => {
-            let engine = Engine::new(Clock::system(), memory.clone(), policy);
+        StoreUrl::Memory | StoreUrl::File(_) => {
+            let engine = Engine::new(counters.clock, counters.store, policy);
             let most = usize::try_from(settings.store.max_buckets).unwrap_or(usize::MAX);
             return (engine.with_max_buckets(most, random_u64()), None);
         }
@@ -75,7 +77,7 @@ pub(super) fn create_engine(
             (Arc::new(store), Box::pin(connections))
         }
     };
-    let clock = Clock::system();
+    let LocalCounters { memory, clock, .. } = counters;
     // The start time is a unique incarnation, because no two starts share a nanosecond.
     let incarnation = clock.now().0;
     let membership =
@@ -87,7 +89,7 @@ pub(super) fn create_engine(
     };
     let call_timeout = Duration::from(settings.store.deadline);
     let fleet = FleetReporter::new(Arc::clone(&membership), clock.now(), pace, call_timeout);
-    let local = LocalFallback::new(memory.clone(), membership);
+    let local = LocalFallback::new(memory, membership);
     let engine = Engine::new(clock, store, policy).with_local_fallback(local);
     let (most, jitter) =
         (usize::try_from(settings.store.max_buckets).unwrap_or(usize::MAX), random_u64());
@@ -162,7 +164,7 @@ const MAX_HOST_LEN: usize = 55;
 pub(in crate::cli) fn all_redis_options(settings: &Settings) -> Vec<redis::RedisOptions> {
     let main = match &settings.store.url {
         StoreUrl::Redis(url) => Some(url),
-        StoreUrl::Memory | StoreUrl::Postgres(_) => None,
+        StoreUrl::Memory | StoreUrl::File(_) | StoreUrl::Postgres(_) => None,
     };
     main.into_iter()
         .chain(&settings.compat.store.per_second_url)
@@ -232,7 +234,7 @@ fn redis_tls(settings: &Settings) -> redis::RedisTls {
 pub(in crate::cli) fn all_postgres_options(settings: &Settings) -> Option<PostgresOptions> {
     match &settings.store.url {
         StoreUrl::Postgres(url) => Some(postgres_options(settings, url)),
-        StoreUrl::Memory | StoreUrl::Redis(_) => None,
+        StoreUrl::Memory | StoreUrl::File(_) | StoreUrl::Redis(_) => None,
     }
 }
 

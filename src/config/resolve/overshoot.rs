@@ -186,5 +186,5 @@ fn decisions_per_call(limit: &Limit, terms: LeaseTerms, fleet: u64) -> u64 {
         // In the middle of a window, half of its hits are left to borrow.
         Overshoot::InWindow => requests / 2 / fleet,
     };
-    sizer.next_lease(Nanos(0), Hits(0)).0.min(hits_per_replica).max(1)
+    sizer.next_lease(Nanos(0), Hits(0)).hits.0.min(hits_per_replica).max(1)
 }

@@ -65,7 +65,7 @@ pub(super) fn find_conflicts(settings: &Settings) -> Vec<SettingConflict> {
 pub(super) fn redis_urls(settings: &Settings) -> impl Iterator<Item = (&'static str, &RedisUrl)> {
     let main = match &settings.store.url {
         StoreUrl::Redis(url) => Some(("store.url", url)),
-        StoreUrl::Memory | StoreUrl::Postgres(_) => None,
+        StoreUrl::Memory | StoreUrl::File(_) | StoreUrl::Postgres(_) => None,
     };
     let second = settings.compat.store.per_second_url.as_ref();
     main.into_iter().chain(second.map(|url| ("compat.store.per_second_url", url)))

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use super::block::{AnyValue, Block, SettingList, blocks};
 use super::{
-    AtLeastOne, CompatSettings, DeniedBy, DescriptorValues, HostName, HostPort, LogFormat,
-    LogLevel, Networks, Overrides, PostgresDurability, ResponseHeaders, SecretText, StoreUrl,
-    UnitFraction, WhenFull,
+    AtLeastOne, CompatSettings, DeniedBy, DescriptorValues, FileSync, HostName, HostPort,
+    LogFormat, LogLevel, Networks, Overrides, PostgresDurability, ResponseHeaders, SecretText,
+    StoreUrl, UnitFraction, WhenFull,
 };
 use crate::config::hooks::Hooks;
 use crate::kernel::units::Nanos;
@@ -164,9 +164,12 @@ blocks! {
         sentinel: SentinelSettings,
         /// Connections and tables of PostgreSQL.
         postgres: PostgresSettings,
+        /// File of the counters, for URLs that start with `file`.
+        file: FileStoreSettings,
     ] {
-        /// Store of the counters: the memory of this process, or the URL of a Redis or PostgreSQL
-        /// that the fleet shares.
+        /// Store of the counters: the memory of this process, a directory in which this process
+        /// saves them (`file:///var/lib/sluicegate`), or the URL of a Redis or PostgreSQL that the
+        /// fleet shares.
         url: StoreUrl = StoreUrl::Memory, "place";
         /// Longest time that a check waits for the store. After it, `on_store_failure` of the
         /// limit decides.
@@ -181,7 +184,7 @@ blocks! {
         key_prefix: String = "sluicegate".to_owned(), "text";
         /// Report the health `NOT_SERVING` while the store is unavailable.
         required_for_health: bool = false, "switch";
-        /// Largest number of counters in the memory store.
+        /// Largest number of counters in memory (stores `memory` and `file`).
         max_keys: u64 = 10_000_000, "keys";
         /// Decision of a check that needs a new counter while the memory store has `max_keys`
         /// counters.
@@ -202,6 +205,13 @@ blocks! {
         /// Crash safety of the tables that `sluicegate migrate` creates. `full`: counters survive.
         /// `unlogged`: less CPU and disk, but a crash or failover of the server resets all counters.
         durability: PostgresDurability = PostgresDurability::Full, "word";
+    }
+
+    /// File of the counters.
+    FileStoreSettings [] {
+        /// Interval in which changed counters are written to disk; after a crash, at most this much
+        /// is forgotten. `always`: before each answer, within `store.deadline`.
+        sync: FileSync = FileSync::Every(Nanos(10 * Nanos::MILLI.0)), "word";
     }
 
     /// Credentials for Redis Sentinel.

@@ -14,6 +14,7 @@ use serde_json::{Value as Json, json};
 
 use super::postgres_url::PostgresUrl;
 use super::value::{Value, quoted};
+use crate::kernel::units::Nanos;
 
 const REDIS_PORT: u16 = 6379;
 
@@ -24,6 +25,8 @@ const SENTINEL_PORT: u16 = 26379;
 pub enum StoreUrl {
     /// The memory of this process.
     Memory,
+    /// The memory of this process, saved in a file of this directory.
+    File(PathBuf),
     /// Redis, at this URL.
     Redis(RedisUrl),
     /// PostgreSQL, at this URL.
@@ -43,6 +46,7 @@ impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Memory => f.write_str("memory"),
+            Self::File(directory) => write!(f, "{FILE_SCHEME}{}", directory.display()),
             Self::Redis(url) => url.fmt(f),
             Self::Postgres(url) => url.fmt(f),
         }
@@ -114,6 +118,15 @@ impl RedisUrl {
         let (user, password) = credentials;
         Some(Self { endpoint, tls, user, password, database: only_digits(database)?.parse().ok()? })
     }
+}
+
+const FILE_SCHEME: &str = "file://";
+
+/// Returns the directory of a URL such as `file:///var/lib/sluicegate`. `%` escapes are decoded.
+fn parse_directory(url: &str) -> Option<PathBuf> {
+    let path = decode_percent(url.strip_prefix(FILE_SCHEME)?)?;
+    let is_directory = path.starts_with('/') && !path.trim_matches('/').is_empty();
+    (is_directory && !path.contains(['?', '#', '\0'])).then(|| path.into())
 }
 
 fn parse_tcp(text: &str) -> Option<(RedisEndpoint, &str)> {
@@ -278,6 +291,7 @@ impl Value for StoreUrl {
     fn read(texts: &[&str]) -> Option<Self> {
         match texts {
             ["memory"] => Some(Self::Memory),
+            [text] if text.starts_with(FILE_SCHEME) => parse_directory(text).map(Self::File),
             [text] => {
                 let redis = || RedisUrl::new(text).map(Self::Redis);
                 PostgresUrl::new(text).map(Self::Postgres).or_else(redis)
@@ -286,22 +300,61 @@ impl Value for StoreUrl {
         }
     }
     fn accepts() -> String {
-        format!("memory, {POSTGRES_ACCEPTED}, {ACCEPTED}")
+        format!("memory, file:///directory, {POSTGRES_ACCEPTED}, {ACCEPTED}")
     }
     fn show(&self) -> String {
         match self {
             Self::Memory => self.to_string(),
-            Self::Redis(_) | Self::Postgres(_) => quoted(&self.to_string()),
+            Self::File(_) | Self::Redis(_) | Self::Postgres(_) => quoted(&self.to_string()),
         }
     }
     fn schema() -> Json {
-        json!({"type": "string", "pattern": format!("^(memory|postgres(ql)?://.+|{URLS})$")})
+        json!({"type": "string", "pattern": format!("^(memory|file:///.+|postgres(ql)?://.+|{URLS})$")})
     }
     fn why(text: &str) -> Option<String> {
-        missing_scheme(text)
+        let path = text.strip_prefix(FILE_SCHEME).or_else(|| text.starts_with('/').then_some(text));
+        let path = path.map(|path| path.trim_start_matches('/'));
+        path.map(|path| format!("is not the URL of a directory; write `{FILE_SCHEME}/{path}`"))
+            .or_else(|| missing_scheme(text))
     }
     fn masked(text: &str) -> String {
         masked(text)
+    }
+}
+
+/// When the file store writes charges to disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileSync {
+    /// Before each answer.
+    Always,
+    /// Once per interval.
+    Every(Nanos),
+}
+
+impl FileSync {
+    /// A shorter interval would write more often than a disk can.
+    const SHORTEST: Nanos = Nanos::MILLI;
+}
+
+impl Value for FileSync {
+    const CHOICES: &'static [&'static str] = &["always"];
+    fn read(texts: &[&str]) -> Option<Self> {
+        match texts {
+            ["always"] => Some(Self::Always),
+            _ => Nanos::read(texts).filter(|interval| Self::SHORTEST <= *interval).map(Self::Every),
+        }
+    }
+    fn accepts() -> String {
+        format!("always, or an interval of at least {}; for example 10ms or 1s", Self::SHORTEST)
+    }
+    fn show(&self) -> String {
+        match self {
+            Self::Always => "always".to_owned(),
+            Self::Every(interval) => interval.show(),
+        }
+    }
+    fn schema() -> Json {
+        json!({"type": "string", "pattern": "^(always|[0-9]+(us|ms|s|m|h|d))$"})
     }
 }
 

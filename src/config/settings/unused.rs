@@ -7,7 +7,7 @@
 //! Not covered:
 //! - Settings that have their default value, which look as if they were not set.
 //! - `store.key_prefix`, `store.deadline`, `fleet.heartbeat` and `fleet.share_expiry` with the
-//!   memory store.
+//!   stores `memory` and `file`.
 //! - Settings of metrics without a metrics port.
 //! - `listen.grpc_port` and `compat.listen.grpc_host` beside `listen.grpc_socket`.
 //! - `compat.stats.max_rules` and `compat.stats.replace_dots` if no statistics of envoyproxy/ratelimit are exported.
@@ -46,6 +46,12 @@ const RULES: &[UnusedRule] = &[
         },
         why: "`store.url` is not the URL of a Redis or PostgreSQL",
         help: "set store.url to the URL of a Redis or PostgreSQL, or remove this setting",
+    },
+    UnusedRule {
+        names: &["store.file"],
+        is_unused: |settings| !matches!(settings.store.url, StoreUrl::File(_)),
+        why: "`store.url` is not the URL of a directory",
+        help: "set `store.url: file:///var/lib/sluicegate`, or remove this setting",
     },
     UnusedRule {
         names: &["compat.store.per_second_url"],

@@ -69,6 +69,9 @@ struct StoreFailureText(Option<StoreFailure>);
 impl fmt::Display for StoreFailureText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(cause) = self.0 else { return Ok(()) };
+        if cause == StoreFailure::NotSaved {
+            return f.write_str("; counters cannot be saved, see the log");
+        }
         write!(f, "; the store is unavailable ({}): ", cause.as_str())?;
         f.write_str("each limit's on_store_failure decides")
     }

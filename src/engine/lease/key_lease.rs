@@ -23,7 +23,7 @@ pub struct LeasedCounter<'c> {
     pub terms: LeaseTerms,
 }
 
-/// A key without a check for this many demand spans is dropped.
+/// A key without a check for this many demand spans is dropped, unless its demand may repeat.
 const IDLE_SPANS: u64 = 2;
 
 /// The number of bits for the epochs of one lease (see [`KeyLease::epoch`]).
@@ -285,7 +285,10 @@ impl KeyLease {
         let idle_time =
             Nanos(self.terms.duration.min(sizer::MAX_SPAN).0.saturating_mul(IDLE_SPANS));
         let is_empty = self.lease_balance.total(now) == Hits(0);
-        self.pending.is_none() && is_empty && idle_time < now.since(self.last_check)
+        self.pending.is_none()
+            && is_empty
+            && idle_time < now.since(self.last_check)
+            && !self.lease_balance.may_repeat(now)
     }
 
     fn set_pending_message(&mut self, message: Option<BorrowRequest>) -> Option<BorrowRequest> {

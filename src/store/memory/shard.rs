@@ -4,6 +4,8 @@
 //! - The hash tables contain every counter that is not empty; a sweep drops the empty ones.
 //! - Every new or dropped counter of the shard is counted in the total of the store.
 
+mod records;
+
 use super::counters::{CapacitySource, CounterCapacity};
 use super::gcra_limits::{GcraId, GcraLimits};
 use super::lease_lists::LeaseLists;
@@ -71,6 +73,7 @@ impl<S> HasKeyHash for WindowCounter<S> {
     }
 }
 
+#[derive(Debug)]
 pub(super) struct ShardFull;
 
 impl Shard {
@@ -246,6 +249,7 @@ impl Shard {
             let mut tat = counter.tat;
             let decision = apply(&mut tat);
             counter.tat = tat;
+            self.gcra.mark_changed(hash);
             return Ok(decision);
         }
         let mut tat = Tat::default();
@@ -305,6 +309,7 @@ fn charge_window<S: Default>(
     if let Some(counter) = table.get_mut(hash) {
         let decision = apply(&mut counter.state);
         counter.empty_at = empty_at(decision, now).unwrap_or(counter.empty_at);
+        table.mark_changed(hash);
         return Ok(decision);
     }
     let mut state = S::default();
@@ -334,6 +339,7 @@ fn lease_gcra(
         let mut tat = counter.tat;
         let reply = apply(AnyCounter::Gcra(gcra, &mut tat));
         counter.tat = tat;
+        table.mark_changed(hash);
         return Ok(reply);
     }
     if !counters.try_take() {
@@ -363,6 +369,7 @@ fn lease_window<S: Default>(
     if let Some(counter) = table.get_mut(hash) {
         let reply = apply(&mut counter.state);
         counter.empty_at = empties_at(&reply).unwrap_or(counter.empty_at);
+        table.mark_changed(hash);
         return Ok(reply);
     }
     if !counters.try_take() {

@@ -11,14 +11,16 @@
 
 use std::num::NonZeroU64;
 
+use super::change_list::ChangeList;
+
 /// The 128-bit hash of a counter's key. Counters with equal hashes are the same counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct KeyHash {
+pub(in crate::store) struct KeyHash {
     /// The first half of the hash. The low bits select the shard, the high bits the slot in its
     /// table.
-    pub(super) position: u64,
+    pub(in crate::store) position: u64,
     /// The second half of the hash. It is never zero, so that an empty slot needs no flag.
-    pub(super) tag: NonZeroU64,
+    pub(in crate::store) tag: NonZeroU64,
 }
 
 pub(super) trait HasKeyHash {
@@ -32,6 +34,8 @@ pub(super) struct CounterTable<E> {
     /// the first.
     slots: Box<[Option<E>]>,
     len: usize,
+    /// The changed entries; `None` if nobody collects them.
+    changes: Option<Box<ChangeList>>,
 }
 
 const MIN_SLOTS: usize = 4;
@@ -40,13 +44,40 @@ const MIN_SLOTS_TO_SHRINK: usize = 64;
 
 impl<E> Default for CounterTable<E> {
     fn default() -> Self {
-        Self { slots: Box::default(), len: 0 }
+        Self { slots: Box::default(), len: 0, changes: None }
     }
 }
 
 impl<E: HasKeyHash> CounterTable<E> {
     pub(super) const fn len(&self) -> usize {
         self.len
+    }
+
+    /// Lists all changes from now on, for [`CounterTable::take_changes`].
+    pub(super) fn track_changes(&mut self) {
+        self.changes = Some(Box::default());
+    }
+
+    /// Lists the entry of `hash` as changed. Only for entries in the table.
+    pub(super) fn mark_changed(&mut self, hash: KeyHash) {
+        if let Some(changes) = &mut self.changes {
+            changes.push(hash);
+        }
+    }
+
+    /// Calls `visit` for each changed entry that is still in the table, and empties the list of changes.
+    pub(super) fn take_changes(&mut self, mut visit: impl FnMut(&E)) {
+        let Some(mut changes) = self.changes.take() else { return };
+        for hash in changes.drain() {
+            if let Some(entry) = self.get(hash) {
+                visit(entry);
+            }
+        }
+        self.changes = Some(changes);
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &E> {
+        self.slots.iter().flatten()
     }
 
     pub(super) fn get(&self, hash: KeyHash) -> Option<&E> {
@@ -61,11 +92,13 @@ impl<E: HasKeyHash> CounterTable<E> {
         found.into_iter().find(|entry| entry.hash() == hash)
     }
 
-    /// Inserts an entry, whose hash must be new. Cost: O(1), or O(entries) when the table grows.
+    /// Inserts an entry, whose hash must be new, and lists it as changed. Cost: O(1), or O(entries)
+    /// when the table grows.
     pub(super) fn insert(&mut self, entry: E) {
         if self.slots.len() * 4 < (self.len + 1) * 5 {
             self.resize(slots_for(self.slots.len() + 1));
         }
+        self.mark_changed(entry.hash());
         self.insert_unchecked(entry);
         self.len += 1;
     }

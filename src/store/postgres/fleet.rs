@@ -6,7 +6,7 @@
 //!   begins.
 //!
 //! Not covered:
-//! - Concurrent acquires of strict permits: all of a fleet lock the row of the gate.
+//! - Concurrent acquires of one strict limit: each locks the row of the limit.
 
 use serde::{Deserialize, Serialize};
 
@@ -123,6 +123,9 @@ impl StoreOperation for ShareOperation {
 }
 
 /// An acquire of one strict permit. The keys are those of the gate and of the limit.
+///
+/// The gate is only read, so that acquires of different limits run concurrently. Each report closes
+/// it after a silence, so an acquire need not.
 pub(super) struct AcquireOperation {
     request: StrictPermitRequest,
     keys: [RowKey; 2],
@@ -143,11 +146,15 @@ impl StoreOperation for AcquireOperation {
         &self.keys
     }
 
+    fn read_only_keys(&self) -> usize {
+        1
+    }
+
     fn apply(&self, rows: &mut Rows) -> Result<StrictPermitReply, StoreFailure> {
         let [gate, limit] = &self.keys;
         let mut limits = read_strict(rows, gate, [(&self.request.bucket, limit)])?;
         let reply = limits.acquire(rows.now(), rows.server_name(), &self.request);
-        write_strict(rows, gate, [(&self.request.bucket, limit)], &limits)?;
+        write_limits(rows, [(&self.request.bucket, limit)], &limits)?;
         Ok(reply)
     }
 }
@@ -181,7 +188,8 @@ impl StoreOperation for PermitReportOperation {
     fn apply(&self, rows: &mut Rows) -> Result<Vec<LimitPermitsReply>, StoreFailure> {
         let mut limits = read_strict(rows, &self.keys[0], self.limits())?;
         let replies = limits.apply_report(rows.now(), rows.server_name(), &self.report);
-        write_strict(rows, &self.keys[0], self.limits(), &limits)?;
+        write_limits(rows, self.limits(), &limits)?;
+        rows.write(&self.keys[0], &limits, rows.now().plus(KEPT_UNUSED))?;
         Ok(replies)
     }
 }
@@ -200,9 +208,8 @@ fn read_strict<'k>(
     Ok(strict)
 }
 
-fn write_strict<'k>(
+fn write_limits<'k>(
     rows: &mut Rows,
-    gate: &RowKey,
     limits: impl IntoIterator<Item = (&'k BucketKey, &'k RowKey)>,
     strict: &StrictLimits,
 ) -> Result<(), StoreFailure> {
@@ -212,5 +219,5 @@ fn write_strict<'k>(
         let permits = strict.limit(bucket).unwrap_or(&none);
         rows.write(key, permits, permits.last_deadline().unwrap_or(now))?;
     }
-    rows.write(gate, strict, now.plus(KEPT_UNUSED))
+    Ok(())
 }

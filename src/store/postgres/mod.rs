@@ -79,16 +79,6 @@ impl PostgresStore {
         &self.shared.options.key_prefix
     }
 
-    async fn call<O: StoreOperation>(
-        &self,
-        operation: O,
-        longest: Duration,
-    ) -> Result<O::Reply, StoreFailure> {
-        let reply = self.shared.queue.call(operation, longest).await;
-        self.shared.record(&reply);
-        reply
-    }
-
     /// Queues the operation that `new` creates, unless the store is known to fail.
     fn start<'a, O: StoreOperation, T: Send + 'a>(
         &'a self,
@@ -100,7 +90,9 @@ impl PostgresStore {
             return StoreReply::Ready(result(Err(cause)));
         }
         let operation = new();
-        StoreReply::Pending(Box::pin(async move { result(self.call(operation, longest).await) }))
+        StoreReply::Pending(Box::pin(
+            async move { result(self.shared.call(operation, longest).await) },
+        ))
     }
 }
 

@@ -4,6 +4,7 @@
 //! - A call whose caller stopped waiting is not sent.
 //! - The queue is bounded; a full queue rejects a call.
 
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use tokio::sync::{Mutex, mpsc, oneshot};
@@ -26,14 +27,19 @@ pub(super) trait StoreOperation: Send + 'static {
     /// The keys of the rows.
     fn keys(&self) -> &[RowKey];
 
+    /// The number of leading keys whose rows are only read.
+    fn read_only_keys(&self) -> usize {
+        0
+    }
+
     /// Decides, and writes the changed rows. On an error, no row is changed.
     fn apply(&self, rows: &mut Rows) -> Result<Self::Reply, StoreFailure>;
 }
 
 /// A call in the queue.
 pub(super) trait QueuedCall: Send {
-    /// The keys of the rows.
-    fn keys(&self) -> &[RowKey];
+    /// The keys of the rows, each with true if the row is only read.
+    fn keys(&self) -> Vec<(&RowKey, bool)>;
 
     /// Returns true if the caller stopped waiting.
     fn is_abandoned(&self) -> bool;
@@ -52,8 +58,9 @@ struct PendingCall<O: StoreOperation> {
 }
 
 impl<O: StoreOperation> QueuedCall for PendingCall<O> {
-    fn keys(&self) -> &[RowKey] {
-        self.operation.keys()
+    fn keys(&self) -> Vec<(&RowKey, bool)> {
+        let read_only = self.operation.read_only_keys();
+        self.operation.keys().iter().enumerate().map(|(at, key)| (key, at < read_only)).collect()
     }
 
     fn is_abandoned(&self) -> bool {
@@ -72,17 +79,18 @@ impl<O: StoreOperation> QueuedCall for PendingCall<O> {
     }
 }
 
-/// The bounded queue between callers and connections.
+/// The bounded queue between callers and one connection.
 #[derive(Debug)]
 pub(super) struct CallQueue {
     sender: mpsc::Sender<Box<dyn QueuedCall>>,
     receiver: Mutex<mpsc::Receiver<Box<dyn QueuedCall>>>,
+    is_connected: AtomicBool,
 }
 
 impl Default for CallQueue {
     fn default() -> Self {
         let (sender, receiver) = mpsc::channel(MAX_QUEUED);
-        Self { sender, receiver: Mutex::new(receiver) }
+        Self { sender, receiver: Mutex::new(receiver), is_connected: AtomicBool::new(false) }
     }
 }
 
@@ -93,6 +101,16 @@ impl std::fmt::Debug for dyn QueuedCall {
 }
 
 impl CallQueue {
+    /// Returns true while the connection is open.
+    pub(super) fn is_connected(&self) -> bool {
+        self.is_connected.load(SeqCst)
+    }
+
+    /// Records that the connection was opened or lost.
+    pub(super) fn set_connected(&self, is_connected: bool) {
+        self.is_connected.store(is_connected, SeqCst);
+    }
+
     /// Queues a call, and waits for its reply.
     pub(super) async fn call<O: StoreOperation>(
         &self,
@@ -109,10 +127,23 @@ impl CallQueue {
         }
     }
 
-    /// Waits for calls, and returns up to [`MAX_BATCH`] that are not abandoned; maybe none.
-    pub(super) async fn next_batch(&self) -> Vec<Box<dyn QueuedCall>> {
-        let mut calls = Vec::with_capacity(MAX_BATCH);
-        self.receiver.lock().await.recv_many(&mut calls, MAX_BATCH).await;
+    /// Waits for a call. Cancel safe: a dropped future takes none.
+    pub(super) async fn next_call(&self) -> Option<Box<dyn QueuedCall>> {
+        self.receiver.lock().await.recv().await
+    }
+
+    /// Returns `first` and further calls in the queue, up to [`MAX_BATCH`], without the abandoned
+    /// ones.
+    pub(super) async fn fill_batch(&self, first: Box<dyn QueuedCall>) -> Vec<Box<dyn QueuedCall>> {
+        // The callers that got replies from the last batch may be about to call again.
+        tokio::task::yield_now().await;
+        let mut receiver = self.receiver.lock().await;
+        let mut calls = vec![first];
+        while calls.len() < MAX_BATCH
+            && let Ok(call) = receiver.try_recv()
+        {
+            calls.push(call);
+        }
         calls.retain(|call| !call.is_abandoned());
         calls
     }

@@ -11,10 +11,13 @@ use super::options::PostgresOptions;
 use super::schema;
 use super::statement::Statements;
 
-/// The settings of a session. A paused replica must not keep its locks, and a waiting one must not
-/// keep its server process. The wait is longer than the pause that ends it.
-const SESSION_TIMEOUTS: &str =
-    "SET lock_timeout = '1500ms'; SET idle_in_transaction_session_timeout = '1s'";
+/// The settings of a session.
+///
+/// - A paused replica must not keep its locks, and a waiting one must not keep its server process.
+///   The wait is longer than the pause that ends it.
+/// - The plan of a prepared statement must suit a table that grows.
+const SESSION_SETTINGS: &str = "SET lock_timeout = '1500ms'; \
+    SET idle_in_transaction_session_timeout = '1s'; SET enable_seqscan = off";
 
 /// An open connection.
 #[derive(Debug)]
@@ -33,7 +36,7 @@ impl Session {
         let prepared = async {
             schema::verify(&client).await?;
             if options.prepare {
-                let set = client.batch_execute(SESSION_TIMEOUTS).await;
+                let set = client.batch_execute(SESSION_SETTINGS).await;
                 set.map_err(|error| refused(&error))?;
             }
             Statements::new(&client, options.prepare).await.map_err(|error| refused(&error))

@@ -10,12 +10,15 @@ pub(super) struct StatementText {
     pub(super) types: &'static [Type],
 }
 
-/// Locks keys until the end of the transaction, in the order of the parameter.
+/// Locks keys until the end of the transaction, in the order of the parameters: each exclusively, or
+/// shared with other readers.
 ///
 /// Locks of rows would not do: two transactions may create the same row.
 pub(super) const LOCK: StatementText = StatementText {
-    sql: "SELECT pg_advisory_xact_lock(hash) FROM unnest($1::bigint[]) AS hash",
-    types: &[Type::INT8_ARRAY],
+    sql: "SELECT CASE WHEN is_shared THEN pg_advisory_xact_lock_shared(number) \
+          ELSE pg_advisory_xact_lock(number) END \
+          FROM unnest($1::bigint[], $2::boolean[]) AS lock (number, is_shared)",
+    types: &[Type::INT8_ARRAY, Type::BOOL_ARRAY],
 };
 
 /// Reads the server's clock, the start of the server process, and rows.
@@ -24,8 +27,7 @@ pub(super) const LOCK: StatementText = StatementText {
 pub(super) const LOAD: StatementText = StatementText {
     sql: "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, \
           (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, \
-          ARRAY(SELECT key FROM sluicegate_state WHERE key = ANY ($1) ORDER BY key), \
-          ARRAY(SELECT value FROM sluicegate_state WHERE key = ANY ($1) ORDER BY key)",
+          array_agg(key), array_agg(value) FROM sluicegate_state WHERE key = ANY ($1)",
     types: &[Type::BYTEA_ARRAY],
 };
 

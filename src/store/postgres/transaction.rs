@@ -36,24 +36,24 @@ impl Session {
         &self,
         calls: &mut [Box<dyn QueuedCall>],
     ) -> Result<(), Error> {
-        let mut keys: Vec<&RowKey> = calls.iter().flat_map(|call| call.keys()).collect();
-        keys.sort_unstable();
-        keys.dedup();
-        let mut rows = self.lock_and_load(&keys).await?;
+        let wanted: Vec<(&RowKey, bool)> = calls.iter().flat_map(|call| call.keys()).collect();
+        let mut rows = self.lock_and_load(&wanted).await?;
         for call in calls {
             call.apply(&mut rows);
         }
         self.save_and_commit(&rows.changed()).await
     }
 
-    async fn lock_and_load(&self, keys: &[&RowKey]) -> Result<Rows, Error> {
-        let mut locks: Vec<i64> = keys.iter().map(|key| lock_number(key)).collect();
-        locks.sort_unstable();
-        locks.dedup();
+    /// Locks and loads rows; with true, rows that are only read.
+    async fn lock_and_load(&self, wanted: &[(&RowKey, bool)]) -> Result<Rows, Error> {
+        let mut keys: Vec<&RowKey> = wanted.iter().map(|(key, _)| *key).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let (locks, are_shared) = lock_order(wanted);
         let begin = if self.is_pooled { BEGIN_WITH_TIMEOUTS } else { BEGIN };
         let (opened, locked, loaded) = join3(
             self.client.batch_execute(begin),
-            self.statements.lock.run(&self.client, &[&locks]),
+            self.statements.lock.run(&self.client, &[&locks, &are_shared]),
             self.statements.load.run(&self.client, &[&keys]),
         )
         .await;
@@ -80,12 +80,26 @@ impl Session {
 
 fn read_rows(row: &Row) -> Result<Rows, Error> {
     let (now, server_start): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
-    let (keys, values): (Vec<RowKey>, Vec<Vec<u8>>) = (row.try_get(2)?, row.try_get(3)?);
-    Ok(Rows::new(from_micros(now), server_start.to_string(), keys.into_iter().zip(values)))
+    // The arrays are null without rows.
+    let (keys, values): (Option<Vec<RowKey>>, Option<Vec<Vec<u8>>>) =
+        (row.try_get(2)?, row.try_get(3)?);
+    let loaded = keys.into_iter().flatten().zip(values.into_iter().flatten());
+    Ok(Rows::new(from_micros(now), server_start.to_string(), loaded))
+}
+
+/// Returns the numbers of the locks in the order of all replicas, each with true if it is shared.
+/// A lock that is wanted in both modes is exclusive.
+fn lock_order(wanted: &[(&RowKey, bool)]) -> (Vec<i64>, Vec<bool>) {
+    let mut locks: Vec<(i64, bool)> =
+        wanted.iter().map(|(key, is_shared)| (lock_number(key), *is_shared)).collect();
+    // An exclusive lock sorts before a shared one of the same number.
+    locks.sort_unstable();
+    locks.dedup_by_key(|(number, _)| *number);
+    locks.into_iter().unzip()
 }
 
 /// Returns the number of the advisory lock of a key. Keys with equal numbers wait for each other.
-fn lock_number(key: &[u8]) -> i64 {
+pub(super) fn lock_number(key: &[u8]) -> i64 {
     use std::hash::Hasher as _;
     let mut hasher = fnv::FnvHasher::default();
     hasher.write(key);

@@ -6,7 +6,6 @@
 //! - Each reason of an outage is logged at once and then once a minute.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -16,9 +15,9 @@ use tokio::time::{Instant, sleep, timeout};
 use super::super::StoreFailure;
 use super::connect::{ConnectError, describe_error};
 use super::options::PostgresOptions;
-use super::queue::{CallQueue, QueuedCall};
+use super::queue::{CallQueue, QueuedCall, StoreOperation};
 use super::session::Session;
-use super::transaction::failure_of;
+use super::transaction::{failure_of, lock_number};
 use crate::store::backoff::Backoff;
 use crate::store::breaker::Breaker;
 use crate::telemetry::event::{Event as _, StoreCallSent};
@@ -27,16 +26,19 @@ use crate::telemetry::reason_log::{DueLine, ReasonLog};
 /// The timeout of a transaction, after which its connection is replaced.
 const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// The age from which a lost connection is replaced without a growing pause.
+const LASTING: Duration = Duration::from_secs(1);
+
 /// The pause between two probes while the breaker is open.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
 
 /// The state that callers and workers share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) queue: CallQueue,
+    /// One queue for each worker.
+    queues: Vec<CallQueue>,
     pub(super) breaker: Breaker,
     pub(super) options: PostgresOptions,
-    connected: AtomicUsize,
     connect_failure: Mutex<StoreFailure>,
     outage: Mutex<OutageLog>,
 }
@@ -44,25 +46,45 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(options: PostgresOptions) -> Self {
         Self {
-            queue: CallQueue::default(),
+            queues: (0..options.connections.max(1)).map(|_| CallQueue::default()).collect(),
             breaker: Breaker::default(),
             options,
-            connected: AtomicUsize::new(0),
             connect_failure: Mutex::new(StoreFailure::Unreachable),
             outage: Mutex::default(),
         }
     }
 
+    /// Queues a call, and waits for its reply.
+    ///
+    /// All calls for one key go to the same worker while it is connected. So a hot key has large
+    /// batches, and the connections of one replica do not wait for each other's lock.
+    pub(super) async fn call<O: StoreOperation>(
+        &self,
+        operation: O,
+        longest: Duration,
+    ) -> Result<O::Reply, StoreFailure> {
+        let key = operation.keys().last().map_or(0, |key| lock_number(key));
+        let first = usize::try_from(key.cast_unsigned() % self.queues.len() as u64).unwrap_or(0);
+        let (before, after) = self.queues.split_at(first);
+        let open = after.iter().chain(before).find(|queue| queue.is_connected());
+        let reply = match open {
+            Some(queue) => queue.call(operation, longest).await,
+            None => Err(*self.connect_failure.lock()),
+        };
+        self.record(&reply);
+        reply
+    }
+
     /// Returns the cause for which calls fail at present.
     pub(super) fn current_failure(&self) -> Option<StoreFailure> {
-        if self.connected.load(SeqCst) == 0 {
+        if !self.queues.iter().any(CallQueue::is_connected) {
             return Some(*self.connect_failure.lock());
         }
         self.breaker.is_open().then_some(StoreFailure::BreakerOpen)
     }
 
     /// Records the time of a reply for the breaker.
-    pub(super) fn record<T>(&self, reply: &Result<T, StoreFailure>) {
+    fn record<T>(&self, reply: &Result<T, StoreFailure>) {
         match reply {
             Err(StoreFailure::TimedOut) => {
                 if self.breaker.record_late() {
@@ -80,24 +102,27 @@ impl Shared {
 
 /// Runs all workers; never returns.
 pub(super) async fn run_workers(shared: Arc<Shared>) {
-    let worker = |number: usize| {
+    let workers = shared.queues.iter().enumerate().map(|(number, queue)| {
         let seed = shared.options.jitter_seed.wrapping_add(number as u64);
-        keep_connected(Arc::clone(&shared), Backoff::new(seed))
-    };
-    join_all((0..shared.options.connections.max(1)).map(worker)).await;
+        keep_connected(&shared, queue, Backoff::new(seed))
+    });
+    join_all(workers).await;
 }
 
-async fn keep_connected(shared: Arc<Shared>, mut pauses: Backoff) {
+async fn keep_connected(shared: &Shared, queue: &CallQueue, mut pauses: Backoff) {
     loop {
         match Session::open(&shared.options).await {
             Ok(mut session) => {
                 let _counted = shared.options.connection_counter.count_open();
-                shared.connected.fetch_add(1, SeqCst);
+                queue.set_connected(true);
                 shared.breaker.close();
                 shared.outage.lock().log_connected();
-                pauses.reset();
-                let reason = serve(&shared, &mut session).await;
-                shared.connected.fetch_sub(1, SeqCst);
+                let opened_at = Instant::now();
+                let reason = serve(shared, queue, &mut session).await;
+                queue.set_connected(false);
+                if LASTING <= opened_at.elapsed() {
+                    pauses.reset();
+                }
                 shared.outage.lock().log_lost(&reason);
             }
             Err(error) => {
@@ -108,15 +133,13 @@ async fn keep_connected(shared: Arc<Shared>, mut pauses: Backoff) {
                 shared.outage.lock().log_unavailable(&error.to_string());
             }
         }
-        if shared.connected.load(SeqCst) == 0 {
-            shared.queue.fail_all(StoreFailure::Unsent).await;
-        }
+        queue.fail_all(StoreFailure::Unsent).await;
         sleep(pauses.next_pause()).await;
     }
 }
 
 /// Runs transactions until one fails. Returns the reason.
-async fn serve(shared: &Shared, session: &mut Session) -> String {
+async fn serve(shared: &Shared, queue: &CallQueue, session: &mut Session) -> String {
     loop {
         let probe = async {
             while !shared.breaker.is_open() {
@@ -125,7 +148,8 @@ async fn serve(shared: &Shared, session: &mut Session) -> String {
             sleep(PROBE_PAUSE).await;
         };
         tokio::select! {
-            calls = shared.queue.next_batch() => {
+            Some(first) = queue.next_call() => {
+                let calls = queue.fill_batch(first).await;
                 if let Err(reason) = run_batch(session, calls).await {
                     return reason;
                 }

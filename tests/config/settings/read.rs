@@ -1,6 +1,7 @@
 //! Tests of settings: accepted values, precedence of their sources, and error messages.
 
 mod conflicts;
+mod file_store;
 mod redis;
 
 use std::path::PathBuf;

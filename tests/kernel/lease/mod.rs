@@ -22,7 +22,9 @@
 
 mod balance;
 mod bound;
+mod history;
 mod oracle;
+mod prediction;
 mod reservation;
 mod simulation;
 mod sizer;

@@ -18,20 +18,24 @@ fn sizer(max_lease: u64) -> LeaseSizer {
 fn lease_size_is_demand_minus_unspent_hits() {
     let mut sizer = sizer(1_000);
     sizer.record_check(NOW, Hits(400));
-    assert_eq!(sizer.next_lease(NOW, Hits(0)), Hits(400));
+    assert_eq!(sizer.next_lease(NOW, Hits(0)).hits, Hits(400));
     sizer.record_unspent(NOW, Hits(50));
-    assert_eq!(sizer.next_lease(NOW, Hits(0)), Hits(355), "⌊400·400/450⌋");
+    assert_eq!(sizer.next_lease(NOW, Hits(0)).hits, Hits(355), "⌊400·400/450⌋");
 }
 
 #[test]
 fn ten_second_demand_is_scaled_to_the_lease_duration() {
     let mut sizer = LeaseSizer::new(LeaseSizing::Learned, Nanos::from_secs(30), Hits(1_000));
     sizer.record_check(NOW, Hits(63));
-    assert_eq!(sizer.next_lease(NOW, Hits(0)), Hits(63), "no more than were asked for, of so few");
+    assert_eq!(
+        sizer.next_lease(NOW, Hits(0)).hits,
+        Hits(63),
+        "no more than were asked for, of so few"
+    );
     sizer.record_check(NOW, Hits(137));
-    assert_eq!(sizer.next_lease(NOW, Hits(0)), Hits(600), "200·30/10");
+    assert_eq!(sizer.next_lease(NOW, Hits(0)).hits, Hits(600), "200·30/10");
     sizer.record_unspent(NOW, Hits(50));
-    assert_eq!(sizer.next_lease(NOW, Hits(0)), Hits(480), "⌊600·200/250⌋");
+    assert_eq!(sizer.next_lease(NOW, Hits(0)).hits, Hits(480), "⌊600·200/250⌋");
     assert_eq!(sizer.expected_hits(NOW, Nanos::SECOND), Hits(20));
     // A period of the demand measurement began at 0, 5 s before `NOW`.
     for (at, demand) in [(0, 200), (4_999, 200), (7_500, 150), (15_000, 0)] {
@@ -44,7 +48,7 @@ fn a_small_demand_is_leased_without_the_current_check() {
     let mut sizer = sizer(1_000);
     for (asked, want) in [(1, 0), (1, 1), (2, 3), (60, 63), (40, 103), (152, 255), (4, 259)] {
         sizer.record_check(NOW, Hits(asked));
-        assert_eq!(sizer.next_lease(NOW, Hits(1)), Hits(want));
+        assert_eq!(sizer.next_lease(NOW, Hits(1)).hits, Hits(want));
     }
 }
 
@@ -53,7 +57,7 @@ fn one_check_per_lease_duration_gets_no_lease() {
     let mut sizer = sizer(1_000);
     for term in 0..5 {
         sizer.record_check(after(2_000 * term), Hits(3));
-        assert_eq!(sizer.next_lease(after(2_000 * term), Hits(3)), Hits(0));
+        assert_eq!(sizer.next_lease(after(2_000 * term), Hits(3)).hits, Hits(0));
     }
 }
 
@@ -61,9 +65,9 @@ fn one_check_per_lease_duration_gets_no_lease() {
 fn no_lease_exceeds_the_maximum() {
     let mut sizer = sizer(7);
     sizer.record_check(NOW, Hits(u64::MAX));
-    assert_eq!(sizer.next_lease(NOW, Hits(0)), Hits(7));
+    assert_eq!(sizer.next_lease(NOW, Hits(0)).hits, Hits(7));
     assert_eq!(
-        LeaseSizer::new(LeaseSizing::Fixed(Hits(9)), TERM, Hits(7)).next_lease(NOW, Hits(0)),
+        LeaseSizer::new(LeaseSizing::Fixed(Hits(9)), TERM, Hits(7)).next_lease(NOW, Hits(0)).hits,
         Hits(7)
     );
 }
@@ -144,7 +148,7 @@ fn a_fixed_size_ignores_demand() {
     sizer.record_unspent(NOW, Hits(500));
     sizer.record_lease(NOW, Hits(500));
     assert_eq!(sizer, fixed);
-    assert_eq!((sizer.next_lease(NOW, Hits(1)), sizer.demand(NOW)), (Hits(20), Hits(20)));
+    assert_eq!((sizer.next_lease(NOW, Hits(1)).hits, sizer.demand(NOW)), (Hits(20), Hits(20)));
     assert!(sizer.runs_out(NOW, Hits(4), Nanos(0)));
     assert!(!sizer.runs_out(NOW, Hits(5), Nanos(0)));
 }

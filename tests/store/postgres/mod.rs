@@ -3,6 +3,7 @@
 mod commands;
 mod connections;
 mod counters;
+mod fleet_faults;
 mod outages;
 
 use crate::store::redis::{check, wait_until_ready};

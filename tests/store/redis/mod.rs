@@ -25,7 +25,7 @@ mod log_lines;
 mod membership;
 mod network;
 mod on_excess;
-mod overshoot;
+pub mod overshoot;
 mod reference;
 mod refunds;
 mod reservations;

@@ -21,9 +21,9 @@ use super::wait_until_ready;
 use crate::support::dice::{Dice, seed};
 use crate::support::http1;
 use crate::support::proxy::{Proxy, Upstream};
-use crate::support::redis::Redis;
 use crate::support::resp::Client;
 use crate::support::service::Service;
+use crate::support::store_server::{StoreKind, StoreServer};
 use crate::support::waiting::{Ends, now};
 
 const REPLICAS: usize = 5;
@@ -78,7 +78,7 @@ struct LeasingProcess {
 }
 
 struct LeasingFleet {
-    store: Redis,
+    store: StoreServer,
     /// The proxy between the replicas and the store.
     proxy: Option<Proxy>,
     limits: tempfile::TempDir,
@@ -91,9 +91,15 @@ struct LeasingFleet {
 
 #[test]
 fn faults_never_exceed_the_limit_plus_max_overshoot() {
+    assert_bound_during_faults(StoreKind::Redis, 20);
+}
+
+/// Asserts the bound for `default_runs` seeds, or for `SLUICEGATE_RUNS`.
+#[expect(clippy::print_stdout, reason = "the table is what this is run for")]
+pub fn assert_bound_during_faults(kind: StoreKind, default_runs: u64) {
     let (mut runs, mut all, mut disturbed, mut most) = (0, 0, 0, 0);
-    for seed in seeds() {
-        let log = run(seed, Design::Sound);
+    for seed in seeds(default_runs) {
+        let log = run(kind, seed, Design::Sound);
         assert_eq!(windows_above_limit(&log.windows), 0, "SLUICEGATE_SEED={seed}: windows");
         assert_eq!(intervals_above_rate(&log.rate), 0, "SLUICEGATE_SEED={seed}: rate");
         let admitted = log.windows.len() + log.rate.len();
@@ -124,7 +130,7 @@ fn oracle_detects_a_store_that_loses_state() {
 fn expect_violations(design: Design) {
     let (mut found, mut runs, mut most, seed) = (0, 0, 0, seed());
     for run_seed in (0..20).map(|i| seed.wrapping_add(i)) {
-        let log = run(run_seed, design);
+        let log = run(StoreKind::Redis, run_seed, design);
         found += windows_above_limit(&log.windows) + intervals_above_rate(&log.rate);
         (runs, most) = (runs + 1, most.max(max_excess(&log.rate)));
         if 10 <= found {
@@ -138,15 +144,15 @@ fn expect_violations(design: Design) {
     assert!(10 <= found, "SLUICEGATE_SEED={seed}: {found} violations");
 }
 
-fn seeds() -> impl Iterator<Item = u64> {
-    let runs = std::env::var("SLUICEGATE_RUNS").map_or(20, |runs| runs.parse().unwrap());
+fn seeds(default_runs: u64) -> impl Iterator<Item = u64> {
+    let runs = std::env::var("SLUICEGATE_RUNS").map_or(default_runs, |runs| runs.parse().unwrap());
     let first = seed();
     (0..runs).map(move |run| first.wrapping_add(run))
 }
 
-fn run(seed: u64, design: Design) -> Log {
+fn run(kind: StoreKind, seed: u64, design: Design) -> Log {
     let mut dice = Dice::new(seed);
-    let fleet = LeasingFleet::start(&mut dice, design);
+    let fleet = LeasingFleet::start(kind, &mut dice, design);
     std::thread::scope(|scope| {
         let _ends = Ends(&fleet.is_over);
         for at in 0..REPLICAS {
@@ -166,7 +172,7 @@ fn run(seed: u64, design: Design) -> Log {
 }
 
 impl LeasingFleet {
-    fn start(dice: &mut Dice, design: Design) -> Self {
+    fn start(kind: StoreKind, dice: &mut Dice, design: Design) -> Self {
         let limits = tempfile::tempdir().unwrap();
         let text = format!(
             "domain: d\ndescriptors:\n\
@@ -176,7 +182,7 @@ impl LeasingFleet {
             RATE / 10
         );
         std::fs::write(limits.path().join("d.yaml"), text).unwrap();
-        let store = Redis::start();
+        let store = StoreServer::start(kind);
         let before = Upstream::Unix(store.socket());
         let proxy =
             (design == Design::BoundsEach).then(|| Proxy::rewriting(before, BOUND, BOUND_OF_EACH));
@@ -199,7 +205,7 @@ impl LeasingFleet {
     /// Starts a replica with a clock error of up to one hour.
     fn start_replica(&self, replica: usize, dice: &mut Dice) {
         let clock_error_ms = i64::try_from(dice.up_to(7_200_000)).unwrap() - 3_600_000;
-        let proxy = self.proxy.as_ref().map(|proxy| format!("redis://{}", proxy.address()));
+        let proxy = self.proxy.as_ref().map(|proxy| self.store.url_of_proxy(proxy.address()));
         let url = proxy.unwrap_or_else(|| self.store.url());
         let flags = ["--store-url", &url, "--store-deadline", "200ms"];
         let flags =

@@ -1,4 +1,4 @@
-//! A shared concurrency limit under faults: five replica processes, one Redis, and a test backend
+//! A shared concurrency limit under faults: five replica processes, one store, and a test backend
 //! that counts requests in flight.
 //!
 //! Guarantees:
@@ -34,6 +34,7 @@ use crate::support::dice::{Dice, seed};
 use crate::support::proxy::{Proxy, Upstream};
 use crate::support::redis::Redis;
 use crate::support::service::Service;
+use crate::support::store_server::{StoreKind, StoreServer};
 use crate::support::waiting::{now, until};
 
 const REPLICAS: usize = 5;
@@ -121,7 +122,7 @@ type Stops = Arc<Vec<parking_lot::Mutex<Option<(Instant, Instant)>>>>;
 type Channels = Arc<Vec<parking_lot::Mutex<Option<Channel>>>>;
 
 struct SharedFleet {
-    store: Redis,
+    store: StoreServer,
     limits: tempfile::TempDir,
     proxies: Vec<Proxy>,
     fleet: Vec<Option<Service>>,
@@ -135,8 +136,8 @@ struct SharedFleet {
 }
 
 impl SharedFleet {
-    fn new(seed: u64) -> Self {
-        let store = Redis::start();
+    fn new(kind: StoreKind, seed: u64) -> Self {
+        let store = StoreServer::start(kind);
         let limits = tempfile::tempdir().unwrap();
         let text = format!(
             "domain: d\ndescriptors:\n- key: upstream\n  value: all\n  concurrency: {{limit: {LIMIT}, \
@@ -185,12 +186,12 @@ impl SharedFleet {
 
     fn start(&mut self, replica: usize) {
         self.incarnations += 1;
-        let url = format!("redis://{}", self.proxies[replica].address());
+        let url = self.store.url_of_proxy(self.proxies[replica].address());
         let share_expiry = format!("{}ms", SHARE_EXPIRY.as_millis());
         let node = format!("replica-{replica}");
         let flags = [
             ["--fleet-replica-name", &node],
-            ["--store-deadline", "50ms"],
+            ["--store-deadline", self.store.deadline()],
             ["--fleet-heartbeat", "200ms"],
             ["--fleet-share-expiry", &share_expiry],
             ["--listen-drain-delay", "0s"],
@@ -300,20 +301,25 @@ pub(super) async fn send_check_for(
 fn shared_limit_is_never_exceeded_during_faults() {
     let minutes: u64 =
         std::env::var("SLUICEGATE_FLEET_MINUTES").map_or(2, |minutes| minutes.parse().unwrap());
-    run_faults(&FleetFault::USUAL, Duration::from_secs(60 * minutes));
+    run_faults(StoreKind::Redis, &FleetFault::USUAL, Duration::from_secs(60 * minutes));
+}
+
+/// Asserts that the usual faults, each once, never exceed the limit.
+pub fn assert_limit_during_faults(kind: StoreKind) {
+    run_faults(kind, &FleetFault::USUAL, Duration::ZERO);
 }
 
 #[test]
 fn shared_limit_is_never_exceeded_after_a_snapshot_restore() {
-    run_faults(&FleetFault::OLD_STATES, Duration::ZERO);
+    run_faults(StoreKind::Redis, &FleetFault::OLD_STATES, Duration::ZERO);
 }
 
 /// Injects each of `faults` once, then random faults for `min_duration`.
 #[expect(clippy::print_stdout, reason = "the table is part of the proof")]
-fn run_faults(faults: &[FleetFault], min_duration: Duration) {
+fn run_faults(kind: StoreKind, faults: &[FleetFault], min_duration: Duration) {
     let seed = seed();
     println!("SLUICEGATE_SEED={seed}");
-    let mut scene = SharedFleet::new(seed);
+    let mut scene = SharedFleet::new(kind, seed);
     let began = now();
     println!("{:>8}  whole again after {}", "start", scene.wait_until_full());
     for &fault in faults {

@@ -1,9 +1,9 @@
-//! A strict concurrency limit under faults: replica processes, one Redis, and a test backend that
+//! A strict concurrency limit under faults: replica processes, one store, and a test backend that
 //! counts requests in flight.
 //!
 //! Guarantees:
-//! - The limit is never exceeded while replicas and Redis fail.
-//! - At the end, no permit is left in the replicas or in Redis.
+//! - The limit is never exceeded while replicas and the store fail.
+//! - At the end, no permit is left in the replicas or in the store.
 //!
 //! Requests continue after their replica is killed, as behind a proxy. Every third caller cancels
 //! its acquire before the reply. `benches/RESULTS.md` has some rows of the
@@ -28,8 +28,8 @@ use crate::support::cluster::Cluster;
 use crate::support::dice::{Dice, seed};
 use crate::support::proxy::{Proxy, Upstream};
 use crate::support::redis::Redis;
-use crate::support::resp::Value;
 use crate::support::service::Service;
+use crate::support::store_server::{StoreKind, StoreServer};
 use crate::support::waiting::{now, until};
 
 const REPLICAS: usize = 4;
@@ -54,7 +54,7 @@ const OBSERVATION: Duration = Duration::from_secs(4);
 type Channels = Arc<Vec<parking_lot::Mutex<Option<Channel>>>>;
 
 struct StrictFleet {
-    store: Redis,
+    store: StoreServer,
     limits: tempfile::TempDir,
     proxies: Vec<Proxy>,
     fleet: Vec<Option<Service>>,
@@ -79,7 +79,7 @@ fn flags(node: &str) -> Vec<String> {
     let heartbeat = format!("{}ms", HEARTBEAT.as_millis());
     let flags = [
         ["--fleet-replica-name", node],
-        ["--store-deadline", "100ms"],
+        ["--store-deadline", "150ms"],
         ["--fleet-heartbeat", &heartbeat],
         ["--fleet-share-expiry", "1s"],
         ["--listen-drain-delay", "0s"],
@@ -103,8 +103,8 @@ pub(super) fn runtime() -> Runtime {
 }
 
 impl StrictFleet {
-    fn new(seed: u64) -> Self {
-        let store = Redis::start();
+    fn new(kind: StoreKind, seed: u64) -> Self {
+        let store = StoreServer::start(kind);
         let proxies =
             (0..REPLICAS).map(|_| Proxy::before(Upstream::Unix(store.socket()))).collect();
         let mut scene = Self {
@@ -129,7 +129,7 @@ impl StrictFleet {
     }
 
     fn start(&mut self, replica_index: usize) {
-        let url = format!("redis://{}", self.proxies[replica_index].address());
+        let url = self.store.url_of_proxy(self.proxies[replica_index].address());
         let service = replica(&self.limits, &url, &format!("replica-{replica_index}"), &[]);
         *self.channels[replica_index].lock() = Some(channel(&self.runtime, &service));
         self.fleet[replica_index] = Some(service);
@@ -168,11 +168,11 @@ impl StrictFleet {
                 std::thread::sleep(HEARTBEAT * 6);
                 self.proxies[at].refuse(false);
             }
-            StrictFault::Flush => drop(self.store.command(&["FLUSHALL"])),
+            StrictFault::Flush => self.store.clear(),
             StrictFault::Restart => {
                 self.store.kill();
                 std::thread::sleep(HEARTBEAT * 2);
-                self.store.launch(&["--port", "0"]);
+                self.store.launch();
             }
             StrictFault::Pause => {
                 self.store.signal("STOP");
@@ -197,19 +197,12 @@ impl StrictFleet {
             })
             .unwrap();
         }
-        until("the store holds none", || match stored_permits(&self.store) {
+        until("the store holds none", || match self.store.stored_permits() {
             0 => Ok(()),
             held => Err(format!("{held} are held")),
         })
         .unwrap();
     }
-}
-
-/// The permits in the store, including expired ones.
-fn stored_permits(store: &Redis) -> i64 {
-    let Value::Array(keys) = store.command(&["KEYS", "*{permits}:c:*"]) else { panic!() };
-    let held = keys.iter().map(|key| store.command(&["ZCARD", &key.text()]).int());
-    held.sum()
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -252,9 +245,15 @@ async fn run_caller(caller: usize, channels: Channels, load: Arc<BackendLoad>, m
 
 #[test]
 fn strict_limit_is_never_exceeded_during_faults() {
+    assert_limit_during_faults(StoreKind::Redis);
+}
+
+/// Asserts that faults of replicas and of the store never exceed the limit.
+#[expect(clippy::print_stdout, reason = "the table is part of the proof")]
+pub fn assert_limit_during_faults(kind: StoreKind) {
     let seed = seed();
     println!("SLUICEGATE_SEED={seed}");
-    let mut scene = StrictFleet::new(seed);
+    let mut scene = StrictFleet::new(kind, seed);
     println!("{:>8}  full after {:?}", "start", scene.wait_until_full());
     for fault in [
         StrictFault::Kill,
@@ -300,7 +299,8 @@ pub(super) async fn open_stream(channel: Channel) -> Option<impl Sized> {
 
 #[test]
 fn streams_of_a_killed_replica_expire_after_three_heartbeats() {
-    let (store, limits, runtime) = (Redis::start(), limits(3, ""), runtime());
+    let store = StoreServer::start(StoreKind::Redis);
+    let (limits, runtime) = (limits(3, ""), runtime());
     let settings_dir = tempfile::tempdir().unwrap();
     let settings = write_hook_settings(&settings_dir);
     let more = ["--settings", settings.to_str().unwrap()];
@@ -320,7 +320,7 @@ fn streams_of_a_killed_replica_expire_after_three_heartbeats() {
         assert!(opens(1).is_none());
         std::thread::sleep(HEARTBEAT / 4);
     }
-    assert_eq!(stored_permits(&store), 3);
+    assert_eq!(store.stored_permits(), 3);
     killed.kill();
     let began = now();
     until("its places are free", || opens(1).map(drop).ok_or_else(|| stays.log())).unwrap();

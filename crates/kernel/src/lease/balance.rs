@@ -23,7 +23,8 @@
 //! - A remembered denial applies only to checks of as many hits or more.
 
 use super::counter::headroom_of;
-use super::sizer::{LeaseSizer, LeaseSizing, scaled};
+use super::history::scaled;
+use super::sizer::{LeaseSizer, LeaseSizing};
 use super::{BorrowReply, BorrowRequest, MessageNumber, safe_duration};
 use crate::rate::{CounterDecision, Headroom, Strategy};
 use crate::units::{Hits, Nanos};
@@ -273,19 +274,21 @@ impl LeaseBalance {
             return None;
         }
         let returned = self.take_balance(now);
-        Some(self.new_message(now, number, hits, self.sizer.next_lease(now, hits), returned))
+        let plan = self.sizer.next_lease(now, hits);
+        self.sizer.record_plan(now, plan);
+        Some(self.new_message(now, number, hits, plan.hits, returned))
     }
 
     /// Returns the message for a background refill. `None` if the balance is empty or large enough,
     /// or while a message is in flight.
     pub fn refill(&mut self, now: Nanos, number: MessageNumber) -> Option<BorrowRequest> {
-        let wanted = self.sizer.next_lease(now, Hits(0));
         let balance = self.balance(now);
         let is_blocked =
             self.pending.is_some() || now < self.no_refill_before || balance == Hits(0);
-        if is_blocked || wanted == Hits(0) || !self.is_refill_due(now, balance) {
+        if is_blocked || !self.is_refill_due(now, balance) {
             return None;
         }
+        let wanted = self.plan_refill(now)?;
         Some(self.new_message(now, number, Hits(0), wanted, Hits(0)))
     }
 
@@ -297,20 +300,27 @@ impl LeaseBalance {
         number: MessageNumber,
         time: Nanos,
     ) -> Option<BorrowRequest> {
-        let wanted = self.sizer.next_lease(now, Hits(0));
         let balance = self.balance(now);
         let is_blocked =
             self.pending.is_some() || now < self.no_refill_before || balance == Hits(0);
         // Leases that end with a window all end at once, so they are not renewed early.
         let expires_soon = !self.ends_early
             && self.until.since(now) <= time.min(Nanos(self.duration.0 / EARLY_RENEWAL_DIVISOR));
-        if is_blocked
-            || wanted == Hits(0)
-            || !(expires_soon || self.sizer.runs_low(now, balance, time))
-        {
+        if is_blocked || !(expires_soon || self.sizer.runs_low(now, balance, time)) {
             return None;
         }
+        let wanted = self.plan_refill(now)?;
         Some(self.new_message(now, number, Hits(0), wanted.less(balance), Hits(0)))
+    }
+
+    /// Returns the hits to borrow in a refill, if any, and records the plan.
+    fn plan_refill(&mut self, now: Nanos) -> Option<Hits> {
+        let plan = self.sizer.next_lease(now, Hits(0));
+        if plan.hits == Hits(0) {
+            return None;
+        }
+        self.sizer.record_plan(now, plan);
+        Some(plan.hits)
     }
 
     /// Returns the message that returns the hits that demand will not use before they expire.
@@ -329,8 +339,8 @@ impl LeaseBalance {
 
     /// Returns the message that returns the whole balance because demand has ended. Demand has
     /// ended if `idle_time`, the time since the last check, is a whole span, or if 8 checks were
-    /// expected in it. Otherwise returns `None`; also if the balance is empty or while a message is
-    /// in flight.
+    /// expected in it. Otherwise returns `None`; also if the balance is empty, while a message is in
+    /// flight, or if repeating demand will use most of the balance.
     pub fn return_if_idle(
         &mut self,
         now: Nanos,
@@ -341,6 +351,9 @@ impl LeaseBalance {
         let may_continue = self.sizer.expected_checks(now, idle_time) < IDLE_AFTER_CHECKS
             && idle_time < self.sizer.span();
         if self.pending.is_some() || self.balance == Hits(0) || may_continue {
+            return None;
+        }
+        if self.sizer.predicts_use(now, self.balance, self.until.since(now)) {
             return None;
         }
         let all = std::mem::take(&mut self.balance);
@@ -415,6 +428,13 @@ impl LeaseBalance {
         expired
     }
 
+    /// Returns `true` if the demand of this key may repeat after a pause, so that the next lease can
+    /// be predicted.
+    #[must_use]
+    pub fn may_repeat(&self, now: Nanos) -> bool {
+        self.sizer.may_repeat(now)
+    }
+
     fn total_even_if_expired(&self) -> Hits {
         self.balance.plus(self.undecided)
     }
@@ -475,8 +495,7 @@ impl LeaseBalance {
 
     /// Records `hits`, which the last message returns, as unspent for the lease sizing.
     fn record_unspent(&mut self, now: Nanos, hits: Hits) {
-        self.sizer.record_unspent(now, hits);
-        self.written.unspent = hits;
+        self.written.unspent = self.sizer.record_unspent(now, hits);
     }
 
     /// Creates a message without demand, so that the store divides the remaining hits among others.

@@ -45,9 +45,11 @@
 
 pub mod balance;
 pub mod counter;
+pub mod history;
 pub mod reservation;
 pub mod sizer;
 pub mod table;
+mod trust;
 
 use serde::{Deserialize, Serialize};
 

@@ -234,6 +234,27 @@ impl SlidingLog {
 }
 
 impl ArrivalLog {
+    /// Creates a log from arrivals, oldest first: the microsecond and the hits of each. Returns `None` if they
+    /// are not in ascending order.
+    #[must_use]
+    pub fn from_arrivals(arrivals: impl IntoIterator<Item = (u64, u32)>) -> Option<Self> {
+        let mut log = Self::default();
+        for (at, hits) in arrivals {
+            if log.entries.back().is_some_and(|newest| at <= newest.at) {
+                return None;
+            }
+            log.total = log.total.saturating_add(u64::from(hits));
+            log.entries.push_back(Arrivals { at, hits });
+        }
+        Some(log)
+    }
+
+    /// Returns the arrivals, oldest first: the microsecond and the hits of each.
+    #[must_use]
+    pub fn arrivals(&self) -> impl ExactSizeIterator<Item = (u64, u32)> + '_ {
+        self.entries.iter().map(|entry| (entry.at, entry.hits))
+    }
+
     /// Adds `hits` at `now`, which is at or after the newest entry. Keeps the newest `limit` hits.
     fn push(&mut self, now: u64, hits: Hits, limit: u32) {
         let hits = u32::try_from(hits.0).map_or(limit, |hits| hits.min(limit));

@@ -16,6 +16,10 @@ const NOW: Nanos = DAY;
 const TERM: Nanos = Nanos::from_secs(10);
 
 fn empty_lease() -> KeyLease {
+    empty_lease_of(LeaseSizing::Fixed(Hits(20)))
+}
+
+fn empty_lease_of(size: LeaseSizing) -> KeyLease {
     let limit = FixedWindow::new(1_000, Windows::Every(DAY)).unwrap();
     let charge = Charge {
         key: CounterKey::unique("d", [("k", "v")].into_iter(), KeyStrategy::FixedWindow(DAY)),
@@ -25,7 +29,7 @@ fn empty_lease() -> KeyLease {
         standing: Enforcement::default(),
         per_second: false,
     };
-    let (overshoot, size) = (Overshoot::AtMost(Hits(100)), LeaseSizing::Fixed(Hits(20)));
+    let overshoot = Overshoot::AtMost(Hits(100));
     KeyLease::new(
         LeasedCounter {
             charge: &charge,
@@ -188,4 +192,16 @@ fn a_lease_is_idle_without_balance_checks_or_pending_reply() {
     waiting.decide(NOW, Hits(20));
     waiting.borrow(NOW, MessageNumber(3), Hits(1)).unwrap();
     assert!(!waiting.is_idle(later), "an answer is awaited");
+}
+
+/// The history of at most 64 hits predicts nothing. A longer pause than two minutes is not learned.
+#[test]
+fn a_key_whose_demand_may_repeat_is_kept_for_two_minutes() {
+    let (pause, longer) = (NOW.plus(Nanos::from_secs(120)), NOW.plus(Nanos::from_secs(130)));
+    let mut few = empty_lease_of(LeaseSizing::Learned);
+    few.record_check(NOW, Hits(63));
+    assert!(few.is_idle(pause));
+    let mut many = empty_lease_of(LeaseSizing::Learned);
+    many.record_check(NOW, Hits(64));
+    assert!(!many.is_idle(pause) && many.is_idle(longer));
 }

@@ -27,11 +27,11 @@ impl SharedFleet {
                 std::thread::sleep(FAULT_DURATION);
                 self.proxies[at].pass();
             }
-            FleetFault::Flush => drop(self.store.command(&["FLUSHALL"])),
+            FleetFault::Flush => self.store.clear(),
             FleetFault::Restart => {
                 self.store.kill();
                 std::thread::sleep(SHARE_EXPIRY / 2);
-                self.store.launch(&["--port", "0"]);
+                self.store.launch();
             }
             FleetFault::Snapshot => self.restore_snapshot_without_replica(at),
             FleetFault::Newcomer => self.restore_snapshot_then_new_replica(at),
@@ -66,7 +66,7 @@ impl SharedFleet {
     /// Restores a snapshot of Redis that was taken before the given replica restarted. This replica
     /// keeps its share and reports last.
     fn restore_snapshot_without_replica(&mut self, replica: usize) {
-        self.store.command(&["SAVE"]);
+        self.store.redis().command(&["SAVE"]);
         self.restart_replica(replica);
         self.wait_until_full();
         self.restore_snapshot(&[replica], |_| {});
@@ -75,7 +75,7 @@ impl SharedFleet {
     /// Restores a snapshot of Redis. The first report comes from a new replica that is in no
     /// snapshot.
     fn restore_snapshot_then_new_replica(&mut self, replica: usize) {
-        self.store.command(&["SAVE"]);
+        self.store.redis().command(&["SAVE"]);
         self.wait_until_full();
         let others: Vec<usize> = (0..REPLICAS).filter(|other| *other != replica).collect();
         self.restore_snapshot(&others, |scene| scene.restart_replica(replica));
@@ -89,10 +89,10 @@ impl SharedFleet {
             self.proxies[*at].cut();
         }
         self.store.kill();
-        self.store.launch(&["--port", "0"]);
+        self.store.redis().launch(&["--port", "0"]);
         // Redis accepts connections before it has loaded the snapshot.
         until("the snapshot is read", || {
-            let info = self.store.command(&["INFO", "persistence"]).text();
+            let info = self.store.redis().command(&["INFO", "persistence"]).text();
             let loaded = info.lines().any(|line| {
                 line.strip_prefix("rdb_last_load_keys_loaded:").is_some_and(|keys| keys != "0")
             });

@@ -1,0 +1,174 @@
+//! The file store: the memory store, whose counters also survive a restart of the process.
+//!
+//! Checks are decided in memory. A thread collects the changed counters once per [`SyncMode`] interval, and writes
+//! them as one batch, in one transaction with one `fsync`.
+//!
+//! Guarantees:
+//! - After a crash, each counter is at most one interval and one write behind, and never ahead.
+//! - With [`SyncMode::Always`], a check is answered after its charges are on disk.
+//! - A drained process loses nothing.
+//! - Time in the store never steps back, and includes the time during which no process ran.
+//! - A failed write is repeated until it succeeds; then the file contains all counters again.
+//! - One process uses a directory at a time.
+//!
+//! Not covered:
+//! - Leases and permits: after a restart, unspent hits of a lease count as spent.
+//! - A sliding log is written as a whole, at 12 bytes for each arrival.
+//! - A lost or restored file: counters are then empty, or older.
+//!
+//! **Engine.** `redb`, because it has no dependencies, checksums every page, commits atomically, compiles in 5 s
+//! and supports Rust 1.89. `fjall` 3 needs Rust 1.90 and 20 more crates, and ends the replay of its journal at the
+//! first unreadable byte without an error. Measured with a commit of 1,000 random counters among a million:
+//!
+//! | layout | CPU for a counter | bytes written for a counter |
+//! |---|---|---|
+//! | `redb`, a record for each counter | 15 µs | 6,100 |
+//! | `fjall`, a record for each counter | 3.8 µs | 204 |
+//!
+//! This module writes a batch as one value instead, so neither cost applies (see [`database`]).
+
+mod codec;
+mod database;
+mod error;
+mod options;
+mod progress;
+mod saved_time;
+mod writer;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::heartbeat::{ShareRound, ShareRoundReply};
+use super::lease::{LeaseMessage, LeaseOutcome};
+use super::memory::MemoryStore;
+use super::permits::{PermitReport, PermitReportReply, StrictPermitReply, StrictPermitRequest};
+use super::{ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply};
+use crate::kernel::units::Nanos;
+use database::Database;
+pub use error::{FileFault, FileStoreError};
+pub use options::{FileStoreOptions, SyncMode};
+use progress::Progress;
+pub use saved_time::SavedTime;
+pub use writer::{FileWriter, WriterThread};
+
+/// A memory store whose counters are saved in a file.
+#[derive(Debug)]
+pub struct FileStore {
+    memory: Arc<MemoryStore>,
+    progress: Arc<Progress>,
+    /// `None` if checks do not wait for the disk.
+    deadline: Option<Duration>,
+}
+
+/// An opened file store.
+#[derive(Debug)]
+pub struct OpenedFileStore {
+    /// The store.
+    pub store: FileStore,
+    /// Writes the changed counters.
+    pub writer: FileWriter,
+    /// The earliest time of the clock that the store's checks must use.
+    pub earliest: Nanos,
+    /// How far the wall clock is behind the saved time of the store; 0 normally.
+    pub clock_set_back: Nanos,
+}
+
+impl FileStore {
+    /// Opens or creates the file, and restores its counters. `wall` is the wall clock.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be read or written, or if it contains more counters than `max_keys`.
+    pub fn open(
+        options: &FileStoreOptions,
+        wall: Nanos,
+    ) -> Result<OpenedFileStore, FileStoreError> {
+        let fail = |fault| FileStoreError::new(&options.directory, fault);
+        let mut database = Database::open(&options.directory, options.secret).map_err(fail)?;
+        let saved = database.saved_time().map_err(fail)?;
+        let earliest = saved.map_or(wall, |saved| saved.store_time_at(wall));
+        let memory = MemoryStore::new(options.max_keys, options.when_full, database.secret());
+        database.restore(&memory, earliest).map_err(fail)?;
+        let memory = Arc::new(memory.with_change_tracking());
+        let progress = Arc::new(Progress::default());
+        let mut writer =
+            FileWriter::new(database, options, Arc::clone(&memory), Arc::clone(&progress));
+        // Finds a full disk at the start.
+        writer.write_time(SavedTime { store: earliest, wall })?;
+        let deadline = (options.sync == SyncMode::Always).then_some(options.deadline);
+        let clock_set_back = saved.map_or(Nanos(0), |saved| saved.wall.since(wall));
+        let store = Self { memory, progress, deadline };
+        Ok(OpenedFileStore { store, writer, earliest, clock_set_back })
+    }
+
+    /// Returns the counters in memory.
+    #[must_use]
+    pub const fn memory(&self) -> &Arc<MemoryStore> {
+        &self.memory
+    }
+}
+
+impl CounterStore for FileStore {
+    fn is_synchronous(&self) -> bool {
+        self.deadline.is_none()
+    }
+
+    fn has_leases(&self) -> bool {
+        false
+    }
+
+    fn max_wait(&self) -> Option<Nanos> {
+        self.deadline.map(|deadline| Nanos(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
+    fn current_failure(&self) -> Option<StoreFailure> {
+        self.progress.is_failing().then_some(StoreFailure::NotSaved)
+    }
+
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
+        let reply = self.memory.charge(now, charges);
+        let (Some(deadline), StoreReply::Ready(outcomes)) = (self.deadline, &reply) else {
+            return reply;
+        };
+        let (outcomes, batch) = (outcomes.clone(), self.progress.request_batch());
+        StoreReply::Pending(Box::pin(async move {
+            match self.progress.wait_until_saved(batch, deadline).await {
+                Ok(()) => outcomes,
+                Err(cause) => outcomes.iter().map(|_| ChargeOutcome::Failed(cause)).collect(),
+            }
+        }))
+    }
+
+    fn exchange_lease_message<'a>(
+        &'a self,
+        now: Nanos,
+        message: &'a LeaseMessage,
+    ) -> StoreReply<'a, LeaseOutcome> {
+        self.memory.exchange_lease_message(now, message)
+    }
+}
+
+impl FleetStore for FileStore {
+    fn report_shares<'a>(
+        &'a self,
+        now: Nanos,
+        round: &'a ShareRound,
+    ) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
+        self.memory.report_shares(now, round)
+    }
+
+    fn acquire_strict_permit<'a>(
+        &'a self,
+        now: Nanos,
+        request: &'a StrictPermitRequest,
+    ) -> StoreReply<'a, Result<StrictPermitReply, StoreFailure>> {
+        self.memory.acquire_strict_permit(now, request)
+    }
+
+    fn report_strict_permits<'a>(
+        &'a self,
+        now: Nanos,
+        report: &'a PermitReport,
+    ) -> StoreReply<'a, PermitReportReply> {
+        self.memory.report_strict_permits(now, report)
+    }
+}

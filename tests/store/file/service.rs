@@ -1,0 +1,302 @@
+//! Runs `serve` with the file store: 200 crashes under load, a full disk, a clock that is set back, two processes.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use sluicegate::clock::SHIFT_VARIABLE;
+
+use crate::support::dice::{self, Dice};
+use crate::support::http1;
+use crate::support::service::{Service, refused, sluicegate};
+use crate::support::waiting::{now, until};
+
+const CLIENTS: usize = 3;
+
+struct Deployment {
+    directory: tempfile::TempDir,
+    flags: Vec<String>,
+}
+
+/// The answer to one check of one hit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Answer {
+    is_allowed: bool,
+    remaining: u64,
+}
+
+impl Deployment {
+    fn new(limit: u64, flags: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let limits = format!(
+            "domain: shop\ndescriptors:\n- key: client\n  rate_limit: {{requests_per_unit: {limit}, unit: year}}\n"
+        );
+        std::fs::write(directory.path().join("shop.yaml"), limits).unwrap();
+        let data = format!("file://{}", directory.path().join("data").display());
+        let mut all = vec!["--store-url".to_owned(), data];
+        all.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        Self { directory, flags: all }
+    }
+
+    fn limits(&self) -> std::path::PathBuf {
+        self.directory.path().join("shop.yaml")
+    }
+
+    fn start(&self) -> Service {
+        Service::start(&self.limits(), &self.flags).unwrap()
+    }
+}
+
+fn serve(deployment: &Deployment) -> Command {
+    let mut command = sluicegate();
+    command.arg("serve").arg("--limits-paths").arg(deployment.limits()).args(&deployment.flags);
+    for port in ["grpc", "http", "admin", "metrics"] {
+        command.args([&format!("--listen-{port}-port"), "0"]);
+    }
+    command
+}
+
+fn check(http: SocketAddr) -> Option<Answer> {
+    let body =
+        br#"{"domain": "shop", "descriptors": [{"entries": [{"key": "client", "value": "a"}]}]}"#;
+    let reply = http1::call(http, "POST", "/json", &[], Some(body)).ok()?;
+    let json: Value = serde_json::from_slice(&reply.body).ok()?;
+    let status = &json["statuses"][0];
+    let is_allowed = status["code"] == "OK";
+    // The field is absent if nothing remains.
+    (reply.status == 200 || reply.status == 429)
+        .then(|| Answer { is_allowed, remaining: status["limitRemaining"].as_u64().unwrap_or(0) })
+}
+
+/// The checks between the start of a process and its death.
+struct Life {
+    /// The answered and allowed checks, oldest first.
+    allowed: Vec<Instant>,
+    sent: u64,
+    killed_at: Instant,
+}
+
+/// Sends checks from several clients for `duration`, and then kills the process.
+fn live(service: &mut Service, duration: Duration) -> Life {
+    let (allowed, sent, stop) = (Mutex::new(Vec::new()), AtomicU64::new(0), AtomicBool::new(false));
+    let http = service.http;
+    let killed_at = std::thread::scope(|scope| {
+        for _ in 0..CLIENTS {
+            scope.spawn(|| {
+                while !stop.load(SeqCst) {
+                    sent.fetch_add(1, SeqCst);
+                    if check(http).is_some_and(|answer| answer.is_allowed) {
+                        allowed.lock().unwrap().push(now());
+                    }
+                }
+            });
+        }
+        std::thread::sleep(duration);
+        let killed_at = now();
+        service.kill();
+        stop.store(true, SeqCst);
+        killed_at
+    });
+    let mut allowed = allowed.into_inner().unwrap();
+    allowed.sort_unstable();
+    Life { allowed, sent: sent.into_inner(), killed_at }
+}
+
+#[test]
+fn one_hundred_crashes_with_sync_always_exceed_no_limit() {
+    const LIMIT: u64 = 1_500;
+    let deployment =
+        Deployment::new(LIMIT, &["--store-file-sync", "always", "--store-deadline", "20s"]);
+    let mut dice = Dice::new(dice::seed());
+    let mut allowed = 0;
+    for _ in 0..100 {
+        let mut service = deployment.start();
+        allowed += live(&mut service, Duration::from_millis(dice.up_to(40))).allowed.len() as u64;
+        assert!(allowed <= LIMIT, "{allowed} checks were allowed");
+    }
+    let service = deployment.start();
+    while check(service.http).unwrap().is_allowed {
+        allowed += 1;
+    }
+    assert!(allowed <= LIMIT, "{allowed} checks were allowed");
+}
+
+/// The age of the oldest charge that each crash forgot, in ascending order. Asserts that no restart is ahead.
+fn forgotten_ages(crashes: u32, sync: &str) -> Vec<Duration> {
+    const LIMIT: u64 = 1_000_000_000;
+    let deployment = Deployment::new(LIMIT, &["--store-file-sync", sync]);
+    let mut dice = Dice::new(dice::seed());
+    let (mut used, mut ages) = (0, Vec::new());
+    for _ in 0..crashes {
+        let mut service = deployment.start();
+        let life = live(&mut service, Duration::from_millis(100 + dice.up_to(100)));
+        let service = deployment.start();
+        let after = LIMIT - check(service.http).unwrap().remaining - 1;
+        assert!(after <= used + life.sent, "{after} hits after {used} and {} checks", life.sent);
+        let forgotten = (used + life.allowed.len() as u64).saturating_sub(after);
+        let forgotten = usize::try_from(forgotten).unwrap();
+        // With an unsaved file, the hits of earlier processes are forgotten, too.
+        let oldest = life.allowed.len().saturating_sub(forgotten);
+        ages.push(
+            life.allowed
+                .get(oldest)
+                .map_or(Duration::ZERO, |oldest| life.killed_at.duration_since(*oldest)),
+        );
+        used = after;
+    }
+    ages.sort_unstable();
+    ages
+}
+
+#[test]
+fn one_hundred_crashes_forget_only_the_last_interval() {
+    let ages = forgotten_ages(100, "10ms");
+    // An interval, a write, and the time until the process is killed. A machine that stalls delays some writes.
+    let median = ages[ages.len() / 2];
+    assert!(median <= Duration::from_millis(40), "median {median:?}, all {ages:?}");
+}
+
+#[test]
+fn crashes_without_sync_are_caught() {
+    let ages = forgotten_ages(3, "1h");
+    assert!(Duration::from_millis(50) < ages[0], "{ages:?}");
+}
+
+#[test]
+fn a_drained_process_forgets_nothing_even_if_it_never_synced() {
+    let deployment =
+        Deployment::new(100, &["--store-file-sync", "1h", "--listen-drain-delay", "0"]);
+    let mut service = deployment.start();
+    for _ in 0..7 {
+        assert!(check(service.http).unwrap().is_allowed);
+    }
+    service.terminate();
+    assert!(service.ended().unwrap().success());
+    let service = deployment.start();
+    assert!(service.said.contains("counters in file://"), "{}", service.said);
+    assert_eq!(check(service.http).unwrap().remaining, 92);
+}
+
+#[test]
+fn a_clock_set_back_between_two_processes_grants_nothing() {
+    let deployment = Deployment::new(5, &["--store-file-sync", "1ms"]);
+    // Two years ahead: the next process is in an earlier window of the calendar year.
+    let ahead = (2 * 366 * 86_400_000_u64).to_string();
+    let start = |shift: &str| {
+        Service::start_under(&deployment.limits(), &deployment.flags, &[(SHIFT_VARIABLE, shift)])
+            .unwrap()
+    };
+    let mut service = start(&ahead);
+    while check(service.http).unwrap().is_allowed {}
+    service.terminate();
+    service.ended().unwrap();
+    let service = start("0");
+    assert!(!check(service.http).unwrap().is_allowed);
+    assert!(service.log().contains("the wall clock was set back"), "{}", service.log());
+}
+
+#[test]
+fn a_second_process_and_a_corrupt_file_stop_serve() {
+    let deployment = Deployment::new(5, &[]);
+    let mut service = deployment.start();
+    let (code, error) = refused(&mut serve(&deployment));
+    assert_eq!(code, Some(2), "{error}");
+    assert!(error.contains("another process uses this directory"), "{error}");
+    service.kill();
+    let file = deployment.directory.path().join("data/counters.redb");
+    std::fs::write(file, "damaged").unwrap();
+    let (code, error) = refused(&mut serve(&deployment));
+    assert_eq!(code, Some(2), "{error}");
+    assert!(error.contains("to start with empty counters, move the directory away: mv"), "{error}");
+}
+
+/// Starts `serve` with a limit on the size of files, which acts like a full disk.
+fn start_with_file_limit(deployment: &Deployment, kilobytes: u32) -> Service {
+    let mut shell = Command::new("bash");
+    // The signal would end the process.
+    let script = format!("trap '' XFSZ; ulimit -S -f {kilobytes}; exec \"$@\"");
+    let serve = serve(deployment);
+    shell.args(["-c", &script, "serve"]).arg(serve.get_program()).args(serve.get_args());
+    Service::run(shell, None).unwrap()
+}
+
+fn metric(service: &Service, name: &str) -> String {
+    let page = http1::get(service.metrics, "/metrics", &[]).unwrap().text();
+    let line = page.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();
+    line.trim_start_matches(name).trim().to_owned()
+}
+
+#[test]
+fn a_full_disk_stops_saving_until_space_is_free() {
+    let deployment = Deployment::new(1_000_000, &["--store-file-sync", "1ms"]);
+    // Creates the file, which then cannot grow.
+    let mut service = deployment.start();
+    service.kill();
+    let data = deployment.directory.path().join("data/counters.redb");
+    let size = std::fs::metadata(&data).unwrap().len();
+    let service = start_with_file_limit(&deployment, u32::try_from(size / 1_024).unwrap());
+    // Each key is a new counter, so the journal grows.
+    let fill = |from: u32| {
+        for key in from..from + 4_000 {
+            let body = format!(
+                r#"{{"domain": "shop", "descriptors": [{{"entries": [{{"key": "client", "value": "{key}"}}]}}]}}"#
+            );
+            let reply =
+                http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes())).unwrap();
+            assert_eq!(reply.status, 200, "{}", reply.text());
+        }
+    };
+    let mut key = 0;
+    until("the disk is full", || {
+        fill(key);
+        key += 4_000;
+        let up = metric(&service, "sluicegate_store_up");
+        if up == "0" { Ok(()) } else { Err(up) }
+    })
+    .unwrap();
+    assert!(service.log().contains("failed to save counters"), "{}", service.log());
+    let before = check(service.http).unwrap().remaining;
+    raise_file_limit(&service);
+    until("counters are saved again", || {
+        let up = metric(&service, "sluicegate_store_up");
+        if up == "1" { Ok(()) } else { Err(up) }
+    })
+    .unwrap();
+    assert!(service.log().contains("counters are saved again"), "{}", service.log());
+    drop(service);
+    let service = deployment.start();
+    assert_eq!(check(service.http).unwrap().remaining, before - 1);
+    assert!(service.log().contains(&format!("counters={}", key + 1)), "{}", service.log());
+}
+
+fn raise_file_limit(service: &Service) {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    let process = Pid::from_raw(i32::try_from(service.id()).unwrap()).unwrap();
+    prlimit(Some(process), Resource::Fsize, Rlimit { current: None, maximum: None }).unwrap();
+}
+
+#[test]
+fn a_read_only_mount_stops_serve() {
+    let directory = tempfile::tempdir().unwrap();
+    let mount = |path: &Path| {
+        let mut command = Command::new("mount");
+        command.args(["-t", "tmpfs", "-o", "ro", "tmpfs"]).arg(path).output()
+    };
+    if !mount(directory.path()).is_ok_and(|output| output.status.success()) {
+        // Only root may mount.
+        return;
+    }
+    let flags = ["--store-url".to_owned(), format!("file://{}/data", directory.path().display())];
+    let limits = Deployment::new(5, &[]);
+    let error = Service::start(&limits.limits(), &flags).err();
+    Command::new("umount").arg(directory.path()).output().unwrap();
+    let error = error.expect("it started");
+    assert!(
+        error.contains("Read-only file system; mount the volume for writing (setting store.url)"),
+        "{error}"
+    );
+}
