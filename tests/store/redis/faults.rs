@@ -1,5 +1,5 @@
 //! Outages and misconfiguration of Redis. Each test prints a row of a table;
-//! `docs/operations/store-outages.md` has some of them.
+//! `benches/RESULTS.md` has some of them.
 //!
 //! All limits are fixed windows of a day, because GCRA would free hits during a test.
 

@@ -1,7 +1,7 @@
 //! Network faults between the service and Redis: delays, silence, closed and half-closed
 //! connections.
 //!
-//! The first test prints a table; `docs/operations/store-outages.md` has some of its rows.
+//! The first test prints a table; `benches/RESULTS.md` has some of its rows.
 
 use std::time::Duration;
 

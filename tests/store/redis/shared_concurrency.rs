@@ -7,7 +7,7 @@
 //! - All permits are free within a second after the last release.
 //!
 //! Requests continue after their replica is killed, as behind a proxy.
-//! `docs/operations/store-outages.md` contains the printed table. The test runs for two minutes, or
+//! `benches/RESULTS.md` contains the printed table. The test runs for two minutes, or
 //! for `SLUICEGATE_FLEET_MINUTES` minutes.
 
 mod caller;

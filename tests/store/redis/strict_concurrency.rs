@@ -6,7 +6,7 @@
 //! - At the end, no permit is left in the replicas or in the store.
 //!
 //! Requests continue after their replica is killed, as behind a proxy. Every third caller cancels
-//! its acquire before the reply. `docs/operations/store-outages.md` has some rows of the
+//! its acquire before the reply. `benches/RESULTS.md` has some rows of the
 //! printed table.
 
 use std::sync::Arc;
