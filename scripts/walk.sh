@@ -59,10 +59,11 @@ waits_for() {
 }
 
 # README: Start.
-command='cargo run --release -- serve --settings config/start.yaml'
+command='cargo run --release -- serve --settings config/start.yaml --store-url file:///tmp/sluicegate'
+rm -rf /tmp/sluicegate
 shown "$command"
 cargo build --quiet --release --locked || { row 'the build' 'success' 'failure'; }
-SLUICEGATE_LISTEN_ADMIN_TOKEN=open-sesame $sluicegate serve --settings config/start.yaml >"$home/said" 2>"$home/log" &
+SLUICEGATE_LISTEN_ADMIN_TOKEN=open-sesame $sluicegate serve --settings config/start.yaml --store-url file:///tmp/sluicegate >"$home/said" 2>"$home/log" &
 served=$!
 waits_for localhost:8080/readyz && got=ready || got='not ready'
 row "\`$command\`" ready "$got"

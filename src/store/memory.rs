@@ -21,6 +21,7 @@ pub mod coordinators;
 pub(in crate::store) mod counter_record;
 mod counters;
 mod gcra_limits;
+pub(in crate::store) mod key_hash;
 mod lease_lists;
 pub mod permits;
 mod saving;
@@ -50,9 +51,9 @@ use crate::telemetry::event::{Event as _, MemoryStoreFull};
 use changed_shards::ChangedShards;
 use coordinators::Coordinators;
 use counters::{CapacitySource, CounterCapacity, ReservedCapacity};
+use key_hash::KeyHash;
 use permits::StrictLimits;
 use shard::{Shard, can_create_counter};
-use table::KeyHash;
 
 /// The number of shards. A sweep locks one shard at a time, for a short time even with millions of
 /// keys.

@@ -24,7 +24,7 @@ use crate::kernel::rate::sliding_log::ArrivalLog;
 use crate::kernel::rate::sliding_window::WindowPair;
 use crate::kernel::units::Nanos;
 use crate::store::memory::counter_record::{CounterRecord, CounterState};
-use crate::store::memory::table::KeyHash;
+use crate::store::memory::key_hash::KeyHash;
 
 /// The version of this format.
 pub(super) const FORMAT_VERSION: u32 = 1;

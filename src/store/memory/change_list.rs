@@ -4,7 +4,7 @@
 //! - The list has at most twice as many entries as counters changed, plus a few.
 //! - Cost of a change: amortized O(log of the list's length), mostly one write to memory.
 
-use super::table::KeyHash;
+use super::key_hash::KeyHash;
 
 /// The smallest capacity that is worth an allocation.
 const MIN_CAPACITY: usize = 4;

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::table::KeyHash;
+use super::key_hash::KeyHash;
 use crate::kernel::rate::fixed_window::WindowCount;
 use crate::kernel::rate::gcra::{Gcra, Tat};
 use crate::kernel::rate::sliding_log::ArrivalLog;

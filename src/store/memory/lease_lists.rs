@@ -5,7 +5,8 @@
 //! - A lease table stays while a lease is valid; a sweep drops it once all its leases expired.
 
 use super::counters::{CapacitySource as _, CounterCapacity};
-use super::table::{CounterTable, HasKeyHash, KeyHash};
+use super::key_hash::{HasKeyHash, KeyHash};
+use super::table::CounterTable;
 use crate::kernel::lease::table::LeaseTable;
 use crate::kernel::lease::{LeaseTerms, Overshoot};
 use crate::kernel::units::{Hits, Nanos};

@@ -8,8 +8,9 @@ mod records;
 
 use super::counters::{CapacitySource, CounterCapacity};
 use super::gcra_limits::{GcraId, GcraLimits};
+use super::key_hash::{HasKeyHash, KeyHash};
 use super::lease_lists::LeaseLists;
-use super::table::{CounterTable, HasKeyHash, KeyHash};
+use super::table::CounterTable;
 use crate::kernel::decision::Cost;
 use crate::kernel::lease::BorrowReply;
 use crate::kernel::lease::counter::AnyCounter;

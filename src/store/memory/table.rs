@@ -9,23 +9,8 @@
 //!
 //! The hash function must be keyed, so that clients cannot force long searches.
 
-use std::num::NonZeroU64;
-
 use super::change_list::ChangeList;
-
-/// The 128-bit hash of a counter's key. Counters with equal hashes are the same counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::store) struct KeyHash {
-    /// The first half of the hash. The low bits select the shard, the high bits the slot in its
-    /// table.
-    pub(in crate::store) position: u64,
-    /// The second half of the hash. It is never zero, so that an empty slot needs no flag.
-    pub(in crate::store) tag: NonZeroU64,
-}
-
-pub(super) trait HasKeyHash {
-    fn hash(&self) -> KeyHash;
-}
+use super::key_hash::{HasKeyHash, KeyHash};
 
 /// A table of entries by hash, with open addressing and linear probing.
 #[derive(Debug)]
@@ -171,6 +156,7 @@ fn slots_for(wanted: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
+    use std::num::NonZeroU64;
 
     use super::*;
 

@@ -127,6 +127,10 @@ impl CounterStore for PostgresStore {
         )
     }
 
+    fn batch_calls(&self, begin: &mut dyn FnMut()) {
+        self.shared.start_together(begin);
+    }
+
     fn max_wait(&self) -> Option<Nanos> {
         u64::try_from(self.shared.options.call_timeout.as_nanos()).ok().map(Nanos)
     }

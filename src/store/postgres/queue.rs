@@ -135,8 +135,6 @@ impl CallQueue {
     /// Returns `first` and further calls in the queue, up to [`MAX_BATCH`], without the abandoned
     /// ones.
     pub(super) async fn fill_batch(&self, first: Box<dyn QueuedCall>) -> Vec<Box<dyn QueuedCall>> {
-        // The callers that got replies from the last batch may be about to call again.
-        tokio::task::yield_now().await;
         let mut receiver = self.receiver.lock().await;
         let mut calls = vec![first];
         while calls.len() < MAX_BATCH

@@ -6,6 +6,7 @@
 //! - Each reason of an outage is logged at once and then once a minute.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -29,6 +30,9 @@ const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(2);
 /// The age from which a lost connection is replaced without a growing pause.
 const LASTING: Duration = Duration::from_secs(1);
 
+/// The most turns of the runtime for which a batch waits.
+const MAX_YIELDS: usize = 100;
+
 /// The pause between two probes while the breaker is open.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
 
@@ -40,6 +44,8 @@ pub(super) struct Shared {
     pub(super) breaker: Breaker,
     pub(super) options: PostgresOptions,
     connect_failure: Mutex<StoreFailure>,
+    /// The number of callers that start several calls at present.
+    starting: AtomicUsize,
     outage: Mutex<OutageLog>,
 }
 
@@ -50,6 +56,7 @@ impl Shared {
             breaker: Breaker::default(),
             options,
             connect_failure: Mutex::new(StoreFailure::Unreachable),
+            starting: AtomicUsize::new(0),
             outage: Mutex::default(),
         }
     }
@@ -73,6 +80,25 @@ impl Shared {
         };
         self.record(&reply);
         reply
+    }
+
+    /// Runs `begin`, which starts several calls, and lets the workers wait until all are queued.
+    pub(super) fn start_together(&self, begin: &mut dyn FnMut()) {
+        self.starting.fetch_add(1, SeqCst);
+        begin();
+        self.starting.fetch_sub(1, SeqCst);
+    }
+
+    /// Waits while calls are started, for a bounded number of turns of the runtime.
+    async fn wait_started(&self) {
+        for _ in 0..MAX_YIELDS {
+            // At least once: callers that got replies from the last batch may be about to call
+            // again.
+            tokio::task::yield_now().await;
+            if self.starting.load(SeqCst) == 0 {
+                return;
+            }
+        }
     }
 
     /// Returns the cause for which calls fail at present.
@@ -149,6 +175,7 @@ async fn serve(shared: &Shared, queue: &CallQueue, session: &mut Session) -> Str
         };
         tokio::select! {
             Some(first) = queue.next_call() => {
+                shared.wait_started().await;
                 let calls = queue.fill_batch(first).await;
                 if let Err(reason) = run_batch(session, calls).await {
                     return reason;
