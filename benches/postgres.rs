@@ -50,6 +50,8 @@ const CONNECTIONS: u64 = 4;
 const CHECKS: u64 = 40_000;
 const ROUNDS: usize = 5;
 const SERIAL_CALLS: usize = 2_000;
+/// Rounds in which leases grow to their size.
+const WARM_UP: usize = 12;
 
 const BARE_TABLE: &str = "CREATE UNLOGGED TABLE bare (key bytea PRIMARY KEY, hits bigint NOT NULL) \
                           WITH (fillfactor = 60)";
@@ -226,7 +228,7 @@ fn leases(server: &Postgres) {
     let client = tokio(1);
     let measure = |server: &Server| client.block_on(server.cpu_per_call_over(KEYS, CHECKS)) / 1e3;
     measure(&memory);
-    for _ in 0..3 {
+    for _ in 0..WARM_UP {
         measure(&leased);
     }
     let calls = || -> u64 {

@@ -16,8 +16,8 @@ use super::statement::Statements;
 /// - A paused replica must not keep its locks, and a waiting one must not keep its server process.
 ///   The wait is longer than the pause that ends it.
 /// - The plan of a prepared statement must suit a table that grows.
-const SESSION_SETTINGS: &str = "SET lock_timeout = '1500ms'; \
-    SET idle_in_transaction_session_timeout = '1s'; SET enable_seqscan = off";
+const SESSION_SETTINGS: &str = "SET lock_timeout = '3s'; \
+    SET idle_in_transaction_session_timeout = '2s'; SET enable_seqscan = off";
 
 /// An open connection.
 #[derive(Debug)]

@@ -25,7 +25,7 @@ const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
 
 /// [`BEGIN`] for a pooler in transaction mode, where settings end with the transaction.
 const BEGIN_WITH_TIMEOUTS: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
-     SET LOCAL lock_timeout = '1500ms'; SET LOCAL idle_in_transaction_session_timeout = '1s'";
+     SET LOCAL lock_timeout = '3s'; SET LOCAL idle_in_transaction_session_timeout = '2s'";
 
 impl Session {
     /// Applies `calls` in one transaction. On an error, none was applied, unless the error is

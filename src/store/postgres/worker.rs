@@ -25,7 +25,7 @@ use crate::telemetry::event::{Event as _, StoreCallSent};
 use crate::telemetry::reason_log::{DueLine, ReasonLog};
 
 /// The timeout of a transaction, after which its connection is replaced.
-const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(2);
+const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The age from which a lost connection is replaced without a growing pause.
 const LASTING: Duration = Duration::from_secs(1);
@@ -201,7 +201,7 @@ async fn run_batch(session: &Session, mut calls: Vec<Box<dyn QueuedCall>>) -> Re
     {
         Ok(Ok(())) => (Ok(()), Ok(())),
         Ok(Err(error)) => (Err(describe_error(&error)), Err(failure_of(&error))),
-        Err(_elapsed) => (Err("no reply within 2s".to_owned()), Err(StoreFailure::ConnectionLost)),
+        Err(_elapsed) => (Err("no reply within 4s".to_owned()), Err(StoreFailure::ConnectionLost)),
     };
     for call in calls {
         call.finish(failure);
@@ -222,7 +222,7 @@ async fn probe_server(shared: &Shared, session: &Session) -> Result<(), String> 
         }
         Ok(Ok(_)) => Ok(()),
         Ok(Err(error)) => Err(describe_error(&error)),
-        Err(_elapsed) => Err("no reply within 2s".to_owned()),
+        Err(_elapsed) => Err("no reply within 4s".to_owned()),
     }
 }
 

@@ -47,6 +47,9 @@ const LONGEST_REQUEST: Duration = Duration::from_millis(2_400);
 
 const WORKERS: usize = 8;
 
+/// The callers of each replica over a slower store, which serializes the acquires of one limit.
+const FEW_WORKERS: usize = 5;
+
 /// The time for which the test observes the fleet after a fault. The permits of a lost replica
 /// expire within it, so two faults never overlap.
 const OBSERVATION: Duration = Duration::from_secs(4);
@@ -75,11 +78,11 @@ fn limits(limit: i64, more: &str) -> tempfile::TempDir {
     limits
 }
 
-fn flags(node: &str) -> Vec<String> {
+fn flags(node: &str, deadline: &str) -> Vec<String> {
     let heartbeat = format!("{}ms", HEARTBEAT.as_millis());
     let flags = [
         ["--fleet-replica-name", node],
-        ["--store-deadline", "150ms"],
+        ["--store-deadline", deadline],
         ["--fleet-heartbeat", &heartbeat],
         ["--fleet-share-expiry", "1s"],
         ["--listen-drain-delay", "0s"],
@@ -88,7 +91,8 @@ fn flags(node: &str) -> Vec<String> {
 }
 
 pub(super) fn replica(limits: &tempfile::TempDir, url: &str, node: &str, more: &[&str]) -> Service {
-    let flags = flags(node);
+    let deadline = if url.starts_with("postgres") { "300ms" } else { "100ms" };
+    let flags = flags(node, deadline);
     let flags: Vec<&str> = flags.iter().map(String::as_str).chain(more.iter().copied()).collect();
     serve(limits.path(), url, &flags)
 }
@@ -117,12 +121,14 @@ impl StrictFleet {
             dice: Dice::new(seed),
             store,
         };
+        let slowness = scene.store.slowness();
+        let workers = if slowness == 1 { WORKERS } else { FEW_WORKERS };
         for at in 0..REPLICAS {
             scene.start(at);
-            for worker in 0..WORKERS {
+            for worker in 0..workers {
                 let (channels, inside) = (Arc::clone(&scene.channels), Arc::clone(&scene.inside));
                 let dice = Dice::new(seed ^ ((at * WORKERS + worker) as u64) << 20);
-                scene.runtime.spawn(run_caller(at, channels, inside, dice));
+                scene.runtime.spawn(run_caller(at, channels, inside, (dice, slowness)));
             }
         }
         scene
@@ -215,14 +221,19 @@ enum StrictFault {
     Pause,
 }
 
-async fn run_caller(caller: usize, channels: Channels, load: Arc<BackendLoad>, mut dice: Dice) {
+async fn run_caller(
+    caller: usize,
+    channels: Channels,
+    load: Arc<BackendLoad>,
+    (mut dice, slowness): (Dice, u64),
+) {
     while !load.is_finished() {
         let id = format!("{:016x}{:016x}", dice.roll(), dice.roll());
         let Some(channel) = channels[caller].lock().clone() else {
             sleep(Duration::from_millis(20)).await;
             continue;
         };
-        let gives_up = dice.once_in(3).then(|| Duration::from_millis(dice.up_to(6)));
+        let gives_up = dice.once_in(3).then(|| Duration::from_millis(dice.up_to(6 * slowness)));
         let patience = gives_up.unwrap_or(TIMEOUT);
         let asked = timeout(patience, send_check(channel.clone(), "sluicegate.acquire", &id)).await;
         if !matches!(asked, Ok(Some(Code::Ok))) {
