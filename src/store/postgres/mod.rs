@@ -1,8 +1,9 @@
 //! The PostgreSQL store: counters and the fleet's state in a PostgreSQL that replicas share.
 //!
-//! The kernel decides in this process, on rows that a transaction has locked
-//! ([`transaction`]). So all stores decide with the same code. A PL/pgSQL function would save a round
-//! trip, but took five times the server's CPU of this store in a batch of 64 checks.
+//! The kernel decides in this process, on rows that a transaction has locked ([`transaction`]). So
+//! all stores decide with the same code. A PL/pgSQL function for all strategies would save a round
+//! trip. But in a batch of 64 checks it took ten times the server CPU of a bare statement; this store
+//! takes about twice (`benches/postgres.rs`).
 //!
 //! Guarantees:
 //! - Each check is one transaction; checks that wait together share it.
