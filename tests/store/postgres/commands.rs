@@ -3,6 +3,7 @@
 use std::process::Output;
 
 use super::{FLAGS, LIMIT, assert_limit_enforced};
+use crate::store::redis::forced_decisions::{assert_counter_changes, assert_forced_decisions};
 use crate::store::redis::{check, limits, serve};
 use crate::support::postgres::Postgres;
 use crate::support::service::{refused, sluicegate};
@@ -106,4 +107,11 @@ fn migrate_needs_the_url_of_a_postgres() {
         said.starts_with("Some(2)") && said.contains("set --store-url to postgres://"),
         "{said}"
     );
+}
+
+#[test]
+fn ask_changes_counters_and_decisions_in_postgres() {
+    let server = Postgres::start();
+    assert_counter_changes(&server.url());
+    assert_forced_decisions(&server.url());
 }

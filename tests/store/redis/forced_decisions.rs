@@ -2,8 +2,7 @@
 
 use std::process::{Command, Output};
 
-use super::membership::start_replica;
-use super::{RULES, check, check_all, limits, ready};
+use super::{RULES, check, check_all, limits, ready, serve};
 use crate::support::redis::Redis;
 use crate::support::service::Service;
 use crate::support::waiting::{for_a_day_with_a_minute_left, until};
@@ -37,7 +36,14 @@ fn wait_for_status(service: &Service, wanted: u16) {
 }
 
 fn replica(files: &std::path::Path, store: &Redis, node: &str) -> Service {
-    start_replica(files, store, node, &["--listen-admin-token", TOKEN])
+    replica_of(files, &store.url(), node)
+}
+
+fn replica_of(files: &std::path::Path, url: &str, node: &str) -> Service {
+    let deadline = if url.starts_with("postgres") { "2s" } else { "100ms" };
+    let flags = ["--store-deadline", deadline, "--fleet-replica-name", node];
+    let more = ["--listen-drain-delay", "0s", "--listen-admin-token", TOKEN];
+    serve(files, url, &[flags, more].concat())
 }
 
 fn wait_for_members(service: &Service, wanted: usize) {
@@ -53,8 +59,14 @@ fn wait_for_members(service: &Service, wanted: usize) {
 
 #[test]
 fn forced_decision_applies_to_the_whole_fleet() {
-    let (store, files) = (Redis::start(), limits(1_000_000));
-    let [a, b] = ["a", "b"].map(|node| replica(files.path(), &store, node));
+    let store = Redis::start();
+    assert_forced_decisions(&store.url());
+}
+
+/// Asserts that all replicas over the store at `url` apply a forced decision until it ends.
+pub fn assert_forced_decisions(url: &str) {
+    let files = limits(1_000_000);
+    let [a, b] = ["a", "b"].map(|node| replica_of(files.path(), url, node));
     for service in [&a, &b] {
         wait_for_members(service, 2);
     }
@@ -71,10 +83,10 @@ fn forced_decision_applies_to_the_whole_fleet() {
     let (code, output) = run_ask(&b, &["--peek"]);
     assert!(code == Some(1) && output.ends_with("deny\n"), "{output}");
     // A new replica learns the forced decision, and so does a restarted one.
-    let c = replica(files.path(), &store, "c");
+    let c = replica_of(files.path(), url, "c");
     wait_for_status(&c, 429);
     drop(a);
-    let a = replica(files.path(), &store, "a");
+    let a = replica_of(files.path(), url, "a");
     wait_for_status(&a, 429);
     assert!(b.log().contains("another replica changed a forced decision"), "{}", b.log());
     let (code, output) = run_ask(&c, &["--unforce"]);
@@ -153,9 +165,15 @@ fn unreachable_counter_is_never_reported_as_changed() {
 
 #[test]
 fn the_ask_command_prints_readable_results() {
+    let store = Redis::start();
+    assert_counter_changes(&store.url());
+}
+
+/// Asserts the results of `ask` over the store at `url`: refund, reset, peek and forced decisions.
+pub fn assert_counter_changes(url: &str) {
     for_a_day_with_a_minute_left();
-    let (store, files) = (Redis::start(), limits(10));
-    let one = replica(files.path(), &store, "one");
+    let files = limits(10);
+    let one = replica_of(files.path(), url, "one");
     wait_for_members(&one, 1);
     assert_eq!(run_ask(&one, &["--hits", "10"]).0, Some(0));
     let (code, output) = run_ask(&one, &["--refund", "--hits", "4"]);

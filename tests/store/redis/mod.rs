@@ -13,7 +13,7 @@ mod fallback;
 mod fallback_debt;
 mod fault_watch;
 mod faults;
-mod forced_decisions;
+pub mod forced_decisions;
 mod forwarding;
 mod inspect;
 mod joint_decision;
