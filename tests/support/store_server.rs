@@ -64,7 +64,7 @@ impl StoreServer {
     pub const fn slowness(&self) -> u64 {
         match self {
             Self::Redis(_) => 1,
-            Self::Postgres(_) => 10,
+            Self::Postgres(_) => 5,
         }
     }
 
