@@ -22,15 +22,20 @@ pub(super) fn migrate(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let durability = store::postgres_durability(settings);
     match runtime.block_on(postgres::migrate(&options, Some(durability))) {
-        Ok(postgres::Migrated { from, to }) if from == to => {
+        Ok(postgres::Migrated { has_new_durability: true, to, .. }) => {
+            let durability = settings.store.postgres.durability.word();
+            writeln!(terminal.out, "the schema has version {to}; the tables are {durability} now")?;
+            Ok(CommandOutcome::Success)
+        }
+        Ok(postgres::Migrated { from, to, .. }) if from == to => {
             writeln!(terminal.out, "the schema has version {to}; nothing to migrate")?;
             Ok(CommandOutcome::Success)
         }
-        Ok(postgres::Migrated { from: 0, to }) => {
+        Ok(postgres::Migrated { from: 0, to, .. }) => {
             writeln!(terminal.out, "created the tables, version {to}")?;
             Ok(CommandOutcome::Success)
         }
-        Ok(postgres::Migrated { from, to }) => {
+        Ok(postgres::Migrated { from, to, .. }) => {
             writeln!(terminal.out, "migrated the schema from version {from} to {to}")?;
             Ok(CommandOutcome::Success)
         }

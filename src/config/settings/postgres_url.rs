@@ -7,7 +7,7 @@
 use std::fmt;
 
 use tokio_postgres::Config;
-use tokio_postgres::config::Host;
+use tokio_postgres::config::{Host, SslMode};
 
 const POSTGRES_PORT: u16 = 5432;
 
@@ -40,6 +40,9 @@ impl PostgresUrl {
         let (_, tls) =
             SSL_MODES.into_iter().find(|(word, _)| *word == mode.unwrap_or("disable"))?;
         let server: Config = text.parse().ok()?;
+        // An `sslmode` that was not found, for example after a `?` in the password, must not be
+        // ignored.
+        (server.get_ssl_mode() == SslMode::Prefer).then_some(())?;
         let has_user = server.get_user().is_some_and(|user| !user.is_empty());
         let has_host = !server.get_hosts().is_empty();
         (has_user && has_host).then_some(Self { server, tls })
@@ -56,9 +59,9 @@ impl PostgresUrl {
 fn remove_parameter<'t>(text: &'t str, name: &str) -> Option<(String, Option<&'t str>)> {
     let Some((address, query)) = text.split_once('?') else { return Some((text.to_owned(), None)) };
     let is_named = |pair: &&str| pair.split('=').next() == Some(name);
-    let mut values =
-        query.split('&').filter(is_named).map(|pair| pair.split_once('=').map(|p| p.1));
-    let value = values.next().flatten();
+    let value_of = |pair: &'t str| pair.split_once('=').map_or("", |(_, value)| value);
+    let mut values = query.split('&').filter(is_named).map(value_of);
+    let value = values.next();
     if values.next().is_some() {
         return None;
     }

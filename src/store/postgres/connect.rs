@@ -19,7 +19,11 @@ use crate::store::redis::files::{read_password, run_blocking};
 use crate::store::redis::tls::rustls_config;
 
 /// The timeout for all of: connection, login, and the preparation of statements.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// The timeout of a TCP connection to one host, unless `store.url` has `connect_timeout`. A host that
+/// vanished must leave time for the next one.
+const HOST_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The task that moves bytes between the socket and the client. It ends when this guard is dropped.
 #[derive(Debug)]
@@ -62,6 +66,9 @@ pub(super) async fn connect(
     if config.get_application_name().is_none() {
         config.application_name("sluicegate");
     }
+    if config.get_connect_timeout().is_none() {
+        config.connect_timeout(HOST_TIMEOUT);
+    }
     config.target_session_attrs(target);
     let Some(tls) = options.tls.clone() else {
         config.ssl_mode(SslMode::Disable);
@@ -90,7 +97,7 @@ where
 pub(super) async fn within_timeout<T>(
     work: impl Future<Output = Result<T, ConnectError>>,
 ) -> Result<T, ConnectError> {
-    let timed_out = |_| ConnectError::Refused("no reply from postgres within 2s".to_owned());
+    let timed_out = |_| ConnectError::Refused("no reply from postgres within 4s".to_owned());
     timeout(CONNECT_TIMEOUT, work).await.unwrap_or_else(|elapsed| Err(timed_out(elapsed)))
 }
 
@@ -150,11 +157,13 @@ fn help_for(code: Option<&str>, text: &str) -> Option<&'static str> {
         Some("28000") => Some("allow this user and host in pg_hba.conf"),
         Some("3D000") => Some("create the database, or correct its name in store.url"),
         Some("42501") => Some(
-            "GRANT SELECT, INSERT, UPDATE, DELETE ON sluicegate_state, sluicegate_schema to this user",
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON sluicegate_state, sluicegate_schema to this user; \
+             `migrate` needs the owner of the tables, and CREATE on their schema",
         ),
         Some("42P05" | "26000") => Some(
             "a connection pooler lost a prepared statement: set store.postgres.prepare to false",
         ),
+        Some("53200") => Some("raise max_locks_per_transaction, if shared memory is full"),
         Some("53300") => Some("raise max_connections, or lower store.postgres.connections"),
         Some("08P01") if text.contains("startup parameter") => {
             Some("remove this parameter from store.url")

@@ -46,7 +46,11 @@ pub async fn collect_facts(
     options: &PostgresOptions,
     clock: &(dyn Fn() -> Nanos + Sync),
 ) -> Result<PostgresFacts, ConnectError> {
-    let (client, _connection) = connect(options, TargetSessionAttrs::Any).await?;
+    // The primary, as `serve` uses it; a read-only server only if there is none.
+    let (client, _connection) = match connect(options, TargetSessionAttrs::ReadWrite).await {
+        Ok(connected) => connected,
+        Err(_no_primary) => connect(options, TargetSessionAttrs::Any).await?,
+    };
     let unlogged =
         "SELECT relpersistence = 'u' FROM pg_class WHERE oid = to_regclass('sluicegate_state')";
     let write = match schema::verify(&client).await {

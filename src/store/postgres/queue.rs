@@ -19,6 +19,9 @@ const MAX_QUEUED: usize = 16_384;
 /// The most calls in one transaction.
 const MAX_BATCH: usize = 64;
 
+/// The most keys in one transaction, unless its first call has more. Each takes a lock of the server.
+const MAX_KEYS: usize = 256;
+
 /// One call to the store: the rows that it needs, and its effect on them.
 pub(super) trait StoreOperation: Send + 'static {
     /// The result for the caller.
@@ -136,10 +139,13 @@ impl CallQueue {
     /// ones.
     pub(super) async fn fill_batch(&self, first: Box<dyn QueuedCall>) -> Vec<Box<dyn QueuedCall>> {
         let mut receiver = self.receiver.lock().await;
+        let mut keys = first.keys().len();
         let mut calls = vec![first];
         while calls.len() < MAX_BATCH
+            && keys < MAX_KEYS
             && let Ok(call) = receiver.try_recv()
         {
+            keys += call.keys().len();
             calls.push(call);
         }
         calls.retain(|call| !call.is_abandoned());

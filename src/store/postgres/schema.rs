@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 use tokio_postgres::config::TargetSessionAttrs;
 use tokio_postgres::error::SqlState;
 
-use super::connect::{ConnectError, connect, refused};
+use super::connect::{ConnectError, connect, refused, within_timeout};
 use super::options::PostgresOptions;
 
 /// The migrations, in order. The version of a schema is the number of applied migrations.
@@ -37,6 +37,8 @@ pub struct Migrated {
     pub from: i32,
     /// The version now.
     pub to: i32,
+    /// True if the durability of the tables was changed.
+    pub has_new_durability: bool,
 }
 
 /// Connects once, and returns an error unless the schema has [`SCHEMA_VERSION`].
@@ -45,7 +47,7 @@ pub struct Migrated {
 /// [`ConnectError::WrongSchema`], or [`ConnectError::Refused`] if the server is unreachable.
 pub async fn verify_schema(options: &PostgresOptions) -> Result<(), ConnectError> {
     let (client, _connection) = connect(options, TargetSessionAttrs::ReadWrite).await?;
-    verify(&client).await
+    within_timeout(verify(&client)).await
 }
 
 /// Returns an error unless the schema has [`SCHEMA_VERSION`].
@@ -97,6 +99,8 @@ pub async fn migrate(
     let (client, _connection) = connect(options, TargetSessionAttrs::ReadWrite).await?;
     let run = async |sql: &str| client.batch_execute(sql).await.map_err(|error| refused(&error));
     run(&format!("BEGIN; SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")).await?;
+    // While a change of the tables waits for a lock, all checks would wait behind it.
+    run("SET LOCAL lock_timeout = '3s'").await?;
     run("CREATE TABLE IF NOT EXISTS sluicegate_schema (version integer PRIMARY KEY, \
          applied_at timestamptz NOT NULL DEFAULT now())")
     .await?;
@@ -108,11 +112,22 @@ pub async fn migrate(
         run(migration).await?;
         run(&format!("INSERT INTO sluicegate_schema (version) VALUES ({version})")).await?;
     }
-    match durability {
+    let has_new_durability =
+        from != 0 && durability.is_some() && durability != read_durability(&client).await;
+    match durability.filter(|_| from == 0 || has_new_durability) {
         Some(Durability::Full) => run("ALTER TABLE sluicegate_state SET LOGGED").await?,
         Some(Durability::Unlogged) => run("ALTER TABLE sluicegate_state SET UNLOGGED").await?,
         None => {}
     }
     run("COMMIT").await?;
-    Ok(Migrated { from, to: SCHEMA_VERSION })
+    Ok(Migrated { from, to: SCHEMA_VERSION, has_new_durability })
+}
+
+/// Returns the durability of the tables; `None` without tables.
+async fn read_durability(client: &Client) -> Option<Durability> {
+    let sql =
+        "SELECT relpersistence = 'u' FROM pg_class WHERE oid = to_regclass('sluicegate_state')";
+    let rows = client.query_typed(sql, &[]).await.ok()?;
+    let is_unlogged: bool = rows.first()?.try_get(0).ok()?;
+    Some(if is_unlogged { Durability::Unlogged } else { Durability::Full })
 }

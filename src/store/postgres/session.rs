@@ -14,8 +14,8 @@ use super::statement::Statements;
 /// The settings of a session.
 ///
 /// - A paused replica must not keep its locks, and a waiting one must not keep its server process.
-///   The wait is longer than the pause that ends it.
-/// - The plan of a prepared statement must suit a table that grows.
+///   `lock_timeout` exceeds the idle timeout, so a waiter outlasts a paused lock holder.
+/// - Index scans are forced: a plan that was made for an empty table stays after it grows.
 const SESSION_SETTINGS: &str = "SET lock_timeout = '3s'; \
     SET idle_in_transaction_session_timeout = '2s'; SET enable_seqscan = off";
 

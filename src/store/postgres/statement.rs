@@ -42,13 +42,14 @@ pub(super) const SAVE: StatementText = StatementText {
 /// Deletes the rows after a key that were empty one second ago, among the next 1,000. Returns the
 /// last key and the number of deleted rows.
 ///
-/// The condition on `empty_at` is repeated: the server evaluates it again if a row changed
-/// meanwhile.
+/// Skips rows that a check changes at this moment, so that neither waits for the other.
 pub(super) const SWEEP: StatementText = StatementText {
-    sql: "WITH page AS (SELECT key, empty_at FROM sluicegate_state WHERE key > $1 ORDER BY key LIMIT 1000), \
-          latest AS (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - 1000000 AS empty_before), \
-          gone AS (DELETE FROM sluicegate_state AS state USING page, latest WHERE state.key = page.key \
-          AND page.empty_at < empty_before AND state.empty_at < empty_before RETURNING 1) \
+    sql: "WITH page AS (SELECT key FROM sluicegate_state WHERE key > $1 ORDER BY key LIMIT 1000), \
+          empty AS (SELECT key FROM sluicegate_state WHERE key IN (SELECT key FROM page) \
+          AND empty_at < (extract(epoch FROM now()) * 1000000)::bigint - 1000000 \
+          FOR UPDATE SKIP LOCKED), \
+          gone AS (DELETE FROM sluicegate_state USING empty \
+          WHERE sluicegate_state.key = empty.key RETURNING 1) \
           SELECT (SELECT key FROM page ORDER BY key DESC LIMIT 1), (SELECT count(*) FROM gone)",
     types: &[Type::BYTEA],
 };

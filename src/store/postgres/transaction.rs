@@ -44,7 +44,7 @@ impl Session {
         self.save_and_commit(&rows.changed()).await
     }
 
-    /// Locks and loads rows; with true, rows that are only read.
+    /// Locks and loads rows; `true` marks a row that is only read.
     async fn lock_and_load(&self, wanted: &[(&RowKey, bool)]) -> Result<Rows, Error> {
         let mut keys: Vec<&RowKey> = wanted.iter().map(|(key, _)| *key).collect();
         keys.sort_unstable();

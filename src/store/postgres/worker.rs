@@ -28,7 +28,7 @@ use crate::telemetry::reason_log::{DueLine, ReasonLog};
 const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The age from which a lost connection is replaced without a growing pause.
-const LASTING: Duration = Duration::from_secs(1);
+const STABLE_CONNECTION_AGE: Duration = Duration::from_secs(1);
 
 /// The most turns of the runtime for which a batch waits.
 const MAX_YIELDS: usize = 100;
@@ -45,7 +45,7 @@ pub(super) struct Shared {
     pub(super) options: PostgresOptions,
     connect_failure: Mutex<StoreFailure>,
     /// The number of callers that start several calls at present.
-    starting: AtomicUsize,
+    open_batches: AtomicUsize,
     outage: Mutex<OutageLog>,
 }
 
@@ -56,7 +56,7 @@ impl Shared {
             breaker: Breaker::default(),
             options,
             connect_failure: Mutex::new(StoreFailure::Unreachable),
-            starting: AtomicUsize::new(0),
+            open_batches: AtomicUsize::new(0),
             outage: Mutex::default(),
         }
     }
@@ -84,18 +84,18 @@ impl Shared {
 
     /// Runs `begin`, which starts several calls, and lets the workers wait until all are queued.
     pub(super) fn start_together(&self, begin: &mut dyn FnMut()) {
-        self.starting.fetch_add(1, SeqCst);
+        self.open_batches.fetch_add(1, SeqCst);
         begin();
-        self.starting.fetch_sub(1, SeqCst);
+        self.open_batches.fetch_sub(1, SeqCst);
     }
 
     /// Waits while calls are started, for a bounded number of turns of the runtime.
-    async fn wait_started(&self) {
+    async fn wait_for_open_batches(&self) {
         for _ in 0..MAX_YIELDS {
             // At least once: callers that got replies from the last batch may be about to call
             // again.
             tokio::task::yield_now().await;
-            if self.starting.load(SeqCst) == 0 {
+            if self.open_batches.load(SeqCst) == 0 {
                 return;
             }
         }
@@ -146,7 +146,7 @@ async fn keep_connected(shared: &Shared, queue: &CallQueue, mut pauses: Backoff)
                 let opened_at = Instant::now();
                 let reason = serve(shared, queue, &mut session).await;
                 queue.set_connected(false);
-                if LASTING <= opened_at.elapsed() {
+                if STABLE_CONNECTION_AGE <= opened_at.elapsed() {
                     pauses.reset();
                 }
                 shared.outage.lock().log_lost(&reason);
@@ -175,7 +175,7 @@ async fn serve(shared: &Shared, queue: &CallQueue, session: &mut Session) -> Str
         };
         tokio::select! {
             Some(first) = queue.next_call() => {
-                shared.wait_started().await;
+                shared.wait_for_open_batches().await;
                 let calls = queue.fill_batch(first).await;
                 if let Err(reason) = run_batch(session, calls).await {
                     return reason;

@@ -2,6 +2,7 @@
 
 mod conflicts;
 mod file_store;
+mod postgres;
 mod redis;
 
 use std::path::PathBuf;
