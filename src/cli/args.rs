@@ -9,7 +9,9 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, ArgAction, ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::{
+    Arg, ArgAction, ArgGroup, ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum,
+};
 
 use crate::config::settings::{Setting, Settings, Shape, table};
 
@@ -97,6 +99,7 @@ pub struct ValidateArgs {
 /// Arguments of `sluicegate ask`.
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own, as it is typed")]
+#[command(group(ArgGroup::new("limited_change").args(["force", "boost"])))]
 pub struct AskArgs {
     /// Address of the service's gRPC port.
     #[arg(long, default_value = "127.0.0.1:8081", value_name = "HOST:PORT")]
@@ -115,22 +118,35 @@ pub struct AskArgs {
     #[arg(long)]
     pub peek: bool,
     /// Instead of a check, reset the counters of these descriptors; needs `--server`.
-    #[arg(long, requires = "server", conflicts_with_all = ["peek", "hits"])]
+    #[arg(long, requires_all = ["server", "reason"], conflicts_with_all = ["peek", "hits"])]
     pub reset: bool,
     /// Instead of a check, return `--hits` to the counter of the one descriptor; needs `--server`.
-    #[arg(long, requires = "server", conflicts_with_all = ["peek", "reset"])]
+    #[arg(long, requires_all = ["server", "reason"], conflicts_with_all = ["peek", "reset"])]
     pub refund: bool,
     /// Instead of a check, force this decision for the one
     /// descriptor's limit at all replicas; needs `--server`.
-    #[arg(long, requires_all = ["server", "long"], conflicts_with_all = ["peek", "reset", "refund"], value_name = "deny|allow")]
+    #[arg(long, requires_all = ["server", "long", "reason"], conflicts_with_all = ["peek", "reset", "refund"], value_name = "deny|allow")]
     pub force: Option<String>,
-    /// Duration of the forced decision, 1s to 24h.
-    #[arg(long = "for", id = "long", value_name = "DURATION", requires = "force")]
+    /// Instead of a check, raise the limit of the one descriptor at all replicas: `x2` doubles it,
+    /// `600` sets it to 600 requests in its period; needs `--server`.
+    #[arg(long, requires_all = ["server", "long", "reason"], conflicts_with_all = ["peek", "reset", "refund", "force"], value_name = "xN|N")]
+    pub boost: Option<String>,
+    /// Duration of the forced decision or boost, 1s to 24h.
+    #[arg(long = "for", id = "long", value_name = "DURATION", requires = "limited_change")]
     pub long: Option<String>,
     /// Instead of a check, end a decision that `--force`
     /// forces, at all replicas; needs `--server`.
-    #[arg(long, requires = "server", conflicts_with_all = ["peek", "reset", "refund", "force"])]
+    #[arg(long, requires_all = ["server", "reason"], conflicts_with_all = ["peek", "reset", "refund", "force", "boost"])]
     pub unforce: bool,
+    /// Instead of a check, end a boost at all replicas; needs `--server`.
+    #[arg(long, requires_all = ["server", "reason"], conflicts_with_all = ["peek", "reset", "refund", "force", "boost", "unforce"])]
+    pub unboost: bool,
+    /// Target of `--force` and `--unforce`: `rule`, or `key` for this one descriptor.
+    #[arg(long, default_value = "rule", value_name = "rule|key")]
+    pub scope: String,
+    /// Reason of the change, for the audit log.
+    #[arg(long, value_name = "TEXT", requires = "server")]
+    pub reason: Option<String>,
     /// Admin port of the replica that makes the change, for
     /// example `http://127.0.0.1:6070`; checks go to `--address`.
     #[arg(long, value_name = "URL")]

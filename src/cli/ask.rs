@@ -24,8 +24,8 @@ use crate::source::xds::{XdsServer, XdsTls, connect};
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-const SERVER_WITHOUT_CHANGE: &str = "--server is only for --reset, --refund, --force and \
-     --unforce; for a check, set --address to the gRPC port";
+const SERVER_WITHOUT_CHANGE: &str = "--server is only for --reset, --refund, --force, --unforce, \
+     --boost and --unboost; for a check, set --address to the gRPC port";
 
 pub(super) fn ask(args: &AskArgs, terminal: &mut Terminal<'_>) -> io::Result<CommandOutcome> {
     let result = match (&args.server, admin_action(args)) {
@@ -64,15 +64,26 @@ pub(super) fn ask(args: &AskArgs, terminal: &mut Terminal<'_>) -> io::Result<Com
 /// Returns the change for the admin port that the flags request, with its parameters. `None` if the
 /// flags request a check.
 fn admin_action(args: &AskArgs) -> Option<(&'static str, Vec<(&'static str, String)>)> {
-    match (&args.force, &args.long) {
-        _ if args.reset => Some(("reset", Vec::new())),
-        _ if args.refund => Some(("refund", vec![("hits", args.hits.to_string())])),
-        _ if args.unforce => Some(("unforce", Vec::new())),
-        (Some(decision), Some(duration)) => {
-            Some(("force", vec![("as", decision.clone()), ("for", duration.clone())]))
+    let (action, mut parameters) = match (&args.force, &args.boost, &args.long) {
+        _ if args.reset => ("reset", Vec::new()),
+        _ if args.refund => ("refund", vec![("hits", args.hits.to_string())]),
+        _ if args.unforce => ("unforce", vec![("scope", args.scope.clone())]),
+        _ if args.unboost => ("unboost", Vec::new()),
+        (Some(decision), _, Some(duration)) => {
+            let (decision, scope) = (decision.clone(), args.scope.clone());
+            ("force", vec![("as", decision), ("for", duration.clone()), ("scope", scope)])
         }
-        _ => None,
-    }
+        (None, Some(size), Some(duration)) => {
+            let size = match size.strip_prefix('x') {
+                Some(factor) => ("factor", factor.to_owned()),
+                None => ("limit", size.clone()),
+            };
+            ("boost", vec![size, ("for", duration.clone())])
+        }
+        _ => return None,
+    };
+    parameters.extend(args.reason.clone().map(|reason| ("reason", reason)));
+    Some((action, parameters))
 }
 
 fn send_check(args: &AskArgs) -> Result<RateLimitResponse, String> {

@@ -36,6 +36,7 @@ use crate::edge::connection_gate::{ConnectionGate, ListenPort};
 use crate::edge::grpc::incoming::GrpcListener;
 use crate::edge::grpc::tls::ServerTls;
 use crate::edge::health::{Health, Readiness};
+use crate::edge::http::admin::{AdminAccess, ConfigDiff};
 use crate::edge::{ReplyOptions, grpc, headers, http, syslog};
 use crate::engine::{DecisionPolicy, Engine, KeyNaming, OverridePolicy, PlanSettings};
 use crate::source::{ConfigSource, LoadFailure, PublishedConfig};
@@ -125,6 +126,7 @@ async fn run(
     check_settings(settings)?;
     store::prepare_schema(settings, migrate).await.map_err(ServeError::InvalidSettings)?;
     let tls = connections::load_tls(settings).map_err(ServeError::InvalidSettings)?;
+    let admin_access = connections::admin_access(settings).map_err(ServeError::InvalidSettings)?;
     let bound = StartupListeners::bind_startup(settings).await.map_err(ServeError::Listen)?;
     let (counters, writer) = counters::open(settings).map_err(ServeError::InvalidSettings)?;
     let memory = Arc::clone(&counters.memory);
@@ -165,6 +167,7 @@ async fn run(
     } else {
         Readiness::Ready
     });
+    engine.restore_actions().await;
     let (phase, phase_receiver) = watch::channel(DrainPhase::Serving);
     print_summary(settings, &listeners, &first_config, terminal)?;
     let writer = writer.map(|writer| counters::start_writer(writer, &engine)).transpose()?;
@@ -175,6 +178,7 @@ async fn run(
         health: health.clone(),
         phase: phase_receiver,
         tls,
+        admin_access,
         max_connections: connections::max_connections(settings),
     };
     let telemetry = service.start_telemetry();
@@ -297,6 +301,7 @@ struct ServiceContext<'s> {
     health: Health,
     phase: watch::Receiver<DrainPhase>,
     tls: Option<Arc<ServerTls>>,
+    admin_access: AdminAccess,
     max_connections: usize,
 }
 
@@ -324,7 +329,8 @@ impl ServiceContext<'_> {
                 read_stats,
             ));
         }
-        self.start_admin(listeners.admin, limits.subscribe(), parts);
+        let config_diff = Arc::clone(limits.config_diff());
+        self.start_admin(listeners.admin, (limits.subscribe(), config_diff), parts);
         if self.settings.store.required_for_health {
             let (health, engine) = (self.health.clone(), Arc::clone(&self.engine));
             health.set_store_available(false);
@@ -471,14 +477,14 @@ impl ServiceContext<'_> {
     fn start_admin(
         &self,
         listener: TcpListener,
-        published: watch::Receiver<PublishedConfig>,
+        (published, config_diff): (watch::Receiver<PublishedConfig>, Arc<ConfigDiff>),
         parts: &mut ServiceTasks,
     ) {
         let admin = http::admin::Admin {
-            token: self.settings.listen.admin_token.clone(),
-            debug_pages: self.settings.compat.listen.debug_pages,
+            access: self.admin_access.clone(),
             engine: Arc::clone(&self.engine),
             load_report: Arc::new(move || limits::admin_loads(&published)),
+            config_diff,
         };
         self.start_pages(ListenPort::Admin, (listener, http::admin::router(admin)), parts);
     }

@@ -8,6 +8,7 @@
 //! - Reading the files from disk or xDS (see [`crate::source`]).
 //! - Counting hits (see [`crate::store`]).
 
+pub mod action;
 pub mod calendar;
 pub mod concurrency;
 mod describe;
@@ -15,7 +16,6 @@ pub mod descriptor_text;
 pub mod diagnostic;
 pub mod envoy_filter;
 pub mod explain;
-pub mod forced_decision;
 pub mod hooks;
 mod lint;
 mod load;
@@ -40,8 +40,8 @@ use fnv::FnvBuildHasher;
 
 use crate::kernel::units::Revision;
 pub use crate::kernel::units::Unit;
+use action::{Action, ActionEffect, ActionTarget, ForcedDecision};
 pub use calendar::Calendar;
-use forced_decision::ForcedRule;
 use tree::DescriptorTree;
 
 /// A complete, valid and immutable configuration: all limits that the engine enforces.
@@ -85,14 +85,21 @@ impl Config {
         trees().any(|tree| tree.rules().len() != 0 || tree.concurrency_limits().len() != 0)
     }
 
-    /// Returns a copy of this configuration with `forced_rules` as its forced decisions. Cost: a
-    /// copy of all rules.
+    /// Returns a copy of this configuration with these actions of an operator. Cost: a copy of all
+    /// rules.
     #[must_use]
-    pub fn with_forced_rules(&self, forced_rules: &[ForcedRule]) -> Self {
+    pub fn with_actions(&self, actions: &[Action]) -> Self {
         let mut config = self.clone();
-        for rule in forced_rules {
-            if let Some(domain) = config.domains.get_mut(&rule.domain) {
-                domain.tree.force_decision(&rule.path, rule.decision);
+        for Action { domain, target, effect, until } in actions {
+            let Some(domain) = config.domains.get_mut(domain) else { continue };
+            match (target, *effect) {
+                (ActionTarget::Rule(path), ActionEffect::Force(verdict)) => {
+                    domain.tree.force_decision(path, ForcedDecision { verdict, until: *until });
+                }
+                (ActionTarget::Rule(_), ActionEffect::Boost(_)) => {}
+                (ActionTarget::Key(entries), effect) => {
+                    domain.tree.add_key_action(entries, effect, *until);
+                }
             }
         }
         config

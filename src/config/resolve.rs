@@ -510,6 +510,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             path: self.builder.path(self.group.domain, node).into(),
             location: self.findings.line(self.origins[node.index()]).into(),
             forced_decision: None,
+            key_actions: Vec::new(),
         };
         self.builder.set_rule(node, rule);
     }

@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::action::{ActionEffect, ForcedDecision, KeyActions};
 use super::calendar::Calendar;
-use super::forced_decision::ForcedDecision;
 use crate::kernel::decision::Verdict;
 use crate::kernel::key::KeyStrategy;
 use crate::kernel::lease::LeaseTerms;
@@ -56,6 +56,8 @@ pub struct Rule {
     pub location: Box<str>,
     /// The forced decision of an operator, if there is one.
     pub forced_decision: Option<ForcedDecision>,
+    /// The actions of an operator on single keys of this rule.
+    pub key_actions: Vec<KeyActions>,
 }
 
 /// A rate limit: the number of requests in a period, and the way to count and decide.
@@ -196,9 +198,36 @@ impl Rule {
         self.name.iter().chain(self.limits.iter().filter_map(|limit| limit.name.as_ref()))
     }
 
-    /// Returns the verdict that an operator forces at `now`, or `None` if there is none.
+    /// Returns the verdict that an operator forces on the rule at `now`, or `None` if there is none.
     #[must_use]
     pub fn forced_verdict_at(&self, now: Nanos) -> Option<Verdict> {
         self.forced_decision.filter(|forced| now < forced.until).map(|forced| forced.verdict)
+    }
+
+    /// Returns the actions on the key with these entries. Cost: one comparison for each key with an
+    /// action.
+    #[must_use]
+    pub fn key_actions_for<'e>(
+        &self,
+        entries: impl Iterator<Item = (&'e str, &'e str)> + Clone,
+    ) -> Option<&KeyActions> {
+        self.key_actions.iter().find(|key| key.is_for(entries.clone()))
+    }
+
+    pub(super) fn add_key_action(
+        &mut self,
+        entries: &[(Box<str>, Box<str>)],
+        effect: ActionEffect,
+        until: Nanos,
+    ) {
+        let borrowed = || entries.iter().map(|(key, value)| (&**key, &**value));
+        let known = self.key_actions.iter().position(|key| key.is_for(borrowed()));
+        let index = known.unwrap_or_else(|| {
+            self.key_actions.push(KeyActions::new(entries.into()));
+            self.key_actions.len() - 1
+        });
+        if let Some(key) = self.key_actions.get_mut(index) {
+            key.add(effect, until, &self.limits);
+        }
     }
 }

@@ -26,9 +26,10 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
+use super::action::{ActionEffect, ForcedDecision};
 use super::concurrency::ConcurrencyLimit;
-use super::forced_decision::ForcedDecision;
 use super::rule::{Rule, RuleNumber};
+use crate::kernel::units::Nanos;
 pub use metric::MetricDots;
 use node::{DescriptorNode, NameSpan, exact_hash, key_hasher, name_hash};
 pub(crate) use node::{NodeFlags, NodeId};
@@ -83,6 +84,9 @@ pub struct ConcurrencyMatch<'t> {
 /// Positions of entries in a descriptor (from 0, ascending), each with the text that replaces the
 /// value of the request.
 pub type SharedValues<'t> = SmallVec<[(usize, &'t str); INLINE_SHARED_VALUES]>;
+
+/// The keys and values of a counter key.
+type KeyEntries = Box<[(Box<str>, Box<str>)]>;
 
 /// The kind of a node's name, in the order of priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -188,6 +192,26 @@ impl DescriptorTree {
         for rule in self.rules.iter_mut().filter(|rule| *rule.path == *path) {
             rule.forced_decision = Some(decision);
         }
+    }
+
+    /// Returns the number of the rule that a descriptor matches, and the entries of its counter key.
+    fn rule_and_key(&self, entries: &[(String, String)]) -> Option<(RuleNumber, KeyEntries)> {
+        let borrowed = || entries.iter().map(|(key, value)| (&**key, &**value));
+        let RuleMatch { rule, shared } = self.lookup(borrowed())?;
+        let key = counter_entries(borrowed(), &shared);
+        Some((rule.number, key.map(|(key, value)| (key.into(), value.into())).collect()))
+    }
+
+    /// Adds an action for the key of a descriptor. Without a matching rule, the action has no effect.
+    pub(super) fn add_key_action(
+        &mut self,
+        entries: &[(String, String)],
+        effect: ActionEffect,
+        until: Nanos,
+    ) {
+        let Some((number, key)) = self.rule_and_key(entries) else { return };
+        let Some(rule) = self.rules.iter_mut().find(|rule| rule.number == number) else { return };
+        rule.add_key_action(&key, effect, until);
     }
 
     /// Returns the pattern by which an entry matched, if all values that it matches share one
@@ -312,6 +336,18 @@ impl DescriptorTree {
     fn text(&self, name: NameSpan) -> &str {
         name.text(&self.names)
     }
+}
+
+/// Returns the entries of a descriptor as they are in its counter key. A text in `shared` replaces the value that it
+/// shares a counter with.
+pub fn counter_entries<'a>(
+    entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
+    shared: &'a [(usize, &str)],
+) -> impl Iterator<Item = (&'a str, &'a str)> + Clone {
+    entries.enumerate().map(|(index, (key, value))| {
+        let text = shared.iter().find(|(shared_index, _)| *shared_index == index);
+        (key, text.map_or(value, |(_, text)| *text))
+    })
 }
 
 /// Returns the text that replaces a value in counter keys: the pattern `name` without the entry's

@@ -9,12 +9,12 @@
 //! - Protocols ([`crate::edge`]).
 //! - Where counters live ([`crate::store`]).
 
+pub mod actions;
 mod active_config;
 mod check_text;
 pub mod concurrency;
 mod decide;
 pub mod fleet;
-pub mod forced_decisions;
 pub mod lease;
 mod rule_counters;
 mod unmatched;
@@ -22,6 +22,7 @@ mod unmatched;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::config::settings::DescriptorValues;
+use crate::engine::actions::{AuditLog, OperatorActions};
 use crate::engine::active_config::ActiveConfig;
 use crate::engine::concurrency::ConcurrencyLimits;
 use crate::engine::concurrency::path::DEFAULT_MAX_BUCKETS;
@@ -29,7 +30,6 @@ use crate::engine::concurrency::permit_ids::{DEFAULT_BOUNDS, PermitIds};
 use crate::engine::decide::deny_cache::DenyCache;
 use crate::engine::fleet::forwarding::ForwardingQueue;
 use crate::engine::fleet::reporter::FleetReporter;
-use crate::engine::forced_decisions::ForcedDecisions;
 use crate::engine::lease::LeaseManager;
 use crate::engine::rule_counters::RuleCounters;
 use crate::engine::unmatched::UnmatchedDescriptors;
@@ -67,7 +67,8 @@ pub struct Engine {
     /// The statistics with the names of envoyproxy/ratelimit.
     stats: Option<Arc<Stats>>,
     forwarding: Option<ForwardingQueue>,
-    forced_decisions: ForcedDecisions,
+    actions: OperatorActions,
+    audit: AuditLog,
     unmatched: UnmatchedDescriptors,
 }
 
@@ -109,8 +110,8 @@ impl Engine {
         let leases = store.has_leases().then(new_leases);
         let (local_fallback, permit_ids, stats, forwarding) =
             (None, PermitIds::new(DEFAULT_BOUNDS), None, None);
-        let (forced_decisions, unmatched) =
-            (ForcedDecisions::default(), UnmatchedDescriptors::default());
+        let (actions, audit) = (OperatorActions::default(), AuditLog::default());
+        let unmatched = UnmatchedDescriptors::default();
         Self {
             clock,
             active,
@@ -123,7 +124,8 @@ impl Engine {
             permit_ids,
             stats,
             forwarding,
-            forced_decisions,
+            actions,
+            audit,
             unmatched,
         }
     }
@@ -203,7 +205,7 @@ impl Engine {
     /// Replaces the configuration: `config` decides all later checks. Its concurrency limits also
     /// apply to requests that already wait in a queue.
     pub fn publish(&self, config: Arc<Config>) {
-        self.forced_decisions.load(config, self.clock.now(), |config| self.activate_config(config));
+        self.actions.load(config, self.clock.now(), |config| self.activate_config(config));
     }
 
     fn activate_config(&self, config: Arc<Config>) {

@@ -27,6 +27,7 @@
 //!
 //! This module writes a batch as one value instead, so neither cost applies (see [`database`]).
 
+mod audit;
 mod codec;
 mod database;
 mod error;
@@ -38,12 +39,14 @@ mod writer;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::audit::{AuditRecord, StoredAuditRecord};
 use super::heartbeat::{ShareRound, ShareRoundReply};
 use super::lease::{LeaseMessage, LeaseOutcome};
 use super::memory::MemoryStore;
 use super::permits::{PermitReport, PermitReportReply, StrictPermitReply, StrictPermitRequest};
 use super::{ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply};
 use crate::kernel::units::Nanos;
+use audit::AuditFile;
 use database::Database;
 pub use error::{FileFault, FileStoreError};
 pub use options::{FileStoreOptions, SyncMode};
@@ -56,6 +59,7 @@ pub use writer::{FileWriter, WriterThread};
 pub struct FileStore {
     memory: Arc<MemoryStore>,
     progress: Arc<Progress>,
+    audit: AuditFile,
     /// `None` if checks do not wait for the disk.
     deadline: Option<Duration>,
 }
@@ -96,7 +100,8 @@ impl FileStore {
         writer.write_time(SavedTime { store: earliest, wall })?;
         let deadline = (options.sync == SyncMode::Always).then_some(options.deadline);
         let clock_set_back = saved.map_or(Nanos(0), |saved| saved.wall.since(wall));
-        let store = Self { memory, progress, deadline };
+        let audit = AuditFile::new(&options.directory);
+        let store = Self { memory, progress, audit, deadline };
         Ok(OpenedFileStore { store, writer, earliest, clock_set_back })
     }
 
@@ -171,4 +176,28 @@ impl FleetStore for FileStore {
     ) -> StoreReply<'a, PermitReportReply> {
         self.memory.report_strict_permits(now, report)
     }
+
+    fn has_audit_log(&self) -> bool {
+        true
+    }
+
+    fn append_audit<'a>(
+        &'a self,
+        now: Nanos,
+        record: &'a AuditRecord,
+    ) -> StoreReply<'a, Result<(), StoreFailure>> {
+        StoreReply::Ready(self.audit.append(now, record).map_err(not_saved))
+    }
+
+    fn read_audit(
+        &self,
+        now: Nanos,
+    ) -> StoreReply<'_, Result<Vec<StoredAuditRecord>, StoreFailure>> {
+        StoreReply::Ready(self.audit.read(now).map_err(not_saved))
+    }
+}
+
+fn not_saved(error: std::io::Error) -> StoreFailure {
+    tracing::warn!(%error, "the audit log in store.url cannot be read or written");
+    StoreFailure::NotSaved
 }

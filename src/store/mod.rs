@@ -4,6 +4,7 @@
 //! - A store returns one outcome for each charge of a check, in the order of the charges.
 //! - If a store does not reply in time, the outcome is [`ChargeOutcome::Failed`].
 
+pub mod audit;
 mod backoff;
 mod breaker;
 pub mod file;
@@ -27,6 +28,7 @@ use crate::kernel::decision::{Cost, Enforcement, Verdict, VoteGroup, combine};
 use crate::kernel::key::CounterKey;
 use crate::kernel::rate::{CounterDecision, Strategy};
 use crate::kernel::units::Nanos;
+use audit::{AuditRecord, StoredAuditRecord};
 use fleet::{FleetReply, FleetReport, MembershipHeartbeat, MembershipReply};
 use heartbeat::{ShareRound, ShareRoundReply};
 use lease::{LeaseMessage, LeaseOutcome};
@@ -147,6 +149,29 @@ pub trait FleetStore: Send + Sync + std::fmt::Debug {
         StoreReply::Ready(Err(StoreFailure::Other))
     }
 
+    /// Returns `true` if this store has an audit log that survives a restart of the process.
+    fn has_audit_log(&self) -> bool {
+        false
+    }
+
+    /// Appends a record to the audit log at the instant `now`; a shared store uses its own clock. Removes the oldest records above the maximum. A record
+    /// with the id of another one replaces it. Fails if the store does not reply or has no audit log.
+    fn append_audit<'a>(
+        &'a self,
+        _now: Nanos,
+        _record: &'a AuditRecord,
+    ) -> StoreReply<'a, Result<(), StoreFailure>> {
+        StoreReply::Ready(Err(StoreFailure::Other))
+    }
+
+    /// Returns all records of the audit log, in any order. Fails as [`Self::append_audit`].
+    fn read_audit(
+        &self,
+        _now: Nanos,
+    ) -> StoreReply<'_, Result<Vec<StoredAuditRecord>, StoreFailure>> {
+        StoreReply::Ready(Err(StoreFailure::Other))
+    }
+
     /// Reports the used and the released permits of several strict concurrency limits.
     fn report_strict_permits<'a>(
         &'a self,
@@ -171,11 +196,18 @@ pub enum StoreReply<'a, T> {
     Pending(Pin<Box<dyn Future<Output = T> + Send + 'a>>),
 }
 
-async fn reply_of<T>(call: Option<StoreReply<'_, T>>) -> Option<T> {
-    match call? {
-        StoreReply::Ready(reply) => Some(reply),
-        StoreReply::Pending(reply) => Some(reply.await),
+impl<T> StoreReply<'_, T> {
+    /// Waits until the reply is known.
+    pub async fn wait(self) -> T {
+        match self {
+            Self::Ready(reply) => reply,
+            Self::Pending(reply) => reply.await,
+        }
     }
+}
+
+async fn reply_of<T>(call: Option<StoreReply<'_, T>>) -> Option<T> {
+    Some(call?.wait().await)
 }
 
 /// The charges of one check.

@@ -1,4 +1,4 @@
-//! Describes the result of `sluicegate ask --force`, `--unforce` or `--refund` as a sentence.
+//! Describes the result of a change by `sluicegate ask` as a sentence.
 
 use std::time::Duration;
 
@@ -14,19 +14,31 @@ const ABOVE_LIMIT: &str = "or empty the counter with --reset; denied checks were
 /// the expected fields.
 pub(super) fn describe_change(args: &AskArgs, action: &str, reply: &str) -> Option<String> {
     let reply_json: Value = serde_json::from_str(reply).ok()?;
-    let limit = || reply_json["limit"].as_str();
+    let target = || {
+        let is_key = args.scope == "key" || action.ends_with("boost");
+        reply_json[if is_key { "descriptor" } else { "limit" }].as_str()
+    };
     let replicas_text = replicas_suffix(&reply_json);
     let sentence = match action {
         "force" => {
-            let effect = if reply_json["verdict"] == "deny" {
+            let effect = if reply_json["value"] == "deny" {
                 "denies everything"
             } else {
                 "allows everything"
             };
             let duration = args.long.as_deref()?;
-            format!("{} {effect} for {duration}{replicas_text}", limit()?)
+            format!("{} {effect} for {duration}{replicas_text}", target()?)
         }
-        "unforce" => format!("{} is enforced again{replicas_text}", limit()?),
+        "boost" => {
+            let (size, duration) = (args.boost.as_deref()?, args.long.as_deref()?);
+            let size = match size.strip_prefix('x') {
+                Some(factor) => format!("{factor} times its limit"),
+                None => format!("a limit of {size}"),
+            };
+            format!("{} has {size} for {duration}{replicas_text}", target()?)
+        }
+        "unforce" => format!("{} is enforced again{replicas_text}", target()?),
+        "unboost" => format!("{} has its configured limit again{replicas_text}", target()?),
         "refund" => {
             let number = |name: &str| reply_json[name].as_u64();
             let reset_secs =

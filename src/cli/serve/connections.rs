@@ -9,8 +9,27 @@ use crate::config::settings::Settings;
 use crate::edge::grpc;
 use crate::edge::grpc::tls::{self, ServerTls};
 use crate::edge::health::Health;
+use crate::edge::http::admin::AdminAccess;
 use crate::engine::Engine;
 use crate::kernel::units::Nanos;
+
+/// Loads the tokens of the admin port.
+///
+/// # Errors
+/// The problem with the directory or a file in it.
+pub(super) fn admin_access(settings: &Settings) -> Result<AdminAccess, String> {
+    let listen = &settings.listen;
+    let access = AdminAccess {
+        token: listen.admin_token.clone(),
+        directory: None,
+        trusted_header: Some(listen.admin_trusted_header.clone()),
+        debug_pages: settings.compat.listen.debug_pages,
+    };
+    match &listen.admin_tokens {
+        Some(directory) => access.with_directory(directory),
+        None => Ok(access),
+    }
+}
 
 /// Loads the certificates of the gRPC port. Returns `None` if TLS is off.
 ///

@@ -15,7 +15,7 @@ use crate::config::raw::source;
 use crate::config::settings::{HostPort, KeyFormat, Settings};
 use crate::config::{Config, Limit, LimitMode, LimitWindow, load};
 use crate::edge::health::{Health, Readiness};
-use crate::edge::http::admin::{ConfigLoads, LoadError};
+use crate::edge::http::admin::{ConfigDiff, ConfigLoads, LoadError};
 use crate::engine::Engine;
 use crate::kernel::rate::Strategy;
 use crate::kernel::units::Nanos;
@@ -171,6 +171,8 @@ pub(super) struct LimitsFollower {
     unknown_domain_hooks: Vec<Hook>,
     applied: watch::Sender<PublishedConfig>,
     counted_loads: CountedLoads,
+    /// The difference between the last two configurations, for the admin port.
+    config_diff: Arc<ConfigDiff>,
 }
 
 impl LimitsFollower {
@@ -190,9 +192,14 @@ impl LimitsFollower {
             unknown_domain_hooks,
             applied,
             counted_loads: counted,
+            config_diff: Arc::default(),
         };
         follower.apply_latest();
         follower
+    }
+
+    pub(super) const fn config_diff(&self) -> &Arc<ConfigDiff> {
+        &self.config_diff
     }
 
     pub(super) fn subscribe(&self) -> watch::Receiver<PublishedConfig> {
@@ -215,6 +222,9 @@ impl LimitsFollower {
             self.warn_unknown_domains(config);
             let ready =
                 if config.domains.is_empty() { Readiness::NoConfig } else { Readiness::Ready };
+            if let Some(old) = self.engine.config() {
+                self.config_diff.record(&old, config);
+            }
             self.engine.publish(Arc::clone(config));
             if let Some(health) = &self.readiness {
                 health.set_readiness(ready);

@@ -93,6 +93,7 @@ fn check_admin_access(settings: &Settings) -> Option<SettingConflict> {
     let host = settings.listen.admin_host;
     let is_protected = host.is_loopback()
         || settings.listen.admin_token.is_some()
+        || settings.listen.admin_tokens.is_some()
         || settings.compat.listen.debug_pages;
     let message = || {
         format!(

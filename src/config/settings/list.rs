@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use super::block::{AnyValue, Block, SettingList, blocks};
 use super::{
-    AtLeastOne, CompatSettings, DeniedBy, DescriptorValues, FileSync, HostName, HostPort,
-    LogFormat, LogLevel, Networks, Overrides, PostgresDurability, ResponseHeaders, SecretText,
-    StoreUrl, UnitFraction, WhenFull,
+    AtLeastOne, CompatSettings, DeniedBy, DescriptorValues, FileSync, HeaderName, HostName,
+    HostPort, LogFormat, LogLevel, Networks, Overrides, PostgresDurability, ResponseHeaders,
+    SecretText, StoreUrl, UnitFraction, WhenFull,
 };
 use crate::config::hooks::Hooks;
 use crate::kernel::units::Nanos;
@@ -68,15 +68,21 @@ blocks! {
         /// prints it.
         metrics_port: Option<u16> = Some(9090), "TCP port";
         /// IP address on which the admin port listens. Any address other than loopback needs
-        /// `admin_token`.
+        /// `admin_token` or `admin_tokens`.
         admin_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
-        /// Port for administration: `/config`, `/counter`, `/explain`, `/fleet`, `/forced`,
-        /// `/permits`, `/recent`, `/rlconfig`, `/stats`; by POST `/force`, `/refund`, `/reset`,
-        /// `/unforce`. 0 chooses a free port and prints it.
+        /// Port for administration: the console at `/console`, and the JSON pages that `/` lists. 0
+        /// chooses a free port and prints it.
         admin_port: u16 = 6070, "TCP port";
         /// Token that callers of the admin port send as `Authorization: Bearer …`. Every local
         /// user can see a token in a flag.
         admin_token: Option<SecretText> = None, "text";
+        /// Directory with one file for each further token of the admin port, read again every
+        /// second. File names are `view.NAME` or `operate.NAME`; a change needs `operate`, and the
+        /// audit log shows the name.
+        admin_tokens: Option<PathBuf> = None, "path";
+        /// Header with the operator's name for the audit log, which a reverse proxy sets. It counts
+        /// only with a valid token, so the proxy must add one.
+        admin_trusted_header: HeaderName = HeaderName::default(), "header name";
         /// UDP port that receives releases of permits from NGINX's `access_log` (syslog); empty
         /// for none. 0 chooses a free port and prints it.
         syslog_port: Option<u16> = None, "UDP port";

@@ -1,56 +1,68 @@
 //! Serves the admin port: an operator inspects limits, counters and replicas, and changes them.
 //!
 //! Guarantees:
-//! - If a token is set, pages without it need [`Admin::debug_pages`].
-//! - GET requests charge no hits.
-//! - Only `/reset`, `/refund`, `/force` and `/unforce` change state: by POST, with a log line.
+//! - Only the console's files and, with `debug_pages`, pages of envoyproxy/ratelimit are public.
+//! - GET requests charge no hits and change nothing.
+//! - A change is a POST with an operator and a reason, and has an entry in the audit log.
 //! - A reply reports success only if the change was made.
 
+pub mod access;
+mod actions;
+mod audit;
+mod config_diff;
 mod counter;
 mod explain;
-mod forced_decision;
 mod permits;
 mod port;
 mod recent;
 mod show;
 
-use axum::Router;
-use axum::extract::{Query, Request, State};
-use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
-use axum::http::{HeaderMap, StatusCode};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
+use axum::{Extension, Router};
 
 use super::response::{JSON, PLAIN};
-use crate::config::settings::SecretText;
 use crate::telemetry::stats::StatSample;
 
-use counter::{CounterAction, CounterError, reset_counters, run_action};
+pub use access::AdminAccess;
+use access::Caller;
+use actions::{ChangeQuery, QueryPairs};
+pub use config_diff::ConfigDiff;
+use counter::{CounterError, read_counter, refund_counter, reset_counters};
 pub use explain::{ExplainQuery, explain};
 pub use permits::permits;
 pub use port::Admin;
 pub use show::{ConfigLoads, LoadError, config, fleet, rlconfig};
 
-const PATHS: [(&str, &str); 14] = [
+/// The paths and their purposes. A change needs a token with the role `operate`.
+const PATHS: [(&str, &str); 19] = [
     ("/", "this list"),
     ("/rlconfig", "all limits, one per line"),
     ("/stats", "the process, and the statistics of envoyproxy/ratelimit, as JSON"),
     ("/config", "the loaded limits, and the errors of the last load, as JSON"),
+    ("/config/diff", "the limits that the last reload added and removed, as JSON"),
     ("/explain", "the matching rule of ?domain=d&descriptor=k=v,k2=v2&hits=1, as JSON"),
     ("/counter", "the state of the counter of ?domain=d&descriptor=k=v,k2=v2, as JSON"),
-    (
-        "/refund",
-        "POST, requires a token: returns &hits=n to the counter of ?domain=d&descriptor=k=v",
-    ),
+    ("/refund", "POST: returns &hits=n to the counter of ?domain=d&descriptor=k=v&reason=text"),
     (
         "/force",
-        "POST, requires a token: forces the decision of \
-         ?domain=d&descriptor=k=v&as=deny&for=10m (or as=allow)",
+        "POST: forces the decision of ?domain=d&descriptor=k=v&as=deny&for=10m&reason=text \
+         (or as=allow; or only for this key with scope=key)",
     ),
-    ("/unforce", "POST, requires a token: ends the forced decision of ?domain=d&descriptor=k=v"),
-    ("/forced", "the forced decisions, as JSON"),
-    ("/reset", "POST, requires a token: resets the counters of ?domain=d&descriptor=k=v,k2=v2"),
+    ("/unforce", "POST: ends the forced decision of ?domain=d&descriptor=k=v&reason=text"),
+    (
+        "/boost",
+        "POST: raises the limit of the key ?domain=d&descriptor=k=v&factor=2&for=1h&reason=text \
+         (or limit=600)",
+    ),
+    ("/unboost", "POST: ends the boost of the key ?domain=d&descriptor=k=v&reason=text"),
+    ("/reset", "POST: resets the counters of ?domain=d&descriptor=k=v,k2=v2&reason=text"),
+    ("/actions", "the forced decisions and boosts that apply, as JSON"),
+    ("/audit", "the changes of operators, newest first, as JSON"),
+    ("/whoami", "the name and the role of the caller's token, as JSON"),
     ("/fleet", "the replicas of the fleet and their shares, as JSON"),
     ("/recent", "the last 100 different descriptors that matched no rule, with counts, as JSON"),
     ("/permits", "requests in flight: the oldest permits, the busiest buckets, as JSON"),
@@ -59,48 +71,42 @@ const PATHS: [(&str, &str); 14] = [
 /// Serves the admin port. An unknown path gets the list of all paths.
 pub fn router(admin: Admin) -> Router {
     Router::new()
+        .route("/actions", get(actions::list))
+        .route("/audit", get(audit::show))
         .route("/config", get(show_config))
+        .route("/config/diff", get(show_config_diff))
         .route("/counter", get(show_counter))
         .route("/explain", get(show_explain))
         .route("/fleet", get(show_fleet))
-        .route("/forced", get(forced_decision::list))
         .route("/permits", get(show_permits))
         .route("/recent", get(show_recent))
         .route("/rlconfig", get(show_rlconfig))
         .route("/stats", get(show_stats))
+        .route("/whoami", get(actions::whoami))
+        .route("/boost", post(actions::boost))
+        .route("/force", post(actions::force))
+        .route("/refund", post(refund))
+        .route("/reset", post(reset))
+        .route("/unboost", post(actions::unboost))
+        .route("/unforce", post(actions::unforce))
         .fallback(show_list)
         .route("/debug/pprof", any(profiles_not_supported))
         .route("/debug/pprof/", any(profiles_not_supported))
         .route("/debug/pprof/{*profile}", any(profiles_not_supported))
-        .merge(change_routes(&admin))
-        .layer(from_fn_with_state(admin.clone(), authorize))
+        .layer(from_fn_with_state(admin.clone(), access::authorize))
+        .layer(map_response(access::add_security_headers))
         .with_state(admin)
 }
 
 impl Admin {
-    /// Returns `true` if a request with these headers may use every path.
-    fn is_authorized(&self, headers: &HeaderMap) -> bool {
-        match &self.token {
-            Some(token) => has_token(headers, token),
-            None => !self.debug_pages,
-        }
-    }
-
-    /// Returns `true` if `path` needs no token: a page of envoyproxy/ratelimit with
-    /// `debug_pages`. Unknown paths are such pages too, because they show the list of paths.
+    /// Returns `true` if `path` needs no token: the console's files, which contain no data, and with
+    /// `debug_pages` the pages of envoyproxy/ratelimit. Unknown paths are such pages too, because
+    /// they show the list of paths.
     fn is_public(&self, path: &str) -> bool {
         let is_own_path = PATHS.iter().skip(REFERENCE_PATHS).any(|(ours, _)| *ours == path);
-        self.debug_pages && !is_own_path
+        let is_console = path == "/console" || path.starts_with("/console/");
+        is_console || self.access.debug_pages && !is_own_path
     }
-}
-
-fn change_routes(admin: &Admin) -> Router<Admin> {
-    Router::new()
-        .route("/force", post(forced_decision::force))
-        .route("/refund", post(refund))
-        .route("/reset", post(reset))
-        .route("/unforce", post(forced_decision::unforce))
-        .layer(from_fn_with_state(admin.clone(), require_token_setting))
 }
 
 /// Replies to `/debug/pprof`, where envoyproxy/ratelimit serves Go profiles. The status is an
@@ -113,8 +119,8 @@ async fn profiles_not_supported() -> Response {
 /// The number of paths in [`PATHS`] that envoyproxy/ratelimit has, too. They come first.
 const REFERENCE_PATHS: usize = 3;
 
-async fn show_list(State(admin): State<Admin>, headers: HeaderMap) -> Response {
-    let count = if admin.is_authorized(&headers) { PATHS.len() } else { REFERENCE_PATHS };
+async fn show_list(caller: Option<Extension<Caller>>) -> Response {
+    let count = if caller.is_some() { PATHS.len() } else { REFERENCE_PATHS };
     let line = |(path, help): &(&str, &str)| [*path, ": ", *help, "\n"].concat();
     let mut lines: Vec<_> = PATHS.iter().take(count).map(line).collect();
     lines.sort_unstable();
@@ -144,6 +150,10 @@ async fn show_stats(State(admin): State<Admin>) -> Response {
 async fn show_config(State(admin): State<Admin>) -> Response {
     let body = config(&(admin.load_report)(), admin.engine.config().as_deref());
     (JSON, body.to_string()).into_response()
+}
+
+async fn show_config_diff(State(admin): State<Admin>) -> Response {
+    (JSON, admin.config_diff.to_json().to_string()).into_response()
 }
 
 async fn show_fleet(State(admin): State<Admin>) -> Response {
@@ -183,55 +193,44 @@ async fn show_explain(
     }
 }
 
-async fn show_counter(
-    State(admin): State<Admin>,
-    Query(query): Query<Vec<(String, String)>>,
-) -> Response {
-    run_counter_action(&admin, query, CounterAction::Read).await
-}
-
-async fn refund(
-    State(admin): State<Admin>,
-    Query(query): Query<Vec<(String, String)>>,
-) -> Response {
-    run_counter_action(&admin, query, CounterAction::Refund).await
-}
-
-/// Rejects changes if `listen.admin_token` is not set. Otherwise every local user could make
-/// changes.
-async fn require_token_setting(
-    State(admin): State<Admin>,
-    request: Request,
-    next: Next,
-) -> Response {
-    if admin.token.is_some() {
-        return next.run(request).await;
-    }
-    let message = "changes are forbidden, because the setting listen.admin_token is not set\n";
-    (StatusCode::FORBIDDEN, PLAIN, message).into_response()
-}
-
-async fn run_counter_action(
-    admin: &Admin,
-    query: Vec<(String, String)>,
-    action: CounterAction,
-) -> Response {
+async fn show_counter(State(admin): State<Admin>, Query(query): Query<QueryPairs>) -> Response {
     let query = match ExplainQuery::from_query(query) {
         Ok(query) => query,
         Err(error) => return (StatusCode::BAD_REQUEST, PLAIN, error + "\n").into_response(),
     };
-    match run_action(&admin.engine, &query, action).await {
+    match read_counter(&admin.engine, &query).await {
         Ok(body) => (JSON, body.to_string()).into_response(),
         Err(error) => counter_error_response(&error),
     }
 }
 
-async fn reset(State(admin): State<Admin>, Query(query): Query<Vec<(String, String)>>) -> Response {
-    let query = match ExplainQuery::from_query(query) {
+async fn refund(
+    State(admin): State<Admin>,
+    Extension(caller): Extension<Caller>,
+    Query(query): Query<QueryPairs>,
+) -> Response {
+    let change = ChangeQuery::new(query);
+    let query = match ExplainQuery::from_query(change.check.clone()) {
         Ok(query) => query,
         Err(error) => return (StatusCode::BAD_REQUEST, PLAIN, error + "\n").into_response(),
     };
-    match reset_counters(&admin.engine, &query).await {
+    match refund_counter(&admin.engine, &query, change.operator(&caller)).await {
+        Ok(body) => (JSON, body.to_string()).into_response(),
+        Err(error) => counter_error_response(&error),
+    }
+}
+
+async fn reset(
+    State(admin): State<Admin>,
+    Extension(caller): Extension<Caller>,
+    Query(query): Query<QueryPairs>,
+) -> Response {
+    let change = ChangeQuery::new(query);
+    let query = match ExplainQuery::from_query(change.check.clone()) {
+        Ok(query) => query,
+        Err(error) => return (StatusCode::BAD_REQUEST, PLAIN, error + "\n").into_response(),
+    };
+    match reset_counters(&admin.engine, &query, change.operator(&caller)).await {
         Ok(1) => (PLAIN, "1 counter reset\n").into_response(),
         Ok(count) => (PLAIN, format!("{count} counters reset\n")).into_response(),
         Err(error) => counter_error_response(&error),
@@ -240,22 +239,4 @@ async fn reset(State(admin): State<Admin>, Query(query): Query<Vec<(String, Stri
 
 fn counter_error_response(error: &CounterError) -> Response {
     (error.status(), PLAIN, format!("{error}\n")).into_response()
-}
-
-async fn authorize(State(admin): State<Admin>, request: Request, next: Next) -> Response {
-    if admin.is_authorized(request.headers()) || admin.is_public(request.uri().path()) {
-        return next.run(request).await;
-    }
-    let challenge = [(WWW_AUTHENTICATE, "Bearer")];
-    let message = match admin.token {
-        Some(_) => "a bearer token is required\n",
-        None => "a bearer token is required, but the setting listen.admin_token is not set\n",
-    };
-    (StatusCode::UNAUTHORIZED, challenge, PLAIN, message).into_response()
-}
-
-fn has_token(headers: &HeaderMap, token: &SecretText) -> bool {
-    let token_bytes =
-        headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-    token_bytes.is_some_and(|token_bytes| token.matches(token_bytes))
 }

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::config::tree::SharedValues;
+use crate::config::tree::{self, SharedValues};
 use crate::config::{
-    ChargePolicy, Config, Domain, FallbackMode, Limit, LimitMode, LimitWindow, Rule,
+    ChargePolicy, Config, Domain, FallbackMode, Limit, LimitMode, LimitWindow, Rule, RuleLimits,
 };
 use crate::engine::decide::excess;
 use crate::engine::decide::rule_stats::ChargeStats;
@@ -229,16 +229,18 @@ impl<'c> CheckPlan<'c> {
             }
             (None, _) => self.limits.push(LimitPlan::NoRule),
             (Some(rule), override_limit) => {
+                let (forced_verdict, limits) =
+                    actions_at(rule, descriptor, &shared_values, instants.forced_at);
                 // A refund is made despite a forced decision, because it changes only the counter.
                 if let (Some(verdict), Cost::Charge(_), Some(limit)) =
-                    (rule.forced_verdict_at(instants.forced_at), descriptor.cost, configured)
+                    (forced_verdict, descriptor.cost, configured)
                 {
                     return self.limits.push(LimitPlan::Forced(rule, limit, verdict));
                 }
                 if rule.limits.is_empty() {
                     return self.limits.push(LimitPlan::Unlimited(rule));
                 }
-                for limit in &rule.limits {
+                for limit in limits {
                     let matched = (rule, limit, &*shared_values);
                     if let Some(tighter) = override_limit.filter(|given| is_tighter(*given, limit))
                     {
@@ -409,6 +411,25 @@ impl<'c> CheckPlan<'c> {
     }
 }
 
+/// Returns the verdict that an operator forces on a descriptor of `rule`, and the limits that apply to it. An action on
+/// the key takes precedence over one on the rule.
+#[inline]
+fn actions_at<'c>(
+    rule: &'c Rule,
+    descriptor: &Descriptor<'_>,
+    shared_values: &[(usize, &str)],
+    now: Nanos,
+) -> (Option<Verdict>, &'c RuleLimits) {
+    let forced_rule = rule.forced_verdict_at(now);
+    if rule.key_actions.is_empty() {
+        return (forced_rule, &rule.limits);
+    }
+    let key = rule.key_actions_for(counter_entries(descriptor, shared_values));
+    let forced_key = key.and_then(|key| key.forced_verdict_at(now));
+    let boosted = key.and_then(|key| key.boosted_limits_at(now));
+    (forced_key.or(forced_rule), boosted.unwrap_or(&rule.limits))
+}
+
 /// Returns the entries of `descriptor` for its counter key. A value that shares its counter with
 /// other values is replaced by the rule's pattern in `shared_values`, a list of entry index and
 /// pattern.
@@ -416,10 +437,7 @@ fn counter_entries<'a>(
     descriptor: &'a Descriptor<'_>,
     shared_values: &'a [(usize, &str)],
 ) -> impl Iterator<Item = (&'a str, &'a str)> + Clone {
-    descriptor.entries.iter().enumerate().map(|(index, &(key, value))| {
-        let pattern = shared_values.iter().find(|(shared_index, _)| *shared_index == index);
-        (key, pattern.map_or(value, |(_, pattern)| *pattern))
-    })
+    tree::counter_entries(descriptor.entries.iter().copied(), shared_values)
 }
 
 pub(in crate::engine) const fn enforcement_of(rule: &Rule) -> Enforcement {

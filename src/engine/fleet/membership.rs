@@ -21,10 +21,10 @@ use arc_swap::ArcSwapOption;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::Engine;
+use crate::engine::actions::ActionChange;
 use crate::engine::concurrency::{BucketName, ShareSnapshot};
 use crate::engine::decide::local_share::FleetDivision;
 use crate::engine::fleet::forwarding::incarnation_name;
-use crate::engine::forced_decisions::ForcedChange;
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Nanos, Revision};
 pub use crate::store::fleet::LiveReplica;
@@ -54,9 +54,9 @@ pub struct ReplicaRecord {
     /// The largest shares of the replica, at most [`MAX_SHARES_IN_RECORD`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub largest_shares: Vec<ShareRecord>,
-    /// The changes to forced decisions that the replica knows.
+    /// The changes to operator actions that the replica knows.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub forced_decisions: Vec<ForcedChange>,
+    pub actions: Vec<ActionChange>,
 }
 
 /// A replica's share of one concurrency limit.
@@ -239,11 +239,11 @@ pub fn parse_record(record: &str) -> ReplicaRecord {
     serde_json::from_str(record).unwrap_or_default()
 }
 
-/// Returns the changes to forced decisions in all records, including this replica's record before
-/// this heartbeat.
-fn forced_changes_of(fleet: &MembershipReply) -> Vec<ForcedChange> {
+/// Returns the changes to actions in all records, including this replica's record before this
+/// heartbeat.
+fn action_changes_of(fleet: &MembershipReply) -> Vec<ActionChange> {
     let records = fleet.replicas.iter().map(|member| &member.record).chain(&fleet.previous_record);
-    records.flat_map(|record| parse_record(record).forced_decisions).collect()
+    records.flat_map(|record| parse_record(record).actions).collect()
 }
 
 fn peer(member: &LiveReplica) -> Option<Peer> {
@@ -279,14 +279,13 @@ impl Engine {
     /// Returns this replica's next heartbeat. `None` without a fleet.
     pub(super) fn membership_heartbeat(&self) -> Option<MembershipHeartbeat> {
         let revision = self.config().map_or(Revision(0), |config| config.revision);
-        let shares =
-            ReplicaRecord { forced_decisions: self.forced_changes(), ..self.share_record() };
+        let shares = ReplicaRecord { actions: self.action_changes(), ..self.share_record() };
         Some(self.membership()?.make_heartbeat(revision, &shares))
     }
 
-    /// Applies the store's reply to a heartbeat: the live replicas and their forced decisions.
+    /// Applies the store's reply to a heartbeat: the live replicas and their operator actions.
     pub(super) fn apply_membership_reply(&self, reply: MembershipReply) {
-        self.apply_forced_changes(&forced_changes_of(&reply));
+        self.apply_action_changes(&action_changes_of(&reply));
         if let Some(membership) = self.membership() {
             membership.apply_reply(reply, self.clock().now());
         }

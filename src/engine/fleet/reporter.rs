@@ -338,9 +338,15 @@ impl Engine {
                 () = reporter.shares.wake.notified() => {}
                 () = reporter.permits.wake.notified() => parts.has_shares = false,
                 _ = heartbeats.tick() => parts.membership = self.membership_heartbeat(),
+                () = self.actions.changed.notified() => {
+                    parts.membership = self.membership_heartbeat();
+                }
             }
             match reporter.report(&self.clock, self.store(), parts).await {
-                Some(Ok(reply)) => self.apply_membership_reply(reply),
+                Some(Ok(reply)) => {
+                    self.apply_membership_reply(reply);
+                    self.synchronize_audit().await;
+                }
                 Some(Err(failure)) => {
                     tracing::debug!(cause = failure.as_str(), "heartbeat failed, retrying");
                 }

@@ -11,6 +11,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::super::StoreFailure;
+use super::super::audit::{AUDIT_RETENTION, AuditRecord, MAX_AUDIT_RECORDS};
 use super::super::fleet::{LiveReplica, MembershipHeartbeat, MembershipReply, REPLICA_TIMEOUT};
 use super::super::heartbeat::{BucketKey, ShareRound, ShareRoundReply};
 use super::super::memory::coordinators::Coordinators;
@@ -25,28 +26,49 @@ use crate::kernel::units::Nanos;
 /// The time for which rows of the fleet are kept after their last use.
 const KEPT_UNUSED: Nanos = Nanos::from_secs(86_400);
 
-/// One record in the row of the membership.
+/// One record in a row with a list of records.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct MemberRecord {
-    node: Box<str>,
+struct ListRecord {
+    name: Box<str>,
     reported_at: Nanos,
-    record: Box<str>,
+    text: Box<str>,
 }
 
-/// A heartbeat for the list of live replicas.
-pub(super) struct MembershipOperation {
-    heartbeat: MembershipHeartbeat,
+/// Replaces or removes one record in a list of records that expire, and returns the list.
+pub(super) struct RecordListOperation {
+    name: Box<str>,
+    /// `None` removes the record.
+    text: Option<Box<str>>,
+    kept_for: Nanos,
+    max_records: usize,
     keys: [RowKey; 1],
 }
 
-impl MembershipOperation {
-    pub(super) fn new(heartbeat: &MembershipHeartbeat, prefix: &str) -> Self {
-        let keys = [row_key(prefix, RowKind::Membership, b"")];
-        Self { heartbeat: heartbeat.clone(), keys }
+impl RecordListOperation {
+    /// A heartbeat for the list of live replicas.
+    pub(super) fn heartbeat(heartbeat: &MembershipHeartbeat, prefix: &str) -> Self {
+        Self {
+            name: heartbeat.node.clone(),
+            text: heartbeat.record.clone(),
+            kept_for: REPLICA_TIMEOUT,
+            max_records: usize::MAX,
+            keys: [row_key(prefix, RowKind::Membership, b"")],
+        }
+    }
+
+    /// Appends a record to the audit log, or only reads the log.
+    pub(super) fn audit(record: Option<&AuditRecord>, prefix: &str) -> Self {
+        Self {
+            name: record.map(|record| record.id.clone()).unwrap_or_default(),
+            text: record.map(|record| record.text.clone()),
+            kept_for: AUDIT_RETENTION,
+            max_records: MAX_AUDIT_RECORDS,
+            keys: [row_key(prefix, RowKind::Audit, b"")],
+        }
     }
 }
 
-impl StoreOperation for MembershipOperation {
+impl StoreOperation for RecordListOperation {
     type Reply = MembershipReply;
 
     fn keys(&self) -> &[RowKey] {
@@ -55,28 +77,29 @@ impl StoreOperation for MembershipOperation {
 
     fn apply(&self, rows: &mut Rows) -> Result<MembershipReply, StoreFailure> {
         let (now, key) = (rows.now(), &self.keys[0]);
-        let MembershipHeartbeat { node, record } = &self.heartbeat;
-        let mut members: Vec<MemberRecord> = rows.read(key)?.unwrap_or_default();
-        members.retain(|member| now <= member.reported_at.plus(REPLICA_TIMEOUT));
-        for member in &mut members {
+        let mut records: Vec<ListRecord> = rows.read(key)?.unwrap_or_default();
+        records.retain(|record| now <= record.reported_at.plus(self.kept_for));
+        for record in &mut records {
             // An instant in the future is from before a step back of the clock.
-            member.reported_at = member.reported_at.min(now);
+            record.reported_at = record.reported_at.min(now);
         }
-        let own = members.iter().position(|member| member.node == *node);
-        let previous_record = own.map(|own| members.remove(own).record);
-        members.extend(record.clone().map(|record| MemberRecord {
-            node: node.clone(),
-            reported_at: now,
-            record,
-        }));
-        rows.write(key, &members, now.plus(REPLICA_TIMEOUT))?;
+        let own = records.iter().position(|record| record.name == self.name);
+        let previous_record = own.map(|own| records.remove(own).text);
+        if self.text.is_some() || own.is_some() {
+            let name = self.name.clone();
+            let new = |text| ListRecord { name, reported_at: now, text };
+            records.extend(self.text.clone().map(new));
+            // The oldest records come first, because a new one is appended.
+            records.drain(..records.len().saturating_sub(self.max_records));
+            rows.write(key, &records, now.plus(self.kept_for))?;
+        }
         let whole_millis = |time: Nanos| Nanos(time.0.saturating_sub(time.0 % Nanos::MILLI.0));
-        let live = |member: MemberRecord| LiveReplica {
-            node: member.node,
-            silent_for: whole_millis(now.since(member.reported_at)),
-            record: member.record,
+        let live = |record: ListRecord| LiveReplica {
+            node: record.name,
+            silent_for: whole_millis(now.since(record.reported_at)),
+            record: record.text,
         };
-        Ok(MembershipReply { replicas: members.into_iter().map(live).collect(), previous_record })
+        Ok(MembershipReply { replicas: records.into_iter().map(live).collect(), previous_record })
     }
 }
 

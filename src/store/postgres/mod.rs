@@ -39,7 +39,8 @@ pub use connect::ConnectError;
 pub use options::PostgresOptions;
 pub use schema::{Durability, Migrated, SCHEMA_VERSION, migrate, verify_schema};
 
-use super::fleet::{MembershipHeartbeat, MembershipReply};
+use super::audit::{AuditRecord, StoredAuditRecord};
+use super::fleet::{LiveReplica, MembershipHeartbeat, MembershipReply};
 use super::heartbeat::{ShareRound, ShareRoundReply};
 use super::lease::{LeaseMessage, LeaseOutcome};
 use super::permits::{PermitReport, PermitReportReply, StrictPermitReply, StrictPermitRequest};
@@ -47,7 +48,7 @@ use super::stats::StoreStats;
 use super::{ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply};
 use crate::kernel::units::Nanos;
 use counter::{ChargeOperation, LeaseOperation};
-use fleet::{AcquireOperation, MembershipOperation, PermitReportOperation, ShareOperation};
+use fleet::{AcquireOperation, PermitReportOperation, RecordListOperation, ShareOperation};
 use queue::StoreOperation;
 use worker::Shared;
 
@@ -152,7 +153,37 @@ impl FleetStore for PostgresStore {
         heartbeat: &'a MembershipHeartbeat,
     ) -> StoreReply<'a, Result<MembershipReply, StoreFailure>> {
         let longest = self.shared.options.call_timeout.max(MIN_MEMBERSHIP_TIMEOUT);
-        self.start(|| MembershipOperation::new(heartbeat, self.prefix()), longest, |reply| reply)
+        let operation = || RecordListOperation::heartbeat(heartbeat, self.prefix());
+        self.start(operation, longest, |reply| reply)
+    }
+
+    fn has_audit_log(&self) -> bool {
+        true
+    }
+
+    fn append_audit<'a>(
+        &'a self,
+        _now: Nanos,
+        record: &'a AuditRecord,
+    ) -> StoreReply<'a, Result<(), StoreFailure>> {
+        let longest = self.shared.options.call_timeout.max(MIN_MEMBERSHIP_TIMEOUT);
+        let operation = || RecordListOperation::audit(Some(record), self.prefix());
+        self.start(operation, longest, |reply| reply.map(drop))
+    }
+
+    fn read_audit(
+        &self,
+        _now: Nanos,
+    ) -> StoreReply<'_, Result<Vec<StoredAuditRecord>, StoreFailure>> {
+        let longest = self.shared.options.call_timeout.max(MIN_MEMBERSHIP_TIMEOUT);
+        let stored = |LiveReplica { node, silent_for, record }| StoredAuditRecord {
+            record: AuditRecord { id: node, text: record },
+            age: silent_for,
+        };
+        let operation = || RecordListOperation::audit(None, self.prefix());
+        self.start(operation, longest, move |reply| {
+            reply.map(|list| list.replicas.into_iter().map(stored).collect())
+        })
     }
 
     fn report_shares<'a>(

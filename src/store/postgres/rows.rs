@@ -31,6 +31,8 @@ pub(super) enum RowKind {
     Counter = b'c' as isize,
     /// The live replicas.
     Membership = b'm' as isize,
+    /// The audit log.
+    Audit = b'a' as isize,
     /// The incarnation of the coordinator, and the fleet table.
     Fleet = b'f' as isize,
     /// The coordinator's state of one shared concurrency limit.

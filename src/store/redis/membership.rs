@@ -22,8 +22,13 @@ pub fn members_key(prefix: &str) -> String {
 #[must_use]
 pub fn encode_args(heartbeat: &MembershipHeartbeat) -> [String; 3] {
     let record = heartbeat.record.as_deref().unwrap_or_default();
-    let timeout_micros = REPLICA_TIMEOUT.0 / Nanos::MICRO.0;
-    [heartbeat.node.to_string(), record.to_owned(), timeout_micros.to_string()]
+    script_args(&heartbeat.node, record, REPLICA_TIMEOUT)
+}
+
+/// Returns ARGV of [`MEMBERSHIP_SCRIPT`] for any list of records that expire after `timeout`. An
+/// empty `record` removes the record `name`.
+pub(super) fn script_args(name: &str, record: &str, timeout: Nanos) -> [String; 3] {
+    [name.to_owned(), record.to_owned(), (timeout.0 / Nanos::MICRO.0).to_string()]
 }
 
 /// Decodes the reply of [`MEMBERSHIP_SCRIPT`].

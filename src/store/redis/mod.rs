@@ -17,6 +17,7 @@
 //! - The fallback for a failed charge (`engine::decide::fallback`).
 //! - Several connections to one Redis process: its single thread would not reply faster.
 
+mod audit;
 mod batch;
 pub mod charge_call;
 mod client;
@@ -52,6 +53,7 @@ use futures_util::future::{join, join_all};
 use smallvec::SmallVec;
 use tokio::time::timeout;
 
+use super::audit::{AuditRecord, StoredAuditRecord};
 use super::fleet::{MembershipHeartbeat, MembershipReply};
 use super::heartbeat::{ShareRound, ShareRoundReply};
 use super::lease::{LeaseMessage, LeaseOutcome};
@@ -401,6 +403,25 @@ impl FleetStore for RedisStore {
         asked: &'a StrictPermitRequest,
     ) -> StoreReply<'a, Result<Permitted, StoreFailure>> {
         self.acquire_permit(asked)
+    }
+
+    fn has_audit_log(&self) -> bool {
+        true
+    }
+
+    fn append_audit<'a>(
+        &'a self,
+        _now: Nanos,
+        record: &'a AuditRecord,
+    ) -> StoreReply<'a, Result<(), StoreFailure>> {
+        self.append_audit_record(record)
+    }
+
+    fn read_audit(
+        &self,
+        _now: Nanos,
+    ) -> StoreReply<'_, Result<Vec<StoredAuditRecord>, StoreFailure>> {
+        self.read_audit_records()
     }
 
     fn report_strict_permits<'a>(

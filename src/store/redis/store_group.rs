@@ -28,6 +28,7 @@ use super::{RedisStore, StoreFailure};
 use crate::kernel::decision::Cost;
 use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::{Hits, Nanos};
+use crate::store::audit::{AuditRecord, StoredAuditRecord};
 use crate::store::fleet::{MembershipHeartbeat, MembershipReply};
 use crate::store::heartbeat::{ShareRound, ShareRoundReply};
 use crate::store::lease::{LeaseMessage, LeaseOutcome};
@@ -389,6 +390,25 @@ impl FleetStore for StoreGroup {
         heartbeat: &'a MembershipHeartbeat,
     ) -> StoreReply<'a, Result<MembershipReply, StoreFailure>> {
         self.main.update_membership(heartbeat)
+    }
+
+    fn has_audit_log(&self) -> bool {
+        self.main.has_audit_log()
+    }
+
+    fn append_audit<'a>(
+        &'a self,
+        now: Nanos,
+        record: &'a AuditRecord,
+    ) -> StoreReply<'a, Result<(), StoreFailure>> {
+        self.main.append_audit(now, record)
+    }
+
+    fn read_audit(
+        &self,
+        now: Nanos,
+    ) -> StoreReply<'_, Result<Vec<StoredAuditRecord>, StoreFailure>> {
+        self.main.read_audit(now)
     }
 
     fn report_shares<'a>(

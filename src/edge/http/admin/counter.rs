@@ -2,8 +2,8 @@
 //!
 //! Guarantees:
 //! - Reading a counter charges no hits.
-//! - Every change is logged with the domain and the descriptors.
-//! - A change is reported and logged only if the store confirmed it.
+//! - Every change has an operator and a reason, and an entry in the audit log.
+//! - A change is reported and recorded only if the store confirmed it.
 //! - A descriptor without a limit is an error.
 //!
 //! Not covered:
@@ -16,25 +16,11 @@ use smallvec::smallvec;
 
 use super::ExplainQuery;
 use crate::config::descriptor_text::{borrow_entries, format_entries};
+use crate::engine::actions::{ActionError, AuditEntry, Operator};
 use crate::engine::{CheckError, CountedHits, Decision, Engine, LimitStatus};
 use crate::kernel::decision::{Check, Cost, Descriptor, Reason, StoreFailure};
 use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::Hits;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CounterAction {
-    Read,
-    Refund,
-}
-
-impl CounterAction {
-    const fn cost(self, hits: Hits) -> Cost {
-        match self {
-            Self::Read => Cost::Charge(Hits(0)),
-            Self::Refund => Cost::Refund(hits),
-        }
-    }
-}
 
 /// The reasons why reading or changing a counter fails.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +31,8 @@ pub(super) enum CounterError {
     NoCounter(&'static str),
     #[error(transparent)]
     Rejected(#[from] CheckError),
+    #[error(transparent)]
+    InvalidReason(#[from] ActionError),
     /// A fallback decided, because the store did not reply; the change is not confirmed.
     #[error(
         "the store is unavailable ({}), so the change is not confirmed; retry once it is \
@@ -61,35 +49,54 @@ impl CounterError {
             Self::StoreUnavailable(_) | Self::Rejected(CheckError::StoreUnavailable(_)) => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
-            Self::NotOneDescriptor(_) | Self::NoCounter(_) | Self::Rejected(_) => {
-                StatusCode::BAD_REQUEST
-            }
+            Self::NotOneDescriptor(_)
+            | Self::NoCounter(_)
+            | Self::Rejected(_)
+            | Self::InvalidReason(_) => StatusCode::BAD_REQUEST,
         }
     }
 }
 
-/// Reads or refunds the counter of one descriptor. Returns the counter's state as JSON.
+/// Reads the counter of one descriptor. Returns its state as JSON.
 ///
 /// # Errors
 /// [`CounterError`], with a message for the operator.
-pub(super) async fn run_action(
+pub(super) async fn read_counter(
     engine: &Engine,
     query: &ExplainQuery,
-    act: CounterAction,
 ) -> Result<Value, CounterError> {
+    let check = single_check(query, Cost::Charge(Hits(0)))?;
+    let decision = engine.decide(&check).await?;
+    ensure_has_limit(&decision)?;
+    let counted = engine.counted_hits(check).await;
+    Ok(counter_json(&decision, &counted))
+}
+
+/// Refunds the query's hits to the counter of one descriptor. Returns the counter's state as JSON.
+///
+/// # Errors
+/// [`CounterError`], with a message for the operator.
+pub(super) async fn refund_counter(
+    engine: &Engine,
+    query: &ExplainQuery,
+    operator: Operator<'_>,
+) -> Result<Value, CounterError> {
+    engine.validate_operator(operator)?;
+    let check = single_check(query, Cost::Refund(Hits(query.hits)))?;
+    let decision = engine.decide(&check).await?;
+    ensure_has_limit(&decision)?;
+    ensure_decided_by_store(engine, &decision)?;
+    let entry = audit_entry(engine, query, ("refund", operator));
+    engine.append_audit(AuditEntry { hits: Some(query.hits), ..entry }).await;
+    let counted = engine.counted_hits(check).await;
+    Ok(counter_json(&decision, &counted))
+}
+
+fn single_check(query: &ExplainQuery, cost: Cost) -> Result<Check<'_>, CounterError> {
     let [entries] = &*query.descriptors else {
         return Err(CounterError::NotOneDescriptor(query.descriptors.len()));
     };
-    let descriptor = descriptor(entries, act.cost(Hits(query.hits)));
-    let question = Check { domain: &query.domain, descriptors: smallvec![descriptor] };
-    let answer = engine.decide(&question).await?;
-    ensure_has_limit(&answer)?;
-    if act == CounterAction::Refund {
-        ensure_decided_by_store(engine, &answer)?;
-        log_change("refund", query);
-    }
-    let counted = engine.counted_hits(question).await;
-    Ok(counter_json(&answer, &counted))
+    Ok(Check { domain: &query.domain, descriptors: smallvec![descriptor(entries, cost)] })
 }
 
 /// Empties the counters of the query's descriptors. Returns the number of emptied counters.
@@ -99,20 +106,22 @@ pub(super) async fn run_action(
 pub(super) async fn reset_counters(
     engine: &Engine,
     query: &ExplainQuery,
+    operator: Operator<'_>,
 ) -> Result<usize, CounterError> {
+    engine.validate_operator(operator)?;
     let all_hits = Cost::Refund(Hits(EXACT_BOUND));
     let descriptors = query.descriptors.iter().map(|entries| descriptor(entries, all_hits));
-    let question = Check { domain: &query.domain, descriptors: descriptors.collect() };
-    let answer = engine.decide(&question).await?;
-    // A partial success is logged too, because some counters are empty.
-    if answer.all_limits().iter().any(|status| status.decision.reason == Reason::Refunded) {
-        log_change("reset", query);
+    let check = Check { domain: &query.domain, descriptors: descriptors.collect() };
+    let decision = engine.decide(&check).await?;
+    // A partial success is recorded too, because some counters are empty.
+    if decision.all_limits().iter().any(|status| status.decision.reason == Reason::Refunded) {
+        engine.append_audit(audit_entry(engine, query, ("reset", operator))).await;
     }
-    ensure_decided_by_store(engine, &answer)?;
+    ensure_decided_by_store(engine, &decision)?;
     // Only descriptors with a limit have a counter. The reply's
     // number shows the operator that a descriptor had none.
-    match answer.all_limits().iter().filter(|status| status.decision.limit.is_some()).count() {
-        0 => ensure_has_limit(&answer).map(|()| 0),
+    match decision.all_limits().iter().filter(|status| status.decision.limit.is_some()).count() {
+        0 => ensure_has_limit(&decision).map(|()| 0),
         some => Ok(some),
     }
 }
@@ -133,12 +142,14 @@ fn ensure_decided_by_store(engine: &Engine, decision: &Decision) -> Result<(), C
     Ok(())
 }
 
-fn log_change(act: &str, query: &ExplainQuery) {
-    let named = |entries: &Vec<(String, String)>| format_entries(borrow_entries(entries));
-    let descriptors = query.descriptors.iter().map(named).collect::<Vec<_>>().join(" ");
-    let (domain, hits) = (&*query.domain, query.hits);
-    // Logged as a warning, because common log levels include warnings.
-    tracing::warn!(action = act, domain, descriptors, hits, "admin changed a counter");
+fn audit_entry(
+    engine: &Engine,
+    query: &ExplainQuery,
+    (action, operator): (&str, Operator<'_>),
+) -> AuditEntry {
+    let text = |entries: &Vec<(String, String)>| format_entries(borrow_entries(entries));
+    let descriptors = query.descriptors.iter().map(text).collect::<Vec<_>>().join(" ");
+    engine.audit_entry(action, &query.domain, operator).with_descriptor(descriptors)
 }
 
 /// Returns an error if the first descriptor has no limit.

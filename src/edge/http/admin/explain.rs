@@ -3,16 +3,16 @@
 //! Guarantees:
 //! - No counter is read or changed: the decision of a rate limit assumes an empty counter.
 //! - A concurrency limit is shown with its requests in flight.
-//! - A forced decision is shown with its verdict and its end.
+//! - A forced decision or boost is shown with its effect and its end.
 
 use super::permits::to_ratio;
+use crate::config::action::{Action, ActionEffect, ActionTarget};
 use crate::config::descriptor_text::{borrow_entries, parse_entries};
 use crate::config::explain::{BucketSnapshot, DescriptorExplanation, Explanation, FreshDecision};
-use crate::config::forced_decision::{ForcedDecision, ForcedRule};
 use crate::config::{self, Config};
 use crate::engine::Engine;
+use crate::engine::actions::verdict_name;
 use crate::engine::concurrency::BucketMetrics;
-use crate::engine::forced_decisions::verdict_name;
 use crate::kernel::units::{Hits, Nanos};
 
 /// The check in a query string, for `/explain` and other admin paths.
@@ -67,47 +67,58 @@ pub fn explain(config: &Config, query: &ExplainQuery, now: Nanos) -> Explanation
     config::explain::explain(config, &query.domain, &descriptors, Hits(query.hits), now)
 }
 
-/// Adds to `explanation` the requests in flight of each concurrency limit, and the forced
-/// decisions.
+/// Adds to `explanation` the requests in flight of each concurrency limit, and the actions of
+/// operators.
 pub(super) fn add_live_state(explanation: &mut Explanation, query: &ExplainQuery, engine: &Engine) {
-    let forced_rules = engine.forced_decisions();
+    let actions: Vec<_> = engine.actions().into_iter().map(|active| active.action).collect();
     for (descriptor, entries) in explanation.descriptors.iter_mut().zip(&query.descriptors) {
         if let Some(concurrency) = &mut descriptor.concurrency {
             concurrency.now = engine
                 .concurrency_snapshot(&query.domain, &borrow_entries(entries))
                 .map(live_state);
         }
-        if let Some(forced_rule) =
-            forced_rules.iter().find(|rule| is_forced(rule, &query.domain, descriptor))
-        {
-            show_forced_decision(descriptor, forced_rule.decision);
+        for action in actions.iter().filter(|action| *action.domain == *query.domain) {
+            if applies(action, entries, descriptor) {
+                show_action(descriptor, action);
+            }
         }
     }
 }
 
-/// Returns `true` if the forced decision applies to the descriptor's rule, which must have a limit.
-fn is_forced(forced_rule: &ForcedRule, domain: &str, descriptor: &DescriptorExplanation) -> bool {
+/// Returns `true` if an action applies to the descriptor, whose rule must have a limit.
+fn applies(
+    action: &Action,
+    entries: &[(String, String)],
+    descriptor: &DescriptorExplanation,
+) -> bool {
     let limited_rule = descriptor.rule.as_ref().filter(|rule| rule.counter.is_some());
-    *forced_rule.domain == *domain
-        && limited_rule.is_some_and(|rule| *forced_rule.path == *rule.path)
+    limited_rule.is_some_and(|rule| match &action.target {
+        ActionTarget::Rule(path) => **path == *rule.path,
+        ActionTarget::Key(key) => **key == *entries,
+    })
 }
 
-/// Adds the verdict and the end of a forced decision to a descriptor's explanation. Meanwhile no
-/// hits are counted, so the remaining hits are omitted.
-fn show_forced_decision(descriptor: &mut DescriptorExplanation, forced: ForcedDecision) {
-    let verdict = verdict_name(forced.verdict);
+/// Adds an action's effect and end to a descriptor's explanation. A forced decision counts no hits,
+/// so the remaining hits are omitted.
+fn show_action(descriptor: &mut DescriptorExplanation, action: &Action) {
+    let until = format_time(action.until);
+    let effect = match action.effect {
+        ActionEffect::Force(verdict) => {
+            show_forced_verdict(descriptor, verdict_name(verdict));
+            format!("forces {}", verdict_name(verdict))
+        }
+        ActionEffect::Boost(size) => format!("boosts the limit of this key to {size}"),
+    };
+    descriptor.outcome = format!("{}; an operator {effect} until {until}", descriptor.outcome);
+}
+
+fn show_forced_verdict(descriptor: &mut DescriptorExplanation, verdict: &str) {
     for rule in descriptor.limits_mut() {
         let (remaining, reset_after) = (None, None);
-        rule.fresh = FreshDecision {
-            hits: rule.fresh.hits,
-            verdict: verdict.into(),
-            remaining,
-            reset_after,
-        };
+        let hits = rule.fresh.hits;
+        rule.fresh =
+            FreshDecision { hits, verdict: verdict.to_owned().into(), remaining, reset_after };
     }
-    let until = format_time(forced.until);
-    descriptor.outcome =
-        format!("{}; an operator forces {verdict} until {until}", descriptor.outcome);
 }
 
 /// Formats an instant as RFC 3339 in UTC, rounded up to a whole second.

@@ -5,20 +5,20 @@
 
 use std::sync::Arc;
 
+use super::access::AdminAccess;
+use super::config_diff::ConfigDiff;
 use super::show::ConfigLoads;
-use crate::config::settings::SecretText;
 use crate::engine::Engine;
 
 /// The dependencies of the admin port.
 #[derive(Clone)]
 pub struct Admin {
-    /// The setting `listen.admin_token`, which callers must send as `Authorization: Bearer …`.
-    pub token: Option<SecretText>,
-    /// Serves the pages that envoyproxy/ratelimit has too (`/`, `/rlconfig` and `/stats`)
-    /// without a token. The other paths still need a token.
-    pub debug_pages: bool,
+    /// The tokens, and the pages that need none.
+    pub access: AdminAccess,
     /// The engine whose limits and counters the pages show and change.
     pub engine: Arc<Engine>,
     /// Returns the results of all configuration loads, for `/config`.
     pub load_report: Arc<dyn Fn() -> ConfigLoads + Send + Sync>,
+    /// The difference between the last two configurations, for `/config/diff`.
+    pub config_diff: Arc<ConfigDiff>,
 }

@@ -1,0 +1,88 @@
+//! The named tokens of the admin port: one file each, such as `operate.alice` or `view.grafana`.
+//!
+//! Guarantees:
+//! - A new, changed or removed file applies within a second of the next request.
+//! - While a file or its name is invalid, no token of the directory is valid.
+//!
+//! Not covered:
+//! - The strength of tokens.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::Role;
+use crate::config::settings::SecretText;
+use crate::engine::actions::MAX_OPERATOR_BYTES;
+use crate::kernel::units::Nanos;
+
+/// The directory is read again after this time.
+const MAX_AGE: Nanos = Nanos::SECOND;
+
+/// A directory with one token in each file.
+pub struct TokenDirectory {
+    path: PathBuf,
+    loaded: Mutex<(Option<Nanos>, Vec<NamedToken>)>,
+}
+
+struct NamedToken {
+    name: Arc<str>,
+    role: Role,
+    secret: SecretText,
+}
+
+impl TokenDirectory {
+    /// Reads the directory once.
+    ///
+    /// # Errors
+    /// A message if the directory or a token in it cannot be read.
+    pub fn open(path: &Path) -> Result<Self, String> {
+        let tokens = read_tokens(path)?;
+        Ok(Self { path: path.into(), loaded: Mutex::new((None, tokens)) })
+    }
+
+    /// Returns the name and the role of the token `offered`. `now` is an instant of the steady clock.
+    pub(super) fn find(&self, offered: &[u8], now: Nanos) -> Option<(Arc<str>, Role)> {
+        let mut loaded = self.loaded.lock();
+        if loaded.0.is_none_or(|read_at| MAX_AGE <= now.since(read_at)) {
+            let tokens = read_tokens(&self.path).unwrap_or_else(|error| {
+                tracing::warn!("{error}");
+                Vec::new()
+            });
+            *loaded = (Some(now), tokens);
+        }
+        let token = loaded.1.iter().find(|token| token.secret.matches(offered))?;
+        Some((Arc::clone(&token.name), token.role))
+    }
+}
+
+fn read_tokens(directory: &Path) -> Result<Vec<NamedToken>, String> {
+    let failed = |path: &Path, cause: &dyn std::fmt::Display| {
+        format!("{}: {cause} (setting listen.admin_tokens)", path.display())
+    };
+    let mut tokens = Vec::new();
+    for file in fs::read_dir(directory).map_err(|error| failed(directory, &error))? {
+        let path = file.map_err(|error| failed(directory, &error))?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        // Kubernetes keeps the versions of a mounted secret in files that start with a dot.
+        if name.starts_with('.') {
+            continue;
+        }
+        let (role, name) = parse_file_name(name).ok_or_else(|| {
+            failed(&path, &"the name of a token file must be view.NAME or operate.NAME")
+        })?;
+        let text = fs::read_to_string(&path).map_err(|error| failed(&path, &error))?;
+        let secret = SecretText::new(text.trim())
+            .ok_or_else(|| failed(&path, &"a token must be printable ASCII without blanks"))?;
+        tokens.push(NamedToken { name: name.into(), role, secret });
+    }
+    Ok(tokens)
+}
+
+fn parse_file_name(name: &str) -> Option<(Role, &str)> {
+    let (role, name) = name.split_once('.')?;
+    let role = [Role::View, Role::Operate].into_iter().find(|known| known.as_str() == role)?;
+    (!name.is_empty() && name.len() <= MAX_OPERATOR_BYTES).then_some((role, name))
+}
