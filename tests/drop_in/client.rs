@@ -31,7 +31,8 @@ fn refund_that_still_denies_says_so() {
     };
     // 15 hits are counted, and the limit is 5.
     (0..3).for_each(|_| drop(ask(&["--hits", "5"])));
-    let refund = |hits: &str| ask(&["--refund", "--hits", hits, "--server", &admin]);
+    let refund =
+        |hits: &str| ask(&["--refund", "--hits", hits, "--reason", "test", "--server", &admin]);
     let still_denied = refund("9");
     let six_used = "k=v: 6 of 5 used, 0 of 5 remaining, resets in ";
     assert!(still_denied.contains(six_used), "{still_denied}");
@@ -67,7 +68,7 @@ fn ask_command_charges_peeks_and_resets_a_counter() {
         "{output}"
     );
     assert_eq!(
-        ask(&["--reset", "--server", &admin]),
+        ask(&["--reset", "--reason", "test", "--server", &admin]),
         (Some(0), "1 counter reset\n".to_owned(), String::new())
     );
     let (_, output, _) = ask(&["--peek"]);
@@ -110,7 +111,7 @@ fn ask_with_flag_server_rejects_flags_hits_and_peek() {
         let (code, output, why) = run(&[&plain[..], &["--server", &admin], more].concat());
         assert_eq!((code, &*output), (Some(2), ""), "{more:?}");
         assert!(
-            why.contains("--server is only for --reset, --refund, --force and --unforce"),
+            why.contains("--server is only for --reset, --refund, --force, --unforce"),
             "{why}"
         );
         assert!(why.contains("for a check, set --address to the gRPC port"), "{why}");
@@ -132,7 +133,7 @@ fn bad_admin_tokens_and_addresses_are_reported() {
         (None, "a token is required; set SLUICEGATE_LISTEN_ADMIN_TOKEN"),
         (Some(""), "a token is required; set SLUICEGATE_LISTEN_ADMIN_TOKEN"),
     ] {
-        for act in [&["explain"][..], &["ask", "--reset"]] {
+        for act in [&["explain"][..], &["ask", "--reset", "--reason", "test"]] {
             let (code, _, output) =
                 run_with(token, &[act, &["--server", &admin], &check_args].concat());
             assert!(code == Some(2) && output.contains(why), "{token:?} {act:?}: {output}");
@@ -140,7 +141,7 @@ fn bad_admin_tokens_and_addresses_are_reported() {
         }
     }
     for server in [&*bare, "localhost", "https://localhost:6070", "http://", ""] {
-        for act in [&["explain"][..], &["ask", "--reset"]] {
+        for act in [&["explain"][..], &["ask", "--reset", "--reason", "test"]] {
             let (code, _, output) = run(&[act, &["--server", server], &check_args].concat());
             let why = format!("--server `{server}` must be http://HOST:PORT");
             assert!(code == Some(2) && output.contains(&why), "{act:?}: {output}");
@@ -159,7 +160,7 @@ fn explain_command_reports_a_forced_decision() {
         code == Some(0) && output.contains(" 1 hit on an empty counter: allow, 4 "),
         "{output}"
     );
-    let freeze = ["ask", "--force", "deny", "--for", "1h"];
+    let freeze = ["ask", "--force", "deny", "--for", "1h", "--reason", "test"];
     assert_eq!(run(&[&freeze[..], &check_args].concat()).0, Some(0));
     let (code, output, _) = explain();
     assert!(code == Some(0) && output.contains("; an operator forces deny until 2"), "{output}");

@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use sluicegate::clock::Clock;
 use sluicegate::config;
+use sluicegate::config::action::ActionEffect;
 use sluicegate::engine::Engine;
-use sluicegate::kernel::decision::{Check, Cost, Descriptor};
+use sluicegate::engine::actions::{ActionError, ActionKind, ActionRequest, AuditEntry, Operator};
+use sluicegate::kernel::decision::{Check, Cost, Descriptor, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 
 /// Publishes `descriptors` in domain `d`, with additional `domain_fields`.
@@ -50,4 +52,44 @@ pub fn check_of_entry<'a>(key: &'a str, value: &'a str) -> Check<'a> {
 
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
+}
+
+/// A domain and the keys and values of one descriptor.
+pub type Target<'a> = (&'a str, &'a [(&'a str, &'a str)]);
+
+fn request<'a>((domain, entries): Target<'a>, kind: ActionKind) -> ActionRequest<'a> {
+    ActionRequest {
+        domain,
+        entries,
+        kind,
+        operator: Operator { name: "alice", reason: "ticket 7" },
+    }
+}
+
+/// Starts an action of this kind.
+pub fn try_act(
+    engine: &Engine,
+    target: Target<'_>,
+    (kind, effect): (ActionKind, ActionEffect),
+    duration: Nanos,
+) -> Result<AuditEntry, ActionError> {
+    engine.start_action(&request(target, kind), effect, duration)
+}
+
+/// Forces the decision of the rule that matches the descriptor.
+pub fn force(engine: &Engine, target: Target<'_>, verdict: Verdict, duration: Nanos) -> AuditEntry {
+    let effect = ActionEffect::Force(verdict);
+    try_act(engine, target, (ActionKind::ForceRule, effect), duration).unwrap()
+}
+
+pub fn end_forced_decision(engine: &Engine, target: Target<'_>) {
+    end_action(engine, target, ActionKind::ForceRule).unwrap();
+}
+
+pub fn end_action(
+    engine: &Engine,
+    target: Target<'_>,
+    kind: ActionKind,
+) -> Result<AuditEntry, ActionError> {
+    engine.end_action(&request(target, kind))
 }

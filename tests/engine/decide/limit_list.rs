@@ -10,7 +10,7 @@ use sluicegate::kernel::units::{Hits, Nanos, Revision, Unit};
 
 use crate::edge::engine;
 use crate::support::dice::{Dice, seed};
-use crate::support::engine::advance_clock;
+use crate::support::engine::{advance_clock, end_forced_decision, force};
 
 const STRATEGIES: [&str; 4] = ["fixed_window", "gcra", "sliding_window", "sliding_log"];
 const TWO_LIMITS: &str = "- {key: k, rate_limits: [{unit: second, requests_per_unit: 2}, \
@@ -153,12 +153,12 @@ async fn shadow_mode_and_forced_decisions_apply_to_the_whole_list() {
     }
     let engine = engine_of("each", TWO_LIMITS);
     let descriptor: (&str, &[(&str, &str)]) = ("d", &[("k", "v")]);
-    let forced = engine.force_decision(descriptor, Verdict::Deny, Nanos::from_secs(60)).unwrap();
-    assert_eq!(&*forced.path, "d.k");
+    let forced = force(&engine, descriptor, Verdict::Deny, Nanos::from_secs(60));
+    assert_eq!(forced.limit.as_deref(), Some("d.k"));
     let denied = hit(&engine, 1).await;
     assert_eq!((denied.verdict, denied.statuses.len()), (Verdict::Deny, 1));
     assert_eq!(denied.statuses[0].decision.reason, Reason::Forced);
-    engine.end_forced_decision("d", &[("k", "v")]).unwrap();
+    end_forced_decision(&engine, ("d", &[("k", "v")]));
     assert_eq!(remaining(&hit(&engine, 0).await), [2, 5], "nothing was counted");
 }
 

@@ -9,7 +9,7 @@ use sluicegate::kernel::decision::{Cost, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::{engine, poll_once, send_check, total_balance};
-use crate::support::engine::{check, publish};
+use crate::support::engine::{check, force, publish};
 use crate::support::faulty_store::FaultyStore;
 
 const LIMITS: &str = "- key: a\n  rate_limit: {unit: day, requests_per_unit: 10}\n\
@@ -39,7 +39,7 @@ async fn a_forced_deny_spends_no_balance() {
             peeked.iter().map(|status| status.decision.headroom.remaining).collect::<Vec<Hits>>()
         };
         let (before, calls, all) = (total_balance(&engine), store.calls(), left().await);
-        engine.force_decision(("d", &[FORCED_DENY]), Verdict::Deny, Nanos::from_secs(60)).unwrap();
+        force(&engine, ("d", &[FORCED_DENY]), Verdict::Deny, Nanos::from_secs(60));
         let entries: Vec<_> = [&[FORCED_DENY], leased_entries].concat();
         for _ in 0..5 {
             let answer = send_check(&engine, &entries, 1).await.unwrap();
@@ -65,7 +65,7 @@ async fn forced_deny_with_strict_limit() -> (Arc<FaultyStore>, Engine, u64) {
     for _ in 0..50 {
         send_check(&engine, &[("b", "v")], 1).await.unwrap();
     }
-    engine.force_decision(("d", &[FORCED_DENY]), Verdict::Deny, Nanos::from_secs(60)).unwrap();
+    force(&engine, ("d", &[FORCED_DENY]), Verdict::Deny, Nanos::from_secs(60));
     let local_balance = total_balance(&engine);
     assert!(5 <= local_balance, "{local_balance}");
     (store, engine, local_balance)

@@ -300,3 +300,35 @@ fn a_read_only_mount_stops_serve() {
         "{error}"
     );
 }
+
+#[test]
+fn a_boost_and_the_audit_log_survive_a_restart() {
+    let flags = ["--listen-admin-token", "open-sesame"];
+    let deployment = Deployment::new(2, &flags);
+    let ask = |service: &Service, more: &[&str]| {
+        let (address, admin) = (service.grpc.to_string(), format!("http://{}", service.admin));
+        let mut command = sluicegate();
+        command.args(["ask", "--address", &address, "--domain", "shop"]);
+        command.args(["--descriptor", "client=a"]).args(more);
+        if more.contains(&"--reason") {
+            command.args(["--server", &admin]);
+        }
+        let output = command.env("SLUICEGATE_LISTEN_ADMIN_TOKEN", "open-sesame").output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let service = deployment.start();
+    let boost = ["--boost", "5", "--for", "1h", "--reason", "sale"];
+    let wanted = (Some(0), "client=a has a limit of 5 for 1h\n".to_owned());
+    assert_eq!(ask(&service, &boost), wanted);
+    drop(service);
+    let service = deployment.start();
+    assert_eq!(ask(&service, &["--hits", "5"]).0, Some(0), "{}", service.log());
+    assert_eq!(ask(&service, &[]).0, Some(1));
+    let headers = [("authorization", "Bearer open-sesame")];
+    let page = http1::get(service.admin, "/audit", &headers).unwrap().text();
+    let page: Value = serde_json::from_str(&page).unwrap();
+    assert_eq!(
+        (&page["survives_restart"], &page["entries"][0]["reason"]),
+        (&true.into(), &"sale".into())
+    );
+}

@@ -3,7 +3,9 @@
 use std::process::Output;
 
 use super::{FLAGS, LIMIT, assert_limit_enforced};
-use crate::store::redis::forced_decisions::{assert_counter_changes, assert_forced_decisions};
+use crate::store::redis::forced_decisions::{
+    assert_counter_changes, assert_forced_decisions, assert_key_actions,
+};
 use crate::store::redis::{check, limits, serve};
 use crate::support::postgres::Postgres;
 use crate::support::service::{refused, sluicegate};
@@ -114,4 +116,10 @@ fn ask_changes_counters_and_decisions_in_postgres() {
     let server = Postgres::start();
     assert_counter_changes(&server.url());
     assert_forced_decisions(&server.url());
+}
+
+#[test]
+fn actions_on_keys_survive_a_restart_with_postgres() {
+    let server = Postgres::start();
+    assert_key_actions(&server.url());
 }

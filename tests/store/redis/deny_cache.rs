@@ -237,7 +237,7 @@ async fn repeated_charges_beside_a_forced_denial_cache_no_denial() {
     let on = connected(&format!("charge: all_or_nothing\n{RULES}"));
     assert_eq!(check(&on, &["cached"], 9).await.0, Verdict::Allow);
     let minute = Nanos::from_secs(60);
-    on.engine.force_decision(("d", &[("strict", "v")]), Verdict::Deny, minute).unwrap();
+    crate::support::engine::force(&on.engine, ("d", &[("strict", "v")]), Verdict::Deny, minute);
     let (verdict, found) = check(&on, &["strict", "cached", "cached"], 1).await;
     assert_eq!(verdict, Verdict::Deny);
     assert_eq!(found[2].reason, Reason::OverLimit, "one is left for two");

@@ -161,7 +161,7 @@ async fn error_fallback_refuses_the_check_without_charging() {
 }
 
 fn force_decision(engine: &Engine, key: &str, verdict: Verdict) {
-    engine.force_decision(("d", &[(key, "v")]), verdict, Nanos::from_secs(60)).unwrap();
+    crate::support::engine::force(engine, ("d", &[(key, "v")]), verdict, Nanos::from_secs(60));
 }
 
 #[tokio::test]

@@ -228,7 +228,12 @@ async fn forced_denials_add_no_fallback_debt() {
     replica.store.signal("CONT");
     replica.wait_for_remaining("window", 6).await;
     let forced_descriptor = ("d", &[("other", "v")][..]);
-    replica.engine.force_decision(forced_descriptor, Verdict::Deny, Nanos::from_secs(600)).unwrap();
+    crate::support::engine::force(
+        &replica.engine,
+        forced_descriptor,
+        Verdict::Deny,
+        Nanos::from_secs(600),
+    );
     // Checks of 0 hits keep the repaid hits in the local counter. The fallback debt never exceeds
     // this count.
     replica.stop_with_checks("window", 0).await;

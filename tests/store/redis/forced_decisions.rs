@@ -4,6 +4,7 @@ use std::process::{Command, Output};
 
 use super::{RULES, check, check_all, limits, ready, serve};
 use crate::support::redis::Redis;
+use crate::support::resp::Value;
 use crate::support::service::Service;
 use crate::support::waiting::{for_a_day_with_a_minute_left, until};
 
@@ -19,8 +20,9 @@ fn run_ask_for(service: &Service, key: &str, more: &[&str]) -> (Option<i32>, Str
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
     let descriptor = format!("{key}=v");
     command.args(["ask", "--address", &address, "--domain", "d", "--descriptor", &descriptor]);
-    if more.iter().any(|word| ["--force", "--unforce", "--refund", "--reset"].contains(word)) {
-        command.args(["--server", &admin]);
+    let changes = ["--force", "--unforce", "--refund", "--reset", "--boost", "--unboost"];
+    if more.iter().any(|word| changes.contains(word)) {
+        command.args(["--server", &admin, "--reason", "ticket 7"]);
     }
     let out = command.args(more).env("SLUICEGATE_LISTEN_ADMIN_TOKEN", TOKEN).output().unwrap();
     let Output { status, stdout, stderr } = out;
@@ -88,7 +90,7 @@ pub fn assert_forced_decisions(url: &str) {
     drop(a);
     let a = replica_of(files.path(), url, "a");
     wait_for_status(&a, 429);
-    assert!(b.log().contains("another replica changed a forced decision"), "{}", b.log());
+    assert!(b.log().contains("another replica changed an action"), "{}", b.log());
     let (code, output) = run_ask(&c, &["--unforce"]);
     assert!(
         code == Some(0) && output.starts_with("d.local is enforced again, at all "),
@@ -158,7 +160,7 @@ fn unreachable_counter_is_never_reported_as_changed() {
         other => Err(format!("{other:?}")),
     })
     .unwrap();
-    let changed = || one.log().matches("admin changed a counter").count();
+    let changed = || one.log().matches("operator action").count();
     until("the change is logged", || if changed() == 0 { Err(one.log()) } else { Ok(()) }).unwrap();
     assert_eq!(changed(), 1, "{}", one.log());
 }
@@ -194,12 +196,86 @@ pub fn assert_counter_changes(url: &str) {
     );
     assert_eq!(run_ask(&one, &["--unforce"]), (Some(0), "d.local is enforced again\n".into()));
     for (words, why) in [
-        (&["--unforce"][..], "no decision is forced for this limit"),
-        (&["--force", "deny", "--for", "25h"], "a decision is forced for 1s to 24h"),
+        (&["--unforce"][..], "no action of this kind applies"),
+        (&["--force", "deny", "--for", "25h"], "`for` must be 1s to 24h"),
         (&["--force", "shut", "--for", "1m"], "`as` must be deny or allow, got `shut`"),
         (&["--force", "deny"], "--for"),
     ] {
         let (code, output) = run_ask(&one, words);
         assert!(code == Some(2) && output.contains(why), "{words:?}: {code:?} {output}");
     }
+}
+
+/// Returns the entries of `/audit`: action, detail and operator, newest first.
+fn audit_entries(service: &Service) -> Vec<[String; 3]> {
+    let headers = [("authorization", &*format!("Bearer {TOKEN}"))];
+    let text = crate::support::http1::get(service.admin, "/audit", &headers).unwrap().text();
+    let page: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(page["survives_restart"], true, "{text}");
+    let field = |entry: &serde_json::Value, name: &str| entry[name].as_str().unwrap().to_owned();
+    let entry = |entry| ["action", "detail", "by"].map(|name| field(entry, name));
+    page["entries"].as_array().unwrap().iter().map(entry).collect()
+}
+
+/// Asserts over the store at `url` that a boosted key and a forced key differ from other keys, and
+/// that actions and the audit log survive a restart of the last replica.
+pub fn assert_key_actions(url: &str) {
+    for_a_day_with_a_minute_left();
+    let files = limits(5);
+    let a = replica_of(files.path(), url, "a");
+    wait_for_members(&a, 1);
+    assert_eq!(
+        run_ask(&a, &["--boost", "x2", "--for", "1h"]),
+        (Some(0), "local=v has 2 times its limit for 1h\n".into())
+    );
+    let deny_key = ["--force", "deny", "--for", "1h", "--scope", "key"];
+    assert_eq!(
+        run_ask_for(&a, "error", &deny_key),
+        (Some(0), "error=v denies everything for 1h\n".into())
+    );
+    drop(a);
+    let b = replica_of(files.path(), url, "b");
+    let wanted = [["force", "deny for 1h", "admin"], ["boost", "x2 for 1h", "admin"]];
+    assert_eq!(audit_entries(&b), wanted);
+    wait_for_members(&b, 1);
+    assert_eq!(run_ask(&b, &["--hits", "10"]).0, Some(0), "the boost continues: {}", b.log());
+    assert_eq!(run_ask(&b, &[]).0, Some(1));
+    assert_eq!(check(&b, "error", "v"), 429);
+    assert_eq!(check(&b, "error", "other"), 200);
+    assert_eq!(
+        run_ask(&b, &["--unboost"]),
+        (Some(0), "local=v has its configured limit again\n".into())
+    );
+    drop(b);
+    let c = replica_of(files.path(), url, "c");
+    wait_for_members(&c, 1);
+    let (_, output) = run_ask(&c, &["--peek"]);
+    assert!(output.contains(" of 5 per day"), "an ended boost stays ended: {output}");
+    assert_eq!(audit_entries(&c)[0], ["unboost", "", "admin"]);
+}
+
+#[test]
+fn actions_on_keys_survive_a_restart_of_all_replicas() {
+    let store = Redis::start();
+    assert_key_actions(&store.url());
+}
+
+#[test]
+fn an_action_during_an_outage_reaches_the_audit_log_later() {
+    let (mut store, files) = (Redis::start(), limits(10));
+    let a = replica(files.path(), &store, "a");
+    wait_for_members(&a, 1);
+    store.kill();
+    until("the loss is noticed", || match ready(&a).text() {
+        text if text.contains("is unavailable") => Ok(()),
+        text => Err(text),
+    })
+    .unwrap();
+    assert_eq!(run_ask(&a, &["--force", "deny", "--for", "1h"]).0, Some(0));
+    store.launch(&["--port", "0"]);
+    until("the store has the entry", || {
+        let count = store.command(&["HLEN", "sluicegatesg:{fleet}:audit"]);
+        if count == Value::Int(1) { Ok(()) } else { Err(format!("{count:?} {}", a.log())) }
+    })
+    .unwrap();
 }

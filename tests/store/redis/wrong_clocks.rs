@@ -14,6 +14,7 @@ use sluicegate::store::redis::{RedisStore, RedisTopology};
 use tokio::task::JoinHandle;
 
 use super::fallback::{engine_over, new_check, redis_at};
+use crate::support::engine::{end_forced_decision, force};
 use crate::support::redis::Redis;
 use crate::support::waiting::{PATIENCE, for_a_day_with_a_minute_left, now, until};
 
@@ -75,12 +76,12 @@ async fn forced_decision_survives_a_retry_with_a_new_calendar_window() {
     let on = connected(RULES);
     let plain = ("d", &[("plain", "v")][..]);
     // By the clock of Redis, this forced decision expired long ago.
-    on.engine.force_decision(plain, Verdict::Allow, Nanos::from_secs(60)).unwrap();
+    force(&on.engine, plain, Verdict::Allow, Nanos::from_secs(60));
     for left in [9, 8, 7] {
         let (verdict, both) = check(&on, &["plain", "month"], 1).await;
         assert_eq!((verdict, both[1]), (Verdict::Allow, Hits(left)));
     }
-    on.engine.end_forced_decision(plain.0, plain.1).unwrap();
+    end_forced_decision(&on.engine, plain);
     assert_eq!(check(&on, &["plain"], 0).await.1, [Hits(10)], "it counts nothing meanwhile");
 }
 
@@ -113,7 +114,7 @@ async fn check_planned_again_for_a_new_window_spends_its_balance_once() {
 async fn forced_denial_charges_nothing_in_a_retry_with_a_new_calendar_window() {
     let on = connected(&format!("charge: all_or_nothing\n{RULES}"));
     let plain = ("d", &[("plain", "v")][..]);
-    on.engine.force_decision(plain, Verdict::Deny, Nanos::from_secs(60)).unwrap();
+    force(&on.engine, plain, Verdict::Deny, Nanos::from_secs(60));
     for _ in 0..3 {
         let (verdict, left) = check(&on, &["plain", "month", "tight"], 1).await;
         assert_eq!((verdict, &left[1..]), (Verdict::Deny, &[Hits(10), Hits(2)][..]));

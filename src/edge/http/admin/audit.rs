@@ -70,10 +70,18 @@ fn row_json(AuditRow { entry, at }: &AuditRow) -> Value {
 
 /// Describes the effect: `deny for 10m`, `x2 for 1h` or `20 hits`.
 fn detail(entry: &AuditEntry) -> String {
-    let duration = entry.duration_ms.map(|ms| Nanos(ms.saturating_mul(Nanos::MILLI.0)));
-    match (&entry.value, duration, entry.hits) {
-        (Some(value), Some(duration), _) => format!("{value} for {duration}"),
+    match (&entry.value, entry.duration_ms, entry.hits) {
+        (Some(value), Some(duration_ms), _) => {
+            format!("{value} for {}", duration_text(duration_ms))
+        }
         (_, _, Some(hits)) => format!("{hits} hits"),
         _ => String::new(),
     }
+}
+
+/// Formats a duration in the largest unit in which it is whole.
+fn duration_text(ms: u64) -> String {
+    const UNITS: [(u64, &str); 3] = [(3_600_000, "h"), (60_000, "m"), (1_000, "s")];
+    let unit = UNITS.into_iter().find(|(unit_ms, _)| ms.is_multiple_of(*unit_ms));
+    unit.map_or_else(|| format!("{ms}ms"), |(unit_ms, name)| format!("{}{name}", ms / unit_ms))
 }

@@ -1,6 +1,8 @@
 //! Tests of the admin port: access token, configuration, explanations, counters and permits.
 
-mod freeze;
+mod access;
+mod actions;
+mod audit;
 mod recent;
 
 use std::sync::Arc;
@@ -14,7 +16,7 @@ use sluicegate::config::diagnostic::SeverityCounts;
 use sluicegate::config::raw;
 use sluicegate::config::settings::SecretText;
 use sluicegate::edge::http::admin::{
-    Admin, ConfigLoads, LoadError, config as shown_config, rlconfig, router,
+    Admin, AdminAccess, ConfigLoads, LoadError, config as shown_config, rlconfig, router,
 };
 use sluicegate::engine::Engine;
 use sluicegate::kernel::concurrency::RequestOutcome as Concluded;
@@ -25,9 +27,17 @@ use tonic::codegen::Service as _;
 use crate::edge::{config, empty_engine, engine, node, spanned, two_a_minute};
 
 fn admin(token: Option<&str>) -> Router {
-    let loads = Arc::new(ConfigLoads::default);
+    admin_of(engine(two_a_minute()), token)
+}
+
+fn admin_of(engine: Arc<Engine>, token: Option<&str>) -> Router {
     let token = token.map(|token| SecretText::new(token).unwrap());
-    router(Admin { token, debug_pages: false, engine: engine(two_a_minute()), load_report: loads })
+    admin_with(engine, AdminAccess { token, ..AdminAccess::default() })
+}
+
+fn admin_with(engine: Arc<Engine>, access: AdminAccess) -> Router {
+    let (load_report, config_diff) = (Arc::new(ConfigLoads::default), Arc::default());
+    router(Admin { access, engine, load_report, config_diff })
 }
 
 async fn get(router: &Router, path: &str, authorization: Option<&str>) -> (u16, String) {
@@ -67,7 +77,10 @@ async fn all_admin_pages_require_the_token() {
         "/rlconfig",
         "/explain",
         "/fleet",
-        "/forced",
+        "/actions",
+        "/audit",
+        "/whoami",
+        "/config/diff",
         "/permits",
         "/nothing",
     ] {
@@ -81,15 +94,10 @@ async fn all_admin_pages_require_the_token() {
 #[tokio::test]
 async fn only_the_debug_pages_need_no_token() {
     for token in [None, Some("open-sesame")] {
-        let loads = Arc::new(ConfigLoads::default);
         let token = token.map(|token| SecretText::new(token).unwrap());
         let has_token = token.is_some();
-        let router = router(Admin {
-            token,
-            debug_pages: true,
-            engine: engine(two_a_minute()),
-            load_report: loads,
-        });
+        let access = AdminAccess { token, debug_pages: true, ..AdminAccess::default() };
+        let router = admin_with(engine(two_a_minute()), access);
         for path in ["/", "/rlconfig", "/stats", "/nothing"] {
             assert_eq!(get(&router, path, None).await.0, 200, "{path}");
         }
@@ -116,19 +124,24 @@ async fn unknown_admin_paths_list_all_pages() {
             paths,
             [
                 "/",
+                "/actions",
+                "/audit",
+                "/boost",
                 "/config",
+                "/config/diff",
                 "/counter",
                 "/explain",
                 "/fleet",
                 "/force",
-                "/forced",
                 "/permits",
                 "/recent",
                 "/refund",
                 "/reset",
                 "/rlconfig",
                 "/stats",
-                "/unforce"
+                "/unboost",
+                "/unforce",
+                "/whoami"
             ]
         );
     }
@@ -136,13 +149,7 @@ async fn unknown_admin_paths_list_all_pages() {
 
 #[tokio::test]
 async fn config_page_is_empty_before_the_first_load() {
-    let loads = Arc::new(ConfigLoads::default);
-    let router = router(Admin {
-        token: None,
-        debug_pages: false,
-        engine: empty_engine(),
-        load_report: loads,
-    });
+    let router = admin_of(empty_engine(), None);
     let (_, body) = get(&router, "/config", None).await;
     let body: Value = serde_json::from_str(&body).unwrap();
     assert_eq!((&body["revision"], &body["loaded_at"]), (&json!(0), &json!(null)));
@@ -268,9 +275,13 @@ async fn usage_errors_of_admin_pages_mention_no_other_page() {
 
 const KEY: &str = "?domain=d&descriptor=k=me";
 
-/// Calls an admin page with the access token. A body that is not JSON becomes a JSON string.
+/// Calls an admin page with the access token and, for a change, with a reason. A body that is not
+/// JSON becomes a JSON string.
 pub(super) async fn call(router: &Router, method: &str, path: &str) -> (u16, Value) {
-    let request = Request::builder().method(method).uri(path);
+    let separator = if path.contains('?') { '&' } else { '?' };
+    let reason =
+        if method == "POST" { format!("{separator}reason=ticket+7") } else { String::new() };
+    let request = Request::builder().method(method).uri(format!("{path}{reason}"));
     let request = request.header("authorization", "Bearer open-sesame");
     let Ok(reply) = router.clone().call(request.body(Body::empty()).unwrap()).await;
     let status = reply.status().as_u16();
@@ -292,13 +303,7 @@ pub(super) async fn spend(engine: &Engine, hits: u64) -> Verdict {
 #[tokio::test]
 async fn admin_port_reads_refunds_and_resets_counters() {
     let engine = engine(two_a_minute());
-    let (token, loads) = (SecretText::new("open-sesame"), Arc::new(ConfigLoads::default));
-    let router = router(Admin {
-        token,
-        debug_pages: false,
-        engine: Arc::clone(&engine),
-        load_report: loads,
-    });
+    let router = admin_of(Arc::clone(&engine), Some("open-sesame"));
     let (read_counter, grant, reset) =
         (format!("/counter{KEY}"), format!("/refund{KEY}&hits=1"), format!("/reset{KEY}"));
     let left = async |method: &str, path: &str| {
@@ -364,13 +369,7 @@ async fn permits_and_explain_pages_show_requests_in_flight() {
     let Clock::Manual(clock) = engine.clock() else { panic!() };
     clock.advance(Nanos(7_000_000));
     let _second = crate::edge::acquire_permits(&engine, "second").await;
-    let loads = Arc::new(ConfigLoads::default);
-    let router = router(Admin {
-        token: None,
-        debug_pages: false,
-        engine: Arc::clone(&engine),
-        load_report: loads,
-    });
+    let router = admin_of(Arc::clone(&engine), None);
     let json = async |path| {
         let (_, body) = get(&router, path, None).await;
         serde_json::from_str::<Value>(&body).unwrap()
@@ -405,10 +404,8 @@ async fn counter_and_rlconfig_show_each_limit_of_a_list() {
         "d.k.per-5h: unit=18000s requests_per_unit=9, shadow_mode: false, quota_mode: false\n\
          d.k.per-minute: unit=MINUTE requests_per_unit=2, shadow_mode: false, quota_mode: false\n"
     );
-    let (token, loads) = (SecretText::new("open-sesame"), Arc::new(ConfigLoads::default));
     let engine = engine(config);
-    let router =
-        router(Admin { token, debug_pages: false, engine: engine.clone(), load_report: loads });
+    let router = admin_of(engine.clone(), Some("open-sesame"));
     spend(&engine, 2).await;
     let (status, body) = call(&router, "GET", &format!("/counter{KEY}")).await;
     assert_eq!((status, &body["limit"]), (200, &json!("per-minute")), "{body}");

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use sluicegate::clock::Clock;
 use sluicegate::config::settings::DescriptorValues;
-use sluicegate::edge::http::admin::{Admin, ConfigLoads, router};
 use sluicegate::engine::{DecisionPolicy, Engine};
 use sluicegate::kernel::decision::{Check, Cost, Descriptor};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
@@ -43,13 +42,8 @@ async fn check(engine: &Engine, domain: &str, entries: &[(&str, &str)]) {
 }
 
 async fn recent(engine: &Arc<Engine>) -> Value {
-    let admin = Admin {
-        token: None,
-        debug_pages: false,
-        engine: Arc::clone(engine),
-        load_report: Arc::new(ConfigLoads::default),
-    };
-    let (status, body) = super::get(&router(admin), "/recent", None).await;
+    let admin = super::admin_of(Arc::clone(engine), None);
+    let (status, body) = super::get(&admin, "/recent", None).await;
     assert_eq!(status, 200, "{body}");
     serde_json::from_str(&body).unwrap()
 }

@@ -6,12 +6,11 @@ use std::sync::Arc;
 use axum::Router;
 use serde_json::{Value, json};
 use sluicegate::clock::Clock;
-use sluicegate::config::forced_decision::{ForcedDecision, ForcedRule};
-use sluicegate::config::settings::{ResponseHeaders, SecretText, Settings};
+use sluicegate::config::action::ActionEffect;
+use sluicegate::config::settings::{ResponseHeaders, Settings};
 use sluicegate::config::{Config, load};
 use sluicegate::edge::headers::RateLimitHeaders;
-use sluicegate::edge::http::admin::{Admin, ConfigLoads, router};
-use sluicegate::engine::forced_decisions::{ForceError, MOST};
+use sluicegate::engine::actions::{ActionError, ActionKind, MAX_ACTIONS};
 use sluicegate::engine::{
     DecisionPolicy, Engine, LocalFallback, Membership, OverridePolicy, PlanSettings,
 };
@@ -22,13 +21,13 @@ use sluicegate::store::memory::{MemoryStore, WhenFull};
 
 use super::{call, spend};
 use crate::edge::{engine, two_a_minute};
+use crate::support::engine::{end_forced_decision, force, try_act};
 
 const KEY: &str = "?domain=d&descriptor=k=me";
 const ME: (&str, &[(&str, &str)]) = ("d", &[("k", "me")]);
 
 fn admin(engine: &Arc<Engine>) -> Router {
-    let (token, loads) = (SecretText::new("open-sesame"), Arc::new(ConfigLoads::default));
-    router(Admin { token, debug_pages: false, engine: Arc::clone(engine), load_report: loads })
+    super::admin_of(Arc::clone(engine), Some("open-sesame"))
 }
 
 fn advance(engine: &Engine, by: Nanos) {
@@ -41,19 +40,21 @@ async fn a_forced_decision_is_returned_and_not_counted() {
     let engine = engine(two_a_minute());
     let admin = admin(&engine);
     let (status, reply) = call(&admin, "POST", &format!("/force{KEY}&as=deny&for=10m")).await;
-    assert_eq!((status, &reply["limit"], &reply["verdict"]), (200, &json!("d.k"), &json!("deny")));
+    assert_eq!((status, &reply["limit"], &reply["value"]), (200, &json!("d.k"), &json!("deny")));
     assert_eq!(reply["replicas"], 1);
     assert_eq!(spend(&engine, 1).await, Verdict::Deny);
-    let (_, shown) = call(&admin, "GET", "/forced").await;
-    let [listed] = &shown["forced"].as_array().unwrap()[..] else { panic!("{shown}") };
-    assert!(
-        listed.as_object().unwrap().iter().all(|(name, value)| reply[name] == *value),
-        "{shown}"
-    );
+    let (_, shown) = call(&admin, "GET", "/actions").await;
+    let [listed] = &shown["actions"].as_array().unwrap()[..] else { panic!("{shown}") };
+    let wanted = json!({
+        "action": "force", "scope": "rule", "domain": "d", "limit": "d.k", "descriptor": null,
+        "verdict": "deny", "boost": null, "by": "admin", "reason": "ticket 7",
+        "until_unix_ms": reply["until_unix_ms"],
+    });
+    assert_eq!(*listed, wanted);
     // This forced decision replaces the earlier forced decision for the same rule.
     assert_eq!(call(&admin, "POST", &format!("/force{KEY}&as=allow&for=10m")).await.0, 200);
     assert_eq!(spend(&engine, 100).await, Verdict::Allow);
-    assert_eq!(engine.forced_decisions().len(), 1);
+    assert_eq!(engine.actions().len(), 1);
     assert_eq!(call(&admin, "POST", &format!("/unforce{KEY}")).await.0, 200);
     assert_eq!(spend(&engine, 2).await, Verdict::Allow, "nothing was counted meanwhile");
     assert_eq!(spend(&engine, 1).await, Verdict::Deny);
@@ -75,7 +76,7 @@ fn descriptor(key: &'static str, hits: u64, limit: Option<LimitOverride>) -> Des
 #[tokio::test]
 async fn response_headers_omit_a_limit_forced_to_allow() {
     let engine = engine(two_limits());
-    engine.force_decision(ME, Verdict::Allow, Nanos::from_secs(60)).unwrap();
+    force(&engine, ME, Verdict::Allow, Nanos::from_secs(60));
     let asked = [descriptor("k", 1, None), descriptor("other", 5, None)].into();
     let answer = engine.decide(&Check { domain: "d", descriptors: asked }).await.unwrap();
     assert_eq!((answer.verdict, answer.binding), (Verdict::Allow, Some(1)));
@@ -105,7 +106,7 @@ async fn decisions_with_own_limit(
     let policy = DecisionPolicy { planning, ..DecisionPolicy::default() };
     let engine = Engine::new(Clock::manual(Nanos(0)), memory, policy);
     engine.publish(two_limits().into());
-    engine.force_decision(ME, held, Nanos::from_secs(60)).unwrap();
+    force(&engine, ME, held, Nanos::from_secs(60));
     let one = Some(LimitOverride { requests: 1, unit: Unit::Minute });
     let ask = async || {
         let asked = smallvec::smallvec![descriptor("k", 1, one)];
@@ -130,19 +131,19 @@ async fn only_an_override_that_replaces_the_rule_bypasses_a_forced_decision() {
 #[tokio::test]
 async fn a_forced_decision_ends_exactly_at_its_expiry() {
     let engine = engine(two_a_minute());
-    let held = engine.force_decision(ME, Verdict::Deny, Nanos::from_secs(60)).unwrap();
-    assert_eq!(held.decision.until, engine.clock().now().plus(Nanos::from_secs(60)));
+    force(&engine, ME, Verdict::Deny, Nanos::from_secs(60));
+    assert_eq!(engine.actions()[0].action.until, engine.clock().now().plus(Nanos::from_secs(60)));
     advance(&engine, Nanos(Nanos::from_secs(60).0 - 1));
     assert_eq!(spend(&engine, 1).await, Verdict::Deny);
     advance(&engine, Nanos(1));
     assert_eq!(spend(&engine, 1).await, Verdict::Allow);
-    assert_eq!(engine.forced_decisions(), []);
+    assert_eq!(engine.actions(), []);
 }
 
 #[tokio::test]
 async fn forced_decisions_survive_reloads_and_removed_rules() {
     let engine = engine(two_a_minute());
-    engine.force_decision(ME, Verdict::Deny, Nanos::from_secs(60)).unwrap();
+    force(&engine, ME, Verdict::Deny, Nanos::from_secs(60));
     engine.publish(two_a_minute().into());
     assert_eq!(spend(&engine, 1).await, Verdict::Deny);
     let empty = load([("f", &b"domain: d"[..])], Revision(9), false).unwrap().0;
@@ -156,9 +157,9 @@ async fn forced_decisions_survive_reloads_and_removed_rules() {
 async fn counter_of_a_forced_rule_can_be_reset() {
     let engine = engine(two_a_minute());
     assert_eq!(spend(&engine, 2).await, Verdict::Allow);
-    engine.force_decision(ME, Verdict::Deny, Nanos::from_secs(10)).unwrap();
+    force(&engine, ME, Verdict::Deny, Nanos::from_secs(10));
     assert_eq!(call(&admin(&engine), "POST", &format!("/reset{KEY}")).await.0, 200);
-    engine.end_forced_decision(ME.0, ME.1).unwrap();
+    end_forced_decision(&engine, ME);
     assert_eq!(spend(&engine, 2).await, Verdict::Allow);
 }
 
@@ -171,7 +172,7 @@ async fn check_after_forced_denial(charge: &str) -> (Vec<Reason>, u64) {
     );
     let engine = engine(two_a_minute());
     engine.publish(Arc::new(load([("f", text.as_bytes())], Revision(2), false).unwrap().0));
-    engine.force_decision(ME, Verdict::Deny, Nanos::from_secs(10)).unwrap();
+    force(&engine, ME, Verdict::Deny, Nanos::from_secs(10));
     let descriptor = |key: &'static str, hits| Descriptor {
         entries: smallvec::smallvec![(key, "me")],
         cost: Cost::Charge(Hits(hits)),
@@ -204,7 +205,7 @@ async fn check_with_forced_quota_limit(forced: Verdict, keys: &[&'static str]) -
                 - {key: b, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 1}}\n\
                 - {key: c, rate_limit: {unit: day, requests_per_unit: 9}}\n";
     let engine = engine(load([("f", text.as_bytes())], Revision(2), false).unwrap().0);
-    engine.force_decision(("d", &[("a", "me")]), forced, Nanos::from_secs(10)).unwrap();
+    force(&engine, ("d", &[("a", "me")]), forced, Nanos::from_secs(10));
     let ask = async |keys: &[&'static str], hits| {
         let descriptors = keys.iter().map(|key| Descriptor {
             entries: smallvec::smallvec![(*key, "me")],
@@ -246,26 +247,24 @@ async fn invalid_or_excess_forced_decisions_are_rejected() {
         (format!("{KEY}&as=deny&for=25h"), "1s to 24h"),
         (format!("{KEY}&as=deny&for=1m&hats=1"), "hats"),
         (format!("{KEY}&descriptor=k=you&as=deny&for=1m"), "one descriptor"),
-        ("?domain=d&descriptor=other=x&as=deny&for=1m".to_owned(), "no rate limit counts"),
+        ("?domain=d&descriptor=other=x&as=deny&for=1m".to_owned(), "no rate limit matches"),
     ] {
         let (status, body) = call(&admin, "POST", &format!("/force{query}")).await;
         let explains = matches!(&body, Value::String(text) if text.contains(words));
         assert!(status == 400 && explains, "{query}: {body}");
     }
     let one = |n| format!("- key: k{n}\n  rate_limit: {{unit: day, requests_per_unit: 1}}\n");
-    let many = (0..=MOST).map(one).collect::<Vec<_>>().concat();
+    let many = (0..=MAX_ACTIONS).map(one).collect::<Vec<_>>().concat();
     let text = format!("domain: d\ndescriptors:\n{many}");
     engine.publish(Arc::new(load([("f", text.as_bytes())], Revision(2), false).unwrap().0));
-    let freeze = |n: usize| {
-        let key = format!("k{n}");
-        engine
-            .force_decision(("d", &[(&*key, "v")]), Verdict::Deny, Nanos::SECOND)
-            .map(|held: ForcedRule| held.decision)
+    let force_one = |n: usize| {
+        let (key, deny) = (format!("k{n}"), ActionEffect::Force(Verdict::Deny));
+        try_act(&engine, ("d", &[(&*key, "v")]), (ActionKind::ForceRule, deny), Nanos::SECOND)
     };
-    (0..MOST).for_each(|n| assert!(matches!(freeze(n), Ok(ForcedDecision { .. }))));
-    assert_eq!(freeze(MOST), Err(ForceError::TooMany));
+    (0..MAX_ACTIONS).for_each(|n| assert!(force_one(n).is_ok()));
+    assert_eq!(force_one(MAX_ACTIONS), Err(ActionError::TooMany));
     advance(&engine, Nanos::SECOND);
-    assert!(freeze(MOST).is_ok(), "what is over makes room");
+    assert!(force_one(MAX_ACTIONS).is_ok(), "an expired action makes room");
 }
 
 #[tokio::test]
@@ -280,7 +279,7 @@ async fn explain_page_shows_the_forced_decision_and_its_end() {
     let free = explained().await;
     for (verdict, word) in [(Verdict::Deny, "deny"), (Verdict::Allow, "allow")] {
         // The shown end of the forced decision is rounded up to a whole second.
-        engine.force_decision(ME, verdict, Nanos(600 * Nanos::SECOND.0 - 1)).unwrap();
+        force(&engine, ME, verdict, Nanos(600 * Nanos::SECOND.0 - 1));
         let held = explained().await;
         let outcome = held[0]["outcome"].as_str().unwrap();
         let wanted = format!("; an operator forces {word} until 1970-01-01T00:10:00Z");
@@ -292,7 +291,7 @@ async fn explain_page_shows_the_forced_decision_and_its_end() {
         assert_eq!(held[0]["rule"]["fresh"], fresh);
         assert_eq!(held[1], free[1], "the other one is not held");
     }
-    engine.end_forced_decision(ME.0, ME.1).unwrap();
+    end_forced_decision(&engine, ME);
     assert_eq!(explained().await, free);
 }
 
