@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use sluicegate::cli::ratelimit::parse::{VariableKind, VariableValue, parse_variable};
 use sluicegate::cli::ratelimit::read_environment;
-use sluicegate::cli::ratelimit::table::{TABLE, VariableEffect};
+use sluicegate::cli::ratelimit::table::{TABLE, VariableEffect, VariableRow};
 
 use super::{environment, settled};
 
@@ -97,19 +97,12 @@ const END: &str = "<!-- end -->";
 
 #[test]
 fn migration_page_lists_every_variable_and_default() {
-    let row = |row: &sluicegate::cli::ratelimit::table::VariableRow| {
-        let default =
-            if row.default.is_empty() { String::new() } else { format!("`{}`", row.default) };
-        let means = match row.effect {
-            VariableEffect::Settings(names) => {
-                names.split(", ").map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
-            }
-            VariableEffect::NoEffect(line) => line.to_owned(),
-        };
-        format!("| `{}` | {default} | {means} |\n", row.name)
-    };
-    let rows: String = TABLE.iter().map(row).collect();
-    let wanted = format!("| variable | default | effect |\n|---|---|---|\n{rows}");
+    let wanted = format!(
+        "| variable | default | effect |\n|---|---|---|\n{}\n\
+         | without effect | reason |\n|---|---|\n{}",
+        rows_of_settings(),
+        rows_without_effect()
+    );
     let text = std::fs::read_to_string(PAGE).unwrap();
     let (before, rest) = text.split_once(OPENING).unwrap();
     let (found, after) = rest.split_once(END).unwrap();
@@ -118,4 +111,33 @@ fn migration_page_lists_every_variable_and_default() {
     } else {
         assert_eq!(found, wanted, "stale: write it with `BLESS=1 cargo test drop_in`");
     }
+}
+
+/// One row for each variable that determines settings.
+fn rows_of_settings() -> String {
+    let row = |row: &VariableRow| {
+        let VariableEffect::Settings(names) = row.effect else { return String::new() };
+        let default =
+            if row.default.is_empty() { String::new() } else { format!("`{}`", row.default) };
+        let settings: Vec<_> = names.split(", ").map(|name| format!("`{name}`")).collect();
+        format!("| `{}` | {default} | {} |\n", row.name, settings.join(", "))
+    };
+    TABLE.iter().map(row).collect()
+}
+
+/// One row for each reason why variables have no effect.
+fn rows_without_effect() -> String {
+    let mut reasons = Vec::<(&str, Vec<String>)>::new();
+    for row in TABLE {
+        let VariableEffect::NoEffect(line) = row.effect else { continue };
+        let reason = line.trim_start_matches("no effect").trim_start_matches([':', ',']).trim();
+        let name = format!("`{}`", row.name);
+        match reasons.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, names)) => names.push(name),
+            None => reasons.push((reason, vec![name])),
+        }
+    }
+    let row =
+        |(reason, names): &(&str, Vec<String>)| format!("| {} | {reason} |\n", names.join(", "));
+    reasons.iter().map(row).collect()
 }
