@@ -37,7 +37,7 @@ pub enum Command {
     #[command(visible_alias = "check")]
     Validate(ValidateArgs),
     /// Send one check to a running service: 0 allowed, 1 denied, 2 failed.
-    Ask(AskArgs),
+    Ask(Box<AskArgs>),
     /// Explain the limit that a descriptor matches.
     Explain(ExplainArgs),
     /// Examine a Redis or PostgreSQL for use as the store: 0 suitable, 1 errors, 2 unreachable.

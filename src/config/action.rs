@@ -1,9 +1,8 @@
-//! Actions of an operator: a rule or one key is forced to a verdict, or the limit of one key is raised, for a while.
+//! Actions of operators: forced decisions of rules and keys, and boosts of keys.
 //!
 //! Guarantees:
 //! - Rules and keys without an action behave as configured.
 //! - An action ends by itself at its expiry.
-//! - A boosted limit keeps its period, strategy, mode and counter.
 //!
 //! Not covered:
 //! - Verifying that the caller is an operator.
@@ -11,14 +10,7 @@
 
 use std::num::NonZeroU32;
 
-use super::rule::{Limit, RuleLimits};
 use crate::kernel::decision::Verdict;
-use crate::kernel::rate::Strategy;
-use crate::kernel::rate::fixed_window::FixedWindow;
-use crate::kernel::rate::gcra::Gcra;
-use crate::kernel::rate::limit::LimitError;
-use crate::kernel::rate::sliding_log::SlidingLog;
-use crate::kernel::rate::sliding_window::SlidingWindow;
 use crate::kernel::units::Nanos;
 
 /// A verdict that an operator forces on a rule or key, and its expiry.
@@ -70,15 +62,6 @@ pub struct Action {
     pub until: Nanos,
 }
 
-/// The actions on one key, as its rule stores them.
-#[derive(Clone, Debug)]
-pub struct KeyActions {
-    /// The entries of the counter's key. A pattern with `share_threshold` replaces the values that it matches.
-    entries: Box<[(Box<str>, Box<str>)]>,
-    forced: Option<ForcedDecision>,
-    boosted: Option<(RuleLimits, Nanos)>,
-}
-
 impl BoostSize {
     /// The largest factor of a boost.
     pub const MAX_FACTOR: u32 = 1_000;
@@ -103,31 +86,6 @@ impl BoostSize {
             Self::Requests(requests) => requests.get(),
         }
     }
-
-    /// Returns the boosted limit. The burst of GCRA grows in the same proportion as the requests, rounded up.
-    ///
-    /// # Errors
-    /// Fails if the strategy cannot count that many requests exactly in the period.
-    pub fn boost(self, limit: &Limit) -> Result<Limit, LimitError> {
-        let requests = self.apply(limit.requests);
-        let strategy = match &limit.strategy {
-            Strategy::FixedWindow(window) => FixedWindow::new(requests, *window.windows())
-                .map(|boosted| boosted.with_on_excess(window.on_excess()))
-                .map(Strategy::FixedWindow)?,
-            Strategy::SlidingWindow(window) => SlidingWindow::new(requests, limit.window.length())
-                .map(|boosted| boosted.with_on_excess(window.on_excess()))
-                .map(Strategy::SlidingWindow)?,
-            Strategy::SlidingLog(log) => SlidingLog::new(requests, log.period())
-                .map(|boosted| boosted.with_on_excess(log.on_excess()))
-                .map(Strategy::SlidingLog)?,
-            Strategy::Gcra(gcra) => {
-                let burst = scale_burst(gcra.burst(), requests, limit.requests);
-                Gcra::with_on_excess(requests, limit.window.length(), burst, gcra.on_excess())
-                    .map(Strategy::Gcra)?
-            }
-        };
-        Ok(Limit { requests, strategy, ..limit.clone() })
-    }
 }
 
 /// Formats the size as [`BoostSize::parse`] reads it.
@@ -137,47 +95,5 @@ impl std::fmt::Display for BoostSize {
             Self::Factor(factor) => write!(f, "x{factor}"),
             Self::Requests(requests) => write!(f, "{requests}"),
         }
-    }
-}
-
-fn scale_burst(burst: u32, requests: u32, before: u32) -> u32 {
-    let scaled = u64::from(burst) * u64::from(requests);
-    u32::try_from(scaled.div_ceil(u64::from(before.max(1)))).unwrap_or(u32::MAX)
-}
-
-impl KeyActions {
-    pub(super) fn new(entries: Box<[(Box<str>, Box<str>)]>) -> Self {
-        Self { entries, forced: None, boosted: None }
-    }
-
-    /// Adds an action for this key. A limit that cannot be boosted keeps its size.
-    pub(super) fn add(&mut self, effect: ActionEffect, until: Nanos, limits: &[Limit]) {
-        match effect {
-            ActionEffect::Force(verdict) => self.forced = Some(ForcedDecision { verdict, until }),
-            ActionEffect::Boost(size) => {
-                let boosted = |limit: &Limit| size.boost(limit).unwrap_or_else(|_| limit.clone());
-                self.boosted = Some((limits.iter().map(boosted).collect(), until));
-            }
-        }
-    }
-
-    pub(super) fn is_for<'e>(&self, mut entries: impl Iterator<Item = (&'e str, &'e str)>) -> bool {
-        let mut own = self.entries.iter();
-        entries.all(|(key, value)| {
-            own.next()
-                .is_some_and(|(own_key, own_value)| **own_key == *key && **own_value == *value)
-        }) && own.next().is_none()
-    }
-
-    /// Returns the verdict that is forced on the key at `now`.
-    #[must_use]
-    pub fn forced_verdict_at(&self, now: Nanos) -> Option<Verdict> {
-        self.forced.filter(|forced| now < forced.until).map(|forced| forced.verdict)
-    }
-
-    /// Returns the boosted limits of the key at `now`, in the order of the rule's limits.
-    #[must_use]
-    pub fn boosted_limits_at(&self, now: Nanos) -> Option<&RuleLimits> {
-        self.boosted.as_ref().filter(|(_, until)| now < *until).map(|(limits, _)| limits)
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Guarantees:
 //! - A limit whose strategy changes starts a new counter.
+//! - A boosted limit keeps its period, strategy, mode and counter.
 //!
 //! Not covered:
 //! - The descriptors that a rule matches (see [`super::tree`]).
@@ -12,13 +13,17 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::action::{ActionEffect, ForcedDecision, KeyActions};
+use super::action::{ActionEffect, BoostSize, ForcedDecision};
 use super::calendar::Calendar;
 use crate::kernel::decision::Verdict;
 use crate::kernel::key::KeyStrategy;
 use crate::kernel::lease::LeaseTerms;
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
+use crate::kernel::rate::gcra::Gcra;
+use crate::kernel::rate::limit::LimitError;
+use crate::kernel::rate::sliding_log::SlidingLog;
+use crate::kernel::rate::sliding_window::SlidingWindow;
 use crate::kernel::units::{Nanos, Unit};
 
 /// The number of a rule in its configuration, from 0. The rate limit and the concurrency limit of
@@ -107,6 +112,84 @@ impl Limit {
             (strategy, _) => *strategy,
         }
     }
+
+    /// Returns this limit with another size. The burst of GCRA grows in the same proportion as the
+    /// requests, rounded up.
+    ///
+    /// # Errors
+    /// Fails if the strategy cannot count that many requests exactly in the period.
+    pub fn boosted(&self, size: BoostSize) -> Result<Self, LimitError> {
+        let (requests, period) = (size.apply(self.requests), self.window.length());
+        let strategy = match &self.strategy {
+            Strategy::FixedWindow(window) => Strategy::FixedWindow(
+                FixedWindow::new(requests, *window.windows())?.with_on_excess(window.on_excess()),
+            ),
+            Strategy::SlidingWindow(window) => Strategy::SlidingWindow(
+                SlidingWindow::new(requests, period)?.with_on_excess(window.on_excess()),
+            ),
+            Strategy::SlidingLog(log) => Strategy::SlidingLog(
+                SlidingLog::new(requests, period)?.with_on_excess(log.on_excess()),
+            ),
+            Strategy::Gcra(gcra) => {
+                let burst = scale_burst(gcra.burst(), requests, self.requests);
+                Strategy::Gcra(Gcra::with_on_excess(requests, period, burst, gcra.on_excess())?)
+            }
+        };
+        Ok(Self { requests, strategy, ..self.clone() })
+    }
+}
+
+fn scale_burst(burst: u32, requests: u32, before: u32) -> u32 {
+    let scaled = u64::from(burst) * u64::from(requests);
+    u32::try_from(scaled.div_ceil(u64::from(before.max(1)))).unwrap_or(u32::MAX)
+}
+
+impl KeyActions {
+    const fn new(entries: Box<[(Box<str>, Box<str>)]>) -> Self {
+        Self { entries, forced: None, boosted: None }
+    }
+
+    /// Adds an action for this key. A limit that cannot be boosted keeps its size.
+    fn add(&mut self, effect: ActionEffect, until: Nanos, limits: &[Limit]) {
+        match effect {
+            ActionEffect::Force(verdict) => self.forced = Some(ForcedDecision { verdict, until }),
+            ActionEffect::Boost(size) => {
+                let boosted = |limit: &Limit| limit.boosted(size).unwrap_or_else(|_| limit.clone());
+                self.boosted = Some((limits.iter().map(boosted).collect(), until));
+            }
+        }
+    }
+
+    fn is_for<'e>(&self, mut entries: impl Iterator<Item = (&'e str, &'e str)>) -> bool {
+        let mut own = self.entries.iter();
+        entries.all(|(key, value)| {
+            own.next()
+                .is_some_and(|(own_key, own_value)| **own_key == *key && **own_value == *value)
+        }) && own.next().is_none()
+    }
+
+    /// Returns the verdict that is forced on the key at `now`.
+    #[must_use]
+    pub fn forced_verdict_at(&self, now: Nanos) -> Option<Verdict> {
+        self.forced.filter(|forced| now < forced.until).map(|forced| forced.verdict)
+    }
+
+    /// Returns the boosted limits of the key at `now`, in the order of the rule's limits.
+    #[must_use]
+    pub fn boosted_limits_at(&self, now: Nanos) -> Option<&RuleLimits> {
+        self.boosted.as_ref().filter(|(_, until)| now < *until).map(|(limits, _)| limits)
+    }
+}
+
+/// The actions of an operator on one key of a rule.
+#[derive(Clone, Debug)]
+pub struct KeyActions {
+    /// The entries of the counter's key. A pattern with `share_threshold` replaces the values that it
+    /// matches.
+    entries: Box<[(Box<str>, Box<str>)]>,
+    forced: Option<ForcedDecision>,
+    /// The boosted limits and their expiry.
+    boosted: Option<(RuleLimits, Nanos)>,
 }
 
 /// The period over which a limit counts requests.
@@ -209,7 +292,7 @@ impl Rule {
     #[must_use]
     pub fn key_actions_for<'e>(
         &self,
-        entries: impl Iterator<Item = (&'e str, &'e str)> + Clone,
+        entries: &(impl Iterator<Item = (&'e str, &'e str)> + Clone),
     ) -> Option<&KeyActions> {
         self.key_actions.iter().find(|key| key.is_for(entries.clone()))
     }

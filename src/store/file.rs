@@ -186,18 +186,18 @@ impl FleetStore for FileStore {
         now: Nanos,
         record: &'a AuditRecord,
     ) -> StoreReply<'a, Result<(), StoreFailure>> {
-        StoreReply::Ready(self.audit.append(now, record).map_err(not_saved))
+        StoreReply::Ready(self.audit.append(now, record).map_err(|error| not_saved(&error)))
     }
 
     fn read_audit(
         &self,
         now: Nanos,
     ) -> StoreReply<'_, Result<Vec<StoredAuditRecord>, StoreFailure>> {
-        StoreReply::Ready(self.audit.read(now).map_err(not_saved))
+        StoreReply::Ready(self.audit.read(now).map_err(|error| not_saved(&error)))
     }
 }
 
-fn not_saved(error: std::io::Error) -> StoreFailure {
+fn not_saved(error: &std::io::Error) -> StoreFailure {
     tracing::warn!(%error, "the audit log in store.url cannot be read or written");
     StoreFailure::NotSaved
 }

@@ -154,8 +154,9 @@ pub trait FleetStore: Send + Sync + std::fmt::Debug {
         false
     }
 
-    /// Appends a record to the audit log at the instant `now`; a shared store uses its own clock. Removes the oldest records above the maximum. A record
-    /// with the id of another one replaces it. Fails if the store does not reply or has no audit log.
+    /// Appends a record to the audit log at the instant `now`; a shared store uses its own clock.
+    /// Removes the oldest records above the maximum. A record with the id of another one replaces it.
+    /// Fails if the store does not reply or has no audit log.
     fn append_audit<'a>(
         &'a self,
         _now: Nanos,

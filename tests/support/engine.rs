@@ -57,7 +57,7 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
 /// A domain and the keys and values of one descriptor.
 pub type Target<'a> = (&'a str, &'a [(&'a str, &'a str)]);
 
-fn request<'a>((domain, entries): Target<'a>, kind: ActionKind) -> ActionRequest<'a> {
+fn request((domain, entries): Target<'_>, kind: ActionKind) -> ActionRequest<'_> {
     ActionRequest {
         domain,
         entries,

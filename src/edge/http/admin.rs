@@ -9,6 +9,8 @@
 pub mod access;
 mod actions;
 mod audit;
+mod authorize;
+mod browser;
 mod config_diff;
 mod counter;
 mod explain;
@@ -93,8 +95,8 @@ pub fn router(admin: Admin) -> Router {
         .route("/debug/pprof", any(profiles_not_supported))
         .route("/debug/pprof/", any(profiles_not_supported))
         .route("/debug/pprof/{*profile}", any(profiles_not_supported))
-        .layer(from_fn_with_state(admin.clone(), access::authorize))
-        .layer(map_response(access::add_security_headers))
+        .layer(from_fn_with_state(admin.clone(), authorize::authorize))
+        .layer(map_response(browser::add_security_headers))
         .with_state(admin)
 }
 

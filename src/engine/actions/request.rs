@@ -202,7 +202,7 @@ fn validate_boost(size: BoostSize, limits: &[Limit]) -> Result<(), ActionError> 
         if size.apply(limit.requests) <= limit.requests {
             return Err(ActionError::NotLarger(limit.requests));
         }
-        size.boost(limit)?;
+        limit.boosted(size)?;
     }
     Ok(())
 }

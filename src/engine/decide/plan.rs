@@ -424,7 +424,7 @@ fn actions_at<'c>(
     if rule.key_actions.is_empty() {
         return (forced_rule, &rule.limits);
     }
-    let key = rule.key_actions_for(counter_entries(descriptor, shared_values));
+    let key = rule.key_actions_for(&counter_entries(descriptor, shared_values));
     let forced_key = key.and_then(|key| key.forced_verdict_at(now));
     let boosted = key.and_then(|key| key.boosted_limits_at(now));
     (forced_key.or(forced_rule), boosted.unwrap_or(&rule.limits))

@@ -1,32 +1,27 @@
-//! Decides who may read and change what on the admin port.
+//! The tokens of the admin port, and the callers that have them.
 //!
 //! Guarantees:
 //! - A token is compared in constant time.
 //! - A token with the role `view` changes nothing.
-//! - A page in a browser can make changes only from the admin port's own origin.
-//! - Without a token, only clients that address this machine by IP or `localhost` are served.
 //!
 //! Not covered:
 //! - TLS and single sign-on: use a reverse proxy that adds a token and the trusted header.
 
-mod browser;
+mod role;
 mod tokens;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
-use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
-use axum::http::{HeaderMap, Method, StatusCode};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::http::HeaderMap;
+use axum::http::header::AUTHORIZATION;
 
-use super::port::Admin;
 use crate::config::settings::{HeaderName, SecretText};
-use crate::edge::http::response::PLAIN;
 use crate::engine::actions::MAX_OPERATOR_BYTES;
+use crate::kernel::units::Nanos;
 pub(super) use browser::add_security_headers;
 use browser::{has_local_host, is_same_origin};
+pub use role::Role;
 use tokens::TokenDirectory;
 
 /// The name of the token in the setting `listen.admin_token`.
@@ -45,24 +40,6 @@ pub struct AdminAccess {
     /// Serves the pages that envoyproxy/ratelimit has too (`/`, `/rlconfig` and `/stats`)
     /// without a token. The other paths still need a token.
     pub debug_pages: bool,
-}
-
-/// What a caller may do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// Read all pages.
-    View,
-    /// Read all pages and make changes.
-    Operate,
-}
-
-impl Role {
-    pub(super) const fn as_str(self) -> &'static str {
-        match self {
-            Self::View => "view",
-            Self::Operate => "operate",
-        }
-    }
 }
 
 /// The caller of a request.
@@ -86,12 +63,12 @@ impl AdminAccess {
         Ok(Self { directory, ..self })
     }
 
-    fn has_tokens(&self) -> bool {
+    pub(super) fn has_tokens(&self) -> bool {
         self.token.is_some() || self.directory.is_some()
     }
 
     /// Returns the caller of a request with these headers; `None` for a missing or wrong token.
-    fn caller(&self, headers: &HeaderMap, now: crate::kernel::units::Nanos) -> Option<Caller> {
+    pub(super) fn caller(&self, headers: &HeaderMap, now: Nanos) -> Option<Caller> {
         if !self.has_tokens() {
             let why = "changes are forbidden, because no admin token is set (listen.admin_token)";
             let caller = Caller {
@@ -121,51 +98,4 @@ impl AdminAccess {
         let is_valid = !name.is_empty() && name.len() <= MAX_OPERATOR_BYTES;
         is_valid.then(|| name.into())
     }
-}
-
-/// Lets a request pass if its caller may use the path and the method.
-pub(super) async fn authorize(
-    State(admin): State<Admin>,
-    mut request: Request,
-    next: Next,
-) -> Response {
-    let access = &admin.access;
-    let caller = access.caller(request.headers(), admin.engine.clock().steady());
-    if admin.is_public(request.uri().path()) {
-        if let Some(caller) = caller {
-            request.extensions_mut().insert(caller);
-        }
-        return next.run(request).await;
-    }
-    let Some(caller) = caller else { return unauthorized(access) };
-    if !access.has_tokens() && !has_local_host(request.headers()) {
-        return refuse(
-            "without an admin token, the Host header must be an IP address or localhost; \
-             set listen.admin_token",
-        );
-    }
-    if request.method() != Method::GET && request.method() != Method::HEAD {
-        if let Some(why) = &caller.why_read_only {
-            return refuse(why);
-        }
-        if !is_same_origin(request.headers()) {
-            return refuse("a page of another origin must not make changes");
-        }
-    }
-    request.extensions_mut().insert(caller);
-    next.run(request).await
-}
-
-fn unauthorized(access: &AdminAccess) -> Response {
-    let challenge = [(WWW_AUTHENTICATE, "Bearer")];
-    let message = if access.has_tokens() {
-        "a bearer token is required\n"
-    } else {
-        "a bearer token is required, but the setting listen.admin_token is not set\n"
-    };
-    (StatusCode::UNAUTHORIZED, challenge, PLAIN, message).into_response()
-}
-
-fn refuse(why: &str) -> Response {
-    (StatusCode::FORBIDDEN, PLAIN, format!("{why}\n")).into_response()
 }

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use super::port::Admin;
 use crate::edge::http::response::{JSON, PLAIN};
 use crate::engine::actions::{AuditEntry, AuditRow};
+use crate::kernel::decision::StoreFailure;
 use crate::kernel::units::Nanos;
 
 const MAX_ROWS: usize = 500;
@@ -46,7 +47,7 @@ pub(super) async fn show(
     let body = json!({
         "entries": rows,
         "survives_restart": page.survives_restart,
-        "store_failure": page.store_failure.map(|failure| failure.as_str()),
+        "store_failure": page.store_failure.map(StoreFailure::as_str),
     });
     (JSON, body.to_string()).into_response()
 }

@@ -1,3 +1,5 @@
+//! Tests of the exchange of changes to actions between replicas.
+
 use super::*;
 
 fn at(seconds: u64) -> Nanos {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::Role;
+use super::role::Role;
 use crate::config::settings::SecretText;
 use crate::engine::actions::MAX_OPERATOR_BYTES;
 use crate::kernel::units::Nanos;

@@ -24,7 +24,7 @@ const SECURITY_HEADERS: [(HeaderName, HeaderValue); 4] = [
 ];
 
 /// Adds the headers that restrict browsers. Pages are not cached unless they say otherwise.
-pub(in crate::edge::http::admin) async fn add_security_headers(mut response: Response) -> Response {
+pub(super) async fn add_security_headers(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.extend(SECURITY_HEADERS);
     headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
