@@ -19,8 +19,6 @@ use axum::http::header::AUTHORIZATION;
 use crate::config::settings::{HeaderName, SecretText};
 use crate::engine::actions::MAX_OPERATOR_BYTES;
 use crate::kernel::units::Nanos;
-pub(super) use browser::add_security_headers;
-use browser::{has_local_host, is_same_origin};
 pub use role::Role;
 use tokens::TokenDirectory;
 
