@@ -1,0 +1,177 @@
+// The page of one key: its counter now, its changes, and the buttons that change it.
+
+import { Chart } from "../chart.js";
+import { card, el, facts, linkTo, pageLink, showText } from "../dom.js";
+import { NONE, compactCount, count, duration, percent, period, until } from "../format.js";
+import { Table, UsedBar } from "../tables.js";
+import { auditTable } from "./audit.js";
+
+// Half an hour at one poll every two seconds.
+const MAX_POINTS = 900;
+
+export default function key(params, app) {
+  const [domain, descriptor] = [params.get("domain") ?? "", params.get("descriptor") ?? ""];
+  return domain && descriptor ? oneKey(domain, descriptor, app) : chooseKey(domain, descriptor);
+}
+
+/** The form, and the keys with the most hits. */
+function chooseKey(domain, descriptor) {
+  const [denied, all] = [topTable("Denied hits", "top-denied"), topTable("Hits", "top-all")];
+  const note = el("p", { class: "muted" });
+  return {
+    title: "Key",
+    element: el("div", {}, keyForm(domain, descriptor), el("div", { class: "columns wide" },
+      card("Denied in the last minute", denied.element), card("Most hits in the last minute", all.element)), note),
+    sources: [{ name: "top", path: "top", params: { window: "minute", limit: 20 } }],
+    update({ top }) {
+      denied.show(top.denied);
+      all.show(top.all);
+      const notes = { hashed: "Values are hashed (setting telemetry.keys).", off: "Top keys are off (setting telemetry.keys)." };
+      showText(note, notes[top.keys]);
+    },
+  };
+}
+
+function keyForm(domain, descriptor) {
+  const input = (name, value, placeholder) => el("input", { type: "text", id: `key-${name}`, name, value, placeholder,
+    required: true, autocomplete: "off", spellcheck: "false", "data-test": `key-${name}` });
+  const form = el("form", { class: "card row", "data-test": "key-form" },
+    el("div", {}, el("label", { for: "key-domain" }, "Domain"), input("domain", domain, "shop")),
+    el("div", { class: "grow" }, el("label", { for: "key-descriptor" }, "Descriptor"),
+      input("descriptor", descriptor, "api_key=partner,path=/checkout")),
+    el("button", { type: "submit", class: "primary" }, "Show"));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const fields = new FormData(form);
+    location.hash = pageLink("key", { domain: fields.get("domain").trim(), descriptor: fields.get("descriptor").trim() });
+  });
+  return form;
+}
+
+function topTable(title, test) {
+  return new Table({
+    caption: title,
+    test,
+    empty: "No keys.",
+    rowKey: ({ domain, path, descriptor }) => `${domain}\n${path}\n${descriptor}`,
+    columns: [
+      { title: "Key", header: true, kind: "key", key: ({ descriptor }) => descriptor,
+        cell: ({ domain, descriptor }) => linkTo("key", { domain, descriptor }, descriptor) },
+      { title: "Rule", kind: "key", key: ({ path }) => path, cell: ({ domain, path }) => linkTo("rule", { domain, path }, path) },
+      { title, kind: "number", cell: ({ hits, error }) => (error ? `≤ ${count(hits)}` : count(hits)) },
+    ],
+  });
+}
+
+function oneKey(domain, descriptor, app) {
+  const [about, limits, chart] = [facts(), limitPanel(), historyChart()];
+  const actions = actionPanel(app, domain, descriptor);
+  const audit = auditTable({ withKey: false });
+  const params = { domain, descriptor };
+  return {
+    title: "Key",
+    heading: descriptor,
+    element: el("div", {}, keyForm(domain, descriptor),
+      el("div", { class: "columns first" }, card("Counter now", about.element, limits.element), actions.element),
+      chart.element, card("Changes of this key", audit.element)),
+    sources: [
+      { name: "counter", path: "counter", params },
+      { name: "explain", path: "explain", params, every: 30_000 },
+      { name: "actions", path: "actions", every: 6_000 },
+      { name: "audit", path: "audit", params: { ...params, limit: 50 }, every: 6_000 },
+    ],
+    update(data) {
+      if (data.explain) showRule(about, domain, data.explain);
+      if (data.counter) showCounter(about, limits, chart, data.counter);
+      if (data.counter) actions.setCounter(data.counter);
+      if (data.actions) actions.show(data.actions.actions);
+      if (data.audit) audit.show(data.audit.entries);
+    },
+    close: () => chart.close(),
+  };
+}
+
+function showRule(list, domain, { descriptors: [explained] }) {
+  const { path } = explained?.rule ?? {};
+  list.show("Rule", path ? linkTo("rule", { domain, path }, path) : (explained?.outcome ?? NONE));
+  list.show("File and line", explained?.rule?.location ?? null);
+}
+
+function showCounter(list, limits, chart, counter) {
+  const all = counter.limits ?? [counter];
+  limits.show(all);
+  list.show("Reason", (counter.reason ?? NONE).replaceAll("_", " "));
+  chart.add(counter.requests - counter.remaining, counter.requests);
+}
+
+/** The limits of the key, with the share that is used. */
+function limitPanel() {
+  const bars = new Map();
+  const bar = ({ limit }) => bars.get(limit) ?? bars.set(limit, new UsedBar()).get(limit);
+  const table = new Table({
+    caption: "Limits of this key",
+    test: "counter",
+    rowKey: ({ limit }) => limit,
+    columns: [
+      { title: "Limit", header: true, 
+        cell: ({ limit, requests, period_nanoseconds: ns }) => `${limit ? `${limit}: ` : ""}${count(requests)} per ${period(ns)}` },
+      { title: "Used", key: ({ limit }) => limit, cell: (row) => bar(row).element },
+      { title: "Remaining", kind: "number", cell: ({ remaining }) => count(remaining) },
+      { title: "Counted", kind: "number minor", cell: ({ counted }) => count(counted) },
+      { title: "Empty in", kind: "number", cell: ({ reset_after_nanoseconds: ns }) => duration(ns / 1e6) },
+    ],
+  });
+  const show = (limits) => {
+    table.show(limits);
+    for (const row of limits) {
+      const share = row.requests > 0 ? 1 - row.remaining / row.requests : null;
+      bar(row).show(share, percent(share));
+    }
+  };
+  return { element: table.element, show };
+}
+
+function historyChart() {
+  const chart = new Chart({
+    title: "Hits used, since this page is open",
+    series: [{ label: "used", color: "allow", fill: true }, { label: "limit", color: "deny", dash: true }],
+    format: compactCount,
+    span_s: 60,
+    test: "key-chart",
+  });
+  const data = [[], [], []];
+  const add = (used, limit) => {
+    [Date.now() / 1_000, used, limit].forEach((value, at) => data[at].push(value));
+    if (data[0].length > MAX_POINTS) data.forEach((values) => values.shift());
+    chart.set(data);
+  };
+  return { element: chart.element, add, close: () => chart.close() };
+}
+
+function actionPanel(app, domain, descriptor) {
+  let counter = null;
+  const target = () => ({ domain, descriptor, scope: "key", requests: counter?.requests,
+    period: counter && period(counter.period_nanoseconds) });
+  const [boostState, forceState] = [el("p", { "data-test": "boost-state" }), el("p", { "data-test": "force-state" })];
+  const begin = { boost: app.actionButton("boost", "Boost…", target), deny: app.actionButton("deny", "Force deny…", target),
+    allow: app.actionButton("allow", "Force allow…", target) };
+  const end = { boost: app.actionButton("unboost", "End the boost…", target), force: app.actionButton("unforce", "End the forced decision…", target) };
+  const element = card("Change", boostState, forceState, el("div", { class: "buttons" }, Object.values(end), Object.values(begin),
+    app.actionButton("reset", "Reset…", target), app.actionButton("refund", "Refund…", target)), app.whyNot());
+  const show = (actions) => {
+    const own = actions.filter((one) => one.scope === "key" && one.domain === domain && one.descriptor === descriptor);
+    const [boost, force] = ["boost", "force"].map((name) => own.find(({ action }) => action === name));
+    showText(boostState, boost ? `Boosted ${boost.boost?.factor ? `× ${boost.boost.factor}` : `to ${count(boost.boost?.limit)}`} ${endOf(boost)}` : "No boost.");
+    showText(forceState, force ? `Forced to ${force.verdict} ${endOf(force)}` : "No forced decision of this key.");
+    [boostState, forceState].forEach((state, at) => state.classList.toggle("strong", [boost, force][at] != null));
+    end.boost.hidden = !boost;
+    end.force.hidden = !force;
+    begin.deny.hidden = begin.allow.hidden = Boolean(force);
+  };
+  show([]);
+  return { element, show, setCounter: (value) => { counter = value; } };
+}
+
+function endOf({ until_unix_ms: end, by, reason }) {
+  return `until ${until(end)}, by ${by}: ${reason}`;
+}
