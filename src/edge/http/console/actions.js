@@ -16,7 +16,7 @@ const ACTIONS = {
     effect: (values, target) =>
       `The limit of ${target.descriptor} ${boostText(values, target)} for ${endText(values)}.`,
     query: (values) => ({ [values.kind]: values.amount, for: values.duration }),
-    done: (target) => `${target.descriptor} is boosted`,
+    done: (target) => `The key ${target.descriptor} is boosted`,
   },
   unboost: {
     title: "End the boost",
@@ -49,9 +49,9 @@ const ACTIONS = {
     path: "refund",
     fields: ["hits"],
     effect: (values, target) =>
-      `The counter of ${target.descriptor} gets ${plural(Number(values.hits), "hit")} back.`,
+      `The counter of ${target.descriptor} gets ${hitsText(values)} back.`,
     query: (values) => ({ hits: values.hits }),
-    done: (target, values) => `${plural(Number(values.hits), "hit")} refunded to ${target.descriptor}`,
+    done: (target, values) => `${hitsText(values)} refunded to ${target.descriptor}`,
   },
 };
 
@@ -69,6 +69,10 @@ function forceAction(verdict, title, effect) {
 
 function subject({ scope, limit, descriptor }) {
   return scope === "rule" ? `the rule ${limit}` : `the key ${descriptor}`;
+}
+
+function hitsText({ hits }) {
+  return hits ? plural(Number(hits), "hit") : "…";
 }
 
 function boostText({ kind, amount }, { requests, period }) {
@@ -178,5 +182,6 @@ async function submit(action, target, values, parts, onDone) {
 function doneText(action, target, values, reply) {
   const length = values.duration ? parseDuration(values.duration) : null;
   const end = reply?.until_unix_ms ?? (length == null ? null : Date.now() + length);
-  return action.done(target, values) + (end == null ? "" : ` until ${until(end)}`);
+  const done = action.done(target, values);
+  return done.charAt(0).toUpperCase() + done.slice(1) + (end == null ? "" : ` until ${until(end)}`);
 }

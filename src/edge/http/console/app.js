@@ -112,6 +112,7 @@ function showRound(data, error) {
     page.update(data);
     lastData = Date.now();
   }
+  page.element.hidden = lastData == null && [403, 404].includes(error?.status);
   main.classList.toggle("stale", error != null && lastData != null);
   const age = error && lastData ? ` The data below is from ${clock(lastData)}.` : "";
   showText(byId("error"), error ? error.message + age : "");

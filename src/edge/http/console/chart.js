@@ -64,6 +64,11 @@ export class Chart {
     });
   }
 
+  #timeRange() {
+    const [first, last] = [this.#data[0].at(0) ?? 0, this.#data[0].at(-1) ?? 1];
+    return [Math.min(first, last - this.#span), last];
+  }
+
   #options(width) {
     const times = this.#span > 0 ? clock : hourMinute;
     return {
@@ -74,7 +79,7 @@ export class Chart {
       cursor: { drag: { x: false, y: false }, y: false },
       hooks: { setCursor: [(plot) => this.#show(plot.cursor.idx)] },
       scales: {
-        x: { range: (_, first, last) => [Math.min(first, last - this.#span), last] },
+        x: { range: () => this.#timeRange() },
         y: { range: (_, min, max) => [0, max > 0 ? max * 1.08 : 1] },
       },
       axes: [

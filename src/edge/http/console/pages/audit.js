@@ -62,13 +62,13 @@ export function auditTable({ withKey }) {
     empty: "No changes.",
     rowKey: entryKey,
     columns: [
-      { title: "Time", header: true, kind: "time", cell: ({ at_unix_ms }) => dateTime(at_unix_ms) },
+      { title: "Time", header: true, kind: "nowrap", cell: ({ at_unix_ms }) => dateTime(at_unix_ms) },
       { title: "By", cell: ({ by }) => by },
       { title: "Action", cell: ({ action, detail }) => (detail ? `${action}: ${detail}` : action) },
       ...(withKey ? [keyColumn] : []),
-      { title: "Until", kind: "time", cell: ({ until_unix_ms }) => dateTime(until_unix_ms) },
+      { title: "Until", kind: "nowrap", cell: ({ until_unix_ms }) => dateTime(until_unix_ms) },
       { title: "Reason", kind: "text", cell: ({ reason }) => reason },
-      { title: "Replica", cell: ({ replica }) => replica },
+      { title: "Replica", kind: "minor", cell: ({ replica }) => replica },
     ],
   });
 }

@@ -61,7 +61,7 @@ function findingTable() {
     columns: [
       { title: "Severity", key: ({ severity }) => severity, cell: ({ severity }) => badge(severity, KINDS[severity]) },
       { title: "Code", cell: ({ code }) => code },
-      { title: "Where", kind: "key", cell: place },
+      { title: "Where", kind: "nowrap", cell: place },
       { title: "Finding", kind: "text", cell: ({ message }) => message },
       { title: "Fix", kind: "text", cell: ({ help }) => help ?? "" },
     ],

@@ -89,7 +89,7 @@ function forcedPanel(app, domain, path) {
   let example = null;
   const target = () => ({ domain, descriptor: example, scope: "rule", limit: path });
   const state = el("p", { "data-test": "forced" });
-  const end = app.actionButton("unforce", "End it", target);
+  const end = app.actionButton("unforce", "End it…", target);
   const begin = [app.actionButton("deny", "Force deny…", target), app.actionButton("allow", "Force allow…", target)];
   const element = card("Forced decision", state, el("div", { class: "buttons" }, end, begin), app.whyNot());
   const show = (forced, newExample) => {

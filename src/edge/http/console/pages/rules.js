@@ -7,7 +7,7 @@ import { UsedBar, badge } from "../tables.js";
 
 // The titles of the columns, with their classes.
 const COLUMNS = [["Rule"], ["Limit", "minor"], ["Checks/s", "number"], ["Denied/s", "number"],
-  ["Shadow/s", "number minor"], ["Share used"], ["State"]];
+  ["Shadow/s", "number minor"], ["Used"], ["State"]];
 
 export default function rules() {
   const filter = el("input", { type: "search", id: "rules-filter", placeholder: "path, name or file",
