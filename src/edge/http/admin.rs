@@ -74,6 +74,7 @@ pub fn router(admin: Admin) -> Router {
         .route("/debug/pprof/{*profile}", any(profiles_not_supported))
         .merge(change_routes(&admin))
         .layer(from_fn_with_state(admin.clone(), authorize))
+        .merge(super::console::router())
         .with_state(admin)
 }
 

@@ -30,12 +30,16 @@ let identity = null;
 const app = {
   /** Creates a button that opens the dialog of an action. `target` returns the action's target. */
   actionButton(name, text, target) {
-    const open = () => openAction(name, target(), (done) => {
-      showText(byId("notice"), `${done}, by ${identity?.name ?? "you"}.`);
-      poller?.start();
-    });
-    const button = el("button",
-      { type: "button", click: open, "data-changes": true, "data-test": `action-${name}` }, text);
+    const open = () =>
+      openAction(name, target(), (done) => {
+        showText(byId("notice"), `${done}, by ${identity?.name ?? "you"}.`);
+        poller?.start();
+      });
+    const button = el(
+      "button",
+      { type: "button", click: open, "data-changes": true, "data-test": `action-${name}` },
+      text,
+    );
     enableButton(button);
     return button;
   },

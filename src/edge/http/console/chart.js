@@ -26,8 +26,15 @@ export class Chart {
     this.#format = format;
     this.#span = span_s;
     this.#values = series.map(() => el("b", {}, NONE));
-    const entries = series.map(({ label, color, dash }, at) => el("li", {},
-      el("span", { class: `swatch ${color}${dash ? " dashed" : ""}` }), `${label} `, this.#values[at]));
+    const entries = series.map(({ label, color, dash }, at) =>
+      el(
+        "li",
+        {},
+        el("span", { class: `swatch ${color}${dash ? " dashed" : ""}` }),
+        `${label} `,
+        this.#values[at],
+      ),
+    );
     const head = el("figcaption", {}, el("h2", {}, title), el("ul", { class: "legend" }, entries));
     this.element = el("figure", { class: "card chart", "data-test": test }, head, this.#box);
     this.#observer.observe(this.#box);

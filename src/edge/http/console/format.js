@@ -44,7 +44,12 @@ export function duration(ms) {
   if (ms == null) return NONE;
   const seconds = Math.max(0, Math.round(ms / 1_000));
   if (seconds < 60) return ms > 0 && ms < 1_000 ? `${Math.round(ms)} ms` : `${seconds} s`;
-  const parts = [[86_400, "d"], [3_600, "h"], [60, "min"], [1, "s"]];
+  const parts = [
+    [86_400, "d"],
+    [3_600, "h"],
+    [60, "min"],
+    [1, "s"],
+  ];
   const first = parts.findIndex(([length]) => length <= seconds);
   const [[large, largeName], [small, smallName]] = parts.slice(first, first + 2);
   const rest = Math.floor((seconds % large) / small);
@@ -64,12 +69,16 @@ export function dateTime(unixMs) {
   return unixMs == null ? NONE : `${date.format(unixMs)} ${time.format(unixMs)}`;
 }
 
-/** Formats an end: `14:05:00 (in 9 min 58 s)`, with the date if it is another day. */
-export function until(unixMs) {
+/** Formats a time of today as `14:05:00`, and another one with its date. */
+export function shortTime(unixMs) {
   if (unixMs == null) return NONE;
   const isToday = date.format(unixMs) === date.format(Date.now());
-  const at = isToday ? time.format(unixMs) : dateTime(unixMs);
-  return `${at} (in ${duration(unixMs - Date.now())})`;
+  return isToday ? time.format(unixMs) : dateTime(unixMs);
+}
+
+/** Formats an end: `14:05:00 (in 9 min 58 s)`. */
+export function until(unixMs) {
+  return unixMs == null ? NONE : `${shortTime(unixMs)} (in ${duration(unixMs - Date.now())})`;
 }
 
 /** Returns the milliseconds of a duration such as `1h30m`, or `null` if the text is none. */
@@ -105,4 +114,10 @@ export function limitText(limit) {
   const per = limit.unit ?? duration(limit.period_s * 1_000);
   const name = limit.name ? `${limit.name}: ` : "";
   return `${name}${count(limit.requests)} per ${per}, ${limit.strategy}`;
+}
+
+/** Describes a forced decision or a boost of `/actions`. */
+export function effectText({ verdict, boost }) {
+  if (verdict) return `Forced to ${verdict}`;
+  return boost?.factor ? `Boosted × ${boost.factor}` : `Boosted to ${count(boost?.limit)} requests`;
 }

@@ -44,9 +44,7 @@ export class Poller {
     this.#abort = abort;
     const now = performance.now();
     const due = this.#sources.filter((source) => source.due <= now);
-    const replies = await Promise.allSettled(
-      due.map(({ path, params }) => get(path, params, abort.signal)),
-    );
+    const replies = await Promise.allSettled(due.map(({ path, params }) => get(path, params, abort.signal)));
     if (abort.signal.aborted) return;
     this.#timer = setTimeout(() => this.#round(), this.#interval);
     this.#interval = INTERVAL_MS;

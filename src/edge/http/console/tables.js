@@ -19,17 +19,21 @@ export class Table {
     this.#rowKey = rowKey;
     const heads = columns.map(({ title, kind }) => el("th", { scope: "col", class: kind }, title));
     this.#empty = el("p", { class: "muted empty" }, empty ?? "Nothing to show.");
-    this.table = el("table", { "data-test": test, hidden: true },
+    this.table = el(
+      "table",
+      { "data-test": test, hidden: true },
       caption ? el("caption", { class: "hidden" }, caption) : null,
-      el("thead", {}, el("tr", {}, heads)), this.#body);
+      el("thead", {}, el("tr", {}, heads)),
+      this.#body,
+    );
     this.element = el("div", { class: "scroll" }, this.table, this.#empty);
   }
 
   /** Shows the items in their order. */
   show(items) {
     const rows = items.map((item) => this.#update(item));
-    const isSame = rows.length === this.#body.children.length
-      && rows.every((row, at) => this.#body.children[at] === row);
+    const isSame =
+      rows.length === this.#body.children.length && rows.every((row, at) => this.#body.children[at] === row);
     if (!isSame) this.#body.replaceChildren(...rows);
     const keys = new Set(items.map(this.#rowKey));
     for (const key of this.#rows.keys()) if (!keys.has(key)) this.#rows.delete(key);
@@ -55,7 +59,14 @@ export class Table {
       element: el(header ? "th" : "td", { class: kind, scope: header ? "row" : null }),
       key: undefined,
     }));
-    return { row: el("tr", {}, cells.map(({ element }) => element)), cells };
+    return {
+      row: el(
+        "tr",
+        {},
+        cells.map(({ element }) => element),
+      ),
+      cells,
+    };
   }
 }
 

@@ -24,7 +24,7 @@ use tonic::codegen::Service as _;
 
 use crate::edge::{config, empty_engine, engine, node, spanned, two_a_minute};
 
-fn admin(token: Option<&str>) -> Router {
+pub(super) fn admin(token: Option<&str>) -> Router {
     let loads = Arc::new(ConfigLoads::default);
     let token = token.map(|token| SecretText::new(token).unwrap());
     router(Admin { token, debug_pages: false, engine: engine(two_a_minute()), load_report: loads })

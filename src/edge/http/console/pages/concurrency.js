@@ -14,7 +14,12 @@ export default function concurrency(params) {
   const title = el("h2", { class: "chosen", "data-test": "chosen" });
   const [load, latency] = charts();
   const note = el("p", { class: "muted" });
-  const detail = el("div", { hidden: true }, title, el("div", { class: "columns wide" }, load.element, latency.element));
+  const detail = el(
+    "div",
+    { hidden: true },
+    title,
+    el("div", { class: "columns wide" }, load.element, latency.element),
+  );
   return {
     title: "Concurrency",
     element: el("div", {}, card("Concurrency limits", table.element, note), detail),
@@ -63,15 +68,27 @@ function limitTable() {
     empty: "No concurrency limit was used recently.",
     rowKey: nameOf,
     columns: [
-      { title: "Limit", header: true, kind: "key", key: nameOf,
-        cell: ({ domain, path }) => linkTo("concurrency", { domain, path }, path) },
-      { title: "In flight", kind: "number", cell: ({ in_flight, limit }) => `${count(in_flight)} of ${count(limit)}` },
+      {
+        title: "Limit",
+        header: true,
+        kind: "key",
+        key: nameOf,
+        cell: ({ domain, path }) => linkTo("concurrency", { domain, path }, path),
+      },
+      {
+        title: "In flight",
+        kind: "number",
+        cell: ({ in_flight, limit }) => `${count(in_flight)} of ${count(limit)}`,
+      },
       { title: "Used", key: nameOf, cell: (limit) => bar(limit).element },
       { title: "Queue", kind: "number", cell: ({ waiting }) => count(waiting) },
       { title: "RTT", kind: "number", cell: ({ rtt_us }) => microseconds(rtt_us) },
       { title: "Min RTT", kind: "number minor", cell: ({ min_rtt_us }) => microseconds(min_rtt_us) },
-      { title: "Share of the fleet's limit", kind: "number",
-        cell: ({ fleet }) => (fleet ? `${count(fleet.share)} of ${count(fleet.fleet_limit)}` : NONE) },
+      {
+        title: "Share of the fleet's limit",
+        kind: "number",
+        cell: ({ fleet }) => (fleet ? `${count(fleet.share)} of ${count(fleet.fleet_limit)}` : NONE),
+      },
       { title: "Replicas", kind: "number minor", cell: ({ fleet }) => count(fleet?.replicas) },
     ],
   });

@@ -20,10 +20,17 @@ export default function configuration() {
   });
   return {
     title: "Configuration",
-    element: el("div", {},
+    element: el(
+      "div",
+      {},
       el("div", { class: "columns" }, card("Loaded limits", about.element), card("Domains", domains.element)),
-      card("Findings", findings.element), diff.element),
-    sources: [{ name: "config", path: "config" }, { name: "diff", path: "config/diff", every: 6_000 }],
+      card("Findings", findings.element),
+      diff.element,
+    ),
+    sources: [
+      { name: "config", path: "config" },
+      { name: "diff", path: "config/diff", every: 6_000 },
+    ],
     update({ config, diff: newDiff }) {
       if (newDiff) diff.show(newDiff);
       if (!config) return;
@@ -38,16 +45,27 @@ function showFacts(list, config) {
   list.show("Revision", count(config.revision));
   list.show("Loaded at", dateTime(config.loaded_at ? Date.parse(config.loaded_at) : null));
   const state = config.last_error
-    ? badge(`failed at ${dateTime(Date.parse(config.last_error.at))}`, "bad") : badge("succeeded", "good");
+    ? badge(`failed at ${dateTime(Date.parse(config.last_error.at))}`, "bad")
+    : badge("succeeded", "good");
   list.show("Last load", state);
   list.show("Loads", `${count(config.loads)} succeeded, ${count(config.rejected)} rejected`);
-  list.show("Files", el("ul", { class: "plain" }, config.files.map((file) => el("li", {}, el("code", {}, file)))));
+  list.show(
+    "Files",
+    el(
+      "ul",
+      { class: "plain" },
+      config.files.map((file) => el("li", {}, el("code", {}, file))),
+    ),
+  );
 }
 
 function allFindings({ last_error: error, warnings, more_warnings: more }) {
   const shown = [...(error?.diagnostics ?? []), ...warnings];
   const omitted = (error?.more ?? 0) + (more ?? 0);
-  const rest = omitted === 0 ? [] : [{ severity: "note", code: "", message: `${plural(omitted, "more finding")} not shown` }];
+  const rest =
+    omitted === 0
+      ? []
+      : [{ severity: "note", code: "", message: `${plural(omitted, "more finding")} not shown` }];
   return [...shown, ...rest].map((finding, at) => ({ ...finding, at }));
 }
 
@@ -59,11 +77,15 @@ function findingTable() {
     empty: "No errors and no warnings.",
     rowKey: (finding) => `${finding.at} ${finding.code} ${place(finding)} ${finding.message}`,
     columns: [
-      { title: "Severity", key: ({ severity }) => severity, cell: ({ severity }) => badge(severity, KINDS[severity]) },
+      {
+        title: "Severity",
+        key: ({ severity }) => severity,
+        cell: ({ severity }) => badge(severity, KINDS[severity]),
+      },
       { title: "Code", cell: ({ code }) => code },
-      { title: "Where", kind: "nowrap", cell: place },
       { title: "Finding", kind: "text", cell: ({ message }) => message },
       { title: "Fix", kind: "text", cell: ({ help }) => help ?? "" },
+      { title: "Where", kind: "nowrap", cell: place },
     ],
   });
 }

@@ -2,7 +2,7 @@
 
 import { Chart } from "../chart.js";
 import { card, el, facts, linkTo, pageLink, showText } from "../dom.js";
-import { NONE, compactCount, count, duration, percent, period, until } from "../format.js";
+import { NONE, compactCount, count, duration, effectText, percent, period, until } from "../format.js";
 import { Table, UsedBar } from "../tables.js";
 import { auditTable } from "./audit.js";
 
@@ -20,30 +20,63 @@ function chooseKey(domain, descriptor) {
   const note = el("p", { class: "muted" });
   return {
     title: "Key",
-    element: el("div", {}, keyForm(domain, descriptor), el("div", { class: "columns wide" },
-      card("Denied in the last minute", denied.element), card("Most hits in the last minute", all.element)), note),
+    element: el(
+      "div",
+      {},
+      keyForm(domain, descriptor),
+      el(
+        "div",
+        { class: "columns wide" },
+        card("Denied in the last minute", denied.element),
+        card("Most hits in the last minute", all.element),
+      ),
+      note,
+    ),
     sources: [{ name: "top", path: "top", params: { window: "minute", limit: 20 } }],
     update({ top }) {
       denied.show(top.denied);
       all.show(top.all);
-      const notes = { hashed: "Values are hashed (setting telemetry.keys).", off: "Top keys are off (setting telemetry.keys)." };
+      const notes = {
+        hashed: "Values are hashed (setting telemetry.keys).",
+        off: "Top keys are off (setting telemetry.keys).",
+      };
       showText(note, notes[top.keys]);
     },
   };
 }
 
 function keyForm(domain, descriptor) {
-  const input = (name, value, placeholder) => el("input", { type: "text", id: `key-${name}`, name, value, placeholder,
-    required: true, autocomplete: "off", spellcheck: "false", "data-test": `key-${name}` });
-  const form = el("form", { class: "card row", "data-test": "key-form" },
+  const input = (name, value, placeholder) =>
+    el("input", {
+      type: "text",
+      id: `key-${name}`,
+      name,
+      value,
+      placeholder,
+      required: true,
+      autocomplete: "off",
+      spellcheck: "false",
+      "data-test": `key-${name}`,
+    });
+  const form = el(
+    "form",
+    { class: "card row", "data-test": "key-form" },
     el("div", {}, el("label", { for: "key-domain" }, "Domain"), input("domain", domain, "shop")),
-    el("div", { class: "grow" }, el("label", { for: "key-descriptor" }, "Descriptor"),
-      input("descriptor", descriptor, "api_key=partner,path=/checkout")),
-    el("button", { type: "submit", class: "primary" }, "Show"));
+    el(
+      "div",
+      { class: "grow" },
+      el("label", { for: "key-descriptor" }, "Descriptor"),
+      input("descriptor", descriptor, "api_key=partner,path=/checkout"),
+    ),
+    el("button", { type: "submit", class: "primary" }, "Show"),
+  );
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const fields = new FormData(form);
-    location.hash = pageLink("key", { domain: fields.get("domain").trim(), descriptor: fields.get("descriptor").trim() });
+    location.hash = pageLink("key", {
+      domain: fields.get("domain").trim(),
+      descriptor: fields.get("descriptor").trim(),
+    });
   });
   return form;
 }
@@ -55,9 +88,19 @@ function topTable(title, test) {
     empty: "No keys.",
     rowKey: ({ domain, path, descriptor }) => `${domain}\n${path}\n${descriptor}`,
     columns: [
-      { title: "Key", header: true, kind: "key", key: ({ descriptor }) => descriptor,
-        cell: ({ domain, descriptor }) => linkTo("key", { domain, descriptor }, descriptor) },
-      { title: "Rule", kind: "key", key: ({ path }) => path, cell: ({ domain, path }) => linkTo("rule", { domain, path }, path) },
+      {
+        title: "Key",
+        header: true,
+        kind: "key",
+        key: ({ descriptor }) => descriptor,
+        cell: ({ domain, descriptor }) => linkTo("key", { domain, descriptor }, descriptor),
+      },
+      {
+        title: "Rule",
+        kind: "key",
+        key: ({ path }) => path,
+        cell: ({ domain, path }) => linkTo("rule", { domain, path }, path),
+      },
       { title, kind: "number", cell: ({ hits, error }) => (error ? `≤ ${count(hits)}` : count(hits)) },
     ],
   });
@@ -71,9 +114,19 @@ function oneKey(domain, descriptor, app) {
   return {
     title: "Key",
     heading: descriptor,
-    element: el("div", {}, keyForm(domain, descriptor),
-      el("div", { class: "columns first" }, card("Counter now", about.element, limits.element), actions.element),
-      chart.element, card("Changes of this key", audit.element)),
+    element: el(
+      "div",
+      {},
+      keyForm(domain, descriptor),
+      el(
+        "div",
+        { class: "columns first" },
+        card("Counter now", about.element, limits.element),
+        actions.element,
+      ),
+      chart.element,
+      card("Changes of this key", audit.element),
+    ),
     sources: [
       { name: "counter", path: "counter", params },
       { name: "explain", path: "explain", params, every: 30_000 },
@@ -81,6 +134,12 @@ function oneKey(domain, descriptor, app) {
       { name: "audit", path: "audit", params: { ...params, limit: 50 }, every: 6_000 },
     ],
     update(data) {
+      const canonical = data.explain?.descriptors[0]?.descriptor ?? descriptor;
+      // Changes and audit entries have this form, so a descriptor in another form would miss them.
+      if (canonical !== descriptor) {
+        location.replace(pageLink("key", { domain, descriptor: canonical }));
+        return;
+      }
       if (data.explain) showRule(about, domain, data.explain);
       if (data.counter) showCounter(about, limits, chart, data.counter);
       if (data.counter) actions.setCounter(data.counter);
@@ -113,8 +172,12 @@ function limitPanel() {
     test: "counter",
     rowKey: ({ limit }) => limit,
     columns: [
-      { title: "Limit", header: true, 
-        cell: ({ limit, requests, period_nanoseconds: ns }) => `${limit ? `${limit}: ` : ""}${count(requests)} per ${period(ns)}` },
+      {
+        title: "Limit",
+        header: true,
+        cell: ({ limit, requests, period_nanoseconds: ns }) =>
+          `${limit ? `${limit}: ` : ""}${count(requests)} per ${period(ns)}`,
+      },
       { title: "Used", key: ({ limit }) => limit, cell: (row) => bar(row).element },
       { title: "Remaining", kind: "number", cell: ({ remaining }) => count(remaining) },
       { title: "Counted", kind: "number minor", cell: ({ counted }) => count(counted) },
@@ -134,7 +197,10 @@ function limitPanel() {
 function historyChart() {
   const chart = new Chart({
     title: "Hits used, since this page is open",
-    series: [{ label: "used", color: "allow", fill: true }, { label: "limit", color: "deny", dash: true }],
+    series: [
+      { label: "used", color: "allow", fill: true },
+      { label: "limit", color: "deny", dash: true },
+    ],
     format: compactCount,
     span_s: 60,
     test: "key-chart",
@@ -150,28 +216,61 @@ function historyChart() {
 
 function actionPanel(app, domain, descriptor) {
   let counter = null;
-  const target = () => ({ domain, descriptor, scope: "key", requests: counter?.requests,
-    period: counter && period(counter.period_nanoseconds) });
-  const [boostState, forceState] = [el("p", { "data-test": "boost-state" }), el("p", { "data-test": "force-state" })];
-  const begin = { boost: app.actionButton("boost", "Boost…", target), deny: app.actionButton("deny", "Force deny…", target),
-    allow: app.actionButton("allow", "Force allow…", target) };
-  const end = { boost: app.actionButton("unboost", "End the boost…", target), force: app.actionButton("unforce", "End the forced decision…", target) };
-  const element = card("Change", boostState, forceState, el("div", { class: "buttons" }, Object.values(end), Object.values(begin),
-    app.actionButton("reset", "Reset…", target), app.actionButton("refund", "Refund…", target)), app.whyNot());
+  let isBoosted = false;
+  // A boosted counter reports the boosted limit, but a factor applies to the limit in the file.
+  const target = () => ({
+    domain,
+    descriptor,
+    scope: "key",
+    requests: isBoosted ? null : counter?.requests,
+    period: counter && period(counter.period_nanoseconds),
+  });
+  const [boostState, forceState] = ["boost-state", "force-state"].map((test) =>
+    el("p", { "data-test": test }),
+  );
+  const buttons = actionButtons(app, target);
+  const row = el("div", { class: "buttons" }, Object.values(buttons));
   const show = (actions) => {
-    const own = actions.filter((one) => one.scope === "key" && one.domain === domain && one.descriptor === descriptor);
-    const [boost, force] = ["boost", "force"].map((name) => own.find(({ action }) => action === name));
-    showText(boostState, boost ? `Boosted ${boost.boost?.factor ? `× ${boost.boost.factor}` : `to ${count(boost.boost?.limit)}`} ${endOf(boost)}` : "No boost.");
-    showText(forceState, force ? `Forced to ${force.verdict} ${endOf(force)}` : "No forced decision of this key.");
-    [boostState, forceState].forEach((state, at) => state.classList.toggle("strong", [boost, force][at] != null));
-    end.boost.hidden = !boost;
-    end.force.hidden = !force;
-    begin.deny.hidden = begin.allow.hidden = Boolean(force);
+    const own = actions.filter(
+      (one) => one.scope === "key" && one.domain === domain && one.descriptor === descriptor,
+    );
+    const boost = own.find(({ action }) => action === "boost");
+    const force = own.find(({ action }) => action === "force");
+    isBoosted = boost != null;
+    showState(boostState, boost, "No boost.");
+    showState(forceState, force, "No forced decision of this key.");
+    buttons.unboost.hidden = !boost;
+    buttons.unforce.hidden = !force;
+    buttons.deny.hidden = buttons.allow.hidden = Boolean(force);
   };
   show([]);
-  return { element, show, setCounter: (value) => { counter = value; } };
+  const setCounter = (value) => {
+    counter = value;
+  };
+  return { element: card("Change", boostState, forceState, row, app.whyNot()), show, setCounter };
 }
 
-function endOf({ until_unix_ms: end, by, reason }) {
-  return `until ${until(end)}, by ${by}: ${reason}`;
+function actionButtons(app, target) {
+  const titles = {
+    unboost: "End the boost…",
+    unforce: "End the forced decision…",
+    boost: "Boost…",
+    deny: "Force deny…",
+    allow: "Force allow…",
+    reset: "Reset…",
+    refund: "Refund…",
+  };
+  const buttons = Object.entries(titles).map(([name, title]) => [
+    name,
+    app.actionButton(name, title, target),
+  ]);
+  return Object.fromEntries(buttons);
+}
+
+function showState(element, action, none) {
+  const text = action
+    ? `${effectText(action)} until ${until(action.until_unix_ms)}, by ${action.by}: ${action.reason}`
+    : none;
+  showText(element, text);
+  element.classList.toggle("strong", action != null);
 }

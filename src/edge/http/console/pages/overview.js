@@ -2,7 +2,7 @@
 
 import { Chart } from "../chart.js";
 import { card, el, facts, linkTo, setText } from "../dom.js";
-import { NONE, count, duration, microseconds, percent, rate, until } from "../format.js";
+import { NONE, count, duration, effectText, microseconds, percent, rate, shortTime } from "../format.js";
 import { LatencyMeter, RateMeter, historyRates } from "../rates.js";
 import { Table, badge } from "../tables.js";
 
@@ -30,14 +30,34 @@ export default function overview() {
   });
   const [store, process] = [facts(), facts()];
   const [replicas, envoys, changes] = [replicaTable(), envoyTable(), changeTable()];
-  const side = el("div", { class: "columns" }, card("Store", store.element), card("This replica", process.element));
+  const side = el(
+    "div",
+    { class: "columns" },
+    card("Store", store.element),
+    card("This replica", process.element),
+  );
   const meters = { rates: new RateMeter(), latency: new LatencyMeter() };
   return {
     title: "Overview",
-    element: el("div", {}, problems, tiles.element, chart.element, side,
+    element: el(
+      "div",
+      {},
+      problems,
+      tiles.element,
+      chart.element,
+      side,
       card("Replicas", replicas.element),
-      el("div", { class: "columns" }, card("Envoys", envoys.element), card("Changes in effect", changes.element))),
-    sources: [{ name: "overview", path: "overview" }, { name: "actions", path: "actions", every: 10_000 }],
+      el(
+        "div",
+        { class: "columns" },
+        card("Envoys", envoys.element),
+        card("Changes in effect", changes.element),
+      ),
+    ),
+    sources: [
+      { name: "overview", path: "overview" },
+      { name: "actions", path: "actions", every: 10_000 },
+    ],
     update({ overview: data, actions }) {
       if (actions) changes.show(actions.actions);
       if (!data) return;
@@ -77,16 +97,27 @@ function tileRow() {
     setText(p99.value, microseconds(latency.p99));
     for (const { note } of [p50, p99]) setText(note, "this replica");
   };
-  return { element: el("div", { class: "tiles" }, all.map(({ element }) => element)), show };
+  return {
+    element: el(
+      "div",
+      { class: "tiles" },
+      all.map(({ element }) => element),
+    ),
+    show,
+  };
 }
 
 function showStore(list, { store }) {
   list.show("Kind", store.kind);
   const isHealthy = store.failure == null;
-  list.show("State", badge(isHealthy ? "available" : store.failure.replaceAll("_", " "), isHealthy ? "good" : "bad"));
+  list.show(
+    "State",
+    badge(isHealthy ? "available" : store.failure.replaceAll("_", " "), isHealthy ? "good" : "bad"),
+  );
   for (const [name, value] of Object.entries(store)) {
     const isShown = !SHOWN_STORE_FIELDS.includes(name) && value !== null && typeof value !== "object";
-    if (isShown) list.show(name.replaceAll("_", " "), typeof value === "number" ? count(value) : String(value));
+    if (isShown)
+      list.show(name.replaceAll("_", " "), typeof value === "number" ? count(value) : String(value));
   }
 }
 
@@ -104,7 +135,9 @@ function showProblems(box, data) {
   const failure = data.store.failure?.replaceAll("_", " ");
   const store = `The store is unavailable (${failure}). Each limit decides by on_store_failure.`;
   const messages = [
-    data.load_failed ? el("p", { class: "message bad" }, `${load} `, linkTo("configuration", {}, "Show the findings")) : null,
+    data.load_failed
+      ? el("p", { class: "message bad" }, `${load} `, linkTo("configuration", {}, "Show the findings"))
+      : null,
     failure ? el("p", { class: "message bad" }, store) : null,
   ].filter(Boolean);
   const key = messages.map((message) => message.textContent).join();
@@ -122,13 +155,20 @@ function replicaTable() {
     empty: "The store has no fleet: this replica runs alone.",
     rowKey: ({ replica }) => replica,
     columns: [
-      { title: "Replica", header: true, cell: ({ replica, is_self }) => (is_self ? `${replica} (this one)` : replica) },
+      {
+        title: "Replica",
+        header: true,
+        cell: ({ replica, is_self }) => (is_self ? `${replica} (this one)` : replica),
+      },
       { title: "Allowed/s", kind: "number", cell: (row) => perSecond(row, "allow") },
       { title: "Denied/s", kind: "number", cell: (row) => perSecond(row, "deny") },
-      { title: "In flight", kind: "number", cell: ({ in_flight }) => count(in_flight) },
+      { title: "In flight", kind: "number minor", cell: ({ in_flight }) => count(in_flight) },
       { title: "Revision", kind: "number minor", cell: ({ revision }) => count(revision) },
-      { title: "Heartbeat", kind: "number",
-        cell: ({ heartbeat_age_ms: age }) => (age == null ? NONE : `${duration(age)} ago`) },
+      {
+        title: "Heartbeat",
+        kind: "number",
+        cell: ({ heartbeat_age_ms: age }) => (age == null ? NONE : `${duration(age)} ago`),
+      },
       { title: "Build", kind: "minor", cell: ({ build }) => build ?? NONE },
     ],
   });
@@ -148,23 +188,25 @@ function envoyTable() {
 }
 
 function changeTable() {
-  const effect = ({ verdict, boost }) => {
-    if (verdict) return `force ${verdict}`;
-    return boost?.factor ? `boost × ${boost.factor}` : `boost to ${count(boost?.limit)}`;
-  };
-  const link = ({ domain, limit, descriptor }) => (descriptor
-    ? linkTo("key", { domain, descriptor }, descriptor)
-    : linkTo("rule", { domain, path: limit }, limit));
+  const link = ({ domain, limit, descriptor }) =>
+    descriptor
+      ? linkTo("key", { domain, descriptor }, descriptor)
+      : linkTo("rule", { domain, path: limit }, limit);
   return new Table({
     caption: "Forced decisions and boosts",
     test: "changes",
     empty: "No forced decisions and no boosts.",
     rowKey: ({ domain, limit, descriptor, action }) => [domain, limit, descriptor, action].join("\n"),
     columns: [
-      { title: "Rule or key", header: true, key: ({ limit, descriptor }) => `${limit} ${descriptor}`, cell: link },
-      { title: "Change", cell: effect },
+      {
+        title: "Rule or key",
+        header: true,
+        key: ({ limit, descriptor }) => `${limit} ${descriptor}`,
+        cell: link,
+      },
+      { title: "Change", cell: effectText },
       { title: "By", cell: ({ by }) => by },
-      { title: "Until", cell: ({ until_unix_ms }) => until(until_unix_ms) },
+      { title: "Until", cell: ({ until_unix_ms }) => shortTime(until_unix_ms) },
       { title: "Reason", cell: ({ reason }) => reason },
     ],
   });

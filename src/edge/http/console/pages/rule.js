@@ -17,8 +17,13 @@ export default function rule(params, app) {
     title: "Rule",
     heading: path,
     aside: linkTo("rules", {}, "All rules"),
-    element: el("div", {}, el("div", { class: "columns" }, card("Rule", about.element), forced.element),
-      el("div", { class: "columns wide" }, verdicts.element, used.element), top.element),
+    element: el(
+      "div",
+      {},
+      el("div", { class: "columns" }, card("Rule", about.element), forced.element),
+      el("div", { class: "columns wide" }, verdicts.element, used.element),
+      top.element,
+    ),
     sources: [{ name: "rule", path: "rule", params: { domain, path } }],
     update({ rule: data }) {
       showFacts(about, data, meter);
@@ -56,18 +61,34 @@ function showFacts(list, data, meter) {
   list.show("File and line", place(data.location));
   list.show("Limits", data.limits.length === 0 ? "unlimited" : data.limits.map(limitText).join("; "));
   list.show("Mode", [...new Set(data.limits.map(({ mode }) => mode))].join(", ") || null);
-  list.show("On store failure", [...new Set(data.limits.map(({ on_store_failure: on }) => on))].join(", ") || null);
+  list.show(
+    "On store failure",
+    [...new Set(data.limits.map(({ on_store_failure: on }) => on))].join(", ") || null,
+  );
   const { concurrency } = data;
-  list.show("Concurrency limit", concurrency
-    ? linkTo("concurrency", { domain: data.domain, path: data.path }, concurrencyText(concurrency))
-    : null);
-  list.show("Options", [data.shadow ? "shadow mode" : "", data.quota ? "quota" : ""].filter(Boolean).join(", ") || null);
+  list.show(
+    "Concurrency limit",
+    concurrency
+      ? linkTo("concurrency", { domain: data.domain, path: data.path }, concurrencyText(concurrency))
+      : null,
+  );
+  list.show(
+    "Options",
+    [data.shadow ? "shadow mode" : "", data.quota ? "quota" : ""].filter(Boolean).join(", ") || null,
+  );
   const { counts } = data;
   const perSecond = (name) => rate(meter.add(name, counts[name]));
-  list.show("Now", `${perSecond("allow")} allowed/s, ${perSecond("deny")} denied/s, ${perSecond("shadow_deny")} shadow denied/s`);
+  list.show(
+    "Now",
+    `${perSecond("allow")} allowed/s, ${perSecond("deny")} denied/s, ${perSecond("shadow_deny")} shadow denied/s`,
+  );
   const fallback = counts.fallback_allow + counts.fallback_deny;
-  list.show("By fallback", fallback === 0 ? null
-    : `${count(counts.fallback_allow)} allowed, ${count(counts.fallback_deny)} denied since the start`);
+  list.show(
+    "By fallback",
+    fallback === 0
+      ? null
+      : `${count(counts.fallback_allow)} allowed, ${count(counts.fallback_deny)} denied since the start`,
+  );
 }
 
 /** The file and line, with a button that copies them, because a page cannot open a local file. */
@@ -90,16 +111,24 @@ function forcedPanel(app, domain, path) {
   const target = () => ({ domain, descriptor: example, scope: "rule", limit: path });
   const state = el("p", { "data-test": "forced" });
   const end = app.actionButton("unforce", "End it…", target);
-  const begin = [app.actionButton("deny", "Force deny…", target), app.actionButton("allow", "Force allow…", target)];
+  const begin = [
+    app.actionButton("deny", "Force deny…", target),
+    app.actionButton("allow", "Force allow…", target),
+  ];
   const element = card("Forced decision", state, el("div", { class: "buttons" }, end, begin), app.whyNot());
   const show = (forced, newExample) => {
     example = newExample ?? example;
-    showText(state, forced
-      ? `An operator forces ${forced.verdict} until ${until(forced.until_unix_ms)}.`
-      : "None: the limits decide.");
+    showText(
+      state,
+      forced
+        ? `An operator forces ${forced.verdict} until ${until(forced.until_unix_ms)}.`
+        : "None: the limits decide.",
+    );
     state.classList.toggle("strong", forced != null);
     end.hidden = forced == null;
-    begin.forEach((button) => { button.hidden = forced != null; });
+    begin.forEach((button) => {
+      button.hidden = forced != null;
+    });
   };
   show(null, null);
   return { element, show };
@@ -127,34 +156,60 @@ function topPanel(app, domain) {
     window = chosen;
     show(null);
   });
-  const element = card(null, el("div", { class: "heading" }, el("h2", {}, "Top keys"), choice),
-    el("div", { class: "columns wide" }, el("div", {}, titles[0], denied.element), el("div", {}, titles[1], all.element)));
+  const element = card(
+    null,
+    el("div", { class: "heading" }, el("h2", {}, "Top keys"), choice),
+    el(
+      "div",
+      { class: "columns wide" },
+      el("div", {}, titles[0], denied.element),
+      el("div", {}, titles[1], all.element),
+    ),
+  );
   return { element, show };
 }
 
 function windowChoice(window, onChoice) {
   const buttons = ["minute", "hour"].map((name) =>
-    el("button", { type: "button", "aria-pressed": String(name === window), "data-test": `last-${name}` }, `Last ${name}`));
-  ["minute", "hour"].forEach((name, at) => buttons[at].addEventListener("click", () => {
-    buttons.forEach((button, other) => button.setAttribute("aria-pressed", String(other === at)));
-    onChoice(name);
-  }));
+    el(
+      "button",
+      { type: "button", "aria-pressed": String(name === window), "data-test": `last-${name}` },
+      `Last ${name}`,
+    ),
+  );
+  ["minute", "hour"].forEach((name, at) =>
+    buttons[at].addEventListener("click", () => {
+      buttons.forEach((button, other) => button.setAttribute("aria-pressed", String(other === at)));
+      onChoice(name);
+    }),
+  );
   return el("div", { class: "choice", role: "group", "aria-label": "Time range of the top keys" }, buttons);
 }
 
 function keyTable(app, domain, title, test, empty) {
-  const target = ({ descriptor }) => () => ({ domain, descriptor, scope: "key" });
+  const target =
+    ({ descriptor }) =>
+    () => ({ domain, descriptor, scope: "key" });
   return new Table({
     caption: title,
     test,
     empty,
     rowKey: ({ descriptor }) => descriptor,
     columns: [
-      { title: "Key", header: true, kind: "key", key: ({ descriptor }) => descriptor,
-        cell: ({ descriptor }) => linkTo("key", { domain, descriptor }, descriptor) },
+      {
+        title: "Key",
+        header: true,
+        kind: "key",
+        key: ({ descriptor }) => descriptor,
+        cell: ({ descriptor }) => linkTo("key", { domain, descriptor }, descriptor),
+      },
       { title, kind: "number", cell: ({ hits, error }) => (error ? `≤ ${count(hits)}` : count(hits)) },
-      { title: "Change", kind: "actions", key: ({ descriptor }) => descriptor,
-        cell: (row) => app.actionButton("boost", "Boost…", target(row)) },
+      {
+        title: "Change",
+        kind: "actions",
+        key: ({ descriptor }) => descriptor,
+        cell: (row) => app.actionButton("boost", "Boost…", target(row)),
+      },
     ],
   });
 }

@@ -6,16 +6,31 @@ import { RateMeter } from "../rates.js";
 import { UsedBar, badge } from "../tables.js";
 
 // The titles of the columns, with their classes.
-const COLUMNS = [["Rule"], ["Limit", "minor"], ["Checks/s", "number"], ["Denied/s", "number"],
-  ["Shadow/s", "number minor"], ["Used"], ["State"]];
+const COLUMNS = [
+  ["Rule"],
+  ["Limit", "minor"],
+  ["Checks/s", "number"],
+  ["Denied/s", "number"],
+  ["Shadow/s", "number minor"],
+  ["Used"],
+  ["State"],
+];
 
 export default function rules() {
-  const filter = el("input", { type: "search", id: "rules-filter", placeholder: "path, name or file",
-    "data-test": "rules-filter" });
+  const filter = el("input", {
+    type: "search",
+    id: "rules-filter",
+    placeholder: "path, name or file",
+    "data-test": "rules-filter",
+  });
   const note = el("p", { class: "muted" });
   const heads = COLUMNS.map(([title, kind]) => el("th", { scope: "col", class: kind }, title));
-  const table = el("table", { "data-test": "rules" }, el("caption", { class: "hidden" }, "Rules by domain"),
-    el("thead", {}, el("tr", {}, heads)));
+  const table = el(
+    "table",
+    { "data-test": "rules" },
+    el("caption", { class: "hidden" }, "Rules by domain"),
+    el("thead", {}, el("tr", {}, heads)),
+  );
   const tree = new RuleTree(table);
   filter.addEventListener("input", () => tree.filter(filter.value));
   return {
@@ -63,8 +78,12 @@ class RuleTree {
   #build(list) {
     this.#rows.clear();
     const bodies = [...Map.groupBy(list, ({ domain }) => domain)].map(([domain, ofDomain]) => {
-      const head = el("th", { colspan: COLUMNS.length, scope: "rowgroup" }, domain,
-        el("span", { class: "muted" }, ` ${plural(ofDomain.length, "rule")}`));
+      const head = el(
+        "th",
+        { colspan: COLUMNS.length, scope: "rowgroup" },
+        domain,
+        el("span", { class: "muted" }, ` ${plural(ofDomain.length, "rule")}`),
+      );
       const rows = levels(domain, ofDomain).map(({ rule, label, level }) => this.#create(rule, label, level));
       return el("tbody", {}, el("tr", { class: "group" }, head), rows);
     });
@@ -79,10 +98,19 @@ class RuleTree {
     const [bar, state] = [new UsedBar(), el("td")];
     const link = linkTo("rule", { domain, path }, label);
     link.title = path;
-    const row = el("tr", { "data-test": "rule-row", "data-path": path },
+    const row = el(
+      "tr",
+      { "data-test": "rule-row", "data-path": path },
       el("th", { scope: "row", class: `level-${Math.min(level, 6)}` }, link),
-      el("td", { class: "muted minor" }, limitSummary(rule)), checks, denied, shadow, el("td", {}, bar.element), state);
-    const words = `${path} ${rule.location} ${rule.limits.map(({ name }) => name ?? "").join(" ")}`.toLowerCase();
+      el("td", { class: "muted minor" }, limitSummary(rule)),
+      checks,
+      denied,
+      shadow,
+      el("td", {}, bar.element),
+      state,
+    );
+    const words =
+      `${path} ${rule.location} ${rule.limits.map(({ name }) => name ?? "").join(" ")}`.toLowerCase();
     this.#rows.set(`${domain}\n${path}`, { row, checks, denied, shadow, bar, state, words });
     return row;
   }
@@ -92,7 +120,10 @@ class RuleTree {
     const cells = this.#rows.get(`${domain}\n${path}`);
     const perSecond = (name, total) => this.#meter.add(`${domain}\n${path}\n${name}`, total);
     const denied = counts.deny + counts.fallback_deny;
-    setText(cells.checks, rate(perSecond("all", counts.allow + denied + counts.shadow_deny + counts.fallback_allow)));
+    setText(
+      cells.checks,
+      rate(perSecond("all", counts.allow + denied + counts.shadow_deny + counts.fallback_allow)),
+    );
     const deniedRate = perSecond("deny", denied);
     setText(cells.denied, rate(deniedRate));
     cells.denied.classList.toggle("denies", deniedRate > 0);
@@ -104,7 +135,9 @@ class RuleTree {
 
 /** Returns the limits of a rule as lines. */
 function limitSummary({ limits, concurrency }) {
-  const lines = limits.map((limit) => `${limitText(limit)}${limit.mode === "strict" ? "" : `, ${limit.mode}`}`);
+  const lines = limits.map(
+    (limit) => `${limitText(limit)}${limit.mode === "strict" ? "" : `, ${limit.mode}`}`,
+  );
   if (concurrency) lines.push(concurrencyText(concurrency));
   return (lines.length === 0 ? ["unlimited"] : lines).map((line) => el("div", {}, line));
 }
@@ -115,7 +148,9 @@ function showState(cell, { forced, shadow, quota }) {
   cell.dataset.key = key;
   const force = forced ? badge(`forced ${forced.verdict}`, forced.verdict === "deny" ? "bad" : "warn") : null;
   if (force) force.title = `until ${until(forced.until_unix_ms)}`;
-  cell.replaceChildren(...[force, shadow ? badge("shadow mode", "warn") : null, quota ? badge("quota") : null].filter(Boolean));
+  cell.replaceChildren(
+    ...[force, shadow ? badge("shadow mode", "warn") : null, quota ? badge("quota") : null].filter(Boolean),
+  );
 }
 
 /**
