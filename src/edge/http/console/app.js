@@ -112,15 +112,24 @@ function closePage() {
 
 function showRound(data, error) {
   if (error?.status === 401) return askForToken();
-  if (Object.keys(data).length > 0) {
-    page.update(data);
-    lastData = Date.now();
-  }
+  if (Object.keys(data).length > 0) error ??= update(data);
   page.element.hidden = lastData == null && [403, 404].includes(error?.status);
   main.classList.toggle("stale", error != null && lastData != null);
   const age = error && lastData ? ` The data below is from ${clock(lastData)}.` : "";
   showText(byId("error"), error ? error.message + age : "");
   if (lastData) setText(byId("freshness"), `Updated ${clock(lastData)}`);
+}
+
+/** Shows the data. Returns an error if the page cannot show it, such as that of another version. */
+function update(data) {
+  lastData = Date.now();
+  try {
+    page.update(data);
+    return null;
+  } catch (error) {
+    console.error(error);
+    return new Error(`This page cannot show the reply of the admin port (${error.message}).`);
+  }
 }
 
 function askForToken() {
@@ -162,6 +171,7 @@ document.addEventListener("visibilitychange", () => {
 window.addEventListener("hashchange", () => {
   openPage();
   window.scrollTo(0, 0);
+  main.focus({ preventScroll: true });
 });
 
 openPage();

@@ -54,17 +54,17 @@ function quantile(buckets, share) {
 
 /** Converts a history of counts per step to rates per second, with Unix times in seconds. */
 export function historyRates(history, names) {
-  const { step_s, start_unix_s } = history;
-  const length = Math.max(0, ...names.map((name) => history[name]?.length ?? 0));
+  const { step_s = 1, start_unix_s = 0 } = history ?? {};
+  const length = Math.max(0, ...names.map((name) => history?.[name]?.length ?? 0));
   const times = Array.from({ length }, (_, at) => start_unix_s + at * step_s);
   const perSecond = (number) => (number == null ? null : number / step_s);
-  return [times, ...names.map((name) => times.map((_, at) => perSecond(history[name]?.[at])))];
+  return [times, ...names.map((name) => times.map((_, at) => perSecond(history?.[name]?.[at])))];
 }
 
 /** Returns the values of a history unchanged, with Unix times in seconds. */
 export function historyValues(history, names) {
-  const { step_s, start_unix_s } = history;
-  const length = Math.max(0, ...names.map((name) => history[name]?.length ?? 0));
+  const { step_s = 1, start_unix_s = 0 } = history ?? {};
+  const length = Math.max(0, ...names.map((name) => history?.[name]?.length ?? 0));
   const times = Array.from({ length }, (_, at) => start_unix_s + at * step_s);
-  return [times, ...names.map((name) => times.map((_, at) => history[name]?.[at] ?? null))];
+  return [times, ...names.map((name) => times.map((_, at) => history?.[name]?.[at] ?? null))];
 }

@@ -92,7 +92,7 @@ function tileRow() {
       setText(value, rate(rates[at]));
       setText(note, sum ? percent(rates[at] / sum) : "");
     });
-    const latency = meters.latency.add(data.latency);
+    const latency = data.latency ? meters.latency.add(data.latency) : {};
     setText(p50.value, microseconds(latency.p50));
     setText(p99.value, microseconds(latency.p99));
     for (const { note } of [p50, p99]) setText(note, "this replica");

@@ -135,8 +135,12 @@ function forcedPanel(app, domain, path) {
 }
 
 /** A descriptor that the rule matches, for the dialog of a forced decision. */
-function exampleOf({ minute, hour }) {
-  return [...minute.all, ...minute.denied, ...hour.all, ...hour.denied][0]?.descriptor ?? null;
+function exampleOf(top) {
+  const rows = ["minute", "hour"].flatMap((window) => [
+    top?.[window]?.all ?? [],
+    top?.[window]?.denied ?? [],
+  ]);
+  return rows.flat()[0]?.descriptor ?? null;
 }
 
 function topPanel(app, domain) {
@@ -149,8 +153,8 @@ function topPanel(app, domain) {
     top = newTop ?? top;
     setText(titles[0], `Denied in the last ${window}`);
     setText(titles[1], `All hits in the last ${window}`);
-    denied.show(top?.[window].denied ?? []);
-    all.show(top?.[window].all ?? []);
+    denied.show(top?.[window]?.denied ?? []);
+    all.show(top?.[window]?.all ?? []);
   };
   const choice = windowChoice(window, (chosen) => {
     window = chosen;
