@@ -85,7 +85,7 @@ function findingTable() {
       { title: "Code", cell: ({ code }) => code },
       { title: "Finding", kind: "text", cell: ({ message }) => message },
       { title: "Fix", kind: "text", cell: ({ help }) => help ?? "" },
-      { title: "Where", kind: "nowrap", cell: place },
+      { title: "Where", kind: "text", cell: place },
     ],
   });
 }
