@@ -21,7 +21,7 @@ export class Chart {
    * `series` is a list of `{label, color, dash, fill}`; `color` is a variable of the style sheet.
    * `format` formats a value. `span_s` is the shortest range of time, in seconds.
    */
-  constructor({ title, series, format, span_s = 0, test }) {
+  constructor({ title, series, format, span_s = 600, test }) {
     this.#series = series;
     this.#format = format;
     this.#span = span_s;
@@ -72,12 +72,12 @@ export class Chart {
   }
 
   #timeRange() {
-    const [first, last] = [this.#data[0].at(0) ?? 0, this.#data[0].at(-1) ?? 1];
-    return [Math.min(first, last - this.#span), last];
+    const last = this.#data[0].at(-1) ?? Date.now() / 1_000;
+    return [Math.min(this.#data[0].at(0) ?? last, last - this.#span), last];
   }
 
   #options(width) {
-    const times = this.#span > 0 ? clock : hourMinute;
+    const times = this.#span < 600 ? clock : hourMinute;
     return {
       width,
       height: HEIGHT,
@@ -115,7 +115,8 @@ function line({ label, color, dash, fill }) {
     fill: fill ? () => variable(`--${color}-fill`) : undefined,
     width: 1.5,
     dash: dash ? [5, 4] : undefined,
-    points: { show: false },
+    // Two points make no visible line.
+    points: { show: (plot) => plot.data[0].length < 3, size: 4 },
   };
 }
 

@@ -6,6 +6,17 @@ const WINDOW_MS = 7_000;
 /** Computes rates per second from the totals of the last polls. */
 export class RateMeter {
   #samples = new Map();
+  #origin = null;
+
+  /**
+   * Forgets the samples if the totals now have another origin, such as more replicas: the totals
+   * of a replica that joins are no hits of this second.
+   */
+  setOrigin(...parts) {
+    const origin = parts.join(" ");
+    if (origin !== this.#origin) this.#samples.clear();
+    this.#origin = origin;
+  }
 
   /** Adds a total. Returns the rate, or `null` before the second poll and after a restart. */
   add(name, total, now = performance.now()) {

@@ -83,6 +83,8 @@ function tileRow() {
   const [p50, p99] = [tile("Latency p50", "latency-p50"), tile("Latency p99", "latency-p99")];
   const all = [checks, ...verdicts, p50, p99];
   const show = (data, meters) => {
+    const reporting = data.replicas.filter((row) => row.checks != null);
+    meters.rates.setOrigin(data.scope, ...reporting.map(({ replica }) => replica));
     const rates = VERDICTS.map(({ name }) => meters.rates.add(name, data.checks[name] ?? 0));
     // A shadow denial is counted as a verdict of its own, so the sum has each check once.
     const sum = rates.includes(null) ? null : rates.reduce((total, one) => total + one, 0);

@@ -77,6 +77,7 @@ function showFacts(list, data, meter) {
     [data.shadow ? "shadow mode" : "", data.quota ? "quota" : ""].filter(Boolean).join(", ") || null,
   );
   const { counts } = data;
+  meter.setOrigin(data.scope, data.replicas);
   const perSecond = (name) => rate(meter.add(name, counts[name]));
   list.show(
     "Now",

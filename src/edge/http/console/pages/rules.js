@@ -39,7 +39,7 @@ export default function rules() {
     element: el("div", {}, el("section", { class: "card" }, el("div", { class: "scroll" }, table), note)),
     sources: [{ name: "rules", path: "rules" }],
     update({ rules: data }) {
-      tree.show(data.rules);
+      tree.show(data.rules, data.scope, data.replicas);
       tree.filter(filter.value);
       const omitted = data.omitted ? ` ${plural(data.omitted, "more rule")} not shown.` : "";
       const scope = data.scope === "fleet" ? "all replicas" : "this replica";
@@ -59,7 +59,8 @@ class RuleTree {
     this.#table = table;
   }
 
-  show(list) {
+  show(list, scope, replicas) {
+    this.#meter.setOrigin(scope, replicas);
     const signature = list.map(({ domain, path, location }) => `${domain}\t${path}\t${location}`).join("\n");
     if (signature !== this.#signature) this.#build(list);
     this.#signature = signature;
