@@ -47,6 +47,20 @@ export class LatencyMeter {
   }
 }
 
+/** Continues a history with the rates of this page's polls, because its current step is missing. */
+export class LiveTail {
+  #points = [];
+
+  /** Adds the rates of now. Returns the columns of the history and the polls after it. */
+  append([times, ...columns], step_s, rates, now = Date.now() / 1_000) {
+    if (!rates.includes(null)) this.#points.push([now, ...rates]);
+    const end = times.length === 0 ? 0 : times.at(-1) + step_s;
+    // A replica without a history fills one within a minute.
+    this.#points = this.#points.filter(([at]) => at > end).slice(-60);
+    return [times, ...columns].map((values, at) => [...values, ...this.#points.map((point) => point[at])]);
+  }
+}
+
 function difference(buckets, old) {
   return buckets.map(({ le_us, count }, at) => ({ le_us, count: count - (old[at]?.count ?? 0) }));
 }

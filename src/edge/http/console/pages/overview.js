@@ -3,8 +3,10 @@
 import { Chart } from "../chart.js";
 import { card, el, facts, linkTo, setText } from "../dom.js";
 import { NONE, count, duration, effectText, microseconds, percent, rate, shortTime } from "../format.js";
-import { LatencyMeter, RateMeter, historyRates } from "../rates.js";
+import { LatencyMeter, LiveTail, RateMeter, historyRates } from "../rates.js";
 import { Table, badge } from "../tables.js";
+
+const CHARTED = ["allow", "deny", "shadow_deny"];
 
 const VERDICTS = [
   { name: "allow", title: "Allowed" },
@@ -36,6 +38,7 @@ export default function overview() {
     card("Store", store.element),
     card("This replica", process.element),
   );
+  const tail = new LiveTail();
   const meters = { rates: new RateMeter(), latency: new LatencyMeter() };
   return {
     title: "Overview",
@@ -61,8 +64,9 @@ export default function overview() {
     update({ overview: data, actions }) {
       if (actions) changes.show(actions.actions);
       if (!data) return;
-      tiles.show(data, meters);
-      chart.set(historyRates(data.history, ["allow", "deny", "shadow_deny"]));
+      const rates = tiles.show(data, meters);
+      const history = historyRates(data.history, CHARTED);
+      chart.set(tail.append(history, data.history?.step_s, rates.slice(0, CHARTED.length)));
       showStore(store, data);
       showProcess(process, data);
       replicas.show(data.replicas);
@@ -98,6 +102,7 @@ function tileRow() {
     setText(p50.value, microseconds(latency.p50));
     setText(p99.value, microseconds(latency.p99));
     for (const { note } of [p50, p99]) setText(note, "this replica");
+    return rates;
   };
   return {
     element: el(

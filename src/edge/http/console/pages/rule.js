@@ -3,8 +3,10 @@
 import { Chart } from "../chart.js";
 import { card, el, facts, linkTo, setText, showText } from "../dom.js";
 import { concurrencyText, count, limitText, percent, rate, until } from "../format.js";
-import { RateMeter, historyRates, historyValues } from "../rates.js";
+import { LiveTail, RateMeter, historyRates, historyValues } from "../rates.js";
 import { Table } from "../tables.js";
+
+const CHARTED = ["allow", "deny", "shadow_deny"];
 
 export default function rule(params, app) {
   const [domain, path] = [params.get("domain") ?? "", params.get("path") ?? ""];
@@ -12,7 +14,7 @@ export default function rule(params, app) {
   const forced = forcedPanel(app, domain, path);
   const [verdicts, used] = charts();
   const top = topPanel(app, domain);
-  const meter = new RateMeter();
+  const [meter, tail] = [new RateMeter(), new LiveTail()];
   return {
     title: "Rule",
     heading: path,
@@ -26,8 +28,10 @@ export default function rule(params, app) {
     ),
     sources: [{ name: "rule", path: "rule", params: { domain, path } }],
     update({ rule: data }) {
-      showFacts(about, data, meter);
-      verdicts.set(historyRates(data.history, ["allow", "deny", "shadow_deny"]));
+      meter.setOrigin(data.scope, data.replicas);
+      const rates = CHARTED.map((name) => meter.add(name, data.counts[name]));
+      showFacts(about, data, rates);
+      verdicts.set(tail.append(historyRates(data.history, CHARTED), data.history?.step_s, rates));
       used.set(historyValues(data.history, ["used"]));
       top.show(data.top);
       forced.show(data.forced, data.example ?? exampleOf(data.top));
@@ -56,7 +60,7 @@ function charts() {
   return [verdicts, used];
 }
 
-function showFacts(list, data, meter) {
+function showFacts(list, data, rates) {
   list.show("Domain", data.domain);
   list.show("File and line", place(data.location));
   list.show("Limits", data.limits.length === 0 ? "unlimited" : data.limits.map(limitText).join("; "));
@@ -77,12 +81,8 @@ function showFacts(list, data, meter) {
     [data.shadow ? "shadow mode" : "", data.quota ? "quota" : ""].filter(Boolean).join(", ") || null,
   );
   const { counts } = data;
-  meter.setOrigin(data.scope, data.replicas);
-  const perSecond = (name) => rate(meter.add(name, counts[name]));
-  list.show(
-    "Now",
-    `${perSecond("allow")} allowed/s, ${perSecond("deny")} denied/s, ${perSecond("shadow_deny")} shadow denied/s`,
-  );
+  const [allowed, denied, shadowDenied] = rates.map(rate);
+  list.show("Now", `${allowed} allowed/s, ${denied} denied/s, ${shadowDenied} shadow denied/s`);
   const fallback = counts.fallback_allow + counts.fallback_deny;
   list.show(
     "By fallback",
