@@ -81,7 +81,7 @@ export class Chart {
     return {
       width,
       height: HEIGHT,
-      padding: [8, 8, 0, 0],
+      padding: [8, 18, 0, 0],
       legend: { show: false },
       cursor: { drag: { x: false, y: false }, y: false },
       hooks: { setCursor: [(plot) => this.#show(plot.cursor.idx)] },

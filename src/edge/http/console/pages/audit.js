@@ -72,15 +72,17 @@ function filterForm(domain, descriptor) {
 
 /** The table of audit entries, on this page and on that of a key. */
 export function auditTable({ withKey }) {
-  const link = ({ domain, limit, descriptor }) =>
-    descriptor
-      ? linkTo("key", { domain, descriptor }, descriptor)
-      : linkTo("rule", { domain, path: limit }, limit ?? domain);
   const keyColumn = {
-    title: "Rule or key",
+    title: "Key",
     kind: "key",
-    key: ({ limit, descriptor }) => `${limit} ${descriptor}`,
-    cell: link,
+    key: ({ descriptor }) => descriptor ?? "",
+    cell: ({ domain, descriptor }) => (descriptor ? linkTo("key", { domain, descriptor }, descriptor) : null),
+  };
+  const ruleColumn = {
+    title: "Rule",
+    kind: "key",
+    key: ({ limit }) => limit ?? "",
+    cell: ({ domain, limit }) => (limit ? linkTo("rule", { domain, path: limit }, limit) : null),
   };
   const entryKey = (entry) =>
     [entry.at_unix_ms, entry.by, entry.replica, entry.action, entry.limit, entry.descriptor].join("\n");
@@ -94,6 +96,7 @@ export function auditTable({ withKey }) {
       { title: "By", cell: ({ by }) => by },
       { title: "Action", cell: ({ action, detail }) => (detail ? `${action}: ${detail}` : action) },
       ...(withKey ? [keyColumn] : []),
+      ruleColumn,
       { title: "Until", kind: "nowrap", cell: ({ until_unix_ms }) => dateTime(until_unix_ms) },
       { title: "Reason", kind: "text", cell: ({ reason }) => reason },
       { title: "Replica", kind: "minor", cell: ({ replica }) => replica },

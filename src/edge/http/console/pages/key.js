@@ -160,7 +160,18 @@ function showCounter(list, limits, chart, counter) {
   const all = counter.limits ?? [counter];
   limits.show(all);
   list.show("Reason", (counter.reason ?? NONE).replaceAll("_", " "));
-  chart.add(counter.requests - counter.remaining, counter.requests);
+  const level = levelOf(counter);
+  if (level) chart.add(level.used, level.most);
+}
+
+/**
+ * Returns the hits that the counter has and the most that it allows; `null` during a forced
+ * decision, when no hits are counted. With `gcra`, the most is the burst, not the limit.
+ */
+function levelOf({ reason, requests, remaining, counted }) {
+  if (reason === "forced") return null;
+  const used = Math.min(counted ?? requests - remaining, requests);
+  return { used, most: used + remaining };
 }
 
 /** The limits of the key, with the share that is used. */
@@ -187,7 +198,8 @@ function limitPanel() {
   const show = (limits) => {
     table.show(limits);
     for (const row of limits) {
-      const share = row.requests > 0 ? 1 - row.remaining / row.requests : null;
+      const level = levelOf(row);
+      const share = level && level.most > 0 ? level.used / level.most : null;
       bar(row).show(share, percent(share));
     }
   };
@@ -196,10 +208,10 @@ function limitPanel() {
 
 function historyChart() {
   const chart = new Chart({
-    title: "Hits used, since this page is open",
+    title: "Hits counted, since this page is open",
     series: [
-      { label: "used", color: "allow", fill: true },
-      { label: "limit", color: "deny", dash: true },
+      { label: "counted", color: "allow", fill: true },
+      { label: "denied above", color: "deny", dash: true },
     ],
     format: compactCount,
     span_s: 60,
