@@ -40,7 +40,7 @@ pub use port::Admin;
 pub use show::{ConfigLoads, LoadError, config, fleet, rlconfig};
 
 /// The paths and their purposes. A change needs a token with the role `operate`.
-const PATHS: [(&str, &str); 19] = [
+const PATHS: [(&str, &str); 20] = [
     ("/", "this list"),
     ("/rlconfig", "all limits, one per line"),
     ("/stats", "the process, and the statistics of envoyproxy/ratelimit, as JSON"),
@@ -64,6 +64,7 @@ const PATHS: [(&str, &str); 19] = [
     ("/reset", "POST: resets the counters of ?domain=d&descriptor=k=v,k2=v2&reason=text"),
     ("/actions", "the forced decisions and boosts that apply, as JSON"),
     ("/audit", "the changes of operators, newest first, as JSON"),
+    ("/console", "the console for browsers"),
     ("/whoami", "the name and the role of the caller's token, as JSON"),
     ("/fleet", "the replicas of the fleet and their shares, as JSON"),
     ("/recent", "the last 100 different descriptors that matched no rule, with counts, as JSON"),
@@ -96,18 +97,17 @@ pub fn router(admin: Admin) -> Router {
         .route("/debug/pprof/", any(profiles_not_supported))
         .route("/debug/pprof/{*profile}", any(profiles_not_supported))
         .layer(from_fn_with_state(admin.clone(), authorize::authorize))
+        .merge(super::console::router())
         .layer(map_response(browser::add_security_headers))
         .with_state(admin)
 }
 
 impl Admin {
-    /// Returns `true` if `path` needs no token: the console's files, which contain no data, and with
-    /// `debug_pages` the pages of envoyproxy/ratelimit. Unknown paths are such pages too, because
-    /// they show the list of paths.
+    /// Returns `true` if `path` needs no token: with `debug_pages`, the pages of envoyproxy/ratelimit.
+    /// Unknown paths are such pages too, because they show the list of paths.
     fn is_public(&self, path: &str) -> bool {
         let is_own_path = PATHS.iter().skip(REFERENCE_PATHS).any(|(ours, _)| *ours == path);
-        let is_console = path == "/console" || path.starts_with("/console/");
-        is_console || self.access.debug_pages && !is_own_path
+        self.access.debug_pages && !is_own_path
     }
 }
 

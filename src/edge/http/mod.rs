@@ -1,4 +1,4 @@
-//! Serves the three HTTP ports: checks with health, metrics, and admin.
+//! Serves the three HTTP ports: checks with health, metrics, and admin with the console.
 //!
 //! Guarantees:
 //! - A client that is slow to send a request head or to read a reply is disconnected.
@@ -15,6 +15,7 @@
 pub mod admin;
 mod check_port;
 mod connection;
+mod console;
 mod health_routes;
 pub mod json;
 pub mod metrics;

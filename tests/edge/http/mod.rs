@@ -1,6 +1,7 @@
 //! Tests of the HTTP port: routes, bodies, health, connections.
 
 mod admin;
+mod console;
 mod health_routes;
 mod json;
 mod metrics;

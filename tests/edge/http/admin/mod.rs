@@ -26,7 +26,7 @@ use tonic::codegen::Service as _;
 
 use crate::edge::{config, empty_engine, engine, node, spanned, two_a_minute};
 
-fn admin(token: Option<&str>) -> Router {
+pub(super) fn admin(token: Option<&str>) -> Router {
     admin_of(engine(two_a_minute()), token)
 }
 
@@ -129,6 +129,7 @@ async fn unknown_admin_paths_list_all_pages() {
                 "/boost",
                 "/config/diff",
                 "/config",
+                "/console",
                 "/counter",
                 "/explain",
                 "/fleet",

@@ -1,0 +1,82 @@
+// Calls the admin port.
+
+const TIMEOUT_MS = 8_000;
+const TOKEN = "sluicegate.token";
+
+// The console may be served below a prefix of a reverse proxy.
+const root = new URL("../", import.meta.url);
+
+/** An error reply or a failed connection, with one sentence for the operator. */
+export class ApiError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+let tokenInMemory = null;
+
+export function token() {
+  try {
+    return sessionStorage.getItem(TOKEN) ?? tokenInMemory;
+  } catch {
+    return tokenInMemory;
+  }
+}
+
+export function setToken(value) {
+  tokenInMemory = value;
+  // Storage throws if the browser blocks it. The token then lasts until the page is reloaded.
+  try {
+    if (value) sessionStorage.setItem(TOKEN, value);
+    else sessionStorage.removeItem(TOKEN);
+  } catch {}
+}
+
+/** Reads a page. Returns JSON, or text if the page is text. */
+export function get(path, params, signal) {
+  return call("GET", path, params, signal);
+}
+
+/** Sends a change. */
+export function post(path, params) {
+  return call("POST", path, params);
+}
+
+async function call(method, path, params = {}, signal = null) {
+  const address = new URL(path, root);
+  for (const [name, value] of Object.entries(params)) {
+    if (value != null && value !== "") address.searchParams.append(name, value);
+  }
+  const headers = token() ? { authorization: `Bearer ${token()}` } : {};
+  const timeout = AbortSignal.timeout(TIMEOUT_MS);
+  const ends = signal ? AbortSignal.any([signal, timeout]) : timeout;
+  const options = { method, headers, signal: ends, cache: "no-store", credentials: "same-origin" };
+  const reply = await send(address, options, signal);
+  return read(reply, path);
+}
+
+async function send(address, options, signal) {
+  try {
+    return await fetch(address, options);
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    const isTimeout = error.name === "TimeoutError";
+    const seconds = TIMEOUT_MS / 1_000;
+    const why = isTimeout ? `did not reply within ${seconds} seconds` : "cannot be reached";
+    throw new ApiError(0, `The replica ${why}.`);
+  }
+}
+
+async function read(reply, path) {
+  const isJson = reply.headers.get("content-type")?.startsWith("application/json");
+  if (reply.ok) return isJson ? reply.json() : reply.text();
+  const text = (await reply.text()).trim();
+  throw new ApiError(reply.status, sentence(text || `${path} failed with status ${reply.status}`));
+}
+
+/** Writes an error text of the admin port as a sentence. */
+function sentence(text) {
+  const line = text.split("\n", 1)[0].slice(0, 400);
+  return line.charAt(0).toUpperCase() + line.slice(1) + (/[.?!]$/.test(line) ? "" : ".");
+}

@@ -1,0 +1,103 @@
+// The page Concurrency: limits, requests in flight, queues and latency.
+
+import { Chart } from "../chart.js";
+import { card, el, linkTo, showText } from "../dom.js";
+import { NONE, compactCount, count, microseconds, percent, plural } from "../format.js";
+import { historyValues } from "../rates.js";
+import { Table, UsedBar } from "../tables.js";
+
+const nameOf = ({ domain, path }) => `${domain}\n${path}`;
+
+export default function concurrency(params) {
+  const wanted = nameOf({ domain: params.get("domain"), path: params.get("path") });
+  const table = limitTable();
+  const title = el("h2", { class: "chosen", "data-test": "chosen" });
+  const [load, latency] = charts();
+  const note = el("p", { class: "muted" });
+  const detail = el(
+    "div",
+    { hidden: true },
+    title,
+    el("div", { class: "columns wide" }, load.element, latency.element),
+  );
+  return {
+    title: "Concurrency",
+    element: el("div", {}, card("Concurrency limits", table.element, note), detail),
+    sources: [{ name: "concurrency", path: "concurrency" }],
+    update({ concurrency: { limits, omitted } }) {
+      table.show(limits);
+      showText(note, omitted ? `${plural(omitted, "more limit")} not shown.` : "");
+      const chosen = limits.find((limit) => nameOf(limit) === wanted) ?? limits[0];
+      detail.hidden = !chosen;
+      if (!chosen) return;
+      limits.forEach((limit) => table.row(limit).classList.toggle("chosen", limit === chosen));
+      showText(title, chosen.path);
+      load.set(historyValues(chosen.history, ["limit", "in_flight", "waiting"]));
+      latency.set(historyValues(chosen.history, ["rtt_us"]));
+    },
+    close: () => [load, latency].forEach((chart) => chart.close()),
+  };
+}
+
+function charts() {
+  const load = new Chart({
+    title: "Requests",
+    series: [
+      { label: "limit", color: "deny", dash: true },
+      { label: "in flight", color: "allow", fill: true },
+      { label: "in the queue", color: "near" },
+    ],
+    format: compactCount,
+    test: "load-chart",
+  });
+  const latency = new Chart({
+    title: "Latency (RTT)",
+    series: [{ label: "RTT", color: "shadow", fill: true }],
+    format: microseconds,
+    test: "rtt-chart",
+  });
+  return [load, latency];
+}
+
+function limitTable() {
+  const bars = new Map();
+  const bar = (limit) => bars.get(nameOf(limit)) ?? bars.set(nameOf(limit), new UsedBar()).get(nameOf(limit));
+  const table = new Table({
+    caption: "Concurrency limits",
+    test: "concurrency",
+    empty: "No concurrency limit was used recently.",
+    rowKey: nameOf,
+    columns: [
+      {
+        title: "Limit",
+        header: true,
+        kind: "key",
+        key: nameOf,
+        cell: ({ domain, path }) => linkTo("concurrency", { domain, path }, path),
+      },
+      {
+        title: "In flight",
+        kind: "number",
+        cell: ({ in_flight, limit }) => `${count(in_flight)} of ${count(limit)}`,
+      },
+      { title: "Used", key: nameOf, cell: (limit) => bar(limit).element },
+      { title: "Queue", kind: "number", cell: ({ waiting }) => count(waiting) },
+      { title: "RTT", kind: "number", cell: ({ rtt_us }) => microseconds(rtt_us) },
+      { title: "Min RTT", kind: "number minor", cell: ({ min_rtt_us }) => microseconds(min_rtt_us) },
+      {
+        title: "Share of the fleet's limit",
+        kind: "number",
+        cell: ({ fleet }) => (fleet ? `${count(fleet.share)} of ${count(fleet.fleet_limit)}` : NONE),
+      },
+      { title: "Replicas", kind: "number minor", cell: ({ fleet }) => count(fleet?.replicas) },
+    ],
+  });
+  const show = (limits) => {
+    table.show(limits);
+    for (const limit of limits) {
+      const share = limit.limit > 0 ? limit.in_flight / limit.limit : null;
+      bar(limit).show(share, percent(share));
+    }
+  };
+  return { element: table.element, show, row: (limit) => table.row(limit) };
+}

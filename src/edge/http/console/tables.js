@@ -1,0 +1,106 @@
+// Tables that keep their rows between polls, so that focus and selection survive.
+
+import { el, setText } from "./dom.js";
+
+/**
+ * A table. Each column is `{title, kind, cell}`; `kind` is a class such as `number`; `cell` returns
+ * a text, an element, or `null`. A cell that returns an element also has `key`, a text that changes
+ * if the element must be rebuilt.
+ */
+export class Table {
+  #columns;
+  #rowKey;
+  #rows = new Map();
+  #body = el("tbody");
+  #empty;
+
+  constructor({ caption, columns, rowKey, empty, test }) {
+    this.#columns = columns;
+    this.#rowKey = rowKey;
+    const heads = columns.map(({ title, kind }) => el("th", { scope: "col", class: kind }, title));
+    this.#empty = el("p", { class: "muted empty" }, empty ?? "Nothing to show.");
+    this.table = el(
+      "table",
+      { "data-test": test, hidden: true },
+      caption ? el("caption", { class: "hidden" }, caption) : null,
+      el("thead", {}, el("tr", {}, heads)),
+      this.#body,
+    );
+    this.element = el("div", { class: "scroll" }, this.table, this.#empty);
+  }
+
+  /** Shows the items in their order. */
+  show(items) {
+    const rows = items.map((item) => this.#update(item));
+    const isSame =
+      rows.length === this.#body.children.length && rows.every((row, at) => this.#body.children[at] === row);
+    if (!isSame) this.#body.replaceChildren(...rows);
+    const keys = new Set(items.map(this.#rowKey));
+    for (const key of this.#rows.keys()) if (!keys.has(key)) this.#rows.delete(key);
+    this.table.hidden = items.length === 0;
+    this.#empty.hidden = items.length !== 0;
+  }
+
+  /** Returns the row of an item, which exists after `show`. */
+  row(item) {
+    return this.#rows.get(this.#rowKey(item))?.row;
+  }
+
+  #update(item) {
+    const key = this.#rowKey(item);
+    if (!this.#rows.has(key)) this.#rows.set(key, this.#create());
+    const { row, cells } = this.#rows.get(key);
+    this.#columns.forEach((column, at) => updateCell(cells[at], column, item));
+    return row;
+  }
+
+  #create() {
+    const cells = this.#columns.map(({ kind, header }) => ({
+      element: el(header ? "th" : "td", { class: kind, scope: header ? "row" : null }),
+      key: undefined,
+    }));
+    return {
+      row: el(
+        "tr",
+        {},
+        cells.map(({ element }) => element),
+      ),
+      cells,
+    };
+  }
+}
+
+function updateCell(cell, column, item) {
+  if (!column.key) {
+    setText(cell.element, column.cell(item) ?? "");
+    return;
+  }
+  const key = column.key(item);
+  if (cell.key === key) return;
+  cell.key = key;
+  cell.element.replaceChildren(...[column.cell(item)].flat().filter((child) => child != null));
+}
+
+/** A bar of the share of a limit that is used. */
+export class UsedBar {
+  #bar = el("progress", { max: 1, value: 0 });
+  #text = el("span", { class: "number" });
+
+  constructor() {
+    this.element = el("span", { class: "used" }, this.#bar, this.#text);
+  }
+
+  show(share, text) {
+    const level = share == null ? "none" : share >= 1 ? "full" : share >= 0.8 ? "near" : "low";
+    this.#bar.hidden = share == null;
+    this.#bar.value = Math.min(1, share ?? 0);
+    this.#bar.className = level;
+    this.#bar.setAttribute("aria-label", `Share of the limit used: ${text}`);
+    setText(this.#text, text);
+  }
+}
+
+/** Creates a small label. `kind` is `good`, `bad`, `warn` or empty. */
+export function badge(text, kind = "") {
+  return el("span", { class: `badge ${kind}` }, text);
+}
