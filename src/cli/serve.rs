@@ -12,6 +12,7 @@
 mod connections;
 mod counters;
 mod drain;
+mod events;
 mod first_answer;
 mod gauges;
 mod limits;
@@ -136,6 +137,8 @@ async fn run(
     };
     let trust = peers::load_trust(settings).map_err(ServeError::InvalidSettings)?;
     let (engine, forwarded_releases) = peers::with_forwarding(settings, engine);
+    let (engine, events) =
+        events::with_events(settings, engine).map_err(ServeError::InvalidSettings)?;
     let engine = Arc::new(engine);
     let mut source =
         limits::start_source(settings, &engine).await.map_err(ServeError::InvalidSettings)?;
@@ -178,6 +181,7 @@ async fn run(
         max_connections: connections::max_connections(settings),
     };
     let telemetry = service.start_telemetry();
+    let events = events::start(events, &engine, &mut tasks);
     let (peer_listener, peer_phase) = (listeners.peers.take(), service.phase.clone());
     service.start(listeners, source, &mut tasks);
     if let Some((listener, posted)) = peer_listener.zip(forwarded_releases) {
@@ -214,6 +218,7 @@ async fn run(
     }
     engine.flush_forwarded(RELEASE_FORWARD_TIMEOUT).await;
     engine.leave().await;
+    events.drain().await;
     counters::close(writer).await;
     if telemetry.is_active() {
         // `shutdown` waits for the OTLP collector, which would block a worker thread.
@@ -462,6 +467,7 @@ impl ServiceContext<'_> {
                 concurrency_limits: in_use,
                 rule_decisions: engine.rule_decisions(),
                 leases: gauges::lease_balances(&engine),
+                undelivered_events: engine.undelivered_events(),
                 started_at: started,
                 process: ProcessUsage::measure(),
             }

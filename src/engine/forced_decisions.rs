@@ -110,6 +110,8 @@ impl Engine {
             return Err(ForceError::TooMany);
         }
         inside.publish(now, |config| self.activate_config(config));
+        drop(inside);
+        self.send_forced((domain, &path), Some((verdict, frozen.until)));
         Ok(ForcedRule { domain: domain.into(), path, decision: frozen })
     }
 
@@ -134,6 +136,8 @@ impl Engine {
             return Err(ForceError::TooMany);
         }
         inside.publish(now, |config| self.activate_config(config));
+        drop(inside);
+        self.send_forced((domain, &path), None);
         Ok(path)
     }
 

@@ -13,6 +13,7 @@ mod active_config;
 mod check_text;
 pub mod concurrency;
 mod decide;
+pub mod events;
 pub mod fleet;
 pub mod forced_decisions;
 pub mod lease;
@@ -27,6 +28,7 @@ use crate::engine::concurrency::ConcurrencyLimits;
 use crate::engine::concurrency::path::DEFAULT_MAX_BUCKETS;
 use crate::engine::concurrency::permit_ids::{DEFAULT_BOUNDS, PermitIds};
 use crate::engine::decide::deny_cache::DenyCache;
+use crate::engine::events::EventOptions;
 use crate::engine::fleet::forwarding::ForwardingQueue;
 use crate::engine::fleet::reporter::FleetReporter;
 use crate::engine::forced_decisions::ForcedDecisions;
@@ -69,6 +71,8 @@ pub struct Engine {
     forwarding: Option<ForwardingQueue>,
     forced_decisions: ForcedDecisions,
     unmatched: UnmatchedDescriptors,
+    /// The events for other programs, if they are on.
+    events: Option<Box<EventOptions>>,
 }
 
 /// The settings that apply to every decision.
@@ -125,6 +129,7 @@ impl Engine {
             forwarding,
             forced_decisions,
             unmatched,
+            events: None,
         }
     }
 

@@ -274,3 +274,20 @@ named_enum! {
         AddressNotAllowed = "address_not_allowed",
     }
 }
+
+named_enum! {
+    /// The outcome of an attempt to send an event to another program.
+    pub enum CloudEventOutcome {
+        /// The receiver accepted the event.
+        Sent = "sent",
+        /// The attempt failed, and the event was sent again.
+        Retried = "retried",
+        /// The receiver refused the event with a status that a retry would not change.
+        Refused = "refused",
+        /// The event was dropped, because all attempts failed for ten minutes.
+        Expired = "expired",
+        /// The event was dropped, because the queue or the table of recent events was full, or at
+        /// shutdown.
+        Dropped = "dropped",
+    }
+}

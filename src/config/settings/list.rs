@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use super::block::{AnyValue, Block, SettingList, blocks};
 use super::{
-    AtLeastOne, CompatSettings, DeniedBy, DescriptorValues, FileSync, HostName, HostPort,
-    LogFormat, LogLevel, Networks, Overrides, PostgresDurability, ResponseHeaders, SecretText,
-    StoreUrl, UnitFraction, WhenFull,
+    AtLeastOne, CompatSettings, DeniedBy, DescriptorValues, EventKinds, EventUrl, FileSync,
+    HostName, HostPort, LogFormat, LogLevel, Networks, Overrides, Percentage, PostgresDurability,
+    ResponseHeaders, SecretText, StoreUrl, UnitFraction, WhenFull,
 };
 use crate::config::hooks::Hooks;
 use crate::kernel::units::Nanos;
@@ -28,6 +28,8 @@ blocks! {
         answers: AnswerSettings,
         /// Log, traces and metrics.
         telemetry: TelemetrySettings,
+        /// Events that are posted to another program.
+        events: EventSettings,
         /// Settings that only a replacement of envoyproxy/ratelimit needs.
         compat: CompatSettings,
     ] {
@@ -317,5 +319,22 @@ blocks! {
         /// Largest number of rules with their own series in `sluicegate_rule_decisions_total`. All
         /// further rules share the series `other`.
         max_rules: u32 = 1_000, "rules";
+    }
+
+    /// Events that are posted to another program.
+    EventSettings [] {
+        /// URL (`http` or `https`) to which events are posted as CloudEvents; empty for none.
+        url: Option<EventUrl> = None, "URL";
+        /// Kinds of events to send. In the environment variable, `:` separates them.
+        on: EventKinds = EventKinds::ALL, "kinds";
+        /// Part of a limit from which an allowed check sends `near_limit`.
+        near_limit: Percentage = Percentage::EIGHTY, "part of the limit";
+        /// Attribute `source` of all events, the same at all replicas of a fleet.
+        source: String = "sluicegate".to_owned(), "text";
+        /// File that contains the secret that signs events (Standard Webhooks), read again for each
+        /// request. Without it, events have no signature.
+        secret_file: Option<PathBuf> = None, "path";
+        /// CA bundle (PEM) that verifies the receiver's certificate. Default: the system's CAs.
+        ca_file: Option<PathBuf> = None, "path";
     }
 }
