@@ -5,6 +5,7 @@ pub mod cluster;
 pub mod collector;
 pub mod dice;
 pub mod engine;
+pub mod event_receiver;
 pub mod faulty_store;
 pub mod http1;
 pub mod log_lines;
