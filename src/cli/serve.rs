@@ -18,6 +18,7 @@ mod gauges;
 mod limits;
 mod listeners;
 mod log;
+mod mirror;
 mod peers;
 mod startup_probes;
 mod stats;
@@ -37,6 +38,7 @@ use crate::edge::connection_gate::{ConnectionGate, ListenPort};
 use crate::edge::grpc::incoming::GrpcListener;
 use crate::edge::grpc::tls::ServerTls;
 use crate::edge::health::{Health, Readiness};
+use crate::edge::mirror::Mirror;
 use crate::edge::{ReplyOptions, grpc, headers, http, syslog};
 use crate::engine::{DecisionPolicy, Engine, KeyNaming, OverridePolicy, PlanSettings};
 use crate::source::{ConfigSource, LoadFailure, PublishedConfig};
@@ -171,6 +173,8 @@ async fn run(
     let (phase, phase_receiver) = watch::channel(DrainPhase::Serving);
     print_summary(settings, &listeners, &first_config, terminal)?;
     let writer = writer.map(|writer| counters::start_writer(writer, &engine)).transpose()?;
+    let mirror =
+        mirror::start(settings, &engine, &mut tasks).map_err(ServeError::InvalidSettings)?;
     let service = ServiceContext {
         settings,
         engine: Arc::clone(&engine),
@@ -179,6 +183,7 @@ async fn run(
         phase: phase_receiver,
         tls,
         max_connections: connections::max_connections(settings),
+        mirror,
     };
     let telemetry = service.start_telemetry();
     let events = events::start(events, &engine, &mut tasks);
@@ -303,6 +308,7 @@ struct ServiceContext<'s> {
     phase: watch::Receiver<DrainPhase>,
     tls: Option<Arc<ServerTls>>,
     max_connections: usize,
+    mirror: Option<Mirror>,
 }
 
 impl ServiceContext<'_> {
@@ -363,6 +369,7 @@ impl ServiceContext<'_> {
             tls: self.tls.clone(),
             max_connections: self.max_connections,
             connection_age: connections::connection_age(self.settings),
+            mirror: self.mirror.clone(),
         };
         let finishing = drain::wait_until_finishing(self.phase.clone());
         let closing = async move {
@@ -455,6 +462,7 @@ impl ServiceContext<'_> {
 
     fn gauges_reader(&self) -> GaugesReader {
         let (memory, engine) = (Arc::clone(&self.memory), Arc::clone(&self.engine));
+        let mirror = self.mirror.as_ref().map(Mirror::report);
         let started = engine.clock().now();
         let count = |keys| u64::try_from(keys).unwrap_or(u64::MAX);
         Arc::new(move || {
@@ -468,6 +476,10 @@ impl ServiceContext<'_> {
                 rule_decisions: engine.rule_decisions(),
                 leases: gauges::lease_balances(&engine),
                 undelivered_events: engine.undelivered_events(),
+                mirror_differences: mirror
+                    .as_ref()
+                    .map(|report| report.differences())
+                    .unwrap_or_default(),
                 started_at: started,
                 process: ProcessUsage::measure(),
             }
@@ -485,6 +497,7 @@ impl ServiceContext<'_> {
             debug_pages: self.settings.compat.listen.debug_pages,
             engine: Arc::clone(&self.engine),
             load_report: Arc::new(move || limits::admin_loads(&published)),
+            mirror: self.mirror.as_ref().map(Mirror::report),
         };
         self.start_pages(ListenPort::Admin, (listener, http::admin::router(admin)), parts);
     }

@@ -50,8 +50,8 @@ pub use events::{EventKinds, EventUrl, Percentage};
 pub use file_and_host::HostName;
 pub use list::{
     AnswerSettings, EventSettings, FleetSettings, LimitsSettings, ListenSettings,
-    ListenTlsSettings, LogSettings, MetricsSettings, OtlpSettings, PeerSettings, SentinelSettings,
-    Settings, StoreSettings, TelemetrySettings, TlsSettings, XdsSettings,
+    ListenTlsSettings, LogSettings, MetricsSettings, MirrorSettings, OtlpSettings, PeerSettings,
+    SentinelSettings, Settings, StoreSettings, TelemetrySettings, TlsSettings, XdsSettings,
 };
 pub use list_compat::{
     CompatAnswerSettings, CompatLimitsSettings, CompatListenSettings, CompatMetricsSettings,

@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::label::{CONCURRENCY_REASONS, SHADOW_DENY};
 pub use super::label::{
     CloudEventOutcome, DatagramKind, EdgeOutcome, FallbackDebtOutcome, ForwardingEvent,
-    LeasedHitsEvent, LimitEvent, ListenPort, PermitIdEvent, Protocol, RuleVerdict, ShareEvent,
-    StrictPermitEvent,
+    LeasedHitsEvent, LimitEvent, ListenPort, MirrorOutcome, PermitIdEvent, Protocol, RuleVerdict,
+    ShareEvent, StrictPermitEvent,
 };
 use super::metrics::{METRICS, Metrics};
 use super::trace;
@@ -218,6 +218,12 @@ impl Event for ShareEvent {
 impl Event for CloudEventOutcome {
     fn count(self, metrics: &Metrics) {
         metrics.add(|shard| &shard.cloud_events[self as usize], 1);
+    }
+}
+
+impl Event for MirrorOutcome {
+    fn count(self, metrics: &Metrics) {
+        metrics.add(|shard| &shard.mirrored_checks[self as usize], 1);
     }
 }
 

@@ -291,3 +291,17 @@ named_enum! {
         Dropped = "dropped",
     }
 }
+
+named_enum! {
+    /// The outcome of a check that was sent to another rate limit service too.
+    pub enum MirrorOutcome {
+        /// Both services decided alike.
+        Equal = "equal",
+        /// The services decided differently.
+        Different = "different",
+        /// The other service did not reply in time, or replied with an error.
+        Failed = "failed",
+        /// The check was not sent, because too many waited.
+        Dropped = "dropped",
+    }
+}

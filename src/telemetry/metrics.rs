@@ -15,6 +15,7 @@ mod buckets;
 mod concurrency;
 mod exemplar;
 mod limit_events;
+mod mirror;
 mod openmetrics;
 mod page;
 mod process;
@@ -26,8 +27,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::label::{
     CONCURRENCY_REASONS, CloudEventOutcome, DatagramKind, EdgeOutcome, FallbackDebtOutcome,
-    ForwardingEvent, LeasedHitsEvent, LimitEvent, ListenPort, PermitIdEvent, Protocol, ShareEvent,
-    StrictPermitEvent, VERDICTS,
+    ForwardingEvent, LeasedHitsEvent, LimitEvent, ListenPort, MirrorOutcome, PermitIdEvent,
+    Protocol, ShareEvent, StrictPermitEvent, VERDICTS,
 };
 use crate::kernel::decision::{Reason, StoreFailure};
 use crate::kernel::units::Nanos;
@@ -37,6 +38,7 @@ pub use concurrency::{ConcurrencyGauges, MAX_LIMIT_SERIES};
 pub use exemplar::SpanIds;
 use exemplar::{Exemplar, Exemplars};
 use limit_events::LimitEvents;
+pub use mirror::MirrorDifferences;
 pub use openmetrics::to_openmetrics;
 pub use page::MetricsPage;
 pub use process::ProcessUsage;
@@ -99,6 +101,7 @@ pub(super) struct Counters {
     pub(super) open_connections: [AtomicU64; ListenPort::ALL.len()],
     pub(super) refused_connections: [AtomicU64; ListenPort::ALL.len()],
     pub(super) cloud_events: [AtomicU64; CloudEventOutcome::ALL.len()],
+    pub(super) mirrored_checks: [AtomicU64; MirrorOutcome::ALL.len()],
 }
 
 /// The totals of all concurrency limits.
@@ -148,6 +151,8 @@ pub struct Gauges {
     pub rule_decisions: Vec<RuleDecisions>,
     /// Events for other programs that are queued or being delivered.
     pub undelivered_events: u64,
+    /// The rules that another rate limit service decided differently.
+    pub mirror_differences: Vec<MirrorDifferences>,
     /// The start of this process, since the Unix epoch.
     pub started_at: Nanos,
     /// The resource usage of this process. `None` if the system does not report it.
@@ -284,6 +289,7 @@ impl Counters {
             open_connections: zeros(),
             refused_connections: zeros(),
             cloud_events: zeros(),
+            mirrored_checks: zeros(),
         }
     }
 }

@@ -30,6 +30,8 @@ blocks! {
         telemetry: TelemetrySettings,
         /// Events that are posted to another program.
         events: EventSettings,
+        /// Another rate limit service, whose decisions are compared.
+        mirror: MirrorSettings,
         /// Settings that only a replacement of envoyproxy/ratelimit needs.
         compat: CompatSettings,
     ] {
@@ -336,5 +338,20 @@ blocks! {
         secret_file: Option<PathBuf> = None, "path";
         /// CA bundle (PEM) that verifies the receiver's certificate. Default: the system's CAs.
         ca_file: Option<PathBuf> = None, "path";
+    }
+
+    /// Another rate limit service, whose decisions are compared.
+    MirrorSettings [
+        /// Certificates of the connection to the other service.
+        tls: TlsSettings,
+    ] {
+        /// Address of a rate limit service (Envoy's gRPC protocol) that also gets a sample of the
+        /// checks; empty for none. Its decisions are compared, and have no other effect.
+        to: Option<HostPort> = None, "address";
+        /// Part of all descriptors whose checks are sent. All checks of a sampled descriptor are
+        /// sent.
+        sample: Percentage = Percentage::ONE, "part of the descriptors";
+        /// Use TLS for the connection to the other service.
+        use_tls: bool = false, "switch";
     }
 }

@@ -186,6 +186,18 @@ const RULES: &[UnusedRule] = &[
         help: "set telemetry.otlp.enabled, or remove this setting",
     },
     UnusedRule {
+        names: &["mirror"],
+        is_unused: |settings| settings.mirror.to.is_none(),
+        why: "`mirror.to` is not set",
+        help: "set mirror.to, or remove this setting",
+    },
+    UnusedRule {
+        names: &["mirror.tls"],
+        is_unused: |settings| !settings.mirror.use_tls,
+        why: "`mirror.use_tls` is false",
+        help: "set mirror.use_tls, or remove this setting",
+    },
+    UnusedRule {
         names: &["events"],
         is_unused: |settings| settings.events.url.is_none(),
         why: "`events.url` is not set",

@@ -32,7 +32,7 @@ pub use permits::permits;
 pub use port::Admin;
 pub use show::{ConfigLoads, LoadError, config, fleet, rlconfig};
 
-const PATHS: [(&str, &str); 14] = [
+const PATHS: [(&str, &str); 15] = [
     ("/", "this list"),
     ("/rlconfig", "all limits, one per line"),
     ("/stats", "the process, and the statistics of envoyproxy/ratelimit, as JSON"),
@@ -53,6 +53,7 @@ const PATHS: [(&str, &str); 14] = [
     ("/reset", "POST, requires a token: resets the counters of ?domain=d&descriptor=k=v,k2=v2"),
     ("/fleet", "the replicas of the fleet and their shares, as JSON"),
     ("/recent", "the last 100 different descriptors that matched no rule, with counts, as JSON"),
+    ("/mirror", "the checks that the service of mirror.to decided differently, as JSON"),
     ("/permits", "requests in flight: the oldest permits, the busiest buckets, as JSON"),
 ];
 
@@ -64,6 +65,7 @@ pub fn router(admin: Admin) -> Router {
         .route("/explain", get(show_explain))
         .route("/fleet", get(show_fleet))
         .route("/forced", get(forced_decision::list))
+        .route("/mirror", get(show_mirror))
         .route("/permits", get(show_permits))
         .route("/recent", get(show_recent))
         .route("/rlconfig", get(show_rlconfig))
@@ -151,6 +153,14 @@ async fn show_fleet(State(admin): State<Admin>) -> Response {
     let shares = show::shares_json(admin.engine.concurrency_limits().fleet_reporter(), clock);
     let body = fleet(admin.engine.membership(), &shares, clock.now());
     (JSON, body.to_string()).into_response()
+}
+
+async fn show_mirror(State(admin): State<Admin>) -> Response {
+    let Some(mirror) = &admin.mirror else {
+        let message = "there is no mirror: set mirror.to\n";
+        return (StatusCode::NOT_FOUND, PLAIN, message).into_response();
+    };
+    (JSON, mirror.to_json().to_string()).into_response()
 }
 
 async fn show_permits(State(admin): State<Admin>) -> Response {

@@ -32,7 +32,7 @@ impl Metrics {
 
     /// Returns the values of a label with their counts, where `counters` are in the order of
     /// `values`.
-    fn series<const N: usize>(
+    pub(super) fn series<const N: usize>(
         &self,
         values: [&'static str; N],
         counters: impl Fn(&Counters) -> &[AtomicU64; N],
@@ -61,6 +61,7 @@ impl fmt::Display for MetricsPage<'_> {
         self.metrics.write_datagrams(f)?;
         self.metrics.write_connections(f)?;
         self.metrics.write_cloud_events(f, self.gauges.undelivered_events)?;
+        self.metrics.write_mirror(f, &self.gauges.mirror_differences)?;
         write_series(f, &self.gauges.concurrency_limits)?;
         self.metrics.limit_events.write(f)?;
         write_process(f, &self.gauges)

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::show::ConfigLoads;
 use crate::config::settings::SecretText;
+use crate::edge::mirror::MirrorReport;
 use crate::engine::Engine;
 
 /// The dependencies of the admin port.
@@ -21,4 +22,6 @@ pub struct Admin {
     pub engine: Arc<Engine>,
     /// Returns the results of all configuration loads, for `/config`.
     pub load_report: Arc<dyn Fn() -> ConfigLoads + Send + Sync>,
+    /// The results of the mirror, for `/mirror`; `None` without a mirror.
+    pub mirror: Option<Arc<MirrorReport>>,
 }

@@ -28,7 +28,13 @@ const ME: (&str, &[(&str, &str)]) = ("d", &[("k", "me")]);
 
 fn admin(engine: &Arc<Engine>) -> Router {
     let (token, loads) = (SecretText::new("open-sesame"), Arc::new(ConfigLoads::default));
-    router(Admin { token, debug_pages: false, engine: Arc::clone(engine), load_report: loads })
+    router(Admin {
+        token,
+        debug_pages: false,
+        engine: Arc::clone(engine),
+        load_report: loads,
+        mirror: None,
+    })
 }
 
 fn advance(engine: &Engine, by: Nanos) {

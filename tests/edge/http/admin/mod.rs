@@ -27,7 +27,13 @@ use crate::edge::{config, empty_engine, engine, node, spanned, two_a_minute};
 fn admin(token: Option<&str>) -> Router {
     let loads = Arc::new(ConfigLoads::default);
     let token = token.map(|token| SecretText::new(token).unwrap());
-    router(Admin { token, debug_pages: false, engine: engine(two_a_minute()), load_report: loads })
+    router(Admin {
+        token,
+        debug_pages: false,
+        engine: engine(two_a_minute()),
+        load_report: loads,
+        mirror: None,
+    })
 }
 
 async fn get(router: &Router, path: &str, authorization: Option<&str>) -> (u16, String) {
@@ -89,6 +95,7 @@ async fn only_the_debug_pages_need_no_token() {
             debug_pages: true,
             engine: engine(two_a_minute()),
             load_report: loads,
+            mirror: None,
         });
         for path in ["/", "/rlconfig", "/stats", "/nothing"] {
             assert_eq!(get(&router, path, None).await.0, 200, "{path}");
@@ -142,6 +149,7 @@ async fn config_page_is_empty_before_the_first_load() {
         debug_pages: false,
         engine: empty_engine(),
         load_report: loads,
+        mirror: None,
     });
     let (_, body) = get(&router, "/config", None).await;
     let body: Value = serde_json::from_str(&body).unwrap();
@@ -298,6 +306,7 @@ async fn admin_port_reads_refunds_and_resets_counters() {
         debug_pages: false,
         engine: Arc::clone(&engine),
         load_report: loads,
+        mirror: None,
     });
     let (read_counter, grant, reset) =
         (format!("/counter{KEY}"), format!("/refund{KEY}&hits=1"), format!("/reset{KEY}"));
@@ -370,6 +379,7 @@ async fn permits_and_explain_pages_show_requests_in_flight() {
         debug_pages: false,
         engine: Arc::clone(&engine),
         load_report: loads,
+        mirror: None,
     });
     let json = async |path| {
         let (_, body) = get(&router, path, None).await;
@@ -407,8 +417,13 @@ async fn counter_and_rlconfig_show_each_limit_of_a_list() {
     );
     let (token, loads) = (SecretText::new("open-sesame"), Arc::new(ConfigLoads::default));
     let engine = engine(config);
-    let router =
-        router(Admin { token, debug_pages: false, engine: engine.clone(), load_report: loads });
+    let router = router(Admin {
+        token,
+        debug_pages: false,
+        engine: engine.clone(),
+        load_report: loads,
+        mirror: None,
+    });
     spend(&engine, 2).await;
     let (status, body) = call(&router, "GET", &format!("/counter{KEY}")).await;
     assert_eq!((status, &body["limit"]), (200, &json!("per-minute")), "{body}");

@@ -48,6 +48,7 @@ async fn recent(engine: &Arc<Engine>) -> Value {
         debug_pages: false,
         engine: Arc::clone(engine),
         load_report: Arc::new(ConfigLoads::default),
+        mirror: None,
     };
     let (status, body) = super::get(&router(admin), "/recent", None).await;
     assert_eq!(status, 200, "{body}");
