@@ -116,10 +116,6 @@ impl EventReceiver {
         format!("http://{}/events", self.address)
     }
 
-    pub fn reply(&self, replies: Replies) {
-        *self.shared.replies.lock() = (replies, 0);
-    }
-
     /// The accepted requests so far, repetitions included.
     pub fn received(&self) -> Vec<Received> {
         self.shared.received.lock().clone()
@@ -130,7 +126,7 @@ impl EventReceiver {
         self.received().iter().map(Received::event).collect()
     }
 
-    /// The number of requests since the last change of replies.
+    /// The number of requests so far.
     pub fn requests(&self) -> u64 {
         self.shared.replies.lock().1
     }

@@ -13,6 +13,7 @@ pub mod ports;
 pub mod postgres;
 pub mod process;
 pub mod proxy;
+pub mod rate_limit_server;
 pub mod redis;
 pub mod replica;
 pub mod resp;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use base64::Engine as _;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
@@ -60,7 +61,6 @@ fn assert_signed(request: &Received) {
     let message = [id.as_bytes(), b".", at.as_bytes(), b".", &request.body].concat();
     let signature = request.header("webhook-signature");
     let encoded = signature.strip_prefix("v1,").unwrap();
-    use base64::Engine as _;
     let signature = base64::engine::general_purpose::STANDARD.decode(encoded).unwrap();
     assert_eq!(signature, hmac(SECRET, &message), "{request:?}");
     assert_eq!(request.header("content-type"), "application/cloudevents+json; charset=utf-8");
@@ -148,6 +148,7 @@ fn a_silent_receiver_bounds_the_queue_and_delays_no_check() {
 #[test]
 fn events_are_delivered_after_the_receiver_restarts() {
     let (files, mut receiver) = (write_files(), EventReceiver::start(Replies::Accept));
+    std::fs::write(files.path().join("secret"), "the secret before its rotation").unwrap();
     let service = start(&files, &receiver, &[]);
     receiver.close();
     assert_eq!(check(&service, "none", "ann"), 429);
@@ -218,8 +219,7 @@ fn replicas_send_one_id_per_window_and_report_an_outage() {
     let (down, up) = ("io.sluicegate.store.unavailable", "io.sluicegate.store.available");
     let wait_for = |kind: &str| {
         until(kind, || {
-            drop(check(&replicas[0], "ten", "bob"));
-            drop(check(&replicas[1], "ten", "bob"));
+            replicas.iter().for_each(|replica| _ = check(replica, "ten", "bob"));
             let types = types(&receiver);
             if types.get(kind) == Some(&2) { Ok(()) } else { Err(format!("{types:?}")) }
         })
