@@ -95,11 +95,15 @@ impl Value for EventKinds {
     fn show(&self) -> String {
         let kinds = KIND_WORDS.iter().zip(self.flags());
         let words: Vec<&str> = kinds.filter_map(|(word, is_on)| is_on.then_some(*word)).collect();
-        format!("[{}]", words.join(", "))
+        json!(words).to_string()
     }
     fn schema() -> Json {
-        let word = json!({"type": "string", "enum": KIND_WORDS});
-        json!({"anyOf": [{"type": "array", "minItems": 1, "items": word}, word]})
+        json!({
+            "type": ["array", "string"],
+            "minItems": 1,
+            "items": {"type": "string", "enum": KIND_WORDS},
+            "pattern": format!("^({})$", KIND_WORDS.join("|")),
+        })
     }
 }
 
@@ -197,7 +201,7 @@ mod tests {
     fn kinds_of_events_are_a_list_of_known_words() {
         let kinds = EventKinds::read(&["denied", "store_down"]).unwrap();
         assert!(kinds.denied && kinds.store_down && !kinds.near_limit && !kinds.fenced);
-        assert_eq!(kinds.show(), "[denied, store_down]");
+        assert_eq!(kinds.show(), r#"["denied","store_down"]"#);
         assert_eq!(EventKinds::read(&KIND_WORDS), Some(EventKinds::ALL));
         assert_eq!((EventKinds::read(&["deny"]), EventKinds::read(&[])), (None, None));
     }

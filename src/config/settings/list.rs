@@ -74,7 +74,7 @@ blocks! {
         /// IP address on which the admin port listens. Any address other than loopback needs
         /// `admin_token`.
         admin_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
-        /// Port for administration: `/config`, `/counter`, `/explain`, `/fleet`, `/forced`,
+        /// Port for administration: `/config`, `/counter`, `/explain`, `/fleet`, `/forced`, `/mirror`,
         /// `/permits`, `/recent`, `/rlconfig`, `/stats`; by POST `/force`, `/refund`, `/reset`,
         /// `/unforce`. 0 chooses a free port and prints it.
         admin_port: u16 = 6070, "TCP port";
@@ -298,8 +298,8 @@ blocks! {
         /// Format of log lines: text, JSON with Sluicegate's keys, or JSON with
         /// envoyproxy/ratelimit's keys.
         format: LogFormat = LogFormat::Text, "word";
-        /// Form of descriptor values in log lines about checks and on the admin page `/recent`:
-        /// their first 64 bytes, or `*`.
+        /// Form of descriptor values in log lines about checks, in events and on admin pages: their
+        /// first 64 bytes, or `*`.
         descriptor_values: DescriptorValues = DescriptorValues::Shown, "word";
         /// Libraries whose log lines are written at level `trace`, separated by commas: `h2,tower`.
         /// The lines of `fred` can contain the Redis password.

@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - The reply to the proxy never waits for the other service.
-//! - At most [`LANES`] calls are in flight, each for at most [`CALL_TIMEOUT`].
+//! - At most [`LANES`] calls are in flight, each for at most 200 ms.
 //! - At most [`LANES`] times [`LANE_CAPACITY`] checks wait. Further ones are dropped and counted.
 //! - Checks with the same domain and descriptors are either all sampled or not at all, in order.
 //!
@@ -16,20 +16,18 @@ mod sample;
 mod worker;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tokio::sync::mpsc;
-use tonic::transport::Channel;
 
-use crate::config::settings::Percentage;
 use crate::engine::Engine;
 use crate::telemetry::event::{Event as _, MirrorOutcome};
 
 use comparison::ComparableReply;
 pub use report::MirrorReport;
 use sample::SampleBound;
-pub use worker::MirrorWorker;
+use worker::MirroredCheck;
+pub use worker::{MirrorOptions, MirrorWorker};
 
 /// The number of queues. Each has at most one call in flight, so its checks stay in order.
 const LANES: usize = 16;
@@ -37,33 +35,12 @@ const LANES: usize = 16;
 /// The largest number of checks that wait in one queue.
 const LANE_CAPACITY: usize = 64;
 
-/// The timeout of one call to the other service, including the connection.
-const CALL_TIMEOUT: Duration = Duration::from_millis(200);
-
-/// The other service, and the sample of checks that it gets.
-#[derive(Clone, Debug)]
-pub struct MirrorOptions {
-    /// The address of the other service, for the report.
-    pub to: String,
-    /// The part of all keys whose checks are mirrored.
-    pub sample: Percentage,
-    /// The connection to the other service.
-    pub channel: Channel,
-}
-
 /// The sending side: accepts decided checks.
 #[derive(Clone, Debug)]
 pub struct Mirror {
     lanes: Arc<[mpsc::Sender<MirroredCheck>]>,
     sample: SampleBound,
     report: Arc<MirrorReport>,
-}
-
-/// A check that waits for the other service, with this service's decision.
-#[derive(Debug)]
-struct MirroredCheck {
-    request: RateLimitRequest,
-    ours: ComparableReply,
 }
 
 impl Mirror {

@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sample_has_its_part_of_the_keys_and_all_checks_of_a_key() {
+    fn the_sample_has_its_part_of_the_keys_with_all_checks() {
         let bound = SampleBound::new(Percentage::new("10%").unwrap());
         let sampled = |user, hits| bound.sampled_hash(&request(user, hits)).is_some();
         let count = (0..10_000).filter(|user| sampled(*user, 1)).count();

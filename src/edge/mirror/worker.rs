@@ -1,6 +1,7 @@
 //! Calls the other service for each mirrored check, and records the comparison.
 //!
 //! Guarantees:
+//! - A call ends after [`CALL_TIMEOUT`].
 //! - Each queue has one call in flight, so checks of one key stay in order.
 //! - A repeated error is logged once, then counted once a minute.
 //! - Differences are logged as one line a minute.
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use futures_util::future::{join, join_all};
 use parking_lot::Mutex;
@@ -19,8 +21,8 @@ use tonic::{Request, Status};
 
 use super::comparison::{ComparableReply, DescriptorPair};
 use super::report::{DifferentCheck, DifferentDescriptor, MirrorReport};
-use super::{CALL_TIMEOUT, MirrorOptions, MirroredCheck};
 use crate::config::descriptor_text::{borrow_entries, format_entries};
+use crate::config::settings::Percentage;
 use crate::engine::Engine;
 use crate::telemetry::event::{Event as _, MirrorOutcome};
 use crate::telemetry::reason_log::QuietLog;
@@ -29,6 +31,27 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The largest number of descriptors that a recorded difference has.
 const MAX_DESCRIPTORS: usize = 8;
+
+/// The timeout of one call to the other service, including the connection.
+const CALL_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// The other service, and the sample of checks that it gets.
+#[derive(Clone, Debug)]
+pub struct MirrorOptions {
+    /// The address of the other service, for the report.
+    pub to: String,
+    /// The part of all keys whose checks are mirrored.
+    pub sample: Percentage,
+    /// The connection to the other service.
+    pub channel: Channel,
+}
+
+/// A check that waits for the other service, with this service's decision.
+#[derive(Debug)]
+pub(super) struct MirroredCheck {
+    pub(super) request: RateLimitRequest,
+    pub(super) ours: ComparableReply,
+}
 
 type MirrorClient = RateLimitServiceClient<Channel>;
 

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::buckets::{CHECK_COUNT_BOUNDS, DURATION_BOUNDS, DURATION_METRIC};
 use super::concurrency::write_series;
+use super::mirror::write_mirror_differences;
 use super::rule_decisions::write_rule_decisions;
 use super::text_format::{DecimalSeconds, MetricHead};
 use super::{ConcurrencyTotals, Counters, Gauges, LeaseTotals, Metrics};
@@ -19,8 +20,8 @@ use crate::kernel::decision::{Reason, StoreFailure};
 use crate::kernel::units::Nanos;
 use crate::telemetry::label::{
     CONCURRENCY_REASONS, CloudEventOutcome, DatagramKind, EdgeOutcome, FallbackDebtOutcome,
-    ForwardingEvent, LeasedHitsEvent, ListenPort, PermitIdEvent, Protocol, ShareEvent,
-    StrictPermitEvent, VERDICTS,
+    ForwardingEvent, LeasedHitsEvent, ListenPort, MirrorOutcome, PermitIdEvent, Protocol,
+    ShareEvent, StrictPermitEvent, VERDICTS,
 };
 
 impl Metrics {
@@ -32,7 +33,7 @@ impl Metrics {
 
     /// Returns the values of a label with their counts, where `counters` are in the order of
     /// `values`.
-    pub(super) fn series<const N: usize>(
+    fn series<const N: usize>(
         &self,
         values: [&'static str; N],
         counters: impl Fn(&Counters) -> &[AtomicU64; N],
@@ -61,7 +62,8 @@ impl fmt::Display for MetricsPage<'_> {
         self.metrics.write_datagrams(f)?;
         self.metrics.write_connections(f)?;
         self.metrics.write_cloud_events(f, self.gauges.undelivered_events)?;
-        self.metrics.write_mirror(f, &self.gauges.mirror_differences)?;
+        self.metrics.write_mirror(f)?;
+        write_mirror_differences(f, &self.gauges.mirror_differences)?;
         write_series(f, &self.gauges.concurrency_limits)?;
         self.metrics.limit_events.write(f)?;
         write_process(f, &self.gauges)
@@ -281,6 +283,19 @@ impl Metrics {
             .write_counters(page, "outcome", self.series(outcomes, |shard| &shard.cloud_events))?;
         MetricHead("sluicegate_events_undelivered", "Events that are queued or being delivered")
             .write_gauge(page, undelivered)
+    }
+
+    fn write_mirror(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let outcomes = MirrorOutcome::ALL.map(MirrorOutcome::as_str);
+        MetricHead(
+            "sluicegate_mirror_checks_total",
+            "Checks that another rate limit service decided too, by result",
+        )
+        .write_counters(
+            page,
+            "result",
+            self.series(outcomes, |shard| &shard.mirrored_checks),
+        )
     }
 
     fn write_connections(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -129,6 +129,7 @@ async fn unknown_admin_paths_list_all_pages() {
                 "/fleet",
                 "/force",
                 "/forced",
+                "/mirror",
                 "/permits",
                 "/recent",
                 "/refund",
