@@ -194,18 +194,7 @@ async fn run(
         peering.start(listener, posted, &mut tasks)?;
     }
     if has_shared_store {
-        let (report_engine, debt_engine) = (Arc::clone(&engine), Arc::clone(&engine));
-        tasks.spawn_background(async move { report_engine.report_forever().await });
-        tasks.spawn_background(async move { debt_engine.repay_forever().await });
-        if let Some(leases) = engine.leases().cloned() {
-            tasks.spawn_background(leases.run_upkeep());
-        }
-        let doctor_findings =
-            doctor::log_all_findings(settings.clone(), first_config.config.clone());
-        tasks.spawn_background(async move {
-            doctor_findings.await;
-            std::future::pending::<()>().await;
-        });
+        start_fleet_tasks(settings, &engine, &first_config, &mut tasks);
     }
     writeln!(terminal.out, "ready")?;
     terminal.out.flush()?;
@@ -230,6 +219,26 @@ async fn run(
         drop(tokio::task::spawn_blocking(move || telemetry.shutdown()).await);
     }
     ended
+}
+
+/// Starts the background work of a replica with a shared store.
+fn start_fleet_tasks(
+    settings: &Settings,
+    engine: &Arc<Engine>,
+    first: &PublishedConfig,
+    tasks: &mut ServiceTasks,
+) {
+    let (report_engine, debt_engine) = (Arc::clone(engine), Arc::clone(engine));
+    tasks.spawn_background(async move { report_engine.report_forever().await });
+    tasks.spawn_background(async move { debt_engine.repay_forever().await });
+    if let Some(leases) = engine.leases().cloned() {
+        tasks.spawn_background(leases.run_upkeep());
+    }
+    let doctor_findings = doctor::log_all_findings(settings.clone(), first.config.clone());
+    tasks.spawn_background(async move {
+        doctor_findings.await;
+        std::future::pending::<()>().await;
+    });
 }
 
 /// Returns the error if the first load has no limits and `limits.start_without` is off.

@@ -106,7 +106,9 @@ fn all_checks_of_a_sampled_key_are_mirrored() {
     }
     let mut counts = std::collections::BTreeMap::new();
     until("all comparisons", || {
-        mirrored.try_iter().for_each(|user| *counts.entry(user).or_insert(0_u64) += 1);
+        for user in mirrored.try_iter() {
+            *counts.entry(user).or_insert(0_u64) += 1;
+        }
         let compared = metric(&service, "different") + metric(&service, "equal");
         let seen: u64 = counts.values().sum();
         if compared == seen && counts.values().all(|count| *count == 3) && seen != 0 {

@@ -161,9 +161,8 @@ fn events_are_delivered_after_the_receiver_restarts() {
     std::fs::write(files.path().join("secret"), SECRET).unwrap();
     receiver.open();
     wait_for_delivery(&service);
-    let received = receiver.received();
-    assert_eq!(received.len(), 1);
-    received.iter().for_each(assert_signed);
+    assert_eq!(receiver.received().len(), 1);
+    receiver.received().iter().for_each(assert_signed);
     let log = service.log();
     assert!(log.contains("failed to send an event") && log.contains("refused"), "{log}");
 }
@@ -219,7 +218,9 @@ fn replicas_send_one_id_per_window_and_report_an_outage() {
     let (down, up) = ("io.sluicegate.store.unavailable", "io.sluicegate.store.available");
     let wait_for = |kind: &str| {
         until(kind, || {
-            replicas.iter().for_each(|replica| _ = check(replica, "ten", "bob"));
+            for replica in &replicas {
+                check(replica, "ten", "bob");
+            }
             let types = types(&receiver);
             if types.get(kind) == Some(&2) { Ok(()) } else { Err(format!("{types:?}")) }
         })

@@ -55,6 +55,7 @@ impl Value for Option<EventUrl> {
 
 /// A set of kinds of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch that a person sets")]
 pub struct EventKinds {
     /// An allowed check used much of its limit.
     pub near_limit: bool,
@@ -76,7 +77,7 @@ impl EventKinds {
     pub const ALL: Self =
         Self { near_limit: true, denied: true, fenced: true, forced: true, store_down: true };
 
-    const fn flags(&self) -> [bool; 5] {
+    const fn flags(self) -> [bool; 5] {
         [self.near_limit, self.denied, self.fenced, self.forced, self.store_down]
     }
 }

@@ -1,4 +1,4 @@
-//! Events for other programs: `CloudEvents` 1.0, posted over HTTP.
+//! Events for other programs: CloudEvents 1.0, posted over HTTP.
 //!
 //! Guarantees:
 //! - An event for one type, key and window is queued at most once by this replica.
@@ -79,7 +79,7 @@ impl CloudEvent {
         Self { event_type: key.event_type, id: event_id(key), at, content }
     }
 
-    /// Returns the event in the JSON format of `CloudEvents` 1.0 (structured mode).
+    /// Returns the event in the JSON format of CloudEvents 1.0 (structured mode).
     fn to_json(&self, source: &str) -> Value {
         json!({
             "specversion": "1.0",

@@ -6,7 +6,7 @@
 //! - No error contains the secret.
 //!
 //! Source: <https://github.com/standard-webhooks/standard-webhooks>, and the HTTP binding of
-//! `CloudEvents` 1.0 (structured mode).
+//! CloudEvents 1.0 (structured mode).
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
