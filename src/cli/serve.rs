@@ -12,11 +12,13 @@
 mod connections;
 mod counters;
 mod drain;
+mod events;
 mod first_answer;
 mod gauges;
 mod limits;
 mod listeners;
 mod log;
+mod mirror;
 mod peers;
 mod startup_probes;
 mod stats;
@@ -37,6 +39,7 @@ use crate::edge::grpc::incoming::GrpcListener;
 use crate::edge::grpc::tls::ServerTls;
 use crate::edge::health::{Health, Readiness};
 use crate::edge::http::admin::{AdminAccess, ConfigDiff};
+use crate::edge::mirror::Mirror;
 use crate::edge::{ReplyOptions, grpc, headers, http, syslog};
 use crate::engine::{DecisionPolicy, Engine, KeyNaming, OverridePolicy, PlanSettings};
 use crate::source::{ConfigSource, LoadFailure, PublishedConfig};
@@ -138,6 +141,8 @@ async fn run(
     };
     let trust = peers::load_trust(settings).map_err(ServeError::InvalidSettings)?;
     let (engine, forwarded_releases) = peers::with_forwarding(settings, engine);
+    let (engine, events) =
+        events::with_events(settings, engine).map_err(ServeError::InvalidSettings)?;
     let engine = Arc::new(engine);
     let mut source =
         limits::start_source(settings, &engine).await.map_err(ServeError::InvalidSettings)?;
@@ -171,6 +176,8 @@ async fn run(
     let (phase, phase_receiver) = watch::channel(DrainPhase::Serving);
     print_summary(settings, &listeners, &first_config, terminal)?;
     let writer = writer.map(|writer| counters::start_writer(writer, &engine)).transpose()?;
+    let mirror =
+        mirror::start(settings, &engine, &mut tasks).map_err(ServeError::InvalidSettings)?;
     let service = ServiceContext {
         settings,
         engine: Arc::clone(&engine),
@@ -180,8 +187,10 @@ async fn run(
         tls,
         admin_access,
         max_connections: connections::max_connections(settings),
+        mirror,
     };
     let telemetry = service.start_telemetry();
+    let events = events::start(events, &engine, &mut tasks);
     let (peer_listener, peer_phase) = (listeners.peers.take(), service.phase.clone());
     service.start(listeners, source, &mut tasks);
     if let Some((listener, posted)) = peer_listener.zip(forwarded_releases) {
@@ -207,6 +216,7 @@ async fn run(
     }
     engine.flush_forwarded(RELEASE_FORWARD_TIMEOUT).await;
     engine.leave().await;
+    events.drain().await;
     counters::close(writer).await;
     if telemetry.is_active() {
         // `shutdown` waits for the OTLP collector, which would block a worker thread.
@@ -312,6 +322,7 @@ struct ServiceContext<'s> {
     tls: Option<Arc<ServerTls>>,
     admin_access: AdminAccess,
     max_connections: usize,
+    mirror: Option<Mirror>,
 }
 
 impl ServiceContext<'_> {
@@ -373,6 +384,7 @@ impl ServiceContext<'_> {
             tls: self.tls.clone(),
             max_connections: self.max_connections,
             connection_age: connections::connection_age(self.settings),
+            mirror: self.mirror.clone(),
         };
         let finishing = drain::wait_until_finishing(self.phase.clone());
         let closing = async move {
@@ -465,6 +477,7 @@ impl ServiceContext<'_> {
 
     fn gauges_reader(&self) -> GaugesReader {
         let (memory, engine) = (Arc::clone(&self.memory), Arc::clone(&self.engine));
+        let mirror = self.mirror.as_ref().map(Mirror::report);
         let started = engine.clock().now();
         let count = |keys| u64::try_from(keys).unwrap_or(u64::MAX);
         Arc::new(move || {
@@ -477,6 +490,11 @@ impl ServiceContext<'_> {
                 concurrency_limits: in_use,
                 rule_decisions: engine.rule_decisions(),
                 leases: gauges::lease_balances(&engine),
+                undelivered_events: engine.undelivered_events(),
+                mirror_differences: mirror
+                    .as_ref()
+                    .map(|report| report.differences())
+                    .unwrap_or_default(),
                 started_at: started,
                 process: ProcessUsage::measure(),
             }
@@ -494,6 +512,7 @@ impl ServiceContext<'_> {
             engine: Arc::clone(&self.engine),
             load_report: Arc::new(move || limits::admin_loads(&published)),
             config_diff,
+            mirror: self.mirror.as_ref().map(Mirror::report),
         };
         self.start_pages(ListenPort::Admin, (listener, http::admin::router(admin)), parts);
     }

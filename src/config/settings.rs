@@ -16,6 +16,7 @@ mod address;
 mod block;
 mod choices;
 mod conflicts;
+mod events;
 mod file;
 mod file_and_host;
 mod hooks;
@@ -45,11 +46,12 @@ pub use choices::{
     OtlpProtocol, Overrides, PostgresDurability, ResponseHeaders, StatsProtocol, StatsSink,
     WhenFull,
 };
+pub use events::{EventKinds, EventUrl, Percentage};
 pub use file_and_host::HostName;
 pub use list::{
-    AnswerSettings, FleetSettings, LimitsSettings, ListenSettings, ListenTlsSettings, LogSettings,
-    MetricsSettings, OtlpSettings, PeerSettings, SentinelSettings, Settings, StoreSettings,
-    TelemetrySettings, TlsSettings, XdsSettings,
+    AnswerSettings, EventSettings, FleetSettings, LimitsSettings, ListenSettings,
+    ListenTlsSettings, LogSettings, MetricsSettings, MirrorSettings, OtlpSettings, PeerSettings,
+    SentinelSettings, Settings, StoreSettings, TelemetrySettings, TlsSettings, XdsSettings,
 };
 pub use list_compat::{
     CompatAnswerSettings, CompatLimitsSettings, CompatListenSettings, CompatMetricsSettings,

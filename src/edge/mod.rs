@@ -13,6 +13,7 @@ pub mod headers;
 pub mod health;
 pub mod hook;
 pub mod http;
+pub mod mirror;
 pub mod syslog;
 
 use crate::engine::{CheckError, Decision, Engine};

@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use crate::config::descriptor_text::format_entries;
 use crate::config::settings::DescriptorValues;
 use crate::config::{Config, Rule};
-use crate::engine::LimitStatus;
+use crate::engine::{Engine, LimitStatus};
 use crate::kernel::decision::{Check, Cost, Descriptor};
 use crate::kernel::units::Hits;
 
@@ -100,6 +100,20 @@ fn path_of<'r>(rule: &'r Rule, status: Option<&LimitStatus>) -> Cow<'r, str> {
     let name = status.and_then(|status| status.decision.limit.as_ref()?.name.as_ref());
     let limit = rule.limits.iter().find(|limit| limit.name.as_ref() == name);
     limit.map_or(Cow::Borrowed(&rule.path), |limit| rule.path_of(limit))
+}
+
+impl Engine {
+    /// Returns the first entries of a descriptor as logs and admin pages show them.
+    #[must_use]
+    pub fn shown_entries(&self, entries: &[(&str, &str)]) -> Vec<(String, String)> {
+        short_entries(entries, self.policy.descriptor_values)
+    }
+
+    /// Returns the start of a text, such as a domain, as logs and admin pages show it.
+    #[must_use]
+    pub fn short_text(&self, text: &str) -> String {
+        short_text(text).into_owned()
+    }
 }
 
 /// Formats the entries of a descriptor: `path=/pay,user=ann`.

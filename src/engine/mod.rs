@@ -14,6 +14,7 @@ mod active_config;
 mod check_text;
 pub mod concurrency;
 mod decide;
+pub mod events;
 pub mod fleet;
 pub mod lease;
 mod rule_counters;
@@ -28,6 +29,7 @@ use crate::engine::concurrency::ConcurrencyLimits;
 use crate::engine::concurrency::path::DEFAULT_MAX_BUCKETS;
 use crate::engine::concurrency::permit_ids::{DEFAULT_BOUNDS, PermitIds};
 use crate::engine::decide::deny_cache::DenyCache;
+use crate::engine::events::EventOptions;
 use crate::engine::fleet::forwarding::ForwardingQueue;
 use crate::engine::fleet::reporter::FleetReporter;
 use crate::engine::lease::LeaseManager;
@@ -70,6 +72,8 @@ pub struct Engine {
     actions: OperatorActions,
     audit: AuditLog,
     unmatched: UnmatchedDescriptors,
+    /// The events for other programs, if they are on.
+    events: Option<Box<EventOptions>>,
 }
 
 /// The settings that apply to every decision.
@@ -127,6 +131,7 @@ impl Engine {
             actions,
             audit,
             unmatched,
+            events: None,
         }
     }
 

@@ -10,8 +10,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::label::{CONCURRENCY_REASONS, SHADOW_DENY};
 pub use super::label::{
-    DatagramKind, EdgeOutcome, FallbackDebtOutcome, ForwardingEvent, LeasedHitsEvent, LimitEvent,
-    ListenPort, PermitIdEvent, Protocol, RuleVerdict, ShareEvent, StrictPermitEvent,
+    CloudEventOutcome, DatagramKind, EdgeOutcome, FallbackDebtOutcome, ForwardingEvent,
+    LeasedHitsEvent, LimitEvent, ListenPort, MirrorOutcome, PermitIdEvent, Protocol, RuleVerdict,
+    ShareEvent, StrictPermitEvent,
 };
 use super::metrics::{METRICS, Metrics};
 use super::trace;
@@ -211,6 +212,18 @@ impl Event for ConnectionEvent {
 impl Event for ShareEvent {
     fn count(self, metrics: &Metrics) {
         metrics.add(|shard| &shard.share_events[self as usize], 1);
+    }
+}
+
+impl Event for CloudEventOutcome {
+    fn count(self, metrics: &Metrics) {
+        metrics.add(|shard| &shard.cloud_events[self as usize], 1);
+    }
+}
+
+impl Event for MirrorOutcome {
+    fn count(self, metrics: &Metrics) {
+        metrics.add(|shard| &shard.mirrored_checks[self as usize], 1);
     }
 }
 

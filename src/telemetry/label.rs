@@ -274,3 +274,34 @@ named_enum! {
         AddressNotAllowed = "address_not_allowed",
     }
 }
+
+named_enum! {
+    /// The outcome of an attempt to send an event to another program.
+    pub enum CloudEventOutcome {
+        /// The receiver accepted the event.
+        Sent = "sent",
+        /// The attempt failed, and the event was sent again.
+        Retried = "retried",
+        /// The receiver refused the event with a status that a retry would not change.
+        Refused = "refused",
+        /// The event was dropped, because all attempts failed for ten minutes.
+        Expired = "expired",
+        /// The event was dropped, because the queue or the table of recent events was full, or at
+        /// shutdown.
+        Dropped = "dropped",
+    }
+}
+
+named_enum! {
+    /// The outcome of a check that was sent to another rate limit service too.
+    pub enum MirrorOutcome {
+        /// Both services decided alike.
+        Equal = "equal",
+        /// The services decided differently.
+        Different = "different",
+        /// The other service did not reply in time, or replied with an error.
+        Failed = "failed",
+        /// The check was not sent, because too many waited.
+        Dropped = "dropped",
+    }
+}

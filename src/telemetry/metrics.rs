@@ -15,6 +15,7 @@ mod buckets;
 mod concurrency;
 mod exemplar;
 mod limit_events;
+mod mirror;
 mod openmetrics;
 mod page;
 mod process;
@@ -25,8 +26,9 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::label::{
-    CONCURRENCY_REASONS, DatagramKind, EdgeOutcome, FallbackDebtOutcome, ForwardingEvent,
-    LeasedHitsEvent, ListenPort, PermitIdEvent, Protocol, ShareEvent, StrictPermitEvent, VERDICTS,
+    CONCURRENCY_REASONS, CloudEventOutcome, DatagramKind, EdgeOutcome, FallbackDebtOutcome,
+    ForwardingEvent, LeasedHitsEvent, LimitEvent, ListenPort, MirrorOutcome, PermitIdEvent,
+    Protocol, ShareEvent, StrictPermitEvent, VERDICTS,
 };
 use crate::kernel::decision::{Reason, StoreFailure};
 use crate::kernel::units::Nanos;
@@ -36,6 +38,7 @@ pub use concurrency::{ConcurrencyGauges, MAX_LIMIT_SERIES};
 pub use exemplar::SpanIds;
 use exemplar::{Exemplar, Exemplars};
 use limit_events::LimitEvents;
+pub use mirror::MirrorDifferences;
 pub use openmetrics::to_openmetrics;
 pub use page::MetricsPage;
 pub use process::ProcessUsage;
@@ -97,6 +100,8 @@ pub(super) struct Counters {
     /// The number of connections that this thread opened minus those that it closed, modulo 2^64.
     pub(super) open_connections: [AtomicU64; ListenPort::ALL.len()],
     pub(super) refused_connections: [AtomicU64; ListenPort::ALL.len()],
+    pub(super) cloud_events: [AtomicU64; CloudEventOutcome::ALL.len()],
+    pub(super) mirrored_checks: [AtomicU64; MirrorOutcome::ALL.len()],
 }
 
 /// The totals of all concurrency limits.
@@ -144,6 +149,10 @@ pub struct Gauges {
     pub concurrency_limits: Vec<ConcurrencyGauges>,
     /// The decisions of each rule.
     pub rule_decisions: Vec<RuleDecisions>,
+    /// Events for other programs that are queued or being delivered.
+    pub undelivered_events: u64,
+    /// The rules that another rate limit service decided differently.
+    pub mirror_differences: Vec<MirrorDifferences>,
     /// The start of this process, since the Unix epoch.
     pub started_at: Nanos,
     /// The resource usage of this process. `None` if the system does not report it.
@@ -229,6 +238,19 @@ impl Metrics {
         ThreadShard { counters: &self.shards[number], is_exclusive: number < SHARD_COUNT - 1 }
     }
 
+    /// Returns the concurrency limits whose share expired in this process, with the number of
+    /// expiries. Limits beyond [`MAX_LIMIT_SERIES`] are one, `other`.
+    #[must_use]
+    pub fn fenced_limits(&self) -> Vec<(Box<str>, u64)> {
+        self.limit_events.counts(LimitEvent::Fenced)
+    }
+
+    /// Returns the number of shares that expired in this process.
+    #[must_use]
+    pub fn fences(&self) -> u64 {
+        self.sum(|shard| &shard.share_events[ShareEvent::Fenced as usize])
+    }
+
     fn sum(&self, cell: impl Fn(&Counters) -> &AtomicU64) -> u64 {
         self.shards.iter().map(|shard| cell(shard).load(Relaxed)).fold(0, u64::wrapping_add)
     }
@@ -266,6 +288,8 @@ impl Counters {
             forwarding: zeros(),
             open_connections: zeros(),
             refused_connections: zeros(),
+            cloud_events: zeros(),
+            mirrored_checks: zeros(),
         }
     }
 }

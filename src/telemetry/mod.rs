@@ -4,7 +4,9 @@
 //! - Counting an event takes no lock and allocates no memory.
 //! - Every metric label has a bounded number of values.
 
+pub mod cloud_events;
 pub mod event;
+mod http_client;
 pub mod label;
 pub mod metrics;
 pub mod otlp;

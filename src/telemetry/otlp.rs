@@ -30,7 +30,8 @@ use opentelemetry_sdk::metrics::SdkMeterProvider;
 use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
 
 use super::trace::{self, Propagators};
-use collector_client::{OtlpHttpClient, OtlpTlsFiles};
+use crate::telemetry::http_client::ClientTlsFiles;
+use collector_client::OtlpHttpClient;
 pub use page_cache::RenderPage;
 use page_cache::{PageCache, PageReader};
 
@@ -86,7 +87,7 @@ impl Default for OtlpDefaults {
 struct ExporterConfig {
     protocol: OtlpTransport,
     endpoint: String,
-    tls_files: OtlpTlsFiles,
+    tls_files: ClientTlsFiles,
     timeout: Duration,
 }
 
@@ -175,7 +176,7 @@ fn exporter_config(
     Ok(Some(ExporterConfig {
         protocol,
         endpoint,
-        tls_files: OtlpTlsFiles { ca_file: either("CERTIFICATE"), identity },
+        tls_files: ClientTlsFiles { ca_file: either("CERTIFICATE"), identity },
         timeout: timeout_ms.map_or(DEFAULT_TIMEOUT, Duration::from_millis),
     }))
 }

@@ -11,6 +11,7 @@ mod expected;
 mod flags;
 mod message;
 mod metrics;
+mod mirror;
 mod replay;
 mod store;
 mod tally;

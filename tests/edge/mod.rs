@@ -5,6 +5,7 @@ mod connection_gate;
 pub(crate) mod grpc;
 mod headers;
 mod http;
+mod mirror;
 mod syslog;
 
 use std::sync::Arc;

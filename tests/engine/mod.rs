@@ -2,6 +2,7 @@
 
 mod concurrency;
 mod decide;
+mod events;
 mod fleet;
 mod lease;
 mod rule_counters;

@@ -147,7 +147,7 @@ pub(super) fn random_uuid() -> String {
     format!("{first:08x}-{second:04x}-{:04x}-{fourth:04x}-{last:012x}", version & 0xffff)
 }
 
-fn replica_name(settings: &Settings) -> String {
+pub(super) fn replica_name(settings: &Settings) -> String {
     if !settings.fleet.replica_name.is_empty() {
         return settings.fleet.replica_name.clone();
     }

@@ -50,6 +50,7 @@ pub(super) fn find_conflicts(settings: &Settings) -> Vec<SettingConflict> {
         check_sentinel_password(settings),
         check_sentinel_user(settings),
         check_xds_pair(settings),
+        check_mirror_pair(settings),
         check_xds_backoff(settings),
         check_listen_pair(settings),
         check_metrics_path(settings),
@@ -175,6 +176,13 @@ fn check_xds_pair(settings: &Settings) -> Option<SettingConflict> {
     let TlsSettings { cert_file, key_file, .. } = &settings.limits.xds.tls;
     settings.limits.xds.server.as_ref()?;
     let names = ["limits.xds.tls.cert_file", "limits.xds.tls.key_file"];
+    check_certificate_pair(names, [cert_file.is_some(), key_file.is_some()])
+}
+
+fn check_mirror_pair(settings: &Settings) -> Option<SettingConflict> {
+    let TlsSettings { cert_file, key_file, .. } = &settings.mirror.tls;
+    settings.mirror.to.as_ref()?;
+    let names = ["mirror.tls.cert_file", "mirror.tls.key_file"];
     check_certificate_pair(names, [cert_file.is_some(), key_file.is_some()])
 }
 

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use super::block::{AnyValue, Block, SettingList, blocks};
 use super::{
-    AtLeastOne, CompatSettings, DeniedBy, DescriptorValues, FileSync, HeaderName, HostName,
-    HostPort, LogFormat, LogLevel, Networks, Overrides, PostgresDurability, ResponseHeaders,
-    SecretText, StoreUrl, UnitFraction, WhenFull,
+    AtLeastOne, CompatSettings, DeniedBy, DescriptorValues, EventKinds, EventUrl, FileSync,
+    HeaderName, HostName, HostPort, LogFormat, LogLevel, Networks, Overrides, Percentage,
+    PostgresDurability, ResponseHeaders, SecretText, StoreUrl, UnitFraction, WhenFull,
 };
 use crate::config::hooks::Hooks;
 use crate::kernel::units::Nanos;
@@ -28,6 +28,10 @@ blocks! {
         answers: AnswerSettings,
         /// Log, traces and metrics.
         telemetry: TelemetrySettings,
+        /// Events that are posted to another program.
+        events: EventSettings,
+        /// Another rate limit service, whose decisions are compared.
+        mirror: MirrorSettings,
         /// Settings that only a replacement of envoyproxy/ratelimit needs.
         compat: CompatSettings,
     ] {
@@ -300,8 +304,8 @@ blocks! {
         /// Format of log lines: text, JSON with Sluicegate's keys, or JSON with
         /// envoyproxy/ratelimit's keys.
         format: LogFormat = LogFormat::Text, "word";
-        /// Form of descriptor values in log lines about checks and on the admin page `/recent`:
-        /// their first 64 bytes, or `*`.
+        /// Form of descriptor values in log lines about checks, in events and on admin pages: their
+        /// first 64 bytes, or `*`.
         descriptor_values: DescriptorValues = DescriptorValues::Shown, "word";
         /// Libraries whose log lines are written at level `trace`, separated by commas: `h2,tower`.
         /// The lines of `fred` can contain the Redis password.
@@ -323,5 +327,37 @@ blocks! {
         /// Largest number of rules with their own series in `sluicegate_rule_decisions_total`. All
         /// further rules share the series `other`.
         max_rules: u32 = 1_000, "rules";
+    }
+
+    /// Events that are posted to another program.
+    EventSettings [] {
+        /// URL (`http` or `https`) to which events are posted as CloudEvents; empty for none.
+        url: Option<EventUrl> = None, "URL";
+        /// Kinds of events to send. In the environment variable, `:` separates them.
+        on: EventKinds = EventKinds::ALL, "kinds";
+        /// Part of a limit from which an allowed check sends `near_limit`.
+        near_limit: Percentage = Percentage::EIGHTY, "part of the limit";
+        /// Attribute `source` of all events, the same at all replicas of a fleet.
+        source: String = "sluicegate".to_owned(), "text";
+        /// File that contains the secret that signs events (Standard Webhooks), read again for each
+        /// request. Without it, events have no signature.
+        secret_file: Option<PathBuf> = None, "path";
+        /// CA bundle (PEM) that verifies the receiver's certificate. Default: the system's CAs.
+        ca_file: Option<PathBuf> = None, "path";
+    }
+
+    /// Another rate limit service, whose decisions are compared.
+    MirrorSettings [
+        /// Certificates of the connection to the other service.
+        tls: TlsSettings,
+    ] {
+        /// Address of a rate limit service (Envoy's gRPC protocol) that also gets a sample of the
+        /// checks; empty for none. Its decisions are compared, and have no other effect.
+        to: Option<HostPort> = None, "address";
+        /// Part of all descriptors whose checks are sent. All checks of a sampled descriptor are
+        /// sent.
+        sample: Percentage = Percentage::ONE, "part of the descriptors";
+        /// Use TLS for the connection to the other service.
+        use_tls: bool = false, "switch";
     }
 }

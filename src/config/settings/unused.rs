@@ -186,6 +186,38 @@ const RULES: &[UnusedRule] = &[
         help: "set telemetry.otlp.enabled, or remove this setting",
     },
     UnusedRule {
+        names: &["mirror"],
+        is_unused: |settings| settings.mirror.to.is_none(),
+        why: "`mirror.to` is not set",
+        help: "set mirror.to, or remove this setting",
+    },
+    UnusedRule {
+        names: &["mirror.tls"],
+        is_unused: |settings| !settings.mirror.use_tls,
+        why: "`mirror.use_tls` is false",
+        help: "set mirror.use_tls, or remove this setting",
+    },
+    UnusedRule {
+        names: &["events"],
+        is_unused: |settings| settings.events.url.is_none(),
+        why: "`events.url` is not set",
+        help: "set events.url, or remove this setting",
+    },
+    UnusedRule {
+        names: &["events.near_limit"],
+        is_unused: |settings| !settings.events.on.near_limit,
+        why: "`events.on` does not contain near_limit",
+        help: "add near_limit to events.on, or remove this setting",
+    },
+    UnusedRule {
+        names: &["events.ca_file"],
+        is_unused: |settings| {
+            settings.events.url.as_ref().is_none_or(|url| !url.as_str().starts_with("https:"))
+        },
+        why: "`events.url` does not use TLS",
+        help: "write https instead of http in events.url, or remove this setting",
+    },
+    UnusedRule {
         names: &["listen.peer_host", "fleet.peers"],
         is_unused: |settings| !has_peers(settings),
         why: "this replica connects to no other replica",

@@ -47,6 +47,7 @@ use tonic_reflection::server::v1::{ServerReflection, ServerReflectionServer};
 use super::ReplyOptions;
 use super::connection_gate::{ConnectionGate, ListenPort};
 use super::health::{Health, Readiness};
+use super::mirror::Mirror;
 use crate::config::hooks::Hooks;
 use crate::engine::Engine;
 use crate::telemetry::event::Protocol;
@@ -92,6 +93,8 @@ pub struct GrpcPort {
     pub max_connections: usize,
     /// The age limit of connections; `None` means no limit.
     pub connection_age: Option<ConnectionAge>,
+    /// The mirror, which gets a sample of the checks; `None` means no mirror.
+    pub mirror: Option<Mirror>,
 }
 
 /// The age limit of a connection.
@@ -122,7 +125,8 @@ pub async fn serve(
         PermitsService::new(Arc::clone(&engine), grpc.reporting.clone(), draining.clone());
     let access_logs = AccessLogService::new(Arc::clone(&engine), draining.clone());
     let processor = ExtProcService::new(engine, grpc.reporting.clone(), hooks, draining);
-    let limits = RateLimitService::new(Arc::clone(&grpc.engine), grpc.reporting.clone());
+    let limits = RateLimitService::new(Arc::clone(&grpc.engine), grpc.reporting.clone())
+        .with_mirror(grpc.mirror);
     let health_engine = Arc::clone(&grpc.engine);
     let checks = AuthorizationService::new(grpc.engine, grpc.reporting, grpc.hooks);
     let max_lifetime =

@@ -13,6 +13,7 @@ use tonic::{Response, Status};
 
 use super::reserved_keys::ReservedCall;
 use super::{convert, reserved_keys};
+use crate::edge::mirror::Mirror;
 use crate::edge::{ReplyOptions, check_outcome, count_check_error};
 use crate::engine::concurrency::with_queue_time;
 use crate::engine::fleet::forwarding::PermitUpdate;
@@ -37,13 +38,20 @@ pub struct RateLimitService {
     engine: Arc<Engine>,
     reporting: Arc<ReplyOptions>,
     source: Option<IpAddr>,
+    mirror: Option<Mirror>,
 }
 
 impl RateLimitService {
     /// Creates the service for a client with an unknown address.
     #[must_use]
     pub fn new(engine: Arc<Engine>, reporting: ReplyOptions) -> Self {
-        Self { engine, reporting: Arc::new(reporting), source: None }
+        Self { engine, reporting: Arc::new(reporting), source: None, mirror: None }
+    }
+
+    /// Sends a sample of checks to another rate limit service too.
+    #[must_use]
+    pub fn with_mirror(self, mirror: Option<Mirror>) -> Self {
+        Self { mirror, ..self }
     }
 
     /// Returns the same service for a client with the IP address `source`.
@@ -102,7 +110,11 @@ impl RateLimitService {
     async fn check(&self, request: &RateLimitRequest, timeout: Option<Nanos>) -> RlsReply {
         let check = self.to_check(request)?;
         let decision = self.engine.decide_within(&check, timeout).await?;
-        Ok(self.to_reply(request, &decision))
+        let reply = self.to_reply(request, &decision);
+        if let Some(mirror) = &self.mirror {
+            mirror.offer(request, &reply.0);
+        }
+        Ok(reply)
     }
 
     /// Decides a check as if each descriptor had one hit, and charges nothing.

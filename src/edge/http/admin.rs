@@ -40,7 +40,7 @@ pub use port::Admin;
 pub use show::{ConfigLoads, LoadError, config, fleet, rlconfig};
 
 /// The paths and their purposes. A change needs a token with the role `operate`.
-const PATHS: [(&str, &str); 20] = [
+const PATHS: [(&str, &str); 21] = [
     ("/", "this list"),
     ("/rlconfig", "all limits, one per line"),
     ("/stats", "the process, and the statistics of envoyproxy/ratelimit, as JSON"),
@@ -68,6 +68,7 @@ const PATHS: [(&str, &str); 20] = [
     ("/whoami", "the name and the role of the caller's token, as JSON"),
     ("/fleet", "the replicas of the fleet and their shares, as JSON"),
     ("/recent", "the last 100 different descriptors that matched no rule, with counts, as JSON"),
+    ("/mirror", "the checks that the service of mirror.to decided differently, as JSON"),
     ("/permits", "requests in flight: the oldest permits, the busiest buckets, as JSON"),
 ];
 
@@ -81,6 +82,7 @@ pub fn router(admin: Admin) -> Router {
         .route("/counter", get(show_counter))
         .route("/explain", get(show_explain))
         .route("/fleet", get(show_fleet))
+        .route("/mirror", get(show_mirror))
         .route("/permits", get(show_permits))
         .route("/recent", get(show_recent))
         .route("/rlconfig", get(show_rlconfig))
@@ -163,6 +165,14 @@ async fn show_fleet(State(admin): State<Admin>) -> Response {
     let shares = show::shares_json(admin.engine.concurrency_limits().fleet_reporter(), clock);
     let body = fleet(admin.engine.membership(), &shares, clock.now());
     (JSON, body.to_string()).into_response()
+}
+
+async fn show_mirror(State(admin): State<Admin>) -> Response {
+    let Some(mirror) = &admin.mirror else {
+        let message = "there is no mirror: set mirror.to\n";
+        return (StatusCode::NOT_FOUND, PLAIN, message).into_response();
+    };
+    (JSON, mirror.to_json().to_string()).into_response()
 }
 
 async fn show_permits(State(admin): State<Admin>) -> Response {

@@ -159,7 +159,9 @@ impl Engine {
             state.replicated.record(target, effect, author, now).ok_or(ActionError::TooMany)?;
         state.publish(now, |config| self.activate_config(config));
         self.actions.changed.notify_one();
-        Ok(AuditEntry { number: Some(number), ..entry })
+        let entry = AuditEntry { number: Some(number), ..entry };
+        self.send_action(&entry);
+        Ok(entry)
     }
 
     fn action_entry(

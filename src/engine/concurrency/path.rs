@@ -279,6 +279,7 @@ impl Engine {
                 Ok(AcquirePass::Restart(last)) => wait.queue_deadline = Some(last),
                 Err(rejection) => {
                     self.log_rejection(question, &rejection);
+                    self.send_rejection(question, &rejection);
                     return Ok(AdmissionOutcome::Rejected(rejection));
                 }
             }

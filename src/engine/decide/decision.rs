@@ -54,6 +54,9 @@ impl Engine {
         let mut decision = Decision::allow(prepared.config.revision, prepared.now);
         let near_limit = self.write_statuses(plan, charge_decisions, &mut decision);
         self.log_charges(prepared, &decision);
+        if let Some(events) = &self.events {
+            events.offer_limits(prepared, &decision);
+        }
         plan.fold_statuses(&mut decision);
         let quota_for_all = self.policy.planning.quota_for_all;
         let descriptor_decisions = || decision.statuses.iter().map(|status| &status.decision);

@@ -55,6 +55,16 @@ impl XdsServer {
     fn uri_host(&self) -> String {
         if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() }
     }
+
+    fn endpoint(&self) -> Result<Endpoint, XdsConnectError> {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let uri = |scheme: &str| {
+            format!("{scheme}://{self}")
+                .parse::<Uri>()
+                .map_err(|error| XdsConnectError::Address(error.to_string()))
+        };
+        Ok(Endpoint::from(uri("http")?).origin(uri(scheme)?).connect_timeout(CONNECT_TIMEOUT))
+    }
 }
 
 /// The TLS options of a connection to the xDS server.
@@ -111,15 +121,18 @@ pub fn with_causes(error: &dyn std::error::Error) -> String {
 /// # Errors
 /// The address is invalid, or the TCP connection or the TLS handshake failed.
 pub async fn connect(server: &XdsServer) -> Result<Channel, XdsConnectError> {
-    let scheme = if server.tls.is_some() { "https" } else { "http" };
-    let uri = |scheme: &str| {
-        format!("{scheme}://{server}")
-            .parse::<Uri>()
-            .map_err(|error| XdsConnectError::Address(error.to_string()))
-    };
-    let endpoint =
-        Endpoint::from(uri("http")?).origin(uri(scheme)?).connect_timeout(CONNECT_TIMEOUT);
+    let endpoint = server.endpoint()?;
     Ok(endpoint.connect_with_connector(XdsConnector(Arc::new(server.clone()))).await?)
+}
+
+/// Returns a connection to `server` that is made at the first call, and again after each loss. Must
+/// run within a Tokio runtime.
+///
+/// # Errors
+/// The address is invalid.
+pub fn connect_lazily(server: &XdsServer) -> Result<Channel, XdsConnectError> {
+    let endpoint = server.endpoint()?;
+    Ok(endpoint.connect_with_connector_lazy(XdsConnector(Arc::new(server.clone()))))
 }
 
 struct XdsConnector(Arc<XdsServer>);

@@ -42,6 +42,13 @@ impl LimitEvents {
         }
     }
 
+    /// Returns the limits with at least one `event`, and the number of these events.
+    pub(super) fn counts(&self, event: LimitEvent) -> Vec<(Box<str>, u64)> {
+        let limits = self.0.lock();
+        let counts = limits.iter().map(|(limit, counts)| (limit.clone(), counts[event as usize]));
+        counts.filter(|(_, count)| *count != 0).collect()
+    }
+
     pub(super) fn write(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = "sluicegate_concurrency_limit_events_total";
         let help = "Requests rejected by a concurrency limit by reason, and its expired shares";

@@ -12,14 +12,16 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::buckets::{CHECK_COUNT_BOUNDS, DURATION_BOUNDS, DURATION_METRIC};
 use super::concurrency::write_series;
+use super::mirror::write_mirror_differences;
 use super::rule_decisions::write_rule_decisions;
 use super::text_format::{DecimalSeconds, MetricHead};
 use super::{ConcurrencyTotals, Counters, Gauges, LeaseTotals, Metrics};
 use crate::kernel::decision::{Reason, StoreFailure};
 use crate::kernel::units::Nanos;
 use crate::telemetry::label::{
-    CONCURRENCY_REASONS, DatagramKind, EdgeOutcome, FallbackDebtOutcome, ForwardingEvent,
-    LeasedHitsEvent, ListenPort, PermitIdEvent, Protocol, ShareEvent, StrictPermitEvent, VERDICTS,
+    CONCURRENCY_REASONS, CloudEventOutcome, DatagramKind, EdgeOutcome, FallbackDebtOutcome,
+    ForwardingEvent, LeasedHitsEvent, ListenPort, MirrorOutcome, PermitIdEvent, Protocol,
+    ShareEvent, StrictPermitEvent, VERDICTS,
 };
 
 impl Metrics {
@@ -59,6 +61,9 @@ impl fmt::Display for MetricsPage<'_> {
         self.metrics.write_leases(f, self.gauges.leases)?;
         self.metrics.write_datagrams(f)?;
         self.metrics.write_connections(f)?;
+        self.metrics.write_cloud_events(f, self.gauges.undelivered_events)?;
+        self.metrics.write_mirror(f)?;
+        write_mirror_differences(f, &self.gauges.mirror_differences)?;
         write_series(f, &self.gauges.concurrency_limits)?;
         self.metrics.limit_events.write(f)?;
         write_process(f, &self.gauges)
@@ -270,6 +275,27 @@ impl Metrics {
         let events = ForwardingEvent::ALL.map(ForwardingEvent::as_str);
         MetricHead("sluicegate_forwarded_releases_total", "Forwarded releases, by event")
             .write_counters(page, "event", self.series(events, |shard| &shard.forwarding))
+    }
+
+    fn write_cloud_events(&self, page: &mut fmt::Formatter<'_>, undelivered: u64) -> fmt::Result {
+        let outcomes = CloudEventOutcome::ALL.map(CloudEventOutcome::as_str);
+        MetricHead("sluicegate_events_total", "Events for other programs, by outcome")
+            .write_counters(page, "outcome", self.series(outcomes, |shard| &shard.cloud_events))?;
+        MetricHead("sluicegate_events_undelivered", "Events that are queued or being delivered")
+            .write_gauge(page, undelivered)
+    }
+
+    fn write_mirror(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let outcomes = MirrorOutcome::ALL.map(MirrorOutcome::as_str);
+        MetricHead(
+            "sluicegate_mirror_checks_total",
+            "Checks that another rate limit service decided too, by result",
+        )
+        .write_counters(
+            page,
+            "result",
+            self.series(outcomes, |shard| &shard.mirrored_checks),
+        )
     }
 
     fn write_connections(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -12,11 +12,13 @@ use std::fmt::Write as _;
 use sluicegate::kernel::decision::{Reason, StoreFailure};
 use sluicegate::kernel::units::Nanos;
 use sluicegate::telemetry::event::{
-    DatagramKind, Event as _, FallbackDebtOutcome, ForwardingEvent, LeasedHitsEvent, LimitEvent,
-    PermitIdEvent, RuleVerdict, ShareEvent, ShareFenced, StrictPermitEvent,
+    CloudEventOutcome, DatagramKind, Event as _, FallbackDebtOutcome, ForwardingEvent,
+    LeasedHitsEvent, LimitEvent, MirrorOutcome, PermitIdEvent, RuleVerdict, ShareEvent,
+    ShareFenced, StrictPermitEvent,
 };
 use sluicegate::telemetry::metrics::{
-    ConcurrencyGauges, Gauges, MAX_LIMIT_SERIES, Metrics, ProcessUsage, RuleDecisions,
+    ConcurrencyGauges, Gauges, MAX_LIMIT_SERIES, Metrics, MirrorDifferences, ProcessUsage,
+    RuleDecisions,
 };
 
 use super::assert_page;
@@ -76,7 +78,9 @@ fn label_values() -> String {
         "sluicegate_strict_permits_total" "event" StrictPermitEvent,
         "sluicegate_permit_ids_total" "event" PermitIdEvent,
         "sluicegate_forwarded_releases_total" "event" ForwardingEvent,
-        "sluicegate_syslog_datagrams_total" "kind" DatagramKind
+        "sluicegate_syslog_datagrams_total" "kind" DatagramKind,
+        "sluicegate_events_total" "outcome" CloudEventOutcome,
+        "sluicegate_mirror_checks_total" "result" MirrorOutcome
     ]
     .concat()
 }
@@ -116,7 +120,8 @@ fn all_series() -> Gauges {
     let concurrency_limits = (0..2 * MAX_LIMIT_SERIES).map(limit).collect();
     let rule_decisions = vec![RuleDecisions { counts: [1; 5], ..RuleDecisions::default() }];
     let process = Some(ProcessUsage::default());
-    Gauges { concurrency_limits, rule_decisions, process, ..Gauges::default() }
+    let mirror_differences = vec![MirrorDifferences::default()];
+    Gauges { concurrency_limits, rule_decisions, process, mirror_differences, ..Gauges::default() }
 }
 
 /// The metrics of `page`, in its order.

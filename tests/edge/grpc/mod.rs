@@ -103,6 +103,7 @@ async fn served_with_options(
         tls: None,
         max_connections: 4_096,
         connection_age: None,
+        mirror: None,
     };
     let until: Pin<Box<dyn Future<Output = ()> + Send>> =
         Box::pin(async move { drop(stopped.await) });

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::access::AdminAccess;
 use super::config_diff::ConfigDiff;
 use super::show::ConfigLoads;
+use crate::edge::mirror::MirrorReport;
 use crate::engine::Engine;
 
 /// The dependencies of the admin port.
@@ -21,4 +22,6 @@ pub struct Admin {
     pub load_report: Arc<dyn Fn() -> ConfigLoads + Send + Sync>,
     /// The difference between the last two configurations, for `/config/diff`.
     pub config_diff: Arc<ConfigDiff>,
+    /// The results of the mirror, for `/mirror`; `None` without a mirror.
+    pub mirror: Option<Arc<MirrorReport>>,
 }

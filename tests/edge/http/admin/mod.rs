@@ -37,7 +37,7 @@ fn admin_of(engine: Arc<Engine>, token: Option<&str>) -> Router {
 
 fn admin_with(engine: Arc<Engine>, access: AdminAccess) -> Router {
     let (load_report, config_diff) = (Arc::new(ConfigLoads::default), Arc::default());
-    router(Admin { access, engine, load_report, config_diff })
+    router(Admin { access, engine, load_report, config_diff, mirror: None })
 }
 
 async fn get(router: &Router, path: &str, authorization: Option<&str>) -> (u16, String) {
@@ -134,6 +134,7 @@ async fn unknown_admin_paths_list_all_pages() {
                 "/explain",
                 "/fleet",
                 "/force",
+                "/mirror",
                 "/permits",
                 "/recent",
                 "/refund",

@@ -1,0 +1,209 @@
+//! Parses settings of events and of the mirror: the receiver's URL, kinds of events, percentages.
+//!
+//! Guarantees:
+//! - A URL with credentials or a fragment is rejected, because URLs are printed.
+//! - A percentage is exact to 1/10,000 of a percent.
+
+use std::fmt;
+
+use hyper::http::Uri;
+use serde_json::{Value as Json, json};
+
+use super::value::{Shape, Value, quoted};
+
+/// The URL of a program that receives events: scheme `http` or `https`, with a host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventUrl(String);
+
+impl EventUrl {
+    /// Returns the URL if `text` is one with the scheme `http` or `https`, a host, and neither
+    /// credentials nor a fragment; otherwise `None`.
+    #[must_use]
+    pub fn new(text: &str) -> Option<Self> {
+        let uri: Uri = text.parse().ok()?;
+        let is_http = matches!(uri.scheme_str(), Some("http" | "https"));
+        let authority = uri.authority()?.as_str();
+        let has_host = uri.host().is_some_and(|host| !host.is_empty()) && !authority.contains('@');
+        (is_http && has_host && !text.contains('#')).then(|| Self(text.to_owned()))
+    }
+
+    /// Returns the URL as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Value for Option<EventUrl> {
+    fn read(texts: &[&str]) -> Option<Self> {
+        match texts {
+            [""] => Some(None),
+            [text] => EventUrl::new(text).map(Some),
+            _ => None,
+        }
+    }
+    fn accepts() -> String {
+        "a URL such as https://events.internal/sluicegate, or nothing for none".to_owned()
+    }
+    fn show(&self) -> String {
+        quoted(self.as_ref().map(EventUrl::as_str).unwrap_or_default())
+    }
+    fn schema() -> Json {
+        json!({"type": "string", "pattern": "^(https?://[^@#]+)?$"})
+    }
+}
+
+/// A set of kinds of events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch that a person sets")]
+pub struct EventKinds {
+    /// An allowed check used much of its limit.
+    pub near_limit: bool,
+    /// A limit denied a check.
+    pub denied: bool,
+    /// This replica's share of a concurrency limit expired.
+    pub fenced: bool,
+    /// An operator forced a decision, or ended one.
+    pub forced: bool,
+    /// The store became unavailable, or available again.
+    pub store_down: bool,
+}
+
+/// The words of the kinds, in the order of [`EventKinds::flags`].
+const KIND_WORDS: [&str; 5] = ["near_limit", "denied", "fenced", "forced", "store_down"];
+
+impl EventKinds {
+    /// All kinds of events.
+    pub const ALL: Self =
+        Self { near_limit: true, denied: true, fenced: true, forced: true, store_down: true };
+
+    const fn flags(self) -> [bool; 5] {
+        [self.near_limit, self.denied, self.fenced, self.forced, self.store_down]
+    }
+}
+
+impl Value for EventKinds {
+    const SHAPE: Shape = Shape::Many;
+    fn read(texts: &[&str]) -> Option<Self> {
+        let is_known = texts.iter().all(|text| KIND_WORDS.contains(text)) && !texts.is_empty();
+        let [near_limit, denied, fenced, forced, store_down] =
+            KIND_WORDS.map(|word| texts.contains(&word));
+        is_known.then_some(Self { near_limit, denied, fenced, forced, store_down })
+    }
+    fn accepts() -> String {
+        format!("one or more of {}", KIND_WORDS.join(", "))
+    }
+    fn show(&self) -> String {
+        let kinds = KIND_WORDS.iter().zip(self.flags());
+        let words: Vec<&str> = kinds.filter_map(|(word, is_on)| is_on.then_some(*word)).collect();
+        json!(words).to_string()
+    }
+    fn schema() -> Json {
+        json!({
+            "type": ["array", "string"],
+            "minItems": 1,
+            "items": {"type": "string", "enum": KIND_WORDS},
+            "pattern": format!("^({})$", KIND_WORDS.join("|")),
+        })
+    }
+}
+
+/// A percentage above 0 and up to 100, with at most four decimals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Percentage(u32);
+
+impl Percentage {
+    /// 1 %.
+    pub const ONE: Self = Self(10_000);
+    /// 80 %.
+    pub const EIGHTY: Self = Self(800_000);
+
+    /// Returns the percentage of a text such as `80%` or `0.5%`; `None` if it is not above 0 % and
+    /// at most 100 %.
+    #[must_use]
+    pub fn new(text: &str) -> Option<Self> {
+        let number = text.strip_suffix('%')?;
+        let (whole, decimals) = number.split_once('.').unwrap_or((number, ""));
+        let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+        let is_valid = !whole.is_empty() && decimals.len() <= 4 && !number.ends_with('.');
+        if !is_valid || !is_number(whole) || !is_number(decimals) {
+            return None;
+        }
+        let decimals: u32 = format!("{decimals:0<4}").parse().ok()?;
+        let millionths = whole.parse::<u32>().ok()?.checked_mul(10_000)?.checked_add(decimals)?;
+        (1..=1_000_000).contains(&millionths).then_some(Self(millionths))
+    }
+
+    /// Returns the percentage in millionths, from 1 to 1,000,000: 80 % is 800,000.
+    #[must_use]
+    pub const fn millionths(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for Percentage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let decimals = format!("{:04}", self.0 % 10_000);
+        let decimals = decimals.trim_end_matches('0');
+        let point = if decimals.is_empty() { "" } else { "." };
+        write!(f, "{}{point}{decimals}%", self.0 / 10_000)
+    }
+}
+
+impl Value for Percentage {
+    fn read(texts: &[&str]) -> Option<Self> {
+        match texts {
+            [text] => Self::new(text),
+            _ => None,
+        }
+    }
+    fn accepts() -> String {
+        "a percentage above 0% and up to 100%, such as 80% or 0.5%".to_owned()
+    }
+    fn show(&self) -> String {
+        self.to_string()
+    }
+    fn schema() -> Json {
+        json!({"type": "string", "pattern": r"^[0-9]{1,3}(\.[0-9]{1,4})?%$"})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentages_are_read_exactly_and_shown_as_written() {
+        for (text, millionths) in
+            [("80%", 800_000), ("1%", 10_000), ("0.5%", 5_000), ("0.0001%", 1), ("100%", 1_000_000)]
+        {
+            let read = Percentage::new(text).unwrap();
+            assert_eq!((read.millionths(), read.to_string()), (millionths, text.to_owned()));
+        }
+        for text in ["", "%", "80", "0%", "100.0001%", "-1%", "1.%", ".5%", "1.00001%", "+1%"] {
+            assert_eq!(Percentage::new(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn only_http_urls_without_credentials_receive_events() {
+        for text in ["http://127.0.0.1:80/a?b=c", "https://events.internal", "http://[::1]:8080/x"]
+        {
+            assert_eq!(EventUrl::new(text).unwrap().as_str(), text);
+        }
+        for text in
+            ["/path", "host:80", "ftp://h/", "http://", "http://user:pw@h/", "http://h/#f", "h"]
+        {
+            assert_eq!(EventUrl::new(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn kinds_of_events_are_a_list_of_known_words() {
+        let kinds = EventKinds::read(&["denied", "store_down"]).unwrap();
+        assert!(kinds.denied && kinds.store_down && !kinds.near_limit && !kinds.fenced);
+        assert_eq!(kinds.show(), r#"["denied","store_down"]"#);
+        assert_eq!(EventKinds::read(&KIND_WORDS), Some(EventKinds::ALL));
+        assert_eq!((EventKinds::read(&["deny"]), EventKinds::read(&[])), (None, None));
+    }
+}

@@ -1,0 +1,157 @@
+//! Delivers queued events, with retries.
+//!
+//! Guarantees:
+//! - At most [`MAX_IN_FLIGHT`] events are being delivered.
+//! - An event that fails for [`MAX_AGE`] is dropped and counted.
+//! - A receiver's `Retry-After` is respected.
+//! - A repeated error is logged once, then counted once a minute.
+//!
+//! Not covered:
+//! - Order: a retried event arrives after later ones.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use hyper::body::Bytes;
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::queue::QueuedEvents;
+use super::webhook::{PostResult, Webhook};
+use super::{CloudEvent, EventQueue, WebhookError, WebhookOptions};
+use crate::kernel::units::Nanos;
+use crate::telemetry::event::{CloudEventOutcome, Event as _};
+use crate::telemetry::reason_log::QuietLog;
+
+/// The largest number of events that are being delivered at a time.
+const MAX_IN_FLIGHT: usize = 4;
+
+/// The time from the first attempt after which an event is dropped.
+const MAX_AGE: Duration = Duration::from_secs(600);
+
+/// The wait before the first retry. It doubles up to [`MAX_WAIT`].
+const FIRST_WAIT: Duration = Duration::from_millis(250);
+
+const MAX_WAIT: Duration = Duration::from_secs(30);
+
+/// Delivers the events of one queue.
+#[derive(Debug)]
+pub struct EventDelivery {
+    queued: QueuedEvents,
+    webhook: Webhook,
+    log: Mutex<QuietLog>,
+}
+
+/// The running delivery. [`EventDrain::finish`] ends it.
+#[derive(Debug)]
+pub struct EventDrain {
+    task: JoinHandle<()>,
+    close: oneshot::Sender<()>,
+    queue: Arc<EventQueue>,
+}
+
+/// Reads the time since the Unix epoch.
+type ReadTime = Arc<dyn Fn() -> Nanos + Send + Sync>;
+
+impl EventDelivery {
+    /// Creates a queue and its delivery.
+    ///
+    /// # Errors
+    /// The CA bundle or the secret file is not usable.
+    pub fn new(options: WebhookOptions) -> Result<(Arc<EventQueue>, Self), WebhookError> {
+        let webhook = Webhook::new(options)?;
+        let (queue, queued) = EventQueue::new();
+        Ok((Arc::new(queue), Self { queued, webhook, log: Mutex::default() }))
+    }
+
+    /// Starts the delivery. Must run within a Tokio runtime.
+    #[must_use]
+    pub fn start(self, queue: Arc<EventQueue>, now: ReadTime) -> EventDrain {
+        let (close, closed) = oneshot::channel();
+        EventDrain { task: tokio::spawn(self.run(now, closed)), close, queue }
+    }
+
+    /// Delivers events until the queue is closed and empty.
+    async fn run(self, now: ReadTime, mut closed: oneshot::Receiver<()>) {
+        let Self { queued: QueuedEvents { mut receiver, undelivered }, webhook, log } = self;
+        let (mut in_flight, mut is_open) = (FuturesUnordered::new(), true);
+        loop {
+            tokio::select! {
+                _ = &mut closed, if is_open => {
+                    is_open = false;
+                    receiver.close();
+                }
+                event = receiver.recv(), if in_flight.len() < MAX_IN_FLIGHT => {
+                    let Some(event) = event else { break };
+                    in_flight.push(deliver(event, &webhook, &log, &now));
+                }
+                Some(()) = in_flight.next() => {
+                    undelivered.fetch_sub(1, Relaxed);
+                }
+            }
+        }
+        while let Some(()) = in_flight.next().await {
+            undelivered.fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+impl EventDrain {
+    /// Closes the queue, and delivers its events for at most `timeout`. The others are dropped.
+    pub async fn finish(mut self, timeout: Duration) {
+        // An error means that the task has ended.
+        self.close.send(()).ok();
+        if tokio::time::timeout(timeout, &mut self.task).await.is_ok() {
+            return;
+        }
+        self.task.abort();
+        let dropped = self.queue.undelivered();
+        (0..dropped).for_each(|_| CloudEventOutcome::Dropped.emit());
+        tracing::warn!(
+            dropped,
+            "events dropped at shutdown, the receiver did not accept them in time"
+        );
+    }
+}
+
+/// Posts the event until the receiver accepts or refuses it, or until [`MAX_AGE`].
+async fn deliver(event: CloudEvent, webhook: &Webhook, log: &Mutex<QuietLog>, now: &ReadTime) {
+    let body = Bytes::from(event.to_json(&webhook.options.source).to_string());
+    let deadline = Instant::now() + MAX_AGE;
+    let mut wait = FIRST_WAIT;
+    loop {
+        let (error, earliest) = match webhook.post(&event.id, &body, now()).await {
+            PostResult::Accepted => {
+                if log.lock().record_success(Instant::now()) {
+                    tracing::info!(url = webhook.options.url, "events are delivered again");
+                }
+                return CloudEventOutcome::Sent.emit();
+            }
+            PostResult::Refused(status) => {
+                log_failure(log, &webhook.options.url, &format!("status {status}, not retried"));
+                return CloudEventOutcome::Refused.emit();
+            }
+            PostResult::Failed(error, earliest) => (error, earliest),
+        };
+        log_failure(log, &webhook.options.url, &error);
+        let next_wait = wait.max(earliest.unwrap_or_default());
+        if deadline < Instant::now() + next_wait {
+            return CloudEventOutcome::Expired.emit();
+        }
+        tokio::time::sleep(next_wait).await;
+        CloudEventOutcome::Retried.emit();
+        wait = (wait * 2).min(MAX_WAIT);
+    }
+}
+
+fn log_failure(log: &Mutex<QuietLog>, url: &str, error: &str) {
+    if let Some(line) = log.lock().count(error, Instant::now()) {
+        let times = line.times;
+        tracing::warn!(url, error, times, "failed to send an event (setting events.url)");
+    }
+}

@@ -1,0 +1,68 @@
+//! The bounded queue of events between the decision path and their delivery.
+//!
+//! Guarantees:
+//! - At most [`MAX_QUEUED`] events wait for their delivery.
+//! - Offering an event never waits.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use tokio::sync::mpsc;
+
+use super::recent::{Novelty, RecentKeys};
+use super::{CloudEvent, EventContent, EventKey};
+use crate::kernel::units::Nanos;
+use crate::telemetry::event::{CloudEventOutcome, Event as _};
+
+/// The largest number of events that wait for their delivery.
+const MAX_QUEUED: usize = 1_000;
+
+/// Accepts events from any thread.
+#[derive(Debug)]
+pub struct EventQueue {
+    sender: mpsc::Sender<CloudEvent>,
+    recent: RecentKeys,
+    undelivered: Arc<AtomicU64>,
+}
+
+/// The receiving side of an [`EventQueue`].
+#[derive(Debug)]
+pub(super) struct QueuedEvents {
+    pub(super) receiver: mpsc::Receiver<CloudEvent>,
+    pub(super) undelivered: Arc<AtomicU64>,
+}
+
+impl EventQueue {
+    pub(super) fn new() -> (Self, QueuedEvents) {
+        let (sender, receiver) = mpsc::channel(MAX_QUEUED);
+        let undelivered = Arc::default();
+        let queued = QueuedEvents { receiver, undelivered: Arc::clone(&undelivered) };
+        (Self { sender, recent: RecentKeys::new(), undelivered }, queued)
+    }
+
+    /// Queues the event of `key`, unless it was queued in this window before. `content` is called
+    /// only for a new event. If the queue or the table of keys is full, the event is dropped and
+    /// counted.
+    pub fn offer(&self, key: EventKey<'_>, now: Nanos, content: impl FnOnce() -> EventContent) {
+        match self.recent.insert(key, now) {
+            Novelty::Known => {}
+            Novelty::Full => CloudEventOutcome::Dropped.emit(),
+            Novelty::New => self.send(|| CloudEvent::new(key, now, content())),
+        }
+    }
+
+    /// Returns the number of events that are queued or being delivered.
+    #[must_use]
+    pub fn undelivered(&self) -> u64 {
+        self.undelivered.load(Relaxed)
+    }
+
+    #[cold]
+    fn send(&self, event: impl FnOnce() -> CloudEvent) {
+        let Ok(permit) = self.sender.try_reserve() else {
+            return CloudEventOutcome::Dropped.emit();
+        };
+        self.undelivered.fetch_add(1, Relaxed);
+        permit.send(event());
+    }
+}

@@ -1,0 +1,91 @@
+//! An HTTP/1.1 client, in plain text or with TLS, for programs that receive telemetry.
+//!
+//! Guarantees:
+//! - The configured CA bundle, by default the system CAs, verifies the server's certificate.
+//! - Every request has a timeout.
+//! - At most [`MAX_RESPONSE_BYTES`] bytes of a response are read.
+//!
+//! Not covered:
+//! - Redirects, which are returned to the caller.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Bytes;
+use hyper::http::{Request, Response};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use rustls::ClientConfig;
+
+use crate::pem;
+
+const MAX_RESPONSE_BYTES: usize = 1 << 20;
+
+/// The TLS files of a connection.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ClientTlsFiles {
+    /// The CA bundle (PEM) that verifies the server's certificate. Default: the system CAs.
+    pub(super) ca_file: Option<String>,
+    /// The PEM files of the client certificate and of its private key.
+    pub(super) identity: Option<(String, String)>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct HttpClient {
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    timeout: Duration,
+}
+
+impl HttpClient {
+    /// Creates a client. Reads the TLS files once.
+    ///
+    /// # Errors
+    /// The problem with a TLS file.
+    pub(super) fn new(files: &ClientTlsFiles, timeout: Duration) -> Result<Self, String> {
+        let connector = HttpsConnectorBuilder::new().with_tls_config(tls_config(files)?);
+        let connector = connector.https_or_http().enable_http1().build();
+        Ok(Self { client: Client::builder(TokioExecutor::new()).build(connector), timeout })
+    }
+
+    /// Sends a request and reads the whole response.
+    ///
+    /// # Errors
+    /// The connection failed, the timeout passed, or the response is too large.
+    pub(super) async fn send(
+        &self,
+        request: Request<Bytes>,
+    ) -> Result<Response<Bytes>, Box<dyn std::error::Error + Send + Sync>> {
+        let response = async {
+            let (head, body) = self.client.request(request.map(Full::new)).await?.into_parts();
+            let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await?.to_bytes();
+            Ok(Response::from_parts(head, body))
+        };
+        tokio::time::timeout(self.timeout, response).await?
+    }
+}
+
+/// Returns the TLS configuration of a client.
+///
+/// # Errors
+/// The problem with a TLS file.
+pub(super) fn tls_config(files: &ClientTlsFiles) -> Result<ClientConfig, String> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let versions =
+        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let builder = versions.map_err(|error| error.to_string())?;
+    let ca_file = files.ca_file.as_deref().map(Path::new);
+    let roots = pem::trusted_cas_or_system(ca_file, false).map_err(|error| error.to_string())?;
+    let builder = builder.with_root_certificates(roots);
+    let Some((certificate, key)) = &files.identity else {
+        return Ok(builder.with_no_client_auth());
+    };
+    let chain = pem::certificates(Path::new(certificate)).map_err(|error| error.to_string())?;
+    let private_key = pem::private_key(Path::new(key)).map_err(|error| error.to_string())?;
+    builder.with_client_auth_cert(chain, private_key).map_err(|error| {
+        pem::PemError::unusable_certificate(Path::new(certificate), &error).to_string()
+    })
+}

@@ -1,0 +1,95 @@
+//! Tests of events about concurrency limits, with an engine in this process.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use sluicegate::clock::Clock;
+use sluicegate::config::load;
+use sluicegate::config::settings::{DescriptorValues, EventKinds, Percentage};
+use sluicegate::engine::events::EventOptions;
+use sluicegate::engine::{AdmissionOutcome, DecisionPolicy, Engine};
+use sluicegate::kernel::decision::{Check, Cost, Descriptor};
+use sluicegate::kernel::units::{Hits, Nanos, Revision};
+use sluicegate::store::memory::{MemoryStore, WhenFull};
+use sluicegate::telemetry::cloud_events::{EventDelivery, EventDrain, WebhookOptions};
+use sluicegate::telemetry::event::{Event as _, ShareFenced};
+
+use crate::support::event_receiver::{EventReceiver, Replies};
+use crate::support::waiting::{PATIENCE, until};
+
+const LIMITS: &str = "domain: d\ndescriptors:\n\
+- {key: upstream, concurrency: {limit: 1, mode: local}}\n";
+
+/// An engine whose events are delivered to `receiver`.
+fn start(receiver: &EventReceiver) -> (Arc<Engine>, EventDrain) {
+    let options = WebhookOptions {
+        url: receiver.url(),
+        source: "test".to_owned(),
+        secret_file: None,
+        ca_file: None,
+    };
+    let (queue, delivery) = EventDelivery::new(options).unwrap();
+    let memory = Arc::new(MemoryStore::new(1_000, WhenFull::Deny, [7; 16]));
+    let clock = Clock::manual(Nanos::from_secs(1_000_000));
+    let engine = Engine::new(clock, memory, DecisionPolicy::default()).with_events(EventOptions {
+        queue: Arc::clone(&queue),
+        kinds: EventKinds::ALL,
+        near_limit: Percentage::EIGHTY,
+        descriptor_values: DescriptorValues::Shown,
+        shadow_mode: false,
+        replica: "one".to_owned(),
+    });
+    let config = load([("f", LIMITS.as_bytes())], Revision(1), false).unwrap().0;
+    engine.publish(config.into());
+    let drain = delivery.start(queue, Arc::new(|| Nanos::from_secs(1_000_000)));
+    (Arc::new(engine), drain)
+}
+
+fn wait_for_event(receiver: &EventReceiver, subject: &str) -> Value {
+    until(subject, || {
+        let events = receiver.events();
+        let found = events.iter().find(|event| event["subject"] == subject).cloned();
+        found.ok_or_else(|| format!("{events:?}"))
+    })
+    .unwrap()
+}
+
+#[test]
+fn an_expired_share_is_an_event_once_a_minute() {
+    let (receiver, runtime) =
+        (EventReceiver::start(Replies::Accept), tokio::runtime::Runtime::new().unwrap());
+    let (engine, _drain) = runtime.block_on(async { start(&receiver) });
+    runtime.spawn(async move { engine.watch_incidents().await });
+    let limit = "events.test.fenced";
+    ShareFenced { limit }.emit();
+    ShareFenced { limit }.emit();
+    let event = wait_for_event(&receiver, limit);
+    assert_eq!(event["type"], "io.sluicegate.share.fenced");
+    assert_eq!(event["data"]["replica"], "one");
+}
+
+#[test]
+fn a_rejection_by_a_concurrency_limit_is_an_event() {
+    let (receiver, runtime) =
+        (EventReceiver::start(Replies::Accept), tokio::runtime::Runtime::new().unwrap());
+    runtime.block_on(async {
+        let (engine, drain) = start(&receiver);
+        let entries = smallvec::smallvec![("upstream", "checkout")];
+        let descriptor = Descriptor { entries, cost: Cost::Charge(Hits(1)), limit: None };
+        let check = Check { domain: "d", descriptors: smallvec::smallvec![descriptor] };
+        let admitted = engine.admit(&check, None).await.unwrap();
+        for _ in 0..3 {
+            let rejected = engine.admit(&check, None).await.unwrap();
+            assert!(matches!(rejected, AdmissionOutcome::Rejected(_)));
+        }
+        drain.finish(PATIENCE).await;
+        drop(admitted);
+    });
+    let events = receiver.events();
+    assert_eq!(events.len(), 1, "{events:?}");
+    assert_eq!(events[0]["type"], "io.sluicegate.limit.denied");
+    let (subject, data) = (&events[0]["subject"], &events[0]["data"]);
+    assert_eq!(subject, "d.upstream");
+    assert_eq!(data["descriptors"], json!([[{"key": "upstream", "value": "checkout"}]]));
+    assert_eq!(data["reason"], "concurrency_limit_reached");
+}

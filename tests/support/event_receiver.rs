@@ -1,0 +1,139 @@
+//! Runs an HTTP server that receives CloudEvents, and fails as a test demands.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::post;
+use parking_lot::Mutex;
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+
+/// The replies to requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replies {
+    /// Status 202.
+    Accept,
+    /// Every second request gets 503. Half of these are accepted nevertheless, as if the reply of
+    /// the receiver was lost.
+    Flaky,
+    /// Requests get this status.
+    Status(u16),
+    /// Requests get no reply.
+    Never,
+}
+
+/// One accepted request.
+#[derive(Clone, Debug)]
+pub struct Received {
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+impl Received {
+    pub fn header(&self, name: &str) -> String {
+        self.headers.get(name).map_or_else(String::new, |text| text.to_str().unwrap().to_owned())
+    }
+
+    pub fn event(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+}
+
+#[derive(Clone)]
+struct Shared {
+    replies: Arc<Mutex<(Replies, u64)>>,
+    received: Arc<Mutex<Vec<Received>>>,
+}
+
+pub struct EventReceiver {
+    pub address: SocketAddr,
+    shared: Shared,
+    runtime: Option<Runtime>,
+}
+
+async fn receive(State(shared): State<Shared>, headers: HeaderMap, body: Bytes) -> StatusCode {
+    let (replies, number) = {
+        let mut replies = shared.replies.lock();
+        replies.1 += 1;
+        *replies
+    };
+    let (is_accepted, status) = match replies {
+        Replies::Accept => (true, StatusCode::ACCEPTED),
+        Replies::Status(status) => (true, StatusCode::from_u16(status).unwrap()),
+        Replies::Never => {
+            shared.received.lock().push(Received { headers, body });
+            return std::future::pending().await;
+        }
+        Replies::Flaky => match number % 4 {
+            1 => (false, StatusCode::SERVICE_UNAVAILABLE),
+            3 => (true, StatusCode::SERVICE_UNAVAILABLE),
+            _ => (true, StatusCode::NO_CONTENT),
+        },
+    };
+    if is_accepted {
+        shared.received.lock().push(Received { headers, body });
+    }
+    status
+}
+
+impl EventReceiver {
+    pub fn start(replies: Replies) -> Self {
+        let replies = Arc::new(Mutex::new((replies, 0)));
+        let shared = Shared { replies, received: Arc::default() };
+        let mut receiver =
+            Self { address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), shared, runtime: None };
+        receiver.open();
+        receiver
+    }
+
+    /// Listens on the same port as before.
+    pub fn open(&mut self) {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let listener = runtime.block_on(TcpListener::bind(self.address)).unwrap();
+        self.address = listener.local_addr().unwrap();
+        let router = Router::new().route("/events", post(receive)).with_state(self.shared.clone());
+        runtime.spawn(async move { axum::serve(listener, router).await.unwrap() });
+        self.runtime = Some(runtime);
+    }
+
+    /// Closes the port and all connections.
+    pub fn close(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}/events", self.address)
+    }
+
+    /// The accepted requests so far, repetitions included.
+    pub fn received(&self) -> Vec<Received> {
+        self.shared.received.lock().clone()
+    }
+
+    /// The accepted events so far, repetitions included.
+    pub fn events(&self) -> Vec<Value> {
+        self.received().iter().map(Received::event).collect()
+    }
+
+    /// The number of requests so far.
+    pub fn requests(&self) -> u64 {
+        self.shared.replies.lock().1
+    }
+}
+
+impl Drop for EventReceiver {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
