@@ -41,7 +41,7 @@ cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt
 cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
 
 # The tests of scripts/verify.sh need tools that it installs.
-skip=(--skip chart:: --skip docs::book:: --skip e2e::compose:: --skip e2e::rollout::)
+skip=(--skip chart:: --skip docs::book:: --skip e2e::compose:: --skip e2e::console:: --skip e2e::rollout::)
 if [ "${1:-}" = --quick ]; then
     skip+=(--skip e2e:: --skip monitoring::)
 elif [ -z "${SLUICEGATE_ENVOY:-}" ]; then

@@ -28,11 +28,11 @@ step "Dockerfile"
 scripts/image.sh
 
 step "The book"
-if ! command -v chromium >/dev/null; then
+if ! command -v chromedriver >/dev/null; then
     root=()
     [ "$(id -u)" = 0 ] || root=(sudo)
     "${root[@]}" apt-get update -qq
-    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium
+    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver
 fi
 scripts/book.sh
 
@@ -40,8 +40,8 @@ scripts/book.sh
 step "TLA+"
 scripts/specs.sh
 
-step "The tests of the chart, the compose file and the book"
+step "The tests of the chart, the compose file, the console and the book"
 export RUST_BACKTRACE=0
-scripts/within.sh 20 cargo test --locked --test all -- chart:: docs::book:: e2e::compose:: e2e::rollout::
+scripts/within.sh 20 cargo test --locked --test all -- chart:: docs::book:: e2e::compose:: e2e::console:: e2e::rollout::
 
 step "all verified"

@@ -2,6 +2,7 @@
 
 mod auth_request;
 mod compose;
+mod console;
 mod envoy;
 mod envoy_disconnects;
 mod envoy_releases;

@@ -1,5 +1,6 @@
 //! External systems and test infrastructure: Redis, xDS, OTLP, network faults, certificates.
 
+pub mod browser;
 pub mod certificates;
 pub mod cluster;
 pub mod collector;

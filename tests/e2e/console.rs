@@ -1,0 +1,235 @@
+//! Drives the console in a real browser, against two replicas with Redis under load.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use serde_json::Value;
+
+use crate::support::browser::{Browser, Theme};
+use crate::support::http1;
+use crate::support::redis::Redis;
+use crate::support::service::Service;
+use crate::support::waiting::{Ends, until};
+
+/// Ten hits a second for each API key; the test sends about 50 a second for one of them.
+const LIMITS: &str = "domain: shop\ndescriptors:\n- key: api_key\n  \
+     rate_limit: {unit: second, requests_per_unit: 10, name: per-key}\n- key: upstream\n  \
+     value: checkout\n  concurrency: {limit: 64, max_duration: 15s}\n- key: path\n  value: /checkout*\n  \
+     rate_limit: {unit: minute, requests_per_unit: 100000, strategy: gcra, mode: leased, max_overshoot: 2%}\n";
+
+/// A value that a page must show as text.
+const MARKUP: &str = "<img src=x onerror=window.injected=1>";
+
+struct Fleet {
+    _store: Redis,
+    files: tempfile::TempDir,
+    replicas: [Service; 2],
+}
+
+impl Fleet {
+    fn start() -> Self {
+        let (store, files) = (Redis::start(), tempfile::tempdir().unwrap());
+        let write = |path: &str, text: &str| {
+            let path = files.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("limits/shop.yaml", LIMITS);
+        write("tokens/operate.alice", "alice-secret");
+        write("tokens/view.grafana", "grafana-secret");
+        let replicas = ["gate-1", "gate-2"].map(|name| {
+            let tokens = files.path().join("tokens").display().to_string();
+            let flags = ["--store-url", &store.url(), "--fleet-replica-name", name];
+            let more = ["--listen-admin-tokens", &tokens, "--store-deadline", "100ms"];
+            let flags: Vec<_> = flags.iter().chain(&more).map(|flag| (*flag).to_owned()).collect();
+            Service::start(&files.path().join("limits"), &flags).unwrap()
+        });
+        Self { _store: store, files, replicas }
+    }
+
+    /// Sends checks to both replicas until `stop` is set.
+    fn send_load(&self, stop: &AtomicBool) {
+        for turn in 0_u64.. {
+            if stop.load(Relaxed) {
+                return;
+            }
+            let replica = &self.replicas[usize::from(turn % 2 == 1)];
+            let other = format!("client-{}", turn % 7);
+            let key = match turn % 20 {
+                0..16 => "partner",
+                16 => MARKUP,
+                _ => &other,
+            };
+            check(replica, "api_key", key);
+            check(replica, "path", "/checkout/cart");
+            std::thread::sleep(std::time::Duration::from_millis(15));
+        }
+    }
+}
+
+fn check(replica: &Service, key: &str, value: &str) -> u16 {
+    let body = serde_json::json!({
+        "domain": "shop",
+        "descriptors": [{"entries": [{"key": key, "value": value}]}],
+    });
+    let reply = http1::call(replica.http, "POST", "/json", &[], Some(body.to_string().as_bytes()));
+    reply.unwrap().status
+}
+
+/// Returns the denied hits of the rule, over the fleet.
+fn denied(replica: &Service) -> u64 {
+    let headers = [("authorization", "Bearer grafana-secret")];
+    let page = http1::get(replica.admin, "/rule?domain=shop&path=shop.api_key", &headers).unwrap();
+    let page: Value = serde_json::from_str(&page.text()).unwrap();
+    page["counts"]["deny"].as_u64().unwrap()
+}
+
+fn sign_in(browser: &Browser, replica: &Service, token: &str) {
+    browser.open(&format!("http://{}/console", replica.admin));
+    browser.type_into("#token", token);
+    browser.click("#sign-in button[type=submit]");
+    browser.wait_for("the overview", "return document.querySelector('canvas') !== null");
+}
+
+fn show(browser: &Browser, hash: &str) {
+    browser.run(&format!("location.hash = {}; return null", Value::from(hash)));
+}
+
+/// The folder for screenshots, if the variable names one.
+fn screenshot_folder() -> Option<PathBuf> {
+    std::env::var_os("CONSOLE_SCREENSHOTS").map(PathBuf::from)
+}
+
+const KEY_PAGE: &str = "#/key?domain=shop&descriptor=api_key%3Dpartner";
+
+/// Each page, with a text that it shows once it has data.
+const PAGES: [(&str, &str, &str); 7] = [
+    ("overview", "#/overview", "gate-2"),
+    ("rules", "#/rules", "api_key"),
+    ("rule", "#/rule?domain=shop&path=shop.api_key", "api_key=partner"),
+    ("key", KEY_PAGE, "api_key=partner"),
+    ("concurrency", "#/concurrency", "Concurrency"),
+    ("configuration", "#/configuration", "shop.yaml"),
+    ("audit", "#/audit", "big sale"),
+];
+
+fn save_screenshots(browser: &Browser, folder: &Path) {
+    for (theme, name) in [(Theme::Light, "light"), (Theme::Dark, "dark")] {
+        for (width, height) in [(1280, 900), (390, 844)] {
+            browser.set_theme(theme);
+            browser.resize(width, height);
+            for (page, hash, text) in PAGES {
+                show(browser, hash);
+                browser.wait_for_text(text);
+                std::thread::sleep(std::time::Duration::from_millis(2_500));
+                browser.save_screenshot(&folder.join(format!("{page}_{name}_{width}.png")));
+            }
+        }
+    }
+}
+
+#[test]
+fn an_operator_finds_a_limited_key_and_boosts_it() {
+    let fleet = Fleet::start();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _ends = Ends(&stop);
+        scope.spawn(|| fleet.send_load(&stop));
+        let [first, _] = &fleet.replicas;
+        until("a denied hit", || if 0 < denied(first) { Ok(()) } else { Err("none".into()) })
+            .unwrap();
+        let browser = Browser::start();
+        browser.resize(1280, 900);
+        sign_in(&browser, first, "alice-secret");
+        browser.wait_for_text("gate-2");
+        show(&browser, "#/rules");
+        browser.wait_for_text("api_key");
+        show(&browser, "#/rule?domain=shop&path=shop.api_key");
+        browser.wait_for_text("api_key=partner");
+        browser.wait_for_text("shop.yaml:3");
+        browser.wait_for_text(MARKUP);
+        assert_eq!(browser.run("return window.injected === undefined"), true, "markup ran");
+        assert_eq!(browser.run("return document.querySelectorAll('main img').length"), 0);
+        show(&browser, KEY_PAGE);
+        browser.click("[data-test=action-boost]");
+        browser.type_into("[data-test=act-amount]", "20");
+        browser.type_into("[data-test=act-reason]", "big sale");
+        browser.click("[data-test=act-confirm]");
+        browser.wait_for_text("The key api_key=partner is boosted");
+        browser.wait_for_text("by alice: big sale");
+        assert_denials_end(first);
+        show(&browser, "#/audit");
+        browser.wait_for_text("big sale");
+        browser.wait_for_text("alice");
+        if let Some(folder) = screenshot_folder() {
+            // A second change and a reload, so that every page has something to show.
+            std::fs::write(
+                fleet.files.path().join("limits/shop.yaml"),
+                LIMITS.replace("100000", "90000"),
+            )
+            .unwrap();
+            save_screenshots(&browser, &folder);
+        }
+        assert_eq!(browser.errors(), [""; 0]);
+    });
+}
+
+/// Waits until both replicas apply the boost: the fleet then denies no hit in a second.
+fn assert_denials_end(replica: &Service) {
+    until("the end of the denials", || {
+        let before = denied(replica);
+        std::thread::sleep(std::time::Duration::from_millis(2_500));
+        let after = denied(replica);
+        if before == after { Ok(()) } else { Err(format!("{before} to {after}")) }
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_viewer_sees_data_but_no_buttons() {
+    let fleet = Fleet::start();
+    let [first, _] = &fleet.replicas;
+    (0..30).for_each(|_| drop(check(first, "api_key", "partner")));
+    let browser = Browser::start();
+    sign_in(&browser, first, "grafana-secret");
+    show(&browser, KEY_PAGE);
+    browser.wait_for_text("the token `grafana` has the role view");
+    let can_click = "return [...document.querySelectorAll('[data-test^=action-]')]\
+                     .some(button => !button.disabled && button.offsetParent !== null)";
+    assert_eq!(browser.run(can_click), false);
+    browser.click("#sign-out");
+    browser.wait_for("the form", "return !document.querySelector('#sign-in').hidden");
+    browser.type_into("#token", "wrong");
+    browser.click("#sign-in button[type=submit]");
+    browser.wait_for("the form", "return !document.querySelector('#sign-in').hidden");
+}
+
+#[test]
+fn the_first_page_is_small_and_shows_a_chart_soon() {
+    let fleet = Fleet::start();
+    let [first, _] = &fleet.replicas;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _ends = Ends(&stop);
+        scope.spawn(|| fleet.send_load(&stop));
+        let browser = Browser::start();
+        sign_in(&browser, first, "grafana-secret");
+        // The token stays in the tab, so the reload shows the page at once.
+        browser.run("location.reload(); return null");
+        browser.wait_for("a chart", "return document.querySelector('canvas') !== null");
+        let bytes = browser.run(
+            "return performance.getEntriesByType('resource').filter(entry => \
+             entry.name.includes('/console')).reduce((sum, entry) => sum + entry.decodedBodySize, 0)",
+        );
+        let chart_ms = browser.run("return performance.now()");
+        println!(
+            "first page: {bytes} bytes uncompressed; a chart within {chart_ms} ms of the reload"
+        );
+        assert!(bytes.as_f64().unwrap() < 200_000.0, "{bytes}");
+        let foreign = browser.run(
+            "return performance.getEntriesByType('resource').filter(entry => \
+             !entry.name.startsWith(location.origin)).length",
+        );
+        assert_eq!(foreign, 0, "requests to other hosts");
+    });
+}
