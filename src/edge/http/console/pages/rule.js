@@ -4,7 +4,7 @@ import { Chart } from "../chart.js";
 import { card, el, facts, linkTo, setText, showText } from "../dom.js";
 import { concurrencyText, count, limitText, percent, rate, until } from "../format.js";
 import { LiveTail, RateMeter, historyRates, historyValues } from "../rates.js";
-import { Table } from "../tables.js";
+import { Table, isHashed, keyLink } from "../tables.js";
 
 const CHARTED = ["allow", "deny", "shadow_deny"];
 
@@ -141,7 +141,7 @@ function exampleOf(top) {
     top?.[window]?.all ?? [],
     top?.[window]?.denied ?? [],
   ]);
-  return rows.flat()[0]?.descriptor ?? null;
+  return rows.flat().find(({ descriptor }) => !isHashed(descriptor))?.descriptor ?? null;
 }
 
 function topPanel(app, domain) {
@@ -206,14 +206,14 @@ function keyTable(app, domain, title, test, empty) {
         header: true,
         kind: "key",
         key: ({ descriptor }) => descriptor,
-        cell: ({ descriptor }) => linkTo("key", { domain, descriptor }, descriptor),
+        cell: ({ descriptor }) => keyLink(domain, descriptor),
       },
       { title, kind: "number", cell: ({ hits, error }) => (error ? `≤ ${count(hits)}` : count(hits)) },
       {
         title: "Change",
         kind: "actions",
         key: ({ descriptor }) => descriptor,
-        cell: (row) => app.actionButton("boost", "Boost…", target(row)),
+        cell: (row) => (isHashed(row.descriptor) ? null : app.actionButton("boost", "Boost…", target(row))),
       },
     ],
   });
