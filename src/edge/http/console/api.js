@@ -33,9 +33,12 @@ export function setToken(value) {
   } catch {}
 }
 
-/** Reads a page. Returns JSON, or text if the page is text. */
-export function get(path, params, signal) {
-  return call("GET", path, params, signal);
+/** Reads a page of JSON. */
+export async function get(path, params, signal) {
+  const page = await call("GET", path, params, signal);
+  // The admin port answers an unknown path with the list of all paths.
+  if (typeof page === "string") throw new ApiError(404, `This replica's version has no page /${path}.`);
+  return page;
 }
 
 /** Sends a change. */

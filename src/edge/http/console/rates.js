@@ -3,23 +3,38 @@
 // Three polls of two seconds, and some delay.
 const WINDOW_MS = 7_000;
 
+// The time for which the last rate is shown while the totals of a new origin have no rate yet.
+const KEEP_MS = 10_000;
+
+const MAX_ORIGINS = 4;
+
 /** Computes rates per second from the totals of the last polls. */
 export class RateMeter {
+  #origins = new Map();
   #samples = new Map();
-  #origin = null;
+  #last = new Map();
 
   /**
-   * Forgets the samples if the totals now have another origin, such as more replicas: the totals
-   * of a replica that joins are no hits of this second.
+   * Sets the origin of the next totals, such as the replicas that report. Totals of different
+   * origins are never compared: those of a replica that joins are no hits of this second.
    */
   setOrigin(...parts) {
     const origin = parts.join(" ");
-    if (origin !== this.#origin) this.#samples.clear();
-    this.#origin = origin;
+    this.#samples = this.#origins.get(origin) ?? new Map();
+    this.#origins.delete(origin);
+    this.#origins.set(origin, this.#samples);
+    if (this.#origins.size > MAX_ORIGINS) this.#origins.delete(this.#origins.keys().next().value);
   }
 
-  /** Adds a total. Returns the rate, or `null` before the second poll and after a restart. */
+  /** Adds a total. Returns the rate, or `null` before the second poll. */
   add(name, total, now = performance.now()) {
+    const rate = this.#rate(name, total, now);
+    if (rate != null) this.#last.set(name, { rate, now });
+    const last = this.#last.get(name);
+    return last && now - last.now < KEEP_MS ? last.rate : null;
+  }
+
+  #rate(name, total, now) {
     const samples = this.#samples.get(name) ?? [];
     // A total that falls belongs to a restarted process.
     if (samples.length > 0 && total < samples.at(-1).total) samples.length = 0;

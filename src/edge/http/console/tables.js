@@ -1,6 +1,6 @@
 // Tables that keep their rows between polls, so that focus and selection survive.
 
-import { el, setText } from "./dom.js";
+import { el, linkTo, setText } from "./dom.js";
 
 /**
  * A table. Each column is `{title, kind, cell}`; `kind` is a class such as `number`; `cell` returns
@@ -98,6 +98,17 @@ export class UsedBar {
     this.#bar.setAttribute("aria-label", `Share of the limit used: ${text}`);
     setText(this.#text, text);
   }
+}
+
+/** Returns `true` if a value of the descriptor is a hash, which names no counter. */
+export function isHashed(descriptor) {
+  return /(^|=)~[0-9a-f]{16}(,|$)/.test(descriptor);
+}
+
+/** Creates a link to the page of a key, or a text if its values are hashed. */
+export function keyLink(domain, descriptor) {
+  if (!isHashed(descriptor)) return linkTo("key", { domain, descriptor }, descriptor);
+  return el("span", { title: "The values are hashed (setting telemetry.keys)." }, descriptor);
 }
 
 /** Creates a small label. `kind` is `good`, `bad`, `warn` or empty. */

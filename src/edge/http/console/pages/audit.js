@@ -2,7 +2,7 @@
 
 import { card, el, linkTo, pageLink, showText } from "../dom.js";
 import { dateTime, plural } from "../format.js";
-import { Table } from "../tables.js";
+import { Table, keyLink } from "../tables.js";
 
 const MAX_ENTRIES = 500;
 
@@ -76,7 +76,7 @@ export function auditTable({ withKey }) {
     title: "Key",
     kind: "key",
     key: ({ descriptor }) => descriptor ?? "",
-    cell: ({ domain, descriptor }) => (descriptor ? linkTo("key", { domain, descriptor }, descriptor) : null),
+    cell: ({ domain, descriptor }) => (descriptor ? keyLink(domain, descriptor) : null),
   };
   const ruleColumn = {
     title: "Rule",

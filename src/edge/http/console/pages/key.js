@@ -3,7 +3,7 @@
 import { Chart } from "../chart.js";
 import { card, el, facts, linkTo, pageLink, showText } from "../dom.js";
 import { NONE, compactCount, count, duration, effectText, percent, period, until } from "../format.js";
-import { Table, UsedBar } from "../tables.js";
+import { Table, UsedBar, keyLink } from "../tables.js";
 import { auditTable } from "./audit.js";
 
 // Half an hour at one poll every two seconds.
@@ -93,7 +93,7 @@ function topTable(title, test) {
         header: true,
         kind: "key",
         key: ({ descriptor }) => descriptor,
-        cell: ({ domain, descriptor }) => linkTo("key", { domain, descriptor }, descriptor),
+        cell: ({ domain, descriptor }) => keyLink(domain, descriptor),
       },
       {
         title: "Rule",

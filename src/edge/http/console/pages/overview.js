@@ -4,7 +4,7 @@ import { Chart } from "../chart.js";
 import { card, el, facts, linkTo, setText } from "../dom.js";
 import { NONE, count, duration, effectText, microseconds, percent, rate, shortTime } from "../format.js";
 import { LatencyMeter, LiveTail, RateMeter, historyRates } from "../rates.js";
-import { Table, badge } from "../tables.js";
+import { Table, badge, keyLink } from "../tables.js";
 
 const CHARTED = ["allow", "deny", "shadow_deny"];
 
@@ -196,9 +196,7 @@ function envoyTable() {
 
 function changeTable() {
   const link = ({ domain, limit, descriptor }) =>
-    descriptor
-      ? linkTo("key", { domain, descriptor }, descriptor)
-      : linkTo("rule", { domain, path: limit }, limit);
+    descriptor ? keyLink(domain, descriptor) : linkTo("rule", { domain, path: limit }, limit);
   return new Table({
     caption: "Forced decisions and boosts",
     test: "changes",

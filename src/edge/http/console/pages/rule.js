@@ -4,7 +4,7 @@ import { Chart } from "../chart.js";
 import { card, el, facts, linkTo, setText, showText } from "../dom.js";
 import { concurrencyText, count, limitText, percent, rate, until } from "../format.js";
 import { LiveTail, RateMeter, historyRates, historyValues } from "../rates.js";
-import { Table } from "../tables.js";
+import { Table, isHashed, keyLink } from "../tables.js";
 
 const CHARTED = ["allow", "deny", "shadow_deny"];
 
@@ -34,7 +34,7 @@ export default function rule(params, app) {
       verdicts.set(tail.append(historyRates(data.history, CHARTED), data.history?.step_s, rates));
       used.set(historyValues(data.history, ["used"]));
       top.show(data.top);
-      forced.show(data.forced, data.example ?? exampleOf(data.top));
+      forced.show(data, exampleOf(data.top));
     },
     close: () => [verdicts, used].forEach((chart) => chart.close()),
   };
@@ -63,7 +63,8 @@ function charts() {
 function showFacts(list, data, rates) {
   list.show("Domain", data.domain);
   list.show("File and line", place(data.location));
-  list.show("Limits", data.limits.length === 0 ? "unlimited" : data.limits.map(limitText).join("; "));
+  const none = data.concurrency ? null : "unlimited";
+  list.show("Limits", data.limits.map(limitText).join("; ") || none);
   list.show("Mode", [...new Set(data.limits.map(({ mode }) => mode))].join(", ") || null);
   list.show(
     "On store failure",
@@ -117,21 +118,20 @@ function forcedPanel(app, domain, path) {
     app.actionButton("allow", "Force allow…", target),
   ];
   const element = card("Forced decision", state, el("div", { class: "buttons" }, end, begin), app.whyNot());
-  const show = (forced, newExample) => {
+  const show = ({ forced, limits }, newExample) => {
     example = newExample ?? example;
-    showText(
-      state,
-      forced
-        ? `An operator forces ${forced.verdict} until ${until(forced.until_unix_ms)}.`
-        : "None: the limits decide.",
-    );
+    const none =
+      limits.length === 0 ? "Only a rule with a rate limit can be forced." : "None: the limits decide.";
+    const active = forced && `An operator forces ${forced.verdict} until ${until(forced.until_unix_ms)}.`;
+    showText(state, active ?? none);
     state.classList.toggle("strong", forced != null);
-    end.hidden = forced == null;
+    end.hidden = !forced;
     begin.forEach((button) => {
-      button.hidden = forced != null;
+      button.hidden = forced != null || limits.length === 0;
     });
   };
-  show(null, null);
+  show({ forced: null, limits: [] }, null);
+  showText(state, "");
   return { element, show };
 }
 
@@ -141,7 +141,7 @@ function exampleOf(top) {
     top?.[window]?.all ?? [],
     top?.[window]?.denied ?? [],
   ]);
-  return rows.flat()[0]?.descriptor ?? null;
+  return rows.flat().find(({ descriptor }) => !isHashed(descriptor))?.descriptor ?? null;
 }
 
 function topPanel(app, domain) {
@@ -206,14 +206,14 @@ function keyTable(app, domain, title, test, empty) {
         header: true,
         kind: "key",
         key: ({ descriptor }) => descriptor,
-        cell: ({ descriptor }) => linkTo("key", { domain, descriptor }, descriptor),
+        cell: ({ descriptor }) => keyLink(domain, descriptor),
       },
       { title, kind: "number", cell: ({ hits, error }) => (error ? `≤ ${count(hits)}` : count(hits)) },
       {
         title: "Change",
         kind: "actions",
         key: ({ descriptor }) => descriptor,
-        cell: (row) => app.actionButton("boost", "Boost…", target(row)),
+        cell: (row) => (isHashed(row.descriptor) ? null : app.actionButton("boost", "Boost…", target(row))),
       },
     ],
   });
