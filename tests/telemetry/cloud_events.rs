@@ -252,7 +252,8 @@ fn forced_decisions_are_events() {
     let wanted =
         ["io.sluicegate.decision.forced", "io.sluicegate.decision.unforced"].map(str::to_owned);
     assert_eq!(types(&receiver).into_keys().collect::<Vec<_>>(), wanted);
-    let event = &receiver.events()[0];
+    let events = receiver.events();
+    let event = events.iter().find(|event| event["type"] == wanted[0]).unwrap();
     let shown = (&event["subject"], &event["data"]["value"], &event["data"]["reason"]);
     assert_eq!(shown, (&json!("d.ten"), &json!("deny"), &json!("abuse")));
 }
