@@ -572,6 +572,7 @@ fn engine_policy(settings: &Settings) -> DecisionPolicy {
         near_limit_ratio,
         descriptor_values: settings.telemetry.log.descriptor_values,
         max_counted_rules: settings.telemetry.metrics.max_rules,
+        top_keys: settings.telemetry.keys,
     }
 }
 

@@ -43,7 +43,7 @@ use block::{Block as _, SettingList};
 pub use choices::{
     DeniedBy, DescriptorValues, KeyFormat, LogFormat, LogLevel, MetricNames, OnHangup,
     OtlpProtocol, Overrides, PostgresDurability, ResponseHeaders, StatsProtocol, StatsSink,
-    WhenFull,
+    TopKeyValues, WhenFull,
 };
 pub use file_and_host::HostName;
 pub use list::{

@@ -17,11 +17,12 @@ pub mod fleet;
 pub mod forced_decisions;
 pub mod lease;
 mod rule_counters;
+pub mod top_keys;
 mod unmatched;
 
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::config::settings::DescriptorValues;
+use crate::config::settings::{DescriptorValues, TopKeyValues};
 use crate::engine::active_config::ActiveConfig;
 use crate::engine::concurrency::ConcurrencyLimits;
 use crate::engine::concurrency::path::DEFAULT_MAX_BUCKETS;
@@ -32,6 +33,7 @@ use crate::engine::fleet::reporter::FleetReporter;
 use crate::engine::forced_decisions::ForcedDecisions;
 use crate::engine::lease::LeaseManager;
 use crate::engine::rule_counters::RuleCounters;
+use crate::engine::top_keys::TopKeys;
 use crate::engine::unmatched::UnmatchedDescriptors;
 use crate::kernel::concurrency::permit_registry;
 use crate::store::stats::StoreStats;
@@ -69,6 +71,7 @@ pub struct Engine {
     forwarding: Option<ForwardingQueue>,
     forced_decisions: ForcedDecisions,
     unmatched: UnmatchedDescriptors,
+    top_keys: TopKeys,
 }
 
 /// The settings that apply to every decision.
@@ -84,6 +87,8 @@ pub struct DecisionPolicy {
     pub descriptor_values: DescriptorValues,
     /// The largest number of rules whose decisions are counted separately.
     pub max_counted_rules: u32,
+    /// The form of descriptor values in the lists of top keys, or `Off`.
+    pub top_keys: TopKeyValues,
 }
 
 impl Default for DecisionPolicy {
@@ -94,6 +99,7 @@ impl Default for DecisionPolicy {
             near_limit_ratio: 0.8,
             descriptor_values: DescriptorValues::default(),
             max_counted_rules: 1_000,
+            top_keys: TopKeyValues::default(),
         }
     }
 }
@@ -125,6 +131,7 @@ impl Engine {
             forwarding,
             forced_decisions,
             unmatched,
+            top_keys: TopKeys::new(policy.top_keys),
         }
     }
 

@@ -13,11 +13,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use arc_swap::ArcSwapOption;
 
 use crate::config::{Config, RuleNumber};
 use crate::engine::Decision;
 use crate::engine::decide::plan::CheckPlan;
+use crate::engine::top_keys::RuleTopKeys;
 use crate::kernel::decision::DescriptorDecision;
 use crate::telemetry::event::RuleVerdict;
 use crate::telemetry::metrics::RuleDecisions;
@@ -36,11 +39,16 @@ pub(in crate::engine) struct RuleCounters {
     other: Arc<RuleCounter>,
 }
 
+/// The counts of one rule, and its top keys.
 #[derive(Debug)]
-struct RuleCounter {
+pub(in crate::engine) struct RuleCounter {
     domain: Box<str>,
     path: Box<str>,
     counts: [AtomicU64; RuleVerdict::ALL.len()],
+    /// The largest used share of a limit since [`RuleCounter::take_used`], in millionths.
+    used: AtomicU32,
+    /// `None` if the rule had no hits, or if other rules need the memory.
+    pub(in crate::engine) top_keys: ArcSwapOption<RuleTopKeys>,
 }
 
 impl RuleCounters {
@@ -73,6 +81,11 @@ impl RuleCounters {
         counter.counts[verdict as usize].fetch_add(1, Relaxed);
     }
 
+    /// Returns the counter of the rule `number`. `None` if it shares the counter of other rules.
+    pub(in crate::engine) fn counter(&self, number: RuleNumber) -> Option<&Arc<RuleCounter>> {
+        self.by_number.get(number.0 as usize)
+    }
+
     /// Counts the decisions of the rules of a check.
     pub(in crate::engine) fn count_decision(&self, plan: &CheckPlan<'_>, decision: &Decision) {
         for (rule, status) in plan.rules().zip(&decision.statuses) {
@@ -90,11 +103,28 @@ impl RuleCounters {
 }
 
 impl RuleCounter {
-    fn new(domain: &str, path: &str) -> Self {
-        Self { domain: domain.into(), path: path.into(), counts: Default::default() }
+    pub(in crate::engine) fn new(domain: &str, path: &str) -> Self {
+        Self {
+            domain: domain.into(),
+            path: path.into(),
+            counts: Default::default(),
+            used: AtomicU32::new(0),
+            top_keys: ArcSwapOption::empty(),
+        }
     }
 
-    fn key(&self) -> (&str, &str) {
+    /// Records that a key has used `used` hits of a limit that allows `most` at once.
+    pub(in crate::engine) fn record_used(&self, used: u64, most: u32) {
+        let millionths = used.saturating_mul(1_000_000).checked_div(most.into()).unwrap_or(0);
+        let millionths = u32::try_from(millionths.min(1_000_000)).unwrap_or(0);
+        // Most decisions only read: a write would move the cache line between the cores.
+        if self.used.load(Relaxed) < millionths {
+            self.used.fetch_max(millionths, Relaxed);
+        }
+    }
+
+    /// Returns the domain and the path of the rule.
+    pub(in crate::engine) fn key(&self) -> (&str, &str) {
         (&self.domain, &self.path)
     }
 

@@ -492,6 +492,7 @@ impl Engine {
                 let load = tracing::enabled!(Level::DEBUG)
                     .then(|| self.concurrency_limits.load(bucket))
                     .flatten();
+                self.count_rejected_key(&config.counters, limit.number, bucket);
                 Err(count_rejection(config, limit, reason_of(denied), load))
             }
         }
