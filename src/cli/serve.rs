@@ -130,6 +130,7 @@ async fn run(
     let memory = Arc::clone(&counters.memory);
     let (engine, connection) = store::create_engine(settings, counters, engine_policy(settings));
     let has_shared_store = connection.is_some();
+    let engine = engine.with_store_kind(store_kind(&settings.store.url));
     let engine = match stats::create_stats(settings) {
         Some(stats) => engine.with_stats(stats),
         None => engine,
@@ -339,6 +340,8 @@ impl ServiceContext<'_> {
         }
         let expiry_engine = Arc::clone(&self.engine);
         parts.spawn_background(async move { expiry_engine.expire_forever().await });
+        let history_engine = Arc::clone(&self.engine);
+        parts.spawn_background(async move { history_engine.sample_history_forever().await });
         parts.spawn_background(sweep_counters(self.memory, self.engine));
     }
 
@@ -573,6 +576,15 @@ fn engine_policy(settings: &Settings) -> DecisionPolicy {
         descriptor_values: settings.telemetry.log.descriptor_values,
         max_counted_rules: settings.telemetry.metrics.max_rules,
         top_keys: settings.telemetry.keys,
+    }
+}
+
+const fn store_kind(url: &StoreUrl) -> &'static str {
+    match url {
+        StoreUrl::Memory => "memory",
+        StoreUrl::File(_) => "file",
+        StoreUrl::Redis(_) => "redis",
+        StoreUrl::Postgres(_) => "postgres",
     }
 }
 

@@ -15,8 +15,9 @@ pub mod concurrency;
 mod decide;
 pub mod fleet;
 pub mod forced_decisions;
+pub mod history;
 pub mod lease;
-mod rule_counters;
+pub mod rule_counters;
 pub mod top_keys;
 mod unmatched;
 
@@ -29,6 +30,7 @@ use crate::engine::concurrency::path::DEFAULT_MAX_BUCKETS;
 use crate::engine::concurrency::permit_ids::{DEFAULT_BOUNDS, PermitIds};
 use crate::engine::decide::deny_cache::DenyCache;
 use crate::engine::fleet::forwarding::ForwardingQueue;
+use crate::engine::fleet::live::LiveState;
 use crate::engine::fleet::reporter::FleetReporter;
 use crate::engine::forced_decisions::ForcedDecisions;
 use crate::engine::lease::LeaseManager;
@@ -72,6 +74,9 @@ pub struct Engine {
     forced_decisions: ForcedDecisions,
     unmatched: UnmatchedDescriptors,
     top_keys: TopKeys,
+    live: LiveState,
+    /// The kind of the store, for the admin pages.
+    store_kind: &'static str,
 }
 
 /// The settings that apply to every decision.
@@ -115,6 +120,7 @@ impl Engine {
         let leases = store.has_leases().then(new_leases);
         let (local_fallback, permit_ids, stats, forwarding) =
             (None, PermitIds::new(DEFAULT_BOUNDS), None, None);
+        let live = LiveState::new(clock.steady());
         let (forced_decisions, unmatched) =
             (ForcedDecisions::default(), UnmatchedDescriptors::default());
         Self {
@@ -132,6 +138,8 @@ impl Engine {
             forced_decisions,
             unmatched,
             top_keys: TopKeys::new(policy.top_keys),
+            live,
+            store_kind: "memory",
         }
     }
 
@@ -155,6 +163,18 @@ impl Engine {
         let concurrency_limits =
             ConcurrencyLimits::new(Arc::clone(&self.clock), max_buckets, jitter);
         Self { concurrency_limits, ..self }
+    }
+
+    /// Sets the kind of the store that the admin pages show. Default: `memory`.
+    #[must_use]
+    pub fn with_store_kind(self, store_kind: &'static str) -> Self {
+        Self { store_kind, ..self }
+    }
+
+    /// Returns the kind of the store: `memory`, `file`, `redis` or `postgres`.
+    #[must_use]
+    pub const fn store_kind(&self) -> &'static str {
+        self.store_kind
     }
 
     /// Counts decisions in `stats`.

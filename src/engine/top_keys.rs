@@ -237,6 +237,12 @@ impl Engine {
         }
     }
 
+    /// Returns the form of descriptor values in the lists of top keys.
+    #[must_use]
+    pub const fn top_key_values(&self) -> TopKeyValues {
+        self.top_keys.values
+    }
+
     /// Returns the keys with the most hits at this replica. Cost: up to a millisecond.
     #[must_use]
     pub fn top_keys(&self, query: &TopKeysQuery<'_>) -> TopKeysPage {
@@ -249,7 +255,7 @@ impl Engine {
                 keys.denied.add_to(&mut denied, rule, query, now);
             }
         }
-        TopKeysPage { values: self.top_keys.values, all: all.sorted(), denied: denied.sorted() }
+        TopKeysPage { all: all.sorted(), denied: denied.sorted() }
     }
 }
 

@@ -9,6 +9,7 @@
 mod counter;
 mod explain;
 mod forced_decision;
+mod live;
 mod permits;
 mod port;
 mod recent;
@@ -32,7 +33,7 @@ pub use permits::permits;
 pub use port::Admin;
 pub use show::{ConfigLoads, LoadError, config, fleet, rlconfig};
 
-const PATHS: [(&str, &str); 14] = [
+const PATHS: [(&str, &str); 19] = [
     ("/", "this list"),
     ("/rlconfig", "all limits, one per line"),
     ("/stats", "the process, and the statistics of envoyproxy/ratelimit, as JSON"),
@@ -54,6 +55,11 @@ const PATHS: [(&str, &str); 14] = [
     ("/fleet", "the replicas of the fleet and their shares, as JSON"),
     ("/recent", "the last 100 different descriptors that matched no rule, with counts, as JSON"),
     ("/permits", "requests in flight: the oldest permits, the busiest buckets, as JSON"),
+    live::PATHS[0],
+    live::PATHS[1],
+    live::PATHS[2],
+    live::PATHS[3],
+    live::PATHS[4],
 ];
 
 /// Serves the admin port. An unknown path gets the list of all paths.
@@ -72,6 +78,7 @@ pub fn router(admin: Admin) -> Router {
         .route("/debug/pprof", any(profiles_not_supported))
         .route("/debug/pprof/", any(profiles_not_supported))
         .route("/debug/pprof/{*profile}", any(profiles_not_supported))
+        .merge(live::routes())
         .merge(change_routes(&admin))
         .layer(from_fn_with_state(admin.clone(), authorize))
         .with_state(admin)

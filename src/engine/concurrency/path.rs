@@ -385,6 +385,13 @@ impl Engine {
         in_use
     }
 
+    /// Returns the path of the concurrency limit that covers a bucket.
+    #[must_use]
+    pub fn concurrency_limit_path(&self, bucket: &[u8]) -> Option<Box<str>> {
+        let config = self.config()?;
+        limit_of_bucket(&config, bucket).map(|limit| limit.path.clone())
+    }
+
     fn metric_limit(&self, concurrency_limit: &ConcurrencyLimit, name: &[u8], limit: u32) -> u32 {
         let fleet = self
             .concurrency_limits

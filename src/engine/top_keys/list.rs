@@ -6,7 +6,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::settings::TopKeyValues;
 use crate::kernel::top_keys::{TopRow, TopWindow};
 use crate::kernel::units::Hits;
 
@@ -33,8 +32,6 @@ impl TopKeysQuery<'_> {
 /// The keys with the most hits, and with the most denied hits.
 #[derive(Clone, Debug)]
 pub struct TopKeysPage {
-    /// The form of values in the texts.
-    pub values: TopKeyValues,
     /// The keys with the most hits.
     pub all: TopKeyList,
     /// The keys with the most denied hits, including those that shadow mode allowed.
