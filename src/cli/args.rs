@@ -5,6 +5,8 @@
 //! - `--help` shows the default and the description of each setting.
 //! - All unknown flags of `serve` are reported together.
 
+mod top;
+
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -12,6 +14,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::config::settings::{Setting, Settings, Shape, table};
+pub use top::{TopArgs, TopWindowArg};
 
 /// A rate limiting and concurrency control service for Envoy and NGINX.
 #[derive(Parser)]
@@ -38,6 +41,8 @@ pub enum Command {
     Ask(AskArgs),
     /// Explain the limit that a descriptor matches.
     Explain(ExplainArgs),
+    /// Show the descriptors with the most hits and denials of a running fleet.
+    Top(TopArgs),
     /// Examine a Redis or PostgreSQL for use as the store: 0 suitable, 1 errors, 2 unreachable.
     Doctor(DoctorArgs),
     /// Create or upgrade the tables in PostgreSQL: 0 done, 2 failed.

@@ -5,3 +5,4 @@ mod decide;
 mod fleet;
 mod lease;
 mod rule_counters;
+mod top_keys;

@@ -12,6 +12,8 @@
 //! - Exact top keys: a key that is no top key of a replica is missing in its report.
 //! - Hits since the last heartbeat, about one second.
 
+mod report;
+
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -19,11 +21,12 @@ use crate::engine::Engine;
 use crate::engine::fleet::live_view::ViewScope;
 use crate::engine::fleet::membership::{ReplicaRecord, parse_record};
 use crate::engine::history::{History, RuleKey, Series};
-use crate::engine::rule_counters::{RuleActivity, RuleHash};
-use crate::engine::top_keys::{TopKeyList, TopKeysPage, TopKeysQuery};
+use crate::engine::rule_counters::{RuleActivity, RuleHash, rule_hash};
+use crate::engine::top_keys::TopKeysQuery;
 use crate::kernel::top_keys::TopWindow;
 use crate::kernel::units::Nanos;
 use crate::telemetry::metrics::METRICS;
+pub use report::{CheckCounts, LiveReport, TopLists, TopWindows, WatchedRule};
 
 /// The time for which a read of a page counts as a watch.
 pub const WATCH_TIME: Nanos = Nanos::from_secs(10);
@@ -77,163 +80,6 @@ pub struct Watch {
 impl Watch {
     const fn is_empty(&self) -> bool {
         !(self.rules || self.top || self.overview) && self.rule.is_none()
-    }
-}
-
-/// The live counts of one replica.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct LiveReport {
-    /// The checks since the start of the process.
-    pub checks: CheckCounts,
-    /// The history of all checks.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub history: Option<Series>,
-    /// The counts of the rules.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rules: Option<Vec<(RuleHash, RuleActivity)>>,
-    /// The top keys of all rules.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub top: Option<TopWindows>,
-    /// The watched rules.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub watched: Vec<WatchedRule>,
-}
-
-/// The number of checks since the start of the process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct CheckCounts {
-    /// Allowed checks.
-    pub allow: u64,
-    /// Denied checks.
-    pub deny: u64,
-    /// Checks that the global shadow mode allowed.
-    pub shadow_deny: u64,
-    /// Checks without a decision, because the store was unavailable.
-    pub error: u64,
-}
-
-/// The history and the top keys of one rule.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct WatchedRule {
-    /// The domain and the path of the rule.
-    pub key: RuleKey,
-    /// The history.
-    pub history: Series,
-    /// The top keys.
-    pub top: TopWindows,
-}
-
-/// Top keys of both windows.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct TopWindows {
-    /// The last minute.
-    pub minute: TopLists,
-    /// The last hour.
-    pub hour: TopLists,
-}
-
-/// The top keys of one window.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct TopLists {
-    /// The keys with the most hits.
-    pub all: TopKeyList,
-    /// The keys with the most denied hits.
-    pub denied: TopKeyList,
-}
-
-impl TopWindows {
-    /// Returns the lists of `window`.
-    #[must_use]
-    pub const fn of(&self, window: TopWindow) -> &TopLists {
-        match window {
-            TopWindow::Minute => &self.minute,
-            TopWindow::Hour => &self.hour,
-        }
-    }
-
-    /// Adds the hits of another replica.
-    pub(super) fn merge(&mut self, other: &Self, max: usize) {
-        self.minute.merge(&other.minute, max);
-        self.hour.merge(&other.hour, max);
-    }
-
-    /// Drops the rows of other domains. The totals count them, because their parts are unknown.
-    pub(super) fn select_domain(&mut self, domain: Option<&str>) {
-        let Some(domain) = domain else { return };
-        for list in self.lists_mut() {
-            list.rows.retain(|row| *row.domain == *domain);
-        }
-    }
-
-    fn lists_mut(&mut self) -> [&mut TopKeyList; 4] {
-        let Self { minute, hour } = self;
-        [&mut minute.all, &mut minute.denied, &mut hour.all, &mut hour.denied]
-    }
-}
-
-impl TopLists {
-    fn merge(&mut self, other: &Self, max: usize) {
-        self.all.merge(&other.all, max);
-        self.denied.merge(&other.denied, max);
-    }
-}
-
-impl From<TopKeysPage> for TopLists {
-    fn from(TopKeysPage { all, denied }: TopKeysPage) -> Self {
-        Self { all, denied }
-    }
-}
-
-impl CheckCounts {
-    /// Adds the checks of another replica.
-    #[must_use]
-    pub const fn plus(self, other: Self) -> Self {
-        Self {
-            allow: self.allow.saturating_add(other.allow),
-            deny: self.deny.saturating_add(other.deny),
-            shadow_deny: self.shadow_deny.saturating_add(other.shadow_deny),
-            error: self.error.saturating_add(other.error),
-        }
-    }
-}
-
-impl LiveReport {
-    fn bytes(&self) -> usize {
-        serde_json::to_string(self).map_or(usize::MAX, |text| text.len())
-    }
-
-    /// Drops rows until the report has at most `max` bytes: half of the remaining rows each time,
-    /// then the histories.
-    fn shrink(&mut self, max: usize) {
-        let mut rows = usize::MAX;
-        while max < self.bytes() && 0 < rows {
-            rows = self.longest_list() / 2;
-            let watched = self.watched.iter_mut().map(|rule| &mut rule.top);
-            let tops = self.top.iter_mut().chain(watched);
-            tops.flat_map(TopWindows::lists_mut).for_each(|list| list.rows.truncate(rows));
-            if let Some(rules) = &mut self.rules {
-                rules.truncate(rows);
-            }
-        }
-        if max < self.bytes() {
-            self.history = self.history.take().map(|_| Series::default());
-            self.watched.iter_mut().for_each(|rule| rule.history = Series::default());
-        }
-    }
-
-    fn longest_list(&self) -> usize {
-        let watched = self.watched.iter().map(|rule| &rule.top);
-        let lists =
-            self.top.iter().chain(watched).flat_map(|top| {
-                [&top.minute.all, &top.minute.denied, &top.hour.all, &top.hour.denied]
-            });
-        let rules = self.rules.as_ref().map_or(0, Vec::len);
-        lists.map(|list| list.rows.len()).max().unwrap_or(0).max(rules)
     }
 }
 
@@ -296,9 +142,15 @@ impl FleetReports {
     #[must_use]
     pub fn counted(&self, scope: ViewScope) -> usize {
         match scope {
-            ViewScope::Fleet => self.others.len().saturating_add(1),
+            ViewScope::Fleet => self.live_replicas(),
             ViewScope::Replica => 1,
         }
+    }
+
+    /// Returns the number of live replicas, with this one.
+    #[must_use]
+    pub fn live_replicas(&self) -> usize {
+        self.others.len().saturating_add(1)
     }
 
     /// Returns the report of a replica.
@@ -354,8 +206,7 @@ impl Engine {
         let mut report = LiveReport {
             checks: self.check_counts(),
             history: is_read(|watch| watch.overview).then(|| self.check_history()),
-            rules: is_read(|watch| watch.rules || watch.rule.is_some())
-                .then(|| self.reported_rules()),
+            rules: is_read(|watch| watch.rules).then(|| self.reported_rules()),
             top: is_read(|watch| watch.top).then(|| self.top_windows((None, None), REPORTED_ROWS)),
             watched: keys
                 .into_iter()
@@ -400,12 +251,14 @@ impl Engine {
         self.live.history.lock().checks().clone()
     }
 
-    /// Returns the history and the top keys of a rule at this replica.
+    /// Returns the decisions, the history and the top keys of a rule at this replica.
     #[must_use]
     pub fn watched_rule(&self, key: RuleKey) -> WatchedRule {
         let history = self.live.history.lock().rule(&key);
         let top = self.top_windows((Some(&key.0), Some(&key.1)), REPORTED_ROWS);
-        WatchedRule { key, history, top }
+        let hash = rule_hash(&key.0, &key.1);
+        let activity = self.rule_activity().get(&hash).copied().unwrap_or_default();
+        WatchedRule { key, activity, history, top }
     }
 
     /// Returns the top keys of the rules with this domain and path at this replica.
@@ -423,5 +276,23 @@ impl Engine {
     #[must_use]
     pub fn uptime(&self) -> Nanos {
         self.clock.steady().since(self.live.started_at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_is_a_watch_for_ten_seconds() {
+        let state = LiveState::new(Nanos(0));
+        assert!(state.watch(Nanos(0)).is_empty());
+        state.reads.lock().top = Some(Nanos::from_secs(5));
+        state.reads.lock().rule = Some((("d".into(), "d.k".into()), Nanos::from_secs(6)));
+        let watch = state.watch(Nanos::from_secs(14));
+        let rule = Some(("d".into(), "d.k".into()));
+        assert_eq!(watch, Watch { top: true, rule, ..Watch::default() });
+        assert!(!state.watch(Nanos::from_secs(15)).top);
+        assert!(state.watch(Nanos::from_secs(16)).is_empty());
     }
 }

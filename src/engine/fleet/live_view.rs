@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use crate::engine::Engine;
 use crate::engine::fleet::live::{CheckCounts, FleetReports, LiveReport, TopWindows, WatchedRule};
 use crate::engine::history::{RuleKey, Series};
-use crate::engine::rule_counters::{RuleActivity, RuleHash, rule_hash};
+use crate::engine::rule_counters::{RuleActivity, RuleHash};
 
 /// The replicas that a sum counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,17 +33,6 @@ impl ViewScope {
     const fn from_parts<T>(parts: Option<&Vec<T>>) -> Self {
         if parts.is_some() { Self::Fleet } else { Self::Replica }
     }
-}
-
-/// A rule that is looked at, with its counts.
-#[derive(Clone, Debug)]
-pub struct RuleView {
-    /// The replicas that are counted.
-    pub scope: ViewScope,
-    /// The decisions and the used share.
-    pub activity: RuleActivity,
-    /// The history and the top keys.
-    pub watched: WatchedRule,
 }
 
 impl Engine {
@@ -75,20 +64,20 @@ impl Engine {
 
     /// Returns the decisions, the history and the top keys of one rule.
     #[must_use]
-    pub fn rule_view(&self, key: RuleKey, max: usize, reports: &FleetReports) -> RuleView {
-        let hash = rule_hash(&key.0, &key.1);
+    pub fn rule_view(
+        &self,
+        key: RuleKey,
+        max: usize,
+        reports: &FleetReports,
+    ) -> (ViewScope, WatchedRule) {
         let others = reports.all(|report| watched_in(report, &key));
-        let (_, rules) = self.rules_view(reports);
-        let own = self.rule_activity().get(&hash).copied().unwrap_or_default();
-        let summed = rules.get(&hash).copied().unwrap_or_default();
-        let mut watched = self.watched_rule(key);
+        let mut rule = self.watched_rule(key);
         for other in others.iter().flatten() {
-            watched.history.merge(&other.history);
-            watched.top.merge(&other.top, max);
+            rule.activity.merge(&other.activity);
+            rule.history.merge(&other.history);
+            rule.top.merge(&other.top, max);
         }
-        let scope = ViewScope::from_parts(others.as_ref());
-        let activity = if scope == ViewScope::Fleet { summed } else { own };
-        RuleView { scope, activity, watched }
+        (ViewScope::from_parts(others.as_ref()), rule)
     }
 
     /// Returns the top keys of all rules, of one domain, or of one rule.

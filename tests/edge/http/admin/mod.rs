@@ -1,6 +1,7 @@
 //! Tests of the admin port: access token, configuration, explanations, counters and permits.
 
 mod freeze;
+mod live;
 mod recent;
 
 use std::sync::Arc;
@@ -69,6 +70,11 @@ async fn all_admin_pages_require_the_token() {
         "/fleet",
         "/forced",
         "/permits",
+        "/overview",
+        "/rules",
+        "/rule",
+        "/top",
+        "/concurrency",
         "/nothing",
     ] {
         for authorization in wrong {

@@ -55,13 +55,12 @@ pub(super) fn rules(engine: &Engine) -> Value {
 
 pub(super) fn rule(engine: &Engine, rule: &ConfiguredRule<'_>) -> Value {
     let key = (rule.domain.into(), rule.path.into());
-    let view = engine.rule_view(key, MAX_TOP_KEYS, &engine.fleet_reports());
-    let mut shown = rule_json(engine, rule, view.activity);
-    let history = &view.watched.history;
-    let history = series_json(history, &["allow", "deny", "shadow_deny", "used"]);
-    let top = &view.watched.top;
+    let (scope, watched) = engine.rule_view(key, MAX_TOP_KEYS, &engine.fleet_reports());
+    let mut shown = rule_json(engine, rule, watched.activity);
+    let history = series_json(&watched.history, &["allow", "deny", "shadow_deny", "used"]);
+    let top = &watched.top;
     shown.extend([
-        ("scope".to_owned(), view.scope.as_str().into()),
+        ("scope".to_owned(), scope.as_str().into()),
         ("history".to_owned(), history),
         (
             "top".to_owned(),

@@ -70,6 +70,7 @@ pub(super) fn top(engine: &Engine, params: TopParams) -> Value {
     json!({
         "scope": scope.as_str(),
         "replicas": reports.counted(scope),
+        "live_replicas": reports.live_replicas(),
         "window": window.as_str(),
         "keys": engine.top_key_values().word(),
         "all_total": lists.all.total,
