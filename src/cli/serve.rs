@@ -130,7 +130,6 @@ async fn run(
     let memory = Arc::clone(&counters.memory);
     let (engine, connection) = store::create_engine(settings, counters, engine_policy(settings));
     let has_shared_store = connection.is_some();
-    let engine = engine.with_store_kind(store_kind(&settings.store.url));
     let engine = match stats::create_stats(settings) {
         Some(stats) => engine.with_stats(stats),
         None => engine,
@@ -576,15 +575,6 @@ fn engine_policy(settings: &Settings) -> DecisionPolicy {
         descriptor_values: settings.telemetry.log.descriptor_values,
         max_counted_rules: settings.telemetry.metrics.max_rules,
         top_keys: settings.telemetry.keys,
-    }
-}
-
-const fn store_kind(url: &StoreUrl) -> &'static str {
-    match url {
-        StoreUrl::Memory => "memory",
-        StoreUrl::File(_) => "file",
-        StoreUrl::Redis(_) => "redis",
-        StoreUrl::Postgres(_) => "postgres",
     }
 }
 

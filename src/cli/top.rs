@@ -41,8 +41,8 @@ pub(super) fn top(args: &TopArgs, terminal: &mut Terminal<'_>) -> io::Result<Com
         };
     }
     let mut shown = match read(args) {
-        Ok(Reply { page, .. }) if page.keys == "off" => return fail(OFF, terminal),
-        Ok(Reply { page, .. }) => table(&page, args.rows),
+        Ok(TopReply { page, .. }) if page.keys == "off" => return fail(OFF, terminal),
+        Ok(TopReply { page, .. }) => table(&page, args.rows),
         Err(error) => return fail(&error, terminal),
     };
     loop {
@@ -50,7 +50,7 @@ pub(super) fn top(args: &TopArgs, terminal: &mut Terminal<'_>) -> io::Result<Com
         terminal.out.flush()?;
         sleep(REFRESH_INTERVAL);
         shown = match read(args) {
-            Ok(Reply { page, .. }) => table(&page, args.rows),
+            Ok(TopReply { page, .. }) => table(&page, args.rows),
             Err(error) => format!("{error}; retrying\n"),
         };
     }
@@ -58,14 +58,14 @@ pub(super) fn top(args: &TopArgs, terminal: &mut Terminal<'_>) -> io::Result<Com
 
 const OFF: &str = "top keys are off at this replica; set telemetry.keys to clear or hashed";
 
-struct Reply {
+struct TopReply {
     body: Vec<u8>,
     page: TopPage,
 }
 
 fn print_once(
     args: &TopArgs,
-    reply: &Reply,
+    reply: &TopReply,
     terminal: &mut Terminal<'_>,
 ) -> io::Result<CommandOutcome> {
     match args.format {
@@ -84,7 +84,7 @@ fn fail(error: &str, terminal: &mut Terminal<'_>) -> io::Result<CommandOutcome> 
 }
 
 /// Reads the page until it counts all live replicas, at most for [`FLEET_WAIT`].
-fn read_fleet(args: &TopArgs) -> Result<Reply, String> {
+fn read_fleet(args: &TopArgs) -> Result<TopReply, String> {
     let mut reply = read(args)?;
     let mut waited = Duration::ZERO;
     while reply.page.replicas < reply.page.live_replicas && waited < FLEET_WAIT {
@@ -95,12 +95,12 @@ fn read_fleet(args: &TopArgs) -> Result<Reply, String> {
     Ok(reply)
 }
 
-fn read(args: &TopArgs) -> Result<Reply, String> {
+fn read(args: &TopArgs) -> Result<TopReply, String> {
     let mut parameters = vec![("window", args.window.word()), ("limit", ROWS_READ)];
     parameters.extend(args.domain.as_deref().map(|domain| ("domain", domain)));
     parameters.extend(args.rule.as_deref().map(|path| ("path", path)));
     let body = admin_client::get_page(&args.server, "top", &parameters)?;
     let page = serde_json::from_slice(&body)
         .map_err(|error| format!("{}: invalid reply to /top: {error}", args.server))?;
-    Ok(Reply { body, page })
+    Ok(TopReply { body, page })
 }

@@ -11,6 +11,7 @@
 
 mod concurrency;
 mod overview;
+mod query;
 mod rules;
 mod series;
 mod top;
@@ -25,7 +26,7 @@ use serde_json::Value;
 use super::port::Admin;
 use crate::edge::http::response::{JSON, text_response};
 use crate::engine::fleet::live::WatchedPage;
-use top::TopParams;
+use query::{QueryPairs, RuleParams, TopParams};
 
 /// The paths of these pages, with their descriptions.
 pub(super) const PATHS: [(&str, &str); 5] = [
@@ -38,14 +39,6 @@ pub(super) const PATHS: [(&str, &str); 5] = [
     ),
     ("/concurrency", "the concurrency limits in use and their last hour, as JSON"),
 ];
-
-/// The rule in the query of `/rule`.
-struct RuleParams {
-    domain: String,
-    path: String,
-}
-
-type QueryPairs = Vec<(String, String)>;
 
 /// Returns the routes of these pages.
 pub(super) fn routes() -> Router<Admin> {
@@ -93,28 +86,6 @@ async fn show_top(State(admin): State<Admin>, Query(query): Query<QueryPairs>) -
 
 async fn show_concurrency(State(admin): State<Admin>) -> Response {
     json_response(&concurrency::concurrency(&admin.engine))
-}
-
-impl RuleParams {
-    fn from_query(query: QueryPairs) -> Result<Self, String> {
-        let (mut domain, mut path) = (None, None);
-        for (name, value) in query {
-            match &*name {
-                "domain" => domain = Some(value),
-                "path" => path = Some(value),
-                _ => return Err(unknown_parameter(&name, "domain and path")),
-            }
-        }
-        let missing = |name: &str| format!("the parameter `{name}` is missing");
-        Ok(Self {
-            domain: domain.ok_or_else(|| missing("domain"))?,
-            path: path.ok_or_else(|| missing("path"))?,
-        })
-    }
-}
-
-fn unknown_parameter(name: &str, known: &str) -> String {
-    format!("unknown parameter `{name}`; use {known}")
 }
 
 fn json_response(body: &Value) -> Response {

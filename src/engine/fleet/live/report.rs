@@ -217,7 +217,7 @@ mod tests {
         report.shrink(8 << 10);
         assert!(report.bytes() <= 8 << 10, "{}", report.bytes());
         let top = report.top.as_ref().unwrap();
-        assert_eq!(top.hour.all.total, (81..=100).sum());
+        assert_eq!(top.hour.all.total, (81..=100).sum::<u64>());
         assert_eq!(top.hour.all.rows[0].hits, 100);
         assert!(report.rules.as_ref().is_some_and(|rules| rules[0].0 == 0));
         assert_eq!(report.history.as_ref().unwrap().points.len(), 120);

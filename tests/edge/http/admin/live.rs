@@ -89,9 +89,9 @@ async fn invalid_queries_are_explained() {
 #[tokio::test]
 async fn a_rule_has_its_limits_counts_and_history() {
     let engine = engine();
-    charge(&engine, "a", 3).await;
-    charge(&engine, "a", 2).await;
-    charge(&engine, "a", 1).await;
+    for hits in [3, 1, 1] {
+        charge(&engine, "a", hits).await;
+    }
     advance_clock(&engine, Nanos::from_secs(30));
     engine.sample_history();
     let rules = get_json(&engine, "/rules").await;
@@ -116,11 +116,11 @@ async fn a_rule_has_its_limits_counts_and_history() {
         "used": [1.0],
     });
     assert_eq!(rule["history"], history);
-    let keys = json!([{"descriptor": "k=a", "hits": 6, "error": 0}]);
+    let keys = json!([{"descriptor": "k=a", "hits": 5, "error": 0}]);
     assert_eq!(rule["top"]["hour"]["all"], keys);
     assert_eq!(
         rule["top"]["minute"]["denied"],
-        json!([{"descriptor": "k=a", "hits": 2, "error": 0}])
+        json!([{"descriptor": "k=a", "hits": 1, "error": 0}])
     );
 }
 

@@ -122,18 +122,23 @@ async fn unknown_admin_paths_list_all_pages() {
             paths,
             [
                 "/",
+                "/concurrency",
                 "/config",
                 "/counter",
                 "/explain",
                 "/fleet",
                 "/force",
                 "/forced",
+                "/overview",
                 "/permits",
                 "/recent",
                 "/refund",
                 "/reset",
                 "/rlconfig",
+                "/rule",
+                "/rules",
                 "/stats",
+                "/top",
                 "/unforce"
             ]
         );

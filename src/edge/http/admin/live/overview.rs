@@ -13,7 +13,8 @@ use crate::edge::connection_gate::ListenPort;
 use crate::edge::grpc::peer_addresses::busiest_addresses;
 use crate::engine::Engine;
 use crate::engine::fleet::live::{CheckCounts, FleetReports};
-use crate::engine::fleet::membership::{LiveReplica, parse_record};
+use crate::engine::fleet::membership::{LiveReplica, Membership, parse_record};
+use crate::kernel::decision::StoreFailure;
 use crate::kernel::units::Nanos;
 use crate::telemetry::metrics::METRICS;
 
@@ -42,7 +43,7 @@ pub(super) fn overview(engine: &Engine, has_load_failed: bool) -> Value {
         "latency": latency_json(),
         "store": {
             "kind": engine.store_kind(),
-            "failure": engine.store_failure().map(|failure| failure.as_str()),
+            "failure": engine.store_failure().map(StoreFailure::as_str),
         },
         "replicas": replicas_json(engine, &reports),
         "connections": {"grpc": METRICS.open_connections(ListenPort::Grpc)},
@@ -78,7 +79,7 @@ fn latency_json() -> Value {
 
 fn replicas_json(engine: &Engine, reports: &FleetReports) -> Vec<Value> {
     let own = replica_name(engine);
-    let snapshot = engine.membership().and_then(|membership| membership.snapshot());
+    let snapshot = engine.membership().and_then(Membership::snapshot);
     let Some(fleet) = snapshot else {
         return vec![json!({
             "replica": own, "is_self": true, "heartbeat_age_ms": 0,
