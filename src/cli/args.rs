@@ -14,7 +14,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::config::settings::{Setting, Settings, Shape, table};
-pub use top::{TopArgs, TopWindowArg};
+pub use top::{TopArgs, TopFormat, TopWindowArg};
 
 /// A rate limiting and concurrency control service for Envoy and NGINX.
 #[derive(Parser)]

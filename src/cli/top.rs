@@ -15,7 +15,7 @@ use std::io::{self, IsTerminal as _};
 use std::thread::sleep;
 use std::time::Duration;
 
-use super::args::{OutputFormat, TopArgs};
+use super::args::{TopArgs, TopFormat};
 use super::{CommandOutcome, Terminal, admin_client};
 use table::{TopPage, table};
 
@@ -34,7 +34,7 @@ const CLEAR: &str = "\x1b[H\x1b[2J";
 const ROWS_READ: &str = "100";
 
 pub(super) fn top(args: &TopArgs, terminal: &mut Terminal<'_>) -> io::Result<CommandOutcome> {
-    if args.once || args.format == OutputFormat::Json || !io::stdout().is_terminal() {
+    if args.once || args.format == TopFormat::Json || !io::stdout().is_terminal() {
         return match read_fleet(args) {
             Ok(reply) => print_once(args, &reply, terminal),
             Err(error) => fail(&error, terminal),
@@ -69,11 +69,11 @@ fn print_once(
     terminal: &mut Terminal<'_>,
 ) -> io::Result<CommandOutcome> {
     match args.format {
-        OutputFormat::Json => {
+        TopFormat::Json => {
             writeln!(terminal.out, "{}", String::from_utf8_lossy(&reply.body).trim_end())?;
         }
-        OutputFormat::Text if reply.page.keys == "off" => return fail(OFF, terminal),
-        OutputFormat::Text => write!(terminal.out, "{}", table(&reply.page, args.rows))?,
+        TopFormat::Text if reply.page.keys == "off" => return fail(OFF, terminal),
+        TopFormat::Text => write!(terminal.out, "{}", table(&reply.page, args.rows))?,
     }
     Ok(CommandOutcome::Success)
 }

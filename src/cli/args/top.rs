@@ -2,8 +2,6 @@
 
 use clap::{Args, ValueEnum};
 
-use super::OutputFormat;
-
 /// Arguments of `sluicegate top`.
 #[derive(Debug, Args)]
 #[command(
@@ -30,8 +28,8 @@ pub struct TopArgs {
     #[arg(long)]
     pub once: bool,
     /// Output format. JSON is the reply of the admin page `/top`, printed once.
-    #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
-    pub format: OutputFormat,
+    #[arg(long, value_enum, default_value_t = TopFormat::Text)]
+    pub format: TopFormat,
 }
 
 /// The windows of `sluicegate top`.
@@ -52,4 +50,13 @@ impl TopWindowArg {
             Self::Hour => "hour",
         }
     }
+}
+
+/// The output formats of `sluicegate top`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TopFormat {
+    /// A table for people.
+    Text,
+    /// One JSON object.
+    Json,
 }
