@@ -290,12 +290,14 @@ mod tests {
     #[test]
     fn a_key_with_recent_hits_displaces_a_silent_one() {
         let mut set = KeySet::default();
-        for key in 1..=16 {
+        count(&mut set, 1, 10, START);
+        for key in 2..=16 {
             count(&mut set, key, 1_000, START);
         }
         let now = START.plus(Nanos::from_secs(600));
         // 100 hits in a minute are a higher rate than 1,000 hits in an hour.
         count(&mut set, 50, 100, now);
+        assert!(rows(&set, TopWindow::Hour, now).contains(&("key=50".to_owned(), 110, 10)));
         count(&mut set, 51, 1, now);
         let recent = rows(&set, TopWindow::Minute, now);
         assert_eq!(recent, [("key=50".to_owned(), 100, 0), ("key=51".to_owned(), 1, 0)]);
