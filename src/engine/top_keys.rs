@@ -17,10 +17,11 @@
 pub(in crate::engine) mod list;
 mod text;
 
-use std::hash::{BuildHasher as _, RandomState};
+use std::hash::BuildHasher as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
+use foldhash::fast::RandomState;
 use parking_lot::Mutex;
 
 use crate::config::RuleNumber;
@@ -89,7 +90,7 @@ impl TopKeys {
     pub(in crate::engine) fn new(values: TopKeyValues) -> Self {
         Self {
             values,
-            hasher: RandomState::new(),
+            hasher: RandomState::default(),
             tracked: Mutex::default(),
             full_until: AtomicU64::new(0),
         }

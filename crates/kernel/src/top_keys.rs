@@ -5,6 +5,10 @@
 //! [`SLOTS_PER_SET`] slots. A new key takes a free slot, or the slot with the smallest rate: it
 //! inherits the hits of that slot as its error.
 //!
+//! In a full set, most new keys of busy traffic are rare ones. So their hits are only summed. A new
+//! key takes a slot as soon as the sum exceeds 1/16 of the last minute's hits of the slot that was
+//! taken last. The sum is a part of its error. A rare key thereby costs as little as a known one.
+//!
 //! Each slot counts the current and the previous minute, and the current and the previous hour.
 //! The hits of the last minute are estimated as in a sliding window:
 //!
@@ -36,6 +40,10 @@ pub const SLOTS_PER_SET: usize = 16;
 
 /// The steps in which the rest of a window is measured.
 const REST_STEPS: u64 = 1_024;
+
+/// The hits that a full set sums before a new key takes a slot: 1/16 of the last minute's hits of a
+/// slot.
+const MISSED_SHIFT: u32 = 4;
 
 const WINDOWS: usize = TopWindow::ALL.len();
 
@@ -97,6 +105,11 @@ pub struct TopRow<'s> {
 pub struct KeySet {
     /// The numbers of the current minute and hour.
     generations: [u64; WINDOWS],
+    /// The end of the current minute.
+    minute_end: Nanos,
+    /// The hits of keys without a slot since the last key took one, and their maximum.
+    missed: u64,
+    max_missed: u64,
     /// The hashes of the keys, in the order of `slots`.
     hashes: [u64; SLOTS_PER_SET],
     slots: Vec<Slot>,
@@ -126,6 +139,11 @@ impl WindowHits {
         self.current = self.current.saturating_add(hits);
     }
 
+    const fn add_error(&mut self, hits: u64) {
+        self.add(hits);
+        self.current_error = self.current_error.saturating_add(hits);
+    }
+
     const fn advance(&mut self, by: u64) {
         (self.previous, self.previous_error) =
             if by == 1 { (self.current, self.current_error) } else { (0, 0) };
@@ -151,7 +169,16 @@ impl KeySet {
     pub fn count(&mut self, hash: u64, hits: Hits, now: Nanos, text: impl FnOnce() -> Box<str>) {
         self.advance(now);
         let known = self.hashes.iter().take(self.slots.len()).position(|known| *known == hash);
-        let Some(index) = known.or_else(|| self.take_slot(hash, now, text)) else { return };
+        let index = match known {
+            Some(index) => Some(index),
+            None if self.slots.len() < SLOTS_PER_SET => self.take_free(hash, text),
+            None if self.missed.saturating_add(hits.0) < self.max_missed => {
+                self.missed = self.missed.saturating_add(hits.0);
+                return;
+            }
+            None => self.take_slowest(hash, now, text),
+        };
+        let Some(index) = index else { return };
         if let Some(slot) = self.slots.get_mut(index) {
             slot.windows.iter_mut().for_each(|window| window.add(hits.0));
         }
@@ -192,6 +219,12 @@ impl KeySet {
 
     /// Starts new generations if `now` is in a later minute or hour.
     fn advance(&mut self, now: Nanos) {
+        if now < self.minute_end {
+            return;
+        }
+        let minute = TopWindow::Minute.length();
+        let passed = now.0.checked_rem(minute.0).unwrap_or(0);
+        self.minute_end = now.since(Nanos(passed)).plus(minute);
         for (index, window) in TopWindow::ALL.into_iter().enumerate() {
             let Some(generation) = self.generations.get_mut(index) else { continue };
             let passed = window.generation(now).saturating_sub(*generation);
@@ -204,20 +237,28 @@ impl KeySet {
         }
     }
 
-    fn take_slot(
+    fn take_free(&mut self, hash: u64, text: impl FnOnce() -> Box<str>) -> Option<usize> {
+        let index = self.slots.len();
+        *self.hashes.get_mut(index)? = hash;
+        self.slots.push(Slot { text: text(), windows: Default::default() });
+        Some(index)
+    }
+
+    fn take_slowest(
         &mut self,
         hash: u64,
         now: Nanos,
         text: impl FnOnce() -> Box<str>,
     ) -> Option<usize> {
-        if self.slots.len() < SLOTS_PER_SET {
-            self.slots.push(Slot::default());
-        }
-        let free = self.slots.len().saturating_sub(1);
-        let is_free = self.slots.get(free)?.text.is_empty();
-        let index = if is_free { free } else { self.slowest(now)? };
+        let index = self.slowest(now)?;
         let slot = self.slots.get_mut(index)?;
-        slot.windows.iter_mut().for_each(WindowHits::inherit);
+        let [minute, _] = &slot.windows;
+        self.max_missed = minute.estimate(TopWindow::Minute.rest(now)) >> MISSED_SHIFT;
+        let missed = std::mem::take(&mut self.missed);
+        for window in &mut slot.windows {
+            window.inherit();
+            window.add_error(missed);
+        }
         slot.text = text();
         *self.hashes.get_mut(index)? = hash;
         Some(index)
@@ -285,6 +326,24 @@ mod tests {
         assert!(rows.contains(&("key=99".to_owned(), 15, 10)));
         assert!(!rows.iter().any(|(text, ..)| text == "key=1"));
         assert!(rows.contains(&("key=16".to_owned(), 160, 0)));
+    }
+
+    #[test]
+    fn rare_keys_of_a_busy_set_are_summed() {
+        let mut set = KeySet::default();
+        for key in 1..=16 {
+            count(&mut set, key, 160, START);
+        }
+        // Takes a slot. From now on, the hits of new keys are summed up to 160/16.
+        count(&mut set, 50, 1, START);
+        (51..60).for_each(|key| count(&mut set, key, 1, START));
+        let total =
+            |set: &KeySet| set.rows(TopWindow::Hour, START).map(|row| row.hits.0).sum::<u64>();
+        assert_eq!(total(&set), 16 * 160 + 1);
+        count(&mut set, 60, 1, START);
+        assert_eq!(total(&set), 16 * 160 + 11);
+        let rows = rows(&set, TopWindow::Minute, START);
+        assert!(rows.contains(&("key=60".to_owned(), 160 + 10, 160 + 9)), "{rows:?}");
     }
 
     #[test]

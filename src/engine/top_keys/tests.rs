@@ -6,7 +6,7 @@ use super::*;
 use crate::kernel::top_keys::TopWindow;
 
 const KEYS: usize = 1_000_000;
-const CHECKS: usize = 1_000_000;
+const CHECKS: usize = 300_000;
 const START: Nanos = Nanos::from_secs(36_000);
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
