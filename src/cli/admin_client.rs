@@ -4,6 +4,7 @@
 //! - Returns a reply or an error within [`CALL_TIMEOUT`].
 //! - Reads at most [`MAX_REPLY_BYTES`] bytes.
 
+use std::iter::{once, repeat};
 use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
@@ -61,6 +62,30 @@ pub(super) fn post_change(
     Ok(reply)
 }
 
+/// Reads the page `path` of the admin port `server`. Returns its body.
+///
+/// # Errors
+/// A message with the URL of the request and the reason of its failure.
+pub(super) fn get_page(
+    server: &str,
+    path: &str,
+    parameters: &[(&str, &str)],
+) -> Result<Vec<u8>, String> {
+    check_server(server)?;
+    let mut url = format!("{}/{path}", server.trim_end_matches('/'));
+    for ((name, value), joint) in parameters.iter().zip(once("?").chain(repeat("&"))) {
+        url.extend([joint, name, "=", &percent_encode(value)]);
+    }
+    block_on_reply(server, send_request(Method::GET, &url))
+}
+
+fn check_server(server: &str) -> Result<(), String> {
+    if server.parse::<Uri>().is_ok_and(|uri| uri.scheme_str() == Some("http")) {
+        return Ok(());
+    }
+    Err(format!("--server `{server}` must be http://HOST:PORT, such as http://127.0.0.1:6070"))
+}
+
 fn admin_url(
     server: &str,
     path: &str,
@@ -68,11 +93,7 @@ fn admin_url(
     descriptors: &[String],
     parameters: &[(&str, &str)],
 ) -> Result<String, String> {
-    if !server.parse::<Uri>().is_ok_and(|uri| uri.scheme_str() == Some("http")) {
-        return Err(format!(
-            "--server `{server}` must be http://HOST:PORT, such as http://127.0.0.1:6070"
-        ));
-    }
+    check_server(server)?;
     let mut url =
         format!("{}/{path}?domain={}", server.trim_end_matches('/'), percent_encode(domain));
     for (name, value) in parameters {

@@ -5,6 +5,8 @@
 //! - `--help` shows the default and the description of each setting.
 //! - All unknown flags of `serve` are reported together.
 
+mod top;
+
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +16,7 @@ use clap::{
 };
 
 use crate::config::settings::{Setting, Settings, Shape, table};
+pub use top::{TopArgs, TopFormat, TopWindowArg};
 
 /// A rate limiting and concurrency control service for Envoy and NGINX.
 #[derive(Parser)]
@@ -40,6 +43,8 @@ pub enum Command {
     Ask(Box<AskArgs>),
     /// Explain the limit that a descriptor matches.
     Explain(ExplainArgs),
+    /// Show the descriptors with the most hits and denials of a running fleet.
+    Top(TopArgs),
     /// Examine a Redis or PostgreSQL for use as the store: 0 suitable, 1 errors, 2 unreachable.
     Doctor(DoctorArgs),
     /// Create or upgrade the tables in PostgreSQL: 0 done, 2 failed.

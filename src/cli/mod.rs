@@ -15,6 +15,7 @@ pub mod ratelimit;
 mod serve;
 pub mod settings_input;
 mod terminal;
+mod top;
 mod validate;
 
 use std::ffi::OsString;
@@ -64,6 +65,7 @@ fn run_command(
             }
         }
         Command::Ask(ask) => ask::ask(&ask, terminal),
+        Command::Top(args) => top::top(&args, terminal),
         Command::Explain(explain) => explain::explain(&explain, &Clock::system(), terminal),
     }
 }

@@ -365,6 +365,8 @@ impl ServiceContext<'_> {
         }
         let expiry_engine = Arc::clone(&self.engine);
         parts.spawn_background(async move { expiry_engine.expire_forever().await });
+        let history_engine = Arc::clone(&self.engine);
+        parts.spawn_background(async move { history_engine.sample_history_forever().await });
         parts.spawn_background(sweep_counters(self.memory, self.engine));
     }
 
@@ -606,6 +608,7 @@ fn engine_policy(settings: &Settings) -> DecisionPolicy {
         near_limit_ratio,
         descriptor_values: settings.telemetry.log.descriptor_values,
         max_counted_rules: settings.telemetry.metrics.max_rules,
+        top_keys: settings.telemetry.keys,
     }
 }
 

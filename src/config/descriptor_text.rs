@@ -8,8 +8,6 @@
 //! Not covered:
 //! - Finding the rule of a descriptor (see [`super::tree`]).
 
-use std::fmt::Write as _;
-
 /// Parses a descriptor such as `api_key=me,path=/` into keys and values, in order.
 ///
 /// # Errors
@@ -23,8 +21,12 @@ pub fn parse_entries(text: &str) -> Result<Vec<(String, String)>, String> {
 pub fn format_entries<'e>(entries: impl IntoIterator<Item = (&'e str, &'e str)>) -> String {
     let mut text = String::new();
     for (key, value) in entries {
-        let comma = if text.is_empty() { "" } else { "," };
-        let _infallible = write!(text, "{comma}{}={}", escape(key, &['=']), escape(value, &[]));
+        if !text.is_empty() {
+            text.push(',');
+        }
+        push_escaped(&mut text, key, true);
+        text.push('=');
+        push_escaped(&mut text, value, false);
     }
     text
 }
@@ -78,15 +80,18 @@ fn unescape(text: &str) -> String {
     unescaped
 }
 
-fn escape(text: &str, special_chars: &[char]) -> String {
-    let mut escaped = String::new();
-    for character in text.chars() {
-        if matches!(character, ',' | '\\') || special_chars.contains(&character) {
-            escaped.push('\\');
-        }
-        escaped.push(character);
+/// Appends `text` with a backslash before each special character. In a key, `=` is special, too.
+fn push_escaped(to: &mut String, text: &str, is_key: bool) {
+    let needs_escape = |character: char| is_special(character) && (character != '=' || is_key);
+    if !text.contains(needs_escape) {
+        return to.push_str(text);
     }
-    escaped
+    for character in text.chars() {
+        if needs_escape(character) {
+            to.push('\\');
+        }
+        to.push(character);
+    }
 }
 
 const fn is_special(character: char) -> bool {

@@ -44,7 +44,7 @@ use block::{Block as _, SettingList};
 pub use choices::{
     DeniedBy, DescriptorValues, KeyFormat, LogFormat, LogLevel, MetricNames, OnHangup,
     OtlpProtocol, Overrides, PostgresDurability, ResponseHeaders, StatsProtocol, StatsSink,
-    WhenFull,
+    TopKeyValues, WhenFull,
 };
 pub use events::{EventKinds, EventUrl, Percentage};
 pub use file_and_host::HostName;

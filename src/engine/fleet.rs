@@ -2,6 +2,8 @@
 //! that replicas forward to each other.
 
 pub mod forwarding;
+pub mod live;
+pub mod live_view;
 pub mod membership;
 pub(in crate::engine) mod permits;
 pub mod reporter;

@@ -16,13 +16,15 @@ pub mod concurrency;
 mod decide;
 pub mod events;
 pub mod fleet;
+pub mod history;
 pub mod lease;
-mod rule_counters;
+pub mod rule_counters;
+pub mod top_keys;
 mod unmatched;
 
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::config::settings::DescriptorValues;
+use crate::config::settings::{DescriptorValues, TopKeyValues};
 use crate::engine::actions::{AuditLog, OperatorActions};
 use crate::engine::active_config::ActiveConfig;
 use crate::engine::concurrency::ConcurrencyLimits;
@@ -31,9 +33,11 @@ use crate::engine::concurrency::permit_ids::{DEFAULT_BOUNDS, PermitIds};
 use crate::engine::decide::deny_cache::DenyCache;
 use crate::engine::events::EventOptions;
 use crate::engine::fleet::forwarding::ForwardingQueue;
+use crate::engine::fleet::live::LiveState;
 use crate::engine::fleet::reporter::FleetReporter;
 use crate::engine::lease::LeaseManager;
 use crate::engine::rule_counters::RuleCounters;
+use crate::engine::top_keys::TopKeys;
 use crate::engine::unmatched::UnmatchedDescriptors;
 use crate::kernel::concurrency::permit_registry;
 use crate::store::stats::StoreStats;
@@ -74,6 +78,10 @@ pub struct Engine {
     unmatched: UnmatchedDescriptors,
     /// The events for other programs, if they are on.
     events: Option<Box<EventOptions>>,
+    top_keys: TopKeys,
+    live: LiveState,
+    /// The kind of the store, for the admin pages.
+    store_kind: &'static str,
 }
 
 /// The settings that apply to every decision.
@@ -89,6 +97,8 @@ pub struct DecisionPolicy {
     pub descriptor_values: DescriptorValues,
     /// The largest number of rules whose decisions are counted separately.
     pub max_counted_rules: u32,
+    /// The form of descriptor values in the lists of top keys, or `Off`.
+    pub top_keys: TopKeyValues,
 }
 
 impl Default for DecisionPolicy {
@@ -99,6 +109,7 @@ impl Default for DecisionPolicy {
             near_limit_ratio: 0.8,
             descriptor_values: DescriptorValues::default(),
             max_counted_rules: 1_000,
+            top_keys: TopKeyValues::default(),
         }
     }
 }
@@ -116,6 +127,7 @@ impl Engine {
             (None, PermitIds::new(DEFAULT_BOUNDS), None, None);
         let (actions, audit) = (OperatorActions::default(), AuditLog::default());
         let unmatched = UnmatchedDescriptors::default();
+        let live = LiveState::new(clock.steady());
         Self {
             clock,
             active,
@@ -132,6 +144,9 @@ impl Engine {
             audit,
             unmatched,
             events: None,
+            top_keys: TopKeys::new(policy.top_keys),
+            live,
+            store_kind: "memory",
         }
     }
 
@@ -155,6 +170,18 @@ impl Engine {
         let concurrency_limits =
             ConcurrencyLimits::new(Arc::clone(&self.clock), max_buckets, jitter);
         Self { concurrency_limits, ..self }
+    }
+
+    /// Sets the kind of the store that the admin pages show. Default: `memory`.
+    #[must_use]
+    pub fn with_store_kind(self, store_kind: &'static str) -> Self {
+        Self { store_kind, ..self }
+    }
+
+    /// Returns the kind of the store: `memory`, `file`, `redis` or `postgres`.
+    #[must_use]
+    pub const fn store_kind(&self) -> &'static str {
+        self.store_kind
     }
 
     /// Counts decisions in `stats`.

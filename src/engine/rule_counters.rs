@@ -13,11 +13,17 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use arc_swap::ArcSwapOption;
+use serde::{Deserialize, Serialize};
+use siphasher::sip::SipHasher24;
 
 use crate::config::{Config, RuleNumber};
 use crate::engine::Decision;
 use crate::engine::decide::plan::CheckPlan;
+use crate::engine::history::RuleSample;
+use crate::engine::top_keys::RuleTopKeys;
 use crate::kernel::decision::DescriptorDecision;
 use crate::telemetry::event::RuleVerdict;
 use crate::telemetry::metrics::RuleDecisions;
@@ -36,11 +42,51 @@ pub(in crate::engine) struct RuleCounters {
     other: Arc<RuleCounter>,
 }
 
+/// A hash of a rule's domain and path, the same in all replicas.
+pub type RuleHash = u64;
+
+/// Returns the hash of a rule.
+#[must_use]
+pub fn rule_hash(domain: &str, path: &str) -> RuleHash {
+    // Less than 2^53, because JSON numbers may be read as doubles.
+    SipHasher24::new().hash([domain, "\0", path].concat().as_bytes()) >> 12
+}
+
+/// The decisions of one rule, and the use of its limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleActivity {
+    /// The number of decisions, by [`RuleVerdict`].
+    pub counts: [u64; RuleVerdict::ALL.len()],
+    /// The largest share of a limit that a key had used in the last minute, in millionths.
+    pub used: u32,
+}
+
+impl RuleActivity {
+    /// The number of all decisions.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.counts.iter().copied().fold(0, u64::saturating_add)
+    }
+
+    /// Adds the decisions of another replica. The used share becomes the larger one.
+    pub fn merge(&mut self, other: &Self) {
+        for (count, more) in self.counts.iter_mut().zip(other.counts) {
+            *count = count.saturating_add(more);
+        }
+        self.used = self.used.max(other.used);
+    }
+}
+
+/// The counts of one rule, and its top keys.
 #[derive(Debug)]
-struct RuleCounter {
+pub(in crate::engine) struct RuleCounter {
     domain: Box<str>,
     path: Box<str>,
     counts: [AtomicU64; RuleVerdict::ALL.len()],
+    /// The largest used share of a limit since [`RuleCounter::take_used`], in millionths.
+    used: AtomicU32,
+    /// `None` if the rule had no hits, or if other rules need the memory.
+    pub(in crate::engine) top_keys: ArcSwapOption<RuleTopKeys>,
 }
 
 impl RuleCounters {
@@ -73,6 +119,11 @@ impl RuleCounters {
         counter.counts[verdict as usize].fetch_add(1, Relaxed);
     }
 
+    /// Returns the counter of the rule `number`. `None` if it shares the counter of other rules.
+    pub(in crate::engine) fn counter(&self, number: RuleNumber) -> Option<&Arc<RuleCounter>> {
+        self.by_number.get(number.0 as usize)
+    }
+
     /// Counts the decisions of the rules of a check.
     pub(in crate::engine) fn count_decision(&self, plan: &CheckPlan<'_>, decision: &Decision) {
         for (rule, status) in plan.rules().zip(&decision.statuses) {
@@ -80,6 +131,27 @@ impl RuleCounters {
                 self.count(rule.number, verdict_of(&status.decision, decision.is_shadowed));
             }
         }
+    }
+
+    /// Returns the state of all rules for the history, and starts a new measurement of used shares.
+    pub(in crate::engine) fn samples(&self) -> Vec<RuleSample> {
+        let sample = |counter: &Arc<RuleCounter>| {
+            let [allow, deny, shadow_deny, fallback_allow, fallback_deny] = counter.totals().counts;
+            RuleSample {
+                key: (counter.domain.clone(), counter.path.clone()),
+                counts: [allow + fallback_allow, deny + fallback_deny, shadow_deny],
+                used: counter.used.swap(0, Relaxed).into(),
+            }
+        };
+        self.counters.iter().map(sample).collect()
+    }
+
+    /// Returns the decisions and the used share of all rules.
+    pub(in crate::engine) fn activity(&self) -> impl Iterator<Item = ((&str, &str), RuleActivity)> {
+        self.counters.iter().map(|counter| {
+            let used = counter.used.load(Relaxed);
+            (counter.key(), RuleActivity { counts: counter.totals().counts, used })
+        })
     }
 
     /// Returns the counts of all rules. Rules without a separate counter are summed as [`OTHER`].
@@ -90,11 +162,28 @@ impl RuleCounters {
 }
 
 impl RuleCounter {
-    fn new(domain: &str, path: &str) -> Self {
-        Self { domain: domain.into(), path: path.into(), counts: Default::default() }
+    pub(in crate::engine) fn new(domain: &str, path: &str) -> Self {
+        Self {
+            domain: domain.into(),
+            path: path.into(),
+            counts: Default::default(),
+            used: AtomicU32::new(0),
+            top_keys: ArcSwapOption::empty(),
+        }
     }
 
-    fn key(&self) -> (&str, &str) {
+    /// Records that a key has used `used` hits of a limit that allows `most` at once.
+    pub(in crate::engine) fn record_used(&self, used: u64, most: u32) {
+        let millionths = used.saturating_mul(1_000_000).checked_div(most.into()).unwrap_or(0);
+        let millionths = u32::try_from(millionths.min(1_000_000)).unwrap_or(0);
+        // Most decisions only read: a write would move the cache line between the cores.
+        if self.used.load(Relaxed) < millionths {
+            self.used.fetch_max(millionths, Relaxed);
+        }
+    }
+
+    /// Returns the domain and the path of the rule.
+    pub(in crate::engine) fn key(&self) -> (&str, &str) {
         (&self.domain, &self.path)
     }
 

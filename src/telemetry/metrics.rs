@@ -123,6 +123,15 @@ pub struct ConcurrencyTotals {
     pub max_early_releases: u64,
 }
 
+/// The histogram of check durations.
+#[derive(Clone, Debug)]
+pub struct DurationHistogram {
+    /// The upper bound of each bucket, and the number of checks within it; the last has no bound.
+    pub buckets: Vec<(Option<Nanos>, u64)>,
+    /// The sum of all durations.
+    pub sum: Nanos,
+}
+
 /// The totals of all leases of this replica.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeaseTotals {
@@ -249,6 +258,39 @@ impl Metrics {
     #[must_use]
     pub fn fences(&self) -> u64 {
         self.sum(|shard| &shard.share_events[ShareEvent::Fenced as usize])
+    }
+
+    /// Returns the number of checks that were allowed, denied, and allowed by global shadow mode.
+    #[must_use]
+    pub fn verdict_counts(&self) -> [u64; 3] {
+        std::array::from_fn(|at| self.sum(|shard| &shard.verdicts[at]))
+    }
+
+    /// Returns the number of checks without a decision, because the store was unavailable.
+    #[must_use]
+    pub fn failed_checks(&self) -> u64 {
+        let outcome = EdgeOutcome::StoreUnavailable as usize;
+        let of = |protocol: usize| self.sum(|shard| &shard.requests[protocol][outcome]);
+        (0..Protocol::ALL.len()).map(of).sum()
+    }
+
+    /// Returns the number of open connections of a port.
+    #[must_use]
+    pub fn open_connections(&self, port: ListenPort) -> u64 {
+        self.sum(|shard| &shard.open_connections[port as usize])
+    }
+
+    /// Returns the histogram of check durations.
+    #[must_use]
+    pub fn check_durations(&self) -> DurationHistogram {
+        let mut count = 0;
+        let bounds = DURATION_BOUNDS.iter().map(|(bound, _)| Some(*bound)).chain([None]);
+        let cumulative = bounds.enumerate().map(|(at, bound)| {
+            count += self.sum(|shard| &shard.durations[at]);
+            (bound, count)
+        });
+        let buckets = cumulative.collect();
+        DurationHistogram { buckets, sum: Nanos(self.sum(|shard| &shard.duration_sum)) }
     }
 
     fn sum(&self, cell: impl Fn(&Counters) -> &AtomicU64) -> u64 {

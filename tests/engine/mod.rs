@@ -6,3 +6,4 @@ mod events;
 mod fleet;
 mod lease;
 mod rule_counters;
+mod top_keys;

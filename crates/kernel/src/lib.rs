@@ -16,4 +16,5 @@ pub mod key;
 pub mod lease;
 mod named_enum;
 pub mod rate;
+pub mod top_keys;
 pub mod units;

@@ -66,6 +66,7 @@ pub(super) fn create_engine(
         StoreUrl::Memory | StoreUrl::File(_) => {
             let engine = Engine::new(counters.clock, counters.store, policy);
             let most = usize::try_from(settings.store.max_buckets).unwrap_or(usize::MAX);
+            let engine = engine.with_store_kind(store_kind(&settings.store.url));
             return (engine.with_max_buckets(most, random_u64()), None);
         }
         StoreUrl::Redis(url) => {
@@ -94,7 +95,18 @@ pub(super) fn create_engine(
     let (most, jitter) =
         (usize::try_from(settings.store.max_buckets).unwrap_or(usize::MAX), random_u64());
     let engine = engine.with_max_buckets(most, jitter).with_fleet(Arc::new(fleet));
+    let engine = engine.with_store_kind(store_kind(&settings.store.url));
     (engine, Some(connections))
+}
+
+/// Returns the kind of the store, for the admin pages.
+const fn store_kind(url: &StoreUrl) -> &'static str {
+    match url {
+        StoreUrl::Memory => "memory",
+        StoreUrl::File(_) => "file",
+        StoreUrl::Redis(_) => "redis",
+        StoreUrl::Postgres(_) => "postgres",
+    }
 }
 
 fn create_stores(

@@ -107,6 +107,19 @@ choice! {
     }
 }
 choice! {
+    /// The form of descriptor values in the lists of top keys.
+    #[derive(Default)]
+    TopKeyValues {
+        /// The values.
+        #[default]
+        Clear = "clear",
+        /// A hash of each value. The hash has no secret, so guesses of a value can be tested.
+        Hashed = "hashed",
+        /// Top keys are not counted.
+        Off = "off",
+    }
+}
+choice! {
     /// The rate limit headers that responses contain.
     ResponseHeaders {
         /// No rate limit headers.

@@ -8,7 +8,8 @@ use super::block::{AnyValue, Block, SettingList, blocks};
 use super::{
     AtLeastOne, CompatSettings, DeniedBy, DescriptorValues, EventKinds, EventUrl, FileSync,
     HeaderName, HostName, HostPort, LogFormat, LogLevel, Networks, Overrides, Percentage,
-    PostgresDurability, ResponseHeaders, SecretText, StoreUrl, UnitFraction, WhenFull,
+    PostgresDurability, ResponseHeaders, SecretText, StoreUrl, TopKeyValues, UnitFraction,
+    WhenFull,
 };
 use crate::config::hooks::Hooks;
 use crate::kernel::units::Nanos;
@@ -295,6 +296,9 @@ blocks! {
         /// Metrics, on `listen.metrics_port`.
         metrics: MetricsSettings,
     ] {
+        /// Form of descriptor values in the lists of top keys, the keys with the most hits of each
+        /// rule: the values, a hash of each value, or `off` to count no top keys.
+        keys: TopKeyValues = TopKeyValues::Clear, "word";
     }
 
     /// Log, on standard error.

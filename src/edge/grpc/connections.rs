@@ -20,6 +20,7 @@ use tonic::service::Routes;
 use tonic::transport::server::Connected as _;
 
 use super::incoming::{GrpcConnection, IncomingConnections, ShortIdleHandle};
+use super::peer_addresses::CountedConnection;
 use super::ping_timer::PingTimer;
 use super::rls::RateLimitService;
 use super::router::ConnectionRouter;
@@ -72,6 +73,7 @@ async fn serve_connection(
     max_age: Option<Duration>,
     mut draining: watch::Receiver<()>,
 ) {
+    let _counted = CountedConnection::new(&connection.connect_info());
     let builder = http2_builder(idle_handle.clone());
     let mut calls = pin!(builder.serve_connection(TokioIo::new(connection), router));
     let max_age_reached = async {

@@ -16,6 +16,7 @@ pub mod ext_proc;
 pub mod incoming;
 pub mod metadata;
 pub mod peer;
+pub mod peer_addresses;
 pub mod permits;
 mod ping_timer;
 mod protobuf_fields;

@@ -14,6 +14,7 @@ mod browser;
 mod config_diff;
 mod counter;
 mod explain;
+mod live;
 mod permits;
 mod port;
 mod recent;
@@ -40,7 +41,7 @@ pub use port::Admin;
 pub use show::{ConfigLoads, LoadError, config, fleet, rlconfig};
 
 /// The paths and their purposes. A change needs a token with the role `operate`.
-const PATHS: [(&str, &str); 21] = [
+const PATHS: [(&str, &str); 26] = [
     ("/", "this list"),
     ("/rlconfig", "all limits, one per line"),
     ("/stats", "the process, and the statistics of envoyproxy/ratelimit, as JSON"),
@@ -70,6 +71,11 @@ const PATHS: [(&str, &str); 21] = [
     ("/recent", "the last 100 different descriptors that matched no rule, with counts, as JSON"),
     ("/mirror", "the checks that the service of mirror.to decided differently, as JSON"),
     ("/permits", "requests in flight: the oldest permits, the busiest buckets, as JSON"),
+    live::PATHS[0],
+    live::PATHS[1],
+    live::PATHS[2],
+    live::PATHS[3],
+    live::PATHS[4],
 ];
 
 /// Serves the admin port. An unknown path gets the list of all paths.
@@ -98,6 +104,7 @@ pub fn router(admin: Admin) -> Router {
         .route("/debug/pprof", any(profiles_not_supported))
         .route("/debug/pprof/", any(profiles_not_supported))
         .route("/debug/pprof/{*profile}", any(profiles_not_supported))
+        .merge(live::routes())
         .layer(from_fn_with_state(admin.clone(), authorize::authorize))
         .merge(super::console::router())
         .layer(map_response(browser::add_security_headers))

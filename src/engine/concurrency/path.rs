@@ -386,6 +386,13 @@ impl Engine {
         in_use
     }
 
+    /// Returns the path of the concurrency limit that covers a bucket.
+    #[must_use]
+    pub fn concurrency_limit_path(&self, bucket: &[u8]) -> Option<Box<str>> {
+        let config = self.config()?;
+        limit_of_bucket(&config, bucket).map(|limit| limit.path.clone())
+    }
+
     fn metric_limit(&self, concurrency_limit: &ConcurrencyLimit, name: &[u8], limit: u32) -> u32 {
         let fleet = self
             .concurrency_limits
@@ -493,6 +500,7 @@ impl Engine {
                 let load = tracing::enabled!(Level::DEBUG)
                     .then(|| self.concurrency_limits.load(bucket))
                     .flatten();
+                self.count_rejected_key(&config.counters, limit.number, bucket);
                 Err(count_rejection(config, limit, reason_of(denied), load))
             }
         }

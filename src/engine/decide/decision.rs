@@ -9,6 +9,7 @@ use crate::engine::decide::path::PreparedCheck;
 use crate::engine::decide::plan::{CheckPlan, LimitPlan, enforcement_of};
 use crate::engine::decide::retry_after;
 use crate::engine::decide::rule_stats::near_limit_threshold;
+use crate::engine::rule_counters::RuleCounters;
 use crate::engine::{CheckError, Decision, LimitStatus};
 use crate::kernel::decision::{
     DescriptorDecision, Reason, Verdict, VoteGroup, binding_index, combine,
@@ -52,7 +53,7 @@ impl Engine {
     ) -> Decision {
         let plan = &prepared.plan;
         let mut decision = Decision::allow(prepared.config.revision, prepared.now);
-        let near_limit = self.write_statuses(plan, charge_decisions, &mut decision);
+        let near_limit = self.write_statuses(prepared, charge_decisions, &mut decision);
         self.log_charges(prepared, &decision);
         if let Some(events) = &self.events {
             events.offer_limits(prepared, &decision);
@@ -84,6 +85,7 @@ impl Engine {
         }
         .emit();
         prepared.config.counters.count_decision(plan, &decision);
+        self.count_top_keys(prepared, &decision);
         if let (true, Some(stats)) = (decision.is_shadowed, &self.stats) {
             stats.add(StatCounter::GlobalShadowMode, 1);
         }
@@ -94,7 +96,7 @@ impl Engine {
     /// Appends one status for each limit. Returns the number of limits that are nearly used up.
     fn write_statuses(
         &self,
-        plan: &CheckPlan<'_>,
+        PreparedCheck { config, plan, .. }: &PreparedCheck<'_, '_>,
         charge_decisions: impl Iterator<Item = ChargeDecision>,
         decision: &mut Decision,
     ) -> u64 {
@@ -114,6 +116,7 @@ impl Engine {
             let Some(status) = decision.statuses.last_mut() else { continue };
             write_status(status, limit_plan, next);
             near_limit_count += u64::from(self.is_near_limit(&status.decision, max_at_once));
+            record_used(&config.counters, limit_plan, (&status.decision, max_at_once));
         }
         near_limit_count
     }
@@ -124,6 +127,20 @@ impl Engine {
         let used = u64::from(max_at_once).saturating_sub(decision.headroom.remaining.0);
         decision.reason == Reason::WithinLimit
             && near_limit_threshold(max_at_once, self.policy.near_limit_ratio) < used
+    }
+}
+
+/// Records the share of a charged limit that its key has used. An empty counter allows
+/// `max_at_once` hits.
+fn record_used(
+    counters: &RuleCounters,
+    limit_plan: &LimitPlan<'_>,
+    (decision, max_at_once): (&DescriptorDecision, u32),
+) {
+    let LimitPlan::Charged(rule, _) = limit_plan else { return };
+    if let (true, Some(counter)) = (decision.is_counted(), counters.counter(rule.number)) {
+        let used = u64::from(max_at_once).saturating_sub(decision.headroom.remaining.0);
+        counter.record_used(used, max_at_once);
     }
 }
 

@@ -25,6 +25,7 @@ use crate::engine::actions::ActionChange;
 use crate::engine::concurrency::{BucketName, ShareSnapshot};
 use crate::engine::decide::local_share::FleetDivision;
 use crate::engine::fleet::forwarding::incarnation_name;
+use crate::engine::fleet::live::{LiveReport, Watch};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Nanos, Revision};
 pub use crate::store::fleet::LiveReplica;
@@ -57,6 +58,12 @@ pub struct ReplicaRecord {
     /// The changes to operator actions that the replica knows.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub actions: Vec<ActionChange>,
+    /// The live pages of the replica that are read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub watch: Option<Watch>,
+    /// The live counts of the replica, while a page of another replica is read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub live: Option<LiveReport>,
 }
 
 /// A replica's share of one concurrency limit.
@@ -279,7 +286,9 @@ impl Engine {
     /// Returns this replica's next heartbeat. `None` without a fleet.
     pub(super) fn membership_heartbeat(&self) -> Option<MembershipHeartbeat> {
         let revision = self.config().map_or(Revision(0), |config| config.revision);
-        let shares = ReplicaRecord { actions: self.action_changes(), ..self.share_record() };
+        let (watch, live) = (self.own_watch(), self.live_report());
+        let actions = self.action_changes();
+        let shares = ReplicaRecord { actions, watch, live, ..self.share_record() };
         Some(self.membership()?.make_heartbeat(revision, &shares))
     }
 

@@ -20,6 +20,7 @@ mod joint_decision;
 mod lease_calls;
 mod leased_limits;
 mod limit_lists;
+mod live_counts;
 mod load;
 mod log_lines;
 mod membership;

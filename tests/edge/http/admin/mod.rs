@@ -3,6 +3,7 @@
 mod access;
 mod actions;
 mod audit;
+mod live;
 mod recent;
 
 use std::sync::Arc;
@@ -82,6 +83,11 @@ async fn all_admin_pages_require_the_token() {
         "/whoami",
         "/config/diff",
         "/permits",
+        "/overview",
+        "/rules",
+        "/rule",
+        "/top",
+        "/concurrency",
         "/nothing",
     ] {
         for authorization in wrong {
@@ -127,6 +133,7 @@ async fn unknown_admin_paths_list_all_pages() {
                 "/actions",
                 "/audit",
                 "/boost",
+                "/concurrency",
                 "/config/diff",
                 "/config",
                 "/console",
@@ -135,12 +142,16 @@ async fn unknown_admin_paths_list_all_pages() {
                 "/fleet",
                 "/force",
                 "/mirror",
+                "/overview",
                 "/permits",
                 "/recent",
                 "/refund",
                 "/reset",
                 "/rlconfig",
+                "/rule",
+                "/rules",
                 "/stats",
+                "/top",
                 "/unboost",
                 "/unforce",
                 "/whoami"

@@ -1,0 +1,62 @@
+//! Arguments of `sluicegate top`.
+
+use clap::{Args, ValueEnum};
+
+/// Arguments of `sluicegate top`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The variable SLUICEGATE_LISTEN_ADMIN_TOKEN has the token of the admin port. End \
+with Ctrl-C."
+)]
+pub struct TopArgs {
+    /// Admin port of a replica, which counts the hits of its fleet.
+    #[arg(long, default_value = "http://127.0.0.1:6070", value_name = "URL")]
+    pub server: String,
+    /// Window in which hits are counted.
+    #[arg(long, value_enum, default_value_t = TopWindowArg::Minute)]
+    pub window: TopWindowArg,
+    /// Show only this domain.
+    #[arg(long)]
+    pub domain: Option<String>,
+    /// Show only the rule with this path, as `explain` and the metrics name it.
+    #[arg(long, value_name = "PATH")]
+    pub rule: Option<String>,
+    /// Largest number of rows.
+    #[arg(long, default_value_t = 20, value_name = "N")]
+    pub rows: usize,
+    /// Print the table once, as without a terminal.
+    #[arg(long)]
+    pub once: bool,
+    /// Output format. JSON is the reply of the admin page `/top`, printed once.
+    #[arg(long, value_enum, default_value_t = TopFormat::Text)]
+    pub format: TopFormat,
+}
+
+/// The windows of `sluicegate top`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TopWindowArg {
+    /// The last minute.
+    Minute,
+    /// The last hour.
+    Hour,
+}
+
+impl TopWindowArg {
+    /// Returns the name of the window in the query of `/top`.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Minute => "minute",
+            Self::Hour => "hour",
+        }
+    }
+}
+
+/// The output formats of `sluicegate top`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TopFormat {
+    /// A table for people.
+    Text,
+    /// One JSON object.
+    Json,
+}

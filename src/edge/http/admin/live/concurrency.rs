@@ -1,0 +1,82 @@
+//! Renders `/concurrency`: the concurrency limits in use at this replica, with their last hour.
+//!
+//! Guarantees:
+//! - At most [`MAX_LIMITS`] limits, those with the most requests in flight first.
+//! - The values of several buckets of a limit are summed; RTTs are those of the busiest bucket.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+use serde_json::{Value, json};
+
+use super::rules::domain_of;
+use super::series::series_json;
+use crate::engine::Engine;
+use crate::engine::concurrency::ShareSnapshot;
+use crate::engine::concurrency::path::ConcurrencyUsage;
+use crate::engine::history::MAX_LIMITS;
+use crate::kernel::units::Nanos;
+
+pub(super) fn concurrency(engine: &Engine) -> Value {
+    let mut limits: Vec<_> = engine.concurrency_in_use().into_iter().collect();
+    limits.sort_by(|(a_path, a), (b_path, b)| {
+        (Reverse(a.in_flight), a_path).cmp(&(Reverse(b.in_flight), b_path))
+    });
+    let omitted = limits.len().saturating_sub(MAX_LIMITS);
+    let shares = fleet_shares(engine);
+    let shown: Vec<_> = limits
+        .iter()
+        .take(MAX_LIMITS)
+        .map(|(path, usage)| limit_json(engine, path, usage, shares.get(path)))
+        .collect();
+    json!({"limits": shown, "omitted": omitted})
+}
+
+/// This replica's shares of one fleet-wide limit, summed over its buckets.
+#[derive(Default)]
+struct FleetShare {
+    share: u64,
+    fleet_limit: u64,
+    replicas: u64,
+}
+
+fn fleet_shares(engine: &Engine) -> HashMap<Box<str>, FleetShare> {
+    let mut shares = HashMap::<Box<str>, FleetShare>::new();
+    let Some(reporter) = engine.concurrency_limits().fleet_reporter() else { return shares };
+    for (name, ShareSnapshot { grant, share, .. }) in
+        reporter.share_snapshots(engine.clock(), usize::MAX)
+    {
+        let (Some(path), Some(grant)) = (engine.concurrency_limit_path(&name), grant) else {
+            continue;
+        };
+        let sum = shares.entry(path).or_default();
+        sum.share = sum.share.saturating_add(share.0);
+        sum.fleet_limit = sum.fleet_limit.saturating_add(grant.limit.0);
+        sum.replicas = sum.replicas.max(grant.replicas);
+    }
+    shares
+}
+
+fn limit_json(
+    engine: &Engine,
+    path: &str,
+    usage: &ConcurrencyUsage,
+    share: Option<&FleetShare>,
+) -> Value {
+    let config = engine.config();
+    let micros = |time: Nanos| time.0 / Nanos::MICRO.0;
+    let history = engine.limit_history(path).unwrap_or_default();
+    json!({
+        "domain": config.as_deref().and_then(|config| domain_of(config, path)),
+        "path": path,
+        "limit": usage.limit,
+        "in_flight": usage.in_flight,
+        "waiting": usage.waiting,
+        "rtt_us": usage.busiest.and_then(|busiest| busiest.rtt).map(micros),
+        "min_rtt_us": usage.busiest.and_then(|busiest| busiest.min_rtt).map(micros),
+        "fleet": share.map(|share| json!({
+            "share": share.share, "fleet_limit": share.fleet_limit, "replicas": share.replicas,
+        })),
+        "history": series_json(&history, &["limit", "in_flight", "waiting", "rtt_us"]),
+    })
+}

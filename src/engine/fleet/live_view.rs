@@ -1,0 +1,110 @@
+//! Sums the live counts of this replica and of the other replicas' reports.
+//!
+//! Guarantees:
+//! - A sum has scope `fleet` only if all other live replicas report the part.
+//! - Otherwise the scope is `replica`, and only this replica counts.
+
+use std::collections::HashMap;
+
+use crate::engine::Engine;
+use crate::engine::fleet::live::{CheckCounts, FleetReports, LiveReport, TopWindows, WatchedRule};
+use crate::engine::history::{RuleKey, Series};
+use crate::engine::rule_counters::{RuleActivity, RuleHash};
+
+/// The replicas that a sum counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ViewScope {
+    /// All live replicas.
+    Fleet,
+    /// This replica, because it has no fleet or other replicas do not report.
+    Replica,
+}
+
+impl ViewScope {
+    /// Returns the name of the scope.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Fleet => "fleet",
+            Self::Replica => "replica",
+        }
+    }
+
+    const fn from_parts<T>(parts: Option<&Vec<T>>) -> Self {
+        if parts.is_some() { Self::Fleet } else { Self::Replica }
+    }
+}
+
+impl Engine {
+    /// Returns the number and the history of all checks.
+    #[must_use]
+    pub fn checks_view(&self, reports: &FleetReports) -> (ViewScope, CheckCounts, Series) {
+        let (mut checks, mut history) = (self.check_counts(), self.check_history());
+        let others = reports.all(|report| report.history.as_ref().map(|_| report));
+        for report in others.iter().flatten() {
+            checks = checks.plus(report.checks);
+            report.history.iter().for_each(|other| history.merge(other));
+        }
+        (ViewScope::from_parts(others.as_ref()), checks, history)
+    }
+
+    /// Returns the decisions of all rules.
+    #[must_use]
+    pub fn rules_view(
+        &self,
+        reports: &FleetReports,
+    ) -> (ViewScope, HashMap<RuleHash, RuleActivity>) {
+        let mut rules = self.rule_activity();
+        let others = reports.all(|report| report.rules.as_ref());
+        for (rule, activity) in others.iter().flatten().copied().flatten() {
+            rules.entry(*rule).or_default().merge(activity);
+        }
+        (ViewScope::from_parts(others.as_ref()), rules)
+    }
+
+    /// Returns the decisions, the history and the top keys of one rule.
+    #[must_use]
+    pub fn rule_view(
+        &self,
+        key: RuleKey,
+        max: usize,
+        reports: &FleetReports,
+    ) -> (ViewScope, WatchedRule) {
+        let others = reports.all(|report| watched_in(report, &key));
+        let mut rule = self.watched_rule(key);
+        for other in others.iter().flatten() {
+            rule.activity.merge(&other.activity);
+            rule.history.merge(&other.history);
+            rule.top.merge(&other.top, max);
+        }
+        (ViewScope::from_parts(others.as_ref()), rule)
+    }
+
+    /// Returns the top keys of all rules, of one domain, or of one rule.
+    #[must_use]
+    pub fn top_view(
+        &self,
+        (domain, path): (Option<&str>, Option<&str>),
+        max: usize,
+        reports: &FleetReports,
+    ) -> (ViewScope, TopWindows) {
+        let mut top = self.top_windows((domain, path), max);
+        let others = reports.all(|report| match (domain, path) {
+            (Some(domain), Some(path)) => {
+                let key = (domain.into(), path.into());
+                watched_in(report, &key).map(|rule| &rule.top)
+            }
+            _ => report.top.as_ref(),
+        });
+        for other in others.iter().flatten() {
+            let mut other = (*other).clone();
+            other.select_domain(domain);
+            top.merge(&other, max);
+        }
+        (ViewScope::from_parts(others.as_ref()), top)
+    }
+}
+
+fn watched_in<'r>(report: &'r LiveReport, key: &RuleKey) -> Option<&'r WatchedRule> {
+    report.watched.iter().find(|rule| rule.key == *key)
+}

@@ -1,0 +1,126 @@
+//! Live counts of two real processes: the admin pages of one count the checks of both.
+
+use serde_json::{Value as Json, json};
+
+use super::membership::{start_replica, wait_for_members};
+use super::{check, limits};
+use crate::support::http1;
+use crate::support::redis::Redis;
+use crate::support::resp::Value;
+use crate::support::service::{Service, sluicegate};
+use crate::support::waiting::until;
+
+fn page(service: &Service, path: &str) -> Json {
+    let reply = http1::get(service.admin, path, &[]).unwrap();
+    serde_json::from_slice(&reply.body).unwrap_or_else(|_| panic!("{path}: {}", reply.text()))
+}
+
+/// Reads the page until it counts the whole fleet.
+fn fleet_page(service: &Service, path: &str) -> Json {
+    until(path, || {
+        let page = page(service, path);
+        if page["scope"] == "fleet" { Ok(page) } else { Err(page.to_string()) }
+    })
+    .unwrap()
+}
+
+fn record(store: &Redis, replica: &str) -> String {
+    match store.command(&["HGET", "sluicegatesg:{fleet}:members", replica]) {
+        value @ Value::Text(_) => value.text(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn pages_of_one_replica_count_the_checks_of_both() {
+    let (store, limits) = (Redis::start(), limits(3));
+    let a = start_replica(limits.path(), &store, "a", &[]);
+    let b = start_replica(limits.path(), &store, "b", &[]);
+    wait_for_members(&a, &["a", "b"]);
+    // Nobody looks, so nobody reports.
+    assert!(!record(&store, "b").contains("\"live\""));
+    for service in [&a, &b, &b, &b, &b] {
+        check(service, "error", "x");
+    }
+    check(&b, "error", "only <b>");
+
+    let top = fleet_page(&a, "/top?window=hour");
+    let row = |descriptor: &str, hits: u64| {
+        json!({
+            "domain": "d", "path": "d.error", "descriptor": descriptor, "hits": hits, "error": 0,
+        })
+    };
+    assert_eq!((&top["replicas"], &top["live_replicas"]), (&json!(2), &json!(2)));
+    assert_eq!(top["all"], json!([row("error=x", 5), row("error=only <b>", 1)]));
+    assert_eq!(top["denied"], json!([row("error=x", 2)]));
+    assert_eq!((&top["all_total"], &top["denied_total"]), (&json!(6), &json!(2)));
+
+    let counts = json!({
+        "allow": 4, "deny": 2, "shadow_deny": 0, "fallback_allow": 0, "fallback_deny": 0,
+    });
+    let rule = fleet_page(&a, "/rule?domain=d&path=d.error");
+    assert_eq!(rule["counts"], counts);
+    assert_eq!(rule["used"], 1.0);
+    assert_eq!(
+        rule["top"]["hour"]["all"][0],
+        json!({"descriptor": "error=x", "hits": 5, "error": 0})
+    );
+    let rules = fleet_page(&a, "/rules");
+    assert_eq!(rules["rules"][0]["counts"], counts);
+
+    let overview = fleet_page(&a, "/overview");
+    let checks = json!({"allow": 4, "deny": 2, "shadow_deny": 0, "error": 0});
+    assert_eq!(overview["checks"], checks);
+    assert_eq!(overview["replicas"][1]["replica"], "b");
+    let checks = json!({"allow": 3, "deny": 2, "shadow_deny": 0, "error": 0});
+    assert_eq!(overview["replicas"][1]["checks"], checks);
+    assert_eq!(overview["store"]["kind"], "redis");
+}
+
+#[test]
+fn reports_end_when_nobody_looks() {
+    let (store, limits) = (Redis::start(), limits(3));
+    let a = start_replica(limits.path(), &store, "a", &[]);
+    let _b = start_replica(limits.path(), &store, "b", &[]);
+    wait_for_members(&a, &["a", "b"]);
+    fleet_page(&a, "/rules");
+    assert!(record(&store, "b").contains("\"live\""));
+    until("no more reports", || {
+        let (a, b) = (record(&store, "a"), record(&store, "b"));
+        if a.contains("\"watch\"") || b.contains("\"live\"") { Err(a + &b) } else { Ok(()) }
+    })
+    .unwrap();
+}
+
+#[test]
+fn the_command_top_prints_the_fleet_once() {
+    let (store, limits) = (Redis::start(), limits(3));
+    let a = start_replica(limits.path(), &store, "a", &[]);
+    let b = start_replica(limits.path(), &store, "b", &[]);
+    wait_for_members(&a, &["a", "b"]);
+    for service in [&a, &b, &b, &b] {
+        check(service, "error", "x");
+    }
+    let server = format!("http://{}", a.admin);
+    let run = |more: &[&str]| {
+        let mut command = sluicegate();
+        let ended = command.args(["top", "--server", &server]).args(more).output().unwrap();
+        let err = String::from_utf8(ended.stderr).unwrap();
+        (ended.status.code(), String::from_utf8(ended.stdout).unwrap(), err)
+    };
+    let table = "\
+last hour, 2 of 2 replicas: 4 hits, 1 denied
+    DENIED       HITS   SHARE  RULE     DESCRIPTOR
+         1          4  100.0%  d.error  error=x
+";
+    let expected = (Some(0), table.to_owned(), String::new());
+    assert_eq!(run(&["--window", "hour", "--rule", "d.error"]), expected);
+    let (code, out, _) = run(&["--window", "hour", "--format", "json"]);
+    let json: Json = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &json["all"][0]["hits"]), (Some(0), &json!(4)));
+
+    drop(a);
+    let (code, out, err) = run(&[]);
+    assert_eq!((code, &*out), (Some(2), ""));
+    assert!(err.contains(&server) && err.contains("refused"), "{err}");
+}
