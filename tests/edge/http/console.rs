@@ -14,7 +14,7 @@ use super::admin::admin;
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/edge/http/console");
 
-/// The largest transfer of the first page, in bytes: issue 36 allows 200 kB.
+/// The largest transfer of the first page, in bytes.
 const MAX_FIRST_PAGE: usize = 200_000;
 
 struct Reply {
@@ -167,7 +167,7 @@ fn console_files_have_no_markup_from_data_and_no_inline_code() {
 
 #[test]
 fn console_files_name_no_other_host() {
-    let address = Regex::new(r#"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}"#).unwrap();
+    let address = Regex::new(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}").unwrap();
     for (path, text) in own_files() {
         // A name space is an identifier, which no browser fetches.
         let text = text.replace("http://www.w3.org/2000/svg", "");
