@@ -5,8 +5,9 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descri
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use crate::support::certificates::Authority;
 use crate::support::rate_limit_server::RateLimitServer;
 use crate::support::service::Service;
 use crate::support::waiting::{now, until};
@@ -121,6 +122,35 @@ fn all_checks_of_a_sampled_key_are_mirrored() {
     // Binomial with n = 200 and p = 0.2: the standard deviation is 5.7 keys.
     let seen: u64 = counts.values().sum();
     assert!((3 * 15..=3 * 65).contains(&seen), "{seen} of {checks}");
+}
+
+#[test]
+fn a_mirror_over_tls_with_equal_limits_decides_alike() {
+    let authority = Authority::new();
+    let own = authority.sign(&["127.0.0.1"]);
+    let limits = tempfile::tempdir().unwrap();
+    std::fs::write(limits.path().join("d.yaml"), LIMITS).unwrap();
+    let start = |flags: &[&str]| {
+        let flags: Vec<_> = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        Service::start(limits.path(), &flags).unwrap()
+    };
+    let other =
+        start(&["--listen-tls-cert-file", &own.certificate, "--listen-tls-key-file", &own.key]);
+    let (to, ca) = (other.grpc.to_string(), authority.ca());
+    let tls = ["--mirror-use-tls", "--mirror-tls-ca-file", &ca];
+    let service = start(&[&["--mirror-to", &to, "--mirror-sample", "100%"], &tls[..]].concat());
+    for round in 1..=3 {
+        // Fewer checks than the queue of one key has room for.
+        assert!(send(&service, (0..40).map(|_| "ann".to_owned())) <= 40);
+        until("all comparisons", || {
+            let checks = page(&service)["checks"].clone();
+            let sum: u64 = checks.as_object().unwrap().values().filter_map(Value::as_u64).sum();
+            if sum == 40 * round { Ok(()) } else { Err(checks.to_string()) }
+        })
+        .unwrap();
+    }
+    let page = page(&service);
+    assert_eq!((&page["checks"]["equal"], &page["rules"]), (&json!(120), &json!([])), "{page}");
 }
 
 #[test]

@@ -8,10 +8,17 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
 use parking_lot::Mutex;
 use serde_json::Value;
+use sluicegate::edge::grpc::tls;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
+use tokio_rustls::TlsAcceptor;
+
+use super::certificates::Files;
 
 /// The replies to requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +60,7 @@ struct Shared {
 pub struct EventReceiver {
     pub address: SocketAddr,
     shared: Shared,
+    tls: Option<Arc<tls::ServerTls>>,
     runtime: Option<Runtime>,
 }
 
@@ -81,12 +89,46 @@ async fn receive(State(shared): State<Shared>, headers: HeaderMap, body: Bytes) 
     status
 }
 
+async fn serve(listener: TcpListener, tls: Option<Arc<tls::ServerTls>>, router: Router) {
+    let Some(tls) = tls else { return axum::serve(listener, router).await.unwrap() };
+    let mut config = (*tls::ServerTls::current(&tls).await).clone();
+    config.alpn_protocols.push(b"http/1.1".to_vec());
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    loop {
+        let (stream, _) = listener.accept().await.unwrap();
+        let (acceptor, service) = (acceptor.clone(), TowerToHyperService::new(router.clone()));
+        tokio::spawn(async move {
+            let Ok(stream) = acceptor.accept(stream).await else { return };
+            let server = auto::Builder::new(TokioExecutor::new());
+            drop(server.serve_connection(TokioIo::new(stream), service).await);
+        });
+    }
+}
+
 impl EventReceiver {
     pub fn start(replies: Replies) -> Self {
+        Self::over(replies, None)
+    }
+
+    pub fn start_with_tls(own: &Files) -> Self {
+        let files = tls::TlsFiles {
+            certificate: own.certificate.clone().into(),
+            key: own.key.clone().into(),
+            client_ca: None,
+            client_name: None,
+        };
+        Self::over(Replies::Accept, Some(Arc::new(tls::ServerTls::new(files).unwrap())))
+    }
+
+    fn over(replies: Replies, tls: Option<Arc<tls::ServerTls>>) -> Self {
         let replies = Arc::new(Mutex::new((replies, 0)));
         let shared = Shared { replies, received: Arc::default() };
-        let mut receiver =
-            Self { address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), shared, runtime: None };
+        let mut receiver = Self {
+            address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            shared,
+            tls,
+            runtime: None,
+        };
         receiver.open();
         receiver
     }
@@ -101,7 +143,7 @@ impl EventReceiver {
         let listener = runtime.block_on(TcpListener::bind(self.address)).unwrap();
         self.address = listener.local_addr().unwrap();
         let router = Router::new().route("/events", post(receive)).with_state(self.shared.clone());
-        runtime.spawn(async move { axum::serve(listener, router).await.unwrap() });
+        runtime.spawn(serve(listener, self.tls.clone(), router));
         self.runtime = Some(runtime);
     }
 
@@ -113,7 +155,8 @@ impl EventReceiver {
     }
 
     pub fn url(&self) -> String {
-        format!("http://{}/events", self.address)
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}/events", self.address)
     }
 
     /// The accepted requests so far, repetitions included.

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
+use crate::support::certificates::Authority;
 use crate::support::event_receiver::{EventReceiver, Received, Replies};
 use crate::support::http1;
 use crate::support::redis::Redis;
@@ -165,6 +166,27 @@ fn events_are_delivered_after_the_receiver_restarts() {
     receiver.received().iter().for_each(assert_signed);
     let log = service.log();
     assert!(log.contains("failed to send an event") && log.contains("refused"), "{log}");
+}
+
+#[test]
+fn the_certificate_of_the_receiver_is_verified() {
+    let authority = Authority::new();
+    let (files, receiver) =
+        (write_files(), EventReceiver::start_with_tls(&authority.sign(&["127.0.0.1"])));
+    let trusting = start(&files, &receiver, &["--events-ca-file", &authority.ca()]);
+    assert_eq!(check(&trusting, "none", "ann"), 429);
+    wait_for_delivery(&trusting);
+    assert_eq!(receiver.events().len(), 1);
+    // The system's CAs did not sign the certificate.
+    let other = start(&files, &receiver, &[]);
+    assert_eq!(check(&other, "none", "ann"), 429);
+    until("a failed attempt", || match outcomes(&other, "retried") {
+        0 => Err(other.log()),
+        _ => Ok(()),
+    })
+    .unwrap();
+    assert!(other.log().contains("certificate"), "{}", other.log());
+    assert_eq!(receiver.events().len(), 1);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //!   clock difference.
 //!
 //! Not covered:
+//! - Leased hits that other replicas have not spent, which count as used.
 //! - Limits with a forced decision, which charge no counter.
 
 use std::borrow::Cow;
