@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::port::Admin;
 use crate::edge::http::response::{JSON, PLAIN};
-use crate::engine::actions::{AuditEntry, AuditRow};
+use crate::engine::actions::{ActionKind, AuditEntry, AuditRow};
 use crate::kernel::decision::StoreFailure;
 use crate::kernel::units::Nanos;
 
@@ -60,6 +60,7 @@ fn row_json(AuditRow { entry, at }: &AuditRow) -> Value {
         "by": entry.by,
         "replica": entry.replica,
         "action": entry.action,
+        "scope": scope(entry),
         "domain": entry.domain,
         "limit": entry.limit,
         "descriptor": entry.descriptor,
@@ -67,6 +68,12 @@ fn row_json(AuditRow { entry, at }: &AuditRow) -> Value {
         "until_unix_ms": until_ms,
         "reason": entry.reason,
     })
+}
+
+/// Returns the target of an action: `rule` or `key`; `null` for a change to a counter.
+fn scope(entry: &AuditEntry) -> Option<&'static str> {
+    let is_rule = **entry.kind.as_ref()? == *ActionKind::ForceRule.as_str();
+    Some(if is_rule { "rule" } else { "key" })
 }
 
 /// Describes the effect: `deny for 10m`, `x2 for 1h` or `20 hits`.

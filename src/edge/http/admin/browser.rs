@@ -26,7 +26,9 @@ const SECURITY_HEADERS: [(HeaderName, HeaderValue); 4] = [
 /// Adds the headers that restrict browsers. Pages are not cached unless they say otherwise.
 pub(super) async fn add_security_headers(mut response: Response) -> Response {
     let headers = response.headers_mut();
-    headers.extend(SECURITY_HEADERS);
+    for (name, value) in SECURITY_HEADERS {
+        headers.insert(name, value);
+    }
     headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     response
 }
