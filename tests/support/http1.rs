@@ -29,7 +29,7 @@ pub fn get(to: SocketAddr, path: &str, headers: &[(&str, &str)]) -> std::io::Res
     call(to, "GET", path, headers, None)
 }
 
-/// Sends one request and reads the response until the server closes the connection.
+/// Sends one request and reads the response.
 pub fn call(
     to: SocketAddr,
     method: &str,
@@ -52,9 +52,29 @@ pub fn call(
     request.extend_from_slice(b"\r\n");
     request.extend_from_slice(body.unwrap_or_default());
     stream.write_all(&request)?;
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer)?;
+    let answer = read_answer(&mut stream)?;
     parse(&answer).ok_or_else(|| Error::new(ErrorKind::InvalidData, "not an HTTP/1 answer"))
+}
+
+/// Reads until the server closes the connection, or until the body has its announced length: some
+/// servers, such as `chromedriver`, leave the connection open.
+fn read_answer(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
+    let (mut answer, mut chunk) = (Vec::new(), vec![0; 64 * 1024]);
+    loop {
+        let count = stream.read(&mut chunk)?;
+        answer.extend_from_slice(&chunk[..count]);
+        if count == 0 || has_announced_length(&answer) {
+            return Ok(answer);
+        }
+    }
+}
+
+fn has_announced_length(answer: &[u8]) -> bool {
+    let is_complete = |reply: &Reply| {
+        let length = reply.header("content-length").and_then(|length| length.parse().ok());
+        length.is_some_and(|length: usize| length <= reply.body.len())
+    };
+    parse(answer).as_ref().is_some_and(is_complete)
 }
 
 fn parse(answer: &[u8]) -> Option<Reply> {
