@@ -63,6 +63,7 @@ pub mod config;
 pub mod edge;
 pub mod engine;
 pub mod pem;
+pub mod recording;
 pub mod source;
 pub mod store;
 pub mod telemetry;

@@ -16,6 +16,7 @@ mod decide;
 pub mod fleet;
 pub mod forced_decisions;
 pub mod lease;
+pub mod recorder;
 mod rule_counters;
 mod unmatched;
 
@@ -31,6 +32,7 @@ use crate::engine::fleet::forwarding::ForwardingQueue;
 use crate::engine::fleet::reporter::FleetReporter;
 use crate::engine::forced_decisions::ForcedDecisions;
 use crate::engine::lease::LeaseManager;
+use crate::engine::recorder::state::Recorder;
 use crate::engine::rule_counters::RuleCounters;
 use crate::engine::unmatched::UnmatchedDescriptors;
 use crate::kernel::concurrency::permit_registry;
@@ -69,6 +71,7 @@ pub struct Engine {
     forwarding: Option<ForwardingQueue>,
     forced_decisions: ForcedDecisions,
     unmatched: UnmatchedDescriptors,
+    recorder: Arc<Recorder>,
 }
 
 /// The settings that apply to every decision.
@@ -125,6 +128,7 @@ impl Engine {
             forwarding,
             forced_decisions,
             unmatched,
+            recorder: Arc::default(),
         }
     }
 

@@ -1,0 +1,207 @@
+//! The state of a recording, and the recording of one check.
+
+use std::hash::Hasher as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use parking_lot::{Mutex, MutexGuard};
+use siphasher::sip::SipHasher13;
+use tokio::sync::mpsc;
+
+use super::stream::RecordError;
+use crate::config::Config;
+use crate::engine::decide::{CheckError, Decision};
+use crate::kernel::decision::{Check, Descriptor, Verdict};
+use crate::kernel::units::Nanos;
+use crate::recording::hashed_values::ValueHasher;
+use crate::recording::percent::Percent;
+use crate::recording::{BlockBuilder, CheckOutcome, RecordedDecision, RecordingEnd};
+
+/// The recording of a replica, if one runs.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct Recorder {
+    is_on: AtomicBool,
+    state: Mutex<RecorderState>,
+}
+
+#[derive(Debug, Default)]
+enum RecorderState {
+    #[default]
+    Idle,
+    Recording(Box<ActiveRecording>),
+    /// The stream has not sent the rest yet.
+    Ended(Box<RecordedRest>),
+}
+
+/// The last block of a recording, and its end.
+#[derive(Debug)]
+pub(super) struct RecordedRest {
+    pub(super) block: BlockBuilder,
+    pub(super) end: RecordingEnd,
+}
+
+#[derive(Debug)]
+pub(super) struct ActiveRecording {
+    sample: Percent,
+    /// Hashes values by the limits at the start, so that equal values stay equal after a reload.
+    hashed: Option<(ValueHasher, Arc<Config>)>,
+    blocks: mpsc::Sender<BlockBuilder>,
+    block: BlockBuilder,
+    end: RecordingEnd,
+}
+
+impl Recorder {
+    #[inline]
+    pub(in crate::engine) fn is_on(&self) -> bool {
+        self.is_on.load(Relaxed)
+    }
+
+    /// Locks the recording. With the memory store, a check is decided under this lock.
+    pub(in crate::engine) fn lock(&self) -> LockedRecorder<'_> {
+        LockedRecorder(self.state.lock())
+    }
+
+    pub(super) fn start(&self, recording: ActiveRecording) -> Result<(), RecordError> {
+        let mut state = self.state.lock();
+        let RecorderState::Idle = *state else { return Err(RecordError::AlreadyRecording) };
+        *state = RecorderState::Recording(Box::new(recording));
+        self.is_on.store(true, Relaxed);
+        Ok(())
+    }
+
+    /// Ends the recording. Its stream then sends the rest.
+    pub(super) fn stop(&self) {
+        let mut state = self.state.lock();
+        self.is_on.store(false, Relaxed);
+        *state = match std::mem::take(&mut *state) {
+            // Drops the sender of blocks, which wakes the stream.
+            RecorderState::Recording(active) => {
+                let ActiveRecording { block, end, .. } = *active;
+                RecorderState::Ended(Box::new(RecordedRest { block, end }))
+            }
+            state => state,
+        };
+    }
+
+    /// Ends the recording and drops its rest. Another one may start.
+    pub(super) fn reset(&self) {
+        self.is_on.store(false, Relaxed);
+        *self.state.lock() = RecorderState::Idle;
+    }
+
+    /// Sends the block although it is not full.
+    pub(super) fn send_block(&self) {
+        if let RecorderState::Recording(active) = &mut *self.state.lock()
+            && !active.block.is_empty()
+        {
+            active.send_block();
+        }
+    }
+
+    /// Returns the rest of an ended recording.
+    pub(super) fn take_rest(&self) -> Option<RecordedRest> {
+        let mut state = self.state.lock();
+        match std::mem::take(&mut *state) {
+            RecorderState::Ended(rest) => Some(*rest),
+            other => {
+                *state = other;
+                None
+            }
+        }
+    }
+}
+
+/// The recording, locked.
+pub(in crate::engine) struct LockedRecorder<'r>(MutexGuard<'r, RecorderState>);
+
+impl LockedRecorder<'_> {
+    /// Records a decided check. A check that was refused before any charge is left out.
+    pub(in crate::engine) fn record(
+        &mut self,
+        check: &Check<'_>,
+        now: Nanos,
+        result: &Result<Decision, CheckError>,
+    ) {
+        let RecorderState::Recording(active) = &mut *self.0 else { return };
+        let (time, outcome) = match result {
+            // Before global shadow mode, so that a replay compares decisions of the limits.
+            Ok(decision) if decision.is_shadowed || decision.verdict == Verdict::Deny => {
+                (decision.now, CheckOutcome::Deny)
+            }
+            Ok(decision) => (decision.now, CheckOutcome::Allow),
+            Err(CheckError::StoreUnavailable(_)) => (now, CheckOutcome::Failed),
+            Err(_) => return,
+        };
+        if active.sample.contains_hash(key_hash(check)) {
+            let denied_by = result.as_ref().ok().and_then(|decision| decision.denied_by.as_deref());
+            active.add(check, RecordedDecision { time, outcome, denied_by });
+        }
+    }
+}
+
+impl ActiveRecording {
+    pub(super) fn new(
+        sample: Percent,
+        hashed: Option<(ValueHasher, Arc<Config>)>,
+        blocks: mpsc::Sender<BlockBuilder>,
+    ) -> Self {
+        let (block, end) = (BlockBuilder::default(), RecordingEnd::default());
+        Self { sample, hashed, blocks, block, end }
+    }
+
+    fn add(&mut self, check: &Check<'_>, decision: RecordedDecision<'_>) {
+        let is_added = match &self.hashed {
+            None => self.block.add(check, decision),
+            Some((hasher, config)) => {
+                let values = hasher.hash_values(config, check);
+                let check = values.as_deref().map(|values| with_values(check, values));
+                check.is_some_and(|check| self.block.add(&check, decision))
+            }
+        };
+        if !is_added {
+            self.end.dropped += 1;
+            return;
+        }
+        self.end.recorded += 1;
+        if self.block.is_full() {
+            self.send_block();
+        }
+    }
+
+    fn send_block(&mut self) {
+        let block = self.block.take();
+        let checks = block.checks();
+        if self.blocks.try_send(block).is_err() {
+            self.end.recorded -= checks;
+            self.end.dropped += checks;
+        }
+    }
+}
+
+/// Returns `check` with other values of its entries, one list for each descriptor.
+fn with_values<'a>(check: &'a Check<'_>, values: &'a [Vec<String>]) -> Check<'a> {
+    let replace = |(one, values): (&'a Descriptor<'_>, &'a Vec<String>)| Descriptor {
+        entries: one.entries.iter().zip(values).map(|((key, _), value)| (*key, &**value)).collect(),
+        ..*one
+    };
+    let descriptors = check.descriptors.iter().zip(values).map(replace).collect();
+    Check { domain: check.domain, descriptors }
+}
+
+/// Returns a hash of the domain and the descriptors, the same in every recording.
+fn key_hash(check: &Check<'_>) -> u64 {
+    let mut hasher = SipHasher13::new();
+    let mut write = |text: &str| {
+        hasher.write(text.as_bytes());
+        hasher.write_u8(0xff);
+    };
+    write(check.domain);
+    for descriptor in &check.descriptors {
+        descriptor.entries.iter().for_each(|(key, value)| {
+            write(key);
+            write(value);
+        });
+        write("");
+    }
+    hasher.finish()
+}
