@@ -64,6 +64,7 @@ pub mod edge;
 pub mod engine;
 pub mod pem;
 pub mod recording;
+pub mod replay;
 pub mod source;
 pub mod store;
 pub mod telemetry;

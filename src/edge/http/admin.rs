@@ -12,6 +12,7 @@ mod forced_decision;
 mod permits;
 mod port;
 mod recent;
+mod record;
 mod show;
 
 use axum::Router;
@@ -32,7 +33,7 @@ pub use permits::permits;
 pub use port::Admin;
 pub use show::{ConfigLoads, LoadError, config, fleet, rlconfig};
 
-const PATHS: [(&str, &str); 14] = [
+const PATHS: [(&str, &str); 15] = [
     ("/", "this list"),
     ("/rlconfig", "all limits, one per line"),
     ("/stats", "the process, and the statistics of envoyproxy/ratelimit, as JSON"),
@@ -53,6 +54,11 @@ const PATHS: [(&str, &str); 14] = [
     ("/reset", "POST, requires a token: resets the counters of ?domain=d&descriptor=k=v,k2=v2"),
     ("/fleet", "the replicas of the fleet and their shares, as JSON"),
     ("/recent", "the last 100 different descriptors that matched no rule, with counts, as JSON"),
+    (
+        "/record",
+        "requires a token: streams the checks of &for=10m, of &sample=1% of the keys, with \
+         &keys=hashed (or clear)",
+    ),
     ("/permits", "requests in flight: the oldest permits, the busiest buckets, as JSON"),
 ];
 
@@ -97,6 +103,7 @@ impl Admin {
 fn change_routes(admin: &Admin) -> Router<Admin> {
     Router::new()
         .route("/force", post(forced_decision::force))
+        .route("/record", get(record::record))
         .route("/refund", post(refund))
         .route("/reset", post(reset))
         .route("/unforce", post(forced_decision::unforce))

@@ -50,6 +50,18 @@ pub enum RecordedKeys {
     Clear,
 }
 
+impl RecordedKeys {
+    /// Parses `hashed` or `clear`.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "hashed" => Some(Self::Hashed),
+            "clear" => Some(Self::Clear),
+            _ => None,
+        }
+    }
+}
+
 /// The reason why a recording cannot start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
