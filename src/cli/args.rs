@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum};
 
+use super::recording_args::{RecordArgs, ReplayArgs, SuggestArgs};
 use crate::config::settings::{Setting, Settings, Shape, table};
 
 /// A rate limiting and concurrency control service for Envoy and NGINX.
@@ -38,6 +39,12 @@ pub enum Command {
     Ask(AskArgs),
     /// Explain the limit that a descriptor matches.
     Explain(ExplainArgs),
+    /// Record the checks of a replica, or import Envoy's access log: 0 recorded, 2 failed.
+    Record(RecordArgs),
+    /// Decide recorded checks with other limits: 0 within the bound, 1 above it, 2 failed.
+    Replay(ReplayArgs),
+    /// Suggest limits from recorded checks, with the share of checks that each would deny.
+    Suggest(SuggestArgs),
     /// Examine a Redis or PostgreSQL for use as the store: 0 suitable, 1 errors, 2 unreachable.
     Doctor(DoctorArgs),
     /// Create or upgrade the tables in PostgreSQL: 0 done, 2 failed.
@@ -65,6 +72,15 @@ pub struct ServeArgs {
     /// One command-line flag for each setting.
     #[command(flatten)]
     pub flags: SettingFlags,
+}
+
+impl ServeArgs {
+    /// Returns the arguments that read only the settings file.
+    #[must_use]
+    pub fn from_settings_file(file: PathBuf) -> Self {
+        let flags = SettingFlags::default();
+        Self { settings: Some(file), print_config: false, migrate: false, flags }
+    }
 }
 
 /// The settings given as flags.

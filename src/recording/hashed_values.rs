@@ -19,12 +19,13 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::hash::Hasher as _;
 
+use ring::rand::SystemRandom;
 use siphasher::sip::SipHasher13;
 
 use crate::config::Config;
 use crate::config::tree::RuleMatch;
 use crate::config::tree::values::ValueMatch;
-use crate::kernel::decision::Check;
+use crate::kernel::decision::{Check, Descriptor};
 
 /// The character before a hash.
 const MARK: char = '~';
@@ -90,6 +91,23 @@ impl ValueHasher {
             ValueMatch::Any => self.hash(value),
         }
     }
+}
+
+/// Returns `check` with other values of its entries, one list for each descriptor.
+#[must_use]
+pub fn with_values<'a>(check: &'a Check<'_>, values: &'a [Vec<String>]) -> Check<'a> {
+    let replace = |(one, values): (&'a Descriptor<'_>, &'a Vec<String>)| Descriptor {
+        entries: one.entries.iter().zip(values).map(|((key, _), value)| (*key, &**value)).collect(),
+        ..*one
+    };
+    let descriptors = check.descriptors.iter().zip(values).map(replace).collect();
+    Check { domain: check.domain, descriptors }
+}
+
+/// Returns a random salt. `None` if the operating system has no random numbers.
+#[must_use]
+pub fn new_salt() -> Option<[u8; 16]> {
+    ring::rand::generate(&SystemRandom::new()).ok().map(ring::rand::Random::expose)
 }
 
 /// Restores the hashed values that configurations name.

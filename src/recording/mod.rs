@@ -18,6 +18,7 @@
 //! - Secrecy: whoever has the file can test guesses of hashed values.
 //! - Concurrency limits: only decisions of rate limits are recorded.
 
+pub mod access_log;
 pub mod block;
 mod frame;
 pub mod hashed_values;

@@ -11,9 +11,9 @@ use tokio::sync::mpsc;
 use super::stream::RecordError;
 use crate::config::Config;
 use crate::engine::decide::{CheckError, Decision};
-use crate::kernel::decision::{Check, Descriptor, Verdict};
+use crate::kernel::decision::{Check, Verdict};
 use crate::kernel::units::Nanos;
-use crate::recording::hashed_values::ValueHasher;
+use crate::recording::hashed_values::{ValueHasher, with_values};
 use crate::recording::percent::Percent;
 use crate::recording::{BlockBuilder, CheckOutcome, RecordedDecision, RecordingEnd};
 
@@ -176,16 +176,6 @@ impl ActiveRecording {
             self.end.dropped += checks;
         }
     }
-}
-
-/// Returns `check` with other values of its entries, one list for each descriptor.
-fn with_values<'a>(check: &'a Check<'_>, values: &'a [Vec<String>]) -> Check<'a> {
-    let replace = |(one, values): (&'a Descriptor<'_>, &'a Vec<String>)| Descriptor {
-        entries: one.entries.iter().zip(values).map(|((key, _), value)| (*key, &**value)).collect(),
-        ..*one
-    };
-    let descriptors = check.descriptors.iter().zip(values).map(replace).collect();
-    Check { domain: check.domain, descriptors }
 }
 
 /// Returns a hash of the domain and the descriptors, the same in every recording.

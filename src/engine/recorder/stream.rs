@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ring::rand::SystemRandom;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -13,7 +12,7 @@ use crate::config::Config;
 use crate::engine::Engine;
 use crate::engine::decide::plan::{KeyNaming, OverridePolicy, PlanSettings};
 use crate::kernel::units::Nanos;
-use crate::recording::hashed_values::ValueHasher;
+use crate::recording::hashed_values::{ValueHasher, new_salt};
 use crate::recording::percent::Percent;
 use crate::recording::writer::{pack_block, pack_end, pack_header};
 use crate::recording::{
@@ -113,7 +112,7 @@ impl Engine {
         let config = self.config().ok_or(RecordError::NoConfig)?;
         let salt = match options.keys {
             RecordedKeys::Clear => None,
-            RecordedKeys::Hashed => Some(new_salt()?),
+            RecordedKeys::Hashed => Some(new_salt().ok_or(RecordError::NoRandomNumbers)?),
         };
         let header = self.recording_header(options.sample, salt);
         let (active, blocks) = new_recording(options.sample, salt, config);
@@ -150,11 +149,6 @@ fn new_recording(
     let (sender, blocks) = mpsc::channel(MAX_QUEUED_BLOCKS);
     let hashed = salt.map(|salt| (ValueHasher::new(salt), config));
     (ActiveRecording::new(sample, hashed, sender), blocks)
-}
-
-fn new_salt() -> Result<[u8; 16], RecordError> {
-    let salt = ring::rand::generate(&SystemRandom::new());
-    salt.map(ring::rand::Random::expose).map_err(|_unspecified| RecordError::NoRandomNumbers)
 }
 
 const fn recorded_planning(planning: PlanSettings) -> RecordedPlanning {
