@@ -50,7 +50,7 @@ pub struct SuggestionOptions {
 #[derive(Debug)]
 pub struct Suggestion {
     domain: String,
-    unit: Unit,
+    options: SuggestionOptions,
     /// The suggested limits, by the list of their keys.
     pub shapes: BTreeMap<Vec<String>, SuggestedShape>,
     warnings: Vec<String>,
@@ -60,7 +60,7 @@ pub struct Suggestion {
 #[derive(Clone, Debug)]
 pub struct SuggestedShape {
     /// The number of different values.
-    pub keys: usize,
+    pub values: usize,
     /// The percentile of the largest use in one unit, in hits.
     pub observed: u64,
     /// The suggested requests per unit.
@@ -110,7 +110,7 @@ pub fn suggest<R: Read>(
     }
     let domain = usage.select_domain(domain)?;
     let shapes = usage.into_shapes(&domain, options);
-    let mut suggestion = Suggestion { domain, unit: options.unit, shapes, warnings };
+    let mut suggestion = Suggestion { domain, options, shapes, warnings };
     suggestion.count_denied(open().map_err(unreadable)?)?;
     Ok(suggestion)
 }
@@ -211,13 +211,15 @@ impl SuggestedShape {
         let observed = uses.get(rank - 1).copied().unwrap_or(0);
         let scaled = u128::from(observed) * u128::from(options.headroom_thousandths);
         let requests = u32::try_from(scaled.div_ceil(1_000)).unwrap_or(u32::MAX).max(1);
-        Self { keys: uses.len(), observed, requests, checks: 0, denied: 0 }
+        Self { values: uses.len(), observed, requests, checks: 0, denied: 0 }
     }
 
-    fn comment(&self) -> String {
-        let Self { keys, observed, checks, denied, .. } = self;
+    fn comment(&self, SuggestionOptions { percentile, unit, .. }: SuggestionOptions) -> String {
+        let Self { values, observed, checks, denied, .. } = self;
         format!(
-            "{keys} keys, observed {observed}; denies {denied} of {checks} checks ({})",
+            "{percentile} of {values} values use at most {observed} per {}; denies {denied} of \
+             {checks} checks ({})",
+            unit_name(unit),
             format_share(*denied, *checks)
         )
     }
@@ -270,14 +272,15 @@ impl Suggestion {
     #[must_use]
     pub fn limits_file(&self) -> String {
         let limits = self.shapes.iter().map(|(keys, shape)| {
-            let limit = SuggestedLimit { requests: shape.requests, comment: shape.comment() };
+            let limit =
+                SuggestedLimit { requests: shape.requests, comment: shape.comment(self.options) };
             (&**keys, limit)
         });
         let limits: Vec<(&[String], SuggestedLimit)> = limits.collect();
         let limits = limits.iter().map(|(keys, limit)| (*keys, limit));
         let remarks: String =
             self.warnings.iter().map(|warning| format!("# warning: {warning}\n")).collect();
-        remarks + &write_limits(&self.domain, self.unit, limits)
+        remarks + &write_limits(&self.domain, self.options.unit, limits)
     }
 
     /// Returns the suggested limits as JSON.
@@ -286,7 +289,7 @@ impl Suggestion {
         let limits = self.shapes.iter().map(|(keys, shape)| {
             json!({
                 "keys": keys,
-                "values": shape.keys,
+                "values": shape.values,
                 "observed": shape.observed,
                 "requests_per_unit": shape.requests,
                 "checks": shape.checks,
@@ -295,7 +298,7 @@ impl Suggestion {
         });
         json!({
             "domain": self.domain,
-            "unit": unit_name(self.unit),
+            "unit": unit_name(self.options.unit),
             "limits": limits.collect::<Vec<_>>(),
             "warnings": self.warnings,
         })

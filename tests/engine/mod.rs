@@ -4,4 +4,5 @@ mod concurrency;
 mod decide;
 mod fleet;
 mod lease;
+mod recorder;
 mod rule_counters;

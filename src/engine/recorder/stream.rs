@@ -59,6 +59,13 @@ impl RecordedKeys {
             _ => None,
         }
     }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Hashed => "hashed",
+            Self::Clear => "clear",
+        }
+    }
 }
 
 /// The reason why a recording cannot start.
@@ -117,8 +124,8 @@ impl Engine {
         let header = self.recording_header(options.sample, salt);
         let (active, blocks) = new_recording(options.sample, salt, config);
         self.recorder.start(active)?;
-        let (sample, duration, keys) = (options.sample, options.duration, options.keys);
-        tracing::warn!(%sample, %duration, ?keys, "recording started");
+        let (sample, duration, keys) = (options.sample, options.duration, options.keys.name());
+        tracing::warn!(%sample, %duration, keys, "recording started");
         Ok(RecordingStream {
             recorder: Arc::clone(&self.recorder),
             clock: Arc::clone(&self.clock),

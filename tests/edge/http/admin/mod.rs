@@ -2,6 +2,7 @@
 
 mod freeze;
 mod recent;
+mod record;
 
 use std::sync::Arc;
 
@@ -69,6 +70,7 @@ async fn all_admin_pages_require_the_token() {
         "/fleet",
         "/forced",
         "/permits",
+        "/record",
         "/nothing",
     ] {
         for authorization in wrong {
@@ -124,6 +126,7 @@ async fn unknown_admin_paths_list_all_pages() {
                 "/forced",
                 "/permits",
                 "/recent",
+                "/record",
                 "/refund",
                 "/reset",
                 "/rlconfig",
