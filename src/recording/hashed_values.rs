@@ -13,7 +13,7 @@
 //!
 //! Not covered:
 //! - A pattern that the recorded limits lack: it does not match hashed values.
-//! - Guesses: whoever has the file can hash a guess and compare.
+//! - Guesses: a reader of the file can hash a guess and compare.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

@@ -15,7 +15,7 @@
 //! - Checks are in file order, and their times never decrease.
 //!
 //! Not covered:
-//! - Secrecy: whoever has the file can test guesses of hashed values.
+//! - Secrecy: a reader of the file can test guesses of hashed values.
 //! - Concurrency limits: only decisions of rate limits are recorded.
 
 pub mod access_log;

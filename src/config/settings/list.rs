@@ -71,8 +71,8 @@ blocks! {
         /// `admin_token`.
         admin_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
         /// Port for administration: `/config`, `/counter`, `/explain`, `/fleet`, `/forced`,
-        /// `/permits`, `/recent`, `/rlconfig`, `/stats`; by POST `/force`, `/refund`, `/reset`,
-        /// `/unforce`. 0 chooses a free port and prints it.
+        /// `/permits`, `/recent`, `/record`, `/rlconfig`, `/stats`; by POST `/force`, `/refund`,
+        /// `/reset`, `/unforce`. 0 chooses a free port and prints it.
         admin_port: u16 = 6070, "TCP port";
         /// Token that callers of the admin port send as `Authorization: Bearer …`. Every local
         /// user can see a token in a flag.

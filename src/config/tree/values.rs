@@ -1,10 +1,16 @@
-//! How the values of a descriptor match the nodes of a tree, for recordings with hashed values.
+//! Matches between descriptor values and the nodes of a tree, for recordings with hashed values.
+//!
+//! Guarantees:
+//! - Values match nodes as in a lookup of the rule.
+//!
+//! Not covered:
+//! - Hashing (see [`crate::recording::hashed_values`]).
 
 use smallvec::SmallVec;
 
 use super::{DescriptorTree, MatchKind};
 
-/// How one value of a descriptor matches.
+/// The kind of match of one descriptor value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValueMatch<'t> {
     /// A node has exactly this value.
@@ -16,7 +22,7 @@ pub enum ValueMatch<'t> {
 }
 
 impl DescriptorTree {
-    /// Returns how each entry of a descriptor matches, up to the first entry without a node.
+    /// Returns the match of each entry of a descriptor, up to the first entry without a node.
     pub fn match_values<'e>(
         &self,
         entries: impl IntoIterator<Item = (&'e str, &'e str)>,
