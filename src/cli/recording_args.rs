@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::args::OutputFormat;
 use crate::config::resolve::duration;
 use crate::kernel::units::{Nanos, Unit};
 use crate::recording::percent::Percent;
@@ -103,9 +102,18 @@ pub struct SuggestArgs {
     /// Unit of the limits.
     #[arg(long, value_enum, default_value_t = SuggestedUnit::Minute)]
     pub unit: SuggestedUnit,
-    /// Output format: a limits file, or JSON.
-    #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
-    pub format: OutputFormat,
+    /// Output format.
+    #[arg(long, value_enum, default_value_t = SuggestionFormat::Text)]
+    pub format: SuggestionFormat,
+}
+
+/// The output format of a suggestion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SuggestionFormat {
+    /// A limits file.
+    Text,
+    /// One JSON document.
+    Json,
 }
 
 /// The units of suggested limits.

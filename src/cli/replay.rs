@@ -4,9 +4,8 @@ use std::fs::File;
 use std::io::{self, BufReader};
 use std::path::Path;
 
-use super::args::OutputFormat;
 use super::limits_input::load_limits;
-use super::recording_args::{ReplayArgs, ReplayFormat, SuggestArgs};
+use super::recording_args::{ReplayArgs, ReplayFormat, SuggestArgs, SuggestionFormat};
 use super::{CommandOutcome, Terminal};
 use crate::replay::comparison::{Comparison, ReplayLimits, compare};
 use crate::replay::report::{FailOver, ReportFormat};
@@ -47,8 +46,8 @@ pub(super) fn print_suggestion(
         Err(message) => return fail(&message, terminal),
     };
     match args.format {
-        OutputFormat::Text => write!(terminal.out, "{}", suggestion.limits_file())?,
-        OutputFormat::Json => writeln!(terminal.out, "{:#}", suggestion.json())?,
+        SuggestionFormat::Text => write!(terminal.out, "{}", suggestion.limits_file())?,
+        SuggestionFormat::Json => writeln!(terminal.out, "{:#}", suggestion.json())?,
     }
     Ok(CommandOutcome::Success)
 }

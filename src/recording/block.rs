@@ -197,9 +197,9 @@ fn size_of_check(check: &Check<'_>) -> usize {
 
 /// A decoded block. All its numbers are valid.
 #[derive(Debug)]
-pub struct Block(EncodedBlock);
+pub struct RecordedBlock(EncodedBlock);
 
-impl Block {
+impl RecordedBlock {
     /// Validates the numbers of a block. Returns `None` if one is out of range.
     pub(super) fn new(block: EncodedBlock) -> Option<Self> {
         let is_text = |number: u32| (number as usize) < block.texts.len();

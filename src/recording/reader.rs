@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use super::block::{Block, EncodedBlock};
+use super::block::{EncodedBlock, RecordedBlock};
 use super::frame::{Frame, FrameKind, FrameReader, RecordingError};
 use super::header::{RecordingEnd, RecordingHeader};
 
@@ -45,7 +45,7 @@ impl<R: Read> RecordingReader<R> {
     ///
     /// # Errors
     /// The input cannot be read, or is malformed.
-    pub fn next_block(&mut self) -> Result<Option<Block>, RecordingError> {
+    pub fn next_block(&mut self) -> Result<Option<RecordedBlock>, RecordingError> {
         if self.end.is_some() {
             return Ok(None);
         }
@@ -60,7 +60,7 @@ impl<R: Read> RecordingReader<R> {
         }
     }
 
-    fn expect_end_of_input(&mut self) -> Result<Option<Block>, RecordingError> {
+    fn expect_end_of_input(&mut self) -> Result<Option<RecordedBlock>, RecordingError> {
         let offset = self.frames.offset;
         match self.frames.next_frame()? {
             None => Ok(None),
@@ -69,7 +69,7 @@ impl<R: Read> RecordingReader<R> {
     }
 }
 
-fn decode_block(frame: &Frame) -> Result<Block, RecordingError> {
+fn decode_block(frame: &Frame) -> Result<RecordedBlock, RecordingError> {
     let block: EncodedBlock = frame.decode()?;
-    Block::new(block).ok_or_else(|| frame.error("a block with a number out of range"))
+    RecordedBlock::new(block).ok_or_else(|| frame.error("a block with a number out of range"))
 }

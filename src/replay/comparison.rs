@@ -16,7 +16,7 @@ use crate::config::descriptor_text::format_entries;
 use crate::engine::Decision;
 use crate::kernel::decision::{Check, Cost, Verdict};
 use crate::kernel::units::{Hits, Nanos};
-use crate::recording::block::Block;
+use crate::recording::block::RecordedBlock;
 use crate::recording::hashed_values::HashedValues;
 use crate::recording::percent::Percent;
 use crate::recording::{
@@ -143,7 +143,7 @@ impl Replay {
         }
     }
 
-    fn run_block(&mut self, mut block: Block) {
+    fn run_block(&mut self, mut block: RecordedBlock) {
         if let Some(hashed_values) = &self.hashed_values {
             block.replace_texts(|text| hashed_values.restore(text));
         }
