@@ -244,13 +244,11 @@ impl<'a, W: Write> SortedChecks<'a, W> {
         let Some((salt, config)) = self.options.hashed else {
             return writer.add(&check, decision);
         };
-        match ValueHasher::new(salt).hash_values(config, &check) {
-            Some(values) => writer.add(&with_values(&check, &values), decision),
-            None => {
-                writer.count_dropped();
-                Ok(())
-            }
-        }
+        let Some(values) = ValueHasher::new(salt).hash_values(config, &check) else {
+            writer.count_dropped();
+            return Ok(());
+        };
+        writer.add(&with_values(&check, &values), decision)
     }
 
     fn finish(mut self) -> io::Result<Option<RecordingEnd>> {

@@ -42,7 +42,7 @@ impl Percent {
     /// Returns `true` if a key with this hash belongs to the share. Hashes must be uniform.
     #[must_use]
     pub const fn contains_hash(self, hash: u64) -> bool {
-        (hash >> 32) * (WHOLE as u64) >> 32 < self.ppm as u64
+        ((hash >> 32) * (WHOLE as u64)) >> 32 < self.ppm as u64
     }
 
     /// Returns `true` if `part` of `whole` is a larger share than this one.
@@ -55,7 +55,7 @@ impl Percent {
     /// smallest position with at least this share of the list at or before it.
     #[must_use]
     pub fn rank_of(self, count: usize) -> usize {
-        let rank = (self.ppm as u128 * count as u128).div_ceil(WHOLE.into());
+        let rank = (u128::from(self.ppm) * count as u128).div_ceil(WHOLE.into());
         usize::try_from(rank).unwrap_or(count).max(1)
     }
 }

@@ -278,9 +278,11 @@ impl Suggestion {
         });
         let limits: Vec<(&[String], SuggestedLimit)> = limits.collect();
         let limits = limits.iter().map(|(keys, limit)| (*keys, limit));
-        let remarks: String =
-            self.warnings.iter().map(|warning| format!("# warning: {warning}\n")).collect();
-        remarks + &write_limits(&self.domain, self.options.unit, limits)
+        let mut file = String::new();
+        for warning in &self.warnings {
+            file.extend(["# warning: ", warning, "\n"]);
+        }
+        file + &write_limits(&self.domain, self.options.unit, limits)
     }
 
     /// Returns the suggested limits as JSON.

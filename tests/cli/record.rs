@@ -221,6 +221,17 @@ fn record_explains_why_it_cannot_record() {
     assert_eq!(record(&[], TOKEN).0, Some(2));
 }
 
+#[test]
+fn a_killed_client_ends_the_recording() {
+    let scene = Scene::start(&[]);
+    let mut recording = scene.start_recording(&["--for", "1h"]);
+    recording.kill().unwrap();
+    recording.wait().unwrap();
+    let log = || scene.service.log();
+    let ended = || log().contains("its client disconnected").then_some(()).ok_or_else(log);
+    until("the end of the recording", ended).unwrap();
+}
+
 fn import(dir: &Path, log: &str, flags: &[&str]) -> Output {
     let settings = "hooks:\n  - name: edge\n    domain: shop\n    descriptors:\n    \
                     - [{request_headers: {header_name: x-api-key, descriptor_key: fixed}}]\n";

@@ -78,14 +78,14 @@ fn the_last_forwarded_address_replaces_a_missing_downstream_address() {
 
 #[test]
 fn unusable_lines_are_counted_with_their_first_number() {
-    let long = format!(r#"{{"start_time": 1, "x_api_key": "{}"}}"#, "x".repeat(1 << 20));
+    let oversized = format!(r#"{{"start_time": 1, "x_api_key": "{}"}}"#, "x".repeat(1 << 20));
     let log = [
         "plain text",
         r#"{"x_api_key": "ann"}"#,
         "",
         r#"{"start_time": "yesterday", "x_api_key": "ann"}"#,
         r#"{"start_time": 2, "user_agent": "curl"}"#,
-        &long,
+        &oversized,
         r#"{"start_time": 3, "x_api_key": "ann"}"#,
     ];
     let (summary, recording) = imported(&log.join("\n"));

@@ -82,12 +82,12 @@ fn the_rule_and_the_key_that_change_are_counted() {
                \x20 - {key: k, rate_limit: {unit: minute, requests_per_unit: 12}}\n";
     let checks = [spread("ann", 20), spread("bob", 10)].concat();
     let changes = replay(&checks, &per_minute(10), Some(new)).new.unwrap();
-    let changed = |newly_denied, newly_allowed| ChangedChecks { newly_denied, newly_allowed };
+    let counts = |newly_denied, newly_allowed| ChangedChecks { newly_denied, newly_allowed };
     assert_eq!((changes.newly_denied, changes.newly_allowed, changes.denied), (6, 2, 14));
-    assert_eq!(changes.rules["d.k_bob"], changed(6, 0));
-    assert_eq!(changes.rules["d.k"], changed(0, 2));
-    assert_eq!(changes.keys["d: k=bob"], changed(6, 0));
-    assert_eq!(changes.keys["d: k=ann"], changed(0, 2));
+    assert_eq!(changes.rules["d.k_bob"], counts(6, 0));
+    assert_eq!(changes.rules["d.k"], counts(0, 2));
+    assert_eq!(changes.keys["d: k=bob"], counts(6, 0));
+    assert_eq!(changes.keys["d: k=ann"], counts(0, 2));
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::recording::{
 };
 
 /// The largest number of full blocks that wait for the client. A block usually has half a MiB, and
-/// at most 1.5 MiB.
+/// at most 1.5 MiB; the index of its texts needs as much again.
 pub const MAX_QUEUED_BLOCKS: usize = 32;
 
 /// The longest recording.
@@ -221,6 +221,9 @@ impl RecordingStream {
 
 impl Drop for RecordingStream {
     fn drop(&mut self) {
+        if !matches!(self.next, NextPart::Nothing) {
+            tracing::warn!("recording ended, its client disconnected");
+        }
         self.recorder.reset();
     }
 }
