@@ -31,7 +31,7 @@ pub struct RecordArgs {
     /// Duration of the recording, 1s to 1h.
     #[arg(long = "for", value_name = "DURATION", default_value = "10m", value_parser = parse_duration, conflicts_with = "access_log")]
     pub duration: Nanos,
-    /// Share of keys to record. A key is a domain with its descriptors.
+    /// Share of keys to record. A key is a domain with the entries of one descriptor.
     #[arg(long, value_name = "PERCENT", default_value = "100%", value_parser = parse_percent, conflicts_with = "access_log")]
     pub sample: Percent,
     /// Record values as hashes, except those that the limits name.

@@ -10,7 +10,8 @@ use crate::kernel::units::Nanos;
 pub struct RecordingHeader {
     /// The salt of the hashed values; `None` if all values are clear.
     pub salt: Option<[u8; 16]>,
-    /// The share of keys that is recorded. A key is a domain with its descriptors.
+    /// The share of keys that is recorded. A key is a domain with the entries of one descriptor; a
+    /// check has only its sampled descriptors.
     pub sample: Percent,
     /// The instant of the start, since the Unix epoch.
     pub started_at: Nanos,

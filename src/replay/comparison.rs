@@ -220,7 +220,7 @@ pub(super) fn recording_warnings(
     }
     if header.sample != Percent::ALL {
         warnings.push(format!(
-            "sample of {} of the keys: counters that other keys share lack hits",
+            "sample of {} of the keys: checks have only their sampled descriptors",
             header.sample
         ));
     }

@@ -4,16 +4,18 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use sluicegate::clock::Clock;
+use sluicegate::config::Config;
 use sluicegate::engine::recorder::{RecordError, RecordedKeys, RecordingOptions, RecordingStream};
 use sluicegate::engine::{DecisionPolicy, Engine};
 use sluicegate::kernel::decision::{Cost, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 use sluicegate::recording::percent::Percent;
 use sluicegate::recording::{CheckOrder, CheckOutcome, RecordingEnd};
+use sluicegate::replay::comparison::{ReplayLimits, compare};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 
 use crate::recording::read;
-use crate::support::engine::{advance_clock, check, check_of_entry, publish};
+use crate::support::engine::{advance_clock, check, check_of, check_of_entry, publish};
 use crate::support::waiting::soon;
 
 const OPTIONS: RecordingOptions = RecordingOptions {
@@ -110,6 +112,27 @@ async fn a_sampled_key_has_all_its_checks() {
     assert!(checks.values().all(|count| *count == 3), "{checks:?}");
     // 200 keys with a standard deviation of 13.
     assert!((120..=280).contains(&checks.len()), "{}", checks.len());
+}
+
+#[tokio::test]
+async fn counters_of_a_sample_are_replayed_exactly() {
+    let engine = engine();
+    let sample = Percent::parse("40%").unwrap();
+    let recording = engine.start_recording(RecordingOptions { sample, ..OPTIONS }).unwrap();
+    for n in 0..2_000 {
+        // 20 and 31 values, so that a counter is charged in many different checks.
+        let (one, other) = (format!("a{}", n % 20), format!("b{}", n % 31));
+        engine.decide(&check_of(&[("k", &*one), ("k", &*other)])).await.unwrap();
+        advance_clock(&engine, Nanos(700 * Nanos::MILLI.0));
+    }
+    let bytes = stopped(&engine, recording).await;
+    let config = Config::clone(&engine.config().unwrap());
+    let replayed = compare(&*bytes, ReplayLimits { old: config, new: None }).unwrap();
+    assert_eq!(replayed.recorded.equal, replayed.recorded.known);
+    let recorded = read(&bytes).unwrap().checks;
+    let has_descriptors = |count| recorded.iter().any(|one| one.descriptors.len() == count);
+    assert!(has_descriptors(1) && has_descriptors(2), "part of a check is sampled");
+    assert!(0 < replayed.old_denied && replayed.old_denied < replayed.checks);
 }
 
 #[tokio::test]

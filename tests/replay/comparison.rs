@@ -147,7 +147,7 @@ fn an_interrupted_recording_and_a_sample_are_warned_about() {
     let whole = replay_recorded(&recording, &per_minute(1), None);
     assert_eq!(
         whole.warnings,
-        ["sample of 1% of the keys: counters that other keys share lack hits"]
+        ["sample of 1% of the keys: checks have only their sampled descriptors"]
     );
     // The end frame has a head of 13 bytes, and two small numbers.
     let end = recording.windows(1).rposition(|byte| byte == [3]).unwrap();

@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use parking_lot::{Mutex, MutexGuard};
 use siphasher::sip::SipHasher13;
+use smallvec::SmallVec;
 use tokio::sync::mpsc;
 
 use super::stream::RecordError;
 use crate::config::Config;
 use crate::engine::decide::{CheckError, Decision};
-use crate::kernel::decision::{Check, Verdict};
+use crate::kernel::decision::{Check, Descriptor, Verdict, combine};
 use crate::kernel::units::Nanos;
 use crate::recording::hashed_values::{ValueHasher, with_values};
 use crate::recording::percent::Percent;
@@ -43,6 +44,8 @@ pub(super) struct RecordedRest {
 #[derive(Debug)]
 pub(super) struct ActiveRecording {
     sample: Percent,
+    /// `true` if every limit is in the quota group.
+    quota_for_all: bool,
     /// Hashes values by the limits at the start, so that equal values stay equal after a reload.
     hashed: Option<(ValueHasher, Arc<Config>)>,
     blocks: mpsc::Sender<BlockBuilder>,
@@ -123,30 +126,56 @@ impl LockedRecorder<'_> {
         result: &Result<Decision, CheckError>,
     ) {
         let RecorderState::Recording(active) = &mut *self.0 else { return };
+        let Some(sampled) = active.sampled_part(check) else { return };
         let (time, outcome) = match result {
-            // Before global shadow mode, so that a replay compares decisions of the limits.
-            Ok(decision) if decision.is_shadowed || decision.verdict == Verdict::Deny => {
-                (decision.now, CheckOutcome::Deny)
-            }
-            Ok(decision) => (decision.now, CheckOutcome::Allow),
+            Ok(decision) => (decision.now, active.outcome_of(&sampled, decision)),
             Err(CheckError::StoreUnavailable(_)) => (now, CheckOutcome::Failed),
             Err(_) => return,
         };
-        if active.sample.contains_hash(key_hash(check)) {
-            let denied_by = result.as_ref().ok().and_then(|decision| decision.denied_by.as_deref());
-            active.add(check, RecordedDecision { time, outcome, denied_by });
-        }
+        let denied_by = result.as_ref().ok().and_then(|decision| decision.denied_by.as_deref());
+        let denied_by = denied_by.filter(|_| outcome == CheckOutcome::Deny);
+        active.add(&sampled.check, RecordedDecision { time, outcome, denied_by });
     }
+}
+
+/// The sampled descriptors of a check.
+struct SampledPart<'a> {
+    check: Check<'a>,
+    /// For each descriptor of the whole check, `true` if it is sampled.
+    is_sampled: SmallVec<[bool; 2]>,
 }
 
 impl ActiveRecording {
     pub(super) fn new(
-        sample: Percent,
+        (sample, quota_for_all): (Percent, bool),
         hashed: Option<(ValueHasher, Arc<Config>)>,
         blocks: mpsc::Sender<BlockBuilder>,
     ) -> Self {
         let (block, end) = (BlockBuilder::default(), RecordingEnd::default());
-        Self { sample, hashed, blocks, block, end }
+        Self { sample, quota_for_all, hashed, blocks, block, end }
+    }
+
+    /// Returns the check with only its sampled descriptors; `None` if there are none.
+    fn sampled_part<'a>(&self, check: &'a Check<'_>) -> Option<SampledPart<'a>> {
+        let is_sampled = |one| self.sample.contains_hash(key_hash(check.domain, one));
+        let is_sampled: SmallVec<[bool; 2]> = check.descriptors.iter().map(is_sampled).collect();
+        let sampled = check.descriptors.iter().zip(&is_sampled).filter(|(_, sampled)| **sampled);
+        let descriptors = sampled
+            .map(|(one, _)| Descriptor { entries: one.entries.iter().copied().collect(), ..*one });
+        let check = Check { domain: check.domain, descriptors: descriptors.collect() };
+        (!check.descriptors.is_empty()).then_some(SampledPart { check, is_sampled })
+    }
+
+    /// Returns the outcome of the sampled descriptors alone, before global shadow mode, so that a
+    /// replay compares decisions of the limits.
+    fn outcome_of(&self, sampled: &SampledPart<'_>, decision: &Decision) -> CheckOutcome {
+        let statuses = decision.statuses.iter().zip(&sampled.is_sampled);
+        let votes = statuses.filter(|(_, sampled)| **sampled).map(|(status, _)| &status.decision);
+        let votes = votes.map(|vote| (vote.enforcement.group, vote.verdict));
+        match combine(votes, self.quota_for_all) {
+            Verdict::Allow => CheckOutcome::Allow,
+            Verdict::Deny => CheckOutcome::Deny,
+        }
     }
 
     fn add(&mut self, check: &Check<'_>, decision: RecordedDecision<'_>) {
@@ -178,20 +207,13 @@ impl ActiveRecording {
     }
 }
 
-/// Returns a hash of the domain and the descriptors, the same in every recording.
-fn key_hash(check: &Check<'_>) -> u64 {
+/// Returns a hash of the domain and the entries of a descriptor, the same in every recording.
+fn key_hash(domain: &str, descriptor: &Descriptor<'_>) -> u64 {
     let mut hasher = SipHasher13::new();
-    let mut write = |text: &str| {
+    let texts = descriptor.entries.iter().flat_map(|(key, value)| [*key, *value]);
+    for text in std::iter::once(domain).chain(texts) {
         hasher.write(text.as_bytes());
         hasher.write_u8(0xff);
-    };
-    write(check.domain);
-    for descriptor in &check.descriptors {
-        descriptor.entries.iter().for_each(|(key, value)| {
-            write(key);
-            write(value);
-        });
-        write("");
     }
     hasher.finish()
 }

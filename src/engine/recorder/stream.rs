@@ -8,7 +8,6 @@ use tokio::time::timeout;
 
 use super::state::{ActiveRecording, RecordedRest, Recorder};
 use crate::clock::Clock;
-use crate::config::Config;
 use crate::engine::Engine;
 use crate::engine::decide::plan::{KeyNaming, OverridePolicy, PlanSettings};
 use crate::kernel::units::Nanos;
@@ -32,7 +31,7 @@ const FLUSH_INTERVAL: Duration = Duration::from_millis(500);
 /// The options of a recording.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordingOptions {
-    /// The share of keys to record. A key is a domain with its descriptors.
+    /// The share of keys to record. A key is a domain with the entries of one descriptor.
     pub sample: Percent,
     /// The duration, 1 s to [`MAX_RECORDING`].
     pub duration: Nanos,
@@ -122,7 +121,10 @@ impl Engine {
             RecordedKeys::Hashed => Some(new_salt().ok_or(RecordError::NoRandomNumbers)?),
         };
         let header = self.recording_header(options.sample, salt);
-        let (active, blocks) = new_recording(options.sample, salt, config);
+        let (sender, blocks) = mpsc::channel(MAX_QUEUED_BLOCKS);
+        let hashed = salt.map(|salt| (ValueHasher::new(salt), config));
+        let sampling = (options.sample, self.policy.planning.quota_for_all);
+        let active = ActiveRecording::new(sampling, hashed, sender);
         self.recorder.start(active)?;
         let (sample, duration, keys) = (options.sample, options.duration, options.keys.name());
         tracing::warn!(%sample, %duration, keys, "recording started");
@@ -148,16 +150,6 @@ impl Engine {
     }
 }
 
-fn new_recording(
-    sample: Percent,
-    salt: Option<[u8; 16]>,
-    config: Arc<Config>,
-) -> (ActiveRecording, mpsc::Receiver<BlockBuilder>) {
-    let (sender, blocks) = mpsc::channel(MAX_QUEUED_BLOCKS);
-    let hashed = salt.map(|salt| (ValueHasher::new(salt), config));
-    (ActiveRecording::new(sample, hashed, sender), blocks)
-}
-
 const fn recorded_planning(planning: PlanSettings) -> RecordedPlanning {
     RecordedPlanning {
         has_compatible_keys: matches!(planning.keys, KeyNaming::Envoyproxy),
@@ -173,20 +165,20 @@ const fn recorded_planning(planning: PlanSettings) -> RecordedPlanning {
 impl RecordingStream {
     /// Waits for the next bytes of the recording. Returns `None` after the last ones.
     pub async fn next_bytes(&mut self) -> Option<Vec<u8>> {
+        // `Blocks` stays while this waits, so that `drop` knows that the recording has not ended.
+        if matches!(self.next, NextPart::Blocks) {
+            return match self.next_block().await {
+                Some(block) => pack(block).await,
+                None => self.finish().await,
+            };
+        }
         match std::mem::replace(&mut self.next, NextPart::Nothing) {
             NextPart::Header(bytes) => {
                 self.next = NextPart::Blocks;
                 Some(bytes)
             }
-            NextPart::Blocks => match self.next_block().await {
-                Some(block) => {
-                    self.next = NextPart::Blocks;
-                    pack(block).await
-                }
-                None => self.finish().await,
-            },
             NextPart::End(end) => Some(pack_end(end)),
-            NextPart::Nothing => None,
+            NextPart::Blocks | NextPart::Nothing => None,
         }
     }
 
@@ -208,6 +200,7 @@ impl RecordingStream {
 
     /// Returns the bytes of the last block, or of the end if there is none.
     async fn finish(&mut self) -> Option<Vec<u8>> {
+        self.next = NextPart::Nothing;
         let RecordedRest { block, end } = self.recorder.take_rest()?;
         let RecordingEnd { recorded, dropped } = end;
         tracing::warn!(recorded, dropped, "recording ended");
