@@ -3,7 +3,7 @@
 //! Each layer uses only the layers below it, which `tests/tidy.rs` checks:
 //!
 //! ```text
-//! cli → edge, source, engine → config, clock, store, telemetry → kernel, pem
+//! cli → edge, source, replay → engine → recording, store → config, clock, telemetry → kernel, pem
 //! ```
 //!
 //! # Layers
@@ -14,7 +14,9 @@
 //! * [`pem`] reads certificates and keys for TLS. No error contains part of a key.
 //! * [`clock`] is the only reader of time, and never runs backwards.
 //! * [`store`] stores counters, in memory or in a Redis that replicas share.
+//! * [`recording`] is the file format of recorded checks.
 //! * [`engine`] turns a check into a decision.
+//! * [`replay`] decides recorded checks again, with other limits.
 //! * [`source`] loads configuration from files or xDS. A rejected load changes nothing.
 //! * [`edge`] implements the protocols: gRPC, HTTP, NGINX and others. It makes no decisions.
 //! * [`telemetry`] has metrics, traces and statistics. Every label has a bounded number of values.
@@ -63,6 +65,8 @@ pub mod config;
 pub mod edge;
 pub mod engine;
 pub mod pem;
+pub mod recording;
+pub mod replay;
 pub mod source;
 pub mod store;
 pub mod telemetry;

@@ -18,6 +18,8 @@ mod edge;
 mod engine;
 mod kernel;
 mod model_check;
+mod recording;
+mod replay;
 mod simulation;
 mod source;
 mod store;

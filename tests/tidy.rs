@@ -13,17 +13,33 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each layer and the layers that it may use, besides itself.
-const MAY_NAME: [(&str, &[&str]); 10] = [
+const MAY_NAME: [(&str, &[&str]); 12] = [
     ("kernel", &[]),
     ("pem", &[]),
     ("config", &["kernel"]),
     ("clock", &["kernel"]),
     ("telemetry", &["kernel", "pem"]),
     ("store", &["kernel", "pem", "telemetry"]),
-    ("engine", &["kernel", "config", "clock", "store", "telemetry"]),
+    ("recording", &["kernel", "config"]),
+    ("engine", &["kernel", "config", "clock", "store", "telemetry", "recording"]),
+    ("replay", &["kernel", "config", "clock", "store", "engine", "recording"]),
     ("source", &["kernel", "pem", "config", "telemetry"]),
-    ("edge", &["kernel", "pem", "config", "clock", "telemetry", "engine"]),
-    ("cli", &["kernel", "config", "clock", "telemetry", "store", "engine", "source", "edge"]),
+    ("edge", &["kernel", "pem", "config", "clock", "telemetry", "engine", "recording"]),
+    (
+        "cli",
+        &[
+            "kernel",
+            "config",
+            "clock",
+            "telemetry",
+            "store",
+            "engine",
+            "source",
+            "edge",
+            "recording",
+            "replay",
+        ],
+    ),
 ];
 
 /// Text that the kernel may not contain, with the reason.

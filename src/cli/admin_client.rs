@@ -1,17 +1,18 @@
 //! Calls the admin port of a running replica, without TLS.
 //!
 //! Guarantees:
-//! - Returns a reply or an error within [`CALL_TIMEOUT`].
+//! - Returns a reply or an error within [`CALL_TIMEOUT`]; a download has its own timeout.
 //! - Reads at most [`MAX_REPLY_BYTES`] bytes.
 
-use std::iter::{once, repeat};
 use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use tonic::codegen::http::header::AUTHORIZATION;
-use tonic::codegen::http::{Method, Request, StatusCode, Uri};
+use tonic::codegen::http::{Method, Request, Response, StatusCode, Uri};
 
 use crate::config::explain::Explanation;
 use crate::source::xds::with_causes;
@@ -35,7 +36,7 @@ pub(super) fn explain(
 ) -> Result<Explanation, String> {
     let hits = hits.to_string();
     let url = admin_url(server, "explain", domain, descriptors, &[("hits", &hits)])?;
-    let body = block_on_reply(server, send_request(Method::GET, &url))?;
+    let body = block_on_reply(server, CALL_TIMEOUT, send_request(Method::GET, &url))?;
     serde_json::from_slice(&body)
         .map_err(|error| format!("{server}: invalid reply to /explain: {error}"))
 }
@@ -53,9 +54,12 @@ pub(super) fn post_change(
     parameters: &[(&str, &str)],
 ) -> Result<String, String> {
     let url = admin_url(server, action, domain, descriptors, parameters)?;
-    let mut reply =
-        String::from_utf8_lossy(&block_on_reply(server, send_request(Method::POST, &url))?)
-            .into_owned();
+    let mut reply = String::from_utf8_lossy(&block_on_reply(
+        server,
+        CALL_TIMEOUT,
+        send_request(Method::POST, &url),
+    )?)
+    .into_owned();
     if !reply.ends_with('\n') {
         reply.push('\n');
     }
@@ -71,19 +75,61 @@ pub(super) fn get_page(
     path: &str,
     parameters: &[(&str, &str)],
 ) -> Result<Vec<u8>, String> {
-    check_server(server)?;
-    let mut url = format!("{}/{path}", server.trim_end_matches('/'));
-    for ((name, value), joint) in parameters.iter().zip(once("?").chain(repeat("&"))) {
-        url.extend([joint, name, "=", &percent_encode(value)]);
-    }
-    block_on_reply(server, send_request(Method::GET, &url))
+    let url = page_url(server, path, parameters)?;
+    block_on_reply(server, CALL_TIMEOUT, send_request(Method::GET, &url))
 }
 
-fn check_server(server: &str) -> Result<(), String> {
-    if server.parse::<Uri>().is_ok_and(|uri| uri.scheme_str() == Some("http")) {
-        return Ok(());
+fn page_url(server: &str, path: &str, parameters: &[(&str, &str)]) -> Result<String, String> {
+    let mut url = base_url(server, path)?;
+    for (index, (name, value)) in parameters.iter().enumerate() {
+        url.extend([if index == 0 { "?" } else { "&" }, name, "=", &percent_encode(value)]);
     }
-    Err(format!("--server `{server}` must be http://HOST:PORT, such as http://127.0.0.1:6070"))
+    Ok(url)
+}
+
+/// Copies the reply to GET `path` of the admin port `server` to `out`, as its bytes arrive, for at
+/// most `patience`.
+///
+/// # Errors
+/// A message with the URL of the request and the reason of its failure.
+pub(super) fn download(
+    server: &str,
+    (path, parameters): (&str, &[(&str, &str)]),
+    patience: Duration,
+    out: &mut impl std::io::Write,
+) -> Result<(), String> {
+    let url = page_url(server, path, parameters)?;
+    let copy = async {
+        let mut body = send_streaming(&url).await?;
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| format!("{url}: {}", with_causes(&error)))?;
+            if let Some(bytes) = frame.data_ref() {
+                out.write_all(bytes).map_err(|error| format!("writing the reply: {error}"))?;
+            }
+        }
+        Ok(())
+    };
+    block_on_reply(server, patience, copy)
+}
+
+async fn send_streaming(url: &str) -> Result<Body, String> {
+    let (response, has_token) = request(Method::GET, url).await?;
+    let status = response.status();
+    let body = Body::new(response.into_body());
+    if status == StatusCode::OK {
+        return Ok(body);
+    }
+    let reason = to_bytes(body, MAX_REPLY_BYTES).await.unwrap_or_default();
+    Err(status_error(url, status, &reason, has_token))
+}
+
+fn base_url(server: &str, path: &str) -> Result<String, String> {
+    if !server.parse::<Uri>().is_ok_and(|uri| uri.scheme_str() == Some("http")) {
+        return Err(format!(
+            "--server `{server}` must be http://HOST:PORT, such as http://127.0.0.1:6070"
+        ));
+    }
+    Ok(format!("{}/{path}", server.trim_end_matches('/')))
 }
 
 fn admin_url(
@@ -93,9 +139,7 @@ fn admin_url(
     descriptors: &[String],
     parameters: &[(&str, &str)],
 ) -> Result<String, String> {
-    check_server(server)?;
-    let mut url =
-        format!("{}/{path}?domain={}", server.trim_end_matches('/'), percent_encode(domain));
+    let mut url = format!("{}?domain={}", base_url(server, path)?, percent_encode(domain));
     for (name, value) in parameters {
         url.extend(["&", name, "=", &percent_encode(value)]);
     }
@@ -107,16 +151,30 @@ fn admin_url(
 
 fn block_on_reply<T>(
     server: &str,
+    patience: Duration,
     reply: impl Future<Output = Result<T, String>>,
 ) -> Result<T, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("failed to start: {error}"))?;
     runtime
-        .block_on(async { tokio::time::timeout(CALL_TIMEOUT, reply).await })
-        .map_err(|_elapsed| format!("{server}: no reply within {CALL_TIMEOUT:?}"))?
+        .block_on(async { tokio::time::timeout(patience, reply).await })
+        .map_err(|_elapsed| format!("{server}: no reply within {patience:?}"))?
 }
 
 async fn send_request(method: Method, url: &str) -> Result<Vec<u8>, String> {
+    let (response, has_token) = request(method, url).await?;
+    let status = response.status();
+    let body = to_bytes(Body::new(response.into_body()), MAX_REPLY_BYTES).await;
+    let body = body.map_err(|error| format!("{url}: {}", with_causes(&error)))?;
+    match status {
+        StatusCode::OK => Ok(body.into()),
+        _ => Err(status_error(url, status, &body, has_token)),
+    }
+}
+
+/// Sends a request with the bearer token, if there is one. Returns the head of the reply, and
+/// whether there was a token.
+async fn request(method: Method, url: &str) -> Result<(Response<Incoming>, bool), String> {
     let mut request = Request::builder().method(method).uri(url);
     let token = std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty());
     if let Some(token) = &token {
@@ -124,20 +182,20 @@ async fn send_request(method: Method, url: &str) -> Result<Vec<u8>, String> {
     }
     let request = request.body(Body::empty()).map_err(|error| format!("{url}: {error}"))?;
     let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
-    let request_error = |error: &dyn std::error::Error| format!("{url}: {}", with_causes(error));
-    let response = client.request(request).await.map_err(|error| request_error(&error))?;
-    let status = response.status();
-    let body = to_bytes(Body::new(response.into_body()), MAX_REPLY_BYTES).await;
-    let body = body.map_err(|error| request_error(&error))?;
+    let response = client.request(request).await;
+    let response = response.map_err(|error| format!("{url}: {}", with_causes(&error)))?;
+    Ok((response, token.is_some()))
+}
+
+fn status_error(url: &str, status: StatusCode, body: &[u8], has_token: bool) -> String {
     match status {
-        StatusCode::OK => Ok(body.into()),
-        StatusCode::UNAUTHORIZED if token.is_some() => Err(format!(
-            "{url}: wrong token in {TOKEN_VARIABLE}; it must be the replica's listen.admin_token"
-        )),
+        StatusCode::UNAUTHORIZED if has_token => format!(
+            "{url}: wrong token in {TOKEN_VARIABLE}; it must be a token of the replica (listen.admin_token or listen.admin_tokens)"
+        ),
         StatusCode::UNAUTHORIZED => {
-            Err(format!("{url}: a token is required; set {TOKEN_VARIABLE}"))
+            format!("{url}: a token is required; set {TOKEN_VARIABLE}")
         }
-        _ => Err(format!("{url}: {status}: {}", String::from_utf8_lossy(&body).trim())),
+        _ => format!("{url}: {status}: {}", String::from_utf8_lossy(body).trim()),
     }
 }
 

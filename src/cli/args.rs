@@ -15,6 +15,7 @@ use clap::{
     Arg, ArgAction, ArgGroup, ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum,
 };
 
+use super::recording_args::{RecordArgs, ReplayArgs, SuggestArgs};
 use crate::config::settings::{Setting, Settings, Shape, table};
 pub use top::{TopArgs, TopFormat, TopWindowArg};
 
@@ -45,6 +46,12 @@ pub enum Command {
     Explain(ExplainArgs),
     /// Show the descriptors with the most hits and denials of a running fleet.
     Top(TopArgs),
+    /// Record the checks of a replica, or import Envoy's access log: 0 recorded, 2 failed.
+    Record(RecordArgs),
+    /// Decide recorded checks with other limits: 0 within the bound, 1 above it, 2 failed.
+    Replay(ReplayArgs),
+    /// Suggest limits from recorded checks, with the share of checks that each would deny.
+    Suggest(SuggestArgs),
     /// Examine a Redis or PostgreSQL for use as the store: 0 suitable, 1 errors, 2 unreachable.
     Doctor(DoctorArgs),
     /// Create or upgrade the tables in PostgreSQL: 0 done, 2 failed.
@@ -72,6 +79,15 @@ pub struct ServeArgs {
     /// One command-line flag for each setting.
     #[command(flatten)]
     pub flags: SettingFlags,
+}
+
+impl ServeArgs {
+    /// Returns the arguments that read only the settings file.
+    #[must_use]
+    pub fn from_settings_file(file: PathBuf) -> Self {
+        let flags = SettingFlags::default();
+        Self { settings: Some(file), print_config: false, migrate: false, flags }
+    }
 }
 
 /// The settings given as flags.

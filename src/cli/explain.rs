@@ -6,15 +6,15 @@
 use std::io;
 
 use super::args::{ExplainArgs, OutputFormat};
-use super::limits_input::read_limits_files;
+use super::limits_input::load_limits;
 use super::{CommandOutcome, Terminal, admin_client};
 use crate::clock::Clock;
+use crate::config::descriptor_text;
 use crate::config::explain::{
     BucketSnapshot, Candidate, ConcurrencyExplanation, DescriptorExplanation, EntryExplanation,
     Explanation, RuleExplanation, explain as explained,
 };
-use crate::config::{self, Config, descriptor_text};
-use crate::kernel::units::{Hits, Nanos, Revision};
+use crate::kernel::units::{Hits, Nanos};
 
 /// The maximum number of non-matching patterns to print for an entry. Others are only counted.
 const MAX_ABSENT_PATTERNS: usize = 3;
@@ -60,19 +60,10 @@ fn explain_check(args: &ExplainArgs, now: Nanos) -> Result<Explanation, String> 
     }
     let descriptors: Result<Vec<_>, String> =
         args.descriptors.iter().map(|descriptor| parse_descriptor(descriptor)).collect();
-    let (descriptors, config) = (descriptors?, load_config(args)?);
+    let (descriptors, config) = (descriptors?, load_limits(&args.limits, args.merge_domains)?);
     let descriptors: Vec<_> =
         descriptors.iter().map(|entries| descriptor_text::borrow_entries(entries)).collect();
     Ok(explained(&config, &args.domain, &descriptors, Hits(args.hits), now))
-}
-
-fn load_config(args: &ExplainArgs) -> Result<Config, String> {
-    let files = read_limits_files(&args.limits)?;
-    let named_files = files.iter().map(|file| (&*file.name, &*file.bytes));
-    match config::load(named_files, Revision::default(), args.merge_domains) {
-        Ok((config, _)) => Ok(config),
-        Err(findings) => Err(findings.to_string()),
-    }
 }
 
 fn parse_descriptor(descriptor: &str) -> Result<Vec<(String, String)>, String> {

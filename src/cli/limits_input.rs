@@ -1,4 +1,4 @@
-//! Reads the limits files for the commands `validate` and `explain`.
+//! Reads the limits files for the commands that examine or compare limits.
 //!
 //! Guarantees:
 //! - The path `-` is standard input.
@@ -12,6 +12,8 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use crate::config::manifest::{EmbeddedFile, embedded_files};
+use crate::config::{self, Config};
+use crate::kernel::units::Revision;
 use crate::source::TextFile;
 use crate::source::file::{MAX_FILE_BYTES, read_tree};
 
@@ -36,6 +38,17 @@ pub(super) fn read_limits_files(paths: &[PathBuf]) -> Result<Vec<TextFile>, Stri
             .to_owned());
     }
     Ok(files)
+}
+
+/// Loads the limits files below `paths`.
+///
+/// # Errors
+/// A message if a path cannot be read, if there are no limits files, or if they have errors.
+pub(super) fn load_limits(paths: &[PathBuf], merge_domains: bool) -> Result<Config, String> {
+    let files = read_limits_files(paths)?;
+    let named_files = files.iter().map(|file| (&*file.name, &*file.bytes));
+    let loaded = config::load(named_files, Revision::default(), merge_domains);
+    loaded.map(|(config, _warnings)| config).map_err(|findings| findings.to_string())
 }
 
 fn read_stdin() -> Result<TextFile, String> {

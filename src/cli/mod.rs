@@ -12,6 +12,9 @@ pub mod explain;
 mod limits_input;
 mod migrate;
 pub mod ratelimit;
+mod record;
+pub mod recording_args;
+mod replay;
 mod serve;
 pub mod settings_input;
 mod terminal;
@@ -66,6 +69,18 @@ fn run_command(
         }
         Command::Ask(ask) => ask::ask(&ask, terminal),
         Command::Top(args) => top::top(&args, terminal),
+        Command::Record(args) => match &args.settings {
+            None => record::record(&args, None, terminal),
+            Some(file) => {
+                let settings = ServeArgs::from_settings_file(file.clone());
+                match load_settings(&settings, environment, terminal)? {
+                    Some(loaded) => record::record(&args, Some(&loaded.settings), terminal),
+                    None => Ok(CommandOutcome::Failed),
+                }
+            }
+        },
+        Command::Replay(args) => replay::replay(&args, terminal),
+        Command::Suggest(args) => replay::print_suggestion(&args, terminal),
         Command::Explain(explain) => explain::explain(&explain, &Clock::system(), terminal),
     }
 }

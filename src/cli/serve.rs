@@ -474,7 +474,8 @@ impl ServiceContext<'_> {
         } else {
             router.merge(http::health_routes(Arc::clone(&self.engine), self.health.clone()))
         };
-        self.start_pages(ListenPort::Metrics, (listener, router), parts);
+        let finishing = drain::wait_until_finishing(self.phase.clone());
+        Self::start_pages(ListenPort::Metrics, (listener, router), finishing, parts);
     }
 
     fn gauges_reader(&self) -> GaugesReader {
@@ -516,7 +517,15 @@ impl ServiceContext<'_> {
             config_diff,
             mirror: self.mirror.as_ref().map(Mirror::report),
         };
-        self.start_pages(ListenPort::Admin, (listener, http::admin::router(admin)), parts);
+        let (finishing, engine) =
+            (drain::wait_until_finishing(self.phase.clone()), Arc::clone(&self.engine));
+        let shutdown = async move {
+            finishing.await;
+            // Otherwise its client would delay the shutdown.
+            engine.stop_recording();
+        };
+        let pages = (listener, http::admin::router(admin));
+        Self::start_pages(ListenPort::Admin, pages, shutdown, parts);
     }
 
     /// Returns the drain signal for long-running requests, and the future that stops the listener.
@@ -531,14 +540,13 @@ impl ServiceContext<'_> {
     }
 
     fn start_pages(
-        &self,
         port: ListenPort,
         (listener, router): (TcpListener, axum::Router),
+        shutdown: impl Future<Output = ()> + Send + 'static,
         parts: &mut ServiceTasks,
     ) {
         let gate = ConnectionGate::new(port, MAX_PAGE_CONNECTIONS);
-        let finishing = drain::wait_until_finishing(self.phase.clone());
-        let served = http::serve(listener, router, gate, finishing);
+        let served = http::serve(listener, router, gate, shutdown);
         parts.spawn_listener(async move {
             served.await;
             Ok(())

@@ -20,6 +20,7 @@ mod node;
 pub(crate) mod pattern;
 mod table;
 pub mod trace;
+pub mod values;
 
 use std::hash::Hasher;
 use std::ops::Range;

@@ -18,6 +18,7 @@ pub mod events;
 pub mod fleet;
 pub mod history;
 pub mod lease;
+pub mod recorder;
 pub mod rule_counters;
 pub mod top_keys;
 mod unmatched;
@@ -36,6 +37,7 @@ use crate::engine::fleet::forwarding::ForwardingQueue;
 use crate::engine::fleet::live::LiveState;
 use crate::engine::fleet::reporter::FleetReporter;
 use crate::engine::lease::LeaseManager;
+use crate::engine::recorder::state::Recorder;
 use crate::engine::rule_counters::RuleCounters;
 use crate::engine::top_keys::TopKeys;
 use crate::engine::unmatched::UnmatchedDescriptors;
@@ -82,6 +84,7 @@ pub struct Engine {
     live: LiveState,
     /// The kind of the store, for the admin pages.
     store_kind: &'static str,
+    recorder: Arc<Recorder>,
 }
 
 /// The settings that apply to every decision.
@@ -147,6 +150,7 @@ impl Engine {
             top_keys: TopKeys::new(policy.top_keys),
             live,
             store_kind: "memory",
+            recorder: Arc::default(),
         }
     }
 

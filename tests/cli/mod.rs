@@ -4,4 +4,5 @@ mod args;
 mod commands;
 pub mod doctor;
 mod limits_input;
+mod record;
 mod serve;

@@ -1,5 +1,6 @@
 //! End-to-end tests of the real binary behind a real Envoy or NGINX with the shipped configuration.
 
+mod access_log;
 mod auth_request;
 mod compose;
 mod console;

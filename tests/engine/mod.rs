@@ -5,5 +5,6 @@ mod decide;
 mod events;
 mod fleet;
 mod lease;
+mod recorder;
 mod rule_counters;
 mod top_keys;

@@ -18,6 +18,7 @@ mod live;
 mod permits;
 mod port;
 mod recent;
+mod record;
 mod show;
 
 use axum::extract::{Query, State};
@@ -41,7 +42,7 @@ pub use port::Admin;
 pub use show::{ConfigLoads, LoadError, config, fleet, rlconfig};
 
 /// The paths and their purposes. A change needs a token with the role `operate`.
-const PATHS: [(&str, &str); 26] = [
+const PATHS: [(&str, &str); 27] = [
     ("/", "this list"),
     ("/rlconfig", "all limits, one per line"),
     ("/stats", "the process, and the statistics of envoyproxy/ratelimit, as JSON"),
@@ -70,6 +71,11 @@ const PATHS: [(&str, &str); 26] = [
     ("/fleet", "the replicas of the fleet and their shares, as JSON"),
     ("/recent", "the last 100 different descriptors that matched no rule, with counts, as JSON"),
     ("/mirror", "the checks that the service of mirror.to decided differently, as JSON"),
+    (
+        "/record",
+        "streams the checks of ?for=10m, of &sample=1% of the keys, with &keys=hashed (or clear); \
+         needs the role operate",
+    ),
     ("/permits", "requests in flight: the oldest permits, the busiest buckets, as JSON"),
     live::PATHS[0],
     live::PATHS[1],
@@ -96,6 +102,7 @@ pub fn router(admin: Admin) -> Router {
         .route("/whoami", get(actions::whoami))
         .route("/boost", post(actions::boost))
         .route("/force", post(actions::force))
+        .route("/record", get(record::record))
         .route("/refund", post(refund))
         .route("/reset", post(reset))
         .route("/unboost", post(actions::unboost))

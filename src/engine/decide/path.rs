@@ -8,6 +8,8 @@
 use std::pin::Pin;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+
 use crate::config::LimitMode;
 use crate::engine::Engine;
 use crate::engine::active_config::ActiveConfig;
@@ -64,10 +66,49 @@ impl Engine {
         let config = self.active.load();
         // `start` is not async, so that this future stays small: it contains a pointer to the boxed
         // store call.
-        match self.start(config.as_deref(), check, timeout) {
+        let started = if self.recorder.is_on() {
+            self.start_recorded(check, timeout)
+        } else {
+            self.start(config.as_deref(), check, timeout)
+        };
+        match started {
             StartedCheck::Decided(decided) => decided,
             StartedCheck::Pending(pending) => pending.await,
         }
+    }
+
+    #[cold]
+    fn start_recorded<'a>(
+        &'a self,
+        check: &'a Check<'_>,
+        timeout: Option<Nanos>,
+    ) -> StartedCheck<'a> {
+        if self.store().is_synchronous() {
+            return StartedCheck::Decided(self.decide_in_recorded_order(check, timeout));
+        }
+        StartedCheck::Pending(Box::pin(async move {
+            let config = self.active.load_full();
+            let result = match self.start(config.as_deref(), check, timeout) {
+                StartedCheck::Decided(decided) => decided,
+                StartedCheck::Pending(pending) => pending.await,
+            };
+            self.recorder.lock().record(check, self.clock.now(), &result);
+            result
+        }))
+    }
+
+    /// Decides and records a check under one lock. The store replies at once.
+    fn decide_in_recorded_order(&self, check: &Check<'_>, timeout: Option<Nanos>) -> CheckResult {
+        let mut recorder = self.recorder.lock();
+        let config = self.active.load();
+        let result = match self.start(config.as_deref(), check, timeout) {
+            StartedCheck::Decided(decided) => decided,
+            StartedCheck::Pending(pending) => pending
+                .now_or_never()
+                .unwrap_or(Err(CheckError::StoreUnavailable(StoreFailure::TimedOut))),
+        };
+        recorder.record(check, self.clock.now(), &result);
+        result
     }
 
     fn start<'a>(

@@ -5,6 +5,7 @@ mod actions;
 mod audit;
 mod live;
 mod recent;
+mod record;
 
 use std::sync::Arc;
 
@@ -88,6 +89,7 @@ async fn all_admin_pages_require_the_token() {
         "/rule",
         "/top",
         "/concurrency",
+        "/record",
         "/nothing",
     ] {
         for authorization in wrong {
@@ -145,6 +147,7 @@ async fn unknown_admin_paths_list_all_pages() {
                 "/overview",
                 "/permits",
                 "/recent",
+                "/record",
                 "/refund",
                 "/reset",
                 "/rlconfig",

@@ -1,0 +1,105 @@
+//! Serves `/record`: streams the checks of this replica as a recording.
+//!
+//! Guarantees:
+//! - The recording ends when the client disconnects.
+//! - It needs a token with the role `operate`.
+//! - An invalid query gets status 400 with the cause, a second recording 409.
+//!
+//! Not covered:
+//! - The content of the recording (see [`crate::engine::recorder`]).
+
+use std::convert::Infallible;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::{Query, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{Extensions, StatusCode};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+
+use super::access::Caller;
+use super::port::Admin;
+use crate::config::resolve::duration;
+use crate::edge::http::connection::HttpPeer;
+use crate::edge::http::response::PLAIN;
+use crate::engine::recorder::{RecordError, RecordedKeys, RecordingOptions, RecordingStream};
+use crate::kernel::units::Nanos;
+use crate::recording::percent::Percent;
+
+const DEFAULT_DURATION: Nanos = Nanos::from_secs(600);
+
+pub(super) async fn record(
+    State(admin): State<Admin>,
+    Extension(caller): Extension<Caller>,
+    Query(query): Query<Vec<(String, String)>>,
+    extensions: Extensions,
+) -> Response {
+    // A recording shows keys and slows the replica, so it is no page for the role `view`.
+    if let Some(why) = &caller.why_read_only {
+        return text(StatusCode::FORBIDDEN, why);
+    }
+    let options = match parse_options(&query) {
+        Ok(options) => options,
+        Err(message) => return text(StatusCode::BAD_REQUEST, &message),
+    };
+    match admin.engine.start_recording(options) {
+        Ok(recording) => {
+            let body = body_of(recording, HttpPeer::from_extensions(&extensions));
+            ([(CONTENT_TYPE, "application/octet-stream")], body).into_response()
+        }
+        Err(error) => text(status_of(error), &error.to_string()),
+    }
+}
+
+/// Returns the recording as a body. It ends when the client disconnects: without traffic, nothing is
+/// written, and hyper does not detect that.
+fn body_of(recording: RecordingStream, peer: HttpPeer) -> Body {
+    Body::from_stream(stream::unfold((recording, peer), |(mut recording, peer)| async {
+        let bytes = tokio::select! {
+            bytes = recording.next_bytes() => bytes?,
+            () = peer.closed() => return None,
+        };
+        Some((Ok::<_, Infallible>(bytes), (recording, peer)))
+    }))
+}
+
+fn parse_options(query: &[(String, String)]) -> Result<RecordingOptions, String> {
+    let mut options = RecordingOptions {
+        sample: Percent::ALL,
+        duration: DEFAULT_DURATION,
+        keys: RecordedKeys::Hashed,
+    };
+    for (name, text) in query {
+        match &**name {
+            "sample" => {
+                options.sample = Percent::parse(text)
+                    .ok_or_else(|| format!("`sample` must be like 1%, got `{text}`"))?;
+            }
+            "for" => {
+                options.duration = duration::parse(text)
+                    .map_err(|_| format!("`for` must be a duration such as 10m, got `{text}`"))?;
+            }
+            "keys" => {
+                options.keys = RecordedKeys::parse(text)
+                    .ok_or_else(|| format!("`keys` must be hashed or clear, got `{text}`"))?;
+            }
+            other => {
+                return Err(format!("unknown parameter `{other}`; use sample, for and keys"));
+            }
+        }
+    }
+    Ok(options)
+}
+
+const fn status_of(error: RecordError) -> StatusCode {
+    match error {
+        RecordError::AlreadyRecording => StatusCode::CONFLICT,
+        RecordError::InvalidDuration => StatusCode::BAD_REQUEST,
+        RecordError::NoConfig | RecordError::NoRandomNumbers => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+fn text(status: StatusCode, message: &str) -> Response {
+    (status, PLAIN, format!("{message}\n")).into_response()
+}

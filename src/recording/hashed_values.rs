@@ -1,0 +1,137 @@
+//! Replaces descriptor values by keyed hashes, and restores the values that a configuration names.
+//!
+//! | limits | value | recorded |
+//! |---|---|---|
+//! | exact value `partner` | `partner` | `partner` |
+//! | pattern `/pay/*` | `/pay/123` | `/pay/~c0ffee…` |
+//! | bare key, or no rule | `ann` | `~c0ffee…` |
+//!
+//! Guarantees:
+//! - A check with hashed values matches the same rules of the recorded limits.
+//! - Equal values get equal hashes, also under different patterns.
+//! - A value that later limits name exactly can be restored, because the salt is in the file.
+//!
+//! Not covered:
+//! - A pattern that the recorded limits lack: it does not match hashed values.
+//! - Guesses: a reader of the file can hash a guess and compare.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::hash::Hasher as _;
+
+use ring::rand::SystemRandom;
+use siphasher::sip::SipHasher13;
+
+use crate::config::Config;
+use crate::config::tree::RuleMatch;
+use crate::config::tree::values::ValueMatch;
+use crate::kernel::decision::{Check, Descriptor};
+
+/// The character before a hash.
+const MARK: char = '~';
+/// The number of hexadecimal digits of a hash.
+const HASH_DIGITS: usize = 16;
+
+/// Hashes values with a salt.
+#[derive(Clone, Debug)]
+pub struct ValueHasher {
+    salt: [u8; 16],
+}
+
+impl ValueHasher {
+    /// Creates a hasher with the salt of a recording.
+    #[must_use]
+    pub const fn new(salt: [u8; 16]) -> Self {
+        Self { salt }
+    }
+
+    /// Returns the hash of `value`, with the mark before it.
+    #[must_use]
+    pub fn hash(&self, value: &str) -> String {
+        let mut hasher = SipHasher13::new_with_key(&self.salt);
+        hasher.write(value.as_bytes());
+        let mut text = String::with_capacity(1 + HASH_DIGITS);
+        let _infallible = write!(text, "{MARK}{:016x}", hasher.finish());
+        text
+    }
+
+    /// Returns the values of `check` as they are recorded: for each descriptor, one text for each
+    /// entry. `None` if the check would match other rules of `config` with them, for example because
+    /// a pattern such as `*a*` matches the digits of a hash.
+    #[must_use]
+    pub fn hash_values(&self, config: &Config, check: &Check<'_>) -> Option<Vec<Vec<String>>> {
+        let domain = config.domains.get(check.domain);
+        let hash_descriptor = |entries: &[(&str, &str)]| {
+            let Some(domain) = domain else {
+                return Some(entries.iter().map(|(_, value)| self.hash(value)).collect());
+            };
+            let matches = domain.tree.match_values(entries.iter().copied());
+            let matches = matches.into_iter().chain(std::iter::repeat(ValueMatch::Any));
+            let hashed: Vec<_> = entries
+                .iter()
+                .zip(matches)
+                .map(|((_, value), matched)| self.hash_matched(value, matched))
+                .collect();
+            let replaced =
+                entries.iter().zip(&hashed).map(|((key, _), value)| (*key, value.as_str()));
+            let rule = |found: Option<RuleMatch<'_>>| found.map(|found| found.rule.number);
+            let before = rule(domain.tree.lookup(entries.iter().copied()));
+            (before == rule(domain.tree.lookup(replaced))).then_some(hashed)
+        };
+        check.descriptors.iter().map(|one| hash_descriptor(&one.entries)).collect()
+    }
+
+    fn hash_matched(&self, value: &str, matched: ValueMatch<'_>) -> String {
+        match matched {
+            ValueMatch::Exact => value.to_owned(),
+            ValueMatch::Pattern(pattern) => {
+                // The other `*` match the empty text.
+                pattern.replacen('*', &self.hash(value), 1).replace('*', "")
+            }
+            ValueMatch::Any => self.hash(value),
+        }
+    }
+}
+
+/// Returns `check` with other values of its entries, one list for each descriptor.
+#[must_use]
+pub fn with_values<'a>(check: &'a Check<'_>, values: &'a [Vec<String>]) -> Check<'a> {
+    let replace = |(one, values): (&'a Descriptor<'_>, &'a Vec<String>)| Descriptor {
+        entries: one.entries.iter().zip(values).map(|((key, _), value)| (*key, &**value)).collect(),
+        ..*one
+    };
+    let descriptors = check.descriptors.iter().zip(values).map(replace).collect();
+    Check { domain: check.domain, descriptors }
+}
+
+/// Returns a random salt. `None` if the operating system has no random numbers.
+#[must_use]
+pub fn new_salt() -> Option<[u8; 16]> {
+    ring::rand::generate(&SystemRandom::new()).ok().map(ring::rand::Random::expose)
+}
+
+/// Restores the hashed values that configurations name.
+#[derive(Debug, Default)]
+pub struct HashedValues {
+    /// The clear value of each hash, with the mark.
+    clear: HashMap<String, String>,
+}
+
+impl HashedValues {
+    /// Collects the exact values of `configs`. Cost: linear in the number of their rules.
+    #[must_use]
+    pub fn named_by<'c>(salt: [u8; 16], configs: impl IntoIterator<Item = &'c Config>) -> Self {
+        let hasher = ValueHasher::new(salt);
+        let domains = configs.into_iter().flat_map(|config| config.domains.values());
+        let values = domains.flat_map(|domain| domain.tree.exact_values());
+        Self { clear: values.map(|value| (hasher.hash(value), value.to_owned())).collect() }
+    }
+
+    /// Returns the clear text of a recorded value, if it contains a hash of a named value.
+    #[must_use]
+    pub fn restore(&self, recorded: &str) -> Option<String> {
+        let starts = recorded.match_indices(MARK).map(|(at, _)| at);
+        let hashes = starts.filter_map(|at| recorded.get(at..=at + HASH_DIGITS));
+        hashes.into_iter().find_map(|hash| self.clear.get(hash).cloned())
+    }
+}
