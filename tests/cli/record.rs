@@ -9,8 +9,9 @@ use serde_json::Value;
 
 use crate::support::dice::{Dice, seed};
 use crate::support::http1;
+use crate::support::redis::Redis;
 use crate::support::service::{Service, sluicegate};
-use crate::support::waiting::until;
+use crate::support::waiting::{for_a_day_with_a_minute_left, until};
 
 const TOKEN: &str = "open-sesame";
 
@@ -46,11 +47,16 @@ struct Scene {
 
 impl Scene {
     fn start(flags: &[String]) -> Self {
+        Self::start_with(flags, &[("shop.yaml", LIMITS), ("both.yaml", ALL_OR_NOTHING)])
+    }
+
+    fn start_with(flags: &[String], files: &[(&str, &str)]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let limits = dir.path().join("limits");
         std::fs::create_dir(&limits).unwrap();
-        std::fs::write(limits.join("shop.yaml"), LIMITS).unwrap();
-        std::fs::write(limits.join("both.yaml"), ALL_OR_NOTHING).unwrap();
+        for (name, text) in files {
+            std::fs::write(limits.join(name), text).unwrap();
+        }
         let token = [("SLUICEGATE_LISTEN_ADMIN_TOKEN", TOKEN)];
         let service = Service::start_under(&limits, flags, &token).unwrap();
         Self { dir, service }
@@ -219,6 +225,23 @@ fn record_explains_why_it_cannot_record() {
     let (status, error) = record(&["--server", &server, "--sample", "2"], TOKEN);
     assert!(status == Some(2) && error.contains("percentage"), "{error}");
     assert_eq!(record(&[], TOKEN).0, Some(2));
+}
+
+#[test]
+fn a_recording_over_redis_has_the_decisions_of_redis() {
+    for_a_day_with_a_minute_left();
+    let redis = Redis::start();
+    let flags = ["--store-url", &redis.url(), "--listen-drain-delay", "0ms"].map(str::to_owned);
+    let limits = "domain: shop\ndescriptors:\n\
+                  - {key: fixed, rate_limit: {unit: day, requests_per_unit: 7}}\n";
+    let mut scene = Scene::start_with(&flags, &[("shop.yaml", limits)]);
+    let recording = scene.start_recording(&["--for", "1h"]);
+    send_checks(scene.service.http, 300, Dice::new(2));
+    end_recording(&mut scene, recording);
+    let report: Value =
+        serde_json::from_slice(&scene.replay(&["--format", "json"]).stdout).unwrap();
+    assert_eq!([&report["recorded"]["known"], &report["recorded"]["equal"]], [300, 300]);
+    assert!(report["old_denied"].as_u64().unwrap() > 0, "{report}");
 }
 
 #[test]

@@ -13,15 +13,14 @@ use std::convert::Infallible;
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Query, State};
+use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{Extensions, StatusCode};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 
 use super::access::Caller;
 use super::port::Admin;
 use crate::config::resolve::duration;
-use crate::edge::http::connection::HttpPeer;
 use crate::edge::http::response::PLAIN;
 use crate::engine::recorder::{RecordError, RecordedKeys, RecordingOptions, RecordingStream};
 use crate::kernel::units::Nanos;
@@ -33,7 +32,6 @@ pub(super) async fn record(
     State(admin): State<Admin>,
     Extension(caller): Extension<Caller>,
     Query(query): Query<Vec<(String, String)>>,
-    extensions: Extensions,
 ) -> Response {
     // A recording shows keys and slows the replica, so it is no page for the role `view`.
     if let Some(why) = &caller.why_read_only {
@@ -45,22 +43,18 @@ pub(super) async fn record(
     };
     match admin.engine.start_recording(options) {
         Ok(recording) => {
-            let body = body_of(recording, HttpPeer::from_extensions(&extensions));
-            ([(CONTENT_TYPE, "application/octet-stream")], body).into_response()
+            ([(CONTENT_TYPE, "application/octet-stream")], body_of(recording)).into_response()
         }
         Err(error) => text(status_of(error), &error.to_string()),
     }
 }
 
-/// Returns the recording as a body. It ends when the client disconnects: without traffic, nothing is
-/// written, and hyper does not detect that.
-fn body_of(recording: RecordingStream, peer: HttpPeer) -> Body {
-    Body::from_stream(stream::unfold((recording, peer), |(mut recording, peer)| async {
-        let bytes = tokio::select! {
-            bytes = recording.next_bytes() => bytes?,
-            () = peer.closed() => return None,
-        };
-        Some((Ok::<_, Infallible>(bytes), (recording, peer)))
+/// Returns the recording as a body. hyper drops the body, and so ends the recording, when the client
+/// disconnects.
+fn body_of(recording: RecordingStream) -> Body {
+    Body::from_stream(stream::unfold(recording, |mut recording| async {
+        let bytes = recording.next_bytes().await?;
+        Some((Ok::<_, Infallible>(bytes), recording))
     }))
 }
 
