@@ -78,9 +78,13 @@ async fn show_rule(State(admin): State<Admin>, Query(query): Query<QueryPairs>) 
 }
 
 async fn show_top(State(admin): State<Admin>, Query(query): Query<QueryPairs>) -> Response {
-    match TopParams::from_query(query) {
-        Ok(params) => json_response(&top::top(&admin.engine, params)),
-        Err(why) => text_response(StatusCode::BAD_REQUEST, &why),
+    let params = match TopParams::from_query(query) {
+        Ok(params) => params,
+        Err(why) => return text_response(StatusCode::BAD_REQUEST, &why),
+    };
+    match top::top(&admin.engine, params) {
+        Ok(page) => json_response(&page),
+        Err(why) => text_response(StatusCode::NOT_FOUND, &why),
     }
 }
 
