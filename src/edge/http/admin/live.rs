@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - Counts are totals since the start of the process, so that two reads give a rate.
-//! - `scope` says if a page counts all replicas of the fleet or this replica alone.
+//! - `scope` is `fleet` if a page counts all live replicas, and `replica` if it counts this one.
 //! - The other replicas report their counts only while a page is read.
 //! - An invalid query gets status 400, and an unknown rule 404, with the cause.
 //!
