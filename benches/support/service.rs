@@ -68,6 +68,7 @@ impl Server {
 
     /// CPU nanoseconds per decision, for `calls` checks over [`CONNECTIONS`] connections with
     /// [`IN_FLIGHT`] checks on each.
+    #[allow(dead_code, reason = "not every bench needs it")]
     pub(crate) async fn cpu_per_call(&self, calls: u64) -> f64 {
         self.cpu_per_call_over(1, calls).await
     }

@@ -187,7 +187,7 @@ impl Engine {
         FleetReports { is_fleet: true, others }
     }
 
-    /// Returns what this replica's pages show, for its record. `None` if nobody reads them.
+    /// Returns the pages of this replica that are read, for its record. `None` if there are none.
     pub(super) fn own_watch(&self) -> Option<Watch> {
         Some(self.live.watch(self.clock.steady())).filter(|watch| !watch.is_empty())
     }

@@ -98,7 +98,9 @@ impl Engine {
         });
         for other in others.iter().flatten() {
             let mut other = (*other).clone();
-            other.select_domain(domain);
+            if path.is_none() {
+                other.select_domain(domain);
+            }
             top.merge(&other, max);
         }
         (ViewScope::from_parts(others.as_ref()), top)

@@ -9,7 +9,7 @@ const KEYS: usize = 1_000_000;
 const CHECKS: usize = 300_000;
 const START: Nanos = Nanos::from_secs(36_000);
 
-/// SplitMix64 (Steele, Lea and Flood, 2014).
+/// `SplitMix64` (Steele, Lea and Flood, 2014).
 struct Random(u64);
 
 impl Random {
@@ -111,11 +111,15 @@ fn an_idle_rule_gives_its_tables_to_another() {
     let rules: Vec<_> =
         (0..=MAX_RULES).map(|rule| Arc::new(RuleCounter::new("d", &format!("d.{rule}")))).collect();
     let key = |now| KeyHits { entries: &[("k", "v")], hits: Hits(1), is_denied: false, now };
-    rules.iter().for_each(|rule| top_keys.count(rule, key(START)));
+    for rule in &rules {
+        top_keys.count(rule, key(START));
+    }
     let is_tracked = |rule: usize| rules[rule].top_keys.load().is_some();
     assert!(is_tracked(0) && is_tracked(MAX_RULES - 1) && !is_tracked(MAX_RULES));
     let later = START.plus(Nanos::from_secs(2 * 3_600));
-    rules[1..MAX_RULES].iter().for_each(|rule| top_keys.count(rule, key(later)));
+    for rule in &rules[1..MAX_RULES] {
+        top_keys.count(rule, key(later));
+    }
     top_keys.count(&rules[MAX_RULES], key(later));
     assert!(!is_tracked(0) && is_tracked(1) && is_tracked(MAX_RULES));
     assert_eq!(top_keys.tracked().len(), MAX_RULES);

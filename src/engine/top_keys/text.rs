@@ -17,7 +17,7 @@ use super::{Entries, MAX_TEXT_BYTES};
 use crate::config::descriptor_text::format_entries;
 use crate::config::settings::TopKeyValues;
 
-/// Returns the text of the key. Values are hashed if `values` says so, or if the text would be too
+/// Returns the text of the key. Values are hashed with `Hashed`, or if the text would be too
 /// long. The text of a key whose names are too long, too, is one hash.
 pub(super) fn key_text(entries: Entries<'_>, values: TopKeyValues) -> Box<str> {
     if values == TopKeyValues::Clear {

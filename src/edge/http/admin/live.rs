@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - Counts are totals since the start of the process, so that two reads give a rate.
-//! - `scope` says if a page counts all replicas of the fleet or this replica alone.
+//! - `scope` is `fleet` if a page counts all live replicas, and `replica` if it counts this one.
 //! - The other replicas report their counts only while a page is read.
 //! - An invalid query gets status 400, and an unknown rule 404, with the cause.
 //!
@@ -78,9 +78,13 @@ async fn show_rule(State(admin): State<Admin>, Query(query): Query<QueryPairs>) 
 }
 
 async fn show_top(State(admin): State<Admin>, Query(query): Query<QueryPairs>) -> Response {
-    match TopParams::from_query(query) {
-        Ok(params) => json_response(&top::top(&admin.engine, params)),
-        Err(why) => text_response(StatusCode::BAD_REQUEST, &why),
+    let params = match TopParams::from_query(query) {
+        Ok(params) => params,
+        Err(why) => return text_response(StatusCode::BAD_REQUEST, &why),
+    };
+    match top::top(&admin.engine, params) {
+        Ok(page) => json_response(&page),
+        Err(why) => text_response(StatusCode::NOT_FOUND, &why),
     }
 }
 

@@ -98,11 +98,13 @@ impl TopWindows {
         self.hour.merge(&other.hour, max);
     }
 
-    /// Drops the rows of other domains. The totals count them, because their parts are unknown.
+    /// Drops the rows of other domains. The totals then count the rows only, because the hits of
+    /// other keys are unknown by domain.
     pub(in crate::engine) fn select_domain(&mut self, domain: Option<&str>) {
         let Some(domain) = domain else { return };
         for list in self.lists_mut() {
             list.rows.retain(|row| *row.domain == *domain);
+            list.total = list.rows.iter().map(|row| row.hits).fold(0, u64::saturating_add);
         }
     }
 

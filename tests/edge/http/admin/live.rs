@@ -72,6 +72,8 @@ async fn invalid_queries_are_explained() {
         ("/top?rule=x", 400, "unknown parameter `rule`"),
         ("/rule?domain=d", 400, "`path` is missing"),
         ("/rule?domain=d&path=d.x", 404, "no rule `d.x`"),
+        ("/top?path=d.x", 404, "no rule `d.x`"),
+        ("/top?domain=e&path=d.k", 404, "no rule `d.k`"),
     ] {
         let (got, body) = get(&engine, path).await;
         assert_eq!(got, status, "{path}: {body}");

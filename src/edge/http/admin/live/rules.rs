@@ -1,7 +1,7 @@
 //! Renders `/rules` and `/rule`: rules with their limits and counts.
 //!
 //! Guarantees:
-//! - `/rules` has at most [`MAX_RULES`] rules, and says how many it omits.
+//! - `/rules` has at most [`MAX_RULES`] rules, and the number of omitted ones.
 //! - A rate limit and a concurrency limit of one rule are one row.
 
 use std::collections::BTreeMap;
