@@ -155,8 +155,7 @@ pub struct AskArgs {
     /// Duration of the forced decision or boost, 1s to 24h.
     #[arg(long = "for", id = "long", value_name = "DURATION", requires = "limited_change")]
     pub long: Option<String>,
-    /// Instead of a check, end a decision that `--force`
-    /// forces, at all replicas; needs `--server`.
+    /// Instead of a check, end a forced decision at all replicas; needs `--server`.
     #[arg(long, requires_all = ["server", "reason"], conflicts_with_all = ["peek", "reset", "refund", "force", "boost"])]
     pub unforce: bool,
     /// Instead of a check, end a boost at all replicas; needs `--server`.

@@ -10,19 +10,19 @@ use crate::recording::percent::Percent;
 
 /// Arguments of `sluicegate record`.
 #[derive(Debug, Args)]
-#[command(after_help = "With --server, the variable SLUICEGATE_LISTEN_ADMIN_TOKEN must have the \
-replica's listen.admin_token.")]
+#[command(after_help = "With --server, the variable SLUICEGATE_LISTEN_ADMIN_TOKEN must contain a \
+token of the admin port with the role operate.")]
 pub struct RecordArgs {
     /// Admin port of the replica to record, for example `http://127.0.0.1:6070`.
     #[arg(long, value_name = "URL", required_unless_present = "access_log")]
     pub server: Option<String>,
-    /// Instead of a replica, read the JSON lines of Envoy's access log; `-` is standard input.
+    /// Read Envoy's access log instead of a replica: JSON lines; `-` is standard input.
     #[arg(long, value_name = "FILE", conflicts_with = "server", requires = "settings")]
     pub access_log: Option<PathBuf>,
-    /// File of settings whose `hooks` build the descriptors of the access log.
+    /// File of settings. Its `hooks` build the descriptors from the access log.
     #[arg(long, value_name = "FILE", requires = "access_log")]
     pub settings: Option<PathBuf>,
-    /// Name of the hook; the default is the first one.
+    /// Name of the hook. Default: the first hook in the file.
     #[arg(long, value_name = "NAME", requires = "access_log")]
     pub hook: Option<String>,
     /// File to write.
@@ -31,10 +31,10 @@ pub struct RecordArgs {
     /// Duration of the recording, 1s to 1h.
     #[arg(long = "for", value_name = "DURATION", default_value = "10m", value_parser = parse_duration, conflicts_with = "access_log")]
     pub duration: Nanos,
-    /// Share of keys to record. A key is a domain with the entries of one descriptor.
+    /// Share of descriptors to record. All hits of a selected descriptor are recorded.
     #[arg(long, value_name = "PERCENT", default_value = "100%", value_parser = parse_percent, conflicts_with = "access_log")]
     pub sample: Percent,
-    /// Record values as hashes, except those that the limits name.
+    /// Form of descriptor values. `hashed` keeps only the values that the limits name.
     #[arg(long, value_enum, default_value_t = KeyForm::Hashed)]
     pub keys: KeyForm,
 }
@@ -54,15 +54,15 @@ pub struct ReplayArgs {
     /// Recording of `sluicegate record`.
     #[arg(long, value_name = "FILE")]
     pub from: PathBuf,
-    /// Files and directories of the limits in force.
+    /// Files and directories of the present limits.
     #[arg(long, value_name = "DIR|FILE", required = true)]
     pub old: Vec<PathBuf>,
-    /// Files and directories of the changed limits. Without it, only compare with the recorded
-    /// decisions.
+    /// Files and directories of the changed limits. Without them, only compare the present limits
+    /// with the recorded decisions.
     #[arg(long, value_name = "DIR|FILE")]
     pub new: Vec<PathBuf>,
     /// Exit with 1 if a larger share of checks is newly denied: allowed by the old limits, denied
-    /// by the new ones. Checks of 0 hits and refunds do not count.
+    /// by the new limits. Checks of 0 hits and refunds do not count.
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent, requires = "new")]
     pub fail_over: Option<Percent>,
     /// Output format.
@@ -93,10 +93,10 @@ pub struct SuggestArgs {
     /// Domain to suggest limits for, if the recording has several.
     #[arg(long)]
     pub domain: Option<String>,
-    /// Percentile, over all values of a descriptor's keys, of the largest use in one unit.
+    /// Percentage of descriptor values for which the limit allows their largest use in one unit.
     #[arg(long, value_name = "1-100", default_value = "99", value_parser = parse_percentile)]
     pub percentile: Percent,
-    /// Factor from the observed use to the limit, 0.001 to 1000.
+    /// Factor by which this use is multiplied to get the limit, 0.001 to 1000.
     #[arg(long, value_name = "FACTOR", default_value = "1.5", value_parser = parse_thousandths)]
     pub headroom: u64,
     /// Unit of the limits.

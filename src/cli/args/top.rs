@@ -5,11 +5,11 @@ use clap::{Args, ValueEnum};
 /// Arguments of `sluicegate top`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The variable SLUICEGATE_LISTEN_ADMIN_TOKEN has the token of the admin port. End \
-with Ctrl-C."
+    after_help = "The variable SLUICEGATE_LISTEN_ADMIN_TOKEN contains a token of the admin port. \
+End with Ctrl-C."
 )]
 pub struct TopArgs {
-    /// Admin port of a replica, which counts the hits of its fleet.
+    /// Admin port of a replica, which shows the hits of its fleet.
     #[arg(long, default_value = "http://127.0.0.1:6070", value_name = "URL")]
     pub server: String,
     /// Window in which hits are counted.
@@ -18,13 +18,13 @@ pub struct TopArgs {
     /// Show only this domain.
     #[arg(long)]
     pub domain: Option<String>,
-    /// Show only the rule with this path, as `explain` and the metrics name it.
+    /// Show only the rule with this path, such as `shop.api_key`.
     #[arg(long, value_name = "PATH")]
     pub rule: Option<String>,
     /// Largest number of rows.
     #[arg(long, default_value_t = 20, value_name = "N")]
     pub rows: usize,
-    /// Print the table once, as without a terminal.
+    /// Print the table once and exit, as if the output were no terminal.
     #[arg(long)]
     pub once: bool,
     /// Output format. JSON is the reply of the admin page `/top`, printed once.

@@ -81,12 +81,12 @@ blocks! {
         /// Token that callers of the admin port send as `Authorization: Bearer …`. Every local
         /// user can see a token in a flag.
         admin_token: Option<SecretText> = None, "text";
-        /// Directory with one file for each further token of the admin port, read again every
-        /// second. File names are `view.NAME` or `operate.NAME`; a change needs `operate`, and the
+        /// Directory of further tokens of the admin port, one in each file, read again every
+        /// second. File names are `view.NAME` or `operate.NAME`: a change needs `operate`, and the
         /// audit log shows the name.
         admin_tokens: Option<PathBuf> = None, "path";
-        /// Header with the operator's name for the audit log, which a reverse proxy sets. It counts
-        /// only with a valid token, so the proxy must add one.
+        /// Header in which a reverse proxy sends the operator's name for the audit log. It is
+        /// ignored without a valid token, so the proxy must also add a token.
         admin_trusted_header: HeaderName = HeaderName::default(), "header name";
         /// UDP port that receives releases of permits from NGINX's `access_log` (syslog); empty
         /// for none. 0 chooses a free port and prints it.
@@ -296,8 +296,8 @@ blocks! {
         /// Metrics, on `listen.metrics_port`.
         metrics: MetricsSettings,
     ] {
-        /// Form of descriptor values in the lists of top keys, the keys with the most hits of each
-        /// rule: the values, a hash of each value, or `off` to count no top keys.
+        /// Form of descriptor values in the lists of top keys (`/top`): `clear` values, or a hash
+        /// of each value. `off` counts no top keys.
         keys: TopKeyValues = TopKeyValues::Clear, "word";
     }
 
@@ -339,12 +339,13 @@ blocks! {
         url: Option<EventUrl> = None, "URL";
         /// Kinds of events to send. In the environment variable, `:` separates them.
         on: EventKinds = EventKinds::ALL, "kinds";
-        /// Part of a limit from which an allowed check sends `near_limit`.
+        /// Used part of a limit from which allowed checks send `near_limit`.
         near_limit: Percentage = Percentage::EIGHTY, "part of the limit";
-        /// Attribute `source` of all events, the same at all replicas of a fleet.
+        /// Attribute `source` of all events. Receivers compare `source` and `id`, so set it the
+        /// same at all replicas.
         source: String = "sluicegate".to_owned(), "text";
-        /// File that contains the secret that signs events (Standard Webhooks), read again for each
-        /// request. Without it, events have no signature.
+        /// File with the secret that signs events (Standard Webhooks), read again for each request.
+        /// Without it, events have no signature.
         secret_file: Option<PathBuf> = None, "path";
         /// CA bundle (PEM) that verifies the receiver's certificate. Default: the system's CAs.
         ca_file: Option<PathBuf> = None, "path";
@@ -355,11 +356,11 @@ blocks! {
         /// Certificates of the connection to the other service.
         tls: TlsSettings,
     ] {
-        /// Address of a rate limit service (Envoy's gRPC protocol) that also gets a sample of the
+        /// Address of another rate limit service (Envoy's gRPC protocol) that gets a sample of the
         /// checks; empty for none. Its decisions are compared, and have no other effect.
         to: Option<HostPort> = None, "address";
-        /// Part of all descriptors whose checks are sent. All checks of a sampled descriptor are
-        /// sent.
+        /// Part of the checks to send, selected by domain and descriptors. Of equal checks, all are
+        /// sent or none.
         sample: Percentage = Percentage::ONE, "part of the descriptors";
         /// Use TLS for the connection to the other service.
         use_tls: bool = false, "switch";

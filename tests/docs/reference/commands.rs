@@ -21,7 +21,7 @@ const COLUMNS: usize = 100;
 const HEAD: &str = "\
 # Commands
 
-Exit codes of all commands: 0 is success or yes, 1 is errors or no, 2 means that the command could not tell.
+Exit codes of all commands: 0 is success or yes, 1 is errors or no, 2 is a failure of the command.
 ";
 
 /// A file with four errors, one of them a misspelt field.
