@@ -149,12 +149,18 @@ impl KeyActions {
         Self { entries, forced: None, boosted: None }
     }
 
-    /// Adds an action for this key. A limit that cannot be boosted keeps its size.
+    /// Adds an action for this key. After a reload, a limit may be larger than its boost, or one of
+    /// several; it then keeps its size.
     fn add(&mut self, effect: ActionEffect, until: Nanos, limits: &[Limit]) {
         match effect {
             ActionEffect::Force(verdict) => self.forced = Some(ForcedDecision { verdict, until }),
             ActionEffect::Boost(size) => {
-                let boosted = |limit: &Limit| limit.boosted(size).unwrap_or_else(|_| limit.clone());
+                let is_ambiguous = matches!(size, BoostSize::Requests(_)) && limits.len() != 1;
+                let boosted = |limit: &Limit| {
+                    let is_larger = limit.requests < size.apply(limit.requests);
+                    let boosted = limit.boosted(size).ok();
+                    boosted.filter(|_| is_larger && !is_ambiguous).unwrap_or_else(|| limit.clone())
+                };
                 self.boosted = Some((limits.iter().map(boosted).collect(), until));
             }
         }

@@ -87,7 +87,7 @@ pub struct ConcurrencyMatch<'t> {
 pub type SharedValues<'t> = SmallVec<[(usize, &'t str); INLINE_SHARED_VALUES]>;
 
 /// The keys and values of a counter key.
-type KeyEntries = Box<[(Box<str>, Box<str>)]>;
+pub type KeyEntries = Box<[(Box<str>, Box<str>)]>;
 
 /// The kind of a node's name, in the order of priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,12 +195,17 @@ impl DescriptorTree {
         }
     }
 
-    /// Returns the number of the rule that a descriptor matches, and the entries of its counter key.
-    fn rule_and_key(&self, entries: &[(String, String)]) -> Option<(RuleNumber, KeyEntries)> {
-        let borrowed = || entries.iter().map(|(key, value)| (&**key, &**value));
-        let RuleMatch { rule, shared } = self.lookup(borrowed())?;
-        let key = counter_entries(borrowed(), &shared);
-        Some((rule.number, key.map(|(key, value)| (key.into(), value.into())).collect()))
+    /// Returns the rule that a descriptor matches, and the entries of its counter key. Descriptors
+    /// that share a counter (`share_threshold`) have the same entries.
+    pub fn rule_and_key<'e>(
+        &self,
+        entries: impl Iterator<Item = (&'e str, &'e str)> + Clone,
+    ) -> Option<(&Rule, KeyEntries)> {
+        let RuleMatch { rule, shared } = self.lookup(entries.clone())?;
+        let key = entries.enumerate().map(|(index, (key, value))| {
+            (key.into(), counter_value(&shared, index, value).into())
+        });
+        Some((rule, key.collect()))
     }
 
     /// Adds an action for the key of a descriptor. Without a matching rule, the action has no effect.
@@ -210,7 +215,11 @@ impl DescriptorTree {
         effect: ActionEffect,
         until: Nanos,
     ) {
-        let Some((number, key)) = self.rule_and_key(entries) else { return };
+        let entries = entries.iter().map(|(key, value)| (&**key, &**value));
+        let Some((number, key)) = self.rule_and_key(entries).map(|(rule, key)| (rule.number, key))
+        else {
+            return;
+        };
         let Some(rule) = self.rules.iter_mut().find(|rule| rule.number == number) else { return };
         rule.add_key_action(&key, effect, until);
     }
@@ -345,10 +354,12 @@ pub fn counter_entries<'a>(
     entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
     shared: &'a [(usize, &str)],
 ) -> impl Iterator<Item = (&'a str, &'a str)> + Clone {
-    entries.enumerate().map(|(index, (key, value))| {
-        let text = shared.iter().find(|(shared_index, _)| *shared_index == index);
-        (key, text.map_or(value, |(_, text)| *text))
-    })
+    entries.enumerate().map(|(index, (key, value))| (key, counter_value(shared, index, value)))
+}
+
+fn counter_value<'v>(shared: &[(usize, &'v str)], index: usize, value: &'v str) -> &'v str {
+    let text = shared.iter().find(|(shared_index, _)| *shared_index == index);
+    text.map_or(value, |(_, text)| *text)
 }
 
 /// Returns the text that replaces a value in counter keys: the pattern `name` without the entry's

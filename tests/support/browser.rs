@@ -1,4 +1,4 @@
-//! Drives Chromium without a window, by the WebDriver protocol of `chromedriver`.
+//! Drives Chromium without a window, by the protocol of `chromedriver`.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::support::http1;
 use crate::support::waiting::until;
 
-/// The key of an element's id in WebDriver messages (W3C WebDriver, section 12.1).
+/// The key of an element's id in messages (<https://www.w3.org/TR/webdriver2/#elements>).
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
 /// A browser with an empty profile. Drop ends it.

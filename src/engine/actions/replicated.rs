@@ -26,12 +26,17 @@ pub const MAX_ACTION_DURATION: Nanos = Nanos::from_secs(24 * 60 * 60);
 /// still send a change that it replaced.
 pub(super) const REMEMBER_MARGIN: Nanos = Nanos::from_secs(60);
 
-/// The largest number of remembered changes, including those of expired actions.
+/// The largest number of remembered changes, including those of actions that ended early.
 const MAX_CHANGES: usize = 2 * MAX_ACTIONS;
+
+/// The room that is reserved for forced decisions of rules, in changes and in bytes: an emergency
+/// must not fail because many keys had actions.
+const RESERVED_CHANGES: usize = 20;
+const RESERVED_BYTES: usize = 4 * 1024;
 
 /// The largest total size of the texts in remembered changes, in bytes. Each replica sends them
 /// with each heartbeat.
-const MAX_TEXT_BYTES: usize = 32 * 1024;
+const MAX_TEXT_BYTES: usize = 16 * 1024;
 
 /// The largest number of a change. JSON numbers are doubles, which are exact up to 2^53.
 const MAX_NUMBER: u64 = 1 << 53;
@@ -238,10 +243,15 @@ impl ReplicatedActions {
     }
 
     fn insert_bounded(&mut self, target: TargetKey, change: TargetChange) -> bool {
+        let (mut max_changes, mut max_bytes) = (MAX_CHANGES, MAX_TEXT_BYTES);
+        if target.kind == ActionKind::ForceRule {
+            max_changes += RESERVED_CHANGES;
+            max_bytes += RESERVED_BYTES;
+        }
         let others = self.0.iter().filter(|(other, _)| **other != target);
         let other_bytes: usize = others.map(|(other, change)| change.text_bytes(other)).sum();
-        let fits = self.0.contains_key(&target) || self.0.len() < MAX_CHANGES;
-        if !fits || MAX_TEXT_BYTES < other_bytes + change.text_bytes(&target) {
+        let fits = self.0.contains_key(&target) || self.0.len() < max_changes;
+        if !fits || max_bytes < other_bytes + change.text_bytes(&target) {
             return false;
         }
         self.0.insert(target, change);

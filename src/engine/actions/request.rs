@@ -61,6 +61,12 @@ pub enum ActionError {
     /// The largest number of actions is reached.
     #[error("{MAX_ACTIONS} actions apply already, which is the maximum; end one first")]
     TooMany,
+    /// Too many actions were ended before their expiry: each is remembered until then.
+    #[error(
+        "too many actions were started or ended recently, and each is remembered until its expiry; \
+         force the decision of the whole rule, or change the limits file"
+    )]
+    NoRoom,
     /// There is no action to end.
     #[error("no action of this kind applies to this descriptor; /actions lists all")]
     NotActive,
@@ -76,23 +82,26 @@ pub enum ActionError {
 }
 
 impl ActionState {
-    /// Returns the rule whose limit applies to the descriptor.
-    fn rule(&self, request: &ActionRequest<'_>) -> Result<&Rule, ActionError> {
+    /// Returns the rule whose limit applies to the descriptor, and the entries of the counter as
+    /// text.
+    fn rule_and_key(&self, request: &ActionRequest<'_>) -> Result<(&Rule, Box<str>), ActionError> {
         let config = self.loaded_config.as_ref().ok_or(ActionError::NoConfig)?;
         let domain = config.domains.get(request.domain).ok_or(ActionError::NoLimit)?;
         let entries = request.entries.iter().copied();
-        let rule = domain.tree.lookup(entries).ok_or(ActionError::NoLimit)?.rule;
-        if rule.limits.is_empty() { Err(ActionError::NoLimit) } else { Ok(rule) }
+        let (rule, key) = domain.tree.rule_and_key(entries).ok_or(ActionError::NoLimit)?;
+        if rule.limits.is_empty() {
+            return Err(ActionError::NoLimit);
+        }
+        let key = key.iter().map(|(key, value)| (&**key, &**value));
+        Ok((rule, format_entries(key).into()))
     }
 
     fn target(&self, request: &ActionRequest<'_>) -> Result<TargetKey, ActionError> {
-        let rule = self.rule(request)?;
+        let (rule, key) = self.rule_and_key(request)?;
         let (domain, kind) = (request.domain.into(), request.kind);
         let name = match kind {
             ActionKind::ForceRule => (&*rule.path).into(),
-            ActionKind::ForceKey | ActionKind::BoostKey => {
-                format_entries(request.entries.iter().copied()).into()
-            }
+            ActionKind::ForceKey | ActionKind::BoostKey => key,
         };
         Ok(TargetKey { domain, kind, name })
     }
@@ -119,7 +128,7 @@ impl Engine {
         let mut state = self.actions.state.lock();
         let target = state.target(request)?;
         if let ActionEffect::Boost(size) = effect {
-            validate_boost(size, &state.rule(request)?.limits)?;
+            validate_boost(size, &state.rule_and_key(request)?.0.limits)?;
         }
         let others = state.replicated.actions_at(now).filter(|(other, _)| **other != target);
         if MAX_ACTIONS <= others.count() {
@@ -156,7 +165,7 @@ impl Engine {
         let Operator { name: by, reason } = request.operator;
         let author = ChangeAuthor { by, reason, replica: self.own_replica_name() };
         let number =
-            state.replicated.record(target, effect, author, now).ok_or(ActionError::TooMany)?;
+            state.replicated.record(target, effect, author, now).ok_or(ActionError::NoRoom)?;
         state.publish(now, |config| self.activate_config(config));
         self.actions.changed.notify_one();
         let entry = AuditEntry { number: Some(number), ..entry };
@@ -176,7 +185,7 @@ impl Engine {
             (_, Some(_)) => "force",
             (_, None) => "unforce",
         };
-        let rule = state.rule(request)?;
+        let (rule, key) = state.rule_and_key(request)?;
         Ok(AuditEntry {
             kind: Some(request.kind.as_str().into()),
             limit: Some((&*rule.path).into()),
@@ -184,7 +193,7 @@ impl Engine {
             duration_ms: effect.map(|(_, duration)| duration.0 / Nanos::MILLI.0),
             ..self.audit_entry(action, request.domain, request.operator)
         }
-        .with_descriptor(format_entries(request.entries.iter().copied())))
+        .with_descriptor(key.into()))
     }
 }
 

@@ -66,7 +66,14 @@ impl AdminAccess {
     }
 
     /// Returns the caller of a request with these headers; `None` for a missing or wrong token.
-    pub(super) fn caller(&self, headers: &HeaderMap, now: Nanos) -> Option<Caller> {
+    pub(super) async fn caller(&self, headers: &HeaderMap, now: Nanos) -> Option<Caller> {
+        if let Some(directory) = &self.directory {
+            directory.refresh(now).await;
+        }
+        self.find_caller(headers)
+    }
+
+    fn find_caller(&self, headers: &HeaderMap) -> Option<Caller> {
         if !self.has_tokens() {
             let why = "changes are forbidden, because no admin token is set (listen.admin_token)";
             let caller = Caller {
@@ -81,7 +88,7 @@ impl AdminAccess {
         let (token_name, role) = if is_single {
             (SINGLE_TOKEN_NAME.into(), Role::Operate)
         } else {
-            self.directory.as_ref()?.find(offered, now)?
+            self.directory.as_ref()?.find(offered)?
         };
         let why = format!("the token `{token_name}` has the role view; a change needs operate");
         let why_read_only = (role == Role::View).then(|| why.into());

@@ -22,7 +22,7 @@ pub(super) async fn authorize(
     next: Next,
 ) -> Response {
     let access = &admin.access;
-    let caller = access.caller(request.headers(), admin.engine.clock().steady());
+    let caller = access.caller(request.headers(), admin.engine.clock().steady()).await;
     if admin.is_public(request.uri().path()) {
         if let Some(caller) = caller {
             request.extensions_mut().insert(caller);

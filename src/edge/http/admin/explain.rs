@@ -71,14 +71,19 @@ pub fn explain(config: &Config, query: &ExplainQuery, now: Nanos) -> Explanation
 /// operators.
 pub(super) fn add_live_state(explanation: &mut Explanation, query: &ExplainQuery, engine: &Engine) {
     let actions: Vec<_> = engine.actions().into_iter().map(|active| active.action).collect();
+    let config = engine.config();
+    let domain = config.as_deref().and_then(|config| config.domains.get(&*query.domain));
     for (descriptor, entries) in explanation.descriptors.iter_mut().zip(&query.descriptors) {
         if let Some(concurrency) = &mut descriptor.concurrency {
             concurrency.now = engine
                 .concurrency_snapshot(&query.domain, &borrow_entries(entries))
                 .map(live_state);
         }
+        let key =
+            domain.and_then(|domain| domain.tree.rule_and_key(borrow_entries(entries).into_iter()));
+        let key = key.map(|(_, key)| key).unwrap_or_default();
         for action in actions.iter().filter(|action| *action.domain == *query.domain) {
-            if applies(action, entries, descriptor) {
+            if applies(action, &key, descriptor) {
                 show_action(descriptor, action);
             }
         }
@@ -88,13 +93,16 @@ pub(super) fn add_live_state(explanation: &mut Explanation, query: &ExplainQuery
 /// Returns `true` if an action applies to the descriptor, whose rule must have a limit.
 fn applies(
     action: &Action,
-    entries: &[(String, String)],
+    counter_key: &[(Box<str>, Box<str>)],
     descriptor: &DescriptorExplanation,
 ) -> bool {
     let limited_rule = descriptor.rule.as_ref().filter(|rule| rule.counter.is_some());
     limited_rule.is_some_and(|rule| match &action.target {
         ActionTarget::Rule(path) => **path == *rule.path,
-        ActionTarget::Key(key) => **key == *entries,
+        ActionTarget::Key(key) => {
+            let entries = key.iter().map(|(key, value)| (&**key, &**value));
+            entries.eq(counter_key.iter().map(|(key, value)| (&**key, &**value)))
+        }
     })
 }
 

@@ -129,14 +129,14 @@ fn changes_from_other_replicas_are_bounded() {
         ..ActionChange::default()
     };
     let invalid = [
-        change(0, &"d".repeat(MAX_TEXT_BYTES)),
+        change(0, &"d".repeat(MAX_TEXT_BYTES + RESERVED_BYTES)),
         ActionChange { number: u64::MAX, ..change(0, "d") },
         ActionChange { value: Some("wait".into()), ..change(0, "d") },
         ActionChange { kind: "other".into(), ..change(0, "d") },
     ];
     assert!(invalid.iter().all(|change| !actions.apply_change(change, at(0))));
     let applied = (0..1_000).filter(|n| actions.apply_change(&change(*n, "d"), at(0))).count();
-    assert_eq!(applied, MAX_CHANGES);
+    assert_eq!(applied, MAX_CHANGES + RESERVED_CHANGES);
     let max = MAX_ACTION_DURATION.as_secs_ceil();
     assert_eq!(effects(&actions, max), [], "no longer than the longest action");
     let later = MAX_ACTION_DURATION.plus(REMEMBER_MARGIN);

@@ -43,16 +43,26 @@ impl TokenDirectory {
         Ok(Self { path: path.into(), loaded: Mutex::new((None, tokens)) })
     }
 
-    /// Returns the name and the role of the token `offered`. `now` is an instant of the steady clock.
-    pub(super) fn find(&self, offered: &[u8], now: Nanos) -> Option<(Arc<str>, Role)> {
-        let mut loaded = self.loaded.lock();
-        if loaded.0.is_none_or(|read_at| MAX_AGE <= now.since(read_at)) {
-            let tokens = read_tokens(&self.path).unwrap_or_else(|error| {
-                tracing::warn!("{error}");
-                Vec::new()
-            });
-            *loaded = (Some(now), tokens);
+    /// Reads the directory again if that was last done a second ago. `now` is an instant of the steady
+    /// clock.
+    pub(super) async fn refresh(&self, now: Nanos) {
+        let is_old = |read_at| MAX_AGE <= now.since(read_at);
+        if !self.loaded.lock().0.is_none_or(is_old) {
+            return;
         }
+        let path = self.path.clone();
+        // Files may be on a slow disk, and this thread decides checks.
+        let read = tokio::task::spawn_blocking(move || read_tokens(&path)).await;
+        let tokens = read.unwrap_or_else(|panic| Err(panic.to_string())).unwrap_or_else(|error| {
+            tracing::warn!("{error}");
+            Vec::new()
+        });
+        *self.loaded.lock() = (Some(now), tokens);
+    }
+
+    /// Returns the name and the role of the token `offered`.
+    pub(super) fn find(&self, offered: &[u8]) -> Option<(Arc<str>, Role)> {
+        let loaded = self.loaded.lock();
         let token = loaded.1.iter().find(|token| token.secret.matches(offered))?;
         Some((Arc::clone(&token.name), token.role))
     }
