@@ -197,6 +197,10 @@ async fn run(
         let peering = peers::PeerContext { settings, engine: &engine, trust, phase: peer_phase };
         peering.start(listener, posted, &mut tasks)?;
     }
+    if !has_shared_store {
+        let audit_engine = Arc::clone(&engine);
+        tasks.spawn_background(async move { audit_engine.synchronize_audit_forever().await });
+    }
     if has_shared_store {
         start_fleet_tasks(settings, &engine, &first_config, &mut tasks);
     }

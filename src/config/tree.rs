@@ -202,9 +202,9 @@ impl DescriptorTree {
         entries: impl Iterator<Item = (&'e str, &'e str)> + Clone,
     ) -> Option<(&Rule, KeyEntries)> {
         let RuleMatch { rule, shared } = self.lookup(entries.clone())?;
-        let key = entries.enumerate().map(|(index, (key, value))| {
-            (key.into(), counter_value(&shared, index, value).into())
-        });
+        let key = entries
+            .enumerate()
+            .map(|(index, (key, value))| (key.into(), counter_value(&shared, index, value).into()));
         Some((rule, key.collect()))
     }
 

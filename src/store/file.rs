@@ -59,7 +59,7 @@ pub use writer::{FileWriter, WriterThread};
 pub struct FileStore {
     memory: Arc<MemoryStore>,
     progress: Arc<Progress>,
-    audit: AuditFile,
+    audit: Arc<AuditFile>,
     /// `None` if checks do not wait for the disk.
     deadline: Option<Duration>,
 }
@@ -100,7 +100,7 @@ impl FileStore {
         writer.write_time(SavedTime { store: earliest, wall })?;
         let deadline = (options.sync == SyncMode::Always).then_some(options.deadline);
         let clock_set_back = saved.map_or(Nanos(0), |saved| saved.wall.since(wall));
-        let audit = AuditFile::new(&options.directory);
+        let audit = Arc::new(AuditFile::new(&options.directory));
         let store = Self { memory, progress, audit, deadline };
         Ok(OpenedFileStore { store, writer, earliest, clock_set_back })
     }
@@ -186,18 +186,26 @@ impl FleetStore for FileStore {
         now: Nanos,
         record: &'a AuditRecord,
     ) -> StoreReply<'a, Result<(), StoreFailure>> {
-        StoreReply::Ready(self.audit.append(now, record).map_err(|error| not_saved(&error)))
+        let (audit, record) = (Arc::clone(&self.audit), record.clone());
+        StoreReply::Pending(Box::pin(on_blocking_thread(move || audit.append(now, &record))))
     }
 
     fn read_audit(
         &self,
         now: Nanos,
     ) -> StoreReply<'_, Result<Vec<StoredAuditRecord>, StoreFailure>> {
-        StoreReply::Ready(self.audit.read(now).map_err(|error| not_saved(&error)))
+        let audit = Arc::clone(&self.audit);
+        StoreReply::Pending(Box::pin(on_blocking_thread(move || audit.read(now))))
     }
 }
 
-fn not_saved(error: &std::io::Error) -> StoreFailure {
-    tracing::warn!(%error, "the audit log in store.url cannot be read or written");
-    StoreFailure::NotSaved
+/// Runs an operation on the audit log outside of the threads that decide checks.
+async fn on_blocking_thread<T: Send + 'static>(
+    operation: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+) -> Result<T, StoreFailure> {
+    let done = tokio::task::spawn_blocking(operation).await;
+    done.unwrap_or_else(|panic| Err(std::io::Error::other(panic))).map_err(|error| {
+        tracing::warn!(%error, "the audit log in store.url cannot be read or written");
+        StoreFailure::NotSaved
+    })
 }

@@ -21,6 +21,8 @@ mod recent;
 mod record;
 mod show;
 
+use std::sync::Arc;
+
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::middleware::{from_fn_with_state, map_response};
@@ -240,7 +242,13 @@ async fn refund(
         Ok(query) => query,
         Err(error) => return (StatusCode::BAD_REQUEST, PLAIN, error + "\n").into_response(),
     };
-    match refund_counter(&admin.engine, &query, change.operator(&caller)).await {
+    let engine = Arc::clone(&admin.engine);
+    // A task of its own, so that the audit log has the change even if the client disconnects.
+    let refunded =
+        tokio::spawn(
+            async move { refund_counter(&engine, &query, change.operator(&caller)).await },
+        );
+    match refunded.await.unwrap_or(Err(CounterError::Aborted)) {
         Ok(body) => (JSON, body.to_string()).into_response(),
         Err(error) => counter_error_response(&error),
     }
@@ -256,7 +264,12 @@ async fn reset(
         Ok(query) => query,
         Err(error) => return (StatusCode::BAD_REQUEST, PLAIN, error + "\n").into_response(),
     };
-    match reset_counters(&admin.engine, &query, change.operator(&caller)).await {
+    let engine = Arc::clone(&admin.engine);
+    let reset =
+        tokio::spawn(
+            async move { reset_counters(&engine, &query, change.operator(&caller)).await },
+        );
+    match reset.await.unwrap_or(Err(CounterError::Aborted)) {
         Ok(1) => (PLAIN, "1 counter reset\n").into_response(),
         Ok(count) => (PLAIN, format!("{count} counters reset\n")).into_response(),
         Err(error) => counter_error_response(&error),

@@ -10,6 +10,7 @@
 //! - A restart with the memory store, which forgets the audit log.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -20,6 +21,9 @@ use crate::engine::Engine;
 use crate::kernel::units::Nanos;
 use crate::store::StoreFailure;
 use crate::store::audit::{AuditRecord, MAX_AUDIT_RECORDS, StoredAuditRecord};
+
+/// The interval of attempts without a fleet.
+const SYNCHRONIZE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The largest number of entries that wait for the store.
 const MAX_UNSENT: usize = 100;
@@ -174,6 +178,15 @@ impl Engine {
             self.send_audit().await;
         }
         self.restore_actions().await;
+    }
+
+    /// Sends the entries that the store has not accepted, and restores the actions, every
+    /// [`SYNCHRONIZE_INTERVAL`]. For a store without a fleet, which has no heartbeats.
+    pub async fn synchronize_audit_forever(&self) {
+        loop {
+            tokio::time::sleep(SYNCHRONIZE_INTERVAL).await;
+            self.synchronize_audit().await;
+        }
     }
 
     /// Continues the actions in the audit log, once after the start. Until the store replies, each

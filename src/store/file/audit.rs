@@ -1,9 +1,10 @@
 //! The audit log of the file store: one JSON line for each record, in a file beside the counters.
 //!
 //! Guarantees:
-//! - A record is on disk when the call returns.
+//! - A record is on disk when the append completes.
 //! - A crash leaves the old file or the new one, because the file is replaced as a whole.
-//! - A line that cannot be read is skipped.
+//! - A line that cannot be read is skipped, and removed with the next append.
+//! - The file is read once; later reads need no I/O.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -21,7 +22,8 @@ const NEW_FILE_NAME: &str = "audit.jsonl.new";
 #[derive(Debug)]
 pub(super) struct AuditFile {
     directory: PathBuf,
-    lock: Mutex<()>,
+    /// The lines of the file, oldest first. `None` before the first successful read.
+    lines: Mutex<Option<Vec<AuditLine>>>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -34,36 +36,56 @@ struct AuditLine {
 
 impl AuditFile {
     pub(super) fn new(directory: &Path) -> Self {
-        Self { directory: directory.into(), lock: Mutex::default() }
+        Self { directory: directory.into(), lines: Mutex::default() }
     }
 
-    /// Appends a record at the instant `now`. Cost: rewrites the file, at most a few hundred KiB.
+    /// Appends a record at the instant `now`. Blocks: it rewrites the file, at most a few hundred KiB.
     pub(super) fn append(&self, now: Nanos, record: &AuditRecord) -> io::Result<()> {
-        let _guard = self.lock.lock();
-        let mut lines = self.read_lines(now)?;
+        let mut kept = self.lines.lock();
+        let mut lines = self.current_lines(kept.take(), now)?;
         lines.retain(|line| line.id != record.id);
         let at_ms = now.0 / Nanos::MILLI.0;
         lines.push(AuditLine { id: record.id.clone(), at_ms, text: record.text.clone() });
         lines.drain(..lines.len().saturating_sub(MAX_AUDIT_RECORDS));
-        self.write_lines(&lines)
+        self.write_lines(&lines)?;
+        *kept = Some(lines);
+        Ok(())
     }
 
+    /// Returns all records. Blocks the first time.
     pub(super) fn read(&self, now: Nanos) -> io::Result<Vec<StoredAuditRecord>> {
-        let _guard = self.lock.lock();
-        let stored = |line: AuditLine| StoredAuditRecord {
+        let mut kept = self.lines.lock();
+        let lines = self.current_lines(kept.take(), now)?;
+        let stored = |line: &AuditLine| StoredAuditRecord {
             age: now.since(line.time()),
-            record: AuditRecord { id: line.id, text: line.text },
+            record: AuditRecord { id: line.id.clone(), text: line.text.clone() },
         };
-        Ok(self.read_lines(now)?.into_iter().map(stored).collect())
+        let records = lines.iter().map(stored).collect();
+        *kept = Some(lines);
+        Ok(records)
     }
 
-    fn read_lines(&self, now: Nanos) -> io::Result<Vec<AuditLine>> {
-        let text = match fs::read_to_string(self.directory.join(FILE_NAME)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            text => text?,
+    /// Returns the lines that have not expired, from memory or from the file.
+    fn current_lines(
+        &self,
+        kept: Option<Vec<AuditLine>>,
+        now: Nanos,
+    ) -> io::Result<Vec<AuditLine>> {
+        let mut lines = match kept {
+            Some(lines) => lines,
+            None => self.read_file()?,
         };
-        let lines = text.lines().filter_map(|line| serde_json::from_str::<AuditLine>(line).ok());
-        Ok(lines.filter(|line| now.since(line.time()) <= AUDIT_RETENTION).collect())
+        lines.retain(|line| now.since(line.time()) <= AUDIT_RETENTION);
+        Ok(lines)
+    }
+
+    fn read_file(&self) -> io::Result<Vec<AuditLine>> {
+        let bytes = match fs::read(self.directory.join(FILE_NAME)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            bytes => bytes?,
+        };
+        let lines = bytes.split(|byte| *byte == b'\n');
+        Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
     }
 
     fn write_lines(&self, lines: &[AuditLine]) -> io::Result<()> {

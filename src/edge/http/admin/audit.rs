@@ -82,7 +82,9 @@ fn detail(entry: &AuditEntry) -> String {
         (Some(value), Some(duration_ms), _) => {
             format!("{value} for {}", duration_text(duration_ms))
         }
-        (_, _, Some(hits)) => format!("{hits} hits"),
+        (Some(value), None, Some(hits)) => format!("{hits} hits, {value}"),
+        (Some(value), None, None) => value.to_string(),
+        (None, _, Some(hits)) => format!("{hits} hits"),
         _ => String::new(),
     }
 }

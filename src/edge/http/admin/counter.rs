@@ -3,7 +3,7 @@
 //! Guarantees:
 //! - Reading a counter charges no hits.
 //! - Every change has an operator and a reason, and an entry in the audit log.
-//! - A change is reported and recorded only if the store confirmed it.
+//! - A change is reported only if the store confirmed it. Otherwise the audit log has it as unconfirmed.
 //! - A descriptor without a limit is an error.
 //!
 //! Not covered:
@@ -33,6 +33,8 @@ pub(super) enum CounterError {
     Rejected(#[from] CheckError),
     #[error(transparent)]
     InvalidReason(#[from] ActionError),
+    #[error("internal error: the change was aborted; the audit log has it if it was made")]
+    Aborted,
     /// A fallback decided, because the store did not reply; the change is not confirmed.
     #[error(
         "the store is unavailable ({}), so the change is not confirmed; retry once it is \
@@ -49,6 +51,7 @@ impl CounterError {
             Self::StoreUnavailable(_) | Self::Rejected(CheckError::StoreUnavailable(_)) => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
+            Self::Aborted => StatusCode::INTERNAL_SERVER_ERROR,
             Self::NotOneDescriptor(_)
             | Self::NoCounter(_)
             | Self::Rejected(_)
@@ -83,13 +86,40 @@ pub(super) async fn refund_counter(
 ) -> Result<Value, CounterError> {
     engine.validate_operator(operator)?;
     let check = single_check(query, Cost::Refund(Hits(query.hits)))?;
-    let decision = engine.decide(&check).await?;
-    ensure_has_limit(&decision)?;
-    ensure_decided_by_store(engine, &decision)?;
     let entry = audit_entry(engine, query, ("refund", operator));
-    engine.append_audit(AuditEntry { hits: Some(query.hits), ..entry }).await;
+    let entry = AuditEntry { hits: Some(query.hits), ..entry };
+    let decision = change_counters(engine, &check, entry).await?;
     let counted = engine.counted_hits(check).await;
     Ok(counter_json(&decision, &counted))
+}
+
+/// Makes the refunds of `check`, and appends `entry` to the audit log. If the store did not confirm
+/// all of them, the entry says so, because some counters may have changed.
+async fn change_counters(
+    engine: &Engine,
+    check: &Check<'_>,
+    entry: AuditEntry,
+) -> Result<Decision, CounterError> {
+    let unconfirmed = || AuditEntry { value: Some("unconfirmed".into()), ..entry.clone() };
+    let decision = match engine.decide(check).await {
+        Ok(decision) => decision,
+        Err(error) => {
+            if matches!(error, CheckError::StoreUnavailable(_)) {
+                engine.append_audit(unconfirmed()).await;
+            }
+            return Err(error.into());
+        }
+    };
+    if let Err(error) = ensure_decided_by_store(engine, &decision) {
+        engine.append_audit(unconfirmed()).await;
+        return Err(error);
+    }
+    if decision.all_limits().iter().any(|status| status.decision.reason == Reason::Refunded) {
+        engine.append_audit(entry).await;
+    } else {
+        ensure_has_limit(&decision)?;
+    }
+    Ok(decision)
 }
 
 fn single_check(query: &ExplainQuery, cost: Cost) -> Result<Check<'_>, CounterError> {
@@ -112,12 +142,8 @@ pub(super) async fn reset_counters(
     let all_hits = Cost::Refund(Hits(EXACT_BOUND));
     let descriptors = query.descriptors.iter().map(|entries| descriptor(entries, all_hits));
     let check = Check { domain: &query.domain, descriptors: descriptors.collect() };
-    let decision = engine.decide(&check).await?;
-    // A partial success is recorded too, because some counters are empty.
-    if decision.all_limits().iter().any(|status| status.decision.reason == Reason::Refunded) {
-        engine.append_audit(audit_entry(engine, query, ("reset", operator))).await;
-    }
-    ensure_decided_by_store(engine, &decision)?;
+    let entry = audit_entry(engine, query, ("reset", operator));
+    let decision = change_counters(engine, &check, entry).await?;
     // Only descriptors with a limit have a counter. The reply's
     // number shows the operator that a descriptor had none.
     match decision.all_limits().iter().filter(|status| status.decision.limit.is_some()).count() {

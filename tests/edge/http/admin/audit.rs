@@ -93,6 +93,47 @@ async fn a_boosted_key_gets_its_factor_and_others_do_not() {
 }
 
 #[tokio::test]
+async fn a_boost_never_lowers_a_limit_that_a_reload_raised() {
+    let engine = engine(two_a_minute());
+    let router = admin_of(Arc::clone(&engine), Some("open-sesame"));
+    assert_eq!(call(&router, "POST", &format!("/boost{KEY}&limit=5&for=1h")).await.0, 200);
+    for (limits, requests) in [
+        ("rate_limit: {unit: minute, requests_per_unit: 3}", 5),
+        ("rate_limit: {unit: minute, requests_per_unit: 9}", 9),
+        (
+            "rate_limits: [{unit: second, requests_per_unit: 1}, {unit: day, requests_per_unit: 9}]",
+            1,
+        ),
+    ] {
+        let text = format!("domain: d\ndescriptors:\n- {{key: k, {limits}}}\n");
+        let config = load([("f", text.as_bytes())], Revision(2), false).unwrap().0;
+        engine.publish(Arc::new(config));
+        let (_, counter) = call(&router, "GET", &format!("/counter{KEY}")).await;
+        assert_eq!(counter["requests"], requests, "{limits}");
+    }
+}
+
+#[tokio::test]
+async fn values_that_share_a_counter_share_its_actions() {
+    let text = "domain: d\ndescriptors:\n- {key: path, value: /pay*, share_threshold: true, \
+                rate_limit: {unit: minute, requests_per_unit: 2}}\n";
+    let engine = engine(load([("f", text.as_bytes())], Revision(2), false).unwrap().0);
+    let router = admin_of(Arc::clone(&engine), Some("open-sesame"));
+    let boost = async |value: &str, factor: u32| {
+        let path = format!("/boost?domain=d&descriptor=path={value}&factor={factor}&for=1h");
+        assert_eq!(call(&router, "POST", &path).await.0, 200);
+    };
+    boost("/pay/1", 2).await;
+    boost("/pay/2", 5).await;
+    assert_eq!(engine.actions().len(), 1, "the second replaces the first");
+    let (_, counter) = call(&router, "GET", "/counter?domain=d&descriptor=path=/pay/1").await;
+    assert_eq!(counter["requests"], 10);
+    let (_, shown) = call(&router, "GET", "/explain?domain=d&descriptor=path=/pay/3").await;
+    let outcome = shown["descriptors"][0]["outcome"].as_str().unwrap();
+    assert!(outcome.contains("boosts the limit of this key to x5"), "{outcome}");
+}
+
+#[tokio::test]
 async fn impossible_boosts_are_refused() {
     let text = "domain: d\ndescriptors:\n\
                 - {key: k, rate_limit: {unit: minute, requests_per_unit: 10}}\n\
