@@ -11,7 +11,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use socket2::SockRef;
+use socket2::{Domain, Socket, Type};
 
 use super::{Fixture, LIMITS, k};
 use crate::support::http1;
@@ -23,7 +23,7 @@ const SILENT: u64 = 10_000;
 /// Connections that send [`REQUESTS`] requests and never read a reply.
 const UNREAD: u64 = 1_000;
 
-/// Their replies are larger than the buffers of both sockets.
+/// Their replies, 70 MB, are larger than the buffers of both sockets.
 const REQUESTS: usize = 200;
 
 /// Files that other tests of this process may have open.
@@ -54,13 +54,15 @@ fn ten_thousand_silent_connections_to_the_admin_port_are_harmless() {
 #[test]
 fn unread_replies_of_the_admin_port_are_harmless() {
     raise_open_file_limit(UNREAD + OTHER_FILES);
-    let requests = "GET /rules HTTP/1.1\r\nhost: x\r\n\r\n".repeat(REQUESTS);
+    let requests = "GET /rules HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(REQUESTS);
     assert_harmless(&many_rules(), UNREAD, |admin| {
-        let mut stream = connect(admin);
-        SockRef::from(&stream).set_recv_buffer_size(4_096).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
-        // Fails if the port refused the connection.
+        let mut stream = connect_with_small_buffers(admin);
+        // Fails, like `peek`, if the port refused the connection and closed it.
         let _ = stream.write_all(requests.as_bytes());
+        let mut reply = [0; 12];
+        if let Ok(12) = stream.peek(&mut reply) {
+            assert!([b"HTTP/1.1 200", b"HTTP/1.1 503"].contains(&&reply), "{reply:?}");
+        }
         stream
     });
 }
@@ -129,10 +131,24 @@ fn assert_refused(fixture: &Fixture, count: u64, began: Instant) {
 }
 
 fn connect(admin: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect_timeout(&admin, PATIENCE).unwrap();
+    connect_socket(Socket::new(Domain::IPV4, Type::STREAM, None).unwrap(), admin)
+}
+
+/// Connects with a small receive buffer. The segment size also limits the service's send buffer.
+fn connect_with_small_buffers(admin: SocketAddr) -> TcpStream {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.set_recv_buffer_size(4_096).unwrap();
+    socket.set_tcp_mss(536).unwrap();
+    connect_socket(socket, admin)
+}
+
+fn connect_socket(socket: Socket, admin: SocketAddr) -> TcpStream {
+    socket.connect_timeout(&admin.into(), PATIENCE).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_write_timeout(Some(PATIENCE)).unwrap();
     // A reset at the end: otherwise each connection would occupy a port for a minute.
-    SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
-    stream
+    socket.set_linger(Some(Duration::ZERO)).unwrap();
+    socket.into()
 }
 
 /// Raises the limit on open files of this process to `wanted`, or as far as possible. Returns it.
