@@ -5,6 +5,7 @@
 //! - The process keeps running and answers the next valid check.
 //! - Invalid input changes no counter.
 
+mod admin_connections;
 mod checks;
 mod http_requests;
 mod limits_files;

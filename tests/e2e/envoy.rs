@@ -144,6 +144,15 @@ impl Envoy {
     pub fn log(&self) -> String {
         log(self.home.path())
     }
+
+    /// Waits until the access log has `count` lines, and returns it.
+    pub fn access_log(&self, count: usize) -> String {
+        until("the access log", || {
+            let text = std::fs::read_to_string(self.home.path().join("access_log")).unwrap();
+            if text.lines().count() == count && text.ends_with('\n') { Ok(text) } else { Err(text) }
+        })
+        .unwrap()
+    }
 }
 
 impl Drop for Envoy {
@@ -207,11 +216,13 @@ fn binary() -> PathBuf {
 }
 
 fn spawn(config: &Path, home: &Path) -> Child {
-    let log = std::fs::File::create(home.join("log")).unwrap();
+    let [log, access_log] =
+        ["log", "access_log"].map(|name| std::fs::File::create(home.join(name)).unwrap());
     let mut command = Command::new(binary());
     command.arg("--config-path").arg(config).arg("--admin-address-path").arg(home.join("admin"));
     command.args(["--use-dynamic-base-id", "--concurrency", "2", "--log-level", "warning"]);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap()
+    command.args(["--file-flush-interval-msec", "50"]);
+    command.stdin(Stdio::null()).stdout(access_log).stderr(log).spawn().unwrap()
 }
 
 fn admin_of(home: &Path, process: &mut Child) -> Result<SocketAddr, String> {

@@ -4,6 +4,7 @@ mod access_log;
 mod auth_request;
 mod compose;
 mod console;
+mod denied_by;
 mod envoy;
 mod envoy_disconnects;
 mod envoy_releases;
