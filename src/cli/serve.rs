@@ -197,19 +197,14 @@ async fn run(
         let peering = peers::PeerContext { settings, engine: &engine, trust, phase: peer_phase };
         peering.start(listener, posted, &mut tasks)?;
     }
-    if !has_shared_store {
-        let audit_engine = Arc::clone(&engine);
-        tasks.spawn_background(async move { audit_engine.synchronize_audit_forever().await });
-    }
     if has_shared_store {
         start_fleet_tasks(settings, &engine, &first_config, &mut tasks);
+    } else {
+        tasks.synchronize_audit(Arc::clone(&engine));
     }
     writeln!(terminal.out, "ready")?;
     terminal.out.flush()?;
-    let times = DrainTimes {
-        delay: settings.listen.drain_delay.into(),
-        finish: settings.listen.drain_timeout.into(),
-    };
+    let times = drain_times(settings);
     let ended = tokio::select! {
         ended = tasks.wait_for_listeners() => ended,
         () = drain::run_drain(shutdown_signals, health, phase, times) => Ok(()),
@@ -247,6 +242,11 @@ fn start_fleet_tasks(
         doctor_findings.await;
         std::future::pending::<()>().await;
     });
+}
+
+fn drain_times(settings: &Settings) -> DrainTimes {
+    let listen = &settings.listen;
+    DrainTimes { delay: listen.drain_delay.into(), finish: listen.drain_timeout.into() }
 }
 
 /// Returns the error if the first load has no limits and `limits.start_without` is off.
@@ -580,6 +580,11 @@ impl ServiceTasks {
 
     fn spawn_background(&mut self, part: impl Future<Output = ()> + Send + 'static) {
         self.background.spawn(part);
+    }
+
+    /// Keeps the audit log of a store without a fleet, which has no heartbeats.
+    fn synchronize_audit(&mut self, engine: Arc<Engine>) {
+        self.spawn_background(async move { engine.synchronize_audit_forever().await });
     }
 
     /// Waits until all listeners have finished. Returns
