@@ -7,7 +7,9 @@
 use std::collections::HashMap;
 
 use crate::engine::Engine;
-use crate::engine::fleet::live::{CheckCounts, FleetReports, LiveReport, TopWindows, WatchedRule};
+use crate::engine::fleet::live::{
+    CheckCounts, FleetReports, LiveReport, REPORTED_ROWS, TopWindows, WatchedRule,
+};
 use crate::engine::history::{RuleKey, Series};
 use crate::engine::rule_counters::{RuleActivity, RuleHash};
 
@@ -75,8 +77,9 @@ impl Engine {
         for other in others.iter().flatten() {
             rule.activity.merge(&other.activity);
             rule.history.merge(&other.history);
-            rule.top.merge(&other.top, max);
         }
+        let tops: Vec<_> = others.iter().flatten().map(|other| &other.top).collect();
+        rule.top.merge_all(&tops, max);
         (ViewScope::from_parts(others.as_ref()), rule)
     }
 
@@ -88,7 +91,8 @@ impl Engine {
         max: usize,
         reports: &FleetReports,
     ) -> (ViewScope, TopWindows) {
-        let mut top = self.top_windows((domain, path), max);
+        // A key below the first `max` rows of this replica may be a top key of the fleet.
+        let mut top = self.top_windows((domain, path), max.max(REPORTED_ROWS));
         let others = reports.all(|report| match (domain, path) {
             (Some(domain), Some(path)) => {
                 let key = (domain.into(), path.into());
@@ -96,13 +100,18 @@ impl Engine {
             }
             _ => report.top.as_ref(),
         });
-        for other in others.iter().flatten() {
-            let mut other = (*other).clone();
-            if path.is_none() {
-                other.select_domain(domain);
-            }
-            top.merge(&other, max);
-        }
+        let selected: Vec<_> = others
+            .iter()
+            .flatten()
+            .map(|other| {
+                let mut other = (*other).clone();
+                if path.is_none() {
+                    other.select_domain(domain);
+                }
+                other
+            })
+            .collect();
+        top.merge_all(&selected.iter().collect::<Vec<_>>(), max);
         (ViewScope::from_parts(others.as_ref()), top)
     }
 }

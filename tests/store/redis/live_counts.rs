@@ -78,6 +78,25 @@ fn pages_of_one_replica_count_the_checks_of_both() {
 }
 
 #[test]
+fn the_top_key_of_a_fleet_is_second_at_one_replica() {
+    let (store, limits) = (Redis::start(), limits(100));
+    let fleet = ["a", "b", "c"].map(|node| start_replica(limits.path(), &store, node, &[]));
+    wait_for_members(&fleet[0], &["a", "b", "c"]);
+    for (service, checks) in
+        fleet.iter().zip([[("A", 10), ("B", 1)], [("B", 9), ("A", 1)], [("B", 9), ("C", 1)]])
+    {
+        for (value, count) in checks {
+            (0..count).for_each(|_| assert_eq!(check(service, "error", value), 200));
+        }
+    }
+    let top = fleet_page(&fleet[0], "/top?window=hour&limit=1");
+    let row = json!({
+        "domain": "d", "path": "d.error", "descriptor": "error=B", "hits": 19, "error": 0,
+    });
+    assert_eq!((&top["all"], &top["all_total"]), (&json!([row]), &json!(31)));
+}
+
+#[test]
 fn reports_end_when_nobody_looks() {
     let (store, limits) = (Redis::start(), limits(3));
     let a = start_replica(limits.path(), &store, "a", &[]);
