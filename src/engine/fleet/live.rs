@@ -147,6 +147,19 @@ impl FleetReports {
         }
     }
 
+    /// Returns the sorted names of the replicas that a sum with this scope counts. `own` is the
+    /// name of this replica.
+    #[must_use]
+    pub fn counted_names<'r>(&'r self, own: &'r str, scope: ViewScope) -> Vec<&'r str> {
+        let others = match scope {
+            ViewScope::Fleet => &*self.others,
+            ViewScope::Replica => &[],
+        };
+        let mut names: Vec<_> = others.iter().map(|(name, _)| &**name).chain([own]).collect();
+        names.sort_unstable();
+        names
+    }
+
     /// Returns the number of live replicas, with this one.
     #[must_use]
     pub fn live_replicas(&self) -> usize {

@@ -61,12 +61,14 @@ fn pages_of_one_replica_count_the_checks_of_both() {
     let rule = fleet_page(&a, "/rule?domain=d&path=d.error");
     assert_eq!(rule["counts"], counts);
     assert_eq!(rule["used"], 1.0);
+    assert_eq!(rule["replicas"], json!(["a", "b"]));
     assert_eq!(
         rule["top"]["hour"]["all"][0],
         json!({"descriptor": "error=x", "hits": 5, "error": 0})
     );
     let rules = fleet_page(&a, "/rules");
     assert_eq!(rules["rules"][0]["counts"], counts);
+    assert_eq!(rules["replicas"], json!(["a", "b"]));
 
     let overview = fleet_page(&a, "/overview");
     let checks = json!({"allow": 4, "deny": 2, "shadow_deny": 0, "error": 0});

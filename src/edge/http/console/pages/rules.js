@@ -60,7 +60,7 @@ class RuleTree {
   }
 
   show(list, scope, replicas) {
-    this.#meter.setOrigin(scope, replicas);
+    this.#meter.setOrigin(scope, ...replicas);
     const signature = list.map(({ domain, path, location }) => `${domain}\t${path}\t${location}`).join("\n");
     if (signature !== this.#signature) this.#build(list);
     this.#signature = signature;
