@@ -220,6 +220,7 @@ impl Engine {
             checks: self.check_counts(),
             history: is_read(|watch| watch.overview).then(|| self.check_history()),
             rules: is_read(|watch| watch.rules).then(|| self.reported_rules()),
+            omitted_rules: 0,
             top: is_read(|watch| watch.top).then(|| self.top_windows((None, None), REPORTED_ROWS)),
             watched: keys
                 .into_iter()

@@ -26,6 +26,9 @@ pub struct LiveReport {
     /// The counts of the rules.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rules: Option<Vec<(RuleHash, RuleActivity)>>,
+    /// The number of rules that `rules` omits, because the report would be too large.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub omitted_rules: usize,
     /// The top keys of all rules.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub top: Option<TopWindows>,
@@ -143,6 +146,11 @@ impl CheckCounts {
     }
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_zero(number: &usize) -> bool {
+    *number == 0
+}
+
 impl LiveReport {
     fn bytes(&self) -> usize {
         serde_json::to_string(self).map_or(usize::MAX, |text| text.len())
@@ -158,6 +166,8 @@ impl LiveReport {
             let tops = self.top.iter_mut().chain(watched);
             tops.flat_map(TopWindows::lists_mut).for_each(|list| list.rows.truncate(rows));
             if let Some(rules) = &mut self.rules {
+                let omitted = rules.len().saturating_sub(rows);
+                self.omitted_rules = self.omitted_rules.saturating_add(omitted);
                 rules.truncate(rows);
             }
         }
@@ -232,6 +242,8 @@ mod tests {
         assert_eq!(top.hour.all.total, (81..=100).sum::<u64>());
         assert_eq!(top.hour.all.rows[0].hits, 100);
         assert!(report.rules.as_ref().is_some_and(|rules| rules[0].0 == 0));
+        assert!(0 < report.omitted_rules);
+        assert_eq!(report.rules.as_ref().unwrap().len() + report.omitted_rules, 1_000);
         assert_eq!(report.history.as_ref().unwrap().points.len(), 120);
         report.shrink(1 << 10);
         assert!(report.bytes() <= 1 << 10, "{}", report.bytes());

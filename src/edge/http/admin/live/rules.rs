@@ -17,6 +17,7 @@ use crate::config::{Config, Limit, LimitMode, Rule, RuleNumber};
 use crate::engine::Engine;
 use crate::engine::actions::verdict_name;
 use crate::engine::fleet::live::TopLists;
+use crate::engine::fleet::live_view::RulesView;
 use crate::engine::rule_counters::{RuleActivity, rule_hash};
 use crate::engine::top_keys::TopKeyList;
 use crate::kernel::units::Nanos;
@@ -40,7 +41,7 @@ pub(super) fn rules(engine: &Engine) -> Value {
     let config = engine.config();
     let all = config.as_deref().map(configured_rules).unwrap_or_default();
     let reports = engine.fleet_reports();
-    let (scope, activity) = engine.rules_view(&reports);
+    let RulesView { scope, activity, replicas_with_omitted_rules } = engine.rules_view(&reports);
     let shown: Vec<_> = all
         .values()
         .take(MAX_RULES)
@@ -54,6 +55,7 @@ pub(super) fn rules(engine: &Engine) -> Value {
         "replicas": reports.counted_names(replica_name(engine), scope),
         "rules": shown,
         "omitted": all.len().saturating_sub(MAX_RULES),
+        "replicas_with_omitted_rules": replicas_with_omitted_rules,
     })
 }
 
