@@ -8,6 +8,7 @@
 //! In a full set, most new keys of busy traffic are rare ones. So their hits are only summed. A new
 //! key takes a slot as soon as the sum exceeds 1/16 of the last minute's hits of the slot that was
 //! taken last. The sum is a part of its error. A rare key thereby costs as little as a known one.
+//! The sum starts at 0 in each minute, so that a past burst hides no later key.
 //!
 //! Each slot counts the current and the previous minute, and the current and the previous hour.
 //! The hits of the last minute are estimated as in a sliding window:
@@ -107,7 +108,7 @@ pub struct KeySet {
     generations: [u64; WINDOWS],
     /// The end of the current minute.
     minute_end: Nanos,
-    /// The hits of keys without a slot since the last key took one, and their maximum.
+    /// The hits of keys without a slot in this minute since the last key took one, and their maximum.
     missed: u64,
     max_missed: u64,
     /// The hashes of the keys, in the order of `slots`.
@@ -225,6 +226,8 @@ impl KeySet {
         let minute = TopWindow::Minute.length();
         let passed = now.0.checked_rem(minute.0).unwrap_or(0);
         self.minute_end = now.since(Nanos(passed)).plus(minute);
+        // After a burst, the old maximum would hide new keys until their hits exceed the burst's.
+        (self.missed, self.max_missed) = (0, 0);
         for (index, window) in TopWindow::ALL.into_iter().enumerate() {
             let Some(generation) = self.generations.get_mut(index) else { continue };
             let passed = window.generation(now).saturating_sub(*generation);
@@ -344,6 +347,16 @@ mod tests {
         assert_eq!(total(&set), 16 * 160 + 11);
         let rows = rows(&set, TopWindow::Minute, START);
         assert!(rows.contains(&("key=60".to_owned(), 160 + 10, 160 + 9)), "{rows:?}");
+    }
+
+    #[test]
+    fn a_key_after_a_burst_has_its_own_count() {
+        let mut set = KeySet::default();
+        // The attack: 100,000 random keys in one minute.
+        (0..100_000).for_each(|key| count(&mut set, key, 1, START));
+        let now = START.plus(Nanos::from_secs(120));
+        count(&mut set, 200_000, 3, now);
+        assert_eq!(rows(&set, TopWindow::Minute, now), [("key=200000".to_owned(), 3, 0)]);
     }
 
     #[test]

@@ -147,6 +147,19 @@ impl FleetReports {
         }
     }
 
+    /// Returns the sorted names of the replicas that a sum with this scope counts. `own` is the
+    /// name of this replica.
+    #[must_use]
+    pub fn counted_names<'r>(&'r self, own: &'r str, scope: ViewScope) -> Vec<&'r str> {
+        let others = match scope {
+            ViewScope::Fleet => &*self.others,
+            ViewScope::Replica => &[],
+        };
+        let mut names: Vec<_> = others.iter().map(|(name, _)| &**name).chain([own]).collect();
+        names.sort_unstable();
+        names
+    }
+
     /// Returns the number of live replicas, with this one.
     #[must_use]
     pub fn live_replicas(&self) -> usize {
@@ -207,6 +220,7 @@ impl Engine {
             checks: self.check_counts(),
             history: is_read(|watch| watch.overview).then(|| self.check_history()),
             rules: is_read(|watch| watch.rules).then(|| self.reported_rules()),
+            omitted_rules: 0,
             top: is_read(|watch| watch.top).then(|| self.top_windows((None, None), REPORTED_ROWS)),
             watched: keys
                 .into_iter()

@@ -3,11 +3,14 @@
 //! Guarantees:
 //! - A sum has scope `fleet` only if all other live replicas report the part.
 //! - Otherwise the scope is `replica`, and only this replica counts.
+//! - The sums of rules have the number of replicas that report only some of their rules.
 
 use std::collections::HashMap;
 
 use crate::engine::Engine;
-use crate::engine::fleet::live::{CheckCounts, FleetReports, LiveReport, TopWindows, WatchedRule};
+use crate::engine::fleet::live::{
+    CheckCounts, FleetReports, LiveReport, REPORTED_ROWS, TopWindows, WatchedRule,
+};
 use crate::engine::history::{RuleKey, Series};
 use crate::engine::rule_counters::{RuleActivity, RuleHash};
 
@@ -35,6 +38,17 @@ impl ViewScope {
     }
 }
 
+/// The decisions of all rules.
+#[derive(Clone, Debug)]
+pub struct RulesView {
+    /// The counted replicas.
+    pub scope: ViewScope,
+    /// The decisions of each rule.
+    pub activity: HashMap<RuleHash, RuleActivity>,
+    /// The number of counted replicas whose report omits rules, because it would be too large.
+    pub replicas_with_omitted_rules: usize,
+}
+
 impl Engine {
     /// Returns the number and the history of all checks.
     #[must_use]
@@ -50,16 +64,19 @@ impl Engine {
 
     /// Returns the decisions of all rules.
     #[must_use]
-    pub fn rules_view(
-        &self,
-        reports: &FleetReports,
-    ) -> (ViewScope, HashMap<RuleHash, RuleActivity>) {
-        let mut rules = self.rule_activity();
-        let others = reports.all(|report| report.rules.as_ref());
-        for (rule, activity) in others.iter().flatten().copied().flatten() {
-            rules.entry(*rule).or_default().merge(activity);
+    pub fn rules_view(&self, reports: &FleetReports) -> RulesView {
+        let mut sums = self.rule_activity();
+        let others = reports.all(|report| report.rules.as_ref().map(|_| report));
+        let mut replicas_with_omitted_rules = 0_usize;
+        for report in others.iter().flatten() {
+            let omits = usize::from(0 < report.omitted_rules);
+            replicas_with_omitted_rules = replicas_with_omitted_rules.saturating_add(omits);
+            for (rule, activity) in report.rules.iter().flatten() {
+                sums.entry(*rule).or_default().merge(activity);
+            }
         }
-        (ViewScope::from_parts(others.as_ref()), rules)
+        let scope = ViewScope::from_parts(others.as_ref());
+        RulesView { scope, activity: sums, replicas_with_omitted_rules }
     }
 
     /// Returns the decisions, the history and the top keys of one rule.
@@ -75,8 +92,9 @@ impl Engine {
         for other in others.iter().flatten() {
             rule.activity.merge(&other.activity);
             rule.history.merge(&other.history);
-            rule.top.merge(&other.top, max);
         }
+        let tops: Vec<_> = others.iter().flatten().map(|other| &other.top).collect();
+        rule.top.merge_all(&tops, max);
         (ViewScope::from_parts(others.as_ref()), rule)
     }
 
@@ -88,7 +106,8 @@ impl Engine {
         max: usize,
         reports: &FleetReports,
     ) -> (ViewScope, TopWindows) {
-        let mut top = self.top_windows((domain, path), max);
+        // A key below the first `max` rows of this replica may be a top key of the fleet.
+        let mut top = self.top_windows((domain, path), max.max(REPORTED_ROWS));
         let others = reports.all(|report| match (domain, path) {
             (Some(domain), Some(path)) => {
                 let key = (domain.into(), path.into());
@@ -96,13 +115,18 @@ impl Engine {
             }
             _ => report.top.as_ref(),
         });
-        for other in others.iter().flatten() {
-            let mut other = (*other).clone();
-            if path.is_none() {
-                other.select_domain(domain);
-            }
-            top.merge(&other, max);
-        }
+        let selected: Vec<_> = others
+            .iter()
+            .flatten()
+            .map(|other| {
+                let mut other = (*other).clone();
+                if path.is_none() {
+                    other.select_domain(domain);
+                }
+                other
+            })
+            .collect();
+        top.merge_all(&selected.iter().collect::<Vec<_>>(), max);
         (ViewScope::from_parts(others.as_ref()), top)
     }
 }

@@ -65,27 +65,31 @@ pub struct TopKeyRow {
 }
 
 impl TopKeyList {
-    /// Adds the hits of `other`, and keeps the `max` rows with the most hits.
-    pub(in crate::engine) fn merge(&mut self, other: &Self, max: usize) {
+    /// Appends the rows of another replica. [`Self::sum_rows`] then adds those of equal keys.
+    pub(in crate::engine) fn append(&mut self, other: &Self) {
         self.total = self.total.saturating_add(other.total);
-        for row in &other.rows {
-            match self.rows.iter_mut().find(|known| known.is_same_key(row)) {
-                Some(known) => {
-                    known.hits = known.hits.saturating_add(row.hits);
-                    known.error = known.error.saturating_add(row.error);
-                }
-                None => self.rows.push(row.clone()),
+        self.rows.extend_from_slice(&other.rows);
+    }
+
+    /// Adds the hits of rows with the same key, and keeps the `max` rows with the most hits.
+    pub(in crate::engine) fn sum_rows(&mut self, max: usize) {
+        self.rows.sort_by(|a, b| a.key().cmp(&b.key()));
+        self.rows.dedup_by(|row, first| {
+            let is_same_key = row.key() == first.key();
+            if is_same_key {
+                first.hits = first.hits.saturating_add(row.hits);
+                first.error = first.error.saturating_add(row.error);
             }
-        }
+            is_same_key
+        });
         sort(&mut self.rows);
         self.rows.truncate(max);
     }
 }
 
 impl TopKeyRow {
-    fn is_same_key(&self, other: &Self) -> bool {
-        (&self.descriptor, &self.path, &self.domain)
-            == (&other.descriptor, &other.path, &other.domain)
+    fn key(&self) -> (&str, &str, &str) {
+        (&self.domain, &self.path, &self.descriptor)
     }
 }
 

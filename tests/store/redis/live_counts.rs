@@ -61,12 +61,14 @@ fn pages_of_one_replica_count_the_checks_of_both() {
     let rule = fleet_page(&a, "/rule?domain=d&path=d.error");
     assert_eq!(rule["counts"], counts);
     assert_eq!(rule["used"], 1.0);
+    assert_eq!(rule["replicas"], json!(["a", "b"]));
     assert_eq!(
         rule["top"]["hour"]["all"][0],
         json!({"descriptor": "error=x", "hits": 5, "error": 0})
     );
     let rules = fleet_page(&a, "/rules");
     assert_eq!(rules["rules"][0]["counts"], counts);
+    assert_eq!(rules["replicas"], json!(["a", "b"]));
 
     let overview = fleet_page(&a, "/overview");
     let checks = json!({"allow": 4, "deny": 2, "shadow_deny": 0, "error": 0});
@@ -75,6 +77,25 @@ fn pages_of_one_replica_count_the_checks_of_both() {
     let checks = json!({"allow": 3, "deny": 2, "shadow_deny": 0, "error": 0});
     assert_eq!(overview["replicas"][1]["checks"], checks);
     assert_eq!(overview["store"]["kind"], "redis");
+}
+
+#[test]
+fn the_top_key_of_a_fleet_is_second_at_one_replica() {
+    let (store, limits) = (Redis::start(), limits(100));
+    let fleet = ["a", "b", "c"].map(|node| start_replica(limits.path(), &store, node, &[]));
+    wait_for_members(&fleet[0], &["a", "b", "c"]);
+    for (service, checks) in
+        fleet.iter().zip([[("A", 10), ("B", 1)], [("B", 9), ("A", 1)], [("B", 9), ("C", 1)]])
+    {
+        for (value, count) in checks {
+            (0..count).for_each(|_| assert_eq!(check(service, "error", value), 200));
+        }
+    }
+    let top = fleet_page(&fleet[0], "/top?window=hour&limit=1");
+    let row = json!({
+        "domain": "d", "path": "d.error", "descriptor": "error=B", "hits": 19, "error": 0,
+    });
+    assert_eq!((&top["all"], &top["all_total"]), (&json!([row]), &json!(31)));
 }
 
 #[test]

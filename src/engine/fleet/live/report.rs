@@ -26,6 +26,9 @@ pub struct LiveReport {
     /// The counts of the rules.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rules: Option<Vec<(RuleHash, RuleActivity)>>,
+    /// The number of rules that `rules` omits, because the report would be too large.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub omitted_rules: usize,
     /// The top keys of all rules.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub top: Option<TopWindows>,
@@ -92,10 +95,15 @@ impl TopWindows {
         }
     }
 
-    /// Adds the hits of another replica.
-    pub(in crate::engine) fn merge(&mut self, other: &Self, max: usize) {
-        self.minute.merge(&other.minute, max);
-        self.hour.merge(&other.hour, max);
+    /// Adds the rows of other replicas, and keeps the `max` rows with the most hits in each list.
+    /// No row is dropped before the last replica is added, because the order is then still open.
+    pub(in crate::engine) fn merge_all(&mut self, others: &[&Self], max: usize) {
+        for other in others {
+            for (list, other) in self.lists_mut().into_iter().zip(other.lists()) {
+                list.append(other);
+            }
+        }
+        self.lists_mut().into_iter().for_each(|list| list.sum_rows(max));
     }
 
     /// Drops the rows of other domains. The totals then count the rows only, because the hits of
@@ -108,16 +116,14 @@ impl TopWindows {
         }
     }
 
-    fn lists_mut(&mut self) -> [&mut TopKeyList; 4] {
+    const fn lists(&self) -> [&TopKeyList; 4] {
+        let Self { minute, hour } = self;
+        [&minute.all, &minute.denied, &hour.all, &hour.denied]
+    }
+
+    const fn lists_mut(&mut self) -> [&mut TopKeyList; 4] {
         let Self { minute, hour } = self;
         [&mut minute.all, &mut minute.denied, &mut hour.all, &mut hour.denied]
-    }
-}
-
-impl TopLists {
-    fn merge(&mut self, other: &Self, max: usize) {
-        self.all.merge(&other.all, max);
-        self.denied.merge(&other.denied, max);
     }
 }
 
@@ -140,6 +146,11 @@ impl CheckCounts {
     }
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_zero(number: &usize) -> bool {
+    *number == 0
+}
+
 impl LiveReport {
     fn bytes(&self) -> usize {
         serde_json::to_string(self).map_or(usize::MAX, |text| text.len())
@@ -155,6 +166,8 @@ impl LiveReport {
             let tops = self.top.iter_mut().chain(watched);
             tops.flat_map(TopWindows::lists_mut).for_each(|list| list.rows.truncate(rows));
             if let Some(rules) = &mut self.rules {
+                let omitted = rules.len().saturating_sub(rows);
+                self.omitted_rules = self.omitted_rules.saturating_add(omitted);
                 rules.truncate(rows);
             }
         }
@@ -166,10 +179,7 @@ impl LiveReport {
 
     fn longest_list(&self) -> usize {
         let watched = self.watched.iter().map(|rule| &rule.top);
-        let lists =
-            self.top.iter().chain(watched).flat_map(|top| {
-                [&top.minute.all, &top.minute.denied, &top.hour.all, &top.hour.denied]
-            });
+        let lists = self.top.iter().chain(watched).flat_map(TopWindows::lists);
         let rules = self.rules.as_ref().map_or(0, Vec::len);
         lists.map(|list| list.rows.len()).max().unwrap_or(0).max(rules)
     }
@@ -198,12 +208,22 @@ mod tests {
     #[test]
     fn merging_adds_the_hits_of_equal_descriptors() {
         let mut top = windows(list(&[("k=a", 5), ("k=b", 4)]));
-        top.merge(&windows(list(&[("k=b", 3), ("k=c", 6), ("k=d", 1)])), 3);
+        top.merge_all(&[&windows(list(&[("k=b", 3), ("k=c", 6), ("k=d", 1)]))], 3);
         let TopKeyList { total, rows } = top.minute.all;
         assert_eq!(total, 19);
         assert_eq!((rows[0].hits, rows[0].error), (7, 2));
         let names: Vec<_> = rows.iter().map(|row| &*row.descriptor).collect();
         assert_eq!(names, ["k=b", "k=c", "k=a"]);
+    }
+
+    #[test]
+    fn a_key_of_several_replicas_exceeds_the_top_key_of_one() {
+        let mut top = windows(list(&[("k=a", 10)]));
+        let others = [windows(list(&[("k=b", 9), ("k=a", 1)])), windows(list(&[("k=b", 9)]))];
+        top.merge_all(&others.each_ref(), 1);
+        let TopKeyList { total, rows } = top.hour.all;
+        assert_eq!(total, 29);
+        assert_eq!(rows, [TopKeyRow { error: 2, ..row("k=b", 18) }]);
     }
 
     #[test]
@@ -222,6 +242,8 @@ mod tests {
         assert_eq!(top.hour.all.total, (81..=100).sum::<u64>());
         assert_eq!(top.hour.all.rows[0].hits, 100);
         assert!(report.rules.as_ref().is_some_and(|rules| rules[0].0 == 0));
+        assert!(0 < report.omitted_rules);
+        assert_eq!(report.rules.as_ref().unwrap().len() + report.omitted_rules, 1_000);
         assert_eq!(report.history.as_ref().unwrap().points.len(), 120);
         report.shrink(1 << 10);
         assert!(report.bytes() <= 1 << 10, "{}", report.bytes());

@@ -91,6 +91,8 @@ async fn a_rule_has_its_limits_counts_and_history() {
     engine.sample_history();
     let rules = get_json(&engine, "/rules").await;
     assert_eq!((&rules["scope"], &rules["omitted"]), (&json!("replica"), &json!(0)));
+    assert_eq!(rules["replicas"], json!(["local"]));
+    assert_eq!(rules["replicas_with_omitted_rules"], 0);
     let counts =
         json!({"allow": 2, "deny": 1, "shadow_deny": 0, "fallback_allow": 0, "fallback_deny": 0});
     let expected = json!({

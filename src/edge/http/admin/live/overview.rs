@@ -52,7 +52,7 @@ pub(super) fn overview(engine: &Engine, has_load_failed: bool) -> Value {
     })
 }
 
-fn replica_name(engine: &Engine) -> &str {
+pub(super) fn replica_name(engine: &Engine) -> &str {
     engine.membership().map_or(ONLY_REPLICA, |membership| membership.replica_name())
 }
 

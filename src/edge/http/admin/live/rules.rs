@@ -3,11 +3,13 @@
 //! Guarantees:
 //! - `/rules` has at most [`MAX_RULES`] rules, and the number of omitted ones.
 //! - A rate limit and a concurrency limit of one rule are one row.
+//! - `replicas` has the names of the counted replicas, so that readers compare equal sums only.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
+use super::overview::replica_name;
 use super::series::{series_json, used_ratio};
 use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode};
 use crate::config::strategy_keyword;
@@ -15,6 +17,7 @@ use crate::config::{Config, Limit, LimitMode, Rule, RuleNumber};
 use crate::engine::Engine;
 use crate::engine::actions::verdict_name;
 use crate::engine::fleet::live::TopLists;
+use crate::engine::fleet::live_view::RulesView;
 use crate::engine::rule_counters::{RuleActivity, rule_hash};
 use crate::engine::top_keys::TopKeyList;
 use crate::kernel::units::Nanos;
@@ -37,7 +40,8 @@ pub(super) struct ConfiguredRule<'c> {
 pub(super) fn rules(engine: &Engine) -> Value {
     let config = engine.config();
     let all = config.as_deref().map(configured_rules).unwrap_or_default();
-    let (scope, activity) = engine.rules_view(&engine.fleet_reports());
+    let reports = engine.fleet_reports();
+    let RulesView { scope, activity, replicas_with_omitted_rules } = engine.rules_view(&reports);
     let shown: Vec<_> = all
         .values()
         .take(MAX_RULES)
@@ -48,19 +52,23 @@ pub(super) fn rules(engine: &Engine) -> Value {
         .collect();
     json!({
         "scope": scope.as_str(),
+        "replicas": reports.counted_names(replica_name(engine), scope),
         "rules": shown,
         "omitted": all.len().saturating_sub(MAX_RULES),
+        "replicas_with_omitted_rules": replicas_with_omitted_rules,
     })
 }
 
 pub(super) fn rule(engine: &Engine, rule: &ConfiguredRule<'_>) -> Value {
     let key = (rule.domain.into(), rule.path.into());
-    let (scope, watched) = engine.rule_view(key, MAX_TOP_KEYS, &engine.fleet_reports());
+    let reports = engine.fleet_reports();
+    let (scope, watched) = engine.rule_view(key, MAX_TOP_KEYS, &reports);
     let mut shown = rule_json(engine, rule, watched.activity);
     let history = series_json(&watched.history, &["allow", "deny", "shadow_deny", "used"]);
     let top = &watched.top;
     shown.extend([
         ("scope".to_owned(), scope.as_str().into()),
+        ("replicas".to_owned(), reports.counted_names(replica_name(engine), scope).into()),
         ("history".to_owned(), history),
         (
             "top".to_owned(),

@@ -28,7 +28,7 @@ export default function rule(params, app) {
     ),
     sources: [{ name: "rule", path: "rule", params: { domain, path } }],
     update({ rule: data }) {
-      meter.setOrigin(data.scope, data.replicas);
+      meter.setOrigin(data.scope, ...data.replicas);
       const rates = CHARTED.map((name) => meter.add(name, data.counts[name]));
       showFacts(about, data, rates);
       verdicts.set(tail.append(historyRates(data.history, CHARTED), data.history?.step_s, rates));

@@ -39,11 +39,14 @@ export default function rules() {
     element: el("div", {}, el("section", { class: "card" }, el("div", { class: "scroll" }, table), note)),
     sources: [{ name: "rules", path: "rules" }],
     update({ rules: data }) {
-      tree.show(data.rules, data.scope, data.replicas);
+      const partial = data.replicas_with_omitted_rules;
+      // Totals without a replica's omitted rules are no totals of the same origin.
+      tree.show(data.rules, data.scope, [...data.replicas, partial]);
       tree.filter(filter.value);
       const omitted = data.omitted ? ` ${plural(data.omitted, "more rule")} not shown.` : "";
       const scope = data.scope === "fleet" ? "all replicas" : "this replica";
-      setText(note, `${plural(data.rules.length, "rule")}; the rates are of ${scope}.${omitted}`);
+      const some = partial ? ` ${plural(partial, "replica")} reported only the busiest rules.` : "";
+      setText(note, `${plural(data.rules.length, "rule")}; the rates are of ${scope}.${omitted}${some}`);
     },
   };
 }
@@ -59,8 +62,8 @@ class RuleTree {
     this.#table = table;
   }
 
-  show(list, scope, replicas) {
-    this.#meter.setOrigin(scope, replicas);
+  show(list, scope, counted) {
+    this.#meter.setOrigin(scope, ...counted);
     const signature = list.map(({ domain, path, location }) => `${domain}\t${path}\t${location}`).join("\n");
     if (signature !== this.#signature) this.#build(list);
     this.#signature = signature;
