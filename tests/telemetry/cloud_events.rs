@@ -200,6 +200,20 @@ fn a_refused_event_is_not_retried() {
 }
 
 #[test]
+fn the_longest_retry_after_ends_only_its_event() {
+    let longest = Replies::RetryAfter("18446744073709551615");
+    let (files, receiver) = (write_files(), EventReceiver::start(longest));
+    let service = start(&files, &receiver, &[]);
+    assert_eq!(check(&service, "none", "ann"), 429);
+    wait_for_delivery(&service);
+    assert_eq!((outcomes(&service, "expired"), receiver.requests()), (1, 1));
+    receiver.reply(Replies::Accept);
+    assert_eq!(check(&service, "none", "bob"), 429);
+    wait_for_delivery(&service);
+    assert_eq!((outcomes(&service, "sent"), receiver.events().len()), (1, 1));
+}
+
+#[test]
 fn redacted_values_are_in_no_event() {
     let (files, receiver) = (write_files(), EventReceiver::start(Replies::Accept));
     let flags = ["--telemetry-log-descriptor-values", "redacted"];

@@ -3,7 +3,7 @@
 //! Guarantees:
 //! - At most [`MAX_IN_FLIGHT`] events are being delivered.
 //! - An event that fails for [`MAX_AGE`] is dropped and counted.
-//! - A receiver's `Retry-After` is respected.
+//! - A receiver's `Retry-After` is respected, up to [`MAX_AGE`].
 //! - A repeated error is logged once, then counted once a minute.
 //!
 //! Not covered:
@@ -32,7 +32,7 @@ use crate::telemetry::reason_log::QuietLog;
 const MAX_IN_FLIGHT: usize = 4;
 
 /// The time from the first attempt after which an event is dropped.
-const MAX_AGE: Duration = Duration::from_secs(600);
+pub(super) const MAX_AGE: Duration = Duration::from_secs(600);
 
 /// The wait before the first retry. It doubles up to [`MAX_WAIT`].
 const FIRST_WAIT: Duration = Duration::from_millis(250);
@@ -140,18 +140,39 @@ async fn deliver(event: CloudEvent, webhook: &Webhook, log: &Mutex<QuietLog>, no
         };
         log_failure(log, &webhook.options.url, &error);
         let next_wait = wait.max(earliest.unwrap_or_default());
-        if deadline < Instant::now() + next_wait {
+        let Some(next) = next_attempt(Instant::now(), next_wait, deadline) else {
             return CloudEventOutcome::Expired.emit();
-        }
-        tokio::time::sleep(next_wait).await;
+        };
+        tokio::time::sleep_until(next).await;
         CloudEventOutcome::Retried.emit();
         wait = (wait * 2).min(MAX_WAIT);
     }
+}
+
+/// Returns the instant of the next attempt; `None` if it is later than `deadline`. The receiver
+/// chooses `wait`, so the sum may overflow.
+fn next_attempt(now: Instant, wait: Duration, deadline: Instant) -> Option<Instant> {
+    now.checked_add(wait).filter(|next| *next <= deadline)
 }
 
 fn log_failure(log: &Mutex<QuietLog>, url: &str, error: &str) {
     if let Some(line) = log.lock().count(error, Instant::now()) {
         let times = line.times;
         tracing::warn!(url, error, times, "failed to send an event (setting events.url)");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_wait_overflows_the_clock() {
+        let now = Instant::now();
+        let deadline = now + MAX_AGE;
+        assert_eq!(next_attempt(now, MAX_AGE, deadline), Some(deadline));
+        for wait in [MAX_AGE + Duration::from_nanos(1), Duration::MAX] {
+            assert_eq!(next_attempt(now, wait, deadline), None, "{wait:?}");
+        }
     }
 }
