@@ -34,6 +34,8 @@ pub enum Replies {
     Status(u16),
     /// Requests get 503 and this header `Retry-After`.
     RetryAfter(&'static str),
+    /// Requests whose body contains this text get 503. The others get 202.
+    FailContaining(&'static str),
     /// Requests get no reply.
     Never,
 }
@@ -80,6 +82,12 @@ async fn receive(State(shared): State<Shared>, headers: HeaderMap, body: Bytes) 
         Replies::Never => {
             shared.received.lock().push(Received { headers, body });
             return std::future::pending().await;
+        }
+        Replies::FailContaining(text) => {
+            let is_failure = String::from_utf8_lossy(&body).contains(text);
+            let status =
+                if is_failure { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::ACCEPTED };
+            (!is_failure, status)
         }
         Replies::RetryAfter(wait) => {
             return (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, wait)]).into_response();
