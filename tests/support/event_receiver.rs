@@ -6,7 +6,9 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
+use axum::http::header::RETRY_AFTER;
 use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
@@ -30,6 +32,10 @@ pub enum Replies {
     Flaky,
     /// Requests get this status.
     Status(u16),
+    /// Requests get 503 and this header `Retry-After`.
+    RetryAfter(&'static str),
+    /// Requests whose body contains this text get 503. The others get 202.
+    FailContaining(&'static str),
     /// Requests get no reply.
     Never,
 }
@@ -64,7 +70,7 @@ pub struct EventReceiver {
     runtime: Option<Runtime>,
 }
 
-async fn receive(State(shared): State<Shared>, headers: HeaderMap, body: Bytes) -> StatusCode {
+async fn receive(State(shared): State<Shared>, headers: HeaderMap, body: Bytes) -> Response {
     let (replies, number) = {
         let mut replies = shared.replies.lock();
         replies.1 += 1;
@@ -77,6 +83,15 @@ async fn receive(State(shared): State<Shared>, headers: HeaderMap, body: Bytes) 
             shared.received.lock().push(Received { headers, body });
             return std::future::pending().await;
         }
+        Replies::FailContaining(text) => {
+            let is_failure = String::from_utf8_lossy(&body).contains(text);
+            let status =
+                if is_failure { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::ACCEPTED };
+            (!is_failure, status)
+        }
+        Replies::RetryAfter(wait) => {
+            return (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, wait)]).into_response();
+        }
         Replies::Flaky => match number % 4 {
             1 => (false, StatusCode::SERVICE_UNAVAILABLE),
             3 => (true, StatusCode::SERVICE_UNAVAILABLE),
@@ -86,7 +101,7 @@ async fn receive(State(shared): State<Shared>, headers: HeaderMap, body: Bytes) 
     if is_accepted {
         shared.received.lock().push(Received { headers, body });
     }
-    status
+    status.into_response()
 }
 
 async fn serve(listener: TcpListener, tls: Option<Arc<tls::ServerTls>>, router: Router) {
@@ -131,6 +146,11 @@ impl EventReceiver {
         };
         receiver.open();
         receiver
+    }
+
+    /// Replies differently from now on.
+    pub fn reply(&self, replies: Replies) {
+        self.shared.replies.lock().0 = replies;
     }
 
     /// Listens on the same port as before.

@@ -1,9 +1,9 @@
 //! Delivers queued events, with retries.
 //!
 //! Guarantees:
-//! - At most [`MAX_IN_FLIGHT`] events are being delivered.
+//! - At most [`MAX_REQUESTS`] requests run at a time. An event that waits for a retry has none.
 //! - An event that fails for [`MAX_AGE`] is dropped and counted.
-//! - A receiver's `Retry-After` is respected.
+//! - A receiver's `Retry-After` is respected, up to [`MAX_AGE`].
 //! - A repeated error is logged once, then counted once a minute.
 //!
 //! Not covered:
@@ -17,7 +17,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use hyper::body::Bytes;
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -28,11 +28,11 @@ use crate::kernel::units::Nanos;
 use crate::telemetry::event::{CloudEventOutcome, Event as _};
 use crate::telemetry::reason_log::QuietLog;
 
-/// The largest number of events that are being delivered at a time.
-const MAX_IN_FLIGHT: usize = 4;
+/// The largest number of requests that run at a time.
+const MAX_REQUESTS: usize = 4;
 
 /// The time from the first attempt after which an event is dropped.
-const MAX_AGE: Duration = Duration::from_secs(600);
+pub(super) const MAX_AGE: Duration = Duration::from_secs(600);
 
 /// The wait before the first retry. It doubles up to [`MAX_WAIT`].
 const FIRST_WAIT: Duration = Duration::from_millis(250);
@@ -53,6 +53,15 @@ pub struct EventDrain {
     task: JoinHandle<()>,
     close: oneshot::Sender<()>,
     queue: Arc<EventQueue>,
+}
+
+/// The parts that the deliveries of all events share.
+struct DeliveryContext<'d> {
+    webhook: &'d Webhook,
+    log: &'d Mutex<QuietLog>,
+    /// One permit for each request that may run.
+    requests: &'d Semaphore,
+    now: ReadTime,
 }
 
 /// Reads the time since the Unix epoch.
@@ -79,23 +88,26 @@ impl EventDelivery {
     /// Delivers events until the queue is closed and empty.
     async fn run(self, now: ReadTime, mut closed: oneshot::Receiver<()>) {
         let Self { queued: QueuedEvents { mut receiver, undelivered }, webhook, log } = self;
-        let (mut in_flight, mut is_open) = (FuturesUnordered::new(), true);
+        let requests = Semaphore::new(MAX_REQUESTS);
+        let context = DeliveryContext { webhook: &webhook, log: &log, requests: &requests, now };
+        // Bounded, because the queue bounds the undelivered events.
+        let (mut deliveries, mut is_open) = (FuturesUnordered::new(), true);
         loop {
             tokio::select! {
                 _ = &mut closed, if is_open => {
                     is_open = false;
                     receiver.close();
                 }
-                event = receiver.recv(), if in_flight.len() < MAX_IN_FLIGHT => {
+                event = receiver.recv() => {
                     let Some(event) = event else { break };
-                    in_flight.push(deliver(event, &webhook, &log, &now));
+                    deliveries.push(deliver(event, &context));
                 }
-                Some(()) = in_flight.next() => {
+                Some(()) = deliveries.next() => {
                     undelivered.fetch_sub(1, Relaxed);
                 }
             }
         }
-        while let Some(()) = in_flight.next().await {
+        while let Some(()) = deliveries.next().await {
             undelivered.fetch_sub(1, Relaxed);
         }
     }
@@ -120,38 +132,75 @@ impl EventDrain {
 }
 
 /// Posts the event until the receiver accepts or refuses it, or until [`MAX_AGE`].
-async fn deliver(event: CloudEvent, webhook: &Webhook, log: &Mutex<QuietLog>, now: &ReadTime) {
+async fn deliver(event: CloudEvent, context: &DeliveryContext<'_>) {
+    let DeliveryContext { webhook, log, .. } = context;
+    let url = &webhook.options.url;
     let body = Bytes::from(event.to_json(&webhook.options.source).to_string());
-    let deadline = Instant::now() + MAX_AGE;
-    let mut wait = FIRST_WAIT;
+    let id = event.id;
+    let (mut deadline, mut wait) = (None, FIRST_WAIT);
     loop {
-        let (error, earliest) = match webhook.post(&event.id, &body, now()).await {
+        let (started, result) = context.post(&id, &body).await;
+        let (error, earliest) = match result {
             PostResult::Accepted => {
                 if log.lock().record_success(Instant::now()) {
-                    tracing::info!(url = webhook.options.url, "events are delivered again");
+                    tracing::info!(url, "events are delivered again");
                 }
                 return CloudEventOutcome::Sent.emit();
             }
             PostResult::Refused(status) => {
-                log_failure(log, &webhook.options.url, &format!("status {status}, not retried"));
+                log_failure(log, url, &format!("status {status}, not retried"));
                 return CloudEventOutcome::Refused.emit();
             }
             PostResult::Failed(error, earliest) => (error, earliest),
         };
-        log_failure(log, &webhook.options.url, &error);
+        log_failure(log, url, &error);
+        let deadline = *deadline.get_or_insert(started + MAX_AGE);
         let next_wait = wait.max(earliest.unwrap_or_default());
-        if deadline < Instant::now() + next_wait {
+        let Some(next) = next_attempt(Instant::now(), next_wait, deadline) else {
             return CloudEventOutcome::Expired.emit();
-        }
-        tokio::time::sleep(next_wait).await;
+        };
+        tokio::time::sleep_until(next).await;
         CloudEventOutcome::Retried.emit();
         wait = (wait * 2).min(MAX_WAIT);
     }
+}
+
+impl DeliveryContext<'_> {
+    /// Posts an event once, when a request may start. Returns the start of the request.
+    async fn post(&self, id: &str, body: &Bytes) -> (Instant, PostResult) {
+        // The semaphore is never closed. It is fair, so events get their first attempt between the
+        // retries of others.
+        let _request = self.requests.acquire().await;
+        let started = Instant::now();
+        // Boxed, because hundreds of events may wait, and only few have a request.
+        (started, Box::pin(self.webhook.post(id, body, (self.now)())).await)
+    }
+}
+
+/// Returns the instant of the next attempt; `None` if it is later than `deadline`. The receiver
+/// chooses `wait`, so the sum may overflow.
+fn next_attempt(now: Instant, wait: Duration, deadline: Instant) -> Option<Instant> {
+    now.checked_add(wait).filter(|next| *next <= deadline)
 }
 
 fn log_failure(log: &Mutex<QuietLog>, url: &str, error: &str) {
     if let Some(line) = log.lock().count(error, Instant::now()) {
         let times = line.times;
         tracing::warn!(url, error, times, "failed to send an event (setting events.url)");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_wait_overflows_the_clock() {
+        let now = Instant::now();
+        let deadline = now + MAX_AGE;
+        assert_eq!(next_attempt(now, MAX_AGE, deadline), Some(deadline));
+        for wait in [MAX_AGE + Duration::from_nanos(1), Duration::MAX] {
+            assert_eq!(next_attempt(now, wait, deadline), None, "{wait:?}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The bounded queue of events between the decision path and their delivery.
 //!
 //! Guarantees:
-//! - At most [`MAX_QUEUED`] events wait for their delivery.
+//! - At most [`MAX_QUEUED`] events are queued, being delivered, or waiting for a retry.
 //! - Offering an event never waits.
 
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use super::{CloudEvent, EventContent, EventKey};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{CloudEventOutcome, Event as _};
 
-/// The largest number of events that wait for their delivery.
-const MAX_QUEUED: usize = 1_000;
+/// The largest number of undelivered events. An event keeps its place until its delivery ends.
+const MAX_QUEUED: u16 = 1_000;
 
 /// Accepts events from any thread.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub(super) struct QueuedEvents {
 
 impl EventQueue {
     pub(super) fn new() -> (Self, QueuedEvents) {
-        let (sender, receiver) = mpsc::channel(MAX_QUEUED);
+        let (sender, receiver) = mpsc::channel(MAX_QUEUED.into());
         let undelivered = Arc::default();
         let queued = QueuedEvents { receiver, undelivered: Arc::clone(&undelivered) };
         (Self { sender, recent: RecentKeys::new(), undelivered }, queued)
@@ -51,7 +51,7 @@ impl EventQueue {
         }
     }
 
-    /// Returns the number of events that are queued or being delivered.
+    /// Returns the number of events that are queued, being delivered, or waiting for a retry.
     #[must_use]
     pub fn undelivered(&self) -> u64 {
         self.undelivered.load(Relaxed)
@@ -62,7 +62,10 @@ impl EventQueue {
         let Ok(permit) = self.sender.try_reserve() else {
             return CloudEventOutcome::Dropped.emit();
         };
-        self.undelivered.fetch_add(1, Relaxed);
+        let add_one = |count| (count < u64::from(MAX_QUEUED)).then_some(count + 1);
+        if self.undelivered.fetch_update(Relaxed, Relaxed, add_one).is_err() {
+            return CloudEventOutcome::Dropped.emit();
+        }
         permit.send(event());
     }
 }

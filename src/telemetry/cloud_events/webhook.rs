@@ -18,6 +18,7 @@ use hyper::http::header::{CONTENT_TYPE, RETRY_AFTER, USER_AGENT};
 use hyper::http::{HeaderMap, Request, StatusCode};
 use ring::hmac;
 
+use super::delivery::MAX_AGE;
 use crate::kernel::units::Nanos;
 use crate::pem;
 use crate::telemetry::http_client::{ClientTlsFiles, HttpClient};
@@ -133,8 +134,11 @@ fn classify(status: StatusCode, headers: &HeaderMap) -> PostResult {
         _ if status.is_success() => PostResult::Accepted,
         _ if is_temporary => {
             let seconds = headers.get(RETRY_AFTER).and_then(|text| text.to_str().ok());
-            let seconds = seconds.and_then(|text| text.trim().parse().ok());
-            PostResult::Failed(format!("status {status}"), seconds.map(Duration::from_secs))
+            let seconds: Option<u64> = seconds.and_then(|text| text.trim().parse().ok());
+            // One second more than the largest age: the event expires without a retry.
+            let longest = MAX_AGE + Duration::from_secs(1);
+            let wait = seconds.map(|seconds| Duration::from_secs(seconds).min(longest));
+            PostResult::Failed(format!("status {status}"), wait)
         }
         _ => PostResult::Refused(status),
     }
