@@ -6,15 +6,15 @@ use fnv::FnvBuildHasher;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::kernel::decision::{Check, Cost, Descriptor, LimitOverride};
-use crate::kernel::units::{Hits, Nanos, Unit};
+use super::encoded_block::{
+    BlockError, DescriptorEntries, EncodedBlock, EncodedCheck, EncodedCost, EncodedDescriptor,
+    EncodedUnit, MAX_CHECK_BYTES, MAX_CHECKS, MAX_ENTRIES, MAX_EXPANDED_BYTES, size_of_check,
+};
+use crate::kernel::decision::{Check, Descriptor, LimitOverride};
+use crate::kernel::units::Nanos;
 
-/// The number of checks at which a block is full.
-const MAX_CHECKS: usize = 8_192;
 /// The size at which a block is full, in bytes before compression.
 const MAX_BYTES: usize = 512 << 10;
-/// The largest size of one check, in bytes.
-const MAX_CHECK_BYTES: usize = 1 << 20;
 
 /// The decision of a recorded check, before global shadow mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,54 +40,6 @@ pub struct RecordedDecision<'a> {
     pub denied_by: Option<&'a str>,
 }
 
-/// A block as it is encoded.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct EncodedBlock {
-    /// The instant of the first check, since the Unix epoch.
-    start: Nanos,
-    texts: Vec<String>,
-    descriptors: Vec<DescriptorEntries>,
-    checks: Vec<EncodedCheck>,
-}
-
-/// The entries of a descriptor: keys and values, as numbers of texts.
-type DescriptorEntries = Vec<(u32, u32)>;
-
-#[derive(Debug, Serialize, Deserialize)]
-struct EncodedCheck {
-    /// The time since the check before, in nanoseconds.
-    delay: u64,
-    domain: u32,
-    descriptors: Vec<EncodedDescriptor>,
-    outcome: CheckOutcome,
-    denied_by: Option<u32>,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct EncodedDescriptor {
-    entries: u32,
-    cost: EncodedCost,
-    limit: Option<(u32, EncodedUnit)>,
-}
-
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-enum EncodedCost {
-    OneHit,
-    Charge(u64),
-    Refund(u64),
-}
-
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-enum EncodedUnit {
-    Second,
-    Minute,
-    Hour,
-    Day,
-    Week,
-    Month,
-    Year,
-}
-
 /// Collects checks until the block is full.
 #[derive(Debug, Default)]
 pub struct BlockBuilder {
@@ -95,14 +47,19 @@ pub struct BlockBuilder {
     text_numbers: HashMap<String, u32, FnvBuildHasher>,
     descriptor_numbers: HashMap<DescriptorEntries, u32, FnvBuildHasher>,
     bytes: usize,
+    /// The size of all checks, with their texts in full.
+    expanded_bytes: usize,
     last: Nanos,
 }
 
 impl BlockBuilder {
     /// Adds a check. A time before the last one counts as the last one. Returns `false` if the
-    /// check is larger than 1 MiB; it is not added then.
+    /// check is larger than 1 MiB, or a descriptor has more than 256 entries; it is not added then.
     pub fn add(&mut self, check: &Check<'_>, decision: RecordedDecision<'_>) -> bool {
-        if MAX_CHECK_BYTES < size_of_check(check) {
+        let size = size_of_check(check);
+        let has_long_descriptor =
+            check.descriptors.iter().any(|one| MAX_ENTRIES < one.entries.len());
+        if MAX_CHECK_BYTES < size || has_long_descriptor {
             return false;
         }
         if self.block.checks.is_empty() {
@@ -119,6 +76,7 @@ impl BlockBuilder {
         };
         self.last = time;
         self.bytes += 16 + 8 * check.descriptors.len();
+        self.expanded_bytes += size;
         self.block.checks.push(check);
         true
     }
@@ -132,7 +90,9 @@ impl BlockBuilder {
     /// Returns `true` if the block must be written before the next check.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        MAX_CHECKS <= self.block.checks.len() || MAX_BYTES <= self.bytes
+        MAX_CHECKS <= self.block.checks.len()
+            || MAX_BYTES <= self.bytes
+            || MAX_EXPANDED_BYTES < self.expanded_bytes + MAX_CHECK_BYTES
     }
 
     /// Returns the number of checks in the block.
@@ -187,33 +147,14 @@ impl BlockBuilder {
     }
 }
 
-fn size_of_check(check: &Check<'_>) -> usize {
-    let descriptors = check.descriptors.iter();
-    let entries = descriptors.flat_map(|descriptor| &descriptor.entries);
-    check.domain.len()
-        + 16 * check.descriptors.len()
-        + entries.map(|(key, value)| key.len() + value.len() + 12).sum::<usize>()
-}
-
-/// A decoded block. All its numbers are valid.
+/// A decoded block. All its numbers are valid, and its size is bounded.
 #[derive(Debug)]
 pub struct RecordedBlock(EncodedBlock);
 
 impl RecordedBlock {
-    /// Validates the numbers of a block. Returns `None` if one is out of range.
-    pub(super) fn new(block: EncodedBlock) -> Option<Self> {
-        let is_text = |number: u32| (number as usize) < block.texts.len();
-        let has_texts =
-            |entries: &DescriptorEntries| entries.iter().all(|&(k, v)| is_text(k) && is_text(v));
-        let is_valid = |check: &EncodedCheck| {
-            let mut descriptors = check.descriptors.iter();
-            is_text(check.domain)
-                && check.denied_by.is_none_or(is_text)
-                && descriptors.all(|one| (one.entries as usize) < block.descriptors.len())
-        };
-        let all_valid =
-            block.descriptors.iter().all(has_texts) && block.checks.iter().all(is_valid);
-        all_valid.then_some(Self(block))
+    /// Validates the numbers and the sizes of a block.
+    pub(super) fn new(block: EncodedBlock) -> Result<Self, BlockError> {
+        block.validate().map(|()| Self(block))
     }
 
     /// Returns the number of checks.
@@ -265,41 +206,3 @@ impl RecordedBlock {
         self.0.texts.get(number as usize).map_or("", |text| text)
     }
 }
-
-impl From<Cost> for EncodedCost {
-    fn from(cost: Cost) -> Self {
-        match cost {
-            Cost::Charge(Hits(1)) => Self::OneHit,
-            Cost::Charge(Hits(hits)) => Self::Charge(hits),
-            Cost::Refund(Hits(hits)) => Self::Refund(hits),
-        }
-    }
-}
-
-impl From<EncodedCost> for Cost {
-    fn from(cost: EncodedCost) -> Self {
-        match cost {
-            EncodedCost::OneHit => Self::Charge(Hits(1)),
-            EncodedCost::Charge(hits) => Self::Charge(Hits(hits)),
-            EncodedCost::Refund(hits) => Self::Refund(Hits(hits)),
-        }
-    }
-}
-
-macro_rules! encode_units {
-    ($($unit:ident),*) => {
-        impl From<Unit> for EncodedUnit {
-            fn from(unit: Unit) -> Self {
-                match unit { $(Unit::$unit => Self::$unit),* }
-            }
-        }
-
-        impl From<EncodedUnit> for Unit {
-            fn from(unit: EncodedUnit) -> Self {
-                match unit { $(EncodedUnit::$unit => Self::$unit),* }
-            }
-        }
-    };
-}
-
-encode_units!(Second, Minute, Hour, Day, Week, Month, Year);

@@ -12,6 +12,7 @@
 //! Guarantees:
 //! - Each changed byte after the version is detected, and reported with its frame's offset.
 //! - A reader allocates at most a fixed amount of memory for a malformed file.
+//! - A block has at most 8,192 checks of at most 1 MiB, together at most 64 MiB.
 //! - Checks are in file order, and their times never decrease.
 //!
 //! Not covered:
@@ -20,6 +21,7 @@
 
 pub mod access_log;
 pub mod block;
+mod encoded_block;
 mod frame;
 pub mod hashed_values;
 pub mod header;

@@ -2,7 +2,8 @@
 
 use std::io::Read;
 
-use super::block::{EncodedBlock, RecordedBlock};
+use super::block::RecordedBlock;
+use super::encoded_block::EncodedBlock;
 use super::frame::{Frame, FrameKind, FrameReader, RecordingError};
 use super::header::{RecordingEnd, RecordingHeader};
 
@@ -71,5 +72,5 @@ impl<R: Read> RecordingReader<R> {
 
 fn decode_block(frame: &Frame) -> Result<RecordedBlock, RecordingError> {
     let block: EncodedBlock = frame.decode()?;
-    RecordedBlock::new(block).ok_or_else(|| frame.error("a block with a number out of range"))
+    RecordedBlock::new(block).map_err(|why| frame.error(why))
 }

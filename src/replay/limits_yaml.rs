@@ -40,7 +40,7 @@ pub fn write_limits<'k>(
     text
 }
 
-// The depth is the number of entries of a descriptor, which messages bound.
+// The depth is the number of entries of a descriptor, at most 256 in a recording.
 fn write_children(node: &Node<'_>, unit: Unit, depth: usize, text: &mut String) {
     let indent = "    ".repeat(depth);
     for (key, child) in &node.children {

@@ -35,6 +35,9 @@ pub const MAX_KEYS: usize = 4_000_000;
 /// The largest number of lists of descriptor keys in a domain.
 const MAX_SHAPES: usize = 10_000;
 
+/// The largest size of these lists in a limits file, in bytes.
+const MAX_SHAPE_BYTES: usize = 64 << 20;
+
 /// The parameters of a suggestion.
 #[derive(Clone, Copy, Debug)]
 pub struct SuggestionOptions {
@@ -129,13 +132,15 @@ struct ObservedUsage {
     unit: Unit,
     /// The number of each domain with a list of keys.
     shapes: HashMap<(String, Vec<String>), ShapeNumber>,
+    shape_bytes: usize,
     keys: HashMap<(ShapeNumber, u128), KeyUsage, FnvBuildHasher>,
     uncounted: u64,
 }
 
 impl ObservedUsage {
     fn new(unit: Unit) -> Self {
-        Self { unit, shapes: HashMap::new(), keys: HashMap::default(), uncounted: 0 }
+        let (shapes, keys) = (HashMap::new(), HashMap::default());
+        Self { unit, shapes, shape_bytes: 0, keys, uncounted: 0 }
     }
 
     fn add(&mut self, check: &Check<'_>, time: Nanos) {
@@ -159,10 +164,16 @@ impl ObservedUsage {
         let keys = descriptor.entries.iter().map(|(key, _)| (*key).to_owned()).collect();
         let next = ShapeNumber::try_from(self.shapes.len()).ok()?;
         let shape = (domain.to_owned(), keys);
-        if MAX_SHAPES <= self.shapes.len() {
-            return self.shapes.get(&shape).copied();
+        if let Some(known) = self.shapes.get(&shape) {
+            return Some(*known);
         }
-        Some(*self.shapes.entry(shape).or_insert(next))
+        let bytes = self.shape_bytes + size_of_shape(&shape);
+        if MAX_SHAPES <= self.shapes.len() || MAX_SHAPE_BYTES < bytes {
+            return None;
+        }
+        self.shape_bytes = bytes;
+        self.shapes.insert(shape, next);
+        Some(next)
     }
 
     fn select_domain(&self, domain: Option<&str>) -> Result<String, SuggestionError> {
@@ -223,6 +234,13 @@ impl SuggestedShape {
             format_share(*denied, *checks)
         )
     }
+}
+
+/// Returns the size of a list of keys in a limits file: each level has two lines, and is indented
+/// by four spaces more.
+fn size_of_shape((domain, keys): &(String, Vec<String>)) -> usize {
+    let keys = keys.iter().enumerate();
+    domain.len() + keys.map(|(level, key)| 32 + 8 * level + key.len()).sum::<usize>()
 }
 
 fn hash_values(descriptor: &Descriptor<'_>) -> u128 {

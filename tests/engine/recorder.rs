@@ -81,6 +81,22 @@ async fn one_recording_runs_at_a_time() {
 }
 
 #[tokio::test]
+async fn the_end_of_a_recording_keeps_the_next_one() {
+    let engine = engine();
+    let mut first = engine.start_recording(OPTIONS).unwrap();
+    engine.decide(&check_of_entry("k", "ann")).await.unwrap();
+    engine.stop_recording();
+    for part in ["header", "last block"] {
+        assert!(soon(part, first.next_bytes()).await.is_some());
+    }
+    let second = engine.start_recording(OPTIONS).unwrap();
+    drop(first);
+    engine.decide(&check_of_entry("k", "bob")).await.unwrap();
+    let recorded = read(&stopped(&engine, second).await).unwrap();
+    assert_eq!(recorded.end, Some(RecordingEnd { recorded: 1, dropped: 0 }));
+}
+
+#[tokio::test]
 async fn a_recording_ends_after_its_duration() {
     let engine = engine();
     for duration in [Nanos(0), Nanos::from_secs(3_601)] {

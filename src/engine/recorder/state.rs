@@ -26,7 +26,14 @@ pub(in crate::engine) struct Recorder {
 }
 
 #[derive(Debug, Default)]
-enum RecorderState {
+struct RecorderState {
+    phase: RecorderPhase,
+    /// The number of the last recording.
+    generation: u64,
+}
+
+#[derive(Debug, Default)]
+enum RecorderPhase {
     #[default]
     Idle,
     Recording(Box<ActiveRecording>),
@@ -61,40 +68,37 @@ impl Recorder {
 
     /// Locks the recording. With the memory store, a check is decided under this lock.
     pub(in crate::engine) fn lock(&self) -> LockedRecorder<'_> {
-        LockedRecorder(self.state.lock())
+        LockedRecorder { state: self.state.lock(), is_on: &self.is_on }
     }
 
-    pub(super) fn start(&self, recording: ActiveRecording) -> Result<(), RecordError> {
+    /// Starts a recording. Returns its generation.
+    pub(super) fn start(&self, recording: ActiveRecording) -> Result<u64, RecordError> {
         let mut state = self.state.lock();
-        let RecorderState::Idle = *state else { return Err(RecordError::AlreadyRecording) };
-        *state = RecorderState::Recording(Box::new(recording));
+        let RecorderPhase::Idle = state.phase else { return Err(RecordError::AlreadyRecording) };
+        state.phase = RecorderPhase::Recording(Box::new(recording));
+        state.generation += 1;
         self.is_on.store(true, Relaxed);
-        Ok(())
+        Ok(state.generation)
     }
 
     /// Ends the recording. Its stream then sends the rest.
     pub(super) fn stop(&self) {
-        let mut state = self.state.lock();
-        self.is_on.store(false, Relaxed);
-        *state = match std::mem::take(&mut *state) {
-            // Drops the sender of blocks, which wakes the stream.
-            RecorderState::Recording(active) => {
-                let ActiveRecording { block, end, .. } = *active;
-                RecorderState::Ended(Box::new(RecordedRest { block, end }))
-            }
-            state => state,
-        };
+        self.lock().stop();
     }
 
-    /// Ends the recording and drops its rest. Another one may start.
-    pub(super) fn reset(&self) {
-        self.is_on.store(false, Relaxed);
-        *self.state.lock() = RecorderState::Idle;
+    /// Ends the recording of this generation and drops its rest. Another one may start. Does nothing
+    /// if another one has started: its predecessor may still be sending its last bytes.
+    pub(super) fn reset(&self, generation: u64) {
+        let mut state = self.state.lock();
+        if state.generation == generation {
+            self.is_on.store(false, Relaxed);
+            state.phase = RecorderPhase::Idle;
+        }
     }
 
     /// Sends the block although it is not full.
     pub(super) fn send_block(&self) {
-        if let RecorderState::Recording(active) = &mut *self.state.lock()
+        if let RecorderPhase::Recording(active) = &mut self.state.lock().phase
             && !active.block.is_empty()
         {
             active.send_block();
@@ -104,10 +108,10 @@ impl Recorder {
     /// Returns the rest of an ended recording.
     pub(super) fn take_rest(&self) -> Option<RecordedRest> {
         let mut state = self.state.lock();
-        match std::mem::take(&mut *state) {
-            RecorderState::Ended(rest) => Some(*rest),
+        match std::mem::take(&mut state.phase) {
+            RecorderPhase::Ended(rest) => Some(*rest),
             other => {
-                *state = other;
+                state.phase = other;
                 None
             }
         }
@@ -115,7 +119,10 @@ impl Recorder {
 }
 
 /// The recording, locked.
-pub(in crate::engine) struct LockedRecorder<'r>(MutexGuard<'r, RecorderState>);
+pub(in crate::engine) struct LockedRecorder<'r> {
+    state: MutexGuard<'r, RecorderState>,
+    is_on: &'r AtomicBool,
+}
 
 impl LockedRecorder<'_> {
     /// Records a decided check. A check that was refused before any charge is left out.
@@ -125,7 +132,7 @@ impl LockedRecorder<'_> {
         now: Nanos,
         result: &Result<Decision, CheckError>,
     ) {
-        let RecorderState::Recording(active) = &mut *self.0 else { return };
+        let RecorderPhase::Recording(active) = &mut self.state.phase else { return };
         let Some(sampled) = active.sampled_part(check) else { return };
         let (time, outcome) = match result {
             Ok(decision) => (decision.now, active.outcome_of(&sampled, decision)),
@@ -135,6 +142,18 @@ impl LockedRecorder<'_> {
         let denied_by = result.as_ref().ok().and_then(|decision| decision.denied_by.as_deref());
         let denied_by = denied_by.filter(|_| outcome == CheckOutcome::Deny);
         active.add(&sampled.check, RecordedDecision { time, outcome, denied_by });
+    }
+
+    fn stop(&mut self) {
+        self.is_on.store(false, Relaxed);
+        self.state.phase = match std::mem::take(&mut self.state.phase) {
+            // Drops the sender of blocks, which wakes the stream.
+            RecorderPhase::Recording(active) => {
+                let ActiveRecording { block, end, .. } = *active;
+                RecorderPhase::Ended(Box::new(RecordedRest { block, end }))
+            }
+            phase => phase,
+        };
     }
 }
 

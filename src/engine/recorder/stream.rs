@@ -89,6 +89,8 @@ pub enum RecordError {
 pub struct RecordingStream {
     recorder: Arc<Recorder>,
     clock: Arc<Clock>,
+    /// The generation of this recording.
+    generation: u64,
     blocks: mpsc::Receiver<BlockBuilder>,
     /// The end of the recording, on the steady clock.
     end_at: Nanos,
@@ -125,12 +127,13 @@ impl Engine {
         let hashed = salt.map(|salt| (ValueHasher::new(salt), config));
         let sampling = (options.sample, self.policy.planning.quota_for_all);
         let active = ActiveRecording::new(sampling, hashed, sender);
-        self.recorder.start(active)?;
+        let generation = self.recorder.start(active)?;
         let (sample, duration, keys) = (options.sample, options.duration, options.keys.name());
         tracing::warn!(%sample, %duration, keys, "recording started");
         Ok(RecordingStream {
             recorder: Arc::clone(&self.recorder),
             clock: Arc::clone(&self.clock),
+            generation,
             blocks,
             end_at: self.clock.steady().plus(options.duration),
             next: NextPart::Header(pack_header(&header)),
@@ -217,7 +220,7 @@ impl Drop for RecordingStream {
         if !matches!(self.next, NextPart::Nothing) {
             tracing::warn!("recording ended, its client disconnected");
         }
-        self.recorder.reset();
+        self.recorder.reset(self.generation);
     }
 }
 
