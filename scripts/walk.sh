@@ -81,9 +81,9 @@ step 'HTTP/1.1 200 OK' "curl -si localhost:8080/check -H 'X-Hook: edge' -H 'X-Or
 # docs/operating.md: admin, with a token.
 export TOKEN=open-sesame
 short='head -c 1'
-step '{' "curl -s -X POST -H \"authorization: Bearer \$TOKEN\" 'localhost:6070/refund?domain=shop&descriptor=api_key=me&hits=50'"
+step '{' "curl -s -X POST -H \"authorization: Bearer \$TOKEN\" 'localhost:6070/refund?domain=shop&descriptor=api_key=me&hits=50&reason=ticket+7'"
 short='cat'
-step '1 counter reset' "curl -s -X POST -H \"authorization: Bearer \$TOKEN\" 'localhost:6070/reset?domain=shop&descriptor=api_key=me'"
+step '1 counter reset' "curl -s -X POST -H \"authorization: Bearer \$TOKEN\" 'localhost:6070/reset?domain=shop&descriptor=api_key=me&reason=ticket+7'"
 got=$(bash -c "$one" | head -n 1 | cut -d' ' -f2)
 row 'the question with `"1"` after the reset' 200 "$got"
 short='cat'
