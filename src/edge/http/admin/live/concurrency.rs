@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
-use super::rules::domain_of;
+use super::rules::domains_by_path;
 use super::series::series_json;
 use crate::engine::Engine;
 use crate::engine::concurrency::ShareSnapshot;
@@ -24,10 +24,15 @@ pub(super) fn concurrency(engine: &Engine) -> Value {
     });
     let omitted = limits.len().saturating_sub(MAX_LIMITS);
     let shares = fleet_shares(engine);
+    let config = engine.config();
+    let domains = config.as_deref().map(domains_by_path).unwrap_or_default();
     let shown: Vec<_> = limits
         .iter()
         .take(MAX_LIMITS)
-        .map(|(path, usage)| limit_json(engine, path, usage, shares.get(path)))
+        .map(|(path, usage)| {
+            let row = LimitRow { path, domain: domains.get(&**path).copied(), usage };
+            limit_json(engine, &row, shares.get(path))
+        })
         .collect();
     json!({"limits": shown, "omitted": omitted})
 }
@@ -57,17 +62,19 @@ fn fleet_shares(engine: &Engine) -> HashMap<Box<str>, FleetShare> {
     shares
 }
 
-fn limit_json(
-    engine: &Engine,
-    path: &str,
-    usage: &ConcurrencyUsage,
-    share: Option<&FleetShare>,
-) -> Value {
-    let config = engine.config();
+/// A limit in use, with the domain of its rule.
+struct LimitRow<'r> {
+    path: &'r str,
+    domain: Option<&'r str>,
+    usage: &'r ConcurrencyUsage,
+}
+
+fn limit_json(engine: &Engine, row: &LimitRow<'_>, share: Option<&FleetShare>) -> Value {
+    let LimitRow { path, domain, usage } = *row;
     let micros = |time: Nanos| time.0 / Nanos::MICRO.0;
     let history = engine.limit_history(path).unwrap_or_default();
     json!({
-        "domain": config.as_deref().and_then(|config| domain_of(config, path)),
+        "domain": domain,
         "path": path,
         "limit": usage.limit,
         "in_flight": usage.in_flight,

@@ -5,7 +5,7 @@
 //! - A rate limit and a concurrency limit of one rule are one row.
 //! - `replicas` has the names of the counted replicas, so that readers compare equal sums only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde_json::{Map, Value, json};
 
@@ -91,6 +91,15 @@ pub(super) fn find_rule<'c>(
 /// Returns the domain that has a rule with this path.
 pub(super) fn domain_of<'c>(config: &'c Config, path: &str) -> Option<&'c str> {
     configured_rules(config).into_values().find(|rule| rule.path == path).map(|rule| rule.domain)
+}
+
+/// Returns the domain of each path that has a rule: the first one if several domains have the path.
+pub(super) fn domains_by_path(config: &Config) -> HashMap<&str, &str> {
+    let mut domains = HashMap::new();
+    for rule in configured_rules(config).into_values() {
+        domains.entry(rule.path).or_insert(rule.domain);
+    }
+    domains
 }
 
 fn configured_rules(config: &Config) -> BTreeMap<RuleNumber, ConfiguredRule<'_>> {
