@@ -114,6 +114,22 @@ async fn a_recording_ends_after_its_duration() {
 }
 
 #[tokio::test]
+async fn a_recording_ends_in_time_without_its_reader() {
+    let engine = engine();
+    let mut recording = engine.start_recording(OPTIONS).unwrap();
+    engine.decide(&check_of_entry("k", "ann")).await.unwrap();
+    advance_clock(&engine, OPTIONS.duration);
+    for _ in 0..3 {
+        engine.decide(&check_of_entry("k", "late")).await.unwrap();
+    }
+    let mut bytes = Vec::new();
+    while let Some(more) = soon("bytes", recording.next_bytes()).await {
+        bytes.extend(more);
+    }
+    assert_eq!(read(&bytes).unwrap().end, Some(RecordingEnd { recorded: 1, dropped: 0 }));
+}
+
+#[tokio::test]
 async fn a_sampled_key_has_all_its_checks() {
     let engine = engine();
     let sample = Percent::parse("20%").unwrap();

@@ -92,7 +92,7 @@ impl Engine {
                 StartedCheck::Decided(decided) => decided,
                 StartedCheck::Pending(pending) => pending.await,
             };
-            self.recorder.lock().record(check, self.clock.now(), &result);
+            self.recorder.lock().record(check, &self.clock, &result);
             result
         }))
     }
@@ -107,7 +107,7 @@ impl Engine {
                 .now_or_never()
                 .unwrap_or(Err(CheckError::StoreUnavailable(StoreFailure::TimedOut))),
         };
-        recorder.record(check, self.clock.now(), &result);
+        recorder.record(check, &self.clock, &result);
         result
     }
 

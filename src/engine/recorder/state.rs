@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use tokio::sync::mpsc;
 
 use super::stream::RecordError;
+use crate::clock::Clock;
 use crate::config::Config;
 use crate::engine::decide::{CheckError, Decision};
 use crate::kernel::decision::{Check, Descriptor, Verdict, combine};
@@ -51,6 +52,8 @@ pub(super) struct RecordedRest {
 #[derive(Debug)]
 pub(super) struct ActiveRecording {
     sample: Percent,
+    /// The end of the recording, on the steady clock.
+    end_at: Nanos,
     /// `true` if every limit is in the quota group.
     quota_for_all: bool,
     /// Hashes values by the limits at the start, so that equal values stay equal after a reload.
@@ -125,18 +128,22 @@ pub(in crate::engine) struct LockedRecorder<'r> {
 }
 
 impl LockedRecorder<'_> {
-    /// Records a decided check. A check that was refused before any charge is left out.
+    /// Records a decided check. A check that was refused before any charge is left out. At the end
+    /// of the duration, ends the recording, even if its client does not read.
     pub(in crate::engine) fn record(
         &mut self,
         check: &Check<'_>,
-        now: Nanos,
+        clock: &Clock,
         result: &Result<Decision, CheckError>,
     ) {
         let RecorderPhase::Recording(active) = &mut self.state.phase else { return };
+        if active.end_at <= clock.steady() {
+            return self.stop();
+        }
         let Some(sampled) = active.sampled_part(check) else { return };
         let (time, outcome) = match result {
             Ok(decision) => (decision.now, active.outcome_of(&sampled, decision)),
-            Err(CheckError::StoreUnavailable(_)) => (now, CheckOutcome::Failed),
+            Err(CheckError::StoreUnavailable(_)) => (clock.now(), CheckOutcome::Failed),
             Err(_) => return,
         };
         let denied_by = result.as_ref().ok().and_then(|decision| decision.denied_by.as_deref());
@@ -166,12 +173,12 @@ struct SampledPart<'a> {
 
 impl ActiveRecording {
     pub(super) fn new(
-        (sample, quota_for_all): (Percent, bool),
+        (sample, quota_for_all, end_at): (Percent, bool, Nanos),
         hashed: Option<(ValueHasher, Arc<Config>)>,
         blocks: mpsc::Sender<BlockBuilder>,
     ) -> Self {
         let (block, end) = (BlockBuilder::default(), RecordingEnd::default());
-        Self { sample, quota_for_all, hashed, blocks, block, end }
+        Self { sample, end_at, quota_for_all, hashed, blocks, block, end }
     }
 
     /// Returns the check with only its sampled descriptors; `None` if there are none.

@@ -125,8 +125,9 @@ impl Engine {
         let header = self.recording_header(options.sample, salt);
         let (sender, blocks) = mpsc::channel(MAX_QUEUED_BLOCKS);
         let hashed = salt.map(|salt| (ValueHasher::new(salt), config));
-        let sampling = (options.sample, self.policy.planning.quota_for_all);
-        let active = ActiveRecording::new(sampling, hashed, sender);
+        let end_at = self.clock.steady().plus(options.duration);
+        let scope = (options.sample, self.policy.planning.quota_for_all, end_at);
+        let active = ActiveRecording::new(scope, hashed, sender);
         let generation = self.recorder.start(active)?;
         let (sample, duration, keys) = (options.sample, options.duration, options.keys.name());
         tracing::warn!(%sample, %duration, keys, "recording started");
@@ -135,7 +136,7 @@ impl Engine {
             clock: Arc::clone(&self.clock),
             generation,
             blocks,
-            end_at: self.clock.steady().plus(options.duration),
+            end_at,
             next: NextPart::Header(pack_header(&header)),
         })
     }
