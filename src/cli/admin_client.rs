@@ -87,7 +87,7 @@ fn page_url(server: &str, path: &str, parameters: &[(&str, &str)]) -> Result<Str
     Ok(url)
 }
 
-/// Copies the reply to GET `path` of the admin port `server` to `out`, as its bytes arrive, for at
+/// Copies the reply to POST `path` of the admin port `server` to `out`, as its bytes arrive, for at
 /// most `patience`.
 ///
 /// # Errors
@@ -113,7 +113,7 @@ pub(super) fn download(
 }
 
 async fn send_streaming(url: &str) -> Result<Body, String> {
-    let (response, has_token) = request(Method::GET, url).await?;
+    let (response, has_token) = request(Method::POST, url).await?;
     let status = response.status();
     let body = Body::new(response.into_body());
     if status == StatusCode::OK {

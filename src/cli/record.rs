@@ -52,7 +52,8 @@ fn record_replica(
         KeyForm::Clear => "clear",
     };
     let (duration, sample) = (args.duration.for_people(), args.sample.to_string());
-    let parameters = [("for", &*duration), ("sample", &sample), ("keys", keys)];
+    let reason = args.reason.as_deref().unwrap_or_default();
+    let parameters = [("for", &*duration), ("sample", &sample), ("keys", keys), ("reason", reason)];
     let patience = Duration::from_nanos(args.duration.0).saturating_add(GRACE);
     let mut out = create(&args.out)?;
     // Progress: the command may take an hour. A closed standard error is no reason to fail.

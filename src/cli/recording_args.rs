@@ -16,6 +16,14 @@ pub struct RecordArgs {
     /// Admin port of the replica to record, for example `http://127.0.0.1:6070`.
     #[arg(long, value_name = "URL", required_unless_present = "access_log")]
     pub server: Option<String>,
+    /// Reason of the recording, for the audit log.
+    #[arg(
+        long,
+        value_name = "TEXT",
+        required_unless_present = "access_log",
+        conflicts_with = "access_log"
+    )]
+    pub reason: Option<String>,
     /// Read Envoy's access log instead of a replica: JSON lines; `-` is standard input.
     #[arg(long, value_name = "FILE", conflicts_with = "server", requires = "settings")]
     pub access_log: Option<PathBuf>,

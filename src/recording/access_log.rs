@@ -24,7 +24,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde_json::Value;
 
-use super::block::{CheckOutcome, RecordedDecision};
+use super::block::RecordedDecision;
+use super::check_outcome::CheckOutcome;
 use super::hashed_values::{ValueHasher, with_values};
 use super::header::{CheckOrder, RecordedPlanning, RecordingEnd, RecordingHeader};
 use super::percent::Percent;

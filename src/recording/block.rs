@@ -6,6 +6,7 @@ use fnv::FnvBuildHasher;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use super::check_outcome::CheckOutcome;
 use super::encoded_block::{
     BlockError, DescriptorEntries, EncodedBlock, EncodedCheck, EncodedCost, EncodedDescriptor,
     EncodedUnit, MAX_CHECK_BYTES, MAX_CHECKS, MAX_ENTRIES, MAX_EXPANDED_BYTES, size_of_check,
@@ -15,19 +16,6 @@ use crate::kernel::units::Nanos;
 
 /// The size at which a block is full, in bytes before compression.
 const MAX_BYTES: usize = 512 << 10;
-
-/// The decision of a recorded check, before global shadow mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum CheckOutcome {
-    /// The check was allowed.
-    Allow,
-    /// The check was denied.
-    Deny,
-    /// The check got no decision, because the store did not reply.
-    Failed,
-    /// The decision is unknown: an access log does not contain it.
-    Unknown,
-}
 
 /// The decision of one recorded check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

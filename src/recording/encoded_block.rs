@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use super::block::CheckOutcome;
+use super::check_outcome::CheckOutcome;
 use crate::kernel::decision::{Check, Cost};
 use crate::kernel::units::{Hits, Nanos, Unit};
 

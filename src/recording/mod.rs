@@ -21,6 +21,7 @@
 
 pub mod access_log;
 pub mod block;
+mod check_outcome;
 mod encoded_block;
 mod frame;
 pub mod hashed_values;
@@ -29,7 +30,8 @@ pub mod percent;
 pub mod reader;
 pub mod writer;
 
-pub use block::{BlockBuilder, CheckOutcome, RecordedDecision};
+pub use block::{BlockBuilder, RecordedDecision};
+pub use check_outcome::CheckOutcome;
 pub use frame::RecordingError;
 pub use header::{CheckOrder, RecordedOverrides, RecordedPlanning, RecordingEnd, RecordingHeader};
 pub use reader::RecordingReader;

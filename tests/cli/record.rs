@@ -70,6 +70,7 @@ impl Scene {
         let server = format!("http://{}", self.service.admin);
         let process = sluicegate()
             .args(["record", "--server", &server, "--out", &self.path("recording")])
+            .args(["--reason", "ticket 7"])
             .args(flags)
             .env("SLUICEGATE_LISTEN_ADMIN_TOKEN", TOKEN)
             .stdout(Stdio::piped())
@@ -218,10 +219,13 @@ fn record_explains_why_it_cannot_record() {
         let output = command.env("SLUICEGATE_LISTEN_ADMIN_TOKEN", token).output().unwrap();
         (output.status.code(), text(&output.stderr))
     };
-    let (status, error) = record(&["--server", &server], "wrong");
+    let (status, error) = record(&["--server", &server, "--reason", "ticket 7"], "wrong");
     assert!(status == Some(2) && error.contains("wrong token"), "{error}");
-    let (status, error) = record(&["--server", &server, "--for", "2h"], TOKEN);
+    let (status, error) =
+        record(&["--server", &server, "--reason", "ticket 7", "--for", "2h"], TOKEN);
     assert!(status == Some(2) && error.contains("a recording takes 1s to 1h"), "{error}");
+    let (status, error) = record(&["--server", &server], TOKEN);
+    assert!(status == Some(2) && error.contains("--reason"), "{error}");
     let (status, error) = record(&["--server", &server, "--sample", "2"], TOKEN);
     assert!(status == Some(2) && error.contains("percentage"), "{error}");
     assert_eq!(record(&[], TOKEN).0, Some(2));

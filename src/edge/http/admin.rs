@@ -75,8 +75,8 @@ const PATHS: [(&str, &str); 27] = [
     ("/mirror", "the checks that the service of mirror.to decided differently, as JSON"),
     (
         "/record",
-        "streams the checks of ?for=10m, of &sample=1% of the keys, with &keys=hashed (or clear); \
-         needs the role operate",
+        "POST: streams the checks of ?for=10m&reason=text, of &sample=1% of the keys, with \
+         &keys=hashed (or clear)",
     ),
     ("/permits", "requests in flight: the oldest permits, the busiest buckets, as JSON"),
     live::PATHS[0],
@@ -104,7 +104,7 @@ pub fn router(admin: Admin) -> Router {
         .route("/whoami", get(actions::whoami))
         .route("/boost", post(actions::boost))
         .route("/force", post(actions::force))
-        .route("/record", get(record::record))
+        .route("/record", post(record::record))
         .route("/refund", post(refund))
         .route("/reset", post(reset))
         .route("/unboost", post(actions::unboost))

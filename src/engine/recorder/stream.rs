@@ -59,7 +59,9 @@ impl RecordedKeys {
         }
     }
 
-    const fn name(self) -> &'static str {
+    /// Returns `hashed` or `clear`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Hashed => "hashed",
             Self::Clear => "clear",

@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - The recording ends when the client disconnects.
-//! - It needs a token with the role `operate`.
+//! - It has an operator and a reason, and an entry in the audit log.
 //! - An invalid query gets status 400 with the cause, a second recording 409.
 //!
 //! Not covered:
@@ -19,9 +19,12 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 
 use super::access::Caller;
+use super::actions::{ChangeQuery, QueryPairs};
 use super::port::Admin;
 use crate::config::resolve::duration;
 use crate::edge::http::response::PLAIN;
+use crate::engine::Engine;
+use crate::engine::actions::{AuditEntry, Operator};
 use crate::engine::recorder::{RecordError, RecordedKeys, RecordingOptions, RecordingStream};
 use crate::kernel::units::Nanos;
 use crate::recording::percent::Percent;
@@ -31,21 +34,32 @@ const DEFAULT_DURATION: Nanos = Nanos::from_secs(600);
 pub(super) async fn record(
     State(admin): State<Admin>,
     Extension(caller): Extension<Caller>,
-    Query(query): Query<Vec<(String, String)>>,
+    Query(query): Query<QueryPairs>,
 ) -> Response {
-    // A recording shows keys and slows the replica, so it is no page for the role `view`.
-    if let Some(why) = &caller.why_read_only {
-        return text(StatusCode::FORBIDDEN, why);
-    }
     let options = match parse_options(&query) {
         Ok(options) => options,
         Err(message) => return text(StatusCode::BAD_REQUEST, &message),
     };
-    match admin.engine.start_recording(options) {
-        Ok(recording) => {
-            ([(CONTENT_TYPE, "application/octet-stream")], body_of(recording)).into_response()
-        }
-        Err(error) => text(status_of(error), &error.to_string()),
+    let change = ChangeQuery::new(query);
+    let operator = change.operator(&caller);
+    if let Err(error) = admin.engine.validate_operator(operator) {
+        return text(StatusCode::BAD_REQUEST, &error.to_string());
+    }
+    let recording = match admin.engine.start_recording(options) {
+        Ok(recording) => recording,
+        Err(error) => return text(status_of(error), &error.to_string()),
+    };
+    admin.engine.append_audit(audit_entry(&admin.engine, options, operator)).await;
+    ([(CONTENT_TYPE, "application/octet-stream")], body_of(recording)).into_response()
+}
+
+fn audit_entry(engine: &Engine, options: RecordingOptions, operator: Operator<'_>) -> AuditEntry {
+    let RecordingOptions { sample, duration, keys } = options;
+    let value = format!("{} keys, {sample} of the descriptors", keys.name());
+    AuditEntry {
+        value: Some(value.into()),
+        duration_ms: Some(duration.0 / Nanos::MILLI.0),
+        ..engine.audit_entry("record", "", operator)
     }
 }
 
@@ -78,8 +92,11 @@ fn parse_options(query: &[(String, String)]) -> Result<RecordingOptions, String>
                 options.keys = RecordedKeys::parse(text)
                     .ok_or_else(|| format!("`keys` must be hashed or clear, got `{text}`"))?;
             }
+            "reason" => {}
             other => {
-                return Err(format!("unknown parameter `{other}`; use sample, for and keys"));
+                return Err(format!(
+                    "unknown parameter `{other}`; use sample, for, keys and reason"
+                ));
             }
         }
     }
