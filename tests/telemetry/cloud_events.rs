@@ -316,6 +316,25 @@ fn forced_decisions_are_events() {
 }
 
 #[test]
+fn incidents_are_delivered_while_client_events_fill_the_queue() {
+    let failing = Replies::FailContaining("io.sluicegate.limit.denied");
+    let (files, receiver) = (write_files(), EventReceiver::start(failing));
+    let service = start(&files, &receiver, &["--listen-admin-token", "open-sesame"]);
+    for user in 0..1_100 {
+        assert_eq!(check(&service, "none", &format!("user-{user}")), 429);
+    }
+    assert!(100 <= outcomes(&service, "dropped"), "the queue is full");
+    let token = [("authorization", "Bearer open-sesame")];
+    let path = "/force?domain=d&descriptor=ten=ann&as=deny&for=10m&reason=abuse";
+    assert_eq!(http1::call(service.admin, "POST", path, &token, None).unwrap().status, 200);
+    until("the event of the forced decision", || match &*receiver.events() {
+        [event] if event["type"] == "io.sluicegate.decision.forced" => Ok(()),
+        events => Err(format!("{events:?}")),
+    })
+    .unwrap();
+}
+
+#[test]
 fn an_unusable_secret_file_ends_the_start() {
     let files = write_files();
     let secret: &Path = &files.path().join("gone");

@@ -25,6 +25,7 @@ use crate::kernel::units::Nanos;
 use crate::telemetry::cloud_events::{
     EventContent, EventKey, EventQueue, EventWindow, format_time,
 };
+use crate::telemetry::event::{CloudEventOutcome, Event as _};
 
 /// The window of events that do not belong to a rate limit.
 const INCIDENT_WINDOW: Nanos = Nanos::from_secs(60);
@@ -73,14 +74,18 @@ impl Engine {
         for (name, value) in check.descriptors.iter().flat_map(|one| &one.entries) {
             key.extend([&[0], name.as_bytes(), &[0], value.as_bytes()].concat());
         }
-        let event_type = "io.sluicegate.limit.denied";
-        events.offer_incident((event_type, &key), now, |data| {
-            let descriptors = check.descriptors.iter();
-            let descriptors: Vec<_> = descriptors.map(|one| events.descriptor_json(one)).collect();
-            data.insert("domain".to_owned(), short_text(check.domain).into());
-            data.insert("descriptors".to_owned(), descriptors.into());
-            data.insert("reason".to_owned(), rejection.reason.as_str().into());
-            rejection.path.to_string()
+        let key = minute_key("io.sluicegate.limit.denied", &key, now);
+        // Clients cause these events, so they take no room of incidents.
+        events.queue.offer(key, now, || {
+            events.minute_content(|data| {
+                let descriptors = check.descriptors.iter();
+                let descriptors: Vec<_> =
+                    descriptors.map(|one| events.descriptor_json(one)).collect();
+                data.insert("domain".to_owned(), short_text(check.domain).into());
+                data.insert("descriptors".to_owned(), descriptors.into());
+                data.insert("reason".to_owned(), rejection.reason.as_str().into());
+                rejection.path.to_string()
+            })
         });
     }
 
@@ -100,7 +105,7 @@ impl Engine {
         let scope = if entry.kind.as_deref() == Some("force_rule") { "rule" } else { "key" };
         let texts = [limit, entry.descriptor.as_deref(), value].map(Option::unwrap_or_default);
         let key = [&[&*entry.domain], &texts[..]].concat().join("\0");
-        events.offer_incident((event_type, key.as_bytes()), now, |data| {
+        let is_queued = events.offer_incident((event_type, key.as_bytes()), now, |data| {
             let until = entry.duration_ms.map(|ms| now.plus(Nanos(ms.saturating_mul(1_000_000))));
             let until = until.and_then(format_time);
             for (name, value) in [
@@ -115,24 +120,31 @@ impl Engine {
             }
             limit.unwrap_or_default().to_owned()
         });
+        if !is_queued {
+            CloudEventOutcome::Dropped.emit();
+        }
     }
 }
 
 impl EventOptions {
-    /// Queues an event that is sent once a minute. `fill` adds its data, and returns its subject.
+    /// Queues an incident that is sent once a minute. `fill` adds its data, and returns its subject.
+    /// Returns `false` if the queue had no room: the incident may be offered again.
+    #[must_use]
     fn offer_incident(
         &self,
         (event_type, key): (&'static str, &[u8]),
         now: Nanos,
         fill: impl FnOnce(&mut Map<String, Value>) -> String,
-    ) {
-        let key = EventKey { event_type, key, window: EventWindow::aligned(now, INCIDENT_WINDOW) };
-        self.queue.offer(key, now, || {
-            let mut data = Map::new();
-            data.insert("replica".to_owned(), self.replica.as_str().into());
-            let subject = fill(&mut data);
-            EventContent { subject, data }
-        });
+    ) -> bool {
+        let key = minute_key(event_type, key, now);
+        self.queue.offer_incident(key, now, || self.minute_content(fill))
+    }
+
+    fn minute_content(&self, fill: impl FnOnce(&mut Map<String, Value>) -> String) -> EventContent {
+        let mut data = Map::new();
+        data.insert("replica".to_owned(), self.replica.as_str().into());
+        let subject = fill(&mut data);
+        EventContent { subject, data }
     }
 
     /// Returns the entries of a descriptor, with values as `telemetry.log.descriptor_values`
@@ -141,4 +153,9 @@ impl EventOptions {
         let entries = short_entries(&descriptor.entries, self.descriptor_values).into_iter();
         entries.map(|(key, value)| json!({"key": key, "value": value})).collect()
     }
+}
+
+/// Returns the key of an event that is sent once a minute.
+const fn minute_key<'k>(event_type: &'static str, key: &'k [u8], now: Nanos) -> EventKey<'k> {
+    EventKey { event_type, key, window: EventWindow::aligned(now, INCIDENT_WINDOW) }
 }

@@ -3,6 +3,7 @@
 //! Guarantees:
 //! - A state of the store that lasts is reported, at most once a minute.
 //! - A state is noticed within [`WATCH_INTERVAL`].
+//! - An event for which the queue has no room is offered again after [`WATCH_INTERVAL`].
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -25,14 +26,16 @@ struct StoreWatch {
 
 impl StoreWatch {
     /// Returns `true` if the state must be reported now.
-    fn is_due(&mut self, is_down: bool, now: Nanos) -> bool {
-        let last = if is_down { &mut self.last_down } else { &mut self.last_up };
+    fn is_due(&self, is_down: bool, now: Nanos) -> bool {
+        let last = if is_down { self.last_down } else { self.last_up };
         let is_early = last.is_some_and(|last| now.since(last) < INCIDENT_WINDOW);
-        if is_down == self.is_down || is_early {
-            return false;
-        }
-        (*last, self.is_down) = (Some(now), is_down);
-        true
+        is_down != self.is_down && !is_early
+    }
+
+    /// Records that the state was reported.
+    const fn record(&mut self, is_down: bool, now: Nanos) {
+        self.is_down = is_down;
+        *(if is_down { &mut self.last_down } else { &mut self.last_up }) = Some(now);
     }
 }
 
@@ -47,8 +50,9 @@ impl Engine {
             let now = self.clock.now();
             if events.kinds.store_down {
                 let failure = self.store_failure();
-                if store.is_due(failure.is_some(), now) {
-                    events.offer_store(failure, now);
+                let is_down = failure.is_some();
+                if store.is_due(is_down, now) && events.offer_store(failure, now) {
+                    store.record(is_down, now);
                 }
             }
             if events.kinds.fenced && METRICS.fences() != fences.values().sum::<u64>() {
@@ -59,7 +63,8 @@ impl Engine {
 }
 
 impl EventOptions {
-    fn offer_store(&self, failure: Option<StoreFailure>, now: Nanos) {
+    /// Returns `false` if the queue had no room.
+    fn offer_store(&self, failure: Option<StoreFailure>, now: Nanos) -> bool {
         let event_type = match failure {
             Some(_) => "io.sluicegate.store.unavailable",
             None => "io.sluicegate.store.available",
@@ -67,20 +72,24 @@ impl EventOptions {
         self.offer_incident((event_type, self.replica.as_bytes()), now, |data| {
             data.insert("reason".to_owned(), failure.map(StoreFailure::as_str).into());
             "store".to_owned()
-        });
+        })
     }
 
-    /// Sends an event for each limit with more expired shares than in `known`.
+    /// Sends an event for each limit with more expired shares than in `known`. A limit whose event
+    /// had no room stays as it is, so that the next tick offers the event again.
     fn offer_fences(&self, known: &mut HashMap<Box<str>, u64>, now: Nanos) {
         for (limit, fences) in METRICS.fenced_limits() {
-            let before = known.insert(limit.clone(), fences).unwrap_or_default();
+            let before = known.get(&limit).copied().unwrap_or_default();
             if before < fences {
                 let key = [&*limit, "\0", &self.replica].concat();
                 let event = ("io.sluicegate.share.fenced", key.as_bytes());
-                self.offer_incident(event, now, |data| {
+                let is_queued = self.offer_incident(event, now, |data| {
                     data.insert("shares".to_owned(), (fences - before).into());
-                    limit.into()
+                    limit.to_string()
                 });
+                if is_queued {
+                    known.insert(limit, fences);
+                }
             }
         }
     }
@@ -107,6 +116,19 @@ mod tests {
         for (second, is_down, is_reported) in observed {
             let due = watch.is_due(is_down, Nanos::from_secs(second));
             assert_eq!(due, is_reported, "{second} s");
+            if due {
+                watch.record(is_down, Nanos::from_secs(second));
+            }
         }
+    }
+
+    #[test]
+    fn a_state_stays_due_until_its_event_is_queued() {
+        let mut watch = StoreWatch::default();
+        let second = Nanos::from_secs;
+        assert!(watch.is_due(true, second(1)));
+        assert!(watch.is_due(true, second(2)), "the queue was full");
+        watch.record(true, second(2));
+        assert!(!watch.is_due(true, second(3)));
     }
 }

@@ -1,7 +1,8 @@
 //! Delivers queued events, with retries.
 //!
 //! Guarantees:
-//! - At most [`MAX_REQUESTS`] requests run at a time. An event that waits for a retry has none.
+//! - At most [`MAX_REQUESTS`] requests run at a time, and [`MAX_INCIDENT_REQUESTS`] for incidents.
+//! - An event that waits for a retry delays no other event.
 //! - An event that fails for [`MAX_AGE`] is dropped and counted.
 //! - A receiver's `Retry-After` is respected, up to [`MAX_AGE`].
 //! - A repeated error is logged once, then counted once a minute.
@@ -13,23 +14,27 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
+use futures_util::future::Shared;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use hyper::body::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::queue::QueuedEvents;
+use super::queue::{QueuedEvents, QueuedLane};
 use super::webhook::{PostResult, Webhook};
 use super::{CloudEvent, EventQueue, WebhookError, WebhookOptions};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{CloudEventOutcome, Event as _};
 use crate::telemetry::reason_log::QuietLog;
 
-/// The largest number of requests that run at a time.
+/// The largest number of requests that run at a time for events that checks cause.
 const MAX_REQUESTS: usize = 4;
+
+/// The largest number of requests that run at a time for incidents. They wait for no other event.
+const MAX_INCIDENT_REQUESTS: usize = 2;
 
 /// The time from the first attempt after which an event is dropped.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(600);
@@ -55,13 +60,13 @@ pub struct EventDrain {
     queue: Arc<EventQueue>,
 }
 
-/// The parts that the deliveries of all events share.
+/// The parts that the deliveries of one lane share.
 struct DeliveryContext<'d> {
     webhook: &'d Webhook,
     log: &'d Mutex<QuietLog>,
     /// One permit for each request that may run.
-    requests: &'d Semaphore,
-    now: ReadTime,
+    requests: Semaphore,
+    now: &'d ReadTime,
 }
 
 /// Reads the time since the Unix epoch.
@@ -86,30 +91,44 @@ impl EventDelivery {
     }
 
     /// Delivers events until the queue is closed and empty.
-    async fn run(self, now: ReadTime, mut closed: oneshot::Receiver<()>) {
-        let Self { queued: QueuedEvents { mut receiver, undelivered }, webhook, log } = self;
-        let requests = Semaphore::new(MAX_REQUESTS);
-        let context = DeliveryContext { webhook: &webhook, log: &log, requests: &requests, now };
-        // Bounded, because the queue bounds the undelivered events.
-        let (mut deliveries, mut is_open) = (FuturesUnordered::new(), true);
-        loop {
-            tokio::select! {
-                _ = &mut closed, if is_open => {
-                    is_open = false;
-                    receiver.close();
-                }
-                event = receiver.recv() => {
-                    let Some(event) = event else { break };
-                    deliveries.push(deliver(event, &context));
-                }
-                Some(()) = deliveries.next() => {
-                    undelivered.fetch_sub(1, Relaxed);
-                }
+    async fn run(self, now: ReadTime, closed: oneshot::Receiver<()>) {
+        let Self { queued: QueuedEvents { checks, incidents }, webhook, log } = self;
+        let closed = closed.shared();
+        let deliver_lane = |lane, most| {
+            let requests = Semaphore::new(most);
+            let context = DeliveryContext { webhook: &webhook, log: &log, requests, now: &now };
+            deliver_lane(lane, context, closed.clone())
+        };
+        let checks = deliver_lane(checks, MAX_REQUESTS);
+        tokio::join!(checks, deliver_lane(incidents, MAX_INCIDENT_REQUESTS));
+    }
+}
+
+/// Delivers the events of a lane until it is closed and empty.
+async fn deliver_lane(
+    QueuedLane { mut receiver, undelivered }: QueuedLane,
+    context: DeliveryContext<'_>,
+    mut closed: Shared<oneshot::Receiver<()>>,
+) {
+    // Bounded, because the queue bounds the undelivered events.
+    let (mut deliveries, mut is_open) = (FuturesUnordered::new(), true);
+    loop {
+        tokio::select! {
+            _ = &mut closed, if is_open => {
+                is_open = false;
+                receiver.close();
+            }
+            event = receiver.recv() => {
+                let Some(event) = event else { break };
+                deliveries.push(deliver(event, &context));
+            }
+            Some(()) = deliveries.next() => {
+                undelivered.fetch_sub(1, Relaxed);
             }
         }
-        while let Some(()) = deliveries.next().await {
-            undelivered.fetch_sub(1, Relaxed);
-        }
+    }
+    while let Some(()) = deliveries.next().await {
+        undelivered.fetch_sub(1, Relaxed);
     }
 }
 

@@ -4,6 +4,7 @@
 //! - An event for one type, key and window is queued at most once by this replica.
 //! - Its id depends on type, key and window alone, so a receiver can drop duplicates.
 //! - Queueing never waits. A full queue or table drops the event and counts that.
+//! - Events that checks cause take no room of incidents, such as a failed store.
 //!
 //! Not covered:
 //! - Which decisions become events (see `engine::events`).

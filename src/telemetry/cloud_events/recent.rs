@@ -55,13 +55,29 @@ impl RecentKeys {
 
     /// Adds the key with its window. Costs one hash of the key and a lock of a shard.
     pub(super) fn insert(&self, key: EventKey<'_>, now: Nanos) -> Novelty {
+        let (hash, shard) = self.find(key);
+        shard.map_or(Novelty::Full, |shard| shard.lock().insert(hash, key, now))
+    }
+
+    /// Forgets the window of the key, because its event was not queued.
+    #[cold]
+    pub(super) fn remove(&self, key: EventKey<'_>) {
+        let (hash, shard) = self.find(key);
+        let Some(mut shard) = shard.map(Mutex::lock) else { return };
+        if shard.windows.get(&hash).is_some_and(|(start, _)| *start == key.window.start) {
+            shard.windows.remove(&hash);
+        }
+    }
+
+    /// Returns the hash of the key, and its shard.
+    fn find(&self, key: EventKey<'_>) -> (u128, Option<&Mutex<KeyShard>>) {
         let mut hasher = SipHasher13::new_with_key(&self.secret);
         hasher.write(key.event_type.as_bytes());
         hasher.write_u8(0);
         hasher.write(key.key);
         let hash = hasher.finish128();
         let shard = usize::try_from(hash.h1 % 64).ok().and_then(|index| self.shards.get(index));
-        shard.map_or(Novelty::Full, |shard| shard.lock().insert(hash.as_u128(), key, now))
+        (hash.as_u128(), shard)
     }
 }
 
