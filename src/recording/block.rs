@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use fnv::FnvBuildHasher;
-use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::check_outcome::CheckOutcome;
