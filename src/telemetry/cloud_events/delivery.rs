@@ -24,7 +24,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::queue::{QueuedEvents, QueuedLane};
-use super::webhook::{PostResult, Webhook};
+use super::webhook::{MAX_AGE, PostResult, Webhook};
 use super::{CloudEvent, EventQueue, WebhookError, WebhookOptions};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{CloudEventOutcome, Event as _};
@@ -35,9 +35,6 @@ const MAX_REQUESTS: usize = 4;
 
 /// The largest number of requests that run at a time for incidents. They wait for no other event.
 const MAX_INCIDENT_REQUESTS: usize = 2;
-
-/// The time from the first attempt after which an event is dropped.
-pub(super) const MAX_AGE: Duration = Duration::from_secs(600);
 
 /// The wait before the first retry. It doubles up to [`MAX_WAIT`].
 const FIRST_WAIT: Duration = Duration::from_millis(250);

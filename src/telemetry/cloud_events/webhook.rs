@@ -18,10 +18,12 @@ use hyper::http::header::{CONTENT_TYPE, RETRY_AFTER, USER_AGENT};
 use hyper::http::{HeaderMap, Request, StatusCode};
 use ring::hmac;
 
-use super::delivery::MAX_AGE;
 use crate::kernel::units::Nanos;
 use crate::pem;
 use crate::telemetry::http_client::{ClientTlsFiles, HttpClient};
+
+/// The time from the first attempt after which an event is dropped.
+pub(super) const MAX_AGE: Duration = Duration::from_secs(600);
 
 /// The timeout of one request, including the connection.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
