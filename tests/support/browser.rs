@@ -32,16 +32,8 @@ pub enum Theme {
 
 impl Browser {
     pub fn start() -> Self {
-        let driver = Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).spawn();
-        let mut driver = driver.expect("CHROMEDRIVER IS MISSING: install chromium-driver");
-        let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines();
-        let port = lines.find_map(|line| {
-            let line = line.unwrap();
-            line.split_once("successfully on port ")?.1.trim_end_matches('.').parse().ok()
-        });
-        // The driver blocks if nobody reads its output.
-        std::thread::spawn(move || lines.for_each(drop));
-        let address = SocketAddr::from(([127, 0, 0, 1], port.unwrap()));
+        // A driver ends if another process takes its port first.
+        let (driver, address) = until("chromedriver", start_driver).unwrap();
         let profile = tempfile::tempdir().unwrap();
         let flags = [
             "--headless=new".to_owned(),
@@ -162,6 +154,23 @@ impl Browser {
         let picture = self.send("GET", &format!("/session/{}/screenshot", self.session), None);
         std::fs::write(file, STANDARD.decode(picture.as_str().unwrap()).unwrap()).unwrap();
     }
+}
+
+/// Starts the driver on a free port.
+fn start_driver() -> Result<(Child, SocketAddr), String> {
+    let driver = Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).spawn();
+    let mut driver = driver.expect("CHROMEDRIVER IS MISSING: install chromium-driver");
+    let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines();
+    let port = lines.find_map(|line| {
+        let line = line.ok()?;
+        line.split_once("successfully on port ")?.1.trim_end_matches('.').parse().ok()
+    });
+    let Some(port) = port else {
+        return Err(format!("it ended: {:?}", driver.wait()));
+    };
+    // The driver blocks if nobody reads its output.
+    std::thread::spawn(move || lines.for_each(drop));
+    Ok((driver, SocketAddr::from(([127, 0, 0, 1], port))))
 }
 
 impl Drop for Browser {
