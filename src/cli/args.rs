@@ -121,6 +121,7 @@ pub struct ValidateArgs {
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own, as it is typed")]
 #[command(group(ArgGroup::new("limited_change").args(["force", "boost"])))]
+#[command(group(ArgGroup::new("forced_change").args(["force", "unforce"])))]
 pub struct AskArgs {
     /// Address of the service's gRPC port.
     #[arg(long, default_value = "127.0.0.1:8081", value_name = "HOST:PORT")]
@@ -161,9 +162,9 @@ pub struct AskArgs {
     /// Instead of a check, end a boost at all replicas; needs `--server`.
     #[arg(long, requires_all = ["server", "reason"], conflicts_with_all = ["peek", "reset", "refund", "force", "boost", "unforce"])]
     pub unboost: bool,
-    /// Target of `--force` and `--unforce`: `rule`, or `key` for this one descriptor.
-    #[arg(long, default_value = "rule", value_name = "rule|key")]
-    pub scope: String,
+    /// Target of `--force` and `--unforce`: `rule`, the default, or `key` for this one descriptor.
+    #[arg(long, value_name = "rule|key", requires = "forced_change")]
+    pub scope: Option<String>,
     /// Reason of the change, for the audit log.
     #[arg(long, value_name = "TEXT", requires = "server")]
     pub reason: Option<String>,

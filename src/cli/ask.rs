@@ -67,11 +67,10 @@ fn admin_action(args: &AskArgs) -> Option<(&'static str, Vec<(&'static str, Stri
     let (action, mut parameters) = match (&args.force, &args.boost, &args.long) {
         _ if args.reset => ("reset", Vec::new()),
         _ if args.refund => ("refund", vec![("hits", args.hits.to_string())]),
-        _ if args.unforce => ("unforce", vec![("scope", args.scope.clone())]),
+        _ if args.unforce => ("unforce", Vec::new()),
         _ if args.unboost => ("unboost", Vec::new()),
         (Some(decision), _, Some(duration)) => {
-            let (decision, scope) = (decision.clone(), args.scope.clone());
-            ("force", vec![("as", decision), ("for", duration.clone()), ("scope", scope)])
+            ("force", vec![("as", decision.clone()), ("for", duration.clone())])
         }
         (None, Some(size), Some(duration)) => {
             let size = match size.strip_prefix('x') {
@@ -82,6 +81,7 @@ fn admin_action(args: &AskArgs) -> Option<(&'static str, Vec<(&'static str, Stri
         }
         _ => return None,
     };
+    parameters.extend(args.scope.clone().map(|scope| ("scope", scope)));
     parameters.extend(args.reason.clone().map(|reason| ("reason", reason)));
     Some((action, parameters))
 }

@@ -15,7 +15,7 @@ const ABOVE_LIMIT: &str = "or empty the counter with --reset; denied checks were
 pub(super) fn describe_change(args: &AskArgs, action: &str, reply: &str) -> Option<String> {
     let reply_json: Value = serde_json::from_str(reply).ok()?;
     let target = || {
-        let is_key = args.scope == "key" || action.ends_with("boost");
+        let is_key = args.scope.as_deref() == Some("key") || action.ends_with("boost");
         reply_json[if is_key { "descriptor" } else { "limit" }].as_str()
     };
     let replicas_text = replicas_suffix(&reply_json);

@@ -208,8 +208,6 @@ async fn show_explain(
     State(admin): State<Admin>,
     Query(query): Query<Vec<(String, String)>>,
 ) -> Response {
-    let bad_request =
-        |message: String| (StatusCode::BAD_REQUEST, PLAIN, message + "\n").into_response();
     match (ExplainQuery::from_query(query), admin.engine.config()) {
         (Err(message), _) => bad_request(message),
         (Ok(_), None) => bad_request("no limits are loaded".to_owned()),
@@ -224,7 +222,7 @@ async fn show_explain(
 async fn show_counter(State(admin): State<Admin>, Query(query): Query<QueryPairs>) -> Response {
     let query = match ExplainQuery::from_query(query) {
         Ok(query) => query,
-        Err(error) => return (StatusCode::BAD_REQUEST, PLAIN, error + "\n").into_response(),
+        Err(error) => return bad_request(error),
     };
     match read_counter(&admin.engine, &query).await {
         Ok(body) => (JSON, body.to_string()).into_response(),
@@ -232,48 +230,44 @@ async fn show_counter(State(admin): State<Admin>, Query(query): Query<QueryPairs
     }
 }
 
-async fn refund(
-    State(admin): State<Admin>,
-    Extension(caller): Extension<Caller>,
-    Query(query): Query<QueryPairs>,
-) -> Response {
-    let change = ChangeQuery::new(query);
-    let query = match ExplainQuery::from_query(change.check.clone()) {
+async fn refund(State(admin): State<Admin>, change: ChangeQuery) -> Response {
+    let query = match counter_query(&change) {
         Ok(query) => query,
-        Err(error) => return (StatusCode::BAD_REQUEST, PLAIN, error + "\n").into_response(),
+        Err(error) => return bad_request(error),
     };
     let engine = Arc::clone(&admin.engine);
     // A task of its own, so that the audit log has the change even if the client disconnects.
     let refunded =
-        tokio::spawn(
-            async move { refund_counter(&engine, &query, change.operator(&caller)).await },
-        );
+        tokio::spawn(async move { refund_counter(&engine, &query, change.operator()).await });
     match refunded.await.unwrap_or(Err(CounterError::Aborted)) {
         Ok(body) => (JSON, body.to_string()).into_response(),
         Err(error) => counter_error_response(&error),
     }
 }
 
-async fn reset(
-    State(admin): State<Admin>,
-    Extension(caller): Extension<Caller>,
-    Query(query): Query<QueryPairs>,
-) -> Response {
-    let change = ChangeQuery::new(query);
-    let query = match ExplainQuery::from_query(change.check.clone()) {
+async fn reset(State(admin): State<Admin>, change: ChangeQuery) -> Response {
+    let query = match counter_query(&change) {
         Ok(query) => query,
-        Err(error) => return (StatusCode::BAD_REQUEST, PLAIN, error + "\n").into_response(),
+        Err(error) => return bad_request(error),
     };
     let engine = Arc::clone(&admin.engine);
     let reset =
-        tokio::spawn(
-            async move { reset_counters(&engine, &query, change.operator(&caller)).await },
-        );
+        tokio::spawn(async move { reset_counters(&engine, &query, change.operator()).await });
     match reset.await.unwrap_or(Err(CounterError::Aborted)) {
         Ok(1) => (PLAIN, "1 counter reset\n").into_response(),
         Ok(count) => (PLAIN, format!("{count} counters reset\n")).into_response(),
         Err(error) => counter_error_response(&error),
     }
+}
+
+/// Returns the check that names the counters of a refund or reset.
+fn counter_query(change: &ChangeQuery) -> Result<ExplainQuery, String> {
+    change.allow_only(&[])?;
+    ExplainQuery::from_query(change.check.clone())
+}
+
+fn bad_request(message: String) -> Response {
+    (StatusCode::BAD_REQUEST, PLAIN, message + "\n").into_response()
 }
 
 fn counter_error_response(error: &CounterError) -> Response {

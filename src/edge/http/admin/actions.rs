@@ -10,8 +10,9 @@
 //! - Sending the change to other replicas (see [`crate::engine::actions`]).
 
 use axum::Extension;
-use axum::extract::{Query, State};
+use axum::extract::{FromRequestParts, Query, State};
 use axum::http::StatusCode;
+use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
@@ -37,18 +38,39 @@ pub(super) type QueryPairs = Vec<(String, String)>;
 /// The names of parameters that are not part of the check.
 const PARAMETERS: [&str; 6] = ["as", "for", "scope", "factor", "limit", "reason"];
 
-/// The parameters of a change, and the check that names its target.
+/// A change that a caller requests: its parameters, and the check that names its target.
 pub(super) struct ChangeQuery {
+    caller: Caller,
     parameters: QueryPairs,
     /// The parameters that name the check.
     pub(super) check: QueryPairs,
 }
 
-impl ChangeQuery {
-    pub(super) fn new(query: QueryPairs) -> Self {
+impl FromRequestParts<Admin> for ChangeQuery {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, admin: &Admin) -> Result<Self, Response> {
+        let caller = Extension::from_request_parts(parts, admin).await;
+        let Extension(caller) = caller.map_err(IntoResponse::into_response)?;
+        let query = Query::<QueryPairs>::from_request_parts(parts, admin).await;
+        let Query(query) = query.map_err(IntoResponse::into_response)?;
         let (parameters, check) =
             query.into_iter().partition(|(name, _)| PARAMETERS.contains(&&**name));
-        Self { parameters, check }
+        Ok(Self { caller, parameters, check })
+    }
+}
+
+impl ChangeQuery {
+    /// Returns an error if the query has another parameter than the check, `reason` and `names`.
+    pub(super) fn allow_only(&self, names: &[&str]) -> Result<(), String> {
+        let is_other = |name: &&str| *name != "reason" && !names.contains(name);
+        match self.parameters.iter().map(|(name, _)| &**name).find(is_other) {
+            None => Ok(()),
+            Some(name) => {
+                let known = [&["domain", "descriptor"], names, &["reason"]].concat().join(", ");
+                Err(format!("the parameter `{name}` has no effect here; use {known}"))
+            }
+        }
     }
 
     fn find(&self, name: &str) -> Option<&str> {
@@ -56,8 +78,8 @@ impl ChangeQuery {
     }
 
     /// Returns the caller as operator, with the reason in the query.
-    pub(super) fn operator<'a>(&'a self, caller: &'a Caller) -> Operator<'a> {
-        Operator { name: &caller.name, reason: self.find("reason").unwrap_or_default() }
+    pub(super) fn operator(&self) -> Operator<'_> {
+        Operator { name: &self.caller.name, reason: self.find("reason").unwrap_or_default() }
     }
 
     fn verdict(&self) -> Result<Verdict, String> {
@@ -129,80 +151,55 @@ impl SingleDescriptor {
     }
 }
 
-pub(super) async fn force(
-    State(admin): State<Admin>,
-    Extension(caller): Extension<Caller>,
-    Query(query): Query<QueryPairs>,
-) -> Response {
-    let query = ChangeQuery::new(query);
-    let parsed = query.forced_kind().and_then(|kind| Ok((kind, query.verdict()?)));
-    let started = parsed.and_then(|(kind, verdict)| {
-        start(&admin, (&caller, &query), kind, ActionEffect::Force(verdict))
+pub(super) async fn force(State(admin): State<Admin>, query: ChangeQuery) -> Response {
+    let started = query.allow_only(&["as", "for", "scope"]).and_then(|()| {
+        let (kind, verdict) = (query.forced_kind()?, query.verdict()?);
+        start(&admin, &query, kind, ActionEffect::Force(verdict))
     });
     reply(&admin, started).await
 }
 
-pub(super) async fn boost(
-    State(admin): State<Admin>,
-    Extension(caller): Extension<Caller>,
-    Query(query): Query<QueryPairs>,
-) -> Response {
-    let query = ChangeQuery::new(query);
-    let started = query.boost_size().and_then(|size| {
-        start(&admin, (&caller, &query), ActionKind::BoostKey, ActionEffect::Boost(size))
+pub(super) async fn boost(State(admin): State<Admin>, query: ChangeQuery) -> Response {
+    let started = query.allow_only(&["factor", "limit", "for"]).and_then(|()| {
+        let size = query.boost_size()?;
+        start(&admin, &query, ActionKind::BoostKey, ActionEffect::Boost(size))
     });
     reply(&admin, started).await
 }
 
-pub(super) async fn unforce(
-    State(admin): State<Admin>,
-    Extension(caller): Extension<Caller>,
-    Query(query): Query<QueryPairs>,
-) -> Response {
-    let query = ChangeQuery::new(query);
-    let ended = query.forced_kind().and_then(|kind| end(&admin, (&caller, &query), kind));
+pub(super) async fn unforce(State(admin): State<Admin>, query: ChangeQuery) -> Response {
+    let ended =
+        query.allow_only(&["scope"]).and_then(|()| end(&admin, &query, query.forced_kind()?));
     reply(&admin, ended).await
 }
 
-pub(super) async fn unboost(
-    State(admin): State<Admin>,
-    Extension(caller): Extension<Caller>,
-    Query(query): Query<QueryPairs>,
-) -> Response {
-    let query = ChangeQuery::new(query);
-    let ended = end(&admin, (&caller, &query), ActionKind::BoostKey);
+pub(super) async fn unboost(State(admin): State<Admin>, query: ChangeQuery) -> Response {
+    let ended = query.allow_only(&[]).and_then(|()| end(&admin, &query, ActionKind::BoostKey));
     reply(&admin, ended).await
 }
 
 fn start(
     admin: &Admin,
-    (caller, query): (&Caller, &ChangeQuery),
+    query: &ChangeQuery,
     kind: ActionKind,
     effect: ActionEffect,
 ) -> Result<AuditEntry, String> {
     let duration = query.duration()?;
-    with_request(query, caller, kind, |request| {
-        admin.engine.start_action(request, effect, duration)
-    })
+    with_request(query, kind, |request| admin.engine.start_action(request, effect, duration))
 }
 
-fn end(
-    admin: &Admin,
-    (caller, query): (&Caller, &ChangeQuery),
-    kind: ActionKind,
-) -> Result<AuditEntry, String> {
-    with_request(query, caller, kind, |request| admin.engine.end_action(request))
+fn end(admin: &Admin, query: &ChangeQuery, kind: ActionKind) -> Result<AuditEntry, String> {
+    with_request(query, kind, |request| admin.engine.end_action(request))
 }
 
 fn with_request(
     query: &ChangeQuery,
-    caller: &Caller,
     kind: ActionKind,
     change: impl FnOnce(&ActionRequest<'_>) -> Result<AuditEntry, ActionError>,
 ) -> Result<AuditEntry, String> {
     let target = query.single_descriptor()?;
     let (domain, entries) = (&*target.domain, &*target.entries());
-    let operator = query.operator(caller);
+    let operator = query.operator();
     change(&ActionRequest { domain, entries, kind, operator }).map_err(|why| why.to_string())
 }
 

@@ -10,7 +10,6 @@
 
 use std::convert::Infallible;
 
-use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
@@ -18,7 +17,6 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 
-use super::access::Caller;
 use super::actions::{ChangeQuery, QueryPairs};
 use super::port::Admin;
 use crate::config::resolve::duration;
@@ -33,15 +31,14 @@ const DEFAULT_DURATION: Nanos = Nanos::from_secs(600);
 
 pub(super) async fn record(
     State(admin): State<Admin>,
-    Extension(caller): Extension<Caller>,
     Query(query): Query<QueryPairs>,
+    change: ChangeQuery,
 ) -> Response {
     let options = match parse_options(&query) {
         Ok(options) => options,
         Err(message) => return text(StatusCode::BAD_REQUEST, &message),
     };
-    let change = ChangeQuery::new(query);
-    let operator = change.operator(&caller);
+    let operator = change.operator();
     if let Err(error) = admin.engine.validate_operator(operator) {
         return text(StatusCode::BAD_REQUEST, &error.to_string());
     }

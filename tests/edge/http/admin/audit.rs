@@ -34,6 +34,23 @@ async fn every_change_needs_a_reason() {
 }
 
 #[tokio::test]
+async fn a_parameter_without_effect_is_refused() {
+    let router = admin_of(engine(two_a_minute()), Some("open-sesame"));
+    for (path, name) in [
+        (format!("/force{KEY}&as=deny&for=1m&factor=2"), "factor"),
+        (format!("/unforce{KEY}&for=1m"), "for"),
+        (format!("/boost{KEY}&factor=2&for=1m&scope=key"), "scope"),
+        (format!("/unboost{KEY}&limit=5"), "limit"),
+        (format!("/reset{KEY}&as=allow"), "as"),
+        (format!("/refund{KEY}&hits=1&for=1m"), "for"),
+    ] {
+        let (status, reply) = call(&router, "POST", &path).await;
+        let explains = format!("the parameter `{name}` has no effect here; use domain, descriptor");
+        assert!(status == 400 && reply.as_str().unwrap().starts_with(&explains), "{path}: {reply}");
+    }
+}
+
+#[tokio::test]
 async fn audit_page_lists_changes_newest_first() {
     let router = admin_of(engine(two_a_minute()), Some("open-sesame"));
     for path in [
