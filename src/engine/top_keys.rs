@@ -210,7 +210,7 @@ impl Engine {
         if self.top_keys.is_off() {
             return;
         }
-        let PreparedCheck { config, check, now, plan } = prepared;
+        let PreparedCheck { config, check, now, plan, .. } = prepared;
         let decided = check.descriptors.iter().zip(plan.rules()).zip(&decision.statuses);
         for ((descriptor, rule), LimitStatus { decision, .. }) in decided {
             let Descriptor { entries, cost: Cost::Charge(hits), .. } = descriptor else { continue };

@@ -128,7 +128,7 @@ impl Engine {
 
     #[cold]
     fn count_each_unmatched(&self, prepared: &PreparedCheck<'_, '_>) {
-        let PreparedCheck { config, check, now, plan } = prepared;
+        let PreparedCheck { config, check, now, plan, .. } = prepared;
         let unmatched =
             plan.with_descriptors(check).filter(|(plan, _)| is_unmatched(plan)).take(MAX_SHOWN);
         let (domain, values) = (config.domains.get(check.domain), self.policy.descriptor_values);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::engine::Engine;
 use crate::engine::decide::fallback;
 use crate::engine::decide::fallback::ChargeDecision;
-use crate::engine::decide::path::PreparedCheck;
+use crate::engine::decide::path::{CheckPurpose, PreparedCheck};
 use crate::engine::decide::plan::{CheckPlan, LimitPlan, enforcement_of};
 use crate::engine::decide::retry_after;
 use crate::engine::decide::rule_stats::near_limit_threshold;
@@ -54,8 +54,11 @@ impl Engine {
         let plan = &prepared.plan;
         let mut decision = Decision::allow(prepared.config.revision, prepared.now);
         let near_limit = self.write_statuses(prepared, charge_decisions, &mut decision);
-        self.log_charges(prepared, &decision);
-        if let Some(events) = &self.events {
+        let is_counted = prepared.purpose == CheckPurpose::Decide;
+        if is_counted {
+            self.log_charges(prepared, &decision);
+        }
+        if let Some(events) = self.events.as_ref().filter(|_| is_counted) {
             events.offer_limits(prepared, &decision);
         }
         plan.fold_statuses(&mut decision);
@@ -76,6 +79,20 @@ impl Engine {
                 quota_for_all,
             );
         }
+        if is_counted {
+            self.count_decision(prepared, &decision, near_limit);
+        }
+        decision
+    }
+
+    /// Counts and logs the decision of a check.
+    #[inline]
+    fn count_decision(
+        &self,
+        prepared: &PreparedCheck<'_, '_>,
+        decision: &Decision,
+        near_limit: u64,
+    ) {
         let reasons = decision.statuses.iter().map(|status| status.decision.reason);
         CheckDecided {
             verdict: decision.verdict,
@@ -84,13 +101,12 @@ impl Engine {
             near_limit,
         }
         .emit();
-        prepared.config.counters.count_decision(plan, &decision);
-        self.count_top_keys(prepared, &decision);
+        prepared.config.counters.count_decision(&prepared.plan, decision);
+        self.count_top_keys(prepared, decision);
         if let (true, Some(stats)) = (decision.is_shadowed, &self.stats) {
             stats.add(StatCounter::GlobalShadowMode, 1);
         }
-        self.log_check(prepared, &decision);
-        decision
+        self.log_check(prepared, decision);
     }
 
     /// Appends one status for each limit. Returns the number of limits that are nearly used up.

@@ -38,6 +38,16 @@ pub(in crate::engine) struct PreparedCheck<'a, 'q> {
     pub(in crate::engine) check: &'a Check<'q>,
     pub(in crate::engine) now: Nanos,
     pub(in crate::engine) plan: CheckPlan<'a>,
+    pub(in crate::engine) purpose: CheckPurpose,
+}
+
+/// The purpose of a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) enum CheckPurpose {
+    /// A caller asks for a decision. It is counted, logged and recorded.
+    Decide,
+    /// An operator reads a counter. Metrics, top keys, events and recordings leave it out.
+    Inspect,
 }
 
 #[expect(clippy::large_enum_variant, reason = "the usual one is the large one")]
@@ -55,6 +65,19 @@ impl Engine {
         self.decide_within(check, None).await
     }
 
+    /// Returns the decision of `check`, without counting it in metrics, top keys or events. The check
+    /// should have 0 hits, because its hits are charged.
+    ///
+    /// # Errors
+    /// As [`Engine::decide_within`].
+    pub async fn inspect(&self, check: &Check<'_>) -> CheckResult {
+        let config = self.active.load();
+        match self.start(config.as_deref(), check, None, CheckPurpose::Inspect) {
+            StartedCheck::Decided(decided) => decided,
+            StartedCheck::Pending(pending) => pending.await,
+        }
+    }
+
     /// Decides `check`. If the store does not reply within `timeout`, the fallback of each limit
     /// decides.
     ///
@@ -69,7 +92,7 @@ impl Engine {
         let started = if self.recorder.is_on() {
             self.start_recorded(check, timeout)
         } else {
-            self.start(config.as_deref(), check, timeout)
+            self.start(config.as_deref(), check, timeout, CheckPurpose::Decide)
         };
         match started {
             StartedCheck::Decided(decided) => decided,
@@ -88,7 +111,7 @@ impl Engine {
         }
         StartedCheck::Pending(Box::pin(async move {
             let config = self.active.load_full();
-            let result = match self.start(config.as_deref(), check, timeout) {
+            let result = match self.start(config.as_deref(), check, timeout, CheckPurpose::Decide) {
                 StartedCheck::Decided(decided) => decided,
                 StartedCheck::Pending(pending) => pending.await,
             };
@@ -101,7 +124,7 @@ impl Engine {
     fn decide_in_recorded_order(&self, check: &Check<'_>, timeout: Option<Nanos>) -> CheckResult {
         let mut recorder = self.recorder.lock();
         let config = self.active.load();
-        let result = match self.start(config.as_deref(), check, timeout) {
+        let result = match self.start(config.as_deref(), check, timeout, CheckPurpose::Decide) {
             StartedCheck::Decided(decided) => decided,
             StartedCheck::Pending(pending) => pending
                 .now_or_never()
@@ -116,6 +139,7 @@ impl Engine {
         config: Option<&'a ActiveConfig>,
         check: &'a Check<'_>,
         timeout: Option<Nanos>,
+        purpose: CheckPurpose,
     ) -> StartedCheck<'a> {
         let config = match validate(check).and_then(|()| config.ok_or(CheckError::NoConfig)) {
             Ok(config) => config,
@@ -126,7 +150,8 @@ impl Engine {
         };
         let now = self.clock.now();
         // Filled in place: moving a plan out of a `Result` costs 6 % of a decision in memory.
-        let mut prepared = PreparedCheck { config, check, now, plan: CheckPlan::default() };
+        let plan = CheckPlan::default();
+        let mut prepared = PreparedCheck { config, check, now, plan, purpose };
         self.prepare(&mut prepared);
         let deadline = timeout.map(|timeout| prepared.now.plus(timeout));
         if excess::needs_two_steps(&prepared.plan.charges) {
@@ -150,10 +175,13 @@ impl Engine {
 
     /// Plans the check.
     fn prepare(&self, prepared: &mut PreparedCheck<'_, '_>) {
-        let PreparedCheck { config, check, now, ref mut plan } = *prepared;
+        let PreparedCheck { config, check, now, ref mut plan, purpose } = *prepared;
         let planning = trace::stage_span(trace::CheckStage::Plan);
         plan.fill(config, check, self.policy.planning, now);
         drop(planning);
+        if purpose == CheckPurpose::Inspect {
+            return;
+        }
         self.count_unmatched(prepared);
         if let Some(stats) = &self.stats {
             prepared.plan.stats = rule_stats::count_hits(stats, config, check, &prepared.plan);
@@ -289,7 +317,7 @@ impl Engine {
         deadline: Option<Nanos>,
     ) {
         let Some(store_now) = stale_charges::store_now(outcomes) else { return };
-        let PreparedCheck { config, check, now, ref plan } = *prepared;
+        let PreparedCheck { config, check, now, ref plan, .. } = *prepared;
         let mut second_plan = CheckPlan::default();
         let at = PlanInstants { forced_at: now, windows_at: store_now };
         second_plan.fill_at(config, check, self.policy.planning, at);

@@ -69,7 +69,7 @@ pub(super) async fn read_counter(
     query: &ExplainQuery,
 ) -> Result<Value, CounterError> {
     let check = single_check(query, Cost::Charge(Hits(0)))?;
-    let decision = engine.decide(&check).await?;
+    let decision = engine.inspect(&check).await?;
     ensure_has_limit(&decision)?;
     let counted = engine.counted_hits(check).await;
     Ok(counter_json(&decision, &counted))

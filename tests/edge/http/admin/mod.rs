@@ -342,6 +342,21 @@ async fn admin_port_reads_refunds_and_resets_counters() {
 }
 
 #[tokio::test]
+async fn reading_a_counter_counts_no_decision() {
+    let engine = engine(two_a_minute());
+    let router = admin_of(Arc::clone(&engine), None);
+    spend(&engine, 1).await;
+    let counts = || engine.rule_decisions().iter().map(|rule| rule.counts).collect::<Vec<_>>();
+    let before = counts();
+    assert_eq!(before.iter().flatten().sum::<u64>(), 1);
+    for _ in 0..3 {
+        let (_, body) = get(&router, &format!("/counter{KEY}"), None).await;
+        assert!(body.contains("\"remaining\":1"), "{body}");
+    }
+    assert_eq!(counts(), before);
+}
+
+#[tokio::test]
 async fn admin_changes_are_forbidden_if_no_token_is_configured() {
     for path in ["refund", "reset", "force", "unforce"] {
         let (status, body) = call(&admin(None), "POST", &format!("/{path}{KEY}&hits=1")).await;
