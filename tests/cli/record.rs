@@ -235,7 +235,10 @@ fn record_explains_why_it_cannot_record() {
 fn a_recording_over_redis_has_the_decisions_of_redis() {
     for_a_day_with_a_minute_left();
     let redis = Redis::start();
-    let flags = ["--store-url", &redis.url(), "--listen-drain-delay", "0ms"].map(str::to_owned);
+    // A busy machine must not cause fallback decisions, which have no recorded outcome.
+    let deadline = ["--store-deadline", "5s"];
+    let flags = ["--store-url", &redis.url(), "--listen-drain-delay", "0ms"];
+    let flags: Vec<_> = flags.iter().chain(&deadline).map(|flag| (*flag).to_owned()).collect();
     let limits = "domain: shop\ndescriptors:\n\
                   - {key: fixed, rate_limit: {unit: day, requests_per_unit: 7}}\n";
     let mut scene = Scene::start_with(&flags, &[("shop.yaml", limits)]);

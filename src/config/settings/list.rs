@@ -359,8 +359,8 @@ blocks! {
         /// Address of another rate limit service (Envoy's gRPC protocol) that gets a sample of the
         /// checks; empty for none. Its decisions are compared, and have no other effect.
         to: Option<HostPort> = None, "address";
-        /// Part of the checks to send, selected by domain and descriptors. Of equal checks, all are
-        /// sent or none.
+        /// Share of the descriptors whose checks are sent. All checks of a selected descriptor are
+        /// sent, so that the other service's counters are comparable.
         sample: Percentage = Percentage::ONE, "part of the descriptors";
         /// Use TLS for the connection to the other service.
         use_tls: bool = false, "switch";
