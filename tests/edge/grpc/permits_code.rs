@@ -32,6 +32,7 @@ fn assert_committed(path: &Path, want: &[u8]) {
 fn committed_code_matches_the_protos() {
     let protos = [
         ("sluicegate/v1/permits", "sluicegate.v1"),
+        ("sluicegate/v1/leases", "sluicegate.v1"),
         ("sluicegate/peer/v1/peer", "sluicegate.peer.v1"),
     ];
     for (name, package) in protos {
