@@ -12,7 +12,8 @@
 //!   The Lua scripts in Redis are transcriptions of them.
 //! * [`config`] parses and validates configuration, but opens no files.
 //! * [`pem`] reads certificates and keys for TLS. No error contains part of a key.
-//! * [`clock`] is the only reader of time, and never runs backwards.
+//! * `crates/lease` borrows hits from a store and spends them. It has the interface of a store of
+//!   counters, and [`clock`], the only reader of time.
 //! * [`store`] stores counters, in memory or in a Redis that replicas share.
 //! * [`recording`] is the file format of recorded checks.
 //! * [`engine`] turns a check into a decision.
@@ -60,7 +61,6 @@
 //! The same reporter reports renewed and released permits.
 
 pub mod cli;
-pub mod clock;
 pub mod config;
 pub mod edge;
 pub mod engine;
@@ -72,3 +72,4 @@ pub mod store;
 pub mod telemetry;
 
 pub use sluicegate_kernel as kernel;
+pub use sluicegate_lease::clock;

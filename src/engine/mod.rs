@@ -36,7 +36,7 @@ use crate::engine::events::EventOptions;
 use crate::engine::fleet::forwarding::ForwardingQueue;
 use crate::engine::fleet::live::LiveState;
 use crate::engine::fleet::reporter::FleetReporter;
-use crate::engine::lease::LeaseManager;
+use crate::engine::lease::{LeaseManager, LeaseOptions};
 use crate::engine::recorder::state::Recorder;
 use crate::engine::rule_counters::RuleCounters;
 use crate::engine::top_keys::TopKeys;
@@ -124,7 +124,9 @@ impl Engine {
         let (active, deny_cache) = (ArcSwapOption::empty(), DenyCache::new());
         let clock = Arc::new(clock);
         let concurrency_limits = ConcurrencyLimits::new(Arc::clone(&clock), DEFAULT_MAX_BUCKETS, 0);
-        let new_leases = || LeaseManager::new(Arc::clone(&clock), store.clone());
+        let lease_options =
+            LeaseOptions { observe: lease::count_leased_hits, ..Default::default() };
+        let new_leases = || LeaseManager::new(Arc::clone(&clock), store.clone(), lease_options);
         let leases = store.has_leases().then(new_leases);
         let (local_fallback, permit_ids, stats, forwarding) =
             (None, PermitIds::new(DEFAULT_BOUNDS), None, None);
@@ -251,7 +253,8 @@ impl Engine {
         let active = Arc::new(ActiveConfig { config, counters });
         self.active.store(Some(Arc::clone(&active)));
         if let Some(leases) = &self.leases {
-            leases.apply_config(before.as_deref().map(|before| &*before.config), &active);
+            let before = before.as_deref().map(|before| &*before.config);
+            lease::apply_config(leases, before, &active);
         }
         // After the swap, so that the reload includes buckets that the old configuration creates
         // meanwhile.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use sluicegate::clock::Clock;
-use sluicegate::engine::lease::{ChargeTerms, LeaseManager};
+use sluicegate::engine::lease::{ChargeTerms, LeaseManager, LeaseOptions};
 use sluicegate::kernel::decision::{Cost, Enforcement};
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::lease::sizer::LeaseSizing;
@@ -55,7 +55,8 @@ impl LeasingStore {
 
     fn with_clock(store: impl CounterStore + 'static, clock: Clock) -> Self {
         let (clock, store): (_, Arc<dyn CounterStore>) = (Arc::new(clock), Arc::new(store));
-        let leases = LeaseManager::new(Arc::clone(&clock), Arc::clone(&store));
+        let leases =
+            LeaseManager::new(Arc::clone(&clock), Arc::clone(&store), LeaseOptions::default());
         Self { leases, clock, store, seen_keys: Mutex::default(), local_charges: AtomicU64::new(0) }
     }
 

@@ -20,13 +20,13 @@ use smallvec::SmallVec;
 use crate::config::LimitMode;
 use crate::engine::decide::fallback::ChargeDecision;
 use crate::engine::decide::plan::{CheckPlan, LimitPlan};
-use crate::engine::decide::stale_charges::ChargeSubset;
 use crate::kernel::decision::{Cost, VoteGroup};
 use crate::kernel::key::CounterKey;
 use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
 use crate::kernel::units::{Hits, Nanos, Revision};
 use crate::store::{Charge, ChargeMode, ChargeOutcome, Outcomes, StoreFailure};
 use crate::telemetry::event::{DenialsFromCache, Event as _};
+use sluicegate_lease::charge_subset::ChargeSubset;
 
 const SHARDS: usize = 4096;
 

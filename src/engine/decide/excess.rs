@@ -11,10 +11,10 @@
 //! Cost: two store calls if the check also has other limits, otherwise one.
 
 use crate::engine::decide::local_fallback::{FailedCharge, LocalFallback};
-use crate::engine::decide::stale_charges::{ChargeSubset, placeholders, remaining_mode};
 use crate::kernel::decision::{Cost, Verdict, VoteGroup};
 use crate::kernel::units::Nanos;
 use crate::store::{Charge, ChargeMode, ChargeOutcome, Charges, Outcomes};
+use sluicegate_lease::charge_subset::{ChargeSubset, placeholders, remaining_mode};
 
 /// Returns `true` if `charge` is made even if its check is denied.
 pub(in crate::engine) const fn is_always_charged(charge: &Charge) -> bool {

@@ -11,7 +11,6 @@ use smallvec::SmallVec;
 use crate::engine::decide::excess::is_always_charged;
 use crate::engine::decide::fallback_debt::{FallbackDebt, FallbackDebts};
 use crate::engine::decide::local_share::{FleetDivision, local_share, rank};
-use crate::engine::decide::stale_charges::is_check_denied;
 use crate::engine::fleet::membership::Membership;
 use crate::kernel::decision::{Cost, StoreFailure, Verdict, VoteGroup, combine};
 use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
@@ -20,6 +19,7 @@ use crate::store::memory::MemoryStore;
 use crate::store::{
     Charge, ChargeMode, ChargeOutcome, Charges, CounterStore as _, Outcomes, StoreReply,
 };
+use sluicegate_lease::charge_subset::is_check_denied;
 
 /// The local counters and the fallback debt of this replica.
 #[derive(Debug)]

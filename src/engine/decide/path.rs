@@ -19,7 +19,6 @@ use crate::engine::decide::fallback::ChargeDecision;
 use crate::engine::decide::plan::{CheckPlan, LimitPlan, PlanInstants};
 use crate::engine::decide::rule_stats;
 use crate::engine::decide::stale_charges;
-use crate::engine::decide::stale_charges::ChargeSubset;
 use crate::engine::lease::ChargeTerms;
 use crate::engine::{CheckError, Decision};
 use crate::kernel::decision::{Check, Cost};
@@ -28,6 +27,7 @@ use crate::store::{
     Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, StoreFailure, StoreReply,
 };
 use crate::telemetry::trace;
+use sluicegate_lease::charge_subset::{self, ChargeSubset};
 
 type CheckResult = Result<Decision, CheckError>;
 type PendingCheck<'a> = Pin<Box<dyn Future<Output = CheckResult> + Send + 'a>>;
@@ -225,7 +225,7 @@ impl Engine {
         deadline: Option<Nanos>,
     ) -> CheckResult {
         let charges = &prepared.plan.charges;
-        let mut outcomes = stale_charges::placeholders(charges);
+        let mut outcomes = charge_subset::placeholders(charges);
         let first = excess::first_step(charges);
         let new_outcomes = self.charge_store(prepared.now, &first.charges, deadline).await;
         first.copy_outcomes(new_outcomes, &mut outcomes);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use sluicegate::clock::Clock;
-use sluicegate::engine::lease::{LeaseManager, LeasedCounter};
+use sluicegate::engine::lease::{LeaseManager, LeaseOptions, LeasedCounter};
 use sluicegate::kernel::decision::{Cost, Enforcement};
 use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::lease::sizer::LeaseSizing;
@@ -44,7 +44,7 @@ fn member(store: &Redis) -> Arc<LeaseManager> {
     tokio::spawn(connection);
     let answers = || redis.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
     until("redis is connected", answers).unwrap();
-    LeaseManager::new(Arc::new(Clock::system()), Arc::new(redis))
+    LeaseManager::new(Arc::new(Clock::system()), Arc::new(redis), LeaseOptions::default())
 }
 
 #[derive(Clone)]

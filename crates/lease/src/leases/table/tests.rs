@@ -1,7 +1,6 @@
 //! The limits of a lease shard by count and by bytes of keys, and eviction.
 
-use super::{KeyLease, LEASES_PER_SHARD, LeaseKeyHash, LeaseShard, MAX_SHARD_KEY_BYTES};
-use crate::engine::lease::LeasedCounter;
+use super::{BYTES_PER_KEY, KeyLease, LeaseKeyHash, LeaseShard};
 use crate::kernel::decision::{Cost, Enforcement};
 use crate::kernel::key::{CounterKey, KeyStrategy};
 use crate::kernel::lease::sizer::LeaseSizing;
@@ -9,7 +8,10 @@ use crate::kernel::lease::{LeaseTerms, MessageNumber, Overshoot};
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::gcra::Gcra;
 use crate::kernel::units::{Hits, Nanos};
+use crate::leases::LeasedCounter;
 use crate::store::{Charge, Placement};
+
+const LEASES: usize = 256;
 
 /// The length in bytes of a key whose one value is empty.
 const KEY_OVERHEAD: usize = 10 + 4 + 1 + 2 + 1 + 2;
@@ -29,7 +31,7 @@ fn new_lease(bytes: usize, now: u64) -> KeyLease {
     };
     let (overshoot, size) = (Overshoot::AtMost(Hits(10)), LeaseSizing::Learned);
     let terms = LeaseTerms { overshoot, duration: Nanos::SECOND, sizing: size };
-    KeyLease::new(LeasedCounter { charge: &charge, terms }, Nanos(now), MessageNumber(1))
+    KeyLease::new(LeasedCounter { charge: &charge, terms }, Nanos(now), MessageNumber(1), |_, _| {})
 }
 
 const fn key_hash(number: u64) -> LeaseKeyHash {
@@ -43,21 +45,21 @@ fn leased_numbers(ledgers: &LeaseShard, upto: u64) -> Vec<u64> {
 
 #[test]
 fn full_shards_evict_the_least_recently_used_key() {
-    let mut ledgers = LeaseShard::default();
-    for number in 0..LEASES_PER_SHARD as u64 {
+    let mut ledgers = LeaseShard::new(LEASES);
+    for number in 0..LEASES as u64 {
         assert!(ledgers.insert(key_hash(number), new_lease(50, 1_000 - number)).is_empty());
     }
     let gone = ledgers.insert(key_hash(1_000), new_lease(50, 2_000));
-    assert_eq!((gone.len(), ledgers.len()), (1, LEASES_PER_SHARD));
+    assert_eq!((gone.len(), ledgers.len()), (1, LEASES));
     assert!(
-        ledgers.get(&key_hash(LEASES_PER_SHARD as u64 - 1)).is_none()
+        ledgers.get(&key_hash(LEASES as u64 - 1)).is_none()
             && ledgers.get(&key_hash(1_000)).is_some()
     );
 }
 
 #[test]
 fn the_byte_limit_evicts_as_many_keys_as_needed() {
-    let (mut ledgers, part) = (LeaseShard::default(), MAX_SHARD_KEY_BYTES / 4);
+    let (mut ledgers, part) = (LeaseShard::new(LEASES), (LEASES * BYTES_PER_KEY) / 4);
     for number in 0..4 {
         assert!(ledgers.insert(key_hash(number), new_lease(part, number)).is_empty());
     }
@@ -69,29 +71,29 @@ fn the_byte_limit_evicts_as_many_keys_as_needed() {
 
 #[test]
 fn removed_keys_free_their_bytes() {
-    let mut ledgers = LeaseShard::default();
+    let mut ledgers = LeaseShard::new(LEASES);
     for number in 0..3 {
-        ledgers.insert(key_hash(number), new_lease(MAX_SHARD_KEY_BYTES / 3, number));
+        ledgers.insert(key_hash(number), new_lease((LEASES * BYTES_PER_KEY) / 3, number));
     }
     assert!(ledgers.remove(&key_hash(1)).is_some());
-    assert!(ledgers.insert(key_hash(3), new_lease(MAX_SHARD_KEY_BYTES / 3, 3)).is_empty());
+    assert!(ledgers.insert(key_hash(3), new_lease((LEASES * BYTES_PER_KEY) / 3, 3)).is_empty());
     ledgers.retain(|_| false);
-    assert!(ledgers.insert(key_hash(4), new_lease(MAX_SHARD_KEY_BYTES / 2, 4)).is_empty());
-    assert!(ledgers.insert(key_hash(5), new_lease(MAX_SHARD_KEY_BYTES / 2, 5)).is_empty());
+    assert!(ledgers.insert(key_hash(4), new_lease((LEASES * BYTES_PER_KEY) / 2, 4)).is_empty());
+    assert!(ledgers.insert(key_hash(5), new_lease((LEASES * BYTES_PER_KEY) / 2, 5)).is_empty());
     assert_eq!(leased_numbers(&ledgers, 6), [4, 5]);
 }
 
 #[test]
 fn a_key_that_cannot_fit_evicts_nothing() {
-    let mut ledgers = LeaseShard::default();
-    let mut awaits = new_lease(MAX_SHARD_KEY_BYTES / 2, 0);
+    let mut ledgers = LeaseShard::new(LEASES);
+    let mut awaits = new_lease((LEASES * BYTES_PER_KEY) / 2, 0);
     assert!(awaits.borrow(Nanos(0), MessageNumber(2), Hits(1)).is_some());
     ledgers.insert(key_hash(0), awaits);
     ledgers.insert(key_hash(1), new_lease(50, 1));
-    for bytes in [MAX_SHARD_KEY_BYTES / 2 + 1, MAX_SHARD_KEY_BYTES + 1] {
+    for bytes in [(LEASES * BYTES_PER_KEY) / 2 + 1, (LEASES * BYTES_PER_KEY) + 1] {
         assert!(ledgers.insert(key_hash(2), new_lease(bytes, 2)).is_empty());
         assert_eq!(leased_numbers(&ledgers, 3), [0, 1], "one whose answer is awaited stays");
     }
-    assert_eq!(ledgers.insert(key_hash(2), new_lease(MAX_SHARD_KEY_BYTES / 2, 2)).len(), 1);
+    assert_eq!(ledgers.insert(key_hash(2), new_lease((LEASES * BYTES_PER_KEY) / 2, 2)).len(), 1);
     assert_eq!(leased_numbers(&ledgers, 3), [0, 2]);
 }

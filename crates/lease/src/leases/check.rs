@@ -17,8 +17,8 @@ use futures_util::future::{join, join_all};
 use smallvec::SmallVec;
 
 use super::{KeyLease, LeaseKeyHash, LeaseManager, LeasedCounter, is_pending_for_other_limit};
-use crate::engine::decide::stale_charges;
-use crate::engine::decide::stale_charges::{ChargeSubset, placeholders, remaining_mode};
+use crate::charge_subset;
+use crate::charge_subset::{ChargeSubset, placeholders, remaining_mode};
 use crate::kernel::decision::{Cost, Verdict};
 use crate::kernel::lease::LeaseTerms;
 use crate::kernel::rate::{CounterDecision, Headroom};
@@ -255,7 +255,7 @@ impl<'l> TakenHits<'l> {
     /// headroom in the outcomes of hits that were put back.
     fn settle(mut self, charges: &Charges, outcomes: &mut Outcomes) -> Verdict {
         let now = self.leases.clock.now();
-        if stale_charges::is_check_denied(charges, outcomes) {
+        if charge_subset::is_check_denied(charges, outcomes) {
             for taken in std::mem::take(&mut self.charges) {
                 if let Some(room) = taken.put_back(self.leases, now) {
                     outcomes[taken.index] = ChargeOutcome::Decided(CounterDecision::Allow(room));

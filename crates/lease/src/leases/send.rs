@@ -8,12 +8,12 @@
 //! - The content of the message.
 //! - The deadline, which the store enforces.
 
+use super::event::LeaseEvent;
 use super::{LeaseKeyHash, LeaseManager};
 use crate::kernel::key::CounterKey;
 use crate::kernel::lease::{BorrowReply, MessageNumber};
 use crate::store::lease::{LeaseMessage, LeaseOutcome};
 use crate::store::{StoreFailure, StoreReply};
-use crate::telemetry::event::{Event as _, LeasedHits, LeasedHitsEvent};
 
 impl LeaseManager {
     pub(super) async fn send(&self, message: &LeaseMessage) -> LeaseOutcome {
@@ -35,9 +35,9 @@ impl LeaseManager {
             self.undo_unsent(&message.key, message.borrow.number);
             return lent;
         }
-        LeasedHits { hits: message.borrow.returned, event: LeasedHitsEvent::Returned }.emit();
+        (self.observe)(LeaseEvent::Returned, message.borrow.returned);
         if let LeaseOutcome::Applied(BorrowReply { granted, .. }) = lent {
-            LeasedHits { hits: granted, event: LeasedHitsEvent::Borrowed }.emit();
+            (self.observe)(LeaseEvent::Borrowed, granted);
         }
         lent
     }

@@ -1,7 +1,6 @@
 //! Putting hits back into a lease, and waking the checks that wait for a message.
 
 use super::KeyLease;
-use crate::engine::lease::LeasedCounter;
 use crate::kernel::decision::{Cost, Enforcement};
 use crate::kernel::key::{CounterKey, KeyStrategy};
 use crate::kernel::lease::sizer::LeaseSizing;
@@ -9,6 +8,7 @@ use crate::kernel::lease::{BorrowReply, BorrowRequest, LeaseTerms, MessageNumber
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
 use crate::kernel::units::{Hits, Nanos};
+use crate::leases::LeasedCounter;
 use crate::store::{Charge, ChargeOutcome, Placement, StoreFailure};
 
 const DAY: Nanos = Nanos::from_secs(86_400);
@@ -37,6 +37,7 @@ fn empty_lease_of(size: LeaseSizing) -> KeyLease {
         },
         NOW,
         MessageNumber(1),
+        |_, _| {},
     )
 }
 
@@ -146,7 +147,7 @@ fn put_back_of_hits_from_an_old_lease_is_ignored() {
     let epoch = take_18(&mut before);
     let limit = after.charge.clone();
     let leased = LeasedCounter { charge: &limit, terms: after.terms };
-    after = KeyLease::new(leased, NOW, MessageNumber(9));
+    after = KeyLease::new(leased, NOW, MessageNumber(9), |_, _| {});
     after.put_back(NOW, Hits(18), epoch);
     let borrow = after.borrow(NOW, MessageNumber(10), Hits(1)).unwrap();
     after.settle(NOW, MessageNumber(10), Ok(full_reply(&borrow)));

@@ -1,7 +1,7 @@
 //! The leases of one shard of the [`LeaseManager`](super::LeaseManager).
 //!
 //! Guarantees:
-//! - At most [`LEASES_PER_SHARD`] leases, and at most [`MAX_SHARD_KEY_BYTES`] bytes of keys.
+//! - A largest number of leases, and [`BYTES_PER_KEY`] times as many bytes of keys.
 //! - A full shard evicts the leases without a check for the longest time.
 //! - A shard evicts no lease if that does not make enough room for the new one.
 
@@ -12,21 +12,24 @@ use smallvec::SmallVec;
 
 use super::key_lease::KeyLease;
 
-pub(super) const LEASES_PER_SHARD: usize = 256;
-
-/// The largest total size of the keys in a shard: 512 bytes for each lease.
-pub(super) const MAX_SHARD_KEY_BYTES: usize = 128 << 10;
+/// The largest total size of the keys in a shard, for each lease that it may have.
+pub(super) const BYTES_PER_KEY: usize = 512;
 
 /// A keyed hash of a counter key. Its first half selects the shard.
 pub(super) type LeaseKeyHash = [u64; 2];
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct LeaseShard {
+    max_leases: usize,
     leases: HashMap<LeaseKeyHash, KeyLease, BuildHasherDefault<KeyHashHasher>>,
     key_bytes: usize,
 }
 
 impl LeaseShard {
+    pub(super) fn new(max_leases: usize) -> Self {
+        Self { max_leases, leases: HashMap::default(), key_bytes: 0 }
+    }
+
     pub(super) fn len(&self) -> usize {
         self.leases.len()
     }
@@ -73,7 +76,7 @@ impl LeaseShard {
         if !self.can_make_room(new_bytes) {
             return evicted;
         }
-        while !has_room(self.len(), self.key_bytes, new_bytes) {
+        while !self.has_room(self.len(), self.key_bytes, new_bytes) {
             let idle = self
                 .leases
                 .iter()
@@ -89,18 +92,19 @@ impl LeaseShard {
     /// Returns `true` if a key of `bytes` bytes fits after evicting all leases without a pending
     /// reply.
     fn can_make_room(&self, bytes: usize) -> bool {
-        if has_room(self.len(), self.key_bytes, bytes) {
+        if self.has_room(self.len(), self.key_bytes, bytes) {
             return true;
         }
         let pending = self.leases.values().filter(|lease| lease.evictable_since().is_none());
         let (lease_count, used_bytes) =
             pending.fold((0, 0), |(count, sum), lease| (count + 1, sum + key_bytes(lease)));
-        has_room(lease_count, used_bytes, bytes)
+        self.has_room(lease_count, used_bytes, bytes)
     }
-}
 
-const fn has_room(lease_count: usize, used_bytes: usize, bytes: usize) -> bool {
-    lease_count < LEASES_PER_SHARD && used_bytes.saturating_add(bytes) <= MAX_SHARD_KEY_BYTES
+    const fn has_room(&self, lease_count: usize, used_bytes: usize, bytes: usize) -> bool {
+        let max_bytes = self.max_leases.saturating_mul(BYTES_PER_KEY);
+        lease_count < self.max_leases && used_bytes.saturating_add(bytes) <= max_bytes
+    }
 }
 
 fn key_bytes(lease: &KeyLease) -> usize {

@@ -6,13 +6,13 @@
 
 use tokio::sync::watch;
 
+use super::event::{LeaseEvent, LeaseObserver};
 use crate::kernel::lease::balance::{LeaseBalance, SpendResult};
 use crate::kernel::lease::sizer;
 use crate::kernel::lease::{BorrowReply, BorrowRequest, LeaseTerms, MessageNumber};
 use crate::kernel::rate::{CounterDecision, Headroom};
 use crate::kernel::units::{Hits, Nanos};
 use crate::store::{Charge, ChargeOutcome, StoreFailure};
-use crate::telemetry::event::{Event as _, LeasedHits, LeasedHitsEvent};
 
 /// A counter with a leased limit. The `cost` of its charge is not used.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +34,7 @@ pub(super) struct KeyLease {
     lease_balance: LeaseBalance,
     pub(super) charge: Charge,
     pub(super) terms: LeaseTerms,
+    observe: LeaseObserver,
     last_check: Nanos,
     /// The first epoch of this lease. Each lease of a key has its own range of epochs.
     first_epoch: u64,
@@ -47,7 +48,12 @@ pub(super) struct KeyLease {
 
 impl KeyLease {
     /// Creates an empty lease. `number` must be unique in this process.
-    pub(super) fn new(leased: LeasedCounter<'_>, now: Nanos, number: MessageNumber) -> Self {
+    pub(super) fn new(
+        leased: LeasedCounter<'_>,
+        now: Nanos,
+        number: MessageNumber,
+        observe: LeaseObserver,
+    ) -> Self {
         let LeasedCounter { charge, terms } = leased;
         let lease_balance = LeaseBalance::new(
             terms.sizing,
@@ -58,6 +64,7 @@ impl KeyLease {
             lease_balance: lease_balance.with_strategy(charge.strategy),
             charge: charge.clone(),
             terms,
+            observe,
             last_check: now,
             first_epoch: number.0 << EPOCH_BITS,
             pending: None,
@@ -310,7 +317,7 @@ impl KeyLease {
     fn expire(&mut self, now: Nanos) {
         let hits = self.lease_balance.expire(now);
         if hits != Hits(0) {
-            LeasedHits { hits, event: LeasedHitsEvent::Expired }.emit();
+            (self.observe)(LeaseEvent::Expired, hits);
         }
     }
 }

@@ -1,0 +1,679 @@
+//! Manages the leases of this replica: borrows, spends and returns hits.
+//!
+//! Guarantees:
+//! - Spending from a balance needs no store call, no wait and no allocation.
+//! - A check that needs the store is charged in the store once, or its outcome is a failure.
+//! - A check waits for the lease calls of other checks at most twice.
+//! - After the first wait, a check makes at most two store calls of its own.
+//! - All waits and store calls of a check have one common deadline.
+//! - Message numbers rise over all keys of this process, which is one replica incarnation.
+//! - A lease call continues after its check is canceled, and its grant joins the balance.
+//! - Hits in a message that certainly never left this process return to the balance.
+//! - At most [`LeaseOptions::max_keys`] keys are leased, with 512 bytes each in total.
+//! - A new key evicts the keys without a check for the longest time, and their hits are returned.
+//!
+//! Not covered:
+//! - The lease protocol and its bound (see [`crate::kernel::lease`]).
+//! - The deadline of one store call, and the caller's timeout.
+//! - The choice of leased limits.
+
+mod call;
+mod check;
+mod event;
+mod key_lease;
+mod refill;
+mod send;
+mod table;
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use parking_lot::{Mutex, MutexGuard};
+use siphasher::sip128::SipHasher13;
+use smallvec::smallvec;
+use tokio::sync::{Notify, Semaphore, watch};
+use tokio::time::{MissedTickBehavior, timeout};
+
+use crate::clock::Clock;
+use crate::kernel::decision::Cost;
+use crate::kernel::key::CounterKey;
+use crate::kernel::lease::{
+    BorrowReply, BorrowRequest, MessageNumber, ReplicaIncarnation, add_local_hits,
+};
+use crate::kernel::rate::{CounterDecision, Strategy};
+use crate::kernel::units::{Hits, Nanos};
+use crate::store::lease::{LeaseMessage, LeaseOutcome};
+use crate::store::{
+    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, Outcomes, StoreFailure, StoreReply,
+};
+use call::{LeaseCall, share_store_call};
+pub use check::ChargeTerms;
+pub use event::{LeaseEvent, LeaseObserver};
+use key_lease::KeyLease;
+pub use key_lease::LeasedCounter;
+use table::{LeaseKeyHash, LeaseShard};
+
+const SHARDS: usize = 256;
+
+/// The default of the largest number of leased keys: 256 in each of 256 shards, about 50 MB without
+/// the keys.
+pub const MAX_LEASED_KEYS: usize = SHARDS * 256;
+
+/// The largest total size of the keys, in bytes: 32 MiB, split evenly over the shards.
+pub const MAX_LEASED_KEY_BYTES: usize = MAX_LEASED_KEYS * table::BYTES_PER_KEY;
+
+/// The upkeep interval, short compared with the longest lease (30 s).
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The largest number of early refills in flight. Together with the due refill, they fill one store
+/// call. More would delay the checks in later store calls; the next scan sends the others.
+pub const MAX_EARLY_REFILLS: usize = MAX_RETURNS - 1;
+
+/// The largest number of messages in flight that return hits: as many as fit in one store call.
+const MAX_RETURNS: usize = 62;
+
+/// All leases of this replica.
+#[derive(Debug)]
+pub struct LeaseManager {
+    clock: Arc<Clock>,
+    store: Arc<dyn CounterStore>,
+    observe: LeaseObserver,
+    incarnation: ReplicaIncarnation,
+    unused_number: AtomicU64,
+    /// The earliest instant of the next scan for early refills, in nanoseconds.
+    next_scan: AtomicU64,
+    /// The free slots for early refills: at most [`MAX_EARLY_REFILLS`] are in flight.
+    early_refill_slots: Arc<Semaphore>,
+    shards: Box<[LockedLeases]>,
+    /// Random for each process, so that no client can choose keys that fall into one shard.
+    secret: SipHasher13,
+    has_leased_limits: AtomicBool,
+    /// `true` while draining: then checks borrow, but nothing is refilled in the background.
+    is_draining: AtomicBool,
+    /// Notified when a new configuration has other leased limits.
+    limits_changed: Notify,
+    /// Notified when the reply arrives for which the return of a lease waited.
+    delayed_return: Notify,
+}
+
+/// A shard with its lock, aligned so that no two shards share a cache line.
+#[derive(Debug)]
+#[repr(align(128))]
+struct LockedLeases(Mutex<LeaseShard>);
+
+impl LockedLeases {
+    fn new(max_keys: usize) -> Self {
+        Self(Mutex::new(LeaseShard::new((max_keys / SHARDS).max(1))))
+    }
+}
+
+/// The options of a [`LeaseManager`].
+#[derive(Clone, Copy, Debug)]
+pub struct LeaseOptions {
+    /// Counts what happened to leased hits.
+    pub observe: LeaseObserver,
+    /// The largest number of leased keys, at least 256. Their total size is at most 512 bytes for
+    /// each.
+    pub max_keys: usize,
+}
+
+impl Default for LeaseOptions {
+    fn default() -> Self {
+        Self { observe: |_, _| {}, max_keys: MAX_LEASED_KEYS }
+    }
+}
+
+/// The totals over all leases of this replica.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeaseSummary {
+    /// The number of leased keys.
+    pub keys: usize,
+    /// The hits that can be spent without a store call.
+    pub hits: Hits,
+}
+
+enum LeaseStep {
+    Decided(ChargeOutcome),
+    Send(BorrowRequest),
+    Wait(watch::Receiver<Option<StoreFailure>>),
+    ChargeStrictly,
+}
+
+impl LeaseManager {
+    /// Creates a manager without leases, for a new replica incarnation with a random number.
+    #[must_use]
+    pub fn new(
+        clock: Arc<Clock>,
+        store: Arc<dyn CounterStore>,
+        options: LeaseOptions,
+    ) -> Arc<Self> {
+        let random = RandomState::new();
+        let member = ReplicaIncarnation(random.hash_one(0_u8));
+        let secret = SipHasher13::new_with_keys(random.hash_one(1_u8), random.hash_one(2_u8));
+        Arc::new(Self {
+            clock,
+            store,
+            observe: options.observe,
+            incarnation: member,
+            unused_number: AtomicU64::new(1),
+            next_scan: AtomicU64::new(0),
+            early_refill_slots: Arc::new(Semaphore::new(MAX_EARLY_REFILLS)),
+            shards: (0..SHARDS).map(|_| LockedLeases::new(options.max_keys)).collect(),
+            secret,
+            has_leased_limits: AtomicBool::new(false),
+            is_draining: AtomicBool::new(false),
+            limits_changed: Notify::new(),
+            delayed_return: Notify::new(),
+        })
+    }
+
+    /// Decides a check without a store call if possible, and appends the
+    /// outcome to `outcomes`. Sends a background refill if one is due.
+    ///
+    /// Returns `None` if only the store can decide. Then the check is not recorded as demand, and
+    /// the caller continues with [`LeaseManager::charge_leased`]. Must be called within a Tokio
+    /// runtime.
+    pub fn try_spend(
+        self: &Arc<Self>,
+        now: Nanos,
+        leased: LeasedCounter<'_>,
+        hits: Hits,
+        outcomes: &mut Outcomes,
+    ) -> Option<()> {
+        let place = self.hash_key(&leased.charge.key);
+        let mut shard = self.lock_shard(place);
+        let lease = shard.get_mut(&place).filter(|held| held.is_for(leased))?;
+        outcomes.push(lease.decide(now, hits)?);
+        lease.record_check(now, hits);
+        self.refill_if_due(lease, now);
+        Some(())
+    }
+
+    /// Decides a check in one of three ways:
+    ///
+    /// - From the balance or a remembered denial.
+    /// - With a store call that charges the hits of the check and borrows more.
+    /// - After the reply to another check, whose lease call for the key is already in flight.
+    pub async fn charge_leased(
+        self: &Arc<Self>,
+        leased: LeasedCounter<'_>,
+        hits: Hits,
+    ) -> ChargeOutcome {
+        let deadline = self.new_deadline();
+        // The store enforces the deadline of a first call, so that it can count the timeout as its
+        // own failure.
+        match self.next_step(leased, hits) {
+            LeaseStep::Decided(outcome) => outcome,
+            LeaseStep::ChargeStrictly => {
+                let outcome = self.charge_single(leased, hits, ChargeMode::Each).await;
+                self.reconsider_denial(leased, hits, outcome, deadline).await
+            }
+            LeaseStep::Send(borrow) => {
+                let lent = self.start_call(leased, borrow).await;
+                self.finish_charge(leased, hits, lent, deadline).await
+            }
+            LeaseStep::Wait(settled) => {
+                self.charge_after_wait(settled, leased, hits, deadline).await
+            }
+        }
+    }
+
+    /// Waits for the reply to another check's message, then charges the hits if the balance does
+    /// not cover them.
+    async fn charge_after_wait(
+        self: &Arc<Self>,
+        mut settled: watch::Receiver<Option<StoreFailure>>,
+        leased: LeasedCounter<'_>,
+        hits: Hits,
+        deadline: Option<Nanos>,
+    ) -> ChargeOutcome {
+        let waited = self.run_until(deadline, settled.changed()).await;
+        let failed = match waited {
+            None => Some(StoreFailure::Unsent),
+            Some(Ok(())) => *settled.borrow(),
+            // The lease was evicted, so there is no reply to wait for.
+            Some(Err(_)) => None,
+        };
+        match (self.try_decide(leased, hits), failed) {
+            (Some(outcome), _) => outcome,
+            // The store failed to reply once, so this check does not wait for another lease call.
+            (None, Some(cause)) => ChargeOutcome::Failed(failure_for_waiters(cause)),
+            (None, None) => self.charge_again(leased, hits, deadline).await,
+        }
+    }
+
+    /// Returns the outcome after the reply to the check's own message.
+    async fn finish_charge(
+        self: &Arc<Self>,
+        leased: LeasedCounter<'_>,
+        hits: Hits,
+        outcome: LeaseOutcome,
+        deadline: Option<Nanos>,
+    ) -> ChargeOutcome {
+        match outcome {
+            LeaseOutcome::Applied(answer) => outcome_of_reply(leased, &answer),
+            LeaseOutcome::Superseded => self.charge_strictly(leased, hits, deadline).await,
+            LeaseOutcome::StoreFull(verdict) => ChargeOutcome::StoreFull(verdict),
+            LeaseOutcome::Stale(now) => ChargeOutcome::Stale(now),
+            LeaseOutcome::Failed(cause) => ChargeOutcome::Failed(cause),
+        }
+    }
+
+    /// Charges a check that waited, because the balance after the reply does not cover its hits.
+    async fn charge_again(
+        self: &Arc<Self>,
+        leased: LeasedCounter<'_>,
+        hits: Hits,
+        deadline: Option<Nanos>,
+    ) -> ChargeOutcome {
+        if self.is_past(deadline) {
+            return ChargeOutcome::Failed(StoreFailure::Unsent);
+        }
+        match self.retry_step(leased, hits) {
+            LeaseStep::Decided(outcome) => outcome,
+            LeaseStep::Send(borrow) => {
+                let lent = self.send_until(deadline, leased, borrow).await;
+                self.finish_charge(leased, hits, lent, deadline).await
+            }
+            LeaseStep::Wait(_) | LeaseStep::ChargeStrictly => {
+                self.charge_strictly(leased, hits, deadline).await
+            }
+        }
+    }
+
+    /// Returns the result of `act`, or `None` at `deadline`, an instant of the steady clock.
+    async fn run_until<T>(
+        &self,
+        deadline: Option<Nanos>,
+        act: impl Future<Output = T>,
+    ) -> Option<T> {
+        let Some(deadline) = deadline else { return Some(act.await) };
+        let left = Duration::from_nanos(deadline.since(self.clock.steady()).0);
+        timeout(left, act).await.ok()
+    }
+
+    /// Returns the deadline of a check that arrives now, as an instant of the steady clock.
+    fn new_deadline(&self) -> Option<Nanos> {
+        self.store.max_wait().map(|deadline| self.clock.steady().plus(deadline))
+    }
+
+    fn is_past(&self, deadline: Option<Nanos>) -> bool {
+        deadline.is_some_and(|end| end <= self.clock.steady())
+    }
+
+    /// Notes whether the limits in force have a leased one. If the leased limits changed, the upkeep
+    /// task returns all hits to the store soon.
+    pub fn apply_limits(&self, has_leased_limits: bool, are_changed: bool) {
+        self.has_leased_limits.store(has_leased_limits, Relaxed);
+        if are_changed {
+            self.limits_changed.notify_one();
+        }
+    }
+
+    /// Returns `true` if the configuration has a leased limit.
+    #[must_use]
+    pub fn has_leased_limits(&self) -> bool {
+        self.has_leased_limits.load(Relaxed)
+    }
+
+    /// Runs [`LeaseManager::upkeep`] once a second, forever. Returns all hits to the store when a
+    /// configuration has other leased limits.
+    pub async fn run_upkeep(self: Arc<Self>) {
+        let mut ticks = tokio::time::interval(UPKEEP_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => self.upkeep().await,
+                () = self.limits_changed.notified() => self.send_for_each(KeyLease::start_return).await,
+                () = self.delayed_return.notified() => self.send_for_each(KeyLease::finish_return).await,
+            }
+        }
+    }
+
+    /// Sends early refills, returns surplus hits and drops idle keys.
+    pub async fn upkeep(self: &Arc<Self>) {
+        let now = self.clock.now();
+        self.refill_early(now, None).await;
+        self.send_for_each(KeyLease::return_surplus).await;
+        for shard in &self.shards {
+            shard.0.lock().retain(|lease| !lease.is_idle(now));
+        }
+    }
+
+    /// Returns all hits to the store for a drain, after pending replies arrive
+    /// or fail. Background refills stop, because their replies would be ignored.
+    pub async fn return_all(self: &Arc<Self>) {
+        self.is_draining.store(true, Relaxed);
+        let mut pending_replies = Vec::new();
+        self.send_for_each(|lease, now, number| {
+            let Some(settled) = lease.take_over_return() else {
+                return lease.return_all(now, number);
+            };
+            pending_replies.push(settled);
+            None
+        })
+        .await;
+        for mut settled in pending_replies {
+            drop(settled.changed().await);
+        }
+        self.send_for_each(KeyLease::return_all).await;
+    }
+
+    /// Returns the hits of `key` that can be spent without a store call.
+    #[must_use]
+    pub fn balance(&self, key: &CounterKey) -> Hits {
+        let (now, place) = (self.clock.now(), self.hash_key(key));
+        self.lock_shard(place).get(&place).map_or(Hits(0), |lease| lease.balance(now))
+    }
+
+    /// Returns the totals over all leases. Cost: O(keys); locks one shard at a time.
+    #[must_use]
+    pub fn totals(&self) -> LeaseSummary {
+        let now = self.clock.now();
+        self.shards.iter().fold(LeaseSummary::default(), |sum, shard| {
+            let shard = shard.0.lock();
+            let hits = shard.values().map(|lease| lease.balance(now)).fold(sum.hits, Hits::plus);
+            LeaseSummary { keys: sum.keys + shard.len(), hits }
+        })
+    }
+
+    /// Sends the messages that `take` returns, in batches.
+    async fn send_for_each(
+        &self,
+        mut take: impl FnMut(&mut KeyLease, Nanos, MessageNumber) -> Option<BorrowRequest>,
+    ) {
+        let now = self.clock.now();
+        let mut messages = Vec::new();
+        for shard in &self.shards {
+            for lease in shard.0.lock().values_mut() {
+                if let Some(borrow) = take(lease, now, self.next_number()) {
+                    messages.push(self.message(lease.leased(), borrow));
+                }
+            }
+            if MAX_RETURNS <= messages.len() {
+                self.send_all(&mut messages).await;
+            }
+        }
+        self.send_all(&mut messages).await;
+    }
+
+    /// Sends all messages. The hits of a lost message expire with their lease.
+    async fn send_all(&self, messages: &mut Vec<LeaseMessage>) {
+        for batch in messages.chunks(MAX_RETURNS) {
+            let calls = join_all(batch.iter().map(|parting| self.call_store(parting)));
+            share_store_call(&*self.store, calls).await;
+        }
+        messages.clear();
+    }
+
+    fn next_step(self: &Arc<Self>, leased: LeasedCounter<'_>, hits: Hits) -> LeaseStep {
+        let (now, place) = (self.clock.now(), self.hash_key(&leased.charge.key));
+        let mut shard = self.lock_shard(place);
+        let has_lease = shard.get(&place).is_some_and(|held| held.is_for(leased));
+        if !has_lease && hits == Hits(0) || is_pending_for_other_limit(&shard, place, leased) {
+            return LeaseStep::ChargeStrictly;
+        }
+        let before =
+            if has_lease { None } else { self.create_lease(&mut shard, place, leased, now) };
+        let Some(lease) = shard.get_mut(&place) else {
+            self.send_in_background(before);
+            return LeaseStep::ChargeStrictly;
+        };
+        lease.record_check(now, hits);
+        if let Some(outcome) = lease.decide(now, hits) {
+            self.refill_if_due(lease, now);
+            return LeaseStep::Decided(outcome);
+        }
+        if hits == Hits(0) {
+            return LeaseStep::ChargeStrictly;
+        }
+        match lease.borrow(now, self.next_number(), hits) {
+            // One message replaces two, because the store ignores a replica's message older than
+            // its last one.
+            Some(borrow) => LeaseStep::Send(match before {
+                Some((_, parting)) => borrow.with_returned(&parting),
+                None => borrow,
+            }),
+            None => LeaseStep::Wait(lease.subscribe()),
+        }
+    }
+
+    /// Creates a lease for the key, if the shard has room.
+    ///
+    /// The new lease replaces a lease of the same key with other settings, for example from before
+    /// a reload. The old lease must have no pending reply. Returns it with the message that returns
+    /// its hits.
+    fn create_lease(
+        self: &Arc<Self>,
+        shard: &mut LeaseShard,
+        place: LeaseKeyHash,
+        leased: LeasedCounter<'_>,
+        now: Nanos,
+    ) -> Option<(KeyLease, BorrowRequest)> {
+        let before = shard.remove(&place).and_then(|before| self.take_remaining_hits(before, now));
+        for evicted in
+            shard.insert(place, KeyLease::new(leased, now, self.next_number(), self.observe))
+        {
+            self.send_in_background(self.take_remaining_hits(evicted, now));
+        }
+        before
+    }
+
+    /// Returns a removed lease with the message that returns its hits, if it has any.
+    fn take_remaining_hits(
+        &self,
+        mut lease: KeyLease,
+        now: Nanos,
+    ) -> Option<(KeyLease, BorrowRequest)> {
+        let message = lease.return_all(now, self.next_number())?;
+        Some((lease, message))
+    }
+
+    fn send_in_background(self: &Arc<Self>, removed: Option<(KeyLease, BorrowRequest)>) {
+        if let Some((lease, borrow)) = removed {
+            let (all, message) = (Arc::clone(self), self.message(lease.leased(), borrow));
+            tokio::spawn(async move { all.call_store(&message).await });
+        }
+    }
+
+    fn is_draining(&self) -> bool {
+        self.is_draining.load(Relaxed)
+    }
+
+    fn try_decide(&self, leased: LeasedCounter<'_>, hits: Hits) -> Option<ChargeOutcome> {
+        let (now, place) = (self.clock.now(), self.hash_key(&leased.charge.key));
+        let mut shard = self.lock_shard(place);
+        shard.get_mut(&place).filter(|held| held.is_for(leased))?.decide(now, hits)
+    }
+
+    /// Sends the message of a check. The call continues after the check is
+    /// canceled, because otherwise its grant would be charged and never spent.
+    fn start_call(self: &Arc<Self>, leased: LeasedCounter<'_>, borrow: BorrowRequest) -> LeaseCall {
+        let (all, message) = (Arc::clone(self), self.message(leased, borrow));
+        LeaseCall::new(async move { all.send(&message).await })
+    }
+
+    /// Sends the message of a check, and waits for the reply until `deadline`.
+    async fn send_until(
+        self: &Arc<Self>,
+        deadline: Option<Nanos>,
+        leased: LeasedCounter<'_>,
+        borrow: BorrowRequest,
+    ) -> LeaseOutcome {
+        let lent = self.run_until(deadline, self.start_call(leased, borrow)).await;
+        lent.unwrap_or(LeaseOutcome::Failed(StoreFailure::TimedOut))
+    }
+
+    fn message(&self, leased: LeasedCounter<'_>, borrow: BorrowRequest) -> LeaseMessage {
+        let (terms, member) = (leased.terms, self.incarnation);
+        let Charge { key, placement: home, strategy, per_second, .. } = leased.charge.clone();
+        LeaseMessage { key, placement: home, per_second, strategy, terms, sender: member, borrow }
+    }
+
+    async fn charge_strictly(
+        self: &Arc<Self>,
+        leased: LeasedCounter<'_>,
+        hits: Hits,
+        deadline: Option<Nanos>,
+    ) -> ChargeOutcome {
+        if self.is_past(deadline) {
+            return ChargeOutcome::Failed(StoreFailure::Unsent);
+        }
+        let outcome =
+            self.run_until(deadline, self.charge_single(leased, hits, ChargeMode::Each)).await;
+        let outcome = outcome.unwrap_or(ChargeOutcome::Failed(StoreFailure::TimedOut));
+        self.reconsider_denial(leased, hits, outcome, deadline).await
+    }
+
+    /// Reconsiders the denial of a charge that was made without the lease. The missing hits may be
+    /// in this replica's balance, or in a reply on its way. Then the balance decides, or is
+    /// returned together with a second charge.
+    async fn reconsider_denial(
+        self: &Arc<Self>,
+        leased: LeasedCounter<'_>,
+        hits: Hits,
+        outcome: ChargeOutcome,
+        deadline: Option<Nanos>,
+    ) -> ChargeOutcome {
+        if !matches!(outcome, ChargeOutcome::Decided(CounterDecision::Deny { .. })) {
+            return outcome;
+        }
+        if let Some(mut settled) = self.pending_reply(leased)
+            && self.run_until(deadline, settled.changed()).await.is_none()
+        {
+            return outcome;
+        }
+        // A fixed window counts denied hits, so after the denial it has no hits left.
+        let can_retry = self.balance(&leased.charge.key) != Hits(0)
+            && !self.is_past(deadline)
+            && !matches!(leased.charge.strategy, Strategy::FixedWindow(_));
+        let step = if can_retry {
+            self.retry_step(leased, hits)
+        } else {
+            self.try_decide(leased, hits).map_or(LeaseStep::ChargeStrictly, LeaseStep::Decided)
+        };
+        match step {
+            LeaseStep::Decided(allowed @ ChargeOutcome::Decided(CounterDecision::Allow(_))) => {
+                allowed
+            }
+            LeaseStep::Send(borrow) => match self.send_until(deadline, leased, borrow).await {
+                LeaseOutcome::Applied(answer) => outcome_of_reply(leased, &answer),
+                _ => outcome,
+            },
+            LeaseStep::Decided(_) | LeaseStep::Wait(_) | LeaseStep::ChargeStrictly => outcome,
+        }
+    }
+
+    /// Returns the next step of a check that is already recorded as demand.
+    ///
+    /// One lock covers the decision from the balance and the new message. The message returns the
+    /// whole balance, which another reply may have refilled meanwhile.
+    fn retry_step(&self, leased: LeasedCounter<'_>, hits: Hits) -> LeaseStep {
+        let (now, place) = (self.clock.now(), self.hash_key(&leased.charge.key));
+        let mut shard = self.lock_shard(place);
+        let Some(lease) = shard.get_mut(&place).filter(|held| held.is_for(leased)) else {
+            return LeaseStep::ChargeStrictly;
+        };
+        if let Some(outcome) = lease.decide(now, hits) {
+            return LeaseStep::Decided(outcome);
+        }
+        lease
+            .borrow(now, self.next_number(), hits)
+            .map_or(LeaseStep::ChargeStrictly, LeaseStep::Send)
+    }
+
+    fn pending_reply(
+        &self,
+        leased: LeasedCounter<'_>,
+    ) -> Option<watch::Receiver<Option<StoreFailure>>> {
+        let place = self.hash_key(&leased.charge.key);
+        let shard = self.lock_shard(place);
+        shard
+            .get(&place)
+            .filter(|held| held.is_for(leased) && held.has_pending())
+            .map(KeyLease::subscribe)
+    }
+
+    async fn charge_single(
+        &self,
+        leased: LeasedCounter<'_>,
+        hits: Hits,
+        rule: ChargeMode,
+    ) -> ChargeOutcome {
+        let charge = Charge { cost: Cost::Charge(hits), ..leased.charge.clone() };
+        let charges = Charges { list: smallvec![charge], mode: rule };
+        let before = self.balance_of(self.clock.now(), leased);
+        let outcomes = self.charge_store(self.clock.now(), &charges).await;
+        let outcome =
+            outcomes.first().copied().unwrap_or(ChargeOutcome::Failed(StoreFailure::InvalidReply));
+        self.add_local_balance(leased, before, outcome)
+    }
+
+    /// Adds the local balance to the headroom in `outcome`. Only hits that were also in the balance
+    /// `before` the store call are added: the store's headroom may include hits that were granted
+    /// later.
+    fn add_local_balance(
+        &self,
+        leased: LeasedCounter<'_>,
+        before: Hits,
+        outcome: ChargeOutcome,
+    ) -> ChargeOutcome {
+        let ChargeOutcome::Decided(step) = outcome else { return outcome };
+        let local_hits = before.min(self.balance_of(self.clock.now(), leased));
+        ChargeOutcome::Decided(add_local_hits(step, local_hits, max_at_once(leased)))
+    }
+
+    async fn charge_store(&self, now: Nanos, charges: &Charges) -> Outcomes {
+        match self.store.charge(now, charges) {
+            StoreReply::Ready(outcomes) => outcomes,
+            StoreReply::Pending(later) => later.await,
+        }
+    }
+
+    fn next_number(&self) -> MessageNumber {
+        MessageNumber(self.unused_number.fetch_add(1, Relaxed))
+    }
+
+    fn hash_key(&self, key: &CounterKey) -> LeaseKeyHash {
+        let hash = self.secret.hash(key.as_bytes());
+        [hash.h1, hash.h2]
+    }
+
+    fn lock_shard(&self, key_hash: LeaseKeyHash) -> MutexGuard<'_, LeaseShard> {
+        let index = usize::try_from(key_hash[0] % SHARDS as u64).unwrap_or(0);
+        self.shards[index].0.lock()
+    }
+}
+
+/// Returns `true` if the key has a lease of another limit with a pending reply. A new message would
+/// supersede the pending one, and the hits of its grant would never be returned.
+fn is_pending_for_other_limit(
+    shard: &LeaseShard,
+    place: LeaseKeyHash,
+    leased: LeasedCounter<'_>,
+) -> bool {
+    shard.get(&place).is_some_and(|held| !held.is_for(leased) && held.has_pending())
+}
+
+/// Returns the outcome after a reply, with the headroom as this replica sees it.
+fn outcome_of_reply(leased: LeasedCounter<'_>, answer: &BorrowReply) -> ChargeOutcome {
+    ChargeOutcome::Decided(answer.local_decision(max_at_once(leased)))
+}
+
+fn max_at_once(leased: LeasedCounter<'_>) -> Hits {
+    Hits(leased.charge.strategy.max_at_once().into())
+}
+
+/// Returns the failure for a check that waited for another check's message, which failed with
+/// `cause`. Its own hits were not in that message, so they were never sent.
+const fn failure_for_waiters(cause: StoreFailure) -> StoreFailure {
+    match cause {
+        StoreFailure::ConnectionLost | StoreFailure::TimedOut | StoreFailure::InvalidReply => {
+            StoreFailure::Unsent
+        }
+        cause => cause,
+    }
+}
