@@ -115,17 +115,21 @@ impl CounterKey {
         if (*form, u64::from_le_bytes(*length)) != BUCKET_HEAD {
             return None;
         }
-        let (length, rest) = rest.split_first_chunk::<4>()?;
-        let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
-        let (domain, mut rest) = rest.split_at_checked(length)?;
-        let mut entries = Vec::new();
-        while !rest.is_empty() {
-            let (key, more) = split_string(rest)?;
-            let (value, more) = split_string(more)?;
-            entries.push((key, value));
-            rest = more;
-        }
-        Some((std::str::from_utf8(domain).ok()?, entries))
+        split_domain_and_entries(rest)
+    }
+
+    /// Parses a key of [`CounterKey::unique`] or [`CounterKey::write_of_list`]. Returns `None` for
+    /// any other key.
+    #[must_use]
+    pub fn parse(&self) -> Option<ParsedKey<'_>> {
+        let (head, rest) = self.as_bytes().split_at_checked(HEAD_LEN)?;
+        let (domain, mut entries) = split_domain_and_entries(rest)?;
+        let limit_name = match head.first()? {
+            b'i' => None,
+            b'n' => Some(entries.pop()?.1),
+            _ => return None,
+        };
+        Some(ParsedKey { domain, entries, limit_name })
     }
 
     fn write_length_prefixed<'a>(
@@ -228,6 +232,17 @@ impl CounterKey {
     }
 }
 
+/// The parts of a counter key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParsedKey<'k> {
+    /// The domain.
+    pub domain: &'k str,
+    /// The keys and values of the entries.
+    pub entries: Vec<(&'k str, &'k str)>,
+    /// The name of the limit in a list; `None` for the only limit of a rule.
+    pub limit_name: Option<&'k str>,
+}
+
 struct KeyWriter<'k>(&'k mut [u8]);
 
 impl KeyWriter<'_> {
@@ -259,6 +274,21 @@ fn encoded_len<'a>(
     let fixed_parts = fixed_parts.iter().copied().fold(0, usize::saturating_add);
     let pieces = entries.flat_map(|(name, value)| [name, value]);
     pieces.fold(fixed_parts, |len, piece| len.saturating_add(overhead).saturating_add(piece.len()))
+}
+
+/// Reads the domain and the entries after the head of a key.
+fn split_domain_and_entries(bytes: &[u8]) -> Option<(&str, Vec<(&str, &str)>)> {
+    let (length, rest) = bytes.split_first_chunk::<4>()?;
+    let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
+    let (domain, mut rest) = rest.split_at_checked(length)?;
+    let mut entries = Vec::new();
+    while !rest.is_empty() {
+        let (key, more) = split_string(rest)?;
+        let (value, more) = split_string(more)?;
+        entries.push((key, value));
+        rest = more;
+    }
+    Some((std::str::from_utf8(domain).ok()?, entries))
 }
 
 /// Splits the first length-prefixed string off `bytes`.

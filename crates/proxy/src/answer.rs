@@ -1,0 +1,118 @@
+//! The answer to a request.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+/// The verdict on a request, and who decided it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The limits allow the request.
+    Allow,
+    /// A limit denies the request.
+    Deny,
+    /// Sluicegate did not reply, and the failure rule allows the request.
+    FallbackAllow,
+    /// Sluicegate did not reply, and the failure rule denies the request.
+    FallbackDeny,
+}
+
+impl Verdict {
+    /// Returns `true` if the request may pass.
+    #[must_use]
+    pub const fn is_allowed(self) -> bool {
+        matches!(self, Self::Allow | Self::FallbackAllow)
+    }
+
+    /// Returns the verdict on a request with these two parts: a denial wins, then a fallback.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Deny, _) | (_, Self::Deny) => Self::Deny,
+            (Self::FallbackDeny, _) | (_, Self::FallbackDeny) => Self::FallbackDeny,
+            (Self::FallbackAllow, _) | (_, Self::FallbackAllow) => Self::FallbackAllow,
+            (Self::Allow, Self::Allow) => Self::Allow,
+        }
+    }
+}
+
+/// The answer to a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The verdict on the request.
+    pub verdict: Verdict,
+    /// The path of the rule that denied, if a rule denied.
+    pub denied_by: Option<Arc<str>>,
+    /// The path of each rule that applied, and `true` if it allowed its descriptor.
+    pub rules: SmallVec<[(Arc<str>, bool); 2]>,
+    /// The time after which the request is allowed; `None` if it is allowed now, or if the time is
+    /// not known.
+    pub retry_after: Option<Duration>,
+    /// The limit for response headers: the one with the fewest remaining requests.
+    pub reported: Option<ReportedLimit>,
+}
+
+impl Answer {
+    /// The answer to a request that no limit applies to.
+    #[must_use]
+    pub const fn unlimited() -> Self {
+        Self {
+            verdict: Verdict::Allow,
+            denied_by: None,
+            rules: SmallVec::new_const(),
+            retry_after: None,
+            reported: None,
+        }
+    }
+
+    /// Adds the result of one rule. A denied request waits for the longest retry-after of its
+    /// rules.
+    pub(crate) fn add(&mut self, part: RuleAnswer) {
+        self.verdict = self.verdict.and(part.verdict);
+        let is_allowed = part.verdict.is_allowed();
+        if !is_allowed {
+            self.retry_after = self.retry_after.max(part.retry_after);
+        }
+        if let Some(path) = part.path {
+            if part.verdict == Verdict::Deny && self.denied_by.is_none() {
+                self.denied_by = Some(Arc::clone(&path));
+            }
+            self.rules.push((path, is_allowed));
+        }
+        let fewer = |reported: &ReportedLimit| {
+            self.reported.as_ref().is_none_or(|current| reported.remaining < current.remaining)
+        };
+        if let Some(reported) = part.reported.filter(fewer) {
+            self.reported = Some(reported);
+        }
+    }
+}
+
+/// The result of the rule of one descriptor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RuleAnswer {
+    pub(crate) verdict: Verdict,
+    pub(crate) path: Option<Arc<str>>,
+    pub(crate) retry_after: Option<Duration>,
+    pub(crate) reported: Option<ReportedLimit>,
+}
+
+impl RuleAnswer {
+    /// The result of a descriptor that no limit applies to.
+    pub(crate) const UNLIMITED: Self =
+        Self { verdict: Verdict::Allow, path: None, retry_after: None, reported: None };
+}
+
+/// A limit as response headers report it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReportedLimit {
+    /// The requests that are allowed in each period.
+    pub requests: u32,
+    /// The period.
+    pub period: Duration,
+    /// The requests that are allowed now.
+    pub remaining: u64,
+    /// The time until the counter is empty; for a fixed window, until it ends.
+    pub reset_after: Duration,
+}

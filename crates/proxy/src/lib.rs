@@ -1,0 +1,34 @@
+//! Decides requests inside a proxy, from hits leased from Sluicegate.
+//!
+//! [`Limiter`] is the whole interface: it takes the descriptors of a request and returns an answer,
+//! or a future answer. One [`Limiter`] serves all threads of the proxy.
+//!
+//! Guarantees:
+//! - A request whose hits are leased needs no call, no wait and no allocation.
+//! - The process is one replica in the lease tables, so `max_overshoot` includes its hits.
+//! - A request waits at most for its deadline. Then the failure rule decides.
+//! - Memory, queues and calls in flight are bounded.
+//!
+//! Not covered:
+//! - The proxy's interface (see `crates/envoy-module`).
+//! - Permits of concurrency limits.
+
+pub mod answer;
+mod call;
+mod connection;
+mod limiter;
+mod pending;
+mod request;
+mod rule;
+mod rule_table;
+mod service_store;
+mod session;
+pub mod settings;
+mod usage;
+mod wire;
+
+pub use connection::LogLine;
+pub use limiter::{Check, Limiter, StartError, Started};
+pub use pending::PendingAnswer;
+pub use request::DescriptorEntries;
+pub use sluicegate_kernel as kernel;

@@ -1,0 +1,281 @@
+//! Decides the requests of this process.
+//!
+//! A request is decided in two steps: first the rules of its descriptors are found, then each rule
+//! is charged. Both steps run in the caller's thread if the rules are known and hits are leased.
+//! Otherwise they run in the background until the deadline.
+//!
+//! Guarantees:
+//! - No rule is charged before all rules of the request are known.
+//! - After a change of the limits, an old rule is used for at most [`REFRESH_TIME`].
+//! - Without a connection, known rules and leased hits stay in use until they expire.
+//!
+//! Not covered:
+//! - Reading descriptors from a request, and writing the response.
+
+mod background;
+mod rules;
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use sluicegate_lease::clock::Clock;
+use sluicegate_lease::leases::{LeaseManager, LeaseObserver, LeaseOptions};
+use sluicegate_lease::store::Outcomes;
+use smallvec::SmallVec;
+use thiserror::Error;
+use tokio::runtime::{Builder, Handle};
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::answer::{Answer, RuleAnswer, Verdict};
+use crate::connection::{Connection, LogLine};
+use crate::kernel::decision::StoreFailure;
+use crate::kernel::units::Nanos;
+use crate::pending::{AnswerSlot, PendingAnswer};
+use crate::request::{DescriptorEntries, DescriptorHasher, OwnedDescriptor};
+use crate::rule::{Handling, KnownRule, LeasedRule};
+use crate::service_store::ServiceStore;
+use crate::settings::{ProxyIdentity, ServiceSettings, WaitSettings};
+use crate::usage::UsageList;
+use crate::wire::api::{UsageReport, proxy_message};
+use rules::{RuleState, Rules};
+
+/// The longest time for which a rule is used after the limits have changed.
+pub(crate) const REFRESH_TIME: Nanos = Nanos(500_000_000);
+
+/// The largest number of leased keys: one million. A key needs about 800 bytes.
+const MAX_LEASED_KEYS: usize = 1 << 20;
+
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The descriptors of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Check<'a> {
+    /// The domain of the limits.
+    pub domain: &'a str,
+    /// The descriptors, each with at least one entry.
+    pub descriptors: &'a [DescriptorEntries<'a>],
+    /// The longest wait for Sluicegate, and the decision without it.
+    pub wait: WaitSettings,
+}
+
+/// The state of a request after [`Limiter::start`].
+#[derive(Debug)]
+pub enum Started {
+    /// The request is decided.
+    Decided(Answer),
+    /// The answer arrives within the deadline.
+    Waiting(PendingAnswer),
+}
+
+/// The limiter cannot start.
+#[derive(Debug, Error)]
+#[error("cannot start the thread of the limiter: {0}")]
+pub struct StartError(#[from] std::io::Error);
+
+/// Decides requests. One for each Sluicegate and process.
+#[derive(Clone, Debug)]
+pub struct Limiter(Arc<Parts>);
+
+#[derive(Debug)]
+struct Parts {
+    clock: Arc<Clock>,
+    connection: Arc<Connection>,
+    leases: Arc<LeaseManager>,
+    rules: Rules,
+    usage: UsageList,
+    hasher: DescriptorHasher,
+    runtime: Handle,
+}
+
+impl Limiter {
+    /// Starts a thread that connects to Sluicegate. Does not wait for the connection.
+    ///
+    /// `log` writes a line to the proxy's log, and `observe` counts leased hits. Both are called on
+    /// any thread and must not block.
+    ///
+    /// # Errors
+    /// The operating system refuses a thread or its resources.
+    pub fn start_thread(
+        service: ServiceSettings,
+        identity: ProxyIdentity,
+        log: LogLine,
+        observe: LeaseObserver,
+    ) -> Result<Self, StartError> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let clock = Arc::new(Clock::system());
+        let connection = Connection::new(service, identity, log, Arc::clone(&clock));
+        let connection = Arc::new(connection);
+        let store = Arc::new(ServiceStore::new(Arc::clone(&connection)));
+        let options = LeaseOptions { observe, max_keys: MAX_LEASED_KEYS };
+        let limiter = Self(Arc::new(Parts {
+            leases: LeaseManager::new(Arc::clone(&clock), store, options),
+            rules: Rules::new(Arc::clone(&connection), Arc::clone(&clock)),
+            usage: UsageList::default(),
+            hasher: DescriptorHasher::new(),
+            runtime: runtime.handle().clone(),
+            clock,
+            connection,
+        }));
+        let background = limiter.clone();
+        thread::Builder::new()
+            .name("sluicegate".to_owned())
+            .spawn(move || runtime.block_on(background.run()))?;
+        Ok(limiter)
+    }
+
+    /// Decides a request, or begins to. Cost: no allocation and no call if all descriptors are
+    /// decided from leased hits.
+    #[must_use]
+    pub fn start(&self, check: &Check<'_>) -> Started {
+        let _runtime = self.0.runtime.enter();
+        let mut found: SmallVec<[Arc<KnownRule>; 4]> = SmallVec::new();
+        for entries in check.descriptors {
+            match self.find_rule(check.domain, entries) {
+                Some(rule) if !matches!(rule.handling, Handling::AskTogether) => found.push(rule),
+                _ => return Started::Waiting(self.decide_later(check)),
+            }
+        }
+        let (mut answer, mut undecided) = (Answer::unlimited(), Vec::new());
+        for rule in found {
+            match self.try_decide(&rule, check.wait) {
+                Some(part) => answer.add(part),
+                None => undecided.push(rule),
+            }
+        }
+        if undecided.is_empty() {
+            return Started::Decided(answer);
+        }
+        Started::Waiting(self.decide_rest_later(answer, undecided, check.wait))
+    }
+
+    /// Returns the number of leased keys and the sum of their hits. Cost: O(keys).
+    #[must_use]
+    pub fn leased(&self) -> (usize, u64) {
+        let totals = self.0.leases.totals();
+        (totals.keys, totals.hits.0)
+    }
+
+    /// Returns `true` while a stream to Sluicegate is open.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.0.connection.is_connected()
+    }
+
+    /// Returns a known rule that may be used now. Fetches a changed rule again in the background.
+    fn find_rule(&self, domain: &str, entries: &DescriptorEntries<'_>) -> Option<Arc<KnownRule>> {
+        let (rules, hash) = (&self.0.rules, self.0.hasher.hash(domain, entries));
+        let known = rules.find(hash).or_else(|| {
+            rules.find(self.0.hasher.hash_keys(domain, entries)).filter(|rule| rule.any_values)
+        })?;
+        match rules.state(&known, self.0.clock.steady()) {
+            RuleState::Current => Some(known),
+            RuleState::Changed => {
+                self.refresh(&known);
+                Some(known)
+            }
+            RuleState::Expired => None,
+        }
+    }
+
+    /// Decides the descriptor of a rule without a call. Returns `None` if a call is needed.
+    fn try_decide(&self, rule: &Arc<KnownRule>, wait: WaitSettings) -> Option<RuleAnswer> {
+        match &rule.handling {
+            Handling::Unlimited => Some(RuleAnswer::UNLIMITED),
+            Handling::Forced(verdict) => Some(self.forced(rule, *verdict)),
+            Handling::Leased(leased) => {
+                let (now, mut outcomes) = (self.0.clock.now(), Outcomes::new());
+                self.0.leases.try_charge(now, &leased.charges, leased.terms(), &mut outcomes)?;
+                Some(self.leased_answer(rule, leased, &outcomes, wait))
+            }
+            Handling::Ask | Handling::AskTogether => None,
+        }
+    }
+
+    fn forced(&self, rule: &KnownRule, verdict: Verdict) -> RuleAnswer {
+        self.0.usage.count(&rule.usage, verdict, false);
+        rule.forced_answer(verdict)
+    }
+
+    fn leased_answer(
+        &self,
+        rule: &KnownRule,
+        leased: &LeasedRule,
+        outcomes: &Outcomes,
+        wait: WaitSettings,
+    ) -> RuleAnswer {
+        let (answer, is_shadowed) = leased.answer(rule.path.as_ref(), outcomes, wait.failure);
+        self.0.usage.count(&rule.usage, answer.verdict, is_shadowed);
+        answer
+    }
+
+    fn decide_later(&self, check: &Check<'_>) -> PendingAnswer {
+        let domain = check.domain;
+        let owned = |entries: &DescriptorEntries<'_>| {
+            OwnedDescriptor::new(self.0.hasher.hash(domain, entries), domain, entries)
+        };
+        let descriptors: Vec<OwnedDescriptor> = check.descriptors.iter().map(owned).collect();
+        let (limiter, wait) = (self.clone(), check.wait);
+        spawn(async move { limiter.decide(descriptors, wait).await })
+    }
+
+    fn decide_rest_later(
+        &self,
+        answer: Answer,
+        undecided: Vec<Arc<KnownRule>>,
+        wait: WaitSettings,
+    ) -> PendingAnswer {
+        let limiter = self.clone();
+        let deadline = background::deadline(wait);
+        spawn(async move { limiter.decide_rest(answer, undecided, wait, deadline).await })
+    }
+
+    /// The work of the thread: the connection, the upkeep of leases, and reports.
+    async fn run(self) {
+        let leases = Arc::clone(&self.0.leases);
+        tokio::spawn(async move { leases.run_upkeep().await });
+        let reporter = self.clone();
+        tokio::spawn(async move { reporter.report_usage().await });
+        self.0.connection.run().await;
+    }
+
+    async fn report_usage(self) {
+        let mut ticks = interval(REPORT_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            // Without a connection, the counts wait.
+            if self.is_connected() {
+                self.send_usage();
+            }
+        }
+    }
+
+    fn send_usage(&self) {
+        let (leased_keys, leased_hits) = self.leased();
+        let mut reports = self.0.usage.take_reports();
+        if reports.is_empty() {
+            reports.push(Vec::new());
+        }
+        for keys in reports {
+            let leased_keys = u64::try_from(leased_keys).unwrap_or(u64::MAX);
+            let report = UsageReport { keys, leased_keys, leased_hits };
+            self.0.connection.send(proxy_message::Message::Usage(report));
+        }
+    }
+}
+
+/// Decides in the background.
+fn spawn(decision: impl Future<Output = Answer> + Send + 'static) -> PendingAnswer {
+    let slot = Arc::new(AnswerSlot::default());
+    let task = tokio::spawn({
+        let slot = Arc::clone(&slot);
+        async move { slot.set(decision.await) }
+    });
+    PendingAnswer::new(slot, task.abort_handle())
+}
+
+/// Returns `true` if the charge was certainly not made, so that it may be made under a newer rule.
+const fn was_not_charged(cause: StoreFailure) -> bool {
+    matches!(cause, StoreFailure::Overloaded | StoreFailure::BreakerOpen | StoreFailure::Unsent)
+}

@@ -1,0 +1,232 @@
+//! Decides requests with calls to Sluicegate, until their deadline.
+//!
+//! Guarantees:
+//! - Without a connection, a known rule is used until it expires.
+//! - A charge that fails because the limits changed is made once more, under the new rule.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use sluicegate_lease::store::{ChargeOutcome, Outcomes};
+use tokio::time::{Instant, timeout_at};
+
+use super::{Limiter, was_not_charged};
+use crate::answer::{Answer, ReportedLimit, RuleAnswer, Verdict};
+use crate::call::CallFailure;
+use crate::kernel::decision::StoreFailure;
+use crate::request::OwnedDescriptor;
+use crate::rule::{Handling, KnownRule, LeasedRule, fallback};
+use crate::settings::WaitSettings;
+use crate::wire;
+use crate::wire::api::{
+    CheckDecision, CheckDescriptor, CheckMessage, check_result, lease_message, proxy_message,
+};
+
+/// A call that has only a little time left is not begun.
+const MIN_CALL_TIME: Duration = Duration::from_micros(100);
+
+impl Limiter {
+    /// Finds the rules of a request, and charges them.
+    pub(super) async fn decide(
+        &self,
+        descriptors: Vec<OwnedDescriptor>,
+        wait: WaitSettings,
+    ) -> Answer {
+        let deadline = deadline(wait);
+        let rules = descriptors.iter().map(|descriptor| self.rule(descriptor.clone()));
+        let Ok(rules) = timeout_at(deadline, join_all(rules)).await else {
+            return failed(wait);
+        };
+        let Ok(rules) = rules.into_iter().collect::<Result<Vec<_>, CallFailure>>() else {
+            return failed(wait);
+        };
+        if rules.iter().any(|rule| matches!(rule.handling, Handling::AskTogether)) {
+            let decided = self.check_remotely(&descriptors, wait, deadline).await;
+            let mut answer = Answer::unlimited();
+            answer.add(decided.unwrap_or_else(|_| failed_part(wait)));
+            return answer;
+        }
+        self.decide_rest(Answer::unlimited(), rules, wait, deadline).await
+    }
+
+    /// Charges the rules that are not decided yet, all at once.
+    pub(super) async fn decide_rest(
+        &self,
+        mut answer: Answer,
+        rules: Vec<Arc<KnownRule>>,
+        wait: WaitSettings,
+        deadline: Instant,
+    ) -> Answer {
+        let parts = rules.iter().map(|rule| self.decide_rule(rule, wait, deadline));
+        for part in join_all(parts).await {
+            answer.add(part);
+        }
+        answer
+    }
+
+    /// Fetches a rule again in the background, once at a time.
+    pub(super) fn refresh(&self, rule: &Arc<KnownRule>) {
+        if rule.is_refreshing.swap(true, Relaxed) {
+            return;
+        }
+        let (limiter, rule) = (self.clone(), Arc::clone(rule));
+        tokio::spawn(async move {
+            let fetched = limiter.fetch(rule.usage.descriptor.clone()).await;
+            if fetched.is_err() {
+                rule.is_refreshing.store(false, Relaxed);
+            }
+        });
+    }
+
+    async fn fetch(&self, descriptor: OwnedDescriptor) -> Result<Arc<KnownRule>, CallFailure> {
+        let rule = self.0.rules.fetch(descriptor).await?;
+        if rule.any_values {
+            self.0.rules.insert(self.hash_keys(&rule.usage.descriptor), Arc::clone(&rule));
+        }
+        Ok(rule)
+    }
+
+    fn hash_keys(&self, descriptor: &OwnedDescriptor) -> crate::request::DescriptorHash {
+        let entries = descriptor.entries.iter().map(|(key, value)| (&**key, (&**value).into()));
+        self.0.hasher.hash_keys(&descriptor.domain, &entries.collect())
+    }
+
+    /// Returns a rule that may be used: a known one, or one from Sluicegate.
+    async fn rule(&self, descriptor: OwnedDescriptor) -> Result<Arc<KnownRule>, CallFailure> {
+        let known = self.0.rules.find(descriptor.hash);
+        let now = self.0.clock.steady();
+        if let Some(rule) = &known
+            && self.0.rules.state(rule, now) == super::rules::RuleState::Current
+        {
+            return Ok(Arc::clone(rule));
+        }
+        match (self.fetch(descriptor).await, known) {
+            (Err(_), Some(rule)) if !rule.is_expired(now) => Ok(rule),
+            (fetched, _) => fetched,
+        }
+    }
+
+    async fn decide_rule(
+        &self,
+        rule: &Arc<KnownRule>,
+        wait: WaitSettings,
+        deadline: Instant,
+    ) -> RuleAnswer {
+        match &rule.handling {
+            Handling::Unlimited => RuleAnswer::UNLIMITED,
+            Handling::Forced(verdict) => self.forced(rule, *verdict),
+            Handling::Leased(leased) => self.charge(rule, leased, wait, deadline).await,
+            Handling::Ask | Handling::AskTogether => {
+                let descriptor = std::slice::from_ref(&rule.usage.descriptor);
+                let decided = self.check_remotely(descriptor, wait, deadline).await;
+                decided.unwrap_or_else(|_| {
+                    let answer = rule.failed_answer(wait.failure);
+                    self.0.usage.count(&rule.usage, answer.verdict, false);
+                    answer
+                })
+            }
+        }
+    }
+
+    async fn charge(
+        &self,
+        rule: &Arc<KnownRule>,
+        leased: &LeasedRule,
+        wait: WaitSettings,
+        deadline: Instant,
+    ) -> RuleAnswer {
+        let outcomes = self.charge_until(leased, deadline).await;
+        if outcomes.iter().any(is_uncharged)
+            && let Ok(Ok(new)) = timeout_at(deadline, self.newer(rule)).await
+            && let Handling::Leased(leased) = &new.handling
+        {
+            let outcomes = self.charge_until(leased, deadline).await;
+            return self.leased_answer(&new, leased, &outcomes, wait);
+        }
+        self.leased_answer(rule, leased, &outcomes, wait)
+    }
+
+    /// Returns the rule in force, if it is newer than `rule`.
+    async fn newer(&self, rule: &Arc<KnownRule>) -> Result<Arc<KnownRule>, CallFailure> {
+        let new = self.rule(rule.usage.descriptor.clone()).await?;
+        if new.version == rule.version { Err(CallFailure::NotConnected) } else { Ok(new) }
+    }
+
+    async fn charge_until(&self, leased: &LeasedRule, deadline: Instant) -> Outcomes {
+        let (now, terms) = (self.0.clock.now(), leased.charge_terms());
+        let charged = timeout_at(deadline, self.0.leases.charge(now, &leased.charges, &terms));
+        let failed = |_| ChargeOutcome::Failed(StoreFailure::TimedOut);
+        charged.await.unwrap_or_else(|_| leased.charges.list.iter().map(failed).collect())
+    }
+
+    /// Lets Sluicegate decide descriptors. Sluicegate counts the decision.
+    async fn check_remotely(
+        &self,
+        descriptors: &[OwnedDescriptor],
+        wait: WaitSettings,
+        deadline: Instant,
+    ) -> Result<RuleAnswer, CallFailure> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left < MIN_CALL_TIME {
+            return Err(CallFailure::TimedOut);
+        }
+        let descriptor = |descriptor: &OwnedDescriptor| CheckDescriptor {
+            entries: descriptor.entry_messages(),
+            hits: 1,
+        };
+        let message = CheckMessage {
+            domain: descriptors.first().map_or_else(String::new, |first| first.domain.to_string()),
+            descriptors: descriptors.iter().map(descriptor).collect(),
+            timeout_us: u64::try_from(wait.deadline.as_micros()).ok(),
+        };
+        let reply = self.0.connection.call(proxy_message::Message::Check(message), left).await?;
+        let lease_message::Message::Check(reply) = reply else {
+            return Err(CallFailure::InvalidReply);
+        };
+        match reply.result {
+            Some(check_result::Result::Decision(decision)) => Ok(rule_answer(&decision)),
+            Some(check_result::Result::Failure(_)) | None => Err(CallFailure::InvalidReply),
+        }
+    }
+}
+
+/// Returns the end of a wait that begins now, on the clock of the runtime's timers.
+pub(super) fn deadline(wait: WaitSettings) -> Instant {
+    Instant::now() + wait.deadline
+}
+
+/// Returns `true` if the charge was certainly not made.
+fn is_uncharged(outcome: &ChargeOutcome) -> bool {
+    match outcome {
+        ChargeOutcome::Failed(cause) => was_not_charged(*cause),
+        ChargeOutcome::Stale(_) => true,
+        _ => false,
+    }
+}
+
+fn rule_answer(decision: &CheckDecision) -> RuleAnswer {
+    let reported = decision.reported.as_ref().map(|limit| ReportedLimit {
+        requests: limit.requests,
+        period: Duration::from_nanos(limit.period_ns),
+        remaining: limit.remaining,
+        reset_after: wire::duration(limit.reset_after_us),
+    });
+    RuleAnswer {
+        verdict: if decision.allowed { Verdict::Allow } else { Verdict::Deny },
+        path: Some(&*decision.denied_by).filter(|path| !path.is_empty()).map(Arc::from),
+        retry_after: decision.retry_after_us.map(wire::duration),
+        reported,
+    }
+}
+
+fn failed(wait: WaitSettings) -> Answer {
+    let mut answer = Answer::unlimited();
+    answer.add(failed_part(wait));
+    answer
+}
+
+fn failed_part(wait: WaitSettings) -> RuleAnswer {
+    RuleAnswer { verdict: fallback(wait.failure), path: None, retry_after: None, reported: None }
+}

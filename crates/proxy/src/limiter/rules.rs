@@ -1,0 +1,127 @@
+//! Finds the rules of descriptors, and fetches unknown rules from Sluicegate.
+//!
+//! Guarantees:
+//! - Requests that wait for one rule share one call.
+//!
+//! Not covered:
+//! - A rule that expires while a request uses it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, Shared};
+use parking_lot::Mutex;
+use sluicegate_lease::clock::Clock;
+
+use super::REFRESH_TIME;
+use crate::call::CallFailure;
+use crate::connection::Connection;
+use crate::kernel::units::Nanos;
+use crate::request::{DescriptorHash, OwnedDescriptor};
+use crate::rule::KnownRule;
+use crate::rule_table::RuleTable;
+use crate::usage::DescriptorUsage;
+use crate::wire::api::{RuleRequest, lease_message, proxy_message};
+
+/// The longest wait for a rule. The deadline of a request may be shorter.
+const MAX_WAIT: Duration = Duration::from_millis(500);
+
+type RuleReply = Result<Arc<KnownRule>, CallFailure>;
+type RuleCall = Shared<BoxFuture<'static, RuleReply>>;
+
+/// The known rules, and the calls for unknown ones.
+#[derive(Debug)]
+pub(super) struct Rules {
+    connection: Arc<Connection>,
+    clock: Arc<Clock>,
+    table: Arc<RuleTable>,
+    calls: Arc<Mutex<HashMap<DescriptorHash, RuleCall>>>,
+}
+
+/// The validity of a known rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RuleState {
+    /// The rule is in force.
+    Current,
+    /// The limits have changed just now. The rule is used until the new one arrives.
+    Changed,
+    /// The rule must be fetched first.
+    Expired,
+}
+
+impl Rules {
+    pub(super) fn new(connection: Arc<Connection>, clock: Arc<Clock>) -> Self {
+        let (table, calls) = (Arc::new(RuleTable::new()), Arc::default());
+        Self { connection, clock, table, calls }
+    }
+
+    pub(super) fn find(&self, hash: DescriptorHash) -> Option<Arc<KnownRule>> {
+        self.table.find(hash)
+    }
+
+    pub(super) fn insert(&self, hash: DescriptorHash, rule: Arc<KnownRule>) {
+        self.table.insert(hash, rule);
+    }
+
+    /// Returns the validity of `rule` at `now`, an instant of the steady clock.
+    pub(super) fn state(&self, rule: &KnownRule, now: Nanos) -> RuleState {
+        if rule.is_expired(now) {
+            return RuleState::Expired;
+        }
+        if rule.version == self.connection.limits() {
+            return RuleState::Current;
+        }
+        let changed_at = self.connection.limits_changed_at();
+        if now.since(changed_at) < REFRESH_TIME { RuleState::Changed } else { RuleState::Expired }
+    }
+
+    /// Fetches the rule of a descriptor. Several requests share one call.
+    pub(super) async fn fetch(&self, descriptor: OwnedDescriptor) -> RuleReply {
+        let hash = descriptor.hash;
+        let call = {
+            let mut calls = self.calls.lock();
+            let new_call = || self.call(descriptor).boxed().shared();
+            calls.entry(hash).or_insert_with(new_call).clone()
+        };
+        call.await
+    }
+
+    /// The call for a rule. It runs in a task of its own, so that it continues without the request
+    /// that began it.
+    fn call(&self, descriptor: OwnedDescriptor) -> impl Future<Output = RuleReply> + 'static {
+        let (connection, clock) = (Arc::clone(&self.connection), Arc::clone(&self.clock));
+        let (table, calls) = (Arc::clone(&self.table), Arc::clone(&self.calls));
+        let task = tokio::spawn(async move {
+            let hash = descriptor.hash;
+            let usage = match table.find(hash) {
+                Some(known) => Arc::clone(&known.usage),
+                None => Arc::new(DescriptorUsage::new(descriptor)),
+            };
+            let reply = call_for_rule(&connection, &clock, usage).await;
+            if let Ok(rule) = &reply {
+                table.insert(hash, Arc::clone(rule));
+            }
+            calls.lock().remove(&hash);
+            reply
+        });
+        async move { task.await.unwrap_or(Err(CallFailure::Lost)) }
+    }
+}
+
+async fn call_for_rule(
+    connection: &Connection,
+    clock: &Clock,
+    usage: Arc<DescriptorUsage>,
+) -> RuleReply {
+    let request = RuleRequest {
+        domain: usage.descriptor.domain.to_string(),
+        entries: usage.descriptor.entry_messages(),
+    };
+    let reply = connection.call(proxy_message::Message::Rule(request), MAX_WAIT).await?;
+    let lease_message::Message::Rule(reply) = reply else { return Err(CallFailure::InvalidReply) };
+    let version = connection.limits_of_reply(reply.limits);
+    let rule = KnownRule::from_reply(&reply, usage, version, clock.steady());
+    rule.map(Arc::new).ok_or(CallFailure::InvalidReply)
+}

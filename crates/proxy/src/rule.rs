@@ -1,0 +1,274 @@
+//! A rule of Sluicegate for one descriptor, as this proxy knows it.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use sluicegate_lease::leases::ChargeTerms;
+use sluicegate_lease::store::{Charge, ChargeMode, ChargeOutcome, Charges, Placement};
+use smallvec::SmallVec;
+
+use crate::answer::{ReportedLimit, RuleAnswer, Verdict};
+use crate::connection::LimitsVersion;
+use crate::kernel::decision::{Cost, Enforcement, Verdict as KernelVerdict};
+use crate::kernel::key::{CounterKey, KeyStrategy};
+use crate::kernel::lease::LeaseTerms;
+use crate::kernel::rate::fixed_window::Windows;
+use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
+use crate::kernel::units::{Hits, Nanos, Unit};
+use crate::settings::FailureRule;
+use crate::usage::DescriptorUsage;
+use crate::wire::api::leased_limit::OnFailure;
+use crate::wire::api::rule_reply::Handling as WireHandling;
+use crate::wire::{self, api};
+
+/// A rule for one descriptor.
+#[derive(Debug)]
+pub(crate) struct KnownRule {
+    pub(crate) version: LimitsVersion,
+    /// The instant until which the rule is valid, on the steady clock.
+    pub(crate) valid_until: Option<Nanos>,
+    pub(crate) handling: Handling,
+    pub(crate) path: Option<Arc<str>>,
+    /// `true` if no descriptor with the same keys matches a rule.
+    pub(crate) any_values: bool,
+    pub(crate) usage: Arc<DescriptorUsage>,
+    /// `true` while the rule is fetched again in the background.
+    pub(crate) is_refreshing: AtomicBool,
+}
+
+/// The way to decide requests of a rule.
+#[derive(Debug)]
+pub(crate) enum Handling {
+    Unlimited,
+    Forced(Verdict),
+    /// From leased hits.
+    Leased(Box<LeasedRule>),
+    /// With a call for each request.
+    Ask,
+    /// With a call for each request that has all its descriptors.
+    AskTogether,
+}
+
+/// The leased limits of a rule, and the charges of a request of one hit.
+#[derive(Debug)]
+pub(crate) struct LeasedRule {
+    pub(crate) charges: Charges,
+    terms: SmallVec<[LeaseTerms; 1]>,
+    limits: SmallVec<[LeasedLimit; 1]>,
+    shadow: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct LeasedLimit {
+    requests: u32,
+    period: Duration,
+    on_failure: Option<FailureRule>,
+}
+
+impl KnownRule {
+    /// Reads a reply that arrived at `now`. Returns `None` if the protocol
+    /// does not define it.
+    pub(crate) fn from_reply(
+        reply: &api::RuleReply,
+        usage: Arc<DescriptorUsage>,
+        version: LimitsVersion,
+        now: Nanos,
+    ) -> Option<Self> {
+        let handling = match WireHandling::try_from(reply.handling).ok()? {
+            WireHandling::Unspecified => return None,
+            WireHandling::Unlimited => Handling::Unlimited,
+            WireHandling::Leased => {
+                Handling::Leased(Box::new(LeasedRule::from_reply(reply, &usage)?))
+            }
+            WireHandling::Ask => Handling::Ask,
+            WireHandling::AskTogether => Handling::AskTogether,
+            WireHandling::ForcedAllow => Handling::Forced(Verdict::Allow),
+            WireHandling::ForcedDeny if reply.shadow => Handling::Forced(Verdict::Allow),
+            WireHandling::ForcedDeny => Handling::Forced(Verdict::Deny),
+        };
+        Some(Self {
+            version,
+            valid_until: reply.valid_for_us.map(|micros| now.plus(wire::nanos(micros))),
+            handling,
+            path: Some(&*reply.rule).filter(|path| !path.is_empty()).map(Arc::from),
+            any_values: reply.any_values,
+            usage,
+            is_refreshing: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn is_expired(&self, now: Nanos) -> bool {
+        self.valid_until.is_some_and(|until| until <= now)
+    }
+
+    /// Returns the result of a rule that an operator forced.
+    pub(crate) fn forced_answer(&self, verdict: Verdict) -> RuleAnswer {
+        RuleAnswer { verdict, path: self.path.clone(), retry_after: None, reported: None }
+    }
+
+    /// Returns the result without a reply, by the failure rule of the filter.
+    pub(crate) fn failed_answer(&self, failure: FailureRule) -> RuleAnswer {
+        self.forced_answer(fallback(failure))
+    }
+}
+
+impl LeasedRule {
+    fn from_reply(reply: &api::RuleReply, usage: &DescriptorUsage) -> Option<Self> {
+        let mut rule = Self {
+            charges: Charges { list: SmallVec::new(), mode: ChargeMode::Each },
+            terms: SmallVec::new(),
+            limits: SmallVec::new(),
+            shadow: reply.shadow,
+        };
+        for limit in &reply.leased {
+            let strategy = wire::strategy(limit.strategy.as_ref()?)?;
+            let key = counter_key(&usage.descriptor.domain, &reply.counter, &limit.name, &strategy);
+            rule.charges.list.push(charge(key, strategy));
+            rule.terms.push(wire::terms(limit)?);
+            rule.limits.push(LeasedLimit {
+                requests: limit.requests,
+                period: Duration::from_nanos(limit.period_ns),
+                on_failure: match limit.on_failure() {
+                    OnFailure::Unspecified => None,
+                    OnFailure::Allow => Some(FailureRule::Allow),
+                    OnFailure::Deny => Some(FailureRule::Deny),
+                },
+            });
+        }
+        (!rule.limits.is_empty()).then_some(rule)
+    }
+
+    pub(crate) fn terms(&self) -> impl Iterator<Item = Option<&LeaseTerms>> {
+        self.terms.iter().map(Some)
+    }
+
+    pub(crate) fn charge_terms(&self) -> ChargeTerms<'_> {
+        self.terms().collect()
+    }
+
+    /// Returns the result of a request from the outcomes of its charges, and `true` if shadow mode
+    /// turned a denial into it.
+    pub(crate) fn answer(
+        &self,
+        path: Option<&Arc<str>>,
+        outcomes: &[ChargeOutcome],
+        failure: FailureRule,
+    ) -> (RuleAnswer, bool) {
+        let mut answer = RuleAnswer {
+            verdict: Verdict::Allow,
+            path: path.cloned(),
+            retry_after: None,
+            reported: None,
+        };
+        for (limit, outcome) in self.limits.iter().zip(outcomes) {
+            limit.add_outcome(&mut answer, *outcome, failure);
+        }
+        let is_shadowed = self.shadow && !answer.verdict.is_allowed();
+        if is_shadowed {
+            answer.verdict = Verdict::Allow;
+            answer.retry_after = None;
+        }
+        (answer, is_shadowed)
+    }
+}
+
+impl LeasedLimit {
+    fn add_outcome(&self, answer: &mut RuleAnswer, outcome: ChargeOutcome, failure: FailureRule) {
+        let (verdict, retry_after, headroom) = match outcome {
+            ChargeOutcome::Decided(decision)
+            | ChargeOutcome::Counted(decision, _)
+            | ChargeOutcome::Refunded(decision) => match decision {
+                CounterDecision::Allow(room) => (Verdict::Allow, None, Some(room)),
+                CounterDecision::Deny { retry_after, headroom } => {
+                    (Verdict::Deny, Some(retry_after), Some(headroom))
+                }
+                CounterDecision::ExceedsLimit(room) => (Verdict::Deny, None, Some(room)),
+                CounterDecision::OutsideWindows => (self.fallback(failure), None, None),
+            },
+            ChargeOutcome::StoreFull(KernelVerdict::Allow) => (Verdict::Allow, None, None),
+            ChargeOutcome::StoreFull(KernelVerdict::Deny) => (Verdict::Deny, None, None),
+            ChargeOutcome::Stale(_) | ChargeOutcome::Failed(_) => {
+                (self.fallback(failure), None, None)
+            }
+        };
+        answer.verdict = answer.verdict.and(verdict);
+        answer.retry_after = answer.retry_after.max(retry_after.map(duration));
+        let reported = headroom.map(|room| self.report(room));
+        let fewer = |new: &ReportedLimit| {
+            answer.reported.as_ref().is_none_or(|known| new.remaining < known.remaining)
+        };
+        if let Some(new) = reported.filter(fewer) {
+            answer.reported = Some(new);
+        }
+    }
+
+    fn fallback(&self, failure: FailureRule) -> Verdict {
+        fallback(self.on_failure.unwrap_or(failure))
+    }
+
+    const fn report(&self, room: Headroom) -> ReportedLimit {
+        ReportedLimit {
+            requests: self.requests,
+            period: self.period,
+            remaining: room.remaining.0,
+            reset_after: duration(room.reset_after),
+        }
+    }
+}
+
+pub(crate) const fn fallback(failure: FailureRule) -> Verdict {
+    match failure {
+        FailureRule::Allow => Verdict::FallbackAllow,
+        FailureRule::Deny => Verdict::FallbackDeny,
+    }
+}
+
+const fn duration(time: Nanos) -> Duration {
+    Duration::from_nanos(time.0)
+}
+
+/// Returns the charge of one hit. Placement and node are Sluicegate's concern.
+fn charge(key: CounterKey, strategy: Strategy) -> Charge {
+    Charge {
+        key,
+        placement: Placement::default(),
+        strategy,
+        cost: Cost::Charge(Hits(1)),
+        standing: Enforcement::default(),
+        per_second: false,
+    }
+}
+
+/// Returns the key under which this proxy keeps the lease of a counter.
+fn counter_key(
+    domain: &str,
+    entries: &[api::LeaseEntry],
+    limit_name: &str,
+    strategy: &Strategy,
+) -> CounterKey {
+    let entries = entries.iter().map(|entry| (&*entry.key, &*entry.value));
+    let kind = key_strategy(strategy);
+    let mut key = CounterKey::EMPTY;
+    match limit_name {
+        "" => key.write_unique(domain, entries, kind),
+        name => key.write_of_list(domain, entries, kind, name),
+    }
+    key
+}
+
+fn key_strategy(strategy: &Strategy) -> KeyStrategy {
+    match strategy {
+        Strategy::Gcra(_) => KeyStrategy::Gcra,
+        Strategy::SlidingLog(_) => KeyStrategy::SlidingLog,
+        Strategy::SlidingWindow(window) => {
+            let ticks = window.refill_rate().ticks.get();
+            KeyStrategy::SlidingWindow(Nanos(ticks.saturating_mul(window.tick().size().0)))
+        }
+        Strategy::FixedWindow(window) => match window.windows() {
+            Windows::Every(period) => KeyStrategy::FixedWindow(*period),
+            // All calendar windows of a limit have one key; the unit does not matter.
+            Windows::Calendar { .. } => KeyStrategy::Calendar(Unit::Day),
+        },
+    }
+}

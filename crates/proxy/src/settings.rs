@@ -1,0 +1,52 @@
+//! The settings of the connection to Sluicegate, and of one filter.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The address of Sluicegate, and the TLS settings.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ServiceSettings {
+    /// The host and port of Sluicegate's gRPC port, such as `sluicegate:8081`.
+    pub address: String,
+    /// The TLS settings; `None` for a connection without TLS.
+    pub tls: Option<TlsSettings>,
+}
+
+/// The TLS settings of the connection. The files are read again for each connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct TlsSettings {
+    /// The CA bundle (PEM) that verifies Sluicegate. `None`: the CAs of the operating system.
+    pub ca_file: Option<PathBuf>,
+    /// The client certificate and its private key (PEM), for mutual TLS.
+    pub identity: Option<(PathBuf, PathBuf)>,
+    /// The name in Sluicegate's certificate. `None`: the host of the address.
+    pub server_name: Option<String>,
+}
+
+/// The decision without a reply of Sluicegate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureRule {
+    /// The request passes.
+    Allow,
+    /// The request is denied.
+    Deny,
+}
+
+/// The wait of a filter for Sluicegate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitSettings {
+    /// The longest wait of a request, from 1 ms to 1 s.
+    pub deadline: Duration,
+    /// The decision after this wait, and without a connection, unless the limit has a rule of its
+    /// own (`on_store_failure`).
+    pub failure: FailureRule,
+}
+
+/// The name of the process for operators of Sluicegate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProxyIdentity {
+    /// The name for operators, such as the node id of Envoy.
+    pub name: String,
+    /// The software and its version.
+    pub software: String,
+}

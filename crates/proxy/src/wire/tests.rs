@@ -1,0 +1,61 @@
+//! Strategies survive the way to Sluicegate and back.
+
+use proptest::prelude::{Just, Strategy as Generator, prop, prop_assume, prop_oneof, proptest};
+use proptest::prop_assert_eq;
+
+use super::{strategy, strategy_message};
+use crate::kernel::rate::Strategy;
+use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
+use crate::kernel::rate::gcra::Gcra;
+use crate::kernel::rate::on_excess::OnExcess;
+use crate::kernel::rate::sliding_log::SlidingLog;
+use crate::kernel::rate::sliding_window::SlidingWindow;
+use crate::kernel::units::Nanos;
+
+const PERIODS: [u64; 6] = [1, 7, 60, 3_600, 86_400, 31_536_000];
+
+fn strategies() -> impl Generator<Value = Option<Strategy>> {
+    let on_excess = prop_oneof![Just(OnExcess::ByStrategy), Just(OnExcess::Charge)];
+    let numbers = (1_u32..100_000, prop::sample::select(&PERIODS[..]), 1_u32..1_000);
+    (0..5, numbers, on_excess).prop_map(|(kind, (hits, seconds, burst), on_excess)| {
+        let period = Nanos::from_secs(seconds);
+        let starts = [1, 2, 3, 4].map(|day| Nanos::from_secs(day * 86_400));
+        let fixed = |windows| FixedWindow::new(hits, windows).ok();
+        match kind {
+            0 => Gcra::with_on_excess(hits, period, burst, on_excess).ok().map(Strategy::Gcra),
+            1 => SlidingWindow::new(hits, period)
+                .ok()
+                .map(|window| Strategy::SlidingWindow(window.with_on_excess(on_excess))),
+            2 => SlidingLog::new(hits, period)
+                .ok()
+                .map(|log| Strategy::SlidingLog(log.with_on_excess(on_excess))),
+            3 => fixed(Windows::Every(period))
+                .map(|window| Strategy::FixedWindow(window.with_on_excess(on_excess))),
+            _ => fixed(Windows::Calendar { starts })
+                .map(|window| Strategy::FixedWindow(window.with_on_excess(on_excess))),
+        }
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_strategy_is_the_same_after_both_conversions(sent in strategies()) {
+        prop_assume!(sent.is_some());
+        let sent = sent.unwrap();
+        prop_assert_eq!(strategy(&strategy_message(&sent)), Some(sent));
+    }
+}
+
+#[test]
+fn invalid_numbers_of_a_strategy_are_refused() {
+    let message = strategy_message(&Strategy::Gcra(Gcra::new(10, Nanos::SECOND, 10).unwrap()));
+    for (field, invalid) in [
+        ("kind", super::api::RateStrategy { kind: 99, ..message.clone() }),
+        ("no kind", super::api::RateStrategy { kind: 0, ..message.clone() }),
+        ("period", super::api::RateStrategy { period_ns: 0, ..message.clone() }),
+        ("burst", super::api::RateStrategy { burst: 0, ..message.clone() }),
+        ("starts", super::api::RateStrategy { kind: 3, window_starts_us: vec![1], ..message }),
+    ] {
+        assert_eq!(strategy(&invalid), None, "{field}");
+    }
+}
