@@ -18,6 +18,7 @@ pub mod events;
 pub mod fleet;
 pub mod history;
 pub mod lease;
+pub mod proxies;
 pub mod recorder;
 pub mod rule_counters;
 pub mod top_keys;
@@ -37,6 +38,8 @@ use crate::engine::fleet::forwarding::ForwardingQueue;
 use crate::engine::fleet::live::LiveState;
 use crate::engine::fleet::reporter::FleetReporter;
 use crate::engine::lease::{LeaseManager, LeaseOptions};
+use crate::engine::proxies::LimitsNumber;
+use crate::engine::proxies::registry::ProxyRegistry;
 use crate::engine::recorder::state::Recorder;
 use crate::engine::rule_counters::RuleCounters;
 use crate::engine::top_keys::TopKeys;
@@ -85,6 +88,8 @@ pub struct Engine {
     /// The kind of the store, for the admin pages.
     store_kind: &'static str,
     recorder: Arc<Recorder>,
+    limits_number: LimitsNumber,
+    proxies: Arc<ProxyRegistry>,
 }
 
 /// The settings that apply to every decision.
@@ -153,6 +158,8 @@ impl Engine {
             live,
             store_kind: "memory",
             recorder: Arc::default(),
+            limits_number: LimitsNumber::default(),
+            proxies: Arc::default(),
         }
     }
 
@@ -259,6 +266,13 @@ impl Engine {
         // After the swap, so that the reload includes buckets that the old configuration creates
         // meanwhile.
         self.reload_concurrency_limits(&active);
+        self.limits_number.advance();
+    }
+
+    /// Returns the proxies that lease hits from this replica.
+    #[must_use]
+    pub const fn proxies(&self) -> &Arc<ProxyRegistry> {
+        &self.proxies
     }
 
     /// Returns the current configuration.

@@ -25,10 +25,10 @@ mod service_store;
 mod session;
 pub mod settings;
 mod usage;
-mod wire;
 
 pub use connection::LogLine;
 pub use limiter::{Check, Limiter, StartError, Started};
 pub use pending::PendingAnswer;
 pub use request::DescriptorEntries;
 pub use sluicegate_kernel as kernel;
+use sluicegate_lease_protocol as wire;

@@ -50,11 +50,11 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The descriptors of a request.
 #[derive(Clone, Copy, Debug)]
-pub struct Check<'a> {
+pub struct Check<'c, 'd> {
     /// The domain of the limits.
-    pub domain: &'a str,
+    pub domain: &'c str,
     /// The descriptors, each with at least one entry.
-    pub descriptors: &'a [DescriptorEntries<'a>],
+    pub descriptors: &'c [DescriptorEntries<'d>],
     /// The longest wait for Sluicegate, and the decision without it.
     pub wait: WaitSettings,
 }
@@ -127,7 +127,7 @@ impl Limiter {
     /// Decides a request, or begins to. Cost: no allocation and no call if all descriptors are
     /// decided from leased hits.
     #[must_use]
-    pub fn start(&self, check: &Check<'_>) -> Started {
+    pub fn start(&self, check: &Check<'_, '_>) -> Started {
         let _runtime = self.0.runtime.enter();
         let mut found: SmallVec<[Arc<KnownRule>; 4]> = SmallVec::new();
         for entries in check.descriptors {
@@ -209,7 +209,7 @@ impl Limiter {
         answer
     }
 
-    fn decide_later(&self, check: &Check<'_>) -> PendingAnswer {
+    fn decide_later(&self, check: &Check<'_, '_>) -> PendingAnswer {
         let domain = check.domain;
         let owned = |entries: &DescriptorEntries<'_>| {
             OwnedDescriptor::new(self.0.hasher.hash(domain, entries), domain, entries)

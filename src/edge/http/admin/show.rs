@@ -11,6 +11,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use serde_json::{Map, Value, json};
 
@@ -20,6 +21,7 @@ use crate::config::{Config, Limit, Rule, Unit};
 use crate::engine::concurrency::{BucketName, ShareSnapshot, StrictSnapshot};
 use crate::engine::fleet::membership::{LiveReplica, Membership, parse_record};
 use crate::engine::fleet::reporter::FleetReporter;
+use crate::engine::proxies::registry::{ConnectedProxy, ProxyRegistry};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::Nanos;
 
@@ -83,10 +85,17 @@ fn domains(config: &Config) -> Map<String, Value> {
 }
 
 /// Returns the page `/fleet`: the replicas in the last membership list, and `shares`.
-/// Null with the memory store, which has no fleet.
+/// With the memory store, which has no fleet, only `proxies`, or null if there are none.
 #[must_use]
-pub fn fleet(membership: Option<&Membership>, shares: &Value, now: Nanos) -> Value {
-    let Some(membership) = membership else { return Value::Null };
+pub fn fleet(
+    membership: Option<&Membership>,
+    shares: &Value,
+    proxies: &[Value],
+    now: Nanos,
+) -> Value {
+    let Some(membership) = membership else {
+        return if proxies.is_empty() { Value::Null } else { json!({"proxies": proxies}) };
+    };
     let seen = membership.snapshot();
     let millis = |duration: Nanos| duration.0 / Nanos::MILLI.0;
     let live_replica = |replica: &LiveReplica| {
@@ -103,7 +112,26 @@ pub fn fleet(membership: Option<&Membership>, shares: &Value, now: Nanos) -> Val
         "snapshot_age_ms": seen.as_ref().map(|seen| millis(now.since(seen.taken_at))),
         "live_replicas": seen.iter().flat_map(|seen| &seen.replicas).map(live_replica).collect::<Vec<_>>(),
         "shares": shares,
+        "proxies": proxies,
     })
+}
+
+/// Returns the proxies that lease hits from this replica.
+#[must_use]
+pub(super) fn proxies_json(proxies: &ProxyRegistry, clock: &Clock) -> Vec<Value> {
+    let proxy_json = |proxy: Arc<ConnectedProxy>| {
+        json!({
+            "proxy": proxy.name,
+            "software": proxy.software,
+            "address": proxy.address.map(|address| address.to_string()),
+            "incarnation": proxy.incarnation.0,
+            "connected_ms": clock.steady().since(proxy.connected_at).0 / Nanos::MILLI.0,
+            "leased_keys": proxy.leased_keys.load(Relaxed),
+            "leased_hits": proxy.leased_hits.load(Relaxed),
+            "messages": proxy.messages.load(Relaxed),
+        })
+    };
+    proxies.list().into_iter().map(proxy_json).collect()
 }
 
 /// Returns this replica's state of the fleet-wide concurrency limits: at

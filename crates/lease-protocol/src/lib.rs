@@ -1,19 +1,22 @@
-//! The messages of `sluicegate.v1.Leases`, and their conversion to the kernel's types.
+//! The messages of `sluicegate.v1.Leases`, and their conversion to and from the kernel's types.
+//!
+//! Guarantees:
+//! - No time of validity grows by a conversion, and no wait shrinks.
 //!
 //! The messages are documented in `proto/sluicegate/v1/leases.proto`. Values that the protocol does
 //! not define, for example of a newer version, convert to `None`.
 
 use std::time::Duration;
 
-use crate::kernel::lease::sizer::LeaseSizing;
-use crate::kernel::lease::{BorrowReply, BorrowRequest, LeaseTerms, MessageNumber, Overshoot};
-use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
-use crate::kernel::rate::gcra::Gcra;
-use crate::kernel::rate::on_excess::OnExcess;
-use crate::kernel::rate::sliding_log::SlidingLog;
-use crate::kernel::rate::sliding_window::SlidingWindow;
-use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
-use crate::kernel::units::{Hits, Nanos};
+use sluicegate_kernel::lease::sizer::LeaseSizing;
+use sluicegate_kernel::lease::{BorrowReply, BorrowRequest, LeaseTerms, MessageNumber, Overshoot};
+use sluicegate_kernel::rate::fixed_window::{FixedWindow, Windows};
+use sluicegate_kernel::rate::gcra::Gcra;
+use sluicegate_kernel::rate::on_excess::OnExcess;
+use sluicegate_kernel::rate::sliding_log::SlidingLog;
+use sluicegate_kernel::rate::sliding_window::SlidingWindow;
+use sluicegate_kernel::rate::{CounterDecision, Headroom, Strategy};
+use sluicegate_kernel::units::{Hits, Nanos};
 
 use api::counter_decision::Verdict;
 use api::rate_strategy::Kind;
@@ -28,23 +31,28 @@ use api::rate_strategy::Kind;
     dead_code,
     unused_qualifications
 )]
-pub(crate) mod api {
+pub mod api {
     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../proto/sluicegate/v1/leases.rs"));
 }
 
 /// The version of the protocol.
-pub(crate) const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 1;
 
-pub(crate) const fn nanos(micros: u64) -> Nanos {
+/// Converts from microseconds; saturates.
+#[must_use]
+pub const fn nanos(micros: u64) -> Nanos {
     Nanos(micros.saturating_mul(1_000))
 }
 
-pub(crate) const fn duration(micros: u64) -> Duration {
+/// Converts from microseconds.
+#[must_use]
+pub const fn duration(micros: u64) -> Duration {
     Duration::from_micros(micros)
 }
 
 /// Returns the strategy, or `None` if its numbers are invalid.
-pub(crate) fn strategy(wire: &api::RateStrategy) -> Option<Strategy> {
+#[must_use]
+pub fn strategy(wire: &api::RateStrategy) -> Option<Strategy> {
     let (hits, period) = (wire.hits, Nanos(wire.period_ns));
     let on_excess = if wire.charges_excess { OnExcess::Charge } else { OnExcess::ByStrategy };
     let fixed = |windows| {
@@ -73,7 +81,8 @@ pub(crate) fn strategy(wire: &api::RateStrategy) -> Option<Strategy> {
 }
 
 /// Returns the message of a strategy, with which the counter's owner compares its own.
-pub(crate) fn strategy_message(strategy: &Strategy) -> api::RateStrategy {
+#[must_use]
+pub fn strategy_message(strategy: &Strategy) -> api::RateStrategy {
     let charges_excess = strategy.on_excess().is_charge();
     let message = |kind: Kind, hits, period: Nanos| api::RateStrategy {
         kind: kind.into(),
@@ -105,7 +114,8 @@ pub(crate) fn strategy_message(strategy: &Strategy) -> api::RateStrategy {
 }
 
 /// Returns the lease terms of a limit.
-pub(crate) fn terms(limit: &api::LeasedLimit) -> Option<LeaseTerms> {
+#[must_use]
+pub fn terms(limit: &api::LeasedLimit) -> Option<LeaseTerms> {
     let sizing = match limit.sizes.as_ref()?.sizes? {
         api::lease_sizes::Sizes::Fixed(hits) => LeaseSizing::Fixed(Hits(hits)),
         api::lease_sizes::Sizes::Recent(_) => LeaseSizing::Recent,
@@ -117,7 +127,8 @@ pub(crate) fn terms(limit: &api::LeasedLimit) -> Option<LeaseTerms> {
 }
 
 /// Returns the result of a counter.
-pub(crate) fn decision(wire: &api::CounterDecision) -> Option<CounterDecision> {
+#[must_use]
+pub fn decision(wire: &api::CounterDecision) -> Option<CounterDecision> {
     let headroom =
         Headroom { remaining: Hits(wire.remaining), reset_after: nanos(wire.reset_after_us) };
     match Verdict::try_from(wire.verdict).ok()? {
@@ -132,7 +143,8 @@ pub(crate) fn decision(wire: &api::CounterDecision) -> Option<CounterDecision> {
 }
 
 /// Returns the reply to the message `number`.
-pub(crate) fn borrow_reply(wire: &api::BorrowReply, number: MessageNumber) -> Option<BorrowReply> {
+#[must_use]
+pub fn borrow_reply(wire: &api::BorrowReply, number: MessageNumber) -> Option<BorrowReply> {
     Some(BorrowReply {
         number,
         decision: decision(wire.decision.as_ref()?)?,
@@ -143,10 +155,9 @@ pub(crate) fn borrow_reply(wire: &api::BorrowReply, number: MessageNumber) -> Op
     })
 }
 
-pub(crate) fn borrow_message(
-    counter: api::LeasedCounter,
-    borrow: &BorrowRequest,
-) -> api::BorrowMessage {
+/// Returns the message of a borrow request.
+#[must_use]
+pub fn borrow_message(counter: api::LeasedCounter, borrow: &BorrowRequest) -> api::BorrowMessage {
     api::BorrowMessage {
         counter: Some(counter),
         number: borrow.number.0,
@@ -159,10 +170,74 @@ pub(crate) fn borrow_message(
     }
 }
 
+/// Converts to microseconds, rounded up.
+#[must_use]
+pub const fn micros(time: Nanos) -> u64 {
+    time.0.div_ceil(1_000)
+}
+
+/// Returns the borrow request of a message.
+#[must_use]
+pub const fn borrow_request(message: &api::BorrowMessage) -> BorrowRequest {
+    BorrowRequest {
+        number: MessageNumber(message.number),
+        hits: Hits(message.hits),
+        wanted: Hits(message.wanted),
+        demand: Hits(message.demand),
+        balance: Hits(message.balance),
+        returned: Hits(message.returned),
+        last_lease: MessageNumber(message.last_lease),
+    }
+}
+
+/// Returns the message of an applied borrow. The validity is rounded down, other times are rounded
+/// up.
+#[must_use]
+pub fn borrow_reply_message(reply: &BorrowReply) -> api::BorrowReply {
+    api::BorrowReply {
+        decision: Some(decision_message(reply.decision)),
+        granted: reply.granted.0,
+        kept: reply.kept.0,
+        outstanding_elsewhere: reply.outstanding_elsewhere.0,
+        valid_for_us: reply.valid_for.0 / 1_000,
+    }
+}
+
+/// Returns the message of the result of a counter.
+#[must_use]
+pub fn decision_message(decision: CounterDecision) -> api::CounterDecision {
+    let (verdict, headroom, retry_after) = match decision {
+        CounterDecision::Allow(room) => (Verdict::Allow, room, Nanos(0)),
+        CounterDecision::Deny { retry_after, headroom } => (Verdict::Deny, headroom, retry_after),
+        CounterDecision::ExceedsLimit(room) => (Verdict::ExceedsLimit, room, Nanos(0)),
+        CounterDecision::OutsideWindows => (Verdict::OutsideWindows, Headroom::default(), Nanos(0)),
+    };
+    api::CounterDecision {
+        verdict: verdict.into(),
+        remaining: headroom.remaining.0,
+        reset_after_us: micros(headroom.reset_after),
+        retry_after_us: micros(retry_after),
+    }
+}
+
+/// Returns the sizes and the largest overshoot of a limit's lease terms.
+#[must_use]
+pub const fn terms_messages(terms: &LeaseTerms) -> (api::LeaseSizes, Option<u64>) {
+    let sizes = match terms.sizing {
+        LeaseSizing::Fixed(Hits(hits)) => api::lease_sizes::Sizes::Fixed(hits),
+        LeaseSizing::Recent => api::lease_sizes::Sizes::Recent(true),
+        LeaseSizing::Learned => api::lease_sizes::Sizes::Learned(true),
+    };
+    let most = match terms.overshoot {
+        Overshoot::InWindow => None,
+        Overshoot::AtMost(Hits(most)) => Some(most),
+    };
+    (api::LeaseSizes { sizes: Some(sizes) }, most)
+}
+
 /// Returns descriptor entries as messages.
-pub(crate) fn entries<'e>(
-    entries: impl Iterator<Item = (&'e str, &'e str)>,
-) -> Vec<api::LeaseEntry> {
+#[must_use]
+pub fn entries<'e>(entries: impl Iterator<Item = (&'e str, &'e str)>) -> Vec<api::LeaseEntry> {
     let entry =
         |(key, value): (&str, &str)| api::LeaseEntry { key: key.into(), value: value.into() };
     entries.map(entry).collect()

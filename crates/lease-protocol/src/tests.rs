@@ -4,13 +4,13 @@ use proptest::prelude::{Just, Strategy as Generator, prop, prop_assume, prop_one
 use proptest::prop_assert_eq;
 
 use super::{strategy, strategy_message};
-use crate::kernel::rate::Strategy;
-use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
-use crate::kernel::rate::gcra::Gcra;
-use crate::kernel::rate::on_excess::OnExcess;
-use crate::kernel::rate::sliding_log::SlidingLog;
-use crate::kernel::rate::sliding_window::SlidingWindow;
-use crate::kernel::units::Nanos;
+use sluicegate_kernel::rate::Strategy;
+use sluicegate_kernel::rate::fixed_window::{FixedWindow, Windows};
+use sluicegate_kernel::rate::gcra::Gcra;
+use sluicegate_kernel::rate::on_excess::OnExcess;
+use sluicegate_kernel::rate::sliding_log::SlidingLog;
+use sluicegate_kernel::rate::sliding_window::SlidingWindow;
+use sluicegate_kernel::units::Nanos;
 
 const PERIODS: [u64; 6] = [1, 7, 60, 3_600, 86_400, 31_536_000];
 
