@@ -19,12 +19,13 @@ use regex::Regex;
 use super::{files, is_word, tokens};
 
 /// The modules with one circle among the files in them.
-const KNOWN: [&str; 7] = [
+const KNOWN: [&str; 8] = [
     "cli::serve",
     "config::settings",
     "coordinator",
     "edge::grpc::permits",
     "engine",
+    "limiter",
     "store::redis",
     "store::redis::reference",
 ];

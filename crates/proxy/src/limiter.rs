@@ -6,7 +6,7 @@
 //!
 //! Guarantees:
 //! - No rule is charged before all rules of the request are known.
-//! - After a change of the limits, an old rule is used for at most [`REFRESH_TIME`].
+//! - After a change of the limits, an old rule is used for at most half a second.
 //! - Without a connection, known rules and leased hits stay in use until they expire.
 //!
 //! Not covered:
@@ -30,7 +30,6 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::answer::{Answer, RuleAnswer, Verdict};
 use crate::connection::{Connection, LogLine};
 use crate::kernel::decision::StoreFailure;
-use crate::kernel::units::Nanos;
 use crate::pending::{AnswerSlot, PendingAnswer};
 use crate::request::{DescriptorEntries, DescriptorHasher, OwnedDescriptor};
 use crate::rule::{Handling, KnownRule, LeasedRule};
@@ -39,9 +38,6 @@ use crate::settings::{ProxyIdentity, ServiceSettings, WaitSettings};
 use crate::usage::UsageList;
 use crate::wire::api::{UsageReport, proxy_message};
 use rules::{RuleState, Rules};
-
-/// The longest time for which a rule is used after the limits have changed.
-pub(crate) const REFRESH_TIME: Nanos = Nanos(500_000_000);
 
 /// The largest number of leased keys: one million. A key needs about 800 bytes.
 const MAX_LEASED_KEYS: usize = 1 << 20;

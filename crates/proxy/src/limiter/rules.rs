@@ -15,7 +15,6 @@ use futures_util::future::{BoxFuture, Shared};
 use parking_lot::Mutex;
 use sluicegate_lease::clock::Clock;
 
-use super::REFRESH_TIME;
 use crate::call::CallFailure;
 use crate::connection::Connection;
 use crate::kernel::units::Nanos;
@@ -24,6 +23,9 @@ use crate::rule::KnownRule;
 use crate::rule_table::RuleTable;
 use crate::usage::DescriptorUsage;
 use crate::wire::api::{RuleRequest, lease_message, proxy_message};
+
+/// The longest time for which a rule is used after the limits have changed.
+const REFRESH_TIME: Nanos = Nanos(500_000_000);
 
 /// The longest wait for a rule. The deadline of a request may be shorter.
 const MAX_WAIT: Duration = Duration::from_millis(500);
