@@ -1,7 +1,7 @@
 //! The attributes of a request that hooks read.
 //!
 //! Not covered:
-//! - Reading them, which each protocol does (see [`crate::edge`]).
+//! - Reading them, which each protocol does (see `edge` in the service).
 
 use std::borrow::Cow;
 

@@ -8,7 +8,7 @@
 //! - Matching a regular expression takes time linear in the length of the text.
 //!
 //! Not covered:
-//! - Reading the request's attributes, which each protocol does (see [`crate::edge`]).
+//! - Reading the request's attributes, which each protocol does (see `edge` in the service).
 //! - The rate limit check with the descriptors.
 
 use std::borrow::Cow;
