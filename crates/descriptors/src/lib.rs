@@ -17,6 +17,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+pub mod filter_config;
 mod header_name;
 mod matcher;
 mod path;
