@@ -44,7 +44,8 @@ const MAY_NAME: [(&str, &[&str]); 12] = [
 ];
 
 /// Each crate below `crates`, and the crates of this workspace that it may use.
-const CRATES: [(&str, &[&str]); 2] = [("descriptors", &[]), ("kernel", &[])];
+const CRATES: [(&str, &[&str]); 3] =
+    [("descriptors", &[]), ("envoy-module", &["descriptors", "kernel"]), ("kernel", &[])];
 
 /// Text that the kernel may not contain, with the reason.
 const IMPURE: [(&str, &str); 14] = [
@@ -92,6 +93,16 @@ fn crates_use_only_lower_crates() {
         let findings: Vec<_> = used.filter(|used| !allowed.contains(used)).collect();
         assert!(findings.is_empty(), "`{name}` may not use {findings:?}");
     }
+}
+
+#[test]
+fn only_the_binary_interface_of_envoy_is_unsafe() {
+    let is_outside =
+        |file: &PathBuf| !file.to_string_lossy().starts_with("crates/envoy-module/src/abi");
+    let code = |file: &PathBuf| without_comments(&fs::read_to_string(file).unwrap());
+    let mut found = [files(Path::new("crates")), files(Path::new("src"))].concat();
+    found.retain(|file| is_outside(file) && contains_word(&code(file), "unsafe"));
+    assert!(found.is_empty(), "{found:?}");
 }
 
 #[test]
