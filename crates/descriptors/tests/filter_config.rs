@@ -58,7 +58,7 @@ fn every_error_names_the_field_and_the_fix() {
     for (json, message) in [
         (
             "{".to_owned(),
-            "`filter_config` is invalid: EOF while parsing an object; correct the value",
+            "`filter_config` is no JSON: EOF while parsing an object; write a `google.protobuf.Struct`",
         ),
         ("{}".to_owned(), "`service` is missing; add it"),
         (

@@ -10,6 +10,7 @@
 
 mod abi;
 mod answer;
+mod config_text;
 mod counters;
 mod filter;
 mod guard;

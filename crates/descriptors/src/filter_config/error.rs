@@ -1,6 +1,7 @@
 //! Errors of the filter config.
 
 use serde::de::DeserializeOwned;
+use serde_json::error::Category;
 
 /// An invalid field of the filter config.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,6 +33,10 @@ pub(super) fn parse_json<T: DeserializeOwned>(json: &str) -> Result<T, FilterCon
         let text = error.inner().to_string();
         // The position refers to JSON that Envoy generated from the user's YAML.
         let text = text.split(" at line ").next().unwrap_or_default();
+        if matches!(error.inner().classify(), Category::Syntax | Category::Eof) {
+            let fix = "write a `google.protobuf.Struct`";
+            return FilterConfigError::new("filter_config", format!("is no JSON: {text}"), fix);
+        }
         json_error(&path, text)
     })
 }

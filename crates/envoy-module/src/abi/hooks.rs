@@ -12,6 +12,7 @@ use std::sync::Arc;
 use sluicegate_descriptors::filter_config::RouteFilterConfig;
 
 use super::{AbiStream, Buffer, CALLBACKS, Callbacks, Handle, HeaderPair, find_symbol, write_log};
+use crate::config_text::to_json;
 use crate::filter::StreamFilter;
 use crate::guard;
 use crate::log::{self, LogLevel};
@@ -57,9 +58,8 @@ fn make_config<C>(
         || {
             let callbacks = CALLBACKS.get()?;
             // SAFETY: Envoy keeps both texts during the hook.
-            let [name, json] =
-                texts.map(|text| unsafe { text.bytes() }).map(String::from_utf8_lossy);
-            let result = make(callbacks, &name, &json);
+            let [name, config] = texts.map(|text| unsafe { text.bytes() });
+            let result = make(callbacks, &String::from_utf8_lossy(name), &to_json(config));
             result.inspect_err(log_rejection).ok()
         },
     );
