@@ -91,8 +91,8 @@ impl StreamFilter {
     }
 
     /// Decides by the failure mode after a panic at the request headers.
+    /// After a response it leaves the stream alone, because Envoy may have destroyed it.
     pub(crate) fn after_request_panic(&self, stream: impl EnvoyStream) -> HeadersStatus {
-        self.module.count_events(&stream);
         match self.state.take() {
             StreamState::Ended => {
                 self.state.set(StreamState::Ended);
@@ -102,17 +102,22 @@ impl StreamFilter {
                 self.state.set(allowed);
                 HeadersStatus::Continue
             }
-            _ => self.fall_back(stream),
+            _ => {
+                self.module.count_events(&stream);
+                self.fall_back(stream)
+            }
         }
     }
 
-    /// Decides by the failure mode after a panic at the end of a wait.
+    /// Decides by the failure mode after a panic at the end of a wait, with the same care.
     pub(crate) fn after_scheduled_panic(&self, stream: impl EnvoyStream) {
-        self.module.count_events(&stream);
-        match self.state.take() {
-            state @ (StreamState::Allowed(_) | StreamState::Ended) => self.state.set(state),
-            _ => self.apply_late(stream, &fallback_answer(self.module.config.failure)),
+        let state = self.state.take();
+        if matches!(state, StreamState::Allowed(_) | StreamState::Ended) {
+            self.state.set(state);
+            return;
         }
+        self.module.count_events(&stream);
+        self.apply_late(stream, &fallback_answer(self.module.config.failure));
     }
 
     /// Counts the panic of another hook.
