@@ -74,6 +74,10 @@ fn every_error_names_the_field_and_the_fix() {
             with(r#""deadline": "999us""#),
             "`deadline` has an invalid duration; write 1ms to 1s, such as 20ms",
         ),
+        (
+            with(r#""deadline": 20"#),
+            "`deadline` has an invalid duration; write 1ms to 1s, such as 20ms",
+        ),
         (with(r#""failure": "open""#), "`failure` is `open`; write `allow` or `deny`"),
         (
             with(r#""status": 200"#),

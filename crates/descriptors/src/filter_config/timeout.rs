@@ -14,7 +14,7 @@ pub(super) const fn default() -> Duration {
 pub(super) fn deserialize<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Duration, D::Error> {
-    let text = String::deserialize(deserializer)?;
+    let text = String::deserialize(deserializer).map_err(|_| D::Error::custom(EXPECTED))?;
     let range = Duration::from_millis(1)..=Duration::from_secs(1);
     parse(&text)
         .filter(|deadline| range.contains(deadline))
