@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use proptest::prelude::*;
 use sluicegate_descriptors::filter_config::{
     FailureMode, FilterConfig, HeaderStyle, RouteFilterConfig, ServiceAddress,
 };
@@ -59,6 +60,10 @@ fn every_error_names_the_field_and_the_fix() {
         (
             "{".to_owned(),
             "`filter_config` is no JSON: EOF while parsing an object; write a `google.protobuf.Struct`",
+        ),
+        (
+            format!("{{{VALID}}} x"),
+            "`filter_config` is no JSON: trailing characters; write a `google.protobuf.Struct`",
         ),
         ("{}".to_owned(), "`service` is missing; add it"),
         (
@@ -143,4 +148,20 @@ fn routes_replace_the_descriptors_or_turn_checks_off() {
     assert!(parse("{}").unwrap_err().starts_with("`descriptors` is missing"));
     assert!(parse(r#"{"descriptors": []}"#).unwrap_err().starts_with("`descriptors` is empty"));
     assert!(parse(r#"{"domain": "d"}"#).unwrap_err().starts_with("`domain` is an unknown field"));
+}
+
+proptest! {
+    /// Cuts one part out of a valid config and inserts another text there.
+    #[test]
+    fn any_text_is_a_config_or_an_error_with_a_fix(
+        start in 0..400_usize, length in 0..40_usize, inserted in "[\\[\\]{}\":,a-z0-9 \\\\é]{0,12}",
+    ) {
+        let text = with(r#""deadline": "20ms", "failure": "allow", "status": 429, "headers": "all""#);
+        let start = start.min(text.len());
+        let end = (start + length).min(text.len());
+        let changed = format!("{}{inserted}{}", &text[..start], &text[end..]);
+        if let Err(error) = FilterConfig::parse(&changed) {
+            prop_assert!(!error.field.is_empty() && !error.fix.is_empty(), "{error}");
+        }
+    }
 }

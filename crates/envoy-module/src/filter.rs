@@ -128,10 +128,10 @@ impl StreamFilter {
     fn start_check(&self, stream: &impl EnvoyStream) -> Option<Started> {
         let config = &self.module.config;
         let limiter = self.module.limiter.as_ref()?;
-        let route = stream.route_config();
-        if route.is_some_and(|route| !route.enabled) {
+        if is_route_off(stream) {
             return None;
         }
+        let route = stream.route_config();
         let actions = route.and_then(|route| route.descriptors.as_ref());
         let actions = actions.unwrap_or(&config.descriptors);
         with_descriptors(stream, actions, config.path, |descriptors| {
@@ -150,6 +150,10 @@ impl StreamFilter {
     }
 
     fn fall_back(&self, stream: impl EnvoyStream) -> HeadersStatus {
+        if is_route_off(&stream) {
+            self.state.set(StreamState::Allowed(None));
+            return HeadersStatus::Continue;
+        }
         self.apply(stream, &fallback_answer(self.module.config.failure))
     }
 
@@ -193,4 +197,8 @@ impl StreamFilter {
             }
         }
     }
+}
+
+fn is_route_off(stream: &impl EnvoyStream) -> bool {
+    stream.route_config().is_some_and(|route| !route.enabled)
 }

@@ -28,21 +28,26 @@ impl FilterConfigError {
 /// Parses JSON. The error names the field in which it occurred.
 pub(super) fn parse_json<T: DeserializeOwned>(json: &str) -> Result<T, FilterConfigError> {
     let mut deserializer = serde_json::Deserializer::from_str(json);
-    serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
-        let path = error.path().to_string();
-        let text = error.inner().to_string();
-        // The position refers to JSON that Envoy generated from the user's YAML.
-        let text = text.split(" at line ").next().unwrap_or_default();
-        if matches!(error.inner().classify(), Category::Syntax | Category::Eof) {
-            let fix = "write a `google.protobuf.Struct`";
-            return FilterConfigError::new("filter_config", format!("is no JSON: {text}"), fix);
-        }
-        json_error(&path, text)
-    })
+    let parsed = serde_path_to_error::deserialize(&mut deserializer);
+    let value = parsed.map_err(|error| to_error(&error.path().to_string(), error.inner()))?;
+    deserializer.end().map_err(|error| to_error("", &error))?;
+    Ok(value)
 }
 
-fn json_error(path: &str, text: &str) -> FilterConfigError {
+fn to_error(path: &str, error: &serde_json::Error) -> FilterConfigError {
+    let text = error.to_string();
+    // The position refers to JSON that Envoy generated from the user's YAML.
+    let text = text.split(" at line ").next().unwrap_or_default();
+    if matches!(error.classify(), Category::Syntax | Category::Eof) {
+        let fix = "write a `google.protobuf.Struct`";
+        return FilterConfigError::new("filter_config", format!("is no JSON: {text}"), fix);
+    }
+    field_error(path, text)
+}
+
+fn field_error(path: &str, text: &str) -> FilterConfigError {
     let path = path.trim_end_matches(['.', '?']);
+    let block = if path.is_empty() { "filter_config" } else { path };
     let named = |prefix: &str| {
         let rest = text.strip_prefix(prefix)?.strip_prefix(" `")?;
         rest.split_once('`')
@@ -52,29 +57,25 @@ fn json_error(path: &str, text: &str) -> FilterConfigError {
     }
     if let Some((name, known)) = named("unknown field") {
         let is_named = path == name || path.ends_with(&format!(".{name}"));
-        let field = if is_named { path.to_owned() } else { join(path, name) };
-        return FilterConfigError::new(
-            field,
-            "is an unknown field",
-            format!("write {}", choice(known)),
-        );
+        let (field, problem) = match name {
+            "" => (block.to_owned(), "has a field without a name"),
+            _ if is_named => (path.to_owned(), "is an unknown field"),
+            _ => (join(path, name), "is an unknown field"),
+        };
+        return FilterConfigError::new(field, problem, format!("write {}", choice(known)));
     }
-    let field = if path.is_empty() { "filter_config" } else { path };
     if let Some((name, known)) = named("unknown variant") {
-        return FilterConfigError::new(
-            field,
-            format!("is `{name}`"),
-            format!("write {}", choice(known)),
-        );
+        let fix = format!("write {}", choice(known));
+        return FilterConfigError::new(block, format!("is `{name}`"), fix);
     }
     match text.rsplit_once("expected ") {
         Some((problem, expected)) => {
             let problem = problem.trim_end_matches([' ', ',']);
             let is_integer = matches!(expected, "u16" | "i64");
             let expected = if is_integer { "a whole number" } else { expected };
-            FilterConfigError::new(field, format!("has an {problem}"), format!("write {expected}"))
+            FilterConfigError::new(block, format!("has an {problem}"), format!("write {expected}"))
         }
-        None => FilterConfigError::new(field, format!("is invalid: {text}"), "correct the value"),
+        None => FilterConfigError::new(block, format!("is invalid: {text}"), "correct the value"),
     }
 }
 
