@@ -10,7 +10,8 @@
 //!
 //! * [`kernel`], a crate of its own, has the algorithms: pure functions of state, time and hits.
 //!   The Lua scripts in Redis are transcriptions of them.
-//! * [`config`] parses and validates configuration, but opens no files.
+//! * [`config`] parses and validates configuration, but opens no files. Its part
+//!   [`config::hooks`], a crate of its own, builds descriptors from requests.
 //! * [`pem`] reads certificates and keys for TLS. No error contains part of a key.
 //! * `crates/lease` borrows hits from a store and spends them. It has the interface of a store of
 //!   counters, and [`clock`], the only reader of time.

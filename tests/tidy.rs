@@ -3,6 +3,7 @@
 //! Guarantees:
 //! - A layer uses only the layers below it.
 //! - The kernel is pure.
+//! - A crate below `crates` depends only on the crates that it may use.
 //! - Every file begins with a module doc, and no module has a vague name.
 
 mod circles;
@@ -42,6 +43,16 @@ const MAY_NAME: [(&str, &[&str]); 12] = [
     ),
 ];
 
+/// Each crate below `crates`, and the crates of this workspace that it may use.
+const CRATES: [(&str, &[&str]); 6] = [
+    ("descriptors", &[]),
+    ("envoy-module", &["descriptors", "proxy"]),
+    ("kernel", &[]),
+    ("lease", &["kernel"]),
+    ("lease-protocol", &["kernel"]),
+    ("proxy", &["kernel", "lease", "lease-protocol"]),
+];
+
 /// Text that the kernel may not contain, with the reason.
 const IMPURE: [(&str, &str); 14] = [
     ("::now(", "is told the time"),
@@ -73,6 +84,31 @@ fn layers_use_only_lower_layers() {
             .collect()
     });
     assert!(findings.is_empty(), "{}", findings.join("\n"));
+}
+
+#[test]
+fn crates_use_only_lower_crates() {
+    let is_crate = |path: &PathBuf| path.join("Cargo.toml").exists();
+    let mut crates: Vec<_> = entries(Path::new("crates")).into_iter().filter(is_crate).collect();
+    crates.retain(|path| !CRATES.iter().any(|(name, _)| path.ends_with(name)));
+    assert!(crates.is_empty(), "add to CRATES: {crates:?}");
+    for (name, allowed) in CRATES {
+        let manifest = fs::read_to_string(format!("crates/{name}/Cargo.toml")).unwrap();
+        let used = manifest.lines().filter_map(|line| line.strip_prefix("sluicegate-"));
+        let used = used.map(|line| line.split([' ', '.', '=']).next().unwrap());
+        let findings: Vec<_> = used.filter(|used| !allowed.contains(used)).collect();
+        assert!(findings.is_empty(), "`{name}` may not use {findings:?}");
+    }
+}
+
+#[test]
+fn only_the_binary_interface_of_envoy_is_unsafe() {
+    let is_outside =
+        |file: &PathBuf| !file.to_string_lossy().starts_with("crates/envoy-module/src/abi");
+    let code = |file: &PathBuf| without_comments(&fs::read_to_string(file).unwrap());
+    let mut found = [files(Path::new("crates")), files(Path::new("src"))].concat();
+    found.retain(|file| is_outside(file) && contains_word(&code(file), "unsafe"));
+    assert!(found.is_empty(), "{found:?}");
 }
 
 #[test]
@@ -239,11 +275,16 @@ fn without_comments(code: &str) -> String {
     kept.collect::<Vec<_>>().join("\n")
 }
 
-fn files(root: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(root) else { return Vec::new() };
+fn entries(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
     paths.sort();
-    let found =
-        paths.into_iter().flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] });
+    paths
+}
+
+fn files(root: &Path) -> Vec<PathBuf> {
+    let found = entries(root)
+        .into_iter()
+        .flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] });
     found.filter(|path| path.extension().is_some_and(|e| e == "rs")).collect()
 }

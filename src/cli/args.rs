@@ -103,7 +103,7 @@ pub struct ValidateArgs {
     /// Files and directories of limits, also in Kubernetes manifests; `-` is standard input.
     #[arg(required_unless_present = "envoy_filter", value_name = "PATH")]
     pub paths: Vec<PathBuf>,
-    /// Envoy configuration: explain what the failure mode of each filter does to the limits.
+    /// Envoy configuration: validate Sluicegate's filter, and explain the failure mode of each filter.
     #[arg(long, value_name = "FILE")]
     pub envoy_filter: Vec<PathBuf>,
     /// Output format of the findings.

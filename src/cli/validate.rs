@@ -9,7 +9,7 @@ use super::args::{FindingsFormat, ValidateArgs};
 use super::limits_input::read_limits_files;
 use super::{CommandOutcome, Terminal};
 use crate::config::diagnostic::{Code, Diagnostic, Diagnostics, SeverityCounts};
-use crate::config::envoy_filter::explain_failure_modes;
+use crate::config::envoy_filter::examine_filters;
 use crate::config::load;
 use crate::kernel::units::Revision;
 use crate::source::file::read_tree;
@@ -45,14 +45,14 @@ fn examine(args: &ValidateArgs) -> Result<CheckReport, String> {
     let named_files = files.iter().map(|file| (&*file.name, &*file.bytes));
     let loaded = load(named_files, Revision::default(), args.merge_domains);
     let mut findings = loaded.map_or_else(|findings| findings, |(_, warnings)| warnings);
-    let explained = envoy_files.iter().map(|file| explain_failure_modes(&file.name, &file.bytes));
+    let explained = envoy_files.iter().map(|file| examine_filters(&file.name, &file.bytes));
     let explained: Vec<_> = explained.collect();
     if !envoy_files.is_empty() && explained.iter().all(|notes| notes.is_empty()) {
         let paths: Vec<_> =
             args.envoy_filter.iter().map(|path| path.display().to_string()).collect();
         let paths = paths.join(", ");
         return Err(format!(
-            "error: no rate limit, ext_authz or ext_proc filter in {paths}; \
+            "error: no rate limit, ext_authz, ext_proc or Sluicegate filter in {paths}; \
              pass a file with Envoy's HTTP filters"
         ));
     }

@@ -365,6 +365,8 @@ codes! {
         "split it into several domains",
     OutOfRange = E38 "a missing field, or a number out of range"
         "use the range in the message, such as `max_overshoot: 2%`",
+    BadModuleConfig = E39 "an invalid config of Sluicegate's filter inside Envoy"
+        "see the message",
 
     ShadowedPattern = W20 "a pattern that never matches"
         "move it up: `/cart/*` before `/c*`",
@@ -394,6 +396,8 @@ codes! {
         "use `mode: shared` from `limit: 1000`",
     LiteralValue = W33 "a network, template, regular expression or list as a value"
         "use a [pattern](../limits.md#patterns), one descriptor for each value, or another key",
+    Unloadable = W34 "a module that Envoy may unload while it runs"
+        "set `do_not_close: true` in `dynamic_module_config`",
 
     SeveralSlots = N40 "how a Redis Cluster charges an `all_or_nothing` domain"
         "none needed; see [`colocate`](../limits.md#several-descriptors-in-one-check)",

@@ -1,56 +1,88 @@
-//! Explains the effect of an Envoy filter's failure mode on limits (`validate --envoy-filter`).
+//! Explains the effect of an Envoy filter's failure mode on limits, and validates the configs of
+//! Sluicegate's own filter (`validate --envoy-filter`).
 //!
 //! Guarantees:
 //! - Filters are found by their `@type`, at any depth and in each document of a file.
 //! - A missing failure mode has Envoy's default.
 //!
 //! Not covered:
-//! - All other fields, such as `status_on_error` and `failure_mode_deny_percent`.
+//! - Other fields of Envoy's filters, such as `status_on_error` and `failure_mode_deny_percent`.
+
+mod module_filter;
 
 use super::diagnostic::{Code, Diagnostics, Findings, SourceText, Span};
+use super::hooks::filter_config::FailureMode;
 use super::manifest::{document_ranges, field};
 use super::yaml::{ScalarValue, YamlId, YamlTree, decode, parse};
+use module_filter::{ConfigPlace, ModuleFilter};
 
-/// A kind of filter that sends checks.
+/// A kind of Envoy's filters that sends checks.
 struct FilterKind {
     /// The end of `@type`.
     type_name: &'static str,
-    name: &'static str,
     /// The field of the failure mode, in both spellings. Its default is `false`.
     fields: [&'static str; 2],
     /// The value with which the filter fails open.
     open_value: bool,
-    /// The default of `status_on_error`.
+    effects: FailureEffects,
+}
+
+/// The failure modes of a filter: their settings and effects.
+struct FailureEffects {
+    name: &'static str,
+    open_setting: &'static str,
+    closed_setting: &'static str,
+    /// The status of requests without a reply, if the filter fails closed.
     status: u16,
 }
+
+const MODULE: FailureEffects = FailureEffects {
+    name: "Sluicegate filter",
+    open_setting: "failure: allow",
+    closed_setting: "failure: deny",
+    status: 503,
+};
 
 const FILTERS: [FilterKind; 3] = [
     FilterKind {
         type_name: ".http.ratelimit.v3.RateLimit",
-        name: "rate limit filter",
         fields: ["failure_mode_deny", "failureModeDeny"],
         open_value: false,
-        status: 500,
+        effects: FailureEffects {
+            name: "rate limit filter",
+            open_setting: "failure_mode_deny: false",
+            closed_setting: "failure_mode_deny: true",
+            status: 500,
+        },
     },
     FilterKind {
         type_name: ".http.ext_authz.v3.ExtAuthz",
-        name: "ext_authz filter",
         fields: ["failure_mode_allow", "failureModeAllow"],
         open_value: true,
-        status: 403,
+        effects: FailureEffects {
+            name: "ext_authz filter",
+            open_setting: "failure_mode_allow: true",
+            closed_setting: "failure_mode_allow: false",
+            status: 403,
+        },
     },
     FilterKind {
         type_name: ".http.ext_proc.v3.ExternalProcessor",
-        name: "ext_proc filter",
         fields: ["failure_mode_allow", "failureModeAllow"],
         open_value: true,
-        status: 500,
+        effects: FailureEffects {
+            name: "ext_proc filter",
+            open_setting: "failure_mode_allow: true",
+            closed_setting: "failure_mode_allow: false",
+            status: 500,
+        },
     },
 ];
 
-/// Returns one note for each filter in the Envoy configuration `bytes`.
+/// Returns the errors of Sluicegate's own filters in the Envoy configuration `bytes`, and one note for
+/// each filter that checks limits.
 #[must_use]
-pub fn explain_failure_modes(name: &str, bytes: &[u8]) -> Diagnostics {
+pub fn examine_filters(name: &str, bytes: &[u8]) -> Diagnostics {
     let mut findings = Findings::default();
     let text = decode(bytes, &mut findings);
     for range in document_ranges(&text) {
@@ -61,42 +93,53 @@ pub fn explain_failure_modes(name: &str, bytes: &[u8]) -> Diagnostics {
             findings.add(Code::Syntax, at, "this document is not valid YAML");
             continue;
         }
-        (0..tree.len()).for_each(|node| explain_node(&tree, node, range.start, &mut findings));
+        (0..tree.len()).for_each(|node| examine_node(&tree, node, range.start, &mut findings));
     }
     findings.into_diagnostics(&SourceText::new(name, text))
 }
 
-/// Adds a note if the node is the configuration of a filter. `offset` is the start of the document.
-fn explain_node(tree: &YamlTree<'_>, node: YamlId, offset: usize, findings: &mut Findings) {
+/// Adds the findings if the node is the configuration of a filter. `offset` is the start of the
+/// document.
+fn examine_node(tree: &YamlTree<'_>, node: YamlId, offset: usize, findings: &mut Findings) {
     let Some(type_node) = field(tree, node, "@type") else { return };
     let Some((type_name, _)) = tree.scalar(type_node) else { return };
+    let place = |node| {
+        let Span { start, end } = tree.span(node);
+        Span { start: offset + start, end: offset + end }
+    };
+    if let Some(config) = ConfigPlace::of_type(type_name) {
+        let filter = ModuleFilter { tree, node, place: config, offset };
+        if let Some(failure) = filter.examine(findings) {
+            MODULE.explain(failure, place(type_node), findings);
+        }
+        return;
+    }
     let Some(filter) = FILTERS.iter().find(|filter| type_name.ends_with(filter.type_name)) else {
         return;
     };
     let value = filter.fields.iter().find_map(|name| field(tree, node, name));
     let scalar = value.and_then(|value| tree.scalar(tree.target(value)));
     let is_true = scalar.is_some_and(|(_, value)| matches!(value, ScalarValue::Bool(true)));
-    let Span { start, end } = tree.span(value.unwrap_or(type_node));
-    filter.explain(is_true, Span { start: offset + start, end: offset + end }, findings);
+    let is_open = is_true == filter.open_value;
+    let failure = if is_open { FailureMode::Allow } else { FailureMode::Deny };
+    filter.effects.explain(failure, place(value.unwrap_or(type_node)), findings);
 }
 
-impl FilterKind {
-    fn explain(&self, is_true: bool, at: Span, findings: &mut Findings) {
-        let Self { name, fields: [field, _], status, .. } = self;
-        let (code, effect) = if is_true == self.open_value {
-            let effect = "without a reply, requests pass without a limit; \
-                          a killed replica lets its whole queue through";
-            (Code::FailsOpen, effect.to_owned())
-        } else {
-            (Code::FailsClosed, format!("without a reply, requests get {status}; limits hold"))
+impl FailureEffects {
+    fn explain(&self, failure: FailureMode, at: Span, findings: &mut Findings) {
+        let Self { name, open_setting, closed_setting, status } = self;
+        let (code, message, opposite) = match failure {
+            FailureMode::Allow => {
+                let effect = "without a reply, requests pass without a limit; \
+                              a killed replica lets its whole queue through";
+                (Code::FailsOpen, format!("this {name} fails open: {effect}"), closed_setting)
+            }
+            FailureMode::Deny => {
+                let effect = format!("without a reply, requests get {status}; limits hold");
+                (Code::FailsClosed, format!("this {name} fails closed: {effect}"), open_setting)
+            }
         };
-        let how = if code == Code::FailsOpen { "open" } else { "closed" };
-        let message = format!("this {name} fails {how}: {effect}");
-        findings.add_with_help(
-            code,
-            at,
-            message,
-            format!("for the opposite, set `{field}: {}`", !is_true),
-        );
+        let help = format!("for the opposite, set `{opposite}`");
+        findings.add_with_help(code, at, message, help);
     }
 }

@@ -16,7 +16,6 @@ pub mod descriptor_text;
 pub mod diagnostic;
 pub mod envoy_filter;
 pub mod explain;
-pub mod hooks;
 mod lint;
 mod load;
 pub mod manifest;
@@ -33,6 +32,7 @@ pub use load::load;
 pub use rule::{
     ChargePolicy, FallbackMode, Limit, LimitMode, LimitWindow, Rule, RuleLimits, RuleNumber,
 };
+pub use sluicegate_descriptors as hooks;
 
 use std::collections::HashMap;
 

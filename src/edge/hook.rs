@@ -9,6 +9,7 @@
 //! - A request from which no descriptor can be built is allowed, as in Envoy.
 //! - Concurrency limits apply only to requests with an id, because the release needs it.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use envoy_types::pb::envoy::config::core::v3::Metadata;
@@ -170,7 +171,10 @@ pub(super) fn filter_string<'m>(
 
 /// Returns the text at `key` in Envoy's dynamic metadata. A value of another type counts as
 /// missing, as in Envoy's rate limit action `metadata`.
-pub(super) fn metadata_string(metadata: Option<&Metadata>, key: &MetadataKey) -> Option<String> {
+pub(super) fn metadata_string<'m>(
+    metadata: Option<&'m Metadata>,
+    key: &MetadataKey,
+) -> Option<Cow<'m, str>> {
     let (last, path) = key.path.split_last()?;
     let mut current = metadata?.filter_metadata.get(&key.key)?;
     for segment in path {
@@ -180,7 +184,7 @@ pub(super) fn metadata_string(metadata: Option<&Metadata>, key: &MetadataKey) ->
         }
     }
     match current.fields.get(&last.key)?.kind.as_ref()? {
-        Kind::StringValue(text) => Some(text.clone()),
+        Kind::StringValue(text) => Some(Cow::Borrowed(text)),
         _ => None,
     }
 }

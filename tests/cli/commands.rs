@@ -119,7 +119,7 @@ fn validate_explains_the_failure_modes_of_an_envoy_configuration() {
     let (outcome, _, err) = run(&["validate", "--envoy-filter", "nowhere.yaml"]);
     assert!(outcome == CommandOutcome::Failed && err.contains("nowhere.yaml"), "{err}");
     let (outcome, _, err) = run(&["validate", "--envoy-filter", "config/limits"]);
-    let expected = "error: no rate limit, ext_authz or ext_proc filter in config/limits; \
+    let expected = "error: no rate limit, ext_authz, ext_proc or Sluicegate filter in config/limits; \
                     pass a file with Envoy's HTTP filters\n";
     assert_eq!((outcome, &*err), (CommandOutcome::Failed, expected));
 }

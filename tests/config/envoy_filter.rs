@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use sluicegate::config::envoy_filter::explain_failure_modes;
+use sluicegate::config::envoy_filter::examine_filters;
 
 /// The notes of a configuration, each as `line code message`.
 fn notes(text: &str) -> Vec<String> {
-    let found = explain_failure_modes("envoy.yaml", text.as_bytes());
+    let found = examine_filters("envoy.yaml", text.as_bytes());
     let note = |one: &sluicegate::config::diagnostic::Diagnostic| {
         format!("{} {} {}", one.location.line, one.code.name(), one.message)
     };
@@ -71,6 +71,7 @@ fn shipped_configurations_state_their_failure_mode() {
         ("ext_proc.yaml", "N42", 1),
         ("ext_proc_fail_closed.yaml", "N43", 1),
         ("ext_authz.yaml", "N42", 1),
+        ("module.yaml", "N42", 1),
     ] {
         let found = shipped(file);
         assert!(found.len() == filters && found.iter().all(|one| one.contains(code)), "{found:?}");
@@ -83,4 +84,71 @@ fn every_document_is_read_and_syntax_errors_are_reported() {
     let found = notes(&text);
     assert!(found[0].starts_with("3 N43 "), "{found:?}");
     assert!(found[1].contains(" E01 this document is not valid YAML"), "{found:?}");
+}
+
+/// A configuration with the module's filter, whose config has these fields.
+fn module(head: &str, value: &str) -> String {
+    format!(
+        "f:\n  \"@type\": type.googleapis.com/envoy.extensions.filters.http.dynamic_modules.v3.\
+         DynamicModuleFilter\n{head}  filter_config:\n    \"@type\": \
+         type.googleapis.com/google.protobuf.Struct\n    value:\n{value}"
+    )
+}
+
+const MODULE: &str = "  dynamic_module_config: {name: sluicegate_envoy, do_not_close: true}
+  filter_name: sluicegate_envoy
+";
+
+const VALUE: &str = "      service: {address: \"limits:8081\"}
+      domain: shop
+      descriptors:
+        - - remote_address: {}
+";
+
+#[test]
+fn valid_module_filters_have_their_failure_mode_explained() {
+    let open = format!("2 N42 this Sluicegate filter fails open: {OPEN}");
+    assert_eq!(notes(&module(MODULE, VALUE)), [open]);
+    let closed = notes(&module(MODULE, &format!("{VALUE}      failure: deny\n")));
+    let effect = "without a reply, requests get 503; limits hold";
+    assert_eq!(closed, [format!("2 N43 this Sluicegate filter fails closed: {effect}")]);
+}
+
+#[test]
+fn module_filter_errors_have_the_place_of_their_field() {
+    let changed = |from: &str, to: &str| notes(&module(MODULE, &VALUE.replace(from, to)));
+    for (from, to, note) in [
+        ("limits:8081", "limits", "8 E39 `service.address` has an invalid address"),
+        ("domain: shop", "deadline: 2s", "9 E39 `deadline` has an invalid duration"),
+        ("remote_address: {}", "remote: {}", "11 E39 `descriptors[0][0]` is `remote`"),
+        ("remote_address: {}", "generic_key: {}", "11 E39 `descriptors[0][0].generic_key."),
+        ("      domain: shop\n", "", "8 E39 `domain` is missing"),
+    ] {
+        let found = changed(from, to);
+        assert!(found.len() == 1 && found[0].starts_with(note), "{note}: {found:?}");
+    }
+}
+
+#[test]
+fn modules_that_may_be_unloaded_or_have_another_filter_are_reported() {
+    let closing = MODULE.replace(", do_not_close: true", "");
+    let found = notes(&module(&closing, VALUE));
+    assert!(found[0].starts_with("2 N42") && found[1].starts_with("3 W34 "), "{found:?}");
+    let other = MODULE.replace("filter_name: sluicegate_envoy", "filter_name: other");
+    let found = notes(&module(&other, VALUE));
+    assert!(found.iter().any(|note| note.starts_with("4 E39 `filter_name` is not")), "{found:?}");
+    let foreign = MODULE.replace("sluicegate_envoy", "other");
+    assert_eq!(notes(&module(&foreign, VALUE)), [""; 0]);
+}
+
+#[test]
+fn module_route_configs_are_examined() {
+    let route = |value: &str| {
+        let text =
+            module(MODULE, value).replace("DynamicModuleFilter\n", "DynamicModuleFilterPerRoute\n");
+        notes(&text)
+    };
+    assert_eq!(route("      enabled: false\n"), [""; 0]);
+    let found = route("      enabled: true\n");
+    assert!(found.len() == 1 && found[0].contains("E39 `descriptors` is missing"), "{found:?}");
 }

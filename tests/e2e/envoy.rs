@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -21,6 +21,7 @@ pub enum Shipped {
     ExtAuthzConcurrency,
     ExtProc,
     RlsConcurrency,
+    Module,
 }
 
 impl Shipped {
@@ -33,6 +34,7 @@ impl Shipped {
             }
             Self::ExtProc => include_str!("../../config/envoy/ext_proc.yaml"),
             Self::RlsConcurrency => include_str!("../../config/envoy/rls_concurrency.yaml"),
+            Self::Module => include_str!("../../config/envoy/module.yaml"),
         }
     }
 
@@ -45,6 +47,7 @@ impl Shipped {
             Self::ExtAuthz | Self::ExtAuthzConcurrency | Self::ExtProc => {
                 ("failure_mode_allow: true", "failure_mode_allow: false")
             }
+            Self::Module => ("failure: allow", "failure: deny"),
         }
     }
 }
@@ -69,6 +72,14 @@ pub enum WhenDown {
     Deny,
 }
 
+/// The program and the environment of an Envoy.
+#[derive(Clone, Debug, Default)]
+pub struct Launch {
+    /// The version under `.tools/bin`, or `None` for the default.
+    pub version: Option<&'static str>,
+    pub environment: Vec<(&'static str, PathBuf)>,
+}
+
 pub struct Envoy {
     process: Child,
     home: TempDir,
@@ -85,10 +96,15 @@ impl Envoy {
 
     /// As [`Envoy::start`], with an edited configuration from [`configured`].
     pub fn start_with(text: String, replicas: usize) -> Self {
+        Self::launch(text, replicas, &Launch::default())
+    }
+
+    /// As [`Envoy::start_with`], with another program or environment.
+    pub fn launch(text: String, replicas: usize, launch: &Launch) -> Self {
         let home = tempfile::tempdir().unwrap();
         let config = home.path().join("envoy.yaml");
         std::fs::write(&config, text).unwrap();
-        let mut process = spawn(&config, home.path());
+        let mut process = launch.spawn(&config, home.path());
         let started = admin_of(home.path(), &mut process)
             .and_then(|admin| Ok((admin, ingress_of(admin)?)))
             .and_then(|found| wait_until_healthy(found.0, replicas).map(|()| found));
@@ -125,6 +141,22 @@ impl Envoy {
         let stats = format!("/stats?filter=cluster.sluicegate.{stat}$");
         let page = http1::get(self.admin, &stats, &[]).unwrap().text();
         page.trim().rsplit(' ').next().and_then(|count| count.parse().ok()).unwrap()
+    }
+
+    /// Value of a counter of Envoy, 0 if it does not exist.
+    pub fn counter(&self, name: &str) -> u64 {
+        let page = http1::get(self.admin, &format!("/stats?filter=^{name}$"), &[]).unwrap().text();
+        page.trim().rsplit(' ').next().and_then(|count| count.parse().ok()).unwrap_or_default()
+    }
+
+    /// Stops Envoy with SIGTERM, and returns its exit status.
+    pub fn stop(&mut self) -> ExitStatus {
+        self.signal("TERM");
+        let exited = || match self.process.try_wait().unwrap() {
+            Some(status) => Ok(status),
+            None => Err("it runs".to_owned()),
+        };
+        until("the end of Envoy", exited).unwrap()
     }
 
     pub fn kill(&mut self) {
@@ -184,7 +216,12 @@ pub fn configured(
     let mut text = shipped_file.text().to_owned();
     replace_once(&mut text, &shipped("127.0.0.1", 9901), &free);
     replace_once(&mut text, &shipped("0.0.0.0", 10_000), &free);
-    replace_once(&mut text, &loopback(8081), &endpoints);
+    match (shipped_file, replicas) {
+        (Shipped::Module, [replica, ..]) => {
+            replace_once(&mut text, "127.0.0.1:8081", &replica.to_string());
+        }
+        _ => replace_once(&mut text, &loopback(8081), &endpoints),
+    }
     replace_once(&mut text, &loopback(9000), &format!("- endpoint: {}", address(upstream)));
     if let WhenDown::Deny = when_down {
         let (allow, deny) = shipped_file.failure_modes();
@@ -205,8 +242,8 @@ pub fn replace_once(text: &mut String, from: &str, to: &str) {
 
 /// Path of the Envoy binary: `SLUICEGATE_ENVOY`, or the one that `scripts/test.sh` installs.
 fn binary() -> PathBuf {
-    let installed = concat!(env!("CARGO_MANIFEST_DIR"), "/.tools/bin/envoy");
-    let path = std::env::var_os("SLUICEGATE_ENVOY").map_or_else(|| installed.into(), PathBuf::from);
+    let default = || installed("envoy");
+    let path = std::env::var_os("SLUICEGATE_ENVOY").map_or_else(default, PathBuf::from);
     assert!(
         path.exists(),
         "no Envoy at {}: run scripts/test.sh, which installs one, or set SLUICEGATE_ENVOY",
@@ -215,14 +252,37 @@ fn binary() -> PathBuf {
     path
 }
 
-fn spawn(config: &Path, home: &Path) -> Child {
-    let [log, access_log] =
-        ["log", "access_log"].map(|name| std::fs::File::create(home.join(name)).unwrap());
-    let mut command = Command::new(binary());
-    command.arg("--config-path").arg(config).arg("--admin-address-path").arg(home.join("admin"));
-    command.args(["--use-dynamic-base-id", "--concurrency", "2", "--log-level", "warning"]);
-    command.args(["--file-flush-interval-msec", "50"]);
-    command.stdin(Stdio::null()).stdout(access_log).stderr(log).spawn().unwrap()
+fn installed(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(".tools/bin").join(name)
+}
+
+impl Launch {
+    /// Envoy's report on a configuration that it only validates.
+    pub fn validate(&self, text: &str) -> Output {
+        let home = tempfile::tempdir().unwrap();
+        let config = home.path().join("envoy.yaml");
+        std::fs::write(&config, text).unwrap();
+        let mut command = self.command();
+        command.args(["--mode", "validate", "--config-path"]).arg(config).output().unwrap()
+    }
+
+    fn command(&self) -> Command {
+        let versioned = self.version.map(|version| installed(&format!("envoy-{version}")));
+        let mut command = Command::new(versioned.unwrap_or_else(binary));
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command.args(["--use-dynamic-base-id", "--concurrency", "2", "--log-level", "warning"]);
+        command
+    }
+
+    fn spawn(&self, config: &Path, home: &Path) -> Child {
+        let [log, access_log] =
+            ["log", "access_log"].map(|name| std::fs::File::create(home.join(name)).unwrap());
+        let mut command = self.command();
+        command.arg("--config-path").arg(config);
+        command.arg("--admin-address-path").arg(home.join("admin"));
+        command.args(["--file-flush-interval-msec", "50"]);
+        command.stdin(Stdio::null()).stdout(access_log).stderr(log).spawn().unwrap()
+    }
 }
 
 fn admin_of(home: &Path, process: &mut Child) -> Result<SocketAddr, String> {

@@ -7,6 +7,7 @@ mod console;
 mod denied_by;
 mod envoy;
 mod envoy_disconnects;
+mod envoy_module;
 mod envoy_releases;
 mod ext_authz;
 mod fleet;

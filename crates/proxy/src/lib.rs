@@ -31,4 +31,5 @@ pub use limiter::{Check, Limiter, StartError, Started};
 pub use pending::PendingAnswer;
 pub use request::DescriptorEntries;
 pub use sluicegate_kernel as kernel;
+pub use sluicegate_lease::leases::LeaseEvent;
 use sluicegate_lease_protocol as wire;

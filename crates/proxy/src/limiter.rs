@@ -212,7 +212,7 @@ impl Limiter {
         };
         let descriptors: Vec<OwnedDescriptor> = check.descriptors.iter().map(owned).collect();
         let (limiter, wait) = (self.clone(), check.wait);
-        spawn(async move { limiter.decide(descriptors, wait).await })
+        spawn(wait, async move { limiter.decide(descriptors, wait).await })
     }
 
     fn decide_rest_later(
@@ -223,7 +223,7 @@ impl Limiter {
     ) -> PendingAnswer {
         let limiter = self.clone();
         let deadline = background::deadline(wait);
-        spawn(async move { limiter.decide_rest(answer, undecided, wait, deadline).await })
+        spawn(wait, async move { limiter.decide_rest(answer, undecided, wait, deadline).await })
     }
 
     /// The work of the thread: the connection, the upkeep of leases, and reports.
@@ -262,13 +262,30 @@ impl Limiter {
 }
 
 /// Decides in the background.
-fn spawn(decision: impl Future<Output = Answer> + Send + 'static) -> PendingAnswer {
+fn spawn(
+    wait: WaitSettings,
+    decision: impl Future<Output = Answer> + Send + 'static,
+) -> PendingAnswer {
     let slot = Arc::new(AnswerSlot::default());
-    let task = tokio::spawn({
-        let slot = Arc::clone(&slot);
-        async move { slot.set(decision.await) }
+    let guard = AnswerGuard { slot: Arc::clone(&slot), answer: background::failed(wait) };
+    let task = tokio::spawn(async move {
+        let mut guard = guard;
+        guard.answer = decision.await;
     });
     PendingAnswer::new(slot, task.abort_handle())
+}
+
+/// Sets the answer on drop. If the decision did not end, for example because it panicked, the
+/// failure rule decides.
+struct AnswerGuard {
+    slot: Arc<AnswerSlot>,
+    answer: Answer,
+}
+
+impl Drop for AnswerGuard {
+    fn drop(&mut self) {
+        self.slot.set(std::mem::replace(&mut self.answer, Answer::unlimited()));
+    }
 }
 
 /// Returns `true` if the charge was certainly not made, so that it may be made under a newer rule.

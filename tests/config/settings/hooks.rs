@@ -30,7 +30,7 @@ impl HookRequest {
         let metadata = |key: &MetadataKey| {
             let path: Vec<&str> = key.path.iter().map(|segment| segment.key.as_str()).collect();
             let place = format!("{}/{}", key.key, path.join("/"));
-            self.metadata.get(place.as_str()).map(|text| (*text).to_owned())
+            self.metadata.get(place.as_str()).map(|text| Cow::Borrowed(*text))
         };
         let (path, remote_address) = (self.path, self.address);
         let (header, joined) = (&header, &header);

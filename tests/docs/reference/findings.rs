@@ -17,8 +17,15 @@ use sluicegate::kernel::units::Revision;
 use super::{assert_page, root};
 
 /// Codes whose example would be too large for a page, or is no limits file.
-const WITHOUT_EXAMPLE: [Code; 5] =
-    [Code::TooLarge, Code::TooDeep, Code::TooMany, Code::FailsOpen, Code::FailsClosed];
+const WITHOUT_EXAMPLE: [Code; 7] = [
+    Code::TooLarge,
+    Code::TooDeep,
+    Code::TooMany,
+    Code::FailsOpen,
+    Code::FailsClosed,
+    Code::BadModuleConfig,
+    Code::Unloadable,
+];
 
 const HEAD: &str = "\
 # Findings

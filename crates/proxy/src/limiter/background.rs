@@ -221,7 +221,8 @@ fn rule_answer(decision: &CheckDecision) -> RuleAnswer {
     }
 }
 
-fn failed(wait: WaitSettings) -> Answer {
+/// Returns the answer by the failure rule.
+pub(super) fn failed(wait: WaitSettings) -> Answer {
     let mut answer = Answer::unlimited();
     answer.add(failed_part(wait));
     answer

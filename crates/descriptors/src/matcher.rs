@@ -14,6 +14,7 @@ use regex::Regex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::header_name::HeaderName;
 use super::path::PathSpelling;
 use super::request::RequestAttributes;
 
@@ -22,7 +23,7 @@ use super::request::RequestAttributes;
 #[serde(deny_unknown_fields)]
 pub struct HeaderMatcher {
     /// The name of the header.
-    pub name: String,
+    pub name: HeaderName,
     /// The condition on the text of the header. Without `string_match`, `range_match` and
     /// `present_match`, the header must be present.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -111,8 +112,8 @@ impl From<RegexPattern> for Written {
 
 impl HeaderMatcher {
     pub(super) fn matches(&self, request: &RequestAttributes<'_>, path: PathSpelling) -> bool {
-        let name = self.name.to_ascii_lowercase();
-        let header = (request.joined_header_values)(&name).map(|value| path.spell(&name, value));
+        let name = self.name.as_str();
+        let header = (request.joined_header_values)(name).map(|value| path.spell(name, value));
         let value = match header {
             None if self.treat_missing_header_as_empty => Some(Cow::Borrowed("")),
             header => header,

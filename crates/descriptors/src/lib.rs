@@ -8,18 +8,22 @@
 //! - Matching a regular expression takes time linear in the length of the text.
 //!
 //! Not covered:
-//! - Reading the request's attributes, which each protocol does (see [`crate::edge`]).
+//! - Reading the request's attributes, which each protocol does (see `edge` in the service).
 //! - The rate limit check with the descriptors.
 
 use std::borrow::Cow;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
+pub mod filter_config;
+mod header_name;
 mod matcher;
 mod path;
 mod request;
 
+pub use header_name::HeaderName;
 pub use matcher::{HeaderMatcher, Range, RegexPattern, StringMatch};
 pub use path::PathSpelling;
 pub use request::{MetadataKey, PathSegment, RequestAttributes};
@@ -58,7 +62,7 @@ pub enum Action {
     /// The value of a request header. If the header is repeated, the first value counts.
     RequestHeaders {
         /// The name of the header.
-        header_name: String,
+        header_name: HeaderName,
         /// The entry's key.
         descriptor_key: String,
         /// `true` to skip only this entry if the header is missing. With `false`, the whole
@@ -120,8 +124,11 @@ const fn default_true() -> bool {
     true
 }
 
-/// The entries of one descriptor, as keys and values.
-pub type DescriptorEntries<'a> = Vec<(&'a str, Cow<'a, str>)>;
+/// The entries of one descriptor, as keys and values. Up to four need no allocation.
+pub type DescriptorEntries<'a> = SmallVec<[(&'a str, Cow<'a, str>); 4]>;
+
+/// The descriptors of one request. Up to four need no allocation.
+pub type Descriptors<'a> = SmallVec<[DescriptorEntries<'a>; 4]>;
 
 impl Hooks {
     /// Returns the hook with this name, or the first hook if `name` is `None`.
@@ -138,23 +145,34 @@ impl Hook {
     /// Returns the descriptors of a request. A descriptor is left out if the request lacks an input
     /// of one of its actions.
     #[must_use]
-    pub fn build_descriptors<'a>(
-        &'a self,
-        request: &RequestAttributes<'a>,
-    ) -> Vec<DescriptorEntries<'a>> {
-        let descriptor = |actions: &'a Vec<Action>| {
-            let mut entries = DescriptorEntries::new();
-            for action in actions {
-                match action.build_entry(request, self.path) {
-                    EntryResult::Entry(entry) => entries.push(entry),
-                    EntryResult::Skipped => {}
-                    EntryResult::Missing => return None,
-                }
-            }
-            Some(entries).filter(|entries| !entries.is_empty())
-        };
-        self.descriptors.iter().filter_map(descriptor).collect()
+    pub fn build_descriptors<'a>(&'a self, request: &RequestAttributes<'a>) -> Descriptors<'a> {
+        build_descriptors(&self.descriptors, self.path, request)
     }
+}
+
+/// Returns the descriptors of a request from lists of actions. A descriptor is left out if the
+/// request lacks an input of one of its actions.
+///
+/// Cost: no allocation for raw paths without percent-encoded query parameters, if the values that
+/// `request` returns are borrowed, and there are at most four descriptors of four entries.
+#[must_use]
+pub fn build_descriptors<'a>(
+    descriptors: &'a [Vec<Action>],
+    path: PathSpelling,
+    request: &RequestAttributes<'a>,
+) -> Descriptors<'a> {
+    let descriptor = |actions: &'a Vec<Action>| {
+        let mut entries = DescriptorEntries::new();
+        for action in actions {
+            match action.build_entry(request, path) {
+                EntryResult::Entry(entry) => entries.push(entry),
+                EntryResult::Skipped => {}
+                EntryResult::Missing => return None,
+            }
+        }
+        Some(entries).filter(|entries| !entries.is_empty())
+    };
+    descriptors.iter().filter_map(descriptor).collect()
 }
 
 enum EntryResult<'a> {
@@ -184,9 +202,9 @@ impl Action {
                 EntryResult::from_value(descriptor_key, Some(descriptor_value.into()), false)
             }
             Self::RequestHeaders { header_name, descriptor_key, skip_if_absent } => {
-                let name = header_name.to_ascii_lowercase();
-                let value = (request.first_header_value)(&name);
-                let value = value.map(|value| path.spell(&name, value));
+                let name = header_name.as_str();
+                let value = (request.first_header_value)(name);
+                let value = value.map(|value| path.spell(name, value));
                 EntryResult::from_value(descriptor_key, value, *skip_if_absent)
             }
             Self::RemoteAddress {} => EntryResult::from_value(
@@ -206,7 +224,7 @@ impl Action {
             Self::Metadata { descriptor_key, metadata_key, default_value, skip_if_absent } => {
                 let text = (request.metadata)(metadata_key).filter(|text| !text.is_empty());
                 let default = || default_value.as_deref().filter(|text| !text.is_empty());
-                let value = text.map(Cow::Owned).or_else(|| default().map(Cow::Borrowed));
+                let value = text.or_else(|| default().map(Cow::Borrowed));
                 EntryResult::from_value(descriptor_key, value, *skip_if_absent)
             }
         }

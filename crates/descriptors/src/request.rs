@@ -1,7 +1,7 @@
 //! The attributes of a request that hooks read.
 //!
 //! Not covered:
-//! - Reading them, which each protocol does (see [`crate::edge`]).
+//! - Reading them, which each protocol does (see `edge` in the service).
 
 use std::borrow::Cow;
 
@@ -21,7 +21,7 @@ pub struct RequestAttributes<'a> {
     /// The client's address without a port.
     pub remote_address: Option<&'a str>,
     /// Returns the text at a location in the dynamic metadata.
-    pub metadata: &'a dyn Fn(&MetadataKey) -> Option<String>,
+    pub metadata: &'a dyn Fn(&MetadataKey) -> Option<Cow<'a, str>>,
 }
 
 /// A location in Envoy's dynamic metadata.

@@ -1,0 +1,51 @@
+//! Applies the answer of a check to its stream.
+
+use sluicegate_descriptors::filter_config::FailureMode;
+use smallvec::SmallVec;
+
+use crate::headers::denial_headers;
+use crate::limiter::{Answer, Verdict};
+use crate::module::FilterModule;
+use crate::stream::{EnvoyStream, LocalResponse};
+
+/// The namespace of the dynamic metadata.
+const NAMESPACE: &str = "sluicegate";
+
+/// The HTTP status of requests that the failure mode denies.
+const UNAVAILABLE: u16 = 503;
+
+/// The answer without the service.
+pub(crate) fn fallback_answer(failure: FailureMode) -> Answer {
+    let verdict = match failure {
+        FailureMode::Allow => Verdict::FallbackAllow,
+        FailureMode::Deny => Verdict::FallbackDeny,
+    };
+    Answer { verdict, denied_by: None, rules: SmallVec::new(), retry_after: None, reported: None }
+}
+
+/// Writes the decision to the dynamic metadata for access logs. A plain allow writes nothing, because
+/// it would cost more than the decision.
+pub(crate) fn record_decision(stream: &mut impl EnvoyStream, answer: &Answer) {
+    let decision = match answer.verdict {
+        Verdict::Allow => return,
+        Verdict::Deny => "deny",
+        Verdict::FallbackAllow => "fallback_allow",
+        Verdict::FallbackDeny => "fallback_deny",
+    };
+    stream.set_metadata(NAMESPACE, "decision", decision);
+    if let Some(rule) = &answer.denied_by {
+        stream.set_metadata(NAMESPACE, "denied_by", rule);
+    }
+}
+
+/// Sends the response to a denied request.
+pub(crate) fn send_denial(stream: impl EnvoyStream, module: &FilterModule, answer: &Answer) {
+    if answer.verdict == Verdict::FallbackDeny {
+        let (headers, details) = (&[], "sluicegate_unavailable");
+        stream.send_response(&LocalResponse { status: UNAVAILABLE, headers, details });
+        return;
+    }
+    let headers = &denial_headers(module.config.headers, answer);
+    let details = "sluicegate_over_limit";
+    stream.send_response(&LocalResponse { status: module.config.status, headers, details });
+}

@@ -1,0 +1,80 @@
+//! The limiters of this process: one for each Sluicegate.
+//!
+//! Guarantees:
+//! - All filters and routes with one service share one limiter, with one connection and one balance
+//!   of each key.
+//! - A limiter stays until the process ends, so a new filter config continues its counts.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+use sluicegate_descriptors::filter_config::{FailureMode, FilterConfig, ServiceConfig};
+pub(crate) use sluicegate_proxy::answer::{Answer, ReportedLimit, Verdict};
+use sluicegate_proxy::kernel::units::Hits;
+use sluicegate_proxy::settings::{
+    FailureRule, ProxyIdentity, ServiceSettings, TlsSettings, WaitSettings,
+};
+pub(crate) use sluicegate_proxy::{Check, Limiter, PendingAnswer, Started};
+use sluicegate_proxy::{LeaseEvent, StartError};
+
+use crate::log::{self, LogLevel};
+
+/// The hits that were borrowed and are not counted yet.
+static BORROWED_HITS: AtomicU64 = AtomicU64::new(0);
+
+static LIMITERS: Mutex<Option<HashMap<ServiceSettings, Limiter>>> = Mutex::new(None);
+
+/// Returns the limiter of a service, and connects if it is new. Never blocks on the network. `name`
+/// is the name of this proxy for operators; the first name of a service stays.
+///
+/// # Errors
+/// The operating system refuses a thread.
+pub(crate) fn connect(service: &ServiceConfig, name: &str) -> Result<Limiter, StartError> {
+    let settings = service_settings(service);
+    let mut limiters = LIMITERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let limiters = limiters.get_or_insert_default();
+    if let Some(limiter) = limiters.get(&settings) {
+        return Ok(limiter.clone());
+    }
+    let software = concat!("envoy-module/", env!("CARGO_PKG_VERSION")).to_owned();
+    let identity = ProxyIdentity { name: name.to_owned(), software };
+    let log = |line: &str| log::write(LogLevel::Warn, line);
+    let limiter = Limiter::start_thread(settings.clone(), identity, log, count_borrowed)?;
+    limiters.insert(settings, limiter.clone());
+    Ok(limiter)
+}
+
+/// Returns the hits that were borrowed since the last call.
+pub(crate) fn take_borrowed_hits() -> u64 {
+    // Most requests only read: a write would move the cache line between the cores.
+    if BORROWED_HITS.load(Relaxed) == 0 { 0 } else { BORROWED_HITS.swap(0, Relaxed) }
+}
+
+/// Returns the wait of a filter for the service.
+pub(crate) const fn wait_settings(config: &FilterConfig) -> WaitSettings {
+    let failure = match config.failure {
+        FailureMode::Allow => FailureRule::Allow,
+        FailureMode::Deny => FailureRule::Deny,
+    };
+    WaitSettings { deadline: config.deadline, failure }
+}
+
+fn count_borrowed(event: LeaseEvent, hits: Hits) {
+    if event == LeaseEvent::Borrowed {
+        BORROWED_HITS.fetch_add(hits.0, Relaxed);
+    }
+}
+
+fn service_settings(service: &ServiceConfig) -> ServiceSettings {
+    let (host, port) = (&service.address.host, service.address.port);
+    let address =
+        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+    let files = service.tls.clone().unwrap_or_default();
+    let tls = service.address.has_tls.then(|| TlsSettings {
+        ca_file: files.ca_file,
+        identity: files.certificate_file.zip(files.key_file),
+        server_name: files.server_name,
+    });
+    ServiceSettings { address, tls }
+}

@@ -1,0 +1,158 @@
+//! Tests of Sluicegate's filter inside real Envoys of all supported versions.
+//!
+//! Guarantees:
+//! - The module is built once, with panics that a variable plants in its hooks.
+//! - The configuration is the shipped `config/envoy/module.yaml`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::LazyLock;
+
+use super::envoy::{Envoy, Launch, Shipped, WhenDown, configured, replace_once};
+use super::upstream;
+use crate::support::http1;
+
+const VERSIONS: [&str; 3] = ["1.38", "1.39", "1.40"];
+
+/// Hooks of streams that run before the response, so that the failure mode decides.
+const HOOKS_BEFORE_THE_RESPONSE: [&str; 2] = ["filter_new", "request_headers"];
+
+const OTHER_STREAM_HOOKS: [&str; 3] = ["response_headers", "stream_complete", "destroy"];
+
+const HOOKS_OF_ENDING_CONFIGS: [&str; 2] = ["config_destroy", "route_config_destroy"];
+
+const HOOKS_OF_NEW_CONFIGS: [&str; 2] = ["config_new", "route_config_new"];
+
+/// The directory of the module.
+static MODULE: LazyLock<PathBuf> = LazyLock::new(|| {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("envoy_module");
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--locked", "-p", "sluicegate-envoy", "--features", "plant_panics"]);
+    let built = cargo.arg("--target-dir").arg(target).output().unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    std::fs::create_dir_all(&directory).unwrap();
+    let name = "libsluicegate_envoy.so";
+    std::fs::copy(target.join("debug").join(name), directory.join(name)).unwrap();
+    directory
+});
+
+fn launch(version: &'static str) -> Launch {
+    let environment = vec![("ENVOY_DYNAMIC_MODULES_SEARCH_PATH", MODULE.clone())];
+    Launch { version: Some(version), environment }
+}
+
+/// An Envoy whose module panics in a hook.
+fn launch_with_panic(hook: &str) -> Launch {
+    let mut launch = launch("1.40");
+    launch.environment.push(("SLUICEGATE_PLANT_PANIC", hook.into()));
+    launch
+}
+
+/// The shipped configuration. Nothing listens at the service's address.
+fn configuration(when_down: WhenDown) -> String {
+    configured(Shipped::Module, upstream::start(), &[([127, 0, 0, 1], 1).into()], when_down)
+}
+
+fn get(envoy: &Envoy, path: &str, headers: &[(&str, &str)]) -> u16 {
+    http1::get(envoy.ingress, path, headers).unwrap().status
+}
+
+fn errors(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The number of requests that the filter decided.
+fn decided(envoy: &Envoy) -> u64 {
+    let names = ["allowed.rule.none", "fallback_allowed", "fallback_denied"];
+    names.iter().map(|name| envoy.counter(&format!("dynamicmodulescustom.{name}"))).sum()
+}
+
+#[test]
+fn each_supported_envoy_runs_the_filter_with_its_route_configs() {
+    for version in VERSIONS {
+        let mut envoy = Envoy::launch(configuration(WhenDown::Allow), 0, &launch(version));
+        // `/health` has no limits, and `/login` only one for each `x-user`.
+        for (path, headers, checks) in [
+            ("/", &[][..], 1),
+            ("/health", &[("x-api-key", "ann")], 0),
+            ("/login", &[("x-api-key", "ann")], 0),
+            ("/login", &[("x-user", "ann")], 1),
+        ] {
+            let before = decided(&envoy);
+            assert_eq!(get(&envoy, path, headers), 200, "{version} {path}\n{}", envoy.log());
+            assert_eq!(decided(&envoy) - before, checks, "{version} {path} {headers:?}");
+        }
+        assert_eq!(envoy.counter("dynamicmodulescustom.panics"), 0, "{version}");
+        assert!(envoy.stop().success(), "{version}: {}", envoy.log());
+    }
+}
+
+#[test]
+fn envoy_rejects_bad_configs_with_field_and_fix() {
+    let text = configuration(WhenDown::Allow);
+    for (from, to, message) in [
+        ("deadline: 20ms", "deadline: 2s", "`deadline` has an invalid duration; write 1ms to 1s"),
+        ("domain: shop", "domian: shop", "`domian` is an unknown field; write one of `service`"),
+        ("value: {enabled: false}", "value: {}", "`descriptors` is missing; write `descriptors`"),
+        ("status: 429", "status: 200", "`status` is 200, which is no error; write a status from"),
+    ] {
+        let mut changed = text.clone();
+        replace_once(&mut changed, from, to);
+        for version in VERSIONS {
+            let output = launch(version).validate(&changed);
+            assert_eq!(output.status.code(), Some(1), "{version} {to}: {}", errors(&output));
+            assert!(errors(&output).contains(message), "{version} {to}: {}", errors(&output));
+        }
+    }
+    let output = launch("1.40").validate(&text);
+    assert!(output.status.success(), "{}", errors(&output));
+}
+
+#[test]
+fn a_panic_before_the_response_applies_the_failure_mode() {
+    for hook in HOOKS_BEFORE_THE_RESPONSE {
+        for (when_down, status, counter) in
+            [(WhenDown::Allow, 200, "fallback_allowed"), (WhenDown::Deny, 503, "fallback_denied")]
+        {
+            let envoy = Envoy::launch(configuration(when_down), 0, &launch_with_panic(hook));
+            for _ in 0..3 {
+                assert_eq!(get(&envoy, "/", &[]), status, "{hook}: {}", envoy.log());
+            }
+            assert_eq!(get(&envoy, "/health", &[]), 200, "{hook}: a route without limits");
+            let counter = envoy.counter(&format!("dynamicmodulescustom.{counter}"));
+            let panics = envoy.counter("dynamicmodulescustom.panics");
+            assert_eq!((counter, panics), (3, 4), "{hook}");
+            assert_eq!(envoy.log().matches("planted in").count(), 1, "{}", envoy.log());
+        }
+    }
+}
+
+#[test]
+fn a_panic_in_other_hooks_leaves_envoy_and_its_answers_alone() {
+    for hook in OTHER_STREAM_HOOKS {
+        let mut envoy = Envoy::launch(configuration(WhenDown::Allow), 0, &launch_with_panic(hook));
+        let before = decided(&envoy);
+        for _ in 0..3 {
+            assert_eq!(get(&envoy, "/", &[]), 200, "{hook}: {}", envoy.log());
+        }
+        assert_eq!(decided(&envoy) - before, 3, "{hook}");
+        let panics = envoy.counter("dynamicmodulescustom.panics");
+        assert!(2 <= panics, "{hook}: {panics} panics\n{}", envoy.log());
+        assert!(envoy.stop().success(), "{hook}: {}", envoy.log());
+    }
+    for hook in HOOKS_OF_ENDING_CONFIGS {
+        let mut envoy = Envoy::launch(configuration(WhenDown::Allow), 0, &launch_with_panic(hook));
+        assert!(envoy.stop().success(), "{hook}: {}", envoy.log());
+        assert!(envoy.log().contains(&format!("planted in {hook}")), "{}", envoy.log());
+    }
+}
+
+#[test]
+fn a_panic_in_a_new_config_rejects_it() {
+    for hook in HOOKS_OF_NEW_CONFIGS {
+        let output = launch_with_panic(hook).validate(&configuration(WhenDown::Allow));
+        assert_eq!(output.status.code(), Some(1), "{hook}: {}", errors(&output));
+        assert!(errors(&output).contains(&format!("planted in {hook}")), "{}", errors(&output));
+    }
+}
