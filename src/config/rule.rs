@@ -180,14 +180,6 @@ impl KeyActions {
         self.forced.filter(|forced| now < forced.until).map(|forced| forced.verdict)
     }
 
-    /// Returns the next instant after `now` at which an action of the key ends.
-    #[must_use]
-    pub fn next_end(&self, now: Nanos) -> Option<Nanos> {
-        let forced = self.forced.map(|forced| forced.until);
-        let boosted = self.boosted.as_ref().map(|(_, until)| *until);
-        forced.into_iter().chain(boosted).filter(|end| now < *end).min()
-    }
-
     /// Returns the boosted limits of the key at `now`, in the order of the rule's limits.
     #[must_use]
     pub fn boosted_limits_at(&self, now: Nanos) -> Option<&RuleLimits> {

@@ -115,13 +115,8 @@ impl RuleCounters {
 
     /// Counts a decision of the rule `number`.
     pub(in crate::engine) fn count(&self, number: RuleNumber, verdict: RuleVerdict) {
-        self.add(number, verdict, 1);
-    }
-
-    /// Adds `count` decisions of the rule `number`.
-    pub(in crate::engine) fn add(&self, number: RuleNumber, verdict: RuleVerdict, count: u64) {
         let counter = self.by_number.get(number.0 as usize).unwrap_or(&self.other);
-        counter.counts[verdict as usize].fetch_add(count, Relaxed);
+        counter.counts[verdict as usize].fetch_add(1, Relaxed);
     }
 
     /// Returns the counter of the rule `number`. `None` if it shares the counter of other rules.

@@ -222,25 +222,6 @@ impl Engine {
         }
     }
 
-    /// Counts hits of one descriptor that a proxy has decided: `(allowed, denied)`.
-    pub(in crate::engine) fn count_top_key(
-        &self,
-        counters: &RuleCounters,
-        rule: RuleNumber,
-        entries: Entries<'_>,
-        (allowed, denied): (Hits, Hits),
-    ) {
-        let Some(counter) = counters.counter(rule).filter(|_| !self.top_keys.is_off()) else {
-            return;
-        };
-        let now = self.clock.now();
-        for (hits, is_denied) in [(allowed, false), (denied, true)] {
-            if hits != Hits(0) {
-                self.top_keys.count(counter, KeyHits { entries, hits, is_denied, now });
-            }
-        }
-    }
-
     /// Counts a rejection by a concurrency limit as a denied hit of its bucket.
     pub(in crate::engine) fn count_rejected_key(
         &self,

@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::label::{CONCURRENCY_REASONS, SHADOW_DENY};
 pub use super::label::{
     CloudEventOutcome, DatagramKind, EdgeOutcome, FallbackDebtOutcome, ForwardingEvent,
-    LeasedHitsEvent, LimitEvent, ListenPort, MirrorOutcome, PermitIdEvent, Protocol,
-    ProxyMessageKind, RuleVerdict, ShareEvent, StrictPermitEvent,
+    LeasedHitsEvent, LimitEvent, ListenPort, MirrorOutcome, PermitIdEvent, Protocol, RuleVerdict,
+    ShareEvent, StrictPermitEvent,
 };
 use super::metrics::{METRICS, Metrics};
 use super::trace;
@@ -53,35 +53,6 @@ impl<R: Iterator<Item = Reason>> Event for CheckDecided<R> {
         let verdict = if self.is_shadowed { SHADOW_DENY } else { self.verdict as usize };
         shard.add(&shard.counters.verdicts[verdict], 1);
         self.reasons.for_each(|reason| shard.add(&shard.counters.reasons[reason as usize], 1));
-    }
-}
-
-/// A proxy decided checks of one descriptor from leased hits.
-#[derive(Clone, Copy, Debug)]
-pub struct ProxyDecisions {
-    /// The verdict of each check.
-    pub verdict: Verdict,
-    /// The reason of each verdict.
-    pub reason: Reason,
-    /// The number of checks.
-    pub count: u64,
-}
-
-impl Event for ProxyDecisions {
-    fn count(self, metrics: &Metrics) {
-        let shard = metrics.thread_shard();
-        shard.add(&shard.counters.verdicts[self.verdict as usize], self.count);
-        shard.add(&shard.counters.reasons[self.reason as usize], self.count);
-    }
-}
-
-/// A message of a proxy that leases hits was read.
-#[derive(Clone, Copy, Debug)]
-pub struct ProxyMessageRead(pub ProxyMessageKind);
-
-impl Event for ProxyMessageRead {
-    fn count(self, metrics: &Metrics) {
-        metrics.add(|shard| &shard.proxy_messages[self.0 as usize], 1);
     }
 }
 

@@ -101,26 +101,6 @@ named_enum! {
         AccessLog = "access_log",
         /// This project's own service, `sluicegate.v1.Permits`.
         Permits = "permits",
-        /// Checks of proxies that lease hits (`sluicegate.v1.Leases`).
-        Leases = "leases",
-    }
-}
-
-named_enum! {
-    /// A message of a proxy that leases hits.
-    pub enum ProxyMessageKind {
-        /// The first message of a stream.
-        Hello = "hello",
-        /// A request for the rule of a descriptor.
-        Rule = "rule",
-        /// A message that borrows or returns hits.
-        Borrow = "borrow",
-        /// A charge without a lease.
-        Charge = "charge",
-        /// A check of a rule that is not leased.
-        Check = "check",
-        /// A report of decisions.
-        Usage = "usage",
     }
 }
 

@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use super::label::{
     CONCURRENCY_REASONS, CloudEventOutcome, DatagramKind, EdgeOutcome, FallbackDebtOutcome,
     ForwardingEvent, LeasedHitsEvent, LimitEvent, ListenPort, MirrorOutcome, PermitIdEvent,
-    Protocol, ProxyMessageKind, ShareEvent, StrictPermitEvent, VERDICTS,
+    Protocol, ShareEvent, StrictPermitEvent, VERDICTS,
 };
 use crate::kernel::decision::{Reason, StoreFailure};
 use crate::kernel::units::Nanos;
@@ -86,7 +86,6 @@ pub(super) struct Counters {
     pub(super) strict_permits: [AtomicU64; StrictPermitEvent::ALL.len()],
     pub(super) fallback_debt: [AtomicU64; FallbackDebtOutcome::ALL.len()],
     pub(super) leased_hits: [AtomicU64; LeasedHitsEvent::ALL.len()],
-    pub(super) proxy_messages: [AtomicU64; ProxyMessageKind::ALL.len()],
     pub(super) lease_calls: AtomicU64,
     pub(super) lease_messages: AtomicU64,
     /// The histogram of check durations: one count for each bucket, not cumulative. The last bucket
@@ -140,8 +139,6 @@ pub struct LeaseTotals {
     pub keys: u64,
     /// Hits that can be spent without a store call.
     pub hits: u64,
-    /// Proxies that lease hits from this replica.
-    pub proxies: u64,
 }
 
 /// Values that are read when the metrics page is rendered.
@@ -323,7 +320,6 @@ impl Counters {
             strict_permits: zeros(),
             fallback_debt: zeros(),
             leased_hits: zeros(),
-            proxy_messages: zeros(),
             lease_calls: AtomicU64::new(0),
             lease_messages: AtomicU64::new(0),
             durations: zeros(),

@@ -44,7 +44,5 @@ pub(super) fn concurrency_usage(engine: &Engine) -> Vec<metrics::ConcurrencyGaug
 
 pub(super) fn lease_balances(engine: &Engine) -> metrics::LeaseTotals {
     let sum = engine.leases().map(|leases| leases.totals()).unwrap_or_default();
-    let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
-    let proxies = count(engine.proxies().count());
-    metrics::LeaseTotals { keys: count(sum.keys), hits: sum.hits.0, proxies }
+    metrics::LeaseTotals { keys: u64::try_from(sum.keys).unwrap_or(u64::MAX), hits: sum.hits.0 }
 }

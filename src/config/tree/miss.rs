@@ -4,10 +4,7 @@
 //! - Allocates no memory.
 //! - Compares entries with the same function as [`DescriptorTree::lookup`].
 
-use super::{DescriptorTree, NodeId};
-
-/// The largest tree that [`DescriptorTree::may_match_keys`] searches.
-const MAX_SEARCHED_NODES: usize = 10_000;
+use super::DescriptorTree;
 
 /// The end of a lookup that found no rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,30 +51,6 @@ impl MissReason {
 }
 
 impl DescriptorTree {
-    /// Returns `false` if no descriptor with these keys has a limit, whatever its values.
-    ///
-    /// May return `true` for other keys: in a tree of more than [`MAX_SEARCHED_NODES`] nodes, and
-    /// for patterns that match the start of `key_`. Cost: O(nodes) for each key.
-    #[must_use]
-    pub fn may_match_keys<'k>(&self, keys: impl Iterator<Item = &'k str>) -> bool {
-        if MAX_SEARCHED_NODES < self.nodes.len() {
-            return true;
-        }
-        let mut level = vec![NodeId::ROOT];
-        for key in keys {
-            let is_next = |node: &NodeId| {
-                level.binary_search(&self.node(*node).parent).is_ok()
-                    && may_match_key(self.name(*node), key)
-            };
-            // In the order of the numbers, so the list is sorted.
-            level = self.nodes().filter(is_next).collect();
-        }
-        let has_limit = |node: &NodeId| {
-            self.rule(*node).is_some() || self.concurrency_limit_of(*node).is_some()
-        };
-        level.iter().any(has_limit)
-    }
-
     /// Returns the reason why a descriptor matches no rule, or `None` if it matches one.
     #[must_use]
     pub fn find_miss(&self, entries: &[(&str, &str)]) -> Option<LookupMiss> {
@@ -102,17 +75,5 @@ impl DescriptorTree {
             return Some(LookupMiss { entry, reason });
         }
         Some(LookupMiss { entry: 0, reason: MissReason::NoEntries })
-    }
-}
-
-/// Returns `true` if a node with this name may match an entry with this key.
-fn may_match_key(name: &str, key: &str) -> bool {
-    let is_prefix = |short: &str, long: &str| long.starts_with(short);
-    match name.split_once('*') {
-        None => name.strip_prefix(key).is_some_and(|rest| rest.is_empty() || rest.starts_with('_')),
-        Some((literal, _)) => {
-            let start = format!("{key}_");
-            is_prefix(literal, &start) || is_prefix(&start, literal)
-        }
     }
 }

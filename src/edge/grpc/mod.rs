@@ -14,7 +14,6 @@ pub mod convert;
 pub mod ext_authz;
 pub mod ext_proc;
 pub mod incoming;
-pub mod leases;
 pub mod metadata;
 pub mod peer;
 pub mod peer_addresses;
@@ -39,7 +38,6 @@ use envoy_types::pb::envoy::service::auth::v3::authorization_server::{
 };
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::ExternalProcessorServer;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME as RATE_LIMITS;
-use sluicegate_lease_protocol::api::leases_server::LeasesServer;
 use tokio::sync::watch;
 use tonic::service::Routes;
 use tonic_health::ServingStatus;
@@ -58,7 +56,6 @@ use access_log::AccessLogService;
 use ext_authz::AuthorizationService;
 use ext_proc::ExtProcService;
 use incoming::{GrpcListener, IncomingConnections};
-use leases::LeasesService;
 use permits::PermitsService;
 use permits::api::permits_server::PermitsServer;
 use rls::RateLimitService;
@@ -76,8 +73,7 @@ const HEALTH_SERVICES: [&str; 3] = [PROCESS_SERVICE, RATE_LIMITS, AUTHORIZATION]
 /// does not export. `tests/edge/grpc/reflection.rs` generates them and compares them with the crate.
 const ENVOY_DESCRIPTORS: &[u8] = include_bytes!("../../../proto/ratelimit.binpb");
 
-const PERMITS_DESCRIPTORS: &[u8] = include_bytes!("../../../proto/sluicegate/v1/permits.binpb");
-const LEASES_DESCRIPTORS: &[u8] = include_bytes!("../../../proto/sluicegate/v1/leases.binpb");
+const OWN_DESCRIPTORS: &[u8] = include_bytes!("../../../proto/sluicegate/v1/permits.binpb");
 
 #[derive(Clone, Debug)]
 /// The dependencies and options of the gRPC port.
@@ -128,7 +124,6 @@ pub async fn serve(
     let (engine, hooks) = (Arc::clone(&grpc.engine), Arc::clone(&grpc.hooks));
     let permits_service =
         PermitsService::new(Arc::clone(&engine), grpc.reporting.clone(), draining.clone());
-    let leases = LeasesService::new(Arc::clone(&engine), draining.clone());
     let access_logs = AccessLogService::new(Arc::clone(&engine), draining.clone());
     let processor = ExtProcService::new(engine, grpc.reporting.clone(), hooks, draining);
     let limits = RateLimitService::new(Arc::clone(&grpc.engine), grpc.reporting.clone())
@@ -144,7 +139,6 @@ pub async fn serve(
             .add_service(ExternalProcessorServer::new(processor))
             .add_service(access_logs)
             .add_service(StatusCodeMapper(PermitsServer::new(permits_service), Protocol::Permits))
-            .add_service(LeasesServer::new(leases))
             .add_service(TimedHealth(health, health_engine));
     if grpc.reflection {
         routes = routes.add_service(reflection()?);
@@ -205,8 +199,7 @@ async fn set_serving_status(reporter: &HealthReporter, readiness: Readiness) {
 fn reflection() -> Result<ServerReflectionServer<impl ServerReflection>, ReflectionError> {
     tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(ENVOY_DESCRIPTORS)
-        .register_encoded_file_descriptor_set(PERMITS_DESCRIPTORS)
-        .register_encoded_file_descriptor_set(LEASES_DESCRIPTORS)
+        .register_encoded_file_descriptor_set(OWN_DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
 }

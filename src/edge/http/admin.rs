@@ -179,8 +179,7 @@ async fn show_config_diff(State(admin): State<Admin>) -> Response {
 async fn show_fleet(State(admin): State<Admin>) -> Response {
     let clock = admin.engine.clock();
     let shares = show::shares_json(admin.engine.concurrency_limits().fleet_reporter(), clock);
-    let proxies = show::proxies_json(admin.engine.proxies(), clock);
-    let body = fleet(admin.engine.membership(), &shares, &proxies, clock.now());
+    let body = fleet(admin.engine.membership(), &shares, clock.now());
     (JSON, body.to_string()).into_response()
 }
 

@@ -21,7 +21,7 @@ use crate::kernel::units::Nanos;
 use crate::telemetry::label::{
     CONCURRENCY_REASONS, CloudEventOutcome, DatagramKind, EdgeOutcome, FallbackDebtOutcome,
     ForwardingEvent, LeasedHitsEvent, ListenPort, MirrorOutcome, PermitIdEvent, Protocol,
-    ProxyMessageKind, ShareEvent, StrictPermitEvent, VERDICTS,
+    ShareEvent, StrictPermitEvent, VERDICTS,
 };
 
 impl Metrics {
@@ -265,12 +265,7 @@ impl Metrics {
             page,
             "outcome",
             self.series(events, |shard| &shard.leased_hits),
-        )?;
-        MetricHead("sluicegate_lease_proxies", "Proxies that lease hits from this replica")
-            .write_gauge(page, totals.proxies)?;
-        let kinds = ProxyMessageKind::ALL.map(ProxyMessageKind::as_str);
-        MetricHead("sluicegate_lease_proxy_messages_total", "Messages of proxies, by kind")
-            .write_counters(page, "kind", self.series(kinds, |shard| &shard.proxy_messages))
+        )
     }
 
     fn write_datagrams(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {

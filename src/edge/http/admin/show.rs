@@ -11,7 +11,6 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use serde_json::{Map, Value, json};
 
@@ -21,7 +20,6 @@ use crate::config::{Config, Limit, Rule, Unit};
 use crate::engine::concurrency::{BucketName, ShareSnapshot, StrictSnapshot};
 use crate::engine::fleet::membership::{LiveReplica, Membership, parse_record};
 use crate::engine::fleet::reporter::FleetReporter;
-use crate::engine::proxies::registry::{ConnectedProxy, ProxyRegistry};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::Nanos;
 
@@ -85,17 +83,10 @@ fn domains(config: &Config) -> Map<String, Value> {
 }
 
 /// Returns the page `/fleet`: the replicas in the last membership list, and `shares`.
-/// With the memory store, which has no fleet, only `proxies`, or null if there are none.
+/// Null with the memory store, which has no fleet.
 #[must_use]
-pub fn fleet(
-    membership: Option<&Membership>,
-    shares: &Value,
-    proxies: &[Value],
-    now: Nanos,
-) -> Value {
-    let Some(membership) = membership else {
-        return if proxies.is_empty() { Value::Null } else { json!({"proxies": proxies}) };
-    };
+pub fn fleet(membership: Option<&Membership>, shares: &Value, now: Nanos) -> Value {
+    let Some(membership) = membership else { return Value::Null };
     let seen = membership.snapshot();
     let millis = |duration: Nanos| duration.0 / Nanos::MILLI.0;
     let live_replica = |replica: &LiveReplica| {
@@ -112,26 +103,7 @@ pub fn fleet(
         "snapshot_age_ms": seen.as_ref().map(|seen| millis(now.since(seen.taken_at))),
         "live_replicas": seen.iter().flat_map(|seen| &seen.replicas).map(live_replica).collect::<Vec<_>>(),
         "shares": shares,
-        "proxies": proxies,
     })
-}
-
-/// Returns the proxies that lease hits from this replica.
-#[must_use]
-pub(super) fn proxies_json(proxies: &ProxyRegistry, clock: &Clock) -> Vec<Value> {
-    let proxy_json = |proxy: Arc<ConnectedProxy>| {
-        json!({
-            "proxy": proxy.name,
-            "software": proxy.software,
-            "address": proxy.address.map(|address| address.to_string()),
-            "incarnation": proxy.incarnation.0,
-            "connected_ms": clock.steady().since(proxy.connected_at).0 / Nanos::MILLI.0,
-            "leased_keys": proxy.leased_keys.load(Relaxed),
-            "leased_hits": proxy.leased_hits.load(Relaxed),
-            "messages": proxy.messages.load(Relaxed),
-        })
-    };
-    proxies.list().into_iter().map(proxy_json).collect()
 }
 
 /// Returns this replica's state of the fleet-wide concurrency limits: at

@@ -1,6 +1,6 @@
 //! Tests of proxies that lease hits over a real connection: `sluicegate.v1.Leases`.
 
-mod stream;
+
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
