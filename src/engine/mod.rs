@@ -18,6 +18,7 @@ pub mod events;
 pub mod fleet;
 pub mod history;
 pub mod lease;
+pub mod proxies;
 pub mod recorder;
 pub mod rule_counters;
 pub mod top_keys;
@@ -37,6 +38,7 @@ use crate::engine::fleet::forwarding::ForwardingQueue;
 use crate::engine::fleet::live::LiveState;
 use crate::engine::fleet::reporter::FleetReporter;
 use crate::engine::lease::LeaseManager;
+use crate::engine::proxies::Proxies;
 use crate::engine::recorder::state::Recorder;
 use crate::engine::rule_counters::RuleCounters;
 use crate::engine::top_keys::TopKeys;
@@ -85,6 +87,7 @@ pub struct Engine {
     /// The kind of the store, for the admin pages.
     store_kind: &'static str,
     recorder: Arc<Recorder>,
+    proxies: Proxies,
 }
 
 /// The settings that apply to every decision.
@@ -151,6 +154,7 @@ impl Engine {
             live,
             store_kind: "memory",
             recorder: Arc::default(),
+            proxies: Proxies::default(),
         }
     }
 
@@ -256,6 +260,7 @@ impl Engine {
         // After the swap, so that the reload includes buckets that the old configuration creates
         // meanwhile.
         self.reload_concurrency_limits(&active);
+        self.proxies.announce_limits();
     }
 
     /// Returns the current configuration.
