@@ -138,9 +138,9 @@ impl Engine {
 }
 
 fn find_charge(plan: &CheckPlan<'_>, counter: &ProxyCounter<'_>) -> Option<(Charge, LeaseTerms)> {
-    let charged = plan.limits.iter().filter(|limit| limit.is_charged());
-    let mut charges = charged.zip(&plan.charges.list).zip(plan.lease_terms());
-    let ((_, charge), terms) = charges.find(|((limit, _), _)| has_name(limit, counter.limit))?;
+    let limits = plan.limits.iter().filter(|limit| limit.is_charged());
+    let mut leased = limits.zip(&plan.charges.list).zip(plan.lease_terms());
+    let ((_, charge), terms) = leased.find(|((limit, _), _)| has_name(limit, counter.limit))?;
     let is_same = is_same_strategy(&charge.strategy, &counter.strategy);
     Some((charge.clone(), *terms?)).filter(|_| is_same)
 }

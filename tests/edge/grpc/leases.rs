@@ -11,8 +11,8 @@ use sluicegate::edge::grpc::leases::api::lease_message::Message as Reply;
 use sluicegate::edge::grpc::leases::api::leases_client::LeasesClient;
 use sluicegate::edge::grpc::leases::api::proxy_message::Message;
 use sluicegate::edge::grpc::leases::api::{
-    KeyUsage, LeaseMessage, LeaseWelcome, LimitsChanged, ProxyHello, ProxyMessage, RuleRequest,
-    UsageReport,
+    BorrowMessage, ChargeMessage, CheckMessage, KeyUsage, LeaseMessage, LeaseWelcome,
+    LimitsChanged, ProxyHello, ProxyMessage, RuleRequest, UsageReport,
 };
 use sluicegate::engine::proxies::MAX_PROXY_STREAMS;
 use sluicegate::engine::top_keys::TopKeysQuery;
@@ -50,7 +50,7 @@ async fn invalid_messages_end_the_stream_with_invalid_argument() {
     let served = serve(&engine).await;
     let rule =
         |domain: &str, entries| Some(Message::Rule(RuleRequest { domain: domain.into(), entries }));
-    let numberless = Message::Borrow(Default::default());
+    let numberless = Message::Borrow(BorrowMessage::default());
     let keys =
         vec![
             KeyUsage { domain: "d".into(), entries: entries(&[("k", "v")]), ..KeyUsage::default() };
@@ -65,8 +65,8 @@ async fn invalid_messages_end_the_stream_with_invalid_argument() {
         (1, rule("d", vec![])),
         (1, Some(Message::Hello(hello(8)))),
         (1, Some(numberless)),
-        (1, Some(Message::Check(Default::default()))),
-        (1, Some(Message::Charge(Default::default()))),
+        (1, Some(Message::Check(CheckMessage::default()))),
+        (1, Some(Message::Charge(ChargeMessage::default()))),
         (1, usage(UsageReport::default())),
         (0, usage(UsageReport { keys, ..UsageReport::default() })),
         (0, usage(huge)),

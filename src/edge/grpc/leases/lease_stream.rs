@@ -4,6 +4,7 @@
 //! - A request that waits for the store does not block later requests.
 //! - Requests that arrive together share a store call, where the store can.
 //! - At most [`MAX_IN_FLIGHT`] requests of a stream are in flight; then it reads no more.
+//! - Each check is a trace span.
 //! - Changed limits are announced at once.
 //! - An invalid message ends the stream with `INVALID_ARGUMENT`.
 //! - A newer stream of the same incarnation ends this one with `ABORTED`.
@@ -39,6 +40,7 @@ use crate::store::lease::LeaseOutcome;
 use crate::telemetry::event::{
     CheckAnswered, Event as _, Protocol, ProxyMessageKind, RequestCompleted,
 };
+use crate::telemetry::trace;
 
 /// The largest number of requests of one stream that are in flight.
 pub const MAX_IN_FLIGHT: usize = 1_024;
@@ -302,7 +304,8 @@ async fn charge(engine: &Engine, message: &ChargeMessage) -> Result<ChargeResult
 async fn check(engine: &Engine, message: &CheckMessage) -> Result<CheckResult, Status> {
     let received_at = engine.clock().now();
     let (check, timeout) = requests::parse_check(message)?;
-    let decided = engine.decide_within(&check, timeout).await;
+    let span = trace::check_span(Protocol::Leases, &|_: &str| None);
+    let decided = span.scope(engine.decide_within(&check, timeout)).await;
     let replied_at = engine.clock().now();
     CheckAnswered { received_at, replied_at, queue_time: Nanos(0) }.emit();
     let outcome = match &decided {

@@ -50,9 +50,10 @@ pub fn borrow(number: u64, hits: u64, wanted: u64) -> BorrowMessage {
     BorrowMessage { number, hits, wanted, demand: wanted, ..BorrowMessage::default() }
 }
 
-pub fn counter(strategy: Option<RateStrategy>) -> LeasedCounter {
-    let entries = entries(&[("k", "v")]);
-    LeasedCounter { domain: "d".into(), entries, limit: String::new(), strategy }
+/// The counter of the entry `k`, `value`.
+pub fn counter_of(value: &str, strategy: impl Into<Option<RateStrategy>>) -> LeasedCounter {
+    let (domain, entries) = ("d".into(), entries(&[("k", value)]));
+    LeasedCounter { domain, entries, limit: String::new(), strategy: strategy.into() }
 }
 
 /// The stream of one proxy process.
@@ -134,8 +135,12 @@ impl ProxyStream {
         }
     }
 
-    pub async fn borrow(&mut self, of: BorrowMessage, strategy: Option<RateStrategy>) -> Borrowed {
-        let message = BorrowMessage { counter: Some(counter(strategy)), ..of };
+    pub async fn borrow(
+        &mut self,
+        of: BorrowMessage,
+        strategy: impl Into<Option<RateStrategy>>,
+    ) -> Borrowed {
+        let message = BorrowMessage { counter: Some(counter_of("v", strategy)), ..of };
         match self.ask(Message::Borrow(message)).await {
             Reply::Borrow(result) => result.result.unwrap(),
             other => panic!("{other:?}"),

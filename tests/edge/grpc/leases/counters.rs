@@ -7,13 +7,14 @@ use sluicegate::edge::grpc::leases::api::counter_decision::Verdict as CounterVer
 use sluicegate::edge::grpc::leases::api::lease_failure::Cause;
 use sluicegate::edge::grpc::leases::api::lease_message::Message as Reply;
 use sluicegate::edge::grpc::leases::api::proxy_message::Message;
+use sluicegate::edge::grpc::leases::api::rate_strategy::Kind;
 use sluicegate::edge::grpc::leases::api::{
     BorrowMessage, BorrowReply, ChargeMessage, CheckDecision, CheckDescriptor, CheckMessage,
     RateStrategy, ReportedLimit,
 };
 use sluicegate::kernel::units::Nanos;
 
-use super::client::{LEASED, ProxyStream, borrow, counter, entries, serve};
+use super::client::{LEASED, ProxyStream, borrow, counter_of, entries, serve};
 use crate::edge::empty_engine;
 use crate::support::engine::{advance_clock, publish};
 
@@ -26,8 +27,8 @@ fn applied(result: &Borrowed) -> &BorrowReply {
     }
 }
 
-async fn charge(proxy: &mut ProxyStream, hits: u64, strategy: Option<RateStrategy>) -> Charged {
-    let message = ChargeMessage { counter: Some(counter(strategy)), hits };
+async fn charge(proxy: &mut ProxyStream, hits: u64, strategy: RateStrategy) -> Charged {
+    let message = ChargeMessage { counter: Some(counter_of("v", strategy)), hits };
     match proxy.ask(Message::Charge(message)).await {
         Reply::Charge(result) => result.result.unwrap(),
         other => panic!("{other:?}"),
@@ -44,8 +45,9 @@ async fn check(proxy: &mut ProxyStream, hits: u64) -> Checked {
 }
 
 /// The strategy of [`LEASED`].
-fn strategy() -> Option<RateStrategy> {
-    Some(RateStrategy { kind: 2, hits: 100, period_ns: DAY_NS, ..RateStrategy::default() })
+fn strategy() -> RateStrategy {
+    let kind = Kind::FixedWindow.into();
+    RateStrategy { kind, hits: 100, period_ns: DAY_NS, ..RateStrategy::default() }
 }
 
 #[tokio::test]

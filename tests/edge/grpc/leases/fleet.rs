@@ -15,7 +15,7 @@ use sluicegate::kernel::lease::{BorrowReply, BorrowRequest, MessageNumber};
 use sluicegate::kernel::rate::{CounterDecision, Headroom};
 use sluicegate::kernel::units::{Hits, Nanos};
 
-use super::client::ProxyStream;
+use super::client::{ProxyStream, borrow, counter_of};
 use crate::support::http1;
 use crate::support::redis::Redis;
 use crate::support::service::Service;
@@ -139,6 +139,34 @@ async fn proxies_and_replica_together_keep_limit_and_overshoot() {
     assert!(limit - MAX_OVERSHOOT <= sum, "{allowed:?}");
     let calls = one.messages + two.messages;
     assert!(calls < 600, "{calls} messages for 1,200 requests");
+}
+
+#[tokio::test]
+async fn messages_that_arrive_together_share_store_calls() {
+    let store = Redis::start();
+    let (_limits, service) = start(&store);
+    let mut proxy = LeasingProxy::connect(&service, 7).await;
+    let calls = || {
+        let page = http1::get(service.metrics, "/metrics", &[]).unwrap().text();
+        let name = "sluicegate_lease_calls_total ";
+        let count = page.lines().find_map(|line| line.strip_prefix(name));
+        count.unwrap().parse::<u64>().unwrap()
+    };
+    let before = calls();
+    for number in 1..=50 {
+        let counter = Some(counter_of(&number.to_string(), proxy.strategy.clone()));
+        let message = Message::Borrow(BorrowMessage { counter, ..borrow(number, 1, 5) });
+        let id = 100 + number;
+        proxy.stream.send(ProxyMessage { id, message: Some(message) }).await;
+    }
+    let mut ids = Vec::new();
+    for _ in 0..50 {
+        ids.push(proxy.stream.next().await.unwrap().unwrap().id);
+    }
+    ids.sort_unstable();
+    assert_eq!(ids, (101..=150).collect::<Vec<_>>());
+    let used = calls() - before;
+    assert!(used <= 25, "{used} calls for 50 messages");
 }
 
 /// With two threads, because the wait for the end blocks one.
