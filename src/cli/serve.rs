@@ -497,6 +497,7 @@ impl ServiceContext<'_> {
                 concurrency_limits: in_use,
                 rule_decisions: engine.rule_decisions(),
                 leases: gauges::lease_balances(&engine),
+                lease_proxies: count(engine.proxies().count()),
                 undelivered_events: engine.undelivered_events(),
                 mirror_differences: mirror
                     .as_ref()

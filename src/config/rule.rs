@@ -180,6 +180,14 @@ impl KeyActions {
         self.forced.filter(|forced| now < forced.until).map(|forced| forced.verdict)
     }
 
+    /// Returns the first instant after `now` at which an action on the key ends.
+    #[must_use]
+    pub fn next_end(&self, now: Nanos) -> Option<Nanos> {
+        let forced = self.forced.map(|forced| forced.until);
+        let boosted = self.boosted.as_ref().map(|(_, until)| *until);
+        forced.into_iter().chain(boosted).filter(|until| now < *until).min()
+    }
+
     /// Returns the boosted limits of the key at `now`, in the order of the rule's limits.
     #[must_use]
     pub fn boosted_limits_at(&self, now: Nanos) -> Option<&RuleLimits> {

@@ -14,6 +14,7 @@
 //! - Building the tree from limits files (see [`super::resolve`]).
 
 pub(crate) mod builder;
+pub mod key_paths;
 mod metric;
 pub mod miss;
 mod node;

@@ -38,8 +38,7 @@ use crate::engine::fleet::forwarding::ForwardingQueue;
 use crate::engine::fleet::live::LiveState;
 use crate::engine::fleet::reporter::FleetReporter;
 use crate::engine::lease::{LeaseManager, LeaseOptions};
-use crate::engine::proxies::LimitsNumber;
-use crate::engine::proxies::registry::ProxyRegistry;
+use crate::engine::proxies::Proxies;
 use crate::engine::recorder::state::Recorder;
 use crate::engine::rule_counters::RuleCounters;
 use crate::engine::top_keys::TopKeys;
@@ -88,8 +87,7 @@ pub struct Engine {
     /// The kind of the store, for the admin pages.
     store_kind: &'static str,
     recorder: Arc<Recorder>,
-    limits_number: LimitsNumber,
-    proxies: Arc<ProxyRegistry>,
+    proxies: Proxies,
 }
 
 /// The settings that apply to every decision.
@@ -158,8 +156,7 @@ impl Engine {
             live,
             store_kind: "memory",
             recorder: Arc::default(),
-            limits_number: LimitsNumber::default(),
-            proxies: Arc::default(),
+            proxies: Proxies::default(),
         }
     }
 
@@ -266,13 +263,7 @@ impl Engine {
         // After the swap, so that the reload includes buckets that the old configuration creates
         // meanwhile.
         self.reload_concurrency_limits(&active);
-        self.limits_number.advance();
-    }
-
-    /// Returns the proxies that lease hits from this replica.
-    #[must_use]
-    pub const fn proxies(&self) -> &Arc<ProxyRegistry> {
-        &self.proxies
+        self.proxies.announce_limits();
     }
 
     /// Returns the current configuration.

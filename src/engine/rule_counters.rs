@@ -115,8 +115,18 @@ impl RuleCounters {
 
     /// Counts a decision of the rule `number`.
     pub(in crate::engine) fn count(&self, number: RuleNumber, verdict: RuleVerdict) {
+        self.count_many(number, verdict, 1);
+    }
+
+    /// Counts `decisions` equal decisions of the rule `number`.
+    pub(in crate::engine) fn count_many(
+        &self,
+        number: RuleNumber,
+        verdict: RuleVerdict,
+        decisions: u64,
+    ) {
         let counter = self.by_number.get(number.0 as usize).unwrap_or(&self.other);
-        counter.counts[verdict as usize].fetch_add(1, Relaxed);
+        counter.counts[verdict as usize].fetch_add(decisions, Relaxed);
     }
 
     /// Returns the counter of the rule `number`. `None` if it shares the counter of other rules.

@@ -30,7 +30,7 @@ use crate::engine::Engine;
 use crate::engine::decide::path::PreparedCheck;
 use crate::engine::rule_counters::{RuleCounter, RuleCounters};
 use crate::engine::{Decision, LimitStatus};
-use crate::kernel::decision::{Cost, Descriptor};
+use crate::kernel::decision::{Cost, Descriptor, Verdict};
 use crate::kernel::key::CounterKey;
 use crate::kernel::top_keys::KeySet;
 use crate::kernel::units::{Hits, Nanos};
@@ -219,6 +219,21 @@ impl Engine {
                 let (hits, is_denied) = (*hits, decision.is_denied);
                 self.top_keys.count(counter, KeyHits { entries, hits, is_denied, now: *now });
             }
+        }
+    }
+
+    /// Counts hits of one descriptor of the rule `number`, which a proxy decided.
+    pub(in crate::engine) fn count_proxy_hits(
+        &self,
+        counters: &RuleCounters,
+        number: RuleNumber,
+        entries: &[(&str, &str)],
+        (hits, verdict): (Hits, Verdict),
+    ) {
+        let counter = counters.counter(number).filter(|_| !self.top_keys.is_off());
+        if let (Some(counter), 1..) = (counter, hits.0) {
+            let (is_denied, now) = (verdict == Verdict::Deny, self.clock.now());
+            self.top_keys.count(counter, KeyHits { entries, hits, is_denied, now });
         }
     }
 

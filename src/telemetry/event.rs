@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::label::{CONCURRENCY_REASONS, SHADOW_DENY};
 pub use super::label::{
     CloudEventOutcome, DatagramKind, EdgeOutcome, FallbackDebtOutcome, ForwardingEvent,
-    LeasedHitsEvent, LimitEvent, ListenPort, MirrorOutcome, PermitIdEvent, Protocol, RuleVerdict,
-    ShareEvent, StrictPermitEvent,
+    LeasedHitsEvent, LimitEvent, ListenPort, MirrorOutcome, PermitIdEvent, Protocol,
+    ProxyMessageKind, RuleVerdict, ShareEvent, StrictPermitEvent,
 };
 use super::metrics::{METRICS, Metrics};
 use super::trace;
@@ -53,6 +53,34 @@ impl<R: Iterator<Item = Reason>> Event for CheckDecided<R> {
         let verdict = if self.is_shadowed { SHADOW_DENY } else { self.verdict as usize };
         shard.add(&shard.counters.verdicts[verdict], 1);
         self.reasons.for_each(|reason| shard.add(&shard.counters.reasons[reason as usize], 1));
+    }
+}
+
+/// A proxy reported decisions about one descriptor, which it made from leased hits.
+#[derive(Clone, Copy, Debug)]
+pub struct ProxyDecisions {
+    /// The number of decisions.
+    pub count: u64,
+    /// The verdict, after shadow mode.
+    pub verdict: Verdict,
+    /// `true` if global shadow mode turned denials into allowed requests.
+    pub is_shadowed: bool,
+    /// The reason of the verdict before shadow mode.
+    pub reason: Reason,
+}
+
+impl Event for ProxyDecisions {
+    fn count(self, metrics: &Metrics) {
+        let shard = metrics.thread_shard();
+        let verdict = if self.is_shadowed { SHADOW_DENY } else { self.verdict as usize };
+        shard.add(&shard.counters.verdicts[verdict], self.count);
+        shard.add(&shard.counters.reasons[self.reason as usize], self.count);
+    }
+}
+
+impl Event for ProxyMessageKind {
+    fn count(self, metrics: &Metrics) {
+        metrics.add(|shard| &shard.proxy_messages[self as usize], 1);
     }
 }
 

@@ -101,6 +101,8 @@ named_enum! {
         AccessLog = "access_log",
         /// This project's own service, `sluicegate.v1.Permits`.
         Permits = "permits",
+        /// Checks of proxies that lease hits, in `sluicegate.v1.Leases`.
+        Leases = "leases",
     }
 }
 
@@ -228,6 +230,24 @@ named_enum! {
         Returned = "returned",
         /// The lease expired with unspent hits.
         Expired = "expired",
+    }
+}
+
+named_enum! {
+    /// The kind of a message of a proxy that leases hits.
+    pub enum ProxyMessageKind {
+        /// The proxy introduced itself.
+        Hello = "hello",
+        /// The proxy asked for the rule of a descriptor.
+        Rule = "rule",
+        /// The proxy reported, returned or borrowed hits.
+        Borrow = "borrow",
+        /// The proxy charged hits without a lease.
+        Charge = "charge",
+        /// The proxy asked for a decision.
+        Check = "check",
+        /// The proxy reported its decisions.
+        Usage = "usage",
     }
 }
 

@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use super::label::{
     CONCURRENCY_REASONS, CloudEventOutcome, DatagramKind, EdgeOutcome, FallbackDebtOutcome,
     ForwardingEvent, LeasedHitsEvent, LimitEvent, ListenPort, MirrorOutcome, PermitIdEvent,
-    Protocol, ShareEvent, StrictPermitEvent, VERDICTS,
+    Protocol, ProxyMessageKind, ShareEvent, StrictPermitEvent, VERDICTS,
 };
 use crate::kernel::decision::{Reason, StoreFailure};
 use crate::kernel::units::Nanos;
@@ -88,6 +88,7 @@ pub(super) struct Counters {
     pub(super) leased_hits: [AtomicU64; LeasedHitsEvent::ALL.len()],
     pub(super) lease_calls: AtomicU64,
     pub(super) lease_messages: AtomicU64,
+    pub(super) proxy_messages: [AtomicU64; ProxyMessageKind::ALL.len()],
     /// The histogram of check durations: one count for each bucket, not cumulative. The last bucket
     /// has no upper bound.
     durations: [AtomicU64; DURATION_BOUNDS.len() + 1],
@@ -154,6 +155,8 @@ pub struct Gauges {
     pub concurrency: ConcurrencyTotals,
     /// The totals of all leases of this replica.
     pub leases: LeaseTotals,
+    /// The connected proxies that lease hits.
+    pub lease_proxies: u64,
     /// The state of each concurrency limit in use.
     pub concurrency_limits: Vec<ConcurrencyGauges>,
     /// The decisions of each rule.
@@ -322,6 +325,7 @@ impl Counters {
             leased_hits: zeros(),
             lease_calls: AtomicU64::new(0),
             lease_messages: AtomicU64::new(0),
+            proxy_messages: zeros(),
             durations: zeros(),
             duration_sum: AtomicU64::new(0),
             checks_per_call: zeros(),

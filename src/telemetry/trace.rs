@@ -173,5 +173,6 @@ const fn operation_name(protocol: Protocol) -> &'static str {
         Protocol::Nginx => "GET /check",
         Protocol::AccessLog => "envoy.service.accesslog.v3.AccessLogService",
         Protocol::Permits => "sluicegate.v1.Permits/Acquire",
+        Protocol::Leases => "sluicegate.v1.Leases/Exchange",
     }
 }

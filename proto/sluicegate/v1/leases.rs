@@ -118,7 +118,8 @@ pub struct RuleReply {
     /// The time for which the reply is valid; after it the proxy asks again. Absent: until the limits change.
     #[prost(uint64, optional, tag = "3")]
     pub valid_for_us: ::core::option::Option<u64>,
-    /// True if no descriptor with the same keys in the same order matches a rule, whatever its values.
+    /// True if no descriptor with the same keys in the same order matches a rule, whatever its values. Always false if the
+    /// domain lists more than 10,000 descriptors.
     #[prost(bool, tag = "4")]
     pub any_values: bool,
     /// The path of the rule. Empty if no rule matches.
@@ -157,6 +158,7 @@ pub mod rule_reply {
         /// The proxy decides all limits of the rule from leased hits, each independently of other descriptors.
         Leased = 2,
         /// The proxy sends a `CheckMessage` for each request. Other descriptors of the request may be decided by the proxy.
+        /// Also sent while no limits are loaded.
         Ask = 3,
         /// As `ASK`, and the message contains all descriptors of the request, because their limits depend on each other.
         AskTogether = 4,
@@ -370,7 +372,7 @@ pub struct LeasedCounter {
     /// The name of the limit in a list; empty for `rate_limit`.
     #[prost(string, tag = "3")]
     pub limit: ::prost::alloc::string::String,
-    /// The strategy with which the hits were borrowed.
+    /// The strategy with which the hits were borrowed. Calendar windows may be older by one window.
     #[prost(message, optional, tag = "4")]
     pub strategy: ::core::option::Option<RateStrategy>,
 }
@@ -379,7 +381,7 @@ pub struct LeasedCounter {
 pub struct BorrowMessage {
     #[prost(message, optional, tag = "1")]
     pub counter: ::core::option::Option<LeasedCounter>,
-    /// Rises with each message of the proxy process, over all counters.
+    /// Above 0. Rises with each message of the proxy process, over all counters.
     #[prost(uint64, tag = "2")]
     pub number: u64,
     /// The hits of a request that the proxy could not cover; 0 if there is none.
@@ -419,7 +421,8 @@ pub mod borrow_result {
         /// The store is full; true allows the hits, false denies them.
         #[prost(bool, tag = "3")]
         StoreFull(bool),
-        /// The limits no longer have this limit with this strategy. Nothing was charged; the leased hits end with their lease.
+        /// The limits no longer have this limit with this strategy, or an operator forced a verdict. Nothing was charged or
+        /// returned; the leased hits end with their lease.
         #[prost(bool, tag = "4")]
         LimitChanged(bool),
         #[prost(message, tag = "5")]
@@ -537,7 +540,8 @@ pub mod lease_failure {
         TimedOut = 1,
         /// The store cannot be reached.
         Unreachable = 2,
-        /// Too many calls are in flight. The message was not sent to the store.
+        /// The message was not sent to the store: too many calls are in flight, or the last ones failed. The returned hits
+        /// can be spent again.
         Overloaded = 3,
         /// Any other failure of the store.
         StoreFailed = 4,
@@ -786,8 +790,12 @@ pub mod leases_client {
             self
         }
         /// One stream for each proxy process. The first message is a `ProxyHello`, and the first reply a `LeaseWelcome`. Replies
-        /// are not in the order of requests; each has the `id` of its request, which the proxy chooses. An invalid message ends
-        /// the stream with INVALID_ARGUMENT.
+        /// are not in the order of requests; each has the `id` of its request, which the proxy chooses. Numbers of hits and
+        /// requests are below 2^53. The stream ends with:
+        /// - INVALID_ARGUMENT after an invalid message,
+        /// - ABORTED if a newer stream has the same incarnation,
+        /// - RESOURCE_EXHAUSTED above 4,096 streams,
+        /// - no error when Sluicegate shuts down.
         pub async fn exchange(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::ProxyMessage>,
@@ -834,8 +842,12 @@ pub mod leases_server {
             + std::marker::Send
             + 'static;
         /// One stream for each proxy process. The first message is a `ProxyHello`, and the first reply a `LeaseWelcome`. Replies
-        /// are not in the order of requests; each has the `id` of its request, which the proxy chooses. An invalid message ends
-        /// the stream with INVALID_ARGUMENT.
+        /// are not in the order of requests; each has the `id` of its request, which the proxy chooses. Numbers of hits and
+        /// requests are below 2^53. The stream ends with:
+        /// - INVALID_ARGUMENT after an invalid message,
+        /// - ABORTED if a newer stream has the same incarnation,
+        /// - RESOURCE_EXHAUSTED above 4,096 streams,
+        /// - no error when Sluicegate shuts down.
         async fn exchange(
             &self,
             request: tonic::Request<tonic::Streaming<super::ProxyMessage>>,

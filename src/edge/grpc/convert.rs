@@ -71,7 +71,10 @@ pub fn to_check<'r>(
     Ok(Check { domain: &request.domain, descriptors })
 }
 
-pub(super) const fn check_counts(descriptors: usize, entries: usize) -> Result<(), CheckError> {
+pub(in crate::edge::grpc) const fn check_counts(
+    descriptors: usize,
+    entries: usize,
+) -> Result<(), CheckError> {
     if MAX_DESCRIPTORS < descriptors {
         return Err(CheckError::TooManyDescriptors { got: descriptors, most: MAX_DESCRIPTORS });
     }

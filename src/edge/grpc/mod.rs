@@ -1,5 +1,5 @@
-//! Serves the gRPC port: rate limits, `ext_authz`, `ext_proc`, permits, access logs, health and
-//! reflection.
+//! Serves the gRPC port: rate limits, `ext_authz`, `ext_proc`, permits, leases, access logs, health
+//! and reflection.
 //!
 //! Guarantees:
 //! - A vanished proxy with permit streams is detected within two seconds ([`PING_INTERVAL`] plus
@@ -14,6 +14,7 @@ pub mod convert;
 pub mod ext_authz;
 pub mod ext_proc;
 pub mod incoming;
+pub mod leases;
 pub mod metadata;
 pub mod peer;
 pub mod peer_addresses;
@@ -56,9 +57,11 @@ use access_log::AccessLogService;
 use ext_authz::AuthorizationService;
 use ext_proc::ExtProcService;
 use incoming::{GrpcListener, IncomingConnections};
+use leases::LeasesService;
 use permits::PermitsService;
 use permits::api::permits_server::PermitsServer;
 use rls::RateLimitService;
+use sluicegate_lease_protocol::api::leases_server::LeasesServer;
 use status_codes::StatusCodeMapper;
 use timed_health::TimedHealth;
 pub use timeouts::{IDLE_PING_INTERVAL, PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL, PONG_TIMEOUT};
@@ -73,7 +76,9 @@ const HEALTH_SERVICES: [&str; 3] = [PROCESS_SERVICE, RATE_LIMITS, AUTHORIZATION]
 /// does not export. `tests/edge/grpc/reflection.rs` generates them and compares them with the crate.
 const ENVOY_DESCRIPTORS: &[u8] = include_bytes!("../../../proto/ratelimit.binpb");
 
-const OWN_DESCRIPTORS: &[u8] = include_bytes!("../../../proto/sluicegate/v1/permits.binpb");
+const PERMITS_DESCRIPTORS: &[u8] = include_bytes!("../../../proto/sluicegate/v1/permits.binpb");
+
+const LEASES_DESCRIPTORS: &[u8] = include_bytes!("../../../proto/sluicegate/v1/leases.binpb");
 
 #[derive(Clone, Debug)]
 /// The dependencies and options of the gRPC port.
@@ -124,6 +129,7 @@ pub async fn serve(
     let (engine, hooks) = (Arc::clone(&grpc.engine), Arc::clone(&grpc.hooks));
     let permits_service =
         PermitsService::new(Arc::clone(&engine), grpc.reporting.clone(), draining.clone());
+    let leases = LeasesService::new(Arc::clone(&engine), draining.clone());
     let access_logs = AccessLogService::new(Arc::clone(&engine), draining.clone());
     let processor = ExtProcService::new(engine, grpc.reporting.clone(), hooks, draining);
     let limits = RateLimitService::new(Arc::clone(&grpc.engine), grpc.reporting.clone())
@@ -139,6 +145,7 @@ pub async fn serve(
             .add_service(ExternalProcessorServer::new(processor))
             .add_service(access_logs)
             .add_service(StatusCodeMapper(PermitsServer::new(permits_service), Protocol::Permits))
+            .add_service(StatusCodeMapper(LeasesServer::new(leases), Protocol::Leases))
             .add_service(TimedHealth(health, health_engine));
     if grpc.reflection {
         routes = routes.add_service(reflection()?);
@@ -199,7 +206,8 @@ async fn set_serving_status(reporter: &HealthReporter, readiness: Readiness) {
 fn reflection() -> Result<ServerReflectionServer<impl ServerReflection>, ReflectionError> {
     tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(ENVOY_DESCRIPTORS)
-        .register_encoded_file_descriptor_set(OWN_DESCRIPTORS)
+        .register_encoded_file_descriptor_set(PERMITS_DESCRIPTORS)
+        .register_encoded_file_descriptor_set(LEASES_DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
 }

@@ -28,11 +28,12 @@ use crate::telemetry::event::Protocol;
 
 /// The streaming methods: path, largest message in bytes, and `true` if the stream's end releases
 /// permits.
-const STREAMING_METHODS: [(&str, usize, bool); 5] = [
+const STREAMING_METHODS: [(&str, usize, bool); 6] = [
     ("/envoy.service.ext_proc.v3.ExternalProcessor/Process", MAX_MESSAGE_BYTES, true),
     // Access log entries are decoded one at a time, so tonic's limit of 4 MiB is enough.
     ("/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs", usize::MAX, false),
     ("/sluicegate.v1.Permits/Session", MAX_MESSAGE_BYTES, true),
+    ("/sluicegate.v1.Leases/Exchange", MAX_MESSAGE_BYTES, false),
     ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", MAX_MESSAGE_BYTES, false),
     ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", MAX_MESSAGE_BYTES, false),
 ];

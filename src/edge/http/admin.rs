@@ -70,7 +70,7 @@ const PATHS: [(&str, &str); 27] = [
     ("/audit", "the changes of operators, newest first, as JSON"),
     ("/console", "the console for browsers"),
     ("/whoami", "the name and the role of the caller's token, as JSON"),
-    ("/fleet", "the replicas of the fleet and their shares, as JSON"),
+    ("/fleet", "the replicas of the fleet, their shares and the proxies, as JSON"),
     ("/recent", "the last 100 different descriptors that matched no rule, with counts, as JSON"),
     ("/mirror", "the checks that the service of mirror.to decided differently, as JSON"),
     (
@@ -179,7 +179,8 @@ async fn show_config_diff(State(admin): State<Admin>) -> Response {
 async fn show_fleet(State(admin): State<Admin>) -> Response {
     let clock = admin.engine.clock();
     let shares = show::shares_json(admin.engine.concurrency_limits().fleet_reporter(), clock);
-    let body = fleet(admin.engine.membership(), &shares, clock.now());
+    let proxies = show::proxies_json(&admin.engine);
+    let body = fleet(admin.engine.membership(), (&shares, &proxies), clock.now());
     (JSON, body.to_string()).into_response()
 }
 

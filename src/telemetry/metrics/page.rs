@@ -21,7 +21,7 @@ use crate::kernel::units::Nanos;
 use crate::telemetry::label::{
     CONCURRENCY_REASONS, CloudEventOutcome, DatagramKind, EdgeOutcome, FallbackDebtOutcome,
     ForwardingEvent, LeasedHitsEvent, ListenPort, MirrorOutcome, PermitIdEvent, Protocol,
-    ShareEvent, StrictPermitEvent, VERDICTS,
+    ProxyMessageKind, ShareEvent, StrictPermitEvent, VERDICTS,
 };
 
 impl Metrics {
@@ -59,6 +59,7 @@ impl fmt::Display for MetricsPage<'_> {
         self.metrics.write_store(f, &self.gauges)?;
         self.metrics.write_concurrency(f, &self.gauges.concurrency)?;
         self.metrics.write_leases(f, self.gauges.leases)?;
+        self.metrics.write_proxies(f, self.gauges.lease_proxies)?;
         self.metrics.write_datagrams(f)?;
         self.metrics.write_connections(f)?;
         self.metrics.write_cloud_events(f, self.gauges.undelivered_events)?;
@@ -266,6 +267,20 @@ impl Metrics {
             "outcome",
             self.series(events, |shard| &shard.leased_hits),
         )
+    }
+
+    fn write_proxies(&self, page: &mut fmt::Formatter<'_>, proxies: u64) -> fmt::Result {
+        MetricHead(
+            "sluicegate_lease_proxies",
+            "Connected proxies that lease hits from this replica",
+        )
+        .write_gauge(page, proxies)?;
+        let kinds = ProxyMessageKind::ALL.map(ProxyMessageKind::as_str);
+        MetricHead(
+            "sluicegate_proxy_messages_total",
+            "Messages of proxies that lease hits, by kind",
+        )
+        .write_counters(page, "kind", self.series(kinds, |shard| &shard.proxy_messages))
     }
 
     fn write_datagrams(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -13,8 +13,8 @@ use sluicegate::kernel::decision::{Reason, StoreFailure};
 use sluicegate::kernel::units::Nanos;
 use sluicegate::telemetry::event::{
     CloudEventOutcome, DatagramKind, Event as _, FallbackDebtOutcome, ForwardingEvent,
-    LeasedHitsEvent, LimitEvent, MirrorOutcome, PermitIdEvent, RuleVerdict, ShareEvent,
-    ShareFenced, StrictPermitEvent,
+    LeasedHitsEvent, LimitEvent, MirrorOutcome, PermitIdEvent, ProxyMessageKind, RuleVerdict,
+    ShareEvent, ShareFenced, StrictPermitEvent,
 };
 use sluicegate::telemetry::metrics::{
     ConcurrencyGauges, Gauges, MAX_LIMIT_SERIES, Metrics, MirrorDifferences, ProcessUsage,
@@ -73,6 +73,7 @@ fn label_values() -> String {
         "sluicegate_store_failures_total" "cause" StoreFailure,
         "sluicegate_fallback_debt_hits_total" "outcome" FallbackDebtOutcome,
         "sluicegate_lease_hits_total" "outcome" LeasedHitsEvent,
+        "sluicegate_proxy_messages_total" "kind" ProxyMessageKind,
         "sluicegate_concurrency_limit_events_total" "event" LimitEvent,
         "sluicegate_shares_total" "event" ShareEvent,
         "sluicegate_strict_permits_total" "event" StrictPermitEvent,

@@ -7,6 +7,8 @@ mod convert;
 mod denied_by;
 mod ext_authz;
 mod ext_proc;
+mod leases;
+mod limiter;
 mod metadata;
 mod permits;
 mod permits_code;

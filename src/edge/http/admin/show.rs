@@ -17,9 +17,11 @@ use serde_json::{Map, Value, json};
 use crate::clock::Clock;
 use crate::config::diagnostic::SeverityCounts;
 use crate::config::{Config, Limit, Rule, Unit};
+use crate::engine::Engine;
 use crate::engine::concurrency::{BucketName, ShareSnapshot, StrictSnapshot};
 use crate::engine::fleet::membership::{LiveReplica, Membership, parse_record};
 use crate::engine::fleet::reporter::FleetReporter;
+use crate::engine::proxies::ProxyInfo;
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::Nanos;
 
@@ -82,11 +84,15 @@ fn domains(config: &Config) -> Map<String, Value> {
         .collect()
 }
 
-/// Returns the page `/fleet`: the replicas in the last membership list, and `shares`.
-/// Null with the memory store, which has no fleet.
+/// Returns the page `/fleet`: the replicas in the last membership list, `shares`, and the proxies
+/// that lease hits from this replica. With the memory store, which has no fleet, only the proxies.
 #[must_use]
-pub fn fleet(membership: Option<&Membership>, shares: &Value, now: Nanos) -> Value {
-    let Some(membership) = membership else { return Value::Null };
+pub fn fleet(
+    membership: Option<&Membership>,
+    (shares, proxies): (&Value, &Value),
+    now: Nanos,
+) -> Value {
+    let Some(membership) = membership else { return json!({"proxies": proxies}) };
     let seen = membership.snapshot();
     let millis = |duration: Nanos| duration.0 / Nanos::MILLI.0;
     let live_replica = |replica: &LiveReplica| {
@@ -103,7 +109,24 @@ pub fn fleet(membership: Option<&Membership>, shares: &Value, now: Nanos) -> Val
         "snapshot_age_ms": seen.as_ref().map(|seen| millis(now.since(seen.taken_at))),
         "live_replicas": seen.iter().flat_map(|seen| &seen.replicas).map(live_replica).collect::<Vec<_>>(),
         "shares": shares,
+        "proxies": proxies,
     })
+}
+
+/// Returns the proxies that lease hits from this replica.
+pub(super) fn proxies_json(engine: &Engine) -> Value {
+    let now = engine.clock().now();
+    let proxy = |ProxyInfo { identity, connected_at, hits, messages, borrowed_hits }: ProxyInfo| {
+        json!({
+            "name": identity.name, "software": identity.software,
+            "incarnation": identity.incarnation.0,
+            "peer": identity.peer.map(|peer| peer.to_string()),
+            "connected_ms": now.since(connected_at).0 / Nanos::MILLI.0,
+            "leased_keys": hits.leased_keys, "leased_hits": hits.leased_hits,
+            "messages": messages, "borrowed_hits": borrowed_hits,
+        })
+    };
+    engine.proxies().list().into_iter().map(proxy).collect()
 }
 
 /// Returns this replica's state of the fleet-wide concurrency limits: at

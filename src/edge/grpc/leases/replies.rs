@@ -1,0 +1,158 @@
+//! Converts the engine's results to replies to proxies, without I/O.
+//!
+//! Guarantees:
+//! - Times until hits are allowed are rounded up, times of validity down.
+//!
+//! Not covered:
+//! - The ids of replies (see [`super::lease_stream`]).
+
+use sluicegate_lease_protocol as wire;
+use sluicegate_lease_protocol::api::lease_failure::Cause;
+use sluicegate_lease_protocol::api::leased_limit::OnFailure;
+use sluicegate_lease_protocol::api::rule_reply::Handling;
+use sluicegate_lease_protocol::api::{
+    BorrowResult, ChargeResult, CheckDecision, CheckResult, LeaseFailure, LeasedLimit,
+    ReportedLimit, RuleReply, borrow_result, charge_result, check_result,
+};
+use tonic::Status;
+
+use crate::config::FallbackMode;
+use crate::engine::proxies::{
+    ChargeOutcome, LeaseOutcome, ProxyCallError, ProxyHandling, ProxyLimit, ProxyRule,
+};
+use crate::engine::{CheckError, Decision};
+use crate::kernel::decision::{DescriptorDecision, StoreFailure, Verdict};
+use crate::kernel::units::Nanos;
+
+/// Converts to microseconds, rounded down.
+const fn micros_down(time: Nanos) -> u64 {
+    time.0 / Nanos::MICRO.0
+}
+
+pub(super) fn rule(rule: ProxyRule) -> RuleReply {
+    RuleReply {
+        handling: handling(rule.handling).into(),
+        limits: rule.limits,
+        valid_for_us: rule.valid_for.map(micros_down),
+        any_values: rule.is_for_any_values,
+        rule: rule.path.map_or_else(String::new, |path| path.to_string()),
+        shadow: rule.is_shadow,
+        counter: wire::entries(rule.counter.iter().map(|(key, value)| (&**key, &**value))),
+        leased: rule.leased.into_iter().map(leased_limit).collect(),
+    }
+}
+
+const fn handling(handling: ProxyHandling) -> Handling {
+    match handling {
+        ProxyHandling::Unlimited => Handling::Unlimited,
+        ProxyHandling::Leased => Handling::Leased,
+        ProxyHandling::Ask => Handling::Ask,
+        ProxyHandling::AskTogether => Handling::AskTogether,
+        ProxyHandling::Forced(Verdict::Allow) => Handling::ForcedAllow,
+        ProxyHandling::Forced(Verdict::Deny) => Handling::ForcedDeny,
+    }
+}
+
+fn leased_limit(limit: ProxyLimit) -> LeasedLimit {
+    let ProxyLimit { name, requests, period, strategy, terms, on_store_failure } = limit;
+    let (sizes, max_overshoot) = wire::terms_messages(&terms);
+    LeasedLimit {
+        name: name.map_or_else(String::new, |name| name.to_string()),
+        requests,
+        period_ns: period.0,
+        strategy: Some(wire::strategy_message(&strategy)),
+        max_overshoot,
+        duration_us: micros_down(terms.duration),
+        sizes: Some(sizes),
+        on_failure: on_failure(on_store_failure).into(),
+    }
+}
+
+/// Returns the decision of a proxy without hits and without a reply. A local share needs the
+/// replica, so the failure rule of the proxy replaces it.
+const fn on_failure(mode: FallbackMode) -> OnFailure {
+    match mode {
+        FallbackMode::Error | FallbackMode::Local => OnFailure::Unspecified,
+        FallbackMode::Allow => OnFailure::Allow,
+        FallbackMode::Deny => OnFailure::Deny,
+    }
+}
+
+pub(super) fn borrow(outcome: Result<LeaseOutcome, ProxyCallError>) -> BorrowResult {
+    use borrow_result::Result as Borrowed;
+    let result = match outcome {
+        Ok(LeaseOutcome::Applied(reply)) => Borrowed::Applied(wire::borrow_reply_message(&reply)),
+        Ok(LeaseOutcome::Superseded) => Borrowed::Superseded(true),
+        Ok(LeaseOutcome::StoreFull(verdict)) => Borrowed::StoreFull(verdict == Verdict::Allow),
+        Ok(LeaseOutcome::Stale(_)) => Borrowed::Failure(failure(StoreFailure::OutsideWindows)),
+        Ok(LeaseOutcome::Failed(cause)) => Borrowed::Failure(failure(cause)),
+        Err(ProxyCallError::LimitChanged) => Borrowed::LimitChanged(true),
+        Err(ProxyCallError::NoConfig) => Borrowed::Failure(no_limits()),
+    };
+    BorrowResult { result: Some(result) }
+}
+
+pub(super) fn charge(outcome: Result<ChargeOutcome, ProxyCallError>) -> ChargeResult {
+    use charge_result::Result as Charged;
+    let result = match outcome {
+        Ok(
+            ChargeOutcome::Decided(decision)
+            | ChargeOutcome::Counted(decision, _)
+            | ChargeOutcome::Refunded(decision),
+        ) => Charged::Decision(wire::decision_message(decision)),
+        Ok(ChargeOutcome::StoreFull(verdict)) => Charged::StoreFull(verdict == Verdict::Allow),
+        Ok(ChargeOutcome::Stale(_)) => Charged::Failure(failure(StoreFailure::OutsideWindows)),
+        Ok(ChargeOutcome::Failed(cause)) => Charged::Failure(failure(cause)),
+        Err(ProxyCallError::LimitChanged) => Charged::LimitChanged(true),
+        Err(ProxyCallError::NoConfig) => Charged::Failure(no_limits()),
+    };
+    ChargeResult { result: Some(result) }
+}
+
+/// Converts the result of a check. An invalid check ends the stream.
+pub(super) fn check(decided: Result<Decision, CheckError>) -> Result<CheckResult, Status> {
+    use check_result::Result as Checked;
+    let result = match decided {
+        Ok(decision) => Checked::Decision(check_decision(&decision)),
+        Err(CheckError::NoConfig) => Checked::Failure(no_limits()),
+        Err(CheckError::StoreUnavailable(cause)) => Checked::Failure(failure(cause)),
+        Err(error) => return Err(Status::invalid_argument(error.to_string())),
+    };
+    Ok(CheckResult { result: Some(result) })
+}
+
+fn check_decision(decision: &Decision) -> CheckDecision {
+    let binding = decision.binding.and_then(|index| decision.statuses.get(index));
+    CheckDecision {
+        allowed: decision.verdict == Verdict::Allow,
+        denied_by: decision.denied_by.as_deref().unwrap_or_default().to_owned(),
+        retry_after_us: decision.retry_after.map(wire::micros),
+        reported: binding.and_then(|status| reported_limit(&status.decision)),
+    }
+}
+
+fn reported_limit(decision: &DescriptorDecision) -> Option<ReportedLimit> {
+    let limit = decision.header_limit()?;
+    Some(ReportedLimit {
+        requests: limit.requests,
+        period_ns: limit.period.0,
+        remaining: decision.headroom.remaining.0,
+        reset_after_us: wire::micros(decision.headroom.reset_after),
+    })
+}
+
+fn no_limits() -> LeaseFailure {
+    LeaseFailure { cause: Cause::NoLimits.into() }
+}
+
+/// Converts a failure. Only a message that was certainly not sent gets `OVERLOADED`, because the
+/// proxy may then spend the returned hits again.
+fn failure(failure: StoreFailure) -> LeaseFailure {
+    let cause = match failure {
+        StoreFailure::TimedOut => Cause::TimedOut,
+        StoreFailure::Unreachable | StoreFailure::ConnectionLost => Cause::Unreachable,
+        StoreFailure::Overloaded | StoreFailure::BreakerOpen => Cause::Overloaded,
+        _ => Cause::StoreFailed,
+    };
+    LeaseFailure { cause: cause.into() }
+}

@@ -1,0 +1,188 @@
+//! Tests of the gRPC service `sluicegate.v1.Leases` over a real connection.
+
+mod client;
+mod counters;
+mod fleet;
+mod rules;
+
+use std::time::Duration;
+
+use sluicegate::engine::proxies::MAX_PROXY_STREAMS;
+use sluicegate::engine::top_keys::TopKeysQuery;
+use sluicegate::kernel::top_keys::TopWindow;
+use sluicegate_lease_protocol::api::lease_message::Message as Reply;
+use sluicegate_lease_protocol::api::leases_client::LeasesClient;
+use sluicegate_lease_protocol::api::proxy_message::Message;
+use sluicegate_lease_protocol::api::{
+    BorrowMessage, ChargeMessage, CheckMessage, KeyUsage, LeaseMessage, LeaseWelcome,
+    LimitsChanged, ProxyHello, ProxyMessage, RuleRequest, UsageReport,
+};
+use tonic::Code;
+
+use super::super::empty_engine;
+use crate::support::engine::publish;
+use crate::support::waiting::{now, soon};
+use client::{LEASED, ProxyStream, borrow, entries, hello, serve};
+
+#[tokio::test]
+async fn the_first_reply_names_version_and_limits() {
+    let engine = empty_engine();
+    publish(&engine, "", LEASED);
+    let served = serve(&engine).await;
+    let mut proxy = ProxyStream::open_unread(&served, hello(7)).await;
+    let LeaseMessage { id, message } = proxy.next().await.unwrap().unwrap();
+    let version = env!("CARGO_PKG_VERSION").into();
+    let welcome = LeaseWelcome { version, replica: String::new(), limits: 1 };
+    assert_eq!((id, message), (0, Some(Reply::Welcome(welcome))));
+}
+
+#[tokio::test]
+async fn another_protocol_version_is_a_failed_precondition() {
+    let served = serve(&empty_engine()).await;
+    let mut proxy = ProxyStream::open_unread(&served, ProxyHello { protocol: 2, ..hello(7) }).await;
+    assert_eq!(proxy.end().await, Code::FailedPrecondition);
+}
+
+#[tokio::test]
+async fn invalid_messages_end_the_stream_with_invalid_argument() {
+    let engine = empty_engine();
+    publish(&engine, "", LEASED);
+    let served = serve(&engine).await;
+    let rule =
+        |domain: &str, entries| Some(Message::Rule(RuleRequest { domain: domain.into(), entries }));
+    let numberless = Message::Borrow(BorrowMessage::default());
+    let keys =
+        vec![
+            KeyUsage { domain: "d".into(), entries: entries(&[("k", "v")]), ..KeyUsage::default() };
+            1_001
+        ];
+    let usage = |report| Some(Message::Usage(report));
+    let huge = UsageReport { leased_hits: 1 << 53, ..UsageReport::default() };
+    let messages = [
+        (1, None),
+        (0, rule("d", entries(&[("k", "v")]))),
+        (1, rule("", entries(&[("k", "v")]))),
+        (1, rule("d", vec![])),
+        (1, Some(Message::Hello(hello(8)))),
+        (1, Some(numberless)),
+        (1, Some(Message::Check(CheckMessage::default()))),
+        (1, Some(Message::Charge(ChargeMessage::default()))),
+        (1, usage(UsageReport::default())),
+        (0, usage(UsageReport { keys, ..UsageReport::default() })),
+        (0, usage(huge)),
+    ];
+    for (index, (id, message)) in messages.into_iter().enumerate() {
+        let mut proxy = ProxyStream::open(&served, 7).await;
+        proxy.send(ProxyMessage { id, message }).await;
+        assert_eq!(proxy.end().await, Code::InvalidArgument, "message {index}");
+    }
+    let incarnations = [0, 1 << 53];
+    for incarnation in incarnations {
+        let mut proxy = ProxyStream::open_unread(&served, hello(incarnation)).await;
+        assert_eq!(proxy.end().await, Code::InvalidArgument, "{incarnation}");
+    }
+    let mut proxy =
+        ProxyStream::open_with(&served, ProxyMessage { id: 1, message: rule("d", vec![]) }).await;
+    assert_eq!(proxy.end().await, Code::InvalidArgument, "no hello");
+}
+
+#[tokio::test]
+async fn a_newer_stream_replaces_the_older_of_one_incarnation() {
+    let engine = empty_engine();
+    publish(&engine, "", LEASED);
+    let served = serve(&engine).await;
+    let mut older = ProxyStream::open(&served, 7).await;
+    let mut other = ProxyStream::open(&served, 8).await;
+    let mut newer = ProxyStream::open(&served, 7).await;
+    assert_eq!(older.end().await, Code::Aborted);
+    for proxy in [&mut other, &mut newer] {
+        proxy.rule("d", &[("k", "v")]).await;
+    }
+    assert_eq!(engine.proxies().count(), 2);
+}
+
+#[tokio::test]
+async fn streams_above_the_maximum_are_refused() {
+    let engine = empty_engine();
+    let served = serve(&engine).await;
+    let slots: Vec<_> = (0..MAX_PROXY_STREAMS).map(|_| engine.proxies().open_stream()).collect();
+    assert!(slots.iter().all(Option::is_some));
+    let mut client = LeasesClient::new(served.channel.clone());
+    let refused = client.exchange(tokio_stream::pending()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    drop(slots);
+    ProxyStream::open(&served, 7).await;
+}
+
+#[tokio::test]
+async fn drain_ends_the_streams_without_an_error() {
+    let served = serve(&empty_engine()).await;
+    let mut proxy = ProxyStream::open(&served, 7).await;
+    served.shut_down().await.unwrap();
+    assert!(proxy.next().await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn new_limits_reach_a_proxy_within_a_second() {
+    let engine = empty_engine();
+    publish(&engine, "", LEASED);
+    let served = serve(&engine).await;
+    let mut proxy = ProxyStream::open(&served, 7).await;
+    let began = now();
+    publish(&engine, "", LEASED);
+    let changed = Reply::LimitsChanged(LimitsChanged { limits: 2 });
+    let want = LeaseMessage { id: 0, message: Some(changed) };
+    assert_eq!(proxy.next().await.unwrap(), Some(want));
+    assert!(began.elapsed() < Duration::from_secs(1));
+    assert_eq!(proxy.rule("d", &[("k", "v")]).await.limits, 2);
+}
+
+#[tokio::test]
+async fn reported_usage_counts_in_rules_and_top_keys() {
+    let engine = empty_engine();
+    publish(&engine, "", LEASED);
+    let served = serve(&engine).await;
+    let mut proxy = ProxyStream::open(&served, 7).await;
+    let usage = KeyUsage {
+        domain: "d".into(),
+        entries: entries(&[("k", "v")]),
+        allowed_requests: 5,
+        denied_requests: 4,
+        shadow_denied_requests: 3,
+        fallback_allowed_requests: 2,
+        fallback_denied_requests: 1,
+        allowed_hits: 50,
+        denied_hits: 40,
+    };
+    let unknown = KeyUsage { entries: entries(&[("unknown", "v")]), ..usage.clone() };
+    let report = UsageReport { keys: vec![usage, unknown], leased_keys: 1, leased_hits: 9 };
+    proxy.send(ProxyMessage { id: 0, message: Some(Message::Usage(report)) }).await;
+    proxy.rule("d", &[("k", "v")]).await;
+    let rules = engine.rule_decisions();
+    let rule = rules.iter().find(|rule| &*rule.path == "d.k").unwrap();
+    assert_eq!(rule.counts, [5, 4, 3, 2, 1]);
+    let query = TopKeysQuery { window: TopWindow::Hour, domain: None, path: None, max: 20 };
+    let page = engine.top_keys(&query);
+    assert_eq!((page.all.total, page.denied.total), (90, 40));
+    let [info] = &engine.proxies().list()[..] else { panic!("one proxy") };
+    assert_eq!((info.hits.leased_keys, info.hits.leased_hits.0, info.messages), (1, 9, 2));
+}
+
+#[tokio::test]
+async fn a_closed_stream_removes_the_proxy() {
+    let engine = empty_engine();
+    publish(&engine, "", LEASED);
+    let served = serve(&engine).await;
+    let mut proxy = ProxyStream::open(&served, 7).await;
+    let strategy = proxy.rule("d", &[("k", "v")]).await.leased[0].strategy.clone();
+    proxy.borrow(borrow(1, 0, 5), strategy).await;
+    let [info] = &engine.proxies().list()[..] else { panic!("one proxy") };
+    assert_eq!((&*info.identity.name, info.borrowed_hits), ("edge-1", 5));
+    drop(proxy);
+    let removed = async {
+        while engine.proxies().count() != 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("the removal", removed).await;
+}
