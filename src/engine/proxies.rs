@@ -15,7 +15,8 @@ mod rule;
 mod usage;
 
 use crate::engine::Engine;
-
+pub use crate::store::ChargeOutcome;
+pub use crate::store::lease::LeaseOutcome;
 pub use counter::{ProxyCallError, ProxyCounter};
 pub use registry::{
     MAX_PROXY_STREAMS, Proxies, ProxyConnection, ProxyHits, ProxyIdentity, ProxyInfo, StreamSlot,

@@ -9,6 +9,7 @@
 //!
 //! The protobuf messages are documented in `proto/sluicegate/v1/leases.proto`.
 
+pub mod api;
 pub mod lease_stream;
 mod replies;
 mod requests;
@@ -23,13 +24,6 @@ use crate::engine::Engine;
 use crate::engine::proxies::MAX_PROXY_STREAMS;
 use api::leases_server::Leases;
 use api::{LeaseMessage, ProxyMessage};
-
-/// The protobuf messages, the gRPC service and its client.
-/// `tests/edge/grpc/permits_code.rs` generates them from the proto file.
-#[allow(clippy::all, clippy::pedantic, clippy::nursery, missing_docs, unreachable_pub)]
-pub mod api {
-    include!(concat!(env!("CARGO_MANIFEST_DIR"), "/proto/sluicegate/v1/leases.rs"));
-}
 
 /// The largest number of replies on a stream that the proxy has not read. At this number, the
 /// stream reads no more messages.
@@ -62,7 +56,7 @@ impl Leases for LeasesService {
             let message = format!("too many proxies: the maximum is {MAX_PROXY_STREAMS}");
             return Err(Status::resource_exhausted(message));
         };
-        let (peer, service) = (request.remote_addr(), self.clone());
+        let (peer, Self { engine, draining }) = (request.remote_addr(), self.clone());
         let messages = request.into_inner();
         let (replies, stream) = mpsc::channel(REPLY_QUEUE_CAPACITY);
         tokio::spawn(async move {
@@ -70,7 +64,7 @@ impl Leases for LeasesService {
             tokio::select! {
                 // The proxy closed the stream.
                 () = replies.closed() => {}
-                () = lease_stream::run((&service, peer), messages, &replies) => {}
+                () = lease_stream::run((&engine, peer), draining, messages, &replies) => {}
             }
         });
         Ok(Response::new(ReceiverStream::new(stream)))

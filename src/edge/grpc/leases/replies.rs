@@ -21,16 +21,16 @@ use super::api::{
 };
 use crate::config::FallbackMode;
 use crate::config::tree::KeyEntries;
-use crate::engine::proxies::{ProxyCallError, ProxyHandling, ProxyLimit, ProxyRule};
+use crate::engine::proxies::{
+    ChargeOutcome, LeaseOutcome, ProxyCallError, ProxyHandling, ProxyLimit, ProxyRule,
+};
 use crate::engine::{CheckError, Decision};
-use crate::kernel::decision::{DescriptorDecision, Verdict};
+use crate::kernel::decision::{DescriptorDecision, StoreFailure, Verdict};
 use crate::kernel::lease::sizer::LeaseSizing;
 use crate::kernel::lease::{self, Overshoot};
 use crate::kernel::rate::fixed_window::Windows;
 use crate::kernel::rate::{self, Headroom, Strategy};
 use crate::kernel::units::Nanos;
-use crate::store::lease::LeaseOutcome;
-use crate::store::{ChargeOutcome, StoreFailure};
 
 /// Converts to microseconds, rounded up.
 const fn micros_up(time: Nanos) -> u64 {
