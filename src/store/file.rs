@@ -5,7 +5,7 @@
 //!
 //! Guarantees:
 //! - After a crash, each counter is at most one interval and one write behind, and never ahead.
-//! - With [`SyncMode::Always`], a check is answered after its charges are on disk.
+//! - With [`SyncMode::Always`], a check or a lease is answered after its charges are on disk.
 //! - A drained process loses nothing.
 //! - Time in the store never steps back, and includes the time during which no process ran.
 //! - A failed write is repeated until it succeeds; then the file contains all counters again.
@@ -148,7 +148,17 @@ impl CounterStore for FileStore {
         now: Nanos,
         message: &'a LeaseMessage,
     ) -> StoreReply<'a, LeaseOutcome> {
-        self.memory.exchange_lease_message(now, message)
+        let reply = self.memory.exchange_lease_message(now, message);
+        let (Some(deadline), StoreReply::Ready(outcome)) = (self.deadline, &reply) else {
+            return reply;
+        };
+        let (outcome, batch) = (*outcome, self.progress.request_batch());
+        StoreReply::Pending(Box::pin(async move {
+            match self.progress.wait_until_saved(batch, deadline).await {
+                Ok(()) => outcome,
+                Err(cause) => LeaseOutcome::Failed(cause),
+            }
+        }))
     }
 }
 

@@ -55,7 +55,7 @@ impl Leases for LeasesService {
             let message = format!("too many proxies: the maximum is {MAX_PROXY_STREAMS}");
             return Err(Status::resource_exhausted(message));
         };
-        let (peer, service) = (request.remote_addr(), self.clone());
+        let (peer, Self { engine, draining }) = (request.remote_addr(), self.clone());
         let messages = request.into_inner();
         let (replies, stream) = mpsc::channel(REPLY_QUEUE_CAPACITY);
         tokio::spawn(async move {
@@ -63,7 +63,7 @@ impl Leases for LeasesService {
             tokio::select! {
                 // The proxy closed the stream.
                 () = replies.closed() => {}
-                () = lease_stream::run((&service, peer), messages, &replies) => {}
+                () = lease_stream::run((&engine, peer), draining, messages, &replies) => {}
             }
         });
         Ok(Response::new(ReceiverStream::new(stream)))

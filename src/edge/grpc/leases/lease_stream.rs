@@ -24,7 +24,7 @@ use tokio::sync::mpsc;
 use tokio::sync::watch;
 use tonic::{Status, Streaming};
 
-use super::{LeasesService, replies as to_reply, requests};
+use super::{replies as to_reply, requests};
 use crate::edge::grpc::bounded_body::count_unreadable;
 use crate::edge::{check_error_outcome, verdict_outcome};
 use crate::engine::Engine;
@@ -79,14 +79,14 @@ struct LeaseStream<'s> {
 }
 
 pub(super) async fn run(
-    (service, peer): (&LeasesService, Option<SocketAddr>),
+    (engine, peer): (&Engine, Option<SocketAddr>),
+    mut draining: watch::Receiver<bool>,
     mut messages: Streaming<ProxyMessage>,
     replies: &ReplySender,
 ) {
-    let mut draining = service.draining.clone();
     let ended = tokio::select! {
         _ = draining.wait_for(|is_draining| *is_draining) => return,
-        ended = serve((service, peer), &mut messages, replies) => ended,
+        ended = serve((engine, peer), &mut messages, replies) => ended,
     };
     if let StreamEnd::Failed(status) = ended {
         // The error is dropped if the proxy does not read the previous replies.
@@ -95,11 +95,10 @@ pub(super) async fn run(
 }
 
 async fn serve(
-    (service, peer): (&LeasesService, Option<SocketAddr>),
+    (engine, peer): (&Engine, Option<SocketAddr>),
     messages: &mut Streaming<ProxyMessage>,
     replies: &ReplySender,
 ) -> StreamEnd {
-    let engine = &*service.engine;
     let connection = match introduce((engine, peer), messages).await {
         Ok(connection) => connection,
         Err(ended) => return ended,

@@ -9,10 +9,11 @@
 use sluicegate_lease_protocol as wire;
 use sluicegate_lease_protocol::api::lease_failure::Cause;
 use sluicegate_lease_protocol::api::leased_limit::OnFailure;
+use sluicegate_lease_protocol::api::rate_strategy::Kind;
 use sluicegate_lease_protocol::api::rule_reply::Handling;
 use sluicegate_lease_protocol::api::{
     BorrowResult, ChargeResult, CheckDecision, CheckResult, LeaseFailure, LeasedLimit,
-    ReportedLimit, RuleReply, borrow_result, charge_result, check_result,
+    RateStrategy, ReportedLimit, RuleReply, borrow_result, charge_result, check_result,
 };
 use tonic::Status;
 
@@ -22,6 +23,7 @@ use crate::engine::proxies::{
 };
 use crate::engine::{CheckError, Decision};
 use crate::kernel::decision::{DescriptorDecision, StoreFailure, Verdict};
+use crate::kernel::rate::Strategy;
 use crate::kernel::units::Nanos;
 
 /// Converts to microseconds, rounded down.
@@ -60,11 +62,21 @@ fn leased_limit(limit: ProxyLimit) -> LeasedLimit {
         name: name.map_or_else(String::new, |name| name.to_string()),
         requests,
         period_ns: period.0,
-        strategy: Some(wire::strategy_message(&strategy)),
+        strategy: Some(readable_strategy(&strategy, (requests, period))),
         max_overshoot,
         duration_us: micros_down(terms.duration),
         sizes: Some(sizes),
         on_failure: on_failure(on_store_failure).into(),
+    }
+}
+
+/// Returns the message of a strategy with the numbers of the limits file, which the strategy may
+/// have reduced.
+fn readable_strategy(strategy: &Strategy, (hits, period): (u32, Nanos)) -> RateStrategy {
+    let message = wire::strategy_message(strategy);
+    match message.kind() {
+        Kind::CalendarWindow => message,
+        _ => RateStrategy { hits, period_ns: period.0, ..message },
     }
 }
 

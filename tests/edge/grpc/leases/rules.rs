@@ -1,14 +1,19 @@
 //! Tests of the rules that proxies receive.
 
+use std::sync::Arc;
+
+use sluicegate::clock::Clock;
 use sluicegate::config::action::{ActionEffect, BoostSize};
 use sluicegate::engine::actions::ActionKind;
+use sluicegate::engine::{DecisionPolicy, Engine, KeyNaming, PlanSettings};
 use sluicegate::kernel::decision::Verdict;
 use sluicegate::kernel::units::Nanos;
+use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate_lease_protocol::api::lease_sizes::Sizes;
 use sluicegate_lease_protocol::api::leased_limit::OnFailure;
 use sluicegate_lease_protocol::api::rate_strategy::Kind;
 use sluicegate_lease_protocol::api::rule_reply::Handling;
-use sluicegate_lease_protocol::api::{LeaseSizes, LeasedLimit, RateStrategy};
+use sluicegate_lease_protocol::api::{LeaseSizes, LeasedLimit, RateStrategy, RuleReply};
 
 use super::client::{LEASED, ProxyStream, entries, serve};
 use crate::edge::empty_engine;
@@ -177,4 +182,26 @@ async fn a_calendar_limit_is_valid_until_its_window_ends() {
     let day = |number: u64| number * 86_400_000_000;
     assert_eq!(strategy.kind(), Kind::CalendarWindow);
     assert_eq!(strategy.window_starts_us, [9, 10, 11, 12].map(day));
+}
+
+/// Serves one leased rule with this policy, and returns its reply.
+async fn rule_with(policy: DecisionPolicy) -> RuleReply {
+    let memory = Arc::new(MemoryStore::new(1_000, WhenFull::Deny, [7; 16]));
+    let engine = Arc::new(Engine::new(Clock::manual(Nanos(0)), memory, policy));
+    publish(&engine, "", LEASED);
+    let served = serve(&engine).await;
+    ProxyStream::open(&served, 7).await.rule("d", &[("k", "v")]).await
+}
+
+#[tokio::test]
+async fn settings_of_the_service_change_the_handling() {
+    let usual = DecisionPolicy::default();
+    let planning = |planning| DecisionPolicy { planning, ..usual };
+    let rule = rule_with(DecisionPolicy { is_shadow: true, ..usual }).await;
+    assert_eq!((rule.handling(), rule.shadow), (Handling::Leased, true));
+    let quota = PlanSettings { quota_for_all: true, ..PlanSettings::default() };
+    assert_eq!(rule_with(planning(quota)).await.handling(), Handling::AskTogether);
+    // Counters of envoyproxy/ratelimit are never leased.
+    let compatible = PlanSettings { keys: KeyNaming::Envoyproxy, ..PlanSettings::default() };
+    assert_eq!(rule_with(planning(compatible)).await.handling(), Handling::Ask);
 }
