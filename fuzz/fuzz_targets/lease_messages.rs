@@ -145,7 +145,9 @@ impl Lease {
             }
         }
         let most = Hits(u64::from(self.strategy.max_at_once()));
-        assert!(self.balance.headroom(self.now).remaining <= most.max(self.balance.balance(self.now)));
+        assert!(
+            self.balance.headroom(self.now).remaining <= most.max(self.balance.balance(self.now))
+        );
         self.now = self.now.plus(pause);
         self.number += 3;
         let numbers = [2, 1, 0].map(|back| MessageNumber(self.number - back));

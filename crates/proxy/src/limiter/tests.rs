@@ -39,9 +39,9 @@ fn lend() -> lease_message::Message {
     lease_message::Message::Borrow(api::BorrowResult { result })
 }
 
-/// Replies to the rule requests and borrows of one request with these descriptors.
-async fn serve_leases(service: &mut Service, descriptors: usize) {
-    for _ in 0..2 * descriptors {
+/// Replies to all rule requests and borrows.
+async fn serve_leases(mut service: Service) {
+    loop {
         let (id, request) = service.next_request().await;
         let reply = match request {
             proxy_message::Message::Rule(request) => {
@@ -57,19 +57,25 @@ async fn serve_leases(service: &mut Service, descriptors: usize) {
 
 #[tokio::test]
 async fn leased_hits_need_no_allocation_and_no_call() {
-    let (mut service, limiter) = Service::start_with_limiter().await;
+    const REQUESTS: u64 = 20;
+    let (service, limiter) = Service::start_with_limiter().await;
+    tokio::spawn(serve_leases(service));
     let descriptors = [user("ann"), user("bob")];
-    let first = start(&limiter, &descriptors);
-    serve_leases(&mut service, descriptors.len()).await;
-    assert_eq!(answer(first).await.verdict, Verdict::Allow);
-    for request in 0..100 {
+    // On a busy machine, the first borrows may time out.
+    let mut attempts = 0;
+    while limiter.leased().0 < descriptors.len() || limiter.leased().1 <= 1_000 {
+        answer(start(&limiter, &descriptors)).await;
+        attempts += 1;
+        assert!(attempts < 100, "{:?}", limiter.leased());
+    }
+    let (_, before) = limiter.leased();
+    for _ in 0..REQUESTS {
         let mut started = None;
         let allocations = measure(|| started = Some(start(&limiter, &descriptors)));
         let Some(Started::Decided(answer)) = started else { panic!("{started:?}") };
-        assert_eq!(answer.verdict, Verdict::Allow);
-        assert_eq!((allocations.count_total, request), (0, request));
+        assert_eq!((answer.verdict, allocations.count_total), (Verdict::Allow, 0));
     }
-    assert_eq!(limiter.leased(), (2, 2 * (1_000 - 100)));
+    assert_eq!(before - limiter.leased().1, 2 * REQUESTS);
 }
 
 #[tokio::test]
