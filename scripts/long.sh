@@ -28,6 +28,9 @@ run() {
 # Every fuzz target, five minutes each, two at a time.
 check_fuzz() { run fuzz scripts/fuzz.sh "$fuzz_seconds"; }
 
+# The code that runs inside proxies, and a real Envoy with the module, in valgrind.
+check_memory() { run memory scripts/memory.sh; }
+
 # Memory per key with ten million live GCRA keys.
 check_keys() { run keys cargo bench --locked --bench path -- keys; }
 
@@ -74,7 +77,7 @@ check_stall() { run stall cargo bench --locked --bench backend -- stall; }
 check_benches() { run benches cargo bench --locked; }
 
 checks=("$@")
-[ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz ceilings specs leases capacity fleet gateway image walk)
+[ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz memory ceilings specs leases capacity fleet gateway image walk)
 for check in "${checks[@]}"; do
     declare -F "check_$check" >/dev/null || { echo "no check named $check" >&2; exit 2; }
     "check_$check"

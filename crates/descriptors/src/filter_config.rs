@@ -135,8 +135,8 @@ impl FilterConfig {
                 "write a status from 400 to 599",
             ));
         }
-        if config.name.as_ref().is_some_and(|name| name.is_empty() || 255 < name.len()) {
-            let fix = "write 1 to 255 bytes, or remove it";
+        if config.name.as_ref().is_some_and(|name| name.is_empty() || 128 < name.len()) {
+            let fix = "write 1 to 128 bytes, or remove it";
             return Err(FilterConfigError::new("name", "has the wrong length", fix));
         }
         Ok(config)

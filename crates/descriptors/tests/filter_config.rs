@@ -92,7 +92,7 @@ fn every_error_names_the_field_and_the_fix() {
             with(r#""status": "429""#),
             "`status` has an invalid type: string \"429\"; write a whole number",
         ),
-        (with(r#""name": """#), "`name` has the wrong length; write 1 to 255 bytes, or remove it"),
+        (with(r#""name": """#), "`name` has the wrong length; write 1 to 128 bytes, or remove it"),
     ] {
         assert_eq!(error(&json), message, "{json}");
     }

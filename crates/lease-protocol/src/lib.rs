@@ -101,7 +101,7 @@ pub fn strategy_message(strategy: &Strategy) -> api::RateStrategy {
         Strategy::FixedWindow(window) => match window.windows() {
             Windows::Every(period) => message(Kind::FixedWindow, window.limit(), *period),
             Windows::Calendar { starts } => api::RateStrategy {
-                window_starts_us: starts.map(|start| start.0 / 1_000).to_vec(),
+                window_starts_us: starts.map(micros).to_vec(),
                 ..message(Kind::CalendarWindow, window.limit(), Nanos(0))
             },
         },

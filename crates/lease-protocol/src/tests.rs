@@ -3,7 +3,7 @@
 use proptest::prelude::{Just, Strategy as Generator, prop, prop_assume, prop_oneof, proptest};
 use proptest::prop_assert_eq;
 
-use super::{strategy, strategy_message};
+use super::{api, strategy, strategy_message};
 use sluicegate_kernel::rate::Strategy;
 use sluicegate_kernel::rate::fixed_window::{FixedWindow, Windows};
 use sluicegate_kernel::rate::gcra::Gcra;
@@ -44,17 +44,29 @@ proptest! {
         let sent = sent.unwrap();
         prop_assert_eq!(strategy(&strategy_message(&sent)), Some(sent));
     }
+
+    #[test]
+    fn a_strategy_of_any_numbers_is_the_same_after_both_conversions(
+        kind in 0..7, hits: u32, period_ns: u64, burst: u32, charges_excess: bool, starts: [u64; 4],
+    ) {
+        let window_starts_us = starts.to_vec();
+        let message =
+            api::RateStrategy { kind, hits, period_ns, burst, charges_excess, window_starts_us };
+        if let Some(received) = strategy(&message) {
+            prop_assert_eq!(strategy(&strategy_message(&received)), Some(received));
+        }
+    }
 }
 
 #[test]
 fn invalid_numbers_of_a_strategy_are_refused() {
     let message = strategy_message(&Strategy::Gcra(Gcra::new(10, Nanos::SECOND, 10).unwrap()));
     for (field, invalid) in [
-        ("kind", super::api::RateStrategy { kind: 99, ..message.clone() }),
-        ("no kind", super::api::RateStrategy { kind: 0, ..message.clone() }),
-        ("period", super::api::RateStrategy { period_ns: 0, ..message.clone() }),
-        ("burst", super::api::RateStrategy { burst: 0, ..message.clone() }),
-        ("starts", super::api::RateStrategy { kind: 3, window_starts_us: vec![1], ..message }),
+        ("kind", api::RateStrategy { kind: 99, ..message.clone() }),
+        ("no kind", api::RateStrategy { kind: 0, ..message.clone() }),
+        ("period", api::RateStrategy { period_ns: 0, ..message.clone() }),
+        ("burst", api::RateStrategy { burst: 0, ..message.clone() }),
+        ("starts", api::RateStrategy { kind: 3, window_starts_us: vec![1], ..message }),
     ] {
         assert_eq!(strategy(&invalid), None, "{field}");
     }

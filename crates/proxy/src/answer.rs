@@ -116,3 +116,6 @@ pub struct ReportedLimit {
     /// The time until the counter is empty; for a fixed window, until it ends.
     pub reset_after: Duration,
 }
+
+#[cfg(test)]
+mod tests;

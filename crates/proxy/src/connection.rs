@@ -62,6 +62,13 @@ pub(crate) struct LimitsVersion {
     limits: u64,
 }
 
+impl LimitsVersion {
+    /// Returns the version of the limits with this number in the same session.
+    pub(crate) const fn with_number(self, limits: u64) -> Self {
+        Self { limits, ..self }
+    }
+}
+
 impl Connection {
     pub(crate) fn new(
         settings: ServiceSettings,
@@ -86,11 +93,6 @@ impl Connection {
     /// Returns the version of the limits that are in force now, as far as this proxy knows.
     pub(crate) fn limits(&self) -> LimitsVersion {
         LimitsVersion { session: self.sessions.load(Relaxed), limits: self.limits.load(Relaxed) }
-    }
-
-    /// Returns the version that a reply with this number of the limits has.
-    pub(crate) fn limits_of_reply(&self, limits: u64) -> LimitsVersion {
-        LimitsVersion { limits, ..self.limits() }
     }
 
     /// Returns the instant of the last change of the limits, on the steady clock.

@@ -16,6 +16,8 @@
 pub mod answer;
 mod call;
 mod connection;
+#[cfg(test)]
+mod fixtures;
 mod limiter;
 mod pending;
 mod request;
@@ -29,7 +31,7 @@ mod usage;
 pub use connection::LogLine;
 pub use limiter::{Check, Limiter, StartError, Started};
 pub use pending::PendingAnswer;
-pub use request::DescriptorEntries;
+pub use request::{DescriptorEntries, MAX_REQUEST_BYTES, MAX_TEXT_BYTES};
 pub use sluicegate_kernel as kernel;
 pub use sluicegate_lease::leases::LeaseEvent;
 use sluicegate_lease_protocol as wire;

@@ -31,7 +31,7 @@ use crate::answer::{Answer, RuleAnswer, Verdict};
 use crate::connection::{Connection, LogLine};
 use crate::kernel::decision::StoreFailure;
 use crate::pending::{AnswerSlot, PendingAnswer};
-use crate::request::{DescriptorEntries, DescriptorHasher, OwnedDescriptor};
+use crate::request::{self, DescriptorEntries, DescriptorHasher, OwnedDescriptor};
 use crate::rule::{Handling, KnownRule, LeasedRule};
 use crate::service_store::ServiceStore;
 use crate::settings::{ProxyIdentity, ServiceSettings, WaitSettings};
@@ -122,8 +122,14 @@ impl Limiter {
 
     /// Decides a request, or begins to. Cost: no allocation and no call if all descriptors are
     /// decided from leased hits.
+    ///
+    /// The failure rule decides a request that Sluicegate would refuse: see [`crate::MAX_TEXT_BYTES`]
+    /// and [`crate::MAX_REQUEST_BYTES`].
     #[must_use]
     pub fn start(&self, check: &Check<'_, '_>) -> Started {
+        if !request::is_accepted(check.domain, check.descriptors) {
+            return Started::Decided(background::failed(check.wait));
+        }
         let _runtime = self.0.runtime.enter();
         let mut found: SmallVec<[Arc<KnownRule>; 4]> = SmallVec::new();
         for entries in check.descriptors {
@@ -178,7 +184,9 @@ impl Limiter {
     fn try_decide(&self, rule: &Arc<KnownRule>, wait: WaitSettings) -> Option<RuleAnswer> {
         match &rule.handling {
             Handling::Unlimited => Some(RuleAnswer::UNLIMITED),
-            Handling::Forced(verdict) => Some(self.forced(rule, *verdict)),
+            Handling::Forced { verdict, is_shadowed } => {
+                Some(self.forced(rule, *verdict, *is_shadowed))
+            }
             Handling::Leased(leased) => {
                 let (now, mut outcomes) = (self.0.clock.now(), Outcomes::new());
                 self.0.leases.try_charge(now, &leased.charges, leased.terms(), &mut outcomes)?;
@@ -188,8 +196,8 @@ impl Limiter {
         }
     }
 
-    fn forced(&self, rule: &KnownRule, verdict: Verdict) -> RuleAnswer {
-        self.0.usage.count(&rule.usage, verdict, false);
+    fn forced(&self, rule: &KnownRule, verdict: Verdict, is_shadowed: bool) -> RuleAnswer {
+        self.0.usage.count(&rule.usage, verdict, is_shadowed);
         rule.forced_answer(verdict)
     }
 
@@ -292,3 +300,6 @@ impl Drop for AnswerGuard {
 const fn was_not_charged(cause: StoreFailure) -> bool {
     matches!(cause, StoreFailure::Overloaded | StoreFailure::BreakerOpen | StoreFailure::Unsent)
 }
+
+#[cfg(test)]
+mod tests;

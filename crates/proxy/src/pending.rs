@@ -83,3 +83,6 @@ impl Drop for PendingAnswer {
         drop(wake);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,8 +12,34 @@ use crate::wire::api;
 /// The keys and values of one descriptor.
 pub type DescriptorEntries<'a> = SmallVec<[(&'a str, Cow<'a, str>); 4]>;
 
+/// The largest length of a key or a value, in bytes.
+pub const MAX_TEXT_BYTES: usize = u16::MAX as usize;
+
+/// The largest size of the domain, the keys and the values of a request, in bytes. It is half of
+/// the largest message of Sluicegate. Each entry counts as 64 bytes more.
+pub const MAX_REQUEST_BYTES: usize = 512 * 1_024;
+
+/// The largest number of descriptors of a request.
+const MAX_DESCRIPTORS: usize = 1_000;
+
+const ENTRY_OVERHEAD: usize = 64;
+
 /// A keyed hash of a domain and a descriptor.
 pub(crate) type DescriptorHash = [u64; 2];
+
+/// Returns `true` if Sluicegate accepts these descriptors. It ends the stream of a proxy that sends
+/// others.
+pub(crate) fn is_accepted(domain: &str, descriptors: &[DescriptorEntries<'_>]) -> bool {
+    let mut bytes = domain.len();
+    for (key, value) in descriptors.iter().flatten() {
+        if MAX_TEXT_BYTES < key.len() || MAX_TEXT_BYTES < value.len() {
+            return false;
+        }
+        bytes = bytes.saturating_add(key.len() + value.len() + ENTRY_OVERHEAD);
+    }
+    let has_entries = descriptors.iter().all(|entries| !entries.is_empty());
+    has_entries && descriptors.len() <= MAX_DESCRIPTORS && bytes <= MAX_REQUEST_BYTES
+}
 
 /// A domain and a descriptor, independent of the request.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -41,7 +41,11 @@ pub(crate) struct KnownRule {
 #[derive(Debug)]
 pub(crate) enum Handling {
     Unlimited,
-    Forced(Verdict),
+    /// By an operator. `is_shadowed`: shadow mode turned a denial into `verdict`.
+    Forced {
+        verdict: Verdict,
+        is_shadowed: bool,
+    },
     /// From leased hits.
     Leased(Box<LeasedRule>),
     /// With a call for each request.
@@ -83,9 +87,15 @@ impl KnownRule {
             }
             WireHandling::Ask => Handling::Ask,
             WireHandling::AskTogether => Handling::AskTogether,
-            WireHandling::ForcedAllow => Handling::Forced(Verdict::Allow),
-            WireHandling::ForcedDeny if reply.shadow => Handling::Forced(Verdict::Allow),
-            WireHandling::ForcedDeny => Handling::Forced(Verdict::Deny),
+            WireHandling::ForcedAllow => {
+                Handling::Forced { verdict: Verdict::Allow, is_shadowed: false }
+            }
+            WireHandling::ForcedDeny if reply.shadow => {
+                Handling::Forced { verdict: Verdict::Allow, is_shadowed: true }
+            }
+            WireHandling::ForcedDeny => {
+                Handling::Forced { verdict: Verdict::Deny, is_shadowed: false }
+            }
         };
         Some(Self {
             version,
@@ -272,3 +282,6 @@ fn key_strategy(strategy: &Strategy) -> KeyStrategy {
         },
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -52,6 +52,10 @@ impl RuleTable {
             }
         }
         let mut shard = shard.write();
+        // Another thread may have promoted or replaced the rule meanwhile.
+        if let Some(rule) = shard.young.get(&hash) {
+            return Some(Arc::clone(rule));
+        }
         let rule = shard.old.remove(&hash)?;
         shard.insert(hash, Arc::clone(&rule));
         Some(rule)
@@ -87,9 +91,13 @@ impl Hasher for HalfHasher {
         self.0
     }
 
-    fn write(&mut self, _bytes: &[u8]) {}
-
-    fn write_u64(&mut self, half: u64) {
-        self.0 = half;
+    /// An array of integers is written as its bytes, not by `write_u64`.
+    fn write(&mut self, bytes: &[u8]) {
+        if let Some(half) = bytes.last_chunk() {
+            self.0 = u64::from_ne_bytes(*half);
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

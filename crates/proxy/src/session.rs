@@ -1,7 +1,7 @@
 //! One open stream to Sluicegate, and the calls that wait for its replies.
 //!
 //! Guarantees:
-//! - At most [`MAX_CALLS`] calls wait for replies.
+//! - At most [`MAX_CALLS`] calls wait for replies. A dropped call waits no longer.
 //! - The end of the session fails all its calls.
 //! - A session that misses a deadline gets one call per [`PROBE_INTERVAL`] until it replies.
 
@@ -39,6 +39,21 @@ pub(crate) struct Session {
     next_probe: AtomicU64,
 }
 
+/// A call that waits for its reply until it is dropped.
+#[derive(Debug)]
+struct WaitingCall<'s> {
+    session: &'s Session,
+    id: u64,
+}
+
+impl Drop for WaitingCall<'_> {
+    fn drop(&mut self) {
+        if let Some(waiting) = self.session.waiting.lock().as_mut() {
+            waiting.remove(&self.id);
+        }
+    }
+}
+
 impl Session {
     pub(crate) fn new(outgoing: mpsc::Sender<ProxyMessage>) -> Self {
         Self {
@@ -68,17 +83,13 @@ impl Session {
         now: Nanos,
         wait: Duration,
     ) -> Result<lease_message::Message, CallFailure> {
-        let (id, reply) = self.expect_reply()?;
-        let sent = self.outgoing.try_send(ProxyMessage { id, message: Some(message) });
-        if sent.is_err() {
-            self.forget(id);
-            return Err(CallFailure::Overloaded);
-        }
+        let (waiting, reply) = self.expect_reply()?;
+        let message = ProxyMessage { id: waiting.id, message: Some(message) };
+        self.outgoing.try_send(message).map_err(|_| CallFailure::Overloaded)?;
         match timeout(wait, reply).await {
             Ok(Ok(message)) => Ok(message),
             Ok(Err(_)) => Err(CallFailure::Lost),
             Err(_) => {
-                self.forget(id);
                 self.note_timeout(now);
                 Err(CallFailure::TimedOut)
             }
@@ -108,7 +119,7 @@ impl Session {
 
     fn expect_reply(
         &self,
-    ) -> Result<(u64, oneshot::Receiver<lease_message::Message>), CallFailure> {
+    ) -> Result<(WaitingCall<'_>, oneshot::Receiver<lease_message::Message>), CallFailure> {
         let mut waiting = self.waiting.lock();
         let waiting = waiting.as_mut().ok_or(CallFailure::NotConnected)?;
         if MAX_CALLS <= waiting.len() {
@@ -116,13 +127,7 @@ impl Session {
         }
         let (id, (sender, receiver)) = (self.next_id.fetch_add(1, Relaxed), oneshot::channel());
         waiting.insert(id, sender);
-        Ok((id, receiver))
-    }
-
-    fn forget(&self, id: u64) {
-        if let Some(waiting) = self.waiting.lock().as_mut() {
-            waiting.remove(&id);
-        }
+        Ok((WaitingCall { session: self, id }, receiver))
     }
 
     /// Notes that a call of `sent_at` had no reply in time. If no other reply arrived since, the
@@ -133,3 +138,6 @@ impl Session {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

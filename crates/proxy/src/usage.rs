@@ -8,9 +8,10 @@
 //! - A report on a connection that is lost: its counts are lost.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use parking_lot::Mutex;
+use prost::Message as _;
 
 use crate::answer::Verdict;
 use crate::request::OwnedDescriptor;
@@ -18,6 +19,13 @@ use crate::wire::api::KeyUsage;
 
 /// The largest number of keys in one report.
 pub(crate) const MAX_REPORTED_KEYS: usize = 1_000;
+
+/// The largest size of the keys of a report with several keys, in bytes. It is half of the largest
+/// message of Sluicegate.
+const MAX_REPORT_BYTES: usize = 512 * 1_024;
+
+/// The first size of the list, so that few requests pay for its growth.
+const LIST_CAPACITY: usize = 1_024;
 
 /// The decisions about one descriptor since the last report.
 #[derive(Debug)]
@@ -33,8 +41,14 @@ pub(crate) struct DescriptorUsage {
 }
 
 /// The descriptors with decisions since the last report.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct UsageList(Mutex<Vec<Arc<DescriptorUsage>>>);
+
+impl Default for UsageList {
+    fn default() -> Self {
+        Self(Mutex::new(Vec::with_capacity(LIST_CAPACITY)))
+    }
+}
 
 impl DescriptorUsage {
     pub(crate) const fn new(descriptor: OwnedDescriptor) -> Self {
@@ -61,7 +75,7 @@ impl DescriptorUsage {
 
     /// Takes the counts as a message, or `None` if all are 0.
     fn take(&self) -> Option<KeyUsage> {
-        let take = |count: &AtomicU64| count.swap(0, Relaxed);
+        let take = |count: &AtomicU64| count.swap(0, SeqCst);
         let (allowed, denied) = (take(&self.allowed), take(&self.denied));
         let shadow_denied = take(&self.shadow_denied);
         let fallbacks = (take(&self.fallback_allowed), take(&self.fallback_denied));
@@ -83,22 +97,41 @@ impl DescriptorUsage {
 impl UsageList {
     /// Counts a decision of this proxy. `is_shadowed`: shadow mode turned a denial into `verdict`.
     pub(crate) fn count(&self, usage: &Arc<DescriptorUsage>, verdict: Verdict, is_shadowed: bool) {
-        usage.counter(verdict, is_shadowed).fetch_add(1, Relaxed);
-        if !usage.is_listed.load(Relaxed) && !usage.is_listed.swap(true, Relaxed) {
+        // Sequentially consistent: either this thread sees that the descriptor is no longer listed,
+        // or the report sees the count.
+        usage.counter(verdict, is_shadowed).fetch_add(1, SeqCst);
+        if !usage.is_listed.load(SeqCst) && !usage.is_listed.swap(true, SeqCst) {
             self.0.lock().push(Arc::clone(usage));
         }
     }
 
-    /// Takes the counts of all descriptors, in reports of at most [`MAX_REPORTED_KEYS`].
+    /// Takes the counts of all descriptors, in reports of at most [`MAX_REPORTED_KEYS`] and about
+    /// [`MAX_REPORT_BYTES`].
     pub(crate) fn take_reports(&self) -> Vec<Vec<KeyUsage>> {
         let capacity = self.0.lock().capacity();
         let listed = std::mem::replace(&mut *self.0.lock(), Vec::with_capacity(capacity));
         let take = |usage: &Arc<DescriptorUsage>| {
             // Before the counts are read: a decision meanwhile lists the descriptor again.
-            usage.is_listed.store(false, Relaxed);
+            usage.is_listed.store(false, SeqCst);
             usage.take()
         };
-        let usages: Vec<KeyUsage> = listed.iter().filter_map(take).collect();
-        usages.chunks(MAX_REPORTED_KEYS).map(<[KeyUsage]>::to_vec).collect()
+        let (mut reports, mut bytes) = (Vec::<Vec<KeyUsage>>::new(), 0_usize);
+        for usage in listed.iter().filter_map(take) {
+            let more = usage.encoded_len();
+            bytes = bytes.saturating_add(more);
+            match reports.last_mut() {
+                Some(report) if report.len() < MAX_REPORTED_KEYS && bytes <= MAX_REPORT_BYTES => {
+                    report.push(usage);
+                }
+                _ => {
+                    reports.push(vec![usage]);
+                    bytes = more;
+                }
+            }
+        }
+        reports
     }
 }
+
+#[cfg(test)]
+mod tests;

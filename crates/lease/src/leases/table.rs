@@ -120,10 +120,11 @@ impl Hasher for KeyHashHasher {
         self.0
     }
 
-    fn write(&mut self, _bytes: &[u8]) {}
-
-    fn write_u64(&mut self, half: u64) {
-        self.0 = half;
+    /// An array of integers is written as its bytes, not by `write_u64`.
+    fn write(&mut self, bytes: &[u8]) {
+        if let Some(half) = bytes.last_chunk() {
+            self.0 = u64::from_ne_bytes(*half);
+        }
     }
 }
 

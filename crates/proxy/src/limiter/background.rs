@@ -116,7 +116,7 @@ impl Limiter {
     ) -> RuleAnswer {
         match &rule.handling {
             Handling::Unlimited => RuleAnswer::UNLIMITED,
-            Handling::Forced(verdict) => self.forced(rule, *verdict),
+            Handling::Forced { verdict, is_shadowed } => self.forced(rule, *verdict, *is_shadowed),
             Handling::Leased(leased) => self.charge(rule, leased, wait, deadline).await,
             Handling::Ask | Handling::AskTogether => {
                 let descriptor = std::slice::from_ref(&rule.usage.descriptor);

@@ -121,9 +121,11 @@ async fn call_for_rule(
         domain: usage.descriptor.domain.to_string(),
         entries: usage.descriptor.entry_messages(),
     };
+    // Read before the call: a reply of this session must not count as one of the next session.
+    let version = connection.limits();
     let reply = connection.call(proxy_message::Message::Rule(request), MAX_WAIT).await?;
     let lease_message::Message::Rule(reply) = reply else { return Err(CallFailure::InvalidReply) };
-    let version = connection.limits_of_reply(reply.limits);
+    let version = version.with_number(reply.limits);
     let rule = KnownRule::from_reply(&reply, usage, version, clock.steady());
     rule.map(Arc::new).ok_or(CallFailure::InvalidReply)
 }

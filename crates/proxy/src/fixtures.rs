@@ -1,0 +1,91 @@
+//! Rules and descriptors for the tests of this crate, and a gRPC service for them.
+
+pub(crate) mod service;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sluicegate_lease::clock::Clock;
+
+use crate::connection::{Connection, LimitsVersion};
+use crate::kernel::units::Nanos;
+use crate::request::{DescriptorEntries, DescriptorHasher, OwnedDescriptor};
+use crate::rule::KnownRule;
+use crate::settings::{FailureRule, ProxyIdentity, ServiceSettings, WaitSettings};
+use crate::usage::DescriptorUsage;
+use crate::wire::api;
+use crate::wire::api::rate_strategy::Kind;
+use crate::wire::api::rule_reply::Handling;
+
+/// A second in the units of the protocol.
+pub(crate) const SECOND_US: u64 = 1_000_000;
+pub(crate) const SECOND_NS: u64 = 1_000_000_000;
+
+/// The deadline of requests in tests, the longest that a filter can have.
+pub(crate) const DENY_AFTER_A_SECOND: WaitSettings =
+    WaitSettings { deadline: Duration::from_secs(1), failure: FailureRule::Deny };
+
+pub(crate) fn identity() -> ProxyIdentity {
+    ProxyIdentity { name: "edge-1".to_owned(), software: "test/1".to_owned() }
+}
+
+/// The entries `user=VALUE`.
+pub(crate) fn user(value: &str) -> DescriptorEntries<'_> {
+    [("user", Cow::Borrowed(value))].into_iter().collect()
+}
+
+/// The usage of the descriptor `user=VALUE` in the domain `shop`.
+pub(crate) fn usage_of(value: &str) -> Arc<DescriptorUsage> {
+    let hash = DescriptorHasher::new().hash("shop", &user(value));
+    Arc::new(DescriptorUsage::new(OwnedDescriptor::new(hash, "shop", &user(value))))
+}
+
+/// The version of the limits before the first connection.
+pub(crate) fn version() -> LimitsVersion {
+    let settings = ServiceSettings { address: "127.0.0.1:1".to_owned(), tls: None };
+    let clock = Arc::new(Clock::manual(Nanos(0)));
+    Connection::new(settings, identity(), |_| {}, clock).limits()
+}
+
+/// Reads a reply for `user=ann` that arrives at `now`.
+pub(crate) fn read_rule(reply: &api::RuleReply, now: Nanos) -> Option<KnownRule> {
+    KnownRule::from_reply(reply, usage_of("ann"), version(), now)
+}
+
+/// A valid rule for the descriptor `user=VALUE`.
+pub(crate) fn unlimited_rule(value: &str) -> Arc<KnownRule> {
+    let reply = api::RuleReply { handling: Handling::Unlimited.into(), ..Default::default() };
+    KnownRule::from_reply(&reply, usage_of(value), version(), Nanos(0)).map(Arc::new).unwrap()
+}
+
+/// A GCRA limit of 100 requests a second, with leases of 1,000 hits for 30 s.
+pub(crate) fn leased_limit(name: &str) -> api::LeasedLimit {
+    api::LeasedLimit {
+        name: name.to_owned(),
+        requests: 100,
+        period_ns: SECOND_NS,
+        strategy: Some(api::RateStrategy {
+            kind: Kind::Gcra.into(),
+            hits: 100,
+            period_ns: SECOND_NS,
+            burst: 2_000,
+            ..Default::default()
+        }),
+        max_overshoot: Some(1_000),
+        duration_us: 30 * SECOND_US,
+        sizes: Some(api::LeaseSizes { sizes: Some(api::lease_sizes::Sizes::Fixed(1_000)) }),
+        ..Default::default()
+    }
+}
+
+/// The reply with these leased limits, for the counter of `user=VALUE`.
+pub(crate) fn leased_reply(value: &str, leased: Vec<api::LeasedLimit>) -> api::RuleReply {
+    api::RuleReply {
+        handling: Handling::Leased.into(),
+        rule: "shop/user".to_owned(),
+        counter: vec![api::LeaseEntry { key: "user".to_owned(), value: value.to_owned() }],
+        leased,
+        ..Default::default()
+    }
+}

@@ -1,0 +1,226 @@
+//! Rules from replies: operators' verdicts, shadow mode, failure rules and several limits.
+
+use std::time::Duration;
+
+use proptest::prelude::{any, proptest};
+use prost::Message as _;
+use sluicegate_lease::store::ChargeOutcome;
+
+use super::{Handling, KnownRule, LeasedRule};
+use crate::answer::{RuleAnswer, Verdict};
+use crate::fixtures::{leased_limit, leased_reply, read_rule};
+use crate::kernel::decision::StoreFailure;
+use crate::kernel::rate::{CounterDecision, Headroom};
+use crate::kernel::units::{Hits, Nanos};
+use crate::settings::FailureRule;
+use crate::wire::api::leased_limit::OnFailure;
+use crate::wire::api::rule_reply::Handling as WireHandling;
+use crate::wire::{self, api};
+
+const FAILED: ChargeOutcome = ChargeOutcome::Failed(StoreFailure::TimedOut);
+
+fn room(remaining: u64) -> Headroom {
+    Headroom { remaining: Hits(remaining), reset_after: Nanos::SECOND }
+}
+
+fn allow(remaining: u64) -> ChargeOutcome {
+    ChargeOutcome::Decided(CounterDecision::Allow(room(remaining)))
+}
+
+fn deny(seconds: u64) -> ChargeOutcome {
+    let retry_after = Nanos::from_secs(seconds);
+    ChargeOutcome::Decided(CounterDecision::Deny { retry_after, headroom: room(0) })
+}
+
+fn reply(handling: WireHandling) -> api::RuleReply {
+    let rule = "shop/user".to_owned();
+    api::RuleReply { handling: handling.into(), rule, ..Default::default() }
+}
+
+fn with_limit(count: usize, change: impl Fn(&mut api::LeasedLimit)) -> api::RuleReply {
+    let limit = |number: usize| {
+        let mut limit = leased_limit(&format!("limit-{number}"));
+        change(&mut limit);
+        limit
+    };
+    leased_reply("ann", (0..count).map(limit).collect())
+}
+
+fn leased(rule: &KnownRule) -> &LeasedRule {
+    match &rule.handling {
+        Handling::Leased(leased) => leased,
+        other => panic!("not leased: {other:?}"),
+    }
+}
+
+/// The result of a request with these outcomes, one for each limit, and the filter rule `allow`.
+fn decide(reply: &api::RuleReply, outcomes: &[ChargeOutcome]) -> (RuleAnswer, bool) {
+    let rule = read_rule(reply, Nanos(0)).unwrap();
+    leased(&rule).answer(rule.path.as_ref(), outcomes, FailureRule::Allow)
+}
+
+#[test]
+fn an_operators_denial_is_only_reported_in_shadow_mode() {
+    for (handling, shadow, expected) in [
+        (WireHandling::ForcedAllow, false, (Verdict::Allow, false)),
+        (WireHandling::ForcedAllow, true, (Verdict::Allow, false)),
+        (WireHandling::ForcedDeny, false, (Verdict::Deny, false)),
+        (WireHandling::ForcedDeny, true, (Verdict::Allow, true)),
+    ] {
+        let rule = read_rule(&api::RuleReply { shadow, ..reply(handling) }, Nanos(0)).unwrap();
+        let Handling::Forced { verdict, is_shadowed } = rule.handling else { panic!("{rule:?}") };
+        assert_eq!((verdict, is_shadowed), expected, "{handling:?}, shadow: {shadow}");
+    }
+}
+
+#[test]
+fn one_denial_denies_with_the_longest_retry_after() {
+    let three = with_limit(3, |_| {});
+    let (answer, is_shadowed) = decide(&three, &[deny(2), allow(5), deny(9)]);
+    assert_eq!((answer.verdict, is_shadowed), (Verdict::Deny, false));
+    assert_eq!(answer.retry_after, Some(Duration::from_secs(9)));
+    assert_eq!(answer.path.as_deref(), Some("shop/user"));
+    assert_eq!(decide(&three, &[allow(5), deny(1), FAILED]).0.verdict, Verdict::Deny);
+}
+
+#[test]
+fn all_limits_must_allow_and_the_fewest_remaining_is_reported() {
+    let (answer, _) = decide(&with_limit(3, |_| {}), &[allow(7), allow(2), allow(5)]);
+    assert_eq!((answer.verdict, answer.retry_after), (Verdict::Allow, None));
+    let reported = answer.reported.unwrap();
+    assert_eq!((reported.remaining, reported.requests), (2, 100));
+    assert_eq!(
+        (reported.period, reported.reset_after),
+        (Duration::from_secs(1), Duration::from_secs(1))
+    );
+}
+
+#[test]
+fn hits_above_the_limit_are_denied_without_a_retry_after() {
+    let exceeds = ChargeOutcome::Decided(CounterDecision::ExceedsLimit(room(3)));
+    let (answer, _) = decide(&with_limit(1, |_| {}), &[exceeds]);
+    assert_eq!((answer.verdict, answer.retry_after), (Verdict::Deny, None));
+}
+
+#[test]
+fn shadow_mode_allows_and_reports_denials() {
+    let shadowed = api::RuleReply { shadow: true, ..with_limit(2, |_| {}) };
+    let (answer, is_shadowed) = decide(&shadowed, &[deny(2), allow(5)]);
+    assert_eq!((answer.verdict, answer.retry_after), (Verdict::Allow, None));
+    assert!(is_shadowed);
+    assert!(!decide(&shadowed, &[allow(1), allow(5)]).1);
+}
+
+#[test]
+fn the_failure_rule_of_a_limit_wins_over_that_of_the_filter() {
+    for (on_failure, expected) in [
+        (OnFailure::Unspecified, Verdict::FallbackAllow),
+        (OnFailure::Allow, Verdict::FallbackAllow),
+        (OnFailure::Deny, Verdict::FallbackDeny),
+    ] {
+        let limits = with_limit(1, |limit| limit.on_failure = on_failure.into());
+        assert_eq!(decide(&limits, &[FAILED]).0.verdict, expected, "{on_failure:?}");
+    }
+    let rule = read_rule(&with_limit(1, |_| {}), Nanos(0)).unwrap();
+    let (answer, _) = leased(&rule).answer(None, &[FAILED], FailureRule::Deny);
+    assert_eq!(answer.verdict, Verdict::FallbackDeny);
+}
+
+#[test]
+fn a_rule_is_valid_for_the_time_of_its_reply() {
+    let reply = api::RuleReply { valid_for_us: Some(2), ..reply(WireHandling::Ask) };
+    let rule = read_rule(&reply, Nanos(1_000)).unwrap();
+    assert!(!rule.is_expired(Nanos(2_999)));
+    assert!(rule.is_expired(Nanos(3_000)));
+    let forever = read_rule(&self::reply(WireHandling::Ask), Nanos(1_000)).unwrap();
+    assert!(!forever.is_expired(Nanos(u64::MAX)));
+}
+
+#[test]
+fn replies_that_the_protocol_does_not_define_are_refused() {
+    let no_strategy = with_limit(1, |limit| limit.strategy = None);
+    let no_sizes = with_limit(1, |limit| limit.sizes = None);
+    let unknown = api::RuleReply { handling: 99, ..Default::default() };
+    for (name, reply) in [
+        ("no handling", reply(WireHandling::Unspecified)),
+        ("unknown handling", unknown),
+        ("no limit", leased_reply("ann", Vec::new())),
+        ("no strategy", no_strategy),
+        ("no sizes", no_sizes),
+    ] {
+        assert!(read_rule(&reply, Nanos(0)).is_none(), "{name}");
+    }
+}
+
+#[test]
+fn limits_of_one_list_have_different_counters() {
+    let rule = read_rule(&with_limit(3, |_| {}), Nanos(0)).unwrap();
+    let [first, second, third] = &leased(&rule).charges.list[..] else { panic!("{rule:?}") };
+    assert!(first.key != second.key && second.key != third.key && first.key != third.key);
+    assert_eq!(first.key.parse().and_then(|key| key.limit_name), Some("limit-0"));
+}
+
+/// Reads a reply, and decides a request with the outcomes of `decision`.
+fn read_and_decide(reply: &api::RuleReply, decision: &api::CounterDecision, now: u64) {
+    let Some(rule) = read_rule(reply, Nanos(now)) else { return };
+    let Handling::Leased(leased) = &rule.handling else { return };
+    let outcome = wire::decision(decision).map_or(FAILED, ChargeOutcome::Decided);
+    let outcomes = vec![outcome; leased.charges.list.len()];
+    let (answer, is_shadowed) = leased.answer(rule.path.as_ref(), &outcomes, FailureRule::Deny);
+    assert!(!reply.shadow || answer.verdict.is_allowed());
+    assert!(reply.shadow || !is_shadowed);
+    assert_eq!(leased.terms().count(), leased.charges.list.len());
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_a_rule_or_refused(bytes: Vec<u8>, now: u64) {
+        if let Ok(reply) = api::RuleReply::decode(&*bytes) {
+            read_and_decide(&reply, &api::CounterDecision::default(), now);
+        }
+    }
+
+    #[test]
+    fn any_numbers_in_a_rule_cause_no_panic(
+        numbers: [u64; 6],
+        small: [u32; 3],
+        kinds in (0..7, 0..6, 0..4),
+        starts: Vec<u64>,
+        flags: [bool; 3],
+    ) {
+        let mut limit = leased_limit("a");
+        limit.strategy = Some(api::RateStrategy {
+            kind: kinds.1,
+            hits: small[0],
+            period_ns: numbers[0],
+            burst: small[1],
+            charges_excess: flags[0],
+            window_starts_us: starts,
+        });
+        (limit.period_ns, limit.duration_us, limit.requests) = (numbers[1], numbers[2], small[2]);
+        limit.max_overshoot = Some(numbers[3]).filter(|_| flags[1]);
+        limit.on_failure = kinds.2;
+        let reply = api::RuleReply {
+            handling: kinds.0,
+            valid_for_us: Some(numbers[4]),
+            shadow: flags[2],
+            ..leased_reply("ann", vec![limit.clone(), limit])
+        };
+        let decision = api::CounterDecision {
+            verdict: kinds.0,
+            remaining: numbers[3],
+            reset_after_us: numbers[4],
+            retry_after_us: numbers[5],
+        };
+        read_and_decide(&reply, &decision, numbers[5]);
+    }
+
+    #[test]
+    fn entries_of_any_text_are_a_counter(key in any::<String>(), value in any::<String>()) {
+        let mut reply = with_limit(1, |_| {});
+        reply.counter = vec![api::LeaseEntry { key: key.clone(), value: value.clone() }];
+        let rule = read_rule(&reply, Nanos(0)).unwrap();
+        let parsed = leased(&rule).charges.list[0].key.parse().unwrap();
+        assert_eq!(parsed.entries, [(&*key, &*value)]);
+    }
+}
