@@ -5,6 +5,7 @@
 //! - The configuration is the shipped `config/envoy/module.yaml`.
 
 mod doctor;
+mod gateway;
 mod library;
 
 use std::path::{Path, PathBuf};

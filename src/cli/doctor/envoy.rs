@@ -33,6 +33,8 @@ struct EnvoyFacts {
     admin: String,
     /// The version, such as `1.40.0`.
     version: String,
+    /// `false` if Envoy was built without dynamic modules.
+    has_dynamic_modules: bool,
     configs: DumpedConfigs,
     /// The counters that show failures, by name.
     counters: BTreeMap<String, u64>,
@@ -59,6 +61,7 @@ pub(super) fn examine(admin: &str, server: Option<&str>) -> Result<ExaminedEnvoy
     let facts = EnvoyFacts {
         admin: admin.to_owned(),
         version: version_of(&info).ok_or_else(|| not_envoy(admin))?,
+        has_dynamic_modules: has_dynamic_modules(&info),
         configs: DumpedConfigs::find(&dump),
         counters: read_counters(&String::from_utf8_lossy(&stats)),
         fleet: server.map(fetch_fleet).transpose()?,
@@ -78,6 +81,15 @@ fn not_envoy(admin: &str) -> String {
 /// Returns the version in `revision/1.40.0/Clean/RELEASE/BoringSSL`.
 fn version_of(info: &Value) -> Option<String> {
     info.get("version")?.as_str()?.split('/').nth(1).map(str::to_owned)
+}
+
+/// Searches the filter's type in the list of Envoy's extensions. Without this list, returns `true`.
+fn has_dynamic_modules(info: &Value) -> bool {
+    let Some(extensions) = info.pointer("/node/extensions").and_then(Value::as_array) else {
+        return true;
+    };
+    let types = extensions.iter().filter_map(|it| it.get("type_urls")?.as_array()).flatten();
+    types.filter_map(Value::as_str).any(|name| name.ends_with(config_dump::FILTER_TYPE))
 }
 
 /// Reads lines such as `dynamicmodulescustom.panics: 2`.

@@ -12,7 +12,7 @@ use serde_json::Value;
 const NAME: &str = "sluicegate_envoy";
 
 /// The types of a filter's and of a route's config, without the beginning.
-const FILTER_TYPE: &str = ".http.dynamic_modules.v3.DynamicModuleFilter";
+pub(super) const FILTER_TYPE: &str = ".http.dynamic_modules.v3.DynamicModuleFilter";
 const ROUTE_TYPE: &str = ".http.dynamic_modules.v3.DynamicModuleFilterPerRoute";
 
 /// The namespace of the module's counters, unless its config has another one.

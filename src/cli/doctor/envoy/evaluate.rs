@@ -51,6 +51,11 @@ fn check_version(text: &str) -> Option<Found> {
 }
 
 fn check_presence(facts: &EnvoyFacts) -> Option<Found> {
+    if !facts.has_dynamic_modules {
+        let message = "this Envoy was built without dynamic modules".to_owned();
+        let help = "use Envoy's own images, or Envoy's rate limit filter".to_owned();
+        return Some((DoctorSeverity::Error, "extension", message, help));
+    }
     let is_missing = facts.configs.filters.is_empty();
     let message = "no HTTP filter is `sluicegate_envoy`: no request is limited inside Envoy";
     let help = "add the filter of config/envoy/module.yaml to the HTTP connection manager";
@@ -158,9 +163,12 @@ mod tests {
     }
 
     #[test]
-    fn an_envoy_without_the_filter_is_an_error() {
-        let facts = EnvoyFacts { version: "1.40.0".to_owned(), ..EnvoyFacts::default() };
-        let findings = evaluate(&facts);
-        assert_eq!(findings.iter().map(|it| it.code).collect::<Vec<_>>(), ["filter"]);
+    fn an_envoy_without_dynamic_modules_is_an_error() {
+        let codes = |has_dynamic_modules| {
+            let version = "1.40.0".to_owned();
+            let facts = EnvoyFacts { version, has_dynamic_modules, ..EnvoyFacts::default() };
+            evaluate(&facts).iter().map(|finding| finding.code).collect::<Vec<_>>()
+        };
+        assert_eq!((codes(false), codes(true)), (vec!["extension"], vec!["filter"]));
     }
 }
