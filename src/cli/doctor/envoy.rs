@@ -11,36 +11,21 @@
 
 mod config_dump;
 mod evaluate;
+mod facts;
 mod fleet;
 
 use std::collections::BTreeMap;
 
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::evaluate::DoctorFinding;
 use crate::cli::admin_client;
 use config_dump::DumpedConfigs;
+use facts::EnvoyFacts;
 use fleet::FleetProxies;
 
 /// The counters that show failures.
 const FAILURE_COUNTERS: &str = r"\.(panics|fallback_allowed|fallback_denied)$";
-
-/// The facts about one Envoy.
-#[derive(Debug, Default)]
-struct EnvoyFacts {
-    /// The URL of Envoy's admin port.
-    admin: String,
-    /// The version, such as `1.40.0`.
-    version: String,
-    /// `false` if Envoy was built without dynamic modules.
-    has_dynamic_modules: bool,
-    configs: DumpedConfigs,
-    /// The counters that show failures, by name.
-    counters: BTreeMap<String, u64>,
-    /// The proxies of the service, if its admin port is known.
-    fleet: Option<FleetProxies>,
-}
 
 /// The result of an examination.
 #[derive(Debug)]
@@ -55,8 +40,8 @@ pub(super) struct ExaminedEnvoy {
 /// A message with the URL of the page that failed, the reason and the fix.
 pub(super) fn examine(admin: &str, server: Option<&str>) -> Result<ExaminedEnvoy, String> {
     let admin = admin.trim_end_matches('/');
-    let info: Value = get_json(admin, "server_info")?;
-    let dump: Value = get_json(admin, "config_dump")?;
+    let info = get_json(admin, "server_info")?;
+    let dump = get_json(admin, "config_dump")?;
     let stats = admin_client::get_envoy_page(admin, "stats", &[("filter", FAILURE_COUNTERS)])?;
     let facts = EnvoyFacts {
         admin: admin.to_owned(),
@@ -69,7 +54,7 @@ pub(super) fn examine(admin: &str, server: Option<&str>) -> Result<ExaminedEnvoy
     Ok(ExaminedEnvoy { findings: evaluate::evaluate(&facts), version: facts.version })
 }
 
-fn get_json<T: DeserializeOwned>(admin: &str, path: &str) -> Result<T, String> {
+fn get_json(admin: &str, path: &str) -> Result<Value, String> {
     let page = admin_client::get_envoy_page(admin, path, &[])?;
     serde_json::from_slice(&page).map_err(|error| format!("{admin}/{path}: invalid JSON: {error}"))
 }

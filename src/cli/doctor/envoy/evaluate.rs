@@ -4,7 +4,7 @@
 //! - Each finding has the problem, its consequence and the fix.
 
 use super::super::evaluate::{DoctorFinding, DoctorSeverity};
-use super::EnvoyFacts;
+use super::facts::EnvoyFacts;
 use super::fleet::{FleetProxies, ProxyListing};
 use crate::config::diagnostic::{Diagnostic, Severity};
 use crate::config::envoy_filter::examine_filters;
@@ -145,8 +145,7 @@ fn check_connection(facts: &EnvoyFacts, fleet: &FleetProxies) -> Option<Found> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::EnvoyFacts;
-    use super::{DoctorSeverity, check_version, evaluate};
+    use super::{DoctorSeverity, EnvoyFacts, check_version, evaluate};
 
     #[test]
     fn only_tested_envoy_versions_have_no_finding() {
