@@ -4,6 +4,7 @@
 #   docker build -t sluicegate .
 #   docker buildx build --platform linux/amd64,linux/arm64 --sbom=true --provenance=true -t … --push .
 #   docker build --target sbom --output sbom .        (this build's crates, as CycloneDX)
+#   docker build --target envoy-module -t sluicegate-envoy-module .        (the module for Envoy)
 
 FROM docker.io/library/rust:1.89-bookworm AS source
 WORKDIR /build
@@ -24,6 +25,22 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,targe
     && cp target/dist/sluicegate /out/bin/sluicegate \
     # The program's name in the image of envoyproxy/ratelimit.
     && ln -s sluicegate /out/bin/ratelimit
+
+# The module needs glibc 2.35. Envoy's images have 2.35 (Ubuntu 22.04) and 2.36 (distroless Debian 12).
+FROM source AS build-module
+RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/build/target \
+    cargo build --profile dist --locked --package sluicegate-envoy --config 'profile.dist.strip="debuginfo"' \
+    && mkdir -p /out \
+    && cp target/dist/libsluicegate_envoy.so /out/libsluicegate_envoy.so
+
+# An init container of Envoy's pods, which copies the module into a volume.
+FROM docker.io/library/busybox:1.37-musl AS envoy-module
+LABEL org.opencontainers.image.title="sluicegate-envoy-module" \
+    org.opencontainers.image.description="Rate limits inside Envoy: the dynamic module libsluicegate_envoy.so" \
+    org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=build-module /out/ /
+USER 65532:65532
+CMD ["cp", "/libsluicegate_envoy.so", "/modules/"]
 
 FROM source AS list
 RUN --mount=type=cache,target=/usr/local/cargo/registry \

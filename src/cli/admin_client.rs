@@ -79,12 +79,35 @@ pub(super) fn get_page(
     block_on_reply(server, CALL_TIMEOUT, send_request(Method::GET, &url))
 }
 
+/// Reads the page `path` of the admin port `envoy` of an Envoy, without the service's token. Returns
+/// its body.
+///
+/// # Errors
+/// A message with the URL of the request and the reason of its failure.
+pub(super) fn get_envoy_page(
+    envoy: &str,
+    path: &str,
+    parameters: &[(&str, &str)],
+) -> Result<Vec<u8>, String> {
+    if !is_http(envoy) {
+        return Err(format!(
+            "--envoy `{envoy}` must be http://HOST:PORT, such as http://127.0.0.1:9901"
+        ));
+    }
+    let url = add_parameters(format!("{}/{path}", envoy.trim_end_matches('/')), parameters);
+    let reply = async { read_reply(&url, send(Method::GET, &url, None).await?, false).await };
+    block_on_reply(envoy, CALL_TIMEOUT, reply)
+}
+
 fn page_url(server: &str, path: &str, parameters: &[(&str, &str)]) -> Result<String, String> {
-    let mut url = base_url(server, path)?;
+    Ok(add_parameters(base_url(server, path)?, parameters))
+}
+
+fn add_parameters(mut url: String, parameters: &[(&str, &str)]) -> String {
     for (index, (name, value)) in parameters.iter().enumerate() {
         url.extend([if index == 0 { "?" } else { "&" }, name, "=", &percent_encode(value)]);
     }
-    Ok(url)
+    url
 }
 
 /// Copies the reply to POST `path` of the admin port `server` to `out`, as its bytes arrive, for at
@@ -123,8 +146,12 @@ async fn send_streaming(url: &str) -> Result<Body, String> {
     Err(status_error(url, status, &reason, has_token))
 }
 
+fn is_http(server: &str) -> bool {
+    server.parse::<Uri>().is_ok_and(|uri| uri.scheme_str() == Some("http"))
+}
+
 fn base_url(server: &str, path: &str) -> Result<String, String> {
-    if !server.parse::<Uri>().is_ok_and(|uri| uri.scheme_str() == Some("http")) {
+    if !is_http(server) {
         return Err(format!(
             "--server `{server}` must be http://HOST:PORT, such as http://127.0.0.1:6070"
         ));
@@ -163,6 +190,14 @@ fn block_on_reply<T>(
 
 async fn send_request(method: Method, url: &str) -> Result<Vec<u8>, String> {
     let (response, has_token) = request(method, url).await?;
+    read_reply(url, response, has_token).await
+}
+
+async fn read_reply(
+    url: &str,
+    response: Response<Incoming>,
+    has_token: bool,
+) -> Result<Vec<u8>, String> {
     let status = response.status();
     let body = to_bytes(Body::new(response.into_body()), MAX_REPLY_BYTES).await;
     let body = body.map_err(|error| format!("{url}: {}", with_causes(&error)))?;
@@ -175,16 +210,23 @@ async fn send_request(method: Method, url: &str) -> Result<Vec<u8>, String> {
 /// Sends a request with the bearer token, if there is one. Returns the head of the reply, and
 /// whether there was a token.
 async fn request(method: Method, url: &str) -> Result<(Response<Incoming>, bool), String> {
-    let mut request = Request::builder().method(method).uri(url);
     let token = std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty());
-    if let Some(token) = &token {
+    let response = send(method, url, token.as_deref()).await?;
+    Ok((response, token.is_some()))
+}
+
+async fn send(
+    method: Method,
+    url: &str,
+    token: Option<&str>,
+) -> Result<Response<Incoming>, String> {
+    let mut request = Request::builder().method(method).uri(url);
+    if let Some(token) = token {
         request = request.header(AUTHORIZATION, format!("Bearer {token}"));
     }
     let request = request.body(Body::empty()).map_err(|error| format!("{url}: {error}"))?;
     let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
-    let response = client.request(request).await;
-    let response = response.map_err(|error| format!("{url}: {}", with_causes(&error)))?;
-    Ok((response, token.is_some()))
+    client.request(request).await.map_err(|error| format!("{url}: {}", with_causes(&error)))
 }
 
 fn status_error(url: &str, status: StatusCode, body: &[u8], has_token: bool) -> String {

@@ -52,7 +52,7 @@ pub enum Command {
     Replay(ReplayArgs),
     /// Suggest limits from recorded checks, with the share of checks that each would deny.
     Suggest(SuggestArgs),
-    /// Examine a Redis or PostgreSQL for use as the store: 0 suitable, 1 errors, 2 unreachable.
+    /// Examine a Redis or PostgreSQL for use as the store, or an Envoy: 0 suitable, 1 errors, 2 unreachable.
     Doctor(DoctorArgs),
     /// Create or upgrade the tables in PostgreSQL: 0 done, 2 failed.
     Migrate(StoreArgs),
@@ -192,9 +192,17 @@ pub struct AskArgs {
 /// Arguments of `sluicegate doctor`. No `Debug`, because flags may contain a password.
 #[derive(Args)]
 #[command(
-    after_help = "Examines the store that `serve` uses with the same flags, variables and file."
+    after_help = "Examines the store that `serve` uses with the same flags, variables and file. \
+With --envoy, examines an Envoy instead: its version, the module, its config and its failures."
 )]
 pub struct DoctorArgs {
+    /// Examine the module in the Envoy with this admin port, for example `http://127.0.0.1:9901`.
+    #[arg(long, value_name = "ADMIN_URL")]
+    pub envoy: Option<String>,
+    /// Also examine whether this Envoy is connected to the replica with this admin port, for example
+    /// `http://127.0.0.1:6070`.
+    #[arg(long, value_name = "URL", requires = "envoy")]
+    pub server: Option<String>,
     /// Output format of the findings.
     #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
     pub format: OutputFormat,

@@ -1,12 +1,14 @@
-//! Implements `sluicegate doctor`, which examines a Redis or PostgreSQL for use as the store.
+//! Implements `sluicegate doctor`, which examines a Redis or PostgreSQL for use as the store, or an
+//! Envoy with Sluicegate's module.
 //!
 //! Guarantees:
-//! - Every finding names the address of the store and the fix.
+//! - Every finding names the address of the store or Envoy, and the fix.
 //! - Exits with 0 (suitable), 1 (errors, or warnings with `--warnings-as-errors`) or 2
 //!   (unreachable).
 //! - `serve` logs the same findings once the store is reachable, and starts in spite of them.
 
 mod collect;
+mod envoy;
 mod evaluate;
 mod info;
 mod postgres;
@@ -26,14 +28,23 @@ use crate::config::settings::{KeyFormat, Settings, StoreUrl};
 use crate::config::{ChargePolicy, Config, Domain};
 use crate::store::postgres::PostgresOptions;
 use crate::store::redis::RedisOptions;
+use envoy::ExaminedEnvoy;
 use evaluate::{DoctorFinding, DoctorRequirements, DoctorSeverity, evaluate_facts};
 use product::StoreProduct;
 
-/// An examined store.
-struct ExaminedStore {
+/// An examined store or Envoy.
+struct Examined {
     address: String,
     /// Text about the product, or nothing.
     product: String,
+}
+
+/// The findings about everything that was examined.
+struct DoctorReport<'a> {
+    /// The name of the list of addresses in JSON.
+    list: &'static str,
+    examined: &'a [Examined],
+    findings: &'a [DoctorFinding],
 }
 
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -44,14 +55,17 @@ pub(super) fn doctor(
     clock: &Clock,
     terminal: &mut Terminal<'_>,
 ) -> io::Result<CommandOutcome> {
+    if let Some(admin) = &args.envoy {
+        return doctor_envoy(args, admin, terminal);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if let Some(options) = store::all_postgres_options(settings) {
         let address = settings.store.url.to_string();
         let examined = runtime.block_on(postgres::examine(&options, &address, clock));
         return match examined {
             Ok(findings) => {
-                let store = ExaminedStore { address, product: String::new() };
-                print_findings(args, &[store], &findings, terminal)
+                let store = Examined { address, product: String::new() };
+                print_stores(args, &[store], &findings, terminal)
             }
             Err(error) => {
                 writeln!(terminal.err, "error: {address}: {error}")?;
@@ -91,7 +105,7 @@ pub(super) fn doctor(
                     .collect();
                 remove_repeated_two_steps(&mut found, &mut is_two_steps_shown);
                 findings.extend(found);
-                examined.extend(facts.into_iter().map(|facts| ExaminedStore {
+                examined.extend(facts.into_iter().map(|facts| Examined {
                     product: product_suffix(facts.product),
                     address: facts.address,
                 }));
@@ -103,20 +117,48 @@ pub(super) fn doctor(
             }
         }
     }
-    print_findings(args, &examined, &findings, terminal)
+    print_stores(args, &examined, &findings, terminal)
 }
 
-fn print_findings(
+fn doctor_envoy(
     args: &DoctorArgs,
-    examined: &[ExaminedStore],
+    admin: &str,
+    terminal: &mut Terminal<'_>,
+) -> io::Result<CommandOutcome> {
+    match envoy::examine(admin, args.server.as_deref()) {
+        Ok(ExaminedEnvoy { version, findings }) => {
+            let product = format!(" (Envoy {version})");
+            let examined = [Examined { address: admin.to_owned(), product }];
+            let report = DoctorReport { list: "envoys", examined: &examined, findings: &findings };
+            print_report(args, &report, terminal)
+        }
+        Err(error) => {
+            writeln!(terminal.err, "error: {error}")?;
+            Ok(CommandOutcome::Failed)
+        }
+    }
+}
+
+fn print_stores(
+    args: &DoctorArgs,
+    examined: &[Examined],
     findings: &[DoctorFinding],
     terminal: &mut Terminal<'_>,
 ) -> io::Result<CommandOutcome> {
+    print_report(args, &DoctorReport { list: "stores", examined, findings }, terminal)
+}
+
+fn print_report(
+    args: &DoctorArgs,
+    report: &DoctorReport<'_>,
+    terminal: &mut Terminal<'_>,
+) -> io::Result<CommandOutcome> {
+    let DoctorReport { list, examined, findings } = *report;
     match args.format {
         OutputFormat::Text => print_text(examined, findings, terminal.out)?,
         OutputFormat::Json => {
-            let stores: Vec<_> = examined.iter().map(|store| &store.address).collect();
-            let document = json!({"stores": stores, "findings": findings});
+            let addresses: Vec<_> = examined.iter().map(|one| &one.address).collect();
+            let document = json!({list: addresses, "findings": findings});
             writeln!(terminal.out, "{document:#}")?;
         }
     }
@@ -136,15 +178,15 @@ fn requirements(settings: &Settings) -> DoctorRequirements {
 }
 
 fn print_text(
-    examined: &[ExaminedStore],
+    examined: &[Examined],
     findings: &[DoctorFinding],
     out: &mut dyn io::Write,
 ) -> io::Result<()> {
     for finding in findings {
         writeln!(out, "{finding}")?;
     }
-    for store in examined {
-        writeln!(out, "{}: examined{}", store.address, store.product)?;
+    for one in examined {
+        writeln!(out, "{}: examined{}", one.address, one.product)?;
     }
     let errors =
         findings.iter().filter(|finding| finding.severity == DoctorSeverity::Error).count();

@@ -18,6 +18,10 @@ pub const CASES: &[Case] = &[
     Case { name: "default", flags: &[] },
     Case { name: "standalone", flags: &[preset!("standalone")] },
     Case { name: "envoy-gateway", flags: &[preset!("envoy-gateway"), "--set", REDIS] },
+    Case {
+        name: "envoy-gateway-module",
+        flags: &[preset!("envoy-gateway-module"), "--set", REDIS],
+    },
     Case { name: "istio", flags: &[preset!("istio"), "--set", REDIS] },
     Case { name: "nginx", flags: &[preset!("nginx"), "--set", REDIS] },
     Case { name: "postgres", flags: &[preset!("postgres")] },

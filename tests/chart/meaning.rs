@@ -69,7 +69,7 @@ fn validation_accepts_rendered_limits_of_every_test_case() {
         assert_eq!(outcome, CommandOutcome::Success, "{}: {output}", case.name);
         assert!(output.contains("0 errors, 0 warnings"), "{}: {output}", case.name);
     }
-    assert_eq!(checked, 5, "one for each preset");
+    assert_eq!(checked, 6, "one for each preset");
 }
 
 #[test]

@@ -118,6 +118,11 @@ impl Envoy {
         }
     }
 
+    /// URL of Envoy's admin port.
+    pub fn admin_url(&self) -> String {
+        format!("http://{}", self.admin)
+    }
+
     /// Number of checks that Envoy sent to this replica.
     pub fn checks_sent_to(&self, replica: SocketAddr) -> u64 {
         let clusters = http1::get(self.admin, "/clusters", &[]).unwrap().text();

@@ -4,6 +4,10 @@
 //! - The module is built once, with panics that a variable plants in its hooks.
 //! - The configuration is the shipped `config/envoy/module.yaml`.
 
+mod doctor;
+mod gateway;
+mod library;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::LazyLock;
