@@ -68,9 +68,10 @@ fn decision_policy(variant: usize) -> DecisionPolicy {
 fn reply_options(variant: usize) -> ReplyOptions {
     let compat_names = Some(CompatHeaderNames::default());
     ReplyOptions {
-        headers: RateLimitHeaders { compat_names, draft: true, retry_after: true },
+        headers: RateLimitHeaders { compat_names, draft: true, retry_after: true, denied_by: true },
         upstream_names: (variant % 2 == 1).then(CompatHeaderNames::default),
         dynamic_metadata: true,
+        denied_by_metadata: true,
         allow_negative_hits: variant % 4 != 3,
     }
 }
