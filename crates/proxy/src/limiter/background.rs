@@ -120,17 +120,17 @@ impl Limiter {
             Handling::Leased(leased) => self.charge(rule, leased, wait, deadline).await,
             Handling::Ask | Handling::AskTogether => {
                 let descriptor = std::slice::from_ref(&rule.usage.descriptor);
-                match self.check_remotely(descriptor, wait, deadline).await {
-                    // The reply names only a rule that denies.
-                    Ok(answer) => {
-                        RuleAnswer { path: answer.path.or_else(|| rule.path.clone()), ..answer }
-                    }
-                    Err(_) => {
-                        let answer = rule.failed_answer(wait.failure);
-                        self.0.usage.count(&rule.usage, answer.verdict, false);
-                        answer
-                    }
-                }
+                let decided = self.check_remotely(descriptor, wait, deadline).await;
+                // The reply names only a rule that denies.
+                let named = |answer: RuleAnswer| RuleAnswer {
+                    path: answer.path.or_else(|| rule.path.clone()),
+                    ..answer
+                };
+                decided.map(named).unwrap_or_else(|_| {
+                    let answer = rule.failed_answer(wait.failure);
+                    self.0.usage.count(&rule.usage, answer.verdict, false);
+                    answer
+                })
             }
         }
     }
