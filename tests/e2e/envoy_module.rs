@@ -4,8 +4,10 @@
 //! - The module is built once, with panics that a variable plants in its hooks.
 //! - The configuration is the shipped `config/envoy/module.yaml`.
 
+mod changes;
 mod fleet;
 mod limits;
+mod outage;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

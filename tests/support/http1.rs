@@ -73,10 +73,12 @@ impl Connection {
 
     /// Sends a request for `/`, and returns the status after the whole response arrived.
     pub fn get(&mut self, headers: &[(&str, &str)]) -> std::io::Result<u16> {
-        let mut request = "GET / HTTP/1.1\r\nhost: edge\r\n".to_owned();
-        headers.iter().for_each(|(name, value)| request += &format!("{name}: {value}\r\n"));
-        request += "\r\n";
-        self.stream.write_all(request.as_bytes())?;
+        let mut request = b"GET / HTTP/1.1\r\nhost: edge\r\n".to_vec();
+        for (name, value) in headers {
+            write!(request, "{name}: {value}\r\n")?;
+        }
+        request.extend_from_slice(b"\r\n");
+        self.stream.write_all(&request)?;
         Ok(self.read_reply()?.status)
     }
 

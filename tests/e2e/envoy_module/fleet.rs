@@ -238,7 +238,6 @@ fn three_envoys_allow_the_limit_less_unspent_hits() {
 }
 
 #[test]
-#[expect(clippy::print_stdout, reason = "the table is what this is run for")]
 fn faults_keep_envoys_within_the_limit_plus_max_overshoot() {
     let runs = std::env::var("SLUICEGATE_ENVOY_RUNS").map_or(3, |runs| runs.parse().unwrap());
     let first = seed();
