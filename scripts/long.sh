@@ -48,6 +48,12 @@ check_leases() {
     SLUICEGATE_RUNS=200 run leases cargo test --locked --test all -- --nocapture store::redis::overshoot
 }
 
+# Fifty fleets of three Envoys with the module, whose processes are killed, stopped and resumed at random.
+check_envoys() {
+    SLUICEGATE_ENVOY_RUNS=50 run envoys cargo test --locked --test all -- --nocapture \
+        faults_keep_envoys_within_the_limit
+}
+
 # Five replicas and an upstream that counts requests, for twenty minutes.
 check_fleet() {
     SLUICEGATE_FLEET_MINUTES=20 run fleet cargo test --locked --release --test all -- --nocapture \
@@ -77,7 +83,7 @@ check_stall() { run stall cargo bench --locked --bench backend -- stall; }
 check_benches() { run benches cargo bench --locked; }
 
 checks=("$@")
-[ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz memory ceilings specs leases capacity fleet gateway image walk)
+[ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz memory ceilings specs leases envoys capacity fleet gateway image walk)
 for check in "${checks[@]}"; do
     declare -F "check_$check" >/dev/null || { echo "no check named $check" >&2; exit 2; }
     "check_$check"

@@ -78,6 +78,8 @@ pub struct Launch {
     /// The version under `.tools/bin`, or `None` for the default.
     pub version: Option<&'static str>,
     pub environment: Vec<(&'static str, PathBuf)>,
+    /// More flags. With `--base-id`, the Envoy is a later epoch of a running one.
+    pub flags: Vec<String>,
 }
 
 pub struct Envoy {
@@ -157,6 +159,11 @@ impl Envoy {
     /// Stops Envoy with SIGTERM, and returns its exit status.
     pub fn stop(&mut self) -> ExitStatus {
         self.signal("TERM");
+        self.ended()
+    }
+
+    /// Waits until Envoy exits, and returns its exit status.
+    pub fn ended(&mut self) -> ExitStatus {
         let exited = || match self.process.try_wait().unwrap() {
             Some(status) => Ok(status),
             None => Err("it runs".to_owned()),
@@ -275,7 +282,10 @@ impl Launch {
         let versioned = self.version.map(|version| installed(&format!("envoy-{version}")));
         let mut command = Command::new(versioned.unwrap_or_else(binary));
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
-        command.args(["--use-dynamic-base-id", "--concurrency", "2", "--log-level", "warning"]);
+        command.args(["--concurrency", "2", "--log-level", "warning"]).args(&self.flags);
+        if !self.flags.iter().any(|flag| flag == "--base-id") {
+            command.arg("--use-dynamic-base-id");
+        }
         command
     }
 

@@ -4,9 +4,13 @@
 //! - The module is built once, with panics that a variable plants in its hooks.
 //! - The configuration is the shipped `config/envoy/module.yaml`.
 
+mod changes;
 mod doctor;
+mod fleet;
 mod gateway;
 mod library;
+mod limits;
+mod outage;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -43,7 +47,7 @@ static MODULE: LazyLock<PathBuf> = LazyLock::new(|| {
 
 fn launch(version: &'static str) -> Launch {
     let environment = vec![("ENVOY_DYNAMIC_MODULES_SEARCH_PATH", MODULE.clone())];
-    Launch { version: Some(version), environment }
+    Launch { version: Some(version), environment, flags: Vec::new() }
 }
 
 /// An Envoy whose module panics in a hook.

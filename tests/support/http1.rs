@@ -1,4 +1,4 @@
-//! Sends one HTTP/1.1 request on its own connection and parses the response.
+//! Sends HTTP/1.1 requests and parses the responses: one on its own connection, or several on one.
 
 use std::io::{Error, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -56,6 +56,55 @@ pub fn call(
     parse(&answer).ok_or_else(|| Error::new(ErrorKind::InvalidData, "not an HTTP/1 answer"))
 }
 
+/// A connection for several requests, whose responses have an announced length.
+#[derive(Debug)]
+pub struct Connection {
+    stream: TcpStream,
+    unread: Vec<u8>,
+}
+
+impl Connection {
+    pub fn open(to: SocketAddr) -> std::io::Result<Self> {
+        let stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, unread: Vec::new() })
+    }
+
+    /// Sends a request for `/`, and returns the status after the whole response arrived.
+    pub fn get(&mut self, headers: &[(&str, &str)]) -> std::io::Result<u16> {
+        let mut request = b"GET / HTTP/1.1\r\nhost: edge\r\n".to_vec();
+        for (name, value) in headers {
+            write!(request, "{name}: {value}\r\n")?;
+        }
+        request.extend_from_slice(b"\r\n");
+        self.stream.write_all(&request)?;
+        Ok(self.read_reply()?.status)
+    }
+
+    fn read_reply(&mut self) -> std::io::Result<Reply> {
+        let mut chunk = [0; 16 * 1024];
+        loop {
+            if let Some((reply, length)) = first_reply(&self.unread) {
+                self.unread.drain(..length);
+                return Ok(reply);
+            }
+            match self.stream.read(&mut chunk)? {
+                0 => return Err(ErrorKind::UnexpectedEof.into()),
+                count => self.unread.extend_from_slice(&chunk[..count]),
+            }
+        }
+    }
+}
+
+/// Parses the first reply, and returns its length with the announced body.
+fn first_reply(answer: &[u8]) -> Option<(Reply, usize)> {
+    let reply = parse(answer)?;
+    let body: usize = reply.header("content-length")?.parse().ok()?;
+    let surplus = reply.body.len().checked_sub(body)?;
+    Some((reply, answer.len() - surplus))
+}
+
 /// Reads until the server closes the connection, or until the body has its announced length: some
 /// servers, such as `chromedriver`, leave the connection open.
 fn read_answer(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
@@ -106,6 +155,13 @@ fn unchunked(mut rest: &[u8]) -> Option<Vec<u8>> {
         body.extend_from_slice(rest.get(from..from + size)?);
         rest = rest.get(from + size + 2..)?;
     }
+}
+
+#[test]
+fn replies_on_one_connection_are_separated() {
+    let raw = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhiHTTP/1.1 429 No";
+    assert_eq!(first_reply(raw).map(|(reply, length)| (reply.status, length)), Some((200, 40)));
+    assert!(first_reply(&raw[..39]).is_none() && first_reply(&raw[40..]).is_none());
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The connection to Sluicegate: opens a stream, and opens it again after it ends.
 //!
 //! Guarantees:
-//! - A call without a connection fails at once.
+//! - A call without a connection fails at once, or waits for the end of the first attempt.
 //! - A lost connection is noticed within [`KEEPALIVE`] twice, also if the peer is frozen.
 //! - The wait between attempts grows from [`MIN_BACKOFF`] to [`MAX_BACKOFF`].
 
@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 use sluicegate_lease::clock::Clock;
-use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
@@ -53,6 +53,8 @@ pub(crate) struct Connection {
     sessions: AtomicU64,
     limits: AtomicU64,
     changed_at: AtomicU64,
+    /// `true` after the first attempt to connect ended.
+    has_attempted: watch::Sender<bool>,
 }
 
 /// The limits in force: a session and its number of the limits.
@@ -87,6 +89,7 @@ impl Connection {
             sessions: AtomicU64::new(0),
             limits: AtomicU64::new(0),
             changed_at: AtomicU64::new(0),
+            has_attempted: watch::Sender::new(false),
         }
     }
 
@@ -110,9 +113,22 @@ impl Connection {
         message: proxy_message::Message,
         wait: Duration,
     ) -> Result<lease_message::Message, CallFailure> {
+        let wait = self.wait_for_first_attempt(wait).await;
         let now = self.clock.steady();
         let session = self.session_for_call(now).ok_or(CallFailure::NotConnected)?;
         session.call(message, now, wait).await
+    }
+
+    /// Waits for the first attempt to connect, which takes a few milliseconds after the start of
+    /// the process. Returns the rest of `wait`.
+    async fn wait_for_first_attempt(&self, wait: Duration) -> Duration {
+        if *self.has_attempted.borrow() {
+            return wait;
+        }
+        let (began, mut attempts) = (Instant::now(), self.has_attempted.subscribe());
+        // The sender outlives this call.
+        let _ended = timeout(wait, attempts.wait_for(|has_attempted| *has_attempted)).await;
+        wait.saturating_sub(began.elapsed())
     }
 
     /// Sends a message without a reply. Returns `false` if it was not sent.
@@ -130,6 +146,7 @@ impl Connection {
         let (mut backoff, mut last_reason) = (MIN_BACKOFF, String::new());
         loop {
             let (was_open, reason) = self.run_session().await;
+            self.has_attempted.send_replace(true);
             if was_open {
                 backoff = MIN_BACKOFF;
             }
@@ -204,6 +221,7 @@ impl Connection {
         self.sessions.fetch_add(1, Relaxed);
         self.change_limits(welcome.limits);
         *self.session.write() = Some(Arc::clone(session));
+        self.has_attempted.send_replace(true);
         let (address, replica) = (&self.settings.address, &welcome.replica);
         (self.log)(&format!(
             "connected to Sluicegate {} at {address}, replica {replica}",

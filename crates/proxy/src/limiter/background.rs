@@ -121,11 +121,17 @@ impl Limiter {
             Handling::Ask | Handling::AskTogether => {
                 let descriptor = std::slice::from_ref(&rule.usage.descriptor);
                 let decided = self.check_remotely(descriptor, wait, deadline).await;
-                decided.unwrap_or_else(|_| {
+                let failed = |_| {
                     let answer = rule.failed_answer(wait.failure);
                     self.0.usage.count(&rule.usage, answer.verdict, false);
                     answer
-                })
+                };
+                // The reply names only a rule that denies.
+                let named = |answer: RuleAnswer| RuleAnswer {
+                    path: answer.path.or_else(|| rule.path.clone()),
+                    ..answer
+                };
+                decided.map_or_else(failed, named)
             }
         }
     }

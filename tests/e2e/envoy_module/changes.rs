@@ -1,0 +1,328 @@
+//! Tests of changes under load: of the limits, of Envoy's configuration, and of Envoy itself.
+//!
+//! Guarantees:
+//! - No request fails during a change.
+//! - Counts continue after a change.
+//!
+//! An attempt with a failure does not count if the machine paused for the wait of a borrow.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::super::envoy::{Envoy, Launch, Shipped, WhenDown, configured, replace_once};
+use super::super::{Traffic, ask, serve, upstream};
+use super::launch;
+use crate::support::http1::Reply;
+use crate::support::ports;
+use crate::support::scheduling_delays::{Disturbed, Watchers, retry_disturbed};
+use crate::support::service::Service;
+use crate::support::waiting::{Ends, for_a_day_with_a_minute_left, now, until};
+
+/// The filter waits 100 ms for a borrow. Pauses of the machine that are longer disturb.
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+
+/// Marks the filter in a configuration.
+const FILTER: &str = "                  - name: sluicegate\n";
+const ROUTER: &str = "                  - name: envoy.filters.http.router\n";
+
+/// Limits for each `x-api-key`, which a test can replace.
+struct LeasedLimits(TempDir);
+
+impl LeasedLimits {
+    fn new(requests: u64) -> Self {
+        let limits = Self(tempfile::tempdir().unwrap());
+        limits.replace(requests);
+        limits
+    }
+
+    /// Replaces the file by an atomic rename. A tenth of the hits may be outstanding.
+    fn replace(&self, requests: u64) {
+        let text = format!(
+            "domain: shop\ndescriptors:\n- key: api_key\n  rate_limit: {{unit: day, \
+             requests_per_unit: {requests}, strategy: fixed_window, mode: leased, \
+             max_overshoot: 10%}}\n"
+        );
+        replace_file(&self.0.path().join("shop.yaml"), &text);
+    }
+}
+
+fn replace_file(path: &Path, text: &str) {
+    let prepared = path.with_file_name(".prepared");
+    std::fs::write(&prepared, text).unwrap();
+    std::fs::rename(prepared, path).unwrap();
+}
+
+/// The shipped configuration, with a deadline for busy machines.
+fn configuration(service: &Service) -> String {
+    let mut text = configured(Shipped::Module, upstream::start(), &[service.grpc], WhenDown::Deny);
+    replace_once(&mut text, "deadline: 20ms", "deadline: 1s");
+    text
+}
+
+/// Waits until the limit decides a request.
+fn wait_until_limited(ingress: SocketAddr) {
+    let is_limited = || match ask(ingress, "first") {
+        reply if reply.header("ratelimit-policy").is_some() => Ok(()),
+        reply => Err(format!("{reply:?}")),
+    };
+    until("the first limited request", is_limited).unwrap();
+}
+
+/// Runs `work` while three clients send requests, and requires that none fails.
+fn run_under_load<T>(
+    ingress: SocketAddr,
+    work: impl FnOnce(&Traffic) -> T,
+) -> Result<T, Disturbed> {
+    let (watchers, traffic) = (Watchers::start(), Traffic::new());
+    let result = std::thread::scope(|scope| {
+        let _ends = Ends(&traffic.stop);
+        for _ in 0..3 {
+            scope.spawn(|| traffic.run(ingress, "busy"));
+        }
+        work(&traffic)
+    });
+    let (pauses, failures) = (watchers.stop(), traffic.failures.lock().unwrap());
+    let longest = failures.iter().map(|&time| pauses.longest(time)).min().unwrap_or_default();
+    let why = format!("{} requests failed, pauses of {longest:?}", failures.len());
+    if LONGEST_PAUSE <= longest {
+        return Err(Disturbed(why));
+    }
+    assert!(failures.is_empty(), "{why}");
+    Ok(result)
+}
+
+#[test]
+fn changed_limits_reach_envoy_within_a_second_and_fail_no_request() {
+    retry_disturbed(|| {
+        for_a_day_with_a_minute_left();
+        let limits = LeasedLimits::new(1_000_000);
+        let service = serve(limits.0.path(), &[]);
+        let envoy = Envoy::launch(configuration(&service), 0, &launch("1.40"));
+        wait_until_limited(envoy.ingress);
+        let watchers = Watchers::start();
+        let times = run_under_load(envoy.ingress, |traffic| {
+            Traffic::wait_for(&traffic.admitted, 100);
+            assert_eq!(traffic.denied.load(Relaxed), 0);
+            let changes = [(10, 2, &traffic.denied), (1_000_000, 3, &traffic.admitted)];
+            changes.map(|(requests, loads, count)| {
+                limits.replace(requests);
+                wait_for_loads(&service, loads);
+                let loaded_at = now();
+                Traffic::wait_for(count, 1);
+                (loaded_at, now())
+            })
+        })?;
+        let pauses = watchers.stop();
+        for (loaded_at, applied_at) in times {
+            let time = applied_at.duration_since(loaded_at);
+            let late = pauses.longest_total((loaded_at, applied_at));
+            if Duration::from_secs(1) < time && LONGEST_PAUSE < late {
+                return Err(Disturbed(format!("{time:?}, of which {late:?} are pauses")));
+            }
+            assert!(time <= Duration::from_secs(1), "{time:?}\n{}", envoy.log());
+        }
+        Ok(())
+    });
+}
+
+fn wait_for_loads(service: &Service, loads: u64) {
+    let is_loaded = || match service.loads()?.loaded {
+        loaded if loaded < loads => Err(loaded.to_string()),
+        _ => Ok(()),
+    };
+    until("the load of the limits", is_loaded).unwrap();
+}
+
+/// An Envoy whose listener is in a file that Envoy watches.
+struct WatchedListener {
+    directory: TempDir,
+    listener: String,
+}
+
+impl WatchedListener {
+    /// Splits a configuration, and returns the rest.
+    fn new(text: &str) -> (Self, String) {
+        let directory = tempfile::tempdir().unwrap();
+        let (head, rest) = text.split_once("static_resources:\n  listeners:\n").unwrap();
+        let (listener, clusters) = rest.split_once("  clusters:\n").unwrap();
+        let resource = "resources:\n    - \"@type\": \
+                        type.googleapis.com/envoy.config.listener.v3.Listener\n      name: ingress\n";
+        let mut listener = listener.to_owned();
+        replace_once(&mut listener, "    - name: ingress\n", resource);
+        let watched = Self { directory, listener };
+        watched.replace(&watched.listener);
+        let path = watched.path();
+        let rest = format!(
+            "node: {{id: edge, cluster: test}}\n{head}dynamic_resources:\n  lds_config: \
+             {{path_config_source: {{path: {}}}}}\nstatic_resources:\n  clusters:\n{clusters}",
+            path.display()
+        );
+        (watched, rest)
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("listeners.yaml")
+    }
+
+    fn replace(&self, listener: &str) {
+        replace_file(&self.path(), listener);
+    }
+
+    fn without_filter(&self) -> String {
+        let (head, rest) = self.listener.split_once(FILTER).unwrap();
+        let (_, tail) = rest.split_once(ROUTER).unwrap();
+        [head, ROUTER, tail].concat()
+    }
+
+    fn with_all_headers(&self) -> String {
+        let mut listener = self.listener.clone();
+        replace_once(&mut listener, "headers: draft", "headers: all");
+        listener
+    }
+}
+
+/// Waits until a reply to an unlimited key shows the new configuration.
+fn wait_for_config(ingress: SocketAddr, is_new: impl Fn(&Reply) -> bool) {
+    let reply = || match ask(ingress, "probe") {
+        reply if is_new(&reply) => Ok(()),
+        reply => Err(format!("{reply:?}")),
+    };
+    until("the new configuration", reply).unwrap();
+}
+
+/// Sends requests of one client, and counts the allowed ones. A failure is one of `traffic`.
+fn count_allowed(ingress: SocketAddr, traffic: &Traffic, requests: usize) -> usize {
+    let mut allowed = 0;
+    for _ in 0..requests {
+        let asked_at = now();
+        match ask(ingress, "counted").status {
+            200 => allowed += 1,
+            429 => {}
+            _ => traffic.failures.lock().unwrap().push((asked_at, now())),
+        }
+    }
+    allowed
+}
+
+/// Counts allowed requests before, during and after two changes of the listener's file.
+fn counts_around_changes(
+    changes: impl Fn(&WatchedListener) -> [String; 2],
+    is_changed: impl Fn(&Reply) -> bool,
+) -> Result<[usize; 3], Disturbed> {
+    for_a_day_with_a_minute_left();
+    let limits = LeasedLimits::new(500);
+    let service = serve(limits.0.path(), &[]);
+    let (listener, text) = WatchedListener::new(&configuration(&service));
+    let mut envoy = Envoy::launch(text, 0, &launch("1.40"));
+    let ingress = envoy.ingress;
+    wait_until_limited(ingress);
+    let counts = run_under_load(ingress, |traffic| {
+        let before = count_allowed(ingress, traffic, 300);
+        let [first, second] = changes(&listener);
+        listener.replace(&first);
+        wait_for_config(ingress, &is_changed);
+        let during = count_allowed(ingress, traffic, 100);
+        listener.replace(&second);
+        wait_for_config(ingress, |reply| !is_changed(reply));
+        [before, during, count_allowed(ingress, traffic, 300)]
+    })?;
+    assert_eq!(envoy.counter("dynamicmodulescustom.panics"), 0);
+    assert!(envoy.stop().success(), "{}", envoy.log());
+    Ok(counts)
+}
+
+#[test]
+fn counts_continue_after_envoy_reloads_its_config() {
+    retry_disturbed(|| {
+        let counts = counts_around_changes(
+            |listener| [listener.with_all_headers(), listener.listener.clone()],
+            |reply| reply.header("ratelimit-limit").is_some(),
+        )?;
+        assert_eq!(counts, [300, 100, 100], "of 500 requests a day");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_filter_that_is_removed_and_added_again_continues_its_counts() {
+    retry_disturbed(|| {
+        let counts = counts_around_changes(
+            |listener| [listener.without_filter(), listener.listener.clone()],
+            |reply| reply.header("ratelimit").is_none(),
+        )?;
+        assert_eq!(counts, [300, 100, 200], "of 500 requests a day, without those in between");
+        Ok(())
+    });
+}
+
+#[test]
+fn draining_envoy_fails_no_request() {
+    retry_disturbed(|| {
+        let limits = LeasedLimits::new(1_000_000);
+        let service = serve(limits.0.path(), &[]);
+        let flags = ["--drain-time-s", "20"].map(str::to_owned).to_vec();
+        let launch = Launch { flags, ..launch("1.40") };
+        let mut envoy = Envoy::launch(configuration(&service), 0, &launch);
+        wait_until_limited(envoy.ingress);
+        run_under_load(envoy.ingress, |traffic| {
+            Traffic::wait_for(&traffic.admitted, 100);
+            assert_eq!(envoy.post("/healthcheck/fail"), 200);
+            assert_eq!(envoy.post("/drain_listeners?graceful&skip_exit"), 200);
+            Traffic::wait_for(&traffic.admitted, 300);
+        })?;
+        assert!(envoy.stop().success(), "{}", envoy.log());
+        Ok(())
+    });
+}
+
+#[test]
+fn hot_restart_fails_no_request_and_keeps_the_bound() {
+    const LIMIT: u64 = 5_000;
+    retry_disturbed(|| {
+        for_a_day_with_a_minute_left();
+        let limits = LeasedLimits::new(LIMIT);
+        let service = serve(limits.0.path(), &[]);
+        let home = tempfile::tempdir().unwrap();
+        let base_id = home.path().join("base_id");
+        let mut text = configuration(&service);
+        // Only a fixed port is handed to the next epoch.
+        let listen = |port: u16| {
+            format!("{{address: 127.0.0.1, port_value: {port}}}}}\n      filter_chains")
+        };
+        replace_once(&mut text, &listen(0), &listen(ports::free().port()));
+        let first = hot_restart_launch(&["--base-id-path", base_id.to_str().unwrap()]);
+        let mut parent = Envoy::launch(text.clone(), 0, &first);
+        wait_until_limited(parent.ingress);
+        let (allowed, child) = run_under_load(parent.ingress, |traffic| {
+            Traffic::wait_for(&traffic.admitted, 100);
+            let base_id = std::fs::read_to_string(&base_id).unwrap();
+            let second = hot_restart_launch(&["--base-id", base_id.trim(), "--restart-epoch", "1"]);
+            let child = Envoy::launch(text, 0, &second);
+            assert_eq!(child.ingress, parent.ingress);
+            let status = parent.ended();
+            assert!(status.success(), "{status}\n{}", parent.log());
+            let denied = child.counter("dynamicmodulescustom.fallback_denied");
+            assert_eq!(denied, 0, "no connection yet\n{}", child.log());
+            // All hits that the parent left are spent.
+            Traffic::wait_for(&traffic.denied, 100);
+            (traffic.admitted.load(Relaxed), child)
+        })?;
+        assert!(allowed <= LIMIT + LIMIT / 10, "{allowed}");
+        let decided = ["allowed", "denied"].map(|verdict| {
+            child.counter(&format!("dynamicmodulescustom.{verdict}.rule.shop.api_key"))
+        });
+        assert!(0 < decided[0] + decided[1], "{}", child.log());
+        assert_eq!(child.counter("dynamicmodulescustom.panics"), 0);
+        Ok(())
+    });
+}
+
+fn hot_restart_launch(flags: &[&str]) -> Launch {
+    let times = ["--drain-time-s", "2", "--parent-shutdown-time-s", "3"];
+    let flags = times.iter().chain(flags).map(|&flag| flag.to_owned()).collect();
+    Launch { flags, ..launch("1.40") }
+}

@@ -1,0 +1,161 @@
+//! Tests of an Envoy whose Sluicegate is away for a while.
+//!
+//! Guarantees:
+//! - Leased hits are spent first, and their number is bounded by `max_overshoot`.
+//! - The failure rule decides until Sluicegate is back.
+
+use std::time::{Duration, Instant};
+
+use super::super::envoy::{Envoy, Shipped, WhenDown, configured};
+use super::super::{ask, upstream};
+use super::launch;
+use crate::support::ports;
+use crate::support::scheduling_delays::{Disturbed, Watchers, retry_disturbed};
+use crate::support::service::Service;
+use crate::support::waiting::{for_a_day_with_a_minute_left, now, until};
+
+const MAX_OVERSHOOT: u64 = 100;
+
+/// The longest time until limits apply again.
+const RECOVERY_TIME: Duration = Duration::from_secs(2);
+
+struct Scene {
+    envoy: Envoy,
+    service: Service,
+    limits: tempfile::TempDir,
+    flags: [String; 2],
+}
+
+/// The counters of the filter's decisions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Counts {
+    by_rule: u64,
+    by_failure_rule: u64,
+}
+
+impl Scene {
+    fn start(when_down: WhenDown) -> Self {
+        for_a_day_with_a_minute_left();
+        let limits = tempfile::tempdir().unwrap();
+        let text = format!(
+            "domain: shop\ndescriptors:\n- key: api_key\n  rate_limit: {{unit: day, \
+             requests_per_unit: 10000, strategy: fixed_window, mode: leased, max_overshoot: \
+             {MAX_OVERSHOOT}}}\n"
+        );
+        std::fs::write(limits.path().join("shop.yaml"), text).unwrap();
+        let flags = ["--listen-grpc-port".to_owned(), ports::free().port().to_string()];
+        let service = Service::start(limits.path(), &flags).unwrap();
+        let text = configured(Shipped::Module, upstream::start(), &[service.grpc], when_down);
+        let envoy = Envoy::launch(text, 0, &launch("1.40"));
+        let scene = Self { envoy, service, limits, flags };
+        // Enough requests that hits are borrowed ahead.
+        until("leased hits", || match scene.ask_and_count().by_rule {
+            few if few < 60 => Err(few.to_string()),
+            _ => Ok(()),
+        })
+        .unwrap();
+        scene
+    }
+
+    fn ask_and_count(&self) -> Counts {
+        ask(self.envoy.ingress, "ann");
+        self.counts()
+    }
+
+    fn counts(&self) -> Counts {
+        let count = |name: &str| self.envoy.counter(&format!("dynamicmodulescustom.{name}"));
+        Counts {
+            by_rule: count("allowed.rule.shop.api_key"),
+            by_failure_rule: count("fallback_allowed") + count("fallback_denied"),
+        }
+    }
+
+    /// Sends requests until the failure rule decides one. Returns the hits that the rule allowed,
+    /// and the status of the failure rule.
+    fn spend_leased_hits(&self) -> (u64, u16) {
+        let before = self.counts();
+        for _ in 0..2 * MAX_OVERSHOOT {
+            let status = ask(self.envoy.ingress, "ann").status;
+            let after = self.counts();
+            if before.by_failure_rule < after.by_failure_rule {
+                return (after.by_rule - before.by_rule, status);
+            }
+            assert_eq!(status, 200, "{}", self.envoy.log());
+        }
+        panic!("no hit is missing: {:?} then {:?}", before, self.counts());
+    }
+
+    /// Waits until a limit decides, at most [`RECOVERY_TIME`] after `back_at`.
+    fn check_recovery(&self, back_at: Instant, watchers: Watchers) -> Result<(), Disturbed> {
+        until("the limits", || {
+            let before = self.counts();
+            let after = self.ask_and_count();
+            if before.by_rule < after.by_rule { Ok(()) } else { Err(self.envoy.log()) }
+        })
+        .unwrap();
+        let (applied_at, pauses) = (now(), watchers.stop());
+        let time = applied_at.duration_since(back_at);
+        let late = pauses.longest_total((back_at, applied_at));
+        if time <= RECOVERY_TIME {
+            return Ok(());
+        }
+        let why = format!("{time:?}, of which {late:?} are pauses");
+        assert!(RECOVERY_TIME < late * 4, "{why}\n{}", self.envoy.log());
+        Err(Disturbed(why))
+    }
+}
+
+fn check_outage(
+    when_down: WhenDown,
+    expected: u16,
+    begin: impl Fn(&mut Scene),
+    end: impl Fn(&mut Scene),
+) {
+    retry_disturbed(|| {
+        let mut scene = Scene::start(when_down);
+        begin(&mut scene);
+        let (spent, status) = scene.spend_leased_hits();
+        assert!((1..=MAX_OVERSHOOT).contains(&spent), "{spent}\n{}", scene.envoy.log());
+        assert_eq!(status, expected);
+        let fallbacks = scene.counts().by_failure_rule;
+        for _ in 0..5 {
+            assert_eq!(ask(scene.envoy.ingress, "ann").status, expected);
+        }
+        assert_eq!(scene.counts().by_failure_rule - fallbacks, 5);
+        let watchers = Watchers::start();
+        end(&mut scene);
+        scene.check_recovery(now(), watchers)
+    });
+}
+
+fn kill(scene: &mut Scene) {
+    scene.service.kill();
+}
+
+fn start_again(scene: &mut Scene) {
+    let started = until("Sluicegate", || Service::start(scene.limits.path(), &scene.flags));
+    scene.service = started.unwrap();
+}
+
+fn stop(scene: &mut Scene) {
+    scene.service.signal("STOP");
+}
+
+fn resume(scene: &mut Scene) {
+    scene.service.signal("CONT");
+}
+
+#[test]
+fn leased_hits_are_spent_then_requests_are_allowed_without_sluicegate() {
+    check_outage(WhenDown::Allow, 200, kill, start_again);
+}
+
+#[test]
+fn leased_hits_are_spent_then_requests_are_denied_without_sluicegate() {
+    check_outage(WhenDown::Deny, 503, kill, start_again);
+}
+
+#[test]
+fn a_frozen_sluicegate_has_the_same_effect_as_none() {
+    check_outage(WhenDown::Deny, 503, stop, resume);
+}
