@@ -1,5 +1,7 @@
 //! Tests of the limiter that proxies embed, over a real connection.
 
+mod tls;
+
 use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::sync::Arc;

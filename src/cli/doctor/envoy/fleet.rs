@@ -68,9 +68,9 @@ impl FleetProxies {
 
 impl ListedProxy {
     fn read(proxy: &Value) -> Option<Self> {
-        let address = proxy.get("address").and_then(Value::as_str);
+        let address = proxy.get("peer").and_then(Value::as_str);
         let address = address.and_then(|text| text.parse::<SocketAddr>().ok());
-        let name = proxy.get("proxy")?.as_str()?.to_owned();
+        let name = proxy.get("name")?.as_str()?.to_owned();
         Some(Self { name, address: address.map(|address| address.ip().to_canonical()) })
     }
 }
