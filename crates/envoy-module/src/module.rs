@@ -36,7 +36,7 @@ pub(crate) enum ConfigError {
     Counters,
 }
 
-/// Whether the process only validates its configuration.
+/// The task of the process: to serve requests, or only to validate a configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RunMode {
     Serve,

@@ -113,7 +113,7 @@ impl LockedLeases {
 /// The options of a [`LeaseManager`].
 #[derive(Clone, Copy, Debug)]
 pub struct LeaseOptions {
-    /// Counts what happened to leased hits.
+    /// Counts the events of leased hits.
     pub observe: LeaseObserver,
     /// The largest number of leased keys, at least 256. Their total size is at most 512 bytes for
     /// each.

@@ -2,7 +2,7 @@
 
 use crate::kernel::units::Hits;
 
-/// What happened to leased hits.
+/// An event of leased hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseEvent {
     /// Hits were borrowed from the store.
@@ -13,5 +13,5 @@ pub enum LeaseEvent {
     Expired,
 }
 
-/// Counts what happened to leased hits. It must not block.
+/// Counts an event of leased hits. It must not block.
 pub type LeaseObserver = fn(LeaseEvent, Hits);
