@@ -31,7 +31,9 @@ use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate::store::heartbeat::{ShareRound, ShareRoundReply};
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
-use sluicegate::store::{Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply};
+use sluicegate::store::{
+    AuditStore, Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply,
+};
 
 #[global_allocator]
 static ALLOC: AllocProfiler = AllocProfiler::system();
@@ -282,6 +284,8 @@ impl CounterStore for Counting {
         self.memory.exchange_lease_message(now, message)
     }
 }
+
+impl AuditStore for Counting {}
 
 impl FleetStore for Counting {
     fn report_shares<'a>(

@@ -26,7 +26,9 @@ use sluicegate::kernel::decision::{Check, Cost, Descriptor};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
-use sluicegate::store::{Charges, CounterStore, FleetStore, Outcomes, Store, StoreReply};
+use sluicegate::store::{
+    AuditStore, Charges, CounterStore, FleetStore, Outcomes, Store, StoreReply,
+};
 use sluicegate::telemetry::stats::mapping::StatMapping;
 use sluicegate::telemetry::stats::{Stats, TimedMethod};
 
@@ -73,6 +75,8 @@ impl CounterStore for Far {
         self.0.exchange_lease_message(now, message)
     }
 }
+
+impl AuditStore for Far {}
 
 impl FleetStore for Far {}
 

@@ -44,7 +44,8 @@ const MAY_NAME: [(&str, &[&str]); 12] = [
 ];
 
 /// Each crate below `crates`, and the crates of this workspace that it may use.
-const CRATES: [(&str, &[&str]); 6] = [
+const CRATES: [(&str, &[&str]); 7] = [
+    ("concurrency", &["kernel", "lease"]),
     ("descriptors", &[]),
     ("envoy-module", &["descriptors", "proxy"]),
     ("kernel", &[]),

@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 
 use crate::kernel::concurrency::adaptive::Hundredths;
 use crate::kernel::concurrency::limiter::LimiterConfig;
+pub use crate::kernel::coordinator::ConcurrencyFallback;
 use crate::kernel::coordinator::aggregate::VoteAggregate;
 use crate::kernel::units::Nanos;
 
@@ -44,19 +45,6 @@ pub enum ConcurrencyMode {
     Shared,
     /// One limit for the whole fleet; each acquire of a permit is a store call.
     Strict,
-}
-
-/// The limit of a replica whose share expired because the store did not answer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum ConcurrencyFallback {
-    /// 0: every request is rejected.
-    Deny,
-    /// The smaller of two numbers: the replica's last share, and its last fair share. A replica
-    /// that never had a share uses the limit divided by the number of replicas.
-    #[default]
-    Local,
-    /// The whole limit, which this replica then enforces for itself.
-    Allow,
 }
 
 /// A concurrency limit, and the response to a request that gets no permit.

@@ -5,8 +5,4 @@ pub mod forwarding;
 pub mod live;
 pub mod live_view;
 pub mod membership;
-pub(in crate::engine) mod permits;
 pub mod reporter;
-mod share_round;
-pub mod share_totals;
-mod shares;

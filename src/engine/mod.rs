@@ -126,7 +126,7 @@ impl Engine {
     pub fn new(clock: Clock, store: Arc<dyn Store>, policy: DecisionPolicy) -> Self {
         let (active, deny_cache) = (ArcSwapOption::empty(), DenyCache::new());
         let clock = Arc::new(clock);
-        let concurrency_limits = ConcurrencyLimits::new(Arc::clone(&clock), DEFAULT_MAX_BUCKETS, 0);
+        let concurrency_limits = new_concurrency_limits(&clock, DEFAULT_MAX_BUCKETS, 0);
         let lease_options =
             LeaseOptions { observe: lease::count_leased_hits, ..Default::default() };
         let new_leases = || LeaseManager::new(Arc::clone(&clock), store.clone(), lease_options);
@@ -177,8 +177,7 @@ impl Engine {
     /// replicas.
     #[must_use]
     pub fn with_max_buckets(self, max_buckets: usize, jitter: u64) -> Self {
-        let concurrency_limits =
-            ConcurrencyLimits::new(Arc::clone(&self.clock), max_buckets, jitter);
+        let concurrency_limits = new_concurrency_limits(&self.clock, max_buckets, jitter);
         Self { concurrency_limits, ..self }
     }
 
@@ -283,4 +282,13 @@ impl Engine {
     pub fn clock(&self) -> &Clock {
         &self.clock
     }
+}
+
+fn new_concurrency_limits(
+    clock: &Arc<Clock>,
+    max_buckets: usize,
+    jitter: u64,
+) -> ConcurrencyLimits {
+    ConcurrencyLimits::new(Arc::clone(clock), max_buckets, jitter)
+        .with_queue_spans(concurrency::start_queue_span)
 }

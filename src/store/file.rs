@@ -44,7 +44,10 @@ use super::heartbeat::{ShareRound, ShareRoundReply};
 use super::lease::{LeaseMessage, LeaseOutcome};
 use super::memory::MemoryStore;
 use super::permits::{PermitReport, PermitReportReply, StrictPermitReply, StrictPermitRequest};
-use super::{ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply};
+use super::{
+    AuditStore, ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes, StoreFailure,
+    StoreReply,
+};
 use crate::kernel::units::Nanos;
 use audit::AuditFile;
 use database::Database;
@@ -186,7 +189,9 @@ impl FleetStore for FileStore {
     ) -> StoreReply<'a, PermitReportReply> {
         self.memory.report_strict_permits(now, report)
     }
+}
 
+impl AuditStore for FileStore {
     fn has_audit_log(&self) -> bool {
         true
     }

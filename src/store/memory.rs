@@ -39,8 +39,8 @@ use super::heartbeat::{ShareRound, ShareRoundReply};
 use super::lease::{LeaseMessage, LeaseOutcome};
 use super::permits::{PermitReport, PermitReportReply, StrictPermitReply, StrictPermitRequest};
 use super::{
-    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes, StoreFailure,
-    StoreReply, is_allowed,
+    AuditStore, Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes,
+    StoreFailure, StoreReply, is_allowed,
 };
 use crate::kernel::decision::{Cost, Verdict};
 use crate::kernel::key::CounterKey;
@@ -409,6 +409,8 @@ impl FleetStore for MemoryStore {
         )
     }
 }
+
+impl AuditStore for MemoryStore {}
 
 struct LockedShards<'m>(SmallVec<[(usize, MutexGuard<'m, Shard>); 2]>);
 

@@ -8,16 +8,11 @@ pub mod audit;
 mod backoff;
 mod breaker;
 pub mod file;
-pub mod fleet;
-pub mod heartbeat;
 pub mod memory;
-pub mod permits;
 pub mod postgres;
 pub mod redis;
 
-use std::pin::Pin;
-
-use futures_util::future::join3;
+pub use sluicegate_concurrency::store::{FleetStore, SharedStore, fleet, heartbeat, permits};
 pub use sluicegate_lease::store::{
     Charge, ChargeMode, ChargeOutcome, Charges, CounterHits, CounterStore, Outcomes, Placement,
     StoreFailure, StoreReply, lease, stats,
@@ -26,63 +21,9 @@ pub use sluicegate_lease::store::{
 use crate::kernel::decision::{Verdict, VoteGroup, combine};
 use crate::kernel::units::Nanos;
 use audit::{AuditRecord, StoredAuditRecord};
-use fleet::{FleetReply, FleetReport, MembershipHeartbeat, MembershipReply};
-use heartbeat::{ShareRound, ShareRoundReply};
-use permits::{PermitReportReply, StrictPermitReply, StrictPermitRequest};
 
-/// A store of the fleet's membership, shares of concurrency limits, and strict permits. The default
-/// methods serve a single replica without a shared store.
-pub trait FleetStore: Send + Sync + std::fmt::Debug {
-    /// Applies all parts of a replica's report at the instant `now`, each part by itself.
-    ///
-    /// The calls of all parts start together, so on one connection they share a round trip. The
-    /// future completes within the store's timeout.
-    fn report<'a>(
-        &'a self,
-        now: Nanos,
-        report: &'a FleetReport,
-    ) -> Pin<Box<dyn Future<Output = FleetReply> + Send + 'a>> {
-        let membership = report.membership.as_ref().map(|part| self.update_membership(part));
-        let shares = report.shares.as_ref().map(|part| self.report_shares(now, part));
-        let permits = report.permits.as_ref().map(|part| self.report_strict_permits(now, part));
-        Box::pin(async move {
-            let (membership, shares, permits) =
-                join3(reply_of(membership), reply_of(shares), reply_of(permits)).await;
-            FleetReply { membership, shares, permits }
-        })
-    }
-
-    /// Reports that this replica is alive or shuts down, and returns the live replicas.
-    ///
-    /// The store did not reply.
-    fn update_membership<'a>(
-        &'a self,
-        heartbeat: &'a MembershipHeartbeat,
-    ) -> StoreReply<'a, Result<MembershipReply, StoreFailure>> {
-        StoreReply::Ready(Ok(heartbeat.reply_without_store()))
-    }
-
-    /// Applies a share round of one replica atomically at the instant `now`. Fails if the store
-    /// does not reply or does not compute shares.
-    fn report_shares<'a>(
-        &'a self,
-        _now: Nanos,
-        _round: &'a ShareRound,
-    ) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
-        StoreReply::Ready(Err(StoreFailure::Other))
-    }
-
-    /// Acquires one permit of a strict concurrency limit at the instant `now`. Fails if the store
-    /// does not reply or does not count permits. An error in [`StoreReply::Ready`] means that no
-    /// store call was made.
-    fn acquire_strict_permit<'a>(
-        &'a self,
-        _now: Nanos,
-        _request: &'a StrictPermitRequest,
-    ) -> StoreReply<'a, Result<StrictPermitReply, StoreFailure>> {
-        StoreReply::Ready(Err(StoreFailure::Other))
-    }
-
+/// A store of the audit log. The default methods serve a store without one.
+pub trait AuditStore: Send + Sync {
     /// Returns `true` if this store has an audit log that survives a restart of the process.
     fn has_audit_log(&self) -> bool {
         false
@@ -106,25 +47,12 @@ pub trait FleetStore: Send + Sync + std::fmt::Debug {
     ) -> StoreReply<'_, Result<Vec<StoredAuditRecord>, StoreFailure>> {
         StoreReply::Ready(Err(StoreFailure::Other))
     }
-
-    /// Reports the used and the released permits of several strict concurrency limits.
-    fn report_strict_permits<'a>(
-        &'a self,
-        _now: Nanos,
-        report: &'a permits::PermitReport,
-    ) -> StoreReply<'a, PermitReportReply> {
-        StoreReply::Ready(report.failed_reply(StoreFailure::Other))
-    }
 }
 
-/// A store of counters and of the fleet's state, as the engine needs it.
-pub trait Store: CounterStore + FleetStore {}
+/// A store of all that the engine needs: counters, the fleet's state and the audit log.
+pub trait Store: SharedStore + AuditStore {}
 
-impl<S: CounterStore + FleetStore> Store for S {}
-
-async fn reply_of<T>(call: Option<StoreReply<'_, T>>) -> Option<T> {
-    Some(call?.wait().await)
-}
+impl<S: SharedStore + AuditStore> Store for S {}
 
 /// Decides an all-or-nothing check from the previewed outcomes of its charges.
 fn is_allowed(

@@ -105,6 +105,12 @@ impl CheckTracer {
 }
 
 impl TraceSpan {
+    /// Returns `true` if the span is recorded.
+    #[must_use]
+    pub const fn is_recorded(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Runs `work` within this span and then ends the span.
     pub async fn scope<T>(self, work: impl Future<Output = T>) -> T {
         match self.0 {

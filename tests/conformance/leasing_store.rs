@@ -19,7 +19,7 @@ use sluicegate::kernel::units::{Hits, Nanos};
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate::store::{
-    Charge, ChargeMode, Charges, CounterStore, FleetStore, Outcomes, StoreReply,
+    AuditStore, Charge, ChargeMode, Charges, CounterStore, FleetStore, Outcomes, StoreReply,
 };
 
 use super::{all_or_nothing, is_allowed};
@@ -178,5 +178,7 @@ impl CounterStore for LeasingStore {
         self.store.exchange_lease_message(self.advance_to(now), message)
     }
 }
+
+impl AuditStore for LeasingStore {}
 
 impl FleetStore for LeasingStore {}

@@ -29,8 +29,8 @@ use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate::store::postgres::{PostgresOptions, PostgresStore};
 use sluicegate::store::redis::{self, RedisStore};
 use sluicegate::store::{
-    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes, Placement,
-    StoreReply,
+    AuditStore, Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes,
+    Placement, StoreReply,
 };
 use tokio::task::JoinSet;
 
@@ -92,6 +92,8 @@ impl CounterStore for SplitSlots {
         }))
     }
 }
+
+impl AuditStore for SplitSlots {}
 
 impl FleetStore for SplitSlots {}
 

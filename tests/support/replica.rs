@@ -63,7 +63,7 @@ impl Replica {
         let membership = membership(name);
         let pace = SharePace { heartbeat: HEARTBEAT, share_duration: Nanos::from_secs(5) };
         let fleet = FleetReporter::new(
-            Arc::clone(&membership),
+            membership.clone(),
             options.incarnation,
             pace,
             options.share_timeout,

@@ -19,13 +19,14 @@ use regex::Regex;
 use super::{entries, files, is_word, tokens};
 
 /// The modules with one circle among the files in them.
-const KNOWN: [&str; 8] = [
+const KNOWN: [&str; 9] = [
     "cli::serve",
     "config::settings",
     "coordinator",
     "edge::grpc::permits",
     "engine",
     "limiter",
+    "limits",
     "store::redis",
     "store::redis::reference",
 ];

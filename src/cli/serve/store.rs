@@ -89,7 +89,7 @@ pub(super) fn create_engine(
         share_duration: settings.fleet.share_expiry,
     };
     let call_timeout = Duration::from(settings.store.deadline);
-    let fleet = FleetReporter::new(Arc::clone(&membership), clock.now(), pace, call_timeout);
+    let fleet = FleetReporter::new(membership.clone(), clock.now(), pace, call_timeout);
     let local = LocalFallback::new(memory, membership);
     let engine = Engine::new(clock, store, policy).with_local_fallback(local);
     let (most, jitter) =

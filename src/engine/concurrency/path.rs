@@ -20,6 +20,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tracing::Level;
 
+use super::terms;
 use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode, RejectReply};
 use crate::config::tree::ConcurrencyMatch;
 use crate::config::{Config, RuleNumber};
@@ -407,7 +408,7 @@ impl Engine {
             let all =
                 || config.domains.values().flat_map(|domain| domain.tree.concurrency_limits());
             fleet.expect_strict(all().any(|ceiling| ceiling.mode == Some(ConcurrencyMode::Strict)));
-            fleet.expect_shared(all());
+            fleet.expect_shared(all().filter_map(terms::shared_limit));
         }
         self.concurrency_limits.reload_all(config.revision, |name| {
             let ceiling = limit_of_bucket(config, name)?;
@@ -422,11 +423,12 @@ impl Engine {
     }
 
     fn shared_limit(&self, limit: &ConcurrencyLimit) -> Option<SharedLimit> {
-        self.concurrency_limits.fleet_reporter().and_then(|fleet| fleet.shared_limit(limit))
+        self.concurrency_limits.fleet_reporter().and_then(|_| terms::shared_limit(limit))
     }
 
     fn strict_limit(&self, limit: &ConcurrencyLimit) -> Option<StrictLimit> {
-        self.concurrency_limits.fleet_reporter().and_then(|fleet| fleet.strict_limit(limit))
+        let fleet = self.concurrency_limits.fleet_reporter()?;
+        terms::strict_limit(fleet, limit)
     }
 
     /// Returns the limiter parameters of a limit at this replica. `min` of an adaptive shared limit

@@ -19,11 +19,12 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use serde::{Deserialize, Serialize};
+use siphasher::sip::SipHasher24;
 
 use crate::engine::Engine;
 use crate::engine::actions::ActionChange;
 use crate::engine::concurrency::{BucketName, ShareSnapshot};
-use crate::engine::decide::local_share::FleetDivision;
+use crate::engine::decide::local_share::{FleetDivision, divide};
 use crate::engine::fleet::forwarding::incarnation_name;
 use crate::engine::fleet::live::{LiveReport, Watch};
 use crate::kernel::key::CounterKey;
@@ -192,6 +193,17 @@ impl Membership {
         let rank = members.iter().position(|member| member.node == self.replica_name).map(number);
         let live = NonZeroU32::new(number(members.len()));
         FleetDivision { replicas: live.unwrap_or(self.replicas_min), rank }
+    }
+
+    /// Returns this replica's part of a fleet-wide limit, for metrics that are summed over all
+    /// replicas. The part is not enforced. The bucket name determines which replicas get the
+    /// remainder of the division.
+    pub(in crate::engine) fn metric_part(&self, name: &[u8], limit: u32) -> u32 {
+        let FleetDivision { replicas, rank } = self.division();
+        let rank_offset = SipHasher24::new().hash(name) % u64::from(replicas.get());
+        let rotated_rank = |rank: u32| (u64::from(rank) + rank_offset) % u64::from(replicas.get());
+        let rank = rank.and_then(|rank| u32::try_from(rotated_rank(rank)).ok());
+        divide(limit, FleetDivision { replicas, rank })
     }
 
     /// Applies the store's reply to a heartbeat, received at `now`.

@@ -2,321 +2,72 @@
 //! and its permits of strict limits.
 //!
 //! Guarantees:
-//! - One loop sends all reports. Two rounds never overlap.
+//! - One loop sends all reports.
 //! - The parts of a report that are due at the same time share a store call.
-//! - Only the first requests of a shared limit wait for a report, until this replica knows its
-//!   share.
-//! - A replica that leaves the fleet returns its shares and permits within two seconds if the store
-//!   replies.
 //!
 //! Not covered:
-//! - The content of the parts: see [`super::membership`], `shares` and `permits`.
-//! - The coordinator, which splits limits into shares.
+//! - Shares and permits (see [`sluicegate_concurrency::limits::reporter`]).
+//! - The heartbeat (see [`super::membership`]).
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::num::NonZeroU32;
 use std::time::Duration;
 
-use siphasher::sip::SipHasher24;
-use tokio::sync::{Mutex as RoundLock, watch};
-use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
+use sluicegate_concurrency::host::{ConcurrencyEvent, Host, PermitEvent, ShareChange};
+pub use sluicegate_concurrency::limits::reporter::*;
+use tokio::time::{MissedTickBehavior, interval};
 
 use super::membership::Membership;
-use super::permits::{PermitReporter, PermitReports};
-use super::share_round::ShareReports;
-use super::share_totals::ShareTotals;
-pub use super::shares::SharePace;
-use super::shares::ShareReporter;
-use crate::clock::Clock;
-use crate::config::concurrency::{ConcurrencyFallback, ConcurrencyLimit, ConcurrencyMode};
 use crate::engine::Engine;
-use crate::engine::concurrency::bucket::Bucket;
-use crate::engine::concurrency::{
-    BucketName, ShareSnapshot, SharedLimit, StrictLimit, StrictSnapshot,
-};
-use crate::engine::decide::local_share::{FleetDivision, divide};
-use crate::kernel::coordinator::ShareTiming;
-use crate::kernel::units::{Incarnation, Nanos, ReplicaId};
-use crate::store::fleet::{FleetReport, MembershipHeartbeat, MembershipReply};
-use crate::store::{Store, StoreFailure};
+use crate::store::fleet::MembershipHeartbeat;
+use crate::telemetry::event::{Event as _, ShareEvent, ShareFenced, StrictPermitEvent};
 
 /// The interval of membership heartbeats.
 const MEMBERSHIP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The longest time that a replica that leaves the fleet waits for the current round of reports.
-const LEAVE_ROUND_TIMEOUT: Duration = Duration::from_secs(1);
+impl Host for Membership {
+    fn name(&self) -> &str {
+        self.replica_name()
+    }
 
-/// The longest time that a replica takes to leave the fleet. Shares and permits that it has not
-/// returned by then expire.
-const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+    fn replicas(&self) -> NonZeroU32 {
+        Self::replicas(self)
+    }
 
-/// The largest number of polls for due share reports in one heartbeat interval.
-const POLLS_PER_HEARTBEAT: u64 = 100;
+    fn metric_part(&self, bucket: &[u8], limit: u32) -> u32 {
+        Self::metric_part(self, bucket, limit)
+    }
 
-/// The largest number of reported limits with which every tick polls for due share reports.
-const FAST_POLL_LIMITS: usize = 64;
+    fn departure(&self) -> Option<MembershipHeartbeat> {
+        Some(Self::departure(self))
+    }
 
-/// With more than [`FAST_POLL_LIMITS`] limits, every fifth tick polls for due share reports: once in
-/// the shortest pause between two reports.
-const SLOW_POLL_TICKS: u64 = 5;
-
-/// Reports one incarnation of this replica to the store.
-#[derive(Debug)]
-pub struct FleetReporter {
-    first_reply_timeout: Duration,
-    membership: Arc<Membership>,
-    shares: ShareReporter,
-    permits: Arc<PermitReporter>,
-    /// Locked during a round of reports.
-    round_lock: RoundLock<()>,
-    has_left: AtomicBool,
+    fn count(&self, event: ConcurrencyEvent<'_>) {
+        match event {
+            ConcurrencyEvent::Share(change) => share_event(change).emit(),
+            ConcurrencyEvent::ShareExpired(limit) => ShareFenced { limit }.emit(),
+            ConcurrencyEvent::Permits(event, permits) => permit_event(event).emit(permits),
+        }
+    }
 }
 
-/// The parts of a round of reports. Permit reports are part of every round.
-#[derive(Debug, Default)]
-struct RoundParts {
-    membership: Option<MembershipHeartbeat>,
-    has_shares: bool,
-    /// The round reports all permits, because no later round will.
-    is_last: bool,
+const fn share_event(change: ShareChange) -> ShareEvent {
+    match change {
+        ShareChange::Grown => ShareEvent::Grown,
+        ShareChange::HandedOver => ShareEvent::HandedOver,
+        ShareChange::Shrunk => ShareEvent::Shrunk,
+        ShareChange::Outage => ShareEvent::Outage,
+    }
 }
 
-type MembershipResult = Option<Result<MembershipReply, StoreFailure>>;
-
-impl FleetReporter {
-    /// Creates a reporter that has sent no report yet.
-    ///
-    /// The incarnation must be larger than that of every earlier start of this replica.
-    /// `first_reply_timeout` is the longest time that the first request of a limit waits for the
-    /// share.
-    #[must_use]
-    pub fn new(
-        membership: Arc<Membership>,
-        incarnation: Nanos,
-        pace: SharePace,
-        first_reply_timeout: Duration,
-    ) -> Self {
-        // The store's numbers are exact up to 2^53. So the incarnation is in microseconds, and the
-        // replica id is 52 bits of a hash.
-        let incarnation = Incarnation(incarnation.0 / Nanos::MICRO.0);
-        let replica_hash = SipHasher24::new().hash(membership.replica_name().as_bytes()) >> 12;
-        let replica = ReplicaId(replica_hash);
-        let permits = PermitReporter::new(replica_hash, incarnation.0, pace.heartbeat);
-        Self {
-            first_reply_timeout,
-            shares: ShareReporter::new(Arc::clone(&membership), replica, incarnation, pace),
-            membership,
-            permits: Arc::new(permits),
-            round_lock: RoundLock::default(),
-            has_left: AtomicBool::new(false),
-        }
-    }
-
-    /// Returns the sharing parameters of a limit in mode `shared`. `None` for modes `local` and
-    /// `strict`.
-    #[must_use]
-    pub fn shared_limit(&self, limit: &ConcurrencyLimit) -> Option<SharedLimit> {
-        if matches!(limit.mode, Some(ConcurrencyMode::Local | ConcurrencyMode::Strict)) {
-            return None;
-        }
-        let start = limit.rules.limit;
-        let (min, max) = limit.rules.adaptive.map_or((start, start), |it| (it.min, it.max));
-        let (max_duration, on_failure) = (limit.max_duration, limit.on_store_failure);
-        let aggregate = limit.aggregate;
-        Some(SharedLimit { min, start, max, aggregate, max_duration, on_failure })
-    }
-
-    /// Returns the parameters of a limit in mode `strict`. `None` for other modes.
-    #[must_use]
-    pub fn strict_limit(&self, limit: &ConcurrencyLimit) -> Option<StrictLimit> {
-        let outage_limit = match limit.on_store_failure {
-            ConcurrencyFallback::Deny => 0,
-            ConcurrencyFallback::Local => {
-                u32::try_from(self.shares.outage_share(limit.rules.limit).0).unwrap_or(0)
-            }
-            ConcurrencyFallback::Allow => u32::MAX,
-        };
-        let (queue, max_duration) = (limit.rules.queue, limit.max_duration);
-        let is_strict = limit.mode == Some(ConcurrencyMode::Strict);
-        is_strict.then_some(StrictLimit { queue, max_duration, outage_limit })
-    }
-
-    /// Switches the heartbeats for strict limits on or off. Switched on, a permit report is sent in
-    /// every heartbeat interval, even without permits.
-    pub fn expect_strict(&self, has_strict_limits: bool) {
-        self.permits.expect_strict(has_strict_limits);
-    }
-
-    /// Records the longest time for which a share of these limits or its requests can last, before
-    /// the first request uses them.
-    pub fn expect_shared<'c>(&self, limits: impl Iterator<Item = &'c ConcurrencyLimit>) {
-        let shared = limits.filter_map(|limit| self.shared_limit(limit));
-        let longest = shared.map(|limit| self.share_timing(limit.max_duration).longest_use()).max();
-        self.shares.expect_longest_use(longest.unwrap_or_default());
-    }
-
-    /// Returns snapshots of at most `max` strict limits in use, sorted by bucket name.
-    #[must_use]
-    pub fn strict_snapshots(&self, max: usize) -> Vec<(BucketName, StrictSnapshot)> {
-        self.permits.snapshots(max)
-    }
-
-    /// Returns snapshots of at most `max` shared limits, sorted by bucket name.
-    #[must_use]
-    pub fn share_snapshots(&self, clock: &Clock, max: usize) -> Vec<(BucketName, ShareSnapshot)> {
-        self.shares.snapshots(clock, max)
-    }
-
-    /// Returns the numbers of fences and handoffs since the start of this replica, over all limits.
-    #[must_use]
-    pub const fn totals(&self) -> &Arc<ShareTotals> {
-        &self.shares.totals
-    }
-
-    /// Returns the store's incarnation from its last reply, this replica's id, and this replica's
-    /// incarnation.
-    #[must_use]
-    pub fn incarnations(&self) -> (Option<Incarnation>, ReplicaId, Incarnation) {
-        (self.shares.store_incarnation(), self.shares.replica, self.shares.incarnation)
-    }
-
-    pub(in crate::engine) const fn permits(&self) -> &Arc<PermitReporter> {
-        &self.permits
-    }
-
-    pub(in crate::engine) const fn replica(&self) -> ReplicaId {
-        self.shares.replica
-    }
-
-    pub(in crate::engine) fn has_left(&self) -> bool {
-        self.has_left.load(Relaxed)
-    }
-
-    /// Returns the incarnation of a new share: larger than all earlier ones of this replica.
-    pub(in crate::engine) fn next_incarnation(&self) -> Incarnation {
-        self.shares.next_incarnation()
-    }
-
-    pub(in crate::engine) fn share_timing(&self, max_duration: Nanos) -> ShareTiming {
-        self.shares.pace.timing(max_duration)
-    }
-
-    /// Adds the bucket to the share reports, and wakes the reporter for its first report.
-    pub(in crate::engine) fn add_bucket(&self, name: &[u8], bucket: &Arc<Bucket>) {
-        self.shares.add_bucket(name, bucket);
-    }
-
-    /// Waits for the store's next reply, at most for the given time and for the first-reply timeout
-    /// of this reporter.
-    pub(in crate::engine) async fn wait_for_reply(
-        &self,
-        mut replies: watch::Receiver<()>,
-        max_wait: Nanos,
-    ) {
-        let wait = self.first_reply_timeout.min(Duration::from_nanos(max_wait.0));
-        if !wait.is_zero() {
-            // After a timeout the bucket decides by the current share.
-            drop(timeout(wait, replies.changed()).await);
-        }
-    }
-
-    /// Returns this replica's part of a fleet-wide limit, for metrics that are summed over all
-    /// replicas. The part is not enforced. The bucket name determines which replicas get the
-    /// remainder of the division.
-    pub(in crate::engine) fn metric_part(&self, name: &[u8], limit: u32) -> u32 {
-        let FleetDivision { replicas, rank } = self.membership.division();
-        let rank_offset = SipHasher24::new().hash(name) % u64::from(replicas.get());
-        let rotated_rank = |rank: u32| (u64::from(rank) + rank_offset) % u64::from(replicas.get());
-        let rank = rank.and_then(|rank| u32::try_from(rotated_rank(rank)).ok());
-        divide(limit, FleetDivision { replicas, rank })
-    }
-
-    /// Sends the share reports and permit reports that are due now, and applies the replies.
-    pub async fn report_once(&self, clock: &Clock, store: &dyn Store) {
-        let parts = RoundParts { has_shares: true, ..RoundParts::default() };
-        self.report(clock, store, parts).await;
-    }
-
-    async fn report(
-        &self,
-        clock: &Clock,
-        store: &dyn Store,
-        parts: RoundParts,
-    ) -> MembershipResult {
-        let _round = self.round_lock.lock().await;
-        // The replica may have left during the wait for the lock.
-        if self.has_left() { None } else { self.run_round(clock, store, parts).await }
-    }
-
-    /// Leaves the fleet: returns the shares, releases the permits of ended requests, and removes
-    /// this replica's records from the store.
-    ///
-    /// Waits at most one second for the current round, and at most two seconds in total. Shares,
-    /// permits and records that the store still has by then expire.
-    async fn leave(&self, clock: &Clock, store: &dyn Store) {
-        if self.has_left.swap(true, Relaxed) {
-            return;
-        }
-        self.shares.return_shares(clock);
-        let reports = async {
-            let Ok(_round) = timeout(LEAVE_ROUND_TIMEOUT, self.round_lock.lock()).await else {
-                return;
-            };
-            let parts = RoundParts { membership: None, has_shares: true, is_last: true };
-            self.run_round(clock, store, parts).await;
-            // The first round returned the shares. The second one removes the replica's records.
-            let membership = Some(self.membership.departure());
-            let parts = RoundParts { membership, has_shares: true, is_last: false };
-            if let Some(Err(failure)) = self.run_round(clock, store, parts).await {
-                tracing::debug!(
-                    cause = failure.as_str(),
-                    "failed to leave the fleet, the membership entry expires"
-                );
-            }
-        };
-        drop(timeout(LEAVE_TIMEOUT, reports).await);
-    }
-
-    /// Sends all due reports of these parts. The caller must have locked `round_lock`.
-    async fn run_round(
-        &self,
-        clock: &Clock,
-        store: &dyn Store,
-        parts: RoundParts,
-    ) -> MembershipResult {
-        let mut shares = parts.has_shares.then(|| ShareReports::collect(&self.shares, clock));
-        let mut permits = PermitReports::collect(&self.permits, clock, parts.is_last);
-        let (mut membership, mut membership_reply) = (parts.membership, None);
-        loop {
-            let is_failing = store.current_failure().is_some();
-            let next_shares =
-                shares.as_mut().and_then(|it| it.next_call(is_failing, self.has_left()));
-            let report = FleetReport {
-                membership: membership.take(),
-                shares: next_shares,
-                permits: permits.next_call(),
-            };
-            if report.is_empty() {
-                return membership_reply;
-            }
-            let sent = clock.steady();
-            let reply = store.report(sent, &report).await;
-            if let (Some(shares), Some(round), Some(reply)) =
-                (&mut shares, &report.shares, &reply.shares)
-            {
-                shares.apply_reply(round, sent, reply);
-            }
-            if let (Some(round), Some(reply)) = (report.permits, reply.permits) {
-                permits.apply_reply(round, reply);
-            }
-            membership_reply = membership_reply.or(reply.membership);
-        }
-    }
-
-    /// Returns `true` if this tick polls for due share reports. A poll examines all limits, so polls
-    /// are rarer with many limits.
-    fn is_poll_tick(&self, tick: u64) -> bool {
-        tick.is_multiple_of(SLOW_POLL_TICKS) || self.shares.bucket_count() <= FAST_POLL_LIMITS
+const fn permit_event(event: PermitEvent) -> StrictPermitEvent {
+    match event {
+        PermitEvent::Granted => StrictPermitEvent::Granted,
+        PermitEvent::LimitReached => StrictPermitEvent::LimitReached,
+        PermitEvent::GrantsPaused => StrictPermitEvent::GrantsPaused,
+        PermitEvent::NoReply => StrictPermitEvent::NoReply,
+        PermitEvent::Renewed => StrictPermitEvent::Renewed,
+        PermitEvent::Restored => StrictPermitEvent::Restored,
+        PermitEvent::Released => StrictPermitEvent::Released,
     }
 }
 
@@ -327,21 +78,15 @@ impl Engine {
         let Some(reporter) = self.concurrency_limits.fleet_reporter() else {
             return std::future::pending().await;
         };
-        let heartbeat = reporter.shares.pace.heartbeat;
-        let poll_nanos = heartbeat.0.div_ceil(POLLS_PER_HEARTBEAT).max(1);
-        let mut polls = delayed_interval(Duration::from_nanos(poll_nanos));
-        let mut heartbeats = delayed_interval(MEMBERSHIP_INTERVAL);
-        for tick in 0_u64.. {
-            let mut parts = RoundParts { has_shares: true, ..RoundParts::default() };
-            tokio::select! {
-                _ = polls.tick() => parts.has_shares = reporter.is_poll_tick(tick),
-                () = reporter.shares.wake.notified() => {}
-                () = reporter.permits.wake.notified() => parts.has_shares = false,
-                _ = heartbeats.tick() => parts.membership = self.membership_heartbeat(),
-                () = self.actions.changed.notified() => {
-                    parts.membership = self.membership_heartbeat();
-                }
-            }
+        let mut timer = reporter.timer();
+        let mut heartbeats = interval(MEMBERSHIP_INTERVAL);
+        heartbeats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let parts = tokio::select! {
+                parts = reporter.next_round(&mut timer) => parts,
+                _ = heartbeats.tick() => self.heartbeat_parts(),
+                () = self.actions.changed.notified() => self.heartbeat_parts(),
+            };
             match reporter.report(&self.clock, self.store(), parts).await {
                 Some(Ok(reply)) => {
                     self.apply_membership_reply(reply);
@@ -353,6 +98,10 @@ impl Engine {
                 None => {}
             }
         }
+    }
+
+    fn heartbeat_parts(&self) -> RoundParts {
+        RoundParts::with_heartbeat(self.membership_heartbeat())
     }
 
     /// Sends the share reports and permit reports that are due now, and applies the replies.
@@ -369,10 +118,4 @@ impl Engine {
             reporter.leave(&self.clock, self.store()).await;
         }
     }
-}
-
-fn delayed_interval(period: Duration) -> Interval {
-    let mut ticks = interval(period);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    ticks
 }

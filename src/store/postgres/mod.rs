@@ -45,7 +45,10 @@ use super::heartbeat::{ShareRound, ShareRoundReply};
 use super::lease::{LeaseMessage, LeaseOutcome};
 use super::permits::{PermitReport, PermitReportReply, StrictPermitReply, StrictPermitRequest};
 use super::stats::StoreStats;
-use super::{ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply};
+use super::{
+    AuditStore, ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes, StoreFailure,
+    StoreReply,
+};
 use crate::kernel::units::Nanos;
 use counter::{ChargeOperation, LeaseOperation};
 use fleet::{AcquireOperation, PermitReportOperation, RecordListOperation, ShareOperation};
@@ -157,35 +160,6 @@ impl FleetStore for PostgresStore {
         self.start(operation, longest, |reply| reply)
     }
 
-    fn has_audit_log(&self) -> bool {
-        true
-    }
-
-    fn append_audit<'a>(
-        &'a self,
-        _now: Nanos,
-        record: &'a AuditRecord,
-    ) -> StoreReply<'a, Result<(), StoreFailure>> {
-        let longest = self.shared.options.call_timeout.max(MIN_MEMBERSHIP_TIMEOUT);
-        let operation = || RecordListOperation::audit(Some(record), self.prefix());
-        self.start(operation, longest, |reply| reply.map(drop))
-    }
-
-    fn read_audit(
-        &self,
-        _now: Nanos,
-    ) -> StoreReply<'_, Result<Vec<StoredAuditRecord>, StoreFailure>> {
-        let longest = self.shared.options.call_timeout.max(MIN_MEMBERSHIP_TIMEOUT);
-        let stored = |LiveReplica { node, silent_for, record }| StoredAuditRecord {
-            record: AuditRecord { id: node, text: record },
-            age: silent_for,
-        };
-        let operation = || RecordListOperation::audit(None, self.prefix());
-        self.start(operation, longest, move |reply| {
-            reply.map(|list| list.replicas.into_iter().map(stored).collect())
-        })
-    }
-
     fn report_shares<'a>(
         &'a self,
         _now: Nanos,
@@ -217,5 +191,36 @@ impl FleetStore for PostgresStore {
                 Err(cause) => report.failed_reply(cause),
             },
         )
+    }
+}
+
+impl AuditStore for PostgresStore {
+    fn has_audit_log(&self) -> bool {
+        true
+    }
+
+    fn append_audit<'a>(
+        &'a self,
+        _now: Nanos,
+        record: &'a AuditRecord,
+    ) -> StoreReply<'a, Result<(), StoreFailure>> {
+        let longest = self.shared.options.call_timeout.max(MIN_MEMBERSHIP_TIMEOUT);
+        let operation = || RecordListOperation::audit(Some(record), self.prefix());
+        self.start(operation, longest, |reply| reply.map(drop))
+    }
+
+    fn read_audit(
+        &self,
+        _now: Nanos,
+    ) -> StoreReply<'_, Result<Vec<StoredAuditRecord>, StoreFailure>> {
+        let longest = self.shared.options.call_timeout.max(MIN_MEMBERSHIP_TIMEOUT);
+        let stored = |LiveReplica { node, silent_for, record }| StoredAuditRecord {
+            record: AuditRecord { id: node, text: record },
+            age: silent_for,
+        };
+        let operation = || RecordListOperation::audit(None, self.prefix());
+        self.start(operation, longest, move |reply| {
+            reply.map(|list| list.replicas.into_iter().map(stored).collect())
+        })
     }
 }

@@ -62,8 +62,8 @@ use super::permits::{
 };
 use super::stats::{ConnectionCounter, StoreStats};
 use super::{
-    Charge, ChargeMode, Charges, CounterStore, FleetStore, Outcomes, Placement, StoreFailure,
-    StoreReply,
+    AuditStore, Charge, ChargeMode, Charges, CounterStore, FleetStore, Outcomes, Placement,
+    StoreFailure, StoreReply,
 };
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Event as _, LeaseCallSent, StoreCallSent};
@@ -405,6 +405,16 @@ impl FleetStore for RedisStore {
         self.acquire_permit(asked)
     }
 
+    fn report_strict_permits<'a>(
+        &'a self,
+        _now: Nanos,
+        round: &'a Telling,
+    ) -> StoreReply<'a, PermitReportReply> {
+        StoreReply::Pending(Box::pin(self.report_permits(round)))
+    }
+}
+
+impl AuditStore for RedisStore {
     fn has_audit_log(&self) -> bool {
         true
     }
@@ -422,13 +432,5 @@ impl FleetStore for RedisStore {
         _now: Nanos,
     ) -> StoreReply<'_, Result<Vec<StoredAuditRecord>, StoreFailure>> {
         self.read_audit_records()
-    }
-
-    fn report_strict_permits<'a>(
-        &'a self,
-        _now: Nanos,
-        round: &'a Telling,
-    ) -> StoreReply<'a, PermitReportReply> {
-        StoreReply::Pending(Box::pin(self.report_permits(round)))
     }
 }

@@ -37,8 +37,8 @@ use crate::store::permits::{
 };
 use crate::store::stats::StoreStats;
 use crate::store::{
-    Charge, ChargeMode, ChargeOutcome, Charges, CounterHits, CounterStore, FleetStore, Outcomes,
-    StoreReply,
+    AuditStore, Charge, ChargeMode, ChargeOutcome, Charges, CounterHits, CounterStore, FleetStore,
+    Outcomes, StoreReply,
 };
 
 /// The stores that contain the counters of this process.
@@ -392,25 +392,6 @@ impl FleetStore for StoreGroup {
         self.main.update_membership(heartbeat)
     }
 
-    fn has_audit_log(&self) -> bool {
-        self.main.has_audit_log()
-    }
-
-    fn append_audit<'a>(
-        &'a self,
-        now: Nanos,
-        record: &'a AuditRecord,
-    ) -> StoreReply<'a, Result<(), StoreFailure>> {
-        self.main.append_audit(now, record)
-    }
-
-    fn read_audit(
-        &self,
-        now: Nanos,
-    ) -> StoreReply<'_, Result<Vec<StoredAuditRecord>, StoreFailure>> {
-        self.main.read_audit(now)
-    }
-
     fn report_shares<'a>(
         &'a self,
         now: Nanos,
@@ -433,5 +414,26 @@ impl FleetStore for StoreGroup {
         report: &'a PermitReport,
     ) -> StoreReply<'a, PermitReportReply> {
         self.main.report_strict_permits(now, report)
+    }
+}
+
+impl AuditStore for StoreGroup {
+    fn has_audit_log(&self) -> bool {
+        self.main.has_audit_log()
+    }
+
+    fn append_audit<'a>(
+        &'a self,
+        now: Nanos,
+        record: &'a AuditRecord,
+    ) -> StoreReply<'a, Result<(), StoreFailure>> {
+        self.main.append_audit(now, record)
+    }
+
+    fn read_audit(
+        &self,
+        now: Nanos,
+    ) -> StoreReply<'_, Result<Vec<StoredAuditRecord>, StoreFailure>> {
+        self.main.read_audit(now)
     }
 }

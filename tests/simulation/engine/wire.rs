@@ -8,7 +8,9 @@ use sluicegate::kernel::units::{Nanos, Share};
 use sluicegate::store::heartbeat::{BucketKey, ShareRound, ShareRoundReply};
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
-use sluicegate::store::{Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply};
+use sluicegate::store::{
+    AuditStore, Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply,
+};
 use tokio::sync::oneshot;
 
 use crate::simulation::flaws::Flaw;
@@ -65,6 +67,8 @@ impl CounterStore for Wire {
         self.memory.exchange_lease_message(now, message)
     }
 }
+
+impl AuditStore for Wire {}
 
 impl FleetStore for Wire {
     fn report_shares<'a>(

@@ -70,6 +70,19 @@ pub enum CoordinatorConfigError {
     },
 }
 
+/// The limit of a replica whose share expired because the store did not answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ConcurrencyFallback {
+    /// 0: every request is rejected.
+    Deny,
+    /// The smaller of two numbers: the replica's last share, and its last fair share. A replica
+    /// that never had a share uses the limit divided by the number of replicas.
+    #[default]
+    Local,
+    /// The whole limit, which this replica then enforces for itself.
+    Allow,
+}
+
 impl ShareTiming {
     /// A timing with the smallest clock margin that is safe if clock rates differ by `drift_ppm`
     /// millionths.

@@ -53,7 +53,7 @@ pub mod share_state;
 pub mod split;
 
 pub use clock_reading::ClockReading;
-pub use config::{CoordinatorConfig, ShareTiming};
+pub use config::{ConcurrencyFallback, CoordinatorConfig, ShareTiming};
 pub use coordinator::{Coordinator, HeartbeatReply};
 pub use incarnation::CoordinatorIncarnation;
 pub use message::{Grant, Heartbeat};

@@ -19,8 +19,8 @@ use std::task::Poll;
 
 use futures_util::FutureExt as _;
 
-use crate::clock::Clock;
 use crate::kernel::units::Nanos;
+use sluicegate_lease::clock::Clock;
 
 tokio::task_local! {
     /// `true` while the check of this task waits in a queue.

@@ -16,18 +16,18 @@ use std::sync::atomic::Ordering::Relaxed;
 use siphasher::sip::SipHasher24;
 
 use super::shares::{RecordChange, ShareReporter};
-use crate::clock::Clock;
-use crate::engine::concurrency::BucketName;
-use crate::engine::concurrency::bucket::Bucket;
-use crate::engine::concurrency::replica_share::ReportAction;
 use crate::kernel::concurrency::adaptive::ProbeSchedule;
 use crate::kernel::coordinator::ClockReading;
 use crate::kernel::coordinator::incarnation::IncarnationRecord;
 use crate::kernel::units::Nanos;
-use crate::store::StoreFailure;
+use crate::limits::BucketName;
+use crate::limits::bucket::Bucket;
+use crate::limits::replica_share::ReportAction;
 use crate::store::heartbeat::{
     MAX_REPORTS_PER_ROUND, ShareReport, ShareRound, ShareRoundReply, reports_per_round,
 };
+use sluicegate_lease::clock::Clock;
+use sluicegate_lease::store::StoreFailure;
 
 /// A round accepts new limits for this part of the heartbeat interval: 1/4.
 const ACCEPT_DIVISOR: u64 = 4;
@@ -97,8 +97,7 @@ impl<'a> ShareReports<'a> {
             if let ReportAction::Send { law, report: heartbeat, replicas, time_left } =
                 bucket.next_report(self.clock, || shares.remove_bucket(&name, &bucket))
             {
-                let replicas =
-                    replicas.unwrap_or_else(|| shares.membership.replicas().get().into());
+                let replicas = replicas.unwrap_or_else(|| shares.host.replicas().get().into());
                 let report = ShareReport { bucket: name, law, heartbeat };
                 self.queue(is_awaited).push_back(DueReport { bucket, report, replicas, time_left });
             }

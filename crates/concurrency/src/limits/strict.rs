@@ -18,14 +18,14 @@ use std::time::Duration;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::timeout;
 
-use super::bucket::{AcquireReply, Bucket};
-use super::{AcquireError, ConcurrencyLimits, PermitGuard, PermitRequest, queue_time};
-use crate::engine::fleet::reporter::FleetReporter;
 use crate::kernel::concurrency::limiter::QueueConfig;
 use crate::kernel::units::{Nanos, Share};
+use crate::limits::bucket::{AcquireReply, Bucket};
+use crate::limits::queue_time;
+use crate::limits::reporter::FleetReporter;
+use crate::limits::{AcquireError, ConcurrencyLimits, PermitGuard, PermitRequest};
 use crate::store::permits::{StrictAcquire as Wanted, StrictPermitRequest};
 use crate::store::{FleetStore, StoreReply};
-use crate::telemetry::trace;
 
 /// The shortest pause between two attempts of the first request in the queue. It polls, because the
 /// store does not report releases of other replicas.
@@ -62,7 +62,7 @@ pub struct StrictSnapshot {
 }
 
 #[derive(Debug, Default)]
-pub(in crate::engine) struct StrictQueue {
+pub(crate) struct StrictQueue {
     /// Locked by the first request in the queue. The lock is fair, so the order of arrival is kept.
     front: Mutex<()>,
     waiting: AtomicUsize,
@@ -73,12 +73,12 @@ pub(in crate::engine) struct StrictQueue {
 struct QueueEntry<'l>(&'l StrictQueue);
 
 impl StrictQueue {
-    pub(in crate::engine) fn waiting(&self) -> usize {
+    pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(Relaxed)
     }
 
     /// Wakes the first request in the queue, because a permit may be free.
-    pub(in crate::engine) fn wake_first(&self) {
+    pub(crate) fn wake_first(&self) {
         self.wake_up.notify_one();
     }
 
@@ -124,12 +124,12 @@ impl ConcurrencyLimits {
             // `None`: the bucket was removed from the map in the meantime. The next look-up creates
             // a new one.
             if let Some(line) =
-                bucket.register_request(&self.clock, &request, limit.max_duration, fleet.permits())
+                bucket.register_request(self.clock(), &request, limit.max_duration, fleet.permits())
             {
                 break (bucket, line);
             }
         };
-        let begun = self.clock.steady();
+        let begun = self.clock().steady();
         if line.waiting() == 0 {
             // A timeout drops the permit, which reports its release. `on_store_failure` does not
             // apply then: the caller's timeout has passed, not the store's.
@@ -140,14 +140,11 @@ impl ConcurrencyLimits {
                 return asked;
             }
         }
-        let time_left = request.queue_timeout.since(self.clock.steady().since(begun));
+        let time_left = request.queue_timeout.since(self.clock().steady().since(begun));
         let queue = limit.queue.filter(|_| Nanos(0) < time_left).ok_or(AcquireError::Full)?;
         let _place = line.join(queue.size).ok_or(AcquireError::QueueFull)?;
         let queue_timeout = Duration::from_nanos(queue.timeout.min(time_left).0);
-        let queued = (
-            trace::stage_span(trace::CheckStage::Queue),
-            queue_time::start_queue_timer(&self.clock),
-        );
+        let queued = (self.queue_span(), queue_time::start_queue_timer(self.clock()));
         let waited = timeout(queue_timeout, self.wait_in_queue(&line, &bucket, asking)).await;
         drop(queued);
         waited.unwrap_or(Err(AcquireError::QueueTimeout))
@@ -187,21 +184,21 @@ impl ConcurrencyLimits {
     ) -> Result<PermitGuard, AcquireError> {
         let StoreAcquire { request: ask, limit: strictly, fleet, store } = asking;
         let keep = fleet.permits().store_lifetime(ask.permit_lifetime);
-        let begun = bucket.take_local_permit(&self.clock, ask.permit_lifetime, keep);
+        let begun = bucket.take_local_permit(self.clock(), ask.permit_lifetime, keep);
         let (permit, id, limit) = begun.map_err(|_| AcquireError::Full)?;
         // From here on, dropping the guard reports the release of the permit.
         let guard = self.guard(Arc::clone(bucket), permit, ask.permit_lifetime);
         let times = fleet.permits().times(strictly.max_duration);
         let wanted = Wanted { id, limit, lifetime: keep, timing: times };
         let asked = StrictPermitRequest { bucket: ask.bucket.into(), permit: wanted };
-        let sent = self.clock.steady();
+        let sent = self.clock().steady();
         let answer = match store.acquire_strict_permit(sent, &asked) {
             StoreReply::Ready(answer) => answer.map_or(AcquireReply::No, AcquireReply::Replied),
             StoreReply::Pending(answer) => {
                 answer.await.map_or(AcquireReply::NoReply, AcquireReply::Replied)
             }
         };
-        let is_held = bucket.apply_acquire_reply(&self.clock, permit, sent, answer, strictly);
+        let is_held = bucket.apply_acquire_reply(self.clock(), permit, sent, answer, strictly);
         is_held.then_some(guard).ok_or(AcquireError::Full)
     }
 }

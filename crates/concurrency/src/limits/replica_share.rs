@@ -15,17 +15,18 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::usage::UsageMeter;
-use crate::config::concurrency::ConcurrencyFallback;
-use crate::engine::fleet::share_totals::ShareTotals;
+use crate::host::ShareChange;
 use crate::kernel::concurrency::Limiter;
+use crate::kernel::concurrency::limiter::LimiterConfig;
 use crate::kernel::coordinator::aggregate::{LimitFactor, VoteAggregate};
 use crate::kernel::coordinator::share_client::{GrantOutcome, LoadReport};
 use crate::kernel::coordinator::{
-    ClockReading, CoordinatorConfig, Grant, Heartbeat, HeartbeatReply, ShareClient, ShareTiming,
+    ClockReading, ConcurrencyFallback, CoordinatorConfig, Grant, Heartbeat, HeartbeatReply,
+    ShareClient, ShareTiming,
 };
 use crate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
-use crate::telemetry::event::{Event as _, ShareEvent};
+use crate::limits::reporter::share_totals::ShareTotals;
+use crate::limits::usage::UsageMeter;
 
 /// The number of heartbeat intervals without requests after which a replica returns its share, so
 /// that an unused limit costs the store nothing.
@@ -48,9 +49,24 @@ pub struct SharedLimit {
     pub on_failure: ConcurrencyFallback,
 }
 
+impl SharedLimit {
+    /// Returns the parameters of a limit with the limiter parameters `rules`.
+    #[must_use]
+    pub fn new(
+        rules: &LimiterConfig,
+        aggregate: VoteAggregate,
+        max_duration: Nanos,
+        on_failure: ConcurrencyFallback,
+    ) -> Self {
+        let start = rules.limit;
+        let (min, max) = rules.adaptive.map_or((start, start), |it| (it.min, it.max));
+        Self { min, start, max, aggregate, max_duration, on_failure }
+    }
+}
+
 #[derive(Debug)]
-pub(in crate::engine) struct ReplicaShare {
-    pub(in crate::engine) shared: SharedLimit,
+pub(crate) struct ReplicaShare {
+    pub(crate) shared: SharedLimit,
     law: CoordinatorConfig,
     incarnation: Incarnation,
     /// `None` if this replica has no share of this limit and no requests in flight under it.
@@ -92,7 +108,7 @@ enum ShareIntent {
 }
 
 /// The next action of the fleet reporter for one limit.
-pub(in crate::engine) enum ReportAction {
+pub(crate) enum ReportAction {
     NotDue,
     /// No report is due before the next request.
     Idle,
@@ -133,7 +149,7 @@ pub struct ShareSnapshot {
 }
 
 impl ReplicaShare {
-    pub(in crate::engine) fn new(
+    pub(crate) fn new(
         shared: SharedLimit,
         terms: ShareTiming,
         now: Nanos,
@@ -162,7 +178,7 @@ impl ReplicaShare {
         }
     }
 
-    pub(in crate::engine) fn reload(&mut self, shared: SharedLimit, terms: ShareTiming) {
+    pub(crate) fn reload(&mut self, shared: SharedLimit, terms: ShareTiming) {
         (self.shared, self.law) = (shared, make_coordinator_config(&shared, terms));
         if let Some(member) = &mut self.member {
             member.reload(terms);
@@ -171,7 +187,7 @@ impl ReplicaShare {
 
     /// Joins the fleet for this limit, with a new incarnation. Keeps the old incarnation if its
     /// return is unconfirmed.
-    pub(in crate::engine) fn join(&mut self, now: Nanos, id: ReplicaId, incarnation: Incarnation) {
+    pub(crate) fn join(&mut self, now: Nanos, id: ReplicaId, incarnation: Incarnation) {
         if let Some(member) = &mut self.member {
             // Under a new incarnation, this replica would have to wait until the store frees its
             // old share, as for the share of a lost replica.
@@ -187,41 +203,41 @@ impl ReplicaShare {
     }
 
     /// Returns `true` if this replica is in the fleet and does not return its share.
-    pub(in crate::engine) const fn is_in_fleet(&self) -> bool {
+    pub(crate) const fn is_in_fleet(&self) -> bool {
         self.member.is_some() && !self.is_leaving()
     }
 
     /// Returns `true` if the store may still list the share. The bucket must stay then: a new
     /// incarnation would wait for the share as for that of a lost replica. `false` after a return
     /// without a reply, because buckets must not accumulate while the store is unavailable.
-    pub(in crate::engine) const fn is_in_use(&self) -> bool {
+    pub(crate) const fn is_in_use(&self) -> bool {
         self.member.is_some() && !matches!(self.intent, ShareIntent::ReturnUnconfirmed)
     }
 
     /// Returns `true` until the store's first reply after a join. A new request should wait for it.
-    pub(in crate::engine) const fn is_share_unknown(&self) -> bool {
+    pub(crate) const fn is_share_unknown(&self) -> bool {
         self.member.is_none() || self.is_leaving() || (self.last_grant.is_none() && !self.outage)
     }
 
     /// Counts a request that waits for the share, and returns a receiver that is notified of the
     /// store's next reply.
-    pub(in crate::engine) fn subscribe(&mut self) -> watch::Receiver<()> {
+    pub(crate) fn subscribe(&mut self) -> watch::Receiver<()> {
         self.waiting_requests = self.waiting_requests.saturating_add(1);
         self.reply_notifier.subscribe()
     }
 
     /// Stops sharing the limit, and returns the share with the next report.
-    pub(in crate::engine) const fn become_local(&mut self, now: Nanos) {
+    pub(crate) const fn become_local(&mut self, now: Nanos) {
         self.local_since = Some(now);
         self.return_share();
     }
 
-    pub(in crate::engine) const fn is_local(&self) -> bool {
+    pub(crate) const fn is_local(&self) -> bool {
         self.local_since.is_some()
     }
 
     /// Returns the share to the store with the next report.
-    pub(in crate::engine) const fn return_share(&mut self) {
+    pub(crate) const fn return_share(&mut self) {
         if !self.is_leaving() {
             self.intent = ShareIntent::Return;
         }
@@ -232,13 +248,13 @@ impl ReplicaShare {
     }
 
     /// Returns `true` if the share expired since the last call. A limit that is not shared has no
-    /// share.
-    pub(in crate::engine) fn fence(&mut self, now: Nanos) -> bool {
+    /// share. `limit_path` is the path of the limit in the configuration.
+    pub(crate) fn fence(&mut self, now: Nanos, limit_path: &str) -> bool {
         let is_over = self.member.as_mut().is_some_and(|member| member.fence(now));
         let fenced = is_over && !self.is_local();
         if fenced {
             self.fences = self.fences.saturating_add(1);
-            self.totals.count_fence();
+            self.totals.count_fence(limit_path);
         }
         fenced
     }
@@ -248,7 +264,7 @@ impl ReplicaShare {
     ///
     /// # Errors
     /// Requests are in flight without a valid grant.
-    pub(in crate::engine) fn granted_by(
+    pub(crate) fn granted_by(
         &self,
         now: Nanos,
         limiter: &Limiter,
@@ -261,12 +277,12 @@ impl ReplicaShare {
     }
 
     /// Returns the longest time from now for which the share, or a request under it, may last.
-    pub(in crate::engine) const fn longest_use(&self) -> Nanos {
+    pub(crate) const fn longest_use(&self) -> Nanos {
         self.law.timing.longest_use()
     }
 
     /// Returns the next share report if it is due.
-    pub(in crate::engine) fn next_report(&mut self, now: Nanos, limiter: &Limiter) -> ReportAction {
+    pub(crate) fn next_report(&mut self, now: Nanos, limiter: &Limiter) -> ReportAction {
         self.usage.accumulate(now, limiter.in_flight(), limiter.queue_len());
         let load = self.measure_load(now, limiter);
         let terms = self.law.timing;
@@ -319,13 +335,13 @@ impl ReplicaShare {
     }
 
     /// Returns `true` if `report` is the newest report of the current share incarnation.
-    pub(in crate::engine) fn is_newest(&self, report: &Heartbeat) -> bool {
+    pub(crate) fn is_newest(&self, report: &Heartbeat) -> bool {
         (report.incarnation, Some(report.number)) == (self.incarnation, self.newest_number)
     }
 
     /// Applies the store's reply to `report`. `None`: the store did not reply. Returns the new
     /// share if it changes.
-    pub(in crate::engine) fn apply_reply(
+    pub(crate) fn apply_reply(
         &mut self,
         now: Nanos,
         report: &Heartbeat,
@@ -377,11 +393,10 @@ impl ReplicaShare {
         match before.cmp(&grant.share) {
             Ordering::Less if was_below_fair_share => {
                 self.handoffs = self.handoffs.saturating_add(1);
-                self.totals.count_handoff();
-                ShareEvent::HandedOver.emit();
+                self.totals.count_change(ShareChange::HandedOver);
             }
-            Ordering::Less => ShareEvent::Grown.emit(),
-            Ordering::Greater => ShareEvent::Shrunk.emit(),
+            Ordering::Less => self.totals.count_change(ShareChange::Grown),
+            Ordering::Greater => self.totals.count_change(ShareChange::Shrunk),
             Ordering::Equal => {}
         }
         if grant.fair_share <= grant.share {
@@ -402,7 +417,7 @@ impl ReplicaShare {
             return None;
         }
         if !std::mem::replace(&mut self.outage, true) {
-            ShareEvent::Outage.emit();
+            self.totals.count_change(ShareChange::Outage);
         }
         Some(match self.shared.on_failure {
             ConcurrencyFallback::Deny => Share(0),
@@ -416,7 +431,7 @@ impl ReplicaShare {
         })
     }
 
-    pub(in crate::engine) fn snapshot(&self, now: Nanos, limiter: &Limiter) -> ShareSnapshot {
+    pub(crate) fn snapshot(&self, now: Nanos, limiter: &Limiter) -> ShareSnapshot {
         let member = self.member.as_ref();
         let grant = member.and_then(|member| member.current_grant(now)).copied();
         let alone = if self.outage { limiter.limit() } else { 0 };

@@ -13,16 +13,16 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::{Bucket, BucketState};
-use crate::clock::Clock;
-use crate::engine::concurrency::PermitRequest;
-use crate::engine::concurrency::strict::{StrictLimit, StrictQueue, StrictSnapshot};
-use crate::engine::fleet::permits::{PermitReporter, ReleasedPermit};
+use crate::host::PermitEvent;
 use crate::kernel::concurrency::Permit;
 use crate::kernel::concurrency::limiter::{AcquireDenial, LimiterEffect, LimiterEvent};
 use crate::kernel::units::{Nanos, Share};
-use crate::store::StoreFailure;
+use crate::limits::PermitRequest;
+use crate::limits::reporter::permits::{PermitReporter, ReleasedPermit};
+use crate::limits::strict::{StrictLimit, StrictQueue, StrictSnapshot};
 use crate::store::permits::{AcquireOutcome, LimitPermitsReply, PermitId, StrictPermitReply};
-use crate::telemetry::event::StrictPermitEvent;
+use sluicegate_lease::clock::Clock;
+use sluicegate_lease::store::StoreFailure;
 
 #[derive(Debug)]
 pub(super) struct StrictPermits {
@@ -62,7 +62,7 @@ enum StoreKnowledge {
 impl Bucket {
     /// Applies the request's parameters unless the bucket has later ones, and returns the bucket's
     /// queue. Returns `None` if the bucket was removed from the map.
-    pub(in crate::engine) fn register_request(
+    pub(crate) fn register_request(
         &self,
         clock: &Clock,
         ask: &PermitRequest<'_>,
@@ -88,7 +88,7 @@ impl Bucket {
     /// Takes a permit of this replica's limiter, before the store call. Returns the permit, and its
     /// id and the limit for the store call. The store keeps an unreported permit for
     /// `store_lifetime`.
-    pub(in crate::engine) fn take_local_permit(
+    pub(crate) fn take_local_permit(
         self: &Arc<Self>,
         clock: &Clock,
         keep: Option<Nanos>,
@@ -113,7 +113,7 @@ impl Bucket {
 
     /// Applies the store's reply to the acquire call that was sent at `sent`. Returns `false` if
     /// the request gets no permit: the caller must then release `permit`.
-    pub(in crate::engine) fn apply_acquire_reply(
+    pub(crate) fn apply_acquire_reply(
         &self,
         clock: &Clock,
         permit: Permit,
@@ -132,7 +132,7 @@ impl Bucket {
 
     /// Returns the permits to report as in use, each with the time for which the store keeps it. If
     /// the bucket has no permits, removes it from the reporter's list.
-    pub(in crate::engine) fn permits_to_report(&self, clock: &Clock) -> Vec<(PermitId, Nanos)> {
+    pub(crate) fn permits_to_report(&self, clock: &Clock) -> Vec<(PermitId, Nanos)> {
         let mut state = self.0.lock();
         let now = clock.steady();
         state.step(now, LimiterEvent::Expire);
@@ -157,7 +157,7 @@ impl Bucket {
 
     /// Reports `permit` as in use until `max_duration` is over, because its release will not be
     /// reported to this replica.
-    pub(in crate::engine) fn leave_to_deadline(&self, clock: &Clock, permit: Permit) {
+    pub(crate) fn leave_to_deadline(&self, clock: &Clock, permit: Permit) {
         let mut state = self.0.lock();
         let Some(strict) = &mut state.strict_permits else { return };
         let ends = clock.steady().plus(strict.max_duration);
@@ -168,7 +168,7 @@ impl Bucket {
 
     /// Like [`Self::leave_to_deadline`] for all permits, because this replica leaves the fleet and
     /// will receive no more releases.
-    pub(in crate::engine) fn leave_all_to_deadlines(&self, clock: &Clock) {
+    pub(crate) fn leave_all_to_deadlines(&self, clock: &Clock) {
         let mut state = self.0.lock();
         let Some(strict) = &mut state.strict_permits else { return };
         let ends = clock.steady().plus(strict.max_duration);
@@ -177,10 +177,7 @@ impl Bucket {
         }
     }
 
-    pub(in crate::engine) fn apply_report_reply(
-        &self,
-        reply: Result<LimitPermitsReply, StoreFailure>,
-    ) {
+    pub(crate) fn apply_report_reply(&self, reply: Result<LimitPermitsReply, StoreFailure>) {
         let mut state = self.0.lock();
         let Some(strict) = &mut state.strict_permits else { return };
         strict.is_outage = reply.is_err();
@@ -189,7 +186,7 @@ impl Bucket {
         }
     }
 
-    pub(in crate::engine) fn strict_snapshot(&self) -> Option<StrictSnapshot> {
+    pub(crate) fn strict_snapshot(&self) -> Option<StrictSnapshot> {
         let state = self.0.lock();
         let strict = state.strict_permits.as_ref()?;
         Some(StrictSnapshot {
@@ -216,7 +213,7 @@ impl BucketState {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(in crate::engine) enum AcquireReply {
+pub(crate) enum AcquireReply {
     Replied(StrictPermitReply),
     /// The acquire call was sent and got no reply.
     NoReply,
@@ -282,7 +279,7 @@ impl StrictPermits {
                 entry.known = StoreKnowledge::No;
             }
             entry.is_granted = alone;
-            StrictPermitEvent::NoReply.emit(1);
+            self.reporter.count(PermitEvent::NoReply, 1);
             return alone;
         };
         (self.is_outage, self.fleet_permits) = (false, Some(held));
@@ -293,13 +290,14 @@ impl StrictPermits {
         let is_held = acquired == AcquireOutcome::Acquired;
         entry.known = if is_held { StoreKnowledge::Yes } else { StoreKnowledge::No };
         entry.is_granted = is_held && !late;
-        match acquired {
-            AcquireOutcome::Acquired => StrictPermitEvent::Granted,
-            AcquireOutcome::LimitReached => StrictPermitEvent::LimitReached,
-            AcquireOutcome::Closed(_) => StrictPermitEvent::GrantsPaused,
-        }
-        .emit(1);
-        entry.is_granted
+        let is_granted = entry.is_granted;
+        let event = match acquired {
+            AcquireOutcome::Acquired => PermitEvent::Granted,
+            AcquireOutcome::LimitReached => PermitEvent::LimitReached,
+            AcquireOutcome::Closed(_) => PermitEvent::GrantsPaused,
+        };
+        self.reporter.count(event, 1);
+        is_granted
     }
 
     fn end_permit(&mut self, now: Nanos, permit: Permit) {

@@ -17,10 +17,6 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 
-use super::replica_share::{ReplicaShare, ReportAction, ShareSnapshot, SharedLimit};
-use super::{BucketLoad, BucketMetrics, PermitRequest};
-use crate::clock::Clock;
-use crate::engine::fleet::reporter::FleetReporter;
 use crate::kernel::concurrency::adaptive::{FleetShare, ProbeSchedule};
 use crate::kernel::concurrency::limiter::{
     AcquireDenial, LimiterConfig, LimiterEffect, LimiterEffects, LimiterEvent,
@@ -30,12 +26,15 @@ use crate::kernel::concurrency::{
 };
 use crate::kernel::coordinator::{Heartbeat, HeartbeatReply, ShareTiming};
 use crate::kernel::units::{Incarnation, Nanos, Revision, Share};
-use crate::telemetry::event::{Event as _, ShareFenced};
-pub(in crate::engine) use strict::AcquireReply;
+use crate::limits::replica_share::{ReplicaShare, ReportAction, ShareSnapshot, SharedLimit};
+use crate::limits::reporter::FleetReporter;
+use crate::limits::{BucketLoad, BucketMetrics, PermitRequest};
+use sluicegate_lease::clock::Clock;
+pub(crate) use strict::AcquireReply;
 use strict::StrictPermits;
 
 #[derive(Debug)]
-pub(in crate::engine) struct Bucket(Mutex<BucketState>);
+pub(crate) struct Bucket(Mutex<BucketState>);
 
 #[derive(Debug)]
 struct BucketState {
@@ -56,7 +55,7 @@ struct BucketState {
     is_retired: bool,
 }
 
-pub(in crate::engine) enum AcquireStep {
+pub(crate) enum AcquireStep {
     Allowed(Permit),
     Queued(QueuedRequest),
     Rejected(AcquireDenial),
@@ -65,7 +64,7 @@ pub(in crate::engine) enum AcquireStep {
 }
 
 /// A request in the queue. Dropping it removes the queue entry, or releases a permit just granted.
-pub(in crate::engine) struct QueuedRequest {
+pub(crate) struct QueuedRequest {
     bucket: Arc<Bucket>,
     clock: Arc<Clock>,
     ticket: QueueTicket,
@@ -75,7 +74,7 @@ pub(in crate::engine) struct QueuedRequest {
 
 impl Bucket {
     /// Creates the bucket of the first request.
-    pub(in crate::engine) fn new(request: &PermitRequest<'_>, jitter: u64) -> Self {
+    pub(crate) fn new(request: &PermitRequest<'_>, jitter: u64) -> Self {
         let (revision, rules) = (request.revision, request.rules);
         let limiter = Limiter::new(rules, jitter);
         let (rules, waiters) = (*rules, HashMap::new());
@@ -96,7 +95,7 @@ impl Bucket {
 
     /// Tries to acquire a permit. A request that `has_waited` for the store's reply is decided by
     /// the current share. Returns `None` if the bucket was removed from the map.
-    pub(in crate::engine) fn try_acquire(
+    pub(crate) fn try_acquire(
         self: &Arc<Self>,
         clock: &Arc<Clock>,
         ask: &PermitRequest<'_>,
@@ -129,7 +128,7 @@ impl Bucket {
     }
 
     /// Applies `event`, wakes or rejects waiting requests, and returns the effects for the caller.
-    pub(in crate::engine) fn step(&self, clock: &Clock, event: LimiterEvent) -> LimiterEffects {
+    pub(crate) fn step(&self, clock: &Clock, event: LimiterEvent) -> LimiterEffects {
         let mut state = self.0.lock();
         let now = clock.steady();
         state.step(now, event)
@@ -137,7 +136,7 @@ impl Bucket {
 
     /// Releases `permit`. The rules of the limit decide the outcome of the request. Returns `false`
     /// if the permit had expired.
-    pub(in crate::engine) fn release(
+    pub(crate) fn release(
         &self,
         clock: &Clock,
         permit: Permit,
@@ -161,7 +160,7 @@ impl Bucket {
 
     /// Applies the limiter parameters `rules` of configuration `revision`. Without `shared`, this
     /// replica returns its share of the limit.
-    pub(in crate::engine) fn reload(
+    pub(crate) fn reload(
         &self,
         clock: &Clock,
         revision: Revision,
@@ -182,7 +181,7 @@ impl Bucket {
 
     /// Returns the instant at which `permit` was acquired. `None` if it was released or has
     /// expired.
-    pub(in crate::engine) fn acquired_at(&self, clock: &Clock, permit: Permit) -> Option<Nanos> {
+    pub(crate) fn acquired_at(&self, clock: &Clock, permit: Permit) -> Option<Nanos> {
         let mut state = self.0.lock();
         let now = clock.steady();
         state.step(now, LimiterEvent::Expire);
@@ -191,7 +190,7 @@ impl Bucket {
 
     /// Releases permits whose deadline has passed. Returns the instant since which no request is in
     /// flight or queued.
-    pub(in crate::engine) fn sweep(&self, clock: &Clock) -> Option<Nanos> {
+    pub(crate) fn sweep(&self, clock: &Clock) -> Option<Nanos> {
         let mut state = self.0.lock();
         let now = clock.steady();
         state.step(now, LimiterEvent::Expire);
@@ -199,23 +198,23 @@ impl Bucket {
     }
 
     /// Returns the instant since which the bucket has no requests, no share and no unsent reports.
-    pub(in crate::engine) fn unused_since(&self) -> Option<Nanos> {
+    pub(crate) fn unused_since(&self) -> Option<Nanos> {
         self.0.lock().unused_since()
     }
 
     /// Marks the bucket as removed if it is unused and the predicate accepts the instant since
     /// which it is unused. Returns `true` if it is marked.
-    pub(in crate::engine) fn retire(&self, is_old: impl Fn(Nanos) -> bool) -> bool {
+    pub(crate) fn retire(&self, is_old: impl Fn(Nanos) -> bool) -> bool {
         let mut state = self.0.lock();
         state.is_retired = state.unused_since().is_some_and(is_old);
         state.is_retired
     }
 
-    pub(in crate::engine) fn load(&self) -> BucketLoad {
+    pub(crate) fn load(&self) -> BucketLoad {
         self.snapshot().load
     }
 
-    pub(in crate::engine) fn snapshot(&self) -> BucketMetrics {
+    pub(crate) fn snapshot(&self) -> BucketMetrics {
         let state = self.0.lock();
         let (limiter, rtt) = (&state.limiter, state.rtt);
         let (in_flight, waiting) =
@@ -224,7 +223,7 @@ impl Bucket {
         BucketMetrics { load, rtt, min_rtt: limiter.adaptive_limit().min_rtt() }
     }
 
-    pub(in crate::engine) fn acquire_instants(&self) -> Vec<Nanos> {
+    pub(crate) fn acquire_instants(&self) -> Vec<Nanos> {
         self.0.lock().limiter.permits().map(|(_, since)| since).collect()
     }
 
@@ -285,9 +284,9 @@ impl BucketState {
         }
         if let Some(leased) = &mut self.replica_share {
             leased.usage.accumulate(now, self.limiter.in_flight(), self.limiter.queue_len());
-            if leased.fence(now) {
+            if leased.fence(now, &self.limit_path) {
                 let (in_flight, queued) = (self.limiter.in_flight(), self.limiter.queue_len());
-                report_fence(&self.limit_path, in_flight, queued);
+                log_fence(&self.limit_path, in_flight, queued);
                 let todo = self.limiter.step(now, LimiterEvent::Fence);
                 // The effects of a fence concern waiting requests only, so none is for the caller.
                 self.apply_effects(now, todo);
@@ -342,11 +341,10 @@ impl BucketState {
     }
 }
 
-/// Reports that the share of a limit expired with `in_flight` requests in flight, while `queued`
+/// Logs that the share of a limit expired with `in_flight` requests in flight, while `queued`
 /// requests waited.
 #[cold]
-fn report_fence(limit: &str, in_flight: u32, queued: usize) {
-    ShareFenced { limit }.emit();
+fn log_fence(limit: &str, in_flight: u32, queued: usize) {
     tracing::debug!(limit, in_flight, queued, "share of the concurrency limit expired");
 }
 
@@ -361,11 +359,7 @@ const fn is_for_the_caller(effect: &LimiterEffect) -> bool {
 impl Bucket {
     /// Returns the next share report of this bucket if it is due. Calls `on_idle` under the lock if
     /// no report is due before the next request.
-    pub(in crate::engine) fn next_report(
-        &self,
-        clock: &Clock,
-        on_idle: impl FnOnce(),
-    ) -> ReportAction {
+    pub(crate) fn next_report(&self, clock: &Clock, on_idle: impl FnOnce()) -> ReportAction {
         let mut state = self.0.lock();
         let now = clock.steady();
         state.step(now, LimiterEvent::Expire);
@@ -402,12 +396,12 @@ impl Bucket {
 
     /// Returns `true` if `report` is still worth sending. The return of a share is obsolete if the
     /// bucket has joined the fleet again.
-    pub(in crate::engine) fn is_pending(&self, report: &Heartbeat) -> bool {
+    pub(crate) fn is_pending(&self, report: &Heartbeat) -> bool {
         self.0.lock().replica_share.as_ref().is_some_and(|leased| leased.is_newest(report))
     }
 
     /// Applies the store's reply to `report`. `None`: the store did not reply.
-    pub(in crate::engine) fn apply_reply(
+    pub(crate) fn apply_reply(
         &self,
         clock: &Clock,
         report: &Heartbeat,
@@ -437,7 +431,7 @@ impl Bucket {
         state.step(now, event);
     }
 
-    pub(in crate::engine) fn return_share(&self, clock: &Clock) {
+    pub(crate) fn return_share(&self, clock: &Clock) {
         let mut state = self.0.lock();
         let Some(leased) = &mut state.replica_share else { return };
         leased.return_share();
@@ -446,7 +440,7 @@ impl Bucket {
         }
     }
 
-    pub(in crate::engine) fn granted_by(&self, now: Nanos) -> Result<Option<Incarnation>, ()> {
+    pub(crate) fn granted_by(&self, now: Nanos) -> Result<Option<Incarnation>, ()> {
         let state = self.0.lock();
         state
             .replica_share
@@ -454,11 +448,11 @@ impl Bucket {
             .map_or(Ok(None), |leased| leased.granted_by(now, &state.limiter))
     }
 
-    pub(in crate::engine) fn longest_use(&self) -> Nanos {
+    pub(crate) fn longest_use(&self) -> Nanos {
         self.0.lock().replica_share.as_ref().map_or(Nanos(0), |leased| leased.longest_use())
     }
 
-    pub(in crate::engine) fn share_snapshot(&self, clock: &Clock) -> Option<ShareSnapshot> {
+    pub(crate) fn share_snapshot(&self, clock: &Clock) -> Option<ShareSnapshot> {
         let state = self.0.lock();
         state.replica_share.as_ref().map(|leased| leased.snapshot(clock.steady(), &state.limiter))
     }
@@ -536,7 +530,7 @@ impl BucketState {
 }
 
 impl QueuedRequest {
-    pub(in crate::engine) async fn wait_for_permit(mut self) -> Option<Permit> {
+    pub(crate) async fn wait_for_permit(mut self) -> Option<Permit> {
         let patience = Duration::from_nanos(self.patience.0);
         // If a reload shortens the queue timeout, the limiter ends the wait by dropping the sender.
         match tokio::time::timeout(patience, &mut self.permit).await {

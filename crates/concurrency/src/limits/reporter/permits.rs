@@ -25,16 +25,16 @@ use parking_lot::Mutex;
 use siphasher::sip::SipHasher24;
 use tokio::sync::Notify;
 
-use crate::clock::Clock;
-use crate::engine::concurrency::BucketName;
-use crate::engine::concurrency::bucket::Bucket;
-use crate::engine::concurrency::strict::{StrictQueue, StrictSnapshot};
+use crate::host::{ConcurrencyEvent, Host, PermitEvent};
 use crate::kernel::units::Nanos;
+use crate::limits::BucketName;
+use crate::limits::bucket::Bucket;
+use crate::limits::strict::{StrictQueue, StrictSnapshot};
 use crate::store::permits::{
     LimitPermits, LimitPermitsReply, MAX_PERMITS_PER_REPORT, PermitId, PermitReport,
     PermitReportReply, PermitTiming,
 };
-use crate::telemetry::event::StrictPermitEvent;
+use sluicegate_lease::clock::Clock;
 
 /// The number of heartbeat intervals after which the store releases an unreported permit.
 const PERMIT_HEARTBEATS: u64 = 3;
@@ -50,7 +50,8 @@ const RECONNECT_TIME: Nanos = Nanos::SECOND;
 const MAX_PENDING_RELEASES: usize = 65_536;
 
 #[derive(Debug)]
-pub(in crate::engine) struct PermitReporter {
+pub(crate) struct PermitReporter {
+    host: Arc<dyn Host>,
     /// Identifies this process in permit ids. Unique in the fleet.
     incarnation: u64,
     next_number: AtomicU64,
@@ -67,18 +68,18 @@ pub(in crate::engine) struct PermitReporter {
 
 /// A released permit that the store may still count.
 #[derive(Debug)]
-pub(in crate::engine) struct ReleasedPermit {
+pub(crate) struct ReleasedPermit {
     /// Shared with the bucket, because many releases may wait and a name may be long.
-    pub(in crate::engine) bucket: Arc<[u8]>,
-    pub(in crate::engine) queue: Arc<StrictQueue>,
-    pub(in crate::engine) id: PermitId,
+    pub(crate) bucket: Arc<[u8]>,
+    pub(crate) queue: Arc<StrictQueue>,
+    pub(crate) id: PermitId,
     /// The instant of the next report of this release.
-    pub(in crate::engine) due: Nanos,
+    pub(crate) due: Nanos,
     /// The deadline of the permit in the store.
-    pub(in crate::engine) store_deadline: Nanos,
+    pub(crate) store_deadline: Nanos,
     /// `true` if the release must be repeated, because a pending store call may acquire the permit
     /// again.
-    pub(in crate::engine) is_repeated: bool,
+    pub(crate) is_repeated: bool,
 }
 
 /// The unreported releases, at most [`MAX_PENDING_RELEASES`].
@@ -129,9 +130,14 @@ struct RoundState {
 }
 
 impl PermitReporter {
-    pub(in crate::engine) fn new(replica: u64, incarnation: u64, heartbeat: Nanos) -> Self {
+    pub(crate) fn new(
+        host: Arc<dyn Host>,
+        (replica, incarnation): (u64, u64),
+        heartbeat: Nanos,
+    ) -> Self {
         let name = [replica.to_le_bytes(), incarnation.to_le_bytes()].concat();
         Self {
+            host,
             incarnation: SipHasher24::new().hash(&name),
             next_number: AtomicU64::new(0),
             heartbeat,
@@ -143,18 +149,18 @@ impl PermitReporter {
         }
     }
 
-    pub(in crate::engine) const fn heartbeat(&self) -> Nanos {
+    pub(crate) const fn heartbeat(&self) -> Nanos {
         self.heartbeat
     }
 
     /// Returns the time for which the store keeps a permit without a report.
-    pub(in crate::engine) const fn unreported_lifetime(&self) -> Nanos {
+    pub(crate) const fn unreported_lifetime(&self) -> Nanos {
         Nanos(self.heartbeat.0.saturating_mul(PERMIT_HEARTBEATS))
     }
 
     /// Returns the timing of permits of a strict limit with this `max_duration`. All replicas with
     /// the same heartbeat interval get the same timing.
-    pub(in crate::engine) fn times(&self, max_duration: Nanos) -> PermitTiming {
+    pub(crate) fn times(&self, max_duration: Nanos) -> PermitTiming {
         PermitTiming {
             grace: self.unreported_lifetime().plus(RECONNECT_TIME),
             max_silence: Nanos(self.heartbeat.0.saturating_mul(SILENT_HEARTBEATS)),
@@ -164,36 +170,36 @@ impl PermitReporter {
 
     /// Returns the time for which the store keeps a permit with the given local lifetime. It is one
     /// heartbeat interval longer, because a renewal is reported with the next heartbeat.
-    pub(in crate::engine) fn store_lifetime(&self, local_lifetime: Option<Nanos>) -> Nanos {
+    pub(crate) fn store_lifetime(&self, local_lifetime: Option<Nanos>) -> Nanos {
         local_lifetime.map_or(self.unreported_lifetime(), |keep| keep.plus(self.heartbeat))
     }
 
-    pub(in crate::engine) fn next_id(&self) -> PermitId {
+    pub(crate) fn next_id(&self) -> PermitId {
         PermitId(self.incarnation, self.next_number.fetch_add(1, Relaxed))
     }
 
     /// Returns a pseudo-random number below the bound, for jitter.
-    pub(in crate::engine) fn random_below(&self, bound: u64) -> u64 {
+    pub(crate) fn random_below(&self, bound: u64) -> u64 {
         let PermitId(incarnation, number) = self.next_id();
         SipHasher24::new().hash(&(incarnation ^ number).to_le_bytes()) % bound.max(1)
     }
 
     /// Switches heartbeats without permits on or off. The store needs them if the configuration has
     /// strict limits.
-    pub(in crate::engine) fn expect_strict(&self, has_strict_limits: bool) {
+    pub(crate) fn expect_strict(&self, has_strict_limits: bool) {
         self.has_strict_limits.store(has_strict_limits, Relaxed);
     }
 
-    pub(in crate::engine) fn add_bucket(&self, name: &[u8], bucket: &Arc<Bucket>) {
+    pub(crate) fn add_bucket(&self, name: &[u8], bucket: &Arc<Bucket>) {
         self.reported.lock().insert(name.into(), Arc::clone(bucket));
     }
 
-    pub(in crate::engine) fn remove_bucket(&self, name: &[u8]) {
+    pub(crate) fn remove_bucket(&self, name: &[u8]) {
         self.reported.lock().remove(name);
     }
 
     /// Queues a released permit for the next report.
-    pub(in crate::engine) fn queue_release(&self, now: Nanos, release: ReleasedPermit) {
+    pub(crate) fn queue_release(&self, now: Nanos, release: ReleasedPermit) {
         let failed_at = self.last_round.lock().failed_at;
         let unreported = self.unreported_lifetime();
         let has_failed_lately = failed_at.is_some_and(|at| now.since(at) < unreported);
@@ -282,7 +288,7 @@ impl<'a> PermitReports<'a> {
             if let Some(bucket) = self.buckets.get(&limit.bucket) {
                 bucket.apply_report_reply(reply);
             }
-            count_events(&limit, reply.ok());
+            self.reporter.count_events(&limit, reply.ok());
             for release in limit.released.iter().filter_map(|id| self.released.remove(id)) {
                 self.reporter.finish_or_repeat(now, release, reply.is_ok());
             }
@@ -335,6 +341,19 @@ fn split_report(permits: LimitPermits) -> Vec<LimitPermits> {
 }
 
 impl PermitReporter {
+    /// Counts an event of this number of permits.
+    pub(crate) fn count(&self, event: PermitEvent, permits: u64) {
+        self.host.count(ConcurrencyEvent::Permits(event, permits));
+    }
+
+    fn count_events(&self, permits: &LimitPermits, reply: Option<LimitPermitsReply>) {
+        let Some(reply) = reply else { return };
+        let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+        self.count(PermitEvent::Renewed, number(permits.in_use.len()));
+        self.count(PermitEvent::Restored, reply.changes.restored);
+        self.count(PermitEvent::Released, reply.changes.freed);
+    }
+
     fn finish_or_repeat(&self, now: Nanos, release: ReleasedPermit, is_confirmed: bool) {
         if is_confirmed {
             release.queue.wake_first();
@@ -376,12 +395,4 @@ impl PermitReporter {
             None => {}
         }
     }
-}
-
-fn count_events(permits: &LimitPermits, reply: Option<LimitPermitsReply>) {
-    let Some(reply) = reply else { return };
-    let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
-    StrictPermitEvent::Renewed.emit(number(permits.in_use.len()));
-    StrictPermitEvent::Restored.emit(reply.changes.restored);
-    StrictPermitEvent::Released.emit(reply.changes.freed);
 }

@@ -20,8 +20,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::bucket::Bucket;
 use crate::kernel::units::Nanos;
+use crate::limits::bucket::Bucket;
 
 /// The number of buckets that one insertion at a bound examines. It is small, so that a flood of
 /// new names does not scan all buckets each time.

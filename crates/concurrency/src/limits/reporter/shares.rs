@@ -13,16 +13,16 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::membership::Membership;
 use super::share_totals::ShareTotals;
-use crate::clock::Clock;
-use crate::engine::concurrency::bucket::Bucket;
-use crate::engine::concurrency::{BucketName, ShareSnapshot};
+use crate::host::Host;
 use crate::kernel::coordinator::config::CoordinatorConfigError;
 use crate::kernel::coordinator::{ClockReading, HeartbeatReply, ShareTiming};
 use crate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
-use crate::store::StoreFailure;
+use crate::limits::bucket::Bucket;
+use crate::limits::{BucketName, ShareSnapshot};
 use crate::store::heartbeat::ShareRoundReply;
+use sluicegate_lease::clock::Clock;
+use sluicegate_lease::store::StoreFailure;
 
 /// The largest assumed difference in rate between two clocks, in parts per million. NTP slews a
 /// clock by at most 500 ppm.
@@ -78,7 +78,7 @@ pub(super) struct ShareReporter {
     pub(super) incarnation: Incarnation,
     pub(super) pace: SharePace,
     last_share_incarnation: AtomicU64,
-    pub(super) membership: Arc<Membership>,
+    pub(super) host: Arc<dyn Host>,
     reported: Mutex<HashMap<BucketName, Arc<Bucket>>>,
     /// Limits with a request that waits for a share and arrived after the limit's last report.
     pub(super) awaited: Mutex<HashMap<BucketName, Arc<Bucket>>>,
@@ -106,7 +106,7 @@ struct StoreStatus {
 
 impl ShareReporter {
     pub(super) fn new(
-        membership: Arc<Membership>,
+        host: Arc<dyn Host>,
         replica: ReplicaId,
         incarnation: Incarnation,
         pace: SharePace,
@@ -116,13 +116,13 @@ impl ShareReporter {
             incarnation,
             pace,
             last_share_incarnation: AtomicU64::new(incarnation.0),
-            membership,
+            totals: Arc::new(ShareTotals::new(Arc::clone(&host))),
+            host,
             reported: Mutex::default(),
             awaited: Mutex::default(),
             wake: Notify::new(),
             store_status: Mutex::default(),
             longest_use: AtomicU64::new(0),
-            totals: Arc::default(),
         }
     }
 
@@ -178,7 +178,7 @@ impl ShareReporter {
 
     /// Returns this replica's part of the initial limit, for a store outage before the first grant.
     pub(super) fn outage_share(&self, initial_limit: u32) -> Share {
-        Share(u64::from(initial_limit / self.membership.replicas()))
+        Share(u64::from(initial_limit / self.host.replicas()))
     }
 
     /// Returns the store incarnation that granted all shares in use at this replica. `None` if a
