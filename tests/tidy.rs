@@ -50,8 +50,8 @@ const CRATES: [(&str, &[&str]); 7] = [
     ("envoy-module", &["descriptors", "proxy"]),
     ("kernel", &[]),
     ("lease", &["kernel"]),
-    ("lease-protocol", &["kernel"]),
-    ("proxy", &["kernel", "lease", "lease-protocol"]),
+    ("lease-protocol", &["concurrency", "kernel"]),
+    ("proxy", &["concurrency", "kernel", "lease", "lease-protocol"]),
 ];
 
 /// Text that the kernel may not contain, with the reason.

@@ -35,6 +35,13 @@ pub mod api {
     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../proto/sluicegate/v1/leases.rs"));
 }
 
+pub mod concurrency;
+mod failure;
+pub mod permits;
+pub mod shares;
+
+pub use failure::{failure, failure_message};
+
 /// The version of the protocol.
 pub const PROTOCOL: u32 = 1;
 

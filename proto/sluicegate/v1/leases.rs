@@ -6,7 +6,7 @@ pub struct ProxyMessage {
     /// with an id.
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    #[prost(oneof = "proxy_message::Message", tags = "2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "proxy_message::Message", tags = "2, 3, 4, 5, 6, 7, 8, 9")]
     pub message: ::core::option::Option<proxy_message::Message>,
 }
 /// Nested message and enum types in `ProxyMessage`.
@@ -25,6 +25,10 @@ pub mod proxy_message {
         Check(super::CheckMessage),
         #[prost(message, tag = "7")]
         Usage(super::UsageReport),
+        #[prost(message, tag = "8")]
+        Report(super::FleetReport),
+        #[prost(message, tag = "9")]
+        Acquire(super::PermitAcquire),
     }
 }
 /// A message of Sluicegate.
@@ -33,7 +37,7 @@ pub struct LeaseMessage {
     /// The id of the request; 0 for `welcome` and `limits_changed`.
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    #[prost(oneof = "lease_message::Message", tags = "2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "lease_message::Message", tags = "2, 3, 4, 5, 6, 7, 8, 9")]
     pub message: ::core::option::Option<lease_message::Message>,
 }
 /// Nested message and enum types in `LeaseMessage`.
@@ -52,6 +56,10 @@ pub mod lease_message {
         Charge(super::ChargeResult),
         #[prost(message, tag = "7")]
         Check(super::CheckResult),
+        #[prost(message, tag = "8")]
+        Report(super::FleetReportResult),
+        #[prost(message, tag = "9")]
+        Acquire(super::PermitAcquireResult),
     }
 }
 /// Introduces a proxy process.
@@ -82,6 +90,14 @@ pub struct LeaseWelcome {
     /// The number of the limits in force; see `LimitsChanged`.
     #[prost(uint64, tag = "3")]
     pub limits: u64,
+    /// The interval of reports about concurrency limits, and the lifetime of a share of a limit.
+    #[prost(uint64, tag = "4")]
+    pub heartbeat_us: u64,
+    #[prost(uint64, tag = "5")]
+    pub share_expiry_us: u64,
+    /// The number of replicas and proxies that share a limit.
+    #[prost(uint32, tag = "6")]
+    pub replicas: u32,
 }
 /// New limits are in force: of a reload, or by an action of an operator. A proxy asks again for each rule before it uses it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -135,6 +151,9 @@ pub struct RuleReply {
     /// The limits of the rule. Set for LEASED.
     #[prost(message, repeated, tag = "8")]
     pub leased: ::prost::alloc::vec::Vec<LeasedLimit>,
+    /// The concurrency limit of the descriptor. Absent if it has none. A request needs a permit, whatever `handling` is.
+    #[prost(message, optional, tag = "9")]
+    pub concurrency: ::core::option::Option<ConcurrencyLimit>,
 }
 /// Nested message and enum types in `RuleReply`.
 pub mod rule_reply {
@@ -682,6 +701,9 @@ pub struct UsageReport {
     pub leased_keys: u64,
     #[prost(uint64, tag = "3")]
     pub leased_hits: u64,
+    /// At most 1,000 buckets of concurrency limits.
+    #[prost(message, repeated, tag = "4")]
+    pub concurrency: ::prost::alloc::vec::Vec<ConcurrencyUsage>,
 }
 /// The decisions about one descriptor.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -707,6 +729,644 @@ pub struct KeyUsage {
     pub allowed_hits: u64,
     #[prost(uint64, tag = "9")]
     pub denied_hits: u64,
+}
+/// A concurrency limit, as the proxy enforces it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ConcurrencyLimit {
+    /// The path of the rule.
+    #[prost(string, tag = "1")]
+    pub rule: ::prost::alloc::string::String,
+    /// The name of the bucket: the limit, and the values of its descriptor. At most 65,535 bytes.
+    #[prost(bytes = "vec", tag = "2")]
+    pub bucket: ::prost::alloc::vec::Vec<u8>,
+    #[prost(enumeration = "concurrency_limit::Mode", tag = "3")]
+    pub mode: i32,
+    /// The limit in requests; with `adaptive`, its initial value.
+    #[prost(uint32, tag = "4")]
+    pub limit: u32,
+    /// Absent: the limit is constant.
+    #[prost(message, optional, tag = "5")]
+    pub adaptive: ::core::option::Option<AdaptiveLimit>,
+    /// Absent: requests do not wait for a permit.
+    #[prost(message, optional, tag = "6")]
+    pub queue: ::core::option::Option<PermitQueue>,
+    /// The answers of the upstream that mean overload: HTTP statuses from 400 to 599, and gRPC codes from 1 to 16.
+    #[prost(uint32, repeated, tag = "7")]
+    pub overload_http: ::prost::alloc::vec::Vec<u32>,
+    #[prost(uint32, repeated, tag = "8")]
+    pub overload_grpc: ::prost::alloc::vec::Vec<u32>,
+    /// True if the limit does not grow for the time in the `Retry-After` of such an answer.
+    #[prost(bool, tag = "9")]
+    pub honors_retry_after: bool,
+    /// The combination of votes on a shared adaptive limit.
+    #[prost(enumeration = "concurrency_limit::Aggregate", tag = "10")]
+    pub aggregate: i32,
+    /// The longest duration of a request.
+    #[prost(uint64, tag = "11")]
+    pub max_duration_us: u64,
+    #[prost(enumeration = "concurrency_limit::OnFailure", tag = "12")]
+    pub on_failure: i32,
+    #[prost(message, optional, tag = "13")]
+    pub reject: ::core::option::Option<RejectedReply>,
+    /// True if rejections are only reported.
+    #[prost(bool, tag = "14")]
+    pub shadow: bool,
+}
+/// Nested message and enum types in `ConcurrencyLimit`.
+pub mod concurrency_limit {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Mode {
+        /// Never sent.
+        Unspecified = 0,
+        /// The proxy has the whole limit for itself.
+        Local = 1,
+        /// The proxy has a share of the limit, and reports to the store with `FleetReport`.
+        Shared = 2,
+        /// Each permit is acquired from the store with `PermitAcquire`.
+        Strict = 3,
+    }
+    impl Mode {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Unspecified => "MODE_UNSPECIFIED",
+                Self::Local => "LOCAL",
+                Self::Shared => "SHARED",
+                Self::Strict => "STRICT",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "MODE_UNSPECIFIED" => Some(Self::Unspecified),
+                "LOCAL" => Some(Self::Local),
+                "SHARED" => Some(Self::Shared),
+                "STRICT" => Some(Self::Strict),
+                _ => None,
+            }
+        }
+    }
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum OnFailure {
+        /// Never sent.
+        Unspecified = 0,
+        /// No request is allowed.
+        Deny = 1,
+        /// The last share of the proxy. Without one: the limit, divided by `replicas` of `LeaseWelcome`.
+        LocalShare = 2,
+        /// The whole limit.
+        Allow = 3,
+    }
+    impl OnFailure {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Unspecified => "ON_FAILURE_UNSPECIFIED",
+                Self::Deny => "DENY",
+                Self::LocalShare => "LOCAL_SHARE",
+                Self::Allow => "ALLOW",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "ON_FAILURE_UNSPECIFIED" => Some(Self::Unspecified),
+                "DENY" => Some(Self::Deny),
+                "LOCAL_SHARE" => Some(Self::LocalShare),
+                "ALLOW" => Some(Self::Allow),
+                _ => None,
+            }
+        }
+    }
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Aggregate {
+        /// Never sent.
+        Unspecified = 0,
+        Median = 1,
+        Minimum = 2,
+    }
+    impl Aggregate {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Unspecified => "AGGREGATE_UNSPECIFIED",
+                Self::Median => "MEDIAN",
+                Self::Minimum => "MINIMUM",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "AGGREGATE_UNSPECIFIED" => Some(Self::Unspecified),
+                "MEDIAN" => Some(Self::Median),
+                "MINIMUM" => Some(Self::Minimum),
+                _ => None,
+            }
+        }
+    }
+}
+/// The adaptation of a concurrency limit to latency.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AdaptiveLimit {
+    #[prost(enumeration = "adaptive_limit::Algorithm", tag = "1")]
+    pub algorithm: i32,
+    #[prost(uint32, tag = "2")]
+    pub min: u32,
+    #[prost(uint32, tag = "3")]
+    pub max: u32,
+    /// The parameters of the algorithm. Absent: its own constants. `_hundredths`: 150 is 1.5.
+    #[prost(uint64, optional, tag = "4")]
+    pub target_us: ::core::option::Option<u64>,
+    #[prost(uint32, optional, tag = "5")]
+    pub tolerance_hundredths: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "6")]
+    pub increase: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "7")]
+    pub decrease_hundredths: ::core::option::Option<u32>,
+    #[prost(uint64, optional, tag = "8")]
+    pub window_us: ::core::option::Option<u64>,
+}
+/// Nested message and enum types in `AdaptiveLimit`.
+pub mod adaptive_limit {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Algorithm {
+        /// Never sent.
+        Unspecified = 0,
+        Gradient = 1,
+        Aimd = 2,
+        Gradient2 = 3,
+    }
+    impl Algorithm {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Unspecified => "ALGORITHM_UNSPECIFIED",
+                Self::Gradient => "GRADIENT",
+                Self::Aimd => "AIMD",
+                Self::Gradient2 => "GRADIENT2",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "ALGORITHM_UNSPECIFIED" => Some(Self::Unspecified),
+                "GRADIENT" => Some(Self::Gradient),
+                "AIMD" => Some(Self::Aimd),
+                "GRADIENT2" => Some(Self::Gradient2),
+                _ => None,
+            }
+        }
+    }
+}
+/// The queue of requests that wait for a permit.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PermitQueue {
+    /// The largest number of waiting requests.
+    #[prost(uint32, tag = "1")]
+    pub size: u32,
+    /// The longest wait of a request.
+    #[prost(uint64, tag = "2")]
+    pub timeout_us: u64,
+}
+/// The response to a request without a permit.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RejectedReply {
+    /// The HTTP status, from 400 to 599.
+    #[prost(uint32, tag = "1")]
+    pub status: u32,
+    /// The value of `Retry-After`. Absent: no such header.
+    #[prost(uint64, optional, tag = "2")]
+    pub retry_after_us: ::core::option::Option<u64>,
+    #[prost(string, tag = "3")]
+    pub body: ::prost::alloc::string::String,
+}
+/// Reports the proxy's shares and permits of concurrency limits to the store. At least one part is set.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FleetReport {
+    #[prost(message, optional, tag = "1")]
+    pub shares: ::core::option::Option<ShareRound>,
+    #[prost(message, optional, tag = "2")]
+    pub permits: ::core::option::Option<PermitReport>,
+}
+/// The result of a `FleetReport`.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FleetReportResult {
+    /// Set if the report has shares.
+    #[prost(message, optional, tag = "1")]
+    pub shares: ::core::option::Option<ShareRoundResult>,
+    /// Set if the report has permits.
+    #[prost(message, optional, tag = "2")]
+    pub permits: ::core::option::Option<PermitReportResult>,
+}
+/// The share reports of a proxy, for shared concurrency limits.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ShareRound {
+    /// The proxy, its incarnation, and the coordinator's incarnation that made all its grants. Numbers are below 2^53.
+    #[prost(uint64, tag = "1")]
+    pub replica: u64,
+    #[prost(uint64, tag = "2")]
+    pub incarnation: u64,
+    /// Absent without a common coordinator.
+    #[prost(uint64, optional, tag = "3")]
+    pub coordinator_incarnation: ::core::option::Option<u64>,
+    /// `store_time_us` of the last reply. Absent before the first one.
+    #[prost(uint64, optional, tag = "4")]
+    pub last_reply_at_us: ::core::option::Option<u64>,
+    /// The longest time from now for which a share may be in use.
+    #[prost(uint64, tag = "5")]
+    pub longest_use_ns: u64,
+    /// True if the proxy leaves, and has no shares and no requests in flight.
+    #[prost(bool, tag = "6")]
+    pub is_leaving: bool,
+    /// At most 64.
+    #[prost(message, repeated, tag = "7")]
+    pub reports: ::prost::alloc::vec::Vec<ShareReport>,
+}
+/// The report about one limit.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ShareReport {
+    #[prost(bytes = "vec", tag = "1")]
+    pub bucket: ::prost::alloc::vec::Vec<u8>,
+    #[prost(message, optional, tag = "2")]
+    pub limit: ::core::option::Option<SharedLimit>,
+    /// The incarnation of the share, and the number of this report within it.
+    #[prost(uint64, tag = "3")]
+    pub incarnation: u64,
+    #[prost(uint64, tag = "4")]
+    pub number: u64,
+    /// Absent before the first grant, and after the share expired.
+    #[prost(message, optional, tag = "5")]
+    pub grant_in_use: ::core::option::Option<GrantInUse>,
+    #[prost(uint64, tag = "6")]
+    pub in_flight: u64,
+    /// The permits that the proxy could use.
+    #[prost(uint64, tag = "7")]
+    pub demand: u64,
+    /// The factor by which the proxy would change its share, in 1/65,536. Absent: too few samples.
+    #[prost(uint32, optional, tag = "8")]
+    pub vote: ::core::option::Option<u32>,
+    /// True if the proxy returns its share.
+    #[prost(bool, tag = "9")]
+    pub is_leaving: bool,
+}
+/// The parameters of a shared limit.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SharedLimit {
+    #[prost(uint64, tag = "1")]
+    pub heartbeat_ns: u64,
+    #[prost(uint64, tag = "2")]
+    pub share_lifetime_ns: u64,
+    /// The part of the lifetime at its end in which the proxy does not use the share.
+    #[prost(uint64, tag = "3")]
+    pub margin_ns: u64,
+    #[prost(uint64, tag = "4")]
+    pub max_duration_ns: u64,
+    #[prost(uint64, tag = "5")]
+    pub min: u64,
+    #[prost(uint64, tag = "6")]
+    pub start: u64,
+    #[prost(uint64, tag = "7")]
+    pub max: u64,
+    #[prost(enumeration = "concurrency_limit::Aggregate", tag = "8")]
+    pub aggregate: i32,
+}
+/// A grant that the proxy uses.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GrantInUse {
+    #[prost(uint64, tag = "1")]
+    pub coordinator_incarnation: u64,
+    #[prost(uint64, tag = "2")]
+    pub generation: u64,
+    #[prost(uint64, tag = "3")]
+    pub share: u64,
+    #[prost(uint64, tag = "4")]
+    pub limit: u64,
+}
+/// The result of a `ShareRound`.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ShareRoundResult {
+    #[prost(oneof = "share_round_result::Result", tags = "1, 2")]
+    pub result: ::core::option::Option<share_round_result::Result>,
+}
+/// Nested message and enum types in `ShareRoundResult`.
+pub mod share_round_result {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Result {
+        #[prost(message, tag = "1")]
+        Applied(super::ShareRoundReply),
+        #[prost(message, tag = "2")]
+        Failure(super::LeaseFailure),
+    }
+}
+/// The store's reply to a `ShareRound`.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ShareRoundReply {
+    #[prost(uint64, tag = "1")]
+    pub coordinator_incarnation: u64,
+    /// The instant of the round on the store's clock, in microseconds.
+    #[prost(uint64, tag = "2")]
+    pub store_time_us: u64,
+    /// One for each report, in order.
+    #[prost(message, repeated, tag = "3")]
+    pub replies: ::prost::alloc::vec::Vec<ShareReply>,
+}
+/// The store's reply to a `ShareReport`. Without a result, the store cannot read the state of the limit.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ShareReply {
+    #[prost(oneof = "share_reply::Result", tags = "1, 2, 3")]
+    pub result: ::core::option::Option<share_reply::Result>,
+}
+/// Nested message and enum types in `ShareReply`.
+pub mod share_reply {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Refusal {
+        /// Never sent.
+        Unspecified = 0,
+        /// A later report arrived before.
+        Stale = 1,
+        /// A newer incarnation of the share is known.
+        Superseded = 2,
+        /// The store lost its state.
+        StateLost = 3,
+        /// Too many replicas and proxies use the limit.
+        TooManyReplicas = 4,
+    }
+    impl Refusal {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Unspecified => "REFUSAL_UNSPECIFIED",
+                Self::Stale => "STALE",
+                Self::Superseded => "SUPERSEDED",
+                Self::StateLost => "STATE_LOST",
+                Self::TooManyReplicas => "TOO_MANY_REPLICAS",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "REFUSAL_UNSPECIFIED" => Some(Self::Unspecified),
+                "STALE" => Some(Self::Stale),
+                "SUPERSEDED" => Some(Self::Superseded),
+                "STATE_LOST" => Some(Self::StateLost),
+                "TOO_MANY_REPLICAS" => Some(Self::TooManyReplicas),
+                _ => None,
+            }
+        }
+    }
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Result {
+        #[prost(message, tag = "1")]
+        Grant(super::ShareGrant),
+        /// The share is returned.
+        #[prost(bool, tag = "2")]
+        Left(bool),
+        #[prost(enumeration = "Refusal", tag = "3")]
+        Refusal(i32),
+    }
+}
+/// A share of a limit. Replica, incarnation and number are those of the report.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ShareGrant {
+    #[prost(uint64, tag = "1")]
+    pub coordinator_incarnation: u64,
+    #[prost(uint64, tag = "2")]
+    pub generation: u64,
+    #[prost(uint64, tag = "3")]
+    pub share: u64,
+    /// The share once other replicas and proxies gave up their excess.
+    #[prost(uint64, tag = "4")]
+    pub fair_share: u64,
+    /// The whole limit.
+    #[prost(uint64, tag = "5")]
+    pub limit: u64,
+    /// The number of replicas and proxies that share the limit.
+    #[prost(uint64, tag = "6")]
+    pub replicas: u64,
+    #[prost(bool, tag = "7")]
+    pub is_recovering: bool,
+}
+/// The durations of a strict limit, equal for all replicas and proxies.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PermitTiming {
+    #[prost(uint64, tag = "1")]
+    pub grace_ns: u64,
+    #[prost(uint64, tag = "2")]
+    pub max_silence_ns: u64,
+    #[prost(uint64, tag = "3")]
+    pub max_lifetime_ns: u64,
+}
+/// Identifies a permit: a number of the proxy process, and a number of the permit.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PermitId {
+    #[prost(fixed64, tag = "1")]
+    pub process: u64,
+    #[prost(fixed64, tag = "2")]
+    pub number: u64,
+}
+/// Acquires a permit of a strict limit. A repeated message is applied once.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PermitAcquire {
+    #[prost(bytes = "vec", tag = "1")]
+    pub bucket: ::prost::alloc::vec::Vec<u8>,
+    #[prost(message, optional, tag = "2")]
+    pub permit: ::core::option::Option<PermitId>,
+    /// The limit in permits.
+    #[prost(uint64, tag = "3")]
+    pub limit: u64,
+    /// The time for which the store keeps the permit without a report.
+    #[prost(uint64, tag = "4")]
+    pub lifetime_ns: u64,
+    #[prost(message, optional, tag = "5")]
+    pub timing: ::core::option::Option<PermitTiming>,
+}
+/// The result of a `PermitAcquire`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PermitAcquireResult {
+    #[prost(oneof = "permit_acquire_result::Result", tags = "1, 2")]
+    pub result: ::core::option::Option<permit_acquire_result::Result>,
+}
+/// Nested message and enum types in `PermitAcquireResult`.
+pub mod permit_acquire_result {
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Result {
+        #[prost(message, tag = "1")]
+        Applied(super::PermitAcquireReply),
+        #[prost(message, tag = "2")]
+        Failure(super::LeaseFailure),
+    }
+}
+/// The store's reply to a `PermitAcquire`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PermitAcquireReply {
+    /// True if the permit is acquired.
+    #[prost(bool, tag = "1")]
+    pub acquired: bool,
+    /// Above 0 if the store may have lost its state, and grants no permits for this time.
+    #[prost(uint64, tag = "2")]
+    pub closed_for_us: u64,
+    /// The permits of all replicas and proxies.
+    #[prost(uint64, tag = "3")]
+    pub permits: u64,
+}
+/// Reports the proxy's permits of strict limits.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PermitReport {
+    #[prost(message, optional, tag = "1")]
+    pub timing: ::core::option::Option<PermitTiming>,
+    /// True if the report goes to all nodes of the store.
+    #[prost(bool, tag = "2")]
+    pub to_all_nodes: bool,
+    /// At most 512 permits in all.
+    #[prost(message, repeated, tag = "3")]
+    pub limits: ::prost::alloc::vec::Vec<LimitPermits>,
+}
+/// The proxy's permits of one limit.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LimitPermits {
+    #[prost(bytes = "vec", tag = "1")]
+    pub bucket: ::prost::alloc::vec::Vec<u8>,
+    #[prost(message, repeated, tag = "2")]
+    pub in_use: ::prost::alloc::vec::Vec<PermitInUse>,
+    #[prost(message, repeated, tag = "3")]
+    pub released: ::prost::alloc::vec::Vec<PermitId>,
+}
+/// A permit in use, and the time until its deadline.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PermitInUse {
+    #[prost(message, optional, tag = "1")]
+    pub permit: ::core::option::Option<PermitId>,
+    #[prost(uint64, tag = "2")]
+    pub time_left_ns: u64,
+}
+/// The result of a `PermitReport`: one for each limit, in order.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PermitReportResult {
+    #[prost(message, repeated, tag = "1")]
+    pub limits: ::prost::alloc::vec::Vec<LimitPermitsResult>,
+}
+/// The result for one limit.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LimitPermitsResult {
+    #[prost(oneof = "limit_permits_result::Result", tags = "1, 2")]
+    pub result: ::core::option::Option<limit_permits_result::Result>,
+}
+/// Nested message and enum types in `LimitPermitsResult`.
+pub mod limit_permits_result {
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Result {
+        #[prost(message, tag = "1")]
+        Applied(super::LimitPermitsReply),
+        #[prost(message, tag = "2")]
+        Failure(super::LeaseFailure),
+    }
+}
+/// The store's reply about the permits of one limit.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LimitPermitsReply {
+    /// Reported permits that the store did not list, and released ones that it still listed.
+    #[prost(uint64, tag = "1")]
+    pub restored: u64,
+    #[prost(uint64, tag = "2")]
+    pub freed: u64,
+    /// The permits of all replicas and proxies.
+    #[prost(uint64, tag = "3")]
+    pub permits: u64,
+}
+/// The use of one concurrency limit by the proxy.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ConcurrencyUsage {
+    #[prost(bytes = "vec", tag = "1")]
+    pub bucket: ::prost::alloc::vec::Vec<u8>,
+    /// At the time of the report.
+    #[prost(uint32, tag = "2")]
+    pub in_flight: u32,
+    #[prost(uint32, tag = "3")]
+    pub waiting: u32,
+    /// The limit or share of the proxy.
+    #[prost(uint32, tag = "4")]
+    pub limit: u32,
+    /// Since the last report.
+    #[prost(uint64, tag = "5")]
+    pub allowed_requests: u64,
+    #[prost(uint64, tag = "6")]
+    pub rejected_full: u64,
+    #[prost(uint64, tag = "7")]
+    pub rejected_queue_full: u64,
+    #[prost(uint64, tag = "8")]
+    pub rejected_queue_timeout: u64,
+    #[prost(uint64, tag = "9")]
+    pub shadow_rejected_requests: u64,
 }
 /// Generated client implementations.
 pub mod leases_client {

@@ -107,6 +107,18 @@ impl OverloadAnswers {
         Self { grpc: self.grpc | bit, ..self }
     }
 
+    /// Returns the HTTP statuses in the list, ascending.
+    pub fn http_statuses(self) -> impl Iterator<Item = u16> {
+        (FIRST_STATUS..600).filter(move |status| {
+            self.contains(&UpstreamAnswer { http: Some(*status), ..UpstreamAnswer::default() })
+        })
+    }
+
+    /// Returns the gRPC codes in the list, ascending.
+    pub fn grpc_codes(self) -> impl Iterator<Item = u8> {
+        (1..=16).filter(move |code| self.grpc & 1 << code != 0)
+    }
+
     /// Returns `true` if the answer's status or code is in the list.
     #[must_use]
     pub fn contains(&self, answer: &UpstreamAnswer) -> bool {

@@ -1,0 +1,232 @@
+//! Concurrency limits, as a proxy enforces them.
+//!
+//! Guarantees:
+//! - A `max_duration` never shrinks by a conversion, because requests may run for that long.
+
+use std::sync::Arc;
+
+use sluicegate_kernel::concurrency::adaptive::{
+    AdaptiveAlgorithm, AdaptiveConfig, AdaptiveTuning, Hundredths,
+};
+use sluicegate_kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
+use sluicegate_kernel::concurrency::{OverloadAnswers, RetryAfterRule};
+use sluicegate_kernel::coordinator::ConcurrencyFallback;
+use sluicegate_kernel::coordinator::aggregate::VoteAggregate;
+use sluicegate_kernel::units::Nanos;
+
+use crate::api::concurrency_limit::{Aggregate, Mode, OnFailure};
+use crate::{api, micros, nanos};
+
+/// The largest name of a bucket, in bytes.
+pub const MAX_BUCKET_BYTES: usize = 65_535;
+
+/// The concurrency limit of a descriptor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConcurrencyRule {
+    /// The path of the rule.
+    pub path: Arc<str>,
+    /// The name of the bucket.
+    pub bucket: Box<[u8]>,
+    /// The processes among which the limit is split.
+    pub sharing: Sharing,
+    /// The parameters of the limit.
+    pub rules: LimiterConfig,
+    /// The combination of votes on a shared adaptive limit.
+    pub aggregate: VoteAggregate,
+    /// The longest duration of a request.
+    pub max_duration: Nanos,
+    /// The behavior without the store.
+    pub on_failure: ConcurrencyFallback,
+    /// The response to a request without a permit.
+    pub reject: Rejection,
+    /// `true` if rejections are only reported.
+    pub is_shadow: bool,
+}
+
+/// The processes among which a concurrency limit is split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// None: each process has the whole limit.
+    Local,
+    /// All replicas and proxies, by shares.
+    Shared,
+    /// All replicas and proxies, with a store call for each permit.
+    Strict,
+}
+
+/// The response to a request without a permit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejection {
+    /// The HTTP status, from 400 to 599.
+    pub status: u16,
+    /// The value of the header `Retry-After`; `None` omits it.
+    pub retry_after: Option<Nanos>,
+    /// The body.
+    pub body: Arc<str>,
+}
+
+/// Returns the limit, or `None` if it is invalid.
+#[must_use]
+pub fn concurrency_rule(wire: &api::ConcurrencyLimit) -> Option<ConcurrencyRule> {
+    let (bucket, max_duration) = (bucket(&wire.bucket)?, nanos(wire.max_duration_us));
+    let sharing = match Mode::try_from(wire.mode).ok()? {
+        Mode::Unspecified => return None,
+        Mode::Local => Sharing::Local,
+        Mode::Shared => Sharing::Shared,
+        Mode::Strict => Sharing::Strict,
+    };
+    let on_failure = match OnFailure::try_from(wire.on_failure).ok()? {
+        OnFailure::Unspecified => return None,
+        OnFailure::Deny => ConcurrencyFallback::Deny,
+        OnFailure::LocalShare => ConcurrencyFallback::Local,
+        OnFailure::Allow => ConcurrencyFallback::Allow,
+    };
+    (max_duration != Nanos(0)).then_some(())?;
+    Some(ConcurrencyRule {
+        path: wire.rule.as_str().into(),
+        bucket,
+        sharing,
+        rules: limiter_config(wire)?,
+        aggregate: aggregate(wire.aggregate)?,
+        max_duration,
+        on_failure,
+        reject: rejection(wire.reject.as_ref()?)?,
+        is_shadow: wire.shadow,
+    })
+}
+
+/// Returns the message of a limit.
+#[must_use]
+pub fn concurrency_message(rule: &ConcurrencyRule) -> api::ConcurrencyLimit {
+    let mode = match rule.sharing {
+        Sharing::Local => Mode::Local,
+        Sharing::Shared => Mode::Shared,
+        Sharing::Strict => Mode::Strict,
+    };
+    let on_failure = match rule.on_failure {
+        ConcurrencyFallback::Deny => OnFailure::Deny,
+        ConcurrencyFallback::Local => OnFailure::LocalShare,
+        ConcurrencyFallback::Allow => OnFailure::Allow,
+    };
+    let LimiterConfig { limit, adaptive, queue, overloaded_by, retry_after } = rule.rules;
+    let queue_message =
+        |QueueConfig { size, timeout }| api::PermitQueue { size, timeout_us: micros(timeout) };
+    api::ConcurrencyLimit {
+        rule: rule.path.to_string(),
+        bucket: rule.bucket.to_vec(),
+        mode: mode.into(),
+        limit,
+        adaptive: adaptive.as_ref().map(adaptive_message),
+        queue: queue.map(queue_message),
+        overload_http: overloaded_by.http_statuses().map(u32::from).collect(),
+        overload_grpc: overloaded_by.grpc_codes().map(u32::from).collect(),
+        honors_retry_after: retry_after == RetryAfterRule::Honour,
+        aggregate: aggregate_message(rule.aggregate).into(),
+        max_duration_us: micros(rule.max_duration),
+        on_failure: on_failure.into(),
+        reject: Some(rejection_message(&rule.reject)),
+        shadow: rule.is_shadow,
+    }
+}
+
+/// Returns the name of a bucket, or `None` if it is empty or too long.
+pub(crate) fn bucket(name: &[u8]) -> Option<Box<[u8]>> {
+    (1..=MAX_BUCKET_BYTES).contains(&name.len()).then(|| name.into())
+}
+
+pub(crate) fn aggregate(wire: i32) -> Option<VoteAggregate> {
+    match Aggregate::try_from(wire).ok()? {
+        Aggregate::Unspecified => None,
+        Aggregate::Median => Some(VoteAggregate::Median),
+        Aggregate::Minimum => Some(VoteAggregate::Min),
+    }
+}
+
+pub(crate) const fn aggregate_message(aggregate: VoteAggregate) -> Aggregate {
+    match aggregate {
+        VoteAggregate::Median => Aggregate::Median,
+        VoteAggregate::Min => Aggregate::Minimum,
+    }
+}
+
+fn limiter_config(wire: &api::ConcurrencyLimit) -> Option<LimiterConfig> {
+    let adaptive = match &wire.adaptive {
+        Some(adaptive) => Some(adaptive_config(adaptive)?),
+        None => None,
+    };
+    let queue = wire
+        .queue
+        .as_ref()
+        .map(|queue| QueueConfig { size: queue.size, timeout: nanos(queue.timeout_us) });
+    let retry_after =
+        if wire.honors_retry_after { RetryAfterRule::Honour } else { RetryAfterRule::Ignore };
+    let overloaded_by = overload_answers(wire)?;
+    Some(LimiterConfig { limit: wire.limit, adaptive, queue, overloaded_by, retry_after })
+}
+
+fn overload_answers(wire: &api::ConcurrencyLimit) -> Option<OverloadAnswers> {
+    let mut answers = OverloadAnswers::NONE;
+    for status in &wire.overload_http {
+        let status = u16::try_from(*status).ok().filter(|status| (400..600).contains(status))?;
+        answers = answers.with_http(status..=status);
+    }
+    for code in &wire.overload_grpc {
+        answers = answers.with_grpc(u8::try_from(*code).ok().filter(|code| *code <= 16)?);
+    }
+    Some(answers)
+}
+
+fn adaptive_config(wire: &api::AdaptiveLimit) -> Option<AdaptiveConfig> {
+    use api::adaptive_limit::Algorithm;
+    let algorithm = match Algorithm::try_from(wire.algorithm).ok()? {
+        Algorithm::Unspecified => return None,
+        Algorithm::Gradient => AdaptiveAlgorithm::Gradient,
+        Algorithm::Aimd => AdaptiveAlgorithm::Aimd,
+        Algorithm::Gradient2 => AdaptiveAlgorithm::Gradient2,
+    };
+    let tuning = AdaptiveTuning {
+        target: wire.target_us.map(nanos),
+        tolerance: wire.tolerance_hundredths.map(Hundredths),
+        increase: wire.increase,
+        decrease: wire.decrease_hundredths.map(Hundredths),
+        window: wire.window_us.map(nanos),
+    };
+    Some(AdaptiveConfig { algorithm, min: wire.min, max: wire.max, tuning })
+}
+
+fn adaptive_message(adaptive: &AdaptiveConfig) -> api::AdaptiveLimit {
+    use api::adaptive_limit::Algorithm;
+    let AdaptiveConfig { algorithm, min, max, tuning } = *adaptive;
+    let algorithm = match algorithm {
+        AdaptiveAlgorithm::Gradient => Algorithm::Gradient,
+        AdaptiveAlgorithm::Aimd => Algorithm::Aimd,
+        AdaptiveAlgorithm::Gradient2 => Algorithm::Gradient2,
+    };
+    api::AdaptiveLimit {
+        algorithm: algorithm.into(),
+        min,
+        max,
+        target_us: tuning.target.map(micros),
+        tolerance_hundredths: tuning.tolerance.map(|Hundredths(hundredths)| hundredths),
+        increase: tuning.increase,
+        decrease_hundredths: tuning.decrease.map(|Hundredths(hundredths)| hundredths),
+        window_us: tuning.window.map(micros),
+    }
+}
+
+fn rejection(wire: &api::RejectedReply) -> Option<Rejection> {
+    let status = u16::try_from(wire.status).ok().filter(|status| (400..600).contains(status))?;
+    let retry_after = wire.retry_after_us.map(nanos);
+    Some(Rejection { status, retry_after, body: wire.body.as_str().into() })
+}
+
+fn rejection_message(rejection: &Rejection) -> api::RejectedReply {
+    api::RejectedReply {
+        status: rejection.status.into(),
+        retry_after_us: rejection.retry_after.map(micros),
+        body: rejection.body.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

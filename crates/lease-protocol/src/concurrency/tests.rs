@@ -1,0 +1,132 @@
+//! Concurrency limits survive the way to a proxy, and invalid ones are refused.
+
+use proptest::prelude::{Just, Strategy, any, prop, prop_assert_eq, prop_oneof, proptest};
+
+use super::*;
+
+fn times() -> impl Strategy<Value = Nanos> {
+    (1_u64..100_000_000).prop_map(nanos)
+}
+
+fn adaptive() -> impl Strategy<Value = AdaptiveConfig> {
+    let algorithms = prop_oneof![
+        Just(AdaptiveAlgorithm::Gradient),
+        Just(AdaptiveAlgorithm::Aimd),
+        Just(AdaptiveAlgorithm::Gradient2)
+    ];
+    let hundredths = || prop::option::of(any::<u32>().prop_map(Hundredths));
+    let tuning =
+        (prop::option::of(times()), hundredths(), prop::option::of(any::<u32>()), hundredths());
+    (algorithms, any::<(u32, u32)>(), tuning, prop::option::of(times())).prop_map(
+        |(algorithm, (min, max), (target, tolerance, increase, decrease), window)| {
+            let tuning = AdaptiveTuning { target, tolerance, increase, decrease, window };
+            AdaptiveConfig { algorithm, min, max, tuning }
+        },
+    )
+}
+
+fn overload_answers() -> impl Strategy<Value = OverloadAnswers> {
+    (prop::collection::vec(400_u16..600, 0..9), prop::collection::vec(1_u8..17, 0..9)).prop_map(
+        |(statuses, codes)| {
+            let with_http = |answers: OverloadAnswers, status| answers.with_http(status..=status);
+            let answers = statuses.into_iter().fold(OverloadAnswers::NONE, with_http);
+            codes.into_iter().fold(answers, OverloadAnswers::with_grpc)
+        },
+    )
+}
+
+fn limiter_configs() -> impl Strategy<Value = LimiterConfig> {
+    let queues = (any::<u32>(), times()).prop_map(|(size, timeout)| QueueConfig { size, timeout });
+    let retry_after = prop_oneof![Just(RetryAfterRule::Ignore), Just(RetryAfterRule::Honour)];
+    let options = (prop::option::of(adaptive()), prop::option::of(queues));
+    (any::<u32>(), options, overload_answers(), retry_after).prop_map(
+        |(limit, (adaptive, queue), overloaded_by, retry_after)| LimiterConfig {
+            limit,
+            adaptive,
+            queue,
+            overloaded_by,
+            retry_after,
+        },
+    )
+}
+
+fn rules() -> impl Strategy<Value = ConcurrencyRule> {
+    let sharing = prop_oneof![Just(Sharing::Local), Just(Sharing::Shared), Just(Sharing::Strict)];
+    let aggregate = prop_oneof![Just(VoteAggregate::Median), Just(VoteAggregate::Min)];
+    let on_failure = prop_oneof![
+        Just(ConcurrencyFallback::Deny),
+        Just(ConcurrencyFallback::Local),
+        Just(ConcurrencyFallback::Allow)
+    ];
+    let reject = (400_u16..600, prop::option::of(times()), ".{0,9}").prop_map(
+        |(status, retry_after, body)| Rejection { status, retry_after, body: body.into() },
+    );
+    let bucket = prop::collection::vec(any::<u8>(), 1..40);
+    let enums = (sharing, aggregate, on_failure, any::<bool>());
+    (bucket, enums, limiter_configs(), times(), reject).prop_map(
+        |(bucket, (sharing, aggregate, on_failure, is_shadow), rules, max_duration, reject)| {
+            ConcurrencyRule {
+                path: "shop.user".into(),
+                bucket: bucket.into(),
+                sharing,
+                rules,
+                aggregate,
+                max_duration,
+                on_failure,
+                reject,
+                is_shadow,
+            }
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn limits_survive_the_way_to_the_proxy(rule in rules()) {
+        prop_assert_eq!(concurrency_rule(&concurrency_message(&rule)), Some(rule));
+    }
+}
+
+fn message() -> api::ConcurrencyLimit {
+    concurrency_message(&ConcurrencyRule {
+        path: "shop.user".into(),
+        bucket: b"bucket"[..].into(),
+        sharing: Sharing::Shared,
+        rules: LimiterConfig::fixed(10),
+        aggregate: VoteAggregate::Median,
+        max_duration: Nanos::SECOND,
+        on_failure: ConcurrencyFallback::Local,
+        reject: Rejection { status: 503, retry_after: None, body: "busy".into() },
+        is_shadow: false,
+    })
+}
+
+#[test]
+fn limits_with_undefined_values_are_refused() {
+    let broken: [fn(&mut api::ConcurrencyLimit); 10] = [
+        |limit| limit.mode = 0,
+        |limit| limit.on_failure = 9,
+        |limit| limit.aggregate = 0,
+        |limit| limit.max_duration_us = 0,
+        |limit| limit.bucket.clear(),
+        |limit| limit.bucket = vec![1; MAX_BUCKET_BYTES + 1],
+        |limit| limit.reject = None,
+        |limit| limit.reject.as_mut().unwrap().status = 399,
+        |limit| limit.overload_http.push(600),
+        |limit| limit.adaptive = Some(api::AdaptiveLimit::default()),
+    ];
+    assert!(concurrency_rule(&message()).is_some());
+    for (index, change) in broken.iter().enumerate() {
+        let mut limit = message();
+        change(&mut limit);
+        assert_eq!(concurrency_rule(&limit), None, "{index}");
+    }
+}
+
+#[test]
+fn a_max_duration_is_rounded_up() {
+    let mut rule = concurrency_rule(&message()).unwrap();
+    rule.max_duration = Nanos(1_001);
+    let received = concurrency_rule(&concurrency_message(&rule)).unwrap();
+    assert_eq!(received.max_duration, Nanos(2_000));
+}

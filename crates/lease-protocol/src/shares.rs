@@ -1,0 +1,248 @@
+//! Share rounds: a proxy's reports about shared concurrency limits, and the store's replies.
+//!
+//! Guarantees:
+//! - Durations are exact.
+//! - A round with a number that a store cannot represent converts to `None`.
+
+use sluicegate_concurrency::store::heartbeat::{
+    MAX_REPORTS_PER_ROUND, ShareReport, ShareRound, ShareRoundReply,
+};
+use sluicegate_kernel::coordinator::aggregate::LimitFactor;
+use sluicegate_kernel::coordinator::incarnation::IncarnationRecord;
+use sluicegate_kernel::coordinator::message::GrantInUse;
+use sluicegate_kernel::coordinator::{
+    CoordinatorConfig, Grant, Heartbeat, HeartbeatReply, ShareTiming,
+};
+use sluicegate_kernel::decision::StoreFailure;
+use sluicegate_kernel::units::{Generation, Incarnation, Nanos, ReplicaId, Share};
+
+use crate::api::share_reply::{Refusal, Result as WireReply};
+use crate::api::share_round_result;
+use crate::concurrency::{aggregate, aggregate_message, bucket};
+use crate::{api, failure, failure_message, nanos};
+
+/// Numbers are below this, because Redis scripts compute with doubles: 2^53.
+const NUMBER_BOUND: u64 = 1 << 53;
+
+/// The longest duration: about 104 days.
+const MAX_DURATION: u64 = NUMBER_BOUND;
+
+/// Returns the round, or `None` if it is invalid.
+#[must_use]
+pub fn share_round(wire: &api::ShareRound) -> Option<ShareRound> {
+    let replica = ReplicaId(number(wire.replica)?);
+    for optional in [wire.coordinator_incarnation, wire.last_reply_at_us].into_iter().flatten() {
+        number(optional)?;
+    }
+    let coordinator_incarnation = wire.coordinator_incarnation.map(Incarnation);
+    let incarnation = Incarnation(number(wire.incarnation)?);
+    (wire.reports.len() <= MAX_REPORTS_PER_ROUND).then_some(())?;
+    let reports = wire.reports.iter().map(|report| share_report(replica, report));
+    Some(ShareRound {
+        record: IncarnationRecord { replica, incarnation, coordinator_incarnation },
+        last_reply_at: wire.last_reply_at_us.map(nanos),
+        longest_use: duration(wire.longest_use_ns)?,
+        is_leaving: wire.is_leaving,
+        reports: reports.collect::<Option<_>>()?,
+    })
+}
+
+/// Returns the message of a round.
+#[must_use]
+pub fn share_round_message(round: &ShareRound) -> api::ShareRound {
+    let IncarnationRecord { replica, incarnation, coordinator_incarnation } = round.record;
+    api::ShareRound {
+        replica: replica.0,
+        incarnation: incarnation.0,
+        coordinator_incarnation: coordinator_incarnation.map(|incarnation| incarnation.0),
+        last_reply_at_us: round.last_reply_at.map(|at| at.0 / 1_000),
+        longest_use_ns: round.longest_use.0,
+        is_leaving: round.is_leaving,
+        reports: round.reports.iter().map(share_report_message).collect(),
+    }
+}
+
+/// Returns the store's reply to `round`, or `None` if it is invalid.
+#[must_use]
+pub fn share_round_result(
+    wire: &api::ShareRoundResult,
+    round: &ShareRound,
+) -> Option<Result<ShareRoundReply, StoreFailure>> {
+    let reply = match wire.result.as_ref()? {
+        share_round_result::Result::Failure(cause) => return Some(Err(failure(*cause))),
+        share_round_result::Result::Applied(reply) => reply,
+    };
+    (reply.replies.len() == round.reports.len()).then_some(())?;
+    let replies = reply.replies.iter().zip(&round.reports);
+    Some(Ok(ShareRoundReply {
+        incarnation: Incarnation(reply.coordinator_incarnation),
+        store_time: nanos(reply.store_time_us),
+        replies: replies.map(|(reply, report)| heartbeat_reply(reply, &report.heartbeat)).collect(),
+    }))
+}
+
+/// Returns the message of the store's reply to a round.
+#[must_use]
+pub fn share_round_result_message(
+    reply: &Result<ShareRoundReply, StoreFailure>,
+) -> api::ShareRoundResult {
+    let result = match reply {
+        Ok(reply) => share_round_result::Result::Applied(api::ShareRoundReply {
+            coordinator_incarnation: reply.incarnation.0,
+            store_time_us: reply.store_time.0 / 1_000,
+            replies: reply
+                .replies
+                .iter()
+                .map(Option::as_ref)
+                .map(heartbeat_reply_message)
+                .collect(),
+        }),
+        Err(cause) => share_round_result::Result::Failure(failure_message(*cause)),
+    };
+    api::ShareRoundResult { result: Some(result) }
+}
+
+fn number(wire: u64) -> Option<u64> {
+    (wire < NUMBER_BOUND).then_some(wire)
+}
+
+pub(crate) fn duration(wire: u64) -> Option<Nanos> {
+    (wire < MAX_DURATION).then_some(Nanos(wire))
+}
+
+fn share_report(replica: ReplicaId, wire: &api::ShareReport) -> Option<ShareReport> {
+    let vote = match wire.vote {
+        Some(vote) if LimitFactor::TWICE < LimitFactor(vote) => return None,
+        vote => vote.map(LimitFactor),
+    };
+    let grant_in_use = match &wire.grant_in_use {
+        Some(grant) => Some(grant_in_use(grant)?),
+        None => None,
+    };
+    let heartbeat = Heartbeat {
+        replica,
+        incarnation: Incarnation(number(wire.incarnation)?),
+        number: number(wire.number)?,
+        grant_in_use,
+        in_flight: Share(number(wire.in_flight)?),
+        demand: Share(number(wire.demand)?),
+        vote,
+        is_leaving: wire.is_leaving,
+    };
+    let law = coordinator_config(wire.limit.as_ref()?)?;
+    Some(ShareReport { bucket: bucket(&wire.bucket)?, law, heartbeat })
+}
+
+fn share_report_message(report: &ShareReport) -> api::ShareReport {
+    let ShareReport { bucket, law, heartbeat } = report;
+    api::ShareReport {
+        bucket: bucket.to_vec(),
+        limit: Some(coordinator_config_message(law)),
+        incarnation: heartbeat.incarnation.0,
+        number: heartbeat.number,
+        grant_in_use: heartbeat.grant_in_use.as_ref().map(grant_in_use_message),
+        in_flight: heartbeat.in_flight.0,
+        demand: heartbeat.demand.0,
+        vote: heartbeat.vote.map(|LimitFactor(factor)| factor),
+        is_leaving: heartbeat.is_leaving,
+    }
+}
+
+fn grant_in_use(wire: &api::GrantInUse) -> Option<GrantInUse> {
+    Some(GrantInUse {
+        coordinator_incarnation: Incarnation(number(wire.coordinator_incarnation)?),
+        generation: Generation(number(wire.generation)?),
+        share: Share(number(wire.share)?),
+        limit: Share(number(wire.limit)?),
+    })
+}
+
+const fn grant_in_use_message(grant: &GrantInUse) -> api::GrantInUse {
+    api::GrantInUse {
+        coordinator_incarnation: grant.coordinator_incarnation.0,
+        generation: grant.generation.0,
+        share: grant.share.0,
+        limit: grant.limit.0,
+    }
+}
+
+/// Returns the config, if the store can compute with it.
+fn coordinator_config(wire: &api::SharedLimit) -> Option<CoordinatorConfig> {
+    let timing = ShareTiming {
+        heartbeat: duration(wire.heartbeat_ns).filter(|interval| Nanos(0) < *interval)?,
+        share_lifetime: duration(wire.share_lifetime_ns)?,
+        margin: duration(wire.margin_ns)?,
+        max_duration: duration(wire.max_duration_ns)?,
+    };
+    let [min, start, max] = [wire.min, wire.start, wire.max].map(Share);
+    let config = CoordinatorConfig::new(timing, min, start, max).ok()?;
+    Some(CoordinatorConfig { aggregate: aggregate(wire.aggregate)?, ..config })
+}
+
+fn coordinator_config_message(config: &CoordinatorConfig) -> api::SharedLimit {
+    let ShareTiming { heartbeat, share_lifetime, margin, max_duration } = config.timing;
+    api::SharedLimit {
+        heartbeat_ns: heartbeat.0,
+        share_lifetime_ns: share_lifetime.0,
+        margin_ns: margin.0,
+        max_duration_ns: max_duration.0,
+        min: config.min.0,
+        start: config.start.0,
+        max: config.max.0,
+        aggregate: aggregate_message(config.aggregate).into(),
+    }
+}
+
+/// Returns the store's reply to `heartbeat`; `None` without a known reply.
+fn heartbeat_reply(wire: &api::ShareReply, heartbeat: &Heartbeat) -> Option<HeartbeatReply> {
+    Some(match wire.result.as_ref()? {
+        WireReply::Grant(grant) => HeartbeatReply::Grant(Grant {
+            replica: heartbeat.replica,
+            incarnation: heartbeat.incarnation,
+            heartbeat_number: heartbeat.number,
+            coordinator_incarnation: Incarnation(grant.coordinator_incarnation),
+            generation: Generation(grant.generation),
+            share: Share(grant.share),
+            fair_share: Share(grant.fair_share),
+            limit: Share(grant.limit),
+            replicas: grant.replicas,
+            is_recovering: grant.is_recovering,
+        }),
+        WireReply::Left(_) => HeartbeatReply::Left,
+        WireReply::Refusal(refusal) => match Refusal::try_from(*refusal).ok()? {
+            Refusal::Unspecified => return None,
+            Refusal::Stale => HeartbeatReply::Stale,
+            Refusal::Superseded => HeartbeatReply::Superseded,
+            Refusal::StateLost => HeartbeatReply::StateLost,
+            Refusal::TooManyReplicas => HeartbeatReply::TooManyReplicas,
+        },
+    })
+}
+
+fn heartbeat_reply_message(reply: Option<&HeartbeatReply>) -> api::ShareReply {
+    let refusal = |refusal: Refusal| WireReply::Refusal(refusal.into());
+    let result = reply.map(|reply| match reply {
+        HeartbeatReply::Grant(grant) => WireReply::Grant(grant_message(grant)),
+        HeartbeatReply::Left => WireReply::Left(true),
+        HeartbeatReply::Stale => refusal(Refusal::Stale),
+        HeartbeatReply::Superseded => refusal(Refusal::Superseded),
+        HeartbeatReply::StateLost => refusal(Refusal::StateLost),
+        HeartbeatReply::TooManyReplicas => refusal(Refusal::TooManyReplicas),
+    });
+    api::ShareReply { result }
+}
+
+const fn grant_message(grant: &Grant) -> api::ShareGrant {
+    api::ShareGrant {
+        coordinator_incarnation: grant.coordinator_incarnation.0,
+        generation: grant.generation.0,
+        share: grant.share.0,
+        fair_share: grant.fair_share.0,
+        limit: grant.limit.0,
+        replicas: grant.replicas,
+        is_recovering: grant.is_recovering,
+    }
+}
+
+#[cfg(test)]
+mod tests;
