@@ -19,7 +19,7 @@ use sluicegate::engine::{DecisionPolicy, Engine};
 use sluicegate::kernel::units::Revision;
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate_proxy::settings::{FailureRule, ProxyIdentity, ServiceSettings, WaitSettings};
-use sluicegate_proxy::{Check, DescriptorEntries, Limiter, Started};
+use sluicegate_proxy::{Admission, Check, DescriptorEntries, Limiter, PendingAnswer, Started};
 
 use super::patiently;
 
@@ -92,17 +92,17 @@ fn decision_time(limiter: &Limiter, keys: u32) {
     );
 }
 
-fn decide(limiter: &Limiter, key: u32) -> Option<sluicegate_proxy::answer::Answer> {
+fn decide(limiter: &Limiter, key: u32) -> Option<Admission> {
     let text = format!("user-{key:07}");
     let descriptors = [entries("user", &text)];
     let check = Check { domain: "shop", descriptors: &descriptors, wait: WAIT };
     match limiter.start(&check) {
-        Started::Decided(answer) => Some(answer),
+        Started::Decided(admission) => Some(admission),
         Started::Waiting(pending) => wait(&pending),
     }
 }
 
-fn wait(pending: &sluicegate_proxy::PendingAnswer) -> Option<sluicegate_proxy::answer::Answer> {
+fn wait(pending: &PendingAnswer) -> Option<Admission> {
     let (sender, receiver) = mpsc::sync_channel(1);
     pending.wake_with(Box::new(move || sender.send(()).unwrap()));
     receiver.recv().unwrap();

@@ -7,8 +7,8 @@
 //!
 //! Not covered:
 //! - The protocol (see `crate::edge::grpc::leases`).
-//! - Permits of concurrency limits.
 
+mod concurrency;
 mod counter;
 mod registry;
 mod rule;
@@ -17,10 +17,14 @@ mod usage;
 use crate::engine::Engine;
 
 pub use crate::store::ChargeOutcome;
+pub use crate::store::fleet::{FleetReply, FleetReport};
 pub use crate::store::lease::LeaseOutcome;
+pub use crate::store::permits::StrictPermitRequest;
+pub use concurrency::{ProxyConcurrencyLimit, ProxyPermitUsage};
 pub use counter::{ProxyCallError, ProxyCounter};
 pub use registry::{
-    MAX_PROXY_STREAMS, Proxies, ProxyConnection, ProxyHits, ProxyIdentity, ProxyInfo, StreamSlot,
+    MAX_PROXY_STREAMS, Proxies, ProxyBucket, ProxyConnection, ProxyHits, ProxyIdentity, ProxyInfo,
+    StreamSlot,
 };
 pub use rule::{ProxyHandling, ProxyLimit, ProxyRule};
 pub use usage::{ProxyDecisionKind, ProxyUsage};

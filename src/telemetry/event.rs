@@ -56,7 +56,7 @@ impl<R: Iterator<Item = Reason>> Event for CheckDecided<R> {
     }
 }
 
-/// A proxy reported decisions about one descriptor, which it made from leased hits.
+/// A proxy reported decisions about one descriptor, which it made itself.
 #[derive(Clone, Copy, Debug)]
 pub struct ProxyDecisions {
     /// The number of decisions.
@@ -84,7 +84,7 @@ impl Event for ProxyMessageKind {
     }
 }
 
-/// A concurrency limit rejected a request, or would have without shadow mode.
+/// A concurrency limit rejected requests, or would have without shadow mode.
 #[derive(Clone, Copy, Debug)]
 pub struct ConcurrencyLimitExceeded<'l> {
     /// The path of the limit in the configuration.
@@ -93,17 +93,19 @@ pub struct ConcurrencyLimitExceeded<'l> {
     pub reason: Reason,
     /// `false` if shadow mode allowed the request.
     pub is_enforced: bool,
+    /// The number of requests.
+    pub count: u64,
 }
 
 impl Event for ConcurrencyLimitExceeded<'_> {
     fn count(self, metrics: &Metrics) {
         let mut reasons = CONCURRENCY_REASONS.iter();
         let Some(at) = reasons.position(|reason| *reason == self.reason) else { return };
-        metrics.add(|shard| &shard.limit_exceeded[at][usize::from(self.is_enforced)], 1);
+        metrics.add(|shard| &shard.limit_exceeded[at][usize::from(self.is_enforced)], self.count);
         if self.is_enforced
             && let Some(event) = LimitEvent::ALL.get(at)
         {
-            metrics.limit_events.count(self.limit, *event);
+            metrics.limit_events.count(self.limit, *event, self.count);
         }
     }
 }
@@ -118,7 +120,7 @@ pub struct ShareFenced<'l> {
 impl Event for ShareFenced<'_> {
     fn count(self, metrics: &Metrics) {
         ShareEvent::Fenced.count(metrics);
-        metrics.limit_events.count(self.limit, LimitEvent::Fenced);
+        metrics.limit_events.count(self.limit, LimitEvent::Fenced, 1);
     }
 }
 

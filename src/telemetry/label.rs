@@ -248,6 +248,10 @@ named_enum! {
         Check = "check",
         /// The proxy reported its decisions.
         Usage = "usage",
+        /// The proxy reported shares and permits of concurrency limits.
+        Report = "report",
+        /// The proxy acquired a permit of a strict concurrency limit.
+        Acquire = "acquire",
     }
 }
 

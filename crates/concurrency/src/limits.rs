@@ -30,6 +30,7 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 
+use crate::kernel::concurrency::adaptive::AdaptiveConfig;
 use crate::kernel::concurrency::limiter::{
     AcquireDenial, LimiterConfig, LimiterEffect, LimiterEvent,
 };
@@ -464,6 +465,23 @@ impl Drop for PermitGuard {
             self.end_permit(RequestOutcome::Ignored.into(), None);
         }
     }
+}
+
+/// Returns the limiter parameters of a limit at one process. `min` of an adaptive shared limit
+/// applies to the whole fleet, so one process may use less. A strict limit has its own queue,
+/// outside the limiter.
+#[must_use]
+pub fn rules_at_process(
+    rules: &LimiterConfig,
+    shared: Option<&SharedLimit>,
+    strict: Option<&StrictLimit>,
+) -> LimiterConfig {
+    let at_process = |adaptive: AdaptiveConfig| AdaptiveConfig {
+        min: if shared.is_some() { 1 } else { adaptive.min },
+        ..adaptive
+    };
+    let queue = rules.queue.filter(|_| strict.is_none());
+    LimiterConfig { adaptive: rules.adaptive.map(at_process), queue, ..*rules }
 }
 
 fn is_idle_too_long(now: Nanos) -> impl Fn(Nanos) -> bool {

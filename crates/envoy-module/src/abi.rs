@@ -28,6 +28,9 @@ use crate::stream::{CounterId, EnvoyStream, HeaderMap, HeaderValue, LocalRespons
 /// An object of Envoy.
 type Handle = *mut c_void;
 
+/// The number of the attribute `response.code_details`.
+const RESPONSE_CODE_DETAILS: u32 = 16;
+
 /// The number of the attribute `source.address`.
 const SOURCE_ADDRESS: u32 = 24;
 
@@ -141,6 +144,15 @@ struct AbiStream {
     handle: Handle,
 }
 
+impl AbiStream {
+    fn attribute(&self, number: u32) -> Option<&[u8]> {
+        let mut value = Buffer::EMPTY;
+        let get = self.callbacks.http_filter_get_attribute_string;
+        // SAFETY: as in `header`.
+        unsafe { get(self.handle, number, &raw mut value).then(|| value.bytes()) }
+    }
+}
+
 impl EnvoyStream for AbiStream {
     fn header(&self, map: HeaderMap, name: &str, index: usize) -> Option<HeaderValue<'_>> {
         let (mut value, mut count) = (Buffer::EMPTY, 0);
@@ -156,10 +168,11 @@ impl EnvoyStream for AbiStream {
     }
 
     fn source_address(&self) -> Option<&[u8]> {
-        let mut value = Buffer::EMPTY;
-        let get = self.callbacks.http_filter_get_attribute_string;
-        // SAFETY: as in `header`.
-        unsafe { get(self.handle, SOURCE_ADDRESS, &raw mut value).then(|| value.bytes()) }
+        self.attribute(SOURCE_ADDRESS)
+    }
+
+    fn response_code_details(&self) -> Option<&[u8]> {
+        self.attribute(RESPONSE_CODE_DETAILS)
     }
 
     fn metadata_text(&self, namespace: &str, key: &str) -> Option<&[u8]> {
@@ -216,11 +229,11 @@ impl EnvoyStream for AbiStream {
             value: Buffer::new(value),
         };
         let headers: SmallVec<[HeaderPair; 8]> = response.headers.iter().map(pair).collect();
-        let details = Buffer::new(response.details);
+        let (body, details) = (Buffer::new(response.body), Buffer::new(response.details));
         let (send, status) = (self.callbacks.http_send_response, response.status.into());
         // SAFETY: Envoy copies the texts. `self` ends here, so nothing uses the stream later.
         unsafe {
-            send(self.handle, status, headers.as_ptr(), headers.len(), Buffer::EMPTY, details);
+            send(self.handle, status, headers.as_ptr(), headers.len(), body, details);
         }
     }
 

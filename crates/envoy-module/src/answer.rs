@@ -1,10 +1,9 @@
 //! Applies the answer of a check to its stream.
 
 use sluicegate_descriptors::filter_config::FailureMode;
-use smallvec::SmallVec;
 
-use crate::headers::denial_headers;
-use crate::limiter::{Answer, Verdict};
+use crate::headers::{denial_headers, rejection_headers};
+use crate::limiter::{Answer, PermitRejection, Verdict};
 use crate::module::FilterModule;
 use crate::stream::{EnvoyStream, LocalResponse};
 
@@ -20,7 +19,7 @@ pub(crate) fn fallback_answer(failure: FailureMode) -> Answer {
         FailureMode::Allow => Verdict::FallbackAllow,
         FailureMode::Deny => Verdict::FallbackDeny,
     };
-    Answer { verdict, denied_by: None, rules: SmallVec::new(), retry_after: None, reported: None }
+    Answer { verdict, ..Answer::unlimited() }
 }
 
 /// Writes the decision to the dynamic metadata for access logs. A plain allow writes nothing, because
@@ -41,11 +40,17 @@ pub(crate) fn record_decision(stream: &mut impl EnvoyStream, answer: &Answer) {
 /// Sends the response to a denied request.
 pub(crate) fn send_denial(stream: impl EnvoyStream, module: &FilterModule, answer: &Answer) {
     if answer.verdict == Verdict::FallbackDeny {
-        let (headers, details) = (&[], "sluicegate_unavailable");
-        stream.send_response(&LocalResponse { status: UNAVAILABLE, headers, details });
+        let (headers, body, details) = (&[], "", "sluicegate_unavailable");
+        stream.send_response(&LocalResponse { status: UNAVAILABLE, headers, body, details });
+        return;
+    }
+    if let Some(PermitRejection { reply, reason }) = answer.rejection.as_deref() {
+        let (headers, body) = (&rejection_headers(reply), &*reply.body);
+        let details = &format!("sluicegate_{}", reason.as_str());
+        stream.send_response(&LocalResponse { status: reply.status, headers, body, details });
         return;
     }
     let headers = &denial_headers(module.config.headers, answer);
-    let details = "sluicegate_over_limit";
-    stream.send_response(&LocalResponse { status: module.config.status, headers, details });
+    let (status, body, details) = (module.config.status, "", "sluicegate_over_limit");
+    stream.send_response(&LocalResponse { status, headers, body, details });
 }

@@ -4,6 +4,7 @@
 //! - Each request is continued or answered once, also after a panic.
 //! - A waiting request ends at its deadline, which the limiter keeps.
 //! - A stream that ends while it waits cancels its wait.
+//! - The permits of a request are released at the end of its stream.
 //! - Response hooks work for streams without request hooks.
 
 use std::cell::Cell;
@@ -12,8 +13,9 @@ use std::sync::Arc;
 use crate::answer::{fallback_answer, record_decision, send_denial};
 use crate::guard::plant;
 use crate::headers::limit_headers;
+use crate::in_flight::InFlightRequest;
 use crate::limiter::{
-    Answer, Check, PendingAnswer, ReportedLimit, Started, Verdict, wait_settings,
+    Admission, Answer, Check, PendingAnswer, ReportedLimit, Started, Verdict, wait_settings,
 };
 use crate::module::FilterModule;
 use crate::request::with_descriptors;
@@ -23,6 +25,7 @@ use crate::stream::{EnvoyStream, HeadersStatus};
 pub(crate) struct StreamFilter {
     module: Arc<FilterModule>,
     state: Cell<StreamState>,
+    in_flight: Cell<Option<InFlightRequest>>,
 }
 
 #[derive(Default)]
@@ -41,12 +44,12 @@ enum StreamState {
 
 impl StreamFilter {
     pub(crate) fn new(module: Arc<FilterModule>) -> Self {
-        Self { module, state: Cell::default() }
+        Self { module, state: Cell::default(), in_flight: Cell::default() }
     }
 
     /// The filter of a stream whose [`StreamFilter::new`] panicked. It decides by the failure mode.
     pub(crate) fn broken(module: Arc<FilterModule>) -> Self {
-        Self { module, state: Cell::new(StreamState::Broken) }
+        Self { state: Cell::new(StreamState::Broken), ..Self::new(module) }
     }
 
     /// Checks a request at its headers.
@@ -62,7 +65,10 @@ impl StreamFilter {
         }
         match self.start_check(&stream) {
             None => HeadersStatus::Continue,
-            Some(Started::Decided(answer)) => self.apply(stream, &answer),
+            Some(Started::Decided(admission)) => {
+                let answer = self.keep_permits(admission);
+                self.apply(stream, &answer)
+            }
             Some(Started::Waiting(pending)) => self.wait(stream, pending),
         }
     }
@@ -72,12 +78,14 @@ impl StreamFilter {
         let StreamState::Waiting(pending) = self.state_or_put_back() else { return };
         let failure = self.module.config.failure;
         // The limiter wakes a stream only with an answer. If it does not, the stream must not hang.
-        let answer = pending.take().unwrap_or_else(|| fallback_answer(failure));
+        let admission = pending.take().unwrap_or_else(|| fallback_answer(failure).into());
+        let answer = self.keep_permits(admission);
         self.apply_late(stream, &answer);
     }
 
     /// Adds the rate limit headers to the response of an allowed request.
-    pub(crate) fn on_response_headers(&self, mut stream: impl EnvoyStream) {
+    pub(crate) fn on_response_headers(&self, mut stream: impl EnvoyStream, is_end: bool) {
+        self.update_in_flight(|request| request.on_response_headers(&stream, is_end));
         let state = self.state.take();
         if let StreamState::Allowed(Some(limit)) = &state {
             for (name, value) in limit_headers(self.module.config.headers, limit) {
@@ -87,9 +95,20 @@ impl StreamFilter {
         self.state.set(state);
     }
 
-    /// Cancels a wait.
-    pub(crate) fn on_stream_complete(&self) {
+    pub(crate) fn on_response_body(&self, is_end: bool) {
+        self.update_in_flight(|request| request.on_response_data(is_end));
+    }
+
+    pub(crate) fn on_response_trailers(&self, stream: &impl EnvoyStream) {
+        self.update_in_flight(|request| request.on_response_trailers(stream));
+    }
+
+    /// Cancels a wait, and releases the permits.
+    pub(crate) fn on_stream_complete(&self, stream: &impl EnvoyStream) {
         self.state.set(StreamState::Ended);
+        if let Some(request) = self.in_flight.take() {
+            request.release(stream);
+        }
     }
 
     /// Decides by the failure mode after a panic at the request headers.
@@ -125,6 +144,19 @@ impl StreamFilter {
     /// Counts the panic of another hook.
     pub(crate) fn after_panic(&self, stream: &impl EnvoyStream) {
         self.module.count_events(stream);
+    }
+
+    /// Keeps the permits of a request until its end.
+    fn keep_permits(&self, admission: Admission) -> Answer {
+        self.in_flight.set(InFlightRequest::new(admission.permits));
+        admission.answer
+    }
+
+    fn update_in_flight(&self, update: impl FnOnce(&mut InFlightRequest)) {
+        if let Some(mut request) = self.in_flight.take() {
+            update(&mut request);
+            self.in_flight.set(Some(request));
+        }
     }
 
     fn start_check(&self, stream: &impl EnvoyStream) -> Option<Started> {

@@ -6,6 +6,7 @@
 //! | `ratelimit-policy`: `"default";q=100;w=60` | requests and period | `draft`, `all` |
 //! | `ratelimit`: `"default";r=50;t=30` | remaining hits and reset-after | `draft`, `all` |
 //! | `retry-after` | time until the request would be allowed | denials |
+//! | `retry-after` | `reject.retry_after` of the concurrency limit | rejections |
 //! | `x-envoy-ratelimited: true` | | denials |
 //!
 //! Guarantees:
@@ -17,7 +18,7 @@ use std::time::Duration;
 
 use sluicegate_descriptors::filter_config::HeaderStyle;
 
-use crate::limiter::{Answer, ReportedLimit};
+use crate::limiter::{Answer, Rejection, ReportedLimit};
 
 /// The name and the value of a header.
 pub(crate) type NamedHeader = (&'static str, String);
@@ -28,6 +29,12 @@ pub(crate) fn denial_headers(style: HeaderStyle, answer: &Answer) -> Vec<NamedHe
     headers.extend(answer.retry_after.map(|after| ("retry-after", seconds(after))));
     headers.extend(answer.reported.iter().flat_map(|limit| limit_headers(style, limit)));
     headers
+}
+
+/// Returns the headers of a rejection by a concurrency limit.
+pub(crate) fn rejection_headers(reply: &Rejection) -> Vec<NamedHeader> {
+    let wait = reply.retry_after.map(|wait| wait.as_secs_ceil().max(1).to_string());
+    wait.into_iter().map(|seconds| ("retry-after", seconds)).collect()
 }
 
 /// Returns the headers that report a limit.

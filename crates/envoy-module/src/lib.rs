@@ -15,6 +15,7 @@ mod counters;
 mod filter;
 mod guard;
 mod headers;
+mod in_flight;
 mod limiter;
 mod log;
 mod module;

@@ -10,12 +10,14 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
 use sluicegate_descriptors::filter_config::{FailureMode, FilterConfig, ServiceConfig};
-pub(crate) use sluicegate_proxy::answer::{Answer, ReportedLimit, Verdict};
+pub(crate) use sluicegate_proxy::answer::{
+    Answer, PermitRejection, Rejection, ReportedLimit, Verdict,
+};
 use sluicegate_proxy::kernel::units::Hits;
 use sluicegate_proxy::settings::{
     FailureRule, ProxyIdentity, ServiceSettings, TlsSettings, WaitSettings,
 };
-pub(crate) use sluicegate_proxy::{Check, Limiter, PendingAnswer, Started};
+pub(crate) use sluicegate_proxy::{Admission, Check, Limiter, PendingAnswer, Permits, Started};
 use sluicegate_proxy::{LeaseEvent, StartError};
 
 use crate::log::{self, LogLevel};

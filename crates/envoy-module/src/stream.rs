@@ -8,6 +8,7 @@ use sluicegate_descriptors::filter_config::RouteFilterConfig;
 pub(crate) enum HeaderMap {
     Request = 0,
     Response = 2,
+    ResponseTrailers = 3,
 }
 
 /// One value of a header, and the number of its values.
@@ -36,8 +37,9 @@ pub(crate) struct CounterId(pub(crate) usize);
 pub(crate) struct LocalResponse<'r> {
     pub(crate) status: u16,
     pub(crate) headers: &'r [(&'static str, String)],
+    pub(crate) body: &'r str,
     /// The response code details in Envoy's access log.
-    pub(crate) details: &'static str,
+    pub(crate) details: &'r str,
 }
 
 /// A function that wakes a waiting stream. It may run on any thread.
@@ -53,6 +55,9 @@ pub(crate) trait EnvoyStream: Sized {
 
     /// Returns the client's address with its port, such as `192.0.2.1:5000`.
     fn source_address(&self) -> Option<&[u8]>;
+
+    /// Returns Envoy's short description of the way in which the response came about.
+    fn response_code_details(&self) -> Option<&[u8]>;
 
     /// Returns a text in the dynamic metadata.
     fn metadata_text(&self, namespace: &str, key: &str) -> Option<&[u8]>;

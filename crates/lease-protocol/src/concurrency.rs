@@ -17,8 +17,8 @@ use sluicegate_kernel::units::Nanos;
 use crate::api::concurrency_limit::{Aggregate, Mode, OnFailure};
 use crate::{api, micros, nanos};
 
-/// The largest name of a bucket, in bytes.
-pub const MAX_BUCKET_BYTES: usize = 65_535;
+/// The largest name of a bucket, in bytes. So a full round of reports fits into a message.
+pub const MAX_BUCKET_BYTES: usize = 4_096;
 
 /// The concurrency limit of a descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -171,7 +171,8 @@ fn overload_answers(wire: &api::ConcurrencyLimit) -> Option<OverloadAnswers> {
         answers = answers.with_http(status..=status);
     }
     for code in &wire.overload_grpc {
-        answers = answers.with_grpc(u8::try_from(*code).ok().filter(|code| *code <= 16)?);
+        answers =
+            answers.with_grpc(u8::try_from(*code).ok().filter(|code| (1..=16).contains(code))?);
     }
     Some(answers)
 }
@@ -191,7 +192,8 @@ fn adaptive_config(wire: &api::AdaptiveLimit) -> Option<AdaptiveConfig> {
         decrease: wire.decrease_hundredths.map(Hundredths),
         window: wire.window_us.map(nanos),
     };
-    Some(AdaptiveConfig { algorithm, min: wire.min, max: wire.max, tuning })
+    let is_ordered = wire.min <= wire.max;
+    is_ordered.then_some(AdaptiveConfig { algorithm, min: wire.min, max: wire.max, tuning })
 }
 
 fn adaptive_message(adaptive: &AdaptiveConfig) -> api::AdaptiveLimit {

@@ -5,7 +5,8 @@ use sluicegate_kernel::decision::StoreFailure;
 use crate::api::LeaseFailure;
 use crate::api::lease_failure::Cause;
 
-/// Returns the message of a failure.
+/// Returns the message of a failure. Only a message that was certainly not sent gets `OVERLOADED`,
+/// because the proxy may then spend the returned hits again.
 #[must_use]
 pub fn failure_message(failure: StoreFailure) -> LeaseFailure {
     let cause = match failure {

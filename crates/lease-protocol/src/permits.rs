@@ -22,7 +22,7 @@ use crate::{api, failure, failure_message, micros, nanos};
 pub fn permit_request(wire: &api::PermitAcquire) -> Option<StrictPermitRequest> {
     let permit = StrictAcquire {
         id: permit_id(*wire.permit.as_ref()?),
-        limit: Share(wire.limit).min(MOST),
+        limit: Some(Share(wire.limit)).filter(|limit| (Share(1)..=MOST).contains(limit))?,
         lifetime: duration(wire.lifetime_ns)?,
         timing: timing(wire.timing.as_ref()?)?,
     };

@@ -24,8 +24,11 @@ use crate::{api, failure, failure_message, nanos};
 /// Numbers are below this, because Redis scripts compute with doubles: 2^53.
 const NUMBER_BOUND: u64 = 1 << 53;
 
-/// The longest duration: about 104 days.
-const MAX_DURATION: u64 = NUMBER_BOUND;
+/// The longest duration, in nanoseconds: 2^51 µs, so that sums in Redis scripts stay exact.
+const MAX_DURATION: u64 = 1_000 << 51;
+
+/// The largest number of requests in a report, as in the Redis store.
+const MAX_REQUESTS: u64 = u32::MAX as u64;
 
 /// Returns the round, or `None` if it is invalid.
 #[must_use]
@@ -106,6 +109,10 @@ fn number(wire: u64) -> Option<u64> {
     (wire < NUMBER_BOUND).then_some(wire)
 }
 
+fn requests(wire: u64) -> Option<Share> {
+    (wire <= MAX_REQUESTS).then_some(Share(wire))
+}
+
 pub(crate) fn duration(wire: u64) -> Option<Nanos> {
     (wire < MAX_DURATION).then_some(Nanos(wire))
 }
@@ -124,8 +131,8 @@ fn share_report(replica: ReplicaId, wire: &api::ShareReport) -> Option<ShareRepo
         incarnation: Incarnation(number(wire.incarnation)?),
         number: number(wire.number)?,
         grant_in_use,
-        in_flight: Share(number(wire.in_flight)?),
-        demand: Share(number(wire.demand)?),
+        in_flight: requests(wire.in_flight)?,
+        demand: requests(wire.demand)?,
         vote,
         is_leaving: wire.is_leaving,
     };
@@ -152,8 +159,8 @@ fn grant_in_use(wire: &api::GrantInUse) -> Option<GrantInUse> {
     Some(GrantInUse {
         coordinator_incarnation: Incarnation(number(wire.coordinator_incarnation)?),
         generation: Generation(number(wire.generation)?),
-        share: Share(number(wire.share)?),
-        limit: Share(number(wire.limit)?),
+        share: requests(wire.share)?,
+        limit: requests(wire.limit)?,
     })
 }
 

@@ -5,6 +5,10 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use crate::kernel::decision::Reason;
+use crate::wire::concurrency::ConcurrencyRule;
+pub use crate::wire::concurrency::Rejection;
+
 /// The verdict on a request, and who decided it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -49,6 +53,8 @@ pub struct Answer {
     /// The time after which the request is allowed; `None` if it is allowed now, or if the time is
     /// not known.
     pub retry_after: Option<Duration>,
+    /// Set if a concurrency limit rejected the request.
+    pub rejection: Option<Box<PermitRejection>>,
     /// The limit for response headers: the one with the fewest remaining requests.
     pub reported: Option<ReportedLimit>,
 }
@@ -62,7 +68,20 @@ impl Answer {
             denied_by: None,
             rules: SmallVec::new_const(),
             retry_after: None,
+            rejection: None,
             reported: None,
+        }
+    }
+
+    /// The answer to a request that a concurrency limit rejects.
+    pub(crate) fn rejected(limit: &ConcurrencyRule, reason: Reason) -> Self {
+        let path = Arc::clone(&limit.path);
+        Self {
+            verdict: Verdict::Deny,
+            denied_by: Some(Arc::clone(&path)),
+            rules: std::iter::once((path, false)).collect(),
+            rejection: Some(Box::new(PermitRejection { reply: limit.reject.clone(), reason })),
+            ..Self::unlimited()
         }
     }
 
@@ -87,6 +106,15 @@ impl Answer {
             self.reported = Some(reported);
         }
     }
+}
+
+/// The rejection of a request by a concurrency limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PermitRejection {
+    /// The response.
+    pub reply: Rejection,
+    /// The reason.
+    pub reason: Reason,
 }
 
 /// The result of the rule of one descriptor.

@@ -6,11 +6,13 @@
 //! - The wait between attempts grows from [`MIN_BACKOFF`] to [`MAX_BACKOFF`].
 
 use std::hash::{BuildHasher as _, RandomState};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::RwLock;
+use sluicegate_concurrency::limits::reporter::SharePace;
 use sluicegate_lease::clock::Clock;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
@@ -19,12 +21,12 @@ use tonic::Streaming;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use crate::call::CallFailure;
-use crate::kernel::units::Nanos;
+use crate::kernel::units::{Nanos, Revision};
 use crate::session::{QUEUE_CAPACITY, Session};
 use crate::settings::{ProxyIdentity, ServiceSettings, TlsSettings};
-use crate::wire::PROTOCOL;
 use crate::wire::api::leases_client::LeasesClient;
 use crate::wire::api::{LeaseMessage, LeaseWelcome, ProxyHello, lease_message, proxy_message};
+use crate::wire::{PROTOCOL, nanos};
 
 /// The interval of HTTP/2 pings, and the longest wait for their replies.
 const KEEPALIVE: Duration = Duration::from_secs(2);
@@ -34,6 +36,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 const MIN_BACKOFF: Duration = Duration::from_millis(50);
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
+
+/// The bits of the number of the limits in a revision.
+const REVISION_BITS: u32 = 40;
 
 /// Incarnations are below 2^53.
 const INCARNATION_BITS: u32 = 53;
@@ -53,8 +58,37 @@ pub(crate) struct Connection {
     sessions: AtomicU64,
     limits: AtomicU64,
     changed_at: AtomicU64,
+    fleet_terms: RwLock<FleetTerms>,
     /// `true` after the first attempt to connect ended.
     has_attempted: watch::Sender<bool>,
+}
+
+/// The fleet, as the last welcome describes it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FleetTerms {
+    /// The timing of reports about concurrency limits.
+    pub(crate) pace: SharePace,
+    /// The number of replicas and proxies.
+    pub(crate) replicas: NonZeroU32,
+}
+
+impl Default for FleetTerms {
+    fn default() -> Self {
+        Self { pace: SharePace::default(), replicas: NonZeroU32::MIN }
+    }
+}
+
+impl FleetTerms {
+    fn from_welcome(welcome: &LeaseWelcome) -> Self {
+        let (heartbeat, share_duration) =
+            (nanos(welcome.heartbeat_us), nanos(welcome.share_expiry_us));
+        let is_sound = Nanos(0) < heartbeat && Nanos(0) < share_duration;
+        let pace = SharePace { heartbeat, share_duration };
+        Self {
+            pace: if is_sound { pace } else { SharePace::default() },
+            replicas: NonZeroU32::new(welcome.replicas).unwrap_or(NonZeroU32::MIN),
+        }
+    }
 }
 
 /// The limits in force: a session and its number of the limits.
@@ -68,6 +102,11 @@ impl LimitsVersion {
     /// Returns the version of the limits with this number in the same session.
     pub(crate) const fn with_number(self, limits: u64) -> Self {
         Self { limits, ..self }
+    }
+
+    /// Returns a revision that rises with each change of the limits.
+    pub(crate) const fn revision(self) -> Revision {
+        Revision(self.session.saturating_mul(1 << REVISION_BITS).saturating_add(self.limits))
     }
 }
 
@@ -89,6 +128,7 @@ impl Connection {
             sessions: AtomicU64::new(0),
             limits: AtomicU64::new(0),
             changed_at: AtomicU64::new(0),
+            fleet_terms: RwLock::default(),
             has_attempted: watch::Sender::new(false),
         }
     }
@@ -101,6 +141,15 @@ impl Connection {
     /// Returns the instant of the last change of the limits, on the steady clock.
     pub(crate) fn limits_changed_at(&self) -> Nanos {
         Nanos(self.changed_at.load(Relaxed))
+    }
+
+    /// Returns the number of this start of the process.
+    pub(crate) const fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    pub(crate) fn fleet_terms(&self) -> FleetTerms {
+        *self.fleet_terms.read()
     }
 
     pub(crate) fn is_connected(&self) -> bool {
@@ -219,6 +268,7 @@ impl Connection {
     /// again.
     fn begin(&self, welcome: &LeaseWelcome, session: &Arc<Session>) {
         self.sessions.fetch_add(1, Relaxed);
+        *self.fleet_terms.write() = FleetTerms::from_welcome(welcome);
         self.change_limits(welcome.limits);
         *self.session.write() = Some(Arc::clone(session));
         self.has_attempted.send_replace(true);

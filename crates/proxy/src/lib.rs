@@ -1,4 +1,4 @@
-//! Decides requests inside a proxy, from hits leased from Sluicegate.
+//! Decides requests inside a proxy, from hits leased from Sluicegate and shares of its limits.
 //!
 //! [`Limiter`] is the whole interface: it takes the descriptors of a request and returns an answer,
 //! or a future answer. One [`Limiter`] serves all threads of the proxy.
@@ -6,20 +6,22 @@
 //! Guarantees:
 //! - A request whose hits are leased needs no call, no wait and no allocation.
 //! - The process is one replica in the lease tables, so `max_overshoot` includes its hits.
+//! - The process is one replica of each concurrency limit.
 //! - A request waits at most for its deadline. Then the failure rule decides.
 //! - Memory, queues and calls in flight are bounded.
 //!
 //! Not covered:
 //! - The proxy's interface (see `crates/envoy-module`).
-//! - Permits of concurrency limits.
 
 pub mod answer;
 mod call;
+mod concurrency;
 mod connection;
 #[cfg(test)]
 mod fixtures;
 mod limiter;
 mod pending;
+pub mod permits;
 mod request;
 mod rule;
 mod rule_table;
@@ -31,6 +33,7 @@ mod usage;
 pub use connection::LogLine;
 pub use limiter::{Check, Limiter, StartError, Started};
 pub use pending::PendingAnswer;
+pub use permits::{Admission, Permits};
 pub use request::{DescriptorEntries, MAX_REQUEST_BYTES, MAX_TEXT_BYTES};
 pub use sluicegate_kernel as kernel;
 pub use sluicegate_lease::leases::LeaseEvent;

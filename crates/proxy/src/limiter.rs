@@ -1,10 +1,12 @@
 //! Decides the requests of this process.
 //!
-//! A request is decided in two steps: first the rules of its descriptors are found, then each rule
-//! is charged. Both steps run in the caller's thread if the rules are known and hits are leased.
-//! Otherwise they run in the background until the deadline.
+//! A request is decided in three steps: the rules of its descriptors are found, its permits are
+//! acquired, and each rule is charged. They run in the caller's thread if the rules are known, and
+//! permits and leased hits are left. Otherwise they run in the background until the deadline. The
+//! deadline excludes the time in queues of concurrency limits.
 //!
 //! Guarantees:
+//! - A denied request has no permits.
 //! - No rule is charged before all rules of the request are known.
 //! - After a change of the limits, an old rule is used for at most half a second.
 //! - Without a connection, known rules and leased hits stay in use until they expire.
@@ -16,9 +18,11 @@ mod background;
 mod rules;
 
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use sluicegate_lease::clock::Clock;
 use sluicegate_lease::leases::{LeaseManager, LeaseObserver, LeaseOptions};
 use sluicegate_lease::store::Outcomes;
@@ -28,15 +32,17 @@ use tokio::runtime::{Builder, Handle};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::answer::{Answer, RuleAnswer, Verdict};
+use crate::concurrency::Concurrency;
 use crate::connection::{Connection, LogLine};
 use crate::kernel::decision::StoreFailure;
 use crate::pending::{AnswerSlot, PendingAnswer};
+use crate::permits::Admission;
 use crate::request::{self, DescriptorEntries, DescriptorHasher, OwnedDescriptor};
 use crate::rule::{Handling, KnownRule, LeasedRule};
 use crate::service_store::ServiceStore;
 use crate::settings::{ProxyIdentity, ServiceSettings, WaitSettings};
 use crate::usage::UsageList;
-use crate::wire::api::{UsageReport, proxy_message};
+use crate::wire::api::{ConcurrencyUsage, UsageReport, proxy_message};
 use rules::{RuleState, Rules};
 
 /// The largest number of leased keys: one million. A key needs about 800 bytes.
@@ -59,7 +65,7 @@ pub struct Check<'c, 'd> {
 #[derive(Debug)]
 pub enum Started {
     /// The request is decided.
-    Decided(Answer),
+    Decided(Admission),
     /// The answer arrives within the deadline.
     Waiting(PendingAnswer),
 }
@@ -79,6 +85,7 @@ struct Parts {
     connection: Arc<Connection>,
     leases: Arc<LeaseManager>,
     rules: Rules,
+    concurrency: Concurrency,
     usage: UsageList,
     hasher: DescriptorHasher,
     runtime: Handle,
@@ -104,9 +111,16 @@ impl Limiter {
         let connection = Arc::new(connection);
         let store = Arc::new(ServiceStore::new(Arc::clone(&connection)));
         let options = LeaseOptions { observe, max_keys: MAX_LEASED_KEYS };
+        let concurrency = Concurrency::new(
+            Arc::clone(&clock),
+            Arc::clone(&connection),
+            Arc::clone(&store),
+            runtime.handle().clone(),
+        );
         let limiter = Self(Arc::new(Parts {
             leases: LeaseManager::new(Arc::clone(&clock), store, options),
             rules: Rules::new(Arc::clone(&connection), Arc::clone(&clock)),
+            concurrency,
             usage: UsageList::default(),
             hasher: DescriptorHasher::new(),
             runtime: runtime.handle().clone(),
@@ -128,7 +142,7 @@ impl Limiter {
     #[must_use]
     pub fn start(&self, check: &Check<'_, '_>) -> Started {
         if !request::is_accepted(check.domain, check.descriptors) {
-            return Started::Decided(background::failed(check.wait));
+            return Started::Decided(background::failed(check.wait).into());
         }
         let _runtime = self.0.runtime.enter();
         let mut found: SmallVec<[Arc<KnownRule>; 4]> = SmallVec::new();
@@ -138,17 +152,24 @@ impl Limiter {
                 _ => return Started::Waiting(self.decide_later(check)),
             }
         }
-        let (mut answer, mut undecided) = (Answer::unlimited(), Vec::new());
-        for rule in found {
-            match self.try_decide(&rule, check.wait) {
-                Some(part) => answer.add(part),
-                None => undecided.push(rule),
-            }
+        if found.iter().any(|rule| rule.concurrency.is_some()) {
+            return self.start_with_permits(found.into_vec(), check.wait);
         }
+        let (answer, undecided) = self.try_decide_all(&found, check.wait);
         if undecided.is_empty() {
-            return Started::Decided(answer);
+            return Started::Decided(answer.into());
         }
         Started::Waiting(self.decide_rest_later(answer, undecided, check.wait))
+    }
+
+    /// Acquires permits, and decides the rules. Most requests are decided by the first poll.
+    fn start_with_permits(&self, rules: Vec<Arc<KnownRule>>, wait: WaitSettings) -> Started {
+        let limiter = self.clone();
+        let mut admission = Box::pin(async move { limiter.admit(&rules, wait).await });
+        match admission.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(admission) => Started::Decided(admission),
+            Poll::Pending => Started::Waiting(spawn(wait, admission)),
+        }
     }
 
     /// Returns the number of leased keys and the sum of their hits. Cost: O(keys).
@@ -180,10 +201,26 @@ impl Limiter {
         }
     }
 
+    /// Decides rules without a call. Returns the rules that need one.
+    fn try_decide_all(
+        &self,
+        rules: &[Arc<KnownRule>],
+        wait: WaitSettings,
+    ) -> (Answer, Vec<Arc<KnownRule>>) {
+        let (mut answer, mut undecided) = (Answer::unlimited(), Vec::new());
+        for rule in rules {
+            match self.try_decide(rule, wait) {
+                Some(part) => answer.add(part),
+                None => undecided.push(Arc::clone(rule)),
+            }
+        }
+        (answer, undecided)
+    }
+
     /// Decides the descriptor of a rule without a call. Returns `None` if a call is needed.
     fn try_decide(&self, rule: &Arc<KnownRule>, wait: WaitSettings) -> Option<RuleAnswer> {
         match &rule.handling {
-            Handling::Unlimited => Some(RuleAnswer::UNLIMITED),
+            Handling::Unlimited => Some(rule.unlimited_answer()),
             Handling::Forced { verdict, is_shadowed } => {
                 Some(self.forced(rule, *verdict, *is_shadowed))
             }
@@ -231,7 +268,8 @@ impl Limiter {
     ) -> PendingAnswer {
         let limiter = self.clone();
         let deadline = background::deadline(wait);
-        spawn(wait, async move { limiter.decide_rest(answer, undecided, wait, deadline).await })
+        let decided = async move { limiter.decide_rest(answer, undecided, wait, deadline).await };
+        spawn(wait, decided.map(Admission::from))
     }
 
     /// The work of the thread: the connection, the upkeep of leases, and reports.
@@ -257,28 +295,44 @@ impl Limiter {
 
     fn send_usage(&self) {
         let (leased_keys, leased_hits) = self.leased();
+        let mut concurrency = self.0.concurrency.take_usage();
         let mut reports = self.0.usage.take_reports();
         if reports.is_empty() {
             reports.push(Vec::new());
         }
         for keys in reports {
             let leased_keys = u64::try_from(leased_keys).unwrap_or(u64::MAX);
-            let report = UsageReport { keys, leased_keys, leased_hits };
+            let counts = concurrency.clone();
+            let report = UsageReport { keys, leased_keys, leased_hits, concurrency: counts };
             self.0.connection.send(proxy_message::Message::Usage(report));
+            // Requests count once; the loads stay for the next report of this second.
+            concurrency.iter_mut().for_each(keep_load);
         }
     }
+}
+
+/// Removes the counts of requests.
+fn keep_load(usage: &mut ConcurrencyUsage) {
+    *usage = ConcurrencyUsage {
+        bucket: std::mem::take(&mut usage.bucket),
+        in_flight: usage.in_flight,
+        waiting: usage.waiting,
+        limit: usage.limit,
+        ..ConcurrencyUsage::default()
+    };
 }
 
 /// Decides in the background.
 fn spawn(
     wait: WaitSettings,
-    decision: impl Future<Output = Answer> + Send + 'static,
+    decision: impl Future<Output = Admission> + Send + 'static,
 ) -> PendingAnswer {
     let slot = Arc::new(AnswerSlot::default());
-    let guard = AnswerGuard { slot: Arc::clone(&slot), answer: background::failed(wait) };
+    let admission = background::failed(wait).into();
+    let guard = AnswerGuard { slot: Arc::clone(&slot), admission };
     let task = tokio::spawn(async move {
         let mut guard = guard;
-        guard.answer = decision.await;
+        guard.admission = decision.await;
     });
     PendingAnswer::new(slot, task.abort_handle())
 }
@@ -287,12 +341,13 @@ fn spawn(
 /// failure rule decides.
 struct AnswerGuard {
     slot: Arc<AnswerSlot>,
-    answer: Answer,
+    admission: Admission,
 }
 
 impl Drop for AnswerGuard {
     fn drop(&mut self) {
-        self.slot.set(std::mem::replace(&mut self.answer, Answer::unlimited()));
+        let taken = std::mem::replace(&mut self.admission, Answer::unlimited().into());
+        self.slot.set(taken);
     }
 }
 

@@ -2,14 +2,14 @@
 //!
 //! Guarantees:
 //! - The wake function runs once: when the answer is known, or at once if it already is.
-//! - Dropping a pending answer ends its wait. A borrow in flight continues.
+//! - Dropping a pending answer ends its wait, and releases its permits. A borrow in flight continues.
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 
-use crate::answer::Answer;
+use crate::permits::Admission;
 
 type Wake = Box<dyn FnOnce() + Send>;
 
@@ -27,7 +27,7 @@ pub(crate) struct AnswerSlot(Mutex<SlotState>);
 #[derive(Default)]
 struct SlotState {
     is_answered: bool,
-    answer: Option<Answer>,
+    admission: Option<Admission>,
     wake: Option<Wake>,
 }
 
@@ -39,11 +39,11 @@ impl std::fmt::Debug for AnswerSlot {
 
 impl AnswerSlot {
     /// Sets the answer, and runs the wake function if there is one.
-    pub(crate) fn set(&self, answer: Answer) {
+    pub(crate) fn set(&self, admission: Admission) {
         let wake = {
             let mut state = self.0.lock();
             state.is_answered = true;
-            state.answer = Some(answer);
+            state.admission = Some(admission);
             state.wake.take()
         };
         if let Some(wake) = wake {
@@ -68,10 +68,10 @@ impl PendingAnswer {
         }
     }
 
-    /// Takes the answer, if it is known.
+    /// Takes the answer with its permits, if it is known.
     #[must_use]
-    pub fn take(&self) -> Option<Answer> {
-        self.slot.0.lock().answer.take()
+    pub fn take(&self) -> Option<Admission> {
+        self.slot.0.lock().admission.take()
     }
 }
 

@@ -20,6 +20,7 @@ use crate::settings::FailureRule;
 use crate::usage::DescriptorUsage;
 use crate::wire::api::leased_limit::OnFailure;
 use crate::wire::api::rule_reply::Handling as WireHandling;
+use crate::wire::concurrency::{ConcurrencyRule, concurrency_rule};
 use crate::wire::{self, api};
 
 /// A rule for one descriptor.
@@ -33,6 +34,8 @@ pub(crate) struct KnownRule {
     /// `true` if no descriptor with the same keys matches a rule.
     pub(crate) any_values: bool,
     pub(crate) usage: Arc<DescriptorUsage>,
+    /// The concurrency limit, whatever the handling is.
+    pub(crate) concurrency: Option<Box<ConcurrencyRule>>,
     /// `true` while the rule is fetched again in the background.
     pub(crate) is_refreshing: AtomicBool,
 }
@@ -97,6 +100,10 @@ impl KnownRule {
                 Handling::Forced { verdict: Verdict::Deny, is_shadowed: false }
             }
         };
+        let concurrency = match &reply.concurrency {
+            Some(limit) => Some(Box::new(concurrency_rule(limit)?)),
+            None => None,
+        };
         Some(Self {
             version,
             valid_until: reply.valid_for_us.map(|micros| now.plus(wire::nanos(micros))),
@@ -104,12 +111,19 @@ impl KnownRule {
             path: Some(&*reply.rule).filter(|path| !path.is_empty()).map(Arc::from),
             any_values: reply.any_values,
             usage,
+            concurrency,
             is_refreshing: AtomicBool::new(false),
         })
     }
 
     pub(crate) fn is_expired(&self, now: Nanos) -> bool {
         self.valid_until.is_some_and(|until| until <= now)
+    }
+
+    /// Returns the result of a rule without a rate limit. It counts if it has a concurrency limit.
+    pub(crate) fn unlimited_answer(&self) -> RuleAnswer {
+        let path = self.concurrency.as_ref().map(|limit| Arc::clone(&limit.path));
+        RuleAnswer { path, ..RuleAnswer::UNLIMITED }
     }
 
     /// Returns the result of a rule that an operator forced.

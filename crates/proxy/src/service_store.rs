@@ -1,13 +1,17 @@
-//! Sluicegate as a store of counters, for the lease manager.
+//! Sluicegate as a store of counters and of concurrency limits.
 //!
 //! Guarantees:
 //! - The failure of an unsent message has its own causes, so that the message is undone.
 //! - A wait for a reply ends after [`MAX_WAIT`].
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use sluicegate_concurrency::store::FleetStore;
+use sluicegate_concurrency::store::fleet::{FleetReply, FleetReport};
+use sluicegate_concurrency::store::permits::{StrictPermitReply, StrictPermitRequest};
 use sluicegate_lease::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate_lease::store::{
     Charge, ChargeOutcome, Charges, CounterStore, Outcomes, StoreFailure, StoreReply,
@@ -53,7 +57,7 @@ impl ServiceStore {
             // Nothing was applied, as if the message had not been sent.
             borrow_result::Result::LimitChanged(_) => Err(CallFailure::Overloaded),
             borrow_result::Result::Failure(failure) => {
-                Ok(LeaseOutcome::Failed(store_failure(failure)))
+                Ok(LeaseOutcome::Failed(wire::failure(failure)))
             }
         }
     }
@@ -75,9 +79,80 @@ impl ServiceStore {
             }
             charge_result::Result::LimitChanged(_) => Err(CallFailure::Overloaded),
             charge_result::Result::Failure(failure) => {
-                Ok(ChargeOutcome::Failed(store_failure(failure)))
+                Ok(ChargeOutcome::Failed(wire::failure(failure)))
             }
         }
+    }
+}
+
+impl ServiceStore {
+    async fn send_report(&self, report: &FleetReport) -> Result<FleetReply, CallFailure> {
+        let message = api::FleetReport {
+            shares: report.shares.as_ref().map(wire::shares::share_round_message),
+            permits: report.permits.as_ref().map(wire::permits::permit_report_message),
+        };
+        let call = proxy_message::Message::Report(message);
+        let lease_message::Message::Report(reply) = self.0.call(call, MAX_WAIT).await? else {
+            return Err(CallFailure::InvalidReply);
+        };
+        let invalid = CallFailure::InvalidReply.as_store_failure();
+        let shares = report.shares.as_ref().map(|round| {
+            let reply = reply.shares.as_ref();
+            reply.and_then(|reply| wire::shares::share_round_result(reply, round))
+        });
+        let permits = report.permits.as_ref().map(|report| {
+            let replies = reply.permits.as_ref().and_then(|replies| {
+                wire::permits::permit_report_result(replies, report.limits.len())
+            });
+            replies.unwrap_or_else(|| report.failed_reply(invalid))
+        });
+        let shares = shares.map(|reply| reply.unwrap_or(Err(invalid)));
+        Ok(FleetReply { membership: None, shares, permits })
+    }
+
+    async fn acquire_permit(
+        &self,
+        request: &StrictPermitRequest,
+    ) -> Result<StrictPermitReply, StoreFailure> {
+        let call = proxy_message::Message::Acquire(wire::permits::permit_request_message(request));
+        let reply = self.0.call(call, MAX_WAIT).await.map_err(CallFailure::as_store_failure)?;
+        let invalid = CallFailure::InvalidReply.as_store_failure();
+        let lease_message::Message::Acquire(reply) = reply else { return Err(invalid) };
+        wire::permits::permit_result(&reply).unwrap_or(Err(invalid))
+    }
+}
+
+/// Returns the reply to a report that failed.
+fn failed_reply(report: &FleetReport, failure: CallFailure) -> FleetReply {
+    let cause = failure.as_store_failure();
+    FleetReply {
+        membership: None,
+        shares: report.shares.as_ref().map(|_| Err(cause)),
+        permits: report.permits.as_ref().map(|permits| permits.failed_reply(cause)),
+    }
+}
+
+impl FleetStore for ServiceStore {
+    fn report<'a>(
+        &'a self,
+        _now: Nanos,
+        report: &'a FleetReport,
+    ) -> Pin<Box<dyn Future<Output = FleetReply> + Send + 'a>> {
+        Box::pin(async move {
+            let reply = self.send_report(report).await;
+            reply.unwrap_or_else(|failure| failed_reply(report, failure))
+        })
+    }
+
+    fn acquire_strict_permit<'a>(
+        &'a self,
+        _now: Nanos,
+        request: &'a StrictPermitRequest,
+    ) -> StoreReply<'a, Result<StrictPermitReply, StoreFailure>> {
+        if !self.0.is_connected() {
+            return StoreReply::Ready(Err(CallFailure::NotConnected.as_store_failure()));
+        }
+        StoreReply::Pending(Box::pin(self.acquire_permit(request)))
     }
 }
 
@@ -103,6 +178,10 @@ impl CounterStore for ServiceStore {
         }))
     }
 
+    fn current_failure(&self) -> Option<StoreFailure> {
+        (!self.0.is_connected()).then_some(StoreFailure::Unreachable)
+    }
+
     fn max_wait(&self) -> Option<Nanos> {
         Some(Nanos(u64::try_from(MAX_WAIT.as_nanos()).unwrap_or(u64::MAX)))
     }
@@ -121,13 +200,4 @@ fn counter(key: &CounterKey, strategy: &Strategy) -> Result<api::LeasedCounter, 
 
 const fn verdict(allows: bool) -> Verdict {
     if allows { Verdict::Allow } else { Verdict::Deny }
-}
-
-fn store_failure(failure: api::LeaseFailure) -> StoreFailure {
-    match api::lease_failure::Cause::try_from(failure.cause) {
-        Ok(api::lease_failure::Cause::TimedOut) => StoreFailure::TimedOut,
-        Ok(api::lease_failure::Cause::Unreachable) => StoreFailure::Unreachable,
-        Ok(api::lease_failure::Cause::Overloaded) => StoreFailure::Overloaded,
-        _ => StoreFailure::Other,
-    }
 }

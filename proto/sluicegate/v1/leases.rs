@@ -736,7 +736,7 @@ pub struct ConcurrencyLimit {
     /// The path of the rule.
     #[prost(string, tag = "1")]
     pub rule: ::prost::alloc::string::String,
-    /// The name of the bucket: the limit, and the values of its descriptor. At most 65,535 bytes.
+    /// The name of the bucket: the limit, and the values of its descriptor. At most 4,096 bytes.
     #[prost(bytes = "vec", tag = "2")]
     pub bucket: ::prost::alloc::vec::Vec<u8>,
     #[prost(enumeration = "concurrency_limit::Mode", tag = "3")]
@@ -1366,6 +1366,8 @@ pub struct ConcurrencyUsage {
     #[prost(uint64, tag = "8")]
     pub rejected_queue_timeout: u64,
     #[prost(uint64, tag = "9")]
+    pub rejected_too_many_buckets: u64,
+    #[prost(uint64, tag = "10")]
     pub shadow_rejected_requests: u64,
 }
 /// Generated client implementations.

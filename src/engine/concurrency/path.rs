@@ -27,12 +27,12 @@ use crate::config::{Config, RuleNumber};
 use crate::engine::active_config::ActiveConfig;
 use crate::engine::concurrency::{
     AcquireError, BucketLoad, BucketMetrics, ConcurrencyLimits, PermitGuard, PermitRequest,
-    SharedLimit, StrictLimit,
+    SharedLimit, StrictLimit, rules_at_process,
 };
 use crate::engine::decide::path::validate;
+use crate::engine::proxies::ProxyBucket;
 use crate::engine::{CheckError, Decision, Engine};
 use crate::kernel::concurrency::ReportedOutcome;
-use crate::kernel::concurrency::adaptive::AdaptiveConfig;
 use crate::kernel::concurrency::limiter::LimiterConfig;
 use crate::kernel::decision::{Check, Cost, Reason, Verdict};
 use crate::kernel::key::CounterKey;
@@ -361,16 +361,13 @@ impl Engine {
     ) -> Option<BucketMetrics> {
         let config = self.config()?;
         let tree = &config.domains.get(domain)?.tree;
-        let ConcurrencyMatch { shared, .. } =
-            tree.lookup_concurrency_limit(entries.iter().copied())?;
-        let named = entries.iter().enumerate().map(|(position, &(key, value))| {
-            let pattern = shared.iter().find(|(at, _)| *at == position);
-            (key, pattern.map_or(value, |(_, pattern)| *pattern))
-        });
-        self.concurrency_limits.snapshot(CounterKey::concurrency_bucket(domain, named).as_bytes())
+        let found = tree.lookup_concurrency_limit(entries.iter().copied())?;
+        let bucket = bucket_of(domain, entries.iter().copied(), &found);
+        self.concurrency_limits.snapshot(bucket.as_bytes())
     }
 
-    /// Returns the usage of each concurrency limit by its path, summed over its buckets.
+    /// Returns the usage of each concurrency limit by its path, summed over its buckets at this
+    /// replica and at the proxies that are connected to it.
     ///
     /// For a strict limit, only this replica's part of the limit counts, so that sums over replicas
     /// are correct.
@@ -381,7 +378,19 @@ impl Engine {
         for (name, metrics) in self.concurrency_limits.snapshots() {
             if let Some(ceiling) = limit_of_bucket(&config, &name) {
                 let limit = self.metric_limit(ceiling, &name, metrics.load.limit);
-                in_use.entry(ceiling.path.clone()).or_default().add(metrics, limit);
+                let usage = in_use.entry(ceiling.path.clone()).or_default();
+                usage.add(metrics.load, limit);
+                usage.add_busiest(metrics);
+            }
+        }
+        for proxy in self.proxies().list() {
+            for ProxyBucket { bucket, load } in proxy.concurrency {
+                if let Some(limit) = limit_of_bucket(&config, &bucket) {
+                    // The replicas' parts of a strict limit are the whole limit already.
+                    let is_strict = limit.mode == Some(ConcurrencyMode::Strict);
+                    let share = if is_strict { 0 } else { load.limit };
+                    in_use.entry(limit.path.clone()).or_default().add(load, share);
+                }
             }
         }
         in_use
@@ -431,20 +440,10 @@ impl Engine {
         terms::strict_limit(fleet, limit)
     }
 
-    /// Returns the limiter parameters of a limit at this replica. `min` of an adaptive shared limit
-    /// applies to the whole fleet, so a replica may use less. Strict limits have their own queue,
-    /// outside the limiter.
+    /// Returns the limiter parameters of a limit at this replica.
     fn local_rules(&self, limit: &ConcurrencyLimit) -> LimiterConfig {
-        let shared = self.shared_limit(limit).is_some();
-        let adaptive_at_replica = |adaptive: AdaptiveConfig| {
-            if shared { AdaptiveConfig { min: 1, ..adaptive } } else { adaptive }
-        };
-        let waiting = limit.rules.queue.filter(|_| self.strict_limit(limit).is_none());
-        LimiterConfig {
-            adaptive: limit.rules.adaptive.map(adaptive_at_replica),
-            queue: waiting,
-            ..limit.rules
-        }
+        let (shared, strict) = (self.shared_limit(limit), self.strict_limit(limit));
+        rules_at_process(&limit.rules, shared.as_ref(), strict.as_ref())
     }
 
     /// Returns `true` if a rejection by this limit is only reported, not enforced.
@@ -495,7 +494,7 @@ impl Engine {
             Ok(held) => Ok(Some(held)),
             Err(denied) if shadow => {
                 let (limit, reason) = (&*limit.path, reason_of(denied));
-                ConcurrencyLimitExceeded { limit, reason, is_enforced: false }.emit();
+                ConcurrencyLimitExceeded { limit, reason, is_enforced: false, count: 1 }.emit();
                 Ok(None)
             }
             Err(denied) => {
@@ -520,18 +519,21 @@ pub struct ConcurrencyUsage {
     pub waiting: u64,
     /// The sum of the buckets' limits. For a strict limit, only this replica's part.
     pub limit: u64,
-    /// The bucket with the most requests in flight.
+    /// The bucket of this replica with the most requests in flight.
     pub busiest: Option<BucketMetrics>,
 }
 
 impl ConcurrencyUsage {
-    fn add(&mut self, metrics: BucketMetrics, limit: u32) {
-        let BucketLoad { in_flight, waiting, .. } = metrics.load;
+    fn add(&mut self, load: BucketLoad, limit: u32) {
+        let BucketLoad { in_flight, waiting, .. } = load;
         self.buckets = self.buckets.saturating_add(1);
         self.in_flight = self.in_flight.saturating_add(in_flight.into());
         self.waiting = self.waiting.saturating_add(u64::try_from(waiting).unwrap_or(u64::MAX));
         self.limit = self.limit.saturating_add(limit.into());
-        if self.busiest.is_none_or(|busiest| busiest.load.in_flight < in_flight) {
+    }
+
+    fn add_busiest(&mut self, metrics: BucketMetrics) {
+        if self.busiest.is_none_or(|busiest| busiest.load.in_flight < metrics.load.in_flight) {
             self.busiest = Some(metrics);
         }
     }
@@ -545,7 +547,7 @@ fn count_rejection(
     load: Option<BucketLoad>,
 ) -> ConcurrencyRejection {
     config.counters.count(limit.number, RuleVerdict::Deny);
-    ConcurrencyLimitExceeded { limit: &limit.path, reason, is_enforced: true }.emit();
+    ConcurrencyLimitExceeded { limit: &limit.path, reason, is_enforced: true, count: 1 }.emit();
     let reasons = std::iter::once(reason);
     CheckDecided { verdict: Verdict::Deny, is_shadowed: false, reasons, near_limit: 0 }.emit();
     let (reject, path) = (limit.reject.clone(), limit.path.clone());
@@ -557,7 +559,23 @@ fn total_queue_timeout(limits: &[(CounterKey, &ConcurrencyLimit)]) -> Nanos {
     waits.fold(Nanos(0), |sum, waiting| sum.plus(waiting.timeout))
 }
 
-fn limit_of_bucket<'c>(config: &'c Config, name: &[u8]) -> Option<&'c ConcurrencyLimit> {
+/// Returns the name of the bucket of a descriptor that matches a concurrency limit.
+pub(in crate::engine) fn bucket_of<'e>(
+    domain: &str,
+    entries: impl Iterator<Item = (&'e str, &'e str)> + Clone,
+    found: &'e ConcurrencyMatch<'_>,
+) -> CounterKey {
+    let named = entries.enumerate().map(|(position, (key, value))| {
+        let pattern = found.shared.iter().find(|(at, _)| *at == position);
+        (key, pattern.map_or(value, |(_, pattern)| *pattern))
+    });
+    CounterKey::concurrency_bucket(domain, named)
+}
+
+pub(in crate::engine) fn limit_of_bucket<'c>(
+    config: &'c Config,
+    name: &[u8],
+) -> Option<&'c ConcurrencyLimit> {
     let (domain, entries) = CounterKey::parse_concurrency_bucket(name)?;
     let covered = config.domains.get(domain)?.tree.lookup_concurrency_limit(entries)?;
     Some(covered.limit)
@@ -582,16 +600,9 @@ fn required_limits<'c>(config: &'c Config, check: &Check<'_>) -> RequiredLimits<
             continue;
         }
         let entries = || descriptor.entries.iter().copied();
-        let Some(ConcurrencyMatch { limit: ceiling, shared }) =
-            domain.tree.lookup_concurrency_limit(entries())
-        else {
-            continue;
-        };
-        let entries = entries().enumerate().map(|(position, (key, value))| {
-            let pattern = shared.iter().find(|(at, _)| *at == position);
-            (key, pattern.map_or(value, |(_, pattern)| *pattern))
-        });
-        asked.push((CounterKey::concurrency_bucket(&domain.name, entries), ceiling));
+        if let Some(found) = domain.tree.lookup_concurrency_limit(entries()) {
+            asked.push((bucket_of(&domain.name, entries(), &found), found.limit));
+        }
     }
     asked.sort_by(|(a, _), (b, _)| a.as_bytes().cmp(b.as_bytes()));
     asked.dedup_by(|(a, _), (b, _)| a == b);

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
+use crate::engine::concurrency::BucketLoad;
 use crate::kernel::lease::ReplicaIncarnation;
 use crate::kernel::units::{Hits, Nanos};
 
@@ -80,6 +81,17 @@ pub struct ProxyInfo {
     pub messages: u64,
     /// The hits that the proxy borrowed on the stream.
     pub borrowed_hits: u64,
+    /// The buckets of concurrency limits that the proxy reported last.
+    pub concurrency: Vec<ProxyBucket>,
+}
+
+/// A bucket of a concurrency limit at a proxy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProxyBucket {
+    /// The name of the bucket.
+    pub bucket: Box<[u8]>,
+    /// The requests, and the limit or share of the proxy.
+    pub load: BucketLoad,
 }
 
 #[derive(Debug)]
@@ -88,6 +100,7 @@ struct ConnectedProxy {
     connected_at: Nanos,
     replaced: Notify,
     hits: Mutex<ProxyHits>,
+    concurrency: Mutex<Vec<ProxyBucket>>,
     messages: AtomicU64,
     borrowed_hits: AtomicU64,
 }
@@ -118,6 +131,7 @@ impl Proxies {
             connected_at: now,
             replaced: Notify::new(),
             hits: Mutex::default(),
+            concurrency: Mutex::default(),
             messages: AtomicU64::new(0),
             borrowed_hits: AtomicU64::new(0),
         });
@@ -172,6 +186,7 @@ impl ConnectedProxy {
             hits: *self.hits.lock(),
             messages: self.messages.load(Relaxed),
             borrowed_hits: self.borrowed_hits.load(Relaxed),
+            concurrency: self.concurrency.lock().clone(),
         }
     }
 }
@@ -199,8 +214,9 @@ impl ProxyConnection {
     }
 
     /// Records the last report of the proxy.
-    pub fn record_hits(&self, hits: ProxyHits) {
+    pub fn record_report(&self, hits: ProxyHits, concurrency: Vec<ProxyBucket>) {
         *self.proxy.hits.lock() = hits;
+        *self.proxy.concurrency.lock() = concurrency;
     }
 }
 

@@ -5,11 +5,11 @@
 //! - Forced decisions and boosts apply until their end.
 //!
 //! Not covered:
-//! - Concurrency limits: a descriptor with one is checked by this replica.
 //! - Limits that a request carries.
 
 use std::sync::Arc;
 
+use super::ProxyConcurrencyLimit;
 use super::counter::one_descriptor;
 use crate::config::tree::KeyEntries;
 use crate::config::{ChargePolicy, Domain, FallbackMode, Limit, LimitWindow, Rule};
@@ -57,6 +57,8 @@ pub struct ProxyRule {
     pub counter: KeyEntries,
     /// The limits; empty unless the handling is [`ProxyHandling::Leased`].
     pub leased: Vec<ProxyLimit>,
+    /// The concurrency limit, whatever the handling is.
+    pub concurrency: Option<ProxyConcurrencyLimit>,
 }
 
 /// A leased limit of a rule.
@@ -81,7 +83,6 @@ struct PlannedRule<'a, 'c> {
     domain: &'c Domain,
     rule: &'c Rule,
     plan: &'a CheckPlan<'c>,
-    has_concurrency_limit: bool,
     quota_for_all: bool,
 }
 
@@ -96,6 +97,7 @@ impl ProxyRule {
             is_shadow: false,
             counter: KeyEntries::default(),
             leased: Vec::new(),
+            concurrency: None,
         }
     }
 }
@@ -115,18 +117,16 @@ impl Engine {
             let unlimited = ProxyRule::unmatched(ProxyHandling::Unlimited, limits);
             return ProxyRule { is_for_any_values: true, ..unlimited };
         };
-        let tree_entries = || entries.iter().copied();
-        let has_concurrency_limit = domain.tree.lookup_concurrency_limit(tree_entries()).is_some();
-        let Some((rule, counter)) = domain.tree.rule_and_key(tree_entries()) else {
-            return unmatched_rule(domain, entries, (limits, has_concurrency_limit));
+        let concurrency = self.proxy_concurrency_limit(domain, entries);
+        let Some((rule, counter)) = domain.tree.rule_and_key(entries.iter().copied()) else {
+            return ProxyRule { concurrency, ..unmatched_rule(domain, entries, limits) };
         };
         let check = one_descriptor(&domain.name, entries, Hits(0));
         let mut plan = CheckPlan::default();
         let planning = self.policy.planning;
         plan.fill(config, &check, planning, now);
         let quota_for_all = planning.quota_for_all;
-        let planned =
-            PlannedRule { domain, rule, plan: &plan, has_concurrency_limit, quota_for_all };
+        let planned = PlannedRule { domain, rule, plan: &plan, quota_for_all };
         let handling = planned.handling();
         let is_leased = handling == ProxyHandling::Leased;
         ProxyRule {
@@ -138,18 +138,12 @@ impl Engine {
             is_shadow: rule.shadow || self.policy.is_shadow,
             leased: if is_leased { leased_limits(&plan) } else { Vec::new() },
             counter: if is_leased { counter } else { KeyEntries::default() },
+            concurrency,
         }
     }
 }
 
-fn unmatched_rule(
-    domain: &Domain,
-    entries: Entries<'_>,
-    (limits, has_concurrency_limit): (u64, bool),
-) -> ProxyRule {
-    if has_concurrency_limit {
-        return ProxyRule::unmatched(ProxyHandling::Ask, limits);
-    }
+fn unmatched_rule(domain: &Domain, entries: Entries<'_>, limits: u64) -> ProxyRule {
     let keys: Vec<_> = entries.iter().map(|(key, _)| *key).collect();
     let is_for_any_values = !domain.tree.may_limit_keys(&keys);
     ProxyRule { is_for_any_values, ..ProxyRule::unmatched(ProxyHandling::Unlimited, limits) }
@@ -158,24 +152,18 @@ fn unmatched_rule(
 impl PlannedRule<'_, '_> {
     fn handling(&self) -> ProxyHandling {
         match self.plan.limits.first() {
-            None | Some(LimitPlan::NoRule | LimitPlan::Unlimited(_)) => {
-                if self.has_concurrency_limit {
-                    ProxyHandling::Ask
-                } else {
-                    ProxyHandling::Unlimited
-                }
-            }
+            None | Some(LimitPlan::NoRule | LimitPlan::Unlimited(_)) => ProxyHandling::Unlimited,
             Some(_) if self.depends_on_others() => ProxyHandling::AskTogether,
             Some(LimitPlan::Forced(_, _, verdict)) => ProxyHandling::Forced(*verdict),
             Some(_) if self.affects_others() => ProxyHandling::AskTogether,
-            Some(_) if self.has_concurrency_limit || !self.is_leased() => ProxyHandling::Ask,
+            Some(_) if !self.is_leased() => ProxyHandling::Ask,
             Some(_) => ProxyHandling::Leased,
         }
     }
 
     /// Returns `true` if another descriptor can turn a denial of this rule into an allowed request.
     fn depends_on_others(&self) -> bool {
-        let Self { domain, rule, plan, quota_for_all, .. } = self;
+        let Self { domain, rule, plan, quota_for_all } = self;
         let is_replaced = |other: &Rule| {
             other.replaces.iter().any(|replaced| rule.names().any(|name| name == replaced))
         };

@@ -26,7 +26,7 @@ impl LimitEvents {
         Self(Mutex::new(BTreeMap::new()))
     }
 
-    pub(in crate::telemetry) fn count(&self, limit: &str, event: LimitEvent) {
+    pub(in crate::telemetry) fn count(&self, limit: &str, event: LimitEvent, count: u64) {
         let mut limits = self.0.lock();
         let limit = if limits.contains_key(limit) || limits.len() < MAX_LIMIT_SERIES {
             limit
@@ -34,10 +34,10 @@ impl LimitEvents {
             OTHER
         };
         if let Some(counts) = limits.get_mut(limit) {
-            counts[event as usize] += 1;
+            counts[event as usize] += count;
         } else {
             let mut counts = EventCounts::default();
-            counts[event as usize] = 1;
+            counts[event as usize] = count;
             limits.insert(limit.into(), counts);
         }
     }

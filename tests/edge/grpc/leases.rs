@@ -32,7 +32,15 @@ async fn the_first_reply_names_version_and_limits() {
     let mut proxy = ProxyStream::open_unread(&served, hello(7)).await;
     let LeaseMessage { id, message } = proxy.next().await.unwrap().unwrap();
     let version = env!("CARGO_PKG_VERSION").into();
-    let welcome = LeaseWelcome { version, replica: String::new(), limits: 1 };
+    let welcome = LeaseWelcome {
+        version,
+        replica: String::new(),
+        limits: 1,
+        // The defaults of `fleet.heartbeat` and `fleet.share_expiry`.
+        heartbeat_us: 1_000_000,
+        share_expiry_us: 5_000_000,
+        replicas: 2,
+    };
     assert_eq!((id, message), (0, Some(Reply::Welcome(welcome))));
 }
 
@@ -155,7 +163,12 @@ async fn reported_usage_counts_in_rules_and_top_keys() {
         denied_hits: 40,
     };
     let unknown = KeyUsage { entries: entries(&[("unknown", "v")]), ..usage.clone() };
-    let report = UsageReport { keys: vec![usage, unknown], leased_keys: 1, leased_hits: 9 };
+    let report = UsageReport {
+        keys: vec![usage, unknown],
+        leased_keys: 1,
+        leased_hits: 9,
+        ..UsageReport::default()
+    };
     proxy.send(ProxyMessage { id: 0, message: Some(Message::Usage(report)) }).await;
     proxy.rule("d", &[("k", "v")]).await;
     let rules = engine.rule_decisions();

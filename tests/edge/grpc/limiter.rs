@@ -73,12 +73,12 @@ async fn decide_with(
         descriptors.iter().map(|pairs| entries(pairs)).collect();
     let check = Check { domain: "d", descriptors: &descriptors, wait };
     match limiter.start(&check) {
-        Started::Decided(answer) => answer,
+        Started::Decided(admission) => admission.answer,
         Started::Waiting(pending) => {
             let (sender, receiver) = oneshot::channel();
             pending.wake_with(Box::new(move || sender.send(()).unwrap()));
             receiver.await.unwrap();
-            pending.take().unwrap()
+            pending.take().unwrap().answer
         }
     }
 }

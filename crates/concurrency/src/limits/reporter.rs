@@ -31,10 +31,11 @@ use tokio::sync::{Mutex as RoundLock, watch};
 use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
 use crate::host::Host;
-use crate::kernel::coordinator::ShareTiming;
-use crate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
+use crate::kernel::concurrency::limiter::LimiterConfig;
+use crate::kernel::coordinator::{ConcurrencyFallback, ShareTiming};
+use crate::kernel::units::{Incarnation, Nanos, ReplicaId};
 use crate::limits::bucket::Bucket;
-use crate::limits::{BucketName, ShareSnapshot, SharedLimit, StrictSnapshot};
+use crate::limits::{BucketName, ShareSnapshot, SharedLimit, StrictLimit, StrictSnapshot};
 use crate::store::fleet::{FleetReport, MembershipHeartbeat, MembershipReply};
 use crate::store::{SharedStore, StoreFailure};
 use permits::{PermitReporter, PermitReports};
@@ -130,10 +131,22 @@ impl FleetReporter {
         }
     }
 
-    /// Returns this replica's part of the initial limit, for a store outage before its first share.
+    /// Returns the parameters of a limit in mode `strict` at this replica.
     #[must_use]
-    pub fn outage_share(&self, initial_limit: u32) -> Share {
-        self.shares.outage_share(initial_limit)
+    pub fn strict_limit(
+        &self,
+        rules: &LimiterConfig,
+        max_duration: Nanos,
+        on_failure: ConcurrencyFallback,
+    ) -> StrictLimit {
+        let outage_limit = match on_failure {
+            ConcurrencyFallback::Deny => 0,
+            ConcurrencyFallback::Local => {
+                u32::try_from(self.shares.outage_share(rules.limit).0).unwrap_or(0)
+            }
+            ConcurrencyFallback::Allow => u32::MAX,
+        };
+        StrictLimit { queue: rules.queue, max_duration, outage_limit }
     }
 
     /// Switches the heartbeats for strict limits on or off. Switched on, a permit report is sent in
@@ -172,6 +185,12 @@ impl FleetReporter {
     #[must_use]
     pub fn incarnations(&self) -> (Option<Incarnation>, ReplicaId, Incarnation) {
         (self.shares.store_incarnation(), self.shares.replica, self.shares.incarnation)
+    }
+
+    /// Returns the timing of share reports.
+    #[must_use]
+    pub const fn pace(&self) -> SharePace {
+        self.shares.pace
     }
 
     pub(crate) const fn permits(&self) -> &Arc<PermitReporter> {

@@ -184,13 +184,38 @@ extern "C" fn envoy_dynamic_module_on_http_filter_request_headers(
 extern "C" fn envoy_dynamic_module_on_http_filter_response_headers(
     stream: Handle,
     filter: *const c_void,
-    _is_end: bool,
+    is_end: bool,
 ) -> HeadersStatus {
     let on_panic = |stream, filter: &StreamFilter| filter.after_panic(&stream);
     run_stream_hook("response_headers", (stream, filter), (), on_panic, |stream, filter| {
-        filter.on_response_headers(stream);
+        filter.on_response_headers(stream, is_end);
     });
     HeadersStatus::Continue
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_on_http_filter_response_body(
+    stream: Handle,
+    filter: *const c_void,
+    is_end: bool,
+) -> u32 {
+    let on_panic = |stream, filter: &StreamFilter| filter.after_panic(&stream);
+    run_stream_hook("response_body", (stream, filter), (), on_panic, |_, filter| {
+        filter.on_response_body(is_end);
+    });
+    CONTINUE
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_on_http_filter_response_trailers(
+    stream: Handle,
+    filter: *const c_void,
+) -> u32 {
+    let on_panic = |stream, filter: &StreamFilter| filter.after_panic(&stream);
+    run_stream_hook("response_trailers", (stream, filter), (), on_panic, |stream, filter| {
+        filter.on_response_trailers(&stream);
+    });
+    CONTINUE
 }
 
 #[unsafe(no_mangle)]
@@ -211,8 +236,8 @@ extern "C" fn envoy_dynamic_module_on_http_filter_stream_complete(
     filter: *const c_void,
 ) {
     let on_panic = |stream, filter: &StreamFilter| filter.after_panic(&stream);
-    run_stream_hook("stream_complete", (stream, filter), (), on_panic, |_, filter| {
-        filter.on_stream_complete();
+    run_stream_hook("stream_complete", (stream, filter), (), on_panic, |stream, filter| {
+        filter.on_stream_complete(&stream);
     });
 }
 
@@ -235,9 +260,7 @@ macro_rules! unused_hooks {
 
 unused_hooks! {
     envoy_dynamic_module_on_http_filter_request_body(Handle, *const c_void, bool) -> u32 = CONTINUE;
-    envoy_dynamic_module_on_http_filter_response_body(Handle, *const c_void, bool) -> u32 = CONTINUE;
     envoy_dynamic_module_on_http_filter_request_trailers(Handle, *const c_void) -> u32 = CONTINUE;
-    envoy_dynamic_module_on_http_filter_response_trailers(Handle, *const c_void) -> u32 = CONTINUE;
     envoy_dynamic_module_on_http_filter_http_callout_done(Handle, *const c_void, u64, u32, *const HeaderPair, usize, *const Buffer, usize);
     envoy_dynamic_module_on_http_filter_http_stream_headers(Handle, *const c_void, u64, *const HeaderPair, usize, bool);
     envoy_dynamic_module_on_http_filter_http_stream_data(Handle, *const c_void, u64, *const Buffer, usize, bool);

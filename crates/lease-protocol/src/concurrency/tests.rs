@@ -20,7 +20,7 @@ fn adaptive() -> impl Strategy<Value = AdaptiveConfig> {
     (algorithms, any::<(u32, u32)>(), tuning, prop::option::of(times())).prop_map(
         |(algorithm, (min, max), (target, tolerance, increase, decrease), window)| {
             let tuning = AdaptiveTuning { target, tolerance, increase, decrease, window };
-            AdaptiveConfig { algorithm, min, max, tuning }
+            AdaptiveConfig { algorithm, min: min.min(max), max: max.max(min), tuning }
         },
     )
 }
@@ -103,7 +103,7 @@ fn message() -> api::ConcurrencyLimit {
 
 #[test]
 fn limits_with_undefined_values_are_refused() {
-    let broken: [fn(&mut api::ConcurrencyLimit); 10] = [
+    let broken: [fn(&mut api::ConcurrencyLimit); 11] = [
         |limit| limit.mode = 0,
         |limit| limit.on_failure = 9,
         |limit| limit.aggregate = 0,
@@ -113,6 +113,7 @@ fn limits_with_undefined_values_are_refused() {
         |limit| limit.reject = None,
         |limit| limit.reject.as_mut().unwrap().status = 399,
         |limit| limit.overload_http.push(600),
+        |limit| limit.overload_grpc.push(0),
         |limit| limit.adaptive = Some(api::AdaptiveLimit::default()),
     ];
     assert!(concurrency_rule(&message()).is_some());

@@ -20,7 +20,7 @@ fn buckets() -> impl Strategy<Value = Box<[u8]>> {
 }
 
 fn requests() -> impl Strategy<Value = StrictPermitRequest> {
-    (buckets(), ids(), 0..=MOST.0, 0_u64..1 << 40, timings()).prop_map(
+    (buckets(), ids(), 1..=MOST.0, 0_u64..1 << 40, timings()).prop_map(
         |(bucket, id, limit, lifetime, timing)| StrictPermitRequest {
             bucket,
             permit: StrictAcquire { id, limit: Share(limit), lifetime: Nanos(lifetime), timing },

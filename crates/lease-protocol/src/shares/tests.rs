@@ -26,8 +26,8 @@ fn grants_in_use() -> impl Strategy<Value = GrantInUse> {
         GrantInUse {
             coordinator_incarnation: Incarnation(incarnation),
             generation: Generation(generation),
-            share: Share(share),
-            limit: Share(limit),
+            share: Share(share & MAX_REQUESTS),
+            limit: Share(limit & MAX_REQUESTS),
         }
     })
 }
@@ -51,8 +51,8 @@ fn reports(replica: ReplicaId) -> impl Strategy<Value = ShareReport> {
                 incarnation: Incarnation(incarnation),
                 number,
                 grant_in_use,
-                in_flight: Share(in_flight),
-                demand: Share(demand),
+                in_flight: Share(in_flight & MAX_REQUESTS),
+                demand: Share(demand & MAX_REQUESTS),
                 vote: vote.map(LimitFactor),
                 is_leaving,
             };
@@ -153,7 +153,7 @@ fn rounds_that_a_store_cannot_represent_are_refused() {
         |round| round.last_reply_at_us = Some(NUMBER_BOUND),
         |round| round.longest_use_ns = u64::MAX,
         |round| round.reports = vec![round.reports[0].clone(); MAX_REPORTS_PER_ROUND + 1],
-        |round| round.reports[0].in_flight = NUMBER_BOUND,
+        |round| round.reports[0].in_flight = MAX_REQUESTS + 1,
         |round| round.reports[0].vote = Some(LimitFactor::TWICE.0 + 1),
         |round| round.reports[0].limit = None,
         |round| round.reports[0].limit.as_mut().unwrap().min = 11,

@@ -15,7 +15,9 @@ use tokio::time::{Instant, timeout_at};
 use super::{Limiter, was_not_charged};
 use crate::answer::{Answer, ReportedLimit, RuleAnswer, Verdict};
 use crate::call::CallFailure;
+use crate::concurrency::Refusal;
 use crate::kernel::decision::StoreFailure;
+use crate::permits::{Admission, Permits};
 use crate::request::OwnedDescriptor;
 use crate::rule::{Handling, KnownRule, LeasedRule, fallback};
 use crate::settings::WaitSettings;
@@ -28,27 +30,59 @@ use crate::wire::api::{
 const MIN_CALL_TIME: Duration = Duration::from_micros(100);
 
 impl Limiter {
-    /// Finds the rules of a request, and charges them.
+    /// Acquires the permits of a request, and decides its rules.
+    pub(super) async fn admit(&self, rules: &[Arc<KnownRule>], wait: WaitSettings) -> Admission {
+        let permits = match self.0.concurrency.acquire(rules, wait).await {
+            Ok(permits) => permits,
+            Err(refusal) => return refused(refusal, wait),
+        };
+        let (answer, undecided) = self.try_decide_all(rules, wait);
+        let answer = if undecided.is_empty() {
+            answer
+        } else {
+            self.decide_rest(answer, undecided, wait, deadline(wait)).await
+        };
+        admission(answer, permits)
+    }
+
+    /// Finds the rules of a request, and decides them.
     pub(super) async fn decide(
         &self,
         descriptors: Vec<OwnedDescriptor>,
         wait: WaitSettings,
-    ) -> Answer {
+    ) -> Admission {
         let deadline = deadline(wait);
         let rules = descriptors.iter().map(|descriptor| self.rule(descriptor.clone()));
         let Ok(rules) = timeout_at(deadline, join_all(rules)).await else {
-            return failed(wait);
+            return failed(wait).into();
         };
         let Ok(rules) = rules.into_iter().collect::<Result<Vec<_>, CallFailure>>() else {
-            return failed(wait);
+            return failed(wait).into();
         };
         if rules.iter().any(|rule| matches!(rule.handling, Handling::AskTogether)) {
-            let decided = self.check_remotely(&descriptors, wait, deadline).await;
-            let mut answer = Answer::unlimited();
-            answer.add(decided.unwrap_or_else(|_| failed_part(wait)));
-            return answer;
+            return self.admit_together(&rules, &descriptors, wait).await;
         }
-        self.decide_rest(Answer::unlimited(), rules, wait, deadline).await
+        if rules.iter().any(|rule| rule.concurrency.is_some()) {
+            return self.admit(&rules, wait).await;
+        }
+        self.decide_rest(Answer::unlimited(), rules, wait, deadline).await.into()
+    }
+
+    /// Acquires the permits of a request, and lets Sluicegate decide all its descriptors.
+    async fn admit_together(
+        &self,
+        rules: &[Arc<KnownRule>],
+        descriptors: &[OwnedDescriptor],
+        wait: WaitSettings,
+    ) -> Admission {
+        let permits = match self.0.concurrency.acquire(rules, wait).await {
+            Ok(permits) => permits,
+            Err(refusal) => return refused(refusal, wait),
+        };
+        let decided = self.check_remotely(descriptors, wait, deadline(wait)).await;
+        let mut answer = Answer::unlimited();
+        answer.add(decided.unwrap_or_else(|_| failed_part(wait)));
+        admission(answer, permits)
     }
 
     /// Charges the rules that are not decided yet, all at once.
@@ -115,7 +149,7 @@ impl Limiter {
         deadline: Instant,
     ) -> RuleAnswer {
         match &rule.handling {
-            Handling::Unlimited => RuleAnswer::UNLIMITED,
+            Handling::Unlimited => rule.unlimited_answer(),
             Handling::Forced { verdict, is_shadowed } => self.forced(rule, *verdict, *is_shadowed),
             Handling::Leased(leased) => self.charge(rule, leased, wait, deadline).await,
             Handling::Ask | Handling::AskTogether => {
@@ -195,6 +229,19 @@ impl Limiter {
             Some(check_result::Result::Decision(decision)) => Ok(rule_answer(&decision)),
             Some(check_result::Result::Failure(_)) | None => Err(CallFailure::InvalidReply),
         }
+    }
+}
+
+/// A denied request releases its permits.
+fn admission(answer: Answer, permits: Permits) -> Admission {
+    if answer.verdict.is_allowed() { Admission { answer, permits } } else { answer.into() }
+}
+
+/// Returns the answer to a request without a permit.
+fn refused(refusal: Refusal, wait: WaitSettings) -> Admission {
+    match refusal {
+        Refusal::Rejected(answer) => (*answer).into(),
+        Refusal::NoReply => failed(wait).into(),
     }
 }
 

@@ -72,8 +72,8 @@ async fn leased_hits_need_no_allocation_and_no_call() {
     for _ in 0..REQUESTS {
         let mut started = None;
         let allocations = measure(|| started = Some(start(&limiter, &descriptors)));
-        let Some(Started::Decided(answer)) = started else { panic!("{started:?}") };
-        assert_eq!((answer.verdict, allocations.count_total), (Verdict::Allow, 0));
+        let Some(Started::Decided(admission)) = started else { panic!("{started:?}") };
+        assert_eq!((admission.answer.verdict, allocations.count_total), (Verdict::Allow, 0));
     }
     assert_eq!(before - limiter.leased().1, 2 * REQUESTS);
 }
@@ -122,8 +122,9 @@ async fn requests_that_the_service_refuses_are_not_sent() {
     let several = vec![user(&long[1..]); 8];
     let refused = [vec![user(&long)], vec![DescriptorEntries::new()], many, several];
     for descriptors in &refused {
-        let Started::Decided(answer) = start(&limiter, descriptors) else { panic!("it was sent") };
-        assert_eq!(answer.verdict, Verdict::FallbackDeny);
+        let started = start(&limiter, descriptors);
+        let Started::Decided(admission) = started else { panic!("it was sent") };
+        assert_eq!(admission.answer.verdict, Verdict::FallbackDeny);
     }
     let longest: [DescriptorEntries<'_>; 1] =
         [[("user", Cow::Borrowed(&long[1..]))].into_iter().collect()];

@@ -116,7 +116,12 @@ fn reports_of_long_keys_fit_into_a_message() {
     let reports = list.take_reports();
     assert_eq!(reports.iter().map(Vec::len).sum::<usize>(), 300);
     for keys in reports {
-        let report = UsageReport { keys, leased_keys: u64::MAX, leased_hits: u64::MAX };
+        let report = UsageReport {
+            keys,
+            leased_keys: u64::MAX,
+            leased_hits: u64::MAX,
+            ..UsageReport::default()
+        };
         assert!(report.encoded_len() < MAX_MESSAGE_BYTES, "{}", report.encoded_len());
     }
 }

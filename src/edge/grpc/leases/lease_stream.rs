@@ -34,6 +34,7 @@ use crate::telemetry::event::{
     CheckAnswered, Event as _, Protocol, ProxyMessageKind, RequestCompleted,
 };
 use crate::telemetry::trace;
+use sluicegate_lease_protocol as wire;
 use sluicegate_lease_protocol::api::lease_message::Message as Reply;
 use sluicegate_lease_protocol::api::proxy_message::Message;
 use sluicegate_lease_protocol::api::{
@@ -237,10 +238,14 @@ const fn unnumbered(message: Reply) -> LeaseMessage {
 
 fn welcome(engine: &Engine, limits: u64) -> LeaseWelcome {
     let replica = engine.membership().map_or("", |membership| membership.replica_name());
+    let pace = engine.proxy_share_pace();
     LeaseWelcome {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         replica: replica.to_owned(),
         limits,
+        heartbeat_us: wire::micros(pace.heartbeat),
+        share_expiry_us: wire::micros(pace.share_duration),
+        replicas: engine.sharing_processes().get(),
     }
 }
 
@@ -252,6 +257,8 @@ const fn kind_of(message: &Message) -> ProxyMessageKind {
         Message::Charge(_) => ProxyMessageKind::Charge,
         Message::Check(_) => ProxyMessageKind::Check,
         Message::Usage(_) => ProxyMessageKind::Usage,
+        Message::Report(_) => ProxyMessageKind::Report,
+        Message::Acquire(_) => ProxyMessageKind::Acquire,
     }
 }
 
@@ -268,6 +275,14 @@ async fn answer_message(
         Message::Charge(message) => Ok(Some(Reply::Charge(charge(engine, &message).await?))),
         Message::Check(message) => Ok(Some(Reply::Check(check(engine, &message).await?))),
         Message::Usage(report) => count_usage((engine, connection), &report).map(|()| None),
+        Message::Report(report) => {
+            let reply = engine.report_for_proxy(&requests::parse_report(&report)?).await;
+            Ok(Some(Reply::Report(to_reply::report(&reply))))
+        }
+        Message::Acquire(acquire) => {
+            let reply = engine.acquire_for_proxy(&requests::parse_acquire(&acquire)?).await;
+            Ok(Some(Reply::Acquire(wire::permits::permit_result_message(&reply))))
+        }
     }
 }
 
@@ -323,6 +338,9 @@ fn count_usage(
         let entries = requests::parse_entries(&key.domain, &key.entries)?;
         engine.count_proxy_usage(&requests::parse_usage(key, &entries)?);
     }
-    connection.record_hits(hits);
+    for usage in &report.concurrency {
+        engine.count_proxy_permits(&requests::parse_permit_usage(usage)?);
+    }
+    connection.record_report(hits, requests::parse_buckets(report)?);
     Ok(())
 }

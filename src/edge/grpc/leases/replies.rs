@@ -12,14 +12,18 @@ use sluicegate_lease_protocol::api::leased_limit::OnFailure;
 use sluicegate_lease_protocol::api::rate_strategy::Kind;
 use sluicegate_lease_protocol::api::rule_reply::Handling;
 use sluicegate_lease_protocol::api::{
-    BorrowResult, ChargeResult, CheckDecision, CheckResult, LeaseFailure, LeasedLimit,
-    RateStrategy, ReportedLimit, RuleReply, borrow_result, charge_result, check_result,
+    self as api, BorrowResult, ChargeResult, CheckDecision, CheckResult, FleetReportResult,
+    LeaseFailure, LeasedLimit, RateStrategy, ReportedLimit, RuleReply, borrow_result,
+    charge_result, check_result,
 };
+use sluicegate_lease_protocol::concurrency::{ConcurrencyRule, Rejection, Sharing};
 use tonic::Status;
 
 use crate::config::FallbackMode;
+use crate::config::concurrency::ConcurrencyMode;
 use crate::engine::proxies::{
-    ChargeOutcome, LeaseOutcome, ProxyCallError, ProxyHandling, ProxyLimit, ProxyRule,
+    ChargeOutcome, FleetReply, LeaseOutcome, ProxyCallError, ProxyConcurrencyLimit, ProxyHandling,
+    ProxyLimit, ProxyRule,
 };
 use crate::engine::{CheckError, Decision};
 use crate::kernel::decision::{DescriptorDecision, StoreFailure, Verdict};
@@ -41,6 +45,38 @@ pub(super) fn rule(rule: ProxyRule) -> RuleReply {
         shadow: rule.is_shadow,
         counter: wire::entries(rule.counter.iter().map(|(key, value)| (&**key, &**value))),
         leased: rule.leased.into_iter().map(leased_limit).collect(),
+        concurrency: rule.concurrency.map(concurrency_limit),
+    }
+}
+
+fn concurrency_limit(found: ProxyConcurrencyLimit) -> api::ConcurrencyLimit {
+    let ProxyConcurrencyLimit { limit, bucket } = found;
+    wire::concurrency::concurrency_message(&ConcurrencyRule {
+        path: (*limit.path).into(),
+        bucket,
+        sharing: match limit.mode {
+            Some(ConcurrencyMode::Local) => Sharing::Local,
+            Some(ConcurrencyMode::Strict) => Sharing::Strict,
+            Some(ConcurrencyMode::Shared) | None => Sharing::Shared,
+        },
+        rules: limit.rules,
+        aggregate: limit.aggregate,
+        max_duration: limit.max_duration,
+        on_failure: limit.on_store_failure,
+        reject: Rejection {
+            status: limit.reject.status,
+            retry_after: limit.reject.retry_after,
+            body: (*limit.reject.body).into(),
+        },
+        is_shadow: limit.shadow,
+    })
+}
+
+/// Converts the store's reply to the parts of `report`.
+pub(super) fn report(reply: &FleetReply) -> FleetReportResult {
+    FleetReportResult {
+        shares: reply.shares.as_ref().map(wire::shares::share_round_result_message),
+        permits: reply.permits.as_ref().map(wire::permits::permit_report_result_message),
     }
 }
 
@@ -96,8 +132,10 @@ pub(super) fn borrow(outcome: Result<LeaseOutcome, ProxyCallError>) -> BorrowRes
         Ok(LeaseOutcome::Applied(reply)) => Borrowed::Applied(wire::borrow_reply_message(&reply)),
         Ok(LeaseOutcome::Superseded) => Borrowed::Superseded(true),
         Ok(LeaseOutcome::StoreFull(verdict)) => Borrowed::StoreFull(verdict == Verdict::Allow),
-        Ok(LeaseOutcome::Stale(_)) => Borrowed::Failure(failure(StoreFailure::OutsideWindows)),
-        Ok(LeaseOutcome::Failed(cause)) => Borrowed::Failure(failure(cause)),
+        Ok(LeaseOutcome::Stale(_)) => {
+            Borrowed::Failure(wire::failure_message(StoreFailure::OutsideWindows))
+        }
+        Ok(LeaseOutcome::Failed(cause)) => Borrowed::Failure(wire::failure_message(cause)),
         Err(ProxyCallError::LimitChanged) => Borrowed::LimitChanged(true),
         Err(ProxyCallError::NoConfig) => Borrowed::Failure(no_limits()),
     };
@@ -113,8 +151,10 @@ pub(super) fn charge(outcome: Result<ChargeOutcome, ProxyCallError>) -> ChargeRe
             | ChargeOutcome::Refunded(decision),
         ) => Charged::Decision(wire::decision_message(decision)),
         Ok(ChargeOutcome::StoreFull(verdict)) => Charged::StoreFull(verdict == Verdict::Allow),
-        Ok(ChargeOutcome::Stale(_)) => Charged::Failure(failure(StoreFailure::OutsideWindows)),
-        Ok(ChargeOutcome::Failed(cause)) => Charged::Failure(failure(cause)),
+        Ok(ChargeOutcome::Stale(_)) => {
+            Charged::Failure(wire::failure_message(StoreFailure::OutsideWindows))
+        }
+        Ok(ChargeOutcome::Failed(cause)) => Charged::Failure(wire::failure_message(cause)),
         Err(ProxyCallError::LimitChanged) => Charged::LimitChanged(true),
         Err(ProxyCallError::NoConfig) => Charged::Failure(no_limits()),
     };
@@ -127,7 +167,7 @@ pub(super) fn check(decided: Result<Decision, CheckError>) -> Result<CheckResult
     let result = match decided {
         Ok(decision) => Checked::Decision(check_decision(&decision)),
         Err(CheckError::NoConfig) => Checked::Failure(no_limits()),
-        Err(CheckError::StoreUnavailable(cause)) => Checked::Failure(failure(cause)),
+        Err(CheckError::StoreUnavailable(cause)) => Checked::Failure(wire::failure_message(cause)),
         Err(error) => return Err(Status::invalid_argument(error.to_string())),
     };
     Ok(CheckResult { result: Some(result) })
@@ -155,16 +195,4 @@ fn reported_limit(decision: &DescriptorDecision) -> Option<ReportedLimit> {
 
 fn no_limits() -> LeaseFailure {
     LeaseFailure { cause: Cause::NoLimits.into() }
-}
-
-/// Converts a failure. Only a message that was certainly not sent gets `OVERLOADED`, because the
-/// proxy may then spend the returned hits again.
-fn failure(failure: StoreFailure) -> LeaseFailure {
-    let cause = match failure {
-        StoreFailure::TimedOut => Cause::TimedOut,
-        StoreFailure::Unreachable | StoreFailure::ConnectionLost => Cause::Unreachable,
-        StoreFailure::Overloaded | StoreFailure::BreakerOpen => Cause::Overloaded,
-        _ => Cause::StoreFailed,
-    };
-    LeaseFailure { cause: cause.into() }
 }

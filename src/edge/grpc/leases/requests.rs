@@ -13,17 +13,19 @@ use smallvec::SmallVec;
 use tonic::Status;
 
 use crate::edge::grpc::convert::{MAX_ENTRIES, MAX_ENTRY_BYTES, check_counts};
+use crate::engine::concurrency::BucketLoad;
 use crate::engine::proxies::{
-    ProxyCounter, ProxyDecisionKind, ProxyHits, ProxyIdentity, ProxyUsage,
+    FleetReport, ProxyBucket, ProxyCounter, ProxyDecisionKind, ProxyHits, ProxyIdentity,
+    ProxyPermitUsage, ProxyUsage, StrictPermitRequest,
 };
-use crate::kernel::decision::{Check, Cost, Descriptor};
+use crate::kernel::decision::{Check, Cost, Descriptor, Reason};
 use crate::kernel::lease::{BorrowRequest, ReplicaIncarnation};
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::{Hits, Nanos};
 use sluicegate_lease_protocol::api::{
-    BorrowMessage, CheckDescriptor, CheckMessage, KeyUsage, LeaseEntry, LeasedCounter, ProxyHello,
-    RateStrategy, UsageReport,
+    self as api, BorrowMessage, CheckDescriptor, CheckMessage, ConcurrencyUsage, KeyUsage,
+    LeaseEntry, LeasedCounter, ProxyHello, RateStrategy, UsageReport,
 };
 
 /// The largest size of a proxy's name and of its software, in bytes.
@@ -168,6 +170,61 @@ pub(super) fn parse_usage<'m>(
         (ProxyDecisionKind::FallbackDeny, fallback_deny),
     ];
     Ok(ProxyUsage { domain: &usage.domain, entries, requests, allowed_hits, denied_hits })
+}
+
+/// Validates a report about shares and permits.
+pub(super) fn parse_report(report: &api::FleetReport) -> Result<FleetReport, Status> {
+    let invalid = |part: &str| Status::invalid_argument(format!("report.{part} is invalid"));
+    let shares = report
+        .shares
+        .as_ref()
+        .map(|round| wire::shares::share_round(round).ok_or_else(|| invalid("shares")));
+    let permits = report
+        .permits
+        .as_ref()
+        .map(|permits| wire::permits::permit_report(permits).ok_or_else(|| invalid("permits")));
+    Ok(FleetReport { membership: None, shares: shares.transpose()?, permits: permits.transpose()? })
+}
+
+/// Validates a request for a permit.
+pub(super) fn parse_acquire(acquire: &api::PermitAcquire) -> Result<StrictPermitRequest, Status> {
+    let invalid = || Status::invalid_argument("acquire is invalid");
+    wire::permits::permit_request(acquire).ok_or_else(invalid)
+}
+
+/// Validates the buckets in a report.
+pub(super) fn parse_buckets(report: &UsageReport) -> Result<Vec<ProxyBucket>, Status> {
+    if MAX_USAGE_KEYS < report.concurrency.len() {
+        let message = format!("usage.concurrency has more than {MAX_USAGE_KEYS} buckets");
+        return Err(Status::invalid_argument(message));
+    }
+    let bucket = |usage: &ConcurrencyUsage| ProxyBucket {
+        bucket: usage.bucket.as_slice().into(),
+        load: BucketLoad {
+            in_flight: usage.in_flight,
+            waiting: usize::try_from(usage.waiting).unwrap_or(usize::MAX),
+            limit: usage.limit,
+        },
+    };
+    Ok(report.concurrency.iter().map(bucket).collect())
+}
+
+pub(super) fn parse_permit_usage(usage: &ConcurrencyUsage) -> Result<ProxyPermitUsage<'_>, Status> {
+    let [allowed, full, queue_full, queue_timeout, too_many_buckets, shadow_rejected] = counts([
+        usage.allowed_requests,
+        usage.rejected_full,
+        usage.rejected_queue_full,
+        usage.rejected_queue_timeout,
+        usage.rejected_too_many_buckets,
+        usage.shadow_rejected_requests,
+    ])?;
+    let rejected = [
+        (Reason::ConcurrencyLimitReached, full),
+        (Reason::QueueFull, queue_full),
+        (Reason::QueueTimeout, queue_timeout),
+        (Reason::TooManyBuckets, too_many_buckets),
+    ];
+    Ok(ProxyPermitUsage { bucket: &usage.bucket, allowed, rejected, shadow_rejected })
 }
 
 fn counts<const N: usize>(counts: [u64; N]) -> Result<[u64; N], Status> {

@@ -21,7 +21,7 @@ use crate::engine::Engine;
 use crate::engine::concurrency::{BucketName, ShareSnapshot, StrictSnapshot};
 use crate::engine::fleet::membership::{LiveReplica, Membership, parse_record};
 use crate::engine::fleet::reporter::FleetReporter;
-use crate::engine::proxies::ProxyInfo;
+use crate::engine::proxies::{ProxyBucket, ProxyInfo};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::Nanos;
 
@@ -116,7 +116,13 @@ pub fn fleet(
 /// Returns the proxies that lease hits from this replica.
 pub(super) fn proxies_json(engine: &Engine) -> Value {
     let now = engine.clock().now();
-    let proxy = |ProxyInfo { identity, connected_at, hits, messages, borrowed_hits }: ProxyInfo| {
+    let bucket = |ProxyBucket { bucket, load }: &ProxyBucket| {
+        json!({"limit": CounterKey::describe(bucket), "in_flight": load.in_flight,
+            "waiting": load.waiting, "share": load.limit()})
+    };
+    let proxy = |proxy: ProxyInfo| {
+        let ProxyInfo { identity, connected_at, hits, messages, borrowed_hits, concurrency } =
+            proxy;
         json!({
             "name": identity.name, "software": identity.software,
             "incarnation": identity.incarnation.0,
@@ -124,6 +130,7 @@ pub(super) fn proxies_json(engine: &Engine) -> Value {
             "connected_ms": now.since(connected_at).0 / Nanos::MILLI.0,
             "leased_keys": hits.leased_keys, "leased_hits": hits.leased_hits,
             "messages": messages, "borrowed_hits": borrowed_hits,
+            "concurrency": concurrency.iter().map(bucket).collect::<Vec<_>>(),
         })
     };
     engine.proxies().list().into_iter().map(proxy).collect()

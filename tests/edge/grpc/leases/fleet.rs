@@ -177,7 +177,7 @@ async fn fleet_page_and_metrics_list_the_proxies() {
     let clock = Clock::system();
     let mut proxy = LeasingProxy::connect(&service, 7).await;
     assert!(proxy.allows(&clock).await);
-    let usage = UsageReport { keys: vec![], leased_keys: 3, leased_hits: 12 };
+    let usage = UsageReport { leased_keys: 3, leased_hits: 12, ..UsageReport::default() };
     proxy.stream.send(ProxyMessage { id: 0, message: Some(Message::Usage(usage)) }).await;
     proxy.stream.rule("d", &[("k", "w")]).await;
     let page = http1::get(service.admin, "/fleet", &[]).unwrap().text();

@@ -1,0 +1,209 @@
+//! The concurrency limits of this process, which is one more replica of each limit.
+//!
+//! Guarantees:
+//! - A request of a shared limit needs no call while the process has a share.
+//! - A request without a permit is rejected, or waits in the queue until its timeout.
+//! - Without reports, a share ends with its lifetime.
+//!
+//! Not covered:
+//! - Another interval of reports in a later welcome: the first one counts.
+//! - Waiting requests after a reload: their new limit applies with the next request.
+
+mod host;
+mod usage;
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use sluicegate_concurrency::limits::reporter::FleetReporter;
+use sluicegate_concurrency::limits::{
+    AcquireError, ConcurrencyLimits, PermitGuard, PermitRequest, SharedLimit, rules_at_process,
+};
+use sluicegate_lease::clock::Clock;
+use tokio::runtime::Handle;
+
+use crate::answer::Answer;
+use crate::connection::{Connection, LimitsVersion};
+use crate::kernel::decision::Reason;
+use crate::kernel::units::Nanos;
+use crate::permits::Permits;
+use crate::rule::KnownRule;
+use crate::service_store::ServiceStore;
+use crate::settings::WaitSettings;
+use crate::wire::api::ConcurrencyUsage;
+use crate::wire::concurrency::{ConcurrencyRule, Sharing};
+use host::ProxyHost;
+use usage::{PermitUsage, PermitVerdict};
+
+/// The largest number of buckets.
+const MAX_BUCKETS: usize = 10_000;
+
+/// The longest wait of the first request of a limit for its share. The deadline of the request may
+/// be shorter.
+const FIRST_SHARE_WAIT: Duration = Duration::from_millis(100);
+
+/// The concurrency limits of this process.
+#[derive(Debug)]
+pub(crate) struct Concurrency {
+    clock: Arc<Clock>,
+    connection: Arc<Connection>,
+    store: Arc<ServiceStore>,
+    runtime: Handle,
+    /// Created for the first rule with a concurrency limit, which arrives after the welcome.
+    limits: OnceLock<Arc<ConcurrencyLimits>>,
+    usage: PermitUsage,
+}
+
+/// The reason why a request has no permit.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// The limit rejects the request, with this answer.
+    Rejected(Box<Answer>),
+    /// No reply arrived before the deadline.
+    NoReply,
+}
+
+impl Concurrency {
+    pub(crate) fn new(
+        clock: Arc<Clock>,
+        connection: Arc<Connection>,
+        store: Arc<ServiceStore>,
+        runtime: Handle,
+    ) -> Self {
+        let (limits, usage) = (OnceLock::new(), PermitUsage::default());
+        Self { clock, connection, store, runtime, limits, usage }
+    }
+
+    /// Acquires the permits of all rules. Safe to cancel.
+    pub(crate) async fn acquire(
+        &self,
+        rules: &[Arc<KnownRule>],
+        wait: WaitSettings,
+    ) -> Result<Permits, Refusal> {
+        let mut permits = Permits::default();
+        // All processes acquire in the same order, so that no two requests wait for each other.
+        let limited = rules.iter().map(|rule| (rule.version, rule.concurrency.as_deref()));
+        let mut limited: Vec<_> =
+            limited.filter_map(|(version, limit)| Some((version, limit?))).collect();
+        limited.sort_by(|(_, a), (_, b)| a.bucket.cmp(&b.bucket));
+        limited.dedup_by(|(_, a), (_, b)| a.bucket == b.bucket);
+        for (version, limit) in limited {
+            let acquired = self.acquire_one(limit, version, wait).await;
+            if let Some(permit) = self.apply_result(limit, acquired)? {
+                permits.add(permit);
+            }
+        }
+        Ok(permits)
+    }
+
+    /// Returns the use of the buckets since the last call, at most 1,000.
+    pub(crate) fn take_usage(&self) -> Vec<ConcurrencyUsage> {
+        let buckets = self.limits.get().map(|limits| limits.snapshots());
+        self.usage.take(buckets.unwrap_or_default())
+    }
+
+    async fn acquire_one(
+        &self,
+        limit: &ConcurrencyRule,
+        version: LimitsVersion,
+        wait: WaitSettings,
+    ) -> Result<PermitGuard, AcquireError> {
+        let limits = self.limits();
+        let reporter = limits.fleet_reporter();
+        let shared = (limit.sharing == Sharing::Shared).then(|| shared_limit(limit));
+        let strict = reporter.filter(|_| limit.sharing == Sharing::Strict).map(|reporter| {
+            reporter.expect_strict(true);
+            reporter.strict_limit(&limit.rules, limit.max_duration, limit.on_failure)
+        });
+        if let Some(reporter) = reporter {
+            reporter.expect_shared(shared.into_iter());
+        }
+        let waits = !limit.is_shadow;
+        let deadline = Nanos(u64::try_from(wait.deadline.as_nanos()).unwrap_or(u64::MAX));
+        let request = PermitRequest {
+            bucket: &limit.bucket,
+            limit_path: &limit.path,
+            revision: version.revision(),
+            rules: &rules_at_process(&limit.rules, shared.as_ref(), strict.as_ref()),
+            // The proxy reports the end of each request.
+            permit_lifetime: None,
+            queue_timeout: if waits { Nanos(u64::MAX) } else { Nanos(0) },
+            store_timeout: if waits || strict.is_some() { deadline } else { Nanos(0) },
+            shared,
+        };
+        match strict {
+            Some(strict) => limits.acquire_strict(request, strict, &*self.store).await,
+            None => limits.acquire(request).await,
+        }
+    }
+
+    /// Counts the result of an acquire. A limit in shadow mode rejects nothing.
+    fn apply_result(
+        &self,
+        limit: &ConcurrencyRule,
+        acquired: Result<PermitGuard, AcquireError>,
+    ) -> Result<Option<PermitGuard>, Refusal> {
+        let (verdict, result) = match acquired {
+            Ok(permit) => (PermitVerdict::Allowed, Ok(Some(permit))),
+            Err(_) if limit.is_shadow => (PermitVerdict::ShadowRejected, Ok(None)),
+            // Without a queue, only the wait for the store can time out.
+            Err(AcquireError::QueueTimeout) if limit.rules.queue.is_none() => {
+                return Err(Refusal::NoReply);
+            }
+            Err(error) => {
+                let answer = Box::new(Answer::rejected(limit, reason(error)));
+                (error.into(), Err(Refusal::Rejected(answer)))
+            }
+        };
+        self.usage.count(&limit.bucket, verdict);
+        result
+    }
+
+    fn limits(&self) -> &Arc<ConcurrencyLimits> {
+        self.limits.get_or_init(|| self.start())
+    }
+
+    /// Creates the limits, and starts their reports.
+    fn start(&self) -> Arc<ConcurrencyLimits> {
+        let (clock, connection) = (Arc::clone(&self.clock), Arc::clone(&self.connection));
+        let pace = connection.fleet_terms().pace;
+        let host = Arc::new(ProxyHost::new(connection));
+        let reporter = FleetReporter::new(host, clock.now(), pace, FIRST_SHARE_WAIT);
+        let jitter = RandomState::new().hash_one(0_u8);
+        let limits = ConcurrencyLimits::new(clock, MAX_BUCKETS, jitter);
+        let limits = Arc::new(limits.with_fleet(Arc::new(reporter)));
+        let swept = Arc::clone(&limits);
+        self.runtime.spawn(async move { swept.sweep_forever().await });
+        let (clock, store) = (Arc::clone(&self.clock), Arc::clone(&self.store));
+        self.runtime.spawn(report_forever(Arc::clone(&limits), clock, store));
+        limits
+    }
+}
+
+async fn report_forever(
+    limits: Arc<ConcurrencyLimits>,
+    clock: Arc<Clock>,
+    store: Arc<ServiceStore>,
+) {
+    let Some(reporter) = limits.fleet_reporter() else { return };
+    let mut timer = reporter.timer();
+    loop {
+        let parts = reporter.next_round(&mut timer).await;
+        // The reply to a heartbeat: a proxy sends none.
+        let _none = reporter.report(&clock, &*store, parts).await;
+    }
+}
+
+const fn reason(error: AcquireError) -> Reason {
+    match error {
+        AcquireError::Full => Reason::ConcurrencyLimitReached,
+        AcquireError::QueueFull => Reason::QueueFull,
+        AcquireError::QueueTimeout => Reason::QueueTimeout,
+        AcquireError::TooManyBuckets => Reason::TooManyBuckets,
+    }
+}
+
+fn shared_limit(limit: &ConcurrencyRule) -> SharedLimit {
+    SharedLimit::new(&limit.rules, limit.aggregate, limit.max_duration, limit.on_failure)
+}

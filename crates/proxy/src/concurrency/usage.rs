@@ -1,0 +1,100 @@
+//! Counts the requests that got a permit and those that did not, by bucket.
+//!
+//! Guarantees:
+//! - A request is reported once, within a second while Sluicegate is connected.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+use sluicegate_concurrency::limits::{AcquireError, BucketLoad, BucketMetrics, BucketName};
+
+use crate::wire::api::ConcurrencyUsage;
+
+/// The largest number of buckets in a report.
+const MAX_REPORTED_BUCKETS: usize = 1_000;
+
+/// The verdict of a concurrency limit on a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PermitVerdict {
+    Allowed,
+    Full,
+    QueueFull,
+    QueueTimeout,
+    TooManyBuckets,
+    ShadowRejected,
+}
+
+impl From<AcquireError> for PermitVerdict {
+    fn from(error: AcquireError) -> Self {
+        match error {
+            AcquireError::Full => Self::Full,
+            AcquireError::QueueFull => Self::QueueFull,
+            AcquireError::QueueTimeout => Self::QueueTimeout,
+            AcquireError::TooManyBuckets => Self::TooManyBuckets,
+        }
+    }
+}
+
+/// The verdicts since the last report.
+#[derive(Debug, Default)]
+pub(super) struct PermitUsage(Mutex<HashMap<BucketName, ConcurrencyUsage>>);
+
+impl PermitUsage {
+    pub(super) fn count(&self, bucket: &[u8], verdict: PermitVerdict) {
+        let mut counts = self.0.lock();
+        match counts.get_mut(bucket) {
+            Some(counts) => add(counts, verdict),
+            // The map is taken at each report, so it is bounded by the requests of a second.
+            None => add(counts.entry(bucket.into()).or_default(), verdict),
+        }
+    }
+
+    /// Takes the counts, with the loads of the buckets. Buckets with requests come first.
+    pub(super) fn take(&self, buckets: Vec<(BucketName, BucketMetrics)>) -> Vec<ConcurrencyUsage> {
+        let mut counts = std::mem::take(&mut *self.0.lock());
+        for (bucket, metrics) in buckets {
+            set_load(counts.entry(bucket).or_default(), metrics.load);
+        }
+        let named = counts.into_iter();
+        let mut list: Vec<_> = named
+            .map(|(bucket, usage)| ConcurrencyUsage { bucket: bucket.into(), ..usage })
+            .collect();
+        list.sort_by_key(|usage| std::cmp::Reverse(requests(usage)));
+        list.truncate(MAX_REPORTED_BUCKETS);
+        list
+    }
+}
+
+const fn add(counts: &mut ConcurrencyUsage, verdict: PermitVerdict) {
+    let count = match verdict {
+        PermitVerdict::Allowed => &mut counts.allowed_requests,
+        PermitVerdict::Full => &mut counts.rejected_full,
+        PermitVerdict::QueueFull => &mut counts.rejected_queue_full,
+        PermitVerdict::QueueTimeout => &mut counts.rejected_queue_timeout,
+        PermitVerdict::TooManyBuckets => &mut counts.rejected_too_many_buckets,
+        PermitVerdict::ShadowRejected => &mut counts.shadow_rejected_requests,
+    };
+    *count = count.saturating_add(1);
+}
+
+fn set_load(usage: &mut ConcurrencyUsage, load: BucketLoad) {
+    usage.in_flight = load.in_flight;
+    usage.waiting = u32::try_from(load.waiting).unwrap_or(u32::MAX);
+    usage.limit = load.limit;
+}
+
+fn requests(usage: &ConcurrencyUsage) -> u64 {
+    let counts = [
+        u64::from(usage.in_flight),
+        usage.allowed_requests,
+        usage.rejected_full,
+        usage.rejected_queue_full,
+        usage.rejected_queue_timeout,
+        usage.rejected_too_many_buckets,
+        usage.shadow_rejected_requests,
+    ];
+    counts.into_iter().fold(0, u64::saturating_add)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,54 @@
+//! Verdicts are reported once, and loads with each report.
+
+use super::*;
+
+fn metrics(in_flight: u32, waiting: usize, limit: u32) -> BucketMetrics {
+    let load = BucketLoad { in_flight, waiting, limit };
+    BucketMetrics { load, rtt: None, min_rtt: None }
+}
+
+#[test]
+fn a_verdict_is_reported_once() {
+    let usage = PermitUsage::default();
+    let verdicts = [
+        PermitVerdict::Allowed,
+        PermitVerdict::Full,
+        PermitVerdict::QueueFull,
+        PermitVerdict::QueueTimeout,
+        PermitVerdict::TooManyBuckets,
+        PermitVerdict::ShadowRejected,
+    ];
+    for (index, verdict) in verdicts.into_iter().enumerate() {
+        (0..=index).for_each(|_| usage.count(b"a", verdict));
+    }
+    let load = ConcurrencyUsage {
+        bucket: b"a".to_vec(),
+        in_flight: 3,
+        waiting: 2,
+        limit: 9,
+        ..ConcurrencyUsage::default()
+    };
+    let counted = ConcurrencyUsage {
+        allowed_requests: 1,
+        rejected_full: 2,
+        rejected_queue_full: 3,
+        rejected_queue_timeout: 4,
+        rejected_too_many_buckets: 5,
+        shadow_rejected_requests: 6,
+        ..load.clone()
+    };
+    let buckets = || vec![(BucketName::from(&b"a"[..]), metrics(3, 2, 9))];
+    assert_eq!(usage.take(buckets()), [counted]);
+    assert_eq!(usage.take(buckets()), [load]);
+}
+
+#[test]
+fn a_full_report_has_the_buckets_with_requests() {
+    let usage = PermitUsage::default();
+    let name = |number: usize| BucketName::from(&number.to_be_bytes()[..]);
+    let buckets = (0..2 * MAX_REPORTED_BUCKETS).map(|number| (name(number), metrics(0, 0, 1)));
+    let busy = name(2 * MAX_REPORTED_BUCKETS - 1);
+    usage.count(&busy, PermitVerdict::Allowed);
+    let report = usage.take(buckets.collect());
+    assert_eq!((report.len(), &*report[0].bucket), (MAX_REPORTED_BUCKETS, &*busy));
+}
