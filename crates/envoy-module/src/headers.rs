@@ -62,8 +62,6 @@ fn seconds(duration: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use smallvec::SmallVec;
-
     use super::*;
     use crate::limiter::Verdict;
 
@@ -99,10 +97,9 @@ mod tests {
     fn a_denial_has_its_retry_after_rounded_up() {
         let answer = |retry_after| Answer {
             verdict: Verdict::Deny,
-            denied_by: None,
-            rules: SmallVec::new(),
             retry_after,
             reported: Some(LIMIT),
+            ..Answer::unlimited()
         };
         let denied = denial_headers(HeaderStyle::None, &answer(Some(Duration::from_millis(1200))));
         assert_eq!(header(&denied, "retry-after"), Some("2"));

@@ -1,5 +1,6 @@
 //! Tests of the limiter that proxies embed, over a real connection.
 
+mod concurrency;
 mod tls;
 
 use std::borrow::Cow;
@@ -18,7 +19,7 @@ use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate_proxy::answer::{Answer, Verdict};
 use sluicegate_proxy::settings::{FailureRule, ProxyIdentity, ServiceSettings, WaitSettings};
-use sluicegate_proxy::{Check, DescriptorEntries, Limiter, Started};
+use sluicegate_proxy::{Admission, Check, DescriptorEntries, Limiter, Started};
 use tokio::sync::oneshot;
 
 use super::{Served, served_with};
@@ -72,13 +73,18 @@ async fn decide_with(
     let descriptors: Vec<DescriptorEntries<'_>> =
         descriptors.iter().map(|pairs| entries(pairs)).collect();
     let check = Check { domain: "d", descriptors: &descriptors, wait };
-    match limiter.start(&check) {
-        Started::Decided(admission) => admission.answer,
+    admission(limiter.start(&check)).await.answer
+}
+
+/// Waits for the answer.
+async fn admission(started: Started) -> Admission {
+    match started {
+        Started::Decided(admission) => admission,
         Started::Waiting(pending) => {
             let (sender, receiver) = oneshot::channel();
             pending.wake_with(Box::new(move || sender.send(()).unwrap()));
             receiver.await.unwrap();
-            pending.take().unwrap().answer
+            pending.take().unwrap()
         }
     }
 }
