@@ -15,6 +15,8 @@
 //! * [`pem`] reads certificates and keys for TLS. No error contains part of a key.
 //! * `crates/lease` borrows hits from a store and spends them. It has the interface of a store of
 //!   counters, and [`clock`], the only reader of time.
+//! * `crates/concurrency` acquires and releases permits, queues requests, and splits concurrency
+//!   limits among processes. It has the interface of a store of these limits.
 //! * [`store`] stores counters, in memory or in a Redis that replicas share.
 //! * [`recording`] is the file format of recorded checks.
 //! * [`engine`] turns a check into a decision.
