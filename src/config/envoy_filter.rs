@@ -32,6 +32,8 @@ struct FailureEffects {
     name: &'static str,
     open_setting: &'static str,
     closed_setting: &'static str,
+    /// The effect on requests that wait for a permit, if the filter fails open.
+    queue_effect: &'static str,
     /// The status of requests without a reply, if the filter fails closed.
     status: u16,
 }
@@ -40,8 +42,12 @@ const MODULE: FailureEffects = FailureEffects {
     name: "Sluicegate filter",
     open_setting: "failure: allow",
     closed_setting: "failure: deny",
+    queue_effect: "",
     status: 503,
 };
+
+/// The queues of these filters are in Sluicegate.
+const REMOTE_QUEUE: &str = "; a killed replica lets its whole queue through";
 
 const FILTERS: [FilterKind; 3] = [
     FilterKind {
@@ -52,6 +58,7 @@ const FILTERS: [FilterKind; 3] = [
             name: "rate limit filter",
             open_setting: "failure_mode_deny: false",
             closed_setting: "failure_mode_deny: true",
+            queue_effect: REMOTE_QUEUE,
             status: 500,
         },
     },
@@ -63,6 +70,7 @@ const FILTERS: [FilterKind; 3] = [
             name: "ext_authz filter",
             open_setting: "failure_mode_allow: true",
             closed_setting: "failure_mode_allow: false",
+            queue_effect: REMOTE_QUEUE,
             status: 403,
         },
     },
@@ -74,6 +82,7 @@ const FILTERS: [FilterKind; 3] = [
             name: "ext_proc filter",
             open_setting: "failure_mode_allow: true",
             closed_setting: "failure_mode_allow: false",
+            queue_effect: REMOTE_QUEUE,
             status: 500,
         },
     },
@@ -127,11 +136,11 @@ fn examine_node(tree: &YamlTree<'_>, node: YamlId, offset: usize, findings: &mut
 
 impl FailureEffects {
     fn explain(&self, failure: FailureMode, at: Span, findings: &mut Findings) {
-        let Self { name, open_setting, closed_setting, status } = self;
+        let Self { name, open_setting, closed_setting, queue_effect, status } = self;
         let (code, message, opposite) = match failure {
             FailureMode::Allow => {
-                let effect = "without a reply, requests pass without a limit; \
-                              a killed replica lets its whole queue through";
+                let effect =
+                    format!("without a reply, requests pass without a limit{queue_effect}");
                 (Code::FailsOpen, format!("this {name} fails open: {effect}"), closed_setting)
             }
             FailureMode::Deny => {

@@ -1,4 +1,4 @@
-//! The config of the filter that checks rate limits inside Envoy.
+//! The config of the filter that enforces limits inside Envoy.
 //!
 //! ```
 //! use sluicegate_descriptors::filter_config::FilterConfig;

@@ -1,4 +1,5 @@
-//! An HTTP filter that checks rate limits inside Envoy, as a dynamic module.
+//! An HTTP filter that enforces rate limits and concurrency limits inside Envoy, as a dynamic
+//! module.
 //!
 //! Guarantees:
 //! - A panic in the filter ends neither Envoy nor the request.

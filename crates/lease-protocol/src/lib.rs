@@ -1,4 +1,5 @@
-//! The messages of `sluicegate.v1.Leases`, and their conversion to and from the kernel's types.
+//! The messages of `sluicegate.v1.Leases`, and their conversion to and from the types of the kernel
+//! and of stores.
 //!
 //! Guarantees:
 //! - No time of validity grows by a conversion, and no wait shrinks.

@@ -1,4 +1,4 @@
-//! Serves `sluicegate.v1.Leases`: proxies lease hits and decide requests themselves.
+//! Serves `sluicegate.v1.Leases`: proxies enforce limits themselves, from leased hits and shares.
 //!
 //! Guarantees:
 //! - At most [`MAX_PROXY_STREAMS`] streams are open; more get `RESOURCE_EXHAUSTED`.
@@ -28,7 +28,7 @@ use crate::engine::proxies::MAX_PROXY_STREAMS;
 /// stream reads no more messages.
 const REPLY_QUEUE_CAPACITY: usize = 64;
 
-/// The gRPC service that lends hits to proxies.
+/// The gRPC service for proxies that enforce limits themselves.
 #[derive(Clone, Debug)]
 pub struct LeasesService {
     engine: Arc<Engine>,

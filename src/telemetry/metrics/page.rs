@@ -270,15 +270,12 @@ impl Metrics {
     }
 
     fn write_proxies(&self, page: &mut fmt::Formatter<'_>, proxies: u64) -> fmt::Result {
-        MetricHead(
-            "sluicegate_lease_proxies",
-            "Connected proxies that lease hits from this replica",
-        )
-        .write_gauge(page, proxies)?;
+        MetricHead("sluicegate_lease_proxies", "Connected proxies that enforce limits themselves")
+            .write_gauge(page, proxies)?;
         let kinds = ProxyMessageKind::ALL.map(ProxyMessageKind::as_str);
         MetricHead(
             "sluicegate_proxy_messages_total",
-            "Messages of proxies that lease hits, by kind",
+            "Messages of proxies that enforce limits themselves, by kind",
         )
         .write_counters(page, "kind", self.series(kinds, |shard| &shard.proxy_messages))
     }

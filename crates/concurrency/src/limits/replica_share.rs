@@ -7,7 +7,7 @@
 //! - Until the store confirms the return of a share, this replica can take the share up again.
 //!
 //! Not covered:
-//! - Sending the reports: see `fleet::shares`.
+//! - Sending the reports: see `reporter::shares`.
 //! - The permits under the share: see [`Limiter`].
 
 use std::cmp::Ordering;

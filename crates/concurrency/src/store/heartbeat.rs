@@ -6,7 +6,7 @@
 //!
 //! Not covered:
 //! - When a replica sends share reports and how it applies the replies
-//!   (`engine::fleet::reporter`).
+//!   ([`crate::limits::reporter`]).
 //! - How shares are computed ([`crate::kernel::coordinator`]).
 
 use crate::kernel::coordinator::incarnation::IncarnationRecord;

@@ -6,8 +6,8 @@
 //!   it.
 //!
 //! Not covered:
-//! - Acquire calls and queueing: see `concurrency::strict`.
-//! - Sending the permit reports: see `fleet::permits`.
+//! - Acquire calls and queueing: see `limits::strict`.
+//! - Sending the permit reports: see `reporter::permits`.
 
 use std::collections::HashMap;
 use std::sync::Arc;

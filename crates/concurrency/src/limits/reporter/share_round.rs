@@ -7,7 +7,7 @@
 //! - A round accepts new limits for a quarter of the heartbeat interval, so every round ends.
 //!
 //! Not covered:
-//! - The content of a report: see `concurrency::replica_share`.
+//! - The content of a report: see `replica_share`.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
