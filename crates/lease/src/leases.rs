@@ -23,33 +23,27 @@ mod event;
 mod key_lease;
 mod refill;
 mod send;
+mod strict_charge;
 mod table;
+mod upkeep;
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use parking_lot::{Mutex, MutexGuard};
 use siphasher::sip128::SipHasher13;
-use smallvec::smallvec;
 use tokio::sync::{Notify, Semaphore, watch};
-use tokio::time::{MissedTickBehavior, timeout};
+use tokio::time::timeout;
 
 use crate::clock::Clock;
-use crate::kernel::decision::Cost;
 use crate::kernel::key::CounterKey;
-use crate::kernel::lease::{
-    BorrowReply, BorrowRequest, MessageNumber, ReplicaIncarnation, add_local_hits,
-};
-use crate::kernel::rate::{CounterDecision, Strategy};
+use crate::kernel::lease::{BorrowReply, BorrowRequest, MessageNumber, ReplicaIncarnation};
 use crate::kernel::units::{Hits, Nanos};
 use crate::store::lease::{LeaseMessage, LeaseOutcome};
-use crate::store::{
-    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, Outcomes, StoreFailure, StoreReply,
-};
-use call::{LeaseCall, share_store_call};
+use crate::store::{Charge, ChargeMode, ChargeOutcome, CounterStore, Outcomes, StoreFailure};
+use call::LeaseCall;
 pub use check::ChargeTerms;
 pub use event::{LeaseEvent, LeaseObserver};
 use key_lease::KeyLease;
@@ -64,9 +58,6 @@ pub const MAX_LEASED_KEYS: usize = SHARDS * 256;
 
 /// The largest total size of the keys, in bytes: 32 MiB, split evenly over the shards.
 pub const MAX_LEASED_KEY_BYTES: usize = MAX_LEASED_KEYS * table::BYTES_PER_KEY;
-
-/// The upkeep interval, short compared with the longest lease (30 s).
-const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The largest number of early refills in flight. Together with the due refill, they fill one store
 /// call. More would delay the checks in later store calls; the next scan sends the others.
@@ -304,111 +295,6 @@ impl LeaseManager {
         deadline.is_some_and(|end| end <= self.clock.steady())
     }
 
-    /// Notes whether the limits in force have a leased one. If the leased limits changed, the upkeep
-    /// task returns all hits to the store soon.
-    pub fn apply_limits(&self, has_leased_limits: bool, are_changed: bool) {
-        self.has_leased_limits.store(has_leased_limits, Relaxed);
-        if are_changed {
-            self.limits_changed.notify_one();
-        }
-    }
-
-    /// Returns `true` if the configuration has a leased limit.
-    #[must_use]
-    pub fn has_leased_limits(&self) -> bool {
-        self.has_leased_limits.load(Relaxed)
-    }
-
-    /// Runs [`LeaseManager::upkeep`] once a second, forever. Returns all hits to the store when a
-    /// configuration has other leased limits.
-    pub async fn run_upkeep(self: Arc<Self>) {
-        let mut ticks = tokio::time::interval(UPKEEP_INTERVAL);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                _ = ticks.tick() => self.upkeep().await,
-                () = self.limits_changed.notified() => self.send_for_each(KeyLease::start_return).await,
-                () = self.delayed_return.notified() => self.send_for_each(KeyLease::finish_return).await,
-            }
-        }
-    }
-
-    /// Sends early refills, returns surplus hits and drops idle keys.
-    pub async fn upkeep(self: &Arc<Self>) {
-        let now = self.clock.now();
-        self.refill_early(now, None).await;
-        self.send_for_each(KeyLease::return_surplus).await;
-        for shard in &self.shards {
-            shard.0.lock().retain(|lease| !lease.is_idle(now));
-        }
-    }
-
-    /// Returns all hits to the store for a drain, after pending replies arrive
-    /// or fail. Background refills stop, because their replies would be ignored.
-    pub async fn return_all(self: &Arc<Self>) {
-        self.is_draining.store(true, Relaxed);
-        let mut pending_replies = Vec::new();
-        self.send_for_each(|lease, now, number| {
-            let Some(settled) = lease.take_over_return() else {
-                return lease.return_all(now, number);
-            };
-            pending_replies.push(settled);
-            None
-        })
-        .await;
-        for mut settled in pending_replies {
-            drop(settled.changed().await);
-        }
-        self.send_for_each(KeyLease::return_all).await;
-    }
-
-    /// Returns the hits of `key` that can be spent without a store call.
-    #[must_use]
-    pub fn balance(&self, key: &CounterKey) -> Hits {
-        let (now, place) = (self.clock.now(), self.hash_key(key));
-        self.lock_shard(place).get(&place).map_or(Hits(0), |lease| lease.balance(now))
-    }
-
-    /// Returns the totals over all leases. Cost: O(keys); locks one shard at a time.
-    #[must_use]
-    pub fn totals(&self) -> LeaseSummary {
-        let now = self.clock.now();
-        self.shards.iter().fold(LeaseSummary::default(), |sum, shard| {
-            let shard = shard.0.lock();
-            let hits = shard.values().map(|lease| lease.balance(now)).fold(sum.hits, Hits::plus);
-            LeaseSummary { keys: sum.keys + shard.len(), hits }
-        })
-    }
-
-    /// Sends the messages that `take` returns, in batches.
-    async fn send_for_each(
-        &self,
-        mut take: impl FnMut(&mut KeyLease, Nanos, MessageNumber) -> Option<BorrowRequest>,
-    ) {
-        let now = self.clock.now();
-        let mut messages = Vec::new();
-        for shard in &self.shards {
-            for lease in shard.0.lock().values_mut() {
-                if let Some(borrow) = take(lease, now, self.next_number()) {
-                    messages.push(self.message(lease.leased(), borrow));
-                }
-            }
-            if MAX_RETURNS <= messages.len() {
-                self.send_all(&mut messages).await;
-            }
-        }
-        self.send_all(&mut messages).await;
-    }
-
-    /// Sends all messages. The hits of a lost message expire with their lease.
-    async fn send_all(&self, messages: &mut Vec<LeaseMessage>) {
-        for batch in messages.chunks(MAX_RETURNS) {
-            let calls = join_all(batch.iter().map(|parting| self.call_store(parting)));
-            share_store_call(&*self.store, calls).await;
-        }
-        messages.clear();
-    }
-
     fn next_step(self: &Arc<Self>, leased: LeasedCounter<'_>, hits: Hits) -> LeaseStep {
         let (now, place) = (self.clock.now(), self.hash_key(&leased.charge.key));
         let mut shard = self.lock_shard(place);
@@ -511,126 +397,6 @@ impl LeaseManager {
         let (terms, member) = (leased.terms, self.incarnation);
         let Charge { key, placement: home, strategy, per_second, .. } = leased.charge.clone();
         LeaseMessage { key, placement: home, per_second, strategy, terms, sender: member, borrow }
-    }
-
-    async fn charge_strictly(
-        self: &Arc<Self>,
-        leased: LeasedCounter<'_>,
-        hits: Hits,
-        deadline: Option<Nanos>,
-    ) -> ChargeOutcome {
-        if self.is_past(deadline) {
-            return ChargeOutcome::Failed(StoreFailure::Unsent);
-        }
-        let outcome =
-            self.run_until(deadline, self.charge_single(leased, hits, ChargeMode::Each)).await;
-        let outcome = outcome.unwrap_or(ChargeOutcome::Failed(StoreFailure::TimedOut));
-        self.reconsider_denial(leased, hits, outcome, deadline).await
-    }
-
-    /// Reconsiders the denial of a charge that was made without the lease. The missing hits may be
-    /// in this replica's balance, or in a reply on its way. Then the balance decides, or is
-    /// returned together with a second charge.
-    async fn reconsider_denial(
-        self: &Arc<Self>,
-        leased: LeasedCounter<'_>,
-        hits: Hits,
-        outcome: ChargeOutcome,
-        deadline: Option<Nanos>,
-    ) -> ChargeOutcome {
-        if !matches!(outcome, ChargeOutcome::Decided(CounterDecision::Deny { .. })) {
-            return outcome;
-        }
-        if let Some(mut settled) = self.pending_reply(leased)
-            && self.run_until(deadline, settled.changed()).await.is_none()
-        {
-            return outcome;
-        }
-        // A fixed window counts denied hits, so after the denial it has no hits left.
-        let can_retry = self.balance(&leased.charge.key) != Hits(0)
-            && !self.is_past(deadline)
-            && !matches!(leased.charge.strategy, Strategy::FixedWindow(_));
-        let step = if can_retry {
-            self.retry_step(leased, hits)
-        } else {
-            self.try_decide(leased, hits).map_or(LeaseStep::ChargeStrictly, LeaseStep::Decided)
-        };
-        match step {
-            LeaseStep::Decided(allowed @ ChargeOutcome::Decided(CounterDecision::Allow(_))) => {
-                allowed
-            }
-            LeaseStep::Send(borrow) => match self.send_until(deadline, leased, borrow).await {
-                LeaseOutcome::Applied(answer) => outcome_of_reply(leased, &answer),
-                _ => outcome,
-            },
-            LeaseStep::Decided(_) | LeaseStep::Wait(_) | LeaseStep::ChargeStrictly => outcome,
-        }
-    }
-
-    /// Returns the next step of a check that is already recorded as demand.
-    ///
-    /// One lock covers the decision from the balance and the new message. The message returns the
-    /// whole balance, which another reply may have refilled meanwhile.
-    fn retry_step(&self, leased: LeasedCounter<'_>, hits: Hits) -> LeaseStep {
-        let (now, place) = (self.clock.now(), self.hash_key(&leased.charge.key));
-        let mut shard = self.lock_shard(place);
-        let Some(lease) = shard.get_mut(&place).filter(|held| held.is_for(leased)) else {
-            return LeaseStep::ChargeStrictly;
-        };
-        if let Some(outcome) = lease.decide(now, hits) {
-            return LeaseStep::Decided(outcome);
-        }
-        lease
-            .borrow(now, self.next_number(), hits)
-            .map_or(LeaseStep::ChargeStrictly, LeaseStep::Send)
-    }
-
-    fn pending_reply(
-        &self,
-        leased: LeasedCounter<'_>,
-    ) -> Option<watch::Receiver<Option<StoreFailure>>> {
-        let place = self.hash_key(&leased.charge.key);
-        let shard = self.lock_shard(place);
-        shard
-            .get(&place)
-            .filter(|held| held.is_for(leased) && held.has_pending())
-            .map(KeyLease::subscribe)
-    }
-
-    async fn charge_single(
-        &self,
-        leased: LeasedCounter<'_>,
-        hits: Hits,
-        rule: ChargeMode,
-    ) -> ChargeOutcome {
-        let charge = Charge { cost: Cost::Charge(hits), ..leased.charge.clone() };
-        let charges = Charges { list: smallvec![charge], mode: rule };
-        let before = self.balance_of(self.clock.now(), leased);
-        let outcomes = self.charge_store(self.clock.now(), &charges).await;
-        let outcome =
-            outcomes.first().copied().unwrap_or(ChargeOutcome::Failed(StoreFailure::InvalidReply));
-        self.add_local_balance(leased, before, outcome)
-    }
-
-    /// Adds the local balance to the headroom in `outcome`. Only hits that were also in the balance
-    /// `before` the store call are added: the store's headroom may include hits that were granted
-    /// later.
-    fn add_local_balance(
-        &self,
-        leased: LeasedCounter<'_>,
-        before: Hits,
-        outcome: ChargeOutcome,
-    ) -> ChargeOutcome {
-        let ChargeOutcome::Decided(step) = outcome else { return outcome };
-        let local_hits = before.min(self.balance_of(self.clock.now(), leased));
-        ChargeOutcome::Decided(add_local_hits(step, local_hits, max_at_once(leased)))
-    }
-
-    async fn charge_store(&self, now: Nanos, charges: &Charges) -> Outcomes {
-        match self.store.charge(now, charges) {
-            StoreReply::Ready(outcomes) => outcomes,
-            StoreReply::Pending(later) => later.await,
-        }
     }
 
     fn next_number(&self) -> MessageNumber {
