@@ -101,6 +101,9 @@ pub enum AcquireError {
     /// timeout is zero.
     #[error("the ceiling on requests in flight is reached")]
     Full,
+    /// No share of the limit was granted before the store timeout.
+    #[error("no share of the ceiling on requests in flight arrived in time")]
+    NoShare,
     /// The limit is reached, and the queue is full.
     #[error("the ceiling on requests in flight is reached, and its queue is full")]
     QueueFull,
@@ -184,7 +187,10 @@ impl ConcurrencyLimits {
                 AcquireStep::Allowed(permit) => {
                     Ok(self.guard(bucket, permit, request.permit_lifetime))
                 }
-                AcquireStep::Rejected(AcquireDenial::LimitReached) => Err(AcquireError::Full),
+                AcquireStep::Rejected(AcquireDenial::LimitReached) => {
+                    let has_share = !waited || !bucket.is_share_unknown();
+                    Err(if has_share { AcquireError::Full } else { AcquireError::NoShare })
+                }
                 AcquireStep::Rejected(AcquireDenial::QueueFull) => Err(AcquireError::QueueFull),
                 AcquireStep::Queued(waiting) => {
                     let queued = (self.queue_span(), queue_time::start_queue_timer(&self.clock));

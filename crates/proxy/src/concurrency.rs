@@ -39,9 +39,9 @@ use usage::{PermitUsage, PermitVerdict};
 /// The largest number of buckets.
 const MAX_BUCKETS: usize = 10_000;
 
-/// The longest wait of the first request of a limit for its share. The deadline of the request may
-/// be shorter.
-const FIRST_SHARE_WAIT: Duration = Duration::from_millis(100);
+/// The longest wait of the first request of a limit for its share. It ends before the wait for the
+/// report. The deadline of the request may be shorter.
+const FIRST_SHARE_WAIT: Duration = Duration::from_millis(50);
 
 /// The concurrency limits of this process.
 #[derive(Debug)]
@@ -147,6 +147,7 @@ impl Concurrency {
         let (verdict, result) = match acquired {
             Ok(permit) => (PermitVerdict::Allowed, Ok(Some(permit))),
             Err(_) if limit.is_shadow => (PermitVerdict::ShadowRejected, Ok(None)),
+            Err(AcquireError::NoShare) => return Err(Refusal::NoReply),
             // Without a queue, only the wait for the store can time out.
             Err(AcquireError::QueueTimeout) if limit.rules.queue.is_none() => {
                 return Err(Refusal::NoReply);
@@ -197,7 +198,7 @@ async fn report_forever(
 
 const fn reason(error: AcquireError) -> Reason {
     match error {
-        AcquireError::Full => Reason::ConcurrencyLimitReached,
+        AcquireError::Full | AcquireError::NoShare => Reason::ConcurrencyLimitReached,
         AcquireError::QueueFull => Reason::QueueFull,
         AcquireError::QueueTimeout => Reason::QueueTimeout,
         AcquireError::TooManyBuckets => Reason::TooManyBuckets,

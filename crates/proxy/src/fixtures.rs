@@ -79,6 +79,22 @@ pub(crate) fn leased_limit(name: &str) -> api::LeasedLimit {
     }
 }
 
+/// A concurrency limit of 10 requests in flight, in shares.
+pub(crate) fn shared_limit() -> api::ConcurrencyLimit {
+    use api::concurrency_limit::{Aggregate, Mode, OnFailure};
+    api::ConcurrencyLimit {
+        rule: "shop.user".to_owned(),
+        bucket: b"user".to_vec(),
+        mode: Mode::Shared.into(),
+        limit: 10,
+        aggregate: Aggregate::Median.into(),
+        max_duration_us: SECOND_US,
+        on_failure: OnFailure::Deny.into(),
+        reject: Some(api::RejectedReply { status: 503, ..Default::default() }),
+        ..Default::default()
+    }
+}
+
 /// The reply with these leased limits, for the counter of `user=VALUE`.
 pub(crate) fn leased_reply(value: &str, leased: Vec<api::LeasedLimit>) -> api::RuleReply {
     api::RuleReply {

@@ -583,7 +583,7 @@ pub(in crate::engine) fn limit_of_bucket<'c>(
 
 const fn reason_of(denied: AcquireError) -> Reason {
     match denied {
-        AcquireError::Full => Reason::ConcurrencyLimitReached,
+        AcquireError::Full | AcquireError::NoShare => Reason::ConcurrencyLimitReached,
         AcquireError::QueueFull => Reason::QueueFull,
         AcquireError::QueueTimeout => Reason::QueueTimeout,
         AcquireError::TooManyBuckets => Reason::TooManyBuckets,

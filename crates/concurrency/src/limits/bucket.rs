@@ -210,6 +210,12 @@ impl Bucket {
         state.is_retired
     }
 
+    /// Returns `true` before the first share of a shared limit.
+    pub(crate) fn is_share_unknown(&self) -> bool {
+        let state = self.0.lock();
+        state.replica_share.as_ref().is_some_and(|share| share.is_share_unknown())
+    }
+
     pub(crate) fn load(&self) -> BucketLoad {
         self.snapshot().load
     }

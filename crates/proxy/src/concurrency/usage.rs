@@ -27,7 +27,7 @@ pub(super) enum PermitVerdict {
 impl From<AcquireError> for PermitVerdict {
     fn from(error: AcquireError) -> Self {
         match error {
-            AcquireError::Full => Self::Full,
+            AcquireError::Full | AcquireError::NoShare => Self::Full,
             AcquireError::QueueFull => Self::QueueFull,
             AcquireError::QueueTimeout => Self::QueueTimeout,
             AcquireError::TooManyBuckets => Self::TooManyBuckets,

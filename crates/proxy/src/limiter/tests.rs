@@ -9,7 +9,9 @@ use tokio::sync::oneshot;
 use super::{Check, Limiter, Started, background, spawn};
 use crate::answer::{Answer, Verdict};
 use crate::fixtures::service::{Service, answer};
-use crate::fixtures::{DENY_AFTER_A_SECOND, SECOND_US, leased_limit, leased_reply, user};
+use crate::fixtures::{
+    DENY_AFTER_A_SECOND, SECOND_US, leased_limit, leased_reply, shared_limit, user,
+};
 use crate::request::{DescriptorEntries, MAX_TEXT_BYTES};
 use crate::settings::{FailureRule, WaitSettings};
 use crate::wire::api::counter_decision::Verdict as WireVerdict;
@@ -112,6 +114,26 @@ async fn a_request_without_a_reply_gets_the_failure_rule_at_its_deadline() {
         let check = Check { domain: "shop", descriptors: &descriptors, wait };
         assert_eq!(answer(limiter.start(&check)).await.verdict, verdict);
     }
+}
+
+#[tokio::test]
+async fn without_a_share_in_time_the_failure_rule_decides() {
+    let (mut service, limiter) = Service::start_with_limiter().await;
+    let wait = WaitSettings { deadline: Duration::from_secs(1), failure: FailureRule::Allow };
+    let descriptors = [user("ann")];
+    let started = limiter.start(&Check { domain: "shop", descriptors: &descriptors, wait });
+    let (id, _) = service.next_request().await;
+    let rule = api::RuleReply {
+        handling: Handling::Unlimited.into(),
+        concurrency: Some(shared_limit()),
+        ..Default::default()
+    };
+    service.reply(id, lease_message::Message::Rule(rule)).await;
+    // The report has no reply.
+    let (_, report) = service.next_request().await;
+    assert!(matches!(report, proxy_message::Message::Report(_)), "{report:?}");
+    let decided = answer(started).await;
+    assert_eq!((decided.verdict, decided.rejection), (Verdict::FallbackAllow, None));
 }
 
 #[tokio::test]
