@@ -19,7 +19,7 @@ most_memory_mb=4096
 seconds=${1:-300}
 [ $# -eq 0 ] || shift
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(descriptor_keys filter_config json lease_messages rls yaml)
+[ ${#targets[@]} -gt 0 ] || targets=(concurrency_messages descriptor_keys filter_config json lease_messages rls yaml)
 
 logs=fuzz/target/logs
 mkdir -p "$logs"
@@ -73,12 +73,12 @@ row() {
     new=$(($(findings "$target") - before))
     # A failed run without a kept input (a build error, a kill) must not pass either.
     [ "$code" -eq 0 ] || [ "$new" -gt 0 ] || new="exit $code, see $logs/$target.log"
-    printf '%-18s %12s %8s   %s\n' "$target" "$(runs "$target")" "$took" "$new"
+    printf '%-20s %12s %8s   %s\n' "$target" "$(runs "$target")" "$took" "$new"
     [ "$code" -eq 0 ]
 }
 
 nice cargo "${toolchain[@]}" fuzz build
-printf '\n%-18s %12s %8s   %s\n' target runs seconds findings
+printf '\n%-20s %12s %8s   %s\n' target runs seconds findings
 failed=0
 for ((at = 0; at < ${#targets[@]}; at += 2)); do
     declare -A processes=() before=()

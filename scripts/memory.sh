@@ -10,7 +10,7 @@
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 
-crates=(sluicegate-proxy sluicegate-lease sluicegate-lease-protocol sluicegate-envoy)
+crates=(sluicegate-proxy sluicegate-concurrency sluicegate-lease sluicegate-lease-protocol sluicegate-envoy)
 # Envoy starts fifty times slower in valgrind.
 start_seconds=300
 work=target/memory
@@ -56,7 +56,9 @@ start_service() {
     mkdir -p "$work/limits"
     printf '%s\n' 'domain: shop' 'descriptors:' '  - key: api_key' \
         '    rate_limit: {unit: hour, requests_per_unit: 60, strategy: gcra, mode: leased, max_overshoot: 30}' \
-        '  - key: path' '    value: /strict' '    rate_limit: {unit: hour, requests_per_unit: 5}' >"$work/limits/shop.yaml"
+        '    concurrency: {limit: 50}' \
+        '  - key: path' '    value: /strict' '    rate_limit: {unit: hour, requests_per_unit: 5}' \
+        '  - key: user' '    concurrency: {limit: 1, mode: strict, queue: {size: 2, timeout: 1s}}' >"$work/limits/shop.yaml"
     redis-server --port "$redis" --bind 127.0.0.1 --save '' >"$work/redis.log" &
     processes+=($!)
     "$sluicegate" serve --limits-paths "$work/limits" --store-url "redis://127.0.0.1:$redis" \
@@ -82,9 +84,14 @@ start_envoy() {
 
 # Allowed, denied, strict, unlimited and abandoned requests, then requests without the service.
 send_requests() {
-    local url=http://127.0.0.1:$ingress count=() code
+    local url=http://127.0.0.1:$ingress count=() clients=() code
     for code in $(for _ in $(seq 80); do status -H 'x-api-key: ann' "$url/"; echo; done); do count[code]=$((${count[code]:-0} + 1)); done
     for _ in $(seq 10); do status "$url/strict"; status "$url/health"; status -H 'x-user: ann' "$url/login"; done >/dev/null
+    for _ in $(seq 20); do
+        curl -s -o /dev/null --max-time 0.05 -H 'x-user: ann' "$url/login" &
+        clients+=($!)
+    done
+    wait "${clients[@]}" || true
     for key in $(seq 40); do curl -s -o /dev/null --max-time 0.005 -H "x-api-key: $key" "$url/" || true; done
     kill -9 "$service"
     for key in $(seq 40); do status -H "x-api-key: ann-$key" "$url/"; done >/dev/null
