@@ -56,7 +56,7 @@ start_service() {
     mkdir -p "$work/limits"
     printf '%s\n' 'domain: shop' 'descriptors:' '  - key: api_key' \
         '    rate_limit: {unit: hour, requests_per_unit: 60, strategy: gcra, mode: leased, max_overshoot: 30}' \
-        '    concurrency: {limit: 50}' \
+        '    concurrency: {limit: 50, max_duration: 1s}' \
         '  - key: path' '    value: /strict' '    rate_limit: {unit: hour, requests_per_unit: 5}' \
         '  - key: user' '    concurrency: {limit: 1, mode: strict, queue: {size: 2, timeout: 1s}}' >"$work/limits/shop.yaml"
     redis-server --port "$redis" --bind 127.0.0.1 --save '' >"$work/redis.log" &
@@ -107,6 +107,8 @@ check_envoy() {
     trap stop_all EXIT
     start_service
     start_envoy
+    # A new Redis grants no share before the share expiry and `max_duration`.
+    sleep 7
     send_requests
     curl -s -X POST "http://127.0.0.1:$admin/quitquitquit" >/dev/null
     wait "$envoy"

@@ -4,6 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
+use sluicegate::edge::grpc::permits::api;
+use sluicegate::edge::grpc::permits::api::acquire_response::Verdict as PermitVerdict;
+use sluicegate::edge::grpc::permits::api::permits_client::PermitsClient;
 use sluicegate::engine::Engine;
 use sluicegate::engine::proxies::ProxyBucket;
 use sluicegate::kernel::concurrency::RequestOutcome;
@@ -12,9 +15,12 @@ use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate_proxy::answer::Verdict;
 use sluicegate_proxy::settings::{FailureRule, WaitSettings};
 use sluicegate_proxy::{Admission, Check, Limiter, Started};
+use tonic::transport::Channel;
 
 use super::{WAIT, admission, engine, entries, limiter, serve, until};
 use crate::support::engine::publish_as;
+use crate::support::redis::Redis;
+use crate::support::service::Service;
 use crate::support::waiting::soon;
 
 fn limit(fields: &str) -> String {
@@ -314,4 +320,59 @@ async fn without_the_service_a_share_expires_and_on_store_failure_decides() {
         }
     };
     soon("the whole limit", opened).await;
+}
+
+/// A real process with a new Redis, which grants shares after a few seconds.
+fn service(limits: &str) -> (Redis, tempfile::TempDir, Service) {
+    let (redis, dir) = (Redis::start(), tempfile::tempdir().unwrap());
+    let text = format!("domain: d\ndescriptors:\n{limits}");
+    std::fs::write(dir.path().join("d.yaml"), text).unwrap();
+    let url = redis.url();
+    let times = ["--fleet-heartbeat", "200ms", "--fleet-share-expiry", "1s"];
+    let flags = [&["--store-url", &url, "--store-deadline", "20s"][..], &times].concat();
+    let flags: Vec<String> = flags.into_iter().map(str::to_owned).collect();
+    let service = Service::start(dir.path(), &flags).unwrap();
+    (redis, dir, service)
+}
+
+/// Returns `true` if the replica itself admits the request `id`.
+async fn replica_admits(client: &mut PermitsClient<Channel>, id: &str) -> bool {
+    let entry = api::Entry { key: "user".into(), value: "a".into() };
+    let descriptors = vec![api::Descriptor { entries: vec![entry], hits: None }];
+    let request =
+        api::AcquireRequest { id: id.into(), domain: "d".into(), descriptors, max_wait_us: None };
+    client.acquire(request).await.unwrap().into_inner().verdict() == PermitVerdict::Allow
+}
+
+async fn a_proxy_and_a_replica_share(mode: &str) {
+    let (_redis, _limits, service) =
+        service(&limit(&format!("limit: 4, max_duration: 4s, mode: {mode}")));
+    let proxy = limiter(service.grpc).await;
+    let channel = service.door().connect().await.unwrap();
+    let mut replica = PermitsClient::new(channel);
+    let _held = [admitted(&proxy).await, admitted(&proxy).await];
+    // The replica's permits expire after four seconds, so both are acquired soon after each other.
+    let both_admitted = async {
+        for round in 0.. {
+            let ids = [format!("{round:0>16}-a"), format!("{round:0>16}-b")];
+            let first = replica_admits(&mut replica, &ids[0]).await;
+            if first && replica_admits(&mut replica, &ids[1]).await {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    soon("two permits of the replica", both_admitted).await;
+    assert_eq!(admit(&proxy).await.answer.verdict, Verdict::Deny, "{mode}");
+    assert!(!replica_admits(&mut replica, "the-fifth-request").await, "{mode}");
+}
+
+#[tokio::test]
+async fn a_proxy_and_a_replica_share_one_limit_in_redis() {
+    a_proxy_and_a_replica_share("shared").await;
+}
+
+#[tokio::test]
+async fn a_proxy_and_a_replica_share_one_strict_limit_in_redis() {
+    a_proxy_and_a_replica_share("strict").await;
 }
