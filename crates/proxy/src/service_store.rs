@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - The failure of an unsent message has its own causes, so that the message is undone.
-//! - A wait for a reply ends after [`MAX_WAIT`].
+//! - A wait for a reply ends after [`MAX_WAIT`], for a report after [`REPORT_WAIT`].
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -30,7 +30,11 @@ use crate::wire::{self, api};
 /// without it.
 const MAX_WAIT: Duration = Duration::from_millis(100);
 
-/// The counters of Sluicegate, behind a connection.
+/// The longest wait for the reply to a report about shares and permits. No request waits for it, and
+/// it is short compared with the lifetime of a share.
+const REPORT_WAIT: Duration = Duration::from_millis(500);
+
+/// The counters and limits of Sluicegate, behind a connection.
 #[derive(Debug)]
 pub(crate) struct ServiceStore(Arc<Connection>);
 
@@ -92,7 +96,7 @@ impl ServiceStore {
             permits: report.permits.as_ref().map(wire::permits::permit_report_message),
         };
         let call = proxy_message::Message::Report(message);
-        let lease_message::Message::Report(reply) = self.0.call(call, MAX_WAIT).await? else {
+        let lease_message::Message::Report(reply) = self.0.call(call, REPORT_WAIT).await? else {
             return Err(CallFailure::InvalidReply);
         };
         let invalid = CallFailure::InvalidReply.as_store_failure();

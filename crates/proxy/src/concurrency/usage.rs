@@ -2,6 +2,7 @@
 //!
 //! Guarantees:
 //! - A request is reported once, within a second while Sluicegate is connected.
+//! - Memory is bounded: further buckets are not counted.
 
 use std::collections::HashMap;
 
@@ -12,6 +13,9 @@ use crate::wire::api::ConcurrencyUsage;
 
 /// The largest number of buckets in a report.
 const MAX_REPORTED_BUCKETS: usize = 1_000;
+
+/// The largest number of buckets with counts between two reports.
+const MAX_COUNTED_BUCKETS: usize = 10_000;
 
 /// The verdict of a concurrency limit on a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,10 +46,12 @@ pub(super) struct PermitUsage(Mutex<HashMap<BucketName, ConcurrencyUsage>>);
 impl PermitUsage {
     pub(super) fn count(&self, bucket: &[u8], verdict: PermitVerdict) {
         let mut counts = self.0.lock();
-        match counts.get_mut(bucket) {
-            Some(counts) => add(counts, verdict),
-            // The map is taken at each report, so it is bounded by the requests of a second.
-            None => add(counts.entry(bucket.into()).or_default(), verdict),
+        // Without a connection, no report takes the counts.
+        let has_room = counts.len() < MAX_COUNTED_BUCKETS;
+        if let Some(counts) = counts.get_mut(bucket) {
+            add(counts, verdict);
+        } else if has_room {
+            add(counts.entry(bucket.into()).or_default(), verdict);
         }
     }
 

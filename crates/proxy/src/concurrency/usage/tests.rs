@@ -52,3 +52,12 @@ fn a_full_report_has_the_buckets_with_requests() {
     let report = usage.take(buckets.collect());
     assert_eq!((report.len(), &*report[0].bucket), (MAX_REPORTED_BUCKETS, &*busy));
 }
+
+#[test]
+fn counts_between_two_reports_are_bounded() {
+    let usage = PermitUsage::default();
+    for number in 0..MAX_COUNTED_BUCKETS + 1_000 {
+        usage.count(&number.to_be_bytes(), PermitVerdict::Allowed);
+    }
+    assert_eq!(usage.0.lock().len(), MAX_COUNTED_BUCKETS);
+}
