@@ -99,20 +99,20 @@ pub struct PermitRequest<'a> {
 pub enum AcquireError {
     /// The limit is reached, and the request does not queue: there is no queue, or its queue
     /// timeout is zero.
-    #[error("the ceiling on requests in flight is reached")]
+    #[error("the concurrency limit is reached")]
     Full,
     /// No share of the limit was granted before the store timeout.
-    #[error("no share of the ceiling on requests in flight arrived in time")]
+    #[error("no share of the concurrency limit arrived in time")]
     NoShare,
     /// The limit is reached, and the queue is full.
-    #[error("the ceiling on requests in flight is reached, and its queue is full")]
+    #[error("the concurrency limit is reached, and its queue is full")]
     QueueFull,
     /// The queue timeout passed before a permit was free.
     #[error("no permit became free in the time to wait for one")]
     QueueTimeout,
     /// The largest number or total name size of buckets is reached, and no bucket could be removed:
     /// none of the examined ones is idle.
-    #[error("there are as many ceilings in use as may be")]
+    #[error("the largest number of concurrency buckets is in use")]
     TooManyBuckets,
 }
 

@@ -19,13 +19,7 @@ use sluicegate_proxy::kernel::concurrency::{ReportedOutcome, RequestOutcome, Ups
 use sluicegate_proxy::kernel::units::Nanos;
 
 /// The beginnings of details that mean a failed upstream.
-const UPSTREAM_FAILURES: [&[u8]; 5] = [
-    b"upstream_",
-    b"no_healthy_upstream",
-    b"response_timeout",
-    b"request_overall_timeout",
-    b"max_duration_timeout",
-];
+const UPSTREAM_FAILURES: [&[u8]; 3] = [b"upstream_", b"no_healthy_upstream", b"response_timeout"];
 
 /// A request with permits.
 #[derive(Debug)]
@@ -122,6 +116,8 @@ mod tests {
             ),
             ("response_timeout", answer(504, true), RequestOutcome::Dropped),
             ("no_healthy_upstream", answer(503, true), RequestOutcome::Dropped),
+            // The client did not send its whole request.
+            ("request_overall_timeout", answer(408, true), RequestOutcome::Ignored),
             ("downstream_remote_disconnect", answer(200, false), RequestOutcome::Ignored),
             ("rbac_access_denied_matched_policy[none]", answer(403, true), RequestOutcome::Ignored),
             ("direct_response", answer(200, true), RequestOutcome::Ignored),

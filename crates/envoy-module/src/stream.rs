@@ -56,7 +56,7 @@ pub(crate) trait EnvoyStream: Sized {
     /// Returns the client's address with its port, such as `192.0.2.1:5000`.
     fn source_address(&self) -> Option<&[u8]>;
 
-    /// Returns Envoy's short description of the way in which the response came about.
+    /// Returns Envoy's response code details, such as `via_upstream`.
     fn response_code_details(&self) -> Option<&[u8]>;
 
     /// Returns a text in the dynamic metadata.

@@ -17,15 +17,15 @@ use sluicegate_kernel::units::Nanos;
 use crate::api::concurrency_limit::{Aggregate, Mode, OnFailure};
 use crate::{api, micros, nanos};
 
-/// The largest name of a bucket, in bytes. So a full round of reports fits into a message.
-pub const MAX_BUCKET_BYTES: usize = 4_096;
+/// The largest name of a bucket in reports, in bytes. So a full report fits into a message.
+pub const MAX_BUCKET_BYTES: usize = 1_024;
 
 /// The concurrency limit of a descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConcurrencyRule {
     /// The path of the rule.
     pub path: Arc<str>,
-    /// The name of the bucket.
+    /// The name of the bucket. A name above [`MAX_BUCKET_BYTES`] cannot be reported.
     pub bucket: Box<[u8]>,
     /// The processes among which the limit is split.
     pub sharing: Sharing,
@@ -68,7 +68,7 @@ pub struct Rejection {
 /// Returns the limit, or `None` if it is invalid.
 #[must_use]
 pub fn concurrency_rule(wire: &api::ConcurrencyLimit) -> Option<ConcurrencyRule> {
-    let (bucket, max_duration) = (bucket(&wire.bucket)?, nanos(wire.max_duration_us));
+    let max_duration = nanos(wire.max_duration_us);
     let sharing = match Mode::try_from(wire.mode).ok()? {
         Mode::Unspecified => return None,
         Mode::Local => Sharing::Local,
@@ -81,10 +81,10 @@ pub fn concurrency_rule(wire: &api::ConcurrencyLimit) -> Option<ConcurrencyRule>
         OnFailure::LocalShare => ConcurrencyFallback::Local,
         OnFailure::Allow => ConcurrencyFallback::Allow,
     };
-    (max_duration != Nanos(0)).then_some(())?;
+    (max_duration != Nanos(0) && !wire.bucket.is_empty()).then_some(())?;
     Some(ConcurrencyRule {
         path: wire.rule.as_str().into(),
-        bucket,
+        bucket: wire.bucket.as_slice().into(),
         sharing,
         rules: limiter_config(wire)?,
         aggregate: aggregate(wire.aggregate)?,

@@ -9,7 +9,7 @@ use crate::kernel::decision::Reason;
 use crate::wire::concurrency::ConcurrencyRule;
 pub use crate::wire::concurrency::Rejection;
 
-/// The verdict on a request, and who decided it.
+/// The verdict on a request: of a limit, or of the failure rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The limits allow the request.

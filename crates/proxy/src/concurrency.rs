@@ -4,9 +4,10 @@
 //! - A request of a shared limit needs no call while the process has a share.
 //! - A request without a permit is rejected, or waits in the queue until its timeout.
 //! - Without reports, a share ends with its lifetime.
+//! - A descriptor whose bucket name is above [`MAX_BUCKET_BYTES`] is rejected.
 //!
 //! Not covered:
-//! - Another interval of reports in a later welcome: the first one counts.
+//! - A changed `fleet.heartbeat` or `fleet.share_expiry`: it applies after a restart.
 //! - Waiting requests after a reload: their new limit applies with the next request.
 
 mod host;
@@ -32,7 +33,7 @@ use crate::rule::KnownRule;
 use crate::service_store::ServiceStore;
 use crate::settings::WaitSettings;
 use crate::wire::api::ConcurrencyUsage;
-use crate::wire::concurrency::{ConcurrencyRule, Sharing};
+use crate::wire::concurrency::{ConcurrencyRule, MAX_BUCKET_BYTES, Sharing};
 use host::ProxyHost;
 use usage::{PermitUsage, PermitVerdict};
 
@@ -55,12 +56,19 @@ pub(crate) struct Concurrency {
     usage: PermitUsage,
 }
 
-/// The reason why a request has no permit.
-#[derive(Debug)]
-pub(crate) enum Refusal {
-    /// The limit rejects the request, with this answer.
-    Rejected(Box<Answer>),
-    /// No reply arrived before the deadline.
+/// The permits of a request that no limit rejects.
+#[derive(Debug, Default)]
+pub(crate) struct AcquiredPermits {
+    pub(crate) permits: Permits,
+    /// `true` if a limit got no reply before the deadline, so that the failure rule decides for it.
+    pub(crate) is_incomplete: bool,
+}
+
+/// The result of one limit that does not reject the request.
+enum Acquired {
+    Permit(PermitGuard),
+    /// Shadow mode allows the request.
+    Shadow,
     NoReply,
 }
 
@@ -76,12 +84,15 @@ impl Concurrency {
     }
 
     /// Acquires the permits of all rules. Safe to cancel.
+    ///
+    /// # Errors
+    /// The answer of the limit that rejects the request.
     pub(crate) async fn acquire(
         &self,
         rules: &[Arc<KnownRule>],
         wait: WaitSettings,
-    ) -> Result<Permits, Refusal> {
-        let mut permits = Permits::default();
+    ) -> Result<AcquiredPermits, Box<Answer>> {
+        let mut acquired = AcquiredPermits::default();
         // All processes acquire in the same order, so that no two requests wait for each other.
         let limited = rules.iter().map(|rule| (rule.version, rule.concurrency.as_deref()));
         let mut limited: Vec<_> =
@@ -89,12 +100,17 @@ impl Concurrency {
         limited.sort_by(|(_, a), (_, b)| a.bucket.cmp(&b.bucket));
         limited.dedup_by(|(_, a), (_, b)| a.bucket == b.bucket);
         for (version, limit) in limited {
-            let acquired = self.acquire_one(limit, version, wait).await;
-            if let Some(permit) = self.apply_result(limit, acquired)? {
-                permits.add(permit);
+            if MAX_BUCKET_BYTES < limit.bucket.len() {
+                return Err(Box::new(Answer::rejected(limit, Reason::TooManyBuckets)));
+            }
+            let result = self.acquire_one(limit, version, wait).await;
+            match self.apply_result(limit, result)? {
+                Acquired::Permit(permit) => acquired.permits.add(permit),
+                Acquired::Shadow => {}
+                Acquired::NoReply => acquired.is_incomplete = true,
             }
         }
-        Ok(permits)
+        Ok(acquired)
     }
 
     /// Returns the use of the buckets since the last call, at most 1,000.
@@ -143,18 +159,18 @@ impl Concurrency {
         &self,
         limit: &ConcurrencyRule,
         acquired: Result<PermitGuard, AcquireError>,
-    ) -> Result<Option<PermitGuard>, Refusal> {
+    ) -> Result<Acquired, Box<Answer>> {
         let (verdict, result) = match acquired {
-            Ok(permit) => (PermitVerdict::Allowed, Ok(Some(permit))),
-            Err(_) if limit.is_shadow => (PermitVerdict::ShadowRejected, Ok(None)),
-            Err(AcquireError::NoShare) => return Err(Refusal::NoReply),
+            Ok(permit) => (PermitVerdict::Allowed, Ok(Acquired::Permit(permit))),
+            Err(_) if limit.is_shadow => (PermitVerdict::ShadowRejected, Ok(Acquired::Shadow)),
+            Err(AcquireError::NoShare) => return Ok(Acquired::NoReply),
             // Without a queue, only the wait for the store can time out.
             Err(AcquireError::QueueTimeout) if limit.rules.queue.is_none() => {
-                return Err(Refusal::NoReply);
+                return Ok(Acquired::NoReply);
             }
             Err(error) => {
                 let answer = Box::new(Answer::rejected(limit, reason(error)));
-                (error.into(), Err(Refusal::Rejected(answer)))
+                (error.into(), Err(answer))
             }
         };
         self.usage.count(&limit.bucket, verdict);

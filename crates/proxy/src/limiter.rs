@@ -2,8 +2,9 @@
 //!
 //! A request is decided in three steps: the rules of its descriptors are found, its permits are
 //! acquired, and each rule is charged. They run in the caller's thread if the rules are known, and
-//! permits and leased hits are left. Otherwise they run in the background until the deadline. The
-//! deadline excludes the time in queues of concurrency limits.
+//! permits and leased hits are left. Otherwise they run in the background. The wait of each step for
+//! Sluicegate ends at the deadline of the request, counted from its begin. The time in queues of
+//! concurrency limits counts besides.
 //!
 //! Guarantees:
 //! - A denied request has no permits.
@@ -66,7 +67,7 @@ pub struct Check<'c, 'd> {
 pub enum Started {
     /// The request is decided.
     Decided(Admission),
-    /// The answer arrives within the deadline.
+    /// The answer arrives later.
     Waiting(PendingAnswer),
 }
 
@@ -305,7 +306,7 @@ impl Limiter {
             let counts = concurrency.clone();
             let report = UsageReport { keys, leased_keys, leased_hits, concurrency: counts };
             self.0.connection.send(proxy_message::Message::Usage(report));
-            // Requests count once; the loads stay for the next report of this second.
+            // Later reports of this second repeat only the loads.
             concurrency.iter_mut().for_each(keep_load);
         }
     }

@@ -120,7 +120,7 @@ impl KnownRule {
         self.valid_until.is_some_and(|until| until <= now)
     }
 
-    /// Returns the result of a rule without a rate limit. It counts if it has a concurrency limit.
+    /// Returns the result of a rule without a rate limit. It has a path only with a concurrency limit.
     pub(crate) fn unlimited_answer(&self) -> RuleAnswer {
         let path = self.concurrency.as_ref().map(|limit| Arc::clone(&limit.path));
         RuleAnswer { path, ..RuleAnswer::UNLIMITED }

@@ -95,7 +95,7 @@ pub struct LeaseWelcome {
     pub heartbeat_us: u64,
     #[prost(uint64, tag = "5")]
     pub share_expiry_us: u64,
-    /// The number of replicas and proxies that share a limit.
+    /// An estimate of the number of replicas and proxies that share a limit.
     #[prost(uint32, tag = "6")]
     pub replicas: u32,
 }
@@ -736,7 +736,7 @@ pub struct ConcurrencyLimit {
     /// The path of the rule.
     #[prost(string, tag = "1")]
     pub rule: ::prost::alloc::string::String,
-    /// The name of the bucket: the limit, and the values of its descriptor. At most 4,096 bytes.
+    /// The name of the bucket: the limit, and the values of its descriptor. In reports, at most 1,024 bytes.
     #[prost(bytes = "vec", tag = "2")]
     pub bucket: ::prost::alloc::vec::Vec<u8>,
     #[prost(enumeration = "concurrency_limit::Mode", tag = "3")]
@@ -837,7 +837,8 @@ pub mod concurrency_limit {
         Unspecified = 0,
         /// No request is allowed.
         Deny = 1,
-        /// The last share of the proxy. Without one: the limit, divided by `replicas` of `LeaseWelcome`.
+        /// The smaller of the last share and the last fair share of the proxy. Without one: the limit, divided by `replicas` of
+        /// `LeaseWelcome`.
         LocalShare = 2,
         /// The whole limit.
         Allow = 3,

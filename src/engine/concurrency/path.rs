@@ -14,7 +14,7 @@
 //! - The end of a request: each protocol in `edge` reports it.
 //! - Checks of [`Engine::decide`]: they acquire no permits, because their end is not reported.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -375,6 +375,7 @@ impl Engine {
     pub fn concurrency_in_use(&self) -> HashMap<Box<str>, ConcurrencyUsage> {
         let Some(config) = self.config() else { return HashMap::new() };
         let mut in_use: HashMap<Box<str>, ConcurrencyUsage> = HashMap::new();
+        let mut counted: HashSet<Box<[u8]>> = HashSet::new();
         for (name, metrics) in self.concurrency_limits.snapshots() {
             if let Some(ceiling) = limit_of_bucket(&config, &name) {
                 let limit = self.metric_limit(ceiling, &name, metrics.load.limit);
@@ -382,14 +383,18 @@ impl Engine {
                 usage.add(metrics.load, limit);
                 usage.add_busiest(metrics);
             }
+            counted.insert(name);
         }
         for proxy in self.proxies().list() {
             for ProxyBucket { bucket, load } in proxy.concurrency {
                 if let Some(limit) = limit_of_bucket(&config, &bucket) {
-                    // The replicas' parts of a strict limit are the whole limit already.
+                    // A strict limit counts once in the fleet: each replica counts its part.
                     let is_strict = limit.mode == Some(ConcurrencyMode::Strict);
-                    let share = if is_strict { 0 } else { load.limit };
-                    in_use.entry(limit.path.clone()).or_default().add(load, share);
+                    let is_counted = is_strict && counted.contains(&bucket);
+                    let part = self.metric_limit(limit, &bucket, load.limit);
+                    let part = if is_counted { 0 } else { part };
+                    in_use.entry(limit.path.clone()).or_default().add(load, part);
+                    counted.insert(bucket);
                 }
             }
         }

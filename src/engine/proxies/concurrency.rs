@@ -68,12 +68,13 @@ impl Engine {
             .map_or_else(SharePace::default, FleetReporter::pace)
     }
 
-    /// Returns the number of replicas and proxies that share a limit, as far as this replica knows.
+    /// Estimates the number of replicas and proxies that share a limit: each replica serves as many
+    /// proxies as this one.
     #[must_use]
     pub fn sharing_processes(&self) -> NonZeroU32 {
         let proxies = u32::try_from(self.proxies().count()).unwrap_or(u32::MAX);
         let replicas = self.membership().map_or(NonZeroU32::MIN, Membership::replicas);
-        replicas.saturating_add(proxies)
+        replicas.saturating_mul(NonZeroU32::MIN.saturating_add(proxies))
     }
 
     /// Sends the report of a proxy to the store.
@@ -97,13 +98,20 @@ impl Engine {
         let active = self.active.load();
         let Some(config) = active.as_deref() else { return };
         let Some(limit) = limit_of_bucket(config, usage.bucket) else { return };
-        config.counters.count_many(limit.number, RuleVerdict::Allow, usage.allowed);
+        // The decision of a rate limit counts instead, as in `PermitCollector::add_verdict`.
+        if !limit.has_rate_limit {
+            config.counters.count_many(limit.number, RuleVerdict::Allow, usage.allowed);
+            config.counters.count_many(
+                limit.number,
+                RuleVerdict::ShadowDeny,
+                usage.shadow_rejected,
+            );
+        }
         for (reason, count) in usage.rejected {
             count_rejections(config, limit, reason, count);
         }
         let shadow = usage.shadow_rejected;
         if 0 < shadow {
-            config.counters.count_many(limit.number, RuleVerdict::ShadowDeny, shadow);
             let reason = Reason::ConcurrencyLimitReached;
             let (path, is_enforced) = (&*limit.path, false);
             ConcurrencyLimitExceeded { limit: path, reason, is_enforced, count: shadow }.emit();

@@ -2,19 +2,20 @@
 //! of each replica incarnation.
 //!
 //! The code calls `crates/kernel`; `heartbeat.lua` does the same in Redis. Tests compare the script
-//! with this store. Only replicas in one process can share it.
+//! with this store. Only one process uses it: the replica, for itself
+//! and for the proxies that are connected to it.
 //!
 //! Guarantees:
 //! - A replica is in the fleet table before its share reports are applied.
 //!
-//! Not covered:
-//! - Dropping the state of unused limits: it stays until the process ends.
+//! - States without shares are dropped before the number of states doubles, from [`MIN_SWEEP`] on.
 
 use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 
 use crate::kernel::coordinator::incarnation::{IncarnationRecord, may_list_only_dead};
+use crate::kernel::coordinator::share_state::ShareState;
 use crate::kernel::coordinator::{Coordinator, CoordinatorIncarnation, HeartbeatReply};
 use crate::kernel::units::{Incarnation, Nanos, ReplicaId};
 use crate::store::heartbeat::{BucketKey, ShareReport, ShareRound, ShareRoundReply};
@@ -37,7 +38,13 @@ pub struct Coordinators {
     fleet_table: BTreeMap<(ReplicaId, Incarnation), FleetTableRecord>,
     #[serde(skip)]
     states: HashMap<BucketKey, Coordinator>,
+    /// The number of states at which unused ones are dropped.
+    #[serde(skip)]
+    sweep_at: usize,
 }
+
+/// The number of states below which none is dropped.
+const MIN_SWEEP: usize = 10_000;
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct FleetTableRecord {
@@ -146,6 +153,7 @@ impl Coordinators {
         current: &mut CoordinatorIncarnation,
         report: &ShareReport,
     ) -> HeartbeatReply {
+        self.drop_unused_states(now);
         let state = self.states.entry(report.bucket.clone()).or_default();
         let reply = state.apply_heartbeat(now, current, &report.law, &report.heartbeat);
         if reply == HeartbeatReply::StateLost {
@@ -154,6 +162,20 @@ impl Coordinators {
             self.known_until = Some(now);
         }
         reply
+    }
+}
+
+impl Coordinators {
+    /// Drops the states of limits that no replica uses, if there are many states.
+    fn drop_unused_states(&mut self, now: Nanos) {
+        if self.states.len() < self.sweep_at.max(MIN_SWEEP) {
+            return;
+        }
+        let longest_use = self.fleet_table.values().map(|record| record.longest_use).max();
+        let longest_use = longest_use.unwrap_or_default();
+        let is_used = |share: &ShareState| now < share.expires_at.plus(longest_use);
+        self.states.retain(|_, state| state.share_states.iter().any(is_used));
+        self.sweep_at = self.states.len().saturating_mul(2);
     }
 }
 
@@ -176,4 +198,59 @@ pub(super) fn is_same_store(recorded_name: &str, current_name: &str) -> bool {
 fn begin_incarnation(before: Option<CoordinatorIncarnation>, now: Nanos) -> CoordinatorIncarnation {
     let after = before.map_or(0, |before| before.incarnation.0.saturating_add(1));
     CoordinatorIncarnation::start(Incarnation(after.max(now.0 / Nanos::MICRO.0)), now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::coordinator::{CoordinatorConfig, Heartbeat, ShareTiming};
+    use crate::kernel::units::Share;
+
+    /// The first report about one limit.
+    fn round(bucket: usize) -> ShareRound {
+        let [heartbeat, share_lifetime, margin, max_duration] = [1, 5, 1, 60].map(Nanos::from_secs);
+        let timing = ShareTiming { heartbeat, share_lifetime, margin, max_duration };
+        let [min, start, max] = [1, 10, 10].map(Share);
+        let law = CoordinatorConfig::new(timing, min, start, max).unwrap();
+        let (replica, incarnation) = (ReplicaId(1), Incarnation(1));
+        let heartbeat = Heartbeat {
+            replica,
+            incarnation,
+            number: 1,
+            grant_in_use: None,
+            in_flight: Share(0),
+            demand: Share(1),
+            vote: None,
+            is_leaving: false,
+        };
+        ShareRound {
+            record: IncarnationRecord { replica, incarnation, coordinator_incarnation: None },
+            last_reply_at: None,
+            longest_use: timing.longest_use(),
+            is_leaving: false,
+            reports: vec![ShareReport { bucket: name(bucket), law, heartbeat }],
+        }
+    }
+
+    fn name(bucket: usize) -> BucketKey {
+        bucket.to_be_bytes()[..].into()
+    }
+
+    #[test]
+    fn states_are_dropped_only_without_shares() {
+        let mut coordinators = Coordinators::settled();
+        let start = Nanos::from_secs(1_000);
+        for bucket in 0..MIN_SWEEP {
+            coordinators.apply_round(start, "", &round(bucket));
+        }
+        // All shares are in use: none is dropped.
+        coordinators.apply_round(start.plus(Nanos::SECOND), "", &round(MIN_SWEEP));
+        assert!(coordinators.limit(&name(0)).is_some());
+        let later = start.plus(Nanos::from_secs(600));
+        for bucket in MIN_SWEEP..3 * MIN_SWEEP {
+            coordinators.apply_round(later, "", &round(bucket));
+        }
+        assert!(coordinators.limit(&name(0)).is_none());
+        assert!(coordinators.limit(&name(3 * MIN_SWEEP - 1)).is_some());
+    }
 }

@@ -1,7 +1,7 @@
 //! The permits of strict concurrency limits in the memory store.
 //!
 //! The code calls `crates/kernel`; `acquire.lua` and `report_permits.lua` do the same in Redis, and tests
-//! compare both. Only replicas in one process share this store.
+//! compare both. Only one process uses this store.
 
 use std::collections::HashMap;
 

@@ -34,7 +34,7 @@ impl LimitEvents {
             OTHER
         };
         if let Some(counts) = limits.get_mut(limit) {
-            counts[event as usize] += count;
+            counts[event as usize] = counts[event as usize].saturating_add(count);
         } else {
             let mut counts = EventCounts::default();
             counts[event as usize] = count;

@@ -1,7 +1,7 @@
 //! Reports this replica to the store: its shares of concurrency limits, its permits of strict
 //! limits, and its membership heartbeat.
 //!
-//! A proxy is a replica here, too.
+//! Proxies use this module, too, but do not leave the fleet.
 //!
 //! Guarantees:
 //! - Two rounds of reports never overlap.

@@ -148,11 +148,12 @@ fn round() -> api::ShareRound {
 
 #[test]
 fn rounds_that_a_store_cannot_represent_are_refused() {
-    let broken: [fn(&mut api::ShareRound); 9] = [
+    let broken: [fn(&mut api::ShareRound); 10] = [
         |round| round.replica = NUMBER_BOUND,
         |round| round.last_reply_at_us = Some(NUMBER_BOUND),
         |round| round.longest_use_ns = u64::MAX,
         |round| round.reports = vec![round.reports[0].clone(); MAX_REPORTS_PER_ROUND + 1],
+        |round| round.reports[0].bucket = vec![1; crate::concurrency::MAX_BUCKET_BYTES + 1],
         |round| round.reports[0].in_flight = MAX_REQUESTS + 1,
         |round| round.reports[0].vote = Some(LimitFactor::TWICE.0 + 1),
         |round| round.reports[0].limit = None,

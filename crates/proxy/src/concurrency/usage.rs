@@ -1,18 +1,27 @@
 //! Counts the requests that got a permit and those that did not, by bucket.
 //!
 //! Guarantees:
-//! - A request is reported once, within a second while Sluicegate is connected.
+//! - A request is reported at most once. With at most 1,000 busy buckets, it is reported within a
+//!   second while Sluicegate is connected.
 //! - Memory is bounded: further buckets are not counted.
+//!
+//! Not covered:
+//! - A report on a connection that is lost: its counts are lost.
 
 use std::collections::HashMap;
 
 use parking_lot::Mutex;
+use prost::Message as _;
 use sluicegate_concurrency::limits::{AcquireError, BucketLoad, BucketMetrics, BucketName};
 
 use crate::wire::api::ConcurrencyUsage;
 
 /// The largest number of buckets in a report.
 const MAX_REPORTED_BUCKETS: usize = 1_000;
+
+/// The largest size of the buckets in a report, in bytes. With the keys, it is below the largest
+/// message of Sluicegate.
+const MAX_REPORT_BYTES: usize = 256 * 1_024;
 
 /// The largest number of buckets with counts between two reports.
 const MAX_COUNTED_BUCKETS: usize = 10_000;
@@ -66,9 +75,30 @@ impl PermitUsage {
             .map(|(bucket, usage)| ConcurrencyUsage { bucket: bucket.into(), ..usage })
             .collect();
         list.sort_by_key(|usage| std::cmp::Reverse(requests(usage)));
-        list.truncate(MAX_REPORTED_BUCKETS);
+        let rest = list.split_off(list.len().min(reported_buckets(&list)));
+        self.keep_counts(rest);
         list
     }
+
+    /// Keeps the counts of buckets that did not fit into the report.
+    fn keep_counts(&self, rest: Vec<ConcurrencyUsage>) {
+        let mut counts = self.0.lock();
+        for usage in rest {
+            let usage = ConcurrencyUsage { in_flight: 0, waiting: 0, limit: 0, ..usage };
+            if requests(&usage) != 0 && !counts.contains_key(&*usage.bucket) {
+                counts.insert(usage.bucket.as_slice().into(), usage);
+            }
+        }
+    }
+}
+
+/// Returns the number of buckets that fit into a report.
+fn reported_buckets(list: &[ConcurrencyUsage]) -> usize {
+    let fits = |bytes: &mut usize, usage: &ConcurrencyUsage| {
+        *bytes = bytes.saturating_add(usage.encoded_len());
+        (*bytes <= MAX_REPORT_BYTES).then_some(())
+    };
+    list.iter().scan(0, fits).take(MAX_REPORTED_BUCKETS).count()
 }
 
 const fn add(counts: &mut ConcurrencyUsage, verdict: PermitVerdict) {

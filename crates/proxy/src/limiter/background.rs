@@ -15,9 +15,9 @@ use tokio::time::{Instant, timeout_at};
 use super::{Limiter, was_not_charged};
 use crate::answer::{Answer, ReportedLimit, RuleAnswer, Verdict};
 use crate::call::CallFailure;
-use crate::concurrency::Refusal;
+use crate::concurrency::AcquiredPermits;
 use crate::kernel::decision::StoreFailure;
-use crate::permits::{Admission, Permits};
+use crate::permits::Admission;
 use crate::request::OwnedDescriptor;
 use crate::rule::{Handling, KnownRule, LeasedRule, fallback};
 use crate::settings::WaitSettings;
@@ -32,17 +32,42 @@ const MIN_CALL_TIME: Duration = Duration::from_micros(100);
 impl Limiter {
     /// Acquires the permits of a request, and decides its rules.
     pub(super) async fn admit(&self, rules: &[Arc<KnownRule>], wait: WaitSettings) -> Admission {
-        let permits = match self.0.concurrency.acquire(rules, wait).await {
-            Ok(permits) => permits,
-            Err(refusal) => return refused(refusal, wait),
+        let acquired = match self.0.concurrency.acquire(rules, wait).await {
+            Ok(acquired) => acquired,
+            Err(rejected) => return (*rejected).into(),
         };
-        let (answer, undecided) = self.try_decide_all(rules, wait);
+        let deadline = deadline(wait);
+        let renewed = self.renewed(rules, deadline).await;
+        let (answer, undecided) = self.try_decide_all(renewed.as_deref().unwrap_or(rules), wait);
         let answer = if undecided.is_empty() {
             answer
         } else {
-            self.decide_rest(answer, undecided, wait, deadline(wait)).await
+            self.decide_rest(answer, undecided, wait, deadline).await
         };
-        admission(answer, permits)
+        admission(answer, acquired, wait)
+    }
+
+    /// Finds rules again that changed while the request waited in a queue. Returns `None` if none
+    /// changed, or if the new ones do not arrive in time.
+    async fn renewed(
+        &self,
+        rules: &[Arc<KnownRule>],
+        deadline: Instant,
+    ) -> Option<Vec<Arc<KnownRule>>> {
+        let now = self.0.clock.steady();
+        let is_current = |rule: &Arc<KnownRule>| {
+            self.0.rules.state(rule, now) == super::rules::RuleState::Current
+        };
+        if rules.iter().all(is_current) {
+            return None;
+        }
+        let renewed = rules.iter().map(|rule| self.rule(rule.usage.descriptor.clone()));
+        timeout_at(deadline, join_all(renewed))
+            .await
+            .ok()?
+            .into_iter()
+            .collect::<Result<_, _>>()
+            .ok()
     }
 
     /// Finds the rules of a request, and decides them.
@@ -75,14 +100,14 @@ impl Limiter {
         descriptors: &[OwnedDescriptor],
         wait: WaitSettings,
     ) -> Admission {
-        let permits = match self.0.concurrency.acquire(rules, wait).await {
-            Ok(permits) => permits,
-            Err(refusal) => return refused(refusal, wait),
+        let acquired = match self.0.concurrency.acquire(rules, wait).await {
+            Ok(acquired) => acquired,
+            Err(rejected) => return (*rejected).into(),
         };
         let decided = self.check_remotely(descriptors, wait, deadline(wait)).await;
         let mut answer = Answer::unlimited();
         answer.add(decided.unwrap_or_else(|_| failed_part(wait)));
-        admission(answer, permits)
+        admission(answer, acquired, wait)
     }
 
     /// Charges the rules that are not decided yet, all at once.
@@ -232,17 +257,13 @@ impl Limiter {
     }
 }
 
-/// A denied request releases its permits.
-fn admission(answer: Answer, permits: Permits) -> Admission {
-    if answer.verdict.is_allowed() { Admission { answer, permits } } else { answer.into() }
-}
-
-/// Returns the answer to a request without a permit.
-fn refused(refusal: Refusal, wait: WaitSettings) -> Admission {
-    match refusal {
-        Refusal::Rejected(answer) => (*answer).into(),
-        Refusal::NoReply => failed(wait).into(),
+/// Applies the failure rule if a permit is missing. A denied request releases its permits.
+fn admission(mut answer: Answer, acquired: AcquiredPermits, wait: WaitSettings) -> Admission {
+    if acquired.is_incomplete {
+        answer.add(failed_part(wait));
     }
+    let permits = acquired.permits;
+    if answer.verdict.is_allowed() { Admission { answer, permits } } else { answer.into() }
 }
 
 /// Returns the end of a wait that begins now, on the clock of the runtime's timers.

@@ -117,23 +117,24 @@ async fn a_request_without_a_reply_gets_the_failure_rule_at_its_deadline() {
 }
 
 #[tokio::test]
-async fn without_a_share_in_time_the_failure_rule_decides() {
-    let (mut service, limiter) = Service::start_with_limiter().await;
-    let wait = WaitSettings { deadline: Duration::from_secs(1), failure: FailureRule::Allow };
-    let descriptors = [user("ann")];
-    let started = limiter.start(&Check { domain: "shop", descriptors: &descriptors, wait });
-    let (id, _) = service.next_request().await;
-    let rule = api::RuleReply {
-        handling: Handling::Unlimited.into(),
-        concurrency: Some(shared_limit()),
-        ..Default::default()
-    };
-    service.reply(id, lease_message::Message::Rule(rule)).await;
-    // The report has no reply.
-    let (_, report) = service.next_request().await;
-    assert!(matches!(report, proxy_message::Message::Report(_)), "{report:?}");
-    let decided = answer(started).await;
-    assert_eq!((decided.verdict, decided.rejection), (Verdict::FallbackAllow, None));
+async fn without_a_share_in_time_the_failure_rule_decides_for_the_limit() {
+    let rows =
+        [(Handling::Unlimited, Verdict::FallbackAllow), (Handling::ForcedDeny, Verdict::Deny)];
+    for (handling, verdict) in rows {
+        let (mut service, limiter) = Service::start_with_limiter().await;
+        let wait = WaitSettings { deadline: Duration::from_secs(1), failure: FailureRule::Allow };
+        let descriptors = [user("ann")];
+        let started = limiter.start(&Check { domain: "shop", descriptors: &descriptors, wait });
+        let (id, _) = service.next_request().await;
+        let concurrency = Some(shared_limit());
+        let rule = api::RuleReply { handling: handling.into(), concurrency, ..Default::default() };
+        service.reply(id, lease_message::Message::Rule(rule)).await;
+        // The report has no reply.
+        let (_, report) = service.next_request().await;
+        assert!(matches!(report, proxy_message::Message::Report(_)), "{report:?}");
+        let decided = answer(started).await;
+        assert_eq!((decided.verdict, decided.rejection), (verdict, None));
+    }
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use sluicegate::edge::grpc::permits::api::permits_client::PermitsClient;
 use sluicegate::engine::Engine;
 use sluicegate::engine::proxies::ProxyBucket;
 use sluicegate::kernel::concurrency::RequestOutcome;
-use sluicegate::kernel::decision::Reason;
+use sluicegate::kernel::decision::{Reason, Verdict as KernelVerdict};
 use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate_proxy::answer::Verdict;
 use sluicegate_proxy::settings::{FailureRule, WaitSettings};
@@ -18,7 +18,7 @@ use sluicegate_proxy::{Admission, Check, Limiter, Started};
 use tonic::transport::Channel;
 
 use super::{WAIT, admission, engine, entries, limiter, serve, until};
-use crate::support::engine::publish_as;
+use crate::support::engine::{force, publish_as};
 use crate::support::redis::Redis;
 use crate::support::service::Service;
 use crate::support::waiting::soon;
@@ -186,6 +186,40 @@ async fn waiting_requests_get_permits_in_order_or_are_rejected() {
     let third = start(&proxy, "a", wait);
     release(first);
     assert_eq!(soon("the third", admission(third)).await.answer.verdict, Verdict::Allow);
+}
+
+#[tokio::test]
+async fn a_request_gets_the_rules_in_force_after_its_queue() {
+    let concurrency = "concurrency: {limit: 1, mode: local, queue: {size: 2, timeout: 30s}}";
+    let rate = "rate_limit: {unit: day, requests_per_unit: 100}";
+    let engine = engine(&format!("- {{key: user, {rate}, {concurrency}}}\n"));
+    let served = serve(&engine).await;
+    let proxy = limiter(served.address).await;
+    let held = admit(&proxy).await;
+    let waiting = start(&proxy, "a", WAIT);
+    assert!(matches!(waiting, Started::Waiting(_)));
+    for value in ["a", "b"] {
+        force(&engine, ("d", &[("user", value)]), KernelVerdict::Deny, Nanos::from_secs(3_600));
+    }
+    let known = async {
+        while admission(start(&proxy, "b", WAIT)).await.answer.verdict == Verdict::Allow {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    soon("the forced decisions", known).await;
+    release(held);
+    let late = soon("the waiting request", admission(waiting)).await;
+    assert_eq!((late.answer.verdict, late.permits.is_empty()), (Verdict::Deny, true));
+}
+
+#[tokio::test]
+async fn a_descriptor_that_cannot_be_reported_is_rejected() {
+    let engine = engine(&limit("limit: 9"));
+    let served = serve(&engine).await;
+    let proxy = limiter(served.address).await;
+    let long = "x".repeat(1_025);
+    let rejection = admission(start(&proxy, &long, WAIT)).await.answer.rejection.unwrap();
+    assert_eq!(rejection.reason, Reason::TooManyBuckets);
 }
 
 #[tokio::test]

@@ -61,3 +61,20 @@ fn counts_between_two_reports_are_bounded() {
     }
     assert_eq!(usage.0.lock().len(), MAX_COUNTED_BUCKETS);
 }
+
+#[test]
+fn counts_that_do_not_fit_are_in_the_next_report() {
+    let usage = PermitUsage::default();
+    let buckets = 2 * MAX_REPORTED_BUCKETS + 1;
+    for number in 0..buckets {
+        usage.count(&number.to_be_bytes(), PermitVerdict::Allowed);
+    }
+    let sizes = [(); 4].map(|()| usage.take(Vec::new()).len());
+    assert_eq!(sizes, [MAX_REPORTED_BUCKETS, MAX_REPORTED_BUCKETS, 1, 0]);
+    let long = vec![7; 1_024];
+    for number in 0..MAX_REPORTED_BUCKETS {
+        usage.count(&[&long[..], &number.to_be_bytes()].concat(), PermitVerdict::Allowed);
+    }
+    let bytes: usize = usage.take(Vec::new()).iter().map(ConcurrencyUsage::encoded_len).sum();
+    assert!((MAX_REPORT_BYTES - 2_048..=MAX_REPORT_BYTES).contains(&bytes), "{bytes}");
+}
