@@ -9,6 +9,7 @@ mod faults;
 mod fleet;
 mod outage;
 mod queue;
+mod random_faults;
 mod recording_upstream;
 
 use std::io::{Read as _, Write as _};
