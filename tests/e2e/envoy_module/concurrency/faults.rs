@@ -4,12 +4,13 @@
 //! - A request of a killed Envoy counts for `max_duration`, as if the upstream did not notice.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
 use super::super::super::envoy::{Envoy, Launch, replace_once};
 use super::super::changes::hot_restart_launch;
+use super::recording_upstream::Request;
 use super::{Fleet, KEY, REJECTED, configuration, fleet_page, proxies_of};
 use crate::support::http1;
 use crate::support::ports;
@@ -62,32 +63,53 @@ impl HotRestart {
     }
 }
 
+/// Kills the first Envoy while it has two requests in flight. Returns them, with the instant before
+/// they were sent.
+fn kill_with_two_requests(fleet: &mut Fleet) -> ([Request; 2], Instant) {
+    let held = [(); 2].map(|()| fleet.upstream.new_request(&"until released"));
+    let (mut envoy, sent) = (fleet.envoys.remove(0), now());
+    let ingress = envoy.ingress;
+    let ask = |headers: [(&str, &str); 3]| {
+        until("the end of Envoy", || match http1::get(ingress, "/", &headers) {
+            Ok(reply) => Err(reply.status.to_string()),
+            Err(_) => Ok(()),
+        })
+        .unwrap();
+    };
+    std::thread::scope(|scope| {
+        for request in &held {
+            scope.spawn(|| ask(request.headers(KEY)));
+        }
+        fleet.upstream.wait_for_in_flight(2);
+        envoy.kill();
+    });
+    (held, sent)
+}
+
 #[test]
 fn another_envoy_gets_the_limit_after_the_expiry_of_a_dead_one() {
     let mut fleet = Fleet::start(&limit(), (1, 2));
-    let held: Vec<_> = (0..2).map(|_| fleet.upstream.new_request(&"until released")).collect();
-    let ingress = fleet.ingress(0);
-    let sent = now();
-    std::thread::scope(|scope| {
-        let ask = |headers: [(&str, &str); 3]| {
-            until("a response or the end", || match http1::get(ingress, "/", &headers) {
-                Ok(reply) => Err(reply.status.to_string()),
-                Err(_) => Ok(()),
-            })
-        };
-        for request in &held {
-            scope.spawn(move || ask(request.headers(KEY)).unwrap());
-        }
-        fleet.upstream.wait_for_in_flight(2);
-        for request in &held {
-            fleet.upstream.end_at(request.id, sent + MAX_DURATION);
-        }
-        fleet.envoys[0].kill();
-    });
-    fleet.envoys.remove(0);
+    let (held, sent) = kill_with_two_requests(&mut fleet);
+    for request in held {
+        fleet.upstream.end_at(request.id, sent + MAX_DURATION);
+    }
     fleet.fill_and_empty(LIMIT, &[0]);
     let most = fleet.upstream.most_in_flight();
     assert!(most <= LIMIT, "{most} requests in flight");
+    fleet.wait_until_idle(1);
+}
+
+/// Sluicegate frees the permits of a strict limit after three heartbeats without a report.
+#[test]
+fn the_permits_of_a_dead_envoy_are_free_after_three_heartbeats() {
+    let limit = format!("limit: {LIMIT}, mode: strict, max_duration: 5m, on_store_failure: deny");
+    let mut fleet = Fleet::start(&limit, (1, 2));
+    let (held, _) = kill_with_two_requests(&mut fleet);
+    for request in held {
+        fleet.upstream.end_at(request.id, now());
+    }
+    fleet.fill_and_empty(LIMIT, &[0]);
+    assert_eq!(fleet.upstream.most_in_flight(), LIMIT);
     fleet.wait_until_idle(1);
 }
 

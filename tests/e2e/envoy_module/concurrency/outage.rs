@@ -9,10 +9,9 @@ use super::Fleet;
 
 const LIMIT: usize = 2;
 
-/// Starts two Envoys and one replica, with this `on_store_failure`.
-fn start(on_failure: &str) -> Fleet {
-    let limit = format!("limit: {LIMIT}, max_duration: 2s, on_store_failure: {on_failure}");
-    Fleet::start(&limit, (1, 2))
+/// Starts two Envoys and one replica.
+fn start(fields: &str) -> Fleet {
+    Fleet::start(&format!("limit: {LIMIT}, max_duration: 2s, {fields}"), (1, 2))
 }
 
 /// Requires that the limit decided all requests of Envoys.
@@ -29,8 +28,17 @@ fn fallbacks(fleet: &Fleet) -> u64 {
 }
 
 #[test]
-fn an_outage_rejects_after_the_share_expiry_with_deny() {
-    let mut fleet = start("deny");
+fn an_outage_rejects_requests_after_the_share_expiry_with_deny() {
+    check_deny("shared");
+}
+
+#[test]
+fn an_outage_rejects_requests_of_a_strict_limit_with_deny() {
+    check_deny("strict");
+}
+
+fn check_deny(mode: &str) {
+    let mut fleet = start(&format!("mode: {mode}, on_store_failure: deny"));
     let before = fallbacks(&fleet);
     std::thread::scope(|scope| {
         let held = scope.spawn(|| fleet.get_held_until_allowed(0));
@@ -47,14 +55,13 @@ fn an_outage_rejects_after_the_share_expiry_with_deny() {
     fleet.services[0].kill();
     fleet.restart_service(0);
     (0..2).for_each(|envoy| fleet.fill_and_empty(LIMIT, &[envoy]));
-    let most = fleet.upstream.most_in_flight();
-    assert_eq!(most, LIMIT, "requests in flight");
+    assert_eq!(fleet.upstream.most_in_flight(), LIMIT, "{mode}");
     fleet.wait_until_idle(2);
 }
 
 #[test]
 fn an_outage_gives_each_envoy_the_whole_limit_with_allow() {
-    let mut fleet = start("allow");
+    let mut fleet = start("on_store_failure: allow");
     let before = fallbacks(&fleet);
     let fill = |fleet: &Fleet, envoy: usize| {
         std::thread::scope(|scope| {

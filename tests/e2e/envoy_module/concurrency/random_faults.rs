@@ -152,23 +152,23 @@ fn pause(millis: u64) {
 
 #[test]
 fn random_faults_never_exceed_the_limit() {
-    let faulty = FaultyFleet::start();
+    let scene = FaultyFleet::start();
     let seed = seed();
     let faults = std::thread::scope(|scope| {
-        let _ends = Ends(&faulty.is_over);
+        let _ends = Ends(&scene.is_over);
         for client in 0..CLIENTS * COUNT {
-            let (faulty, number) = (&faulty, client as u64 + 1);
+            let (scene, number) = (&scene, client as u64 + 1);
             let mut dice = Dice::new(seed.wrapping_add(number));
-            scope.spawn(move || faulty.send_requests(client % COUNT, &mut dice));
+            scope.spawn(move || scene.send_requests(client % COUNT, &mut dice));
         }
-        faulty.disturb(&mut Dice::new(seed))
+        scene.disturb(&mut Dice::new(seed))
     });
-    let completed = faulty.completed.load(Relaxed);
-    let most = faulty.fleet.upstream.most_in_flight();
+    let completed = scene.completed.load(Relaxed);
+    let most = scene.fleet.upstream.most_in_flight();
     println!("SLUICEGATE_SEED={seed}: {faults} faults, {completed} completed, {most} at once");
     assert!(most <= LIMIT, "SLUICEGATE_SEED={seed}: {most} requests in flight");
     assert!(LIMIT / 2 <= most && 100 < completed, "SLUICEGATE_SEED={seed}: no proof");
-    let fleet = faulty.into_fleet();
+    let fleet = scene.into_fleet();
     fleet.envoys.iter().for_each(wait_for_permit);
     fleet.upstream.wait_for_in_flight(0);
     (0..COUNT).for_each(|envoy| fleet.fill_and_empty(LIMIT, &[envoy]));
