@@ -5,6 +5,7 @@
 //! - The configuration is the shipped `config/envoy/module.yaml`.
 
 mod changes;
+mod concurrency;
 mod doctor;
 mod fleet;
 mod gateway;

@@ -64,7 +64,7 @@ const UNREACHABLE_CLUSTER: &str = r"    - name: nobody
 
 ";
 
-fn with_endings(text: &mut String) {
+pub(super) fn with_endings(text: &mut String) {
     let upgrades = "use_remote_address: true
                 upgrade_configs: [{upgrade_type: websocket}]";
     replace_once(text, "use_remote_address: true", upgrades);

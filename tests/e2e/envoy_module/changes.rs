@@ -321,7 +321,7 @@ fn hot_restart_fails_no_request_and_keeps_the_bound() {
     });
 }
 
-fn hot_restart_launch(flags: &[&str]) -> Launch {
+pub(super) fn hot_restart_launch(flags: &[&str]) -> Launch {
     let times = ["--drain-time-s", "2", "--parent-shutdown-time-s", "3"];
     let flags = times.iter().chain(flags).map(|&flag| flag.to_owned()).collect();
     Launch { flags, ..launch("1.40") }
