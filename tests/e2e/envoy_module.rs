@@ -26,7 +26,8 @@ const VERSIONS: [&str; 3] = ["1.38", "1.39", "1.40"];
 /// Hooks of streams that run before the response, so that the failure mode decides.
 const HOOKS_BEFORE_THE_RESPONSE: [&str; 2] = ["filter_new", "request_headers"];
 
-const OTHER_STREAM_HOOKS: [&str; 3] = ["response_headers", "stream_complete", "destroy"];
+const OTHER_STREAM_HOOKS: [&str; 4] =
+    ["response_headers", "response_body", "stream_complete", "destroy"];
 
 const HOOKS_OF_ENDING_CONFIGS: [&str; 2] = ["config_destroy", "route_config_destroy"];
 
