@@ -29,6 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
+use sluicegate_lease::clock::Clock;
 
 use crate::kernel::concurrency::adaptive::AdaptiveConfig;
 use crate::kernel::concurrency::limiter::{
@@ -42,7 +43,6 @@ pub use crate::limits::queue_time::{with_queue_slots, with_queue_time};
 pub use crate::limits::replica_share::{ShareSnapshot, SharedLimit};
 use crate::limits::reporter::FleetReporter;
 pub use crate::limits::strict::{StrictLimit, StrictSnapshot};
-use sluicegate_lease::clock::Clock;
 
 /// The interval of [`ConcurrencyLimits::sweep`]. In a bucket without traffic, a permit is released
 /// at most this long after its deadline.

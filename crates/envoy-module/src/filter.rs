@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - Each request is continued or answered once, also after a panic.
-//! - A waiting request ends at its deadline, which the limiter keeps.
+//! - A wait ends at the deadlines and queue timeouts, which the limiter keeps.
 //! - A stream that ends while it waits cancels its wait.
 //! - The permits of a request are released at the end of its stream.
 //! - Response hooks work for streams without request hooks.
@@ -95,10 +95,12 @@ impl StreamFilter {
         self.state.set(state);
     }
 
+    /// Notes the end of the response.
     pub(crate) fn on_response_body(&self, is_end: bool) {
         self.update_in_flight(|request| request.on_response_data(is_end));
     }
 
+    /// Reads the gRPC code, and notes the end of the response.
     pub(crate) fn on_response_trailers(&self, stream: &impl EnvoyStream) {
         self.update_in_flight(|request| request.on_response_trailers(stream));
     }

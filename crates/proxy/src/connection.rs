@@ -68,7 +68,7 @@ pub(crate) struct Connection {
 pub(crate) struct FleetTerms {
     /// The timing of reports about concurrency limits.
     pub(crate) pace: SharePace,
-    /// The number of replicas and proxies.
+    /// An estimate of the number of replicas and proxies.
     pub(crate) replicas: NonZeroU32,
 }
 

@@ -7,7 +7,7 @@
 //! - A request whose hits are leased needs no call, no wait and no allocation.
 //! - The process is one replica in the lease tables, so `max_overshoot` includes its hits.
 //! - The process is one replica of each concurrency limit.
-//! - A request waits at most for its deadline. Then the failure rule decides.
+//! - Each step of a decision waits at most for the deadline. Then the failure rule decides.
 //! - Memory, queues and calls in flight are bounded.
 //!
 //! Not covered:

@@ -2,9 +2,8 @@
 //!
 //! A request is decided in three steps: the rules of its descriptors are found, its permits are
 //! acquired, and each rule is charged. They run in the caller's thread if the rules are known, and
-//! permits and leased hits are left. Otherwise they run in the background. The wait of each step for
-//! Sluicegate ends at the deadline of the request, counted from its begin. The time in queues of
-//! concurrency limits counts besides.
+//! permits and leased hits are left. Otherwise they run in the background. Each step, and each
+//! concurrency limit, waits for Sluicegate at most for the deadline. The time in queues is extra.
 //!
 //! Guarantees:
 //! - A denied request has no permits.
@@ -58,7 +57,7 @@ pub struct Check<'c, 'd> {
     pub domain: &'c str,
     /// The descriptors, each with at least one entry.
     pub descriptors: &'c [DescriptorEntries<'d>],
-    /// The longest wait for Sluicegate, and the decision without it.
+    /// The longest wait of one step for Sluicegate, and the decision without it.
     pub wait: WaitSettings,
 }
 

@@ -30,8 +30,8 @@ use crate::wire::{self, api};
 /// without it.
 const MAX_WAIT: Duration = Duration::from_millis(100);
 
-/// The longest wait for the reply to a report about shares and permits. No request waits for it, and
-/// it is short compared with the lifetime of a share.
+/// The longest wait for the reply to a report about shares and permits. Requests wait for a shorter
+/// time.
 const REPORT_WAIT: Duration = Duration::from_millis(500);
 
 /// The counters and limits of Sluicegate, behind a connection.

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use sluicegate_lease::clock::Clock;
 use tokio::sync::{oneshot, watch};
 
 use crate::kernel::concurrency::adaptive::{FleetShare, ProbeSchedule};
@@ -29,7 +30,6 @@ use crate::kernel::units::{Incarnation, Nanos, Revision, Share};
 use crate::limits::replica_share::{ReplicaShare, ReportAction, ShareSnapshot, SharedLimit};
 use crate::limits::reporter::FleetReporter;
 use crate::limits::{BucketLoad, BucketMetrics, PermitRequest};
-use sluicegate_lease::clock::Clock;
 pub(crate) use strict::AcquireReply;
 use strict::StrictPermits;
 

@@ -18,9 +18,9 @@ use std::pin::pin;
 use std::task::Poll;
 
 use futures_util::FutureExt as _;
+use sluicegate_lease::clock::Clock;
 
 use crate::kernel::units::Nanos;
-use sluicegate_lease::clock::Clock;
 
 tokio::task_local! {
     /// `true` while the check of this task waits in a queue.

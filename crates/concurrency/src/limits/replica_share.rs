@@ -95,7 +95,7 @@ pub(crate) struct ReplicaShare {
     handoff_took: Option<Nanos>,
 }
 
-/// Whether this replica keeps or returns its share.
+/// The next step with the share: keep it or return it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ShareIntent {
     Keep,

@@ -37,6 +37,9 @@ pub(super) enum PermitVerdict {
     ShadowRejected,
 }
 
+/// The number of verdicts.
+const VERDICTS: usize = 6;
+
 impl From<AcquireError> for PermitVerdict {
     fn from(error: AcquireError) -> Self {
         match error {
@@ -76,17 +79,17 @@ impl PermitUsage {
             .collect();
         list.sort_by_key(|usage| std::cmp::Reverse(requests(usage)));
         let rest = list.split_off(list.len().min(reported_buckets(&list)));
-        self.keep_counts(rest);
+        self.keep_counts(&rest);
         list
     }
 
-    /// Keeps the counts of buckets that did not fit into the report.
-    fn keep_counts(&self, rest: Vec<ConcurrencyUsage>) {
+    /// Adds the counts of buckets that did not fit into the report to those of the next report.
+    fn keep_counts(&self, rest: &[ConcurrencyUsage]) {
         let mut counts = self.0.lock();
-        for usage in rest {
-            let usage = ConcurrencyUsage { in_flight: 0, waiting: 0, limit: 0, ..usage };
-            if requests(&usage) != 0 && !counts.contains_key(&*usage.bucket) {
-                counts.insert(usage.bucket.as_slice().into(), usage);
+        for usage in rest.iter().filter(|usage| counts_of(usage) != [0; VERDICTS]) {
+            let kept = counts.entry(usage.bucket.as_slice().into()).or_default();
+            for (count, more) in counts_mut(kept).into_iter().zip(counts_of(usage)) {
+                *count = count.saturating_add(more);
             }
         }
     }
@@ -102,15 +105,24 @@ fn reported_buckets(list: &[ConcurrencyUsage]) -> usize {
 }
 
 const fn add(counts: &mut ConcurrencyUsage, verdict: PermitVerdict) {
-    let count = match verdict {
-        PermitVerdict::Allowed => &mut counts.allowed_requests,
-        PermitVerdict::Full => &mut counts.rejected_full,
-        PermitVerdict::QueueFull => &mut counts.rejected_queue_full,
-        PermitVerdict::QueueTimeout => &mut counts.rejected_queue_timeout,
-        PermitVerdict::TooManyBuckets => &mut counts.rejected_too_many_buckets,
-        PermitVerdict::ShadowRejected => &mut counts.shadow_rejected_requests,
-    };
+    let count = &mut *counts_mut(counts)[verdict as usize];
     *count = count.saturating_add(1);
+}
+
+/// The counts in the order of [`PermitVerdict`].
+const fn counts_mut(usage: &mut ConcurrencyUsage) -> [&mut u64; VERDICTS] {
+    [
+        &mut usage.allowed_requests,
+        &mut usage.rejected_full,
+        &mut usage.rejected_queue_full,
+        &mut usage.rejected_queue_timeout,
+        &mut usage.rejected_too_many_buckets,
+        &mut usage.shadow_rejected_requests,
+    ]
+}
+
+fn counts_of(usage: &ConcurrencyUsage) -> [u64; VERDICTS] {
+    counts_mut(&mut usage.clone()).map(|count| *count)
 }
 
 fn set_load(usage: &mut ConcurrencyUsage, load: BucketLoad) {
@@ -120,16 +132,7 @@ fn set_load(usage: &mut ConcurrencyUsage, load: BucketLoad) {
 }
 
 fn requests(usage: &ConcurrencyUsage) -> u64 {
-    let counts = [
-        u64::from(usage.in_flight),
-        usage.allowed_requests,
-        usage.rejected_full,
-        usage.rejected_queue_full,
-        usage.rejected_queue_timeout,
-        usage.rejected_too_many_buckets,
-        usage.shadow_rejected_requests,
-    ];
-    counts.into_iter().fold(0, u64::saturating_add)
+    counts_of(usage).into_iter().fold(usage.in_flight.into(), u64::saturating_add)
 }
 
 #[cfg(test)]

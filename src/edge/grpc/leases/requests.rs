@@ -174,7 +174,11 @@ pub(super) fn parse_usage<'m>(
 
 /// Validates a report about shares and permits.
 pub(super) fn parse_report(report: &api::FleetReport) -> Result<FleetReport, Status> {
-    let invalid = |part: &str| Status::invalid_argument(format!("report.{part} is invalid"));
+    let invalid = |part: &str| {
+        Status::invalid_argument(format!(
+            "report.{part} has a missing or an out-of-range value; see leases.proto"
+        ))
+    };
     let shares = report
         .shares
         .as_ref()
@@ -188,7 +192,9 @@ pub(super) fn parse_report(report: &api::FleetReport) -> Result<FleetReport, Sta
 
 /// Validates a request for a permit.
 pub(super) fn parse_acquire(acquire: &api::PermitAcquire) -> Result<StrictPermitRequest, Status> {
-    let invalid = || Status::invalid_argument("acquire is invalid");
+    let invalid = || {
+        Status::invalid_argument("acquire has a missing or an out-of-range value; see leases.proto")
+    };
     wire::permits::permit_request(acquire).ok_or_else(invalid)
 }
 

@@ -319,6 +319,34 @@ async fn requests_of_proxies_are_counted_by_limit() {
 }
 
 #[tokio::test]
+async fn a_request_under_both_limits_is_counted_once() {
+    let both =
+        "rate_limit: {unit: day, requests_per_unit: 2}, concurrency: {limit: 9, mode: local}";
+    let engine = engine(&format!("- {{key: user, {both}}}\n"));
+    let served = serve(&engine).await;
+    let proxy = limiter(served.address).await;
+    for _ in 0..3 {
+        release(admit(&proxy).await);
+    }
+    // The report of the permits arrives with the load of their bucket.
+    until("the report", || !reported(&engine).is_empty()).await;
+    let rules = engine.rule_decisions();
+    let rule = rules.iter().find(|rule| &*rule.path == "d.user").unwrap();
+    assert_eq!((rule.counts[0], rule.counts[1]), (2, 1));
+}
+
+#[tokio::test]
+async fn a_strict_limit_of_two_proxies_counts_once_in_metrics() {
+    let engine = engine(&limit("limit: 3, mode: strict"));
+    let served = serve(&engine).await;
+    let [one, two] = [limiter(served.address).await, limiter(served.address).await];
+    let _held = [admitted(&one).await, admitted(&two).await];
+    until("both loads", || in_flight(&engine) == 2).await;
+    let usage = engine.concurrency_in_use();
+    assert_eq!((usage["d.user"].in_flight, usage["d.user"].limit), (2, 3));
+}
+
+#[tokio::test]
 async fn without_the_service_a_share_expires_and_on_store_failure_decides() {
     let limits = "- key: user\n  descriptors:\n\
                   \x20 - {key: closed, concurrency: {limit: 9, on_store_failure: deny}}\n\

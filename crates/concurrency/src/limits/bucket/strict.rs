@@ -12,6 +12,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use sluicegate_lease::clock::Clock;
+use sluicegate_lease::store::StoreFailure;
+
 use super::{Bucket, BucketState};
 use crate::host::PermitEvent;
 use crate::kernel::concurrency::Permit;
@@ -21,8 +24,6 @@ use crate::limits::PermitRequest;
 use crate::limits::reporter::permits::{PermitReporter, ReleasedPermit};
 use crate::limits::strict::{StrictLimit, StrictQueue, StrictSnapshot};
 use crate::store::permits::{AcquireOutcome, LimitPermitsReply, PermitId, StrictPermitReply};
-use sluicegate_lease::clock::Clock;
-use sluicegate_lease::store::StoreFailure;
 
 #[derive(Debug)]
 pub(super) struct StrictPermits {
@@ -50,7 +51,7 @@ struct StrictPermit {
     latest_end: Option<Nanos>,
 }
 
-/// Whether the store counts a permit, as far as this replica knows.
+/// The last known state of a permit in the store: counted or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StoreKnowledge {
     No,

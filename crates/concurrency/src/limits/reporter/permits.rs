@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 use siphasher::sip::SipHasher24;
+use sluicegate_lease::clock::Clock;
 use tokio::sync::Notify;
 
 use crate::host::{ConcurrencyEvent, Host, PermitEvent};
@@ -34,7 +35,6 @@ use crate::store::permits::{
     LimitPermits, LimitPermitsReply, MAX_PERMITS_PER_REPORT, PermitId, PermitReport,
     PermitReportReply, PermitTiming,
 };
-use sluicegate_lease::clock::Clock;
 
 /// The number of heartbeat intervals after which the store releases an unreported permit.
 const PERMIT_HEARTBEATS: u64 = 3;
@@ -109,8 +109,8 @@ impl PendingReleases {
         MAX_PENDING_RELEASES <= self.fresh.len() + self.repeated.len()
     }
 
-    /// Removes and returns the due releases. Stops at the first one that is not due, because every
-    /// release of a permit needs this lock.
+    /// Removes and returns the due releases. Stops at the first release that is not due, so that the
+    /// lock is free soon.
     fn take_due(&mut self, now: Nanos) -> Vec<ReleasedPermit> {
         let both = [&mut self.fresh, &mut self.repeated];
         both.into_iter().flat_map(|list| first_due(list, now)).collect()

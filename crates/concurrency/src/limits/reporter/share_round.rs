@@ -1,4 +1,4 @@
-//! One round of share reports: all that are due, in as many store calls as they need.
+//! One round of reports: sends all due share reports, in one or more store calls.
 //!
 //! Guarantees:
 //! - One store call carries at most [`reports_per_round`] reports.
@@ -14,6 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use siphasher::sip::SipHasher24;
+use sluicegate_lease::clock::Clock;
+use sluicegate_lease::store::StoreFailure;
 
 use super::shares::{RecordChange, ShareReporter};
 use crate::kernel::concurrency::adaptive::ProbeSchedule;
@@ -26,8 +28,6 @@ use crate::limits::replica_share::ReportAction;
 use crate::store::heartbeat::{
     MAX_REPORTS_PER_ROUND, ShareReport, ShareRound, ShareRoundReply, reports_per_round,
 };
-use sluicegate_lease::clock::Clock;
-use sluicegate_lease::store::StoreFailure;
 
 /// A round accepts new limits for this part of the heartbeat interval: 1/4.
 const ACCEPT_DIVISOR: u64 = 4;
@@ -42,7 +42,7 @@ struct DueReport {
     time_left: Nanos,
 }
 
-/// One round of share reports: all that are due, in as many store calls as they need.
+/// One round of reports: all due share reports, in one or more store calls.
 pub(super) struct ShareReports<'a> {
     shares: &'a ShareReporter,
     clock: &'a Clock,

@@ -11,6 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
+use sluicegate_lease::clock::Clock;
+use sluicegate_lease::store::StoreFailure;
 use tokio::sync::Notify;
 
 use super::share_totals::ShareTotals;
@@ -21,8 +23,6 @@ use crate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
 use crate::limits::bucket::Bucket;
 use crate::limits::{BucketName, ShareSnapshot};
 use crate::store::heartbeat::ShareRoundReply;
-use sluicegate_lease::clock::Clock;
-use sluicegate_lease::store::StoreFailure;
 
 /// The largest assumed difference in rate between two clocks, in parts per million. NTP slews a
 /// clock by at most 500 ppm.

@@ -78,3 +78,14 @@ fn counts_that_do_not_fit_are_in_the_next_report() {
     let bytes: usize = usage.take(Vec::new()).iter().map(ConcurrencyUsage::encoded_len).sum();
     assert!((MAX_REPORT_BYTES - 2_048..=MAX_REPORT_BYTES).contains(&bytes), "{bytes}");
 }
+
+#[test]
+fn kept_counts_are_added_to_newer_ones() {
+    let usage = PermitUsage::default();
+    usage.count(b"a", PermitVerdict::Allowed);
+    let counts = ConcurrencyUsage { allowed_requests: 2, rejected_full: 3, ..Default::default() };
+    let kept = ConcurrencyUsage { bucket: b"a".to_vec(), in_flight: 7, limit: 9, ..counts };
+    usage.keep_counts(&[kept.clone()]);
+    let sum = ConcurrencyUsage { allowed_requests: 3, in_flight: 0, limit: 0, ..kept };
+    assert_eq!(usage.take(Vec::new()), [sum]);
+}
