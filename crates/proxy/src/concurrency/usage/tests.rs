@@ -85,7 +85,7 @@ fn kept_counts_are_added_to_newer_ones() {
     usage.count(b"a", PermitVerdict::Allowed);
     let counts = ConcurrencyUsage { allowed_requests: 2, rejected_full: 3, ..Default::default() };
     let kept = ConcurrencyUsage { bucket: b"a".to_vec(), in_flight: 7, limit: 9, ..counts };
-    usage.keep_counts(&[kept.clone()]);
+    usage.keep_counts(std::slice::from_ref(&kept));
     let sum = ConcurrencyUsage { allowed_requests: 3, in_flight: 0, limit: 0, ..kept };
     assert_eq!(usage.take(Vec::new()), [sum]);
 }
