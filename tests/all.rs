@@ -16,8 +16,6 @@ mod drop_in;
 mod e2e;
 mod edge;
 mod engine;
-mod kernel;
-mod model_check;
 mod recording;
 mod replay;
 mod simulation;

@@ -2,7 +2,7 @@
 //! the same traces with a provider that refuses requests above its capacity.
 //!
 //! `cargo bench --bench latent_capacity`. Bounds, also checked by
-//! `tests/kernel/concurrency/adaptive/latent_capacity.rs`:
+//! `crates/kernel/tests/concurrency/adaptive/latent_capacity.rs`:
 //! - `gradient` has at least 0.90 of an oracle's goodput.
 //! - `gradient` has at least 1.25 times the goodput of the source's AIMD.
 //! - `gradient` has at most 8.5 % limited requests.

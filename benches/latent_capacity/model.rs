@@ -8,11 +8,11 @@
 //! the source, the latency of step t is weighted by the concurrency set after seeing it. A request
 //! fails above 1.5 s.
 
-use sluicegate::kernel::concurrency::RequestOutcome;
-use sluicegate::kernel::concurrency::adaptive::{
+use sluicegate_kernel::concurrency::RequestOutcome;
+use sluicegate_kernel::concurrency::adaptive::{
     AdaptiveAlgorithm, AdaptiveConfig, AdaptiveLimit, LatencySample,
 };
-use sluicegate::kernel::units::Nanos;
+use sluicegate_kernel::units::Nanos;
 
 const BASE: f64 = 20.0;
 const THETA: f64 = 0.05;

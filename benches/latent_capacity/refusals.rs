@@ -8,11 +8,11 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use sluicegate::kernel::concurrency::RequestOutcome;
-use sluicegate::kernel::concurrency::adaptive::{
+use sluicegate_kernel::concurrency::RequestOutcome;
+use sluicegate_kernel::concurrency::adaptive::{
     AdaptiveAlgorithm, AdaptiveConfig, AdaptiveLimit, LatencySample,
 };
-use sluicegate::kernel::units::Nanos;
+use sluicegate_kernel::units::Nanos;
 
 use super::model::{Capacity, Played, Shock};
 

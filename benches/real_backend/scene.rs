@@ -1,6 +1,6 @@
 //! The phases of one simulated server, and the best static limit for each phase.
 
-use sluicegate::kernel::concurrency::adaptive::AdaptiveLimit;
+use sluicegate_kernel::concurrency::adaptive::AdaptiveLimit;
 
 use super::server::{Phase, Result, Spread, run};
 

@@ -6,9 +6,9 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use sluicegate::kernel::concurrency::RequestOutcome;
-use sluicegate::kernel::concurrency::adaptive::{AdaptiveLimit, LatencySample};
-use sluicegate::kernel::units::Nanos;
+use sluicegate_kernel::concurrency::RequestOutcome;
+use sluicegate_kernel::concurrency::adaptive::{AdaptiveLimit, LatencySample};
+use sluicegate_kernel::units::Nanos;
 
 /// Variation of service times around their mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,11 +2,11 @@
 //!
 //! The store grants every lease. A reply takes one millisecond.
 
-use sluicegate::kernel::lease::balance::{LeaseBalance, SpendResult};
-use sluicegate::kernel::lease::sizer::LeaseSizing;
-use sluicegate::kernel::lease::{BorrowReply, BorrowRequest, MessageNumber, safe_duration};
-use sluicegate::kernel::rate::{CounterDecision, Headroom};
-use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate_kernel::lease::balance::{LeaseBalance, SpendResult};
+use sluicegate_kernel::lease::sizer::LeaseSizing;
+use sluicegate_kernel::lease::{BorrowReply, BorrowRequest, MessageNumber, safe_duration};
+use sluicegate_kernel::rate::{CounterDecision, Headroom};
+use sluicegate_kernel::units::{Hits, Nanos};
 
 /// The duration of a lease.
 pub const LEASE: Nanos = Nanos::from_secs(30);

@@ -25,9 +25,9 @@ use run::{EngineCounts, EngineSimulation};
 use super::flaws::{Flaw, Violation};
 use crate::support::dice::seed;
 
-/// The number of random fault schedules: `SLUICEGATE_ENGINE_SCHEDULES`, or 300.
+/// The number of random fault schedules: `SLUICEGATE_ENGINE_SCHEDULES`, or 60.
 fn schedules() -> u64 {
-    std::env::var("SLUICEGATE_ENGINE_SCHEDULES").map_or(300, |count| count.parse().unwrap())
+    std::env::var("SLUICEGATE_ENGINE_SCHEDULES").map_or(60, |count| count.parse().unwrap())
 }
 
 #[test]

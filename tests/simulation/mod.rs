@@ -1,5 +1,5 @@
-//! Simulations of a fleet under random faults, reproducible from a seed.
+//! Simulations of whole engines under random faults, reproducible from a seed.
 
-mod coordinator;
 mod engine;
+#[path = "../../crates/kernel/tests/simulation/flaws.rs"]
 mod flaws;

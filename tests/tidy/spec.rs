@@ -14,7 +14,7 @@ const SIDES: [(&str, &str, &str); 4] = [
     ("TLA+", "spec", "\\*"),
     ("Rust", "crates/kernel/src", "//"),
     ("Lua", "src/store/redis/lua", "--"),
-    ("model check", "tests/model_check", "//"),
+    ("model check", "crates/kernel/tests/model_check", "//"),
 ];
 
 #[test]

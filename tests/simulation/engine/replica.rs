@@ -25,6 +25,8 @@ use crate::simulation::flaws::Flaw;
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 const QUEUE: usize = 3;
+/// Longer than any simulation takes, because this time is not virtual.
+const FIRST_REPLY_TIMEOUT: Duration = Duration::from_secs(3_600);
 /// Ticks between two sweeps, which remove expired permits and waiters: a second, as in
 /// [`ConcurrencyLimits::sweep_forever`](sluicegate::engine::concurrency::ConcurrencyLimits::sweep_forever).
 const SWEEP: u64 = Nanos::SECOND.0 / TICK.0;
@@ -123,7 +125,7 @@ impl EngineReplica {
         let membership = Membership::new(&format!("replica-{id}"), life, NonZeroU32::MIN);
         let pace = SharePace { heartbeat: HEARTBEAT, share_duration: TERM };
         let life = Nanos(life * Nanos::SECOND.0);
-        let fleet = FleetReporter::new(Arc::new(membership), life, pace, Duration::from_secs(1));
+        let fleet = FleetReporter::new(Arc::new(membership), life, pace, FIRST_REPLY_TIMEOUT);
         let wire = Wire::new(flaw);
         let engine = Engine::new(clock, wire.clone(), DecisionPolicy::default());
         let engine = Arc::new(engine.with_fleet(Arc::new(fleet)));

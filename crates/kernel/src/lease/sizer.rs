@@ -52,8 +52,8 @@
 //! - At most one lease in ten has a wrong prediction (see `trust`).
 //! - O(1), no allocation.
 //!
-//! Measured (`tests/kernel/lease/prediction.rs`), against the store calls of recent demand alone: at
-//! most 0.7 times as many for bursts that repeat, and at most 1.1 times for erratic demand.
+//! Measured (`tests/lease/prediction.rs`), against the store calls of recent demand alone: at most
+//! 0.7 times as many for bursts that repeat, and at most 1.1 times for erratic demand.
 //!
 //! Not covered:
 //! - Leases shorter than 10 s. Their size is by recent demand alone.

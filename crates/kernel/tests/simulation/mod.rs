@@ -1,0 +1,4 @@
+//! Simulates one concurrency limit of a fleet under random faults, reproducible from a seed.
+
+mod coordinator;
+pub mod flaws;
