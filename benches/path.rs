@@ -24,13 +24,15 @@ use sluicegate::config::load;
 use sluicegate::engine::{DecisionPolicy, Engine};
 use sluicegate::kernel::decision::{Check, Cost, Descriptor};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
-use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
-use sluicegate::store::{
-    AuditStore, Charges, CounterStore, FleetStore, Outcomes, Store, StoreReply,
-};
+use sluicegate::store::Store;
 use sluicegate::telemetry::stats::mapping::StatMapping;
 use sluicegate::telemetry::stats::{Stats, TimedMethod};
+
+#[path = "support/remote_memory.rs"]
+mod remote_memory;
+
+use remote_memory::RemoteMemory;
 
 /// The binary's allocator.
 #[cfg(target_os = "linux")]
@@ -58,28 +60,6 @@ fn main() {
     decide_on_balances(1_000);
 }
 
-/// A memory store that the engine treats as remote: a check on a lease balance does not call it.
-#[derive(Debug)]
-struct Far(MemoryStore);
-
-impl CounterStore for Far {
-    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
-        self.0.charge(now, charges)
-    }
-
-    fn exchange_lease_message<'a>(
-        &'a self,
-        now: Nanos,
-        message: &'a LeaseMessage,
-    ) -> StoreReply<'a, LeaseOutcome> {
-        self.0.exchange_lease_message(now, message)
-    }
-}
-
-impl AuditStore for Far {}
-
-impl FleetStore for Far {}
-
 /// Compares a decision on a lease balance with one on a local counter, on one thread.
 fn decide_on_balances(keys: usize) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -94,7 +74,7 @@ fn decide_on_balances(keys: usize) {
     let memory = || MemoryStore::new(keys * 2, WhenFull::Deny, [7; 16]);
     let strict = engine_with(Arc::new(memory()), &limits(""));
     let leased = limits(", mode: leased, max_overshoot: 0");
-    let leased = engine_with(Arc::new(Far(memory())), &leased);
+    let leased = engine_with(Arc::new(RemoteMemory(memory())), &leased);
     for name in &names {
         let entries = [("api_key", name.as_str())];
         // Large demand makes the lease far larger than the hits charged below.

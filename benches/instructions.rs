@@ -1,0 +1,144 @@
+//! Runs checks on one path of the service, so that `scripts/instructions.sh` can count instructions.
+//!
+//! `instructions PATH CHECKS` with one of these paths:
+//! - `memory`: two limits with counters in memory.
+//! - `leased`: a limit whose lease balance covers each check.
+//! - `redis`: a limit in the Redis at the socket `REDIS_SOCKET`, one call for each check.
+//! - `permit`: acquire and release a permit of a concurrency limit.
+//!
+//! The clock is manual and all random seeds are fixed, so two runs execute nearly the same
+//! instructions.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use sluicegate::clock::Clock;
+use sluicegate::config::load;
+
+use sluicegate::engine::{AdmissionOutcome, DecisionPolicy, Engine};
+use sluicegate::kernel::concurrency::RequestOutcome;
+use sluicegate::kernel::decision::{Check, Cost, Descriptor};
+use sluicegate::kernel::units::{Hits, Nanos, Revision};
+use sluicegate::store::memory::{MemoryStore, WhenFull};
+use sluicegate::store::redis::{RedisOptions, RedisStore, RedisTopology};
+use sluicegate::store::{CounterStore as _, Store};
+
+#[path = "support/remote_memory.rs"]
+mod remote_memory;
+
+use remote_memory::RemoteMemory;
+
+const MEMORY: &str = "\
+- key: api_key
+  rate_limit: {requests_per_unit: 400000000, unit: day}
+- key: route
+  rate_limit: {requests_per_unit: 400000000, unit: day, strategy: gcra}
+";
+const LEASED: &str = "\
+- key: api_key
+  rate_limit: {requests_per_unit: 400000000, unit: day, mode: leased, max_overshoot: 0}
+";
+const REDIS: &str = "\
+- key: api_key
+  rate_limit: {requests_per_unit: 400000000, unit: day, strategy: gcra}
+";
+const PERMIT: &str = "\
+- key: upstream
+  concurrency: {limit: 64, max_duration: 60s, mode: local}
+";
+
+/// The number of different keys.
+const KEYS: usize = 64;
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let (path, checks) = (arguments.next().unwrap(), arguments.next().unwrap().parse().unwrap());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        match path.as_str() {
+            "memory" => {
+                let engine = engine(memory(), MEMORY);
+                decide(&engine, &["api_key", "route"], checks).await;
+            }
+            "leased" => leased(checks).await,
+            "redis" => redis(checks).await,
+            "permit" => permit(checks).await,
+            other => panic!("no path {other}"),
+        }
+    });
+}
+
+fn memory() -> Arc<dyn Store> {
+    Arc::new(MemoryStore::new(10_000, WhenFull::Deny, [7; 16]))
+}
+
+fn engine(store: Arc<dyn Store>, descriptors: &str) -> Engine {
+    let engine =
+        Engine::new(Clock::manual(Nanos::from_secs(1_000)), store, DecisionPolicy::default());
+    let file = format!("domain: shop\ndescriptors:\n{descriptors}");
+    let (config, _) = load([("shop.yaml", file.as_bytes())], Revision(1), false).unwrap();
+    engine.publish(Arc::new(config));
+    engine
+}
+
+/// One descriptor for each key.
+fn check<'a>(keys: &[&'a str], value: &'a str, hits: u64) -> Check<'a> {
+    let descriptor = |&key| Descriptor {
+        entries: [(key, value)].into_iter().collect(),
+        cost: Cost::Charge(Hits(hits)),
+        limit: None,
+    };
+    Check { domain: "shop", descriptors: keys.iter().map(descriptor).collect() }
+}
+
+fn values() -> Vec<String> {
+    (0..KEYS).map(|number| format!("client-{number}")).collect()
+}
+
+async fn decide(engine: &Engine, keys: &[&str], checks: usize) {
+    let values = values();
+    for number in 0..checks {
+        let decision = engine.decide(&check(keys, &values[number % KEYS], 1)).await;
+        std::hint::black_box(decision.unwrap());
+    }
+}
+
+async fn leased(checks: usize) {
+    let store = RemoteMemory(MemoryStore::new(10_000, WhenFull::Deny, [7; 16]));
+    let engine = engine(Arc::new(store), LEASED);
+    for value in values() {
+        // Large demand makes the lease far larger than the hits charged below.
+        for hits in [1_000_000, 1_000_000, 1, 1] {
+            engine.decide(&check(&["api_key"], &value, hits)).await.unwrap();
+        }
+    }
+    decide(&engine, &["api_key"], checks).await;
+}
+
+async fn redis(checks: usize) {
+    let socket = std::env::var_os("REDIS_SOCKET").expect("REDIS_SOCKET is the socket of a Redis");
+    let (store, connection) = RedisStore::new(RedisOptions {
+        call_timeout: std::time::Duration::from_secs(60),
+        jitter_seed: 7,
+        ..RedisOptions::new(RedisTopology::Unix(socket.into()))
+    });
+    tokio::spawn(connection);
+    while store.current_failure().is_some() {
+        tokio::task::yield_now().await;
+    }
+    decide(&engine(Arc::new(store), REDIS), &["api_key"], checks).await;
+}
+
+async fn permit(checks: usize) {
+    let engine = Arc::new(engine(memory(), PERMIT));
+    let values = values();
+    for number in 0..checks {
+        let check = check(&["upstream"], &values[number % KEYS], 1);
+        let AdmissionOutcome::Decided(_, permits) = engine.admit(&check, None).await.unwrap()
+        else {
+            panic!("the limit is far away")
+        };
+        permits.release(RequestOutcome::Success, None);
+    }
+}
