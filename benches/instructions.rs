@@ -117,7 +117,7 @@ async fn leased(checks: usize) {
 }
 
 async fn redis(checks: usize) {
-    let socket = std::env::var_os("REDIS_SOCKET").expect("REDIS_SOCKET is the socket of a Redis");
+    let socket = std::env::var_os("REDIS_SOCKET").unwrap();
     let (store, connection) = RedisStore::new(RedisOptions {
         call_timeout: std::time::Duration::from_secs(60),
         jitter_seed: 7,

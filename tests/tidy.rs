@@ -9,6 +9,7 @@
 mod circles;
 mod plain;
 mod spec;
+mod tiers;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -11,11 +11,21 @@ use crate::support::resp::Value;
 use crate::support::sentinel::Watched;
 use crate::support::waiting::until;
 
-fn doctor(store: &Redis, more: &[&str]) -> (CommandOutcome, String, String) {
-    doctor_at(&store.url(), more)
+/// The outcome, the standard output and the standard error of `doctor`.
+type Report = (CommandOutcome, String, String);
+
+/// Runs `doctor` until its report is as expected. Each Redis command of `doctor` fails after a
+/// second, and a busy machine may need longer.
+#[track_caller]
+fn doctor(url: &str, more: &[&str], is_expected: impl Fn(&Report) -> bool) {
+    until("the expected report", || {
+        let report = doctor_at(url, more);
+        if is_expected(&report) { Ok(()) } else { Err(format!("{report:?}")) }
+    })
+    .unwrap();
 }
 
-pub fn doctor_at(url: &str, more: &[&str]) -> (CommandOutcome, String, String) {
+pub fn doctor_at(url: &str, more: &[&str]) -> Report {
     // A long store timeout, so that a loaded machine is not reported as a distant Redis.
     let line = ["sluicegate", "doctor", "--store-url", url, "--store-deadline", "10s"];
     let argv = line.iter().chain(more).map(OsString::from).collect();
@@ -24,16 +34,35 @@ pub fn doctor_at(url: &str, more: &[&str]) -> (CommandOutcome, String, String) {
     (outcome, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
 }
 
-/// Returns the codes of the findings of `sluicegate doctor --format json`. An `!` marks an error;
-/// the others are warnings.
-fn codes(store: &Redis) -> Vec<String> {
-    let (_, out, err) = doctor(store, &["--format", "json"]);
-    let report: serde_json::Value = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{err}"));
+/// The codes of the findings of `sluicegate doctor --format json`. An `!` marks an error; the others
+/// are warnings.
+fn codes((_, out, _): &Report) -> Vec<String> {
+    let report = serde_json::from_str(out).unwrap_or(serde_json::Value::Null);
     let code = |it: &serde_json::Value| {
         let mark = if it["severity"] == "error" { "!" } else { "" };
         format!("{mark}{}", it["code"].as_str().unwrap())
     };
-    report["findings"].as_array().unwrap().iter().map(code).collect()
+    // Without a report, `doctor` could not connect.
+    report["findings"]
+        .as_array()
+        .map_or(vec!["!no report".to_owned()], |findings| findings.iter().map(code).collect())
+}
+
+#[track_caller]
+fn assert_codes(store: &Redis, expected: &[&str]) {
+    doctor(&store.url(), &["--format", "json"], |report| codes(report) == expected);
+}
+
+#[track_caller]
+fn assert_code(store: &Redis, expected: &str) {
+    let has_code = |report: &Report| codes(report).iter().any(|code| code == expected);
+    doctor(&store.url(), &["--format", "json"], has_code);
+}
+
+/// Runs `doctor` until its output contains all `texts`.
+#[track_caller]
+fn assert_reported(store: &Redis, more: &[&str], texts: &[&str]) {
+    doctor(&store.url(), more, |(_, out, _)| texts.iter().all(|text| out.contains(text)));
 }
 
 fn running(flags: &[&str]) -> Redis {
@@ -45,78 +74,88 @@ fn running(flags: &[&str]) -> Redis {
 #[test]
 fn missing_persistence_is_only_a_warning() {
     let store = running(&["--appendonly", "yes"]);
-    let (outcome, out, err) = doctor(&store, &[]);
-    assert_eq!((outcome, err.as_str()), (CommandOutcome::Success, ""), "{out}");
-    assert!(out.ends_with("findings: 0 errors, 0 warnings\n"), "{out}");
+    doctor(&store.url(), &[], |(outcome, out, err)| {
+        (*outcome, err.as_str()) == (CommandOutcome::Success, "")
+            && out.ends_with("findings: 0 errors, 0 warnings\n")
+    });
     assert_eq!(store.command(&["DBSIZE"]), Value::Int(0), "nothing is left behind");
     store.command(&["CONFIG", "SET", "appendonly", "no"]);
-    let (outcome, out, _) = doctor(&store, &[]);
-    assert_eq!(outcome, CommandOutcome::Success, "a warning makes no store unfit: {out}");
     let path = store.socket();
-    let report = format!(
+    let warning = format!(
         "warning[persistence]: {}: persistence is off, so a Redis restart loses all counters;",
         path.display()
     );
-    assert!(out.starts_with(&report), "{out}");
-    assert_eq!(doctor(&store, &["--warnings-as-errors"]).0, CommandOutcome::Negative);
+    // A warning makes no store unfit.
+    for (more, wanted) in
+        [(&[][..], CommandOutcome::Success), (&["--warnings-as-errors"], CommandOutcome::Negative)]
+    {
+        doctor(&store.url(), more, |(outcome, out, _)| {
+            *outcome == wanted && out.starts_with(&warning)
+        });
+    }
 }
 
 #[test]
 fn each_problem_of_a_store_is_reported() {
     let store = running(&["--appendonly", "yes", "--maxmemory-policy", "allkeys-lru"]);
-    let (outcome, out, _) = doctor(&store, &[]);
-    assert_eq!(outcome, CommandOutcome::Negative);
-    assert!(out.contains("error[eviction]") && out.contains("set `maxmemory-policy noeviction`"));
+    doctor(&store.url(), &[], |(outcome, out, _)| {
+        *outcome == CommandOutcome::Negative
+            && out.contains("error[eviction]")
+            && out.contains("set `maxmemory-policy noeviction`")
+    });
     store.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
-    assert!(codes(&store).is_empty());
+    assert_codes(&store, &[]);
     store.command(&["ACL", "SETUSER", "default", "-eval"]);
-    assert_eq!(codes(&store), ["!scripts"]);
+    assert_codes(&store, &["!scripts"]);
     store.command(&["ACL", "SETUSER", "default", "+eval"]);
     for command in ["evalsha", "script|load"] {
         store.command(&["ACL", "SETUSER", "default", &format!("-{command}")]);
-        assert_eq!(codes(&store), ["!scripts"], "{command}");
+        assert_codes(&store, &["!scripts"]);
         store.command(&["ACL", "SETUSER", "default", &format!("+{command}")]);
     }
     store.command(&["ACL", "SETUSER", "default", "-setrange", "-zadd"]);
-    let (_, out, _) = doctor(&store, &[]);
-    assert!(out.contains("error[scripts]") && out.contains("(setrange, zadd: "), "{out}");
+    assert_reported(&store, &[], &["error[scripts]", "(setrange, zadd: "]);
     store.command(&["ACL", "SETUSER", "default", "+setrange", "+zadd", "-expire"]);
-    assert!(codes(&store).is_empty(), "the reference's keys alone need it");
-    let (_, out, _) = doctor(&store, &["--compat-store-key-format", "compat"]);
-    assert!(out.contains("(expire: "), "{out}");
+    // Only the keys of envoyproxy/ratelimit need the command.
+    assert_codes(&store, &[]);
+    assert_reported(&store, &["--compat-store-key-format", "compat"], &["(expire: "]);
     store.command(&["ACL", "SETUSER", "default", "+expire"]);
     assert_eq!(store.command(&["DBSIZE"]), Value::Int(0), "nothing is left behind");
     store.command(&["ACL", "SETUSER", "default", "-info"]);
-    assert_eq!(codes(&store), ["run_id"]);
+    assert_codes(&store, &["run_id"]);
     store.command(&["ACL", "SETUSER", "default", "+info"]);
     store.command(&["CONFIG", "SET", "maxmemory", "1mb"]);
-    assert!(codes(&store).contains(&"memory".to_owned()));
+    assert_code(&store, "memory");
     store.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    let (_, out, _) = doctor(&store, &[]);
-    let scripts = out.lines().find(|line| line.starts_with("error[scripts]")).expect(&out);
-    assert!(scripts.contains("; raise `maxmemory`") && !scripts.contains("EVAL"), "{out}");
+    doctor(&store.url(), &[], |(_, out, _)| {
+        let scripts = out.lines().find(|line| line.starts_with("error[scripts]"));
+        scripts.is_some_and(|line| line.contains("; raise `maxmemory`") && !line.contains("EVAL"))
+    });
     store.command(&["CONFIG", "SET", "maxmemory", "0"]);
     store.command(&["REPLICAOF", "127.0.0.1", "1"]);
-    assert_eq!(codes(&store), ["!replica"]);
+    assert_codes(&store, &["!replica"]);
 }
 
 #[test]
 fn a_cluster_without_slots_is_an_error() {
     let store = running(&["--appendonly", "yes", "--cluster-enabled", "yes", "--port", "0"]);
-    assert!(codes(&store).contains(&"!slots".to_owned()), "{:?}", codes(&store));
+    assert_code(&store, "!slots");
 }
 
 #[test]
 fn every_cluster_primary_is_examined() {
     let cluster = Cluster::start();
-    let (outcome, out, err) = doctor_at(&cluster.url(), &[]);
-    assert_eq!((outcome, err.as_str()), (CommandOutcome::Success, ""), "{out}");
-    assert_eq!(out.matches(": examined").count(), 3, "{out}");
+    doctor(&cluster.url(), &[], |(outcome, out, err)| {
+        (*outcome, err.as_str()) == (CommandOutcome::Success, "")
+            && out.matches(": examined").count() == 3
+    });
     cluster.primaries[1].call_ok(&["ACL", "SETUSER", "default", "-eval"]);
-    let (outcome, out, _) = doctor_at(&cluster.url(), &[]);
-    assert_eq!(outcome, CommandOutcome::Negative);
     let expected = format!("error[scripts]: {}", cluster.primaries[1].address());
-    assert!(out.contains(&expected) && out.matches("error[").count() == 1, "{out}");
+    doctor(&cluster.url(), &[], |(outcome, out, _)| {
+        *outcome == CommandOutcome::Negative
+            && out.contains(&expected)
+            && out.matches("error[").count() == 1
+    });
 }
 
 /// Reason for the warning: an isolated old primary would grant permits in parallel with the primary
@@ -124,29 +163,33 @@ fn every_cluster_primary_is_examined() {
 #[test]
 fn sentinel_primary_that_accepts_writes_without_replicas_is_a_warning() {
     let watched = Watched::start();
-    let inspect = || doctor_at(&watched.url("redis+sentinel://"), &[]);
-    let warns = || inspect().1.contains("warning[two_primaries]");
-    let (outcome, out, _) = inspect();
-    assert_eq!(outcome, CommandOutcome::Success, "{out}");
-    assert!(warns() && out.contains("set `min-replicas-to-write 1`"), "{out}");
+    let url = watched.url("redis+sentinel://");
+    let warns = |out: &str| out.contains("warning[two_primaries]");
+    doctor(&url, &[], |(outcome, out, _)| {
+        *outcome == CommandOutcome::Success
+            && warns(out)
+            && out.contains("set `min-replicas-to-write 1`")
+    });
     watched.primary.call_ok(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
-    assert!(!warns());
+    doctor(&url, &[], |(outcome, out, _)| *outcome == CommandOutcome::Success && !warns(out));
+    // Redis then counts no replica.
     watched.primary.call_ok(&["CONFIG", "SET", "min-replicas-max-lag", "0"]);
-    assert!(warns(), "it counts no replica then");
+    doctor(&url, &[], |(_, out, _)| warns(out));
+    // The number of replicas is then unknown.
     watched.primary.call_ok(&["ACL", "SETUSER", "default", "-info"]);
-    assert!(!warns(), "nobody knows");
+    doctor(&url, &[], |(_, out, _)| !warns(out));
 }
 
 #[test]
 fn an_unreachable_store_is_a_clear_error() {
     let absent = Redis::absent();
-    let (outcome, out, err) = doctor(&absent, &[]);
+    let (outcome, out, err) = doctor_at(&absent.url(), &[]);
     assert_eq!((outcome, out.as_str()), (CommandOutcome::Failed, ""));
     assert!(err.starts_with("error: ") && err.contains("redis.sock"), "{err}");
     // The error contains the message of the operating system and a fix, but no Rust debug output.
     assert!(err.contains(": No such file or directory") && !err.contains("Os {"), "{err}");
     assert!(err.contains("--store-url"), "{err}");
-    let (outcome, _, err) = doctor(&absent, &["--no-such-flag"]);
+    let (outcome, _, err) = doctor_at(&absent.url(), &["--no-such-flag"]);
     assert_eq!(outcome, CommandOutcome::Failed, "{err}");
     let memory = ["sluicegate", "doctor"].map(OsString::from).to_vec();
     let (mut out, mut err) = (Vec::new(), Vec::new());
@@ -187,10 +230,12 @@ fn log_with(store: &Redis, text: &str) -> String {
 fn a_missing_command_is_named_by_doctor_and_at_start() {
     for command in ["EVALSHA", "EVAL", "TIME", "ZADD"] {
         let store = running(&["--appendonly", "yes", "--rename-command", command, ""]);
-        let (outcome, out, _) = doctor(&store, &[]);
-        assert_eq!(outcome, CommandOutcome::Negative, "{out}");
         let expected = format!("lacks commands that Sluicegate needs: {command}; set `store.url`");
-        assert!(out.starts_with("error[commands]: ") && out.contains(&expected), "{out}");
+        doctor(&store.url(), &[], |(outcome, out, _)| {
+            *outcome == CommandOutcome::Negative
+                && out.starts_with("error[commands]: ")
+                && out.contains(&expected)
+        });
         let log = log_with(&store, "lacks commands");
         assert_eq!(log.matches("lacks commands").count(), 1, "{log}");
         assert!(log.contains(command) && log.contains("store.url"), "{log}");
@@ -211,10 +256,10 @@ fn commands_that_managed_services_block_are_not_needed() {
     let blocked = ["ACL", "CLIENT", "CLUSTER", "COMMAND", "CONFIG", "DEBUG", "MONITOR", "OBJECT"];
     let flags = blocked.iter().flat_map(|command| ["--rename-command", command, ""]);
     let store = running(&flags.chain(["--appendonly", "yes"]).collect::<Vec<_>>());
-    let (outcome, out, _) = doctor(&store, &["--warnings-as-errors"]);
-    assert_eq!(outcome, CommandOutcome::Success, "{out}");
+    let flags = ["--warnings-as-errors"];
+    doctor(&store.url(), &flags, |(outcome, ..)| *outcome == CommandOutcome::Success);
     let limits = limits(10);
-    let service = serve(limits.path(), &store.url(), &[]);
+    let service = serve(limits.path(), &store.url(), &["--store-deadline", "9s"]);
     wait_until_ready(&service);
     assert_eq!(check(&service, "deny", "k"), 200, "a store failure would deny");
 }

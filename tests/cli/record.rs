@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde_json::Value;
 
+use crate::store::redis::wait_until_ready;
 use crate::support::dice::{Dice, seed};
 use crate::support::http1;
 use crate::support::redis::Redis;
@@ -15,6 +16,7 @@ use crate::support::waiting::{for_a_day_with_a_minute_left, until};
 
 const TOKEN: &str = "open-sesame";
 
+/// The limit of a day denies checks even on a machine that sends few of them in a second.
 const LIMITS: &str = "
 domain: shop
 descriptors:
@@ -25,7 +27,7 @@ descriptors:
   - key: list
     rate_limits:
       - {name: short, unit: second, requests_per_unit: 5}
-      - {name: long, unit: minute, requests_per_unit: 60, strategy: gcra, burst: 20}
+      - {name: long, unit: day, requests_per_unit: 20, strategy: gcra, burst: 20}
 ";
 
 const ALL_OR_NOTHING: &str = "
@@ -236,12 +238,13 @@ fn a_recording_over_redis_has_the_decisions_of_redis() {
     for_a_day_with_a_minute_left();
     let redis = Redis::start();
     // A busy machine must not cause fallback decisions, which have no recorded outcome.
-    let deadline = ["--store-deadline", "5s"];
+    let deadline = ["--store-deadline", "9s", "--store-start-timeout", "120s"];
     let flags = ["--store-url", &redis.url(), "--listen-drain-delay", "0ms"];
     let flags: Vec<_> = flags.iter().chain(&deadline).map(|flag| (*flag).to_owned()).collect();
     let limits = "domain: shop\ndescriptors:\n\
                   - {key: fixed, rate_limit: {unit: day, requests_per_unit: 7}}\n";
     let mut scene = Scene::start_with(&flags, &[("shop.yaml", limits)]);
+    wait_until_ready(&scene.service);
     let recording = scene.start_recording(&["--for", "1h"]);
     send_checks(scene.service.http, 300, Dice::new(2));
     end_recording(&mut scene, recording);

@@ -23,7 +23,6 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use replay::{Outcome, Report, replay};
 use store::RecordedStore;
@@ -31,7 +30,7 @@ use tally::Tally;
 use vectors::{Group, Scenario};
 
 use crate::support::redis::Redis;
-use crate::support::waiting::{for_a_day_with_a_minute_left, now};
+use crate::support::waiting::for_a_day_with_a_minute_left;
 
 /// Scenario groups that only test behavior with Redis.
 const STORE_ONLY: [&str; 9] = [
@@ -48,9 +47,6 @@ const STORE_ONLY: [&str; 9] = [
 
 /// The scenario group that needs no store, so it is replayed only with memory.
 const MEMORY_ONLY: &str = "bad_configs";
-
-/// Timeout of the whole replay, which normally takes seconds.
-const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Number of concurrent processes: more than cores, because a starting process mostly waits.
 const WORKERS: usize = 4;
@@ -112,7 +108,6 @@ fn work(
     reports: &Mutex<BTreeMap<usize, Report>>,
     store: Option<&RecordedStore>,
 ) {
-    let began = now();
     // A worker thread answers HTTP/2 pings between calls, because the server closes a connection
     // after two seconds without a ping reply.
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -122,8 +117,6 @@ fn work(
         let Some((group, scenario)) = wanted.get(at) else { return };
         let report = if is_not_yet(&group.name, store) {
             Report::of(Outcome::NotYet("the group"))
-        } else if TIMEOUT < began.elapsed() {
-            Report::of(Outcome::Failed(format!("not replayed: {TIMEOUT:?} are over")))
         } else {
             for_a_day_with_a_minute_left();
             replay(scenario, &runtime, store)

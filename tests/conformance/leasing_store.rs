@@ -19,14 +19,15 @@ use sluicegate::kernel::units::{Hits, Nanos};
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate::store::{
-    AuditStore, Charge, ChargeMode, Charges, CounterStore, FleetStore, Outcomes, StoreReply,
+    AuditStore, Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes,
+    StoreReply,
 };
 
 use super::{all_or_nothing, is_allowed};
 use crate::support::waiting::soon;
 
 /// The lease duration, longer than any test, because the hits of an expired balance stay charged.
-const TERM: Nanos = Nanos::from_secs(60);
+const TERM: Nanos = Nanos::from_secs(3_600);
 
 /// A fixed lease size, larger than any lease that these tests get.
 const SIZE: LeaseSizing = LeaseSizing::Fixed(Hits(100));
@@ -36,7 +37,7 @@ const SIZE: LeaseSizing = LeaseSizing::Fixed(Hits(100));
 pub(super) struct LeasingStore {
     leases: Arc<LeaseManager>,
     clock: Arc<Clock>,
-    store: Arc<dyn CounterStore>,
+    store: Arc<FailureCounter>,
     /// Keys that were already charged.
     seen_keys: Mutex<HashSet<CounterKey>>,
     /// Number of charges that a balance covered.
@@ -54,10 +55,20 @@ impl LeasingStore {
     }
 
     fn with_clock(store: impl CounterStore + 'static, clock: Clock) -> Self {
-        let (clock, store): (_, Arc<dyn CounterStore>) = (Arc::new(clock), Arc::new(store));
-        let leases =
-            LeaseManager::new(Arc::clone(&clock), Arc::clone(&store), LeaseOptions::default());
+        let clock = Arc::new(clock);
+        let store =
+            Arc::new(FailureCounter { store: Box::new(store), failed_calls: AtomicU64::new(0) });
+        let leases = LeaseManager::new(
+            Arc::clone(&clock),
+            Arc::<FailureCounter>::clone(&store),
+            LeaseOptions::default(),
+        );
         Self { leases, clock, store, seen_keys: Mutex::default(), local_charges: AtomicU64::new(0) }
+    }
+
+    /// The number of store calls that failed, also in the background.
+    pub(super) fn failed_calls(&self) -> u64 {
+        self.store.failed_calls.load(Relaxed)
     }
 
     /// Asserts that balances covered charges if the strategy can be leased. Otherwise the test
@@ -182,3 +193,72 @@ impl CounterStore for LeasingStore {
 impl AuditStore for LeasingStore {}
 
 impl FleetStore for LeasingStore {}
+
+/// Counts the failed calls to a store.
+#[derive(Debug)]
+struct FailureCounter {
+    store: Box<dyn CounterStore>,
+    failed_calls: AtomicU64,
+}
+
+impl FailureCounter {
+    /// Returns `reply`, whose failure is counted.
+    fn count<'a, T: Send + 'a>(
+        &'a self,
+        reply: StoreReply<'a, T>,
+        is_failed: fn(&T) -> bool,
+    ) -> StoreReply<'a, T> {
+        let counted = move |reply: T| {
+            self.failed_calls.fetch_add(u64::from(is_failed(&reply)), Relaxed);
+            reply
+        };
+        match reply {
+            StoreReply::Ready(reply) => StoreReply::Ready(counted(reply)),
+            StoreReply::Pending(reply) => {
+                StoreReply::Pending(Box::pin(async move { counted(reply.await) }))
+            }
+        }
+    }
+}
+
+impl CounterStore for FailureCounter {
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
+        self.count(self.store.charge(now, charges), |outcomes| {
+            outcomes.iter().any(|outcome| matches!(outcome, ChargeOutcome::Failed(_)))
+        })
+    }
+
+    fn exchange_lease_message<'a>(
+        &'a self,
+        now: Nanos,
+        message: &'a LeaseMessage,
+    ) -> StoreReply<'a, LeaseOutcome> {
+        self.count(self.store.exchange_lease_message(now, message), |outcome| {
+            matches!(outcome, LeaseOutcome::Failed(_))
+        })
+    }
+
+    fn batch_calls(&self, begin: &mut dyn FnMut()) {
+        self.store.batch_calls(begin);
+    }
+
+    fn reserved_for(&self, charge: &Charge) -> Option<Nanos> {
+        self.store.reserved_for(charge)
+    }
+
+    fn node_of(&self, now: Nanos, charge: &Charge) -> u32 {
+        self.store.node_of(now, charge)
+    }
+
+    fn is_synchronous(&self) -> bool {
+        self.store.is_synchronous()
+    }
+
+    fn has_leases(&self) -> bool {
+        self.store.has_leases()
+    }
+
+    fn max_wait(&self) -> Option<Nanos> {
+        self.store.max_wait()
+    }
+}

@@ -23,7 +23,7 @@ use sluicegate::kernel::rate::sliding_log::SlidingLog;
 use sluicegate::kernel::rate::sliding_window::SlidingWindow;
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos, Unit};
-use sluicegate::store::file::{FileStore, FileStoreOptions, SavedTime, SyncMode};
+use sluicegate::store::file::{FileStore, FileStoreOptions, SavedTime, SyncMode, WriterThread};
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate::store::postgres::{PostgresOptions, PostgresStore};
@@ -57,8 +57,9 @@ struct Stores {
     /// Connection tasks. They end with the test, because they would otherwise reconnect until all
     /// tests end.
     connections: RefCell<JoinSet<()>>,
-    /// The directories of the file stores.
-    directories: RefCell<Vec<tempfile::TempDir>>,
+    /// The directories of the file stores, and the threads that write there. The threads end with the
+    /// test, because they would otherwise write every millisecond until all tests end.
+    writers: RefCell<Vec<(WriterThread, tempfile::TempDir)>>,
 }
 
 /// A cluster client without hash tags: the counters of one check are in several slots.
@@ -119,7 +120,7 @@ impl Stores {
             postgres: support::postgres::shared(),
             client_count: Cell::new(0),
             connections: RefCell::default(),
-            directories: RefCell::default(),
+            writers: RefCell::default(),
         }
     }
 
@@ -176,8 +177,8 @@ impl Stores {
             secret: [7; 16],
         };
         let file = FileStore::open(&options, NEW_YEAR).unwrap();
-        file.writer.spawn(|| SavedTime { store: NEW_YEAR, wall: NEW_YEAR }).unwrap();
-        self.directories.borrow_mut().push(directory);
+        let writer = file.writer.spawn(|| SavedTime { store: NEW_YEAR, wall: NEW_YEAR }).unwrap();
+        self.writers.borrow_mut().push((writer, directory));
         file.store
     }
 
@@ -198,6 +199,14 @@ impl Stores {
     }
 }
 
+impl Drop for Stores {
+    fn drop(&mut self) {
+        for (writer, _directory) in self.writers.take() {
+            writer.close();
+        }
+    }
+}
+
 fn wait_connected(store: &impl CounterStore) {
     let answers = || store.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
     until("the store is connected", answers).unwrap();
@@ -209,9 +218,11 @@ fn on_every_backend(limit: u32, property: impl Fn(&dyn CounterStore, Strategy)) 
     let stores = Stores::start();
     for strategy in strategies(limit).into_iter().chain([calendar(limit)]) {
         for store in stores.stores() {
+            for_a_day_with_a_minute_left();
             property(&*store, strategy);
         }
         for leasing in stores.leasing() {
+            for_a_day_with_a_minute_left();
             property(&leasing, strategy);
             leasing.assert_used_balances(strategy);
         }
@@ -223,6 +234,7 @@ fn on_every_store(limit: u32, property: impl Fn(&dyn CounterStore, Strategy)) {
     let stores = Stores::start();
     for strategy in strategies(limit).into_iter().chain([calendar(limit)]) {
         for store in stores.stores() {
+            for_a_day_with_a_minute_left();
             property(&*store, strategy);
         }
     }

@@ -13,12 +13,12 @@ use smallvec::smallvec;
 use super::limits::Kind;
 use super::model::{Model, charge, expected};
 use super::one_counter::{CounterTraffic, ExpiryTracker, START, is_valid_ttl};
-use super::{PREFIX, Scripted, all_answers};
+use super::{PREFIX, Scripted, all_answers, traces};
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
 use crate::support::resp::Value;
 
-const TRACES: u64 = 60;
+const TRACES: u64 = 25;
 const STEPS: usize = 60;
 const KEYS: usize = 12;
 
@@ -103,7 +103,7 @@ fn checks(charges: &[ExpectedCharge]) -> Vec<Charges> {
 fn batched_charges_behave_like_single_charges() {
     let (redis, seed) = (Redis::start(), seed());
     let mut scripted = Scripted::new(&redis);
-    for trace in 0..TRACES {
+    for trace in 0..traces(TRACES) {
         let mut dice = Dice::new(seed ^ trace << 32);
         let kinds = [Kind::ALL[usize::try_from(trace % 5).unwrap()], dice.pick(&Kind::ALL)];
         let count = if dice.once_in(2) { 1 } else { 2 };
@@ -157,7 +157,7 @@ fn batched_charges_behave_like_single_charges() {
 fn foreign_value_in_a_batch_affects_no_other_key() {
     let (redis, seed) = (Redis::start(), seed());
     let mut scripted = Scripted::new(&redis);
-    for trace in 0..TRACES {
+    for trace in 0..traces(TRACES) {
         let kind = Kind::ALL[usize::try_from(trace).unwrap() % Kind::ALL.len()];
         let dice = Dice::new(seed ^ trace << 32);
         let mut family = Family::new(kind, format!("stranger {trace}"), dice);

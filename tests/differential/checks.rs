@@ -13,12 +13,12 @@ use sluicegate::store::{
 use super::limits::{Kind, span};
 use super::model::{charge, expected};
 use super::one_counter::CLOCK;
-use super::{Scripted, all_answers, answers};
+use super::{Scripted, all_answers, answers, traces};
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
 
 const START: Nanos = Nanos(1_763_632_345_678_912_345);
-const TRACES: u64 = 100;
+const TRACES: u64 = 40;
 const STEPS: usize = 100;
 
 /// Draws the limits of the few counters that all checks of a trace use.
@@ -86,7 +86,7 @@ fn multi_charge_check_matches_the_memory_store() {
     let (redis, seed) = (Redis::start(), seed());
     let mut scripted = Scripted::new(&redis);
     let memory = MemoryStore::new(10_000_000, WhenFull::Deny, [7; 16]);
-    for trace in 0..TRACES {
+    for trace in 0..traces(TRACES) {
         let mut dice = Dice::new(seed ^ trace << 32);
         let (counters, mut now) = (counters(&mut dice), START);
         let mut trail = Vec::new();
@@ -189,7 +189,7 @@ fn batched_checks_match_sequential_checks() {
     let (redis, seed) = (Redis::start(), seed());
     let mut scripted = Scripted::new(&redis);
     let memory = MemoryStore::new(10_000_000, WhenFull::Deny, [7; 16]);
-    for trace in 0..TRACES {
+    for trace in 0..traces(TRACES) {
         let mut dice = Dice::new(seed ^ trace << 32);
         let (counters, mut now) = (revised(&mut dice), START);
         let mut trail = Vec::new();

@@ -4,6 +4,7 @@
 //! - The same calls at the same instants get the same replies, with equal fields.
 //! - Keys in Redis expire when the kernel's state is empty.
 //! - A failure prints its random seed; `SLUICEGATE_SEED` repeats the run.
+//! - `SLUICEGATE_TRACES` multiplies the number of random traces, for long runs.
 //!
 //! To prove that the tests can fail, bugs were put into the scripts on purpose. Each test below
 //! failed with each of the bugs after its name.
@@ -73,6 +74,12 @@ use crate::support::redis::Redis;
 use crate::support::resp::{Client, Value};
 
 const PREFIX: &[u8] = b"test:";
+
+/// Multiplies a number of random traces, or of events in them, by `SLUICEGATE_TRACES`.
+fn traces(count: u64) -> u64 {
+    let factor = std::env::var("SLUICEGATE_TRACES").map_or(1, |factor| factor.parse().unwrap());
+    count * factor
+}
 
 struct Scripted {
     client: Client,

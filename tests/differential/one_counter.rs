@@ -9,7 +9,7 @@ use smallvec::smallvec;
 
 use super::limits::{Kind, is_calendar, span};
 use super::model::{Model, charge, expected};
-use super::{PREFIX, Scripted, answers};
+use super::{PREFIX, Scripted, answers, traces};
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
 
@@ -23,7 +23,7 @@ const LINGER: i64 = 86_400_000;
 /// Resolution of the expiry of a GCRA key: a tenth of a second, in nanoseconds.
 const TENTH: u64 = 100_000_000;
 
-const TRACES: usize = 250;
+const TRACES: u64 = 80;
 const STEPS: usize = 120;
 
 /// A client whose clock may step back. After a denial, it retries at retry-after, a tick sooner, or
@@ -151,9 +151,9 @@ fn trace(kind: Kind, name: &str, dice: Dice) -> Vec<ExpectedCheck> {
 fn assert_matches_kernel(kind: Kind) {
     let (redis, seed) = (Redis::start(), seed());
     let mut scripted = Scripted::new(&redis);
-    for number in 0..TRACES {
+    for number in 0..traces(TRACES) {
         let name = number.to_string();
-        let dice = Dice::new(seed ^ (number as u64) << 32);
+        let dice = Dice::new(seed ^ number << 32);
         let trace = trace(kind, &name, dice);
         for asked in &trace {
             scripted.queue(&asked.charges, Some(asked.now));

@@ -22,7 +22,7 @@ use sluicegate::store::{Charge, ChargeOutcome};
 
 use super::limits::{Kind, span};
 use super::model::{Model, charge, expected};
-use super::{PREFIX, answers, call};
+use super::{PREFIX, answers, call, traces};
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
 use crate::support::resp::{Client, Value};
@@ -32,7 +32,7 @@ const START: Nanos = Nanos(1_763_632_345_678_912_345);
 const END: u64 = 8_900_000_000_000_000_000;
 
 /// Number of traces for each of the five kinds of limit, with 20,000 steps in all.
-const TRACES: usize = 40;
+const TRACES: u64 = 40;
 
 const STEPS: usize = 100;
 
@@ -202,7 +202,7 @@ fn batched_reservations_match_single_calls() {
         .take(12)
         .map(|kind| (kind, ReservationTrace::new(kind, Dice::new(dice.roll()))))
         .collect();
-    for step in 0..400 {
+    for step in 0..traces(400) {
         let count = 1 + usize::try_from(dice.up_to(11)).unwrap();
         let mut now = START;
         let mut asked = Vec::new();
@@ -256,8 +256,8 @@ fn assert_matches_kernel(kind: Kind) {
     let (redis, seed) = (Redis::start(), seed());
     let mut reserver = Reserver::new(&redis);
     let (mut held_or_kept, mut back) = (0, 0);
-    for number in 0..TRACES {
-        let mut generator = ReservationTrace::new(kind, Dice::new(seed ^ (number as u64) << 32));
+    for number in 0..traces(TRACES) {
+        let mut generator = ReservationTrace::new(kind, Dice::new(seed ^ number << 32));
         let name = number.to_string();
         let trace: Vec<_> = (0..STEPS).map(|_| generator.step(kind, &name)).collect();
         for (asked, charge, now, _) in &trace {

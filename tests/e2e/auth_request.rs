@@ -6,7 +6,7 @@ use tempfile::NamedTempFile;
 
 use super::envoy::WhenDown;
 use super::nginx::{Nginx, Shipped};
-use super::{Limits, assert_headers, is_until_midnight, serve, statuses, upstream};
+use super::{Limits, Midnight, assert_headers, serve, statuses, upstream};
 use crate::support::http1;
 use crate::support::ports;
 use crate::support::proxy::{Proxy, Upstream};
@@ -34,6 +34,7 @@ fn status(ingress: SocketAddr, headers: &[(&str, &str)]) -> u16 {
 #[test]
 fn nginx_rate_limit_is_exact_and_headers_reach_the_client() {
     for_a_day_with_a_minute_left();
+    let midnight = Midnight::ahead();
     let limits = Limits::per_key(2);
     let service = serve_hooks(&limits);
     let nginx = Nginx::start(upstream::start(), service.http, WhenDown::Deny);
@@ -41,14 +42,13 @@ fn nginx_rate_limit_is_exact_and_headers_reach_the_client() {
         let admitted = super::ask(nginx.ingress, "one");
         assert_eq!(admitted.status, 200, "{admitted:?}\n{}", nginx.log());
         assert_eq!((admitted.text().as_str(), admitted.header("retry-after")), ("upstream", None));
-        assert_headers(&admitted, left);
+        assert_headers(&admitted, left, midnight);
     }
     for _ in 0..3 {
         let denied = super::ask(nginx.ingress, "one");
         assert_eq!((denied.status, denied.text().as_str()), (429, "rate limited\n"));
-        assert_headers(&denied, 0);
-        let retry_after = denied.header("retry-after").and_then(|value| value.parse().ok());
-        assert!(retry_after.is_some_and(is_until_midnight), "{denied:?}");
+        assert_headers(&denied, 0, midnight);
+        assert!(midnight.is_retry_after(&denied), "{denied:?}");
         assert_eq!(denied.header("x-deny-status"), None, "{denied:?}");
     }
     assert_eq!(super::ask(nginx.ingress, "another").status, 200);
@@ -155,14 +155,14 @@ fn failure_mode_applies_while_no_limits_are_loaded() {
 #[test]
 fn ingress_nginx_returns_429_and_applies_the_failure_mode() {
     for_a_day_with_a_minute_left();
+    let midnight = Midnight::ahead();
     for (when_down, expected) in [(WhenDown::Allow, 200), (WhenDown::Deny, 500)] {
         let limits = Limits::per_key(1);
         let service = serve_hooks(&limits);
         let nginx = Nginx::start_as(Shipped::Ingress, upstream::start(), service.http, when_down);
         assert_eq!(super::ask(nginx.ingress, "k").status, 200, "{}", nginx.log());
         let denied = super::ask(nginx.ingress, "k");
-        let retry_after = denied.header("retry-after").and_then(|value| value.parse().ok());
-        assert!(denied.status == 429 && retry_after.is_some_and(is_until_midnight), "{denied:?}");
+        assert!(denied.status == 429 && midnight.is_retry_after(&denied), "{denied:?}");
         drop(service);
         let got = statuses(nginx.ingress, "k", 10);
         assert_eq!(got, [(expected, 10)].into(), "{}", nginx.log());

@@ -1,7 +1,8 @@
 //! Runs a real Envoy with a shipped configuration.
 //!
 //! Guarantees:
-//! - Only addresses and ports are replaced, each exactly once.
+//! - [`as_shipped`] replaces only addresses and ports, each exactly once.
+//! - [`configured`] also replaces short timeouts, so that a busy machine fails no test.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -64,6 +65,21 @@ fn fail_closed_file_differs_only_in_the_failure_mode() {
     replace_once(&mut expected, open, closed);
     assert_eq!(settings(fail_closed), expected);
 }
+
+/// Timeouts that a busy machine may exceed, and their replacements. Without a timeout of the route,
+/// a request can wait for the test.
+const SHORT_TIMEOUTS: [(&str, &str); 10] = [
+    ("connect_timeout: 0.25s", "connect_timeout: 20s"),
+    ("connect_timeout: 1s", "connect_timeout: 20s"),
+    ("{interval: 5s, timeout: 1s}", "{interval: 5s, timeout: 20s}"),
+    ("- timeout: 0.5s", "- timeout: 20s"),
+    (" timeout: 0.25s", " timeout: 20s"),
+    (" timeout: 10s", " timeout: 600s"),
+    ("message_timeout: 0.2s", "message_timeout: 9s"),
+    ("max_message_timeout: 10s", "max_message_timeout: 600s"),
+    ("deadline: 20ms", "deadline: 1s"),
+    ("{cluster: upstream}", "{cluster: upstream, timeout: 0s}"),
+];
 
 /// Failure mode when no replica answers.
 #[derive(Clone, Copy)]
@@ -171,6 +187,10 @@ impl Envoy {
         until("the end of Envoy", exited).unwrap()
     }
 
+    pub fn has_ended(&mut self) -> bool {
+        self.process.try_wait().unwrap().is_some()
+    }
+
     pub fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
@@ -189,10 +209,15 @@ impl Envoy {
         log(self.home.path())
     }
 
+    /// The access log so far. Its last line may be incomplete.
+    pub fn written_access_log(&self) -> String {
+        std::fs::read_to_string(self.home.path().join("access_log")).unwrap()
+    }
+
     /// Waits until the access log has `count` lines, and returns it.
     pub fn access_log(&self, count: usize) -> String {
         until("the access log", || {
-            let text = std::fs::read_to_string(self.home.path().join("access_log")).unwrap();
+            let text = self.written_access_log();
             if text.lines().count() == count && text.ends_with('\n') { Ok(text) } else { Err(text) }
         })
         .unwrap()
@@ -210,8 +235,27 @@ fn log(home: &Path) -> String {
     std::fs::read_to_string(home.join("log")).unwrap_or_default()
 }
 
-/// The shipped configuration with the addresses of this test.
+/// The shipped configuration with the addresses of this test, and with long timeouts.
 pub fn configured(
+    shipped_file: Shipped,
+    upstream: SocketAddr,
+    replicas: &[SocketAddr],
+    when_down: WhenDown,
+) -> String {
+    with_long_timeouts(&as_shipped(shipped_file, upstream, replicas, when_down))
+}
+
+/// Replaces the short timeouts of a shipped configuration.
+pub fn with_long_timeouts(text: &str) -> String {
+    let replace = |text: String, (short, long): &(&str, &str)| text.replace(short, long);
+    let replaced = SHORT_TIMEOUTS.iter().fold(text.to_owned(), replace);
+    let left = ["0.2s", "0.25s", "20ms"].into_iter().find(|short| replaced.contains(short));
+    assert_eq!(left, None, "a short timeout in another form");
+    replaced
+}
+
+/// The shipped configuration with the addresses of this test.
+pub fn as_shipped(
     shipped_file: Shipped,
     upstream: SocketAddr,
     replicas: &[SocketAddr],

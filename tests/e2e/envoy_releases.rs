@@ -1,12 +1,15 @@
-//! Tests that every request on a real Envoy releases its permit within the documented time.
+//! Tests that every request on a real Envoy releases its permit.
 //!
 //! Guarantees:
 //! - All ways to end a request are covered, with each Envoy integration.
-//! - `max_duration` is 60 s, unless nothing else can free the permit.
-//! - A lost release fails the test, because 60 s exceed every documented time.
-//! - The output is a table; `docs/guides/concurrency-limits.md` has some of its rows.
+//! - `max_duration` is longer than each wait, unless nothing else can free the permit.
+//! - A lost release fails the test, because its permit stays in use.
+//!
+//! Not covered:
+//! - The time until the release: see the module `timing`.
 
 mod envoy_failures;
+mod timing;
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -14,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use super::envoy::{Shipped, replace_once};
 use super::in_flight::{EnvoyScene, gauge, limit_all_requests};
-use super::release_time::{Ending, check_ending, time_until_idle, time_until_zero};
+use super::release_time::{time_until_idle, time_until_zero};
 use super::stepwise_upstream::Visit;
 use crate::support::waiting::{PATIENCE, now};
 
@@ -22,13 +25,13 @@ const HOOKS: [Shipped; 3] =
     [Shipped::ExtProc, Shipped::RlsConcurrency, Shipped::ExtAuthzConcurrency];
 
 const ROUTE: &str = "- match: {prefix: /}
-                          route: {cluster: upstream}";
+                          route: {cluster: upstream, timeout: 0s}";
 
 /// Routes for requests that Envoy itself ends, placed before the shipped route.
 const ROUTES: &str = r#"- match: {prefix: /late}
                           route: {cluster: upstream, timeout: 0.3s}
                         - match: {prefix: /again}
-                          route: {cluster: upstream, retry_policy: {retry_on: "reset,5xx", num_retries: 1}}
+                          route: {cluster: upstream, timeout: 0s, retry_policy: {retry_on: "reset,5xx", num_retries: 1}}
                         - match: {prefix: /local}
                           direct_response: {status: 204}
                         - match: {prefix: /refused}
@@ -88,7 +91,11 @@ fn status(mut stream: &TcpStream) -> u16 {
 }
 
 /// A concurrency limit with one permit and one queue position.
-const LIMIT: &str = "limit: 1, queue: {size: 1, timeout: 9s}";
+const LIMIT: &str = "limit: 1, max_duration: 10m, queue: {size: 1, timeout: 5m}";
+
+/// Repetitions of each way to end a request. If half of the releases are lost at random, at least
+/// one of four is lost in 15 of 16 runs.
+const ATTEMPTS: usize = 4;
 
 fn release_time(scene: &EnvoyScene, at: Instant) -> Duration {
     time_until_idle(scene.service.metrics, at)
@@ -196,12 +203,12 @@ fn upstream_closes_websocket(scene: &EnvoyScene) -> Duration {
 
 /// Returns the time from the request's arrival at the upstream; the route timeout is 300 ms.
 fn upstream_times_out(scene: &EnvoyScene) -> Duration {
+    let before = admitted(scene);
     let client = open(scene, "/late", "");
     let _visit = scene.upstream.next();
-    let at = now();
-    scene.expect_in_flight(1);
-    let took = release_time(scene, at);
+    let took = release_time(scene, now());
     assert_eq!(status(&client), 504);
+    assert!(before < admitted(scene), "nobody asked for a place");
     took
 }
 
@@ -266,15 +273,21 @@ const ENDINGS: [Row; 14] = [
 ];
 
 #[test]
-fn permits_are_released_within_documented_times() {
-    for (column, hook) in HOOKS.into_iter().enumerate() {
+fn every_way_to_end_a_request_releases_its_permit() {
+    for hook in HOOKS {
         let scene = EnvoyScene::changed(hook, &limit_all_requests(LIMIT), with_endings);
-        for (what, promised, end) in ENDINGS {
-            let ending = Ending { what, promised: promised[column], end };
-            check_ending(name(hook), scene.service.metrics, &scene, &ending);
+        for (what, _, end) in ENDINGS {
+            for _ in 0..ATTEMPTS {
+                end(&scene);
+                scene.expect_in_flight(0);
+                let expired = gauge(scene.service.metrics, EXPIRED);
+                assert_eq!(expired, 0, "{}: {what}", name(hook));
+            }
         }
     }
 }
+
+const EXPIRED: &str = r#"sluicegate_permit_ids_total{event="expired"}"#;
 
 const fn name(hook: Shipped) -> &'static str {
     match hook {

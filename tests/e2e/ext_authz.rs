@@ -4,28 +4,18 @@ use std::net::SocketAddr;
 
 use super::auth_request::{HOOKS, serve_hooks};
 use super::envoy::{Envoy, Shipped, WhenDown, configured, replace_once};
-use super::{Limits, ask, assert_headers, is_until_midnight, serve, statuses, upstream};
+use super::{Limits, Midnight, ask, assert_headers, serve, statuses, upstream};
 use crate::support::http1;
 use crate::support::waiting::for_a_day_with_a_minute_left;
 
 fn envoy(upstream: SocketAddr, replica: SocketAddr, when_down: WhenDown) -> Envoy {
-    Envoy::start_with(with_long_timeout(upstream, replica, when_down), 1)
-}
-
-/// The shipped configuration with a long `ext_authz` timeout, so that machine load fails no test.
-fn with_long_timeout(upstream: SocketAddr, replica: SocketAddr, when_down: WhenDown) -> String {
-    let mut text = configured(Shipped::ExtAuthz, upstream, &[replica], when_down);
-    replace_once(
-        &mut text,
-        "                        timeout: 0.25s",
-        "                        timeout: 20s",
-    );
-    text
+    Envoy::start_with(configured(Shipped::ExtAuthz, upstream, &[replica], when_down), 1)
 }
 
 #[test]
 fn ext_authz_rate_limit_is_exact_and_headers_reach_the_client() {
     for_a_day_with_a_minute_left();
+    let midnight = Midnight::ahead();
     let limits = Limits::per_key(2);
     let service = serve_hooks(&limits);
     let envoy = envoy(upstream::start(), service.grpc, WhenDown::Deny);
@@ -33,14 +23,13 @@ fn ext_authz_rate_limit_is_exact_and_headers_reach_the_client() {
         let admitted = ask(envoy.ingress, "one");
         assert_eq!(admitted.status, 200, "{admitted:?}\n{}", envoy.log());
         assert_eq!((admitted.text().as_str(), admitted.header("retry-after")), ("upstream", None));
-        assert_headers(&admitted, left);
+        assert_headers(&admitted, left, midnight);
     }
     for _ in 0..3 {
         let denied = ask(envoy.ingress, "one");
         assert_eq!((denied.status, denied.text().as_str()), (429, "rate limited\n"));
-        assert_headers(&denied, 0);
-        let retry_after = denied.header("retry-after").and_then(|value| value.parse().ok());
-        assert!(retry_after.is_some_and(is_until_midnight), "{denied:?}");
+        assert_headers(&denied, 0, midnight);
+        assert!(midnight.is_retry_after(&denied), "{denied:?}");
     }
     assert_eq!(ask(envoy.ingress, "another").status, 200);
 }
@@ -106,7 +95,8 @@ fn client_address_is_used_behind_a_trusted_balancer() {
     for_a_day_with_a_minute_left();
     let limits = Limits::per("remote_address", 1);
     let service = serve_hooks(&limits);
-    let mut text = with_long_timeout(upstream::start(), service.grpc, WhenDown::Deny);
+    let upstream = upstream::start();
+    let mut text = configured(Shipped::ExtAuthz, upstream, &[service.grpc], WhenDown::Deny);
     let trusting = "use_remote_address: true\n                xff_num_trusted_hops: 1";
     replace_once(&mut text, "use_remote_address: true", trusting);
     let envoy = Envoy::start_with(text, 1);

@@ -33,7 +33,7 @@ const HOOKS: [Shipped; 2] = [Shipped::RlsConcurrency, Shipped::ExtAuthzConcurren
 
 /// An adaptive concurrency limit with one permit and one queue position.
 const LIMIT: &str =
-    "limit: 1, adaptive: {algorithm: aimd, min: 1, max: 1}, queue: {size: 1, timeout: 9s}";
+    "limit: 1, adaptive: {algorithm: aimd, min: 1, max: 1}, queue: {size: 1, timeout: 5m}";
 
 const QUEUE_WAIT: Duration = Duration::from_millis(100);
 

@@ -208,21 +208,21 @@ fn configured(
         Shipped::RateLimit => {
             replace("http {", &format!("http {{ access_log off; {files}"));
             replace("server 127.0.0.1:8080;", &format!("server {replica};"));
-            replace("proxy_connect_timeout 100ms;", "proxy_connect_timeout 20s;");
-            replace("proxy_read_timeout 250ms;", "proxy_read_timeout 20s;");
+            replace("proxy_connect_timeout 100ms;", "proxy_connect_timeout 600s;");
+            replace("proxy_read_timeout 250ms;", "proxy_read_timeout 600s;");
         }
         Shipped::Concurrency(syslog) => {
             replace("http {", &format!("http {{ {files}"));
             replace("server=127.0.0.1:5140", &format!("server={syslog}"));
             replace("server 127.0.0.1:8080;", &format!("server {replica};"));
-            replace("proxy_connect_timeout 100ms;", "proxy_connect_timeout 20s;");
-            replace("proxy_read_timeout 5s;", "proxy_read_timeout 20s;");
+            replace("proxy_connect_timeout 100ms;", "proxy_connect_timeout 600s;");
+            replace("proxy_read_timeout 5s;", "proxy_read_timeout 600s;");
         }
         Shipped::Lua => {
             replace("http {", &format!("http {{ access_log off; {files}"));
             let connect = format!("connect(\"{}\", {})", replica.ip(), replica.port());
             replace("connect(\"127.0.0.1\", 8080)", &connect);
-            replace("settimeouts(100, 250, 5000)", "settimeouts(20000, 20000, 20000)");
+            replace("settimeouts(100, 250, 5000)", "settimeouts(600000, 600000, 600000)");
         }
         Shipped::Ingress => {
             replace("http {", &format!("http {{ access_log off; {files}"));
@@ -230,8 +230,8 @@ fn configured(
                 "http://sluicegate.gate.svc.cluster.local:8080/",
                 &format!("http://{replica}/"),
             );
-            replace("proxy_connect_timeout 100ms;", "proxy_connect_timeout 20s;");
-            replace("proxy_read_timeout 250ms;", "proxy_read_timeout 20s;");
+            replace("proxy_connect_timeout 100ms;", "proxy_connect_timeout 600s;");
+            replace("proxy_read_timeout 250ms;", "proxy_read_timeout 600s;");
         }
     }
     if let WhenDown::Deny = when_down {

@@ -37,27 +37,49 @@ use crate::support::proxy::{Flow, Proxy, Upstream};
 use crate::support::service::Service;
 use crate::support::waiting::{now, soon, until};
 
-const CLIENTS: usize = 4_000;
+/// Disconnecting clients of each round.
+const CLIENTS: usize = 1_000;
 const MAX_CONCURRENT: usize = 64;
 /// Latency in each direction between NGINX and the service.
 const ONE_WAY_DELAY: Duration = Duration::from_millis(10);
-/// Number of requests that complete, to measure the response time under the load of this test.
-const PROBES: usize = 256;
-/// Each round measures the response time again, because the load of the machine varies.
-const ROUNDS: usize = 4;
+/// Number of requests that complete in each round, to measure the response time under the load of
+/// this test. It varies with the load of the machine.
+const PROBES: usize = 64;
 
 /// Allows every request. `max_duration` is too long to hide a leak.
 const LIMIT: &str = "limit: 1000, max_duration: 10m";
 
-/// Maximum number of attempts until enough clients disconnect during their check; a busy machine
+/// Maximum number of rounds until enough clients disconnect during their check. A busy machine
 /// needs more.
-const MAX_ATTEMPTS: u64 = 4;
+const MAX_ROUNDS: u64 = 40;
 
 /// Minimum number of clients that disconnect before, during and after their check.
 const MIN_PER_PHASE: u64 = 100;
 
 /// Number of syslog datagrams that fit into a socket buffer: each takes under 1 kB of 200 kB.
-const MAX_PENDING_DATAGRAMS: usize = 150;
+pub(super) const MAX_PENDING_DATAGRAMS: usize = 150;
+
+/// The smallest number of disconnecting clients: `SLUICEGATE_DISCONNECTS`, or 2,000.
+pub(super) fn min_disconnects() -> usize {
+    let variable = std::env::var("SLUICEGATE_DISCONNECTS");
+    variable.map_or(2_000, |count| count.parse().unwrap())
+}
+
+/// Waits until the service has read all datagrams that wait in its socket buffer.
+pub(super) fn wait_until_read(service: SocketAddr) {
+    let port = format!(":{:04X}", service.port());
+    // Local address and lengths of the queues, as in proc_net_udp(5).
+    let is_empty = |line: &str| match line.split_whitespace().collect::<Vec<_>>()[..] {
+        [_, local, _, _, queues, ..] => local.ends_with(&port) && queues.ends_with(":00000000"),
+        _ => false,
+    };
+    until("an empty socket buffer", || {
+        let tables = ["/proc/net/udp", "/proc/net/udp6"].map(std::fs::read_to_string);
+        let tables = tables.map(Result::unwrap_or_default).concat();
+        if tables.lines().any(is_empty) { Ok(()) } else { Err(tables) }
+    })
+    .unwrap();
+}
 
 /// Forwards and counts the syslog datagrams with which NGINX releases permits.
 struct Relay {
@@ -77,7 +99,10 @@ impl Relay {
             let mut datagram = [0; 2_048];
             while let Ok(length) = socket.recv(&mut datagram) {
                 socket.send_to(&datagram[..length], service).unwrap();
-                counts.fetch_add(1, Relaxed);
+                let passed = counts.fetch_add(1, Relaxed) + 1;
+                if passed.is_multiple_of(MAX_PENDING_DATAGRAMS) {
+                    wait_until_read(service);
+                }
             }
         });
         Self { address, passed }
@@ -102,11 +127,9 @@ impl Relay {
     }
 }
 
-/// Runs clients that disconnect at random times around the check. Returns the number of all
-/// requests, including `sent`.
+/// Runs a round of clients that disconnect at random times around the check. Returns the number of
+/// all requests, including `sent`.
 fn disconnect_clients(ingress: SocketAddr, relay: Option<&Relay>, seed: u64, sent: usize) -> usize {
-    const PROBES_PER_ROUND: usize = PROBES / ROUNDS;
-    const LEAVING_PER_ROUND: usize = CLIENTS / ROUNDS;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let pace = async |requests| {
         if let Some(relay) = relay {
@@ -115,26 +138,16 @@ fn disconnect_clients(ingress: SocketAddr, relay: Option<&Relay>, seed: u64, sen
     };
     let mut dice = Dice::new(seed);
     runtime.block_on(async {
-        for before in (0..ROUNDS).map(|round| sent + round * (PROBES_PER_ROUND + LEAVING_PER_ROUND))
-        {
-            let pace_probes = async |sent| pace(before + sent).await;
-            let mut took: Vec<_> =
-                run_concurrently(PROBES_PER_ROUND, pace_probes, |_| complete_request(ingress))
-                    .await;
-            took.sort_unstable();
-            let median: u64 = took[PROBES_PER_ROUND / 2].as_micros().try_into().unwrap();
-            // Clients stay up to twice the measured response time, because the load may rise.
-            let stays: Vec<_> =
-                (0..LEAVING_PER_ROUND).map(|_| median / 8 + dice.up_to(2 * median)).collect();
-            let abandon =
-                |client: usize| abandon_request(ingress, Duration::from_micros(stays[client]));
-            run_concurrently(
-                LEAVING_PER_ROUND,
-                async |sent| pace(before + PROBES_PER_ROUND + sent).await,
-                abandon,
-            )
-            .await;
-        }
+        let pace_probes = async |probes| pace(sent + probes).await;
+        let mut took: Vec<_> =
+            run_concurrently(PROBES, pace_probes, |_| complete_request(ingress)).await;
+        took.sort_unstable();
+        let median: u64 = took[PROBES / 2].as_micros().try_into().unwrap();
+        // Clients stay up to twice the measured response time, because the load may rise.
+        let stays: Vec<_> = (0..CLIENTS).map(|_| median / 8 + dice.up_to(2 * median)).collect();
+        let abandon =
+            |client: usize| abandon_request(ingress, Duration::from_micros(stays[client]));
+        run_concurrently(CLIENTS, async |left| pace(sent + PROBES + left).await, abandon).await;
     });
     sent + PROBES + CLIENTS
 }
@@ -198,8 +211,8 @@ fn disconnects_during_the_check_leak_no_permit() {
             gauge(service.metrics, &format!("sluicegate_permit_ids_total{{event=\"{event}\"}}"))
         };
         let mut sent = 0;
-        let mut is_met = |attempt| {
-            sent = disconnect_clients(nginx.ingress, datagrams, attempt, sent);
+        let mut is_met = |round| {
+            sent = disconnect_clients(nginx.ingress, datagrams, round, sent);
             if let Some(relay) = datagrams {
                 relay.wait_until_passed(sent);
             }
@@ -212,11 +225,14 @@ fn disconnects_during_the_check_leak_no_permit() {
             println!("lua {lua}: {admitted} of {sent} were admitted, {came} came to the upstream");
             // A client that disconnected before its check is not counted in `admitted`; before its
             // decision, not in `came`.
-            let counts = [attempt * PROBES as u64, came, admitted, sent as u64];
+            let completed = round * PROBES as u64;
+            let counts = [completed, came, admitted, sent as u64];
             let is_met = counts.is_sorted_by(|fewer, more| fewer + MIN_PER_PHASE <= *more);
-            is_met && (lua || (MIN_PER_PHASE < held && 0 < over))
+            let is_early = lua || (MIN_PER_PHASE < held && 0 < over);
+            is_met && is_early && min_disconnects() as u64 <= sent as u64 - completed
         };
-        assert!((1..=MAX_ATTEMPTS).any(&mut is_met), "the window was missed");
+        let most = MAX_ROUNDS.max(min_disconnects() as u64 / CLIENTS as u64 + 1);
+        assert!((1..=most).any(&mut is_met), "the window was missed");
     }
 }
 
@@ -232,15 +248,6 @@ pub(super) fn engine_without_early_releases(limit: &str) -> Arc<Engine> {
     let (config, _) = config::load([("a.yaml", text.as_bytes())], Revision(1), false).unwrap();
     engine.publish(Arc::new(config));
     engine
-}
-
-/// Waits for ten leaked permits and returns their number.
-pub(super) fn wait_for_leaks(engine: &Engine) -> u64 {
-    let leaked = until("leaks", || match engine.concurrency_limits().totals().in_flight {
-        few @ 0..10 => Err(format!("{few} leaked")),
-        some => Ok(some),
-    });
-    leaked.unwrap()
 }
 
 const MAX_CONNECTIONS: usize = 4_096;
@@ -278,6 +285,14 @@ fn disconnects_leak_permits_without_early_releases() {
     let relay = Relay::to(syslog);
     let shipped = Shipped::Concurrency(relay.address);
     let nginx = Nginx::start_as(shipped, upstream::start(), between.address(), WhenDown::Deny);
-    relay.wait_until_passed(disconnect_clients(nginx.ingress, Some(&relay), 1, 0));
-    println!("without tombstones: {} leaked of {CLIENTS}", wait_for_leaks(&engine));
+    let (mut sent, mut leaked) = (0, 0);
+    let leaks = |round| {
+        sent = disconnect_clients(nginx.ingress, Some(&relay), round, sent);
+        relay.wait_until_passed(sent);
+        wait_until_read(syslog);
+        leaked = engine.concurrency_limits().totals().in_flight;
+        10 <= leaked
+    };
+    assert!((1..=MAX_ROUNDS).any(leaks), "{leaked} leaked");
+    println!("without tombstones: {leaked} leaked of {sent}");
 }

@@ -20,7 +20,7 @@ use super::stepwise_upstream::{Visit, Visits};
 use crate::support::http1::{self, Reply};
 use crate::support::ports;
 use crate::support::service::Service;
-use crate::support::waiting::{PATIENCE, for_a_day_with_a_minute_left};
+use crate::support::waiting::{PATIENCE, for_a_day_with_a_minute_left, until};
 
 /// The mechanism by which NGINX acquires and releases permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,10 +33,17 @@ pub(super) const INTEGRATIONS: [Integration; 2] = [Integration::Datagrams, Integ
 
 /// NGINX, the service, and an upstream that the test controls.
 pub(super) struct NginxScene {
-    _limits: TempDir,
+    limits: TempDir,
     pub(super) service: Service,
     pub(super) nginx: Nginx,
     pub(super) upstream: Visits,
+}
+
+/// Writes the limits file by an atomic rename.
+fn write_limits(limits: &TempDir, descriptors: &str) {
+    let prepared = limits.path().join(".prepared");
+    std::fs::write(&prepared, format!("domain: edge\ndescriptors:\n{descriptors}")).unwrap();
+    std::fs::rename(prepared, limits.path().join("edge.yaml")).unwrap();
 }
 
 fn service(limits: &TempDir) -> Service {
@@ -64,18 +71,27 @@ impl NginxScene {
         change: impl Fn(&mut String),
     ) -> Self {
         let limits = tempfile::tempdir().unwrap();
-        let text = format!("domain: edge\ndescriptors:\n{descriptors}");
-        std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
+        write_limits(&limits, descriptors);
         let service = service(&limits);
         let shipped = shipped(by, service.syslog().unwrap());
         let (app, asked) = (upstream.address, service.http);
         let nginx = Nginx::start_changed(shipped, app, asked, WhenDown::Allow, change);
-        Self { _limits: limits, service, nginx, upstream }
+        Self { limits, service, nginx, upstream }
     }
 
     /// Starts a scene with one concurrency limit for all requests.
     pub(super) fn with_limit(by: Integration, limit: &str) -> Self {
         Self::with(by, &limit_all_requests(limit))
+    }
+
+    /// Replaces the limit for all requests, and waits until it applies.
+    fn replace_limit(&self, limit: &str) {
+        write_limits(&self.limits, &limit_all_requests(limit));
+        let loaded = || match self.service.loads()?.loaded {
+            loads @ 0..=1 => Err(loads.to_string()),
+            _ => Ok(()),
+        };
+        until("the new limit", loaded).unwrap();
     }
 
     pub(super) fn send(&self) -> JoinHandle<std::io::Result<Reply>> {
@@ -162,7 +178,7 @@ fn streamed_response_keeps_its_permit_until_the_end() {
 #[test]
 fn client_disconnect_frees_its_permit_or_queue_position() {
     for by in INTEGRATIONS {
-        let scene = NginxScene::with_limit(by, "limit: 1, queue: {size: 1, timeout: 9s}");
+        let scene = NginxScene::with_limit(by, "limit: 1, queue: {size: 1, timeout: 5m}");
         for begun in [false, true] {
             let client = scene.connect();
             let mut visit = scene.upstream.next();
@@ -218,7 +234,7 @@ fn refused_upstream_connection_releases_the_permit() {
 #[test]
 fn queued_request_starts_on_release_or_times_out() {
     for by in INTEGRATIONS {
-        let scene = NginxScene::with_limit(by, "limit: 1, queue: {size: 1, timeout: 9s}");
+        let scene = NginxScene::with_limit(by, "limit: 1, queue: {size: 1, timeout: 5m}");
         let first = scene.send();
         let held = scene.upstream.next();
         let queued = scene.send();

@@ -1,8 +1,14 @@
-//! Tests that every request on a real NGINX releases its permit within the documented time.
+//! Tests that every request on a real NGINX releases its permit.
 //!
 //! Guarantees:
 //! - All ways to end a request are covered, with syslog datagrams and with Lua.
-//! - `max_duration` is 60 s, unless nothing else can free the permit.
+//! - `max_duration` is longer than each wait, so a lost release fails the test.
+//!
+//! Not covered:
+//! - The time until the release: see the module `timing`.
+//! - The end of NGINX: see the module `nginx_in_flight::failures`.
+
+mod timing;
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -11,26 +17,23 @@ use std::time::{Duration, Instant};
 use super::envoy::replace_once;
 use super::in_flight::{gauge, limit_all_requests};
 use super::nginx_in_flight::{INTEGRATIONS, Integration, NginxScene};
-use super::release_time::{
-    self, Ending, check_ending, instant_before, time_until_idle, time_until_zero,
-};
+use super::release_time::{time_until_idle, time_until_zero};
 use super::stepwise_upstream::{Visit, Visits};
-use crate::support::scheduling_delays::retry_disturbed;
 use crate::support::waiting::{PATIENCE, now};
 
 /// A concurrency limit with one permit and one queue position.
-const LIMIT: &str = "limit: 1, queue: {size: 1, timeout: 9s}";
+const LIMIT: &str = "limit: 1, max_duration: 10m, queue: {size: 1, timeout: 5m}";
 
-/// Documented time until a broken connection of Lua frees its permit.
-const AT_ONCE: Duration = Duration::from_millis(3);
+/// Repetitions of each way to end a request. If half of the releases are lost at random, at least
+/// one of four is lost in 15 of 16 runs.
+const ATTEMPTS: usize = 4;
 
-/// Longest time until `max_duration` frees a permit: 1 s, and 1 s in which the service finds
-/// expired permits.
-const DEADLINE: Duration = Duration::from_secs(1 + 1);
+/// The time that NGINX waits for the upstream, except for the ending [`TIMEOUT`].
+const LONG_READ: &str = "600s";
 
-/// Adds an upstream for each way to end a request, a short timeout, and WebSocket support. The path
+/// Adds an upstream for each way to end a request, a timeout, and WebSocket support. The path
 /// selects the upstream.
-fn with_endings(text: &mut String, app: SocketAddr) {
+fn with_endings(text: &mut String, app: SocketAddr, read_timeout: &str) {
     let servers = format!(
         "upstream app {{ server {app}; }}
     upstream again {{ server {app} max_fails=0; server {app} max_fails=0; }}
@@ -38,19 +41,22 @@ fn with_endings(text: &mut String, app: SocketAddr) {
     map $request_uri $to {{ default app; /refused nobody; /again again; }}"
     );
     replace_once(text, &format!("upstream app {{\n        server {app};\n    }}"), &servers);
-    let pass = "proxy_read_timeout 300ms;
+    let pass = format!(
+        "proxy_read_timeout {read_timeout};
             proxy_http_version 1.1;
             proxy_set_header Upgrade $http_upgrade;
             proxy_set_header Connection $http_connection;
-            proxy_pass http://$to;";
-    replace_once(text, "proxy_pass http://app;", pass);
+            proxy_pass http://$to;"
+    );
+    replace_once(text, "proxy_pass http://app;", &pass);
 }
 
-fn scene(by: Integration) -> NginxScene {
+/// Starts a scene in which NGINX waits so long for the upstream.
+fn scene(by: Integration, read_timeout: &str) -> NginxScene {
     let upstream = Visits::listen();
     let app = upstream.address;
     NginxScene::changed(by, &limit_all_requests(LIMIT), upstream, move |text| {
-        with_endings(text, app);
+        with_endings(text, app, read_timeout);
     })
 }
 
@@ -175,12 +181,12 @@ fn upstream_closes_websocket(scene: &NginxScene) -> Duration {
 
 /// Returns the time from the request's arrival at the upstream; the read timeout is 300 ms.
 fn upstream_times_out(scene: &NginxScene) -> Duration {
+    let before = admitted(scene);
     let client = open(scene, "/", "");
     let _visit = scene.upstream.next();
-    let at = now();
-    scene.expect_in_flight(1);
-    let took = release_time(scene, at);
+    let took = release_time(scene, now());
     assert_eq!(status(&client), 504);
+    assert!(before < admitted(scene), "nobody asked for a place");
     took
 }
 
@@ -199,13 +205,15 @@ fn upstream_retry(scene: &NginxScene) -> Duration {
 /// The upstream refuses a request that has a permit. Returns the time from the arrival of the
 /// response.
 fn upstream_refuses(scene: &NginxScene) -> Duration {
-    const ADMITTED: &str = r#"sluicegate_checks_total{verdict="allow"}"#;
-    let admitted = || gauge(scene.service.metrics, ADMITTED);
-    let before = admitted();
+    let before = admitted(scene);
     assert_eq!(status(&open(scene, "/refused", "")), 502);
     let took = release_time(scene, now());
-    assert!(before < admitted(), "nobody asked for a place");
+    assert!(before < admitted(scene), "nobody asked for a place");
     took
+}
+
+fn admitted(scene: &NginxScene) -> u64 {
+    gauge(scene.service.metrics, r#"sluicegate_checks_total{verdict="allow"}"#)
 }
 
 /// Reloads NGINX during a request: the old worker process finishes it.
@@ -229,7 +237,7 @@ fn reload(scene: &NginxScene) -> Duration {
 /// applies.
 type Row = (&'static str, [u64; 2], fn(&NginxScene) -> Duration);
 
-const ENDINGS: [Row; 13] = [
+const ENDINGS: [Row; 12] = [
     ("an answer", [4, 1], complete_response),
     ("a streamed body", [5, 8], streamed_body),
     ("a client that goes while it waits", [3, 2], client_leaves_before_response),
@@ -239,11 +247,14 @@ const ENDINGS: [Row; 13] = [
     ("an upstream that goes mid-body", [2, 2], upstream_resets_mid_body),
     ("a websocket that its client closes", [4, 1], client_closes_websocket),
     ("a websocket that its upstream closes", [4, 1], upstream_closes_websocket),
-    ("an upstream that is later than 300 ms", [306, 302], upstream_times_out),
     ("an upstream that is tried again", [4, 1], upstream_retry),
     ("an upstream that refuses", [1, 1], upstream_refuses),
     ("a reload of NGINX, and an answer", [4, 1], reload),
 ];
+
+/// The ending that needs a short timeout, and this timeout.
+const TIMEOUT: (Row, &str) =
+    (("an upstream that is later than 300 ms", [306, 302], upstream_times_out), "300ms");
 
 const fn name(by: Integration) -> &'static str {
     match by {
@@ -253,39 +264,20 @@ const fn name(by: Integration) -> &'static str {
 }
 
 #[test]
-fn permits_are_released_within_documented_times() {
-    for (column, by) in INTEGRATIONS.into_iter().enumerate() {
-        let scene = scene(by);
-        for (what, promised, end) in ENDINGS {
-            let ending = Ending { what, promised: promised[column], end };
-            check_ending(name(by), scene.service.metrics, &scene, &ending);
+fn every_way_to_end_a_request_releases_its_permit() {
+    const EXPIRED: &str = r#"sluicegate_permit_ids_total{event="expired"}"#;
+    for by in INTEGRATIONS {
+        let (late, read_timeout) = TIMEOUT;
+        for (endings, read_timeout) in [(&ENDINGS[..], LONG_READ), (&[late][..], read_timeout)] {
+            let scene = scene(by, read_timeout);
+            for (what, _, end) in endings {
+                for _ in 0..ATTEMPTS {
+                    end(&scene);
+                    scene.expect_in_flight(0);
+                    let expired = gauge(scene.service.metrics, EXPIRED);
+                    assert_eq!(expired, 0, "{}: {what}", name(by));
+                }
+            }
         }
     }
-}
-
-/// Sends a signal to an NGINX with two requests in flight, and asserts the time until none is in
-/// flight.
-fn check_failure(signal: &str, promised: [Duration; 2]) {
-    let what = format!("SIG{signal} to NGINX");
-    for (column, by) in INTEGRATIONS.into_iter().enumerate() {
-        retry_disturbed(|| {
-            let scene = NginxScene::with_limit(by, "limit: 9, max_duration: 1s");
-            let _clients = [scene.connect(), scene.connect()];
-            let _visits = [scene.upstream.next(), scene.upstream.next()];
-            let (metrics, nginx) = (scene.service.metrics, scene.nginx.processes());
-            let fail = || instant_before(|| nginx.signal(signal));
-            release_time::check_failure(name(by), &what, promised[column], metrics, fail)
-        });
-    }
-}
-
-#[test]
-fn nginx_exit_frees_permits_immediately_or_by_max_duration() {
-    check_failure("TERM", [DEADLINE, AT_ONCE]);
-    check_failure("KILL", [DEADLINE, AT_ONCE]);
-}
-
-#[test]
-fn max_duration_frees_permits_of_a_stopped_nginx() {
-    check_failure("STOP", [DEADLINE; 2]);
 }

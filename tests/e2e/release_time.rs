@@ -1,4 +1,5 @@
 //! Compares the time until a permit is free with the documented time for this way to end a request.
+//! Only the modules `timing` judge times, on a machine without other load.
 //!
 //! Guarantees:
 //! - A way to end a request is repeated until an attempt takes at most the documented time plus

@@ -9,7 +9,6 @@ use super::envoy::{Envoy, Shipped, WhenDown, configured, replace_once};
 use super::{Limits, Traffic, upstream};
 use crate::chart::Installed;
 use crate::support::http1;
-use crate::support::scheduling_delays::{Disturbed, retry_disturbed};
 use crate::support::service::Service;
 use crate::support::waiting::{now, until};
 
@@ -72,13 +71,9 @@ fn wait_for_traffic(envoy: &Envoy, replica: SocketAddr, times: u64) {
 fn rolling_update_fails_no_request() {
     let chart = Installed::with_defaults();
     let limits = Limits::per_key(1_000_000_000);
-    retry_disturbed(|| rolled_out(&chart, limits.path()));
-}
-
-fn rolled_out(chart: &Installed, limits: &Path) -> Result<(), Disturbed> {
     let home = tempfile::tempdir().unwrap();
     let endpoints = Endpoints(home.path().join("endpoints.yaml"));
-    let mut pods: Vec<_> = (0..3).map(|_| pod(chart, limits)).collect();
+    let mut pods: Vec<_> = (0..3).map(|_| pod(&chart, limits.path())).collect();
     let addresses = |pods: &[Service]| pods.iter().map(|pod| pod.grpc).collect::<Vec<_>>();
     endpoints.set_replicas(&addresses(&pods));
     let envoy = Envoy::start_with(endpoints.configured(upstream::start()), 3);
@@ -86,7 +81,9 @@ fn rolled_out(chart: &Installed, limits: &Path) -> Result<(), Disturbed> {
     traffic.run_during(&envoy, "busy", || {
         for _ in 0..3 {
             // maxSurge 1, maxUnavailable 0: a new pod is ready before an old one stops.
-            pods.push(pod(chart, limits));
+            let began = now();
+            pods.push(pod(&chart, limits.path()));
+            let start_time = began.elapsed();
             endpoints.set_replicas(&addresses(&pods));
             wait_for_traffic(&envoy, pods[3].grpc, 50);
             let mut leaving = pods.remove(0);
@@ -97,8 +94,10 @@ fn rolled_out(chart: &Installed, limits: &Path) -> Result<(), Disturbed> {
             let began = now();
             let status = leaving.ended().unwrap();
             assert_eq!(status.code(), Some(0), "{status}\n{}", leaving.log());
-            assert!(began.elapsed() < Duration::from_secs(chart.grace_seconds), "killed");
+            // On a busy machine, the start of a pod is late, too.
+            let grace = Duration::from_secs(chart.grace_seconds) + 10 * start_time;
+            assert!(began.elapsed() < grace, "killed");
         }
         Traffic::wait_for(&traffic.admitted, 500);
-    })
+    });
 }

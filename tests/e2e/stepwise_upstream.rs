@@ -3,6 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 use crate::support::waiting::PATIENCE;
 
@@ -32,6 +33,11 @@ impl Visits {
     /// Waits for the next request to the upstream.
     pub fn next(&self) -> Visit {
         self.arrived.recv_timeout(PATIENCE).expect("no request arrived")
+    }
+
+    /// Returns the next request to the upstream if it arrives soon.
+    pub fn try_next(&self) -> Option<Visit> {
+        self.arrived.recv_timeout(Duration::from_millis(5)).ok()
     }
 }
 

@@ -15,7 +15,7 @@ pub struct Cluster {
 }
 
 /// `cluster-node-timeout` in ms for clusters that fail over, as short as a busy machine allows.
-const FAILOVER_NODE_TIMEOUT: &str = "1500";
+const FAILOVER_NODE_TIMEOUT: &str = "3000";
 
 /// `cluster-node-timeout` in ms for clusters that cannot fail over. A node that a busy machine
 /// pauses for this long is reported as failed.
@@ -79,7 +79,7 @@ impl Cluster {
     /// Waits until every Redis replica has acknowledged the writes of its primary.
     pub fn wait_for_replicas(&self) {
         for primary in &self.primaries {
-            assert_eq!(primary.call(&["WAIT", "1", "20000"]).int(), 1);
+            assert_eq!(primary.call(&["WAIT", "1", "120000"]).int(), 1);
         }
     }
 
@@ -96,7 +96,7 @@ impl Cluster {
                 panic!("no list of keys")
             };
             let Some(Value::Text(key)) = keys.first() else { break };
-            let parts = ["MIGRATE", "127.0.0.1", &port, "", "0", "20000"];
+            let parts = ["MIGRATE", "127.0.0.1", &port, "", "0", "120000"];
             let mut parts = parts.map(str::as_bytes);
             // The key is passed as bytes, because a counter key is binary.
             parts[3] = key;

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::runtime::Runtime;
@@ -45,6 +46,9 @@ pub enum Flow {
     Lose,
 }
 
+/// The command of a script call. A client writes it at once, so no read splits it.
+const SCRIPT_CALL: &[u8] = b"EVALSHA";
+
 /// Byte sequence sent to the store and its replacement of equal length.
 type Rewrite = (&'static [u8], &'static [u8]);
 
@@ -68,6 +72,8 @@ struct ProxyState {
     accepted: AtomicUsize,
     open: AtomicUsize,
     bytes: [AtomicU64; 2],
+    /// The number of script calls that still get a reply; `None` means all.
+    calls_with_reply: Mutex<Option<usize>>,
 }
 
 impl Proxy {
@@ -110,6 +116,11 @@ impl Proxy {
     /// Stops delivery in both directions and keeps all sockets open, as in a network partition.
     pub fn go_silent(&self) {
         self.both(Flow::Hold);
+    }
+
+    /// Delivers the replies to the next `calls` script calls, and holds all later ones.
+    pub fn hold_after(&self, calls: usize) {
+        *self.state.calls_with_reply.lock() = Some(calls);
     }
 
     pub fn both(&self, flow: Flow) {
@@ -170,7 +181,19 @@ impl ProxyState {
             accepted: AtomicUsize::new(0),
             open: AtomicUsize::new(0),
             bytes: Default::default(),
+            calls_with_reply: Mutex::default(),
         }
+    }
+
+    /// Holds the replies of the store before the first script call without a reply is sent to it.
+    fn count_calls(&self, sent: &[u8]) {
+        let mut calls_with_reply = self.calls_with_reply.lock();
+        let Some(left) = &mut *calls_with_reply else { return };
+        let calls = sent.windows(SCRIPT_CALL.len()).filter(|its| *its == SCRIPT_CALL).count();
+        if *left < calls {
+            self.flows[Way::FromStore as usize].send_replace(Flow::Hold);
+        }
+        *left = left.saturating_sub(calls);
     }
 }
 
@@ -254,6 +277,9 @@ async fn read(
             Flow::Delay(delay) => delay,
             Flow::Pass | Flow::Hold => Duration::ZERO,
         };
+        if way == Way::ToStore {
+            state.count_calls(&buffer[..count]);
+        }
         let mut bytes = std::mem::take(&mut begun);
         bytes.extend(&buffer[..count]);
         if let Some(rewrite) = rewrite {

@@ -5,8 +5,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// Socket timeout. It is longer than any Redis command of the tests blocks.
-const LONGEST: Duration = Duration::from_secs(60);
+/// Socket timeout. It is longer than any Redis command of the tests blocks, and than any stop of
+/// Redis (SIGSTOP).
+const LONGEST: Duration = Duration::from_secs(180);
 
 /// A RESP2 reply.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -51,23 +51,6 @@ impl StoreServer {
         }
     }
 
-    /// The timeout of a store call in the fleet harnesses. A transaction has two round trips and a
-    /// commit.
-    pub const fn deadline(&self) -> &'static str {
-        match self {
-            Self::Redis(_) => "50ms",
-            Self::Postgres(_) => "300ms",
-        }
-    }
-
-    /// The time of a store call on a busy machine, in units of a call to Redis.
-    pub const fn slowness(&self) -> u64 {
-        match self {
-            Self::Redis(_) => 1,
-            Self::Postgres(_) => 5,
-        }
-    }
-
     /// Deletes all state.
     pub fn clear(&self) {
         match self {

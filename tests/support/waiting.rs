@@ -7,21 +7,27 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Timeout of every wait, far above the needs of a loaded machine.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// Timeout of every wait, far above the needs of a loaded machine. A test that passes never waits
+/// for it, so no verdict depends on it.
+pub const PATIENCE: Duration = Duration::from_secs(180);
+
+/// The smallest number of attempts of [`until`], even if each of them takes longer than
+/// [`PATIENCE`].
+const MIN_ATTEMPTS: u32 = 3;
 
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Polls until the closure succeeds.
 ///
 /// # Errors
-/// The last error after [`PATIENCE`].
+/// The last error after [`PATIENCE`] and [`MIN_ATTEMPTS`].
 pub fn until<T>(what: &str, mut ask: impl FnMut() -> Result<T, String>) -> Result<T, String> {
-    let began = now();
+    let (began, mut attempts) = (now(), 0);
     loop {
+        attempts += 1;
         match ask() {
             Ok(answer) => return Ok(answer),
-            Err(why) if PATIENCE < began.elapsed() => {
+            Err(why) if MIN_ATTEMPTS <= attempts && PATIENCE < began.elapsed() => {
                 return Err(format!("{what}: not within {PATIENCE:?}: {why}"));
             }
             Err(_) => std::thread::sleep(PAUSE),

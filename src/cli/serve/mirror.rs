@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::ServiceTasks;
 use crate::config::settings::Settings;
-use crate::edge::mirror::{Mirror, MirrorOptions};
+use crate::edge::mirror::{CALL_TIMEOUT, Mirror, MirrorOptions};
 use crate::engine::Engine;
 use crate::source::xds;
 
@@ -29,7 +29,12 @@ pub(super) fn start(
     let server = xds::XdsServer { host: to.host.clone(), port: to.port, tls };
     let channel = xds::connect_lazily(&server)
         .map_err(|error| format!("{server}: {error} (setting mirror.to)"))?;
-    let options = MirrorOptions { to: server.to_string(), sample: settings.mirror.sample, channel };
+    let options = MirrorOptions {
+        to: server.to_string(),
+        sample: settings.mirror.sample,
+        channel,
+        call_timeout: CALL_TIMEOUT,
+    };
     let (mirror, worker) = Mirror::new(options, Arc::clone(engine));
     parts.spawn_background(worker.run());
     Ok(Some(mirror))

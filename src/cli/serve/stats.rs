@@ -433,7 +433,7 @@ mod tests {
 
     use super::*;
 
-    const DEADLINE: Duration = Duration::from_secs(20);
+    const DEADLINE: Duration = Duration::from_secs(180);
     /// A wait that is long enough to show that a send is blocked.
     const MOMENT: Duration = Duration::from_millis(100);
 

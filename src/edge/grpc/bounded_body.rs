@@ -1,8 +1,8 @@
 //! The body of a gRPC request, with a time limit and a size limit for each message.
 //!
 //! Guarantees:
-//! - A unary call fails if its message is incomplete after [`MESSAGE_TIMEOUT`].
-//! - A stream fails if a message that has begun is incomplete after [`MESSAGE_TIMEOUT`]. Between
+//! - A unary call fails if its message is incomplete after the message timeout.
+//! - A stream fails if a message that has begun is incomplete after the message timeout. Between
 //!   messages it may be silent for any time.
 //! - A message has at most [`MAX_MESSAGE_BYTES`] bytes, because decoding can take forty times the
 //!   memory. Services that count a message's parts before decoding have no such limit.
@@ -21,10 +21,6 @@ use tonic::{Code, Status};
 use super::incoming::ShortIdleGuard;
 use crate::telemetry::event::{EdgeOutcome, Event as _, Protocol, RequestCompleted};
 
-/// The time limit for receiving one message. Long, because a client that sends thousands of
-/// messages at once may need seconds for each.
-const MESSAGE_TIMEOUT: Duration = Duration::from_secs(15);
-
 /// The largest message of services that decode without counting first. It contains a request's
 /// headers, for which Envoy's default limit is 60 KiB.
 pub(super) const MAX_MESSAGE_BYTES: usize = 1 << 20;
@@ -36,6 +32,7 @@ const FRAME_HEADER_BYTES: usize = 5;
 pub(super) struct BoundedBody {
     body: Incoming,
     mode: BodyMode,
+    message_timeout: Duration,
     /// The time limit of the current message. It starts at the first wait for missing bytes.
     deadline: Option<Pin<Box<Sleep>>>,
     _guard: Option<ShortIdleGuard>,
@@ -53,14 +50,15 @@ enum BodyMode {
 
 impl BoundedBody {
     /// Creates the body of a unary call whose service itself limits the message size.
-    pub(super) const fn unbuffered(body: Incoming) -> Self {
-        Self { body, mode: BodyMode::Unbuffered, deadline: None, _guard: None }
+    pub(super) const fn unbuffered(body: Incoming, message_timeout: Duration) -> Self {
+        Self { body, mode: BodyMode::Unbuffered, message_timeout, deadline: None, _guard: None }
     }
 
     /// Creates the body of a unary call that buffers a message of at most [`MAX_MESSAGE_BYTES`]
     /// bytes.
-    pub(super) const fn buffered(body: Incoming) -> Self {
-        Self { body, mode: BodyMode::Buffered(Vec::new()), deadline: None, _guard: None }
+    pub(super) const fn buffered(body: Incoming, message_timeout: Duration) -> Self {
+        let mode = BodyMode::Buffered(Vec::new());
+        Self { body, mode, message_timeout, deadline: None, _guard: None }
     }
 
     /// Creates the body of a stream with messages of at most `max_bytes` bytes each. While the body
@@ -69,10 +67,11 @@ impl BoundedBody {
         body: Incoming,
         max_bytes: usize,
         guard: Option<ShortIdleGuard>,
+        message_timeout: Duration,
     ) -> Self {
         let mode =
             BodyMode::Stream(FramePosition { max_bytes, header_bytes_read: 0, remaining: 0 });
-        Self { body, mode, deadline: None, _guard: guard }
+        Self { body, mode, message_timeout, deadline: None, _guard: guard }
     }
 
     fn accept_frame(&mut self, frame: Frame<Bytes>) -> Result<Option<Frame<Bytes>>, Status> {
@@ -128,7 +127,8 @@ impl Body for BoundedBody {
         if !self.is_message_incomplete() {
             return Poll::Pending;
         }
-        let deadline = self.deadline.get_or_insert_with(|| Box::pin(sleep(MESSAGE_TIMEOUT)));
+        let message_timeout = self.message_timeout;
+        let deadline = self.deadline.get_or_insert_with(|| Box::pin(sleep(message_timeout)));
         ready!(deadline.as_mut().poll(cx));
         Poll::Ready(Some(Err("the message did not arrive in time".into())))
     }

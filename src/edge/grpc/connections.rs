@@ -24,7 +24,7 @@ use super::peer_addresses::CountedConnection;
 use super::ping_timer::PingTimer;
 use super::rls::RateLimitService;
 use super::router::ConnectionRouter;
-use super::timeouts::{PING_INTERVAL, PONG_TIMEOUT};
+use super::timeouts::GrpcTimeouts;
 
 /// The largest number of open calls on one connection. With `ext_proc`, each HTTP request in flight
 /// is one call.
@@ -53,6 +53,7 @@ pub(super) async fn serve(
             &rate_limits,
             &routes,
             (connection.connect_info(), idle_handle.clone()),
+            connection.timeouts().message,
         );
         tokio::spawn(serve_connection(
             (connection, idle_handle),
@@ -74,7 +75,7 @@ async fn serve_connection(
     mut draining: watch::Receiver<()>,
 ) {
     let _counted = CountedConnection::new(&connection.connect_info());
-    let builder = http2_builder(idle_handle.clone());
+    let builder = http2_builder(idle_handle.clone(), connection.timeouts());
     let mut calls = pin!(builder.serve_connection(TokioIo::new(connection), router));
     let max_age_reached = async {
         match max_age {
@@ -94,11 +95,12 @@ async fn serve_connection(
     drop(calls.await);
 }
 
-fn http2_builder(idle_handle: ShortIdleHandle) -> Builder<TokioExecutor> {
+fn http2_builder(idle_handle: ShortIdleHandle, timeouts: &GrpcTimeouts) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new()).http2_only();
     let mut http2 = builder.http2();
-    http2.timer(PingTimer::new(idle_handle)).max_concurrent_streams(MAX_CALLS_PER_CONNECTION);
+    http2.timer(PingTimer::new(idle_handle, timeouts));
+    http2.max_concurrent_streams(MAX_CALLS_PER_CONNECTION);
     // `GrpcConnection` enforces the shorter timeout of connections with permit streams.
-    http2.keep_alive_interval(PING_INTERVAL).keep_alive_timeout(PONG_TIMEOUT);
+    http2.keep_alive_interval(timeouts.ping_interval).keep_alive_timeout(timeouts.pong);
     builder
 }

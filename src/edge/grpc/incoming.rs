@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - A slow TLS handshake delays no other client.
-//! - The TLS handshake, and then the HTTP/2 preface, may each take [`HANDSHAKE_TIMEOUT`].
+//! - The TLS handshake, and then the HTTP/2 preface, may each take the handshake timeout.
 //! - A client that sends nothing is disconnected (see [`GrpcConnection`]).
 //! - Connections above the maximum get `UNAVAILABLE` and GOAWAY; with TLS, they are closed at once.
 //! - A connection is closed at the end of its lifetime, even with open calls.
@@ -32,7 +32,7 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::http::Request;
 
-use super::timeouts::HANDSHAKE_TIMEOUT;
+use super::timeouts::GrpcTimeouts;
 use super::tls::ServerTls;
 use crate::edge::connection_gate::ConnectionGate;
 pub use connection::{GrpcConnection, ShortIdleGuard, ShortIdleHandle};
@@ -83,8 +83,19 @@ impl IncomingConnections {
         max_lifetime: Option<Duration>,
         gate: ConnectionGate,
     ) -> Self {
+        Self::with_timeouts(listener, tls, (max_lifetime, GrpcTimeouts::default()), gate)
+    }
+
+    /// As [`IncomingConnections::new`], with other timeouts.
+    #[must_use]
+    pub fn with_timeouts(
+        listener: GrpcListener,
+        tls: Option<Arc<ServerTls>>,
+        times: (Option<Duration>, GrpcTimeouts),
+        gate: ConnectionGate,
+    ) -> Self {
         let (sender, ready) = mpsc::channel(READY_QUEUE_CAPACITY);
-        let accept_task = tokio::spawn(accept(listener, tls, max_lifetime, (gate, sender)));
+        let accept_task = tokio::spawn(accept(listener, tls, times, (gate, sender)));
         Self { ready, accept_task }
     }
 }
@@ -106,7 +117,7 @@ impl Stream for IncomingConnections {
 async fn accept(
     listener: GrpcListener,
     tls: Option<Arc<ServerTls>>,
-    max_lifetime: Option<Duration>,
+    (max_lifetime, timeouts): (Option<Duration>, GrpcTimeouts),
     (mut gate, ready): (ConnectionGate, mpsc::Sender<io::Result<GrpcConnection>>),
 ) {
     loop {
@@ -125,17 +136,17 @@ async fn accept(
             continue;
         };
         let lifetime = max_lifetime.map(|duration| Box::pin(sleep(duration)));
+        let connection = move |io| GrpcConnection::new(io, timeouts, lifetime, slot);
         let Some(tls) = tls.clone() else {
-            if ready.send(Ok(GrpcConnection::new(Socket::Left(raw), lifetime, slot))).await.is_err()
-            {
+            if ready.send(Ok(connection(Socket::Left(raw)))).await.is_err() {
                 return;
             }
             continue;
         };
         let ready = ready.clone();
         tokio::spawn(async move {
-            match timeout(HANDSHAKE_TIMEOUT, handshake(&tls, raw)).await {
-                Ok(Ok(io)) => drop(ready.send(Ok(GrpcConnection::new(io, lifetime, slot))).await),
+            match timeout(timeouts.handshake, handshake(&tls, raw)).await {
+                Ok(Ok(io)) => drop(ready.send(Ok(connection(io))).await),
                 Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
                 Err(_) => tracing::debug!("TLS handshake timed out"),
             }

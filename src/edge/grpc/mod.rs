@@ -64,7 +64,9 @@ use rls::RateLimitService;
 use sluicegate_lease_protocol::api::leases_server::LeasesServer;
 use status_codes::StatusCodeMapper;
 use timed_health::TimedHealth;
-pub use timeouts::{IDLE_PING_INTERVAL, PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL, PONG_TIMEOUT};
+pub use timeouts::{
+    GrpcTimeouts, IDLE_PING_INTERVAL, PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL, PONG_TIMEOUT,
+};
 use tls::ServerTls;
 
 /// The service name in gRPC health checks for the whole process, as in envoyproxy/ratelimit.
@@ -122,6 +124,19 @@ pub async fn serve(
     grpc: GrpcPort,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), GrpcPortError> {
+    serve_with_timeouts(listener, grpc, GrpcTimeouts::default(), shutdown).await
+}
+
+/// As [`serve`], with other timeouts.
+///
+/// # Errors
+/// [`GrpcPortError`] if the embedded protobuf descriptors are invalid.
+pub async fn serve_with_timeouts(
+    listener: GrpcListener,
+    grpc: GrpcPort,
+    timeouts: GrpcTimeouts,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), GrpcPortError> {
     let (reporter, health) = tonic_health::server::health_reporter();
     let readiness = grpc.health.watch();
     set_serving_status(&reporter, grpc.health.readiness()).await;
@@ -139,7 +154,8 @@ pub async fn serve(
     let max_lifetime =
         grpc.connection_age.and_then(|age| Some(age.max_age.saturating_add(age.grace?)));
     let gate = ConnectionGate::new(ListenPort::Grpc, grpc.max_connections);
-    let incoming = IncomingConnections::new(listener, grpc.tls, max_lifetime, gate);
+    let times = (max_lifetime, timeouts);
+    let incoming = IncomingConnections::with_timeouts(listener, grpc.tls, times, gate);
     let mut routes =
         Routes::new(StatusCodeMapper(AuthorizationServer::new(checks), Protocol::ExtAuthz))
             .add_service(ExternalProcessorServer::new(processor))

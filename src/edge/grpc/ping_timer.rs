@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - While a [`ShortIdleGuard`](super::incoming::ShortIdleGuard) exists, hyper pings as configured.
-//! - Otherwise, each wait takes [`IDLE_DELAY`] longer.
+//! - Otherwise, each wait takes the idle delay longer.
 //! - A guard that is created during a wait ends the delay when hyper polls the connection next.
 //!
 //! Not covered:
@@ -16,18 +16,20 @@ use hyper::rt;
 use tokio::time;
 
 use super::incoming::ShortIdleHandle;
-use super::timeouts::{IDLE_PING_INTERVAL, PING_INTERVAL};
-
-const IDLE_DELAY: Duration = IDLE_PING_INTERVAL.saturating_sub(PING_INTERVAL);
+use super::timeouts::GrpcTimeouts;
 
 /// The timer of one HTTP/2 connection.
 #[derive(Clone, Debug)]
-pub(super) struct PingTimer(ShortIdleHandle);
+pub(super) struct PingTimer {
+    idle_handle: ShortIdleHandle,
+    idle_delay: Duration,
+}
 
 impl PingTimer {
     /// Creates the timer of the connection that `idle_handle` belongs to.
-    pub(super) const fn new(idle_handle: ShortIdleHandle) -> Self {
-        Self(idle_handle)
+    pub(super) const fn new(idle_handle: ShortIdleHandle, timeouts: &GrpcTimeouts) -> Self {
+        let idle_delay = timeouts.idle_ping_interval.saturating_sub(timeouts.ping_interval);
+        Self { idle_handle, idle_delay }
     }
 }
 
@@ -38,15 +40,15 @@ impl rt::Timer for PingTimer {
 
     fn sleep_until(&self, deadline: Instant) -> Pin<Box<dyn rt::Sleep>> {
         let deadline = time::Instant::from_std(deadline);
-        let sleep = Box::pin(time::sleep_until(deadline + IDLE_DELAY));
-        Box::pin(PingSleep { idle_handle: self.0.clone(), deadline, sleep })
+        let sleep = Box::pin(time::sleep_until(deadline + self.idle_delay));
+        Box::pin(PingSleep { timer: self.clone(), deadline, sleep })
     }
 }
 
 #[derive(Debug)]
 struct PingSleep {
-    idle_handle: ShortIdleHandle,
-    /// The end of the wait without [`IDLE_DELAY`].
+    timer: PingTimer,
+    /// The end of the wait without the idle delay.
     deadline: time::Instant,
     sleep: Pin<Box<time::Sleep>>,
 }
@@ -55,7 +57,8 @@ impl Future for PingSleep {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let delay = if self.idle_handle.has_guards() { Duration::ZERO } else { IDLE_DELAY };
+        let PingTimer { idle_handle, idle_delay } = &self.timer;
+        let delay = if idle_handle.has_guards() { Duration::ZERO } else { *idle_delay };
         let end = self.deadline + delay;
         if self.sleep.deadline() != end {
             self.sleep.as_mut().reset(end);

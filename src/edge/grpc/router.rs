@@ -10,6 +10,7 @@
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
 use hyper::body::Incoming;
@@ -44,6 +45,7 @@ pub(super) struct ConnectionRouter {
     routes: Routes,
     peer: TcpConnectInfo,
     idle_handle: ShortIdleHandle,
+    message_timeout: Duration,
 }
 
 impl ConnectionRouter {
@@ -53,10 +55,11 @@ impl ConnectionRouter {
         rate_limits: &RateLimitService,
         others: &Routes,
         (peer, idle_handle): (TcpConnectInfo, ShortIdleHandle),
+        message_timeout: Duration,
     ) -> Self {
         let rate_limits = rate_limits.for_source(peer.remote_addr().map(|address| address.ip()));
         let rate_limits = StatusCodeMapper(RateLimitEndpoint::new(rate_limits), Protocol::Grpc);
-        Self { rate_limits, routes: others.clone(), peer, idle_handle }
+        Self { rate_limits, routes: others.clone(), peer, idle_handle, message_timeout }
     }
 
     fn route(&self, mut request: Request<Incoming>) -> BoxFuture<Response<Body>, Infallible> {
@@ -65,9 +68,9 @@ impl ConnectionRouter {
         let request = request.map(|body| match stream {
             Some((_, max_bytes, is_permit_stream)) => {
                 let guard = is_permit_stream.then(|| self.idle_handle.create_guard()).flatten();
-                BoundedBody::stream(body, max_bytes, guard)
+                BoundedBody::stream(body, max_bytes, guard, self.message_timeout)
             }
-            None => BoundedBody::buffered(body),
+            None => BoundedBody::buffered(body, self.message_timeout),
         });
         Box::pin(self.routes.clone().call(request))
     }
@@ -81,9 +84,8 @@ impl hyper::service::Service<Request<Incoming>> for ConnectionRouter {
     fn call(&self, request: Request<Incoming>) -> RouteFuture {
         let service = request.uri().path().strip_prefix('/').and_then(|path| path.split_once('/'));
         if service.is_some_and(|(service, _)| service == SERVICE_NAME) {
-            return RouteFuture::RateLimit(
-                self.rate_limits.clone().call(request.map(BoundedBody::unbuffered)),
-            );
+            let request = request.map(|body| BoundedBody::unbuffered(body, self.message_timeout));
+            return RouteFuture::RateLimit(self.rate_limits.clone().call(request));
         }
         RouteFuture::Routed(self.route(request))
     }

@@ -1,4 +1,4 @@
-//! The timeouts of connections.
+//! The timeouts of connections and of their messages.
 //!
 //! Not covered:
 //! - Timeouts of calls.
@@ -27,4 +27,50 @@ pub const PERMIT_STREAM_PONG_TIMEOUT: Duration = Duration::from_millis(1_500);
 pub const PONG_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The timeout of the TLS handshake, and then of the HTTP/2 preface.
-pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The time limit for receiving one message. Long, because a client that sends thousands of
+/// messages at once may need seconds for each.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// The timeouts of one gRPC port. The default values are the constants of this module.
+#[derive(Clone, Copy, Debug)]
+pub struct GrpcTimeouts {
+    /// See [`PING_INTERVAL`].
+    pub ping_interval: Duration,
+    /// See [`IDLE_PING_INTERVAL`]. At least `ping_interval`.
+    pub idle_ping_interval: Duration,
+    /// See [`PERMIT_STREAM_PONG_TIMEOUT`].
+    pub permit_stream_pong: Duration,
+    /// See [`PONG_TIMEOUT`].
+    pub pong: Duration,
+    /// The timeout of the TLS handshake, and then of the HTTP/2 preface.
+    pub handshake: Duration,
+    /// The time limit for receiving one message.
+    pub message: Duration,
+}
+
+impl Default for GrpcTimeouts {
+    fn default() -> Self {
+        Self {
+            ping_interval: PING_INTERVAL,
+            idle_ping_interval: IDLE_PING_INTERVAL,
+            permit_stream_pong: PERMIT_STREAM_PONG_TIMEOUT,
+            pong: PONG_TIMEOUT,
+            handshake: HANDSHAKE_TIMEOUT,
+            message: MESSAGE_TIMEOUT,
+        }
+    }
+}
+
+impl GrpcTimeouts {
+    /// The idle timeout of a connection with a permit stream, after the HTTP/2 preface.
+    pub(super) const fn permit_stream_idle(&self) -> Duration {
+        self.ping_interval.saturating_add(self.permit_stream_pong)
+    }
+
+    /// The idle timeout of a connection without permit streams, after the HTTP/2 preface.
+    pub(super) const fn idle(&self) -> Duration {
+        self.idle_ping_interval.saturating_add(self.pong)
+    }
+}

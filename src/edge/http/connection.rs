@@ -1,8 +1,8 @@
 //! Wraps one connection of an HTTP port: detects a client that disconnects or reads nothing.
 //!
 //! Guarantees:
-//! - A client that accepts no data for [`WRITE_TIMEOUT`] is disconnected; unsent data is dropped.
-//! - A slow client stays connected if it accepts some data within [`WRITE_TIMEOUT`].
+//! - A client that accepts no data for the write timeout is disconnected; unsent data is dropped.
+//! - A slow client stays connected if it accepts some data within the write timeout.
 //! - A disconnect is detected while a reply is computed, even if the client had sent more data.
 //!
 //! Not covered: the disconnect of a client whose unread data fills the socket's receive buffer.
@@ -21,12 +21,8 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::{Sleep, sleep};
 
-/// The longest time without progress of a write. Without it, clients that never read could occupy
-/// all connections.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-
 /// For this time, data may still move between the socket buffers of both ends, which does not prove
-/// that the client reads. [`WRITE_TIMEOUT`] starts afterwards.
+/// that the client reads. The write timeout starts afterwards.
 const BUFFER_SETTLE_TIME: Duration = Duration::from_secs(1);
 
 /// The socket event for a peer that closed its side. "Readable" cannot show this: a socket with
@@ -42,6 +38,7 @@ const CLOSED: Interest = Interest::ERROR;
 pub(super) struct HttpConnection {
     read_half: OwnedReadHalf,
     write_half: Arc<OwnedWriteHalf>,
+    write_timeout: Duration,
     write_timer: Option<WriteTimer>,
 }
 
@@ -53,11 +50,11 @@ struct WriteTimer {
 
 impl HttpConnection {
     /// Wraps `stream`, and also returns its remote end.
-    pub(super) fn new(stream: TcpStream) -> (Self, HttpPeer) {
+    pub(super) fn new(stream: TcpStream, write_timeout: Duration) -> (Self, HttpPeer) {
         let (read_half, write_half) = stream.into_split();
         let write_half = Arc::new(write_half);
         let peer = HttpPeer(Some(Arc::clone(&write_half)));
-        (Self { read_half, write_half, write_timer: None }, peer)
+        (Self { read_half, write_half, write_timeout, write_timer: None }, peer)
     }
 
     fn socket(&self) -> &TcpStream {
@@ -99,7 +96,7 @@ impl HttpConnection {
             if is_expired {
                 return Poll::Ready(Err(reset_and_time_out(self.socket())));
             }
-            self.write_timer = Some(WriteTimer::start(WRITE_TIMEOUT, true));
+            self.write_timer = Some(WriteTimer::start(self.write_timeout, true));
         }
     }
 }

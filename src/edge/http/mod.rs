@@ -41,7 +41,7 @@ use connection::HttpPeer;
 pub use health_routes::{health_routes, is_health_path};
 use nginx::long_requests::LongRequestSlots;
 use response::{NO_SNIFF, PLAIN, status_response};
-pub use serve::serve;
+pub use serve::{HttpTimeouts, serve, serve_with_timeouts};
 
 struct CheckPortState {
     config: CheckPort,

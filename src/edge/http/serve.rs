@@ -22,8 +22,21 @@ use super::health_routes::is_health_path;
 use super::response::text_response;
 use crate::edge::connection_gate::ConnectionGate;
 
-/// The timeout for receiving a request head, also for the next request on an idle connection.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// The timeouts of the connections of one HTTP port.
+#[derive(Clone, Copy, Debug)]
+pub struct HttpTimeouts {
+    /// The timeout for receiving a request head, also for the next request on an idle connection.
+    pub head: Duration,
+    /// The longest time without progress of a write. Without it, clients that never read could
+    /// occupy all connections.
+    pub write: Duration,
+}
+
+impl Default for HttpTimeouts {
+    fn default() -> Self {
+        Self { head: Duration::from_secs(30), write: Duration::from_secs(30) }
+    }
+}
 
 /// The idle time before the first TCP keepalive probe, and the interval between probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
@@ -33,7 +46,17 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 pub async fn serve(
     listener: TcpListener,
     router: Router,
-    mut gate: ConnectionGate,
+    gate: ConnectionGate,
+    shutdown: impl Future<Output = ()>,
+) {
+    serve_with_timeouts(listener, router, (gate, HttpTimeouts::default()), shutdown).await;
+}
+
+/// As [`serve`], with other timeouts.
+pub async fn serve_with_timeouts(
+    listener: TcpListener,
+    router: Router,
+    (mut gate, timeouts): (ConnectionGate, HttpTimeouts),
     shutdown: impl Future<Output = ()>,
 ) {
     let graceful = GracefulShutdown::new();
@@ -44,16 +67,17 @@ pub async fn serve(
             stream = accept(&listener, &mut gate) => stream,
         };
         let Some(slot) = gate.admit() else {
-            gate.refuse(reply_once(stream, router.clone(), gate.refusal_text()));
+            gate.refuse(reply_once(stream, router.clone(), gate.refusal_text(), timeouts));
             continue;
         };
-        let (io, peer) = HttpConnection::new(stream);
+        let (io, peer) = HttpConnection::new(stream, timeouts.write);
         let router_service = TowerToHyperService::new(router.clone());
         let service = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(peer.clone());
             router_service.call(request)
         });
-        let connection = http1_builder().serve_connection(TokioIo::new(io), service).into_owned();
+        let builder = http1_builder(timeouts);
+        let connection = builder.serve_connection(TokioIo::new(io), service).into_owned();
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
             connection.await.ok();
@@ -65,7 +89,7 @@ pub async fn serve(
 }
 
 /// Replies to one request of a connection above the maximum.
-async fn reply_once(stream: TcpStream, router: Router, refusal: String) {
+async fn reply_once(stream: TcpStream, router: Router, refusal: String, timeouts: HttpTimeouts) {
     let router = TowerToHyperService::new(router);
     let service = service_fn(move |request: Request<Incoming>| {
         let health = is_health_path(request.uri().path()).then(|| router.call(request));
@@ -78,14 +102,14 @@ async fn reply_once(stream: TcpStream, router: Router, refusal: String) {
             response
         }
     });
-    let mut builder = http1_builder();
+    let mut builder = http1_builder(timeouts);
     builder.http1().keep_alive(false);
     builder.serve_connection(TokioIo::new(stream), service).await.ok();
 }
 
-fn http1_builder() -> Builder<TokioExecutor> {
+fn http1_builder(timeouts: HttpTimeouts) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new()).http1_only();
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(timeouts.head);
     builder
 }
 

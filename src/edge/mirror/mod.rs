@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - The reply to the proxy never waits for the other service.
-//! - At most [`LANES`] calls are in flight, each for at most 200 ms.
+//! - At most [`LANES`] calls are in flight, each for at most [`MirrorOptions::call_timeout`].
 //! - At most [`LANES`] times [`LANE_CAPACITY`] checks wait. Further ones are dropped and counted.
 //! - Checks with the same domain and descriptors are either all sampled or not at all, in order.
 //!
@@ -27,7 +27,7 @@ use comparison::ComparableReply;
 pub use report::MirrorReport;
 use sample::SampleBound;
 use worker::MirroredCheck;
-pub use worker::{MirrorOptions, MirrorWorker};
+pub use worker::{CALL_TIMEOUT, MirrorOptions, MirrorWorker};
 
 /// The number of queues. Each has at most one call in flight, so its checks stay in order.
 const LANES: usize = 16;

@@ -1,7 +1,7 @@
 //! Calls the other service for each mirrored check, and records the comparison.
 //!
 //! Guarantees:
-//! - A call ends after [`CALL_TIMEOUT`].
+//! - A call ends after [`MirrorOptions::call_timeout`].
 //! - Each queue has one call in flight, so checks of one key stay in order.
 //! - A repeated error is logged once, then counted once a minute.
 //! - Differences are logged as one line a minute.
@@ -32,8 +32,8 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// The largest number of descriptors that a recorded difference has.
 const MAX_DESCRIPTORS: usize = 8;
 
-/// The timeout of one call to the other service, including the connection.
-const CALL_TIMEOUT: Duration = Duration::from_millis(200);
+/// The timeout of one call of a mirror, including the connection.
+pub const CALL_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The other service, and the sample of checks that it gets.
 #[derive(Clone, Debug)]
@@ -44,6 +44,8 @@ pub struct MirrorOptions {
     pub sample: Percentage,
     /// The connection to the other service.
     pub channel: Channel,
+    /// The timeout of one call to the other service, including the connection.
+    pub call_timeout: Duration,
 }
 
 /// A check that waits for the other service, with this service's decision.
@@ -60,6 +62,7 @@ type MirrorClient = RateLimitServiceClient<Channel>;
 pub struct MirrorWorker {
     lanes: Vec<mpsc::Receiver<MirroredCheck>>,
     client: MirrorClient,
+    call_timeout: Duration,
     report: Arc<MirrorReport>,
     engine: Arc<Engine>,
     log: Mutex<QuietLog>,
@@ -73,7 +76,8 @@ impl MirrorWorker {
         engine: Arc<Engine>,
     ) -> Self {
         let client = RateLimitServiceClient::new(options.channel);
-        Self { lanes, client, report, engine, log: Mutex::default() }
+        let call_timeout = options.call_timeout;
+        Self { lanes, client, call_timeout, report, engine, log: Mutex::default() }
     }
 
     /// Calls the other service as long as the mirror exists. Never returns.
@@ -99,9 +103,10 @@ impl MirrorWorker {
 
     async fn ask(&self, check: &MirroredCheck) -> Result<ComparableReply, Status> {
         let mut request = Request::new(check.request.clone());
-        request.set_timeout(CALL_TIMEOUT);
+        request.set_timeout(self.call_timeout);
         let mut client = self.client.clone();
-        let reply = tokio::time::timeout(CALL_TIMEOUT, client.should_rate_limit(request)).await;
+        let call = client.should_rate_limit(request);
+        let reply = tokio::time::timeout(self.call_timeout, call).await;
         let reply = reply.map_err(|_| Status::deadline_exceeded("timeout"))??;
         Ok(ComparableReply::new(reply.get_ref()))
     }

@@ -43,6 +43,9 @@ async fn first_check(grpc: SocketAddr) -> Result<Code, tonic::Status> {
     client.should_rate_limit(request).await.map(|reply| reply.into_inner().overall_code())
 }
 
+/// Timeouts that a healthy store never reaches, not even on a busy machine.
+const LONG_TIMEOUTS: [&str; 4] = ["--store-start-timeout", "120s", "--store-deadline", "20s"];
+
 /// Starts `serve` some times with a healthy store, and asserts that the first check of each start
 /// gets a decision.
 fn assert_first_check_is_decided(starts: usize, flags: &[&str]) {
@@ -50,7 +53,7 @@ fn assert_first_check_is_decided(starts: usize, flags: &[&str]) {
     for start in 0..starts {
         let grpc = ports::free();
         let port = grpc.port().to_string();
-        let flags = [flags, &["--listen-grpc-port", &port, "--store-deadline", "1s"]].concat();
+        let flags = [flags, &["--listen-grpc-port", &port], &LONG_TIMEOUTS].concat();
         let flags: Vec<_> = flags.into_iter().map(str::to_owned).collect();
         std::thread::scope(|scope| {
             let service = scope.spawn(|| Service::start(limits.path(), &flags).unwrap());

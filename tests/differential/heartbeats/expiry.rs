@@ -110,22 +110,29 @@ fn expiry_of_coordinator_state_is_extended_only_when_too_early() {
     let mut reporter = Reporter::new(&redis);
     let mut round = join_round(1);
     round.reports.push(ShareReport { bucket: bucket(1), ..round.reports[0].clone() });
+    // Returns the time of the call, and the expiries after it, in milliseconds.
     let mut expiries = |round: &ShareRound| {
+        let time = micros(&reporter.client.call(&["TIME"])).cast_signed() / 1_000;
         reporter.send(round);
-        [0, 1].map(|number| {
+        let expiries = [0, 1].map(|number| {
             let key = state_key(&bucket(number), b"test:");
             reporter.client.call(&[b"PEXPIRETIME".to_vec(), key]).int()
-        })
+        });
+        (time, expiries)
     };
-    let first = expiries(&round);
+    let (first_time, first) = expiries(&round);
     // The second limit's heartbeat repeats its number, so it is superseded and changes no state.
-    round.reports[0].law.timing = terms(60);
+    round.reports[0].law.timing = terms(40);
     round.reports[0].heartbeat.number = 2;
-    assert_eq!(expiries(&round), first, "50 s later is within the minute");
+    assert_eq!(expiries(&round).1, first, "30 s later is within the minute");
     round.reports[0].law.timing = terms(120);
     round.reports[0].heartbeat.number = 3;
-    let last = expiries(&round);
-    assert!((110_000..125_000).contains(&(last[0] - first[0])), "{first:?} {last:?}");
+    let (last_time, last) = expiries(&round);
+    let later = last[0] - first[0];
+    assert!(110_000 <= later, "{first:?} {last:?}");
+    // The test itself may have been late.
+    let passed = last_time - first_time;
+    assert!(later < 125_000 + passed, "{first:?} {last:?} after {passed} ms");
     assert_eq!(last[1], first[1]);
 }
 

@@ -6,18 +6,21 @@ use sluicegate::kernel::units::{Hits, Nanos};
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::redis::codec::lease::pack;
 
-use super::{LeaseTrace, Lender, START, STEPS, TRACES, borrows, hour};
-use crate::differential::PREFIX;
+use super::{LeaseTrace, Lender, START, STEPS, borrows, hour};
 use crate::differential::limits::Kind;
 use crate::differential::model::charge;
+use crate::differential::{PREFIX, traces};
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
+
+/// Each trace has about a thousand messages.
+const TRACES: u64 = 15;
 
 #[test]
 fn batched_messages_of_mixed_limits_match_the_kernel() {
     let (redis, seed) = (Redis::start(), seed());
     let mut lender = Lender::new(&redis);
-    for number in 0..TRACES as u64 {
+    for number in 0..traces(TRACES) {
         let mut dice = Dice::new(seed ^ number << 32);
         // Two of the limits have the same kind, and several messages of a batch are for one key.
         let kinds = [Kind::Gcra, Kind::Gcra, Kind::Fixed, Kind::Calendar, Kind::Sliding, Kind::Log];
@@ -48,7 +51,7 @@ fn batched_messages_of_one_limit_match_the_kernel() {
     let (redis, seed) = (Redis::start(), seed());
     let mut lender = Lender::new(&redis);
     let mut lent_to = 0;
-    for number in 0..TRACES as u64 {
+    for number in 0..traces(TRACES) {
         let mut dice = Dice::new(seed ^ number << 32);
         let mut generators: Vec<_> =
             (0..8).map(|_| LeaseTrace::new(Kind::Gcra, Dice::new(dice.roll()))).collect();

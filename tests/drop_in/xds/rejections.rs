@@ -1,19 +1,33 @@
 //! Repeated rejections of limits from an xDS server.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sluicegate::source::xds::message::{RateLimitConfig, RateLimitDescriptor};
 
-use crate::support::waiting::{now, until};
+use crate::support::log_lines::assert_line_count;
+use crate::support::service::Service;
+use crate::support::waiting::{PATIENCE, now, until};
 use crate::support::xds::Xds;
 
 use super::{descriptor, domain, start, wait_for_limit};
 
-/// The duration of the fault.
-const FAULT_TIME: Duration = Duration::from_secs(5);
+/// The interval between the responses of a server that does not wait.
+const PUBLISH_INTERVAL: Duration = Duration::from_millis(20);
 
 fn nacks(xds: &Xds) -> usize {
     xds.requests().iter().filter(|asked| asked.request.error_detail.is_some()).count()
+}
+
+/// The delay of the NACK of the nth repetition of a rejected response, from 0.
+fn delay(repetition: usize) -> Duration {
+    Duration::from_millis(500 << repetition)
+}
+
+/// Asserts that the rejections since `began` are one line, and a further one in each minute.
+fn assert_logged_once_a_minute(service: &Service, began: Instant) {
+    let log = service.log();
+    let lines = log.matches("limits from the xDS server rejected").count();
+    assert_line_count(lines, 1, began, &log);
 }
 
 #[test]
@@ -22,21 +36,25 @@ fn a_server_that_repeats_a_rejected_version_gets_few_nacks() {
     let service = start(&xds, &[("LOG_LEVEL", "info")]);
     xds.publish("1", &[domain("d", vec![descriptor("k", 2)])]);
     assert_eq!(xds.wait_for_ack("1").1, None);
-    // As go-control-plane's snapshot cache, answers each NACK with the same version at once.
     let refused = [domain("d", vec![descriptor("k", 3), descriptor("k", 4)])];
+    let began = now();
     xds.publish("2", &refused);
-    let (began, mut answered) = (now(), 0);
-    while now() - began < FAULT_TIME {
-        if answered < nacks(&xds) {
-            answered = nacks(&xds);
-            xds.publish("2", &refused);
-        }
-        std::thread::sleep(Duration::from_millis(5));
+    assert!(xds.wait_for_ack("2").1.is_some());
+    // As go-control-plane's snapshot cache, answers each NACK with the same version at once.
+    for repetition in 0..3 {
+        assert_eq!(nacks(&xds), 1 + repetition);
+        let repeated_at = now();
+        xds.publish("2", &refused);
+        until("the next NACK", || match nacks(&xds) {
+            came if 1 + repetition < came => Ok(()),
+            came => Err(format!("{came} NACKs")),
+        })
+        .unwrap();
+        let took = repeated_at.elapsed();
+        assert!(delay(repetition) <= took, "NACK {repetition} after {took:?}");
     }
-    // At 0, 0.5, 1.5 and 3.5 seconds.
     assert_eq!(nacks(&xds), 4);
-    let lines = service.log().matches("limits from the xDS server rejected").count();
-    assert_eq!(lines, 1, "{}", service.log());
+    assert_logged_once_a_minute(&service, began);
     wait_for_limit(&service, "d", "k", 2);
     xds.publish("3", &[domain("d", vec![descriptor("k", 5)])]);
     assert_eq!(xds.wait_for_ack("3"), ("3".to_owned(), None));
@@ -53,14 +71,20 @@ fn a_server_that_repeats_without_waiting_gets_delayed_nacks() {
     let xds = Xds::start();
     let service = start(&xds, &[]);
     let began = now();
-    while now() - began < FAULT_TIME {
+    // The first NACK has no delay, and each later one has at least the sum of all delays before.
+    let earliest = |nacks: usize| (0..nacks.saturating_sub(1)).map(delay).sum::<Duration>();
+    loop {
         xds.publish("1", &[domain("", vec![])]);
-        std::thread::sleep(Duration::from_millis(20));
+        let came = nacks(&xds);
+        let took = began.elapsed();
+        assert!(earliest(came) <= took, "{came} NACKs within {took:?}");
+        assert!(took < PATIENCE, "{came} NACKs");
+        if 4 <= came {
+            break;
+        }
+        std::thread::sleep(PUBLISH_INTERVAL);
     }
-    let nacks = nacks(&xds);
-    assert!((3..=5).contains(&nacks), "{nacks} NACKs");
-    let lines = service.log().matches("limits from the xDS server rejected").count();
-    assert_eq!(lines, 1, "{}", service.log());
+    assert_logged_once_a_minute(&service, began);
 }
 
 #[test]

@@ -34,12 +34,23 @@ const KEY: &str = "ann";
 /// Envoy's response to requests that a limit rejects.
 const REJECTED: u16 = 503;
 
-/// Short times, because an empty Redis grants shares only after `share_expiry` and `max_duration`.
-const FLEET_TIMES: [&str; 6] =
-    ["--fleet-heartbeat", "200ms", "--fleet-share-expiry", "1s", "--store-deadline", "500ms"];
+/// The times of a fleet. They are short, because an empty Redis grants shares only after
+/// `share_expiry` and `max_duration`, and permits of a strict limit after three heartbeats.
+#[derive(Clone, Copy, Debug)]
+struct FleetTimes {
+    heartbeat: &'static str,
+    share_expiry: &'static str,
+}
+
+/// Shares that a late process keeps for two seconds.
+const SHARED: FleetTimes = FleetTimes { heartbeat: "200ms", share_expiry: "2s" };
+
+/// As [`SHARED`], and permits of a strict limit that a late process keeps for 1.5 seconds.
+const STRICT: FleetTimes = FleetTimes { heartbeat: "500ms", share_expiry: "2s" };
 
 /// Sluicegate with Redis, and Envoys.
 struct Fleet {
+    times: FleetTimes,
     redis: Redis,
     limits: TempDir,
     services: Vec<Service>,
@@ -50,9 +61,9 @@ struct Fleet {
 impl Fleet {
     /// Starts `replicas` and `envoys`, with a concurrency limit for each `x-api-key`. Returns when
     /// all Envoys have a share.
-    fn start(limit: &str, (replicas, envoys): (usize, usize)) -> Self {
+    fn start(times: FleetTimes, limit: &str, (replicas, envoys): (usize, usize)) -> Self {
         let (redis, limits) = (Redis::start(), limits_of(limit));
-        let start_service = |_| serve(&limits, &redis, ports::free());
+        let start_service = |_| serve(times, &limits, &redis, ports::free());
         let services: Vec<_> = (0..replicas).map(start_service).collect();
         let upstream = RecordingUpstream::start();
         let start_envoy = |number: usize| {
@@ -60,7 +71,7 @@ impl Fleet {
             Envoy::launch(text, 0, &launch("1.40"))
         };
         let envoys: Vec<_> = (0..envoys).map(start_envoy).collect();
-        let mut fleet = Self { redis, limits, services, envoys: Vec::new(), upstream };
+        let mut fleet = Self { times, redis, limits, services, envoys: Vec::new(), upstream };
         for envoy in envoys {
             fleet.add_envoy(envoy);
         }
@@ -76,7 +87,7 @@ impl Fleet {
     /// Starts a killed replica again, at its old address.
     fn restart_service(&mut self, replica: usize) {
         let address = self.services[replica].grpc;
-        self.services[replica] = serve(&self.limits, &self.redis, address);
+        self.services[replica] = serve(self.times, &self.limits, &self.redis, address);
     }
 
     fn ingress(&self, envoy: usize) -> SocketAddr {
@@ -153,22 +164,18 @@ fn limits_of(limit: &str) -> TempDir {
 }
 
 /// Starts Sluicegate with this address for Envoys.
-fn serve(limits: &TempDir, redis: &Redis, address: SocketAddr) -> Service {
+fn serve(times: FleetTimes, limits: &TempDir, redis: &Redis, address: SocketAddr) -> Service {
     let (url, port) = (redis.url(), address.port().to_string());
-    let flags = [&["--store-url", &url, "--listen-grpc-port", &port], &FLEET_TIMES[..]].concat();
-    let flags: Vec<_> = flags.into_iter().map(str::to_owned).collect();
+    let FleetTimes { heartbeat, share_expiry } = times;
+    let store = ["--store-url", &url, "--store-deadline", "9s", "--listen-grpc-port", &port];
+    let times = ["--fleet-heartbeat", heartbeat, "--fleet-share-expiry", share_expiry];
+    let flags: Vec<_> = store.iter().chain(&times).map(|&flag| flag.to_owned()).collect();
     until("Sluicegate", || Service::start(limits.path(), &flags)).unwrap()
 }
 
-/// The shipped configuration, with a deadline for busy machines and routes that Envoy answers.
+/// The shipped configuration, with routes that Envoy answers, and with response code details in
+/// the access log.
 fn configuration(upstream: SocketAddr, service: SocketAddr) -> String {
-    let mut text = with_details(upstream, service);
-    replace_once(&mut text, "deadline: 20ms", "deadline: 1s");
-    text
-}
-
-/// The shipped configuration, with response code details in the access log.
-fn with_details(upstream: SocketAddr, service: SocketAddr) -> String {
     let mut text = configured(Shipped::Module, upstream, &[service], WhenDown::Deny);
     with_endings(&mut text);
     let code = "response_code: \"%RESPONSE_CODE%\"\n";
@@ -199,7 +206,12 @@ fn api_key(key: &str) -> String {
 
 /// Waits until Envoy admits a request, which it answers itself.
 fn wait_for_permit(envoy: &Envoy) {
-    until("a permit", || match status(&open(envoy.ingress, "/local", &api_key(KEY))) {
+    wait_for_key(envoy, KEY);
+}
+
+/// As [`wait_for_permit`], with another value of `x-api-key`.
+fn wait_for_key(envoy: &Envoy, key: &str) {
+    until("a permit", || match status(&open(envoy.ingress, "/local", &api_key(key))) {
         204 => Ok(()),
         status => Err(format!("{status}\n{}", envoy.log())),
     })

@@ -2,29 +2,25 @@
 //!
 //! Guarantees:
 //! - Expected counts are exact: one Envoy spends all hits that it borrows.
+//! - A test is repeated if a reply is later than the filter waits: 100 ms for a borrow.
 //!
 //! Not covered:
 //! - Several Envoys.
 
 use std::io::Write as _;
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::super::envoy::{Envoy, Launch, Shipped, WhenDown, configured, replace_once};
-use super::super::{ask, is_until_midnight, serve, upstream};
-use super::{get, launch};
+use super::super::envoy::{Envoy, Launch, Shipped, WhenDown, configured};
+use super::super::{Midnight, ask, serve, upstream};
+use super::{LateReply, fallbacks, get, launch, repeat_until_decided};
 use crate::support::http1;
-use crate::support::scheduling_delays::{Disturbed, retry_disturbed};
 use crate::support::service::Service;
-use crate::support::waiting::{for_a_day_with_a_minute_left, now, until};
+use crate::support::waiting::{for_a_day_with_a_minute_left, until};
 
 /// The oldest and the newest supported version.
 const VERSIONS: [&str; 2] = ["1.38", "1.40"];
-
-/// A filter waits 100 ms for a borrow, 500 ms for a rule. A later resume proves nothing.
-const LONGEST_STOP: Duration = Duration::from_millis(80);
 
 const LEASED: &str = "strategy: fixed_window, mode: leased, max_overshoot: 2";
 
@@ -40,7 +36,7 @@ impl Scene {
         let limits = tempfile::tempdir().unwrap();
         write_limit(&limits, requests, fields);
         let service = serve(limits.path(), &[]);
-        let envoy = Envoy::launch(patient_configuration(&service, when_down), 0, launch);
+        let envoy = Envoy::launch(configuration(&service, when_down), 0, launch);
         let scene = Self { service, envoy, _limits: limits };
         scene.wait_until_connected();
         scene
@@ -49,19 +45,28 @@ impl Scene {
     /// Waits until Envoy decides a request without its failure rule.
     fn wait_until_connected(&self) {
         until("the connection to Sluicegate", || {
-            let before = self.fallbacks();
+            let before = fallbacks(&self.envoy);
             get(&self.envoy, "/", &[]);
-            if self.fallbacks() == before { Ok(()) } else { Err(self.envoy.log()) }
+            if fallbacks(&self.envoy) == before { Ok(()) } else { Err(self.envoy.log()) }
         })
         .unwrap();
     }
 
-    fn counter(&self, name: &str) -> u64 {
-        self.envoy.counter(&format!("dynamicmodulescustom.{name}"))
+    /// Sends requests of one key. Returns their statuses if no failure rule decided.
+    fn statuses(&self, key: &str, requests: usize) -> Result<Vec<u16>, LateReply> {
+        let ingress = self.envoy.ingress;
+        self.decided(|| (0..requests).map(|_| ask(ingress, key).status).collect())
     }
 
-    fn fallbacks(&self) -> u64 {
-        self.counter("fallback_allowed") + self.counter("fallback_denied")
+    /// Returns the result of requests if no failure rule decided one.
+    fn decided<T>(&self, send: impl FnOnce() -> T) -> Result<T, LateReply> {
+        let before = fallbacks(&self.envoy);
+        let result = send();
+        if fallbacks(&self.envoy) == before { Ok(result) } else { Err(LateReply) }
+    }
+
+    fn counter(&self, name: &str) -> u64 {
+        self.envoy.counter(&format!("dynamicmodulescustom.{name}"))
     }
 
     /// Waits until `count` more requests than `before` wait for Sluicegate.
@@ -71,20 +76,6 @@ impl Scene {
             _ => Ok(()),
         })
         .unwrap();
-    }
-
-    fn stop_service(&self) -> Instant {
-        self.service.signal("STOP");
-        now()
-    }
-
-    /// Resumes Sluicegate. An attempt with a longer stop does not count.
-    fn resume_service(&self, stopped_at: Instant) -> Result<(), Disturbed> {
-        self.service.signal("CONT");
-        match stopped_at.elapsed() {
-            long if LONGEST_STOP < long => Err(Disturbed(format!("stopped for {long:?}"))),
-            _ => Ok(()),
-        }
     }
 }
 
@@ -96,11 +87,8 @@ fn write_limit(limits: &tempfile::TempDir, requests: u64, fields: &str) {
     std::fs::write(limits.path().join("shop.yaml"), text).unwrap();
 }
 
-/// The shipped configuration, with a deadline for busy machines.
-fn patient_configuration(service: &Service, when_down: WhenDown) -> String {
-    let mut text = configured(Shipped::Module, upstream::start(), &[service.grpc], when_down);
-    replace_once(&mut text, "deadline: 20ms", "deadline: 1s");
-    text
+fn configuration(service: &Service, when_down: WhenDown) -> String {
+    configured(Shipped::Module, upstream::start(), &[service.grpc], when_down)
 }
 
 fn launch_with_panic(version: &'static str, hook: &str) -> Launch {
@@ -113,17 +101,18 @@ fn launch_with_panic(version: &'static str, hook: &str) -> Launch {
 fn envoy_denies_over_the_limit_with_headers_metadata_and_counters() {
     for version in VERSIONS {
         for fields in [LEASED, "mode: strict"] {
-            check_denials(version, fields);
+            repeat_until_decided(|| check_denials(version, fields));
         }
     }
 }
 
-fn check_denials(version: &'static str, fields: &str) {
+fn check_denials(version: &'static str, fields: &str) -> Result<(), LateReply> {
     for_a_day_with_a_minute_left();
+    let midnight = Midnight::ahead();
     let scene = Scene::start(&launch(version), 20, fields, WhenDown::Deny);
-    let earlier = scene.fallbacks() + scene.counter("allowed.rule.none");
+    let earlier = fallbacks(&scene.envoy) + scene.counter("allowed.rule.none");
     let ingress = scene.envoy.ingress;
-    let replies: Vec<_> = (0..25).map(|_| ask(ingress, "ann")).collect();
+    let replies: Vec<_> = scene.decided(|| (0..25).map(|_| ask(ingress, "ann")).collect())?;
     let (allowed, denied) = replies.split_at(20);
     for reply in allowed {
         assert_eq!((reply.status, reply.text().as_str()), (200, "upstream"), "{version} {fields}");
@@ -133,8 +122,7 @@ fn check_denials(version: &'static str, fields: &str) {
     for reply in denied {
         assert_eq!((reply.status, reply.text().as_str()), (429, ""), "{version} {fields}");
         assert_eq!(reply.header("x-envoy-ratelimited"), Some("true"), "{reply:?}");
-        let retry_after = reply.header("retry-after").and_then(|value| value.parse().ok());
-        assert!(retry_after.is_some_and(is_until_midnight), "{reply:?}");
+        assert!(midnight.is_retry_after(reply), "{reply:?}");
         assert_eq!(reply.header("ratelimit-policy"), Some("\"default\";q=20;w=86400"), "{reply:?}");
     }
     let rule = |verdict: &str| scene.counter(&format!("{verdict}.rule.shop.api_key"));
@@ -147,68 +135,77 @@ fn check_denials(version: &'static str, fields: &str) {
     assert!(with(429).all(|line| line["decision"] == "deny"), "{lines:?}");
     assert!(with(429).all(|line| line["denied_by"] == "shop.api_key"), "{lines:?}");
     assert_eq!((with(200).count(), with(429).count()), (20, 5), "{version} {fields}");
+    Ok(())
 }
 
+/// The request waits while Sluicegate is stopped. An attempt counts if Sluicegate resumes before
+/// the end of the wait.
 #[test]
 fn a_request_that_waits_for_its_first_borrow_is_answered() {
     for version in VERSIONS {
         let scene = Scene::start(&launch(version), 1_000, LEASED, WhenDown::Deny);
-        let mut keys = ["ann", "bob", "eve"].iter();
-        retry_disturbed(|| {
-            let key = keys.next().unwrap();
-            let before = scene.counter("waits");
-            let stopped_at = scene.stop_service();
-            let ingress = scene.envoy.ingress;
-            std::thread::scope(|scope| {
-                let asked = scope.spawn(|| ask(ingress, key));
-                scene.wait_for_waits(before, 1);
-                let resumed = scene.resume_service(stopped_at);
-                let reply = asked.join().unwrap();
-                resumed?;
-                assert_eq!(reply.status, 200, "{version}: {reply:?}\n{}", scene.envoy.log());
-                assert!(reply.header("ratelimit-policy").is_some(), "no limit decided: {reply:?}");
-                Ok(())
-            })
+        let mut keys = 0..;
+        repeat_until_decided(|| {
+            scene.wait_until_connected();
+            let key = format!("key-{}", keys.next().unwrap_or(0));
+            let reply = scene.decided(|| ask_while_stopped(&scene, &key))?;
+            assert_eq!(reply.status, 200, "{version}: {reply:?}\n{}", scene.envoy.log());
+            assert!(reply.header("ratelimit-policy").is_some(), "no limit decided: {reply:?}");
+            Ok(())
         });
     }
 }
 
+/// Sends a request while Sluicegate is stopped, until it waits.
+fn ask_while_stopped(scene: &Scene, key: &str) -> http1::Reply {
+    let before = scene.counter("waits");
+    scene.service.signal("STOP");
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| ask(scene.envoy.ingress, key));
+        scene.wait_for_waits(before, 1);
+        scene.service.signal("CONT");
+        asked.join().unwrap()
+    })
+}
+
+const ABORTED: u64 = 20;
+
+/// Requests are aborted while they wait. An attempt counts if not all of their waits ended before.
 #[test]
 fn aborted_waiting_requests_leave_envoy_alive() {
-    const ABORTED: u64 = 20;
     for version in VERSIONS {
         let mut scene = Scene::start(&launch(version), 1_000, LEASED, WhenDown::Deny);
-        let mut attempt = 0;
-        retry_disturbed(|| {
-            attempt += 1;
-            let (before, fallbacks) = (scene.counter("waits"), scene.fallbacks());
-            let stopped_at = scene.stop_service();
-            let clients: Vec<_> = (0..ABORTED)
-                .map(|client| open(&scene.envoy, &format!("{attempt}-{client}")))
-                .collect();
-            scene.wait_for_waits(before, ABORTED);
-            drop(clients);
-            until("the end of the aborted requests", || {
-                match scene.envoy.counter("http.ingress.downstream_rq_active") {
-                    0 => Ok(()),
-                    active => Err(active.to_string()),
-                }
-            })
-            .unwrap();
-            let ended_by_deadline = scene.fallbacks() - fallbacks;
-            scene.service.signal("CONT");
-            if ended_by_deadline == ABORTED {
-                return Err(Disturbed(format!("all waits ended, {:?}", stopped_at.elapsed())));
-            }
+        let mut attempts = 0..;
+        repeat_until_decided(|| abort_requests(&scene, attempts.next().unwrap_or(0)));
+        repeat_until_decided(|| {
+            scene.wait_until_connected();
+            assert_eq!(scene.statuses("later", 30)?, [200; 30], "{version}");
             Ok(())
         });
-        scene.wait_until_connected();
-        for request in 0..30 {
-            assert_eq!(ask(scene.envoy.ingress, "later").status, 200, "{version} {request}");
-        }
         assert_eq!(scene.counter("panics"), 0, "{version}");
         assert!(scene.envoy.stop().success(), "{version}: {}", scene.envoy.log());
     }
+}
+
+/// Aborts requests that wait because Sluicegate is stopped.
+fn abort_requests(scene: &Scene, attempt: usize) -> Result<(), LateReply> {
+    scene.wait_until_connected();
+    let (before, earlier) = (scene.counter("waits"), fallbacks(&scene.envoy));
+    scene.service.signal("STOP");
+    let clients: Vec<_> =
+        (0..ABORTED).map(|client| open(&scene.envoy, &format!("{attempt}-{client}"))).collect();
+    scene.wait_for_waits(before, ABORTED);
+    drop(clients);
+    until("the end of the aborted requests", || {
+        match scene.envoy.counter("http.ingress.downstream_rq_active") {
+            0 => Ok(()),
+            active => Err(active.to_string()),
+        }
+    })
+    .unwrap();
+    let ended_by_deadline = fallbacks(&scene.envoy) - earlier;
+    scene.service.signal("CONT");
+    if ended_by_deadline < ABORTED { Ok(()) } else { Err(LateReply) }
 }
 
 /// Sends a request, and reads no response.
@@ -228,7 +225,7 @@ fn a_panic_at_the_end_of_a_wait_applies_the_failure_rule() {
             let limits = tempfile::tempdir().unwrap();
             write_limit(&limits, 1_000, LEASED);
             let service = serve(limits.path(), &[]);
-            let text = patient_configuration(&service, when_down);
+            let text = configuration(&service, when_down);
             let mut envoy = Envoy::launch(text, 0, &launch_with_panic(version, "scheduled"));
             // The first request of each key waits, for the connection or for a borrow.
             for key in ["ann", "bob", "eve"] {
@@ -248,15 +245,18 @@ fn a_panic_after_a_denial_sends_no_second_response() {
     for version in VERSIONS {
         for when_down in [WhenDown::Allow, WhenDown::Deny] {
             let launch = launch_with_panic(version, "after_response");
-            let mut scene = Scene::start(&launch, 3, LEASED, when_down);
-            let statuses: Vec<u16> =
-                (0..12).map(|_| ask(scene.envoy.ingress, "ann").status).collect();
-            assert_eq!(statuses[..3], [200; 3], "{version}: {}", scene.envoy.log());
-            assert_eq!(statuses[3..], [429; 9], "{version}: {}", scene.envoy.log());
-            assert_eq!(get(&scene.envoy, "/health", &[]), 200, "{version}");
-            let panics = scene.counter("panics");
-            assert!(0 < panics, "{version}: no denial came without a wait");
-            assert!(scene.envoy.stop().success(), "{version}: {}", scene.envoy.log());
+            repeat_until_decided(|| {
+                for_a_day_with_a_minute_left();
+                let mut scene = Scene::start(&launch, 3, LEASED, when_down);
+                let statuses = scene.statuses("ann", 12)?;
+                assert_eq!(statuses[..3], [200; 3], "{version}: {}", scene.envoy.log());
+                assert_eq!(statuses[3..], [429; 9], "{version}: {}", scene.envoy.log());
+                assert_eq!(get(&scene.envoy, "/health", &[]), 200, "{version}");
+                let panics = scene.counter("panics");
+                assert!(0 < panics, "{version}: no denial came without a wait");
+                assert!(scene.envoy.stop().success(), "{version}: {}", scene.envoy.log());
+                Ok(())
+            });
         }
     }
 }
@@ -264,8 +264,15 @@ fn a_panic_after_a_denial_sends_no_second_response() {
 #[test]
 fn requests_on_one_connection_continue_after_denials() {
     let scene = Scene::start(&launch("1.40"), 2, LEASED, WhenDown::Deny);
-    let mut connection = http1::Connection::open(scene.envoy.ingress).unwrap();
-    let statuses: Vec<u16> =
-        (0..6).map(|_| connection.get(&[("x-api-key", "ann")]).unwrap()).collect();
-    assert_eq!(statuses, [200, 200, 429, 429, 429, 429], "{}", scene.envoy.log());
+    let mut keys = 0..;
+    repeat_until_decided(|| {
+        for_a_day_with_a_minute_left();
+        let key = format!("key-{}", keys.next().unwrap_or(0));
+        let mut connection = http1::Connection::open(scene.envoy.ingress).unwrap();
+        let statuses: Vec<u16> = scene.decided(|| {
+            (0..6).map(|_| connection.get(&[("x-api-key", &key)]).unwrap()).collect()
+        })?;
+        assert_eq!(statuses, [200, 200, 429, 429, 429, 429], "{}", scene.envoy.log());
+        Ok(())
+    });
 }

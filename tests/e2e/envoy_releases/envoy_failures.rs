@@ -1,53 +1,73 @@
 //! Envoy or the network fails.
+//!
+//! Guarantees:
+//! - The end of an `ext_proc` stream frees its permits, long before `max_duration`.
+//! - Without a stream, a permit whose release is lost is free after `max_duration`.
 
 use std::cell::Cell;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sluicegate::edge::grpc::{PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL};
 
 use super::{HOOKS, name};
 use crate::e2e::envoy::Shipped;
 use crate::e2e::in_flight::{EnvoyScene, gauge, limit_all_requests};
-use crate::e2e::release_time::{self, instant_before};
 use crate::e2e::stepwise_upstream::Visit;
 use crate::support::proxy::{Proxy, Upstream};
-use crate::support::scheduling_delays::retry_disturbed;
-use crate::support::waiting::{now, until};
+use crate::support::waiting::until;
 
-/// Documented time until a broken `ext_proc` stream frees its permits.
-const AT_ONCE: Duration = Duration::from_millis(3);
+/// The time after which the service closes an `ext_proc` stream whose Envoy replies to no ping.
+pub(super) const DETECTION_TIME: Duration =
+    PING_INTERVAL.saturating_add(PERMIT_STREAM_PONG_TIMEOUT);
 
-/// Longest time until `max_duration` frees a permit: 2 s, and 1 s in which the service finds
-/// expired permits. It applies when an exiting Envoy loses releases that are not stream ends.
-const DEADLINE: Duration = Duration::from_secs(2 + 1);
-
-const fn limit_for(hook: Shipped) -> &'static str {
+/// A limit for two requests. Only a lost release needs a short `max_duration`.
+pub(super) const fn limit_for(hook: Shipped) -> &'static str {
     match hook {
-        Shipped::ExtProc => "limit: 9",
+        Shipped::ExtProc => "limit: 9, max_duration: 10m",
         _ => "limit: 9, max_duration: 2s",
     }
 }
 
-/// Makes an Envoy with two requests in flight fail. `at_once` is the documented time for
-/// `ext_proc`, whose stream breaks.
-fn check_failure(what: &str, at_once: Duration, fail: fn(&mut EnvoyScene, &Proxy) -> Instant) {
+/// Makes an Envoy with two requests in flight fail. All permits must be free again.
+fn check_failure(fail: fn(&mut EnvoyScene, &Proxy)) {
     for hook in HOOKS {
-        retry_disturbed(|| {
-            let (mut scene, proxy) = scene_with_proxy(hook, limit_for(hook));
-            let _clients = [scene.connect(), scene.connect()];
-            let _visits = [scene.upstream.next(), scene.upstream.next()];
+        let (mut scene, proxy) = scene_with_proxy(hook, limit_for(hook));
+        let _clients = [scene.connect(), scene.connect()];
+        let _visits = [scene.upstream.next(), scene.upstream.next()];
+        if let Shipped::ExtProc = hook {
             scene.expect_in_flight(2);
-            let promised = if let Shipped::ExtProc = hook { at_once } else { DEADLINE };
-            let metrics = scene.service.metrics;
-            release_time::check_failure(name(hook), what, promised, metrics, || {
-                fail(&mut scene, &proxy)
-            })
-        });
+            fail(&mut scene, &proxy);
+            scene.expect_in_flight(0);
+            continue;
+        }
+        // On a busy machine, `max_duration` may end before the failure.
+        scene.expect_gauge(ACQUIRED, 2);
+        fail(&mut scene, &proxy);
+        scene.expect_in_flight(0);
+        wait_for_ends(&scene, 2);
     }
 }
 
+/// Waits until all permits with an id are released or have expired. Returns both counts.
+///
+/// An expired permit is free immediately, but the metrics count it slightly later.
+fn wait_for_ends(scene: &EnvoyScene, count: u64) -> [u64; 2] {
+    let counted = || match [RELEASED, super::EXPIRED].map(|event| id_events(scene, event)) {
+        [released, expired] if released + expired == count => Ok([released, expired]),
+        counted => Err(format!("{counted:?} released and expired, of {count}")),
+    };
+    until("the end of each permit", counted).unwrap()
+}
+
+fn id_events(scene: &EnvoyScene, event: &str) -> u64 {
+    gauge(scene.service.metrics, event)
+}
+
+const ACQUIRED: &str = r#"sluicegate_permit_ids_total{event="acquired"}"#;
+const RELEASED: &str = r#"sluicegate_permit_ids_total{event="released"}"#;
+
 /// Starts a scene with a network proxy between Envoy and the service.
-fn scene_with_proxy(hook: Shipped, limit: &str) -> (EnvoyScene, Proxy) {
+pub(super) fn scene_with_proxy(hook: Shipped, limit: &str) -> (EnvoyScene, Proxy) {
     let slot = Cell::new(None);
     let listen = |service| {
         let proxy = Proxy::before(Upstream::Tcp(service));
@@ -59,16 +79,42 @@ fn scene_with_proxy(hook: Shipped, limit: &str) -> (EnvoyScene, Proxy) {
     (scene, slot.take().unwrap())
 }
 
-#[test]
-fn envoy_sigterm_frees_permits_within_documented_time() {
-    check_failure("SIGTERM to Envoy", AT_ONCE, |scene, _| {
-        instant_before(|| scene.envoy.signal("TERM"))
-    });
+pub(super) fn terminate(scene: &mut EnvoyScene, _: &Proxy) {
+    scene.envoy.signal("TERM");
 }
 
-fn id_events(scene: &EnvoyScene, event: &str) -> u64 {
-    let name = format!("sluicegate_permit_ids_total{{event=\"{event}\"}}");
-    gauge(scene.service.metrics, &name)
+pub(super) fn kill(scene: &mut EnvoyScene, _: &Proxy) {
+    scene.envoy.kill();
+}
+
+pub(super) fn stop(scene: &mut EnvoyScene, _: &Proxy) {
+    scene.envoy.signal("STOP");
+}
+
+pub(super) fn lose_network(_: &mut EnvoyScene, proxy: &Proxy) {
+    proxy.go_silent();
+}
+
+#[test]
+fn envoy_sigterm_frees_permits() {
+    check_failure(terminate);
+}
+
+#[test]
+fn envoy_sigkill_frees_permits() {
+    check_failure(kill);
+}
+
+/// A stopped Envoy closes no connection. For `ext_proc`, the service detects it by HTTP/2 pings;
+/// otherwise `max_duration` frees the permits.
+#[test]
+fn envoy_sigstop_frees_permits() {
+    check_failure(stop);
+}
+
+#[test]
+fn network_loss_frees_permits() {
+    check_failure(lose_network);
 }
 
 /// An Envoy that exits without a drain may drop unsent releases, and no setting of Envoy prevents
@@ -76,60 +122,26 @@ fn id_events(scene: &EnvoyScene, event: &str) -> u64 {
 #[test]
 fn drained_envoy_loses_no_release() {
     for hook in [Shipped::RlsConcurrency, Shipped::ExtAuthzConcurrency] {
-        for drained in [true, false] {
-            let scene = EnvoyScene::changed(
-                hook,
-                &limit_all_requests("limit: 99, max_duration: 5s"),
-                |_| {},
-            );
+        for (drained, max_duration) in [(true, "10m"), (false, "2s")] {
+            let limit = limit_all_requests(&format!("limit: 99, max_duration: {max_duration}"));
+            let scene = EnvoyScene::changed(hook, &limit, |_| {});
             let clients: Vec<_> = (0..20).map(|_| scene.connect()).collect();
             let mut visits: Vec<_> = (0..20).map(|_| scene.upstream.next()).collect();
-            scene.expect_in_flight(20);
+            scene.expect_gauge(ACQUIRED, 20);
             if drained {
+                scene.expect_in_flight(20);
                 assert_eq!(scene.envoy.post("/healthcheck/fail"), 200);
                 visits.drain(..).for_each(Visit::answer);
                 scene.expect_in_flight(0);
             }
             scene.envoy.signal("TERM");
             scene.expect_in_flight(0);
-            // An expired permit is free immediately, but the metrics count it slightly later.
-            let all_counted = || match ["released", "expired"].map(|event| id_events(&scene, event))
-            {
-                [released, expired] if released + expired == 20 => Ok([released, expired]),
-                counted => Err(format!("{counted:?} released and expired, of 20")),
-            };
-            let [released, expired] = until("what became of each", all_counted).unwrap();
+            let [released, expired] = wait_for_ends(&scene, 20);
             println!("{}, drained {drained}: {released} of 20 by their release", name(hook));
             assert!(!drained || expired == 0, "{expired} were lost");
             drop((clients, visits));
         }
     }
-}
-
-#[test]
-fn envoy_sigkill_frees_permits_within_documented_time() {
-    // The measurement starts after the kill, whose duration is not part of the documented time.
-    check_failure("SIGKILL to Envoy", AT_ONCE, |scene, _| {
-        scene.envoy.kill();
-        now()
-    });
-}
-
-/// A stopped Envoy closes no connection. For `ext_proc`, the service detects it by HTTP/2 pings;
-/// otherwise `max_duration` frees the permits.
-#[test]
-fn envoy_sigstop_frees_permits_within_documented_time() {
-    check_failure("SIGSTOP to Envoy", PING_INTERVAL + PERMIT_STREAM_PONG_TIMEOUT, |scene, _| {
-        instant_before(|| scene.envoy.signal("STOP"))
-    });
-}
-
-#[test]
-fn network_loss_frees_permits_within_documented_time() {
-    let what = "no network between Envoy and the service";
-    check_failure(what, PING_INTERVAL + PERMIT_STREAM_PONG_TIMEOUT, |_, proxy| {
-        instant_before(|| proxy.go_silent())
-    });
 }
 
 /// Requests in flight continue without a permit. The restarted service counts only new requests.

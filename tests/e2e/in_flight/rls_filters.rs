@@ -26,7 +26,7 @@ fn limit_of_two_rate_limit_filters_is_exact_and_permits_are_released() {
 
 #[test]
 fn two_rate_limit_filters_release_permits_on_disconnect_and_reset() {
-    let scene = EnvoyScene::with_rls_limit("limit: 1, queue: {size: 1, timeout: 9s}");
+    let scene = EnvoyScene::with_rls_limit("limit: 1, queue: {size: 1, timeout: 5m}");
     let client = scene.connect();
     let visit = scene.upstream.next();
     let queued = scene.connect();

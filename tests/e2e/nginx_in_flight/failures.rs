@@ -69,8 +69,9 @@ fn max_duration_frees_permits_of_a_stopped_nginx() {
         for client in clients {
             assert_eq!(status_of(client), 200);
         }
-        // Late releases of the expired permits release no other permit.
+        // Late releases of the expired permits release no other permit. This one does not expire.
         scene.expect_in_flight(0);
+        scene.replace_limit("limit: 9, max_duration: 10m");
         let client = scene.send();
         let visit = scene.upstream.next();
         scene.expect_in_flight(1);

@@ -1,6 +1,7 @@
 //! Tests of the limiter that proxies embed, over a real connection.
 
 mod concurrency;
+mod redis;
 mod tls;
 
 use std::borrow::Cow;
@@ -27,8 +28,7 @@ use crate::support::engine::{force, publish_as};
 use crate::support::waiting::{PATIENCE, now, soon};
 
 /// Long enough for a busy machine.
-const WAIT: WaitSettings =
-    WaitSettings { deadline: Duration::from_secs(20), failure: FailureRule::Deny };
+const WAIT: WaitSettings = WaitSettings { deadline: PATIENCE, failure: FailureRule::Deny };
 
 const LEASED: &str = "- key: user\n  rate_limit: {unit: day, requests_per_unit: 1000, \
                       strategy: fixed_window, mode: leased, max_overshoot: 100}\n";
@@ -142,12 +142,12 @@ async fn a_leased_request_is_decided_without_a_call() {
     let proxy = limiter(served.address).await;
     allowed(&proxy, "a", 100).await;
     let messages = || engine.proxies().list()[0].messages;
-    let before = messages();
+    let (began, before) = (now(), messages());
     let decided = allowed(&proxy, "a", 20).await;
     assert_eq!(decided, 20);
-    // At most one refill and one report.
-    let calls = messages() - before;
-    assert!(calls <= 4, "{calls} calls for 20 requests");
+    // At most one refill, and one report a second.
+    let (calls, reports) = (messages() - before, 1 + began.elapsed().as_secs());
+    assert!(calls <= 3 + reports, "{calls} calls for 20 requests");
 }
 
 #[tokio::test]
@@ -185,27 +185,41 @@ async fn descriptors_that_depend_on_each_other_are_checked_together() {
     assert_eq!(decide(&proxy, "a").await.verdict, Verdict::Deny);
 }
 
+/// Publishes a limit, and returns the time until the proxy denies by it.
+async fn time_until_applied(engine: &Engine, proxy: &Limiter, requests: u32) -> Duration {
+    let limit = LEASED.replace("1000", &requests.to_string()).replace("100}", "2}");
+    publish_as(engine, Revision(u64::from(requests)), &limit);
+    let changed_at = now();
+    let applied = async {
+        loop {
+            let answer = decide(proxy, "a").await;
+            let shown = answer.reported.map(|limit| limit.requests);
+            if (answer.verdict, shown) == (Verdict::Deny, Some(requests)) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon("the new limit", applied).await;
+    changed_at.elapsed()
+}
+
 #[tokio::test]
 async fn a_changed_limit_applies_within_a_second() {
     let engine = engine(LEASED);
     let served = serve(&engine).await;
     let proxy = limiter(served.address).await;
     assert_eq!(allowed(&proxy, "a", 50).await, 50);
-    publish_as(
-        &engine,
-        Revision(2),
-        "- key: user\n  rate_limit: {unit: day, requests_per_unit: 20, strategy: fixed_window, \
-         mode: leased, max_overshoot: 2}\n",
-    );
-    let changed_at = now();
-    while decide(&proxy, "a").await.verdict == Verdict::Allow {
-        assert!(changed_at.elapsed() < PATIENCE, "the old limit is still in force");
+    // A busy machine may delay some of the changes.
+    let mut delays = Vec::new();
+    while delays.iter().all(|delay| Duration::from_secs(1) <= *delay) {
+        assert!(delays.len() < 10, "{delays:?}");
+        let requests = 20 + u32::try_from(delays.len()).unwrap();
+        delays.push(time_until_applied(&engine, &proxy, requests).await);
     }
-    // A second, and time for a busy machine.
-    assert!(changed_at.elapsed() < Duration::from_secs(3), "{:?}", changed_at.elapsed());
     publish_as(
         &engine,
-        Revision(3),
+        Revision(99),
         "- key: other\n  rate_limit: {unit: day, requests_per_unit: 1}\n",
     );
     let changed_at = now();
@@ -257,13 +271,14 @@ async fn unmatched_keys_need_one_call_for_all_values() {
     let unlimited = async |value: &str| decide_all(&proxy, &[&[("path", value)]]).await;
     assert_eq!(unlimited("/0").await, Answer::unlimited());
     let messages = || engine.proxies().list()[0].messages;
-    let before = messages();
+    let (began, before) = (now(), messages());
     for number in 1..50 {
         assert_eq!(unlimited(&format!("/{number}")).await, Answer::unlimited());
     }
     let calls = messages() - before;
-    // Usage reports only.
-    assert!(calls <= 5, "{calls} calls");
+    // Only usage reports: one a second, with two messages at most.
+    let seconds = 1 + began.elapsed().as_secs();
+    assert!(calls <= 3 + 2 * seconds, "{calls} calls");
 }
 
 #[tokio::test]

@@ -22,6 +22,7 @@ use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Message;
@@ -36,7 +37,7 @@ use prost::bytes::{Buf as _, BufMut as _};
 use sluicegate::config::hooks::Hooks;
 use sluicegate::edge::ReplyOptions;
 use sluicegate::edge::grpc::incoming::GrpcListener;
-use sluicegate::edge::grpc::{GrpcPort, serve};
+use sluicegate::edge::grpc::{GrpcPort, GrpcTimeouts, serve_with_timeouts};
 use sluicegate::edge::health::{Health, Readiness};
 use sluicegate::engine::Engine;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -90,7 +91,16 @@ pub(crate) async fn served_with(engine: Arc<Engine>, ready: Readiness, hooks: Ho
 async fn served_with_options(
     engine: Arc<Engine>,
     ready: Readiness,
+    options: (Hooks, ReplyOptions),
+) -> Served {
+    start(engine, ready, options, GrpcTimeouts::default()).await
+}
+
+async fn start(
+    engine: Arc<Engine>,
+    ready: Readiness,
     (hooks, reporting): (Hooks, ReplyOptions),
+    timeouts: GrpcTimeouts,
 ) -> Served {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -109,7 +119,8 @@ async fn served_with_options(
     };
     let until: Pin<Box<dyn Future<Output = ()> + Send>> =
         Box::pin(async move { drop(stopped.await) });
-    let server = tokio::spawn(serve(GrpcListener::Tcp(listener), grpc, until));
+    let listener = GrpcListener::Tcp(listener);
+    let server = tokio::spawn(serve_with_timeouts(listener, grpc, timeouts, until));
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
     // The call timeout is long enough for a request that waits in a concurrency queue.
     let endpoint = endpoint.timeout(3 * PATIENCE);
@@ -117,7 +128,13 @@ async fn served_with_options(
 }
 
 pub(super) async fn limited() -> Served {
-    served(engine(two_a_minute()), Readiness::Ready).await
+    limited_with(GrpcTimeouts::default()).await
+}
+
+/// [`limited`] with these timeouts.
+async fn limited_with(timeouts: GrpcTimeouts) -> Served {
+    let options = (Hooks::default(), ReplyOptions::default());
+    start(engine(two_a_minute()), Readiness::Ready, options, timeouts).await
 }
 
 impl Served {
@@ -336,10 +353,11 @@ async fn a_health_watch_does_not_delay_shutdown() {
     served.shut_down().await.unwrap();
 }
 
-/// Takes 5 seconds, the timeout of the HTTP/2 handshake.
+/// Takes one second, the timeout of the HTTP/2 handshake in this test.
 #[tokio::test]
 async fn client_with_an_incomplete_http2_preface_is_disconnected() {
-    let served = limited().await;
+    let handshake = Duration::from_secs(1);
+    let served = limited_with(GrpcTimeouts { handshake, ..GrpcTimeouts::default() }).await;
     let mut slow = TcpStream::connect(served.address).await.unwrap();
     slow.write_all(b"PRI * HTTP/2.0\r\n").await.unwrap();
     let mut received = Vec::new();

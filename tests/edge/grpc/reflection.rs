@@ -36,6 +36,8 @@ fn published_descriptors() -> FileDescriptorSet {
     let metadata = Command::new(env!("CARGO"))
         .args(["metadata", "--offline", "--format-version=1", "--filter-platform", &host()])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
+        // The test runner sets it for the times of tests, and cargo would build everything again.
+        .env_remove("RUSTC_BOOTSTRAP")
         .output()
         .unwrap();
     let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).unwrap();

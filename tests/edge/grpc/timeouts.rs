@@ -1,7 +1,9 @@
 //! Messages that arrive late, in parts or not at all.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use sluicegate::edge::grpc::GrpcTimeouts;
 use sluicegate::edge::health::Readiness;
 use sluicegate::kernel::concurrency::RequestOutcome;
 use tokio::sync::mpsc;
@@ -9,35 +11,40 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::{Code, Request};
 
-use super::{Bytes, CHECK, METHOD, PROCESS, SESSION, framed, limited, padded, served};
+use super::{Bytes, CHECK, METHOD, PROCESS, SESSION, Served, framed, limited_with, padded, served};
 use crate::edge::{descriptor, engine_with_concurrency, request};
-use crate::support::waiting::PATIENCE;
+use crate::support::waiting::{now, soon};
 
 const LOGS: &str = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs";
 
-/// Takes 15 seconds, the server's timeout for a complete message.
+/// The server's timeout for a complete message in these tests.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(2);
+
+async fn impatient() -> Served {
+    limited_with(GrpcTimeouts { message: MESSAGE_TIMEOUT, ..GrpcTimeouts::default() }).await
+}
+
 #[tokio::test]
 async fn a_call_without_a_message_times_out() {
-    let served = limited().await;
+    let served = impatient().await;
     let mut client = tonic::client::Grpc::new(served.channel.clone());
     client.ready().await.unwrap();
     let (never, path) = (tokio_stream::pending::<Vec<u8>>(), PathAndQuery::from_static(METHOD));
+    let began = now();
     let call = client.streaming(Request::new(never), path, Bytes);
-    let ended = tokio::time::timeout(2 * PATIENCE, call).await.expect("it has to end");
-    let refused = ended.map(|_| ()).unwrap_err();
+    let refused = soon("the end of the call", call).await.map(|_| ()).unwrap_err();
     assert!(refused.message().contains("in time"), "{refused}");
+    assert!(MESSAGE_TIMEOUT <= began.elapsed(), "ended after {:?}", began.elapsed());
 }
 
-/// Takes 15 seconds, the server's timeout for a complete message.
 #[tokio::test]
 async fn partial_messages_time_out_but_idle_streams_stay_open() {
-    let served = limited().await;
+    let served = impatient().await;
     let (sender, receiver) = mpsc::channel(1);
     let mut quiet = served.open(SESSION, ReceiverStream::new(receiver)).await.unwrap();
     let mut gets_reply = async || {
         sender.send(Vec::new()).await.unwrap();
-        let reply = tokio::time::timeout(PATIENCE, quiet.message()).await;
-        reply.expect("an answer").unwrap().is_some()
+        soon("an answer", quiet.message()).await.unwrap().is_some()
     };
     assert!(gets_reply().await);
     let mut cut = framed(&padded(vec![], 1_000));
@@ -52,8 +59,7 @@ async fn partial_messages_time_out_but_idle_streams_stay_open() {
             served.send_unfinished(LOGS, cut.clone()),
         )
     };
-    let ended = tokio::time::timeout(2 * PATIENCE, all).await.expect("all have to end");
-    let (process, hold, check, _log) = ended;
+    let (process, hold, check, _log) = soon("the end of all calls", all).await;
     for refused in [process, hold, check] {
         assert!(refused.message().contains("in time"), "{refused}");
     }
@@ -74,13 +80,11 @@ async fn a_rejected_acquire_stores_no_early_release() {
     served.shut_down().await.unwrap();
 }
 
-/// Takes 15 seconds, the server's timeout for a complete message.
 #[tokio::test]
 async fn an_unfinished_call_is_not_decoded() {
-    let served = limited().await;
+    let served = impatient().await;
     let broken = framed(&[0xff; 9]);
     assert_eq!(served.code(CHECK, vec![0xff; 9]).await, Code::Internal);
-    let ended = tokio::time::timeout(2 * PATIENCE, served.send_unfinished(CHECK, broken)).await;
-    let refused = ended.expect("it has to end");
+    let refused = soon("the end of the call", served.send_unfinished(CHECK, broken)).await;
     assert!(refused.message().contains("in time"), "{refused}");
 }

@@ -6,19 +6,16 @@ mod health_routes;
 mod json;
 mod metrics;
 pub mod nginx;
+mod timeouts;
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
-use axum::routing::get;
-use parking_lot::Mutex;
 use serde_json::{Value, json};
 use sluicegate::edge::ReplyOptions;
 use sluicegate::edge::connection_gate::{ConnectionGate, ListenPort};
@@ -27,14 +24,13 @@ use sluicegate::edge::health::{Health, Readiness};
 use sluicegate::edge::http::json::MAX_BODY_BYTES;
 use sluicegate::edge::http::{CheckPort, router, serve};
 use sluicegate::engine::Engine;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, Interest};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::oneshot::error::TryRecvError;
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tonic::codegen::Service as _;
 
 use super::{empty_engine, engine, two_a_minute};
-use crate::support::waiting::{PATIENCE, soon};
+use crate::support::waiting::soon;
 
 const ONE_HIT: &str = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}]}]}"#;
 
@@ -318,73 +314,4 @@ async fn idle_connections_do_not_delay_shutdown() {
     read_until(&mut stream, "alive").await;
     stop.send(()).unwrap();
     soon("the end of the server", server).await.unwrap();
-}
-
-/// A router with an endless response, and a receiver that fails when its connection is dropped.
-fn endless() -> (Router, oneshot::Receiver<()>) {
-    let (alive, gone) = oneshot::channel();
-    let alive = Arc::new(Mutex::new(Some(alive)));
-    let page = move || {
-        let alive = alive.lock().take();
-        let chunks = std::iter::repeat_with(move || {
-            assert!(alive.is_some(), "it is asked for once");
-            Ok::<_, Infallible>(vec![b' '; 64 * 1024])
-        });
-        std::future::ready(Body::from_stream(tokio_stream::iter(chunks)))
-    };
-    (Router::new().route("/endless", get(page)), gone)
-}
-
-/// Reads 16 KiB a second. Linux reports a socket as writable when a third of its buffer is free,
-/// which this client does not reach within the write timeout.
-async fn read_slowly(mut stream: TcpStream, seconds: u32) -> TcpStream {
-    let mut second = tokio::time::interval(Duration::from_secs(1));
-    let mut little = vec![0; 16 * 1024];
-    for _ in 0..seconds {
-        second.tick().await;
-        stream.read_exact(&mut little).await.unwrap();
-    }
-    stream
-}
-
-/// Takes 36 seconds: the write timeout of 30 seconds, and six more.
-#[tokio::test]
-async fn slow_client_stays_connected_but_client_that_stops_reading_does_not() {
-    let (router, gone) = endless();
-    let (slow_router, mut slow_gone) = endless();
-    let ready = Arc::new(Notify::new());
-    let until_ready = Arc::clone(&ready);
-    let late = move || {
-        let ready = Arc::clone(&until_ready);
-        async move {
-            ready.notified().await;
-            "late"
-        }
-    };
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let router = router.route("/late", get(late)).nest("/slow", slow_router);
-    tokio::spawn(serve(listener, router, gate(), std::future::pending()));
-    let mut waiting_client = TcpStream::connect(address).await.unwrap();
-    waiting_client.write_all(b"GET /late HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-    let mut slow = TcpStream::connect(address).await.unwrap();
-    slow.write_all(b"GET /slow/endless HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-    let mut stalled = TcpStream::connect(address).await.unwrap();
-    stalled.write_all(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-    let both = async { tokio::join!(gone, read_slowly(slow, 36)) };
-    let (gone, _slow) =
-        tokio::time::timeout(4 * PATIENCE, both).await.expect("it has to be cut off");
-    assert!(gone.is_err(), "the page is dropped with its connection");
-    assert_eq!(slow_gone.try_recv(), Err(TryRecvError::Empty), "it reads on");
-    // The server drops the data that it has not sent, so the client gets a reset instead of an
-    // orderly close.
-    let closed = async {
-        stalled.ready(Interest::ERROR).await.unwrap();
-        stalled.read_to_end(&mut Vec::new()).await
-    };
-    let closed = tokio::time::timeout(PATIENCE, closed).await.expect("it has to be told");
-    assert_eq!(closed.unwrap_err().kind(), ErrorKind::ConnectionReset);
-    ready.notify_one();
-    let reply = read_until(&mut waiting_client, "late").await;
-    assert!(reply.starts_with("HTTP/1.1 200 "), "{reply}");
 }

@@ -26,10 +26,11 @@ use sluicegate::kernel::units::Nanos;
 use crate::support::engine::{block_on, check_of_entry};
 use crate::support::faulty_store::FaultyStore;
 use crate::support::replica::{Replica, ReplicaOptions, admitted_permits};
+use crate::support::waiting::soon;
 
-/// Awaits the future, and fails the test after ten seconds.
+/// Awaits the future, and fails the test if the future waits for a timeout of an hour.
 async fn in_time<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(10), future).await.expect("it waits still")
+    soon("the end of the wait", future).await
 }
 
 impl Replica {

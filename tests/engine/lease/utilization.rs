@@ -5,12 +5,15 @@
 //! outstanding. `cargo test --test all -- --nocapture lease::utilization` prints the table of
 //! docs/leases.md. With `SLUICEGATE_PICTURES=docs/pictures` it also draws the pictures.
 
-use sluicegate::engine::Engine;
+use std::sync::Arc;
+
+use sluicegate::clock::Clock;
+use sluicegate::engine::{DecisionPolicy, Engine};
 use sluicegate::kernel::decision::{Cost, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 
-use super::engine;
 use super::utilization_plot::{Point, svg};
+use super::{NEW_YEAR, engine};
 use crate::support::dice::{Dice, seed};
 use crate::support::engine::{advance_clock, check};
 use crate::support::faulty_store::FaultyStore;
@@ -73,7 +76,15 @@ async fn run(strategy: &str, replicas: usize, demand: Demand, dice: &mut Dice) -
         "- key: k\n  rate_limit: {{unit: minute, requests_per_unit: {LIMIT}, strategy: {strategy}{burst}, \
          mode: leased, max_overshoot: 10%}}\n"
     );
-    let fleet: Vec<Engine> = (0..replicas).map(|_| engine(&store, &limits)).collect();
+    // Read once, because 512 replicas have the same configuration.
+    let config = engine(&store, &limits).config().unwrap();
+    let replica = |_| {
+        let clock = Clock::manual(NEW_YEAR);
+        let engine = Engine::new(clock, store.clone(), DecisionPolicy::default());
+        engine.publish(Arc::clone(&config));
+        engine
+    };
+    let fleet: Vec<Engine> = (0..replicas).map(replica).collect();
     let (mut allowed, mut checks) = (0, 0_u32);
     for tenth in 0..MINUTES * 600 {
         for _ in 0..CHECKS_PER_TENTH {

@@ -23,7 +23,7 @@ use sluicegate::source::{ConfigParser, ConfigSource, PublishedConfig, TextFile};
 use tempfile::TempDir;
 use tokio::time::timeout;
 
-const DEADLINE: Duration = Duration::from_secs(10);
+const DEADLINE: Duration = Duration::from_secs(180);
 
 const NEVER: Duration = Duration::from_secs(86_400);
 

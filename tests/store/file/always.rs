@@ -14,6 +14,7 @@ use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::{Charge, ChargeOutcome, CounterStore, Outcomes, StoreReply};
 
 use super::{NEW_YEAR, charge, hits, open, options, remaining, strategies, time};
+use crate::support::waiting::PATIENCE;
 
 async fn answer(store: &dyn CounterStore, name: &str) -> Outcomes {
     let charges = hits(name, strategies(1_000)[0], 1);
@@ -30,8 +31,7 @@ fn always(directory: &std::path::Path, deadline: Duration) -> FileStoreOptions {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_answered_charges_survive_a_crash() {
     let directory = tempfile::tempdir().unwrap();
-    let file =
-        FileStore::open(&always(directory.path(), Duration::from_secs(20)), NEW_YEAR).unwrap();
+    let file = FileStore::open(&always(directory.path(), PATIENCE), NEW_YEAR).unwrap();
     let store = Arc::new(file.store);
     let thread = file.writer.spawn(|| time(NEW_YEAR)).unwrap();
     let mut checks = tokio::task::JoinSet::new();
@@ -86,8 +86,7 @@ fn borrow() -> LeaseMessage {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_is_answered_after_its_hits_are_on_disk() {
     let directory = tempfile::tempdir().unwrap();
-    let file =
-        FileStore::open(&always(directory.path(), Duration::from_secs(20)), NEW_YEAR).unwrap();
+    let file = FileStore::open(&always(directory.path(), PATIENCE), NEW_YEAR).unwrap();
     let (store, message) = (file.store, borrow());
     let StoreReply::Pending(reply) = store.exchange_lease_message(NEW_YEAR, &message) else {
         panic!("the answer did not wait for the disk")

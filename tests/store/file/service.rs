@@ -1,21 +1,17 @@
-//! Runs `serve` with the file store: 200 crashes under load, a full disk, a clock that is set back, two processes.
+//! Runs `serve` with the file store: crashes under load, a full disk, a clock that is set back, two processes.
+
+mod crashes;
 
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use sluicegate::clock::SHIFT_VARIABLE;
 
-use crate::support::dice::{self, Dice};
 use crate::support::http1;
 use crate::support::service::{Service, refused, sluicegate};
-use crate::support::waiting::{now, until};
-
-const CLIENTS: usize = 3;
+use crate::support::waiting::until;
 
 struct Deployment {
     directory: tempfile::TempDir,
@@ -72,100 +68,6 @@ fn check(http: SocketAddr) -> Option<Answer> {
         .then(|| Answer { is_allowed, remaining: status["limitRemaining"].as_u64().unwrap_or(0) })
 }
 
-/// The checks between the start of a process and its death.
-struct Life {
-    /// The answered and allowed checks, oldest first.
-    allowed: Vec<Instant>,
-    sent: u64,
-    killed_at: Instant,
-}
-
-/// Sends checks from several clients for `duration`, and then kills the process.
-fn live(service: &mut Service, duration: Duration) -> Life {
-    let (allowed, sent, stop) = (Mutex::new(Vec::new()), AtomicU64::new(0), AtomicBool::new(false));
-    let http = service.http;
-    let killed_at = std::thread::scope(|scope| {
-        for _ in 0..CLIENTS {
-            scope.spawn(|| {
-                while !stop.load(SeqCst) {
-                    sent.fetch_add(1, SeqCst);
-                    if check(http).is_some_and(|answer| answer.is_allowed) {
-                        allowed.lock().unwrap().push(now());
-                    }
-                }
-            });
-        }
-        std::thread::sleep(duration);
-        let killed_at = now();
-        service.kill();
-        stop.store(true, SeqCst);
-        killed_at
-    });
-    let mut allowed = allowed.into_inner().unwrap();
-    allowed.sort_unstable();
-    Life { allowed, sent: sent.into_inner(), killed_at }
-}
-
-#[test]
-fn one_hundred_crashes_with_sync_always_exceed_no_limit() {
-    const LIMIT: u64 = 1_500;
-    let deployment =
-        Deployment::new(LIMIT, &["--store-file-sync", "always", "--store-deadline", "20s"]);
-    let mut dice = Dice::new(dice::seed());
-    let mut allowed = 0;
-    for _ in 0..100 {
-        let mut service = deployment.start();
-        allowed += live(&mut service, Duration::from_millis(dice.up_to(40))).allowed.len() as u64;
-        assert!(allowed <= LIMIT, "{allowed} checks were allowed");
-    }
-    let service = deployment.start();
-    while check(service.http).unwrap().is_allowed {
-        allowed += 1;
-    }
-    assert!(allowed <= LIMIT, "{allowed} checks were allowed");
-}
-
-/// The age of the oldest charge that each crash forgot, in ascending order. Asserts that no restart is ahead.
-fn forgotten_ages(crashes: u32, sync: &str) -> Vec<Duration> {
-    const LIMIT: u64 = 1_000_000_000;
-    let deployment = Deployment::new(LIMIT, &["--store-file-sync", sync]);
-    let mut dice = Dice::new(dice::seed());
-    let (mut used, mut ages) = (0, Vec::new());
-    for _ in 0..crashes {
-        let mut service = deployment.start();
-        let life = live(&mut service, Duration::from_millis(100 + dice.up_to(100)));
-        let service = deployment.start();
-        let after = LIMIT - check(service.http).unwrap().remaining - 1;
-        assert!(after <= used + life.sent, "{after} hits after {used} and {} checks", life.sent);
-        let forgotten = (used + life.allowed.len() as u64).saturating_sub(after);
-        let forgotten = usize::try_from(forgotten).unwrap();
-        // With an unsaved file, the hits of earlier processes are forgotten, too.
-        let oldest = life.allowed.len().saturating_sub(forgotten);
-        ages.push(
-            life.allowed
-                .get(oldest)
-                .map_or(Duration::ZERO, |oldest| life.killed_at.duration_since(*oldest)),
-        );
-        used = after;
-    }
-    ages.sort_unstable();
-    ages
-}
-
-#[test]
-fn one_hundred_crashes_forget_only_the_last_interval() {
-    let ages = forgotten_ages(100, "10ms");
-    // An interval, a write, and the time until the process is killed. A machine that stalls delays some writes.
-    let median = ages[ages.len() / 2];
-    assert!(median <= Duration::from_millis(40), "median {median:?}, all {ages:?}");
-}
-
-#[test]
-fn crashes_without_sync_are_caught() {
-    let ages = forgotten_ages(3, "1h");
-    assert!(Duration::from_millis(50) < ages[0], "{ages:?}");
-}
-
 #[test]
 fn a_drained_process_forgets_nothing_even_if_it_never_synced() {
     let deployment =
@@ -183,7 +85,8 @@ fn a_drained_process_forgets_nothing_even_if_it_never_synced() {
 
 #[test]
 fn a_clock_set_back_between_two_processes_grants_nothing() {
-    let deployment = Deployment::new(5, &["--store-file-sync", "1ms"]);
+    let flags = ["--store-file-sync", "1ms", "--listen-drain-delay", "0s"];
+    let deployment = Deployment::new(5, &flags);
     // Two years ahead: the next process is in an earlier window of the calendar year.
     let ahead = (2 * 366 * 86_400_000_u64).to_string();
     let start = |shift: &str| {
@@ -232,6 +135,9 @@ fn metric(service: &Service, name: &str) -> String {
 
 #[test]
 fn a_full_disk_stops_saving_until_space_is_free() {
+    /// The number of new counters between two looks at the metric.
+    const STEP: u32 = 100;
+    const MAX_KEYS: u32 = 200_000;
     let deployment = Deployment::new(1_000_000, &["--store-file-sync", "1ms"]);
     // Creates the file, which then cannot grow.
     let mut service = deployment.start();
@@ -241,7 +147,7 @@ fn a_full_disk_stops_saving_until_space_is_free() {
     let service = start_with_file_limit(&deployment, u32::try_from(size / 1_024).unwrap());
     // Each key is a new counter, so the journal grows.
     let fill = |from: u32| {
-        for key in from..from + 4_000 {
+        for key in from..from + STEP {
             let body = format!(
                 r#"{{"domain": "shop", "descriptors": [{{"entries": [{{"key": "client", "value": "{key}"}}]}}]}}"#
             );
@@ -251,13 +157,11 @@ fn a_full_disk_stops_saving_until_space_is_free() {
         }
     };
     let mut key = 0;
-    until("the disk is full", || {
+    while metric(&service, "sluicegate_store_up") != "0" {
+        assert!(key < MAX_KEYS, "{key} counters fit on the disk");
         fill(key);
-        key += 4_000;
-        let up = metric(&service, "sluicegate_store_up");
-        if up == "0" { Ok(()) } else { Err(up) }
-    })
-    .unwrap();
+        key += STEP;
+    }
     assert!(service.log().contains("failed to save counters"), "{}", service.log());
     let before = check(service.http).unwrap().remaining;
     raise_file_limit(&service);

@@ -6,7 +6,7 @@ use crate::support::store_server::StoreKind;
 
 #[test]
 fn leases_over_postgres_never_exceed_the_overshoot_bound() {
-    overshoot::assert_bound_during_faults(StoreKind::Postgres, 4);
+    overshoot::assert_bound_during_faults(StoreKind::Postgres, 3);
 }
 
 #[test]

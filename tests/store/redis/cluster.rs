@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use super::fallback::redis_at;
 use super::fault_watch::print_row;
-use super::load::{counted_hits, under_load};
+use super::load::{LoadResult, counted_hits, under_load};
 use super::{
     check_domain, failures, failures_of_any_kind, limits_of, ready, serve, wait_until_ready,
 };
@@ -25,13 +25,8 @@ use crate::support::service::Service;
 use crate::support::waiting::{PATIENCE, for_a_day_with_a_minute_left, now, until};
 use crate::support::{http1, ports};
 
-const DEADLINE: Duration = Duration::from_millis(500);
-
-/// The time that a decision may take beyond the store timeout: each check opens a connection, and
-/// the machine may be loaded.
-const MARGIN: Duration = Duration::from_millis(900);
-
-const FLAGS: [&str; 2] = ["--store-deadline", "500ms"];
+/// The store timeout of the test that silences a primary.
+const DEADLINE: Duration = Duration::from_secs(1);
 
 const LIMIT: u32 = 10;
 
@@ -63,26 +58,54 @@ fn count_allowed(service: &Service, domain: &str, key: &str, value: &str) -> usi
     answers.filter(|&status| status == 200).count()
 }
 
-fn expect_denied(service: &Service, domain: &str, value: &str) -> Result<(), String> {
-    match check_domain(service, domain, &[("error", value)]).status {
-        429 => Ok(()),
-        status => Err(format!("{status}: {}", service.log())),
-    }
+/// Waits until the store decides, and asserts that it denies.
+fn wait_until_denied(service: &Service, domain: &str, value: &str) {
+    until("the store decides", || {
+        match check_domain(service, domain, &[("error", value)]).status {
+            400 => Err(service.log()),
+            status => {
+                assert_eq!(status, 429, "counts go on: {}", service.log());
+                Ok(())
+            }
+        }
+    })
+    .unwrap();
+}
+
+/// Spends a new limit, and asserts its exact number of hits unless a store call failed.
+fn wait_until_spent(service: &Service, domain: &str, value: &str) -> String {
+    let mut attempt = 0;
+    until("the limit is enforced", || {
+        attempt += 1;
+        let (before, value) = (failures_of_any_kind(service), format!("{value} {attempt}"));
+        let allowed = count_allowed(service, domain, "error", &value);
+        match failures_of_any_kind(service) - before {
+            0 => {
+                assert_eq!(allowed, LIMIT as usize, "{}", service.log());
+                Ok(value)
+            }
+            failed => Err(format!("{failed} calls failed: {}", service.log())),
+        }
+    })
+    .unwrap()
 }
 
 /// Makes a primary unavailable with `lose` and asserts the guarantees until its Redis replica has
-/// taken over.
-fn lose_primary(what: &str, lose: impl FnOnce(&mut Process), restore: impl FnOnce(&mut Process)) {
+/// taken over. Returns the load of each domain, and the service.
+fn lose_primary(
+    (what, flags): (&str, &[&str]),
+    lose: impl FnOnce(&mut Process),
+    restore: impl FnOnce(&mut Process),
+) -> (Vec<LoadResult>, Service) {
     for_a_day_with_a_minute_left();
     let mut cluster = Cluster::with_replicas();
     let domains = domains(&cluster);
     let domains: Vec<_> = domains.iter().map(String::as_str).collect();
     let limits = limits_of(LIMIT, &domains);
-    let service = serve(limits.path(), &cluster.url(), &FLAGS);
+    let service = serve(limits.path(), &cluster.url(), flags);
     wait_until_ready(&service);
-    for domain in &domains {
-        assert_eq!(count_allowed(&service, domain, "error", "kept"), LIMIT as usize);
-    }
+    let kept: Vec<_> =
+        domains.iter().map(|domain| wait_until_spent(&service, domain, "kept")).collect();
     cluster.wait_for_replicas();
     let (asked, normal) = under_load(&service, &domains, || {
         let began = now();
@@ -98,10 +121,7 @@ fn lose_primary(what: &str, lose: impl FnOnce(&mut Process), restore: impl FnOnc
             text => Err(text),
         };
         until("it shows", shows).unwrap();
-        until("its slots are answered again", || {
-            expect_denied(&service, domains[LOST_PRIMARY], "kept")
-        })
-        .unwrap();
+        wait_until_denied(&service, domains[LOST_PRIMARY], &kept[LOST_PRIMARY]);
         began.elapsed()
     });
     wait_until_ready(&service);
@@ -110,32 +130,44 @@ fn lose_primary(what: &str, lose: impl FnOnce(&mut Process), restore: impl FnOnc
         [harmed.count_of(200), harmed.count_of(400), harmed.statuses.values().sum()]
             .map(|count| count as u64);
     let forgotten = admitted.saturating_sub(counted_hits(&service, domains[LOST_PRIMARY]));
-    let slowest = asked.iter().map(|asked| asked.slowest).max();
+    let slowest = asked.iter().filter_map(|asked| asked.times.slowest()).max();
     let promised = "its slots alone fail until its replica took over";
     let counts = [failed, all - admitted - failed, forgotten];
     print_row(what, promised, slowest, &counts, Some(normal));
     for (number, asked) in asked.iter().enumerate() {
-        assert!(asked.slowest < DEADLINE + MARGIN, "{number}: {asked:?}");
-        let is_harmed = asked.statuses.len() != 1 || asked.count_of(200) == 0;
-        assert_eq!(is_harmed, number == LOST_PRIMARY, "{number}: {asked:?}\n{}", service.log());
+        // On a busy machine, a call to another primary may exceed a short store timeout.
+        let most = if flags.is_empty() { 0 } else { asked.times.late_controls() };
+        let (passed, all) = (asked.count_of(200), asked.statuses.values().sum::<usize>());
+        let is_harmed = most < all - passed || passed == 0;
+        let is_expected = if number == LOST_PRIMARY { passed < all } else { !is_harmed };
+        assert!(is_expected, "{number}: {:?}\n{}", asked.statuses, service.log());
     }
-    assert_eq!(admitted + failed, all, "{harmed:?}");
+    assert_eq!(admitted + failed, all, "{:?}", harmed.statuses);
     restore(&mut cluster.primaries[LOST_PRIMARY]);
-    for domain in &domains {
-        assert_eq!(expect_denied(&service, domain, "kept"), Ok(()), "counts go on");
-        assert_eq!(count_allowed(&service, domain, "error", "after"), LIMIT as usize);
+    for (domain, kept) in domains.iter().zip(&kept) {
+        wait_until_denied(&service, domain, kept);
+        wait_until_spent(&service, domain, "after");
     }
+    (asked, service)
 }
 
+/// With the long store timeout, a call that waited for the killed primary would time out.
 #[test]
 fn killed_primary_fails_only_its_slots_until_failover() {
-    lose_primary("Cluster, a primary `kill -9`", Process::kill, Process::start_again);
+    let what = "Cluster, a primary `kill -9`";
+    let (_, service) = lose_primary((what, &[]), Process::kill, Process::start_again);
+    assert_eq!(failures(&service, "timed_out"), 0, "{}", service.log());
 }
 
 #[test]
 fn stopped_primary_fails_only_its_slots_until_failover() {
     let what = "Cluster, a primary SIGSTOP, later SIGCONT";
-    lose_primary(what, |node| node.signal("STOP"), |node| node.signal("CONT"));
+    let flags = ["--store-deadline", "1s"];
+    let stop = |node: &mut Process| node.signal("STOP");
+    let (asked, _) = lose_primary((what, &flags), stop, |node| node.signal("CONT"));
+    for asked in asked {
+        asked.times.assert_within(DEADLINE, what);
+    }
 }
 
 /// The first check for the unassigned slot makes the Redis client `fred` close the connection to
@@ -153,7 +185,7 @@ fn unassigned_slot_does_not_disturb_other_slots() {
     let is_beside = |name: &String| cluster.owner_of_slot(slot_of(name)) == LOST_PRIMARY;
     let kept = names.find(|name| is_beside(name) && slot_of(name) != slot_of(&lost)).unwrap();
     let limits = limits_of(500, &[&lost, &kept]);
-    let service = serve(limits.path(), &cluster.url(), &FLAGS);
+    let service = serve(limits.path(), &cluster.url(), &[]);
     wait_until_ready(&service);
     let slot = slot_of(&lost).to_string();
     for node in &cluster.primaries {
@@ -299,7 +331,7 @@ fn cluster_that_starts_late_is_used_despite_an_unassigned_slot() {
     let domains: Vec<_> = domains.iter().map(String::as_str).collect();
     let limits = limits_of(LIMIT, &domains);
     cluster.nodes().for_each(|node| node.signal("STOP"));
-    let service = serve(limits.path(), &cluster.url(), &FLAGS);
+    let service = serve(limits.path(), &cluster.url(), &[]);
     assert_eq!(check_domain(&service, domains[0], &[("allow", "v")]).status, 200);
     assert!(ready(&service).text().contains("is unavailable (unreachable)"));
     cluster.nodes().for_each(|node| node.signal("CONT"));
@@ -327,7 +359,7 @@ fn readiness_reports_a_cluster_that_rejects_the_password() {
     let limits = limits_of(LIMIT, &["d"]);
     // A second, unreachable node must not hide that the cluster rejected the password.
     let url = format!("{},{}", cluster.url(), ports::free());
-    let service = serve(limits.path(), &url, &FLAGS);
+    let service = serve(limits.path(), &url, &[]);
     let is_named = || match ready(&service).text() {
         text if text.contains("is unavailable (not_permitted)") => Ok(()),
         text => Err(format!("{text}{}", service.log())),

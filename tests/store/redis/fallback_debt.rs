@@ -15,15 +15,17 @@ use sluicegate::store::redis::{Address, RedisStore, RedisTopology, StoreGroup};
 use tokio::task::JoinSet;
 
 use super::fallback::{new_check, redis_at};
-use super::membership::{start_replica_with_timeout, wait_for_members};
+use super::membership::{start_replica, wait_for_members};
 use super::{check as check_service, limits, ready, wait_until_ready};
 use crate::support::proxy::{Flow, Proxy, Upstream, Way};
 use crate::support::redis::Redis;
 use crate::support::resp::Value;
 use crate::support::service::Service;
-use crate::support::waiting::{for_a_day_with_a_minute_left, soon, until};
+use crate::support::waiting::{PATIENCE, for_a_day_with_a_minute_left, now, soon, until};
 
 const DAY: Nanos = Nanos::from_secs(86_400);
+
+const PAUSE: Duration = Duration::from_millis(5);
 
 const RULES: &str = "domain: d
 defaults: {on_store_failure: local}
@@ -42,6 +44,8 @@ const KEYS: [&str; 5] = ["window", "month", "debt", "two", "log"];
 
 struct ManualReplica {
     store: Redis,
+    /// The network between the replica and its store.
+    proxy: Option<Proxy>,
     engine: Arc<Engine>,
     memory: Arc<MemoryStore>,
     _tasks: JoinSet<()>,
@@ -50,16 +54,24 @@ struct ManualReplica {
 /// A replica with a manual clock over a running Redis.
 fn replica() -> ManualReplica {
     for_a_day_with_a_minute_left();
-    let store = Redis::start();
-    let place = RedisTopology::Unix(store.socket());
-    let (redis, connection) = RedisStore::new(redis_at(place, Duration::from_millis(500)));
+    let behind_a_proxy = || {
+        let store = Redis::start();
+        let proxy = Proxy::before(Upstream::Unix(store.socket()));
+        (store, proxy)
+    };
+    // A separate thread, because the proxy starts its own tokio runtime, which an async test may
+    // not do.
+    let (store, proxy) = std::thread::spawn(behind_a_proxy).join().unwrap();
+    let at = proxy.address();
+    let place = RedisTopology::Tcp(Address { host: at.ip().to_string(), port: at.port() });
+    let (redis, connection) = RedisStore::new(redis_at(place, PATIENCE));
     let mut tasks = JoinSet::new();
     tasks.spawn(connection);
-    replica_over(store, redis, tasks)
+    replica_over((store, Some(proxy)), redis, tasks)
 }
 
 fn replica_over(
-    store: Redis,
+    (store, proxy): (Redis, Option<Proxy>),
     backend: impl store::Store + 'static,
     mut tasks: JoinSet<()>,
 ) -> ManualReplica {
@@ -72,7 +84,7 @@ fn replica_over(
     publish(&engine, RULES);
     let repaying = Arc::clone(&engine);
     tasks.spawn(async move { repaying.repay_forever().await });
-    let replica = ManualReplica { store, engine, memory, _tasks: tasks };
+    let replica = ManualReplica { store, proxy, engine, memory, _tasks: tasks };
     replica.wait_until_ready();
     replica
 }
@@ -95,32 +107,37 @@ impl ManualReplica {
         (decision.verdict, finding.reason, finding.headroom.remaining)
     }
 
-    /// Stops Redis. Returns once the engine has noticed the outage.
-    async fn stop(&self) {
-        self.stop_with_checks("other", 1).await;
+    fn proxy(&self) -> &Proxy {
+        self.proxy.as_ref().unwrap()
     }
 
-    async fn stop_with_checks(&self, key: &str, hits: u64) {
-        self.store.signal("STOP");
+    /// Cuts the connection to Redis. Returns once the engine has noticed the outage.
+    async fn disconnect(&self) {
+        self.proxy().refuse(true);
+        self.proxy().cut();
         let noticed = async {
             while self.engine.store_failure().is_none() {
-                self.check(key, hits).await;
+                tokio::time::sleep(PAUSE).await;
             }
         };
         soon("it is noticed", noticed).await;
     }
 
+    fn reconnect(&self) {
+        self.proxy().refuse(false);
+    }
+
     /// Polls with checks of no hits until `key` has `left` hits remaining in Redis.
     async fn wait_for_remaining(&self, key: &str, left: u64) {
-        let mut found = Vec::new();
-        for _ in 0..2_000 {
-            found = vec![self.check(key, 0).await];
-            if !found[0].1.is_fallback() && found[0].2 == Hits(left) {
+        let began = now();
+        loop {
+            let found = self.check(key, 0).await;
+            if !found.1.is_fallback() && found.2 == Hits(left) {
                 return;
             }
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            assert!(began.elapsed() < PATIENCE, "{key}: {found:?}, wanted {left}");
+            tokio::time::sleep(PAUSE).await;
         }
-        panic!("{key}: {found:?}, wanted {left}");
     }
 
     /// Waits until the local counters are empty, which means that all fallback debt is repaid.
@@ -144,21 +161,21 @@ async fn fallback_debt_is_charged_to_every_strategy() {
     for key in KEYS {
         assert_eq!(replica.check(key, 3).await.2, Hits(7), "{key}");
     }
-    replica.stop().await;
+    replica.disconnect().await;
     for key in KEYS {
         assert_eq!(replica.check(key, 4).await, (Verdict::Allow, Reason::StoreDownLocal, Hits(6)));
         assert_eq!(replica.check(key, 7).await.0, Verdict::Deny, "{key}: it owes no denied hits");
     }
-    replica.store.signal("CONT");
+    replica.reconnect();
     for key in KEYS {
         replica.wait_for_remaining(key, 3).await;
     }
     replica.wait_until_repaid();
-    replica.stop().await;
+    replica.disconnect().await;
     for key in KEYS {
         assert_eq!(replica.check(key, 4).await.2, Hits(6), "{key}: counted from a rest");
     }
-    replica.store.signal("CONT");
+    replica.reconnect();
     for key in KEYS {
         replica.wait_for_remaining(key, 0).await;
     }
@@ -170,14 +187,14 @@ async fn expired_hits_are_dropped_from_the_fallback_debt() {
     for key in KEYS {
         assert_eq!(replica.check(key, 3).await.2, Hits(7), "{key}");
     }
-    replica.stop().await;
+    replica.disconnect().await;
     for key in KEYS {
         assert_eq!(replica.check(key, 4).await.2, Hits(6), "{key}");
     }
     // In ten days GCRA frees one hit; the periods of the sliding log and of the 100-day window have
     // not ended.
     replica.advance(Nanos(10 * DAY.0 + 1));
-    replica.store.signal("CONT");
+    replica.reconnect();
     replica.wait_for_remaining("debt", 4).await;
     replica.wait_for_remaining("log", 3).await;
     replica.wait_until_repaid();
@@ -187,12 +204,12 @@ async fn expired_hits_are_dropped_from_the_fallback_debt() {
 #[tokio::test(flavor = "multi_thread")]
 async fn refunds_reduce_the_fallback_debt() {
     let replica = replica();
-    replica.stop().await;
+    replica.disconnect().await;
     assert_eq!(replica.check("debt", 5).await.2, Hits(5));
     let mut refund = new_check(&["debt"], 2);
     refund.descriptors[0].cost = sluicegate::kernel::decision::Cost::Refund(Hits(2));
     replica.engine.decide(&refund).await.unwrap();
-    replica.store.signal("CONT");
+    replica.reconnect();
     replica.wait_for_remaining("debt", 7).await;
 }
 
@@ -201,12 +218,12 @@ async fn excess_hits_of_an_outage_are_charged_afterwards() {
     let replica = replica();
     for charge in ["each", "all_or_nothing"] {
         publish(&replica.engine, &format!("charge: {charge}\n{RULES}"));
-        replica.stop().await;
+        replica.disconnect().await;
         assert_eq!(replica.check("tokens", 0).await.0, Verdict::Allow, "{charge}");
         assert_eq!(replica.check("tokens", 25).await.0, Verdict::Deny, "{charge}");
         let denied = (Verdict::Deny, Reason::StoreDownLocal, Hits(0));
         assert_eq!(replica.check("tokens", 0).await, denied, "{charge}");
-        replica.store.signal("CONT");
+        replica.reconnect();
         replica.wait_for_remaining("tokens", 0).await;
         assert_eq!(replica.check("tokens", 0).await.1, Reason::OverLimit, "{charge}");
         replica.wait_until_repaid();
@@ -223,9 +240,9 @@ async fn excess_hits_of_an_outage_are_charged_afterwards() {
 async fn forced_denials_add_no_fallback_debt() {
     let replica = replica();
     publish(&replica.engine, &format!("charge: all_or_nothing\n{RULES}"));
-    replica.stop().await;
+    replica.disconnect().await;
     assert_eq!(replica.check("window", 4).await.2, Hits(6));
-    replica.store.signal("CONT");
+    replica.reconnect();
     replica.wait_for_remaining("window", 6).await;
     let forced_descriptor = ("d", &[("other", "v")][..]);
     crate::support::engine::force(
@@ -234,9 +251,8 @@ async fn forced_denials_add_no_fallback_debt() {
         Verdict::Deny,
         Nanos::from_secs(600),
     );
-    // Checks of 0 hits keep the repaid hits in the local counter. The fallback debt never exceeds
-    // this count.
-    replica.stop_with_checks("window", 0).await;
+    // The local counter still has the repaid hits. The fallback debt never exceeds this count.
+    replica.disconnect().await;
     for _ in 0..5 {
         let answer = replica.engine.decide(&new_check(&["other", "window"], 1)).await.unwrap();
         let found = &answer.statuses[1].decision;
@@ -244,27 +260,14 @@ async fn forced_denials_add_no_fallback_debt() {
         assert_eq!((found.reason, found.headroom.remaining), (Reason::StoreDownLocal, Hits(6)));
     }
     assert_eq!(replica.check("window", 1).await.2, Hits(5));
-    replica.store.signal("CONT");
+    replica.reconnect();
     replica.wait_for_remaining("window", 5).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn hits_counted_before_a_disconnect_are_not_charged_twice() {
-    for_a_day_with_a_minute_left();
-    let behind_a_proxy = || {
-        let store = Redis::start();
-        let proxy = Proxy::before(Upstream::Unix(store.socket()));
-        (store, proxy)
-    };
-    // A separate thread, because the proxy starts its own tokio runtime, which an async test may
-    // not do.
-    let (store, proxy) = std::thread::spawn(behind_a_proxy).join().unwrap();
-    let at = proxy.address();
-    let place = RedisTopology::Tcp(Address { host: at.ip().to_string(), port: at.port() });
-    let (redis, connection) = RedisStore::new(redis_at(place, Duration::from_secs(5)));
-    let mut tasks = JoinSet::new();
-    tasks.spawn(connection);
-    let replica = replica_over(store, redis, tasks);
+    let replica = replica();
+    let proxy = replica.proxy();
     proxy.set(Way::FromStore, Flow::Lose);
     let cut = async {
         until("redis counts", || match replica.store.command(&["DBSIZE"]).int() {
@@ -289,12 +292,12 @@ async fn fallback_debt_of_each_store_is_repaid_independently() {
     let mut tasks = JoinSet::new();
     let mut redis = |store: &Redis| {
         let place = RedisTopology::Unix(store.socket());
-        let (redis, connection) = RedisStore::new(redis_at(place, Duration::from_millis(500)));
+        let (redis, connection) = RedisStore::new(redis_at(place, PATIENCE));
         tasks.spawn(connection);
         redis
     };
     let stores = StoreGroup::new(redis(&main)).with_per_second(redis(&second));
-    let mut replica = replica_over(main, stores, tasks);
+    let mut replica = replica_over((main, None), stores, tasks);
     replica.store.kill();
     second.kill();
     until("both are lost", || {
@@ -328,10 +331,9 @@ fn stored_hits(store: &Redis) -> i64 {
 fn outage_loses_no_hits_of_a_fleet() {
     for_a_day_with_a_minute_left();
     let (store, limits) = (Redis::start(), limits(100));
-    // A long store timeout, because a late reply after the outage would make a replica count
-    // locally once more.
-    let fleet = ["a", "b", "c"]
-        .map(|node| start_replica_with_timeout("500ms", limits.path(), &store, node, &[]));
+    // A late reply before or after the outage would make a replica count locally once more.
+    let flags = ["--store-deadline", "1s"];
+    let fleet = ["a", "b", "c"].map(|node| start_replica(limits.path(), &store, node, &flags));
     for service in &fleet {
         wait_for_members(service, &["a", "b", "c"]);
     }
@@ -340,7 +342,12 @@ fn outage_loses_no_hits_of_a_fleet() {
     };
     assert_eq!(fleet.iter().map(|service| count_allowed(service, 10)).sum::<usize>(), 30);
     store.signal("STOP");
-    assert_eq!(fleet.iter().map(|service| count_allowed(service, 20)).sum::<usize>(), 60);
+    let allowed: usize = std::thread::scope(|scope| {
+        let callers =
+            fleet.each_ref().map(|service| scope.spawn(move || count_allowed(service, 20)));
+        callers.into_iter().map(|caller| caller.join().unwrap()).sum()
+    });
+    assert_eq!(allowed, 60);
     store.signal("CONT");
     fleet.iter().for_each(wait_until_ready);
     let log = || fleet.iter().map(|s| ready(s).text() + &s.log()).collect::<String>();

@@ -42,10 +42,17 @@ fn replica(files: &std::path::Path, store: &Redis, node: &str) -> Service {
 }
 
 fn replica_of(files: &std::path::Path, url: &str, node: &str) -> Service {
-    let deadline = if url.starts_with("postgres") { "2s" } else { "100ms" };
-    let flags = ["--store-deadline", deadline, "--fleet-replica-name", node];
-    let more = ["--listen-drain-delay", "0s", "--listen-admin-token", TOKEN];
-    serve(files, url, &[flags, more].concat())
+    let flags = ["--fleet-replica-name", node, "--listen-drain-delay", "0s"];
+    serve(files, url, &[&flags[..], &["--listen-admin-token", TOKEN]].concat())
+}
+
+/// Repeats an action until it prints `expected`: a late heartbeat changes the text.
+fn wait_for_output(service: &Service, key: &str, words: &[&str], expected: &str) {
+    until("the output", || match run_ask_for(service, key, words) {
+        (Some(0), output) if output == expected => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .unwrap();
 }
 
 fn wait_for_members(service: &Service, wanted: usize) {
@@ -72,13 +79,8 @@ pub fn assert_forced_decisions(url: &str) {
     for service in [&a, &b] {
         wait_for_members(service, 2);
     }
-    assert_eq!(
-        run_ask(&a, &["--force", "deny", "--for", "10m"]),
-        (
-            Some(0),
-            "d.local denies everything for 10m, at all 2 replicas within two seconds\n".into()
-        )
-    );
+    let forced = "d.local denies everything for 10m, at all 2 replicas within two seconds\n";
+    wait_for_output(&a, "local", &["--force", "deny", "--for", "10m"], forced);
     for service in [&a, &b] {
         wait_for_status(service, 429);
     }
@@ -92,10 +94,7 @@ pub fn assert_forced_decisions(url: &str) {
     wait_for_status(&a, 429);
     assert!(b.log().contains("another replica changed an action"), "{}", b.log());
     let (code, output) = run_ask(&c, &["--unforce"]);
-    assert!(
-        code == Some(0) && output.starts_with("d.local is enforced again, at all "),
-        "{output}"
-    );
+    assert!(code == Some(0) && output.starts_with("d.local is enforced again, at "), "{output}");
     for service in [&a, &b, &c] {
         wait_for_status(service, 200);
     }
@@ -192,10 +191,8 @@ pub fn assert_counter_changes(url: &str) {
         code == Some(0) && output.starts_with("local=v: within, 10 of 10 per day remaining"),
         "{output}"
     );
-    assert_eq!(
-        run_ask(&one, &["--force", "deny", "--for", "1h"]),
-        (Some(0), "d.local denies everything for 1h\n".into())
-    );
+    let forced = "d.local denies everything for 1h\n";
+    wait_for_output(&one, "local", &["--force", "deny", "--for", "1h"], forced);
     assert_eq!(run_ask(&one, &["--unforce"]), (Some(0), "d.local is enforced again\n".into()));
     for (words, why) in [
         (&["--unforce"][..], "no action of this kind applies"),
@@ -238,8 +235,17 @@ pub fn assert_key_actions(url: &str) {
     drop(a);
     let b = replica_of(files.path(), url, "b");
     let wanted = [["force", "deny for 1h", "admin"], ["boost", "x2 for 1h", "admin"]];
-    assert_eq!(audit_entries(&b), wanted);
+    let is_known = || match audit_entries(&b) {
+        entries if entries == wanted => Ok(()),
+        entries => Err(format!("{entries:?}")),
+    };
+    until("the audit log is read", is_known).unwrap();
     wait_for_members(&b, 1);
+    let is_boosted = || match run_ask(&b, &["--peek"]).1 {
+        output if output.contains(" of 10 per day") => Ok(()),
+        output => Err(output),
+    };
+    until("the boost is read", is_boosted).unwrap();
     assert_eq!(run_ask(&b, &["--hits", "10"]).0, Some(0), "the boost continues: {}", b.log());
     assert_eq!(run_ask(&b, &[]).0, Some(1));
     assert_eq!(check(&b, "error", "v"), 429);

@@ -1,12 +1,9 @@
 //! Plain commands to Redis, with the connection options of the store.
 
-use std::time::Duration;
-
 use sluicegate::store::redis::inspect::{self, RedisValue};
 use sluicegate::store::redis::{Password, RedisOptions, RedisTopology};
 
 use crate::support::redis::Redis;
-use crate::support::waiting::now;
 
 fn options_of(store: &Redis) -> RedisOptions {
     RedisOptions::new(RedisTopology::Unix(store.socket()))
@@ -38,10 +35,8 @@ async fn connection_errors_are_prompt_and_hide_the_password() {
         .unwrap_err();
     assert!(refused.0.contains("WRONGPASS") && !refused.0.contains("sesame"), "{refused}");
     store.signal("STOP");
-    let began = now();
     let silent = inspect::connect_all(&options_of(&store)).await.unwrap_err();
     assert!(silent.0.contains("timed out: no reply within 1s"), "{silent}");
-    assert!(began.elapsed() < Duration::from_secs(5));
     store.signal("CONT");
     let nowhere = inspect::connect_all(&RedisOptions::new(RedisTopology::Unix("/nowhere".into())))
         .await

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use sluicegate::clock::Clock;
@@ -25,7 +24,7 @@ use tokio::time::timeout;
 
 use crate::support::redis::Redis;
 use crate::support::resp::Client;
-use crate::support::waiting::{for_a_day_with_a_minute_left, until};
+use crate::support::waiting::{PATIENCE, for_a_day_with_a_minute_left, until};
 
 const DAY: Nanos = Nanos::from_secs(86_400);
 
@@ -37,7 +36,7 @@ const TASKS: usize = 8;
 
 fn member(store: &Redis) -> Arc<LeaseManager> {
     let options = redis::RedisOptions {
-        call_timeout: Duration::from_secs(20),
+        call_timeout: PATIENCE,
         ..redis::RedisOptions::new(redis::RedisTopology::Unix(store.socket()))
     };
     let (redis, connection) = RedisStore::new(options);
@@ -190,7 +189,6 @@ async fn cancelled_lease_call_does_not_block_waiting_checks() {
     for_a_day_with_a_minute_left();
     let store = Redis::start();
     let (member, leased) = (member(&store), fixed_window(Overshoot::InWindow));
-    let in_time = Duration::from_secs(20);
     // Redis is stopped, so no reply can arrive before the check is cancelled.
     store.signal("STOP");
     let mut first = Box::pin(member.charge_leased(leased.leased(), Hits(1)));
@@ -199,10 +197,10 @@ async fn cancelled_lease_call_does_not_block_waiting_checks() {
     assert!((&mut second).now_or_never().is_none());
     drop(first);
     store.signal("CONT");
-    assert!(is_admitted(timeout(in_time, second).await.unwrap()));
+    assert!(is_admitted(timeout(PATIENCE, second).await.unwrap()));
     for _ in 0..3 {
         assert!(is_admitted(
-            timeout(in_time, member.charge_leased(leased.leased(), Hits(1))).await.unwrap()
+            timeout(PATIENCE, member.charge_leased(leased.leased(), Hits(1))).await.unwrap()
         ));
     }
 }

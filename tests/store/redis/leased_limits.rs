@@ -19,7 +19,7 @@ fn limits() -> tempfile::TempDir {
     dir
 }
 
-const LONG_TIMEOUT: [&str; 2] = ["--store-deadline", "20s"];
+const LONG_TIMEOUT: [&str; 4] = ["--store-deadline", "20s", "--listen-drain-delay", "0s"];
 
 fn lease_balance(service: &Service) -> u64 {
     metric(service, "sluicegate_lease_balance_hits")
@@ -103,7 +103,7 @@ fn store_latency_does_not_slow_a_hot_leased_key() {
         wait_until_ready(service);
     }
     // Alternates between the two services, so that load on the machine affects both equally.
-    while asked < 1_500 {
+    while asked < 1_000 {
         for (service, took) in [&near, &far].into_iter().zip(&mut took) {
             let (status, time) = timed_check(service, "k", "v");
             assert_eq!(status, 200);
@@ -120,7 +120,8 @@ fn store_latency_does_not_slow_a_hot_leased_key() {
     println!(
         "p50 of a hot key: {near:?} near, {far:?} with the store 80 ms away, ratio {ratio:.2}"
     );
-    assert!(ratio <= 1.2, "{far:?} against {near:?}");
+    let rounding = Duration::from_millis(1);
+    assert!(far <= near * 6 / 5 + rounding, "{far:?} against {near:?}");
 }
 
 /// A limit so large that a balance lasts for several round trips.
@@ -141,12 +142,15 @@ fn lease_balance_decides_without_a_round_trip() {
     proxy.both(Flow::Delay(far));
     let service = serve(limits.path(), &format!("redis://{}", proxy.address()), &LONG_TIMEOUT);
     wait_until_ready(&service);
-    let (_, strict) = timed_check(&service, "all", "v");
-    assert!(2 * far <= strict, "{strict:?}");
     for _ in 0..50 {
         assert_eq!(check(&service, "k", "v"), 200);
     }
-    let mut times: Vec<_> = (0..200).map(|_| timed_check(&service, "k", "v").1).collect();
-    times.sort_unstable();
-    assert!(times[100] < far, "half of all took {:?} and more", times[100]);
+    let median = |key: &str, count: usize| {
+        let mut times: Vec<_> = (0..count).map(|_| timed_check(&service, key, "v").1).collect();
+        times.sort_unstable();
+        times[count / 2]
+    };
+    let (strict, leased) = (median("all", 20), median("k", 200));
+    assert!(2 * far <= strict, "{strict:?}");
+    assert!(leased < strict / 2, "{leased:?}, and {strict:?} with a round trip");
 }

@@ -104,8 +104,14 @@ fn reports_end_when_nobody_looks() {
     let a = start_replica(limits.path(), &store, "a", &[]);
     let _b = start_replica(limits.path(), &store, "b", &[]);
     wait_for_members(&a, &["a", "b"]);
-    fleet_page(&a, "/rules");
-    assert!(record(&store, "b").contains("\"live\""));
+    until("a report", || {
+        fleet_page(&a, "/rules");
+        match record(&store, "b") {
+            record if record.contains("\"live\"") => Ok(()),
+            record => Err(record),
+        }
+    })
+    .unwrap();
     until("no more reports", || {
         let (a, b) = (record(&store, "a"), record(&store, "b"));
         if a.contains("\"watch\"") || b.contains("\"live\"") { Err(a + &b) } else { Ok(()) }
@@ -135,10 +141,19 @@ last hour, 2 of 2 replicas: 4 hits, 1 denied
          1          4  100.0%  d.error  error=x
 ";
     let expected = (Some(0), table.to_owned(), String::new());
-    assert_eq!(run(&["--window", "hour", "--rule", "d.error"]), expected);
-    let (code, out, _) = run(&["--window", "hour", "--format", "json"]);
-    let json: Json = serde_json::from_str(&out).unwrap();
-    assert_eq!((code, &json["all"][0]["hits"]), (Some(0), &json!(4)));
+    // The command waits for the reports of the others for seconds only.
+    until("the whole fleet reports", || match run(&["--window", "hour", "--rule", "d.error"]) {
+        found if found == expected => Ok(()),
+        found => Err(format!("{found:?}")),
+    })
+    .unwrap();
+    until("the whole fleet reports", || {
+        let (code, out, _) = run(&["--window", "hour", "--format", "json"]);
+        let json: Json = serde_json::from_str(&out).map_err(|error| error.to_string())?;
+        let is_whole = code == Some(0) && json["all"][0]["hits"] == 4;
+        if is_whole { Ok(()) } else { Err(out) }
+    })
+    .unwrap();
 
     drop(a);
     let (code, out, err) = run(&[]);

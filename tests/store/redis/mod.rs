@@ -49,6 +49,13 @@ use crate::support::waiting::{now, until};
 /// More requests per day than any test sends.
 const LARGE_LIMIT: u64 = 1_000_000;
 
+/// The store timeout of a test that silences no store. A killed store fails at once, so a long
+/// timeout delays no check. `POST /json` itself ends after 10 s.
+const LONG_DEADLINE: [&str; 2] = ["--store-deadline", "9s"];
+
+/// A key without a limit. Its checks need no store.
+const UNLIMITED: &str = "unlimited";
+
 /// The keys of the test limits, one for each value of `on_store_failure`.
 const RULES: [&str; 4] = ["error", "allow", "deny", "local"];
 
@@ -91,9 +98,12 @@ fn move_to_subfolder(limits: &TempDir) -> PathBuf {
     apart
 }
 
+/// Starts a service over the store at `url`, with [`LONG_DEADLINE`] unless `flags` has another.
 pub fn serve(limits: &Path, url: &str, flags: &[&str]) -> Service {
-    let mut all = vec!["--store-url".to_owned(), url.to_owned()];
-    all.extend(flags.iter().map(|&flag| flag.to_owned()));
+    let has_deadline = flags.contains(&LONG_DEADLINE[0]);
+    let deadline: &[&str] = if has_deadline { &[] } else { &LONG_DEADLINE };
+    let all = [&["--store-url", url][..], deadline, flags].concat();
+    let all: Vec<_> = all.into_iter().map(str::to_owned).collect();
     Service::start(limits, &all).unwrap()
 }
 

@@ -9,15 +9,16 @@ use futures_util::future::join_all;
 use sluicegate::store::redis::{Address, RedisStore, RedisTopology};
 use sluicegate::store::{ChargeMode, ChargeOutcome, CounterStore as _};
 
+use super::batch::calls;
 use super::fallback::redis_at;
 use super::fault_watch::FaultWatch;
-use super::faults::{DEADLINE, FLAGS, LIMIT, assert_limit_enforced};
+use super::faults::{DEADLINE, FLAGS, LIMIT, wait_until_limit_enforced};
 use super::reference::{charge_all, charges, native_charge, now as today};
 use super::{check, failures_of_any_kind, limits, serve, wait_until_ready};
 use crate::support::proxy::{Flow, Proxy, Upstream, Way};
 use crate::support::redis::Redis;
 use crate::support::service::Service;
-use crate::support::waiting::{for_a_day_with_a_minute_left, now, until};
+use crate::support::waiting::{PATIENCE, for_a_day_with_a_minute_left, now, until};
 
 struct NetworkFault {
     what: &'static str,
@@ -108,7 +109,7 @@ fn network_faults_delay_no_decision_beyond_the_timeout() {
         "| what happened | promised | slowest answer | late answers | wrong answers | normal after |"
     );
     for fault in &FAULTS {
-        assert_limit_enforced(&service, &format!("before {}", fault.what));
+        wait_until_limit_enforced(&service, &format!("before {}", fault.what));
         let before = failures_of_any_kind(&service);
         let mut watch = FaultWatch::start(&service, fault.what, fault.promised);
         (fault.strike)(&proxy);
@@ -116,13 +117,15 @@ fn network_faults_delay_no_decision_beyond_the_timeout() {
         let late = watch.late_calls();
         let failed = failures_of_any_kind(&service) - before;
         assert!(!fault.fails || 0 < failed, "{}: nothing failed", fault.what);
-        assert!(late <= 5 || fault.what.contains("later"), "{}: {late} late", fault.what);
+        // Five late calls open the circuit breaker. Replies that are only late close it again.
+        let is_silent = fault.fails && !fault.what.contains("later");
+        assert!(!is_silent || late <= 5, "{}: {late} late", fault.what);
         let began = now();
         proxy.pass();
         proxy.refuse(false);
         wait_until_counting(&service);
-        watch.finish(began.elapsed());
-        assert_limit_enforced(&service, &format!("after {}", fault.what));
+        watch.finish_silent(began.elapsed());
+        wait_until_limit_enforced(&service, &format!("after {}", fault.what));
     }
 }
 
@@ -140,19 +143,19 @@ async fn concurrent_checks_share_round_trips_to_a_distant_store() {
     let address = proxy.address();
     let place =
         RedisTopology::Tcp(Address { host: address.ip().to_string(), port: address.port() });
-    let (redis, connection) = RedisStore::new(redis_at(place, Duration::from_secs(5)));
+    let (redis, connection) = RedisStore::new(redis_at(place, PATIENCE));
     let _kept = tokio::spawn(connection);
     let answers = || redis.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
     until("redis is connected", answers).unwrap();
     let (today, asked) = (today(), charges([native_charge("far", 1_000, 1)], ChargeMode::Each));
-    let began = now();
+    let (before, began) = (calls(&store), now());
     let outcomes = join_all((0..3_000).map(|_| charge_all(&redis, today, &asked))).await;
     let took = began.elapsed();
     let stepped = outcomes.iter().filter(|its| matches!(its[0], ChargeOutcome::Decided(_))).count();
     assert_eq!(stepped, 3_000, "every question is answered by the store");
     assert_eq!(outcomes.iter().filter(|its| !its[0].is_denial()).count(), 1_000);
-    // One round trip after another for each check would take four minutes.
-    assert!(took < Duration::from_secs(4), "{took:?}");
-    println!("observed: 3,000 questions at once to a store 80 ms away: {took:?}");
-    drop(store);
+    // Full batches make 13 calls; a machine that starts the checks slowly makes smaller batches.
+    let calls = calls(&store) - before;
+    assert!(calls <= 300, "{calls} calls");
+    println!("observed: 3,000 questions at once to a store 80 ms away: {took:?}, {calls} calls");
 }

@@ -24,7 +24,7 @@ use crate::support::proxy::{Proxy, Upstream};
 use crate::support::resp::Client;
 use crate::support::service::Service;
 use crate::support::store_server::{StoreKind, StoreServer};
-use crate::support::waiting::{Ends, now};
+use crate::support::waiting::{Ends, PATIENCE, now};
 
 const REPLICAS: usize = 5;
 
@@ -37,7 +37,15 @@ const RATE: u64 = 200;
 /// The `max_overshoot` of the GCRA limit, in hits.
 const BUDGET: u64 = 10;
 
-const RUN: Duration = Duration::from_secs(6);
+/// The smallest number of faults of a run.
+const MIN_FAULTS: u64 = 8;
+
+/// The smallest number of checks that callers see allowed in a run. Fewer prove nothing.
+const MIN_ALLOWED: u64 = 100;
+
+/// The store timeouts of the replicas. The short ones pass while a replica is stopped, or while the
+/// machine is busy.
+const DEADLINES: [&str; REPLICAS] = ["200ms", "200ms", "5s", "5s", "5s"];
 
 /// The text in `lease_table.lua` that bounds a lease by the replica's part of `max_overshoot`, and by the
 /// part that no replica has borrowed.
@@ -85,13 +93,15 @@ struct LeasingFleet {
     replicas: [Mutex<Option<LeasingProcess>>; REPLICAS],
     addresses: [RwLock<Option<SocketAddr>>; REPLICAS],
     disturbed: AtomicU64,
+    /// The number of checks that callers saw allowed.
+    allowed: AtomicU64,
     is_over: AtomicBool,
     log: Mutex<Log>,
 }
 
 #[test]
 fn faults_never_exceed_the_limit_plus_max_overshoot() {
-    assert_bound_during_faults(StoreKind::Redis, 20);
+    assert_bound_during_faults(StoreKind::Redis, 10);
 }
 
 /// Asserts the bound for `default_runs` seeds, or for `SLUICEGATE_RUNS`.
@@ -129,11 +139,11 @@ fn oracle_detects_a_store_that_loses_state() {
 #[expect(clippy::print_stdout, reason = "the table is what this is run for")]
 fn expect_violations(design: Design) {
     let (mut found, mut runs, mut most, seed) = (0, 0, 0, seed());
-    for run_seed in (0..20).map(|i| seed.wrapping_add(i)) {
+    for run_seed in (0..60).map(|i| seed.wrapping_add(i)) {
         let log = run(StoreKind::Redis, run_seed, design);
         found += windows_above_limit(&log.windows) + intervals_above_rate(&log.rate);
         (runs, most) = (runs + 1, most.max(max_excess(&log.rate)));
-        if 10 <= found {
+        if 0 < found {
             break;
         }
     }
@@ -141,7 +151,7 @@ fn expect_violations(design: Design) {
         "{design:?}: {runs} runs, {found} violations, at most {most} hits above the rate where {BUDGET} may be, \
          SLUICEGATE_SEED={seed}"
     );
-    assert!(10 <= found, "SLUICEGATE_SEED={seed}: {found} violations");
+    assert!(0 < found, "SLUICEGATE_SEED={seed}: no violation in {runs} runs");
 }
 
 fn seeds(default_runs: u64) -> impl Iterator<Item = u64> {
@@ -193,6 +203,7 @@ impl LeasingFleet {
             replicas: Default::default(),
             addresses: Default::default(),
             disturbed: AtomicU64::new(0),
+            allowed: AtomicU64::new(0),
             is_over: AtomicBool::new(false),
             log: Mutex::default(),
         };
@@ -207,7 +218,7 @@ impl LeasingFleet {
         let clock_error_ms = i64::try_from(dice.up_to(7_200_000)).unwrap() - 3_600_000;
         let proxy = self.proxy.as_ref().map(|proxy| self.store.url_of_proxy(proxy.address()));
         let url = proxy.unwrap_or_else(|| self.store.url());
-        let flags = ["--store-url", &url, "--store-deadline", "200ms"];
+        let flags = ["--store-url", &url, "--store-deadline", DEADLINES[replica]];
         let flags =
             [&flags[..], &["--telemetry-log-level", "trace", "--telemetry-log-format", "json"]]
                 .concat();
@@ -242,7 +253,9 @@ impl LeasingFleet {
 
     fn disturb(&self, dice: &mut Dice) {
         let began = now();
-        while began.elapsed() < RUN {
+        while self.disturbed.load(Relaxed) < MIN_FAULTS || self.allowed.load(Relaxed) < MIN_ALLOWED
+        {
+            assert!(began.elapsed() < PATIENCE * 5, "too few checks are allowed");
             let at = usize::try_from(dice.up_to(REPLICAS as u64 - 1)).unwrap();
             pause(50 + dice.up_to(250));
             self.disturbed.fetch_add(1, Relaxed);
@@ -277,7 +290,9 @@ impl LeasingFleet {
                 continue;
             };
             let (key, hits) = (dice.pick(&["windows", "rate"]), 1 + dice.up_to(4));
-            check(address, key, hits);
+            if is_allowed(address, key, hits) {
+                self.allowed.fetch_add(1, Relaxed);
+            }
         }
     }
 
@@ -291,13 +306,13 @@ impl LeasingFleet {
     }
 }
 
-/// Sends a check and ignores the reply: the log contains the decision, and a killed replica sends
-/// no reply.
-fn check(address: SocketAddr, key: &str, hits: u64) {
+/// Sends a check. The log contains the decision, and a killed replica sends no reply.
+fn is_allowed(address: SocketAddr, key: &str, hits: u64) -> bool {
     let body = format!(
         r#"{{"domain":"d","hitsAddend":{hits},"descriptors":[{{"entries":[{{"key":"{key}","value":"v"}}]}}]}}"#
     );
-    drop(http1::call(address, "POST", "/json", &[], Some(body.as_bytes())));
+    let reply = http1::call(address, "POST", "/json", &[], Some(body.as_bytes()));
+    reply.is_ok_and(|reply| reply.status == 200)
 }
 
 fn windows_above_limit(log: &[Admitted]) -> usize {

@@ -41,7 +41,7 @@ use super::fallback::redis_at;
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
 use crate::support::resp::Value;
-use crate::support::waiting::{for_a_day_with_a_minute_left, unix_seconds, until};
+use crate::support::waiting::{self, for_a_day_with_a_minute_left, unix_seconds, until};
 
 pub(super) const DAY: Nanos = Nanos::from_secs(86_400);
 
@@ -180,7 +180,8 @@ pub(super) fn stored_count(store: &Redis, name: &str, now: Nanos) -> Option<u64>
 async fn script_micros(connected: &Connected, charged: usize) -> u64 {
     let now = now();
     let mut shortest = u64::MAX;
-    for _ in 0..5 {
+    // The shortest of many calls, because the time of a call includes pauses of the machine.
+    for _ in 0..20 {
         connected.main.command(&["CONFIG", "RESETSTAT"]);
         let list = (0..charged).map(|_| charge("one", 1_000_000, 1));
         charge_all(&connected.stores, now, &charges(list, ALL)).await;
@@ -280,18 +281,20 @@ async fn jitter_extends_each_key_expiry() {
     let expiries = async |jitter_secs| {
         let at =
             connected(reference::CompatOptions { jitter_secs, seed: seed(), ..Default::default() });
-        let now = now();
+        let (now, began) = (now(), waiting::now());
         let key = format!("d_k_a_{}", now.0 / DAY.0 * 86_400);
         let mut seen = std::collections::BTreeSet::new();
         for _ in 0..40 {
             charge_all(&at.stores, now, &charges([charge("a", 10, 1)], ChargeMode::Each)).await;
             seen.insert(at.main.command(&["TTL", &key]).int());
         }
-        seen
+        // A busy machine may read an expiry seconds later.
+        (seen, 86_398 - i64::try_from(began.elapsed().as_secs()).unwrap())
     };
-    assert!(expiries(0).await.iter().all(|left| (86_398..=86_400).contains(left)));
-    let drawn = expiries(100).await;
-    assert!(10 < drawn.len() && drawn.iter().all(|left| (86_398..86_500).contains(left)));
+    let (fixed, least) = expiries(0).await;
+    assert!(fixed.iter().all(|left| (least..=86_400).contains(left)), "{fixed:?}");
+    let (drawn, least) = expiries(100).await;
+    assert!(10 < drawn.len() && drawn.iter().all(|left| (least..86_500).contains(left)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -63,9 +63,10 @@ impl TwoStores {
         (stores, [first, other])
     }
 
-    fn serve(&self, limits: &std::path::Path) -> Service {
+    fn serve(&self, limits: &std::path::Path, deadline: Duration) -> Service {
         let second = format!("redis://{}", self.proxy.address());
-        let flags = ["--compat-store-per-second-url", &second, "--store-deadline", "2s"];
+        let deadline = format!("{}s", deadline.as_secs());
+        let flags = ["--compat-store-per-second-url", &second, "--store-deadline", &deadline];
         let service = serve(limits, &self.main.url(), &flags);
         wait_until_ready(&service);
         service
@@ -114,13 +115,24 @@ fn expired_reservations_are_also_free_for_single_store_checks() {
     assert_returned_after_kill(check_main_store);
 }
 
-#[expect(clippy::print_stdout, reason = "what was seen is what a test of a fault is for")]
+/// On a busy machine, the reservations may expire before the checks. Then longer reservations
+/// follow.
 fn assert_returned_after_kill(check: fn(&Service, &[&str], u64) -> Option<u16>) {
+    let deadlines = [2, 4, 8, 16].map(Duration::from_secs);
+    assert!(deadlines.into_iter().any(|deadline| is_returned_after_kill(check, deadline)));
+}
+
+/// Returns `false` if a reservation may have expired before all checks.
+#[expect(clippy::print_stdout, reason = "what was seen is what a test of a fault is for")]
+fn is_returned_after_kill(
+    check: fn(&Service, &[&str], u64) -> Option<u16>,
+    deadline: Duration,
+) -> bool {
     for_a_day_with_a_minute_left();
     let (two, dir) = (TwoStores::new(), tempfile::tempdir().unwrap());
     std::fs::write(dir.path().join("d.yaml"), LIMITS).unwrap();
-    let (first, next) = (two.serve(dir.path()), two.serve(dir.path()));
-    let before = two.keys();
+    let (first, next) = (two.serve(dir.path(), deadline), two.serve(dir.path(), deadline));
+    let (before, began) = (two.keys(), now());
     // The second store reserves the hits, but the proxy blocks its reply.
     two.proxy.set(Way::FromStore, Flow::Hold);
     std::thread::scope(|scope| {
@@ -133,10 +145,17 @@ fn assert_returned_after_kill(check: fn(&Service, &[&str], u64) -> Option<u16>) 
         first.signal("KILL");
     });
     let died = now();
+    // The check itself cancels its reservations after half of the timeout. Without that, they
+    // expire after twice the timeout.
+    let was_cancelled = deadline / 2 <= began.elapsed();
     two.proxy.pass();
     wait_until_ready(&next);
     for key in KEYS {
-        assert_eq!(check(&next, &[key], 7), Some(429), "{key}: 4 of 10 are still held");
+        let status = check(&next, &[key], 7);
+        if was_cancelled || deadline * 2 <= began.elapsed() {
+            return false;
+        }
+        assert_eq!(status, Some(429), "{key}: 4 of 10 are still held");
     }
     for key in KEYS {
         until("what was held is given back", || match check(&next, &[key], 10) {
@@ -146,7 +165,9 @@ fn assert_returned_after_kill(check: fn(&Service, &[&str], u64) -> Option<u16>) 
         .unwrap();
         assert_eq!(check(&next, &[key], 1), Some(429), "{key}: ten passed");
     }
-    println!("observed: killed between two steps: given back {:?} later, of 4 s", died.elapsed());
+    let (later, term) = (died.elapsed(), deadline * 2);
+    println!("observed: killed between two steps: given back {later:?} later, of {term:?}");
+    true
 }
 
 const CACHED: &str = "domain: d
@@ -205,9 +226,12 @@ async fn cached_denial_caused_by_a_reservation_expires_with_the_reservation() {
     assert_eq!(check_cached(&asks, 1).await.verdict, Verdict::Allow, "one was left all the while");
 }
 
+fn second_charge(hits: u64) -> Charge {
+    Charge { per_second: true, ..native_charge("in the second", 1_000, hits) }
+}
+
 fn charges_in_both(hits: u64) -> Charges {
-    let second = Charge { per_second: true, ..native_charge("in the second", 1_000, hits) };
-    charges([native_charge("main", 10, hits), second], ALL)
+    charges([native_charge("main", 10, hits), second_charge(hits)], ALL)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -246,34 +270,51 @@ async fn check_cancelled_before_its_commit_frees_its_reservation() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reserve_and_commit_share_one_store_timeout() {
-    let deadline = Duration::from_secs(3);
     let two = TwoStores::new_in_async_test();
-    let (stores, _tasks) = two.connected(deadline);
-    let today = today();
-    let timed = async || {
+    // On a busy machine, a reply may arrive after its half of a short timeout.
+    let mut decided = None;
+    for deadline in [3, 9, 27].map(Duration::from_secs) {
+        let (stores, _tasks) = two.connected(deadline);
+        // Reserve and commit each have half of the store timeout, so a delay of a third is in time.
+        two.proxy.set(Way::FromStore, Flow::Delay(deadline / 3));
         let began = now();
-        let outcomes = charge_all(&stores, today, &charges_in_both(1)).await;
-        (outcomes, began.elapsed())
-    };
-    // Reserve and commit each have half of the store timeout, so a delay of a third is in time.
-    two.proxy.set(Way::FromStore, Flow::Delay(deadline / 3));
-    let (outcomes, took) = timed().await;
+        let outcomes = charge_all(&stores, today(), &charges_in_both(1)).await;
+        two.proxy.pass();
+        if outcomes.iter().all(|outcome| matches!(outcome, ChargeOutcome::Decided(_))) {
+            assert!(deadline / 3 * 2 <= began.elapsed(), "two round trips");
+            decided = Some(outcomes);
+            break;
+        }
+    }
+    let outcomes = decided.expect("both steps are in time");
     assert!(outcomes.iter().all(|outcome| !outcome.is_denial()), "{outcomes:?}");
-    assert!(matches!(outcomes[1], ChargeOutcome::Decided(_)), "{outcomes:?}");
-    assert!(deadline / 3 * 2 <= took && took < deadline + deadline / 3, "{took:?}");
+}
+
+/// A call to one store has the whole timeout, so it is the yardstick.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_second_store_takes_less_than_one_store_timeout() {
+    let two = TwoStores::new_in_async_test();
+    let (stores, _tasks) = two.connected(Duration::from_secs(3));
     two.proxy.set(Way::FromStore, Flow::Hold);
-    let (outcomes, took) = timed().await;
+    let (in_both, in_second) = (charges_in_both(1), charges([second_charge(1)], ALL));
+    let timed = async |charges: &Charges| {
+        let outcomes = charge_all(&stores, today(), charges).await;
+        (outcomes, now())
+    };
+    let ((outcomes, ended), (alone, alone_ended)) =
+        tokio::join!(timed(&in_both), timed(&in_second));
+    assert_eq!(alone[0], ChargeOutcome::Failed(StoreFailure::TimedOut));
     assert_eq!(outcomes[1], ChargeOutcome::Failed(StoreFailure::TimedOut));
     assert!(matches!(outcomes[0], ChargeOutcome::Decided(_)), "the other counts: {outcomes:?}");
-    assert!(took < deadline + deadline / 3, "{took:?}");
+    assert!(ended < alone_ended, "{:?} later than one timeout", ended - alone_ended);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reserve_times_out_after_half_of_the_store_timeout() {
-    let deadline = Duration::from_millis(1_500);
+    let deadline = Duration::from_secs(2);
     let two = TwoStores::new_in_async_test();
     let (stores, _tasks) = two.connected(deadline);
-    two.proxy.set(Way::FromStore, Flow::Delay(deadline / 3 * 2));
+    two.proxy.set(Way::FromStore, Flow::Delay(deadline / 10 * 9));
     let outcomes = charge_all(&stores, today(), &charges_in_both(1)).await;
     assert_eq!(outcomes[1], ChargeOutcome::Failed(StoreFailure::TimedOut));
 }
@@ -300,26 +341,29 @@ async fn lost_reservation_is_not_reported_as_charged() {
 
 /// A cancelled check does not report an unresponsive store. The call that cancels its reservation
 /// does, but only after the expiry of the reservation. The store must be known as unavailable long
-/// before that. A stalled machine gets five tries.
+/// before that, apart from the time by which the machine is late.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unresponsive_store_is_detected_although_all_checks_are_cancelled() {
     let (hurry, term) = (Duration::from_millis(5), Duration::from_secs(1));
     let two = TwoStores::new_in_async_test();
     let mut took = Vec::new();
-    for _ in 0..5 {
+    for _ in 0..30 {
         let (stores, _tasks) = two.connected(hurry * 4);
         two.proxy.set(Way::FromStore, Flow::Hold);
-        let (began, mut all_gave_up) = (now(), true);
+        let (began, mut late, mut all_gave_up) = (now(), Duration::ZERO, true);
         while stores.current_failure().is_none() {
+            let asked = now();
             let given_up =
                 tokio::time::timeout(hurry, charge_all(&stores, today(), &charges_in_both(1)))
                     .await;
+            late += asked.elapsed().saturating_sub(hurry);
             all_gave_up &= given_up.is_err() || stores.current_failure().is_some();
             assert!(began.elapsed() < PATIENCE, "nobody knows");
         }
-        took.push((began.elapsed(), all_gave_up));
+        let elapsed = began.elapsed();
+        took.push((elapsed, late, all_gave_up));
         two.proxy.pass();
-        if all_gave_up && began.elapsed() < term {
+        if all_gave_up && elapsed.saturating_sub(late) < term {
             return;
         }
     }
@@ -344,7 +388,7 @@ async fn reservation_without_a_reply_is_canceled_before_its_expiry() {
     let outcomes = charge_all(&stores, today(), &charges_in_both(4)).await;
     assert_eq!(outcomes[1], ChargeOutcome::Failed(StoreFailure::TimedOut));
     let has_returned = || match calls() - before {
-        2 => Ok(()),
+        2.. => Ok(()),
         other => Err(format!("{other} calls")),
     };
     until("it is told to hold, and to give back", has_returned).unwrap();

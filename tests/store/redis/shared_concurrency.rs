@@ -4,18 +4,17 @@
 //! Guarantees:
 //! - Requests in flight never exceed the limit, except for requests delayed by a stopped replica.
 //! - These exceptions are at most the share that the replica had when it stopped.
-//! - All permits are free within a second after the last release.
+//! - All permits are free after the last release, and none of them expired instead.
 //!
 //! Requests continue after their replica is killed, as behind a proxy.
-//! `benches/RESULTS.md` contains the printed table. The test runs for two minutes, or
-//! for `SLUICEGATE_FLEET_MINUTES` minutes.
+//! `benches/RESULTS.md` contains the printed table. The test injects each fault once, then random
+//! faults for `SLUICEGATE_FLEET_MINUTES` minutes.
 
+pub(super) mod backend_load;
 mod caller;
 mod scene_faults;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::time::{Duration, Instant};
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -24,97 +23,36 @@ use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tokio::runtime::Runtime;
-use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tonic::transport::Channel;
 
+use self::backend_load::{BackendLoad, assert_within_limit};
 use super::serve;
 use crate::support::dice::{Dice, seed};
+use crate::support::log_lines::assert_line_count;
 use crate::support::proxy::{Proxy, Upstream};
 use crate::support::redis::Redis;
 use crate::support::service::Service;
 use crate::support::store_server::{StoreKind, StoreServer};
-use crate::support::waiting::{now, until};
+use crate::support::waiting::{PATIENCE, now, until};
 
 const REPLICAS: usize = 5;
 
 const LIMIT: i64 = 20;
 
-const SHARE_EXPIRY: Duration = Duration::from_secs(1);
+/// Ten heartbeats: a busy machine delays a heartbeat, but not ten.
+const SHARE_EXPIRY: Duration = Duration::from_secs(2);
 
-const MAX_DURATION: Duration = Duration::from_secs(3);
-
-/// The longest allowed time from the last release until no permit is in use. `MAX_DURATION` is
-/// three times as long, so the expiry of a permit cannot hide a lost release.
-const MAX_RELEASE_DELAY: Duration = Duration::from_secs(1);
+const MAX_DURATION: Duration = Duration::from_secs(5);
 
 const WORKERS: usize = 12;
 
 const ONE_PATIENT_IN: usize = 4;
 
-/// The time for which the test observes the fleet after a fault. It is longer than the store
-/// reserves the share of a lost replica.
-const OBSERVATION: Duration = Duration::from_secs(5);
-
-/// The requests in flight, as the backend sees them.
-#[derive(Debug, Default)]
-pub(super) struct BackendLoad {
-    limit: i64,
-    pub(super) in_flight: AtomicI64,
-    pub(super) max_in_flight: AtomicI64,
-    /// The time at which requests in flight first reached the limit since the last reset.
-    full_at: parking_lot::Mutex<Option<Instant>>,
-    /// Requests in flight whose replica was stopped between its decision and its reply.
-    delayed: AtomicI64,
-    /// The share that the most recently stopped replica had when it stopped.
-    share_stopped: AtomicI64,
-    max_allowance: AtomicI64,
-    excess: AtomicI64,
-    pub(super) entered: AtomicU64,
-    over: watch::Sender<bool>,
-}
-
-impl BackendLoad {
-    pub(super) fn of(limit: i64) -> Arc<Self> {
-        Arc::new(Self { limit, ..Self::default() })
-    }
-
-    pub(super) fn enter(&self, was_delayed: bool) {
-        if was_delayed {
-            self.delayed.fetch_add(1, SeqCst);
-        }
-        let inside = self.in_flight.fetch_add(1, SeqCst) + 1;
-        let allowance = self.delayed.load(SeqCst).min(self.share_stopped.load(SeqCst));
-        self.max_in_flight.fetch_max(inside, SeqCst);
-        if self.limit <= inside {
-            self.full_at.lock().get_or_insert_with(now);
-        }
-        self.max_allowance.fetch_max(allowance, SeqCst);
-        self.excess.fetch_max(inside - allowance - self.limit, SeqCst);
-        self.entered.fetch_add(1, SeqCst);
-    }
-
-    pub(super) fn leave(&self, was_delayed: bool) {
-        self.in_flight.fetch_sub(1, SeqCst);
-        if was_delayed {
-            self.delayed.fetch_sub(1, SeqCst);
-        }
-    }
-
-    pub(super) fn finish(&self) {
-        self.over.send_replace(true);
-    }
-
-    pub(super) fn is_finished(&self) -> bool {
-        *self.over.borrow()
-    }
-
-    async fn wait(&self, duration: Duration) {
-        let mut over = self.over.subscribe();
-        let _ = timeout(duration, over.wait_for(|over| *over)).await;
-    }
-}
+/// The number of requests with which the test observes the fleet after a fault, at the end of the
+/// time for which the store reserves the share of a lost replica.
+const OBSERVED_REQUESTS: u64 = 100;
 
 /// The start and end of each replica's last stop.
 type Stops = Arc<Vec<parking_lot::Mutex<Option<(Instant, Instant)>>>>;
@@ -155,7 +93,7 @@ impl SharedFleet {
             channels: Arc::new((0..REPLICAS).map(|_| parking_lot::Mutex::default()).collect()),
             stops: Arc::new((0..REPLICAS).map(|_| parking_lot::Mutex::default()).collect()),
             callers: Vec::new(),
-            inside: BackendLoad::of(LIMIT),
+            inside: BackendLoad::new(LIMIT, MAX_DURATION),
             runtime: tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
                 .enable_all()
@@ -191,7 +129,8 @@ impl SharedFleet {
         let node = format!("replica-{replica}");
         let flags = [
             ["--fleet-replica-name", &node],
-            ["--store-deadline", self.store.deadline()],
+            // Shorter than the fault `Silence`.
+            ["--store-deadline", "2s"],
             ["--fleet-heartbeat", "200ms"],
             ["--fleet-share-expiry", &share_expiry],
             ["--listen-drain-delay", "0s"],
@@ -211,20 +150,21 @@ impl SharedFleet {
         self.fleet.iter().flatten().map(share).sum()
     }
 
-    /// Waits until the shares add up to the limit, then observes the fleet for `OBSERVATION`.
-    /// Returns two times as text: until the shares add up, and until requests in flight reach the
-    /// limit.
+    /// Waits until the shares add up to the limit, then observes the fleet for
+    /// `OBSERVED_REQUESTS`. Returns two times as text: until the shares add up, and until requests
+    /// in flight reach the limit.
     fn wait_until_full(&self) -> String {
         let began = now();
-        *self.inside.full_at.lock() = None;
+        self.inside.forget_full();
         let whole = || match self.shares() {
             LIMIT => Ok(began.elapsed()),
             shares => Err(shares.to_string()),
         };
         let took = until("the whole ceiling is given out", whole).unwrap();
-        std::thread::sleep(OBSERVATION.saturating_sub(began.elapsed()));
+        std::thread::sleep(SHARE_EXPIRY.saturating_sub(began.elapsed()));
+        self.inside.wait_for_requests(OBSERVED_REQUESTS);
         // The test sets no bound for this time, because it depends on the speed of the machine.
-        match *self.inside.full_at.lock() {
+        match self.inside.full_at() {
             Some(at) => format!("{took:.2?}, {LIMIT} inside after {:.2?}", at - began),
             None => format!("{took:.2?}, never {LIMIT} inside until {:.2?}", began.elapsed()),
         }
@@ -300,7 +240,7 @@ pub(super) async fn send_check_for(
 #[test]
 fn shared_limit_is_never_exceeded_during_faults() {
     let minutes: u64 =
-        std::env::var("SLUICEGATE_FLEET_MINUTES").map_or(2, |minutes| minutes.parse().unwrap());
+        std::env::var("SLUICEGATE_FLEET_MINUTES").map_or(0, |minutes| minutes.parse().unwrap());
     run_faults(StoreKind::Redis, &FleetFault::USUAL, Duration::from_secs(60 * minutes));
 }
 
@@ -330,20 +270,16 @@ fn run_faults(kind: StoreKind, faults: &[FleetFault], min_duration: Duration) {
         let fault = scene.dice.pick(&any);
         run_fault(&mut scene, fault);
     }
+    // Permits whose release the last fault lost expire first.
+    std::thread::sleep(MAX_DURATION);
     let release_delay = scene.drain();
     let load = &scene.inside;
     println!(
-        "{} requests, at most {} inside of {LIMIT}, allowance {}, {} lives, no place held {release_delay:.2?} after the last end",
-        load.entered.load(SeqCst),
-        load.max_in_flight.load(SeqCst),
-        load.max_allowance.load(SeqCst),
+        "{}, {} lives, no place held {release_delay:.2?} after the last end",
+        load.summary(),
         scene.incarnations
     );
     assert_within_limit(load);
-    assert!(
-        release_delay <= MAX_RELEASE_DELAY,
-        "places were held for {release_delay:?} after the last was told to have ended"
-    );
 }
 
 #[expect(clippy::print_stdout, reason = "the table is part of the proof")]
@@ -363,6 +299,7 @@ fn empty_redis_denies_permits_for_a_grace_period() {
     std::fs::write(limits.path().join("d.yaml"), text).unwrap();
     let flags =
         ["--fleet-replica-name", "a", "--fleet-heartbeat", "100ms", "--fleet-share-expiry", "1s"];
+    let began = now();
     let service = serve(limits.path(), &store.url(), &flags);
     let is_registered = || match store
         .command(&["HEXISTS", "sluicegatesg:{fleet}:incarnation", "incarnation"])
@@ -382,16 +319,12 @@ fn empty_redis_denies_permits_for_a_grace_period() {
             != Some(Code::Ok)
         {
             denied += 1;
-            assert!(denied < 2_000, "{}", service.log());
+            assert!(began.elapsed() < PATIENCE, "{}", service.log());
             sleep(Duration::from_millis(10)).await;
         }
         assert_ne!(denied, 0, "what is in flight elsewhere was not known");
     });
-    let log_lines = service.log().matches("does not know the requests in flight yet").count();
-    assert_eq!(log_lines, 1, "{}", service.log());
-}
-
-pub(super) fn assert_within_limit(load: &BackendLoad) {
-    let (above, most) = (load.excess.load(SeqCst), load.max_in_flight.load(SeqCst));
-    assert!(above <= 0, "{above} too many inside, {most} at most");
+    let log = service.log();
+    let lines = log.matches("does not know the requests in flight yet").count();
+    assert_line_count(lines, 1, began, &log);
 }

@@ -19,7 +19,7 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts a Prometheus that scrapes `target` five times a second.
+    /// Starts a Prometheus that scrapes `target` twice a second. A scrape may take half a second.
     pub fn of(target: SocketAddr) -> Self {
         let started = || {
             let mut prometheus = Self::spawn(target);
@@ -31,7 +31,7 @@ impl Prometheus {
     fn spawn(target: SocketAddr) -> Self {
         let home = tempfile::tempdir().unwrap();
         let config = format!(
-            "global: {{scrape_interval: 200ms, scrape_timeout: 200ms}}\nscrape_configs:\n\
+            "global: {{scrape_interval: 500ms, scrape_timeout: 500ms}}\nscrape_configs:\n\
              - {{job_name: sluicegate, static_configs: [{{targets: ['{target}'],\n\
              \x20  labels: {{app_kubernetes_io_component: ratelimit}}}}]}}\n"
         );

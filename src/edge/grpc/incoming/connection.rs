@@ -2,8 +2,9 @@
 //! end of its lifetime or when the client sends nothing.
 //!
 //! Guarantees:
-//! - While a [`ShortIdleGuard`] exists, the idle timeout is [`PERMIT_STREAM_IDLE_TIMEOUT`].
-//! - Otherwise, the idle timeout is [`IDLE_TIMEOUT`].
+//! - While a [`ShortIdleGuard`] exists, the idle timeout is [`GrpcTimeouts::permit_stream_idle`].
+//! - Otherwise, the idle timeout is [`GrpcTimeouts::idle`].
+//! - With TLS, only decrypted bytes restart the idle timeout.
 //! - Any received byte restarts it, so a proxy that is too busy for pings stays connected.
 //! - Pending writes do not extend the idle timeout.
 //! - The idle timeout restarts if this process was suspended for 500 ms or longer.
@@ -27,19 +28,11 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-use super::super::timeouts::{
-    HANDSHAKE_TIMEOUT, IDLE_PING_INTERVAL, PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL, PONG_TIMEOUT,
-};
+use super::super::timeouts::GrpcTimeouts;
 use crate::edge::connection_gate::ConnectionSlot;
 
 /// The length of the HTTP/2 client preface, in bytes (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;
-/// The idle timeout of a connection with a [`ShortIdleGuard`], after the HTTP/2 preface.
-/// With TLS, only decrypted bytes restart it.
-const PERMIT_STREAM_IDLE_TIMEOUT: Duration =
-    PING_INTERVAL.saturating_add(PERMIT_STREAM_PONG_TIMEOUT);
-/// The idle timeout of a connection without a [`ShortIdleGuard`], after the HTTP/2 preface.
-const IDLE_TIMEOUT: Duration = IDLE_PING_INTERVAL.saturating_add(PONG_TIMEOUT);
 /// The interval at which a connection with a [`ShortIdleGuard`] examines its idle timeout. A timer
 /// that is late by this interval shows that this process was suspended and could not read.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -85,6 +78,7 @@ pub struct GrpcConnection {
 
 #[derive(Debug)]
 struct IdleTimer {
+    timeouts: GrpcTimeouts,
     preface_missing: usize,
     last_read: Instant,
     /// `true` if a guard existed at the last poll, after the HTTP/2 preface.
@@ -93,12 +87,13 @@ struct IdleTimer {
 }
 
 impl IdleTimer {
-    fn new() -> Self {
+    fn new(timeouts: GrpcTimeouts) -> Self {
         Self {
+            timeouts,
             preface_missing: PREFACE_BYTES,
             last_read: Instant::now(),
             has_guards: false,
-            next_check: Box::pin(sleep(HANDSHAKE_TIMEOUT)),
+            next_check: Box::pin(sleep(timeouts.handshake)),
         }
     }
 
@@ -109,7 +104,7 @@ impl IdleTimer {
         }
         self.preface_missing = self.preface_missing.saturating_sub(bytes);
         if self.preface_missing == 0 {
-            self.next_check.as_mut().reset(self.last_read + IDLE_TIMEOUT);
+            self.next_check.as_mut().reset(self.last_read + self.timeouts.idle());
         }
     }
 
@@ -134,9 +129,9 @@ impl IdleTimer {
                 self.last_read = now;
             }
             let (timeout, interval) = if self.has_guards {
-                (PERMIT_STREAM_IDLE_TIMEOUT, IDLE_CHECK_INTERVAL)
+                (self.timeouts.permit_stream_idle(), IDLE_CHECK_INTERVAL)
             } else {
-                (IDLE_TIMEOUT, IDLE_TIMEOUT)
+                (self.timeouts.idle(), self.timeouts.idle())
             };
             let deadline = self.last_read + timeout;
             if self.preface_missing > 0 || deadline <= now {
@@ -149,8 +144,19 @@ impl IdleTimer {
 }
 
 impl GrpcConnection {
-    pub(super) fn new(io: Socket, lifetime: Option<Pin<Box<Sleep>>>, slot: ConnectionSlot) -> Self {
-        Self { io, lifetime, idle_timer: IdleTimer::new(), guards: Arc::default(), _slot: slot }
+    pub(super) fn new(
+        io: Socket,
+        timeouts: GrpcTimeouts,
+        lifetime: Option<Pin<Box<Sleep>>>,
+        slot: ConnectionSlot,
+    ) -> Self {
+        let idle_timer = IdleTimer::new(timeouts);
+        Self { io, lifetime, idle_timer, guards: Arc::default(), _slot: slot }
+    }
+
+    /// Returns the timeouts of the connection's port.
+    pub(in crate::edge::grpc) const fn timeouts(&self) -> &GrpcTimeouts {
+        &self.idle_timer.timeouts
     }
 
     /// Returns a handle that creates guards for this connection.

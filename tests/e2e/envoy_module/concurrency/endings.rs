@@ -15,8 +15,8 @@ use super::super::super::envoy::Envoy;
 use super::super::super::stepwise_upstream::{Visit, Visits};
 use super::super::{VERSIONS, launch};
 use super::{
-    REJECTED, api_key, fleet_page, in_flight, open, proxies_of, status, wait_for_permit,
-    with_details,
+    REJECTED, api_key, configuration, fleet_page, in_flight, open, proxies_of, status,
+    wait_for_permit,
 };
 use crate::support::service::Service;
 use crate::support::waiting::until;
@@ -28,7 +28,7 @@ descriptors:
   concurrency: {limit: 1, mode: local}
 - key: api_key
   value: queued
-  concurrency: {limit: 1, mode: local, queue: {size: 1, timeout: 9s}}
+  concurrency: {limit: 1, mode: local, queue: {size: 1, timeout: 5m}}
 - key: path
   value: /denied
   rate_limit: {unit: day, requests_per_unit: 0}
@@ -227,7 +227,7 @@ fn every_ending_releases_the_permit_in_each_supported_envoy() {
         std::fs::write(limits.path().join("shop.yaml"), LIMITS).unwrap();
         let service = Service::start(limits.path(), &[]).unwrap();
         let upstream = Visits::listen();
-        let text = with_details(upstream.address, service.grpc);
+        let text = configuration(upstream.address, service.grpc);
         let mut envoy = Envoy::launch(text, 0, &launch(version));
         wait_for_permit(&envoy);
         for (key, end) in ENDINGS {

@@ -3,6 +3,7 @@
 //! Guarantees:
 //! - A request of a killed Envoy counts for `max_duration`, as if the upstream did not notice.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -11,23 +12,29 @@ use tempfile::TempDir;
 use super::super::super::envoy::{Envoy, Launch, replace_once};
 use super::super::changes::hot_restart_launch;
 use super::recording_upstream::Request;
-use super::{Fleet, KEY, REJECTED, configuration, fleet_page, proxies_of};
+use super::{
+    Fleet, KEY, REJECTED, SHARED, STRICT, configuration, fleet_page, proxies_of, wait_for_permit,
+};
 use crate::support::http1;
 use crate::support::ports;
 use crate::support::waiting::{Ends, now, until};
 
 const LIMIT: usize = 4;
-const MAX_DURATION: Duration = Duration::from_secs(2);
+const MAX_DURATION: Duration = Duration::from_secs(1);
+
+/// The seconds from the start of a new Envoy to the end of its parent, until the test can end its
+/// requests before.
+const PARENT_SECONDS: [u32; 5] = [3, 6, 12, 24, 48];
 
 fn limit() -> String {
     format!("limit: {LIMIT}, max_duration: {MAX_DURATION:?}, on_store_failure: deny")
 }
 
 /// Sends requests until `is_over`. Each one passes or is rejected.
-fn send_until(fleet: &Fleet, is_over: &AtomicBool) {
+fn send_until(fleet: &Fleet, ingress: SocketAddr, is_over: &AtomicBool) {
     while !is_over.load(Relaxed) {
         let request = fleet.upstream.new_request(&10);
-        let reply = http1::get(fleet.ingress(0), "/", &request.headers(KEY)).unwrap();
+        let reply = http1::get(ingress, "/", &request.headers(KEY)).unwrap();
         assert!([200, REJECTED].contains(&reply.status), "{reply:?}");
     }
 }
@@ -36,26 +43,29 @@ fn send_until(fleet: &Fleet, is_over: &AtomicBool) {
 struct HotRestart {
     home: TempDir,
     text: String,
+    parent_seconds: u32,
 }
 
 impl HotRestart {
     /// Adds a fixed port: only its listener is handed to the next epoch.
-    fn new(mut text: String) -> Self {
+    fn new(mut text: String, parent_seconds: u32) -> Self {
         let listen = |port: u16| {
             format!("{{address: 127.0.0.1, port_value: {port}}}}}\n      filter_chains")
         };
         replace_once(&mut text, &listen(0), &listen(ports::free().port()));
-        Self { home: tempfile::tempdir().unwrap(), text }
+        Self { home: tempfile::tempdir().unwrap(), text, parent_seconds }
     }
 
     fn start_parent(&self) -> Envoy {
         let path = self.home.path().join("base_id");
-        self.start(&hot_restart_launch(&["--base-id-path", path.to_str().unwrap()]))
+        let flags = ["--base-id-path", path.to_str().unwrap()];
+        self.start(&hot_restart_launch(self.parent_seconds, &flags))
     }
 
     fn start_child(&self) -> Envoy {
         let base_id = std::fs::read_to_string(self.home.path().join("base_id")).unwrap();
-        self.start(&hot_restart_launch(&["--base-id", base_id.trim(), "--restart-epoch", "1"]))
+        let flags = ["--base-id", base_id.trim(), "--restart-epoch", "1"];
+        self.start(&hot_restart_launch(self.parent_seconds, &flags))
     }
 
     fn start(&self, launch: &Launch) -> Envoy {
@@ -88,7 +98,7 @@ fn kill_with_two_requests(fleet: &mut Fleet) -> ([Request; 2], Instant) {
 
 #[test]
 fn another_envoy_gets_the_limit_after_the_expiry_of_a_dead_one() {
-    let mut fleet = Fleet::start(&limit(), (1, 2));
+    let mut fleet = Fleet::start(SHARED, &limit(), (1, 2));
     let (held, sent) = kill_with_two_requests(&mut fleet);
     for request in held {
         fleet.upstream.end_at(request.id, sent + MAX_DURATION);
@@ -103,7 +113,7 @@ fn another_envoy_gets_the_limit_after_the_expiry_of_a_dead_one() {
 #[test]
 fn the_permits_of_a_dead_envoy_are_free_after_three_heartbeats() {
     let limit = format!("limit: {LIMIT}, mode: strict, max_duration: 5m, on_store_failure: deny");
-    let mut fleet = Fleet::start(&limit, (1, 2));
+    let mut fleet = Fleet::start(STRICT, &limit, (1, 2));
     let (held, _) = kill_with_two_requests(&mut fleet);
     for request in held {
         fleet.upstream.end_at(request.id, now());
@@ -115,37 +125,54 @@ fn the_permits_of_a_dead_envoy_are_free_after_three_heartbeats() {
 
 #[test]
 fn hot_restart_keeps_the_limit_and_completes_requests_in_flight() {
-    let mut fleet = Fleet::start(&limit(), (1, 0));
-    let restart = HotRestart::new(configuration(fleet.upstream.address, fleet.services[0].grpc));
-    fleet.add_envoy(restart.start_parent());
+    let is_complete = PARENT_SECONDS.into_iter().any(replace_with_two_requests);
+    assert!(is_complete, "each parent ended before its requests");
+}
+
+/// Replaces an Envoy that has two requests in flight. Returns `false` if it ended before they did:
+/// on a busy machine, the test may be late.
+fn replace_with_two_requests(parent_seconds: u32) -> bool {
+    let mut fleet = Fleet::start(SHARED, &limit(), (1, 0));
+    let text = configuration(fleet.upstream.address, fleet.services[0].grpc);
+    let restart = HotRestart::new(text, parent_seconds);
+    let mut parent = restart.start_parent();
+    wait_for_permit(&parent);
+    let ingress = parent.ingress;
     let is_over = AtomicBool::new(false);
-    let child = std::thread::scope(|scope| {
+    let (child, statuses) = std::thread::scope(|scope| {
         let _ends = Ends(&is_over);
-        let held = [0, 0].map(|envoy| {
-            let fleet = &fleet;
-            scope.spawn(move || fleet.get_held_until_allowed(envoy))
+        let held = [(); 2].map(|()| {
+            let request = fleet.upstream.new_request(&"until released");
+            scope.spawn(move || {
+                let reply = http1::get(ingress, "/", &request.headers(KEY));
+                reply.map(|reply| reply.status).ok()
+            })
         });
         fleet.upstream.wait_for_in_flight(2);
         for _ in 0..3 {
-            scope.spawn(|| send_until(&fleet, &is_over));
+            scope.spawn(|| send_until(&fleet, ingress, &is_over));
         }
         let child = restart.start_child();
         until("two proxies in /fleet", || {
             let page = fleet_page(&fleet.services[0]);
-            if proxies_of(&page).len() == 2 { Ok(()) } else { Err(page.to_string()) }
+            let is_ended = parent.has_ended();
+            if is_ended || proxies_of(&page).len() == 2 { Ok(()) } else { Err(page.to_string()) }
         })
         .unwrap();
         fleet.upstream.release(2);
-        for client in held {
-            client.join().unwrap();
-        }
-        child
+        (child, held.map(|client| client.join().unwrap()))
     });
-    let mut parent = std::mem::replace(&mut fleet.envoys[0], child);
+    let is_late = parent.has_ended();
+    if is_late && statuses != [Some(200); 2] {
+        return false;
+    }
+    assert_eq!(statuses, [Some(200); 2]);
+    fleet.envoys.push(child);
     let status = parent.ended();
     assert!(status.success(), "{status}\n{}", parent.log());
     fleet.fill_and_empty(LIMIT, &[0]);
     let most = fleet.upstream.most_in_flight();
     assert!((3..=LIMIT).contains(&most), "{most} requests in flight");
     fleet.wait_until_idle(1);
+    true
 }

@@ -5,13 +5,13 @@
 //! - The limit decides in the outage, not the filter's `failure`.
 //! - After the outage, all Envoys share the limit again.
 
-use super::Fleet;
+use super::{Fleet, FleetTimes, SHARED, STRICT};
 
 const LIMIT: usize = 2;
 
 /// Starts two Envoys and one replica.
-fn start(fields: &str) -> Fleet {
-    Fleet::start(&format!("limit: {LIMIT}, max_duration: 2s, {fields}"), (1, 2))
+fn start(times: FleetTimes, fields: &str) -> Fleet {
+    Fleet::start(times, &format!("limit: {LIMIT}, max_duration: 1s, {fields}"), (1, 2))
 }
 
 /// Requires that the limit decided all requests of Envoys.
@@ -29,16 +29,16 @@ fn fallbacks(fleet: &Fleet) -> u64 {
 
 #[test]
 fn an_outage_rejects_requests_after_the_share_expiry_with_deny() {
-    check_deny("shared");
+    check_deny(SHARED, "shared");
 }
 
 #[test]
 fn an_outage_rejects_requests_of_a_strict_limit_with_deny() {
-    check_deny("strict");
+    check_deny(STRICT, "strict");
 }
 
-fn check_deny(mode: &str) {
-    let mut fleet = start(&format!("mode: {mode}, on_store_failure: deny"));
+fn check_deny(times: FleetTimes, mode: &str) {
+    let mut fleet = start(times, &format!("mode: {mode}, on_store_failure: deny"));
     let before = fallbacks(&fleet);
     std::thread::scope(|scope| {
         let held = scope.spawn(|| fleet.get_held_until_allowed(0));
@@ -61,7 +61,7 @@ fn check_deny(mode: &str) {
 
 #[test]
 fn an_outage_gives_each_envoy_the_whole_limit_with_allow() {
-    let mut fleet = start("on_store_failure: allow");
+    let mut fleet = start(SHARED, "on_store_failure: allow");
     let before = fallbacks(&fleet);
     let fill = |fleet: &Fleet, envoy: usize| {
         std::thread::scope(|scope| {

@@ -1,5 +1,7 @@
 //! Tests of proxies that lease hits from a real process with a real Redis.
 
+use std::ops::RangeInclusive;
+
 use serde_json::Value;
 use sluicegate::clock::Clock;
 use sluicegate::kernel::lease::balance::{LeaseBalance, SpendResult};
@@ -83,6 +85,30 @@ impl LeasingProxy {
         self.balance.settle(clock.now(), &from_reply(self.number, &reply));
         decision == CounterVerdict::Allow
     }
+
+    /// Sends a borrow for the counter of each number, then reads all replies.
+    async fn borrow_at_once(&mut self, numbers: RangeInclusive<u64>) {
+        for number in numbers.clone() {
+            let counter = Some(counter_of(&number.to_string(), self.strategy.clone()));
+            let message = Message::Borrow(BorrowMessage { counter, ..borrow(number, 1, 5) });
+            let id = 100 + number;
+            self.stream.send(ProxyMessage { id, message: Some(message) }).await;
+        }
+        let mut ids = Vec::new();
+        for _ in numbers.clone() {
+            ids.push(self.stream.next().await.unwrap().unwrap().id);
+        }
+        ids.sort_unstable();
+        assert_eq!(ids, numbers.map(|number| 100 + number).collect::<Vec<_>>());
+    }
+}
+
+/// The store calls for leases.
+fn lease_calls(service: &Service) -> u64 {
+    let page = http1::get(service.metrics, "/metrics", &[]).unwrap().text();
+    let name = "sluicegate_lease_calls_total ";
+    let count = page.lines().find_map(|line| line.strip_prefix(name));
+    count.unwrap().parse().unwrap()
 }
 
 fn to_message(request: BorrowRequest) -> BorrowMessage {
@@ -146,27 +172,17 @@ async fn messages_that_arrive_together_share_store_calls() {
     let store = Redis::start();
     let (_limits, service) = start(&store);
     let mut proxy = LeasingProxy::connect(&service, 7).await;
-    let calls = || {
-        let page = http1::get(service.metrics, "/metrics", &[]).unwrap().text();
-        let name = "sluicegate_lease_calls_total ";
-        let count = page.lines().find_map(|line| line.strip_prefix(name));
-        count.unwrap().parse::<u64>().unwrap()
-    };
-    let before = calls();
-    for number in 1..=50 {
-        let counter = Some(counter_of(&number.to_string(), proxy.strategy.clone()));
-        let message = Message::Borrow(BorrowMessage { counter, ..borrow(number, 1, 5) });
-        let id = 100 + number;
-        proxy.stream.send(ProxyMessage { id, message: Some(message) }).await;
+    // On a busy machine, the messages of an attempt may arrive one by one.
+    let mut used = Vec::new();
+    for attempt in 0..10 {
+        let before = lease_calls(&service);
+        proxy.borrow_at_once(1 + 50 * attempt..=50 * (attempt + 1)).await;
+        used.push(lease_calls(&service) - before);
+        if used.last().is_some_and(|used| *used <= 25) {
+            return;
+        }
     }
-    let mut ids = Vec::new();
-    for _ in 0..50 {
-        ids.push(proxy.stream.next().await.unwrap().unwrap().id);
-    }
-    ids.sort_unstable();
-    assert_eq!(ids, (101..=150).collect::<Vec<_>>());
-    let used = calls() - before;
-    assert!(used <= 25, "{used} calls for 50 messages");
+    panic!("{used:?} calls for 50 messages each");
 }
 
 /// With two threads, because the wait for the end blocks one.

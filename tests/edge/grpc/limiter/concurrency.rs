@@ -4,9 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
-use sluicegate::edge::grpc::permits::api;
-use sluicegate::edge::grpc::permits::api::acquire_response::Verdict as PermitVerdict;
-use sluicegate::edge::grpc::permits::api::permits_client::PermitsClient;
 use sluicegate::engine::Engine;
 use sluicegate::engine::proxies::ProxyBucket;
 use sluicegate::kernel::concurrency::RequestOutcome;
@@ -15,15 +12,12 @@ use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate_proxy::answer::Verdict;
 use sluicegate_proxy::settings::{FailureRule, WaitSettings};
 use sluicegate_proxy::{Admission, Check, Limiter, Started};
-use tonic::transport::Channel;
 
 use super::{WAIT, admission, engine, entries, limiter, serve, until};
 use crate::support::engine::{force, publish_as};
-use crate::support::redis::Redis;
-use crate::support::service::Service;
-use crate::support::waiting::soon;
+use crate::support::waiting::{now, soon};
 
-fn limit(fields: &str) -> String {
+pub(super) fn limit(fields: &str) -> String {
     format!("- key: user\n  concurrency: {{{fields}}}\n")
 }
 
@@ -31,13 +25,13 @@ fn start(limiter: &Limiter, value: &str, wait: WaitSettings) -> Started {
     limiter.start(&Check { domain: "d", descriptors: &[entries(&[("user", value)])], wait })
 }
 
-async fn admit(limiter: &Limiter) -> Admission {
+pub(super) async fn admit(limiter: &Limiter) -> Admission {
     admission(start(limiter, "a", WAIT)).await
 }
 
 /// Returns a request with a permit. The share of a limit follows the demand, so it may take a few
 /// reports.
-async fn admitted(limiter: &Limiter) -> Admission {
+pub(super) async fn admitted(limiter: &Limiter) -> Admission {
     soon("a permit", async {
         loop {
             let admission = admit(limiter).await;
@@ -50,7 +44,7 @@ async fn admitted(limiter: &Limiter) -> Admission {
     .await
 }
 
-fn release(admission: Admission) {
+pub(super) fn release(admission: Admission) {
     admission.permits.release(RequestOutcome::Success.into(), None);
 }
 
@@ -85,6 +79,7 @@ impl Upstream {
 async fn proxies_together_never_exceed_a_shared_limit() {
     const LIMIT: u32 = 6;
     const CLIENTS: usize = 5;
+    const ROUNDS: u32 = 20;
     let engine = engine(&limit("limit: 6"));
     let served = serve(&engine).await;
     let upstreams: [Arc<Upstream>; 3] = Default::default();
@@ -99,7 +94,7 @@ async fn proxies_together_never_exceed_a_shared_limit() {
         let (proxy, own, all) = (proxies[at].clone(), Arc::clone(&upstreams[at]), all.clone());
         async move {
             // Every client of every proxy is served, so the share follows the demand.
-            for _ in 0..60 {
+            for _ in 0..ROUNDS {
                 let admission = admitted(&proxy).await;
                 tokio::join!(own.serve(), all.serve());
                 release(admission);
@@ -109,7 +104,7 @@ async fn proxies_together_never_exceed_a_shared_limit() {
     soon("all requests", futures_util::future::join_all(clients)).await;
     let most = all.most.load(SeqCst);
     assert!((2..=LIMIT).contains(&most), "{most} at once");
-    assert!(upstreams.iter().all(|own| own.served.load(SeqCst) == 300));
+    assert!(upstreams.iter().all(|own| own.served.load(SeqCst) == 5 * ROUNDS));
     until("no request in flight", || in_flight(&engine) == 0).await;
     // The whole limit moves to the proxy that needs it.
     let mut held = Vec::new();
@@ -166,7 +161,7 @@ async fn the_store_counts_each_permit_of_a_strict_limit() {
 
 #[tokio::test]
 async fn waiting_requests_get_permits_in_order_or_are_rejected() {
-    let engine = engine(&limit("limit: 1, mode: local, queue: {size: 2, timeout: 30s}"));
+    let engine = engine(&limit("limit: 1, mode: local, queue: {size: 2, timeout: 10m}"));
     let served = serve(&engine).await;
     let proxy = limiter(served.address).await;
     // The deadline does not include the time in the queue.
@@ -190,7 +185,7 @@ async fn waiting_requests_get_permits_in_order_or_are_rejected() {
 
 #[tokio::test]
 async fn a_request_gets_the_rules_in_force_after_its_queue() {
-    let concurrency = "concurrency: {limit: 1, mode: local, queue: {size: 2, timeout: 30s}}";
+    let concurrency = "concurrency: {limit: 1, mode: local, queue: {size: 2, timeout: 10m}}";
     let rate = "rate_limit: {unit: day, requests_per_unit: 100}";
     let engine = engine(&format!("- {{key: user, {rate}, {concurrency}}}\n"));
     let served = serve(&engine).await;
@@ -234,7 +229,7 @@ async fn a_wait_in_the_queue_ends_with_its_timeout() {
 
 #[tokio::test]
 async fn a_limit_in_shadow_mode_rejects_nothing() {
-    let concurrency = "{limit: 1, mode: local, queue: {size: 1, timeout: 30s}}";
+    let concurrency = "{limit: 1, mode: local, queue: {size: 1, timeout: 10m}}";
     let fields = format!("shadow_mode: true, concurrency: {concurrency}");
     let engine = engine(&format!("- {{key: user, {fields}}}\n"));
     let served = serve(&engine).await;
@@ -356,7 +351,7 @@ async fn without_the_service_a_share_expires_and_on_store_failure_decides() {
     let proxy = limiter(served.address).await;
     let admit = async |key: &str| {
         let descriptors = [entries(&[("user", "a"), (key, "b")])];
-        let wait = WaitSettings { deadline: Duration::from_millis(50), failure: FailureRule::Deny };
+        let wait = WaitSettings { deadline: Duration::from_secs(1), failure: FailureRule::Deny };
         admission(proxy.start(&Check { domain: "d", descriptors: &descriptors, wait })).await
     };
     for key in ["closed", "open"] {
@@ -367,9 +362,13 @@ async fn without_the_service_a_share_expires_and_on_store_failure_decides() {
         };
         soon("a share", known).await;
     }
+    let began = now();
     served.shut_down().await.unwrap();
-    // The share is valid for the default of `fleet.share_expiry`.
-    assert_eq!(admit("closed").await.answer.verdict, Verdict::Allow);
+    // The share is valid for 5 s, the default of `fleet.share_expiry`. Its last report may be a
+    // second old.
+    let verdict = admit("closed").await.answer.verdict;
+    let may_be_expired = Duration::from_secs(3) <= began.elapsed();
+    assert!(verdict == Verdict::Allow || may_be_expired, "{verdict:?} in {:?}", began.elapsed());
     let expired = async {
         while admit("closed").await.answer.verdict != Verdict::Deny {
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -382,59 +381,4 @@ async fn without_the_service_a_share_expires_and_on_store_failure_decides() {
         }
     };
     soon("the whole limit", opened).await;
-}
-
-/// A real process with a new Redis, which grants shares after a few seconds.
-fn service(limits: &str) -> (Redis, tempfile::TempDir, Service) {
-    let (redis, dir) = (Redis::start(), tempfile::tempdir().unwrap());
-    let text = format!("domain: d\ndescriptors:\n{limits}");
-    std::fs::write(dir.path().join("d.yaml"), text).unwrap();
-    let url = redis.url();
-    let times = ["--fleet-heartbeat", "200ms", "--fleet-share-expiry", "1s"];
-    let flags = [&["--store-url", &url, "--store-deadline", "20s"][..], &times].concat();
-    let flags: Vec<String> = flags.into_iter().map(str::to_owned).collect();
-    let service = Service::start(dir.path(), &flags).unwrap();
-    (redis, dir, service)
-}
-
-/// Returns `true` if the replica itself admits the request `id`.
-async fn replica_admits(client: &mut PermitsClient<Channel>, id: &str) -> bool {
-    let entry = api::Entry { key: "user".into(), value: "a".into() };
-    let descriptors = vec![api::Descriptor { entries: vec![entry], hits: None }];
-    let request =
-        api::AcquireRequest { id: id.into(), domain: "d".into(), descriptors, max_wait_us: None };
-    client.acquire(request).await.unwrap().into_inner().verdict() == PermitVerdict::Allow
-}
-
-async fn a_proxy_and_a_replica_share(mode: &str) {
-    let (_redis, _limits, service) =
-        service(&limit(&format!("limit: 4, max_duration: 4s, mode: {mode}")));
-    let proxy = limiter(service.grpc).await;
-    let channel = service.door().connect().await.unwrap();
-    let mut replica = PermitsClient::new(channel);
-    let _held = [admitted(&proxy).await, admitted(&proxy).await];
-    // The replica's permits expire after four seconds, so both are acquired soon after each other.
-    let both_admitted = async {
-        for round in 0.. {
-            let ids = [format!("{round:0>16}-a"), format!("{round:0>16}-b")];
-            let first = replica_admits(&mut replica, &ids[0]).await;
-            if first && replica_admits(&mut replica, &ids[1]).await {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    soon("two permits of the replica", both_admitted).await;
-    assert_eq!(admit(&proxy).await.answer.verdict, Verdict::Deny, "{mode}");
-    assert!(!replica_admits(&mut replica, "the-fifth-request").await, "{mode}");
-}
-
-#[tokio::test]
-async fn a_proxy_and_a_replica_share_one_limit_in_redis() {
-    a_proxy_and_a_replica_share("shared").await;
-}
-
-#[tokio::test]
-async fn a_proxy_and_a_replica_share_one_strict_limit_in_redis() {
-    a_proxy_and_a_replica_share("strict").await;
 }

@@ -2,7 +2,6 @@
 
 use std::pin::pin;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 use futures_util::future::poll_immediate;
 use sluicegate::kernel::units::Nanos;
@@ -12,6 +11,7 @@ use super::{STREAM_LIFETIME, default_check, permit_count, two_replicas};
 use crate::support::engine::block_on;
 use crate::support::faulty_store::FaultyStore;
 use crate::support::replica::{HEARTBEAT, Replica, START, admitted_permits, advance_and_report};
+use crate::support::waiting::soon;
 
 #[test]
 fn a_canceled_acquire_leaks_no_permit() {
@@ -50,8 +50,7 @@ fn acquire_that_times_out_leaks_no_permit() {
         block_on(async {
             let check = default_check();
             let asked = alone.engine.admit(&check, Some(Nanos(10 * Nanos::MILLI.0)));
-            let asked = tokio::time::timeout(Duration::from_secs(10), asked).await;
-            let held = admitted_permits(asked.expect("it waits still").unwrap());
+            let held = admitted_permits(soon("an answer", asked).await.unwrap());
             assert_eq!(held.is_some_and(|held| held.is_empty()), shadow);
             assert_eq!(permit_count(&store, START), 1, "it has taken what nobody heard of");
             store.is_silent.store(false, Relaxed);

@@ -4,9 +4,10 @@ use sluicegate::store::redis::Batching;
 use sluicegate::store::{ChargeMode, ChargeOutcome, CounterStore as _, StoreFailure};
 use tokio::runtime::Runtime;
 
-use super::{EVERY_RULE, FLAGS, LIMIT, assert_each_fallback, assert_limit_enforced};
+use super::{EVERY_RULE, LIMIT, assert_each_fallback, assert_limit_enforced};
 use crate::store::redis::fault_watch::FaultWatch;
 use crate::store::redis::{batch, check, failures, limits, metric, ready, serve, wait_until_ready};
+use crate::support::log_lines::assert_line_count;
 use crate::support::proxy::{Proxy, Upstream};
 use crate::support::redis::Redis;
 use crate::support::resp::Value;
@@ -16,7 +17,7 @@ use crate::support::waiting::{for_a_day_with_a_minute_left, now, until};
 fn fallbacks_apply_while_redis_is_read_only() {
     for_a_day_with_a_minute_left();
     let (store, limits) = (Redis::start(), limits(LIMIT));
-    let service = serve(limits.path(), &store.url(), &FLAGS);
+    let service = serve(limits.path(), &store.url(), &[]);
     wait_until_ready(&service);
     let mut watch = FaultWatch::start(&service, "Redis made a replica, then a primary", EVERY_RULE);
     store.command(&["REPLICAOF", "127.0.0.1", "1"]);
@@ -43,7 +44,8 @@ fn read_only_redis_is_logged_once_per_outage() {
     for_a_day_with_a_minute_left();
     let (store, limits) = (Redis::start(), limits(LIMIT));
     let proxy = Proxy::before(Upstream::Unix(store.socket()));
-    let service = serve(limits.path(), &format!("redis://{}", proxy.address()), &FLAGS);
+    let began = now();
+    let service = serve(limits.path(), &format!("redis://{}", proxy.address()), &[]);
     let log_lines = |what: &str| service.log().lines().filter(|line| line.contains(what)).count();
     // Counts only this line, because a stall of the machine may be logged with another reason.
     let lost = || log_lines("redis is read-only or not ready");
@@ -73,12 +75,8 @@ fn read_only_redis_is_logged_once_per_outage() {
             }
         })
         .unwrap();
-        assert_eq!(
-            (lost(), log_lines("redis is available")),
-            (outage, outage),
-            "{}",
-            service.log()
-        );
+        assert_line_count(lost(), outage, began, &service.log());
+        assert_eq!(log_lines("redis is available"), outage, "{}", service.log());
         store.command(&["REPLICAOF", "NO", "ONE"]);
         until("it is said to answer again", || {
             check(&service, "many", "primary");
@@ -86,7 +84,7 @@ fn read_only_redis_is_logged_once_per_outage() {
         })
         .unwrap();
         wait_until_ready(&service);
-        assert_eq!(lost(), outage, "{}", service.log());
+        assert_line_count(lost(), outage, began, &service.log());
     }
 }
 
@@ -117,8 +115,8 @@ fn assert_rejected_writes_are_reported(
     line: &str,
 ) {
     for_a_day_with_a_minute_left();
-    let (store, limits) = (Redis::start(), limits(LIMIT));
-    let service = serve(limits.path(), &store.url(), &FLAGS);
+    let (store, limits, began) = (Redis::start(), limits(LIMIT), now());
+    let service = serve(limits.path(), &store.url(), &[]);
     wait_until_ready(&service);
     let answer = format!("is unavailable ({})", cause.as_str());
     let log_lines = |what: &str| service.log().lines().filter(|line| line.contains(what)).count();
@@ -145,8 +143,8 @@ fn assert_rejected_writes_are_reported(
         })
         .unwrap();
         until("it is told still", is_reported).unwrap();
-        let logged = (log_lines(line), log_lines("redis is available"));
-        assert_eq!(logged, (outage, answered), "{}", service.log());
+        assert_line_count(log_lines(line), outage, began, &service.log());
+        assert_eq!(log_lines("redis is available"), answered, "{}", service.log());
         store.command(take);
         wait_until_ready(&service);
         assert_eq!(metric(&service, "sluicegate_store_up"), 1);
@@ -224,7 +222,7 @@ fn lease_calls_also_reconnect_if_redis_is_read_only() {
     let leased = "domain: d\ndescriptors:\n- key: error\n  rate_limit: {unit: day, requests_per_unit: 1000, \
                   mode: leased, max_overshoot: 0}\n";
     std::fs::write(limits.path().join("d.yaml"), leased).unwrap();
-    let service = serve(limits.path(), &store.url(), &FLAGS);
+    let service = serve(limits.path(), &store.url(), &[]);
     let mut asked = 0;
     // A new descriptor value for each check, because a lease balance would decide without the
     // store.

@@ -6,24 +6,22 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tokio::time::{sleep, timeout};
 use tonic::transport::Channel;
 
+use super::scene_faults::FAULT_DURATION;
 use super::{Caller, SHARE_EXPIRY, send_check};
-use crate::support::waiting::now;
+use crate::support::waiting::{PATIENCE, now};
 
-/// The usual timeout of a caller, longer than any delay of a loaded machine.
-const TIMEOUT: Duration = Duration::from_millis(400);
+/// The usual timeout of a caller, shorter than the stop of a replica.
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The longer timeout of some callers, which still wait when a stopped replica resumes.
-const LONG_TIMEOUT: Duration = Duration::from_millis(2_400);
+const LONG_TIMEOUT: Duration = FAULT_DURATION.saturating_add(TIMEOUT);
 
 /// The longest duration of a normal request (`SHORT_REQUEST`), and of a request that outlives the
-/// share of its replica (`LONG_REQUEST`). Even after the full timeout of its caller, each ends at
-/// least 400 ms before `MAX_DURATION`, so no permit expires early.
+/// share of its replica (`LONG_REQUEST`). Even after the full timeout of its caller, each ends
+/// before `MAX_DURATION`, so no permit expires early on an idle machine.
 const SHORT_REQUEST: Duration = Duration::from_millis(200);
 
-const LONG_REQUEST: Duration = Duration::from_millis(2_100);
-
-/// The timeout of a call that releases a permit.
-const RELEASE_TIMEOUT: Duration = SHARE_EXPIRY;
+const LONG_REQUEST: Duration = Duration::from_secs(3);
 
 /// The result of an acquire. A failed call counts as denied.
 #[derive(PartialEq, Eq)]
@@ -45,13 +43,13 @@ impl Caller {
             let asked = now();
             let result = self.acquire(channel.clone(), &id).await;
             if result == AcquireResult::Allowed {
-                self.run_request(self.was_stopped_since(asked)).await;
+                self.run_request(asked).await;
             }
             if result != AcquireResult::Denied {
                 // Releases the id after a timeout too, as a proxy does: the replica may have
                 // granted the permit.
-                let _ =
-                    timeout(RELEASE_TIMEOUT, send_check(channel, "sluicegate.release", &id)).await;
+                let _ = timeout(PATIENCE, send_check(channel, "sluicegate.release", &id)).await;
+                self.inside.record_release(asked);
             }
             if result != AcquireResult::Allowed {
                 sleep(Duration::from_millis(4 + self.dice.up_to(8))).await;
@@ -78,7 +76,7 @@ impl Caller {
             .is_some_and(|(from, until)| acquire_started < from && until <= now())
     }
 
-    async fn run_request(&mut self, was_delayed: bool) {
+    async fn run_request(&mut self, asked: Instant) {
         let outlives = self.dice.once_in(8) && !self.is_patient;
         let (least, most) = if outlives {
             (SHARE_EXPIRY, LONG_REQUEST)
@@ -87,8 +85,8 @@ impl Caller {
         };
         let spread = u64::try_from(most.saturating_sub(least).as_millis()).unwrap();
         let duration = least + Duration::from_millis(self.dice.up_to(spread));
-        self.inside.enter(was_delayed);
-        self.inside.wait(duration).await;
-        self.inside.leave(was_delayed);
+        let request = self.inside.enter(asked, self.was_stopped_since(asked));
+        self.inside.wait(request, duration).await;
+        self.inside.leave(request);
     }
 }

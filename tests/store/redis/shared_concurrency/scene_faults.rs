@@ -1,14 +1,15 @@
 //! Faults of the fleet: stopped, restarted and disconnected replicas, and a restored store.
 
-use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use super::{FleetFault, REPLICAS, SHARE_EXPIRY, SharedFleet, share};
 use crate::store::redis::metric;
 use crate::support::waiting::{now, soon, until};
 
-/// The duration of a stop (SIGSTOP) of a replica, or of a store outage.
-const FAULT_DURATION: Duration = Duration::from_secs(2);
+/// The duration of a stop (SIGSTOP) of a replica, or of a store outage: its share expires.
+pub(super) const FAULT_DURATION: Duration = Duration::from_secs(3);
+
+const EXPIRED: &str = "sluicegate_permit_ids_total{event=\"expired\"}";
 
 impl SharedFleet {
     pub(super) fn inject(&mut self, fault: FleetFault) {
@@ -49,7 +50,7 @@ impl SharedFleet {
 
     fn stop(&self, replica: usize) {
         let service = self.fleet[replica].as_ref().unwrap();
-        self.inside.share_stopped.store(share(service), SeqCst);
+        self.inside.set_share_stopped(share(service));
         service.signal("STOP");
         let from = now();
         std::thread::sleep(FAULT_DURATION);
@@ -107,8 +108,12 @@ impl SharedFleet {
         }
     }
 
-    /// Stops all callers. Returns the time until no replica has a permit in use.
+    /// Stops all callers. Returns the time until no replica has a permit in use. Asserts that all
+    /// permits were released, and none expired.
     pub(super) fn drain(&mut self) -> Duration {
+        let expired =
+            || -> u64 { self.fleet.iter().flatten().map(|service| metric(service, EXPIRED)).sum() };
+        let (expired_before, late_before) = (expired(), self.inside.late_releases());
         self.inside.finish();
         let callers = std::mem::take(&mut self.callers);
         let all_ended = async {
@@ -118,7 +123,7 @@ impl SharedFleet {
         };
         self.runtime.block_on(all_ended);
         let last = now();
-        assert_eq!(self.inside.in_flight.load(SeqCst), 0);
+        assert_eq!(self.inside.in_flight(), 0);
         for service in self.fleet.iter().flatten() {
             until("no place is held", || match metric(service, "sluicegate_requests_in_flight") {
                 0 => Ok(()),
@@ -126,6 +131,9 @@ impl SharedFleet {
             })
             .unwrap();
         }
-        last.elapsed()
+        let delay = last.elapsed();
+        let late = self.inside.late_releases() - late_before;
+        assert!(expired() - expired_before <= late, "a release was lost: {late} were late");
+        delay
     }
 }
