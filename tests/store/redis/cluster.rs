@@ -58,15 +58,12 @@ fn count_allowed(service: &Service, domain: &str, key: &str, value: &str) -> usi
     answers.filter(|&status| status == 200).count()
 }
 
-/// Waits until the store decides, and asserts that it denies.
+/// Waits until the store denies. Redis replicates without waiting, so a failover may forget hits.
 fn wait_until_denied(service: &Service, domain: &str, value: &str) {
-    until("the store decides", || {
+    until("the counter goes on", || {
         match check_domain(service, domain, &[("error", value)]).status {
-            400 => Err(service.log()),
-            status => {
-                assert_eq!(status, 429, "counts go on: {}", service.log());
-                Ok(())
-            }
+            429 => Ok(()),
+            status => Err(format!("{status}: {}", service.log())),
         }
     })
     .unwrap();
