@@ -162,8 +162,9 @@ class TierRun:
         code = child.wait()
         over.set()
         watcher.join()
-        if code and not (code == 101 and self.failures):
-            self.broken.append(f"{one.path} ended with {code}; these tests did not end: {sorted(unended)[:20]}")
+        has_failures = any(failed is one for failed, _ in self.failures)
+        if unended or (code and not has_failures):
+            self.broken.append(f"{one.path} ended with {code}; no result of these tests: {sorted(unended)[:20]}")
 
     def note(self, line, one, unended):
         ended = ENDED.match(line)
