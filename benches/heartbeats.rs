@@ -290,6 +290,7 @@ impl Replica {
             demand: Share(wanted),
             vote: None,
             is_leaving: false,
+            is_claimed: false,
         };
         let law = CoordinatorConfig::new(terms(), Share(1), CEILING, CEILING).unwrap();
         ShareReport { bucket: ceiling.to_string().into_bytes().into(), law, heartbeat: said }

@@ -131,6 +131,7 @@ fn service() -> (Arc<Engine>, SocketAddr) {
         max_connections: 100,
         connection_age: None,
         mirror: None,
+        proxies: sluicegate::config::settings::ProxyAccess::Auto,
     };
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

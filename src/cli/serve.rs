@@ -391,6 +391,7 @@ impl ServiceContext<'_> {
             max_connections: self.max_connections,
             connection_age: connections::connection_age(self.settings),
             mirror: self.mirror.clone(),
+            proxies: self.settings.listen.proxies,
         };
         let finishing = drain::wait_until_finishing(self.phase.clone());
         let closing = async move {

@@ -43,8 +43,8 @@ pub use block::SettingBlock;
 use block::{Block as _, SettingList};
 pub use choices::{
     DeniedBy, DescriptorValues, KeyFormat, LogFormat, LogLevel, MetricNames, OnHangup,
-    OtlpProtocol, Overrides, PostgresDurability, ResponseHeaders, StatsProtocol, StatsSink,
-    TopKeyValues, WhenFull,
+    OtlpProtocol, Overrides, PostgresDurability, ProxyAccess, ResponseHeaders, StatsProtocol,
+    StatsSink, TopKeyValues, WhenFull,
 };
 pub use events::{EventKinds, EventUrl, Percentage};
 pub use file_and_host::HostName;

@@ -5,7 +5,7 @@
 
 pub mod path;
 pub(super) mod permit_ids;
-mod terms;
+pub(super) mod terms;
 
 pub use sluicegate_concurrency::limits::queue_time::{with_queue_slots, with_queue_time};
 pub use sluicegate_concurrency::limits::*;

@@ -3,29 +3,37 @@
 //! Guarantees:
 //! - `max_overshoot` of a limit bounds all replicas and all proxies together.
 //! - Every change of the configuration is announced to all proxies.
-//! - At most [`MAX_PROXY_STREAMS`] streams of proxies are open.
+//! - Limits, durations and strategies come from the configuration, never from a proxy.
+//! - A report about a limit that the configuration does not have reaches no store.
+//! - At most [`MAX_PROXY_STREAMS`] streams of proxies are open; see [`PeerKey`] for more bounds.
 //!
 //! Not covered:
 //! - The protocol (see `crate::edge::grpc::leases`).
 
 mod concurrency;
 mod counter;
+mod history;
+mod peer;
 mod registry;
+mod reports;
 mod rule;
+mod share_history;
 mod usage;
+mod votes;
 
 use crate::engine::Engine;
 
 pub use crate::store::ChargeOutcome;
-pub use crate::store::fleet::{FleetReply, FleetReport};
 pub use crate::store::lease::LeaseOutcome;
-pub use crate::store::permits::StrictPermitRequest;
 pub use concurrency::{ProxyConcurrencyLimit, ProxyPermitUsage};
 pub use counter::{ProxyCallError, ProxyCounter};
-pub use registry::{
-    MAX_PROXY_STREAMS, Proxies, ProxyBucket, ProxyConnection, ProxyHits, ProxyIdentity, ProxyInfo,
-    StreamSlot,
+pub use peer::{
+    MAX_PEER_RECORDS, MAX_PEER_STREAMS, MAX_PROXY_STREAMS, MAX_RECORDS, PeerKey, StreamSlot,
 };
+pub use registry::{
+    IncarnationTaken, Proxies, ProxyBucket, ProxyConnection, ProxyHits, ProxyIdentity, ProxyInfo,
+};
+pub use reports::{ProxyReply, ProxyReport};
 pub use rule::{ProxyHandling, ProxyLimit, ProxyRule};
 pub use usage::{ProxyDecisionKind, ProxyUsage};
 

@@ -210,6 +210,7 @@ impl HeartbeatTrace {
                 LimitFactor(u32::try_from(dice.up_to(3 << 16)).unwrap() / dice.pick(&[1, 2, 100]))
             }),
             is_leaving: dice.once_in(25 * calm),
+            is_claimed: dice.once_in(4),
         };
         history.last = Some(said);
         ShareReport { bucket, law, heartbeat: said }
@@ -325,6 +326,7 @@ fn join_round(replica: u64) -> ShareRound {
         demand: Share(1),
         vote: None,
         is_leaving: false,
+        is_claimed: false,
     };
     let law = CoordinatorConfig::new(terms(10), Share(8), Share(8), Share(8)).unwrap();
     ShareRound {

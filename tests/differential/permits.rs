@@ -200,6 +200,7 @@ impl PermitTrace {
                 bucket: bucket((ceiling + at) % CEILINGS),
                 in_use: held,
                 released: self.ids(9),
+                is_claimed: self.dice.once_in(4),
             }
         });
         Act::Tell(PermitReport { times: TIMES, to_all_nodes: true, limits: told.collect() })
@@ -277,8 +278,12 @@ fn acquire(number: u64, keep: Nanos) -> Act {
 }
 
 fn report(in_flight: &[(PermitId, Nanos)], released: &[PermitId]) -> Act {
-    let told =
-        LimitPermits { bucket: bucket(0), in_use: in_flight.to_vec(), released: released.to_vec() };
+    let told = LimitPermits {
+        bucket: bucket(0),
+        in_use: in_flight.to_vec(),
+        released: released.to_vec(),
+        is_claimed: false,
+    };
     Act::Tell(PermitReport { times: TIMES, to_all_nodes: false, limits: vec![told] })
 }
 

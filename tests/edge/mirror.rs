@@ -62,6 +62,7 @@ async fn serve_patiently(mirror: &RateLimitServer, sample: &str) -> (Endpoint, A
         max_connections: 100,
         connection_age: None,
         mirror: Some(mirror),
+        proxies: sluicegate::config::settings::ProxyAccess::Auto,
     };
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

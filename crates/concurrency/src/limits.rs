@@ -266,6 +266,12 @@ impl ConcurrencyLimits {
         self.buckets.read().get(bucket).map(|bucket| bucket.load())
     }
 
+    /// Returns `true` if this replica itself shares the limit of `bucket`.
+    #[must_use]
+    pub fn has_share(&self, bucket: &[u8]) -> bool {
+        self.buckets.read().get(bucket).is_some_and(|bucket| bucket.has_share())
+    }
+
     /// Returns a snapshot of every bucket. The snapshots are taken one after another.
     #[must_use]
     pub fn snapshots(&self) -> Vec<(BucketName, BucketMetrics)> {

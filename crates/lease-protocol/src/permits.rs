@@ -3,12 +3,11 @@
 //! Guarantees:
 //! - Lifetimes are exact, and a pause of grants never shrinks.
 
+use sluicegate_concurrency::store::heartbeat::BucketKey;
 use sluicegate_concurrency::store::permits::{
     AcquireOutcome, LimitPermits, LimitPermitsReply, MAX_PERMITS_PER_REPORT, PermitCorrections,
-    PermitId, PermitReport, PermitReportReply, PermitTiming, StrictAcquire, StrictPermitReply,
-    StrictPermitRequest,
+    PermitId, PermitReport, PermitReportReply, StrictPermitReply, StrictPermitRequest,
 };
-use sluicegate_kernel::coordinator::config::MOST;
 use sluicegate_kernel::decision::StoreFailure;
 use sluicegate_kernel::units::{Nanos, Share};
 
@@ -17,29 +16,16 @@ use crate::concurrency::bucket;
 use crate::shares::duration;
 use crate::{api, failure, failure_message, micros, nanos};
 
-/// Returns the request, or `None` if it is invalid.
+/// Returns the bucket and the number of the permit of a request, or `None` if it is invalid.
 #[must_use]
-pub fn permit_request(wire: &api::PermitAcquire) -> Option<StrictPermitRequest> {
-    let permit = StrictAcquire {
-        id: permit_id(*wire.permit.as_ref()?),
-        limit: Some(Share(wire.limit)).filter(|limit| (Share(1)..=MOST).contains(limit))?,
-        lifetime: duration(wire.lifetime_ns)?,
-        timing: timing(wire.timing.as_ref()?)?,
-    };
-    Some(StrictPermitRequest { bucket: bucket(&wire.bucket)?, permit })
+pub fn permit_request(wire: &api::PermitAcquire) -> Option<(BucketKey, u64)> {
+    Some((bucket(&wire.bucket)?, wire.number))
 }
 
 /// Returns the message of a request.
 #[must_use]
 pub fn permit_request_message(request: &StrictPermitRequest) -> api::PermitAcquire {
-    let StrictAcquire { id, limit, lifetime, timing } = request.permit;
-    api::PermitAcquire {
-        bucket: request.bucket.to_vec(),
-        permit: Some(permit_id_message(id)),
-        limit: limit.0,
-        lifetime_ns: lifetime.0,
-        timing: Some(timing_message(&timing)),
-    }
+    api::PermitAcquire { bucket: request.bucket.to_vec(), number: request.permit.id.1 }
 }
 
 /// Returns the store's reply to a request, or `None` if it is invalid.
@@ -79,28 +65,19 @@ pub fn permit_result_message(
     api::PermitAcquireResult { result: Some(result) }
 }
 
-/// Returns the report, or `None` if it is invalid.
+/// Returns the permits in the report of the proxy `process`, or `None` if it is invalid.
 #[must_use]
-pub fn permit_report(wire: &api::PermitReport) -> Option<PermitReport> {
-    let limits = wire.limits.iter().map(limit_permits);
-    let report = PermitReport {
-        times: timing(wire.timing.as_ref()?)?,
-        to_all_nodes: wire.to_all_nodes,
-        limits: limits.collect::<Option<_>>()?,
-    };
-    let is_short = report.permit_count() <= MAX_PERMITS_PER_REPORT
-        && report.limits.len() <= MAX_PERMITS_PER_REPORT;
-    is_short.then_some(report)
+pub fn permit_report(wire: &api::PermitReport, process: u64) -> Option<Vec<LimitPermits>> {
+    let count = |limit: &api::LimitPermits| limit.in_use.len().saturating_add(limit.released.len());
+    let count = wire.limits.iter().map(count).fold(0, usize::saturating_add);
+    (count.max(wire.limits.len()) <= MAX_PERMITS_PER_REPORT).then_some(())?;
+    wire.limits.iter().map(|limit| limit_permits(process, limit)).collect()
 }
 
 /// Returns the message of a report.
 #[must_use]
 pub fn permit_report_message(report: &PermitReport) -> api::PermitReport {
-    api::PermitReport {
-        timing: Some(timing_message(&report.times)),
-        to_all_nodes: report.to_all_nodes,
-        limits: report.limits.iter().map(limit_permits_message).collect(),
-    }
+    api::PermitReport { limits: report.limits.iter().map(limit_permits_message).collect() }
 }
 
 /// Returns the store's replies to a report of `limits` limits, or `None` if they are invalid.
@@ -139,50 +116,26 @@ pub fn permit_report_result_message(replies: &PermitReportReply) -> api::PermitR
     api::PermitReportResult { limits: replies.iter().map(message).collect() }
 }
 
-const fn permit_id(wire: api::PermitId) -> PermitId {
-    PermitId(wire.process, wire.number)
-}
-
-const fn permit_id_message(PermitId(process, number): PermitId) -> api::PermitId {
-    api::PermitId { process, number }
-}
-
-fn timing(wire: &api::PermitTiming) -> Option<PermitTiming> {
-    Some(PermitTiming {
-        grace: duration(wire.grace_ns)?,
-        max_silence: duration(wire.max_silence_ns)?,
-        max_lifetime: duration(wire.max_lifetime_ns)?,
-    })
-}
-
-const fn timing_message(timing: &PermitTiming) -> api::PermitTiming {
-    api::PermitTiming {
-        grace_ns: timing.grace.0,
-        max_silence_ns: timing.max_silence.0,
-        max_lifetime_ns: timing.max_lifetime.0,
-    }
-}
-
-fn limit_permits(wire: &api::LimitPermits) -> Option<LimitPermits> {
+fn limit_permits(process: u64, wire: &api::LimitPermits) -> Option<LimitPermits> {
     let in_use = |permit: &api::PermitInUse| {
-        Some((permit_id(*permit.permit.as_ref()?), duration(permit.time_left_ns)?))
+        Some((PermitId(process, permit.number), duration(permit.time_left_ns)?))
     };
     Some(LimitPermits {
         bucket: bucket(&wire.bucket)?,
         in_use: wire.in_use.iter().map(in_use).collect::<Option<_>>()?,
-        released: wire.released.iter().copied().map(permit_id).collect(),
+        released: wire.released.iter().map(|number| PermitId(process, *number)).collect(),
+        is_claimed: true,
     })
 }
 
 fn limit_permits_message(permits: &LimitPermits) -> api::LimitPermits {
-    let in_use = |(id, Nanos(time_left_ns)): &(PermitId, Nanos)| api::PermitInUse {
-        permit: Some(permit_id_message(*id)),
-        time_left_ns: *time_left_ns,
+    let in_use = |(PermitId(_, number), Nanos(time_left_ns)): &(PermitId, Nanos)| {
+        api::PermitInUse { number: *number, time_left_ns: *time_left_ns }
     };
     api::LimitPermits {
         bucket: permits.bucket.to_vec(),
         in_use: permits.in_use.iter().map(in_use).collect(),
-        released: permits.released.iter().copied().map(permit_id_message).collect(),
+        released: permits.released.iter().map(|PermitId(_, number)| *number).collect(),
     }
 }
 

@@ -1,24 +1,21 @@
 //! Share rounds: a proxy's reports about shared concurrency limits, and the store's replies.
 //!
 //! Guarantees:
-//! - Durations are exact.
+//! - A proxy sends its counts and the numbers of its grants, never the parameters of a limit.
 //! - A round with a number that a store cannot represent converts to `None`.
 
 use sluicegate_concurrency::store::heartbeat::{
-    MAX_REPORTS_PER_ROUND, ShareReport, ShareRound, ShareRoundReply,
+    BucketKey, MAX_REPORTS_PER_ROUND, ShareReport, ShareRound, ShareRoundReply,
 };
 use sluicegate_kernel::coordinator::aggregate::LimitFactor;
-use sluicegate_kernel::coordinator::incarnation::IncarnationRecord;
 use sluicegate_kernel::coordinator::message::GrantInUse;
-use sluicegate_kernel::coordinator::{
-    CoordinatorConfig, Grant, Heartbeat, HeartbeatReply, ShareTiming,
-};
+use sluicegate_kernel::coordinator::{Grant, Heartbeat, HeartbeatReply};
 use sluicegate_kernel::decision::StoreFailure;
 use sluicegate_kernel::units::{Generation, Incarnation, Nanos, ReplicaId, Share};
 
 use crate::api::share_reply::{Refusal, Result as WireReply};
 use crate::api::share_round_result;
-use crate::concurrency::{aggregate, aggregate_message, bucket};
+use crate::concurrency::bucket;
 use crate::{api, failure, failure_message, nanos};
 
 /// Numbers are below this, because Redis scripts compute with doubles: 2^53.
@@ -30,36 +27,36 @@ const MAX_DURATION: u64 = 1_000 << 51;
 /// The largest number of requests in a report, as in the Redis store.
 const MAX_REQUESTS: u64 = u32::MAX as u64;
 
-/// Returns the round, or `None` if it is invalid.
+/// The share reports of a proxy, before Sluicegate compares them with its own records.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimedRound {
+    /// The coordinator's incarnation that made all grants of the proxy.
+    pub coordinator_incarnation: Option<Incarnation>,
+    /// True if the proxy leaves.
+    pub is_leaving: bool,
+    /// The reports. A grant in use has only its numbers: its share and its limit are 0.
+    pub reports: Vec<(BucketKey, Heartbeat)>,
+}
+
+/// Returns the round of the proxy `replica`, or `None` if it is invalid.
 #[must_use]
-pub fn share_round(wire: &api::ShareRound) -> Option<ShareRound> {
-    let replica = ReplicaId(number(wire.replica)?);
-    for optional in [wire.coordinator_incarnation, wire.last_reply_at_us].into_iter().flatten() {
-        number(optional)?;
-    }
-    let coordinator_incarnation = wire.coordinator_incarnation.map(Incarnation);
-    let incarnation = Incarnation(number(wire.incarnation)?);
+pub fn share_round(wire: &api::ShareRound, replica: ReplicaId) -> Option<ClaimedRound> {
+    let coordinator_incarnation = match wire.coordinator_incarnation {
+        Some(incarnation) => Some(Incarnation(number(incarnation)?)),
+        None => None,
+    };
     (wire.reports.len() <= MAX_REPORTS_PER_ROUND).then_some(())?;
     let reports = wire.reports.iter().map(|report| share_report(replica, report));
-    Some(ShareRound {
-        record: IncarnationRecord { replica, incarnation, coordinator_incarnation },
-        last_reply_at: wire.last_reply_at_us.map(nanos),
-        longest_use: duration(wire.longest_use_ns)?,
-        is_leaving: wire.is_leaving,
-        reports: reports.collect::<Option<_>>()?,
-    })
+    let (is_leaving, reports) = (wire.is_leaving, reports.collect::<Option<_>>()?);
+    Some(ClaimedRound { coordinator_incarnation, is_leaving, reports })
 }
 
 /// Returns the message of a round.
 #[must_use]
 pub fn share_round_message(round: &ShareRound) -> api::ShareRound {
-    let IncarnationRecord { replica, incarnation, coordinator_incarnation } = round.record;
+    let coordinator_incarnation = round.record.coordinator_incarnation;
     api::ShareRound {
-        replica: replica.0,
-        incarnation: incarnation.0,
         coordinator_incarnation: coordinator_incarnation.map(|incarnation| incarnation.0),
-        last_reply_at_us: round.last_reply_at.map(|at| at.0 / 1_000),
-        longest_use_ns: round.longest_use.0,
         is_leaving: round.is_leaving,
         reports: round.reports.iter().map(share_report_message).collect(),
     }
@@ -117,7 +114,7 @@ pub(crate) fn duration(wire: u64) -> Option<Nanos> {
     (wire < MAX_DURATION).then_some(Nanos(wire))
 }
 
-fn share_report(replica: ReplicaId, wire: &api::ShareReport) -> Option<ShareReport> {
+fn share_report(replica: ReplicaId, wire: &api::ShareReport) -> Option<(BucketKey, Heartbeat)> {
     let vote = match wire.vote {
         Some(vote) if LimitFactor::TWICE < LimitFactor(vote) => return None,
         vote => vote.map(LimitFactor),
@@ -135,16 +132,15 @@ fn share_report(replica: ReplicaId, wire: &api::ShareReport) -> Option<ShareRepo
         demand: requests(wire.demand)?,
         vote,
         is_leaving: wire.is_leaving,
+        is_claimed: true,
     };
-    let law = coordinator_config(wire.limit.as_ref()?)?;
-    Some(ShareReport { bucket: bucket(&wire.bucket)?, law, heartbeat })
+    Some((bucket(&wire.bucket)?, heartbeat))
 }
 
 fn share_report_message(report: &ShareReport) -> api::ShareReport {
-    let ShareReport { bucket, law, heartbeat } = report;
+    let ShareReport { bucket, heartbeat, .. } = report;
     api::ShareReport {
         bucket: bucket.to_vec(),
-        limit: Some(coordinator_config_message(law)),
         incarnation: heartbeat.incarnation.0,
         number: heartbeat.number,
         grant_in_use: heartbeat.grant_in_use.as_ref().map(grant_in_use_message),
@@ -159,8 +155,8 @@ fn grant_in_use(wire: &api::GrantInUse) -> Option<GrantInUse> {
     Some(GrantInUse {
         coordinator_incarnation: Incarnation(number(wire.coordinator_incarnation)?),
         generation: Generation(number(wire.generation)?),
-        share: requests(wire.share)?,
-        limit: requests(wire.limit)?,
+        share: Share(0),
+        limit: Share(0),
     })
 }
 
@@ -168,35 +164,6 @@ const fn grant_in_use_message(grant: &GrantInUse) -> api::GrantInUse {
     api::GrantInUse {
         coordinator_incarnation: grant.coordinator_incarnation.0,
         generation: grant.generation.0,
-        share: grant.share.0,
-        limit: grant.limit.0,
-    }
-}
-
-/// Returns the config, if the store can compute with it.
-fn coordinator_config(wire: &api::SharedLimit) -> Option<CoordinatorConfig> {
-    let timing = ShareTiming {
-        heartbeat: duration(wire.heartbeat_ns).filter(|interval| Nanos(0) < *interval)?,
-        share_lifetime: duration(wire.share_lifetime_ns)?,
-        margin: duration(wire.margin_ns)?,
-        max_duration: duration(wire.max_duration_ns)?,
-    };
-    let [min, start, max] = [wire.min, wire.start, wire.max].map(Share);
-    let config = CoordinatorConfig::new(timing, min, start, max).ok()?;
-    Some(CoordinatorConfig { aggregate: aggregate(wire.aggregate)?, ..config })
-}
-
-fn coordinator_config_message(config: &CoordinatorConfig) -> api::SharedLimit {
-    let ShareTiming { heartbeat, share_lifetime, margin, max_duration } = config.timing;
-    api::SharedLimit {
-        heartbeat_ns: heartbeat.0,
-        share_lifetime_ns: share_lifetime.0,
-        margin_ns: margin.0,
-        max_duration_ns: max_duration.0,
-        min: config.min.0,
-        start: config.start.0,
-        max: config.max.0,
-        aggregate: aggregate_message(config.aggregate).into(),
     }
 }
 

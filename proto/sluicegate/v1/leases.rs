@@ -1015,28 +1015,18 @@ pub struct FleetReportResult {
     #[prost(message, optional, tag = "2")]
     pub permits: ::core::option::Option<PermitReportResult>,
 }
-/// The share reports of a proxy, for shared concurrency limits.
+/// The share reports of a proxy, for shared concurrency limits. Sluicegate takes the parameters of each limit from its own
+/// limits file. The proxy is known by the `incarnation` of its hello.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ShareRound {
-    /// The proxy, its incarnation, and the coordinator's incarnation that made all its grants. Numbers are below 2^53.
-    #[prost(uint64, tag = "1")]
-    pub replica: u64,
-    #[prost(uint64, tag = "2")]
-    pub incarnation: u64,
-    /// Absent without a common coordinator.
-    #[prost(uint64, optional, tag = "3")]
+    /// The coordinator's incarnation that made all grants of the proxy. Absent without a common coordinator. Below 2^53.
+    #[prost(uint64, optional, tag = "1")]
     pub coordinator_incarnation: ::core::option::Option<u64>,
-    /// `store_time_us` of the last reply. Absent before the first one.
-    #[prost(uint64, optional, tag = "4")]
-    pub last_reply_at_us: ::core::option::Option<u64>,
-    /// The longest time from now for which a share may be in use.
-    #[prost(uint64, tag = "5")]
-    pub longest_use_ns: u64,
     /// True if the proxy leaves, and has no shares and no requests in flight.
-    #[prost(bool, tag = "6")]
+    #[prost(bool, tag = "2")]
     pub is_leaving: bool,
     /// At most 64.
-    #[prost(message, repeated, tag = "7")]
+    #[prost(message, repeated, tag = "3")]
     pub reports: ::prost::alloc::vec::Vec<ShareReport>,
 }
 /// The report about one limit.
@@ -1044,48 +1034,27 @@ pub struct ShareRound {
 pub struct ShareReport {
     #[prost(bytes = "vec", tag = "1")]
     pub bucket: ::prost::alloc::vec::Vec<u8>,
-    #[prost(message, optional, tag = "2")]
-    pub limit: ::core::option::Option<SharedLimit>,
-    /// The incarnation of the share, and the number of this report within it.
-    #[prost(uint64, tag = "3")]
+    /// The incarnation of the share, and the number of this report within it. Below 2^53.
+    #[prost(uint64, tag = "2")]
     pub incarnation: u64,
-    #[prost(uint64, tag = "4")]
+    #[prost(uint64, tag = "3")]
     pub number: u64,
     /// Absent before the first grant, and after the share expired.
-    #[prost(message, optional, tag = "5")]
+    #[prost(message, optional, tag = "4")]
     pub grant_in_use: ::core::option::Option<GrantInUse>,
-    #[prost(uint64, tag = "6")]
+    /// Counts at most as far as earlier shares of the proxy allowed it.
+    #[prost(uint64, tag = "5")]
     pub in_flight: u64,
     /// The permits that the proxy could use.
-    #[prost(uint64, tag = "7")]
+    #[prost(uint64, tag = "6")]
     pub demand: u64,
-    /// The factor by which the proxy would change its share, in 1/65,536. Absent: too few samples.
-    #[prost(uint32, optional, tag = "8")]
+    /// The factor by which the proxy would change the limit, in 1/65,536. Absent: too few samples. The proxies of one replica
+    /// have one vote together: the median of theirs.
+    #[prost(uint32, optional, tag = "7")]
     pub vote: ::core::option::Option<u32>,
     /// True if the proxy returns its share.
-    #[prost(bool, tag = "9")]
+    #[prost(bool, tag = "8")]
     pub is_leaving: bool,
-}
-/// The parameters of a shared limit.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct SharedLimit {
-    #[prost(uint64, tag = "1")]
-    pub heartbeat_ns: u64,
-    #[prost(uint64, tag = "2")]
-    pub share_lifetime_ns: u64,
-    /// The part of the lifetime at its end in which the proxy does not use the share.
-    #[prost(uint64, tag = "3")]
-    pub margin_ns: u64,
-    #[prost(uint64, tag = "4")]
-    pub max_duration_ns: u64,
-    #[prost(uint64, tag = "5")]
-    pub min: u64,
-    #[prost(uint64, tag = "6")]
-    pub start: u64,
-    #[prost(uint64, tag = "7")]
-    pub max: u64,
-    #[prost(enumeration = "concurrency_limit::Aggregate", tag = "8")]
-    pub aggregate: i32,
 }
 /// A grant that the proxy uses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1094,10 +1063,6 @@ pub struct GrantInUse {
     pub coordinator_incarnation: u64,
     #[prost(uint64, tag = "2")]
     pub generation: u64,
-    #[prost(uint64, tag = "3")]
-    pub share: u64,
-    #[prost(uint64, tag = "4")]
-    pub limit: u64,
 }
 /// The result of a `ShareRound`.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1156,7 +1121,8 @@ pub mod share_reply {
         Superseded = 2,
         /// The store lost its state.
         StateLost = 3,
-        /// Too many replicas and proxies use the limit.
+        /// Too many replicas and proxies use the limit, this proxy or its peer uses too many limits, or the limits file has no
+        /// such limit.
         TooManyReplicas = 4,
     }
     impl Refusal {
@@ -1217,39 +1183,14 @@ pub struct ShareGrant {
     #[prost(bool, tag = "7")]
     pub is_recovering: bool,
 }
-/// The durations of a strict limit, equal for all replicas and proxies.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct PermitTiming {
-    #[prost(uint64, tag = "1")]
-    pub grace_ns: u64,
-    #[prost(uint64, tag = "2")]
-    pub max_silence_ns: u64,
-    #[prost(uint64, tag = "3")]
-    pub max_lifetime_ns: u64,
-}
-/// Identifies a permit: a number of the proxy process, and a number of the permit.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct PermitId {
-    #[prost(fixed64, tag = "1")]
-    pub process: u64,
-    #[prost(fixed64, tag = "2")]
-    pub number: u64,
-}
 /// Acquires a permit of a strict limit. A repeated message is applied once.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PermitAcquire {
     #[prost(bytes = "vec", tag = "1")]
     pub bucket: ::prost::alloc::vec::Vec<u8>,
-    #[prost(message, optional, tag = "2")]
-    pub permit: ::core::option::Option<PermitId>,
-    /// The limit in permits.
-    #[prost(uint64, tag = "3")]
-    pub limit: u64,
-    /// The time for which the store keeps the permit without a report.
-    #[prost(uint64, tag = "4")]
-    pub lifetime_ns: u64,
-    #[prost(message, optional, tag = "5")]
-    pub timing: ::core::option::Option<PermitTiming>,
+    /// The number of the permit, which the proxy chooses once for each permit.
+    #[prost(fixed64, tag = "2")]
+    pub number: u64,
 }
 /// The result of a `PermitAcquire`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1283,13 +1224,8 @@ pub struct PermitAcquireReply {
 /// Reports the proxy's permits of strict limits.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PermitReport {
-    #[prost(message, optional, tag = "1")]
-    pub timing: ::core::option::Option<PermitTiming>,
-    /// True if the report goes to all nodes of the store.
-    #[prost(bool, tag = "2")]
-    pub to_all_nodes: bool,
     /// At most 512 permits in all.
-    #[prost(message, repeated, tag = "3")]
+    #[prost(message, repeated, tag = "1")]
     pub limits: ::prost::alloc::vec::Vec<LimitPermits>,
 }
 /// The proxy's permits of one limit.
@@ -1299,14 +1235,15 @@ pub struct LimitPermits {
     pub bucket: ::prost::alloc::vec::Vec<u8>,
     #[prost(message, repeated, tag = "2")]
     pub in_use: ::prost::alloc::vec::Vec<PermitInUse>,
-    #[prost(message, repeated, tag = "3")]
-    pub released: ::prost::alloc::vec::Vec<PermitId>,
+    /// The numbers of released permits.
+    #[prost(fixed64, repeated, tag = "3")]
+    pub released: ::prost::alloc::vec::Vec<u64>,
 }
-/// A permit in use, and the time until its deadline.
+/// A permit in use, and the time until its deadline, at most until `max_duration` of the limit after its acquire.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PermitInUse {
-    #[prost(message, optional, tag = "1")]
-    pub permit: ::core::option::Option<PermitId>,
+    #[prost(fixed64, tag = "1")]
+    pub number: u64,
     #[prost(uint64, tag = "2")]
     pub time_left_ns: u64,
 }

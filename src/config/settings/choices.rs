@@ -60,6 +60,19 @@ choice! {
     }
 }
 choice! {
+    /// The clients for which proxies' limits (`sluicegate.v1.Leases`) are served.
+    #[derive(Default)]
+    ProxyAccess {
+        /// Clients with a verified certificate, loopback addresses and the Unix socket.
+        #[default]
+        Auto = "auto",
+        /// All clients that reach the gRPC port.
+        On = "on",
+        /// No clients.
+        Off = "off",
+    }
+}
+choice! {
     /// The decision of a charge to a new key when the memory store is full.
     WhenFull {
         /// Deny.

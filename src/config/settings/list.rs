@@ -8,8 +8,8 @@ use super::block::{AnyValue, Block, SettingList, blocks};
 use super::{
     AtLeastOne, CompatSettings, DeniedBy, DescriptorValues, EventKinds, EventUrl, FileSync,
     HeaderName, HostName, HostPort, LogFormat, LogLevel, Networks, Overrides, Percentage,
-    PostgresDurability, ResponseHeaders, SecretText, StoreUrl, TopKeyValues, UnitFraction,
-    WhenFull,
+    PostgresDurability, ProxyAccess, ResponseHeaders, SecretText, StoreUrl, TopKeyValues,
+    UnitFraction, WhenFull,
 };
 use crate::config::hooks::Hooks;
 use crate::kernel::units::Nanos;
@@ -66,6 +66,10 @@ blocks! {
         grpc_port: u16 = 8081, "TCP port";
         /// Path of a Unix socket on which gRPC listens, instead of `grpc_port`.
         grpc_socket: Option<PathBuf> = None, "path";
+        /// Proxies to which the gRPC port lends limits: `auto` serves clients with a certificate
+        /// (`listen.tls.client_ca_file`), loopback addresses and the Unix socket; `on` serves every
+        /// client; `off` none.
+        proxies: ProxyAccess = ProxyAccess::Auto, "auto | on | off";
         /// Port for HTTP: `/json`, `/check`, `/acquire`, `/healthcheck`, `/livez`, `/readyz`. 0
         /// chooses a free port and prints it.
         http_port: u16 = 8080, "TCP port";

@@ -52,7 +52,7 @@ pub(super) async fn serve(
         let services = ConnectionRouter::new(
             &rate_limits,
             &routes,
-            (connection.connect_info(), idle_handle.clone()),
+            (connection.connect_info(), connection.client(), idle_handle.clone()),
             connection.timeouts().message,
         );
         tokio::spawn(serve_connection(

@@ -35,7 +35,7 @@ use tonic::codegen::http::Request;
 use super::timeouts::GrpcTimeouts;
 use super::tls::ServerTls;
 use crate::edge::connection_gate::ConnectionGate;
-pub use connection::{GrpcConnection, ShortIdleGuard, ShortIdleHandle};
+pub use connection::{ClientIdentity, GrpcConnection, ShortIdleGuard, ShortIdleHandle};
 use connection::{RawSocket, Socket};
 
 /// The largest number of accepted connections that wait for the HTTP/2 server.

@@ -51,6 +51,7 @@ use super::connection_gate::{ConnectionGate, ListenPort};
 use super::health::{Health, Readiness};
 use super::mirror::Mirror;
 use crate::config::hooks::Hooks;
+use crate::config::settings::ProxyAccess;
 use crate::engine::Engine;
 use crate::telemetry::event::Protocol;
 use access_log::AccessLogService;
@@ -103,6 +104,8 @@ pub struct GrpcPort {
     pub connection_age: Option<ConnectionAge>,
     /// The mirror, which gets a sample of the checks; `None` means no mirror.
     pub mirror: Option<Mirror>,
+    /// The clients that `sluicegate.v1.Leases` serves.
+    pub proxies: ProxyAccess,
 }
 
 /// The age limit of a connection.
@@ -144,7 +147,7 @@ pub async fn serve_with_timeouts(
     let (engine, hooks) = (Arc::clone(&grpc.engine), Arc::clone(&grpc.hooks));
     let permits_service =
         PermitsService::new(Arc::clone(&engine), grpc.reporting.clone(), draining.clone());
-    let leases = LeasesService::new(Arc::clone(&engine), draining.clone());
+    let leases = LeasesService::new(Arc::clone(&engine), grpc.proxies, draining.clone());
     let access_logs = AccessLogService::new(Arc::clone(&engine), draining.clone());
     let processor = ExtProcService::new(engine, grpc.reporting.clone(), hooks, draining);
     let limits = RateLimitService::new(Arc::clone(&grpc.engine), grpc.reporting.clone())

@@ -21,7 +21,7 @@ use tonic::service::Routes;
 use tonic::transport::server::TcpConnectInfo;
 
 use super::bounded_body::{BoundedBody, MAX_MESSAGE_BYTES};
-use super::incoming::ShortIdleHandle;
+use super::incoming::{ClientIdentity, ShortIdleHandle};
 use super::rls::RateLimitService;
 use super::rls_codec::RateLimitEndpoint;
 use super::status_codes::{MappedResponse, StatusCodeMapper};
@@ -44,6 +44,7 @@ pub(super) struct ConnectionRouter {
     rate_limits: StatusCodeMapper<RateLimitEndpoint>,
     routes: Routes,
     peer: TcpConnectInfo,
+    client: ClientIdentity,
     idle_handle: ShortIdleHandle,
     message_timeout: Duration,
 }
@@ -54,16 +55,17 @@ impl ConnectionRouter {
     pub(super) fn new(
         rate_limits: &RateLimitService,
         others: &Routes,
-        (peer, idle_handle): (TcpConnectInfo, ShortIdleHandle),
+        (peer, client, idle_handle): (TcpConnectInfo, ClientIdentity, ShortIdleHandle),
         message_timeout: Duration,
     ) -> Self {
         let rate_limits = rate_limits.for_source(peer.remote_addr().map(|address| address.ip()));
         let rate_limits = StatusCodeMapper(RateLimitEndpoint::new(rate_limits), Protocol::Grpc);
-        Self { rate_limits, routes: others.clone(), peer, idle_handle, message_timeout }
+        Self { rate_limits, routes: others.clone(), peer, client, idle_handle, message_timeout }
     }
 
     fn route(&self, mut request: Request<Incoming>) -> BoxFuture<Response<Body>, Infallible> {
         request.extensions_mut().insert(self.peer.clone());
+        request.extensions_mut().insert(self.client.clone());
         let stream = STREAMING_METHODS.into_iter().find(|(path, ..)| *path == request.uri().path());
         let request = request.map(|body| match stream {
             Some((_, max_bytes, is_permit_stream)) => {

@@ -267,7 +267,7 @@ impl Engine {
         (ids.early_release_count(), ids.limits().total)
     }
 
-    /// Releases expired permits and removes expired ids, forever.
+    /// Releases expired permits, and removes expired ids and records of proxies, forever.
     pub async fn expire_forever(&self) {
         tokio::join!(self.concurrency_limits.sweep_forever(), self.forget_ids_forever());
     }
@@ -278,6 +278,7 @@ impl Engine {
         loop {
             ticks.tick().await;
             while self.forget_id() {}
+            self.proxies().sweep(self.clock().steady());
         }
     }
 

@@ -6,7 +6,7 @@ use crate::engine::fleet::reporter::FleetReporter;
 
 /// Returns the sharing parameters of a limit in mode `shared`. `None` for modes `local` and
 /// `strict`.
-pub(super) fn shared_limit(limit: &ConcurrencyLimit) -> Option<SharedLimit> {
+pub(in crate::engine) fn shared_limit(limit: &ConcurrencyLimit) -> Option<SharedLimit> {
     if matches!(limit.mode, Some(ConcurrencyMode::Local | ConcurrencyMode::Strict)) {
         return None;
     }

@@ -19,9 +19,6 @@ use crate::engine::concurrency::path::{bucket_of, limit_of_bucket};
 use crate::engine::fleet::membership::Membership;
 use crate::engine::fleet::reporter::{FleetReporter, SharePace};
 use crate::kernel::decision::{Reason, Verdict};
-use crate::store::StoreFailure;
-use crate::store::fleet::{FleetReply, FleetReport};
-use crate::store::permits::{StrictPermitReply, StrictPermitRequest};
 use crate::telemetry::event::{ConcurrencyLimitExceeded, Event as _, ProxyDecisions, RuleVerdict};
 
 /// The concurrency limit of a descriptor, for a proxy.
@@ -75,22 +72,6 @@ impl Engine {
         let proxies = u32::try_from(self.proxies().count()).unwrap_or(u32::MAX);
         let replicas = self.membership().map_or(NonZeroU32::MIN, Membership::replicas);
         replicas.saturating_mul(NonZeroU32::MIN.saturating_add(proxies))
-    }
-
-    /// Sends the report of a proxy to the store.
-    pub async fn report_for_proxy(&self, report: &FleetReport) -> FleetReply {
-        self.store().report(self.clock().steady(), report).await
-    }
-
-    /// Acquires a permit of a strict limit for a proxy.
-    ///
-    /// # Errors
-    /// The store does not reply.
-    pub async fn acquire_for_proxy(
-        &self,
-        request: &StrictPermitRequest,
-    ) -> Result<StrictPermitReply, StoreFailure> {
-        self.store().acquire_strict_permit(self.clock().steady(), request).wait().await
     }
 
     /// Counts decisions of a proxy as if this replica had made them.

@@ -3,6 +3,10 @@
 //! Guarantees:
 //! - Of two streams with one incarnation, the newer one stays and the older one is told to end.
 //! - A proxy is listed from its introduction until its stream ends.
+//! - While its stream is open or its records last, an incarnation belongs to the peer that
+//!   introduced it.
+//! - The records of a proxy end with its shares and permits: at most `fleet.share_expiry` plus
+//!   `max_duration` after its stream.
 //!
 //! Not covered:
 //! - Proxies that are connected to other replicas.
@@ -13,20 +17,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Notify, watch};
 
+use super::history::ProxyHistory;
+use super::peer::{Peer, PeerKey, Peers, StreamSlot};
+use super::votes::ProxyVotes;
 use crate::engine::concurrency::BucketLoad;
 use crate::kernel::lease::ReplicaIncarnation;
 use crate::kernel::units::{Hits, Nanos};
 
-/// The largest number of open streams of proxies.
-pub const MAX_PROXY_STREAMS: usize = 4_096;
+/// The time after which a denial is forgotten: no shorter than a heartbeat interval.
+const DENIED_MEMORY: Nanos = Nanos::from_secs(60);
 
 /// The connected proxies, and the number of the limits in force.
 #[derive(Debug)]
 pub struct Proxies {
     by_incarnation: Arc<Mutex<HashMap<ReplicaIncarnation, Arc<ConnectedProxy>>>>,
-    slots: Arc<Semaphore>,
+    peers: Peers,
+    /// The histories of connected proxies, and of others while their records last.
+    histories: Mutex<HashMap<ReplicaIncarnation, Arc<Mutex<ProxyHistory>>>>,
+    pub(super) votes: Arc<Mutex<ProxyVotes>>,
+    /// The last proxy that was denied a strict limit, by the hash of the bucket.
+    denied: Mutex<HashMap<u64, (ReplicaIncarnation, Nanos)>>,
     limits: watch::Sender<u64>,
 }
 
@@ -34,16 +46,13 @@ impl Default for Proxies {
     fn default() -> Self {
         Self {
             by_incarnation: Arc::default(),
-            slots: Arc::new(Semaphore::new(MAX_PROXY_STREAMS)),
+            peers: Peers::default(),
+            histories: Mutex::default(),
+            votes: Arc::default(),
+            denied: Mutex::default(),
             limits: watch::Sender::new(0),
         }
     }
-}
-
-/// The right to serve one stream. Dropping it ends the right.
-#[derive(Debug)]
-pub struct StreamSlot {
-    _permit: OwnedSemaphorePermit,
 }
 
 /// A proxy as it introduced itself.
@@ -110,22 +119,37 @@ struct ConnectedProxy {
 pub struct ProxyConnection {
     by_incarnation: Arc<Mutex<HashMap<ReplicaIncarnation, Arc<ConnectedProxy>>>>,
     proxy: Arc<ConnectedProxy>,
+    pub(super) history: Arc<Mutex<ProxyHistory>>,
+    votes: Arc<Mutex<ProxyVotes>>,
+    _slot: StreamSlot,
 }
 
+/// The incarnation in an introduction belongs to another peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("another peer introduced this incarnation")]
+pub struct IncarnationTaken;
+
 impl Proxies {
-    /// Returns the right to serve one more stream; `None` if [`MAX_PROXY_STREAMS`] are open.
+    /// Returns the right to serve one more stream of a peer; `None` at
+    /// [`MAX_PEER_STREAMS`](super::MAX_PEER_STREAMS) or
+    /// [`MAX_PROXY_STREAMS`](super::MAX_PROXY_STREAMS).
     #[must_use]
-    pub fn open_stream(&self) -> Option<StreamSlot> {
-        Arc::clone(&self.slots)
-            .try_acquire_owned()
-            .ok()
-            .map(|permit| StreamSlot { _permit: permit })
+    pub fn open_stream(&self, peer: PeerKey) -> Option<StreamSlot> {
+        self.peers.open_stream(peer)
     }
 
     /// Adds a proxy at the instant `now`. Tells an older stream of the same incarnation to end.
-    #[must_use]
-    pub fn connect(&self, identity: ProxyIdentity, now: Nanos) -> ProxyConnection {
+    ///
+    /// # Errors
+    /// The incarnation belongs to another peer.
+    pub fn connect(
+        &self,
+        identity: ProxyIdentity,
+        slot: StreamSlot,
+        now: Nanos,
+    ) -> Result<ProxyConnection, IncarnationTaken> {
         let incarnation = identity.incarnation;
+        let history = self.history_of(incarnation, slot.peer())?;
         let proxy = Arc::new(ConnectedProxy {
             identity,
             connected_at: now,
@@ -139,7 +163,66 @@ impl Proxies {
         if let Some(older) = older {
             older.replaced.notify_one();
         }
-        ProxyConnection { by_incarnation: Arc::clone(&self.by_incarnation), proxy }
+        let by_incarnation = Arc::clone(&self.by_incarnation);
+        let votes = Arc::clone(&self.votes);
+        Ok(ProxyConnection { by_incarnation, proxy, history, votes, _slot: slot })
+    }
+
+    fn history_of(
+        &self,
+        incarnation: ReplicaIncarnation,
+        peer: &Peer,
+    ) -> Result<Arc<Mutex<ProxyHistory>>, IncarnationTaken> {
+        let mut histories = self.histories.lock();
+        let make = || Arc::new(Mutex::new(ProxyHistory::new(incarnation, peer.clone())));
+        let history = Arc::clone(histories.entry(incarnation).or_insert_with(make));
+        let is_own = history.lock().peer.is(peer);
+        if is_own { Ok(history) } else { Err(IncarnationTaken) }
+    }
+
+    /// Returns `true` if another proxy was denied the limit within the time `recently`.
+    pub(super) fn is_denied_to_others(
+        &self,
+        (bucket, proxy): (u64, ReplicaIncarnation),
+        now: Nanos,
+        recently: Nanos,
+    ) -> bool {
+        let denied = self.denied.lock();
+        denied.get(&bucket).is_some_and(|(other, at)| *other != proxy && now.since(*at) < recently)
+    }
+
+    /// Records the result of an acquire.
+    pub(super) fn record_acquire(
+        &self,
+        (bucket, proxy): (u64, ReplicaIncarnation),
+        now: Nanos,
+        is_denied: bool,
+    ) {
+        let mut denied = self.denied.lock();
+        if is_denied {
+            denied.insert(bucket, (proxy, now));
+        } else if denied.get(&bucket).is_some_and(|(other, _)| *other == proxy) {
+            denied.remove(&bucket);
+        }
+    }
+
+    /// Removes the records that have ended, and the histories of proxies that are gone.
+    ///
+    /// `now` is an instant of the steady clock. Cost: O(records).
+    pub fn sweep(&self, now: Nanos) {
+        self.denied.lock().retain(|_, (_, at)| now.since(*at) < DENIED_MEMORY);
+        self.histories.lock().retain(|_, history| {
+            let is_connected = 1 < Arc::strong_count(history);
+            let mut history = history.lock();
+            history.sweep(now);
+            is_connected || !history.is_empty()
+        });
+    }
+
+    /// Returns the number of shares and permits of all proxies that this replica keeps records of.
+    #[must_use]
+    pub fn records(&self) -> usize {
+        self.peers.records()
     }
 
     /// Returns the number of the limits in force, and its later changes.
@@ -226,6 +309,8 @@ impl Drop for ProxyConnection {
         let incarnation = self.incarnation();
         if proxies.get(&incarnation).is_some_and(|listed| Arc::ptr_eq(listed, &self.proxy)) {
             proxies.remove(&incarnation);
+            drop(proxies);
+            self.votes.lock().remove(incarnation);
         }
     }
 }

@@ -222,6 +222,7 @@ mod tests {
             demand: Share(1),
             vote: None,
             is_leaving: false,
+            is_claimed: false,
         };
         ShareRound {
             record: IncarnationRecord { replica, incarnation, coordinator_incarnation: None },

@@ -79,7 +79,12 @@ impl StrictLimits {
         let mut replies = Vec::new();
         for limit in &report.limits {
             let permits = self.states.entry(limit.bucket.clone()).or_default();
-            let changes = permits.apply_report(now, &limit.in_use, &limit.released);
+            let changes = if limit.is_claimed {
+                let in_use = permits.listed(now, &limit.in_use);
+                permits.apply_report(now, &in_use, &limit.released)
+            } else {
+                permits.apply_report(now, &limit.in_use, &limit.released)
+            };
             replies.push(LimitPermitsReply { changes, held: permits.count() });
             self.drop_if_unused(&limit.bucket);
         }

@@ -277,6 +277,7 @@ impl<'s> Crowd<'s> {
             demand: Share(3),
             vote: None,
             is_leaving: false,
+            is_claimed: false,
         }
     }
 }

@@ -22,6 +22,7 @@ fn foreign_value_stays_and_other_limits_succeed() {
         bucket: bucket(number),
         in_use: held.clone(),
         released: vec![],
+        is_claimed: false,
     });
     let round = PermitReport { times: TIMES, to_all_nodes: false, limits: told.to_vec() };
     let ScriptReply::Heard(heard) = scripted.ask(&Act::Tell(round)) else { panic!() };
@@ -85,7 +86,8 @@ fn impossible_reply_of_the_permit_script_is_rejected() {
         assert!(read_acquire(reply).is_err(), "{reply:?}");
     }
     let (held, over) = (vec![(PermitId(1, 0), GRACE)], vec![PermitId(1, 1)]);
-    let told = [LimitPermits { bucket: bucket(0), in_use: held, released: over }];
+    let told =
+        [LimitPermits { bucket: bucket(0), in_use: held, released: over, is_claimed: false }];
     for reply in [[0, 0, 1, 1, 9], [5, 1, 0, 0, 0]] {
         assert!(read_report(told.iter(), &reply).is_ok(), "{reply:?}");
     }

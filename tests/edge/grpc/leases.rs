@@ -3,9 +3,12 @@
 mod client;
 mod counters;
 mod fleet;
+mod hostile;
 mod rules;
 
-use sluicegate::engine::proxies::MAX_PROXY_STREAMS;
+use std::net::Ipv4Addr;
+
+use sluicegate::engine::proxies::{MAX_PEER_STREAMS, MAX_PROXY_STREAMS, PeerKey};
 use sluicegate::engine::top_keys::TopKeysQuery;
 use sluicegate::kernel::top_keys::TopWindow;
 use sluicegate_lease_protocol::api::lease_message::Message as Reply;
@@ -111,7 +114,11 @@ async fn a_newer_stream_replaces_the_older_of_one_incarnation() {
 async fn streams_above_the_maximum_are_refused() {
     let engine = empty_engine();
     let served = serve(&engine).await;
-    let slots: Vec<_> = (0..MAX_PROXY_STREAMS).map(|_| engine.proxies().open_stream()).collect();
+    let peers = (0..MAX_PROXY_STREAMS).map(|number| {
+        let peer = u32::try_from(number / MAX_PEER_STREAMS).unwrap();
+        engine.proxies().open_stream(PeerKey::of_address(Ipv4Addr::from_bits(peer).into()))
+    });
+    let slots: Vec<_> = peers.collect();
     assert!(slots.iter().all(Option::is_some));
     let mut client = LeasesClient::new(served.channel.clone());
     let refused = client.exchange(tokio_stream::pending()).await.unwrap_err();

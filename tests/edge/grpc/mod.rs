@@ -116,6 +116,7 @@ async fn start(
         max_connections: 4_096,
         connection_age: None,
         mirror: None,
+        proxies: sluicegate::config::settings::ProxyAccess::Auto,
     };
     let until: Pin<Box<dyn Future<Output = ()> + Send>> =
         Box::pin(async move { drop(stopped.await) });

@@ -210,6 +210,12 @@ impl Bucket {
         state.is_retired
     }
 
+    /// Returns `true` if this replica is in the fleet of a shared limit.
+    pub(crate) fn has_share(&self) -> bool {
+        let state = self.0.lock();
+        state.replica_share.as_ref().is_some_and(|share| share.is_in_fleet())
+    }
+
     /// Returns `true` before the first share of a shared limit.
     pub(crate) fn is_share_unknown(&self) -> bool {
         let state = self.0.lock();

@@ -62,6 +62,24 @@ impl SharedLimit {
         let (min, max) = rules.adaptive.map_or((start, start), |it| (it.min, it.max));
         Self { min, start, max, aggregate, max_duration, on_failure }
     }
+
+    /// Returns the coordinator config of the limit.
+    #[must_use]
+    pub fn coordinator_config(&self, terms: ShareTiming) -> CoordinatorConfig {
+        let [min, start, max] = [self.min, self.start, self.max].map(|it| Share(it.into()));
+        let max = max.min(crate::kernel::coordinator::config::MOST);
+        let config = CoordinatorConfig::new(terms, min.min(max), start.min(max), max);
+        let aggregate = self.aggregate;
+        // Never happens with a validated configuration. A limit of 1 is the safe choice.
+        let least = CoordinatorConfig {
+            timing: terms,
+            min: Share(1),
+            start: Share(1),
+            max: Share(1),
+            aggregate,
+        };
+        CoordinatorConfig { aggregate, ..config.unwrap_or(least) }
+    }
 }
 
 #[derive(Debug)]
@@ -157,7 +175,7 @@ impl ReplicaShare {
     ) -> Self {
         Self {
             shared,
-            law: make_coordinator_config(&shared, terms),
+            law: shared.coordinator_config(terms),
             incarnation: Incarnation(0),
             member: None,
             intent: ShareIntent::Keep,
@@ -179,7 +197,7 @@ impl ReplicaShare {
     }
 
     pub(crate) fn reload(&mut self, shared: SharedLimit, terms: ShareTiming) {
-        (self.shared, self.law) = (shared, make_coordinator_config(&shared, terms));
+        (self.shared, self.law) = (shared, shared.coordinator_config(terms));
         if let Some(member) = &mut self.member {
             member.reload(terms);
         }
@@ -472,20 +490,4 @@ fn requests_in_share(limiter: &Limiter, local_since: Option<Nanos>) -> Share {
     let Some(alone) = local_since else { return Share(limiter.in_flight().into()) };
     let before = limiter.permits().filter(|(_, since)| *since <= alone).count();
     Share(u64::try_from(before).unwrap_or(u64::MAX))
-}
-
-fn make_coordinator_config(shared: &SharedLimit, terms: ShareTiming) -> CoordinatorConfig {
-    let [min, start, max] = [shared.min, shared.start, shared.max].map(|it| Share(it.into()));
-    let max = max.min(crate::kernel::coordinator::config::MOST);
-    let config = CoordinatorConfig::new(terms, min.min(max), start.min(max), max);
-    let aggregate = shared.aggregate;
-    // Never happens with a validated configuration. A limit of 1 is the safe choice.
-    let least = CoordinatorConfig {
-        timing: terms,
-        min: Share(1),
-        start: Share(1),
-        max: Share(1),
-        aggregate,
-    };
-    CoordinatorConfig { aggregate, ..config.unwrap_or(least) }
 }

@@ -120,7 +120,7 @@ impl FleetReporter {
         let replica_hash = SipHasher24::new().hash(host.name().as_bytes()) >> 12;
         let replica = ReplicaId(replica_hash);
         let process = (replica_hash, incarnation.0);
-        let permits = PermitReporter::new(Arc::clone(&host), process, pace.heartbeat);
+        let permits = PermitReporter::new(Arc::clone(&host), process, pace);
         Self {
             first_reply_timeout,
             shares: ShareReporter::new(Arc::clone(&host), replica, incarnation, pace),
@@ -160,6 +160,12 @@ impl FleetReporter {
     pub fn expect_shared(&self, limits: impl Iterator<Item = SharedLimit>) {
         let longest = limits.map(|limit| self.share_timing(limit.max_duration).longest_use()).max();
         self.shares.expect_longest_use(longest.unwrap_or_default());
+    }
+
+    /// Returns the longest time for which a share or its requests can last, over all limits so far.
+    #[must_use]
+    pub fn longest_use(&self) -> Nanos {
+        Nanos(self.shares.longest_use.load(Relaxed))
     }
 
     /// Returns snapshots of at most `max` strict limits in use, sorted by bucket name.

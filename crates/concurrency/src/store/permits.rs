@@ -54,6 +54,9 @@ pub struct LimitPermits {
     pub in_use: Vec<(PermitId, Nanos)>,
     /// Permits that the replica released since its last report.
     pub released: Vec<PermitId>,
+    /// Set if a proxy reports permits that the serving replica does not know: the store renews
+    /// them, but adds none.
+    pub is_claimed: bool,
 }
 
 /// The store's reply to [`LimitPermits`].

@@ -134,6 +134,15 @@ impl PermitTable {
         corrections
     }
 
+    /// Returns the permits of `active` that are in the table, for the report of a proxy whose
+    /// history the serving replica does not know.
+    #[must_use]
+    pub fn listed(&mut self, now: Nanos, active: &[(PermitId, Nanos)]) -> Vec<(PermitId, Nanos)> {
+        self.expire(now);
+        let is_listed = |(id, _): &&(PermitId, Nanos)| self.deadline_by_id.contains_key(id);
+        active.iter().filter(is_listed).copied().collect()
+    }
+
     /// The number of permits. Permits that expired since the last acquire or report still count.
     #[must_use]
     pub fn count(&self) -> Share {

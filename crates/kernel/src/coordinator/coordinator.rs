@@ -181,7 +181,8 @@ impl Coordinator {
         let later = self.share_states.get(at.saturating_add(usize::from(before.is_some())));
         let is_superseded = later.is_some_and(|later| later.replica == heartbeat.replica);
         let is_lost = |in_use: GrantInUse| {
-            in_use.coordinator_incarnation == self.incarnation
+            !heartbeat.is_claimed
+                && in_use.coordinator_incarnation == self.incarnation
                 && self.generation < in_use.generation
         };
         match before {
@@ -202,7 +203,8 @@ impl Coordinator {
         if in_use.coordinator_incarnation != self.incarnation {
             // A share from an earlier coordinator incarnation counts only in the grace period, in
             // which other replicas may not have reported yet.
-            let share = if arrival.grace { in_use.share } else { Share(0) };
+            let counts = arrival.grace && !arrival.heartbeat.is_claimed;
+            let share = if counts { in_use.share } else { Share(0) };
             return GrantRecord { generation: Generation(0), share };
         }
         let mut known_grants =
@@ -232,6 +234,10 @@ impl Coordinator {
         let Arrival { config, heartbeat, now, at, .. } = *arrival;
         let confirmed = self.confirmed_grant(arrival, before.as_ref());
         let vote = self.valid_vote(heartbeat, before.as_ref());
+        // Between two heartbeats, a replica admits no more requests than its exposure.
+        let confirmable = before.as_ref().map_or(Share(0), ShareState::exposure);
+        let in_flight = heartbeat.in_flight;
+        let in_flight = if heartbeat.is_claimed { in_flight.min(confirmable) } else { in_flight };
         let mut own = before.unwrap_or_else(|| {
             let state = ShareState::new(heartbeat, confirmed, now, &config.timing);
             self.share_states.insert(at, state);
@@ -244,7 +250,7 @@ impl Coordinator {
         let votes = self.vote_count.saturating_add(u64::from(vote.is_some()));
         self.vote_count = votes.saturating_sub(u64::from(own.vote.is_some()));
         (own.number, own.confirmed, own.vote) = (heartbeat.number, confirmed, vote);
-        (own.in_flight, own.demand) = (heartbeat.in_flight, heartbeat.demand);
+        (own.in_flight, own.demand) = (in_flight, heartbeat.demand);
         own.earlier_requests_end = own.previous_requests_end(now, &config.timing);
         own.max_duration = config.timing.max_duration;
         if heartbeat.is_leaving {
@@ -261,8 +267,9 @@ impl Coordinator {
     /// due.
     fn update_limit(&mut self, arrival: &Arrival<'_>, own: &mut ShareState) {
         let Arrival { config, heartbeat, now, grace, .. } = *arrival;
-        let is_earlier =
-            |in_use: &GrantInUse| grace && in_use.coordinator_incarnation != self.incarnation;
+        let is_earlier = |in_use: &GrantInUse| {
+            grace && !heartbeat.is_claimed && in_use.coordinator_incarnation != self.incarnation
+        };
         let claim = heartbeat
             .grant_in_use
             .filter(is_earlier)

@@ -30,6 +30,10 @@ pub struct Heartbeat {
     pub vote: Option<LimitFactor>,
     /// Set if the replica leaves the fleet: from now on it admits nothing and applies no grant.
     pub is_leaving: bool,
+    /// Set if the sender is a proxy whose history the serving replica does not know: the
+    /// coordinator believes its grant and its requests in flight only as far as the share state
+    /// confirms them.
+    pub is_claimed: bool,
 }
 
 impl Heartbeat {

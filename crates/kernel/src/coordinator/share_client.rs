@@ -149,6 +149,7 @@ impl ShareClient {
             demand: load.demand,
             vote: load.vote,
             is_leaving: self.is_leaving,
+            is_claimed: false,
         }
     }
 

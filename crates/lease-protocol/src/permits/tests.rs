@@ -2,38 +2,35 @@
 
 use proptest::prelude::{Strategy, any, prop, prop_assert_eq, prop_oneof, proptest};
 
+use sluicegate_concurrency::store::permits::{PermitTiming, StrictAcquire};
+
 use super::*;
 
-fn timings() -> impl Strategy<Value = PermitTiming> {
-    prop::array::uniform3(0_u64..1 << 40).prop_map(|durations| {
-        let [grace, max_silence, max_lifetime] = durations.map(Nanos);
-        PermitTiming { grace, max_silence, max_lifetime }
-    })
-}
+/// The process of the proxy.
+const PROCESS: u64 = 7;
 
 fn ids() -> impl Strategy<Value = PermitId> {
-    any::<(u64, u64)>().prop_map(|(process, number)| PermitId(process, number))
+    any::<u64>().prop_map(|number| PermitId(PROCESS, number))
 }
 
 fn buckets() -> impl Strategy<Value = Box<[u8]>> {
     prop::collection::vec(any::<u8>(), 1..40).prop_map(Into::into)
 }
 
-fn requests() -> impl Strategy<Value = StrictPermitRequest> {
-    (buckets(), ids(), 1..=MOST.0, 0_u64..1 << 40, timings()).prop_map(
-        |(bucket, id, limit, lifetime, timing)| StrictPermitRequest {
-            bucket,
-            permit: StrictAcquire { id, limit: Share(limit), lifetime: Nanos(lifetime), timing },
-        },
-    )
+fn timing() -> PermitTiming {
+    PermitTiming { grace: Nanos(1), max_silence: Nanos(1), max_lifetime: Nanos(1) }
 }
 
 fn reports() -> impl Strategy<Value = PermitReport> {
     let in_use = prop::collection::vec((ids(), (0_u64..1 << 40).prop_map(Nanos)), 0..5);
-    let limit = (buckets(), in_use, prop::collection::vec(ids(), 0..5))
-        .prop_map(|(bucket, in_use, released)| LimitPermits { bucket, in_use, released });
-    (timings(), any::<bool>(), prop::collection::vec(limit, 0..4))
-        .prop_map(|(times, to_all_nodes, limits)| PermitReport { times, to_all_nodes, limits })
+    let limit = (buckets(), in_use, prop::collection::vec(ids(), 0..5)).prop_map(
+        |(bucket, in_use, released)| LimitPermits { bucket, in_use, released, is_claimed: true },
+    );
+    prop::collection::vec(limit, 0..4).prop_map(|limits| PermitReport {
+        times: timing(),
+        to_all_nodes: false,
+        limits,
+    })
 }
 
 fn outcomes() -> impl Strategy<Value = AcquireOutcome> {
@@ -46,13 +43,16 @@ fn outcomes() -> impl Strategy<Value = AcquireOutcome> {
 
 proptest! {
     #[test]
-    fn requests_survive_the_way_to_the_store(request in requests()) {
-        prop_assert_eq!(permit_request(&permit_request_message(&request)), Some(request));
+    fn a_request_arrives_without_the_parameters_of_its_limit(bucket in buckets(), id in ids()) {
+        let (limit, lifetime) = (Share(9), Nanos(9));
+        let permit = StrictAcquire { id, limit, lifetime, timing: timing() };
+        let message = permit_request_message(&StrictPermitRequest { bucket: bucket.clone(), permit });
+        prop_assert_eq!(permit_request(&message), Some((bucket, id.1)));
     }
 
     #[test]
     fn reports_survive_the_way_to_the_store(report in reports()) {
-        prop_assert_eq!(permit_report(&permit_report_message(&report)), Some(report));
+        prop_assert_eq!(permit_report(&permit_report_message(&report), PROCESS), Some(report.limits));
     }
 
     #[test]
@@ -74,13 +74,16 @@ fn a_report_with_too_many_permits_is_refused() {
         bucket: [1][..].into(),
         in_use: Vec::new(),
         released: (0..permits).map(|number| PermitId(1, number)).collect(),
+        is_claimed: false,
     };
-    let times = PermitTiming { grace: Nanos(1), max_silence: Nanos(1), max_lifetime: Nanos(1) };
-    let report =
-        |permits| PermitReport { times, to_all_nodes: false, limits: vec![limit(permits)] };
+    let report = |permits| PermitReport {
+        times: timing(),
+        to_all_nodes: false,
+        limits: vec![limit(permits)],
+    };
     let most = MAX_PERMITS_PER_REPORT.try_into().unwrap();
-    assert!(permit_report(&permit_report_message(&report(most))).is_some());
-    assert_eq!(permit_report(&permit_report_message(&report(most + 1))), None);
+    assert!(permit_report(&permit_report_message(&report(most)), PROCESS).is_some());
+    assert_eq!(permit_report(&permit_report_message(&report(most + 1)), PROCESS), None);
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 use proptest::prelude::{Just, Strategy, any, prop, prop_assert_eq, prop_oneof, proptest};
 use sluicegate_kernel::coordinator::aggregate::VoteAggregate;
+use sluicegate_kernel::coordinator::incarnation::IncarnationRecord;
+use sluicegate_kernel::coordinator::{CoordinatorConfig, ShareTiming};
 
 use super::*;
 
@@ -55,6 +57,7 @@ fn reports(replica: ReplicaId) -> impl Strategy<Value = ShareReport> {
                 demand: Share(demand & MAX_REQUESTS),
                 vote: vote.map(LimitFactor),
                 is_leaving,
+                is_claimed: false,
             };
             ShareReport { bucket: bucket.into(), law, heartbeat }
         },
@@ -116,8 +119,21 @@ fn reply(round: &ShareRound, kind: usize, number: u64) -> ShareRoundReply {
 
 proptest! {
     #[test]
-    fn rounds_survive_the_way_to_the_store(round in rounds()) {
-        prop_assert_eq!(share_round(&share_round_message(&round)), Some(round));
+    fn a_round_arrives_without_the_parameters_of_limits(round in rounds(), replica in numbers()) {
+        let replica = ReplicaId(replica);
+        let claimed = |report: &ShareReport| {
+            let nothing = |grant| GrantInUse { share: Share(0), limit: Share(0), ..grant };
+            let grant_in_use = report.heartbeat.grant_in_use.map(nothing);
+            let heartbeat =
+                Heartbeat { replica, grant_in_use, is_claimed: true, ..report.heartbeat };
+            (report.bucket.clone(), heartbeat)
+        };
+        let wanted = ClaimedRound {
+            coordinator_incarnation: round.record.coordinator_incarnation,
+            is_leaving: round.is_leaving,
+            reports: round.reports.iter().map(claimed).collect(),
+        };
+        prop_assert_eq!(share_round(&share_round_message(&round), replica), Some(wanted));
     }
 
     #[test]
@@ -132,45 +148,56 @@ proptest! {
 
 /// A round with one report.
 fn round() -> api::ShareRound {
-    let limit = api::SharedLimit {
-        heartbeat_ns: 1,
-        share_lifetime_ns: 5,
-        margin_ns: 1,
-        max_duration_ns: 60,
-        min: 1,
-        start: 10,
-        max: 10,
-        aggregate: api::concurrency_limit::Aggregate::Median.into(),
-    };
-    let report = api::ShareReport { bucket: vec![1], limit: Some(limit), ..Default::default() };
+    let report = api::ShareReport { bucket: vec![1], ..Default::default() };
     api::ShareRound { reports: vec![report], ..Default::default() }
 }
 
 #[test]
 fn rounds_that_a_store_cannot_represent_are_refused() {
-    let broken: [fn(&mut api::ShareRound); 10] = [
-        |round| round.replica = NUMBER_BOUND,
-        |round| round.last_reply_at_us = Some(NUMBER_BOUND),
-        |round| round.longest_use_ns = u64::MAX,
-        |round| round.reports = vec![round.reports[0].clone(); MAX_REPORTS_PER_ROUND + 1],
-        |round| round.reports[0].bucket = vec![1; crate::concurrency::MAX_BUCKET_BYTES + 1],
-        |round| round.reports[0].in_flight = MAX_REQUESTS + 1,
-        |round| round.reports[0].vote = Some(LimitFactor::TWICE.0 + 1),
-        |round| round.reports[0].limit = None,
-        |round| round.reports[0].limit.as_mut().unwrap().min = 11,
-        |round| round.reports[0].limit.as_mut().unwrap().heartbeat_ns = 0,
+    let grant = api::GrantInUse { coordinator_incarnation: 1, generation: NUMBER_BOUND };
+    let broken: [fn(&mut api::ShareRound, api::GrantInUse); 8] = [
+        |round, _| round.coordinator_incarnation = Some(NUMBER_BOUND),
+        |round, _| round.reports = vec![round.reports[0].clone(); MAX_REPORTS_PER_ROUND + 1],
+        |round, _| round.reports[0].bucket = vec![1; crate::concurrency::MAX_BUCKET_BYTES + 1],
+        |round, _| round.reports[0].incarnation = NUMBER_BOUND,
+        |round, _| round.reports[0].in_flight = MAX_REQUESTS + 1,
+        |round, _| round.reports[0].demand = u64::MAX,
+        |round, _| round.reports[0].vote = Some(LimitFactor::TWICE.0 + 1),
+        |round, grant| round.reports[0].grant_in_use = Some(grant),
     ];
-    assert!(share_round(&round()).is_some());
+    assert!(share_round(&round(), ReplicaId(1)).is_some());
     for (index, change) in broken.iter().enumerate() {
         let mut round = round();
-        change(&mut round);
-        assert_eq!(share_round(&round), None, "{index}");
+        change(&mut round, grant);
+        assert_eq!(share_round(&round, ReplicaId(1)), None, "{index}");
+    }
+}
+
+/// A round of a store with one report.
+fn stored_round() -> ShareRound {
+    let (bucket, heartbeat) = share_round(&round(), ReplicaId(1)).unwrap().reports.pop().unwrap();
+    let [heartbeat_interval, share_lifetime, margin, max_duration] = [1, 5, 1, 60].map(Nanos);
+    let timing =
+        ShareTiming { heartbeat: heartbeat_interval, share_lifetime, margin, max_duration };
+    let [min, start, max] = [1, 10, 10].map(Share);
+    let law = CoordinatorConfig::new(timing, min, start, max).unwrap();
+    let record = IncarnationRecord {
+        replica: ReplicaId(1),
+        incarnation: Incarnation(1),
+        coordinator_incarnation: None,
+    };
+    ShareRound {
+        record,
+        last_reply_at: None,
+        longest_use: Nanos(1),
+        is_leaving: false,
+        reports: vec![ShareReport { bucket, law, heartbeat }],
     }
 }
 
 #[test]
 fn a_reply_with_another_number_of_replies_is_refused() {
-    let (round, reply) = (share_round(&round()).unwrap(), api::ShareRoundReply::default());
+    let (round, reply) = (stored_round(), api::ShareRoundReply::default());
     let wire = api::ShareRoundResult { result: Some(share_round_result::Result::Applied(reply)) };
     assert_eq!(share_round_result(&wire, &round), None);
 }
@@ -178,7 +205,7 @@ fn a_reply_with_another_number_of_replies_is_refused() {
 #[test]
 fn a_store_time_is_rounded_down() {
     // A time in the future would look like lost state.
-    let mut reply = reply(&share_round(&round()).unwrap(), 2, 0);
+    let mut reply = reply(&stored_round(), 2, 0);
     reply.store_time = Nanos(1_999);
     let message = share_round_result_message(&Ok(reply));
     let Some(share_round_result::Result::Applied(reply)) = message.result else { panic!() };

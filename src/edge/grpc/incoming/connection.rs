@@ -21,6 +21,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use sha2::{Digest as _, Sha256};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{Instant, Sleep, sleep};
@@ -30,6 +31,7 @@ use tonic::transport::server::{Connected, TcpConnectInfo};
 
 use super::super::timeouts::GrpcTimeouts;
 use crate::edge::connection_gate::ConnectionSlot;
+use crate::engine::proxies::PeerKey;
 
 /// The length of the HTTP/2 client preface, in bytes (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;
@@ -177,6 +179,36 @@ impl GrpcConnection {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         done
+    }
+}
+
+/// The client of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientIdentity {
+    /// The peer whose streams and records are bounded together.
+    pub peer: PeerKey,
+    /// True with a verified client certificate, from a loopback address and on the Unix socket.
+    pub is_trusted: bool,
+}
+
+impl GrpcConnection {
+    /// Returns the client of the connection.
+    pub(in crate::edge::grpc) fn client(&self) -> ClientIdentity {
+        let certificate = match &self.io {
+            Socket::Left(_) => None,
+            Socket::Right(stream) => stream.get_ref().1.peer_certificates().and_then(<[_]>::first),
+        };
+        if let Some(certificate) = certificate {
+            let peer = PeerKey::Certificate(Sha256::digest(certificate).into());
+            return ClientIdentity { peer, is_trusted: true };
+        }
+        match self.connect_info().remote_addr() {
+            Some(address) => ClientIdentity {
+                peer: PeerKey::of_address(address.ip()),
+                is_trusted: address.ip().to_canonical().is_loopback(),
+            },
+            None => ClientIdentity { peer: PeerKey::UnixSocket, is_trusted: true },
+        }
     }
 }
 

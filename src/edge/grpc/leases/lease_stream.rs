@@ -7,7 +7,8 @@
 //! - Each check is a trace span.
 //! - Changed limits are announced at once.
 //! - An invalid message ends the stream with `INVALID_ARGUMENT`.
-//! - A newer stream of the same incarnation ends this one with `ABORTED`.
+//! - A newer stream of the same incarnation and peer ends this one with `ABORTED`.
+//! - A stream without messages ends after [`IDLE_TIMEOUT`].
 //!
 //! Not covered:
 //! - The order of the replies.
@@ -22,13 +23,14 @@ use futures_util::future::{BoxFuture, FutureExt as _};
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::mpsc;
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
 use tonic::{Status, Streaming};
 
 use super::{replies as to_reply, requests};
 use crate::edge::grpc::bounded_body::count_unreadable;
 use crate::edge::{check_error_outcome, verdict_outcome};
 use crate::engine::Engine;
-use crate::engine::proxies::{LeaseOutcome, ProxyConnection};
+use crate::engine::proxies::{LeaseOutcome, ProxyConnection, StreamSlot};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{
     CheckAnswered, Event as _, Protocol, ProxyMessageKind, RequestCompleted,
@@ -50,6 +52,10 @@ const MAX_TOGETHER: usize = 128;
 
 /// The time in which a new stream must introduce its proxy.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The time in which a proxy must send a message. A stream without messages ends, and the proxy
+/// connects again when it needs a limit.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The time in which a proxy must read a reply if the reply queue is full.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -80,14 +86,14 @@ struct LeaseStream<'s> {
 }
 
 pub(super) async fn run(
-    (engine, peer): (&Engine, Option<SocketAddr>),
+    client: (&Engine, Option<SocketAddr>, StreamSlot),
     mut draining: watch::Receiver<bool>,
     mut messages: Streaming<ProxyMessage>,
     replies: &ReplySender,
 ) {
     let ended = tokio::select! {
         _ = draining.wait_for(|is_draining| *is_draining) => return,
-        ended = serve((engine, peer), &mut messages, replies) => ended,
+        ended = serve(client, &mut messages, replies) => ended,
     };
     if let StreamEnd::Failed(status) = ended {
         // The error is dropped if the proxy does not read the previous replies.
@@ -96,11 +102,11 @@ pub(super) async fn run(
 }
 
 async fn serve(
-    (engine, peer): (&Engine, Option<SocketAddr>),
+    (engine, peer, slot): (&Engine, Option<SocketAddr>, StreamSlot),
     messages: &mut Streaming<ProxyMessage>,
     replies: &ReplySender,
 ) -> StreamEnd {
-    let connection = match introduce((engine, peer), messages).await {
+    let connection = match introduce((engine, peer, slot), messages).await {
         Ok(connection) => connection,
         Err(ended) => return ended,
     };
@@ -116,7 +122,7 @@ async fn serve(
 
 /// Reads the first message of the stream, and adds the proxy to the list.
 async fn introduce(
-    (engine, peer): (&Engine, Option<SocketAddr>),
+    (engine, peer, slot): (&Engine, Option<SocketAddr>, StreamSlot),
     messages: &mut Streaming<ProxyMessage>,
 ) -> Result<ProxyConnection, StreamEnd> {
     let Ok(first) = tokio::time::timeout(HELLO_TIMEOUT, messages.message()).await else {
@@ -128,7 +134,8 @@ async fn introduce(
     };
     ProxyMessageKind::Hello.emit();
     let identity = requests::parse_hello(hello, peer)?;
-    Ok(engine.proxies().connect(identity, engine.clock().now()))
+    let connected = engine.proxies().connect(identity, slot, engine.clock().now());
+    connected.map_err(|taken| Status::already_exists(taken.to_string()).into())
 }
 
 /// Returns the message; `None` at the end of the stream.
@@ -146,6 +153,7 @@ impl<'s> LeaseStream<'s> {
     ) -> Result<(), StreamEnd> {
         let welcome = welcome(self.engine, *limits.borrow_and_update());
         self.send(Some(unnumbered(Reply::Welcome(welcome)))).await?;
+        let mut idle_until = Instant::now() + IDLE_TIMEOUT;
         loop {
             tokio::select! {
                 biased;
@@ -155,7 +163,11 @@ impl<'s> LeaseStream<'s> {
                     self.send(Some(unnumbered(changed))).await?;
                 }
                 Some(answer) = self.in_flight.next() => self.send(answer?).await?,
+                () = sleep_until(idle_until) => {
+                    return Err(Status::deadline_exceeded("no message arrived in time").into());
+                }
                 received = messages.message(), if self.in_flight.len() < MAX_IN_FLIGHT => {
+                    idle_until = Instant::now() + IDLE_TIMEOUT;
                     let first = readable(received)?.ok_or(StreamEnd::Closed)?;
                     self.start_ready(first, messages).await?;
                 }
@@ -276,11 +288,13 @@ async fn answer_message(
         Message::Check(message) => Ok(Some(Reply::Check(check(engine, &message).await?))),
         Message::Usage(report) => count_usage((engine, connection), &report).map(|()| None),
         Message::Report(report) => {
-            let reply = engine.report_for_proxy(&requests::parse_report(&report)?).await;
+            let report = requests::parse_report(&report, connection)?;
+            let reply = engine.report_for_proxy(connection, report).await;
             Ok(Some(Reply::Report(to_reply::report(&reply))))
         }
         Message::Acquire(acquire) => {
-            let reply = engine.acquire_for_proxy(&requests::parse_acquire(&acquire)?).await;
+            let acquire = requests::parse_acquire(&acquire)?;
+            let reply = engine.acquire_for_proxy(connection, acquire).await;
             Ok(Some(Reply::Acquire(wire::permits::permit_result_message(&reply))))
         }
     }

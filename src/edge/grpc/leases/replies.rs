@@ -22,8 +22,8 @@ use tonic::Status;
 use crate::config::FallbackMode;
 use crate::config::concurrency::ConcurrencyMode;
 use crate::engine::proxies::{
-    ChargeOutcome, FleetReply, LeaseOutcome, ProxyCallError, ProxyConcurrencyLimit, ProxyHandling,
-    ProxyLimit, ProxyRule,
+    ChargeOutcome, LeaseOutcome, ProxyCallError, ProxyConcurrencyLimit, ProxyHandling, ProxyLimit,
+    ProxyReply, ProxyRule,
 };
 use crate::engine::{CheckError, Decision};
 use crate::kernel::decision::{DescriptorDecision, StoreFailure, Verdict};
@@ -73,7 +73,7 @@ fn concurrency_limit(found: ProxyConcurrencyLimit) -> api::ConcurrencyLimit {
 }
 
 /// Converts the store's reply to the parts of `report`.
-pub(super) fn report(reply: &FleetReply) -> FleetReportResult {
+pub(super) fn report(reply: &ProxyReply) -> FleetReportResult {
     FleetReportResult {
         shares: reply.shares.as_ref().map(wire::shares::share_round_result_message),
         permits: reply.permits.as_ref().map(wire::permits::permit_report_result_message),

@@ -15,8 +15,8 @@ use tonic::Status;
 use crate::edge::grpc::convert::{MAX_ENTRIES, MAX_ENTRY_BYTES, check_counts};
 use crate::engine::concurrency::BucketLoad;
 use crate::engine::proxies::{
-    FleetReport, ProxyBucket, ProxyCounter, ProxyDecisionKind, ProxyHits, ProxyIdentity,
-    ProxyPermitUsage, ProxyUsage, StrictPermitRequest,
+    ProxyBucket, ProxyConnection, ProxyCounter, ProxyDecisionKind, ProxyHits, ProxyIdentity,
+    ProxyPermitUsage, ProxyReport, ProxyUsage,
 };
 use crate::kernel::decision::{Check, Cost, Descriptor, Reason};
 use crate::kernel::lease::{BorrowRequest, ReplicaIncarnation};
@@ -173,25 +173,32 @@ pub(super) fn parse_usage<'m>(
 }
 
 /// Validates a report about shares and permits.
-pub(super) fn parse_report(report: &api::FleetReport) -> Result<FleetReport, Status> {
+pub(super) fn parse_report(
+    report: &api::FleetReport,
+    connection: &ProxyConnection,
+) -> Result<ProxyReport, Status> {
     let invalid = |part: &str| {
         Status::invalid_argument(format!(
             "report.{part} has a missing or an out-of-range value; see leases.proto"
         ))
     };
-    let shares = report
-        .shares
-        .as_ref()
-        .map(|round| wire::shares::share_round(round).ok_or_else(|| invalid("shares")));
-    let permits = report
-        .permits
-        .as_ref()
-        .map(|permits| wire::permits::permit_report(permits).ok_or_else(|| invalid("permits")));
-    Ok(FleetReport { membership: None, shares: shares.transpose()?, permits: permits.transpose()? })
+    let mut parsed = ProxyReport::default();
+    if let Some(round) = &report.shares {
+        let round = wire::shares::share_round(round, connection.replica());
+        let round = round.ok_or_else(|| invalid("shares"))?;
+        parsed.coordinator_incarnation = round.coordinator_incarnation;
+        parsed.is_leaving = round.is_leaving;
+        parsed.shares = Some(round.reports);
+    }
+    if let Some(permits) = &report.permits {
+        let permits = wire::permits::permit_report(permits, connection.process());
+        parsed.permits = Some(permits.ok_or_else(|| invalid("permits"))?);
+    }
+    Ok(parsed)
 }
 
-/// Validates a request for a permit.
-pub(super) fn parse_acquire(acquire: &api::PermitAcquire) -> Result<StrictPermitRequest, Status> {
+/// Validates a request for a permit. Returns its bucket and number.
+pub(super) fn parse_acquire(acquire: &api::PermitAcquire) -> Result<(Box<[u8]>, u64), Status> {
     let invalid = || {
         Status::invalid_argument("acquire has a missing or an out-of-range value; see leases.proto")
     };

@@ -161,7 +161,7 @@ fn encode_report(report: &ShareReport) -> Vec<u8> {
     bytes.share(heartbeat.in_flight);
     bytes.share(heartbeat.demand);
     bytes.share(Share(heartbeat.vote.map_or(0, |LimitFactor(ratio)| u64::from(ratio) + 1)));
-    bytes.0.push(u8::from(heartbeat.is_leaving));
+    bytes.0.push(u8::from(heartbeat.is_leaving) + 2 * u8::from(heartbeat.is_claimed));
     bytes.0
 }
 

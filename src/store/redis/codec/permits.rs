@@ -135,6 +135,10 @@ pub fn pack_report<'t>(
         packed.keys.push(context.partition.limit_key(context.prefix, &limit.bucket));
         let in_use_count = u64::try_from(limit.in_use.len()).unwrap_or(EXACT_BOUND);
         let mut encoded = super::encode_double(in_use_count).to_vec();
+        if limit.is_claimed {
+            // The sign bit of a little-endian double.
+            encoded.iter_mut().last().into_iter().for_each(|byte| *byte |= 0x80);
+        }
         for &(id, lifetime) in &limit.in_use {
             encoded.extend(permit_id_bytes(id));
             encoded.extend(super::encode_double(micros(lifetime)));

@@ -19,7 +19,8 @@
 --          microseconds for which a share of it, or of a forgotten replica, may be in use; 1 if it
 --          shuts down
 -- ARGV[n]  from 4, packed: the configuration and the heartbeat of each limit, see REPORT; a vote is
---          one more than its ratio, and 0 is none
+--          one more than its ratio, and 0 is none; the last byte is 1 if the replica leaves, plus 2
+--          if the heartbeat is claimed
 -- Reply: one string of little-endian doubles: the incarnation, the instant in microseconds, and
 --   eight for each limit. These are a code, and for code 0 (granted) the incarnation, the
 --   generation, the share, the fair share, the limit, the number of replicas, and 1 while
@@ -181,7 +182,7 @@ end
 local timing_heartbeat, timing_share_lifetime, timing_max_duration
 local config_min, config_start, config_max, config_aggregate
 local heartbeat_replica, heartbeat_incarnation, heartbeat_number, heartbeat_in_flight
-local heartbeat_demand, heartbeat_vote, heartbeat_is_leaving
+local heartbeat_demand, heartbeat_vote, heartbeat_is_leaving, heartbeat_is_claimed
 local has_in_use, in_use_coordinator_incarnation, in_use_generation, in_use_share, in_use_limit
 local count, incarnation, latest_time, generation, fractional_limit, is_recovered, counted_at
 local vote_count, kept_until
@@ -266,6 +267,8 @@ for i = 2, #KEYS do
     has_in_use, in_use_coordinator_incarnation, in_use_generation, in_use_share, in_use_limit,
     heartbeat_in_flight, heartbeat_demand, heartbeat_vote, heartbeat_is_leaving =
     unpack(REPORT, report)
+  heartbeat_is_claimed = 2 <= heartbeat_is_leaving
+  heartbeat_is_leaving = heartbeat_is_leaving % 2
   local code, fair_share = UNREADABLE, 0
   -- A `break` without a code means that the value under the key has an unknown format.
   repeat
@@ -428,7 +431,8 @@ for i = 2, #KEYS do
       end
 
       function update_limit()
-        local claim = grace and has_in_use == 1 and in_use_coordinator_incarnation ~= incarnation
+        local claim = grace and has_in_use == 1 and not heartbeat_is_claimed
+          and in_use_coordinator_incarnation ~= incarnation
           and in_use_limit * LEVELS_PER_PERMIT or nil
         if fractional_limit < 0 or claim and is_recovered == 0 then
           fractional_limit = claim or config_start * LEVELS_PER_PERMIT
@@ -602,8 +606,8 @@ for i = 2, #KEYS do
     -- `refuse`
     if must_read_all and is_superseded(is_known) then
       code = SUPERSEDED
-    elseif has_in_use == 1 and in_use_coordinator_incarnation == incarnation
-      and generation < in_use_generation then
+    elseif has_in_use == 1 and not heartbeat_is_claimed
+      and in_use_coordinator_incarnation == incarnation and generation < in_use_generation then
       code = STATE_LOST
     elseif is_known and heartbeat_number <= own_number then
       code = STALE
@@ -615,7 +619,7 @@ for i = 2, #KEYS do
       local confirmed_share, confirmed_generation = 0, 0
       if has_in_use == 1 and heartbeat_is_leaving == 0 then
         if in_use_coordinator_incarnation ~= incarnation then
-          if grace then confirmed_share = in_use_share end
+          if grace and not heartbeat_is_claimed then confirmed_share = in_use_share end
         elseif is_known and own_confirmed_generation == in_use_generation then
           confirmed_share, confirmed_generation = own_confirmed, own_confirmed_generation
         elseif is_known and own_granted_generation == in_use_generation then
@@ -631,6 +635,15 @@ for i = 2, #KEYS do
       end
 
       -- `store_heartbeat`
+      if heartbeat_is_claimed then
+        local confirmable = 0
+        if is_known then
+          confirmable = own_confirmed
+          if confirmable < own_granted then confirmable = own_granted end
+          if confirmable < own_in_flight then confirmable = own_in_flight end
+        end
+        if confirmable < heartbeat_in_flight then heartbeat_in_flight = confirmable end
+      end
       if not is_known then
         insert()
         own_granted, own_granted_generation = confirmed_share, confirmed_generation

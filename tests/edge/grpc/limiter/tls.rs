@@ -40,6 +40,7 @@ async fn serve_with_tls(authority: &Authority, own: &Files) -> SocketAddr {
         max_connections: 100,
         connection_age: None,
         mirror: None,
+        proxies: sluicegate::config::settings::ProxyAccess::Auto,
     };
     tokio::spawn(serve(GrpcListener::Tcp(listener), grpc, std::future::pending()));
     address

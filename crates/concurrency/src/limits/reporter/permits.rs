@@ -30,6 +30,7 @@ use crate::host::{ConcurrencyEvent, Host, PermitEvent};
 use crate::kernel::units::Nanos;
 use crate::limits::BucketName;
 use crate::limits::bucket::Bucket;
+use crate::limits::reporter::shares::SharePace;
 use crate::limits::strict::{StrictQueue, StrictSnapshot};
 use crate::store::permits::{
     LimitPermits, LimitPermitsReply, MAX_PERMITS_PER_REPORT, PermitId, PermitReport,
@@ -55,7 +56,7 @@ pub(crate) struct PermitReporter {
     /// Identifies this process in permit ids. Unique in the fleet.
     incarnation: u64,
     next_number: AtomicU64,
-    heartbeat: Nanos,
+    pace: SharePace,
     reported: Mutex<HashMap<BucketName, Arc<Bucket>>>,
     released: Mutex<PendingReleases>,
     /// Notified when a release is due.
@@ -129,18 +130,37 @@ struct RoundState {
     is_failing: bool,
 }
 
+impl SharePace {
+    /// Returns the time for which the store keeps a permit of a strict limit without a report.
+    #[must_use]
+    pub const fn permit_lifetime(self) -> Nanos {
+        Nanos(self.heartbeat.0.saturating_mul(PERMIT_HEARTBEATS))
+    }
+
+    /// Returns the timing of permits of a strict limit with this `max_duration`. All replicas with
+    /// the same heartbeat interval get the same timing.
+    #[must_use]
+    pub fn permit_timing(self, max_duration: Nanos) -> PermitTiming {
+        PermitTiming {
+            grace: self.permit_lifetime().plus(RECONNECT_TIME),
+            max_silence: Nanos(self.heartbeat.0.saturating_mul(SILENT_HEARTBEATS)),
+            max_lifetime: max_duration.plus(self.heartbeat).max(self.permit_lifetime()),
+        }
+    }
+}
+
 impl PermitReporter {
     pub(crate) fn new(
         host: Arc<dyn Host>,
         (replica, incarnation): (u64, u64),
-        heartbeat: Nanos,
+        pace: SharePace,
     ) -> Self {
         let name = [replica.to_le_bytes(), incarnation.to_le_bytes()].concat();
         Self {
             host,
             incarnation: SipHasher24::new().hash(&name),
             next_number: AtomicU64::new(0),
-            heartbeat,
+            pace,
             reported: Mutex::default(),
             released: Mutex::default(),
             wake: Notify::new(),
@@ -150,28 +170,24 @@ impl PermitReporter {
     }
 
     pub(crate) const fn heartbeat(&self) -> Nanos {
-        self.heartbeat
+        self.pace.heartbeat
     }
 
     /// Returns the time for which the store keeps a permit without a report.
     pub(crate) const fn unreported_lifetime(&self) -> Nanos {
-        Nanos(self.heartbeat.0.saturating_mul(PERMIT_HEARTBEATS))
+        self.pace.permit_lifetime()
     }
 
     /// Returns the timing of permits of a strict limit with this `max_duration`. All replicas with
     /// the same heartbeat interval get the same timing.
     pub(crate) fn times(&self, max_duration: Nanos) -> PermitTiming {
-        PermitTiming {
-            grace: self.unreported_lifetime().plus(RECONNECT_TIME),
-            max_silence: Nanos(self.heartbeat.0.saturating_mul(SILENT_HEARTBEATS)),
-            max_lifetime: self.store_lifetime(Some(max_duration)).max(self.unreported_lifetime()),
-        }
+        self.pace.permit_timing(max_duration)
     }
 
     /// Returns the time for which the store keeps a permit with the given local lifetime. It is one
     /// heartbeat interval longer, because a renewal is reported with the next heartbeat.
     pub(crate) fn store_lifetime(&self, local_lifetime: Option<Nanos>) -> Nanos {
-        local_lifetime.map_or(self.unreported_lifetime(), |keep| keep.plus(self.heartbeat))
+        local_lifetime.map_or(self.unreported_lifetime(), |keep| keep.plus(self.heartbeat()))
     }
 
     pub(crate) fn next_id(&self) -> PermitId {
@@ -215,7 +231,7 @@ impl PermitReporter {
     /// Returns `true` if a heartbeat is due, and records its start.
     fn start_due_heartbeat(&self, now: Nanos) -> bool {
         let mut last = self.last_round.lock();
-        let is_due = last.heartbeat_at.is_none_or(|at| self.heartbeat <= now.since(at));
+        let is_due = last.heartbeat_at.is_none_or(|at| self.heartbeat() <= now.since(at));
         if is_due {
             last.heartbeat_at = Some(now);
         }
@@ -300,7 +316,12 @@ fn limit_permits<'m>(
     by_bucket: &'m mut BTreeMap<BucketName, LimitPermits>,
     name: &[u8],
 ) -> &'m mut LimitPermits {
-    let empty = || LimitPermits { bucket: name.into(), in_use: Vec::new(), released: Vec::new() };
+    let empty = || LimitPermits {
+        bucket: name.into(),
+        in_use: Vec::new(),
+        released: Vec::new(),
+        is_claimed: false,
+    };
     by_bucket.entry(name.into()).or_insert_with(empty)
 }
 
@@ -327,7 +348,7 @@ fn pack_calls(
 
 /// Splits the report of one limit into pieces that fit into one store call each.
 fn split_report(permits: LimitPermits) -> Vec<LimitPermits> {
-    let LimitPermits { bucket, in_use, released } = &permits;
+    let LimitPermits { bucket, in_use, released, is_claimed } = &permits;
     if in_use.len() + released.len() <= MAX_PERMITS_PER_REPORT {
         return vec![permits];
     }
@@ -335,6 +356,7 @@ fn split_report(permits: LimitPermits) -> Vec<LimitPermits> {
         bucket: bucket.clone(),
         in_use: in_use.to_vec(),
         released: released.to_vec(),
+        is_claimed: *is_claimed,
     };
     let in_use = in_use.chunks(MAX_PERMITS_PER_REPORT).map(|chunk| piece(chunk, &[]));
     in_use.chain(released.chunks(MAX_PERMITS_PER_REPORT).map(|chunk| piece(&[], chunk))).collect()
@@ -367,7 +389,7 @@ impl PermitReporter {
             };
             // `due` is always one heartbeat interval from now, so the list of repeated releases
             // stays sorted.
-            let due = now.plus(self.heartbeat);
+            let due = now.plus(self.heartbeat());
             self.released.lock().add_repeated(ReleasedPermit {
                 due,
                 store_deadline,
@@ -383,7 +405,7 @@ impl PermitReporter {
             Some(failure) => {
                 // The next heartbeat is due after a quarter of the interval, because an available
                 // store that gets no reports stops granting permits.
-                let sooner = Nanos(now.0.saturating_sub(self.heartbeat.0 / 4 * 3));
+                let sooner = Nanos(now.0.saturating_sub(self.heartbeat().0 / 4 * 3));
                 last.heartbeat_at = last.heartbeat_at.map(|at| at.min(sooner));
                 if !std::mem::replace(&mut last.is_failing, true) {
                     let cause = failure.as_str();

@@ -50,7 +50,8 @@ impl Default for SharePace {
 impl SharePace {
     /// Returns the timing of a shared limit. A long `max_duration` needs a longer share lifetime,
     /// because the safety margin for clock drift grows with it.
-    pub(super) fn timing(self, max_duration: Nanos) -> ShareTiming {
+    #[must_use]
+    pub fn timing(self, max_duration: Nanos) -> ShareTiming {
         let Self { heartbeat, share_duration } = self;
         let mut share_lifetime = share_duration;
         loop {
