@@ -18,7 +18,9 @@ use sluicegate::edge::health::{Health, Readiness};
 use sluicegate::engine::{DecisionPolicy, Engine};
 use sluicegate::kernel::units::Revision;
 use sluicegate::store::memory::{MemoryStore, WhenFull};
-use sluicegate_proxy::settings::{FailureRule, ProxyIdentity, ServiceSettings, WaitSettings};
+use sluicegate_proxy::settings::{
+    FailureRule, LimiterSettings, ProxyIdentity, ServiceSettings, WaitSettings,
+};
 use sluicegate_proxy::{Admission, Check, DescriptorEntries, Limiter, PendingAnswer, Started};
 
 use super::patiently;
@@ -41,7 +43,9 @@ pub fn measure() {
     let (engine, address) = service();
     let service = ServiceSettings { address: address.to_string(), tls: None };
     let identity = ProxyIdentity { name: "bench".into(), software: "bench/1".into() };
-    let limiter = Limiter::start_thread(service, identity, |_| {}, |_, _| {}).unwrap();
+    // Enough for all known keys.
+    let settings = LimiterSettings { service, identity, memory_bytes: 8 << 30 };
+    let limiter = Limiter::start_thread(settings, |_| {}, |_, _| {}).unwrap();
     patiently("the connection", || limiter.is_connected().then_some(()));
     println!("\nthe limiter alone");
     calls_per_decision(&limiter, &engine);

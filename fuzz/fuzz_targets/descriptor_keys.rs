@@ -103,7 +103,7 @@ fn lookup(entries: &[(&str, &str)]) -> Option<ExpectedMatch> {
             let mut key_entries: Vec<(String, String)> =
                 entries.iter().map(|&(key, value)| (key.into(), value.into())).collect();
             for (position, pattern) in rule_match.shared {
-                key_entries[position].1 = pattern.into();
+                key_entries[position].1 = pattern.into_owned();
             }
             let limit = rule_match.rule.limits.first().expect("no tricky rule is unlimited");
             ExpectedMatch { requests: limit.requests, key_entries }

@@ -396,7 +396,7 @@ codes! {
         "use `mode: shared` from `limit: 1000`",
     LiteralValue = W33 "a network, template, regular expression or list as a value"
         "use a [pattern](../limits.md#patterns), one descriptor for each value, or another key",
-    Unloadable = W34 "a module that Envoy may unload while it runs"
+    Unloadable = W34 "a module that Envoy closes with its last filter"
         "set `do_not_close: true` in `dynamic_module_config`",
 
     SeveralSlots = N40 "how a Redis Cluster charges an `all_or_nothing` domain"

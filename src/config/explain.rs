@@ -19,7 +19,7 @@ use super::concurrency::ConcurrencyLimit;
 use super::describe::LimitText;
 use super::descriptor_text::format_entries;
 use super::tree::trace::{CandidateStatus, LookupOutcome, LookupTrace};
-use super::tree::{MatchKind, RuleMatch};
+use super::tree::{MatchKind, RuleMatch, counter_entries};
 use super::{Config, Limit, Rule, strategy_keyword};
 use crate::kernel::rate::fixed_window::WindowCount;
 use crate::kernel::rate::gcra::Tat;
@@ -273,10 +273,7 @@ impl ExplainContext<'_> {
         entries: &[(&str, &str)],
     ) -> RuleExplanation {
         let strategy = limit.map(|limit| limit.strategy_at(self.now));
-        let counter = entries.iter().enumerate().map(|(position, &(key, value))| {
-            let shared = shared.iter().find(|(at, _)| *at == position);
-            (key, shared.map_or(value, |&(_, text)| text))
-        });
+        let counter = counter_entries(entries.iter().copied(), shared);
         RuleExplanation {
             path: rule.path.to_string(),
             location: rule.location.to_string(),

@@ -15,6 +15,7 @@
 
 pub(crate) mod builder;
 pub mod key_paths;
+pub mod long_values;
 mod metric;
 pub mod miss;
 mod node;
@@ -23,6 +24,7 @@ mod table;
 pub mod trace;
 pub mod values;
 
+use std::borrow::Cow;
 use std::hash::Hasher;
 use std::ops::Range;
 
@@ -32,6 +34,7 @@ use super::action::{ActionEffect, ForcedDecision};
 use super::concurrency::ConcurrencyLimit;
 use super::rule::{Rule, RuleNumber};
 use crate::kernel::units::Nanos;
+pub(crate) use long_values::hash_long_values;
 pub use metric::MetricDots;
 use node::{DescriptorNode, NameSpan, exact_hash, key_hasher, name_hash};
 pub(crate) use node::{NodeFlags, NodeId};
@@ -68,7 +71,8 @@ pub struct RuleMatch<'t> {
     /// The rule.
     pub rule: &'t Rule,
     /// The texts that replace values of the request in the counter key. With `share_threshold`, the
-    /// pattern is in the key, so all values that it matches share one counter.
+    /// pattern is in the key, so all values that it matches share one counter. A long value is
+    /// replaced by a text with its hash (see [`long_values`]).
     pub shared: SharedValues<'t>,
 }
 
@@ -84,8 +88,8 @@ pub struct ConcurrencyMatch<'t> {
 }
 
 /// Positions of entries in a descriptor (from 0, ascending), each with the text that replaces the
-/// value of the request.
-pub type SharedValues<'t> = SmallVec<[(usize, &'t str); INLINE_SHARED_VALUES]>;
+/// value of the request: a borrowed pattern, or an owned text with the hash of a long value.
+pub type SharedValues<'t> = SmallVec<[(usize, Cow<'t, str>); INLINE_SHARED_VALUES]>;
 
 /// The keys and values of a counter key.
 pub type KeyEntries = Box<[(Box<str>, Box<str>)]>;
@@ -162,8 +166,8 @@ impl DescriptorTree {
         let mut level = self.root();
         while let Some((position, (key, value))) = entries.next() {
             let (goal, how) = self.match_entry(level, key, value)?;
-            if let Some(pattern) = self.shared_pattern(goal, how) {
-                shared.push((position, shared_text(pattern, key)));
+            if let Some(text) = self.replacement(level, (key, value), (goal, how)) {
+                shared.push((position, text));
             }
             if entries.peek().is_none() {
                 return Some(goal);
@@ -223,6 +227,20 @@ impl DescriptorTree {
         };
         let Some(rule) = self.rules.iter_mut().find(|rule| rule.number == number) else { return };
         rule.add_key_action(&key, effect, until);
+    }
+
+    /// Returns the text that replaces the value of an entry in counter keys, if there is one.
+    #[inline]
+    fn replacement(
+        &self,
+        level: &DescriptorNode,
+        entry: (&str, &str),
+        (target, kind): (LookupTarget, MatchKind),
+    ) -> Option<Cow<'_, str>> {
+        match self.shared_pattern(target, kind) {
+            Some(pattern) => Some(Cow::Borrowed(shared_text(pattern, entry.0))),
+            None => self.long_text(level, entry, (target, kind)).map(Cow::Owned),
+        }
     }
 
     /// Returns the pattern by which an entry matched, if all values that it matches share one
@@ -349,18 +367,18 @@ impl DescriptorTree {
     }
 }
 
-/// Returns the entries of a descriptor as they are in its counter key. A text in `shared` replaces the value that it
-/// shares a counter with.
+/// Returns the entries of a descriptor as they are in its counter key. A text in `shared` replaces
+/// the value at its position.
 pub fn counter_entries<'a>(
     entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
-    shared: &'a [(usize, &str)],
+    shared: &'a [(usize, Cow<'_, str>)],
 ) -> impl Iterator<Item = (&'a str, &'a str)> + Clone {
     entries.enumerate().map(|(index, (key, value))| (key, counter_value(shared, index, value)))
 }
 
-fn counter_value<'v>(shared: &[(usize, &'v str)], index: usize, value: &'v str) -> &'v str {
+fn counter_value<'v>(shared: &'v [(usize, Cow<'_, str>)], index: usize, value: &'v str) -> &'v str {
     let text = shared.iter().find(|(shared_index, _)| *shared_index == index);
-    text.map_or(value, |(_, text)| *text)
+    text.map_or(value, |(_, text)| text)
 }
 
 /// Returns the text that replaces a value in counter keys: the pattern `name` without the entry's

@@ -128,10 +128,8 @@ pub enum CheckError {
         /// The largest number allowed.
         most: usize,
     },
-    /// The key or value of an entry is too long.
-    #[error(
-        "descriptor {descriptor}: a key or value of {got} bytes; it must have less than {most}"
-    )]
+    /// The key of an entry is too long.
+    #[error("descriptor {descriptor}: a key of {got} bytes; it must have less than {most}")]
     EntryTooLong {
         /// The index of the descriptor, from 0.
         descriptor: usize,

@@ -156,7 +156,10 @@ impl Matched<'_> {
         let limit = found.rule.limits.first()?;
         let mut key = format!("{domain}_");
         for (position, (name, value)) in self.entries.iter().enumerate() {
-            let shared = found.shared.iter().find(|(at, _)| *at == position);
+            // The key of envoyproxy/ratelimit has whole values, also long ones.
+            let shared = found.shared.iter().find(|(at, text)| {
+                *at == position && matches!(text, std::borrow::Cow::Borrowed(_))
+            });
             let value = shared.map_or(&**value, |(_, text)| text);
             key.extend([name, "_", value, "_"]);
         }

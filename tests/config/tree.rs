@@ -1,6 +1,8 @@
 //! Tests of rule lookup for a descriptor, against examples from envoyproxy/ratelimit and a simple
 //! model.
 
+mod long_values;
+
 use std::collections::HashMap;
 
 use proptest::prelude::*;
@@ -193,7 +195,7 @@ fn shared(descriptor: &str, rule: &str) -> Vec<(usize, String)> {
     let text = format!("domain: d\ndescriptors:\n{rule}");
     let (config, _) = super::load(&[("a.yaml", &text)], false).unwrap();
     let found = find(&config, descriptor).unwrap();
-    found.shared.iter().map(|&(at, text)| (at, text.to_owned())).collect()
+    found.shared.iter().map(|(at, text)| (*at, text.clone().into_owned())).collect()
 }
 
 #[test]

@@ -172,6 +172,14 @@ impl Envoy {
         page.trim().rsplit(' ').next().and_then(|count| count.parse().ok()).unwrap_or_default()
     }
 
+    /// Resident memory of Envoy in bytes (proc(5)).
+    pub fn memory_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()));
+        let status = status.unwrap();
+        let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.strip_suffix(" kB"));
+        rss.unwrap().trim().parse::<u64>().unwrap() * 1_024
+    }
+
     /// Stops Envoy with SIGTERM, and returns its exit status.
     pub fn stop(&mut self) -> ExitStatus {
         self.signal("TERM");

@@ -23,6 +23,7 @@
 //! - Whether the files of `service.tls` exist.
 
 mod error;
+mod memory;
 mod service;
 mod timeout;
 
@@ -63,6 +64,10 @@ pub struct FilterConfig {
     /// The name of this proxy for operators, by default the host name.
     #[serde(default)]
     pub name: Option<String>,
+    /// The memory for rules, leased hits, waiting requests and buckets, in bytes: 4 MiB to 64 GiB,
+    /// by default 64 MiB. Filters of one service share it.
+    #[serde(default = "memory::default", deserialize_with = "memory::deserialize")]
+    pub memory: usize,
 }
 
 /// The config of one route, virtual host or route configuration.

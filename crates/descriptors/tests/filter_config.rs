@@ -24,18 +24,19 @@ fn fields_have_the_documented_defaults() {
     assert_eq!((config.deadline.as_millis(), config.status), (20, 429));
     assert_eq!((config.failure, config.headers), (FailureMode::Allow, HeaderStyle::None));
     assert!(config.name.is_none() && config.service.tls.is_none());
+    assert_eq!(config.memory, 67_108_864);
 }
 
 #[test]
 fn fields_have_the_written_values() {
     let text = with(
         r#""deadline": "1s", "failure": "deny", "status": 503, "headers": "all", "name": "edge-1",
-           "path": "normalized""#,
+           "path": "normalized", "memory": "1GiB""#,
     );
     let config = FilterConfig::parse(&text).unwrap();
     assert_eq!((config.deadline.as_millis(), config.status), (1000, 503));
     assert_eq!((config.failure, config.headers), (FailureMode::Deny, HeaderStyle::All));
-    assert_eq!(config.name.as_deref(), Some("edge-1"));
+    assert_eq!((config.name.as_deref(), config.memory), (Some("edge-1"), 1_073_741_824));
 }
 
 #[test]
@@ -91,6 +92,14 @@ fn every_error_names_the_field_and_the_fix() {
         (
             with(r#""status": "429""#),
             "`status` has an invalid type: string \"429\"; write a whole number",
+        ),
+        (
+            with(r#""memory": "1MiB""#),
+            "`memory` has an invalid size; write 4MiB to 64GiB, such as 64MiB",
+        ),
+        (
+            with(r#""memory": 67108864"#),
+            "`memory` has an invalid size; write 4MiB to 64GiB, such as 64MiB",
         ),
         (with(r#""name": """#), "`name` has the wrong length; write 1 to 128 bytes, or remove it"),
     ] {

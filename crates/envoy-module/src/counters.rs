@@ -6,6 +6,7 @@
 //! | `fallback_allowed`, `fallback_denied` | requests without an answer of the service |
 //! | `borrowed_hits` | hits borrowed from the service |
 //! | `waits` | requests that waited for the service |
+//! | `memory_refused` | requests, and calls for their rules, without memory |
 //! | `panics` | panics in the filter |
 
 use crate::limiter::{Answer, Verdict};
@@ -23,7 +24,16 @@ pub(crate) struct Counters {
     fallback_denied: CounterId,
     borrowed_hits: CounterId,
     waits: CounterId,
+    memory_refused: CounterId,
     panics: CounterId,
+}
+
+/// The number of events since they were counted last.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UncountedEvents {
+    pub(crate) panics: u64,
+    pub(crate) borrowed_hits: u64,
+    pub(crate) memory_refused: u64,
 }
 
 impl Counters {
@@ -35,6 +45,7 @@ impl Counters {
             fallback_denied: define("fallback_denied", &[])?,
             borrowed_hits: define("borrowed_hits", &[])?,
             waits: define("waits", &[])?,
+            memory_refused: define("memory_refused", &[])?,
             panics: define("panics", &[])?,
         })
     }
@@ -59,8 +70,12 @@ impl Counters {
     }
 
     /// Counts events that happened outside of a stream.
-    pub(crate) fn count_events(&self, stream: &impl EnvoyStream, panics: u64, borrowed_hits: u64) {
-        for (counter, count) in [(self.panics, panics), (self.borrowed_hits, borrowed_hits)] {
+    pub(crate) fn count_events(&self, stream: &impl EnvoyStream, events: &UncountedEvents) {
+        for (counter, count) in [
+            (self.panics, events.panics),
+            (self.borrowed_hits, events.borrowed_hits),
+            (self.memory_refused, events.memory_refused),
+        ] {
             if count != 0 {
                 stream.increment(counter, &[], count);
             }

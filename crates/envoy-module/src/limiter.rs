@@ -4,6 +4,7 @@
 //! - All filters and routes with one service share one limiter, with one connection and one balance
 //!   of each key.
 //! - A limiter stays until the process ends, so a new filter config continues its counts.
+//! - The memory of the first filter config of a service stays, too. Another value is logged.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -15,7 +16,7 @@ pub(crate) use sluicegate_proxy::answer::{
 };
 use sluicegate_proxy::kernel::units::Hits;
 use sluicegate_proxy::settings::{
-    FailureRule, ProxyIdentity, ServiceSettings, TlsSettings, WaitSettings,
+    FailureRule, LimiterSettings, ProxyIdentity, ServiceSettings, TlsSettings, WaitSettings,
 };
 pub(crate) use sluicegate_proxy::{Admission, Check, Limiter, PendingAnswer, Permits, Started};
 use sluicegate_proxy::{LeaseEvent, StartError};
@@ -25,26 +26,44 @@ use crate::log::{self, LogLevel};
 /// The hits that were borrowed and are not counted yet.
 static BORROWED_HITS: AtomicU64 = AtomicU64::new(0);
 
-static LIMITERS: Mutex<Option<HashMap<ServiceSettings, Limiter>>> = Mutex::new(None);
+static LIMITERS: Mutex<Option<HashMap<ServiceSettings, StartedLimiter>>> = Mutex::new(None);
 
-/// Returns the limiter of a service, and connects if it is new. Never blocks on the network. `name`
-/// is the name of this proxy for operators; the first name of a service stays.
+struct StartedLimiter {
+    limiter: Limiter,
+    memory_bytes: usize,
+}
+
+/// Returns the limiter of the filter's service, and connects if it is new. Never blocks on the
+/// network. `name` is the name of this proxy for operators; the first name of a service stays.
 ///
 /// # Errors
 /// The operating system refuses a thread.
-pub(crate) fn connect(service: &ServiceConfig, name: &str) -> Result<Limiter, StartError> {
-    let settings = service_settings(service);
+pub(crate) fn connect(config: &FilterConfig, name: &str) -> Result<Limiter, StartError> {
+    let service = service_settings(&config.service);
+    let memory_bytes = config.memory;
     let mut limiters = LIMITERS.lock().unwrap_or_else(PoisonError::into_inner);
     let limiters = limiters.get_or_insert_default();
-    if let Some(limiter) = limiters.get(&settings) {
-        return Ok(limiter.clone());
+    if let Some(started) = limiters.get(&service) {
+        if started.memory_bytes != memory_bytes {
+            log_other_memory(started.memory_bytes, memory_bytes);
+        }
+        return Ok(started.limiter.clone());
     }
     let software = concat!("envoy-module/", env!("CARGO_PKG_VERSION")).to_owned();
     let identity = ProxyIdentity { name: name.to_owned(), software };
     let log = |line: &str| log::write(LogLevel::Warn, line);
-    let limiter = Limiter::start_thread(settings.clone(), identity, log, count_borrowed)?;
-    limiters.insert(settings, limiter.clone());
+    let settings = LimiterSettings { service: service.clone(), identity, memory_bytes };
+    let limiter = Limiter::start_thread(settings, log, count_borrowed)?;
+    limiters.insert(service, StartedLimiter { limiter: limiter.clone(), memory_bytes });
     Ok(limiter)
+}
+
+fn log_other_memory(used: usize, configured: usize) {
+    let message = format!(
+        "sluicegate: `memory` is {configured} bytes, but the first filter of this service has \
+         {used}, which stay; restart Envoy to apply a change, and write one value in all filters"
+    );
+    log::write(LogLevel::Warn, &message);
 }
 
 /// Returns the hits that were borrowed since the last call.

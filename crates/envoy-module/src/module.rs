@@ -4,7 +4,7 @@ use std::fs;
 
 use sluicegate_descriptors::filter_config::{FilterConfig, FilterConfigError, RouteFilterConfig};
 
-use crate::counters::{Counters, DefineCounter};
+use crate::counters::{Counters, DefineCounter, UncountedEvents};
 use crate::guard;
 use crate::limiter::{self, Limiter};
 use crate::stream::EnvoyStream;
@@ -56,16 +56,20 @@ impl FilterModule {
         let counters = Counters::define(define).ok_or(ConfigError::Counters)?;
         let proxy = config.name.clone().unwrap_or_else(host_name);
         let limiter = match mode {
-            RunMode::Serve => Some(limiter::connect(&config.service, &proxy)?),
+            RunMode::Serve => Some(limiter::connect(&config, &proxy)?),
             RunMode::Validate => None,
         };
         Ok(Self { config, limiter, counters })
     }
 
-    /// Counts panics and borrowed hits, which happen also outside of streams.
+    /// Counts events that happen also outside of streams.
     pub(crate) fn count_events(&self, stream: &impl EnvoyStream) {
-        let borrowed = limiter::take_borrowed_hits();
-        self.counters.count_events(stream, guard::take_uncounted_panics(), borrowed);
+        let events = UncountedEvents {
+            panics: guard::take_uncounted_panics(),
+            borrowed_hits: limiter::take_borrowed_hits(),
+            memory_refused: self.limiter.as_ref().map_or(0, Limiter::take_refused),
+        };
+        self.counters.count_events(stream, &events);
     }
 }
 

@@ -63,7 +63,8 @@ impl CounterKey {
     /// Creates a key that is unique to this domain, these entries and this strategy.
     ///
     /// `domain` must be shorter than 4 GiB, and the keys and values of entries shorter than 64 KiB.
-    /// The protocol servers (`edge`) reject longer ones. Cost: no allocation up to 62 bytes.
+    /// The protocol servers (`edge`) reject longer keys, and the descriptor tree hashes longer
+    /// values. Cost: no allocation up to 62 bytes.
     pub fn unique<'a>(
         domain: &str,
         entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
@@ -140,7 +141,8 @@ impl CounterKey {
     ) {
         let mut rest =
             self.reset_zeroed(encoded_len(&[HEAD_LEN, 4, domain.len()], entries.clone(), 2));
-        // Longer strings, whose keys could be equal, never get here: `edge` rejects them.
+        // Longer strings, whose keys could be equal, never get here: `edge` rejects or the tree
+        // hashes them.
         let short = |piece: &str| u16::try_from(piece.len()).unwrap_or(u16::MAX).to_le_bytes();
         let length = u32::try_from(domain.len()).unwrap_or(u32::MAX).to_le_bytes();
         rest.put_head(head);

@@ -26,19 +26,16 @@ use tokio::runtime::Handle;
 
 use crate::answer::Answer;
 use crate::connection::{Connection, LimitsVersion};
+use crate::found_rule::FoundRule;
 use crate::kernel::decision::Reason;
 use crate::kernel::units::Nanos;
 use crate::permits::Permits;
-use crate::rule::KnownRule;
 use crate::service_store::ServiceStore;
 use crate::settings::WaitSettings;
 use crate::wire::api::ConcurrencyUsage;
 use crate::wire::concurrency::{ConcurrencyRule, MAX_BUCKET_BYTES, Sharing};
 use host::ProxyHost;
 use usage::{PermitUsage, PermitVerdict};
-
-/// The largest number of buckets.
-const MAX_BUCKETS: usize = 10_000;
 
 /// The longest wait of the first request of a limit for its share. It ends before the wait for the
 /// report. The deadline of the request may be shorter.
@@ -54,6 +51,7 @@ pub(crate) struct Concurrency {
     /// Created for the first rule with a concurrency limit, which arrives after the welcome.
     limits: OnceLock<Arc<ConcurrencyLimits>>,
     usage: PermitUsage,
+    max_buckets: usize,
 }
 
 /// The permits of a request that no limit rejects.
@@ -73,14 +71,15 @@ enum Acquired {
 }
 
 impl Concurrency {
+    /// Creates limits of at most `max_buckets` buckets. Their tasks run on `runtime`.
     pub(crate) fn new(
-        clock: Arc<Clock>,
+        (clock, runtime): (Arc<Clock>, Handle),
         connection: Arc<Connection>,
         store: Arc<ServiceStore>,
-        runtime: Handle,
+        max_buckets: usize,
     ) -> Self {
-        let (limits, usage) = (OnceLock::new(), PermitUsage::default());
-        Self { clock, connection, store, runtime, limits, usage }
+        let (limits, usage) = (OnceLock::new(), PermitUsage::new(max_buckets));
+        Self { clock, connection, store, runtime, limits, usage, max_buckets }
     }
 
     /// Acquires the permits of all rules. Safe to cancel.
@@ -89,7 +88,7 @@ impl Concurrency {
     /// The answer of the limit that rejects the request.
     pub(crate) async fn acquire(
         &self,
-        rules: &[Arc<KnownRule>],
+        rules: &[FoundRule],
         wait: WaitSettings,
     ) -> Result<AcquiredPermits, Box<Answer>> {
         let mut acquired = AcquiredPermits::default();
@@ -188,7 +187,7 @@ impl Concurrency {
         let host = Arc::new(ProxyHost::new(connection));
         let reporter = FleetReporter::new(host, clock.now(), pace, FIRST_SHARE_WAIT);
         let jitter = RandomState::new().hash_one(0_u8);
-        let limits = ConcurrencyLimits::new(clock, MAX_BUCKETS, jitter);
+        let limits = ConcurrencyLimits::new(clock, self.max_buckets, jitter);
         let limits = Arc::new(limits.with_fleet(Arc::new(reporter)));
         let swept = Arc::clone(&limits);
         self.runtime.spawn(async move { swept.sweep_forever().await });

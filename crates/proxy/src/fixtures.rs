@@ -10,9 +10,10 @@ use sluicegate_lease::clock::Clock;
 
 use crate::connection::{Connection, LimitsVersion};
 use crate::kernel::units::Nanos;
+use crate::memory::DEFAULT_MEMORY_BYTES;
 use crate::request::{DescriptorEntries, DescriptorHasher, OwnedDescriptor};
 use crate::rule::KnownRule;
-use crate::settings::{FailureRule, ProxyIdentity, ServiceSettings, WaitSettings};
+use crate::settings::{FailureRule, LimiterSettings, ProxyIdentity, ServiceSettings, WaitSettings};
 use crate::usage::DescriptorUsage;
 use crate::wire::api;
 use crate::wire::api::rate_strategy::Kind;
@@ -28,6 +29,11 @@ pub(crate) const DENY_AFTER_A_MINUTE: WaitSettings =
 
 pub(crate) fn identity() -> ProxyIdentity {
     ProxyIdentity { name: "edge-1".to_owned(), software: "test/1".to_owned() }
+}
+
+/// The settings of a limiter with the default memory.
+pub(crate) fn limiter_settings(service: ServiceSettings) -> LimiterSettings {
+    LimiterSettings { service, identity: identity(), memory_bytes: DEFAULT_MEMORY_BYTES }
 }
 
 /// The entries `user=VALUE`.

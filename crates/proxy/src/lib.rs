@@ -8,7 +8,7 @@
 //! - The process is one replica in the lease tables, so `max_overshoot` includes its hits.
 //! - The process is one replica of each concurrency limit.
 //! - Each step of a decision waits at most for the deadline. Then the failure rule decides.
-//! - Memory, queues and calls in flight are bounded.
+//! - Memory, queues and calls in flight are bounded. The memory is a setting.
 //!
 //! Not covered:
 //! - The proxy's interface (see `crates/envoy-module`).
@@ -19,7 +19,9 @@ mod concurrency;
 mod connection;
 #[cfg(test)]
 mod fixtures;
+mod found_rule;
 mod limiter;
+mod memory;
 mod pending;
 pub mod permits;
 mod request;
@@ -32,9 +34,10 @@ mod usage;
 
 pub use connection::LogLine;
 pub use limiter::{Check, Limiter, StartError, Started};
+pub use memory::DEFAULT_MEMORY_BYTES;
 pub use pending::PendingAnswer;
 pub use permits::{Admission, Permits};
-pub use request::{DescriptorEntries, MAX_REQUEST_BYTES, MAX_TEXT_BYTES};
+pub use request::{DescriptorEntries, MAX_KEY_BYTES, MAX_REQUEST_BYTES, MAX_VALUE_BYTES};
 pub use sluicegate_kernel as kernel;
 pub use sluicegate_lease::leases::LeaseEvent;
 use sluicegate_lease_protocol as wire;

@@ -10,6 +10,7 @@
 //! - No rule is charged before all rules of the request are known.
 //! - After a change of the limits, an old rule is used for at most half a second.
 //! - Without a connection, known rules and leased hits stay in use until they expire.
+//! - The failure rule decides requests that have to wait while their memory is full.
 //!
 //! Not covered:
 //! - Reading descriptors from a request, and writing the response.
@@ -34,21 +35,23 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::answer::{Answer, RuleAnswer, Verdict};
 use crate::concurrency::Concurrency;
 use crate::connection::{Connection, LogLine};
+use crate::found_rule::{FoundRule, long_bytes};
 use crate::kernel::decision::StoreFailure;
+use crate::memory::{MemoryBudget, MemoryPart};
 use crate::pending::{AnswerSlot, PendingAnswer};
 use crate::permits::Admission;
 use crate::request::{self, DescriptorEntries, DescriptorHasher, OwnedDescriptor};
 use crate::rule::{Handling, KnownRule, LeasedRule};
 use crate::service_store::ServiceStore;
-use crate::settings::{ProxyIdentity, ServiceSettings, WaitSettings};
+use crate::settings::{LimiterSettings, WaitSettings};
 use crate::usage::UsageList;
 use crate::wire::api::{ConcurrencyUsage, UsageReport, proxy_message};
 use rules::{RuleState, Rules};
 
-/// The largest number of leased keys: one million. A key needs about 800 bytes.
-const MAX_LEASED_KEYS: usize = 1 << 20;
-
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A rule without a request in one to two times as many reports is forgotten.
+const REPORTS_UNTIL_IDLE: u64 = 60;
 
 /// The descriptors of a request.
 #[derive(Clone, Copy, Debug)]
@@ -89,6 +92,8 @@ struct Parts {
     usage: UsageList,
     hasher: DescriptorHasher,
     runtime: Handle,
+    /// The memory of waiting requests and their calls.
+    memory: Arc<MemoryPart>,
 }
 
 impl Limiter {
@@ -100,32 +105,36 @@ impl Limiter {
     /// # Errors
     /// The operating system refuses a thread or its resources.
     pub fn start_thread(
-        service: ServiceSettings,
-        identity: ProxyIdentity,
+        settings: LimiterSettings,
         log: LogLine,
         observe: LeaseObserver,
     ) -> Result<Self, StartError> {
+        let LimiterSettings { service, identity, memory_bytes } = settings;
+        let budget = MemoryBudget(memory_bytes);
+        let memory = budget.request_part();
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let clock = Arc::new(Clock::system());
         let connection = Connection::new(service, identity, log, Arc::clone(&clock));
         let connection = Arc::new(connection);
         let store = Arc::new(ServiceStore::new(Arc::clone(&connection)));
-        let options = LeaseOptions { observe, max_keys: MAX_LEASED_KEYS };
+        let options = LeaseOptions { observe, max_keys: budget.leased_keys() };
         let concurrency = Concurrency::new(
-            Arc::clone(&clock),
+            (Arc::clone(&clock), runtime.handle().clone()),
             Arc::clone(&connection),
             Arc::clone(&store),
-            runtime.handle().clone(),
+            budget.buckets(),
         );
+        let (rule_clock, calls) = (Arc::clone(&clock), Arc::clone(&memory));
         let limiter = Self(Arc::new(Parts {
             leases: LeaseManager::new(Arc::clone(&clock), store, options),
-            rules: Rules::new(Arc::clone(&connection), Arc::clone(&clock)),
+            rules: Rules::new(Arc::clone(&connection), rule_clock, budget, calls),
             concurrency,
-            usage: UsageList::default(),
+            usage: UsageList::new(budget.usage_bytes()),
             hasher: DescriptorHasher::new(),
             runtime: runtime.handle().clone(),
             clock,
             connection,
+            memory,
         }));
         let background = limiter.clone();
         thread::Builder::new()
@@ -137,19 +146,19 @@ impl Limiter {
     /// Decides a request, or begins to. Cost: no allocation and no call if all descriptors are
     /// decided from leased hits.
     ///
-    /// The failure rule decides a request that Sluicegate would refuse: see [`crate::MAX_TEXT_BYTES`]
-    /// and [`crate::MAX_REQUEST_BYTES`].
+    /// The failure rule decides a request that Sluicegate would refuse: see [`crate::MAX_KEY_BYTES`]
+    /// and [`crate::MAX_REQUEST_BYTES`]. It also decides a request that has to wait without memory.
     #[must_use]
     pub fn start(&self, check: &Check<'_, '_>) -> Started {
         if !request::is_accepted(check.domain, check.descriptors) {
             return Started::Decided(background::failed(check.wait).into());
         }
         let _runtime = self.0.runtime.enter();
-        let mut found: SmallVec<[Arc<KnownRule>; 4]> = SmallVec::new();
+        let mut found: SmallVec<[FoundRule; 4]> = SmallVec::new();
         for entries in check.descriptors {
             match self.find_rule(check.domain, entries) {
                 Some(rule) if !matches!(rule.handling, Handling::AskTogether) => found.push(rule),
-                _ => return Started::Waiting(self.decide_later(check)),
+                _ => return self.decide_later(check),
             }
         }
         if found.iter().any(|rule| rule.concurrency.is_some()) {
@@ -159,17 +168,33 @@ impl Limiter {
         if undecided.is_empty() {
             return Started::Decided(answer.into());
         }
-        Started::Waiting(self.decide_rest_later(answer, undecided, check.wait))
+        self.decide_rest_later(answer, undecided, check.wait)
     }
 
     /// Acquires permits, and decides the rules. Most requests are decided by the first poll.
-    fn start_with_permits(&self, rules: Vec<Arc<KnownRule>>, wait: WaitSettings) -> Started {
-        let limiter = self.clone();
+    fn start_with_permits(&self, rules: Vec<FoundRule>, wait: WaitSettings) -> Started {
+        let (limiter, text_bytes) = (self.clone(), long_bytes(&rules));
         let mut admission = Box::pin(async move { limiter.admit(&rules, wait).await });
         match admission.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(admission) => Started::Decided(admission),
-            Poll::Pending => Started::Waiting(spawn(wait, admission)),
+            Poll::Pending => self.wait_for(wait, text_bytes, admission),
         }
+    }
+
+    /// Decides in the background, if there is memory for a request with `text_bytes` of texts.
+    fn wait_for(
+        &self,
+        wait: WaitSettings,
+        text_bytes: usize,
+        decision: impl Future<Output = Admission> + Send + 'static,
+    ) -> Started {
+        let Some(memory) = self.0.memory.reserve_request(text_bytes) else {
+            return Started::Decided(background::failed(wait).into());
+        };
+        Started::Waiting(spawn(wait, async move {
+            let _memory = memory;
+            decision.await
+        }))
     }
 
     /// Returns the number of leased keys and the sum of their hits. Cost: O(keys).
@@ -179,6 +204,13 @@ impl Limiter {
         (totals.keys, totals.hits.0)
     }
 
+    /// Returns the number of requests and calls since the last call of this function that had no
+    /// memory.
+    #[must_use]
+    pub fn take_refused(&self) -> u64 {
+        self.0.memory.take_refused()
+    }
+
     /// Returns `true` while a stream to Sluicegate is open.
     #[must_use]
     pub fn is_connected(&self) -> bool {
@@ -186,39 +218,40 @@ impl Limiter {
     }
 
     /// Returns a known rule that may be used now. Fetches a changed rule again in the background.
-    fn find_rule(&self, domain: &str, entries: &DescriptorEntries<'_>) -> Option<Arc<KnownRule>> {
+    fn find_rule(&self, domain: &str, entries: &DescriptorEntries<'_>) -> Option<FoundRule> {
         let (rules, hash) = (&self.0.rules, self.0.hasher.hash(domain, entries));
         let known = rules.find(hash).or_else(|| {
             rules.find(self.0.hasher.hash_keys(domain, entries)).filter(|rule| rule.any_values)
         })?;
-        match rules.state(&known, self.0.clock.steady()) {
-            RuleState::Current => Some(known),
+        let found = if request::has_long_value(entries) {
+            FoundRule::new(known, &OwnedDescriptor::new(hash, domain, entries))
+        } else {
+            FoundRule::of_short_values(known)
+        };
+        match rules.state(&found, self.0.clock.steady()) {
+            RuleState::Current => Some(found),
             RuleState::Changed => {
-                self.refresh(&known);
-                Some(known)
+                self.refresh(&found);
+                Some(found)
             }
             RuleState::Expired => None,
         }
     }
 
     /// Decides rules without a call. Returns the rules that need one.
-    fn try_decide_all(
-        &self,
-        rules: &[Arc<KnownRule>],
-        wait: WaitSettings,
-    ) -> (Answer, Vec<Arc<KnownRule>>) {
+    fn try_decide_all(&self, rules: &[FoundRule], wait: WaitSettings) -> (Answer, Vec<FoundRule>) {
         let (mut answer, mut undecided) = (Answer::unlimited(), Vec::new());
         for rule in rules {
             match self.try_decide(rule, wait) {
                 Some(part) => answer.add(part),
-                None => undecided.push(Arc::clone(rule)),
+                None => undecided.push(rule.clone()),
             }
         }
         (answer, undecided)
     }
 
     /// Decides the descriptor of a rule without a call. Returns `None` if a call is needed.
-    fn try_decide(&self, rule: &Arc<KnownRule>, wait: WaitSettings) -> Option<RuleAnswer> {
+    fn try_decide(&self, rule: &KnownRule, wait: WaitSettings) -> Option<RuleAnswer> {
         match &rule.handling {
             Handling::Unlimited => Some(rule.unlimited_answer()),
             Handling::Forced { verdict, is_shadowed } => {
@@ -250,26 +283,27 @@ impl Limiter {
         answer
     }
 
-    fn decide_later(&self, check: &Check<'_, '_>) -> PendingAnswer {
+    fn decide_later(&self, check: &Check<'_, '_>) -> Started {
         let domain = check.domain;
         let owned = |entries: &DescriptorEntries<'_>| {
             OwnedDescriptor::new(self.0.hasher.hash(domain, entries), domain, entries)
         };
         let descriptors: Vec<OwnedDescriptor> = check.descriptors.iter().map(owned).collect();
         let (limiter, wait) = (self.clone(), check.wait);
-        spawn(wait, async move { limiter.decide(descriptors, wait).await })
+        let text_bytes = request::text_bytes(domain, check.descriptors);
+        self.wait_for(wait, text_bytes, async move { limiter.decide(descriptors, wait).await })
     }
 
     fn decide_rest_later(
         &self,
         answer: Answer,
-        undecided: Vec<Arc<KnownRule>>,
+        undecided: Vec<FoundRule>,
         wait: WaitSettings,
-    ) -> PendingAnswer {
-        let limiter = self.clone();
+    ) -> Started {
+        let (limiter, text_bytes) = (self.clone(), long_bytes(&undecided));
         let deadline = background::deadline(wait);
         let decided = async move { limiter.decide_rest(answer, undecided, wait, deadline).await };
-        spawn(wait, decided.map(Admission::from))
+        self.wait_for(wait, text_bytes, decided.map(Admission::from))
     }
 
     /// The work of the thread: the connection, the upkeep of leases, and reports.
@@ -284,11 +318,16 @@ impl Limiter {
     async fn report_usage(self) {
         let mut ticks = interval(REPORT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut reports = 0_u64;
         loop {
             ticks.tick().await;
-            // Without a connection, the counts wait.
+            // Without a connection, the counts wait, and a forgotten rule could not be fetched.
             if self.is_connected() {
                 self.send_usage();
+                reports += 1;
+                if reports.is_multiple_of(REPORTS_UNTIL_IDLE) {
+                    self.0.rules.forget_idle();
+                }
             }
         }
     }

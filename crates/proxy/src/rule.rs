@@ -23,6 +23,9 @@ use crate::wire::api::rule_reply::Handling as WireHandling;
 use crate::wire::concurrency::{ConcurrencyRule, concurrency_rule};
 use crate::wire::{self, api};
 
+/// The constant size of a rule: itself, the counts of its descriptor, and its entry in a table.
+const RULE_BYTES: usize = size_of::<KnownRule>() + size_of::<DescriptorUsage>() + 128;
+
 /// A rule for one descriptor.
 #[derive(Debug)]
 pub(crate) struct KnownRule {
@@ -74,6 +77,21 @@ struct LeasedLimit {
 }
 
 impl KnownRule {
+    /// Returns the size in bytes with a constant, and of the lease charges as far as they are in
+    /// this rule.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let leased = match &self.handling {
+            Handling::Leased(leased) => leased.memory_bytes(),
+            _ => 0,
+        };
+        let concurrency = self.concurrency.as_ref().map_or(0, |limit| {
+            size_of_val(&**limit) + limit.bucket.len() + limit.path.len() + limit.reject.body.len()
+        });
+        let texts =
+            self.usage.descriptor.text_bytes() + self.path.as_ref().map_or(0, |path| path.len());
+        RULE_BYTES + texts + leased + concurrency
+    }
+
     /// Reads a reply that arrived at `now`. Returns `None` if the protocol
     /// does not define it.
     pub(crate) fn from_reply(
@@ -138,6 +156,12 @@ impl KnownRule {
 }
 
 impl LeasedRule {
+    fn memory_bytes(&self) -> usize {
+        let keys = self.charges.list.iter().map(|charge| charge.key.as_bytes().len());
+        let per_limit = size_of::<Charge>() + size_of::<LeaseTerms>() + size_of::<LeasedLimit>();
+        size_of::<Self>() + self.limits.len() * per_limit + keys.sum::<usize>()
+    }
+
     fn from_reply(reply: &api::RuleReply, usage: &DescriptorUsage) -> Option<Self> {
         let mut rule = Self {
             charges: Charges { list: SmallVec::new(), mode: ChargeMode::Each },

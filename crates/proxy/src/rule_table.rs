@@ -1,11 +1,12 @@
 //! The rules that this proxy knows, by descriptor.
 //!
 //! Guarantees:
-//! - At most [`MAX_RULES`] rules. Rules without a request are forgotten first.
+//! - The rules have a largest size in bytes. Rules without a request are forgotten first.
+//! - A rule without a request between two calls of [`RuleTable::age`] is forgotten by the second.
 //! - A lookup allocates no memory, and takes the lock of one of [`SHARDS`] shards.
 //!
-//! Each shard has a young and an old map. When the young map is full, it replaces the old one. A
-//! rule that is found in the old map moves to the young one.
+//! Each shard has a young and an old map, of equal largest sizes. When the young map is full, it
+//! replaces the old one. A rule that is found in the old map moves to the young one.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -18,26 +19,28 @@ use crate::rule::KnownRule;
 
 const SHARDS: usize = 128;
 
-/// The largest number of rules: 2^20 young and 2^20 old ones, about 600 bytes each.
-pub(crate) const MAX_RULES: usize = 2 << 20;
-
-const YOUNG_PER_SHARD: usize = MAX_RULES / 2 / SHARDS;
-
 type RuleMap = HashMap<DescriptorHash, Arc<KnownRule>, BuildHasherDefault<HalfHasher>>;
 
 #[derive(Debug, Default)]
 struct Shard {
     young: RuleMap,
+    young_bytes: usize,
     old: RuleMap,
 }
 
 /// All known rules.
 #[derive(Debug)]
-pub(crate) struct RuleTable(Box<[RwLock<Shard>]>);
+pub(crate) struct RuleTable {
+    shards: Box<[RwLock<Shard>]>,
+    /// The largest size of the young rules of a shard, in bytes.
+    max_young: usize,
+}
 
 impl RuleTable {
-    pub(crate) fn new() -> Self {
-        Self((0..SHARDS).map(|_| RwLock::default()).collect())
+    /// Creates a table of at most `max_bytes`.
+    pub(crate) fn new(max_bytes: usize) -> Self {
+        let shards = (0..SHARDS).map(|_| RwLock::default()).collect();
+        Self { shards, max_young: max_bytes / 2 / SHARDS }
     }
 
     pub(crate) fn find(&self, hash: DescriptorHash) -> Option<Arc<KnownRule>> {
@@ -57,28 +60,48 @@ impl RuleTable {
             return Some(Arc::clone(rule));
         }
         let rule = shard.old.remove(&hash)?;
-        shard.insert(hash, Arc::clone(&rule));
+        shard.insert(hash, Arc::clone(&rule), self.max_young);
         Some(rule)
     }
 
+    /// Inserts a rule, unless it is larger than all rules of a shard may be.
     pub(crate) fn insert(&self, hash: DescriptorHash, rule: Arc<KnownRule>) {
         if let Some(shard) = self.shard(hash) {
-            shard.write().insert(hash, rule);
+            shard.write().insert(hash, rule, self.max_young);
+        }
+    }
+
+    /// Forgets the old rules. The young rules become old.
+    pub(crate) fn age(&self) {
+        for shard in &self.shards {
+            shard.write().age();
         }
     }
 
     fn shard(&self, hash: DescriptorHash) -> Option<&RwLock<Shard>> {
         let index = usize::try_from(hash[0] % SHARDS as u64).ok()?;
-        self.0.get(index)
+        self.shards.get(index)
     }
 }
 
 impl Shard {
-    fn insert(&mut self, hash: DescriptorHash, rule: Arc<KnownRule>) {
-        if YOUNG_PER_SHARD <= self.young.len() {
-            self.old = std::mem::take(&mut self.young);
+    fn insert(&mut self, hash: DescriptorHash, rule: Arc<KnownRule>, max_young: usize) {
+        let bytes = rule.memory_bytes();
+        if max_young < bytes {
+            return;
         }
-        self.young.insert(hash, rule);
+        if max_young < self.young_bytes.saturating_add(bytes) {
+            self.age();
+        }
+        self.young_bytes += bytes;
+        if let Some(replaced) = self.young.insert(hash, rule) {
+            self.young_bytes -= replaced.memory_bytes();
+        }
+    }
+
+    fn age(&mut self) {
+        self.old = std::mem::take(&mut self.young);
+        self.young_bytes = 0;
     }
 }
 

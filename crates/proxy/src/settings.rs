@@ -42,6 +42,17 @@ pub struct WaitSettings {
     pub failure: FailureRule,
 }
 
+/// The settings of a limiter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimiterSettings {
+    /// The connection to Sluicegate.
+    pub service: ServiceSettings,
+    /// The name of the process.
+    pub identity: ProxyIdentity,
+    /// The memory of all tables, in bytes; see [`crate::DEFAULT_MEMORY_BYTES`].
+    pub memory_bytes: usize,
+}
+
 /// The name of the process for operators of Sluicegate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProxyIdentity {

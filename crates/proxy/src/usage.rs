@@ -3,8 +3,10 @@
 //! Guarantees:
 //! - A decision is reported once, within a second while Sluicegate is connected.
 //! - Counts continue after a rule is fetched again.
+//! - The list of changed descriptors has a largest size in bytes.
 //!
 //! Not covered:
+//! - A descriptor beyond this size is reported after its next decision.
 //! - A report on a connection that is lost: its counts are lost.
 
 use std::sync::Arc;
@@ -42,11 +44,20 @@ pub(crate) struct DescriptorUsage {
 
 /// The descriptors with decisions since the last report.
 #[derive(Debug)]
-pub(crate) struct UsageList(Mutex<Vec<Arc<DescriptorUsage>>>);
+pub(crate) struct UsageList {
+    listed: Mutex<ListedUsage>,
+    max_bytes: usize,
+}
 
-impl Default for UsageList {
-    fn default() -> Self {
-        Self(Mutex::new(Vec::with_capacity(LIST_CAPACITY)))
+#[derive(Debug)]
+struct ListedUsage {
+    list: Vec<Arc<DescriptorUsage>>,
+    bytes: usize,
+}
+
+impl ListedUsage {
+    fn with_capacity(capacity: usize) -> Self {
+        Self { list: Vec::with_capacity(capacity), bytes: 0 }
     }
 }
 
@@ -95,21 +106,38 @@ impl DescriptorUsage {
 }
 
 impl UsageList {
+    /// Creates an empty list of at most `max_bytes`.
+    pub(crate) fn new(max_bytes: usize) -> Self {
+        Self { listed: Mutex::new(ListedUsage::with_capacity(LIST_CAPACITY)), max_bytes }
+    }
+
     /// Counts a decision of this proxy. `is_shadowed`: shadow mode turned a denial into `verdict`.
     pub(crate) fn count(&self, usage: &Arc<DescriptorUsage>, verdict: Verdict, is_shadowed: bool) {
         // Sequentially consistent: either this thread sees that the descriptor is no longer listed,
         // or the report sees the count.
         usage.counter(verdict, is_shadowed).fetch_add(1, SeqCst);
         if !usage.is_listed.load(SeqCst) && !usage.is_listed.swap(true, SeqCst) {
-            self.0.lock().push(Arc::clone(usage));
+            self.list(usage);
+        }
+    }
+
+    fn list(&self, usage: &Arc<DescriptorUsage>) {
+        let bytes = usage.descriptor.text_bytes() + size_of::<DescriptorUsage>();
+        let mut listed = self.listed.lock();
+        if self.max_bytes < listed.bytes + bytes {
+            usage.is_listed.store(false, SeqCst);
+        } else {
+            listed.bytes += bytes;
+            listed.list.push(Arc::clone(usage));
         }
     }
 
     /// Takes the counts of all descriptors, in reports of at most [`MAX_REPORTED_KEYS`] and about
     /// [`MAX_REPORT_BYTES`].
     pub(crate) fn take_reports(&self) -> Vec<Vec<KeyUsage>> {
-        let capacity = self.0.lock().capacity();
-        let listed = std::mem::replace(&mut *self.0.lock(), Vec::with_capacity(capacity));
+        let capacity = self.listed.lock().list.capacity();
+        let empty = ListedUsage::with_capacity(capacity);
+        let listed = std::mem::replace(&mut *self.listed.lock(), empty).list;
         let take = |usage: &Arc<DescriptorUsage>| {
             // Before the counts are read: a decision meanwhile lists the descriptor again.
             usage.is_listed.store(false, SeqCst);

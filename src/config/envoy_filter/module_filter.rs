@@ -80,7 +80,7 @@ impl ModuleFilter<'_> {
         let value = closes.and_then(|it| self.tree.scalar(it)).map(|(_, value)| value);
         if value != Some(ScalarValue::Bool(true)) {
             let at = self.span(closes.or(module).unwrap_or(self.node));
-            let message = "Envoy may unload this module while its thread runs";
+            let message = "Envoy closes this module with its last filter, and only its link option keeps it loaded";
             findings.add_with_help(Code::Unloadable, at, message, "set `do_not_close: true`");
         }
     }

@@ -13,7 +13,7 @@ use crate::config::concurrency::ConcurrencyLimit;
 use super::node::DescriptorNode;
 use super::pattern::CompositeKey;
 use super::table::LookupTarget;
-use super::{DescriptorTree, MatchKind, RuleMatch, SharedValues, pattern, shared_text};
+use super::{DescriptorTree, MatchKind, RuleMatch, SharedValues, pattern};
 
 /// The record of one lookup.
 #[derive(Debug)]
@@ -104,8 +104,8 @@ impl DescriptorTree {
                     concurrency_limit: None,
                 };
             };
-            if let Some(pattern) = self.shared_pattern(target, kind) {
-                shared.push((position, shared_text(pattern, key)));
+            if let Some(text) = self.replacement(level, (key, value), (target, kind)) {
+                shared.push((position, text));
             }
             let below = self.node_at(target).filter(|node| node.has_children());
             if position + 1 == entries.len() {

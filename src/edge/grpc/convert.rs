@@ -34,9 +34,9 @@ pub const MAX_DESCRIPTORS: usize = 1_000;
 /// The largest number of entries in all descriptors of one check.
 pub const MAX_ENTRIES: usize = 10 * MAX_DESCRIPTORS;
 
-/// A key or value of this length or longer is refused. Longer than any header in Envoy, whose
-/// default limit for all headers is 60 KiB.
-pub const MAX_ENTRY_BYTES: usize = 64 * 1024;
+/// An entry's key of this length or longer is refused. Clients choose values, which have any length:
+/// a proxy that fails open would let a request with a refused value pass.
+pub const MAX_ENTRY_KEY_BYTES: usize = 64 * 1024;
 
 /// A check with this `hits_addend` or more is refused, because envoyproxy/ratelimit reads it as
 /// negative.
@@ -90,9 +90,9 @@ fn descriptor<'r>(
     default_hits: u64,
     reporting: &ReplyOptions,
 ) -> Result<Descriptor<'r>, CheckError> {
-    let longest = proto.entries.iter().map(|entry| entry.key.len().max(entry.value.len())).max();
-    if let Some(got) = longest.filter(|&got| MAX_ENTRY_BYTES <= got) {
-        return Err(CheckError::EntryTooLong { descriptor: index, got, most: MAX_ENTRY_BYTES });
+    let longest = proto.entries.iter().map(|entry| entry.key.len()).max();
+    if let Some(got) = longest.filter(|&got| MAX_ENTRY_KEY_BYTES <= got) {
+        return Err(CheckError::EntryTooLong { descriptor: index, got, most: MAX_ENTRY_KEY_BYTES });
     }
     Ok(Descriptor {
         entries: proto.entries.iter().map(|entry| (&*entry.key, &*entry.value)).collect(),

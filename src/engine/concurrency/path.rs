@@ -22,7 +22,7 @@ use tracing::Level;
 
 use super::terms;
 use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode, RejectReply};
-use crate::config::tree::ConcurrencyMatch;
+use crate::config::tree::{self, ConcurrencyMatch};
 use crate::config::{Config, RuleNumber};
 use crate::engine::active_config::ActiveConfig;
 use crate::engine::concurrency::{
@@ -570,11 +570,7 @@ pub(in crate::engine) fn bucket_of<'e>(
     entries: impl Iterator<Item = (&'e str, &'e str)> + Clone,
     found: &'e ConcurrencyMatch<'_>,
 ) -> CounterKey {
-    let named = entries.enumerate().map(|(position, (key, value))| {
-        let pattern = found.shared.iter().find(|(at, _)| *at == position);
-        (key, pattern.map_or(value, |(_, pattern)| *pattern))
-    });
-    CounterKey::concurrency_bucket(domain, named)
+    CounterKey::concurrency_bucket(domain, tree::counter_entries(entries, &found.shared))
 }
 
 pub(in crate::engine) fn limit_of_bucket<'c>(

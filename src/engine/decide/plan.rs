@@ -225,7 +225,10 @@ impl<'c> CheckPlan<'c> {
             (matching_rule, Some(limit))
                 if planning.overrides == OverridePolicy::Allow || matching_rule.is_none() =>
             {
-                self.charge_override(domain, descriptor, &[], (limit, fallback, None), planning);
+                shared_values.clear();
+                tree::hash_long_values(descriptor.entries.iter().copied(), &mut shared_values);
+                let given = (limit, fallback, None);
+                self.charge_override(domain, descriptor, &shared_values, given, planning);
             }
             (None, _) => self.limits.push(LimitPlan::NoRule),
             (Some(rule), override_limit) => {
@@ -307,7 +310,7 @@ impl<'c> CheckPlan<'c> {
         &mut self,
         domain: &Domain,
         descriptor: &Descriptor<'_>,
-        (rule, limit, shared_values): (&'c Rule, &'c Limit, &[(usize, &str)]),
+        (rule, limit, shared_values): (&'c Rule, &'c Limit, &[(usize, Cow<'_, str>)]),
         planning: PlanSettings,
         now: Nanos,
     ) {
@@ -331,7 +334,7 @@ impl<'c> CheckPlan<'c> {
         self.charges.list.push(Charge { key, placement, strategy, cost, standing, per_second });
         if let Some(charge) = self.charges.list.last_mut() {
             let counting = (limit.counting(), limit.name.as_deref());
-            write_key(&mut charge.key, domain, entries(), counting, key_naming);
+            write_key(&mut charge.key, domain, (descriptor, shared_values), counting, key_naming);
         }
         self.limits.push(LimitPlan::Charged(rule, limit));
     }
@@ -341,7 +344,7 @@ impl<'c> CheckPlan<'c> {
         &mut self,
         domain: &Domain,
         descriptor: &Descriptor<'_>,
-        shared_values: &[(usize, &str)],
+        shared_values: &[(usize, Cow<'_, str>)],
         (limit, fallback, name): (LimitOverride, FallbackMode, Option<&str>),
         planning: PlanSettings,
     ) {
@@ -353,7 +356,7 @@ impl<'c> CheckPlan<'c> {
         let entries = || counter_entries(descriptor, shared_values);
         let mut key = CounterKey::EMPTY;
         let counting = (KeyStrategy::FixedWindow(period), name);
-        write_key(&mut key, domain, entries(), counting, planning.keys);
+        write_key(&mut key, domain, (descriptor, shared_values), counting, planning.keys);
         let (placement, cost) = (placement_of(domain, entries()), descriptor.cost);
         let (strategy, standing) = (Strategy::FixedWindow(window), Enforcement::default());
         let per_second = period == Nanos::SECOND;
@@ -417,7 +420,7 @@ impl<'c> CheckPlan<'c> {
 fn actions_at<'c>(
     rule: &'c Rule,
     descriptor: &Descriptor<'_>,
-    shared_values: &[(usize, &str)],
+    shared_values: &[(usize, Cow<'_, str>)],
     now: Nanos,
 ) -> (Option<Verdict>, &'c RuleLimits) {
     let forced_rule = rule.forced_verdict_at(now);
@@ -431,11 +434,11 @@ fn actions_at<'c>(
 }
 
 /// Returns the entries of `descriptor` for its counter key. A value that shares its counter with
-/// other values is replaced by the rule's pattern in `shared_values`, a list of entry index and
-/// pattern.
+/// other values, or that is long, is replaced by the text in `shared_values`, a list of entry index
+/// and text.
 fn counter_entries<'a>(
     descriptor: &'a Descriptor<'_>,
-    shared_values: &'a [(usize, &str)],
+    shared_values: &'a [(usize, Cow<'_, str>)],
 ) -> impl Iterator<Item = (&'a str, &'a str)> + Clone {
     tree::counter_entries(descriptor.entries.iter().copied(), shared_values)
 }
@@ -466,13 +469,19 @@ fn placement_of<'a>(
 fn write_key<'a>(
     key: &mut CounterKey,
     domain: &Domain,
-    entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
+    (descriptor, shared_values): (&'a Descriptor<'_>, &'a [(usize, Cow<'_, str>)]),
     (strategy, name_in_list): (KeyStrategy, Option<&'a str>),
     key_naming: KeyNaming,
 ) {
+    let entries = counter_entries(descriptor, shared_values);
     match (name_in_list, key_naming, strategy) {
         (Some(name), ..) => key.write_of_list(&domain.name, entries, strategy, name),
         (None, KeyNaming::Envoyproxy, KeyStrategy::FixedWindow(_)) => {
+            // envoyproxy/ratelimit writes long values in full.
+            let is_pattern = |(_, text): &&(usize, Cow<'_, str>)| matches!(text, Cow::Borrowed(_));
+            let patterns: SharedValues<'_> =
+                shared_values.iter().filter(is_pattern).cloned().collect();
+            let entries = counter_entries(descriptor, &patterns);
             key.write_compatible(&domain.name, entries, strategy);
         }
         (None, ..) => key.write_unique(&domain.name, entries, strategy),

@@ -53,7 +53,8 @@ pub struct ProxyRule {
     pub path: Option<Arc<str>>,
     /// `true` if the rule decides and is reported, but never denies.
     pub is_shadow: bool,
-    /// The entries of the counters, in which a pattern may replace a value.
+    /// The entries of the counters, in which a pattern or a hash may replace a value. Empty if no
+    /// rule matches.
     pub counter: KeyEntries,
     /// The limits; empty unless the handling is [`ProxyHandling::Leased`].
     pub leased: Vec<ProxyLimit>,
@@ -137,7 +138,7 @@ impl Engine {
             path: Some(Arc::clone(&rule.path)),
             is_shadow: rule.shadow || self.policy.is_shadow,
             leased: if is_leased { leased_limits(&plan) } else { Vec::new() },
-            counter: if is_leased { counter } else { KeyEntries::default() },
+            counter,
             concurrency,
         }
     }

@@ -15,8 +15,8 @@ use tempfile::TempDir;
 
 use super::super::envoy::{Envoy, Launch, Shipped, WhenDown, configured, replace_once};
 use super::super::{Traffic, ask, serve, upstream};
-use super::launch;
 use super::yardstick::{LateMachine, Replies, Yardstick, repeat_while_late};
+use super::{VERSIONS, launch};
 use crate::support::http1::{Connection, Reply};
 use crate::support::ports;
 use crate::support::service::Service;
@@ -250,6 +250,44 @@ fn a_filter_that_is_removed_and_added_again_continues_its_counts() {
         assert_eq!(counts, [300, 100, 200], "of 500 requests a day, without those in between");
         Ok(())
     });
+}
+
+/// Waits until Envoy has dropped the filters of replaced listeners.
+fn wait_for_drained(envoy: &Envoy) {
+    until("the end of old listeners", || {
+        match envoy.counter("listener_manager.total_listeners_draining")
+            + envoy.counter("listener_manager.total_filter_chains_draining")
+        {
+            0 => Ok(()),
+            draining => Err(draining.to_string()),
+        }
+    })
+    .unwrap();
+}
+
+/// Without `do_not_close`, Envoy closes the module with its last filter. Then it stays loaded,
+/// because its thread keeps running.
+#[test]
+fn envoy_without_do_not_close_survives_ten_reloads() {
+    for version in VERSIONS {
+        let limits = LeasedLimits::new(1_000_000);
+        let service = serve(limits.0.path(), &[]);
+        let text = configuration(&service).replace(", do_not_close: true", "");
+        let (listener, text) = WatchedListener::new(&text);
+        let flags = ["--drain-time-s", "1"].map(str::to_owned).to_vec();
+        let mut envoy = Envoy::launch(text, 0, &Launch { flags, ..launch(version) });
+        let ingress = envoy.ingress;
+        wait_until_limited(ingress);
+        for _ in 0..10 {
+            listener.replace(&listener.without_filter());
+            wait_for_config(ingress, |reply| reply.header("ratelimit").is_none());
+            wait_for_drained(&envoy);
+            listener.replace(&listener.listener);
+            wait_for_config(ingress, |reply| reply.header("ratelimit").is_some());
+        }
+        assert_eq!(envoy.counter("dynamicmodulescustom.panics"), 0, "{version}");
+        assert!(envoy.stop().success(), "{version}: {}", envoy.log());
+    }
 }
 
 #[test]

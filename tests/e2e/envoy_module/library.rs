@@ -1,4 +1,4 @@
-//! Tests of the libraries and of the glibc that the module needs.
+//! Tests of the libraries and of the glibc that the module needs, and of its link options.
 //!
 //! Guarantees:
 //! - Envoy's images without a shell have all needed libraries.
@@ -34,6 +34,13 @@ fn module_needs_only_libraries_of_distroless_images() {
     let is_present =
         |name: &&str| ["libc.so", "libm.so", "ld-linux"].iter().any(|it| name.starts_with(it));
     assert!(needed.iter().all(is_present), "{needed:?}");
+}
+
+#[test]
+fn module_is_marked_to_stay_loaded() {
+    let flags = printed("readelf", &["-d"], Some(&MODULE.join("libsluicegate_envoy.so")));
+    let flags_1 = flags.lines().find(|line| line.contains("(FLAGS_1)"));
+    assert!(flags_1.is_some_and(|line| line.contains("NODELETE")), "{flags}");
 }
 
 #[test]

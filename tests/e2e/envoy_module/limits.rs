@@ -276,3 +276,29 @@ fn requests_on_one_connection_continue_after_denials() {
         Ok(())
     });
 }
+
+/// A module that keeps these values needs 455 MiB.
+#[test]
+fn three_thousand_values_of_50_kb_are_limited_in_little_memory() {
+    const MEBIBYTE: u64 = 1 << 20;
+    for_a_day_with_a_minute_left();
+    let scene = Scene::start(&launch("1.40"), 2, LEASED, WhenDown::Deny);
+    let before = scene.envoy.memory_bytes();
+    let mut connection = http1::Connection::open(scene.envoy.ingress).unwrap();
+    for number in 0..3_000 {
+        let value = format!("{}{number}", "x".repeat(50_000));
+        let mut get = || connection.get(&[("x-api-key", &value)]).unwrap();
+        assert_ne!(get(), 429, "{number}");
+        if number % 100 == 0 {
+            // A late reply applies the failure rule, and spends no hit.
+            until("a denial", || match get() {
+                429 => Ok(()),
+                status => Err(format!("{status}")),
+            })
+            .unwrap();
+        }
+    }
+    let grown = scene.envoy.memory_bytes().saturating_sub(before);
+    assert!(grown < 96 * MEBIBYTE, "{} MiB", grown / MEBIBYTE);
+    assert_eq!(scene.counter("memory_refused"), 0);
+}

@@ -1,6 +1,7 @@
 //! Tests of the limiter that proxies embed, over a real connection.
 
 mod concurrency;
+mod long_values;
 mod redis;
 mod tls;
 
@@ -19,8 +20,12 @@ use sluicegate::kernel::top_keys::TopWindow;
 use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate_proxy::answer::{Answer, Verdict};
-use sluicegate_proxy::settings::{FailureRule, ProxyIdentity, ServiceSettings, WaitSettings};
-use sluicegate_proxy::{Admission, Check, DescriptorEntries, Limiter, Started};
+use sluicegate_proxy::settings::{
+    FailureRule, LimiterSettings, ProxyIdentity, ServiceSettings, WaitSettings,
+};
+use sluicegate_proxy::{
+    Admission, Check, DEFAULT_MEMORY_BYTES, DescriptorEntries, Limiter, Started,
+};
 use tokio::sync::oneshot;
 
 use super::{Served, served_with};
@@ -45,9 +50,12 @@ async fn serve(engine: &Arc<Engine>) -> Served {
 }
 
 async fn limiter(address: SocketAddr) -> Limiter {
-    let service = ServiceSettings { address: address.to_string(), tls: None };
-    let identity = ProxyIdentity { name: "edge-1".into(), software: "test/1".into() };
-    let limiter = Limiter::start_thread(service, identity, |_| {}, |_, _| {}).unwrap();
+    let settings = LimiterSettings {
+        service: ServiceSettings { address: address.to_string(), tls: None },
+        identity: ProxyIdentity { name: "edge-1".into(), software: "test/1".into() },
+        memory_bytes: DEFAULT_MEMORY_BYTES,
+    };
+    let limiter = Limiter::start_thread(settings, |_| {}, |_, _| {}).unwrap();
     let connected = async {
         while !limiter.is_connected() {
             tokio::time::sleep(Duration::from_millis(5)).await;

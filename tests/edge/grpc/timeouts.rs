@@ -71,7 +71,7 @@ async fn a_rejected_acquire_stores_no_early_release() {
     let engine = engine_with_concurrency("limit: 1");
     let served = served(Arc::clone(&engine), Readiness::Ready).await;
     let id = "0123456789abcdef";
-    let mut asked = descriptor("k", &"v".repeat(1 << 16));
+    let mut asked = descriptor(&"k".repeat(1 << 16), "v");
     asked.entries.extend(descriptor("sluicegate.acquire", id).entries);
     let refused = served.ask(request(vec![asked])).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);

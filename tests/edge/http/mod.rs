@@ -151,7 +151,7 @@ async fn invalid_checks_return_400_and_charge_nothing() {
         ONE_HIT.replace("}]}]}", r#"}],"limit":{"requestsPerUnit":5}}]}"#),
         ONE_HIT.replace("}]}]}", r#"}],"isNegativeHits":true}]}"#),
         ONE_HIT.replace("}]}]}", &format!(r#"}}],"hitsAddend":{over}}}]}}"#)),
-        ONE_HIT.replace(r#""v""#, &format!(r#""{}""#, "x".repeat(64 * 1024))),
+        ONE_HIT.replace(r#""k""#, &format!(r#""{}""#, "x".repeat(64 * 1024))),
         format!(r#"{{"domain":"d","descriptors":[{}{{}}]}}"#, "{},".repeat(9_999)),
         ONE_HIT[..40].into(),
     ];

@@ -23,9 +23,6 @@ const MAX_REPORTED_BUCKETS: usize = 1_000;
 /// message of Sluicegate.
 const MAX_REPORT_BYTES: usize = 256 * 1_024;
 
-/// The largest number of buckets with counts between two reports.
-const MAX_COUNTED_BUCKETS: usize = 10_000;
-
 /// The verdict of a concurrency limit on a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PermitVerdict {
@@ -52,14 +49,22 @@ impl From<AcquireError> for PermitVerdict {
 }
 
 /// The verdicts since the last report.
-#[derive(Debug, Default)]
-pub(super) struct PermitUsage(Mutex<HashMap<BucketName, ConcurrencyUsage>>);
+#[derive(Debug)]
+pub(super) struct PermitUsage {
+    counts: Mutex<HashMap<BucketName, ConcurrencyUsage>>,
+    /// The largest number of buckets with counts between two reports.
+    max_buckets: usize,
+}
 
 impl PermitUsage {
+    pub(super) fn new(max_buckets: usize) -> Self {
+        Self { counts: Mutex::default(), max_buckets }
+    }
+
     pub(super) fn count(&self, bucket: &[u8], verdict: PermitVerdict) {
-        let mut counts = self.0.lock();
+        let mut counts = self.counts.lock();
         // Without a connection, no report takes the counts.
-        let has_room = counts.len() < MAX_COUNTED_BUCKETS;
+        let has_room = counts.len() < self.max_buckets;
         if let Some(counts) = counts.get_mut(bucket) {
             add(counts, verdict);
         } else if has_room {
@@ -69,7 +74,7 @@ impl PermitUsage {
 
     /// Takes the counts, with the loads of the buckets. Buckets with requests come first.
     pub(super) fn take(&self, buckets: Vec<(BucketName, BucketMetrics)>) -> Vec<ConcurrencyUsage> {
-        let mut counts = std::mem::take(&mut *self.0.lock());
+        let mut counts = std::mem::take(&mut *self.counts.lock());
         for (bucket, metrics) in buckets {
             set_load(counts.entry(bucket).or_default(), metrics.load);
         }
@@ -85,7 +90,7 @@ impl PermitUsage {
 
     /// Adds the counts of buckets that did not fit into the report to those of the next report.
     fn keep_counts(&self, rest: &[ConcurrencyUsage]) {
-        let mut counts = self.0.lock();
+        let mut counts = self.counts.lock();
         for usage in rest.iter().filter(|usage| counts_of(usage) != [0; VERDICTS]) {
             let kept = counts.entry(usage.bucket.as_slice().into()).or_default();
             for (count, more) in counts_mut(kept).into_iter().zip(counts_of(usage)) {

@@ -16,6 +16,7 @@ use super::{Limiter, was_not_charged};
 use crate::answer::{Answer, ReportedLimit, RuleAnswer, Verdict};
 use crate::call::CallFailure;
 use crate::concurrency::AcquiredPermits;
+use crate::found_rule::FoundRule;
 use crate::kernel::decision::StoreFailure;
 use crate::permits::Admission;
 use crate::request::OwnedDescriptor;
@@ -31,7 +32,7 @@ const MIN_CALL_TIME: Duration = Duration::from_micros(100);
 
 impl Limiter {
     /// Acquires the permits of a request, and decides its rules.
-    pub(super) async fn admit(&self, rules: &[Arc<KnownRule>], wait: WaitSettings) -> Admission {
+    pub(super) async fn admit(&self, rules: &[FoundRule], wait: WaitSettings) -> Admission {
         let acquired = match self.0.concurrency.acquire(rules, wait).await {
             Ok(acquired) => acquired,
             Err(rejected) => return (*rejected).into(),
@@ -49,25 +50,24 @@ impl Limiter {
 
     /// Finds rules again that changed while the request waited in a queue. Returns `None` if none
     /// changed, or if the new ones do not arrive in time.
-    async fn renewed(
-        &self,
-        rules: &[Arc<KnownRule>],
-        deadline: Instant,
-    ) -> Option<Vec<Arc<KnownRule>>> {
+    async fn renewed(&self, rules: &[FoundRule], deadline: Instant) -> Option<Vec<FoundRule>> {
         let now = self.0.clock.steady();
-        let is_current = |rule: &Arc<KnownRule>| {
-            self.0.rules.state(rule, now) == super::rules::RuleState::Current
-        };
+        let is_current =
+            |rule: &FoundRule| self.0.rules.state(rule, now) == super::rules::RuleState::Current;
         if rules.iter().all(is_current) {
             return None;
         }
-        let renewed = rules.iter().map(|rule| self.rule(rule.usage.descriptor.clone()));
+        let renewed = rules.iter().map(|rule| self.renew(rule));
         timeout_at(deadline, join_all(renewed))
             .await
             .ok()?
             .into_iter()
             .collect::<Result<_, _>>()
             .ok()
+    }
+
+    async fn renew(&self, rule: &FoundRule) -> Result<FoundRule, CallFailure> {
+        Ok(rule.with_rule(self.rule(rule.descriptor().clone()).await?))
     }
 
     /// Finds the rules of a request, and decides them.
@@ -77,7 +77,10 @@ impl Limiter {
         wait: WaitSettings,
     ) -> Admission {
         let deadline = deadline(wait);
-        let rules = descriptors.iter().map(|descriptor| self.rule(descriptor.clone()));
+        let rules = descriptors.iter().map(async |descriptor| {
+            let rule = self.rule(descriptor.clone()).await?;
+            Ok(FoundRule::new(rule, descriptor))
+        });
         let Ok(rules) = timeout_at(deadline, join_all(rules)).await else {
             return failed(wait).into();
         };
@@ -85,7 +88,7 @@ impl Limiter {
             return failed(wait).into();
         };
         if rules.iter().any(|rule| matches!(rule.handling, Handling::AskTogether)) {
-            return self.admit_together(&rules, &descriptors, wait).await;
+            return self.admit_together(&rules, wait).await;
         }
         if rules.iter().any(|rule| rule.concurrency.is_some()) {
             return self.admit(&rules, wait).await;
@@ -94,17 +97,14 @@ impl Limiter {
     }
 
     /// Acquires the permits of a request, and lets Sluicegate decide all its descriptors.
-    async fn admit_together(
-        &self,
-        rules: &[Arc<KnownRule>],
-        descriptors: &[OwnedDescriptor],
-        wait: WaitSettings,
-    ) -> Admission {
+    async fn admit_together(&self, rules: &[FoundRule], wait: WaitSettings) -> Admission {
         let acquired = match self.0.concurrency.acquire(rules, wait).await {
             Ok(acquired) => acquired,
             Err(rejected) => return (*rejected).into(),
         };
-        let decided = self.check_remotely(descriptors, wait, deadline(wait)).await;
+        let descriptors = rules.iter().map(|rule| rule.usage.descriptor.clone());
+        let descriptors: Vec<_> = descriptors.collect();
+        let decided = self.check_remotely(&descriptors, wait, deadline(wait)).await;
         let mut answer = Answer::unlimited();
         answer.add(decided.unwrap_or_else(|_| failed_part(wait)));
         admission(answer, acquired, wait)
@@ -114,7 +114,7 @@ impl Limiter {
     pub(super) async fn decide_rest(
         &self,
         mut answer: Answer,
-        rules: Vec<Arc<KnownRule>>,
+        rules: Vec<FoundRule>,
         wait: WaitSettings,
         deadline: Instant,
     ) -> Answer {
@@ -126,13 +126,13 @@ impl Limiter {
     }
 
     /// Fetches a rule again in the background, once at a time.
-    pub(super) fn refresh(&self, rule: &Arc<KnownRule>) {
+    pub(super) fn refresh(&self, rule: &FoundRule) {
         if rule.is_refreshing.swap(true, Relaxed) {
             return;
         }
-        let (limiter, rule) = (self.clone(), Arc::clone(rule));
+        let (limiter, rule) = (self.clone(), rule.clone());
         tokio::spawn(async move {
-            let fetched = limiter.fetch(rule.usage.descriptor.clone()).await;
+            let fetched = limiter.fetch(rule.descriptor().clone()).await;
             if fetched.is_err() {
                 rule.is_refreshing.store(false, Relaxed);
             }
@@ -169,7 +169,7 @@ impl Limiter {
 
     async fn decide_rule(
         &self,
-        rule: &Arc<KnownRule>,
+        rule: &FoundRule,
         wait: WaitSettings,
         deadline: Instant,
     ) -> RuleAnswer {
@@ -197,7 +197,7 @@ impl Limiter {
 
     async fn charge(
         &self,
-        rule: &Arc<KnownRule>,
+        rule: &FoundRule,
         leased: &LeasedRule,
         wait: WaitSettings,
         deadline: Instant,
@@ -214,8 +214,8 @@ impl Limiter {
     }
 
     /// Returns the rule in force, if it is newer than `rule`.
-    async fn newer(&self, rule: &Arc<KnownRule>) -> Result<Arc<KnownRule>, CallFailure> {
-        let new = self.rule(rule.usage.descriptor.clone()).await?;
+    async fn newer(&self, rule: &FoundRule) -> Result<FoundRule, CallFailure> {
+        let new = self.renew(rule).await?;
         if new.version == rule.version { Err(CallFailure::NotConnected) } else { Ok(new) }
     }
 

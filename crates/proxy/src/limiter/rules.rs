@@ -2,11 +2,13 @@
 //!
 //! Guarantees:
 //! - Requests that wait for one rule share one call.
+//! - Calls have memory within a budget. A call beyond it fails as overloaded.
 //!
 //! Not covered:
 //! - A rule that expires while a request uses it.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +20,7 @@ use sluicegate_lease::clock::Clock;
 use crate::call::CallFailure;
 use crate::connection::Connection;
 use crate::kernel::units::Nanos;
+use crate::memory::{MemoryBudget, MemoryPart, ReservedMemory};
 use crate::request::{DescriptorHash, OwnedDescriptor};
 use crate::rule::KnownRule;
 use crate::rule_table::RuleTable;
@@ -40,6 +43,7 @@ pub(super) struct Rules {
     clock: Arc<Clock>,
     table: Arc<RuleTable>,
     calls: Arc<Mutex<HashMap<DescriptorHash, RuleCall>>>,
+    memory: Arc<MemoryPart>,
 }
 
 /// The validity of a known rule.
@@ -54,9 +58,20 @@ pub(super) enum RuleState {
 }
 
 impl Rules {
-    pub(super) fn new(connection: Arc<Connection>, clock: Arc<Clock>) -> Self {
-        let (table, calls) = (Arc::new(RuleTable::new()), Arc::default());
-        Self { connection, clock, table, calls }
+    /// Creates an empty table within `budget`. Calls reserve their memory in `memory`.
+    pub(super) fn new(
+        connection: Arc<Connection>,
+        clock: Arc<Clock>,
+        budget: MemoryBudget,
+        memory: Arc<MemoryPart>,
+    ) -> Self {
+        let (table, calls) = (Arc::new(RuleTable::new(budget.rule_bytes())), Arc::default());
+        Self { connection, clock, table, calls, memory }
+    }
+
+    /// Forgets the rules without a request since the last call.
+    pub(super) fn forget_idle(&self) {
+        self.table.age();
     }
 
     pub(super) fn find(&self, hash: DescriptorHash) -> Option<Arc<KnownRule>> {
@@ -81,27 +96,31 @@ impl Rules {
 
     /// Fetches the rule of a descriptor. Several requests share one call.
     pub(super) async fn fetch(&self, descriptor: OwnedDescriptor) -> RuleReply {
-        let hash = descriptor.hash;
-        let call = {
-            let mut calls = self.calls.lock();
-            let new_call = || self.call(descriptor).boxed().shared();
-            calls.entry(hash).or_insert_with(new_call).clone()
+        let call = match self.calls.lock().entry(descriptor.hash) {
+            Entry::Occupied(call) => call.get().clone(),
+            Entry::Vacant(place) => {
+                let memory = self.memory.reserve_call(descriptor.text_bytes());
+                let memory = memory.ok_or(CallFailure::Overloaded)?;
+                place.insert(self.call(descriptor, memory).boxed().shared()).clone()
+            }
         };
         call.await
     }
 
     /// The call for a rule. It runs in a task of its own, so that it continues without the request
     /// that began it.
-    fn call(&self, descriptor: OwnedDescriptor) -> impl Future<Output = RuleReply> + 'static {
+    fn call(
+        &self,
+        descriptor: OwnedDescriptor,
+        memory: ReservedMemory,
+    ) -> impl Future<Output = RuleReply> + 'static {
         let (connection, clock) = (Arc::clone(&self.connection), Arc::clone(&self.clock));
         let (table, calls) = (Arc::clone(&self.table), Arc::clone(&self.calls));
         let task = tokio::spawn(async move {
+            let _memory = memory;
             let hash = descriptor.hash;
-            let usage = match table.find(hash) {
-                Some(known) => Arc::clone(&known.usage),
-                None => Arc::new(DescriptorUsage::new(descriptor)),
-            };
-            let reply = call_for_rule(&connection, &clock, usage).await;
+            let counts = table.find(hash).map(|known| Arc::clone(&known.usage));
+            let reply = call_for_rule(&connection, &clock, descriptor, counts).await;
             if let Ok(rule) = &reply {
                 table.insert(hash, Arc::clone(rule));
             }
@@ -112,20 +131,23 @@ impl Rules {
     }
 }
 
+/// Calls for a rule. `counts` are those of the earlier rule of this descriptor.
 async fn call_for_rule(
     connection: &Connection,
     clock: &Clock,
-    usage: Arc<DescriptorUsage>,
+    descriptor: OwnedDescriptor,
+    counts: Option<Arc<DescriptorUsage>>,
 ) -> RuleReply {
-    let request = RuleRequest {
-        domain: usage.descriptor.domain.to_string(),
-        entries: usage.descriptor.entry_messages(),
-    };
+    let request =
+        RuleRequest { domain: descriptor.domain.to_string(), entries: descriptor.entry_messages() };
     // Read before the call: a reply of this session must not count as one of the next session.
     let version = connection.limits();
     let reply = connection.call(proxy_message::Message::Rule(request), MAX_WAIT).await?;
     let lease_message::Message::Rule(reply) = reply else { return Err(CallFailure::InvalidReply) };
     let version = version.with_number(reply.limits);
+    let descriptor = descriptor.with_short_values(&reply.counter);
+    let counts = counts.filter(|counts| counts.descriptor == descriptor);
+    let usage = counts.unwrap_or_else(|| Arc::new(DescriptorUsage::new(descriptor)));
     let rule = KnownRule::from_reply(&reply, usage, version, clock.steady());
     rule.map(Arc::new).ok_or(CallFailure::InvalidReply)
 }

@@ -1,19 +1,22 @@
 //! A limiter with a real service, whose replies a test writes.
 
+mod memory;
+
 use std::borrow::Cow;
 use std::pin::pin;
 use std::time::Duration;
 
 use allocation_counter::measure;
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use super::{Check, Limiter, Started, background, spawn};
 use crate::answer::{Answer, Verdict};
-use crate::fixtures::service::{Service, answer};
+use crate::fixtures::service::{PATIENCE, Service, answer};
 use crate::fixtures::{
     DENY_AFTER_A_MINUTE, SECOND_US, leased_limit, leased_reply, shared_limit, user,
 };
-use crate::request::{DescriptorEntries, MAX_TEXT_BYTES};
+use crate::request::{DescriptorEntries, MAX_KEY_BYTES, MAX_REQUEST_BYTES};
 use crate::settings::{FailureRule, WaitSettings};
 use crate::wire::api::counter_decision::Verdict as WireVerdict;
 use crate::wire::api::rule_reply::Handling;
@@ -23,16 +26,17 @@ fn start(limiter: &Limiter, descriptors: &[DescriptorEntries<'_>]) -> Started {
     limiter.start(&Check { domain: "shop", descriptors, wait: DENY_AFTER_A_MINUTE })
 }
 
+const ALLOW: api::CounterDecision = api::CounterDecision {
+    verdict: WireVerdict::Allow as i32,
+    remaining: 1_000,
+    reset_after_us: SECOND_US,
+    retry_after_us: 0,
+};
+
 /// Lends 1,000 hits to the sender of a borrow message.
 fn lend() -> lease_message::Message {
-    let decision = api::CounterDecision {
-        verdict: WireVerdict::Allow.into(),
-        remaining: 1_000,
-        reset_after_us: SECOND_US,
-        retry_after_us: 0,
-    };
     let reply = api::BorrowReply {
-        decision: Some(decision),
+        decision: Some(ALLOW),
         granted: 1_000,
         kept: 0,
         outstanding_elsewhere: 0,
@@ -163,20 +167,72 @@ async fn without_a_share_in_time_the_failure_rule_decides_for_the_limit() {
 #[tokio::test]
 async fn requests_that_the_service_refuses_are_not_sent() {
     let (mut service, limiter) = Service::start_with_limiter().await;
-    let long = "x".repeat(MAX_TEXT_BYTES + 1);
-    let many = vec![user("ann"); 1_001];
-    let several = vec![user(&long[1..]); 8];
-    let refused = [vec![user(&long)], vec![DescriptorEntries::new()], many, several];
+    let (key, value) = ("x".repeat(MAX_KEY_BYTES + 1), "x".repeat(MAX_REQUEST_BYTES));
+    let long_key = [(&*key, Cow::Borrowed("ann"))].into_iter().collect();
+    let (many, values) = (vec![user("ann"); 1_001], vec![user(&value[..1_000]); 1_000]);
+    let (long, none) = (vec![user(&value)], vec![DescriptorEntries::new()]);
+    let keys = vec![[(&key[1..], Cow::Borrowed("ann"))].into_iter().collect(); 8];
+    let refused = [vec![long_key], long, none, many, keys];
     for descriptors in &refused {
         let started = start(&limiter, descriptors);
         let Started::Decided(admission) = started else { panic!("it was sent") };
         assert_eq!(admission.answer.verdict, Verdict::FallbackDeny);
     }
-    let longest: [DescriptorEntries<'_>; 1] =
-        [[("user", Cow::Borrowed(&long[1..]))].into_iter().collect()];
-    let _started = start(&limiter, &longest);
+    let _waiting = start(&limiter, &values);
     let (_, request) = service.next_request().await;
     assert!(matches!(request, proxy_message::Message::Rule(_)));
+}
+
+/// Under Envoy's default limit for headers, one header can be in each descriptor of a route.
+#[tokio::test]
+async fn nine_descriptors_of_60_kb_reach_the_service() {
+    let (mut service, limiter) = Service::start_with_limiter().await;
+    let values: Vec<_> = (0..9).map(|number| format!("{number}{}", "x".repeat(60_000))).collect();
+    let descriptors: Vec<_> = values.iter().map(|value| user(value)).collect();
+    let started = start(&limiter, &descriptors);
+    for value in &values {
+        let (id, request) = service.next_request().await;
+        let proxy_message::Message::Rule(request) = request else { panic!("{request:?}") };
+        assert!(request.entries[0].value == *value, "{}", request.entries[0].value.len());
+        let counter = vec![api::LeaseEntry { key: "user".to_owned(), value: "#hash".to_owned() }];
+        let together = api::RuleReply {
+            handling: Handling::AskTogether.into(),
+            rule: "shop/user".to_owned(),
+            counter,
+            ..Default::default()
+        };
+        service.reply(id, lease_message::Message::Rule(together)).await;
+    }
+    let (id, request) = service.next_request().await;
+    let proxy_message::Message::Check(check) = request else { panic!("{request:?}") };
+    let sent = check.descriptors.iter().map(|descriptor| &*descriptor.entries[0].value);
+    assert_eq!(sent.collect::<Vec<_>>(), ["#hash"; 9]);
+    let decision = api::CheckDecision { allowed: true, ..Default::default() };
+    let result = Some(api::check_result::Result::Decision(decision));
+    service.reply(id, lease_message::Message::Check(api::CheckResult { result })).await;
+    assert_eq!(answer(started).await.verdict, Verdict::Allow);
+}
+
+#[tokio::test]
+async fn requests_without_memory_get_the_failure_rule_and_are_counted() {
+    let (_service, limiter) = Service::start_with_limiter().await;
+    let wait = |number: usize| {
+        let value = format!("{number}{}", "x".repeat(50_000));
+        start(&limiter, &[user(&value)])
+    };
+    // They and their calls need more than 12 MiB, and the service does not reply.
+    let started: Vec<_> = (0..300).map(wait).collect();
+    for started in started {
+        assert_eq!(answer(started).await.verdict, Verdict::FallbackDeny);
+    }
+    assert_ne!(limiter.take_refused(), 0);
+    assert_eq!(limiter.take_refused(), 0);
+    let ended = async {
+        while limiter.0.memory.used() != 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(PATIENCE, ended).await.expect("the memory of ended requests is free");
 }
 
 #[tokio::test]

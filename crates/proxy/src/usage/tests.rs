@@ -14,6 +14,9 @@ use crate::wire::api::{KeyUsage, UsageReport};
 /// The largest message that Sluicegate accepts.
 const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
+/// More than all decisions of a test.
+const MAX_BYTES: usize = 1 << 30;
+
 /// The kinds of decisions: a verdict, and `true` if shadow mode turned a denial into it.
 const DECISIONS: [(Verdict, bool); 5] = [
     (Verdict::Allow, false),
@@ -48,7 +51,7 @@ fn take_counts(list: &UsageList) -> [u64; 5] {
 #[test]
 fn each_decision_is_counted_in_its_own_field() {
     for (index, (verdict, is_shadowed)) in DECISIONS.into_iter().enumerate() {
-        let list = UsageList::default();
+        let list = UsageList::new(MAX_BYTES);
         list.count(&usage_of("ann"), verdict, is_shadowed);
         let mut expected = [0; 5];
         expected[index] = 1;
@@ -61,7 +64,7 @@ fn each_decision_is_counted_in_its_own_field() {
 fn concurrent_decisions_are_reported_once() {
     const THREADS: u64 = 3;
     const REQUESTS: u64 = 20_000;
-    let (list, usages) = (UsageList::default(), ["ann", "bob"].map(usage_of));
+    let (list, usages) = (UsageList::new(MAX_BYTES), ["ann", "bob"].map(usage_of));
     let is_done = AtomicBool::new(false);
     let count_all = || {
         for _ in 0..REQUESTS {
@@ -103,7 +106,7 @@ fn count_keys(list: &UsageList, keys: usize, suffix: &str) {
 
 #[test]
 fn a_report_has_at_most_a_thousand_keys() {
-    let list = UsageList::default();
+    let list = UsageList::new(MAX_BYTES);
     count_keys(&list, 2 * MAX_REPORTED_KEYS + 1, "");
     let sizes: Vec<usize> = list.take_reports().iter().map(Vec::len).collect();
     assert_eq!(sizes, [1_000, 1_000, 1]);
@@ -111,7 +114,7 @@ fn a_report_has_at_most_a_thousand_keys() {
 
 #[test]
 fn reports_of_long_keys_fit_into_a_message() {
-    let list = UsageList::default();
+    let list = UsageList::new(MAX_BYTES);
     count_keys(&list, 300, &"x".repeat(60_000));
     let reports = list.take_reports();
     assert_eq!(reports.iter().map(Vec::len).sum::<usize>(), 300);
@@ -124,4 +127,23 @@ fn reports_of_long_keys_fit_into_a_message() {
         };
         assert!(report.encoded_len() < MAX_MESSAGE_BYTES, "{}", report.encoded_len());
     }
+}
+
+#[test]
+fn a_descriptor_beyond_the_bound_is_reported_after_its_next_decision() {
+    let list = UsageList::new(10_000);
+    let usages: Vec<_> = (0..100).map(|key| usage_of(&key.to_string())).collect();
+    let count = || usages.iter().for_each(|usage| list.count(usage, Verdict::Allow, false));
+    count();
+    let first: usize = list.take_reports().iter().map(Vec::len).sum();
+    assert!((1..100).contains(&first), "{first}");
+    let mut allowed = u64::try_from(first).unwrap();
+    for _ in 0..100 {
+        usages.iter().rev().for_each(|usage| list.count(usage, Verdict::Allow, false));
+        allowed += take_counts(&list)[0];
+        count();
+        allowed += take_counts(&list)[0];
+    }
+    // The last decisions of some descriptors are not reported yet.
+    assert!(allowed <= 100 * 201 && 100 * 100 < allowed, "{allowed}");
 }

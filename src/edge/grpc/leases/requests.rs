@@ -12,7 +12,7 @@ use sluicegate_lease_protocol as wire;
 use smallvec::SmallVec;
 use tonic::Status;
 
-use crate::edge::grpc::convert::{MAX_ENTRIES, MAX_ENTRY_BYTES, check_counts};
+use crate::edge::grpc::convert::{MAX_ENTRIES, MAX_ENTRY_KEY_BYTES, check_counts};
 use crate::engine::concurrency::BucketLoad;
 use crate::engine::proxies::{
     ProxyBucket, ProxyConnection, ProxyCounter, ProxyDecisionKind, ProxyHits, ProxyIdentity,
@@ -78,9 +78,9 @@ pub(super) fn parse_entries<'m>(
 }
 
 fn borrow_entries(entries: &[LeaseEntry]) -> Result<Entries<'_>, Status> {
-    let longest = entries.iter().map(|entry| entry.key.len().max(entry.value.len())).max();
-    if longest.is_some_and(|bytes| MAX_ENTRY_BYTES <= bytes) {
-        let message = format!("a key or value has {MAX_ENTRY_BYTES} bytes or more");
+    let longest = entries.iter().map(|entry| entry.key.len()).max();
+    if longest.is_some_and(|bytes| MAX_ENTRY_KEY_BYTES <= bytes) {
+        let message = format!("a key has {MAX_ENTRY_KEY_BYTES} bytes or more");
         return Err(Status::invalid_argument(message));
     }
     Ok(entries.iter().map(|entry| (&*entry.key, &*entry.value)).collect())

@@ -209,12 +209,34 @@ async fn a_request_gets_the_rules_in_force_after_its_queue() {
 
 #[tokio::test]
 async fn a_descriptor_that_cannot_be_reported_is_rejected() {
-    let engine = engine(&limit("limit: 9"));
+    const LEVELS: usize = 5;
+    // A longer value would be hashed.
+    let value = "x".repeat(256);
+    let parent = |depth: usize| format!("{}- key: k\n{0}  descriptors:\n", " ".repeat(2 * depth));
+    let indent = " ".repeat(2 * (LEVELS - 1));
+    let last = format!("{indent}- {{key: k, concurrency: {{limit: 9}}}}\n");
+    let engine = engine(&((0..LEVELS - 1).map(parent).collect::<String>() + &last));
     let served = serve(&engine).await;
     let proxy = limiter(served.address).await;
-    let long = "x".repeat(1_025);
-    let rejection = admission(start(&proxy, &long, WAIT)).await.answer.rejection.unwrap();
+    let descriptors = [entries(&[("k", &*value); LEVELS])];
+    let check = Check { domain: "d", descriptors: &descriptors, wait: WAIT };
+    let rejection = admission(proxy.start(&check)).await.answer.rejection.unwrap();
     assert_eq!(rejection.reason, Reason::TooManyBuckets);
+}
+
+#[tokio::test]
+async fn a_long_value_has_a_bucket() {
+    let engine = engine(&limit("limit: 1, mode: local"));
+    let served = serve(&engine).await;
+    let proxy = limiter(served.address).await;
+    let value = "x".repeat(60_000);
+    let held = admission(start(&proxy, &value, WAIT)).await;
+    assert!(!held.permits.is_empty());
+    let rejection = admission(start(&proxy, &value, WAIT)).await.answer.rejection.unwrap();
+    assert_eq!(rejection.reason, Reason::ConcurrencyLimitReached);
+    let other = admission(start(&proxy, &(value + "x"), WAIT)).await;
+    assert!(!other.permits.is_empty());
+    until("the report", || reported(&engine).len() == 2).await;
 }
 
 #[tokio::test]

@@ -10,9 +10,9 @@ use sluicegate::edge::grpc::incoming::GrpcListener;
 use sluicegate::edge::grpc::tls::{ServerTls, TlsFiles};
 use sluicegate::edge::grpc::{GrpcPort, serve};
 use sluicegate::edge::health::{Health, Readiness};
-use sluicegate_proxy::Limiter;
 use sluicegate_proxy::answer::Verdict;
-use sluicegate_proxy::settings::{ProxyIdentity, ServiceSettings, TlsSettings};
+use sluicegate_proxy::settings::{LimiterSettings, ProxyIdentity, ServiceSettings, TlsSettings};
+use sluicegate_proxy::{DEFAULT_MEMORY_BYTES, Limiter};
 
 use super::{LEASED, decide, engine, until};
 use crate::support::certificates::{Authority, Files};
@@ -50,7 +50,8 @@ fn limiter(address: SocketAddr, tls: TlsSettings) -> Limiter {
     let service = ServiceSettings { address: address.to_string(), tls: Some(tls) };
     let identity = ProxyIdentity { name: "edge-1".into(), software: "test/1".into() };
     let log = |line: &str| LOG.lock().unwrap().push(line.to_owned());
-    Limiter::start_thread(service, identity, log, |_, _| {}).unwrap()
+    let settings = LimiterSettings { service, identity, memory_bytes: DEFAULT_MEMORY_BYTES };
+    Limiter::start_thread(settings, log, |_, _| {}).unwrap()
 }
 
 /// The number of lines about connections that failed. A limiter writes one for each reason.

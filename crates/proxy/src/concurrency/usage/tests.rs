@@ -7,9 +7,11 @@ fn metrics(in_flight: u32, waiting: usize, limit: u32) -> BucketMetrics {
     BucketMetrics { load, rtt: None, min_rtt: None }
 }
 
+const MAX_COUNTED_BUCKETS: usize = 10_000;
+
 #[test]
 fn a_verdict_is_reported_once() {
-    let usage = PermitUsage::default();
+    let usage = PermitUsage::new(MAX_COUNTED_BUCKETS);
     let verdicts = [
         PermitVerdict::Allowed,
         PermitVerdict::Full,
@@ -44,7 +46,7 @@ fn a_verdict_is_reported_once() {
 
 #[test]
 fn a_full_report_has_the_buckets_with_requests() {
-    let usage = PermitUsage::default();
+    let usage = PermitUsage::new(MAX_COUNTED_BUCKETS);
     let name = |number: usize| BucketName::from(&number.to_be_bytes()[..]);
     let buckets = (0..2 * MAX_REPORTED_BUCKETS).map(|number| (name(number), metrics(0, 0, 1)));
     let busy = name(2 * MAX_REPORTED_BUCKETS - 1);
@@ -55,16 +57,16 @@ fn a_full_report_has_the_buckets_with_requests() {
 
 #[test]
 fn counts_between_two_reports_are_bounded() {
-    let usage = PermitUsage::default();
+    let usage = PermitUsage::new(MAX_COUNTED_BUCKETS);
     for number in 0..MAX_COUNTED_BUCKETS + 1_000 {
         usage.count(&number.to_be_bytes(), PermitVerdict::Allowed);
     }
-    assert_eq!(usage.0.lock().len(), MAX_COUNTED_BUCKETS);
+    assert_eq!(usage.counts.lock().len(), MAX_COUNTED_BUCKETS);
 }
 
 #[test]
 fn counts_that_do_not_fit_are_in_the_next_report() {
-    let usage = PermitUsage::default();
+    let usage = PermitUsage::new(MAX_COUNTED_BUCKETS);
     let buckets = 2 * MAX_REPORTED_BUCKETS + 1;
     for number in 0..buckets {
         usage.count(&number.to_be_bytes(), PermitVerdict::Allowed);
@@ -81,7 +83,7 @@ fn counts_that_do_not_fit_are_in_the_next_report() {
 
 #[test]
 fn kept_counts_are_added_to_newer_ones() {
-    let usage = PermitUsage::default();
+    let usage = PermitUsage::new(MAX_COUNTED_BUCKETS);
     usage.count(b"a", PermitVerdict::Allowed);
     let counts = ConcurrencyUsage { allowed_requests: 2, rejected_full: 3, ..Default::default() };
     let kept = ConcurrencyUsage { bucket: b"a".to_vec(), in_flight: 7, limit: 9, ..counts };
