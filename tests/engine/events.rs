@@ -24,6 +24,7 @@ const LIMITS: &str = "domain: d\ndescriptors:\n\
 fn start(receiver: &EventReceiver) -> (Arc<Engine>, EventDrain) {
     let options = WebhookOptions {
         url: receiver.url(),
+        shown_url: receiver.url(),
         source: "test".to_owned(),
         secret_file: None,
         ca_file: None,
