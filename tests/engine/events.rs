@@ -93,4 +93,5 @@ fn a_rejection_by_a_concurrency_limit_is_an_event() {
     assert_eq!(subject, "d.upstream");
     assert_eq!(data["descriptors"], json!([[{"key": "upstream", "value": "checkout"}]]));
     assert_eq!(data["reason"], "concurrency_limit_reached");
+    assert_eq!((&data["in_flight"], &data["queued"]), (&json!(1), &json!(0)));
 }
