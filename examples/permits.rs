@@ -43,6 +43,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 println!("denied: {}; retry after {:?} us", answer.reason, answer.retry_after_us);
                 break;
             }
+            Some(StreamResponse::Fenced(fenced)) => {
+                println!("abort work that takes longer than {} us", fenced.abort_within_us);
+            }
             other => {
                 println!("{other:?}");
                 break;

@@ -25,6 +25,15 @@ fi
 step "cargo deny check licenses bans sources"
 "$deny" --log-level error check --hide-inclusion-graph licenses bans sources
 
+# The database of advisories is a git repository. Its state does not depend on the commit that is verified, so
+# a run without network is no failure.
+step "cargo deny check advisories"
+if timeout 300 "$deny" --log-level error fetch db; then
+    "$deny" --log-level error check --hide-inclusion-graph --disable-fetch advisories
+else
+    echo "NOT RUN: cargo deny check advisories, because https://github.com/rustsec/advisory-db cannot be fetched" >&2
+fi
+
 step "The instructions of a check"
 scripts/instructions.sh
 

@@ -56,6 +56,9 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Create or upgrade the tables in PostgreSQL: 0 done, 2 failed.
     Migrate(StoreArgs),
+    /// Start the fleet of a new Redis or PostgreSQL: 0 done, 1 the store is not new, 2 could not say.
+    #[command(subcommand)]
+    Fleet(FleetCommand),
     /// Print the JSON Schema of a file format, for completion and validation in an editor.
     Schema(SchemaArgs),
 }
@@ -236,6 +239,32 @@ impl StoreArgs {
     }
 }
 
+/// The commands for a fleet, in its store.
+#[derive(Subcommand)]
+pub enum FleetCommand {
+    /// State that no request is in flight under an earlier state of the store, so that concurrency
+    /// limits need not wait: 0 done, 1 the store is not new, 2 could not say.
+    Start(FleetStartArgs),
+}
+
+/// Arguments of `sluicegate fleet start`. No `Debug`, because flags may contain a password.
+#[derive(Args)]
+pub struct FleetStartArgs {
+    /// Start although the store is not new. Do so only if no request is in flight anywhere:
+    /// otherwise the fleet exceeds its limits.
+    #[arg(long)]
+    pub yes: bool,
+    /// Exit with 0 also if the store is not new. Then nothing changes.
+    #[arg(long, conflicts_with = "yes")]
+    pub if_new: bool,
+    /// Reason, for the audit log.
+    #[arg(long, value_name = "TEXT", default_value = "no request is in flight")]
+    pub reason: String,
+    /// The store.
+    #[command(flatten)]
+    pub store: StoreArgs,
+}
+
 /// The output format of findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FindingsFormat {
@@ -338,8 +367,8 @@ fn insert_ratelimit_command(mut argv: Vec<OsString>) -> Vec<OsString> {
 
 const RATELIMIT_PROGRAM: &str = "ratelimit";
 
-/// Adds unknown flags to the settings of `serve`, `ratelimit`, `doctor` and `migrate`. For other
-/// commands they are an error.
+/// Adds unknown flags to the settings of `serve`, `ratelimit`, `doctor`, `migrate` and `fleet start`.
+/// For other commands they are an error.
 fn add_unknown_flags(
     mut cli: Cli,
     unknown: Vec<(String, Vec<String>)>,
@@ -349,6 +378,7 @@ fn add_unknown_flags(
         (Command::Serve(serve) | Command::Ratelimit(serve), _) => serve.flags.given.extend(unknown),
         (Command::Doctor(doctor), _) => doctor.store.flags.given.extend(unknown),
         (Command::Migrate(args), _) => args.flags.given.extend(unknown),
+        (Command::Fleet(FleetCommand::Start(args)), _) => args.store.flags.given.extend(unknown),
         (_, Some(error)) => return Err(error),
         (_, None) => {}
     }

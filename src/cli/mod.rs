@@ -9,6 +9,7 @@ pub mod args;
 mod ask;
 mod doctor;
 pub mod explain;
+mod fleet;
 mod limits_input;
 mod migrate;
 pub mod ratelimit;
@@ -29,7 +30,7 @@ use crate::config;
 use crate::config::settings::{self, LoadedSettings, SettingsInput};
 pub use terminal::{CommandOutcome, Terminal};
 
-use args::{Cli, Command, SchemaKind, ServeArgs};
+use args::{Cli, Command, FleetCommand, SchemaKind, ServeArgs};
 
 /// Runs the command line `argv`, whose first element is the program name.
 pub fn run(
@@ -64,6 +65,12 @@ fn run_command(
         Command::Migrate(args) => {
             match load_settings(&args.as_serve_args(), environment, terminal)? {
                 Some(loaded) => migrate::migrate(&loaded.settings, terminal),
+                None => Ok(CommandOutcome::Failed),
+            }
+        }
+        Command::Fleet(FleetCommand::Start(args)) => {
+            match load_settings(&args.store.as_serve_args(), environment, terminal)? {
+                Some(loaded) => fleet::start(&args, &loaded.settings, &Clock::system(), terminal),
                 None => Ok(CommandOutcome::Failed),
             }
         }

@@ -30,7 +30,9 @@ pub use replicated::{
     ActionChange, ActionKind, MAX_ACTION_DURATION, MAX_ACTIONS, effect_text, verdict_name,
 };
 use replicated::{ChangeAuthor, ReplicatedActions, TargetChange, TargetKey};
-pub use request::{ActionError, ActionRequest, MAX_OPERATOR_BYTES, MAX_REASON_BYTES, Operator};
+pub use request::{
+    ActionError, ActionRequest, MAX_OPERATOR_BYTES, MAX_REASON_BYTES, Operator, validate_reason,
+};
 
 /// The actions, and the configuration that they apply to.
 #[derive(Debug, Default)]

@@ -10,6 +10,7 @@
 //! - Time in the store never steps back, and includes the time during which no process ran.
 //! - A failed write is repeated until it succeeds; then the file contains all counters again.
 //! - One process uses a directory at a time.
+//! - Only the user of the process can read new directories and all files.
 //!
 //! Not covered:
 //! - Leases and permits: after a restart, unspent hits of a lease count as spent.
@@ -32,6 +33,7 @@ mod codec;
 mod database;
 mod error;
 mod options;
+mod private;
 mod progress;
 mod saved_time;
 mod writer;

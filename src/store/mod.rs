@@ -8,6 +8,7 @@ pub mod audit;
 mod backoff;
 mod breaker;
 pub mod file;
+pub mod fleet_start;
 pub mod memory;
 pub mod postgres;
 pub mod redis;

@@ -11,9 +11,11 @@
 
 mod cases;
 mod docs;
+mod fleet_start;
 mod meaning;
 mod notes;
 mod schema;
+mod secrets;
 mod service;
 mod upgrade;
 mod valid;

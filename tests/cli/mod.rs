@@ -3,6 +3,7 @@
 mod args;
 mod commands;
 pub mod doctor;
+mod fleet;
 mod limits_input;
 mod record;
 mod serve;

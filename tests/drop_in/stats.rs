@@ -99,6 +99,23 @@ fn statsd_puts_tags_into_names_dogstatsd_appends_them() {
 }
 
 #[test]
+fn a_name_from_a_request_adds_no_line_or_value_to_statsd() {
+    let stats = stats(10);
+    stats.rule_stats(RuleStatsKey::FromRequest("d.k_a\nfoo:1|c\r\u{85}b")).hits(1);
+    stats.count_unknown_domain("x:9|c\ny\0", 1);
+    let tags = [("env".to_owned(), "prod\ntwo".to_owned())];
+    let prefix = "ratelimit.service.rate_limit";
+    for (format, end) in
+        [(LineFormat::Statsd, ".__env=prod_two:1|c"), (LineFormat::Dogstatsd, ":1|c|#env:prod_two")]
+    {
+        let mut lines = StatLineFormatter::new(format, &tags, Vec::new()).next_lines(&stats, &[]);
+        lines.sort_unstable();
+        let names = ["d.k_a_foo_1_c__b.total_hits", "x_9_c_y_.domain_not_found"];
+        assert_eq!(lines, names.map(|name| format!("{prefix}.{name}{end}")));
+    }
+}
+
+#[test]
 fn prometheus_metrics_match_the_golden_file() {
     let stats = stats(10);
     record_example(&stats);

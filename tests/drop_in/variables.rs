@@ -10,7 +10,9 @@ use Effect::{Is, Notes, Stops};
 use sluicegate::cli::ratelimit::parse::parse_variable;
 use sluicegate::cli::ratelimit::table::{TABLE, VariableEffect};
 use sluicegate::cli::ratelimit::{RatelimitSettings, read_environment};
-use sluicegate::config::settings::{LoadedSettings, SettingsInput, read as settle, table};
+use sluicegate::config::settings::{
+    LoadedSettings, SettingsInput, StoreUrl, read as settle, table,
+};
 
 use self::cases::CASES;
 
@@ -80,6 +82,21 @@ fn a_refused_header_value_is_not_printed() {
     };
     let refused = sentences.join("\n");
     assert!(refused.contains("one colon in each") && !refused.contains("sesame"), "{refused}");
+}
+
+#[test]
+fn redis_credentials_and_database_reach_the_store() {
+    let tcp = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", "h:1")];
+    for (variable, text, others, wanted) in [
+        ("REDIS_URL", "redis://u:p@h:1/5", &tcp[..0], (Some("u"), Some("p"), 5)),
+        ("REDIS_AUTH", "us er:p@ss:w", &tcp, (Some("us er"), Some("p@ss:w"), 0)),
+    ] {
+        let read = read_environment(environment(variable, text, others), &BTreeSet::new());
+        let StoreUrl::Redis(url) = settled(&read.unwrap()).unwrap().settings.store.url else {
+            panic!("{variable}")
+        };
+        assert_eq!((url.user.as_deref(), url.password.as_deref(), url.database), wanted);
+    }
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub enum Shipped {
 }
 
 impl Shipped {
-    const fn text(self) -> &'static str {
+    pub const fn text(self) -> &'static str {
         match self {
             Self::Rls => include_str!("../../config/envoy/rls.yaml"),
             Self::ExtAuthz => include_str!("../../config/envoy/ext_authz.yaml"),

@@ -18,6 +18,7 @@ mod nginx;
 mod nginx_disconnects;
 mod nginx_in_flight;
 mod nginx_releases;
+mod overload;
 mod release_time;
 mod rollout;
 mod routes;

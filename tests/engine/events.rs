@@ -24,6 +24,7 @@ const LIMITS: &str = "domain: d\ndescriptors:\n\
 fn start(receiver: &EventReceiver) -> (Arc<Engine>, EventDrain) {
     let options = WebhookOptions {
         url: receiver.url(),
+        shown_url: receiver.url(),
         source: "test".to_owned(),
         secret_file: None,
         ca_file: None,
@@ -92,4 +93,5 @@ fn a_rejection_by_a_concurrency_limit_is_an_event() {
     assert_eq!(subject, "d.upstream");
     assert_eq!(data["descriptors"], json!([[{"key": "upstream", "value": "checkout"}]]));
     assert_eq!(data["reason"], "concurrency_limit_reached");
+    assert_eq!((&data["in_flight"], &data["queued"]), (&json!(1), &json!(0)));
 }

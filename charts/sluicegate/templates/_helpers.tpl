@@ -60,6 +60,15 @@ labels:
 {{- end -}}
 {{- end -}}
 
+{{/* The image with the module for Envoy, for extraObjects. */}}
+{{- define "sluicegate.moduleImage" -}}
+{{- with .Values.image -}}
+{{- with .registry }}{{ . }}/{{ end -}}
+sluicegate-envoy-module
+{{- if .moduleDigest }}@{{ .moduleDigest }}{{ else }}:{{ default $.Chart.AppVersion .tag }}{{ end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The URL of the store; empty for counters in memory, and for a URL in a secret. */}}
 {{- define "sluicegate.store" -}}
 {{- if .Values.redis.enabled -}}
@@ -240,11 +249,26 @@ if a secret or an environment variable contains the URL or its settings.
 {{- if and $given (not $postgres.url) (not $postgres.urlSecret.name) -}}
 {{- fail (printf "%s is set, but no PostgreSQL is configured: set postgres.url" (join " and " $given)) -}}
 {{- end -}}
-{{- if regexMatch "://[^/@]*:[^/@]*@" $postgres.url -}}
+{{- if regexMatch "://[^@]*:.*@|[?&]password=" $postgres.url -}}
 {{- fail "postgres.url contains a password, which would be stored in a ConfigMap: move the password to postgres.existingSecret, or the URL to postgres.urlSecret" -}}
 {{- end -}}
 {{- if and $postgres.tls.existingSecret $postgres.url (not (regexMatch "[?&]sslmode=(require|verify-ca|verify-full)" $postgres.url)) -}}
 {{- fail "postgres.tls is set, but postgres.url does not use TLS: add ?sslmode=require, or remove postgres.tls" -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+Fails for values that may be secrets and would be stored in a ConfigMap, or in the arguments of a container.
+*/}}
+{{- define "sluicegate.check.secrets" -}}
+{{- if dig "compat" "xds" "headers" "" .Values.settings -}}
+{{- fail "settings.compat.xds.headers may contain credentials, and would be stored in a ConfigMap: remove it, and set SLUICEGATE_COMPAT_XDS_HEADERS from a secret, in extraEnv" -}}
+{{- end -}}
+{{- if regexMatch "^[a-z]+://[^/?]*([?/].|.*@)" (dig "events" "url" "" .Values.settings) -}}
+{{- fail "settings.events.url has a path or a query, which may be a secret and would be stored in a ConfigMap: remove it, and set SLUICEGATE_EVENTS_URL from a secret, in extraEnv" -}}
+{{- end -}}
+{{- if regexMatch "://[^@]*:.*@" .Values.limits.gitSync.repository -}}
+{{- fail "limits.gitSync.repository contains a password, which every reader of the Deployment sees: move it to limits.gitSync.existingSecret with secretKind basic" -}}
 {{- end -}}
 {{- end -}}
 
@@ -274,11 +298,12 @@ if a secret or an environment variable contains the URL or its settings.
 {{- if $postgres.urlSecret.name }}{{ $sources = append $sources "postgres.urlSecret" }}{{ end -}}
 {{- if gt (len $sources) 1 }}{{ fail (printf "%s are set: set only one of them" (join " and " $sources)) }}{{ end -}}
 {{- range $name, $url := dict "url" $redis.external.url "perSecondUrl" $redis.external.perSecondUrl -}}
-{{- if regexMatch "://[^/@]*:[^/@]*@" $url -}}
+{{- if regexMatch "://[^@]*:.*@" $url -}}
 {{- fail (printf "redis.external.%s contains a password, which would be stored in a ConfigMap: move the password to redis.existingSecret, or the URL to redis.external.urlSecret" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- if and $redis.external.perSecondUrl (not $named) }}{{ fail "redis.external.perSecondUrl is a second Redis: it requires redis.external.url or redis.external.urlSecret" }}{{ end -}}
+{{- include "sluicegate.check.secrets" . -}}
 {{- include "sluicegate.check.redis" . -}}
 {{- include "sluicegate.check.postgres" . -}}
 {{- if and .Values.grpcTLS.clientCertificates (not .Values.grpcTLS.existingSecret) }}{{ fail "grpcTLS.clientCertificates requires grpcTLS.existingSecret" }}{{ end -}}

@@ -437,6 +437,14 @@ impl PermitGuard {
         self.bucket.acquired_at(&self.clock, self.permit)
     }
 
+    /// Returns `true` if this replica's share of a shared limit expired after the acquire. The store
+    /// gives the share to other replicas once `max_duration` has passed, so the request should end
+    /// before.
+    #[must_use]
+    pub fn is_fenced(&self) -> bool {
+        self.bucket.is_fenced(&self.clock, self.permit)
+    }
+
     /// Returns the time since the acquire. `None` if the permit has expired.
     #[must_use]
     pub fn age(&self) -> Option<Nanos> {

@@ -145,6 +145,9 @@ pub struct ReleaseResponse {
     /// True if the id had permits. False if they had expired, were released before, or never existed.
     #[prost(bool, tag = "1")]
     pub had_permits: bool,
+    /// True if the request was fenced: see `Fenced`. Known only by the owner of the permits.
+    #[prost(bool, tag = "2")]
+    pub fenced: bool,
 }
 /// Renews permits.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -161,6 +164,9 @@ pub struct RenewResponse {
     /// True if the id still had all of its permits. If not, some have expired, and the id may be acquired again.
     #[prost(bool, tag = "1")]
     pub renewed: bool,
+    /// True if the request is fenced: see `Fenced`. Known only by the owner of the permits.
+    #[prost(bool, tag = "2")]
+    pub fenced: bool,
 }
 /// One request on a stream.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -187,7 +193,7 @@ pub struct SessionResponse {
     /// The id of the request.
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
-    #[prost(oneof = "session_response::Response", tags = "2, 3, 4, 5")]
+    #[prost(oneof = "session_response::Response", tags = "2, 3, 4, 5, 6")]
     pub response: ::core::option::Option<session_response::Response>,
 }
 /// Nested message and enum types in `SessionResponse`.
@@ -203,7 +209,19 @@ pub mod session_response {
         /// The request failed; the stream continues.
         #[prost(message, tag = "5")]
         Error(super::Error),
+        /// Not a response to a request: the permits of the id are fenced. Sent once for each acquire.
+        #[prost(message, tag = "6")]
+        Fenced(super::Fenced),
     }
+}
+/// The replica's share of a fleet-wide limit expired, because the store did not reply. The permits of a request still count
+/// at the replica, but the store gives the share to other replicas when `max_duration` has passed since the acquire, renewed
+/// or not. Abort work that cannot end in that time: it would exceed the limit.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Fenced {
+    /// The time until then. 0 if it has passed.
+    #[prost(uint64, tag = "1")]
+    pub abort_within_us: u64,
 }
 /// The error of a request on a stream.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

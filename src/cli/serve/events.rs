@@ -48,6 +48,7 @@ pub(super) fn with_events(
 fn webhook_options(settings: &Settings, url: &EventUrl) -> WebhookOptions {
     WebhookOptions {
         url: url.as_str().to_owned(),
+        shown_url: url.to_string(),
         source: settings.events.source.clone(),
         secret_file: settings.events.secret_file.clone(),
         ca_file: settings.events.ca_file.clone(),

@@ -184,6 +184,14 @@ pub(in crate::cli) fn all_redis_options(settings: &Settings) -> Vec<redis::Redis
         .collect()
 }
 
+/// Returns the options of the Redis with the fleet; `None` if `store.url` names another store.
+pub(in crate::cli) fn main_redis_options(settings: &Settings) -> Option<redis::RedisOptions> {
+    match &settings.store.url {
+        StoreUrl::Redis(url) => Some(redis_options(settings, url)),
+        StoreUrl::Memory | StoreUrl::File(_) | StoreUrl::Postgres(_) => None,
+    }
+}
+
 fn redis_options(settings: &Settings, url: &RedisUrl) -> redis::RedisOptions {
     redis::RedisOptions {
         user: url.user.clone(),

@@ -1,7 +1,8 @@
 //! Parses settings of events and of the mirror: the receiver's URL, kinds of events, percentages.
 //!
 //! Guarantees:
-//! - A URL with credentials or a fragment is rejected, because URLs are printed.
+//! - A URL with credentials or a fragment is rejected.
+//! - Only scheme and host of a URL are printed: its path and query may be secrets.
 //! - A percentage is exact to 1/10,000 of a percent.
 
 use std::fmt;
@@ -9,11 +10,16 @@ use std::fmt;
 use hyper::http::Uri;
 use serde_json::{Value as Json, json};
 
+use super::store::masked;
 use super::value::{Shape, Value, quoted};
 
 /// The URL of a program that receives events: scheme `http` or `https`, with a host.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EventUrl(String);
+#[derive(Clone, PartialEq, Eq)]
+pub struct EventUrl {
+    text: String,
+    /// Scheme, host and port.
+    origin: String,
+}
 
 impl EventUrl {
     /// Returns the URL if `text` is one with the scheme `http` or `https`, a host, and neither
@@ -24,13 +30,27 @@ impl EventUrl {
         let is_http = matches!(uri.scheme_str(), Some("http" | "https"));
         let authority = uri.authority()?.as_str();
         let has_host = uri.host().is_some_and(|host| !host.is_empty()) && !authority.contains('@');
-        (is_http && has_host && !text.contains('#')).then(|| Self(text.to_owned()))
+        let origin = format!("{}://{authority}", uri.scheme_str()?);
+        (is_http && has_host && !text.contains('#')).then(|| Self { text: text.to_owned(), origin })
     }
 
-    /// Returns the URL as text.
+    /// Returns the whole URL, for requests. It may contain a secret.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.text
+    }
+}
+
+/// Formats scheme, host and port.
+impl fmt::Display for EventUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.origin)
+    }
+}
+
+impl fmt::Debug for EventUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "EventUrl({self})")
     }
 }
 
@@ -46,10 +66,13 @@ impl Value for Option<EventUrl> {
         "a URL such as https://events.internal/sluicegate, or nothing for none".to_owned()
     }
     fn show(&self) -> String {
-        quoted(self.as_ref().map(EventUrl::as_str).unwrap_or_default())
+        quoted(&self.as_ref().map(ToString::to_string).unwrap_or_default())
     }
     fn schema() -> Json {
         json!({"type": "string", "pattern": "^(https?://[^@#]+)?$"})
+    }
+    fn masked(text: &str) -> String {
+        masked(text)
     }
 }
 
@@ -196,6 +219,14 @@ mod tests {
         {
             assert_eq!(EventUrl::new(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn only_scheme_and_host_of_a_webhook_are_printed() {
+        let url = EventUrl::new("https://hooks.example:8443/services/T0/s3cret?token=s3cret");
+        assert_eq!(url.show(), r#""https://hooks.example:8443""#);
+        assert!(!format!("{url:?}").contains("s3cret"));
+        assert_eq!(<Option<EventUrl>>::masked("https://me:s3cret@h/s3cret"), "https://…@h");
     }
 
     #[test]

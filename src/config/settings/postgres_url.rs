@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - A URL with an invalid part is rejected.
-//! - The password in a URL is never printed.
+//! - Of a URL with a password, only scheme and hosts are printed.
 
 use std::fmt;
 
@@ -70,15 +70,14 @@ fn remove_parameter<'t>(text: &'t str, name: &str) -> Option<(String, Option<&'t
     Some((format!("{address}{query}"), value))
 }
 
-/// Formats the URL with `***` instead of the password.
+/// Formats the URL; with a password, only its scheme and hosts.
 impl fmt::Display for PostgresUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let server = &self.server;
-        write!(f, "postgres://{}", server.get_user().unwrap_or_default())?;
-        if self.has_password() {
-            f.write_str(":***")?;
+        f.write_str("postgres://")?;
+        if !self.has_password() {
+            write!(f, "{}@", server.get_user().unwrap_or_default())?;
         }
-        f.write_str("@")?;
         let ports = server.get_ports();
         for (index, host) in server.get_hosts().iter().enumerate() {
             let port = ports.get(index).or_else(|| ports.first()).copied().unwrap_or(POSTGRES_PORT);
@@ -88,6 +87,9 @@ impl fmt::Display for PostgresUrl {
                 Host::Tcp(name) if name.contains(':') => write!(f, "[{name}]:{port}")?,
                 Host::Tcp(name) => write!(f, "{name}:{port}")?,
             }
+        }
+        if self.has_password() {
+            return Ok(());
         }
         if let Some(database) = server.get_dbname() {
             write!(f, "/{database}")?;

@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - A URL with an invalid part is rejected.
-//! - The password in a URL is never printed.
+//! - Of a URL with a password, only scheme and hosts are printed.
 //!
 //! Not covered:
 //! - Conflicts with other settings (see `super::conflicts`).
@@ -41,7 +41,7 @@ impl StoreUrl {
     }
 }
 
-/// Formats the URL without the password.
+/// Formats the URL; with a password, only its scheme and hosts.
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -234,7 +234,7 @@ impl fmt::Display for HostPort {
     }
 }
 
-/// Formats the URL with `***` instead of the password.
+/// Formats the URL; with a password, only its scheme and hosts.
 impl fmt::Display for RedisUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.endpoint {
@@ -244,18 +244,21 @@ impl fmt::Display for RedisUrl {
             RedisEndpoint::Cluster(_) => "+cluster",
         };
         write!(f, "redis{}{kind}://", if self.tls { "s" } else { "" })?;
-        match (&self.user, &self.password) {
-            (None, None) => {}
-            (user, Some(_)) => write!(f, "{}:***@", user.as_deref().unwrap_or_default())?,
-            (Some(user), None) => write!(f, "{user}@")?,
+        if let (Some(user), None) = (&self.user, &self.password) {
+            write!(f, "{user}@")?;
         }
         match &self.endpoint {
             RedisEndpoint::Tcp(address) => address.fmt(f)?,
             RedisEndpoint::Unix(path) => path.display().fmt(f)?,
-            RedisEndpoint::Sentinel(addresses, primary) => {
-                write!(f, "{}/{primary}", join_addresses(addresses))?;
+            RedisEndpoint::Sentinel(addresses, _) | RedisEndpoint::Cluster(addresses) => {
+                join_addresses(addresses).fmt(f)?;
             }
-            RedisEndpoint::Cluster(addresses) => join_addresses(addresses).fmt(f)?,
+        }
+        if self.password.is_some() {
+            return Ok(());
+        }
+        if let RedisEndpoint::Sentinel(_, primary) = &self.endpoint {
+            write!(f, "/{primary}")?;
         }
         match (&self.endpoint, self.database) {
             (_, 0) => Ok(()),
@@ -394,7 +397,7 @@ fn missing_scheme(text: &str) -> Option<String> {
 /// Returns an invalid URL for an error message, with everything masked that may be a password. Only
 /// the scheme stays, and the host if it follows an `@`. Without an `@`, the text in the place of
 /// the host may be a password.
-fn masked(text: &str) -> String {
+pub(super) fn masked(text: &str) -> String {
     let is_word = |text: &str| {
         text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-._".contains(&byte))
     };

@@ -6,6 +6,7 @@
 //! - During a drain, permits of shared limits stay counted until `max_duration`.
 //! - While a request waits in a queue, Envoy's message timeout is extended.
 //! - If a request has no permits, the first reply tells Envoy to send no more messages.
+//! - The response headers of a request with fenced permits have [`FENCED_HEADER`].
 //! - A drain ends all streams.
 //! - A request that waits in a queue keeps only its check in memory.
 //!
@@ -28,8 +29,8 @@ use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::Ex
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Message;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Reply;
 use envoy_types::pb::envoy::service::ext_proc::v3::{
-    BodyResponse, HeaderMutation, HeadersResponse, ImmediateResponse, ProcessingRequest,
-    ProcessingResponse, TrailersResponse,
+    BodyResponse, CommonResponse, HeaderMutation, HeadersResponse, ImmediateResponse,
+    ProcessingRequest, ProcessingResponse, TrailersResponse,
 };
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::r#type::v3::HttpStatus;
@@ -66,6 +67,9 @@ pub const HOOK_HEADER: &str = "x-sluicegate-hook";
 /// It is route metadata, which no client can set. The filter's field `request_attributes` must
 /// contain it in exactly this spelling.
 pub const ROUTE_HOOK_ATTRIBUTE: &str = "xds.route_metadata.filter_metadata.sluicegate.hook";
+
+/// The header of a response whose request ran under a share that expired.
+pub const FENCED_HEADER: &str = "x-sluicegate-fenced";
 
 /// The time in a queue after which Envoy's message timeout is extended: below Envoy's default
 /// timeout of 200 ms, above the usual time of a decision.
@@ -291,6 +295,7 @@ impl ExtProcService {
                 Ok(Some(message)) => {
                     outcome = response_outcome(outcome, &message);
                     let reply = unchanged_reply(&message);
+                    let reply = reply.map(|reply| with_fence_header(reply, &permits));
                     // Frees the decoded message before sending, which may wait for Envoy.
                     drop(message);
                     let Some(reply) = reply else { return };
@@ -420,6 +425,19 @@ fn unchanged_reply(message: &ProcessingRequest) -> Option<Reply> {
         Message::RequestTrailers(_) => Reply::RequestTrailers(TrailersResponse::default()),
         Message::ResponseTrailers(_) => Reply::ResponseTrailers(TrailersResponse::default()),
     })
+}
+
+/// Adds [`FENCED_HEADER`] to the response of a request whose permits are fenced.
+fn with_fence_header(reply: Reply, permits: &RequestPermits) -> Reply {
+    match reply {
+        Reply::ResponseHeaders(_) if permits.is_fenced() => {
+            let set_headers = vec![header_option(FENCED_HEADER, "true".to_owned())];
+            let mutation = HeaderMutation { set_headers, remove_headers: Vec::new() };
+            let common = CommonResponse { header_mutation: Some(mutation), ..Default::default() };
+            Reply::ResponseHeaders(HeadersResponse { response: Some(common) })
+        }
+        reply => reply,
+    }
 }
 
 fn to_processing_response(reply: Reply) -> ProcessingResponse {

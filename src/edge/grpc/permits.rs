@@ -106,12 +106,10 @@ impl PermitsService {
         let (outcome, rtt) = parse_outcome(request)?;
         RequestCompleted { protocol: Protocol::Permits, outcome: Counted::Allow }.emit();
         let update = PermitUpdate::release(&request.id, source, outcome, rtt);
-        Ok(ReleaseResponse {
-            had_permits: self
-                .engine
-                .apply_or_forward_and_wait(update, parse_owner(&request.owner)?)
-                .await,
-        })
+        let owner = parse_owner(&request.owner)?;
+        let fenced = self.engine.is_fenced(&request.id);
+        let had_permits = self.engine.apply_or_forward_and_wait(update, owner).await;
+        Ok(ReleaseResponse { had_permits, fenced })
     }
 }
 
@@ -146,9 +144,8 @@ impl Permits for PermitsService {
         let message = request.get_ref();
         validate_id(&message.id).map_err(Status::invalid_argument)?;
         let (update, owner) = (PermitUpdate::renewal(&message.id), parse_owner(&message.owner)?);
-        Ok(Response::new(RenewResponse {
-            renewed: self.engine.apply_or_forward_and_wait(update, owner).await,
-        }))
+        let renewed = self.engine.apply_or_forward_and_wait(update, owner).await;
+        Ok(Response::new(RenewResponse { renewed, fenced: self.engine.is_fenced(&message.id) }))
     }
 
     async fn session(

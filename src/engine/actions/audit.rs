@@ -36,9 +36,9 @@ pub struct AuditEntry {
     pub by: Box<str>,
     /// The replica that made the change; empty without a fleet.
     pub replica: Box<str>,
-    /// `force`, `unforce`, `boost`, `unboost`, `reset`, `refund` or `record`.
+    /// `force`, `unforce`, `boost`, `unboost`, `reset`, `refund`, `record` or `fleet_start`.
     pub action: Box<str>,
-    /// The domain; empty for `record`.
+    /// The domain; empty for `record` and `fleet_start`.
     pub domain: Box<str>,
     /// The path of the rule, if the change has one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -49,7 +49,8 @@ pub struct AuditEntry {
     /// The kind of the action, as in [`ActionChange::kind`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<Box<str>>,
-    /// `deny`, `allow`, `x2`, a number of requests, or the keys and the sample of a recording.
+    /// `deny`, `allow`, `x2`, a number of requests, the keys and the sample of a recording, or the
+    /// condition of the start of a fleet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<Box<str>>,
     /// The duration of the action, in milliseconds.

@@ -198,7 +198,10 @@ impl Engine {
 }
 
 /// Returns an error without a reason, or with one that is too long or has several lines.
-pub(super) fn validate_reason(reason: &str) -> Result<(), ActionError> {
+///
+/// # Errors
+/// [`ActionError::InvalidReason`].
+pub fn validate_reason(reason: &str) -> Result<(), ActionError> {
     let is_valid = !reason.trim().is_empty()
         && reason.len() <= MAX_REASON_BYTES
         && !reason.chars().any(char::is_control);

@@ -62,7 +62,7 @@ pub struct ConcurrencyRejection {
     pub reason: Reason,
     /// The path of the concurrency limit in the configuration.
     pub path: Box<str>,
-    /// The load of the bucket at the rejection. `None` unless it is logged.
+    /// The load of the bucket at the rejection. `None` unless it is logged or sent as an event.
     pub load: Option<BucketLoad>,
 }
 
@@ -98,6 +98,21 @@ impl RequestPermits {
     #[must_use]
     pub fn is_valid(&self) -> bool {
         !self.is_empty() && self.0.iter().all(|held| held.acquired_at().is_some())
+    }
+
+    /// Returns `true` if a share expired after one of these permits was acquired under it.
+    #[must_use]
+    pub fn is_fenced(&self) -> bool {
+        self.0.iter().any(PermitGuard::is_fenced)
+    }
+
+    /// Returns the time in which the request should end after a share expired: then the store may
+    /// give the share to another replica. 0 if it has passed.
+    #[must_use]
+    pub fn fenced_time_left(&self) -> Nanos {
+        let fenced = self.0.iter().filter(|held| held.is_fenced());
+        let left = |held: &PermitGuard| Some(held.lifetime()?.since(held.age()?));
+        fenced.filter_map(left).min().unwrap_or_default()
     }
 
     /// Returns the latest acquire instant of the permits that have not expired.
@@ -313,7 +328,7 @@ impl Engine {
             let held = self.acquire_one(bucket, (current, ceiling), wait, keep).await?;
             collector.add_verdict(planned, held.is_some());
             if !collector.add(held, self.is_shadow(ceiling)) {
-                return self.restart_or_reject(&limits, (current, ceiling), wait);
+                return self.restart_or_reject(&limits, (current, ceiling), wait, bucket);
             }
         }
         collector.verdicts.iter().for_each(|&(rule, verdict)| config.counters.count(rule, verdict));
@@ -327,13 +342,21 @@ impl Engine {
         limits: &[(CounterKey, &ConcurrencyLimit)],
         (config, ceiling): (&ActiveConfig, &ConcurrencyLimit),
         wait: WaitDeadlines,
+        bucket: &CounterKey,
     ) -> Result<AcquirePass, ConcurrencyRejection> {
         let deadline = wait.started_at.plus(total_queue_timeout(limits));
         let last = wait.queue_deadline.map_or(deadline, |end| end.min(deadline));
         if last <= self.clock().steady() {
-            return Err(count_rejection(config, ceiling, Reason::QueueTimeout, None));
+            let load = self.reported_load(bucket.as_bytes());
+            return Err(count_rejection(config, ceiling, Reason::QueueTimeout, load));
         }
         Ok(AcquirePass::Restart(last))
+    }
+
+    /// Returns the load of a bucket that rejects a check. `None` unless it is logged or sent.
+    fn reported_load(&self, bucket: &[u8]) -> Option<BucketLoad> {
+        let is_reported = tracing::enabled!(Level::DEBUG) || self.sends_rejections();
+        is_reported.then(|| self.concurrency_limits.load(bucket)).flatten()
     }
 
     /// Returns the current configuration if it differs from `config`. If it does not, writes no
@@ -436,6 +459,12 @@ impl Engine {
         &self.concurrency_limits
     }
 
+    /// Returns a watch on the number of expired shares. `None` without a fleet.
+    #[must_use]
+    pub fn watch_fences(&self) -> Option<tokio::sync::watch::Receiver<u64>> {
+        Some(self.concurrency_limits.fleet_reporter()?.totals().watch_fences())
+    }
+
     fn shared_limit(&self, limit: &ConcurrencyLimit) -> Option<SharedLimit> {
         self.concurrency_limits.fleet_reporter().and_then(|_| terms::shared_limit(limit))
     }
@@ -503,9 +532,7 @@ impl Engine {
                 Ok(None)
             }
             Err(denied) => {
-                let load = tracing::enabled!(Level::DEBUG)
-                    .then(|| self.concurrency_limits.load(bucket))
-                    .flatten();
+                let load = self.reported_load(bucket);
                 self.count_rejected_key(&config.counters, limit.number, bucket);
                 Err(count_rejection(config, limit, reason_of(denied), load))
             }

@@ -248,6 +248,13 @@ impl Engine {
         renewed && is_whole
     }
 
+    /// Returns `true` if `id` has permits at this replica, and a share expired after their acquire.
+    #[must_use]
+    pub fn is_fenced(&self, id: &str) -> bool {
+        let mut ids = self.permit_ids.0.lock();
+        ids.value_mut(&id.into()).is_some_and(|permits| permits.is_fenced())
+    }
+
     /// Returns the time since `id` acquired its permits. `None` if it has none.
     #[must_use]
     pub fn in_flight_for(&self, id: &str) -> Option<Nanos> {

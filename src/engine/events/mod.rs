@@ -60,6 +60,11 @@ impl Engine {
         self.events.as_ref().map_or(0, |events| events.queue.undelivered())
     }
 
+    /// Returns `true` if checks that a concurrency limit rejects are sent as events.
+    pub(in crate::engine) fn sends_rejections(&self) -> bool {
+        self.events.as_ref().is_some_and(|events| events.kinds.denied)
+    }
+
     /// Sends an event for a check that a concurrency limit rejected.
     pub(in crate::engine) fn send_rejection(
         &self,
@@ -84,6 +89,10 @@ impl Engine {
                 data.insert("domain".to_owned(), short_text(check.domain).into());
                 data.insert("descriptors".to_owned(), descriptors.into());
                 data.insert("reason".to_owned(), rejection.reason.as_str().into());
+                if let Some(load) = rejection.load {
+                    data.insert("in_flight".to_owned(), load.in_flight.into());
+                    data.insert("queued".to_owned(), load.waiting.into());
+                }
                 rejection.path.to_string()
             })
         });

@@ -6,13 +6,14 @@
 //! - A line that cannot be read is skipped, and removed with the next append.
 //! - The file is read once; later reads need no I/O.
 
-use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use super::private;
 use crate::kernel::units::Nanos;
 use crate::store::audit::{AUDIT_RETENTION, AuditRecord, MAX_AUDIT_RECORDS, StoredAuditRecord};
 
@@ -80,10 +81,13 @@ impl AuditFile {
     }
 
     fn read_file(&self) -> io::Result<Vec<AuditLine>> {
-        let bytes = match fs::read(self.directory.join(FILE_NAME)) {
+        let path = self.directory.join(FILE_NAME);
+        let mut file = match private::open_file(&path, OpenOptions::new().read(true)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            bytes => bytes?,
+            file => file?,
         };
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
         let lines = bytes.split(|byte| *byte == b'\n');
         Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
     }
@@ -95,7 +99,9 @@ impl AuditFile {
             serde_json::to_writer(&mut text, line)?;
             text.push(b'\n');
         }
-        let mut new = File::create(&new_path)?;
+        let options = &mut OpenOptions::new();
+        let mut new =
+            private::open_file(&new_path, options.write(true).create(true).truncate(true))?;
         new.write_all(&text)?;
         new.sync_all()?;
         fs::rename(&new_path, self.directory.join(FILE_NAME))?;

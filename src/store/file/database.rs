@@ -13,14 +13,15 @@
 //!
 //! A record for each counter would cost a page of 4 KiB for each change, because hashes are random.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use redb::{ReadableDatabase as _, ReadableTable as _, TableDefinition};
 
 use super::codec::{Decoder, FORMAT_VERSION, InvalidRecord, TIME_LEN, encode_time};
 use super::error::FileFault;
+use super::private;
 use super::saved_time::SavedTime;
 use crate::kernel::units::Nanos;
 use crate::store::memory::MemoryStore;
@@ -66,20 +67,23 @@ struct SavedMeta {
 impl Database {
     /// Opens the file in `directory`, or creates it with `secret`.
     pub(super) fn open(directory: &Path, secret: [u8; 16]) -> Result<Self, FileFault> {
-        fs::create_dir_all(directory)?;
+        private::create_directory(directory)?;
         let path = directory.join(FILE_NAME);
         // redb panics on some invalid files.
-        let opened = catch_unwind(AssertUnwindSafe(|| Self::open_file(path, secret)));
+        let opened = catch_unwind(AssertUnwindSafe(|| Self::open_file(&path, secret)));
         let database = opened
             .unwrap_or_else(|_| Err(FileFault::Corrupt("unreadable structure".to_owned())))?;
         fs::File::open(directory)?.sync_all()?;
         Ok(database)
     }
 
-    fn open_file(path: PathBuf, secret: [u8; 16]) -> Result<Self, FileFault> {
+    fn open_file(path: &Path, secret: [u8; 16]) -> Result<Self, FileFault> {
         let mut builder = redb::Database::builder();
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        let file = private::open_file(path, &mut options)?;
         let mut redb =
-            builder.set_cache_size(CACHE_BYTES).create(path).map_err(redb::Error::from)?;
+            builder.set_cache_size(CACHE_BYTES).create_file(file).map_err(redb::Error::from)?;
         redb.check_integrity().map_err(redb::Error::from)?;
         let shard_bytes = vec![0; MemoryStore::SHARDS];
         let mut database = Self { redb, secret, next_batch: 1, journal_bytes: 0, shard_bytes };

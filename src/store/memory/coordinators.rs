@@ -18,6 +18,7 @@ use crate::kernel::coordinator::incarnation::{IncarnationRecord, may_list_only_d
 use crate::kernel::coordinator::share_state::ShareState;
 use crate::kernel::coordinator::{Coordinator, CoordinatorIncarnation, HeartbeatReply};
 use crate::kernel::units::{Incarnation, Nanos, ReplicaId};
+use crate::store::fleet_start::FleetState;
 use crate::store::heartbeat::{BucketKey, ShareReport, ShareRound, ShareRoundReply};
 
 /// The state of all shared concurrency limits in one store.
@@ -93,6 +94,24 @@ impl Coordinators {
         self.incarnation = Some(current);
         let store_time = Nanos(now.0.saturating_sub(now.0 % Nanos::MICRO.0));
         ShareRoundReply { incarnation: current.incarnation, store_time, replies }
+    }
+
+    /// Returns the knowledge of the store with the name `store`.
+    #[must_use]
+    pub fn fleet_state(&self, store: &str) -> FleetState {
+        match self.incarnation {
+            None => FleetState::New,
+            Some(current) if current.is_settled && is_same_store(&self.store, store) => {
+                FleetState::Settled
+            }
+            Some(_) => FleetState::Unsettled,
+        }
+    }
+
+    /// Ends the grace period, because no request is in flight under an earlier state.
+    pub fn start_fleet(&mut self, now: Nanos, store: &str) {
+        let current = self.incarnation_for(now, store, Nanos(0));
+        self.incarnation = Some(CoordinatorIncarnation { is_settled: true, ..current });
     }
 
     fn incarnation_for(

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::coordinators::is_same_store;
 use crate::kernel::units::Nanos;
+use crate::store::fleet_start::FleetState;
 use crate::store::heartbeat::BucketKey;
 use crate::store::permits::{
     AcquireGate, LimitPermitsReply, PermitReport, PermitTable, PermitTiming, StrictPermitReply,
@@ -89,6 +90,24 @@ impl StrictLimits {
             self.drop_if_unused(&limit.bucket);
         }
         replies
+    }
+
+    /// Returns the knowledge of the store with the name `store`.
+    #[must_use]
+    pub fn fleet_state(&self, now: Nanos, store: &str) -> FleetState {
+        match self.gate {
+            None => FleetState::New,
+            Some(gate) if gate.is_open(now) && is_same_store(&self.store, store) => {
+                FleetState::Settled
+            }
+            Some(_) => FleetState::Unsettled,
+        }
+    }
+
+    /// Ends the grace period, because no request is in flight under an earlier state.
+    pub fn start_fleet(&mut self, store: &str) {
+        store.clone_into(&mut self.store);
+        self.gate = Some(AcquireGate::open());
     }
 
     fn gate_for(&mut self, now: Nanos, store: &str, times: &PermitTiming) -> AcquireGate {

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::super::StoreFailure;
 use super::super::audit::{AUDIT_RETENTION, AuditRecord, MAX_AUDIT_RECORDS};
 use super::super::fleet::{LiveReplica, MembershipHeartbeat, MembershipReply, REPLICA_TIMEOUT};
+use super::super::fleet_start::{FleetState, StartMode};
 use super::super::heartbeat::{BucketKey, ShareRound, ShareRoundReply};
 use super::super::memory::coordinators::Coordinators;
 use super::super::memory::permits::StrictLimits;
@@ -25,6 +26,9 @@ use crate::kernel::units::Nanos;
 
 /// The time for which rows of the fleet are kept after their last use.
 const KEPT_UNUSED: Nanos = Nanos::from_secs(86_400);
+
+/// The time for which a started fleet may wait for its first replica, as in Redis.
+const KEPT_STARTED: Nanos = Nanos::from_secs(30 * 86_400);
 
 /// One record in a row with a list of records.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -214,6 +218,57 @@ impl StoreOperation for PermitReportOperation {
         write_limits(rows, self.limits(), &limits)?;
         rows.write(&self.keys[0], &limits, rows.now().plus(KEPT_UNUSED))?;
         Ok(replies)
+    }
+}
+
+/// A start of the fleet. The keys are those of the fleet table, the gate, and the lists of replicas
+/// and of audit records, which a new store does not have.
+pub(super) struct StartOperation {
+    mode: StartMode,
+    keys: Vec<RowKey>,
+}
+
+impl StartOperation {
+    pub(super) fn new(mode: StartMode, prefix: &str) -> Self {
+        let mut kinds = vec![RowKind::Fleet, RowKind::Gate, RowKind::Membership];
+        if mode == StartMode::Inspect {
+            // The caller appends a record to the audit log before it starts the fleet.
+            kinds.push(RowKind::Audit);
+        }
+        let keys = kinds.into_iter().map(|kind| row_key(prefix, kind, b"")).collect();
+        Self { mode, keys }
+    }
+}
+
+impl StoreOperation for StartOperation {
+    type Reply = FleetState;
+
+    fn keys(&self) -> &[RowKey] {
+        &self.keys
+    }
+
+    fn apply(&self, rows: &mut Rows) -> Result<FleetState, StoreFailure> {
+        let [fleet_key, gate_key, lists @ ..] = &self.keys[..] else {
+            return Err(StoreFailure::Other);
+        };
+        let (now, server) = (rows.now(), rows.server_name().to_owned());
+        let mut fleet: Coordinators = rows.read(fleet_key)?.unwrap_or_default();
+        let mut strict: StrictLimits = rows.read(gate_key)?.unwrap_or_default();
+        let mut state = fleet.fleet_state(&server);
+        for list in lists {
+            let has_records = rows.read::<Vec<ListRecord>>(list)?.is_some();
+            if has_records && state == FleetState::New {
+                state = FleetState::Unsettled;
+            }
+        }
+        let state = state.with_permits(strict.fleet_state(now, &server));
+        if state.is_started_by(self.mode) {
+            fleet.start_fleet(now, &server);
+            strict.start_fleet(&server);
+            rows.write(fleet_key, &fleet, now.plus(KEPT_STARTED))?;
+            rows.write(gate_key, &strict, now.plus(KEPT_STARTED))?;
+        }
+        Ok(state)
     }
 }
 

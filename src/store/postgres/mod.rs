@@ -41,6 +41,7 @@ pub use schema::{Durability, Migrated, SCHEMA_VERSION, migrate, verify_schema};
 
 use super::audit::{AuditRecord, StoredAuditRecord};
 use super::fleet::{LiveReplica, MembershipHeartbeat, MembershipReply};
+use super::fleet_start::{FleetState, StartFleet, StartMode};
 use super::heartbeat::{ShareRound, ShareRoundReply};
 use super::lease::{LeaseMessage, LeaseOutcome};
 use super::permits::{PermitReport, PermitReportReply, StrictPermitReply, StrictPermitRequest};
@@ -51,7 +52,9 @@ use super::{
 };
 use crate::kernel::units::Nanos;
 use counter::{ChargeOperation, LeaseOperation};
-use fleet::{AcquireOperation, PermitReportOperation, RecordListOperation, ShareOperation};
+use fleet::{
+    AcquireOperation, PermitReportOperation, RecordListOperation, ShareOperation, StartOperation,
+};
 use queue::StoreOperation;
 use worker::Shared;
 
@@ -191,6 +194,13 @@ impl FleetStore for PostgresStore {
                 Err(cause) => report.failed_reply(cause),
             },
         )
+    }
+}
+
+impl StartFleet for PostgresStore {
+    fn start_fleet(&self, mode: StartMode) -> StoreReply<'_, Result<FleetState, StoreFailure>> {
+        let longest = self.shared.options.call_timeout.max(MIN_MEMBERSHIP_TIMEOUT);
+        self.start(|| StartOperation::new(mode, self.prefix()), longest, |reply| reply)
     }
 }
 

@@ -21,7 +21,7 @@ const MAX_REMOVED: usize = 10;
 /// No record has this name, so removing it only returns all records.
 const NO_RECORD: &str = "none";
 
-fn audit_key(prefix: &str) -> String {
+pub(super) fn audit_key(prefix: &str) -> String {
     format!("{prefix}sg:{{fleet}}:audit")
 }
 

@@ -26,6 +26,7 @@ pub mod codec;
 mod connect_help;
 mod connection;
 pub(in crate::store) mod files;
+mod fleet_start;
 pub mod inspect;
 mod joint_decision;
 mod keeper;

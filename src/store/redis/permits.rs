@@ -124,7 +124,7 @@ impl RedisStore {
         }
     }
 
-    fn partitions(&self) -> Vec<PermitPartition> {
+    pub(super) fn partitions(&self) -> Vec<PermitPartition> {
         if self.route.is_clustered() {
             PermitPartition::all().collect()
         } else {

@@ -150,7 +150,7 @@ impl EventDrain {
 /// Posts the event until the receiver accepts or refuses it, or until [`MAX_AGE`].
 async fn deliver(event: CloudEvent, context: &DeliveryContext<'_>) {
     let DeliveryContext { webhook, log, .. } = context;
-    let url = &webhook.options.url;
+    let url = &webhook.options.shown_url;
     let body = Bytes::from(event.to_json(&webhook.options.source).to_string());
     let id = event.id;
     let (mut deadline, mut wait) = (None, FIRST_WAIT);

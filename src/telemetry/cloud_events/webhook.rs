@@ -3,11 +3,12 @@
 //! Guarantees:
 //! - A request ends after [`REQUEST_TIMEOUT`].
 //! - The secret file is read for each request. If it cannot be read, the event is retried later.
-//! - No error contains the secret.
+//! - No error and no log line contains the secret, or the path of the URL.
 //!
 //! Source: <https://github.com/standard-webhooks/standard-webhooks>, and the HTTP binding of
 //! CloudEvents 1.0 (structured mode).
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -34,16 +35,24 @@ const ENCODED_SECRET_PREFIX: &str = "whsec_";
 const SHORTEST_SECRET: usize = 16;
 
 /// The receiver of events.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct WebhookOptions {
-    /// The URL of the receiver, `http` or `https`.
+    /// The URL of the receiver, `http` or `https`. It may contain a secret.
     pub url: String,
+    /// The scheme and host of `url`, for the log.
+    pub shown_url: String,
     /// The attribute `source` of all events.
     pub source: String,
     /// The file with the secret that signs events. `None`: events are not signed.
     pub secret_file: Option<PathBuf>,
     /// The CA bundle (PEM) that verifies the receiver's certificate. Default: the system CAs.
     pub ca_file: Option<PathBuf>,
+}
+
+impl fmt::Debug for WebhookOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WebhookOptions({})", self.shown_url)
+    }
 }
 
 /// The reason why events cannot be sent.

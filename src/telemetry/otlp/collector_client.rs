@@ -50,12 +50,16 @@ pub(super) fn tls_channel(
 ) -> Result<Channel, String> {
     let connector = HttpsConnectorBuilder::new().with_tls_config(tls_config(files)?);
     let connector = ForcedTlsConnector(connector.https_only().enable_http2().build());
-    let origin: Uri = endpoint.parse().map_err(|error| format!("{endpoint}: {error}"))?;
+    let origin: Uri = endpoint.parse().map_err(|error| invalid_endpoint(&error))?;
     let plain_uri = endpoint.replacen("https:", "http:", 1);
-    let channel =
-        Endpoint::from_shared(plain_uri).map_err(|error| format!("{endpoint}: {error}"))?;
+    let channel = Endpoint::from_shared(plain_uri).map_err(|error| invalid_endpoint(&error))?;
     let channel = channel.origin(origin).timeout(timeout).connect_timeout(timeout);
     Ok(channel.connect_with_connector_lazy(connector))
+}
+
+/// Returns the error for an endpoint, without its text, because that may contain a password.
+fn invalid_endpoint(error: &dyn std::error::Error) -> String {
+    format!("OTEL_EXPORTER_OTLP_ENDPOINT is an invalid URL: {error}; set it to https://HOST:PORT")
 }
 
 /// Connects with TLS to `http:` URIs, because Tonic rejects `https:` without its own TLS settings.

@@ -2,6 +2,7 @@
 //!
 //! Guarantees:
 //! - A counter is formatted as its growth since the last lines, and omitted if it did not grow.
+//! - No name of a rule, domain or tag adds a line or a value.
 //! - Each recorded duration is formatted once.
 
 use std::collections::HashMap;
@@ -48,7 +49,7 @@ impl StatLineFormatter {
     /// Creates a formatter that adds `tags` to every statistic.
     #[must_use]
     pub fn new(format: LineFormat, tags: &[(String, String)], rewrites: Vec<NameRewrite>) -> Self {
-        let sanitize = |text: &String| text.replace(['.', ':', '|'], "_");
+        let sanitize = |text: &String| replace_reserved(text).replace('.', "_");
         let mut tags: Vec<_> =
             tags.iter().map(|(tag, text)| (sanitize(tag), sanitize(text))).collect();
         tags.sort_unstable();
@@ -82,6 +83,7 @@ impl StatLineFormatter {
     fn format_line(&self, name: &str, value: u64, kind: &str) -> String {
         match self.format {
             LineFormat::Statsd => {
+                let name = replace_reserved(name);
                 let tags: Vec<_> =
                     self.tags.iter().map(|(tag, text)| format!(".__{tag}={text}")).collect();
                 format!("{name}{}:{value}|{kind}", tags.concat())
@@ -105,13 +107,14 @@ impl StatLineFormatter {
     }
 
     fn format_dogstatsd(&self, name: &str, value: u64, kind: &str) -> String {
-        let (name, added_tags) = self.rewrite(name);
+        let (name, added_tags) = self.rewrite(&replace_reserved(name));
         let tags = self.tags.iter().cloned().chain(added_tags);
         let tags: Vec<_> = tags.map(|(tag, text)| format!("{tag}:{text}")).collect();
         let separator = if tags.is_empty() { "" } else { "|#" };
         format!("{name}:{value}|{kind}{separator}{}", tags.join(","))
     }
 
+    /// Applies the first matching rule to a name without reserved characters.
     fn rewrite(&self, name: &str) -> (String, Vec<(String, String)>) {
         let matched =
             self.rewrites.iter().find_map(|rule| Some((rule, rule.pattern.captures(name)?)));
@@ -124,4 +127,10 @@ impl StatLineFormatter {
             .map(|(tag, text)| (fill_template(tag, &groups), fill_template(text, &groups)));
         (fill_template(&rule.name, &groups), tags.collect())
     }
+}
+
+/// Replaces the characters that end a name or a line. The name of an unknown domain is from a request.
+fn replace_reserved(text: &str) -> String {
+    let is_reserved = |symbol: char| symbol.is_control() || matches!(symbol, ':' | '|');
+    text.replace(is_reserved, "_")
 }

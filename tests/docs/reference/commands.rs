@@ -49,11 +49,11 @@ fn screen(command: &str, hide: &[(&str, &str)]) -> String {
     format!("```text\n$ {command}\n{}\n```\n", text.trim_end())
 }
 
-/// The help of one command. `serve` and its relatives refer to the list of settings instead of
-/// showing a flag for each.
-fn help(command: &mut clap::Command) -> String {
+/// The help of the command `name`, such as `fleet start`. `serve` and its relatives refer to the list
+/// of settings instead of showing a flag for each.
+fn help(name: &str, command: &clap::Command) -> String {
     let has_settings = command.get_arguments().any(|arg| arg.get_id() == "store.url");
-    let mut command = command.clone().bin_name(format!("sluicegate {}", command.get_name()));
+    let mut command = command.clone().bin_name(format!("sluicegate {name}"));
     if has_settings {
         command = command.mut_args(|arg| {
             let is_setting = arg.get_help_heading().is_some();
@@ -75,17 +75,25 @@ fn generated_page() -> String {
     let help_text = cli.render_help().to_string();
     write!(page, "\n```text\n$ sluicegate --help\n{}\n```\n", help_text.trim_end()).unwrap();
     cli.build();
-    for command in cli.get_subcommands_mut() {
-        let name = command.get_name().to_owned();
-        if name == "help" {
-            continue;
-        }
-        write!(page, "\n## {name}\n\n{}", help(command)).unwrap();
+    for (name, command) in commands(&cli) {
+        write!(page, "\n## {name}\n\n{}", help(&name, command)).unwrap();
         for example in examples(&name) {
             write!(page, "\n{example}").unwrap();
         }
     }
     page
+}
+
+/// All commands with their names, each before its own commands.
+fn commands(cli: &clap::Command) -> Vec<(String, &clap::Command)> {
+    let mut named = Vec::new();
+    for command in cli.get_subcommands().filter(|command| command.get_name() != "help") {
+        let name = command.get_name().to_owned();
+        named.push((name.clone(), command));
+        let nested = command.get_subcommands().filter(|nested| nested.get_name() != "help");
+        named.extend(nested.map(|nested| (format!("{name} {}", nested.get_name()), nested)));
+    }
+    named
 }
 
 /// Real output of a command.
@@ -142,8 +150,8 @@ fn commands_page_matches_the_commands() {
 fn help_texts_fit_in_100_columns() {
     let mut cli = args::Cli::command().term_width(COLUMNS);
     cli.build();
-    let texts = cli.get_subcommands_mut().map(|command| command.render_help().to_string());
-    for text in texts.collect::<Vec<_>>() {
+    for (_, command) in commands(&cli) {
+        let text = command.clone().term_width(COLUMNS).render_help().to_string();
         for line in text.lines().filter(|line| !line.contains("://")) {
             assert!(line.chars().count() <= COLUMNS, "{line}");
         }

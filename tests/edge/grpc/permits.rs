@@ -245,7 +245,7 @@ fn is_acquired(answer: StreamResponse) -> bool {
         StreamResponse::Acquire(answer) => answer.has_permits,
         StreamResponse::Release(answer) => answer.had_permits,
         StreamResponse::Renew(answer) => answer.renewed,
-        StreamResponse::Error(error) => panic!("{error:?}"),
+        other => panic!("{other:?}"),
     }
 }
 

@@ -3,6 +3,7 @@
 mod always;
 mod clock;
 mod faults;
+mod modes;
 mod restart;
 mod rounds;
 mod service;

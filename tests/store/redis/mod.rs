@@ -13,6 +13,7 @@ mod fallback;
 mod fallback_debt;
 mod fault_watch;
 mod faults;
+mod fenced;
 pub mod forced_decisions;
 mod forwarding;
 mod inspect;

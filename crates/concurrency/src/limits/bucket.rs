@@ -47,6 +47,8 @@ struct BucketState {
     rtt: Option<Nanos>,
     /// This replica's share. Set while the limit is shared with the fleet.
     replica_share: Option<Box<ReplicaShare>>,
+    /// The instant at which a share last expired. Requests from before may exceed the fleet's limit.
+    fenced_at: Option<Nanos>,
     /// The permits that the store counts. Set once the limit was used in mode `strict`.
     strict_permits: Option<Box<StrictPermits>>,
     waiters: HashMap<QueueTicket, oneshot::Sender<Permit>>,
@@ -86,6 +88,7 @@ impl Bucket {
             rules,
             rtt,
             replica_share: leased,
+            fenced_at: None,
             strict_permits: strict,
             waiters,
             is_retired: retired,
@@ -186,6 +189,16 @@ impl Bucket {
         let now = clock.steady();
         state.step(now, LimiterEvent::Expire);
         state.limiter.admitted_at(permit)
+    }
+
+    /// Returns `true` if this replica's share expired after `permit` was acquired. `false` if the
+    /// permit was released or has expired.
+    pub(crate) fn is_fenced(&self, clock: &Clock, permit: Permit) -> bool {
+        let mut state = self.0.lock();
+        let now = clock.steady();
+        state.step(now, LimiterEvent::Expire);
+        let Some(fenced_at) = state.fenced_at else { return false };
+        state.limiter.admitted_at(permit).is_some_and(|acquired_at| acquired_at < fenced_at)
     }
 
     /// Releases permits whose deadline has passed. Returns the instant since which no request is in
@@ -299,6 +312,7 @@ impl BucketState {
             if leased.fence(now, &self.limit_path) {
                 let (in_flight, queued) = (self.limiter.in_flight(), self.limiter.queue_len());
                 log_fence(&self.limit_path, in_flight, queued);
+                self.fenced_at = Some(now);
                 let todo = self.limiter.step(now, LimiterEvent::Fence);
                 // The effects of a fence concern waiting requests only, so none is for the caller.
                 self.apply_effects(now, todo);

@@ -210,6 +210,12 @@ impl AcquireGate {
         Self { opens_at: Nanos(0), reported_at: Nanos(u64::MAX) }
     }
 
+    /// Returns `true` if the gate allows acquires at `now`.
+    #[must_use]
+    pub const fn is_open(&self, now: Nanos) -> bool {
+        self.opens_at.0 <= now.0
+    }
+
     /// The time until the gate opens, at most the grace period even if the clock jumped. A long
     /// time without reports counts as lost state: permits may have expired in a pause of the store
     /// although their requests still run.

@@ -3,6 +3,7 @@
 //! Guarantees:
 //! - An acquire that waits in a queue does not block later requests on the stream.
 //! - Every acquire, renewal and release gets one reply.
+//! - The client gets one message for each acquire whose permits are fenced.
 //! - A release cancels an acquire of the same id that waits in a queue.
 //! - The stream's end releases all permits, unless this process is draining.
 //! - During a drain, permits of shared limits stay counted until `max_duration`.
@@ -17,19 +18,19 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::future::{AbortHandle, Aborted, BoxFuture, FutureExt as _, abortable};
 use futures_util::stream::FuturesUnordered;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tonic::metadata::MetadataMap;
 use tonic::{Status, Streaming};
 
 use super::api::session_request::Request as StreamRequest;
 use super::api::session_response::Response as StreamResponse;
 use super::api::{
-    AcquireRequest, Error, ReleaseRequest, ReleaseResponse, RenewResponse, SessionRequest,
+    AcquireRequest, Error, Fenced, ReleaseRequest, ReleaseResponse, RenewResponse, SessionRequest,
     SessionResponse,
 };
 use super::{
     PermitsService, count_outcome, error_status, parse_outcome, shorter_timeout,
-    to_acquire_response, to_rate_limit_request,
+    to_acquire_response, to_micros, to_rate_limit_request,
 };
 use crate::edge::grpc::bounded_body::count_unreadable;
 use crate::edge::grpc::convert;
@@ -51,6 +52,17 @@ type FinishedAcquire = (String, Result<Result<AdmissionOutcome, HookError>, Abor
 enum PermitState {
     Waiting(AbortHandle),
     InFlight(RequestPermits),
+    /// Like `InFlight`, with the message about the fence sent or in `fenced_ids`.
+    Fenced(RequestPermits),
+}
+
+impl PermitState {
+    const fn permits(&self) -> Option<&RequestPermits> {
+        match self {
+            Self::InFlight(permits) | Self::Fenced(permits) => Some(permits),
+            Self::Waiting(_) => None,
+        }
+    }
 }
 
 struct PermitStream<'s> {
@@ -58,6 +70,8 @@ struct PermitStream<'s> {
     headers: &'s MetadataMap,
     states: HashMap<String, PermitState>,
     acquiring: FuturesUnordered<BoxFuture<'s, FinishedAcquire>>,
+    /// The ids with fenced permits whose message is not sent yet.
+    fenced_ids: Vec<String>,
 }
 
 pub(super) async fn run(
@@ -66,12 +80,20 @@ pub(super) async fn run(
     replies: &SessionReplySender,
 ) {
     let mut draining = service.draining.clone();
+    let mut fences = service.engine.watch_fences();
     let (places, acquiring) = (HashMap::new(), FuturesUnordered::new());
-    let mut stream = PermitStream { service, headers, states: places, acquiring };
+    let mut stream =
+        PermitStream { service, headers, states: places, acquiring, fenced_ids: Vec::new() };
     loop {
+        let has_fenced = !stream.fenced_ids.is_empty();
         let reply = tokio::select! {
             _ = draining.wait_for(|leaving| *leaving) => return stream.leave_permits_to_deadline(&mut messages),
             Some(acquired) = stream.acquiring.next() => Some(stream.finish_acquire(acquired)),
+            () = std::future::ready(()), if has_fenced => stream.next_fenced(),
+            () = wait_for_fence(&mut fences) => {
+                stream.find_fenced();
+                None
+            }
             message = messages.message() => match message {
                 Ok(Some(SessionRequest { request })) => stream.apply_request(request),
                 Ok(None) => return,
@@ -108,7 +130,7 @@ impl PermitStream<'_> {
             }
         }
         for state in self.states.into_values() {
-            if let PermitState::InFlight(permits) = state {
+            if let PermitState::InFlight(permits) | PermitState::Fenced(permits) = state {
                 permits.leave_to_deadlines();
             }
         }
@@ -134,11 +156,10 @@ impl PermitStream<'_> {
                 (asked.id, result)
             }
             Some(StreamRequest::Renew(asked)) => {
-                let had_permits = match self.states.get(&asked.id) {
-                    Some(PermitState::InFlight(permits)) => permits.renew(),
-                    Some(PermitState::Waiting(_)) | None => false,
-                };
-                (asked.id, Ok(StreamResponse::Renew(RenewResponse { renewed: had_permits })))
+                let permits = self.states.get(&asked.id).and_then(PermitState::permits);
+                let renewed = permits.is_some_and(RequestPermits::renew);
+                let fenced = permits.is_some_and(RequestPermits::is_fenced);
+                (asked.id, Ok(StreamResponse::Renew(RenewResponse { renewed, fenced })))
             }
         };
         Some(to_session_response(id, reply))
@@ -148,7 +169,8 @@ impl PermitStream<'_> {
         validate_id(&asked.id).map_err(Status::invalid_argument)?;
         // If a permit of this id has expired, the id is free again, and its other permits are
         // released here.
-        let is_expired = |place: &PermitState| matches!(place, PermitState::InFlight(permits) if !permits.is_valid());
+        let is_expired =
+            |place: &PermitState| place.permits().is_some_and(|permits| !permits.is_valid());
         if self.states.get(&asked.id).is_some_and(is_expired) {
             self.states.remove(&asked.id);
         }
@@ -188,7 +210,11 @@ impl PermitStream<'_> {
                 if let AdmissionOutcome::Decided(_, permits) = admitted
                     && !permits.is_empty()
                 {
-                    self.states.insert(id.clone(), PermitState::InFlight(permits));
+                    // The share may have expired before this reply.
+                    let is_fenced = permits.is_fenced();
+                    let state = if is_fenced { PermitState::Fenced } else { PermitState::InFlight };
+                    self.states.insert(id.clone(), state(permits));
+                    self.fenced_ids.extend(is_fenced.then(|| id.clone()));
                 }
                 Ok(StreamResponse::Acquire(shown))
             }
@@ -199,15 +225,48 @@ impl PermitStream<'_> {
     fn release(&mut self, asked: &ReleaseRequest) -> Result<ReleaseResponse, Status> {
         let (outcome, rtt) = parse_outcome(asked)?;
         RequestCompleted { protocol: Protocol::Permits, outcome: Counted::Allow }.emit();
-        let had_permits = match self.states.remove(&asked.id) {
-            Some(PermitState::InFlight(permits)) => permits.release_all(outcome, rtt),
+        Ok(match self.states.remove(&asked.id) {
+            Some(PermitState::InFlight(permits) | PermitState::Fenced(permits)) => {
+                let fenced = permits.is_fenced();
+                ReleaseResponse { had_permits: permits.release_all(outcome, rtt), fenced }
+            }
             Some(PermitState::Waiting(handle)) => {
                 handle.abort();
-                false
+                ReleaseResponse::default()
             }
-            None => false,
-        };
-        Ok(ReleaseResponse { had_permits })
+            None => ReleaseResponse::default(),
+        })
+    }
+
+    /// Finds the permits that were fenced since the last call.
+    fn find_fenced(&mut self) {
+        for (id, state) in &mut self.states {
+            if let PermitState::InFlight(permits) = state
+                && permits.is_fenced()
+            {
+                *state = PermitState::Fenced(std::mem::take(permits));
+                self.fenced_ids.push(id.clone());
+            }
+        }
+    }
+
+    /// Returns the next message about fenced permits; `None` if they were released since.
+    fn next_fenced(&mut self) -> Option<SessionResponse> {
+        let id = self.fenced_ids.pop()?;
+        let Some(PermitState::Fenced(permits)) = self.states.get(&id) else { return None };
+        let fenced = Fenced { abort_within_us: to_micros(permits.fenced_time_left()) };
+        Some(to_session_response(id, Ok(StreamResponse::Fenced(fenced))))
+    }
+}
+
+/// Waits until a share of this replica expires.
+async fn wait_for_fence(fences: &mut Option<watch::Receiver<u64>>) {
+    let changed = match fences {
+        Some(fences) => fences.changed().await,
+        None => std::future::pending().await,
+    };
+    if changed.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 

@@ -6,7 +6,7 @@ use super::address;
 use crate::config::settings::{dotted, environment, flags, load_valid, read_errors};
 
 #[test]
-fn redis_urls_parse_and_hide_the_password() {
+fn redis_urls_with_a_password_show_only_scheme_and_hosts() {
     let of = |url: &str| match load_valid(&flags(&[("store-url", url)])).settings.store.url {
         StoreUrl::Redis(url) => url,
         other => panic!("{url}: {other:?}"),
@@ -30,19 +30,16 @@ fn redis_urls_parse_and_hide_the_password() {
     );
     assert!(!cluster.tls && of("rediss://one").tls && of("rediss+cluster://one").tls);
     for (url, shown) in [
-        (
-            "rediss+sentinel://me:pass@one,[::1]/shop/4",
-            "rediss+sentinel://me:***@one:26379,[::1]:26379/shop/4",
-        ),
-        ("redis+cluster://:pass@one,two/0", "redis+cluster://:***@one:6379,two:6379"),
-        ("redis://me:p%40ss:w@redis.shop:6380/3", "redis://me:***@redis.shop:6380/3"),
-        ("redis://[::1]", "redis://[::1]:6379"),
-        ("redis+unix://:pass@/run/redis.sock?db=2", "redis+unix://:***@/run/redis.sock?db=2"),
+        ("rediss+sentinel://me:pass@one,[::1]/shop/4", "rediss+sentinel://one:26379,[::1]:26379"),
+        ("redis+cluster://:pass@one,two/0", "redis+cluster://one:6379,two:6379"),
+        ("redis://me:p%40ss:w@redis.shop:6380/3", "redis://redis.shop:6380"),
+        ("redis://[::1]/3", "redis://[::1]:6379/3"),
+        ("redis+sentinel://one/shop/4", "redis+sentinel://one:26379/shop/4"),
+        ("redis+unix://:pass@/run/redis.sock?db=2", "redis+unix:///run/redis.sock"),
     ] {
         let loaded = load_valid(&flags(&[("store-url", url)]));
         assert!(print_config(&loaded).contains(&format!("  url: \"{shown}\"")), "{url}");
         assert!(!format!("{:?}", loaded.settings).contains("p@ss"));
-        assert_eq!(of(shown).to_string(), shown, "what is shown is read again");
     }
 }
 
@@ -202,7 +199,7 @@ fn per_second_redis_accepts_urls_and_shares_files() {
     let messages = read_errors(&second("redis://h", "redis://me:secret@i:x", ""));
     assert!(!messages[0].contains("secret"), "{messages:?}");
     let shown = print_config(&load_valid(&second("redis://h", "redis://me:secret@i", "")));
-    assert!(shown.contains("    per_second_url: \"redis://me:***@i:6379\""), "{shown}");
+    assert!(shown.contains("    per_second_url: \"redis://i:6379\""), "{shown}");
 }
 
 #[test]

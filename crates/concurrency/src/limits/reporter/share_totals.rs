@@ -9,24 +9,26 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use tokio::sync::watch;
+
 use crate::host::{ConcurrencyEvent, Host, ShareChange};
 
 /// The numbers of expired shares (fences) and of handoffs.
 #[derive(Debug)]
 pub struct ShareTotals {
     host: Arc<dyn Host>,
-    fences: AtomicU64,
+    fences: watch::Sender<u64>,
     handoffs: AtomicU64,
 }
 
 impl ShareTotals {
-    pub(crate) const fn new(host: Arc<dyn Host>) -> Self {
-        Self { host, fences: AtomicU64::new(0), handoffs: AtomicU64::new(0) }
+    pub(crate) fn new(host: Arc<dyn Host>) -> Self {
+        Self { host, fences: watch::Sender::new(0), handoffs: AtomicU64::new(0) }
     }
 
     /// Counts an expired share of the limit with this path.
     pub(crate) fn count_fence(&self, limit_path: &str) {
-        self.fences.fetch_add(1, Relaxed);
+        self.fences.send_modify(|fences| *fences = fences.saturating_add(1));
         self.host.count(ConcurrencyEvent::ShareExpired(limit_path));
     }
 
@@ -40,7 +42,13 @@ impl ShareTotals {
     /// Returns the number of expired shares.
     #[must_use]
     pub fn fences(&self) -> u64 {
-        self.fences.load(Relaxed)
+        *self.fences.borrow()
+    }
+
+    /// Returns a watch on the number of expired shares.
+    #[must_use]
+    pub fn watch_fences(&self) -> watch::Receiver<u64> {
+        self.fences.subscribe()
     }
 
     /// Returns the number of times that a share grew by permits from another process.

@@ -281,7 +281,8 @@ impl StoreStatus {
         {
             tracing::warn!(
                 "the store does not know the requests in flight yet, keeping current shares for \
-                 fleet.share_expiry and max_duration"
+                 fleet.share_expiry and max_duration; if none is in flight anywhere, run \
+                 `sluicegate fleet start`"
             );
         }
     }
