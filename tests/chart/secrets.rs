@@ -1,4 +1,4 @@
-//! Tests that secrets stay out of ConfigMaps, that the admin port is separate from metrics, and that
+//! Tests that secrets stay out of a `ConfigMap`, that the admin port is separate from metrics, and that
 //! images can be pinned.
 
 use serde_json::{Value, json};

@@ -15,7 +15,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use redb::{ReadableDatabase as _, ReadableTable as _, TableDefinition};
 
@@ -70,18 +70,18 @@ impl Database {
         private::create_directory(directory)?;
         let path = directory.join(FILE_NAME);
         // redb panics on some invalid files.
-        let opened = catch_unwind(AssertUnwindSafe(|| Self::open_file(path, secret)));
+        let opened = catch_unwind(AssertUnwindSafe(|| Self::open_file(&path, secret)));
         let database = opened
             .unwrap_or_else(|_| Err(FileFault::Corrupt("unreadable structure".to_owned())))?;
         fs::File::open(directory)?.sync_all()?;
         Ok(database)
     }
 
-    fn open_file(path: PathBuf, secret: [u8; 16]) -> Result<Self, FileFault> {
+    fn open_file(path: &Path, secret: [u8; 16]) -> Result<Self, FileFault> {
         let mut builder = redb::Database::builder();
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
-        let file = private::open_file(&path, &mut options)?;
+        let file = private::open_file(path, &mut options)?;
         let mut redb =
             builder.set_cache_size(CACHE_BYTES).create_file(file).map_err(redb::Error::from)?;
         redb.check_integrity().map_err(redb::Error::from)?;

@@ -266,7 +266,7 @@ async fn wait_for_fence(fences: &mut Option<watch::Receiver<u64>>) {
         None => std::future::pending().await,
     };
     if changed.is_err() {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 
