@@ -4,6 +4,7 @@ mod client;
 mod counters;
 mod fleet;
 mod hostile;
+mod random_messages;
 mod rules;
 
 use std::net::Ipv4Addr;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use sluicegate::engine::Engine;
 use sluicegate::engine::proxies::{MAX_PEER_RECORDS, PeerKey, ProxyIdentity};
+use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::lease::ReplicaIncarnation;
 use sluicegate::kernel::units::Nanos;
 use sluicegate_lease_protocol::api::lease_message::Message as Reply;
@@ -21,12 +22,12 @@ use super::super::super::empty_engine;
 use super::client::{ProxyStream, serve};
 use crate::support::engine::{advance_clock, publish};
 
-const LIMIT: u64 = 10;
+pub(super) const LIMIT: u64 = 10;
 
 const MAX_DURATION: Nanos = Nanos::from_secs(60);
 
 /// A shared limit, a strict limit, and a shared limit for each value of a key.
-const LIMITS: &str = "\
+pub(super) const LIMITS: &str = "\
 - {key: shared, concurrency: {limit: 10, mode: shared, max_duration: 60s}}
 - {key: strict, concurrency: {limit: 10, mode: strict, max_duration: 60s}}
 - {key: user, concurrency: {limit: 10, mode: shared, max_duration: 60s}}
@@ -67,7 +68,12 @@ impl Proxy {
     }
 
     /// Sends a correct report about one limit, and returns the grant.
-    async fn beat(&mut self, bucket: &[u8], demand: u64, in_flight: u64) -> api::ShareGrant {
+    pub(super) async fn beat(
+        &mut self,
+        bucket: &[u8],
+        demand: u64,
+        in_flight: u64,
+    ) -> api::ShareGrant {
         self.number += 1;
         let report = ShareReport {
             bucket: bucket.to_vec(),
@@ -188,17 +194,16 @@ async fn the_buckets_of_a_peer_are_bounded_and_end() {
     // Both proxies are one peer here: they have one address.
     let bucket = honest.bucket("shared", "a").await;
     honest.beat(&bucket, LIMIT, 0).await;
-    let name = hostile.bucket("user", "v").await;
+    assert_eq!(hostile.bucket("user", "v").await, renamed_bucket("v"));
     let mut granted = 0;
     for round in 0..300_u32 {
         let report = |at: u32| {
-            // The last byte of a bucket name is the last byte of its value.
             let value = format!("{round:05}{at:05}");
             (value, ShareReport { incarnation: 1, number: 1, demand: 1, ..Default::default() })
         };
         let mut reports = Vec::new();
         for (value, report) in (0..64).map(report) {
-            let bucket = renamed(&name, &value);
+            let bucket = renamed_bucket(&value);
             reports.push(ShareReport { bucket, ..report });
         }
         let replies = hostile.shares(reports).await;
@@ -212,12 +217,9 @@ async fn the_buckets_of_a_peer_are_bounded_and_end() {
     assert_eq!(engine.proxies().records(), 0);
 }
 
-/// Returns the bucket name of another value of the key `user`.
-fn renamed(name: &[u8], value: &str) -> Vec<u8> {
-    use sluicegate::kernel::key::CounterKey;
-    let bucket = CounterKey::concurrency_bucket("d", [("user", value)].into_iter());
-    assert_eq!(name, CounterKey::concurrency_bucket("d", [("user", "v")].into_iter()).as_bytes());
-    bucket.as_bytes().to_vec()
+/// Returns the bucket name of a value of the key `user`.
+pub(super) fn renamed_bucket(value: &str) -> Vec<u8> {
+    CounterKey::concurrency_bucket("d", [("user", value)].into_iter()).as_bytes().to_vec()
 }
 
 #[tokio::test]
