@@ -171,6 +171,9 @@ blocks! {
     StoreSettings [
         /// Certificates of connections to the store, for URLs with `rediss` or `sslmode=require`.
         tls: TlsSettings,
+        /// Accept an answer without limits from the xDS server, which removes all limits.
+        /// Otherwise, the last limits stay, and the answer is reported as a failed load.
+        allow_empty: bool = false, "switch";
         /// Credentials for Redis Sentinel.
         sentinel: SentinelSettings,
         /// Connections and tables of PostgreSQL.
