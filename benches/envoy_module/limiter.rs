@@ -12,6 +12,7 @@ use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::config::hooks::Hooks;
 use sluicegate::edge::ReplyOptions;
+use sluicegate::edge::body_memory::BodyLimits;
 use sluicegate::edge::grpc::incoming::GrpcListener;
 use sluicegate::edge::grpc::{GrpcPort, serve};
 use sluicegate::edge::health::{Health, Readiness};
@@ -131,6 +132,7 @@ fn service() -> (Arc<Engine>, SocketAddr) {
         max_connections: 100,
         connection_age: None,
         mirror: None,
+        bodies: BodyLimits::default(),
     };
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -47,6 +47,7 @@ use tonic_reflection::server::Error as ReflectionError;
 use tonic_reflection::server::v1::{ServerReflection, ServerReflectionServer};
 
 use super::ReplyOptions;
+use super::body_memory::BodyLimits;
 use super::connection_gate::{ConnectionGate, ListenPort};
 use super::health::{Health, Readiness};
 use super::mirror::Mirror;
@@ -103,6 +104,8 @@ pub struct GrpcPort {
     pub connection_age: Option<ConnectionAge>,
     /// The mirror, which gets a sample of the checks; `None` means no mirror.
     pub mirror: Option<Mirror>,
+    /// The bounds on messages, which the HTTP port shares.
+    pub bodies: BodyLimits,
 }
 
 /// The age limit of a connection.
@@ -168,7 +171,8 @@ pub async fn serve_with_timeouts(
     }
     let max_age = grpc.connection_age.map(|age| age.max_age);
     let shutdown = report_until_shutdown(shutdown, reporter, readiness, drain);
-    connections::serve(incoming, (limits, routes.prepare()), max_age, shutdown).await;
+    let services = (limits, routes.prepare(), grpc.bodies);
+    connections::serve(incoming, services, max_age, shutdown).await;
     Ok(())
 }
 

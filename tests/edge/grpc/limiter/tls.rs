@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use sluicegate::config::hooks::Hooks;
 use sluicegate::edge::ReplyOptions;
+use sluicegate::edge::body_memory::BodyLimits;
 use sluicegate::edge::grpc::incoming::GrpcListener;
 use sluicegate::edge::grpc::tls::{ServerTls, TlsFiles};
 use sluicegate::edge::grpc::{GrpcPort, serve};
@@ -40,6 +41,7 @@ async fn serve_with_tls(authority: &Authority, own: &Files) -> SocketAddr {
         max_connections: 100,
         connection_age: None,
         mirror: None,
+        bodies: BodyLimits::default(),
     };
     tokio::spawn(serve(GrpcListener::Tcp(listener), grpc, std::future::pending()));
     address
