@@ -63,7 +63,7 @@ command='cargo run --release -- serve --settings config/start.yaml --store-url f
 rm -rf /tmp/sluicegate
 shown "$command"
 cargo build --quiet --release --locked || { row 'the build' 'success' 'failure'; }
-SLUICEGATE_LISTEN_ADMIN_TOKEN=open-sesame $sluicegate serve --settings config/start.yaml --store-url file:///tmp/sluicegate >"$home/said" 2>"$home/log" &
+SLUICEGATE_LISTEN_ADMIN_TOKEN=open-sesame-please $sluicegate serve --settings config/start.yaml --store-url file:///tmp/sluicegate >"$home/said" 2>"$home/log" &
 served=$!
 waits_for localhost:8080/readyz && got=ready || got='not ready'
 row "\`$command\`" ready "$got"
@@ -79,7 +79,7 @@ short='head -n 1 | tr -d "\r"'
 step 'HTTP/1.1 200 OK' "curl -si localhost:8080/check -H 'X-Hook: edge' -H 'X-Original-URI: /' -H 'X-Original-Method: GET' -H 'X-Real-IP: 192.0.2.1'"
 
 # docs/operating.md: admin, with a token.
-export TOKEN=open-sesame
+export TOKEN=open-sesame-please
 short='head -c 1'
 step '{' "curl -s -X POST -H \"authorization: Bearer \$TOKEN\" 'localhost:6070/refund?domain=shop&descriptor=api_key=me&hits=50&reason=ticket+7'"
 short='cat'

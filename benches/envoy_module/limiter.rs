@@ -12,6 +12,7 @@ use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::config::hooks::Hooks;
 use sluicegate::edge::ReplyOptions;
+use sluicegate::edge::body_memory::BodyLimits;
 use sluicegate::edge::grpc::incoming::GrpcListener;
 use sluicegate::edge::grpc::{GrpcPort, serve};
 use sluicegate::edge::health::{Health, Readiness};
@@ -136,6 +137,7 @@ fn service() -> (Arc<Engine>, SocketAddr) {
         connection_age: None,
         mirror: None,
         proxies: sluicegate::config::settings::ProxyAccess::Auto,
+        bodies: BodyLimits::default(),
     };
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

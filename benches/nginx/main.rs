@@ -22,6 +22,7 @@ use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::config::settings::Networks;
 use sluicegate::edge::ReplyOptions;
+use sluicegate::edge::body_memory::BodyLimits;
 use sluicegate::edge::connection_gate::{ConnectionGate, ListenPort};
 use sluicegate::edge::health::{Health, Readiness};
 use sluicegate::edge::{http, syslog};
@@ -97,6 +98,7 @@ async fn serve() -> (SocketAddr, SocketAddr) {
         health: Health::new(Readiness::Ready),
         hooks: Arc::new(serde_json::from_str(HOOKS).unwrap()),
         draining: leaving,
+        bodies: BodyLimits::default(),
     };
     tokio::spawn(syslog::serve(socket, engine, Networks::loopback()));
     tokio::spawn(async move {

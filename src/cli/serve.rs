@@ -34,6 +34,7 @@ use tokio::task::JoinSet;
 use super::ratelimit::VariableNote;
 use super::{CommandOutcome, Terminal, doctor};
 use crate::config::settings::{self, OtlpProtocol, Settings, StoreUrl};
+use crate::edge::body_memory::BodyLimits;
 use crate::edge::connection_gate::{ConnectionGate, ListenPort};
 use crate::edge::grpc::incoming::GrpcListener;
 use crate::edge::grpc::tls::ServerTls;
@@ -188,6 +189,7 @@ async fn run(
         admin_access,
         max_connections: connections::max_connections(settings),
         mirror,
+        bodies: BodyLimits::new(&settings.listen),
     };
     let telemetry = service.start_telemetry();
     let events = events::start(events, &engine, &mut tasks);
@@ -327,6 +329,7 @@ struct ServiceContext<'s> {
     admin_access: AdminAccess,
     max_connections: usize,
     mirror: Option<Mirror>,
+    bodies: BodyLimits,
 }
 
 impl ServiceContext<'_> {
@@ -392,6 +395,7 @@ impl ServiceContext<'_> {
             connection_age: connections::connection_age(self.settings),
             mirror: self.mirror.clone(),
             proxies: self.settings.listen.proxies,
+            bodies: self.bodies.clone(),
         };
         let finishing = drain::wait_until_finishing(self.phase.clone());
         let closing = async move {
@@ -414,6 +418,7 @@ impl ServiceContext<'_> {
             health: self.health.clone(),
             hooks: Arc::new(self.settings.hooks.clone()),
             draining,
+            bodies: self.bodies.clone(),
         };
         let router = http::router(check_port, self.max_connections);
         let gate = ConnectionGate::new(ListenPort::Http, self.max_connections);
@@ -486,6 +491,7 @@ impl ServiceContext<'_> {
     fn gauges_reader(&self) -> GaugesReader {
         let (memory, engine) = (Arc::clone(&self.memory), Arc::clone(&self.engine));
         let mirror = self.mirror.as_ref().map(Mirror::report);
+        let bodies = self.bodies.clone();
         let started = engine.clock().now();
         let count = |keys| u64::try_from(keys).unwrap_or(u64::MAX);
         Arc::new(move || {
@@ -504,6 +510,8 @@ impl ServiceContext<'_> {
                     .as_ref()
                     .map(|report| report.differences())
                     .unwrap_or_default(),
+                body_memory: count(bodies.in_use()),
+                max_body_memory: count(bodies.max()),
                 started_at: started,
                 process: ProcessUsage::measure(),
             }

@@ -6,6 +6,7 @@
 //! - An invalid request gets an error in the format of its protocol, and changes no counter.
 
 mod accept_errors;
+pub mod body_memory;
 pub mod brief_connections;
 pub mod connection_gate;
 pub mod grpc;

@@ -114,7 +114,8 @@ pub enum LoadFailure {
     Unreadable(SourceReadError),
     /// The files have errors. Contains the errors and warnings.
     Invalid(Diagnostics),
-    /// The xDS resources cannot be converted to files. Contains the error message.
+    /// The xDS resources cannot be converted to files, or have no limits although
+    /// `limits.xds.allow_empty` is off. Contains the error message.
     Unconvertible(String),
     /// The parser panicked, which is a bug in Sluicegate.
     ParserPanicked,

@@ -6,6 +6,7 @@
 //! - Each response is acknowledged (ACK) or rejected with its errors (NACK). A NACK that repeats the
 //!   previous one is delayed, and only the last response is answered.
 //! - A rejected response keeps the last good configuration.
+//! - A response without limits removes existing limits only with [`XdsOptions::allow_empty`].
 //! - The configuration stays in use while there is no connection to the xDS server.
 //! - Reconnects forever. Each new stream starts with the last accepted version.
 //!
@@ -53,6 +54,9 @@ use stream_log::StreamLog;
 
 const DEFAULT_MAX_MESSAGE_BYTES: usize = 4 << 20;
 const MAX_NACK_DIAGNOSTICS: usize = 20;
+/// The message of a rejected response without limits.
+const EMPTY_ANSWER: &str = "the answer of the xDS server has no limits, so the last ones stay; \
+    to remove all limits, set limits.xds.allow_empty: true";
 const REQUEST_QUEUE_CAPACITY: usize = 4;
 
 /// The options of the xDS source.
@@ -70,6 +74,8 @@ pub struct XdsOptions {
     pub max_message_bytes: usize,
     /// The bounds of the wait before a new connection to the xDS server.
     pub backoff: BackoffBounds,
+    /// `true` if a response without limits may remove all limits.
+    pub allow_empty: bool,
 }
 
 /// The error for a header in the setting `compat.xds.headers` with an invalid name or value.
@@ -87,6 +93,7 @@ pub fn start(
     now: impl Fn() -> Nanos + Send + Sync + 'static,
 ) -> Result<ConfigSource, InvalidXdsHeader> {
     let headers = parse_headers(&options.headers)?;
+    options.server.warn_without_tls();
     let (sender, published) = watch::channel(PublishedConfig::default());
     let reload = ReloadRequest::default();
     let client = XdsClient {
@@ -291,6 +298,10 @@ impl XdsClient {
             return Err("the limits parser crashed, which is a bug in Sluicegate".to_owned());
         };
         match loaded {
+            Ok((config, _)) if self.is_unwanted_removal(&config) => {
+                self.record_failure(LoadFailure::Unconvertible(EMPTY_ANSWER.to_owned()));
+                Err(EMPTY_ANSWER.to_owned())
+            }
             Ok((mut config, warnings)) => {
                 config.revision = revision;
                 self.publish_config(config, warnings, &texts);
@@ -303,6 +314,13 @@ impl XdsClient {
                 Err(message)
             }
         }
+    }
+
+    /// Returns `true` if `config` would remove all limits, and the settings do not allow that.
+    fn is_unwanted_removal(&self, config: &Config) -> bool {
+        let published = self.sender.borrow();
+        let has_limits = published.config.as_ref().is_some_and(|current| current.has_limits());
+        has_limits && !config.has_limits() && !self.options.allow_empty
     }
 
     fn publish_config(&self, config: Config, warnings: Diagnostics, texts: &[TextFile]) {

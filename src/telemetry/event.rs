@@ -239,6 +239,26 @@ impl Event for ConnectionEvent {
     }
 }
 
+/// The body of a request was refused, because bodies take too much memory.
+#[derive(Clone, Copy, Debug)]
+pub struct BodyRefused;
+
+impl Event for BodyRefused {
+    fn count(self, metrics: &Metrics) {
+        metrics.add(|shard| &shard.refused_bodies, 1);
+    }
+}
+
+/// A request to the admin port had a wrong token.
+#[derive(Clone, Copy, Debug)]
+pub struct WrongAdminToken;
+
+impl Event for WrongAdminToken {
+    fn count(self, metrics: &Metrics) {
+        metrics.add(|shard| &shard.wrong_admin_tokens, 1);
+    }
+}
+
 impl Event for ShareEvent {
     fn count(self, metrics: &Metrics) {
         metrics.add(|shard| &shard.share_events[self as usize], 1);

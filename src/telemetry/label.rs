@@ -145,7 +145,8 @@ named_enum! {
         Malformed = "malformed",
         /// Refused: the message is larger than the maximum.
         TooLarge = "too_large",
-        /// Refused: the maximum number of open `/acquire` requests is reached.
+        /// Refused: too many `/acquire` requests or streams are open, or the bodies in flight take
+        /// too much memory.
         TooManyRequests = "too_many_requests",
         /// Refused: the message was incomplete at its deadline.
         ReadTimeout = "read_timeout",

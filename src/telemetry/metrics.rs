@@ -101,6 +101,8 @@ pub(super) struct Counters {
     /// The number of connections that this thread opened minus those that it closed, modulo 2^64.
     pub(super) open_connections: [AtomicU64; ListenPort::ALL.len()],
     pub(super) refused_connections: [AtomicU64; ListenPort::ALL.len()],
+    pub(super) refused_bodies: AtomicU64,
+    pub(super) wrong_admin_tokens: AtomicU64,
     pub(super) cloud_events: [AtomicU64; CloudEventOutcome::ALL.len()],
     pub(super) mirrored_checks: [AtomicU64; MirrorOutcome::ALL.len()],
 }
@@ -165,6 +167,10 @@ pub struct Gauges {
     pub undelivered_events: u64,
     /// The rules that another rate limit service decided differently.
     pub mirror_differences: Vec<MirrorDifferences>,
+    /// The memory of request bodies in flight, in bytes.
+    pub body_memory: u64,
+    /// The most memory of request bodies in flight, in bytes.
+    pub max_body_memory: u64,
     /// The start of this process, since the Unix epoch.
     pub started_at: Nanos,
     /// The resource usage of this process. `None` if the system does not report it.
@@ -334,6 +340,8 @@ impl Counters {
             forwarding: zeros(),
             open_connections: zeros(),
             refused_connections: zeros(),
+            refused_bodies: AtomicU64::new(0),
+            wrong_admin_tokens: AtomicU64::new(0),
             cloud_events: zeros(),
             mirrored_checks: zeros(),
         }

@@ -172,7 +172,7 @@ fn raise_open_file_limit(wanted: u64) -> u64 {
 }
 
 /// Memory of the process in kB: `VmRSS:` now, `VmHWM:` at most so far (proc(5)).
-fn memory_kb(fixture: &Fixture, field: &str) -> u64 {
+pub(super) fn memory_kb(fixture: &Fixture, field: &str) -> u64 {
     let path = format!("/proc/{}/status", fixture.service.id());
     let status = std::fs::read_to_string(path).unwrap();
     let value = status.lines().find_map(|line| line.strip_prefix(field)?.strip_suffix(" kB"));

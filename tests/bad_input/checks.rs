@@ -152,7 +152,7 @@ fn malformed_protobuf_is_refused_and_charges_nothing() {
     }
 }
 
-const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
+const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
 #[test]
 fn oversized_message_is_resource_exhausted_and_charges_nothing() {
@@ -161,7 +161,7 @@ fn oversized_message_is_resource_exhausted_and_charges_nothing() {
     let padded = |length: usize| {
         let mut bytes = one.encode_to_vec();
         // Field 900 is unknown to the service and pads the message to `length` bytes.
-        let filler = length - bytes.len() - 6;
+        let filler = length - bytes.len() - 2 - prost::length_delimiter_len(length);
         bytes.extend_from_slice(&[0xa2, 0x38]);
         prost::encode_length_delimiter(filler, &mut bytes).unwrap();
         bytes.resize(length, 0);

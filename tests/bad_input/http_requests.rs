@@ -59,13 +59,13 @@ fn oversized_content_length_gets_413_before_the_body() {
 }
 
 #[test]
-fn oversized_chunked_body_gets_413_at_four_megabytes() {
+fn oversized_chunked_body_gets_413_at_one_mebibyte() {
     let mut fixture = Fixture::with(LIMITS, &[]);
-    fixture.assert_unaffected("five megabytes in chunks", |fixture| {
+    fixture.assert_unaffected("two megabytes in chunks", |fixture| {
         let mut stream = post(fixture.service.http, "transfer-encoding: chunked");
-        // 64 chunks are 4 MiB, the maximum body. The server must refuse at chunk 65, before the
+        // 16 chunks are 1 MiB, the maximum body. The server must refuse at chunk 17, before the
         // end.
-        for _ in 0..65 {
+        for _ in 0..17 {
             stream.write_all(&chunk()).unwrap();
         }
         let reply = read_to_end(&mut stream);
@@ -75,7 +75,7 @@ fn oversized_chunked_body_gets_413_at_four_megabytes() {
         let mut stream = post(fixture.service.http, "transfer-encoding: chunked");
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
         let sent = (0..1_600).take_while(|_| stream.write_all(&chunk()).is_ok()).count();
-        // 800 chunks are far above 4 MiB plus the buffers of both sockets.
+        // 800 chunks are far above 1 MiB plus the buffers of both sockets.
         assert!(sent < 800, "{} KiB were taken", sent * 64);
     });
 }

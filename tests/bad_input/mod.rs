@@ -6,6 +6,8 @@
 //! - Invalid input changes no counter.
 
 mod admin_connections;
+mod admin_tokens;
+mod body_memory;
 mod checks;
 mod http_requests;
 mod limits_files;

@@ -134,14 +134,34 @@ fn startup_errors_exit_with_2_and_a_hint() {
 #[test]
 fn admin_port_on_all_addresses_requires_the_token() {
     let directory = limits(LIMITS);
-    let flags = ["--listen-admin-host", "0.0.0.0", "--listen-admin-token", "open-sesame"]
+    let flags = ["--listen-admin-host", "0.0.0.0", "--listen-admin-token", "open-sesame-please"]
         .map(str::to_owned);
     let service = Service::start(directory.path(), &flags).unwrap();
     let status =
         |headers: &[(&str, &str)]| http1::get(service.admin, "/config", headers).unwrap().status;
     assert_eq!(status(&[]), 401);
     assert_eq!(status(&[("authorization", "Bearer open-sesam")]), 401);
-    assert_eq!(status(&[("authorization", "Bearer open-sesame")]), 200);
+    assert_eq!(status(&[("authorization", "Bearer open-sesame-please")]), 200);
+}
+
+#[test]
+fn admin_tokens_below_16_characters_prevent_the_start() {
+    let directory = limits(LIMITS);
+    let tokens = tempfile::tempdir().unwrap();
+    std::fs::write(tokens.path().join("view.grafana"), "fifteen-letters").unwrap();
+    let tokens = tokens.path().to_str().unwrap();
+    for (flag, value, place) in [
+        ("--listen-admin-token", "fifteen-letters", "--listen-admin-token"),
+        ("--listen-admin-tokens", tokens, "view.grafana"),
+    ] {
+        let limits = ["--limits-paths", directory.path().to_str().unwrap(), flag, value];
+        let (code, err) = serve(&[&limits[..], &FREE_PORTS].concat());
+        assert_eq!(code, Some(2), "{flag}: {err}");
+        for word in [place, "16 characters", "openssl rand -hex 16"] {
+            assert!(err.contains(word), "{flag}: {word} is not in: {err}");
+        }
+        assert!(!err.contains("fifteen-letters"), "{flag}: {err}");
+    }
 }
 
 /// The check is sent when the port is logged, before the process logs that it is ready.

@@ -14,7 +14,7 @@ use crate::support::redis::Redis;
 use crate::support::service::{Service, sluicegate};
 use crate::support::waiting::{for_a_day_with_a_minute_left, until};
 
-const TOKEN: &str = "open-sesame";
+const TOKEN: &str = "open-sesame-please";
 
 /// The limit of a day denies checks even on a machine that sends few of them in a second.
 const LIMITS: &str = "

@@ -9,7 +9,7 @@ use crate::support::service::{Service, sluicegate};
 use crate::support::waiting::for_a_day_with_a_minute_left;
 
 fn run(args: &[&str]) -> (Option<i32>, String, String) {
-    run_with(Some("open-sesame"), args)
+    run_with(Some("open-sesame-please"), args)
 }
 
 fn run_with(token: Option<&str>, args: &[&str]) -> (Option<i32>, String, String) {

@@ -74,7 +74,7 @@ fn wrong(&(variable, text, others, ref effect): &Case) -> Option<String> {
 
 #[test]
 fn a_refused_header_value_is_not_printed() {
-    let credential = "authorization:Basic user:open-sesame";
+    let credential = "authorization:Basic user:open-sesame-please";
     let variable = "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS";
     let Err(sentences) = read_environment(environment(variable, credential, XDS), &BTreeSet::new())
     else {

@@ -41,8 +41,8 @@ impl Fleet {
             std::fs::write(path, text).unwrap();
         };
         write("limits/shop.yaml", LIMITS);
-        write("tokens/operate.alice", "alice-secret");
-        write("tokens/view.grafana", "grafana-secret");
+        write("tokens/operate.alice", "alice-secret-token");
+        write("tokens/view.grafana", "grafana-secret-token");
         let replicas = ["gate-1", "gate-2"].map(|name| {
             let tokens = files.path().join("tokens").display().to_string();
             let flags = ["--store-url", &store.url(), "--fleet-replica-name", name];
@@ -103,7 +103,7 @@ fn check(replica: &Service, key: &str, value: &str, hits: u64) -> u16 {
 
 /// Returns the denied hits of the rule, over the fleet.
 fn denied(replica: &Service) -> u64 {
-    let headers = [("authorization", "Bearer grafana-secret")];
+    let headers = [("authorization", "Bearer grafana-secret-token")];
     let page = http1::get(replica.admin, "/rule?domain=shop&path=shop.api_key", &headers).unwrap();
     let page: Value = serde_json::from_str(&page.text()).unwrap();
     page["counts"]["deny"].as_u64().unwrap()
@@ -165,7 +165,7 @@ fn an_operator_finds_a_limited_key_and_boosts_it() {
             .unwrap();
         let browser = Browser::start();
         browser.resize(1280, 900);
-        sign_in(&browser, first, "alice-secret");
+        sign_in(&browser, first, "alice-secret-token");
         let is_expected = |error: &String| error.contains("401 (Unauthorized)");
         assert!(browser.errors().iter().all(is_expected), "before the token was typed");
         browser.wait_for_text("gate-2");
@@ -209,7 +209,7 @@ fn a_viewer_sees_data_but_no_buttons() {
         check(first, "api_key", "partner", 1);
     }
     let browser = Browser::start();
-    sign_in(&browser, first, "grafana-secret");
+    sign_in(&browser, first, "grafana-secret-token");
     show(&browser, KEY_PAGE);
     browser.wait_for_text("the token `grafana` has the role view");
     let can_click = "return [...document.querySelectorAll('[data-test^=action-]')]\
@@ -231,7 +231,7 @@ fn the_first_page_is_small_and_shows_a_chart_soon() {
         let _ends = Ends(&stop);
         scope.spawn(|| fleet.send_load(&stop));
         let browser = Browser::start();
-        sign_in(&browser, first, "grafana-secret");
+        sign_in(&browser, first, "grafana-secret-token");
         let bytes = browser.run(
             "return performance.getEntriesByType('resource').concat(\
              performance.getEntriesByType('navigation')).filter(entry => \

@@ -14,6 +14,7 @@ use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::config::settings::Networks;
 use sluicegate::edge::ReplyOptions;
+use sluicegate::edge::body_memory::BodyLimits;
 use sluicegate::edge::connection_gate::{ConnectionGate, ListenPort};
 use sluicegate::edge::health::{Health, Readiness};
 use sluicegate::edge::{http, syslog};
@@ -260,6 +261,7 @@ fn serve_nginx_endpoints(runtime: &Runtime, engine: &Arc<Engine>) -> (SocketAddr
         health: Health::new(Readiness::Ready),
         hooks: Arc::new(serde_json::from_str(HOOKS).unwrap()),
         draining: watch::channel(false).1,
+        bodies: BodyLimits::default(),
     };
     let (listener, socket) = runtime.block_on(async {
         let any = "127.0.0.1:0";

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use sluicegate::config::hooks::Hooks;
 use sluicegate::config::settings::Percentage;
 use sluicegate::edge::ReplyOptions;
+use sluicegate::edge::body_memory::BodyLimits;
 use sluicegate::edge::grpc::incoming::GrpcListener;
 use sluicegate::edge::grpc::{GrpcPort, serve};
 use sluicegate::edge::health::{Health, Readiness};
@@ -63,6 +64,7 @@ async fn serve_patiently(mirror: &RateLimitServer, sample: &str) -> (Endpoint, A
         connection_age: None,
         mirror: Some(mirror),
         proxies: sluicegate::config::settings::ProxyAccess::Auto,
+        bodies: BodyLimits::default(),
     };
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -1,4 +1,5 @@
-//! Tests of configuration from files: reading directory trees and watching them for changes.
+//! Tests of configuration from files and xDS.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod file;
+mod xds;

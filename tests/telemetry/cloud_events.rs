@@ -293,9 +293,9 @@ fn replicas_send_one_id_per_window_and_report_an_outage() {
 #[test]
 fn forced_decisions_are_events() {
     let (files, receiver) = (write_files(), EventReceiver::start(Replies::Accept));
-    let service = start(&files, &receiver, &["--listen-admin-token", "open-sesame"]);
+    let service = start(&files, &receiver, &["--listen-admin-token", "open-sesame-please"]);
     let post = |path: &str| {
-        let token = [("authorization", "Bearer open-sesame")];
+        let token = [("authorization", "Bearer open-sesame-please")];
         http1::call(service.admin, "POST", path, &token, None).unwrap().status
     };
     let key = "?domain=d&descriptor=ten=ann";
@@ -316,12 +316,12 @@ fn forced_decisions_are_events() {
 fn incidents_are_delivered_while_client_events_fill_the_queue() {
     let failing = Replies::FailContaining("io.sluicegate.limit.denied");
     let (files, receiver) = (write_files(), EventReceiver::start(failing));
-    let service = start(&files, &receiver, &["--listen-admin-token", "open-sesame"]);
+    let service = start(&files, &receiver, &["--listen-admin-token", "open-sesame-please"]);
     for user in 0..1_100 {
         assert_eq!(check(&service, "none", &format!("user-{user}")), 429);
     }
     assert!(100 <= outcomes(&service, "dropped"), "the queue is full");
-    let token = [("authorization", "Bearer open-sesame")];
+    let token = [("authorization", "Bearer open-sesame-please")];
     let path = "/force?domain=d&descriptor=ten=ann&as=deny&for=10m&reason=abuse";
     assert_eq!(http1::call(service.admin, "POST", path, &token, None).unwrap().status, 200);
     until("the event of the forced decision", || match &*receiver.events() {

@@ -31,6 +31,8 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
     reader.put("DEBUG_PORT", "compat.listen.debug_pages", "true".to_owned());
     reader.put("PORT", "compat.listen.reuse_port", "true".to_owned());
     reader.put("PORT", "compat.listen.on_hangup", "stop".to_owned());
+    // The largest message that Go's gRPC library accepts by default.
+    reader.put("GRPC_PORT", "listen.max_message", (4 << 20).to_string());
     // Disables the peer port, which envoyproxy/ratelimit does not have.
     reader.put("PORT", "listen.peer_port", String::new());
     read_tls(reader);

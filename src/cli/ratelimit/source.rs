@@ -113,6 +113,8 @@ fn read_xds(reader: &mut EnvReader<'_>) {
     // Removes gRPC's resolver scheme, because Sluicegate resolves the host name itself.
     let server = url.trim_start_matches("dns:///").trim_start_matches("passthrough:///").to_owned();
     reader.put("CONFIG_GRPC_XDS_SERVER_URL", "limits.xds.server", server);
+    // envoyproxy/ratelimit always has this behavior, without a variable.
+    reader.put("CONFIG_GRPC_XDS_SERVER_URL", "limits.xds.allow_empty", "true".to_owned());
     reader.put_text("CONFIG_GRPC_XDS_NODE_ID", "limits.xds.node_id");
     let metadata: Vec<_> = reader
         .text("CONFIG_GRPC_XDS_NODE_METADATA")

@@ -24,6 +24,7 @@ pub(super) fn admin_access(settings: &Settings) -> Result<AdminAccess, String> {
         directory: None,
         trusted_header: Some(listen.admin_trusted_header.clone()),
         debug_pages: settings.compat.listen.debug_pages,
+        wrong_tokens: Arc::default(),
     };
     match &listen.admin_tokens {
         Some(directory) => access.with_directory(directory),

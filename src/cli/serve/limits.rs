@@ -99,6 +99,7 @@ fn xds_options(settings: &Settings, server: &HostPort) -> xds::XdsOptions {
             jitter: settings.compat.xds.backoff_jitter,
             seed: std::hash::RandomState::new().hash_one(3_u8),
         },
+        allow_empty: settings.limits.xds.allow_empty,
     }
 }
 

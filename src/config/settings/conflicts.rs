@@ -9,13 +9,20 @@
 //! - Invalid values of single settings (see [`super::value`]).
 //! - Settings without effect (see [`super::unused`]).
 
+use std::ops::RangeInclusive;
+
 use super::{
-    ListenTlsSettings, RedisEndpoint, RedisUrl, Settings, StatsSink, StoreUrl, TlsSettings,
+    ListenTlsSettings, RedisEndpoint, RedisUrl, SecretText, Settings, StatsSink, StoreUrl,
+    TlsSettings,
 };
 use crate::kernel::units::Nanos;
 
 /// The largest `compat.store.expiry_jitter`, in seconds. Redis would accept a longer one.
 const MAX_JITTER_SECS: u64 = u32::MAX as u64;
+
+/// The valid values of `listen.max_message`: from the headers of a request under Envoy's default
+/// limit to the largest message that gRPC libraries accept by default.
+const MESSAGE_SIZES: RangeInclusive<u32> = 64 << 10..=4 << 20;
 
 /// A conflict between settings: the name of the setting to change, the message and the suggested
 /// fix.
@@ -44,6 +51,8 @@ pub(super) enum RatelimitValueAction {
 pub(super) fn find_conflicts(settings: &Settings) -> Vec<SettingConflict> {
     let found = [
         check_admin_access(settings),
+        check_admin_token(settings),
+        check_message_size(settings),
         check_password_file(settings),
         check_store_pair(settings),
         check_expiry_jitter(settings),
@@ -104,6 +113,27 @@ fn check_admin_access(settings: &Settings) -> Option<SettingConflict> {
     };
     let help = "set listen.admin_token, or listen on 127.0.0.1";
     (!is_protected).then(|| conflict("listen.admin_host", message(), help))
+}
+
+fn check_admin_token(settings: &Settings) -> Option<SettingConflict> {
+    let is_short = settings.listen.admin_token.as_ref().is_some_and(SecretText::is_short);
+    let shortest = SecretText::SHORTEST;
+    let message = || format!("`listen.admin_token` is shorter than {shortest} characters");
+    let help = "create a token of 32 characters: `openssl rand -hex 16`";
+    is_short.then(|| conflict("listen.admin_token", message(), help))
+}
+
+fn check_message_size(settings: &Settings) -> Option<SettingConflict> {
+    let (message, memory) = (settings.listen.max_message, settings.listen.max_body_memory);
+    if !MESSAGE_SIZES.contains(&message) {
+        let (least, most) = (MESSAGE_SIZES.start(), MESSAGE_SIZES.end());
+        let why = format!("`listen.max_message` {message} is not from {least} to {most}");
+        return Some(conflict("listen.max_message", why, "the default is 1048576"));
+    }
+    (memory < message).then(|| {
+        let why = format!("`listen.max_body_memory` {memory} is below `listen.max_message`");
+        conflict("listen.max_body_memory", why, "set at least the size of one message")
+    })
 }
 
 fn check_password_file(settings: &Settings) -> Option<SettingConflict> {

@@ -82,12 +82,12 @@ blocks! {
         /// Port for administration: the console at `/console`, and the JSON pages that `/` lists. 0
         /// chooses a free port and prints it.
         admin_port: u16 = 6070, "TCP port";
-        /// Token that callers of the admin port send as `Authorization: Bearer …`. Every local
-        /// user can see a token in a flag.
+        /// Token that callers of the admin port send as `Authorization: Bearer …`, with at least
+        /// 16 characters. Every local user can see a token in a flag.
         admin_token: Option<SecretText> = None, "text";
         /// Directory of further tokens of the admin port, one in each file, read again every
-        /// second. File names are `view.NAME` or `operate.NAME`: a change needs `operate`, and the
-        /// audit log shows the name.
+        /// second. A token has at least 16 characters. File names are `view.NAME` or
+        /// `operate.NAME`: a change needs `operate`, and the audit log shows the name.
         admin_tokens: Option<PathBuf> = None, "path";
         /// Header in which a reverse proxy sends the operator's name for the audit log. It is
         /// ignored without a valid token, so the proxy must also add a token.
@@ -110,6 +110,12 @@ blocks! {
         /// connections get GOAWAY or status 503, except health probes over HTTP. 0: half of
         /// (`ulimit -n` minus 512), at most 65536.
         max_connections: u64 = 0, "connections";
+        /// Largest message of a check over gRPC, and largest body of `/json`, in bytes: from 65536
+        /// to 4194304. Other gRPC methods have a maximum of 1048576, too.
+        max_message: u32 = 1 << 20, "bytes";
+        /// Most memory of the request bodies in flight, over gRPC and HTTP together, in bytes.
+        /// Further bodies above 1 KiB get `RESOURCE_EXHAUSTED` or status 429.
+        max_body_memory: u32 = 64 << 20, "bytes";
         /// Age at which the server asks a gRPC client to close its connection (GOAWAY), plus or
         /// minus 10 %. 0: never.
         max_connection_age: Nanos = Nanos(0), "duration";
@@ -169,6 +175,9 @@ blocks! {
         node_id: String = "default".to_owned(), "text";
         /// Use TLS for the connection to the xDS server.
         use_tls: bool = false, "switch";
+        /// Accept an answer without limits from the xDS server, which removes all limits.
+        /// Otherwise, the last limits stay, and the answer is reported as a failed load.
+        allow_empty: bool = false, "switch";
     }
 
     /// Store of the counters.

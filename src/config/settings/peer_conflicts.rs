@@ -6,12 +6,8 @@
 //! - The address that other replicas use for this replica is specific and inside
 //!   `fleet.peers.networks`.
 
-use super::Settings;
 use super::conflicts::{SettingConflict, conflict, has_peers};
-
-/// The length of the shortest `fleet.peers.secret`, in characters: 16 random characters are at
-/// least 96 bits.
-const SHORTEST: usize = 16;
+use super::{SecretText, Settings};
 
 pub(super) fn find_peer_conflicts(settings: &Settings) -> Vec<SettingConflict> {
     if !has_peers(settings) {
@@ -44,8 +40,9 @@ fn check_peer_secret(settings: &Settings) -> Option<SettingConflict> {
         let message = "`fleet.peers.secret` and `fleet.peers.secret_file` are both set";
         return Some(conflict("fleet.peers.secret_file", message, "keep one of them"));
     }
-    (plain.reveal().len() < SHORTEST).then(|| {
-        let message = format!("`fleet.peers.secret` is shorter than {SHORTEST} characters");
+    plain.is_short().then(|| {
+        let shortest = SecretText::SHORTEST;
+        let message = format!("`fleet.peers.secret` is shorter than {shortest} characters");
         let help = "create a secret of 32 characters: `openssl rand -hex 16`";
         conflict("fleet.peers.secret", message, help)
     })

@@ -341,6 +341,16 @@ impl SecretText {
         is_valid.then(|| Self(text.to_owned()))
     }
 
+    /// The length of the shortest token or secret of a port, in characters: 16 random characters
+    /// are at least 96 bits.
+    pub const SHORTEST: usize = 16;
+
+    /// Returns `true` if the secret has fewer than [`Self::SHORTEST`] characters.
+    #[must_use]
+    pub const fn is_short(&self) -> bool {
+        self.0.len() < Self::SHORTEST
+    }
+
     /// Returns the plain text of the secret.
     #[must_use]
     pub fn reveal(&self) -> &str {

@@ -4,12 +4,12 @@
 //! - A unary call fails if its message is incomplete after the message timeout.
 //! - A stream fails if a message that has begun is incomplete after the message timeout. Between
 //!   messages it may be silent for any time.
-//! - A message has at most [`MAX_MESSAGE_BYTES`] bytes, because decoding can take forty times the
-//!   memory. Services that count a message's parts before decoding have no such limit.
-//! - A buffered unary message is decoded only after the client has sent all of it.
+//! - A message is passed on when it is complete; that of a unary call, when the body has ended.
+//! - All incomplete messages together take at most `listen.max_body_memory` ([`BodyMemory`]). A
+//!   unary call keeps its share until its reply; a stream, until the message is complete.
 
-use std::mem::take;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -19,10 +19,12 @@ use tonic::codegen::StdError;
 use tonic::{Code, Status};
 
 use super::incoming::ShortIdleGuard;
+use crate::edge::body_memory::{BodyBuffer, BodyMemory, BodyMemoryFull};
 use crate::telemetry::event::{EdgeOutcome, Event as _, Protocol, RequestCompleted};
 
-/// The largest message of services that decode without counting first. It contains a request's
-/// headers, for which Envoy's default limit is 60 KiB.
+/// The largest message of services that decode without counting first, because decoding can take
+/// forty times the memory. It contains a request's headers, for which Envoy's default limit is 60
+/// KiB.
 pub(super) const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
 /// The size of a gRPC message header: a compression flag and a length of four bytes.
@@ -31,80 +33,122 @@ const FRAME_HEADER_BYTES: usize = 5;
 #[derive(Debug)]
 pub(super) struct BoundedBody {
     body: Incoming,
-    mode: BodyMode,
+    kind: BodyKind,
+    position: FramePosition,
+    /// The received bytes that are not passed on yet.
+    buffer: BodyBuffer,
+    memory: Arc<BodyMemory>,
     message_timeout: Duration,
     /// The time limit of the current message. It starts at the first wait for missing bytes.
     deadline: Option<Pin<Box<Sleep>>>,
     _guard: Option<ShortIdleGuard>,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BodyKind {
+    Unary,
+    Stream,
+}
+
+/// The bounds of a body: the largest message in bytes, its time limit, and its memory.
 #[derive(Debug)]
-enum BodyMode {
-    /// A unary call, whose data frames go to the service as they arrive.
-    Unbuffered,
-    /// A unary call, whose message goes to the service when it is complete.
-    Buffered(Vec<u8>),
-    /// A stream of messages, whose data frames go to the service as they arrive.
-    Stream(FramePosition),
+pub(super) struct MessageBounds {
+    pub(super) max_bytes: usize,
+    pub(super) timeout: Duration,
+    pub(super) memory: Arc<BodyMemory>,
 }
 
 impl BoundedBody {
-    /// Creates the body of a unary call whose service itself limits the message size.
-    pub(super) const fn unbuffered(body: Incoming, message_timeout: Duration) -> Self {
-        Self { body, mode: BodyMode::Unbuffered, message_timeout, deadline: None, _guard: None }
+    /// Creates the body of a unary call.
+    pub(super) fn unary(body: Incoming, bounds: MessageBounds) -> Self {
+        Self::new(body, BodyKind::Unary, bounds, None)
     }
 
-    /// Creates the body of a unary call that buffers a message of at most [`MAX_MESSAGE_BYTES`]
-    /// bytes.
-    pub(super) const fn buffered(body: Incoming, message_timeout: Duration) -> Self {
-        let mode = BodyMode::Buffered(Vec::new());
-        Self { body, mode, message_timeout, deadline: None, _guard: None }
-    }
-
-    /// Creates the body of a stream with messages of at most `max_bytes` bytes each. While the body
-    /// exists, `guard` shortens the idle timeout of its connection.
-    pub(super) const fn stream(
+    /// Creates the body of a stream. While the body exists, `guard` shortens the idle timeout of
+    /// its connection.
+    pub(super) fn stream(
         body: Incoming,
-        max_bytes: usize,
+        bounds: MessageBounds,
         guard: Option<ShortIdleGuard>,
-        message_timeout: Duration,
     ) -> Self {
-        let mode =
-            BodyMode::Stream(FramePosition { max_bytes, header_bytes_read: 0, remaining: 0 });
-        Self { body, mode, message_timeout, deadline: None, _guard: guard }
+        Self::new(body, BodyKind::Stream, bounds, guard)
+    }
+
+    fn new(
+        body: Incoming,
+        kind: BodyKind,
+        bounds: MessageBounds,
+        guard: Option<ShortIdleGuard>,
+    ) -> Self {
+        let MessageBounds { max_bytes, timeout, memory } = bounds;
+        let expected = FRAME_HEADER_BYTES.saturating_add(max_bytes);
+        Self {
+            body,
+            kind,
+            position: FramePosition { max_bytes, header_bytes_read: 0, remaining: 0 },
+            buffer: BodyBuffer::new(expected, Arc::clone(&memory)),
+            memory,
+            message_timeout: timeout,
+            deadline: None,
+            _guard: guard,
+        }
     }
 
     fn accept_frame(&mut self, frame: Frame<Bytes>) -> Result<Option<Frame<Bytes>>, Status> {
-        match &mut self.mode {
-            BodyMode::Unbuffered => {}
-            BodyMode::Buffered(buffer) => {
-                append_bounded(buffer, frame.data_ref())?;
-                return Ok(None);
-            }
-            BodyMode::Stream(position) => {
-                if let Some(piece) = frame.data_ref()
-                    && position.advance(piece)?
-                {
-                    self.deadline = None;
-                }
-            }
+        let is_stream = self.kind == BodyKind::Stream;
+        let data = match frame.into_data() {
+            Ok(data) => data,
+            // The trailers of a unary call have no meaning.
+            Err(trailers) => return Ok(Some(trailers).filter(|_| is_stream)),
+        };
+        let complete = self.position.advance(&data)?;
+        let passed =
+            if is_stream { self.accept_stream(data, complete) } else { self.accept_unary(data) };
+        Ok(passed?.map(Frame::data))
+    }
+
+    /// Returns `data` if it is the whole body. Otherwise buffers it.
+    fn accept_unary(&mut self, data: Bytes) -> Result<Option<Bytes>, Status> {
+        let max_bytes = self.position.max_bytes;
+        if FRAME_HEADER_BYTES + max_bytes < self.buffer.bytes.len() + data.len() {
+            return Err(message_too_long(max_bytes));
         }
-        Ok(Some(frame))
+        if self.buffer.bytes.is_empty() && self.body.is_end_stream() {
+            self.memory.resize(data.len()).map_err(memory_full)?;
+            return Ok(Some(data));
+        }
+        self.buffer.append(&data).map_err(memory_full)?;
+        Ok(None)
+    }
+
+    /// Returns the buffer and the first `complete` bytes of `data`, which end a message. Buffers
+    /// the rest.
+    fn accept_stream(&mut self, mut data: Bytes, complete: usize) -> Result<Option<Bytes>, Status> {
+        let rest = data.split_off(complete);
+        let mut passed = None;
+        if complete != 0 {
+            self.deadline = None;
+            passed = Some(if self.buffer.bytes.is_empty() {
+                data
+            } else {
+                self.buffer.append(&data).map_err(memory_full)?;
+                Bytes::from(self.buffer.take())
+            });
+            self.memory.resize(0).map_err(memory_full)?;
+        }
+        self.buffer.append(&rest).map_err(memory_full)?;
+        Ok(passed)
     }
 
     fn take_buffered(&mut self) -> Option<Frame<Bytes>> {
-        match &mut self.mode {
-            BodyMode::Buffered(buffer) if !buffer.is_empty() => {
-                Some(Frame::data(Bytes::from(take(buffer))))
-            }
-            _ => None,
-        }
+        let bytes = self.buffer.take();
+        (!bytes.is_empty()).then(|| Frame::data(Bytes::from(bytes)))
     }
 
     /// Returns `true` if a message has begun and is incomplete. A unary call is incomplete until
     /// its body ends.
-    const fn is_message_incomplete(&self) -> bool {
-        !matches!(self.mode, BodyMode::Stream(FramePosition { header_bytes_read: 0, .. }))
+    fn is_message_incomplete(&self) -> bool {
+        self.kind == BodyKind::Unary || self.position.header_bytes_read != 0
     }
 }
 
@@ -134,18 +178,7 @@ impl Body for BoundedBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        let has_buffered = matches!(&self.mode, BodyMode::Buffered(buffer) if !buffer.is_empty());
-        self.body.is_end_stream() && !has_buffered
-    }
-}
-
-fn append_bounded(buffer: &mut Vec<u8>, piece: Option<&Bytes>) -> Result<(), Status> {
-    let Some(piece) = piece else { return Ok(()) };
-    buffer.extend_from_slice(piece);
-    if FRAME_HEADER_BYTES + MAX_MESSAGE_BYTES < buffer.len() {
-        Err(message_too_long(MAX_MESSAGE_BYTES))
-    } else {
-        Ok(())
+        self.body.is_end_stream() && self.buffer.bytes.is_empty()
     }
 }
 
@@ -161,22 +194,23 @@ struct FramePosition {
 }
 
 impl FramePosition {
-    /// Advances by the received bytes `piece`. Returns `true` if they contain the end of a message.
-    fn advance(&mut self, mut piece: &[u8]) -> Result<bool, Status> {
-        let mut ended = false;
-        while let Some((first, rest)) = piece.split_first() {
+    /// Advances by the received bytes `piece`. Returns the number of bytes up to the end of the last
+    /// message that ends in them; 0 if none ends.
+    fn advance(&mut self, piece: &[u8]) -> Result<usize, Status> {
+        let (mut unread, mut complete) = (piece, 0);
+        while let Some((first, rest)) = unread.split_first() {
             if self.header_bytes_read < FRAME_HEADER_BYTES {
                 self.read_header_byte(*first)?;
-                piece = rest;
+                unread = rest;
             } else {
-                piece = self.skip_body(piece);
+                unread = self.skip_body(unread);
             }
             if self.header_bytes_read == FRAME_HEADER_BYTES && self.remaining == 0 {
                 self.header_bytes_read = 0;
-                ended = true;
+                complete = piece.len() - unread.len();
             }
         }
-        Ok(ended)
+        Ok(complete)
     }
 
     /// Reads one byte of the message header into `remaining`. The four bytes of the length shift
@@ -208,11 +242,17 @@ fn message_too_long(max_bytes: usize) -> Status {
     Status::out_of_range(format!("the message is larger than the maximum of {max_bytes} bytes"))
 }
 
-/// Counts a stream message that is too long or cannot be decoded. Returns the error with the gRPC
+/// Returns an error with `RESOURCE_EXHAUSTED`.
+fn memory_full(error: BodyMemoryFull) -> Status {
+    Status::resource_exhausted(error.to_string())
+}
+
+/// Counts a stream message that is refused or cannot be decoded. Returns the error with the gRPC
 /// code that clients of envoyproxy/ratelimit expect.
 pub(super) fn count_unreadable(status: &Status, protocol: Protocol) -> Status {
     let (code, outcome) = match status.code() {
         Code::OutOfRange => (Code::ResourceExhausted, EdgeOutcome::TooLarge),
+        Code::ResourceExhausted => (Code::ResourceExhausted, EdgeOutcome::TooManyRequests),
         Code::Internal => (Code::Internal, EdgeOutcome::Malformed),
         other => return Status::new(other, status.message()),
     };

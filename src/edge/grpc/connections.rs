@@ -25,6 +25,7 @@ use super::ping_timer::PingTimer;
 use super::rls::RateLimitService;
 use super::router::ConnectionRouter;
 use super::timeouts::GrpcTimeouts;
+use crate::edge::body_memory::BodyLimits;
 
 /// The largest number of open calls on one connection. With `ext_proc`, each HTTP request in flight
 /// is one call.
@@ -34,7 +35,7 @@ const MAX_CALLS_PER_CONNECTION: u32 = 10_000;
 /// finishes the open calls.
 pub(super) async fn serve(
     mut incoming: IncomingConnections,
-    (rate_limits, routes): (RateLimitService, Routes),
+    (rate_limits, routes, bodies): (RateLimitService, Routes, BodyLimits),
     max_age: Option<Duration>,
     shutdown: impl Future<Output = ()>,
 ) {
@@ -53,7 +54,7 @@ pub(super) async fn serve(
             &rate_limits,
             &routes,
             (connection.connect_info(), connection.client(), idle_handle.clone()),
-            connection.timeouts().message,
+            (connection.timeouts().message, bodies.clone()),
         );
         tokio::spawn(serve_connection(
             (connection, idle_handle),

@@ -47,6 +47,7 @@ use tonic_reflection::server::Error as ReflectionError;
 use tonic_reflection::server::v1::{ServerReflection, ServerReflectionServer};
 
 use super::ReplyOptions;
+use super::body_memory::BodyLimits;
 use super::connection_gate::{ConnectionGate, ListenPort};
 use super::health::{Health, Readiness};
 use super::mirror::Mirror;
@@ -106,6 +107,8 @@ pub struct GrpcPort {
     pub mirror: Option<Mirror>,
     /// The clients that `sluicegate.v1.Leases` serves.
     pub proxies: ProxyAccess,
+    /// The bounds on messages, which the HTTP port shares.
+    pub bodies: BodyLimits,
 }
 
 /// The age limit of a connection.
@@ -171,7 +174,8 @@ pub async fn serve_with_timeouts(
     }
     let max_age = grpc.connection_age.map(|age| age.max_age);
     let shutdown = report_until_shutdown(shutdown, reporter, readiness, drain);
-    connections::serve(incoming, (limits, routes.prepare()), max_age, shutdown).await;
+    let services = (limits, routes.prepare(), grpc.bodies);
+    connections::serve(incoming, services, max_age, shutdown).await;
     Ok(())
 }
 

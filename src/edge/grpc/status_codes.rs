@@ -3,7 +3,7 @@
 //! Guarantees:
 //! - A message above the size limit gets `RESOURCE_EXHAUSTED`, where tonic uses `OUT_OF_RANGE`.
 //! - A message that cannot be decoded gets `INTERNAL`, an unknown method `UNIMPLEMENTED`.
-//! - Messages that are too long or cannot be decoded are counted.
+//! - Messages that are refused or cannot be decoded are counted.
 //!
 //! Relies on: the services themselves never return `OUT_OF_RANGE` or `INTERNAL`.
 
@@ -69,6 +69,7 @@ fn map_status_code<R>(mut response: Response<R>, protocol: Protocol) -> Response
     let Some(code) = response.headers().get("grpc-status") else { return response };
     let outcome = match Code::from_bytes(code.as_bytes()) {
         Code::OutOfRange => EdgeOutcome::TooLarge,
+        Code::ResourceExhausted => EdgeOutcome::TooManyRequests,
         Code::Internal => EdgeOutcome::Malformed,
         _ => return response,
     };

@@ -20,6 +20,7 @@ mod port;
 mod recent;
 mod record;
 mod show;
+mod wrong_tokens;
 
 use std::sync::Arc;
 
@@ -42,6 +43,7 @@ pub use explain::{ExplainQuery, explain};
 pub use permits::permits;
 pub use port::Admin;
 pub use show::{ConfigLoads, LoadError, config, fleet, rlconfig};
+pub use wrong_tokens::WrongTokens;
 
 /// The paths and their purposes. A change needs a token with the role `operate`.
 const PATHS: [(&str, &str); 27] = [

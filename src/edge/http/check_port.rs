@@ -9,6 +9,7 @@ use tokio::sync::watch;
 
 use crate::config::hooks::Hooks;
 use crate::edge::ReplyOptions;
+use crate::edge::body_memory::BodyLimits;
 use crate::edge::health::Health;
 use crate::engine::Engine;
 
@@ -25,4 +26,6 @@ pub struct CheckPort {
     pub hooks: Arc<Hooks>,
     /// Becomes `true` when the process drains and open `/acquire` connections must end.
     pub draining: watch::Receiver<bool>,
+    /// The bounds on bodies, which the gRPC port shares.
+    pub bodies: BodyLimits,
 }

@@ -8,7 +8,7 @@
 //! Not covered: the disconnect of a client whose unread data fills the socket's receive buffer.
 
 use std::io::{self, ErrorKind, IoSlice};
-use std::net::Shutdown;
+use std::net::{IpAddr, Shutdown};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -176,6 +176,11 @@ pub(super) struct HttpPeer(Option<Arc<OwnedWriteHalf>>);
 impl HttpPeer {
     pub(super) fn from_extensions(extensions: &Extensions) -> Self {
         extensions.get().cloned().unwrap_or_default()
+    }
+
+    /// Returns the IP address of the peer, if it is known.
+    pub(super) fn address(&self) -> Option<IpAddr> {
+        Some(self.0.as_ref()?.peer_addr().ok()?.ip())
     }
 
     /// Waits until the peer closes the connection or its sending side, or becomes unreachable.

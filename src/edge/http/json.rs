@@ -2,7 +2,8 @@
 //!
 //! Guarantees:
 //! - A valid body gets the same decision as the equivalent gRPC message.
-//! - A body above [`MAX_BODY_BYTES`] is rejected before all of it is in memory.
+//! - A body above `listen.max_message` is rejected before all of it is in memory.
+//! - All bodies in flight take at most `listen.max_body_memory`; others get status 429.
 //! - Statuses match envoyproxy/ratelimit: 200 allow, 429 deny, 400 invalid check.
 //! - Status 500 means that the decision contains infinity or NaN, which JSON cannot express.
 //! - Any method and content type is accepted, as in envoyproxy/ratelimit.
@@ -23,7 +24,8 @@ use tokio::time::Instant;
 use tokio_stream::StreamExt as _;
 
 use super::check_port::CheckPort;
-use super::response::{JSON, status_response};
+use super::response::{JSON, status_response, text_response};
+use crate::edge::body_memory::{BodyBuffer, BodyMemoryFull};
 use crate::edge::grpc::convert;
 use crate::edge::{check_outcome, count_check_error};
 use crate::kernel::decision::Verdict;
@@ -33,9 +35,6 @@ use crate::telemetry::reason_log::{DueLine, ReasonLog};
 
 pub use read::{JsonRequestError, parse_request};
 pub use write::{NotExpressibleInJson, to_json_text};
-
-/// The largest request body: that of the largest gRPC message.
-pub const MAX_BODY_BYTES: usize = 4 * 1024 * 1024;
 
 /// The timeout for receiving and deciding a check, so that a slow client occupies a connection only
 /// for a limited time.
@@ -54,8 +53,10 @@ pub(super) async fn reply_to_check(port: &CheckPort, body: Body) -> Response {
 }
 
 async fn decide(port: &CheckPort, body: Body) -> (EdgeOutcome, Response) {
-    let bytes = read_body(body).await;
-    let request = match bytes.and_then(|bytes| Ok(parse_request(&bytes)?)) {
+    // Stays charged until the reply.
+    let mut buffer = BodyBuffer::new(port.bodies.max_message, port.bodies.open_account());
+    let body = read_body(body, port.bodies.max_message, &mut buffer).await;
+    let request = match body.and_then(|()| Ok(parse_request(&buffer.bytes)?)) {
         Ok(request) => request,
         Err(error) => {
             let (outcome, response) = body_error_response(&error);
@@ -119,8 +120,10 @@ fn log_rejection(error: &dyn fmt::Display) {
 enum BodyError {
     #[error("{0}")]
     Invalid(#[from] JsonRequestError),
-    #[error("the body has more than {MAX_BODY_BYTES} bytes")]
+    #[error("the body is larger than listen.max_message")]
     TooLarge,
+    #[error("{0}")]
+    MemoryFull(#[from] BodyMemoryFull),
     #[error("the connection failed before the end of the body")]
     Incomplete,
     #[error("the body did not arrive in time")]
@@ -136,24 +139,28 @@ fn body_error_response(error: &BodyError) -> (EdgeOutcome, Response) {
             (EdgeOutcome::TooManyEntries, StatusCode::BAD_REQUEST)
         }
         BodyError::TooLarge => (EdgeOutcome::TooLarge, StatusCode::PAYLOAD_TOO_LARGE),
+        BodyError::MemoryFull(full) => {
+            let response = text_response(StatusCode::TOO_MANY_REQUESTS, full);
+            return (EdgeOutcome::TooManyRequests, response);
+        }
         BodyError::TimedOut => (EdgeOutcome::ReadTimeout, StatusCode::REQUEST_TIMEOUT),
     };
     (outcome, status_response(status))
 }
 
-/// Reads the whole body. Returns an error without reading if `Content-Length` is too large.
-async fn read_body(body: Body) -> Result<Vec<u8>, BodyError> {
-    if MAX_BODY_BYTES < usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX) {
+/// Reads the whole body into `buffer`. Returns an error without reading if `Content-Length` is above
+/// `max_bytes`.
+async fn read_body(body: Body, max_bytes: usize, buffer: &mut BodyBuffer) -> Result<(), BodyError> {
+    if max_bytes < usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX) {
         return Err(BodyError::TooLarge);
     }
-    let mut bytes = Vec::new();
     let mut chunks = body.into_data_stream();
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(|_| BodyError::Incomplete)?;
-        if MAX_BODY_BYTES - bytes.len() < chunk.len() {
+        if max_bytes - buffer.bytes.len() < chunk.len() {
             return Err(BodyError::TooLarge);
         }
-        bytes.extend_from_slice(&chunk);
+        buffer.append(&chunk)?;
     }
-    Ok(bytes)
+    Ok(())
 }

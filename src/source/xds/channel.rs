@@ -9,6 +9,7 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -54,6 +55,19 @@ impl fmt::Display for XdsServer {
 impl XdsServer {
     fn uri_host(&self) -> String {
         if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() }
+    }
+
+    /// Warns if others on the network can change the limits.
+    pub(super) fn warn_without_tls(&self) {
+        let is_loopback = self.host == "localhost"
+            || self.host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+        if self.tls.is_none() && !is_loopback {
+            tracing::warn!(
+                server = %self,
+                "the connection to the xDS server has no TLS, so others on the network can change \
+                 the limits: set limits.xds.use_tls"
+            );
+        }
     }
 
     fn endpoint(&self) -> Result<Endpoint, XdsConnectError> {

@@ -62,6 +62,7 @@ impl fmt::Display for MetricsPage<'_> {
         self.metrics.write_proxies(f, self.gauges.lease_proxies)?;
         self.metrics.write_datagrams(f)?;
         self.metrics.write_connections(f)?;
+        self.metrics.write_bodies(f, &self.gauges)?;
         self.metrics.write_cloud_events(f, self.gauges.undelivered_events)?;
         self.metrics.write_mirror(f)?;
         write_mirror_differences(f, &self.gauges.mirror_differences)?;
@@ -317,8 +318,32 @@ impl Metrics {
         for (port, open) in self.series(ports, |shard| &shard.open_connections) {
             writeln!(page, "{name}{{port=\"{port}\"}} {open}")?;
         }
-        MetricHead("sluicegate_connections_refused_total", "Connections above the maximum, by port")
-            .write_counters(page, "port", self.series(ports, |shard| &shard.refused_connections))
+        MetricHead(
+            "sluicegate_connections_refused_total",
+            "Connections above the maximum, by port",
+        )
+        .write_counters(
+            page,
+            "port",
+            self.series(ports, |shard| &shard.refused_connections),
+        )?;
+        MetricHead(
+            "sluicegate_admin_wrong_tokens_total",
+            "Requests to the admin port with a wrong token",
+        )
+        .write_counter(page, self.sum(|shard| &shard.wrong_admin_tokens))
+    }
+
+    fn write_bodies(&self, page: &mut fmt::Formatter<'_>, gauges: &Gauges) -> fmt::Result {
+        MetricHead("sluicegate_body_memory_bytes", "Memory of request bodies in flight")
+            .write_gauge(page, gauges.body_memory)?;
+        MetricHead("sluicegate_body_memory_bytes_max", "The most memory of request bodies")
+            .write_gauge(page, gauges.max_body_memory)?;
+        MetricHead(
+            "sluicegate_bodies_refused_total",
+            "Request bodies refused, because bodies take too much memory",
+        )
+        .write_counter(page, self.sum(|shard| &shard.refused_bodies))
     }
 }
 

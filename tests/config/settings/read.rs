@@ -166,12 +166,12 @@ fn unquoted_text_like_010_keeps_its_spelling_in_every_source() {
             );
         }
     }
-    let text = "listen.peer_port: 0\nstore.url: redis://host\nlisten.admin_token: 0042871193\n\
+    let text = "listen.peer_port: 0\nstore.url: redis://host\nlisten.admin_token: 00428711930042871193\n\
                 store.key_prefix: 1.10\nlimits.paths: [no, 0x10]\n\
                 compat.limits.file_prefix: &it on\nfleet.replica_name: *it\n\
                 fleet.peers.secret: 00000000000000000000000000000042\n";
     let Settings { listen, limits, store, fleet, compat, .. } = load_valid(&dotted(text)).settings;
-    assert_eq!(listen.admin_token.unwrap().reveal(), "0042871193");
+    assert_eq!(listen.admin_token.unwrap().reveal(), "00428711930042871193");
     assert_eq!(fleet.peers.secret.unwrap().reveal(), SPELT[7]);
     let texts = [&*store.key_prefix, &compat.limits.file_prefix, &fleet.replica_name];
     assert_eq!(texts, ["1.10", "on", "on"]);

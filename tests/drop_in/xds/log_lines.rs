@@ -111,7 +111,7 @@ fn a_loop_of_rejections_is_one_line() {
 }
 
 #[test]
-fn resources_without_limits_are_logged_as_no_limits() {
+fn resources_without_limits_are_accepted_and_logged_as_no_limits() {
     let xds = Xds::start();
     let service = start(&xds, &[("LOG_LEVEL", "info")]);
     let warning = "no limits are loaded, so every check is allowed";
@@ -127,4 +127,8 @@ fn resources_without_limits_are_logged_as_no_limits() {
     xds.publish("3", &[domain("d", vec![descriptor("k", 1)])]);
     assert_eq!(xds.wait_for_ack("3").1, None);
     assert_eq!(service.log().matches(warning).count(), 2, "{}", service.log());
+    // As in envoyproxy/ratelimit, an empty answer removes limits.
+    xds.publish("4", &[]);
+    assert_eq!(xds.wait_for_ack("4"), ("4".to_owned(), None));
+    assert_eq!(service.log().matches(warning).count(), 3, "{}", service.log());
 }

@@ -36,6 +36,7 @@ use prost::Message as _;
 use prost::bytes::{Buf as _, BufMut as _};
 use sluicegate::config::hooks::Hooks;
 use sluicegate::edge::ReplyOptions;
+use sluicegate::edge::body_memory::BodyLimits;
 use sluicegate::edge::grpc::incoming::GrpcListener;
 use sluicegate::edge::grpc::{GrpcPort, GrpcTimeouts, serve_with_timeouts};
 use sluicegate::edge::health::{Health, Readiness};
@@ -75,6 +76,7 @@ const SESSION: &str = "/sluicegate.v1.Permits/Session";
 pub(crate) struct Served {
     pub(super) channel: Channel,
     pub(crate) address: SocketAddr,
+    bodies: BodyLimits,
     health: Health,
     stop: oneshot::Sender<()>,
     server: tokio::task::JoinHandle<Result<(), sluicegate::edge::grpc::GrpcPortError>>,
@@ -106,6 +108,7 @@ async fn start(
     let address = listener.local_addr().unwrap();
     let health = Health::new(ready);
     let (stop, stopped) = oneshot::channel::<()>();
+    let bodies = BodyLimits::default();
     let grpc = GrpcPort {
         engine,
         reporting,
@@ -117,6 +120,7 @@ async fn start(
         connection_age: None,
         mirror: None,
         proxies: sluicegate::config::settings::ProxyAccess::Auto,
+        bodies: bodies.clone(),
     };
     let until: Pin<Box<dyn Future<Output = ()> + Send>> =
         Box::pin(async move { drop(stopped.await) });
@@ -125,7 +129,7 @@ async fn start(
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
     // The call timeout is long enough for a request that waits in a concurrency queue.
     let endpoint = endpoint.timeout(3 * PATIENCE);
-    Served { channel: endpoint.connect().await.unwrap(), address, health, stop, server }
+    Served { channel: endpoint.connect().await.unwrap(), address, bodies, health, stop, server }
 }
 
 pub(super) async fn limited() -> Served {

@@ -67,6 +67,32 @@ async fn partial_messages_time_out_but_idle_streams_stay_open() {
 }
 
 #[tokio::test]
+async fn a_stream_is_charged_only_while_a_message_is_incomplete() {
+    let served = impatient().await;
+    let (sender, receiver) = mpsc::channel(1);
+    let mut stream = served.open(SESSION, ReceiverStream::new(receiver)).await.unwrap();
+    sender.send(padded(vec![], 1 << 20)).await.unwrap();
+    assert!(soon("an answer", stream.message()).await.unwrap().is_some());
+    assert_eq!(served.bodies.in_use(), 0, "the stream is open");
+    let mut cut = framed(&padded(vec![], 500_000));
+    cut.pop();
+    let charged = async {
+        while served.bodies.in_use() < 400_000 {
+            tokio::task::yield_now().await;
+        }
+    };
+    let both = async { tokio::join!(served.send_unfinished(SESSION, cut), charged) };
+    let (refused, ()) = soon("the end of the message", both).await;
+    assert!(refused.message().contains("in time"), "{refused}");
+    let freed = async {
+        while served.bodies.in_use() != 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("the memory is free", freed).await;
+}
+
+#[tokio::test]
 async fn a_rejected_acquire_stores_no_early_release() {
     let engine = engine_with_concurrency("limit: 1");
     let served = served(Arc::clone(&engine), Readiness::Ready).await;

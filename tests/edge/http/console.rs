@@ -31,7 +31,7 @@ impl Reply {
 
 /// Sends a request without a token to an admin port that has one.
 async fn send(method: &str, path: &str, headers: &[(&str, &str)]) -> Reply {
-    let router: Router = admin(Some("open-sesame"));
+    let router: Router = admin(Some("open-sesame-please"));
     let mut request = Request::builder().method(method).uri(path);
     for (name, value) in headers {
         request = request.header(*name, *value);

@@ -18,10 +18,10 @@ use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
 use serde_json::{Value, json};
 use sluicegate::edge::ReplyOptions;
+use sluicegate::edge::body_memory::BodyLimits;
 use sluicegate::edge::connection_gate::{ConnectionGate, ListenPort};
 use sluicegate::edge::headers::{CompatHeaderNames, RateLimitHeaders};
 use sluicegate::edge::health::{Health, Readiness};
-use sluicegate::edge::http::json::MAX_BODY_BYTES;
 use sluicegate::edge::http::{CheckPort, router, serve};
 use sluicegate::engine::Engine;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -49,6 +49,7 @@ fn port(engine: Arc<Engine>, reporting: ReplyOptions, health: &Health) -> Router
             health: health.clone(),
             hooks: Arc::default(),
             draining: watch::channel(false).1,
+            bodies: BodyLimits::default(),
         },
         MAX_CONNECTIONS,
     )
@@ -176,11 +177,11 @@ async fn checks_return_400_before_limits_are_loaded() {
 }
 
 #[tokio::test]
-async fn bodies_above_four_mebibytes_return_413() {
+async fn bodies_above_one_mebibyte_return_413() {
     let router = default_router(engine(two_a_minute()));
     let padded = |size: usize| ONE_HIT.to_owned() + &" ".repeat(size - ONE_HIT.len());
-    assert_eq!(post(&router, padded(MAX_BODY_BYTES)).await.0, 200);
-    let (status, _, body) = call(&router, to("POST", "/json", padded(MAX_BODY_BYTES + 1))).await;
+    assert_eq!(post(&router, padded(1 << 20)).await.0, 200);
+    let (status, _, body) = call(&router, to("POST", "/json", padded((1 << 20) + 1))).await;
     assert_eq!((status, &*body), (413, "Payload Too Large\n"));
 }
 
@@ -197,7 +198,7 @@ async fn reading_an_endless_body_stops_at_the_limit() {
         call(&default_router(engine(two_a_minute())), to("POST", "/json", endless)).await.0,
         413
     );
-    assert_eq!(read.load(Relaxed), 65, "64 chunks fit, one is too much");
+    assert_eq!(read.load(Relaxed), 17, "16 chunks fit, one is too much");
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ use axum::body::Body;
 use axum::http::{HeaderMap, Request};
 use sluicegate::config::hooks::Hooks;
 use sluicegate::edge::ReplyOptions;
+use sluicegate::edge::body_memory::BodyLimits;
 use sluicegate::edge::headers::RateLimitHeaders;
 use sluicegate::edge::health::{Health, Readiness};
 use sluicegate::edge::http::{CheckPort, router};
@@ -46,6 +47,7 @@ fn port(engine: Arc<Engine>, hooks: Hooks) -> Router {
             health: Health::new(Readiness::Ready),
             hooks: Arc::new(hooks),
             draining: watch::channel(false).1,
+            bodies: BodyLimits::default(),
         },
         MAX_CONNECTIONS,
     )

@@ -207,7 +207,7 @@ fn a_read_only_mount_stops_serve() {
 
 #[test]
 fn a_boost_and_the_audit_log_survive_a_restart() {
-    let flags = ["--listen-admin-token", "open-sesame"];
+    let flags = ["--listen-admin-token", "open-sesame-please"];
     let deployment = Deployment::new(2, &flags);
     let ask = |service: &Service, more: &[&str]| {
         let (address, admin) = (service.grpc.to_string(), format!("http://{}", service.admin));
@@ -217,7 +217,8 @@ fn a_boost_and_the_audit_log_survive_a_restart() {
         if more.contains(&"--reason") {
             command.args(["--server", &admin]);
         }
-        let output = command.env("SLUICEGATE_LISTEN_ADMIN_TOKEN", "open-sesame").output().unwrap();
+        let output =
+            command.env("SLUICEGATE_LISTEN_ADMIN_TOKEN", "open-sesame-please").output().unwrap();
         (output.status.code(), String::from_utf8(output.stdout).unwrap())
     };
     let service = deployment.start();
@@ -228,7 +229,7 @@ fn a_boost_and_the_audit_log_survive_a_restart() {
     let service = deployment.start();
     assert_eq!(ask(&service, &["--hits", "5"]).0, Some(0), "{}", service.log());
     assert_eq!(ask(&service, &[]).0, Some(1));
-    let headers = [("authorization", "Bearer open-sesame")];
+    let headers = [("authorization", "Bearer open-sesame-please")];
     let page = http1::get(service.admin, "/audit", &headers).unwrap().text();
     let page: Value = serde_json::from_str(&page).unwrap();
     assert_eq!(

@@ -8,7 +8,7 @@ use crate::support::resp::Value;
 use crate::support::service::Service;
 use crate::support::waiting::{for_a_day_with_a_minute_left, until};
 
-const TOKEN: &str = "open-sesame";
+const TOKEN: &str = "open-sesame-please";
 
 /// Runs `sluicegate ask` for the limit of `local`. Returns the exit code and the output.
 fn run_ask(service: &Service, more: &[&str]) -> (Option<i32>, String) {

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
 
+use super::wrong_tokens::WrongTokens;
 use crate::config::settings::{HeaderName, SecretText};
 use crate::engine::actions::MAX_OPERATOR_BYTES;
 use crate::kernel::units::Nanos;
@@ -38,6 +39,8 @@ pub struct AdminAccess {
     /// Serves the pages that envoyproxy/ratelimit has too (`/`, `/rlconfig` and `/stats`)
     /// without a token. The other paths still need a token.
     pub debug_pages: bool,
+    /// The wrong tokens that clients sent.
+    pub wrong_tokens: Arc<WrongTokens>,
 }
 
 /// The caller of a request.
@@ -73,6 +76,11 @@ impl AdminAccess {
         self.find_caller(headers)
     }
 
+    /// Returns `true` if a token is needed, and the headers have one, valid or not.
+    pub(super) fn has_token_of(&self, headers: &HeaderMap) -> bool {
+        self.has_tokens() && offered_token(headers).is_some()
+    }
+
     fn find_caller(&self, headers: &HeaderMap) -> Option<Caller> {
         if !self.has_tokens() {
             let why = "changes are forbidden, because no admin token is set (listen.admin_token)";
@@ -83,7 +91,7 @@ impl AdminAccess {
             };
             return (!self.debug_pages).then_some(caller);
         }
-        let offered = headers.get(AUTHORIZATION)?.as_bytes().strip_prefix(b"Bearer ")?;
+        let offered = offered_token(headers)?;
         let is_single = self.token.as_ref().is_some_and(|token| token.matches(offered));
         let (token_name, role) = if is_single {
             (SINGLE_TOKEN_NAME.into(), Role::Operate)
@@ -103,4 +111,8 @@ impl AdminAccess {
         let is_valid = !name.is_empty() && name.len() <= MAX_OPERATOR_BYTES;
         is_valid.then(|| name.into())
     }
+}
+
+fn offered_token(headers: &HeaderMap) -> Option<&[u8]> {
+    headers.get(AUTHORIZATION)?.as_bytes().strip_prefix(b"Bearer ")
 }

@@ -2,6 +2,7 @@
 //!
 //! Guarantees:
 //! - A page in a browser can make changes only from the admin port's own origin.
+//! - The reply to a wrong token is delayed ([`WrongTokens`](super::wrong_tokens::WrongTokens)).
 //! - Without a token, only clients that address this machine by IP or `localhost` are served.
 
 use axum::extract::{Request, State};
@@ -13,6 +14,8 @@ use axum::response::{IntoResponse, Response};
 use super::access::AdminAccess;
 use super::browser::{has_local_host, is_same_origin};
 use super::port::Admin;
+use super::wrong_tokens::TooManyWrongTokens;
+use crate::edge::http::connection::HttpPeer;
 use crate::edge::http::response::PLAIN;
 
 /// Lets a request pass if its caller may use the path and the method.
@@ -23,6 +26,14 @@ pub(super) async fn authorize(
 ) -> Response {
     let access = &admin.access;
     let caller = access.caller(request.headers(), admin.engine.clock().steady()).await;
+    // Also for public paths, whose replies would otherwise show at once whether a token is valid.
+    if caller.is_none() && access.has_token_of(request.headers()) {
+        let address = HttpPeer::from_extensions(request.extensions()).address();
+        if let Err(TooManyWrongTokens) = access.wrong_tokens.delay(address).await {
+            let message = "too many wrong tokens at the same time\n";
+            return (StatusCode::TOO_MANY_REQUESTS, PLAIN, message).into_response();
+        }
+    }
     if admin.is_public(request.uri().path()) {
         if let Some(caller) = caller {
             request.extensions_mut().insert(caller);

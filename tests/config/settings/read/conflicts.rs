@@ -108,7 +108,7 @@ fn admin_beyond_loopback_needs_a_token() {
         ]
     );
     assert!(
-        load_valid(&dotted("listen.admin_host: 0.0.0.0\nlisten.admin_token: s3cret\n"))
+        load_valid(&dotted("listen.admin_host: 0.0.0.0\nlisten.admin_token: s3cret-of-the-port\n"))
             .warnings
             .is_empty()
     );
@@ -117,16 +117,19 @@ fn admin_beyond_loopback_needs_a_token() {
 
 #[test]
 fn admin_token_matches_exactly_and_stays_hidden() {
-    let loaded = load_valid(&dotted("listen.admin_token: s3cret\n"));
+    let loaded = load_valid(&dotted("listen.admin_token: s3cret-of-the-port\n"));
     let token = loaded.settings.listen.admin_token.clone().expect("it was given");
-    assert!(token.matches(b"s3cret"));
-    for wrong in [&b""[..], b"s3cre", b"s3crets", b"S3cret"] {
+    assert!(token.matches(b"s3cret-of-the-port"));
+    for wrong in [&b""[..], b"s3cret-of-the-por", b"s3cret-of-the-portS", b"S3cret-of-the-port"] {
         assert!(!token.matches(wrong));
     }
-    assert!(!print_config(&loaded).contains("s3cret"));
-    assert!(!format!("{loaded:?}").contains("s3cret"));
-    let messages = read_errors(&environment(&[("SLUICEGATE_LISTEN_ADMIN_TOKEN", "s3cret s3cret")]));
-    assert!(!messages[0].contains("s3cret"), "{messages:?}");
+    assert!(!print_config(&loaded).contains("s3cret-of-the-port"));
+    assert!(!format!("{loaded:?}").contains("s3cret-of-the-port"));
+    let messages = read_errors(&environment(&[(
+        "SLUICEGATE_LISTEN_ADMIN_TOKEN",
+        "s3cret-of-the-port s3cret-of-the-port",
+    )]));
+    assert!(!messages[0].contains("s3cret-of-the-port"), "{messages:?}");
 }
 
 #[test]
@@ -192,4 +195,17 @@ fn former_names_are_errors_that_contain_the_new_name() {
         assert!(table().iter().any(|row| row.name == *name), "{former}: {name}");
         assert!(!table().iter().any(|row| row.name == *former), "{former}");
     }
+}
+
+#[test]
+fn message_sizes_out_of_bounds_are_refused() {
+    for (text, why) in [
+        ("listen.max_message: 65535", "`listen.max_message` 65535 is not from 65536 to 4194304"),
+        ("listen.max_message: 4194305", "is not from 65536 to 4194304"),
+        ("listen.max_body_memory: 1048575", "1048575 is below `listen.max_message`"),
+    ] {
+        let errors = read_errors(&dotted(&format!("{text}\n")));
+        assert!(errors.len() == 1 && errors[0].contains(why), "{text}: {errors:?}");
+    }
+    load_valid(&dotted("listen.max_message: 4194304\nlisten.max_body_memory: 4194304\n"));
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use sluicegate::config::hooks::Hooks;
 use sluicegate::edge::ReplyOptions;
+use sluicegate::edge::body_memory::BodyLimits;
 use sluicegate::edge::grpc::incoming::GrpcListener;
 use sluicegate::edge::grpc::tls::{ServerTls, TlsFiles};
 use sluicegate::edge::grpc::{GrpcPort, serve};
@@ -41,6 +42,7 @@ async fn serve_with_tls(authority: &Authority, own: &Files) -> SocketAddr {
         connection_age: None,
         mirror: None,
         proxies: sluicegate::config::settings::ProxyAccess::Auto,
+        bodies: BodyLimits::default(),
     };
     tokio::spawn(serve(GrpcListener::Tcp(listener), grpc, std::future::pending()));
     address

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Request};
+use futures_util::FutureExt as _;
 use serde_json::{Value, json};
 use sluicegate::config::settings::{HeaderName, SecretText};
 use sluicegate::edge::http::admin::AdminAccess;
@@ -52,18 +53,21 @@ fn named_tokens(directory: &TempDir) -> AdminAccess {
 }
 
 fn alice_and_grafana() -> TempDir {
-    token_files(&[("operate.alice", "alice-secret\n"), ("view.grafana", "grafana-secret")])
+    token_files(&[
+        ("operate.alice", "alice-secret-token\n"),
+        ("view.grafana", "grafana-secret-token"),
+    ])
 }
 
-const ALICE: (&str, &str) = ("authorization", "Bearer alice-secret");
-const GRAFANA: (&str, &str) = ("authorization", "Bearer grafana-secret");
+const ALICE: (&str, &str) = ("authorization", "Bearer alice-secret-token");
+const GRAFANA: (&str, &str) = ("authorization", "Bearer grafana-secret-token");
 
 #[tokio::test]
 async fn only_a_token_with_the_role_operate_makes_changes() {
     let files = alice_and_grafana();
     let engine = engine(two_a_minute());
     let router = admin_with(Arc::clone(&engine), named_tokens(&files));
-    let wrong = ("authorization", "Bearer alice-secre");
+    let wrong = ("authorization", "Bearer alice-secret-toke");
     for (headers, read, change) in
         [(&[][..], 401, 401), (&[wrong], 401, 401), (&[GRAFANA], 200, 403)]
     {
@@ -103,14 +107,35 @@ async fn token_files_rotate_without_a_restart() {
     let router = admin_with(Arc::clone(&engine), named_tokens(&files));
     let status = async |token| send(&router, "GET", "/config", &[token]).await.status;
     assert_eq!(status(ALICE).await, 200);
-    fs::write(files.path().join("operate.alice"), "new-secret").unwrap();
-    let new = ("authorization", "Bearer new-secret");
+    fs::write(files.path().join("operate.alice"), "new-secret-of-alice").unwrap();
+    let new = ("authorization", "Bearer new-secret-of-alice");
     assert_eq!(status(new).await, 401, "read less than a second ago");
     advance_clock(&engine, Nanos::SECOND);
     assert_eq!([status(new).await, status(ALICE).await], [200, 401]);
     fs::write(files.path().join("alice"), "x").unwrap();
     advance_clock(&engine, Nanos::SECOND);
     assert_eq!(status(new).await, 401, "an invalid file name disables all tokens");
+}
+
+/// Polls each reply once: a reply without a delay is ready at the first poll.
+#[tokio::test]
+async fn only_replies_to_wrong_tokens_wait_and_only_some() {
+    let router = admin_of(engine(two_a_minute()), Some("open-sesame-please"));
+    let right = [("authorization", "Bearer open-sesame-please")];
+    let wrong = [("authorization", "Bearer open-sesame-pleasE")];
+    let ready = |headers: &[(&str, &str)]| {
+        let reply = send(&router, "GET", "/config", headers).now_or_never();
+        reply.map(|reply| reply.status)
+    };
+    assert_eq!((ready(&right), ready(&[])), (Some(200), Some(401)));
+    let mut waiting: Vec<_> =
+        (0..32).map(|_| Box::pin(send(&router, "GET", "/config", &wrong))).collect();
+    for reply in &mut waiting {
+        assert!(reply.now_or_never().is_none());
+    }
+    assert_eq!((ready(&wrong), ready(&right), ready(&[])), (Some(429), Some(200), Some(401)));
+    drop(waiting);
+    assert_eq!(ready(&wrong), None, "it waits in a free place");
 }
 
 #[test]
@@ -121,21 +146,22 @@ fn invalid_token_directories_are_errors() {
         ("operate.", "secret", "must be view.NAME or operate.NAME"),
         ("operate.alice", "two words", "printable ASCII without blanks"),
         ("operate.alice", "", "printable ASCII without blanks"),
+        ("operate.alice", "fifteen-letters", "shorter than 16 characters"),
     ] {
         let files = token_files(&[(name, text)]);
         let error = AdminAccess::default().with_directory(files.path()).err().unwrap();
         assert!(error.contains(words) && error.contains("listen.admin_tokens"), "{error}");
         assert!(text.is_empty() || !error.contains(text), "{error}");
     }
-    let hidden = token_files(&[("..data", "x y"), ("view.a", "secret")]);
+    let hidden = token_files(&[("..data", "x y"), ("view.a", "a-long-secret-token")]);
     assert!(AdminAccess::default().with_directory(hidden.path()).is_ok());
 }
 
 #[tokio::test]
 async fn a_page_of_another_origin_changes_nothing() {
     let engine = engine(two_a_minute());
-    let router = admin_of(Arc::clone(&engine), Some("open-sesame"));
-    let token = ("authorization", "Bearer open-sesame");
+    let router = admin_of(Arc::clone(&engine), Some("open-sesame-please"));
+    let token = ("authorization", "Bearer open-sesame-please");
     let host = ("host", "127.0.0.1:6070");
     for foreign in [
         [("sec-fetch-site", "cross-site"), host],
@@ -163,8 +189,8 @@ async fn names_that_resolve_to_this_machine_are_refused_without_a_token() {
     for host in ["evil.example", "evil.example:6070", "127.0.0.1.evil.example"] {
         assert_eq!(status(&open, &[("host", host)]).await, 403, "{host}");
     }
-    let closed = admin_of(engine(two_a_minute()), Some("open-sesame"));
-    let with_token = [("host", "gate.example"), ("authorization", "Bearer open-sesame")];
+    let closed = admin_of(engine(two_a_minute()), Some("open-sesame-please"));
+    let with_token = [("host", "gate.example"), ("authorization", "Bearer open-sesame-please")];
     assert_eq!(status(&closed, &with_token).await, 200, "the token is proof enough");
 }
 
@@ -185,8 +211,8 @@ async fn all_pages_restrict_browsers() {
 #[tokio::test]
 async fn a_key_with_html_is_never_served_as_html() {
     let engine = engine(two_a_minute());
-    let router = admin_of(Arc::clone(&engine), Some("open-sesame"));
-    let token = ("authorization", "Bearer open-sesame");
+    let router = admin_of(Arc::clone(&engine), Some("open-sesame-please"));
+    let token = ("authorization", "Bearer open-sesame-please");
     let path = "/force?domain=d&descriptor=k=%3Cscript%3Ealert(1)%3C/script%3E&as=deny&for=1m\
                 &scope=key&reason=%3Cimg%20src=x%3E";
     assert_eq!(send(&router, "POST", path, &[token]).await.status, 200);
@@ -201,10 +227,10 @@ async fn a_key_with_html_is_never_served_as_html() {
 #[tokio::test]
 async fn a_token_setting_and_a_token_directory_work_together() {
     let files = alice_and_grafana();
-    let token = SecretText::new("open-sesame");
+    let token = SecretText::new("open-sesame-please");
     let access = AdminAccess { token, ..named_tokens(&files) };
     let router = admin_with(engine(two_a_minute()), access);
-    for token in [ALICE, ("authorization", "Bearer open-sesame")] {
+    for token in [ALICE, ("authorization", "Bearer open-sesame-please")] {
         assert_eq!(send(&router, "GET", "/config", &[token]).await.status, 200);
     }
 }

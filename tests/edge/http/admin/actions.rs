@@ -27,7 +27,7 @@ const KEY: &str = "?domain=d&descriptor=k=me";
 const ME: (&str, &[(&str, &str)]) = ("d", &[("k", "me")]);
 
 fn admin(engine: &Arc<Engine>) -> Router {
-    super::admin_of(Arc::clone(engine), Some("open-sesame"))
+    super::admin_of(Arc::clone(engine), Some("open-sesame-please"))
 }
 
 fn advance(engine: &Engine, by: Nanos) {

@@ -15,10 +15,10 @@ const KEY: &str = "?domain=d&descriptor=k=me";
 #[tokio::test]
 async fn every_change_needs_a_reason() {
     let engine = engine(two_a_minute());
-    let router = admin_of(Arc::clone(&engine), Some("open-sesame"));
+    let router = admin_of(Arc::clone(&engine), Some("open-sesame-please"));
     let send = async |path: &str| {
         let request = axum::http::Request::builder().method("POST").uri(path);
-        let request = request.header("authorization", "Bearer open-sesame");
+        let request = request.header("authorization", "Bearer open-sesame-please");
         let request = request.body(axum::body::Body::empty()).unwrap();
         let Ok(reply) = tonic::codegen::Service::call(&mut router.clone(), request).await;
         reply.status().as_u16()
@@ -35,7 +35,7 @@ async fn every_change_needs_a_reason() {
 
 #[tokio::test]
 async fn a_parameter_without_effect_is_refused() {
-    let router = admin_of(engine(two_a_minute()), Some("open-sesame"));
+    let router = admin_of(engine(two_a_minute()), Some("open-sesame-please"));
     for (path, name) in [
         (format!("/force{KEY}&as=deny&for=1m&factor=2"), "factor"),
         (format!("/unforce{KEY}&for=1m"), "for"),
@@ -52,7 +52,7 @@ async fn a_parameter_without_effect_is_refused() {
 
 #[tokio::test]
 async fn audit_page_lists_changes_newest_first() {
-    let router = admin_of(engine(two_a_minute()), Some("open-sesame"));
+    let router = admin_of(engine(two_a_minute()), Some("open-sesame-please"));
     for path in [
         format!("/force{KEY}&as=deny&for=10m"),
         format!("/unforce{KEY}"),
@@ -81,13 +81,13 @@ async fn audit_page_lists_changes_newest_first() {
     assert_eq!(page["entries"].as_array().unwrap().len(), 1);
     let (_, page) = call(&router, "GET", "/audit?limit=2").await;
     assert_eq!(page["entries"].as_array().unwrap().len(), 2);
-    assert_eq!(get(&router, "/audit?colour=red", Some("Bearer open-sesame")).await.0, 400);
+    assert_eq!(get(&router, "/audit?colour=red", Some("Bearer open-sesame-please")).await.0, 400);
 }
 
 #[tokio::test]
 async fn a_boosted_key_gets_its_factor_and_others_do_not() {
     let engine = engine(two_a_minute());
-    let router = admin_of(Arc::clone(&engine), Some("open-sesame"));
+    let router = admin_of(Arc::clone(&engine), Some("open-sesame-please"));
     assert_eq!(spend(&engine, 2).await, Verdict::Allow);
     assert_eq!(spend(&engine, 1).await, Verdict::Deny);
     assert_eq!(call(&router, "POST", &format!("/reset{KEY}")).await.0, 200);
@@ -112,7 +112,7 @@ async fn a_boosted_key_gets_its_factor_and_others_do_not() {
 #[tokio::test]
 async fn a_boost_never_lowers_a_limit_that_a_reload_raised() {
     let engine = engine(two_a_minute());
-    let router = admin_of(Arc::clone(&engine), Some("open-sesame"));
+    let router = admin_of(Arc::clone(&engine), Some("open-sesame-please"));
     assert_eq!(call(&router, "POST", &format!("/boost{KEY}&limit=5&for=1h")).await.0, 200);
     for (limits, requests) in [
         ("rate_limit: {unit: minute, requests_per_unit: 3}", 5),
@@ -135,7 +135,7 @@ async fn values_that_share_a_counter_share_its_actions() {
     let text = "domain: d\ndescriptors:\n- {key: path, value: /pay*, share_threshold: true, \
                 rate_limit: {unit: minute, requests_per_unit: 2}}\n";
     let engine = engine(load([("f", text.as_bytes())], Revision(2), false).unwrap().0);
-    let router = admin_of(Arc::clone(&engine), Some("open-sesame"));
+    let router = admin_of(Arc::clone(&engine), Some("open-sesame-please"));
     let boost = async |value: &str, factor: u32| {
         let path = format!("/boost?domain=d&descriptor=path={value}&factor={factor}&for=1h");
         assert_eq!(call(&router, "POST", &path).await.0, 200);
@@ -157,7 +157,7 @@ async fn impossible_boosts_are_refused() {
                 - {key: l, rate_limits: [{unit: second, requests_per_unit: 2}, {unit: day, requests_per_unit: 9}]}\n\
                 - {key: g, rate_limit: {unit: year, requests_per_unit: 10, strategy: gcra}}\n";
     let config = load([("f", text.as_bytes())], Revision(2), false).unwrap().0;
-    let router = admin_of(engine(config), Some("open-sesame"));
+    let router = admin_of(engine(config), Some("open-sesame-please"));
     for (query, words) in [
         ("descriptor=k=me&limit=10&for=1h", "the limit is 10 already"),
         ("descriptor=k=me&limit=0&for=1h", "`limit`"),
@@ -179,7 +179,7 @@ async fn impossible_boosts_are_refused() {
 #[tokio::test]
 async fn a_forced_key_takes_precedence_over_its_forced_rule() {
     let engine = engine(two_a_minute());
-    let router = admin_of(Arc::clone(&engine), Some("open-sesame"));
+    let router = admin_of(Arc::clone(&engine), Some("open-sesame-please"));
     let force = async |verdict: &str, scope: &str| {
         let path = format!("/force{KEY}&as={verdict}&for=1h&scope={scope}");
         assert_eq!(call(&router, "POST", &path).await.0, 200);

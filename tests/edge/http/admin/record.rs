@@ -15,7 +15,7 @@ use crate::edge::{engine, two_a_minute};
 use crate::recording::read;
 use crate::support::waiting::soon;
 
-const TOKEN: Option<&str> = Some("Bearer open-sesame");
+const TOKEN: Option<&str> = Some("Bearer open-sesame-please");
 
 fn admin(engine: &Arc<Engine>, token: Option<&str>) -> Router {
     super::admin_of(Arc::clone(engine), token)
@@ -43,7 +43,7 @@ async fn status_and_text(reply: Response) -> (u16, String) {
 #[tokio::test]
 async fn a_recording_needs_a_post_with_a_token() {
     let engine = engine(two_a_minute());
-    let router = admin(&engine, Some("open-sesame"));
+    let router = admin(&engine, Some("open-sesame-please"));
     let reply = post(&admin(&engine, None), "reason=ticket+7", None).await;
     let (status, body) = status_and_text(reply).await;
     assert!(status == 403 && body.contains("listen.admin_token"), "{body}");
@@ -54,7 +54,7 @@ async fn a_recording_needs_a_post_with_a_token() {
 #[tokio::test]
 async fn a_recording_needs_a_reason_for_the_audit_log() {
     let engine = engine(two_a_minute());
-    let router = admin(&engine, Some("open-sesame"));
+    let router = admin(&engine, Some("open-sesame-please"));
     let (status, body) = status_and_text(post(&router, "for=10m", TOKEN).await).await;
     assert!(status == 400 && body.contains("a reason is required"), "{body}");
     assert_eq!(start(&router, "for=10m&sample=1%25").await.status(), 200);
@@ -68,7 +68,7 @@ async fn a_recording_needs_a_reason_for_the_audit_log() {
 
 #[tokio::test]
 async fn invalid_parameters_are_named() {
-    let router = admin(&engine(two_a_minute()), Some("open-sesame"));
+    let router = admin(&engine(two_a_minute()), Some("open-sesame-please"));
     for (query, reason) in [
         ("sample=2", "`sample` must be like 1%, got `2`"),
         ("for=long", "`for` must be a duration such as 10m, got `long`"),
@@ -85,7 +85,7 @@ async fn invalid_parameters_are_named() {
 #[tokio::test]
 async fn a_recording_streams_until_it_is_stopped() {
     let engine = engine(two_a_minute());
-    let router = admin(&engine, Some("open-sesame"));
+    let router = admin(&engine, Some("open-sesame-please"));
     let reply = start(&router, "for=10m&keys=clear").await;
     assert_eq!(reply.status(), 200);
     assert_eq!(start(&router, "for=10m").await.status(), 409);
@@ -98,7 +98,7 @@ async fn a_recording_streams_until_it_is_stopped() {
 #[tokio::test]
 async fn a_disconnected_client_ends_the_recording() {
     let engine = engine(two_a_minute());
-    let router = admin(&engine, Some("open-sesame"));
+    let router = admin(&engine, Some("open-sesame-please"));
     drop(start(&router, "for=10m").await);
     assert_eq!(start(&router, "for=10m").await.status(), 200);
 }

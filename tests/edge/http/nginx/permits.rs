@@ -8,6 +8,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, Response};
 use sluicegate::edge::ReplyOptions;
+use sluicegate::edge::body_memory::BodyLimits;
 use sluicegate::edge::health::{Health, Readiness};
 use sluicegate::edge::http::{CheckPort, router, router_with_slots, serve};
 use sluicegate::engine::Engine;
@@ -89,8 +90,14 @@ fn with_pending_limit(most: usize) -> (Arc<Engine>, Router) {
     let (engine, _) = with_concurrency_limit(", queue: {size: 9, timeout: 10m}");
     let (reporting, hooks) = (ReplyOptions::default(), Arc::new(hooks("")));
     let (health, leaving) = (Health::new(Readiness::Ready), watch::channel(false).1);
-    let ask =
-        CheckPort { engine: Arc::clone(&engine), reporting, health, hooks, draining: leaving };
+    let ask = CheckPort {
+        engine: Arc::clone(&engine),
+        reporting,
+        health,
+        hooks,
+        draining: leaving,
+        bodies: BodyLimits::default(),
+    };
     (engine, router_with_slots(ask, most))
 }
 
@@ -154,7 +161,14 @@ fn with_drain_signal(rest: &str) -> (Arc<Engine>, Router, watch::Sender<bool>) {
     let health = Health::new(Readiness::Ready);
     let (reporting, hooks) = (ReplyOptions::default(), Arc::new(hooks("")));
     let router = router(
-        CheckPort { engine: Arc::clone(&engine), reporting, health, hooks, draining: leaving },
+        CheckPort {
+            engine: Arc::clone(&engine),
+            reporting,
+            health,
+            hooks,
+            draining: leaving,
+            bodies: BodyLimits::default(),
+        },
         MAX_CONNECTIONS,
     );
     (engine, router, leave)

@@ -3,9 +3,10 @@
 //! Guarantees:
 //! - A new, changed or removed file applies within a second of the next request.
 //! - While a file or its name is invalid, no token of the directory is valid.
+//! - A token has at least 16 characters.
 //!
 //! Not covered:
-//! - The strength of tokens.
+//! - The randomness of tokens.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,6 +27,10 @@ pub struct TokenDirectory {
     path: PathBuf,
     loaded: Mutex<(Option<Nanos>, Vec<NamedToken>)>,
 }
+
+/// The error for a token of fewer than [`SecretText::SHORTEST`] characters.
+const SHORT_TOKEN: &str =
+    "the token is shorter than 16 characters: create one with `openssl rand -hex 16`";
 
 struct NamedToken {
     name: Arc<str>,
@@ -86,6 +91,9 @@ fn read_tokens(directory: &Path) -> Result<Vec<NamedToken>, String> {
         let text = fs::read_to_string(&path).map_err(|error| failed(&path, &error))?;
         let secret = SecretText::new(text.trim())
             .ok_or_else(|| failed(&path, &"a token must be printable ASCII without blanks"))?;
+        if secret.is_short() {
+            return Err(failed(&path, &SHORT_TOKEN));
+        }
         tokens.push(NamedToken { name: name.into(), role, secret });
     }
     Ok(tokens)
