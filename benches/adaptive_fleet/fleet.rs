@@ -2,7 +2,7 @@
 //! backend.
 //!
 //! The backend serves 20 requests at once, each for its service time ± 5 %, and queues the others.
-//! Twelve times as many requests arrive as it can serve, so that every replica is saturated. A
+//! Sixteen times as many requests arrive as it can serve, so that every replica is saturated. A
 //! request without a permit ends at once.
 //!
 //! Guarantees:
@@ -36,7 +36,7 @@ use super::store::{CoordinatorStore, SimulatedHost};
 
 const WORKERS: u64 = 20;
 /// The requests that arrive at the fleet, as a multiple of those that the backend can serve.
-const OVERLOAD: u64 = 12;
+const OVERLOAD: u64 = 16;
 const MAX_DURATION: Nanos = Nanos::from_secs(2);
 const PACE: SharePace =
     SharePace { heartbeat: Nanos(500 * Nanos::MILLI.0), share_duration: Nanos::from_secs(2) };
@@ -56,7 +56,7 @@ pub enum Fleet {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Load {
     Even,
-    /// Half of the requests arrive at the first replica.
+    /// Two thirds of the requests arrive at the first replica.
     Skewed,
 }
 
@@ -304,8 +304,8 @@ fn reporter(at: u32, count: u32) -> Arc<FleetReporter> {
 fn gap(at: u32, count: u32, load: Load, service: Nanos) -> Nanos {
     let (count, of_fleet) = (u64::from(count), service.0 / WORKERS / OVERLOAD);
     match load {
-        Load::Skewed if 1 < count && at == 0 => Nanos(of_fleet * 2),
-        Load::Skewed if 1 < count => Nanos(of_fleet * 2 * (count - 1)),
+        Load::Skewed if 1 < count && at == 0 => Nanos(of_fleet * 3 / 2),
+        Load::Skewed if 1 < count => Nanos(of_fleet * 3 * (count - 1)),
         _ => Nanos(of_fleet * count),
     }
 }

@@ -8,7 +8,7 @@
 //! Not covered: fast growth. With the default, from 1 to 100 takes 99 round trips.
 
 use super::fixed_point::{FixedPoint, Fraction};
-use super::round_trips::Step;
+use super::round_trip::Step;
 use crate::units::Nanos;
 
 /// Latency up to this multiple of the min RTT is no sign of a queue.

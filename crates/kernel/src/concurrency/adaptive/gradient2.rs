@@ -20,7 +20,7 @@
 //! Source: Netflix concurrency-limits, `Gradient2Limit`.
 
 use super::fixed_point::{FixedPoint, Fraction};
-use super::round_trips::Step;
+use super::round_trip::Step;
 use crate::units::Nanos;
 
 /// Latency up to this multiple of the min RTT is no sign of a queue.

@@ -6,8 +6,9 @@
 //! before it.
 
 use super::RequestOutcome;
+use super::fixed_point::FixedPoint;
 use super::sample::LatencySample;
-use super::tuning::{WindowEnd, WindowStart};
+use super::tuning::{AdaptiveTuning, WindowEnd, WindowStart};
 use crate::units::Nanos;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -28,6 +29,18 @@ pub(super) struct RoundSummary {
     pub(super) dropped: u64,
     /// The largest number of requests in flight.
     pub(super) in_flight: u32,
+}
+
+/// One complete round trip, from which a rule computes the next limit.
+pub(super) struct Step<'a> {
+    pub(super) tuning: &'a AdaptiveTuning,
+    pub(super) limit: FixedPoint,
+    pub(super) round: &'a RoundSummary,
+    pub(super) min_rtt: Nanos,
+    /// The largest number of requests in flight, scaled from the share to the whole limit.
+    pub(super) in_flight: FixedPoint,
+    /// Set if at least half of the limit was used, so that low latency justifies a higher one.
+    pub(super) is_used: bool,
 }
 
 impl RoundTrip {

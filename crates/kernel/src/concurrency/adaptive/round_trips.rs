@@ -13,7 +13,7 @@
 
 use super::fixed_point::{FixedPoint, Fraction};
 use super::min_rtt::MinRttMeter;
-use super::round_trip::{RoundSummary, RoundTrip};
+use super::round_trip::{RoundSummary, RoundTrip, Step};
 use super::sample::{FleetShare, LatencySample, ProbeSchedule, scale_to_limit};
 use super::tuning::AdaptiveTuning;
 use super::{aimd, gradient2};
@@ -28,18 +28,6 @@ const NO_QUEUE: u64 = 1_000_000;
 pub(super) enum StepRule {
     Aimd,
     Gradient2,
-}
-
-/// One complete round trip, from which a rule computes the next limit.
-pub(super) struct Step<'a> {
-    pub(super) tuning: &'a AdaptiveTuning,
-    pub(super) limit: FixedPoint,
-    pub(super) round: &'a RoundSummary,
-    pub(super) min_rtt: Nanos,
-    /// The largest number of requests in flight, scaled from the share to the whole limit.
-    pub(super) in_flight: FixedPoint,
-    /// Set if at least half of the limit was used, so that low latency justifies a higher one.
-    pub(super) is_used: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
