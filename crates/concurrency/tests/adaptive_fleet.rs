@@ -1,7 +1,7 @@
 //! The law of adaptive limits in a fleet, with the experiment of `benches/adaptive_fleet`.
 
 #![allow(missing_docs, unreachable_pub)]
-#![allow(clippy::expect_used, clippy::unwrap_used)]
+#![allow(clippy::expect_used, clippy::print_stdout, clippy::unwrap_used)]
 
 #[path = "../../../tests/support/dice.rs"]
 #[allow(dead_code, reason = "other tests use the rest")]

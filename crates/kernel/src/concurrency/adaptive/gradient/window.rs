@@ -163,6 +163,7 @@ pub(super) fn block_size(limit: FixedPoint, share: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::concurrency::adaptive::AdaptiveTuning;
 
     #[test]
     fn windows_with_few_samples_do_not_change_the_spread() {
