@@ -33,6 +33,12 @@ pub const TOLERANCE: RangeInclusive<Hundredths> = Hundredths(105)..=Hundredths(1
 /// The permitted values of `adaptive.decrease`.
 pub const DECREASE: RangeInclusive<Hundredths> = Hundredths(10)..=Hundredths(99);
 
+/// The permitted values of `adaptive.smoothing`.
+pub const SMOOTHING: RangeInclusive<Hundredths> = Hundredths(5)..=Hundredths(100);
+
+/// The permitted values of `adaptive.probe_depth`. A probe of less depth could measure a queue.
+pub const PROBE_DEPTH: RangeInclusive<Hundredths> = Hundredths(30)..=Hundredths(90);
+
 /// The permitted values of `adaptive.increase`.
 pub const INCREASE: RangeInclusive<u32> = 1..=1_000;
 

@@ -190,12 +190,15 @@ fn write_adaptive(f: &mut fmt::Formatter<'_>, adaptive: &AdaptiveConfig) -> fmt:
     let AdaptiveConfig { algorithm, min, max, tuning } = adaptive;
     let algorithm = keywords::keyword_of(keywords::ALGORITHMS, *algorithm);
     write!(f, ", {algorithm} from {min} to {max}")?;
-    let parameters: [(&str, Option<&dyn fmt::Display>); 5] = [
+    let parameters: [(&str, Option<&dyn fmt::Display>); 8] = [
         ("target", tuning.target.as_ref().map(|it| it as _)),
         ("tolerance", tuning.tolerance.as_ref().map(|it| it as _)),
         ("increase", tuning.increase.as_ref().map(|it| it as _)),
         ("decrease", tuning.decrease.as_ref().map(|it| it as _)),
         ("window", tuning.window.as_ref().map(|it| it as _)),
+        ("smoothing", tuning.smoothing.as_ref().map(|it| it as _)),
+        ("probe interval", tuning.probe_interval.as_ref().map(|it| it as _)),
+        ("probe depth", tuning.probe_depth.as_ref().map(|it| it as _)),
     ];
     let set = parameters.into_iter().filter_map(|(name, value)| Some((name, value?)));
     set.into_iter().try_for_each(|(name, value)| write!(f, ", {name} {value}"))

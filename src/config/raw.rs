@@ -299,9 +299,20 @@ pub struct Adaptive {
     #[schemars(schema_with = "schema::decrease")]
     pub decrease: Option<Spanned<String>>,
     /// The duration of one window of samples, `10ms` to `1m`, after which the limit changes.
-    /// Default: about one round trip of the requests in flight; one request for `gradient2`.
+    /// Default: about one round trip of the requests in flight.
     #[schemars(schema_with = "schema::optional_duration")]
     pub window: Option<Spanned<String>>,
+    /// The weight of the newest value in the smoothed limit, 0.05 to 1; only for `gradient2`.
+    /// Default: 0.2.
+    #[schemars(schema_with = "schema::smoothing")]
+    pub smoothing: Option<Spanned<String>>,
+    /// The time between two min RTT probes, `1s` to `1h`. Default: from 64 round trips, so that
+    /// probes cost about 2 % of the goodput.
+    #[schemars(schema_with = "schema::optional_duration")]
+    pub probe_interval: Option<Spanned<String>>,
+    /// The part of the capacity that a min RTT probe leaves unused, 0.3 to 0.9. Default: 0.3.
+    #[schemars(schema_with = "schema::probe_depth")]
+    pub probe_depth: Option<Spanned<String>>,
 }
 
 /// The cooperation of the replicas on an adaptive limit in mode `shared`.

@@ -191,6 +191,9 @@ fn adaptive_config(wire: &api::AdaptiveLimit) -> Option<AdaptiveConfig> {
         increase: wire.increase,
         decrease: wire.decrease_hundredths.map(Hundredths),
         window: wire.window_us.map(nanos),
+        smoothing: wire.smoothing_hundredths.map(Hundredths),
+        probe_interval: wire.probe_interval_us.map(nanos),
+        probe_depth: wire.probe_depth_hundredths.map(Hundredths),
     };
     let is_ordered = wire.min <= wire.max;
     is_ordered.then_some(AdaptiveConfig { algorithm, min: wire.min, max: wire.max, tuning })
@@ -204,15 +207,19 @@ fn adaptive_message(adaptive: &AdaptiveConfig) -> api::AdaptiveLimit {
         AdaptiveAlgorithm::Aimd => Algorithm::Aimd,
         AdaptiveAlgorithm::Gradient2 => Algorithm::Gradient2,
     };
+    let hundredths = |Hundredths(hundredths)| hundredths;
     api::AdaptiveLimit {
         algorithm: algorithm.into(),
         min,
         max,
         target_us: tuning.target.map(micros),
-        tolerance_hundredths: tuning.tolerance.map(|Hundredths(hundredths)| hundredths),
+        tolerance_hundredths: tuning.tolerance.map(hundredths),
         increase: tuning.increase,
-        decrease_hundredths: tuning.decrease.map(|Hundredths(hundredths)| hundredths),
+        decrease_hundredths: tuning.decrease.map(hundredths),
         window_us: tuning.window.map(micros),
+        smoothing_hundredths: tuning.smoothing.map(hundredths),
+        probe_interval_us: tuning.probe_interval.map(micros),
+        probe_depth_hundredths: tuning.probe_depth.map(hundredths),
     }
 }
 

@@ -928,6 +928,12 @@ pub struct AdaptiveLimit {
     pub decrease_hundredths: ::core::option::Option<u32>,
     #[prost(uint64, optional, tag = "8")]
     pub window_us: ::core::option::Option<u64>,
+    #[prost(uint32, optional, tag = "9")]
+    pub smoothing_hundredths: ::core::option::Option<u32>,
+    #[prost(uint64, optional, tag = "10")]
+    pub probe_interval_us: ::core::option::Option<u64>,
+    #[prost(uint32, optional, tag = "11")]
+    pub probe_depth_hundredths: ::core::option::Option<u32>,
 }
 /// Nested message and enum types in `AdaptiveLimit`.
 pub mod adaptive_limit {

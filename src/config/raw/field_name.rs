@@ -50,6 +50,9 @@ crate::kernel::named_enum! {
         Increase = "increase",
         Decrease = "decrease",
         Window = "window",
+        Smoothing = "smoothing",
+        ProbeInterval = "probe_interval",
+        ProbeDepth = "probe_depth",
         Fleet = "fleet",
         Aggregate = "aggregate",
         Queue = "queue",
@@ -118,7 +121,7 @@ impl FieldName {
 
     /// Returns `true` for a key whose value is a decimal number.
     pub(super) const fn is_decimal(self) -> bool {
-        matches!(self, Self::Tolerance | Self::Decrease)
+        matches!(self, Self::Tolerance | Self::Decrease | Self::Smoothing | Self::ProbeDepth)
     }
 
     /// Returns the key that replaced the old name `name`, if it is `valid` in the block.

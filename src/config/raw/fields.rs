@@ -102,7 +102,10 @@ fields! {
         Tolerance => tolerance,
         Increase => increase,
         Decrease => decrease,
-        Window => window
+        Window => window,
+        Smoothing => smoothing,
+        ProbeInterval => probe_interval,
+        ProbeDepth => probe_depth
     }
     Fleet (span) { Aggregate => aggregate }
     Queue (span, is_incomplete) { Size => size, Timeout => timeout }

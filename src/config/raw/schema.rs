@@ -11,7 +11,7 @@ use std::ops::RangeInclusive;
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
-use crate::config::concurrency::{DECREASE, INCREASE, TOLERANCE};
+use crate::config::concurrency::{DECREASE, INCREASE, PROBE_DEPTH, SMOOTHING, TOLERANCE};
 use crate::config::resolve::{duration, keywords, overshoot};
 use crate::kernel::concurrency::adaptive::Hundredths;
 
@@ -109,6 +109,14 @@ pub(super) fn tolerance(_: &mut SchemaGenerator) -> Schema {
 
 pub(super) fn decrease(_: &mut SchemaGenerator) -> Schema {
     decimal(&DECREASE)
+}
+
+pub(super) fn smoothing(_: &mut SchemaGenerator) -> Schema {
+    decimal(&SMOOTHING)
+}
+
+pub(super) fn probe_depth(_: &mut SchemaGenerator) -> Schema {
+    decimal(&PROBE_DEPTH)
 }
 
 pub(super) fn increase(_: &mut SchemaGenerator) -> Schema {

@@ -7,6 +7,9 @@
 //! | `increase` | 1 to 1000 | `aimd`, `gradient2` |
 //! | `decrease` | 0.1 to 0.99 | `aimd`, `gradient2` |
 //! | `window` | 10 ms to 1 min | all |
+//! | `smoothing` | 0.05 to 1 | `gradient2` |
+//! | `probe_interval` | 1 s to 1 h | all |
+//! | `probe_depth` | 0.3 to 0.9 | all |
 //!
 //! Guarantees:
 //! - A field without effect is an error.
@@ -17,7 +20,9 @@ use std::ops::RangeInclusive;
 use super::concurrency_block::ConcurrencyReader;
 use super::keywords;
 use super::rate_limit_block::{InvalidSetting, KeywordReader};
-use crate::config::concurrency::{ConcurrencyMode, DECREASE, INCREASE, TOLERANCE};
+use crate::config::concurrency::{
+    ConcurrencyMode, DECREASE, INCREASE, PROBE_DEPTH, SMOOTHING, TOLERANCE,
+};
 use crate::config::diagnostic::{Code, Span, Spanned};
 use crate::config::raw;
 use crate::kernel::concurrency::adaptive::{
@@ -28,6 +33,7 @@ use crate::kernel::units::Nanos;
 
 const TARGET: RangeInclusive<Nanos> = Nanos::MILLI..=Nanos::from_secs(3_600);
 const WINDOW: RangeInclusive<Nanos> = Nanos(10 * Nanos::MILLI.0)..=Nanos::from_secs(60);
+const PROBE_INTERVAL: RangeInclusive<Nanos> = Nanos::SECOND..=Nanos::from_secs(3_600);
 
 /// The default of `max`, the upper bound of an adaptive limit.
 const DEFAULT_MAX: u32 = 1_000;
@@ -71,29 +77,45 @@ impl ConcurrencyReader<'_, '_, '_> {
         raw: &raw::Adaptive,
         algorithm: Option<AdaptiveAlgorithm>,
     ) -> Option<AdaptiveTuning> {
-        if algorithm == Some(AdaptiveAlgorithm::Gradient) {
-            self.refuse_without_effect("increase", raw.increase.as_ref());
-            self.refuse_without_effect("decrease", raw.decrease.as_ref());
+        if let Some(algorithm) = algorithm {
+            self.refuse_without_effect(raw, algorithm);
         }
         let target = self.duration_within("target", raw.target.as_ref(), &TARGET);
         let tolerance = self.decimal("tolerance", raw.tolerance.as_ref(), &TOLERANCE);
         let increase = self.increase(raw.increase.as_ref());
         let decrease = self.decimal("decrease", raw.decrease.as_ref(), &DECREASE);
         let window = self.duration_within("window", raw.window.as_ref(), &WINDOW);
+        let smoothing = self.decimal("smoothing", raw.smoothing.as_ref(), &SMOOTHING);
+        let probe_interval =
+            self.duration_within("probe_interval", raw.probe_interval.as_ref(), &PROBE_INTERVAL);
+        let probe_depth = self.decimal("probe_depth", raw.probe_depth.as_ref(), &PROBE_DEPTH);
         Some(AdaptiveTuning {
             target: target.ok()?,
             tolerance: tolerance.ok()?,
             increase: increase.ok()?,
             decrease: decrease.ok()?,
             window: window.ok()?,
+            smoothing: smoothing.ok()?,
+            probe_interval: probe_interval.ok()?,
+            probe_depth: probe_depth.ok()?,
         })
     }
 
-    fn refuse_without_effect<T>(&mut self, field: &str, word: Option<&Spanned<T>>) {
-        let Some(word) = word else { return };
-        let message = format!("`{field}` has no effect with `algorithm: gradient`");
-        let fix = "remove it, or use `algorithm: aimd` or `gradient2`";
-        self.error(Code::Contradiction, word.span, message, fix);
+    fn refuse_without_effect(&mut self, raw: &raw::Adaptive, algorithm: AdaptiveAlgorithm) {
+        use AdaptiveAlgorithm::{Aimd, Gradient2};
+        let fields: [(&str, Option<Span>, &[AdaptiveAlgorithm]); 3] = [
+            ("increase", raw.increase.as_ref().map(|it| it.span), &[Aimd, Gradient2]),
+            ("decrease", raw.decrease.as_ref().map(|it| it.span), &[Aimd, Gradient2]),
+            ("smoothing", raw.smoothing.as_ref().map(|it| it.span), &[Gradient2]),
+        ];
+        for (field, span, suitable) in fields {
+            let Some(span) = span.filter(|_| !suitable.contains(&algorithm)) else { continue };
+            let word = |algorithm| keywords::keyword_of(keywords::ALGORITHMS, algorithm);
+            let message = format!("`{field}` has no effect with `algorithm: {}`", word(algorithm));
+            let others: Vec<_> = suitable.iter().map(|it| format!("`{}`", word(*it))).collect();
+            let fix = format!("remove it, or set `algorithm` to {}", others.join(" or "));
+            self.error(Code::Contradiction, span, message, &fix);
+        }
     }
 
     fn duration_within(

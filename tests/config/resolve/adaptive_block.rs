@@ -29,14 +29,17 @@ fn assert_finding(fields: &str, expected: &str) {
 #[test]
 fn adaptive_fields_set_the_parameters_of_the_algorithm() {
     assert_eq!(tuning(""), AdaptiveTuning::default());
-    let all =
-        "algorithm: aimd, target: 250ms, tolerance: 1.5, increase: 2, decrease: 0.75, window: 1s";
+    let all = "algorithm: gradient2, target: 250ms, tolerance: 1.5, increase: 2, decrease: 0.75, \
+               window: 1s, smoothing: 0.5, probe_interval: 30s, probe_depth: 0.4";
     let expected = AdaptiveTuning {
         target: Some(Nanos(250 * Nanos::MILLI.0)),
         tolerance: Some(Hundredths(150)),
         increase: Some(2),
         decrease: Some(Hundredths(75)),
         window: Some(Nanos::SECOND),
+        smoothing: Some(Hundredths(50)),
+        probe_interval: Some(Nanos::from_secs(30)),
+        probe_depth: Some(Hundredths(40)),
     };
     assert_eq!(tuning(all), expected);
     for (text, hundredths) in [("2", 200), ("1.05", 105), ("10", 1_000), ("'1.50'", 150)] {
@@ -55,6 +58,11 @@ fn a_field_without_effect_is_an_error() {
         assert_finding(&format!("adaptive: {{algorithm: gradient, {field}}}"), &expected);
         tuning(&format!("algorithm: aimd, {field}"));
         tuning(&format!("algorithm: gradient2, {field}"));
+    }
+    for algorithm in ["gradient", "aimd"] {
+        let fields = format!("adaptive: {{algorithm: {algorithm}, smoothing: 0.5}}");
+        let expected = format!("E32 `smoothing` has no effect with `algorithm: {algorithm}`");
+        assert_finding(&fields, &expected);
     }
     let aggregate = "fleet: {aggregate: min}";
     assert_finding(aggregate, "E32 `aggregate` has no effect without `adaptive`");
@@ -76,9 +84,15 @@ fn adaptive_fields_out_of_range_are_errors() {
         ("decrease: 1", "E38"),
         ("window: 9ms", "E38"),
         ("window: 61s", "E38"),
+        ("smoothing: 0.04", "E38"),
+        ("smoothing: 1.01", "E38"),
+        ("probe_interval: 999ms", "E38"),
+        ("probe_interval: 61m", "E38"),
+        ("probe_depth: 0.29", "E38"),
+        ("probe_depth: 0.91", "E38"),
     ] {
         let expected = format!("{code} `{field}`");
-        assert_finding(&format!("adaptive: {{algorithm: aimd, {field}}}"), &expected);
+        assert_finding(&format!("adaptive: {{algorithm: gradient2, {field}}}"), &expected);
     }
     for text in ["1.505", "50%", "fast", "-1", "1e1", "."] {
         let expected = format!("E38 `tolerance: {text}` is not a number with up to two decimals");
@@ -99,12 +113,13 @@ fn fleet_aggregate_selects_the_vote_rule() {
 #[test]
 fn limits_with_different_parameters_have_different_descriptions() {
     let text = |fields: &str| concurrency_limit(fields).to_string();
-    let all = "algorithm: aimd, min: 8, max: 512, target: 250ms, tolerance: 1.5, increase: 2, \
-               decrease: 0.75, window: 1s";
+    let all = "algorithm: gradient2, min: 8, max: 512, target: 250ms, tolerance: 1.5, increase: 2, \
+               decrease: 0.75, window: 1s, smoothing: 0.5, probe_interval: 30s, probe_depth: 0.4";
     assert_eq!(
         text(&format!("adaptive: {{{all}}}, fleet: {{aggregate: min}}")),
-        "64 in flight, aimd from 8 to 512, target 250ms, tolerance 1.5, increase 2, \
-         decrease 0.75, window 1s, aggregate min, rejected with 503"
+        "64 in flight, gradient2 from 8 to 512, target 250ms, tolerance 1.5, increase 2, \
+         decrease 0.75, window 1s, smoothing 0.5, probe interval 30s, probe depth 0.4, \
+         aggregate min, rejected with 503"
     );
     assert_eq!(
         text("adaptive: {tolerance: 2}"),

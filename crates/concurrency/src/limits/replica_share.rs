@@ -477,7 +477,7 @@ impl ReplicaShare {
         let wanted = self.usage.wanted(now, in_flight, waiting, &self.law.timing).max(least);
         let policy = limiter.adaptive_limit();
         let vote = (self.shared.min < self.shared.max)
-            .then(|| self.usage.vote(policy.wanted_limit()?))
+            .then(|| self.usage.vote(policy.wanted_limit()?, self.last_grant?.limit))
             .flatten()
             .map(|vote| if policy.is_growth_paused() { vote.min(LimitFactor::ONE) } else { vote });
         LoadReport { in_flight: Share(in_flight.into()), demand: wanted, vote }

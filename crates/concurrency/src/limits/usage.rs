@@ -121,11 +121,11 @@ impl UsageMeter {
         })
     }
 
-    /// Returns the vote: the factor by which this replica would change the fleet-wide limit.
-    /// `estimate` is its algorithm's value for the limit.
-    pub(super) fn vote(&self, estimate: FractionalLimit) -> Option<LimitFactor> {
+    /// Returns the vote: the factor by which this replica would change the fleet-wide `limit`.
+    /// `estimate` is its algorithm's value for that limit.
+    pub(super) fn vote(&self, estimate: FractionalLimit, limit: Share) -> Option<LimitFactor> {
         let (peak, samples) = (Share(self.peak.into()), self.samples);
-        vote(&LimitInference { estimate, allowed: self.share, peak, samples })
+        vote(&LimitInference { estimate, limit, allowed: self.share, peak, samples })
     }
 
     /// Starts a new measuring window after a report, unless the current one is shorter than half

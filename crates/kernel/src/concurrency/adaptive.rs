@@ -4,33 +4,36 @@
 //! |---|---|---|
 //! | static | the configured number | never |
 //! | [`gradient`] | 1.3 × capacity by Little's law; the default | once a window, and at once after a refusal |
-//! | [`aimd`] | +1 while latency is near the minimum, otherwise × 0.9 | once a round trip |
-//! | [`gradient2`] | limit · tolerance · min RTT / RTT + √limit, smoothed | at every sample |
+//! | [`aimd`] | +1 while latency is near the min RTT, otherwise × 0.9 | once a round trip |
+//! | [`gradient2`] | limit · tolerance · min RTT / RTT + √limit, smoothed | once a round trip |
 //!
 //! [`AdaptiveTuning`] replaces the constants of these rules.
 //!
-//! With a [`FleetShare`], `gradient` adapts the fleet's whole limit together with the other
-//! replicas. The other algorithms use only this replica's own requests, as if it were alone.
+//! With a [`FleetShare`], the replicas adapt the fleet's whole limit together, by votes. Each grant
+//! sets this replica's estimate to the fleet's limit. The replica votes for the limit that one step
+//! of the algorithm would reach from there.
 //!
 //! Guarantees:
 //! - Recording a sample is deterministic, does not allocate, and keeps the limit within its bounds.
 //! - A configuration reload keeps the learned state, unless the algorithm changes.
 //! - The limit grows only while it is used: unused capacity proves nothing.
+//! - Replicas with equal observations change the fleet's limit as one of them would, at any number.
 
 pub mod aimd;
 mod fixed_point;
 pub mod gradient;
 pub mod gradient2;
 mod latency_stats;
+mod min_rtt;
+mod probe;
 mod round_trip;
+mod round_trips;
 mod sample;
 mod tuning;
-mod windowed_min;
 
-use aimd::Aimd;
 use fixed_point::FixedPoint;
 use gradient::Gradient;
-use gradient2::Gradient2;
+use round_trips::{RoundTripLimit, StepRule};
 pub use sample::{FleetShare, LatencySample, ProbeSchedule};
 pub use tuning::{AdaptiveTuning, Hundredths};
 
@@ -75,7 +78,11 @@ pub enum AdaptiveAlgorithm {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AdaptiveLimit {
     bounds: LimitBounds,
+    /// The limit; in a fleet, the fleet's whole limit in the last grant.
     estimate: FixedPoint,
+    fleet_share: Option<FleetShare>,
+    /// The requests that may be in flight instead: during a min RTT probe, and with a fleet's share.
+    usable: Option<FixedPoint>,
     state: AlgorithmState,
     jitter: u64,
     growth_pause: Option<GrowthPause>,
@@ -98,37 +105,38 @@ struct LimitBounds {
 enum AlgorithmState {
     Static,
     Gradient(Box<Gradient>),
-    Aimd(Aimd),
-    Gradient2(Gradient2),
+    RoundTrips(Box<RoundTripLimit>),
 }
 
 impl AlgorithmState {
     fn new(limit: FixedPoint, adaptive: Option<AdaptiveConfig>, jitter: u64) -> Self {
         let Some(AdaptiveConfig { algorithm, tuning, .. }) = adaptive else { return Self::Static };
-        match algorithm {
+        let rule = match algorithm {
             AdaptiveAlgorithm::Gradient => {
-                Self::Gradient(Box::new(Gradient::new(limit, jitter, tuning)))
+                return Self::Gradient(Box::new(Gradient::new(limit, jitter, tuning)));
             }
-            AdaptiveAlgorithm::Aimd => Self::Aimd(Aimd::new(tuning)),
-            AdaptiveAlgorithm::Gradient2 => Self::Gradient2(Gradient2::new(tuning)),
-        }
+            AdaptiveAlgorithm::Aimd => StepRule::Aimd,
+            AdaptiveAlgorithm::Gradient2 => StepRule::Gradient2,
+        };
+        Self::RoundTrips(Box::new(RoundTripLimit::new(rule, jitter, tuning)))
     }
 
     fn set_tuning(&mut self, tuning: AdaptiveTuning) {
         match self {
             Self::Static => {}
             Self::Gradient(gradient) => gradient.set_tuning(tuning),
-            Self::Aimd(aimd) => aimd.set_tuning(tuning),
-            Self::Gradient2(gradient2) => gradient2.set_tuning(tuning),
+            Self::RoundTrips(limit) => limit.set_tuning(tuning),
         }
     }
 
-    const fn algorithm(&self) -> Option<AdaptiveAlgorithm> {
+    fn algorithm(&self) -> Option<AdaptiveAlgorithm> {
         match self {
             Self::Static => None,
             Self::Gradient(_) => Some(AdaptiveAlgorithm::Gradient),
-            Self::Aimd(_) => Some(AdaptiveAlgorithm::Aimd),
-            Self::Gradient2(_) => Some(AdaptiveAlgorithm::Gradient2),
+            Self::RoundTrips(limit) => Some(match limit.rule() {
+                StepRule::Aimd => AdaptiveAlgorithm::Aimd,
+                StepRule::Gradient2 => AdaptiveAlgorithm::Gradient2,
+            }),
         }
     }
 }
@@ -140,13 +148,21 @@ impl AdaptiveLimit {
         let bounds = bounds(limit, adaptive);
         let estimate = FixedPoint::from_whole(limit).within(bounds.min, bounds.max);
         let state = AlgorithmState::new(estimate, adaptive, jitter);
-        Self { bounds, estimate, state, jitter, growth_pause: None }
+        Self {
+            bounds,
+            estimate,
+            fleet_share: None,
+            usable: None,
+            state,
+            jitter,
+            growth_pause: None,
+        }
     }
 
     /// The current limit, in requests.
     #[must_use]
     pub fn limit(&self) -> u32 {
-        self.estimate.floor()
+        self.usable.unwrap_or(self.estimate).floor()
     }
 
     /// The min RTT (latency without queueing); `None` if it is not known.
@@ -154,41 +170,59 @@ impl AdaptiveLimit {
     pub fn min_rtt(&self) -> Option<Nanos> {
         match &self.state {
             AlgorithmState::Static => None,
-            AlgorithmState::Aimd(aimd) => aimd.min_rtt(),
             AlgorithmState::Gradient(gradient) => gradient.min_rtt(),
-            AlgorithmState::Gradient2(gradient2) => gradient2.min_rtt(),
+            AlgorithmState::RoundTrips(limit) => limit.min_rtt(),
         }
     }
 
-    /// The limit that this replica wants, with its fraction, for its vote on a fleet-wide limit;
-    /// `None` until there are enough samples under the fleet's limit.
+    /// The limit of the whole fleet for which this replica votes, with its fraction; `None` until
+    /// there are enough samples since the last grant.
     #[must_use]
     pub fn wanted_limit(&self) -> Option<aggregate::FractionalLimit> {
         let limit = match &self.state {
-            AlgorithmState::Gradient(gradient) => gradient.wanted_limit(self.estimate),
-            _ => Some(self.estimate),
+            AlgorithmState::Static => None,
+            AlgorithmState::Gradient(gradient) => gradient.wanted_limit(),
+            AlgorithmState::RoundTrips(limit) => limit.wanted_limit(),
         };
         limit.map(FixedPoint::to_fleet_limit)
     }
 
-    /// Adapts a fleet-wide limit from now on, or with `None` a limit of this replica alone.
+    /// Adapts a fleet-wide limit from now on, or with `None` a limit of this replica alone. That one
+    /// starts at the last share.
     pub fn set_fleet_share(&mut self, now: Nanos, fleet_share: Option<FleetShare>) {
-        if let AlgorithmState::Gradient(gradient) = &mut self.state {
-            gradient.set_fleet_share(now, fleet_share, self.estimate);
-            self.advance(now);
+        if matches!(self.state, AlgorithmState::Static) {
+            return;
         }
+        self.estimate = match (fleet_share, self.fleet_share.take()) {
+            (Some(fleet), _) => FixedPoint::from_whole(fleet.limit),
+            (None, Some(last)) => FixedPoint::from_whole(last.share).min(self.estimate),
+            (None, None) => self.estimate,
+        }
+        .within(self.bounds.min, self.bounds.max);
+        self.fleet_share = fleet_share;
+        match &mut self.state {
+            AlgorithmState::Static => {}
+            AlgorithmState::Gradient(gradient) => {
+                gradient.set_fleet_share(now, fleet_share, self.estimate);
+            }
+            AlgorithmState::RoundTrips(limit) => limit.set_fleet_share(now, fleet_share),
+        }
+        self.advance(now);
     }
 
-    /// Updates the limit to `now`, because pauses of growth and the fleet's min RTT probes end by
-    /// time.
+    /// Updates the limit to `now`, because pauses of growth and min RTT probes end by time.
     pub fn advance(&mut self, now: Nanos) {
         self.growth_pause = self.growth_pause.filter(|pause| now < pause.ends_at);
-        let Self { bounds, estimate, state, .. } = self;
-        if let AlgorithmState::Gradient(gradient) = state
-            && let Some(limit) = gradient.fleet_limit(now)
-        {
-            *estimate = limit.within(bounds.min, bounds.max);
-        }
+        self.update_usable(now);
+    }
+
+    fn update_usable(&mut self, now: Nanos) {
+        let usable = match &mut self.state {
+            AlgorithmState::Static => return,
+            AlgorithmState::Gradient(gradient) => gradient.usable_share(now),
+            AlgorithmState::RoundTrips(limit) => limit.probe_limit(now, self.estimate),
+        };
+        self.usable = usable.map(|usable| usable.within(self.bounds.min, self.bounds.max));
     }
 
     /// Prevents growth above the current limit until `ends_at`. A drain or probe does not count as
@@ -213,20 +247,17 @@ impl AdaptiveLimit {
     /// Updates the limit after a finished request. Growth needs at least half of the limit in
     /// flight, or half of this replica's `share` if that is smaller.
     pub fn record(&mut self, sample: &LatencySample, share: u32) {
-        let ignored = sample.outcome == RequestOutcome::Ignored;
-        let Self { bounds, estimate, state, growth_pause, .. } = self;
-        let next = match state {
+        let (limit, min) = (self.estimate, self.bounds.min);
+        let next = match &mut self.state {
             AlgorithmState::Static => return,
-            AlgorithmState::Gradient(gradient) => {
-                gradient.step(*estimate, sample, share, bounds.min)
-            }
-            AlgorithmState::Aimd(_) | AlgorithmState::Gradient2(_) if ignored => return,
-            AlgorithmState::Aimd(aimd) => aimd.step(*estimate, sample, share),
-            AlgorithmState::Gradient2(gradient2) => gradient2.step(*estimate, sample),
+            AlgorithmState::Gradient(gradient) => gradient.step(limit, sample, share, min),
+            AlgorithmState::RoundTrips(_) if sample.outcome == RequestOutcome::Ignored => return,
+            AlgorithmState::RoundTrips(round_trips) => round_trips.record(limit, sample, share),
         };
-        let highest = growth_pause.map(|pause| pause.ceiling.max(*estimate));
+        let highest = self.growth_pause.map(|pause| pause.ceiling.max(limit));
         let next = highest.map_or(next, |highest| next.min(highest));
-        *estimate = next.within(bounds.min, bounds.max);
+        self.estimate = next.within(self.bounds.min, self.bounds.max);
+        self.update_usable(sample.ended_at);
     }
 
     /// Applies another configuration. The same algorithm keeps its estimate, within the new bounds.
@@ -237,6 +268,7 @@ impl AdaptiveLimit {
         if algorithm.is_none() || algorithm != self.state.algorithm() {
             self.estimate = FixedPoint::from_whole(limit);
             self.state = AlgorithmState::new(self.estimate, adaptive, self.jitter);
+            (self.usable, self.fleet_share) = (None, None);
         }
         self.state.set_tuning(adaptive.map_or_else(AdaptiveTuning::default, |it| it.tuning));
         self.estimate = self.estimate.within(self.bounds.min, self.bounds.max);

@@ -1,21 +1,21 @@
 //! The combination of the replicas' votes into the new value of a fleet-wide concurrency limit.
 //!
-//! Each replica observes only its own requests, so it votes for a factor by which its share should
-//! change. The limit changes by the lower median of these factors. The factors are not added,
-//! because all replicas observe the same backend.
+//! Each replica observes only its own requests, but all observe the same backend. So each estimates
+//! the whole limit, and votes for the factor by which the limit should change. The limit changes by
+//! the lower median of these factors, which are never added.
 //!
-//! | formula for share 8, estimate 10, limit 40 | worked row |
+//! | formula for estimate 50, limit 40 | worked row |
 //! |---|---|
-//! | vote r = ⌊estimate·2^16 / share⌋, at most 2·2^16 | 10·65,536 / 8 = 81,920, the factor 1.25 |
+//! | vote r = ⌊estimate·2^16 / limit⌋, at most 2·2^16 | 50·65,536 / 40 = 81,920, the factor 1.25 |
 //! | new limit = ⌊limit·r / 2^16⌋, between min and max | 40·1.25 = 50 |
 //!
 //! ```
 //! use sluicegate_kernel::coordinator::aggregate::{self, FractionalLimit, LimitInference};
 //! use sluicegate_kernel::units::Share;
 //!
-//! let estimate = FractionalLimit::from_share(Share(10));
-//! let inference =
-//!     LimitInference { estimate, allowed: Share(8), peak: Share(8), samples: 100 };
+//! let estimate = FractionalLimit::from_share(Share(50));
+//! let (limit, allowed, peak) = (Share(40), Share(8), Share(8));
+//! let inference = LimitInference { estimate, limit, allowed, peak, samples: 100 };
 //! let factor = aggregate::vote(&inference).unwrap();
 //! let (min, max) = (Share(1), Share(1_000));
 //! let limit = FractionalLimit::from_share(Share(40)).scaled(factor, min, max);
@@ -82,7 +82,7 @@ impl FractionalLimit {
     }
 }
 
-/// A factor by which a limit or a share changes, in 65,536ths.
+/// A factor by which a limit changes, in 65,536ths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LimitFactor(pub u32);
 
@@ -96,8 +96,10 @@ impl LimitFactor {
 /// A replica's observations since its share last changed, from which it computes its vote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LimitInference {
-    /// The number of requests in flight that this replica's adaptive limit infers as the best.
+    /// The whole limit that this replica's algorithm infers.
     pub estimate: FractionalLimit,
+    /// The fleet's limit from which the estimate started.
+    pub limit: Share,
     /// This replica's share during the observation, in permits.
     pub allowed: Share,
     /// The largest number of permits that this replica used at once.
@@ -106,18 +108,19 @@ pub struct LimitInference {
     pub samples: u32,
 }
 
-/// The factor that a replica votes for; `None` with fewer than [`MIN_SAMPLES`] samples or a zero
-/// share.
+/// The factor that a replica votes for; `None` with fewer than [`MIN_SAMPLES`] samples, a zero share
+/// or a zero limit.
 ///
 /// A replica that used less than half of its share has no evidence for growth, so its vote is at
 /// most 1. It can vote for a decrease at any use.
 #[must_use]
 pub fn vote(inference: &LimitInference) -> Option<LimitFactor> {
-    let allowed =
-        NonZeroU64::new(inference.allowed.0).filter(|_| MIN_SAMPLES <= inference.samples)?;
+    if inference.allowed == Share(0) || inference.samples < MIN_SAMPLES {
+        return None;
+    }
+    let limit = NonZeroU64::new(FractionalLimit::from_share(inference.limit).0)?;
     let scaled = u128::from(inference.estimate.0).saturating_mul(u128::from(LimitFactor::ONE.0));
-    let share_units = u128::from(FractionalLimit::from_share(Share(allowed.get())).0);
-    let ratio = scaled.checked_div(share_units).and_then(|r| u32::try_from(r).ok());
+    let ratio = scaled.checked_div(u128::from(limit.get())).and_then(|r| u32::try_from(r).ok());
     let is_share_used = inference.allowed <= inference.peak.plus(inference.peak);
     let max_factor = if is_share_used { LimitFactor::TWICE } else { LimitFactor::ONE };
     Some(ratio.map_or(max_factor, LimitFactor).min(max_factor))

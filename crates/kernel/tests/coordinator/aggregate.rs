@@ -11,6 +11,7 @@ use super::{LimitCoordinator, share_client, timing};
 
 const INFERENCE: LimitInference = LimitInference {
     estimate: FractionalLimit(0),
+    limit: Share(40),
     allowed: Share(10),
     peak: Share(10),
     samples: 100,
@@ -32,13 +33,14 @@ fn replica_without_samples_or_share_does_not_vote() {
         None
     );
     assert_eq!(aggregate::vote(&LimitInference { allowed: Share(0), ..INFERENCE }), None);
+    assert_eq!(aggregate::vote(&LimitInference { limit: Share(0), ..INFERENCE }), None);
 }
 
 #[test]
 fn votes_to_grow_need_half_the_share_in_use() {
-    assert_eq!(vote_for(15, 5), Some(LimitFactor(LimitFactor::ONE.0 * 3 / 2)));
-    assert_eq!(vote_for(15, 4), Some(LimitFactor::ONE));
-    assert_eq!(vote_for(5, 0), Some(LimitFactor(LimitFactor::ONE.0 / 2)));
+    assert_eq!(vote_for(60, 5), Some(LimitFactor(LimitFactor::ONE.0 * 3 / 2)));
+    assert_eq!(vote_for(60, 4), Some(LimitFactor::ONE));
+    assert_eq!(vote_for(20, 0), Some(LimitFactor(LimitFactor::ONE.0 / 2)));
     assert_eq!(vote_for(1_000, 10), Some(LimitFactor::TWICE), "bounded");
 }
 
@@ -50,12 +52,7 @@ fn votes_combine_by_the_lower_median() {
     assert_eq!(VoteAggregate::Min.combine(&mut ratios(&[8, 2, 5])), Some(ratios(&[2])[0]));
 }
 
-/// The estimate of a replica that knows its part of the backend's capacity exactly.
-fn estimated_level(capacity: u64, limit: Share, allowed: Share) -> FractionalLimit {
-    FractionalLimit(FractionalLimit::from_share(Share(capacity)).0 * allowed.0 / limit.0)
-}
-
-/// One heartbeat of a replica that uses its whole share of a backend with `capacity`.
+/// One heartbeat of a replica that uses its whole share and knows the backend's `capacity`.
 fn heartbeat_with_vote(
     store: &mut LimitCoordinator,
     now: u64,
@@ -65,8 +62,9 @@ fn heartbeat_with_vote(
     let grant = member.current_grant(Nanos(now)).copied();
     let allowed = grant.map_or(Share(0), |grant| grant.share);
     let ceiling = grant.map_or(Share(1), |grant| grant.limit);
-    let estimate = estimated_level(capacity, ceiling, allowed);
-    let vote = aggregate::vote(&LimitInference { estimate, allowed, peak: allowed, samples: 100 });
+    let estimate = FractionalLimit::from_share(Share(capacity));
+    let (limit, peak) = (ceiling, allowed);
+    let vote = aggregate::vote(&LimitInference { estimate, limit, allowed, peak, samples: 100 });
     store.round_trip(now, member, &LoadReport { in_flight: allowed, demand: Share(1_000), vote });
 }
 

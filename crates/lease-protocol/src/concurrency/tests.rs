@@ -17,9 +17,21 @@ fn adaptive() -> impl Strategy<Value = AdaptiveConfig> {
     let hundredths = || prop::option::of(any::<u32>().prop_map(Hundredths));
     let tuning =
         (prop::option::of(times()), hundredths(), prop::option::of(any::<u32>()), hundredths());
-    (algorithms, any::<(u32, u32)>(), tuning, prop::option::of(times())).prop_map(
-        |(algorithm, (min, max), (target, tolerance, increase, decrease), window)| {
-            let tuning = AdaptiveTuning { target, tolerance, increase, decrease, window };
+    let times = || prop::option::of(times());
+    let probes = (hundredths(), times(), hundredths());
+    (algorithms, any::<(u32, u32)>(), tuning, times(), probes).prop_map(
+        |(algorithm, (min, max), (target, tolerance, increase, decrease), window, probes)| {
+            let (smoothing, probe_interval, probe_depth) = probes;
+            let tuning = AdaptiveTuning {
+                target,
+                tolerance,
+                increase,
+                decrease,
+                window,
+                smoothing,
+                probe_interval,
+                probe_depth,
+            };
             AdaptiveConfig { algorithm, min: min.min(max), max: max.max(min), tuning }
         },
     )

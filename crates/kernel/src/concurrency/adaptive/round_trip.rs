@@ -6,8 +6,9 @@
 //! before it.
 
 use super::RequestOutcome;
+use super::fixed_point::FixedPoint;
 use super::sample::LatencySample;
-use super::tuning::{WindowEnd, WindowStart};
+use super::tuning::{AdaptiveTuning, WindowEnd, WindowStart};
 use crate::units::Nanos;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -24,9 +25,22 @@ pub(super) struct RoundTrip {
 pub(super) struct RoundSummary {
     /// The mean latency of the successes; `None` without a success.
     pub(super) mean: Option<Nanos>,
+    pub(super) successes: u64,
     pub(super) dropped: u64,
     /// The largest number of requests in flight.
     pub(super) in_flight: u32,
+}
+
+/// One complete round trip, from which a rule computes the next limit.
+pub(super) struct Step<'a> {
+    pub(super) tuning: &'a AdaptiveTuning,
+    pub(super) limit: FixedPoint,
+    pub(super) round: &'a RoundSummary,
+    pub(super) min_rtt: Nanos,
+    /// The largest number of requests in flight, scaled from the share to the whole limit.
+    pub(super) in_flight: FixedPoint,
+    /// Set if at least half of the limit was used, so that low latency justifies a higher one.
+    pub(super) is_used: bool,
 }
 
 impl RoundTrip {
@@ -46,13 +60,18 @@ impl RoundTrip {
             WindowEnd::Samples(needed) => needed <= self.successes.saturating_add(self.dropped),
             WindowEnd::Duration(duration) => self.window_start.has_passed(sample, duration),
         };
-        is_over.then(|| self.finish(sample.ended_at))
+        is_over.then(|| self.finish())
     }
 
-    fn finish(&mut self, now: Nanos) -> RoundSummary {
-        let mean = self.total_latency.0.checked_div(self.successes).map(Nanos);
-        let (dropped, in_flight) = (self.dropped, self.max_in_flight);
+    /// Discards the samples so far, because the limit changes at `now`.
+    pub(super) fn restart(&mut self, now: Nanos) {
         *self = Self { valid_from: now, window_start: self.window_start, ..Self::default() };
-        RoundSummary { mean, dropped, in_flight }
+    }
+
+    fn finish(&mut self) -> RoundSummary {
+        let mean = self.total_latency.0.checked_div(self.successes).map(Nanos);
+        let Self { valid_from, window_start, successes, dropped, max_in_flight, .. } = *self;
+        *self = Self { valid_from, window_start, ..Self::default() };
+        RoundSummary { mean, successes, dropped, in_flight: max_in_flight }
     }
 }

@@ -54,6 +54,14 @@ impl ProbeSchedule {
     /// The longest interval between two probes, as a multiple of the shortest.
     const MAX_MULTIPLE: u64 = 64;
 
+    /// The schedule of a limit of one replica alone. A different `jitter` keeps probes apart.
+    pub(super) const fn of_one_replica(jitter: u64) -> Self {
+        // The high bits of the product depend on all bits of the jitter.
+        let offset = jitter.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 24;
+        let clock = ClockReading { local_time: Nanos(0), coordinator_time: Nanos(offset) };
+        Self { clock, heartbeat: Nanos::SECOND }
+    }
+
     /// The interval between two probes if requests take `rtt`.
     ///
     /// It is the shortest interval times a power of two, so that replicas with similar latencies
@@ -74,12 +82,6 @@ impl ProbeSchedule {
     pub const fn heartbeat_clock(&self) -> ClockReading {
         self.clock.advanced_by(Nanos(self.heartbeat.0 / 2))
     }
-}
-
-/// Returns `true` if at least half of the limit was used, so that low latency justifies a higher
-/// one.
-pub(super) fn is_limit_used(sample: &LatencySample, estimate: FixedPoint, share: u32) -> bool {
-    estimate.floor().min(share) <= sample.in_flight.saturating_mul(2)
 }
 
 /// Scales `in_flight` from this replica's share to the whole limit.

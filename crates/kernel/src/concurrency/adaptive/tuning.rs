@@ -18,6 +18,8 @@ use crate::units::Nanos;
 const HEADROOM: Fraction = Fraction::percent(90);
 /// The largest fall of a limit in one update above the target latency.
 const MAX_FALL: Fraction = Fraction::percent(50);
+/// The part of the capacity that a min RTT probe leaves unused.
+const PROBE_DEPTH: Hundredths = Hundredths(30);
 
 /// A decimal number in hundredths: 150 is 1.5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -36,6 +38,12 @@ pub struct AdaptiveTuning {
     pub decrease: Option<Hundredths>,
     /// The duration of one window of samples.
     pub window: Option<Nanos>,
+    /// The weight of the newest limit in the smoothed limit; only for `gradient2`.
+    pub smoothing: Option<Hundredths>,
+    /// The time between two min RTT probes.
+    pub probe_interval: Option<Nanos>,
+    /// The part of the capacity that a min RTT probe leaves unused.
+    pub probe_depth: Option<Hundredths>,
 }
 
 /// Formats the number as `1.5`, without trailing zeros.
@@ -63,6 +71,16 @@ impl AdaptiveTuning {
 
     pub(super) fn decrease_or(&self, default: Fraction) -> Fraction {
         self.decrease.map_or(default, Hundredths::to_fraction)
+    }
+
+    pub(super) fn smoothing_or(&self, default: Fraction) -> Fraction {
+        self.smoothing.map_or(default, Hundredths::to_fraction)
+    }
+
+    /// The part of the capacity that a min RTT probe uses.
+    pub(super) fn probe_part(&self) -> Fraction {
+        let unused = self.probe_depth.unwrap_or(PROBE_DEPTH).0;
+        Fraction::percent(100_u64.saturating_sub(unused.into()))
     }
 
     pub(super) fn is_above_target(&self, rtt: Nanos) -> bool {

@@ -152,7 +152,7 @@ fn probe_never_lowers_a_share_of_one() {
 fn unqueued_latency_yields_a_growth_vote() {
     let mut replica = GradientReplica::new(1_000);
     replica.run_for(5_000);
-    assert_eq!(replica.estimate(), Some(FractionalLimit::from_share(Share(16))));
+    assert_eq!(replica.estimate(), Some(FractionalLimit::from_share(Share(80))), "twice the limit");
 }
 
 #[test]
@@ -160,9 +160,9 @@ fn probe_detects_a_queue_from_the_start() {
     let mut replica = GradientReplica::new(10);
     replica.run_for(5_000);
     let would = replica.estimate().unwrap();
-    // The target is 1.3 · 10 of 40. The first probe lowers the fleet to 10 requests in flight,
-    // which the backend serves without a queue.
-    assert!(would <= FractionalLimit::from_share(Share(4)), "{would:?}");
+    // The target is 1.3 · 10. The first probe lowers the fleet to 10 requests in flight, which the
+    // backend serves without a queue.
+    assert!(would <= FractionalLimit::from_share(Share(20)), "{would:?}");
     assert!(replica.limiter.limit() <= 4, "far too much is lowered before the ceiling follows");
 }
 
@@ -173,12 +173,12 @@ fn probe_distinguishes_a_slower_backend_from_a_queue() {
     replica.takes = 30;
     replica.run_for(1_000);
     assert!(
-        replica.estimate().unwrap() < FractionalLimit::from_share(Share(8)),
+        replica.estimate().unwrap() < FractionalLimit::from_share(Share(40)),
         "it looks like one at first"
     );
     replica.run_for(16_000);
     assert_eq!(replica.limiter.adaptive_limit().min_rtt(), Some(Nanos(30 * MILLI)));
-    assert!(FractionalLimit::from_share(Share(8)) < replica.estimate().unwrap());
+    assert!(FractionalLimit::from_share(Share(40)) < replica.estimate().unwrap());
 }
 
 #[test]
@@ -188,13 +188,13 @@ fn faster_backend_is_probed_before_a_growth_vote() {
     replica.takes = 5;
     replica.run_for(1_000);
     assert_eq!(replica.limiter.adaptive_limit().min_rtt(), Some(Nanos(5 * MILLI)));
-    assert_eq!(replica.estimate(), Some(FractionalLimit::from_share(Share(8))));
+    assert_eq!(replica.estimate(), Some(FractionalLimit::from_share(Share(40))));
     replica.run_for(4_000);
-    assert!(FractionalLimit::from_share(Share(8)) < replica.estimate().unwrap());
+    assert!(FractionalLimit::from_share(Share(40)) < replica.estimate().unwrap());
 }
 
-/// The vote of a replica under `tuning`, as the share that it wants instead of 8.
-fn wanted_share(capacity: u64, tuning: AdaptiveTuning) -> u64 {
+/// The limit for which a replica under `tuning` votes, instead of 40.
+fn wanted_limit(capacity: u64, tuning: AdaptiveTuning) -> u64 {
     let mut replica = GradientReplica::with_tuning(capacity, tuning);
     replica.run_for(9_000);
     replica.estimate().unwrap().round_down().0
@@ -206,10 +206,10 @@ fn a_target_bounds_the_growth_vote() {
         target: Some(Nanos(millis * MILLI)),
         ..AdaptiveTuning::default()
     };
-    assert_eq!(wanted_share(1_000, AdaptiveTuning::default()), 16);
-    assert_eq!(wanted_share(1_000, target(15)), 10, "8 · 0.9 · 15 / 10");
-    assert_eq!(wanted_share(1_000, target(11)), 8, "no growth above nine tenths");
-    assert_eq!(wanted_share(1_000, target(8)), 5, "8 · 0.9 · 8 / 10");
+    assert_eq!(wanted_limit(1_000, AdaptiveTuning::default()), 80);
+    assert_eq!(wanted_limit(1_000, target(15)), 53, "40 · 0.9 · 15 / 10 is 54, with rounding");
+    assert_eq!(wanted_limit(1_000, target(11)), 40, "no growth above nine tenths");
+    assert_eq!(wanted_limit(1_000, target(8)), 28, "40 · 0.9 · 8 / 10");
 }
 
 #[test]
@@ -218,9 +218,11 @@ fn tolerance_sets_the_queue_of_the_whole_fleet() {
         tolerance: Some(Hundredths(hundredths)),
         ..AdaptiveTuning::default()
     };
-    // 40 requests in flight at a capacity of 20 are a slowdown of 2.
-    assert_eq!(wanted_share(20, tolerance(130)), 5, "8 · 1.3 / 2");
-    assert_eq!(wanted_share(20, tolerance(180)), 7, "8 · 1.8 / 2");
+    // The capacity is 20. Each of the five replicas has a whole number of requests in flight.
+    let limit = wanted_limit(20, tolerance(130));
+    assert!(limit.abs_diff(26) <= 5, "20 · 1.3 is 26, not {limit}");
+    let limit = wanted_limit(20, tolerance(180));
+    assert!(limit.abs_diff(36) <= 5, "20 · 1.8 is 36, not {limit}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use sluicegate_kernel::concurrency::RequestOutcome;
 use sluicegate_kernel::concurrency::adaptive::{
-    AdaptiveAlgorithm, AdaptiveConfig, AdaptiveLimit, AdaptiveTuning, Hundredths, LatencySample,
+    AdaptiveAlgorithm, AdaptiveConfig, AdaptiveLimit, AdaptiveTuning, Hundredths,
 };
 use sluicegate_kernel::units::Nanos;
 
@@ -19,13 +19,20 @@ pub fn parameters() -> impl Strategy<Value = AdaptiveTuning> {
         |range: std::ops::Range<u32>| prop::option::of(range).prop_map(|it| it.map(Hundredths));
     let nanos = || prop::option::of(any::<u64>()).prop_map(|it| it.map(Nanos));
     let all = (nanos(), hundredths(105..1_001_u32), prop::option::of(1..1_001_u32));
-    (all, hundredths(10..100), nanos()).prop_map(
-        |((target, tolerance, increase), decrease, window)| AdaptiveTuning {
-            target,
-            tolerance,
-            increase,
-            decrease,
-            window,
+    let probes = (hundredths(5..101), nanos(), hundredths(30..91));
+    (all, hundredths(10..100), nanos(), probes).prop_map(
+        |((target, tolerance, increase), decrease, window, probes)| {
+            let (smoothing, probe_interval, probe_depth) = probes;
+            AdaptiveTuning {
+                target,
+                tolerance,
+                increase,
+                decrease,
+                window,
+                smoothing,
+                probe_interval,
+                probe_depth,
+            }
         },
     )
 }
@@ -60,9 +67,9 @@ fn gradient2_adds_the_increase_and_multiplies_by_the_decrease() {
     };
     let limit_after = |outcome| {
         let mut policy = tuned(AdaptiveAlgorithm::Gradient2, 100, tuning);
-        let sample = LatencySample { ended_at: ms(10), rtt: ms(10), in_flight: 100, outcome };
+        let mut backend = Backend::new(NO_FLEET);
         for _ in 0..10 {
-            policy.record(&sample, NO_FLEET);
+            backend.round(&mut policy, outcome, |_| ms(10));
         }
         policy.limit()
     };
@@ -135,7 +142,13 @@ fn a_target_below_the_min_rtt_lowers_the_limit_to_its_minimum() {
 fn the_limit_changes_once_per_window() {
     let (window, rtt) = (Nanos::SECOND, ms(10));
     for law in ALGORITHMS {
-        let tuning = AdaptiveTuning { window: Some(window), ..AdaptiveTuning::default() };
+        // A probe would change the limit between two windows.
+        let (window_of_samples, probe_interval) = (Some(window), Some(Nanos::from_secs(3_600)));
+        let tuning = AdaptiveTuning {
+            window: window_of_samples,
+            probe_interval,
+            ..AdaptiveTuning::default()
+        };
         let config = AdaptiveConfig { tuning, ..bounded(law, 10, 1_000) };
         let (mut policy, mut backend) =
             (AdaptiveLimit::new(10, Some(config), 1), Backend::new(NO_FLEET));

@@ -7,7 +7,7 @@
 
 mod model;
 
-use model::{Leaving, ShareModel};
+use model::{Leaving, Reserve, ShareModel, StoreFlaw};
 use stateright::{Checker, Model};
 
 /// Explores all states of a model. Their number is pinned, because a smaller model would pass too
@@ -91,6 +91,59 @@ fn permits_in_use_never_rise_after_the_limit_decreases() {
 fn share_moves_after_requests_of_an_earlier_max_duration() {
     let model = ShareModel { lasts: &[3, 0], lives: 2, ticks: 4, late: false, ..ShareModel::one() };
     explore(ShareModel { beats: &[1, 1], must: &["a share moves to another"], ..model }, 82_743);
+}
+
+/// The names of the properties that a store without slack has: the limit is the least upper bound
+/// of the shares and of the requests in flight.
+const TIGHT: &[&str] = &["the shares reach the limit", "what is in flight reaches the limit"];
+
+#[test]
+fn the_whole_limit_is_granted_and_used() {
+    for ceiling in [1, 2] {
+        let model = ShareModel { ceiling, late: false, must: TIGHT, ..ShareModel::default() };
+        model.checker().threads(2).spawn_bfs().join().assert_properties();
+    }
+}
+
+#[test]
+fn a_store_with_one_permit_less_never_reaches_the_limit() {
+    let store = StoreFlaw::OneLess;
+    let model = ShareModel { store, late: false, must: TIGHT, ..ShareModel::default() };
+    let checker = model.checker().threads(2).spawn_bfs().join();
+    for property in TIGHT {
+        assert!(checker.discovery(property).is_none(), "{property}, with one permit less");
+    }
+}
+
+#[test]
+fn each_omitted_reserve_exceeds_the_limit() {
+    let in_time = ShareModel { late: false, ..ShareModel::default() };
+    let (moving, pausing) = (
+        ShareModel { beats: &[3, 2], ..in_time.clone() },
+        ShareModel { ticks: 5, lag: 2, beats: &[1, 1], ceiling: 1, ..in_time.clone() },
+    );
+    for reserve in Reserve::ALL {
+        let (model, property) = match reserve {
+            Reserve::Confirmed | Reserve::Granted => (moving.clone(), "the shares fit"),
+            Reserve::InFlight => (moving.clone(), "what is in flight fits"),
+            Reserve::Lifetime => (pausing.clone(), "the shares fit"),
+            Reserve::MaxDuration => (pausing.clone(), "what is in flight fits"),
+            Reserve::EarlierRequests => {
+                // The replica reports once after the reload, and its request is still in flight.
+                let reloading = ShareModel {
+                    lasts: &[3, 0],
+                    beats: &[2, 1],
+                    ticks: 6,
+                    lag: 1,
+                    ..pausing.clone()
+                };
+                reloading.clone().checker().threads(2).spawn_bfs().join().assert_properties();
+                (reloading, "what is in flight fits")
+            }
+        };
+        println!("{reserve:?}");
+        assert_violates(ShareModel { store: StoreFlaw::Omits(reserve), ..model }, property);
+    }
 }
 
 #[test]

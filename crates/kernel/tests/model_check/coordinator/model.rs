@@ -1,5 +1,6 @@
 //! The state of a model of the share protocol, and its steps.
 
+mod flaw;
 mod fleet;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,6 +11,8 @@ use sluicegate_kernel::coordinator::{
 };
 use sluicegate_kernel::units::{Incarnation, Nanos, ReplicaId, Share};
 use stateright::{Model, Property};
+
+pub use flaw::{Reserve, StoreFlaw};
 
 /// The start of the model: late enough that a list of replicas kept since 0 is complete.
 const START: u64 = 100;
@@ -38,6 +41,8 @@ pub struct ShareModel {
     pub leaving: Leaving,
     /// True for the flaw that a coordinator without state skips its recovery.
     pub trusts: bool,
+    /// The deviation of the store from the coordinator.
+    pub store: StoreFlaw,
     /// Names of the properties that some state must have.
     pub must: &'static [&'static str],
 }
@@ -69,6 +74,7 @@ impl Default for ShareModel {
             losses: 0,
             leaving: Leaving::Never,
             trusts: false,
+            store: StoreFlaw::No,
             must: &[],
         }
     }
@@ -252,7 +258,7 @@ impl Model for ShareModel {
                     next.messages.remove(&message);
                 }
                 let changed = match message {
-                    Message::Beat(beat) => next.apply_heartbeat(&law, &beat),
+                    Message::Beat(beat) => next.apply_heartbeat(self.store, &law, &beat),
                     Message::Grant(grant) => next.apply_grant(&grant),
                 };
                 changed.then_some(())?;
@@ -291,7 +297,13 @@ impl Model for ShareModel {
                 fleet.in_flight() <= fleet.bound
             }),
         ];
-        let possible: [Property<Self>; 6] = [
+        let possible: [Property<Self>; 8] = [
+            Property::sometimes("the shares reach the limit", |_, fleet: &FleetState| {
+                fleet.shares() == fleet.ceiling
+            }),
+            Property::sometimes("what is in flight reaches the limit", |_, fleet: &FleetState| {
+                fleet.in_flight() == fleet.ceiling
+            }),
             Property::sometimes("a share moves", |_, fleet: &FleetState| fleet.moved),
             Property::sometimes("a share moves to another", |_, fleet: &FleetState| {
                 fleet.was_inherited()

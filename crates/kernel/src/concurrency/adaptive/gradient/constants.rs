@@ -11,8 +11,6 @@ pub(super) const MAX_UNSURE_GROWTH: Fraction = Fraction::percent(130);
 pub(super) const EXPLORATION: Fraction = Fraction::percent(500);
 /// The multiple of the capacity that is the limit while a queue drains.
 pub(super) const DRAIN: Fraction = Fraction::percent(30);
-/// The multiple of the capacity that is the limit during a min RTT probe.
-pub(super) const PROBE: Fraction = Fraction::percent(70);
 /// The multiple of the capacity that is the limit while the first min RTT may include a queue.
 pub(super) const HALF: Fraction = Fraction::percent(50);
 /// The part of the capacity below which requests in flight cause no queue.

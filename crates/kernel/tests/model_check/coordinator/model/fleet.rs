@@ -7,7 +7,7 @@ use sluicegate_kernel::coordinator::{
 };
 use sluicegate_kernel::units::{Incarnation, Nanos, ReplicaId, Share};
 
-use super::{FleetState, Leaving, Message, ModelReplica, START, ShareModel, replica_of};
+use super::{FleetState, Leaving, Message, ModelReplica, START, ShareModel, StoreFlaw, replica_of};
 
 impl FleetState {
     pub(super) fn clock(&self, at: usize) -> Nanos {
@@ -61,7 +61,12 @@ impl FleetState {
     }
 
     /// Applies a heartbeat at the store. Returns `true` if anything changed.
-    pub(super) fn apply_heartbeat(&mut self, law: &CoordinatorConfig, beat: &Heartbeat) -> bool {
+    pub(super) fn apply_heartbeat(
+        &mut self,
+        store: StoreFlaw,
+        law: &CoordinatorConfig,
+        beat: &Heartbeat,
+    ) -> bool {
         let name = (beat.replica.0, beat.incarnation.0);
         if beat.is_leaving && beat.in_flight == Share(0) {
             self.under.remove(&name);
@@ -70,7 +75,8 @@ impl FleetState {
         }
         let records: Vec<IncarnationRecord> = self.records();
         self.life.settle(Nanos(self.now), law.timing.longest_use(), Nanos(0), &records);
-        match self.coordinator.apply_heartbeat(Nanos(self.now), &self.life, law, beat) {
+        let now = (Nanos(self.now), &self.life);
+        match store.apply_heartbeat(&mut self.coordinator, now, law, beat) {
             HeartbeatReply::Grant(grant) => self.messages.insert(Message::Grant(grant)),
             HeartbeatReply::Left => true,
             HeartbeatReply::Stale | HeartbeatReply::Superseded => false,

@@ -1,16 +1,16 @@
-//! A min RTT probe: for a short time all replicas of a fleet have fewer requests in flight.
+//! A min RTT probe: for a short time there are fewer requests in flight, at all replicas of a fleet.
 //!
 //! Guarantees:
 //! - A probe ends after a bounded time.
 //! - A probe measures only requests admitted after the queue drained, while all replicas take part.
 
-use super::super::RequestOutcome;
-use super::super::fixed_point::{FixedPoint, Fraction};
-use super::super::latency_stats::LatencyStats;
-use super::super::sample::LatencySample;
+use super::RequestOutcome;
+use super::fixed_point::Fraction;
+use super::latency_stats::LatencyStats;
+use super::sample::LatencySample;
 use crate::units::Nanos;
 
-/// The part of the share that a probe uses while the min RTT is unconfirmed.
+/// The part of the limit that a probe uses while the min RTT is unconfirmed.
 pub(super) const DEEP_PROBE: Fraction = Fraction::percent(25);
 /// The largest difference between the start times of one probe at two replicas.
 const MAX_SKEW: Nanos = Nanos(10 * Nanos::MILLI.0);
@@ -20,20 +20,21 @@ pub(super) const ROUND_TRIPS: u64 = 4;
 pub(super) const DEEP_ROUND_TRIPS: u64 = 8;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct FleetProbe {
+pub(super) struct MinRttProbe {
     pub(super) started_at: Nanos,
     /// The start and the end of the period in which admitted requests are unqueued.
     pub(super) unqueued_period: (Nanos, Nanos),
     pub(super) ends_at: Nanos,
     /// The instant by which the measured requests have finished.
     pub(super) closes_at: Nanos,
-    pub(super) limit: FixedPoint,
+    /// The part of the limit, or of the share, that may be in flight.
+    pub(super) part: Fraction,
     pub(super) unqueued: LatencyStats,
 }
 
-impl FleetProbe {
+impl MinRttProbe {
     /// Starts a probe at `now` that lasts `duration` plus a tolerance, if requests take `rtt`.
-    pub(super) fn new(now: Nanos, limit: FixedPoint, rtt: Nanos, duration: Nanos) -> Self {
+    pub(super) fn new(now: Nanos, part: Fraction, rtt: Nanos, duration: Nanos) -> Self {
         let duration = duration.plus(MAX_SKEW).plus(MAX_SKEW).plus(MAX_SKEW);
         let ends_at = now.plus(duration);
         let from = now.plus(rtt).plus(MAX_SKEW);
@@ -45,7 +46,7 @@ impl FleetProbe {
             unqueued_period: (from, until),
             ends_at,
             closes_at,
-            limit,
+            part,
             unqueued: LatencyStats::default(),
         }
     }
