@@ -172,7 +172,8 @@ async fn random_messages_change_no_limit_of_others_in_redis() {
 
 #[tokio::test]
 async fn random_messages_change_no_limit_of_others_in_postgres() {
-    let server = postgres::shared();
+    // Starting the server blocks, which this runtime does not allow.
+    let server = tokio::task::spawn_blocking(postgres::shared).await.unwrap();
     let flags = ["--store-url", &server.url(), "--store-key-prefix", "hostile:"];
     random_messages_change_no_limit_of_others(&flags).await;
 }
