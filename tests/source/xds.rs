@@ -45,6 +45,14 @@ fn metric(service: &Service, name: &str) -> u64 {
     value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{name} in {page}"))
 }
 
+fn wait_for_metric(service: &Service, name: &str, wanted: u64) {
+    until(name, || match metric(service, name) {
+        value if value == wanted => Ok(()),
+        value => Err(value.to_string()),
+    })
+    .unwrap();
+}
+
 fn wait_for_rules(service: &Service, wanted: &str) {
     until("these limits", || match http1::get(service.admin, "/rlconfig", &[]).unwrap().text() {
         rules if rules.starts_with(wanted) && rules.is_empty() == wanted.is_empty() => Ok(()),
@@ -66,21 +74,20 @@ fn an_empty_answer_keeps_the_limits_of_serve() {
         let (kept, refused) = xds.wait_for_ack(version);
         let refused = refused.unwrap();
         assert!(kept == "1" && refused.contains("limits.xds.allow_empty"), "{kept}: {refused}");
-        until("the condition is shown", || match metric(&service, REJECTED) {
-            count if count == nth as u64 + 1 => Ok(()),
-            count => Err(format!("{count} rejections")),
+        wait_for_metric(&service, REJECTED, nth as u64 + 1);
+        wait_for_metric(&service, STALE, 1);
+        until("the cause is shown", || match service.loads()?.last_error.to_string() {
+            shown if shown.contains("limits.xds.allow_empty") => Ok(()),
+            shown => Err(shown),
         })
         .unwrap();
-        assert_eq!(metric(&service, STALE), 1);
-        let shown = service.loads().unwrap().last_error.to_string();
-        assert!(shown.contains("limits.xds.allow_empty"), "{shown}");
     }
     wait_for_rules(&service, "d.k: unit=DAY requests_per_unit=2,");
     assert!(service.log().contains("keeping version 1"), "{}", service.log());
     xds.publish("4", &[limits(3)]);
     assert_eq!(xds.wait_for_ack("4"), ("4".to_owned(), None));
     wait_for_rules(&service, "d.k: unit=DAY requests_per_unit=3,");
-    assert_eq!(metric(&service, STALE), 0);
+    wait_for_metric(&service, STALE, 0);
 }
 
 #[test]

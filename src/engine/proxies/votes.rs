@@ -25,16 +25,16 @@ impl ProxyVotes {
     pub(super) fn fold(
         &mut self,
         bucket: u64,
-        voter: ReplicaIncarnation,
+        proxy: ReplicaIncarnation,
         vote: (LimitFactor, Nanos),
         heartbeat: Nanos,
     ) -> Option<LimitFactor> {
         let (_, now) = vote;
         let votes = self.0.entry(bucket).or_default();
-        votes.insert(voter, vote);
+        votes.insert(proxy, vote);
         let longest = Nanos(heartbeat.0.saturating_mul(VOTE_HEARTBEATS));
         votes.retain(|_, (_, at)| now.since(*at) <= longest);
-        let reports = votes.first_key_value().is_some_and(|(first, _)| *first == voter);
+        let reports = votes.first_key_value().is_some_and(|(first, _)| *first == proxy);
         let mut factors: Vec<_> = votes.values().map(|(factor, _)| *factor).collect();
         factors.sort_unstable();
         let median = factors.get(factors.len().saturating_sub(1) / 2).copied();
@@ -42,9 +42,9 @@ impl ProxyVotes {
     }
 
     /// Removes the votes of a proxy whose stream ended.
-    pub(super) fn remove(&mut self, voter: ReplicaIncarnation) {
+    pub(super) fn remove(&mut self, proxy: ReplicaIncarnation) {
         self.0.retain(|_, votes| {
-            votes.remove(&voter);
+            votes.remove(&proxy);
             !votes.is_empty()
         });
     }
@@ -57,9 +57,9 @@ mod tests {
     #[test]
     fn the_proxies_of_a_replica_have_one_vote() {
         let (mut votes, second) = (ProxyVotes::default(), Nanos::SECOND);
-        let mut fold = |voter, factor, at| {
+        let mut fold = |proxy, factor, at| {
             let vote = (LimitFactor(factor), Nanos::from_secs(at));
-            votes.fold(1, ReplicaIncarnation(voter), vote, second)
+            votes.fold(1, ReplicaIncarnation(proxy), vote, second)
         };
         assert_eq!(fold(5, 60_000, 0), Some(LimitFactor(60_000)));
         assert_eq!(fold(7, 10, 0), None);

@@ -4,7 +4,6 @@ use sluicegate::kernel::coordinator::HeartbeatReply;
 use sluicegate::kernel::units::{Nanos, Share};
 use sluicegate::store::heartbeat::ShareRound;
 use sluicegate::store::memory::coordinators::Coordinators;
-use sluicegate::store::redis::codec::heartbeat::incarnation_key;
 
 use super::{Reporter, START, is_recovering, join_round};
 use crate::support::redis::Redis;
@@ -97,22 +96,4 @@ fn call_without_a_store_name_keeps_the_incarnation() {
     let second = life(5, "b");
     assert_ne!(second, first, "it was started anew");
     assert_eq!([life(6, ""), life(7, "b")], [second; 2]);
-}
-
-#[test]
-fn command_in_fleet_docs_ends_the_recovery() {
-    let docs = include_str!("../../../docs/fleet.md");
-    let script = docs.split_once("EVAL \"").unwrap().1.split_once("\" 1 '").unwrap().0;
-    let redis = Redis::start();
-    let mut reporter = Reporter::new(&redis);
-    let lives = incarnation_key(b"test:");
-    let eval = [b"EVAL".to_vec(), script.as_bytes().to_vec(), b"1".to_vec(), lives];
-    assert_eq!(reporter.client.call(&eval).text(), "no replica has reported yet");
-    reporter.send(&join_round(1));
-    assert_eq!(reporter.client.call(&eval).text(), "done");
-    let heard = reporter.send(&join_round(2));
-    let [Some(HeartbeatReply::Grant(grant))] = heard.replies[..] else { panic!("{heard:?}") };
-    // The grant is half of the limit: each of two replicas demands one permit, and the rest is
-    // split evenly.
-    assert_eq!((grant.share, grant.is_recovering), (Share(4), false));
 }

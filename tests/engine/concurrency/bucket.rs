@@ -10,7 +10,9 @@ use sluicegate::clock::Clock;
 use sluicegate::engine::concurrency::{
     AcquireError, BucketLoad, ConcurrencyLimits, PermitGuard, PermitRequest,
 };
-use sluicegate::kernel::concurrency::adaptive::{AdaptiveAlgorithm, AdaptiveConfig};
+use sluicegate::kernel::concurrency::adaptive::{
+    AdaptiveAlgorithm, AdaptiveConfig, AdaptiveTuning,
+};
 use sluicegate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
 use sluicegate::kernel::concurrency::{
     OverloadAnswers, ReportedOutcome, RequestOutcome, RetryAfterRule, UpstreamAnswer,
@@ -94,7 +96,11 @@ fn limit_after(
 }
 
 fn aimd(overloaded_by: OverloadAnswers, retry_after: RetryAfterRule) -> LimiterConfig {
-    let adaptive = Some(AdaptiveConfig::new(AdaptiveAlgorithm::Aimd, 1, 10_000));
+    // A probe of the min RTT would lower the limit for a while.
+    let probe_interval = Some(Nanos::from_secs(3_600));
+    let tuning = AdaptiveTuning { probe_interval, ..AdaptiveTuning::default() };
+    let aimd = AdaptiveConfig::new(AdaptiveAlgorithm::Aimd, 1, 10_000);
+    let adaptive = Some(AdaptiveConfig { tuning, ..aimd });
     LimiterConfig { adaptive, overloaded_by, retry_after, ..LimiterConfig::fixed(10) }
 }
 

@@ -101,9 +101,7 @@ fn any_message(dice: &mut Dice, known: &[Vec<u8>]) -> Message {
 }
 
 /// Sends random messages on many streams. An invalid message ends its stream.
-async fn send_random_messages(service: &Service, known: &[Vec<u8>]) {
-    let seed = seed();
-    println!("SLUICEGATE_SEED={seed}");
+async fn send_random_messages(service: &Service, known: &[Vec<u8>], seed: u64) {
     let mut dice = Dice::new(seed);
     let channel = service.door().connect().await.unwrap();
     let mut sent = 0;
@@ -150,13 +148,16 @@ async fn random_messages_change_no_limit_of_others(store: &[&str]) {
     }
     let before = honest.beat(&quiet, LIMIT, 0).await;
     let memory = resident_bytes(&service);
-    send_random_messages(&service, &known).await;
+    let seed = seed();
+    send_random_messages(&service, &known, seed).await;
     let after = honest.beat(&quiet, LIMIT, 0).await;
-    assert_eq!(after.coordinator_incarnation, before.coordinator_incarnation);
+    let lives = (after.coordinator_incarnation, before.coordinator_incarnation);
+    assert_eq!(lives.0, lives.1, "SLUICEGATE_SEED={seed}");
     let both = (before.share, before.limit, before.is_recovering);
-    assert_eq!((after.share, after.limit, after.is_recovering), both);
+    let now = (after.share, after.limit, after.is_recovering);
+    assert_eq!(now, both, "SLUICEGATE_SEED={seed}");
     let growth = resident_bytes(&service).saturating_sub(memory);
-    assert!(growth < MAX_GROWTH, "{growth} bytes");
+    assert!(growth < MAX_GROWTH, "{growth} bytes, SLUICEGATE_SEED={seed}");
 }
 
 #[tokio::test]
