@@ -176,21 +176,14 @@ pub(super) fn stored_count(store: &Redis, name: &str, now: Nanos) -> Option<u64>
     }
 }
 
-/// The shortest script time of several tries, in microseconds.
+/// The script time of one call, in microseconds. It includes pauses of the machine.
 async fn script_micros(connected: &Connected, charged: usize) -> u64 {
-    let now = now();
-    let mut shortest = u64::MAX;
-    // The shortest of many calls, because the time of a call includes pauses of the machine.
-    for _ in 0..20 {
-        connected.main.command(&["CONFIG", "RESETSTAT"]);
-        let list = (0..charged).map(|_| charge("one", 1_000_000, 1));
-        charge_all(&connected.stores, now, &charges(list, ALL)).await;
-        let stats = connected.main.command(&["INFO", "commandstats"]).text();
-        let line =
-            stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=1,usec="));
-        shortest = shortest.min(line.unwrap().split(',').next().unwrap().parse().unwrap());
-    }
-    shortest
+    connected.main.command(&["CONFIG", "RESETSTAT"]);
+    let list = (0..charged).map(|_| charge("one", 1_000_000, 1));
+    charge_all(&connected.stores, now(), &charges(list, ALL)).await;
+    let stats = connected.main.command(&["INFO", "commandstats"]).text();
+    let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=1,usec="));
+    line.unwrap().split(',').next().unwrap().parse().unwrap()
 }
 
 /// Reason: if the script compared each charge with all earlier ones, 8 times as many charges would
@@ -200,8 +193,16 @@ async fn script_time_grows_linearly_with_charges() {
     let at = connected(reference::CompatOptions::default());
     // Loads the script into Redis before the measurement.
     script_micros(&at, 1).await;
-    let (few, more) = (script_micros(&at, 125).await, script_micros(&at, 1_000).await);
-    assert!(more < 24 * few, "125 charges took {few} µs, 1,000 took {more} µs");
+    // On a busy machine, it may take many calls until one has no pause.
+    let (mut few, mut more) = (u64::MAX, u64::MAX);
+    for _ in 0..500 {
+        few = few.min(script_micros(&at, 125).await);
+        more = more.min(script_micros(&at, 1_000).await);
+        if more < 24 * few {
+            return;
+        }
+    }
+    panic!("125 charges took {few} µs, 1,000 took {more} µs");
 }
 
 /// Returns the part of an outcome that does not depend on a clock: `true` for a denial, and the

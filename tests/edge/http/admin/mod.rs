@@ -398,7 +398,8 @@ async fn reset_rejects_uncounted_descriptors_and_accepts_empty_counters() {
 
 #[tokio::test]
 async fn permits_and_explain_pages_show_requests_in_flight() {
-    let engine = crate::edge::engine_with_concurrency("limit: 3, adaptive: {algorithm: gradient2}");
+    let engine =
+        crate::edge::engine_with_concurrency("limit: 3, adaptive: {algorithm: gradient2, max: 3}");
     let held = crate::edge::acquire_permits(&engine, "first").await;
     let Clock::Manual(clock) = engine.clock() else { panic!() };
     clock.advance(Nanos(7_000_000));
@@ -415,6 +416,12 @@ async fn permits_and_explain_pages_show_requests_in_flight() {
     assert_eq!(shown["oldest"], json!([permit("k=first", 7_000), permit("k=second", 0)]));
     assert_eq!(shown["busiest"][0]["limit"], 3);
     held.release(Concluded::Success, None);
+    // The min RTT needs eight samples.
+    for _ in 1..8 {
+        let held = crate::edge::acquire_permits(&engine, "first").await;
+        clock.advance(Nanos(7_000_000));
+        held.release(Concluded::Success, None);
+    }
     let shown = json("/permits").await;
     let busiest = shown["busiest"].as_array().unwrap();
     let first = busiest.iter().find(|bucket| bucket["descriptor"] == "k=first").unwrap();
