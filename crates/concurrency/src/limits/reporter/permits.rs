@@ -37,15 +37,6 @@ use crate::store::permits::{
     PermitReportReply, PermitTiming,
 };
 
-/// The number of heartbeat intervals after which the store releases an unreported permit.
-const PERMIT_HEARTBEATS: u64 = 3;
-/// The number of heartbeat intervals without any report after which the store stops granting
-/// permits. One less than [`PERMIT_HEARTBEATS`], because replicas report at different times in an
-/// interval.
-const SILENT_HEARTBEATS: u64 = 2;
-/// The longest time in which a replica reconnects to a store that is available again. The store's
-/// grace period is longer by this time.
-const RECONNECT_TIME: Nanos = Nanos::SECOND;
 /// The largest number of unreported releases. Beyond it, the store keeps a released permit until
 /// the permit's deadline.
 const MAX_PENDING_RELEASES: usize = 65_536;
@@ -128,25 +119,6 @@ struct RoundState {
     heartbeat_at: Option<Nanos>,
     failed_at: Option<Nanos>,
     is_failing: bool,
-}
-
-impl SharePace {
-    /// Returns the time for which the store keeps a permit of a strict limit without a report.
-    #[must_use]
-    pub const fn permit_lifetime(self) -> Nanos {
-        Nanos(self.heartbeat.0.saturating_mul(PERMIT_HEARTBEATS))
-    }
-
-    /// Returns the timing of permits of a strict limit with this `max_duration`. All replicas with
-    /// the same heartbeat interval get the same timing.
-    #[must_use]
-    pub fn permit_timing(self, max_duration: Nanos) -> PermitTiming {
-        PermitTiming {
-            grace: self.permit_lifetime().plus(RECONNECT_TIME),
-            max_silence: Nanos(self.heartbeat.0.saturating_mul(SILENT_HEARTBEATS)),
-            max_lifetime: max_duration.plus(self.heartbeat).max(self.permit_lifetime()),
-        }
-    }
 }
 
 impl PermitReporter {

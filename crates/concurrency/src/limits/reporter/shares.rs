@@ -23,6 +23,7 @@ use crate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
 use crate::limits::bucket::Bucket;
 use crate::limits::{BucketName, ShareSnapshot};
 use crate::store::heartbeat::ShareRoundReply;
+use crate::store::permits::PermitTiming;
 
 /// The largest assumed difference in rate between two clocks, in parts per million. NTP slews a
 /// clock by at most 500 ppm.
@@ -31,6 +32,16 @@ const DRIFT_PPM: u32 = 1_000;
 /// The number of heartbeat intervals between two reports of a replica without shares. A store that
 /// lost its data starts to recover after this time at the latest.
 const IDLE_REPORT_HEARTBEATS: u64 = 60;
+
+/// The number of heartbeat intervals after which the store releases an unreported permit.
+const PERMIT_HEARTBEATS: u64 = 3;
+/// The number of heartbeat intervals without any report after which the store stops granting
+/// permits. One less than [`PERMIT_HEARTBEATS`], because replicas report at different times in an
+/// interval.
+const SILENT_HEARTBEATS: u64 = 2;
+/// The longest time in which a replica reconnects to a store that is available again. The store's
+/// grace period is longer by this time.
+const RECONNECT_TIME: Nanos = Nanos::SECOND;
 
 /// The timing of share reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +79,23 @@ impl SharePace {
                     return ShareTiming { heartbeat, share_lifetime, margin, max_duration };
                 }
             }
+        }
+    }
+
+    /// Returns the time for which the store keeps a permit of a strict limit without a report.
+    #[must_use]
+    pub const fn permit_lifetime(self) -> Nanos {
+        Nanos(self.heartbeat.0.saturating_mul(PERMIT_HEARTBEATS))
+    }
+
+    /// Returns the timing of permits of a strict limit with this `max_duration`. All replicas with
+    /// the same heartbeat interval get the same timing.
+    #[must_use]
+    pub fn permit_timing(self, max_duration: Nanos) -> PermitTiming {
+        PermitTiming {
+            grace: self.permit_lifetime().plus(RECONNECT_TIME),
+            max_silence: Nanos(self.heartbeat.0.saturating_mul(SILENT_HEARTBEATS)),
+            max_lifetime: max_duration.plus(self.heartbeat).max(self.permit_lifetime()),
         }
     }
 }
