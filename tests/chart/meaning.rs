@@ -30,7 +30,7 @@ fn secrets_of(objects: &Objects) -> Vec<(String, String)> {
         let value = match name {
             "SLUICEGATE_STORE_URL" if is_postgres => "postgres://user:word@pg/db?sslmode=require",
             "SLUICEGATE_STORE_URL" => "redis://user:word@redis",
-            _ => "word",
+            _ => "a-word-of-the-secret",
         };
         Some((name.to_owned(), value.to_owned()))
     };
