@@ -144,7 +144,8 @@ pub struct RuleReply {
     /// True if the rule decides and is reported, but never denies.
     #[prost(bool, tag = "6")]
     pub shadow: bool,
-    /// The entries of the counters, in which a pattern may replace a value. Descriptors with the same entries share counters.
+    /// The entries of the counters, in which a pattern or a hash may replace a value. Descriptors with the same entries share
+    /// counters.
     /// Set for LEASED.
     #[prost(message, repeated, tag = "7")]
     pub counter: ::prost::alloc::vec::Vec<LeaseEntry>,
@@ -1399,8 +1400,11 @@ pub mod leases_client {
         /// are not in the order of requests; each has the `id` of its request, which the proxy chooses. Numbers of hits and
         /// requests are below 2^53. The stream ends with:
         /// - INVALID_ARGUMENT after an invalid message,
-        /// - ABORTED if a newer stream has the same incarnation,
-        /// - RESOURCE_EXHAUSTED above 4,096 streams,
+        /// - PERMISSION_DENIED if `listen.proxies` does not admit the client,
+        /// - ABORTED if a newer stream of the same peer has the same incarnation,
+        /// - ALREADY_EXISTS if another peer introduced the incarnation,
+        /// - RESOURCE_EXHAUSTED above 4,096 streams, or above 256 of one peer,
+        /// - DEADLINE_EXCEEDED without a message for 5 minutes,
         /// - no error when Sluicegate shuts down.
         pub async fn exchange(
             &mut self,
@@ -1451,8 +1455,11 @@ pub mod leases_server {
         /// are not in the order of requests; each has the `id` of its request, which the proxy chooses. Numbers of hits and
         /// requests are below 2^53. The stream ends with:
         /// - INVALID_ARGUMENT after an invalid message,
-        /// - ABORTED if a newer stream has the same incarnation,
-        /// - RESOURCE_EXHAUSTED above 4,096 streams,
+        /// - PERMISSION_DENIED if `listen.proxies` does not admit the client,
+        /// - ABORTED if a newer stream of the same peer has the same incarnation,
+        /// - ALREADY_EXISTS if another peer introduced the incarnation,
+        /// - RESOURCE_EXHAUSTED above 4,096 streams, or above 256 of one peer,
+        /// - DEADLINE_EXCEEDED without a message for 5 minutes,
         /// - no error when Sluicegate shuts down.
         async fn exchange(
             &self,

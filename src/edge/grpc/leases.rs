@@ -69,18 +69,22 @@ impl LeasesService {
         let address = address.map_or_else(String::new, |address| address.ip().to_string());
         if let Some(DueLine { times }) = self.refusals.lock().count(&address, Instant::now()) {
             let setting = self.access.word();
+            let help = "give proxies client certificates (listen.tls.client_ca_file), or set \
+                        listen.proxies: on if only trusted proxies reach this port";
             tracing::warn!(
                 address,
                 times,
                 setting,
-                help = "give proxies client certificates (listen.tls.client_ca_file), or set \
-                        listen.proxies: on if only trusted proxies reach this port",
+                help,
                 "refused a proxy: listen.proxies does not admit it"
             );
         }
-        Err(Status::permission_denied(
-            "listen.proxies does not admit this client: it needs a client certificate",
-        ))
+        Err(Status::permission_denied(match self.access {
+            ProxyAccess::Off => "no limits are leased to proxies here (listen.proxies: off)",
+            _ => {
+                "limits are leased only to proxies with a client certificate (listen.proxies: auto)"
+            }
+        }))
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Guarantees:
 //! - Each share and each permit takes one record of its peer.
+//! - A proxy that reports shares takes one place of its peer, until the store has forgotten it.
 //! - A permit is renewed at most until `max_duration` after its acquire.
 //! - The store adds a reported permit only if this replica acquired it for the proxy.
 //!
@@ -39,6 +40,8 @@ pub(super) struct ProxyHistory {
     permits: HashMap<u64, PermitRecord>,
     /// The number of permits by bucket.
     held: HashMap<u64, u32>,
+    /// The instant at which the store has forgotten the proxy; `None` without reports of shares.
+    member_until: Option<Nanos>,
     /// The instant of the last reply that was passed on, by the store's clock.
     pub(super) last_store_time: Option<Nanos>,
 }
@@ -71,12 +74,13 @@ impl ProxyHistory {
             shares: HashMap::new(),
             permits: HashMap::new(),
             held: HashMap::new(),
+            member_until: None,
             last_store_time: None,
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.shares.is_empty() && self.permits.is_empty()
+        self.shares.is_empty() && self.permits.is_empty() && self.member_until.is_none()
     }
 
     /// Removes the records that have ended.
@@ -90,6 +94,20 @@ impl ProxyHistory {
         for number in ended {
             self.remove_permit(number);
         }
+        if self.member_until.is_some_and(|until| until <= now) {
+            self.member_until = None;
+            self.peer.remove_member();
+        }
+    }
+
+    /// Takes a place for the record of this proxy in the store, until `until`. Returns `false` if
+    /// the peer has no more places.
+    pub(super) fn join_fleet(&mut self, until: Nanos) -> bool {
+        let is_member = self.member_until.is_some() || self.peer.add_member();
+        if is_member {
+            self.member_until = self.member_until.max(Some(until));
+        }
+        is_member
     }
 
     /// Returns the parameters with which the proxy last reported this limit.
@@ -124,22 +142,27 @@ impl ProxyHistory {
         self.held.get(&bucket).copied().unwrap_or(0)
     }
 
-    /// Adds a permit that ends at `ends_at`. Returns `false` at the bounds of the peer.
+    /// Adds a permit that ends at `ends_at` and is not acquired yet, unless it is known. Returns
+    /// `false` at the bounds of the peer, and if the number belongs to a permit of another limit.
     pub(super) fn add_permit(&mut self, number: u64, bucket: u64, ends_at: Nanos) -> bool {
-        self.insert_permit(number, PermitRecord { bucket, ends_at, is_acquired: true })
-    }
-
-    fn insert_permit(&mut self, number: u64, permit: PermitRecord) -> bool {
-        if self.permits.contains_key(&number) {
-            return true;
+        if let Some(known) = self.permits.get(&number) {
+            return known.bucket == bucket;
         }
         if !self.peer.add_record() {
             return false;
         }
-        let held = self.held.entry(permit.bucket).or_default();
+        let held = self.held.entry(bucket).or_default();
         *held = held.saturating_add(1);
-        self.permits.insert(number, permit);
+        self.permits.insert(number, PermitRecord { bucket, ends_at, is_acquired: false });
         true
+    }
+
+    /// Marks a permit as acquired. A permit whose reply is pending is only claimed: its acquire may
+    /// be denied.
+    pub(super) fn confirm_permit(&mut self, number: u64) {
+        if let Some(permit) = self.permits.get_mut(&number) {
+            permit.is_acquired = true;
+        }
     }
 
     /// Removes a permit.
@@ -167,21 +190,19 @@ impl ProxyHistory {
     ) -> LimitPermits {
         let bucket = bucket_hash(&limit.bucket);
         for PermitId(_, number) in &limit.released {
-            self.remove_permit(*number);
+            // A release under another limit frees nothing in the store.
+            if self.permits.get(number).is_some_and(|permit| permit.bucket == bucket) {
+                self.remove_permit(*number);
+            }
         }
         let in_use = std::mem::take(&mut limit.in_use);
         limit.is_claimed = false;
         let Some(times) = times else { return limit };
         for (id, lifetime) in in_use {
-            let claimed =
-                PermitRecord { bucket, ends_at: now.plus(times.longest), is_acquired: false };
-            if !self.insert_permit(id.1, claimed) {
+            if !self.add_permit(id.1, bucket, now.plus(times.longest)) {
                 continue;
             }
-            let Some(permit) = self.permits.get(&id.1).filter(|known| known.bucket == bucket)
-            else {
-                continue;
-            };
+            let Some(permit) = self.permits.get(&id.1) else { continue };
             limit.is_claimed |= !permit.is_acquired;
             let left = permit.ends_at.since(now);
             if Nanos(0) < left {
@@ -195,5 +216,43 @@ impl ProxyHistory {
 impl Drop for ProxyHistory {
     fn drop(&mut self) {
         self.peer.remove_records(self.shares.len().saturating_add(self.permits.len()));
+        if self.member_until.is_some() {
+            self.peer.remove_member();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::proxies::peer::{PeerKey, Peers};
+
+    const TIMES: PermitTimes =
+        PermitTimes { lifetime: Nanos::from_secs(3), longest: Nanos::from_secs(61) };
+
+    fn history() -> ProxyHistory {
+        let slot = Peers::default().open_stream(PeerKey::UnixSocket).unwrap();
+        ProxyHistory::new(ReplicaIncarnation(7), slot.peer().clone())
+    }
+
+    fn report(history: &mut ProxyHistory, number: u64) -> LimitPermits {
+        let id = PermitId(history.process, number);
+        let limit = LimitPermits {
+            bucket: [1][..].into(),
+            in_use: vec![(id, TIMES.lifetime)],
+            released: Vec::new(),
+            is_claimed: true,
+        };
+        history.check_permits(Nanos(0), limit, Some(TIMES))
+    }
+
+    /// The stream may end before the reply, and the acquire may have been denied.
+    #[test]
+    fn a_permit_without_a_reply_is_only_claimed() {
+        let (mut history, bucket) = (history(), bucket_hash(&[1]));
+        assert!(history.add_permit(1, bucket, TIMES.longest));
+        assert!(report(&mut history, 1).is_claimed);
+        history.confirm_permit(1);
+        assert!(!report(&mut history, 1).is_claimed);
     }
 }

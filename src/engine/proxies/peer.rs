@@ -3,6 +3,7 @@
 //!
 //! Guarantees:
 //! - A peer has at most [`MAX_PEER_STREAMS`] of the [`MAX_PROXY_STREAMS`] streams.
+//! - At most [`MAX_PEER_STREAMS`] proxies of a peer are in the store's list of replicas.
 //! - A peer has at most [`MAX_PEER_RECORDS`] of the [`MAX_RECORDS`] shares and permits.
 //! - What a peer used is free again when its streams and records have ended.
 //!
@@ -19,7 +20,7 @@ use parking_lot::Mutex;
 /// The largest number of open streams of proxies.
 pub const MAX_PROXY_STREAMS: usize = 4_096;
 
-/// The largest number of open streams of one peer.
+/// The largest number of open streams of one peer, and of its proxies that the store lists.
 pub const MAX_PEER_STREAMS: usize = 256;
 
 /// The largest number of shares and permits of all proxies of this replica.
@@ -61,6 +62,7 @@ impl PeerKey {
 #[derive(Debug, Default)]
 struct InUse {
     streams: AtomicUsize,
+    members: AtomicUsize,
     records: AtomicUsize,
 }
 
@@ -127,6 +129,16 @@ impl Peer {
             give_back(&self.own.records, 1);
         }
         has_place
+    }
+
+    /// Takes a place in the store's list of replicas. Returns `false` if the peer has no more.
+    pub(super) fn add_member(&self) -> bool {
+        take(&self.own.members, MAX_PEER_STREAMS)
+    }
+
+    /// Frees a place in the store's list of replicas.
+    pub(super) fn remove_member(&self) {
+        give_back(&self.own.members, 1);
     }
 
     /// Frees the places of `count` records.

@@ -211,6 +211,7 @@ impl Proxies {
     /// `now` is an instant of the steady clock. Cost: O(records).
     pub fn sweep(&self, now: Nanos) {
         self.denied.lock().retain(|_, (_, at)| now.since(*at) < DENIED_MEMORY);
+        self.votes.lock().sweep(now);
         self.histories.lock().retain(|_, history| {
             let is_connected = 1 < Arc::strong_count(history);
             let mut history = history.lock();

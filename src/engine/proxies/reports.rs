@@ -82,7 +82,7 @@ impl Engine {
         let permits = report.permits.map(|permits| self.check_permits(connection, config, permits));
         let round = shares
             .as_ref()
-            .map(|(_, reports)| self.share_round(connection, record, reports.clone()));
+            .and_then(|(_, reports)| self.share_round(connection, record, reports.clone()));
         let sent = FleetReport {
             membership: None,
             // A round without reports renews the record of the proxy.
@@ -94,8 +94,9 @@ impl Engine {
             }),
         };
         let reply = self.store().report(now, &sent).await;
-        let shares = shares.zip(reply.shares).map(|((is_sent, reports), reply)| {
-            reply.map(|reply| record_replies(connection, &is_sent, &reports, reply))
+        let shares = shares.map(|(is_sent, reports)| {
+            let reply = reply.shares.unwrap_or(Err(StoreFailure::Overloaded))?;
+            Ok(record_replies(connection, &is_sent, &reports, reply))
         });
         ProxyReply { shares, permits: reply.permits }
     }
@@ -147,26 +148,29 @@ impl Engine {
         Some(ShareReport { bucket, law, heartbeat })
     }
 
+    /// Returns the round to send; `None` if the peer has too many proxies.
     fn share_round(
         &self,
         connection: &ProxyConnection,
         (coordinator_incarnation, is_leaving): (Option<Incarnation>, bool),
         reports: Vec<ShareReport>,
-    ) -> ShareRound {
-        let history = connection.history.lock();
+    ) -> Option<ShareRound> {
+        let mut history = connection.history.lock();
         let longest = reports.iter().map(|report| report.law.timing.longest_use()).max();
         let own = self.concurrency_limits.fleet_reporter().map(FleetReporter::longest_use);
-        ShareRound {
+        let longest_use = longest.unwrap_or_default().max(own.unwrap_or_default());
+        history.join_fleet(self.clock().steady().plus(longest_use)).then_some(())?;
+        Some(ShareRound {
             record: IncarnationRecord {
                 replica: history.replica,
                 incarnation: Incarnation(connection.incarnation().0),
                 coordinator_incarnation,
             },
             last_reply_at: history.last_store_time,
-            longest_use: longest.unwrap_or_default().max(own.unwrap_or_default()),
+            longest_use,
             is_leaving,
             reports,
-        }
+        })
     }
 
     fn check_permits(
@@ -184,11 +188,11 @@ impl Engine {
         permits.into_iter().map(check).collect()
     }
 
-    /// Acquires a permit of a strict limit for a proxy. A limit that the configuration does not
-    /// have fails as [`StoreFailure::Overloaded`].
+    /// Acquires a permit of a strict limit for a proxy.
     ///
     /// # Errors
-    /// The store does not reply.
+    /// The store does not reply. [`StoreFailure::Overloaded`]: the configuration has no such limit,
+    /// the peer has too many permits, or the number belongs to a permit of another limit.
     pub async fn acquire_for_proxy(
         &self,
         connection: &ProxyConnection,
@@ -231,7 +235,9 @@ impl Engine {
         let mut history = connection.history.lock();
         // Without a reply, the proxy may allow requests up to its part of the limit.
         let may_be_in_use = reply.is_err() && u64::from(history.held(hash)) <= fair;
-        if !is_acquired && !may_be_in_use {
+        if is_acquired || may_be_in_use {
+            history.confirm_permit(number);
+        } else {
             history.remove_permit(number);
         }
         drop(history);

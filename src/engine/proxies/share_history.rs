@@ -17,8 +17,8 @@ use crate::kernel::units::{Incarnation, Nanos, Share};
 /// The number of grants that are kept: the proxy may use an older one while replies are lost.
 const KEPT_GRANTS: usize = 4;
 
-/// The largest number of incarnations of a share in [`Self::longest_use`]. Each one is a share
-/// state in the store until its requests have ended.
+/// The largest number of incarnations of a share, in the time for which a share and its requests
+/// last. Each one is a share state in the store for that time.
 const MAX_INCARNATIONS: u32 = 4;
 
 /// The history of one shared limit at one proxy.

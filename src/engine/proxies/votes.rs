@@ -15,6 +15,10 @@ use crate::kernel::units::Nanos;
 /// The number of heartbeat intervals for which a vote counts.
 const VOTE_HEARTBEATS: u64 = 4;
 
+/// The time after which the votes on a limit are removed: no shorter than that for which one
+/// counts.
+const LONGEST_KEPT: Nanos = Nanos::from_secs(600);
+
 /// The last votes of all proxies, by the hash of the bucket.
 #[derive(Debug, Default)]
 pub(super) struct ProxyVotes(HashMap<u64, BTreeMap<ReplicaIncarnation, (LimitFactor, Nanos)>>);
@@ -39,6 +43,12 @@ impl ProxyVotes {
         factors.sort_unstable();
         let median = factors.get(factors.len().saturating_sub(1) / 2).copied();
         median.filter(|_| reports)
+    }
+
+    /// Removes the limits without a recent vote.
+    pub(super) fn sweep(&mut self, now: Nanos) {
+        let is_recent = |(_, at): &(LimitFactor, Nanos)| now.since(*at) <= LONGEST_KEPT;
+        self.0.retain(|_, votes| votes.values().any(is_recent));
     }
 
     /// Removes the votes of a proxy whose stream ended.
@@ -67,5 +77,9 @@ mod tests {
         assert_eq!(fold(5, 60_000, 1), Some(LimitFactor(20)), "the median");
         // The votes of the first proxy are over: the next one reports.
         assert_eq!(fold(7, 10, 6), Some(LimitFactor(10)));
+        votes.sweep(Nanos::from_secs(606));
+        assert_eq!(votes.0.len(), 1);
+        votes.sweep(Nanos::from_secs(607));
+        assert!(votes.0.is_empty(), "a proxy on a long stream votes on many limits");
     }
 }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use sluicegate::engine::Engine;
-use sluicegate::engine::proxies::{MAX_PEER_RECORDS, PeerKey, ProxyIdentity};
+use sluicegate::engine::proxies::{MAX_PEER_RECORDS, MAX_PEER_STREAMS, PeerKey, ProxyIdentity};
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::lease::ReplicaIncarnation;
 use sluicegate::kernel::units::Nanos;
@@ -268,6 +268,55 @@ async fn a_permit_is_renewed_until_its_longest_duration() {
     for number in 2..2 + LIMIT {
         assert!(honest.acquires(&bucket, number).await, "{number}");
     }
+}
+
+#[tokio::test]
+async fn a_release_under_another_limit_renews_nothing() {
+    let (engine, _served, mut hostile, mut honest) = start().await;
+    let (bucket, other) = (honest.bucket("strict", "a").await, honest.bucket("strict", "b").await);
+    for number in 0..LIMIT {
+        assert!(hostile.acquires(&bucket, number).await);
+    }
+    for _ in 0..MAX_DURATION.0 / Nanos::SECOND.0 + 5 {
+        advance_clock(&engine, Nanos::SECOND);
+        let released = (0..LIMIT).collect();
+        let limit = LimitPermits { bucket: other.clone(), in_use: Vec::new(), released };
+        let permits = Some(PermitReport { limits: vec![limit] });
+        hostile.report(FleetReport { shares: None, permits }).await;
+        hostile.report_permits(&bucket, &(0..LIMIT).collect::<Vec<_>>()).await;
+    }
+    assert!(honest.acquires(&bucket, 1).await);
+}
+
+#[tokio::test]
+async fn a_permit_number_belongs_to_one_limit() {
+    let (engine, _served, _honest, mut hostile) = start().await;
+    let (one, other) = (hostile.bucket("strict", "a").await, hostile.bucket("strict", "b").await);
+    assert!(hostile.acquires(&one, 1).await);
+    assert!(hostile.acquires(&one, 1).await, "repeated");
+    assert!(!hostile.acquires(&other, 1).await);
+    assert_eq!(engine.proxies().records(), 1);
+}
+
+#[tokio::test]
+async fn a_peer_cannot_fill_the_list_of_replicas() {
+    let (engine, served, mut honest, _hostile) = start().await;
+    let bucket = honest.bucket("shared", "a").await;
+    honest.beat(&bucket, LIMIT, 0).await;
+    let mut accepted = 1;
+    for incarnation in 100..100 + u64::try_from(MAX_PEER_STREAMS).unwrap() {
+        let mut invented = Proxy::new(ProxyStream::open(&served, incarnation).await);
+        let report = ShareReport { bucket: bucket.clone(), number: 1, ..Default::default() };
+        let shares = Some(ShareRound { reports: vec![report], ..ShareRound::default() });
+        let result = invented.report(FleetReport { shares, permits: None }).await;
+        let result = result.shares.unwrap().result.unwrap();
+        accepted += usize::from(matches!(result, share_round_result::Result::Applied(_)));
+    }
+    assert_eq!(accepted, MAX_PEER_STREAMS);
+    advance_clock(&engine, MAX_DURATION.plus(Nanos::from_secs(10)));
+    engine.proxies().sweep(engine.clock().steady());
+    let mut later = Proxy::new(ProxyStream::open(&served, 99).await);
+    later.beat(&bucket, 1, 0).await;
 }
 
 #[tokio::test]
