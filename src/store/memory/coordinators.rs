@@ -8,8 +8,7 @@
 //! Guarantees:
 //! - A replica is in the fleet table before its share reports are applied.
 //!
-//! - States without shares are dropped once a minute, and before the number of states doubles, from
-//!   [`MIN_SWEEP`] on.
+//! - States without shares are dropped before the number of states doubles, from [`MIN_SWEEP`] on.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -43,16 +42,10 @@ pub struct Coordinators {
     /// The number of states at which unused ones are dropped.
     #[serde(skip)]
     sweep_at: usize,
-    /// The instant at which unused states were last dropped.
-    #[serde(skip)]
-    swept_at: Nanos,
 }
 
-/// The number of states below which none is dropped before [`SWEEP_INTERVAL`].
+/// The number of states below which none is dropped.
 const MIN_SWEEP: usize = 10_000;
-
-/// The time after which unused states are dropped.
-const SWEEP_INTERVAL: Nanos = Nanos::from_secs(60);
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct FleetTableRecord {
@@ -192,13 +185,11 @@ impl Coordinators {
 }
 
 impl Coordinators {
-    /// Drops the states of limits that no replica uses, if there are many states or it is time.
+    /// Drops the states of limits that no replica uses, if there are many states.
     fn drop_unused_states(&mut self, now: Nanos) {
-        let is_due = SWEEP_INTERVAL <= now.since(self.swept_at);
-        if !is_due && self.states.len() < self.sweep_at.max(MIN_SWEEP) {
+        if self.states.len() < self.sweep_at.max(MIN_SWEEP) {
             return;
         }
-        self.swept_at = now;
         let longest_use = self.fleet_table.values().map(|record| record.longest_use).max();
         let longest_use = longest_use.unwrap_or_default();
         let is_used = |share: &ShareState| now < share.expires_at.plus(longest_use);
@@ -281,17 +272,5 @@ mod tests {
         }
         assert!(coordinators.limit(&name(0)).is_none());
         assert!(coordinators.limit(&name(3 * MIN_SWEEP - 1)).is_some());
-    }
-
-    #[test]
-    fn a_few_states_without_shares_are_dropped_too() {
-        let mut coordinators = Coordinators::settled();
-        let start = Nanos::from_secs(1_000);
-        for bucket in 0..10 {
-            coordinators.apply_round(start, "", &round(bucket));
-        }
-        coordinators.apply_round(start.plus(Nanos::from_secs(600)), "", &round(10));
-        assert!(coordinators.limit(&name(0)).is_none());
-        assert!(coordinators.limit(&name(10)).is_some());
     }
 }
