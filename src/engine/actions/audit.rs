@@ -15,6 +15,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use super::replicated::REMEMBER_MARGIN;
 use super::request::{ActionError, Operator, validate_reason};
 use super::{ActionChange, MAX_ACTION_DURATION};
 use crate::engine::Engine;
@@ -132,7 +133,7 @@ impl AuditEntry {
             target,
             value: self.value.clone(),
             left_ms,
-            known_ms: left_ms,
+            known_ms: left_ms + REMEMBER_MARGIN.0 / Nanos::MILLI.0,
             number: self.number?,
             replica: self.replica.clone(),
             by: self.by.clone(),
@@ -241,16 +242,21 @@ impl Engine {
     }
 }
 
-/// Returns the newest change to each target that is younger than the longest action.
+/// Returns the newest change to each target that is younger than the longest action. It is remembered
+/// longer than the changes that it replaced.
 fn newest_changes(records: &[StoredAuditRecord]) -> Vec<ActionChange> {
     let mut entries: Vec<_> = records.iter().filter_map(parse_record).collect();
     entries.retain(|(_, age)| *age <= MAX_ACTION_DURATION);
     entries.sort_by_key(|(_, age)| std::cmp::Reverse(*age));
-    let changes = entries.iter().filter_map(|(entry, age)| entry.action_change(*age));
-    let target = |change: ActionChange| {
-        ((change.domain.clone(), change.kind.clone(), change.target.clone()), change)
-    };
-    changes.map(target).collect::<BTreeMap<_, _>>().into_values().collect()
+    let mut newest = BTreeMap::<_, ActionChange>::new();
+    for mut change in entries.iter().filter_map(|(entry, age)| entry.action_change(*age)) {
+        let target = (change.domain.clone(), change.kind.clone(), change.target.clone());
+        // A replica that died may still have the replaced change in its last heartbeat.
+        let replaced_ms = newest.get(&target).map_or(0, |replaced| replaced.known_ms);
+        change.known_ms = change.known_ms.max(replaced_ms);
+        newest.insert(target, change);
+    }
+    newest.into_values().collect()
 }
 
 /// Returns the entry in a record, and the time since its change. `None` if the text is from a later
@@ -301,4 +307,43 @@ fn push_bounded<T>(rows: &mut VecDeque<T>, row: T, max: usize) {
         rows.pop_front();
     }
     rows.push_back(row);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::replicated::ReplicatedActions;
+    use super::*;
+    use crate::store::audit::StoredAuditRecord;
+
+    fn boost(action: &str, value: Option<&str>, number: u64) -> AuditEntry {
+        AuditEntry {
+            action: action.into(),
+            domain: "d".into(),
+            descriptor: Some("k=v".into()),
+            kind: Some("boost_key".into()),
+            value: value.map(Into::into),
+            duration_ms: value.map(|_| 3_600_000),
+            number: Some(number),
+            ..AuditEntry::default()
+        }
+    }
+
+    fn stored(entry: &AuditEntry, age: u64) -> StoredAuditRecord {
+        let text = serde_json::to_string(entry).unwrap().into();
+        let record = AuditRecord { id: "".into(), text };
+        StoredAuditRecord { record, age: Nanos::from_secs(age) }
+    }
+
+    #[test]
+    fn an_ended_action_in_the_log_does_not_return_from_the_heartbeat_of_a_dead_replica() {
+        let (begun, ended) = (boost("boost", Some("x2"), 1), boost("unboost", None, 2));
+        let stale = begun.action_change(Nanos::from_secs(20)).unwrap();
+        let mut actions = ReplicatedActions::default();
+        for change in newest_changes(&[stored(&begun, 20), stored(&ended, 10)]) {
+            actions.apply_change(&change, Nanos::from_secs(100));
+        }
+        for later in [100, 101, 3_600] {
+            assert!(!actions.apply_change(&stale, Nanos::from_secs(later)), "{later}");
+        }
+    }
 }
