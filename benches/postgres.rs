@@ -221,7 +221,7 @@ fn leases(server: &Postgres) {
     let start = |limits: &tempfile::TempDir, url: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
         command.args(service::ARGUMENTS).arg("--limits-paths").arg(limits.path());
-        command.args(["--store-deadline", "10s", "--store-url", url]);
+        command.args(["--store-timeout", "10s", "--store-url", url]);
         Server::start(&mut command)
     };
     let (memory, leased) = (start(&plain, "memory"), start(&leasing, &server.url()));

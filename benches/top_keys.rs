@@ -1,4 +1,4 @@
-//! The cost of top keys: `telemetry.keys: clear` and `hashed` against `off`.
+//! The cost of top keys: `telemetry.descriptor_values: shown` and `hashed` against `off`.
 //!
 //! `cargo bench --bench top_keys`; `-- decisions` and `-- service` run one part each.
 //! - Decisions: `Engine::decide` with counters in memory, on one thread. With few keys, each has a
@@ -25,7 +25,7 @@ use std::time::Instant;
 use sluicegate::cli::{self, Terminal};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
-use sluicegate::config::settings::TopKeyValues;
+use sluicegate::config::settings::DescriptorValues;
 use sluicegate::engine::{DecisionPolicy, Engine};
 use sluicegate::kernel::decision::{Check, Cost, Descriptor};
 use sluicegate::kernel::units::{Hits, Revision};
@@ -74,7 +74,7 @@ fn serve() {
 }
 
 fn decisions(keys: u64) {
-    let values = [TopKeyValues::Off, TopKeyValues::Clear, TopKeyValues::Hashed];
+    let values = [DescriptorValues::Hidden, DescriptorValues::Shown, DescriptorValues::Hashed];
     let engines = values.map(engine);
     let mut turns: Vec<[f64; 3]> = Vec::new();
     for turn in 0..TURNS as u64 {
@@ -88,9 +88,9 @@ fn decisions(keys: u64) {
     }
 }
 
-fn engine(top_keys: TopKeyValues) -> Engine {
+fn engine(descriptor_values: DescriptorValues) -> Engine {
     let store = Arc::new(MemoryStore::new(4_000_000, WhenFull::Deny, [7; 16]));
-    let policy = DecisionPolicy { top_keys, ..DecisionPolicy::default() };
+    let policy = DecisionPolicy { descriptor_values, ..DecisionPolicy::default() };
     let engine = Engine::new(Clock::system(), store, policy);
     let (config, _) = load([("shop.yaml", LIMITS.as_bytes())], Revision(1), false).unwrap();
     engine.publish(Arc::new(config));
@@ -125,7 +125,7 @@ fn services(keys: &str) {
     std::fs::write(dir.path().join("shop.yaml"), LIMITS).unwrap();
     let start = |keys: &str| {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(ARGUMENTS).arg(format!("--telemetry-keys={keys}"));
+        command.args(ARGUMENTS).arg(format!("--telemetry-descriptor-values={keys}"));
         Server::start(command.arg("--limits-paths").arg(dir.path()))
     };
     let takes = |server: &Server| client.block_on(server.cpu_per_call_over(KEYS, CALLS));

@@ -63,7 +63,7 @@ command='cargo run --release -- serve --settings config/start.yaml --store-url f
 rm -rf /tmp/sluicegate
 shown "$command"
 cargo build --quiet --release --locked || { row 'the build' 'success' 'failure'; }
-SLUICEGATE_LISTEN_ADMIN_TOKEN=open-sesame-please $sluicegate serve --settings config/start.yaml --store-url file:///tmp/sluicegate >"$home/said" 2>"$home/log" &
+$sluicegate serve --settings config/start.yaml --store-url file:///tmp/sluicegate >"$home/said" 2>"$home/log" &
 served=$!
 waits_for localhost:8080/readyz && got=ready || got='not ready'
 row "\`$command\`" ready "$got"
@@ -78,16 +78,31 @@ row 'the same with `"1"`, eleven times in a row' ' 10 200 1 429 ' "$got"
 short='head -n 1 | tr -d "\r"'
 step 'HTTP/1.1 200 OK' "curl -si localhost:8080/check -H 'X-Hook: edge' -H 'X-Original-URI: /' -H 'X-Original-Method: GET' -H 'X-Real-IP: 192.0.2.1'"
 
-# docs/operating.md: admin, with a token.
-export TOKEN=open-sesame-please
-short='head -c 1'
-step '{' "curl -s -X POST -H \"authorization: Bearer \$TOKEN\" 'localhost:6070/refund?domain=shop&descriptor=api_key=me&hits=50&reason=ticket+7'"
-short='cat'
-step '1 counter reset' "curl -s -X POST -H \"authorization: Bearer \$TOKEN\" 'localhost:6070/reset?domain=shop&descriptor=api_key=me&reason=ticket+7'"
-got=$(bash -c "$one" | head -n 1 | cut -d' ' -f2)
-row 'the question with `"1"` after the reset' 200 "$got"
+# README: the console, and a change with the token that the start wrote.
+got=$(grep -c '^console: http://localhost:6070/console#token=' "$home/said")
+row 'a link to the console' 1 "$got"
 short='cat'
 step 'a bearer token is required' 'curl -s localhost:6070/config'
+shown 'export SLUICEGATE_ADMIN_TOKEN_FILE=sluicegate-admin-token'
+export SLUICEGATE_ADMIN_TOKEN_FILE=sluicegate-admin-token
+step 'api_key=me has 2 times its limit for 1h' 'cargo run --release -- ask --domain shop --descriptor api_key=me --boost x2 --for 1h --reason test'
+sluicegate ask --domain shop --descriptor api_key=me --unboost --reason test >/dev/null
+
+# docs/operating.md and docs/operations: admin, with the same token.
+short='head -c 1'
+step '{' 'sluicegate show /config'
+short='cut -d: -f1'
+step 'api_key=me' 'sluicegate ask --domain shop --descriptor api_key=me --refund --hits 50 --reason "ticket 7"'
+short='cat'
+step '1 counter reset' 'sluicegate ask --domain shop --descriptor api_key=me --reset --reason "ticket 7"'
+got=$(sluicegate ask --force allow --scope everything --for 1h --reason test)
+row 'let everything through' 'every limit allows everything for 1h' "$got"
+got=$(for _ in $(seq 20); do bash -c "$one" | head -n 1 | cut -d' ' -f2; done | sort -u)
+row 'twenty hits meanwhile' 200 "$got"
+sluicegate ask --unforce --scope everything --reason test >/dev/null
+sluicegate ask --domain shop --descriptor api_key=me --reset --reason test >/dev/null
+got=$(bash -c "$one" | head -n 1 | cut -d' ' -f2)
+row 'the question with `"1"` after the reset' 200 "$got"
 
 # README: Limits, edited while the service runs.
 sed -i 's/burst: 10/burst: 12/' config/limits/example.yaml

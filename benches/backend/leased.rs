@@ -99,7 +99,7 @@ fn row(store: &Store, client: &Runtime, unit: &str, requests: u64, cost: Cost) {
     let (plain, leasing) =
         (limits(""), limits(&format!(", mode: leased, max_overshoot: {OVERSHOOT}%")));
     let memory = Server::start(plain.path(), &["--store-url", "memory"]);
-    let flags = ["--store-url", &store.url(), "--store-deadline", "10s"];
+    let flags = ["--store-url", &store.url(), "--store-timeout", "10s"];
     let leased = Server::start(leasing.path(), &flags);
     let turns = |server: &Server, turns: usize| -> Vec<Turn> {
         (0..turns).map(|_| turn(store, client, server, cost)).collect()

@@ -101,7 +101,7 @@ fn server(store: &Store) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("shop.yaml"), LIMITS).unwrap();
     let memory = Server::start(dir.path(), &["--store-url", "memory"]);
-    let shared = ["--store-url", &store.url(), "--store-deadline", "10s"];
+    let shared = ["--store-url", &store.url(), "--store-timeout", "10s"];
     let strict = Server::start(dir.path(), &shared);
     let client = tokio(1);
     let cost = |server: &Server| client.block_on(cpu_per_question(server));
@@ -119,7 +119,7 @@ fn latency(store: &Store) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("shop.yaml"), LIMITS).unwrap();
     let server =
-        Server::start(dir.path(), &["--store-url", &store.url(), "--store-deadline", "10s"]);
+        Server::start(dir.path(), &["--store-url", &store.url(), "--store-timeout", "10s"]);
     let memory = Server::start(dir.path(), &["--store-url", "memory"]);
     let both = |halting: &str| {
         alone(&server, &format!("strict{halting}"), "250");

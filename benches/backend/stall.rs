@@ -42,7 +42,7 @@ pub(crate) fn run(store: &Store) {
     let _awake = Awake::or_say();
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("shop.yaml"), LIMITS).unwrap();
-    let flags = ["--store-url", &store.url(), "--store-deadline", DEADLINE];
+    let flags = ["--store-url", &store.url(), "--store-timeout", DEADLINE];
     let server = Server::start(dir.path(), &flags);
     let client = tokio(1);
     let most = client.block_on(saturated(&server));

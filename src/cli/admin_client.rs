@@ -14,7 +14,9 @@ use hyper_util::rt::TokioExecutor;
 use tonic::codegen::http::header::AUTHORIZATION;
 use tonic::codegen::http::{Method, Request, Response, StatusCode, Uri};
 
+use crate::cli::token_file;
 use crate::config::explain::Explanation;
+use crate::config::settings::SecretText;
 use crate::source::xds::with_causes;
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -22,7 +24,9 @@ const MAX_REPLY_BYTES: usize = 16 << 20;
 const HEX_DIGITS: &[u8; 16] = b"0123456789ABCDEF";
 /// The environment variable with the bearer token for the admin port. Every local user could see a
 /// command-line flag.
-const TOKEN_VARIABLE: &str = "SLUICEGATE_LISTEN_ADMIN_TOKEN";
+const TOKEN_VARIABLE: &str = "SLUICEGATE_ADMIN_TOKEN";
+/// The environment variable with the path of a file that contains the token.
+const TOKEN_FILE_VARIABLE: &str = "SLUICEGATE_ADMIN_TOKEN_FILE";
 
 /// Asks the replica at `server` which limits a check of these descriptors matches.
 ///
@@ -166,14 +170,10 @@ fn admin_url(
     descriptors: &[String],
     parameters: &[(&str, &str)],
 ) -> Result<String, String> {
-    let mut url = format!("{}?domain={}", base_url(server, path)?, percent_encode(domain));
-    for (name, value) in parameters {
-        url.extend(["&", name, "=", &percent_encode(value)]);
-    }
-    for descriptor in descriptors {
-        url.extend(["&descriptor=", &percent_encode(descriptor)]);
-    }
-    Ok(url)
+    let domain = Some(("domain", domain)).filter(|(_, domain)| !domain.is_empty());
+    let descriptors = descriptors.iter().map(|descriptor| ("descriptor", &**descriptor));
+    let all = domain.into_iter().chain(parameters.iter().copied()).chain(descriptors);
+    page_url(server, path, &all.collect::<Vec<_>>())
 }
 
 fn block_on_reply<T>(
@@ -210,9 +210,23 @@ async fn read_reply(
 /// Sends a request with the bearer token, if there is one. Returns the head of the reply, and
 /// whether there was a token.
 async fn request(method: Method, url: &str) -> Result<(Response<Incoming>, bool), String> {
-    let token = std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty());
-    let response = send(method, url, token.as_deref()).await?;
+    let token = token()?;
+    let response = send(method, url, token.as_ref().map(SecretText::reveal)).await?;
     Ok((response, token.is_some()))
+}
+
+/// Returns the token in the environment, or in the file that it names.
+fn token() -> Result<Option<SecretText>, String> {
+    let variable = |name| std::env::var(name).ok().filter(|text| !text.is_empty());
+    match (variable(TOKEN_VARIABLE), variable(TOKEN_FILE_VARIABLE)) {
+        (Some(token), _) => {
+            let token = SecretText::new(&token);
+            let invalid = || format!("{TOKEN_VARIABLE}: a token is printable ASCII without blanks");
+            token.ok_or_else(invalid).map(Some)
+        }
+        (None, Some(path)) => token_file::read(path.as_ref()).map(Some),
+        (None, None) => Ok(None),
+    }
 }
 
 async fn send(
@@ -232,10 +246,11 @@ async fn send(
 fn status_error(url: &str, status: StatusCode, body: &[u8], has_token: bool) -> String {
     match status {
         StatusCode::UNAUTHORIZED if has_token => format!(
-            "{url}: wrong token in {TOKEN_VARIABLE}; it must be a token of the replica (listen.admin_token or listen.admin_tokens)"
+            "{url}: wrong token in {TOKEN_VARIABLE} or {TOKEN_FILE_VARIABLE}; it must be a token of the \
+             replica (setting admin)"
         ),
         StatusCode::UNAUTHORIZED => {
-            format!("{url}: a token is required; set {TOKEN_VARIABLE}")
+            format!("{url}: a token is required; set {TOKEN_VARIABLE} or {TOKEN_FILE_VARIABLE}")
         }
         _ => format!("{url}: {status}: {}", String::from_utf8_lossy(body).trim()),
     }

@@ -16,7 +16,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimit
 use envoy_types::pb::google::protobuf::UInt64Value;
 use tonic::metadata::MetadataValue;
 
-use super::args::AskArgs;
+use super::args::{AskArgs, LOCAL_ADMIN_PORT};
 use super::{CommandOutcome, Terminal, admin_client};
 use crate::config::descriptor_text;
 use crate::edge::grpc::rls::PEEK_HEADER;
@@ -29,7 +29,8 @@ const SERVER_WITHOUT_CHANGE: &str = "--server is only for --reset, --refund, --f
 
 pub(super) fn ask(args: &AskArgs, terminal: &mut Terminal<'_>) -> io::Result<CommandOutcome> {
     let result = match (&args.server, admin_action(args)) {
-        (Some(server), Some((action, params))) => {
+        (server, Some((action, params))) => {
+            let server = server.as_deref().unwrap_or(LOCAL_ADMIN_PORT);
             let parameters: Vec<_> = params.iter().map(|(name, text)| (*name, &**text)).collect();
             let reply = admin_client::post_change(
                 server,
@@ -47,7 +48,7 @@ pub(super) fn ask(args: &AskArgs, terminal: &mut Terminal<'_>) -> io::Result<Com
         }
         // An error, because a check at `--address` could charge the counters of another service.
         (Some(_), None) => Err(SERVER_WITHOUT_CHANGE.to_owned()),
-        (None, _) => send_check(args).map(|response| format_reply(args, &response)),
+        (None, None) => send_check(args).map(|response| format_reply(args, &response)),
     };
     match result {
         Ok((text, outcome)) => {

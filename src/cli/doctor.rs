@@ -170,7 +170,7 @@ fn print_report(
 
 fn requirements(settings: &Settings) -> DoctorRequirements {
     DoctorRequirements {
-        call_timeout: settings.store.deadline,
+        call_timeout: settings.store.call_timeout(),
         has_compat_keys: settings.compat.store.key_format == KeyFormat::Compat,
         has_second_store: settings.compat.store.per_second_url.is_some(),
         has_dependent_charges: settings.compat.store.stop_when_over,

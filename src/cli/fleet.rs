@@ -22,7 +22,7 @@ use crate::store::fleet_start::{FleetState, StartFleet, StartMode};
 use crate::store::postgres::{self, PostgresStore};
 use crate::store::redis::{self, RedisStore};
 
-/// The timeout of one store call. No request waits for it, so it may exceed `store.deadline`.
+/// The timeout of one store call. No request waits for it, so it may exceed `store.timeout`.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The time in which the store must reply for the first time.

@@ -18,7 +18,9 @@ pub mod recording_args;
 mod replay;
 mod serve;
 pub mod settings_input;
+mod show;
 mod terminal;
+mod token_file;
 mod top;
 mod validate;
 
@@ -75,6 +77,7 @@ fn run_command(
             }
         }
         Command::Ask(ask) => ask::ask(&ask, terminal),
+        Command::Show(args) => show::show(&args, terminal),
         Command::Top(args) => top::top(&args, terminal),
         Command::Record(args) => match &args.settings {
             None => record::record(&args, None, terminal),

@@ -10,7 +10,7 @@ use crate::recording::percent::Percent;
 
 /// Arguments of `sluicegate record`.
 #[derive(Debug, Args)]
-#[command(after_help = "With --server, the variable SLUICEGATE_LISTEN_ADMIN_TOKEN must contain a \
+#[command(after_help = "With --server, the variable SLUICEGATE_ADMIN_TOKEN must contain a \
 token of the admin port with the role operate.")]
 pub struct RecordArgs {
     /// Admin port of the replica to record, for example `http://127.0.0.1:6070`.

@@ -176,6 +176,10 @@ async fn run(
     engine.restore_actions().await;
     let (phase, phase_receiver) = watch::channel(DrainPhase::Serving);
     print_summary(settings, &listeners, &first_config, terminal)?;
+    let admin_address = listeners.admin.local_addr().ok();
+    if let Some(line) = connections::console_line(settings, &admin_access, admin_address) {
+        writeln!(terminal.out, "{line}")?;
+    }
     let writer = writer.map(|writer| counters::start_writer(writer, &engine)).transpose()?;
     let mirror =
         mirror::start(settings, &engine, &mut tasks).map_err(ServeError::InvalidSettings)?;
@@ -251,10 +255,10 @@ fn drain_times(settings: &Settings) -> DrainTimes {
     DrainTimes { delay: listen.drain_delay.into(), finish: listen.drain_timeout.into() }
 }
 
-/// Returns the error if the first load has no limits and `limits.start_without` is off.
+/// Returns the error if the first load has no limits and `limits.required_at_start` is on.
 fn first_load_error(settings: &Settings, first: &PublishedConfig) -> Option<ServeError> {
     let refused = first.status.last_error.as_ref()?;
-    if first.config.is_some() || settings.limits.start_without {
+    if first.config.is_some() || !settings.limits.required_at_start {
         return None;
     }
     let message = limits::error_text(refused);
@@ -628,14 +632,13 @@ fn engine_policy(settings: &Settings) -> DecisionPolicy {
     };
     let planning =
         PlanSettings { keys, overrides, quota_for_all: settings.compat.limits.quota_mode };
-    let near_limit_ratio = settings.telemetry.metrics.near_limit_ratio.get();
+    let near_limit_ratio = settings.telemetry.near_limit.get();
     DecisionPolicy {
         planning,
         is_shadow: settings.answers.shadow_mode,
         near_limit_ratio,
-        descriptor_values: settings.telemetry.log.descriptor_values,
+        descriptor_values: settings.telemetry.descriptor_values,
         max_counted_rules: settings.telemetry.metrics.max_rules,
-        top_keys: settings.telemetry.keys,
     }
 }
 

@@ -56,7 +56,8 @@ pub(super) fn top(args: &TopArgs, terminal: &mut Terminal<'_>) -> io::Result<Com
     }
 }
 
-const OFF: &str = "top keys are off at this replica; set telemetry.keys to clear or hashed";
+const OFF: &str =
+    "top keys are off at this replica; set telemetry.descriptor_values to shown or hashed";
 
 struct TopReply {
     body: Vec<u8>,

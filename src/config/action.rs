@@ -34,6 +34,8 @@ pub enum BoostSize {
 /// The part of the configuration to which an action applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ActionTarget {
+    /// All limits of all domains, in shadow mode: they are counted, and deny nothing.
+    Everything,
     /// All rules of the domain with this path.
     Rule(Box<str>),
     /// The counters of one descriptor, given as its keys and values.

@@ -93,7 +93,7 @@ impl fmt::Display for LimitWindow {
 impl fmt::Display for LimitMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Strict => keywords::ModeKeyword::Strict.fmt(f),
+            Self::Strict => keywords::ModeKeyword::Exact.fmt(f),
             Self::CachedDeny => keywords::ModeKeyword::CachedDeny.fmt(f),
             Self::Leased(LeaseTerms { overshoot, sizing: size, .. }) => {
                 let hits = match overshoot {

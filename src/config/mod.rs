@@ -96,7 +96,9 @@ impl Config {
                 (ActionTarget::Rule(path), ActionEffect::Force(verdict)) => {
                     domain.tree.force_decision(path, ForcedDecision { verdict, until: *until });
                 }
-                (ActionTarget::Rule(_), ActionEffect::Boost(_)) => {}
+                // The engine has shadow mode.
+                (ActionTarget::Rule(_), ActionEffect::Boost(_)) | (ActionTarget::Everything, _) => {
+                }
                 (ActionTarget::Key(entries), effect) => {
                     domain.tree.add_key_action(entries, effect, *until);
                 }

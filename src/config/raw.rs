@@ -74,7 +74,7 @@ pub struct Defaults {
     /// The decision while the store does not answer. Default: `error`.
     #[schemars(schema_with = "schema::failure")]
     pub on_store_failure: Option<Spanned<String>>,
-    /// The decisions that a replica makes without a store call: none (`strict`), denials that it
+    /// The decisions that a replica makes without a store call: none (`exact`), denials that it
     /// remembers (`cached_deny`), or checks that its lease covers (`leased`).
     #[schemars(schema_with = "schema::mode")]
     pub mode: Option<Spanned<String>>,
@@ -182,7 +182,7 @@ pub struct RateLimit {
     /// denied hits, the other strategies refuse them.
     #[schemars(schema_with = "schema::on_excess")]
     pub on_excess: Option<Spanned<String>>,
-    /// The decisions that a replica makes without a store call: none (`strict`), denials that it
+    /// The decisions that a replica makes without a store call: none (`exact`), denials that it
     /// remembers (`cached_deny`), or checks that its lease covers (`leased`).
     #[schemars(schema_with = "schema::mode")]
     pub mode: Option<Spanned<String>>,
@@ -236,8 +236,6 @@ pub struct Concurrency {
     pub limit: Option<Spanned<u32>>,
     /// Adapts the limit to measured latency.
     pub adaptive: Option<Adaptive>,
-    /// The cooperation of the replicas on an adaptive limit in mode `shared`.
-    pub fleet: Option<Fleet>,
     /// The replicas to which the limit applies. `shared`, the default with a shared store: the
     /// whole fleet, split into shares. `strict`, for limits too small to split: the whole fleet,
     /// with a store call for each request. `local`: each replica has the whole limit for itself.
@@ -313,15 +311,6 @@ pub struct Adaptive {
     /// The part of the capacity that a min RTT probe leaves unused, 0.3 to 0.9. Default: 0.3.
     #[schemars(schema_with = "schema::probe_depth")]
     pub probe_depth: Option<Spanned<String>>,
-}
-
-/// The cooperation of the replicas on an adaptive limit in mode `shared`.
-#[derive(Clone, Debug, Default, JsonSchema)]
-#[schemars(deny_unknown_fields, default)]
-pub struct Fleet {
-    /// The position of the block in the file.
-    #[schemars(skip)]
-    pub span: Span,
     /// The change of the limit, from the changes for which replicas vote: the lower `median`, or
     /// the smallest (`min`). Default: `median`.
     #[schemars(schema_with = "schema::aggregate")]

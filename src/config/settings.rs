@@ -16,6 +16,7 @@ mod address;
 mod block;
 mod choices;
 mod conflicts;
+mod derived;
 mod events;
 mod file;
 mod file_and_host;
@@ -36,6 +37,7 @@ mod store;
 mod unknown;
 mod unused;
 mod value;
+mod words;
 
 use std::sync::LazyLock;
 
@@ -44,12 +46,12 @@ use block::{Block as _, SettingList};
 pub use choices::{
     DeniedBy, DescriptorValues, KeyFormat, LogFormat, LogLevel, MetricNames, OnHangup,
     OtlpProtocol, Overrides, PostgresDurability, ProxyAccess, ResponseHeaders, StatsProtocol,
-    StatsSink, TopKeyValues, WhenFull,
+    StatsSink, WhenFull,
 };
 pub use events::{EventKinds, EventUrl, Percentage};
 pub use file_and_host::HostName;
 pub use list::{
-    AnswerSettings, EventSettings, FleetSettings, LimitsSettings, ListenSettings,
+    AdminSettings, AnswerSettings, EventSettings, FleetSettings, LimitsSettings, ListenSettings,
     ListenTlsSettings, LogSettings, MetricsSettings, MirrorSettings, OtlpSettings, PeerSettings,
     SentinelSettings, Settings, StoreSettings, TelemetrySettings, TlsSettings, XdsSettings,
 };
@@ -71,6 +73,7 @@ pub use reference::reference_page;
 pub use renamed::renamed_settings;
 pub use store::{FileSync, HostPort, RedisEndpoint, RedisUrl, StoreUrl};
 pub use value::{AtLeastOne, HeaderName, SecretText, Shape, UnitFraction, Value};
+pub use words::{Absent, Auto, Never, Or};
 
 static LIST: LazyLock<SettingList> = LazyLock::new(SettingList::new);
 

@@ -8,13 +8,15 @@
 //!
 //! Not covered:
 //! - The exchange between replicas: see the records of [`crate::engine::fleet::membership`].
-//! - Concurrency limits.
+//! - Concurrency limits, except in shadow mode of everything.
 
 mod audit;
 mod replicated;
 mod request;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -40,6 +42,9 @@ pub(super) struct OperatorActions {
     state: Mutex<ActionState>,
     /// Notified when an operator changes an action, so that the next heartbeat is sent at once.
     pub(super) changed: Notify,
+    /// The end of the shadow mode that an operator started, in nanoseconds of the wall clock; 0
+    /// without one.
+    shadow_until: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -65,12 +70,21 @@ impl OperatorActions {
     pub(super) fn load(&self, loaded: Arc<Config>, now: Nanos, publish: impl FnOnce(Arc<Config>)) {
         let mut state = self.state.lock();
         state.loaded_config = Some(loaded);
+        self.publish(&state, now, publish);
+    }
+
+    fn publish(&self, state: &ActionState, now: Nanos, publish: impl FnOnce(Arc<Config>)) {
+        let is_everything =
+            |action: &ActiveAction| action.action.target == ActionTarget::Everything;
+        let until =
+            state.active_at(now).find(is_everything).map_or(0, |found| found.action.until.0);
+        self.shadow_until.store(until, Relaxed);
         state.publish(now, publish);
     }
 }
 
 impl ActionState {
-    fn publish(&mut self, now: Nanos, publish: impl FnOnce(Arc<Config>)) {
+    fn publish(&self, now: Nanos, publish: impl FnOnce(Arc<Config>)) {
         let actions: Vec<_> = self.active_at(now).map(|active| active.action).collect();
         let Some(loaded) = &self.loaded_config else { return };
         publish(if actions.is_empty() {
@@ -89,6 +103,7 @@ fn active_action(target: &TargetKey, change: &TargetChange) -> Option<ActiveActi
     let (effect, until) = change.effect?;
     let TargetKey { domain, kind, name } = target;
     let target = match kind {
+        ActionKind::AllowEverything => ActionTarget::Everything,
         ActionKind::ForceRule => ActionTarget::Rule(name.clone()),
         ActionKind::ForceKey | ActionKind::BoostKey => {
             ActionTarget::Key(parse_entries(name).ok()?.into())
@@ -99,6 +114,22 @@ fn active_action(target: &TargetKey, change: &TargetChange) -> Option<ActiveActi
 }
 
 impl Engine {
+    /// Returns the end of shadow mode of everything: `None` if it is off, the largest instant if the
+    /// setting `answers.shadow_mode` is on.
+    pub(super) fn shadow_end(&self) -> Option<Nanos> {
+        if self.policy.is_shadow {
+            return Some(Nanos(u64::MAX));
+        }
+        let until = Nanos(self.actions.shadow_until.load(Relaxed));
+        (until != Nanos(0) && self.clock().now() < until).then_some(until)
+    }
+
+    /// Returns `true` in shadow mode of everything.
+    #[inline]
+    pub(super) fn is_shadow(&self) -> bool {
+        self.shadow_end().is_some()
+    }
+
     /// Returns the actions that apply now, sorted by domain, kind and target.
     #[must_use]
     pub fn actions(&self) -> Vec<ActiveAction> {
@@ -119,7 +150,7 @@ impl Engine {
         let mut state = self.actions.state.lock();
         let applied = received.iter().filter(|change| state.replicated.apply_change(change, now));
         if applied.map(log_applied_change).count() != 0 {
-            state.publish(now, |config| self.activate_config(config));
+            self.actions.publish(&state, now, |config| self.activate_config(config));
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - A key or value has at most [`MAX_BYTES`]; a longer one ends with `…`.
-//! - With `telemetry.log.descriptor_values: redacted`, each value is `*`.
+//! - With `telemetry.descriptor_values: hidden`, each value is `*`.
 //! - A text has at most [`MAX_SHOWN`] descriptors, each with at most [`MAX_SHOWN`] entries.
 
 use std::borrow::Cow;
@@ -11,6 +11,7 @@ use std::fmt::Write as _;
 use crate::config::descriptor_text::format_entries;
 use crate::config::settings::DescriptorValues;
 use crate::config::{Config, Rule};
+use crate::engine::top_keys::text::hash_text;
 use crate::engine::{Engine, LimitStatus};
 use crate::kernel::decision::{Check, Cost, Descriptor};
 use crate::kernel::units::Hits;
@@ -135,7 +136,8 @@ pub(super) fn short_entries(
     let short = |&(key, value): &(&str, &str)| {
         let value = match values {
             DescriptorValues::Shown => short_text(value).into_owned(),
-            DescriptorValues::Redacted => "*".to_owned(),
+            DescriptorValues::Hashed => hash_text(&[value.as_bytes()]),
+            DescriptorValues::Hidden => "*".to_owned(),
         };
         (short_text(key).into_owned(), value)
     };

@@ -26,7 +26,7 @@ mod unmatched;
 
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::config::settings::{DescriptorValues, TopKeyValues};
+use crate::config::settings::DescriptorValues;
 use crate::engine::actions::{AuditLog, OperatorActions};
 use crate::engine::active_config::ActiveConfig;
 use crate::engine::concurrency::ConcurrencyLimits;
@@ -99,12 +99,10 @@ pub struct DecisionPolicy {
     pub is_shadow: bool,
     /// The fraction of a limit, 0 to 1, above which a descriptor counts as near the limit.
     pub near_limit_ratio: f32,
-    /// The form of descriptor values in the log and on the admin page `/recent`.
+    /// The form of descriptor values in the log, in events and on admin pages.
     pub descriptor_values: DescriptorValues,
     /// The largest number of rules whose decisions are counted separately.
     pub max_counted_rules: u32,
-    /// The form of descriptor values in the lists of top keys, or `Off`.
-    pub top_keys: TopKeyValues,
 }
 
 impl Default for DecisionPolicy {
@@ -115,7 +113,6 @@ impl Default for DecisionPolicy {
             near_limit_ratio: 0.8,
             descriptor_values: DescriptorValues::default(),
             max_counted_rules: 1_000,
-            top_keys: TopKeyValues::default(),
         }
     }
 }
@@ -152,7 +149,7 @@ impl Engine {
             audit,
             unmatched,
             events: None,
-            top_keys: TopKeys::new(policy.top_keys),
+            top_keys: TopKeys::new(policy.descriptor_values),
             live,
             store_kind: "memory",
             recorder: Arc::default(),

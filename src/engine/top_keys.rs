@@ -15,7 +15,7 @@
 //! - Rules beyond the setting `telemetry.metrics.max_rules`.
 
 pub(in crate::engine) mod list;
-mod text;
+pub(super) mod text;
 
 use std::hash::BuildHasher as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -25,7 +25,7 @@ use foldhash::fast::RandomState;
 use parking_lot::Mutex;
 
 use crate::config::RuleNumber;
-use crate::config::settings::TopKeyValues;
+use crate::config::settings::DescriptorValues;
 use crate::engine::Engine;
 use crate::engine::decide::path::PreparedCheck;
 use crate::engine::rule_counters::{RuleCounter, RuleCounters};
@@ -57,7 +57,7 @@ type Entries<'e> = &'e [(&'e str, &'e str)];
 /// Counts the top keys of all rules.
 #[derive(Debug)]
 pub(in crate::engine) struct TopKeys {
-    values: TopKeyValues,
+    values: DescriptorValues,
     hasher: RandomState,
     /// The rules that have tables.
     tracked: Mutex<Vec<Weak<RuleCounter>>>,
@@ -87,7 +87,7 @@ struct KeyHits<'e> {
 }
 
 impl TopKeys {
-    pub(in crate::engine) fn new(values: TopKeyValues) -> Self {
+    pub(in crate::engine) fn new(values: DescriptorValues) -> Self {
         Self {
             values,
             hasher: RandomState::default(),
@@ -97,7 +97,7 @@ impl TopKeys {
     }
 
     fn is_off(&self) -> bool {
-        self.values == TopKeyValues::Off
+        self.values == DescriptorValues::Hidden
     }
 
     fn count(&self, rule: &Arc<RuleCounter>, key: KeyHits<'_>) {
@@ -255,7 +255,7 @@ impl Engine {
 
     /// Returns the form of descriptor values in the lists of top keys.
     #[must_use]
-    pub const fn top_key_values(&self) -> TopKeyValues {
+    pub const fn top_key_values(&self) -> DescriptorValues {
         self.top_keys.values
     }
 

@@ -34,7 +34,7 @@ pub struct UnmatchedDescriptor {
     miss: DescriptorMiss,
     /// The domain of the checks.
     pub domain: String,
-    /// The entries, with values as `telemetry.log.descriptor_values` selects.
+    /// The entries, with values as `telemetry.descriptor_values` selects.
     pub entries: Vec<(String, String)>,
     /// The number of checks since the descriptor entered the list.
     pub checks: u64,
@@ -95,8 +95,10 @@ impl UnmatchedDescriptors {
         short_text(domain).hash(&mut hasher);
         for (key, value) in entries.iter().take(MAX_SHOWN) {
             short_text(key).hash(&mut hasher);
-            if values == DescriptorValues::Shown {
-                short_text(value).hash(&mut hasher);
+            match values {
+                DescriptorValues::Shown => short_text(value).hash(&mut hasher),
+                DescriptorValues::Hashed => value.hash(&mut hasher),
+                DescriptorValues::Hidden => (),
             }
         }
         hasher.finish()

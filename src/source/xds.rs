@@ -70,8 +70,8 @@ pub struct XdsOptions {
     pub node_metadata: Vec<(String, String)>,
     /// Additional headers of the gRPC stream to the xDS server.
     pub headers: Vec<(String, String)>,
-    /// The maximum size of a message from the xDS server, in bytes. 0 means 4 MiB.
-    pub max_message_bytes: usize,
+    /// The maximum size of a message from the xDS server, in bytes. Default: 4 MiB.
+    pub max_message_bytes: Option<usize>,
     /// The bounds of the wait before a new connection to the xDS server.
     pub backoff: BackoffBounds,
     /// `true` if a response without limits may remove all limits.
@@ -186,11 +186,7 @@ impl XdsClient {
 
     async fn exchange_messages(&mut self) -> Result<(), StreamEnd> {
         let channel = channel::connect(&self.options.server).await?;
-        let max_bytes = if self.options.max_message_bytes == 0 {
-            DEFAULT_MAX_MESSAGE_BYTES
-        } else {
-            self.options.max_message_bytes
-        };
+        let max_bytes = self.options.max_message_bytes.unwrap_or(DEFAULT_MAX_MESSAGE_BYTES);
         let mut client = Client::new(channel).max_decoding_message_size(max_bytes);
         let (request_sender, request_receiver) = mpsc::channel(REQUEST_QUEUE_CAPACITY);
         // The first request of a stream has no nonce: nonces of former streams are invalid.

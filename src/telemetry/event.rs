@@ -39,7 +39,7 @@ pub struct CheckDecided<R> {
     pub is_shadowed: bool,
     /// One reason for each descriptor.
     pub reasons: R,
-    /// The number of descriptors that were allowed beyond `telemetry.metrics.near_limit_ratio` of
+    /// The number of descriptors that were allowed beyond `telemetry.near_limit` of
     /// their limit.
     pub near_limit: u64,
 }

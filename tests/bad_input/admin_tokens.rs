@@ -13,7 +13,7 @@ const DELAY: std::time::Duration = std::time::Duration::from_secs(1);
 
 #[test]
 fn wrong_admin_tokens_are_delayed_counted_and_logged() {
-    let fixture = Fixture::with(LIMITS, &["--listen-admin-token", TOKEN]);
+    let fixture = Fixture::with(LIMITS, &["--admin-token", TOKEN]);
     let status = |token: &str| {
         let header = format!("Bearer {token}");
         let headers = [("authorization", &*header)];

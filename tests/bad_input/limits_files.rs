@@ -113,7 +113,7 @@ fn wait_for_load(fixture: &Fixture, label: &str, before: u64) {
 
 #[test]
 fn checks_fail_until_the_first_valid_limits_load() {
-    let flags = ["--limits-start-without", "true"];
+    let flags = ["--limits-required-at-start", "false"];
     let fixture = Fixture::with("domain: [\n", &flags);
     let refusal = fixture.try_check(&super::check_request(vec![k("good")])).unwrap_err();
     assert_eq!(refusal.code(), tonic::Code::Unknown);

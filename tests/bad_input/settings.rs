@@ -138,7 +138,7 @@ fn override_that_replaces_the_rule_counts_per_value() {
 /// Starts a service with a deny cache and envoyproxy/ratelimit's counter keys in `redis`.
 fn start_with_deny_cache(redis: &Redis, limits: &str, overrides: &str) -> Fixture {
     let backend = format!("redis+unix://{}", redis.socket().display());
-    let store = ["--store-url", &backend, "--store-deadline", "20s"];
+    let store = ["--store-url", &backend, "--store-timeout", "20s"];
     let keys = ["--compat-store-key-format", "compat", "--compat-store-deny-cache", "1048576"];
     let fixture =
         Fixture::with(limits, &[&store[..], &keys, &["--limits-overrides", overrides]].concat());
@@ -209,7 +209,7 @@ fn near_limit_threshold_is_a_fraction_of_the_burst() {
     let near = "sluicegate_descriptors_near_limit_total";
     // Hits 9 and 10 are above the near-limit threshold, 0.8 of ten.
     for key in ["burst", "window"] {
-        let fixture = Fixture::with(limits, &["--telemetry-metrics-near-limit-ratio", "0.8"]);
+        let fixture = Fixture::with(limits, &["--telemetry-near-limit", "0.8"]);
         for counted in [0, 0, 0, 0, 0, 0, 0, 0, 1, 2] {
             assert_eq!(fixture.check(vec![pair(key, "v")]).overall_code(), Code::Ok, "{key}");
             assert_eq!(fixture.metric(near), counted, "{key}");

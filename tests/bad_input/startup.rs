@@ -106,7 +106,7 @@ fn startup_errors_exit_with_2_and_a_hint() {
         (
             "admin for everybody",
             &["--limits-paths", here, "--listen-admin-host", "0.0.0.0"],
-            &["--listen-admin-host", "0.0.0.0", "admin_token", "127.0.0.1"],
+            &["--listen-admin-host", "0.0.0.0", "admin.token_file", "127.0.0.1"],
         ),
         (
             "a port that is none",
@@ -134,7 +134,7 @@ fn startup_errors_exit_with_2_and_a_hint() {
 #[test]
 fn admin_port_on_all_addresses_requires_the_token() {
     let directory = limits(LIMITS);
-    let flags = ["--listen-admin-host", "0.0.0.0", "--listen-admin-token", "open-sesame-please"]
+    let flags = ["--listen-admin-host", "0.0.0.0", "--admin-token", "open-sesame-please"]
         .map(str::to_owned);
     let service = Service::start(directory.path(), &flags).unwrap();
     let status =
@@ -151,8 +151,8 @@ fn admin_tokens_below_16_characters_prevent_the_start() {
     std::fs::write(tokens.path().join("view.grafana"), "fifteen-letters").unwrap();
     let tokens = tokens.path().to_str().unwrap();
     for (flag, value, place) in [
-        ("--listen-admin-token", "fifteen-letters", "--listen-admin-token"),
-        ("--listen-admin-tokens", tokens, "view.grafana"),
+        ("--admin-token", "fifteen-letters", "--admin-token"),
+        ("--admin-token-dir", tokens, "view.grafana"),
     ] {
         let limits = ["--limits-paths", directory.path().to_str().unwrap(), flag, value];
         let (code, err) = serve(&[&limits[..], &FREE_PORTS].concat());

@@ -22,7 +22,7 @@ const CHART_SETTINGS: &[&str] = &[
     "limits.paths",
     "listen.admin_host",
     "listen.admin_port",
-    "listen.admin_token",
+    "admin.token",
     "listen.grpc_port",
     "listen.grpc_socket",
     "listen.http_port",

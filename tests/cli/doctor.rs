@@ -27,7 +27,7 @@ fn doctor(url: &str, more: &[&str], is_expected: impl Fn(&Report) -> bool) {
 
 pub fn doctor_at(url: &str, more: &[&str]) -> Report {
     // A long store timeout, so that a loaded machine is not reported as a distant Redis.
-    let line = ["sluicegate", "doctor", "--store-url", url, "--store-deadline", "10s"];
+    let line = ["sluicegate", "doctor", "--store-url", url, "--store-timeout", "10s"];
     let argv = line.iter().chain(more).map(OsString::from).collect();
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let outcome = cli::run(argv, [], &mut Terminal { out: &mut out, err: &mut err });
@@ -259,7 +259,7 @@ fn commands_that_managed_services_block_are_not_needed() {
     let flags = ["--warnings-as-errors"];
     doctor(&store.url(), &flags, |(outcome, ..)| *outcome == CommandOutcome::Success);
     let limits = limits(10);
-    let service = serve(limits.path(), &store.url(), &["--store-deadline", "9s"]);
+    let service = serve(limits.path(), &store.url(), &["--store-timeout", "9s"]);
     wait_until_ready(&service);
     assert_eq!(check(&service, "deny", "k"), 200, "a store failure would deny");
 }

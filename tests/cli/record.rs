@@ -59,7 +59,7 @@ impl Scene {
         for (name, text) in files {
             std::fs::write(limits.join(name), text).unwrap();
         }
-        let token = [("SLUICEGATE_LISTEN_ADMIN_TOKEN", TOKEN)];
+        let token = [("SLUICEGATE_ADMIN_TOKEN", TOKEN)];
         let service = Service::start_under(&limits, flags, &token).unwrap();
         Self { dir, service }
     }
@@ -74,7 +74,7 @@ impl Scene {
             .args(["record", "--server", &server, "--out", &self.path("recording")])
             .args(["--reason", "ticket 7"])
             .args(flags)
-            .env("SLUICEGATE_LISTEN_ADMIN_TOKEN", TOKEN)
+            .env("SLUICEGATE_ADMIN_TOKEN", TOKEN)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn();
@@ -218,7 +218,7 @@ fn record_explains_why_it_cannot_record() {
     let record = |flags: &[&str], token: &str| {
         let mut command = sluicegate();
         command.args(["record", "--out", &out]).args(flags);
-        let output = command.env("SLUICEGATE_LISTEN_ADMIN_TOKEN", token).output().unwrap();
+        let output = command.env("SLUICEGATE_ADMIN_TOKEN", token).output().unwrap();
         (output.status.code(), text(&output.stderr))
     };
     let (status, error) = record(&["--server", &server, "--reason", "ticket 7"], "wrong");
@@ -238,7 +238,7 @@ fn a_recording_over_redis_has_the_decisions_of_redis() {
     for_a_day_with_a_minute_left();
     let redis = Redis::start();
     // A busy machine must not cause fallback decisions, which have no recorded outcome.
-    let deadline = ["--store-deadline", "9s", "--store-start-timeout", "120s"];
+    let deadline = ["--store-timeout", "9s", "--store-start-timeout", "120s"];
     let flags = ["--store-url", &redis.url(), "--listen-drain-delay", "0ms"];
     let flags: Vec<_> = flags.iter().chain(&deadline).map(|flag| (*flag).to_owned()).collect();
     let limits = "domain: shop\ndescriptors:\n\

@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 const ALWAYS: [&str; 6] = [
     "--compat-store-key-format",
     "compat",
-    "--limits-start-without",
-    "true",
-    "--answers-denied-by",
-    "none",
+    "--limits-required-at-start",
+    "false",
+    "--limits-overrides",
+    "replace",
 ];
 
 /// Each row is an environment variable, its flag, and the conversion of its value.
@@ -24,7 +24,7 @@ const FLAGS: [(&str, &str, Value); 10] = [
     ("SHADOW_MODE", "--answers-shadow-mode", Value::Bool),
     ("QUOTA_MODE", "--compat-limits-quota-mode", Value::Bool),
     ("MERGE_DOMAIN_CONFIG", "--limits-merge-domains", Value::Bool),
-    ("NEAR_LIMIT_RATIO", "--telemetry-metrics-near-limit-ratio", Value::Text),
+    ("NEAR_LIMIT_RATIO", "--telemetry-near-limit", Value::Text),
     ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "--limits-required-for-health", Value::Bool),
 ];
 

@@ -146,8 +146,8 @@ fn default_max_overshoot_without_leased_limits_warns() {
     let vain = "2:27 W26 `max_overshoot` has no effect";
     for (defaults, fields) in [
         ("max_overshoot: 2%", ""),
-        ("max_overshoot: 2%, mode: strict", ", mode: cached_deny"),
-        ("max_overshoot: 2%, mode: leased", ", mode: strict"),
+        ("max_overshoot: 2%, mode: exact", ", mode: cached_deny"),
+        ("max_overshoot: 2%, mode: leased", ", mode: exact"),
     ] {
         let found = findings(defaults, fields);
         assert!(found.len() == 1 && found[0].starts_with(vain), "{defaults}: {found:?}");
@@ -155,7 +155,7 @@ fn default_max_overshoot_without_leased_limits_warns() {
     for (defaults, fields) in [
         ("max_overshoot: 2%, mode: leased", ""),
         ("max_overshoot: 2%", ", mode: leased"),
-        ("mode: leased", ", mode: strict"),
+        ("mode: leased", ", mode: exact"),
     ] {
         let found = findings(defaults, fields);
         assert!(found.iter().all(|line| !line.contains("W26")), "{defaults}: {found:?}");

@@ -245,7 +245,7 @@ fn syntax_error_hides_all_other_findings() {
 fn sluicegate_fields_are_read_in_their_blocks() {
     let file = read(
         "domain: d\ncharge: all_or_nothing\n\
-         defaults: {strategy: gcra, on_store_failure: local, mode: strict, max_overshoot: 2%}\n\
+         defaults: {strategy: gcra, on_store_failure: local, mode: exact, max_overshoot: 2%}\n\
          descriptors:\n- key: k\n  concurrency: {limit: 64, adaptive: {algorithm: gradient}}\n  \
          rate_limit: {requests_per_unit: 5, per: 90s, strategy: gcra, burst: 50, mode: leased, \
          max_overshoot: 0, on_store_failure: deny, \

@@ -139,7 +139,7 @@ fn on_store_failure_accepts_four_values() {
 fn fields_of_a_limit_override_domain_defaults() {
     let text = "domain: d\ncharge: all_or_nothing\ndefaults: {strategy: gcra, on_store_failure: local, mode: cached_deny}\ndescriptors:\n\
                 - {key: a, rate_limit: {unit: day, requests_per_unit: 1}}\n\
-                - {key: b, rate_limit: {unit: day, requests_per_unit: 1, strategy: sliding_log, on_store_failure: deny, mode: strict}}\n";
+                - {key: b, rate_limit: {unit: day, requests_per_unit: 1, strategy: sliding_log, on_store_failure: deny, mode: exact}}\n";
     let (config, findings) = load(&[("a.yaml", text)], false).unwrap();
     assert!(findings.iter().all(|one| one.code.name() == "N40"), "{findings:?}");
     let limit = |descriptor| find(&config, descriptor).unwrap().rule.limits[0].clone();

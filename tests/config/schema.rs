@@ -217,8 +217,7 @@ fn schema_accepts_files_without_findings() {
     files.extend(
         [
             "adaptive: {min: , max: , target: , tolerance: , increase: , decrease: , window: }",
-            "adaptive: {smoothing: , probe_interval: , probe_depth: }",
-            "fleet: {aggregate: }",
+            "adaptive: {smoothing: , probe_interval: , probe_depth: , aggregate: }",
             "reject: {status: , retry_after: , body: }",
         ]
         .map(ceiling),

@@ -14,7 +14,7 @@ fn run(args: &[&str]) -> (Option<i32>, String, String) {
 
 fn run_with(token: Option<&str>, args: &[&str]) -> (Option<i32>, String, String) {
     let mut command = sluicegate();
-    command.args(args).envs(token.map(|token| ("SLUICEGATE_LISTEN_ADMIN_TOKEN", token)));
+    command.args(args).envs(token.map(|token| ("SLUICEGATE_ADMIN_TOKEN", token)));
     let Output { status, stdout, stderr } = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (status.code(), text(stdout), text(stderr))
@@ -129,9 +129,9 @@ fn bad_admin_tokens_and_addresses_are_reported() {
     let (bare, admin) = (service.admin.to_string(), format!("http://{}", service.admin));
     let check_args = ["--domain", "d", "--descriptor", "k=v"];
     for (token, why) in [
-        (Some("another one"), "wrong token in SLUICEGATE_LISTEN_ADMIN_TOKEN"),
-        (None, "a token is required; set SLUICEGATE_LISTEN_ADMIN_TOKEN"),
-        (Some(""), "a token is required; set SLUICEGATE_LISTEN_ADMIN_TOKEN"),
+        (Some("another one"), "wrong token in SLUICEGATE_ADMIN_TOKEN"),
+        (None, "a token is required; set SLUICEGATE_ADMIN_TOKEN"),
+        (Some(""), "a token is required; set SLUICEGATE_ADMIN_TOKEN"),
     ] {
         for act in [&["explain"][..], &["ask", "--reset", "--reason", "test"]] {
             let (code, _, output) =

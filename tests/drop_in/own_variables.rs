@@ -85,7 +85,12 @@ const UNUSED: &[UnusedCase] = &[
         &["compat.stats.mogrifiers"],
         &[MOGRIFIED[0].0],
     ),
-    (&[("LISTEN_MAX_CONNECTION_AGE", "0s")], &[], &["compat.listen.max_connection_age_grace"], &[]),
+    (
+        &[("LISTEN_MAX_CONNECTION_AGE", "never")],
+        &[],
+        &["compat.listen.max_connection_age_grace"],
+        &[],
+    ),
     (
         &[("LISTEN_TLS_CERT_FILE", "")],
         TLS,

@@ -157,13 +157,13 @@ fn line(text: &str, name: &str) -> String {
 #[test]
 fn sluicegate_variables_override_envoyproxy_variables() {
     let plain = printed(&[("REDIS_TIMEOUT", "1s")]);
-    assert!(line(&plain, "  deadline: 1s").ends_with("# REDIS_TIMEOUT"), "{plain}");
+    assert!(line(&plain, "  timeout: 1s").ends_with("# REDIS_TIMEOUT"), "{plain}");
     assert!(
         line(&plain, "    expiry_jitter: 300s").contains("default of EXPIRATION_JITTER"),
         "{plain}"
     );
-    let ours = printed(&[("REDIS_TIMEOUT", "1s"), ("SLUICEGATE_STORE_DEADLINE", "9ms")]);
-    assert!(line(&ours, "  deadline: 9ms").ends_with("# SLUICEGATE_STORE_DEADLINE"), "{ours}");
+    let ours = printed(&[("REDIS_TIMEOUT", "1s"), ("SLUICEGATE_STORE_TIMEOUT", "9ms")]);
+    assert!(line(&ours, "  timeout: 9ms").ends_with("# SLUICEGATE_STORE_TIMEOUT"), "{ours}");
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn startup_succeeds_with_unused_envoyproxy_variables() {
     let (_root, service) = start(&[
         ("USE_STATSD", "true"),
         ("SLUICEGATE_COMPAT_STATS_SINK", "none"),
-        ("SLUICEGATE_LISTEN_MAX_CONNECTION_AGE", "0s"),
+        ("SLUICEGATE_LISTEN_MAX_CONNECTION_AGE", "never"),
         ("BACKEND_TYPE", "memcache"),
         ("LOCAL_CACHE_SIZE_IN_BYTES", "1048576"),
         ("SLUICEGATE_STORE_URL", "memory"),

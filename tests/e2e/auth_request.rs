@@ -142,7 +142,7 @@ fn failure_mode_applies_without_a_service() {
 fn failure_mode_applies_while_no_limits_are_loaded() {
     let broken = NamedTempFile::with_suffix(".yaml").unwrap();
     std::fs::write(broken.path(), "domain: ''\n").unwrap();
-    let flags = ["--hooks", HOOKS, "--limits-start-without", "true"];
+    let flags = ["--hooks", HOOKS, "--limits-required-at-start", "false"];
     let service = serve(broken.path(), &flags);
     for shipped in [Shipped::RateLimit, Shipped::Ingress] {
         for (when_down, expected) in [(WhenDown::Allow, 200), (WhenDown::Deny, 500)] {

@@ -50,7 +50,7 @@ fn compose_replicas_share_one_limit() {
         assert_eq!(command[3..], ["--store-url", "redis://redis:6379"]);
         let limits = root().join("config/limits");
         let store = ["--store-url", &backend, "--store-start-timeout", "120s"];
-        let flags = [&["--settings", settings, "--store-deadline", "9s"], &store[..]].concat();
+        let flags = [&["--settings", settings, "--store-timeout", "9s"], &store[..]].concat();
         let replica = serve(&limits, &flags);
         let at = format!("{{address: 127.0.0.1, port_value: {}}}", replica.grpc.port());
         replace_once(&mut text, &format!("{{address: {name}, port_value: 8081}}"), &at);

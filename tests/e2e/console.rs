@@ -46,7 +46,7 @@ impl Fleet {
         let replicas = ["gate-1", "gate-2"].map(|name| {
             let tokens = files.path().join("tokens").display().to_string();
             let flags = ["--store-url", &store.url(), "--fleet-replica-name", name];
-            let more = ["--listen-admin-tokens", &tokens, "--store-deadline", "9s"];
+            let more = ["--admin-token-dir", &tokens, "--store-timeout", "9s"];
             let flags: Vec<_> = flags.iter().chain(&more).map(|flag| (*flag).to_owned()).collect();
             Service::start(&files.path().join("limits"), &flags).unwrap()
         });

@@ -57,7 +57,7 @@ impl ProxiedFleet {
                 "--listen-syslog-port",
                 "0",
             ];
-            let late = ["--store-deadline", "9s"];
+            let late = ["--store-timeout", "9s"];
             let all = own.iter().chain(&late).chain(flags).map(|&flag| flag.to_owned());
             Service::start(limits.path(), &all.collect::<Vec<_>>()).unwrap()
         });

@@ -87,7 +87,7 @@ impl Fleet {
         let url = format!("redis+unix://{}", store.socket().display());
         let services = ["a", "b", "c"].map(|name| {
             let flags = ["--store-url", &url, "--fleet-replica-name", name, "--hooks", HOOKS];
-            let pace = ["--store-deadline", "9s", "--fleet-heartbeat", "200ms"];
+            let pace = ["--store-timeout", "9s", "--fleet-heartbeat", "200ms"];
             let flags = flags.iter().chain(&pace).map(|&flag| flag.to_owned());
             Service::start(limits.path(), &flags.collect::<Vec<_>>()).unwrap()
         });

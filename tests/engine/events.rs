@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
-use sluicegate::config::settings::{DescriptorValues, EventKinds, Percentage};
+use sluicegate::config::settings::{DescriptorValues, EventKinds, UnitFraction};
 use sluicegate::engine::events::EventOptions;
 use sluicegate::engine::{AdmissionOutcome, DecisionPolicy, Engine};
 use sluicegate::kernel::decision::{Check, Cost, Descriptor};
@@ -35,7 +35,7 @@ fn start(receiver: &EventReceiver) -> (Arc<Engine>, EventDrain) {
     let engine = Engine::new(clock, memory, DecisionPolicy::default()).with_events(EventOptions {
         queue: Arc::clone(&queue),
         kinds: EventKinds::ALL,
-        near_limit: Percentage::EIGHTY,
+        near_limit: UnitFraction::NEAR_LIMIT_DEFAULT,
         descriptor_values: DescriptorValues::Shown,
         shadow_mode: false,
         replica: "one".to_owned(),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sluicegate::clock::Clock;
-use sluicegate::config::settings::TopKeyValues;
+use sluicegate::config::settings::DescriptorValues;
 use sluicegate::engine::top_keys::{TopKeyList, TopKeysPage, TopKeysQuery};
 use sluicegate::engine::{AdmissionOutcome, DecisionPolicy, Engine};
 use sluicegate::kernel::decision::Cost;
@@ -15,9 +15,9 @@ use crate::support::engine::{advance_clock, block_on, check, check_of, publish};
 
 const FIVE_A_DAY: &str = "rate_limit: {unit: day, requests_per_unit: 5}";
 
-fn engine(top_keys: TopKeyValues, descriptors: &str) -> Engine {
+fn engine(descriptor_values: DescriptorValues, descriptors: &str) -> Engine {
     let memory = Arc::new(MemoryStore::new(1_000, WhenFull::Deny, [0; 16]));
-    let policy = DecisionPolicy { top_keys, ..DecisionPolicy::default() };
+    let policy = DecisionPolicy { descriptor_values, ..DecisionPolicy::default() };
     let engine = Engine::new(Clock::manual(Nanos::from_secs(36_000)), memory, policy);
     publish(&engine, "", descriptors);
     engine
@@ -42,7 +42,7 @@ fn rows(list: &TopKeyList) -> Vec<String> {
 
 #[test]
 fn hits_of_each_key_are_counted_and_denials_apart() {
-    let engine = engine(TopKeyValues::Clear, &format!("- {{key: k, {FIVE_A_DAY}}}\n"));
+    let engine = engine(DescriptorValues::Shown, &format!("- {{key: k, {FIVE_A_DAY}}}\n"));
     decide(&engine, &[("k", "a")], Cost::Charge(Hits(4)));
     decide(&engine, &[("k", "a")], Cost::Charge(Hits(2)));
     decide(&engine, &[("k", "b"), ("unknown", "c")], Cost::Charge(Hits(3)));
@@ -54,7 +54,7 @@ fn hits_of_each_key_are_counted_and_denials_apart() {
 
 #[test]
 fn peeks_and_refunds_are_not_counted() {
-    let engine = engine(TopKeyValues::Clear, &format!("- {{key: k, {FIVE_A_DAY}}}\n"));
+    let engine = engine(DescriptorValues::Shown, &format!("- {{key: k, {FIVE_A_DAY}}}\n"));
     decide(&engine, &[("k", "a")], Cost::Charge(Hits(0)));
     decide(&engine, &[("k", "a")], Cost::Refund(Hits(1)));
     assert_eq!(top(&engine).all, TopKeyList::default());
@@ -63,14 +63,14 @@ fn peeks_and_refunds_are_not_counted() {
 #[test]
 fn denials_in_shadow_mode_are_denied_hits() {
     let rule = format!("- {{key: k, {FIVE_A_DAY}, shadow_mode: true}}\n");
-    let engine = engine(TopKeyValues::Clear, &rule);
+    let engine = engine(DescriptorValues::Shown, &rule);
     decide(&engine, &[("k", "a")], Cost::Charge(Hits(6)));
     assert_eq!(rows(&top(&engine).denied), ["d.k k=a 6"]);
 }
 
 #[test]
 fn a_rejection_by_a_concurrency_limit_is_a_denied_hit() {
-    let engine = engine(TopKeyValues::Clear, "- {key: k, concurrency: {limit: 1}}\n");
+    let engine = engine(DescriptorValues::Shown, "- {key: k, concurrency: {limit: 1}}\n");
     let asked = check_of(&[("k", "a")]);
     let held = block_on(engine.admit(&asked, None)).unwrap();
     assert!(matches!(held, AdmissionOutcome::Decided(..)));
@@ -81,7 +81,7 @@ fn a_rejection_by_a_concurrency_limit_is_a_denied_hit() {
 
 #[test]
 fn hits_leave_the_minute_but_not_the_hour() {
-    let engine = engine(TopKeyValues::Clear, &format!("- {{key: k, {FIVE_A_DAY}}}\n"));
+    let engine = engine(DescriptorValues::Shown, &format!("- {{key: k, {FIVE_A_DAY}}}\n"));
     decide(&engine, &[("k", "a")], Cost::Charge(Hits(4)));
     advance_clock(&engine, Nanos::from_secs(120));
     assert_eq!(rows(&top(&engine).all), <[String; 0]>::default());
@@ -99,15 +99,15 @@ fn values_are_hashed_or_nothing_is_counted() {
         decide(&engine, &[("k", "secret")], Cost::Charge(Hits(1)));
         rows(&top(&engine).all)
     };
-    let hashed = engine_with(TopKeyValues::Hashed);
+    let hashed = engine_with(DescriptorValues::Hashed);
     assert!(hashed[0].starts_with("d.k k=~") && !hashed[0].contains("secret"), "{hashed:?}");
-    assert_eq!(hashed, engine_with(TopKeyValues::Hashed));
-    assert!(engine_with(TopKeyValues::Off).is_empty());
+    assert_eq!(hashed, engine_with(DescriptorValues::Hashed));
+    assert!(engine_with(DescriptorValues::Hidden).is_empty());
 }
 
 #[test]
 fn the_largest_used_share_is_that_of_the_fullest_counter() {
-    let engine = engine(TopKeyValues::Off, &format!("- {{key: k, {FIVE_A_DAY}}}\n"));
+    let engine = engine(DescriptorValues::Hidden, &format!("- {{key: k, {FIVE_A_DAY}}}\n"));
     decide(&engine, &[("k", "a")], Cost::Charge(Hits(4)));
     decide(&engine, &[("k", "b")], Cost::Charge(Hits(1)));
     let used = |engine: &Engine| engine.rule_activity().values().map(|rule| rule.used).max();

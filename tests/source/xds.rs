@@ -31,7 +31,7 @@ fn limits(requests_per_unit: u32) -> RateLimitConfig {
 /// Starts `serve`, which does not wait for the first limits.
 fn start(server: &str, more: &[&str]) -> Service {
     let mut command = sluicegate();
-    command.args(["serve", "--limits-xds-server", server, "--limits-start-without"]);
+    command.args(["serve", "--limits-xds-server", server, "--limits-required-at-start=false"]);
     for port in ["grpc", "http", "admin", "metrics"] {
         command.args([&format!("--listen-{port}-port"), "0"]);
     }

@@ -71,7 +71,7 @@ impl Service {
     /// are its only settings. Ports default to free ones.
     pub fn start_as_ratelimit(variables: &[(&str, &str)]) -> Result<Self, String> {
         let mut command = as_ratelimit();
-        command.env("SLUICEGATE_LISTEN_ADMIN_TOKEN", TOKEN).envs(variables.iter().copied());
+        command.env("SLUICEGATE_ADMIN_TOKEN", TOKEN).envs(variables.iter().copied());
         Self::run(command, Some(TOKEN))
     }
 

@@ -89,7 +89,8 @@ fn wait_for_delivery(service: &Service) {
 #[test]
 fn a_flaky_receiver_gets_each_threshold_once_by_id() {
     let (files, receiver) = (write_files(), EventReceiver::start(Replies::Flaky));
-    let service = start(&files, &receiver, &["--events-on", "near_limit", "--events-on", "denied"]);
+    let service =
+        start(&files, &receiver, &["--events-kinds", "near_limit", "--events-kinds", "denied"]);
     for hit in 1..=13 {
         for user in 0..8 {
             let wanted = if hit <= 10 { 200 } else { 429 };
@@ -234,7 +235,7 @@ fn events_that_wait_for_a_retry_delay_no_other_event() {
 #[test]
 fn redacted_values_are_in_no_event() {
     let (files, receiver) = (write_files(), EventReceiver::start(Replies::Accept));
-    let flags = ["--telemetry-log-descriptor-values", "redacted"];
+    let flags = ["--telemetry-descriptor-values", "hidden"];
     let service = start(&files, &receiver, &flags);
     assert_eq!(check(&service, "shadow", "secret-value"), 200);
     wait_for_delivery(&service);
@@ -258,8 +259,7 @@ fn replicas_send_one_id_per_window_and_report_an_outage() {
     let (files, receiver, mut redis) =
         (write_files(), EventReceiver::start(Replies::Accept), Redis::start());
     let url = redis.url();
-    let flags =
-        |name| ["--store-url", &url, "--fleet-replica-name", name, "--store-deadline", "9s"];
+    let flags = |name| ["--store-url", &url, "--fleet-replica-name", name, "--store-timeout", "9s"];
     let replicas = ["one", "two"].map(|name| start(&files, &receiver, &flags(name)));
     for hit in 1..=14 {
         assert_eq!(check(&replicas[hit % 2], "ten", "ann"), if hit <= 10 { 200 } else { 429 });
@@ -293,7 +293,7 @@ fn replicas_send_one_id_per_window_and_report_an_outage() {
 #[test]
 fn forced_decisions_are_events() {
     let (files, receiver) = (write_files(), EventReceiver::start(Replies::Accept));
-    let service = start(&files, &receiver, &["--listen-admin-token", "open-sesame-please"]);
+    let service = start(&files, &receiver, &["--admin-token", "open-sesame-please"]);
     let post = |path: &str| {
         let token = [("authorization", "Bearer open-sesame-please")];
         http1::call(service.admin, "POST", path, &token, None).unwrap().status
@@ -316,7 +316,7 @@ fn forced_decisions_are_events() {
 fn incidents_are_delivered_while_client_events_fill_the_queue() {
     let failing = Replies::FailContaining("io.sluicegate.limit.denied");
     let (files, receiver) = (write_files(), EventReceiver::start(failing));
-    let service = start(&files, &receiver, &["--listen-admin-token", "open-sesame-please"]);
+    let service = start(&files, &receiver, &["--admin-token", "open-sesame-please"]);
     for user in 0..1_100 {
         assert_eq!(check(&service, "none", &format!("user-{user}")), 429);
     }

@@ -32,6 +32,14 @@ app.kubernetes.io/part-of: sluicegate
 {{- end }}
 {{- end -}}
 
+{{/* The secret with the admin token, and the key in it. */}}
+{{- define "sluicegate.adminSecret" -}}
+{{- $own := printf "%s-admin" (include "sluicegate.fullname" .) -}}
+{{- with .Values.admin -}}
+{name: {{ default $own .existingSecret }}, key: {{ ternary .tokenKey "token" (ne .existingSecret "") }}}
+{{- end -}}
+{{- end -}}
+
 {{/* metadata of an object: (dict "root" $ "suffix" "-limits"). */}}
 {{- define "sluicegate.metadata" -}}
 name: {{ include "sluicegate.fullname" .root }}{{ .suffix }}

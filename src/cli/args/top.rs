@@ -2,15 +2,15 @@
 
 use clap::{Args, ValueEnum};
 
+use super::LOCAL_ADMIN_PORT;
+
 /// Arguments of `sluicegate top`.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "The variable SLUICEGATE_LISTEN_ADMIN_TOKEN contains a token of the admin port. \
-End with Ctrl-C."
-)]
+#[command(after_help = "The variable SLUICEGATE_ADMIN_TOKEN contains a token of the admin port. \
+End with Ctrl-C.")]
 pub struct TopArgs {
     /// Admin port of a replica, which shows the hits of its fleet.
-    #[arg(long, default_value = "http://127.0.0.1:6070", value_name = "URL")]
+    #[arg(long, default_value = LOCAL_ADMIN_PORT, value_name = "URL")]
     pub server: String,
     /// Window in which hits are counted.
     #[arg(long, value_enum, default_value_t = TopWindowArg::Minute)]

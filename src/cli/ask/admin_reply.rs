@@ -15,6 +15,9 @@ const ABOVE_LIMIT: &str = "or empty the counter with --reset; denied checks were
 pub(super) fn describe_change(args: &AskArgs, action: &str, reply: &str) -> Option<String> {
     let reply_json: Value = serde_json::from_str(reply).ok()?;
     let target = || {
+        if args.scope.as_deref() == Some("everything") {
+            return Some("every limit");
+        }
         let is_key = args.scope.as_deref() == Some("key") || action.ends_with("boost");
         reply_json[if is_key { "descriptor" } else { "limit" }].as_str()
     };

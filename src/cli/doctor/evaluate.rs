@@ -249,10 +249,10 @@ impl FactsEvaluator<'_> {
         let Some(round_trip) = facts.round_trip else { return };
         let deadline = requirements.call_timeout;
         let message = format!(
-            "a round trip takes {}, and `store.deadline` is {deadline}",
+            "a round trip takes {}, and `store.timeout` is {deadline}",
             format_micros(round_trip)
         );
-        let fix = "run Redis closer to this machine, or raise `store.deadline`";
+        let fix = "run Redis closer to this machine, or raise `store.timeout`";
         if deadline <= round_trip {
             self.add_error("latency", message, fix);
         } else if Nanos(deadline.0 / 2) <= round_trip {

@@ -72,9 +72,9 @@ fn check_version(facts: &PostgresFacts) -> Option<Found> {
 fn check_time(facts: &PostgresFacts, deadline: Nanos) -> Option<Found> {
     let time = facts.transaction_time.filter(|time| Nanos(deadline.0 / 2) <= *time)?;
     let micros = time.0 / Nanos::MICRO.0;
-    let message = format!("a transaction takes {micros} µs, and `store.deadline` is {deadline}");
+    let message = format!("a transaction takes {micros} µs, and `store.timeout` is {deadline}");
     let severity = if deadline <= time { DoctorSeverity::Error } else { DoctorSeverity::Warning };
-    let help = "raise `store.deadline`, or set `store.postgres.durability: unlogged` and migrate";
+    let help = "raise `store.timeout`, or set `store.postgres.durability: unlogged` and migrate";
     Some((severity, "latency", message, help))
 }
 

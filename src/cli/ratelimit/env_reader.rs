@@ -165,6 +165,14 @@ impl<'e> EnvReader<'e> {
         self.put(variable, setting, format!("{}ns", self.nanos(variable)));
     }
 
+    /// As [`Self::put_nanos`]; zero means never.
+    pub(super) fn put_age(&mut self, variable: &'static str, setting: &'static str) {
+        match self.nanos(variable) {
+            0 => self.put(variable, setting, "never".to_owned()),
+            _ => self.put_nanos(variable, setting),
+        }
+    }
+
     pub(super) fn put_port(&mut self, variable: &'static str, setting: &'static str) {
         match u16::try_from(self.int(variable)) {
             Ok(port) => self.put(variable, setting, port.to_string()),

@@ -26,7 +26,8 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
     }
     let headers = if reader.flag("LIMIT_RESPONSE_HEADERS_ENABLED") { "compat" } else { "none" };
     reader.put("LIMIT_RESPONSE_HEADERS_ENABLED", "answers.headers", headers.to_owned());
-    reader.put("RESPONSE_DYNAMIC_METADATA", "answers.denied_by", "none".to_owned());
+    // envoyproxy/ratelimit always has this behavior, without a variable.
+    reader.put("GRPC_PORT", "limits.overrides", "replace".to_owned());
     let jitter = reader.int("EXPIRATION_JITTER_MAX_SECONDS").max(0);
     reader.put("EXPIRATION_JITTER_MAX_SECONDS", "compat.store.expiry_jitter", format!("{jitter}s"));
     read_cache_size(reader);
@@ -34,11 +35,11 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
 }
 
 fn read_cache_size(reader: &mut EnvReader<'_>) {
-    let bytes = match reader.int("LOCAL_CACHE_SIZE_IN_BYTES") {
-        0 => 0,
-        bytes => bytes.max(MIN_CACHE_BYTES),
+    let size = match reader.int("LOCAL_CACHE_SIZE_IN_BYTES") {
+        0 => "none".to_owned(),
+        bytes => bytes.max(MIN_CACHE_BYTES).to_string(),
     };
-    reader.put("LOCAL_CACHE_SIZE_IN_BYTES", "compat.store.deny_cache", bytes.to_string());
+    reader.put("LOCAL_CACHE_SIZE_IN_BYTES", "compat.store.deny_cache", size);
 }
 
 /// Clamps `NEAR_LIMIT_RATIO` to 0..=1. envoyproxy/ratelimit computes meaningless counts outside.
@@ -49,5 +50,5 @@ fn read_near_limit_ratio(reader: &mut EnvReader<'_>) {
         let line = format!("must be from 0 to 1; using {ratio}");
         reader.add_note("NEAR_LIMIT_RATIO", &line);
     }
-    reader.put("NEAR_LIMIT_RATIO", "telemetry.metrics.near_limit_ratio", ratio.to_string());
+    reader.put("NEAR_LIMIT_RATIO", "telemetry.near_limit", ratio.to_string());
 }

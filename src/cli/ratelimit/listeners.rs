@@ -21,11 +21,11 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
     reader.put_port("GRPC_PORT", "listen.grpc_port");
     reader.put_port("DEBUG_PORT", "listen.admin_port");
     reader.put_text("GRPC_UDS", "listen.grpc_socket");
-    reader.put_nanos("GRPC_MAX_CONNECTION_AGE", "listen.max_connection_age");
+    reader.put_age("GRPC_MAX_CONNECTION_AGE", "listen.max_connection_age");
     if reader.nanos("GRPC_MAX_CONNECTION_AGE") != 0
         || reader.is_setting_overridden("listen.max_connection_age")
     {
-        reader.put_nanos("GRPC_MAX_CONNECTION_AGE_GRACE", "compat.listen.max_connection_age_grace");
+        reader.put_age("GRPC_MAX_CONNECTION_AGE_GRACE", "compat.listen.max_connection_age_grace");
     }
     // envoyproxy/ratelimit always has this behavior, without a variable.
     reader.put("DEBUG_PORT", "compat.listen.debug_pages", "true".to_owned());

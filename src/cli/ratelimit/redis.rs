@@ -91,7 +91,7 @@ fn read_timeout(reader: &mut EnvReader<'_>) {
         }
         nanos => nanos,
     };
-    reader.put(variable, "store.deadline", format!("{nanos}ns"));
+    reader.put(variable, "store.timeout", format!("{nanos}ns"));
     let second_timeout = reader.nanos("REDIS_PERSECOND_TIMEOUT");
     if reader.is_set("REDIS_PERSECOND_TIMEOUT") && second_timeout != nanos {
         let line = "no effect: REDIS_TIMEOUT is the timeout of both stores";

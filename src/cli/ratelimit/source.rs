@@ -49,7 +49,7 @@ fn read_dot_files(reader: &mut EnvReader<'_>) {
 fn read_files(reader: &mut EnvReader<'_>) {
     reader.note_unused(&XDS_VARIABLES, FILE_TYPE_REASON);
     // envoyproxy/ratelimit starts without limits if the first files are invalid.
-    reader.put("CONFIG_TYPE", "limits.start_without", "true".to_owned());
+    reader.put("CONFIG_TYPE", "limits.required_at_start", "false".to_owned());
     read_dot_files(reader);
     let root = PathBuf::from(reader.text("RUNTIME_ROOT"));
     let tree = join_below(&root, reader.text("RUNTIME_SUBDIRECTORY"));
@@ -108,7 +108,12 @@ fn join_below(root: &Path, part: &str) -> PathBuf {
 }
 
 fn read_xds(reader: &mut EnvReader<'_>) {
-    reader.put_flag("FORCE_START_WITHOUT_INITIAL_CONFIG", "limits.start_without");
+    let is_required = !reader.flag("FORCE_START_WITHOUT_INITIAL_CONFIG");
+    reader.put(
+        "FORCE_START_WITHOUT_INITIAL_CONFIG",
+        "limits.required_at_start",
+        is_required.to_string(),
+    );
     let url = reader.text("CONFIG_GRPC_XDS_SERVER_URL");
     // Removes gRPC's resolver scheme, because Sluicegate resolves the host name itself.
     let server = url.trim_start_matches("dns:///").trim_start_matches("passthrough:///").to_owned();
@@ -129,13 +134,12 @@ fn read_xds(reader: &mut EnvReader<'_>) {
     reader.put_nanos("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "compat.xds.backoff_min");
     reader.put_nanos("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "compat.xds.backoff_max");
     reader.put_flag("XDS_CLIENT_BACKOFF_JITTER", "compat.xds.backoff_jitter");
-    let max_message_bytes =
-        u32::try_from(reader.int("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES")).unwrap_or(0);
-    reader.put(
-        "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
-        "compat.xds.max_message",
-        max_message_bytes.to_string(),
-    );
+    let max_message_bytes = u32::try_from(reader.int("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES"));
+    let max_message = match max_message_bytes {
+        Ok(0) | Err(_) => "auto".to_owned(),
+        Ok(bytes) => bytes.to_string(),
+    };
+    reader.put("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "compat.xds.max_message", max_message);
     read_xds_tls(reader);
 }
 

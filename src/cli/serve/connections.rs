@@ -2,9 +2,12 @@
 //! the store's availability.
 
 use std::hash::BuildHasher as _;
+use std::io::IsTerminal as _;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::cli::token_file;
 use crate::config::settings::Settings;
 use crate::edge::grpc;
 use crate::edge::grpc::tls::{self, ServerTls};
@@ -18,18 +21,41 @@ use crate::kernel::units::Nanos;
 /// # Errors
 /// The problem with the directory or a file in it.
 pub(super) fn admin_access(settings: &Settings) -> Result<AdminAccess, String> {
-    let listen = &settings.listen;
+    let admin = &settings.admin;
+    let file = admin.token_file.as_deref().filter(|_| admin.token.is_none());
+    let (from_file, has_new_token) = file.map(token_file::read_or_create).transpose()?.unzip();
     let access = AdminAccess {
-        token: listen.admin_token.clone(),
+        token: admin.token.clone().or(from_file),
+        has_new_token: has_new_token == Some(true),
         directory: None,
-        trusted_header: Some(listen.admin_trusted_header.clone()),
+        trusted_header: Some(admin.trusted_header.clone()),
         debug_pages: settings.compat.listen.debug_pages,
         wrong_tokens: Arc::default(),
     };
-    match &listen.admin_tokens {
+    match &admin.token_dir {
         Some(directory) => access.with_directory(directory),
         None => Ok(access),
     }
+}
+
+/// Returns a line with the address of the console, for operators. A person who starts the process
+/// gets a link that signs in; the log of a service gets it only for a token that is new.
+pub(super) fn console_line(
+    settings: &Settings,
+    access: &AdminAccess,
+    address: Option<SocketAddr>,
+) -> Option<String> {
+    let (path, token) = settings.admin.token_file.as_ref().zip(access.token.as_ref())?;
+    let address = address?;
+    let is_local = address.ip().is_unspecified() || address.ip().is_loopback();
+    let local = format!("localhost:{}", address.port());
+    let host = if is_local { local } else { address.to_string() };
+    let console = format!("http://{host}/console");
+    Some(if access.has_new_token || std::io::stdout().is_terminal() {
+        format!("console: {console}#token={}", token.reveal())
+    } else {
+        format!("console: {console}, with the token in {}", path.display())
+    })
 }
 
 /// Loads the certificates of the gRPC port. Returns `None` if TLS is off.
@@ -53,9 +79,9 @@ pub(super) fn load_tls(settings: &Settings) -> Result<Option<Arc<ServerTls>>, St
 /// Returns the maximum age of a gRPC connection, varied by up to 10 % in each process, so that
 /// clients do not reconnect to all replicas at once.
 pub(super) fn connection_age(settings: &Settings) -> Option<grpc::ConnectionAge> {
-    let max_age = Some(settings.listen.max_connection_age.0).filter(|most| *most != 0)?;
+    let Nanos(max_age) = settings.listen.max_connection_age.get()?;
     let jitter = std::hash::RandomState::new().hash_one(2_u8) % (max_age / 5 + 1);
-    let grace = Some(settings.compat.listen.max_connection_age_grace).filter(|grace| grace.0 != 0);
+    let grace = settings.compat.listen.max_connection_age_grace.get();
     let varied_max_age = Nanos(max_age - max_age / 10 + jitter).into();
     Some(grpc::ConnectionAge { max_age: varied_max_age, grace: grace.map(Duration::from) })
 }
@@ -70,8 +96,8 @@ const MAX_DEFAULT_CONNECTIONS: u64 = 65_536;
 /// the limit on open files is too low for the setting.
 pub(super) fn max_connections(settings: &Settings) -> usize {
     let fitting = raise_open_file_limit().map_or(u64::MAX, connections_within);
-    let configured = settings.listen.max_connections;
-    if fitting < configured {
+    let configured = settings.listen.max_connections.get();
+    if let Some(configured) = configured.filter(|configured| fitting < *configured) {
         tracing::warn!(
             max_connections = configured,
             fitting,
@@ -81,7 +107,7 @@ pub(super) fn max_connections(settings: &Settings) -> usize {
         );
     }
     let default = fitting.min(MAX_DEFAULT_CONNECTIONS);
-    usize::try_from(if configured == 0 { default } else { configured }).unwrap_or(usize::MAX)
+    usize::try_from(configured.unwrap_or(default)).unwrap_or(usize::MAX)
 }
 
 /// Returns the number of connections that `open_files` allow on the gRPC port, and as many on the

@@ -42,7 +42,7 @@ pub(super) fn open(settings: &Settings) -> Result<(LocalCounters, Option<FileWri
         FileSync::Always => SyncMode::Always,
         FileSync::Every(interval) => SyncMode::Every(interval.into()),
     };
-    let deadline = Duration::from(settings.store.deadline);
+    let deadline = Duration::from(settings.store.call_timeout());
     let directory = directory.clone();
     let options = FileStoreOptions { directory, sync, deadline, max_keys, when_full, secret };
     let wall = Clock::system().wall();

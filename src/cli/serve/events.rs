@@ -36,9 +36,9 @@ pub(super) fn with_events(
     let member = engine.membership().map(Membership::replica_name).map(str::to_owned);
     let options = EventOptions {
         queue: Arc::clone(&queue),
-        kinds: settings.events.on,
-        near_limit: settings.events.near_limit,
-        descriptor_values: settings.telemetry.log.descriptor_values,
+        kinds: settings.events.kinds,
+        near_limit: settings.telemetry.near_limit,
+        descriptor_values: settings.telemetry.descriptor_values,
         shadow_mode: settings.answers.shadow_mode,
         replica: member.unwrap_or_else(|| replica_name(settings)),
     };

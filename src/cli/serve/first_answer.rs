@@ -26,23 +26,24 @@ pub(super) async fn wait_for_first_answer(
     signals: &mut ShutdownSignals,
 ) -> bool {
     let StartupListeners::HttpOnly(http) = bound else { return true };
-    if !waits_for_answer(settings) {
+    let start_timeout = settings.store.start_timeout.get();
+    let Some(start_timeout) = start_timeout.filter(|_| waits_for_answer(settings)) else {
         return true;
-    }
+    };
     let answered = async {
         while engine.store_failure().is_some() {
             tokio::time::sleep(ANSWER_POLL_INTERVAL).await;
         }
     };
-    let timeout = Duration::from(settings.store.start_timeout);
+    let timeout = Duration::from(start_timeout);
     tokio::select! {
         never = startup_probes::answer_probes(http.as_ref(), Readiness::StoreUnavailable) => match never {},
         _ = signals.next() => false,
         answered = tokio::time::timeout(timeout, answered) => {
             if answered.is_err() {
                 tracing::warn!(
-                    "the store did not answer within store.start_timeout ({}); serving with \
-                     on_store_failure until it answers", settings.store.start_timeout
+                    "the store did not answer within store.start_timeout ({start_timeout}); serving with \
+                     on_store_failure until it answers"
                 );
             }
             true

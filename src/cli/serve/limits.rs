@@ -92,7 +92,12 @@ fn xds_options(settings: &Settings, server: &HostPort) -> xds::XdsOptions {
         node_id: settings.limits.xds.node_id.clone(),
         node_metadata: settings.compat.xds.node_metadata.0.clone(),
         headers: settings.compat.xds.headers.0.clone(),
-        max_message_bytes: usize::try_from(settings.compat.xds.max_message).unwrap_or(usize::MAX),
+        max_message_bytes: settings
+            .compat
+            .xds
+            .max_message
+            .get()
+            .map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
         backoff: xds::BackoffBounds {
             min: settings.compat.xds.backoff_min.into(),
             max: settings.compat.xds.backoff_max.into(),
@@ -151,7 +156,7 @@ fn lease_findings(text: &TextFile, lines: &[(usize, &str)]) -> Diagnostics {
         let message = format!(
             "`{path}` has `mode: leased`, which `compat.store.key_format: compat` does not support"
         );
-        let help = "use `mode: strict` or `cached_deny`; another strategy, or `per`, can be leased";
+        let help = "use `mode: exact` or `cached_deny`; another strategy, or `per`, can be leased";
         findings.add_with_help(Code::Contradiction, source.line_span(*line), message, help);
     }
     findings.into_diagnostics(&source)

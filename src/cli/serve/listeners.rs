@@ -69,7 +69,7 @@ impl StartupListeners {
 
 /// Returns `true` if the ports open after the first limits from the xDS server.
 pub(super) fn waits_for_limits(settings: &Settings) -> bool {
-    settings.limits.xds.server.is_some() && !settings.limits.start_without
+    settings.limits.xds.server.is_some() && settings.limits.required_at_start
 }
 
 /// The requested receive buffer for syslog datagrams, in bytes. The kernel limits it to

@@ -29,9 +29,9 @@ pub(super) fn check_settings(settings: &Settings) -> Result<(), String> {
     if !waits_for_store {
         return Ok(());
     }
-    if settings.store.deadline < Nanos::MILLI {
-        let got = settings.store.deadline;
-        return Err(format!("`store.deadline` {got} is too short for a reply; set at least 1ms"));
+    if settings.store.call_timeout() < Nanos::MILLI {
+        let got = settings.store.call_timeout();
+        return Err(format!("`store.timeout` {got} is too short for a reply; set at least 1ms"));
     }
     let (heartbeat, share_lifetime) = (settings.fleet.heartbeat, settings.fleet.share_expiry);
     if heartbeat < MIN_HEARTBEAT || share_lifetime.0 < heartbeat.0.saturating_mul(3) {
@@ -45,7 +45,7 @@ pub(super) fn check_settings(settings: &Settings) -> Result<(), String> {
 
 /// Returns `true` if the ports open after the first answer of a shared store.
 pub(super) fn waits_for_answer(settings: &Settings) -> bool {
-    settings.store.url.is_shared() && settings.store.start_timeout != Nanos(0)
+    settings.store.url.is_shared() && settings.store.start_timeout.get().is_some()
 }
 
 /// The shortest heartbeat interval. With a shorter one, store calls that time out could fill all
@@ -88,7 +88,7 @@ pub(super) fn create_engine(
         heartbeat: settings.fleet.heartbeat,
         share_duration: settings.fleet.share_expiry,
     };
-    let call_timeout = Duration::from(settings.store.deadline);
+    let call_timeout = Duration::from(settings.store.call_timeout());
     let fleet = FleetReporter::new(membership.clone(), clock.now(), pace, call_timeout);
     let local = LocalFallback::new(memory, membership);
     let engine = Engine::new(clock, store, policy).with_local_fallback(local);
@@ -138,7 +138,12 @@ fn compat_options(settings: &Settings) -> reference::CompatOptions {
     reference::CompatOptions {
         prefix: settings.compat.store.key_prefix.as_str().to_owned(),
         jitter_secs: u32::try_from(jitter).unwrap_or(u32::MAX),
-        deny_cache_bytes: usize::try_from(settings.compat.store.deny_cache).unwrap_or(usize::MAX),
+        deny_cache_bytes: settings
+            .compat
+            .store
+            .deny_cache
+            .get()
+            .map_or(0, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
         stop_when_over: settings.compat.store.stop_when_over,
         quota_for_all: settings.compat.limits.quota_mode,
         keys_have_several_limits: settings.limits.overrides == Overrides::Lower,
@@ -199,7 +204,7 @@ fn redis_options(settings: &Settings, url: &RedisUrl) -> redis::RedisOptions {
         database: url.database,
         tls: url.tls.then(|| redis_tls(settings)),
         key_prefix: settings.store.key_prefix.clone(),
-        call_timeout: settings.store.deadline.into(),
+        call_timeout: settings.store.call_timeout().into(),
         jitter_seed: random_u64(),
         ..redis::RedisOptions::new(redis_topology(settings, &url.endpoint))
     }
@@ -263,7 +268,7 @@ fn postgres_options(settings: &Settings, url: &PostgresUrl) -> PostgresOptions {
         password: redis_password(None, settings.store.password_file.as_deref()),
         tls: url.tls.then(|| redis_tls(settings)),
         key_prefix: settings.store.key_prefix.clone(),
-        call_timeout: settings.store.deadline.into(),
+        call_timeout: settings.store.call_timeout().into(),
         connections: usize::try_from(settings.store.postgres.connections.get().get())
             .unwrap_or(usize::MAX),
         prepare: settings.store.postgres.prepare,

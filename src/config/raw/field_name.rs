@@ -53,7 +53,6 @@ crate::kernel::named_enum! {
         Smoothing = "smoothing",
         ProbeInterval = "probe_interval",
         ProbeDepth = "probe_depth",
-        Fleet = "fleet",
         Aggregate = "aggregate",
         Queue = "queue",
         Size = "size",

@@ -6,7 +6,7 @@
 use super::field_name::FieldName;
 use super::typed::{Block, FieldMap, FieldTarget, ListItem};
 use super::{
-    Adaptive, Calendar, Concurrency, Defaults, Descriptor, File, Fleet, Queue, RateLimit, Reject,
+    Adaptive, Calendar, Concurrency, Defaults, Descriptor, File, Queue, RateLimit, Reject,
 };
 use crate::config::diagnostic::{Span, Spanned};
 
@@ -85,7 +85,6 @@ fields! {
     Concurrency (span, is_incomplete) {
         Limit => limit,
         Adaptive => adaptive,
-        Fleet => fleet,
         Mode => mode,
         OnStoreFailure => on_store_failure,
         Queue => queue,
@@ -105,9 +104,9 @@ fields! {
         Window => window,
         Smoothing => smoothing,
         ProbeInterval => probe_interval,
-        ProbeDepth => probe_depth
+        ProbeDepth => probe_depth,
+        Aggregate => aggregate
     }
-    Fleet (span) { Aggregate => aggregate }
     Queue (span, is_incomplete) { Size => size, Timeout => timeout }
     Reject (span) { Status => status, RetryAfter => retry_after, Body => body }
 }
@@ -116,7 +115,6 @@ impl Block for Defaults {}
 impl Block for Calendar {}
 impl Block for Concurrency {}
 impl Block for Adaptive {}
-impl Block for Fleet {}
 impl Block for Queue {}
 impl Block for Reject {}
 impl Block for RateLimit {

@@ -9,7 +9,7 @@
 use super::field_name::FieldName;
 use super::typed::ListItem as _;
 use super::{
-    Adaptive, Calendar, Concurrency, Defaults, Descriptor, File, Fleet, Queue, RateLimit, Reject,
+    Adaptive, Calendar, Concurrency, Defaults, Descriptor, File, Queue, RateLimit, Reject,
 };
 use crate::config::diagnostic::Spanned;
 
@@ -26,7 +26,6 @@ pub(super) enum LimitsBlock {
     Calendar,
     Concurrency,
     Adaptive,
-    Fleet,
     Queue,
     Reject,
     /// Any block under a key that has no effect there.
@@ -34,7 +33,7 @@ pub(super) enum LimitsBlock {
 }
 
 impl LimitsBlock {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 10] = [
         Self::File,
         Self::Defaults,
         Self::Descriptor,
@@ -43,7 +42,6 @@ impl LimitsBlock {
         Self::Calendar,
         Self::Concurrency,
         Self::Adaptive,
-        Self::Fleet,
         Self::Queue,
         Self::Reject,
     ];
@@ -58,7 +56,6 @@ impl LimitsBlock {
             Self::Calendar => "`calendar`",
             Self::Concurrency => "`concurrency`",
             Self::Adaptive => "`adaptive`",
-            Self::Fleet => "`fleet`",
             Self::Queue => "`queue`",
             Self::Reject => "`reject`",
             Self::WithoutEffect => "an ignored block",
@@ -75,7 +72,6 @@ impl LimitsBlock {
             Self::Calendar => Calendar::FIELD_NAMES,
             Self::Concurrency => Concurrency::FIELD_NAMES,
             Self::Adaptive => Adaptive::FIELD_NAMES,
-            Self::Fleet => Fleet::FIELD_NAMES,
             Self::Queue => Queue::FIELD_NAMES,
             Self::Reject => Reject::FIELD_NAMES,
             Self::WithoutEffect => &[],
@@ -96,7 +92,6 @@ impl LimitsBlock {
             FieldName::Calendar => Self::Calendar,
             FieldName::Concurrency => Self::Concurrency,
             FieldName::Adaptive => Self::Adaptive,
-            FieldName::Fleet => Self::Fleet,
             FieldName::Queue => Self::Queue,
             FieldName::Reject => Self::Reject,
             _ => Self::WithoutEffect,

@@ -1,4 +1,4 @@
-//! Validates the blocks `adaptive` and `fleet` of a concurrency limit.
+//! Validates the block `adaptive` of a concurrency limit.
 //!
 //! | field | range | algorithms |
 //! |---|---|---|
@@ -168,18 +168,13 @@ impl ConcurrencyReader<'_, '_, '_> {
         Err(InvalidSetting)
     }
 
-    /// Returns the rule that combines the replicas' votes. Without an adaptive limit, or with
-    /// `mode: local`, there are no votes, so the field is an error.
+    /// Returns the rule that combines the replicas' votes. With `mode: local`, there are no votes, so
+    /// the field is an error.
     pub(super) fn aggregate(&mut self, mode: Option<ConcurrencyMode>) -> Option<VoteAggregate> {
-        let word = self.raw.fleet.as_ref().and_then(|fleet| fleet.aggregate.as_ref());
+        let word = self.raw.adaptive.as_ref().and_then(|adaptive| adaptive.aggregate.as_ref());
         let Some(word) = word else { return Some(VoteAggregate::default()) };
-        let obstacle = match mode {
-            _ if self.raw.adaptive.is_none() => Some("without `adaptive`"),
-            Some(ConcurrencyMode::Local) => Some("with `mode: local`"),
-            _ => None,
-        };
-        if let Some(obstacle) = obstacle {
-            let message = format!("`aggregate` has no effect {obstacle}");
+        if mode == Some(ConcurrencyMode::Local) {
+            let message = "`aggregate` has no effect with `mode: local`".to_owned();
             let fix = "remove it: replicas vote on an adaptive limit in `mode: shared` only";
             self.error(Code::Contradiction, word.span, message, fix);
         }

@@ -57,13 +57,13 @@ pub(crate) const ON_EXCESS: &Keywords<ExcessKeyword> =
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ModeKeyword {
     #[default]
-    Strict,
+    Exact,
     CachedDeny,
     Leased,
 }
 
 pub(crate) const MODES: &Keywords<ModeKeyword> = &[
-    ("strict", ModeKeyword::Strict),
+    ("exact", ModeKeyword::Exact),
     ("cached_deny", ModeKeyword::CachedDeny),
     ("leased", ModeKeyword::Leased),
 ];

@@ -116,12 +116,12 @@ pub(super) fn error_message_and_fix(
         OvershootError::NoWindows => (
             Code::Contradiction,
             format!("`max_overshoot: 0` cannot be combined with `strategy: {strategy}`"),
-            "use at least 1, or `strategy: fixed_window`, or `mode: strict`".to_owned(),
+            "use at least 1, or `strategy: fixed_window`, or `mode: exact`".to_owned(),
         ),
         OvershootError::BelowOneHit => (
             Code::OutOfRange,
             format!("this percentage of {requests} hits is less than one hit"),
-            "use a larger percentage, or `mode: strict`".to_owned(),
+            "use a larger percentage, or `mode: exact`".to_owned(),
         ),
         OvershootError::AboveLimit => (
             Code::OutOfRange,
@@ -132,7 +132,7 @@ pub(super) fn error_message_and_fix(
 }
 
 /// Returns the mode for a keyword. `leased` needs an `overshoot`; without one, the mode is
-/// `strict`.
+/// `exact`.
 pub(super) fn resolve_mode(
     word: ModeKeyword,
     overshoot: Option<Overshoot>,
@@ -146,7 +146,7 @@ pub(super) fn resolve_mode(
             LimitMode::Leased(LeaseTerms { overshoot, duration: lease_duration, sizing: size })
         }
         (ModeKeyword::CachedDeny, _) => LimitMode::CachedDeny,
-        (ModeKeyword::Strict | ModeKeyword::Leased, _) => LimitMode::Strict,
+        (ModeKeyword::Exact | ModeKeyword::Leased, _) => LimitMode::Strict,
     }
 }
 

@@ -157,7 +157,7 @@ impl RateLimitReader<'_, '_, '_> {
             (Some(ExcessKeyword::Charge), _) if counting.mode? == ModeKeyword::Leased => {
                 let span = word.or(raw.mode.as_ref()).map_or(raw.span, |word| word.span);
                 let message = "`on_excess: charge` cannot be combined with `mode: leased`";
-                let fix = "use `mode: strict` or `mode: cached_deny`, or remove `on_excess`";
+                let fix = "use `mode: exact` or `mode: cached_deny`, or remove `on_excess`";
                 self.error(Code::Contradiction, span, message.to_owned(), fix);
                 Err(InvalidSetting)
             }

@@ -109,27 +109,16 @@ choice! {
     }
 }
 choice! {
-    /// The form of descriptor values in log lines and on the admin page `/recent`.
+    /// The form of descriptor values in log lines, in events and on admin pages.
     #[derive(Default)]
     DescriptorValues {
         /// The first 64 bytes.
         #[default]
         Shown = "shown",
-        /// A `*` instead of each value.
-        Redacted = "redacted",
-    }
-}
-choice! {
-    /// The form of descriptor values in the lists of top keys.
-    #[derive(Default)]
-    TopKeyValues {
-        /// The values.
-        #[default]
-        Clear = "clear",
         /// A hash of each value. The hash has no secret, so guesses of a value can be tested.
         Hashed = "hashed",
-        /// Top keys are not counted.
-        Off = "off",
+        /// A `*` instead of each value. Top keys are not counted.
+        Hidden = "hidden",
     }
 }
 choice! {

@@ -101,26 +101,24 @@ pub(super) fn conflict(
 
 fn check_admin_access(settings: &Settings) -> Option<SettingConflict> {
     let host = settings.listen.admin_host;
-    let is_protected = host.is_loopback()
-        || settings.listen.admin_token.is_some()
-        || settings.listen.admin_tokens.is_some()
-        || settings.compat.listen.debug_pages;
+    let is_protected =
+        host.is_loopback() || settings.admin.has_token() || settings.compat.listen.debug_pages;
     let message = || {
         format!(
             "`listen.admin_host` {host} lets other machines read the limits, and \
-             `listen.admin_token` is not set"
+             no admin token is set"
         )
     };
-    let help = "set listen.admin_token, or listen on 127.0.0.1";
+    let help = "set admin.token_file, or listen on 127.0.0.1";
     (!is_protected).then(|| conflict("listen.admin_host", message(), help))
 }
 
 fn check_admin_token(settings: &Settings) -> Option<SettingConflict> {
-    let is_short = settings.listen.admin_token.as_ref().is_some_and(SecretText::is_short);
+    let is_short = settings.admin.token.as_ref().is_some_and(SecretText::is_short);
     let shortest = SecretText::SHORTEST;
-    let message = || format!("`listen.admin_token` is shorter than {shortest} characters");
+    let message = || format!("`admin.token` is shorter than {shortest} characters");
     let help = "create a token of 32 characters: `openssl rand -hex 16`";
-    is_short.then(|| conflict("listen.admin_token", message(), help))
+    is_short.then(|| conflict("admin.token", message(), help))
 }
 
 fn check_message_size(settings: &Settings) -> Option<SettingConflict> {

@@ -138,8 +138,6 @@ pub struct Percentage(u32);
 impl Percentage {
     /// 1 %.
     pub const ONE: Self = Self(10_000);
-    /// 80 %.
-    pub const EIGHTY: Self = Self(800_000);
 
     /// Returns the percentage of a text such as `80%` or `0.5%`; `None` if it is not above 0 % and
     /// at most 100 %.
@@ -155,6 +153,12 @@ impl Percentage {
         let decimals: u32 = format!("{decimals:0<4}").parse().ok()?;
         let millionths = whole.parse::<u32>().ok()?.checked_mul(10_000)?.checked_add(decimals)?;
         (1..=1_000_000).contains(&millionths).then_some(Self(millionths))
+    }
+
+    /// Returns the percentage as a fraction: 80 % is the nearest number to 0.8.
+    #[expect(clippy::cast_possible_truncation, reason = "rounds to the nearest number")]
+    pub(super) fn fraction(self) -> f32 {
+        (f64::from(self.0) / 1_000_000.0) as f32
     }
 
     /// Returns the percentage in millionths, from 1 to 1,000,000: 80 % is 800,000.

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use super::block::{AnyValue, Block, SettingList, blocks};
 use super::{
-    AtLeastOne, CompatSettings, DeniedBy, DescriptorValues, EventKinds, EventUrl, FileSync,
-    HeaderName, HostName, HostPort, LogFormat, LogLevel, Networks, Overrides, Percentage,
-    PostgresDurability, ProxyAccess, ResponseHeaders, SecretText, StoreUrl, TopKeyValues,
+    Absent, AtLeastOne, Auto, CompatSettings, DeniedBy, DescriptorValues, EventKinds, EventUrl,
+    FileSync, HeaderName, HostName, HostPort, LogFormat, LogLevel, Networks, Never, Or, Overrides,
+    Percentage, PostgresDurability, ProxyAccess, ResponseHeaders, SecretText, StoreUrl,
     UnitFraction, WhenFull,
 };
 use crate::config::hooks::Hooks;
@@ -19,6 +19,8 @@ blocks! {
     Settings [
         /// Addresses and ports of this process, and access to them.
         listen: ListenSettings,
+        /// Tokens of the admin port.
+        admin: AdminSettings,
         /// Source of the limits, and their use.
         limits: LimitsSettings,
         /// Store of the counters.
@@ -77,21 +79,11 @@ blocks! {
         /// prints it.
         metrics_port: Option<u16> = Some(9090), "TCP port";
         /// IP address on which the admin port listens. Any address other than loopback needs
-        /// `admin_token` or `admin_tokens`.
+        /// a token (`admin`).
         admin_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
         /// Port for administration: the console at `/console`, and the JSON pages that `/` lists. 0
         /// chooses a free port and prints it.
         admin_port: u16 = 6070, "TCP port";
-        /// Token that callers of the admin port send as `Authorization: Bearer …`, with at least
-        /// 16 characters. Every local user can see a token in a flag.
-        admin_token: Option<SecretText> = None, "text";
-        /// Directory of further tokens of the admin port, one in each file, read again every
-        /// second. A token has at least 16 characters. File names are `view.NAME` or
-        /// `operate.NAME`: a change needs `operate`, and the audit log shows the name.
-        admin_tokens: Option<PathBuf> = None, "path";
-        /// Header in which a reverse proxy sends the operator's name for the audit log. It is
-        /// ignored without a valid token, so the proxy must also add a token.
-        admin_trusted_header: HeaderName = HeaderName::default(), "header name";
         /// UDP port that receives releases of permits from NGINX's `access_log` (syslog); empty
         /// for none. 0 chooses a free port and prints it.
         syslog_port: Option<u16> = None, "UDP port";
@@ -107,9 +99,9 @@ blocks! {
         /// or certificates in `fleet.peers`.
         peer_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
         /// Largest number of open connections on the gRPC port, and on the HTTP port. Further
-        /// connections get GOAWAY or status 503, except health probes over HTTP. 0: half of
+        /// connections get GOAWAY or status 503, except health probes over HTTP. `auto`: half of
         /// (`ulimit -n` minus 512), at most 65536.
-        max_connections: u64 = 0, "connections";
+        max_connections: Or<u64, Auto> = Or::WORD, "connections";
         /// Largest message of a check over gRPC, and largest body of `/json`, in bytes: from 65536
         /// to 4194304. Other gRPC methods have a maximum of 1048576, too.
         max_message: u32 = 1 << 20, "bytes";
@@ -117,8 +109,8 @@ blocks! {
         /// Further bodies above 1 KiB get `RESOURCE_EXHAUSTED` or status 429.
         max_body_memory: u32 = 64 << 20, "bytes";
         /// Age at which the server asks a gRPC client to close its connection (GOAWAY), plus or
-        /// minus 10 %. 0: never.
-        max_connection_age: Nanos = Nanos(0), "duration";
+        /// minus 10 %.
+        max_connection_age: Or<Nanos, Never> = Or::WORD, "duration";
         /// At shutdown: time between `NOT_SERVING` and GOAWAY, in which load balancers stop sending
         /// calls.
         drain_delay: Nanos = Nanos::from_secs(5), "duration";
@@ -139,6 +131,23 @@ blocks! {
         client_name: Option<HostName> = None, "name";
     }
 
+    /// Tokens of the admin port.
+    AdminSettings [] {
+        /// Token that callers of the admin port send as `Authorization: Bearer …`, with at least
+        /// 16 characters. Every local user can see a token in a flag.
+        token: Option<SecretText> = None, "text";
+        /// File with such a token, if `token` is not set. If the file does not exist, the start
+        /// writes a random token into it, readable only for its user.
+        token_file: Option<PathBuf> = None, "path";
+        /// Directory of further tokens, one in each file, read again every second. A token has at
+        /// least 16 characters. File names are `view.NAME` or `operate.NAME`: a change needs
+        /// `operate`, and the audit log shows the name.
+        token_dir: Option<PathBuf> = None, "path";
+        /// Header in which a reverse proxy sends the operator's name for the audit log. It is
+        /// ignored without a valid token, so the proxy must also add a token.
+        trusted_header: HeaderName = HeaderName::default(), "header name";
+    }
+
     /// Source of the limits, and their use.
     LimitsSettings [
         /// xDS server (Envoy's aggregated discovery service) from which limits are loaded, instead
@@ -151,14 +160,14 @@ blocks! {
         /// Merge limits files with the same domain. Otherwise, the second file of a domain is an
         /// error.
         merge_domains: bool = false, "switch";
-        /// Start even if the limits cannot be loaded. Until a later load succeeds, checks fail with
-        /// `no_config`.
-        start_without: bool = false, "switch";
+        /// Start only with valid limits. If `false`, the process starts without them, and checks
+        /// fail with `no_config` until a later load succeeds.
+        required_at_start: bool = true, "switch";
         /// Report the health `NOT_SERVING` until at least one domain is loaded.
         required_for_health: bool = false, "switch";
-        /// Effect of a limit that a request carries: it replaces the configured limit, is ignored,
-        /// or applies only if it is lower.
-        overrides: Overrides = Overrides::Replace, "word";
+        /// Effect of a limit that a request carries: it is ignored, applies only if it is lower, or
+        /// replaces the configured limit. With `replace`, whoever sends checks sets the limit.
+        overrides: Overrides = Overrides::Ignore, "word";
         /// Accept descriptors that refund hits (`is_negative_hits`). Otherwise, a check with such
         /// a descriptor is an error.
         refunds: bool = false, "switch";
@@ -196,11 +205,11 @@ blocks! {
         /// fleet shares.
         url: StoreUrl = StoreUrl::Memory, "place";
         /// Longest time that a check waits for the store. After it, `on_store_failure` of the
-        /// limit decides.
-        deadline: Nanos = Nanos(15 * Nanos::MILLI.0), "duration";
+        /// limit decides. `auto`: 15 ms for Redis, 50 ms for PostgreSQL and for a file.
+        timeout: Or<Nanos, Auto> = Or::WORD, "duration";
         /// Longest time that the start waits for the first answer of the store. After it, the
-        /// ports open, and `on_store_failure` of each limit decides. 0 does not wait.
-        start_timeout: Nanos = Nanos(2 * Nanos::SECOND.0), "duration";
+        /// ports open, and `on_store_failure` of each limit decides. `none` does not wait.
+        start_timeout: Or<Nanos, Absent> = Or::value(Nanos(2 * Nanos::SECOND.0)), "duration";
         /// File that contains the store's password, read again for each connection. The user name
         /// is in `url`.
         password_file: Option<PathBuf> = None, "path";
@@ -234,7 +243,7 @@ blocks! {
     /// File of the counters.
     FileStoreSettings [] {
         /// Interval in which changed counters are written to disk; after a crash, at most this much
-        /// is forgotten. `always`: before each answer, within `store.deadline`.
+        /// is forgotten. `always`: before each answer, within `store.timeout`.
         sync: FileSync = FileSync::Every(Nanos(10 * Nanos::MILLI.0)), "word";
     }
 
@@ -295,7 +304,7 @@ blocks! {
         metadata: bool = false, "switch";
         /// Place in which a denial names the path of its rule: in the response header
         /// `x-sluicegate-denied-by`, in the metadata (with `answers.metadata`), in both or in none.
-        denied_by: DeniedBy = DeniedBy::Metadata, "word";
+        denied_by: DeniedBy = DeniedBy::None, "word";
         /// Decide and report all checks, but never deny (shadow mode for all limits).
         shadow_mode: bool = false, "switch";
     }
@@ -309,9 +318,13 @@ blocks! {
         /// Metrics, on `listen.metrics_port`.
         metrics: MetricsSettings,
     ] {
-        /// Form of descriptor values in the lists of top keys (`/top`): `clear` values, or a hash
-        /// of each value. `off` counts no top keys.
-        keys: TopKeyValues = TopKeyValues::Clear, "word";
+        /// Form of descriptor values in log lines about checks, in events, and on admin pages such as
+        /// the list of top keys. `shown`: their first 64 bytes; `hashed`: a hash of each value;
+        /// `hidden`: `*` for each value, and top keys are not counted.
+        descriptor_values: DescriptorValues = DescriptorValues::Shown, "word";
+        /// Used part of a limit from which an allowed check counts as near the limit: in metrics,
+        /// and for the event `near_limit`.
+        near_limit: UnitFraction = UnitFraction::NEAR_LIMIT_DEFAULT, "part of the limit";
     }
 
     /// Log, on standard error.
@@ -321,9 +334,6 @@ blocks! {
         /// Format of log lines: text, JSON with Sluicegate's keys, or JSON with
         /// envoyproxy/ratelimit's keys.
         format: LogFormat = LogFormat::Text, "word";
-        /// Form of descriptor values in log lines about checks, in events and on admin pages: their
-        /// first 64 bytes, or `*`.
-        descriptor_values: DescriptorValues = DescriptorValues::Shown, "word";
         /// Libraries whose log lines are written at level `trace`, separated by commas: `h2,tower`.
         /// The lines of `fred` can contain the Redis password.
         libraries: String = String::new(), "names";
@@ -338,9 +348,6 @@ blocks! {
 
     /// Metrics.
     MetricsSettings [] {
-        /// Fraction of a limit. Metrics count an allowed check as near the limit if its counter
-        /// exceeds this fraction.
-        near_limit_ratio: UnitFraction = UnitFraction::NEAR_LIMIT_DEFAULT, "part of the limit";
         /// Largest number of rules with their own series in `sluicegate_rule_decisions_total`. All
         /// further rules share the series `other`.
         max_rules: u32 = 1_000, "rules";
@@ -351,9 +358,7 @@ blocks! {
         /// URL (`http` or `https`) to which events are posted as CloudEvents; empty for none.
         url: Option<EventUrl> = None, "URL";
         /// Kinds of events to send. In the environment variable, `:` separates them.
-        on: EventKinds = EventKinds::ALL, "kinds";
-        /// Used part of a limit from which allowed checks send `near_limit`.
-        near_limit: Percentage = Percentage::EIGHTY, "part of the limit";
+        kinds: EventKinds = EventKinds::ALL, "kinds";
         /// Attribute `source` of all events. Receivers compare `source` and `id`, so set it the
         /// same at all replicas.
         source: String = "sluicegate".to_owned(), "text";

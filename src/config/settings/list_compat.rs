@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use super::block::{AnyValue, Block, SettingList, blocks};
 use super::{
-    HeaderName, HostPort, KeyFormat, MetricNames, Mogrifiers, OnHangup, OtlpProtocol,
-    OutgoingHeaders, RatelimitKeyPrefix, RedisUrl, SecretText, StatsProtocol, StatsSink, TextPairs,
-    UnitFraction,
+    Absent, Auto, HeaderName, HostPort, KeyFormat, MetricNames, Mogrifiers, Never, OnHangup, Or,
+    OtlpProtocol, OutgoingHeaders, RatelimitKeyPrefix, RedisUrl, SecretText, StatsProtocol,
+    StatsSink, TextPairs, UnitFraction,
 };
 use crate::kernel::units::Nanos;
 
@@ -44,8 +44,8 @@ blocks! {
         /// Let other processes of the same user listen on the same ports (`SO_REUSEPORT`).
         reuse_port: bool = false, "switch";
         /// Time for calls to finish after the GOAWAY of `listen.max_connection_age`; then the
-        /// connection is closed. 0: no limit.
-        max_connection_age_grace: Nanos = Nanos(0), "duration";
+        /// connection is closed.
+        max_connection_age_grace: Or<Nanos, Never> = Or::WORD, "duration";
         /// Serve `/`, `/stats` and `/rlconfig` of the admin port without a token, as
         /// envoyproxy/ratelimit's debug port does. All other paths need the token.
         debug_pages: bool = false, "switch";
@@ -84,8 +84,8 @@ blocks! {
         /// Choose each wait before reconnecting at random, between `backoff_min` and the doubled
         /// wait.
         backoff_jitter: bool = true, "switch";
-        /// Largest message that is accepted from the xDS server, in bytes. 0 means 4 MiB.
-        max_message: u32 = 0, "bytes";
+        /// Largest message that is accepted from the xDS server, in bytes. `auto`: 4 MiB.
+        max_message: Or<u32, Auto> = Or::WORD, "bytes";
     }
 
     /// Redis and the counter keys of envoyproxy/ratelimit.
@@ -108,8 +108,8 @@ blocks! {
         /// at each hit.
         expiry_jitter: Nanos = Nanos::from_secs(300), "duration";
         /// With `key_format: compat`: memory for remembered denials, which need no Redis call until
-        /// their window ends. 0: no denial is remembered.
-        deny_cache: u64 = 0, "bytes";
+        /// their window ends. `none`: no denial is remembered.
+        deny_cache: Or<u64, Absent> = Or::WORD, "bytes";
         /// With `key_format: compat`: charge only the limits that deny, if a check is denied.
         stop_when_over: bool = false, "switch";
     }

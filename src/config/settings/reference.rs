@@ -14,7 +14,7 @@ environment variable. Flags take precedence over variables, and variables over t
 ```yaml
 # server.yaml
 store:
-  deadline: 20ms                   # --store-deadline 20ms   SLUICEGATE_STORE_DEADLINE=20ms
+  timeout: 20ms                    # --store-timeout 20ms   SLUICEGATE_STORE_TIMEOUT=20ms
 limits: {paths: [config/limits]}   # --limits-paths config/limits
 ```
 

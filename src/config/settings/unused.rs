@@ -6,7 +6,7 @@
 //!
 //! Not covered:
 //! - Settings that have their default value, which look as if they were not set.
-//! - `store.key_prefix`, `store.deadline`, `fleet.heartbeat` and `fleet.share_expiry` with the
+//! - `store.key_prefix`, `store.timeout`, `fleet.heartbeat` and `fleet.share_expiry` with the
 //!   stores `memory` and `file`.
 //! - Settings of metrics without a metrics port.
 //! - `listen.grpc_port` and `compat.listen.grpc_host` beside `listen.grpc_socket`.
@@ -17,7 +17,7 @@
 
 use super::conflicts::{RatelimitValueAction, SettingConflict, conflict, has_peers, redis_urls};
 use super::{
-    KeyFormat, LogLevel, MetricNames, RedisEndpoint, Settings, StatsSink, StoreUrl, table,
+    DeniedBy, KeyFormat, LogLevel, MetricNames, RedisEndpoint, Settings, StatsSink, StoreUrl, table,
 };
 
 /// Settings that have no effect under a condition.
@@ -143,7 +143,7 @@ const RULES: &[UnusedRule] = &[
     },
     UnusedRule {
         names: &["compat.listen.max_connection_age_grace"],
-        is_unused: |settings| settings.listen.max_connection_age.0 == 0,
+        is_unused: |settings| settings.listen.max_connection_age.get().is_none(),
         why: "connections have no maximum age",
         help: "set listen.max_connection_age, or remove this setting",
     },
@@ -198,16 +198,18 @@ const RULES: &[UnusedRule] = &[
         help: "set mirror.use_tls, or remove this setting",
     },
     UnusedRule {
+        names: &["answers.denied_by"],
+        is_unused: |settings| {
+            settings.answers.denied_by == DeniedBy::Metadata && !settings.answers.metadata
+        },
+        why: "`answers.metadata` is false",
+        help: "set answers.metadata, or write `answers.denied_by: header`",
+    },
+    UnusedRule {
         names: &["events"],
         is_unused: |settings| settings.events.url.is_none(),
         why: "`events.url` is not set",
         help: "set events.url, or remove this setting",
-    },
-    UnusedRule {
-        names: &["events.near_limit"],
-        is_unused: |settings| !settings.events.on.near_limit,
-        why: "`events.on` does not contain near_limit",
-        help: "add near_limit to events.on, or remove this setting",
     },
     UnusedRule {
         names: &["events.ca_file"],

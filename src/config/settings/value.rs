@@ -16,6 +16,7 @@ use std::str::FromStr;
 
 use serde_json::{Value as Json, json};
 
+use super::events::Percentage;
 use crate::kernel::units::Nanos;
 
 /// The number of texts of a setting's value.
@@ -269,21 +270,40 @@ impl UnitFraction {
     pub const fn get(self) -> f32 {
         self.0
     }
+
+    /// Returns the fraction in millionths, rounded: 0.8 is 800,000.
+    #[must_use]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "from 0 to 1,000,000"
+    )]
+    pub fn millionths(self) -> u32 {
+        (f64::from(self.0) * 1_000_000.0).round() as u32
+    }
 }
 
 impl Value for UnitFraction {
     const IS_SCALAR: bool = true;
     fn read(texts: &[&str]) -> Option<Self> {
-        parse_one(texts).and_then(Self::new)
+        match texts {
+            [text] if text.ends_with('%') => {
+                Percentage::new(text).and_then(|percentage| Self::new(percentage.fraction()))
+            }
+            _ => parse_one(texts).and_then(Self::new),
+        }
     }
     fn accepts() -> String {
-        "a number from 0 to 1".to_owned()
+        "a percentage such as 80%, or a number from 0 to 1".to_owned()
     }
     fn show(&self) -> String {
         self.0.to_string()
     }
     fn schema() -> Json {
-        json!({"type": "number", "minimum": 0, "maximum": 1})
+        json!({
+            "type": ["number", "string"],
+            "anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, Percentage::schema()]
+        })
     }
 }
 

@@ -122,10 +122,10 @@ impl AuditEntry {
     fn action_change(&self, age: Nanos) -> Option<ActionChange> {
         let left_ms = self.duration_ms.unwrap_or(0).saturating_sub(age.0 / Nanos::MILLI.0);
         let kind = self.kind.clone()?;
-        let target = if &*kind == super::ActionKind::ForceRule.as_str() {
-            self.limit.clone()?
-        } else {
-            self.descriptor.clone()?
+        let target = match super::ActionKind::parse(&kind)? {
+            super::ActionKind::AllowEverything => Box::default(),
+            super::ActionKind::ForceRule => self.limit.clone()?,
+            super::ActionKind::ForceKey | super::ActionKind::BoostKey => self.descriptor.clone()?,
         };
         Some(ActionChange {
             domain: self.domain.clone(),

@@ -44,6 +44,8 @@ const MAX_NUMBER: u64 = 1 << 53;
 /// The kind of an action. A target has at most one action of each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ActionKind {
+    /// Shadow mode of all limits. Its target has no name.
+    AllowEverything,
     /// A forced decision of a rule, which is named by its path.
     ForceRule,
     /// A forced decision of a key, which is named by its descriptor as text.
@@ -53,19 +55,32 @@ pub enum ActionKind {
 }
 
 impl ActionKind {
-    const ALL: [Self; 3] = [Self::ForceRule, Self::ForceKey, Self::BoostKey];
+    const ALL: [Self; 4] = [Self::AllowEverything, Self::ForceRule, Self::ForceKey, Self::BoostKey];
 
     /// Returns the name of the kind in messages.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
+            Self::AllowEverything => "allow_everything",
             Self::ForceRule => "force_rule",
             Self::ForceKey => "force_key",
             Self::BoostKey => "boost_key",
         }
     }
 
-    fn parse(text: &str) -> Option<Self> {
+    /// Returns the name of the part of the limits that an action of this kind changes.
+    #[must_use]
+    pub const fn scope(self) -> &'static str {
+        match self {
+            Self::AllowEverything => "everything",
+            Self::ForceRule => "rule",
+            Self::ForceKey | Self::BoostKey => "key",
+        }
+    }
+
+    /// Returns the kind with this name in messages.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.as_str() == text)
     }
 }
@@ -110,7 +125,7 @@ impl TargetChange {
 pub struct ActionChange {
     /// The domain of the rule or key.
     pub domain: Box<str>,
-    /// The kind: `force_rule`, `force_key` or `boost_key`.
+    /// The kind: `allow_everything`, `force_rule`, `force_key` or `boost_key`.
     pub kind: Box<str>,
     /// The path of the rule, or the descriptor as text.
     pub target: Box<str>,
@@ -244,7 +259,7 @@ impl ReplicatedActions {
 
     fn insert_bounded(&mut self, target: TargetKey, change: TargetChange) -> bool {
         let (mut max_changes, mut max_bytes) = (MAX_CHANGES, MAX_TEXT_BYTES);
-        if target.kind == ActionKind::ForceRule {
+        if matches!(target.kind, ActionKind::AllowEverything | ActionKind::ForceRule) {
             max_changes += RESERVED_CHANGES;
             max_bytes += RESERVED_BYTES;
         }
@@ -271,6 +286,7 @@ pub fn effect_text(effect: ActionEffect) -> String {
 fn parse_effect(kind: ActionKind, value: &str) -> Option<ActionEffect> {
     match (kind, value) {
         (ActionKind::BoostKey, size) => BoostSize::parse(size).map(ActionEffect::Boost),
+        (ActionKind::AllowEverything, "deny") => None,
         (_, "deny") => Some(ActionEffect::Force(Verdict::Deny)),
         (_, "allow") => Some(ActionEffect::Force(Verdict::Allow)),
         _ => None,

@@ -97,11 +97,15 @@ impl ActionState {
     }
 
     fn target(&self, request: &ActionRequest<'_>) -> Result<TargetKey, ActionError> {
+        if request.kind == ActionKind::AllowEverything {
+            let (domain, name) = (Box::default(), Box::default());
+            return Ok(TargetKey { domain, kind: request.kind, name });
+        }
         let (rule, key) = self.rule_and_key(request)?;
         let (domain, kind) = (request.domain.into(), request.kind);
         let name = match kind {
             ActionKind::ForceRule => (&*rule.path).into(),
-            ActionKind::ForceKey | ActionKind::BoostKey => key,
+            ActionKind::AllowEverything | ActionKind::ForceKey | ActionKind::BoostKey => key,
         };
         Ok(TargetKey { domain, kind, name })
     }
@@ -166,7 +170,7 @@ impl Engine {
         let author = ChangeAuthor { by, reason, replica: self.own_replica_name() };
         let number =
             state.replicated.record(target, effect, author, now).ok_or(ActionError::NoRoom)?;
-        state.publish(now, |config| self.activate_config(config));
+        self.actions.publish(state, now, |config| self.activate_config(config));
         self.actions.changed.notify_one();
         let entry = AuditEntry { number: Some(number), ..entry };
         self.send_action(&entry);
@@ -185,15 +189,18 @@ impl Engine {
             (_, Some(_)) => "force",
             (_, None) => "unforce",
         };
-        let (rule, key) = state.rule_and_key(request)?;
-        Ok(AuditEntry {
+        let entry = AuditEntry {
             kind: Some(request.kind.as_str().into()),
-            limit: Some((&*rule.path).into()),
             value: effect.map(|(effect, _)| effect_text(effect).into()),
             duration_ms: effect.map(|(_, duration)| duration.0 / Nanos::MILLI.0),
             ..self.audit_entry(action, request.domain, request.operator)
+        };
+        if request.kind == ActionKind::AllowEverything {
+            return Ok(entry);
         }
-        .with_descriptor(key.into()))
+        let (rule, key) = state.rule_and_key(request)?;
+        let limit = Some((&*rule.path).into());
+        Ok(AuditEntry { limit, ..entry }.with_descriptor(key.into()))
     }
 }
 

@@ -327,7 +327,7 @@ impl Engine {
             let Some(ceiling) = ceiling else { continue };
             let held = self.acquire_one(bucket, (current, ceiling), wait, keep).await?;
             collector.add_verdict(planned, held.is_some());
-            if !collector.add(held, self.is_shadow(ceiling)) {
+            if !collector.add(held, self.is_shadow_limit(ceiling)) {
                 return self.restart_or_reject(&limits, (current, ceiling), wait, bucket);
             }
         }
@@ -481,8 +481,8 @@ impl Engine {
     }
 
     /// Returns `true` if a rejection by this limit is only reported, not enforced.
-    fn is_shadow(&self, limit: &ConcurrencyLimit) -> bool {
-        limit.shadow || self.policy.is_shadow
+    fn is_shadow_limit(&self, limit: &ConcurrencyLimit) -> bool {
+        limit.shadow || self.is_shadow()
     }
 
     /// Acquires one permit. In shadow mode, the check neither queues nor waits for an unknown
@@ -495,7 +495,7 @@ impl Engine {
         wait: WaitDeadlines,
         keep: PermitLifetime,
     ) -> Result<Option<PermitGuard>, ConcurrencyRejection> {
-        let shadow = self.is_shadow(limit);
+        let shadow = self.is_shadow_limit(limit);
         let (shared, rules, strict_limit) =
             (self.shared_limit(limit), self.local_rules(limit), self.strict_limit(limit));
         let now = self.clock().steady();

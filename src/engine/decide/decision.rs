@@ -68,7 +68,7 @@ impl Engine {
             descriptor_decisions().map(|decision| (decision.enforcement.group, decision.verdict));
         let denied = combine(votes, quota_for_all) == Verdict::Deny;
         decision.binding = binding_index(descriptor_decisions(), quota_for_all);
-        decision.is_shadowed = self.policy.is_shadow && denied;
+        decision.is_shadowed = denied && self.is_shadow();
         if denied && !decision.is_shadowed {
             decision.verdict = Verdict::Deny;
             decision.denied_by = denying_rule(plan, &decision);

@@ -61,7 +61,7 @@ impl Engine {
         let limits = decision.all_limits().iter().map(|status| &status.decision);
         let waits = limits.map(|limit| (limit.enforcement.group, limit.time_until_allowed()));
         let waits = plan.fold_waits(waits.collect()).into_iter();
-        if combine(groups, quota_for_all) == Verdict::Deny && !self.policy.is_shadow {
+        if combine(groups, quota_for_all) == Verdict::Deny && !self.is_shadow() {
             decision.retry_after = combined_wait(waits, quota_for_all);
             decision.verdict = Verdict::Deny;
         }

@@ -15,9 +15,9 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use crate::config::settings::{DescriptorValues, EventKinds, Percentage};
+use crate::config::settings::{DescriptorValues, EventKinds, UnitFraction};
 use crate::engine::Engine;
-use crate::engine::actions::AuditEntry;
+use crate::engine::actions::{ActionKind, AuditEntry};
 use crate::engine::check_text::{short_entries, short_text};
 use crate::engine::concurrency::path::ConcurrencyRejection;
 use crate::kernel::decision::{Check, Descriptor};
@@ -38,7 +38,7 @@ pub struct EventOptions {
     /// The kinds of events that are sent.
     pub kinds: EventKinds,
     /// The part of a limit from which an allowed check sends an event.
-    pub near_limit: Percentage,
+    pub near_limit: UnitFraction,
     /// The form of descriptor values in events.
     pub descriptor_values: DescriptorValues,
     /// `true` if no limit is enforced (global shadow mode).
@@ -111,7 +111,8 @@ impl Engine {
         };
         let now = self.clock.now();
         let (limit, value) = (entry.limit.as_deref(), entry.value.as_deref());
-        let scope = if entry.kind.as_deref() == Some("force_rule") { "rule" } else { "key" };
+        let kind = entry.kind.as_deref().and_then(ActionKind::parse);
+        let scope = kind.map(ActionKind::scope);
         let texts = [limit, entry.descriptor.as_deref(), value].map(Option::unwrap_or_default);
         let key = [&[&*entry.domain], &texts[..]].concat().join("\0");
         let is_queued = events.offer_incident((event_type, key.as_bytes()), now, |data| {
@@ -119,7 +120,7 @@ impl Engine {
             let until = until.and_then(format_time);
             for (name, value) in [
                 ("domain", Some(&*entry.domain)),
-                ("scope", Some(scope)),
+                ("scope", scope),
                 ("value", value),
                 ("until", until.as_deref()),
                 ("by", Some(&*entry.by)),
@@ -156,7 +157,7 @@ impl EventOptions {
         EventContent { subject, data }
     }
 
-    /// Returns the entries of a descriptor, with values as `telemetry.log.descriptor_values`
+    /// Returns the entries of a descriptor, with values as `telemetry.descriptor_values`
     /// selects.
     fn descriptor_json(&self, descriptor: &Descriptor<'_>) -> Value {
         let entries = short_entries(&descriptor.entries, self.descriptor_values).into_iter();

@@ -52,7 +52,7 @@ impl Engine {
     ) -> Option<ProxyConcurrencyLimit> {
         let found = domain.tree.lookup_concurrency_limit(entries.iter().copied())?;
         let bucket = bucket_of(&domain.name, entries.iter().copied(), &found);
-        let shadow = found.limit.shadow || self.policy.is_shadow;
+        let shadow = found.limit.shadow || self.is_shadow();
         let limit = ConcurrencyLimit { shadow, ..found.limit.clone() };
         Some(ProxyConcurrencyLimit { limit, bucket: bucket.as_bytes().into() })
     }

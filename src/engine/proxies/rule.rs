@@ -119,8 +119,10 @@ impl Engine {
             return ProxyRule { is_for_any_values: true, ..unlimited };
         };
         let concurrency = self.proxy_concurrency_limit(domain, entries);
+        let shadow_end = self.shadow_end().filter(|end| *end != Nanos(u64::MAX));
         let Some((rule, counter)) = domain.tree.rule_and_key(entries.iter().copied()) else {
-            return ProxyRule { concurrency, ..unmatched_rule(domain, entries, limits) };
+            let valid_for = shadow_end.map(|at| at.since(now));
+            return ProxyRule { concurrency, valid_for, ..unmatched_rule(domain, entries, limits) };
         };
         let check = one_descriptor(&domain.name, entries, Hits(0));
         let mut plan = CheckPlan::default();
@@ -133,10 +135,14 @@ impl Engine {
         ProxyRule {
             handling,
             limits,
-            valid_for: next_change(rule, &counter, &plan, now).map(|at| at.since(now)),
+            valid_for: next_change(rule, &counter, &plan, now)
+                .into_iter()
+                .chain(shadow_end)
+                .min()
+                .map(|at| at.since(now)),
             is_for_any_values: false,
             path: Some(Arc::clone(&rule.path)),
-            is_shadow: rule.shadow || self.policy.is_shadow,
+            is_shadow: rule.shadow || self.is_shadow(),
             leased: if is_leased { leased_limits(&plan) } else { Vec::new() },
             counter,
             concurrency,

@@ -68,7 +68,7 @@ impl Engine {
             ProxyDecisionKind::FallbackAllow => (Verdict::Allow, Reason::StoreDownAllowed),
             ProxyDecisionKind::FallbackDeny => (Verdict::Deny, Reason::StoreDownDenied),
         };
-        let is_shadowed = kind == ProxyDecisionKind::ShadowDeny && self.policy.is_shadow;
+        let is_shadowed = kind == ProxyDecisionKind::ShadowDeny && self.is_shadow();
         ProxyDecisions { count, verdict, is_shadowed, reason }.emit();
     }
 }

@@ -56,7 +56,7 @@ fn recall(table: &KeyTable, truth: &HashMap<usize, u64>, window: TopWindow, now:
 }
 
 fn text_of(key: usize) -> Box<str> {
-    key_text(&[("api_key", &value_of(key))], TopKeyValues::Clear)
+    key_text(&[("api_key", &value_of(key))], DescriptorValues::Shown)
 }
 
 /// A value that makes the text as long as it may be.
@@ -66,7 +66,7 @@ fn value_of(key: usize) -> String {
 
 #[test]
 fn recall_of_the_top_20_of_a_million_keys() {
-    let (top_keys, rule) = (TopKeys::new(TopKeyValues::Clear), RuleTopKeys::new());
+    let (top_keys, rule) = (TopKeys::new(DescriptorValues::Shown), RuleTopKeys::new());
     let (weights, mut random) = (zipf_weights(), Random(1));
     let (mut all, mut denied) = (HashMap::new(), HashMap::new());
     let mut counts = HashMap::<usize, u64>::new();
@@ -96,7 +96,7 @@ fn recall_of_the_top_20_of_a_million_keys() {
 
 #[test]
 fn a_full_table_of_long_texts_has_at_most_a_mebibyte() {
-    let (top_keys, rule) = (TopKeys::new(TopKeyValues::Clear), RuleTopKeys::new());
+    let (top_keys, rule) = (TopKeys::new(DescriptorValues::Shown), RuleTopKeys::new());
     for key in 0..20 * SETS * 16 {
         let (value, hits) = (value_of(key), Hits(1));
         let entries = &[("api_key", &*value)][..];
@@ -107,7 +107,7 @@ fn a_full_table_of_long_texts_has_at_most_a_mebibyte() {
 
 #[test]
 fn an_idle_rule_gives_its_tables_to_another() {
-    let top_keys = TopKeys::new(TopKeyValues::Clear);
+    let top_keys = TopKeys::new(DescriptorValues::Shown);
     let rules: Vec<_> =
         (0..=MAX_RULES).map(|rule| Arc::new(RuleCounter::new("d", &format!("d.{rule}")))).collect();
     let key = |now| KeyHits { entries: &[("k", "v")], hits: Hits(1), is_denied: false, now };

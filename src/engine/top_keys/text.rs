@@ -15,12 +15,12 @@ use siphasher::sip::SipHasher24;
 
 use super::{Entries, MAX_TEXT_BYTES};
 use crate::config::descriptor_text::format_entries;
-use crate::config::settings::TopKeyValues;
+use crate::config::settings::DescriptorValues;
 
 /// Returns the text of the key. Values are hashed with `Hashed`, or if the text would be too
 /// long. The text of a key whose names are too long, too, is one hash.
-pub(super) fn key_text(entries: Entries<'_>, values: TopKeyValues) -> Box<str> {
-    if values == TopKeyValues::Clear {
+pub(super) fn key_text(entries: Entries<'_>, values: DescriptorValues) -> Box<str> {
+    if values == DescriptorValues::Shown {
         // Escaping needs at most one more byte for each byte, so only short texts are written.
         let length = entries.iter().map(|(key, value)| key.len() + value.len() + 2).sum::<usize>();
         if length <= MAX_TEXT_BYTES {
@@ -47,7 +47,7 @@ fn hashed_text(entries: Entries<'_>) -> Box<str> {
 
 /// Returns `~` and 16 hexadecimal digits: the unkeyed SipHash-2-4 of the parts, each with its
 /// length.
-fn hash_text(parts: &[&[u8]]) -> String {
+pub(in crate::engine) fn hash_text(parts: &[&[u8]]) -> String {
     let mut hasher = SipHasher24::new();
     for part in parts {
         hasher.write_usize(part.len());
@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn a_clear_text_can_be_parsed() {
         let entries = [("api_key", "a,b"), ("path", "/x=y")];
-        let text = key_text(&entries, TopKeyValues::Clear);
+        let text = key_text(&entries, DescriptorValues::Shown);
         assert_eq!(&*text, r"api_key=a\,b,path=/x=y");
         let parsed = crate::config::descriptor_text::parse_entries(&text).unwrap();
         assert_eq!(crate::config::descriptor_text::borrow_entries(&parsed), entries);
@@ -73,21 +73,21 @@ mod tests {
 
     #[test]
     fn a_hashed_text_hides_values_and_keeps_names() {
-        let text = key_text(&[("api_key", "partner")], TopKeyValues::Hashed);
+        let text = key_text(&[("api_key", "partner")], DescriptorValues::Hashed);
         let hash = text.strip_prefix("api_key=~").unwrap();
         assert_eq!(hash.len(), 16);
         assert!(hash.bytes().all(|digit| digit.is_ascii_hexdigit()));
-        assert_ne!(text, key_text(&[("api_key", "other")], TopKeyValues::Hashed));
+        assert_ne!(text, key_text(&[("api_key", "other")], DescriptorValues::Hashed));
     }
 
     #[test]
     fn a_long_text_is_hashed() {
         let long = "v".repeat(MAX_TEXT_BYTES);
-        let text = key_text(&[("k", &long)], TopKeyValues::Clear);
+        let text = key_text(&[("k", &long)], DescriptorValues::Shown);
         assert!(text.starts_with("k=~") && text.len() == 19, "{text}");
-        let text = key_text(&[(&long, "v")], TopKeyValues::Clear);
+        let text = key_text(&[(&long, "v")], DescriptorValues::Shown);
         assert!(text.starts_with('~') && text.len() == 17, "{text}");
         let commas = ",".repeat(MAX_TEXT_BYTES / 2 + 10);
-        assert_eq!(key_text(&[("k", &commas)], TopKeyValues::Clear).len(), 19);
+        assert_eq!(key_text(&[("k", &commas)], DescriptorValues::Shown).len(), 19);
     }
 }

@@ -92,7 +92,7 @@ pub use script::{
 pub use store_group::StoreGroup;
 
 /// The shortest timeout of a membership heartbeat. No request waits for it, so it may take longer
-/// than `store.deadline`.
+/// than `store.timeout`.
 const MIN_MEMBERSHIP_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A [`CounterStore`] whose counters are in Redis.

@@ -82,7 +82,7 @@ impl Metrics {
             .write_counters(page, "reason", reasons)?;
         MetricHead(
             "sluicegate_descriptors_near_limit_total",
-            "Descriptors allowed above near_limit_ratio of their limit",
+            "Descriptors allowed above the part telemetry.near_limit of their limit",
         )
         .write_counter(page, self.sum(|shard| &shard.near_limit))
     }

@@ -44,7 +44,7 @@ async fn first_check(grpc: SocketAddr) -> Result<Code, tonic::Status> {
 }
 
 /// Timeouts that a healthy store never reaches, not even on a busy machine.
-const LONG_TIMEOUTS: [&str; 4] = ["--store-start-timeout", "120s", "--store-deadline", "20s"];
+const LONG_TIMEOUTS: [&str; 4] = ["--store-start-timeout", "120s", "--store-timeout", "20s"];
 
 /// Starts `serve` some times with a healthy store, and asserts that the first check of each start
 /// gets a decision.

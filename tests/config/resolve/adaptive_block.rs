@@ -64,10 +64,8 @@ fn a_field_without_effect_is_an_error() {
         let expected = format!("E32 `smoothing` has no effect with `algorithm: {algorithm}`");
         assert_finding(&fields, &expected);
     }
-    let aggregate = "fleet: {aggregate: min}";
-    assert_finding(aggregate, "E32 `aggregate` has no effect without `adaptive`");
-    let local = format!("mode: local, adaptive: {{}}, {aggregate}");
-    assert_finding(&local, "E32 `aggregate` has no effect with `mode: local`");
+    let local = "mode: local, adaptive: {aggregate: min}";
+    assert_finding(local, "E32 `aggregate` has no effect with `mode: local`");
 }
 
 #[test]
@@ -101,13 +99,13 @@ fn adaptive_fields_out_of_range_are_errors() {
 }
 
 #[test]
-fn fleet_aggregate_selects_the_vote_rule() {
+fn aggregate_selects_the_vote_rule() {
     assert_eq!(concurrency_limit("adaptive: {}").aggregate, VoteAggregate::Median);
     for (word, aggregate) in [("median", VoteAggregate::Median), ("min", VoteAggregate::Min)] {
-        let fields = format!("adaptive: {{}}, fleet: {{aggregate: {word}}}");
+        let fields = format!("adaptive: {{aggregate: {word}}}");
         assert_eq!(concurrency_limit(&fields).aggregate, aggregate);
     }
-    assert_finding("adaptive: {}, fleet: {aggregate: mean}", "E29 `aggregate: mean`");
+    assert_finding("adaptive: {aggregate: mean}", "E29 `aggregate: mean`");
 }
 
 #[test]
@@ -116,7 +114,7 @@ fn limits_with_different_parameters_have_different_descriptions() {
     let all = "algorithm: gradient2, min: 8, max: 512, target: 250ms, tolerance: 1.5, increase: 2, \
                decrease: 0.75, window: 1s, smoothing: 0.5, probe_interval: 30s, probe_depth: 0.4";
     assert_eq!(
-        text(&format!("adaptive: {{{all}}}, fleet: {{aggregate: min}}")),
+        text(&format!("adaptive: {{{all}, aggregate: min}}")),
         "64 in flight, gradient2 from 8 to 512, target 250ms, tolerance 1.5, increase 2, \
          decrease 0.75, window 1s, smoothing 0.5, probe interval 30s, probe depth 0.4, \
          aggregate min, rejected with 503"

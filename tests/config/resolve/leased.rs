@@ -10,12 +10,12 @@ use crate::config::{find, limit, line, load};
 
 #[test]
 fn mode_must_be_known_and_leased_needs_max_overshoot() {
-    assert_findings("unit: day, requests_per_unit: 1, mode: strict", &[]);
+    assert_findings("unit: day, requests_per_unit: 1, mode: exact", &[]);
     assert_findings("unit: day, requests_per_unit: 1, mode: cached_deny", &[]);
     assert_findings("unit: day, requests_per_unit: 1, mode: lased", &["E29 `mode: lased`"]);
     let without = "E38 `mode: leased` needs a `max_overshoot`";
     assert_findings("unit: day, requests_per_unit: 600, mode: leased", &[without]);
-    let beside = "E32 `max_overshoot` cannot be combined with `mode: strict`";
+    let beside = "E32 `max_overshoot` cannot be combined with `mode: exact`";
     assert_findings("unit: day, requests_per_unit: 600, max_overshoot: 2%", &[beside]);
 }
 
@@ -77,7 +77,7 @@ fn impossible_or_ineffective_max_overshoot_is_refused() {
 fn leased_defaults_apply_unless_a_limit_overrides_them() {
     let text = "domain: d\ndefaults: {mode: leased, max_overshoot: 10%}\ndescriptors:\n\
                 - {key: a, rate_limit: {unit: second, requests_per_unit: 50}}\n\
-                - {key: b, rate_limit: {unit: day, requests_per_unit: 50, mode: strict}}\n\
+                - {key: b, rate_limit: {unit: day, requests_per_unit: 50, mode: exact}}\n\
                 - {key: c, rate_limit: {unit: day, requests_per_unit: 50, max_overshoot: 0}}\n\
                 - {key: e, rate_limit: {unit: second, requests_per_unit: 50, max_overshoot: 0}}\n\
                 - {key: f, rate_limit: {per: 100ms, requests_per_unit: 50}}\n";
@@ -153,7 +153,7 @@ fn lease_hits_sets_a_fixed_lease_size() {
             "`lease_hits: 51` is too large",
         ),
         ("mode: leased, max_overshoot: 20%, lease_hits: 0", "E38", "`lease_hits: 0` is too small"),
-        ("lease_hits: 5", "E32", "`lease_hits` cannot be combined with `mode: strict`"),
+        ("lease_hits: 5", "E32", "`lease_hits` cannot be combined with `mode: exact`"),
     ] {
         let refused = limit(fields).unwrap_err();
         let [one] = &refused[..] else { panic!("{refused:?}") };

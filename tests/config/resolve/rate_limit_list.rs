@@ -34,7 +34,7 @@ fn each_limit_of_a_list_has_a_name_and_a_path() {
 fn domain_defaults_apply_to_each_limit_of_a_list() {
     let text = "domain: d\ndefaults: {strategy: gcra, mode: cached_deny}\ndescriptors:\n\
                 - key: k\n  rate_limits:\n  - {unit: second, requests_per_unit: 10}\n  \
-                - {unit: hour, requests_per_unit: 100, mode: strict}\n";
+                - {unit: hour, requests_per_unit: 100, mode: exact}\n";
     let (config, _) = load(&[("a.yaml", text)], false).unwrap();
     let limits = &find(&config, "k=v").unwrap().rule.limits;
     let text: Vec<_> = limits.iter().map(ToString::to_string).collect();

@@ -55,14 +55,14 @@ fn flags_variables_and_file_accept_the_same_values() {
     wanted.answers.headers = ResponseHeaders::Draft;
     wanted.compat.answers.reset_header = HeaderName::new("").unwrap();
     wanted.compat.answers.limit_header = HeaderName::new("X-Limit").unwrap();
-    wanted.telemetry.metrics.near_limit_ratio = UnitFraction::new(0.5).unwrap();
+    wanted.telemetry.near_limit = UnitFraction::new(0.5).unwrap();
     wanted.answers.shadow_mode = true;
     wanted.listen.drain_delay = Nanos(250_000_000);
     wanted.listen.drain_timeout = Nanos(120_000_000_000);
     let written = dotted(
         "limits.paths: [a, b/c.yaml]\nlisten.admin_host: \"::1\"\nstore.max_keys: 5_000\n\
          store.when_full: allow\nanswers.headers: draft\ncompat.answers.reset_header: \"\"\n\
-         compat.answers.limit_header: X-Limit\ntelemetry.metrics.near_limit_ratio: 0.5\n\
+         compat.answers.limit_header: X-Limit\ntelemetry.near_limit: 0.5\n\
          answers.shadow_mode: true\nlisten.drain_delay: 250ms\nlisten.drain_timeout: 2m\n",
     );
     assert_eq!(load_valid(&written).settings, wanted);
@@ -74,7 +74,7 @@ fn flags_variables_and_file_accept_the_same_values() {
         ("ANSWERS_HEADERS", "draft"),
         ("COMPAT_ANSWERS_RESET_HEADER", ""),
         ("COMPAT_ANSWERS_LIMIT_HEADER", "X-Limit"),
-        ("TELEMETRY_METRICS_NEAR_LIMIT_RATIO", "0.5"),
+        ("TELEMETRY_NEAR_LIMIT", "0.5"),
         ("ANSWERS_SHADOW_MODE", "true"),
         ("LISTEN_DRAIN_DELAY", "250ms"),
         ("LISTEN_DRAIN_TIMEOUT", "2m"),
@@ -126,16 +126,11 @@ fn empty_value_is_equivalent_in_every_source() {
             );
         }
     }
-    let none =
-        "listen.admin_token:\nlimits.xds.server:\nlisten.tls.cert_file:\nlisten.syslog_port:\n";
+    let none = "admin.token:\nlimits.xds.server:\nlisten.tls.cert_file:\nlisten.syslog_port:\n";
     assert_eq!(load_valid(&dotted(none)).settings, Settings::default());
     // An explicit `null` or `~` could be meant as text, so it is refused.
     for text in ["null", "~"] {
-        assert_eq!(
-            read_errors(&dotted(&format!("listen.admin_token: {text}\n"))).len(),
-            1,
-            "{text}"
-        );
+        assert_eq!(read_errors(&dotted(&format!("admin.token: {text}\n"))).len(), 1, "{text}");
     }
     for (name, accepts) in
         [("telemetry.log.level", "error | warn"), ("listen.http_port", "a whole number")]
@@ -166,12 +161,12 @@ fn unquoted_text_like_010_keeps_its_spelling_in_every_source() {
             );
         }
     }
-    let text = "listen.peer_port: 0\nstore.url: redis://host\nlisten.admin_token: 00428711930042871193\n\
+    let text = "listen.peer_port: 0\nstore.url: redis://host\nadmin.token: 00428711930042871193\n\
                 store.key_prefix: 1.10\nlimits.paths: [no, 0x10]\n\
                 compat.limits.file_prefix: &it on\nfleet.replica_name: *it\n\
                 fleet.peers.secret: 00000000000000000000000000000042\n";
-    let Settings { listen, limits, store, fleet, compat, .. } = load_valid(&dotted(text)).settings;
-    assert_eq!(listen.admin_token.unwrap().reveal(), "00428711930042871193");
+    let Settings { admin, limits, store, fleet, compat, .. } = load_valid(&dotted(text)).settings;
+    assert_eq!(admin.token.unwrap().reveal(), "00428711930042871193");
     assert_eq!(fleet.peers.secret.unwrap().reveal(), SPELT[7]);
     let texts = [&*store.key_prefix, &compat.limits.file_prefix, &fleet.replica_name];
     assert_eq!(texts, ["1.10", "on", "on"]);
@@ -181,11 +176,11 @@ fn unquoted_text_like_010_keeps_its_spelling_in_every_source() {
 #[test]
 fn file_numbers_and_booleans_follow_yaml() {
     let text = "listen.grpc_port: 0x10\nstore.max_keys: 1e3\nanswers.shadow_mode: yes\n\
-                telemetry.metrics.near_limit_ratio: 5e-1\nlisten.http_port: !!int 80\nlisten.syslog_port: 0x10\nfleet.min_replicas: 0o10\n";
+                telemetry.near_limit: 5e-1\nlisten.http_port: !!int 80\nlisten.syslog_port: 0x10\nfleet.min_replicas: 0o10\n";
     let Settings { listen, store, answers, telemetry, .. } = load_valid(&dotted(text)).settings;
     assert_eq!((listen.grpc_port, listen.http_port, store.max_keys), (16, 80, 1_000));
     assert!(answers.shadow_mode);
-    assert_eq!(telemetry.metrics.near_limit_ratio, UnitFraction::new(0.5).unwrap());
+    assert_eq!(telemetry.near_limit, UnitFraction::new(0.5).unwrap());
 }
 
 #[test]

@@ -58,7 +58,7 @@ fn defaults_match_envoyproxy_ratelimit() {
     ];
     let reference = ["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"];
     assert_eq!(names.map(HeaderName::as_str), reference);
-    assert_eq!(defaults.telemetry.metrics.near_limit_ratio.get().to_bits(), 0.8_f32.to_bits());
+    assert_eq!(defaults.telemetry.near_limit.get().to_bits(), 0.8_f32.to_bits());
     let switches = [
         defaults.answers.shadow_mode,
         defaults.compat.limits.quota_mode,
@@ -66,7 +66,7 @@ fn defaults_match_envoyproxy_ratelimit() {
         defaults.answers.metadata,
         defaults.answers.retry_after,
         defaults.limits.refunds,
-        defaults.limits.start_without,
+        !defaults.limits.required_at_start,
         defaults.limits.required_for_health,
     ];
     assert_eq!(switches, [false; 8]);

@@ -19,13 +19,13 @@ fn defaults_match_envoyproxy_ratelimit_and_log_no_notes() {
         (settings.listen.http_port, settings.listen.grpc_port, settings.listen.admin_port),
         (8080, 8081, 6070)
     );
-    assert_eq!(settings.store.deadline.0, 10_000_000_000);
-    assert_eq!(settings.listen.max_connection_age.0, 24 * 3_600_000_000_000);
+    assert_eq!(settings.store.call_timeout().0, 10_000_000_000);
+    assert_eq!(settings.listen.max_connection_age.get().unwrap().0, 24 * 3_600_000_000_000);
     assert!(
         !settings.telemetry.otlp.enabled
             && settings.listen.metrics_port.is_none()
             && settings.compat.limits.dot_files
-            && settings.limits.start_without
+            && !settings.limits.required_at_start
     );
 }
 

@@ -167,7 +167,7 @@ fn limits_of(limit: &str) -> TempDir {
 fn serve(times: FleetTimes, limits: &TempDir, redis: &Redis, address: SocketAddr) -> Service {
     let (url, port) = (redis.url(), address.port().to_string());
     let FleetTimes { heartbeat, share_expiry } = times;
-    let store = ["--store-url", &url, "--store-deadline", "9s", "--listen-grpc-port", &port];
+    let store = ["--store-url", &url, "--store-timeout", "9s", "--listen-grpc-port", &port];
     let times = ["--fleet-heartbeat", heartbeat, "--fleet-share-expiry", share_expiry];
     let flags: Vec<_> = store.iter().chain(&times).map(|&flag| flag.to_owned()).collect();
     until("Sluicegate", || Service::start(limits.path(), &flags)).unwrap()

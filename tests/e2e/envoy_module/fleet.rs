@@ -103,7 +103,7 @@ impl Fleet {
     fn start_replica(&self, at: usize) {
         let port = self.replica_addresses[at].port().to_string();
         let url = self.redis.url();
-        let flags = ["--store-url", &url, "--store-deadline", "5s", "--listen-grpc-port", &port];
+        let flags = ["--store-url", &url, "--store-timeout", "5s", "--listen-grpc-port", &port];
         let flags = flags.map(str::to_owned);
         let started = until("a replica", || Service::start(self.limits.path(), &flags));
         *self.replicas[at].lock().unwrap() = Some(started.unwrap());

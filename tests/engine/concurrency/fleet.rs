@@ -109,11 +109,10 @@ fn new_replica_splits_many_reports_into_small_calls() {
 
 #[test]
 fn reports_carry_the_vote_rule_of_the_limit() {
-    for (fields, aggregate) in
-        [("", VoteAggregate::Median), (", fleet: {aggregate: min}", VoteAggregate::Min)]
+    for (fields, aggregate) in [("", VoteAggregate::Median), ("aggregate: min", VoteAggregate::Min)]
     {
         let store = FaultyStore::new();
-        let limit = format!("limit: 4, adaptive: {{}}, mode: shared{fields}");
+        let limit = format!("limit: 4, adaptive: {{{fields}}}, mode: shared");
         let mut replica = Replica::new(&store, "a", &limit);
         assert!(replica.try_acquire());
         assert_eq!(store.last_config.lock().unwrap().aggregate, aggregate);

@@ -111,7 +111,7 @@ fn long_values_are_cut_at_64_bytes() {
 
 #[test]
 fn redacted_values_are_not_logged() {
-    let redacted = ["--telemetry-log-descriptor-values", "redacted"];
+    let redacted = ["--telemetry-descriptor-values", "hidden"];
     let (_limits, service) = start(&[&["--telemetry-log-level", "trace"][..], &redacted].concat());
     send_checks(&service, &[("shop", &[("user", "ann-secret"), ("x", "ann-secret")])]);
     let lines = debug_lines(&service);

@@ -207,7 +207,7 @@ fn a_read_only_mount_stops_serve() {
 
 #[test]
 fn a_boost_and_the_audit_log_survive_a_restart() {
-    let flags = ["--listen-admin-token", "open-sesame-please"];
+    let flags = ["--admin-token", "open-sesame-please"];
     let deployment = Deployment::new(2, &flags);
     let ask = |service: &Service, more: &[&str]| {
         let (address, admin) = (service.grpc.to_string(), format!("http://{}", service.admin));
@@ -217,8 +217,7 @@ fn a_boost_and_the_audit_log_survive_a_restart() {
         if more.contains(&"--reason") {
             command.args(["--server", &admin]);
         }
-        let output =
-            command.env("SLUICEGATE_LISTEN_ADMIN_TOKEN", "open-sesame-please").output().unwrap();
+        let output = command.env("SLUICEGATE_ADMIN_TOKEN", "open-sesame-please").output().unwrap();
         (output.status.code(), String::from_utf8(output.stdout).unwrap())
     };
     let service = deployment.start();

@@ -14,7 +14,7 @@ const LIMIT: u32 = 10;
 
 /// A store timeout that is longer than the delays of a healthy server on a busy machine. `/json`
 /// replies after at most 10 s.
-const FLAGS: [&str; 2] = ["--store-deadline", "9s"];
+const FLAGS: [&str; 2] = ["--store-timeout", "9s"];
 
 /// Asserts that the store decides, and that `used` hits of the limit were used before.
 fn assert_limit_enforced(service: &Service, value: &str, used: u32) {

@@ -51,7 +51,7 @@ fn a_silent_postgres_opens_the_breaker_until_it_replies() {
     let proxy = Proxy::before(Upstream::Unix(server.socket()));
     let url = format!("postgres://postgres@{}/postgres", proxy.address());
     // Calls to a silent server must time out, so the timeout is short.
-    let service = serve(limits.path(), &url, &["--store-deadline", "400ms"]);
+    let service = serve(limits.path(), &url, &["--store-timeout", "400ms"]);
     wait_until_ready(&service);
     proxy.go_silent();
     let opened = || {

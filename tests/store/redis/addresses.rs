@@ -38,7 +38,7 @@ fn url_credentials_and_database_are_used_but_never_shown() {
     let rule = format!(">{PLAIN}");
     store.command(&["ACL", "SETUSER", "gate", "on", &rule, "~sluicegate*", "+@all"]);
     let url = format!("redis://gate:{PASSWORD}@127.0.0.1:{port}/3");
-    let flags = ["--store-deadline", "5s", "--telemetry-log-level", "trace"];
+    let flags = ["--store-timeout", "5s", "--telemetry-log-level", "trace"];
     let service = serve(&move_to_subfolder(&limits), &url, &flags);
     wait_until_ready(&service);
     assert_eq!(check(&service, "error", "k"), 200);
@@ -87,7 +87,7 @@ fn a_rotated_password_file_needs_no_restart() {
     mounted.swap("one", "sesame-one\n");
     set("sesame-one");
     let flags = ["--store-password-file", &mounted.path(), "--telemetry-log-level", "trace"];
-    let flags = [&["--store-deadline", "5s"], &flags[..]].concat();
+    let flags = [&["--store-timeout", "5s"], &flags[..]].concat();
     let url = format!("redis://gate@127.0.0.1:{port}");
     let service = serve(&move_to_subfolder(&limits), &url, &flags);
     wait_until_ready(&service);
@@ -150,7 +150,7 @@ fn open_connections_survive_a_password_rotation() {
     mounted.swap("one", "sesame-one");
     set("sesame-one");
     let flags = ["--store-password-file", &mounted.path(), "--telemetry-log-level", "trace"];
-    let flags = [&["--store-deadline", "5s"], &flags[..]].concat();
+    let flags = [&["--store-timeout", "5s"], &flags[..]].concat();
     let service =
         serve(&move_to_subfolder(&limits), &format!("redis://gate@127.0.0.1:{port}"), &flags);
     wait_until_ready(&service);

@@ -54,7 +54,7 @@ impl HookedService {
         let (store, limits, settings) = (Redis::start(), limits(10), tempfile::tempdir().unwrap());
         let file = settings.path().join("server.yaml");
         std::fs::write(&file, HOOKS).unwrap();
-        let flags = ["--settings", file.to_str().unwrap(), "--store-deadline", "300s"];
+        let flags = ["--settings", file.to_str().unwrap(), "--store-timeout", "300s"];
         let service = serve(limits.path(), &store.url(), &flags);
         wait_until_ready(&service);
         let mut connector = HttpConnector::new();

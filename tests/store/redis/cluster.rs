@@ -159,7 +159,7 @@ fn killed_primary_fails_only_its_slots_until_failover() {
 #[test]
 fn stopped_primary_fails_only_its_slots_until_failover() {
     let what = "Cluster, a primary SIGSTOP, later SIGCONT";
-    let flags = ["--store-deadline", "1s"];
+    let flags = ["--store-timeout", "1s"];
     let stop = |node: &mut Process| node.signal("STOP");
     let (asked, _) = lose_primary((what, &flags), stop, |node| node.signal("CONT"));
     for asked in asked {
@@ -211,7 +211,7 @@ fn moving_slot_loses_no_checks_or_hits() {
     let service = serve(
         limits.path(),
         &cluster.url(),
-        &["--store-deadline", "20s", "--telemetry-log-level", "debug"],
+        &["--store-timeout", "20s", "--telemetry-log-level", "debug"],
     );
     wait_until_ready(&service);
     let asked = std::thread::scope(|scope| {
@@ -252,7 +252,7 @@ fn atomic_check_makes_one_call_per_slot_to_reserve_and_commit() {
         ["a", "b", "c"].map(rule).concat()
     );
     std::fs::write(limits.path().join("d.yaml"), text).unwrap();
-    let service = serve(limits.path(), &cluster.url(), &["--store-deadline", "20s"]);
+    let service = serve(limits.path(), &cluster.url(), &["--store-timeout", "20s"]);
     wait_until_ready(&service);
     let descriptor = |(tenant, key): (&str, &str)| {
         format!(

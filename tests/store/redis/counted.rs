@@ -20,7 +20,7 @@ const COUNTING: [&str; 6] = [
 ];
 
 /// A busy machine is no store failure.
-const PATIENT: &[&str] = &["--store-deadline", "5s"];
+const PATIENT: &[&str] = &["--store-timeout", "5s"];
 
 fn limits() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();

@@ -253,7 +253,7 @@ fn a_denied_client_succeeds_at_retry_after() {
     let text = "domain: d\ndescriptors:\n- {key: k, rate_limit: {per: 400ms, requests_per_unit: 1, \
                 strategy: gcra, mode: cached_deny}}\n";
     std::fs::write(limits.path().join("d.yaml"), text).unwrap();
-    let service = serve(limits.path(), &store.url(), &["--store-deadline", "5s"]);
+    let service = serve(limits.path(), &store.url(), &["--store-timeout", "5s"]);
     wait_until_ready(&service);
     let mut admitted = 0;
     until("it passes twice more", || {

@@ -67,7 +67,7 @@ async fn check_all_strategies(url: &str, flags: &[&str], connection_runtime: &Ru
     let count = CheckCount::of(url);
     let limits = limits(count.limit());
     // A long timeout, because this test measures exactness and not speed.
-    let all = [&["--store-deadline", "300s", "--telemetry-log-level", "warn"], flags].concat();
+    let all = [&["--store-timeout", "300s", "--telemetry-log-level", "warn"], flags].concat();
     let fleet: Vec<_> = (0..PROCESSES).map(|_| serve(limits.path(), url, &all)).collect();
     fleet.iter().for_each(wait_until_ready);
     let mut channels = Vec::new();

@@ -332,7 +332,7 @@ fn outage_loses_no_hits_of_a_fleet() {
     for_a_day_with_a_minute_left();
     let (store, limits) = (Redis::start(), limits(100));
     // A late reply before or after the outage would make a replica count locally once more.
-    let flags = ["--store-deadline", "1s"];
+    let flags = ["--store-timeout", "1s"];
     let fleet = ["a", "b", "c"].map(|node| start_replica(limits.path(), &store, node, &flags));
     for service in &fleet {
         wait_for_members(service, &["a", "b", "c"]);

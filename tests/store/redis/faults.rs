@@ -23,7 +23,7 @@ use crate::support::waiting::{for_a_day_with_a_minute_left, now, until};
 /// The service's store timeout in tests that silence Redis.
 pub(super) const DEADLINE: Duration = Duration::from_millis(400);
 
-pub(super) const FLAGS: [&str; 2] = ["--store-deadline", "400ms"];
+pub(super) const FLAGS: [&str; 2] = ["--store-timeout", "400ms"];
 
 pub(super) const LIMIT: u32 = 10;
 
@@ -151,7 +151,7 @@ fn stopped_redis_delays_no_decision_beyond_the_timeout() {
 fn script_flush_loses_no_checks_or_hits() {
     for_a_day_with_a_minute_left();
     let (store, limits) = (Redis::start(), limits(500));
-    let service = serve(limits.path(), &store.url(), &["--store-deadline", "20s"]);
+    let service = serve(limits.path(), &store.url(), &["--store-timeout", "20s"]);
     wait_until_ready(&service);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -24,7 +24,7 @@ fn run_ask_for(service: &Service, key: &str, more: &[&str]) -> (Option<i32>, Str
     if more.iter().any(|word| changes.contains(word)) {
         command.args(["--server", &admin, "--reason", "ticket 7"]);
     }
-    let out = command.args(more).env("SLUICEGATE_LISTEN_ADMIN_TOKEN", TOKEN).output().unwrap();
+    let out = command.args(more).env("SLUICEGATE_ADMIN_TOKEN", TOKEN).output().unwrap();
     let Output { status, stdout, stderr } = out;
     (status.code(), String::from_utf8([stdout, stderr].concat()).unwrap())
 }
@@ -43,7 +43,7 @@ fn replica(files: &std::path::Path, store: &Redis, node: &str) -> Service {
 
 fn replica_of(files: &std::path::Path, url: &str, node: &str) -> Service {
     let flags = ["--fleet-replica-name", node, "--listen-drain-delay", "0s"];
-    serve(files, url, &[&flags[..], &["--listen-admin-token", TOKEN]].concat())
+    serve(files, url, &[&flags[..], &["--admin-token", TOKEN]].concat())
 }
 
 /// Repeats an action until it prints `expected`: a late heartbeat changes the text.

@@ -19,7 +19,7 @@ fn limits() -> tempfile::TempDir {
     dir
 }
 
-const LONG_TIMEOUT: [&str; 4] = ["--store-deadline", "20s", "--listen-drain-delay", "0s"];
+const LONG_TIMEOUT: [&str; 4] = ["--store-timeout", "20s", "--listen-drain-delay", "0s"];
 
 fn lease_balance(service: &Service) -> u64 {
     metric(service, "sluicegate_lease_balance_hits")

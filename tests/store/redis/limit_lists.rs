@@ -75,7 +75,7 @@ fn on_every_store(test: &impl AsyncFn(&mut Caller, &str)) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     for url in ["memory", &redis.url()] {
         // A busy machine is no store failure.
-        let service = serve(limits.path(), url, &["--store-deadline", "5s"]);
+        let service = serve(limits.path(), url, &["--store-timeout", "5s"]);
         wait_until_ready(&service);
         runtime.block_on(async {
             let address = format!("http://{}", service.grpc);

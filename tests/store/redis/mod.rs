@@ -52,7 +52,7 @@ const LARGE_LIMIT: u64 = 1_000_000;
 
 /// The store timeout of a test that silences no store. A killed store fails at once, so a long
 /// timeout delays no check. `POST /json` itself ends after 10 s.
-const LONG_DEADLINE: [&str; 2] = ["--store-deadline", "9s"];
+const LONG_DEADLINE: [&str; 2] = ["--store-timeout", "9s"];
 
 /// A key without a limit. Its checks need no store.
 const UNLIMITED: &str = "unlimited";

@@ -218,7 +218,7 @@ impl LeasingFleet {
         let clock_error_ms = i64::try_from(dice.up_to(7_200_000)).unwrap() - 3_600_000;
         let proxy = self.proxy.as_ref().map(|proxy| self.store.url_of_proxy(proxy.address()));
         let url = proxy.unwrap_or_else(|| self.store.url());
-        let flags = ["--store-url", &url, "--store-deadline", DEADLINES[replica]];
+        let flags = ["--store-url", &url, "--store-timeout", DEADLINES[replica]];
         let flags =
             [&flags[..], &["--telemetry-log-level", "trace", "--telemetry-log-format", "json"]]
                 .concat();

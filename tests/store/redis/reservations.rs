@@ -66,7 +66,7 @@ impl TwoStores {
     fn serve(&self, limits: &std::path::Path, deadline: Duration) -> Service {
         let second = format!("redis://{}", self.proxy.address());
         let deadline = format!("{}s", deadline.as_secs());
-        let flags = ["--compat-store-per-second-url", &second, "--store-deadline", &deadline];
+        let flags = ["--compat-store-per-second-url", &second, "--store-timeout", &deadline];
         let service = serve(limits, &self.main.url(), &flags);
         wait_until_ready(&service);
         service

@@ -148,7 +148,7 @@ fn stopped_primary_is_not_used_after_it_resumes() {
     let fault = PrimaryFault {
         what: "sentinels, primary SIGSTOP, later SIGCONT",
         promised: "the same; the old one is not gone back to",
-        flags: &["--store-deadline", "500ms"],
+        flags: &["--store-timeout", "500ms"],
     };
     let back = |watched: &mut Watched| watched.primary.signal("CONT");
     let (asked, _) = lose_primary(&fault, |watched| watched.primary.signal("STOP"), back);

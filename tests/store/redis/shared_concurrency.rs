@@ -130,7 +130,7 @@ impl SharedFleet {
         let flags = [
             ["--fleet-replica-name", &node],
             // Shorter than the fault `Silence`.
-            ["--store-deadline", "2s"],
+            ["--store-timeout", "2s"],
             ["--fleet-heartbeat", "200ms"],
             ["--fleet-share-expiry", &share_expiry],
             ["--listen-drain-delay", "0s"],

@@ -10,7 +10,7 @@ use crate::support::waiting::{for_a_day_with_a_minute_left, until};
 
 const LIMIT: u32 = 10;
 
-const DEADLINE: [&str; 2] = ["--store-deadline", "20s"];
+const DEADLINE: [&str; 2] = ["--store-timeout", "20s"];
 
 /// Redis flags for TLS only. `clients` decides if client certificates are required.
 fn flags<'a>(ca: &'a str, own: &'a Files, clients: &'a str) -> Vec<&'a str> {

@@ -103,7 +103,7 @@ fn named<'s>(spans: &'s [Span], name: &str) -> &'s Span {
 fn check_span_is_child_of_the_caller_and_parent_of_its_stages() {
     let (collector, redis, limits) = (Collector::start(), Redis::start(), limits());
     let backend = format!("redis+unix://{}", redis.socket().display());
-    let flags = ["--store-url", &backend, "--store-deadline", "20s"];
+    let flags = ["--store-url", &backend, "--store-timeout", "20s"];
     let service = serve(limits.path(), &flags, &collector.endpoint());
     // Waits until Redis is connected, with unsampled requests, which leave no span.
     let connected = || match json(&service, &[("b3", "0")]) {

@@ -23,17 +23,19 @@ use crate::kernel::units::Nanos;
 pub use role::Role;
 use tokens::TokenDirectory;
 
-/// The name of the token in the setting `listen.admin_token`.
+/// The name of the token in the setting `admin.token` or `admin.token_file`.
 const SINGLE_TOKEN_NAME: &str = "admin";
 
 /// The tokens of the admin port.
 #[derive(Clone, Default)]
 pub struct AdminAccess {
-    /// The setting `listen.admin_token`: a token with the role `operate`.
+    /// The setting `admin.token` or `admin.token_file`: a token with the role `operate`.
     pub token: Option<SecretText>,
-    /// The directory in the setting `listen.admin_tokens`.
+    /// `true` if this start created [`Self::token`].
+    pub has_new_token: bool,
+    /// The directory in the setting `admin.token_dir`.
     pub directory: Option<Arc<TokenDirectory>>,
-    /// The setting `listen.admin_trusted_header`: in a request with a valid token, this header has
+    /// The setting `admin.trusted_header`: in a request with a valid token, this header has
     /// the operator's name.
     pub trusted_header: Option<HeaderName>,
     /// Serves the pages that envoyproxy/ratelimit has too (`/`, `/rlconfig` and `/stats`)
@@ -83,7 +85,7 @@ impl AdminAccess {
 
     fn find_caller(&self, headers: &HeaderMap) -> Option<Caller> {
         if !self.has_tokens() {
-            let why = "changes are forbidden, because no admin token is set (listen.admin_token)";
+            let why = "changes are forbidden, because no admin token is set (admin.token_file)";
             let caller = Caller {
                 name: "anonymous".into(),
                 role: Role::View,

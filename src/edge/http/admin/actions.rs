@@ -108,7 +108,11 @@ impl ChangeQuery {
         match self.find("scope") {
             None | Some("rule") => Ok(ActionKind::ForceRule),
             Some("key") => Ok(ActionKind::ForceKey),
-            Some(other) => Err(format!("`scope` must be rule or key, got `{other}`")),
+            Some("everything") => match self.find("as") {
+                None | Some("allow") => Ok(ActionKind::AllowEverything),
+                Some(_) => Err("with `scope=everything`, `as` must be allow".to_owned()),
+            },
+            Some(other) => Err(format!("`scope` must be rule, key or everything, got `{other}`")),
         }
     }
 
@@ -197,6 +201,13 @@ fn with_request(
     kind: ActionKind,
     change: impl FnOnce(&ActionRequest<'_>) -> Result<AuditEntry, ActionError>,
 ) -> Result<AuditEntry, String> {
+    if kind == ActionKind::AllowEverything {
+        if let Some((name, _)) = query.check.first() {
+            return Err(format!("`scope=everything` has no `{name}`"));
+        }
+        let request = ActionRequest { domain: "", entries: &[], kind, operator: query.operator() };
+        return change(&request).map_err(|why| why.to_string());
+    }
     let target = query.single_descriptor()?;
     let (domain, entries) = (&*target.domain, &*target.entries());
     let operator = query.operator();
@@ -235,6 +246,7 @@ pub(super) async fn list(State(admin): State<Admin>) -> Response {
 fn action_json(active: &ActiveAction) -> Value {
     let ActiveAction { action, by, reason } = active;
     let (scope, limit, descriptor) = match &action.target {
+        ActionTarget::Everything => ("everything", None, None),
         ActionTarget::Rule(path) => ("rule", Some(&**path), None),
         ActionTarget::Key(entries) => {
             let entries = entries.iter().map(|(key, value)| (&**key, &**value));

@@ -70,10 +70,9 @@ fn row_json(AuditRow { entry, at }: &AuditRow) -> Value {
     })
 }
 
-/// Returns the target of an action: `rule` or `key`; `null` for a change to a counter.
+/// Returns the target of an action, as in [`ActionKind::scope`]; `null` for a change to a counter.
 fn scope(entry: &AuditEntry) -> Option<&'static str> {
-    let is_rule = **entry.kind.as_ref()? == *ActionKind::ForceRule.as_str();
-    Some(if is_rule { "rule" } else { "key" })
+    ActionKind::parse(entry.kind.as_ref()?).map(ActionKind::scope)
 }
 
 /// Describes the effect: `deny for 10m`, `x2 for 1h` or `20 hits`.

@@ -44,7 +44,7 @@ pub(super) async fn authorize(
     if !access.has_tokens() && !has_local_host(request.headers()) {
         return refuse(
             "without an admin token, the Host header must be an IP address or localhost; \
-             set listen.admin_token",
+             set admin.token_file",
         );
     }
     if request.method() != Method::GET && request.method() != Method::HEAD {
@@ -64,7 +64,7 @@ fn unauthorized(access: &AdminAccess) -> Response {
     let message = if access.has_tokens() {
         "a bearer token is required\n"
     } else {
-        "a bearer token is required, but the setting listen.admin_token is not set\n"
+        "a bearer token is required, but no admin token is set (admin.token_file)\n"
     };
     (StatusCode::UNAUTHORIZED, challenge, PLAIN, message).into_response()
 }

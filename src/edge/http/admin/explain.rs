@@ -82,12 +82,16 @@ pub(super) fn add_live_state(explanation: &mut Explanation, query: &ExplainQuery
         let key =
             domain.and_then(|domain| domain.tree.rule_and_key(borrow_entries(entries).into_iter()));
         let key = key.map(|(_, key)| key).unwrap_or_default();
-        for action in actions.iter().filter(|action| *action.domain == *query.domain) {
+        for action in actions.iter().filter(|action| concerns(action, &query.domain)) {
             if applies(action, &key, descriptor) {
                 show_action(descriptor, action);
             }
         }
     }
+}
+
+fn concerns(action: &Action, domain: &str) -> bool {
+    action.target == ActionTarget::Everything || *action.domain == *domain
 }
 
 /// Returns `true` if an action applies to the descriptor, whose rule must have a limit.
@@ -98,6 +102,7 @@ fn applies(
 ) -> bool {
     let limited_rule = descriptor.rule.as_ref().filter(|rule| rule.counter.is_some());
     limited_rule.is_some_and(|rule| match &action.target {
+        ActionTarget::Everything => true,
         ActionTarget::Rule(path) => **path == *rule.path,
         ActionTarget::Key(key) => {
             let entries = key.iter().map(|(key, value)| (&**key, &**value));
@@ -111,6 +116,7 @@ fn applies(
 fn show_action(descriptor: &mut DescriptorExplanation, action: &Action) {
     let until = format_time(action.until);
     let effect = match action.effect {
+        _ if action.target == ActionTarget::Everything => "allows everything".to_owned(),
         ActionEffect::Force(verdict) => {
             show_forced_verdict(descriptor, verdict_name(verdict));
             format!("forces {}", verdict_name(verdict))

@@ -50,7 +50,8 @@ const ACTIONS = {
     fields: ["hits"],
     effect: (values, target) => `The counter of ${target.descriptor} gets ${hitsText(values)} back.`,
     query: (values) => ({ hits: values.hits }),
-    done: (target, values) => `${hitsText(values)} refunded to ${target.descriptor}`,
+    done: (target, values, reply) =>
+      `${hitsText(values)} refunded to ${target.descriptor}${missingText(reply)}`,
   },
 };
 
@@ -73,6 +74,11 @@ function subject({ scope, limit, descriptor }) {
 
 function hitsText({ hits }) {
   return hits ? plural(Number(hits), "hit") : "…";
+}
+
+/** Says how many hits must still return before a check of one hit is allowed. */
+function missingText({ to_refund: hits }) {
+  return hits ? `, which is still denied: refund ${plural(hits, "more hit")}` : "";
 }
 
 function boostText({ kind, amount }, { requests, period }) {
@@ -241,7 +247,7 @@ function doneText(action, target, values, reply) {
   const where = replicaText(reply);
   const length = values.duration ? parseDuration(values.duration) : null;
   const end = reply?.until_unix_ms ?? (length == null ? null : Date.now() + length);
-  const done = action.done(target, values);
+  const done = action.done(target, values, reply ?? {});
   return done.charAt(0).toUpperCase() + done.slice(1) + (end == null ? "" : ` until ${until(end)}`) + where;
 }
 

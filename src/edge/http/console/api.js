@@ -16,6 +16,31 @@ export class ApiError extends Error {
 
 let tokenInMemory = null;
 
+// Tabs of one browser session share the token.
+const tabs = "BroadcastChannel" in globalThis ? new BroadcastChannel(TOKEN) : null;
+tabs?.addEventListener("message", ({ data }) => {
+  if (data.asks && token()) tabs.postMessage({ token: token() });
+});
+
+/** Takes the token from a sign-in link, or from another tab that has one. */
+export function findToken() {
+  const link = location.hash.match(/^#token=(.+)$/);
+  if (link) {
+    setToken(decodeURIComponent(link[1]));
+    // The token must not stay in the history.
+    history.replaceState(null, "", location.pathname + location.search);
+  }
+  if (token() || !tabs) return Promise.resolve();
+  return new Promise((found) => {
+    tabs.addEventListener("message", ({ data }) => {
+      if (data.token && !token()) setToken(data.token);
+      if (data.token) found();
+    });
+    tabs.postMessage({ asks: true });
+    setTimeout(found, 100);
+  });
+}
+
 export function token() {
   try {
     return sessionStorage.getItem(TOKEN) ?? tokenInMemory;

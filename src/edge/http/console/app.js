@@ -1,7 +1,7 @@
 // Shows the page of the address, keeps it up to date, and asks for the token.
 
 import { openAction } from "./actions.js";
-import { get, setToken, token } from "./api.js";
+import { findToken, get, setToken, token } from "./api.js";
 import { el, setText, showText } from "./dom.js";
 import { clock } from "./format.js";
 import { Poller } from "./poller.js";
@@ -174,4 +174,5 @@ window.addEventListener("hashchange", () => {
   main.focus({ preventScroll: true });
 });
 
+await findToken();
 openPage();

@@ -108,7 +108,7 @@ export function isHashed(descriptor) {
 /** Creates a link to the page of a key, or a text if its values are hashed. */
 export function keyLink(domain, descriptor) {
   if (!isHashed(descriptor)) return linkTo("key", { domain, descriptor }, descriptor);
-  return el("span", { title: "The values are hashed (setting telemetry.keys)." }, descriptor);
+  return el("span", { title: "The values are hashed (setting telemetry.descriptor_values)." }, descriptor);
 }
 
 /** Creates a small label. `kind` is `good`, `bad`, `warn` or empty. */

@@ -104,11 +104,11 @@ fn admin_beyond_loopback_needs_a_token() {
         messages,
         [
             "error: server.yaml:2:15: `listen.admin_host` 0.0.0.0 lets other machines read the limits, and \
-          `listen.admin_token` is not set; set listen.admin_token, or listen on 127.0.0.1"
+          no admin token is set; set admin.token_file, or listen on 127.0.0.1"
         ]
     );
     assert!(
-        load_valid(&dotted("listen.admin_host: 0.0.0.0\nlisten.admin_token: s3cret-of-the-port\n"))
+        load_valid(&dotted("listen.admin_host: 0.0.0.0\nadmin.token: s3cret-of-the-port\n"))
             .warnings
             .is_empty()
     );
@@ -117,8 +117,8 @@ fn admin_beyond_loopback_needs_a_token() {
 
 #[test]
 fn admin_token_matches_exactly_and_stays_hidden() {
-    let loaded = load_valid(&dotted("listen.admin_token: s3cret-of-the-port\n"));
-    let token = loaded.settings.listen.admin_token.clone().expect("it was given");
+    let loaded = load_valid(&dotted("admin.token: s3cret-of-the-port\n"));
+    let token = loaded.settings.admin.token.clone().expect("it was given");
     assert!(token.matches(b"s3cret-of-the-port"));
     for wrong in [&b""[..], b"s3cret-of-the-por", b"s3cret-of-the-portS", b"S3cret-of-the-port"] {
         assert!(!token.matches(wrong));
@@ -126,7 +126,7 @@ fn admin_token_matches_exactly_and_stays_hidden() {
     assert!(!print_config(&loaded).contains("s3cret-of-the-port"));
     assert!(!format!("{loaded:?}").contains("s3cret-of-the-port"));
     let messages = read_errors(&environment(&[(
-        "SLUICEGATE_LISTEN_ADMIN_TOKEN",
+        "SLUICEGATE_ADMIN_TOKEN",
         "s3cret-of-the-port s3cret-of-the-port",
     )]));
     assert!(!messages[0].contains("s3cret-of-the-port"), "{messages:?}");
@@ -139,10 +139,10 @@ fn values_outside_their_range_are_refused() {
         ("listen.grpc_port", "65535", true),
         ("listen.grpc_port", "65536", false),
         ("listen.grpc_port", "+1", false),
-        ("telemetry.metrics.near_limit_ratio", "0", true),
-        ("telemetry.metrics.near_limit_ratio", "1", true),
-        ("telemetry.metrics.near_limit_ratio", "1.01", false),
-        ("telemetry.metrics.near_limit_ratio", "NaN", false),
+        ("telemetry.near_limit", "0", true),
+        ("telemetry.near_limit", "1", true),
+        ("telemetry.near_limit", "1.01", false),
+        ("telemetry.near_limit", "NaN", false),
         ("listen.drain_delay", "0", true),
         ("listen.drain_delay", "1us", true),
         ("listen.drain_delay", "5", false),
@@ -153,7 +153,7 @@ fn values_outside_their_range_are_refused() {
         ("compat.answers.limit_header", "X Limit", false),
         ("compat.answers.limit_header", "X-Limit:", false),
         ("listen.host", "localhost", false),
-        ("listen.admin_token", "two words", false),
+        ("admin.token", "two words", false),
         ("limits.paths", "", true),
         ("compat.limits.quota_mode", "1", false),
     ];
@@ -183,7 +183,7 @@ fn former_names_are_errors_that_contain_the_new_name() {
         read_errors(&doors),
         [
             "error: server.yaml:1:1: `limits` was renamed to `limits.paths`; write `limits: {paths: …}`",
-            "error: server.yaml:2:1: `backend_deadline` was renamed to `store.deadline`; write `store: {deadline: …}`",
+            "error: server.yaml:2:1: `backend_deadline` was renamed to `store.timeout`; write `store: {timeout: …}`",
             "error: server.yaml:3:1: `threads` was removed; set the environment variable TOKIO_WORKER_THREADS; the default is one thread for each CPU of the container",
             "error: server.yaml:4:1: `store.url` must be nested, not written with dots; write `store: {url: …}`",
             "error: server.yaml:5:1: `store` is a block, and needs settings inside it; write for example `store: {url: …}`",

@@ -101,7 +101,7 @@ async fn a_changed_strategy_gives_limit_changed() {
     let current = proxy.rule("d", &[("k", "v")]).await.leased[0].strategy.clone();
     let result = proxy.borrow(borrow(2, 1, 0), current.clone()).await;
     assert_eq!(applied(&result).decision.as_ref().unwrap().remaining, 89);
-    publish(&engine, "", &LEASED.replace("mode: leased, max_overshoot: 20", "mode: strict"));
+    publish(&engine, "", &LEASED.replace("mode: leased, max_overshoot: 20", "mode: exact"));
     let strict = proxy.borrow(borrow(3, 1, 10), current).await;
     assert_eq!(strict, Borrowed::LimitChanged(true));
 }

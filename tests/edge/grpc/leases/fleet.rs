@@ -34,7 +34,7 @@ fn start(store: &Redis) -> (tempfile::TempDir, Service) {
          mode: leased, max_overshoot: {MAX_OVERSHOOT}}}\n"
     );
     std::fs::write(dir.path().join("d.yaml"), limits).unwrap();
-    let flags = ["--store-url", &store.url(), "--store-deadline", "20s"].map(str::to_owned);
+    let flags = ["--store-url", &store.url(), "--store-timeout", "20s"].map(str::to_owned);
     let service = Service::start(dir.path(), &flags).unwrap();
     (dir, service)
 }

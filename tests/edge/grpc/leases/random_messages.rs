@@ -137,7 +137,7 @@ async fn random_messages_change_no_limit_of_others(store: &[&str]) {
     );
     std::fs::write(dir.path().join("d.yaml"), limits).unwrap();
     let mut flags: Vec<_> = store.iter().map(ToString::to_string).collect();
-    flags.extend(["--store-deadline", "20s", "--fleet-share-expiry", "600s"].map(str::to_owned));
+    flags.extend(["--store-timeout", "20s", "--fleet-share-expiry", "600s"].map(str::to_owned));
     let service = Service::start(dir.path(), &flags).unwrap();
     let channel = service.door().connect().await.unwrap();
     let mut honest = Proxy::new(ProxyStream::connect(channel, 7).await);

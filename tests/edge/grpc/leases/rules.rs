@@ -17,7 +17,7 @@ use sluicegate_lease_protocol::api::{LeaseSizes, LeasedLimit, RateStrategy, Rule
 
 use super::client::{LEASED, ProxyStream, entries, serve};
 use crate::edge::empty_engine;
-use crate::support::engine::{advance_clock, force, publish, try_act};
+use crate::support::engine::{advance_clock, allow_everything, force, publish, try_act};
 
 const LEASE: &str = "unit: day, requests_per_unit: 100, mode: leased, max_overshoot: 20";
 
@@ -167,6 +167,24 @@ async fn forced_decisions_and_boosts_are_valid_until_their_end() {
     advance_clock(&engine, Nanos::from_secs(10));
     let rule = proxy.rule("d", key).await;
     assert_eq!((rule.leased[0].requests, rule.valid_for_us), (100, None));
+}
+
+#[tokio::test]
+async fn shadow_mode_of_everything_reaches_proxies_until_its_end() {
+    let engine = empty_engine();
+    let ceiling = "- {key: up, concurrency: {limit: 1, max_duration: 60s}}\n";
+    publish(&engine, "", &format!("{LEASED}{ceiling}"));
+    let served = serve(&engine).await;
+    let mut proxy = ProxyStream::open(&served, 7).await;
+    allow_everything(&engine, Nanos::from_secs(60));
+    let rule = proxy.rule("d", &[("k", "v")]).await;
+    assert_eq!((rule.shadow, rule.valid_for_us), (true, Some(60_000_000)));
+    let rule = proxy.rule("d", &[("up", "a")]).await;
+    assert_eq!(rule.valid_for_us, Some(60_000_000));
+    assert!(rule.concurrency.unwrap().shadow);
+    advance_clock(&engine, Nanos::from_secs(60));
+    let rule = proxy.rule("d", &[("k", "v")]).await;
+    assert_eq!((rule.shadow, rule.valid_for_us), (false, None));
 }
 
 #[tokio::test]

@@ -22,7 +22,7 @@ fn service(limits: &str, [heartbeat, share_expiry]: [&str; 2]) -> (Redis, TempDi
     std::fs::write(dir.path().join("d.yaml"), text).unwrap();
     let url = redis.url();
     let times = ["--fleet-heartbeat", heartbeat, "--fleet-share-expiry", share_expiry];
-    let flags = [&["--store-url", &url, "--store-deadline", "20s"][..], &times].concat();
+    let flags = [&["--store-url", &url, "--store-timeout", "20s"][..], &times].concat();
     let flags: Vec<String> = flags.into_iter().map(str::to_owned).collect();
     let service = Service::start(dir.path(), &flags).unwrap();
     (redis, dir, service)

@@ -150,7 +150,7 @@ fn invalid_token_directories_are_errors() {
     ] {
         let files = token_files(&[(name, text)]);
         let error = AdminAccess::default().with_directory(files.path()).err().unwrap();
-        assert!(error.contains(words) && error.contains("listen.admin_tokens"), "{error}");
+        assert!(error.contains(words) && error.contains("admin.token_dir"), "{error}");
         assert!(text.is_empty() || !error.contains(text), "{error}");
     }
     let hidden = token_files(&[("..data", "x y"), ("view.a", "a-long-secret-token")]);

@@ -51,7 +51,7 @@ async fn top_lists_the_keys_with_the_most_hits() {
     charge(&engine, "<b>", 2).await;
     let row = |descriptor: &str, hits: u64| json!({"domain": "d", "path": "d.k", "descriptor": descriptor, "hits": hits, "error": 0});
     let expected = json!({
-        "scope": "replica", "replicas": 1, "live_replicas": 1, "window": "minute", "keys": "clear",
+        "scope": "replica", "replicas": 1, "live_replicas": 1, "window": "minute", "keys": "shown",
         "all_total": 7, "denied_total": 1,
         "all": [row("k=a", 5), row("k=<b>", 2)], "denied": [row("k=a", 1)],
     });

@@ -85,7 +85,7 @@ async fn the_last_100_descriptors_are_kept() {
 
 #[tokio::test]
 async fn redacted_values_count_together() {
-    let engine = engine(DescriptorValues::Redacted);
+    let engine = engine(DescriptorValues::Hidden);
     check(&engine, "shop", &[("path", "/pay")]).await;
     check(&engine, "shop", &[("path", "/cart")]).await;
     let recent = recent(&engine).await;

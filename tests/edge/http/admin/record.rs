@@ -46,7 +46,7 @@ async fn a_recording_needs_a_post_with_a_token() {
     let router = admin(&engine, Some("open-sesame-please"));
     let reply = post(&admin(&engine, None), "reason=ticket+7", None).await;
     let (status, body) = status_and_text(reply).await;
-    assert!(status == 403 && body.contains("listen.admin_token"), "{body}");
+    assert!(status == 403 && body.contains("admin.token"), "{body}");
     assert_eq!(post(&router, "reason=ticket+7", None).await.status(), 401);
     assert_eq!(get(&router, "/record?reason=ticket+7", TOKEN).await.0, 405);
 }

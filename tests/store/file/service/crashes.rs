@@ -63,7 +63,7 @@ fn live<T>(service: &mut Service, wait: impl FnOnce(&AllowedChecks) -> T) -> (Li
 fn crashes_with_sync_always_exceed_no_limit() {
     const LIMIT: usize = 1_500;
     let deployment =
-        Deployment::new(LIMIT as u64, &["--store-file-sync", "always", "--store-deadline", "20s"]);
+        Deployment::new(LIMIT as u64, &["--store-file-sync", "always", "--store-timeout", "20s"]);
     let mut dice = Dice::new(dice::seed());
     let mut allowed = 0;
     for _ in 0..crashes() {

@@ -85,7 +85,7 @@ impl StrictFleet {
         let heartbeat = heartbeat_over(self.kind);
         // Shorter than the fault `Pause`.
         let deadline = format!("{}ms", (heartbeat * 2).as_millis());
-        let more = ["--store-deadline", &deadline];
+        let more = ["--store-timeout", &deadline];
         let service = replica_with(&self.limits, &url, (&node, heartbeat), &more);
         *self.channels[replica_index].lock() = Some(channel(&self.runtime, &service));
         self.fleet[replica_index] = Some(service);

@@ -75,7 +75,7 @@ impl TokenDirectory {
 
 fn read_tokens(directory: &Path) -> Result<Vec<NamedToken>, String> {
     let failed = |path: &Path, cause: &dyn std::fmt::Display| {
-        format!("{}: {cause} (setting listen.admin_tokens)", path.display())
+        format!("{}: {cause} (setting admin.token_dir)", path.display())
     };
     let mut tokens = Vec::new();
     for file in fs::read_dir(directory).map_err(|error| failed(directory, &error))? {

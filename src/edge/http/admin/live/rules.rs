@@ -162,7 +162,7 @@ fn rule_json(
 
 fn limit_json(rule: Option<&Rule>, limit: &Limit) -> Value {
     let mode = match limit.mode {
-        LimitMode::Strict => "strict",
+        LimitMode::Strict => "exact",
         LimitMode::CachedDeny => "cached_deny",
         LimitMode::Leased(_) => "leased",
     };

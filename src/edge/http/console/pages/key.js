@@ -37,8 +37,8 @@ function chooseKey(domain, descriptor) {
       denied.show(top.denied);
       all.show(top.all);
       const notes = {
-        hashed: "Values are hashed (setting telemetry.keys).",
-        off: "Top keys are off (setting telemetry.keys).",
+        hashed: "Values are hashed (setting telemetry.descriptor_values).",
+        hidden: "Top keys are not counted (setting telemetry.descriptor_values).",
       };
       showText(note, notes[top.keys]);
     },
@@ -81,7 +81,8 @@ function keyForm(domain, descriptor) {
   return form;
 }
 
-function topTable(title, test) {
+/** The keys with the most hits. `title` is the head of the column with the number. */
+export function topTable(title, test) {
   return new Table({
     caption: title,
     test,

@@ -5,6 +5,7 @@ import { card, el, facts, linkTo, setText } from "../dom.js";
 import { NONE, count, duration, effectText, microseconds, percent, rate, shortTime } from "../format.js";
 import { LatencyMeter, LiveTail, RateMeter, historyRates } from "../rates.js";
 import { Table, badge, keyLink } from "../tables.js";
+import { topTable } from "./key.js";
 
 const CHARTED = ["allow", "deny", "shadow_deny"];
 
@@ -32,6 +33,7 @@ export default function overview() {
   });
   const [store, process] = [facts(), facts()];
   const [replicas, envoys, changes] = [replicaTable(), envoyTable(), changeTable()];
+  const limited = topTable("Denied hits", "limited-now");
   const side = el(
     "div",
     { class: "columns" },
@@ -47,6 +49,7 @@ export default function overview() {
       {},
       problems,
       tiles.element,
+      card("Who is limited now: denied in the last minute", limited.element),
       chart.element,
       side,
       card("Replicas", replicas.element),
@@ -60,9 +63,11 @@ export default function overview() {
     sources: [
       { name: "overview", path: "overview" },
       { name: "actions", path: "actions", every: 10_000 },
+      { name: "top", path: "top", params: { window: "minute", limit: 5 }, every: 6_000 },
     ],
-    update({ overview: data, actions }) {
+    update({ overview: data, actions, top }) {
       if (actions) changes.show(actions.actions);
+      if (top) limited.show(top.denied);
       if (!data) return;
       const rates = tiles.show(data, meters);
       const history = historyRates(data.history, CHARTED);
@@ -195,8 +200,10 @@ function envoyTable() {
 }
 
 function changeTable() {
-  const link = ({ domain, limit, descriptor }) =>
-    descriptor ? keyLink(domain, descriptor) : linkTo("rule", { domain, path: limit }, limit);
+  const link = ({ scope, domain, limit, descriptor }) => {
+    if (scope === "everything") return el("strong", {}, "everything");
+    return descriptor ? keyLink(domain, descriptor) : linkTo("rule", { domain, path: limit }, limit);
+  };
   return new Table({
     caption: "Forced decisions and boosts",
     test: "changes",

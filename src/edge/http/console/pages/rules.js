@@ -140,7 +140,7 @@ class RuleTree {
 /** Returns the limits of a rule as lines. */
 function limitSummary({ limits, concurrency }) {
   const lines = limits.map(
-    (limit) => `${limitText(limit)}${limit.mode === "strict" ? "" : `, ${limit.mode}`}`,
+    (limit) => `${limitText(limit)}${limit.mode === "exact" ? "" : `, ${limit.mode}`}`,
   );
   if (concurrency) lines.push(concurrencyText(concurrency));
   return (lines.length === 0 ? ["unlimited"] : lines).map((line) => el("div", {}, line));
