@@ -1,6 +1,6 @@
 //! Settings that contradict each other, have no effect or are outside their range.
 
-use sluicegate::config::settings::{LogLevel, RatelimitValue, SettingsInput, print_config, table};
+use sluicegate::config::settings::{LogLevel, RatelimitValue, SettingsInput, print_config};
 use sluicegate::kernel::units::Nanos;
 
 use crate::config::settings::{dotted, environment, file, flags, load_valid, pairs, read_errors};
