@@ -43,7 +43,7 @@ fn unknown_key_message(name: &str) -> (String, Option<String>) {
     }
     let names = table().iter().map(|row| row.name);
     let names = names.chain(setting_blocks().iter().map(|block| block.name));
-    let known = names.map(|name| (name.to_owned(), name));
+    let known = names.map(|name| (name.to_owned(), name)).chain(short_names());
     let help = nearest_of(name, known.collect()).map(|name| format!("did you mean `{name}`?"));
     (format!("unknown setting `{name}`"), help)
 }
@@ -51,9 +51,19 @@ fn unknown_key_message(name: &str) -> (String, Option<String>) {
 /// Suggests the setting whose flag or variable resembles `name`, which has underscores.
 fn nearest_setting(name: &str, origin: &SettingOrigin) -> Option<String> {
     let flat_names = table().iter().map(|row| (row.name.replace('.', "_"), row.name));
-    let found = nearest_of(name, flat_names.collect())?;
+    let found = nearest_of(name, flat_names.chain(short_names()).collect())?;
     let row = find_setting(found)?;
     Some(format!("did you mean {}?", row.spelled_for(origin)))
+}
+
+/// Returns each setting with its name without the first block, such as `grpc_port`. Omits names that
+/// two settings have.
+fn short_names() -> impl Iterator<Item = (String, &'static str)> {
+    let all = || {
+        let ends = table().iter().filter_map(|row| Some((row.name.split_once('.')?.1, row.name)));
+        ends.map(|(end, name)| (end.replace('.', "_"), name))
+    };
+    all().filter(move |(end, _)| all().filter(|(other, _)| other == end).count() == 1)
 }
 
 /// Returns the setting or block whose known name resembles `name`.

@@ -172,7 +172,7 @@ fn log_level_accepts_only_listed_names() {
 }
 
 #[test]
-fn a_block_or_a_dotted_name_is_an_error_with_its_nested_form() {
+fn a_block_or_dotted_name_is_an_error_with_its_nested_form() {
     assert_eq!(
         read_errors(&file("store.url: memory\nstore: 1\n")),
         [
