@@ -25,7 +25,7 @@ contour=github.com/projectcontour/contour@v1.33.8
 
 bin=$PWD/.tools/bin crds=$PWD/.tools/crds
 wanted="$helm $kubectl_validate $compose $operator $gateway $istio $contour $hadolint"
-if [ "$(cat .tools/chart.done 2>/dev/null)" = "$wanted" ] && [ -e "$crds/gateway.envoyproxy.io_envoyproxies.yaml" ]; then
+if [ "$(cat .tools/chart.done 2>/dev/null)" = "$wanted" ] && [ -e "$crds/gateway.envoyproxy.io_clienttrafficpolicies.yaml" ]; then
     exit 0
 fi
 
@@ -79,7 +79,7 @@ install "$helm" helm
 install "$kubectl_validate" kubectl-validate
 install "$compose" compose
 take "$operator" example/prometheus-operator-crd/monitoring.coreos.com_{servicemonitors,prometheusrules}.yaml
-take "$gateway" charts/gateway-crds-helm/templates/generated/gateway.envoyproxy.io_{backendtrafficpolicies,envoyextensionpolicies,envoyproxies,securitypolicies}.yaml
+take "$gateway" charts/gateway-crds-helm/templates/generated/gateway.envoyproxy.io_{backendtrafficpolicies,clienttrafficpolicies,envoyextensionpolicies,envoyproxies,securitypolicies}.yaml
 take "$istio" kubernetes/customresourcedefinitions.gen.yaml
 take "$contour" examples/contour/01-crds.yaml
 cd - >/dev/null

@@ -1,7 +1,7 @@
 //! Goodput under a hidden capacity: the published table, then 200 traces of generated noise, then
 //! the same traces with a provider that refuses requests above its capacity.
 //!
-//! `cargo bench --bench latent_capacity`. Bounds, also checked by
+//! `cargo bench --bench latent_capacity` writes CSV, and `docs/pictures/provider.svg`. Bounds, also checked by
 //! `crates/kernel/tests/concurrency/adaptive/latent_capacity.rs`:
 //! - `gradient` has at least 0.90 of an oracle's goodput.
 //! - `gradient` has at least 1.25 times the goodput of the source's AIMD.
@@ -14,6 +14,7 @@
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]
 
 mod model;
+mod plot;
 mod refusals;
 
 use model::{Mean, Played, Shock};
@@ -40,6 +41,8 @@ fn main() {
     show_recorded("source's AIMD", model::source_aimd(&recorded));
     show_recorded("aimd", model::product(&recorded, AdaptiveAlgorithm::Aimd));
     show_recorded("gradient", model::product(&recorded, AdaptiveAlgorithm::Gradient));
+    let picture = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pictures/provider.svg");
+    std::fs::write(picture, plot::svg(&recorded)).unwrap();
 
     println!("\n200 traces,goodput/s,error,limited %,error,of oracle,error,of source's AIMD,error");
     let traces: Vec<_> = (0..200).map(model::generated).collect();

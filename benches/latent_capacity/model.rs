@@ -103,14 +103,19 @@ pub fn oracle(trace: &[Shock]) -> Played {
     Played { passed, failed: 0.0 }
 }
 
-/// The source's own AIMD, on the time between arrivals: α 0.02, β 0.75, target 1.25 s, 1 to 40/s.
+/// The result of [`source_aimd_controller`], from 1/s.
 pub fn source_aimd(trace: &[Shock]) -> Played {
+    play(trace, 1.0, &mut source_aimd_controller())
+}
+
+/// The source's own AIMD, on the time between arrivals: α 0.02, β 0.75, target 1.25 s, 1 to 40/s.
+pub fn source_aimd_controller() -> impl FnMut(f64, f64) -> f64 {
     let mut interval = 1.0_f64;
-    play(trace, 1.0, &mut |latency, _| {
+    move |latency, _| {
         let near = latency <= 1.25;
         interval = if near { (interval - 0.02).max(0.025) } else { (interval / 0.75).min(1.0) };
         1.0 / interval
-    })
+    }
 }
 
 /// gradient2 without the input smoothing that its publication added later.
@@ -126,12 +131,17 @@ pub fn bare_gradient2(trace: &[Shock]) -> Played {
     })
 }
 
+/// The result of [`product_controller`], from 1 request in flight.
+pub fn product(trace: &[Shock], law: AdaptiveAlgorithm) -> Played {
+    play(trace, 1.0, &mut product_controller(law))
+}
+
 /// An algorithm of Sluicegate with limits from 1 to 40, started at 1. Each request in flight in a
 /// step is one sample of the latency.
-pub fn product(trace: &[Shock], law: AdaptiveAlgorithm) -> Played {
+pub fn product_controller(law: AdaptiveAlgorithm) -> impl FnMut(f64, f64) -> f64 {
     let mut policy = AdaptiveLimit::new(1, Some(AdaptiveConfig::new(law, 1, 40)), 0);
     let mut now = Nanos::SECOND;
-    play(trace, 1.0, &mut |latency, k| {
+    move |latency, k| {
         let rtt = Nanos((latency.max(0.001) * 1e9) as u64);
         now = now.plus(rtt);
         let in_flight = k as u32;
@@ -139,7 +149,7 @@ pub fn product(trace: &[Shock], law: AdaptiveAlgorithm) -> Played {
             LatencySample { ended_at: now, rtt, in_flight, outcome: RequestOutcome::Success };
         (0..in_flight).for_each(|_| policy.record(&sample, u32::MAX));
         f64::from(policy.limit())
-    })
+    }
 }
 
 /// The noise behind the source's table.

@@ -42,18 +42,27 @@ struct Provider<'a> {
     played: Played,
 }
 
+/// Receives the capacity and the limit of each step.
+pub type Observer<'a> = dyn FnMut(u32, u32) + 'a;
+
 /// The result of an algorithm that counts refusals as dropped.
 pub fn product(trace: &[Shock], law: AdaptiveAlgorithm) -> Played {
+    observed(trace, law, &mut |_, _| {})
+}
+
+/// The same, with an observer.
+pub fn observed(trace: &[Shock], law: AdaptiveAlgorithm, observe: &mut Observer<'_>) -> Played {
     let config = AdaptiveConfig::new(law, 1, 1_000);
-    play(trace, Gate::Algorithm(Box::new(AdaptiveLimit::new(10, Some(config), 0))))
+    let limit = AdaptiveLimit::new(10, Some(config), 0);
+    play(trace, Gate::Algorithm(Box::new(limit)), observe)
 }
 
 /// The result of a limit that always equals the capacity.
 pub fn oracle(trace: &[Shock]) -> Played {
-    play(trace, Gate::Oracle)
+    play(trace, Gate::Oracle, &mut |_, _| {})
 }
 
-fn play(trace: &[Shock], gate: Gate) -> Played {
+fn play(trace: &[Shock], gate: Gate, observe: &mut Observer<'_>) -> Played {
     let mut provider = Provider {
         gate,
         trace,
@@ -70,6 +79,7 @@ fn play(trace: &[Shock], gate: Gate) -> Played {
         let peak = std::mem::take(&mut provider.peak);
         provider.capacity = capacity.step(f64::from(peak.max(1)), shock) as u32;
         provider.step();
+        observe(provider.capacity, provider.limit());
     }
     provider.played
 }

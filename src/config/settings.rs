@@ -32,7 +32,6 @@ mod print;
 mod ratelimit_prefix;
 mod read;
 mod reference;
-mod renamed;
 mod store;
 mod unknown;
 mod unused;
@@ -70,7 +69,6 @@ pub use read::{
     LoadedSettings, RatelimitValue, SettingOrigin, SettingProblem, SettingsInput, read,
 };
 pub use reference::reference_page;
-pub use renamed::renamed_settings;
 pub use store::{FileSync, HostPort, RedisEndpoint, RedisUrl, StoreUrl};
 pub use value::{AtLeastOne, HeaderName, SecretText, Shape, UnitFraction, Value};
 pub use words::{Absent, Auto, Never, Or};

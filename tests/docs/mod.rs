@@ -6,7 +6,7 @@
 //! - Every reference table lists exactly the items of the code.
 //! - Every relative link resolves.
 //! - Guides begin with an example and have one for every 200 words.
-//! - Twenty questions have their answers two clicks from the summary.
+//! - Forty questions have their answers two clicks from the summary.
 //!
 //! Not covered:
 //! - Prose.

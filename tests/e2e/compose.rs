@@ -1,5 +1,6 @@
 //! Tests of the processes of `docker-compose.yml`: two replicas with one Redis, Envoy and an
-//! upstream; and of `deploy/compose.postgres.yaml`, which replaces Redis by PostgreSQL.
+//! upstream; of `deploy/compose.postgres.yaml`, which replaces Redis by PostgreSQL; and of
+//! `deploy/compose.regions.yaml`, which moves a replica to another region.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -103,6 +104,35 @@ fn postgres_compose_file_replaces_only_redis() {
         let out = sluicegate().args(command).arg("--print-config").current_dir(root()).output();
         let out = out.unwrap();
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    }
+}
+
+/// The flags and limits are valid, and the delay is in the network of one replica only.
+#[test]
+fn regions_compose_file_has_valid_flags_and_limits() {
+    let composed = composed(&["deploy/compose.regions.yaml"]);
+    let distance = &composed["services"]["distance"];
+    assert_eq!(distance["network_mode"], "service:replica-2");
+    for name in ["replica-1", "replica-2"] {
+        let replica = &composed["services"][name];
+        let mounts = replica["volumes"].as_array().unwrap();
+        // Maps a path in the container to the path in the repository.
+        let local = |argument: String| {
+            let mounted = mounts.iter().find_map(|mount| {
+                let rest = argument.strip_prefix(mount["target"].as_str().unwrap())?;
+                Some(format!("{}{rest}", mount["source"].as_str().unwrap()))
+            });
+            mounted.unwrap_or(argument)
+        };
+        let command: Vec<_> = names(replica, "command").into_iter().map(local).collect();
+        let limits = &command[4];
+        for arguments in [
+            [&command[..], &["--print-config".into()]].concat(),
+            vec!["validate".into(), limits.clone()],
+        ] {
+            let out = sluicegate().args(arguments).output().unwrap();
+            assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        }
     }
 }
 

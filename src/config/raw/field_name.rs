@@ -123,16 +123,6 @@ impl FieldName {
         matches!(self, Self::Tolerance | Self::Decrease | Self::Smoothing | Self::ProbeDepth)
     }
 
-    /// Returns the key that replaced the old name `name`, if it is `valid` in the block.
-    pub(super) fn renamed(name: &str, valid: &[Self]) -> Option<Self> {
-        let new = match name {
-            "on_backend_failure" => Self::OnStoreFailure,
-            "policy" => Self::Algorithm,
-            _ => return None,
-        };
-        valid.contains(&new).then_some(new)
-    }
-
     /// Returns the known key that resembles a misspelled one most. Keys that are `valid` in the
     /// block are preferred.
     pub(super) fn nearest(misspelt: &str, valid: &[Self]) -> Option<Self> {

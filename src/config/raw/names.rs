@@ -258,14 +258,11 @@ fn help_for_number(word: FieldName, text: &str, value: &ScalarValue) -> String {
     }
 }
 
-/// Returns the fix for the unknown key `name`: its new name, or the most similar key.
+/// Returns the fix for the unknown key `name`: the most similar key.
 fn help_for_unknown(name: &str, block: LimitsBlock) -> String {
     if block == LimitsBlock::File && name == "apiVersion" {
         return "in a Kubernetes manifest, the limits file is a text under `data` of a ConfigMap"
             .to_owned();
-    }
-    if let Some(new) = FieldName::renamed(name, block.field_names()) {
-        return format!("renamed to `{}`", new.as_str());
     }
     match FieldName::nearest(name, block.field_names()) {
         Some(nearest) => format!("did you mean `{}`?", nearest.as_str()),

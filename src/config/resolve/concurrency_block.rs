@@ -22,8 +22,8 @@ use crate::kernel::concurrency::{OverloadAnswers, RetryAfterRule};
 use crate::kernel::coordinator::aggregate::VoteAggregate;
 use crate::kernel::units::Nanos;
 
-/// The old name of the mode `shared`. Rate limits still have a mode with this name.
-const OLD_SHARED_MODE: &str = "leased";
+/// A mode of rate limits. `shared` is the corresponding mode of concurrency limits.
+const RATE_LIMIT_MODE: &str = "leased";
 
 pub(super) struct ConcurrencySettings {
     pub(super) rules: LimiterConfig,
@@ -145,7 +145,7 @@ impl ConcurrencyReader<'_, '_, '_> {
 
     fn mode(&mut self) -> Option<ConcurrencyMode> {
         let word = self.raw.mode.as_ref()?;
-        if word.value == OLD_SHARED_MODE {
+        if word.value == RATE_LIMIT_MODE {
             let message = format!("`mode: {}` is not a valid value", word.value);
             let fix = "use `mode: shared`; `leased` is a mode of `rate_limit`";
             self.error(Code::UnknownValue, word.span, message, fix);

@@ -220,8 +220,7 @@ impl SettingsReader {
             return;
         }
         let explained = explain_unknown(name, &origin);
-        let is_error = explained.is_former || !is_from_environment;
-        let severity = if is_error { Severity::Error } else { Severity::Warning };
+        let severity = if is_from_environment { Severity::Warning } else { Severity::Error };
         let (message, help) = (explained.message, explained.help);
         self.problems.push(SettingProblem { severity, origin, message, help });
     }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::print::accepted_values;
-use super::{Setting, SettingBlock, Settings, renamed, setting_blocks, table};
+use super::{Setting, SettingBlock, Settings, setting_blocks, table};
 
 const HEAD: &str = "\
 # Settings
@@ -34,7 +34,7 @@ pub fn reference_page() -> String {
     let outside = format!("\n## Outside of blocks\n\n{TABLE_HEAD}{}", table_rows(""));
     let native: String = native.into_iter().map(section).collect();
     let compat: String = compat.into_iter().map(section).collect();
-    [HEAD, &native, &outside, &compat, &former_names()].concat()
+    [HEAD, &native, &outside, &compat].concat()
 }
 
 fn section(block: &SettingBlock) -> String {
@@ -60,16 +60,4 @@ fn table_rows(block: &str) -> String {
         .ok();
     }
     text
-}
-
-/// Returns the section with the names of earlier versions.
-fn former_names() -> String {
-    let renamed = renamed::renamed_settings().iter();
-    let rows: Vec<_> = renamed.map(|(old, new)| format!("| `{old}` | `{new}` |\n")).collect();
-    let rows = rows.concat();
-    format!(
-        "\n## Former names\n\nSettings had flat names before they were arranged in blocks. A \
-         former name is an error that contains the present one.\n\n\
-         | former | present |\n|---|---|\n{rows}"
-    )
 }

@@ -1,10 +1,8 @@
 //! Explains names in flags, variables and `server.yaml` that are not settings.
 //!
 //! Guarantees:
-//! - The message for a former name contains the new name, or the replacement of a removed setting.
-//! - Other messages suggest the setting whose name is similar, if there is one.
+//! - Messages suggest the setting whose name is similar, if there is one.
 
-use super::renamed::{REMOVED, renamed_settings};
 use super::{Setting, SettingOrigin, find_setting, is_block, nearest, setting_blocks, table};
 
 /// The explanation of a name that is not a setting.
@@ -12,42 +10,16 @@ pub(super) struct UnknownName {
     pub(super) message: String,
     /// The suggested fix, if there is one.
     pub(super) help: Option<String>,
-    /// `true` if the name was a setting of an earlier version.
-    pub(super) is_former: bool,
 }
 
 /// Explains the name of a setting that does not exist. A name from a flag or a variable has
 /// underscores instead of dots and dashes.
 pub(super) fn explain_unknown(name: &str, origin: &SettingOrigin) -> UnknownName {
-    if let Some((message, help)) = explain_former(name, origin) {
-        return UnknownName { message, help, is_former: true };
-    }
     let (message, help) = match origin {
         SettingOrigin::File(..) => unknown_key_message(name),
         _ => ("unknown setting".to_owned(), nearest_setting(name, origin)),
     };
-    UnknownName { message, help, is_former: false }
-}
-
-/// Returns the error message and the suggested fix for a former name. `former` has underscores
-/// instead of dots and dashes.
-fn explain_former(former: &str, origin: &SettingOrigin) -> Option<(String, Option<String>)> {
-    let find = |list: &'static [(&str, &'static str)]| {
-        list.iter().find(|(name, _)| *name == former).map(|(_, text)| *text)
-    };
-    // A flag or variable is already in the message as the origin.
-    let subject = match origin {
-        SettingOrigin::File(..) => format!("`{former}` was "),
-        _ => String::new(),
-    };
-    if let Some(row) = find(renamed_settings()).and_then(find_setting) {
-        let help = match origin {
-            SettingOrigin::File(..) => Some(format!("write `{}`", nested(row.name))),
-            _ => None,
-        };
-        return Some((format!("{subject}renamed to {}", row.spelled_for(origin)), help));
-    }
-    find(REMOVED).map(|help| (format!("{subject}removed"), Some(help.to_owned())))
+    UnknownName { message, help }
 }
 
 /// Returns a setting as nested YAML: `store: {url: …}` for `store.url`.
@@ -71,7 +43,7 @@ fn unknown_key_message(name: &str) -> (String, Option<String>) {
     }
     let names = table().iter().map(|row| row.name);
     let names = names.chain(setting_blocks().iter().map(|block| block.name));
-    let known = names.map(|name| (name.to_owned(), name)).chain(former_names());
+    let known = names.map(|name| (name.to_owned(), name)).chain(short_names());
     let help = nearest_of(name, known.collect()).map(|name| format!("did you mean `{name}`?"));
     (format!("unknown setting `{name}`"), help)
 }
@@ -79,14 +51,19 @@ fn unknown_key_message(name: &str) -> (String, Option<String>) {
 /// Suggests the setting whose flag or variable resembles `name`, which has underscores.
 fn nearest_setting(name: &str, origin: &SettingOrigin) -> Option<String> {
     let flat_names = table().iter().map(|row| (row.name.replace('.', "_"), row.name));
-    let found = nearest_of(name, flat_names.chain(former_names()).collect())?;
+    let found = nearest_of(name, flat_names.chain(short_names()).collect())?;
     let row = find_setting(found)?;
     Some(format!("did you mean {}?", row.spelled_for(origin)))
 }
 
-/// Returns the former and the present name of each renamed setting.
-fn former_names() -> impl Iterator<Item = (String, &'static str)> {
-    renamed_settings().iter().map(|(former, name)| ((*former).to_owned(), *name))
+/// Returns each setting with its name without the first block, such as `grpc_port`. Omits names that
+/// two settings have.
+fn short_names() -> impl Iterator<Item = (String, &'static str)> {
+    let all = || {
+        let ends = table().iter().filter_map(|row| Some((row.name.split_once('.')?.1, row.name)));
+        ends.map(|(end, name)| (end.replace('.', "_"), name))
+    };
+    all().filter(move |(end, _)| all().filter(|(other, _)| other == end).count() == 1)
 }
 
 /// Returns the setting or block whose known name resembles `name`.

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ended_action_in_the_log_does_not_return_from_the_heartbeat_of_a_dead_replica() {
+    fn an_ended_action_does_not_return_from_a_dead_replicas_heartbeat() {
         let (begun, ended) = (boost("boost", Some("x2"), 1), boost("unboost", None, 2));
         let stale = begun.action_change(Nanos::from_secs(20)).unwrap();
         let mut actions = ReplicatedActions::default();

@@ -1,8 +1,6 @@
 //! Settings that contradict each other, have no effect or are outside their range.
 
-use sluicegate::config::settings::{
-    LogLevel, RatelimitValue, SettingsInput, print_config, renamed_settings, table,
-};
+use sluicegate::config::settings::{LogLevel, RatelimitValue, SettingsInput, print_config};
 use sluicegate::kernel::units::Nanos;
 
 use crate::config::settings::{dotted, environment, file, flags, load_valid, pairs, read_errors};
@@ -174,27 +172,14 @@ fn log_level_accepts_only_listed_names() {
 }
 
 #[test]
-fn former_names_are_errors_that_contain_the_new_name() {
-    let mut doors =
-        file("limits: [a]\nbackend_deadline: 5ms\nthreads: 2\nstore.url: memory\nstore: 1\n");
-    doors.environment = pairs(&[("SLUICEGATE_BACKEND", "memory")]);
-    doors.flags = vec![("log-level".to_owned(), vec![])];
+fn a_block_or_dotted_name_is_an_error_with_its_nested_form() {
     assert_eq!(
-        read_errors(&doors),
+        read_errors(&file("store.url: memory\nstore: 1\n")),
         [
-            "error: server.yaml:1:1: `limits` was renamed to `limits.paths`; write `limits: {paths: …}`",
-            "error: server.yaml:2:1: `backend_deadline` was renamed to `store.timeout`; write `store: {timeout: …}`",
-            "error: server.yaml:3:1: `threads` was removed; set the environment variable TOKIO_WORKER_THREADS; the default is one thread for each CPU of the container",
-            "error: server.yaml:4:1: `store.url` must be nested, not written with dots; write `store: {url: …}`",
-            "error: server.yaml:5:1: `store` is a block, and needs settings inside it; write for example `store: {url: …}`",
-            "error: SLUICEGATE_BACKEND: renamed to SLUICEGATE_STORE_URL",
-            "error: --log-level: renamed to --telemetry-log-level",
+            "error: server.yaml:1:1: `store.url` must be nested, not written with dots; write `store: {url: …}`",
+            "error: server.yaml:2:1: `store` is a block, and needs settings inside it; write for example `store: {url: …}`",
         ]
     );
-    for (former, name) in renamed_settings() {
-        assert!(table().iter().any(|row| row.name == *name), "{former}: {name}");
-        assert!(!table().iter().any(|row| row.name == *former), "{former}");
-    }
 }
 
 #[test]
