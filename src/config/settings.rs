@@ -146,7 +146,7 @@ pub fn setting_blocks() -> &'static [SettingBlock] {
     &LIST.blocks
 }
 
-fn find_setting(name: &str) -> Option<&'static Setting> {
+pub(in crate::config) fn find_setting(name: &str) -> Option<&'static Setting> {
     table().iter().find(|row| row.name == name)
 }
 

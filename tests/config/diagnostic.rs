@@ -136,18 +136,3 @@ fn misspelt_yaml_key_suggests_a_field_of_its_block() {
         assert_eq!(found[0].help.as_deref(), Some(format!("did you mean `{word}`?").as_str()));
     }
 }
-
-#[test]
-fn old_field_name_is_an_error_with_the_new_name() {
-    for (text, place, new) in [
-        ("rate_limit: {on_backend_failure: deny}", (3, 16), "on_store_failure"),
-        ("concurrency: {on_backend_failure: deny}", (3, 17), "on_store_failure"),
-        ("concurrency: {adaptive: {policy: aimd}}", (3, 28), "algorithm"),
-    ] {
-        let text = format!("domain: d\ndescriptors:\n- {text}\n");
-        let found = raw::read("a.yaml", text.as_bytes()).unwrap_err().diagnostics;
-        assert_eq!(found[0].code, Code::UnknownKey);
-        assert_eq!((found[0].location.line, found[0].location.column), place);
-        assert_eq!(found[0].help, Some(format!("renamed to `{new}`")));
-    }
-}

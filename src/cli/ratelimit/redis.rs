@@ -198,8 +198,11 @@ fn single_url(
         return Err((names.tls, "must be false for a Unix socket".to_owned()));
     }
     if !text.starts_with('/') {
-        let why = "must be the absolute path of a socket; for host:port set REDIS_SOCKET_TYPE=tcp";
-        return Err((names.url, why.to_owned()));
+        let why = format!(
+            "must be the absolute path of a socket; for host:port set {}=tcp",
+            names.socket_type
+        );
+        return Err((names.url, why));
     }
     Ok(format!(
         "redis+unix://{}{}",

@@ -34,7 +34,7 @@ pub(super) enum LimitsBlock {
 }
 
 impl LimitsBlock {
-    const ALL: [Self; 11] = [
+    pub(super) const ALL: [Self; 11] = [
         Self::File,
         Self::Defaults,
         Self::Descriptor,
