@@ -69,6 +69,7 @@ pub use read::{
 };
 pub use reference::reference_page;
 pub use renamed::renamed_settings;
+pub(crate) use store::encode_percent;
 pub use store::{FileSync, HostPort, RedisEndpoint, RedisUrl, StoreUrl};
 pub use value::{AtLeastOne, HeaderName, SecretText, Shape, UnitFraction, Value};
 
@@ -109,6 +110,12 @@ impl Setting {
     #[must_use]
     pub fn show(&self, settings: &Settings) -> String {
         settings.value(self.name).map(block::AnyValue::shown).unwrap_or_default()
+    }
+
+    /// Returns `true` if [`Setting::show`] masks a part of the value in `settings`.
+    #[must_use]
+    pub fn hides_secret(&self, settings: &Settings) -> bool {
+        settings.value(self.name).is_some_and(block::AnyValue::hides_secret)
     }
 
     /// Returns the name of the block that contains the setting, with dots; empty for none.

@@ -46,7 +46,9 @@ impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Memory => f.write_str("memory"),
-            Self::File(directory) => write!(f, "{FILE_SCHEME}{}", directory.display()),
+            Self::File(directory) => {
+                write!(f, "{FILE_SCHEME}{}", directory.display().to_string().replace('%', "%25"))
+            }
             Self::Redis(url) => url.fmt(f),
             Self::Postgres(url) => url.fmt(f),
         }
@@ -212,7 +214,7 @@ fn only_digits(text: &str) -> Option<&str> {
 }
 
 /// Decodes `%` escapes: `%41` becomes `A`.
-fn decode_percent(text: &str) -> Option<String> {
+pub(super) fn decode_percent(text: &str) -> Option<String> {
     let mut bytes = text.bytes();
     let mut plain = Vec::with_capacity(text.len());
     let nibble = |byte: Option<u8>| char::from(byte?).to_digit(16);
@@ -225,6 +227,16 @@ fn decode_percent(text: &str) -> Option<String> {
         }
     }
     String::from_utf8(plain).ok()
+}
+
+/// Percent-encodes `text`, except letters, digits, `-._~` and the characters in `plain`.
+pub(crate) fn encode_percent(text: &str, plain: &str) -> String {
+    let encode = |byte: u8| match char::from(byte) {
+        c if c.is_ascii_alphanumeric() || "-._~".contains(c) => c.to_string(),
+        c if byte.is_ascii() && plain.contains(c) => c.to_string(),
+        _ => format!("%{byte:02X}"),
+    };
+    text.bytes().map(encode).collect()
 }
 
 impl fmt::Display for HostPort {
@@ -245,11 +257,13 @@ impl fmt::Display for RedisUrl {
         };
         write!(f, "redis{}{kind}://", if self.tls { "s" } else { "" })?;
         if let (Some(user), None) = (&self.user, &self.password) {
-            write!(f, "{user}@")?;
+            write!(f, "{}@", encode_percent(user, ""))?;
         }
         match &self.endpoint {
             RedisEndpoint::Tcp(address) => address.fmt(f)?,
-            RedisEndpoint::Unix(path) => path.display().fmt(f)?,
+            RedisEndpoint::Unix(path) => {
+                f.write_str(&encode_percent(&path.display().to_string(), "/"))?;
+            }
             RedisEndpoint::Sentinel(addresses, _) | RedisEndpoint::Cluster(addresses) => {
                 join_addresses(addresses).fmt(f)?;
             }
@@ -309,6 +323,13 @@ impl Value for StoreUrl {
         match self {
             Self::Memory => self.to_string(),
             Self::File(_) | Self::Redis(_) | Self::Postgres(_) => quoted(&self.to_string()),
+        }
+    }
+    fn hides_secret(&self) -> bool {
+        match self {
+            Self::Memory | Self::File(_) => false,
+            Self::Redis(url) => url.password.is_some(),
+            Self::Postgres(url) => url.has_password(),
         }
     }
     fn schema() -> Json {
@@ -374,6 +395,9 @@ impl Value for Option<RedisUrl> {
     }
     fn show(&self) -> String {
         quoted(&self.as_ref().map(ToString::to_string).unwrap_or_default())
+    }
+    fn hides_secret(&self) -> bool {
+        self.as_ref().is_some_and(|url| url.password.is_some())
     }
     fn schema() -> Json {
         json!({"type": "string", "pattern": format!("^({URLS})?$")})
