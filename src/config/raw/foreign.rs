@@ -100,15 +100,15 @@ impl ForeignWord {
             Meaning::Envoy(field) => Some(format!("remove it: Envoy's filter has {field}")),
             Meaning::Needless(reason) => Some(format!("remove it: {reason}")),
             Meaning::Rate => {
-                let (count, unit) = argument::parse_rate(place.value)?;
+                let (count, unit) = argument::parse_rate(place.value);
                 let fields = vec![(FieldName::Unit, unit), (FieldName::RequestsPerUnit, count)];
                 fix_with(LimitsBlock::RateLimit, fields, place)
             }
             Meaning::Fields(home, fields) => {
                 let write = |(field, argument): &(FieldName, Argument)| {
-                    Some((*field, argument.text(place.value)?))
+                    (*field, argument.text(place.value))
                 };
-                fix_with(home, fields.iter().map(write).collect::<Option<_>>()?, place)
+                fix_with(home, fields.iter().map(write).collect(), place)
             }
         }
     }

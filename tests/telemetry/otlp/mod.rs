@@ -321,7 +321,7 @@ fn an_endpoint_without_a_scheme_gets_the_url_to_write() {
                 _ => None,
             };
             let page: otlp::RenderPage = Arc::new(String::new);
-            let (_, errors) = otlp::start(&variable, &OtlpDefaults::default(), &page);
+            let (_, errors) = otlp::start(&variable, &otlp::OtlpDefaults::default(), &page);
             let wanted = format!("OTEL_EXPORTER_OTLP_ENDPOINT: {wanted}");
             assert_eq!(errors, [wanted.clone(), wanted], "{endpoint} {protocol}");
         }

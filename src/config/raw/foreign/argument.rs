@@ -31,9 +31,9 @@ pub(super) enum Argument {
 
 impl Argument {
     /// Returns the text of the field for the user's value.
-    pub(super) fn text(self, value: Option<&str>) -> Option<String> {
+    pub(super) fn text(self, value: Option<&str>) -> String {
         let value = value.map(str::trim).filter(|value| value.len() <= 64);
-        Some(match self {
+        match self {
             Self::Count => value
                 .and_then(|text| text.replace('_', "").parse::<u32>().ok())
                 .filter(|count| (1..=1_000_000_000).contains(count))
@@ -55,12 +55,12 @@ impl Argument {
             }
             Self::Prefix => "\"/api/*\"".to_owned(),
             Self::Text(text) => text.to_owned(),
-        })
+        }
     }
 }
 
 /// Returns a count and a unit for a rate such as `10r/s`, or an example for another value.
-pub(super) fn parse_rate(value: Option<&str>) -> Option<(String, String)> {
+pub(super) fn parse_rate(value: Option<&str>) -> (String, String) {
     let text = value.unwrap_or_default();
     let parts = || {
         let (count, unit) = text.split_once('/')?;
@@ -69,7 +69,7 @@ pub(super) fn parse_rate(value: Option<&str>) -> Option<(String, String)> {
         let unit = keywords::unit_of(unit.trim())?;
         Some((count.to_string(), unit.to_owned()))
     };
-    Some(parts().unwrap_or_else(|| ("100".to_owned(), "second".to_owned())))
+    parts().unwrap_or_else(|| ("100".to_owned(), "second".to_owned()))
 }
 
 fn strategy_of(text: &str) -> Option<StrategyKeyword> {

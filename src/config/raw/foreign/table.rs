@@ -7,7 +7,9 @@
 
 use super::super::field_name::FieldName as Field;
 use super::super::limits_block::LimitsBlock as Block;
-use super::argument::Argument::{self, *};
+use super::argument::Argument::{
+    self, Count, FailClosed, FailOpen, Millis, Name, Prefix, Seconds, Strategy, Text,
+};
 
 /// Words of other products with one meaning.
 pub(super) struct ForeignWord {
@@ -207,6 +209,7 @@ pub(super) static FOREIGN_WORDS: &[ForeignWord] = &[
         ],
         Fields(Block::Concurrency, &[(Field::Limit, Count)]),
     ),
+    row(&["policy", "limiter"], Fields(Block::Adaptive, &[(Field::Algorithm, Text("gradient"))])),
     row(&["minlimit", "minconcurrency"], Fields(Block::Adaptive, &[(Field::Min, Text("1"))])),
     row(&["maxlimit"], Fields(Block::Adaptive, &[(Field::Max, Text("1000"))])),
     row(

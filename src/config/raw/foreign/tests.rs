@@ -136,7 +136,7 @@ impl Template {
         } else {
             text
         };
-        let added: String = lines.iter().map(|line| format!(", {line}")).collect();
+        let added = format!(", {}", lines.join(", "));
         without_marks(&text.replace(target, &added))
     }
 }
@@ -217,7 +217,7 @@ fn every_printed_fix_is_accepted_at_its_place() {
                     let lacks_count = !fixed.contains("requests_per_unit");
                     let is_known =
                         |code: &&str| before.contains(code) || **code == *"E34" && lacks_count;
-                    if !found.iter().all(|code| is_known(&code)) {
+                    if !found.iter().all(|code| is_known(code)) {
                         refused.push(format!("{shown}\n{fixed}\n{found:?}"));
                     }
                 } else {
@@ -245,7 +245,7 @@ fn assert_moved(word: &str, place: &str, shown: &str) {
 }
 
 #[test]
-fn no_word_of_a_rate_limiter_leads_to_concurrency_from_a_rate_limit() {
+fn words_about_rates_never_lead_to_concurrency() {
     let rate_blocks = [LimitsBlock::RateLimit, LimitsBlock::File, LimitsBlock::Defaults];
     for row in FOREIGN_WORDS.iter().filter(|row| is_about_rates(row)) {
         for template in TEMPLATES.iter().filter(|one| rate_blocks.contains(&one.block)) {
