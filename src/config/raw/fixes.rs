@@ -5,12 +5,22 @@
 
 use super::TWO_LIMITS_FIX;
 use super::field_name::FieldName;
-use super::typed::{BOOL, COUNT, ExpectedNode, LIST, shortened};
 use crate::config::resolve::keywords;
 use crate::config::yaml::{ScalarValue, YamlId, YamlKind, YamlTree};
 
 /// The most values of a list that a fix repeats.
 const MAX_SHOWN_VALUES: usize = 3;
+
+/// The node that the reader expects, and the words for its value.
+pub(super) enum ExpectedNode {
+    File,
+    Item(&'static str),
+    Field(FieldName, &'static str),
+}
+
+pub(super) const LIST: &str = "a list";
+pub(super) const BOOL: &str = "a bool (true or false)";
+pub(super) const COUNT: &str = "a whole number from 0 to 4294967295 (uint32)";
 
 /// Returns the fix for a value that is not what the field wants.
 pub(super) fn for_mismatch(
@@ -142,4 +152,11 @@ fn parse_count(text: &str) -> Option<u32> {
         _ => return None,
     };
     number.parse::<u32>().ok()?.checked_mul(factor)
+}
+
+/// Returns the first line of a text, of at most 40 characters.
+pub(super) fn shortened(text: &str) -> String {
+    let line = text.lines().next().unwrap_or_default();
+    let start: String = line.chars().take(40).collect();
+    if start.len() < text.len() { format!("{start}…") } else { start }
 }

@@ -17,6 +17,7 @@ use std::collections::HashSet;
 use serde_json::{Map, Value as Json};
 
 use super::field_name::FieldName;
+use super::fixes::{self, BOOL, COUNT, ExpectedNode, LIST, shortened};
 use super::{File, TextList};
 use crate::config::diagnostic::{Code, Findings, Span, Spanned};
 use crate::config::yaml::{
@@ -44,16 +45,6 @@ pub(super) fn read(
     }
     file
 }
-
-pub(super) enum ExpectedNode {
-    File,
-    Item(&'static str),
-    Field(FieldName, &'static str),
-}
-
-pub(super) const LIST: &str = "a list";
-pub(super) const BOOL: &str = "a bool (true or false)";
-pub(super) const COUNT: &str = "a whole number from 0 to 4294967295 (uint32)";
 
 /// A key and its value. An alias is replaced by its target.
 #[derive(Clone, Copy)]
@@ -210,7 +201,7 @@ impl FileReader<'_, '_> {
             }
         };
         let span = self.tree.span(node);
-        match super::fixes::for_mismatch(self.tree, node, wanted) {
+        match fixes::for_mismatch(self.tree, node, wanted) {
             Some(help) => self.findings.add_with_help(Code::TypeMismatch, span, message, help),
             None => self.findings.add(Code::TypeMismatch, span, message),
         }
@@ -408,10 +399,4 @@ pub(super) fn kind_of(value: &ScalarValue) -> &'static str {
         ScalarValue::Text => "text",
         ScalarValue::Binary(_) => "binary",
     }
-}
-
-pub(super) fn shortened(text: &str) -> String {
-    let line = text.lines().next().unwrap_or_default();
-    let start: String = line.chars().take(40).collect();
-    if start.len() < text.len() { format!("{start}…") } else { start }
 }
