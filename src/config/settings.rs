@@ -26,6 +26,7 @@ mod nearest;
 mod network;
 mod pairs;
 mod peer_conflicts;
+mod percent;
 mod postgres_url;
 mod print;
 mod ratelimit_prefix;
@@ -61,6 +62,7 @@ pub use list_compat::{
 pub use nearest::{nearest, nearest_within};
 pub use network::Networks;
 pub use pairs::{Mogrifier, Mogrifiers, OutgoingHeaders, TextPairs};
+pub(crate) use percent::encode_percent;
 pub use postgres_url::PostgresUrl;
 pub use print::{print_config, schema, server_yaml};
 pub use ratelimit_prefix::RatelimitKeyPrefix;
@@ -69,7 +71,6 @@ pub use read::{
 };
 pub use reference::reference_page;
 pub use renamed::renamed_settings;
-pub(crate) use store::encode_percent;
 pub use store::{FileSync, HostPort, RedisEndpoint, RedisUrl, StoreUrl};
 pub use value::{AtLeastOne, HeaderName, SecretText, Shape, UnitFraction, Value};
 

@@ -9,7 +9,7 @@ use std::fmt;
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode};
 
-use super::store::{decode_percent, encode_percent};
+use super::percent::{decode_percent, encode_percent};
 
 const POSTGRES_PORT: u16 = 5432;
 

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value as Json, json};
 
+use super::percent::{decode_percent, encode_percent};
 use super::postgres_url::PostgresUrl;
 use super::value::{Value, quoted};
 use crate::kernel::units::Nanos;
@@ -211,32 +212,6 @@ pub(super) fn parse_address(text: &str, default: u16) -> Option<HostPort> {
 /// Returns `text` if it contains only digits. `str::parse` would also accept a sign.
 fn only_digits(text: &str) -> Option<&str> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then_some(text)
-}
-
-/// Decodes `%` escapes: `%41` becomes `A`.
-pub(super) fn decode_percent(text: &str) -> Option<String> {
-    let mut bytes = text.bytes();
-    let mut plain = Vec::with_capacity(text.len());
-    let nibble = |byte: Option<u8>| char::from(byte?).to_digit(16);
-    while let Some(byte) = bytes.next() {
-        if byte == b'%' {
-            let code = nibble(bytes.next())? * 16 + nibble(bytes.next())?;
-            plain.push(u8::try_from(code).ok()?);
-        } else {
-            plain.push(byte);
-        }
-    }
-    String::from_utf8(plain).ok()
-}
-
-/// Percent-encodes `text`, except letters, digits, `-._~` and the characters in `plain`.
-pub(crate) fn encode_percent(text: &str, plain: &str) -> String {
-    let encode = |byte: u8| match char::from(byte) {
-        c if c.is_ascii_alphanumeric() || "-._~".contains(c) => c.to_string(),
-        c if byte.is_ascii() && plain.contains(c) => c.to_string(),
-        _ => format!("%{byte:02X}"),
-    };
-    text.bytes().map(encode).collect()
 }
 
 impl fmt::Display for HostPort {
