@@ -217,7 +217,7 @@ fn every_printed_fix_is_accepted_at_its_place() {
                     let lacks_count = !fixed.contains("requests_per_unit");
                     let is_known =
                         |code: &&str| before.contains(code) || **code == *"E34" && lacks_count;
-                    if !found.iter().all(|code| is_known(code)) {
+                    if !found.iter().all(is_known) {
                         refused.push(format!("{shown}\n{fixed}\n{found:?}"));
                     }
                 } else {
