@@ -53,7 +53,7 @@ fn examine(args: &ValidateArgs) -> Result<CheckReport, String> {
         let paths = paths.join(", ");
         return Err(format!(
             "error: no rate limit, ext_authz, ext_proc or Sluicegate filter in {paths}; \
-             pass a file with Envoy's HTTP filters"
+             pass a file with Envoy's filters"
         ));
     }
     for notes in explained {

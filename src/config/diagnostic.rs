@@ -304,9 +304,9 @@ codes! {
     KeyNotText = E08 "a key that is not text"
         "use the name of a field",
     UnknownKey = E09 "an unknown field"
-        "use the suggested name, or put your own data into `metadata`",
+        "write the suggested line; words of other rate limiters get ours; own data goes into `metadata`",
     MisplacedField = E10 "a field in the wrong block"
-        "move it as suggested, for example `burst` into `rate_limit`",
+        "write the suggested line, or move it as suggested, for example `burst` into `rate_limit`",
     NotMappingInList = E11 "a list item that is not a mapping"
         "write `- key: NAME`; in `replaces`, `- name: NAME`",
     FractionOrTooBig = E12 "a fraction, or an integer of more than 64 bits"
@@ -407,6 +407,8 @@ codes! {
         "see [fail-open](../fleet.md#fail-open-in-envoy)",
     FailsClosed = N43 "an Envoy filter that fails closed"
         "none needed; see [fail-open](../fleet.md#fail-open-in-envoy)",
+    UnreadTimeout = N44 "a timeout that Envoy's rate limit filter does not read"
+        "write the filter's own `timeout`, beside `rate_limit_service`",
 }
 
 impl Code {

@@ -10,8 +10,11 @@
 //! Not covered:
 //! - The meaning of the fields (see [`super::resolve`]).
 
+mod document;
 mod field_name;
 mod fields;
+mod fixes;
+mod foreign;
 mod limits_block;
 mod metadata;
 mod names;

@@ -18,6 +18,7 @@ pub(in crate::config) mod overload_answers;
 pub(crate) mod overshoot;
 mod rate_limit_block;
 mod rate_limit_list;
+mod time_zone_name;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

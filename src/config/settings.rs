@@ -27,6 +27,7 @@ mod nearest;
 mod network;
 mod pairs;
 mod peer_conflicts;
+mod percent;
 mod postgres_url;
 mod print;
 mod ratelimit_prefix;
@@ -62,6 +63,7 @@ pub use list_compat::{
 pub use nearest::{nearest, nearest_within};
 pub use network::Networks;
 pub use pairs::{Mogrifier, Mogrifiers, OutgoingHeaders, TextPairs};
+pub(crate) use percent::encode_percent;
 pub use postgres_url::PostgresUrl;
 pub use print::{print_config, schema, server_yaml};
 pub use ratelimit_prefix::RatelimitKeyPrefix;
@@ -112,6 +114,12 @@ impl Setting {
         settings.value(self.name).map(block::AnyValue::shown).unwrap_or_default()
     }
 
+    /// Returns `true` if [`Setting::show`] masks a part of the value in `settings`.
+    #[must_use]
+    pub fn hides_secret(&self, settings: &Settings) -> bool {
+        settings.value(self.name).is_some_and(block::AnyValue::hides_secret)
+    }
+
     /// Returns the name of the block that contains the setting, with dots; empty for none.
     #[must_use]
     pub fn block(&self) -> &'static str {
@@ -147,7 +155,7 @@ pub fn setting_blocks() -> &'static [SettingBlock] {
     &LIST.blocks
 }
 
-fn find_setting(name: &str) -> Option<&'static Setting> {
+pub(in crate::config) fn find_setting(name: &str) -> Option<&'static Setting> {
     table().iter().find(|row| row.name == name)
 }
 

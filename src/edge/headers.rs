@@ -11,12 +11,14 @@
 //! | `RateLimit-Policy`: `"name";q=100;w=60` | limits that counted or denied | `draft` or `all` |
 //! | `RateLimit`: `"name";r=50;t=30` | the same limits in the same order | `draft` or `all` |
 //! | `x-sluicegate-denied-by` | the path of the rule | `answers.denied_by: header` or `both`, and denied |
+//! | `x-sluicegate-shadow-denied-by` | the path of the rule | likewise, and a limit in shadow mode would have denied |
 //! | `Retry-After` | the retry-after of the decision | `answers.retry_after: true`, and denied |
 //!
 //! Sources: envoyproxy/ratelimit for the three named headers; RFC 9110 §10.2.3 for `Retry-After`;
 //! draft-ietf-httpapi-ratelimit-headers-10 and RFC 9651 (structured fields) for the others.
 
 use std::fmt::{self, Write as _};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
@@ -31,6 +33,9 @@ pub const OWNER_KEY: &str = "x-sluicegate-owner";
 
 /// The header with the path of the rule that denied.
 pub const DENIED_BY: &str = "x-sluicegate-denied-by";
+
+/// The header with the path of the rule in shadow mode that would have denied.
+pub const SHADOW_DENIED_BY: &str = "x-sluicegate-shadow-denied-by";
 
 /// The header with the seconds until the same check would be allowed.
 pub(super) const RETRY_AFTER: &str = "Retry-After";
@@ -53,7 +58,7 @@ pub struct RateLimitHeaders {
     pub draft: bool,
     /// Sends `Retry-After` with denials.
     pub retry_after: bool,
-    /// Sends [`DENIED_BY`] with denials.
+    /// Sends [`DENIED_BY`] with denials, and [`SHADOW_DENIED_BY`] with those of shadow mode.
     pub denied_by: bool,
 }
 
@@ -113,8 +118,13 @@ impl RateLimitHeaders {
         if self.retry_after {
             headers.extend(retry_after_header(decision));
         }
-        if let Some(path) = decision.denied_by.as_deref().filter(|_| self.denied_by) {
-            headers.push((DENIED_BY, VisibleAscii(path).to_string()));
+        if self.denied_by {
+            let paths =
+                [(DENIED_BY, &decision.denied_by), (SHADOW_DENIED_BY, &decision.shadow_denied_by)];
+            let named = |(name, path): (_, &Option<Arc<str>>)| {
+                path.as_deref().map(|path| (name, VisibleAscii(path).to_string()))
+            };
+            headers.extend(paths.into_iter().filter_map(named));
         }
         headers
     }

@@ -46,6 +46,9 @@ pub struct Decision {
     pub retry_after: Option<Nanos>,
     /// After a denial, the path of the rule that denied. `None` if a limit override denied.
     pub denied_by: Option<Arc<str>>,
+    /// The path of the first rule in shadow mode that would have denied, for a rate limit or a
+    /// concurrency limit.
+    pub shadow_denied_by: Option<Arc<str>>,
     /// `true` if global shadow mode turned a denial into an allowed check.
     pub is_shadowed: bool,
     /// The revision of the configuration that decided.
@@ -67,6 +70,7 @@ impl Decision {
             binding,
             retry_after,
             denied_by,
+            shadow_denied_by: None,
             is_shadowed,
             revision,
             now,

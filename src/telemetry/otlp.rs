@@ -28,6 +28,7 @@ use opentelemetry_otlp::{
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::metrics::SdkMeterProvider;
 use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
+use tonic::codegen::http::Uri;
 
 use super::trace::{self, Propagators};
 use crate::telemetry::http_client::ClientTlsFiles;
@@ -153,6 +154,11 @@ fn exporter_config(
         Some(other) => return Err(format!("{exporter} must be otlp or none, got `{other}`")),
     }
     let Some(endpoint) = either("ENDPOINT") else { return Ok(None) };
+    let variable_name = match own("ENDPOINT") {
+        Some(_) => format!("OTEL_EXPORTER_OTLP_{signal}_ENDPOINT"),
+        None => "OTEL_EXPORTER_OTLP_ENDPOINT".to_owned(),
+    };
+    check_endpoint(&variable_name, &endpoint)?;
     let protocol = match either("PROTOCOL").as_deref() {
         None => defaults.protocol,
         Some("grpc") => OtlpTransport::Grpc,
@@ -179,6 +185,27 @@ fn exporter_config(
         tls_files: ClientTlsFiles { ca_file: either("CERTIFICATE"), identity },
         timeout: timeout_ms.map_or(DEFAULT_TIMEOUT, Duration::from_millis),
     }))
+}
+
+/// Verifies that the endpoint is a URL with a host. Go programs also accept `host:port`.
+fn check_endpoint(variable: &str, endpoint: &str) -> Result<(), String> {
+    let rest = ["http://", "https://"].iter().find_map(|scheme| {
+        let start = endpoint.get(..scheme.len())?;
+        start.eq_ignore_ascii_case(scheme).then(|| &endpoint[scheme.len()..])
+    });
+    let is_host = |text: &str| !text.is_empty() && !text.starts_with(['/', ':', '?']);
+    let is_url = |url: &str| url.parse::<Uri>().is_ok_and(|url| url.host().is_some());
+    match rest {
+        Some(rest) if is_host(rest) && is_url(endpoint) => return Ok(()),
+        _ => {}
+    }
+    let address = endpoint.rsplit("//").next().unwrap_or(endpoint).trim();
+    let corrected = format!("http://{address}");
+    Err(if is_host(address) && is_url(&corrected) && !address.contains('@') {
+        format!("{variable}: write {corrected} (https:// for TLS)")
+    } else {
+        format!("{variable}: write the collector's URL, such as http://collector:4317")
+    })
 }
 
 /// Builds the OpenTelemetry resource, which describes this process. `OTEL_*` variables take

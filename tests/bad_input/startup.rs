@@ -172,8 +172,9 @@ fn limits_are_loaded_before_the_port_opens() {
     for start in 0..20 {
         let mut process = KillOnDrop(spawn(directory.path()));
         let lines = read_lines(process.0.stdout.take().unwrap());
-        let port = std::iter::from_fn(|| lines.recv_timeout(PATIENCE).ok())
-            .find_map(|line| line.strip_prefix("http listening on 0.0.0.0:")?.parse::<u16>().ok());
+        let port = std::iter::from_fn(|| lines.recv_timeout(PATIENCE).ok()).find_map(|line| {
+            line.strip_prefix("http listening on ")?.rsplit_once(':')?.1.parse::<u16>().ok()
+        });
         let address = ([127, 0, 0, 1], port.unwrap()).into();
         let reply = http1::call(address, "POST", "/json", &[], Some(body.as_bytes())).unwrap();
         assert_eq!(reply.status, 200, "start {start}: {}", reply.text());

@@ -34,5 +34,15 @@ pub const CASES: &[Case] = &[
     Case { name: "xds", flags: &["--values=tests/chart/values/xds.yaml"] },
     Case { name: "claim", flags: &["--values=tests/chart/values/claim.yaml"] },
     Case { name: "volume", flags: &["--values=tests/chart/values/volume.yaml"] },
+    Case { name: "labels", flags: &["--values=tests/chart/values/labels.yaml"] },
+    Case {
+        name: "openshift",
+        flags: &[
+            "--values=tests/chart/values/openshift.yaml",
+            "--set=redis.enabled=true,limits.gitSync.enabled=true",
+            "--set=limits.gitSync.repository=https://git/x",
+        ],
+    },
+    Case { name: "dual_stack", flags: &["--values=tests/chart/values/dual_stack.yaml"] },
     Case { name: "bare", flags: &["--values=tests/chart/values/bare.yaml"] },
 ];

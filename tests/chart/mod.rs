@@ -11,6 +11,7 @@
 
 mod cases;
 mod docs;
+mod field;
 mod fleet_start;
 mod meaning;
 mod notes;

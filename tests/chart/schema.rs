@@ -43,6 +43,12 @@ fn read_schema() -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
+/// The pattern of URLs of Redis that the service accepts.
+fn second_store_url(settings: &Value) -> Value {
+    let store = &settings["properties"]["compat"]["properties"]["store"]["properties"];
+    store["per_second_url"]["pattern"].clone()
+}
+
 /// The environment variable `BLESS` rewrites `values.schema.json`.
 #[test]
 fn shipped_values_schema_has_every_configurable_setting() {
@@ -57,6 +63,12 @@ fn shipped_values_schema_has_every_configurable_setting() {
         });
         let removed = block.as_object_mut().and_then(|block| block.remove(key));
         assert!(removed.is_some(), "no such setting any more: {name}");
+    }
+    // The chart's own values for URLs take what the service takes.
+    let redis = second_store_url(&schema());
+    for name in ["url", "perSecondUrl"] {
+        let external = &mut wanted["properties"]["redis"]["properties"]["external"];
+        external["properties"][name]["pattern"] = redis.clone();
     }
     wanted["properties"]["settings"] = Value::Object(settings.clone());
     let (path, wanted) = (chart().join("values.schema.json"), format!("{wanted:#}\n"));

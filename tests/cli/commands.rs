@@ -120,7 +120,7 @@ fn validate_explains_the_failure_modes_of_an_envoy_configuration() {
     assert!(outcome == CommandOutcome::Failed && err.contains("nowhere.yaml"), "{err}");
     let (outcome, _, err) = run(&["validate", "--envoy-filter", "config/limits"]);
     let expected = "error: no rate limit, ext_authz, ext_proc or Sluicegate filter in config/limits; \
-                    pass a file with Envoy's HTTP filters\n";
+                    pass a file with Envoy's filters\n";
     assert_eq!((outcome, &*err), (CommandOutcome::Failed, expected));
 }
 

@@ -54,6 +54,94 @@ fn each_failure_mode_of_each_filter_is_explained() {
     }
 }
 
+/// Files from the field.
+fn field(name: &str) -> Vec<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/config/field").join(name);
+    notes(&fs::read_to_string(path).unwrap())
+}
+
+#[test]
+fn a_network_filter_closes_connections() {
+    let closed = "without a reply, connections are closed, as after a denial; limits hold";
+    assert_eq!(
+        field("envoy_tcp.yaml"),
+        [format!("11 N43 this network rate limit filter fails closed: {closed}")]
+    );
+    for (filter, field, wanted) in [
+        ("network.ratelimit.v3.RateLimit", "", "N42 this network rate limit filter fails open"),
+        (
+            "network.thrift_proxy.filters.ratelimit.v3.RateLimit",
+            ", failure_mode_deny: true",
+            "N43 this Thrift rate limit filter fails closed: without a reply, calls get an error",
+        ),
+        ("network.ext_authz.v3.ExtAuthz", "", "N43 this network ext_authz filter fails closed"),
+    ] {
+        let text = typed("", "").replace("filters.http.", &format!("filters.{filter}{field}"));
+        let found = notes(&text);
+        assert!(found.len() == 1 && found[0].contains(wanted), "{filter}: {found:?}");
+    }
+}
+
+#[test]
+fn an_unread_timeout_of_grpc_service_is_reported() {
+    let unread = "N44 the filter's `timeout` is missing, so Envoy waits 20 ms; \
+                  `grpc_service.timeout` does not count";
+    let found = field("envoy_timeout.yaml");
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(found[0].starts_with("6 N43 ") && found[1] == format!("7 {unread}"), "{found:?}");
+    let service =
+        "rate_limit_service: {grpc_service: {envoy_grpc: {cluster_name: r}, timeout: 1s}}";
+    for (own, wanted) in [
+        ("", unread.to_owned()),
+        ("timeout: 1s, ", String::new()),
+        ("timeout: 5s, ", "N44 Envoy waits 5s, the filter's `timeout`".to_owned()),
+    ] {
+        let found = notes(&typed(RLS, &format!(", {own}{service}")));
+        let others: Vec<_> = found.iter().filter(|note| !note.contains("N42")).collect();
+        assert!(others.len() <= 1 && others.iter().all(|one| one.contains(&wanted)), "{found:?}");
+        assert_eq!(others.is_empty(), wanted.is_empty(), "{found:?}");
+    }
+    // ext_authz reads the timeout of `grpc_service`.
+    let authz =
+        notes(&typed(AUTHZ, ", grpc_service: {envoy_grpc: {cluster_name: r}, timeout: 1s}"));
+    assert_eq!(authz.len(), 1, "{authz:?}");
+}
+
+#[test]
+fn the_share_and_the_status_of_failures_are_explained() {
+    let percent = |value: &str| {
+        notes(&typed(
+            RLS,
+            &format!(", failure_mode_deny: true, failure_mode_deny_percent: {value}"),
+        ))
+        .concat()
+    };
+    let half = percent("{default_value: {numerator: 50}}");
+    assert!(
+        half.contains("N42 this rate limit filter fails closed for 50 % of requests: "),
+        "{half}"
+    );
+    assert!(half.contains("these get 500, and the others pass without a limit"), "{half}");
+    let some =
+        percent("{default_value: {numerator: 5, denominator: TEN_THOUSAND}, runtime_key: a}");
+    assert!(some.contains("for 0.05 % of requests"), "{some}");
+    assert!(percent("{default_value: {numerator: 100}}").contains(" N43 "));
+    assert!(
+        percent("{default_value: {numerator: 0}}")
+            .contains(" N42 this rate limit filter fails open")
+    );
+    for (filter, field, status) in [
+        (RLS, ", failure_mode_deny: true, status_on_error: {code: 503}", 503),
+        (RLS, ", failureModeDeny: true, statusOnError: {code: ServiceUnavailable}", 503),
+        (AUTHZ, ", status_on_error: {code: TooManyRequests}", 429),
+        (PROC, ", status_on_error: {code: 502}", 502),
+        (RLS, ", failure_mode_deny: true, status_on_error: {code: 200}", 500),
+    ] {
+        let found = notes(&typed(filter, field)).concat();
+        assert!(found.contains(&format!("requests get {status}; limits hold")), "{found}");
+    }
+}
+
 #[test]
 fn other_types_and_routes_have_no_failure_mode() {
     for other in

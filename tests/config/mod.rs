@@ -6,6 +6,7 @@ mod concurrency;
 mod diagnostic;
 mod envoy_filter;
 mod explain;
+mod field;
 mod incomplete;
 mod lint;
 mod load;

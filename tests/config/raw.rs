@@ -232,7 +232,7 @@ fn all_errors_are_reported_in_file_order() {
                 descriptors:\n\
                 - key: k\n  shadow_mode: maybe\n  bogus: 1\n  rate_limit: {requests_per_unit: x}\n\
                 - key: !!int z\n  value: 1.5\n  burst: 3\n";
-    let all = ["E11 1:10", "E13 4:16", "E09 5:3", "E13 6:35", "E07 7:14", "E12 8:10", "E10 9:3"];
+    let all = ["E13 1:9", "E13 4:16", "E09 5:3", "E13 6:35", "E07 7:14", "E12 8:10", "E10 9:3"];
     assert_eq!(refused(text), all);
 }
 

@@ -85,6 +85,14 @@ fn a_refused_header_value_is_not_printed() {
 }
 
 #[test]
+fn an_error_about_the_second_redis_names_its_own_variables() {
+    let others = [("REDIS_PERSECOND", "true"), ("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", "h:1")];
+    let read = environment("REDIS_PERSECOND_URL", "h:2", &others);
+    let Err(errors) = read_environment(read, &BTreeSet::new()) else { panic!("taken") };
+    assert!(errors.join("\n").contains("set REDIS_PERSECOND_SOCKET_TYPE=tcp"), "{errors:?}");
+}
+
+#[test]
 fn redis_credentials_and_database_reach_the_store() {
     let tcp = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", "h:1")];
     for (variable, text, others, wanted) in [

@@ -97,6 +97,7 @@ fn decision(verdict: Verdict, findings: Vec<DescriptorDecision>) -> Decision {
         binding: findings.iter().position(|finding| finding.limit.is_some()),
         retry_after,
         denied_by: denied.then(|| "d.k".into()),
+        shadow_denied_by: None,
         is_shadowed: false,
         revision: Revision(1),
         now: Nanos(0),

@@ -28,8 +28,9 @@ env:
   - name: GITSYNC_USERNAME
     valueFrom: {secretKeyRef: {name: {{ $git.existingSecret }}, key: username}}
   {{- end }}
-# The user of the image: git needs a user that exists.
-securityContext: {{- toYaml (merge (dict "runAsUser" 65533) .root.Values.securityContext) | nindent 2 }}
+# The user of the image: git over ssh needs a user that exists.
+{{- $user := include "sluicegate.imageUser" (dict "root" .root "user" 65533) | fromYaml }}
+securityContext: {{- include "sluicegate.overlay" (list $user .root.Values.securityContext $git.securityContext) | nindent 2 }}
 resources: {{- toYaml $git.resources | nindent 2 }}
 volumeMounts:
   - {name: limits, mountPath: /limits}

@@ -9,27 +9,43 @@
 {{- default $full .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
 
-{{- define "sluicegate.selector" -}}
-app.kubernetes.io/name: {{ include "sluicegate.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/component: service
+{{/* The labels that select pods: (list $ "service"). */}}
+{{- define "sluicegate.component" -}}
+{{- $root := first . -}}
+app.kubernetes.io/name: {{ include "sluicegate.name" $root }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/component: {{ last . }}
 {{- end -}}
 
-{{- define "sluicegate.redis.selector" -}}
-app.kubernetes.io/name: {{ include "sluicegate.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/component: redis
-{{- end -}}
+{{- define "sluicegate.selector" }}{{ include "sluicegate.component" (list . "service") }}{{ end -}}
+{{- define "sluicegate.redis.selector" }}{{ include "sluicegate.component" (list . "redis") }}{{ end -}}
+{{- define "sluicegate.start.selector" }}{{ include "sluicegate.component" (list . "fleet-start") }}{{ end -}}
+{{- define "sluicegate.test.selector" }}{{ include "sluicegate.component" (list . "test") }}{{ end -}}
 
-{{/* Labels besides a selector. */}}
+{{/*
+Labels of an object or a pod, each key once: (dict "root" $ "selector" "sluicegate.selector" "labels" dict). The user's value
+wins, except for the keys of the selector.
+*/}}
 {{- define "sluicegate.labels" -}}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-app.kubernetes.io/part-of: sluicegate
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $chart := dict "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") "app.kubernetes.io/version" .root.Chart.AppVersion "app.kubernetes.io/managed-by" .root.Release.Service "app.kubernetes.io/part-of" "sluicegate" -}}
+{{- $selector := include (default "sluicegate.selector" .selector) .root | fromYaml -}}
+{{- include "sluicegate.overlay" (list (ternary dict $chart (default false .isPod)) .root.Values.commonLabels (default dict .labels) $selector) -}}
+{{- end -}}
+
+{{/* One mapping from a list of mappings: each key of a later one replaces that of an earlier one, and null removes it. */}}
+{{- define "sluicegate.overlay" -}}
+{{- $all := dict -}}
+{{- range . }}{{ range $key, $value := . }}{{ $_ := set $all $key $value }}{{ end }}{{ end -}}
+{{- range $key, $value := $all }}{{ if kindIs "invalid" $value }}{{ $_ := unset $all $key }}{{ end }}{{ end -}}
+{{- toYaml $all -}}
+{{- end -}}
+
+{{/*
+The user of a container whose image has one: (dict "root" $ "user" 999). Empty if the cluster chooses the users, because
+podSecurityContext.runAsUser is null.
+*/}}
+{{- define "sluicegate.imageUser" -}}
+{{- if not (kindIs "invalid" .root.Values.podSecurityContext.runAsUser) }}{{ toYaml (dict "runAsUser" .user) }}{{ end -}}
 {{- end -}}
 
 {{/* The secret with the admin token, and the key in it. */}}
@@ -44,12 +60,17 @@ app.kubernetes.io/part-of: sluicegate
 {{- define "sluicegate.metadata" -}}
 name: {{ include "sluicegate.fullname" .root }}{{ .suffix }}
 namespace: {{ .root.Release.Namespace }}
-labels:
-  {{- include (default "sluicegate.selector" .selector) .root | nindent 2 }}
-  {{- include "sluicegate.labels" .root | nindent 2 }}
-  {{- with .labels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+labels: {{- include "sluicegate.labels" . | nindent 2 }}
+{{- end -}}
+
+{{/* The IP families of a service; nothing by default. */}}
+{{- define "sluicegate.ipFamilies" -}}
+{{- with .Values.service -}}
+{{- if .ipFamilyPolicy }}ipFamilyPolicy: {{ .ipFamilyPolicy }}{{ end }}
+{{- if .ipFamilies }}
+ipFamilies: {{ toJson .ipFamilies }}
+{{- end }}
+{{- end -}}
 {{- end -}}
 
 {{- define "sluicegate.serviceAccount" -}}
@@ -108,7 +129,7 @@ file:///var/lib/sluicegate/counters
 {{/* Settings of block `listen` that the chart sets, as JSON. */}}
 {{- define "sluicegate.settings.listen" -}}
 {{- $listen := dict -}}
-{{- $everywhere := ternary "::" "0.0.0.0" (contains ":" (dig "listen" "host" "" .Values.settings)) -}}
+{{- $everywhere := ternary "0.0.0.0" "::" (contains "." (dig "listen" "host" "" .Values.settings)) -}}
 {{- if .Values.admin.existingSecret }}{{ $_ := set $listen "admin_host" $everywhere }}{{ end -}}
 {{- if and (dig "listen" "syslog_port" "" .Values.settings) (not (dig "listen" "syslog_host" "" .Values.settings)) }}{{ $_ := set $listen "syslog_host" $everywhere }}{{ end -}}
 {{- with .Values.grpcTLS -}}
@@ -232,7 +253,7 @@ if a secret or an environment variable contains the URL or its settings.
 {{- $urls := list $redis.external.url $redis.external.perSecondUrl | compact -}}
 {{- if not $elsewhere -}}
 {{- if and $redis.existingSecret (not $urls) }}{{ fail "redis.existingSecret has a password, but no Redis is configured: set redis.external.url" }}{{ end -}}
-{{- if and (or $redis.tls.existingSecret $redis.tls.serverName) (not (regexMatch "(^| )rediss" (join " " $urls))) -}}
+{{- if and (or $redis.tls.existingSecret $redis.tls.serverName) (not (regexMatch "(^| )(redis|valkey)s[+:]" (join " " $urls))) -}}
 {{- fail "redis.tls is set, but redis.external.url does not use TLS: write rediss:// instead of redis://, or remove redis.tls" -}}
 {{- end -}}
 {{- if and (or $redis.sentinel.user $redis.sentinel.existingSecret) (not (contains "+sentinel://" (join " " $urls))) -}}
@@ -280,8 +301,21 @@ Fails for values that may be secrets and would be stored in a ConfigMap, or in t
 {{- end -}}
 {{- end -}}
 
+{{/* Fails for labels that would replace those by which services and deployments select their pods. */}}
+{{- define "sluicegate.check.labels" -}}
+{{- $reserved := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" -}}
+{{- $values := .Values -}}
+{{- range $name, $labels := dict "commonLabels" $values.commonLabels "podLabels" $values.podLabels "service.labels" $values.service.labels "metrics.serviceMonitor.labels" $values.metrics.serviceMonitor.labels "metrics.prometheusRule.labels" $values.metrics.prometheusRule.labels "dashboards.labels" $values.dashboards.labels -}}
+{{- range $reserved -}}
+{{- if hasKey (default dict $labels) . }}{{ fail (printf "%s sets %s, by which the chart selects its pods: remove it, and set nameOverride for another name" $name .) }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Fails for values that contradict each other. */}}
 {{- define "sluicegate.check" -}}
+{{- include "sluicegate.check.labels" . -}}
+{{- if and (eq .Values.service.ipFamilyPolicy "SingleStack") (gt (len .Values.service.ipFamilies) 1) }}{{ fail "service.ipFamilies has two families, but service.ipFamilyPolicy is SingleStack: use PreferDualStack or RequireDualStack" }}{{ end -}}
 {{- $redis := .Values.redis -}}
 {{- $postgres := .Values.postgres -}}
 {{- $named := or $redis.enabled $redis.external.url $redis.external.urlSecret.name $postgres.url $postgres.urlSecret.name -}}

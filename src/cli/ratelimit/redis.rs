@@ -2,7 +2,7 @@
 //! settings.
 
 use super::env_reader::EnvReader;
-use crate::config::settings::RedisUrl;
+use crate::config::settings::{RedisUrl, encode_percent};
 
 struct StoreVariables {
     socket_type: &'static str,
@@ -36,8 +36,6 @@ const PER_SECOND: StoreVariables = StoreVariables {
     on_empty: "REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR",
     parallelism: "REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM",
 };
-
-const HEX_DIGITS: &[u8; 16] = b"0123456789ABCDEF";
 
 /// The default connection timeout of envoyproxy/ratelimit.
 const DEFAULT_TIMEOUT_NANOS: u64 = 10_000_000_000;
@@ -198,13 +196,16 @@ fn single_url(
         return Err((names.tls, "must be false for a Unix socket".to_owned()));
     }
     if !text.starts_with('/') {
-        let why = "must be the absolute path of a socket; for host:port set REDIS_SOCKET_TYPE=tcp";
-        return Err((names.url, why.to_owned()));
+        let why = format!(
+            "must be the absolute path of a socket; for host:port set {}=tcp",
+            names.socket_type
+        );
+        return Err((names.url, why));
     }
     Ok(format!(
         "redis+unix://{}{}",
         credentials_prefix(reader, names, &[]),
-        percent_encode(text, "/")
+        encode_percent(text, "/")
     ))
 }
 
@@ -264,29 +265,12 @@ fn credentials_prefix(
         return url_credentials.map(|credentials| format!("{credentials}@")).unwrap_or_default();
     }
     let (user, password) = split_credentials(auth);
-    format!("{}:{}@", percent_encode(user, ""), percent_encode(password, ""))
+    format!("{}:{}@", encode_percent(user, ""), encode_percent(password, ""))
 }
 
 /// Splits `user:password` at the first colon. Without a colon, the whole text is the password.
 fn split_credentials(auth: &str) -> (&str, &str) {
     auth.split_once(':').unwrap_or(("", auth))
-}
-
-/// Percent-encodes `text`, except letters, digits, `-._~` and the characters in `plain`.
-fn percent_encode(text: &str, plain: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        let c = char::from(byte);
-        if c.is_ascii_alphanumeric() || "-._~".contains(c) || byte.is_ascii() && plain.contains(c) {
-            escaped.push(c);
-        } else {
-            escaped.push('%');
-            escaped.extend(
-                [byte >> 4, byte & 15].map(|half| char::from(HEX_DIGITS[usize::from(half)])),
-            );
-        }
-    }
-    escaped
 }
 
 /// Returns the stores whose URL comes from Sluicegate's own settings, so that their TLS and

@@ -74,9 +74,14 @@ fn read_watched_root(reader: &mut EnvReader<'_>, root: &Path, tree: &Path) {
         ("RUNTIME_APPDIRECTORY", reader.text("RUNTIME_APPDIRECTORY").is_empty()),
     ];
     if let Some((variable, _)) = required.into_iter().find(|(_, is_empty)| *is_empty) {
-        let line = "is empty and RUNTIME_WATCH_ROOT is true, so no file is read and nothing is \
-                    limited, as in envoyproxy/ratelimit";
-        return reader.add_note(variable, line);
+        let line = format!(
+            "is empty and RUNTIME_WATCH_ROOT is true, so no file is read and nothing is limited, \
+             as in envoyproxy/ratelimit: set {variable} to the directory of limits below {}, or \
+             set RUNTIME_WATCH_ROOT=false to read {}",
+            if variable == "RUNTIME_SUBDIRECTORY" { root } else { tree }.display(),
+            join_below(tree, reader.text("RUNTIME_APPDIRECTORY")).display(),
+        );
+        return reader.add_note(variable, &line);
     }
     set_limits(reader, tree);
     reader.put_text("RUNTIME_APPDIRECTORY", "compat.limits.file_prefix");

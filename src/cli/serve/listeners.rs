@@ -5,10 +5,11 @@
 //! - While the process waits for the first limits from xDS or for the store, at most the HTTP port
 //!   is bound.
 //! - Port 0 selects a free port.
+//! - `::` covers IPv4, too, and `0.0.0.0` is used on a machine without IPv6.
 //! - The Unix socket file of a killed process is replaced.
 //! - A Unix socket's file is removed before its listener closes, unless another process owns it.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
@@ -135,7 +136,7 @@ impl Listeners {
         let metrics = metrics.transpose();
         let admin = at("admin", Some(listen.admin_host), listen.admin_port).bind();
         let syslog = match listen.syslog_port {
-            Some(port) => bind_udp(listen.syslog_host, port).await.map(Some),
+            Some(port) => bind_udp(listen.syslog_host, port).map(Some),
             None => Ok(None),
         };
         let peers = super::peers::peer_port(settings)
@@ -184,15 +185,37 @@ impl ListenAddress {
     }
 
     fn listen(&self) -> std::io::Result<TcpListener> {
-        let socket = if self.host.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        match self.listen_at(self.host) {
+            Err(error) if self.host == Ipv6Addr::UNSPECIFIED && is_without_ipv6(&error) => {
+                self.listen_at(Ipv4Addr::UNSPECIFIED.into())
+            }
+            listener => listener,
+        }
+    }
+
+    fn listen_at(&self, host: IpAddr) -> std::io::Result<TcpListener> {
+        let socket = if host.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        accept_ipv4(&socket2::SockRef::from(&socket), host)?;
         // Allows a restart while connections of the previous process are still closing.
         socket.set_reuseaddr(true)?;
         if self.reuse {
             socket.set_reuseport(true)?;
         }
-        socket.bind(SocketAddr::new(self.host, self.port))?;
+        socket.bind(SocketAddr::new(host, self.port))?;
         socket.listen(BACKLOG)
     }
+}
+
+/// Lets a socket on `::` accept IPv4, even if `net.ipv6.bindv6only` is 1.
+fn accept_ipv4(socket: &socket2::SockRef<'_>, host: IpAddr) -> std::io::Result<()> {
+    if host == Ipv6Addr::UNSPECIFIED { socket.set_only_v6(false) } else { Ok(()) }
+}
+
+/// Returns `true` for the error of a kernel without IPv6.
+fn is_without_ipv6(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{AddrNotAvailable, Unsupported};
+    error.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error())
+        || matches!(error.kind(), AddrNotAvailable | Unsupported)
 }
 
 fn bind_http(settings: &Settings) -> Result<TcpListener, String> {
@@ -222,12 +245,25 @@ async fn bind_unix(path: &Path) -> Result<GrpcSocket, String> {
     Ok(GrpcSocket::Unix(SocketFile::new(path), listener))
 }
 
-async fn bind_udp(host: IpAddr, port: u16) -> Result<UdpSocket, String> {
-    let bound = UdpSocket::bind(SocketAddr::new(host, port)).await.and_then(|socket| {
-        socket2::SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
-        Ok(socket)
-    });
+fn bind_udp(host: IpAddr, port: u16) -> Result<UdpSocket, String> {
+    let bound = match bind_udp_at(host, port) {
+        Err(error) if host == Ipv6Addr::UNSPECIFIED && is_without_ipv6(&error) => {
+            bind_udp_at(Ipv4Addr::UNSPECIFIED.into(), port)
+        }
+        bound => bound,
+    };
     bound.map_err(|error| bind_error("syslog", SocketAddr::new(host, port), &error))
+}
+
+fn bind_udp_at(host: IpAddr, port: u16) -> std::io::Result<UdpSocket> {
+    use socket2::{Domain, Socket, Type};
+    let address = SocketAddr::new(host, port);
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
+    accept_ipv4(&socket2::SockRef::from(&socket), host)?;
+    socket.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    UdpSocket::from_std(socket.into())
 }
 
 fn bind_error(name: &str, address: SocketAddr, error: &std::io::Error) -> String {

@@ -4,6 +4,8 @@
 //! - The blocks in which a key is valid (see [`super::limits_block`]).
 //! - The content of `metadata`, which is free-form.
 
+use crate::config::settings::nearest_within;
+
 crate::kernel::named_enum! {
     /// A key of a limits file.
     pub(super) enum FieldName {
@@ -118,47 +120,47 @@ impl FieldName {
         self == Self::OverloadedBy
     }
 
+    /// Returns `true` for a key whose value is one text, number or boolean.
+    pub(super) const fn is_single_value(self) -> bool {
+        !matches!(
+            self,
+            Self::Descriptors
+                | Self::Defaults
+                | Self::RateLimit
+                | Self::RateLimits
+                | Self::Metadata
+                | Self::Concurrency
+                | Self::Replaces
+                | Self::Calendar
+                | Self::Adaptive
+                | Self::OverloadedBy
+                | Self::Fleet
+                | Self::Queue
+                | Self::Reject
+        )
+    }
+
     /// Returns `true` for a key whose value is a decimal number.
     pub(super) const fn is_decimal(self) -> bool {
         matches!(self, Self::Tolerance | Self::Decrease | Self::Smoothing | Self::ProbeDepth)
     }
 
-    /// Returns the known key that resembles a misspelled one most. Keys that are `valid` in the
-    /// block are preferred.
-    pub(super) fn nearest(misspelt: &str, valid: &[Self]) -> Option<Self> {
-        let tidy = misspelt.trim().to_lowercase().replace('-', "_");
-        let near = |words: &[Self]| {
-            let distance = |word: &Self| (edit_distance(&tidy, word.as_str()), *word);
-            words.iter().map(distance).min_by_key(|(distance, _)| *distance)
+    /// Returns the key of `fields` that has these letters, whatever its case and underscores.
+    pub(super) fn with_letters(name: &str, fields: &[Self]) -> Option<Self> {
+        let letters = |text: &str| {
+            let letters = text.chars().take(64).filter(|c| !matches!(c, '_' | '-' | ' ' | '.'));
+            letters.flat_map(char::to_lowercase).collect::<String>()
         };
-        let most = (tidy.len() / 3).clamp(1, 3);
-        [valid, &Self::ALL]
-            .into_iter()
-            .filter_map(near)
-            .find(|(distance, _)| *distance <= most)
-            .map(|(_, word)| word)
+        let wanted = letters(name);
+        fields.iter().copied().find(|field| letters(field.as_str()) == wanted)
     }
-}
 
-/// Returns the number of insertions, deletions, replacements and swaps of neighbors that turn
-/// `from` into `to`. Only the first 64 characters of `from` count.
-fn edit_distance(from: &str, to: &str) -> usize {
-    let to: Vec<char> = to.chars().collect();
-    let mut before: Vec<usize> = Vec::new();
-    let mut above: Vec<usize> = (0..=to.len()).collect();
-    let mut previous = None;
-    for (row, letter) in from.chars().take(64).enumerate() {
-        let mut line = vec![row + 1];
-        for (at, wanted) in to.iter().enumerate() {
-            let change = above[at] + usize::from(letter != *wanted);
-            let mut least = change.min(above[at + 1] + 1).min(line[at] + 1);
-            if 0 < at && previous == Some(*wanted) && to[at - 1] == letter {
-                least = least.min(before[at - 1] + 1);
-            }
-            line.push(least);
-        }
-        previous = Some(letter);
-        before = std::mem::replace(&mut above, line);
+    /// Returns the key of `fields` that resembles a misspelled one most, or `None` if all differ
+    /// too much.
+    pub(super) fn nearest(misspelled: &str, fields: &[Self]) -> Option<Self> {
+        let tidy = misspelled.trim().to_lowercase().replace('-', "_");
+        let most = (tidy.len() / 3).clamp(1, 3);
+        let near = nearest_within(&tidy, most, fields.iter().map(|field| field.as_str()))?;
+        Self::from_name(near)
     }
-    above.last().copied().unwrap_or_default()
 }

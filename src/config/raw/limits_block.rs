@@ -33,7 +33,7 @@ pub(super) enum LimitsBlock {
 }
 
 impl LimitsBlock {
-    const ALL: [Self; 10] = [
+    pub(super) const ALL: [Self; 10] = [
         Self::File,
         Self::Defaults,
         Self::Descriptor,

@@ -14,6 +14,7 @@
 use std::collections::{HashSet, VecDeque};
 
 use super::field_name::FieldName;
+use super::foreign::{self, WordPlace};
 use super::limits_block::LimitsBlock;
 use super::typed::{describe_node, kind_of};
 use crate::config::diagnostic::{Code, Findings};
@@ -26,11 +27,10 @@ pub(super) fn check(
     blamed: HashSet<YamlId>,
     findings: &mut Findings,
 ) -> HashSet<YamlId> {
-    let mut names = NameChecker { tree, findings, reported: blamed, seen: HashSet::new() };
-    let mut todo = VecDeque::new();
-    if let Some(root) = tree.root {
-        todo.push_back((root, LimitsBlock::File));
-    }
+    let Some(root) = tree.root else { return blamed };
+    let seen = HashSet::new();
+    let mut names = NameChecker { mapping: root, tree, findings, reported: blamed, seen };
+    let mut todo = VecDeque::from([(root, LimitsBlock::File)]);
     while let Some((mapping, block)) = todo.pop_front() {
         names.check_mapping(mapping, block, &mut todo);
     }
@@ -53,6 +53,8 @@ type PendingMappings = VecDeque<(YamlId, LimitsBlock)>;
 type FieldEntries = [Option<FieldEntry>; FieldName::ALL.len()];
 
 struct NameChecker<'a, 's> {
+    /// The mapping that is examined now.
+    mapping: YamlId,
     tree: &'a YamlTree<'s>,
     findings: &'a mut Findings,
     reported: HashSet<YamlId>,
@@ -64,11 +66,17 @@ struct NameChecker<'a, 's> {
 impl NameChecker<'_, '_> {
     fn check_mapping(&mut self, mapping: YamlId, block: LimitsBlock, todo: &mut PendingMappings) {
         let mut entries: FieldEntries = [None; FieldName::ALL.len()];
+        self.mapping = mapping;
         self.collect_entries(mapping, block, &mut entries);
         for (word, entry) in FieldName::ALL.into_iter().zip(entries) {
             let Some(entry) = entry else { continue };
             self.check_place(word, entry, block);
-            if word != FieldName::Metadata {
+            // The second pass reports a list where one value is expected.
+            let is_list =
+                matches!(self.tree.kind(self.tree.target(entry.value)), YamlKind::Sequence(_));
+            let is_reported_later =
+                is_list && word.is_single_value() && block.field_names().contains(&word);
+            if word != FieldName::Metadata && !is_reported_later {
                 self.check_value(word, entry.value, block.child_block(word), todo);
             }
         }
@@ -81,7 +89,7 @@ impl NameChecker<'_, '_> {
                 for merged in tree.merged_mappings(value) {
                     self.merge_entries(mapping, key, tree.target(merged), block, entries);
                 }
-            } else if let Some(word) = self.field_name(key, block) {
+            } else if let Some(word) = self.field_name(key, value, block) {
                 let entry = FieldEntry { key, value, owner: mapping };
                 let slot = &mut entries[word as usize];
                 if slot.replace(entry).is_some_and(|earlier| earlier.owner == mapping) {
@@ -118,7 +126,12 @@ impl NameChecker<'_, '_> {
         self.report_warning(Code::RepeatedKey, key, message, "remove one of them");
     }
 
-    fn field_name(&mut self, key: YamlId, block: LimitsBlock) -> Option<FieldName> {
+    fn field_name(
+        &mut self,
+        key: YamlId,
+        value_node: YamlId,
+        block: LimitsBlock,
+    ) -> Option<FieldName> {
         let key = self.tree.target(key);
         let (text, value) = self.tree.scalar(key)?;
         let name = match &value {
@@ -137,7 +150,7 @@ impl NameChecker<'_, '_> {
             self.findings.count_dropped(Code::UnknownKey);
         } else if word.is_none() {
             let message = format!("unknown field `{name}`");
-            let help = help_for_unknown(name, block);
+            let help = self.help_for_unknown(name, value_node, block);
             self.report_error(Code::UnknownKey, key, message, Some(help));
         }
         word
@@ -148,7 +161,10 @@ impl NameChecker<'_, '_> {
         if block.field_names().contains(&word) || is_anchor_metadata {
             return;
         }
-        let help = format!("move it to {}", LimitsBlock::list_blocks_of(word));
+        let place = self.word_place(entry.value, block);
+        let help = foreign::fix_for(word.as_str(), &place)
+            .filter(|_| word.is_extension())
+            .unwrap_or_else(|| format!("move it to {}", LimitsBlock::list_blocks_of(word)));
         if word.is_extension() {
             let message = format!("`{}` is not valid in {}", word.as_str(), block.title());
             self.report_error(Code::MisplacedField, entry.key, message, Some(help));
@@ -225,6 +241,49 @@ impl NameChecker<'_, '_> {
         self.report_error(Code::FractionOrTooBig, leaf, message, Some(help));
     }
 
+    /// Returns the fix for the unknown key `name`: its new name, the field with its meaning, or the
+    /// most similar field.
+    fn help_for_unknown(&self, name: &str, value: YamlId, block: LimitsBlock) -> String {
+        if block == LimitsBlock::File && name == "apiVersion" {
+            return "in a Kubernetes manifest, the limits file is a text under `data` of a ConfigMap"
+                .to_owned();
+        }
+        let fields = block.field_names();
+        let meant = |field: FieldName| format!("did you mean `{}`?", field.as_str());
+        FieldName::with_letters(name, fields)
+            .map(meant)
+            .or_else(|| foreign::fix_for(name, &self.word_place(value, block)))
+            .or_else(|| FieldName::nearest(name, fields).map(meant))
+            .or_else(|| help_for_elsewhere(name, block))
+            .unwrap_or_else(|| block.describe_fields())
+    }
+
+    fn word_place(&self, value: YamlId, block: LimitsBlock) -> WordPlace<'_> {
+        let siblings = self.fields_of(self.mapping);
+        let limit = self.tree.pairs(self.mapping).find_map(|(key, value)| {
+            let (text, _) = self.tree.scalar(self.tree.target(key))?;
+            let value = self.tree.target(value);
+            match FieldName::from_name(text)? {
+                FieldName::RateLimit => Some(value),
+                FieldName::RateLimits => self.tree.children(value).first().copied(),
+                _ => None,
+            }
+        });
+        WordPlace {
+            block,
+            siblings,
+            limit_fields: limit.map_or_else(Vec::new, |limit| self.fields_of(limit)),
+            value: self.tree.scalar(self.tree.target(value)).map(|(text, _)| text),
+        }
+    }
+
+    /// Returns the fields that are written in a mapping, without merged ones.
+    fn fields_of(&self, mapping: YamlId) -> Vec<FieldName> {
+        let pairs = self.tree.pairs(self.tree.target(mapping));
+        let keys = pairs.filter_map(|(key, _)| self.tree.scalar(self.tree.target(key)));
+        keys.filter_map(|(text, _)| FieldName::from_name(text)).collect()
+    }
+
     fn report_error(&mut self, code: Code, node: YamlId, message: String, help: Option<String>) {
         self.reported.insert(node);
         let span = self.tree.span(node);
@@ -258,15 +317,12 @@ fn help_for_number(word: FieldName, text: &str, value: &ScalarValue) -> String {
     }
 }
 
-/// Returns the fix for the unknown key `name`: the most similar key.
-fn help_for_unknown(name: &str, block: LimitsBlock) -> String {
-    if block == LimitsBlock::File && name == "apiVersion" {
-        return "in a Kubernetes manifest, the limits file is a text under `data` of a ConfigMap"
-            .to_owned();
+/// Returns the fix for a misspelled field of another block.
+fn help_for_elsewhere(name: &str, block: LimitsBlock) -> Option<String> {
+    if block == LimitsBlock::WithoutEffect {
+        return Some("remove it".to_owned());
     }
-    match FieldName::nearest(name, block.field_names()) {
-        Some(nearest) => format!("did you mean `{}`?", nearest.as_str()),
-        None if block == LimitsBlock::WithoutEffect => "remove it".to_owned(),
-        None => block.describe_fields(),
-    }
+    let field = FieldName::nearest(name, &FieldName::ALL)?;
+    let blocks = LimitsBlock::list_blocks_of(field);
+    Some(format!("move it to {blocks}, and write `{}`", field.as_str()))
 }

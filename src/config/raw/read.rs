@@ -6,7 +6,7 @@
 //! Not covered:
 //! - The fields (see [`super::typed`]).
 
-use super::{File, names, typed};
+use super::{File, document, names, typed};
 use crate::config::diagnostic::{Diagnostics, Findings, SourceText};
 use crate::config::yaml;
 
@@ -31,7 +31,13 @@ pub struct InvalidFile {
 pub fn read(name: &str, bytes: &[u8]) -> Result<(File, SourceText, Diagnostics), Box<InvalidFile>> {
     let mut findings = Findings::default();
     let text = yaml::decode(bytes, &mut findings);
-    let file = parse_file(&text, &mut findings);
+    let is_document = document::is_document(name, &text);
+    let file = if is_document {
+        findings = document::finding();
+        None
+    } else {
+        parse_file(&text, &mut findings)
+    };
     let failed = findings.has_errors();
     let source = SourceText::new(name, text);
     let diagnostics = findings.into_diagnostics(&source);

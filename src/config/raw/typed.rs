@@ -17,7 +17,8 @@ use std::collections::HashSet;
 use serde_json::{Map, Value as Json};
 
 use super::field_name::FieldName;
-use super::{File, TWO_LIMITS_FIX, TextList};
+use super::fixes::{self, BOOL, COUNT, ExpectedNode, LIST, shortened};
+use super::{File, TextList};
 use crate::config::diagnostic::{Code, Findings, Span, Spanned};
 use crate::config::yaml::{
     AliasBudget, ScalarValue, YamlId, YamlKind, YamlTree, report_too_many_aliases,
@@ -44,16 +45,6 @@ pub(super) fn read(
     }
     file
 }
-
-enum ExpectedNode {
-    File,
-    Item(&'static str),
-    Field(FieldName, &'static str),
-}
-
-const LIST: &str = "a list";
-const BOOL: &str = "a bool (true or false)";
-const COUNT: &str = "a whole number from 0 to 4294967295 (uint32)";
 
 /// A key and its value. An alias is replaced by its target.
 #[derive(Clone, Copy)]
@@ -151,12 +142,13 @@ impl FileReader<'_, '_> {
             } else if let Some(name) = self.field_name(key) {
                 let was_reported = self.blamed.contains(&self.tree.target(value));
                 self.mismatched = None;
-                self.visit(value, |reader, value| {
-                    if let Some(target) = out.field(name) {
-                        target.read(reader, FieldValue { name, value });
-                    }
+                let mut is_misplaced = false;
+                self.visit(value, |reader, value| match out.field(name) {
+                    Some(target) => target.read(reader, FieldValue { name, value }),
+                    None => is_misplaced = name.is_extension(),
                 });
-                if was_reported || self.mismatched == Some(tree.target(value)) {
+                // The user may mean a field of this block that seems to be missing.
+                if is_misplaced || was_reported || self.mismatched == Some(tree.target(value)) {
                     out.mark_incomplete();
                 }
             } else {
@@ -209,24 +201,9 @@ impl FileReader<'_, '_> {
             }
         };
         let span = self.tree.span(node);
-        match self.suggest_fix(node, wanted) {
+        match fixes::for_mismatch(self.tree, node, wanted) {
             Some(help) => self.findings.add_with_help(Code::TypeMismatch, span, message, help),
             None => self.findings.add(Code::TypeMismatch, span, message),
-        }
-    }
-
-    fn suggest_fix(&self, node: YamlId, wanted: &ExpectedNode) -> Option<&'static str> {
-        let kind = self.tree.kind(node);
-        let is_mapping = matches!(kind, YamlKind::Mapping(_));
-        let is_list = matches!(kind, YamlKind::Sequence(_));
-        match wanted {
-            ExpectedNode::File => Some("start with `domain: …` and `descriptors: …`"),
-            ExpectedNode::Field(FieldName::RateLimit, _) if is_list => Some(TWO_LIMITS_FIX),
-            ExpectedNode::Field(_, LIST) if is_mapping => Some("put `- ` before its first key"),
-            ExpectedNode::Field(_, BOOL | COUNT) if self.tree.is_quoted(node) => {
-                Some("remove the quotes")
-            }
-            _ => None,
         }
     }
 
@@ -422,10 +399,4 @@ pub(super) fn kind_of(value: &ScalarValue) -> &'static str {
         ScalarValue::Text => "text",
         ScalarValue::Binary(_) => "binary",
     }
-}
-
-fn shortened(text: &str) -> String {
-    let line = text.lines().next().unwrap_or_default();
-    let start: String = line.chars().take(40).collect();
-    if start.len() < text.len() { format!("{start}…") } else { start }
 }

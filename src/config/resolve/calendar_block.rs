@@ -10,10 +10,9 @@ use jiff::civil::{Date, Weekday};
 use jiff::tz::TimeZone;
 
 use super::findings::{FileFindings, FileSpan};
-use super::keywords;
+use super::{keywords, time_zone_name};
 use crate::config::calendar::WindowStartDay;
 use crate::config::diagnostic::{Code, Span, Spanned};
-use crate::config::settings::nearest;
 use crate::config::{Calendar, Unit, raw};
 
 /// Returns the calendar for windows of one `unit`. If the unit is invalid, only the time zone is
@@ -47,10 +46,7 @@ impl CalendarReader<'_, '_> {
         };
         let time_zone = TimeZone::get(&name.value).ok();
         if time_zone.is_none() {
-            let fix = nearest_time_zone(&name.value).map_or_else(
-                || "use an IANA time zone name, such as `Europe/Berlin`".to_owned(),
-                |near| format!("did you mean `{near}`?"),
-            );
+            let fix = time_zone_name::fix_for(&name.value);
             self.error(name.span, format!("unknown time zone `{}`", name.value), &fix);
         }
         time_zone
@@ -117,11 +113,4 @@ fn parse_month_and_day(text: &str) -> Option<WindowStartDay> {
     let (month, day) = (parse_two_digits(month)?, parse_two_digits(day)?);
     // 2024 is a leap year, so 02-29 is valid.
     Date::new(2024, month, day).ok().map(|_| WindowStartDay::Year { month, day })
-}
-
-fn nearest_time_zone(name: &str) -> Option<String> {
-    let zone_names: Vec<_> =
-        jiff::tz::db().available().map(|zone| zone.as_str().to_owned()).collect();
-    let name = name.replace(' ', "_");
-    nearest(&name, zone_names.iter().map(String::as_str)).map(str::to_owned)
 }

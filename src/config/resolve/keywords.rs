@@ -168,10 +168,63 @@ pub(crate) fn keyword_of<T: Copy + PartialEq>(words: &Keywords<T>, meaning: T) -
     words.iter().find(|(_, known)| *known == meaning).map_or("", |&(word, _)| word)
 }
 
-/// Returns a suggested fix for the unknown keyword `word`: the keyword that resembles it most, or
-/// else all keywords.
+/// The keywords of other products, and ours with the same meaning. A word with several meanings has
+/// a row for each; the field decides.
+pub(crate) static SYNONYMS: &[(&[&str], &str)] = &[
+    (&["token_bucket", "leaky_bucket", "tokenbucket", "leakybucket", "bucket"], "gcra"),
+    (&["generic_cell_rate_algorithm", "greedy", "smooth"], "gcra"),
+    (&["rolling_window", "sliding", "rolling", "sliding_window_counter"], "sliding_window"),
+    (&["sliding_counter", "sliding_windows"], "sliding_window"),
+    (&["sliding_window_log", "moving_window", "exact", "log"], "sliding_log"),
+    (&["fixed", "window", "fixed_windows", "counter", "interval", "intervally"], "fixed_window"),
+    (&["s", "sec", "secs", "seconds", "per_second"], "second"),
+    (&["m", "min", "mins", "minutes", "per_minute", "minutely"], "minute"),
+    (&["h", "hr", "hrs", "hours", "per_hour", "hourly"], "hour"),
+    (&["d", "days", "per_day", "daily"], "day"),
+    (&["w", "weeks", "per_week", "weekly"], "week"),
+    (&["mo", "months", "per_month", "monthly"], "month"),
+    (&["y", "years", "per_year", "yearly", "annually"], "year"),
+    (&["open", "fail_open", "failopen", "ignore", "pass", "permit", "accept"], "allow"),
+    (&["closed", "fail_closed", "failclosed", "block", "reject", "refuse"], "deny"),
+    (&["fail", "500"], "error"),
+    (&["memory", "in_memory", "in-memory"], "local"),
+    (&["redis", "cluster", "global", "sync", "exact"], "strict"),
+    (&["async", "eventual", "lazy", "batched", "local", "approximate"], "leased"),
+    (&["cached", "deny_cache"], "cached_deny"),
+    (&["global", "fleet", "distributed"], "shared"),
+    (&["vegas", "gradient_2"], "gradient2"),
+    (&["additive", "tcp"], "aimd"),
+    (&["drain", "drain_over_limit", "count"], "charge"),
+    (&["mon"], "monday"),
+    (&["tue", "tues"], "tuesday"),
+    (&["wed"], "wednesday"),
+    (&["thu", "thurs"], "thursday"),
+    (&["fri"], "friday"),
+    (&["sat"], "saturday"),
+    (&["sun"], "sunday"),
+];
+
+/// Returns the keyword of `words` with the meaning of another product's word. `word` is in lower
+/// case.
+pub(crate) fn synonym<T>(words: &Keywords<T>, word: &str) -> Option<&'static str> {
+    let rows = SYNONYMS.iter().filter(|(others, _)| others.contains(&word));
+    let mut ours = rows.map(|&(_, ours)| ours);
+    ours.find(|ours| words.iter().any(|(known, _)| known == ours))
+}
+
+/// Returns the unit that a word or an abbreviation such as `s` or `minutes` names.
+pub(crate) fn unit_of(word: &str) -> Option<&'static str> {
+    let word = word.to_lowercase();
+    let own = UNITS.iter().map(|&(known, _)| known).find(|known| *known == word);
+    own.or_else(|| synonym(UNITS, &word))
+}
+
+/// Returns a suggested fix for the unknown keyword `word`: the keyword with its meaning, the one
+/// that resembles it most, or else all keywords.
 pub(crate) fn suggest<T>(words: &Keywords<T>, word: &str) -> String {
-    if let Some(near) = nearest(&word.to_lowercase(), words.iter().map(|&(known, _)| known)) {
+    let lower = word.trim().to_lowercase();
+    let meant = synonym(words, &lower.replace(['-', ' '], "_"));
+    if let Some(near) = meant.or_else(|| nearest(&lower, words.iter().map(|&(known, _)| known))) {
         return format!("did you mean `{near}`?");
     }
     let all: Vec<_> = words.iter().map(|(known, _)| format!("`{known}`")).collect();

@@ -13,6 +13,8 @@ pub(super) trait AnyValue {
     fn assign(&mut self, texts: &[&str]) -> Option<()>;
     /// Returns the value as YAML, with secrets masked.
     fn shown(&self) -> String;
+    /// As [`Value::hides_secret`].
+    fn hides_secret(&self) -> bool;
 }
 
 impl<T: Value> AnyValue for T {
@@ -23,6 +25,10 @@ impl<T: Value> AnyValue for T {
 
     fn shown(&self) -> String {
         self.show()
+    }
+
+    fn hides_secret(&self) -> bool {
+        Value::hides_secret(self)
     }
 }
 

@@ -34,6 +34,11 @@ impl EventUrl {
         (is_http && has_host && !text.contains('#')).then(|| Self { text: text.to_owned(), origin })
     }
 
+    /// Returns `true` if the URL has a path or a query, which may be secrets.
+    fn has_more_than_origin(&self) -> bool {
+        !matches!(self.text.strip_prefix(&self.origin), Some("" | "/"))
+    }
+
     /// Returns the whole URL, for requests. It may contain a secret.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -66,7 +71,13 @@ impl Value for Option<EventUrl> {
         "a URL such as https://events.internal/sluicegate, or nothing for none".to_owned()
     }
     fn show(&self) -> String {
-        quoted(&self.as_ref().map(ToString::to_string).unwrap_or_default())
+        let text = |url: &EventUrl| {
+            if url.has_more_than_origin() { url.to_string() } else { url.text.clone() }
+        };
+        quoted(&self.as_ref().map(text).unwrap_or_default())
+    }
+    fn hides_secret(&self) -> bool {
+        self.as_ref().is_some_and(EventUrl::has_more_than_origin)
     }
     fn schema() -> Json {
         json!({"type": "string", "pattern": "^(https?://[^@#]+)?$"})

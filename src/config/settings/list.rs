@@ -1,7 +1,7 @@
 //! Lists all settings: names, types, defaults, units and documentation. The settings `compat.…`
 //! are in [`super::list_compat`].
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use super::block::{AnyValue, Block, SettingList, blocks};
@@ -61,8 +61,9 @@ blocks! {
         /// Certificates of the gRPC port, reloaded when a file changes.
         tls: ListenTlsSettings,
     ] {
-        /// IP address on which gRPC, HTTP and metrics listen.
-        host: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED), "IP address";
+        /// IP address on which gRPC, HTTP and metrics listen. `::` is every address, IPv6 and IPv4;
+        /// without IPv6 in the kernel, it is `0.0.0.0`.
+        host: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED), "IP address";
         /// Port for gRPC: rate limit checks, health, reflection. 0 chooses a free port and prints
         /// it.
         grpc_port: u16 = 8081, "TCP port";
@@ -304,6 +305,7 @@ blocks! {
         metadata: bool = false, "switch";
         /// Place in which a denial names the path of its rule: in the response header
         /// `x-sluicegate-denied-by`, in the metadata (with `answers.metadata`), in both or in none.
+        /// A denial of shadow mode has `x-sluicegate-shadow-denied-by` or `shadow_denied_by`.
         denied_by: DeniedBy = DeniedBy::None, "word";
         /// Decide and report all checks, but never deny (shadow mode for all limits).
         shadow_mode: bool = false, "switch";

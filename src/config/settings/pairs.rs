@@ -62,6 +62,9 @@ impl Value for OutgoingHeaders {
     fn show(&self) -> String {
         quoted(if self.0.is_empty() { "" } else { "(set, not shown)" })
     }
+    fn hides_secret(&self) -> bool {
+        !self.0.is_empty()
+    }
     fn schema() -> Json {
         TextPairs::schema()
     }

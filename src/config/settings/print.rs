@@ -6,8 +6,8 @@ use super::{
     LoadedSettings, Setting, SettingBlock, SettingOrigin, Settings, setting_blocks, table,
 };
 
-/// Returns the value and the origin of each setting. The text is a valid `server.yaml`, except that
-/// secrets are masked.
+/// Returns the value and the origin of each setting. The text is a `server.yaml` with the same
+/// values, except that secrets are masked; a comment says so.
 #[must_use]
 pub fn print_config(loaded: &LoadedSettings) -> String {
     let lines: Vec<_> = table().iter().map(|row| (yaml_line(row, &loaded.settings), row)).collect();
@@ -17,7 +17,9 @@ pub fn print_config(loaded: &LoadedSettings) -> String {
         let origin = loaded.origins.get(row.name).unwrap_or(&SettingOrigin::Default);
         let headings = path.enter(row.block()).into_iter().map(heading);
         let headings: String = headings.map(|heading| heading + "\n").collect();
-        format!("{headings}{line:width$}  # {origin}\n")
+        let hides = row.hides_secret(&loaded.settings);
+        let secret = if hides { "; its secret is not shown" } else { "" };
+        format!("{headings}{line:width$}  # {origin}{secret}\n")
     });
     lines.collect::<Vec<_>>().concat()
 }
@@ -134,3 +136,6 @@ pub(super) fn accepted_values(row: &Setting) -> String {
 fn yaml_line(row: &Setting, settings: &Settings) -> String {
     format!("{}{}: {}", indent(row.name), row.key(), row.show(settings))
 }
+
+#[cfg(test)]
+mod tests;

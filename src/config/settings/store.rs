@@ -12,6 +12,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value as Json, json};
 
+use super::percent::{decode_percent, encode_percent};
 use super::postgres_url::PostgresUrl;
 use super::value::{Value, quoted};
 use crate::kernel::units::Nanos;
@@ -46,7 +47,9 @@ impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Memory => f.write_str("memory"),
-            Self::File(directory) => write!(f, "{FILE_SCHEME}{}", directory.display()),
+            Self::File(directory) => {
+                write!(f, "{FILE_SCHEME}{}", directory.display().to_string().replace('%', "%25"))
+            }
             Self::Redis(url) => url.fmt(f),
             Self::Postgres(url) => url.fmt(f),
         }
@@ -211,22 +214,6 @@ fn only_digits(text: &str) -> Option<&str> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then_some(text)
 }
 
-/// Decodes `%` escapes: `%41` becomes `A`.
-fn decode_percent(text: &str) -> Option<String> {
-    let mut bytes = text.bytes();
-    let mut plain = Vec::with_capacity(text.len());
-    let nibble = |byte: Option<u8>| char::from(byte?).to_digit(16);
-    while let Some(byte) = bytes.next() {
-        if byte == b'%' {
-            let code = nibble(bytes.next())? * 16 + nibble(bytes.next())?;
-            plain.push(u8::try_from(code).ok()?);
-        } else {
-            plain.push(byte);
-        }
-    }
-    String::from_utf8(plain).ok()
-}
-
 impl fmt::Display for HostPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { host, port } = self;
@@ -245,11 +232,13 @@ impl fmt::Display for RedisUrl {
         };
         write!(f, "redis{}{kind}://", if self.tls { "s" } else { "" })?;
         if let (Some(user), None) = (&self.user, &self.password) {
-            write!(f, "{user}@")?;
+            write!(f, "{}@", encode_percent(user, ""))?;
         }
         match &self.endpoint {
             RedisEndpoint::Tcp(address) => address.fmt(f)?,
-            RedisEndpoint::Unix(path) => path.display().fmt(f)?,
+            RedisEndpoint::Unix(path) => {
+                f.write_str(&encode_percent(&path.display().to_string(), "/"))?;
+            }
             RedisEndpoint::Sentinel(addresses, _) | RedisEndpoint::Cluster(addresses) => {
                 join_addresses(addresses).fmt(f)?;
             }
@@ -309,6 +298,13 @@ impl Value for StoreUrl {
         match self {
             Self::Memory => self.to_string(),
             Self::File(_) | Self::Redis(_) | Self::Postgres(_) => quoted(&self.to_string()),
+        }
+    }
+    fn hides_secret(&self) -> bool {
+        match self {
+            Self::Memory | Self::File(_) => false,
+            Self::Redis(url) => url.password.is_some(),
+            Self::Postgres(url) => url.has_password(),
         }
     }
     fn schema() -> Json {
@@ -374,6 +370,9 @@ impl Value for Option<RedisUrl> {
     }
     fn show(&self) -> String {
         quoted(&self.as_ref().map(ToString::to_string).unwrap_or_default())
+    }
+    fn hides_secret(&self) -> bool {
+        self.as_ref().is_some_and(|url| url.password.is_some())
     }
     fn schema() -> Json {
         json!({"type": "string", "pattern": format!("^({URLS})?$")})

@@ -49,6 +49,11 @@ pub trait Value: Sized {
     fn accepts() -> String;
     /// Returns the value as YAML, with secrets masked.
     fn show(&self) -> String;
+    /// Returns `true` if the output of [`Value::show`] lacks a secret, so that it cannot be read
+    /// back.
+    fn hides_secret(&self) -> bool {
+        false
+    }
     /// Returns the JSON Schema of the value.
     fn schema() -> Json;
     /// Returns the reason why a text is invalid, if it is more specific than [`Value::accepts`].
@@ -406,6 +411,9 @@ impl Value for Option<SecretText> {
     }
     fn show(&self) -> String {
         quoted(if self.is_some() { "(set, not shown)" } else { "" })
+    }
+    fn hides_secret(&self) -> bool {
+        self.is_some()
     }
     fn schema() -> Json {
         json!({"type": "string", "pattern": "^[!-~]*$"})

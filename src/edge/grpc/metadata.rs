@@ -2,10 +2,11 @@
 //! allowed it.
 //!
 //! Guarantees:
-//! - The format is that of envoyproxy/ratelimit, plus `denied_by`, `degraded` and the owner of
-//!   permits.
+//! - The format is that of envoyproxy/ratelimit, plus `denied_by`, `shadow_denied_by`, `degraded`
+//!   and the owner of permits.
 //! - If two rules have the same key, objects are merged; of other values, the first is used.
 //! - `denied_by` is present only in denials, and if `answers.denied_by` selects it.
+//! - `shadow_denied_by` is present only if a limit in shadow mode would have denied, likewise.
 //! - `degraded` is present only if a fallback decided a descriptor.
 
 use std::collections::hash_map::Entry;
@@ -26,6 +27,9 @@ use crate::kernel::decision::Verdict;
 
 /// The key with the path of the rule that denied.
 const DENIED_BY_KEY: &str = "denied_by";
+
+/// The key with the path of the rule in shadow mode that would have denied.
+const SHADOW_DENIED_BY_KEY: &str = "shadow_denied_by";
 
 /// Builds the dynamic metadata of the decision on `request`, for later filters in Envoy.
 #[must_use]
@@ -53,8 +57,12 @@ pub(super) fn for_reply(
     options: &ReplyOptions,
 ) -> Option<Struct> {
     let mut result = options.dynamic_metadata.then(|| for_decision(request, decision))?;
-    if let Some(path) = decision.denied_by.as_deref().filter(|_| options.denied_by_metadata) {
-        insert(&mut result, DENIED_BY_KEY, Kind::StringValue(path.to_owned()));
+    let paths =
+        [(DENIED_BY_KEY, &decision.denied_by), (SHADOW_DENIED_BY_KEY, &decision.shadow_denied_by)];
+    for (key, path) in paths.into_iter().filter(|_| options.denied_by_metadata) {
+        if let Some(path) = path {
+            insert(&mut result, key, Kind::StringValue(path.to_string()));
+        }
     }
     Some(result)
 }

@@ -171,6 +171,8 @@ struct PermitCollector {
     verdicts: SmallVec<[(RuleNumber, RuleVerdict); 2]>,
     /// Permits of limits in shadow mode. The check does not start again if one expires.
     shadow: Vec<PermitGuard>,
+    /// The path of the first limit in shadow mode that would have rejected the check.
+    shadow_rejected_by: Option<Arc<str>>,
 }
 
 impl PermitCollector {
@@ -200,11 +202,18 @@ impl PermitCollector {
         self.permits.0.extend(self.shadow);
         self.permits
     }
+
+    /// Records that the limit is in shadow mode and would have rejected the check.
+    fn add_shadow_rejection(&mut self, limit: &ConcurrencyLimit) {
+        self.shadow_rejected_by.get_or_insert_with(|| Arc::from(&*limit.path));
+    }
 }
 
 /// The result of one attempt to acquire all permits of a check.
 enum AcquirePass {
-    Acquired(RequestPermits),
+    /// All permits, and the path of the first limit that would have rejected the check without
+    /// shadow mode.
+    Acquired(RequestPermits, Option<Arc<str>>),
     /// A permit expired during a later wait, and the others were released. The check starts again
     /// and may wait until this instant.
     Restart(Nanos),
@@ -288,10 +297,10 @@ impl Engine {
         let begun = self.clock().steady();
         let mut wait = WaitDeadlines::starting_at(begun, patience);
         let end = wait.queue_deadline;
-        let permits = loop {
+        let (permits, shadow_rejected_by) = loop {
             let config = self.active.load_full().ok_or(CheckError::NoConfig)?;
             match self.acquire_all(&config, covered, wait, keep).await {
-                Ok(AcquirePass::Acquired(permits)) => break permits,
+                Ok(AcquirePass::Acquired(permits, path)) => break (permits, path),
                 Ok(AcquirePass::Restart(last)) => wait.queue_deadline = Some(last),
                 Err(rejection) => {
                     self.log_rejection(question, &rejection);
@@ -301,7 +310,8 @@ impl Engine {
             }
         };
         let time_left = end.map(|end| end.since(self.clock().steady()));
-        let decision = self.decide_within(question, time_left).await?;
+        let mut decision = self.decide_within(question, time_left).await?;
+        decision.shadow_denied_by = shadow_rejected_by.or(decision.shadow_denied_by);
         let held =
             if decision.verdict == Verdict::Allow { permits } else { RequestPermits::default() };
         Ok(AdmissionOutcome::Decided(decision, held))
@@ -327,12 +337,16 @@ impl Engine {
             let Some(ceiling) = ceiling else { continue };
             let held = self.acquire_one(bucket, (current, ceiling), wait, keep).await?;
             collector.add_verdict(planned, held.is_some());
+            if held.is_none() {
+                collector.add_shadow_rejection(ceiling);
+            }
             if !collector.add(held, self.is_shadow_limit(ceiling)) {
                 return self.restart_or_reject(&limits, (current, ceiling), wait, bucket);
             }
         }
         collector.verdicts.iter().for_each(|&(rule, verdict)| config.counters.count(rule, verdict));
-        Ok(AcquirePass::Acquired(collector.into_permits()))
+        let rejected_by = collector.shadow_rejected_by.take();
+        Ok(AcquirePass::Acquired(collector.into_permits(), rejected_by))
     }
 
     /// Restarts a check that lost a permit while it waited for another one. Rejects it if the

@@ -69,6 +69,7 @@ impl Engine {
         let denied = combine(votes, quota_for_all) == Verdict::Deny;
         decision.binding = binding_index(descriptor_decisions(), quota_for_all);
         decision.is_shadowed = denied && self.is_shadow();
+        decision.shadow_denied_by = shadow_denying_rule(plan, &decision);
         if denied && !decision.is_shadowed {
             decision.verdict = Verdict::Deny;
             decision.denied_by = denying_rule(plan, &decision);
@@ -169,6 +170,16 @@ fn denying_rule(plan: &CheckPlan<'_>, decision: &Decision) -> Option<Arc<str>> {
     let mut all = 0..decision.statuses.len();
     let index = decision.binding.filter(has_denied).or_else(|| all.find(has_denied))?;
     plan.rules().nth(index)?.map(|rule| Arc::clone(&rule.path))
+}
+
+/// Returns the path of the first rule that would have denied without shadow mode.
+#[inline]
+fn shadow_denying_rule(plan: &CheckPlan<'_>, decision: &Decision) -> Option<Arc<str>> {
+    let is_shadow_denial = |one: &LimitStatus| {
+        one.decision.is_denied && (decision.is_shadowed || one.decision.enforcement.shadow)
+    };
+    let index = decision.all_limits().iter().position(is_shadow_denial)?;
+    plan.limits.get(index)?.rule().map(|rule| Arc::clone(&rule.path))
 }
 
 /// Writes the status of one limit. `next` returns the charge of a charged limit, and its outcome.

@@ -17,7 +17,7 @@ use sluicegate::kernel::units::Revision;
 use super::{assert_page, root};
 
 /// Codes whose example would be too large for a page, or is no limits file.
-const WITHOUT_EXAMPLE: [Code; 7] = [
+const WITHOUT_EXAMPLE: [Code; 8] = [
     Code::TooLarge,
     Code::TooDeep,
     Code::TooMany,
@@ -25,6 +25,7 @@ const WITHOUT_EXAMPLE: [Code; 7] = [
     Code::FailsClosed,
     Code::BadModuleConfig,
     Code::Unloadable,
+    Code::UnreadTimeout,
 ];
 
 const HEAD: &str = "\

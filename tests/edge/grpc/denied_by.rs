@@ -45,39 +45,54 @@ async fn served(limit: &str) -> Served {
     served_with_options(engine, Readiness::Ready, (hooks(""), options)).await
 }
 
-fn in_metadata(metadata: Option<Struct>) -> Option<String> {
-    match metadata?.fields.remove("denied_by")?.kind? {
+/// A kind of denial, with its header and its key in the metadata.
+#[derive(Clone, Copy)]
+struct DenialKind {
+    header: &'static str,
+    key: &'static str,
+}
+
+const ENFORCED: DenialKind = DenialKind { header: "x-sluicegate-denied-by", key: "denied_by" };
+
+const SHADOW: DenialKind =
+    DenialKind { header: "x-sluicegate-shadow-denied-by", key: "shadow_denied_by" };
+
+fn in_metadata(metadata: Option<Struct>, kind: DenialKind) -> Option<String> {
+    match metadata?.fields.remove(kind.key)?.kind? {
         Kind::StringValue(text) => Some(text),
         other => panic!("{other:?}"),
     }
 }
 
-fn in_headers<'h>(headers: impl IntoIterator<Item = &'h HeaderValue>) -> Option<String> {
+fn in_headers<'h>(
+    headers: impl IntoIterator<Item = &'h HeaderValue>,
+    kind: DenialKind,
+) -> Option<String> {
     let mut headers = headers.into_iter();
-    let header = headers.find(|header| header.key == "x-sluicegate-denied-by")?;
+    let header = headers.find(|header| header.key == kind.header)?;
     let raw = String::from_utf8(header.raw_value.clone()).unwrap();
     Some(if raw.is_empty() { header.value.clone() } else { raw })
 }
 
-fn in_options(headers: &[HeaderValueOption]) -> Option<String> {
-    in_headers(headers.iter().filter_map(|option| option.header.as_ref()))
+fn in_options(headers: &[HeaderValueOption], kind: DenialKind) -> Option<String> {
+    in_headers(headers.iter().filter_map(|option| option.header.as_ref()), kind)
 }
 
 fn id(number: u64) -> String {
     format!("request-{number:08}")
 }
 
-async fn rate_limit_service(served: &Served, number: u64) -> Named {
+async fn rate_limit_service(served: &Served, number: u64, kind: DenialKind) -> Named {
     let entry = |key: &str, value: String| Entry { key: key.to_owned(), value };
     let entries = vec![entry("k", "v".to_owned()), entry("sluicegate.acquire", id(number))];
     let descriptors = vec![RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }];
     let request = RateLimitRequest { domain: "d".into(), descriptors, hits_addend: 0 };
     let mut client = RateLimitServiceClient::new(served.channel.clone());
     let reply = client.should_rate_limit(request).await.unwrap().into_inner();
-    (in_headers(&reply.response_headers_to_add), in_metadata(reply.dynamic_metadata))
+    (in_headers(&reply.response_headers_to_add, kind), in_metadata(reply.dynamic_metadata, kind))
 }
 
-async fn ext_authz(served: &Served, number: u64) -> Named {
+async fn ext_authz(served: &Served, number: u64, kind: DenialKind) -> Named {
     let headers = [("x-key", "v".to_owned()), ("x-sluicegate-id", id(number))];
     let headers = headers.map(|(name, value)| (name.to_owned(), value)).into();
     let http = Some(HttpRequest { headers, ..HttpRequest::default() });
@@ -86,11 +101,11 @@ async fn ext_authz(served: &Served, number: u64) -> Named {
     let mut client = AuthorizationClient::new(served.channel.clone());
     let reply = client.check(CheckRequest { attributes }).await.unwrap().into_inner();
     let header = match reply.http_response.unwrap() {
-        HttpResponse::DeniedResponse(denied) => in_options(&denied.headers),
-        HttpResponse::OkResponse(ok) => in_options(&ok.response_headers_to_add),
+        HttpResponse::DeniedResponse(denied) => in_options(&denied.headers, kind),
+        HttpResponse::OkResponse(ok) => in_options(&ok.response_headers_to_add, kind),
         HttpResponse::ErrorResponse(error) => panic!("{error:?}"),
     };
-    (header, in_metadata(reply.dynamic_metadata))
+    (header, in_metadata(reply.dynamic_metadata, kind))
 }
 
 /// An immediate response has no metadata.
@@ -102,7 +117,9 @@ async fn ext_proc(served: &Served) -> Option<String> {
     let mut client = ExternalProcessorClient::new(served.channel.clone());
     let mut replies = client.process(tokio_stream::iter([message])).await.unwrap().into_inner();
     match replies.message().await.unwrap().unwrap().response.unwrap() {
-        Reply::ImmediateResponse(denied) => in_options(&denied.headers.unwrap().set_headers),
+        Reply::ImmediateResponse(denied) => {
+            in_options(&denied.headers.unwrap().set_headers, ENFORCED)
+        }
         _ => None,
     }
 }
@@ -110,11 +127,11 @@ async fn ext_proc(served: &Served) -> Option<String> {
 /// The first request uses up the limit, so that all further ones are denied.
 async fn assert_denials_name_the_rule(limit: &str) {
     let served = served(limit).await;
-    assert_eq!(rate_limit_service(&served, 0).await, (None, None), "{limit}");
+    assert_eq!(rate_limit_service(&served, 0, ENFORCED).await, (None, None), "{limit}");
     let named = Some("d.k".to_owned());
     let both = (named.clone(), named.clone());
-    assert_eq!(rate_limit_service(&served, 1).await, both, "{limit}");
-    assert_eq!(ext_authz(&served, 2).await, both, "{limit}");
+    assert_eq!(rate_limit_service(&served, 1, ENFORCED).await, both, "{limit}");
+    assert_eq!(ext_authz(&served, 2, ENFORCED).await, both, "{limit}");
     assert_eq!(ext_proc(&served).await, named, "{limit}");
 }
 
@@ -126,4 +143,25 @@ async fn denials_by_a_rate_limit_name_its_rule() {
 #[tokio::test]
 async fn rejections_by_a_concurrency_limit_name_its_rule() {
     assert_denials_name_the_rule("concurrency: {limit: 1}").await;
+}
+
+/// The first request uses up the limit, so that all further ones would be denied.
+async fn assert_shadow_denials_name_the_rule(limit: &str) {
+    let served = served(&format!("{limit}, shadow_mode: true")).await;
+    assert_eq!(rate_limit_service(&served, 0, SHADOW).await, (None, None), "{limit}");
+    let named = Some("d.k".to_owned());
+    let both = (named.clone(), named);
+    assert_eq!(rate_limit_service(&served, 1, SHADOW).await, both, "{limit}");
+    assert_eq!(ext_authz(&served, 2, SHADOW).await, both, "{limit}");
+    assert_eq!(rate_limit_service(&served, 3, ENFORCED).await, (None, None), "{limit}");
+}
+
+#[tokio::test]
+async fn shadow_denials_by_a_rate_limit_name_its_rule() {
+    assert_shadow_denials_name_the_rule("rate_limit: {unit: day, requests_per_unit: 1}").await;
+}
+
+#[tokio::test]
+async fn shadow_rejections_by_a_concurrency_limit_name_its_rule() {
+    assert_shadow_denials_name_the_rule("concurrency: {limit: 1}").await;
 }

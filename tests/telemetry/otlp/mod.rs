@@ -12,6 +12,7 @@
 mod connections;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
@@ -25,6 +26,7 @@ use sluicegate::edge::grpc::permits::api::session_request::Request as StreamRequ
 use sluicegate::edge::grpc::permits::api::{
     AcquireRequest, Descriptor, Entry as Own, SessionRequest,
 };
+use sluicegate::telemetry::otlp;
 use tempfile::TempDir;
 use tokio_stream::StreamExt as _;
 use tonic::Request;
@@ -303,4 +305,25 @@ fn an_unsupported_otlp_protocol_is_logged_and_checks_continue() {
     let service = Service::start_under(limits.path(), &[], &environment).unwrap();
     assert_eq!(json(&service, &[]), 200);
     assert_eq!(service.log().matches("OTLP over http/json is not supported").count(), 2);
+}
+
+#[test]
+fn an_endpoint_without_a_scheme_gets_the_url_to_write() {
+    for (endpoint, wanted) in [
+        ("collector:4317", "write http://collector:4317 (https:// for TLS)"),
+        ("grpc://[::1]:4317", "write http://[::1]:4317 (https:// for TLS)"),
+        ("//", "write the collector's URL, such as http://collector:4317"),
+    ] {
+        for protocol in ["grpc", "http/protobuf"] {
+            let variable = |name: &str| match name {
+                "OTEL_EXPORTER_OTLP_ENDPOINT" => Some(endpoint.to_owned()),
+                "OTEL_EXPORTER_OTLP_PROTOCOL" => Some(protocol.to_owned()),
+                _ => None,
+            };
+            let page: otlp::RenderPage = Arc::new(String::new);
+            let (_, errors) = otlp::start(&variable, &otlp::OtlpDefaults::default(), &page);
+            let wanted = format!("OTEL_EXPORTER_OTLP_ENDPOINT: {wanted}");
+            assert_eq!(errors, [wanted.clone(), wanted], "{endpoint} {protocol}");
+        }
+    }
 }

@@ -25,7 +25,7 @@ fn postgres_urls_with_a_password_show_only_scheme_and_hosts() {
             "postgres://me@[::1]:5432/shop?sslmode=require",
             true,
         ),
-        ("postgres://me@%2Frun%2Fpg/shop?sslmode=disable", "postgres://me@/run/pg/shop", false),
+        ("postgres://me@%2Frun%2Fpg/shop?sslmode=disable", "postgres://me@%2Frun%2Fpg/shop", false),
         ("postgres://me@pg", "postgres://me@pg:5432", false),
         ("postgres://pg/shop?user=me&password=secret", "postgres://pg:5432", false),
     ] {
