@@ -12,7 +12,7 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
 use crate::config::concurrency::{DECREASE, INCREASE, PROBE_DEPTH, SMOOTHING, TOLERANCE};
-use crate::config::resolve::{duration, keywords, overshoot};
+use crate::config::resolve::{duration, keywords, network_field, overshoot};
 use crate::kernel::concurrency::adaptive::Hundredths;
 
 /// Returns the schema of a text. A YAML number or boolean is accepted as the text that is written.
@@ -46,6 +46,20 @@ pub(super) fn overshoot(_: &mut SchemaGenerator) -> Schema {
         {"type": "string", "pattern": overshoot::PATTERN, "examples": ["2%", "0.5%", "100"]},
         {"type": "null"},
     ]})
+}
+
+pub(super) fn network(_: &mut SchemaGenerator) -> Schema {
+    let examples = ["10.0.0.0/8", "2001:db8::/32"];
+    or_null(
+        &json_schema!({"type": "string", "pattern": network_field::NETWORK_PATTERN, "examples": examples}),
+    )
+}
+
+pub(super) fn counter_per(_: &mut SchemaGenerator) -> Schema {
+    let examples = ["address", "network", "/64"];
+    or_null(
+        &json_schema!({"type": "string", "pattern": network_field::COUNTER_PATTERN, "examples": examples}),
+    )
 }
 
 /// Returns the schema of `unit`: editors propose the lower-case keywords and accept any case.
