@@ -13,6 +13,7 @@
 //! Not covered:
 //! - Building the tree from limits files (see [`super::resolve`]).
 
+mod address_match;
 pub(crate) mod builder;
 pub mod key_paths;
 pub mod long_values;

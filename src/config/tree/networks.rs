@@ -19,7 +19,6 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use super::node::{DescriptorNode, NodeId};
-use super::{DescriptorTree, LookupTarget, MatchKind};
 use crate::config::hooks::address::{ClientAddress, Network};
 
 /// A network, and the counters of its addresses.
@@ -41,7 +40,7 @@ pub(super) struct NetworkTable {
 
 /// The networks of one key on one level.
 #[derive(Clone, Debug, Default)]
-struct KeyNetworks {
+pub(super) struct KeyNetworks {
     /// The prefix lengths of all networks, the longest first.
     prefix_lens: Vec<u8>,
     nodes: HashMap<Network, NodeId>,
@@ -49,7 +48,7 @@ struct KeyNetworks {
 
 /// A descriptor value for a key with networks.
 #[derive(Clone, Copy)]
-enum AddressValue<'v> {
+pub(super) enum AddressValue<'v> {
     /// The value of a request.
     Address(ClientAddress<'v>),
     /// The text in a counter key for the addresses of a network.
@@ -57,7 +56,7 @@ enum AddressValue<'v> {
 }
 
 impl CountedNetwork {
-    fn counter_text<'v>(&self, address: ClientAddress<'v>) -> Cow<'v, str> {
+    pub(super) fn counter_text<'v>(&self, address: ClientAddress<'v>) -> Cow<'v, str> {
         if self.network.width() <= self.counter_bits {
             return address.value();
         }
@@ -71,14 +70,14 @@ impl<'v> AddressValue<'v> {
         address.or_else(|| Network::parse(value).ok().map(Self::Counter))
     }
 
-    const fn ip(self) -> IpAddr {
+    pub(super) const fn ip(self) -> IpAddr {
         match self {
             Self::Address(address) => address.ip(),
             Self::Counter(network) => network.address(),
         }
     }
 
-    fn text(self) -> Cow<'v, str> {
+    pub(super) fn text(self) -> Cow<'v, str> {
         match self {
             Self::Address(address) => address.value(),
             Self::Counter(network) => Cow::Owned(network.to_string()),
@@ -96,7 +95,7 @@ impl KeyNetworks {
     }
 
     /// Returns the nodes of the networks that contain an address, the longest prefix first.
-    fn containing(&self, ip: IpAddr) -> impl Iterator<Item = NodeId> {
+    pub(super) fn containing(&self, ip: IpAddr) -> impl Iterator<Item = NodeId> {
         let known = self.prefix_lens.iter().filter_map(move |bits| {
             let network = Network::containing(ip, *bits);
             self.nodes.get(&network).filter(|_| network.prefix_len() == *bits)
@@ -123,7 +122,7 @@ impl NetworkTable {
     }
 
     /// Returns the networks of a key, and the value if it is an address.
-    fn for_entry<'v>(
+    pub(super) fn for_entry<'v>(
         &self,
         level: &DescriptorNode,
         (key, value): (&str, &'v str),
@@ -133,7 +132,7 @@ impl NetworkTable {
     }
 
     /// Returns the node of the longest network that contains the value.
-    fn find(&self, networks: &KeyNetworks, value: AddressValue<'_>) -> Option<NodeId> {
+    pub(super) fn find(&self, networks: &KeyNetworks, value: AddressValue<'_>) -> Option<NodeId> {
         let is_counter_of = |node: &NodeId| match value {
             AddressValue::Address(_) => true,
             AddressValue::Counter(counter) => self.get(*node).is_some_and(|counted| {
@@ -142,62 +141,5 @@ impl NetworkTable {
             }),
         };
         networks.containing(value.ip()).find(is_counter_of)
-    }
-}
-
-impl DescriptorTree {
-    /// Returns the match of an entry whose value is an address. `None` if the level has no network
-    /// with this key, or the value is no address.
-    #[cold]
-    pub(super) fn match_address(
-        &self,
-        level: &DescriptorNode,
-        (key, value): (&str, &str),
-    ) -> Option<Option<(LookupTarget, MatchKind)>> {
-        let (networks, value) = self.networks.for_entry(level, (key, value))?;
-        let text = value.text();
-        let exact = self.match_exact(level, (key, &text));
-        let network = || {
-            let node = self.networks.find(networks, value)?;
-            Some((LookupTarget::of_node(node), MatchKind::Network))
-        };
-        Some(exact.or_else(network).or_else(|| self.match_text(level, (key, &text))))
-    }
-
-    /// Returns the text in counter keys for a value that is an address, if it is another text.
-    #[cold]
-    pub(super) fn address_text(
-        &self,
-        level: &DescriptorNode,
-        entry: (&str, &str),
-        target: LookupTarget,
-    ) -> Option<String> {
-        let (_, value) = self.networks.for_entry(level, entry)?;
-        let counted = target.node().and_then(|node| self.networks.get(node));
-        let text = match (value, counted) {
-            (AddressValue::Address(address), Some(counted)) => counted.counter_text(address),
-            _ => value.text(),
-        };
-        (text != entry.1).then(|| text.into_owned())
-    }
-
-    /// Returns the canonical text of a value that is an address.
-    pub(super) fn canonical_value<'v>(
-        &self,
-        level: &DescriptorNode,
-        (key, value): (&str, &'v str),
-    ) -> Cow<'v, str> {
-        let found = self.networks.for_entry(level, (key, value));
-        found.map_or(Cow::Borrowed(value), |(_, value)| value.text())
-    }
-
-    /// Returns the nodes whose networks contain the value of an entry, the longest prefix first.
-    pub(super) fn networks_around(
-        &self,
-        level: &DescriptorNode,
-        entry: (&str, &str),
-    ) -> Vec<NodeId> {
-        let found = self.networks.for_entry(level, entry);
-        found.map_or_else(Vec::new, |(networks, value)| networks.containing(value.ip()).collect())
     }
 }
