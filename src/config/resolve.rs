@@ -14,7 +14,7 @@ mod concurrency_block;
 pub(crate) mod duration;
 pub(crate) mod findings;
 pub(crate) mod keywords;
-pub(crate) mod network_field;
+mod network_field;
 pub(in crate::config) mod overload_answers;
 pub(crate) mod overshoot;
 mod rate_limit_block;

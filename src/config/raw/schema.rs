@@ -12,8 +12,14 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
 use crate::config::concurrency::{DECREASE, INCREASE, PROBE_DEPTH, SMOOTHING, TOLERANCE};
-use crate::config::resolve::{duration, keywords, network_field, overshoot};
+use crate::config::resolve::{duration, keywords, overshoot};
 use crate::kernel::concurrency::adaptive::Hundredths;
+
+/// The regular expression of the texts of `network`.
+const NETWORK_PATTERN: &str = "^[0-9A-Fa-f:.]+/[0-9]{1,3}$";
+
+/// The regular expression of the texts of `counter_per`.
+const COUNTER_PATTERN: &str = "^(address|network|/[0-9]{1,3})$";
 
 /// Returns the schema of a text. A YAML number or boolean is accepted as the text that is written.
 pub(super) fn text(_: &mut SchemaGenerator) -> Schema {
@@ -50,16 +56,12 @@ pub(super) fn overshoot(_: &mut SchemaGenerator) -> Schema {
 
 pub(super) fn network(_: &mut SchemaGenerator) -> Schema {
     let examples = ["10.0.0.0/8", "2001:db8::/32"];
-    or_null(
-        &json_schema!({"type": "string", "pattern": network_field::NETWORK_PATTERN, "examples": examples}),
-    )
+    or_null(&json_schema!({"type": "string", "pattern": NETWORK_PATTERN, "examples": examples}))
 }
 
 pub(super) fn counter_per(_: &mut SchemaGenerator) -> Schema {
     let examples = ["address", "network", "/64"];
-    or_null(
-        &json_schema!({"type": "string", "pattern": network_field::COUNTER_PATTERN, "examples": examples}),
-    )
+    or_null(&json_schema!({"type": "string", "pattern": COUNTER_PATTERN, "examples": examples}))
 }
 
 /// Returns the schema of `unit`: editors propose the lower-case keywords and accept any case.

@@ -9,12 +9,6 @@ use crate::config::hooks::address::{Network, NetworkError, parse_prefix_len};
 use crate::config::raw::Descriptor;
 use crate::config::tree::networks::CountedNetwork;
 
-/// The regular expression of the texts of `network`, for the JSON Schema.
-pub(crate) const NETWORK_PATTERN: &str = "^[0-9A-Fa-f:.]+/[0-9]{1,3}$";
-
-/// The regular expression of the texts of `counter_per`, for the JSON Schema.
-pub(crate) const COUNTER_PATTERN: &str = "^(address|network|/[0-9]{1,3})$";
-
 /// A field with an error, which has a finding.
 pub(super) struct InvalidNetwork;
 
