@@ -35,6 +35,7 @@ mod renamed;
 mod store;
 mod unknown;
 mod unused;
+mod url_cause;
 mod value;
 
 use std::sync::LazyLock;
@@ -43,15 +44,16 @@ pub use block::SettingBlock;
 use block::{Block as _, SettingList};
 pub use choices::{
     DeniedBy, DescriptorValues, KeyFormat, LogFormat, LogLevel, MetricNames, OnHangup,
-    OtlpProtocol, Overrides, PostgresDurability, ProxyAccess, ResponseHeaders, StatsProtocol,
-    StatsSink, TopKeyValues, WhenFull,
+    OtlpProtocol, Overrides, PostgresDurability, PostgresPrepare, ProxyAccess, RedisProxy,
+    ResponseHeaders, StatsProtocol, StatsSink, TopKeyValues, WhenFull,
 };
 pub use events::{EventKinds, EventUrl, Percentage};
 pub use file_and_host::HostName;
 pub use list::{
     AnswerSettings, EventSettings, FleetSettings, LimitsSettings, ListenSettings,
     ListenTlsSettings, LogSettings, MetricsSettings, MirrorSettings, OtlpSettings, PeerSettings,
-    SentinelSettings, Settings, StoreSettings, TelemetrySettings, TlsSettings, XdsSettings,
+    RedisSettings, SentinelSettings, Settings, StoreSettings, TelemetrySettings, TlsSettings,
+    XdsSettings,
 };
 pub use list_compat::{
     CompatAnswerSettings, CompatLimitsSettings, CompatListenSettings, CompatMetricsSettings,
