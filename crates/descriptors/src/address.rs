@@ -65,17 +65,13 @@ fn parse_ip(text: &str) -> Option<ClientAddress<'_>> {
 /// Returns the address in `192.0.2.7:5000`, `[2001:db8::1]:5000` or `[2001:db8::1]`.
 fn without_port(text: &str) -> Option<&str> {
     let is_port = |port: &str| port.parse::<u16>().is_ok();
-    match text.strip_prefix('[') {
-        Some(rest) => {
-            let (host, rest) = rest.split_once(']')?;
-            (rest.is_empty() || rest.strip_prefix(':').is_some_and(is_port)).then_some(host)
-        }
-        // An IPv6 address without brackets has no port.
-        None => {
-            let (host, port) = text.split_once(':')?;
-            is_port(port).then_some(host)
-        }
+    if let Some(rest) = text.strip_prefix('[') {
+        let (host, rest) = rest.split_once(']')?;
+        return (rest.is_empty() || rest.strip_prefix(':').is_some_and(is_port)).then_some(host);
     }
+    // An IPv6 address without brackets has no port.
+    let (host, port) = text.split_once(':')?;
+    is_port(port).then_some(host)
 }
 
 /// Returns `true` if `address` is displayed as `text`. Allocates nothing.

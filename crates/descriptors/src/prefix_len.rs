@@ -29,7 +29,8 @@ impl<'de, const MAX: u8> Deserialize<'de> for PrefixLen<MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let bits = f64::deserialize(deserializer).ok();
         // Envoy passes all numbers of a Struct as decimals.
-        let bits = bits.and_then(|bits| (0..=MAX).find(|whole| f64::from(*whole) == bits));
+        let bits = bits
+            .and_then(|bits| (0..=MAX).find(|whole| f64::from(*whole).total_cmp(&bits).is_eq()));
         let expected = || format!("invalid length, expected a whole number from 0 to {MAX}");
         bits.map(Self).ok_or_else(|| D::Error::custom(expected()))
     }

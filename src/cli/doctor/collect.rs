@@ -125,8 +125,10 @@ async fn probe_scripts(
     if let Err(InspectError(words)) = node.run_command(&["EVAL", "return 1", "0"]).await {
         return Some(Err(ScriptFailure::of_command("eval", words)));
     }
-    match node.run_command(&["EVALSHA", NO_DIGEST, "0"]).await {
-        Err(InspectError(words)) if !words.contains("NOSCRIPT") => {
+    let [key, ..] = probe_keys(prefix, 0);
+    match node.run_command(&["EVALSHA", NO_DIGEST, "1", &key]).await {
+        // A node of a Cluster may not own the slot of the key.
+        Err(InspectError(words)) if !words.contains("NOSCRIPT") && !words.contains("MOVED") => {
             return Some(Err(ScriptFailure::of_command("evalsha", words)));
         }
         _ => {}
