@@ -270,9 +270,9 @@ impl DescriptorTree {
         value: &str,
     ) -> Option<(LookupTarget, MatchKind)> {
         if level.has_networks
-            && let Some(found) = self.match_address(level, (key, value))
+            && let Some(address) = self.networks.for_entry(level, (key, value))
         {
-            return found;
+            return self.match_address(level, key, address);
         }
         self.match_text(level, (key, value))
     }

@@ -238,7 +238,7 @@ impl Event for ConnectionEvent {
                 metrics.add(|shard| &shard.refused_connections[port as usize], 1);
             }
             Self::Failed(port, cause) => {
-                metrics.add(|shard| &shard.failed_connections[port as usize][cause as usize], 1)
+                metrics.add(|shard| &shard.failed_connections[port as usize][cause as usize], 1);
             }
         }
     }

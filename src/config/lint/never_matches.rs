@@ -44,11 +44,10 @@ pub(super) fn warn_literal_value(raw: &Descriptor, at: FileSpan, findings: &mut 
 }
 
 fn find_network(key: &str, value: &str) -> Option<LiteralValue> {
-    let network = match Network::parse(value) {
-        Ok(network) | Err(NetworkError::HostBits(network) | NetworkError::Mapped(network)) => {
-            network
-        }
-        Err(_) => return None,
+    let (Ok(network) | Err(NetworkError::HostBits(network) | NetworkError::Mapped(network))) =
+        Network::parse(value)
+    else {
+        return None;
     };
     is_address_key(key).then(|| LiteralValue {
         cause: format!("`{key}` is one address, which never equals a network"),

@@ -233,7 +233,7 @@ blocks! {
         /// Number of connections that each replica opens, besides one for maintenance. Each runs one
         /// transaction at a time, for up to 64 checks.
         connections: AtLeastOne = AtLeastOne::FOUR, "connections";
-        /// Prepare statements, which costs less CPU. `auto` does, unless a pooler such as PgBouncer
+        /// Prepare statements, which costs less CPU. `auto` does, unless a pooler such as `PgBouncer`
         /// gives each transaction another server connection.
         prepare: PostgresPrepare = PostgresPrepare::Auto, "word";
         /// Crash safety of the tables that `sluicegate migrate` creates. `full`: counters survive.

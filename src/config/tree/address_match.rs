@@ -2,27 +2,26 @@
 
 use std::borrow::Cow;
 
-use super::networks::AddressValue;
+use super::networks::{AddressValue, KeyNetworks};
 use super::node::{DescriptorNode, NodeId};
 use super::{DescriptorTree, LookupTarget, MatchKind};
 
 impl DescriptorTree {
-    /// Returns the match of an entry whose value is an address. `None` if the level has no network
-    /// with this key, or the value is no address.
+    /// Returns the match of an entry whose key has networks, and whose value is an address.
     #[cold]
     pub(super) fn match_address(
         &self,
         level: &DescriptorNode,
-        (key, value): (&str, &str),
-    ) -> Option<Option<(LookupTarget, MatchKind)>> {
-        let (networks, value) = self.networks.for_entry(level, (key, value))?;
+        key: &str,
+        (networks, value): (&KeyNetworks, AddressValue<'_>),
+    ) -> Option<(LookupTarget, MatchKind)> {
         let text = value.text();
         let exact = self.match_exact(level, (key, &text));
         let network = || {
             let node = self.networks.find(networks, value)?;
             Some((LookupTarget::of_node(node), MatchKind::Network))
         };
-        Some(exact.or_else(network).or_else(|| self.match_text(level, (key, &text))))
+        exact.or_else(network).or_else(|| self.match_text(level, (key, &text)))
     }
 
     /// Returns the text in counter keys for a value that is an address, if it is another text.

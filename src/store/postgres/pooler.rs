@@ -1,4 +1,4 @@
-//! Finds out whether a pooler such as PgBouncer gives each transaction another server connection.
+//! Finds out whether a pooler such as `PgBouncer` gives each transaction another server connection.
 //!
 //! Guarantees:
 //! - Changes nothing in the server, and waits for no lock.

@@ -87,7 +87,9 @@ impl Statements {
     /// Sends all statements as text from now on.
     pub(super) fn forget_handles(&mut self) {
         let Self { lock, load, save, sweep } = self;
-        [lock, load, save, sweep].into_iter().for_each(|statement| statement.handle = None);
+        for statement in [lock, load, save, sweep] {
+            statement.handle = None;
+        }
     }
 }
 

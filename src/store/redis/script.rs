@@ -6,6 +6,8 @@
 //! Not covered:
 //! - The arguments and replies (see [`super::codec`]).
 
+use std::fmt::Write as _;
+
 use ring::digest::SHA1_FOR_LEGACY_USE_ONLY;
 
 /// The script that charges the hits of checks. Its protocol is documented in `head.lua`.
@@ -63,7 +65,11 @@ pub const RESERVATION_SCRIPT: &str = concat!(
 /// Returns the SHA-1 of a script in hexadecimal.
 pub(super) fn digest_of(script: &str) -> String {
     let digest = ring::digest::digest(&SHA1_FOR_LEGACY_USE_ONLY, script.as_bytes());
-    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+    let mut text = String::with_capacity(2 * digest.as_ref().len());
+    for byte in digest.as_ref() {
+        let _infallible = write!(text, "{byte:02x}");
+    }
+    text
 }
 
 /// A script that every connection loads at its start, except behind a proxy.
