@@ -58,9 +58,9 @@ fn doctor_finds_the_pooler_as_serve_does() {
     let pooler = PgBouncer::start(&server);
     let (_, direct, _) = doctor_at(&server.url(), &[]);
     assert!(!direct.contains("pooler"), "{direct}");
-    let (_, pooled, _) = doctor_at(&pooler.url(), &[]);
-    assert!(pooled.contains("(a pooler in transaction mode)"), "{pooled}");
-    assert!(!pooled.contains("error["), "{pooled}");
+    let (_, report, _) = doctor_at(&pooler.url(), &[]);
+    assert!(report.contains("(a pooler in transaction mode)"), "{report}");
+    assert!(!report.contains("error["), "{report}");
     let (_, prepared, _) = doctor_at(&pooler.url(), &["--store-postgres-prepare", "true"]);
     assert!(prepared.contains("error[pooler]") && prepared.contains("to auto"), "{prepared}");
     let (_, text, _) = doctor_at(&pooler.url(), &["--store-postgres-prepare", "false"]);
