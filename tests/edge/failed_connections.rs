@@ -16,7 +16,7 @@ use crate::support::waiting::{PATIENCE, until};
 
 /// The connection preface and an empty SETTINGS frame (RFC 9113, 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-/// The start of a ClientHello (RFC 8446, 4.1.2).
+/// The start of a `ClientHello` (RFC 8446, 4.1.2).
 const CLIENT_HELLO: &[u8] = b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03";
 const HTTP1: &[u8] = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n";
 
@@ -130,7 +130,9 @@ impl Client<'_> {
     /// certificate after the handshake.
     fn handshake(&self, port: SocketAddr) -> io::Result<()> {
         let mut roots = RootCertStore::empty();
-        certificates(&self.trusted.ca()).into_iter().for_each(|one| roots.add(one).unwrap());
+        for one in certificates(&self.trusted.ca()) {
+            roots.add(one).unwrap();
+        }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
