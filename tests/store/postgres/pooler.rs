@@ -1,4 +1,4 @@
-//! PgBouncer in transaction mode gives each transaction another server connection: no statement is
+//! `PgBouncer` in transaction mode gives each transaction another server connection: no statement is
 //! lost, and no session setting stays.
 
 use std::path::Path;
@@ -7,6 +7,7 @@ use std::thread;
 use crate::cli::doctor::doctor_at;
 use crate::store::redis::{check, limits, serve, wait_until_ready};
 use crate::support::postgres::{PgBouncer, Postgres};
+use crate::support::service::Service;
 use crate::support::waiting::for_a_day_with_a_minute_left;
 
 use super::FLAGS;
@@ -37,7 +38,7 @@ fn no_check_fails_behind_a_pool_of_any_size() {
         });
         let failed = statuses.iter().filter(|status| **status != 200).count();
         assert_eq!(failed, 0, "{size}: {}", fleet[0].log());
-        let log = fleet.iter().map(|service| service.log()).collect::<String>();
+        let log = fleet.iter().map(Service::log).collect::<String>();
         assert!(log.contains("statements are not prepared"), "{size}: {log}");
         assert!(!log.contains("does not exist"), "{size}: {log}");
         for (setting, default) in [
