@@ -26,6 +26,7 @@ need /usr/lib/nginx/modules/ngx_http_lua_module.so libnginx-mod-http-lua
 need promtool prometheus
 need "$(echo /usr/lib/postgresql/*/bin/initdb | cut -d" " -f1)" postgresql
 need pgbouncer pgbouncer
+need nutcracker nutcracker
 if [ ${#packages[@]} -gt 0 ]; then
     command -v apt-get >/dev/null || { echo "missing here, and no apt-get: ${packages[*]}" >&2; exit 2; }
     root=()

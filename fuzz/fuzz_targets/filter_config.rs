@@ -10,6 +10,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
+use sluicegate_descriptors::address::ClientAddress;
 use sluicegate_descriptors::filter_config::{FilterConfig, FilterConfigError, RouteFilterConfig};
 use sluicegate_descriptors::{Action, PathSpelling, RequestAttributes, build_descriptors};
 
@@ -49,7 +50,7 @@ fn assert_descriptors(actions: &[Vec<Action>], path: PathSpelling) {
             first_header_value: &|_| text("7"),
             joined_header_values: &|_| text("7,8"),
             path: if has_inputs { "/a%2fb//../c?a=%00&a=1&&b" } else { "" },
-            remote_address: Some("192.0.2.1").filter(|_| has_inputs),
+            remote_address: ClientAddress::parse("::ffff:192.0.2.1").filter(|_| has_inputs),
             metadata: &|_| text("gold"),
         };
         let descriptors = build_descriptors(actions, path, &request);

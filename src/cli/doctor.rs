@@ -30,6 +30,7 @@ use crate::store::postgres::PostgresOptions;
 use crate::store::redis::RedisOptions;
 use envoy::ExaminedEnvoy;
 use evaluate::{DoctorFinding, DoctorRequirements, DoctorSeverity, evaluate_facts};
+use postgres::ExaminedPostgres;
 use product::StoreProduct;
 
 /// An examined store or Envoy.
@@ -63,8 +64,9 @@ pub(super) fn doctor(
         let address = settings.store.url.to_string();
         let examined = runtime.block_on(postgres::examine(&options, &address, clock));
         return match examined {
-            Ok(findings) => {
-                let store = Examined { address, product: String::new() };
+            Ok(ExaminedPostgres { findings, is_pooled }) => {
+                let product = if is_pooled { " (a pooler in transaction mode)" } else { "" };
+                let store = Examined { address, product: product.to_owned() };
                 print_stores(args, &[store], &findings, terminal)
             }
             Err(error) => {
@@ -228,7 +230,7 @@ async fn await_postgres_findings(
 ) -> Vec<DoctorFinding> {
     loop {
         match postgres::examine(&options, &address, &clock).await {
-            Ok(findings) => return findings,
+            Ok(examined) => return examined.findings,
             Err(_unreachable) => tokio::time::sleep(RETRY_INTERVAL).await,
         }
     }

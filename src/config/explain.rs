@@ -329,6 +329,7 @@ fn explain_steps(trace: &LookupTrace<'_>) -> Vec<EntryExplanation> {
     let candidate = |tried: &super::tree::trace::LookupCandidate<'_>| Candidate {
         kind: match tried.kind {
             MatchKind::Exact => "exact",
+            MatchKind::Network => "network",
             MatchKind::Wildcard => "pattern",
             MatchKind::Bare => "bare key",
         }

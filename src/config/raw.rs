@@ -106,6 +106,14 @@ pub struct Descriptor {
     /// value, the rule matches all values that no other rule with this key matches.
     #[schemars(schema_with = "schema::text")]
     pub value: Spanned<String>,
+    /// The network of the addresses that an entry must have, such as `10.0.0.0/8`, instead of a
+    /// value. The longest prefix that contains an address matches.
+    #[schemars(schema_with = "schema::network")]
+    pub network: Option<Spanned<String>>,
+    /// For `network`: the addresses with one counter. `address`, the default: each has a counter of
+    /// its own. `/64`: those with equal first 64 bits. `network`: all.
+    #[schemars(schema_with = "schema::counter_per")]
+    pub counter_per: Option<Spanned<String>>,
     /// The rate limit of descriptors whose last entry matches here. Without it, they have no rate
     /// limit.
     pub rate_limit: Option<RateLimit>,

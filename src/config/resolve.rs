@@ -14,6 +14,7 @@ mod concurrency_block;
 pub(crate) mod duration;
 pub(crate) mod findings;
 pub(crate) mod keywords;
+mod network_field;
 pub(in crate::config) mod overload_answers;
 pub(crate) mod overshoot;
 mod rate_limit_block;
@@ -27,11 +28,13 @@ use super::concurrency::ConcurrencyLimit;
 use super::diagnostic::{Code, Diagnostics, SourceText, Span, Spanned};
 use super::lint::{self, ChargeSettings, DomainLint};
 use super::raw::{self, Descriptor, File};
+
 use super::tree::builder::{AddNodeError, TreeBuilder};
 use super::tree::{NodeFlags, NodeId};
 use super::{ChargePolicy, Config, Domain, Rule, RuleLimits, RuleNumber};
 use crate::kernel::units::Revision;
 use findings::{FileFindings, FileSpan};
+use network_field::{InvalidNetwork, NetworkReader};
 use rate_limit_block::{DomainDefaults, KeywordReader, RateLimitReader};
 use rate_limit_list::{RateLimitListReader, limit_name};
 
@@ -321,10 +324,16 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             self.findings.add(Code::EmptyKey, key, message, fix);
             return self.builder.add_hidden(parent, name, flags);
         }
-        match self.builder.add(parent, name, flags) {
+        let reader = NetworkReader { file: key.file, raw, findings: self.findings };
+        let added = match reader.read() {
+            Ok(Some(network)) => self.builder.add_network(parent, name.0, network, flags),
+            Ok(None) => self.builder.add(parent, name, flags),
+            Err(InvalidNetwork) => return self.builder.add_hidden(parent, hidden_name(raw), flags),
+        };
+        match added {
             Ok(node) => node,
             Err(refused) => {
-                let node = self.builder.add_hidden(parent, name, flags);
+                let node = self.builder.add_hidden(parent, hidden_name(raw), flags);
                 if !raw.is_incomplete {
                     self.report_add_error(refused, node, raw, key);
                 }
@@ -354,7 +363,9 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         let tree = self.builder.tree();
         let has_limit = raw.rate_limit.is_some() || raw.rate_limits.is_some();
         let has_two_limits = has_limit && tree.rule(first).is_some();
-        let help = if tree.key_and_value(first) != tree.key_and_value(node) {
+        let help = if raw.network.is_some() {
+            "write each network once on a level"
+        } else if tree.key_and_value(first) != tree.key_and_value(node) {
             "rename a key: key and value are joined by `_`, then compared"
         } else if has_two_limits {
             raw::TWO_LIMITS_FIX
@@ -372,7 +383,10 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         }
         let name = if value.is_empty() { key.clone() } else { format!("{key}_{value}") };
         let message = format!("`share_threshold` needs a `*` in the value, but `{name}` has none");
-        let fix = "remove it, or add a `*` to the value".to_owned();
+        let fix = match raw.network {
+            Some(_) => "write `counter_per: network` for one counter of all addresses",
+            None => "remove it, or add a `*` to the value",
+        };
         let at = FileSpan { file, span: raw.share_threshold.span };
         self.findings.add(Code::ShareWithoutWildcard, at, message, fix);
     }
@@ -521,4 +535,12 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
 fn key_span(raw: &Descriptor) -> Span {
     let Spanned { span, .. } = raw.key;
     if span.end == 0 { raw.span } else { span }
+}
+
+/// Returns the key and value of a descriptor for messages. Of an invalid network, the value is the
+/// text in the file.
+fn hidden_name(raw: &Descriptor) -> (&str, &str) {
+    let network = raw.network.as_ref().map_or("", |network| network.value.as_str());
+    let value = raw.value.value.as_str();
+    (raw.key.value.as_str(), if value.is_empty() { network } else { value })
 }

@@ -36,6 +36,7 @@ mod reference;
 mod store;
 mod unknown;
 mod unused;
+mod url_cause;
 mod value;
 mod words;
 
@@ -45,15 +46,16 @@ pub use block::SettingBlock;
 use block::{Block as _, SettingList};
 pub use choices::{
     DeniedBy, DescriptorValues, KeyFormat, LogFormat, LogLevel, MetricNames, OnHangup,
-    OtlpProtocol, Overrides, PostgresDurability, ProxyAccess, ResponseHeaders, StatsProtocol,
-    StatsSink, WhenFull,
+    OtlpProtocol, Overrides, PostgresDurability, PostgresPrepare, ProxyAccess, RedisProxy,
+    ResponseHeaders, StatsProtocol, StatsSink, WhenFull,
 };
 pub use events::{EventKinds, EventUrl, Percentage};
 pub use file_and_host::HostName;
 pub use list::{
     AdminSettings, AnswerSettings, EventSettings, FleetSettings, LimitsSettings, ListenSettings,
     ListenTlsSettings, LogSettings, MetricsSettings, MirrorSettings, OtlpSettings, PeerSettings,
-    SentinelSettings, Settings, StoreSettings, TelemetrySettings, TlsSettings, XdsSettings,
+    RedisSettings, SentinelSettings, Settings, StoreSettings, TelemetrySettings, TlsSettings,
+    XdsSettings,
 };
 pub use list_compat::{
     CompatAnswerSettings, CompatLimitsSettings, CompatListenSettings, CompatMetricsSettings,

@@ -2,8 +2,8 @@
 //!
 //! Guarantees:
 //! - A node is named `key` or `key_value`, as in envoyproxy/ratelimit.
-//! - Each entry selects, in this order: exact `key_value`, first matching pattern in file order,
-//!   bare `key`.
+//! - Each entry selects, in this order: exact `key_value`, longest network that contains the
+//!   address, first matching pattern in file order, bare `key`.
 //! - A lookup never goes back to a parent. It matches only if the last entry reaches a node with a
 //!   limit.
 //! - A lookup allocates no memory, up to [`INLINE_SHARED_VALUES`] shared values.
@@ -13,11 +13,13 @@
 //! Not covered:
 //! - Building the tree from limits files (see [`super::resolve`]).
 
+mod address_match;
 pub(crate) mod builder;
 pub mod key_paths;
 pub mod long_values;
 mod metric;
 pub mod miss;
+pub mod networks;
 mod node;
 pub(crate) mod pattern;
 mod table;
@@ -36,6 +38,7 @@ use super::rule::{Rule, RuleNumber};
 use crate::kernel::units::Nanos;
 pub(crate) use long_values::hash_long_values;
 pub use metric::MetricDots;
+use networks::NetworkTable;
 use node::{DescriptorNode, NameSpan, exact_hash, key_hasher, name_hash};
 pub(crate) use node::{NodeFlags, NodeId};
 use pattern::CompositeKey;
@@ -59,6 +62,7 @@ pub struct DescriptorTree {
     rules: Vec<Rule>,
     /// The node of each rule. The index is the number in [`node::RuleId`] minus 1.
     rule_nodes: Vec<NodeId>,
+    networks: NetworkTable,
     /// The concurrency limits, sorted by node. They are not in [`DescriptorNode`], because few
     /// nodes have one and a node already fills a cache line.
     concurrency_limits: Vec<(NodeId, ConcurrencyLimit)>,
@@ -99,6 +103,8 @@ pub type KeyEntries = Box<[(Box<str>, Box<str>)]>;
 pub enum MatchKind {
     /// A name `key_value`, equal to the entry's.
     Exact,
+    /// A network that contains the entry's address.
+    Network,
     /// A name that is a pattern with `*`.
     Wildcard,
     /// A name that is only a `key`; it matches every value.
@@ -237,10 +243,15 @@ impl DescriptorTree {
         entry: (&str, &str),
         (target, kind): (LookupTarget, MatchKind),
     ) -> Option<Cow<'_, str>> {
-        match self.shared_pattern(target, kind) {
-            Some(pattern) => Some(Cow::Borrowed(shared_text(pattern, entry.0))),
-            None => self.long_text(level, entry, (target, kind)).map(Cow::Owned),
+        if let Some(pattern) = self.shared_pattern(target, kind) {
+            return Some(Cow::Borrowed(shared_text(pattern, entry.0)));
         }
+        if level.has_networks
+            && let Some(text) = self.address_text(level, entry, target)
+        {
+            return Some(Cow::Owned(text));
+        }
+        self.long_text(level, entry, (target, kind)).map(Cow::Owned)
     }
 
     /// Returns the pattern by which an entry matched, if all values that it matches share one
@@ -258,6 +269,20 @@ impl DescriptorTree {
         key: &str,
         value: &str,
     ) -> Option<(LookupTarget, MatchKind)> {
+        if level.has_networks
+            && let Some(address) = self.networks.for_entry(level, (key, value))
+        {
+            return self.match_address(level, key, address);
+        }
+        self.match_text(level, (key, value))
+    }
+
+    #[inline]
+    fn match_text(
+        &self,
+        level: &DescriptorNode,
+        (key, value): (&str, &str),
+    ) -> Option<(LookupTarget, MatchKind)> {
         let subject = CompositeKey::new(key, value);
         let hasher = key_hasher(level.id, key.as_bytes());
         let bare = hasher.finish();
@@ -274,6 +299,16 @@ impl DescriptorTree {
             .map(|goal| (goal, MatchKind::Bare))
     }
 
+    fn match_exact(
+        &self,
+        level: &DescriptorNode,
+        (key, value): (&str, &str),
+    ) -> Option<(LookupTarget, MatchKind)> {
+        let hash = exact_hash(key_hasher(level.id, key.as_bytes()), value);
+        let found = self.find_name(level.id, hash, CompositeKey::new(key, value))?;
+        Some((found, MatchKind::Exact))
+    }
+
     #[inline]
     fn find_name(
         &self,
@@ -284,7 +319,8 @@ impl DescriptorTree {
         self.table.find(&self.names, level, hash, subject)
     }
 
-    /// Returns the node with exactly this name among the children of `level`.
+    /// Returns the node with exactly this name among the children of `level`, unless it is a
+    /// network.
     pub(crate) fn find_node(&self, level: NodeId, name: &str) -> Option<NodeId> {
         let goal =
             self.find_name(level, name_hash(level, name), CompositeKey::from_joined(name))?;

@@ -91,6 +91,10 @@ impl ConnectionSlot {
         ConnectionEvent::Opened(port).emit();
         Self { port, _permit: permit }
     }
+
+    pub(super) const fn port(&self) -> ListenPort {
+        self.port
+    }
 }
 
 impl Drop for ConnectionSlot {

@@ -9,6 +9,8 @@ mod accept_errors;
 pub mod body_memory;
 pub mod brief_connections;
 pub mod connection_gate;
+mod failed_connections;
+mod first_bytes;
 pub mod grpc;
 pub mod headers;
 pub mod health;

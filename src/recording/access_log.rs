@@ -20,7 +20,6 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::io::{self, BufRead, Read as _, Write};
-use std::net::{IpAddr, SocketAddr};
 
 use serde_json::Value;
 
@@ -31,6 +30,7 @@ use super::header::{CheckOrder, RecordedPlanning, RecordingEnd, RecordingHeader}
 use super::percent::Percent;
 use super::writer::RecordingWriter;
 use crate::config::Config;
+use crate::config::hooks::address::ClientAddress;
 use crate::config::hooks::{Hook, RequestAttributes};
 use crate::kernel::decision::{Check, Cost, Descriptor};
 use crate::kernel::units::{Hits, Nanos};
@@ -149,12 +149,11 @@ fn read_line(line: &[u8], hook: &Hook) -> Result<LoggedRequest, LineError> {
         };
         texts.get(name).map(|value| Cow::Borrowed(value.as_str()))
     };
-    let address = client_address(&texts);
     let attributes = RequestAttributes {
         first_header_value: &header,
         joined_header_values: &header,
         path: texts.get("path").map_or("", |path| path),
-        remote_address: address.as_deref(),
+        remote_address: client_address(&texts),
         metadata: &|_| None,
     };
     let descriptors = hook.build_descriptors(&attributes).into_iter().map(|entries| {
@@ -197,15 +196,11 @@ fn parse_time(text: &str) -> Option<Nanos> {
 
 /// Returns the client's address without a port. Envoy's `downstream_remote_address` is the address
 /// that `x-forwarded-for` yields by its settings, so it comes first.
-fn client_address(texts: &HashMap<String, String>) -> Option<String> {
-    let downstream = texts.get("downstream-remote-address").and_then(|text| parse_address(text));
-    let forwarded = || texts.get("x-forwarded-for")?.rsplit(',').find_map(parse_address);
-    downstream.or_else(forwarded).map(|address| address.to_string())
-}
-
-fn parse_address(text: &str) -> Option<IpAddr> {
-    let text = text.trim();
-    text.parse().ok().or_else(|| text.parse::<SocketAddr>().ok().map(|address| address.ip()))
+fn client_address(texts: &HashMap<String, String>) -> Option<ClientAddress<'_>> {
+    let downstream = texts.get("downstream-remote-address");
+    let downstream = downstream.and_then(|text| ClientAddress::parse(text));
+    let forwarded = || texts.get("x-forwarded-for")?.rsplit(',').find_map(ClientAddress::parse);
+    downstream.or_else(forwarded)
 }
 
 /// Sorts the last [`MAX_PENDING`] requests by time, and writes the earlier ones.

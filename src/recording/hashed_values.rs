@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | exact value `partner` | `partner` | `partner` |
 //! | pattern `/pay/*` | `/pay/123` | `/pay/~c0ffee…` |
+//! | network `10.0.0.0/8` | `10.1.2.3` | `10.192.255.238` |
 //! | bare key, or no rule | `ann` | `~c0ffee…` |
 //!
 //! Guarantees:
@@ -13,6 +14,7 @@
 //!
 //! Not covered:
 //! - A pattern that the recorded limits lack: it does not match hashed values.
+//! - Two addresses of a small network may get one hash.
 //! - Guesses: a reader of the file can hash a guess and compare.
 
 use std::collections::HashMap;
@@ -23,6 +25,7 @@ use ring::rand::SystemRandom;
 use siphasher::sip::SipHasher13;
 
 use crate::config::Config;
+use crate::config::hooks::address::{ClientAddress, Network};
 use crate::config::tree::RuleMatch;
 use crate::config::tree::values::ValueMatch;
 use crate::kernel::decision::{Check, Descriptor};
@@ -88,8 +91,17 @@ impl ValueHasher {
                 // The other `*` match the empty text.
                 pattern.replacen('*', &self.hash(value), 1).replace('*', "")
             }
+            ValueMatch::Network(network) => self.hash_address(value, network),
             ValueMatch::Any => self.hash(value),
         }
+    }
+
+    /// Returns the address of `network` whose other bits are the hash.
+    fn hash_address(&self, value: &str, network: Network) -> String {
+        let mut hasher = SipHasher13::new_with_key(&self.salt);
+        let address = ClientAddress::parse(value).map(ClientAddress::value);
+        hasher.write(address.as_deref().unwrap_or(value).as_bytes());
+        network.address_with_host_bits(hasher.finish()).to_string()
     }
 }
 

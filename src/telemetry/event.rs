@@ -10,9 +10,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::label::{CONCURRENCY_REASONS, SHADOW_DENY};
 pub use super::label::{
-    CloudEventOutcome, DatagramKind, EdgeOutcome, FallbackDebtOutcome, ForwardingEvent,
-    LeasedHitsEvent, LimitEvent, ListenPort, MirrorOutcome, PermitIdEvent, Protocol,
-    ProxyMessageKind, RuleVerdict, ShareEvent, StrictPermitEvent,
+    CloudEventOutcome, ConnectionFailure, DatagramKind, EdgeOutcome, FallbackDebtOutcome,
+    ForwardingEvent, LeasedHitsEvent, LimitEvent, ListenPort, MirrorOutcome, PermitIdEvent,
+    Protocol, ProxyMessageKind, RuleVerdict, ShareEvent, StrictPermitEvent,
 };
 use super::metrics::{METRICS, Metrics};
 use super::trace;
@@ -222,6 +222,8 @@ pub enum ConnectionEvent {
     Closed(ListenPort),
     /// The connection was refused, because too many were open.
     Refused(ListenPort),
+    /// The connection failed before its first request.
+    Failed(ListenPort, ConnectionFailure),
 }
 
 impl Event for ConnectionEvent {
@@ -234,6 +236,9 @@ impl Event for ConnectionEvent {
             }
             Self::Refused(port) => {
                 metrics.add(|shard| &shard.refused_connections[port as usize], 1);
+            }
+            Self::Failed(port, cause) => {
+                metrics.add(|shard| &shard.failed_connections[port as usize][cause as usize], 1);
             }
         }
     }

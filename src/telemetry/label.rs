@@ -85,6 +85,32 @@ named_enum! {
 }
 
 named_enum! {
+    /// The cause of a connection that failed before its first request.
+    pub enum ConnectionFailure {
+        /// HTTP/1 at a gRPC port.
+        Http1 = "http1",
+        /// HTTP/2 or gRPC at a port for HTTP/1.
+        Http2 = "http2",
+        /// TLS at a port with plain text.
+        Tls = "tls",
+        /// Plain text at a port with TLS.
+        PlainText = "plain_text",
+        /// The PROXY protocol of a load balancer.
+        ProxyProtocol = "proxy_protocol",
+        /// The first bytes are of no known protocol.
+        UnknownProtocol = "unknown_protocol",
+        /// The client has no certificate, or an expired or untrusted one.
+        ClientCertificate = "client_certificate",
+        /// The client does not trust the certificate of this process.
+        ServerCertificate = "server_certificate",
+        /// The TLS handshake failed for another reason.
+        TlsHandshake = "tls_handshake",
+        /// The TLS handshake did not end in time.
+        TlsTimeout = "tls_timeout",
+    }
+}
+
+named_enum! {
     /// A protocol of the service.
     pub enum Protocol {
         /// Envoy's gRPC method `ShouldRateLimit`.

@@ -26,9 +26,9 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::label::{
-    CONCURRENCY_REASONS, CloudEventOutcome, DatagramKind, EdgeOutcome, FallbackDebtOutcome,
-    ForwardingEvent, LeasedHitsEvent, LimitEvent, ListenPort, MirrorOutcome, PermitIdEvent,
-    Protocol, ProxyMessageKind, ShareEvent, StrictPermitEvent, VERDICTS,
+    CONCURRENCY_REASONS, CloudEventOutcome, ConnectionFailure, DatagramKind, EdgeOutcome,
+    FallbackDebtOutcome, ForwardingEvent, LeasedHitsEvent, LimitEvent, ListenPort, MirrorOutcome,
+    PermitIdEvent, Protocol, ProxyMessageKind, ShareEvent, StrictPermitEvent, VERDICTS,
 };
 use crate::kernel::decision::{Reason, StoreFailure};
 use crate::kernel::units::Nanos;
@@ -101,6 +101,8 @@ pub(super) struct Counters {
     /// The number of connections that this thread opened minus those that it closed, modulo 2^64.
     pub(super) open_connections: [AtomicU64; ListenPort::ALL.len()],
     pub(super) refused_connections: [AtomicU64; ListenPort::ALL.len()],
+    pub(super) failed_connections:
+        [[AtomicU64; ConnectionFailure::ALL.len()]; ListenPort::ALL.len()],
     pub(super) refused_bodies: AtomicU64,
     pub(super) wrong_admin_tokens: AtomicU64,
     pub(super) cloud_events: [AtomicU64; CloudEventOutcome::ALL.len()],
@@ -340,6 +342,7 @@ impl Counters {
             forwarding: zeros(),
             open_connections: zeros(),
             refused_connections: zeros(),
+            failed_connections: [const { zeros() }; ListenPort::ALL.len()],
             refused_bodies: AtomicU64::new(0),
             wrong_admin_tokens: AtomicU64::new(0),
             cloud_events: zeros(),

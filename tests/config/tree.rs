@@ -2,6 +2,7 @@
 //! model.
 
 mod long_values;
+mod networks;
 
 use std::collections::HashMap;
 

@@ -2,6 +2,7 @@
 
 mod accept_errors;
 mod connection_gate;
+mod failed_connections;
 pub(crate) mod grpc;
 mod headers;
 mod http;

@@ -55,6 +55,23 @@ fn only_values_that_the_limits_name_stay_clear() {
 }
 
 #[test]
+fn a_hashed_address_stays_in_its_network() {
+    let limits = "
+  - {key: ip, network: 10.0.0.0/8, rate_limit: {unit: minute, requests_per_unit: 1}}
+  - {key: ip, network: 2001:db8::/32, rate_limit: {unit: minute, requests_per_unit: 2}}
+";
+    let hashed = |value: &str| {
+        let check = check(&[("ip", value)]);
+        let values = ValueHasher::new(SALT).hash_values(&config(limits), &check.check());
+        values.unwrap().remove(0).remove(0)
+    };
+    let (four, six) = (hashed("10.1.2.3"), hashed("2001:db8:1:2::3"));
+    assert!(four.starts_with("10.") && six.starts_with("2001:db8:"), "{four} {six}");
+    assert!(four != "10.1.2.3" && four != hashed("10.1.2.4") && four == hashed("::ffff:10.1.2.3"));
+    assert!(hashed("192.0.2.7").starts_with('~'));
+}
+
+#[test]
 fn a_hash_depends_on_the_salt() {
     assert_ne!(ValueHasher::new([1; 16]).hash("ann"), ValueHasher::new([2; 16]).hash("ann"));
 }

@@ -39,11 +39,23 @@ impl Authority {
 
     /// Issues a certificate for these host names or addresses.
     pub fn sign(&self, names: &[&str]) -> Files {
+        self.sign_until(names, None)
+    }
+
+    /// Issues a certificate for a host name that expired in the year 2000.
+    pub fn sign_expired(&self, name: &str) -> Files {
+        self.sign_until(&[name], Some(2000))
+    }
+
+    fn sign_until(&self, names: &[&str], year: Option<i32>) -> Files {
         let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
         let name = names.first().unwrap().clone();
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(names).unwrap();
         params.distinguished_name.push(DnType::CommonName, &name);
+        if let Some(year) = year {
+            params.not_after = rcgen::date_time_ymd(year, 1, 1);
+        }
         let signed = params.signed_by(&key, &self.issuer).unwrap();
         let files = [self.path(&format!("{name}.pem")), self.path(&format!("{name}.key"))];
         std::fs::write(&files[0], signed.pem()).unwrap();

@@ -23,5 +23,6 @@ pub mod sentinel;
 pub mod service;
 pub mod signals;
 pub mod store_server;
+pub mod twemproxy;
 pub mod waiting;
 pub mod xds;

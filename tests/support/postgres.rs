@@ -282,13 +282,18 @@ pub struct PgBouncer {
 
 impl PgBouncer {
     pub fn start(server: &Postgres) -> Self {
+        Self::start_with_pool(server, 3)
+    }
+
+    /// Starts a pooler with `size` server connections.
+    pub fn start_with_pool(server: &Postgres, size: usize) -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
         let (server, own) = (server.socket_dir().display(), dir.path().display());
         let configuration = format!(
             "[databases]\npostgres = host={server} user=postgres\n[pgbouncer]\n\
              pool_mode = transaction\nauth_type = any\nunix_socket_dir = {own}\nlisten_port = 5432\n\
-             default_pool_size = 3\nlogfile =\npidfile = {own}/pid\n"
+             default_pool_size = {size}\nlogfile =\npidfile = {own}/pid\n"
         );
         let file = dir.path().join("pgbouncer.ini");
         std::fs::write(&file, configuration).unwrap();
@@ -308,6 +313,14 @@ impl PgBouncer {
     pub fn url(&self) -> String {
         let host = self.dir.path().display().to_string().replace('/', "%2F");
         format!("postgres://postgres@{host}/postgres")
+    }
+
+    /// Runs SQL of another program in the same pool, and returns its output.
+    pub fn sql(&self, text: &str) -> String {
+        let mut command = Command::new("psql");
+        command.arg("-h").arg(self.dir.path()).args(["-p", "5432", "-U", "postgres", "-AtqX"]);
+        let output = command.args(["-d", "postgres", "-c", text]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
 }
 

@@ -22,7 +22,7 @@
 //! - The limits, which the service has.
 //! - Whether the files of `service.tls` exist.
 
-mod error;
+pub(crate) mod error;
 mod memory;
 mod service;
 mod timeout;

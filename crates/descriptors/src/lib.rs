@@ -5,6 +5,7 @@
 //! - Actions have the meaning of Envoy's actions of the same name, and no side effects.
 //! - If the request lacks a header or other input of an action, its descriptor is dropped, as in
 //!   Envoy.
+//! - An address has one text, whatever the proxy's spelling.
 //! - Matching a regular expression takes time linear in the length of the text.
 //!
 //! Not covered:
@@ -12,20 +13,26 @@
 //! - The rate limit check with the descriptors.
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 
+use address::{ClientAddress, Network};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+pub mod address;
 pub mod filter_config;
 mod header_name;
+mod hooks;
 mod matcher;
 mod path;
+mod prefix_len;
 mod request;
 
 pub use header_name::HeaderName;
 pub use matcher::{HeaderMatcher, Range, RegexPattern, StringMatch};
 pub use path::PathSpelling;
+pub use prefix_len::PrefixLen;
 pub use request::{MetadataKey, PathSegment, RequestAttributes};
 
 /// All configured hooks. A request without a hook name uses the first.
@@ -70,8 +77,19 @@ pub enum Action {
         #[serde(default)]
         skip_if_absent: bool,
     },
-    /// The client address that the proxy determined, with the key `remote_address`.
+    /// The client address that the proxy determined, with the key `remote_address`. The value has
+    /// its canonical form (see [`address`]).
     RemoteAddress {},
+    /// The network of the client address, such as `192.0.2.0/24`, with the key
+    /// `masked_remote_address`.
+    MaskedRemoteAddress {
+        /// The length of the prefix of an IPv4 address, 0 to 32.
+        #[serde(default)]
+        v4_prefix_mask_len: PrefixLen<32>,
+        /// The length of the prefix of an IPv6 address, 0 to 128.
+        #[serde(default)]
+        v6_prefix_mask_len: PrefixLen<128>,
+    },
     /// An entry with a constant value, added only if the request's headers match.
     HeaderValueMatch {
         /// The entry's key.
@@ -209,9 +227,19 @@ impl Action {
             }
             Self::RemoteAddress {} => EntryResult::from_value(
                 "remote_address",
-                request.remote_address.map(Cow::Borrowed),
+                request.remote_address.map(ClientAddress::value),
                 false,
             ),
+            Self::MaskedRemoteAddress { v4_prefix_mask_len, v6_prefix_mask_len } => {
+                let network = request.remote_address.map(|address| {
+                    let bits = match address.ip() {
+                        IpAddr::V4(_) => v4_prefix_mask_len.bits(),
+                        IpAddr::V6(_) => v6_prefix_mask_len.bits(),
+                    };
+                    Cow::Owned(Network::containing(address.ip(), bits).to_string())
+                });
+                EntryResult::from_value("masked_remote_address", network, false)
+            }
             Self::HeaderValueMatch { descriptor_key, descriptor_value, expect_match, headers } => {
                 let matches = headers.iter().all(|header| header.matches(request, path));
                 let value = (matches == *expect_match).then(|| descriptor_value.into());

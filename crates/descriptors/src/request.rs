@@ -8,6 +8,8 @@ use std::borrow::Cow;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::address::ClientAddress;
+
 /// The attributes of a request that hooks read.
 #[derive(Clone, Copy)]
 pub struct RequestAttributes<'a> {
@@ -18,8 +20,8 @@ pub struct RequestAttributes<'a> {
     pub joined_header_values: &'a dyn Fn(&str) -> Option<Cow<'a, str>>,
     /// The request path with its query string.
     pub path: &'a str,
-    /// The client's address without a port.
-    pub remote_address: Option<&'a str>,
+    /// The client's address.
+    pub remote_address: Option<ClientAddress<'a>>,
     /// Returns the text at a location in the dynamic metadata.
     pub metadata: &'a dyn Fn(&MetadataKey) -> Option<Cow<'a, str>>,
 }

@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 
 use allocation_counter::measure;
+use sluicegate_descriptors::address::ClientAddress;
 use sluicegate_descriptors::{Action, PathSpelling, RequestAttributes, build_descriptors};
 
 const ACTIONS: &str = r#"[
@@ -29,7 +30,7 @@ fn descriptors_of_borrowed_values_need_no_allocation() {
         first_header_value: &header,
         joined_header_values: &header,
         path: "/pay?a=1&b=2",
-        remote_address: Some("192.0.2.7"),
+        remote_address: ClientAddress::parse("192.0.2.7"),
         metadata: &|_| Some(Cow::Borrowed("red")),
     };
     let mut built = 0;

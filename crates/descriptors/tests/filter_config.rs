@@ -89,10 +89,7 @@ fn every_error_names_the_field_and_the_fix() {
             with(r#""status": 200"#),
             "`status` is 200, which is no error; write a status from 400 to 599",
         ),
-        (
-            with(r#""status": "429""#),
-            "`status` has an invalid type: string \"429\"; write a whole number",
-        ),
+        (with(r#""status": "429""#), "`status` is the text \"429\"; write a whole number"),
         (
             with(r#""memory": "1MiB""#),
             "`memory` has an invalid size; write 4MiB to 64GiB, such as 64MiB",
@@ -101,6 +98,7 @@ fn every_error_names_the_field_and_the_fix() {
             with(r#""memory": 67108864"#),
             "`memory` has an invalid size; write 4MiB to 64GiB, such as 64MiB",
         ),
+        (with(r#""status": {}"#), "`status` is a block of fields; write a whole number"),
         (with(r#""name": """#), "`name` has the wrong length; write 1 to 128 bytes, or remove it"),
     ] {
         assert_eq!(error(&json), message, "{json}");

@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 
+use sluicegate_descriptors::address::ClientAddress;
 use sluicegate_descriptors::{
     Action, Descriptors, MetadataKey, PathSpelling, RequestAttributes, build_descriptors,
 };
@@ -21,14 +22,16 @@ pub(crate) fn with_descriptors<T>(
 ) -> T {
     let has = |is_kind: fn(&Action) -> bool| actions.iter().flatten().any(is_kind);
     let has_query = has(|action| matches!(action, Action::QueryParameters { .. }));
-    let has_address = has(|action| matches!(action, Action::RemoteAddress {}));
+    let has_address = has(|action| {
+        matches!(action, Action::RemoteAddress {} | Action::MaskedRemoteAddress { .. })
+    });
     let full_path = Some(":path").filter(|_| has_query).and_then(|name| first_value(stream, name));
     let address = Some(stream).filter(|_| has_address).and_then(EnvoyStream::source_address);
     let attributes = RequestAttributes {
         first_header_value: &|name| first_value(stream, name),
         joined_header_values: &|name| joined_values(stream, name),
         path: full_path.as_deref().unwrap_or_default(),
-        remote_address: address.and_then(without_port),
+        remote_address: address.and_then(client_address),
         metadata: &|key| metadata_text(stream, key),
     };
     check(&build_descriptors(actions, path, &attributes))
@@ -56,25 +59,7 @@ fn metadata_text<'s>(stream: &'s impl EnvoyStream, key: &MetadataKey) -> Option<
     stream.metadata_text(&key.key, &segment.key).map(String::from_utf8_lossy)
 }
 
-/// Returns the IP address in a text such as `192.0.2.1:5000` or `[2001:db8::1]:5000`. A Unix socket
-/// has none.
-fn without_port(address: &[u8]) -> Option<&str> {
-    let (host, port) = std::str::from_utf8(address).ok()?.rsplit_once(':')?;
-    let is_port = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
-    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    Some(host).filter(|host| is_port && !host.is_empty() && !host.contains('/'))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::without_port;
-
-    #[test]
-    fn addresses_lose_their_port_and_brackets() {
-        assert_eq!(without_port(b"192.0.2.1:5000"), Some("192.0.2.1"));
-        assert_eq!(without_port(b"[2001:db8::1]:5000"), Some("2001:db8::1"));
-        for none in [&b"/run/envoy.sock"[..], b"", b":5000", b"192.0.2.1", b"\xff:1"] {
-            assert_eq!(without_port(none), None);
-        }
-    }
+/// A Unix socket has no IP address.
+fn client_address(text: &[u8]) -> Option<ClientAddress<'_>> {
+    ClientAddress::parse(std::str::from_utf8(text).ok()?)
 }

@@ -10,7 +10,7 @@ use super::info::RedisInfo;
 use super::product::{ScriptFailure, StoreProduct};
 use crate::clock::Clock;
 use crate::kernel::units::Nanos;
-use crate::store::redis::inspect::{self, InspectError, InspectedNode, RedisValue};
+use crate::store::redis::inspect::{self, InspectError, InspectedNode, NO_DIGEST, RedisValue};
 use crate::store::redis::{RedisOptions, RedisTopology};
 
 /// The number of round trips of which the median is the reported latency.
@@ -32,9 +32,41 @@ pub(super) async fn collect_facts(
 ) -> Result<Vec<RedisFacts>, InspectError> {
     let mut facts = Vec::new();
     for node in &inspect::connect_all(options).await? {
-        facts.push(collect_node_facts(node, options, has_compat_keys, clock).await);
+        facts.push(match node.proxy(options).await? {
+            Some(kind) => RedisFacts {
+                proxy: Some(kind),
+                ..collect_proxy_facts(&node.behind_proxy(options).await?, options, has_compat_keys)
+                    .await
+            },
+            None => collect_node_facts(node, options, has_compat_keys, clock).await,
+        });
     }
     Ok(facts)
+}
+
+/// Returns the facts that a proxy does not hide.
+async fn collect_proxy_facts(
+    node: &InspectedNode,
+    options: &RedisOptions,
+    has_compat_keys: bool,
+) -> RedisFacts {
+    let keys = probe_keys(&options.key_prefix, 0);
+    let flag = if has_compat_keys { "1" } else { "0" };
+    let [text, list, hash, sorted] = &keys;
+    let call = ["EVAL", PROBE, "4", text, list, hash, sorted, flag];
+    let script_result = match node.run_command(&call).await {
+        Ok(reply) => probe_result(&reply),
+        Err(InspectError(words)) => Err(ScriptFailure::of_command("eval", words)),
+    };
+    RedisFacts {
+        address: node.address.clone(),
+        script_result: Some(script_result),
+        ..RedisFacts::default()
+    }
+}
+
+fn probe_keys(prefix: &str, number: usize) -> [String; 4] {
+    ["text", "list", "hash", "sorted"].map(|kind| format!("{prefix}sg:{{{number}}}:doctor:{kind}"))
 }
 
 async fn collect_node_facts(
@@ -53,6 +85,7 @@ async fn collect_node_facts(
     let (skew, round_trip) = measure_times(node, clock).await;
     RedisFacts {
         address: node.address.clone(),
+        proxy: None,
         product: StoreProduct::identify(&info),
         version: info.text("redis_version").and_then(parse_version),
         role: info.text("role").map(str::to_owned),
@@ -92,33 +125,27 @@ async fn probe_scripts(
     if let Err(InspectError(words)) = node.run_command(&["EVAL", "return 1", "0"]).await {
         return Some(Err(ScriptFailure::of_command("eval", words)));
     }
-    let digest = match load_probe(node).await {
-        Ok(digest) => digest,
-        Err(InspectError(words)) => {
-            return Some(Err(ScriptFailure::of_command("script load", words)));
+    let [key, ..] = probe_keys(prefix, 0);
+    match node.run_command(&["EVALSHA", NO_DIGEST, "1", &key]).await {
+        // A node of a Cluster may not own the slot of the key.
+        Err(InspectError(words)) if !words.contains("NOSCRIPT") && !words.contains("MOVED") => {
+            return Some(Err(ScriptFailure::of_command("evalsha", words)));
         }
-    };
+        _ => {}
+    }
     let flag = if has_compat_keys { "1" } else { "0" };
     for number in 0..MAX_PROBE_KEYS {
-        let [text, list, hash, sorted] = ["text", "list", "hash", "sorted"]
-            .map(|kind| format!("{prefix}sg:{{{number}}}:doctor:{kind}"));
-        let call = ["EVALSHA", &digest, "4", &text, &list, &hash, &sorted, flag];
+        let [text, list, hash, sorted] = probe_keys(prefix, number);
+        let call = ["EVAL", PROBE, "4", &text, &list, &hash, &sorted, flag];
         match node.run_command(&call).await {
             Ok(reply) => return Some(probe_result(&reply)),
             Err(InspectError(words)) if words.contains("MOVED") => {}
             Err(InspectError(words)) => {
-                return Some(Err(ScriptFailure::of_command("evalsha", words)));
+                return Some(Err(ScriptFailure::of_command("eval", words)));
             }
         }
     }
     None
-}
-
-async fn load_probe(node: &InspectedNode) -> Result<String, InspectError> {
-    match node.run_command(&["SCRIPT", "LOAD", PROBE]).await? {
-        RedisValue::Text(digest) => Ok(digest),
-        _ => Err(InspectError("SCRIPT LOAD returned no script hash".to_owned())),
-    }
 }
 
 /// Converts the reply of [`PROBE`], the text `name: reason` for each refused command.

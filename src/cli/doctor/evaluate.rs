@@ -24,6 +24,8 @@ const CLUSTER_SLOTS: u64 = 16_384;
 pub(super) struct RedisFacts {
     /// The address of the Redis, or the path of its Unix socket.
     pub(super) address: String,
+    /// The kind of proxy, if this is one.
+    pub(super) proxy: Option<&'static str>,
     pub(super) product: StoreProduct,
     pub(super) version: Option<(u32, u32)>,
     /// The role of the Redis in replication: `master` or `slave`.
@@ -166,10 +168,27 @@ impl FactsEvaluator<'_> {
             };
             self.add_warning("run_id", message, fix);
         }
+        if let Some(kind) = facts.proxy {
+            return self.check_proxy(kind, facts);
+        }
         // A Redis replica already has the finding `replica`, and refuses all scripts that write.
         if let (Some(Err(why)), false) = (&facts.script_result, is_replica) {
             self.add_script_failure(why, facts.product);
         }
+    }
+
+    fn check_proxy(&mut self, kind: &str, facts: &RedisFacts) {
+        let message = format!(
+            "this is {kind}: each call has one counter, and a restart of Redis goes unnoticed"
+        );
+        let fix = "for fewer calls, and for fleet-wide concurrency limits, set `store.url` to \
+                   Redis itself";
+        self.add_warning("proxy", message, fix);
+        let Some(Err(why)) = &facts.script_result else { return };
+        let (ScriptFailure::Missing(why) | ScriptFailure::Refused(why)) = why;
+        let message = format!("{kind} refuses EVAL ({why})");
+        let fix = "let the proxy forward EVAL and EVALSHA, or set `store.url` to Redis itself";
+        self.add_error("scripts", message, fix);
     }
 
     fn add_script_failure(&mut self, failure: &ScriptFailure, product: StoreProduct) {
@@ -192,7 +211,7 @@ impl FactsEvaluator<'_> {
         } else if product == StoreProduct::Garnet {
             "start Garnet with `--lua`"
         } else {
-            "allow EVAL, EVALSHA, SCRIPT LOAD and the commands of the scripts for this user; see \
+            "allow EVAL, EVALSHA and the commands of the scripts for this user; see \
              docs/reliability.md, Rights"
         };
         self.add_error("scripts", message, fix);

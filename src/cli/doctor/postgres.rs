@@ -16,7 +16,14 @@ const MIN_VERSION: i32 = 130_000;
 /// A larger difference between the clocks causes a finding. NTP keeps clocks closer.
 const MAX_CLOCK_SKEW: Nanos = Nanos(500 * Nanos::MILLI.0);
 
-/// Returns the findings about the PostgreSQL of `options`, errors first.
+/// The findings about a PostgreSQL, errors first.
+pub(super) struct ExaminedPostgres {
+    pub(super) findings: Vec<DoctorFinding>,
+    /// True if a pooler may use another server connection for each transaction.
+    pub(super) is_pooled: bool,
+}
+
+/// Examines the PostgreSQL of `options`.
 ///
 /// # Errors
 /// The server is unreachable.
@@ -24,10 +31,11 @@ pub(super) async fn examine(
     options: &PostgresOptions,
     address: &str,
     clock: &Clock,
-) -> Result<Vec<DoctorFinding>, ConnectError> {
+) -> Result<ExaminedPostgres, ConnectError> {
     let facts = collect_facts(options, &|| clock.now()).await?;
     let deadline = Nanos(u64::try_from(options.call_timeout.as_nanos()).unwrap_or(u64::MAX));
-    Ok(evaluate(&facts, deadline, address))
+    let findings = evaluate(&facts, deadline, address);
+    Ok(ExaminedPostgres { findings, is_pooled: facts.is_pooled == Some(true) })
 }
 
 fn evaluate(facts: &PostgresFacts, deadline: Nanos, address: &str) -> Vec<DoctorFinding> {
@@ -36,6 +44,7 @@ fn evaluate(facts: &PostgresFacts, deadline: Nanos, address: &str) -> Vec<Doctor
         facts.write_failure.as_ref().map(|why| {
             (DoctorSeverity::Error, "write", format!("writing a row failed: {why}"), FIX_ACCESS)
         }),
+        check_pooler(facts),
         check_time(facts, deadline),
         check_durability(facts),
         check_commit(facts),
@@ -67,6 +76,14 @@ fn check_version(facts: &PostgresFacts) -> Option<Found> {
     let version = facts.version.filter(|version| *version < MIN_VERSION)?;
     let message = format!("PostgreSQL {} is too old", version / 10_000);
     Some((DoctorSeverity::Error, "version", message, "use PostgreSQL 13 or later"))
+}
+
+fn check_pooler(facts: &PostgresFacts) -> Option<Found> {
+    facts.loses_statements.filter(|is_lost| *is_lost)?;
+    let message = "a pooler gives each transaction another server connection, which does not know \
+                   prepared statements: checks fail"
+        .to_owned();
+    Some((DoctorSeverity::Error, "pooler", message, "set `store.postgres.prepare` to auto"))
 }
 
 fn check_time(facts: &PostgresFacts, deadline: Nanos) -> Option<Found> {
@@ -121,6 +138,8 @@ mod tests {
     fn healthy() -> PostgresFacts {
         PostgresFacts {
             version: Some(150_004),
+            is_pooled: Some(false),
+            loses_statements: Some(false),
             write_failure: None,
             transaction_time: Some(Nanos(2 * Nanos::MILLI.0)),
             is_unlogged: Some(false),
@@ -151,6 +170,7 @@ mod tests {
         let cases = [
             ("!version", PostgresFacts { version: Some(129_999), ..healthy() }),
             ("!write", PostgresFacts { write_failure: text("permission denied"), ..healthy() }),
+            ("!pooler", PostgresFacts { loses_statements: Some(true), ..healthy() }),
             ("!latency", PostgresFacts { transaction_time: Some(DEADLINE), ..healthy() }),
             (
                 "latency",

@@ -8,14 +8,16 @@ use std::time::Duration;
 
 use super::counters::LocalCounters;
 use crate::config::settings::{
-    FileSync, HostPort, KeyFormat, Overrides, PostgresDurability, PostgresUrl, RedisEndpoint,
-    RedisUrl, SecretText, Settings, StoreUrl,
+    FileSync, HostPort, KeyFormat, Overrides, PostgresDurability, PostgresPrepare, PostgresUrl,
+    RedisEndpoint, RedisProxy, RedisUrl, SecretText, Settings, StoreUrl,
 };
 use crate::engine::fleet::reporter::{FleetReporter, SharePace};
 use crate::engine::{DecisionPolicy, Engine, LocalFallback, Membership};
 use crate::kernel::units::Nanos;
 use crate::store::Store;
-use crate::store::postgres::{self, ConnectError, Durability, PostgresOptions, PostgresStore};
+use crate::store::postgres::{
+    self, ConnectError, Durability, PostgresOptions, PostgresStore, Preparation,
+};
 use crate::store::redis::{self, RedisStore, StoreGroup, reference};
 
 /// Validates the rules that involve several settings of the store.
@@ -206,6 +208,11 @@ fn redis_options(settings: &Settings, url: &RedisUrl) -> redis::RedisOptions {
         key_prefix: settings.store.key_prefix.clone(),
         call_timeout: settings.store.call_timeout().into(),
         jitter_seed: random_u64(),
+        proxy: match settings.store.redis.proxy {
+            RedisProxy::Auto => redis::ProxyMode::Auto,
+            RedisProxy::On => redis::ProxyMode::On,
+            RedisProxy::Off => redis::ProxyMode::Off,
+        },
         ..redis::RedisOptions::new(redis_topology(settings, &url.endpoint))
     }
 }
@@ -271,7 +278,11 @@ fn postgres_options(settings: &Settings, url: &PostgresUrl) -> PostgresOptions {
         call_timeout: settings.store.call_timeout().into(),
         connections: usize::try_from(settings.store.postgres.connections.get().get())
             .unwrap_or(usize::MAX),
-        prepare: settings.store.postgres.prepare,
+        prepare: match settings.store.postgres.prepare {
+            PostgresPrepare::Auto => Preparation::Auto,
+            PostgresPrepare::On => Preparation::Always,
+            PostgresPrepare::Off => Preparation::Never,
+        },
         jitter_seed: random_u64(),
         ..PostgresOptions::new(url.server.clone())
     }

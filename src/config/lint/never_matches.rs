@@ -8,9 +8,8 @@
 //! Not covered:
 //! - Rules that another rule shadows (see [`super::DomainLint`]).
 
-use std::net::IpAddr;
-
 use crate::config::diagnostic::Code;
+use crate::config::hooks::address::{ClientAddress, Network, NetworkError};
 use crate::config::raw::Descriptor;
 use crate::config::resolve::findings::{FileFindings, FileSpan};
 
@@ -32,6 +31,7 @@ struct LiteralValue {
 pub(super) fn warn_literal_value(raw: &Descriptor, at: FileSpan, findings: &mut FileFindings<'_>) {
     let (key, value) = (raw.key.value.as_str(), raw.value.value.as_str());
     let found = find_network(key, value)
+        .or_else(|| find_spelling(key, value))
         .or_else(|| find_variable(value))
         .or_else(|| find_path_template(value))
         .or_else(|| find_regular_expression(value))
@@ -44,16 +44,24 @@ pub(super) fn warn_literal_value(raw: &Descriptor, at: FileSpan, findings: &mut 
 }
 
 fn find_network(key: &str, value: &str) -> Option<LiteralValue> {
-    let (address, prefix_len) = value.split_once('/')?;
-    let (address, bits) = (address.parse::<IpAddr>().ok()?, prefix_len.parse::<u8>().ok()?);
-    if !is_address_key(key) {
+    let (Ok(network) | Err(NetworkError::HostBits(network) | NetworkError::Mapped(network))) =
+        Network::parse(value)
+    else {
         return None;
-    }
-    let pattern = octet_pattern(address, bits)
-        .map_or_else(String::new, |pattern| format!(", or write the pattern `{pattern}`"));
-    Some(LiteralValue {
+    };
+    is_address_key(key).then(|| LiteralValue {
         cause: format!("`{key}` is one address, which never equals a network"),
-        fix: format!("send `masked_remote_address` with the same prefix length{pattern}"),
+        fix: format!("write `network: {network}` instead of `value`"),
+    })
+}
+
+/// Finds an address in another spelling than the proxy's.
+fn find_spelling(key: &str, value: &str) -> Option<LiteralValue> {
+    let address = ClientAddress::parse(value).filter(|_| key == "remote_address")?;
+    let text = address.value();
+    (text != value).then(|| LiteralValue {
+        cause: "proxies send each address in one spelling".to_owned(),
+        fix: format!("write `{text}`"),
     })
 }
 
@@ -61,17 +69,6 @@ fn is_address_key(key: &str) -> bool {
     let key = key.to_ascii_lowercase();
     let has = |words: &[&str]| key.split(['_', '-', '.']).any(|part| words.contains(&part));
     (has(&ADDRESS_WORDS) && !has(&NETWORK_WORDS)) || key == "x-forwarded-for"
-}
-
-/// Returns the pattern for a network of whole octets: `10.1.*` for `10.1.0.0/16`.
-fn octet_pattern(address: IpAddr, bits: u8) -> Option<String> {
-    let IpAddr::V4(address) = address else { return None };
-    let octets = usize::from(bits / 8);
-    if !bits.is_multiple_of(8) || !(1..4).contains(&octets) {
-        return None;
-    }
-    let kept = address.octets().into_iter().take(octets).map(|octet| format!("{octet}."));
-    Some(kept.collect::<String>() + "*")
 }
 
 /// Finds `$VAR`, `${VAR}`, `$(VAR)`, a Helm template or one of Envoy's `%…%`.

@@ -16,6 +16,8 @@ crate::kernel::named_enum! {
         Defaults = "defaults",
         Key = "key",
         Value = "value",
+        Network = "network",
+        CounterPer = "counter_per",
         RateLimit = "rate_limit",
         RateLimits = "rate_limits",
         ShadowMode = "shadow_mode",

@@ -54,6 +54,8 @@ fields! {
     Descriptor (span, is_incomplete) {
         Key => key,
         Value => value,
+        Network => network,
+        CounterPer => counter_per,
         RateLimit => rate_limit,
         RateLimits => rate_limits,
         Descriptors => descriptors,

@@ -15,6 +15,12 @@ use crate::config::concurrency::{DECREASE, INCREASE, PROBE_DEPTH, SMOOTHING, TOL
 use crate::config::resolve::{duration, keywords, overshoot};
 use crate::kernel::concurrency::adaptive::Hundredths;
 
+/// The regular expression of the texts of `network`.
+const NETWORK_PATTERN: &str = "^[0-9A-Fa-f:.]+/[0-9]{1,3}$";
+
+/// The regular expression of the texts of `counter_per`.
+const COUNTER_PATTERN: &str = "^(address|network|/[0-9]{1,3})$";
+
 /// Returns the schema of a text. A YAML number or boolean is accepted as the text that is written.
 pub(super) fn text(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": ["string", "integer", "boolean", "null"]})
@@ -46,6 +52,16 @@ pub(super) fn overshoot(_: &mut SchemaGenerator) -> Schema {
         {"type": "string", "pattern": overshoot::PATTERN, "examples": ["2%", "0.5%", "100"]},
         {"type": "null"},
     ]})
+}
+
+pub(super) fn network(_: &mut SchemaGenerator) -> Schema {
+    let examples = ["10.0.0.0/8", "2001:db8::/32"];
+    or_null(&json_schema!({"type": "string", "pattern": NETWORK_PATTERN, "examples": examples}))
+}
+
+pub(super) fn counter_per(_: &mut SchemaGenerator) -> Schema {
+    let examples = ["address", "network", "/64"];
+    or_null(&json_schema!({"type": "string", "pattern": COUNTER_PATTERN, "examples": examples}))
 }
 
 /// Returns the schema of `unit`: editors propose the lower-case keywords and accept any case.

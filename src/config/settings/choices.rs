@@ -60,6 +60,54 @@ choice! {
     }
 }
 choice! {
+    /// Whether a proxy is in front of several Redis servers.
+    RedisProxy {
+        /// There is a proxy if the server does not know `SCRIPT` or `INFO`.
+        Auto = "auto",
+        /// There is a proxy: each call has one counter.
+        On = "on",
+        /// There is none.
+        Off = "off",
+    }
+}
+
+/// The use of prepared statements in PostgreSQL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PostgresPrepare {
+    /// Prepare, unless a pooler gives each transaction another server connection.
+    Auto,
+    /// Prepare always.
+    On,
+    /// Never prepare.
+    Off,
+}
+
+impl Value for PostgresPrepare {
+    const CHOICES: &'static [&'static str] = &["auto", "true", "false"];
+    fn read(texts: &[&str]) -> Option<Self> {
+        match texts {
+            ["auto"] => Some(Self::Auto),
+            ["true"] => Some(Self::On),
+            ["false"] => Some(Self::Off),
+            _ => None,
+        }
+    }
+    fn accepts() -> String {
+        Self::CHOICES.join(" | ")
+    }
+    fn show(&self) -> String {
+        match self {
+            Self::Auto => "auto".to_owned(),
+            Self::On => "true".to_owned(),
+            Self::Off => "false".to_owned(),
+        }
+    }
+    fn schema() -> Json {
+        json!({"type": ["string", "boolean"], "enum": ["auto", true, false]})
+    }
+}
+
+choice! {
     /// The clients for which proxies' limits (`sluicegate.v1.Leases`) are served.
     #[derive(Default)]
     ProxyAccess {

@@ -1,15 +1,16 @@
 //! Parses and validates the setting `hooks`.
 //!
 //! Guarantees:
-//! - Each hook has a unique name, a domain, and at least one action for each descriptor.
 //! - Every error message contains its position inside the setting.
-
-use std::collections::HashSet;
+//!
+//! Not covered:
+//! - The fields of a hook (see [`Hooks::parse`]).
 
 use serde_json::Value as Json;
 
 use super::value::{Shape, Value};
-use crate::config::hooks::{Hook, Hooks};
+use crate::config::hooks::Hooks;
+use crate::config::hooks::filter_config::FilterConfigError;
 
 impl Value for Hooks {
     const SHAPE: Shape = Shape::Block;
@@ -46,36 +47,12 @@ impl Value for Hooks {
 }
 
 fn parse_hooks(text: &str) -> Result<Hooks, String> {
-    let mut json = serde_json::Deserializer::from_str(text);
-    let hooks: Hooks = serde_path_to_error::deserialize(&mut json).map_err(|error| {
-        format!("at `{}`: {}", error.path(), message_without_position(error.inner()))
-    })?;
-    let mut names = HashSet::new();
-    for (at, hook) in hooks.0.iter().enumerate() {
-        check_hook(hook, &mut names).map_err(|what| format!("at `[{at}]`: {what}"))?;
-    }
-    Ok(hooks)
-}
-
-/// Returns the error message without line and column: they refer to JSON that was generated from
-/// the user's YAML.
-fn message_without_position(error: &serde_json::Error) -> String {
-    let text = error.to_string();
-    text.split(" at line ").next().unwrap_or(&text).to_owned()
-}
-
-fn check_hook<'h>(hook: &'h Hook, names: &mut HashSet<&'h str>) -> Result<(), String> {
-    if hook.name.is_empty() {
-        return Err("the hook has no `name`".to_owned());
-    }
-    if !names.insert(&hook.name) {
-        return Err(format!("another hook has the name `{}`", hook.name));
-    }
-    if hook.domain.is_empty() {
-        return Err("the hook has no `domain`".to_owned());
-    }
-    if hook.descriptors.is_empty() || hook.descriptors.iter().any(Vec::is_empty) {
-        return Err("`descriptors` is empty, or a descriptor has no action".to_owned());
-    }
-    Ok(())
+    Hooks::parse(text).map_err(|error| {
+        let FilterConfigError { field, problem, fix } = error;
+        // Without a path, the error concerns the whole setting.
+        match field.as_str() {
+            "filter_config" => format!("{problem}; {fix}"),
+            field => format!("at `{field}`: {problem}; {fix}"),
+        }
+    })
 }

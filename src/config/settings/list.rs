@@ -8,7 +8,7 @@ use super::block::{AnyValue, Block, SettingList, blocks};
 use super::{
     Absent, AtLeastOne, Auto, CompatSettings, DeniedBy, DescriptorValues, EventKinds, EventUrl,
     FileSync, HeaderName, HostName, HostPort, LogFormat, LogLevel, Networks, Never, Or, Overrides,
-    Percentage, PostgresDurability, ProxyAccess, ResponseHeaders, SecretText, StoreUrl,
+    Percentage, PostgresDurability, PostgresPrepare, ProxyAccess, RedisProxy, ResponseHeaders, SecretText, StoreUrl,
     UnitFraction, WhenFull,
 };
 use crate::config::hooks::Hooks;
@@ -196,6 +196,8 @@ blocks! {
         tls: TlsSettings,
         /// Credentials for Redis Sentinel.
         sentinel: SentinelSettings,
+        /// Proxy in front of Redis.
+        redis: RedisSettings,
         /// Connections and tables of PostgreSQL.
         postgres: PostgresSettings,
         /// File of the counters, for URLs that start with `file`.
@@ -229,13 +231,21 @@ blocks! {
         max_buckets: u64 = 100_000, "buckets";
     }
 
+    /// Proxy in front of Redis.
+    RedisSettings [] {
+        /// Whether Redis is behind a proxy with several servers, such as twemproxy, Codis or Envoy.
+        /// Each call then has one counter. `auto`: if the server does not know `SCRIPT` or `INFO`.
+        proxy: RedisProxy = RedisProxy::Auto, "word";
+    }
+
     /// Connections and tables of PostgreSQL.
     PostgresSettings [] {
         /// Number of connections that each replica opens, besides one for maintenance. Each runs one
         /// transaction at a time, for up to 64 checks.
         connections: AtLeastOne = AtLeastOne::FOUR, "connections";
-        /// Prepare statements. `false` for a connection pooler in transaction mode: costs more CPU.
-        prepare: bool = true, "switch";
+        /// Prepare statements, which costs less CPU. `auto` does, unless a pooler such as `PgBouncer`
+        /// gives each transaction another server connection.
+        prepare: PostgresPrepare = PostgresPrepare::Auto, "word";
         /// Crash safety of the tables that `sluicegate migrate` creates. `full`: counters survive.
         /// `unlogged`: less CPU and disk, but a crash or failover of the server resets all counters.
         durability: PostgresDurability = PostgresDurability::Full, "word";

@@ -4,12 +4,12 @@
 //! - A network contains an address if IP version and prefix bits are equal.
 //! - An IPv4-mapped IPv6 address (`::ffff:10.0.0.1`) counts as IPv4.
 
-use std::fmt;
 use std::net::IpAddr;
 
 use serde_json::{Value as Json, json};
 
 use super::value::{Value, quoted};
+use crate::config::hooks::address::{Network, NetworkError};
 
 impl Value for Option<u16> {
     const IS_SCALAR: bool = true;
@@ -30,15 +30,9 @@ impl Value for Option<u16> {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct IpNetwork {
-    address: IpAddr,
-    bits: u32,
-}
-
 /// A list of IP networks and single IP addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Networks(Vec<IpNetwork>);
+pub struct Networks(Vec<Network>);
 
 impl Networks {
     /// Parses networks and addresses, separated by commas: `10.0.0.0/8, ::1`. Returns `None` for a
@@ -46,7 +40,7 @@ impl Networks {
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
         let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
-        parts.map(IpNetwork::new).collect::<Option<_>>().map(Self)
+        parts.map(parse_network).collect::<Option<_>>().map(Self)
     }
 
     /// Returns the loopback networks of IPv4 and IPv6.
@@ -65,55 +59,24 @@ impl Networks {
     /// Returns `true` if one of the networks contains `address`.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
-        let address = address.to_canonical();
         self.0.iter().any(|network| network.contains(address))
     }
 }
 
-impl IpNetwork {
-    fn new(text: &str) -> Option<Self> {
-        let (address, bits) = match text.split_once('/') {
-            Some((address, bits)) if bits.bytes().all(|byte| byte.is_ascii_digit()) => {
-                (address.parse().ok()?, bits.parse().ok()?)
-            }
-            Some(_) => return None,
-            None => {
-                let address: IpAddr = text.parse().ok()?;
-                (address, address_width(address))
-            }
-        };
-        let sound =
-            bits <= address_width(address) && network_bits(address, bits) == address_bits(address);
-        sound.then_some(Self { address, bits })
-    }
-
-    fn contains(&self, address: IpAddr) -> bool {
-        address.is_ipv4() == self.address.is_ipv4()
-            && network_bits(address, self.bits) == address_bits(self.address)
+/// Parses a network, or a single address as the network of only this address.
+fn parse_network(text: &str) -> Option<Network> {
+    match Network::parse(text) {
+        Ok(network) | Err(NetworkError::Mapped(network)) => Some(network),
+        Err(NetworkError::NoPrefix(address)) => Some(Network::containing(address, u8::MAX)),
+        Err(_) => None,
     }
 }
 
-const fn address_width(address: IpAddr) -> u32 {
-    if address.is_ipv4() { 32 } else { 128 }
-}
-
-fn address_bits(address: IpAddr) -> u128 {
-    match address {
-        IpAddr::V4(address) => address.to_bits().into(),
-        IpAddr::V6(address) => address.to_bits(),
-    }
-}
-
-fn network_bits(address: IpAddr, bits: u32) -> u128 {
-    let rest = address_width(address).saturating_sub(bits);
-    let mask = u128::MAX.checked_shl(rest).unwrap_or(0);
-    address_bits(address) & mask
-}
-
-impl fmt::Display for IpNetwork {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.address.fmt(f)?;
-        if self.bits < address_width(self.address) { write!(f, "/{}", self.bits) } else { Ok(()) }
+fn show_network(network: &Network) -> String {
+    if network.prefix_len() < network.width() {
+        network.to_string()
+    } else {
+        network.address().to_string()
     }
 }
 
@@ -128,7 +91,7 @@ impl Value for Networks {
         "networks and addresses separated by commas, such as 10.0.0.0/8, ::1".to_owned()
     }
     fn show(&self) -> String {
-        quoted(&self.0.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
+        quoted(&self.0.iter().map(show_network).collect::<Vec<_>>().join(", "))
     }
     fn schema() -> Json {
         json!({"type": "string", "pattern": "^[0-9A-Fa-f.:/, ]*$"})

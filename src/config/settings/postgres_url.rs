@@ -18,6 +18,15 @@ const POSTGRES_PORT: u16 = 5432;
 const SSL_MODES: [(&str, bool); 4] =
     [("disable", false), ("require", true), ("verify-ca", true), ("verify-full", true)];
 
+/// The parameter by which some programs learn of a pooler. It has no effect here:
+/// `store.postgres.prepare` finds out.
+const POOLER: &str = "pgbouncer";
+
+/// Returns `true` if `store.url` accepts this value of `sslmode`.
+pub(super) fn is_ssl_mode(mode: &str) -> bool {
+    SSL_MODES.iter().any(|(word, _)| *word == mode)
+}
+
 /// The address of a PostgreSQL database, with the credentials.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PostgresUrl {
@@ -34,13 +43,14 @@ impl PostgresUrl {
     /// also be `postgresql`.
     ///
     /// `sslmode` is `disable` (default), `require`, `verify-ca` or `verify-full`; the last three
-    /// mean the same. Other parameters are those of the client library, such as
+    /// mean the same. `pgbouncer` has no effect. Other parameters are those of the client library, such as
     /// `connect_timeout` and `application_name`.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
         let (scheme, _) = text.split_once("://")?;
         matches!(scheme, "postgres" | "postgresql").then_some(())?;
         let (text, mode) = remove_parameter(text, "sslmode")?;
+        let (text, _pooler) = remove_parameter(&text, POOLER)?;
         let (_, tls) =
             SSL_MODES.into_iter().find(|(word, _)| *word == mode.unwrap_or("disable"))?;
         let parsed: Config = text.parse().ok()?;

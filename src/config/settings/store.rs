@@ -14,6 +14,7 @@ use serde_json::{Value as Json, json};
 
 use super::percent::{decode_percent, encode_percent};
 use super::postgres_url::PostgresUrl;
+use super::url_cause::cause_of;
 use super::value::{Value, quoted};
 use crate::kernel::units::Nanos;
 
@@ -94,7 +95,8 @@ pub struct HostPort {
 }
 
 impl RedisUrl {
-    /// Parses one of these URLs. With TLS, the scheme starts with `rediss` instead of `redis`:
+    /// Parses one of these URLs. With TLS, the scheme starts with `rediss` instead of `redis`. For
+    /// Valkey, it may also start with `valkey` or `valkeys`.
     ///
     /// * `redis://user:password@host:port/database`
     /// * `redis+sentinel://user:password@host:port,host:port/primary/database`
@@ -107,10 +109,9 @@ impl RedisUrl {
     pub fn new(text: &str) -> Option<Self> {
         let (scheme, rest) = text.split_once("://")?;
         let (credentials, rest) = split_credentials(rest)?;
-        let (scheme, tls) = match scheme.strip_prefix("rediss") {
-            Some(kind) => (kind, true),
-            None => (scheme.strip_prefix("redis")?, false),
-        };
+        let kind =
+            SCHEMES.into_iter().find_map(|(name, tls)| Some((scheme.strip_prefix(name)?, tls)));
+        let (scheme, tls) = kind?;
         let (endpoint, database) = match (scheme, tls) {
             ("", _) => parse_tcp(rest)?,
             ("+sentinel", _) => parse_sentinel(rest)?,
@@ -122,6 +123,10 @@ impl RedisUrl {
         Some(Self { endpoint, tls, user, password, database: only_digits(database)?.parse().ok()? })
     }
 }
+
+/// The starts of the schemes, each with true for TLS. The longer one of two comes first.
+const SCHEMES: [(&str, bool); 4] =
+    [("rediss", true), ("redis", false), ("valkeys", true), ("valkey", false)];
 
 const FILE_SCHEME: &str = "file://";
 
@@ -268,7 +273,7 @@ impl fmt::Debug for RedisUrl {
 }
 
 /// A rough regular expression of valid Redis URLs, for the JSON Schema.
-const URLS: &str = "rediss?://.+|rediss?\\+(sentinel|cluster)://.+|redis\\+unix://.*/.+";
+const URLS: &str = "(redis|valkey)s?(\\+(sentinel|cluster))?://.+|(redis|valkey)\\+unix://.*/.+";
 
 const POSTGRES_ACCEPTED: &str =
     "postgres://user:password@host:port,host:port/database?sslmode=disable|require";
@@ -315,6 +320,7 @@ impl Value for StoreUrl {
         let path = path.map(|path| path.trim_start_matches('/'));
         path.map(|path| format!("is not the URL of a directory; write `{FILE_SCHEME}/{path}`"))
             .or_else(|| missing_scheme(text))
+            .or_else(|| cause_of(text))
     }
     fn masked(text: &str) -> String {
         masked(text)
@@ -378,7 +384,7 @@ impl Value for Option<RedisUrl> {
         json!({"type": "string", "pattern": format!("^({URLS})?$")})
     }
     fn why(text: &str) -> Option<String> {
-        missing_scheme(text)
+        missing_scheme(text).or_else(|| cause_of(text))
     }
     fn masked(text: &str) -> String {
         masked(text)

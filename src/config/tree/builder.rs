@@ -14,6 +14,7 @@ use std::ops::Range;
 use hashbrown::HashTable;
 
 use super::DescriptorTree;
+use super::networks::{CountedNetwork, NetworkTable};
 use super::node::{DescriptorNode, NameSpan, NodeFlags, NodeId, RuleId, name_hash};
 use super::table::{LookupTarget, NameTable};
 
@@ -58,6 +59,7 @@ impl TreeBuilder {
             nodes: vec![root],
             names: String::new(),
             wildcards: Vec::new(),
+            networks: NetworkTable::default(),
             rules: Vec::new(),
             rule_nodes: Vec::new(),
             concurrency_limits: Vec::new(),
@@ -78,19 +80,44 @@ impl TreeBuilder {
         name: (&str, &str),
         marks: NodeFlags,
     ) -> Result<NodeId, AddNodeError> {
+        let node = self.add_named(parent, name, marks)?;
+        let len = self.tree.name(node).len();
+        if self.tree.name(node).contains('*') {
+            self.wildcards.push((parent, node));
+        }
+        self.tree.nodes[parent.index()].lengths_below |= 1 << (len % 32);
+        Ok(node)
+    }
+
+    /// Adds a child of `parent` that matches the addresses of a network.
+    pub(crate) fn add_network(
+        &mut self,
+        parent: NodeId,
+        key: &str,
+        counted: CountedNetwork,
+        marks: NodeFlags,
+    ) -> Result<NodeId, AddNodeError> {
+        let node = self.add_named(parent, (key, &counted.network.to_string()), marks)?;
+        self.tree.networks.insert(parent, key, node, counted);
+        self.tree.nodes[parent.index()].has_networks = true;
+        Ok(node)
+    }
+
+    fn add_named(
+        &mut self,
+        parent: NodeId,
+        name: (&str, &str),
+        marks: NodeFlags,
+    ) -> Result<NodeId, AddNodeError> {
         let start = self.push_name(name);
         let text = &self.tree.names[start..];
-        let (wildcard, hash, len) = (text.contains('*'), name_hash(parent, text), text.len());
+        let hash = name_hash(parent, text);
         if let Some(first) = self.find(parent, hash, text) {
             self.tree.names.truncate(start);
             return Err(AddNodeError::Duplicate(first));
         }
         let node = self.push_node(parent, name.0.len(), start, marks)?;
-        if wildcard {
-            self.wildcards.push((parent, node));
-        }
         self.nodes_by_name.insert_unique(hash, node, |&node| hash_of(&self.tree, node));
-        self.tree.nodes[parent.index()].lengths_below |= 1 << (len % 32);
         Ok(node)
     }
 
@@ -182,14 +209,18 @@ impl TreeBuilder {
         self.tree
     }
 
-    /// Builds the hash table for lookups. Nodes must not change afterwards.
+    /// Builds the hash table for lookups. Nodes must not change afterwards. Networks are not in it,
+    /// because values do not match them as text.
     fn build_table(&mut self) {
         let tree = &self.tree;
-        let entries = self.nodes_by_name.iter().map(|&node| {
-            let DescriptorNode { parent, name, .. } = *tree.node(node);
-            (parent, name, target_of(tree, node))
-        });
-        self.tree.table = NameTable::new(&tree.names, entries);
+        let named = self.nodes_by_name.iter().filter(|node| tree.networks.get(**node).is_none());
+        let entries: Vec<_> = named
+            .map(|&node| {
+                let DescriptorNode { parent, name, .. } = *tree.node(node);
+                (parent, name, target_of(tree, node))
+            })
+            .collect();
+        self.tree.table = NameTable::new(&tree.names, entries.into_iter());
     }
 }
 

@@ -60,7 +60,7 @@ impl DescriptorTree {
         let name = self.node_at(target).map(|node| self.text(node.name));
         let pattern = name.filter(|_| kind == MatchKind::Wildcard);
         let longest = match kind {
-            MatchKind::Exact => MAX_EXACT_BYTES,
+            MatchKind::Exact | MatchKind::Network => MAX_EXACT_BYTES,
             // The text for a shorter value of this pattern is never replaced again.
             MatchKind::Wildcard => MAX_VALUE_BYTES + pattern.map_or(0, str::len),
             MatchKind::Bare => MAX_VALUE_BYTES,

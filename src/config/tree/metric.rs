@@ -33,7 +33,8 @@ struct MetricLevel<'t, 'e> {
     key: &'e str,
     value: &'e str,
     how: MatchKind,
-    /// The text that replaces the entry's value in the name, if the entry matched a pattern.
+    /// The text that replaces the entry's value in the name, if the entry matched a pattern or a
+    /// network.
     pattern: Option<&'t str>,
     is_shared: bool,
     value_to_metric: bool,
@@ -84,9 +85,10 @@ impl DescriptorTree {
             let (target, how) = self.match_entry(parent?, key, value)?;
             parent = self.node_at(target);
             let flags = parent.map_or_else(NodeFlags::default, |node| node.flags);
-            let pattern = parent.filter(|_| how == MatchKind::Wildcard);
+            let is_shared = how == MatchKind::Wildcard && flags.share_threshold;
+            let pattern =
+                parent.filter(|_| matches!(how, MatchKind::Wildcard | MatchKind::Network));
             let pattern = pattern.map(|node| shared_text(self.text(node.name), key));
-            let is_shared = pattern.is_some() && flags.share_threshold;
             let value_to_metric = flags.value_to_metric;
             Some(MetricLevel { key, value, how, pattern, is_shared, value_to_metric })
         })
@@ -100,7 +102,7 @@ impl<'t, 'e: 't> MetricLevel<'t, 'e> {
             _ if detailed || self.value_to_metric => self.value,
             (Some(pattern), _) => pattern,
             (None, MatchKind::Exact) => self.value,
-            (None, MatchKind::Bare | MatchKind::Wildcard) => "",
+            (None, MatchKind::Bare | MatchKind::Wildcard | MatchKind::Network) => "",
         }
     }
 }

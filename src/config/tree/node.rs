@@ -40,6 +40,8 @@ pub(crate) struct DescriptorNode {
     /// The lengths of the children's names, as a bit set. If bit `length % 32` is 0, no child has a
     /// name of that length.
     pub(super) lengths_below: u32,
+    /// `true` if a child is a network.
+    pub(super) has_networks: bool,
     pub(crate) flags: NodeFlags,
 }
 
@@ -52,11 +54,12 @@ impl DescriptorNode {
         flags: NodeFlags,
     ) -> Self {
         let (rule, wildcards, lengths_below) = (None, 0..0, 0);
-        Self { id, parent, name, key_len, rule, wildcards, lengths_below, flags }
+        let has_networks = false;
+        Self { id, parent, name, key_len, rule, wildcards, lengths_below, has_networks, flags }
     }
 
     pub(crate) const fn has_children(&self) -> bool {
-        self.lengths_below != 0
+        self.lengths_below != 0 || self.has_networks
     }
 
     /// Returns `false` if no child has a name of `len` bytes. The lookup then skips hashing the

@@ -31,7 +31,8 @@ pub struct LookupTrace<'t> {
 pub struct LookupStep<'t> {
     /// The entry.
     pub entry: (String, String),
-    /// The names that could match, in the order of priority: exact, patterns, bare key.
+    /// The names that could match, in the order of priority: exact, networks, patterns, bare
+    /// key.
     pub candidates: Vec<LookupCandidate<'t>>,
 }
 
@@ -136,6 +137,7 @@ impl DescriptorTree {
         value: &str,
     ) -> (Vec<LookupCandidate<'t>>, Option<(LookupTarget, MatchKind)>) {
         let taken = self.match_entry(level, key, value);
+        let value = &*self.canonical_value(level, (key, value));
         let subject = CompositeKey::new(key, value);
         let mut tried = Vec::new();
         let exact = format!("{key}_{value}");
@@ -153,6 +155,9 @@ impl DescriptorTree {
         };
         let found = self.find_node(level.id, &exact).is_some();
         add_candidate(MatchKind::Exact, exact.into(), found);
+        for node in self.networks_around(level, (key, value)) {
+            add_candidate(MatchKind::Network, self.name(node).into(), true);
+        }
         for &node in self.patterns(level) {
             let name = self.name(node);
             add_candidate(MatchKind::Wildcard, name.into(), pattern::matches(name, subject));

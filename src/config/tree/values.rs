@@ -9,12 +9,15 @@
 use smallvec::SmallVec;
 
 use super::{DescriptorTree, MatchKind};
+use crate::config::hooks::address::Network;
 
 /// The kind of match of one descriptor value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValueMatch<'t> {
     /// A node has exactly this value.
     Exact,
+    /// The longest network that contains the value.
+    Network(Network),
     /// The first pattern that matches, without the key before it.
     Pattern(&'t str),
     /// A node has only the key.
@@ -32,12 +35,14 @@ impl DescriptorTree {
             let found = level.and_then(|level| self.match_entry(level, key, value));
             let Some((target, kind)) = found else { break };
             level = self.node_at(target);
+            let network = target.node().and_then(|node| self.networks.get(node));
             let name = level.map(|node| self.text(node.name));
             let pattern = name.and_then(|name| name.strip_prefix(key)?.strip_prefix('_'));
-            matches.push(match (kind, pattern) {
-                (MatchKind::Exact, _) => ValueMatch::Exact,
-                (MatchKind::Wildcard, Some(pattern)) => ValueMatch::Pattern(pattern),
-                (MatchKind::Wildcard, None) | (MatchKind::Bare, _) => ValueMatch::Any,
+            matches.push(match (kind, pattern, network) {
+                (MatchKind::Exact, ..) => ValueMatch::Exact,
+                (MatchKind::Network, _, Some(counted)) => ValueMatch::Network(counted.network),
+                (MatchKind::Wildcard, Some(pattern), _) => ValueMatch::Pattern(pattern),
+                _ => ValueMatch::Any,
             });
         }
         matches

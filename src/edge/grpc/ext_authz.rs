@@ -13,7 +13,6 @@
 //! Not covered: releases of permits (see [`access_log`](super::access_log)).
 
 use std::borrow::Cow;
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use envoy_types::pb::envoy::config::core::v3::address::Address;
@@ -32,6 +31,7 @@ use tonic::{Code, Request, Response, Status};
 
 use super::{convert, metadata, rls};
 use crate::config::concurrency::RejectReply;
+use crate::config::hooks::address::ClientAddress;
 use crate::config::hooks::{Hooks, RequestAttributes};
 use crate::edge::ReplyOptions;
 use crate::edge::headers::RETRY_AFTER;
@@ -176,7 +176,7 @@ pub fn rate_limit_request(
         first_header_value: &|name| first_header(http, name),
         joined_header_values: &|name| joined_header(http, name),
         path: &http.path,
-        remote_address: address.as_deref(),
+        remote_address: address.as_deref().and_then(ClientAddress::parse),
         metadata: &|key| hook::metadata_string(context.metadata_context.as_ref(), key),
     };
     hook::build_request(
@@ -227,8 +227,7 @@ fn client_address<'r>(
     http: &'r HttpRequest,
 ) -> Option<Cow<'r, str>> {
     if let Some(name) = context.context_extensions.get(ADDRESS_HEADER_KEY) {
-        let address = joined_header(http, &name.to_ascii_lowercase());
-        return address.filter(|text| text.parse::<IpAddr>().is_ok());
+        return joined_header(http, &name.to_ascii_lowercase());
     }
     match context.source.as_ref()?.address.as_ref()?.address.as_ref()? {
         Address::SocketAddress(socket) => Some(Cow::Borrowed(&socket.address)),

@@ -44,6 +44,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::bounded_body::count_unreadable;
 use super::convert;
 use super::ext_authz::error_status;
+use crate::config::hooks::address::ClientAddress;
 use crate::config::hooks::{Hooks, RequestAttributes};
 use crate::edge::ReplyOptions;
 use crate::edge::hook::{self, HookError};
@@ -220,7 +221,7 @@ impl ExtProcService {
         let headers = request_headers(first_message)?;
         let hook = hook.map_or_else(|| route_hook(first_message), |hook| Ok(Some(hook)))?;
         let remote_address = match attribute(first_message, "source.address") {
-            Some(Kind::StringValue(address)) => Some(without_port(address)),
+            Some(Kind::StringValue(address)) => ClientAddress::parse(address),
             _ => None,
         };
         let attributes = RequestAttributes {
@@ -379,12 +380,6 @@ fn route_hook(request: &ProcessingRequest) -> Result<Option<&str>, Status> {
 fn attribute<'r>(request: &'r ProcessingRequest, name: &str) -> Option<&'r Kind> {
     let value = request.attributes.values().find_map(|attributes| attributes.fields.get(name))?;
     value.kind.as_ref()
-}
-
-/// Removes the port from addresses such as `10.0.0.1:4711` and `[::1]:4711`.
-fn without_port(address: &str) -> &str {
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-    host.trim_start_matches('[').trim_end_matches(']')
 }
 
 fn immediate_response(

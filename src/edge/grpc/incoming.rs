@@ -5,6 +5,7 @@
 //! - The TLS handshake, and then the HTTP/2 preface, may each take the handshake timeout.
 //! - A client that sends nothing is disconnected (see [`GrpcConnection`]).
 //! - Connections above the maximum get `UNAVAILABLE` and GOAWAY; with TLS, they are closed at once.
+//! - Connections with another protocol or a bad certificate are logged and counted.
 //! - A connection is closed at the end of its lifetime, even with open calls.
 //! - Dropping [`IncomingConnections`] closes the listener.
 
@@ -13,6 +14,7 @@ mod connection;
 use std::convert::Infallible;
 use std::future::ready;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -35,6 +37,8 @@ use tonic::codegen::http::Request;
 use super::timeouts::GrpcTimeouts;
 use super::tls::ServerTls;
 use crate::edge::connection_gate::ConnectionGate;
+use crate::edge::failed_connections::FailedConnection;
+use crate::telemetry::label::ConnectionFailure;
 pub use connection::{ClientIdentity, GrpcConnection, ShortIdleGuard, ShortIdleHandle};
 use connection::{RawSocket, Socket};
 
@@ -135,6 +139,7 @@ async fn accept(
             }
             continue;
         };
+        let (port, peer) = (slot.port(), remote_address(&raw));
         let lifetime = max_lifetime.map(|duration| Box::pin(sleep(duration)));
         let connection = move |io| GrpcConnection::new(io, timeouts, lifetime, slot);
         let Some(tls) = tls.clone() else {
@@ -147,8 +152,16 @@ async fn accept(
         tokio::spawn(async move {
             match timeout(timeouts.handshake, handshake(&tls, raw)).await {
                 Ok(Ok(io)) => drop(ready.send(Ok(connection(io))).await),
-                Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
-                Err(_) => tracing::debug!("TLS handshake timed out"),
+                Ok(Err(error)) => {
+                    tracing::debug!(%error, "TLS handshake failed");
+                    if let Some(failed) = FailedConnection::of_handshake(port, &error, peer) {
+                        failed.report();
+                    }
+                }
+                Err(_) => {
+                    let cause = ConnectionFailure::TlsTimeout;
+                    FailedConnection { port, cause, peer, error: None }.report();
+                }
             }
         });
     }
@@ -164,6 +177,13 @@ async fn reply_unavailable(raw: RawSocket, reason: String) {
     if timeout(REFUSAL_TIME, &mut calls).await.is_err() {
         calls.as_mut().graceful_shutdown();
         calls.await.ok();
+    }
+}
+
+fn remote_address(raw: &RawSocket) -> Option<SocketAddr> {
+    match raw {
+        RawSocket::Left(stream) => stream.peer_addr().ok(),
+        RawSocket::Right(_) => None,
     }
 }
 

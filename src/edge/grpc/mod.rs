@@ -13,6 +13,7 @@ mod connections;
 pub mod convert;
 pub mod ext_authz;
 pub mod ext_proc;
+mod health_service;
 pub mod incoming;
 pub mod leases;
 pub mod metadata;
@@ -34,22 +35,18 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use envoy_types::pb::envoy::service::auth::v3::authorization_server::{
-    AuthorizationServer, SERVICE_NAME as AUTHORIZATION,
-};
+use envoy_types::pb::envoy::service::auth::v3::authorization_server::AuthorizationServer;
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::ExternalProcessorServer;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME as RATE_LIMITS;
 use tokio::sync::watch;
 use tonic::service::Routes;
-use tonic_health::ServingStatus;
-use tonic_health::server::HealthReporter;
+use tonic_health::pb::health_server::HealthServer;
 use tonic_reflection::server::Error as ReflectionError;
 use tonic_reflection::server::v1::{ServerReflection, ServerReflectionServer};
 
 use super::ReplyOptions;
 use super::body_memory::BodyLimits;
 use super::connection_gate::{ConnectionGate, ListenPort};
-use super::health::{Health, Readiness};
+use super::health::Health;
 use super::mirror::Mirror;
 use crate::config::hooks::Hooks;
 use crate::config::settings::ProxyAccess;
@@ -58,6 +55,7 @@ use crate::telemetry::event::Protocol;
 use access_log::AccessLogService;
 use ext_authz::AuthorizationService;
 use ext_proc::ExtProcService;
+use health_service::HealthService;
 use incoming::{GrpcListener, IncomingConnections};
 use leases::LeasesService;
 use permits::PermitsService;
@@ -70,11 +68,6 @@ pub use timeouts::{
     GrpcTimeouts, IDLE_PING_INTERVAL, PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL, PONG_TIMEOUT,
 };
 use tls::ServerTls;
-
-/// The service name in gRPC health checks for the whole process, as in envoyproxy/ratelimit.
-const PROCESS_SERVICE: &str = "ratelimit";
-
-const HEALTH_SERVICES: [&str; 3] = [PROCESS_SERVICE, RATE_LIMITS, AUTHORIZATION];
 
 /// The protobuf descriptors of Envoy's services for reflection, which the crate `envoy-types`
 /// does not export. `tests/edge/grpc/reflection.rs` generates them and compares them with the crate.
@@ -143,10 +136,8 @@ pub async fn serve_with_timeouts(
     timeouts: GrpcTimeouts,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), GrpcPortError> {
-    let (reporter, health) = tonic_health::server::health_reporter();
-    let readiness = grpc.health.watch();
-    set_serving_status(&reporter, grpc.health.readiness()).await;
     let (drain, draining) = watch::channel(false);
+    let health = HealthServer::new(HealthService::new(grpc.health.watch(), draining.clone()));
     let (engine, hooks) = (Arc::clone(&grpc.engine), Arc::clone(&grpc.hooks));
     let permits_service =
         PermitsService::new(Arc::clone(&engine), grpc.reporting.clone(), draining.clone());
@@ -173,7 +164,12 @@ pub async fn serve_with_timeouts(
         routes = routes.add_service(reflection()?);
     }
     let max_age = grpc.connection_age.map(|age| age.max_age);
-    let shutdown = report_until_shutdown(shutdown, reporter, readiness, drain);
+    // Ends health `Watch` calls and permit streams, which would otherwise never end. Permit streams
+    // end without an error.
+    let shutdown = async move {
+        shutdown.await;
+        drain.send_replace(true);
+    };
     let services = (limits, routes.prepare(), grpc.bodies);
     connections::serve(incoming, services, max_age, shutdown).await;
     Ok(())
@@ -185,45 +181,6 @@ pub enum GrpcPortError {
     /// The embedded protobuf descriptors are invalid.
     #[error("gRPC reflection: {0}")]
     Reflection(#[from] ReflectionError),
-}
-
-/// Reports the readiness to the health service until `shutdown`. Then ends health `Watch` calls and
-/// permit streams, which would otherwise never end. Permit streams end without an error.
-async fn report_until_shutdown(
-    shutdown: impl Future<Output = ()>,
-    mut reporter: HealthReporter,
-    readiness: watch::Receiver<Readiness>,
-    drain: watch::Sender<bool>,
-) {
-    tokio::select! {
-        () = shutdown => {}
-        () = mirror_readiness(&reporter, readiness) => {}
-    }
-    drain.send_replace(true);
-    for service in HEALTH_SERVICES.into_iter().chain([""]) {
-        reporter.clear_service_status(service).await;
-    }
-}
-
-async fn mirror_readiness(reporter: &HealthReporter, mut readiness: watch::Receiver<Readiness>) {
-    while readiness.changed().await.is_ok() {
-        let new_readiness = *readiness.borrow_and_update();
-        set_serving_status(reporter, new_readiness).await;
-    }
-    std::future::pending::<()>().await;
-}
-
-/// Sets the gRPC health status of every service.
-///
-/// The service with the empty name is the server itself. It is `SERVING` from the start, as in
-/// envoyproxy/ratelimit, and `NOT_SERVING` during a drain, because some proxies check only it.
-async fn set_serving_status(reporter: &HealthReporter, readiness: Readiness) {
-    let serving =
-        |is_serving| if is_serving { ServingStatus::Serving } else { ServingStatus::NotServing };
-    for service in HEALTH_SERVICES {
-        reporter.set_service_status(service, serving(readiness == Readiness::Ready)).await;
-    }
-    reporter.set_service_status("", serving(readiness != Readiness::Draining)).await;
 }
 
 fn reflection() -> Result<ServerReflectionServer<impl ServerReflection>, ReflectionError> {

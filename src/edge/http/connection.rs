@@ -1,4 +1,5 @@
-//! Wraps one connection of an HTTP port: detects a client that disconnects or reads nothing.
+//! Wraps one connection of an HTTP port: detects a client that disconnects, reads nothing or has
+//! another protocol.
 //!
 //! Guarantees:
 //! - A client that accepts no data for the write timeout is disconnected; unsent data is dropped.
@@ -21,6 +22,10 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::{Sleep, sleep};
 
+use crate::edge::connection_gate::ListenPort;
+use crate::edge::failed_connections::FailedConnection;
+use crate::edge::first_bytes::FirstBytes;
+
 /// For this time, data may still move between the socket buffers of both ends, which does not prove
 /// that the client reads. The write timeout starts afterwards.
 const BUFFER_SETTLE_TIME: Duration = Duration::from_secs(1);
@@ -40,6 +45,8 @@ pub(super) struct HttpConnection {
     write_half: Arc<OwnedWriteHalf>,
     write_timeout: Duration,
     write_timer: Option<WriteTimer>,
+    port: ListenPort,
+    first_bytes: FirstBytes,
 }
 
 #[derive(Debug)]
@@ -49,16 +56,30 @@ struct WriteTimer {
 }
 
 impl HttpConnection {
-    /// Wraps `stream`, and also returns its remote end.
-    pub(super) fn new(stream: TcpStream, write_timeout: Duration) -> (Self, HttpPeer) {
+    /// Wraps `stream` of `port`, and also returns its remote end.
+    pub(super) fn new(
+        stream: TcpStream,
+        port: ListenPort,
+        write_timeout: Duration,
+    ) -> (Self, HttpPeer) {
         let (read_half, write_half) = stream.into_split();
         let write_half = Arc::new(write_half);
         let peer = HttpPeer(Some(Arc::clone(&write_half)));
-        (Self { read_half, write_half, write_timeout, write_timer: None }, peer)
+        let (write_timer, first_bytes) = (None, FirstBytes::default());
+        (Self { read_half, write_half, write_timeout, write_timer, port, first_bytes }, peer)
     }
 
     fn socket(&self) -> &TcpStream {
         OwnedWriteHalf::as_ref(&self.write_half)
+    }
+
+    /// Reports a client with another protocol, which the HTTP/1 server then refuses.
+    fn recognize(&mut self, received: &[u8]) {
+        let Some(protocol) = self.first_bytes.add(received) else { return };
+        let peer = self.socket().peer_addr().ok();
+        if let Some(failed) = FailedConnection::of_protocol(self.port, protocol, peer) {
+            failed.report();
+        }
     }
 
     fn poll_send(
@@ -134,7 +155,10 @@ impl AsyncRead for HttpConnection {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().read_half).poll_read(cx, buffer)
+        let (before, this) = (buffer.filled().len(), self.get_mut());
+        let read = Pin::new(&mut this.read_half).poll_read(cx, buffer);
+        this.recognize(&buffer.filled()[before..]);
+        read
     }
 }
 

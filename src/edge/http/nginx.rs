@@ -30,6 +30,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 
 use super::check_port::CheckPort;
 use super::response::text_response;
+use crate::config::hooks::address::ClientAddress;
 use crate::config::hooks::{Hooks, RequestAttributes};
 use crate::edge::headers::HeaderPair;
 use crate::edge::hook::{self, HookError};
@@ -109,6 +110,7 @@ struct OriginalRequest<'h> {
     hook: Option<Cow<'h, str>>,
     uri: Cow<'h, str>,
     method: Cow<'h, str>,
+    /// The text of an address; `None` for a client on a Unix socket.
     address: Option<Cow<'h, str>>,
     id: Option<Cow<'h, str>>,
 }
@@ -155,7 +157,7 @@ impl<'h> OriginalRequest<'h> {
             },
             joined_header_values: &|name| self.header(name, |name| joined_header(headers, name)),
             path: &self.uri,
-            remote_address: self.address.as_deref(),
+            remote_address: self.address.as_deref().and_then(ClientAddress::parse),
             metadata: &|_| None,
         };
         hook::build_request(hooks, self.hook.as_deref(), &attributes)

@@ -70,7 +70,7 @@ pub async fn serve_with_timeouts(
             gate.refuse(reply_once(stream, router.clone(), gate.refusal_text(), timeouts));
             continue;
         };
-        let (io, peer) = HttpConnection::new(stream, timeouts.write);
+        let (io, peer) = HttpConnection::new(stream, slot.port(), timeouts.write);
         let router_service = TowerToHyperService::new(router.clone());
         let service = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(peer.clone());

@@ -161,7 +161,7 @@ fn help_for(code: Option<&str>, text: &str) -> Option<&'static str> {
              `migrate` needs the owner of the tables, and CREATE on their schema",
         ),
         Some("42P05" | "26000") => Some(
-            "a connection pooler lost a prepared statement: set store.postgres.prepare to false",
+            "a connection pooler lost a prepared statement: set store.postgres.prepare to auto",
         ),
         Some("53200") => Some("raise max_locks_per_transaction, if shared memory is full"),
         Some("53300") => Some("raise max_connections, or lower store.postgres.connections"),

@@ -9,7 +9,8 @@ use tokio_postgres::config::TargetSessionAttrs;
 use tokio_postgres::types::{FromSql, Type};
 
 use super::connect::{ConnectError, connect, describe_error};
-use super::options::PostgresOptions;
+use super::options::{PostgresOptions, Preparation};
+use super::pooler;
 use super::rows::from_micros;
 use super::schema;
 use crate::kernel::units::Nanos;
@@ -22,6 +23,10 @@ const TIMED_TRANSACTIONS: usize = 11;
 pub struct PostgresFacts {
     /// `server_version_num`, for example 150004.
     pub version: Option<i32>,
+    /// True if a pooler may use another server connection for each transaction.
+    pub is_pooled: Option<bool>,
+    /// True if the setting prepares statements, and a pooler loses them.
+    pub loses_statements: Option<bool>,
     /// The error of a write to the tables; `None` if it succeeded.
     pub write_failure: Option<String>,
     /// The median duration of a transaction with one write.
@@ -59,6 +64,11 @@ pub async fn collect_facts(
     };
     Ok(PostgresFacts {
         version: fact(&client, "SELECT current_setting('server_version_num')::int").await,
+        is_pooled: pooler::is_pooled(options).await.ok(),
+        loses_statements: match options.prepare {
+            Preparation::Always => pooler::loses_statements(options).await.ok(),
+            Preparation::Auto | Preparation::Never => None,
+        },
         transaction_time: write.as_ref().ok().copied(),
         write_failure: write.err(),
         is_unlogged: fact(&client, unlogged).await,

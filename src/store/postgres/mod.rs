@@ -21,6 +21,7 @@ mod counter;
 mod fleet;
 pub mod inspect;
 mod options;
+mod pooler;
 mod queue;
 mod rows;
 mod schema;
@@ -36,7 +37,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use connect::ConnectError;
-pub use options::PostgresOptions;
+pub use options::{PostgresOptions, Preparation};
 pub use schema::{Durability, Migrated, SCHEMA_VERSION, migrate, verify_schema};
 
 use super::audit::{AuditRecord, StoredAuditRecord};

@@ -22,12 +22,23 @@ pub struct PostgresOptions {
     pub call_timeout: Duration,
     /// The number of connections; at least 1.
     pub connections: usize,
-    /// Prepare statements once per connection. A pooler in transaction mode may not support it.
-    pub prepare: bool,
+    /// Prepare statements once per connection.
+    pub prepare: Preparation,
     /// The seed of random pauses, different in every process.
     pub jitter_seed: u64,
     /// Counts the connections.
     pub connection_counter: Arc<ConnectionCounter>,
+}
+
+/// The use of prepared statements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preparation {
+    /// Prepare, unless a pooler gives each transaction another server connection.
+    Auto,
+    /// Prepare always.
+    Always,
+    /// Never prepare.
+    Never,
 }
 
 impl PostgresOptions {
@@ -42,7 +53,7 @@ impl PostgresOptions {
             key_prefix: String::new(),
             call_timeout: Duration::from_millis(15),
             connections: 4,
-            prepare: true,
+            prepare: Preparation::Auto,
             jitter_seed: 0,
             connection_counter: Arc::default(),
         }

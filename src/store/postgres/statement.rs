@@ -83,6 +83,16 @@ impl Statements {
     }
 }
 
+impl Statements {
+    /// Sends all statements as text from now on.
+    pub(super) fn forget_handles(&mut self) {
+        let Self { lock, load, save, sweep } = self;
+        for statement in [lock, load, save, sweep] {
+            statement.handle = None;
+        }
+    }
+}
+
 impl PreparedStatement {
     async fn new(client: &Client, text: StatementText, prepare: bool) -> Result<Self, Error> {
         if !prepare {

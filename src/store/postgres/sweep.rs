@@ -32,7 +32,7 @@ pub(super) async fn sweep_forever(shared: &Shared) {
     let mut pauses = Backoff::new(shared.options.jitter_seed.wrapping_add(u64::MAX / 2));
     loop {
         // The workers log why no connection opens.
-        if let Ok(session) = Session::open(&shared.options).await {
+        if let Ok(session) = shared.open_session().await {
             sweep_pages(&session, &mut pauses).await;
         }
         sleep(PAGE_PAUSE + pauses.random_below(PAGE_PAUSE)).await;

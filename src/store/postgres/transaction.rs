@@ -21,11 +21,15 @@ use super::queue::QueuedCall;
 use super::rows::{ChangedRows, RowKey, Rows, from_micros};
 use super::session::Session;
 
-const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
-
-/// [`BEGIN`] for a pooler in transaction mode, where settings end with the transaction.
-const BEGIN_WITH_TIMEOUTS: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
-     SET LOCAL lock_timeout = '3s'; SET LOCAL idle_in_transaction_session_timeout = '2s'";
+/// Starts a transaction, with settings that end with it: a pooler gives the server connection to
+/// other programs afterwards.
+///
+/// - A paused replica must not keep its locks, and a waiting one must not keep its server process.
+///   `lock_timeout` exceeds the idle timeout, so a waiter outlasts a paused lock holder.
+/// - Index scans are forced: a plan that was made for an empty table stays after it grows.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
+     SET LOCAL lock_timeout = '3s'; SET LOCAL idle_in_transaction_session_timeout = '2s'; \
+     SET LOCAL enable_seqscan = off";
 
 impl Session {
     /// Applies `calls` in one transaction. On an error, none was applied, unless the error is
@@ -44,15 +48,20 @@ impl Session {
         self.save_and_commit(&rows.changed()).await
     }
 
+    /// Prepares no statements any more, and ends a failed transaction.
+    pub(super) async fn stop_preparing(&mut self) -> Result<(), Error> {
+        self.statements.forget_handles();
+        self.client.batch_execute("ROLLBACK").await
+    }
+
     /// Locks and loads rows; `true` marks a row that is only read.
     async fn lock_and_load(&self, wanted: &[(&RowKey, bool)]) -> Result<Rows, Error> {
         let mut keys: Vec<&RowKey> = wanted.iter().map(|(key, _)| *key).collect();
         keys.sort_unstable();
         keys.dedup();
         let (locks, are_shared) = lock_order(wanted);
-        let begin = if self.is_pooled { BEGIN_WITH_TIMEOUTS } else { BEGIN };
         let (opened, locked, loaded) = join3(
-            self.client.batch_execute(begin),
+            self.client.batch_execute(BEGIN),
             self.statements.lock.run(&self.client, &[&locks, &are_shared]),
             self.statements.load.run(&self.client, &[&keys]),
         )
@@ -104,6 +113,17 @@ pub(super) fn lock_number(key: &[u8]) -> i64 {
     let mut hasher = fnv::FnvHasher::default();
     hasher.write(key);
     hasher.finish().cast_signed()
+}
+
+/// Returns `true` if the server connection does not know a prepared statement, or another one of
+/// this name. The transaction was not committed.
+pub(super) fn is_lost_statement(error: &Error) -> bool {
+    let lost = [
+        SqlState::INVALID_SQL_STATEMENT_NAME,
+        SqlState::DUPLICATE_PSTATEMENT,
+        SqlState::PROTOCOL_VIOLATION,
+    ];
+    error.code().is_some_and(|code| lost.contains(code))
 }
 
 /// Returns the failure for an error of a transaction.

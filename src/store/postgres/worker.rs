@@ -6,19 +6,21 @@
 //! - Each reason of an outage is logged at once and then once a minute.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
+use tokio::sync::OnceCell;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::super::StoreFailure;
 use super::connect::{ConnectError, describe_error};
-use super::options::PostgresOptions;
+use super::options::{PostgresOptions, Preparation};
+use super::pooler;
 use super::queue::{CallQueue, QueuedCall, StoreOperation};
 use super::session::Session;
-use super::transaction::{failure_of, lock_number};
+use super::transaction::{failure_of, is_lost_statement, lock_number};
 use crate::store::backoff::Backoff;
 use crate::store::breaker::Breaker;
 use crate::telemetry::event::{Event as _, StoreCallSent};
@@ -44,6 +46,10 @@ pub(super) struct Shared {
     pub(super) breaker: Breaker,
     pub(super) options: PostgresOptions,
     connect_failure: Mutex<StoreFailure>,
+    /// Whether a pooler may use another server connection for each transaction.
+    is_pooled: OnceCell<bool>,
+    /// True after a statement was lost.
+    has_lost_statement: AtomicBool,
     /// The number of callers that start several calls at present.
     open_batches: AtomicUsize,
     outage: Mutex<OutageLog>,
@@ -56,9 +62,42 @@ impl Shared {
             breaker: Breaker::default(),
             options,
             connect_failure: Mutex::new(StoreFailure::Unreachable),
+            is_pooled: OnceCell::new(),
+            has_lost_statement: AtomicBool::new(false),
             open_batches: AtomicUsize::new(0),
             outage: Mutex::default(),
         }
+    }
+
+    /// Opens a connection. With `prepare: auto`, the first one finds out whether statements can be
+    /// prepared.
+    pub(super) async fn open_session(&self) -> Result<Session, ConnectError> {
+        let prepare = match self.options.prepare {
+            Preparation::Always => true,
+            Preparation::Never => false,
+            Preparation::Auto => {
+                let probe = || async {
+                    let is_pooled = pooler::is_pooled(&self.options).await?;
+                    if is_pooled {
+                        log_pooler();
+                    }
+                    Ok(is_pooled)
+                };
+                let is_pooled = *self.is_pooled.get_or_try_init(probe).await?;
+                !is_pooled && !self.has_lost_statement.load(SeqCst)
+            }
+        };
+        Session::open(&self.options, prepare).await
+    }
+
+    /// Returns `true` if this error shows a pooler, and the transaction can be repeated without
+    /// prepared statements.
+    fn note_lost_statement(&self, error: &tokio_postgres::Error) -> bool {
+        let is_lost = self.options.prepare == Preparation::Auto && is_lost_statement(error);
+        if is_lost && !self.has_lost_statement.swap(true, SeqCst) {
+            log_pooler();
+        }
+        is_lost
     }
 
     /// Queues a call, and waits for its reply.
@@ -137,7 +176,7 @@ pub(super) async fn run_workers(shared: Arc<Shared>) {
 
 async fn keep_connected(shared: &Shared, queue: &CallQueue, mut pauses: Backoff) {
     loop {
-        match Session::open(&shared.options).await {
+        match shared.open_session().await {
             Ok(mut session) => {
                 let _counted = shared.options.connection_counter.count_open();
                 queue.set_connected(true);
@@ -177,7 +216,7 @@ async fn serve(shared: &Shared, queue: &CallQueue, session: &mut Session) -> Str
             Some(first) = queue.next_call() => {
                 shared.wait_for_open_batches().await;
                 let calls = queue.fill_batch(first).await;
-                if let Err(reason) = run_batch(session, calls).await {
+                if let Err(reason) = run_batch(shared, session, calls).await {
                     return reason;
                 }
             }
@@ -191,14 +230,17 @@ async fn serve(shared: &Shared, queue: &CallQueue, session: &mut Session) -> Str
     }
 }
 
-async fn run_batch(session: &Session, mut calls: Vec<Box<dyn QueuedCall>>) -> Result<(), String> {
+async fn run_batch(
+    shared: &Shared,
+    session: &mut Session,
+    mut calls: Vec<Box<dyn QueuedCall>>,
+) -> Result<(), String> {
     if calls.is_empty() {
         return Ok(());
     }
     StoreCallSent { checks: calls.len() }.emit();
-    let (result, failure) = match timeout(TRANSACTION_TIMEOUT, session.run_transaction(&mut calls))
-        .await
-    {
+    let transaction = run_once_or_twice(shared, session, &mut calls);
+    let (result, failure) = match timeout(TRANSACTION_TIMEOUT, transaction).await {
         Ok(Ok(())) => (Ok(()), Ok(())),
         Ok(Err(error)) => (Err(describe_error(&error)), Err(failure_of(&error))),
         Err(_elapsed) => (Err("no reply within 4s".to_owned()), Err(StoreFailure::ConnectionLost)),
@@ -207,6 +249,28 @@ async fn run_batch(session: &Session, mut calls: Vec<Box<dyn QueuedCall>>) -> Re
         call.finish(failure);
     }
     result
+}
+
+/// Runs a transaction. Repeats it if a pooler lost a prepared statement, because it then had no
+/// effect.
+async fn run_once_or_twice(
+    shared: &Shared,
+    session: &mut Session,
+    calls: &mut [Box<dyn QueuedCall>],
+) -> Result<(), tokio_postgres::Error> {
+    match session.run_transaction(calls).await {
+        Err(error) if shared.note_lost_statement(&error) => {
+            session.stop_preparing().await?;
+            session.run_transaction(calls).await
+        }
+        result => result,
+    }
+}
+
+fn log_pooler() {
+    tracing::info!(
+        "a pooler gives each transaction another server connection: statements are not prepared"
+    );
 }
 
 async fn probe_server(shared: &Shared, session: &Session) -> Result<(), String> {

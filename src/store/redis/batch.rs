@@ -170,7 +170,7 @@ impl<T: BatchItem> Batcher<T> {
     /// Runs `begin`, which submits several items, and sends them together after it returns. In a
     /// Cluster each item is sent at once, because each key has its own slot.
     pub(super) fn send_together(self: &Arc<Self>, begin: &mut dyn FnMut()) {
-        if self.route.is_clustered() {
+        if self.route.has_several_servers() {
             return begin();
         }
         self.lane(0).lock().open_groups += 1;
@@ -184,7 +184,9 @@ impl<T: BatchItem> Batcher<T> {
             |number| CallGuard { batcher: Arc::clone(self), slot, number: Some(number) };
         let mut lane = self.lane(slot).lock();
         let can_send_now = lane.waiting.is_empty() && lane.can_start();
-        if can_send_now || self.batching == Batching::Off {
+        // Behind a proxy, a batch would reach only the server of its first key.
+        let is_alone = self.batching == Batching::Off || self.route.is_proxied();
+        if can_send_now || is_alone {
             let number = lane.begin_call();
             return Ok(Submission::SendNow(item, call_guard(number)));
         }

@@ -23,7 +23,7 @@ use fred::types::{ClusterHash, ConnectHandle, CustomCommand, Value};
 use tokio::time::{sleep, timeout};
 
 use super::options::{Address, Password, RedisOptions, RedisTls, SentinelOptions};
-use super::{files, tls};
+use super::{files, relay, tls};
 
 /// The timeout for connecting, and for a command that charges nothing.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -121,6 +121,22 @@ impl OpenedClient {
         let opened =
             timeout(CONNECT_TIMEOUT, opening).await.unwrap_or_else(|_| Err(timeout_error()));
         opened.map_err(|error| tls::explain_handshake_error(error, login.tls))
+    }
+
+    /// Connects to a proxy that may close the connection after a command that it does not know.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub(super) async fn behind_proxy(
+        address: &ServerAddress,
+        login: Login<'_>,
+    ) -> Result<Self, Error> {
+        if login.tls.is_some() || !cfg!(target_os = "linux") {
+            return Self::new(address, login).await;
+        }
+        let path = relay::start(address).await;
+        let path = path.map_err(|error| Error::new(ErrorKind::IO, error.to_string()))?;
+        Self::new(&ServerAddress::Unix(path), login).await
     }
 
     /// Returns the client, whose commands fail after this [`OpenedClient`] is dropped.

@@ -32,6 +32,7 @@ use tokio::sync::Notify;
 
 use super::client::{ServerAddress, describe_error, without_arguments};
 use super::cluster::{ClusterConnections, Redirect};
+use super::open::{is_script_denied, is_unknown_command, verify_keyless_script, verify_scripts};
 use super::script::LoadedScript;
 use super::{StoreFailure, codec};
 use crate::store::breaker::Breaker;
@@ -53,13 +54,15 @@ pub(super) struct Link {
     /// Why the previous connection failed, or why Redis refuses calls on this one. Cleared after a
     /// connection was stable for a while.
     recent_failure: Mutex<Option<StoreFailure>>,
+    /// True if the last connection is to a proxy.
+    is_proxied: AtomicBool,
 }
 
-/// A connection over which Redis has loaded the scripts.
+/// A connection that can run the scripts.
 #[derive(Debug)]
 pub(super) struct LiveConnection {
     pub(super) client: Client,
-    /// The SHA-1 of each loaded script, in the order of [`LoadedScript`].
+    /// The SHA-1 of each script, in the order of [`LoadedScript`].
     digests: [String; LoadedScript::ALL.len()],
     /// The `run_id` from `INFO server`. Empty if Redis does not report it.
     run_id: String,
@@ -67,6 +70,8 @@ pub(super) struct LiveConnection {
     info_refusal: Option<String>,
     at: ServerAddress,
     cluster: Option<Weak<ClusterConnections>>,
+    /// The kind of proxy that routes each call by its first key to one of several servers.
+    proxy: Option<&'static str>,
     /// Notified when a reply shows that the connection must be replaced.
     useless_notify: Notify,
     /// The store failure of the first reply for which the connection must be replaced.
@@ -144,7 +149,13 @@ impl Link {
     pub(super) fn set_connection(&self, live: Arc<LiveConnection>) {
         self.breaker.close();
         *self.connect_failure.lock() = None;
+        self.is_proxied.store(live.proxy.is_some(), Relaxed);
         self.connection.store(Some(live));
+    }
+
+    /// Returns `true` if a proxy may route each key to another server.
+    pub(super) fn is_proxied(&self) -> bool {
+        self.is_proxied.load(Relaxed)
     }
 
     pub(super) fn clear_connection(&self) {
@@ -193,27 +204,56 @@ fn log_if_opened(opened: bool) {
 }
 
 impl LiveConnection {
-    /// Loads the scripts over the connection of `client`.
+    /// Loads the scripts over the connection of `client`. A user who may not load them sends the
+    /// text of a script with its first call.
     ///
     /// # Errors
-    /// Redis rejected a script or did not reply.
-    pub(super) async fn new(
+    /// Redis does not know `SCRIPT`, or did not reply.
+    pub(super) async fn load(
         client: Client,
         at: ServerAddress,
         cluster: Option<Weak<ClusterConnections>>,
     ) -> Result<Self, Error> {
-        let mut digests = LoadedScript::ALL.map(|_| String::new());
-        for script in LoadedScript::ALL {
-            digests[script as usize] = client.script_load(script.text()).await?;
-        }
         let (run_id, info_refusal) = query_run_id(&client).await?;
-        Ok(Self {
+        for script in LoadedScript::ALL {
+            match client.script_load::<String, _>(script.text()).await {
+                Err(error) if is_script_denied(&error) => {
+                    verify_scripts(&client).await?;
+                    break;
+                }
+                loaded => drop(loaded?),
+            }
+        }
+        verify_keyless_script(&client).await?;
+        let mut live = Self::new(client, at);
+        (live.run_id, live.info_refusal, live.cluster) = (run_id, info_refusal, cluster);
+        Ok(live)
+    }
+
+    /// Uses the connection of `client` to a proxy of the given kind. Only `EVAL` and `EVALSHA` are
+    /// used.
+    ///
+    /// # Errors
+    /// The proxy does not forward `EVAL`.
+    pub(super) async fn behind_proxy(
+        client: Client,
+        at: ServerAddress,
+        (kind, key_prefix): (&'static str, &str),
+    ) -> Result<Self, Error> {
+        let key = format!("{key_prefix}sg:probe");
+        client.eval::<Value, _, _, _>("return 1", vec![key], Vec::<String>::new()).await?;
+        Ok(Self { proxy: Some(kind), ..Self::new(client, at) })
+    }
+
+    fn new(client: Client, at: ServerAddress) -> Self {
+        Self {
             client,
-            digests,
-            run_id,
-            info_refusal,
+            digests: LoadedScript::ALL.map(LoadedScript::digest),
+            run_id: String::new(),
+            info_refusal: None,
             at,
-            cluster,
+            cluster: None,
+            proxy: None,
             useless_notify: Notify::new(),
             useless_cause: OnceLock::new(),
             refusal_notify: Notify::new(),
@@ -223,7 +263,12 @@ impl LiveConnection {
             abandoned_notify: Notify::new(),
             is_refusing_expiry: AtomicBool::new(false),
             expiry_notify: Notify::new(),
-        })
+        }
+    }
+
+    /// Returns the kind of proxy, if there is one.
+    pub(super) const fn proxy(&self) -> Option<&'static str> {
+        self.proxy
     }
 
     /// Waits until a call succeeds. Returns at once if a call succeeded since the last wait and no
@@ -445,6 +490,7 @@ impl LiveConnection {
 /// Redis did not reply, so its `run_id` is unknown.
 async fn query_run_id(client: &Client) -> Result<(String, Option<String>), Error> {
     let info: String = match client.info(Some(InfoKind::Server)).await {
+        Err(error) if is_unknown_command(&error) => return Err(error),
         Err(error) if is_refused(&error) => {
             return Ok((String::new(), Some(describe_error(&error))));
         }

@@ -15,7 +15,8 @@ use tokio::task::JoinSet;
 
 use super::client::{OpenedClient, ServerAddress, describe_error, run_command};
 use super::connect_help::connect_help;
-use super::options::{RedisOptions, RedisTopology};
+use super::open::{KEY_PROXY, SCRIPT_PROXY, is_proxy_error, is_unknown_command, proxy_kind};
+use super::options::{ProxyMode, RedisOptions, RedisTopology};
 use super::sentinel::SentinelGroup;
 use super::slot_map;
 use crate::store::backoff::Backoff;
@@ -25,8 +26,72 @@ use crate::store::backoff::Backoff;
 pub struct InspectedNode {
     /// The address, or the path of the socket.
     pub address: String,
+    server: ServerAddress,
     opened: OpenedClient,
 }
+
+impl InspectedNode {
+    /// Opens another connection to this server, which is a proxy.
+    ///
+    /// # Errors
+    /// The server is unreachable.
+    pub async fn behind_proxy(&self, options: &RedisOptions) -> Result<Self, InspectError> {
+        let opened = OpenedClient::behind_proxy(&self.server, options.login()).await?;
+        Ok(Self { address: self.address.clone(), server: self.server.clone(), opened })
+    }
+
+    /// Returns the kind of proxy, or `None` for a Redis.
+    ///
+    /// # Errors
+    /// The server is unreachable.
+    pub async fn proxy(
+        &self,
+        options: &RedisOptions,
+    ) -> Result<Option<&'static str>, InspectError> {
+        let is_fixed = matches!(options.topology, RedisTopology::Tcp(_) | RedisTopology::Unix(_));
+        match options.proxy {
+            ProxyMode::Auto | ProxyMode::On if is_fixed => {}
+            _ => return Ok(None),
+        }
+        if options.proxy == ProxyMode::On {
+            return Ok(Some(KEY_PROXY));
+        }
+        // A proxy closes the connection after an unknown command, so the probes have their own.
+        let mut probe = match OpenedClient::new(&self.server, options.login()).await {
+            Err(error) if is_proxy_error(&error) => return Ok(Some(proxy_kind(&error))),
+            probe => probe?,
+        };
+        let client = probe.client().clone();
+        let commands = async {
+            for command in PROBES {
+                match run_command(&client, command).await {
+                    Err(error) if is_sign_of_proxy(&error) => return Some(proxy_kind(&error)),
+                    _ => {}
+                }
+            }
+            None
+        };
+        Ok(tokio::select! {
+            biased;
+            kind = commands => kind,
+            () = probe.wait_closed() => Some(SCRIPT_PROXY),
+        })
+    }
+}
+
+/// Commands that a proxy refuses, and a Redis executes without an effect.
+const PROBES: [&[&str]; 3] =
+    [&["INFO", "server"], &["SCRIPT", "EXISTS", NO_DIGEST], &["EVAL", "return 1", "0"]];
+
+/// A Redis without `EVAL` is no proxy.
+fn is_sign_of_proxy(error: &Error) -> bool {
+    let is_eval_missing =
+        is_unknown_command(error) && describe_error(error).to_ascii_lowercase().contains("eval");
+    is_proxy_error(error) && !is_eval_missing
+}
+
+/// A digest that no script has.
+pub const NO_DIGEST: &str = "0000000000000000000000000000000000000000";
 
 /// The reply to a command.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,9 +150,17 @@ async fn connect(
     for (number, address) in addresses.into_iter().enumerate() {
         let options = Arc::clone(&options);
         opening.spawn(async move {
-            let opened = OpenedClient::new(&address, options.login()).await;
+            let opened = match OpenedClient::new(&address, options.login()).await {
+                // A proxy may close the connection before the client library is ready.
+                Err(error) if options.proxy != ProxyMode::Off && is_proxy_error(&error) => {
+                    let relayed = OpenedClient::behind_proxy(&address, options.login()).await;
+                    relayed.map_err(|_| error)
+                }
+                opened => opened,
+            };
             let opened = opened.map_err(|error| connect_error(&address, &error, &options))?;
-            Ok::<_, InspectError>((number, InspectedNode { address: address.to_string(), opened }))
+            let (text, server) = (address.to_string(), address);
+            Ok::<_, InspectError>((number, InspectedNode { address: text, server, opened }))
         });
     }
     let mut nodes = Vec::new();

@@ -13,16 +13,17 @@ use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use fred::error::{Error, ErrorKind};
+use fred::error::Error;
 use fred::interfaces::ClientLike as _;
 use fred::types::Value;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::StoreFailure;
-use super::client::{CONNECT_TIMEOUT, OpenedClient, ServerAddress, describe_error, run_command};
+use super::client::{CONNECT_TIMEOUT, OpenedClient, ServerAddress, describe_error};
 use super::cluster::ClusterConnections;
 use super::connect_help::connect_help;
 use super::connection::{Link, LiveConnection, RefusedOperation, StoreRefusal};
+use super::open::{KEY_PROXY, SCRIPT_PROXY, open_connection};
 use super::options::RedisOptions;
 use super::sentinel::SentinelGroup;
 use crate::store::backoff::Backoff;
@@ -47,7 +48,7 @@ pub(super) enum ServerLocation {
 }
 
 impl ServerLocation {
-    async fn resolve(&self) -> Result<ServerAddress, Error> {
+    pub(super) async fn resolve(&self) -> Result<ServerAddress, Error> {
         match self {
             Self::Fixed(address) | Self::Node(address, _) => Ok(address.clone()),
             Self::Sentinel(sentinels) => sentinels.primary().await.map(ServerAddress::Tcp),
@@ -72,7 +73,7 @@ impl ServerLocation {
         }
     }
 
-    fn cluster(&self) -> Option<Weak<ClusterConnections>> {
+    pub(super) fn cluster(&self) -> Option<Weak<ClusterConnections>> {
         match self {
             Self::Node(_, cluster) => Some(Weak::clone(cluster)),
             Self::Fixed(_) | Self::Sentinel(_) => None,
@@ -102,6 +103,7 @@ pub(super) async fn keep_link(
                 let live = Arc::new(live);
                 let _counted = options.connection_counter.count_open();
                 link.set_connection(Arc::clone(&live));
+                outage_log.log_proxy(live.proxy(), &address);
                 outage_log.log_info_refusal(live.info_refusal());
                 outage_log.log_connected(&address);
                 let mut watch =
@@ -129,6 +131,7 @@ struct OutageLog {
     reasons: ReasonLog,
     is_available: bool,
     is_info_refused: bool,
+    is_proxied: bool,
 }
 
 impl OutageLog {
@@ -182,6 +185,17 @@ impl OutageLog {
         }
     }
 
+    /// Logs a proxy once, until a connection is direct.
+    fn log_proxy(&mut self, kind: Option<&str>, address: &ServerAddress) {
+        if let Some(kind) = kind.filter(|_| !self.is_proxied) {
+            tracing::warn!(
+                addr = %address,
+                "redis is behind {kind}: each call has one counter, and restarts of redis go unnoticed"
+            );
+        }
+        self.is_proxied = kind.is_some();
+    }
+
     /// Logs a refused `INFO` once, until a connection may run it.
     fn log_info_refusal(&mut self, error: Option<&str>) {
         if let Some(error) = error.filter(|_| !self.is_info_refused) {
@@ -194,42 +208,13 @@ impl OutageLog {
     }
 }
 
-/// Returns the fix for a Redis user who may not run the scripts.
+/// Returns the fix for a Redis user who may not run the scripts, and for a proxy.
 fn help_for(reason: &str) -> Option<&'static str> {
-    let is_refused = reason.starts_with("NOPERM") && reason.contains("'script|load'");
-    is_refused.then_some("allow EVALSHA and SCRIPT LOAD for this user: +@scripting")
-}
-
-async fn open_connection(
-    location: &ServerLocation,
-    options: &RedisOptions,
-) -> Result<(ServerAddress, OpenedClient, LiveConnection), Error> {
-    let address = location.resolve().await?;
-    let opened = OpenedClient::new(&address, options.login()).await?;
-    if let ServerLocation::Sentinel(_) = location {
-        check_primary(&opened).await?;
+    if [SCRIPT_PROXY, KEY_PROXY].iter().any(|kind| reason.starts_with(kind)) {
+        return Some("let the proxy forward EVAL and EVALSHA, or set store.url to redis itself");
     }
-    let live = LiveConnection::new(opened.client().clone(), address.clone(), location.cluster());
-    let live = timeout(CONNECT_TIMEOUT, live).await;
-    let live = live.unwrap_or_else(|_| {
-        Err(Error::new(ErrorKind::Timeout, "timed out: no reply while loading the scripts"))
-    })?;
-    Ok((address, opened, live))
-}
-
-/// Returns an error if Redis is not a primary: sentinels name a new primary shortly before its
-/// promotion, and the old primary for some time after its failure.
-async fn check_primary(opened: &OpenedClient) -> Result<(), Error> {
-    let Value::Array(role) = run_command(opened.client(), &["ROLE"]).await? else {
-        return Err(Error::new(ErrorKind::Protocol, "invalid reply to ROLE"));
-    };
-    match role.first().and_then(Value::as_string) {
-        Some(role) if role == "master" => Ok(()),
-        _ => Err(Error::new(
-            ErrorKind::Routing,
-            "failover: the server that the sentinels name is not a primary yet",
-        )),
-    }
+    let is_refused = reason.starts_with("NOPERM") && reason.contains("'eval");
+    is_refused.then_some("allow EVAL and EVALSHA for this user: +@scripting")
 }
 
 struct ConnectionWatch<'a> {

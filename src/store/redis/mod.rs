@@ -10,6 +10,7 @@
 //! - A replica starts and serves without Redis, and keeps reconnecting.
 //! - No error and no log line contains the password.
 //! - In a Cluster, a check makes one call for each slot.
+//! - Behind a proxy, each call has one counter: the proxy routes it by its first key.
 //! - If one decision needs several slots, the check reserves hits, then commits or cancels all,
 //!   within one deadline.
 //!
@@ -31,12 +32,14 @@ pub mod inspect;
 mod joint_decision;
 mod keeper;
 pub mod membership;
+mod open;
 mod options;
 mod outcome;
 mod permits;
 mod recheck;
 mod recheck_limiter;
 pub mod reference;
+mod relay;
 mod reservations;
 mod route;
 mod script;
@@ -74,7 +77,7 @@ use codec::{heartbeat, lease};
 use connection::LiveConnection;
 use joint_decision::{JointDecision, can_reserve};
 pub use options::{
-    Address, Batching, ClientIdentity, Password, RedisOptions, RedisTls, RedisTopology,
+    Address, Batching, ClientIdentity, Password, ProxyMode, RedisOptions, RedisTls, RedisTopology,
     SentinelOptions,
 };
 use outcome::{
@@ -142,15 +145,16 @@ impl RedisStore {
         Self { is_only_store: false, ..self }
     }
 
-    /// Returns the Cluster slot of each charge's key. Outside a Cluster: a single 0 for all
-    /// charges.
+    /// Returns the Cluster slot of each charge's key; behind a proxy, the number of its counter.
+    /// With one server: a single 0 for all charges.
     fn slots_of(&self, charges: &Charges) -> SmallVec<[u16; 2]> {
-        if !self.route.is_clustered() {
+        if !self.route.has_several_servers() {
             return SmallVec::from_elem(0, 1);
         }
         let prefix = self.key_prefix.as_bytes();
         let key = |charge: &Charge| codec::counter_key(&charge.key, charge.placement, prefix);
-        charges.list.iter().map(|charge| self.route.slot_of(&key(charge))).collect()
+        let keys: SmallVec<[Vec<u8>; 2]> = charges.list.iter().map(key).collect();
+        self.route.group_keys(&keys)
     }
 
     async fn charge_slot(&self, slot: u16, charges: &Charges) -> Outcomes {
@@ -328,18 +332,19 @@ impl CounterStore for RedisStore {
     }
 
     fn reserved_for(&self, charge: &Charge) -> Option<Nanos> {
-        // All counters of `Placement::WholeDomain` are in one slot.
-        let is_whole =
-            !self.route.is_clustered() || matches!(charge.placement, Placement::WholeDomain(_));
+        // All counters of `Placement::WholeDomain` are in one slot of a Cluster.
+        let is_domain_in_slot =
+            self.route.is_clustered() && matches!(charge.placement, Placement::WholeDomain(_));
+        let is_whole = !self.route.has_several_servers() || is_domain_in_slot;
         (!self.is_only_store || !is_whole).then(|| self.reservation_client.lifetime())
     }
 
     fn node_of(&self, _now: Nanos, charge: &Charge) -> u32 {
-        if !self.route.is_clustered() {
+        if !self.route.has_several_servers() {
             return 0;
         }
         let key = codec::counter_key(&charge.key, charge.placement, self.key_prefix.as_bytes());
-        self.route.slot_of(&key).into()
+        codec::cluster_slot(&key).into()
     }
 
     fn exchange_lease_message<'a>(

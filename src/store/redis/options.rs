@@ -31,6 +31,8 @@ pub struct RedisOptions {
     pub jitter_seed: u64,
     /// The batching of checks into store calls.
     pub batching: Batching,
+    /// Whether a proxy is in front of several servers.
+    pub proxy: ProxyMode,
     /// Counts the connections over which checks are sent.
     pub connection_counter: Arc<ConnectionCounter>,
 }
@@ -42,6 +44,19 @@ pub enum Batching {
     #[default]
     On,
     /// Every check has its own call; only for measuring the effect of batching.
+    Off,
+}
+
+/// A proxy such as twemproxy, Codis or Envoy, which routes each call by its first key to one of
+/// several servers. Each call then has one counter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProxyMode {
+    /// There is a proxy if the server does not know `SCRIPT` or `INFO`.
+    #[default]
+    Auto,
+    /// There is a proxy.
+    On,
+    /// There is none, or it has only one server and forwards all commands.
     Off,
 }
 
@@ -59,6 +74,7 @@ impl RedisOptions {
             call_timeout: Duration::from_millis(15),
             jitter_seed: 0,
             batching: Batching::On,
+            proxy: ProxyMode::Auto,
             connection_counter: Arc::default(),
         }
     }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tokio::time::timeout;
 
 use super::cluster::{self, ClusterConnections};
@@ -31,6 +32,28 @@ impl Route {
             }
         };
         (route.clone(), keep_route(route, options))
+    }
+
+    /// Returns `true` behind a proxy, which routes each call by its first key. Then each call has
+    /// one counter.
+    pub(super) fn is_proxied(&self) -> bool {
+        matches!(self, Self::Single(link) if link.is_proxied())
+    }
+
+    /// Returns `true` if two counters may be on different servers.
+    pub(super) fn has_several_servers(&self) -> bool {
+        self.is_clustered() || self.is_proxied()
+    }
+
+    /// Returns a number for each key. One call can have the keys with equal numbers.
+    pub(super) fn group_keys(&self, keys: &[impl AsRef<[u8]>]) -> SmallVec<[u16; 2]> {
+        let first_equal = |key: &[u8]| {
+            let first = keys.iter().position(|other| other.as_ref() == key);
+            first.and_then(|at| u16::try_from(at).ok()).unwrap_or(u16::MAX)
+        };
+        let is_proxied = self.is_proxied();
+        let number = |key: &[u8]| if is_proxied { first_equal(key) } else { self.slot_of(key) };
+        keys.iter().map(|key| number(key.as_ref())).collect()
     }
 
     /// Returns `true` if keys of different slots need separate calls.

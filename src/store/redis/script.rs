@@ -6,6 +6,10 @@
 //! Not covered:
 //! - The arguments and replies (see [`super::codec`]).
 
+use std::fmt::Write as _;
+
+use ring::digest::SHA1_FOR_LEGACY_USE_ONLY;
+
 /// The script that charges the hits of checks. Its protocol is documented in `head.lua`.
 pub const CHARGE_SCRIPT: &str = concat!(
     include_str!("lua/head.lua"),
@@ -58,7 +62,17 @@ pub const RESERVATION_SCRIPT: &str = concat!(
     include_str!("lua/reservation.lua"),
 );
 
-/// A script that every connection loads at its start.
+/// Returns the SHA-1 of a script in hexadecimal.
+pub(super) fn digest_of(script: &str) -> String {
+    let digest = ring::digest::digest(&SHA1_FOR_LEGACY_USE_ONLY, script.as_bytes());
+    let mut text = String::with_capacity(2 * digest.as_ref().len());
+    for byte in digest.as_ref() {
+        let _infallible = write!(text, "{byte:02x}");
+    }
+    text
+}
+
+/// A script that every connection loads at its start, except behind a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LoadedScript {
     Charge,
@@ -88,6 +102,11 @@ impl LoadedScript {
             Self::Acquire => ACQUIRE_SCRIPT,
             Self::PermitReport => PERMIT_REPORT_SCRIPT,
         }
+    }
+
+    /// Returns the SHA-1 of the text in hexadecimal, the name of the script for `EVALSHA`.
+    pub(super) fn digest(self) -> String {
+        digest_of(self.text())
     }
 
     /// Returns `true` if the reply is one string of packed doubles, not a list of integers.

@@ -156,7 +156,7 @@ impl StoreGroup {
     fn is_single_call(&self, target: ChargeTarget, charges: &Charges) -> bool {
         !target.is_ratelimit_key
             || charges.list.len() == 1
-            || !self.store_of(target).route.is_clustered()
+            || !self.store_of(target).route.has_several_servers()
     }
 
     /// Makes one decision for all given parts. First reserves or previews each charge. Then makes

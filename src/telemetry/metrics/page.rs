@@ -19,9 +19,9 @@ use super::{ConcurrencyTotals, Counters, Gauges, LeaseTotals, Metrics};
 use crate::kernel::decision::{Reason, StoreFailure};
 use crate::kernel::units::Nanos;
 use crate::telemetry::label::{
-    CONCURRENCY_REASONS, CloudEventOutcome, DatagramKind, EdgeOutcome, FallbackDebtOutcome,
-    ForwardingEvent, LeasedHitsEvent, ListenPort, MirrorOutcome, PermitIdEvent, Protocol,
-    ProxyMessageKind, ShareEvent, StrictPermitEvent, VERDICTS,
+    CONCURRENCY_REASONS, CloudEventOutcome, ConnectionFailure, DatagramKind, EdgeOutcome,
+    FallbackDebtOutcome, ForwardingEvent, LeasedHitsEvent, ListenPort, MirrorOutcome,
+    PermitIdEvent, Protocol, ProxyMessageKind, ShareEvent, StrictPermitEvent, VERDICTS,
 };
 
 impl Metrics {
@@ -327,11 +327,26 @@ impl Metrics {
             "port",
             self.series(ports, |shard| &shard.refused_connections),
         )?;
+        self.write_failed_connections(page)?;
         MetricHead(
             "sluicegate_admin_wrong_tokens_total",
             "Requests to the admin port with a wrong token",
         )
         .write_counter(page, self.sum(|shard| &shard.wrong_admin_tokens))
+    }
+
+    fn write_failed_connections(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = "sluicegate_connections_failed_total";
+        let help = "Connections that failed before their first request, by port and cause";
+        MetricHead(name, help).write(page, "counter")?;
+        for port in ListenPort::ALL {
+            for cause in ConnectionFailure::ALL {
+                let n = self.sum(|shard| &shard.failed_connections[port as usize][cause as usize]);
+                let (port, cause) = (port.as_str(), cause.as_str());
+                writeln!(page, "{name}{{port=\"{port}\",cause=\"{cause}\"}} {n}")?;
+            }
+        }
+        Ok(())
     }
 
     fn write_bodies(&self, page: &mut fmt::Formatter<'_>, gauges: &Gauges) -> fmt::Result {

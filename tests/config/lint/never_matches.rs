@@ -21,12 +21,18 @@ fn network_as_an_address_warns() {
     let found = warnings("remote_address", "10.0.0.0/8");
     let message = "the value `10.0.0.0/8` is compared as text: `remote_address` is one address, \
                    which never equals a network";
-    let fix =
-        "send `masked_remote_address` with the same prefix length, or write the pattern `10.*`";
+    let fix = "write `network: 10.0.0.0/8` instead of `value`";
     assert_eq!(found, [format!("{message}; {fix}")]);
-    assert!(warnings("client_ip", "10.1.2.0/24")[0].ends_with("the pattern `10.1.2.*`"));
-    for value in ["10.0.0.0/9", "10.1.2.3/32", "0.0.0.0/0", "2001:db8::/32"] {
-        assert!(warnings("x-forwarded-for", value)[0].ends_with("prefix length"), "{value}");
+    for (value, network) in [
+        ("10.0.0.0/9", "10.0.0.0/9"),
+        ("10.1.2.3/8", "10.0.0.0/8"),
+        ("10.1.2.3/32", "10.1.2.3/32"),
+        ("0.0.0.0/0", "0.0.0.0/0"),
+        ("2001:DB8::/32", "2001:db8::/32"),
+        ("::ffff:10.0.0.0/104", "10.0.0.0/8"),
+    ] {
+        let found = warnings("x-forwarded-for", value);
+        assert!(found[0].ends_with(&format!("`network: {network}` instead of `value`")), "{value}");
     }
     for (key, value) in [
         ("masked_remote_address", "10.0.0.0/8"),
@@ -37,6 +43,22 @@ fn network_as_an_address_warns() {
     ] {
         assert!(warnings(key, value).is_empty(), "{key}={value}");
     }
+}
+
+/// Proxies send addresses as in RFC 5952, and mapped ones as IPv4.
+#[test]
+fn address_in_another_spelling_warns() {
+    for (value, text) in [
+        ("2001:DB8::1", "2001:db8::1"),
+        ("2001:db8:0:0:0:0:0:1", "2001:db8::1"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("192.0.2.7:80", "192.0.2.7"),
+    ] {
+        let found = warnings("remote_address", value);
+        assert!(found[0].ends_with(&format!("write `{text}`")), "{found:?}");
+        assert!(warnings("key", value).is_empty(), "{value}");
+    }
+    assert!(warnings("remote_address", "2001:db8::1").is_empty());
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
+use sluicegate::config::hooks::address::ClientAddress;
 use sluicegate::config::hooks::{Hook, Hooks, MetadataKey, RequestAttributes};
 use sluicegate::config::settings::Settings;
 
@@ -39,7 +40,7 @@ impl HookRequest {
             first_header_value: header,
             joined_header_values: joined,
             path,
-            remote_address,
+            remote_address: remote_address.and_then(ClientAddress::parse),
             metadata,
         };
         let made = hook.build_descriptors(&attributes);
@@ -241,10 +242,10 @@ fn errors_of_the_setting_hooks_name_field_and_cause() {
             "[0].descriptors[0][0]",
             "descriptor_key",
         ),
-        ("name: a, domain: d, descriptors: []", "[0]", "`descriptors` is empty"),
+        ("name: a, domain: d, descriptors: []", "[0]", "has no `descriptors`"),
         ("name: a, domain: '', descriptors: [[{remote_address: {}}]]", "[0]", "has no `domain`"),
         ("name: '', domain: d, descriptors: [[{remote_address: {}}]]", "[0]", "has no `name`"),
-        (&format!("{fine}}}\n- {{{fine}"), "[1]", "another hook has the name `a`"),
+        (&format!("{fine}}}\n- {{{fine}"), "[1]", "has the name `a` of another hook"),
         (
             "name: a, domain: d, descriptors: [[{header_value_match: {descriptor_value: v, headers: [{name: h, string_match: {safe_regex: {regex: '('}}}]}}]]",
             "headers[0].string_match",
@@ -256,4 +257,35 @@ fn errors_of_the_setting_hooks_name_field_and_cause() {
         assert!(errors.contains(place) && errors.contains(cause), "{hook}: {errors}");
     }
     assert!(read_errors(&environment(&[("SLUICEGATE_HOOKS", "x")]))[0].contains("hooks"));
+}
+
+/// A case from the field: `masked_remote_address` was unknown, and errors had words of the program.
+#[test]
+fn hooks_mask_addresses_as_envoy_does() {
+    let server = include_str!("../../field/hook-masked-address/server.yaml");
+    let hook = hooks(server).0.remove(0);
+    for (address, expected) in [
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("192.0.2.7", "192.0.2.7/32"),
+        ("::ffff:192.0.2.7", "192.0.2.7/32"),
+    ] {
+        let attributes = RequestAttributes {
+            first_header_value: &|_| None,
+            joined_header_values: &|_| None,
+            path: "/",
+            remote_address: ClientAddress::parse(address),
+            metadata: &|_| None,
+        };
+        let built = hook.build_descriptors(&attributes);
+        assert_eq!(built[0][0], ("masked_remote_address", expected.into()));
+    }
+    let wrong = include_str!("../../field/hook-masked-address/wrong-words.yaml");
+    let error = read_errors(&file(wrong)).join("\n");
+    assert!(
+        error.contains(
+            "at `[0].descriptors[0][0].remote_address`: has no value; write `remote_address: {}`"
+        ),
+        "{error}"
+    );
+    assert!(!error.contains("variant") && !error.contains("struct"), "{error}");
 }

@@ -29,6 +29,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request a
 use envoy_types::pb::envoy::service::ext_proc::v3::{HttpHeaders, ProcessingRequest};
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Frame;
@@ -347,6 +348,22 @@ async fn health_of_four_service_names_follows_readiness() {
     };
     soon("it serves no more", left).await;
     assert_eq!(all().await, [no, no, no, no, unknown]);
+}
+
+/// The protocol `grpc.health.v1` demands it, so that clients may watch before a service exists.
+#[tokio::test]
+async fn a_watch_of_an_unknown_service_stays_open() {
+    let served = served(empty_engine(), Readiness::NoConfig).await;
+    let mut watch = HealthClient::new(served.channel.clone());
+    let asked = HealthCheckRequest { service: "other".into() };
+    let mut changes = watch.watch(asked).await.unwrap().into_inner();
+    let first = changes.message().await.unwrap().unwrap();
+    assert_eq!(first.status(), ServingStatus::ServiceUnknown);
+    served.health.set_readiness(Readiness::Ready);
+    assert_eq!(served.serving("ratelimit").await, Ok(ServingStatus::Serving));
+    assert!(changes.message().now_or_never().is_none(), "one status only, and no end");
+    served.shut_down().await.unwrap();
+    assert!(changes.message().await.unwrap().is_none());
 }
 
 #[tokio::test]

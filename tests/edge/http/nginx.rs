@@ -1,6 +1,7 @@
 //! Tests of the HTTP endpoints for NGINX: `/check`, and `/acquire`, which keeps a permit while it is
 //! open.
 
+mod addresses;
 mod permits;
 
 use std::sync::Arc;

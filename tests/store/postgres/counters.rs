@@ -19,7 +19,7 @@ fn four_processes_over_postgres_allow_exactly_the_limit() {
 fn four_processes_behind_a_pooler_allow_exactly_the_limit() {
     let server = Postgres::start();
     let pooler = PgBouncer::start(&server);
-    assert_exact_limit(&pooler.url(), &["--store-postgres-prepare", "false"]);
+    assert_exact_limit(&pooler.url(), &[]);
 }
 
 #[test]

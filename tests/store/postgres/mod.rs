@@ -5,6 +5,7 @@ mod connections;
 mod counters;
 mod fleet_faults;
 mod outages;
+mod pooler;
 
 use crate::store::redis::{check, wait_until_ready};
 use crate::support::service::Service;

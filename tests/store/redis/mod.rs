@@ -3,6 +3,7 @@
 
 mod addresses;
 mod batch;
+mod behind_proxy;
 mod caller_timeout;
 mod cluster;
 mod counted;

@@ -1,7 +1,7 @@
 //! Errors of the filter config.
 
 use serde::de::DeserializeOwned;
-use serde_json::error::Category;
+use serde_json::Value;
 
 /// An invalid field of the filter config.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -16,7 +16,7 @@ pub struct FilterConfigError {
 }
 
 impl FilterConfigError {
-    pub(super) fn new(
+    pub(crate) fn new(
         field: impl Into<String>,
         problem: impl Into<String>,
         fix: impl Into<String>,
@@ -26,23 +26,21 @@ impl FilterConfigError {
 }
 
 /// Parses JSON. The error names the field in which it occurred.
-pub(super) fn parse_json<T: DeserializeOwned>(json: &str) -> Result<T, FilterConfigError> {
-    let mut deserializer = serde_json::Deserializer::from_str(json);
-    let parsed = serde_path_to_error::deserialize(&mut deserializer);
-    let value = parsed.map_err(|error| to_error(&error.path().to_string(), error.inner()))?;
-    deserializer.end().map_err(|error| to_error("", &error))?;
-    Ok(value)
+pub(crate) fn parse_json<T: DeserializeOwned>(json: &str) -> Result<T, FilterConfigError> {
+    // Actions are read from a parsed value: then an item with two actions is no syntax error.
+    let value: Value = serde_json::from_str(json).map_err(|error| {
+        let problem = format!("is no JSON: {}", without_position(&error));
+        let fix = "write a `google.protobuf.Struct`";
+        FilterConfigError::new("filter_config", problem, fix)
+    })?;
+    serde_path_to_error::deserialize(value)
+        .map_err(|error| field_error(&error.path().to_string(), &without_position(error.inner())))
 }
 
-fn to_error(path: &str, error: &serde_json::Error) -> FilterConfigError {
+/// Returns the message without line and column, which refer to JSON that a program generated.
+fn without_position(error: &serde_json::Error) -> String {
     let text = error.to_string();
-    // The position refers to JSON that Envoy generated from the user's YAML.
-    let text = text.split(" at line ").next().unwrap_or_default();
-    if matches!(error.classify(), Category::Syntax | Category::Eof) {
-        let fix = "write a `google.protobuf.Struct`";
-        return FilterConfigError::new("filter_config", format!("is no JSON: {text}"), fix);
-    }
-    field_error(path, text)
+    text.split(" at line ").next().unwrap_or_default().to_owned()
 }
 
 fn field_error(path: &str, text: &str) -> FilterConfigError {
@@ -62,27 +60,77 @@ fn field_error(path: &str, text: &str) -> FilterConfigError {
             _ if is_named => (path.to_owned(), "is an unknown field"),
             _ => (join(path, name), "is an unknown field"),
         };
-        return FilterConfigError::new(field, problem, format!("write {}", choice(known)));
+        return FilterConfigError::new(field, problem, field_choice(known));
     }
     if let Some((name, known)) = named("unknown variant") {
-        let fix = format!("write {}", choice(known));
-        return FilterConfigError::new(block, format!("is `{name}`"), fix);
+        return FilterConfigError::new(block, format!("is `{name}`"), field_choice(known));
     }
     match text.rsplit_once("expected ") {
-        Some((problem, expected)) => {
-            let problem = problem.trim_end_matches([' ', ',']);
-            let is_integer = matches!(expected, "u16" | "i64");
-            let expected = if is_integer { "a whole number" } else { expected };
-            FilterConfigError::new(block, format!("has an {problem}"), format!("write {expected}"))
+        Some((found, expected)) => {
+            let found = found.trim_end_matches([' ', ',']);
+            FilterConfigError::new(block, problem(found), expectation(block, expected))
         }
         None => FilterConfigError::new(block, format!("is invalid: {text}"), "correct the value"),
     }
 }
 
-/// Returns the list of names in `, expected one of …`.
-fn choice(expected: &str) -> &str {
+/// Returns the problem of serde's text for a value of a wrong type.
+fn problem(found: &str) -> String {
+    let value =
+        found.strip_prefix("invalid type: ").or_else(|| found.strip_prefix("invalid value: "));
+    let Some(value) = value else { return list_problem(found) };
+    match value {
+        "null" | "unit value" => "has no value".to_owned(),
+        "map" => "is a block of fields".to_owned(),
+        "sequence" => "is a list".to_owned(),
+        "unit variant" => "has no fields".to_owned(),
+        _ => match value.split_once(' ') {
+            Some(("string", text)) => format!("is the text {text}"),
+            Some(("integer" | "boolean", value)) => format!("is {value}"),
+            Some(("floating", value)) => format!("is {}", value.trim_start_matches("point ")),
+            _ => "is invalid".to_owned(),
+        },
+    }
+}
+
+/// Returns the problem of a list in the place of a block, or of a value with a rule of its own.
+fn list_problem(found: &str) -> String {
+    match found.strip_prefix("invalid length ") {
+        Some(number) if number.bytes().all(|byte| byte.is_ascii_digit()) => "is a list".to_owned(),
+        _ => format!("has an {found}"),
+    }
+}
+
+/// Returns the fix for a value of a wrong type. `expected` is serde's text.
+fn expectation(block: &str, expected: &str) -> String {
+    let name = block.rsplit('.').next().unwrap_or(block);
+    if expected.starts_with("struct variant") {
+        return format!("write `{name}: {{}}`, with the fields of this action");
+    }
+    let written = match expected {
+        "u8" | "u16" | "u32" | "u64" | "i64" | "usize" => "a whole number",
+        "f32" | "f64" => "a number",
+        "a string" => "a text",
+        "a boolean" => "`true` or `false`",
+        "a sequence" => "a list",
+        "a map" => "fields",
+        "map with a single key" | "string or map" => "one action, such as `remote_address: {}`",
+        _ if expected.starts_with("struct ") => "the fields of this block",
+        _ if expected.starts_with("enum ") || expected.contains(" variant") => {
+            "one of the documented words"
+        }
+        other => other,
+    };
+    format!("write {written}")
+}
+
+/// Returns the fix with the list of names in `, expected one of …`.
+fn field_choice(expected: &str) -> String {
     let known = expected.trim_start_matches([',', ' ']);
-    known.strip_prefix("expected ").unwrap_or("the name of a field")
+    match known.strip_prefix("expected ") {
+        Some(known) => format!("write {known}"),
+        None => "remove it: this block has no fields".to_owned(),
+    }
 }
 
 fn join(path: &str, name: &str) -> String {

@@ -31,6 +31,8 @@ use tonic::transport::server::{Connected, TcpConnectInfo};
 
 use super::super::timeouts::GrpcTimeouts;
 use crate::edge::connection_gate::ConnectionSlot;
+use crate::edge::failed_connections::FailedConnection;
+use crate::edge::first_bytes::FirstBytes;
 use crate::engine::proxies::PeerKey;
 
 /// The length of the HTTP/2 client preface, in bytes (RFC 9113, section 3.4).
@@ -73,9 +75,10 @@ pub struct GrpcConnection {
     io: Socket,
     lifetime: Option<Pin<Box<Sleep>>>,
     idle_timer: IdleTimer,
+    first_bytes: FirstBytes,
     guards: Arc<()>,
     /// One of the slots for all connections; its drop frees it.
-    _slot: ConnectionSlot,
+    slot: ConnectionSlot,
 }
 
 #[derive(Debug)]
@@ -152,8 +155,8 @@ impl GrpcConnection {
         lifetime: Option<Pin<Box<Sleep>>>,
         slot: ConnectionSlot,
     ) -> Self {
-        let idle_timer = IdleTimer::new(timeouts);
-        Self { io, lifetime, idle_timer, guards: Arc::default(), _slot: slot }
+        let (idle_timer, first_bytes) = (IdleTimer::new(timeouts), FirstBytes::default());
+        Self { io, lifetime, idle_timer, first_bytes, guards: Arc::default(), slot }
     }
 
     /// Returns the timeouts of the connection's port.
@@ -164,6 +167,15 @@ impl GrpcConnection {
     /// Returns a handle that creates guards for this connection.
     pub fn idle_handle(&self) -> ShortIdleHandle {
         ShortIdleHandle(Arc::downgrade(&self.guards))
+    }
+
+    /// Reports a client with another protocol, whose connection the HTTP/2 server then closes.
+    fn recognize(&mut self, received: &[u8]) {
+        let Some(protocol) = self.first_bytes.add(received) else { return };
+        let peer = self.connect_info().remote_addr();
+        if let Some(failed) = FailedConnection::of_protocol(self.slot.port(), protocol, peer) {
+            failed.report();
+        }
     }
 
     /// Returns the result of a read or write, or a timeout error if the connection's
@@ -238,6 +250,7 @@ impl AsyncRead for GrpcConnection {
         let more = buffer.filled().len().saturating_sub(before);
         if more > 0 {
             self.idle_timer.record_read(more);
+            self.recognize(&buffer.filled()[before..]);
         }
         self.fail_if_expired(read, cx)
     }

@@ -71,12 +71,13 @@ impl CompatCheck<'_> {
         outcomes
     }
 
-    /// Groups the charges at `indexes` by the Cluster slot of their keys; outside a Cluster, one
-    /// group.
+    /// Groups the charges at `indexes` by the Cluster slot of their keys, behind a proxy by key;
+    /// else one group.
     fn group_by_slot(&self, indexes: &[usize]) -> SmallVec<[(u16, CounterIndexes); 1]> {
         let mut parts: SmallVec<[(u16, CounterIndexes); 1]> = SmallVec::new();
-        for &index in indexes {
-            let slot = self.redis.route.slot_of(&self.counters[index].key);
+        let keys: SmallVec<[&[u8]; 2]> =
+            indexes.iter().map(|&index| &*self.counters[index].key).collect();
+        for (&index, slot) in indexes.iter().zip(self.redis.route.group_keys(&keys)) {
             match parts.iter_mut().find(|(part_slot, _)| *part_slot == slot) {
                 Some((_, part_indexes)) => part_indexes.push(index),
                 None => parts.push((slot, SmallVec::from_elem(index, 1))),

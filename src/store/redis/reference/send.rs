@@ -6,13 +6,13 @@ use std::sync::Arc;
 use fred::bytes::Bytes;
 use fred::clients::Pipeline;
 use fred::error::Error;
-use fred::interfaces::{KeysInterface as _, LuaInterface as _};
+use fred::interfaces::KeysInterface as _;
 use fred::prelude::Client;
 use fred::types::Value;
 use tokio::time::timeout;
 
+use super::CompatCounter;
 use super::check::{CompatCheck, CounterIndexes, CounterReplies, SendMode};
-use super::{CompatCounter, CompatCounters};
 use crate::kernel::decision::VoteGroup;
 use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::Hits;
@@ -22,6 +22,7 @@ use crate::store::redis::cluster::Redirect;
 use crate::store::redis::connection::{
     self, LiveConnection, MAX_REDIRECTS, RedirectTarget, RedisScript, classify_error, is_refused,
 };
+use crate::store::redis::script::digest_of;
 
 /// The script for checks whose charges are decided atomically (protocol: `reference.lua`).
 const SCRIPT: &str = include_str!("../lua/reference.lua");
@@ -260,8 +261,8 @@ impl CompatCheck<'_> {
         let keys: Vec<Bytes> = indexes.iter().map(key).collect();
         let records = indexes.iter().flat_map(|&index| self.script_record(index, send_mode));
         let args = std::iter::once(mode.to_owned()).chain(records).map(Bytes::from).collect();
-        let digest = Some(self.reference.load_script(live).await?);
-        let script = RedisScript { text: SCRIPT, digest, accepts_any_value: true };
+        let digest = self.reference.script_digest.get_or_init(|| digest_of(SCRIPT));
+        let script = RedisScript { text: SCRIPT, digest: Some(digest), accepts_any_value: true };
         let script_reply = live.run_script(script, keys, args).await?;
         let mut replies = parse_script_reply(script_reply, indexes.len())?;
         for reply in &mut replies {
@@ -320,25 +321,6 @@ async fn set_expiry(
     }
     pipeline.expire::<(), _>(key.clone(), seconds, None).await?;
     pipeline.last().await
-}
-
-impl CompatCounters {
-    /// Returns the SHA-1 of the script, and loads the script into Redis at first use.
-    async fn load_script(&self, live: &LiveConnection) -> Result<&str, StoreFailure> {
-        if self.script_digest.get().is_none() {
-            let digest = live.client().script_load(SCRIPT).await;
-            // Even a read-only node loads scripts, so an error concerns the whole store.
-            let digest = digest.map_err(|error| match live.record_error(&error, true) {
-                // A lost `SCRIPT LOAD` has charged nothing, so the failure is not "connection
-                // lost".
-                StoreFailure::ConnectionLost => StoreFailure::Unreachable,
-                cause => cause,
-            })?;
-            // A concurrent call may have set the digest: it is the same digest.
-            drop(self.script_digest.set(digest));
-        }
-        Ok(self.script_digest.get().map(String::as_str).unwrap_or_default())
-    }
 }
 
 fn commands_per_charge(send_mode: SendMode, needs_asking: bool) -> usize {

@@ -69,6 +69,28 @@ async fn a_leased_rule_has_its_counter_and_all_numbers() {
     assert_eq!((strategy.kind(), strategy.hits, strategy.burst), (Kind::Gcra, 100, 50));
 }
 
+/// Proxies with addresses of one network share its counter.
+#[tokio::test]
+async fn a_leased_network_has_the_counter_of_its_prefix() {
+    let engine = empty_engine();
+    let descriptors = format!(
+        "- {{key: ip, network: 2001:db8::/32, counter_per: /64, rate_limit: {{{LEASE}}}}}\n\
+         - {{key: ip, rate_limit: {{{LEASE}}}}}\n"
+    );
+    publish(&engine, "", &descriptors);
+    let served = serve(&engine).await;
+    let mut proxy = ProxyStream::open(&served, 7).await;
+    for (value, rule, counter) in [
+        ("2001:DB8:1:2::3", "d.ip_2001:db8::/32", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::/64", "d.ip_2001:db8::/32", "2001:db8:1:2::/64"),
+        ("::ffff:192.0.2.7", "d.ip", "192.0.2.7"),
+    ] {
+        let reply = proxy.rule("d", &[("ip", value)]).await;
+        assert_eq!((reply.handling(), &*reply.rule), (Handling::Leased, rule), "{value}");
+        assert_eq!(reply.counter, entries(&[("ip", counter)]), "{value}");
+    }
+}
+
 #[tokio::test]
 async fn rules_that_depend_on_others_are_asked() {
     let limit = format!("rate_limit: {{{LEASE}}}");
