@@ -11,6 +11,10 @@
 //! one key by a script call, a millisecond after each reply. Turns with and without heartbeats
 //! alternate, so other load on the machine affects both.
 //!
+//! The third part, alone with `cargo bench --bench heartbeats -- hostile`, measures the time of the script for
+//! a fleet beside a peer that has filled its bounds ([`MAX_PEER_STREAMS`] and [`MAX_PEER_RECORDS`]),
+//! and without it, in the same run. Only the calls of the fleet count.
+//!
 //! Heartbeats are spread as in a fleet. Each limit is due at its own instant of the heartbeat
 //! period ([`ShareTiming::period`], 0.9 s). Each replica looks for due limits twenty times per period, at
 //! its own instants. It sends a changed report at the next of them.
@@ -37,6 +41,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use sluicegate::engine::proxies::{MAX_PEER_RECORDS, MAX_PEER_STREAMS};
 use sluicegate::kernel::coordinator::incarnation::IncarnationRecord;
 use sluicegate::kernel::coordinator::message::GrantInUse;
 use sluicegate::kernel::coordinator::{CoordinatorConfig, Heartbeat, HeartbeatReply, ShareTiming};
@@ -61,6 +66,9 @@ const TURNS: usize = 5;
 const REST: Duration = Duration::from_millis(1);
 
 fn main() {
+    if std::env::args().any(|arg| arg == "hostile") {
+        return beside_hostile_peer();
+    }
     let mut fleet = Fleet::start();
     for _ in 0..20 {
         fleet.heartbeat(1, false);
@@ -79,6 +87,7 @@ fn main() {
     for (what, every) in [("5 % changing", 20), ("all changing", 1)] {
         beside(&mut fleet, what, every);
     }
+    beside_hostile_peer();
 }
 
 /// Prints the latency of a charge with and without concurrent heartbeats.
@@ -99,6 +108,42 @@ fn beside(fleet: &mut Fleet, what: &str, every: u64) {
     println!(
         "p99 of a charge beside {what}: {with:.2} ms, without {without:.2} ms: {rise:.2} more (bound 1)"
     );
+}
+
+/// Prints the time of the script without and beside a peer that has filled its bounds.
+///
+/// The peer has all its shares in limits of its own, then in 64 of the limits of the fleet.
+fn beside_hostile_peer() {
+    let mut fleet = Fleet::start();
+    let streams = MAX_PEER_STREAMS as u64;
+    let per_stream = MAX_PEER_RECORDS as u64 / streams;
+    for _ in 0..5 {
+        fleet.heartbeat(1, true);
+    }
+    for (what, first) in [("in limits of its own", CEILINGS), ("in limits of the fleet", 0)] {
+        let members = REPLICAS + 1..=REPLICAS + streams;
+        let peer = members.map(|member| Replica::new(member, &socket(&fleet.dir)));
+        let (mut peer, limits): (Vec<_>, _) = (peer.collect(), first..first + per_stream);
+        let (mut alone, mut beside) = (Vec::new(), Vec::new());
+        for _ in 0..TURNS {
+            alone.push(fleet.script_time());
+            for replica in &mut peer {
+                replica.report(fleet.now, &limits.clone().collect::<Vec<_>>(), true);
+            }
+            beside.push(fleet.script_time());
+            // Longer than a share and its requests last.
+            fleet.now = fleet.now.plus(Nanos::from_secs(60));
+            fleet.heartbeat(1, true);
+        }
+        let [alone, beside] = [alone, beside].map(|mut times: Vec<f64>| {
+            times.sort_by(f64::total_cmp);
+            times[TURNS / 2]
+        });
+        println!(
+            "script beside a hostile peer, {what}: {beside:.0} us a call, alone {alone:.0} us: {:.2} times (bound 2)",
+            beside / alone
+        );
+    }
 }
 
 fn terms() -> ShareTiming {
@@ -199,6 +244,25 @@ impl Fleet {
         })
     }
 
+    /// The time of a script call of one heartbeat of the fleet, in microseconds.
+    fn script_time(&mut self) -> f64 {
+        let before = self.script_calls();
+        self.heartbeat(1, true);
+        let after = self.script_calls();
+        (after.1 - before.1) / (after.0 - before.0)
+    }
+
+    /// The number of script calls of Redis, and their time in microseconds.
+    fn script_calls(&mut self) -> (f64, f64) {
+        let info = self.replicas[0].client.call(&["INFO", "commandstats"]).text();
+        let line = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:"));
+        let of = |name: &str| -> f64 {
+            let mut fields = line.unwrap().split(',');
+            fields.find_map(|field| field.strip_prefix(name)).unwrap().parse().unwrap()
+        };
+        (of("calls="), of("usec="))
+    }
+
     /// Redis CPU time in seconds.
     fn cpu(&mut self) -> f64 {
         let info = self.replicas[0].client.call(&["INFO", "cpu"]).text();
@@ -246,7 +310,11 @@ impl Replica {
     /// Reports the due limits, in as many rounds as a real replica needs.
     fn speak(&mut self, now: Nanos, due: Due, changing: bool) {
         let all: Vec<u64> = (0..CEILINGS).filter(|at| due.includes(*at)).collect();
-        for some in all.chunks(reports_per_round(std::iter::repeat(REPLICAS))) {
+        self.report(now, &all, changing);
+    }
+
+    fn report(&mut self, now: Nanos, ceilings: &[u64], changing: bool) {
+        for some in ceilings.chunks(reports_per_round(std::iter::repeat(REPLICAS))) {
             self.round(now, some, changing);
         }
     }

@@ -10,20 +10,37 @@
 
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
-use sluicegate::store::heartbeat::ShareRound;
+use sluicegate::store::heartbeat::{BucketKey, ShareReport, ShareRound};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
-use sluicegate::store::permits::{AcquireOutcome, PermitReport, StrictPermitRequest};
+use sluicegate::store::permits::{
+    AcquireOutcome, LimitPermits, PermitId, PermitReport, StrictAcquire, StrictPermitRequest,
+};
 use sluicegate::store::{FleetStore, StoreReply};
 use sluicegate_kernel::concurrency::Limiter;
 use sluicegate_kernel::concurrency::limiter::{LimiterConfig, LimiterEffect, LimiterEvent};
-use sluicegate_kernel::coordinator::HeartbeatReply;
-use sluicegate_kernel::units::Nanos;
+use sluicegate_kernel::concurrency::permit_table::PermitTiming;
+use sluicegate_kernel::coordinator::incarnation::IncarnationRecord;
+use sluicegate_kernel::coordinator::{CoordinatorConfig, Heartbeat, HeartbeatReply, ShareTiming};
+use sluicegate_kernel::units::{Incarnation, Nanos, ReplicaId, Share};
 use sluicegate_lease_protocol::api::{
     LeaseMessage, ProxyMessage, lease_message, proxy_message, rule_reply,
 };
+use sluicegate_lease_protocol::shares::ClaimedRound;
 use sluicegate_lease_protocol::{concurrency, permits, shares};
 
 const NOW: Nanos = Nanos::from_secs(1_000_000);
+
+/// The replica that sends all requests.
+const REPLICA: ReplicaId = ReplicaId(7);
+
+/// The limit of every bucket.
+const LIMIT: Share = Share(10);
+
+const PERMIT_TIMING: PermitTiming = PermitTiming {
+    grace: Nanos::from_secs(1),
+    max_silence: Nanos::from_secs(4),
+    max_lifetime: Nanos::from_secs(60),
+};
 
 /// The time between two messages.
 const STEP: Nanos = Nanos(300 * Nanos::MILLI.0);
@@ -45,28 +62,49 @@ fuzz_target!(|bytes: &[u8]| {
 fn read_request(store: &MemoryStore, now: Nanos, message: ProxyMessage) {
     match message.message {
         Some(proxy_message::Message::Report(report)) => {
-            if let Some(round) = report.shares.as_ref().and_then(shares::share_round) {
-                apply_round(store, now, &round);
+            let round = report.shares.as_ref();
+            if let Some(claimed) = round.and_then(|round| shares::share_round(round, REPLICA)) {
+                apply_round(store, now, &claimed);
             }
-            if let Some(report) = report.permits.as_ref().and_then(permits::permit_report) {
-                apply_report(store, now, &report);
+            let permits = report.permits.as_ref();
+            if let Some(limits) = permits.and_then(|it| permits::permit_report(it, REPLICA.0)) {
+                apply_report(store, now, limits);
             }
         }
         Some(proxy_message::Message::Acquire(acquire)) => {
-            if let Some(request) = permits::permit_request(&acquire) {
-                acquire_permit(store, now, &request);
+            if let Some(claimed) = permits::permit_request(&acquire) {
+                acquire_permit(store, now, claimed);
             }
         }
         _ => {}
     }
 }
 
-fn apply_round(store: &MemoryStore, now: Nanos, round: &ShareRound) {
-    let again = shares::share_round(&shares::share_round_message(round));
-    assert_eq!(again.as_ref(), Some(round));
-    let reply = ready(store.report_shares(now, round));
+fn apply_round(store: &MemoryStore, now: Nanos, claimed: &ClaimedRound) {
+    let [heartbeat, expiry, longest] = [1, 5, 60].map(Nanos::from_secs);
+    let timing = ShareTiming::new(heartbeat, expiry, longest, 1_000).expect("valid times");
+    let law = CoordinatorConfig::new(timing, Share(1), LIMIT, LIMIT).expect("a valid limit");
+    let report = |(bucket, heartbeat): &(BucketKey, Heartbeat)| ShareReport {
+        bucket: bucket.clone(),
+        law,
+        heartbeat: *heartbeat,
+    };
+    let round = ShareRound {
+        record: IncarnationRecord {
+            replica: REPLICA,
+            incarnation: Incarnation(1),
+            coordinator_incarnation: claimed.coordinator_incarnation,
+        },
+        last_reply_at: None,
+        longest_use: timing.longest_use(),
+        is_leaving: claimed.is_leaving,
+        reports: claimed.reports.iter().map(report).collect(),
+    };
+    let again = shares::share_round(&shares::share_round_message(&round), REPLICA);
+    assert_eq!(again.as_ref(), Some(claimed));
+    let reply = ready(store.report_shares(now, &round));
     let message = shares::share_round_result_message(&reply);
-    let received = shares::share_round_result(&message, round).expect("a reply of the store");
+    let received = shares::share_round_result(&message, &round).expect("a reply of the store");
     assert_eq!(received, reply);
     for reply in reply.expect("the memory store replies").replies.iter().flatten() {
         if let HeartbeatReply::Grant(grant) = reply {
@@ -75,21 +113,29 @@ fn apply_round(store: &MemoryStore, now: Nanos, round: &ShareRound) {
     }
 }
 
-fn apply_report(store: &MemoryStore, now: Nanos, report: &PermitReport) {
-    let again = permits::permit_report(&permits::permit_report_message(report));
-    assert_eq!(again.as_ref(), Some(report));
-    let replies = ready(store.report_strict_permits(now, report));
+fn apply_report(store: &MemoryStore, now: Nanos, limits: Vec<LimitPermits>) {
+    let report = PermitReport { times: PERMIT_TIMING, to_all_nodes: false, limits };
+    let again = permits::permit_report(&permits::permit_report_message(&report), REPLICA.0);
+    assert_eq!(again.as_ref(), Some(&report.limits));
+    let replies = ready(store.report_strict_permits(now, &report));
     let message = permits::permit_report_result_message(&replies);
     assert_eq!(permits::permit_report_result(&message, report.limits.len()), Some(replies));
 }
 
-fn acquire_permit(store: &MemoryStore, now: Nanos, request: &StrictPermitRequest) {
-    let again = permits::permit_request(&permits::permit_request_message(request));
-    assert_eq!(again.as_ref(), Some(request));
-    let before = ready(store.acquire_strict_permit(now, request));
-    let repeated = ready(store.acquire_strict_permit(now, request));
+fn acquire_permit(store: &MemoryStore, now: Nanos, claimed: (BucketKey, u64)) {
+    let permit = StrictAcquire {
+        id: PermitId(REPLICA.0, claimed.1),
+        limit: LIMIT,
+        lifetime: Nanos::from_secs(5),
+        timing: PERMIT_TIMING,
+    };
+    let request = StrictPermitRequest { bucket: claimed.0.clone(), permit };
+    let again = permits::permit_request(&permits::permit_request_message(&request));
+    assert_eq!(again, Some(claimed));
+    let before = ready(store.acquire_strict_permit(now, &request));
+    let repeated = ready(store.acquire_strict_permit(now, &request));
     let (Ok(before), Ok(repeated)) = (before, repeated) else { panic!("the store replies") };
-    if before.result == AcquireOutcome::Acquired && Nanos(0) < request.permit.lifetime {
+    if before.result == AcquireOutcome::Acquired {
         assert_eq!(repeated, before, "a repeated acquire has no effect");
     }
 }

@@ -9,7 +9,7 @@
 //!
 //! Not covered:
 //! - The buffers of connections, which their number bounds.
-//! - The decoded form of a message.
+//! - The decoded form of a message, except of one that waits in a queue ([`BodyLimits::charge`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -56,6 +56,16 @@ impl BodyLimits {
     #[must_use]
     pub fn max(&self) -> usize {
         self.budget.max
+    }
+
+    /// Charges a message that waits for `bytes` bytes, until the result is dropped.
+    ///
+    /// # Errors
+    /// [`BodyMemoryFull`] if the bodies in flight would take too much.
+    pub(super) fn charge(&self, bytes: usize) -> Result<Arc<BodyMemory>, BodyMemoryFull> {
+        let memory = self.open_account();
+        memory.resize(bytes)?;
+        Ok(memory)
     }
 
     /// Creates the account of a body that takes no memory yet.

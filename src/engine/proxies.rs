@@ -28,7 +28,8 @@ pub use crate::store::lease::LeaseOutcome;
 pub use concurrency::{ProxyConcurrencyLimit, ProxyPermitUsage};
 pub use counter::{ProxyCallError, ProxyCounter};
 pub use peer::{
-    MAX_PEER_RECORDS, MAX_PEER_STREAMS, MAX_PROXY_STREAMS, MAX_RECORDS, PeerKey, StreamSlot,
+    MAX_LEASES, MAX_PEER_LEASES, MAX_PEER_RECORDS, MAX_PEER_STREAMS, MAX_PROXY_STREAMS,
+    MAX_RECORDS, PeerKey, StreamSlot,
 };
 pub use registry::{
     IncarnationTaken, Proxies, ProxyBucket, ProxyConnection, ProxyHits, ProxyIdentity, ProxyInfo,

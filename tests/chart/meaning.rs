@@ -269,6 +269,8 @@ fn contradictory_chart_values_are_refused_with_a_reason() {
             "set only one source of limits",
         ),
         ("grpcTLS.clientCertificates=true", "requires grpcTLS.existingSecret"),
+        ("grpcTLS.issue.enabled=true,grpcTLS.existingSecret=a", "set only one of them"),
+        ("grpcTLS.issue.clientNamespace=a", "requires grpcTLS.issue.enabled"),
         ("redis.tls.clientCertificate=true", "requires redis.tls.existingSecret"),
         ("redis.external.perSecondUrl=redis://a", "requires redis.external.url"),
         ("limits.existingConfigMap=a,limits.gitSync.enabled=true", "set only one source of limits"),

@@ -10,6 +10,7 @@
 //! - Installation in a cluster.
 
 mod cases;
+mod certificates;
 mod docs;
 mod field;
 mod fleet_start;

@@ -4,6 +4,7 @@
 //! - The module is built once, with panics that a variable plants in its hooks.
 //! - The configuration is the shipped `config/envoy/module.yaml`.
 
+mod certificates;
 mod changes;
 mod concurrency;
 mod doctor;

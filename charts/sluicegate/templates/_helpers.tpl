@@ -56,10 +56,10 @@ podSecurityContext.runAsUser is null.
 {{- end -}}
 {{- end -}}
 
-{{/* metadata of an object: (dict "root" $ "suffix" "-limits"). */}}
+{{/* metadata of an object: (dict "root" $ "suffix" "-limits"), with "namespace" in another one. */}}
 {{- define "sluicegate.metadata" -}}
 name: {{ include "sluicegate.fullname" .root }}{{ .suffix }}
-namespace: {{ .root.Release.Namespace }}
+namespace: {{ default .root.Release.Namespace .namespace }}
 labels: {{- include "sluicegate.labels" . | nindent 2 }}
 {{- end -}}
 
@@ -118,6 +118,16 @@ file:///var/lib/sluicegate/counters
 {{- end -}}
 {{- end -}}
 
+{{/* The secret with the certificate of the grpc port; empty without TLS. */}}
+{{- define "sluicegate.grpcTLS.secret" -}}
+{{- with .Values.grpcTLS }}{{ if .issue.enabled }}{{ include "sluicegate.fullname" $ }}-grpc-tls{{ else }}{{ .existingSecret }}{{ end }}{{ end -}}
+{{- end -}}
+
+{{/* The data of a secret in the cluster, as JSON: (list "namespace" "name"). `helm template` has no cluster. */}}
+{{- define "sluicegate.issued" -}}
+{{- (lookup "v1" "Secret" (first .) (last .)).data | default dict | toJson -}}
+{{- end -}}
+
 {{/* Certificates from a mounted secret: (dict "at" "/etc/grpc-tls" "keys" (dict "cert_file" "tls.crt")). */}}
 {{- define "sluicegate.tls" -}}
 {{- $files := dict -}}
@@ -134,8 +144,8 @@ file:///var/lib/sluicegate/counters
 {{- if and (dig "listen" "syslog_port" "" .Values.settings) (not (dig "listen" "syslog_host" "" .Values.settings)) }}{{ $_ := set $listen "syslog_host" $everywhere }}{{ end -}}
 {{- with .Values.grpcTLS -}}
 {{- $keys := dict -}}
-{{- if .existingSecret }}{{ $keys = dict "cert_file" "tls.crt" "key_file" "tls.key" }}{{ end -}}
-{{- if .clientCertificates }}{{ $_ := set $keys "client_ca_file" "ca.crt" }}{{ end -}}
+{{- if include "sluicegate.grpcTLS.secret" $ }}{{ $keys = dict "cert_file" "tls.crt" "key_file" "tls.key" }}{{ end -}}
+{{- if or .clientCertificates .issue.enabled }}{{ $_ := set $keys "client_ca_file" "ca.crt" }}{{ end -}}
 {{- if $keys }}{{ $_ := set $listen "tls" (include "sluicegate.tls" (dict "at" "/etc/grpc-tls" "keys" $keys) | fromJson) }}{{ end -}}
 {{- end -}}
 {{- toJson $listen -}}
@@ -348,7 +358,11 @@ Fails for values that may be secrets and would be stored in a ConfigMap, or in t
 {{- include "sluicegate.check.secrets" . -}}
 {{- include "sluicegate.check.redis" . -}}
 {{- include "sluicegate.check.postgres" . -}}
-{{- if and .Values.grpcTLS.clientCertificates (not .Values.grpcTLS.existingSecret) }}{{ fail "grpcTLS.clientCertificates requires grpcTLS.existingSecret" }}{{ end -}}
+{{- with .Values.grpcTLS -}}
+{{- if and .clientCertificates (not (include "sluicegate.grpcTLS.secret" $)) }}{{ fail "grpcTLS.clientCertificates requires grpcTLS.existingSecret" }}{{ end -}}
+{{- if and .issue.enabled .existingSecret }}{{ fail "grpcTLS.issue.enabled and grpcTLS.existingSecret are set: set only one of them" }}{{ end -}}
+{{- if and .issue.clientNamespace (not .issue.enabled) }}{{ fail "grpcTLS.issue.clientNamespace requires grpcTLS.issue.enabled" }}{{ end -}}
+{{- end -}}
 {{- if and $redis.tls.clientCertificate (not $redis.tls.existingSecret) }}{{ fail "redis.tls.clientCertificate requires redis.tls.existingSecret" }}{{ end -}}
 {{- $limits := list -}}
 {{- if .Values.limits.inline }}{{ $limits = append $limits "limits.inline" }}{{ end -}}

@@ -6,7 +6,8 @@
 //!   messages it may be silent for any time.
 //! - A message is passed on when it is complete; that of a unary call, when the body has ended.
 //! - All incomplete messages together take at most `listen.max_body_memory` ([`BodyMemory`]). A
-//!   unary call keeps its share until its reply; a stream, until the message is complete.
+//!   unary call keeps its share until its reply; a stream, until the message is complete. Services
+//!   with streams charge a message that waits in a queue.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -243,7 +244,7 @@ fn message_too_long(max_bytes: usize) -> Status {
 }
 
 /// Returns an error with `RESOURCE_EXHAUSTED`.
-fn memory_full(error: BodyMemoryFull) -> Status {
+pub(super) fn memory_full(error: BodyMemoryFull) -> Status {
     Status::resource_exhausted(error.to_string())
 }
 

@@ -11,12 +11,15 @@
 
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{
+    Entry, RateLimitOverride,
+};
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
     Code, DescriptorStatus, RateLimit, rate_limit,
 };
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use envoy_types::pb::google::protobuf::Duration;
+use prost::Message as _;
 
 use super::metadata;
 use crate::edge::ReplyOptions;
@@ -69,6 +72,15 @@ pub fn to_check<'r>(
         .map(|(index, proto)| descriptor(index, proto, default_hits, reporting))
         .collect::<Result<_, _>>()?;
     Ok(Check { domain: &request.domain, descriptors })
+}
+
+/// Returns about the memory that a request and its check take while they wait in a queue.
+pub(in crate::edge::grpc) fn memory_bytes(request: &RateLimitRequest) -> usize {
+    let descriptors = request.descriptors.len();
+    let entries = request.descriptors.iter().map(|descriptor| descriptor.entries.len());
+    let of_entries = entries.sum::<usize>() * (size_of::<Entry>() + size_of::<(&str, &str)>());
+    let each = size_of::<RateLimitDescriptor>() + size_of::<Descriptor<'_>>();
+    request.encoded_len() + descriptors * each + of_entries
 }
 
 pub(in crate::edge::grpc) const fn check_counts(

@@ -8,7 +8,8 @@
 //! - If a request has no permits, the first reply tells Envoy to send no more messages.
 //! - The response headers of a request with fenced permits have [`FENCED_HEADER`].
 //! - A drain ends all streams.
-//! - A request that waits in a queue keeps only its check in memory.
+//! - A request that waits in a queue keeps only its check in memory. All that wait take at most
+//!   `listen.max_body_memory`; more are refused.
 //!
 //! Not covered: the upstream's own latency. The measured latency is the duration of the stream.
 
@@ -41,12 +42,13 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::bounded_body::count_unreadable;
+use super::bounded_body::{count_unreadable, memory_full};
 use super::convert;
 use super::ext_authz::error_status;
 use crate::config::hooks::address::ClientAddress;
 use crate::config::hooks::{Hooks, RequestAttributes};
 use crate::edge::ReplyOptions;
+use crate::edge::body_memory::BodyLimits;
 use crate::edge::hook::{self, HookError};
 use crate::engine::concurrency::with_queue_time;
 use crate::engine::{
@@ -86,21 +88,23 @@ pub struct ExtProcService {
     engine: Arc<Engine>,
     reporting: Arc<ReplyOptions>,
     hooks: Arc<Hooks>,
+    bodies: BodyLimits,
     draining: watch::Receiver<bool>,
 }
 
 type ProcessingReplySender = mpsc::Sender<Result<ProcessingResponse, Status>>;
 
 impl ExtProcService {
-    /// Creates the service. It decides with `engine`, and ends all streams when the process drains.
+    /// Creates the service. It decides with `engine`. Requests that wait take memory of `bodies`.
+    /// The service ends all streams when the process drains.
     #[must_use]
     pub fn new(
         engine: Arc<Engine>,
-        reporting: ReplyOptions,
-        hooks: Arc<Hooks>,
+        (reporting, hooks): (ReplyOptions, Arc<Hooks>),
+        bodies: BodyLimits,
         draining: watch::Receiver<bool>,
     ) -> Self {
-        Self { engine, reporting: Arc::new(reporting), hooks, draining }
+        Self { engine, reporting: Arc::new(reporting), hooks, bodies, draining }
     }
 }
 
@@ -192,6 +196,8 @@ impl ExtProcService {
         let request = self.hook_request(hook, &first_message)?;
         // Frees the decoded message, many times its encoded size, before waiting in a queue.
         drop(first_message);
+        let bytes = request.as_ref().map_or(0, convert::memory_bytes);
+        let _memory = self.bodies.charge(bytes).map_err(memory_full)?;
         let result = self.admit_request(&request, replies).await;
         RequestCompleted { protocol: Protocol::ExtProc, outcome: hook::admission_outcome(&result) }
             .emit();

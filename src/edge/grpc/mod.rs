@@ -139,11 +139,16 @@ pub async fn serve_with_timeouts(
     let (drain, draining) = watch::channel(false);
     let health = HealthServer::new(HealthService::new(grpc.health.watch(), draining.clone()));
     let (engine, hooks) = (Arc::clone(&grpc.engine), Arc::clone(&grpc.hooks));
-    let permits_service =
-        PermitsService::new(Arc::clone(&engine), grpc.reporting.clone(), draining.clone());
+    let (reporting, bodies) = (grpc.reporting.clone(), grpc.bodies.clone());
+    let permits_service = PermitsService::new(
+        Arc::clone(&engine),
+        reporting.clone(),
+        bodies.clone(),
+        draining.clone(),
+    );
     let leases = LeasesService::new(Arc::clone(&engine), grpc.proxies, draining.clone());
     let access_logs = AccessLogService::new(Arc::clone(&engine), draining.clone());
-    let processor = ExtProcService::new(engine, grpc.reporting.clone(), hooks, draining);
+    let processor = ExtProcService::new(engine, (reporting, hooks), bodies, draining);
     let limits = RateLimitService::new(Arc::clone(&grpc.engine), grpc.reporting.clone())
         .with_mirror(grpc.mirror);
     let health_engine = Arc::clone(&grpc.engine);

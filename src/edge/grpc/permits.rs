@@ -22,8 +22,9 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::rls;
+use super::{bounded_body, convert, rls};
 use crate::edge::ReplyOptions;
+use crate::edge::body_memory::BodyLimits;
 use crate::edge::hook::{self, HookError};
 use crate::engine::concurrency::with_queue_time;
 use crate::engine::fleet::forwarding::{PermitUpdate, is_incarnation_name};
@@ -60,18 +61,21 @@ const REPLY_QUEUE_CAPACITY: usize = 16;
 pub struct PermitsService {
     engine: Arc<Engine>,
     reporting: ReplyOptions,
+    bodies: BodyLimits,
     draining: watch::Receiver<bool>,
 }
 
 impl PermitsService {
-    /// Creates the service. It ends all streams when the process drains.
+    /// Creates the service. Acquires that wait on a stream take memory of `bodies`. The service ends
+    /// all streams when the process drains.
     #[must_use]
     pub const fn new(
         engine: Arc<Engine>,
         reporting: ReplyOptions,
+        bodies: BodyLimits,
         draining: watch::Receiver<bool>,
     ) -> Self {
-        Self { engine, reporting, draining }
+        Self { engine, reporting, bodies, draining }
     }
 
     async fn acquire_permits(
@@ -83,6 +87,10 @@ impl PermitsService {
             (request.id.clone(), shorter_timeout(caller_timeout, request.max_wait_us));
         validate_id(&id).map_err(Status::invalid_argument)?;
         let (request, received_at) = (to_rate_limit_request(request), self.engine.clock().now());
+        let _memory = self
+            .bodies
+            .charge(convert::memory_bytes(&request))
+            .map_err(bounded_body::memory_full)?;
         let (engine, reporting) = (&self.engine, &self.reporting);
         let decision = hook::decide(engine, reporting, Ok(&request), Some(&id), timeout);
         let (admitted, queue_time) = with_queue_time(decision).await;

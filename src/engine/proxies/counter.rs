@@ -4,6 +4,7 @@
 //! - A counter is used only while its limit has the strategy that the proxy knows.
 //! - Works with every store, also with the memory store.
 //! - A call for a calendar window that ended is planned again, once.
+//! - At the bounds of its peer, a proxy gets no lease. Its requests are charged one by one.
 //!
 //! Not covered:
 //! - The leases of this replica (see [`crate::engine::lease`]).
@@ -11,11 +12,13 @@
 
 use smallvec::smallvec;
 
+use super::ProxyConnection;
+use super::history::bucket_hash;
 use crate::engine::Engine;
 use crate::engine::active_config::ActiveConfig;
 use crate::engine::decide::plan::{CheckPlan, LimitPlan, PlanInstants};
 use crate::kernel::decision::{Check, Cost, Descriptor};
-use crate::kernel::lease::{BorrowRequest, LeaseTerms, ReplicaIncarnation};
+use crate::kernel::lease::{BorrowReply, BorrowRequest, LeaseTerms};
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::Windows;
 use crate::kernel::units::{Hits, Nanos};
@@ -57,7 +60,7 @@ pub(super) fn one_descriptor<'a>(
 }
 
 impl Engine {
-    /// Exchanges a lease message of the proxy `sender` about one counter. A message that the store
+    /// Exchanges a lease message of a proxy about one counter. A message that the store
     /// cannot have received fails as [`StoreFailure::Overloaded`].
     ///
     /// # Errors
@@ -66,11 +69,17 @@ impl Engine {
         &self,
         counter: &ProxyCounter<'_>,
         borrow: BorrowRequest,
-        sender: ReplicaIncarnation,
+        connection: &ProxyConnection,
     ) -> Result<LeaseOutcome, ProxyCallError> {
-        let now = self.clock.now();
+        let (now, sender) = (self.clock.now(), connection.incarnation());
         let exchange = async |windows_at| {
             let (charge, terms) = self.plan_proxy_charge(counter, Hits(0), windows_at)?;
+            let until = self.clock.steady().plus(terms.duration);
+            let counter_hash = bucket_hash(charge.key.as_bytes());
+            if !connection.history.lock().add_lease(counter_hash, until) {
+                let outcome = self.charge_for_proxy(counter, borrow.hits).await?;
+                return Ok(without_lease(outcome, &borrow));
+            }
             let Charge { key, placement, strategy, per_second, .. } = charge;
             let message =
                 LeaseMessage { key, placement, per_second, strategy, terms, sender, borrow };
@@ -134,6 +143,25 @@ impl Engine {
         let at = PlanInstants { forced_at: self.clock.now(), windows_at };
         plan.fill_at(config, &check, self.policy.planning, at);
         find_charge(&plan, counter).ok_or(ProxyCallError::LimitChanged)
+    }
+}
+
+/// Returns the result of a charge as that of a lease message that lends no hits.
+const fn without_lease(outcome: ChargeOutcome, borrow: &BorrowRequest) -> LeaseOutcome {
+    match outcome {
+        ChargeOutcome::Decided(decision)
+        | ChargeOutcome::Counted(decision, _)
+        | ChargeOutcome::Refunded(decision) => LeaseOutcome::Applied(BorrowReply {
+            number: borrow.number,
+            decision,
+            granted: Hits(0),
+            kept: Hits(0),
+            outstanding_elsewhere: Hits(0),
+            valid_for: Nanos(0),
+        }),
+        ChargeOutcome::StoreFull(verdict) => LeaseOutcome::StoreFull(verdict),
+        ChargeOutcome::Stale(store_now) => LeaseOutcome::Stale(store_now),
+        ChargeOutcome::Failed(cause) => LeaseOutcome::Failed(cause),
     }
 }
 

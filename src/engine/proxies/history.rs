@@ -1,8 +1,9 @@
-//! The shares and permits that this replica passed on to one proxy.
+//! The shares, permits and leases that this replica passed on to one proxy.
 //!
 //! Guarantees:
 //! - Each share and each permit takes one record of its peer.
-//! - A proxy that reports shares takes one place of its peer, until the store has forgotten it.
+//! - Each lease takes one lease of its peer.
+//! - A proxy with shares or leases takes one place of its peer, until the store has forgotten it.
 //! - A permit is renewed at most until `max_duration` after its acquire.
 //! - The store adds a reported permit only if this replica acquired it for the proxy.
 //!
@@ -40,7 +41,9 @@ pub(super) struct ProxyHistory {
     permits: HashMap<u64, PermitRecord>,
     /// The number of permits by bucket.
     held: HashMap<u64, u32>,
-    /// The instant at which the store has forgotten the proxy; `None` without reports of shares.
+    /// The ends of the leases, by the hash of the counter.
+    leases: HashMap<u64, Nanos>,
+    /// The instant at which the store has forgotten the proxy; `None` without shares and leases.
     member_until: Option<Nanos>,
     /// The instant of the last reply that was passed on, by the store's clock.
     pub(super) last_store_time: Option<Nanos>,
@@ -74,6 +77,7 @@ impl ProxyHistory {
             shares: HashMap::new(),
             permits: HashMap::new(),
             held: HashMap::new(),
+            leases: HashMap::new(),
             member_until: None,
             last_store_time: None,
         }
@@ -94,6 +98,9 @@ impl ProxyHistory {
         for number in ended {
             self.remove_permit(number);
         }
+        let before = self.leases.len();
+        self.leases.retain(|_, until| now < *until);
+        self.peer.remove_leases(before.saturating_sub(self.leases.len()));
         if self.member_until.is_some_and(|until| until <= now) {
             self.member_until = None;
             self.peer.remove_member();
@@ -108,6 +115,17 @@ impl ProxyHistory {
             self.member_until = self.member_until.max(Some(until));
         }
         is_member
+    }
+
+    /// Takes a place for the lease of a counter, until `until`. Returns `false` at the bounds of the
+    /// peer.
+    pub(super) fn add_lease(&mut self, counter: u64, until: Nanos) -> bool {
+        let is_listed = self.join_fleet(until);
+        let has_place = is_listed && (self.leases.contains_key(&counter) || self.peer.add_lease());
+        if has_place {
+            self.leases.insert(counter, until);
+        }
+        has_place
     }
 
     /// Returns the parameters with which the proxy last reported this limit.
@@ -216,6 +234,7 @@ impl ProxyHistory {
 impl Drop for ProxyHistory {
     fn drop(&mut self) {
         self.peer.remove_records(self.shares.len().saturating_add(self.permits.len()));
+        self.peer.remove_leases(self.leases.len());
         if self.member_until.is_some() {
             self.peer.remove_member();
         }
@@ -225,7 +244,7 @@ impl Drop for ProxyHistory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::proxies::peer::{PeerKey, Peers};
+    use crate::engine::proxies::peer::{MAX_PEER_LEASES, PeerKey, Peers};
 
     const TIMES: PermitTimes =
         PermitTimes { lifetime: Nanos::from_secs(3), longest: Nanos::from_secs(61) };
@@ -244,6 +263,17 @@ mod tests {
             is_claimed: true,
         };
         history.check_permits(Nanos(0), limit, Some(TIMES))
+    }
+
+    #[test]
+    fn the_leases_of_a_peer_are_bounded_and_expire() {
+        let (mut history, until) = (history(), Nanos::from_secs(10));
+        assert!((0..MAX_PEER_LEASES as u64).all(|counter| history.add_lease(counter, until)));
+        assert!(!history.add_lease(u64::MAX, until));
+        assert!(history.add_lease(0, until.plus(until)), "renewed");
+        history.sweep(until);
+        assert_eq!(history.leases.len(), 1);
+        assert!(history.add_lease(u64::MAX, until.plus(until)));
     }
 
     /// The stream may end before the reply, and the acquire may have been denied.

@@ -5,6 +5,7 @@
 //! - A peer has at most [`MAX_PEER_STREAMS`] of the [`MAX_PROXY_STREAMS`] streams.
 //! - At most [`MAX_PEER_STREAMS`] proxies of a peer are in the store's list of replicas.
 //! - A peer has at most [`MAX_PEER_RECORDS`] of the [`MAX_RECORDS`] shares and permits.
+//! - A peer has at most [`MAX_PEER_LEASES`] of the [`MAX_LEASES`] leases.
 //! - What a peer used is free again when its streams and records have ended.
 //!
 //! Not covered:
@@ -28,6 +29,12 @@ pub const MAX_RECORDS: usize = 131_072;
 
 /// The largest number of shares and permits of one peer. An Envoy has at most 10,000 buckets.
 pub const MAX_PEER_RECORDS: usize = 16_384;
+
+/// The largest number of leases of all proxies of this replica: one proxy and one counter each.
+pub const MAX_LEASES: usize = 524_288;
+
+/// The largest number of leases of one peer. An Envoy has about 15,000 with the default `memory`.
+pub const MAX_PEER_LEASES: usize = 262_144;
 
 /// The part of an IPv6 address that names a peer: a host has all addresses with this prefix.
 const IPV6_PREFIX_BITS: u32 = 64;
@@ -64,6 +71,7 @@ struct InUse {
     streams: AtomicUsize,
     members: AtomicUsize,
     records: AtomicUsize,
+    leases: AtomicUsize,
 }
 
 /// The peers with streams or records.
@@ -104,11 +112,8 @@ impl Peers {
         by_key.retain(|_, own| 1 < Arc::strong_count(own));
         let own = by_key.entry(key).or_default();
         let peer = Peer { all: Arc::clone(&self.all), own: Arc::clone(own) };
-        take(&peer.own.streams, MAX_PEER_STREAMS).then_some(())?;
-        if !take(&peer.all.streams, MAX_PROXY_STREAMS) {
-            give_back(&peer.own.streams, 1);
-            return None;
-        }
+        let (own, all) = (&peer.own.streams, &peer.all.streams);
+        take_both((own, MAX_PEER_STREAMS), (all, MAX_PROXY_STREAMS)).then_some(())?;
         Some(StreamSlot(peer))
     }
 
@@ -121,14 +126,19 @@ impl Peers {
 impl Peer {
     /// Takes the place of one record. Returns `false` at one of the bounds.
     pub(super) fn add_record(&self) -> bool {
-        if !take(&self.own.records, MAX_PEER_RECORDS) {
-            return false;
-        }
-        let has_place = take(&self.all.records, MAX_RECORDS);
-        if !has_place {
-            give_back(&self.own.records, 1);
-        }
-        has_place
+        let (own, all) = (&self.own.records, &self.all.records);
+        take_both((own, MAX_PEER_RECORDS), (all, MAX_RECORDS))
+    }
+
+    /// Takes the place of one lease. Returns `false` at one of the bounds.
+    pub(super) fn add_lease(&self) -> bool {
+        take_both((&self.own.leases, MAX_PEER_LEASES), (&self.all.leases, MAX_LEASES))
+    }
+
+    /// Frees the places of `count` leases.
+    pub(super) fn remove_leases(&self, count: usize) {
+        give_back(&self.all.leases, count);
+        give_back(&self.own.leases, count);
     }
 
     /// Takes a place in the store's list of replicas. Returns `false` if the peer has no more.
@@ -151,6 +161,18 @@ impl Peer {
     pub(super) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.own, &other.own)
     }
+}
+
+/// Takes one of each, or none. Each number comes with its bound.
+fn take_both(own: (&AtomicUsize, usize), all: (&AtomicUsize, usize)) -> bool {
+    if !take(own.0, own.1) {
+        return false;
+    }
+    let has_place = take(all.0, all.1);
+    if !has_place {
+        give_back(own.0, 1);
+    }
+    has_place
 }
 
 fn take(in_use: &AtomicUsize, most: usize) -> bool {

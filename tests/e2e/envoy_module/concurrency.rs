@@ -2,6 +2,7 @@
 //!
 //! Guarantees:
 //! - Requests in flight are counted from both ends: the upstream and the clients.
+//! - Each Envoy of a [`Fleet`] has a client certificate, and its replicas serve no other clients.
 //! - A leaked permit fails a test, because each test fills the limit again at its end.
 
 mod endings;
@@ -20,6 +21,7 @@ use tempfile::TempDir;
 
 use super::super::envoy::{Envoy, Shipped, WhenDown, configured, replace_once};
 use super::super::envoy_releases::with_endings;
+use super::certificates::Certificates;
 use super::launch;
 use crate::support::http1;
 use crate::support::ports;
@@ -48,11 +50,17 @@ const SHARED: FleetTimes = FleetTimes { heartbeat: "200ms", share_expiry: "2s" }
 /// As [`SHARED`], and permits of a strict limit that a late process keeps for 1.5 seconds.
 const STRICT: FleetTimes = FleetTimes { heartbeat: "500ms", share_expiry: "2s" };
 
-/// Sluicegate with Redis, and Envoys.
-struct Fleet {
+/// The files and the store of a fleet.
+struct FleetSetup {
     times: FleetTimes,
     redis: Redis,
     limits: TempDir,
+    certificates: Certificates,
+}
+
+/// Sluicegate with Redis, and Envoys.
+struct Fleet {
+    setup: FleetSetup,
     services: Vec<Service>,
     envoys: Vec<Envoy>,
     upstream: RecordingUpstream,
@@ -63,15 +71,15 @@ impl Fleet {
     /// all Envoys have a share.
     fn start(times: FleetTimes, limit: &str, (replicas, envoys): (usize, usize)) -> Self {
         let (redis, limits) = (Redis::start(), limits_of(limit));
-        let start_service = |_| serve(times, &limits, &redis, ports::free());
-        let services: Vec<_> = (0..replicas).map(start_service).collect();
+        let setup = FleetSetup { times, redis, limits, certificates: Certificates::new() };
+        let services: Vec<_> = (0..replicas).map(|_| setup.serve(ports::free())).collect();
         let upstream = RecordingUpstream::start();
         let start_envoy = |number: usize| {
-            let text = configuration(upstream.address, services[number % replicas].grpc);
+            let text = setup.configuration(upstream.address, services[number % replicas].grpc);
             Envoy::launch(text, 0, &launch("1.40"))
         };
         let envoys: Vec<_> = (0..envoys).map(start_envoy).collect();
-        let mut fleet = Self { times, redis, limits, services, envoys: Vec::new(), upstream };
+        let mut fleet = Self { setup, services, envoys: Vec::new(), upstream };
         for envoy in envoys {
             fleet.add_envoy(envoy);
         }
@@ -87,7 +95,7 @@ impl Fleet {
     /// Starts a killed replica again, at its old address.
     fn restart_service(&mut self, replica: usize) {
         let address = self.services[replica].grpc;
-        self.services[replica] = serve(self.times, &self.limits, &self.redis, address);
+        self.services[replica] = self.setup.serve(address);
     }
 
     fn ingress(&self, envoy: usize) -> SocketAddr {
@@ -163,14 +171,24 @@ fn limits_of(limit: &str) -> TempDir {
     limits
 }
 
-/// Starts Sluicegate with this address for Envoys.
-fn serve(times: FleetTimes, limits: &TempDir, redis: &Redis, address: SocketAddr) -> Service {
-    let (url, port) = (redis.url(), address.port().to_string());
-    let FleetTimes { heartbeat, share_expiry } = times;
-    let store = ["--store-url", &url, "--store-timeout", "9s", "--listen-grpc-port", &port];
-    let times = ["--fleet-heartbeat", heartbeat, "--fleet-share-expiry", share_expiry];
-    let flags: Vec<_> = store.iter().chain(&times).map(|&flag| flag.to_owned()).collect();
-    until("Sluicegate", || Service::start(limits.path(), &flags)).unwrap()
+impl FleetSetup {
+    /// Starts Sluicegate with this address for Envoys.
+    fn serve(&self, address: SocketAddr) -> Service {
+        let (url, port) = (self.redis.url(), address.port().to_string());
+        let FleetTimes { heartbeat, share_expiry } = self.times;
+        let store = ["--store-url", &url, "--store-timeout", "9s", "--listen-grpc-port", &port];
+        let times = ["--fleet-heartbeat", heartbeat, "--fleet-share-expiry", share_expiry];
+        let flags = store.iter().chain(&times).map(|&flag| flag.to_owned());
+        let flags: Vec<_> = flags.chain(self.certificates.flags()).collect();
+        until("Sluicegate", || Service::start(self.limits.path(), &flags)).unwrap()
+    }
+
+    /// The configuration of an Envoy with a certificate of its own.
+    fn configuration(&self, upstream: SocketAddr, service: SocketAddr) -> String {
+        let mut text = configuration(upstream, service);
+        self.certificates.add_to(&mut text, service);
+        text
+    }
 }
 
 /// The shipped configuration, with routes that Envoy answers, and with response code details in

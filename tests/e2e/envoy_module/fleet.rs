@@ -5,6 +5,7 @@
 //! - Replies that a killed Envoy never sent count, because the upstream counts requests.
 //! - The same assertion catches a proxy that spends its leases twice.
 //! - The limit lasts for all faults, whatever the speed of the machine.
+//! - Each Envoy has a client certificate, and the replicas serve no other clients.
 //!
 //! Not covered:
 //! - Leases that expire while an Envoy is stopped: a lease of this limit lasts 30 s.
@@ -22,6 +23,7 @@ use tempfile::TempDir;
 
 use super::super::envoy::{Envoy, Shipped, WhenDown, configured};
 use super::super::upstream;
+use super::certificates::Certificates;
 use super::launch;
 use crate::support::dice::{Dice, seed};
 use crate::support::http1::Connection;
@@ -56,6 +58,7 @@ const DENIALS: usize = 100;
 struct Fleet {
     redis: Redis,
     limits: TempDir,
+    certificates: Certificates,
     replica_addresses: [SocketAddr; REPLICAS],
     replicas: [Mutex<Option<Service>>; REPLICAS],
     envoys: [Mutex<Option<Envoy>>; ENVOYS],
@@ -84,6 +87,7 @@ impl Fleet {
         let fleet = Self {
             redis: Redis::start(),
             limits,
+            certificates: Certificates::new(),
             replica_addresses: std::array::from_fn(|_| ports::free()),
             replicas: Default::default(),
             envoys: Default::default(),
@@ -104,14 +108,15 @@ impl Fleet {
         let port = self.replica_addresses[at].port().to_string();
         let url = self.redis.url();
         let flags = ["--store-url", &url, "--store-timeout", "5s", "--listen-grpc-port", &port];
-        let flags = flags.map(str::to_owned);
+        let flags = [&flags.map(str::to_owned), &*self.certificates.flags()].concat();
         let started = until("a replica", || Service::start(self.limits.path(), &flags));
         *self.replicas[at].lock().unwrap() = Some(started.unwrap());
     }
 
     fn start_envoy(&self, at: usize) {
         let replica = self.replica_addresses[at % REPLICAS];
-        let text = configured(Shipped::Module, self.upstream, &[replica], WhenDown::Deny);
+        let mut text = configured(Shipped::Module, self.upstream, &[replica], WhenDown::Deny);
+        self.certificates.add_to(&mut text, replica);
         let envoy = Envoy::launch(text, 0, &launch("1.40"));
         *self.ingresses[at].lock().unwrap() = Some(envoy.ingress);
         *self.envoys[at].lock().unwrap() = Some(envoy);
@@ -288,7 +293,8 @@ fn faults_keep_envoys_within_the_limit_plus_max_overshoot() {
 #[test]
 fn a_proxy_that_replays_its_leases_is_caught() {
     let (fleet, hits) = (Fleet::start(1), LIMIT as u64 / 4);
-    replaying_proxy::spend_leases_twice(fleet.replica_addresses[1], fleet.upstream, hits);
+    let replica = fleet.certificates.endpoint(fleet.replica_addresses[1]);
+    replaying_proxy::spend_leases_twice(&replica, fleet.upstream, hits);
     fleet.run_under_load(|| fleet.spend_all_hits());
     let allowed = fleet.allowed();
     assert!(!is_within_bound(allowed), "{allowed}");

@@ -16,6 +16,7 @@ mod reflection;
 mod rls;
 mod rls_codec;
 mod timeouts;
+mod waiting_memory;
 
 use std::convert::Infallible;
 use std::future::poll_fn;

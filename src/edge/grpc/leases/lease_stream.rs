@@ -312,8 +312,7 @@ async fn exchange(
     let (counter, borrow) = requests::parse_borrow(message)?;
     let entries = requests::parse_entries(&counter.domain, &counter.entries)?;
     let counter = requests::parse_counter(counter, &entries)?;
-    let sender = connection.incarnation();
-    let outcome = engine.exchange_proxy_message(&counter, borrow, sender).await;
+    let outcome = engine.exchange_proxy_message(&counter, borrow, connection).await;
     if let Ok(LeaseOutcome::Applied(reply)) = &outcome {
         connection.count_borrowed(reply.granted);
     }

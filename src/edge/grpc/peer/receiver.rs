@@ -74,6 +74,13 @@ impl PeerReceiver {
         })
     }
 
+    /// Applies releases and renewals, without a test of their sender.
+    #[must_use]
+    pub fn apply(&self, updates: &Updates) -> BatchResult {
+        let messages = &updates.updates;
+        BatchResult { states: messages.iter().map(|one| self.apply_message(one).into()).collect() }
+    }
+
     fn apply_message(&self, message: &Update) -> api::IdState {
         let Some(update) = message_codec::decode(message) else {
             ForwardingEvent::Malformed.emit();
@@ -97,8 +104,6 @@ impl Peers for PeerReceiver {
         })?;
         let count = u64::try_from(batch.updates.len()).unwrap_or(u64::MAX);
         Counted { event: ForwardingEvent::Received, releases: count }.emit();
-        let states =
-            batch.updates.iter().map(|message| self.apply_message(message).into()).collect();
-        Ok(Response::new(BatchResult { states }))
+        Ok(Response::new(self.apply(&batch)))
     }
 }

@@ -5,6 +5,7 @@
 //! - Every acquire, renewal and release gets one reply.
 //! - The client gets one message for each acquire whose permits are fenced.
 //! - A release cancels an acquire of the same id that waits in a queue.
+//! - The acquires that wait take at most `listen.max_body_memory`; more are refused.
 //! - The stream's end releases all permits, unless this process is draining.
 //! - During a drain, permits of shared limits stay counted until `max_duration`.
 //! - Each acquire is a trace span, a child of the span in the stream's metadata.
@@ -15,6 +16,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use futures_util::StreamExt as _;
 use futures_util::future::{AbortHandle, Aborted, BoxFuture, FutureExt as _, abortable};
 use futures_util::stream::FuturesUnordered;
@@ -32,7 +34,7 @@ use super::{
     PermitsService, count_outcome, error_status, parse_outcome, shorter_timeout,
     to_acquire_response, to_micros, to_rate_limit_request,
 };
-use crate::edge::grpc::bounded_body::count_unreadable;
+use crate::edge::grpc::bounded_body::{count_unreadable, memory_full};
 use crate::edge::grpc::convert;
 use crate::edge::hook::{self, HookError};
 use crate::engine::{AdmissionOutcome, RequestPermits, validate_id};
@@ -186,10 +188,19 @@ impl PermitStream<'_> {
         check_request_size(&asked)?;
         let header = |name: &str| self.headers.get(name)?.to_str().ok();
         let span = trace::check_span(Protocol::Permits, &header);
-        let id = asked.id.clone();
-        let (acquire, handle) = abortable(span.scope(admit(self.service, asked)));
+        let (id, wait) = (asked.id.clone(), shorter_timeout(None, asked.max_wait_us));
+        let request = to_rate_limit_request(asked);
+        let memory = self.service.bodies.charge(convert::memory_bytes(&request));
+        let memory = memory.map_err(memory_full)?;
+        let (acquire, handle) = abortable(span.scope(admit(self.service, request, wait)));
         self.states.insert(id.clone(), PermitState::Waiting(handle));
-        self.acquiring.push(async move { (id, acquire.await) }.boxed());
+        self.acquiring.push(
+            async move {
+                let _memory = memory;
+                (id, acquire.await)
+            }
+            .boxed(),
+        );
         Ok(())
     }
 
@@ -284,10 +295,9 @@ fn check_request_size(asked: &AcquireRequest) -> Result<(), Status> {
 
 async fn admit(
     service: &PermitsService,
-    asked: AcquireRequest,
+    request: RateLimitRequest,
+    wait: Option<Nanos>,
 ) -> Result<AdmissionOutcome, HookError> {
-    let wait = shorter_timeout(None, asked.max_wait_us);
-    let request = to_rate_limit_request(asked);
     let admitted = match convert::to_check(&request, &service.reporting) {
         Ok(check) => {
             service.engine.admit_with_deadline(&check, wait).await.map_err(HookError::from)

@@ -12,9 +12,7 @@ use tempfile::TempDir;
 use super::super::super::envoy::{Envoy, Launch, replace_once};
 use super::super::changes::hot_restart_launch;
 use super::recording_upstream::Request;
-use super::{
-    Fleet, KEY, REJECTED, SHARED, STRICT, configuration, fleet_page, proxies_of, wait_for_permit,
-};
+use super::{Fleet, KEY, REJECTED, SHARED, STRICT, fleet_page, proxies_of, wait_for_permit};
 use crate::support::http1;
 use crate::support::ports;
 use crate::support::waiting::{Ends, now, until};
@@ -133,7 +131,7 @@ fn hot_restart_keeps_the_limit_and_completes_requests_in_flight() {
 /// on a busy machine, the test may be late.
 fn replace_with_two_requests(parent_seconds: u32) -> bool {
     let mut fleet = Fleet::start(SHARED, &limit(), (1, 0));
-    let text = configuration(fleet.upstream.address, fleet.services[0].grpc);
+    let text = fleet.setup.configuration(fleet.upstream.address, fleet.services[0].grpc);
     let restart = HotRestart::new(text, parent_seconds);
     let mut parent = restart.start_parent();
     wait_for_permit(&parent);

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::super::super::envoy::Envoy;
 use super::super::launch;
-use super::{Fleet, FleetTimes, KEY, configuration, serve, wait_for_permit};
+use super::{Fleet, FleetTimes, KEY, wait_for_permit};
 use crate::support::dice::{Dice, seed};
 use crate::support::http1;
 use crate::support::service::Service;
@@ -97,7 +97,7 @@ impl FaultyFleet {
     fn restart_envoy(&self, at: usize) {
         *self.ingresses[at].lock().unwrap() = None;
         drop(self.envoys[at].lock().unwrap().take());
-        let text = configuration(self.fleet.upstream.address, self.addresses[at]);
+        let text = self.fleet.setup.configuration(self.fleet.upstream.address, self.addresses[at]);
         let envoy = Envoy::launch(text, 0, &launch("1.40"));
         *self.ingresses[at].lock().unwrap() = Some(envoy.ingress);
         *self.envoys[at].lock().unwrap() = Some(envoy);
@@ -105,8 +105,7 @@ impl FaultyFleet {
 
     fn restart_replica(&self, at: usize) {
         drop(self.replicas[at].lock().unwrap().take());
-        let Fleet { limits, redis, .. } = &self.fleet;
-        *self.replicas[at].lock().unwrap() = Some(serve(TIMES, limits, redis, self.addresses[at]));
+        *self.replicas[at].lock().unwrap() = Some(self.fleet.setup.serve(self.addresses[at]));
     }
 
     fn stop_envoy(&self, at: usize, millis: u64) {

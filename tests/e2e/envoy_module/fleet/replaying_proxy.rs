@@ -22,7 +22,7 @@ use crate::support::waiting::soon;
 const WANTED: u64 = 100;
 
 /// Borrows `hits` or a little more, and sends two requests to the upstream for each.
-pub fn spend_leases_twice(replica: SocketAddr, upstream: SocketAddr, hits: u64) {
+pub fn spend_leases_twice(replica: &Endpoint, upstream: SocketAddr, hits: u64) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let mut proxy = Proxy::connect(replica).await;
@@ -51,14 +51,13 @@ struct Proxy {
 }
 
 impl Proxy {
-    async fn connect(replica: SocketAddr) -> Self {
+    async fn connect(replica: &Endpoint) -> Self {
         let (sender, receiver) = mpsc::channel(8);
         let (name, software) = ("replaying".to_owned(), "test".to_owned());
         let hello = ProxyHello { protocol: 1, incarnation: 1, name, software };
         let hello = proxy_message::Message::Hello(hello);
         sender.send(ProxyMessage { id: 0, message: Some(hello) }).await.unwrap();
-        let channel = Endpoint::from_shared(format!("http://{replica}")).unwrap().connect().await;
-        let mut client = LeasesClient::new(channel.unwrap());
+        let mut client = LeasesClient::new(replica.connect().await.unwrap());
         let replies = client.exchange(ReceiverStream::new(receiver)).await.unwrap().into_inner();
         Self { sender, replies }
     }

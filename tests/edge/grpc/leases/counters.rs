@@ -1,5 +1,6 @@
 //! Tests of the hits that proxies borrow and charge, with the memory store.
 
+use sluicegate::engine::proxies::MAX_PEER_STREAMS;
 use sluicegate::kernel::units::Nanos;
 use sluicegate_lease_protocol::api::borrow_result::Result as Borrowed;
 use sluicegate_lease_protocol::api::charge_result::Result as Charged;
@@ -161,4 +162,35 @@ async fn without_limits_calls_fail_and_the_stream_stays() {
     assert_eq!(failure.cause(), Cause::NoLimits);
     let Checked::Failure(failure) = check(&mut proxy, 1).await else { panic!("not a failure") };
     assert_eq!(failure.cause(), Cause::NoLimits);
+}
+
+/// Borrows ten hits of the counter of `value`, with one hit for a request.
+async fn borrow_of(proxy: &mut ProxyStream, value: &str) -> BorrowReply {
+    let counter = Some(counter_of(value, strategy()));
+    match proxy.ask(Message::Borrow(BorrowMessage { counter, ..borrow(1, 1, 10) })).await {
+        Reply::Borrow(result) => *applied(&result.result.unwrap()),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Each proxy with a lease is a record in the store, which others have to read.
+#[tokio::test]
+async fn a_peer_with_too_many_proxies_borrows_no_hits() {
+    let engine = empty_engine();
+    publish(&engine, "", LEASED);
+    let served = serve(&engine).await;
+    let proxies = u64::try_from(MAX_PEER_STREAMS).unwrap();
+    for incarnation in 1..=proxies {
+        let mut proxy = ProxyStream::open(&served, incarnation).await;
+        assert_eq!(borrow_of(&mut proxy, &incarnation.to_string()).await.granted, 10);
+    }
+    let mut later = ProxyStream::open(&served, proxies + 1).await;
+    let reply = borrow_of(&mut later, "later").await;
+    let decision = reply.decision.unwrap();
+    assert_eq!((reply.granted, decision.verdict()), (0, CounterVerdict::Allow));
+    assert_eq!(decision.remaining, 99, "the request is charged");
+    // The leases of the others have expired.
+    advance_clock(&engine, Nanos::from_secs(3_600));
+    engine.proxies().sweep(engine.clock().steady());
+    assert_eq!(borrow_of(&mut later, "later again").await.granted, 10);
 }

@@ -1,10 +1,14 @@
-//! Random messages of a hostile proxy to a real process, with each store.
+//! Random messages of a hostile proxy and a hostile program to a real process, with each store.
+
+mod permits;
 
 use sluicegate_lease_protocol::api::proxy_message::Message;
 use sluicegate_lease_protocol::api::{
     self, FleetReport, GrantInUse, LimitPermits, PermitAcquire, PermitInUse, PermitReport,
     ShareReport, ShareRound,
 };
+
+use tonic::transport::Channel;
 
 use super::client::{ProxyStream, counter_of, entries};
 use super::hostile::{LIMIT, LIMITS, Proxy, renamed_bucket};
@@ -15,6 +19,9 @@ use crate::support::service::Service;
 
 /// The messages of one hostile run, at most.
 const MESSAGES: usize = 10_000;
+
+/// The messages of one stream.
+const STREAM_MESSAGES: usize = 200;
 
 /// Any number: small, large, or at a bound.
 fn any_number(dice: &mut Dice) -> u64 {
@@ -100,25 +107,34 @@ fn any_message(dice: &mut Dice, known: &[Vec<u8>]) -> Message {
     }
 }
 
-/// Sends random messages on many streams. An invalid message ends its stream.
+/// Sends random messages on many streams and in single calls.
 async fn send_random_messages(service: &Service, known: &[Vec<u8>], seed: u64) {
     let mut dice = Dice::new(seed);
     let channel = service.door().connect().await.unwrap();
     let mut sent = 0;
     while sent < MESSAGES {
-        let incarnation = 1_000 + dice.up_to(1 << 50);
-        let mut stream = ProxyStream::connect(channel.clone(), incarnation).await;
-        for _ in 0..200 {
-            sent += 1;
-            let message = any_message(&mut dice, known);
-            let has_reply = !matches!(message, Message::Usage(_));
-            let id = if has_reply { u64::try_from(sent).unwrap() } else { 0 };
-            stream.send(api::ProxyMessage { id, message: Some(message) }).await;
-            if has_reply && stream.next().await.is_err() {
-                break;
-            }
+        sent += match dice.up_to(4) {
+            0 => permits::send_session(&channel, &mut dice).await,
+            1 => permits::send_calls(&channel, &mut dice).await,
+            _ => send_stream(&channel, known, &mut dice).await,
+        };
+    }
+}
+
+/// Sends the messages of a proxy. An invalid message ends its stream. Returns their number.
+async fn send_stream(channel: &Channel, known: &[Vec<u8>], dice: &mut Dice) -> usize {
+    let incarnation = 1_000 + dice.up_to(1 << 50);
+    let mut stream = ProxyStream::connect(channel.clone(), incarnation).await;
+    for sent in 1..=STREAM_MESSAGES {
+        let message = any_message(dice, known);
+        let has_reply = !matches!(message, Message::Usage(_));
+        let id = if has_reply { u64::try_from(sent).unwrap() } else { 0 };
+        stream.send(api::ProxyMessage { id, message: Some(message) }).await;
+        if has_reply && stream.next().await.is_err() {
+            return sent;
         }
     }
+    STREAM_MESSAGES
 }
 
 fn resident_bytes(service: &Service) -> u64 {
@@ -130,23 +146,29 @@ fn resident_bytes(service: &Service) -> u64 {
 /// The most bytes by which the memory of the process may grow.
 const MAX_GROWTH: u64 = 32 << 20;
 
+/// Limits that no message names, and a limit with a queue.
+const MORE_LIMITS: &str = "\
+- {key: quiet, concurrency: {limit: 10, mode: shared, max_duration: 60s}}
+- {key: quiet-strict, concurrency: {limit: 1, mode: strict, max_duration: 600s}}
+- {key: queued, concurrency: {limit: 1, mode: local, max_duration: 60s, queue: {size: 50, timeout: 5ms}}}
+";
+
 async fn random_messages_change_no_limit_of_others(store: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
-    let limits = format!(
-        "domain: d\ndescriptors:\n{LIMITS}- {{key: quiet, concurrency: {{limit: 10, mode: shared, max_duration: 60s}}}}\n"
-    );
+    let limits = format!("domain: d\ndescriptors:\n{LIMITS}{MORE_LIMITS}");
     std::fs::write(dir.path().join("d.yaml"), limits).unwrap();
     let mut flags: Vec<_> = store.iter().map(ToString::to_string).collect();
     flags.extend(["--store-timeout", "20s", "--fleet-share-expiry", "600s"].map(str::to_owned));
     let service = Service::start(dir.path(), &flags).unwrap();
     let channel = service.door().connect().await.unwrap();
-    let mut honest = Proxy::new(ProxyStream::connect(channel, 7).await);
+    let mut honest = Proxy::new(ProxyStream::connect(channel.clone(), 7).await);
     let quiet = honest.bucket("quiet", "a").await;
     let mut known = Vec::new();
     for key in ["shared", "strict", "user"] {
         known.push(honest.bucket(key, "a").await);
     }
     let before = honest.beat(&quiet, LIMIT, 0).await;
+    let mut program = permits::HonestProgram::acquire(channel).await;
     let memory = resident_bytes(&service);
     let seed = seed();
     send_random_messages(&service, &known, seed).await;
@@ -156,6 +178,7 @@ async fn random_messages_change_no_limit_of_others(store: &[&str]) {
     let both = (before.share, before.limit, before.is_recovering);
     let now = (after.share, after.limit, after.is_recovering);
     assert_eq!(now, both, "SLUICEGATE_SEED={seed}");
+    program.expect_unchanged().await;
     let growth = resident_bytes(&service).saturating_sub(memory);
     assert!(growth < MAX_GROWTH, "{growth} bytes, SLUICEGATE_SEED={seed}");
 }

@@ -10,6 +10,7 @@ use tonic::transport::Endpoint;
 
 use super::{PeerFleet, Protocol, id, peer_events, wait_for_count};
 use crate::support::certificates::Authority;
+use crate::support::dice::{Dice, seed};
 use crate::support::service::Service;
 use crate::support::waiting::{PATIENCE, until};
 
@@ -93,6 +94,48 @@ fn only_authenticated_peer_messages_are_accepted_and_only_once() {
     for service in &scene.fleet {
         assert!(!service.log().contains(SECRET) && !service.said.contains(SECRET));
     }
+}
+
+fn any_update(dice: &mut Dice, known: &str) -> Update {
+    let any_number = |dice: &mut Dice| dice.pick(&[0, 1, 1 << 40, u64::MAX]);
+    let id = match dice.up_to(3) {
+        0 => "x".repeat(usize::try_from(dice.up_to(1_000)).unwrap()),
+        1 => known.to_owned(),
+        number => id(usize::try_from(1_000 + number).unwrap()),
+    };
+    let [event, outcome] = [(); 2].map(|()| i32::try_from(dice.up_to(5)).unwrap());
+    let rtt_ns = dice.once_in(2).then(|| any_number(dice));
+    let source = vec![7; usize::try_from(dice.up_to(20)).unwrap()];
+    Update { id, event, outcome, rtt_ns, source, ..Update::default() }
+}
+
+/// A batch of a client that does not know the secret: it changes or repeats batches of others.
+#[test]
+fn random_unauthenticated_batches_release_no_permit() {
+    let scene = PeerFleet::with(2, &["--fleet-peers-secret", SECRET]);
+    let [first, second] = [1, 2].map(id);
+    let a = scene.acquire(Protocol::Rls, 0, &first);
+    let b = scene.acquire(Protocol::Rls, 1, &second);
+    let seen = signed(batch(&b, &a, 1_000, vec![update(&id(3))]), SECRET);
+    scene.deliver(seen.clone()).unwrap();
+    let seed = seed();
+    let mut dice = Dice::new(seed);
+    for _ in 0..1_000 {
+        let updates = (0..dice.up_to(20)).map(|_| any_update(&mut dice, &first)).collect();
+        let sequence = dice.pick(&[0, 1_000, 1_001, u64::MAX]);
+        let names = [&*a, &*b, "", "another-0123456789abcdef"];
+        let forged = batch(dice.pick(&names), dice.pick(&names), sequence, updates);
+        let sent = match dice.up_to(3) {
+            0 => seen.clone(),
+            1 => Batch { signature: seen.signature.clone(), ..forged },
+            2 => Batch { signature: vec![9; usize::try_from(dice.up_to(99)).unwrap()], ..forged },
+            _ => signed(forged, "the-secret-of-another-fleet"),
+        };
+        assert_eq!(scene.deliver(sent), Err(Code::PermissionDenied), "SLUICEGATE_SEED={seed}");
+    }
+    assert_eq!([scene.in_flight(0), scene.in_flight(1)], [1, 1]);
+    scene.release(Protocol::Rls, 0, &first, &a);
+    scene.wait_until_idle(0);
 }
 
 #[test]
