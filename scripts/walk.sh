@@ -88,7 +88,7 @@ export SLUICEGATE_ADMIN_TOKEN_FILE=sluicegate-admin-token
 step 'api_key=me has 2 times its limit for 1h' 'cargo run --release -- ask --domain shop --descriptor api_key=me --boost x2 --for 1h --reason test'
 sluicegate ask --domain shop --descriptor api_key=me --unboost --reason test >/dev/null
 
-# docs/operating.md and docs/operations: admin, with the same token.
+# docs/operations/operate-replicas.md and docs/operations: admin, with the same token.
 short='head -c 1'
 step '{' 'sluicegate show /config'
 short='cut -d: -f1'

@@ -391,7 +391,7 @@ codes! {
     LongExposure = W30 "a fleet-wide concurrency limit with a long or missing `max_duration`"
         "set `max_duration` to the route timeout (at most `5m`), or use `mode: local`",
     SmallShares = W31 "a concurrency limit too small for `mode: shared`"
-        "use [`mode: strict`](../fleet.md#mode-strict) up to `limit: 10`",
+        "use [`mode: strict`](../guides/share-a-concurrency-limit.md#mode-strict) up to `limit: 10`",
     CostlyStrict = W32 "a large concurrency limit with `mode: strict`"
         "use `mode: shared` from `limit: 1000`",
     LiteralValue = W33 "a network, template, regular expression or list as a value"
@@ -402,11 +402,11 @@ codes! {
     SeveralSlots = N40 "how a Redis Cluster charges an `all_or_nothing` domain"
         "none needed; see [`colocate`](../limits.md#several-descriptors-in-one-check)",
     LeaseForecast = N41 "the expected store calls of a leased limit"
-        "none needed; see [leases](../leases.md)",
+        "none needed; see [leases](../guides/lease-limits.md)",
     FailsOpen = N42 "an Envoy filter that fails open"
-        "see [fail-open](../fleet.md#fail-open-in-envoy)",
+        "see [fail-open](../guides/share-a-concurrency-limit.md#fail-open-in-envoy)",
     FailsClosed = N43 "an Envoy filter that fails closed"
-        "none needed; see [fail-open](../fleet.md#fail-open-in-envoy)",
+        "none needed; see [fail-open](../guides/share-a-concurrency-limit.md#fail-open-in-envoy)",
     UnreadTimeout = N44 "a timeout that Envoy's rate limit filter does not read"
         "write the filter's own `timeout`, beside `rate_limit_service`",
 }

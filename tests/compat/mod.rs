@@ -1,4 +1,4 @@
-//! Replays recorded envoyproxy/ratelimit calls against the real binary (`docs/compat.md`).
+//! Replays recorded envoyproxy/ratelimit calls against the real binary (`docs/verify-compatibility.md`).
 //!
 //! Guarantees:
 //! - Every scenario starts a new process, once with memory and once with Redis.

@@ -140,7 +140,7 @@ fn book_search_finds_pages_by_a_word() {
     let (book, browser) = (build_book(), Browser::new());
     let found = browser.open(&book.path().join("docs/index.html"), "?search=overshoot");
     let results = found.split("id=\"mdbook-searchresults\"").nth(1).unwrap_or_default();
-    assert!(results.contains("leases.html"), "{results}");
+    assert!(results.contains("lease-limits.html"), "{results}");
 }
 
 #[test]

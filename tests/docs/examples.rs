@@ -224,7 +224,7 @@ fn every_documented_json_check_is_valid() {
 
 #[test]
 fn documented_decision_matches_the_shipped_limits() {
-    let page = page("docs/answers.md");
+    let page = page("docs/reference/headers-and-statuses.md");
     let (above, below) = page.split_once("```json\n").unwrap();
     let command = words(above.rsplit("```console\n").next().unwrap().lines().next().unwrap());
     let body = command.last().unwrap();

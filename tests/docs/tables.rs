@@ -22,7 +22,7 @@ fn names(text: &str, head: &str) -> Vec<String> {
 
 #[test]
 fn every_outcome_reason_and_failure_cause_has_a_table_row() {
-    let page = page("docs/answers.md");
+    let page = page("docs/reference/headers-and-statuses.md");
     let outcomes: Vec<_> = EdgeOutcome::ALL.iter().map(|one| one.as_str()).collect();
     assert_eq!(names(&page, "outcome"), outcomes);
     let reasons: Vec<_> = Reason::ALL.iter().map(|one| one.as_str()).collect();
@@ -47,7 +47,7 @@ fn every_refused_check_has_its_documented_grpc_code() {
         (EdgeOutcome::BadId, CheckError::BadId { descriptor, why: "" }),
         (EdgeOutcome::StoreUnavailable, CheckError::StoreUnavailable(StoreFailure::TimedOut)),
     ];
-    let rows = rows(&page("docs/answers.md"), "outcome");
+    let rows = rows(&page("docs/reference/headers-and-statuses.md"), "outcome");
     for (outcome, refusal) in refusals {
         let row = rows.iter().find(|row| bare(&row[0]) == outcome.as_str()).unwrap();
         let code = format!("({})", i32::from(convert::error_status(&refusal).code()));
@@ -57,7 +57,7 @@ fn every_refused_check_has_its_documented_grpc_code() {
 
 #[test]
 fn every_health_setting_has_a_table_column() {
-    let page = page("docs/answers.md");
+    let page = page("docs/reference/headers-and-statuses.md");
     let head = page.lines().find(|line| line.starts_with("| asked | ready |")).unwrap();
     let moves = table().iter().filter(|row| row.name.ends_with(".required_for_health"));
     let columns: Vec<_> = moves.map(|row| format!("(`{}`)", row.name)).collect();
@@ -69,7 +69,7 @@ fn every_health_setting_has_a_table_column() {
 
 #[test]
 fn settings_hidden_by_print_config_are_documented() {
-    let page = page("docs/operating.md");
+    let page = page("docs/operations/operate-replicas.md");
     let line = page.lines().find(|line| line.contains("is itself a sound `server.yaml`")).unwrap();
     let urls = ["store.url", "compat.store.per_second_url"];
     let hidden = table().iter().filter(|row| row.hidden).map(|row| row.name).chain(urls);
@@ -106,7 +106,7 @@ fn texts_after<'t>(text: &'t str, opening: &str) -> Vec<&'t str> {
 
 #[test]
 fn every_served_http_path_is_documented() {
-    let rows = rows(&page("docs/operating.md"), "port");
+    let rows = rows(&page("docs/operations/operate-replicas.md"), "port");
     let served: BTreeSet<_> =
         ["mod.rs", "health_routes.rs"].iter().flat_map(|file| routes(file)).collect();
     let port = "listen.http_port";
@@ -114,9 +114,12 @@ fn every_served_http_path_is_documented() {
     assert_eq!(paths(&setting.doc), served, "the setting {port}");
     let row = rows.iter().find(|row| bare(&row[1]) == port).unwrap();
     assert_eq!(paths(&row[2]), served, "the row of {port}");
-    let text = page("docs/operating.md");
+    let text = page("docs/operations/operate-replicas.md");
     for path in routes("admin.rs") {
-        assert!(text.contains(&format!("`{path}`")), "docs/operating.md does not name {path}");
+        assert!(
+            text.contains(&format!("`{path}`")),
+            "docs/operations/operate-replicas.md does not name {path}"
+        );
     }
 }
 
@@ -136,7 +139,7 @@ fn paths(text: &str) -> BTreeSet<String> {
     coded.map(str::to_owned).collect()
 }
 
-/// Longest time from the end of draining to the exit. Source: docs/operating.md.
+/// Longest time from the end of draining to the exit. Source: docs/operations/operate-replicas.md.
 const AFTER_THE_DRAIN: Nanos = Nanos::from_secs(10);
 
 #[test]

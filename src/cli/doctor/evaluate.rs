@@ -212,7 +212,7 @@ impl FactsEvaluator<'_> {
             "start Garnet with `--lua`"
         } else {
             "allow EVAL, EVALSHA and the commands of the scripts for this user; see \
-             docs/reliability.md, Rights"
+             docs/guides/share-limits-through-redis.md, Rights"
         };
         self.add_error("scripts", message, fix);
     }

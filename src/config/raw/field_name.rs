@@ -136,7 +136,6 @@ impl FieldName {
                 | Self::Calendar
                 | Self::Adaptive
                 | Self::OverloadedBy
-                | Self::Fleet
                 | Self::Queue
                 | Self::Reject
         )

@@ -8,8 +8,8 @@ use super::block::{AnyValue, Block, SettingList, blocks};
 use super::{
     Absent, AtLeastOne, Auto, CompatSettings, DeniedBy, DescriptorValues, EventKinds, EventUrl,
     FileSync, HeaderName, HostName, HostPort, LogFormat, LogLevel, Networks, Never, Or, Overrides,
-    Percentage, PostgresDurability, PostgresPrepare, ProxyAccess, RedisProxy, ResponseHeaders, SecretText, StoreUrl,
-    UnitFraction, WhenFull,
+    Percentage, PostgresDurability, PostgresPrepare, ProxyAccess, RedisProxy, ResponseHeaders,
+    SecretText, StoreUrl, UnitFraction, WhenFull,
 };
 use crate::config::hooks::Hooks;
 use crate::kernel::units::Nanos;

@@ -71,7 +71,7 @@ fn thousands_of_consecutive_comments_are_accepted() {
     assert_eq!((last.key.value.as_str(), last.value.value.as_str()), ("k4999", "]#v"));
 }
 
-/// Deliberate difference, documented in `docs/compat.md`: envoyproxy/ratelimit accepts these files.
+/// Deliberate difference, documented in `docs/verify-compatibility.md`: envoyproxy/ratelimit accepts these files.
 #[test]
 fn outdented_quoted_text_and_tabs_in_brackets_are_refused() {
     for text in [

@@ -81,7 +81,7 @@ fn state_of_unused_limit_lives_one_minute_adaptive_ten() {
 }
 
 /// The share state is kept until requests of the earlier `max_duration` have ended; see
-/// `docs/fleet.md`.
+/// `docs/guides/share-a-concurrency-limit.md`.
 #[test]
 fn share_state_outlives_requests_of_an_earlier_longer_max_duration() {
     let redis = Redis::start();

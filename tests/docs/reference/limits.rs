@@ -20,9 +20,9 @@ const BLOCKS: [(&str, &str, &str); 10] = [
     ("Descriptor", "`descriptors`", "limits.md"),
     ("RateLimit", "`rate_limit`", "limits.md"),
     ("Calendar", "`calendar`", "limits.md"),
-    ("Concurrency", "`concurrency`", "guides/concurrency-limits.md"),
-    ("Adaptive", "`adaptive`", "guides/adaptive-concurrency.md"),
-    ("Fleet", "`fleet`", "guides/adaptive-concurrency.md"),
+    ("Concurrency", "`concurrency`", "guides/limit-requests-in-flight.md"),
+    ("Adaptive", "`adaptive`", "guides/adapt-a-limit.md"),
+    ("Fleet", "`fleet`", "guides/adapt-a-limit.md"),
     ("Queue", "`queue`", "limits.md"),
     ("Reject", "`reject`", "limits.md"),
 ];
@@ -31,7 +31,7 @@ const HEAD: &str = "\
 # Fields of a limits file
 
 A limits file holds one domain. A field with `*` is required. `sluicegate schema limits` prints the same as JSON Schema.
-[Limits](../limits.md), [leases](../leases.md) and [stores](../reliability.md) explain the strategies and modes.
+[Limits](../limits.md), [leases](../guides/lease-limits.md) and [stores](../guides/share-limits-through-redis.md) explain the strategies and modes.
 [Counters](../limits.md#counters) says which changes of a field start a new counter.
 ";
 

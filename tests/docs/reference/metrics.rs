@@ -27,7 +27,7 @@ const HEAD: &str = "\
 # Metrics
 
 `GET /metrics` on the metrics port (`listen.metrics_port`, 9090) returns these metrics in the text format of Prometheus, or
-as OpenMetrics. [Answers](../answers.md#refusals) explains `outcome` of `sluicegate_edge_requests_total`. The other values
+as OpenMetrics. [Answers](headers-and-statuses.md#refusals) explains `outcome` of `sluicegate_edge_requests_total`. The other values
 are [below](#label-values).
 
 Series of one concurrency limit have the label `limit`, the path of its rule. The first 100 limits have their own series;

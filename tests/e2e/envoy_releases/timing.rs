@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - Documented times are judged on a machine without other load, by `scripts/long.sh`.
-//! - The output is a table; `docs/guides/concurrency-limits.md` has some of its rows.
+//! - The output is a table; `docs/guides/limit-requests-in-flight.md` has some of its rows.
 
 use std::time::{Duration, Instant};
 

@@ -232,7 +232,7 @@ async fn health_follows_readiness_for_any_method() {
     }
 }
 
-/// With the setting `store.required_for_health`; the expected statuses are in docs/answers.md.
+/// With the setting `store.required_for_health`; the expected statuses are in docs/reference/headers-and-statuses.md.
 #[tokio::test]
 async fn an_unavailable_store_fails_readiness_but_not_liveness() {
     let health = Health::new(Readiness::Ready);

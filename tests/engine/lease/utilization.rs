@@ -3,7 +3,7 @@
 //!
 //! Real engines with manual clocks get checks at 150 % of 6,000 hits per minute, with at most 10 %
 //! outstanding. `cargo test --test all -- --nocapture lease::utilization` prints the table of
-//! docs/leases.md. With `SLUICEGATE_PICTURES=docs/pictures` it also draws the pictures.
+//! docs/guides/lease-limits.md. With `SLUICEGATE_PICTURES=docs/pictures` it also draws the pictures.
 
 use std::sync::Arc;
 

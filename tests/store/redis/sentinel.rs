@@ -240,9 +240,9 @@ descriptors:
 - {key: sliding_log, rate_limit: {unit: day, requests_per_unit: 2, strategy: sliding_log}}
 ";
 
-/// The words of the ACL line in `docs/reliability.md` that ends with `ends`.
+/// The words of the ACL line in `docs/guides/share-limits-through-redis.md` that ends with `ends`.
 fn documented_rights(ends: &str) -> Vec<String> {
-    let page = std::fs::read_to_string("docs/reliability.md").unwrap();
+    let page = std::fs::read_to_string("docs/guides/share-limits-through-redis.md").unwrap();
     let mut lines = page.lines().filter(|line| line.starts_with("ACL SETUSER gate "));
     let line = lines.find(|line| line.ends_with(ends)).unwrap();
     line.split(' ').map(str::to_owned).collect()

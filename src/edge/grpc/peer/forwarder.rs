@@ -249,7 +249,7 @@ fn warn_disallowed(last_warned: &mut Option<Nanos>, now: Nanos, peer: &Peer) {
         replica = &*peer.replica_name,
         address = %peer.address,
         "release not forwarded, peer address rejected: check `fleet.peers.networks`, `fleet.peers.address`, and \
-         `fleet.peers.secret` or the peer certificates; see docs/fleet.md"
+         `fleet.peers.secret` or the peer certificates; see docs/guides/share-a-concurrency-limit.md"
     );
 }
 

@@ -1,6 +1,6 @@
 //! A hostile proxy: what it reports changes no limit of others.
 //!
-//! The law of `docs/security.md`: limits that a peer never asked about do not change. In the other
+//! The law of `docs/operations/protect-the-ports.md`: limits that a peer never asked about do not change. In the other
 //! ones, honest callers keep at least the limit, divided by the number of streams.
 
 use std::sync::Arc;
