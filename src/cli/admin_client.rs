@@ -19,6 +19,9 @@ use crate::config::explain::Explanation;
 use crate::config::settings::SecretText;
 use crate::source::xds::with_causes;
 
+/// The admin port of a replica on this machine, with the default port.
+pub(super) const LOCAL_ADMIN_PORT: &str = "http://127.0.0.1:6070";
+
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_REPLY_BYTES: usize = 16 << 20;
 const HEX_DIGITS: &[u8; 16] = b"0123456789ABCDEF";

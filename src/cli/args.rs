@@ -15,6 +15,7 @@ use clap::{
     Arg, ArgAction, ArgGroup, ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum,
 };
 
+use super::admin_client::LOCAL_ADMIN_PORT;
 use super::recording_args::{RecordArgs, ReplayArgs, SuggestArgs};
 use crate::config::settings::{Setting, Settings, Shape, table};
 pub use top::{TopArgs, TopFormat, TopWindowArg};
@@ -28,9 +29,6 @@ pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
 }
-
-/// The admin port of a replica on this machine, with the default port.
-pub(super) const LOCAL_ADMIN_PORT: &str = "http://127.0.0.1:6070";
 
 /// The commands.
 #[derive(Subcommand)]

@@ -16,7 +16,8 @@ use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimit
 use envoy_types::pb::google::protobuf::UInt64Value;
 use tonic::metadata::MetadataValue;
 
-use super::args::{AskArgs, LOCAL_ADMIN_PORT};
+use super::admin_client::LOCAL_ADMIN_PORT;
+use super::args::AskArgs;
 use super::{CommandOutcome, Terminal, admin_client};
 use crate::config::descriptor_text;
 use crate::edge::grpc::rls::PEEK_HEADER;

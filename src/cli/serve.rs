@@ -175,11 +175,7 @@ async fn run(
     });
     engine.restore_actions().await;
     let (phase, phase_receiver) = watch::channel(DrainPhase::Serving);
-    print_summary(settings, &listeners, &first_config, terminal)?;
-    let admin_address = listeners.admin.local_addr().ok();
-    if let Some(line) = connections::console_line(settings, &admin_access, admin_address) {
-        writeln!(terminal.out, "{line}")?;
-    }
+    print_summary(settings, (&listeners, &admin_access), &first_config, terminal)?;
     let writer = writer.map(|writer| counters::start_writer(writer, &engine)).transpose()?;
     let mirror =
         mirror::start(settings, &engine, &mut tasks).map_err(ServeError::InvalidSettings)?;
@@ -284,11 +280,12 @@ fn check_settings(settings: &Settings) -> Result<(), ServeError> {
 
 fn print_summary(
     settings: &Settings,
-    listeners: &Listeners,
+    (listeners, access): (&Listeners, &AdminAccess),
     first: &PublishedConfig,
     terminal: &mut Terminal<'_>,
 ) -> std::io::Result<()> {
-    for line in listeners.summary_lines() {
+    let console = connections::console_line(settings, access, listeners.admin.local_addr().ok());
+    for line in listeners.summary_lines().into_iter().chain(console) {
         writeln!(terminal.out, "{line}")?;
     }
     if let StoreUrl::File(_) | StoreUrl::Postgres(_) = &settings.store.url {

@@ -57,7 +57,7 @@ fn random_token() -> Result<String, String> {
     let bytes: [u8; 16] = ring::rand::generate(&SystemRandom::new())
         .map_err(|_| "the system has no random numbers for an admin token".to_owned())?
         .expose();
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
 }
 
 fn failed(path: &Path, cause: &dyn std::fmt::Display) -> String {

@@ -129,7 +129,7 @@ fn bad_admin_tokens_and_addresses_are_reported() {
     let (bare, admin) = (service.admin.to_string(), format!("http://{}", service.admin));
     let check_args = ["--domain", "d", "--descriptor", "k=v"];
     for (token, why) in [
-        (Some("another one"), "wrong token in SLUICEGATE_ADMIN_TOKEN"),
+        (Some("another-token-of-somebody"), "wrong token in SLUICEGATE_ADMIN_TOKEN"),
         (None, "a token is required; set SLUICEGATE_ADMIN_TOKEN"),
         (Some(""), "a token is required; set SLUICEGATE_ADMIN_TOKEN"),
     ] {
@@ -137,7 +137,7 @@ fn bad_admin_tokens_and_addresses_are_reported() {
             let (code, _, output) =
                 run_with(token, &[act, &["--server", &admin], &check_args].concat());
             assert!(code == Some(2) && output.contains(why), "{token:?} {act:?}: {output}");
-            assert!(!output.contains("another one"), "{output}");
+            assert!(!output.contains("another-token-of-somebody"), "{output}");
         }
     }
     for server in [&*bare, "localhost", "https://localhost:6070", "http://", ""] {

@@ -45,8 +45,8 @@ pub struct AcquireResponse {
     /// The time after which the permits end without a renewal: the shortest `max_duration` of their limits. 0 without permits.
     #[prost(uint64, tag = "3")]
     pub renew_within_us: u64,
-    /// The reason of a denial, from the list in docs/reference/headers-and-statuses.md, such as `concurrency_limit_reached`, `queue_timeout` or
-    /// `over_limit`.
+    /// The reason of a denial, from the list in docs/reference/headers-and-statuses.md, such as
+    /// `concurrency_limit_reached`, `queue_timeout` or `over_limit`.
     #[prost(string, tag = "4")]
     pub reason: ::prost::alloc::string::String,
     /// The HTTP status of a denial: that of the limit's `reject`, or 429.

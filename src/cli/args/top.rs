@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
-use super::LOCAL_ADMIN_PORT;
+use crate::cli::admin_client::LOCAL_ADMIN_PORT;
 
 /// Arguments of `sluicegate top`.
 #[derive(Debug, Args)]

@@ -122,7 +122,7 @@ impl Engine {
         let shadow_end = self.shadow_end().filter(|end| *end != Nanos(u64::MAX));
         let Some((rule, counter)) = domain.tree.rule_and_key(entries.iter().copied()) else {
             let valid_for = shadow_end.map(|at| at.since(now));
-            return ProxyRule { concurrency, valid_for, ..unmatched_rule(domain, entries, limits) };
+            return ProxyRule { valid_for, concurrency, ..unmatched_rule(domain, entries, limits) };
         };
         let check = one_descriptor(&domain.name, entries, Hits(0));
         let mut plan = CheckPlan::default();

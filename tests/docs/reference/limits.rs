@@ -14,7 +14,7 @@ use super::assert_page;
 
 /// Definitions of the JSON Schema in the order of the page. Each has the field that contains it and
 /// the page with details.
-const BLOCKS: [(&str, &str, &str); 10] = [
+const BLOCKS: [(&str, &str, &str); 9] = [
     ("", "A file", "limits.md"),
     ("Defaults", "`defaults`", "limits.md"),
     ("Descriptor", "`descriptors`", "limits.md"),
@@ -22,7 +22,6 @@ const BLOCKS: [(&str, &str, &str); 10] = [
     ("Calendar", "`calendar`", "limits.md"),
     ("Concurrency", "`concurrency`", "guides/limit-requests-in-flight.md"),
     ("Adaptive", "`adaptive`", "guides/adapt-a-limit.md"),
-    ("Fleet", "`fleet`", "guides/adapt-a-limit.md"),
     ("Queue", "`queue`", "limits.md"),
     ("Reject", "`reject`", "limits.md"),
 ];

@@ -116,8 +116,8 @@ fn random_unauthenticated_batches_release_no_permit() {
     let [first, second] = [1, 2].map(id);
     let a = scene.acquire(Protocol::Rls, 0, &first);
     let b = scene.acquire(Protocol::Rls, 1, &second);
-    let seen = signed(batch(&b, &a, 1_000, vec![update(&id(3))]), SECRET);
-    scene.deliver(seen.clone()).unwrap();
+    let recorded = signed(batch(&b, &a, 1_000, vec![update(&id(3))]), SECRET);
+    scene.deliver(recorded.clone()).unwrap();
     let seed = seed();
     let mut dice = Dice::new(seed);
     for _ in 0..1_000 {
@@ -126,8 +126,8 @@ fn random_unauthenticated_batches_release_no_permit() {
         let names = [&*a, &*b, "", "another-0123456789abcdef"];
         let forged = batch(dice.pick(&names), dice.pick(&names), sequence, updates);
         let sent = match dice.up_to(3) {
-            0 => seen.clone(),
-            1 => Batch { signature: seen.signature.clone(), ..forged },
+            0 => recorded.clone(),
+            1 => Batch { signature: recorded.signature.clone(), ..forged },
             2 => Batch { signature: vec![9; usize::try_from(dice.up_to(99)).unwrap()], ..forged },
             _ => signed(forged, "the-secret-of-another-fleet"),
         };
