@@ -20,6 +20,7 @@ mod derived;
 mod events;
 mod file;
 mod file_and_host;
+mod fraction;
 mod hooks;
 mod list;
 mod list_compat;
@@ -49,8 +50,9 @@ pub use choices::{
     OtlpProtocol, Overrides, PostgresDurability, PostgresPrepare, ProxyAccess, RedisProxy,
     ResponseHeaders, StatsProtocol, StatsSink, WhenFull,
 };
-pub use events::{EventKinds, EventUrl, Percentage};
+pub use events::{EventKinds, EventUrl};
 pub use file_and_host::HostName;
+pub use fraction::{Percentage, UnitFraction};
 pub use list::{
     AdminSettings, AnswerSettings, EventSettings, FleetSettings, LimitsSettings, ListenSettings,
     ListenTlsSettings, LogSettings, MetricsSettings, MirrorSettings, OtlpSettings, PeerSettings,
@@ -74,7 +76,7 @@ pub use read::{
 };
 pub use reference::reference_page;
 pub use store::{FileSync, HostPort, RedisEndpoint, RedisUrl, StoreUrl};
-pub use value::{AtLeastOne, HeaderName, SecretText, Shape, UnitFraction, Value};
+pub use value::{AtLeastOne, HeaderName, SecretText, Shape, Value};
 pub use words::{Absent, Auto, Never, Or};
 
 static LIST: LazyLock<SettingList> = LazyLock::new(SettingList::new);

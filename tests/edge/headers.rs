@@ -293,5 +293,5 @@ fn the_setting_denied_by_selects_the_header() {
         RateLimitHeaders::from_settings(&settings).denied_by
     });
     assert_eq!(has_header, [false, true, false, true]);
-    assert_eq!(Settings::default().answers.denied_by, DeniedBy::Metadata);
+    assert_eq!(Settings::default().answers.denied_by, DeniedBy::None);
 }

@@ -104,7 +104,7 @@ fn leases_and_the_deny_cache_count_like_store_calls() {
         "- {{key: l, {}}}\n- {{key: c, {}}}\n- {{key: s, {}}}\n",
         limit("leased, max_overshoot: 0"),
         limit("cached_deny"),
-        limit("strict")
+        limit("exact")
     );
     let engine = engine_with(store, DecisionPolicy::default(), &descriptors);
     for key in ["l", "c", "s"] {

@@ -14,10 +14,8 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use serde_json::{Value as Json, json};
-
-use super::events::Percentage;
 use crate::kernel::units::Nanos;
+use serde_json::{Value as Json, json};
 
 /// The number of texts of a setting's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -252,64 +250,6 @@ fn parse_duration(text: &str) -> Option<Nanos> {
         _ => return None,
     };
     number.parse::<u64>().ok()?.checked_mul(unit).map(Nanos)
-}
-
-/// A fraction from 0 to 1. It is an `f32`, as in envoyproxy/ratelimit, so that both round alike.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct UnitFraction(f32);
-
-impl UnitFraction {
-    /// The default of envoyproxy/ratelimit's `NEAR_LIMIT_RATIO`.
-    pub const NEAR_LIMIT_DEFAULT: Self = Self(0.8);
-    /// The fraction 1.
-    pub const WHOLE: Self = Self(1.0);
-
-    /// Returns the fraction, or `None` if `fraction` is not from 0 to 1.
-    #[must_use]
-    pub fn new(fraction: f32) -> Option<Self> {
-        (0.0..=1.0).contains(&fraction).then_some(Self(fraction))
-    }
-
-    /// Returns the fraction, from 0 to 1.
-    #[must_use]
-    pub const fn get(self) -> f32 {
-        self.0
-    }
-
-    /// Returns the fraction in millionths, rounded: 0.8 is 800,000.
-    #[must_use]
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "from 0 to 1,000,000"
-    )]
-    pub fn millionths(self) -> u32 {
-        (f64::from(self.0) * 1_000_000.0).round() as u32
-    }
-}
-
-impl Value for UnitFraction {
-    const IS_SCALAR: bool = true;
-    fn read(texts: &[&str]) -> Option<Self> {
-        match texts {
-            [text] if text.ends_with('%') => {
-                Percentage::new(text).and_then(|percentage| Self::new(percentage.fraction()))
-            }
-            _ => parse_one(texts).and_then(Self::new),
-        }
-    }
-    fn accepts() -> String {
-        "a percentage such as 80%, or a number from 0 to 1".to_owned()
-    }
-    fn show(&self) -> String {
-        self.0.to_string()
-    }
-    fn schema() -> Json {
-        json!({
-            "type": ["number", "string"],
-            "anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, Percentage::schema()]
-        })
-    }
 }
 
 /// The name of an HTTP header, or an empty text.

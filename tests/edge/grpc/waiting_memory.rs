@@ -62,7 +62,7 @@ async fn wait_for(what: &str, is_true: impl Fn() -> bool) {
 }
 
 fn waiting(engine: &Engine) -> usize {
-    usize::try_from(engine.concurrency_limits().totals().waiting).unwrap()
+    engine.concurrency_limits().totals().waiting
 }
 
 /// Waits until the first requests are in the queue, and asserts that they are charged.

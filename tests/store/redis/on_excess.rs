@@ -17,7 +17,7 @@ use crate::support::service::{Service, sluicegate};
 use crate::support::waiting::for_a_day_with_a_minute_left;
 
 const STRATEGIES: [&str; 4] = ["fixed_window", "gcra", "sliding_window", "sliding_log"];
-const MODES: [&str; 2] = ["strict", "cached_deny"];
+const MODES: [&str; 2] = ["exact", "cached_deny"];
 const CHARGES: [&str; 2] = ["each", "all_or_nothing"];
 
 /// One domain for each charge mode, with 100 hits a day for each strategy and mode.

@@ -99,7 +99,7 @@ async fn a_rule_has_its_limits_counts_and_history() {
         "domain": "d", "path": "d.k", "location": "d.yaml:3", "shadow": false, "quota": false,
         "limits": [{
             "name": "lim", "requests": 4, "period_s": 60.0, "unit": "minute",
-            "strategy": "fixed_window", "mode": "strict", "on_store_failure": "error",
+            "strategy": "fixed_window", "mode": "exact", "on_store_failure": "error",
         }],
         "concurrency": null, "counts": counts, "used": 1.0, "forced": null,
     });
