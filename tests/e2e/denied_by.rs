@@ -32,7 +32,8 @@ fn envoys_access_log_names_the_rule_that_denied() {
     for_a_day_with_a_minute_left();
     let limits = tempfile::tempdir().unwrap();
     std::fs::write(limits.path().join("shop.yaml"), LIMITS).unwrap();
-    let service = serve(limits.path(), &["--answers-metadata", "true"]);
+    let service =
+        serve(limits.path(), &["--answers-metadata", "true", "--answers-denied-by", "metadata"]);
     let envoy = Envoy::start(upstream::start(), &[service.grpc], WhenDown::Deny);
     for (path, key, code, _) in REQUESTS {
         let reply = http1::get(envoy.ingress, path, &[("x-api-key", key)]).unwrap();

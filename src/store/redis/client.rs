@@ -9,9 +9,7 @@
 //! The client library's own reconnect is off: it would send queued commands after the caller
 //! received a failure and used the fallback.
 
-use std::fmt;
 use std::future::pending;
-use std::path::PathBuf;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -23,39 +21,13 @@ use fred::types::{ClusterHash, ConnectHandle, CustomCommand, Value};
 use tokio::time::{sleep, timeout};
 
 use super::options::{Address, Password, RedisOptions, RedisTls, SentinelOptions};
+pub(super) use super::server_address::{CONNECT_TIMEOUT, ServerAddress};
 use super::{files, relay, tls};
-
-/// The timeout for connecting, and for a command that charges nothing.
-pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 const PASSWORD_FILE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The number of commands that the client library buffers before it refuses more.
 const MAX_BUFFERED_COMMANDS: usize = 16_384;
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum ServerAddress {
-    Tcp(Address),
-    Unix(PathBuf),
-}
-
-impl ServerAddress {
-    pub(super) fn host(&self) -> &str {
-        match self {
-            Self::Tcp(address) => &address.host,
-            Self::Unix(_) => "",
-        }
-    }
-}
-
-impl fmt::Display for ServerAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(address) => address.fmt(f),
-            Self::Unix(path) => path.display().fmt(f),
-        }
-    }
-}
 
 /// Returns the error text for logs and users. The client library writes an operating system error
 /// in Rust's debug format, of which only the message is kept.

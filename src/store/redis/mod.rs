@@ -44,6 +44,7 @@ mod reservations;
 mod route;
 mod script;
 mod sentinel;
+mod server_address;
 mod slot_map;
 mod slot_parts;
 mod store_group;

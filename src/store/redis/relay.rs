@@ -23,7 +23,7 @@ use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::time::timeout;
 use tokio_util::either::Either;
 
-use super::client::{CONNECT_TIMEOUT, ServerAddress};
+use super::server_address::{CONNECT_TIMEOUT, ServerAddress};
 
 /// The most bytes of a command before the relay copies bytes: `AUTH` with a long password.
 const MAX_COMMAND_BYTES: u64 = 65_536;

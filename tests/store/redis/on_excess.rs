@@ -102,7 +102,7 @@ fn six_reports_of_40_deny_from_the_fourth_check_on() {
 fn all_or_nothing_charges_a_report_that_another_limit_denies() {
     on_every_store(&async |caller: &mut Caller, url: &str| {
         for strategy in STRATEGIES {
-            let key = format!("{strategy}-strict");
+            let key = format!("{strategy}-exact");
             let both = caller.ask("all_or_nothing", &[(&key, 60), ("plain", 3)]).await;
             assert_eq!(both, [Code::OverLimit, Code::Ok, Code::OverLimit], "{url} {key}");
             let report = caller.ask("all_or_nothing", &[(&key, 60)]).await;
