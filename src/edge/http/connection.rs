@@ -204,7 +204,7 @@ impl HttpPeer {
 
     /// Returns the IP address of the peer, if it is known.
     pub(super) fn address(&self) -> Option<IpAddr> {
-        Some(self.0.as_ref()?.peer_addr().ok()?.ip())
+        Some(self.0.as_ref()?.peer_addr().ok()?.ip().to_canonical())
     }
 
     /// Waits until the peer closes the connection or its sending side, or becomes unreachable.

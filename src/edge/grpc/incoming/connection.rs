@@ -16,6 +16,7 @@
 //! reading from its connection. The idle timeout then ends this connection too.
 
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
@@ -233,7 +234,13 @@ impl Connected for GrpcConnection {
             Socket::Right(stream) => stream.get_ref().0,
         };
         match raw {
-            RawSocket::Left(stream) => stream.connect_info(),
+            RawSocket::Left(stream) => {
+                // A port on `::` sees IPv4 clients as `::ffff:192.0.2.7`.
+                let TcpConnectInfo { local_addr, remote_addr } = stream.connect_info();
+                let canonical =
+                    |peer: SocketAddr| SocketAddr::new(peer.ip().to_canonical(), peer.port());
+                TcpConnectInfo { local_addr, remote_addr: remote_addr.map(canonical) }
+            }
             RawSocket::Right(_) => TcpConnectInfo { local_addr: None, remote_addr: None },
         }
     }
