@@ -35,16 +35,17 @@ pub(super) fn read(path: &Path) -> Result<SecretText, String> {
 /// # Errors
 /// A message with the path if the file cannot be read or created.
 pub(super) fn read_or_create(path: &Path) -> Result<(SecretText, bool), String> {
-    let is_new = !path.exists() && create(path, &random_token()?).map_err(|e| failed(path, &e))?;
+    let is_new = !path.exists() && create(path).map_err(|error| failed(path, &error))?;
     read(path).map(|token| (token, is_new))
 }
 
-/// Writes `token` into a new file. Returns `false` if another process created it first.
-fn create(path: &Path, token: &str) -> std::io::Result<bool> {
+/// Writes a random token into a new file. Returns `false` if another process created it first.
+fn create(path: &Path) -> std::io::Result<bool> {
     let mut draft = path.as_os_str().to_owned();
-    draft.push(format!(".{}", std::process::id()));
+    // The number of the process is 1 in every container, and a killed start leaves its draft.
+    draft.push(format!(".{}", random_token()?));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
-    file.write_all(token.as_bytes())?;
+    file.write_all(random_token()?.as_bytes())?;
     let linked = fs::hard_link(&draft, path);
     fs::remove_file(&draft)?;
     match linked {
@@ -53,9 +54,9 @@ fn create(path: &Path, token: &str) -> std::io::Result<bool> {
     }
 }
 
-fn random_token() -> Result<String, String> {
+fn random_token() -> std::io::Result<String> {
     let bytes: [u8; 16] = ring::rand::generate(&SystemRandom::new())
-        .map_err(|_| "the system has no random numbers for an admin token".to_owned())?
+        .map_err(|_| std::io::Error::other("the system has no random numbers for a token"))?
         .expose();
     Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
 }

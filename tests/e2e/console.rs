@@ -202,6 +202,21 @@ fn an_operator_finds_a_limited_key_and_boosts_it() {
 }
 
 #[test]
+fn a_sign_in_link_signs_in_and_leaves_the_address() {
+    let fleet = Fleet::start();
+    let [first, _] = &fleet.replicas;
+    let browser = Browser::start();
+    let console = format!("http://{}/console", first.admin);
+    browser.open(&format!("{console}#token=%"));
+    browser.wait_for("the form", "return !document.querySelector('#sign-in').hidden");
+    browser.open(&format!("{console}#token=alice-secret-token"));
+    browser.wait_for_text("alice · operate");
+    assert_eq!(browser.run("return location.href"), console);
+    browser.click("#sign-out");
+    browser.wait_for("the form", "return !document.querySelector('#sign-in').hidden");
+}
+
+#[test]
 fn a_viewer_sees_data_but_no_buttons() {
     let fleet = Fleet::start();
     let [first, _] = &fleet.replicas;

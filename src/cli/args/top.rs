@@ -6,8 +6,11 @@ use crate::cli::admin_client::LOCAL_ADMIN_PORT;
 
 /// Arguments of `sluicegate top`.
 #[derive(Debug, Args)]
-#[command(after_help = "The variable SLUICEGATE_ADMIN_TOKEN contains a token of the admin port. \
-End with Ctrl-C.")]
+#[command(
+    after_help = "The variable SLUICEGATE_ADMIN_TOKEN contains a token of the admin port, or \
+SLUICEGATE_ADMIN_TOKEN_FILE the path of a file with one. \
+End with Ctrl-C."
+)]
 pub struct TopArgs {
     /// Admin port of a replica, which shows the hits of its fleet.
     #[arg(long, default_value = LOCAL_ADMIN_PORT, value_name = "URL")]

@@ -45,7 +45,8 @@ pub(super) fn console_line(
     access: &AdminAccess,
     address: Option<SocketAddr>,
 ) -> Option<String> {
-    let (path, token) = settings.admin.token_file.as_ref().zip(access.token.as_ref())?;
+    let file = settings.admin.token_file.as_ref().filter(|_| settings.admin.token.is_none());
+    let (path, token) = file.zip(access.token.as_ref())?;
     let address = address?;
     let is_local = address.ip().is_unspecified() || address.ip().is_loopback();
     let local = format!("localhost:{}", address.port());

@@ -94,6 +94,15 @@ pub(super) struct TargetKey {
     pub(super) name: Box<str>,
 }
 
+impl TargetKey {
+    /// Returns the target with this name. All limits are one target, whatever a message calls it.
+    pub(super) fn new(kind: ActionKind, domain: &str, name: &str) -> Self {
+        let is_everything = kind == ActionKind::AllowEverything;
+        let (domain, name) = if is_everything { ("", "") } else { (domain, name) };
+        Self { domain: domain.into(), kind, name: name.into() }
+    }
+}
+
 /// A remembered change to the action of one target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TargetChange {
@@ -198,8 +207,7 @@ impl ReplicatedActions {
                 None => return false,
             },
         };
-        let (domain, name) = (received.domain.clone(), received.target.clone());
-        let target = TargetKey { domain, kind, name };
+        let target = TargetKey::new(kind, &received.domain, &received.target);
         let own = self.0.get(&target);
         let is_newer =
             own.is_none_or(|own| (own.number, &own.replica) < (received.number, &received.replica));

@@ -98,8 +98,7 @@ impl ActionState {
 
     fn target(&self, request: &ActionRequest<'_>) -> Result<TargetKey, ActionError> {
         if request.kind == ActionKind::AllowEverything {
-            let (domain, name) = (Box::default(), Box::default());
-            return Ok(TargetKey { domain, kind: request.kind, name });
+            return Ok(TargetKey::new(request.kind, "", ""));
         }
         let (rule, key) = self.rule_and_key(request)?;
         let (domain, kind) = (request.domain.into(), request.kind);

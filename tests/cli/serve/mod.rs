@@ -2,3 +2,4 @@
 
 mod first_answer;
 mod log;
+mod token_file;

@@ -16,29 +16,45 @@ export class ApiError extends Error {
 
 let tokenInMemory = null;
 
-// Tabs of one browser session share the token.
+// Tabs of one browser session share the token, and its end.
 const tabs = "BroadcastChannel" in globalThis ? new BroadcastChannel(TOKEN) : null;
 tabs?.addEventListener("message", ({ data }) => {
   if (data.asks && token()) tabs.postMessage({ token: token() });
+  if (data.ends) setToken(null);
 });
 
-/** Takes the token from a sign-in link, or from another tab that has one. */
-export function findToken() {
+/** Takes the token from a sign-in link, which must not stay in the address and the history. */
+export function takeLinkToken() {
   const link = location.hash.match(/^#token=(.+)$/);
-  if (link) {
+  if (!link) return;
+  history.replaceState(null, "", location.pathname + location.search);
+  // A damaged link signs nobody in.
+  try {
     setToken(decodeURIComponent(link[1]));
-    // The token must not stay in the history.
-    history.replaceState(null, "", location.pathname + location.search);
-  }
-  if (token() || !tabs) return Promise.resolve();
-  return new Promise((found) => {
-    tabs.addEventListener("message", ({ data }) => {
-      if (data.token && !token()) setToken(data.token);
-      if (data.token) found();
-    });
+  } catch {}
+}
+
+/** Takes the token from another tab that has one. */
+export async function askTabs() {
+  if (token() || !tabs) return;
+  const answered = new AbortController();
+  await new Promise((done) => {
+    const take = ({ data }) => {
+      if (!data.token) return;
+      setToken(data.token);
+      done();
+    };
+    tabs.addEventListener("message", take, { signal: answered.signal });
     tabs.postMessage({ asks: true });
-    setTimeout(found, 100);
+    setTimeout(done, 100);
   });
+  answered.abort();
+}
+
+/** Forgets the token, in all tabs. */
+export function signOut() {
+  setToken(null);
+  tabs?.postMessage({ ends: true });
 }
 
 export function token() {

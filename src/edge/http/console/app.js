@@ -1,7 +1,7 @@
 // Shows the page of the address, keeps it up to date, and asks for the token.
 
 import { openAction } from "./actions.js";
-import { findToken, get, setToken, token } from "./api.js";
+import { askTabs, get, setToken, signOut, takeLinkToken, token } from "./api.js";
 import { el, setText, showText } from "./dom.js";
 import { clock } from "./format.js";
 import { Poller } from "./poller.js";
@@ -153,7 +153,7 @@ byId("sign-in").addEventListener("submit", (event) => {
 });
 
 byId("sign-out").addEventListener("click", () => {
-  setToken(null);
+  signOut();
   openPage();
 });
 
@@ -169,10 +169,12 @@ document.addEventListener("visibilitychange", () => {
 });
 
 window.addEventListener("hashchange", () => {
+  takeLinkToken();
   openPage();
   window.scrollTo(0, 0);
   main.focus({ preventScroll: true });
 });
 
-await findToken();
+takeLinkToken();
+await askTabs();
 openPage();

@@ -114,6 +114,30 @@ fn a_rule_and_its_keys_have_separate_actions() {
     assert_eq!(effects(&b, 2), [DENY, ALLOW, boost]);
 }
 
+/// Otherwise, no operator could end an action whose message names a domain.
+#[test]
+fn all_limits_are_one_target_whatever_a_message_names() {
+    let mut actions = ReplicatedActions::default();
+    for (number, domain) in [(1, ""), (2, "shop"), (3, "other")] {
+        let change = ActionChange {
+            kind: "allow_everything".into(),
+            domain: domain.into(),
+            target: domain.into(),
+            value: Some("allow".into()),
+            left_ms: 60_000,
+            known_ms: 120_000,
+            number,
+            ..ActionChange::default()
+        };
+        assert!(actions.apply_change(&change, at(0)), "{domain}");
+    }
+    assert_eq!(effects(&actions, 1), [ALLOW]);
+    let author = ChangeAuthor { by: "alice", reason: "solved", replica: "a" };
+    let everything = TargetKey::new(ActionKind::AllowEverything, "", "");
+    assert!(actions.record(everything, None, author, at(1)).is_some());
+    assert_eq!(effects(&actions, 2), []);
+}
+
 #[test]
 fn changes_from_other_replicas_are_bounded() {
     let mut actions = ReplicatedActions::default();
