@@ -3,6 +3,7 @@
 //! Guarantees:
 //! - A new [`OpenedClient`] is connected and authenticated.
 //! - An [`OpenedClient`] never reconnects; dropping it closes the connection.
+//! - After that, each pending or later command fails at once.
 //! - Each command is sent at most once.
 //! - Error texts contain no command arguments ([`describe_error`], [`without_arguments`]).
 //!
@@ -134,6 +135,9 @@ impl OpenedClient {
 impl Drop for OpenedClient {
     fn drop(&mut self) {
         self.driver.abort();
+        // The client library keeps the queue for a reconnect. A command in it would wait for its
+        // timeout, so drop the queue.
+        drop(self.client.inner().take_command_rx());
     }
 }
 
@@ -256,8 +260,48 @@ fn connection_config() -> ConnectionConfig {
 #[cfg(test)]
 mod tests {
     use std::io;
+    use std::time::Duration;
 
-    use super::{Error, ErrorKind, describe_error};
+    use fred::interfaces::ClientLike as _;
+    use fred::types::Value;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::{Error, ErrorKind, OpenedClient, describe_error};
+    use crate::store::redis::StoreFailure;
+    use crate::store::redis::connection::classify_error;
+    use crate::store::redis::options::{Address, RedisOptions, RedisTopology};
+    use crate::store::redis::server_address::ServerAddress;
+
+    /// Accepts one connection, and answers each command as if it were `PING`.
+    async fn serve_pings(listener: TcpListener) {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut received = [0; 512];
+        loop {
+            let length = stream.read(&mut received).await.unwrap();
+            let commands = received[..length].iter().filter(|byte| **byte == b'*').count();
+            stream.write_all("+PONG\r\n".repeat(commands).as_bytes()).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn commands_on_a_closed_connection_fail_at_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let address = Address { host: "127.0.0.1".to_owned(), port };
+        let server = tokio::spawn(serve_pings(listener));
+        let options = RedisOptions::new(RedisTopology::Tcp(address.clone()));
+        let mut opened =
+            OpenedClient::new(&ServerAddress::Tcp(address), options.login()).await.unwrap();
+        let client = opened.client().clone();
+        client.ping::<Value>(None).await.unwrap();
+        server.abort();
+        opened.wait_closed().await;
+        drop(opened);
+        let late = tokio::time::timeout(Duration::from_secs(60), client.ping::<Value>(None));
+        let error = late.await.expect("no command waits for a closed connection").unwrap_err();
+        assert_eq!(classify_error(&error), StoreFailure::Unreachable, "{error:?}");
+    }
 
     #[test]
     fn io_errors_show_only_their_message() {

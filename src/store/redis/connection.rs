@@ -41,6 +41,9 @@ use crate::store::breaker::Breaker;
 /// the connection closes.
 const CLIENT_STOPPED: &str = "channel closed";
 
+/// The client library's error for a command after the connection closed. It is never sent.
+const CONNECTION_CLOSED: &str = "Failed to send command to router.";
+
 /// The most redirects of one call. A slot that moved needs one redirect, and it may move again.
 pub(super) const MAX_REDIRECTS: usize = 5;
 
@@ -580,6 +583,7 @@ pub(super) fn classify_error(error: &Error) -> StoreFailure {
     match error.kind() {
         ErrorKind::IO => StoreFailure::ConnectionLost,
         ErrorKind::Unknown if error.details() == CLIENT_STOPPED => StoreFailure::ConnectionLost,
+        ErrorKind::Unknown if error.details() == CONNECTION_CLOSED => StoreFailure::Unreachable,
         // The client library reports this for commands that it had not sent when the connection
         // closed.
         ErrorKind::Canceled | ErrorKind::Routing => StoreFailure::Unreachable,
