@@ -64,7 +64,7 @@
 //! The same reporter reports renewed and released permits.
 
 pub mod cli;
-pub mod config;
+pub use sluicegate_config as config;
 pub mod edge;
 pub mod engine;
 pub mod pem;

@@ -1,0 +1,148 @@
+//! Finds the field of a block for a key of the file.
+//!
+//! Not covered:
+//! - Keys that no block has (see [`super::names`]).
+
+use super::field_name::FieldName;
+use super::typed::{Block, FieldMap, FieldTarget, ListItem};
+use super::{
+    Adaptive, Calendar, Concurrency, Defaults, Descriptor, File, Queue, RateLimit, Reject,
+};
+use crate::diagnostic::{Span, Spanned};
+
+/// Implements [`FieldMap`] by a list of keys and fields, and lists the keys.
+macro_rules! fields {
+    ($($block:ident $(($span:ident $(, $incomplete:ident)?))? { $($name:ident => $field:ident),+ })+) => { $(
+        impl $block {
+            pub(super) const FIELD_NAMES: &'static [FieldName] = &[$(FieldName::$name),+];
+        }
+
+        impl FieldMap for $block {
+            fn field(&mut self, name: FieldName) -> Option<&mut dyn FieldTarget> {
+                Some(match name {
+                    $(FieldName::$name => &mut self.$field,)+
+                    _ => return None,
+                })
+            }
+
+            $(fn place(&mut self, span: Span) {
+                self.$span = span;
+            }
+
+            $(fn mark_incomplete(&mut self) {
+                self.$incomplete = true;
+            })?)?
+        }
+    )+ };
+}
+
+fields! {
+    File {
+        Domain => domain,
+        Descriptors => descriptors,
+        Charge => charge,
+        Colocate => colocate,
+        Defaults => defaults
+    }
+    Defaults (span, is_incomplete) {
+        Strategy => strategy,
+        OnExcess => on_excess,
+        Mode => mode,
+        MaxOvershoot => max_overshoot,
+        OnStoreFailure => on_store_failure
+    }
+    Descriptor (span, is_incomplete) {
+        Key => key,
+        Value => value,
+        Network => network,
+        CounterPer => counter_per,
+        RateLimit => rate_limit,
+        RateLimits => rate_limits,
+        Descriptors => descriptors,
+        ShadowMode => shadow_mode,
+        QuotaMode => quota_mode,
+        DetailedMetric => detailed_metric,
+        ValueToMetric => value_to_metric,
+        ShareThreshold => share_threshold,
+        Metadata => metadata,
+        Concurrency => concurrency
+    }
+    RateLimit (span, is_incomplete) {
+        Unit => unit,
+        RequestsPerUnit => requests_per_unit,
+        Unlimited => unlimited,
+        Name => name,
+        Replaces => replaces,
+        Per => per,
+        Strategy => strategy,
+        Burst => burst,
+        OnExcess => on_excess,
+        Mode => mode,
+        MaxOvershoot => max_overshoot,
+        LeaseHits => lease_hits,
+        OnStoreFailure => on_store_failure,
+        Calendar => calendar
+    }
+    Calendar (span, is_incomplete) { TimeZone => time_zone, StartsOn => starts_on }
+    Concurrency (span, is_incomplete) {
+        Limit => limit,
+        Adaptive => adaptive,
+        Mode => mode,
+        OnStoreFailure => on_store_failure,
+        Queue => queue,
+        MaxDuration => max_duration,
+        Reject => reject
+    }
+    Adaptive (span) {
+        Algorithm => algorithm,
+        Min => min,
+        Max => max,
+        OverloadedBy => overloaded_by,
+        RetryAfter => retry_after,
+        Target => target,
+        Tolerance => tolerance,
+        Increase => increase,
+        Decrease => decrease,
+        Window => window,
+        Smoothing => smoothing,
+        ProbeInterval => probe_interval,
+        ProbeDepth => probe_depth,
+        Aggregate => aggregate
+    }
+    Queue (span, is_incomplete) { Size => size, Timeout => timeout }
+    Reject (span) { Status => status, RetryAfter => retry_after, Body => body }
+}
+
+impl Block for Defaults {}
+impl Block for Calendar {}
+impl Block for Concurrency {}
+impl Block for Adaptive {}
+impl Block for Queue {}
+impl Block for Reject {}
+impl Block for RateLimit {
+    /// To decide this, envoyproxy/ratelimit's parser accepts only the spelling `null`.
+    const NULL_IS_EMPTY: bool = true;
+}
+
+impl ListItem for RateLimit {
+    const TITLE: &'static str = "an item of `rate_limits`";
+}
+
+impl ListItem for Descriptor {
+    const TITLE: &'static str = "a descriptor";
+}
+
+/// An item of `replaces`, whose only field is `name`.
+impl ListItem for Spanned<String> {
+    const TITLE: &'static str = "an item of `replaces`";
+}
+
+impl FieldMap for Spanned<String> {
+    fn field(&mut self, name: FieldName) -> Option<&mut dyn FieldTarget> {
+        if name == FieldName::Name { Some(self) } else { None }
+    }
+
+    fn place(&mut self, span: Span) {
+        self.span = span;
+    }
+}

@@ -1,0 +1,424 @@
+//! The descriptor tree of one domain, and the lookup of the rule for a descriptor.
+//!
+//! Guarantees:
+//! - A node is named `key` or `key_value`, as in envoyproxy/ratelimit.
+//! - Each entry selects, in this order: exact `key_value`, longest network that contains the
+//!   address, first matching pattern in file order, bare `key`.
+//! - A lookup never goes back to a parent. It matches only if the last entry reaches a node with a
+//!   limit.
+//! - A lookup allocates no memory, up to [`INLINE_SHARED_VALUES`] shared values.
+//! - The cost of a lookup does not depend on the number of nodes.
+//! - Patterns are compared only if the level has no node with the exact `key_value`.
+//!
+//! Not covered:
+//! - Building the tree from limits files (see [`super::resolve`]).
+
+mod address_match;
+pub(crate) mod builder;
+pub mod key_paths;
+pub mod long_values;
+mod metric;
+pub mod miss;
+pub mod networks;
+mod node;
+pub(crate) mod pattern;
+mod table;
+pub mod trace;
+pub mod values;
+
+use std::borrow::Cow;
+use std::hash::Hasher;
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use super::action::{ActionEffect, ForcedDecision};
+use super::concurrency::ConcurrencyLimit;
+use super::rule::{Rule, RuleNumber};
+use crate::kernel::units::Nanos;
+pub use long_values::hash_long_values;
+pub use metric::MetricDots;
+use networks::NetworkTable;
+use node::{DescriptorNode, NameSpan, exact_hash, key_hasher, name_hash};
+pub(crate) use node::{NodeFlags, NodeId};
+use pattern::CompositeKey;
+use table::{LookupTarget, NameTable};
+
+/// The number of shared values (`share_threshold`) that a [`RuleMatch`] stores without allocating
+/// memory.
+pub const INLINE_SHARED_VALUES: usize = 1;
+
+/// The descriptor tree of one domain.
+///
+/// Memory: one hash table for all levels, and one text for all names. A node needs 60 to 145 bytes,
+/// in addition to its name and rule.
+#[derive(Clone, Debug)]
+pub struct DescriptorTree {
+    table: NameTable,
+    /// The nodes. The index is the number in [`NodeId`].
+    nodes: Vec<DescriptorNode>,
+    names: String,
+    wildcards: Vec<NodeId>,
+    rules: Vec<Rule>,
+    /// The node of each rule. The index is the number in [`node::RuleId`] minus 1.
+    rule_nodes: Vec<NodeId>,
+    networks: NetworkTable,
+    /// The concurrency limits, sorted by node. They are not in [`DescriptorNode`], because few
+    /// nodes have one and a node already fills a cache line.
+    concurrency_limits: Vec<(NodeId, ConcurrencyLimit)>,
+}
+
+/// The rule that a descriptor matches, and the texts that replace values of the descriptor in the
+/// counter key.
+#[derive(Debug)]
+pub struct RuleMatch<'t> {
+    /// The rule.
+    pub rule: &'t Rule,
+    /// The texts that replace values of the request in the counter key. With `share_threshold`, the
+    /// pattern is in the key, so all values that it matches share one counter. A long value is
+    /// replaced by a text with its hash (see [`long_values`]).
+    pub shared: SharedValues<'t>,
+}
+
+/// The concurrency limit that a descriptor matches, and the texts that replace values of the
+/// descriptor in the bucket name.
+#[derive(Debug)]
+pub struct ConcurrencyMatch<'t> {
+    /// The concurrency limit.
+    pub limit: &'t ConcurrencyLimit,
+    /// The texts that replace values of the request in the bucket name, as in
+    /// [`RuleMatch::shared`].
+    pub shared: SharedValues<'t>,
+}
+
+/// Positions of entries in a descriptor (from 0, ascending), each with the text that replaces the
+/// value of the request: a borrowed pattern, or an owned text with the hash of a long value.
+pub type SharedValues<'t> = SmallVec<[(usize, Cow<'t, str>); INLINE_SHARED_VALUES]>;
+
+/// The keys and values of a counter key.
+pub type KeyEntries = Box<[(Box<str>, Box<str>)]>;
+
+/// The kind of a node's name, in the order of priority.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MatchKind {
+    /// A name `key_value`, equal to the entry's.
+    Exact,
+    /// A network that contains the entry's address.
+    Network,
+    /// A name that is a pattern with `*`.
+    Wildcard,
+    /// A name that is only a `key`; it matches every value.
+    Bare,
+}
+
+impl DescriptorTree {
+    /// Returns the rule that a descriptor matches, if there is one.
+    #[inline]
+    pub fn lookup<'e, E>(&self, entries: E) -> Option<RuleMatch<'_>>
+    where
+        E: IntoIterator<Item = (&'e str, &'e str)>,
+    {
+        let mut shared = SharedValues::new();
+        let rule = self.find_rule(entries, &mut shared)?;
+        Some(RuleMatch { rule, shared })
+    }
+
+    /// Returns the rule that a descriptor matches, and appends its shared values to `shared`.
+    /// Unlike [`Self::lookup`], this moves no [`RuleMatch`], which costs more than the search
+    /// itself.
+    #[inline]
+    pub fn find_rule<'t, 'e, E>(
+        &'t self,
+        entries: E,
+        shared: &mut SharedValues<'t>,
+    ) -> Option<&'t Rule>
+    where
+        E: IntoIterator<Item = (&'e str, &'e str)>,
+    {
+        self.rule_at(self.find_target(entries, shared)?)
+    }
+
+    /// Returns the concurrency limit that a descriptor matches, if there is one.
+    pub fn lookup_concurrency_limit<'e, E>(&self, entries: E) -> Option<ConcurrencyMatch<'_>>
+    where
+        E: IntoIterator<Item = (&'e str, &'e str)>,
+    {
+        if self.concurrency_limits.is_empty() {
+            return None;
+        }
+        let mut shared = SharedValues::new();
+        let goal = self.find_target(entries, &mut shared)?;
+        self.concurrency_limit_of(goal.node()?).map(|limit| ConcurrencyMatch { limit, shared })
+    }
+
+    /// Returns all concurrency limits of the domain. Those of parents come before those of
+    /// children.
+    #[must_use]
+    pub fn concurrency_limits(&self) -> impl ExactSizeIterator<Item = &ConcurrencyLimit> {
+        self.concurrency_limits.iter().map(|(_, limit)| limit)
+    }
+
+    /// Returns the node or rule that the last entry of a descriptor matches.
+    #[inline]
+    fn find_target<'t, 'e, E>(
+        &'t self,
+        entries: E,
+        shared: &mut SharedValues<'t>,
+    ) -> Option<LookupTarget>
+    where
+        E: IntoIterator<Item = (&'e str, &'e str)>,
+    {
+        let mut entries = entries.into_iter().enumerate().peekable();
+        let mut level = self.root();
+        while let Some((position, (key, value))) = entries.next() {
+            let (goal, how) = self.match_entry(level, key, value)?;
+            if let Some(text) = self.replacement(level, (key, value), (goal, how)) {
+                shared.push((position, text));
+            }
+            if entries.peek().is_none() {
+                return Some(goal);
+            }
+            level = self.node_at(goal).filter(|node| node.has_children())?;
+        }
+        None
+    }
+
+    /// Returns all rules of the domain. Those of parents come before those of children.
+    #[must_use]
+    pub fn rules(&self) -> impl ExactSizeIterator<Item = &Rule> {
+        self.rules.iter()
+    }
+
+    /// Numbers the rules, starting with `next`, and sets `next` to the number after the last one.
+    pub(super) fn number_rules(&mut self, next: &mut RuleNumber) {
+        let mut take = || std::mem::replace(next, RuleNumber(next.0.saturating_add(1)));
+        self.rules.iter_mut().for_each(|rule| rule.number = take());
+        for (node, limit) in &mut self.concurrency_limits {
+            let rule = self.nodes[node.index()].rule.and_then(|rule| self.rules.get(rule.index()));
+            limit.has_rate_limit = rule.is_some();
+            limit.number = rule.map_or_else(&mut take, |rule| rule.number);
+        }
+    }
+
+    pub(super) fn force_decision(&mut self, path: &str, decision: ForcedDecision) {
+        for rule in self.rules.iter_mut().filter(|rule| *rule.path == *path) {
+            rule.forced_decision = Some(decision);
+        }
+    }
+
+    /// Returns the rule that a descriptor matches, and the entries of its counter key. Descriptors
+    /// that share a counter (`share_threshold`) have the same entries.
+    pub fn rule_and_key<'e>(
+        &self,
+        entries: impl Iterator<Item = (&'e str, &'e str)> + Clone,
+    ) -> Option<(&Rule, KeyEntries)> {
+        let RuleMatch { rule, shared } = self.lookup(entries.clone())?;
+        let key = entries
+            .enumerate()
+            .map(|(index, (key, value))| (key.into(), counter_value(&shared, index, value).into()));
+        Some((rule, key.collect()))
+    }
+
+    /// Adds an action for the key of a descriptor. Without a matching rule, the action has no effect.
+    pub(super) fn add_key_action(
+        &mut self,
+        entries: &[(String, String)],
+        effect: ActionEffect,
+        until: Nanos,
+    ) {
+        let entries = entries.iter().map(|(key, value)| (&**key, &**value));
+        let Some((number, key)) = self.rule_and_key(entries).map(|(rule, key)| (rule.number, key))
+        else {
+            return;
+        };
+        let Some(rule) = self.rules.iter_mut().find(|rule| rule.number == number) else { return };
+        rule.add_key_action(&key, effect, until);
+    }
+
+    /// Returns the text that replaces the value of an entry in counter keys, if there is one.
+    #[inline]
+    fn replacement(
+        &self,
+        level: &DescriptorNode,
+        entry: (&str, &str),
+        (target, kind): (LookupTarget, MatchKind),
+    ) -> Option<Cow<'_, str>> {
+        if let Some(pattern) = self.shared_pattern(target, kind) {
+            return Some(Cow::Borrowed(shared_text(pattern, entry.0)));
+        }
+        if level.has_networks
+            && let Some(text) = self.address_text(level, entry, target)
+        {
+            return Some(Cow::Owned(text));
+        }
+        self.long_text(level, entry, (target, kind)).map(Cow::Owned)
+    }
+
+    /// Returns the pattern by which an entry matched, if all values that it matches share one
+    /// counter (`share_threshold`).
+    #[inline]
+    fn shared_pattern(&self, target: LookupTarget, kind: MatchKind) -> Option<&str> {
+        let node = self.node_at(target).filter(|_| kind == MatchKind::Wildcard)?;
+        node.flags.share_threshold.then(|| self.text(node.name))
+    }
+
+    #[inline]
+    fn match_entry(
+        &self,
+        level: &DescriptorNode,
+        key: &str,
+        value: &str,
+    ) -> Option<(LookupTarget, MatchKind)> {
+        if level.has_networks
+            && let Some(address) = self.networks.for_entry(level, (key, value))
+        {
+            return self.match_address(level, key, address);
+        }
+        self.match_text(level, (key, value))
+    }
+
+    #[inline]
+    fn match_text(
+        &self,
+        level: &DescriptorNode,
+        (key, value): (&str, &str),
+    ) -> Option<(LookupTarget, MatchKind)> {
+        let subject = CompositeKey::new(key, value);
+        let hasher = key_hasher(level.id, key.as_bytes());
+        let bare = hasher.finish();
+        if level.may_have_name_of_len(subject.len())
+            && let Some(goal) = self.find_name(level.id, exact_hash(hasher, value), subject)
+        {
+            return Some((goal, MatchKind::Exact));
+        }
+        let mut patterns = self.patterns(level).iter();
+        if let Some(&node) = patterns.find(|&&node| pattern::matches(self.name(node), subject)) {
+            return Some((LookupTarget::of_node(node), MatchKind::Wildcard));
+        }
+        self.find_name(level.id, bare, CompositeKey::from_joined(key))
+            .map(|goal| (goal, MatchKind::Bare))
+    }
+
+    fn match_exact(
+        &self,
+        level: &DescriptorNode,
+        (key, value): (&str, &str),
+    ) -> Option<(LookupTarget, MatchKind)> {
+        let hash = exact_hash(key_hasher(level.id, key.as_bytes()), value);
+        let found = self.find_name(level.id, hash, CompositeKey::new(key, value))?;
+        Some((found, MatchKind::Exact))
+    }
+
+    #[inline]
+    fn find_name(
+        &self,
+        level: NodeId,
+        hash: u64,
+        subject: CompositeKey<'_>,
+    ) -> Option<LookupTarget> {
+        self.table.find(&self.names, level, hash, subject)
+    }
+
+    /// Returns the node with exactly this name among the children of `level`, unless it is a
+    /// network.
+    pub(crate) fn find_node(&self, level: NodeId, name: &str) -> Option<NodeId> {
+        let goal =
+            self.find_name(level, name_hash(level, name), CompositeKey::from_joined(name))?;
+        goal.rule().map_or_else(|| goal.node(), |rule| self.rule_nodes.get(rule.index()).copied())
+    }
+
+    #[inline]
+    fn node_at(&self, target: LookupTarget) -> Option<&DescriptorNode> {
+        target.node().map(|node| self.node(node))
+    }
+
+    #[inline]
+    fn rule_at(&self, target: LookupTarget) -> Option<&Rule> {
+        match target.rule() {
+            Some(rule) => self.rules.get(rule.index()),
+            None => self.rule_of(self.node_at(target)?),
+        }
+    }
+
+    fn root(&self) -> &DescriptorNode {
+        self.node(NodeId::ROOT)
+    }
+
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = NodeId> {
+        // The root, number 0, stands for the domain and is not a rule of the file.
+        (1..self.nodes.len()).filter_map(|index| u32::try_from(index).ok().map(NodeId))
+    }
+
+    pub(crate) fn node(&self, node: NodeId) -> &DescriptorNode {
+        &self.nodes[node.index()]
+    }
+
+    pub(crate) fn rule(&self, node: NodeId) -> Option<&Rule> {
+        self.rule_of(self.node(node))
+    }
+
+    fn rule_of(&self, node: &DescriptorNode) -> Option<&Rule> {
+        self.rules.get(node.rule?.index())
+    }
+
+    pub(crate) fn concurrency_limit_of(&self, node: NodeId) -> Option<&ConcurrencyLimit> {
+        let at = self.concurrency_limits.binary_search_by_key(&node, |(node, _)| *node).ok()?;
+        self.concurrency_limits.get(at).map(|(_, limit)| limit)
+    }
+
+    /// Returns the node's name: `key` or `key_value`.
+    pub(crate) fn name(&self, node: NodeId) -> &str {
+        self.text(self.node(node).name)
+    }
+
+    /// Returns the node's key, and its value if it has one.
+    pub(crate) fn key_and_value(&self, node: NodeId) -> (&str, Option<&str>) {
+        let name = self.name(node);
+        let key_len = self.node(node).key_len as usize;
+        (&name[..key_len], name.get(key_len + 1..))
+    }
+
+    /// Returns the child of `level` with which the lookup of an entry continues.
+    pub(crate) fn child_that_matches(
+        &self,
+        level: NodeId,
+        key: &str,
+        value: &str,
+    ) -> Option<NodeId> {
+        self.match_entry(self.node(level), key, value)?.0.node()
+    }
+
+    /// Returns the children of `level` whose names are patterns, in file order.
+    pub(crate) fn wildcards(&self, level: NodeId) -> &[NodeId] {
+        self.patterns(self.node(level))
+    }
+
+    fn patterns(&self, level: &DescriptorNode) -> &[NodeId] {
+        let Range { start, end } = level.wildcards;
+        &self.wildcards[start as usize..end as usize]
+    }
+
+    fn text(&self, name: NameSpan) -> &str {
+        name.text(&self.names)
+    }
+}
+
+/// Returns the entries of a descriptor as they are in its counter key. A text in `shared` replaces
+/// the value at its position.
+pub fn counter_entries<'a>(
+    entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
+    shared: &'a [(usize, Cow<'_, str>)],
+) -> impl Iterator<Item = (&'a str, &'a str)> + Clone {
+    entries.enumerate().map(|(index, (key, value))| (key, counter_value(shared, index, value)))
+}
+
+fn counter_value<'v>(shared: &'v [(usize, Cow<'_, str>)], index: usize, value: &'v str) -> &'v str {
+    let text = shared.iter().find(|(shared_index, _)| *shared_index == index);
+    text.map_or(value, |(_, text)| text)
+}
+
+/// Returns the text that replaces a value in counter keys: the pattern `name` without the entry's
+/// `key` at its start. If the pattern does not start with `key`, returns the whole pattern.
+fn shared_text<'t>(name: &'t str, key: &str) -> &'t str {
+    name.strip_prefix(key).and_then(|rest| rest.strip_prefix('_')).unwrap_or(name)
+}
