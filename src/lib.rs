@@ -67,12 +67,12 @@ pub mod cli;
 pub use sluicegate_config as config;
 pub mod edge;
 pub mod engine;
-pub mod pem;
 pub mod recording;
 pub mod replay;
 pub mod source;
 pub mod store;
-pub mod telemetry;
 
 pub use sluicegate_kernel as kernel;
 pub use sluicegate_lease::clock;
+pub use sluicegate_telemetry as telemetry;
+pub use sluicegate_telemetry::pem;

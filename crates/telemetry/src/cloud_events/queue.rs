@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use super::recent::{Novelty, RecentKeys};
 use super::{CloudEvent, EventContent, EventKey};
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{CloudEventOutcome, Event as _};
+use crate::event::{CloudEventOutcome, Event as _};
 
 /// The largest number of undelivered events that checks cause. An event keeps its place until its
 /// delivery ends.
@@ -130,7 +130,7 @@ mod tests {
     use serde_json::Map;
 
     use super::*;
-    use crate::telemetry::cloud_events::EventWindow;
+    use crate::cloud_events::EventWindow;
 
     const NOW: Nanos = Nanos::from_secs(30);
 

@@ -97,8 +97,8 @@ impl fmt::Display for ExemplarSuffix {
 mod tests {
     use super::*;
     use crate::kernel::units::Nanos;
-    use crate::telemetry::event::{CheckAnswered, Event as _};
-    use crate::telemetry::metrics::{Gauges, SpanIds};
+    use crate::event::{CheckAnswered, Event as _};
+    use crate::metrics::{Gauges, SpanIds};
 
     fn count_check(metrics: &Metrics, took: u64, trace: u128) {
         let came = Nanos(1_700_000_000_000_000_000);

@@ -27,8 +27,8 @@ use super::queue::{QueuedEvents, QueuedLane};
 use super::webhook::{MAX_AGE, PostResult, Webhook};
 use super::{CloudEvent, EventQueue, WebhookError, WebhookOptions};
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{CloudEventOutcome, Event as _};
-use crate::telemetry::reason_log::QuietLog;
+use crate::event::{CloudEventOutcome, Event as _};
+use crate::reason_log::QuietLog;
 
 /// The largest number of requests that run at a time for events that checks cause.
 const MAX_REQUESTS: usize = 4;

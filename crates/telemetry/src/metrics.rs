@@ -9,7 +9,7 @@
 //! - The values of every label come from a closed list or from the limits files.
 //!
 //! Not covered:
-//! - The HTTP endpoint of the metrics page (see [`crate::edge::http::metrics`]).
+//! - The HTTP endpoint of the metrics page (see `edge::http::metrics`).
 
 mod buckets;
 mod concurrency;

@@ -10,6 +10,9 @@ mod http_client;
 pub mod label;
 pub mod metrics;
 pub mod otlp;
+pub mod pem;
 pub mod reason_log;
 pub mod stats;
 pub mod trace;
+
+use sluicegate_kernel as kernel;

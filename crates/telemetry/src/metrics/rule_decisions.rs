@@ -11,7 +11,7 @@
 use std::fmt;
 
 use super::text_format::{EscapedLabel, MetricHead};
-use crate::telemetry::label::RuleVerdict;
+use crate::label::RuleVerdict;
 
 /// The decisions of one rule.
 #[derive(Clone, Debug, Default)]

@@ -17,7 +17,7 @@ use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::telemetry::http_client::{ClientTlsFiles, HttpClient, tls_config};
+use crate::http_client::{ClientTlsFiles, HttpClient, tls_config};
 
 #[derive(Debug)]
 pub(super) struct OtlpHttpClient {

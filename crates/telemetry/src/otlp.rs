@@ -31,7 +31,7 @@ use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
 use tonic::codegen::http::Uri;
 
 use super::trace::{self, Propagators};
-use crate::telemetry::http_client::ClientTlsFiles;
+use crate::http_client::ClientTlsFiles;
 use collector_client::OtlpHttpClient;
 pub use page_cache::RenderPage;
 use page_cache::{PageCache, PageReader};

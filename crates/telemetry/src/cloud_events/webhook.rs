@@ -21,7 +21,7 @@ use ring::hmac;
 
 use crate::kernel::units::Nanos;
 use crate::pem;
-use crate::telemetry::http_client::{ClientTlsFiles, HttpClient};
+use crate::http_client::{ClientTlsFiles, HttpClient};
 
 /// The time from the first attempt after which an event is dropped.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(600);

@@ -18,7 +18,7 @@ use super::text_format::{DecimalSeconds, MetricHead};
 use super::{ConcurrencyTotals, Counters, Gauges, LeaseTotals, Metrics};
 use crate::kernel::decision::{Reason, StoreFailure};
 use crate::kernel::units::Nanos;
-use crate::telemetry::label::{
+use crate::label::{
     CONCURRENCY_REASONS, CloudEventOutcome, ConnectionFailure, DatagramKind, EdgeOutcome,
     FallbackDebtOutcome, ForwardingEvent, LeasedHitsEvent, ListenPort, MirrorOutcome,
     PermitIdEvent, Protocol, ProxyMessageKind, ShareEvent, StrictPermitEvent, VERDICTS,

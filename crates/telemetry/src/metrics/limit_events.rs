@@ -13,20 +13,20 @@ use parking_lot::Mutex;
 
 use super::concurrency::{MAX_LIMIT_SERIES, OTHER};
 use super::text_format::{EscapedLabel, MetricHead};
-use crate::telemetry::label::LimitEvent;
+use crate::label::LimitEvent;
 
 type EventCounts = [u64; LimitEvent::ALL.len()];
 
 /// The number of events of each concurrency limit, by its path.
 #[derive(Debug)]
-pub(in crate::telemetry) struct LimitEvents(Mutex<BTreeMap<Box<str>, EventCounts>>);
+pub(crate) struct LimitEvents(Mutex<BTreeMap<Box<str>, EventCounts>>);
 
 impl LimitEvents {
     pub(super) const fn new() -> Self {
         Self(Mutex::new(BTreeMap::new()))
     }
 
-    pub(in crate::telemetry) fn count(&self, limit: &str, event: LimitEvent, count: u64) {
+    pub(crate) fn count(&self, limit: &str, event: LimitEvent, count: u64) {
         let mut limits = self.0.lock();
         let limit = if limits.contains_key(limit) || limits.len() < MAX_LIMIT_SERIES {
             limit

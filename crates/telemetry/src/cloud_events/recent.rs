@@ -114,7 +114,7 @@ impl KeyShard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::cloud_events::EventWindow;
+    use crate::cloud_events::EventWindow;
 
     fn insert(recent: &RecentKeys, key: &[u8], second: u64) -> Novelty {
         let now = Nanos::from_secs(second);
