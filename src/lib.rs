@@ -70,9 +70,9 @@ pub mod engine;
 pub mod recording;
 pub mod replay;
 pub mod source;
-pub mod store;
 
 pub use sluicegate_kernel as kernel;
 pub use sluicegate_lease::clock;
+pub use sluicegate_store as store;
 pub use sluicegate_telemetry as telemetry;
 pub use sluicegate_telemetry::pem;

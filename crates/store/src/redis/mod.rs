@@ -1,0 +1,443 @@
+//! The Redis store: counters in a Redis that replicas share.
+//!
+//! Guarantees:
+//! - One script call decides a check with any number of charges.
+//! - Checks that arrive during a store call share the next call.
+//! - The Lua scripts compute the same numbers as the Rust code in `crates/kernel`.
+//! - Every charge has an outcome within the deadline: from Redis, or a [`StoreFailure`].
+//! - A charge is sent at most once, and never after its caller stopped waiting.
+//! - All instants are those of the clock of Redis, not of the replica.
+//! - A replica starts and serves without Redis, and keeps reconnecting.
+//! - No error and no log line contains the password.
+//! - In a Cluster, a check makes one call for each slot.
+//! - Behind a proxy, each call has one counter: the proxy routes it by its first key.
+//! - If one decision needs several slots, the check reserves hits, then commits or cancels all,
+//!   within one deadline.
+//!
+//! Not covered:
+//! - The fallback for a failed charge (`engine::decide::fallback`).
+//! - Several connections to one Redis process: its single thread would not reply faster.
+
+mod audit;
+mod batch;
+pub mod charge_call;
+mod client;
+mod cluster;
+pub mod codec;
+mod connect_help;
+mod connection;
+pub(crate) mod files;
+mod fleet_start;
+pub mod inspect;
+mod joint_decision;
+mod keeper;
+pub mod membership;
+mod open;
+mod options;
+mod outcome;
+mod permits;
+mod recheck;
+mod recheck_limiter;
+pub mod reference;
+mod relay;
+mod reservations;
+mod route;
+mod script;
+mod sentinel;
+mod server_address;
+mod slot_map;
+mod slot_parts;
+mod store_group;
+pub(crate) mod tls;
+
+use std::mem::take;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{join, join_all};
+use smallvec::SmallVec;
+use tokio::time::timeout;
+
+use super::audit::{AuditRecord, StoredAuditRecord};
+use super::fleet::{MembershipHeartbeat, MembershipReply};
+use super::heartbeat::{ShareRound, ShareRoundReply};
+use super::lease::{LeaseMessage, LeaseOutcome};
+use super::permits::{
+    PermitReport as Telling, PermitReportReply, StrictPermitReply as Permitted, StrictPermitRequest,
+};
+use super::stats::{ConnectionCounter, StoreStats};
+use super::{
+    AuditStore, Charge, ChargeMode, Charges, CounterStore, FleetStore, Outcomes, Placement,
+    StoreFailure, StoreReply,
+};
+use crate::kernel::units::Nanos;
+use crate::telemetry::event::{Event as _, LeaseCallSent, StoreCallSent};
+use batch::{BatchItem, BatchReplies, Batcher};
+use charge_call::{ChargeCall, CheckResults};
+use codec::{heartbeat, lease};
+use connection::LiveConnection;
+use joint_decision::{JointDecision, can_reserve};
+pub use options::{
+    Address, Batching, ClientIdentity, Password, ProxyMode, RedisOptions, RedisTls, RedisTopology,
+    SentinelOptions,
+};
+use outcome::{
+    IndexedCharges, IndexedOutcomes, all_failed, as_uncharged, decode_outcomes, log_invalid_reply,
+    write_outcomes,
+};
+use recheck_limiter::RecheckLimiter;
+use reservations::{ReservationClient, Reservations};
+use route::Route;
+use script::LoadedScript;
+pub use script::{
+    ACQUIRE_SCRIPT, CHARGE_SCRIPT, HEARTBEAT_SCRIPT, LEASE_SCRIPT, PERMIT_REPORT_SCRIPT,
+    RESERVATION_SCRIPT,
+};
+pub use store_group::StoreGroup;
+
+/// The shortest timeout of a membership heartbeat. No request waits for it, so it may take longer
+/// than `store.timeout`.
+const MIN_MEMBERSHIP_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// A [`CounterStore`] whose counters are in Redis.
+#[derive(Debug)]
+pub struct RedisStore {
+    route: Route,
+    check_batcher: Arc<Batcher<codec::PackedCheck>>,
+    lease_batcher: Arc<Batcher<lease::PackedMessage>>,
+    reservation_client: Arc<ReservationClient>,
+    recheck_limiter: RecheckLimiter,
+    /// True if all counters of this process are in this Redis, under Sluicegate's own keys.
+    is_only_store: bool,
+    key_prefix: String,
+    call_timeout: Duration,
+    connection_counter: Arc<ConnectionCounter>,
+}
+
+impl RedisStore {
+    /// Returns a store that is not connected yet, and the task that
+    /// keeps it connected. Every charge fails unless that task runs.
+    pub fn new(options: RedisOptions) -> (Self, impl Future<Output = ()> + Send + 'static) {
+        let (key_prefix, deadline) = (options.key_prefix.clone(), options.call_timeout);
+        let (batching, process) = (options.batching, options.jitter_seed);
+        let connections = Arc::clone(&options.connection_counter);
+        let (route, kept) = Route::new(options);
+        let calls = Batcher::new(route.clone(), deadline, batching);
+        let messages = Batcher::new(route.clone(), deadline, batching);
+        let holder =
+            Arc::new(ReservationClient::new(route.clone(), &key_prefix, process, deadline));
+        let redis = Self {
+            route,
+            check_batcher: calls,
+            lease_batcher: messages,
+            reservation_client: holder,
+            recheck_limiter: RecheckLimiter::default(),
+            is_only_store: true,
+            key_prefix,
+            call_timeout: deadline,
+            connection_counter: connections,
+        };
+        (redis, kept)
+    }
+
+    /// Marks that a check may also have charges in another Redis or under envoyproxy/ratelimit's
+    /// keys.
+    fn beside_other_stores(self) -> Self {
+        Self { is_only_store: false, ..self }
+    }
+
+    /// Returns the Cluster slot of each charge's key; behind a proxy, the number of its counter.
+    /// With one server: a single 0 for all charges.
+    fn slots_of(&self, charges: &Charges) -> SmallVec<[u16; 2]> {
+        if !self.route.has_several_servers() {
+            return SmallVec::from_elem(0, 1);
+        }
+        let prefix = self.key_prefix.as_bytes();
+        let key = |charge: &Charge| codec::counter_key(&charge.key, charge.placement, prefix);
+        let keys: SmallVec<[Vec<u8>; 2]> = charges.list.iter().map(key).collect();
+        self.route.group_keys(&keys)
+    }
+
+    async fn charge_slot(&self, slot: u16, charges: &Charges) -> Outcomes {
+        let packed_check = codec::pack(charges, self.key_prefix.as_bytes());
+        let results = self.check_batcher.submit(slot, packed_check).await;
+        results
+            .and_then(|said| decode_outcomes(charges, &said))
+            .unwrap_or_else(|c| all_failed(charges, c))
+    }
+
+    /// Sends the charges of each slot in one call, to all slots concurrently. Each slot decides its
+    /// charges independently.
+    async fn charge_each_slot(&self, charges: &Charges, slots: &[u16]) -> Outcomes {
+        let parts = slot_parts::split_by_slot(charges, slots);
+        let calls = parts.iter().map(|part| self.charge_slot(part.slot, &part.charges));
+        let mut outcomes = all_failed(charges, StoreFailure::InvalidReply);
+        for (part, answered) in parts.iter().zip(join_all(calls).await) {
+            part.write_to(answered, &mut outcomes);
+        }
+        outcomes
+    }
+
+    /// Reserves the charges in all slots. Then commits all or cancels all, by the decision from all
+    /// results.
+    async fn charge_in_two_steps(&self, charges: &Charges, decision: JointDecision) -> Outcomes {
+        let (list, patience) = (&charges.list, self.call_timeout / 2);
+        let all: SmallVec<[usize; 2]> = (0..list.len()).collect();
+        let (tried, rest): (Vec<usize>, Vec<usize>) =
+            all.iter().partition(|&&at| can_reserve(list, at));
+        let mut holding = Reservations::default();
+        for &at in &tried {
+            holding.add(&self.reservation_client, at, &list[at]);
+        }
+        let mut outcomes = all_failed(charges, StoreFailure::TimedOut);
+        let rest: IndexedCharges = rest.into_iter().map(|at| (at, list[at].clone())).collect();
+        let asked = self.charge_some(rest, ChargeMode::Preview, patience);
+        let (asked, ()) = join(asked, holding.reserve_all(patience, &mut outcomes)).await;
+        write_outcomes(asked, &mut outcomes);
+        let second = decision.second_step(list, &all, &outcomes, &tried);
+        if decision.denies(list, &all, &outcomes) {
+            holding.cancel_all(patience, &mut outcomes).await;
+            return outcomes;
+        }
+        let rest = self.charge_some(second, ChargeMode::Each, patience);
+        let (rest, ()) = join(rest, holding.commit_all(patience, &mut outcomes)).await;
+        write_outcomes(rest, &mut outcomes);
+        outcomes
+    }
+
+    async fn charge_some(
+        &self,
+        some: IndexedCharges,
+        rule: ChargeMode,
+        patience: Duration,
+    ) -> IndexedOutcomes {
+        let (places, list): (SmallVec<[usize; 2]>, _) = some.into_iter().unzip();
+        let is_asked = matches!(rule, ChargeMode::Preview);
+        let charges = Charges { list, mode: rule };
+        let slots = self.slots_of(&charges);
+        let outcomes = timeout(patience, self.charge_each_slot(&charges, &slots)).await;
+        let outcomes = outcomes.unwrap_or_else(|_| all_failed(&charges, StoreFailure::TimedOut));
+        let convert = |outcome| if is_asked { as_uncharged(outcome) } else { outcome };
+        places.into_iter().zip(outcomes.into_iter().map(convert)).collect()
+    }
+}
+
+impl RedisStore {
+    async fn send_lease_message(
+        &self,
+        slot: u16,
+        message: &LeaseMessage,
+        packed: lease::PackedMessage,
+    ) -> LeaseOutcome {
+        let raw_result = self.lease_batcher.submit(slot, packed).await;
+        let lent = raw_result.and_then(|said| {
+            lease::read(message, &said).map_err(|refused| log_invalid_reply(&refused))
+        });
+        lent.unwrap_or_else(LeaseOutcome::Failed)
+    }
+
+    async fn send_share_reports(
+        &self,
+        live: Arc<LiveConnection>,
+        slot: u16,
+        round: &ShareRound,
+    ) -> Result<ShareRoundReply, StoreFailure> {
+        let call = heartbeat::pack(round, self.key_prefix.as_bytes(), live.run_id(), None);
+        let called = live.run(LoadedScript::Heartbeat, call.keys, call.args);
+        let reply = self.route.call_within(self.call_timeout, slot, called).await?;
+        heartbeat::read(round, &reply).map_err(|refused| log_invalid_reply(&refused))
+    }
+
+    async fn send_membership_heartbeat(
+        &self,
+        live: Arc<LiveConnection>,
+        heartbeat: &MembershipHeartbeat,
+    ) -> Result<MembershipReply, StoreFailure> {
+        let key = membership::members_key(&self.key_prefix);
+        let args = membership::encode_args(heartbeat);
+        let call = live.eval_rare_script(membership::MEMBERSHIP_SCRIPT, key, args);
+        let reply = timeout(self.call_timeout.max(MIN_MEMBERSHIP_TIMEOUT), call).await;
+        membership::decode_fleet(reply.unwrap_or(Err(StoreFailure::TimedOut))?)
+    }
+}
+
+impl BatchItem for codec::PackedCheck {
+    type Output = CheckResults;
+
+    fn script_micros(&self) -> usize {
+        self.micros()
+    }
+
+    async fn run_batch(
+        live: &LiveConnection,
+        questions: Vec<Self>,
+    ) -> Result<BatchReplies<Self>, StoreFailure> {
+        let mut call = ChargeCall::encode(questions, None);
+        StoreCallSent { checks: call.check_count() }.emit();
+        let reply =
+            live.run(LoadedScript::Charge, take(&mut call.keys), take(&mut call.args)).await?;
+        let shares = call.split_reply(&reply).map_err(|refused| log_invalid_reply(&refused))?;
+        Ok((shares, Vec::new()))
+    }
+}
+
+impl BatchItem for lease::PackedMessage {
+    type Output = lease::RawLeaseResult;
+
+    fn script_micros(&self) -> usize {
+        self.micros()
+    }
+
+    async fn run_batch(
+        live: &LiveConnection,
+        mut messages: Vec<Self>,
+    ) -> Result<BatchReplies<Self>, StoreFailure> {
+        LeaseCallSent { messages: messages.len() }.emit();
+        let (keys, args) = lease::encode_call(&messages);
+        let reply = live.run(LoadedScript::Lease, keys, args).await?;
+        let results = lease::split_reply(&reply, messages.len());
+        let said = results.map_err(|refused| log_invalid_reply(&refused))?;
+        let rest = messages.split_off(said.len());
+        Ok((said, rest))
+    }
+}
+
+impl CounterStore for RedisStore {
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
+        if charges.list.is_empty() {
+            return StoreReply::Ready(Outcomes::new());
+        }
+        if charge_call::MAX_CHARGES < charges.list.len() {
+            return StoreReply::Ready(all_failed(charges, StoreFailure::Overloaded));
+        }
+        let slots = self.slots_of(charges);
+        let first = slots.first().copied().unwrap_or_default();
+        let together = JointDecision::from_mode(charges.mode);
+        if slots.iter().all(|slot| *slot == first) {
+            let may_be_held =
+                || charges.list.iter().any(|charge| self.reserved_for(charge).is_some());
+            return match (self.route.connection(first), together) {
+                (Err(cause), _) => StoreReply::Ready(all_failed(charges, cause)),
+                (Ok(_), Some(together)) if may_be_held() => StoreReply::Pending(Box::pin(
+                    self.charge_with_recheck(now, first, charges, together),
+                )),
+                (Ok(_), _) => StoreReply::Pending(Box::pin(self.charge_slot(first, charges))),
+            };
+        }
+        StoreReply::Pending(Box::pin(async move {
+            match together {
+                Some(together) => self.charge_in_two_steps(charges, together).await,
+                None => self.charge_each_slot(charges, &slots).await,
+            }
+        }))
+    }
+
+    fn reserved_for(&self, charge: &Charge) -> Option<Nanos> {
+        // All counters of `Placement::WholeDomain` are in one slot of a Cluster.
+        let is_domain_in_slot =
+            self.route.is_clustered() && matches!(charge.placement, Placement::WholeDomain(_));
+        let is_whole = !self.route.has_several_servers() || is_domain_in_slot;
+        (!self.is_only_store || !is_whole).then(|| self.reservation_client.lifetime())
+    }
+
+    fn node_of(&self, _now: Nanos, charge: &Charge) -> u32 {
+        if !self.route.has_several_servers() {
+            return 0;
+        }
+        let key = codec::counter_key(&charge.key, charge.placement, self.key_prefix.as_bytes());
+        codec::cluster_slot(&key).into()
+    }
+
+    fn exchange_lease_message<'a>(
+        &'a self,
+        _now: Nanos,
+        message: &'a LeaseMessage,
+    ) -> StoreReply<'a, LeaseOutcome> {
+        let packed = lease::pack(message, self.key_prefix.as_bytes(), None);
+        let slot = self.route.slot_of(&packed.keys[0]);
+        match self.route.connection(slot) {
+            Ok(_) => StoreReply::Pending(Box::pin(self.send_lease_message(slot, message, packed))),
+            Err(cause) => StoreReply::Ready(LeaseOutcome::Failed(cause)),
+        }
+    }
+
+    fn batch_calls(&self, begin: &mut dyn FnMut()) {
+        self.lease_batcher.send_together(begin);
+    }
+
+    fn max_wait(&self) -> Option<Nanos> {
+        u64::try_from(self.call_timeout.as_nanos()).ok().map(Nanos)
+    }
+
+    fn current_failure(&self) -> Option<StoreFailure> {
+        self.route.outage_cause()
+    }
+
+    fn stats(&self) -> StoreStats {
+        StoreStats { connections: Some(self.connection_counter.counts()), ..StoreStats::default() }
+    }
+}
+
+impl FleetStore for RedisStore {
+    fn update_membership<'a>(
+        &'a self,
+        beat: &'a MembershipHeartbeat,
+    ) -> StoreReply<'a, Result<MembershipReply, StoreFailure>> {
+        match self
+            .route
+            .connection(self.route.slot_of(membership::members_key(&self.key_prefix).as_bytes()))
+        {
+            Ok(live) => StoreReply::Pending(Box::pin(self.send_membership_heartbeat(live, beat))),
+            Err(cause) => StoreReply::Ready(Err(cause)),
+        }
+    }
+
+    fn report_shares<'a>(
+        &'a self,
+        _now: Nanos,
+        round: &'a ShareRound,
+    ) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
+        let slot = self.route.slot_of(&heartbeat::incarnation_key(self.key_prefix.as_bytes()));
+        match self.route.connection(slot) {
+            Ok(live) => StoreReply::Pending(Box::pin(self.send_share_reports(live, slot, round))),
+            Err(cause) => StoreReply::Ready(Err(cause)),
+        }
+    }
+
+    fn acquire_strict_permit<'a>(
+        &'a self,
+        _now: Nanos,
+        asked: &'a StrictPermitRequest,
+    ) -> StoreReply<'a, Result<Permitted, StoreFailure>> {
+        self.acquire_permit(asked)
+    }
+
+    fn report_strict_permits<'a>(
+        &'a self,
+        _now: Nanos,
+        round: &'a Telling,
+    ) -> StoreReply<'a, PermitReportReply> {
+        StoreReply::Pending(Box::pin(self.report_permits(round)))
+    }
+}
+
+impl AuditStore for RedisStore {
+    fn has_audit_log(&self) -> bool {
+        true
+    }
+
+    fn append_audit<'a>(
+        &'a self,
+        _now: Nanos,
+        record: &'a AuditRecord,
+    ) -> StoreReply<'a, Result<(), StoreFailure>> {
+        self.append_audit_record(record)
+    }
+
+    fn read_audit(
+        &self,
+        _now: Nanos,
+    ) -> StoreReply<'_, Result<Vec<StoredAuditRecord>, StoreFailure>> {
+        self.read_audit_records()
+    }
+}

@@ -1,0 +1,439 @@
+//! Checks over several stores and key formats: the main Redis, a separate Redis for limits per
+//! second, and the keys of envoyproxy/ratelimit.
+//!
+//! Guarantees:
+//! - Each charge has one outcome, in the order of the check.
+//! - A part is all charges with the same store and key format. All parts are called concurrently.
+//! - A failed part does not affect the outcomes of the others.
+//! - A decision over several parts takes two steps ([`super::joint_decision`]), within one
+//!   deadline.
+//! - A denied all-or-nothing check leaves no hits charged.
+//! - A check within one part and slot is atomic; a check over several parts is not.
+//!
+//! A denied all-or-nothing check cancels its reservations ([`super::reservations`]) and refunds its
+//! hits under the keys of envoyproxy/ratelimit. These keys contain the start of their window, so a
+//! refund reaches the window that was charged.
+
+use std::time::Duration;
+
+use futures_util::future::{join, join_all};
+use smallvec::SmallVec;
+use tokio::time::timeout;
+
+use super::joint_decision::{DenialCharges, JointDecision, can_reserve};
+use super::outcome::{IndexedOutcomes, all_failed, as_uncharged, write_outcomes};
+use super::reference::{self, CompatCounters, DecidingStep};
+use super::reservations::Reservations;
+use super::{RedisStore, StoreFailure};
+use crate::kernel::decision::Cost;
+use crate::kernel::rate::limit::EXACT_BOUND;
+use crate::kernel::units::{Hits, Nanos};
+use crate::audit::{AuditRecord, StoredAuditRecord};
+use crate::fleet::{MembershipHeartbeat, MembershipReply};
+use crate::heartbeat::{ShareRound, ShareRoundReply};
+use crate::lease::{LeaseMessage, LeaseOutcome};
+use crate::permits::{
+    PermitReport, PermitReportReply, StrictPermitReply, StrictPermitRequest,
+};
+use crate::stats::StoreStats;
+use crate::{
+    AuditStore, Charge, ChargeMode, ChargeOutcome, Charges, CounterHits, CounterStore, FleetStore,
+    Outcomes, StoreReply,
+};
+
+/// The stores that contain the counters of this process.
+#[derive(Debug)]
+pub struct StoreGroup {
+    main: RedisStore,
+    per_second: Option<RedisStore>,
+    reference: Option<CompatCounters>,
+}
+
+/// Charges of a check that have the same store and key format.
+struct TargetPart {
+    target: ChargeTarget,
+    indexes: SmallVec<[usize; 2]>,
+    charges: Charges,
+}
+
+type TargetParts = SmallVec<[TargetPart; 2]>;
+
+type ChargeIndexes = SmallVec<[usize; 2]>;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct ChargeTarget {
+    is_per_second: bool,
+    is_ratelimit_key: bool,
+}
+
+impl StoreGroup {
+    /// Creates a group with all counters in `main`.
+    #[must_use]
+    pub const fn new(main: RedisStore) -> Self {
+        Self { main, per_second: None, reference: None }
+    }
+
+    /// Keeps the counters of limits per second in `store`.
+    #[must_use]
+    pub fn with_per_second(self, store: RedisStore) -> Self {
+        let per_second = Some(store.beside_other_stores());
+        Self { main: self.main.beside_other_stores(), per_second, reference: self.reference }
+    }
+
+    /// Enables counters under envoyproxy/ratelimit's keys, counted as that service counts them.
+    #[must_use]
+    pub fn with_reference(self, options: reference::CompatOptions) -> Self {
+        let reference = Some(CompatCounters::new(options));
+        let per_second = self.per_second.map(RedisStore::beside_other_stores);
+        Self { main: self.main.beside_other_stores(), per_second, reference }
+    }
+
+    fn target_of(&self, charge: &Charge) -> ChargeTarget {
+        ChargeTarget {
+            is_per_second: charge.per_second && self.per_second.is_some(),
+            is_ratelimit_key: self.reference.is_some() && reference::is_compat_charge(charge),
+        }
+    }
+
+    fn store_of(&self, target: ChargeTarget) -> &RedisStore {
+        self.per_second.as_ref().filter(|_| target.is_per_second).unwrap_or(&self.main)
+    }
+
+    /// Groups charges, each with its index in the check, by store and key format.
+    fn split_by_target<'c>(
+        &self,
+        charges: impl Iterator<Item = (usize, &'c Charge)>,
+        mode: ChargeMode,
+    ) -> TargetParts {
+        let mut parts = TargetParts::new();
+        for (index, charge) in charges {
+            let target = self.target_of(charge);
+            let part_index = parts.iter().position(|part: &TargetPart| part.target == target);
+            let part_index = part_index.unwrap_or_else(|| {
+                let charges = Charges { mode, ..Charges::default() };
+                parts.push(TargetPart { target, indexes: SmallVec::new(), charges });
+                parts.len() - 1
+            });
+            parts[part_index].indexes.push(index);
+            parts[part_index].charges.list.push(charge.clone());
+        }
+        parts
+    }
+
+    async fn charge_parts(&self, now: Nanos, charges: &Charges) -> Outcomes {
+        let parts = self.split_by_target(charges.list.iter().enumerate(), charges.mode);
+        let mut outcomes = all_failed(charges, StoreFailure::InvalidReply);
+        let (joint, separate) = self.separate_joint_parts(parts, charges.mode);
+        let separate = self.call_parts(now, &separate, DecidingStep::ThisCall, None);
+        let (separate, joint) = join(separate, self.decide_jointly(now, charges, &joint)).await;
+        write_outcomes(separate, &mut outcomes);
+        write_outcomes(joint, &mut outcomes);
+        outcomes
+    }
+
+    /// Separates the parts that must be decided together from the other parts.
+    fn separate_joint_parts(
+        &self,
+        parts: TargetParts,
+        mode: ChargeMode,
+    ) -> (TargetParts, TargetParts) {
+        let skips = self.reference.as_ref().is_some_and(CompatCounters::skips_after_denial);
+        let is_joint = |part: &TargetPart| match mode {
+            ChargeMode::Preview => false,
+            ChargeMode::Each => part.target.is_ratelimit_key && skips,
+            ChargeMode::AllOrNothing { .. } => true,
+        };
+        let (joint, separate): (TargetParts, TargetParts) = parts.into_iter().partition(is_joint);
+        match &joint[..] {
+            [part] if self.is_single_call(part.target, &part.charges) => {
+                (TargetParts::new(), separate.into_iter().chain(joint).collect())
+            }
+            _ => (joint, separate),
+        }
+    }
+
+    /// Returns `true` if one store call can decide all these charges, under any charge mode.
+    fn is_single_call(&self, target: ChargeTarget, charges: &Charges) -> bool {
+        !target.is_ratelimit_key
+            || charges.list.len() == 1
+            || !self.store_of(target).route.has_several_servers()
+    }
+
+    /// Makes one decision for all given parts. First reserves or previews each charge. Then makes
+    /// the previewed charges, and commits the reservations unless a limit denied meanwhile.
+    async fn decide_jointly(
+        &self,
+        now: Nanos,
+        charges: &Charges,
+        parts: &[TargetPart],
+    ) -> IndexedOutcomes {
+        let indexes: ChargeIndexes =
+            parts.iter().flat_map(|part| part.indexes.iter().copied()).collect();
+        if indexes.is_empty() {
+            return IndexedOutcomes::new();
+        }
+        let (list, decision) = (&charges.list, self.joint_decision(charges.mode));
+        let has_reference = parts.iter().any(|part| part.target.is_ratelimit_key);
+        let (deadline, steps) = (self.main.call_timeout, if has_reference { 3 } else { 2 });
+        let step_timeout = deadline / steps;
+        let mut outcomes = all_failed(charges, StoreFailure::TimedOut);
+        let (mut reservations, reservable) = self.plan_reservations(list, &indexes);
+        let others = indexes.iter().filter(|&index| !reservable.contains(index));
+        let others = others.map(|&index| (index, &list[index]));
+        let others = self.split_by_target(others, ChargeMode::Preview);
+        let previews = self.call_parts(now, &others, DecidingStep::ThisCall, Some(step_timeout));
+        let (previews, ()) =
+            join(previews, reservations.reserve_all(step_timeout, &mut outcomes)).await;
+        write_outcomes(
+            previews.into_iter().map(|(index, preview)| (index, as_uncharged(preview))).collect(),
+            &mut outcomes,
+        );
+        let previews = outcomes.clone();
+        let second = decision.second_step(list, &indexes, &previews, &reservable);
+        // Divide the remaining time between the charges of the second step and the commit.
+        let remaining = deadline.saturating_sub(step_timeout);
+        let step_timeout =
+            if second.is_empty() { remaining.min(step_timeout) } else { remaining / 2 };
+        let parts = self.split_by_target(
+            second.iter().map(|(index, charge)| (*index, charge)),
+            ChargeMode::Each,
+        );
+        write_outcomes(
+            self.call_parts(now, &parts, DecidingStep::EarlierCall, Some(step_timeout)).await,
+            &mut outcomes,
+        );
+        if decision.on_denial == DenialCharges::Nothing
+            && decision.denies(list, &indexes, &outcomes)
+        {
+            let mut canceled = outcomes.clone();
+            let refunds = self.refund_ratelimit_keys(now, &second, &outcomes, step_timeout);
+            let (refunds, ()) =
+                join(refunds, reservations.cancel_all(step_timeout, &mut canceled)).await;
+            outcomes = canceled;
+            for (index, refund) in refunds {
+                // A limit that denied keeps its denial; others get the outcome before the charge.
+                if matches!(refund, ChargeOutcome::Refunded(_)) && !outcomes[index].is_denial() {
+                    outcomes[index] = previews[index];
+                }
+            }
+        } else {
+            reservations.commit_all(step_timeout, &mut outcomes).await;
+        }
+        indexes.iter().map(|&index| (index, outcomes[index])).collect()
+    }
+
+    fn joint_decision(&self, mode: ChargeMode) -> JointDecision {
+        JointDecision::from_mode(mode).unwrap_or_else(|| JointDecision {
+            quota_for_all: self.reference.as_ref().is_some_and(CompatCounters::quota_for_all),
+            quota_cannot_deny: false,
+            on_denial: DenialCharges::DenyingLimits,
+        })
+    }
+
+    /// Plans reservations for the charges at `indexes`; also returns the indices that can be
+    /// reserved.
+    fn plan_reservations(
+        &self,
+        list: &[Charge],
+        indexes: &[usize],
+    ) -> (Reservations, ChargeIndexes) {
+        let mut reservations = Reservations::default();
+        let is_own_key = |index: usize| !self.target_of(&list[index]).is_ratelimit_key;
+        let can = |&&index: &&usize| is_own_key(index) && can_reserve(list, index);
+        let reservable: ChargeIndexes = indexes.iter().filter(can).copied().collect();
+        for &index in &reservable {
+            let store = self.store_of(self.target_of(&list[index]));
+            reservations.add(&store.reservation_client, index, &list[index]);
+        }
+        (reservations, reservable)
+    }
+
+    /// Refunds the hits that were charged under the keys of envoyproxy/ratelimit, also denied hits,
+    /// which a fixed window counts.
+    async fn refund_ratelimit_keys(
+        &self,
+        now: Nanos,
+        charged: &[(usize, Charge)],
+        outcomes: &Outcomes,
+        step_timeout: Duration,
+    ) -> IndexedOutcomes {
+        let refunds = charged.iter().filter_map(|(index, charge)| {
+            let Cost::Charge(hits @ Hits(1..)) = charge.cost else { return None };
+            let cost = Cost::Refund(hits);
+            let is_refundable =
+                has_counted_hits(outcomes[*index]) && self.target_of(charge).is_ratelimit_key;
+            is_refundable.then(|| (*index, Charge { cost, ..charge.clone() }))
+        });
+        let refunds: SmallVec<[(usize, Charge); 2]> = refunds.collect();
+        let refunds = refunds.iter().map(|(index, charge)| (*index, charge));
+        let parts = self.split_by_target(refunds, ChargeMode::Each);
+        self.call_parts(now, &parts, DecidingStep::EarlierCall, Some(step_timeout)).await
+    }
+
+    async fn call_parts(
+        &self,
+        now: Nanos,
+        parts: &[TargetPart],
+        deciding_step: DecidingStep,
+        call_timeout: Option<Duration>,
+    ) -> IndexedOutcomes {
+        let calls =
+            parts.iter().map(|part| self.charge_part(now, part, deciding_step, call_timeout));
+        let outcomes = join_all(calls).await;
+        let indexes = parts.iter().flat_map(|part| part.indexes.iter().copied());
+        indexes.zip(outcomes.into_iter().flatten()).collect()
+    }
+
+    async fn charge_part(
+        &self,
+        now: Nanos,
+        part: &TargetPart,
+        deciding_step: DecidingStep,
+        call_timeout: Option<Duration>,
+    ) -> Outcomes {
+        let (store, charges) = (self.store_of(part.target), &part.charges);
+        let call_timeout = call_timeout.unwrap_or(store.call_timeout);
+        match &self.reference {
+            Some(reference) if part.target.is_ratelimit_key => {
+                reference.charge(store, now, charges, deciding_step, call_timeout).await
+            }
+            _ => match store.charge(now, charges) {
+                StoreReply::Ready(outcomes) => outcomes,
+                StoreReply::Pending(reply) => {
+                    let reply = timeout(call_timeout, reply).await;
+                    reply.unwrap_or_else(|_| all_failed(charges, StoreFailure::TimedOut))
+                }
+            },
+        }
+    }
+}
+
+/// Returns `true` if a counter under envoyproxy/ratelimit's keys counted the hits, allowed or
+/// denied. It counts neither hits that the deny cache denied, nor hits that overflow it.
+const fn has_counted_hits(outcome: ChargeOutcome) -> bool {
+    matches!(outcome, ChargeOutcome::Counted(_, CounterHits { hits, is_cached_denial: false }) if hits != EXACT_BOUND)
+}
+
+impl CounterStore for StoreGroup {
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
+        let Some(first) = charges.list.first() else { return StoreReply::Ready(Outcomes::new()) };
+        let target = self.target_of(first);
+        let is_single = charges.list[1..].iter().all(|charge| self.target_of(charge) == target);
+        let is_single = is_single && self.is_single_call(target, charges);
+        match &self.reference {
+            _ if !is_single => StoreReply::Pending(Box::pin(self.charge_parts(now, charges))),
+            Some(reference) if target.is_ratelimit_key => {
+                let store = self.store_of(target);
+                let step = DecidingStep::ThisCall;
+                let outcomes = reference.charge(store, now, charges, step, store.call_timeout);
+                StoreReply::Pending(Box::pin(outcomes))
+            }
+            _ => self.store_of(target).charge(now, charges),
+        }
+    }
+
+    /// With two stores or key formats, a check of any domain may use both and reserve hits.
+    fn reserved_for(&self, charge: &Charge) -> Option<Nanos> {
+        self.store_of(self.target_of(charge)).reserved_for(charge)
+    }
+
+    fn node_of(&self, now: Nanos, charge: &Charge) -> u32 {
+        let target = self.target_of(charge);
+        let store = self.store_of(target);
+        let node = match &self.reference {
+            Some(reference) if target.is_ratelimit_key => reference.slot(store, charge, now).into(),
+            _ => store.node_of(now, charge),
+        };
+        // The bit of the separate Redis for limits per second is above every slot number.
+        node | u32::from(target.is_per_second) << u16::BITS
+    }
+
+    /// Sends the message to the main or the per-second Redis: keys of envoyproxy/ratelimit are
+    /// never leased.
+    fn exchange_lease_message<'a>(
+        &'a self,
+        now: Nanos,
+        message: &'a LeaseMessage,
+    ) -> StoreReply<'a, LeaseOutcome> {
+        let target = ChargeTarget {
+            is_per_second: message.per_second && self.per_second.is_some(),
+            is_ratelimit_key: false,
+        };
+        self.store_of(target).exchange_lease_message(now, message)
+    }
+
+    fn batch_calls(&self, begin: &mut dyn FnMut()) {
+        match &self.per_second {
+            Some(store) => self.main.batch_calls(&mut || store.batch_calls(begin)),
+            None => self.main.batch_calls(begin),
+        }
+    }
+
+    fn max_wait(&self) -> Option<Nanos> {
+        self.main.max_wait()
+    }
+
+    fn current_failure(&self) -> Option<StoreFailure> {
+        self.main.current_failure().or_else(|| self.per_second.as_ref()?.current_failure())
+    }
+
+    fn stats(&self) -> StoreStats {
+        let per_second = self.per_second.as_ref().and_then(|store| store.stats().connections);
+        let deny_cache = self.reference.as_ref().and_then(CompatCounters::deny_cache_stats);
+        StoreStats { per_second_connections: per_second, deny_cache, ..self.main.stats() }
+    }
+}
+
+impl FleetStore for StoreGroup {
+    fn update_membership<'a>(
+        &'a self,
+        heartbeat: &'a MembershipHeartbeat,
+    ) -> StoreReply<'a, Result<MembershipReply, StoreFailure>> {
+        self.main.update_membership(heartbeat)
+    }
+
+    fn report_shares<'a>(
+        &'a self,
+        now: Nanos,
+        round: &'a ShareRound,
+    ) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
+        self.main.report_shares(now, round)
+    }
+
+    fn acquire_strict_permit<'a>(
+        &'a self,
+        now: Nanos,
+        request: &'a StrictPermitRequest,
+    ) -> StoreReply<'a, Result<StrictPermitReply, StoreFailure>> {
+        self.main.acquire_strict_permit(now, request)
+    }
+
+    fn report_strict_permits<'a>(
+        &'a self,
+        now: Nanos,
+        report: &'a PermitReport,
+    ) -> StoreReply<'a, PermitReportReply> {
+        self.main.report_strict_permits(now, report)
+    }
+}
+
+impl AuditStore for StoreGroup {
+    fn has_audit_log(&self) -> bool {
+        self.main.has_audit_log()
+    }
+
+    fn append_audit<'a>(
+        &'a self,
+        now: Nanos,
+        record: &'a AuditRecord,
+    ) -> StoreReply<'a, Result<(), StoreFailure>> {
+        self.main.append_audit(now, record)
+    }
+
+    fn read_audit(
+        &self,
+        now: Nanos,
+    ) -> StoreReply<'_, Result<Vec<StoredAuditRecord>, StoreFailure>> {
+        self.main.read_audit(now)
+    }
+}
