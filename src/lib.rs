@@ -66,13 +66,13 @@
 pub mod cli;
 pub use sluicegate_config as config;
 pub mod edge;
-pub mod engine;
-pub mod recording;
 pub mod replay;
 pub mod source;
 
 pub use sluicegate_kernel as kernel;
 pub use sluicegate_lease::clock;
+pub use sluicegate_engine as engine;
+pub use sluicegate_engine::recording;
 pub use sluicegate_store as store;
 pub use sluicegate_telemetry as telemetry;
 pub use sluicegate_telemetry::pem;

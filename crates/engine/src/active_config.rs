@@ -1,0 +1,22 @@
+//! The configuration that decides checks, with the counters of its rules.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use crate::config::Config;
+use crate::rule_counters::RuleCounters;
+
+/// The configuration that decides checks, with the counters of its rules.
+#[derive(Debug)]
+pub(crate) struct ActiveConfig {
+    pub(crate) config: Arc<Config>,
+    pub(crate) counters: RuleCounters,
+}
+
+impl Deref for ActiveConfig {
+    type Target = Config;
+
+    fn deref(&self) -> &Config {
+        &self.config
+    }
+}

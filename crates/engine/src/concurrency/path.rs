@@ -1,0 +1,652 @@
+//! Acquires the permits of a check before its rate limits are decided.
+//!
+//! Guarantees:
+//! - All checks acquire permits in the same order, so they cannot deadlock.
+//! - A check gets all of its permits or none.
+//! - If a permit expires while the check waits for another one, the check starts again while time
+//!   is left.
+//! - A check that a concurrency limit rejects changes no counter.
+//! - A check that a rate limit denies keeps no permit.
+//! - Dropping the future or [`RequestPermits`] releases everything.
+//! - After a wait, a check takes its next limit from the current configuration.
+//!
+//! Not covered:
+//! - The end of a request: each protocol in `edge` reports it.
+//! - Checks of [`Engine::decide`]: they acquire no permits, because their end is not reported.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use tracing::Level;
+
+use super::terms;
+use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode, RejectReply};
+use crate::config::tree::{self, ConcurrencyMatch};
+use crate::config::{Config, RuleNumber};
+use crate::active_config::ActiveConfig;
+use crate::concurrency::{
+    AcquireError, BucketLoad, BucketMetrics, ConcurrencyLimits, PermitGuard, PermitRequest,
+    SharedLimit, StrictLimit, rules_at_process,
+};
+use crate::decide::path::validate;
+use crate::proxies::ProxyBucket;
+use crate::{CheckError, Decision, Engine};
+use crate::kernel::concurrency::ReportedOutcome;
+use crate::kernel::concurrency::limiter::LimiterConfig;
+use crate::kernel::decision::{Check, Cost, Reason, Verdict};
+use crate::kernel::key::CounterKey;
+use crate::kernel::units::{Hits, Nanos};
+use crate::telemetry::event::{CheckDecided, ConcurrencyLimitExceeded, Event as _, RuleVerdict};
+
+/// The default for the largest number of buckets.
+pub const DEFAULT_MAX_BUCKETS: usize = 100_000;
+
+/// The result of a check that needs permits.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "the usual one is the large one")]
+pub enum AdmissionOutcome {
+    /// The rate limits decided the check. The permits are empty after a denial, or if no
+    /// concurrency limit covers the check.
+    Decided(Decision, RequestPermits),
+    /// A concurrency limit rejected the check. No counter changed.
+    Rejected(ConcurrencyRejection),
+}
+
+/// The response to a check that a concurrency limit rejects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConcurrencyRejection {
+    /// The status, `Retry-After` and body.
+    pub reject: RejectReply,
+    /// The reason of the rejection.
+    pub reason: Reason,
+    /// The path of the concurrency limit in the configuration.
+    pub path: Box<str>,
+    /// The load of the bucket at the rejection. `None` unless it is logged or sent as an event.
+    pub load: Option<BucketLoad>,
+}
+
+/// The permits of a request in flight. Dropping them releases them without a latency sample.
+#[derive(Debug, Default)]
+#[must_use = "what is dropped is given back"]
+pub struct RequestPermits(SmallVec<[PermitGuard; 1]>);
+
+impl RequestPermits {
+    /// Releases all permits. `rtt` is the latency of the request, if the caller measured it;
+    /// otherwise the time since the acquire counts.
+    pub fn release(self, outcome: impl Into<ReportedOutcome>, rtt: Option<Nanos>) {
+        // The result does not matter: `false` only means that all permits had expired.
+        let _held = self.release_all(outcome.into(), rtt);
+    }
+
+    /// Releases all permits. Returns `false` if there were none, or all of them had expired.
+    #[must_use]
+    pub fn release_all(self, outcome: ReportedOutcome, rtt: Option<Nanos>) -> bool {
+        let rtt = rtt.or_else(|| self.common_age());
+        self.0.into_iter().map(|held| held.release(outcome, rtt)).filter(|held| *held).count() != 0
+    }
+
+    /// Restarts the deadlines of the permits, because the request is still in flight. Returns
+    /// `false` if there are no permits, or one has expired.
+    #[must_use]
+    pub fn renew(&self) -> bool {
+        // Renew all permits: `all()` would stop at the first expired one.
+        self.0.iter().filter(|held| !held.renew()).count() == 0 && !self.is_empty()
+    }
+
+    /// Returns `true` if there are permits and none has expired.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        !self.is_empty() && self.0.iter().all(|held| held.acquired_at().is_some())
+    }
+
+    /// Returns `true` if a share expired after one of these permits was acquired under it.
+    #[must_use]
+    pub fn is_fenced(&self) -> bool {
+        self.0.iter().any(PermitGuard::is_fenced)
+    }
+
+    /// Returns the time in which the request should end after a share expired: then the store may
+    /// give the share to another replica. 0 if it has passed.
+    #[must_use]
+    pub fn fenced_time_left(&self) -> Nanos {
+        let fenced = self.0.iter().filter(|held| held.is_fenced());
+        let left = |held: &PermitGuard| Some(held.lifetime()?.since(held.age()?));
+        fenced.filter_map(left).min().unwrap_or_default()
+    }
+
+    /// Returns the latest acquire instant of the permits that have not expired.
+    #[must_use]
+    pub fn last_acquired_at(&self) -> Option<Nanos> {
+        self.0.iter().filter_map(PermitGuard::acquired_at).max()
+    }
+
+    /// Returns the time since the last of several acquires. The age of an earlier permit would
+    /// include the wait for a later one. `None` for a single permit, which measures its own
+    /// latency.
+    fn common_age(&self) -> Option<Nanos> {
+        let several = self.0.get(1).is_some();
+        several.then(|| self.0.iter().filter_map(PermitGuard::age).min()).flatten()
+    }
+
+    /// Returns the longest lifetime (`max_duration`) of the permits. Without a renewal, all of them
+    /// have expired after this time.
+    #[must_use]
+    pub fn longest_lifetime(&self) -> Option<Nanos> {
+        self.0.iter().filter_map(PermitGuard::lifetime).max()
+    }
+
+    /// Returns the shortest lifetime (`max_duration`) of the permits. To keep all of them, they
+    /// must be renewed within this time.
+    #[must_use]
+    pub fn shortest_lifetime(&self) -> Option<Nanos> {
+        self.0.iter().filter_map(PermitGuard::lifetime).min()
+    }
+
+    /// Returns `true` if another request waits in a queue for one of these permits.
+    #[must_use]
+    pub fn has_waiters(&self) -> bool {
+        self.0.iter().any(PermitGuard::has_waiters)
+    }
+
+    /// Keeps the permits until their deadlines, because this process stops while the requests
+    /// continue. Permits of a local limit count while the process runs. Permits of a fleet-wide
+    /// limit count until `max_duration` is over.
+    pub fn leave_to_deadlines(self) {
+        self.0.into_iter().for_each(PermitGuard::leave_to_deadline);
+    }
+
+    /// Returns `true` if there are no permits: no concurrency limit covers the check.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// The permits that a check has acquired so far.
+#[derive(Default)]
+struct PermitCollector {
+    permits: RequestPermits,
+    /// The verdicts of the limits, to count once all permits are acquired.
+    verdicts: SmallVec<[(RuleNumber, RuleVerdict); 2]>,
+    /// Permits of limits in shadow mode. The check does not start again if one expires.
+    shadow: Vec<PermitGuard>,
+    /// The path of the first limit in shadow mode that would have rejected the check.
+    shadow_rejected_by: Option<Arc<str>>,
+}
+
+impl PermitCollector {
+    /// Adds a permit, and restarts the deadlines of the earlier ones, because the caller cannot
+    /// renew them before the last acquire. Returns `false` if an earlier permit has expired.
+    fn add(&mut self, permit: Option<PermitGuard>, shadow: bool) -> bool {
+        self.shadow.retain(PermitGuard::renew);
+        let expired = self.permits.0.iter().filter(|held| !held.renew()).count();
+        if shadow {
+            self.shadow.extend(permit);
+        } else {
+            self.permits.0.extend(permit);
+        }
+        expired == 0
+    }
+
+    /// Adds the verdict of a limit, unless its rule also has a rate limit. Then the decision of the
+    /// rate limit is counted instead.
+    fn add_verdict(&mut self, limit: &ConcurrencyLimit, has_permit: bool) {
+        let verdict = if has_permit { RuleVerdict::Allow } else { RuleVerdict::ShadowDeny };
+        if !limit.has_rate_limit {
+            self.verdicts.push((limit.number, verdict));
+        }
+    }
+
+    fn into_permits(mut self) -> RequestPermits {
+        self.permits.0.extend(self.shadow);
+        self.permits
+    }
+
+    /// Records that the limit is in shadow mode and would have rejected the check.
+    fn add_shadow_rejection(&mut self, limit: &ConcurrencyLimit) {
+        self.shadow_rejected_by.get_or_insert_with(|| Arc::from(&*limit.path));
+    }
+}
+
+/// The result of one attempt to acquire all permits of a check.
+enum AcquirePass {
+    /// All permits, and the path of the first limit that would have rejected the check without
+    /// shadow mode.
+    Acquired(RequestPermits, Option<Arc<str>>),
+    /// A permit expired during a later wait, and the others were released. The check starts again
+    /// and may wait until this instant.
+    Restart(Nanos),
+}
+
+/// The time after which a permit expires unless it is renewed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PermitLifetime {
+    /// Never, because the end of the request is always reported.
+    UntilReleased,
+    /// After `max_duration`, because the end of the request may never be reported.
+    MaxDuration,
+}
+
+/// The start of a check, and the deadlines of its waits in queues and for the store.
+#[derive(Clone, Copy, Debug)]
+struct WaitDeadlines {
+    started_at: Nanos,
+    queue_deadline: Option<Nanos>,
+    store_deadline: Option<Nanos>,
+}
+
+impl WaitDeadlines {
+    /// Creates the deadlines of a check from its start and timeout. A timeout of zero disables
+    /// queueing, but sets no deadline for the store.
+    fn starting_at(started_at: Nanos, timeout: Option<Nanos>) -> Self {
+        let end = timeout.map(|patience| started_at.plus(patience));
+        Self {
+            started_at,
+            queue_deadline: end,
+            store_deadline: end.filter(|end| started_at < *end),
+        }
+    }
+}
+
+fn time_left(now: Nanos, end: Option<Nanos>) -> Nanos {
+    end.map_or(Nanos(u64::MAX), |end| end.since(now))
+}
+
+type RequiredLimits<'c> = SmallVec<[(CounterKey, &'c ConcurrencyLimit); 2]>;
+
+impl Engine {
+    /// Acquires the permits of the check, then decides its rate limits.
+    ///
+    /// The timeout covers all waits in queues and for the store together. Zero disables queueing.
+    /// Safe to cancel.
+    ///
+    /// # Errors
+    /// As [`Engine::decide_within`]. The check has no permits then.
+    pub async fn admit(
+        &self,
+        question: &Check<'_>,
+        patience: Option<Nanos>,
+    ) -> Result<AdmissionOutcome, CheckError> {
+        self.admit_covered(question, question, patience, PermitLifetime::UntilReleased).await
+    }
+
+    /// Like [`Engine::admit`], for a caller that may never report the end of the request. Each
+    /// permit expires after the `max_duration` of its limit unless it is renewed.
+    ///
+    /// # Errors
+    /// As [`Engine::admit`].
+    pub async fn admit_with_deadline(
+        &self,
+        question: &Check<'_>,
+        patience: Option<Nanos>,
+    ) -> Result<AdmissionOutcome, CheckError> {
+        self.admit_covered(question, question, patience, PermitLifetime::MaxDuration).await
+    }
+
+    /// Like [`Engine::admit`] with the given permit lifetime. Only the descriptors of `covered`
+    /// need permits.
+    pub(crate) async fn admit_covered(
+        &self,
+        covered: &Check<'_>,
+        question: &Check<'_>,
+        patience: Option<Nanos>,
+        keep: PermitLifetime,
+    ) -> Result<AdmissionOutcome, CheckError> {
+        validate(question)?;
+        let begun = self.clock().steady();
+        let mut wait = WaitDeadlines::starting_at(begun, patience);
+        let end = wait.queue_deadline;
+        let (permits, shadow_rejected_by) = loop {
+            let config = self.active.load_full().ok_or(CheckError::NoConfig)?;
+            match self.acquire_all(&config, covered, wait, keep).await {
+                Ok(AcquirePass::Acquired(permits, path)) => break (permits, path),
+                Ok(AcquirePass::Restart(last)) => wait.queue_deadline = Some(last),
+                Err(rejection) => {
+                    self.log_rejection(question, &rejection);
+                    self.send_rejection(question, &rejection);
+                    return Ok(AdmissionOutcome::Rejected(rejection));
+                }
+            }
+        };
+        let time_left = end.map(|end| end.since(self.clock().steady()));
+        let mut decision = self.decide_within(question, time_left).await?;
+        decision.shadow_denied_by = shadow_rejected_by.or(decision.shadow_denied_by);
+        let held =
+            if decision.verdict == Verdict::Allow { permits } else { RequestPermits::default() };
+        Ok(AdmissionOutcome::Decided(decision, held))
+    }
+
+    async fn acquire_all(
+        &self,
+        config: &Arc<ActiveConfig>,
+        covered: &Check<'_>,
+        wait: WaitDeadlines,
+        keep: PermitLifetime,
+    ) -> Result<AcquirePass, ConcurrencyRejection> {
+        let limits = required_limits(config, covered);
+        let mut collector = PermitCollector::default();
+        for (bucket, planned) in &limits {
+            let newer = self.newer_than(config);
+            let current = newer.as_deref().unwrap_or(config);
+            let ceiling = match &newer {
+                None => Some(*planned),
+                Some(newer) => limit_of_bucket(newer, bucket.as_bytes()),
+            };
+            // The current configuration has no concurrency limit for this bucket.
+            let Some(ceiling) = ceiling else { continue };
+            let held = self.acquire_one(bucket, (current, ceiling), wait, keep).await?;
+            collector.add_verdict(planned, held.is_some());
+            if held.is_none() {
+                collector.add_shadow_rejection(ceiling);
+            }
+            if !collector.add(held, self.is_shadow_limit(ceiling)) {
+                return self.restart_or_reject(&limits, (current, ceiling), wait, bucket);
+            }
+        }
+        collector.verdicts.iter().for_each(|&(rule, verdict)| config.counters.count(rule, verdict));
+        let rejected_by = collector.shadow_rejected_by.take();
+        Ok(AcquirePass::Acquired(collector.into_permits(), rejected_by))
+    }
+
+    /// Restarts a check that lost a permit while it waited for another one. Rejects it if the
+    /// caller's timeout, or the sum of the check's queue timeouts, has passed.
+    fn restart_or_reject(
+        &self,
+        limits: &[(CounterKey, &ConcurrencyLimit)],
+        (config, ceiling): (&ActiveConfig, &ConcurrencyLimit),
+        wait: WaitDeadlines,
+        bucket: &CounterKey,
+    ) -> Result<AcquirePass, ConcurrencyRejection> {
+        let deadline = wait.started_at.plus(total_queue_timeout(limits));
+        let last = wait.queue_deadline.map_or(deadline, |end| end.min(deadline));
+        if last <= self.clock().steady() {
+            let load = self.reported_load(bucket.as_bytes());
+            return Err(count_rejection(config, ceiling, Reason::QueueTimeout, load));
+        }
+        Ok(AcquirePass::Restart(last))
+    }
+
+    /// Returns the load of a bucket that rejects a check. `None` unless it is logged or sent.
+    fn reported_load(&self, bucket: &[u8]) -> Option<BucketLoad> {
+        let is_reported = tracing::enabled!(Level::DEBUG) || self.sends_rejections();
+        is_reported.then(|| self.concurrency_limits.load(bucket)).flatten()
+    }
+
+    /// Returns the current configuration if it differs from `config`. If it does not, writes no
+    /// shared memory.
+    fn newer_than(&self, config: &Arc<ActiveConfig>) -> Option<Arc<ActiveConfig>> {
+        let newest = self.active.load();
+        Option::as_ref(&newest).filter(|newest| !Arc::ptr_eq(newest, config)).cloned()
+    }
+
+    /// Returns the longest total time that the check may wait in queues, including repeated
+    /// attempts.
+    #[must_use]
+    pub fn longest_queue_wait(&self, check: &Check<'_>) -> Nanos {
+        let Some(config) = self.config() else { return Nanos(0) };
+        total_queue_timeout(&required_limits(&config, check))
+    }
+
+    /// Returns a snapshot of the bucket of a descriptor. `None` if no concurrency limit covers the
+    /// descriptor, or its bucket does not exist.
+    #[must_use]
+    pub fn concurrency_snapshot(
+        &self,
+        domain: &str,
+        entries: &[(&str, &str)],
+    ) -> Option<BucketMetrics> {
+        let config = self.config()?;
+        let tree = &config.domains.get(domain)?.tree;
+        let found = tree.lookup_concurrency_limit(entries.iter().copied())?;
+        let bucket = bucket_of(domain, entries.iter().copied(), &found);
+        self.concurrency_limits.snapshot(bucket.as_bytes())
+    }
+
+    /// Returns the usage of each concurrency limit by its path, summed over its buckets at this
+    /// replica and at the proxies that are connected to it.
+    ///
+    /// For a strict limit, only this replica's part of the limit counts, so that sums over replicas
+    /// are correct.
+    #[must_use]
+    pub fn concurrency_in_use(&self) -> HashMap<Box<str>, ConcurrencyUsage> {
+        let Some(config) = self.config() else { return HashMap::new() };
+        let mut in_use: HashMap<Box<str>, ConcurrencyUsage> = HashMap::new();
+        let mut counted: HashSet<Box<[u8]>> = HashSet::new();
+        for (name, metrics) in self.concurrency_limits.snapshots() {
+            if let Some(ceiling) = limit_of_bucket(&config, &name) {
+                let limit = self.metric_limit(ceiling, &name, metrics.load.limit);
+                let usage = in_use.entry(ceiling.path.clone()).or_default();
+                usage.add(metrics.load, limit);
+                usage.add_busiest(metrics);
+            }
+            counted.insert(name);
+        }
+        for proxy in self.proxies().list() {
+            for ProxyBucket { bucket, load } in proxy.concurrency {
+                if let Some(limit) = limit_of_bucket(&config, &bucket) {
+                    // A strict limit counts once in the fleet: each replica counts its part.
+                    let is_strict = limit.mode == Some(ConcurrencyMode::Strict);
+                    let is_counted = is_strict && counted.contains(&bucket);
+                    let part = self.metric_limit(limit, &bucket, load.limit);
+                    let part = if is_counted { 0 } else { part };
+                    in_use.entry(limit.path.clone()).or_default().add(load, part);
+                    counted.insert(bucket);
+                }
+            }
+        }
+        in_use
+    }
+
+    /// Returns the path of the concurrency limit that covers a bucket.
+    #[must_use]
+    pub fn concurrency_limit_path(&self, bucket: &[u8]) -> Option<Box<str>> {
+        let config = self.config()?;
+        limit_of_bucket(&config, bucket).map(|limit| limit.path.clone())
+    }
+
+    fn metric_limit(&self, concurrency_limit: &ConcurrencyLimit, name: &[u8], limit: u32) -> u32 {
+        let fleet = self
+            .concurrency_limits
+            .fleet_reporter()
+            .filter(|_| concurrency_limit.mode == Some(ConcurrencyMode::Strict));
+        fleet.map_or(limit, |fleet| fleet.metric_part(name, limit))
+    }
+
+    /// Applies the concurrency limits of `config` to existing buckets and their waiting requests.
+    pub(crate) fn reload_concurrency_limits(&self, config: &Config) {
+        if let Some(fleet) = self.concurrency_limits.fleet_reporter() {
+            let all =
+                || config.domains.values().flat_map(|domain| domain.tree.concurrency_limits());
+            fleet.expect_strict(all().any(|ceiling| ceiling.mode == Some(ConcurrencyMode::Strict)));
+            fleet.expect_shared(all().filter_map(terms::shared_limit));
+        }
+        self.concurrency_limits.reload_all(config.revision, |name| {
+            let ceiling = limit_of_bucket(config, name)?;
+            Some((self.local_rules(ceiling), self.shared_limit(ceiling)))
+        });
+    }
+
+    /// Returns the concurrency limits of this replica.
+    #[must_use]
+    pub const fn concurrency_limits(&self) -> &ConcurrencyLimits {
+        &self.concurrency_limits
+    }
+
+    /// Returns a watch on the number of expired shares. `None` without a fleet.
+    #[must_use]
+    pub fn watch_fences(&self) -> Option<tokio::sync::watch::Receiver<u64>> {
+        Some(self.concurrency_limits.fleet_reporter()?.totals().watch_fences())
+    }
+
+    fn shared_limit(&self, limit: &ConcurrencyLimit) -> Option<SharedLimit> {
+        self.concurrency_limits.fleet_reporter().and_then(|_| terms::shared_limit(limit))
+    }
+
+    fn strict_limit(&self, limit: &ConcurrencyLimit) -> Option<StrictLimit> {
+        let fleet = self.concurrency_limits.fleet_reporter()?;
+        terms::strict_limit(fleet, limit)
+    }
+
+    /// Returns the limiter parameters of a limit at this replica.
+    fn local_rules(&self, limit: &ConcurrencyLimit) -> LimiterConfig {
+        let (shared, strict) = (self.shared_limit(limit), self.strict_limit(limit));
+        rules_at_process(&limit.rules, shared.as_ref(), strict.as_ref())
+    }
+
+    /// Returns `true` if a rejection by this limit is only reported, not enforced.
+    fn is_shadow_limit(&self, limit: &ConcurrencyLimit) -> bool {
+        limit.shadow || self.is_shadow()
+    }
+
+    /// Acquires one permit. In shadow mode, the check neither queues nor waits for an unknown
+    /// share. With a strict limit it waits for the store, which alone knows the permits of the
+    /// fleet.
+    async fn acquire_one(
+        &self,
+        bucket: &CounterKey,
+        (config, limit): (&ActiveConfig, &ConcurrencyLimit),
+        wait: WaitDeadlines,
+        keep: PermitLifetime,
+    ) -> Result<Option<PermitGuard>, ConcurrencyRejection> {
+        let shadow = self.is_shadow_limit(limit);
+        let (shared, rules, strict_limit) =
+            (self.shared_limit(limit), self.local_rules(limit), self.strict_limit(limit));
+        let now = self.clock().steady();
+        let queue_timeout = if shadow { Nanos(0) } else { time_left(now, wait.queue_deadline) };
+        let store_timeout = if shadow && strict_limit.is_none() {
+            Nanos(0)
+        } else {
+            time_left(now, wait.store_deadline)
+        };
+        let (bucket, rules) = (bucket.as_bytes(), &rules);
+        let keep = (keep == PermitLifetime::MaxDuration).then_some(limit.max_duration);
+        let ask = PermitRequest {
+            bucket,
+            limit_path: &limit.path,
+            revision: config.revision,
+            rules,
+            permit_lifetime: keep,
+            queue_timeout,
+            store_timeout,
+            shared,
+        };
+        let acquired = match strict_limit {
+            // Boxed, to keep the future of the other modes small.
+            Some(strictly) => {
+                Box::pin(self.concurrency_limits.acquire_strict(ask, strictly, self.store())).await
+            }
+            None => self.concurrency_limits.acquire(ask).await,
+        };
+        match acquired {
+            Ok(held) => Ok(Some(held)),
+            Err(denied) if shadow => {
+                let (limit, reason) = (&*limit.path, reason_of(denied));
+                ConcurrencyLimitExceeded { limit, reason, is_enforced: false, count: 1 }.emit();
+                Ok(None)
+            }
+            Err(denied) => {
+                let load = self.reported_load(bucket);
+                self.count_rejected_key(&config.counters, limit.number, bucket);
+                Err(count_rejection(config, limit, reason_of(denied), load))
+            }
+        }
+    }
+}
+
+/// The usage of one concurrency limit, summed over its buckets.
+#[derive(Clone, Debug, Default)]
+pub struct ConcurrencyUsage {
+    /// The number of buckets.
+    pub buckets: u64,
+    /// The number of requests in flight.
+    pub in_flight: u64,
+    /// The number of requests in queues.
+    pub waiting: u64,
+    /// The sum of the buckets' limits. For a strict limit, only this replica's part.
+    pub limit: u64,
+    /// The bucket of this replica with the most requests in flight.
+    pub busiest: Option<BucketMetrics>,
+}
+
+impl ConcurrencyUsage {
+    fn add(&mut self, load: BucketLoad, limit: u32) {
+        let BucketLoad { in_flight, waiting, .. } = load;
+        self.buckets = self.buckets.saturating_add(1);
+        self.in_flight = self.in_flight.saturating_add(in_flight.into());
+        self.waiting = self.waiting.saturating_add(u64::try_from(waiting).unwrap_or(u64::MAX));
+        self.limit = self.limit.saturating_add(limit.into());
+    }
+
+    fn add_busiest(&mut self, metrics: BucketMetrics) {
+        if self.busiest.is_none_or(|busiest| busiest.load.in_flight < metrics.load.in_flight) {
+            self.busiest = Some(metrics);
+        }
+    }
+}
+
+/// Counts the rejection in the metrics, and returns the response.
+fn count_rejection(
+    config: &ActiveConfig,
+    limit: &ConcurrencyLimit,
+    reason: Reason,
+    load: Option<BucketLoad>,
+) -> ConcurrencyRejection {
+    config.counters.count(limit.number, RuleVerdict::Deny);
+    ConcurrencyLimitExceeded { limit: &limit.path, reason, is_enforced: true, count: 1 }.emit();
+    let reasons = std::iter::once(reason);
+    CheckDecided { verdict: Verdict::Deny, is_shadowed: false, reasons, near_limit: 0 }.emit();
+    let (reject, path) = (limit.reject.clone(), limit.path.clone());
+    ConcurrencyRejection { reject, reason, path, load }
+}
+
+fn total_queue_timeout(limits: &[(CounterKey, &ConcurrencyLimit)]) -> Nanos {
+    let waits = limits.iter().filter_map(|(_, ceiling)| ceiling.rules.queue);
+    waits.fold(Nanos(0), |sum, waiting| sum.plus(waiting.timeout))
+}
+
+/// Returns the name of the bucket of a descriptor that matches a concurrency limit.
+pub(crate) fn bucket_of<'e>(
+    domain: &str,
+    entries: impl Iterator<Item = (&'e str, &'e str)> + Clone,
+    found: &'e ConcurrencyMatch<'_>,
+) -> CounterKey {
+    CounterKey::concurrency_bucket(domain, tree::counter_entries(entries, &found.shared))
+}
+
+pub(crate) fn limit_of_bucket<'c>(
+    config: &'c Config,
+    name: &[u8],
+) -> Option<&'c ConcurrencyLimit> {
+    let (domain, entries) = CounterKey::parse_concurrency_bucket(name)?;
+    let covered = config.domains.get(domain)?.tree.lookup_concurrency_limit(entries)?;
+    Some(covered.limit)
+}
+
+const fn reason_of(denied: AcquireError) -> Reason {
+    match denied {
+        AcquireError::Full | AcquireError::NoShare => Reason::ConcurrencyLimitReached,
+        AcquireError::QueueFull => Reason::QueueFull,
+        AcquireError::QueueTimeout => Reason::QueueTimeout,
+        AcquireError::TooManyBuckets => Reason::TooManyBuckets,
+    }
+}
+
+/// Returns the concurrency limits that cover the check, each once, sorted by bucket name. Peeks and
+/// refunds need no permit.
+fn required_limits<'c>(config: &'c Config, check: &Check<'_>) -> RequiredLimits<'c> {
+    let Some(domain) = config.domains.get(check.domain) else { return RequiredLimits::new() };
+    let mut asked = RequiredLimits::new();
+    for descriptor in &check.descriptors {
+        if matches!(descriptor.cost, Cost::Charge(Hits(0)) | Cost::Refund(_)) {
+            continue;
+        }
+        let entries = || descriptor.entries.iter().copied();
+        if let Some(found) = domain.tree.lookup_concurrency_limit(entries()) {
+            asked.push((bucket_of(&domain.name, entries(), &found), found.limit));
+        }
+    }
+    asked.sort_by(|(a, _), (b, _)| a.as_bytes().cmp(b.as_bytes()));
+    asked.dedup_by(|(a, _), (b, _)| a == b);
+    asked
+}

@@ -1,0 +1,53 @@
+//! Serves proxies that lease hits and decide requests themselves, each as one more replica.
+//!
+//! Guarantees:
+//! - `max_overshoot` of a limit bounds all replicas and all proxies together.
+//! - Every change of the configuration is announced to all proxies.
+//! - Limits, durations and strategies come from the configuration, never from a proxy.
+//! - A report about a limit that the configuration does not have reaches no store.
+//! - At most [`MAX_PROXY_STREAMS`] streams of proxies are open; see [`PeerKey`] for more bounds.
+//!
+//! Not covered:
+//! - The protocol (see `crate::edge::grpc::leases`).
+
+mod concurrency;
+mod counter;
+mod history;
+mod peer;
+mod registry;
+mod reports;
+mod rule;
+mod share_history;
+mod usage;
+mod votes;
+
+use crate::Engine;
+
+pub use crate::store::ChargeOutcome;
+pub use crate::store::lease::LeaseOutcome;
+pub use concurrency::{ProxyConcurrencyLimit, ProxyPermitUsage};
+pub use counter::{ProxyCallError, ProxyCounter};
+pub use peer::{
+    MAX_LEASES, MAX_PEER_LEASES, MAX_PEER_RECORDS, MAX_PEER_STREAMS, MAX_PROXY_STREAMS,
+    MAX_RECORDS, PeerKey, StreamSlot,
+};
+pub use registry::{
+    IncarnationTaken, Proxies, ProxyBucket, ProxyConnection, ProxyHits, ProxyIdentity, ProxyInfo,
+};
+pub use reports::{ProxyReply, ProxyReport};
+pub use rule::{ProxyHandling, ProxyLimit, ProxyRule};
+pub use usage::{ProxyDecisionKind, ProxyUsage};
+
+impl Engine {
+    /// Returns the proxies that are connected to this replica.
+    #[must_use]
+    pub const fn proxies(&self) -> &Proxies {
+        &self.proxies
+    }
+
+    /// Runs `begin`, which starts several calls, and sends them to the store after it returns, in
+    /// one store call where possible.
+    pub fn batch_store_calls(&self, begin: &mut dyn FnMut()) {
+        self.store().batch_calls(begin);
+    }
+}

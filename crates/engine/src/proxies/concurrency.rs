@@ -1,0 +1,111 @@
+//! Concurrency limits of proxies. A proxy is one more replica: it has a share of each limit, and
+//! reports to the store through this replica.
+//!
+//! Guarantees:
+//! - Shares and permits of proxies count in the same limits as those of replicas.
+//! - Reported rejections count in the same metrics as those of this replica.
+//!
+//! Not covered:
+//! - Requests that this replica admits itself under the stores `memory` and `file`: there they have
+//!   a limit of their own.
+
+use std::num::NonZeroU32;
+
+use crate::config::Domain;
+use crate::config::concurrency::ConcurrencyLimit;
+use crate::Engine;
+use crate::active_config::ActiveConfig;
+use crate::concurrency::path::{bucket_of, limit_of_bucket};
+use crate::fleet::membership::Membership;
+use crate::fleet::reporter::{FleetReporter, SharePace};
+use crate::kernel::decision::{Reason, Verdict};
+use crate::telemetry::event::{ConcurrencyLimitExceeded, Event as _, ProxyDecisions, RuleVerdict};
+
+/// The concurrency limit of a descriptor, for a proxy.
+#[derive(Clone, Debug)]
+pub struct ProxyConcurrencyLimit {
+    /// The limit, in shadow mode if the replica is.
+    pub limit: ConcurrencyLimit,
+    /// The name of the bucket.
+    pub bucket: Box<[u8]>,
+}
+
+/// The decisions of a proxy about the permits of one bucket, since its last report.
+#[derive(Clone, Copy, Debug)]
+pub struct ProxyPermitUsage<'a> {
+    /// The name of the bucket.
+    pub bucket: &'a [u8],
+    /// The requests that got a permit.
+    pub allowed: u64,
+    /// The rejected requests by reason.
+    pub rejected: [(Reason, u64); 4],
+    /// The requests that shadow mode allowed without a permit.
+    pub shadow_rejected: u64,
+}
+
+impl Engine {
+    /// Returns the concurrency limit of a descriptor.
+    pub(super) fn proxy_concurrency_limit(
+        &self,
+        domain: &Domain,
+        entries: &[(&str, &str)],
+    ) -> Option<ProxyConcurrencyLimit> {
+        let found = domain.tree.lookup_concurrency_limit(entries.iter().copied())?;
+        let bucket = bucket_of(&domain.name, entries.iter().copied(), &found);
+        let shadow = found.limit.shadow || self.is_shadow();
+        let limit = ConcurrencyLimit { shadow, ..found.limit.clone() };
+        Some(ProxyConcurrencyLimit { limit, bucket: bucket.as_bytes().into() })
+    }
+
+    /// Returns the timing of the reports of proxies.
+    #[must_use]
+    pub fn proxy_share_pace(&self) -> SharePace {
+        self.concurrency_limits
+            .fleet_reporter()
+            .map_or_else(SharePace::default, FleetReporter::pace)
+    }
+
+    /// Estimates the number of replicas and proxies that share a limit: each replica serves as many
+    /// proxies as this one.
+    #[must_use]
+    pub fn sharing_processes(&self) -> NonZeroU32 {
+        let proxies = u32::try_from(self.proxies().count()).unwrap_or(u32::MAX);
+        let replicas = self.membership().map_or(NonZeroU32::MIN, Membership::replicas);
+        replicas.saturating_mul(NonZeroU32::MIN.saturating_add(proxies))
+    }
+
+    /// Counts decisions of a proxy as if this replica had made them.
+    pub fn count_proxy_permits(&self, usage: &ProxyPermitUsage<'_>) {
+        let active = self.active.load();
+        let Some(config) = active.as_deref() else { return };
+        let Some(limit) = limit_of_bucket(config, usage.bucket) else { return };
+        // The decision of a rate limit counts instead, as in `PermitCollector::add_verdict`.
+        if !limit.has_rate_limit {
+            config.counters.count_many(limit.number, RuleVerdict::Allow, usage.allowed);
+            config.counters.count_many(
+                limit.number,
+                RuleVerdict::ShadowDeny,
+                usage.shadow_rejected,
+            );
+        }
+        for (reason, count) in usage.rejected {
+            count_rejections(config, limit, reason, count);
+        }
+        let shadow = usage.shadow_rejected;
+        if 0 < shadow {
+            let reason = Reason::ConcurrencyLimitReached;
+            let (path, is_enforced) = (&*limit.path, false);
+            ConcurrencyLimitExceeded { limit: path, reason, is_enforced, count: shadow }.emit();
+        }
+    }
+}
+
+fn count_rejections(config: &ActiveConfig, limit: &ConcurrencyLimit, reason: Reason, count: u64) {
+    if count == 0 {
+        return;
+    }
+    config.counters.count_many(limit.number, RuleVerdict::Deny, count);
+    let (path, is_enforced) = (&*limit.path, true);
+    ConcurrencyLimitExceeded { limit: path, reason, is_enforced, count }.emit();
+    ProxyDecisions { count, verdict: Verdict::Deny, is_shadowed: false, reason }.emit();
+}

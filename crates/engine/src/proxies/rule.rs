@@ -1,0 +1,239 @@
+//! Chooses how a proxy handles the descriptors of a rule.
+//!
+//! Guarantees:
+//! - A proxy decides a rule itself only if its limits depend on no other descriptor.
+//! - Forced decisions and boosts apply until their end.
+//!
+//! Not covered:
+//! - Limits that a request carries.
+
+use std::sync::Arc;
+
+use super::ProxyConcurrencyLimit;
+use super::counter::one_descriptor;
+use crate::config::tree::KeyEntries;
+use crate::config::{ChargePolicy, Domain, FallbackMode, Limit, LimitWindow, Rule};
+use crate::Engine;
+use crate::decide::plan::{CheckPlan, LimitPlan};
+use crate::kernel::decision::Verdict;
+use crate::kernel::lease::LeaseTerms;
+use crate::kernel::rate::Strategy;
+use crate::kernel::rate::fixed_window::Windows;
+use crate::kernel::units::{Hits, Nanos};
+
+type Entries<'e> = &'e [(&'e str, &'e str)];
+
+/// How a proxy handles a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProxyHandling {
+    /// No limit applies.
+    Unlimited,
+    /// The proxy decides all limits of the rule from leased hits.
+    Leased,
+    /// The proxy asks for each request.
+    Ask,
+    /// The proxy asks for each request, with all descriptors of the request.
+    AskTogether,
+    /// An operator forced this verdict.
+    Forced(Verdict),
+}
+
+/// The rule of a descriptor, for a proxy.
+#[derive(Clone, Debug)]
+pub struct ProxyRule {
+    /// The handling of the descriptor.
+    pub handling: ProxyHandling,
+    /// The number of the limits in force (see [`Proxies::limits`](super::Proxies::limits)).
+    pub limits: u64,
+    /// The time for which this is valid; `None` until the limits change.
+    pub valid_for: Option<Nanos>,
+    /// `true` if no descriptor with the same keys matches a limit, whatever its values.
+    pub is_for_any_values: bool,
+    /// The path of the rule; `None` if no rule matches.
+    pub path: Option<Arc<str>>,
+    /// `true` if the rule decides and is reported, but never denies.
+    pub is_shadow: bool,
+    /// The entries of the counters, in which a pattern or a hash may replace a value. Empty if no
+    /// rule matches.
+    pub counter: KeyEntries,
+    /// The limits; empty unless the handling is [`ProxyHandling::Leased`].
+    pub leased: Vec<ProxyLimit>,
+    /// The concurrency limit, whatever the handling is.
+    pub concurrency: Option<ProxyConcurrencyLimit>,
+}
+
+/// A leased limit of a rule.
+#[derive(Clone, Debug)]
+pub struct ProxyLimit {
+    /// The name in the list `rate_limits`; `None` for `rate_limit`.
+    pub name: Option<Arc<str>>,
+    /// The requests in each period.
+    pub requests: u32,
+    /// The period.
+    pub period: Nanos,
+    /// The strategy, with the calendar windows around now.
+    pub strategy: Strategy,
+    /// The lease settings.
+    pub terms: LeaseTerms,
+    /// The decision without a reply of the store.
+    pub on_store_failure: FallbackMode,
+}
+
+/// A descriptor's rule, its plan, and the rest of its domain.
+struct PlannedRule<'a, 'c> {
+    domain: &'c Domain,
+    rule: &'c Rule,
+    plan: &'a CheckPlan<'c>,
+    quota_for_all: bool,
+}
+
+impl ProxyRule {
+    fn unmatched(handling: ProxyHandling, limits: u64) -> Self {
+        Self {
+            handling,
+            limits,
+            valid_for: None,
+            is_for_any_values: false,
+            path: None,
+            is_shadow: false,
+            counter: KeyEntries::default(),
+            leased: Vec::new(),
+            concurrency: None,
+        }
+    }
+}
+
+impl Engine {
+    /// Returns the rule of a descriptor for a proxy. Without a configuration, the handling is
+    /// [`ProxyHandling::Ask`].
+    #[must_use]
+    pub fn proxy_rule(&self, domain: &str, entries: Entries<'_>) -> ProxyRule {
+        // Before the configuration: then a change in between is announced after this reply.
+        let limits = self.proxies.limits();
+        let (active, now) = (self.active.load(), self.clock.now());
+        let Some(config) = active.as_deref() else {
+            return ProxyRule::unmatched(ProxyHandling::Ask, limits);
+        };
+        let Some(domain) = config.domains.get(domain) else {
+            let unlimited = ProxyRule::unmatched(ProxyHandling::Unlimited, limits);
+            return ProxyRule { is_for_any_values: true, ..unlimited };
+        };
+        let concurrency = self.proxy_concurrency_limit(domain, entries);
+        let shadow_end = self.shadow_end().filter(|end| *end != Nanos(u64::MAX));
+        let Some((rule, counter)) = domain.tree.rule_and_key(entries.iter().copied()) else {
+            let valid_for = shadow_end.map(|at| at.since(now));
+            return ProxyRule { valid_for, concurrency, ..unmatched_rule(domain, entries, limits) };
+        };
+        let check = one_descriptor(&domain.name, entries, Hits(0));
+        let mut plan = CheckPlan::default();
+        let planning = self.policy.planning;
+        plan.fill(config, &check, planning, now);
+        let quota_for_all = planning.quota_for_all;
+        let planned = PlannedRule { domain, rule, plan: &plan, quota_for_all };
+        let handling = planned.handling();
+        let is_leased = handling == ProxyHandling::Leased;
+        ProxyRule {
+            handling,
+            limits,
+            valid_for: next_change(rule, &counter, &plan, now)
+                .into_iter()
+                .chain(shadow_end)
+                .min()
+                .map(|at| at.since(now)),
+            is_for_any_values: false,
+            path: Some(Arc::clone(&rule.path)),
+            is_shadow: rule.shadow || self.is_shadow(),
+            leased: if is_leased { leased_limits(&plan) } else { Vec::new() },
+            counter,
+            concurrency,
+        }
+    }
+}
+
+fn unmatched_rule(domain: &Domain, entries: Entries<'_>, limits: u64) -> ProxyRule {
+    let keys: Vec<_> = entries.iter().map(|(key, _)| *key).collect();
+    let is_for_any_values = !domain.tree.may_limit_keys(&keys);
+    ProxyRule { is_for_any_values, ..ProxyRule::unmatched(ProxyHandling::Unlimited, limits) }
+}
+
+impl PlannedRule<'_, '_> {
+    fn handling(&self) -> ProxyHandling {
+        match self.plan.limits.first() {
+            None | Some(LimitPlan::NoRule | LimitPlan::Unlimited(_)) => ProxyHandling::Unlimited,
+            Some(_) if self.depends_on_others() => ProxyHandling::AskTogether,
+            Some(LimitPlan::Forced(_, _, verdict)) => ProxyHandling::Forced(*verdict),
+            Some(_) if self.affects_others() => ProxyHandling::AskTogether,
+            Some(_) if !self.is_leased() => ProxyHandling::Ask,
+            Some(_) => ProxyHandling::Leased,
+        }
+    }
+
+    /// Returns `true` if another descriptor can turn a denial of this rule into an allowed request.
+    fn depends_on_others(&self) -> bool {
+        let Self { domain, rule, plan, quota_for_all } = self;
+        let is_replaced = |other: &Rule| {
+            other.replaces.iter().any(|replaced| rule.names().any(|name| name == replaced))
+        };
+        *quota_for_all
+            || rule.quota
+            || plan.limits.iter().any(|limit| matches!(limit, LimitPlan::Replaced))
+            || rule.names().next().is_some() && domain.tree.rules().any(is_replaced)
+    }
+
+    /// Returns `true` if this rule changes which limits of the request are charged.
+    fn affects_others(&self) -> bool {
+        self.domain.charge == ChargePolicy::AllOrNothing || !self.rule.replaces.is_empty()
+    }
+
+    fn is_leased(&self) -> bool {
+        self.plan.lease_terms().all(|terms| terms.is_some())
+    }
+}
+
+fn leased_limits(plan: &CheckPlan<'_>) -> Vec<ProxyLimit> {
+    let charges = plan.limits.iter().zip(&plan.charges.list).zip(plan.lease_terms());
+    let limits = charges.filter_map(|((limit, charge), terms)| {
+        let LimitPlan::Charged(_, limit) = limit else { return None };
+        Some(leased_limit(limit, charge.strategy, *terms?))
+    });
+    limits.collect()
+}
+
+fn leased_limit(limit: &Limit, strategy: Strategy, terms: LeaseTerms) -> ProxyLimit {
+    ProxyLimit {
+        name: limit.name.clone(),
+        requests: limit.requests,
+        period: limit.window.length(),
+        strategy,
+        terms,
+        on_store_failure: limit.on_store_failure,
+    }
+}
+
+/// Returns the instant at which an action ends or a calendar window starts, if there is one.
+fn next_change(
+    rule: &Rule,
+    counter: &KeyEntries,
+    plan: &CheckPlan<'_>,
+    now: Nanos,
+) -> Option<Nanos> {
+    let entries = counter.iter().map(|(key, value)| (&**key, &**value));
+    let key_end = rule.key_actions_for(&entries).and_then(|key| key.next_end(now));
+    let rule_end = rule.forced_decision.map(|forced| forced.until).filter(|until| now < *until);
+    let charged = plan.limits.iter().filter(|limit| limit.is_charged());
+    let windows = charged.zip(&plan.charges.list).filter_map(|(limit, charge)| {
+        let LimitPlan::Charged(_, Limit { window: LimitWindow::Calendar(..), .. }) = limit else {
+            return None;
+        };
+        next_window(&charge.strategy)
+    });
+    windows.chain(key_end).chain(rule_end).min()
+}
+
+const fn next_window(strategy: &Strategy) -> Option<Nanos> {
+    let Strategy::FixedWindow(window) = strategy else { return None };
+    match window.windows() {
+        Windows::Calendar { starts: [_, _, next, _] } => Some(*next),
+        Windows::Every(_) => None,
+    }
+}
