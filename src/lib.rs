@@ -64,15 +64,15 @@
 //! The same reporter reports renewed and released permits.
 
 pub mod cli;
-pub use sluicegate_config as config;
-pub mod edge;
 pub mod replay;
 pub mod source;
 
-pub use sluicegate_kernel as kernel;
-pub use sluicegate_lease::clock;
+pub use sluicegate_config as config;
+pub use sluicegate_edge as edge;
 pub use sluicegate_engine as engine;
 pub use sluicegate_engine::recording;
+pub use sluicegate_kernel as kernel;
+pub use sluicegate_lease::clock;
 pub use sluicegate_store as store;
 pub use sluicegate_telemetry as telemetry;
 pub use sluicegate_telemetry::pem;

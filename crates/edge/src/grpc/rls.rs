@@ -1,0 +1,240 @@
+//! Serves `envoy.service.ratelimit.v3.RateLimitService`: rate limit checks from Envoy.
+//!
+//! Guarantees:
+//! - Each call gets one decision or one error.
+//! - If the call has a `grpc-timeout`, the reply is sent before this timeout.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use tonic::metadata::MetadataMap;
+use tonic::{Response, Status};
+
+use super::reserved_keys::ReservedCall;
+use super::{convert, reserved_keys};
+use crate::mirror::Mirror;
+use crate::{ReplyOptions, check_outcome, count_check_error};
+use crate::engine::concurrency::with_queue_time;
+use crate::engine::fleet::forwarding::PermitUpdate;
+use crate::engine::{AdmissionOutcome, CheckError, Decision, Engine};
+use crate::kernel::decision::{Check, Verdict};
+use crate::kernel::units::Nanos;
+use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Event as _, Protocol, RequestCompleted};
+use crate::telemetry::stats::TimedMethod;
+use crate::telemetry::trace;
+
+/// The time for sending the reply, subtracted from the caller's `grpc-timeout`.
+const REPLY_MARGIN: Nanos = Nanos(2_000_000);
+
+/// The gRPC header of a peek, which `sluicegate ask --peek` sends. Its value is ignored.
+pub const PEEK_HEADER: &str = "x-sluicegate-peek";
+
+type RlsReply = Result<(RateLimitResponse, EdgeOutcome), CheckError>;
+
+/// The gRPC service `RateLimitService`, for the connection of one client.
+#[derive(Clone, Debug)]
+pub struct RateLimitService {
+    engine: Arc<Engine>,
+    reporting: Arc<ReplyOptions>,
+    source: Option<IpAddr>,
+    mirror: Option<Mirror>,
+}
+
+impl RateLimitService {
+    /// Creates the service for a client with an unknown address.
+    #[must_use]
+    pub fn new(engine: Arc<Engine>, reporting: ReplyOptions) -> Self {
+        Self { engine, reporting: Arc::new(reporting), source: None, mirror: None }
+    }
+
+    /// Sends a sample of checks to another rate limit service too.
+    #[must_use]
+    pub fn with_mirror(self, mirror: Option<Mirror>) -> Self {
+        Self { mirror, ..self }
+    }
+
+    /// Returns the same service for a client with the IP address `source`.
+    #[must_use]
+    pub fn for_source(&self, source: Option<IpAddr>) -> Self {
+        Self { source, ..self.clone() }
+    }
+
+    /// Decides a call of `ShouldRateLimit`, or applies its release of permits. `metadata` has the
+    /// headers of the call.
+    ///
+    /// # Errors
+    /// The gRPC status if the request is invalid or the check fails.
+    pub async fn decide_call(
+        &self,
+        metadata: &MetadataMap,
+        mut request: RateLimitRequest,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        let received_at = self.engine.clock().now();
+        let header = |name: &str| metadata.get(name)?.to_str().ok();
+        let span = trace::check_span(Protocol::Grpc, &header);
+        let call = reserved_keys::take_reserved(&mut request);
+        if call == Ok(ReservedCall::Plain) {
+            let decision = async {
+                let timeout = caller_timeout(metadata);
+                let reply = if metadata.contains_key(PEEK_HEADER) {
+                    Box::pin(self.peek(&request, timeout)).await
+                } else {
+                    self.check(&request, timeout).await
+                };
+                self.finish(reply, (received_at, Nanos(0)))
+            };
+            return span.scope(decision).await;
+        }
+        // Boxed, because the future is large and most calls have returned above.
+        Box::pin(span.scope(async {
+            let (reply, queue_time) = match call {
+                Ok(call) => {
+                    with_queue_time(self.resolve((call, &request), caller_timeout(metadata))).await
+                }
+                Err(error) => {
+                    self.engine.log_refusal(&request.domain, &error);
+                    (Err(error), Nanos(0))
+                }
+            };
+            self.finish(reply, (received_at, queue_time))
+        }))
+        .await
+    }
+
+    pub(super) fn reject(&self, error: CheckError) -> Result<Response<RateLimitResponse>, Status> {
+        self.finish(Err(error), (self.engine.clock().now(), Nanos(0)))
+    }
+
+    /// Decides a check of rate limits only.
+    async fn check(&self, request: &RateLimitRequest, timeout: Option<Nanos>) -> RlsReply {
+        let check = self.to_check(request)?;
+        let decision = self.engine.decide_within(&check, timeout).await?;
+        let reply = self.to_reply(request, &decision);
+        if let Some(mirror) = &self.mirror {
+            mirror.offer(request, &reply.0);
+        }
+        Ok(reply)
+    }
+
+    /// Decides a check as if each descriptor had one hit, and charges nothing.
+    async fn peek(&self, request: &RateLimitRequest, timeout: Option<Nanos>) -> RlsReply {
+        let check = self.to_check(request)?;
+        let decision = self.engine.peek(check, timeout).await?;
+        let (mut reply, outcome) = self.to_reply(request, &decision);
+        convert::add_retry_after(&mut reply, decision.retry_after);
+        Ok((reply, outcome))
+    }
+
+    /// Decides a check, acquires permits or applies a release, within `timeout`.
+    async fn resolve(
+        &self,
+        (call, request): (ReservedCall, &RateLimitRequest),
+        timeout: Option<Nanos>,
+    ) -> RlsReply {
+        match call {
+            ReservedCall::Plain => self.check(request, timeout).await,
+            ReservedCall::Acquire { id, covered } => {
+                let mut reply = self.acquire(request, (&id, &covered), timeout).await?;
+                if let Some(owner) = self.engine.owner() {
+                    convert::add_owner(&mut reply.0, owner);
+                }
+                Ok(reply)
+            }
+            ReservedCall::Release { id, owner, outcome, rtt } => {
+                self.engine.apply_or_forward(
+                    PermitUpdate::release(&id, self.source, outcome, rtt),
+                    owner.as_deref(),
+                );
+                Ok((convert::release_response(request), EdgeOutcome::Allow))
+            }
+        }
+    }
+
+    async fn acquire(
+        &self,
+        request: &RateLimitRequest,
+        (id, covered): (&str, &[usize]),
+        timeout: Option<Nanos>,
+    ) -> RlsReply {
+        let check = self.to_check(request);
+        let check = check.inspect_err(|_| self.engine.record_without_permits(id))?;
+        let covered_descriptors =
+            covered.iter().filter_map(|&index| check.descriptors.get(index).cloned());
+        let concurrency_check =
+            Check { domain: check.domain, descriptors: covered_descriptors.collect() };
+        let first_covered = covered.first().copied().unwrap_or_default();
+        match self.engine.acquire((id, first_covered), &concurrency_check, &check, timeout).await? {
+            AdmissionOutcome::Decided(decision, _) => Ok(self.to_reply(request, &decision)),
+            AdmissionOutcome::Rejected(rejection) => {
+                let reply =
+                    convert::rejection_response(request, covered, &rejection, &self.reporting);
+                Ok((reply, EdgeOutcome::Deny))
+            }
+        }
+    }
+
+    fn to_check<'r>(&self, request: &'r RateLimitRequest) -> Result<Check<'r>, CheckError> {
+        let check = convert::to_check(request, &self.reporting);
+        check.inspect_err(|error| self.engine.log_refusal(&request.domain, error))
+    }
+
+    fn to_reply(
+        &self,
+        request: &RateLimitRequest,
+        decision: &Decision,
+    ) -> (RateLimitResponse, EdgeOutcome) {
+        let outcome = match decision.verdict {
+            Verdict::Allow => EdgeOutcome::Allow,
+            Verdict::Deny => EdgeOutcome::Deny,
+        };
+        (convert::to_response(request, decision, &self.reporting), outcome)
+    }
+
+    /// Counts and times a call, and converts its reply.
+    fn finish(
+        &self,
+        result: RlsReply,
+        (received_at, queue_time): (Nanos, Nanos),
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        let (reply, outcome) = match result {
+            Ok((reply, outcome)) => (Ok(Response::new(reply)), outcome),
+            Err(error) => {
+                count_check_error(&self.engine, &error);
+                (Err(convert::error_status(&error)), check_outcome(&Err(error)))
+            }
+        };
+        RequestCompleted { protocol: Protocol::Grpc, outcome }.emit();
+        let now = self.engine.clock().now();
+        CheckAnswered { received_at, replied_at: now, queue_time }.emit();
+        if let Some(stats) = self.engine.stats() {
+            stats.record_call(TimedMethod::ShouldRateLimit, now, now.since(received_at));
+        }
+        reply
+    }
+}
+
+/// Returns the time for deciding a call: its `grpc-timeout` minus 2 ms for the reply, but at least
+/// half of the `grpc-timeout`.
+#[must_use]
+pub fn caller_timeout(headers: &MetadataMap) -> Option<Nanos> {
+    let timeout = parse_timeout(headers.get("grpc-timeout")?.to_str().ok()?)?;
+    Some(timeout.since(REPLY_MARGIN).max(Nanos(timeout.0 / 2)))
+}
+
+/// Parses a `grpc-timeout`, such as `20m` for 20 ms: at most eight digits and a unit. Source: the
+/// specification "gRPC over HTTP/2".
+fn parse_timeout(text: &str) -> Option<Nanos> {
+    let (value, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let unit: u64 = match unit {
+        "H" => 3_600_000_000_000,
+        "M" => 60_000_000_000,
+        "S" => 1_000_000_000,
+        "m" => 1_000_000,
+        "u" => 1_000,
+        "n" => 1,
+        _ => return None,
+    };
+    let value: u64 = Some(value).filter(|value| value.len() <= 8)?.parse().ok()?;
+    value.checked_mul(unit).map(Nanos)
+}
