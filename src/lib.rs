@@ -1,29 +1,29 @@
 //! Sluicegate, a rate limiting service for Envoy and NGINX.
 //!
-//! Each layer uses only the layers below it, which `tests/tidy.rs` checks:
+//! Each layer is a crate, or a module of this one, and uses only the layers below it:
 //!
 //! ```text
-//! cli → edge, source, replay → engine → recording, store → config, clock, telemetry → kernel, pem
+//! cli → edge, source, replay → engine → store → config, telemetry → kernel
 //! ```
 //!
 //! # Layers
 //!
-//! * [`kernel`], a crate of its own, has the algorithms: pure functions of state, time and hits.
-//!   The Lua scripts in Redis are transcriptions of them.
+//! * [`kernel`] has the algorithms: pure functions of state, time and hits. The Lua scripts in Redis
+//!   are transcriptions of them.
 //! * [`config`] parses and validates configuration, but opens no files. Its part
 //!   [`config::hooks`], a crate of its own, builds descriptors from requests.
-//! * [`pem`] reads certificates and keys for TLS. No error contains part of a key.
 //! * `crates/lease` borrows hits from a store and spends them. It has the interface of a store of
 //!   counters, and [`clock`], the only reader of time.
 //! * `crates/concurrency` acquires and releases permits, queues requests, and splits concurrency
 //!   limits among processes. It has the interface of a store of these limits.
+//! * [`telemetry`] has metrics, traces and statistics. Every label has a bounded number of values.
+//!   Its part [`pem`] reads certificates and keys for TLS. No error contains part of a key.
 //! * [`store`] stores counters, in memory or in a Redis that replicas share.
-//! * [`recording`] is the file format of recorded checks.
-//! * [`engine`] turns a check into a decision.
+//! * [`engine`] turns a check into a decision. Its part [`recording`] is the file format of recorded
+//!   checks.
+//! * [`edge`] implements the protocols: gRPC, HTTP, NGINX and others. It makes no decisions.
 //! * [`replay`] decides recorded checks again, with other limits.
 //! * [`source`] loads configuration from files or xDS. A rejected load changes nothing.
-//! * [`edge`] implements the protocols: gRPC, HTTP, NGINX and others. It makes no decisions.
-//! * [`telemetry`] has metrics, traces and statistics. Every label has a bounded number of values.
 //! * [`cli`] has the commands, and connects the other layers.
 //!
 //! # One check, step by step

@@ -11,6 +11,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use http_body::Body as _;
 use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll};
 
@@ -55,7 +56,7 @@ static LIMITS: LazyLock<Arc<Config>> = LazyLock::new(|| {
         - {key: queued, concurrency: {limit: 1, mode: local, max_duration: 60s, queue: {size: 3, timeout: 1s}}}\n\
         - {key: adaptive, concurrency: {adaptive: {algorithm: gradient, initial: 3, max: 9}, max_duration: 60s}}\n\
         - {key: quiet, concurrency: {limit: 1, mode: strict, max_duration: 600s}}\n";
-    load_valid(&[("d.yaml", limits.as_bytes())])
+    load_valid(&[("d.yaml", limits)])
 });
 
 /// The value of `quiet` that is in use during all calls.

@@ -7,7 +7,7 @@
 //! - A failed read of a live table is shown, and tried again.
 //!
 //! Not covered:
-//! - The width of the terminal: long descriptors are cut after [`MAX_DESCRIPTOR_CHARS`].
+//! - The width of the terminal: long descriptors are cut after 80 characters.
 
 mod table;
 

@@ -1,7 +1,7 @@
 //! Tests of suggested fixes in files from the field.
 //!
 //! Not covered:
-//! - Every word of another product: the unit tests of `src/config/raw/foreign/` apply each fix.
+//! - Every word of another product: the unit tests of `crates/config/src/raw/foreign/` apply each fix.
 
 use std::fs;
 use std::path::Path;

@@ -123,9 +123,9 @@ fn every_served_http_path_is_documented() {
     }
 }
 
-/// HTTP routes in a source file of `src/edge/http`, without `/debug/pprof`, which serves no data.
+/// HTTP routes in a source file of `crates/edge/src/http`, without `/debug/pprof`, which serves no data.
 fn routes(file: &str) -> BTreeSet<String> {
-    let text = fs::read_to_string(root().join("src/edge/http").join(file)).unwrap();
+    let text = fs::read_to_string(root().join("crates/edge/src/http").join(file)).unwrap();
     let quoted = [".route(\"", "const PATH: &str = \""].map(|opening| {
         text.split(opening).skip(1).filter_map(|rest| rest.split('"').next()).collect::<Vec<_>>()
     });

@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 const SIDES: [(&str, &str, &str); 4] = [
     ("TLA+", "spec", "\\*"),
     ("Rust", "crates/kernel/src", "//"),
-    ("Lua", "src/store/redis/lua", "--"),
+    ("Lua", "crates/store/src/redis/lua", "--"),
     ("model check", "crates/kernel/tests/model_check", "//"),
 ];
 

@@ -21,10 +21,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::Engine;
 use crate::config::Config;
 use crate::config::action::{Action, ActionTarget};
 use crate::config::descriptor_text::parse_entries;
-use crate::Engine;
 use crate::kernel::units::Nanos;
 pub(super) use audit::AuditLog;
 pub use audit::{AuditEntry, AuditPage, AuditRow};

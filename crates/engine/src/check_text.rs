@@ -11,10 +11,10 @@ use std::fmt::Write as _;
 use crate::config::descriptor_text::format_entries;
 use crate::config::settings::DescriptorValues;
 use crate::config::{Config, Rule};
-use crate::top_keys::text::hash_text;
-use crate::{Engine, LimitStatus};
 use crate::kernel::decision::{Check, Cost, Descriptor};
 use crate::kernel::units::Hits;
+use crate::top_keys::text::hash_text;
+use crate::{Engine, LimitStatus};
 
 /// The largest part of a key or value that is shown, in bytes.
 const MAX_BYTES: usize = 64;

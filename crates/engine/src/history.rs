@@ -15,8 +15,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::Engine;
-use crate::rule_counters::{RuleActivity, RuleHash, rule_hash};
 use crate::kernel::units::Nanos;
+use crate::rule_counters::{RuleActivity, RuleHash, rule_hash};
 use crate::telemetry::metrics::METRICS;
 
 /// The length of a step.
@@ -216,7 +216,7 @@ impl Engine {
     }
 
     /// Returns the decisions and the used share of all rules at this replica, by
-    /// [`rule_hash`](crate::rule_counters::rule_hash).
+    /// [`crate::rule_counters::rule_hash`].
     #[must_use]
     pub fn rule_activity(&self) -> HashMap<RuleHash, RuleActivity> {
         let Some(active) = self.active.load_full() else { return HashMap::new() };

@@ -11,11 +11,7 @@ use crate::telemetry::event::{Event as _, LeasedHits, LeasedHitsEvent};
 
 /// Applies a configuration. If its leased limits differ from those of `before`, all hits are
 /// returned to the store soon.
-pub(crate) fn apply_config(
-    manager: &LeaseManager,
-    before: Option<&Config>,
-    config: &Config,
-) {
+pub(crate) fn apply_config(manager: &LeaseManager, before: Option<&Config>, config: &Config) {
     let leased = leased_rules(config);
     let are_changed = before.is_some_and(|before| leased_rules(before) != leased);
     manager.apply_limits(!leased.is_empty(), are_changed);

@@ -19,14 +19,14 @@ use arc_swap::ArcSwapOption;
 use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher24;
 
-use crate::config::{Config, RuleNumber};
 use crate::Decision;
+use crate::config::{Config, RuleNumber};
 use crate::decide::plan::CheckPlan;
 use crate::history::RuleSample;
-use crate::top_keys::RuleTopKeys;
 use crate::kernel::decision::DescriptorDecision;
 use crate::telemetry::event::RuleVerdict;
 use crate::telemetry::metrics::RuleDecisions;
+use crate::top_keys::RuleTopKeys;
 
 /// The domain and the path of the counter for all rules without a separate one. Paths of rules
 /// contain a dot.
@@ -83,7 +83,7 @@ pub(crate) struct RuleCounter {
     domain: Box<str>,
     path: Box<str>,
     counts: [AtomicU64; RuleVerdict::ALL.len()],
-    /// The largest used share of a limit since [`RuleCounter::take_used`], in millionths.
+    /// The largest used share of a limit since [`RuleCounters::samples`], in millionths.
     used: AtomicU32,
     /// `None` if the rule had no hits, or if other rules need the memory.
     pub(crate) top_keys: ArcSwapOption<RuleTopKeys>,
@@ -119,12 +119,7 @@ impl RuleCounters {
     }
 
     /// Counts `decisions` equal decisions of the rule `number`.
-    pub(crate) fn count_many(
-        &self,
-        number: RuleNumber,
-        verdict: RuleVerdict,
-        decisions: u64,
-    ) {
+    pub(crate) fn count_many(&self, number: RuleNumber, verdict: RuleVerdict, decisions: u64) {
         let counter = self.by_number.get(number.0 as usize).unwrap_or(&self.other);
         counter.counts[verdict as usize].fetch_add(decisions, Relaxed);
     }

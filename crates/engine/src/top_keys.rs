@@ -24,16 +24,16 @@ use std::sync::{Arc, Weak};
 use foldhash::fast::RandomState;
 use parking_lot::Mutex;
 
+use crate::Engine;
 use crate::config::RuleNumber;
 use crate::config::settings::DescriptorValues;
-use crate::Engine;
 use crate::decide::path::PreparedCheck;
-use crate::rule_counters::{RuleCounter, RuleCounters};
-use crate::{Decision, LimitStatus};
 use crate::kernel::decision::{Cost, Descriptor, Verdict};
 use crate::kernel::key::CounterKey;
 use crate::kernel::top_keys::KeySet;
 use crate::kernel::units::{Hits, Nanos};
+use crate::rule_counters::{RuleCounter, RuleCounters};
+use crate::{Decision, LimitStatus};
 use list::TopKeyCollector;
 pub use list::{TopKeyList, TopKeyRow, TopKeysPage, TopKeysQuery};
 use text::key_text;
@@ -202,11 +202,7 @@ impl KeyTable {
 
 impl Engine {
     /// Counts the keys of a decided check.
-    pub(crate) fn count_top_keys(
-        &self,
-        prepared: &PreparedCheck<'_, '_>,
-        decision: &Decision,
-    ) {
+    pub(crate) fn count_top_keys(&self, prepared: &PreparedCheck<'_, '_>, decision: &Decision) {
         if self.top_keys.is_off() {
             return;
         }

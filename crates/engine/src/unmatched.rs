@@ -12,12 +12,12 @@ use std::hash::{BuildHasher as _, Hash as _, Hasher as _, RandomState};
 
 use parking_lot::Mutex;
 
+use crate::Engine;
+use crate::check_text::{MAX_SHOWN, NO_DOMAIN, short_entries, short_text};
 use crate::config::Domain;
 use crate::config::descriptor_text::format_entries;
 use crate::config::settings::DescriptorValues;
 use crate::config::tree::miss::{LookupMiss, MissReason};
-use crate::Engine;
-use crate::check_text::{MAX_SHOWN, NO_DOMAIN, short_entries, short_text};
 use crate::decide::path::PreparedCheck;
 use crate::decide::plan::LimitPlan;
 use crate::kernel::decision::Descriptor;

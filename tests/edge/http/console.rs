@@ -12,7 +12,7 @@ use tonic::codegen::Service as _;
 
 use super::admin::admin;
 
-const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/edge/http/console");
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/crates/edge/src/http/console");
 
 /// The largest transfer of the first page, in bytes.
 const MAX_FIRST_PAGE: usize = 200_000;

@@ -251,7 +251,7 @@ fn documented_rights(ends: &str) -> Vec<String> {
 #[test]
 fn documented_acl_rights_cover_all_script_commands() {
     let (page, mut missing) = (documented_rights("+cluster|info"), Vec::new());
-    for file in std::fs::read_dir("src/store/redis/lua").unwrap() {
+    for file in std::fs::read_dir("crates/store/src/redis/lua").unwrap() {
         let file = file.unwrap().path();
         // The document lists the rights of this script separately.
         if file.ends_with("reference.lua") {
@@ -275,7 +275,7 @@ fn commands_called_by(script: &Path) -> BTreeSet<String> {
 #[test]
 fn doctor_tries_all_script_and_documented_commands() {
     let tried = commands_called_by("src/cli/doctor/probe.lua".as_ref());
-    let files = std::fs::read_dir("src/store/redis/lua").unwrap();
+    let files = std::fs::read_dir("crates/store/src/redis/lua").unwrap();
     let called: BTreeSet<_> =
         files.flat_map(|file| commands_called_by(&file.unwrap().path())).collect();
     assert_eq!(called.difference(&tried).collect::<Vec<_>>(), Vec::<&String>::new());

@@ -12,8 +12,8 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
 use crate::concurrency::{DECREASE, INCREASE, PROBE_DEPTH, SMOOTHING, TOLERANCE};
-use crate::resolve::{duration, keywords, overshoot};
 use crate::kernel::concurrency::adaptive::Hundredths;
+use crate::resolve::{duration, keywords, overshoot};
 
 /// The regular expression of the texts of `network`.
 const NETWORK_PATTERN: &str = "^[0-9A-Fa-f:.]+/[0-9]{1,3}$";

@@ -20,9 +20,7 @@ use super::field_name::FieldName;
 use super::fixes::{self, BOOL, COUNT, ExpectedNode, LIST, shortened};
 use super::{File, TextList};
 use crate::diagnostic::{Code, Findings, Span, Spanned};
-use crate::yaml::{
-    AliasBudget, ScalarValue, YamlId, YamlKind, YamlTree, report_too_many_aliases,
-};
+use crate::yaml::{AliasBudget, ScalarValue, YamlId, YamlKind, YamlTree, report_too_many_aliases};
 
 /// Reads a limits file from its YAML tree. Nodes in `reported` already have a finding and are not
 /// reported again.

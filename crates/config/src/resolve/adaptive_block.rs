@@ -20,16 +20,14 @@ use std::ops::RangeInclusive;
 use super::concurrency_block::ConcurrencyReader;
 use super::keywords;
 use super::rate_limit_block::{InvalidSetting, KeywordReader};
-use crate::concurrency::{
-    ConcurrencyMode, DECREASE, INCREASE, PROBE_DEPTH, SMOOTHING, TOLERANCE,
-};
+use crate::concurrency::{ConcurrencyMode, DECREASE, INCREASE, PROBE_DEPTH, SMOOTHING, TOLERANCE};
 use crate::diagnostic::{Code, Span, Spanned};
-use crate::raw;
 use crate::kernel::concurrency::adaptive::{
     AdaptiveAlgorithm, AdaptiveConfig, AdaptiveTuning, Hundredths,
 };
 use crate::kernel::coordinator::aggregate::VoteAggregate;
 use crate::kernel::units::Nanos;
+use crate::raw;
 
 const TARGET: RangeInclusive<Nanos> = Nanos::MILLI..=Nanos::from_secs(3_600);
 const WINDOW: RangeInclusive<Nanos> = Nanos(10 * Nanos::MILLI.0)..=Nanos::from_secs(60);

@@ -16,11 +16,11 @@ use crate::concurrency::{
     RejectReply, SMALL_LIMIT,
 };
 use crate::diagnostic::{Code, Span, Spanned};
-use crate::raw;
 use crate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
 use crate::kernel::concurrency::{OverloadAnswers, RetryAfterRule};
 use crate::kernel::coordinator::aggregate::VoteAggregate;
 use crate::kernel::units::Nanos;
+use crate::raw;
 
 /// A mode of rate limits. `shared` is the corresponding mode of concurrency limits.
 const RATE_LIMIT_MODE: &str = "leased";

@@ -24,11 +24,16 @@ pub(crate) const PATTERN: &str = "^([0-9]+(ms|s|m|h|d))+$";
 /// The reason why a text is not a valid duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DurationError {
+    /// The text is not a series of whole numbers with units.
     NotADuration,
     /// The duration is longer than 584 years, the largest number of nanoseconds in 64 bits.
     TooLong,
 }
 
+/// Parses a duration such as `1h30m`.
+///
+/// # Errors
+/// The text is not a duration, or the duration is longer than 584 years.
 pub fn parse(text: &str) -> Result<Nanos, DurationError> {
     let mut rest = text;
     let mut sum = Some(0u64);

@@ -9,11 +9,11 @@
 use jiff::civil::Weekday;
 
 use crate::concurrency::{self, ConcurrencyFallback};
-use crate::settings::nearest;
-use crate::{ChargePolicy, FallbackMode, Unit};
 use crate::kernel::concurrency::RetryAfterRule;
 use crate::kernel::concurrency::adaptive::AdaptiveAlgorithm;
 use crate::kernel::coordinator::aggregate::VoteAggregate;
+use crate::settings::nearest;
+use crate::{ChargePolicy, FallbackMode, Unit};
 
 /// The permitted keywords of one field, each with its meaning.
 pub(crate) type Keywords<T> = [(&'static str, T)];

@@ -15,10 +15,10 @@
 
 use super::keywords::{ModeKeyword, StrategyKeyword};
 use crate::diagnostic::Code;
-use crate::{Limit, LimitMode};
 use crate::kernel::lease::sizer::{self, LeaseSizer, LeaseSizing};
 use crate::kernel::lease::{LeaseTerms, Overshoot};
 use crate::kernel::units::{Hits, Nanos};
+use crate::{Limit, LimitMode};
 
 /// The regular expression of all texts that [`parse`] accepts, for the JSON Schema.
 pub(crate) const PATTERN: &str = "^(0|[1-9][0-9]*)(([.][0-9]{1,2})?%)?$";

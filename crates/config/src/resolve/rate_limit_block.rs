@@ -15,8 +15,6 @@ use super::keywords::{self, ExcessKeyword, Keywords, ModeKeyword, StrategyKeywor
 use super::overshoot::{self, OvershootAmount};
 use super::{calendar_block, duration};
 use crate::diagnostic::{Code, Span, Spanned};
-use crate::raw;
-use crate::{Calendar, FallbackMode, Limit, LimitWindow, Unit};
 use crate::kernel::lease::Overshoot;
 use crate::kernel::lease::sizer::{self, LeaseSizing};
 use crate::kernel::rate::Strategy;
@@ -27,6 +25,8 @@ use crate::kernel::rate::on_excess::OnExcess;
 use crate::kernel::rate::sliding_log::SlidingLog;
 use crate::kernel::rate::sliding_window::SlidingWindow;
 use crate::kernel::units::{Hits, Nanos};
+use crate::raw;
+use crate::{Calendar, FallbackMode, Limit, LimitWindow, Unit};
 
 /// The largest `burst` without a warning, as a multiple of `requests_per_unit`. A larger one is
 /// probably a mistake.

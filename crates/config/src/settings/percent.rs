@@ -4,6 +4,7 @@
 //! - Decoding an encoded text gives the same text.
 
 /// Percent-encodes `text`, except letters, digits, `-._~` and the characters in `plain`.
+#[must_use]
 pub fn encode_percent(text: &str, plain: &str) -> String {
     let encode = |byte: u8| match char::from(byte) {
         c if c.is_ascii_alphanumeric() || "-._~".contains(c) => c.to_string(),

@@ -17,10 +17,7 @@ use crate::diagnostic::{Code, Findings, Span};
 
 /// Verifies a YAML tree and reports errors. Returns the scalars whose tag does not fit, or `None`
 /// if following aliases would not end.
-pub(crate) fn check(
-    tree: &YamlTree<'_>,
-    findings: &mut Findings,
-) -> Option<HashSet<YamlId>> {
+pub(crate) fn check(tree: &YamlTree<'_>, findings: &mut Findings) -> Option<HashSet<YamlId>> {
     let mut misfits = HashSet::new();
     for id in 0..tree.len() {
         match tree.kind(id) {

@@ -36,9 +36,9 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_prost::ProstEncoder;
 
 use super::protobuf_fields::ProtobufFields;
-use crate::hook::{self, ID};
 use crate::engine::fleet::forwarding::PermitUpdate;
 use crate::engine::{Engine, validate_id};
+use crate::hook::{self, ID};
 use crate::kernel::concurrency::{ReportedOutcome, RequestOutcome, UpstreamAnswer};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{EdgeOutcome as Counted, Event as _, Protocol, RequestCompleted};

@@ -23,8 +23,8 @@ use prost::Message as _;
 
 use super::metadata;
 use crate::ReplyOptions;
-use crate::headers::{HeaderPair, OWNER_KEY, RETRY_AFTER, RateLimitHeaders};
 use crate::engine::{CheckError, ConcurrencyRejection, Decision, LimitStatus};
+use crate::headers::{HeaderPair, OWNER_KEY, RETRY_AFTER, RateLimitHeaders};
 use crate::kernel::decision::{
     AppliedLimit, Check, Cost, Descriptor, LimitOverride, Reason, Verdict,
 };

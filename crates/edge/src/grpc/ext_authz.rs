@@ -30,14 +30,14 @@ use envoy_types::pb::google::rpc;
 use tonic::{Code, Request, Response, Status};
 
 use super::{convert, metadata, rls};
+use crate::ReplyOptions;
 use crate::config::concurrency::RejectReply;
 use crate::config::hooks::address::ClientAddress;
 use crate::config::hooks::{Hooks, RequestAttributes};
-use crate::ReplyOptions;
-use crate::headers::RETRY_AFTER;
-use crate::hook::{self, HookError};
 use crate::engine::concurrency::with_queue_time;
 use crate::engine::{AdmissionOutcome, ConcurrencyRejection, Decision, Engine};
+use crate::headers::RETRY_AFTER;
+use crate::hook::{self, HookError};
 use crate::kernel::decision::Verdict;
 use crate::telemetry::event::{CheckAnswered, Event as _, Protocol, RequestCompleted};
 use crate::telemetry::trace;

@@ -45,15 +45,15 @@ use tonic::{Request, Response, Status, Streaming};
 use super::bounded_body::{count_unreadable, memory_full};
 use super::convert;
 use super::ext_authz::error_status;
-use crate::config::hooks::address::ClientAddress;
-use crate::config::hooks::{Hooks, RequestAttributes};
 use crate::ReplyOptions;
 use crate::body_memory::BodyLimits;
-use crate::hook::{self, HookError};
+use crate::config::hooks::address::ClientAddress;
+use crate::config::hooks::{Hooks, RequestAttributes};
 use crate::engine::concurrency::with_queue_time;
 use crate::engine::{
     AdmissionOutcome, CheckError, ConcurrencyRejection, Decision, Engine, RequestPermits,
 };
+use crate::hook::{self, HookError};
 use crate::kernel::concurrency::{ReportedOutcome, RequestOutcome};
 use crate::kernel::decision::{Check, Verdict};
 use crate::kernel::units::Nanos;

@@ -27,9 +27,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::config::settings::ProxyAccess;
-use crate::grpc::incoming::ClientIdentity;
 use crate::engine::Engine;
 use crate::engine::proxies::{MAX_PEER_STREAMS, MAX_PROXY_STREAMS};
+use crate::grpc::incoming::ClientIdentity;
 use crate::telemetry::reason_log::{DueLine, QuietLog};
 
 /// The largest number of replies on a stream that the proxy has not read. At this number, the

@@ -19,10 +19,10 @@ use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{ListValue, Struct, Value};
 use serde_json::Value as Json;
 
-use crate::config::NON_FINITE_PREFIX;
 use crate::ReplyOptions;
-use crate::headers::OWNER_KEY;
+use crate::config::NON_FINITE_PREFIX;
 use crate::engine::{ConcurrencyRejection, Decision, LimitStatus};
+use crate::headers::OWNER_KEY;
 use crate::kernel::decision::Verdict;
 
 /// The key with the path of the rule that denied.

@@ -25,12 +25,12 @@ use tonic::{Request, Response, Status, Streaming};
 use super::{bounded_body, convert, rls};
 use crate::ReplyOptions;
 use crate::body_memory::BodyLimits;
-use crate::hook::{self, HookError};
 use crate::engine::concurrency::with_queue_time;
 use crate::engine::fleet::forwarding::{PermitUpdate, is_incarnation_name};
 use crate::engine::{
     AdmissionOutcome, CheckError, ConcurrencyRejection, Decision, Engine, validate_id,
 };
+use crate::hook::{self, HookError};
 use crate::kernel::concurrency::{ReportedOutcome, RequestOutcome, UpstreamAnswer};
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;

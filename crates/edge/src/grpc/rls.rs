@@ -13,16 +13,16 @@ use tonic::{Response, Status};
 
 use super::reserved_keys::ReservedCall;
 use super::{convert, reserved_keys};
-use crate::mirror::Mirror;
-use crate::{ReplyOptions, check_outcome, count_check_error};
 use crate::engine::concurrency::with_queue_time;
 use crate::engine::fleet::forwarding::PermitUpdate;
 use crate::engine::{AdmissionOutcome, CheckError, Decision, Engine};
 use crate::kernel::decision::{Check, Verdict};
 use crate::kernel::units::Nanos;
+use crate::mirror::Mirror;
 use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Event as _, Protocol, RequestCompleted};
 use crate::telemetry::stats::TimedMethod;
 use crate::telemetry::trace;
+use crate::{ReplyOptions, check_outcome, count_check_error};
 
 /// The time for sending the reply, subtracted from the caller's `grpc-timeout`.
 const REPLY_MARGIN: Nanos = Nanos(2_000_000);

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::config::hooks::Hooks;
 use crate::ReplyOptions;
 use crate::body_memory::BodyLimits;
-use crate::health::Health;
+use crate::config::hooks::Hooks;
 use crate::engine::Engine;
+use crate::health::Health;
 
 /// The dependencies of the port for checks and health.
 #[derive(Clone, Debug)]

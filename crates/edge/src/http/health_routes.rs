@@ -13,8 +13,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 
 use super::response::PLAIN;
-use crate::health::{Health, Readiness};
 use crate::engine::Engine;
+use crate::health::{Health, Readiness};
 use crate::kernel::decision::StoreFailure;
 
 #[derive(Clone)]

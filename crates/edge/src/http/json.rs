@@ -27,11 +27,11 @@ use super::check_port::CheckPort;
 use super::response::{JSON, status_response, text_response};
 use crate::body_memory::{BodyBuffer, BodyMemoryFull};
 use crate::grpc::convert;
-use crate::{check_outcome, count_check_error};
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Event as _, Protocol, RequestCompleted};
 use crate::telemetry::reason_log::{DueLine, ReasonLog};
+use crate::{check_outcome, count_check_error};
 
 pub use read::{JsonRequestError, parse_request};
 pub use write::{NotExpressibleInJson, to_json_text};

@@ -8,10 +8,10 @@ use super::{
     ActionKind, ActionState, AuditEntry, ChangeAuthor, MAX_ACTION_DURATION, MAX_ACTIONS, TargetKey,
     effect_text,
 };
+use crate::Engine;
 use crate::config::action::{ActionEffect, BoostSize};
 use crate::config::descriptor_text::format_entries;
 use crate::config::{Limit, Rule};
-use crate::Engine;
 use crate::kernel::rate::limit::LimitError;
 use crate::kernel::units::Nanos;
 

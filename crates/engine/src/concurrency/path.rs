@@ -21,23 +21,23 @@ use smallvec::SmallVec;
 use tracing::Level;
 
 use super::terms;
-use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode, RejectReply};
-use crate::config::tree::{self, ConcurrencyMatch};
-use crate::config::{Config, RuleNumber};
 use crate::active_config::ActiveConfig;
 use crate::concurrency::{
     AcquireError, BucketLoad, BucketMetrics, ConcurrencyLimits, PermitGuard, PermitRequest,
     SharedLimit, StrictLimit, rules_at_process,
 };
+use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode, RejectReply};
+use crate::config::tree::{self, ConcurrencyMatch};
+use crate::config::{Config, RuleNumber};
 use crate::decide::path::validate;
-use crate::proxies::ProxyBucket;
-use crate::{CheckError, Decision, Engine};
 use crate::kernel::concurrency::ReportedOutcome;
 use crate::kernel::concurrency::limiter::LimiterConfig;
 use crate::kernel::decision::{Check, Cost, Reason, Verdict};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Hits, Nanos};
+use crate::proxies::ProxyBucket;
 use crate::telemetry::event::{CheckDecided, ConcurrencyLimitExceeded, Event as _, RuleVerdict};
+use crate::{CheckError, Decision, Engine};
 
 /// The default for the largest number of buckets.
 pub const DEFAULT_MAX_BUCKETS: usize = 100_000;
@@ -614,10 +614,7 @@ pub(crate) fn bucket_of<'e>(
     CounterKey::concurrency_bucket(domain, tree::counter_entries(entries, &found.shared))
 }
 
-pub(crate) fn limit_of_bucket<'c>(
-    config: &'c Config,
-    name: &[u8],
-) -> Option<&'c ConcurrencyLimit> {
+pub(crate) fn limit_of_bucket<'c>(config: &'c Config, name: &[u8]) -> Option<&'c ConcurrencyLimit> {
     let (domain, entries) = CounterKey::parse_concurrency_bucket(name)?;
     let covered = config.domains.get(domain)?.tree.lookup_concurrency_limit(entries)?;
     Some(covered.limit)

@@ -18,7 +18,6 @@ use parking_lot::Mutex;
 
 use crate::concurrency::path::PermitLifetime;
 use crate::fleet::forwarding::IdState;
-use crate::{AdmissionOutcome, CheckError, Engine, RequestPermits};
 use crate::kernel::concurrency::permit_registry::{
     EarlyReleaseLimits, RegisterOutcome, ReleaseOutcome,
 };
@@ -26,6 +25,7 @@ use crate::kernel::concurrency::{PermitRegistry, ReportedOutcome};
 use crate::kernel::decision::Check;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Event as _, PermitIdEvent};
+use crate::{AdmissionOutcome, CheckError, Engine, RequestPermits};
 
 /// The longest delay between the deadline of an id's permits and the removal of the id.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);

@@ -1,7 +1,7 @@
 //! The parameters with which this replica enforces a concurrency limit.
 
-use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode};
 use crate::concurrency::{SharedLimit, StrictLimit};
+use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode};
 use crate::fleet::reporter::FleetReporter;
 
 /// Returns the sharing parameters of a limit in mode `shared`. `None` for modes `local` and

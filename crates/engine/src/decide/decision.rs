@@ -9,16 +9,16 @@ use crate::decide::path::{CheckPurpose, PreparedCheck};
 use crate::decide::plan::{CheckPlan, LimitPlan, enforcement_of};
 use crate::decide::retry_after;
 use crate::decide::rule_stats::near_limit_threshold;
-use crate::rule_counters::RuleCounters;
-use crate::{CheckError, Decision, LimitStatus};
 use crate::kernel::decision::{
     DescriptorDecision, Reason, Verdict, VoteGroup, binding_index, combine,
 };
 use crate::kernel::rate::{CounterDecision, Headroom};
 use crate::kernel::units::{Hits, Nanos};
+use crate::rule_counters::RuleCounters;
 use crate::store::{Charge, ChargeOutcome};
 use crate::telemetry::event::{CheckDecided, Event as _};
 use crate::telemetry::stats::StatCounter;
+use crate::{CheckError, Decision, LimitStatus};
 
 impl Engine {
     /// Decides a check from `outcomes`, one for each charge of its plan. A failed charge gets the

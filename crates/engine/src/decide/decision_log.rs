@@ -13,28 +13,20 @@ use tracing::Level;
 use crate::check_text::{CheckText, short_text};
 use crate::concurrency::path::ConcurrencyRejection;
 use crate::decide::path::PreparedCheck;
-use crate::{CheckError, Decision, Engine};
 use crate::kernel::decision::{Check, Cost, Verdict};
 use crate::kernel::rate::limit::Tick;
+use crate::{CheckError, Decision, Engine};
 
 impl Engine {
     /// Logs the check. `decision` has one status for each descriptor.
-    pub(crate) fn log_check(
-        &self,
-        prepared: &PreparedCheck<'_, '_>,
-        decision: &Decision,
-    ) {
+    pub(crate) fn log_check(&self, prepared: &PreparedCheck<'_, '_>, decision: &Decision) {
         if tracing::enabled!(Level::DEBUG) {
             self.write_check_line(prepared, decision);
         }
     }
 
     /// Logs the charges. `decision` has one status for each limit.
-    pub(crate) fn log_charges(
-        &self,
-        prepared: &PreparedCheck<'_, '_>,
-        decision: &Decision,
-    ) {
+    pub(crate) fn log_charges(&self, prepared: &PreparedCheck<'_, '_>, decision: &Decision) {
         if tracing::enabled!(Level::TRACE) {
             self.write_charge_lines(prepared, decision);
         }
@@ -55,11 +47,7 @@ impl Engine {
     }
 
     /// Logs a check that a concurrency limit rejected.
-    pub(crate) fn log_rejection(
-        &self,
-        check: &Check<'_>,
-        rejection: &ConcurrencyRejection,
-    ) {
+    pub(crate) fn log_rejection(&self, check: &Check<'_>, rejection: &ConcurrencyRejection) {
         if tracing::enabled!(Level::DEBUG) {
             let text = CheckText::new(check, self.policy.descriptor_values);
             let (domain, descriptors) = (&*short_text(check.domain), &*text.descriptors());

@@ -7,8 +7,8 @@
 
 use smallvec::SmallVec;
 
-use crate::config::FallbackMode;
 use crate::CheckError;
+use crate::config::FallbackMode;
 use crate::decide::local_fallback::{FailedCharge, LocalFallback, NO_SHARE_OUTCOME};
 use crate::decide::plan::{CheckPlan, LimitPlan};
 use crate::kernel::decision::{Cost, Reason, StoreFailure, Verdict};

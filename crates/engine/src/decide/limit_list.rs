@@ -20,9 +20,9 @@ use smallvec::SmallVec;
 
 use crate::config::Rule;
 use crate::decide::plan::{CheckPlan, LimitPlan};
-use crate::{Decision, LimitStatus};
 use crate::kernel::decision::{Check, Descriptor, VoteGroup};
 use crate::kernel::units::Nanos;
+use crate::{Decision, LimitStatus};
 
 impl<'c> CheckPlan<'c> {
     /// Returns the planned limits, each with its descriptor.

@@ -10,23 +10,23 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 
-use crate::config::LimitMode;
 use crate::Engine;
 use crate::active_config::ActiveConfig;
+use crate::config::LimitMode;
 use crate::decide::deny_cache::{DenyLookup, PartialDecision, StoreCallTimes};
 use crate::decide::excess;
 use crate::decide::fallback::ChargeDecision;
 use crate::decide::plan::{CheckPlan, LimitPlan, PlanInstants};
 use crate::decide::rule_stats;
 use crate::decide::stale_charges;
-use crate::lease::ChargeTerms;
-use crate::{CheckError, Decision};
 use crate::kernel::decision::{Check, Cost};
 use crate::kernel::units::Nanos;
+use crate::lease::ChargeTerms;
 use crate::store::{
     Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, StoreFailure, StoreReply,
 };
 use crate::telemetry::trace;
+use crate::{CheckError, Decision};
 use sluicegate_lease::charge_subset::{self, ChargeSubset};
 
 type CheckResult = Result<Decision, CheckError>;

@@ -11,12 +11,12 @@
 
 use crate::active_config::ActiveConfig;
 use crate::decide::plan::{CheckPlan, LimitPlan};
-use crate::{CheckError, Decision, Engine, LimitStatus};
 use crate::kernel::decision::{
     Check, Cost, DescriptorDecision, Reason, Verdict, combine, combined_wait,
 };
 use crate::kernel::rate::{CounterDecision, Strategy};
 use crate::kernel::units::{Hits, Nanos};
+use crate::{CheckError, Decision, Engine, LimitStatus};
 
 impl Engine {
     /// Decides `check` as if each descriptor had one hit, and charges nothing.

@@ -16,13 +16,13 @@ use serde_json::{Map, json};
 use super::EventOptions;
 use crate::decide::path::PreparedCheck;
 use crate::decide::plan::LimitPlan;
-use crate::{Decision, LimitStatus};
 use crate::kernel::decision::{Descriptor, DescriptorDecision, Reason};
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::Windows;
 use crate::kernel::units::Nanos;
 use crate::store::Charge;
 use crate::telemetry::cloud_events::{EventContent, EventKey, EventWindow, format_time};
+use crate::{Decision, LimitStatus};
 
 /// A limit of a check, with its charge and its decision.
 struct ChargedLimit<'a, 'q> {
@@ -34,11 +34,7 @@ struct ChargedLimit<'a, 'q> {
 
 impl EventOptions {
     /// Sends the events of a check. `decision` has one status for each limit.
-    pub(crate) fn offer_limits(
-        &self,
-        prepared: &PreparedCheck<'_, '_>,
-        decision: &Decision,
-    ) {
+    pub(crate) fn offer_limits(&self, prepared: &PreparedCheck<'_, '_>, decision: &Decision) {
         let plan = &prepared.plan;
         let mut charges = plan.charges.list.iter();
         for (index, (limit, status)) in plan.limits.iter().zip(&decision.statuses).enumerate() {

@@ -15,11 +15,11 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use crate::config::settings::{DescriptorValues, EventKinds, UnitFraction};
 use crate::Engine;
 use crate::actions::{ActionKind, AuditEntry};
 use crate::check_text::{short_entries, short_text};
 use crate::concurrency::path::ConcurrencyRejection;
+use crate::config::settings::{DescriptorValues, EventKinds, UnitFraction};
 use crate::kernel::decision::{Check, Descriptor};
 use crate::kernel::units::Nanos;
 use crate::telemetry::cloud_events::{
@@ -66,11 +66,7 @@ impl Engine {
     }
 
     /// Sends an event for a check that a concurrency limit rejected.
-    pub(crate) fn send_rejection(
-        &self,
-        check: &Check<'_>,
-        rejection: &ConcurrencyRejection,
-    ) {
+    pub(crate) fn send_rejection(&self, check: &Check<'_>, rejection: &ConcurrencyRejection) {
         let Some(events) = self.events.as_ref().filter(|events| events.kinds.denied) else {
             return;
         };

@@ -22,10 +22,10 @@ use siphasher::sip::SipHasher24;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::{Engine, Membership};
 use crate::kernel::concurrency::ReportedOutcome;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Event as _, ForwardingEvent};
+use crate::{Engine, Membership};
 
 /// The longest search among the replicas for the owner of a release that names none.
 pub const SEARCH_TIMEOUT: Nanos = Nanos(100 * Nanos::MILLI.0);

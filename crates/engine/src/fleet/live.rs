@@ -21,11 +21,11 @@ use crate::Engine;
 use crate::fleet::live_view::ViewScope;
 use crate::fleet::membership::{ReplicaRecord, parse_record};
 use crate::history::{History, RuleKey, Series};
-use crate::rule_counters::{RuleActivity, RuleHash, rule_hash};
-use crate::top_keys::TopKeysQuery;
 use crate::kernel::top_keys::TopWindow;
 use crate::kernel::units::Nanos;
+use crate::rule_counters::{RuleActivity, RuleHash, rule_hash};
 use crate::telemetry::metrics::METRICS;
+use crate::top_keys::TopKeysQuery;
 pub use report::{CheckCounts, LiveReport, TopLists, TopWindows, WatchedRule};
 
 /// The time for which a read of a page counts as a watch.

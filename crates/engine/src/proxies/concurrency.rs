@@ -11,11 +11,11 @@
 
 use std::num::NonZeroU32;
 
-use crate::config::Domain;
-use crate::config::concurrency::ConcurrencyLimit;
 use crate::Engine;
 use crate::active_config::ActiveConfig;
 use crate::concurrency::path::{bucket_of, limit_of_bucket};
+use crate::config::Domain;
+use crate::config::concurrency::ConcurrencyLimit;
 use crate::fleet::membership::Membership;
 use crate::fleet::reporter::{FleetReporter, SharePace};
 use crate::kernel::decision::{Reason, Verdict};

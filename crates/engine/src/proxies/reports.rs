@@ -14,11 +14,11 @@
 
 use super::ProxyConnection;
 use super::history::{PermitTimes, bucket_hash};
-use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode};
 use crate::Engine;
 use crate::active_config::ActiveConfig;
 use crate::concurrency::path::limit_of_bucket;
 use crate::concurrency::terms::shared_limit;
+use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode};
 use crate::fleet::reporter::{FleetReporter, SharePace};
 use crate::kernel::coordinator::incarnation::IncarnationRecord;
 use crate::kernel::coordinator::{Heartbeat, HeartbeatReply};

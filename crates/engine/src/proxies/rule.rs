@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use super::ProxyConcurrencyLimit;
 use super::counter::one_descriptor;
+use crate::Engine;
 use crate::config::tree::KeyEntries;
 use crate::config::{ChargePolicy, Domain, FallbackMode, Limit, LimitWindow, Rule};
-use crate::Engine;
 use crate::decide::plan::{CheckPlan, LimitPlan};
 use crate::kernel::decision::Verdict;
 use crate::kernel::lease::LeaseTerms;

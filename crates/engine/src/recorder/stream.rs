@@ -7,8 +7,8 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::state::{ActiveRecording, RecordedRest, Recorder};
-use crate::clock::Clock;
 use crate::Engine;
+use crate::clock::Clock;
 use crate::decide::plan::{KeyNaming, OverridePolicy, PlanSettings};
 use crate::kernel::units::Nanos;
 use crate::recording::hashed_values::{ValueHasher, new_salt};

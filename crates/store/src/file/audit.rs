@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::private;
-use crate::kernel::units::Nanos;
 use crate::audit::{AUDIT_RETENTION, AuditRecord, MAX_AUDIT_RECORDS, StoredAuditRecord};
+use crate::kernel::units::Nanos;
 
 const FILE_NAME: &str = "audit.jsonl";
 const NEW_FILE_NAME: &str = "audit.jsonl.new";

@@ -14,12 +14,12 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 
+use crate::fleet_start::FleetState;
+use crate::heartbeat::{BucketKey, ShareReport, ShareRound, ShareRoundReply};
 use crate::kernel::coordinator::incarnation::{IncarnationRecord, may_list_only_dead};
 use crate::kernel::coordinator::share_state::ShareState;
 use crate::kernel::coordinator::{Coordinator, CoordinatorIncarnation, HeartbeatReply};
 use crate::kernel::units::{Incarnation, Nanos, ReplicaId};
-use crate::fleet_start::FleetState;
-use crate::heartbeat::{BucketKey, ShareReport, ShareRound, ShareRoundReply};
 
 /// The state of all shared concurrency limits in one store.
 ///

@@ -8,9 +8,9 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::coordinators::is_same_store;
-use crate::kernel::units::Nanos;
 use crate::fleet_start::FleetState;
 use crate::heartbeat::BucketKey;
+use crate::kernel::units::Nanos;
 use crate::permits::{
     AcquireGate, LimitPermitsReply, PermitReport, PermitTable, PermitTiming, StrictPermitReply,
     StrictPermitRequest,

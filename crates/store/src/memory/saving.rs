@@ -21,11 +21,7 @@ impl MemoryStore {
     }
 
     /// Calls `visit` for each counter of one shard.
-    pub(crate) fn visit_shard(
-        &self,
-        index: usize,
-        visit: &mut dyn FnMut(CounterRecord<'_>),
-    ) {
+    pub(crate) fn visit_shard(&self, index: usize, visit: &mut dyn FnMut(CounterRecord<'_>)) {
         self.lock_shard(index).visit_counters(visit);
     }
 

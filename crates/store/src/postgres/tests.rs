@@ -21,9 +21,7 @@ use crate::kernel::rate::sliding_window::SlidingWindow;
 use crate::kernel::units::{Hits, Nanos};
 use crate::lease::{LeaseMessage, LeaseOutcome};
 use crate::memory::{MemoryStore, WhenFull};
-use crate::{
-    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore as _, Placement, StoreReply,
-};
+use crate::{Charge, ChargeMode, ChargeOutcome, Charges, CounterStore as _, Placement, StoreReply};
 
 const START: Nanos = Nanos::from_secs(1_767_225_600);
 const PERIOD: Nanos = Nanos::from_secs(10);

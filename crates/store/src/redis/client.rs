@@ -279,7 +279,7 @@ mod tests {
         let mut received = [0; 512];
         loop {
             let length = stream.read(&mut received).await.unwrap();
-            let commands = received[..length].iter().filter(|byte| **byte == b'*').count();
+            let commands = received[..length].split(|byte| *byte == b'*').skip(1).count();
             stream.write_all("+PONG\r\n".repeat(commands).as_bytes()).await.unwrap();
         }
     }

@@ -6,8 +6,8 @@
 use fred::types::Value;
 
 use super::StoreFailure;
-use crate::kernel::units::Nanos;
 use crate::fleet::{LiveReplica, MembershipHeartbeat, MembershipReply, REPLICA_TIMEOUT};
+use crate::kernel::units::Nanos;
 
 /// The script that stores a replica's record and returns the live replicas (protocol: `membership.lua`).
 pub const MEMBERSHIP_SCRIPT: &str = include_str!("lua/membership.lua");

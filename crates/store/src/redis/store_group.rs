@@ -25,16 +25,14 @@ use super::outcome::{IndexedOutcomes, all_failed, as_uncharged, write_outcomes};
 use super::reference::{self, CompatCounters, DecidingStep};
 use super::reservations::Reservations;
 use super::{RedisStore, StoreFailure};
-use crate::kernel::decision::Cost;
-use crate::kernel::rate::limit::EXACT_BOUND;
-use crate::kernel::units::{Hits, Nanos};
 use crate::audit::{AuditRecord, StoredAuditRecord};
 use crate::fleet::{MembershipHeartbeat, MembershipReply};
 use crate::heartbeat::{ShareRound, ShareRoundReply};
+use crate::kernel::decision::Cost;
+use crate::kernel::rate::limit::EXACT_BOUND;
+use crate::kernel::units::{Hits, Nanos};
 use crate::lease::{LeaseMessage, LeaseOutcome};
-use crate::permits::{
-    PermitReport, PermitReportReply, StrictPermitReply, StrictPermitRequest,
-};
+use crate::permits::{PermitReport, PermitReportReply, StrictPermitReply, StrictPermitRequest};
 use crate::stats::StoreStats;
 use crate::{
     AuditStore, Charge, ChargeMode, ChargeOutcome, Charges, CounterHits, CounterStore, FleetStore,

@@ -26,8 +26,8 @@ use tokio::time::Instant;
 use super::queue::{QueuedEvents, QueuedLane};
 use super::webhook::{MAX_AGE, PostResult, Webhook};
 use super::{CloudEvent, EventQueue, WebhookError, WebhookOptions};
-use crate::kernel::units::Nanos;
 use crate::event::{CloudEventOutcome, Event as _};
+use crate::kernel::units::Nanos;
 use crate::reason_log::QuietLog;
 
 /// The largest number of requests that run at a time for events that checks cause.

@@ -13,8 +13,8 @@ use tokio::sync::mpsc;
 
 use super::recent::{Novelty, RecentKeys};
 use super::{CloudEvent, EventContent, EventKey};
-use crate::kernel::units::Nanos;
 use crate::event::{CloudEventOutcome, Event as _};
+use crate::kernel::units::Nanos;
 
 /// The largest number of undelivered events that checks cause. An event keeps its place until its
 /// delivery ends.

@@ -19,9 +19,9 @@ use hyper::http::header::{CONTENT_TYPE, RETRY_AFTER, USER_AGENT};
 use hyper::http::{HeaderMap, Request, StatusCode};
 use ring::hmac;
 
+use crate::http_client::{ClientTlsFiles, HttpClient};
 use crate::kernel::units::Nanos;
 use crate::pem;
-use crate::http_client::{ClientTlsFiles, HttpClient};
 
 /// The time from the first attempt after which an event is dropped.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(600);

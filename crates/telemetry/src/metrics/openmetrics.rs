@@ -96,8 +96,8 @@ impl fmt::Display for ExemplarSuffix {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::units::Nanos;
     use crate::event::{CheckAnswered, Event as _};
+    use crate::kernel::units::Nanos;
     use crate::metrics::{Gauges, SpanIds};
 
     fn count_check(metrics: &Metrics, took: u64, trace: u128) {

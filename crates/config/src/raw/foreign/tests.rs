@@ -5,10 +5,10 @@ use super::super::limits_block::LimitsBlock;
 use super::table::FOREIGN_WORDS;
 use super::{Meaning, table};
 use crate::diagnostic::Severity;
+use crate::kernel::units::Revision;
 use crate::load;
 use crate::resolve::keywords::SYNONYMS;
 use crate::settings::find_setting;
-use crate::kernel::units::Revision;
 
 /// A file with a place for the word, and the places of a line that a fix may name.
 struct Template {
@@ -168,8 +168,7 @@ fn errors(text: &str) -> Vec<&'static str> {
         Ok((_, warnings)) => warnings,
         Err(found) => found,
     };
-    let is_error =
-        |one: &&crate::diagnostic::Diagnostic| one.code.severity() == Severity::Error;
+    let is_error = |one: &&crate::diagnostic::Diagnostic| one.code.severity() == Severity::Error;
     found.iter().filter(is_error).map(|one| one.code.name()).collect()
 }
 

@@ -32,9 +32,9 @@ use tonic::transport::server::{Connected, TcpConnectInfo};
 
 use super::super::timeouts::GrpcTimeouts;
 use crate::connection_gate::ConnectionSlot;
+use crate::engine::proxies::PeerKey;
 use crate::failed_connections::FailedConnection;
 use crate::first_bytes::FirstBytes;
-use crate::engine::proxies::PeerKey;
 
 /// The length of the HTTP/2 client preface, in bytes (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;

@@ -27,15 +27,15 @@ use tokio::time::{Instant, sleep_until};
 use tonic::{Status, Streaming};
 
 use super::{replies as to_reply, requests};
-use crate::grpc::bounded_body::count_unreadable;
-use crate::{check_error_outcome, verdict_outcome};
 use crate::engine::Engine;
 use crate::engine::proxies::{LeaseOutcome, ProxyConnection, StreamSlot};
+use crate::grpc::bounded_body::count_unreadable;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{
     CheckAnswered, Event as _, Protocol, ProxyMessageKind, RequestCompleted,
 };
 use crate::telemetry::trace;
+use crate::{check_error_outcome, verdict_outcome};
 use sluicegate_lease_protocol as wire;
 use sluicegate_lease_protocol::api::lease_message::Message as Reply;
 use sluicegate_lease_protocol::api::proxy_message::Message;

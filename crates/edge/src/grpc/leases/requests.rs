@@ -12,12 +12,12 @@ use sluicegate_lease_protocol as wire;
 use smallvec::SmallVec;
 use tonic::Status;
 
-use crate::grpc::convert::{MAX_ENTRIES, MAX_ENTRY_KEY_BYTES, check_counts};
 use crate::engine::concurrency::BucketLoad;
 use crate::engine::proxies::{
     ProxyBucket, ProxyConnection, ProxyCounter, ProxyDecisionKind, ProxyHits, ProxyIdentity,
     ProxyPermitUsage, ProxyReport, ProxyUsage,
 };
+use crate::grpc::convert::{MAX_ENTRIES, MAX_ENTRY_KEY_BYTES, check_counts};
 use crate::kernel::decision::{Check, Cost, Descriptor, Reason};
 use crate::kernel::lease::{BorrowRequest, ReplicaIncarnation};
 use crate::kernel::rate::Strategy;

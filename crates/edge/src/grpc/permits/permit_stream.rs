@@ -34,10 +34,10 @@ use super::{
     PermitsService, count_outcome, error_status, parse_outcome, shorter_timeout,
     to_acquire_response, to_micros, to_rate_limit_request,
 };
+use crate::engine::{AdmissionOutcome, RequestPermits, validate_id};
 use crate::grpc::bounded_body::{count_unreadable, memory_full};
 use crate::grpc::convert;
 use crate::hook::{self, HookError};
-use crate::engine::{AdmissionOutcome, RequestPermits, validate_id};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{EdgeOutcome as Counted, Event as _, Protocol, RequestCompleted};
 use crate::telemetry::trace;

@@ -22,11 +22,11 @@ use super::port::Admin;
 use crate::config::action::{ActionEffect, ActionTarget, BoostSize};
 use crate::config::descriptor_text::format_entries;
 use crate::config::resolve::duration::{self, DurationError};
-use crate::http::response::{JSON, PLAIN};
 use crate::engine::actions::{
     ActionError, ActionKind, ActionRequest, ActiveAction, AuditEntry, Operator, verdict_name,
 };
 use crate::engine::{Engine, Membership};
+use crate::http::response::{JSON, PLAIN};
 use crate::kernel::decision::{StoreFailure, Verdict};
 use crate::kernel::units::Nanos;
 

@@ -12,8 +12,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::port::Admin;
-use crate::http::response::{JSON, PLAIN};
 use crate::engine::actions::{ActionKind, AuditEntry, AuditRow};
+use crate::http::response::{JSON, PLAIN};
 use crate::kernel::decision::StoreFailure;
 use crate::kernel::units::Nanos;
 

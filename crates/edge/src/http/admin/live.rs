@@ -24,8 +24,8 @@ use axum::routing::get;
 use serde_json::Value;
 
 use super::port::Admin;
-use crate::http::response::{JSON, text_response};
 use crate::engine::fleet::live::WatchedPage;
+use crate::http::response::{JSON, text_response};
 use query::{QueryPairs, RuleParams, TopParams};
 
 /// The paths of these pages, with their descriptions.

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use super::access::AdminAccess;
 use super::config_diff::ConfigDiff;
 use super::show::ConfigLoads;
-use crate::mirror::MirrorReport;
 use crate::engine::Engine;
+use crate::mirror::MirrorReport;
 
 /// The dependencies of the admin port.
 #[derive(Clone)]

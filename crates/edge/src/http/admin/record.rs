@@ -20,10 +20,10 @@ use futures_util::stream;
 use super::actions::{ChangeQuery, QueryPairs};
 use super::port::Admin;
 use crate::config::resolve::duration;
-use crate::http::response::PLAIN;
 use crate::engine::Engine;
 use crate::engine::actions::{AuditEntry, Operator};
 use crate::engine::recorder::{RecordError, RecordedKeys, RecordingOptions, RecordingStream};
+use crate::http::response::PLAIN;
 use crate::kernel::units::Nanos;
 use crate::recording::percent::Percent;
 

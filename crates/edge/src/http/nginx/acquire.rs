@@ -27,13 +27,13 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::long_requests::LongRequestSlots;
 use super::{OriginalRequest, hook_response};
+use crate::engine::concurrency::with_queue_time;
+use crate::engine::{AdmissionOutcome, RequestPermits};
 use crate::grpc::convert;
 use crate::hook::{self, HookError};
 use crate::http::check_port::CheckPort;
 use crate::http::connection::HttpPeer;
 use crate::http::response::text_response;
-use crate::engine::concurrency::with_queue_time;
-use crate::engine::{AdmissionOutcome, RequestPermits};
 use crate::kernel::concurrency;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Event as _, Protocol, RequestCompleted};

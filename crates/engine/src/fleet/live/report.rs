@@ -10,9 +10,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::history::{RuleKey, Series};
+use crate::kernel::top_keys::TopWindow;
 use crate::rule_counters::{RuleActivity, RuleHash};
 use crate::top_keys::{TopKeyList, TopKeysPage};
-use crate::kernel::top_keys::TopWindow;
 
 /// The live counts of one replica.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -20,10 +20,7 @@ impl Shard {
     }
 
     /// Calls `visit` for each counter that changed since the last call.
-    pub(in crate::memory) fn take_changes(
-        &mut self,
-        visit: &mut dyn FnMut(CounterRecord<'_>),
-    ) {
+    pub(in crate::memory) fn take_changes(&mut self, visit: &mut dyn FnMut(CounterRecord<'_>)) {
         let limits = &self.gcra_limits;
         self.gcra.take_changes(|counter| visit_gcra(limits, counter, visit));
         self.fixed_window.take_changes(|counter| visit(counter.record(CounterState::FixedWindow)));
@@ -33,10 +30,7 @@ impl Shard {
     }
 
     /// Calls `visit` for each counter.
-    pub(in crate::memory) fn visit_counters(
-        &self,
-        visit: &mut dyn FnMut(CounterRecord<'_>),
-    ) {
+    pub(in crate::memory) fn visit_counters(&self, visit: &mut dyn FnMut(CounterRecord<'_>)) {
         let limits = &self.gcra_limits;
         self.gcra.iter().for_each(|counter| visit_gcra(limits, counter, visit));
         let (fixed, sliding) = (self.fixed_window.iter(), self.sliding_window.iter());

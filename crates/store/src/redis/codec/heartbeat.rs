@@ -14,11 +14,11 @@
 use sha2::{Digest as _, Sha256};
 
 use super::{InvalidReply, MAX_KEY_BYTES};
+use crate::heartbeat::{ShareReport, ShareRound, ShareRoundReply};
 use crate::kernel::coordinator::aggregate::{LimitFactor, VoteAggregate};
 use crate::kernel::coordinator::{Grant, HeartbeatReply};
 use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::{Generation, Incarnation, Nanos, Share};
-use crate::heartbeat::{ShareReport, ShareRound, ShareRoundReply};
 
 /// The number of integers in the script's result for one share report.
 const FIELDS: usize = 8;

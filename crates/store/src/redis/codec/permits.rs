@@ -13,9 +13,9 @@ use sha2::{Digest as _, Sha256};
 use siphasher::sip::SipHasher24;
 
 use super::{InvalidReply, MAX_KEY_BYTES};
+use crate::StoreFailure;
 use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::{Nanos, Share};
-use crate::StoreFailure;
 use crate::permits::{
     AcquireOutcome, LimitPermits, LimitPermitsReply, PermitCorrections, PermitId, PermitTiming,
     StrictPermitReply, StrictPermitRequest,

@@ -11,11 +11,11 @@ use super::lease::PackedMessage;
 use super::{
     ChargeResult, InvalidReply, TAG_BYTES, counter_key, decode_result, encode_double, encode_record,
 };
+use crate::Charge;
 use crate::kernel::decision::Cost;
 use crate::kernel::lease::reservation::ReservationId;
 use crate::kernel::rate::limit::{EXACT_BOUND, Tick};
 use crate::kernel::units::{Hits, Nanos};
-use crate::Charge;
 
 /// The result code for hits that were not reserved, or for a reservation that expired.
 const NOT_RESERVED: i64 = 6;

@@ -13,10 +13,10 @@ use tokio::time::timeout;
 
 use super::CompatCounter;
 use super::check::{CompatCheck, CounterIndexes, CounterReplies, SendMode};
+use crate::StoreFailure;
 use crate::kernel::decision::VoteGroup;
 use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::Hits;
-use crate::StoreFailure;
 use crate::redis::client::CONNECT_TIMEOUT;
 use crate::redis::cluster::Redirect;
 use crate::redis::connection::{

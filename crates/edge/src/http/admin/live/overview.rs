@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 
 use super::series::series_json;
 use crate::connection_gate::ListenPort;
-use crate::grpc::peer_addresses::busiest_addresses;
 use crate::engine::Engine;
 use crate::engine::fleet::live::{CheckCounts, FleetReports};
 use crate::engine::fleet::membership::{LiveReplica, Membership, parse_record};
+use crate::grpc::peer_addresses::busiest_addresses;
 use crate::kernel::decision::StoreFailure;
 use crate::kernel::units::Nanos;
 use crate::telemetry::metrics::METRICS;
