@@ -1,7 +1,7 @@
 //! Converts requests of all wire protocols to checks, and decisions to replies.
 //!
 //! Guarantees:
-//! - Every protocol calls the same [`Engine`](crate::engine::Engine).
+//! - Every protocol calls the same [`Engine`].
 //! - Checks ([`grpc::convert`]) and rate limit headers ([`headers`]) are the same in all protocols.
 //! - An invalid request gets an error in the format of its protocol, and changes no counter.
 

@@ -14,15 +14,15 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Backoff {
-    jitter: u64,
+    random: fastrand::Rng,
     max_pause: Duration,
 }
 
 impl Backoff {
     /// Creates the state before the first failure. `jitter` is the seed, different in each
     /// instance.
-    pub(crate) const fn new(jitter: u64) -> Self {
-        Self { jitter, max_pause: FIRST_PAUSE }
+    pub(crate) fn new(jitter: u64) -> Self {
+        Self { random: fastrand::Rng::with_seed(jitter), max_pause: FIRST_PAUSE }
     }
 
     /// Returns the next pause: random, below a bound that doubles with every call.
@@ -38,16 +38,10 @@ impl Backoff {
 
     pub(crate) fn random_below(&mut self, longest: Duration) -> Duration {
         let micros = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX).max(1);
-        Duration::from_micros(self.random() % micros)
+        Duration::from_micros(self.random.u64(..micros))
     }
 
-    /// Returns a pseudorandom number (`SplitMix64`; Steele, Lea, Flood: Fast splittable
-    /// pseudorandom number generators, 2014).
-    pub(crate) const fn random(&mut self) -> u64 {
-        self.jitter = self.jitter.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.jitter;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+    pub(crate) fn random(&mut self) -> u64 {
+        self.random.u64(..)
     }
 }

@@ -27,14 +27,14 @@ const MIN_WAIT: Duration = Duration::from_millis(10);
 pub struct Backoff {
     bounds: BackoffBounds,
     next: Duration,
-    random_state: u64,
+    random: fastrand::Rng,
 }
 
 impl Backoff {
     /// Creates a backoff that starts with the shortest wait.
     #[must_use]
-    pub const fn new(bounds: BackoffBounds) -> Self {
-        Self { bounds, next: bounds.min, random_state: bounds.seed }
+    pub fn new(bounds: BackoffBounds) -> Self {
+        Self { bounds, next: bounds.min, random: fastrand::Rng::with_seed(bounds.seed) }
     }
 
     /// Makes the next wait the shortest wait.
@@ -52,15 +52,6 @@ impl Backoff {
             return wait;
         }
         let span = u64::try_from(wait.saturating_sub(min).as_nanos()).unwrap_or(u64::MAX);
-        min + Duration::from_nanos(self.next_random() % span.saturating_add(1).max(1))
-    }
-
-    /// Returns the next random number of `SplitMix64` (Steele, Lea, Flood 2014).
-    const fn next_random(&mut self) -> u64 {
-        self.random_state = self.random_state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.random_state;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        min + Duration::from_nanos(self.random.u64(..=span))
     }
 }

@@ -38,7 +38,7 @@ pub(super) struct DelayedNack {
 }
 
 impl Rejections {
-    pub(super) const fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { last: None, delays: Backoff::new(DELAYS), reasons: ReasonLog::new() }
     }
 

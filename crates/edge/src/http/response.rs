@@ -1,7 +1,7 @@
 //! Text responses and their headers.
 //!
 //! Not covered:
-//! - Responses to checks (see [`super::json`] and [`super::nginx`]).
+//! - Responses to checks (see [`mod@super::json`] and [`super::nginx`]).
 
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, HeaderName, X_CONTENT_TYPE_OPTIONS};

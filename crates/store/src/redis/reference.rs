@@ -19,10 +19,10 @@ mod deny_cache;
 mod send;
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use fred::bytes::Bytes;
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::outcome::all_failed;
@@ -61,7 +61,7 @@ pub struct CompatOptions {
 pub(super) struct CompatCounters {
     options: CompatOptions,
     deny_cache: KeyDenyCache,
-    jitter_state: AtomicU64,
+    random: Mutex<fastrand::Rng>,
     script_digest: OnceLock<String>,
 }
 
@@ -92,8 +92,8 @@ fn window_length(charge: &Charge) -> Option<(FixedWindow, Nanos)> {
 impl CompatCounters {
     pub(super) fn new(options: CompatOptions) -> Self {
         let deny_cache = KeyDenyCache::new(options.deny_cache_bytes);
-        let jitter_state = AtomicU64::new(options.seed);
-        Self { options, deny_cache, jitter_state, script_digest: OnceLock::new() }
+        let random = Mutex::new(fastrand::Rng::with_seed(options.seed));
+        Self { options, deny_cache, random, script_digest: OnceLock::new() }
     }
 
     pub(super) fn deny_cache_stats(&self) -> Option<DenyCacheStats> {
@@ -169,17 +169,12 @@ impl CompatCounters {
         })
     }
 
-    /// Returns a random number of seconds below `jitter_secs`, or 0 (`SplitMix64`; Steele, Lea,
-    /// Flood: Fast splittable pseudorandom number generators, 2014).
+    /// Returns a random number of seconds below `jitter_secs`, or 0.
     fn random_jitter_secs(&self) -> u64 {
-        let bound = u64::from(self.options.jitter_secs);
-        if bound == 0 {
-            return 0;
+        match u64::from(self.options.jitter_secs) {
+            0 => 0,
+            bound => self.random.lock().u64(..bound),
         }
-        let mut mixed = self.jitter_state.fetch_add(0x9e37_79b9_7f4a_7c15, Relaxed);
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
     }
 }
 
