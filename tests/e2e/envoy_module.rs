@@ -47,7 +47,10 @@ static MODULE: LazyLock<PathBuf> = LazyLock::new(|| {
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     std::fs::create_dir_all(&directory).unwrap();
     let name = "libsluicegate_envoy.so";
-    std::fs::copy(target.join("debug").join(name), directory.join(name)).unwrap();
+    // A rename keeps the file that the Envoys of another test run have mapped.
+    let copy = directory.join(std::process::id().to_string());
+    std::fs::copy(target.join("debug").join(name), &copy).unwrap();
+    std::fs::rename(copy, directory.join(name)).unwrap();
     directory
 });
 
