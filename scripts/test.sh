@@ -43,7 +43,7 @@ cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
 
 tiers=(pure service)
 if [ "${1:-}" != --quick ]; then
-    tiers+=(fleet)
+    tiers+=(processes fleet)
     if [ -z "${SLUICEGATE_ENVOY:-}" ]; then
         step "Envoy"
         scripts/envoy.sh

@@ -2,19 +2,33 @@
 //!
 //! `cargo bench --bench adaptive_fleet` writes CSV, one row per run, and
 //! `docs/pictures/adaptive_fleet.svg`. A number after `--` is the seed of service times and arrivals.
+//! `cargo bench --bench adaptive_fleet -- processes` does the same with real processes, in real time:
+//! three minutes for each fleet, or the number of seconds that follows.
 //!
 //! A backend serves 20 requests of 0.2 s at once and is saturated. Bound, also checked by
 //! `crates/concurrency/tests/adaptive_fleet.rs`: in the last half of each run, limit, latency and
 //! goodput of a fleet are within 20 % of those of one replica with the whole load.
 #![allow(missing_docs, unreachable_pub, clippy::expect_used, clippy::print_stdout)]
-#![allow(clippy::unwrap_used, clippy::cast_precision_loss)]
+#![allow(clippy::unwrap_used, clippy::cast_precision_loss, clippy::cast_possible_truncation)]
+#![allow(clippy::disallowed_methods, reason = "real processes need the real clock")]
 
 #[path = "../../tests/support/dice.rs"]
 #[allow(dead_code, reason = "made for the tests, which use the rest")]
 mod dice;
 mod fleet;
 mod plot;
+mod processes;
 mod store;
+#[path = "../../tests/support"]
+#[allow(dead_code, clippy::let_underscore_must_use, reason = "made for the tests")]
+mod support {
+    pub mod http1;
+    pub mod redis;
+    pub mod resp;
+    pub mod service;
+    pub mod signals;
+    pub mod waiting;
+}
 
 use fleet::{Figures, Fleet, Load, Scenario, last_half};
 use plot::Line;
@@ -40,6 +54,9 @@ const SECONDS: u64 = 180;
 const SEED: u64 = 42;
 
 fn main() {
+    if std::env::args().any(|argument| argument == "processes") {
+        return processes::run(&ALGORITHMS.map(|(name, _)| name));
+    }
     println!(
         "algorithm,replicas,limit,rtt s,goodput/s,limit of one,rtt of one,goodput of one,kept"
     );

@@ -47,7 +47,10 @@ static MODULE: LazyLock<PathBuf> = LazyLock::new(|| {
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     std::fs::create_dir_all(&directory).unwrap();
     let name = "libsluicegate_envoy.so";
-    std::fs::copy(target.join("debug").join(name), directory.join(name)).unwrap();
+    // A rename keeps the file that the Envoys of another test run have mapped.
+    let copy = directory.join(std::process::id().to_string());
+    std::fs::copy(target.join("debug").join(name), &copy).unwrap();
+    std::fs::rename(copy, directory.join(name)).unwrap();
     directory
 });
 
@@ -142,20 +145,28 @@ fn envoy_rejects_bad_configs_with_field_and_fix() {
 #[test]
 fn a_panic_before_the_response_applies_the_failure_mode() {
     for hook in HOOKS_BEFORE_THE_RESPONSE {
-        for (when_down, status, counter) in
-            [(WhenDown::Allow, 200, "fallback_allowed"), (WhenDown::Deny, 503, "fallback_denied")]
-        {
-            let envoy = Envoy::launch(configuration(when_down), 0, &launch_with_panic(hook));
-            for _ in 0..3 {
-                assert_eq!(get(&envoy, "/", &[]), status, "{hook}: {}", envoy.log());
+        std::thread::scope(|scope| {
+            for (when_down, status, counter) in [
+                (WhenDown::Allow, 200, "fallback_allowed"),
+                (WhenDown::Deny, 503, "fallback_denied"),
+            ] {
+                scope.spawn(move || check_panic(hook, when_down, status, counter));
             }
-            assert_eq!(get(&envoy, "/health", &[]), 200, "{hook}: a route without limits");
-            let counter = envoy.counter(&format!("dynamicmodulescustom.{counter}"));
-            let panics = envoy.counter("dynamicmodulescustom.panics");
-            assert_eq!((counter, panics), (3, 4), "{hook}");
-            assert_eq!(envoy.log().matches("planted in").count(), 1, "{}", envoy.log());
-        }
+        });
     }
+}
+
+/// Checks an Envoy whose module panics in this hook, before the response.
+fn check_panic(hook: &str, when_down: WhenDown, status: u16, counter: &str) {
+    let envoy = Envoy::launch(configuration(when_down), 0, &launch_with_panic(hook));
+    for _ in 0..3 {
+        assert_eq!(get(&envoy, "/", &[]), status, "{hook}: {}", envoy.log());
+    }
+    assert_eq!(get(&envoy, "/health", &[]), 200, "{hook}: a route without limits");
+    let counter = envoy.counter(&format!("dynamicmodulescustom.{counter}"));
+    let panics = envoy.counter("dynamicmodulescustom.panics");
+    assert_eq!((counter, panics), (3, 4), "{hook}");
+    assert_eq!(envoy.log().matches("planted in").count(), 1, "{}", envoy.log());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use sluicegate::store::postgres::{Durability, PostgresOptions, migrate};
@@ -31,11 +31,43 @@ pub struct Postgres {
     process: Option<Child>,
 }
 
+/// The data directory of an empty server, which all tests copy: `initdb` takes seconds. It stays for
+/// the next run.
+static TEMPLATE: LazyLock<PathBuf> = LazyLock::new(|| {
+    let (programs, user) = (find("initdb"), rustix::process::geteuid().as_raw());
+    let version = programs.iter().rev().nth(2).unwrap().display().to_string();
+    let name = format!("postgres-{version}-of-{user}");
+    let template = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    if !template.exists() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        let data = dir.path().join("data");
+        let flags = ["--auth=trust", "--username=postgres", "--encoding=UTF8", "--no-sync", "-D"];
+        run(program("initdb").args(flags).arg(&data));
+        let prepared = template.with_extension(std::process::id().to_string());
+        copy(&data, &prepared);
+        // Another process may have been faster.
+        if std::fs::rename(&prepared, &template).is_err() {
+            std::fs::remove_dir_all(&prepared).unwrap();
+        }
+    }
+    template
+});
+
+/// Copies a directory with its owners and permissions.
+fn copy(from: &Path, to: &Path) {
+    run(Command::new("cp").arg("-a").arg(from).arg(to));
+}
+
+fn find(name: &str) -> PathBuf {
+    let mut paths = PROGRAM_DIRS.iter().map(|dir| Path::new(dir).join(name));
+    let found = paths.find(|path| path.exists());
+    found.expect("no postgresql on this machine; scripts/test.sh installs it")
+}
+
 /// Returns a command that runs a server program, not as root: PostgreSQL refuses that.
 fn program(name: &str) -> Command {
-    let found = PROGRAM_DIRS.iter().map(|dir| Path::new(dir).join(name)).find(|path| path.exists());
-    let path = found.expect("no postgresql on this machine; scripts/test.sh installs it");
-    unprivileged(&path)
+    unprivileged(&find(name))
 }
 
 /// Returns a command that does not run as root.
@@ -59,9 +91,7 @@ impl Postgres {
         let mut postgres = Self { dir: tempfile::tempdir().unwrap(), port: 5432, process: None };
         let mode = std::fs::Permissions::from_mode(0o777);
         std::fs::set_permissions(postgres.dir.path(), mode).unwrap();
-        run(program("initdb")
-            .args(["--auth=trust", "--username=postgres", "--encoding=UTF8", "--no-sync", "-D"])
-            .arg(postgres.data_dir()));
+        copy(&TEMPLATE, &postgres.data_dir());
         postgres.launch();
         postgres
     }

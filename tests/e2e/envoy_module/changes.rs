@@ -269,25 +269,32 @@ fn wait_for_drained(envoy: &Envoy) {
 /// because its thread keeps running.
 #[test]
 fn envoy_without_do_not_close_survives_ten_reloads() {
-    for version in VERSIONS {
-        let limits = LeasedLimits::new(1_000_000);
-        let service = serve(limits.0.path(), &[]);
-        let text = configuration(&service).replace(", do_not_close: true", "");
-        let (listener, text) = WatchedListener::new(&text);
-        let flags = ["--drain-time-s", "1"].map(str::to_owned).to_vec();
-        let mut envoy = Envoy::launch(text, 0, &Launch { flags, ..launch(version) });
-        let ingress = envoy.ingress;
-        wait_until_limited(ingress);
-        for _ in 0..10 {
-            listener.replace(&listener.without_filter());
-            wait_for_config(ingress, |reply| reply.header("ratelimit").is_none());
-            wait_for_drained(&envoy);
-            listener.replace(&listener.listener);
-            wait_for_config(ingress, |reply| reply.header("ratelimit").is_some());
+    // An Envoy waits for its drain time after each reload, so all versions wait at once.
+    std::thread::scope(|scope| {
+        for version in VERSIONS {
+            scope.spawn(move || reload_ten_times(version));
         }
-        assert_eq!(envoy.counter("dynamicmodulescustom.panics"), 0, "{version}");
-        assert!(envoy.stop().success(), "{version}: {}", envoy.log());
+    });
+}
+
+fn reload_ten_times(version: &'static str) {
+    let limits = LeasedLimits::new(1_000_000);
+    let service = serve(limits.0.path(), &[]);
+    let text = configuration(&service).replace(", do_not_close: true", "");
+    let (listener, text) = WatchedListener::new(&text);
+    let flags = ["--drain-time-s", "1"].map(str::to_owned).to_vec();
+    let mut envoy = Envoy::launch(text, 0, &Launch { flags, ..launch(version) });
+    let ingress = envoy.ingress;
+    wait_until_limited(ingress);
+    for _ in 0..10 {
+        listener.replace(&listener.without_filter());
+        wait_for_config(ingress, |reply| reply.header("ratelimit").is_none());
+        wait_for_drained(&envoy);
+        listener.replace(&listener.listener);
+        wait_for_config(ingress, |reply| reply.header("ratelimit").is_some());
     }
+    assert_eq!(envoy.counter("dynamicmodulescustom.panics"), 0, "{version}");
+    assert!(envoy.stop().success(), "{version}: {}", envoy.log());
 }
 
 #[test]

@@ -49,6 +49,9 @@ const BURST: usize = 10;
 /// The pause of a client in milliseconds.
 const PAUSE_MS: u64 = 10;
 
+/// The number of fleets that run at once. A fleet mostly waits.
+const FLEETS_AT_ONCE: usize = 3;
+
 /// Random faults in each run.
 const FAULTS: usize = 9;
 
@@ -98,7 +101,8 @@ impl Fleet {
             budget: AtomicUsize::new(usize::MAX),
             is_over: AtomicBool::new(false),
         };
-        (0..REPLICAS).for_each(|at| fleet.start_replica(at));
+        at_once(REPLICAS, |at| fleet.start_replica(at));
+        // An Envoy ends with the thread that starts it.
         (0..envoys).for_each(|at| fleet.start_envoy(at));
         fleet
     }
@@ -239,6 +243,16 @@ impl Fleet {
     }
 }
 
+/// Calls `start` with each number below `count`, at the same time.
+fn at_once(count: usize, start: impl Fn(usize) + Sync) {
+    std::thread::scope(|scope| {
+        for at in 0..count {
+            let start = &start;
+            scope.spawn(move || start(at));
+        }
+    });
+}
+
 fn index(dice: &mut Dice, count: usize) -> usize {
     usize::try_from(dice.up_to(count as u64 - 1)).unwrap()
 }
@@ -274,20 +288,25 @@ fn three_envoys_allow_the_limit_less_unspent_hits() {
 fn faults_keep_envoys_within_the_limit_plus_max_overshoot() {
     let runs = std::env::var("SLUICEGATE_ENVOY_RUNS").map_or(3, |runs| runs.parse().unwrap());
     let first = seed();
-    for seed in (0..runs).map(|run| first.wrapping_add(run)) {
-        let fleet = Fleet::start(ENVOYS);
-        fleet.run_under_load(|| fleet.disturb(&mut Dice::new(seed)));
-        let before_the_end = fleet.allowed();
-        fleet.run_under_load(|| fleet.spend_all_hits());
-        let allowed = fleet.allowed();
-        println!(
-            "SLUICEGATE_SEED={seed}: {FAULTS} faults, {before_the_end} then {allowed} allowed"
-        );
-        assert!(is_within_bound(allowed), "SLUICEGATE_SEED={seed}: {allowed}");
-        // Each fault loses at most the outstanding hits.
-        let least = LIMIT.saturating_sub((FAULTS + 1) * MAX_OVERSHOOT).max(MAX_OVERSHOOT);
-        assert!(least <= allowed, "SLUICEGATE_SEED={seed}: {allowed} is no proof");
+    let seeds: Vec<_> = (0..runs).map(|run| first.wrapping_add(run)).collect();
+    for seeds in seeds.chunks(FLEETS_AT_ONCE) {
+        at_once(seeds.len(), |at| check_faults(seeds[at]));
     }
+}
+
+/// Asserts the bound in a fleet with the faults of this seed.
+#[expect(clippy::print_stdout, reason = "the seed of a failure is part of the proof")]
+fn check_faults(seed: u64) {
+    let fleet = Fleet::start(ENVOYS);
+    fleet.run_under_load(|| fleet.disturb(&mut Dice::new(seed)));
+    let before_the_end = fleet.allowed();
+    fleet.run_under_load(|| fleet.spend_all_hits());
+    let allowed = fleet.allowed();
+    println!("SLUICEGATE_SEED={seed}: {FAULTS} faults, {before_the_end} then {allowed} allowed");
+    assert!(is_within_bound(allowed), "SLUICEGATE_SEED={seed}: {allowed}");
+    // Each fault loses at most the outstanding hits.
+    let least = LIMIT.saturating_sub((FAULTS + 1) * MAX_OVERSHOOT).max(MAX_OVERSHOOT);
+    assert!(least <= allowed, "SLUICEGATE_SEED={seed}: {allowed} is no proof");
 }
 
 #[test]

@@ -138,6 +138,8 @@ fn a_full_disk_stops_saving_until_space_is_free() {
     /// The number of new counters between two looks at the metric.
     const STEP: u32 = 100;
     const MAX_KEYS: u32 = 200_000;
+    // Long keys fill the disk sooner.
+    let padding = "x".repeat(200);
     let deployment = Deployment::new(1_000_000, &["--store-file-sync", "1ms"]);
     // Creates the file, which then cannot grow.
     let mut service = deployment.start();
@@ -149,7 +151,7 @@ fn a_full_disk_stops_saving_until_space_is_free() {
     let fill = |from: u32| {
         for key in from..from + STEP {
             let body = format!(
-                r#"{{"domain": "shop", "descriptors": [{{"entries": [{{"key": "client", "value": "{key}"}}]}}]}}"#
+                r#"{{"domain": "shop", "descriptors": [{{"entries": [{{"key": "client", "value": "{key}{padding}"}}]}}]}}"#
             );
             let reply =
                 http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes())).unwrap();

@@ -28,6 +28,9 @@ use crate::support::waiting::{Ends, PATIENCE, now};
 
 const REPLICAS: usize = 5;
 
+/// The number of fleets that run at once.
+const AT_ONCE: usize = 2;
+
 /// Hits per window of the fixed window limit, and the burst of the GCRA limit.
 const LIMIT: u64 = 100;
 
@@ -108,8 +111,7 @@ fn faults_never_exceed_the_limit_plus_max_overshoot() {
 #[expect(clippy::print_stdout, reason = "the table is what this is run for")]
 pub fn assert_bound_during_faults(kind: StoreKind, default_runs: u64) {
     let (mut runs, mut all, mut disturbed, mut most) = (0, 0, 0, 0);
-    for seed in seeds(default_runs) {
-        let log = run(kind, seed, Design::Sound);
+    for (seed, log) in runs_at_once(kind, &seeds(default_runs).collect::<Vec<_>>()) {
         assert_eq!(windows_above_limit(&log.windows), 0, "SLUICEGATE_SEED={seed}: windows");
         assert_eq!(intervals_above_rate(&log.rate), 0, "SLUICEGATE_SEED={seed}: rate");
         let admitted = log.windows.len() + log.rate.len();
@@ -160,6 +162,22 @@ fn seeds(default_runs: u64) -> impl Iterator<Item = u64> {
     (0..runs).map(move |run| first.wrapping_add(run))
 }
 
+/// Runs the sound design with each seed, [`AT_ONCE`] of them at once: a fleet mostly waits.
+fn runs_at_once(kind: StoreKind, seeds: &[u64]) -> Vec<(u64, Log)> {
+    let mut logs = Vec::new();
+    for seeds in seeds.chunks(AT_ONCE) {
+        std::thread::scope(|scope| {
+            let runs = seeds
+                .iter()
+                .map(|&seed| (seed, scope.spawn(move || run(kind, seed, Design::Sound))))
+                .collect::<Vec<_>>();
+            let ended = runs.into_iter().map(|(seed, run)| (seed, run.join().unwrap()));
+            logs.extend(ended);
+        });
+    }
+    logs
+}
+
 fn run(kind: StoreKind, seed: u64, design: Design) -> Log {
     let mut dice = Dice::new(seed);
     let fleet = LeasingFleet::start(kind, &mut dice, design);
@@ -207,9 +225,12 @@ impl LeasingFleet {
             is_over: AtomicBool::new(false),
             log: Mutex::default(),
         };
-        for at in 0..REPLICAS {
-            fleet.start_replica(at, dice);
-        }
+        std::thread::scope(|scope| {
+            for at in 0..REPLICAS {
+                let (fleet, mut dice) = (&fleet, Dice::new(dice.roll()));
+                scope.spawn(move || fleet.start_replica(at, &mut dice));
+            }
+        });
         fleet
     }
 

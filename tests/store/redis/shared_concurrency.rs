@@ -42,9 +42,9 @@ const REPLICAS: usize = 5;
 const LIMIT: i64 = 20;
 
 /// Ten heartbeats: a busy machine delays a heartbeat, but not ten.
-const SHARE_EXPIRY: Duration = Duration::from_secs(2);
+const SHARE_EXPIRY: Duration = Duration::from_secs(1);
 
-const MAX_DURATION: Duration = Duration::from_secs(5);
+const MAX_DURATION: Duration = Duration::from_millis(2_500);
 
 const WORKERS: usize = 12;
 
@@ -130,8 +130,8 @@ impl SharedFleet {
         let flags = [
             ["--fleet-replica-name", &node],
             // Shorter than the fault `Silence`.
-            ["--store-timeout", "2s"],
-            ["--fleet-heartbeat", "200ms"],
+            ["--store-timeout", "1s"],
+            ["--fleet-heartbeat", "100ms"],
             ["--fleet-share-expiry", &share_expiry],
             ["--listen-drain-delay", "0s"],
         ];

@@ -11,7 +11,7 @@ use super::{Caller, SHARE_EXPIRY, send_check};
 use crate::support::waiting::{PATIENCE, now};
 
 /// The usual timeout of a caller, shorter than the stop of a replica.
-const TIMEOUT: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The longer timeout of some callers, which still wait when a stopped replica resumes.
 const LONG_TIMEOUT: Duration = FAULT_DURATION.saturating_add(TIMEOUT);
@@ -19,9 +19,9 @@ const LONG_TIMEOUT: Duration = FAULT_DURATION.saturating_add(TIMEOUT);
 /// The longest duration of a normal request (`SHORT_REQUEST`), and of a request that outlives the
 /// share of its replica (`LONG_REQUEST`). Even after the full timeout of its caller, each ends
 /// before `MAX_DURATION`, so no permit expires early on an idle machine.
-const SHORT_REQUEST: Duration = Duration::from_millis(200);
+const SHORT_REQUEST: Duration = Duration::from_millis(100);
 
-const LONG_REQUEST: Duration = Duration::from_secs(3);
+const LONG_REQUEST: Duration = Duration::from_millis(1_500);
 
 /// The result of an acquire. A failed call counts as denied.
 #[derive(PartialEq, Eq)]

@@ -7,7 +7,7 @@ use crate::store::redis::metric;
 use crate::support::waiting::{now, soon, until};
 
 /// The duration of a stop (SIGSTOP) of a replica, or of a store outage: its share expires.
-pub(super) const FAULT_DURATION: Duration = Duration::from_secs(3);
+pub(super) const FAULT_DURATION: Duration = Duration::from_millis(1_500);
 
 const EXPIRED: &str = "sluicegate_permit_ids_total{event=\"expired\"}";
 

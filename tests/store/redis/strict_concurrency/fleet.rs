@@ -8,7 +8,7 @@ use tokio::runtime::Runtime;
 use tokio::time::{sleep, timeout};
 use tonic::transport::Channel;
 
-use super::{HEARTBEAT, LIMIT, channel, limits, replica_with, runtime};
+use super::{LIMIT, channel, limits, replica_with, runtime};
 use crate::store::redis::metric;
 use crate::store::redis::shared_concurrency::backend_load::{BackendLoad, assert_within_limit};
 use crate::store::redis::shared_concurrency::send_check;
@@ -20,13 +20,28 @@ use crate::support::waiting::{now, until};
 
 const REPLICAS: usize = 4;
 
-const MAX_DURATION: Duration = Duration::from_secs(4);
-
 /// The longest duration of a short request.
 const SHORT_REQUEST: Duration = Duration::from_millis(200);
 
-/// The longest request. It outlives three heartbeats, and ends before its permit expires.
-const LONGEST_REQUEST: Duration = Duration::from_millis(3_400);
+/// The times of a fleet.
+#[derive(Clone, Copy)]
+struct Pace {
+    heartbeat: Duration,
+    max_duration: Duration,
+    /// It outlives three heartbeats, and ends before its permit expires.
+    longest_request: Duration,
+}
+
+/// PostgreSQL gets more time, because a transaction has two round trips and waits for the locks of
+/// others.
+fn pace_over(kind: StoreKind) -> Pace {
+    let [heartbeat, max_duration, longest_request] = match kind {
+        StoreKind::Redis => [300, 2_400, 2_000],
+        StoreKind::Postgres => [1_000, 4_000, 3_400],
+    }
+    .map(Duration::from_millis);
+    Pace { heartbeat, max_duration, longest_request }
+}
 
 const WORKERS: usize = 8;
 
@@ -57,10 +72,14 @@ impl StrictFleet {
             (0..REPLICAS).map(|_| Proxy::before(Upstream::Unix(store.socket()))).collect();
         let mut scene = Self {
             proxies,
-            limits: limits(LIMIT, MAX_DURATION, ", queue: {size: 4, timeout: 200ms}"),
+            limits: limits(
+                LIMIT,
+                pace_over(kind).max_duration,
+                ", queue: {size: 4, timeout: 200ms}",
+            ),
             fleet: (0..REPLICAS).map(|_| None).collect(),
             channels: Arc::new((0..REPLICAS).map(|_| parking_lot::Mutex::default()).collect()),
-            inside: BackendLoad::new(LIMIT, MAX_DURATION),
+            inside: BackendLoad::new(LIMIT, pace_over(kind).max_duration),
             kind,
             runtime: runtime(),
             dice: Dice::new(seed),
@@ -82,7 +101,7 @@ impl StrictFleet {
     fn start(&mut self, replica_index: usize) {
         let url = self.store.url_of_proxy(self.proxies[replica_index].address());
         let node = format!("replica-{replica_index}");
-        let heartbeat = heartbeat_over(self.kind);
+        let heartbeat = pace_over(self.kind).heartbeat;
         // Shorter than the fault `Pause`.
         let deadline = format!("{}ms", (heartbeat * 2).as_millis());
         let more = ["--store-timeout", &deadline];
@@ -108,7 +127,8 @@ impl StrictFleet {
     fn inject(&mut self, fault: StrictFault) {
         let at = usize::try_from(self.dice.up_to(REPLICAS as u64 - 1)).unwrap();
         // The store releases permits of streams that are unreported for three heartbeat intervals.
-        let outage = heartbeat_over(self.kind) * 4;
+        let pace = pace_over(self.kind);
+        let outage = pace.heartbeat * 4;
         match fault {
             StrictFault::Kill => {
                 *self.channels[at].lock() = None;
@@ -116,7 +136,7 @@ impl StrictFleet {
                 self.start(at);
                 // Nobody reports the permits of the killed replica, so they expire before the next
                 // fault.
-                std::thread::sleep(MAX_DURATION);
+                std::thread::sleep(pace.max_duration);
             }
             StrictFault::Stop => {
                 let service = self.fleet[at].as_ref().unwrap();
@@ -133,7 +153,7 @@ impl StrictFleet {
             StrictFault::Flush => self.store.clear(),
             StrictFault::Restart => {
                 self.store.kill();
-                std::thread::sleep(HEARTBEAT);
+                std::thread::sleep(pace.heartbeat);
                 self.store.launch();
             }
             StrictFault::Pause => {
@@ -177,12 +197,6 @@ enum StrictFault {
     Pause,
 }
 
-/// The heartbeat interval of the fleet. PostgreSQL gets more time, because a transaction has two
-/// round trips and waits for the locks of others.
-fn heartbeat_over(kind: StoreKind) -> Duration {
-    if kind == StoreKind::Redis { HEARTBEAT } else { HEARTBEAT * 2 }
-}
-
 struct StrictCaller {
     at: usize,
     kind: StoreKind,
@@ -193,7 +207,7 @@ struct StrictCaller {
 impl StrictCaller {
     async fn run(mut self, load: Arc<BackendLoad>) {
         // Shorter than a stop of the replica.
-        let call_timeout = heartbeat_over(self.kind) * 3;
+        let call_timeout = pace_over(self.kind).heartbeat * 3;
         while !load.is_finished() {
             let id = format!("{:016x}{:016x}", self.dice.roll(), self.dice.roll());
             let Some(channel) = self.channels[self.at].lock().clone() else {
@@ -227,7 +241,8 @@ impl StrictCaller {
     }
 
     fn request_duration(&mut self) -> Duration {
-        let most = if self.dice.once_in(8) { LONGEST_REQUEST } else { SHORT_REQUEST };
+        let longest = pace_over(self.kind).longest_request;
+        let most = if self.dice.once_in(8) { longest } else { SHORT_REQUEST };
         Duration::from_millis(5 + self.dice.up_to(u64::try_from(most.as_millis()).unwrap() - 5))
     }
 }
