@@ -233,6 +233,9 @@ pub struct Calendar {
 }
 
 /// A limit on requests in flight.
+    /// The local time of that day at which a window starts, such as `12:00`. Default: `00:00`.
+    #[schemars(schema_with = "schema::starts_at")]
+    pub starts_at: Option<Spanned<String>>,
 #[derive(Clone, Debug, Default, JsonSchema)]
 #[schemars(deny_unknown_fields, default, extend("required" = ["limit"]))]
 pub struct Concurrency {

@@ -43,6 +43,7 @@ crate::kernel::named_enum! {
         Calendar = "calendar",
         TimeZone = "time_zone",
         StartsOn = "starts_on",
+        StartsAt = "starts_at",
         Limit = "limit",
         Adaptive = "adaptive",
         Algorithm = "algorithm",

@@ -83,7 +83,11 @@ fields! {
         OnStoreFailure => on_store_failure,
         Calendar => calendar
     }
-    Calendar (span, is_incomplete) { TimeZone => time_zone, StartsOn => starts_on }
+    Calendar (span, is_incomplete) {
+        TimeZone => time_zone,
+        StartsOn => starts_on,
+        StartsAt => starts_at
+    }
     Concurrency (span, is_incomplete) {
         Limit => limit,
         Adaptive => adaptive,

@@ -160,6 +160,11 @@ pub(super) fn starts_on(_: &mut SchemaGenerator) -> Schema {
     ]})
 }
 
+pub(super) fn starts_at(_: &mut SchemaGenerator) -> Schema {
+    let pattern = "^([01]?[0-9]|2[0-3]):[0-5][0-9]$";
+    json_schema!({"type": ["string", "null"], "pattern": pattern})
+}
+
 /// Adds the field `metadata` at the top level. It has no effect, but may contain YAML anchors for
 /// use further below.
 pub(super) fn parking(schema: &mut Schema) {
