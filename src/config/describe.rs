@@ -174,7 +174,7 @@ impl fmt::Display for ConcurrencyLimit {
         }
         if *retry_after != RetryAfterRule::default() {
             let rule = keywords::keyword_of(keywords::RETRY_AFTER_RULES, *retry_after);
-            write!(f, ", retry after {rule}")?;
+            write!(f, ", paused by {rule}")?;
         }
         if let Some(QueueConfig { size, timeout }) = waiting {
             write!(f, ", queue of {size} for {timeout}")?;

@@ -290,10 +290,10 @@ pub struct Adaptive {
     /// `5xx`, `RESOURCE_EXHAUSTED` and `UNAVAILABLE`.
     #[schemars(schema_with = "schema::overloaded_by")]
     pub overloaded_by: Option<Spanned<TextList>>,
-    /// The effect of a `Retry-After` in such an answer. `honour`: the limit does not grow for that
-    /// time, at most 60 s. Default: `ignore`.
-    #[schemars(schema_with = "schema::retry_after_rule")]
-    pub retry_after: Option<Spanned<String>>,
+    /// The header of such an answer that pauses the growth of the limit. `retry_after`: the limit
+    /// does not grow for that time, at most 60 s. Default: `none`.
+    #[schemars(schema_with = "schema::paused_by")]
+    pub paused_by: Option<Spanned<String>>,
     /// The mean latency that requests must not exceed, `1ms` to `1h`: above it the limit falls, and
     /// above nine tenths of it the limit does not grow. Default: none.
     #[schemars(schema_with = "schema::optional_duration")]

@@ -88,13 +88,13 @@ fn overloaded_by_lists_the_answers_that_mean_overload() {
 fn retry_after_of_an_adaptive_limit_is_ignored_by_default() {
     let limit = |fields: &str| ceiling(&format!("limit: 64, mode: local, adaptive: {{{fields}}}"));
     assert_eq!(limit("").rules.retry_after, RetryAfterRule::Ignore);
-    assert_eq!(limit("retry_after: ignore").rules.retry_after, RetryAfterRule::Ignore);
-    let honoured = limit("retry_after: honour");
+    assert_eq!(limit("paused_by: none").rules.retry_after, RetryAfterRule::Ignore);
+    let honoured = limit("paused_by: retry_after");
     assert_eq!(honoured.rules.retry_after, RetryAfterRule::Honour);
-    assert!(honoured.to_string().contains(", retry after honour"), "{honoured}");
+    assert!(honoured.to_string().contains(", paused by retry_after"), "{honoured}");
     assert_findings(
-        "limit: 1, adaptive: {retry_after: honor}",
-        &["E29 `retry_after: honor` is not a valid value"],
+        "limit: 1, adaptive: {paused_by: retry-after}",
+        &["E29 `paused_by: retry-after` is not a valid value"],
     );
 }
 

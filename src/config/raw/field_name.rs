@@ -48,6 +48,7 @@ crate::kernel::named_enum! {
         Adaptive = "adaptive",
         Algorithm = "algorithm",
         OverloadedBy = "overloaded_by",
+        PausedBy = "paused_by",
         Min = "min",
         Max = "max",
         Target = "target",

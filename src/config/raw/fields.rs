@@ -102,7 +102,7 @@ fields! {
         Min => min,
         Max => max,
         OverloadedBy => overloaded_by,
-        RetryAfter => retry_after,
+        PausedBy => paused_by,
         Target => target,
         Tolerance => tolerance,
         Increase => increase,

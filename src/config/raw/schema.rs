@@ -103,7 +103,7 @@ pub(super) fn algorithm(_: &mut SchemaGenerator) -> Schema {
     one_of(keywords::ALGORITHMS.iter().map(|&(word, _)| word))
 }
 
-pub(super) fn retry_after_rule(_: &mut SchemaGenerator) -> Schema {
+pub(super) fn paused_by(_: &mut SchemaGenerator) -> Schema {
     one_of(keywords::RETRY_AFTER_RULES.iter().map(|&(word, _)| word))
 }
 

@@ -46,7 +46,7 @@ impl ConcurrencyReader<'_, '_, '_> {
         let raw = self.raw;
         let limit = self.limit();
         let adaptive = raw.adaptive.as_ref().map(|block| self.adaptive(block, limit));
-        let (overloaded_by, retry_after) = (self.overloaded_by(), self.retry_after());
+        let (overloaded_by, retry_after) = (self.overloaded_by(), self.paused_by());
         let queue = raw.queue.as_ref().map(|block| self.queue(block));
         let reject = self.reject(raw.reject.as_ref());
         let mode = self.mode();
@@ -87,10 +87,10 @@ impl ConcurrencyReader<'_, '_, '_> {
         self.at_least_one("limit", limit, fix)
     }
 
-    fn retry_after(&mut self) -> RetryAfterRule {
-        let word = self.raw.adaptive.as_ref().and_then(|block| block.retry_after.as_ref());
+    fn paused_by(&mut self) -> RetryAfterRule {
+        let word = self.raw.adaptive.as_ref().and_then(|block| block.paused_by.as_ref());
         let mut ask = KeywordReader { file: self.file, findings: self.findings };
-        ask.keyword(keywords::RETRY_AFTER_RULES, "retry_after", word).unwrap_or_default()
+        ask.keyword(keywords::RETRY_AFTER_RULES, "paused_by", word).unwrap_or_default()
     }
 
     fn overloaded_by(&mut self) -> Option<OverloadAnswers> {
