@@ -99,6 +99,26 @@ fn retry_after_of_an_adaptive_limit_is_ignored_by_default() {
 }
 
 #[test]
+fn store_failures_follow_the_defaults_of_the_file() {
+    let of = |defaults: &str, fields: &str| {
+        let text = format!(
+            "domain: d\ndefaults: {{on_store_failure: {defaults}}}\ndescriptors:\n- {{key: k, concurrency: {{limit: 64, {fields}}}}}\n"
+        );
+        let (config, _) = load(&[("a.yaml", &text)], false).unwrap();
+        find(&config, "k=").unwrap().rule.concurrency.as_ref().unwrap().on_store_failure
+    };
+    use sluicegate::config::concurrency::ConcurrencyFallback::{Allow, Deny, Local};
+    // A permit cannot be answered with an error.
+    let rows = [("", Local), ("error", Local), ("local", Local), ("deny", Deny), ("allow", Allow)];
+    for (defaults, wanted) in rows {
+        assert_eq!(of(defaults, ""), wanted, "{defaults}");
+        assert_eq!(of(defaults, "mode: strict"), wanted, "{defaults}");
+        assert_eq!(of(defaults, "on_store_failure: allow"), Allow, "{defaults}");
+        assert_eq!(of(defaults, "mode: local"), Local, "{defaults}");
+    }
+}
+
+#[test]
 fn invalid_items_of_overloaded_by_are_reported() {
     let assert = |items: &str, expected: &[&str]| {
         assert_findings(&format!("limit: 1, adaptive: {{overloaded_by: {items}}}"), expected);

@@ -16,7 +16,7 @@ use crate::config::concurrency::{
     RejectReply, SMALL_LIMIT,
 };
 use crate::config::diagnostic::{Code, Span, Spanned};
-use crate::config::raw;
+use crate::config::{FallbackMode, raw};
 use crate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
 use crate::kernel::concurrency::{OverloadAnswers, RetryAfterRule};
 use crate::kernel::coordinator::aggregate::VoteAggregate;
@@ -37,6 +37,8 @@ pub(super) struct ConcurrencySettings {
 pub(super) struct ConcurrencyReader<'r, 'f, 'a> {
     pub(super) file: usize,
     pub(super) raw: &'r raw::Concurrency,
+    /// `on_store_failure` of `defaults`.
+    pub(super) default_fallback: FallbackMode,
     pub(super) findings: &'f mut FileFindings<'a>,
 }
 
@@ -184,7 +186,11 @@ impl ConcurrencyReader<'_, '_, '_> {
 
     fn fallback(&mut self, mode: Option<ConcurrencyMode>) -> ConcurrencyFallback {
         let Some(word) = &self.raw.on_store_failure else {
-            return ConcurrencyFallback::default();
+            return if mode == Some(ConcurrencyMode::Local) {
+                ConcurrencyFallback::default()
+            } else {
+                default_fallback(self.default_fallback)
+            };
         };
         if mode == Some(ConcurrencyMode::Local) {
             let message = "`on_store_failure` cannot be combined with `mode: local`".into();
@@ -251,5 +257,16 @@ impl ConcurrencyReader<'_, '_, '_> {
 
     pub(super) fn error(&mut self, code: Code, span: Span, message: String, help: &str) {
         self.findings.add(code, FileSpan { file: self.file, span }, message, help);
+    }
+}
+
+/// Returns the fallback of a concurrency limit without `on_store_failure`, in a domain whose
+/// `defaults` have this one. A permit cannot be answered with an error, so `error` is `local`: the
+/// replica already has a share of the limit.
+const fn default_fallback(of_domain: FallbackMode) -> ConcurrencyFallback {
+    match of_domain {
+        FallbackMode::Deny => ConcurrencyFallback::Deny,
+        FallbackMode::Allow => ConcurrencyFallback::Allow,
+        FallbackMode::Error | FallbackMode::Local => ConcurrencyFallback::Local,
     }
 }
