@@ -77,7 +77,7 @@ pub use read::{
 pub use reference::reference_page;
 pub use store::{FileSync, HostPort, RedisEndpoint, RedisUrl, StoreUrl};
 pub use value::{AtLeastOne, HeaderName, SecretText, Shape, Value};
-pub use words::{Absent, Auto, Never, Or};
+pub use words::{Absent, Auto, Never, Or, Word};
 
 static LIST: LazyLock<SettingList> = LazyLock::new(SettingList::new);
 

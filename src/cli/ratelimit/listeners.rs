@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::env_reader::EnvReader;
+use crate::config::settings::{Absent, Word as _};
 
 const PLAINTEXT_REASON: &str =
     "no effect: GRPC_SERVER_USE_TLS is false, so the gRPC port uses no TLS";
@@ -34,7 +35,7 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
     // The largest message that Go's gRPC library accepts by default.
     reader.put("GRPC_PORT", "listen.max_message", (4 << 20).to_string());
     // Disables the peer port, which envoyproxy/ratelimit does not have.
-    reader.put("PORT", "listen.peer_port", String::new());
+    reader.put("PORT", "listen.peer_port", Absent::WORD.to_owned());
     read_tls(reader);
     read_log(reader);
 }

@@ -3,7 +3,7 @@
 
 use super::env_reader::EnvReader;
 use super::parse::{VariableKind, VariableValue, parse_variable};
-use crate::config::settings::{Mogrifier, Mogrifiers, Value as _};
+use crate::config::settings::{Absent, Mogrifier, Mogrifiers, Value as _, Word as _};
 
 pub(super) fn read(reader: &mut EnvReader<'_>) {
     let [statsd, dogstatsd, prometheus] =
@@ -33,7 +33,7 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
     if prometheus {
         read_prometheus(reader);
     } else {
-        reader.put("USE_PROMETHEUS", "listen.metrics_port", String::new());
+        reader.put("USE_PROMETHEUS", "listen.metrics_port", Absent::WORD.to_owned());
     }
     if reader.is_setting_overridden("compat.stats.sink") {
         // The selected sink is unknown here, so this reads the variables of both. Settings of the
@@ -46,7 +46,7 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
 
 fn disable_stats(reader: &mut EnvReader<'_>) {
     reader.put("DISABLE_STATS", "compat.stats.sink", "none".to_owned());
-    reader.put("DISABLE_STATS", "listen.metrics_port", String::new());
+    reader.put("DISABLE_STATS", "listen.metrics_port", Absent::WORD.to_owned());
 }
 
 fn read_prometheus(reader: &mut EnvReader<'_>) {

@@ -9,24 +9,25 @@ use std::net::IpAddr;
 use serde_json::{Value as Json, json};
 
 use super::value::{Value, quoted};
+use super::words::{Absent, Word as _};
 use crate::config::hooks::address::{Network, NetworkError};
 
 impl Value for Option<u16> {
     const IS_SCALAR: bool = true;
     fn read(texts: &[&str]) -> Option<Self> {
         match texts {
-            [""] => Some(None),
+            [word] if *word == Absent::WORD => Some(None),
             _ => u16::read(texts).map(Some),
         }
     }
     fn accepts() -> String {
-        format!("{}, or nothing for none", u16::accepts())
+        format!("`{}`, or {}", Absent::WORD, u16::accepts())
     }
     fn show(&self) -> String {
-        self.map_or_else(|| quoted(""), |port| port.to_string())
+        self.map_or_else(|| Absent::WORD.to_owned(), |port| port.to_string())
     }
     fn schema() -> Json {
-        json!({"type": ["integer", "string"], "minimum": 0, "maximum": u16::MAX, "maxLength": 0})
+        json!({"type": ["integer", "string"], "anyOf": [{"const": Absent::WORD}, u16::schema()]})
     }
 }
 

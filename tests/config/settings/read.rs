@@ -126,7 +126,8 @@ fn empty_value_is_equivalent_in_every_source() {
             );
         }
     }
-    let none = "admin.token:\nlimits.xds.server:\nlisten.tls.cert_file:\nlisten.syslog_port:\n";
+    let none =
+        "admin.token:\nlimits.xds.server:\nlisten.tls.cert_file:\nlisten.syslog_port: none\n";
     assert_eq!(load_valid(&dotted(none)).settings, Settings::default());
     // An explicit `null` or `~` could be meant as text, so it is refused.
     for text in ["null", "~"] {

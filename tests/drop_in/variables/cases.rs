@@ -332,7 +332,7 @@ pub(super) const CASES: &[Case] = &[
     ("MEMCACHE_TLS_CLIENT_KEY", "/k", &[], Notes("memcached is not supported")),
     ("MEMCACHE_TLS_CACERT", "/ca", &[], Notes("memcached is not supported")),
     ("MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION", "true", &[], Notes("memcached is not supported")),
-    ("DISABLE_STATS", "true", PROMETHEUS, Is("listen.metrics_port", "\"\"")),
+    ("DISABLE_STATS", "true", PROMETHEUS, Is("listen.metrics_port", "none")),
     ("USE_STATSD", "true", &[], Is("compat.stats.sink", "statsd")),
     ("USE_STATSD", "false", &[], Is("compat.stats.sink", "log")),
     ("USE_DOG_STATSD", "true", DOG, Is("compat.stats.sink", "dogstatsd")),
