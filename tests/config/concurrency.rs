@@ -105,7 +105,8 @@ fn store_failures_follow_the_defaults_of_the_file() {
             "domain: d\ndefaults: {{on_store_failure: {defaults}}}\ndescriptors:\n- {{key: k, concurrency: {{limit: 64, {fields}}}}}\n"
         );
         let (config, _) = load(&[("a.yaml", &text)], false).unwrap();
-        find(&config, "k=").unwrap().rule.concurrency.as_ref().unwrap().on_store_failure
+        let tree = &config.domains["d"].tree;
+        tree.lookup_concurrency_limit([("k", "v")]).unwrap().limit.on_store_failure
     };
     use sluicegate::config::concurrency::ConcurrencyFallback::{Allow, Deny, Local};
     // A permit cannot be answered with an error.
