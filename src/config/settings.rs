@@ -46,9 +46,9 @@ use std::sync::LazyLock;
 pub use block::SettingBlock;
 use block::{Block as _, SettingList};
 pub use choices::{
-    DeniedBy, DescriptorValues, KeyFormat, LogFormat, LogLevel, MetricNames, OnHangup,
+    DeniedBy, DescriptorValues, KeyFormat, LogFormat, LogLevel, MetricNames, OtlpExport,
     OtlpProtocol, Overrides, PostgresDurability, PostgresPrepare, ProxyAccess, RedisProxy,
-    ResponseHeaders, StatsProtocol, StatsSink, WhenFull,
+    ResponseHeaders, StatsSink, WhenFull,
 };
 pub use events::{EventKinds, EventUrl};
 pub use file_and_host::HostName;

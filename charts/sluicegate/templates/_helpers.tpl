@@ -146,7 +146,6 @@ file:///var/lib/sluicegate/counters
 {{- $listen := dict -}}
 {{- $everywhere := ternary "0.0.0.0" "::" (contains "." (dig "listen" "host" "" .Values.settings)) -}}
 {{- if .Values.admin.existingSecret }}{{ $_ := set $listen "admin_host" $everywhere }}{{ end -}}
-{{- if and (include "sluicegate.syslogPort" .) (not (dig "listen" "syslog_host" "" .Values.settings)) }}{{ $_ := set $listen "syslog_host" $everywhere }}{{ end -}}
 {{- with .Values.grpcTLS -}}
 {{- $keys := dict -}}
 {{- if include "sluicegate.grpcTLS.secret" $ }}{{ $keys = dict "cert_file" "tls.crt" "key_file" "tls.key" }}{{ end -}}
@@ -381,8 +380,5 @@ Fails for values that may be secrets and would be stored in a ConfigMap, or in t
 {{- end -}}
 {{- with dig "listen" dict .Values.settings -}}
 {{- if and (include "sluicegate.syslogPort" $) (not .syslog_from) }}{{ fail "settings.listen.syslog_port requires settings.listen.syslog_from, the addresses of the pods that send datagrams: without it, only datagrams from the pod itself are accepted" }}{{ end -}}
-{{- if and (include "sluicegate.syslogPort" $) (regexMatch "^127[.]|^::1$" (default "" .syslog_host)) -}}
-{{- fail (printf "settings.listen.syslog_host is %s, which other pods cannot reach: datagrams would be lost. Remove it to listen on every address of the pod" .syslog_host) -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}

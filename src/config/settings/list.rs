@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use super::block::{AnyValue, Block, SettingList, blocks};
 use super::{
     Absent, AtLeastOne, Auto, CompatSettings, DeniedBy, DescriptorValues, EventKinds, EventUrl,
-    FileSync, HeaderName, HostName, HostPort, LogFormat, LogLevel, Networks, Never, Or, Overrides,
-    Percentage, PostgresDurability, PostgresPrepare, ProxyAccess, RedisProxy, ResponseHeaders,
-    SecretText, StoreUrl, UnitFraction, WhenFull,
+    FileSync, HeaderName, HostName, HostPort, LogFormat, LogLevel, Networks, Never, Or, OtlpExport,
+    Overrides, Percentage, PostgresDurability, PostgresPrepare, ProxyAccess, RedisProxy,
+    ResponseHeaders, SecretText, StoreUrl, UnitFraction, WhenFull,
 };
 use crate::config::hooks::Hooks;
 use crate::kernel::units::Nanos;
@@ -88,10 +88,9 @@ blocks! {
         /// UDP port that receives releases of permits from NGINX's `access_log` (syslog);
         /// `none` opens no port. 0 chooses a free port and prints it.
         syslog_port: Option<u16> = None, "UDP port";
-        /// IP address on which `syslog_port` listens.
-        syslog_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
         /// Networks, separated by commas, from which `syslog_port` accepts releases. Releases from
-        /// other addresses are dropped.
+        /// other addresses are dropped. The port listens on `host`, or only on 127.0.0.1 if all
+        /// networks are loopback networks.
         syslog_from: Networks = Networks::loopback(), "networks";
         /// Port for releases that other replicas of the fleet forward; `none` opens no port. Without
         /// a shared store, it is not opened. 0 chooses a free port and prints it.
@@ -347,16 +346,12 @@ blocks! {
         /// Format of log lines: text, JSON with Sluicegate's keys, or JSON with
         /// envoyproxy/ratelimit's keys.
         format: LogFormat = LogFormat::Text, "word";
-        /// Libraries whose log lines are written at level `trace`, separated by commas: `h2,tower`.
-        /// The lines of `fred` can contain the Redis password.
-        libraries: String = String::new(), "names";
     }
 
     /// Export of traces and metrics by OTLP.
     OtlpSettings [] {
-        /// Send traces and metrics to the OTLP collector, if environment variables `OTEL_*` name
-        /// one.
-        enabled: bool = true, "switch";
+        /// Signals that are sent to the OTLP collector, if environment variables `OTEL_*` name one.
+        export: OtlpExport = OtlpExport::All, "word";
     }
 
     /// Metrics.

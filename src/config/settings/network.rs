@@ -50,6 +50,18 @@ impl Networks {
         Self::new("127.0.0.0/8, ::1").unwrap_or_default()
     }
 
+    /// Returns `true` if the networks contain loopback addresses only.
+    #[must_use]
+    pub fn is_loopback(&self) -> bool {
+        let loopback = Self::loopback();
+        self.0.iter().all(|network| {
+            let is_inside = |one: &Network| {
+                one.contains(network.address()) && one.prefix_len() <= network.prefix_len()
+            };
+            loopback.0.iter().any(is_inside)
+        })
+    }
+
     /// Returns the loopback and private networks: RFC 1918, RFC 6598, RFC 4193.
     #[must_use]
     pub fn private() -> Self {
