@@ -33,7 +33,7 @@ use tokio::task::JoinSet;
 
 use super::ratelimit::VariableNote;
 use super::{CommandOutcome, Terminal, doctor};
-use crate::config::settings::{self, OtlpProtocol, Settings, StoreUrl};
+use crate::config::settings::{self, OtlpExport, OtlpProtocol, Settings, StoreUrl};
 use crate::edge::body_memory::BodyLimits;
 use crate::edge::connection_gate::{ConnectionGate, ListenPort};
 use crate::edge::grpc::incoming::GrpcListener;
@@ -47,7 +47,7 @@ use crate::source::{ConfigSource, LoadFailure, PublishedConfig};
 use crate::store::memory::MemoryStore;
 use crate::telemetry::metrics::{Gauges, METRICS, ProcessUsage};
 use crate::telemetry::otlp::{self, OtlpExporters};
-use drain::{DrainPhase, DrainTimes, ShutdownSignals};
+use drain::{DrainPhase, DrainTimes, OnHangup, ShutdownSignals};
 use limits::LimitsFollower;
 use listeners::{Listeners, StartupListeners};
 
@@ -124,9 +124,10 @@ async fn run(
     migrate: bool,
     terminal: &mut Terminal<'_>,
 ) -> Result<(), ServeError> {
+    let on_hangup =
+        if settings.compat.listen.like_ratelimit { OnHangup::Stop } else { OnHangup::Reload };
     // Install the signal handlers first, so that no signal during startup is lost.
-    let (mut shutdown_signals, reload_signals) =
-        ShutdownSignals::install(settings.compat.listen.on_hangup)?;
+    let (mut shutdown_signals, reload_signals) = ShutdownSignals::install(on_hangup)?;
     check_settings(settings)?;
     store::prepare_schema(settings, migrate).await.map_err(ServeError::InvalidSettings)?;
     let tls = connections::load_tls(settings).map_err(ServeError::InvalidSettings)?;
@@ -432,7 +433,7 @@ impl ServiceContext<'_> {
 
     /// Starts to export spans and metrics if the environment names a collector.
     fn start_telemetry(&self) -> OtlpExporters {
-        if !self.settings.telemetry.otlp.enabled {
+        if self.settings.telemetry.otlp.export == OtlpExport::None {
             return OtlpExporters::default();
         }
         let look = self.gauges_reader();
@@ -457,8 +458,7 @@ impl ServiceContext<'_> {
                 OtlpProtocol::Grpc => otlp::OtlpTransport::Grpc,
                 OtlpProtocol::Http => otlp::OtlpTransport::Http,
             },
-            has_metrics: settings.compat.tracing.metrics,
-            service_name: settings.compat.tracing.service_name.clone(),
+            has_metrics: settings.telemetry.otlp.export == OtlpExport::All,
             attributes,
             sampled_fraction: f64::from(settings.compat.tracing.sampling_ratio.get()),
         }

@@ -1,6 +1,6 @@
 //! Tests of calendar windows against instants calculated by hand from the time zone database.
 
-use jiff::civil::Weekday;
+use jiff::civil::{Time, Weekday};
 use jiff::tz::TimeZone;
 use proptest::prelude::*;
 use sluicegate::config::Calendar;
@@ -213,6 +213,90 @@ fn year_window_from_29_february_starts_on_28_in_common_years() {
     );
 }
 
+fn berlin_from(hour: i8, minute: i8) -> Calendar {
+    let time = Time::new(hour, minute, 0, 0).unwrap();
+    calendar("Europe/Berlin", WindowStartDay::Day).starting_at(time)
+}
+
+#[test]
+fn days_from_noon_have_23_or_25_hours_at_daylight_saving_changes() {
+    assert_starts(
+        &berlin_from(12, 0),
+        "2026-03-29T09:59:59Z",
+        [
+            "2026-03-27T11:00:00Z",
+            "2026-03-28T11:00:00Z",
+            "2026-03-29T10:00:00Z",
+            "2026-03-30T10:00:00Z",
+        ],
+    );
+    assert_starts(
+        &berlin_from(12, 0),
+        "2026-10-25T11:00:00Z",
+        [
+            "2026-10-24T10:00:00Z",
+            "2026-10-25T11:00:00Z",
+            "2026-10-26T11:00:00Z",
+            "2026-10-27T11:00:00Z",
+        ],
+    );
+}
+
+#[test]
+fn skipped_or_repeated_start_time_counts_once() {
+    // 02:00 to 03:00 is skipped on 2026-03-29, and happens twice on 2026-10-25.
+    assert_starts(
+        &berlin_from(2, 30),
+        "2026-03-29T01:00:00Z",
+        [
+            "2026-03-28T01:30:00Z",
+            "2026-03-29T01:00:00Z",
+            "2026-03-30T00:30:00Z",
+            "2026-03-31T00:30:00Z",
+        ],
+    );
+    assert_starts(
+        &berlin_from(2, 30),
+        "2026-10-25T01:30:00Z",
+        [
+            "2026-10-24T00:30:00Z",
+            "2026-10-25T00:30:00Z",
+            "2026-10-26T01:30:00Z",
+            "2026-10-27T01:30:00Z",
+        ],
+    );
+}
+
+#[test]
+fn half_skipped_day_from_noon_keeps_its_other_half() {
+    let apia = calendar("Pacific/Apia", WindowStartDay::Day);
+    assert_starts(
+        &apia.starting_at(Time::new(12, 0, 0, 0).unwrap()),
+        "2011-12-30T10:00:00Z",
+        [
+            "2011-12-29T22:00:00Z",
+            "2011-12-30T10:00:00Z",
+            "2011-12-30T22:00:00Z",
+            "2011-12-31T22:00:00Z",
+        ],
+    );
+}
+
+#[test]
+fn month_window_starts_at_the_configured_time() {
+    let utc = calendar("UTC", WindowStartDay::Month(15));
+    assert_starts(
+        &utc.starting_at(Time::new(17, 45, 0, 0).unwrap()),
+        "2026-03-15T17:44:59Z",
+        [
+            "2026-01-15T17:45:00Z",
+            "2026-02-15T17:45:00Z",
+            "2026-03-15T17:45:00Z",
+            "2026-04-15T17:45:00Z",
+        ],
+    );
+}
+
 #[test]
 fn bundled_time_zone_database_has_the_tested_zones() {
     let bundled = jiff::tz::TimeZoneDatabase::bundled();
@@ -242,7 +326,12 @@ fn any_calendar() -> impl Strategy<Value = Calendar> {
         (1i8..=31).prop_map(WindowStartDay::Month),
         (1i8..=12, 1i8..=28).prop_map(|(month, day)| WindowStartDay::Year { month, day }),
     ];
-    (prop::sample::select(zones.to_vec()), starts).prop_map(|(zone, starts)| calendar(zone, starts))
+    let minutes = prop_oneof![Just(0), Just(12 * 60), 0i16..24 * 60];
+    (prop::sample::select(zones.to_vec()), starts, minutes).prop_map(|(zone, starts, minute)| {
+        let (hour, minute) =
+            (i8::try_from(minute / 60).unwrap(), i8::try_from(minute % 60).unwrap());
+        calendar(zone, starts).starting_at(Time::new(hour, minute, 0, 0).unwrap())
+    })
 }
 
 proptest! {

@@ -88,14 +88,35 @@ fn overloaded_by_lists_the_answers_that_mean_overload() {
 fn retry_after_of_an_adaptive_limit_is_ignored_by_default() {
     let limit = |fields: &str| ceiling(&format!("limit: 64, mode: local, adaptive: {{{fields}}}"));
     assert_eq!(limit("").rules.retry_after, RetryAfterRule::Ignore);
-    assert_eq!(limit("retry_after: ignore").rules.retry_after, RetryAfterRule::Ignore);
-    let honoured = limit("retry_after: honour");
+    assert_eq!(limit("paused_by: none").rules.retry_after, RetryAfterRule::Ignore);
+    let honoured = limit("paused_by: retry_after");
     assert_eq!(honoured.rules.retry_after, RetryAfterRule::Honour);
-    assert!(honoured.to_string().contains(", retry after honour"), "{honoured}");
+    assert!(honoured.to_string().contains(", paused by retry_after"), "{honoured}");
     assert_findings(
-        "limit: 1, adaptive: {retry_after: honor}",
-        &["E29 `retry_after: honor` is not a valid value"],
+        "limit: 1, adaptive: {paused_by: retry-after}",
+        &["E29 `paused_by: retry-after` is not a valid value"],
     );
+}
+
+#[test]
+fn store_failures_follow_the_defaults_of_the_file() {
+    let of = |defaults: &str, fields: &str| {
+        let text = format!(
+            "domain: d\ndefaults: {{on_store_failure: {defaults}}}\ndescriptors:\n- {{key: k, concurrency: {{limit: 64, {fields}}}}}\n"
+        );
+        let (config, _) = load(&[("a.yaml", &text)], false).unwrap();
+        let tree = &config.domains["d"].tree;
+        tree.lookup_concurrency_limit([("k", "v")]).unwrap().limit.on_store_failure
+    };
+    use sluicegate::config::concurrency::ConcurrencyFallback::{Allow, Deny, Local};
+    // A permit cannot be answered with an error.
+    let rows = [("", Local), ("error", Local), ("local", Local), ("deny", Deny), ("allow", Allow)];
+    for (defaults, wanted) in rows {
+        assert_eq!(of(defaults, ""), wanted, "{defaults}");
+        assert_eq!(of(defaults, "mode: strict"), wanted, "{defaults}");
+        assert_eq!(of(defaults, "on_store_failure: allow"), Allow, "{defaults}");
+        assert_eq!(of(defaults, "mode: local"), Local, "{defaults}");
+    }
 }
 
 #[test]

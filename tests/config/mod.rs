@@ -3,6 +3,7 @@
 mod bad;
 mod calendar;
 mod concurrency;
+mod cures;
 mod diagnostic;
 mod envoy_filter;
 mod explain;

@@ -180,6 +180,23 @@ fn valid_values_of_starts_on_depend_on_the_unit() {
 }
 
 #[test]
+fn windows_start_at_the_configured_time() {
+    let day = "unit: day, requests_per_unit: 5, calendar: {time_zone: Europe/Berlin, starts_at: ";
+    for (written, shown) in [("12:00", "12:00"), ("'9:05'", "09:05"), ("23:59", "23:59")] {
+        let text = limit(&format!("{day}{written}}}")).to_string();
+        assert_eq!(text, format!("5 per day from {shown} in Europe/Berlin, fixed_window"));
+    }
+    let midnight = limit(&format!("{day}00:00}}"));
+    assert_eq!(midnight.to_string(), "5 per day from midnight in Europe/Berlin, fixed_window");
+    let month = "unit: month, requests_per_unit: 5, calendar: {time_zone: UTC, starts_at: 12:00}";
+    assert_eq!(limit(month).to_string(), "5 per month from day 1 at 12:00 in UTC, fixed_window");
+    for wrong in ["24:00", "12", "noon", "12:60", "12:0", "12:00:00", "-1:00", "12:00pm", "''"] {
+        let finding = format!("E36 `starts_at: {}` is not a time of day", wrong.trim_matches('\''));
+        assert_findings(&format!("{day}{wrong}}}"), &[&finding]);
+    }
+}
+
+#[test]
 fn invalid_calendars_are_refused() {
     let with = |unit: &str, block: &str| {
         format!("unit: {unit}, requests_per_unit: 1, calendar: {{{block}}}")

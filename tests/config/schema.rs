@@ -171,6 +171,7 @@ fn schema_refuses_invalid_or_ineffective_fields() {
         "unit: , requests_per_unit: 1",
         "per: 5 s",
         "unit: week, calendar: {time_zone: UTC, starts_on: funday}",
+        "unit: week, calendar: {time_zone: UTC, starts_at: 24:00}",
         "unit: day, strategy: grca",
         "unit: day, mode: lased",
         "unit: day, max_overshoot: -1",
@@ -210,7 +211,9 @@ fn schema_accepts_files_without_findings() {
     files.extend(defaults.map(|field| domain(&format!("defaults: {{{field}: }}"))));
     let fields = ["per", "strategy", "burst", "on_excess", "mode", "max_overshoot", "lease_hits"];
     files.extend(fields.map(|field| limit(&format!("{field}: "))));
-    files.extend(["on_store_failure: ", "calendar: {time_zone: UTC, starts_on: }"].map(limit));
+    files.extend(
+        ["on_store_failure: ", "calendar: {time_zone: UTC, starts_on: , starts_at: }"].map(limit),
+    );
     files.extend(
         ["mode: ", "on_store_failure: ", "queue: ", "adaptive: {algorithm: }"].map(ceiling),
     );

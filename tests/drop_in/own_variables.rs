@@ -98,9 +98,9 @@ const UNUSED: &[UnusedCase] = &[
         &["GRPC_SERVER_TLS_KEY"],
     ),
     (
-        &[("TELEMETRY_OTLP_ENABLED", "false")],
+        &[("TELEMETRY_OTLP_EXPORT", "none")],
         &[("TRACING_ENABLED", "true"), ("TRACING_SERVICE_NAME", "n")],
-        &["compat.tracing.protocol", "compat.tracing.metrics", "compat.tracing.service_name"],
+        &["compat.tracing.protocol", "compat.tracing.attributes"],
         &["TRACING_ENABLED", "TRACING_SERVICE_NAME"],
     ),
     (&[("STORE_URL", "memory")], KEYS, KEY_SETTINGS, KEY_WARNINGS),
@@ -120,7 +120,7 @@ const UNUSED: &[UnusedCase] = &[
     (
         &[("STORE_URL", PLAIN)],
         &[("REDIS_TLS_CACERT", "/ca"), ("REDIS_TLS_CLIENT_CERT", "/c")],
-        &["store.tls.ca_file", "compat.store.system_cas", "store.tls.cert_file"],
+        &["store.tls.ca_file", "compat.system_cas", "store.tls.cert_file"],
         &["REDIS_TLS_CACERT", "REDIS_TLS_CLIENT_CERT"],
     ),
     // If the Redis for per-second limits is unused, so are its TLS settings.

@@ -175,7 +175,7 @@ fn ext_authz_with_access_log_leaks_no_permit() {
 /// Wrong setup: without a peer port, about half of the permits would last until `max_duration`.
 #[test]
 fn replicas_without_peer_port_leak_permits() {
-    let fleet = ProxiedFleet::start(&["--listen-peer-port", ""]);
+    let fleet = ProxiedFleet::start(&["--listen-peer-port", "none"]);
     let _envoy = run_clients_of_envoy(Shipped::RlsConcurrency, &fleet);
     let leaked = fleet.in_flight();
     println!("without peers: {leaked} of {} leaked", CLIENTS * EACH * ROUNDS);

@@ -136,12 +136,16 @@ file:///var/lib/sluicegate/counters
 {{- toJson $files -}}
 {{- end -}}
 
+{{/* The port of `listen.syslog_port`; nothing for `none`, of which `int` is 0. */}}
+{{- define "sluicegate.syslogPort" -}}
+{{- with int (dig "listen" "syslog_port" 0 .Values.settings) }}{{ . }}{{ end -}}
+{{- end -}}
+
 {{/* Settings of block `listen` that the chart sets, as JSON. */}}
 {{- define "sluicegate.settings.listen" -}}
 {{- $listen := dict -}}
 {{- $everywhere := ternary "0.0.0.0" "::" (contains "." (dig "listen" "host" "" .Values.settings)) -}}
 {{- if .Values.admin.existingSecret }}{{ $_ := set $listen "admin_host" $everywhere }}{{ end -}}
-{{- if and (dig "listen" "syslog_port" "" .Values.settings) (not (dig "listen" "syslog_host" "" .Values.settings)) }}{{ $_ := set $listen "syslog_host" $everywhere }}{{ end -}}
 {{- with .Values.grpcTLS -}}
 {{- $keys := dict -}}
 {{- if include "sluicegate.grpcTLS.secret" $ }}{{ $keys = dict "cert_file" "tls.crt" "key_file" "tls.key" }}{{ end -}}
@@ -375,9 +379,6 @@ Fails for values that may be secrets and would be stored in a ConfigMap, or in t
 {{- fail "settings.compat.metrics.names is compat, which omits the metrics that metrics.prometheusRule and dashboards use: the alert SluicegateGone would always fire. Set it to all" -}}
 {{- end -}}
 {{- with dig "listen" dict .Values.settings -}}
-{{- if and .syslog_port (not .syslog_from) }}{{ fail "settings.listen.syslog_port requires settings.listen.syslog_from, the addresses of the pods that send datagrams: without it, only datagrams from the pod itself are accepted" }}{{ end -}}
-{{- if and .syslog_port (regexMatch "^127[.]|^::1$" (default "" .syslog_host)) -}}
-{{- fail (printf "settings.listen.syslog_host is %s, which other pods cannot reach: datagrams would be lost. Remove it to listen on every address of the pod" .syslog_host) -}}
-{{- end -}}
+{{- if and (include "sluicegate.syslogPort" $) (not .syslog_from) }}{{ fail "settings.listen.syslog_port requires settings.listen.syslog_from, the addresses of the pods that send datagrams: without it, only datagrams from the pod itself are accepted" }}{{ end -}}
 {{- end -}}
 {{- end -}}

@@ -2,12 +2,13 @@
 //!
 //! Guarantees:
 //! - Windows cover all time: each starts where the previous one ends, and none is empty.
-//! - A window starts at the first instant of its local day.
-//! - If a clock change skips midnight, the window starts right after the change.
-//! - If a clock change repeats midnight, the window starts at the first of the two.
+//! - A window starts on its local day at midnight, or at the configured time of day.
+//! - If a clock change skips that time, the window starts right after the change.
+//! - If a clock change repeats that time, the window starts at the first of the two.
 //! - A configured day beyond the end of a month means the month's last day.
 //! - Windows that start on 02-29 start on 02-28 in years without a leap day.
-//! - A whole day that a time zone change skips has no window (Samoa, 30 December 2011).
+//! - A whole day that a time zone change skips has no window (Samoa, 30 December 2011). A day from
+//!   noon is only half skipped, and has one.
 //!
 //! Not covered:
 //! - Counting of hits (see [`crate::kernel::rate::fixed_window`]).
@@ -15,7 +16,7 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
-use jiff::civil::{Date, Weekday};
+use jiff::civil::{Date, Time, Weekday};
 use jiff::tz::{AmbiguousOffset, TimeZone};
 use jiff::{Span, Timestamp};
 
@@ -26,10 +27,12 @@ use crate::kernel::units::Nanos;
 /// A calendar whose windows start on a configured local day.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Calendar {
-    /// The time zone in which days start at midnight.
+    /// The time zone of the days.
     pub time_zone: TimeZone,
     /// The day on which each window starts.
     pub start_day: WindowStartDay,
+    /// The local time of that day at which the window starts.
+    pub start_time: Time,
     pub(crate) cached_starts: CachedStarts,
 }
 
@@ -77,10 +80,18 @@ impl PartialEq for CachedStarts {
 impl Eq for CachedStarts {}
 
 impl Calendar {
-    /// Creates a calendar whose windows start on the days `starts`, local to `time_zone`.
+    /// Creates a calendar whose windows start at midnight on the days `start_day`, local to
+    /// `time_zone`.
     #[must_use]
-    pub fn new(time_zone: TimeZone, starts: WindowStartDay) -> Self {
-        Self { time_zone, start_day: starts, cached_starts: CachedStarts::default() }
+    pub fn new(time_zone: TimeZone, start_day: WindowStartDay) -> Self {
+        let cached_starts = CachedStarts::default();
+        Self { time_zone, start_day, start_time: Time::midnight(), cached_starts }
+    }
+
+    /// Returns the calendar with windows that start at this time of day.
+    #[must_use]
+    pub fn starting_at(self, start_time: Time) -> Self {
+        Self { start_time, ..self }
     }
 
     /// Returns the result of [`Calendar::starts_around`], cached while `now` stays in the same
@@ -106,13 +117,31 @@ impl Calendar {
     pub fn starts_around(&self, now: Nanos) -> [Nanos; 4] {
         let today = timestamp(now).to_zoned(self.time_zone.clone()).date();
         let mut starts: SmallVec<[Nanos; 8]> = CANDIDATE_STEPS
-            .map(|step| first_instant(self.start_day.window_start(today, step), &self.time_zone))
+            .map(|step| self.first_instant(self.start_day.window_start(today, step)))
             .collect();
         starts.dedup();
         let current = starts.partition_point(|&start| start <= now).saturating_sub(1);
         let at = |index: usize| starts.get(index).copied().unwrap_or(Nanos(u64::MAX));
         let previous = current.checked_sub(1).map_or(Nanos(0), at);
         [previous, at(current), at(current + 1), at(current + 2)]
+    }
+
+    /// Returns the instant at which the window of a local day starts.
+    fn first_instant(&self, day: Date) -> Nanos {
+        let local = day.to_datetime(self.start_time);
+        let ambiguous = self.time_zone.to_ambiguous_timestamp(local);
+        let start = match ambiguous.offset() {
+            // The offset after the clock change converts a skipped time to an instant before the
+            // change, so the next transition of the time zone is the change itself.
+            AmbiguousOffset::Gap { after, .. } => after
+                .to_timestamp(local)
+                .ok()
+                .and_then(|before| self.time_zone.following(before).next())
+                .map(|jump| jump.timestamp()),
+            _ => ambiguous.compatible().ok(),
+        };
+        let seconds = start.map_or(i64::MAX, Timestamp::as_second);
+        Nanos::from_secs(u64::try_from(seconds).unwrap_or(0))
     }
 
     /// Returns four window starts of about the year 2000. They fill a limit's strategy until a
@@ -158,23 +187,6 @@ fn with_day_of_month(month: Date, day: i8) -> Date {
 /// Adds `by` to a date. The result stays between the years -9999 and 9999.
 fn saturating_shift(date: Date, by: Span) -> Date {
     date.saturating_add(by)
-}
-
-fn first_instant(date: Date, zone: &TimeZone) -> Nanos {
-    let midnight = date.at(0, 0, 0, 0);
-    let ambiguous = zone.to_ambiguous_timestamp(midnight);
-    let start = match ambiguous.offset() {
-        // The offset after the clock change converts the skipped midnight to an instant before the
-        // change, so the next transition of the time zone is the change itself.
-        AmbiguousOffset::Gap { after, .. } => after
-            .to_timestamp(midnight)
-            .ok()
-            .and_then(|before| zone.following(before).next())
-            .map(|jump| jump.timestamp()),
-        _ => ambiguous.compatible().ok(),
-    };
-    let seconds = start.map_or(i64::MAX, Timestamp::as_second);
-    Nanos::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 
 fn timestamp(at: Nanos) -> Timestamp {

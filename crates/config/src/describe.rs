@@ -8,6 +8,8 @@
 
 use std::fmt;
 
+use jiff::civil::Time;
+
 use super::calendar::WindowStartDay;
 use super::concurrency::{
     ConcurrencyFallback, ConcurrencyLimit, DEFAULT_MAX_DURATION, RejectReply,
@@ -116,19 +118,27 @@ impl fmt::Display for FallbackMode {
     }
 }
 
-/// Formats the start of the calendar's windows as `from day 15 in Europe/Berlin`.
+/// Formats the start of the calendar's windows as `from day 15 at 12:00 in Europe/Berlin`.
 impl fmt::Display for Calendar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let zone = self.time_zone.iana_name().unwrap_or("UTC");
+        let is_midnight = self.start_time == Time::midnight();
         match self.start_day {
-            WindowStartDay::Day => write!(f, "from midnight in {zone}"),
+            WindowStartDay::Day if is_midnight => f.write_str("from midnight")?,
+            WindowStartDay::Day => f.write_str("from")?,
             WindowStartDay::Week(day) => {
-                write!(f, "from {} in {zone}", keywords::keyword_of(keywords::WEEKDAYS, day))
+                write!(f, "from {}", keywords::keyword_of(keywords::WEEKDAYS, day))?;
             }
-            WindowStartDay::Month(31) => write!(f, "from its last day in {zone}"),
-            WindowStartDay::Month(day) => write!(f, "from day {day} in {zone}"),
-            WindowStartDay::Year { month, day } => write!(f, "from {month:02}-{day:02} in {zone}"),
+            WindowStartDay::Month(31) => f.write_str("from its last day")?,
+            WindowStartDay::Month(day) => write!(f, "from day {day}")?,
+            WindowStartDay::Year { month, day } => write!(f, "from {month:02}-{day:02}")?,
         }
+        let (hour, minute) = (self.start_time.hour(), self.start_time.minute());
+        match self.start_day {
+            _ if is_midnight => {}
+            WindowStartDay::Day => write!(f, " {hour:02}:{minute:02}")?,
+            _ => write!(f, " at {hour:02}:{minute:02}")?,
+        }
+        write!(f, " in {}", self.time_zone.iana_name().unwrap_or("UTC"))
     }
 }
 
@@ -164,7 +174,7 @@ impl fmt::Display for ConcurrencyLimit {
         }
         if *retry_after != RetryAfterRule::default() {
             let rule = keywords::keyword_of(keywords::RETRY_AFTER_RULES, *retry_after);
-            write!(f, ", retry after {rule}")?;
+            write!(f, ", paused by {rule}")?;
         }
         if let Some(QueueConfig { size, timeout }) = waiting {
             write!(f, ", queue of {size} for {timeout}")?;

@@ -359,7 +359,7 @@ codes! {
         "use 1 or more, or `strategy: fixed_window`",
     DoesNotFit = E35 "a limit or period too large to count exactly"
         "use the maximum in the message, or a shorter period",
-    BadCalendar = E36 "a calendar with an invalid time zone, day or unit"
+    BadCalendar = E36 "a calendar with an invalid time zone, start or unit"
         "write for example `time_zone: Europe/Berlin`; see [calendars](../limits.md#calendars)",
     TooMany = E37 "too many descriptors in one domain"
         "split it into several domains",

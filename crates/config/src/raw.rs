@@ -74,7 +74,9 @@ pub struct Defaults {
     /// denied hits, the other strategies refuse them.
     #[schemars(schema_with = "schema::on_excess")]
     pub on_excess: Option<Spanned<String>>,
-    /// The decision while the store does not answer. Default: `error`.
+    /// The decision while the store does not answer, of rate limits and concurrency limits.
+    /// Default: `error` for rate limits, as in envoyproxy/ratelimit; `local` for concurrency
+    /// limits, also if this is `error`.
     #[schemars(schema_with = "schema::failure")]
     pub on_store_failure: Option<Spanned<String>>,
     /// The decisions that a replica makes without a store call: none (`exact`), denials that it
@@ -205,7 +207,8 @@ pub struct RateLimit {
     /// For `leased`: the hits that a replica borrows at a time. Default: learned from demand.
     #[schemars(schema_with = "schema::optional_count")]
     pub lease_hits: Option<Spanned<u32>>,
-    /// The decision while the store does not answer. Default: `error`.
+    /// The decision while the store does not answer. Default: that of `defaults`, otherwise
+    /// `error`, as in envoyproxy/ratelimit.
     #[schemars(schema_with = "schema::failure")]
     pub on_store_failure: Option<Spanned<String>>,
     /// For `fixed_window` per day, week, month or year: windows that follow the calendar of a time
@@ -230,6 +233,9 @@ pub struct Calendar {
     /// shorter months, the last day. Year: month and day, such as `04-01`.
     #[schemars(schema_with = "schema::starts_on")]
     pub starts_on: Option<Spanned<String>>,
+    /// The local time of that day at which a window starts, such as `12:00`. Default: `00:00`.
+    #[schemars(schema_with = "schema::starts_at")]
+    pub starts_at: Option<Spanned<String>>,
 }
 
 /// A limit on requests in flight.
@@ -253,7 +259,8 @@ pub struct Concurrency {
     #[schemars(schema_with = "schema::concurrency_mode")]
     pub mode: Option<Spanned<String>>,
     /// The limit of a replica whose share expired because the store does not answer. `deny`: 0.
-    /// `local`: at most its last fair share. `allow`: the whole limit for this replica.
+    /// `local`: at most its last fair share. `allow`: the whole limit for this replica. Default:
+    /// that of `defaults`, otherwise `local`.
     #[schemars(schema_with = "schema::concurrency_failure")]
     pub on_store_failure: Option<Spanned<String>>,
     /// The queue of requests that wait for a permit. Default: no queue.
@@ -287,10 +294,10 @@ pub struct Adaptive {
     /// `5xx`, `RESOURCE_EXHAUSTED` and `UNAVAILABLE`.
     #[schemars(schema_with = "schema::overloaded_by")]
     pub overloaded_by: Option<Spanned<TextList>>,
-    /// The effect of a `Retry-After` in such an answer. `honour`: the limit does not grow for that
-    /// time, at most 60 s. Default: `ignore`.
-    #[schemars(schema_with = "schema::retry_after_rule")]
-    pub retry_after: Option<Spanned<String>>,
+    /// The header of such an answer that pauses the growth of the limit. `retry_after`: the limit
+    /// does not grow for that time, at most 60 s. Default: `none`.
+    #[schemars(schema_with = "schema::paused_by")]
+    pub paused_by: Option<Spanned<String>>,
     /// The mean latency that requests must not exceed, `1ms` to `1h`: above it the limit falls, and
     /// above nine tenths of it the limit does not grow. Default: none.
     #[schemars(schema_with = "schema::optional_duration")]

@@ -445,6 +445,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         let read = concurrency_block::ConcurrencyReader {
             file,
             raw: concurrency,
+            default_fallback: self.defaults.on_store_failure,
             findings: self.findings,
         }
         .read();

@@ -46,9 +46,9 @@ use std::sync::LazyLock;
 pub use block::SettingBlock;
 use block::{Block as _, SettingList};
 pub use choices::{
-    DeniedBy, DescriptorValues, KeyFormat, LogFormat, LogLevel, MetricNames, OnHangup,
+    DeniedBy, DescriptorValues, KeyFormat, LogFormat, LogLevel, MetricNames, OtlpExport,
     OtlpProtocol, Overrides, PostgresDurability, PostgresPrepare, ProxyAccess, RedisProxy,
-    ResponseHeaders, StatsProtocol, StatsSink, WhenFull,
+    ResponseHeaders, StatsSink, WhenFull,
 };
 pub use events::{EventKinds, EventUrl};
 pub use file_and_host::HostName;
@@ -77,7 +77,7 @@ pub use read::{
 pub use reference::reference_page;
 pub use store::{FileSync, HostPort, RedisEndpoint, RedisUrl, StoreUrl};
 pub use value::{AtLeastOne, HeaderName, SecretText, Shape, Value};
-pub use words::{Absent, Auto, Never, Or};
+pub use words::{Absent, Auto, Never, Or, Word};
 
 static LIST: LazyLock<SettingList> = LazyLock::new(SettingList::new);
 

@@ -60,9 +60,7 @@ pub struct OtlpDefaults {
     pub protocol: OtlpTransport,
     /// Enables the export of metrics.
     pub has_metrics: bool,
-    /// The OpenTelemetry service name.
-    pub service_name: String,
-    /// Further attributes of the OpenTelemetry resource.
+    /// Attributes of the OpenTelemetry resource. The default of `service.name` is `sluicegate`.
     pub attributes: Vec<(String, String)>,
     /// The sampled fraction, 0 to 1, of the traces for which the caller has not decided whether to
     /// sample.
@@ -71,15 +69,8 @@ pub struct OtlpDefaults {
 
 impl Default for OtlpDefaults {
     fn default() -> Self {
-        let service = "sluicegate".to_owned();
         let (protocol, attributes) = (OtlpTransport::Grpc, Vec::new());
-        Self {
-            protocol,
-            has_metrics: true,
-            service_name: service,
-            attributes,
-            sampled_fraction: 1.0,
-        }
+        Self { protocol, has_metrics: true, attributes, sampled_fraction: 1.0 }
     }
 }
 
@@ -216,8 +207,10 @@ fn resource(variable: EnvLookup<'_>, defaults: &OtlpDefaults) -> Resource {
     let configured: Vec<&str> = names.map(|(name, _)| name.trim()).collect();
     let mut own = defaults.attributes.clone();
     own.push(("service.version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()));
-    if variable("OTEL_SERVICE_NAME").is_none() {
-        own.push(("service.name".to_owned(), defaults.service_name.clone()));
+    if variable("OTEL_SERVICE_NAME").is_some() {
+        own.retain(|(name, _)| name != "service.name");
+    } else if !own.iter().any(|(name, _)| name == "service.name") {
+        own.push(("service.name".to_owned(), "sluicegate".to_owned()));
     }
     own.retain(|(name, _)| !configured.contains(&&**name));
     let own = own.into_iter().map(|(name, text)| KeyValue::new(name, text));

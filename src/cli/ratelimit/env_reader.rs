@@ -156,9 +156,11 @@ impl<'e> EnvReader<'e> {
         self.put(variable, setting, self.text(variable).to_owned());
     }
 
-    /// Sets `setting` to `true` if `variable` is not empty, otherwise to `false`.
+    /// Sets `setting` to `true` if `variable` is not empty.
     pub(super) fn put_presence(&mut self, variable: &'static str, setting: &'static str) {
-        self.put(variable, setting, (!self.text(variable).is_empty()).to_string());
+        if !self.text(variable).is_empty() {
+            self.put(variable, setting, "true".to_owned());
+        }
     }
 
     pub(super) fn put_nanos(&mut self, variable: &'static str, setting: &'static str) {

@@ -3,13 +3,14 @@
 use std::path::Path;
 
 use super::env_reader::EnvReader;
+use crate::config::settings::{Absent, Word as _};
 
 const PLAINTEXT_REASON: &str =
     "no effect: GRPC_SERVER_USE_TLS is false, so the gRPC port uses no TLS";
 
 pub(super) fn read(reader: &mut EnvReader<'_>) {
     let hosts = [
-        ("HOST", "compat.listen.http_host"),
+        ("HOST", "listen.host"),
         ("GRPC_HOST", "compat.listen.grpc_host"),
         ("DEBUG_HOST", "listen.admin_host"),
     ];
@@ -28,13 +29,11 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
         reader.put_age("GRPC_MAX_CONNECTION_AGE_GRACE", "compat.listen.max_connection_age_grace");
     }
     // envoyproxy/ratelimit always has this behavior, without a variable.
-    reader.put("DEBUG_PORT", "compat.listen.debug_pages", "true".to_owned());
-    reader.put("PORT", "compat.listen.reuse_port", "true".to_owned());
-    reader.put("PORT", "compat.listen.on_hangup", "stop".to_owned());
+    reader.put("PORT", "compat.listen.like_ratelimit", "true".to_owned());
     // The largest message that Go's gRPC library accepts by default.
     reader.put("GRPC_PORT", "listen.max_message", (4 << 20).to_string());
     // Disables the peer port, which envoyproxy/ratelimit does not have.
-    reader.put("PORT", "listen.peer_port", String::new());
+    reader.put("PORT", "listen.peer_port", Absent::WORD.to_owned());
     read_tls(reader);
     read_log(reader);
 }

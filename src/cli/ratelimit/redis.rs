@@ -330,6 +330,6 @@ fn read_tls(reader: &mut EnvReader<'_>, stores: &[&StoreVariables]) {
     for (variable, setting) in files {
         reader.put_text(variable, setting);
     }
-    reader.put_presence("REDIS_TLS_CACERT", "compat.store.system_cas");
+    reader.put_presence("REDIS_TLS_CACERT", "compat.system_cas");
     reader.put_flag("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "compat.store.any_server_name");
 }

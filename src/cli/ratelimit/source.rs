@@ -166,5 +166,5 @@ fn read_xds_tls(reader: &mut EnvReader<'_>) {
     for (variable, setting) in files {
         reader.put_text(variable, setting);
     }
-    reader.put_presence("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "compat.xds.system_cas");
+    reader.put_presence("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "compat.system_cas");
 }

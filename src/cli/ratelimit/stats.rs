@@ -3,7 +3,7 @@
 
 use super::env_reader::EnvReader;
 use super::parse::{VariableKind, VariableValue, parse_variable};
-use crate::config::settings::{Mogrifier, Mogrifiers, Value as _};
+use crate::config::settings::{Absent, Mogrifier, Mogrifiers, StatsSink, Value as _, Word as _};
 
 pub(super) fn read(reader: &mut EnvReader<'_>) {
     let [statsd, dogstatsd, prometheus] =
@@ -25,6 +25,9 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
         }
         () if dogstatsd => ("USE_DOG_STATSD", "dogstatsd"),
         () if prometheus => ("USE_PROMETHEUS", "none"),
+        () if statsd && reader.text("STATSD_PROTOCOL") == "udp" => {
+            ("STATSD_PROTOCOL", StatsSink::StatsdUdp.word())
+        }
         () if statsd => ("USE_STATSD", "statsd"),
         () => ("USE_STATSD", "log"),
     };
@@ -33,7 +36,7 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
     if prometheus {
         read_prometheus(reader);
     } else {
-        reader.put("USE_PROMETHEUS", "listen.metrics_port", String::new());
+        reader.put("USE_PROMETHEUS", "listen.metrics_port", Absent::WORD.to_owned());
     }
     if reader.is_setting_overridden("compat.stats.sink") {
         // The selected sink is unknown here, so this reads the variables of both. Settings of the
@@ -46,7 +49,7 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
 
 fn disable_stats(reader: &mut EnvReader<'_>) {
     reader.put("DISABLE_STATS", "compat.stats.sink", "none".to_owned());
-    reader.put("DISABLE_STATS", "listen.metrics_port", String::new());
+    reader.put("DISABLE_STATS", "listen.metrics_port", Absent::WORD.to_owned());
 }
 
 fn read_prometheus(reader: &mut EnvReader<'_>) {
@@ -98,11 +101,6 @@ fn read_sinks(reader: &mut EnvReader<'_>, sinks: &[&str]) {
             reader.put("STATSD_HOST", "compat.stats.address", format!("{host}:{port}"));
         }
         _ => reader.add_error("STATSD_PORT", "must be a port from 1 to 65535"),
-    }
-    if sinks.contains(&"statsd") {
-        let is_udp = reader.text("STATSD_PROTOCOL") == "udp";
-        let protocol = if is_udp { "udp" } else { "tcp" };
-        reader.put("STATSD_PROTOCOL", "compat.stats.protocol", protocol.to_owned());
     }
     if sinks.contains(&"dogstatsd") {
         read_mogrifiers(reader);

@@ -2,10 +2,15 @@
 //! `OTEL_EXPORTER_OTLP_*` are read by the exporter.
 
 use super::env_reader::EnvReader;
+use crate::config::settings::OtlpExport;
 
 pub(super) fn read(reader: &mut EnvReader<'_>) {
-    reader.put_flag("TRACING_ENABLED", "telemetry.otlp.enabled");
-    if !reader.flag("TRACING_ENABLED") {
+    // Exports no metrics, because envoyproxy/ratelimit sends only spans and the collector may
+    // refuse others.
+    let is_enabled = reader.flag("TRACING_ENABLED");
+    let signals = if is_enabled { OtlpExport::Traces } else { OtlpExport::None };
+    reader.put("TRACING_ENABLED", "telemetry.otlp.export", signals.word().to_owned());
+    if !is_enabled {
         let others = [
             "TRACING_EXPORTER_PROTOCOL",
             "TRACING_SERVICE_NAME",
@@ -21,18 +26,15 @@ pub(super) fn read(reader: &mut EnvReader<'_>) {
         "grpc" => reader.put(variable, "compat.tracing.protocol", "grpc".to_owned()),
         _ => reader.add_error(variable, "must be http or grpc"),
     }
-    // Exports no metrics, because envoyproxy/ratelimit sends only spans and the collector may
-    // refuse others.
-    reader.put("TRACING_ENABLED", "compat.tracing.metrics", "false".to_owned());
-    reader.put_text("TRACING_SERVICE_NAME", "compat.tracing.service_name");
     let attributes = [
+        ("service.name", "TRACING_SERVICE_NAME"),
         ("service.namespace", "TRACING_SERVICE_NAMESPACE"),
         ("service.instance.id", "TRACING_SERVICE_INSTANCE_ID"),
     ];
     let attributes =
         attributes.map(|(name, variable)| (name.to_owned(), reader.text(variable).to_owned()));
     let attributes: Vec<_> = attributes.into_iter().filter(|(_, text)| !text.is_empty()).collect();
-    reader.put_pairs("TRACING_SERVICE_NAMESPACE", "compat.tracing.attributes", &attributes);
+    reader.put_pairs("TRACING_SERVICE_NAME", "compat.tracing.attributes", &attributes);
     let sampled = reader.float("TRACING_SAMPLING_RATE").clamp(0.0, 1.0);
     reader.put("TRACING_SAMPLING_RATE", "compat.tracing.sampling_ratio", sampled.to_string());
 }

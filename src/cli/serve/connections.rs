@@ -29,7 +29,7 @@ pub(super) fn admin_access(settings: &Settings) -> Result<AdminAccess, String> {
         has_new_token: has_new_token == Some(true),
         directory: None,
         trusted_header: Some(admin.trusted_header.clone()),
-        debug_pages: settings.compat.listen.debug_pages,
+        debug_pages: settings.compat.listen.like_ratelimit,
         wrong_tokens: Arc::default(),
     };
     match &admin.token_dir {

@@ -5,7 +5,7 @@
 //!    accept no new calls.
 //! 3. Requests in flight finish within `listen.drain_timeout`. A second signal ends the wait.
 //!
-//! SIGHUP shuts the process down if `compat.listen.on_hangup` is `stop`, and otherwise reloads the
+//! SIGHUP shuts the process down with `compat.listen.like_ratelimit`, and otherwise reloads the
 //! configuration. Its handler is installed first, because the default action of SIGHUP ends the
 //! process.
 
@@ -14,7 +14,6 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-use crate::config::settings::OnHangup;
 use crate::edge::health::{Health, Readiness};
 use crate::source::ReloadRequest;
 
@@ -30,6 +29,13 @@ pub(super) struct ShutdownSignals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Option<Signal>,
+}
+
+/// The effect of SIGHUP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OnHangup {
+    Reload,
+    Stop,
 }
 
 /// The SIGHUP signals that reload the configuration. `None` if SIGHUP ends the process.

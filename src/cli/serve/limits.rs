@@ -79,7 +79,7 @@ fn xds_options(settings: &Settings, server: &HostPort) -> xds::XdsOptions {
     let name = settings.limits.xds.tls.server_name.as_ref();
     let tls = xds::XdsTls {
         ca_file: settings.limits.xds.tls.ca_file.clone(),
-        trust_system_cas: settings.compat.xds.system_cas,
+        trust_system_cas: settings.compat.system_cas,
         client_identity: identity,
         server_name: name.map(|name| name.as_str().to_owned()),
     };

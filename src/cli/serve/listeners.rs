@@ -45,10 +45,10 @@ impl StartupListeners {
     /// One message for each socket that cannot be bound.
     pub(super) async fn bind_startup(settings: &Settings) -> Result<Self, Vec<String>> {
         if waits_for_limits(settings) || waits_for_answer(settings) {
-            // With `compat.listen.reuse_port`, the kernel would send this listener checks meant for
+            // With `compat.listen.like_ratelimit`, the kernel would send this listener checks meant for
             // another process. This process cannot decide them yet.
             let http =
-                (!settings.compat.listen.reuse_port).then(|| bind_http(settings)).transpose();
+                (!settings.compat.listen.like_ratelimit).then(|| bind_http(settings)).transpose();
             return http.map(Self::HttpOnly).map_err(|why| vec![why]);
         }
         Ok(Self::All(Box::new(Listeners::bind(settings, bind_http(settings)).await?)))
@@ -125,7 +125,7 @@ impl Listeners {
             name,
             host: own.unwrap_or(listen.host),
             port,
-            reuse: compat.reuse_port,
+            reuse: compat.like_ratelimit,
         };
         let grpc = match &listen.grpc_socket {
             Some(path) => bind_unix(path).await,
@@ -136,7 +136,7 @@ impl Listeners {
         let metrics = metrics.transpose();
         let admin = at("admin", Some(listen.admin_host), listen.admin_port).bind();
         let syslog = match listen.syslog_port {
-            Some(port) => bind_udp(listen.syslog_host, port).map(Some),
+            Some(port) => bind_udp(listen.syslog_host(), port).map(Some),
             None => Ok(None),
         };
         let peers = super::peers::peer_port(settings)
@@ -219,9 +219,8 @@ fn is_without_ipv6(error: &std::io::Error) -> bool {
 }
 
 fn bind_http(settings: &Settings) -> Result<TcpListener, String> {
-    let (listen, compat) = (&settings.listen, &settings.compat.listen);
-    let host = compat.http_host.unwrap_or(listen.host);
-    let (port, reuse) = (listen.http_port, compat.reuse_port);
+    let (host, port) = (settings.listen.host, settings.listen.http_port);
+    let reuse = settings.compat.listen.like_ratelimit;
     ListenAddress { name: "http", host, port, reuse }.bind()
 }
 
@@ -270,7 +269,6 @@ fn bind_error(name: &str, address: SocketAddr, error: &std::io::Error) -> String
     let (host, port) = (address.ip(), address.port());
     let host_setting = match name {
         "admin" => "listen-admin-host",
-        "syslog" => "listen-syslog-host",
         "peer" => "listen-peer-host",
         _ => "listen-host",
     };

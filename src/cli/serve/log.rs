@@ -33,8 +33,8 @@ pub(super) fn start(log: &LogSettings) {
     drop(started);
 }
 
-/// Returns the filter for log lines. A library's line is written only at `trace`, and only if
-/// `telemetry.log.libraries` names the library. The service logs all faults in its own words.
+/// Returns the filter for log lines. Libraries have none: their lines can contain a password of the
+/// store, and the service logs all faults in its own words.
 fn line_filter(log: &LogSettings) -> Targets {
     let level = match log.level {
         LogLevel::Error => LevelFilter::ERROR,
@@ -43,13 +43,7 @@ fn line_filter(log: &LogSettings) -> Targets {
         LogLevel::Debug => LevelFilter::DEBUG,
         LogLevel::Trace => LevelFilter::TRACE,
     };
-    let own_lines = Targets::new().with_target(env!("CARGO_CRATE_NAME"), level);
-    if log.level != LogLevel::Trace {
-        return own_lines;
-    }
-    let names = log.libraries.split(',').map(|name| name.trim().replace('-', "_"));
-    let names = names.filter(|name| !name.is_empty());
-    own_lines.with_targets(names.map(|name| (name, LevelFilter::TRACE)))
+    Targets::new().with_target(env!("CARGO_CRATE_NAME"), level)
 }
 
 /// The JSON log format of envoyproxy/ratelimit: `@timestamp`, `@message`, the level, and the fields

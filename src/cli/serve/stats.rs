@@ -24,9 +24,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpStream, UdpSocket, lookup_host};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use crate::config::settings::{
-    HostPort, MetricNames, Mogrifier, Settings, StatsProtocol, StatsSink,
-};
+use crate::config::settings::{HostPort, MetricNames, Mogrifier, Settings, StatsSink};
 use crate::edge::grpc::tls::{ServerTls, TlsReadCounts};
 use crate::edge::http::metrics::MetricsFormats;
 use crate::engine::Engine;
@@ -49,6 +47,8 @@ const MAX_LINE_BYTES: usize = 65_507;
 /// lost without an error.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(30);
 const MAX_MAPPING_BYTES: u64 = 1 << 20;
+/// The most rules with statistics of their own. Further rules are counted as `_overflow_`.
+const MAX_RULES: u32 = 10_000;
 
 /// Creates envoyproxy/ratelimit's statistics. Returns `None` if the settings neither expose nor
 /// send them.
@@ -57,7 +57,7 @@ pub(super) fn create_stats(settings: &Settings) -> Option<Arc<Stats>> {
         settings.listen.metrics_port.is_some() && settings.compat.metrics.names != MetricNames::Own;
     let is_sent = settings.compat.stats.sink != StatsSink::None;
     let stats = || {
-        let stats = Stats::new(settings.compat.stats.max_rules, load_mapping(settings));
+        let stats = Stats::new(MAX_RULES, load_mapping(settings));
         if settings.compat.stats.replace_dots { stats.with_replaced_dots() } else { stats }
     };
     let made = || if is_sent { stats() } else { stats().without_sending() };
@@ -196,7 +196,7 @@ pub(super) async fn send_periodically(
 ) {
     let dialect = match settings.compat.stats.sink {
         StatsSink::None => return std::future::pending().await,
-        StatsSink::Statsd => LineFormat::Statsd,
+        StatsSink::Statsd | StatsSink::StatsdUdp => LineFormat::Statsd,
         StatsSink::Dogstatsd => LineFormat::Dogstatsd,
         StatsSink::Log => LineFormat::Log,
     };
@@ -240,11 +240,7 @@ impl StatsSender {
     fn from_settings(settings: &Settings) -> Self {
         let to = match (&settings.compat.stats.address, settings.compat.stats.sink) {
             (None, _) | (_, StatsSink::Log | StatsSink::None) => StatsDestination::Log,
-            (Some(at), StatsSink::Statsd)
-                if settings.compat.stats.protocol == StatsProtocol::Tcp =>
-            {
-                StatsDestination::Tcp(at.clone(), None)
-            }
+            (Some(at), StatsSink::Statsd) => StatsDestination::Tcp(at.clone(), None),
             (Some(at), _) => StatsDestination::Udp(at.clone(), None),
         };
         Self { destination: to, waiting: VecDeque::new(), bytes: 0, is_failing: false }

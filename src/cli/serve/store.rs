@@ -250,7 +250,7 @@ fn redis_tls(settings: &Settings) -> redis::RedisTls {
     let files = (&settings.store.tls.cert_file, &settings.store.tls.key_file);
     redis::RedisTls {
         ca_file: settings.store.tls.ca_file.clone(),
-        trusts_system_cas: settings.compat.store.system_cas,
+        trusts_system_cas: settings.compat.system_cas,
         client_identity: match files {
             (Some(certificate), Some(key)) => {
                 Some(redis::ClientIdentity { certificate: certificate.clone(), key: key.clone() })

@@ -1,6 +1,7 @@
 //! Tests of settings from flags, environment variables and the settings file.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod cures;
 mod hooks;
 mod read;
 mod shipped;

@@ -126,7 +126,8 @@ fn empty_value_is_equivalent_in_every_source() {
             );
         }
     }
-    let none = "admin.token:\nlimits.xds.server:\nlisten.tls.cert_file:\nlisten.syslog_port:\n";
+    let none =
+        "admin.token:\nlimits.xds.server:\nlisten.tls.cert_file:\nlisten.syslog_port: none\n";
     assert_eq!(load_valid(&dotted(none)).settings, Settings::default());
     // An explicit `null` or `~` could be meant as text, so it is refused.
     for text in ["null", "~"] {
@@ -189,11 +190,13 @@ fn errors_of_flags_variables_and_file_name_their_source() {
         "listen: {http_port: 70000, grpc_prot: 1}\ntelemetry:\n  log: {level: [info]}\n\
          answers:\n  shadow_mode: {}\n",
     );
-    doors.environment =
-        pairs(&[("SLUICEGATE_STORE_WHEN_FULL", "alow"), ("SLUICEGATE_COMPAT_STATS_MAX_RULES", "")]);
+    doors.environment = pairs(&[
+        ("SLUICEGATE_STORE_WHEN_FULL", "alow"),
+        ("SLUICEGATE_TELEMETRY_METRICS_MAX_RULES", ""),
+    ]);
     doors.flags = vec![
         ("store-max-keys".to_owned(), vec!["-1".to_owned()]),
-        ("compat-stats-max-rules".to_owned(), vec!["1".to_owned(), "2".to_owned()]),
+        ("telemetry-metrics-max-rules".to_owned(), vec!["1".to_owned(), "2".to_owned()]),
         ("admin-prot".to_owned(), vec![]),
     ];
     assert_eq!(
@@ -204,9 +207,9 @@ fn errors_of_flags_variables_and_file_name_their_source() {
             "error: server.yaml:3:16: `telemetry.log.level` takes error | warn | info | debug | trace",
             "error: server.yaml:5:16: `answers.shadow_mode` takes true or false",
             "error: SLUICEGATE_STORE_WHEN_FULL: `store.when_full` takes deny | allow, got `alow`; did you mean `allow`?",
-            "error: SLUICEGATE_COMPAT_STATS_MAX_RULES: `compat.stats.max_rules` takes a whole number from 0 to 4294967295, got ``",
+            "error: SLUICEGATE_TELEMETRY_METRICS_MAX_RULES: `telemetry.metrics.max_rules` takes a whole number from 0 to 4294967295, got ``",
             "error: --store-max-keys: `store.max_keys` takes a whole number from 0, got `-1`",
-            "error: --compat-stats-max-rules: `compat.stats.max_rules` is set 2 times; set it once",
+            "error: --telemetry-metrics-max-rules: `telemetry.metrics.max_rules` is set 2 times; set it once",
             "error: --admin-prot: unknown setting; did you mean --listen-admin-port?",
         ]
     );

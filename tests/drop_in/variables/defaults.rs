@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use sluicegate::cli::ratelimit::parse::{VariableKind, VariableValue, parse_variable};
 use sluicegate::cli::ratelimit::read_environment;
 use sluicegate::cli::ratelimit::table::{TABLE, VariableEffect, VariableRow};
+use sluicegate::config::settings::OtlpExport;
 
 use super::{environment, settled};
 
@@ -22,7 +23,7 @@ fn defaults_match_envoyproxy_ratelimit_and_log_no_notes() {
     assert_eq!(settings.store.call_timeout().0, 10_000_000_000);
     assert_eq!(settings.listen.max_connection_age.get().unwrap().0, 24 * 3_600_000_000_000);
     assert!(
-        !settings.telemetry.otlp.enabled
+        settings.telemetry.otlp.export == OtlpExport::None
             && settings.listen.metrics_port.is_none()
             && settings.compat.limits.dot_files
             && !settings.limits.required_at_start

@@ -119,8 +119,7 @@ fn otel_variables_override_settings_in_resource_attributes() {
         &[
             ("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint),
             ("OTEL_RESOURCE_ATTRIBUTES", "team=edge,zone=a"),
-            ("SLUICEGATE_COMPAT_TRACING_SERVICE_NAME", "limits"),
-            ("SLUICEGATE_COMPAT_TRACING_ATTRIBUTES", "zone=b,cell=7"),
+            ("SLUICEGATE_COMPAT_TRACING_ATTRIBUTES", "service.name=limits,zone=b,cell=7"),
         ],
     );
     json(&service, &[]);

@@ -83,7 +83,11 @@ fields! {
         OnStoreFailure => on_store_failure,
         Calendar => calendar
     }
-    Calendar (span, is_incomplete) { TimeZone => time_zone, StartsOn => starts_on }
+    Calendar (span, is_incomplete) {
+        TimeZone => time_zone,
+        StartsOn => starts_on,
+        StartsAt => starts_at
+    }
     Concurrency (span, is_incomplete) {
         Limit => limit,
         Adaptive => adaptive,
@@ -98,7 +102,7 @@ fields! {
         Min => min,
         Max => max,
         OverloadedBy => overloaded_by,
-        RetryAfter => retry_after,
+        PausedBy => paused_by,
         Target => target,
         Tolerance => tolerance,
         Increase => increase,

@@ -3,8 +3,11 @@
 //! Guarantees:
 //! - Each fix names a value that the field accepts, if the user's value has a clear meaning.
 
+use std::ops::RangeInclusive;
+
 use super::TWO_LIMITS_FIX;
 use super::field_name::FieldName;
+use crate::concurrency::INCREASE;
 use crate::resolve::keywords;
 use crate::yaml::{ScalarValue, YamlId, YamlKind, YamlTree};
 
@@ -18,6 +21,7 @@ pub(super) enum ExpectedNode {
     Field(FieldName, &'static str),
 }
 
+const UNLIMITED_FIX: &str = "write `unlimited: true` instead of `requests_per_unit` and `unit`";
 pub(super) const LIST: &str = "a list";
 pub(super) const BOOL: &str = "a bool (true or false)";
 pub(super) const COUNT: &str = "a whole number from 0 to 4294967295 (uint32)";
@@ -34,43 +38,83 @@ pub(super) fn for_mismatch(
     match wanted {
         ExpectedNode::File => Some("start with `domain: …` and `descriptors: …`".to_owned()),
         ExpectedNode::Field(FieldName::RateLimit, _) if is_list => Some(TWO_LIMITS_FIX.to_owned()),
+        ExpectedNode::Field(FieldName::OverloadedBy, LIST) => {
+            Some("write a list, such as `overloaded_by: [429, 503]`".to_owned())
+        }
+        ExpectedNode::Field(_, LIST) if is_mapping && tree.pairs(node).next().is_none() => {
+            Some("remove it".to_owned())
+        }
         ExpectedNode::Field(_, LIST) if is_mapping => {
             Some("put `- ` before its first key".to_owned())
         }
-        ExpectedNode::Field(field, _) if is_list => for_list(tree, node, *field),
-        ExpectedNode::Field(_, BOOL | COUNT)
-            if tree.is_quoted(node) && is_plain_scalar(tree, node) =>
-        {
-            Some("remove the quotes".to_owned())
-        }
-        ExpectedNode::Field(field, BOOL) => {
-            let name = field.as_str();
-            tree.scalar(node).map(|(text, _)| {
-                let text = text.to_lowercase();
-                let is_true = ["1", "enabled", "enable", "active"].contains(&text.as_str());
-                if is_true {
-                    format!("write `{name}: true`")
-                } else {
-                    format!("write `{name}: true`, or `{name}: false`")
-                }
-            })
-        }
-        ExpectedNode::Field(field, COUNT) => {
-            tree.scalar(node).map(|(text, value)| for_count(text, &value, *field))
+        ExpectedNode::Field(field, wanted) if is_list => for_list(tree, node, *field, wanted),
+        ExpectedNode::Field(field, wanted @ (BOOL | COUNT)) => {
+            tree.scalar(node).map(|scalar| for_scalar(tree.is_quoted(node), scalar, *field, wanted))
         }
         _ => None,
     }
 }
 
-/// Returns `true` for a quoted text that is a number or a boolean without its quotes.
-fn is_plain_scalar(tree: &YamlTree<'_>, node: YamlId) -> bool {
-    tree.scalar(node)
-        .is_some_and(|(text, _)| text.parse::<u32>().is_ok() || matches!(text, "true" | "false"))
+/// Returns the fix for a scalar that is no boolean or count.
+fn for_scalar(
+    is_quoted: bool,
+    (text, value): (&str, ScalarValue),
+    field: FieldName,
+    wanted: &str,
+) -> String {
+    let is_right = match wanted {
+        BOOL => matches!(text, "true" | "false"),
+        _ => text.parse::<u32>().is_ok_and(|count| range_of(field).contains(&count)),
+    };
+    match wanted {
+        BOOL if field == FieldName::Unlimited => for_unlimited(text),
+        _ if is_quoted && is_right => "remove the quotes".to_owned(),
+        BOOL => for_bool(text, field.as_str()),
+        _ => for_count(text, &value, field),
+    }
+}
+
+fn for_bool(text: &str, name: &str) -> String {
+    match is_true(text) {
+        Some(is_true) => format!("write `{name}: {is_true}`"),
+        None => format!("write `{name}: true`, or `{name}: false`"),
+    }
+}
+
+/// Returns the fix for `unlimited`, which is valid only without the fields of a limit.
+fn for_unlimited(text: &str) -> String {
+    match is_true(text) {
+        Some(true) => UNLIMITED_FIX.to_owned(),
+        Some(false) => "remove it".to_owned(),
+        None => format!("remove it, or {UNLIMITED_FIX}"),
+    }
+}
+
+fn is_true(text: &str) -> Option<bool> {
+    match &*text.to_lowercase() {
+        "true" | "1" | "enabled" | "enable" | "active" => Some(true),
+        "false" => Some(false),
+        _ => None,
+    }
+}
+
+/// Returns the counts that a field accepts in every file, whatever its other fields are.
+fn range_of(field: FieldName) -> RangeInclusive<u32> {
+    match field {
+        FieldName::Status => 400..=599,
+        FieldName::Increase => INCREASE,
+        FieldName::Min => 1..=1000,
+        _ => 1..=u32::MAX,
+    }
 }
 
 /// Returns the fix for a list at a field with one value.
-fn for_list(tree: &YamlTree<'_>, node: YamlId, field: FieldName) -> Option<String> {
-    let items = tree.children(node).iter().filter_map(|item| tree.scalar(tree.target(*item)));
+fn for_list(tree: &YamlTree<'_>, node: YamlId, field: FieldName, wanted: &str) -> Option<String> {
+    let scalars = || tree.children(node).iter().filter_map(|item| tree.scalar(tree.target(*item)));
+    if matches!(wanted, BOOL | COUNT) && field != FieldName::RequestsPerUnit {
+        return scalars().next().map(|scalar| for_scalar(false, scalar, field, wanted));
+    }
+    let items = scalars();
     let lines: Vec<_> = items
         .filter(|(text, _)| !text.is_empty())
         .take(MAX_SHOWN_VALUES)
@@ -87,7 +131,11 @@ fn for_list(tree: &YamlTree<'_>, node: YamlId, field: FieldName) -> Option<Strin
         FieldName::Unit | FieldName::RequestsPerUnit | FieldName::Per => {
             Some(TWO_LIMITS_FIX.to_owned())
         }
-        _ => lines.first().map(|line| format!("write one value: {line}")),
+        FieldName::Domain | FieldName::Name | FieldName::Colocate | FieldName::Body => {
+            lines.first().map(|line| format!("write one value: {line}"))
+        }
+        // Only some texts are valid for other fields, and the items of the list may be others.
+        _ => Some("write one value, without `[` and `]`".to_owned()),
     }
 }
 
@@ -103,13 +151,24 @@ fn for_count(text: &str, value: &ScalarValue, field: FieldName) -> String {
     if let Some(fix) = (field == FieldName::RequestsPerUnit).then(|| for_requests(text)).flatten() {
         return fix;
     }
-    if matches!(value, ScalarValue::Int(number) if 0 < *number) {
-        return format!("write at most `{name}: {}`", u32::MAX);
-    }
+    let range = range_of(field);
     match parse_count(text) {
-        Some(count) => format!("write `{name}: {count}`"),
-        None => format!("write a whole number, such as `{name}: 100`"),
+        Some(count) if range.contains(&count) => return format!("write `{name}: {count}`"),
+        _ => {}
     }
+    let example = match field {
+        FieldName::Status => 503,
+        FieldName::Min | FieldName::LeaseHits => 1,
+        FieldName::Max => 1000,
+        _ => 100,
+    };
+    // The largest value of some fields depends on other fields.
+    let has_maximum = !matches!(field, FieldName::Min | FieldName::LeaseHits);
+    if matches!(value, ScalarValue::Int(number) if has_maximum && i64::from(*range.end()) < *number)
+    {
+        return format!("write at most `{name}: {}`", range.end());
+    }
+    format!("write a whole number, such as `{name}: {example}`")
 }
 
 /// Returns the fix for `unlimited`, -1, and rates such as `10r/s`.
@@ -130,9 +189,7 @@ fn for_requests(text: &str) -> Option<String> {
     ];
     let lower = text.trim().to_lowercase();
     if NO_LIMIT.contains(&lower.as_str()) {
-        return Some(
-            "write `unlimited: true` instead of `requests_per_unit` and `unit`".to_owned(),
-        );
+        return Some(UNLIMITED_FIX.to_owned());
     }
     let (count, unit) = lower.split_once('/')?;
     let count = parse_count(count.trim_end_matches(|c: char| c.is_ascii_alphabetic() && c != 'k'))?;

@@ -103,7 +103,7 @@ pub(super) fn algorithm(_: &mut SchemaGenerator) -> Schema {
     one_of(keywords::ALGORITHMS.iter().map(|&(word, _)| word))
 }
 
-pub(super) fn retry_after_rule(_: &mut SchemaGenerator) -> Schema {
+pub(super) fn paused_by(_: &mut SchemaGenerator) -> Schema {
     one_of(keywords::RETRY_AFTER_RULES.iter().map(|&(word, _)| word))
 }
 
@@ -158,6 +158,11 @@ pub(super) fn starts_on(_: &mut SchemaGenerator) -> Schema {
         {"type": "string", "pattern": pattern},
         {"type": "null"},
     ]})
+}
+
+pub(super) fn starts_at(_: &mut SchemaGenerator) -> Schema {
+    let pattern = "^([01]?[0-9]|2[0-3]):[0-5][0-9]$";
+    json_schema!({"type": ["string", "null"], "pattern": pattern})
 }
 
 /// Adds the field `metadata` at the top level. It has no effect, but may contain YAML anchors for

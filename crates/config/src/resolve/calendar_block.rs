@@ -1,12 +1,12 @@
 //! Validates the `calendar` block of a rate limit and converts it to a [`Calendar`].
 //!
 //! Guarantees:
-//! - The time zone exists, and the start day exists in windows of the unit.
+//! - The time zone and the time of day exist, and the start day exists in windows of the unit.
 //!
 //! Not covered:
 //! - Computing the starts of windows (see [`crate::calendar`]).
 
-use jiff::civil::{Date, Weekday};
+use jiff::civil::{Date, Time, Weekday};
 use jiff::tz::TimeZone;
 
 use super::findings::{FileFindings, FileSpan};
@@ -25,8 +25,9 @@ pub(super) fn read(
 ) -> Option<Calendar> {
     let mut reader = CalendarReader { file, findings };
     let time_zone = reader.time_zone(raw);
-    let starts = unit.and_then(|unit| reader.start_day(raw, unit));
-    Some(Calendar::new(time_zone?, starts?))
+    let start_day = unit.and_then(|unit| reader.start_day(raw, unit));
+    let start_time = reader.start_time(raw);
+    Some(Calendar::new(time_zone?, start_day?).starting_at(start_time?))
 }
 
 struct CalendarReader<'f, 'a> {
@@ -54,7 +55,10 @@ impl CalendarReader<'_, '_> {
 
     fn start_day(&mut self, raw: &raw::Calendar, unit: Unit) -> Option<WindowStartDay> {
         let (default, wanted) = match unit {
-            Unit::Day => (WindowStartDay::Day, "remove it: a day always starts at midnight"),
+            Unit::Day => (
+                WindowStartDay::Day,
+                "remove it; to start days at noon, write `starts_at: 12:00` instead",
+            ),
             Unit::Week => (
                 WindowStartDay::Week(Weekday::Monday),
                 "use 1 (Monday) to 7 (Sunday), or a name such as `monday`",
@@ -75,9 +79,22 @@ impl CalendarReader<'_, '_> {
         let start_day = parse_start_day(unit, day);
         if start_day.is_none() {
             let message = format!("`starts_on: {}` is not valid for `unit: {unit}`", day.value);
-            self.error(day.span, message, wanted);
+            let time = parse_time(&day.value);
+            let fix = time.map(|_| format!("write `starts_at: {}` instead", day.value));
+            self.error(day.span, message, fix.as_deref().unwrap_or(wanted));
         }
         start_day
+    }
+
+    fn start_time(&mut self, raw: &raw::Calendar) -> Option<Time> {
+        let Some(time) = &raw.starts_at else { return Some(Time::midnight()) };
+        let start_time = parse_time(&time.value);
+        if start_time.is_none() {
+            let message = format!("`starts_at: {}` is not a time of day", time.value);
+            let fix = "use hours and minutes from 00:00 to 23:59, such as `starts_at: 12:00`";
+            self.error(time.span, message, fix);
+        }
+        start_time
     }
 
     fn error(&mut self, span: Span, message: String, help: &str) {
@@ -106,6 +123,11 @@ fn parse_start_day(unit: Unit, day: &Spanned<String>) -> Option<WindowStartDay> 
 fn parse_two_digits(text: &str) -> Option<i8> {
     let digits = text.len() <= 2 && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().ok()).flatten()
+}
+
+fn parse_time(text: &str) -> Option<Time> {
+    let (hour, minute) = text.split_once(':').filter(|(_, minute)| minute.len() == 2)?;
+    Time::new(parse_two_digits(hour)?, parse_two_digits(minute)?, 0, 0).ok()
 }
 
 fn parse_month_and_day(text: &str) -> Option<WindowStartDay> {

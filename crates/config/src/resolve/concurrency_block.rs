@@ -21,6 +21,7 @@ use crate::kernel::concurrency::{OverloadAnswers, RetryAfterRule};
 use crate::kernel::coordinator::aggregate::VoteAggregate;
 use crate::kernel::units::Nanos;
 use crate::raw;
+use crate::{FallbackMode, raw};
 
 /// A mode of rate limits. `shared` is the corresponding mode of concurrency limits.
 const RATE_LIMIT_MODE: &str = "leased";
@@ -37,6 +38,8 @@ pub(super) struct ConcurrencySettings {
 pub(super) struct ConcurrencyReader<'r, 'f, 'a> {
     pub(super) file: usize,
     pub(super) raw: &'r raw::Concurrency,
+    /// `on_store_failure` of `defaults`.
+    pub(super) default_fallback: FallbackMode,
     pub(super) findings: &'f mut FileFindings<'a>,
 }
 
@@ -46,7 +49,7 @@ impl ConcurrencyReader<'_, '_, '_> {
         let raw = self.raw;
         let limit = self.limit();
         let adaptive = raw.adaptive.as_ref().map(|block| self.adaptive(block, limit));
-        let (overloaded_by, retry_after) = (self.overloaded_by(), self.retry_after());
+        let (overloaded_by, retry_after) = (self.overloaded_by(), self.paused_by());
         let queue = raw.queue.as_ref().map(|block| self.queue(block));
         let reject = self.reject(raw.reject.as_ref());
         let mode = self.mode();
@@ -87,10 +90,10 @@ impl ConcurrencyReader<'_, '_, '_> {
         self.at_least_one("limit", limit, fix)
     }
 
-    fn retry_after(&mut self) -> RetryAfterRule {
-        let word = self.raw.adaptive.as_ref().and_then(|block| block.retry_after.as_ref());
+    fn paused_by(&mut self) -> RetryAfterRule {
+        let word = self.raw.adaptive.as_ref().and_then(|block| block.paused_by.as_ref());
         let mut ask = KeywordReader { file: self.file, findings: self.findings };
-        ask.keyword(keywords::RETRY_AFTER_RULES, "retry_after", word).unwrap_or_default()
+        ask.keyword(keywords::RETRY_AFTER_RULES, "paused_by", word).unwrap_or_default()
     }
 
     fn overloaded_by(&mut self) -> Option<OverloadAnswers> {
@@ -184,7 +187,11 @@ impl ConcurrencyReader<'_, '_, '_> {
 
     fn fallback(&mut self, mode: Option<ConcurrencyMode>) -> ConcurrencyFallback {
         let Some(word) = &self.raw.on_store_failure else {
-            return ConcurrencyFallback::default();
+            return if mode == Some(ConcurrencyMode::Local) {
+                ConcurrencyFallback::default()
+            } else {
+                default_fallback(self.default_fallback)
+            };
         };
         if mode == Some(ConcurrencyMode::Local) {
             let message = "`on_store_failure` cannot be combined with `mode: local`".into();
@@ -251,5 +258,16 @@ impl ConcurrencyReader<'_, '_, '_> {
 
     pub(super) fn error(&mut self, code: Code, span: Span, message: String, help: &str) {
         self.findings.add(code, FileSpan { file: self.file, span }, message, help);
+    }
+}
+
+/// Returns the fallback of a concurrency limit without `on_store_failure`, in a domain whose
+/// `defaults` have this one. A permit cannot be answered with an error, so `error` is `local`: the
+/// replica already has a share of the limit.
+const fn default_fallback(of_domain: FallbackMode) -> ConcurrencyFallback {
+    match of_domain {
+        FallbackMode::Deny => ConcurrencyFallback::Deny,
+        FallbackMode::Allow => ConcurrencyFallback::Allow,
+        FallbackMode::Error | FallbackMode::Local => ConcurrencyFallback::Local,
     }
 }

@@ -89,9 +89,9 @@ pub(crate) const ALGORITHMS: &Keywords<AdaptiveAlgorithm> = &[
     ("aimd", AdaptiveAlgorithm::Aimd),
 ];
 
-/// The keywords of `retry_after` in an `adaptive` block.
+/// The keywords of `paused_by` in an `adaptive` block.
 pub(crate) const RETRY_AFTER_RULES: &Keywords<RetryAfterRule> =
-    &[("ignore", RetryAfterRule::Ignore), ("honour", RetryAfterRule::Honour)];
+    &[("none", RetryAfterRule::Ignore), ("retry_after", RetryAfterRule::Honour)];
 
 /// The classes of HTTP statuses in `overloaded_by`.
 pub(crate) const STATUS_CLASSES: &Keywords<(u16, u16)> =

@@ -222,21 +222,14 @@ choice! {
     StatsSink {
         /// Statistics are not sent.
         None = "none",
-        /// StatsD.
+        /// StatsD over TCP.
         Statsd = "statsd",
-        /// DogStatsD, with native tags.
+        /// StatsD over UDP.
+        StatsdUdp = "statsd_udp",
+        /// DogStatsD over UDP, with native tags.
         Dogstatsd = "dogstatsd",
         /// Standard error, with one JSON object on each line.
         Log = "log",
-    }
-}
-choice! {
-    /// The transport to StatsD.
-    StatsProtocol {
-        /// TCP.
-        Tcp = "tcp",
-        /// UDP.
-        Udp = "udp",
     }
 }
 choice! {
@@ -249,11 +242,13 @@ choice! {
     }
 }
 choice! {
-    /// The effect of SIGHUP.
-    OnHangup {
-        /// Reloads the limits.
-        Reload = "reload",
-        /// Stops the process as SIGTERM does.
-        Stop = "stop",
+    /// The signals that are exported by OTLP.
+    OtlpExport {
+        /// Traces and metrics.
+        All = "all",
+        /// Traces only.
+        Traces = "traces",
+        /// Nothing.
+        None = "none",
     }
 }

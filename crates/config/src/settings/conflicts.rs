@@ -102,7 +102,7 @@ pub(super) fn conflict(
 fn check_admin_access(settings: &Settings) -> Option<SettingConflict> {
     let host = settings.listen.admin_host;
     let is_protected =
-        host.is_loopback() || settings.admin.has_token() || settings.compat.listen.debug_pages;
+        host.is_loopback() || settings.admin.has_token() || settings.compat.listen.like_ratelimit;
     let message = || {
         format!(
             "`listen.admin_host` {host} lets other machines read the limits, and \
@@ -257,7 +257,7 @@ fn check_metrics_path(settings: &Settings) -> Option<SettingConflict> {
 
 fn check_stats_address(settings: &Settings) -> Option<SettingConflict> {
     let stats = &settings.compat.stats;
-    let is_sent = matches!(stats.sink, StatsSink::Statsd | StatsSink::Dogstatsd);
+    let is_sent = !matches!(stats.sink, StatsSink::None | StatsSink::Log);
     (is_sent && stats.address.is_none()).then(|| {
         let sink = stats.sink.word();
         let message =

@@ -1,6 +1,8 @@
 //! Values that follow from several settings.
 
-use super::{AdminSettings, StoreSettings, StoreUrl};
+use std::net::{IpAddr, Ipv4Addr};
+
+use super::{AdminSettings, ListenSettings, StoreSettings, StoreUrl};
 use crate::kernel::units::Nanos;
 
 impl StoreSettings {
@@ -14,6 +16,14 @@ impl StoreSettings {
             }
         };
         self.timeout.get().unwrap_or(default)
+    }
+}
+
+impl ListenSettings {
+    /// Returns the IP address on which `syslog_port` listens.
+    #[must_use]
+    pub fn syslog_host(&self) -> IpAddr {
+        if self.syslog_from.is_loopback() { Ipv4Addr::LOCALHOST.into() } else { self.host }
     }
 }
 

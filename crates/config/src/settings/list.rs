@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use super::block::{AnyValue, Block, SettingList, blocks};
 use super::{
     Absent, AtLeastOne, Auto, CompatSettings, DeniedBy, DescriptorValues, EventKinds, EventUrl,
-    FileSync, HeaderName, HostName, HostPort, LogFormat, LogLevel, Networks, Never, Or, Overrides,
-    Percentage, PostgresDurability, PostgresPrepare, ProxyAccess, RedisProxy, ResponseHeaders,
-    SecretText, StoreUrl, UnitFraction, WhenFull,
+    FileSync, HeaderName, HostName, HostPort, LogFormat, LogLevel, Networks, Never, Or, OtlpExport,
+    Overrides, Percentage, PostgresDurability, PostgresPrepare, ProxyAccess, RedisProxy,
+    ResponseHeaders, SecretText, StoreUrl, UnitFraction, WhenFull,
 };
 use crate::hooks::Hooks;
 use crate::kernel::units::Nanos;
@@ -76,8 +76,8 @@ blocks! {
         /// Port for HTTP: `/json`, `/check`, `/acquire`, `/healthcheck`, `/livez`, `/readyz`. 0
         /// chooses a free port and prints it.
         http_port: u16 = 8080, "TCP port";
-        /// Port for metrics, at `/metrics`, and health; empty for none. 0 chooses a free port and
-        /// prints it.
+        /// Port for metrics, at `/metrics`, and health; `none` opens no port. 0 chooses a free port
+        /// and prints it.
         metrics_port: Option<u16> = Some(9090), "TCP port";
         /// IP address on which the admin port listens. Any address other than loopback needs
         /// a token (`admin`).
@@ -85,16 +85,15 @@ blocks! {
         /// Port for administration: the console at `/console`, and the JSON pages that `/` lists. 0
         /// chooses a free port and prints it.
         admin_port: u16 = 6070, "TCP port";
-        /// UDP port that receives releases of permits from NGINX's `access_log` (syslog); empty
-        /// for none. 0 chooses a free port and prints it.
+        /// UDP port that receives releases of permits from NGINX's `access_log` (syslog);
+        /// `none` opens no port. 0 chooses a free port and prints it.
         syslog_port: Option<u16> = None, "UDP port";
-        /// IP address on which `syslog_port` listens.
-        syslog_host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST), "IP address";
         /// Networks, separated by commas, from which `syslog_port` accepts releases. Releases from
-        /// other addresses are dropped.
+        /// other addresses are dropped. The port listens on `host`, or only on 127.0.0.1 if all
+        /// networks are loopback networks.
         syslog_from: Networks = Networks::loopback(), "networks";
-        /// Port for releases that other replicas of the fleet forward; empty for none. Without a
-        /// shared store, it is not opened. 0 chooses a free port and prints it.
+        /// Port for releases that other replicas of the fleet forward; `none` opens no port. Without
+        /// a shared store, it is not opened. 0 chooses a free port and prints it.
         peer_port: Option<u16> = Some(8082), "TCP port";
         /// IP address on which `peer_port` listens. Any address other than loopback needs a secret
         /// or certificates in `fleet.peers`.
@@ -208,7 +207,8 @@ blocks! {
         /// fleet shares.
         url: StoreUrl = StoreUrl::Memory, "place";
         /// Longest time that a check waits for the store. After it, `on_store_failure` of the
-        /// limit decides. `auto`: 15 ms for Redis, 50 ms for PostgreSQL and for a file.
+        /// limit decides (default: `error` for rate limits, as in envoyproxy/ratelimit; `local` for
+        /// concurrency limits, which have a share). `auto`: 15 ms for Redis, 50 ms for PostgreSQL and for a file.
         timeout: Or<Nanos, Auto> = Or::WORD, "duration";
         /// Longest time that the start waits for the first answer of the store. After it, the
         /// ports open, and `on_store_failure` of each limit decides. `none` does not wait.
@@ -346,16 +346,12 @@ blocks! {
         /// Format of log lines: text, JSON with Sluicegate's keys, or JSON with
         /// envoyproxy/ratelimit's keys.
         format: LogFormat = LogFormat::Text, "word";
-        /// Libraries whose log lines are written at level `trace`, separated by commas: `h2,tower`.
-        /// The lines of `fred` can contain the Redis password.
-        libraries: String = String::new(), "names";
     }
 
     /// Export of traces and metrics by OTLP.
     OtlpSettings [] {
-        /// Send traces and metrics to the OTLP collector, if environment variables `OTEL_*` name
-        /// one.
-        enabled: bool = true, "switch";
+        /// Signals that are sent to the OTLP collector, if environment variables `OTEL_*` name one.
+        export: OtlpExport = OtlpExport::All, "word";
     }
 
     /// Metrics.

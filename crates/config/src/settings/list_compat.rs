@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use super::block::{AnyValue, Block, SettingList, blocks};
 use super::{
-    Absent, Auto, HeaderName, HostPort, KeyFormat, MetricNames, Mogrifiers, Never, OnHangup, Or,
-    OtlpProtocol, OutgoingHeaders, RatelimitKeyPrefix, RedisUrl, SecretText, StatsProtocol,
-    StatsSink, TextPairs, UnitFraction,
+    Absent, Auto, HeaderName, HostPort, KeyFormat, MetricNames, Mogrifiers, Never, Or,
+    OtlpProtocol, OutgoingHeaders, RatelimitKeyPrefix, RedisUrl, SecretText, StatsSink, TextPairs,
+    UnitFraction,
 };
 use crate::kernel::units::Nanos;
 
@@ -31,26 +31,23 @@ blocks! {
         /// Defaults of the environment variables `OTEL_*`.
         tracing: CompatTracingSettings,
     ] {
+        /// In addition to `store.tls.ca_file` and `limits.xds.tls.ca_file`, trust the system's CAs.
+        system_cas: bool = false, "switch";
     }
 
     /// Listeners of envoyproxy/ratelimit.
     CompatListenSettings [] {
         /// IP address on which gRPC listens, if it differs from `listen.host`.
         grpc_host: Option<IpAddr> = None, "IP address";
-        /// IP address on which HTTP listens, if it differs from `listen.host`.
-        http_host: Option<IpAddr> = None, "IP address";
         /// IP address on which metrics are served, if it differs from `listen.host`.
         metrics_host: Option<IpAddr> = None, "IP address";
-        /// Let other processes of the same user listen on the same ports (`SO_REUSEPORT`).
-        reuse_port: bool = false, "switch";
+        /// Behave as the process of envoyproxy/ratelimit: other processes of the same user may
+        /// listen on the same ports (`SO_REUSEPORT`), SIGHUP stops the process as SIGTERM does, and
+        /// `/`, `/stats` and `/rlconfig` of the admin port need no token.
+        like_ratelimit: bool = false, "switch";
         /// Time for calls to finish after the GOAWAY of `listen.max_connection_age`; then the
         /// connection is closed.
         max_connection_age_grace: Or<Nanos, Never> = Or::WORD, "duration";
-        /// Serve `/`, `/stats` and `/rlconfig` of the admin port without a token, as
-        /// envoyproxy/ratelimit's debug port does. All other paths need the token.
-        debug_pages: bool = false, "switch";
-        /// Effect of the signal SIGHUP: reload the limits, or stop the process as SIGTERM does.
-        on_hangup: OnHangup = OnHangup::Reload, "word";
     }
 
     /// Limits of envoyproxy/ratelimit.
@@ -74,8 +71,6 @@ blocks! {
         node_metadata: TextPairs = TextPairs::default(), "pairs";
         /// Headers that are sent to the xDS server.
         headers: OutgoingHeaders = OutgoingHeaders::default(), "pairs";
-        /// In addition to `limits.xds.tls.ca_file`, trust the system's CAs for the xDS server.
-        system_cas: bool = false, "switch";
         /// Shortest wait before reconnecting to the xDS server. The wait doubles after each
         /// failure.
         backoff_min: Nanos = Nanos(500 * Nanos::MILLI.0), "duration";
@@ -96,8 +91,6 @@ blocks! {
         per_second_url: Option<RedisUrl> = None, "place";
         /// Password for Redis Sentinel. Every local user can see a password in a flag.
         sentinel_password: Option<SecretText> = None, "text";
-        /// In addition to `store.tls.ca_file`, trust the system's CAs for Redis.
-        system_cas: bool = false, "switch";
         /// Accept a certificate of Redis with any name. Its CA is still verified.
         any_server_name: bool = false, "switch";
         /// Format of counter keys: Sluicegate's, which is unambiguous, or envoyproxy/ratelimit's.
@@ -133,13 +126,11 @@ blocks! {
 
     /// Statistics that are sent to StatsD, DogStatsD or standard error.
     CompatStatsSettings [] {
-        /// Destination to which envoyproxy/ratelimit's statistics are sent: none, StatsD, DogStatsD
-        /// or standard error.
+        /// Destination to which envoyproxy/ratelimit's statistics are sent: none, StatsD over TCP or
+        /// UDP, DogStatsD (over UDP) or standard error.
         sink: StatsSink = StatsSink::None, "word";
         /// Address of the StatsD or DogStatsD server.
         address: Option<HostPort> = None, "address";
-        /// Transport protocol to the StatsD server. DogStatsD always uses UDP.
-        protocol: StatsProtocol = StatsProtocol::Tcp, "word";
         /// Interval at which statistics are sent to `sink`.
         interval: Nanos = Nanos::from_secs(10), "duration";
         /// Tags that are added to every statistic sent to `sink`.
@@ -150,9 +141,6 @@ blocks! {
         /// In names of statistics, replace each dot in a key or value by `_`, so that each rule has
         /// its own Prometheus series.
         replace_dots: bool = false, "switch";
-        /// Largest number of rules that have their own statistics. Further rules are counted
-        /// together as `_overflow_`.
-        max_rules: u32 = 10_000, "rules";
     }
 
     /// Prometheus metrics of envoyproxy/ratelimit.
@@ -172,14 +160,8 @@ blocks! {
     CompatTracingSettings [] {
         /// OTLP protocol, if the environment variable `OTEL_EXPORTER_OTLP_PROTOCOL` is not set.
         protocol: OtlpProtocol = OtlpProtocol::Grpc, "word";
-        /// Send metrics as well as traces, if the environment variable `OTEL_METRICS_EXPORTER` is
-        /// not set.
-        metrics: bool = true, "switch";
-        /// Service name in traces and metrics, if the environment variable `OTEL_SERVICE_NAME` is
-        /// not set.
-        service_name: String = "sluicegate".to_owned(), "text";
-        /// Resource attributes of traces and metrics. Attributes in the environment variable
-        /// `OTEL_RESOURCE_ATTRIBUTES` take precedence.
+        /// Resource attributes of traces and metrics, such as `service.name=limits`. The environment
+        /// variables `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` take precedence.
         attributes: TextPairs = TextPairs::default(), "pairs";
         /// Fraction of traces to send, if neither the caller nor the environment variable
         /// `OTEL_TRACES_SAMPLER` decides.

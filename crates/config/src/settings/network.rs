@@ -9,24 +9,25 @@ use std::net::IpAddr;
 use serde_json::{Value as Json, json};
 
 use super::value::{Value, quoted};
+use super::words::{Absent, Word as _};
 use crate::hooks::address::{Network, NetworkError};
 
 impl Value for Option<u16> {
     const IS_SCALAR: bool = true;
     fn read(texts: &[&str]) -> Option<Self> {
         match texts {
-            [""] => Some(None),
+            [word] if *word == Absent::WORD => Some(None),
             _ => u16::read(texts).map(Some),
         }
     }
     fn accepts() -> String {
-        format!("{}, or nothing for none", u16::accepts())
+        format!("`{}`, or {}", Absent::WORD, u16::accepts())
     }
     fn show(&self) -> String {
-        self.map_or_else(|| quoted(""), |port| port.to_string())
+        self.map_or_else(|| Absent::WORD.to_owned(), |port| port.to_string())
     }
     fn schema() -> Json {
-        json!({"type": ["integer", "string"], "minimum": 0, "maximum": u16::MAX, "maxLength": 0})
+        json!({"type": ["integer", "string"], "anyOf": [{"const": Absent::WORD}, u16::schema()]})
     }
 }
 
@@ -47,6 +48,18 @@ impl Networks {
     #[must_use]
     pub fn loopback() -> Self {
         Self::new("127.0.0.0/8, ::1").unwrap_or_default()
+    }
+
+    /// Returns `true` if the networks contain loopback addresses only.
+    #[must_use]
+    pub fn is_loopback(&self) -> bool {
+        let loopback = Self::loopback();
+        self.0.iter().all(|network| {
+            let is_inside = |one: &Network| {
+                one.contains(network.address()) && one.prefix_len() <= network.prefix_len()
+            };
+            loopback.0.iter().any(is_inside)
+        })
     }
 
     /// Returns the loopback and private networks: RFC 1918, RFC 6598, RFC 4193.

@@ -10,14 +10,15 @@
 //!   stores `memory` and `file`.
 //! - Settings of metrics without a metrics port.
 //! - `listen.grpc_port` and `compat.listen.grpc_host` beside `listen.grpc_socket`.
-//! - `compat.stats.max_rules` and `compat.stats.replace_dots` if no statistics of envoyproxy/ratelimit are exported.
+//! - `compat.stats.replace_dots` if no statistics of envoyproxy/ratelimit are exported.
 //!
 //! Settings of the last four points are accepted without effect, so that processes with different
 //! tasks can share one `server.yaml`.
 
 use super::conflicts::{RatelimitValueAction, SettingConflict, conflict, has_peers, redis_urls};
 use super::{
-    DeniedBy, KeyFormat, LogLevel, MetricNames, RedisEndpoint, Settings, StatsSink, StoreUrl, table,
+    DeniedBy, KeyFormat, MetricNames, OtlpExport, RedisEndpoint, Settings, StatsSink, StoreUrl,
+    table,
 };
 
 /// Settings that have no effect under a condition.
@@ -33,12 +34,6 @@ struct UnusedRule {
 }
 
 const RULES: &[UnusedRule] = &[
-    UnusedRule {
-        names: &["telemetry.log.libraries"],
-        is_unused: |settings| settings.telemetry.log.level != LogLevel::Trace,
-        why: "`telemetry.log.level` is not trace",
-        help: "set `telemetry.log.level: trace`, or remove this setting",
-    },
     UnusedRule {
         names: &["store.password_file"],
         is_unused: |settings| {
@@ -60,7 +55,7 @@ const RULES: &[UnusedRule] = &[
         help: "set store.url to the URL of the Redis for all other limits",
     },
     UnusedRule {
-        names: &["store.tls", "compat.store.system_cas", "compat.store.any_server_name"],
+        names: &["store.tls", "compat.store.any_server_name"],
         is_unused: |settings| {
             let is_postgres_tls = matches!(&settings.store.url, StoreUrl::Postgres(url) if url.tls);
             !is_postgres_tls && !redis_urls(settings).any(|(_, url)| url.tls)
@@ -68,6 +63,14 @@ const RULES: &[UnusedRule] = &[
         why: "`store.url` does not use TLS",
         help: "write rediss instead of redis, or ?sslmode=require after postgres://…, in store.url; \
                or remove this setting",
+    },
+    UnusedRule {
+        names: &["compat.system_cas"],
+        is_unused: |settings| {
+            settings.store.tls.ca_file.is_none() && settings.limits.xds.tls.ca_file.is_none()
+        },
+        why: "no CA bundle replaces the system's CAs",
+        help: "set store.tls.ca_file or limits.xds.tls.ca_file, or remove this setting",
     },
     UnusedRule {
         names: &["store.sentinel", "compat.store.sentinel_password"],
@@ -111,7 +114,7 @@ const RULES: &[UnusedRule] = &[
         help: "set limits.xds.server, or remove this setting",
     },
     UnusedRule {
-        names: &["limits.xds.tls", "compat.xds.system_cas"],
+        names: &["limits.xds.tls"],
         is_unused: |settings| !settings.limits.xds.use_tls,
         why: "`limits.xds.use_tls` is false",
         help: "set limits.xds.use_tls, or remove this setting",
@@ -148,7 +151,7 @@ const RULES: &[UnusedRule] = &[
         help: "set listen.max_connection_age, or remove this setting",
     },
     UnusedRule {
-        names: &["listen.syslog_host", "listen.syslog_from"],
+        names: &["listen.syslog_from"],
         is_unused: |settings| settings.listen.syslog_port.is_none(),
         why: "`listen.syslog_port` is not set",
         help: "set listen.syslog_port, or remove this setting",
@@ -166,7 +169,7 @@ const RULES: &[UnusedRule] = &[
         help: "set compat.stats.sink, or remove this setting",
     },
     UnusedRule {
-        names: &["compat.stats.address", "compat.stats.protocol"],
+        names: &["compat.stats.address"],
         is_unused: |settings| {
             matches!(settings.compat.stats.sink, StatsSink::None | StatsSink::Log)
         },
@@ -181,9 +184,9 @@ const RULES: &[UnusedRule] = &[
     },
     UnusedRule {
         names: &["compat.tracing"],
-        is_unused: |settings| !settings.telemetry.otlp.enabled,
-        why: "`telemetry.otlp.enabled` is false",
-        help: "set telemetry.otlp.enabled, or remove this setting",
+        is_unused: |settings| settings.telemetry.otlp.export == OtlpExport::None,
+        why: "`telemetry.otlp.export` is none",
+        help: "set `telemetry.otlp.export: traces`, or remove this setting",
     },
     UnusedRule {
         names: &["mirror"],

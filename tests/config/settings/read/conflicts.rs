@@ -18,12 +18,6 @@ fn source_and_statistics_settings_without_effect_are_refused() {
         (XDS, "compat.limits.file_prefix: a", "limits.paths: [a]"),
         (XDS, "compat.limits.dot_files: true", "limits.paths: [a]"),
         (XDS, "compat.limits.optional_paths: true", ""),
-        ("", "compat.stats.protocol: udp", STATSD),
-        (
-            "compat.stats.sink: log",
-            "compat.stats.protocol: udp",
-            "compat.stats.sink: dogstatsd\ncompat.stats.address: a:1",
-        ),
         ("", "compat.stats.interval: 1s", STATSD),
         ("", "compat.stats.interval: 1s", "compat.stats.sink: log"),
         ("", "compat.stats.tags: a=b", STATSD),

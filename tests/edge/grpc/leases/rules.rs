@@ -224,6 +224,20 @@ async fn a_calendar_limit_is_valid_until_its_window_ends() {
     assert_eq!(strategy.window_starts_us, [9, 10, 11, 12].map(day));
 }
 
+#[tokio::test]
+async fn a_calendar_limit_from_noon_travels_as_its_window_starts() {
+    let engine = empty_engine();
+    let calendar = "calendar: {time_zone: UTC, starts_at: 12:00}";
+    publish(&engine, "", &format!("- key: k\n  rate_limit: {{{LEASE}, {calendar}}}\n"));
+    advance_clock(&engine, Nanos::from_secs(10 * 86_400 + 43_190));
+    let served = serve(&engine).await;
+    let rule = ProxyStream::open(&served, 7).await.rule("d", &[("k", "v")]).await;
+    assert_eq!((rule.handling(), rule.valid_for_us), (Handling::Leased, Some(10_000_000)));
+    let strategy = rule.leased[0].strategy.as_ref().unwrap();
+    let noon = |number: u64| number * 86_400_000_000 + 43_200_000_000;
+    assert_eq!(strategy.window_starts_us, [8, 9, 10, 11].map(noon));
+}
+
 /// Serves one leased rule with this policy, and returns its reply.
 async fn rule_with(policy: DecisionPolicy) -> RuleReply {
     let memory = Arc::new(MemoryStore::new(1_000, WhenFull::Deny, [7; 16]));

@@ -7,9 +7,9 @@ use crate::support::faulty_store::FaultyStore;
 use crate::support::replica::{Replica, advance_and_report};
 
 /// Uses a fleet's limit of 10 for 20 s, after a refusal with `Retry-After: 60`. Returns the limit.
-fn limit_after_refusal(retry_after: &str) -> Share {
+fn limit_after_refusal(paused_by: &str) -> Share {
     let store = FaultyStore::new();
-    let limit = format!("limit: 10, adaptive: {{max: 100, retry_after: {retry_after}}}");
+    let limit = format!("limit: 10, adaptive: {{max: 100, paused_by: {paused_by}}}");
     let mut replica = Replica::new(&store, "a", &limit);
     replica.acquire_all();
     let refusal = UpstreamAnswer {
@@ -27,7 +27,7 @@ fn limit_after_refusal(retry_after: &str) -> Share {
 
 #[test]
 fn a_fleets_limit_does_not_grow_while_the_upstream_asks_to_wait() {
-    let (ignoring, honouring) = (limit_after_refusal("ignore"), limit_after_refusal("honour"));
+    let (ignoring, honouring) = (limit_after_refusal("none"), limit_after_refusal("retry_after"));
     assert!(Share(10) < ignoring, "{ignoring:?}");
     assert!(honouring <= Share(10), "{honouring:?}");
 }

@@ -362,7 +362,7 @@ fn without_peering_no_port_opens_and_no_owner_is_named() {
     let asked = [("upstream", "all"), ("sluicegate.acquire", "0123456789abcdef")];
     let reply = scene.rls(0, &[(&asked, 1)]);
     assert_eq!((reply.response_headers_to_add.len(), reply.dynamic_metadata), (0, None));
-    let off = scene.serve("off", &["--listen-peer-port", ""]);
+    let off = scene.serve("off", &["--listen-peer-port", "none"]);
     assert!(!off.said.contains("peer listening"), "{}", off.said);
     let seen: BTreeMap<_, _> =
         [("peer", fleet_page(&off)["live_replicas"][0]["peer"].clone())].into();

@@ -257,7 +257,7 @@ fn insecure_peer_settings_prevent_startup() {
         (&["--fleet-peers-tls-cert-file", "/x"], "set all four"),
         (&["--fleet-peers-networks", "10.0.0.0/8"], "outside of `fleet.peers.networks`"),
         (
-            &["--listen-peer-port", "", "--fleet-peers-secret", SECRET],
+            &["--listen-peer-port", "none", "--fleet-peers-secret", SECRET],
             "connects to no other replica",
         ),
     ] {

@@ -330,6 +330,10 @@ pub(super) static FOREIGN_WORDS: &[ForeignWord] = &[
         &["startday", "start", "weekstart", "resetday", "anchor"],
         Fields(Block::Calendar, &[(Field::StartsOn, Text("1"))]),
     ),
+    row(
+        &["starttime", "starthour", "startshour", "resettime", "resethour", "resetat", "hour"],
+        Fields(Block::Calendar, &[(Field::StartsAt, Text("12:00"))]),
+    ),
     // The settings of the service.
     row(&["retryafter", "retryafterheader", "retryafterjittermax"], Setting("answers.retry_after")),
     row(
