@@ -20,7 +20,6 @@ use crate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
 use crate::kernel::concurrency::{OverloadAnswers, RetryAfterRule};
 use crate::kernel::coordinator::aggregate::VoteAggregate;
 use crate::kernel::units::Nanos;
-use crate::raw;
 use crate::{FallbackMode, raw};
 
 /// A mode of rate limits. `shared` is the corresponding mode of concurrency limits.
