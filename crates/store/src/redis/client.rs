@@ -269,7 +269,7 @@ mod tests {
 
     use super::{Error, ErrorKind, OpenedClient, describe_error};
     use crate::redis::StoreFailure;
-    use crate::redis::connection::classify_error;
+    use crate::redis::call_error::classify_error;
     use crate::redis::options::{Address, RedisOptions, RedisTopology};
     use crate::redis::server_address::ServerAddress;
 

@@ -19,9 +19,11 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
 use super::StoreFailure;
+use super::call_error::connect_refusal;
 use super::client::{ServerAddress, describe_error};
-use super::connection::{Link, LiveConnection, connect_refusal};
+use super::connection::LiveConnection;
 use super::keeper::{self, ServerLocation};
+use super::link::Link;
 use super::options::{Address, RedisOptions};
 use super::slot_map::{self, SlotMap};
 use crate::backoff::Backoff;

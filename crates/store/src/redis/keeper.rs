@@ -22,7 +22,9 @@ use super::StoreFailure;
 use super::client::{CONNECT_TIMEOUT, OpenedClient, ServerAddress, describe_error};
 use super::cluster::ClusterConnections;
 use super::connect_help::connect_help;
-use super::connection::{Link, LiveConnection, RefusedOperation, StoreRefusal};
+use super::connection::LiveConnection;
+use super::connection_signals::{RefusedOperation, StoreRefusal};
+use super::link::Link;
 use super::open::{KEY_PROXY, SCRIPT_PROXY, open_connection};
 use super::options::RedisOptions;
 use super::sentinel::SentinelGroup;
@@ -243,10 +245,10 @@ impl ConnectionWatch<'_> {
             tokio::select! {
                 () = self.opened.wait_closed() => return "the connection was closed",
                 () = &mut reauthentication => {}
-                () = self.live.wait_useless() => return "redis is read-only or not ready",
+                () = self.live.signals.wait_useless() => return "redis is read-only or not ready",
                 () = &mut probes => {}
                 () = &mut moved => return "failover: the sentinels name another primary",
-                refusal = self.live.wait_refused() => {
+                refusal = self.live.signals.wait_refused() => {
                     is_proven = false;
                     proof_timer.set(sleep(WRITES_PROVEN_AFTER));
                     self.link.set_recent_failure(refusal.cause);
@@ -254,14 +256,14 @@ impl ConnectionWatch<'_> {
                 }
                 // `INCRBY` succeeds even while `EXPIRE` is refused, so only a time without a
                 // refused `EXPIRE` proves the recovery.
-                () = self.live.wait_expiry_accepted() => proof_timer.set(sleep(WRITES_PROVEN_AFTER)),
-                () = &mut proof_timer, if !is_proven && !self.live.is_refusing_expiry() => {
+                () = self.live.signals.wait_expiry_accepted() => proof_timer.set(sleep(WRITES_PROVEN_AFTER)),
+                () = &mut proof_timer, if !is_proven && !self.live.signals.is_refusing_expiry() => {
                     is_proven = true;
                     pauses.reset();
                     self.link.clear_recent_failure();
                 }
                 // A read-only Redis also connects, so only a successful call ends the outage.
-                () = self.live.wait_served(), if is_proven && outage_log.is_outage_logged() => outage_log.log_recovered(address),
+                () = self.live.signals.wait_served(), if is_proven && outage_log.is_outage_logged() => outage_log.log_recovered(address),
                 () = self.link.breaker.wait_opened() => {
                     self.location.request_slot_query();
                     tokio::select! {
@@ -283,7 +285,7 @@ impl ConnectionWatch<'_> {
 /// [`LATE_REPLIES_TO_OPEN`] late probes in a row open the breaker, like late calls.
 async fn probe_after_abandoned_calls(link: &Link, live: &LiveConnection, deadline: Duration) {
     loop {
-        live.wait_abandoned().await;
+        live.signals.wait_abandoned().await;
         let mut late = 0;
         while late < LATE_REPLIES_TO_OPEN
             && timeout(deadline, live.client.ping::<Value>(None)).await.is_err()

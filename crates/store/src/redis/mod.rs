@@ -20,17 +20,20 @@
 
 mod audit;
 mod batch;
+mod call_error;
 pub mod charge_call;
 mod client;
 mod cluster;
 pub mod codec;
 mod connect_help;
 mod connection;
+mod connection_signals;
 pub(crate) mod files;
 mod fleet_start;
 pub mod inspect;
 mod joint_decision;
 mod keeper;
+mod link;
 pub mod membership;
 mod open;
 mod options;

@@ -9,8 +9,9 @@ use tokio::time::timeout;
 
 use super::cluster::{self, ClusterConnections};
 use super::codec;
-use super::connection::{Link, LiveConnection};
+use super::connection::LiveConnection;
 use super::keeper::{ServerLocation, keep_link};
+use super::link::Link;
 use super::options::{RedisOptions, RedisTopology};
 use super::sentinel::SentinelGroup;
 use super::{StoreFailure, client::ServerAddress};
@@ -102,7 +103,7 @@ impl Route {
     /// Requests a probe of the slot's connection after a caller abandoned a call.
     fn record_abandoned(&self, slot: u16) {
         if let Ok(live) = self.connection(slot) {
-            live.record_abandoned();
+            live.signals.record_abandoned();
         }
     }
 

@@ -15,8 +15,9 @@ use fred::types::Value;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use super::call_error::connect_refusal;
 use super::client::{CONNECT_TIMEOUT, OpenedClient, ServerAddress, run_command};
-use super::connection::{LiveConnection, connect_refusal};
+use super::connection::LiveConnection;
 use super::options::{Address, RedisOptions};
 use crate::backoff::Backoff;
 

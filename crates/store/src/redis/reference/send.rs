@@ -17,11 +17,10 @@ use crate::StoreFailure;
 use crate::kernel::decision::VoteGroup;
 use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::Hits;
+use crate::redis::call_error::{classify_error, is_refused};
 use crate::redis::client::CONNECT_TIMEOUT;
 use crate::redis::cluster::Redirect;
-use crate::redis::connection::{
-    self, LiveConnection, MAX_REDIRECTS, RedirectTarget, RedisScript, classify_error, is_refused,
-};
+use crate::redis::connection::{self, LiveConnection, MAX_REDIRECTS, RedirectTarget, RedisScript};
 use crate::redis::script::digest_of;
 
 /// The script for checks whose charges are decided atomically (protocol: `reference.lua`).
@@ -129,8 +128,8 @@ impl CompatCheck<'_> {
         self.update_health(node, slot, send_mode, &replies)?;
         // The `INCRBY` commands succeeded, so a refused `EXPIRE` is recorded separately.
         match refused_expiry {
-            Some(error) => node.record_refused_expiry(&error),
-            None if has_expiry => node.record_accepted_expiry(),
+            Some(error) => node.signals.record_refused_expiry(&error),
+            None if has_expiry => node.signals.record_accepted_expiry(),
             None => {}
         }
         Ok(replies)
@@ -154,7 +153,7 @@ impl CompatCheck<'_> {
                     let reply = set_expiry(&live, &key, seconds, needs_asking).await;
                     let Err(error) = reply else { return };
                     if is_refused(&error) {
-                        return live.record_refused_expiry(&error);
+                        return live.signals.record_refused_expiry(&error);
                     }
                     target = live.redirect_target(&error);
                 }
@@ -210,7 +209,7 @@ impl CompatCheck<'_> {
                 return CounterReply::Failed(StoreFailure::WrongType);
             }
             // `WRONGTYPE`, the only other error of a single key, has its own class.
-            Err(error) => return CounterReply::Failed(live.record_error(&error, true)),
+            Err(error) => return CounterReply::Failed(live.signals.record_error(&error, true)),
         };
         let limit = Hits(u64::from(self.counters[index].window.limit()));
         match send_mode {
@@ -239,7 +238,7 @@ impl CompatCheck<'_> {
         let Some(cause) = replies.iter().find_map(failure) else {
             // A read does not prove that writes succeed: a read-only node replies to it, too.
             if send_mode != SendMode::Read {
-                live.record_result(None);
+                live.signals.record_result(None);
             }
             return Ok(());
         };
