@@ -14,6 +14,9 @@ use crate::store::file::{
 };
 use crate::store::memory::{self, MemoryStore};
 
+/// The time in which expired counters are removed from all shards of the memory store once.
+const SWEEP_ROUND: Duration = Duration::from_secs(60);
+
 /// A step of the wall clock that is worth a warning.
 const NOTABLE_STEP: Nanos = Nanos::SECOND;
 
@@ -95,4 +98,27 @@ fn hash_secret() -> [u8; 16] {
     secret[..8].copy_from_slice(&random.hash_one(0_u8).to_le_bytes());
     secret[8..].copy_from_slice(&random.hash_one(1_u8).to_le_bytes());
     secret
+}
+
+/// Removes expired counters from the memory store, one shard per tick. Warns at most once per
+/// [`SWEEP_ROUND`] if the store had no room for new keys.
+pub(super) async fn sweep_counters(memory: Arc<MemoryStore>, engine: Arc<Engine>) {
+    let shards = u32::try_from(MemoryStore::SHARDS).unwrap_or(u32::MAX);
+    let mut ticks = tokio::time::interval(SWEEP_ROUND / shards);
+    let mut reported = 0;
+    loop {
+        for _ in 0..shards {
+            ticks.tick().await;
+            memory.sweep_next(engine.clock().now());
+        }
+        let full = memory.times_full();
+        if full > reported {
+            tracing::warn!(
+                new_keys = full - reported,
+                max_keys = memory.max_keys(),
+                "store is full: raise store.max_keys, or find the descriptor with too many values"
+            );
+            reported = full;
+        }
+    }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::ServiceTasks;
 use super::store::replica_name;
+use super::tasks::ServiceTasks;
 use crate::config::settings::{EventUrl, Settings};
 use crate::engine::events::EventOptions;
 use crate::engine::{Engine, Membership};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::ServiceTasks;
+use super::tasks::ServiceTasks;
 use crate::config::settings::Settings;
 use crate::edge::mirror::{CALL_TIMEOUT, Mirror, MirrorOptions};
 use crate::engine::Engine;

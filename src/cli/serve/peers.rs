@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::drain::{self, DrainPhase};
-use super::{ServeError, ServiceTasks};
+use super::tasks::{ServeError, ServiceTasks};
 use crate::config::settings::Settings;
 use crate::edge::grpc::peer::{self, BatchSigner, PeerTrust, ReleaseForwarder};
 use crate::edge::grpc::tls;

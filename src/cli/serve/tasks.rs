@@ -1,0 +1,72 @@
+//! The running tasks of `serve`, and the error that ends it.
+//!
+//! Guarantees:
+//! - The end of any task that should run as long as the process is an error.
+
+use std::sync::Arc;
+
+use tokio::task::JoinSet;
+
+use crate::engine::Engine;
+
+/// An error that prevents or ends serving.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ServeError {
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    #[error("{}", .0.join("\n"))]
+    Listen(Vec<String>),
+    #[error("{0}")]
+    InvalidLimits(String),
+    #[error("{0}")]
+    UnreadableLimits(String),
+    #[error("{0}")]
+    InvalidSettings(String),
+    #[error("internal error: {0}; exiting")]
+    TaskEnded(String),
+}
+
+#[derive(Default)]
+pub(super) struct ServiceTasks {
+    /// The tasks of the listeners. Each ends when the requests in flight of its listener are
+    /// finished.
+    listeners: JoinSet<Result<(), ServeError>>,
+    /// The tasks that run as long as the process. If a background task ends, that is an error.
+    background: JoinSet<()>,
+}
+
+impl ServiceTasks {
+    pub(super) fn spawn_listener(
+        &mut self,
+        part: impl Future<Output = Result<(), ServeError>> + Send + 'static,
+    ) {
+        self.listeners.spawn(part);
+    }
+
+    pub(super) fn spawn_background(&mut self, part: impl Future<Output = ()> + Send + 'static) {
+        self.background.spawn(part);
+    }
+
+    /// Keeps the audit log of a store without a fleet, which has no heartbeats.
+    pub(super) fn synchronize_audit(&mut self, engine: Arc<Engine>) {
+        self.spawn_background(async move { engine.synchronize_audit_forever().await });
+    }
+
+    /// Waits until all listeners have finished. Returns
+    /// an error as soon as any task ends unexpectedly.
+    pub(super) async fn wait_for_listeners(&mut self) -> Result<(), ServeError> {
+        let lost =
+            |how: &dyn std::fmt::Display| ServeError::TaskEnded(format!("a task failed: {how}"));
+        loop {
+            tokio::select! {
+                ended = self.listeners.join_next() => match ended {
+                    None => return Ok(()),
+                    Some(ended) => ended.map_err(|died| lost(&died))??,
+                },
+                Some(ended) = self.background.join_next() => {
+                    return Err(ended.map_or_else(|died| lost(&died), |()| lost(&"it ended early")));
+                }
+            }
+        }
+    }
+}
