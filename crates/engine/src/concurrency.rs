@@ -3,9 +3,12 @@
 //! Not covered:
 //! - Acquiring and releasing permits, and queues (see [`sluicegate_concurrency::limits`]).
 
+pub(crate) mod bucket_name;
 pub mod path;
 pub(super) mod permit_ids;
+pub mod request_permits;
 pub(super) mod terms;
+pub mod usage;
 
 pub use sluicegate_concurrency::limits::queue_time::{with_queue_slots, with_queue_time};
 pub use sluicegate_concurrency::limits::*;

@@ -58,8 +58,9 @@ use crate::unmatched::UnmatchedDescriptors;
 use arc_swap::ArcSwapOption;
 use std::sync::Arc;
 
-pub use concurrency::path::{AdmissionOutcome, ConcurrencyRejection, RequestPermits};
+pub use concurrency::path::{AdmissionOutcome, ConcurrencyRejection};
 pub use concurrency::permit_ids::validate_id;
+pub use concurrency::request_permits::RequestPermits;
 pub use decide::local_fallback::LocalFallback;
 pub use decide::local_share;
 pub use decide::plan::{KeyNaming, OverridePolicy, PlanSettings};

@@ -3,7 +3,7 @@
 //! Not covered:
 //! - The selection of concurrency limits with separate metric series: see [`metrics`].
 
-use crate::engine::concurrency::path::ConcurrencyUsage;
+use crate::engine::concurrency::usage::ConcurrencyUsage;
 use crate::engine::{Engine, concurrency};
 use crate::telemetry::metrics;
 

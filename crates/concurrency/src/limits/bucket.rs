@@ -8,6 +8,7 @@
 //! Not covered:
 //! - The name of the bucket: see `bucket_map`.
 
+mod fleet;
 mod strict;
 
 use std::collections::HashMap;
@@ -18,16 +19,15 @@ use parking_lot::Mutex;
 use sluicegate_lease::clock::Clock;
 use tokio::sync::{oneshot, watch};
 
-use crate::kernel::concurrency::adaptive::{FleetShare, ProbeSchedule};
 use crate::kernel::concurrency::limiter::{
     AcquireDenial, LimiterConfig, LimiterEffect, LimiterEffects, LimiterEvent,
 };
 use crate::kernel::concurrency::{
     Limiter, Permit, QueueTicket, ReportedOutcome, RequestOutcome, RetryAfterRule,
 };
-use crate::kernel::coordinator::{Heartbeat, HeartbeatReply, ShareTiming};
-use crate::kernel::units::{Incarnation, Nanos, Revision, Share};
-use crate::limits::replica_share::{ReplicaShare, ReportAction, ShareSnapshot, SharedLimit};
+use crate::kernel::coordinator::ShareTiming;
+use crate::kernel::units::{Nanos, Revision};
+use crate::limits::replica_share::{ReplicaShare, SharedLimit};
 use crate::limits::reporter::FleetReporter;
 use crate::limits::{BucketLoad, BucketMetrics, PermitRequest};
 pub(crate) use strict::AcquireReply;
@@ -379,180 +379,6 @@ const fn is_for_the_caller(effect: &LimiterEffect) -> bool {
         effect,
         LimiterEffect::Wake(..) | LimiterEffect::TimedOut(_) | LimiterEffect::Expired(_)
     )
-}
-
-/// The methods that the fleet reporter calls.
-impl Bucket {
-    /// Returns the next share report of this bucket if it is due. Calls `on_idle` under the lock if
-    /// no report is due before the next request.
-    pub(crate) fn next_report(&self, clock: &Clock, on_idle: impl FnOnce()) -> ReportAction {
-        let mut state = self.0.lock();
-        let now = clock.steady();
-        state.step(now, LimiterEvent::Expire);
-        if state.is_retired {
-            // A retired bucket has no requests in flight and no share. If the report that returned
-            // its share was lost, the store keeps the share until it expires. A new bucket of this
-            // name waits for that.
-            on_idle();
-            state.replica_share = None;
-            return ReportAction::Idle;
-        }
-        let BucketState { replica_share: leased, limiter, .. } = &mut *state;
-        let Some(leased) = leased else {
-            on_idle();
-            return ReportAction::Idle;
-        };
-        let action = leased.next_report(now, limiter);
-        match &action {
-            ReportAction::Idle => {
-                on_idle();
-                if leased.is_local() {
-                    state.replica_share = None;
-                }
-            }
-            // This report returns the share. A new request joins the fleet again and waits for a
-            // new share. After this replica has left the fleet, it is rejected.
-            ReportAction::Send { report, .. } if report.is_leaving && !leased.is_local() => {
-                state.step(now, LimiterEvent::Share(0));
-            }
-            _ => {}
-        }
-        action
-    }
-
-    /// Returns `true` if `report` is still worth sending. The return of a share is obsolete if the
-    /// bucket has joined the fleet again.
-    pub(crate) fn is_pending(&self, report: &Heartbeat) -> bool {
-        self.0.lock().replica_share.as_ref().is_some_and(|leased| leased.is_newest(report))
-    }
-
-    /// Applies the store's reply to `report`. `None`: the store did not reply.
-    pub(crate) fn apply_reply(
-        &self,
-        clock: &Clock,
-        report: &Heartbeat,
-        reply: Option<&HeartbeatReply>,
-        probes: ProbeSchedule,
-        outage_share: impl FnOnce(u32) -> Share,
-    ) {
-        let mut state = self.0.lock();
-        let now = clock.steady();
-        // Runs before the reply is applied, so that the limiter also drops an expired share.
-        state.step(now, LimiterEvent::Expire);
-        let BucketState { replica_share: Some(leased), rules, .. } = &mut *state else { return };
-        let outage_limit = outage_share(rules.limit);
-        let Some(share) =
-            leased.apply_reply(now, report, reply, probes.heartbeat_clock(), outage_limit)
-        else {
-            return;
-        };
-        let number = |share: Share| u32::try_from(share.0).unwrap_or(u32::MAX);
-        let event = match reply {
-            Some(HeartbeatReply::Grant(grant)) => {
-                let (share, ceiling) = (number(share), number(grant.limit));
-                LimiterEvent::FleetShare(FleetShare { share, limit: ceiling, probes })
-            }
-            _ => LimiterEvent::Share(number(share)),
-        };
-        state.step(now, event);
-    }
-
-    pub(crate) fn return_share(&self, clock: &Clock) {
-        let mut state = self.0.lock();
-        let Some(leased) = &mut state.replica_share else { return };
-        leased.return_share();
-        if !leased.is_local() {
-            state.step(clock.steady(), LimiterEvent::Fence);
-        }
-    }
-
-    pub(crate) fn granted_by(&self, now: Nanos) -> Result<Option<Incarnation>, ()> {
-        let state = self.0.lock();
-        state
-            .replica_share
-            .as_ref()
-            .map_or(Ok(None), |leased| leased.granted_by(now, &state.limiter))
-    }
-
-    pub(crate) fn longest_use(&self) -> Nanos {
-        self.0.lock().replica_share.as_ref().map_or(Nanos(0), |leased| leased.longest_use())
-    }
-
-    pub(crate) fn share_snapshot(&self, clock: &Clock) -> Option<ShareSnapshot> {
-        let state = self.0.lock();
-        state.replica_share.as_ref().map(|leased| leased.snapshot(clock.steady(), &state.limiter))
-    }
-}
-
-impl BucketState {
-    /// Applies changed parameters of a shared limit at once. Otherwise the share reports would
-    /// contain the old parameters until the next request.
-    fn apply_fleet_terms(&mut self, shared: SharedLimit, terms: ShareTiming) {
-        let leased = self.replica_share.as_mut().filter(|leased| !leased.is_local());
-        if let Some(leased) = leased.filter(|leased| leased.shared != shared) {
-            leased.reload(shared, terms);
-        }
-    }
-
-    fn leave_fleet(&mut self, now: Nanos) {
-        if let Some(leased) = self.replica_share.as_mut().filter(|leased| !leased.is_local()) {
-            leased.become_local(now);
-            self.step(now, LimiterEvent::Share(u32::MAX));
-        }
-    }
-
-    /// Returns the sharing parameters of the request, or the current ones if the request comes
-    /// from an earlier revision.
-    fn shared_limit(&self, request: &PermitRequest<'_>) -> Option<SharedLimit> {
-        if self.revision <= request.revision {
-            return request.shared;
-        }
-        self.replica_share.as_ref().filter(|leased| !leased.is_local()).map(|leased| leased.shared)
-    }
-
-    /// Returns `true` if the sharing parameters have changed, or this replica does not know its
-    /// share.
-    fn has_to_join(&self, request: &PermitRequest<'_>) -> bool {
-        match &self.replica_share {
-            Some(leased) => {
-                request.shared.is_none_or(|shared| leased.shared != shared)
-                    || leased.is_share_unknown()
-            }
-            None => request.shared.is_some(),
-        }
-    }
-
-    /// Joins or leaves the fleet for this limit, as the request requires. If the share is not
-    /// known yet, returns a receiver that is notified of the store's next reply.
-    fn join_fleet(
-        &mut self,
-        now: Nanos,
-        ask: &PermitRequest<'_>,
-        fleet: &FleetReporter,
-        bucket: &Arc<Bucket>,
-    ) -> Option<watch::Receiver<()>> {
-        let Some(shared) = self.shared_limit(ask) else {
-            self.leave_fleet(now);
-            return None;
-        };
-        if self.replica_share.is_none() {
-            let (terms, totals) =
-                (fleet.share_timing(shared.max_duration), Arc::clone(fleet.totals()));
-            self.replica_share = Some(Box::new(ReplicaShare::new(shared, terms, now, totals)));
-            self.step(now, LimiterEvent::Share(0));
-        }
-        let leased = self.replica_share.as_mut()?;
-        if leased.shared != shared {
-            leased.reload(shared, fleet.share_timing(shared.max_duration));
-        }
-        if !leased.is_in_fleet() && !fleet.has_left() {
-            leased.join(now, fleet.replica(), fleet.next_incarnation());
-            fleet.add_bucket(ask.bucket, bucket);
-            self.step(now, LimiterEvent::Share(0));
-        }
-        let leased = self.replica_share.as_mut()?;
-        leased.is_share_unknown().then(|| leased.subscribe())
-    }
 }
 
 impl QueuedRequest {

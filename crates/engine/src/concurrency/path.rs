@@ -14,28 +14,26 @@
 //! - The end of a request: each protocol in `edge` reports it.
 //! - Checks of [`Engine::decide`]: they acquire no permits, because their end is not reported.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tracing::Level;
 
+use super::bucket_name::{bucket_of, limit_of_bucket};
+use super::request_permits::RequestPermits;
 use super::terms;
 use crate::active_config::ActiveConfig;
 use crate::concurrency::{
-    AcquireError, BucketLoad, BucketMetrics, ConcurrencyLimits, PermitGuard, PermitRequest,
-    SharedLimit, StrictLimit, rules_at_process,
+    AcquireError, BucketLoad, ConcurrencyLimits, PermitGuard, PermitRequest, SharedLimit,
+    StrictLimit, rules_at_process,
 };
 use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode, RejectReply};
-use crate::config::tree::{self, ConcurrencyMatch};
 use crate::config::{Config, RuleNumber};
 use crate::decide::path::validate;
-use crate::kernel::concurrency::ReportedOutcome;
 use crate::kernel::concurrency::limiter::LimiterConfig;
 use crate::kernel::decision::{Check, Cost, Reason, Verdict};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Hits, Nanos};
-use crate::proxies::ProxyBucket;
 use crate::telemetry::event::{CheckDecided, ConcurrencyLimitExceeded, Event as _, RuleVerdict};
 use crate::{CheckError, Decision, Engine};
 
@@ -64,103 +62,6 @@ pub struct ConcurrencyRejection {
     pub path: Box<str>,
     /// The load of the bucket at the rejection. `None` unless it is logged or sent as an event.
     pub load: Option<BucketLoad>,
-}
-
-/// The permits of a request in flight. Dropping them releases them without a latency sample.
-#[derive(Debug, Default)]
-#[must_use = "what is dropped is given back"]
-pub struct RequestPermits(SmallVec<[PermitGuard; 1]>);
-
-impl RequestPermits {
-    /// Releases all permits. `rtt` is the latency of the request, if the caller measured it;
-    /// otherwise the time since the acquire counts.
-    pub fn release(self, outcome: impl Into<ReportedOutcome>, rtt: Option<Nanos>) {
-        // The result does not matter: `false` only means that all permits had expired.
-        let _held = self.release_all(outcome.into(), rtt);
-    }
-
-    /// Releases all permits. Returns `false` if there were none, or all of them had expired.
-    #[must_use]
-    pub fn release_all(self, outcome: ReportedOutcome, rtt: Option<Nanos>) -> bool {
-        let rtt = rtt.or_else(|| self.common_age());
-        self.0.into_iter().map(|held| held.release(outcome, rtt)).filter(|held| *held).count() != 0
-    }
-
-    /// Restarts the deadlines of the permits, because the request is still in flight. Returns
-    /// `false` if there are no permits, or one has expired.
-    #[must_use]
-    pub fn renew(&self) -> bool {
-        // Renew all permits: `all()` would stop at the first expired one.
-        self.0.iter().filter(|held| !held.renew()).count() == 0 && !self.is_empty()
-    }
-
-    /// Returns `true` if there are permits and none has expired.
-    #[must_use]
-    pub fn is_valid(&self) -> bool {
-        !self.is_empty() && self.0.iter().all(|held| held.acquired_at().is_some())
-    }
-
-    /// Returns `true` if a share expired after one of these permits was acquired under it.
-    #[must_use]
-    pub fn is_fenced(&self) -> bool {
-        self.0.iter().any(PermitGuard::is_fenced)
-    }
-
-    /// Returns the time in which the request should end after a share expired: then the store may
-    /// give the share to another replica. 0 if it has passed.
-    #[must_use]
-    pub fn fenced_time_left(&self) -> Nanos {
-        let fenced = self.0.iter().filter(|held| held.is_fenced());
-        let left = |held: &PermitGuard| Some(held.lifetime()?.since(held.age()?));
-        fenced.filter_map(left).min().unwrap_or_default()
-    }
-
-    /// Returns the latest acquire instant of the permits that have not expired.
-    #[must_use]
-    pub fn last_acquired_at(&self) -> Option<Nanos> {
-        self.0.iter().filter_map(PermitGuard::acquired_at).max()
-    }
-
-    /// Returns the time since the last of several acquires. The age of an earlier permit would
-    /// include the wait for a later one. `None` for a single permit, which measures its own
-    /// latency.
-    fn common_age(&self) -> Option<Nanos> {
-        let several = self.0.get(1).is_some();
-        several.then(|| self.0.iter().filter_map(PermitGuard::age).min()).flatten()
-    }
-
-    /// Returns the longest lifetime (`max_duration`) of the permits. Without a renewal, all of them
-    /// have expired after this time.
-    #[must_use]
-    pub fn longest_lifetime(&self) -> Option<Nanos> {
-        self.0.iter().filter_map(PermitGuard::lifetime).max()
-    }
-
-    /// Returns the shortest lifetime (`max_duration`) of the permits. To keep all of them, they
-    /// must be renewed within this time.
-    #[must_use]
-    pub fn shortest_lifetime(&self) -> Option<Nanos> {
-        self.0.iter().filter_map(PermitGuard::lifetime).min()
-    }
-
-    /// Returns `true` if another request waits in a queue for one of these permits.
-    #[must_use]
-    pub fn has_waiters(&self) -> bool {
-        self.0.iter().any(PermitGuard::has_waiters)
-    }
-
-    /// Keeps the permits until their deadlines, because this process stops while the requests
-    /// continue. Permits of a local limit count while the process runs. Permits of a fleet-wide
-    /// limit count until `max_duration` is over.
-    pub fn leave_to_deadlines(self) {
-        self.0.into_iter().for_each(PermitGuard::leave_to_deadline);
-    }
-
-    /// Returns `true` if there are no permits: no concurrency limit covers the check.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
 }
 
 /// The permits that a check has acquired so far.
@@ -388,69 +289,11 @@ impl Engine {
         total_queue_timeout(&required_limits(&config, check))
     }
 
-    /// Returns a snapshot of the bucket of a descriptor. `None` if no concurrency limit covers the
-    /// descriptor, or its bucket does not exist.
-    #[must_use]
-    pub fn concurrency_snapshot(
-        &self,
-        domain: &str,
-        entries: &[(&str, &str)],
-    ) -> Option<BucketMetrics> {
-        let config = self.config()?;
-        let tree = &config.domains.get(domain)?.tree;
-        let found = tree.lookup_concurrency_limit(entries.iter().copied())?;
-        let bucket = bucket_of(domain, entries.iter().copied(), &found);
-        self.concurrency_limits.snapshot(bucket.as_bytes())
-    }
-
-    /// Returns the usage of each concurrency limit by its path, summed over its buckets at this
-    /// replica and at the proxies that are connected to it.
-    ///
-    /// For a strict limit, only this replica's part of the limit counts, so that sums over replicas
-    /// are correct.
-    #[must_use]
-    pub fn concurrency_in_use(&self) -> HashMap<Box<str>, ConcurrencyUsage> {
-        let Some(config) = self.config() else { return HashMap::new() };
-        let mut in_use: HashMap<Box<str>, ConcurrencyUsage> = HashMap::new();
-        let mut counted: HashSet<Box<[u8]>> = HashSet::new();
-        for (name, metrics) in self.concurrency_limits.snapshots() {
-            if let Some(ceiling) = limit_of_bucket(&config, &name) {
-                let limit = self.metric_limit(ceiling, &name, metrics.load.limit);
-                let usage = in_use.entry(ceiling.path.clone()).or_default();
-                usage.add(metrics.load, limit);
-                usage.add_busiest(metrics);
-            }
-            counted.insert(name);
-        }
-        for proxy in self.proxies().list() {
-            for ProxyBucket { bucket, load } in proxy.concurrency {
-                if let Some(limit) = limit_of_bucket(&config, &bucket) {
-                    // A strict limit counts once in the fleet: each replica counts its part.
-                    let is_strict = limit.mode == Some(ConcurrencyMode::Strict);
-                    let is_counted = is_strict && counted.contains(&bucket);
-                    let part = self.metric_limit(limit, &bucket, load.limit);
-                    let part = if is_counted { 0 } else { part };
-                    in_use.entry(limit.path.clone()).or_default().add(load, part);
-                    counted.insert(bucket);
-                }
-            }
-        }
-        in_use
-    }
-
     /// Returns the path of the concurrency limit that covers a bucket.
     #[must_use]
     pub fn concurrency_limit_path(&self, bucket: &[u8]) -> Option<Box<str>> {
         let config = self.config()?;
         limit_of_bucket(&config, bucket).map(|limit| limit.path.clone())
-    }
-
-    fn metric_limit(&self, concurrency_limit: &ConcurrencyLimit, name: &[u8], limit: u32) -> u32 {
-        let fleet = self
-            .concurrency_limits
-            .fleet_reporter()
-            .filter(|_| concurrency_limit.mode == Some(ConcurrencyMode::Strict));
-        fleet.map_or(limit, |fleet| fleet.metric_part(name, limit))
     }
 
     /// Applies the concurrency limits of `config` to existing buckets and their waiting requests.
@@ -554,37 +397,6 @@ impl Engine {
     }
 }
 
-/// The usage of one concurrency limit, summed over its buckets.
-#[derive(Clone, Debug, Default)]
-pub struct ConcurrencyUsage {
-    /// The number of buckets.
-    pub buckets: u64,
-    /// The number of requests in flight.
-    pub in_flight: u64,
-    /// The number of requests in queues.
-    pub waiting: u64,
-    /// The sum of the buckets' limits. For a strict limit, only this replica's part.
-    pub limit: u64,
-    /// The bucket of this replica with the most requests in flight.
-    pub busiest: Option<BucketMetrics>,
-}
-
-impl ConcurrencyUsage {
-    fn add(&mut self, load: BucketLoad, limit: u32) {
-        let BucketLoad { in_flight, waiting, .. } = load;
-        self.buckets = self.buckets.saturating_add(1);
-        self.in_flight = self.in_flight.saturating_add(in_flight.into());
-        self.waiting = self.waiting.saturating_add(u64::try_from(waiting).unwrap_or(u64::MAX));
-        self.limit = self.limit.saturating_add(limit.into());
-    }
-
-    fn add_busiest(&mut self, metrics: BucketMetrics) {
-        if self.busiest.is_none_or(|busiest| busiest.load.in_flight < metrics.load.in_flight) {
-            self.busiest = Some(metrics);
-        }
-    }
-}
-
 /// Counts the rejection in the metrics, and returns the response.
 fn count_rejection(
     config: &ActiveConfig,
@@ -603,21 +415,6 @@ fn count_rejection(
 fn total_queue_timeout(limits: &[(CounterKey, &ConcurrencyLimit)]) -> Nanos {
     let waits = limits.iter().filter_map(|(_, ceiling)| ceiling.rules.queue);
     waits.fold(Nanos(0), |sum, waiting| sum.plus(waiting.timeout))
-}
-
-/// Returns the name of the bucket of a descriptor that matches a concurrency limit.
-pub(crate) fn bucket_of<'e>(
-    domain: &str,
-    entries: impl Iterator<Item = (&'e str, &'e str)> + Clone,
-    found: &'e ConcurrencyMatch<'_>,
-) -> CounterKey {
-    CounterKey::concurrency_bucket(domain, tree::counter_entries(entries, &found.shared))
-}
-
-pub(crate) fn limit_of_bucket<'c>(config: &'c Config, name: &[u8]) -> Option<&'c ConcurrencyLimit> {
-    let (domain, entries) = CounterKey::parse_concurrency_bucket(name)?;
-    let covered = config.domains.get(domain)?.tree.lookup_concurrency_limit(entries)?;
-    Some(covered.limit)
 }
 
 const fn reason_of(denied: AcquireError) -> Reason {

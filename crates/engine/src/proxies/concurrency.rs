@@ -13,7 +13,7 @@ use std::num::NonZeroU32;
 
 use crate::Engine;
 use crate::active_config::ActiveConfig;
-use crate::concurrency::path::{bucket_of, limit_of_bucket};
+use crate::concurrency::bucket_name::{bucket_of, limit_of_bucket};
 use crate::config::Domain;
 use crate::config::concurrency::ConcurrencyLimit;
 use crate::fleet::membership::Membership;

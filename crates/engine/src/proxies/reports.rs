@@ -16,7 +16,7 @@ use super::ProxyConnection;
 use super::history::{PermitTimes, bucket_hash};
 use crate::Engine;
 use crate::active_config::ActiveConfig;
-use crate::concurrency::path::limit_of_bucket;
+use crate::concurrency::bucket_name::limit_of_bucket;
 use crate::concurrency::terms::shared_limit;
 use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode};
 use crate::fleet::reporter::{FleetReporter, SharePace};

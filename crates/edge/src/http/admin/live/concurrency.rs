@@ -13,7 +13,7 @@ use super::rules::domains_by_path;
 use super::series::series_json;
 use crate::engine::Engine;
 use crate::engine::concurrency::ShareSnapshot;
-use crate::engine::concurrency::path::ConcurrencyUsage;
+use crate::engine::concurrency::usage::ConcurrencyUsage;
 use crate::engine::history::MAX_LIMITS;
 use crate::kernel::units::Nanos;
 
