@@ -295,6 +295,7 @@ fn faults_keep_envoys_within_the_limit_plus_max_overshoot() {
 }
 
 /// Asserts the bound in a fleet with the faults of this seed.
+#[expect(clippy::print_stdout, reason = "the seed of a failure is part of the proof")]
 fn check_faults(seed: u64) {
     let fleet = Fleet::start(ENVOYS);
     fleet.run_under_load(|| fleet.disturb(&mut Dice::new(seed)));
