@@ -24,9 +24,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpStream, UdpSocket, lookup_host};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use crate::config::settings::{
-    HostPort, MetricNames, Mogrifier, Settings, StatsSink,
-};
+use crate::config::settings::{HostPort, MetricNames, Mogrifier, Settings, StatsSink};
 use crate::edge::grpc::tls::{ServerTls, TlsReadCounts};
 use crate::edge::http::metrics::MetricsFormats;
 use crate::engine::Engine;

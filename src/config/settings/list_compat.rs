@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use super::block::{AnyValue, Block, SettingList, blocks};
 use super::{
     Absent, Auto, HeaderName, HostPort, KeyFormat, MetricNames, Mogrifiers, Never, Or,
-    OtlpProtocol, OutgoingHeaders, RatelimitKeyPrefix, RedisUrl, SecretText,
-    StatsSink, TextPairs, UnitFraction,
+    OtlpProtocol, OutgoingHeaders, RatelimitKeyPrefix, RedisUrl, SecretText, StatsSink, TextPairs,
+    UnitFraction,
 };
 use crate::kernel::units::Nanos;
 
