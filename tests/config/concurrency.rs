@@ -1,5 +1,6 @@
 //! Tests of the block `concurrency` in limits files: the meaning of its fields, and refused values.
 
+use sluicegate::config::concurrency::ConcurrencyFallback::{Allow, Deny, Local};
 use sluicegate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode, RejectReply};
 use sluicegate::kernel::concurrency::adaptive::{AdaptiveAlgorithm, AdaptiveConfig};
 use sluicegate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
@@ -108,7 +109,6 @@ fn store_failures_follow_the_defaults_of_the_file() {
         let tree = &config.domains["d"].tree;
         tree.lookup_concurrency_limit([("k", "v")]).unwrap().limit.on_store_failure
     };
-    use sluicegate::config::concurrency::ConcurrencyFallback::{Allow, Deny, Local};
     // A permit cannot be answered with an error.
     let rows = [("", Local), ("error", Local), ("local", Local), ("deny", Deny), ("allow", Allow)];
     for (defaults, wanted) in rows {

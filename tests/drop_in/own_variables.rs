@@ -101,7 +101,7 @@ const UNUSED: &[UnusedCase] = &[
         &[("TELEMETRY_OTLP_EXPORT", "none")],
         &[("TRACING_ENABLED", "true"), ("TRACING_SERVICE_NAME", "n")],
         &["compat.tracing.protocol", "compat.tracing.attributes"],
-        &["TRACING_ENABLED", "TRACING_SERVICE_NAME"],
+        &["TRACING_SERVICE_NAME"],
     ),
     (&[("STORE_URL", "memory")], KEYS, KEY_SETTINGS, KEY_WARNINGS),
     (&[("COMPAT_STORE_KEY_FORMAT", "own"), ("STORE_URL", PLAIN)], KEYS, KEY_SETTINGS, KEY_WARNINGS),

@@ -93,14 +93,13 @@ fn every_suggested_name_is_accepted_at_its_place() {
             };
             let name = help.strip_prefix("did you mean ").unwrap().trim_end_matches('?');
             let found = table().iter().find(|row| spelling(row, source) == name);
-            match found {
-                Some(found) => assert_default_is_accepted(found, source),
-                None => {
-                    let block = name.trim_matches('`');
-                    let is_block = setting_blocks().iter().any(|known| known.name == block);
-                    assert!(is_block, "{wrong}: {help}");
-                    assert_eq!(problems(&nested(block, "")), [], "{wrong}: {help}");
-                }
+            if let Some(found) = found {
+                assert_default_is_accepted(found, source);
+            } else {
+                let block = name.trim_matches('`');
+                let is_block = setting_blocks().iter().any(|known| known.name == block);
+                assert!(is_block, "{wrong}: {help}");
+                assert_eq!(problems(&nested(block, "")), [], "{wrong}: {help}");
             }
             applied += 1;
         }
@@ -216,5 +215,5 @@ fn every_fix_of_a_conflict_names_settings_and_values_that_exist() {
 fn is_setting_like(word: &str) -> bool {
     let first = word.split_once('.').map(|(first, _)| first);
     first.is_some_and(|first| setting_blocks().iter().any(|block| block.name == first))
-        && !word.ends_with(".yaml")
+        && word.rsplit_once('.').is_some_and(|(_, end)| end != "yaml")
 }
