@@ -1,4 +1,4 @@
-//! Starts the listeners of all ports, and the background tasks that need no shared store.
+//! Starts the listeners of all ports except the peer port, and the tasks that every replica has.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ use crate::store::memory::MemoryStore;
 use crate::telemetry::metrics::{Gauges, METRICS, ProcessUsage};
 use crate::telemetry::otlp::{self, OtlpExporters};
 
-/// The largest number of open connections of the metrics port, and of the admin port.
+/// The largest number of open connections of each of the ports for metrics and administration.
 const MAX_PAGE_CONNECTIONS: usize = 64;
 
 /// What all ports share.
@@ -117,8 +117,8 @@ impl ServiceContext<'_> {
         let finishing = drain::wait_until_finishing(self.phase.clone());
         let closing = async move {
             finishing.await;
-            // Remove the file of the Unix socket now. The listener closes next, and requests in
-            // flight end much later.
+            // Remove the file of the Unix socket before the listener closes. Afterwards it may belong
+            // to another process.
             drop(file);
         };
         let served = grpc::serve(listener, grpc, closing);
@@ -146,7 +146,8 @@ impl ServiceContext<'_> {
         });
     }
 
-    /// Starts to export spans and metrics if the environment names a collector.
+    /// Starts to export spans and metrics if the environment names a collector and
+    /// `telemetry.otlp.export` is not `none`.
     pub(super) fn start_telemetry(&self) -> OtlpExporters {
         if self.settings.telemetry.otlp.export == OtlpExport::None {
             return OtlpExporters::default();
@@ -251,7 +252,7 @@ impl ServiceContext<'_> {
             (drain::wait_until_finishing(self.phase.clone()), Arc::clone(&self.engine));
         let shutdown = async move {
             finishing.await;
-            // Otherwise its client would delay the shutdown.
+            // The client of a recording keeps its request open, which would delay the shutdown.
             engine.stop_recording();
         };
         let pages = (listener, http::admin::router(admin));

@@ -1,7 +1,7 @@
 //! The running tasks of `serve`, and the error that ends it.
 //!
 //! Guarantees:
-//! - The end of any task that should run as long as the process is an error.
+//! - If a background task ends, `serve` ends with an error.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ pub(super) struct ServiceTasks {
     /// The tasks of the listeners. Each ends when the requests in flight of its listener are
     /// finished.
     listeners: JoinSet<Result<(), ServeError>>,
-    /// The tasks that run as long as the process. If a background task ends, that is an error.
+    /// The tasks that run as long as the process.
     background: JoinSet<()>,
 }
 
@@ -47,13 +47,13 @@ impl ServiceTasks {
         self.background.spawn(part);
     }
 
-    /// Keeps the audit log of a store without a fleet, which has no heartbeats.
+    /// Sends the audit log to the store periodically. With a fleet, each heartbeat does that.
     pub(super) fn synchronize_audit(&mut self, engine: Arc<Engine>) {
         self.spawn_background(async move { engine.synchronize_audit_forever().await });
     }
 
-    /// Waits until all listeners have finished. Returns
-    /// an error as soon as any task ends unexpectedly.
+    /// Waits until all listeners have finished. Returns an error at once if a listener fails or a
+    /// background task ends.
     pub(super) async fn wait_for_listeners(&mut self) -> Result<(), ServeError> {
         let lost =
             |how: &dyn std::fmt::Display| ServeError::TaskEnded(format!("a task failed: {how}"));

@@ -1,4 +1,4 @@
-//! The permits of one request, which it holds and ends together.
+//! The permits of one request, which are renewed and released together.
 
 use smallvec::SmallVec;
 

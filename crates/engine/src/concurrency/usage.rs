@@ -11,7 +11,7 @@ use crate::proxies::ProxyBucket;
 /// The usage of one concurrency limit, summed over its buckets.
 #[derive(Clone, Debug, Default)]
 pub struct ConcurrencyUsage {
-    /// The number of buckets.
+    /// The buckets at this replica and at each connected proxy; one name may count several times.
     pub buckets: u64,
     /// The number of requests in flight.
     pub in_flight: u64,
@@ -77,7 +77,8 @@ impl Engine {
         for proxy in self.proxies().list() {
             for ProxyBucket { bucket, load } in proxy.concurrency {
                 if let Some(limit) = limit_of_bucket(&config, &bucket) {
-                    // A strict limit counts once in the fleet: each replica counts its part.
+                    // This replica's part of a strict limit is added once for each bucket, not again for
+                    // each proxy.
                     let is_strict = limit.mode == Some(ConcurrencyMode::Strict);
                     let is_counted = is_strict && counted.contains(&bucket);
                     let part = self.metric_limit(limit, &bucket, load.limit);

@@ -1,26 +1,27 @@
 //! The store failure for each error of the client library and of Redis.
 //!
 //! Guarantees:
-//! - A call that was never sent is [`StoreFailure::Unreachable`]. One that may have run is not.
+//! - [`StoreFailure::Unreachable`] means that the call did not run.
 
 use fred::error::{Error, ErrorKind};
 
 use super::StoreFailure;
 use super::client::{describe_error, without_arguments};
 
-/// The client library's error for pending commands, sent or not, when its task is aborted before
-/// the connection closes.
+/// The error of each pending command if the client library's task stops first. The command may have
+/// been sent.
 const CLIENT_STOPPED: &str = "channel closed";
 
 /// The client library's error for a command after the connection closed. It is never sent.
 const CONNECTION_CLOSED: &str = "Failed to send command to router.";
 
-/// Returns `true` if the error is a reply in which Redis refuses the command.
+/// Returns `true` if the user may not run the command, or for an error of no known class.
 pub(super) fn is_refused(error: &Error) -> bool {
     matches!(classify_error(error), StoreFailure::NotPermitted | StoreFailure::Other)
 }
 
-/// Returns the cause if Redis replied and refused the connection; `None` if Redis did not reply.
+/// Returns the cause if Redis refused the connection as not permitted, loading or out of memory;
+/// otherwise `None`.
 pub(super) fn connect_refusal(error: &Error) -> Option<StoreFailure> {
     Some(classify_error(error)).filter(|said| {
         matches!(

@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - A signal since the last wait is never lost: the next wait returns at once.
-//! - An error that concerns the value of a single key is not a refused write.
+//! - An error that only the value of one key causes is not recorded as a refused write.
 //! - A signal concerns one connection, never a later one.
 
 use std::sync::OnceLock;
@@ -30,7 +30,6 @@ pub(super) struct ConnectionSignals {
     /// True if a call succeeded, and no call was refused since.
     has_served: AtomicBool,
     served_notify: Notify,
-    /// Notified when a caller abandons a call.
     abandoned_notify: Notify,
     /// True while Redis refuses `EXPIRE`. Counters written meanwhile never expire.
     is_refusing_expiry: AtomicBool,
@@ -47,14 +46,14 @@ pub(super) struct StoreRefusal {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RefusedOperation {
+    /// A call that counts hits, or another write.
     Count,
     /// Setting the expiry of a counter.
     Expiry,
 }
 
 impl ConnectionSignals {
-    /// Waits until a call succeeds. Returns at once if a call succeeded since the last wait and no
-    /// call was refused after it.
+    /// Waits for the first successful call of the connection, or for the first after a refused one.
     pub(super) async fn wait_served(&self) {
         loop {
             self.served_notify.notified().await;
@@ -96,8 +95,7 @@ impl ConnectionSignals {
         self.useless_notify.notified().await;
     }
 
-    /// Records the result of a call. Several calls in flight may report the same failure, and it
-    /// concerns only this connection, not a later one.
+    /// Records the result of a call. Several calls may report a failure; the first cause stays.
     pub(super) fn record_result(&self, failed: Option<StoreFailure>) {
         match failed {
             None => self.record_success(),
@@ -113,11 +111,11 @@ impl ConnectionSignals {
         }
     }
 
-    /// Classifies and records the error of a call. If `is_no_keys` is true, an error of no known
-    /// class concerns the store; else it concerns the value of a single key.
-    pub(super) fn record_error(&self, error: &Error, is_no_keys: bool) -> StoreFailure {
+    /// Classifies and records the error of a call. If `accepts_any_value` is true, no
+    /// value of a key can cause an error, so an unknown error is a refused write.
+    pub(super) fn record_error(&self, error: &Error, accepts_any_value: bool) -> StoreFailure {
         let cause = classify_error(error);
-        if is_write_refusal(error) || (is_no_keys && cause == StoreFailure::Other) {
+        if is_write_refusal(error) || (accepts_any_value && cause == StoreFailure::Other) {
             self.record_refusal(StoreRefusal {
                 operation: RefusedOperation::Count,
                 cause,

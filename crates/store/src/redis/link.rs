@@ -5,7 +5,8 @@
 //! - [`Link::outage_cause`] reports a failed connection until a new connection has been stable for
 //!   a while.
 //! - [`Link::outage_cause`] reports refused writes until no write was refused for a while.
-//! - If Redis refused the connection, calls fail with the error that Redis returned.
+//! - If Redis refused the connection as not permitted, loading or out of memory, calls fail with this
+//!   cause.
 //!
 //! Not covered:
 //! - Opening and watching the connection ([`super::keeper`]).
@@ -27,12 +28,13 @@ use crate::breaker::Breaker;
 pub(super) struct Link {
     connection: ArcSwapOption<LiveConnection>,
     pub(super) breaker: Breaker,
-    /// The cause for which Redis refused the last connection attempt. `None` if no process replied.
+    /// The cause for which Redis refused the last connection attempt. `None` if the attempt
+    /// succeeded, got no reply, or failed for another cause.
     connect_failure: Mutex<Option<StoreFailure>>,
     /// Why the previous connection failed, or why Redis refuses calls on this one. Cleared after a
     /// connection was stable for a while.
     recent_failure: Mutex<Option<StoreFailure>>,
-    /// True if the last connection is to a proxy.
+    /// True if the last connection is to a proxy of Redis.
     is_proxied: AtomicBool,
 }
 
@@ -72,7 +74,7 @@ impl Link {
         }
     }
 
-    /// Stores why a connection attempt failed.
+    /// Stores the cause if Redis refused a connection attempt.
     pub(super) fn set_connect_failure(&self, error: &Error) {
         *self.connect_failure.lock() = connect_refusal(error);
     }
@@ -87,7 +89,8 @@ impl Link {
         *self.recent_failure.lock() = None;
     }
 
-    /// Updates the circuit breaker with the result of a call.
+    /// Counts late replies for the circuit breaker. A call without a connection says nothing about
+    /// the time of a reply.
     pub(super) fn record_result(&self, failed: Option<StoreFailure>) {
         match failed {
             Some(StoreFailure::TimedOut) => log_if_opened(self.breaker.record_late()),

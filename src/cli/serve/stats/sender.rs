@@ -9,7 +9,7 @@
 //! Not covered:
 //! - Data that the operating system had accepted before a TCP connection broke. Such data is lost.
 //! - Datagrams in transit when a remote host refuses one. These datagrams are lost.
-//! - The datagram during whose send the refusal was reported. This datagram may arrive twice.
+//! - If a refusal is reported while a datagram is sent, this datagram may arrive twice.
 
 use std::collections::VecDeque;
 use std::fmt;
