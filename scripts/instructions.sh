@@ -31,7 +31,7 @@ if [ ${#packages[@]} -gt 0 ]; then
     "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}"
 fi
 
-program=$(cargo build --locked --profile "$profile" --bench instructions --message-format=json-render-diagnostics |
+program=$(cargo build --locked --workspace --profile "$profile" --bench instructions --message-format=json-render-diagnostics |
     sed -n 's/.*"executable":"\([^"]*instructions[^"]*\)".*/\1/p')
 
 home=$(mktemp -d)
