@@ -91,7 +91,7 @@ impl Calendar {
     /// Returns the calendar with windows that start at this time of day.
     #[must_use]
     pub fn starting_at(self, start_time: Time) -> Self {
-        Self { start_time, ..self }
+        Self { start_time, cached_starts: CachedStarts::default(), ..self }
     }
 
     /// Returns the result of [`Calendar::starts_around`], cached while `now` stays in the same

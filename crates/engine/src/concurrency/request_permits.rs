@@ -15,7 +15,7 @@ impl RequestPermits {
     /// Releases all permits. `rtt` is the latency of the request, if the caller measured it;
     /// otherwise the time since the acquire counts.
     pub fn release(self, outcome: impl Into<ReportedOutcome>, rtt: Option<Nanos>) {
-        // The result does not matter: `false` only means that all permits had expired.
+        // The result does not matter: `false` only means that there was nothing left to release.
         let _held = self.release_all(outcome.into(), rtt);
     }
 
@@ -46,8 +46,8 @@ impl RequestPermits {
         self.0.iter().any(PermitGuard::is_fenced)
     }
 
-    /// Returns the time in which the request should end after a share expired: then the store may
-    /// give the share to another replica. 0 if it has passed.
+    /// Returns the time until the first fenced permit expires. Then another replica may get its
+    /// share. 0 if no permit is fenced, or the time has passed.
     #[must_use]
     pub fn fenced_time_left(&self) -> Nanos {
         let fenced = self.0.iter().filter(|held| held.is_fenced());

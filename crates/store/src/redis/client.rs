@@ -267,11 +267,14 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
 
-    use super::{Error, ErrorKind, OpenedClient, describe_error};
+    use super::{Client, Error, ErrorKind, OpenedClient, describe_error};
     use crate::redis::StoreFailure;
     use crate::redis::call_error::classify_error;
     use crate::redis::options::{Address, RedisOptions, RedisTopology};
     use crate::redis::server_address::ServerAddress;
+
+    /// A command that waits for so long waits for its timeout.
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     /// Accepts one connection, and answers each command as if it were `PING`.
     async fn serve_pings(listener: TcpListener) {
@@ -297,10 +300,16 @@ mod tests {
         client.ping::<Value>(None).await.unwrap();
         server.abort();
         opened.wait_closed().await;
+        let ping = async |client: Client| {
+            let reply = tokio::time::timeout(PATIENCE, client.ping::<Value>(None)).await;
+            let reply = reply.expect("no command waits for a closed connection");
+            classify_error(&reply.unwrap_err())
+        };
+        let queued = tokio::spawn(ping(client.clone()));
+        tokio::task::yield_now().await;
         drop(opened);
-        let late = tokio::time::timeout(Duration::from_secs(60), client.ping::<Value>(None));
-        let error = late.await.expect("no command waits for a closed connection").unwrap_err();
-        assert_eq!(classify_error(&error), StoreFailure::Unreachable, "{error:?}");
+        assert_eq!(queued.await.unwrap(), StoreFailure::ConnectionLost);
+        assert_eq!(ping(client).await, StoreFailure::Unreachable);
     }
 
     #[test]

@@ -111,8 +111,8 @@ impl ConnectionSignals {
         }
     }
 
-    /// Classifies and records the error of a call. If `accepts_any_value` is true, no
-    /// value of a key can cause an error, so an unknown error is a refused write.
+    /// Classifies and records the error of a call. If `accepts_any_value` is true, no value
+    /// of a key can cause an error, so an unknown error is a refused write.
     pub(super) fn record_error(&self, error: &Error, accepts_any_value: bool) -> StoreFailure {
         let cause = classify_error(error);
         if is_write_refusal(error) || (accepts_any_value && cause == StoreFailure::Other) {

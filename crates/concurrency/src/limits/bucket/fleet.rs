@@ -44,7 +44,8 @@ impl Bucket {
                 }
             }
             // This report returns the share. A new request joins the fleet again and waits for a
-            // new share. After this replica has left the fleet, it is rejected.
+            // new share. After this replica has left the fleet, new
+            // requests are rejected.
             ReportAction::Send { report, .. } if report.is_leaving && !leased.is_local() => {
                 state.step(now, LimiterEvent::Share(0));
             }
@@ -99,6 +100,11 @@ impl Bucket {
         }
     }
 
+    /// Returns the incarnation of the store that granted the share in use. `Ok(None)` if no share is
+    /// in use.
+    ///
+    /// # Errors
+    /// Requests are in flight without a valid grant.
     pub(crate) fn granted_by(&self, now: Nanos) -> Result<Option<Incarnation>, ()> {
         let state = self.0.lock();
         state
