@@ -21,6 +21,15 @@ fn assert_starts(calendar: &Calendar, now: &str, expected: [&str; 4]) {
 }
 
 #[test]
+fn a_new_start_time_applies_to_a_used_calendar() {
+    let midnight = calendar("UTC", WindowStartDay::Day);
+    let now = at("2026-06-15T09:00:00Z");
+    assert_eq!(midnight.cached_starts_around(now)[1], at("2026-06-15T00:00:00Z"));
+    let noon = midnight.starting_at(Time::constant(12, 0, 0, 0));
+    assert_eq!(noon.cached_starts_around(now)[1], at("2026-06-14T12:00:00Z"));
+}
+
+#[test]
 fn days_of_daylight_saving_changes_have_23_or_25_hours() {
     let berlin = calendar("Europe/Berlin", WindowStartDay::Day);
     // Berlin changes from +01 to +02 at 02:00 on 2026-03-29, and back at 03:00 on 2026-10-25.
