@@ -134,6 +134,24 @@ fn without_a_sync_a_restart_forgets_the_charges() {
 }
 
 #[test]
+fn a_counter_that_a_refund_emptied_stays_empty_after_a_restart() {
+    for strategy in strategies(5) {
+        let directory = tempfile::tempdir().unwrap();
+        let mut file = open(directory.path(), NEW_YEAR);
+        execute(&file.store, NEW_YEAR, &hits("a", strategy, 2));
+        sync(&mut file, NEW_YEAR);
+        let mut refund = hits("a", strategy, 0);
+        refund.list[0].cost = Cost::Refund(Hits(2));
+        execute(&file.store, NEW_YEAR, &refund);
+        (0..MemoryStore::SHARDS).for_each(|_| file.store.memory().sweep_next(NEW_YEAR));
+        sync(&mut file, NEW_YEAR);
+        drop(file);
+        let file = open(directory.path(), NEW_YEAR);
+        assert_eq!(remaining(&file.store, NEW_YEAR, "a", strategy), Some(5), "{strategy:?}");
+    }
+}
+
+#[test]
 fn empty_counters_are_not_restored() {
     for strategy in strategies(5) {
         let directory = tempfile::tempdir().unwrap();

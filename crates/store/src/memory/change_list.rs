@@ -4,6 +4,8 @@
 //! - The list has at most twice as many entries as counters changed, plus a few.
 //! - Cost of a change: amortized O(log of the list's length), mostly one write to memory.
 
+use std::num::NonZeroU64;
+
 use super::key_hash::KeyHash;
 
 /// The smallest capacity that is worth an allocation.
@@ -24,6 +26,17 @@ impl ChangeList {
         self.0.push(hash);
     }
 
+    /// Returns the changed counters, each once, in the order that [`ChangeList::contains`] needs.
+    pub(super) fn sorted(&mut self) -> &[KeyHash] {
+        self.remove_duplicates();
+        &self.0
+    }
+
+    /// Returns whether a sorted list contains `hash`. Cost: O(log of the list's length).
+    pub(super) fn contains(sorted: &[KeyHash], hash: KeyHash) -> bool {
+        sorted.binary_search_by_key(&order(&hash), order).is_ok()
+    }
+
     /// Returns the changed counters, each at least once, and empties the list.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = KeyHash> + '_ {
         self.remove_duplicates();
@@ -40,15 +53,17 @@ impl ChangeList {
     }
 
     fn remove_duplicates(&mut self) {
-        self.0.sort_unstable_by_key(|hash| (hash.position, hash.tag));
+        self.0.sort_unstable_by_key(order);
         self.0.dedup();
     }
 }
 
+const fn order(hash: &KeyHash) -> (u64, NonZeroU64) {
+    (hash.position, hash.tag)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroU64;
-
     use super::*;
 
     fn hash(number: u64) -> KeyHash {

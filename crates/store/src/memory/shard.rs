@@ -1,7 +1,8 @@
 //! One shard of the memory store: a hash table of counters for each strategy.
 //!
 //! Guarantees:
-//! - The hash tables contain every counter that is not empty; a sweep drops the empty ones.
+//! - The hash tables contain every counter that is not empty; a sweep drops the empty ones. If the counters are
+//!   saved, an empty one stays until its last change is collected.
 //! - Every new or dropped counter of the shard is counted in the total of the store.
 
 mod records;

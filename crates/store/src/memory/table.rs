@@ -88,17 +88,22 @@ impl<E: HasKeyHash> CounterTable<E> {
         self.len += 1;
     }
 
-    /// Drops the entries for which `keep`, which may be called twice for an entry, returns false.
+    /// Drops the entries for which `keep`, which may be called twice for an entry, returns false. An entry that is
+    /// listed as changed stays: its last change must be collected, or a restart would return to the state before.
     /// Shrinks a table that is less than a quarter full. Cost: O(slots).
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&E) -> bool) {
+        let mut changes = self.changes.take();
+        let listed = changes.as_deref_mut().map_or(&[][..], ChangeList::sorted);
+        let is_listed = |hash| ChangeList::contains(listed, hash);
         let mut index = 0;
         while let Some(slot) = self.slots.get(index) {
             match slot {
                 // Do not advance: the removal may move a later entry into this slot.
-                Some(entry) if !keep(entry) => self.remove(index),
+                Some(entry) if !is_listed(entry.hash()) && !keep(entry) => self.remove(index),
                 Some(_) | None => index += 1,
             }
         }
+        self.changes = changes;
         if MIN_SLOTS_TO_SHRINK < self.slots.len() && self.len < self.slots.len() / 4 {
             self.resize(slots_for(self.len * 3 / 2));
         }
@@ -201,6 +206,21 @@ mod tests {
                 assert_eq!(found, model.get(&number).copied(), "round {round}, number {number}");
             }
         }
+    }
+
+    #[test]
+    fn a_listed_entry_stays_until_its_change_is_collected() {
+        let mut table = CounterTable::default();
+        table.track_changes();
+        (0..40).for_each(|number| table.insert((hash(number), 0)));
+        table.retain(|_| false);
+        assert_eq!(table.len(), 40);
+        let mut collected = 0;
+        table.take_changes(|_| collected += 1);
+        table.mark_changed(hash(7));
+        table.retain(|_| false);
+        assert_eq!((collected, table.len()), (40, 1));
+        assert!(table.get(hash(7)).is_some());
     }
 
     #[test]
