@@ -54,7 +54,7 @@ static LIMITS: LazyLock<Arc<Config>> = LazyLock::new(|| {
         - {key: strict, concurrency: {limit: 3, mode: strict, max_duration: 60s}}\n\
         - {key: local, concurrency: {limit: 3, mode: local, max_duration: 60s}}\n\
         - {key: queued, concurrency: {limit: 1, mode: local, max_duration: 60s, queue: {size: 3, timeout: 1s}}}\n\
-        - {key: adaptive, concurrency: {adaptive: {algorithm: gradient, initial: 3, max: 9}, max_duration: 60s}}\n\
+        - {key: adaptive, concurrency: {limit: 3, adaptive: {algorithm: gradient, max: 9}, max_duration: 60s}}\n\
         - {key: quiet, concurrency: {limit: 1, mode: strict, max_duration: 600s}}\n";
     load_valid(&[("d.yaml", limits)])
 });
