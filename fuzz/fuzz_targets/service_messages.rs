@@ -46,7 +46,7 @@ use tonic::service::Routes;
 /// The longest `max_duration` of a limit, and more than the expiry of a share.
 const LONGEST: Nanos = Nanos::from_secs(120);
 
-/// A limit of each kind. No input names the value of `quiet`.
+/// A limit of each kind. No input names the value of `quiet`, whose requests last longer than all passes of the clock.
 static LIMITS: LazyLock<Arc<Config>> = LazyLock::new(|| {
     let limits = "domain: d\ndescriptors:\n\
         - {key: rate, rate_limit: {unit: second, requests_per_unit: 9, mode: leased, max_overshoot: 3}}\n\
@@ -55,7 +55,7 @@ static LIMITS: LazyLock<Arc<Config>> = LazyLock::new(|| {
         - {key: local, concurrency: {limit: 3, mode: local, max_duration: 60s}}\n\
         - {key: queued, concurrency: {limit: 1, mode: local, max_duration: 60s, queue: {size: 3, timeout: 1s}}}\n\
         - {key: adaptive, concurrency: {limit: 3, adaptive: {algorithm: gradient, max: 9}, max_duration: 60s}}\n\
-        - {key: quiet, concurrency: {limit: 1, mode: strict, max_duration: 600s}}\n";
+        - {key: quiet, concurrency: {limit: 1, mode: strict, max_duration: 1h}}\n";
     load_valid(&[("d.yaml", limits)])
 });
 
