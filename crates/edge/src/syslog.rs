@@ -14,7 +14,8 @@ use tokio::net::UdpSocket;
 use tokio::time::Instant;
 
 use crate::config::settings::Networks;
-use crate::engine::fleet::forwarding::{PermitUpdate, is_incarnation_name};
+use crate::engine::fleet::forwarding::PermitUpdate;
+use crate::engine::fleet::incarnation::is_incarnation_name;
 use crate::engine::{Engine, validate_id};
 use crate::kernel::concurrency::{ReportedOutcome, RequestOutcome, UpstreamAnswer};
 use crate::kernel::units::Nanos;

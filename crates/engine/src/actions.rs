@@ -11,6 +11,7 @@
 //! - Concurrency limits, except in shadow mode of everything.
 
 mod audit;
+mod calls;
 mod replicated;
 mod request;
 
@@ -21,7 +22,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::Engine;
 use crate::config::Config;
 use crate::config::action::{Action, ActionTarget};
 use crate::config::descriptor_text::parse_entries;
@@ -111,52 +111,6 @@ fn active_action(target: &TargetKey, change: &TargetChange) -> Option<ActiveActi
     };
     let action = Action { domain: domain.clone(), target, effect, until };
     Some(ActiveAction { action, by: change.by.clone(), reason: change.reason.clone() })
-}
-
-impl Engine {
-    /// Returns the end of shadow mode of everything: `None` if it is off, the largest instant if the
-    /// setting `answers.shadow_mode` is on.
-    pub(super) fn shadow_end(&self) -> Option<Nanos> {
-        if self.policy.is_shadow {
-            return Some(Nanos(u64::MAX));
-        }
-        let until = Nanos(self.actions.shadow_until.load(Relaxed));
-        (until != Nanos(0) && self.clock().now() < until).then_some(until)
-    }
-
-    /// Returns `true` in shadow mode of everything.
-    #[inline]
-    pub(super) fn is_shadow(&self) -> bool {
-        self.shadow_end().is_some()
-    }
-
-    /// Returns the actions that apply now, sorted by domain, kind and target.
-    #[must_use]
-    pub fn actions(&self) -> Vec<ActiveAction> {
-        self.actions.state.lock().active_at(self.clock().now()).collect()
-    }
-
-    /// Returns the changes to actions that other replicas need.
-    pub(super) fn action_changes(&self) -> Vec<ActionChange> {
-        self.actions.state.lock().replicated.changes(self.clock().now())
-    }
-
-    /// Applies changes from other replicas or from the audit log.
-    pub(super) fn apply_action_changes(&self, received: &[ActionChange]) {
-        if received.is_empty() {
-            return;
-        }
-        let now = self.clock().now();
-        let mut state = self.actions.state.lock();
-        let applied = received.iter().filter(|change| state.replicated.apply_change(change, now));
-        if applied.map(log_applied_change).count() != 0 {
-            self.actions.publish(&state, now, |config| self.activate_config(config));
-        }
-    }
-
-    fn own_replica_name(&self) -> &str {
-        self.membership().map_or("", crate::fleet::membership::Membership::replica_name)
-    }
 }
 
 fn log_applied_change(change: &ActionChange) {

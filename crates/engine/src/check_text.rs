@@ -5,16 +5,18 @@
 //! - With `telemetry.descriptor_values: hidden`, each value is `*`.
 //! - A text has at most [`MAX_SHOWN`] descriptors, each with at most [`MAX_SHOWN`] entries.
 
+mod calls;
+
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
+use crate::LimitStatus;
 use crate::config::descriptor_text::format_entries;
 use crate::config::settings::DescriptorValues;
 use crate::config::{Config, Rule};
 use crate::kernel::decision::{Check, Cost, Descriptor};
 use crate::kernel::units::Hits;
 use crate::top_keys::text::hash_text;
-use crate::{Engine, LimitStatus};
 
 /// The largest part of a key or value that is shown, in bytes.
 const MAX_BYTES: usize = 64;
@@ -101,20 +103,6 @@ fn path_of<'r>(rule: &'r Rule, status: Option<&LimitStatus>) -> Cow<'r, str> {
     let name = status.and_then(|status| status.decision.limit.as_ref()?.name.as_ref());
     let limit = rule.limits.iter().find(|limit| limit.name.as_ref() == name);
     limit.map_or(Cow::Borrowed(&rule.path), |limit| rule.path_of(limit))
-}
-
-impl Engine {
-    /// Returns the first entries of a descriptor as logs and admin pages show them.
-    #[must_use]
-    pub fn shown_entries(&self, entries: &[(&str, &str)]) -> Vec<(String, String)> {
-        short_entries(entries, self.policy.descriptor_values)
-    }
-
-    /// Returns the start of a text, such as a domain, as logs and admin pages show it.
-    #[must_use]
-    pub fn short_text(&self, text: &str) -> String {
-        short_text(text).into_owned()
-    }
 }
 
 /// Formats the entries of a descriptor: `path=/pay,user=ann`.

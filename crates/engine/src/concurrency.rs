@@ -5,15 +5,20 @@
 
 pub(crate) mod bucket_name;
 pub mod path;
+mod permit_collector;
 pub(super) mod permit_ids;
 pub mod request_permits;
 pub(super) mod terms;
 pub mod usage;
+mod wait_deadlines;
 
 pub use sluicegate_concurrency::limits::queue_time::{with_queue_slots, with_queue_time};
 pub use sluicegate_concurrency::limits::*;
 
 use crate::telemetry::trace;
+
+/// The default for the largest number of buckets.
+pub const DEFAULT_MAX_BUCKETS: usize = 100_000;
 
 /// Starts the trace span of a wait in a queue.
 pub(super) fn start_queue_span() -> QueueSpan {

@@ -3,6 +3,8 @@
 //! Guarantees:
 //! - Each check is planned once and counted once.
 
+mod charge_decision;
+mod charge_stats;
 mod counted;
 mod decision;
 mod decision_log;
@@ -11,11 +13,13 @@ mod excess;
 mod fallback;
 pub(super) mod fallback_debt;
 mod limit_list;
+pub(super) mod limit_plan;
 pub(super) mod local_fallback;
 pub mod local_share;
 pub(super) mod path;
 mod peek;
 pub(super) mod plan;
+pub(super) mod record;
 mod retry_after;
 mod rule_stats;
 pub(super) mod stale_charges;
@@ -79,6 +83,7 @@ impl Decision {
 
     /// Returns the status of each limit; a descriptor without a limit has one, too.
     #[must_use]
+    #[inline]
     pub fn all_limits(&self) -> &[LimitStatus] {
         if self.limit_statuses.is_empty() { &self.statuses } else { &self.limit_statuses }
     }

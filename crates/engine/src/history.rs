@@ -9,15 +9,14 @@
 //! Not covered:
 //! - The current step, which is not over.
 
+mod calls;
+
 use std::collections::{HashMap, VecDeque};
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Engine;
 use crate::kernel::units::Nanos;
-use crate::rule_counters::{RuleActivity, RuleHash, rule_hash};
-use crate::telemetry::metrics::METRICS;
+use crate::rule_counters::{RuleKey, RuleSample};
 
 /// The length of a step.
 pub const STEP: Nanos = Nanos::from_secs(30);
@@ -114,19 +113,6 @@ pub(crate) struct Sample {
     pub(crate) limits: Vec<(Box<str>, Point)>,
 }
 
-/// The state of one rule at the end of a step.
-#[derive(Debug)]
-pub(crate) struct RuleSample {
-    pub(crate) key: RuleKey,
-    /// The decisions since the start of the process: allowed, denied, denied in shadow mode.
-    pub(crate) counts: [u64; 3],
-    /// The largest used share in the step, in millionths.
-    pub(crate) used: u64,
-}
-
-/// The domain and the path of a rule.
-pub(crate) type RuleKey = (Box<str>, Box<str>);
-
 /// The history of this replica.
 #[derive(Debug, Default)]
 pub(crate) struct History {
@@ -189,50 +175,6 @@ impl History {
 
     pub(crate) fn limit(&self, path: &str) -> Option<&Series> {
         self.limits.get(path)
-    }
-}
-
-impl Engine {
-    /// Samples the history at the end of each step, forever.
-    pub async fn sample_history_forever(&self) {
-        loop {
-            let passed = self.clock.now().0 % STEP.0;
-            tokio::time::sleep(Duration::from_nanos(STEP.0 - passed)).await;
-            self.sample_history();
-        }
-    }
-
-    /// Adds the step that has just ended to the history.
-    pub fn sample_history(&self) {
-        let step = (self.clock.now().0 / STEP.0).saturating_sub(1);
-        let rules =
-            self.active.load().as_ref().map_or_else(Vec::new, |active| active.counters.samples());
-        let limits = self.concurrency_in_use().into_iter().map(|(path, usage)| {
-            let rtt = usage.busiest.and_then(|busiest| busiest.rtt).unwrap_or_default();
-            (path, [usage.limit, usage.in_flight, usage.waiting, rtt.0 / Nanos::MICRO.0])
-        });
-        let (checks, limits) = (METRICS.verdict_counts(), limits.collect());
-        self.live.history.lock().add(Sample { step, checks, rules, limits });
-    }
-
-    /// Returns the decisions and the used share of all rules at this replica, by
-    /// [`crate::rule_counters::rule_hash`].
-    #[must_use]
-    pub fn rule_activity(&self) -> HashMap<RuleHash, RuleActivity> {
-        let Some(active) = self.active.load_full() else { return HashMap::new() };
-        let history = self.live.history.lock();
-        let activity = active.counters.activity().map(|((domain, path), mut activity)| {
-            let last = history.last_used(&(domain.into(), path.into()));
-            activity.used = activity.used.max(u32::try_from(last).unwrap_or(u32::MAX));
-            (rule_hash(domain, path), activity)
-        });
-        activity.collect()
-    }
-
-    /// Returns the history of a concurrency limit at this replica. `None` if it has none.
-    #[must_use]
-    pub fn limit_history(&self, path: &str) -> Option<Series> {
-        self.live.history.lock().limit(path).cloned()
     }
 }
 

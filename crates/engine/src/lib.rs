@@ -35,7 +35,7 @@ use crate::actions::{AuditLog, OperatorActions};
 use crate::active_config::ActiveConfig;
 use crate::clock::Clock;
 use crate::concurrency::ConcurrencyLimits;
-use crate::concurrency::path::DEFAULT_MAX_BUCKETS;
+use crate::concurrency::DEFAULT_MAX_BUCKETS;
 use crate::concurrency::permit_ids::{DEFAULT_BOUNDS, PermitIds};
 use crate::config::Config;
 use crate::config::settings::DescriptorValues;

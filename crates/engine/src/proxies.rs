@@ -10,6 +10,7 @@
 //! Not covered:
 //! - The protocol (see `crate::edge::grpc::leases`).
 
+mod calls;
 mod concurrency;
 mod counter;
 mod history;
@@ -20,8 +21,6 @@ mod rule;
 mod share_history;
 mod usage;
 mod votes;
-
-use crate::Engine;
 
 pub use crate::store::ChargeOutcome;
 pub use crate::store::lease::LeaseOutcome;
@@ -37,17 +36,3 @@ pub use registry::{
 pub use reports::{ProxyReply, ProxyReport};
 pub use rule::{ProxyHandling, ProxyLimit, ProxyRule};
 pub use usage::{ProxyDecisionKind, ProxyUsage};
-
-impl Engine {
-    /// Returns the proxies that are connected to this replica.
-    #[must_use]
-    pub const fn proxies(&self) -> &Proxies {
-        &self.proxies
-    }
-
-    /// Runs `begin`, which starts several calls, and sends them to the store after it returns, in
-    /// one store call where possible.
-    pub fn batch_store_calls(&self, begin: &mut dyn FnMut()) {
-        self.store().batch_calls(begin);
-    }
-}

@@ -12,7 +12,9 @@
 //! - Throughput: with the memory store, a recording decides one check at a time.
 //! - Checks in flight at the start; checks whose caller disconnects before the store's reply.
 
+mod error;
 pub(super) mod state;
 pub mod stream;
 
-pub use stream::{RecordError, RecordedKeys, RecordingOptions, RecordingStream};
+pub use error::RecordError;
+pub use stream::{RecordedKeys, RecordingOptions, RecordingStream};

@@ -22,7 +22,6 @@ use siphasher::sip::SipHasher24;
 use crate::Decision;
 use crate::config::{Config, RuleNumber};
 use crate::decide::plan::CheckPlan;
-use crate::history::RuleSample;
 use crate::kernel::decision::DescriptorDecision;
 use crate::telemetry::event::RuleVerdict;
 use crate::telemetry::metrics::RuleDecisions;
@@ -76,6 +75,19 @@ impl RuleActivity {
         self.used = self.used.max(other.used);
     }
 }
+
+/// The state of one rule at the end of a step.
+#[derive(Debug)]
+pub(crate) struct RuleSample {
+    pub(crate) key: RuleKey,
+    /// The decisions since the start of the process: allowed, denied, denied in shadow mode.
+    pub(crate) counts: [u64; 3],
+    /// The largest used share in the step, in millionths.
+    pub(crate) used: u64,
+}
+
+/// The domain and the path of a rule.
+pub(crate) type RuleKey = (Box<str>, Box<str>);
 
 /// The counts of one rule, and its top keys.
 #[derive(Debug)]

@@ -8,19 +8,18 @@
 //! Not covered:
 //! - Descriptors whose rule has no rate limit, because they match a rule.
 
+mod calls;
+
 use std::hash::{BuildHasher as _, Hash as _, Hasher as _, RandomState};
 
 use parking_lot::Mutex;
 
-use crate::Engine;
 use crate::check_text::{MAX_SHOWN, NO_DOMAIN, short_entries, short_text};
 use crate::config::Domain;
 use crate::config::descriptor_text::format_entries;
 use crate::config::settings::DescriptorValues;
 use crate::config::tree::miss::{LookupMiss, MissReason};
-use crate::decide::path::PreparedCheck;
-use crate::decide::plan::LimitPlan;
-use crate::kernel::decision::Descriptor;
+use crate::decide::limit_plan::LimitPlan;
 use crate::kernel::units::Nanos;
 
 /// The largest number of descriptors that are kept. A new one replaces the one with the oldest
@@ -111,35 +110,6 @@ fn find_miss(domain: Option<&Domain>, entries: &[(&str, &str)]) -> Option<Descri
     let is_matched = miss.reason == MissReason::NoRateLimit
         || tree.lookup_concurrency_limit(entries.iter().copied()).is_some();
     (!is_matched).then_some(DescriptorMiss::Rule(miss))
-}
-
-impl Engine {
-    /// Returns the last different descriptors that matched no rule, the latest first.
-    #[must_use]
-    pub fn unmatched_descriptors(&self) -> Vec<UnmatchedDescriptor> {
-        let mut descriptors = self.unmatched.descriptors.lock().clone();
-        descriptors.sort_by_key(|descriptor| std::cmp::Reverse(descriptor.last));
-        descriptors
-    }
-
-    pub(super) fn count_unmatched(&self, prepared: &PreparedCheck<'_, '_>) {
-        if prepared.plan.limits.iter().any(is_unmatched) {
-            self.count_each_unmatched(prepared);
-        }
-    }
-
-    #[cold]
-    fn count_each_unmatched(&self, prepared: &PreparedCheck<'_, '_>) {
-        let PreparedCheck { config, check, now, plan, .. } = prepared;
-        let unmatched =
-            plan.with_descriptors(check).filter(|(plan, _)| is_unmatched(plan)).take(MAX_SHOWN);
-        let (domain, values) = (config.domains.get(check.domain), self.policy.descriptor_values);
-        for (_, Descriptor { entries, .. }) in unmatched {
-            if let Some(miss) = find_miss(domain, entries) {
-                self.unmatched.count((check.domain, entries), miss, values, *now);
-            }
-        }
-    }
 }
 
 const fn is_unmatched(plan: &LimitPlan<'_>) -> bool {

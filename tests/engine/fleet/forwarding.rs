@@ -4,9 +4,8 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use sluicegate::clock::Clock;
-use sluicegate::engine::fleet::forwarding::{
-    ForwardedRelease, IdState, PermitUpdate, incarnation_name,
-};
+use sluicegate::engine::fleet::forwarding::{ForwardedRelease, IdState, PermitUpdate};
+use sluicegate::engine::fleet::incarnation::incarnation_name;
 use sluicegate::engine::{DecisionPolicy, Engine, LocalFallback, Membership};
 use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::units::Nanos;

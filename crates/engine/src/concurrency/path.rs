@@ -20,25 +20,24 @@ use smallvec::SmallVec;
 use tracing::Level;
 
 use super::bucket_name::{bucket_of, limit_of_bucket};
+use super::permit_collector::PermitCollector;
 use super::request_permits::RequestPermits;
 use super::terms;
+use super::wait_deadlines::{WaitDeadlines, time_left};
 use crate::active_config::ActiveConfig;
 use crate::concurrency::{
     AcquireError, BucketLoad, ConcurrencyLimits, PermitGuard, PermitRequest, SharedLimit,
     StrictLimit, rules_at_process,
 };
+use crate::config::Config;
 use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode, RejectReply};
-use crate::config::{Config, RuleNumber};
 use crate::decide::path::validate;
 use crate::kernel::concurrency::limiter::LimiterConfig;
 use crate::kernel::decision::{Check, Cost, Reason, Verdict};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Hits, Nanos};
-use crate::telemetry::event::{CheckDecided, ConcurrencyLimitExceeded, Event as _, RuleVerdict};
+use crate::telemetry::event::{ConcurrencyLimitExceeded, Event as _};
 use crate::{CheckError, Decision, Engine};
-
-/// The default for the largest number of buckets.
-pub const DEFAULT_MAX_BUCKETS: usize = 100_000;
 
 /// The result of a check that needs permits.
 #[derive(Debug)]
@@ -64,52 +63,6 @@ pub struct ConcurrencyRejection {
     pub load: Option<BucketLoad>,
 }
 
-/// The permits that a check has acquired so far.
-#[derive(Default)]
-struct PermitCollector {
-    permits: RequestPermits,
-    /// The verdicts of the limits, to count once all permits are acquired.
-    verdicts: SmallVec<[(RuleNumber, RuleVerdict); 2]>,
-    /// Permits of limits in shadow mode. The check does not start again if one expires.
-    shadow: Vec<PermitGuard>,
-    /// The path of the first limit in shadow mode that would have rejected the check.
-    shadow_rejected_by: Option<Arc<str>>,
-}
-
-impl PermitCollector {
-    /// Adds a permit, and restarts the deadlines of the earlier ones, because the caller cannot
-    /// renew them before the last acquire. Returns `false` if an earlier permit has expired.
-    fn add(&mut self, permit: Option<PermitGuard>, shadow: bool) -> bool {
-        self.shadow.retain(PermitGuard::renew);
-        let expired = self.permits.0.iter().filter(|held| !held.renew()).count();
-        if shadow {
-            self.shadow.extend(permit);
-        } else {
-            self.permits.0.extend(permit);
-        }
-        expired == 0
-    }
-
-    /// Adds the verdict of a limit, unless its rule also has a rate limit. Then the decision of the
-    /// rate limit is counted instead.
-    fn add_verdict(&mut self, limit: &ConcurrencyLimit, has_permit: bool) {
-        let verdict = if has_permit { RuleVerdict::Allow } else { RuleVerdict::ShadowDeny };
-        if !limit.has_rate_limit {
-            self.verdicts.push((limit.number, verdict));
-        }
-    }
-
-    fn into_permits(mut self) -> RequestPermits {
-        self.permits.0.extend(self.shadow);
-        self.permits
-    }
-
-    /// Records that the limit is in shadow mode and would have rejected the check.
-    fn add_shadow_rejection(&mut self, limit: &ConcurrencyLimit) {
-        self.shadow_rejected_by.get_or_insert_with(|| Arc::from(&*limit.path));
-    }
-}
-
 /// The result of one attempt to acquire all permits of a check.
 enum AcquirePass {
     /// All permits, and the path of the first limit that would have rejected the check without
@@ -127,31 +80,6 @@ pub(crate) enum PermitLifetime {
     UntilReleased,
     /// After `max_duration`, because the end of the request may never be reported.
     MaxDuration,
-}
-
-/// The start of a check, and the deadlines of its waits in queues and for the store.
-#[derive(Clone, Copy, Debug)]
-struct WaitDeadlines {
-    started_at: Nanos,
-    queue_deadline: Option<Nanos>,
-    store_deadline: Option<Nanos>,
-}
-
-impl WaitDeadlines {
-    /// Creates the deadlines of a check from its start and timeout. A timeout of zero disables
-    /// queueing, but sets no deadline for the store.
-    fn starting_at(started_at: Nanos, timeout: Option<Nanos>) -> Self {
-        let end = timeout.map(|patience| started_at.plus(patience));
-        Self {
-            started_at,
-            queue_deadline: end,
-            store_deadline: end.filter(|end| started_at < *end),
-        }
-    }
-}
-
-fn time_left(now: Nanos, end: Option<Nanos>) -> Nanos {
-    end.map_or(Nanos(u64::MAX), |end| end.since(now))
 }
 
 type RequiredLimits<'c> = SmallVec<[(CounterKey, &'c ConcurrencyLimit); 2]>;
@@ -200,14 +128,10 @@ impl Engine {
         let end = wait.queue_deadline;
         let (permits, shadow_rejected_by) = loop {
             let config = self.active.load_full().ok_or(CheckError::NoConfig)?;
-            match self.acquire_all(&config, covered, wait, keep).await {
+            match self.acquire_all(&config, (covered, question), wait, keep).await {
                 Ok(AcquirePass::Acquired(permits, path)) => break (permits, path),
                 Ok(AcquirePass::Restart(last)) => wait.queue_deadline = Some(last),
-                Err(rejection) => {
-                    self.log_rejection(question, &rejection);
-                    self.send_rejection(question, &rejection);
-                    return Ok(AdmissionOutcome::Rejected(rejection));
-                }
+                Err(rejection) => return Ok(AdmissionOutcome::Rejected(rejection)),
             }
         };
         let time_left = end.map(|end| end.since(self.clock().steady()));
@@ -221,7 +145,7 @@ impl Engine {
     async fn acquire_all(
         &self,
         config: &Arc<ActiveConfig>,
-        covered: &Check<'_>,
+        (covered, question): (&Check<'_>, &Check<'_>),
         wait: WaitDeadlines,
         keep: PermitLifetime,
     ) -> Result<AcquirePass, ConcurrencyRejection> {
@@ -236,13 +160,17 @@ impl Engine {
             };
             // The current configuration has no concurrency limit for this bucket.
             let Some(ceiling) = ceiling else { continue };
-            let held = self.acquire_one(bucket, (current, ceiling), wait, keep).await?;
+            let held = self.acquire_one(bucket, (current, ceiling), wait, keep).await;
+            let held =
+                held.map_err(|reason| self.reject(question, (current, ceiling), bucket, reason))?;
             collector.add_verdict(planned, held.is_some());
             if held.is_none() {
                 collector.add_shadow_rejection(ceiling);
             }
             if !collector.add(held, self.is_shadow_limit(ceiling)) {
-                return self.restart_or_reject(&limits, (current, ceiling), wait, bucket);
+                return self.restart_until(&limits, wait).map(AcquirePass::Restart).ok_or_else(
+                    || self.reject(question, (current, ceiling), bucket, Reason::QueueTimeout),
+                );
             }
         }
         collector.verdicts.iter().for_each(|&(rule, verdict)| config.counters.count(rule, verdict));
@@ -250,22 +178,31 @@ impl Engine {
         Ok(AcquirePass::Acquired(collector.into_permits(), rejected_by))
     }
 
-    /// Restarts a check that lost a permit while it waited for another one. Rejects it if the
+    /// Returns the instant until which a check that lost a permit may wait again. `None` if the
     /// caller's timeout, or the sum of the check's queue timeouts, has passed.
-    fn restart_or_reject(
+    fn restart_until(
         &self,
         limits: &[(CounterKey, &ConcurrencyLimit)],
-        (config, ceiling): (&ActiveConfig, &ConcurrencyLimit),
         wait: WaitDeadlines,
-        bucket: &CounterKey,
-    ) -> Result<AcquirePass, ConcurrencyRejection> {
+    ) -> Option<Nanos> {
         let deadline = wait.started_at.plus(total_queue_timeout(limits));
         let last = wait.queue_deadline.map_or(deadline, |end| end.min(deadline));
-        if last <= self.clock().steady() {
-            let load = self.reported_load(bucket.as_bytes());
-            return Err(count_rejection(config, ceiling, Reason::QueueTimeout, load));
-        }
-        Ok(AcquirePass::Restart(last))
+        (self.clock().steady() < last).then_some(last)
+    }
+
+    /// Publishes a rejection, and returns the response.
+    fn reject(
+        &self,
+        check: &Check<'_>,
+        (config, limit): (&ActiveConfig, &ConcurrencyLimit),
+        bucket: &CounterKey,
+        reason: Reason,
+    ) -> ConcurrencyRejection {
+        let (bucket, reject, path) = (bucket.as_bytes(), limit.reject.clone(), limit.path.clone());
+        let rejection =
+            ConcurrencyRejection { reject, reason, path, load: self.reported_load(bucket) };
+        self.publish_rejection(check, (config, limit), bucket, &rejection);
+        rejection
     }
 
     /// Returns the load of a bucket that rejects a check. `None` unless it is logged or sent.
@@ -351,7 +288,7 @@ impl Engine {
         (config, limit): (&ActiveConfig, &ConcurrencyLimit),
         wait: WaitDeadlines,
         keep: PermitLifetime,
-    ) -> Result<Option<PermitGuard>, ConcurrencyRejection> {
+    ) -> Result<Option<PermitGuard>, Reason> {
         let shadow = self.is_shadow_limit(limit);
         let (shared, rules, strict_limit) =
             (self.shared_limit(limit), self.local_rules(limit), self.strict_limit(limit));
@@ -388,28 +325,9 @@ impl Engine {
                 ConcurrencyLimitExceeded { limit, reason, is_enforced: false, count: 1 }.emit();
                 Ok(None)
             }
-            Err(denied) => {
-                let load = self.reported_load(bucket);
-                self.count_rejected_key(&config.counters, limit.number, bucket);
-                Err(count_rejection(config, limit, reason_of(denied), load))
-            }
+            Err(denied) => Err(reason_of(denied)),
         }
     }
-}
-
-/// Counts the rejection in the metrics, and returns the response.
-fn count_rejection(
-    config: &ActiveConfig,
-    limit: &ConcurrencyLimit,
-    reason: Reason,
-    load: Option<BucketLoad>,
-) -> ConcurrencyRejection {
-    config.counters.count(limit.number, RuleVerdict::Deny);
-    ConcurrencyLimitExceeded { limit: &limit.path, reason, is_enforced: true, count: 1 }.emit();
-    let reasons = std::iter::once(reason);
-    CheckDecided { verdict: Verdict::Deny, is_shadowed: false, reasons, near_limit: 0 }.emit();
-    let (reject, path) = (limit.reject.clone(), limit.path.clone());
-    ConcurrencyRejection { reject, reason, path, load }
 }
 
 fn total_queue_timeout(limits: &[(CounterKey, &ConcurrencyLimit)]) -> Nanos {

@@ -19,7 +19,8 @@
 //!   count up to 4,294,967,295 hits.
 
 use crate::Engine;
-use crate::decide::plan::{CheckPlan, LimitPlan};
+use crate::decide::limit_plan::LimitPlan;
+use crate::decide::plan::CheckPlan;
 use crate::kernel::decision::{Check, Cost};
 use crate::kernel::rate::fixed_window::FixedWindow;
 use crate::kernel::rate::gcra::Gcra;

@@ -1,23 +1,23 @@
-//! Writes the decision of a check from the outcomes of its charges, and counts it once.
+//! Writes the decision of a check from the outcomes of its charges.
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::Engine;
+use crate::decide::charge_decision::ChargeDecision;
 use crate::decide::fallback;
-use crate::decide::fallback::ChargeDecision;
+use crate::decide::limit_plan::{LimitPlan, enforcement_of};
 use crate::decide::path::{CheckPurpose, PreparedCheck};
-use crate::decide::plan::{CheckPlan, LimitPlan, enforcement_of};
+use crate::decide::plan::CheckPlan;
+use crate::decide::record::DecisionRecord;
 use crate::decide::retry_after;
-use crate::decide::rule_stats::near_limit_threshold;
 use crate::kernel::decision::{
     DescriptorDecision, Reason, Verdict, VoteGroup, binding_index, combine,
 };
 use crate::kernel::rate::{CounterDecision, Headroom};
 use crate::kernel::units::{Hits, Nanos};
-use crate::rule_counters::RuleCounters;
 use crate::store::{Charge, ChargeOutcome};
-use crate::telemetry::event::{CheckDecided, Event as _};
-use crate::telemetry::stats::StatCounter;
 use crate::{CheckError, Decision, LimitStatus};
 
 impl Engine {
@@ -44,8 +44,7 @@ impl Engine {
         Ok(self.write_decision(prepared, outcomes.iter().copied().map(ChargeDecision::Store)))
     }
 
-    /// Writes the decision of a check from one decision for each charge, and counts it in the
-    /// metrics.
+    /// Writes and publishes the decision of a check from one decision for each charge.
     pub(crate) fn write_decision(
         &self,
         prepared: &PreparedCheck<'_, '_>,
@@ -53,14 +52,8 @@ impl Engine {
     ) -> Decision {
         let plan = &prepared.plan;
         let mut decision = Decision::allow(prepared.config.revision, prepared.now);
-        let near_limit = self.write_statuses(prepared, charge_decisions, &mut decision);
-        let is_counted = prepared.purpose == CheckPurpose::Decide;
-        if is_counted {
-            self.log_charges(prepared, &decision);
-        }
-        if let Some(events) = self.events.as_ref().filter(|_| is_counted) {
-            events.offer_limits(prepared, &decision);
-        }
+        let mut counted = SmallVec::new();
+        write_statuses(plan, charge_decisions, &mut decision, &mut counted);
         plan.fold_statuses(&mut decision);
         let quota_for_all = self.policy.planning.quota_for_all;
         let descriptor_decisions = || decision.statuses.iter().map(|status| &status.decision);
@@ -80,84 +73,36 @@ impl Engine {
                 quota_for_all,
             );
         }
-        if is_counted {
-            self.count_decision(prepared, &decision, near_limit);
+        if prepared.purpose == CheckPurpose::Decide {
+            self.publish_decision(&DecisionRecord {
+                prepared,
+                decision: &decision,
+                charge_decisions: &counted,
+            });
         }
         decision
     }
-
-    /// Counts and logs the decision of a check.
-    #[inline]
-    fn count_decision(
-        &self,
-        prepared: &PreparedCheck<'_, '_>,
-        decision: &Decision,
-        near_limit: u64,
-    ) {
-        let reasons = decision.statuses.iter().map(|status| status.decision.reason);
-        CheckDecided {
-            verdict: decision.verdict,
-            is_shadowed: decision.is_shadowed,
-            reasons,
-            near_limit,
-        }
-        .emit();
-        prepared.config.counters.count_decision(&prepared.plan, decision);
-        self.count_top_keys(prepared, decision);
-        if let (true, Some(stats)) = (decision.is_shadowed, &self.stats) {
-            stats.add(StatCounter::GlobalShadowMode, 1);
-        }
-        self.log_check(prepared, decision);
-    }
-
-    /// Appends one status for each limit. Returns the number of limits that are nearly used up.
-    fn write_statuses(
-        &self,
-        PreparedCheck { config, plan, .. }: &PreparedCheck<'_, '_>,
-        charge_decisions: impl Iterator<Item = ChargeDecision>,
-        decision: &mut Decision,
-    ) -> u64 {
-        let mut charged = plan.charges.list.iter().zip(charge_decisions);
-        let (mut rule_stats, mut near_limit_count) = (plan.stats.iter(), 0);
-        for limit_plan in &plan.limits {
-            let mut max_at_once = 0;
-            let next = || {
-                let (charge, charge_decisions) = charged.next()?;
-                if let Some(rule) = rule_stats.next() {
-                    rule.count(charge.cost, &charge_decisions, self.policy.near_limit_ratio);
-                }
-                max_at_once = charge.strategy.max_at_once();
-                Some((charge, charge_decisions))
-            };
-            decision.statuses.push(LimitStatus::UNLIMITED);
-            let Some(status) = decision.statuses.last_mut() else { continue };
-            write_status(status, limit_plan, next);
-            near_limit_count += u64::from(self.is_near_limit(&status.decision, max_at_once));
-            record_used(&config.counters, limit_plan, (&status.decision, max_at_once));
-        }
-        near_limit_count
-    }
-
-    /// Returns `true` if the limit allowed the hits and is nearly used up. An empty counter allows
-    /// `max_at_once` hits.
-    fn is_near_limit(&self, decision: &DescriptorDecision, max_at_once: u32) -> bool {
-        let used = u64::from(max_at_once).saturating_sub(decision.headroom.remaining.0);
-        decision.reason == Reason::WithinLimit
-            && near_limit_threshold(max_at_once, self.policy.near_limit_ratio) < used
-    }
 }
 
-/// Records the share of a charged limit that its key has used. An empty counter allows
-/// `max_at_once` hits.
-fn record_used(
-    counters: &RuleCounters,
-    limit_plan: &LimitPlan<'_>,
-    (decision, max_at_once): (&DescriptorDecision, u32),
+/// Appends one status for each limit, and copies the charge decisions if the plan has statistics for them.
+fn write_statuses(
+    plan: &CheckPlan<'_>,
+    charge_decisions: impl Iterator<Item = ChargeDecision>,
+    decision: &mut Decision,
+    counted: &mut SmallVec<[ChargeDecision; 2]>,
 ) {
-    let LimitPlan::Charged(rule, _) = limit_plan else { return };
-    if let (true, Some(counter)) = (decision.is_counted(), counters.counter(rule.number)) {
-        let used = u64::from(max_at_once).saturating_sub(decision.headroom.remaining.0);
-        counter.record_used(used, max_at_once);
+    let mut charged = plan.charges.list.iter().zip(charge_decisions);
+    for limit_plan in &plan.limits {
+        let next = || {
+            let next = charged.next()?;
+            if !plan.stats.is_empty() {
+                counted.push(next.1);
+            }
+            Some(next)
+        };
+        decision.statuses.push(LimitStatus::UNLIMITED);
+        let Some(status) = decision.statuses.last_mut() else { continue };
+        write_status(status, limit_plan, next);
     }
 }
 

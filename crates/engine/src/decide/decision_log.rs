@@ -18,14 +18,14 @@ use crate::kernel::rate::limit::Tick;
 use crate::{CheckError, Decision, Engine};
 
 impl Engine {
-    /// Logs the check. `decision` has one status for each descriptor.
+    /// Logs the check.
     pub(crate) fn log_check(&self, prepared: &PreparedCheck<'_, '_>, decision: &Decision) {
         if tracing::enabled!(Level::DEBUG) {
             self.write_check_line(prepared, decision);
         }
     }
 
-    /// Logs the charges. `decision` has one status for each limit.
+    /// Logs the charges.
     pub(crate) fn log_charges(&self, prepared: &PreparedCheck<'_, '_>, decision: &Decision) {
         if tracing::enabled!(Level::TRACE) {
             self.write_charge_lines(prepared, decision);
@@ -85,7 +85,7 @@ impl Engine {
         let charged = plan
             .limits
             .iter()
-            .zip(&decision.statuses)
+            .zip(decision.all_limits())
             .filter(|(limit_plan, _)| limit_plan.is_charged());
         for ((limit_plan, status), charge) in charged.zip(&plan.charges.list) {
             let Cost::Charge(hits) = charge.cost else { continue };

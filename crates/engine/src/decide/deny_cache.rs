@@ -18,8 +18,9 @@ use siphasher::sip128::{Hasher128 as _, SipHasher13};
 use smallvec::SmallVec;
 
 use crate::config::LimitMode;
-use crate::decide::fallback::ChargeDecision;
-use crate::decide::plan::{CheckPlan, LimitPlan};
+use crate::decide::charge_decision::ChargeDecision;
+use crate::decide::limit_plan::LimitPlan;
+use crate::decide::plan::CheckPlan;
 use crate::kernel::decision::{Cost, VoteGroup};
 use crate::kernel::key::CounterKey;
 use crate::kernel::rate::{CounterDecision, Headroom, Strategy};

@@ -10,11 +10,9 @@
 //!
 //! Cost: two store calls if the check also has other limits, otherwise one.
 
-use crate::decide::local_fallback::{FailedCharge, LocalFallback};
 use crate::kernel::decision::{Cost, Verdict, VoteGroup};
-use crate::kernel::units::Nanos;
 use crate::store::{Charge, ChargeMode, ChargeOutcome, Charges, Outcomes};
-use sluicegate_lease::charge_subset::{ChargeSubset, placeholders, remaining_mode};
+use sluicegate_lease::charge_subset::{ChargeSubset, remaining_mode};
 
 /// Returns `true` if `charge` is made even if its check is denied.
 pub(crate) const fn is_always_charged(charge: &Charge) -> bool {
@@ -53,29 +51,4 @@ pub(crate) fn second_step(charges: &Charges, outcomes: &Outcomes) -> ChargeSubse
     let is_decided: Vec<bool> = charges.list.iter().map(is_always_charged).collect();
     let mode = remaining_mode(charges, outcomes, &is_decided);
     ChargeSubset::select(charges, |index| !is_decided[index], mode)
-}
-
-impl LocalFallback {
-    /// Decides `failed` from the local counters, in two steps if needed. Returns one outcome for
-    /// each charge, in order.
-    pub(crate) fn charge(
-        &self,
-        failed: &[FailedCharge<'_>],
-        mode: ChargeMode,
-        now: Nanos,
-    ) -> Outcomes {
-        let list = failed.iter().map(|(charge, _)| (*charge).clone()).collect();
-        let charges = Charges { list, mode };
-        if !needs_two_steps(&charges) {
-            return self.charge_together(failed, mode, now);
-        }
-        let mut outcomes = placeholders(&charges);
-        let first = first_step(&charges);
-        let step = self.charge_together(&first.select_from(failed), ChargeMode::Each, now);
-        first.copy_outcomes(step, &mut outcomes);
-        let second = second_step(&charges, &outcomes);
-        let step = self.charge_together(&second.select_from(failed), second.charges.mode, now);
-        second.copy_outcomes(step, &mut outcomes);
-        outcomes
-    }
 }

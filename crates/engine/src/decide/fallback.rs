@@ -9,23 +9,14 @@ use smallvec::SmallVec;
 
 use crate::CheckError;
 use crate::config::FallbackMode;
+use crate::decide::charge_decision::ChargeDecision;
+use crate::decide::limit_plan::LimitPlan;
 use crate::decide::local_fallback::{FailedCharge, LocalFallback, NO_SHARE_OUTCOME};
-use crate::decide::plan::{CheckPlan, LimitPlan};
+use crate::decide::plan::CheckPlan;
 use crate::kernel::decision::{Cost, Reason, StoreFailure, Verdict};
 use crate::kernel::units::Nanos;
 use crate::store::ChargeOutcome;
 use crate::telemetry::event::{ChargesFailed, Event as _};
-
-/// The outcome of a charge: from the store, a fallback or the local share.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum ChargeDecision {
-    Store(ChargeOutcome),
-    /// `on_store_failure: allow` or `deny`.
-    Fallback(Verdict, Reason),
-    Local(ChargeOutcome),
-    /// The charge was not made: another limit is known to deny the check.
-    NotCharged,
-}
 
 /// Returns `true` if any charge has no reply from the store.
 pub(crate) fn is_needed(outcomes: &[ChargeOutcome]) -> bool {

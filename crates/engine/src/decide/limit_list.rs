@@ -19,7 +19,8 @@ use std::iter::repeat;
 use smallvec::SmallVec;
 
 use crate::config::Rule;
-use crate::decide::plan::{CheckPlan, LimitPlan};
+use crate::decide::limit_plan::LimitPlan;
+use crate::decide::plan::CheckPlan;
 use crate::kernel::decision::{Check, Descriptor, VoteGroup};
 use crate::kernel::units::Nanos;
 use crate::{Decision, LimitStatus};

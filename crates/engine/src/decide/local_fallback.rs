@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::decide::excess::is_always_charged;
+use crate::decide::excess::{first_step, is_always_charged, needs_two_steps, second_step};
 use crate::decide::fallback_debt::{FallbackDebt, FallbackDebts};
 use crate::decide::local_share::{FleetDivision, local_share, rank};
 use crate::fleet::membership::Membership;
@@ -20,6 +20,7 @@ use crate::store::{
     Charge, ChargeMode, ChargeOutcome, Charges, CounterStore as _, Outcomes, StoreReply,
 };
 use sluicegate_lease::charge_subset::is_check_denied;
+use sluicegate_lease::charge_subset::placeholders;
 
 /// The local counters and the fallback debt of this replica.
 #[derive(Debug)]
@@ -158,5 +159,30 @@ const fn outcome_without_share(charge: &Charge) -> ChargeOutcome {
         }
         Cost::Charge(_) => NO_SHARE_OUTCOME,
         Cost::Refund(_) => ChargeOutcome::Refunded(NO_ROOM),
+    }
+}
+
+impl LocalFallback {
+    /// Decides `failed` from the local counters, in two steps if needed. Returns one outcome for
+    /// each charge, in order.
+    pub(crate) fn charge(
+        &self,
+        failed: &[FailedCharge<'_>],
+        mode: ChargeMode,
+        now: Nanos,
+    ) -> Outcomes {
+        let list = failed.iter().map(|(charge, _)| (*charge).clone()).collect();
+        let charges = Charges { list, mode };
+        if !needs_two_steps(&charges) {
+            return self.charge_together(failed, mode, now);
+        }
+        let mut outcomes = placeholders(&charges);
+        let first = first_step(&charges);
+        let step = self.charge_together(&first.select_from(failed), ChargeMode::Each, now);
+        first.copy_outcomes(step, &mut outcomes);
+        let second = second_step(&charges, &outcomes);
+        let step = self.charge_together(&second.select_from(failed), second.charges.mode, now);
+        second.copy_outcomes(step, &mut outcomes);
+        outcomes
     }
 }

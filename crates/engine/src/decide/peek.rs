@@ -10,7 +10,8 @@
 //! - The retry-after of sliding strategies may be too long, at most until the counter is empty.
 
 use crate::active_config::ActiveConfig;
-use crate::decide::plan::{CheckPlan, LimitPlan};
+use crate::decide::limit_plan::LimitPlan;
+use crate::decide::plan::CheckPlan;
 use crate::kernel::decision::{
     Check, Cost, DescriptorDecision, Reason, Verdict, combine, combined_wait,
 };

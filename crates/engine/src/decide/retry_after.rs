@@ -10,8 +10,9 @@ use smallvec::SmallVec;
 
 use crate::LimitStatus;
 use crate::decide::limit_list::Waits;
+use crate::decide::limit_plan::LimitPlan;
 use crate::decide::local_fallback::LocalFallback;
-use crate::decide::plan::{CheckPlan, LimitPlan};
+use crate::decide::plan::CheckPlan;
 use crate::kernel::decision::{self, Cost, DescriptorDecision, Reason, Verdict};
 use crate::kernel::rate::{Headroom, Strategy};
 use crate::kernel::units::{Hits, Nanos};

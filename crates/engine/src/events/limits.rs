@@ -14,15 +14,14 @@ use std::borrow::Cow;
 use serde_json::{Map, json};
 
 use super::EventOptions;
+use crate::decide::limit_plan::LimitPlan;
 use crate::decide::path::PreparedCheck;
-use crate::decide::plan::LimitPlan;
 use crate::kernel::decision::{Descriptor, DescriptorDecision, Reason};
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::Windows;
 use crate::kernel::units::Nanos;
 use crate::store::Charge;
 use crate::telemetry::cloud_events::{EventContent, EventKey, EventWindow, format_time};
-use crate::{Decision, LimitStatus};
 
 /// A limit of a check, with its charge and its decision.
 struct ChargedLimit<'a, 'q> {
@@ -33,25 +32,22 @@ struct ChargedLimit<'a, 'q> {
 }
 
 impl EventOptions {
-    /// Sends the events of a check. `decision` has one status for each limit.
-    pub(crate) fn offer_limits(&self, prepared: &PreparedCheck<'_, '_>, decision: &Decision) {
-        let plan = &prepared.plan;
-        let mut charges = plan.charges.list.iter();
-        for (index, (limit, status)) in plan.limits.iter().zip(&decision.statuses).enumerate() {
-            if !limit.is_charged() {
-                continue;
-            }
-            let Some(charge) = charges.next() else { return };
-            if let Some(event_type) = self.event_type(charge, status) {
-                self.offer_limit((event_type, index), charge, prepared, decision);
-            }
+    /// Sends the event of the limit at `index` in the plan, if it has one.
+    #[inline]
+    pub(crate) fn offer_limit(
+        &self,
+        prepared: &PreparedCheck<'_, '_>,
+        (index, decision): (usize, &DescriptorDecision),
+        charge: &Charge,
+    ) {
+        if let Some(event_type) = self.event_type(charge, decision) {
+            self.send_limit((event_type, index), charge, prepared, decision);
         }
     }
 
     /// Returns the type of the limit's event, if it has one.
     #[inline]
-    fn event_type(&self, charge: &Charge, status: &LimitStatus) -> Option<&'static str> {
-        let LimitStatus { decision, .. } = status;
+    fn event_type(&self, charge: &Charge, decision: &DescriptorDecision) -> Option<&'static str> {
         if decision.is_denied {
             return self.kinds.denied.then_some("io.sluicegate.limit.denied");
         }
@@ -69,18 +65,15 @@ impl EventOptions {
     }
 
     #[cold]
-    fn offer_limit(
+    fn send_limit(
         &self,
         (event_type, index): (&'static str, usize),
         charge: &Charge,
         prepared: &PreparedCheck<'_, '_>,
-        decision: &Decision,
+        decision: &DescriptorDecision,
     ) {
         let limit = prepared.plan.with_descriptors(prepared.check).nth(index);
-        let status = decision.statuses.get(index);
-        let Some(((limit, descriptor), LimitStatus { decision, .. })) = limit.zip(status) else {
-            return;
-        };
+        let Some((limit, descriptor)) = limit else { return };
         let limit = ChargedLimit { limit, descriptor, charge, decision };
         let window = limit.window(prepared.now);
         let key = EventKey { event_type, key: charge.key.as_bytes(), window };

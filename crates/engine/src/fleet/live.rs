@@ -12,21 +12,19 @@
 //! - Exact top keys: a key that is no top key of a replica is missing in its report.
 //! - Hits since the last heartbeat, about one second.
 
+mod calls;
 mod report;
+pub mod watch;
 
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 
-use crate::Engine;
-use crate::fleet::live_view::ViewScope;
-use crate::fleet::membership::{ReplicaRecord, parse_record};
-use crate::history::{History, RuleKey, Series};
-use crate::kernel::top_keys::TopWindow;
+use crate::fleet::membership::ReplicaRecord;
+use crate::fleet::view_scope::ViewScope;
+use crate::history::History;
 use crate::kernel::units::Nanos;
-use crate::rule_counters::{RuleActivity, RuleHash, rule_hash};
-use crate::telemetry::metrics::METRICS;
-use crate::top_keys::TopKeysQuery;
+use crate::rule_counters::RuleKey;
 pub use report::{CheckCounts, LiveReport, TopLists, TopWindows, WatchedRule};
+pub use watch::Watch;
 
 /// The time for which a read of a page counts as a watch.
 pub const WATCH_TIME: Nanos = Nanos::from_secs(10);
@@ -57,30 +55,6 @@ pub enum WatchedPage {
     Top,
     /// History and top keys of the rule with this domain and path.
     Rule(Box<str>, Box<str>),
-}
-
-/// The pages of a replica that were read in the last [`WATCH_TIME`].
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Watch {
-    /// `true` if the counts of all rules are read.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub rules: bool,
-    /// `true` if the top keys of all rules are read.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub top: bool,
-    /// `true` if the history of all checks is read.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub overview: bool,
-    /// The domain and the path of the rule that was read last.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rule: Option<RuleKey>,
-}
-
-impl Watch {
-    const fn is_empty(&self) -> bool {
-        !(self.rules || self.top || self.overview) && self.rule.is_none()
-    }
 }
 
 /// The state of this replica's live pages.
@@ -171,125 +145,6 @@ impl FleetReports {
     pub fn of(&self, replica: &str) -> Option<&LiveReport> {
         let (_, record) = self.others.iter().find(|(name, _)| **name == *replica)?;
         record.live.as_ref()
-    }
-}
-
-impl Engine {
-    /// Records that a page was read, so that the other replicas report its counts for
-    /// [`WATCH_TIME`].
-    pub fn watch_page(&self, page: WatchedPage) {
-        let now = self.clock.steady();
-        let mut reads = self.live.reads.lock();
-        match page {
-            WatchedPage::Overview => reads.overview = Some(now),
-            WatchedPage::Rules => reads.rules = Some(now),
-            WatchedPage::Top => reads.top = Some(now),
-            WatchedPage::Rule(domain, path) => reads.rule = Some(((domain, path), now)),
-        }
-    }
-
-    /// Returns the reports of the other live replicas, as of the last heartbeat.
-    #[must_use]
-    pub fn fleet_reports(&self) -> FleetReports {
-        let Some(membership) = self.membership() else { return FleetReports::default() };
-        let Some(fleet) = membership.snapshot() else { return FleetReports::default() };
-        let others =
-            fleet.replicas.iter().filter(|replica| *replica.node != *membership.replica_name());
-        let others =
-            others.map(|replica| (replica.node.clone(), parse_record(&replica.record))).collect();
-        FleetReports { is_fleet: true, others }
-    }
-
-    /// Returns the pages of this replica that are read, for its record. `None` if there are none.
-    pub(super) fn own_watch(&self) -> Option<Watch> {
-        Some(self.live.watch(self.clock.steady())).filter(|watch| !watch.is_empty())
-    }
-
-    /// Returns this replica's live counts, for its record. `None` if no other replica's pages are
-    /// read.
-    pub(super) fn live_report(&self) -> Option<LiveReport> {
-        let watches = self.watches_of_others();
-        if watches.is_empty() {
-            return None;
-        }
-        let is_read = |page: fn(&Watch) -> bool| watches.iter().any(page);
-        let mut keys: Vec<_> = watches.iter().filter_map(|watch| watch.rule.clone()).collect();
-        keys.sort();
-        keys.dedup();
-        let mut report = LiveReport {
-            checks: self.check_counts(),
-            history: is_read(|watch| watch.overview).then(|| self.check_history()),
-            rules: is_read(|watch| watch.rules).then(|| self.reported_rules()),
-            omitted_rules: 0,
-            top: is_read(|watch| watch.top).then(|| self.top_windows((None, None), REPORTED_ROWS)),
-            watched: keys
-                .into_iter()
-                .take(MAX_WATCHED_RULES)
-                .map(|key| self.watched_rule(key))
-                .collect(),
-        };
-        let replicas = usize::try_from(self.membership()?.division().replicas.get()).unwrap_or(1);
-        let max = (MAX_FLEET_BYTES / replicas).clamp(MIN_REPORT_BYTES, MAX_REPORT_BYTES);
-        report.shrink(max);
-        Some(report)
-    }
-
-    fn watches_of_others(&self) -> Vec<Watch> {
-        let Some(membership) = self.membership() else { return Vec::new() };
-        let Some(fleet) = membership.snapshot() else { return Vec::new() };
-        let others = fleet.replicas.iter().filter(|replica| {
-            // Without this check, every heartbeat would parse all records once more.
-            *replica.node != *membership.replica_name() && replica.record.contains("\"watch\":")
-        });
-        others.filter_map(|replica| parse_record(&replica.record).watch).collect()
-    }
-
-    /// Returns the counts of all rules, those with the most decisions first.
-    fn reported_rules(&self) -> Vec<(RuleHash, RuleActivity)> {
-        let mut rules: Vec<_> = self.rule_activity().into_iter().collect();
-        rules.retain(|(_, activity)| *activity != RuleActivity::default());
-        rules.sort_by_key(|(hash, activity)| (std::cmp::Reverse(activity.total()), *hash));
-        rules
-    }
-
-    /// Returns the number of checks of this replica.
-    #[must_use]
-    pub fn check_counts(&self) -> CheckCounts {
-        let [allow, deny, shadow_deny] = METRICS.verdict_counts();
-        CheckCounts { allow, deny, shadow_deny, error: METRICS.failed_checks() }
-    }
-
-    /// Returns the history of all checks at this replica.
-    #[must_use]
-    pub fn check_history(&self) -> Series {
-        self.live.history.lock().checks().clone()
-    }
-
-    /// Returns the decisions, the history and the top keys of a rule at this replica.
-    #[must_use]
-    pub fn watched_rule(&self, key: RuleKey) -> WatchedRule {
-        let history = self.live.history.lock().rule(&key);
-        let top = self.top_windows((Some(&key.0), Some(&key.1)), REPORTED_ROWS);
-        let hash = rule_hash(&key.0, &key.1);
-        let activity = self.rule_activity().get(&hash).copied().unwrap_or_default();
-        WatchedRule { key, activity, history, top }
-    }
-
-    /// Returns the top keys of the rules with this domain and path at this replica.
-    #[must_use]
-    pub fn top_windows(
-        &self,
-        (domain, path): (Option<&str>, Option<&str>),
-        max: usize,
-    ) -> TopWindows {
-        let lists = |window| self.top_keys(&TopKeysQuery { window, domain, path, max }).into();
-        TopWindows { minute: lists(TopWindow::Minute), hour: lists(TopWindow::Hour) }
-    }
-
-    /// Returns the time since the start of the process.
-    #[must_use]
-    pub fn uptime(&self) -> Nanos {
-        self.clock.steady().since(self.live.started_at)
     }
 }
 

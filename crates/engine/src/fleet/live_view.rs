@@ -11,32 +11,10 @@ use crate::Engine;
 use crate::fleet::live::{
     CheckCounts, FleetReports, LiveReport, REPORTED_ROWS, TopWindows, WatchedRule,
 };
-use crate::history::{RuleKey, Series};
+pub use crate::fleet::view_scope::ViewScope;
+use crate::history::Series;
+use crate::rule_counters::RuleKey;
 use crate::rule_counters::{RuleActivity, RuleHash};
-
-/// The replicas that a sum counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ViewScope {
-    /// All live replicas.
-    Fleet,
-    /// This replica, because it has no fleet or other replicas do not report.
-    Replica,
-}
-
-impl ViewScope {
-    /// Returns the name of the scope.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Fleet => "fleet",
-            Self::Replica => "replica",
-        }
-    }
-
-    const fn from_parts<T>(parts: Option<&Vec<T>>) -> Self {
-        if parts.is_some() { Self::Fleet } else { Self::Replica }
-    }
-}
 
 /// The decisions of all rules.
 #[derive(Clone, Debug)]

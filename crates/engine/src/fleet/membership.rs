@@ -11,7 +11,8 @@
 //! - Sending the heartbeats: see [`super::reporter`].
 //! - Agreement: for about a second after a change, replicas may have different lists.
 
-use std::collections::HashSet;
+mod calls;
+
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -21,11 +22,10 @@ use arc_swap::ArcSwapOption;
 use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher24;
 
-use crate::Engine;
 use crate::actions::ActionChange;
 use crate::concurrency::{BucketName, ShareSnapshot};
 use crate::decide::local_share::{FleetDivision, divide};
-use crate::fleet::forwarding::incarnation_name;
+use crate::fleet::incarnation::incarnation_name;
 use crate::fleet::live::{LiveReport, Watch};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Nanos, Revision};
@@ -292,54 +292,6 @@ fn next_snapshot(
     }
     members.sort_unstable_by(|a, b| a.node.cmp(&b.node));
     FleetSnapshot { replicas: members, peers: Vec::new(), taken_at: now, kept_until: keep_until }
-}
-
-impl Engine {
-    /// Returns this replica's next heartbeat. `None` without a fleet.
-    pub(super) fn membership_heartbeat(&self) -> Option<MembershipHeartbeat> {
-        let revision = self.config().map_or(Revision(0), |config| config.revision);
-        let (watch, live) = (self.own_watch(), self.live_report());
-        let actions = self.action_changes();
-        let shares = ReplicaRecord { actions, watch, live, ..self.share_record() };
-        Some(self.membership()?.make_heartbeat(revision, &shares))
-    }
-
-    /// Applies the store's reply to a heartbeat: the live replicas and their operator actions.
-    pub(super) fn apply_membership_reply(&self, reply: MembershipReply) {
-        self.apply_action_changes(&action_changes_of(&reply));
-        if let Some(membership) = self.membership() {
-            membership.apply_reply(reply, self.clock().now());
-        }
-    }
-
-    /// Returns this replica's record with only the fields about concurrency limits.
-    #[must_use]
-    pub fn share_record(&self) -> ReplicaRecord {
-        let Some(fleet) = self.concurrency_limits.fleet_reporter() else {
-            return ReplicaRecord::default();
-        };
-        let (fences, handoffs) = (fleet.totals().fences(), fleet.totals().handoffs());
-        let mut sum = ReplicaRecord { fences, handoffs, ..ReplicaRecord::default() };
-        let shown = fleet.share_snapshots(self.clock(), usize::MAX);
-        let counted: HashSet<_> = shown.iter().map(|(name, _)| name.clone()).collect();
-        for (name, shown) in shown {
-            sum.share = sum.share.saturating_add(shown.share.0);
-            sum.in_flight = sum.in_flight.saturating_add(shown.in_flight.into());
-            sum.largest_shares.push(make_share_record(&name, &shown));
-        }
-        sum.largest_shares
-            .sort_unstable_by(|a, b| b.share.cmp(&a.share).then(a.limit.cmp(&b.limit)));
-        sum.largest_shares.truncate(MAX_SHARES_IN_RECORD);
-        // A limit whose mode has just changed has a share snapshot and a strict snapshot.
-        let others = fleet
-            .strict_snapshots(usize::MAX)
-            .into_iter()
-            .filter(|(name, _)| !counted.contains(name));
-        for (_, seen) in others {
-            sum.in_flight = sum.in_flight.saturating_add(seen.in_flight.into());
-        }
-        sum
-    }
 }
 
 fn make_share_record(name: &BucketName, shown: &ShareSnapshot) -> ShareRecord {

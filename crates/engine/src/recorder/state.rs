@@ -9,7 +9,7 @@ use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
 use tokio::sync::mpsc;
 
-use super::stream::RecordError;
+use super::error::RecordError;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::decide::{CheckError, Decision};

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
+use super::error::RecordError;
 use super::state::{ActiveRecording, RecordedRest, Recorder};
 use crate::Engine;
 use crate::clock::Clock;
@@ -67,23 +68,6 @@ impl RecordedKeys {
             Self::Clear => "clear",
         }
     }
-}
-
-/// The reason why a recording cannot start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RecordError {
-    /// Another recording runs.
-    #[error("another recording runs; wait for its end, or disconnect its client")]
-    AlreadyRecording,
-    /// No configuration is loaded.
-    #[error("no limits are loaded; see the log, or /config on the admin port")]
-    NoConfig,
-    /// The duration is shorter than 1 s or longer than 1 h.
-    #[error("a recording takes 1s to 1h")]
-    InvalidDuration,
-    /// The operating system has no random numbers for the salt of hashes.
-    #[error("the operating system returned no random numbers; retry, or record clear keys")]
-    NoRandomNumbers,
 }
 
 /// The bytes of a running recording. Dropping it ends the recording.

@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 
+use super::list::TopKeyCollector;
+use super::rule_keys::{KeyTable, SETS};
 use super::*;
-use crate::kernel::top_keys::TopWindow;
+use crate::kernel::top_keys::{KeySet, TopWindow};
 
 const KEYS: usize = 1_000_000;
 const CHECKS: usize = 300_000;
@@ -47,7 +49,7 @@ fn recall(table: &KeyTable, truth: &HashMap<usize, u64>, window: TopWindow, now:
     largest.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
     let mut list = TopKeyCollector::new(20);
     let query = TopKeysQuery { window, domain: None, path: None, max: 20 };
-    table.add_to(&mut list, &RuleCounter::new("d", "d.k"), &query, now);
+    table.add_to(&mut list, ("d", "d.k"), &query, now);
     let found = list.sorted().rows;
     let is_found = |key: usize| found.iter().any(|row| row.descriptor == text_of(key));
     f64::from(

@@ -13,9 +13,14 @@ use std::hash::Hasher as _;
 
 use siphasher::sip::SipHasher24;
 
-use super::{Entries, MAX_TEXT_BYTES};
 use crate::config::descriptor_text::format_entries;
 use crate::config::settings::DescriptorValues;
+
+/// The largest size of a key's text in bytes. In a longer text, all values are hashed.
+pub const MAX_TEXT_BYTES: usize = 256;
+
+/// The keys of one descriptor list, as pairs.
+pub(super) type Entries<'e> = &'e [(&'e str, &'e str)];
 
 /// Returns the text of the key. Values are hashed with `Hashed`, or if the text would be too
 /// long. The text of a key whose names are too long, too, is one hash.

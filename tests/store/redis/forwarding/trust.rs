@@ -4,7 +4,7 @@ use prost::Message as _;
 use sluicegate::edge::grpc::peer::api::peers_client::PeersClient;
 use sluicegate::edge::grpc::peer::api::{Batch, Event, IdState, Outcome, Update, Updates};
 use sluicegate::edge::grpc::peer::{BatchSigner, MAX_BATCH_MESSAGES};
-use sluicegate::engine::fleet::forwarding::incarnation_name;
+use sluicegate::engine::fleet::incarnation::incarnation_name;
 use tonic::Code;
 use tonic::transport::Endpoint;
 

@@ -9,8 +9,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::history::{RuleKey, Series};
+use crate::history::Series;
 use crate::kernel::top_keys::TopWindow;
+use crate::rule_counters::RuleKey;
 use crate::rule_counters::{RuleActivity, RuleHash};
 use crate::top_keys::{TopKeyList, TopKeysPage};
 

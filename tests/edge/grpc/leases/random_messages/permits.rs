@@ -90,7 +90,7 @@ fn any_acquire(dice: &mut Dice) -> AcquireRequest {
 fn any_owner(dice: &mut Dice) -> String {
     match dice.up_to(5) {
         0 => "x".repeat(usize::try_from(dice.up_to(100)).unwrap()),
-        1 => sluicegate::engine::fleet::forwarding::incarnation_name("a", any_number(dice)).into(),
+        1 => sluicegate::engine::fleet::incarnation::incarnation_name("a", any_number(dice)).into(),
         _ => String::new(),
     }
 }
