@@ -10,25 +10,19 @@
 //! - Concurrency limits apply only to requests with an id, because the release needs it.
 
 use std::borrow::Cow;
-use std::time::Duration;
 
 use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::google::protobuf::value::Kind;
-use tokio::sync::watch;
 
-use super::ReplyOptions;
-use super::grpc::convert;
 pub use super::headers::OWNER_KEY;
 use crate::config::hooks::{DescriptorEntries, Hooks, MetadataKey, RequestAttributes};
-use crate::engine::{AdmissionOutcome, CheckError, Engine, RequestPermits, validate_id};
+use crate::engine::{AdmissionOutcome, CheckError};
 use crate::kernel::units::Nanos;
+use crate::permits::{Holder, Permits, admitted_outcome};
 use crate::telemetry::event::EdgeOutcome;
-
-/// The interval at which a draining process checks whether its queues are empty.
-const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The request header with the request id. The proxy must create the id and overwrite an id that
 /// the client sent.
@@ -69,56 +63,30 @@ impl From<CheckError> for HookError {
     }
 }
 
-/// Decides the check `request` of a hook within `timeout`. Can be canceled at any time.
-///
-/// - With a request `id`, rate and concurrency limits apply, and the engine stores the permits
-///   under the id until their release.
-/// - Without an id, only the rate limits apply.
-///
-/// If `request` is an error, the engine records that the id has no permits, so that its release
-/// does not count as early.
+/// Decides the check of a hook within `timeout`, and counts and times the call. `reply` converts the result. Can be
+/// canceled at any time.
 ///
 /// # Errors
 /// The error in `request`, [`HookError::BadId`] or [`HookError::Rejected`]. The request then has no
 /// permits.
-pub async fn decide(
-    engine: &Engine,
-    options: &ReplyOptions,
+pub(crate) async fn decide<T>(
+    permits: Permits<'_>,
     request: Result<&RateLimitRequest, &HookError>,
-    id: Option<&str>,
-    timeout: Option<Nanos>,
-) -> Result<AdmissionOutcome, HookError> {
-    let valid_request = request.map_err(HookError::clone);
-    let check = valid_request.and_then(|request| {
-        let check = convert::to_check(request, options);
-        Ok(check.inspect_err(|error| engine.log_refusal(&request.domain, error))?)
+    (holder, timeout): (Holder<'_>, Option<Nanos>),
+    reply: impl FnOnce(Result<AdmissionOutcome, HookError>) -> T,
+) -> T {
+    // Boxed, so that the connection's future, which contains this one several times, stays small.
+    let decided = Box::pin(async {
+        let result = match request {
+            Ok(request) => permits.acquire(request, holder, timeout).await.map_err(HookError::from),
+            Err(error) => {
+                permits.record_without_permits(holder);
+                Err(error.clone())
+            }
+        };
+        (outcome_of(&result), reply(result))
     });
-    let check = check.inspect_err(|_| record_without_permits(engine, id))?;
-    let Some(id) = id else {
-        let decision = engine.decide_within(&check, timeout).await?;
-        return Ok(AdmissionOutcome::Decided(decision, RequestPermits::default()));
-    };
-    validate_id(id).map_err(HookError::BadId)?;
-    Ok(engine.acquire((id, 0), &check, &check, timeout).await?)
-}
-
-fn record_without_permits(engine: &Engine, id: Option<&str>) {
-    if let Some(id) = id.filter(|id| validate_id(id).is_ok()) {
-        engine.record_without_permits(id);
-    }
-}
-
-/// Waits until this process drains and no request waits for the limits of `permits`. Until then the
-/// caller must detect the request's end, because its release lets queued requests proceed.
-pub(crate) async fn wait_until_drained(
-    draining: &mut watch::Receiver<bool>,
-    permits: Option<&RequestPermits>,
-) {
-    // `wait_for` fails if the channel is closed, because the process ends.
-    let _is_closed = draining.wait_for(|is_draining| *is_draining).await.is_err();
-    while permits.is_some_and(RequestPermits::has_waiters) {
-        tokio::time::sleep(DRAIN_POLL_INTERVAL).await;
-    }
+    permits.answer(decided).await
 }
 
 /// Builds the check of the hook `name`, or of the first configured hook without a name.
@@ -196,20 +164,13 @@ pub(super) fn parse_retry_after(value: &str) -> Option<Nanos> {
     Some(Nanos::from_secs(seconds.into()))
 }
 
-pub(super) const fn admission_outcome(result: &Result<AdmissionOutcome, HookError>) -> EdgeOutcome {
+fn outcome_of(result: &Result<AdmissionOutcome, HookError>) -> EdgeOutcome {
     match result {
-        Ok(AdmissionOutcome::Decided(decision, _)) => super::verdict_outcome(decision.verdict),
-        Ok(AdmissionOutcome::Rejected(_)) => EdgeOutcome::Deny,
-        Err(error) => hook_error_outcome(error),
-    }
-}
-
-pub(super) const fn hook_error_outcome(error: &HookError) -> EdgeOutcome {
-    match error {
-        HookError::NoDescriptors => EdgeOutcome::NothingToCheck,
-        HookError::NoHooks => EdgeOutcome::NoHooks,
-        HookError::UnknownHook { .. } => EdgeOutcome::UnknownHook,
-        HookError::BadId(_) => EdgeOutcome::BadId,
-        HookError::Rejected(check_error) => super::check_error_outcome(check_error),
+        Ok(admitted) => admitted_outcome(admitted),
+        Err(HookError::NoDescriptors) => EdgeOutcome::NothingToCheck,
+        Err(HookError::NoHooks) => EdgeOutcome::NoHooks,
+        Err(HookError::UnknownHook { .. }) => EdgeOutcome::UnknownHook,
+        Err(HookError::BadId(_)) => EdgeOutcome::BadId,
+        Err(HookError::Rejected(check_error)) => super::check_error_outcome(check_error),
     }
 }

@@ -17,6 +17,7 @@ pub mod health;
 pub mod hook;
 pub mod http;
 pub mod mirror;
+mod permits;
 pub mod syslog;
 
 use sluicegate_config as config;

@@ -1,8 +1,6 @@
 //! Serves `envoy.service.auth.v3.Authorization`: checks from Envoy's `ext_authz` filter.
 //!
 //! Guarantees:
-//! - The names of the hook and of the address header come from the route's `context_extensions`,
-//!   never from the request.
 //! - A denial by a rate limit is a 429 with the configured rate limit headers.
 //! - A denial by a concurrency limit is the response that its field `reject` configures.
 //! - A check that fails gets the gRPC code that `ShouldRateLimit` returns for the same error.
@@ -12,17 +10,17 @@
 //!
 //! Not covered: releases of permits (see [`access_log`](super::access_log)).
 
+mod attributes;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use envoy_types::pb::envoy::config::core::v3::address::Address;
 use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
 use envoy_types::pb::envoy::config::core::v3::{HeaderValue, HeaderValueOption};
-use envoy_types::pb::envoy::service::auth::v3::attribute_context::HttpRequest;
 use envoy_types::pb::envoy::service::auth::v3::authorization_server::Authorization;
 use envoy_types::pb::envoy::service::auth::v3::check_response::HttpResponse;
 use envoy_types::pb::envoy::service::auth::v3::{
-    AttributeContext, CheckRequest, CheckResponse, DeniedHttpResponse, OkHttpResponse,
+    CheckRequest, CheckResponse, DeniedHttpResponse, OkHttpResponse,
 };
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::r#type::v3::{HttpStatus, StatusCode};
@@ -32,22 +30,16 @@ use tonic::{Code, Request, Response, Status};
 use super::{convert, metadata, rls};
 use crate::ReplyOptions;
 use crate::config::concurrency::RejectReply;
-use crate::config::hooks::address::ClientAddress;
-use crate::config::hooks::{Hooks, RequestAttributes};
-use crate::engine::concurrency::with_queue_time;
+use crate::config::hooks::Hooks;
 use crate::engine::{AdmissionOutcome, ConcurrencyRejection, Decision, Engine};
 use crate::headers::RETRY_AFTER;
 use crate::hook::{self, HookError};
 use crate::kernel::decision::Verdict;
-use crate::telemetry::event::{CheckAnswered, Event as _, Protocol, RequestCompleted};
+use crate::permits::{Holder, Permits};
+use crate::telemetry::event::Protocol;
 use crate::telemetry::trace;
-
-/// The key in `context_extensions` with the name of the hook.
-const HOOK_KEY: &str = "hook";
-
-/// The key in `context_extensions` with the name of the header that contains the client's address.
-/// Without it, the address is that of Envoy's peer, which may be a load balancer.
-const ADDRESS_HEADER_KEY: &str = "remote_address_header";
+use attributes::envoy_request_id;
+pub use attributes::rate_limit_request;
 
 const DENIED_BODY: &str = "rate limited\n";
 
@@ -115,36 +107,29 @@ impl AuthorizationService {
         request: Request<CheckRequest>,
     ) -> Result<Response<CheckResponse>, Status> {
         let timeout = rls::caller_timeout(request.metadata());
-        let (check, received_at) = (request.into_inner(), self.engine.clock().now());
-        let context = check.attributes.unwrap_or_default();
+        let context = request.into_inner().attributes.unwrap_or_default();
         let (request, id) = (
             rate_limit_request(&self.hooks, &context),
             envoy_request_id(&context).map(Cow::into_owned),
         );
         // Frees the decoded message, many times its encoded size, before waiting in a queue.
         drop(context);
-        let (engine, reporting) = (&self.engine, &self.reporting);
-        let decision = hook::decide(engine, reporting, request.as_ref(), id.as_deref(), timeout);
-        let (result, queue_time) = with_queue_time(decision).await;
-        RequestCompleted {
-            protocol: Protocol::ExtAuthz,
-            outcome: hook::admission_outcome(&result),
-        }
-        .emit();
-        let reply = match (request, result) {
-            (Ok(request), Ok(admitted)) => Ok(self.to_response(&request, admitted)),
+        let holder = id.as_deref().map_or(Holder::Nobody, |id| Holder::Id { id, covered: None });
+        let reply = |result| match (request.as_ref(), result) {
+            (Ok(request), Ok(admitted)) => Ok(self.to_response(request, admitted)),
             (_, Err(HookError::NoDescriptors)) => {
                 Ok(to_check_response(Code::Ok, ok_response(Vec::new())))
             }
-            (_, Err(error)) | (Err(error), _) => Err(error_status(&error)),
+            (_, Err(error)) => Err(error_status(&error)),
+            (Err(error), Ok(_)) => Err(error_status(error)),
         };
-        CheckAnswered { received_at, replied_at: engine.clock().now(), queue_time }.emit();
-        reply.map(|mut reply| {
-            if let Some(owner) = engine.owner().filter(|_| id.is_some()) {
-                add_owner(&mut reply, owner);
-            }
-            Response::new(reply)
-        })
+        let permits = Permits::new(&self.engine, &self.reporting, Protocol::ExtAuthz);
+        let how = (holder, timeout);
+        let mut reply = hook::decide(permits, request.as_ref(), how, reply).await?;
+        if let Some(owner) = self.engine.owner().filter(|_| id.is_some()) {
+            add_owner(&mut reply, owner);
+        }
+        Ok(Response::new(reply))
     }
 }
 
@@ -157,81 +142,6 @@ pub fn error_status(error: &HookError) -> Status {
         HookError::UnknownHook { .. } | HookError::NoDescriptors | HookError::BadId(_) => {
             Status::invalid_argument(error.to_string())
         }
-    }
-}
-
-/// Builds the rate limit request of an `ext_authz` call, with the hook that the route names.
-///
-/// # Errors
-/// The errors of [`hook::build_request`].
-pub fn rate_limit_request(
-    hooks: &Hooks,
-    context: &AttributeContext,
-) -> Result<RateLimitRequest, HookError> {
-    let no_http = HttpRequest::default();
-    let http = context.request.as_ref().and_then(|request| request.http.as_ref());
-    let http = http.unwrap_or(&no_http);
-    let address = client_address(context, http);
-    let attributes = RequestAttributes {
-        first_header_value: &|name| first_header(http, name),
-        joined_header_values: &|name| joined_header(http, name),
-        path: &http.path,
-        remote_address: address.as_deref().and_then(ClientAddress::parse),
-        metadata: &|key| hook::metadata_string(context.metadata_context.as_ref(), key),
-    };
-    hook::build_request(
-        hooks,
-        context.context_extensions.get(HOOK_KEY).map(String::as_str),
-        &attributes,
-    )
-}
-
-fn envoy_request_id(context: &AttributeContext) -> Option<Cow<'_, str>> {
-    joined_header(context.request.as_ref()?.http.as_ref()?, hook::ID)
-}
-
-/// Returns the first value of a header, or all values if Envoy has joined them.
-fn first_header<'r>(http: &'r HttpRequest, name: &str) -> Option<Cow<'r, str>> {
-    header_lines(http, name).next()
-}
-
-/// Returns all values of a header, joined with commas as in Envoy.
-fn joined_header<'r>(http: &'r HttpRequest, name: &str) -> Option<Cow<'r, str>> {
-    header_lines(http, name).reduce(|joined, next| {
-        // Appends in place, because thousands of headers may have the same name.
-        let mut joined = joined.into_owned();
-        joined.push(',');
-        joined.push_str(&next);
-        Cow::Owned(joined)
-    })
-}
-
-/// Returns the values of a header. They are joined in `headers`, or raw in `header_map` if Envoy's
-/// `encode_raw_headers` is set.
-fn header_lines<'r>(http: &'r HttpRequest, name: &str) -> impl Iterator<Item = Cow<'r, str>> {
-    let joined = http.headers.get(name).map(|value| Cow::Borrowed(value.as_str()));
-    let raw = http.header_map.as_ref().filter(|_| joined.is_none());
-    let raw = raw.into_iter().flat_map(|raw| &raw.headers).filter(move |header| header.key == name);
-    joined.into_iter().chain(raw.map(header_value))
-}
-
-fn header_value(header: &HeaderValue) -> Cow<'_, str> {
-    match &*header.raw_value {
-        [] => Cow::Borrowed(&*header.value),
-        raw => String::from_utf8_lossy(raw),
-    }
-}
-
-fn client_address<'r>(
-    context: &'r AttributeContext,
-    http: &'r HttpRequest,
-) -> Option<Cow<'r, str>> {
-    if let Some(name) = context.context_extensions.get(ADDRESS_HEADER_KEY) {
-        return joined_header(http, &name.to_ascii_lowercase());
-    }
-    match context.source.as_ref()?.address.as_ref()?.address.as_ref()? {
-        Address::SocketAddress(socket) => Some(Cow::Borrowed(&socket.address)),
-        _ => None,
     }
 }
 

@@ -19,6 +19,7 @@ use crate::engine::{AdmissionOutcome, CheckError, Decision, Engine};
 use crate::kernel::decision::{Check, Verdict};
 use crate::kernel::units::Nanos;
 use crate::mirror::Mirror;
+use crate::permits::{Holder, Permits};
 use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Event as _, Protocol, RequestCompleted};
 use crate::telemetry::stats::TimedMethod;
 use crate::telemetry::trace;
@@ -157,14 +158,9 @@ impl RateLimitService {
         (id, covered): (&str, &[usize]),
         timeout: Option<Nanos>,
     ) -> RlsReply {
-        let check = self.to_check(request);
-        let check = check.inspect_err(|_| self.engine.record_without_permits(id))?;
-        let covered_descriptors =
-            covered.iter().filter_map(|&index| check.descriptors.get(index).cloned());
-        let concurrency_check =
-            Check { domain: check.domain, descriptors: covered_descriptors.collect() };
-        let first_covered = covered.first().copied().unwrap_or_default();
-        match self.engine.acquire((id, first_covered), &concurrency_check, &check, timeout).await? {
+        let permits = Permits::new(&self.engine, &self.reporting, Protocol::Grpc);
+        let holder = Holder::Id { id, covered: Some(covered) };
+        match permits.acquire(request, holder, timeout).await? {
             AdmissionOutcome::Decided(decision, _) => Ok(self.to_reply(request, &decision)),
             AdmissionOutcome::Rejected(rejection) => {
                 let reply =

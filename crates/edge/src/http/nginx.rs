@@ -8,7 +8,6 @@
 //! | 503 | no decision; the NGINX configuration says whether to allow the request |
 //!
 //! Guarantees:
-//! - If a header that NGINX must set appears twice, the reply is 400: one may be the client's.
 //! - Concurrency limits apply to requests with an id; [`crate::syslog`] releases the permit.
 //! - Requests in queues and on [`acquire`] share a maximum, so that others find a connection.
 //!
@@ -18,191 +17,66 @@
 
 pub(super) mod acquire;
 pub(super) mod long_requests;
-
-use std::borrow::Cow;
-use std::net::IpAddr;
+mod original_request;
 
 use axum::body::Body;
 use axum::http::header::RETRY_AFTER;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse as _, Response};
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 
 use super::check_port::CheckPort;
 use super::response::text_response;
-use crate::config::hooks::address::ClientAddress;
-use crate::config::hooks::{Hooks, RequestAttributes};
-use crate::engine::concurrency::{with_queue_slots, with_queue_time};
+use crate::engine::concurrency::with_queue_slots;
 use crate::engine::{AdmissionOutcome, CheckError, ConcurrencyRejection, Decision};
 use crate::headers::HeaderPair;
 use crate::hook::{self, HookError};
 use crate::kernel::decision::Verdict;
-use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Event as _, Protocol, RequestCompleted};
+use crate::permits::{Holder, Permits};
+use crate::telemetry::event::{EdgeOutcome, Protocol};
 use long_requests::LongRequestSlots;
+use original_request::{NginxHeaderError, OriginalRequest};
 
-/// The header with the name of the hook. If it is absent or empty, the first hook applies.
-const HOOK_HEADER: &str = "x-hook";
-const URI_HEADER: &str = "x-original-uri";
-const METHOD_HEADER: &str = "x-original-method";
-const ADDRESS_HEADER: &str = "x-real-ip";
 const DENY_STATUS_HEADER: HeaderName = HeaderName::from_static("x-deny-status");
 /// The header with the body that NGINX sends to a denied client. NGINX discards the
 /// body of the `auth_request` reply.
 const DENY_BODY_HEADER: HeaderName = HeaderName::from_static("x-deny-body");
-
-/// The value of `$remote_addr` for a client on a Unix socket.
-const UNIX_SOCKET_ADDRESS: &str = "unix:";
 
 pub(super) async fn reply_to_check(
     port: &CheckPort,
     slots: &LongRequestSlots,
     headers: &HeaderMap,
 ) -> Response {
-    let started = port.engine.clock().now();
-    let reply_future = async {
-        match OriginalRequest::from_headers(headers) {
-            Ok(original) => check_within_slots(port, slots, headers, &original).await,
-            Err(wrong) => (EdgeOutcome::Malformed, text_response(StatusCode::BAD_REQUEST, &wrong)),
-        }
+    let permits = permits_of(port);
+    let original = match OriginalRequest::from_headers(headers) {
+        Ok(original) => original,
+        Err(wrong) => return malformed_response(permits, &wrong).await,
     };
-    let ((outcome, response), queued) = with_queue_time(reply_future).await;
-    RequestCompleted { protocol: Protocol::Nginx, outcome }.emit();
-    CheckAnswered {
-        received_at: started,
-        replied_at: port.engine.clock().now(),
-        queue_time: queued,
-    }
-    .emit();
-    response
-}
-
-async fn check_within_slots(
-    port: &CheckPort,
-    slots: &LongRequestSlots,
-    headers: &HeaderMap,
-    original: &OriginalRequest<'_>,
-) -> (EdgeOutcome, Response) {
-    let decision = decide(port, headers, original);
-    let Some(result) = with_queue_slots(decision, || slots.try_acquire()).await else {
-        return slots.full_reply();
-    };
-    let mut response = hook_response(port, result.as_ref());
-    let passes = matches!(result, Ok(_) | Err(HookError::NoDescriptors));
-    if passes && original.id.is_some() {
-        add_owner(port, response.headers_mut());
-    }
-    (hook::admission_outcome(&result), response)
-}
-
-async fn decide(
-    port: &CheckPort,
-    headers: &HeaderMap,
-    original: &OriginalRequest<'_>,
-) -> Result<AdmissionOutcome, HookError> {
     let (request, id) =
         (original.to_rate_limit_request(&port.hooks, headers), original.id.as_deref());
+    let holder = id.map_or(Holder::Nobody, |id| Holder::Id { id, covered: None });
     // No timeout: the limit's queue timeout or NGINX's disconnect ends a wait in a queue.
-    hook::decide(&port.engine, &port.reporting, request.as_ref(), id, None).await
-}
-
-/// The client's request, as NGINX's headers describe it.
-struct OriginalRequest<'h> {
-    hook: Option<Cow<'h, str>>,
-    uri: Cow<'h, str>,
-    method: Cow<'h, str>,
-    /// The text of an address; `None` for a client on a Unix socket.
-    address: Option<Cow<'h, str>>,
-    id: Option<Cow<'h, str>>,
-}
-
-impl<'h> OriginalRequest<'h> {
-    fn from_headers(headers: &'h HeaderMap) -> Result<Self, NginxHeaderError> {
-        Ok(Self {
-            hook: single_header(headers, HOOK_HEADER)?.filter(|name| !name.is_empty()),
-            uri: single_header(headers, URI_HEADER)?
-                .ok_or(NginxHeaderError::Missing(URI_HEADER))?,
-            method: single_header(headers, METHOD_HEADER)?
-                .ok_or(NginxHeaderError::Missing(METHOD_HEADER))?,
-            address: parse_address(
-                single_header(headers, ADDRESS_HEADER)?
-                    .ok_or(NginxHeaderError::Missing(ADDRESS_HEADER))?,
-            )?,
-            id: single_header(headers, hook::ID)?,
-        })
-    }
-
-    /// Returns the value of a header by its lower-case name. Pseudo-headers come from the
-    /// headers that NGINX sets, other names from `other`.
-    fn header<'a>(
-        &'a self,
-        name: &str,
-        other: impl FnOnce(&str) -> Option<Cow<'a, str>>,
-    ) -> Option<Cow<'a, str>> {
-        match name {
-            ":path" => Some(Cow::Borrowed(&*self.uri)),
-            ":method" => Some(Cow::Borrowed(&*self.method)),
-            ":authority" => other("host"),
-            name => other(name),
+    let decision = hook::decide(permits, request.as_ref(), (holder, None), |result| {
+        let mut response = hook_response(port, result.as_ref());
+        let passes = matches!(result, Ok(_) | Err(HookError::NoDescriptors));
+        if passes && id.is_some() {
+            add_owner(port, response.headers_mut());
         }
-    }
-
-    fn to_rate_limit_request(
-        &self,
-        hooks: &Hooks,
-        headers: &HeaderMap,
-    ) -> Result<RateLimitRequest, HookError> {
-        let attributes = RequestAttributes {
-            first_header_value: &|name| {
-                self.header(name, |name| headers.get(name).map(header_text))
-            },
-            joined_header_values: &|name| self.header(name, |name| joined_header(headers, name)),
-            path: &self.uri,
-            remote_address: self.address.as_deref().and_then(ClientAddress::parse),
-            metadata: &|_| None,
-        };
-        hook::build_request(hooks, self.hook.as_deref(), &attributes)
+        response
+    });
+    match with_queue_slots(decision, || slots.try_acquire()).await {
+        Some(response) => response,
+        None => permits.answer(async { slots.full_reply() }).await,
     }
 }
 
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-enum NginxHeaderError {
-    #[error("the header {0} is missing; set it in NGINX as in config/nginx/rate_limit.conf")]
-    Missing(&'static str),
-    #[error(
-        "the header {0} is repeated; replace the client's header in NGINX with proxy_set_header"
-    )]
-    Duplicate(&'static str),
-    #[error("the header x-real-ip is not an IP address; set it to $remote_addr in NGINX")]
-    InvalidAddress,
+fn permits_of(port: &CheckPort) -> Permits<'_> {
+    Permits::new(&port.engine, &port.reporting, Protocol::Nginx)
 }
 
-fn single_header<'h>(
-    headers: &'h HeaderMap,
-    name: &'static str,
-) -> Result<Option<Cow<'h, str>>, NginxHeaderError> {
-    let mut values = headers.get_all(name).iter();
-    let first = values.next().map(header_text);
-    if values.next().is_some() { Err(NginxHeaderError::Duplicate(name)) } else { Ok(first) }
-}
-
-fn parse_address(text: Cow<'_, str>) -> Result<Option<Cow<'_, str>>, NginxHeaderError> {
-    if text == UNIX_SOCKET_ADDRESS {
-        return Ok(None);
-    }
-    text.parse::<IpAddr>().map(|_| Some(text)).map_err(|_| NginxHeaderError::InvalidAddress)
-}
-
-/// Returns all values of a header, joined with commas as Envoy's matchers do.
-fn joined_header<'h>(headers: &'h HeaderMap, name: &str) -> Option<Cow<'h, str>> {
-    let mut values = headers.get_all(name).iter().map(header_text);
-    let first = values.next()?;
-    Some(values.fold(first, |all, next| Cow::Owned(format!("{all},{next}"))))
-}
-
-/// Returns the header value as text; bytes that are not UTF-8 are replaced. If the value
-/// were ignored instead, a client could bypass a limit with such bytes.
-fn header_text(value: &HeaderValue) -> Cow<'_, str> {
-    String::from_utf8_lossy(value.as_bytes())
+async fn malformed_response(permits: Permits<'_>, wrong: &NginxHeaderError) -> Response {
+    permits
+        .answer(async { (EdgeOutcome::Malformed, text_response(StatusCode::BAD_REQUEST, wrong)) })
+        .await
 }
 
 fn hook_response(port: &CheckPort, result: Result<&AdmissionOutcome, &HookError>) -> Response {

@@ -20,77 +20,51 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::header::CONNECTION;
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderValue};
 use axum::response::Response;
 use futures_util::stream;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::long_requests::LongRequestSlots;
-use super::{OriginalRequest, hook_response};
-use crate::engine::concurrency::with_queue_time;
+use super::original_request::OriginalRequest;
+use super::{hook_response, malformed_response, permits_of};
 use crate::engine::{AdmissionOutcome, RequestPermits};
-use crate::grpc::convert;
-use crate::hook::{self, HookError};
+use crate::hook;
 use crate::http::check_port::CheckPort;
 use crate::http::connection::HttpPeer;
-use crate::http::response::text_response;
 use crate::kernel::concurrency;
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Event as _, Protocol, RequestCompleted};
+use crate::permits::{Holder, wait_until_drained};
 
 pub(in crate::http) async fn reply_with_permit(
-    ask: &CheckPort,
+    port: &CheckPort,
     slots: &LongRequestSlots,
     headers: &HeaderMap,
     peer: &HttpPeer,
 ) -> Response {
-    let started = ask.engine.clock().now();
-    let reply_future = async {
-        match OriginalRequest::from_headers(headers) {
-            Ok(original) => permit_response(ask, headers, &original, (slots, peer)).await,
-            Err(wrong) => (EdgeOutcome::Malformed, text_response(StatusCode::BAD_REQUEST, &wrong)),
-        }
+    let permits = permits_of(port);
+    let original = match OriginalRequest::from_headers(headers) {
+        Ok(original) => original,
+        Err(wrong) => return malformed_response(permits, &wrong).await,
     };
-    let ((outcome, response), queued) = with_queue_time(reply_future).await;
-    RequestCompleted { protocol: Protocol::Nginx, outcome }.emit();
-    CheckAnswered {
-        received_at: started,
-        replied_at: ask.engine.clock().now(),
-        queue_time: queued,
-    }
-    .emit();
-    response
-}
-
-async fn permit_response(
-    ask: &CheckPort,
-    headers: &HeaderMap,
-    original: &OriginalRequest<'_>,
-    (slots, peer): (&LongRequestSlots, &HttpPeer),
-) -> (EdgeOutcome, Response) {
-    let Some(slot) = slots.try_acquire() else { return slots.full_reply() };
-    let result = decide(ask, headers, original).await;
-    let (outcome, mut response) =
-        (hook::admission_outcome(&result), hook_response(ask, result.as_ref()));
-    // The end of the connection releases the permit, so it serves no second request.
-    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-    if let Ok(AdmissionOutcome::Decided(_, permits)) = result
-        && !permits.is_empty()
-    {
-        let permit = ConnectionPermit { permits: Some(permits), _slot: slot };
-        *response.body_mut() = open_body(permit, peer.clone(), ask.draining.clone());
-    }
-    (outcome, response)
-}
-
-async fn decide(
-    ask: &CheckPort,
-    headers: &HeaderMap,
-    original: &OriginalRequest<'_>,
-) -> Result<AdmissionOutcome, HookError> {
-    let request = original.to_rate_limit_request(&ask.hooks, headers)?;
-    let check = convert::to_check(&request, &ask.reporting)?;
-    Ok(ask.engine.admit_with_deadline(&check, None).await?)
+    let Some(slot) = slots.try_acquire() else {
+        return permits.answer(async { slots.full_reply() }).await;
+    };
+    let request = original.to_rate_limit_request(&port.hooks, headers);
+    let how = (Holder::CallerWithDeadline, None);
+    hook::decide(permits, request.as_ref(), how, |result| {
+        let mut response = hook_response(port, result.as_ref());
+        // The end of the connection releases the permit, so it serves no second request.
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        if let Ok(AdmissionOutcome::Decided(_, permits)) = result
+            && !permits.is_empty()
+        {
+            let permit = ConnectionPermit { permits: Some(permits), _slot: slot };
+            *response.body_mut() = open_body(permit, peer.clone(), port.draining.clone());
+        }
+        response
+    })
+    .await
 }
 
 /// The permits and the slot of a `/acquire` connection. They are released when the connection ends.
@@ -136,7 +110,7 @@ fn open_body(
             () = peer.closed() => {}
             () = expired(longest_duration) => permit.discard(),
             // A closed channel also means that the process ends.
-            () = hook::wait_until_drained(&mut draining, permit.permits.as_ref()) => permit.leave_to_deadline(),
+            () = wait_until_drained(&mut draining, permit.permits.as_ref()) => permit.leave_to_deadline(),
         }
         drop(permit);
         Ok::<_, Infallible>(Bytes::new())
