@@ -36,7 +36,7 @@ pub use registry::{
 };
 pub use reports::{ProxyReply, ProxyReport};
 pub use rule::{ProxyHandling, ProxyLimit, ProxyRule};
-pub use usage::{ProxyDecisionKind, ProxyUsage};
+pub use usage::ProxyUsage;
 
 impl Engine {
     /// Returns the proxies that are connected to this replica.

@@ -59,6 +59,22 @@ pub enum Verdict {
 }
 
 crate::named_enum! {
+    /// The verdict of one rule for one descriptor.
+    pub enum RuleVerdict {
+        /// Allowed.
+        Allow = "allow",
+        /// Denied.
+        Deny = "deny",
+        /// Denied, but allowed by shadow mode.
+        ShadowDeny = "shadow_deny",
+        /// Allowed by `on_store_failure` while the store was unavailable.
+        FallbackAllow = "fallback_allow",
+        /// Denied by `on_store_failure` while the store was unavailable.
+        FallbackDeny = "fallback_deny",
+    }
+}
+
+crate::named_enum! {
     /// The reason for a descriptor's verdict: the closed list that metrics, logs and headers use.
     pub enum Reason {
         /// No rule matches, or the matching rule has no limit.

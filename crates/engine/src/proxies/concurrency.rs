@@ -18,8 +18,8 @@ use crate::config::Domain;
 use crate::config::concurrency::ConcurrencyLimit;
 use crate::fleet::membership::Membership;
 use crate::fleet::reporter::{FleetReporter, SharePace};
-use crate::kernel::decision::{Reason, Verdict};
-use crate::telemetry::event::{ConcurrencyLimitExceeded, Event as _, ProxyDecisions, RuleVerdict};
+use crate::kernel::decision::{Reason, RuleVerdict, Verdict};
+use crate::telemetry::event::{ConcurrencyLimitExceeded, Event as _, ProxyDecisions};
 
 /// The concurrency limit of a descriptor, for a proxy.
 #[derive(Clone, Debug)]
