@@ -15,7 +15,7 @@ use crate::guard::plant;
 use crate::headers::limit_headers;
 use crate::in_flight::InFlightRequest;
 use crate::limiter::{
-    Admission, Answer, Check, PendingAnswer, ReportedLimit, Started, Verdict, wait_settings,
+    Admission, Answer, Check, PendingAnswer, ReportedLimit, Started, wait_settings,
 };
 use crate::module::FilterModule;
 use crate::request::with_descriptors;
@@ -217,7 +217,7 @@ impl StreamFilter {
     fn record(&self, stream: &mut impl EnvoyStream, answer: &Answer) -> bool {
         self.module.counters.count_answer(stream, answer);
         record_decision(stream, answer);
-        let is_allowed = matches!(answer.verdict, Verdict::Allow | Verdict::FallbackAllow);
+        let is_allowed = answer.verdict.is_allowed();
         let allowed = StreamState::Allowed(answer.reported);
         self.state.set(if is_allowed { allowed } else { StreamState::Ended });
         is_allowed

@@ -63,7 +63,7 @@ fn seconds(duration: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::Verdict;
+    use crate::limiter::RuleVerdict;
 
     const LIMIT: ReportedLimit = ReportedLimit {
         requests: 100,
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn a_denial_has_its_retry_after_rounded_up() {
         let answer = |retry_after| Answer {
-            verdict: Verdict::Deny,
+            verdict: RuleVerdict::Deny,
             retry_after,
             reported: Some(LIMIT),
             ..Answer::unlimited()

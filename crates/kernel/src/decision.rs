@@ -4,12 +4,15 @@
 //! - Every verdict has a [`Reason`] from a closed list.
 //! - The verdict of a check depends on its descriptors' decisions alone, never on timing.
 
+mod rule_verdict;
+
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::rate::{CounterDecision, Headroom};
 use super::units::{Hits, Nanos, Unit};
+pub use rule_verdict::RuleVerdict;
 
 /// A check: one rate limit request from a proxy.
 #[derive(Clone, Debug)]
@@ -56,22 +59,6 @@ pub enum Verdict {
     Allow,
     /// The request is over a limit.
     Deny,
-}
-
-crate::named_enum! {
-    /// The verdict of one rule for one descriptor.
-    pub enum RuleVerdict {
-        /// Allowed.
-        Allow = "allow",
-        /// Denied.
-        Deny = "deny",
-        /// Denied, but allowed by shadow mode.
-        ShadowDeny = "shadow_deny",
-        /// Allowed by `on_store_failure` while the store was unavailable.
-        FallbackAllow = "fallback_allow",
-        /// Denied by `on_store_failure` while the store was unavailable.
-        FallbackDeny = "fallback_deny",
-    }
 }
 
 crate::named_enum! {

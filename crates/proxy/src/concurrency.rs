@@ -27,7 +27,7 @@ use tokio::runtime::Handle;
 use crate::answer::Answer;
 use crate::connection::{Connection, LimitsVersion};
 use crate::found_rule::FoundRule;
-use crate::kernel::decision::Reason;
+use crate::kernel::decision::{Reason, RuleVerdict};
 use crate::kernel::units::Nanos;
 use crate::permits::Permits;
 use crate::service_store::ServiceStore;
@@ -35,7 +35,7 @@ use crate::settings::WaitSettings;
 use crate::wire::api::ConcurrencyUsage;
 use crate::wire::concurrency::{ConcurrencyRule, MAX_BUCKET_BYTES, Sharing};
 use host::ProxyHost;
-use usage::{PermitUsage, PermitVerdict};
+use usage::PermitUsage;
 
 /// The longest wait of the first request of a limit for its share. It ends before the wait for the
 /// report. The deadline of the request may be shorter.
@@ -160,16 +160,18 @@ impl Concurrency {
         acquired: Result<PermitGuard, AcquireError>,
     ) -> Result<Acquired, Box<Answer>> {
         let (verdict, result) = match acquired {
-            Ok(permit) => (PermitVerdict::Allowed, Ok(Acquired::Permit(permit))),
-            Err(_) if limit.is_shadow => (PermitVerdict::ShadowRejected, Ok(Acquired::Shadow)),
+            Ok(permit) => ((RuleVerdict::Allow, Reason::WithinLimit), Ok(Acquired::Permit(permit))),
+            Err(error) if limit.is_shadow => {
+                ((RuleVerdict::ShadowDeny, reason(error)), Ok(Acquired::Shadow))
+            }
             Err(AcquireError::NoShare) => return Ok(Acquired::NoReply),
             // Without a queue, only the wait for the store can time out.
             Err(AcquireError::QueueTimeout) if limit.rules.queue.is_none() => {
                 return Ok(Acquired::NoReply);
             }
             Err(error) => {
-                let answer = Box::new(Answer::rejected(limit, reason(error)));
-                (error.into(), Err(answer))
+                let reason = reason(error);
+                ((RuleVerdict::Deny, reason), Err(Box::new(Answer::rejected(limit, reason))))
             }
         };
         self.usage.count(&limit.bucket, verdict);

@@ -9,11 +9,12 @@ use std::time::Duration;
 use sluicegate_lease::clock::Clock;
 
 use crate::connection::{Connection, LimitsVersion};
+use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
 use crate::memory::DEFAULT_MEMORY_BYTES;
 use crate::request::{DescriptorEntries, DescriptorHasher, OwnedDescriptor};
 use crate::rule::KnownRule;
-use crate::settings::{FailureRule, LimiterSettings, ProxyIdentity, ServiceSettings, WaitSettings};
+use crate::settings::{LimiterSettings, ProxyIdentity, ServiceSettings, WaitSettings};
 use crate::usage::DescriptorUsage;
 use crate::wire::api;
 use crate::wire::api::rate_strategy::Kind;
@@ -25,7 +26,7 @@ pub(crate) const SECOND_NS: u64 = 1_000_000_000;
 
 /// The deadline of requests in tests, which a busy machine does not reach.
 pub(crate) const DENY_AFTER_A_MINUTE: WaitSettings =
-    WaitSettings { deadline: Duration::from_secs(60), failure: FailureRule::Deny };
+    WaitSettings { deadline: Duration::from_secs(60), failure: Verdict::Deny };
 
 pub(crate) fn identity() -> ProxyIdentity {
     ProxyIdentity { name: "edge-1".to_owned(), software: "test/1".to_owned() }

@@ -32,11 +32,11 @@ use thiserror::Error;
 use tokio::runtime::{Builder, Handle};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::answer::{Answer, RuleAnswer, Verdict};
+use crate::answer::{Answer, RuleAnswer};
 use crate::concurrency::Concurrency;
 use crate::connection::{Connection, LogLine};
 use crate::found_rule::{FoundRule, long_bytes};
-use crate::kernel::decision::StoreFailure;
+use crate::kernel::decision::{RuleVerdict, StoreFailure};
 use crate::memory::{MemoryBudget, MemoryPart};
 use crate::pending::{AnswerSlot, PendingAnswer};
 use crate::permits::Admission;
@@ -254,9 +254,7 @@ impl Limiter {
     fn try_decide(&self, rule: &KnownRule, wait: WaitSettings) -> Option<RuleAnswer> {
         match &rule.handling {
             Handling::Unlimited => Some(rule.unlimited_answer()),
-            Handling::Forced { verdict, is_shadowed } => {
-                Some(self.forced(rule, *verdict, *is_shadowed))
-            }
+            Handling::Forced(verdict) => Some(self.forced(rule, *verdict)),
             Handling::Leased(leased) => {
                 let (now, mut outcomes) = (self.0.clock.now(), Outcomes::new());
                 self.0.leases.try_charge(now, &leased.charges, leased.terms(), &mut outcomes)?;
@@ -266,8 +264,8 @@ impl Limiter {
         }
     }
 
-    fn forced(&self, rule: &KnownRule, verdict: Verdict, is_shadowed: bool) -> RuleAnswer {
-        self.0.usage.count(&rule.usage, verdict, is_shadowed);
+    fn forced(&self, rule: &KnownRule, verdict: RuleVerdict) -> RuleAnswer {
+        self.0.usage.count(&rule.usage, verdict);
         rule.forced_answer(verdict)
     }
 
@@ -278,8 +276,8 @@ impl Limiter {
         outcomes: &Outcomes,
         wait: WaitSettings,
     ) -> RuleAnswer {
-        let (answer, is_shadowed) = leased.answer(rule.path.as_ref(), outcomes, wait.failure);
-        self.0.usage.count(&rule.usage, answer.verdict, is_shadowed);
+        let answer = leased.answer(rule.path.as_ref(), outcomes, wait.failure);
+        self.0.usage.count(&rule.usage, answer.verdict);
         answer
     }
 

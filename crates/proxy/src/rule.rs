@@ -8,15 +8,14 @@ use sluicegate_lease::leases::ChargeTerms;
 use sluicegate_lease::store::{Charge, ChargeMode, ChargeOutcome, Charges, Placement};
 use smallvec::SmallVec;
 
-use crate::answer::{ReportedLimit, RuleAnswer, Verdict};
+use crate::answer::{ReportedLimit, RuleAnswer};
 use crate::connection::LimitsVersion;
-use crate::kernel::decision::{Cost, Enforcement, Verdict as KernelVerdict};
+use crate::kernel::decision::{Cost, Enforcement, RuleVerdict, Verdict};
 use crate::kernel::key::{CounterKey, KeyStrategy};
 use crate::kernel::lease::LeaseTerms;
 use crate::kernel::rate::fixed_window::Windows;
 use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
 use crate::kernel::units::{Hits, Nanos, Unit};
-use crate::settings::FailureRule;
 use crate::usage::DescriptorUsage;
 use crate::wire::api::leased_limit::OnFailure;
 use crate::wire::api::rule_reply::Handling as WireHandling;
@@ -47,11 +46,8 @@ pub(crate) struct KnownRule {
 #[derive(Debug)]
 pub(crate) enum Handling {
     Unlimited,
-    /// By an operator. `is_shadowed`: shadow mode turned a denial into `verdict`.
-    Forced {
-        verdict: Verdict,
-        is_shadowed: bool,
-    },
+    /// By an operator.
+    Forced(RuleVerdict),
     /// From leased hits.
     Leased(Box<LeasedRule>),
     /// With a call for each request.
@@ -73,7 +69,7 @@ pub(crate) struct LeasedRule {
 struct LeasedLimit {
     requests: u32,
     period: Duration,
-    on_failure: Option<FailureRule>,
+    on_failure: Option<Verdict>,
 }
 
 impl KnownRule {
@@ -108,15 +104,9 @@ impl KnownRule {
             }
             WireHandling::Ask => Handling::Ask,
             WireHandling::AskTogether => Handling::AskTogether,
-            WireHandling::ForcedAllow => {
-                Handling::Forced { verdict: Verdict::Allow, is_shadowed: false }
-            }
-            WireHandling::ForcedDeny if reply.shadow => {
-                Handling::Forced { verdict: Verdict::Allow, is_shadowed: true }
-            }
-            WireHandling::ForcedDeny => {
-                Handling::Forced { verdict: Verdict::Deny, is_shadowed: false }
-            }
+            WireHandling::ForcedAllow => Handling::Forced(RuleVerdict::Allow),
+            WireHandling::ForcedDeny if reply.shadow => Handling::Forced(RuleVerdict::ShadowDeny),
+            WireHandling::ForcedDeny => Handling::Forced(RuleVerdict::Deny),
         };
         let concurrency = match &reply.concurrency {
             Some(limit) => Some(Box::new(concurrency_rule(limit)?)),
@@ -145,13 +135,13 @@ impl KnownRule {
     }
 
     /// Returns the result of a rule that an operator forced.
-    pub(crate) fn forced_answer(&self, verdict: Verdict) -> RuleAnswer {
+    pub(crate) fn forced_answer(&self, verdict: RuleVerdict) -> RuleAnswer {
         RuleAnswer { verdict, path: self.path.clone(), retry_after: None, reported: None }
     }
 
     /// Returns the result without a reply, by the failure rule of the filter.
-    pub(crate) fn failed_answer(&self, failure: FailureRule) -> RuleAnswer {
-        self.forced_answer(fallback(failure))
+    pub(crate) fn failed_answer(&self, failure: Verdict) -> RuleAnswer {
+        self.forced_answer(RuleVerdict::fallback(failure))
     }
 }
 
@@ -179,8 +169,8 @@ impl LeasedRule {
                 period: Duration::from_nanos(limit.period_ns),
                 on_failure: match limit.on_failure() {
                     OnFailure::Unspecified => None,
-                    OnFailure::Allow => Some(FailureRule::Allow),
-                    OnFailure::Deny => Some(FailureRule::Deny),
+                    OnFailure::Allow => Some(Verdict::Allow),
+                    OnFailure::Deny => Some(Verdict::Deny),
                 },
             });
         }
@@ -195,47 +185,39 @@ impl LeasedRule {
         self.terms().collect()
     }
 
-    /// Returns the result of a request from the outcomes of its charges, and `true` if shadow mode
-    /// turned a denial into it.
+    /// Returns the result of a request from the outcomes of its charges.
     pub(crate) fn answer(
         &self,
         path: Option<&Arc<str>>,
         outcomes: &[ChargeOutcome],
-        failure: FailureRule,
-    ) -> (RuleAnswer, bool) {
-        let mut answer = RuleAnswer {
-            verdict: Verdict::Allow,
-            path: path.cloned(),
-            retry_after: None,
-            reported: None,
-        };
+        failure: Verdict,
+    ) -> RuleAnswer {
+        let mut answer = RuleAnswer { path: path.cloned(), ..RuleAnswer::UNLIMITED };
         for (limit, outcome) in self.limits.iter().zip(outcomes) {
             limit.add_outcome(&mut answer, *outcome, failure);
         }
-        let is_shadowed = self.shadow && !answer.verdict.is_allowed();
-        if is_shadowed {
-            answer.verdict = Verdict::Allow;
+        if self.shadow && !answer.verdict.is_allowed() {
+            answer.verdict = RuleVerdict::ShadowDeny;
             answer.retry_after = None;
         }
-        (answer, is_shadowed)
+        answer
     }
 }
 
 impl LeasedLimit {
-    fn add_outcome(&self, answer: &mut RuleAnswer, outcome: ChargeOutcome, failure: FailureRule) {
+    fn add_outcome(&self, answer: &mut RuleAnswer, outcome: ChargeOutcome, failure: Verdict) {
         let (verdict, retry_after, headroom) = match outcome {
             ChargeOutcome::Decided(decision)
             | ChargeOutcome::Counted(decision, _)
             | ChargeOutcome::Refunded(decision) => match decision {
-                CounterDecision::Allow(room) => (Verdict::Allow, None, Some(room)),
+                CounterDecision::Allow(room) => (RuleVerdict::Allow, None, Some(room)),
                 CounterDecision::Deny { retry_after, headroom } => {
-                    (Verdict::Deny, Some(retry_after), Some(headroom))
+                    (RuleVerdict::Deny, Some(retry_after), Some(headroom))
                 }
-                CounterDecision::ExceedsLimit(room) => (Verdict::Deny, None, Some(room)),
+                CounterDecision::ExceedsLimit(room) => (RuleVerdict::Deny, None, Some(room)),
                 CounterDecision::OutsideWindows => (self.fallback(failure), None, None),
             },
-            ChargeOutcome::StoreFull(KernelVerdict::Allow) => (Verdict::Allow, None, None),
-            ChargeOutcome::StoreFull(KernelVerdict::Deny) => (Verdict::Deny, None, None),
+            ChargeOutcome::StoreFull(verdict) => (verdict.into(), None, None),
             ChargeOutcome::Stale(_) | ChargeOutcome::Failed(_) => {
                 (self.fallback(failure), None, None)
             }
@@ -251,8 +233,8 @@ impl LeasedLimit {
         }
     }
 
-    fn fallback(&self, failure: FailureRule) -> Verdict {
-        fallback(self.on_failure.unwrap_or(failure))
+    fn fallback(&self, failure: Verdict) -> RuleVerdict {
+        RuleVerdict::fallback(self.on_failure.unwrap_or(failure))
     }
 
     const fn report(&self, room: Headroom) -> ReportedLimit {
@@ -262,13 +244,6 @@ impl LeasedLimit {
             remaining: room.remaining.0,
             reset_after: duration(room.reset_after),
         }
-    }
-}
-
-pub(crate) const fn fallback(failure: FailureRule) -> Verdict {
-    match failure {
-        FailureRule::Allow => Verdict::FallbackAllow,
-        FailureRule::Deny => Verdict::FallbackDeny,
     }
 }
 

@@ -13,14 +13,14 @@ use sluicegate_lease::store::{ChargeOutcome, Outcomes};
 use tokio::time::{Instant, timeout_at};
 
 use super::{Limiter, was_not_charged};
-use crate::answer::{Answer, ReportedLimit, RuleAnswer, Verdict};
+use crate::answer::{Answer, ReportedLimit, RuleAnswer};
 use crate::call::CallFailure;
 use crate::concurrency::AcquiredPermits;
 use crate::found_rule::FoundRule;
-use crate::kernel::decision::StoreFailure;
+use crate::kernel::decision::{RuleVerdict, StoreFailure};
 use crate::permits::Admission;
 use crate::request::OwnedDescriptor;
-use crate::rule::{Handling, KnownRule, LeasedRule, fallback};
+use crate::rule::{Handling, KnownRule, LeasedRule};
 use crate::settings::WaitSettings;
 use crate::wire;
 use crate::wire::api::{
@@ -175,14 +175,14 @@ impl Limiter {
     ) -> RuleAnswer {
         match &rule.handling {
             Handling::Unlimited => rule.unlimited_answer(),
-            Handling::Forced { verdict, is_shadowed } => self.forced(rule, *verdict, *is_shadowed),
+            Handling::Forced(verdict) => self.forced(rule, *verdict),
             Handling::Leased(leased) => self.charge(rule, leased, wait, deadline).await,
             Handling::Ask | Handling::AskTogether => {
                 let descriptor = std::slice::from_ref(&rule.usage.descriptor);
                 let decided = self.check_remotely(descriptor, wait, deadline).await;
                 let failed = |_| {
                     let answer = rule.failed_answer(wait.failure);
-                    self.0.usage.count(&rule.usage, answer.verdict, false);
+                    self.0.usage.count(&rule.usage, answer.verdict);
                     answer
                 };
                 // The reply names only a rule that denies.
@@ -288,7 +288,7 @@ fn rule_answer(decision: &CheckDecision) -> RuleAnswer {
         reset_after: wire::duration(limit.reset_after_us),
     });
     RuleAnswer {
-        verdict: if decision.allowed { Verdict::Allow } else { Verdict::Deny },
+        verdict: if decision.allowed { RuleVerdict::Allow } else { RuleVerdict::Deny },
         path: Some(&*decision.denied_by).filter(|path| !path.is_empty()).map(Arc::from),
         retry_after: decision.retry_after_us.map(wire::duration),
         reported,
@@ -303,5 +303,5 @@ pub(super) fn failed(wait: WaitSettings) -> Answer {
 }
 
 fn failed_part(wait: WaitSettings) -> RuleAnswer {
-    RuleAnswer { verdict: fallback(wait.failure), path: None, retry_after: None, reported: None }
+    RuleAnswer { verdict: RuleVerdict::fallback(wait.failure), ..RuleAnswer::UNLIMITED }
 }
