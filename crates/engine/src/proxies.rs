@@ -25,7 +25,7 @@ use crate::Engine;
 
 pub use crate::store::ChargeOutcome;
 pub use crate::store::lease::LeaseOutcome;
-pub use concurrency::{ProxyConcurrencyLimit, ProxyPermitUsage};
+pub use concurrency::ProxyPermitUsage;
 pub use counter::{ProxyCallError, ProxyCounter};
 pub use peer::{
     MAX_LEASES, MAX_PEER_LEASES, MAX_PEER_RECORDS, MAX_PEER_STREAMS, MAX_PROXY_STREAMS,
@@ -35,7 +35,6 @@ pub use registry::{
     IncarnationTaken, Proxies, ProxyBucket, ProxyConnection, ProxyHits, ProxyIdentity, ProxyInfo,
 };
 pub use reports::{ProxyReply, ProxyReport};
-pub use rule::{ProxyHandling, ProxyLimit, ProxyRule};
 pub use usage::ProxyUsage;
 
 impl Engine {

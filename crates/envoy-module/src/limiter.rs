@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
 use sluicegate_descriptors::filter_config::{FailureMode, FilterConfig, ServiceConfig};
-pub(crate) use sluicegate_proxy::answer::{Answer, PermitRejection, Rejection, ReportedLimit};
+pub(crate) use sluicegate_proxy::answer::{Answer, PermitRejection, ReportedLimit};
+pub(crate) use sluicegate_proxy::kernel::concurrency::RejectReply;
 pub(crate) use sluicegate_proxy::kernel::decision::RuleVerdict;
 use sluicegate_proxy::kernel::decision::Verdict;
 use sluicegate_proxy::kernel::units::Hits;

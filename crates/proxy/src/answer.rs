@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use crate::kernel::concurrency::RejectReply;
 use crate::kernel::decision::{Reason, RuleVerdict};
-use crate::wire::concurrency::ConcurrencyRule;
-pub use crate::wire::concurrency::Rejection;
+use crate::kernel::proxy_rule::ConcurrencyRule;
 
 /// The answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,12 +67,7 @@ impl Answer {
             }
             self.rules.push((path, is_allowed));
         }
-        let fewer = |reported: &ReportedLimit| {
-            self.reported.as_ref().is_none_or(|current| reported.remaining < current.remaining)
-        };
-        if let Some(reported) = part.reported.filter(fewer) {
-            self.reported = Some(reported);
-        }
+        self.reported = ReportedLimit::fewest(self.reported, part.reported);
     }
 }
 
@@ -80,7 +75,7 @@ impl Answer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PermitRejection {
     /// The response.
-    pub reply: Rejection,
+    pub reply: RejectReply,
     /// The reason.
     pub reason: Reason,
 }
@@ -111,6 +106,13 @@ pub struct ReportedLimit {
     pub remaining: u64,
     /// The time until the counter is empty; for a fixed window, until it ends.
     pub reset_after: Duration,
+}
+
+impl ReportedLimit {
+    /// Returns the limit with fewer remaining requests; `one` if both have as many.
+    pub(crate) fn fewest(one: Option<Self>, other: Option<Self>) -> Option<Self> {
+        one.into_iter().chain(other).min_by_key(|limit| limit.remaining)
+    }
 }
 
 #[cfg(test)]

@@ -27,13 +27,15 @@ use tokio::runtime::Handle;
 use crate::answer::Answer;
 use crate::connection::{Connection, LimitsVersion};
 use crate::found_rule::FoundRule;
+use crate::kernel::concurrency::ConcurrencyMode;
 use crate::kernel::decision::{Reason, RuleVerdict};
+use crate::kernel::proxy_rule::ConcurrencyRule;
 use crate::kernel::units::Nanos;
 use crate::permits::Permits;
 use crate::service_store::ServiceStore;
 use crate::settings::WaitSettings;
 use crate::wire::api::ConcurrencyUsage;
-use crate::wire::concurrency::{ConcurrencyRule, MAX_BUCKET_BYTES, Sharing};
+use crate::wire::concurrency::MAX_BUCKET_BYTES;
 use host::ProxyHost;
 use usage::PermitUsage;
 
@@ -93,7 +95,7 @@ impl Concurrency {
     ) -> Result<AcquiredPermits, Box<Answer>> {
         let mut acquired = AcquiredPermits::default();
         // All processes acquire in the same order, so that no two requests wait for each other.
-        let limited = rules.iter().map(|rule| (rule.version, rule.concurrency.as_deref()));
+        let limited = rules.iter().map(|rule| (rule.version, rule.reply.concurrency.as_deref()));
         let mut limited: Vec<_> =
             limited.filter_map(|(version, limit)| Some((version, limit?))).collect();
         limited.sort_by(|(_, a), (_, b)| a.bucket.cmp(&b.bucket));
@@ -126,8 +128,8 @@ impl Concurrency {
     ) -> Result<PermitGuard, AcquireError> {
         let limits = self.limits();
         let reporter = limits.fleet_reporter();
-        let shared = (limit.sharing == Sharing::Shared).then(|| shared_limit(limit));
-        let strict = reporter.filter(|_| limit.sharing == Sharing::Strict).map(|reporter| {
+        let shared = (limit.mode == ConcurrencyMode::Shared).then(|| shared_limit(limit));
+        let strict = reporter.filter(|_| limit.mode == ConcurrencyMode::Strict).map(|reporter| {
             reporter.expect_strict(true);
             reporter.strict_limit(&limit.rules, limit.max_duration, limit.on_failure)
         });

@@ -36,12 +36,13 @@ use crate::answer::{Answer, RuleAnswer};
 use crate::concurrency::Concurrency;
 use crate::connection::{Connection, LogLine};
 use crate::found_rule::{FoundRule, long_bytes};
-use crate::kernel::decision::{RuleVerdict, StoreFailure};
+use crate::kernel::decision::StoreFailure;
+use crate::kernel::proxy_rule::ProxyHandling;
 use crate::memory::{MemoryBudget, MemoryPart};
 use crate::pending::{AnswerSlot, PendingAnswer};
 use crate::permits::Admission;
 use crate::request::{self, DescriptorEntries, DescriptorHasher, OwnedDescriptor};
-use crate::rule::{Handling, KnownRule, LeasedRule};
+use crate::rule::KnownRule;
 use crate::service_store::ServiceStore;
 use crate::settings::{LimiterSettings, WaitSettings};
 use crate::usage::UsageList;
@@ -157,11 +158,13 @@ impl Limiter {
         let mut found: SmallVec<[FoundRule; 4]> = SmallVec::new();
         for entries in check.descriptors {
             match self.find_rule(check.domain, entries) {
-                Some(rule) if !matches!(rule.handling, Handling::AskTogether) => found.push(rule),
+                Some(rule) if !matches!(rule.reply.handling, ProxyHandling::AskTogether) => {
+                    found.push(rule);
+                }
                 _ => return self.decide_later(check),
             }
         }
-        if found.iter().any(|rule| rule.concurrency.is_some()) {
+        if found.iter().any(|rule| rule.reply.concurrency.is_some()) {
             return self.start_with_permits(found.into_vec(), check.wait);
         }
         let (answer, undecided) = self.try_decide_all(&found, check.wait);
@@ -221,7 +224,9 @@ impl Limiter {
     fn find_rule(&self, domain: &str, entries: &DescriptorEntries<'_>) -> Option<FoundRule> {
         let (rules, hash) = (&self.0.rules, self.0.hasher.hash(domain, entries));
         let known = rules.find(hash).or_else(|| {
-            rules.find(self.0.hasher.hash_keys(domain, entries)).filter(|rule| rule.any_values)
+            rules
+                .find(self.0.hasher.hash_keys(domain, entries))
+                .filter(|rule| rule.reply.is_for_any_values)
         })?;
         let found = if request::has_long_value(entries) {
             FoundRule::new(known, &OwnedDescriptor::new(hash, domain, entries))
@@ -252,31 +257,22 @@ impl Limiter {
 
     /// Decides the descriptor of a rule without a call. Returns `None` if a call is needed.
     fn try_decide(&self, rule: &KnownRule, wait: WaitSettings) -> Option<RuleAnswer> {
-        match &rule.handling {
-            Handling::Unlimited => Some(rule.unlimited_answer()),
-            Handling::Forced(verdict) => Some(self.forced(rule, *verdict)),
-            Handling::Leased(leased) => {
+        let answer = match rule.reply.handling {
+            ProxyHandling::Unlimited => return Some(rule.unlimited_answer()),
+            ProxyHandling::Forced(verdict) => rule.forced_answer(verdict),
+            ProxyHandling::Leased(_) => {
                 let (now, mut outcomes) = (self.0.clock.now(), Outcomes::new());
-                self.0.leases.try_charge(now, &leased.charges, leased.terms(), &mut outcomes)?;
-                Some(self.leased_answer(rule, leased, &outcomes, wait))
+                let charges = rule.charges.as_deref()?;
+                self.0.leases.try_charge(now, charges, rule.terms(), &mut outcomes)?;
+                rule.leased_answer(&outcomes, wait.failure)
             }
-            Handling::Ask | Handling::AskTogether => None,
-        }
+            ProxyHandling::Ask | ProxyHandling::AskTogether => return None,
+        };
+        Some(self.count(rule, answer))
     }
 
-    fn forced(&self, rule: &KnownRule, verdict: RuleVerdict) -> RuleAnswer {
-        self.0.usage.count(&rule.usage, verdict);
-        rule.forced_answer(verdict)
-    }
-
-    fn leased_answer(
-        &self,
-        rule: &KnownRule,
-        leased: &LeasedRule,
-        outcomes: &Outcomes,
-        wait: WaitSettings,
-    ) -> RuleAnswer {
-        let answer = leased.answer(rule.path.as_ref(), outcomes, wait.failure);
+    /// Counts the result of a rule, for the next report.
+    fn count(&self, rule: &KnownRule, answer: RuleAnswer) -> RuleAnswer {
         self.0.usage.count(&rule.usage, answer.verdict);
         answer
     }

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use sluicegate_lease::leases::ChargeTerms;
 use sluicegate_lease::store::{ChargeOutcome, Outcomes};
 use tokio::time::{Instant, timeout_at};
 
@@ -18,9 +19,10 @@ use crate::call::CallFailure;
 use crate::concurrency::AcquiredPermits;
 use crate::found_rule::FoundRule;
 use crate::kernel::decision::{RuleVerdict, StoreFailure};
+use crate::kernel::proxy_rule::ProxyHandling;
 use crate::permits::Admission;
 use crate::request::OwnedDescriptor;
-use crate::rule::{Handling, KnownRule, LeasedRule};
+use crate::rule::KnownRule;
 use crate::settings::WaitSettings;
 use crate::wire;
 use crate::wire::api::{
@@ -87,10 +89,10 @@ impl Limiter {
         let Ok(rules) = rules.into_iter().collect::<Result<Vec<_>, CallFailure>>() else {
             return failed(wait).into();
         };
-        if rules.iter().any(|rule| matches!(rule.handling, Handling::AskTogether)) {
+        if rules.iter().any(|rule| matches!(rule.reply.handling, ProxyHandling::AskTogether)) {
             return self.admit_together(&rules, wait).await;
         }
-        if rules.iter().any(|rule| rule.concurrency.is_some()) {
+        if rules.iter().any(|rule| rule.reply.concurrency.is_some()) {
             return self.admit(&rules, wait).await;
         }
         self.decide_rest(Answer::unlimited(), rules, wait, deadline).await.into()
@@ -141,7 +143,7 @@ impl Limiter {
 
     async fn fetch(&self, descriptor: OwnedDescriptor) -> Result<Arc<KnownRule>, CallFailure> {
         let rule = self.0.rules.fetch(descriptor).await?;
-        if rule.any_values {
+        if rule.reply.is_for_any_values {
             self.0.rules.insert(self.hash_keys(&rule.usage.descriptor), Arc::clone(&rule));
         }
         Ok(rule)
@@ -173,21 +175,17 @@ impl Limiter {
         wait: WaitSettings,
         deadline: Instant,
     ) -> RuleAnswer {
-        match &rule.handling {
-            Handling::Unlimited => rule.unlimited_answer(),
-            Handling::Forced(verdict) => self.forced(rule, *verdict),
-            Handling::Leased(leased) => self.charge(rule, leased, wait, deadline).await,
-            Handling::Ask | Handling::AskTogether => {
+        match rule.reply.handling {
+            ProxyHandling::Unlimited => rule.unlimited_answer(),
+            ProxyHandling::Forced(verdict) => self.count(rule, rule.forced_answer(verdict)),
+            ProxyHandling::Leased(_) => self.charge(rule, wait, deadline).await,
+            ProxyHandling::Ask | ProxyHandling::AskTogether => {
                 let descriptor = std::slice::from_ref(&rule.usage.descriptor);
                 let decided = self.check_remotely(descriptor, wait, deadline).await;
-                let failed = |_| {
-                    let answer = rule.failed_answer(wait.failure);
-                    self.0.usage.count(&rule.usage, answer.verdict);
-                    answer
-                };
+                let failed = |_| self.count(rule, rule.failed_answer(wait.failure));
                 // The reply names only a rule that denies.
                 let named = |answer: RuleAnswer| RuleAnswer {
-                    path: answer.path.or_else(|| rule.path.clone()),
+                    path: answer.path.or_else(|| rule.reply.path.clone()),
                     ..answer
                 };
                 decided.map_or_else(failed, named)
@@ -195,22 +193,16 @@ impl Limiter {
         }
     }
 
-    async fn charge(
-        &self,
-        rule: &FoundRule,
-        leased: &LeasedRule,
-        wait: WaitSettings,
-        deadline: Instant,
-    ) -> RuleAnswer {
-        let outcomes = self.charge_until(leased, deadline).await;
+    async fn charge(&self, rule: &FoundRule, wait: WaitSettings, deadline: Instant) -> RuleAnswer {
+        let outcomes = self.charge_until(rule, deadline).await;
         if outcomes.iter().any(is_uncharged)
             && let Ok(Ok(new)) = timeout_at(deadline, self.newer(rule)).await
-            && let Handling::Leased(leased) = &new.handling
+            && new.charges.is_some()
         {
-            let outcomes = self.charge_until(leased, deadline).await;
-            return self.leased_answer(&new, leased, &outcomes, wait);
+            let outcomes = self.charge_until(&new, deadline).await;
+            return self.count(&new, new.leased_answer(&outcomes, wait.failure));
         }
-        self.leased_answer(rule, leased, &outcomes, wait)
+        self.count(rule, rule.leased_answer(&outcomes, wait.failure))
     }
 
     /// Returns the rule in force, if it is newer than `rule`.
@@ -219,11 +211,12 @@ impl Limiter {
         if new.version == rule.version { Err(CallFailure::NotConnected) } else { Ok(new) }
     }
 
-    async fn charge_until(&self, leased: &LeasedRule, deadline: Instant) -> Outcomes {
-        let (now, terms) = (self.0.clock.now(), leased.charge_terms());
-        let charged = timeout_at(deadline, self.0.leases.charge(now, &leased.charges, &terms));
+    async fn charge_until(&self, rule: &KnownRule, deadline: Instant) -> Outcomes {
+        let Some(charges) = &rule.charges else { return Outcomes::new() };
+        let (now, terms) = (self.0.clock.now(), rule.terms().collect::<ChargeTerms<'_>>());
+        let call = timeout_at(deadline, self.0.leases.charge(now, charges, &terms));
         let failed = |_| ChargeOutcome::Failed(StoreFailure::TimedOut);
-        charged.await.unwrap_or_else(|_| leased.charges.list.iter().map(failed).collect())
+        call.await.unwrap_or_else(|_| charges.list.iter().map(failed).collect())
     }
 
     /// Lets Sluicegate decide descriptors. Sluicegate counts the decision.

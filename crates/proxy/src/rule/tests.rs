@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use proptest::prelude::{any, proptest};
 use prost::Message as _;
-use sluicegate_lease::store::ChargeOutcome;
+use sluicegate_lease::store::{Charge, ChargeOutcome};
 
-use super::{Handling, KnownRule, LeasedRule};
-use crate::answer::RuleAnswer;
+use super::KnownRule;
+use crate::answer::{Answer, RuleAnswer};
 use crate::fixtures::{leased_limit, leased_reply, read_rule};
 use crate::kernel::decision::{RuleVerdict, StoreFailure, Verdict};
+use crate::kernel::proxy_rule::ProxyHandling;
 use crate::kernel::rate::{CounterDecision, Headroom};
 use crate::kernel::units::{Hits, Nanos};
 use crate::wire::api::leased_limit::OnFailure;
@@ -45,17 +46,13 @@ fn with_limit(count: usize, change: impl Fn(&mut api::LeasedLimit)) -> api::Rule
     leased_reply("ann", (0..count).map(limit).collect())
 }
 
-fn leased(rule: &KnownRule) -> &LeasedRule {
-    match &rule.handling {
-        Handling::Leased(leased) => leased,
-        other => panic!("not leased: {other:?}"),
-    }
+fn charges(rule: &KnownRule) -> &[Charge] {
+    &rule.charges.as_ref().expect("a leased rule").list
 }
 
 /// The result of a request with these outcomes, one for each limit, and the filter rule `allow`.
 fn decide(reply: &api::RuleReply, outcomes: &[ChargeOutcome]) -> RuleAnswer {
-    let rule = read_rule(reply, Nanos(0)).unwrap();
-    leased(&rule).answer(rule.path.as_ref(), outcomes, Verdict::Allow)
+    read_rule(reply, Nanos(0)).unwrap().leased_answer(outcomes, Verdict::Allow)
 }
 
 #[test]
@@ -67,8 +64,8 @@ fn an_operators_denial_is_only_reported_in_shadow_mode() {
         (WireHandling::ForcedDeny, true, RuleVerdict::ShadowDeny),
     ] {
         let rule = read_rule(&api::RuleReply { shadow, ..reply(handling) }, Nanos(0)).unwrap();
-        let Handling::Forced(verdict) = rule.handling else { panic!("{rule:?}") };
-        assert_eq!(verdict, expected, "{handling:?}, shadow: {shadow}");
+        let ProxyHandling::Forced(verdict) = rule.reply.handling else { panic!("{rule:?}") };
+        assert_eq!(rule.forced_answer(verdict).verdict, expected, "{handling:?}, shadow: {shadow}");
     }
 }
 
@@ -104,8 +101,11 @@ fn hits_above_the_limit_are_denied_without_a_retry_after() {
 #[test]
 fn shadow_mode_allows_and_reports_denials() {
     let shadowed = api::RuleReply { shadow: true, ..with_limit(2, |_| {}) };
-    let answer = decide(&shadowed, &[deny(2), allow(5)]);
-    assert_eq!((answer.verdict, answer.retry_after), (RuleVerdict::ShadowDeny, None));
+    let part = decide(&shadowed, &[deny(2), allow(5)]);
+    assert_eq!(part.verdict, RuleVerdict::ShadowDeny);
+    let mut answer = Answer::unlimited();
+    answer.add(part);
+    assert_eq!((answer.verdict, answer.retry_after), (RuleVerdict::Allow, None));
     assert_eq!(decide(&shadowed, &[allow(1), allow(5)]).verdict, RuleVerdict::Allow);
 }
 
@@ -120,7 +120,7 @@ fn the_failure_rule_of_a_limit_wins_over_that_of_the_filter() {
         assert_eq!(decide(&limits, &[FAILED]).verdict, expected, "{on_failure:?}");
     }
     let rule = read_rule(&with_limit(1, |_| {}), Nanos(0)).unwrap();
-    let answer = leased(&rule).answer(None, &[FAILED], Verdict::Deny);
+    let answer = rule.leased_answer(&[FAILED], Verdict::Deny);
     assert_eq!(answer.verdict, RuleVerdict::FallbackDeny);
 }
 
@@ -135,25 +135,9 @@ fn a_rule_is_valid_for_the_time_of_its_reply() {
 }
 
 #[test]
-fn replies_that_the_protocol_does_not_define_are_refused() {
-    let no_strategy = with_limit(1, |limit| limit.strategy = None);
-    let no_sizes = with_limit(1, |limit| limit.sizes = None);
-    let unknown = api::RuleReply { handling: 99, ..Default::default() };
-    for (name, reply) in [
-        ("no handling", reply(WireHandling::Unspecified)),
-        ("unknown handling", unknown),
-        ("no limit", leased_reply("ann", Vec::new())),
-        ("no strategy", no_strategy),
-        ("no sizes", no_sizes),
-    ] {
-        assert!(read_rule(&reply, Nanos(0)).is_none(), "{name}");
-    }
-}
-
-#[test]
 fn limits_of_one_list_have_different_counters() {
     let rule = read_rule(&with_limit(3, |_| {}), Nanos(0)).unwrap();
-    let [first, second, third] = &leased(&rule).charges.list[..] else { panic!("{rule:?}") };
+    let [first, second, third] = charges(&rule) else { panic!("{rule:?}") };
     assert!(first.key != second.key && second.key != third.key && first.key != third.key);
     assert_eq!(first.key.parse().and_then(|key| key.limit_name), Some("limit-0"));
 }
@@ -161,13 +145,15 @@ fn limits_of_one_list_have_different_counters() {
 /// Reads a reply, and decides a request with the outcomes of `decision`.
 fn read_and_decide(reply: &api::RuleReply, decision: &api::CounterDecision, now: u64) {
     let Some(rule) = read_rule(reply, Nanos(now)) else { return };
-    let Handling::Leased(leased) = &rule.handling else { return };
+    if rule.charges.is_none() {
+        return;
+    }
     let outcome = wire::decision(decision).map_or(FAILED, ChargeOutcome::Decided);
-    let outcomes = vec![outcome; leased.charges.list.len()];
-    let verdict = leased.answer(rule.path.as_ref(), &outcomes, Verdict::Deny).verdict;
+    let outcomes = vec![outcome; charges(&rule).len()];
+    let verdict = rule.leased_answer(&outcomes, Verdict::Deny).verdict;
     assert!(!reply.shadow || verdict.is_allowed());
     assert!(reply.shadow || verdict != RuleVerdict::ShadowDeny);
-    assert_eq!(leased.terms().count(), leased.charges.list.len());
+    assert_eq!(rule.terms().count(), outcomes.len());
 }
 
 proptest! {
@@ -218,7 +204,7 @@ proptest! {
         let mut reply = with_limit(1, |_| {});
         reply.counter = vec![api::LeaseEntry { key: key.clone(), value: value.clone() }];
         let rule = read_rule(&reply, Nanos(0)).unwrap();
-        let parsed = leased(&rule).charges.list[0].key.parse().unwrap();
+        let parsed = charges(&rule)[0].key.parse().unwrap();
         assert_eq!(parsed.entries, [(&*key, &*value)]);
     }
 }
