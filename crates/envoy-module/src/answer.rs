@@ -1,7 +1,5 @@
 //! Applies the answer of a check to its stream.
 
-use sluicegate_descriptors::filter_config::FailureMode;
-
 use crate::headers::{denial_headers, rejection_headers};
 use crate::limiter::{Answer, PermitRejection, RuleVerdict};
 use crate::module::FilterModule;
@@ -12,15 +10,6 @@ const NAMESPACE: &str = "sluicegate";
 
 /// The HTTP status of requests that the failure mode denies.
 const UNAVAILABLE: u16 = 503;
-
-/// The answer without the service.
-pub(crate) fn fallback_answer(failure: FailureMode) -> Answer {
-    let verdict = match failure {
-        FailureMode::Allow => RuleVerdict::FallbackAllow,
-        FailureMode::Deny => RuleVerdict::FallbackDeny,
-    };
-    Answer { verdict, ..Answer::unlimited() }
-}
 
 /// Writes the decision to the dynamic metadata for access logs. A plain allow writes nothing, because
 /// it would cost more than the decision.

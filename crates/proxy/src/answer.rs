@@ -6,7 +6,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::kernel::concurrency::RejectReply;
-use crate::kernel::decision::{Reason, RuleVerdict};
+use crate::kernel::decision::{Reason, RuleVerdict, Verdict};
 use crate::kernel::proxy_rule::ConcurrencyRule;
 
 /// The answer to a request.
@@ -39,6 +39,12 @@ impl Answer {
             rejection: None,
             reported: None,
         }
+    }
+
+    /// The answer without a reply of Sluicegate.
+    #[must_use]
+    pub fn failed(failure: Verdict) -> Self {
+        Self { verdict: RuleVerdict::fallback(failure), ..Self::unlimited() }
     }
 
     /// The answer to a request that a concurrency limit rejects.
@@ -93,6 +99,11 @@ impl RuleAnswer {
     /// The result of a descriptor that no limit applies to.
     pub(crate) const UNLIMITED: Self =
         Self { verdict: RuleVerdict::Allow, path: None, retry_after: None, reported: None };
+
+    /// The result without a reply of Sluicegate.
+    pub(crate) fn failed(failure: Verdict) -> Self {
+        Self { verdict: RuleVerdict::fallback(failure), ..Self::UNLIMITED }
+    }
 }
 
 /// A limit as response headers report it.

@@ -36,7 +36,6 @@ use crate::answer::{Answer, RuleAnswer};
 use crate::concurrency::Concurrency;
 use crate::connection::{Connection, LogLine};
 use crate::found_rule::{FoundRule, long_bytes};
-use crate::kernel::decision::StoreFailure;
 use crate::kernel::proxy_rule::ProxyHandling;
 use crate::memory::{MemoryBudget, MemoryPart};
 use crate::pending::{AnswerSlot, PendingAnswer};
@@ -152,7 +151,7 @@ impl Limiter {
     #[must_use]
     pub fn start(&self, check: &Check<'_, '_>) -> Started {
         if !request::is_accepted(check.domain, check.descriptors) {
-            return Started::Decided(background::failed(check.wait).into());
+            return Started::Decided(Answer::failed(check.wait.failure).into());
         }
         let _runtime = self.0.runtime.enter();
         let mut found: SmallVec<[FoundRule; 4]> = SmallVec::new();
@@ -192,7 +191,7 @@ impl Limiter {
         decision: impl Future<Output = Admission> + Send + 'static,
     ) -> Started {
         let Some(memory) = self.0.memory.reserve_request(text_bytes) else {
-            return Started::Decided(background::failed(wait).into());
+            return Started::Decided(Answer::failed(wait.failure).into());
         };
         Started::Waiting(spawn(wait, async move {
             let _memory = memory;
@@ -295,7 +294,7 @@ impl Limiter {
         wait: WaitSettings,
     ) -> Started {
         let (limiter, text_bytes) = (self.clone(), long_bytes(&undecided));
-        let deadline = background::deadline(wait);
+        let deadline = wait.end();
         let decided = async move { limiter.decide_rest(answer, undecided, wait, deadline).await };
         self.wait_for(wait, text_bytes, decided.map(Admission::from))
     }
@@ -361,7 +360,7 @@ fn spawn(
     decision: impl Future<Output = Admission> + Send + 'static,
 ) -> PendingAnswer {
     let slot = Arc::new(AnswerSlot::default());
-    let admission = background::failed(wait).into();
+    let admission = Answer::failed(wait.failure).into();
     let guard = AnswerGuard { slot: Arc::clone(&slot), admission };
     let task = tokio::spawn(async move {
         let mut guard = guard;
@@ -382,11 +381,6 @@ impl Drop for AnswerGuard {
         let taken = std::mem::replace(&mut self.admission, Answer::unlimited().into());
         self.slot.set(taken);
     }
-}
-
-/// Returns `true` if the charge was certainly not made, so that it may be made under a newer rule.
-const fn was_not_charged(cause: StoreFailure) -> bool {
-    matches!(cause, StoreFailure::Overloaded | StoreFailure::BreakerOpen | StoreFailure::Unsent)
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use crate::kernel::decision::Verdict;
 
 /// The address of Sluicegate, and the TLS settings.
@@ -33,6 +35,13 @@ pub struct WaitSettings {
     /// The failure rule: the decision after this wait, and without a connection, unless the limit has a rule of its
     /// own (`on_store_failure`).
     pub failure: Verdict,
+}
+
+impl WaitSettings {
+    /// Returns the end of a wait that begins now, on the clock of the runtime's timers.
+    pub(crate) fn end(self) -> Instant {
+        Instant::now() + self.deadline
+    }
 }
 
 /// The settings of a limiter.

@@ -13,7 +13,8 @@ use sluicegate_lease::leases::ChargeTerms;
 use sluicegate_lease::store::{ChargeOutcome, Outcomes};
 use tokio::time::{Instant, timeout_at};
 
-use super::{Limiter, was_not_charged};
+use super::Limiter;
+use super::rules::RuleState;
 use crate::answer::{Answer, ReportedLimit, RuleAnswer};
 use crate::call::CallFailure;
 use crate::concurrency::AcquiredPermits;
@@ -39,7 +40,7 @@ impl Limiter {
             Ok(acquired) => acquired,
             Err(rejected) => return (*rejected).into(),
         };
-        let deadline = deadline(wait);
+        let deadline = wait.end();
         let renewed = self.renewed(rules, deadline).await;
         let (answer, undecided) = self.try_decide_all(renewed.as_deref().unwrap_or(rules), wait);
         let answer = if undecided.is_empty() {
@@ -54,8 +55,7 @@ impl Limiter {
     /// changed, or if the new ones do not arrive in time.
     async fn renewed(&self, rules: &[FoundRule], deadline: Instant) -> Option<Vec<FoundRule>> {
         let now = self.0.clock.steady();
-        let is_current =
-            |rule: &FoundRule| self.0.rules.state(rule, now) == super::rules::RuleState::Current;
+        let is_current = |rule: &FoundRule| self.0.rules.state(rule, now) == RuleState::Current;
         if rules.iter().all(is_current) {
             return None;
         }
@@ -78,16 +78,16 @@ impl Limiter {
         descriptors: Vec<OwnedDescriptor>,
         wait: WaitSettings,
     ) -> Admission {
-        let deadline = deadline(wait);
+        let deadline = wait.end();
         let rules = descriptors.iter().map(async |descriptor| {
             let rule = self.rule(descriptor.clone()).await?;
             Ok(FoundRule::new(rule, descriptor))
         });
         let Ok(rules) = timeout_at(deadline, join_all(rules)).await else {
-            return failed(wait).into();
+            return Answer::failed(wait.failure).into();
         };
         let Ok(rules) = rules.into_iter().collect::<Result<Vec<_>, CallFailure>>() else {
-            return failed(wait).into();
+            return Answer::failed(wait.failure).into();
         };
         if rules.iter().any(|rule| matches!(rule.reply.handling, ProxyHandling::AskTogether)) {
             return self.admit_together(&rules, wait).await;
@@ -106,9 +106,9 @@ impl Limiter {
         };
         let descriptors = rules.iter().map(|rule| rule.usage.descriptor.clone());
         let descriptors: Vec<_> = descriptors.collect();
-        let decided = self.check_remotely(&descriptors, wait, deadline(wait)).await;
+        let decided = self.check_remotely(&descriptors, wait, wait.end()).await;
         let mut answer = Answer::unlimited();
-        answer.add(decided.unwrap_or_else(|_| failed_part(wait)));
+        answer.add(decided.unwrap_or_else(|_| RuleAnswer::failed(wait.failure)));
         admission(answer, acquired, wait)
     }
 
@@ -159,7 +159,7 @@ impl Limiter {
         let known = self.0.rules.find(descriptor.hash);
         let now = self.0.clock.steady();
         if let Some(rule) = &known
-            && self.0.rules.state(rule, now) == super::rules::RuleState::Current
+            && self.0.rules.state(rule, now) == RuleState::Current
         {
             return Ok(Arc::clone(rule));
         }
@@ -253,21 +253,19 @@ impl Limiter {
 /// Applies the failure rule if a permit is missing. A denied request releases its permits.
 fn admission(mut answer: Answer, acquired: AcquiredPermits, wait: WaitSettings) -> Admission {
     if acquired.is_incomplete {
-        answer.add(failed_part(wait));
+        answer.add(RuleAnswer::failed(wait.failure));
     }
     let permits = acquired.permits;
     if answer.verdict.is_allowed() { Admission { answer, permits } } else { answer.into() }
 }
 
-/// Returns the end of a wait that begins now, on the clock of the runtime's timers.
-pub(super) fn deadline(wait: WaitSettings) -> Instant {
-    Instant::now() + wait.deadline
-}
-
-/// Returns `true` if the charge was certainly not made.
+/// Returns `true` if the charge was certainly not made, so that it may be made under a newer rule.
 fn is_uncharged(outcome: &ChargeOutcome) -> bool {
     match outcome {
-        ChargeOutcome::Failed(cause) => was_not_charged(*cause),
+        ChargeOutcome::Failed(cause) => matches!(
+            cause,
+            StoreFailure::Overloaded | StoreFailure::BreakerOpen | StoreFailure::Unsent
+        ),
         ChargeOutcome::Stale(_) => true,
         _ => false,
     }
@@ -286,15 +284,4 @@ fn rule_answer(decision: &CheckDecision) -> RuleAnswer {
         retry_after: decision.retry_after_us.map(wire::duration),
         reported,
     }
-}
-
-/// Returns the answer by the failure rule.
-pub(super) fn failed(wait: WaitSettings) -> Answer {
-    let mut answer = Answer::unlimited();
-    answer.add(failed_part(wait));
-    answer
-}
-
-fn failed_part(wait: WaitSettings) -> RuleAnswer {
-    RuleAnswer { verdict: RuleVerdict::fallback(wait.failure), ..RuleAnswer::UNLIMITED }
 }

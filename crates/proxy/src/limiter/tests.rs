@@ -10,7 +10,7 @@ use allocation_counter::measure;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::{Check, Limiter, Started, background, spawn};
+use super::{Check, Limiter, Started, spawn};
 use crate::answer::Answer;
 use crate::fixtures::service::{PATIENCE, Service, answer};
 use crate::fixtures::{
@@ -247,6 +247,6 @@ async fn after_a_panic_the_failure_rule_decides() {
     });
     drop(panics);
     let decided = answer(Started::Waiting(pending)).await;
-    assert_eq!(decided, background::failed(DENY_AFTER_A_MINUTE));
+    assert_eq!(decided, Answer::failed(DENY_AFTER_A_MINUTE.failure));
     assert_eq!(decided.verdict, RuleVerdict::FallbackDeny);
 }
