@@ -17,11 +17,10 @@ use sluicegate::edge::grpc::incoming::GrpcListener;
 use sluicegate::edge::grpc::{GrpcPort, serve};
 use sluicegate::edge::health::{Health, Readiness};
 use sluicegate::engine::{DecisionPolicy, Engine};
+use sluicegate::kernel::decision::Verdict;
 use sluicegate::kernel::units::Revision;
 use sluicegate::store::memory::{MemoryStore, WhenFull};
-use sluicegate_proxy::settings::{
-    FailureRule, LimiterSettings, ProxyIdentity, ServiceSettings, WaitSettings,
-};
+use sluicegate_proxy::settings::{LimiterSettings, ProxyIdentity, ServiceSettings, WaitSettings};
 use sluicegate_proxy::{Admission, Check, DescriptorEntries, Limiter, PendingAnswer, Started};
 
 use super::patiently;
@@ -38,7 +37,7 @@ const KNOWN_KEYS: u32 = 1_000_000;
 const LEASED_KEYS: u32 = 2_000;
 
 const WAIT: WaitSettings =
-    WaitSettings { deadline: Duration::from_secs(1), failure: FailureRule::Deny };
+    WaitSettings { deadline: Duration::from_secs(1), failure: Verdict::Deny };
 
 pub fn measure() {
     let (engine, address) = service();

@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - A decoded message encodes to the same message.
-//! - Strategies, lease terms, decisions and borrow requests survive the conversion to a message.
+//! - Strategies, rules, decisions and borrow requests survive the conversion to a message.
 //! - Any replies leave a lease balance with at most the hits that they lent.
 #![no_main]
 
@@ -13,6 +13,7 @@ use prost::Message;
 use sluicegate_kernel::lease::balance::{LeaseBalance, SpendResult};
 use sluicegate_kernel::lease::sizer::max_lease;
 use sluicegate_kernel::lease::{BorrowReply, MessageNumber};
+use sluicegate_kernel::proxy_rule::{ProxyHandling, ProxyLimit};
 use sluicegate_kernel::rate::Strategy;
 use sluicegate_kernel::units::{Hits, Nanos};
 use sluicegate_lease_protocol as wire;
@@ -21,6 +22,7 @@ use sluicegate_lease_protocol::api::charge_result::Result as ChargeResult;
 use sluicegate_lease_protocol::api::{
     self, LeaseMessage, LeasedCounter, ProxyMessage, lease_message, proxy_message,
 };
+use sluicegate_lease_protocol::proxy_rule::{proxy_rule, proxy_rule_message};
 
 /// 2026-03-29T00:30:00.25Z.
 const NOW: Nanos = Nanos(1_774_744_200_250_000_000);
@@ -63,8 +65,9 @@ fn read_request(message: ProxyMessage) {
 fn read_reply(message: &LeaseMessage, lease: &mut Option<Lease>) {
     match &message.message {
         Some(lease_message::Message::Rule(rule)) => {
-            let leases = rule.leased.iter().filter_map(Lease::new);
-            *lease = leases.last().or_else(|| lease.take());
+            if let Some(limit) = read_rule(rule) {
+                *lease = Some(Lease::new(&limit));
+            }
         }
         Some(lease_message::Message::Borrow(result)) => {
             if let (Some(lease), Some(BorrowResult::Applied(reply))) = (lease, &result.result) {
@@ -77,6 +80,18 @@ fn read_reply(message: &LeaseMessage, lease: &mut Option<Lease>) {
             }
         }
         _ => {}
+    }
+}
+
+/// Returns the last leased limit of a rule.
+fn read_rule(message: &api::RuleReply) -> Option<ProxyLimit> {
+    let rule = proxy_rule(message)?;
+    let sent = proxy_rule(&proxy_rule_message(&rule)).expect("a rule of the protocol");
+    assert!(sent.valid_for <= rule.valid_for);
+    assert_eq!(proxy_rule(&proxy_rule_message(&sent)).as_ref(), Some(&sent));
+    match sent.handling {
+        ProxyHandling::Leased(limits) => limits.last().cloned(),
+        _ => None,
     }
 }
 
@@ -101,17 +116,11 @@ struct Lease {
 }
 
 impl Lease {
-    fn new(limit: &api::LeasedLimit) -> Option<Self> {
-        let strategy = read_strategy(limit.strategy.as_ref())?;
-        let terms = wire::terms(limit)?;
-        let (sizes, max_overshoot) = wire::terms_messages(&terms);
-        let duration_us = wire::micros(terms.duration);
-        let sizes = Some(sizes);
-        let again = api::LeasedLimit { sizes, max_overshoot, duration_us, ..limit.clone() };
-        assert_eq!(wire::terms(&again), Some(terms));
+    fn new(limit: &ProxyLimit) -> Self {
+        let (strategy, terms) = (limit.strategy, limit.terms);
         let most = max_lease(strategy.max_at_once());
         let balance = LeaseBalance::new(terms.sizing, terms.duration, most);
-        Some(Self { balance: balance.with_strategy(strategy), strategy, now: NOW, number: 0 })
+        Self { balance: balance.with_strategy(strategy), strategy, now: NOW, number: 0 }
     }
 
     /// Borrows for a request of one hit, and applies the reply.

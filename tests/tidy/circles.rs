@@ -19,10 +19,9 @@ use regex::Regex;
 use super::{entries, files, is_word, tokens};
 
 /// The modules with one circle among the files in them.
-const KNOWN: [&str; 5] = [
+const KNOWN: [&str; 4] = [
     "concurrency::limits",
     "config::settings",
-    "proxy::limiter",
     "store::redis",
     "store::redis::reference",
 ];

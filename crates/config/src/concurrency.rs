@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 
 use crate::kernel::concurrency::adaptive::Hundredths;
 use crate::kernel::concurrency::limiter::LimiterConfig;
+pub use crate::kernel::concurrency::{ConcurrencyMode, RejectReply};
 pub use crate::kernel::coordinator::ConcurrencyFallback;
 use crate::kernel::coordinator::aggregate::VoteAggregate;
 use crate::kernel::units::Nanos;
@@ -42,17 +43,6 @@ pub const PROBE_DEPTH: RangeInclusive<Hundredths> = Hundredths(30)..=Hundredths(
 /// The permitted values of `adaptive.increase`.
 pub const INCREASE: RangeInclusive<u32> = 1..=1_000;
 
-/// The replicas over which a concurrency limit counts requests in flight (field `mode`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ConcurrencyMode {
-    /// Each replica has the whole limit for itself, without store calls.
-    Local,
-    /// One limit for the whole fleet, split into shares.
-    Shared,
-    /// One limit for the whole fleet; each acquire of a permit is a store call.
-    Strict,
-}
-
 /// A concurrency limit, and the response to a request that gets no permit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConcurrencyLimit {
@@ -79,21 +69,4 @@ pub struct ConcurrencyLimit {
     pub path: Box<str>,
     /// The file and line of the limit, `file:line`.
     pub location: Box<str>,
-}
-
-/// The response to a request that the concurrency limit rejects.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RejectReply {
-    /// The HTTP status, 400 to 599.
-    pub status: u16,
-    /// The value of the response header `Retry-After`; `None` omits the header.
-    pub retry_after: Option<Nanos>,
-    /// The response body.
-    pub body: Box<str>,
-}
-
-impl Default for RejectReply {
-    fn default() -> Self {
-        Self { status: 503, retry_after: None, body: Box::default() }
-    }
 }

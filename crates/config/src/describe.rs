@@ -11,9 +11,7 @@ use std::fmt;
 use jiff::civil::Time;
 
 use super::calendar::WindowStartDay;
-use super::concurrency::{
-    ConcurrencyFallback, ConcurrencyLimit, DEFAULT_MAX_DURATION, RejectReply,
-};
+use super::concurrency::{ConcurrencyFallback, ConcurrencyLimit, DEFAULT_MAX_DURATION};
 use super::resolve::keywords;
 use super::resolve::overload_answers::AnswerListText;
 use super::{Calendar, FallbackMode, Limit, LimitMode, LimitWindow, Rule};
@@ -212,15 +210,4 @@ fn write_adaptive(f: &mut fmt::Formatter<'_>, adaptive: &AdaptiveConfig) -> fmt:
     ];
     let set = parameters.into_iter().filter_map(|(name, value)| Some((name, value?)));
     set.into_iter().try_for_each(|(name, value)| write!(f, ", {name} {value}"))
-}
-
-/// Formats the response as `503, retry after 1s, "busy"`.
-impl fmt::Display for RejectReply {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.status.fmt(f)?;
-        if let Some(retry_after) = self.retry_after {
-            write!(f, ", retry after {retry_after}")?;
-        }
-        if self.body.is_empty() { Ok(()) } else { write!(f, ", {:?}", self.body) }
-    }
 }

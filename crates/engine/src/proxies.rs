@@ -24,7 +24,7 @@ mod votes;
 
 pub use crate::store::ChargeOutcome;
 pub use crate::store::lease::LeaseOutcome;
-pub use concurrency::{ProxyConcurrencyLimit, ProxyPermitUsage};
+pub use concurrency::ProxyPermitUsage;
 pub use counter::{ProxyCallError, ProxyCounter};
 pub use peer::{
     MAX_LEASES, MAX_PEER_LEASES, MAX_PEER_RECORDS, MAX_PEER_STREAMS, MAX_PROXY_STREAMS,
@@ -34,5 +34,4 @@ pub use registry::{
     IncarnationTaken, Proxies, ProxyBucket, ProxyConnection, ProxyHits, ProxyIdentity, ProxyInfo,
 };
 pub use reports::{ProxyReply, ProxyReport};
-pub use rule::{ProxyHandling, ProxyLimit, ProxyRule};
-pub use usage::{ProxyDecisionKind, ProxyUsage};
+pub use usage::ProxyUsage;

@@ -1,9 +1,7 @@
 //! Applies the answer of a check to its stream.
 
-use sluicegate_descriptors::filter_config::FailureMode;
-
 use crate::headers::{denial_headers, rejection_headers};
-use crate::limiter::{Answer, PermitRejection, Verdict};
+use crate::limiter::{Answer, PermitRejection, RuleVerdict};
 use crate::module::FilterModule;
 use crate::stream::{EnvoyStream, LocalResponse};
 
@@ -13,25 +11,13 @@ const NAMESPACE: &str = "sluicegate";
 /// The HTTP status of requests that the failure mode denies.
 const UNAVAILABLE: u16 = 503;
 
-/// The answer without the service.
-pub(crate) fn fallback_answer(failure: FailureMode) -> Answer {
-    let verdict = match failure {
-        FailureMode::Allow => Verdict::FallbackAllow,
-        FailureMode::Deny => Verdict::FallbackDeny,
-    };
-    Answer { verdict, ..Answer::unlimited() }
-}
-
 /// Writes the decision to the dynamic metadata for access logs. A plain allow writes nothing, because
 /// it would cost more than the decision.
 pub(crate) fn record_decision(stream: &mut impl EnvoyStream, answer: &Answer) {
-    let decision = match answer.verdict {
-        Verdict::Allow => return,
-        Verdict::Deny => "deny",
-        Verdict::FallbackAllow => "fallback_allow",
-        Verdict::FallbackDeny => "fallback_deny",
-    };
-    stream.set_metadata(NAMESPACE, "decision", decision);
+    if answer.verdict == RuleVerdict::Allow {
+        return;
+    }
+    stream.set_metadata(NAMESPACE, "decision", answer.verdict.as_str());
     if let Some(rule) = &answer.denied_by {
         stream.set_metadata(NAMESPACE, "denied_by", rule);
     }
@@ -39,7 +25,7 @@ pub(crate) fn record_decision(stream: &mut impl EnvoyStream, answer: &Answer) {
 
 /// Sends the response to a denied request.
 pub(crate) fn send_denial(stream: impl EnvoyStream, module: &FilterModule, answer: &Answer) {
-    if answer.verdict == Verdict::FallbackDeny {
+    if answer.verdict == RuleVerdict::FallbackDeny {
         let (headers, body, details) = (&[], "", "sluicegate_unavailable");
         stream.send_response(&LocalResponse { status: UNAVAILABLE, headers, body, details });
         return;

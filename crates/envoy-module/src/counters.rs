@@ -9,7 +9,7 @@
 //! | `memory_refused` | requests, and calls for their rules, without memory |
 //! | `panics` | panics in the filter |
 
-use crate::limiter::{Answer, Verdict};
+use crate::limiter::{Answer, RuleVerdict};
 use crate::stream::{CounterId, EnvoyStream};
 
 /// Defines a counter with label names, or returns `None` if Envoy refuses.
@@ -52,12 +52,12 @@ impl Counters {
 
     pub(crate) fn count_answer(&self, stream: &impl EnvoyStream, answer: &Answer) {
         match answer.verdict {
-            Verdict::FallbackAllow => stream.increment(self.fallback_allowed, &[], 1),
-            Verdict::FallbackDeny => stream.increment(self.fallback_denied, &[], 1),
-            Verdict::Allow if answer.rules.is_empty() => {
+            RuleVerdict::FallbackAllow => stream.increment(self.fallback_allowed, &[], 1),
+            RuleVerdict::FallbackDeny => stream.increment(self.fallback_denied, &[], 1),
+            RuleVerdict::Allow if answer.rules.is_empty() => {
                 stream.increment(self.allowed, &["none"], 1);
             }
-            Verdict::Allow | Verdict::Deny => {}
+            _ => {}
         }
         for (rule, is_allowed) in &answer.rules {
             let counter = if *is_allowed { self.allowed } else { self.denied };

@@ -10,12 +10,12 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use crate::answer::{fallback_answer, record_decision, send_denial};
+use crate::answer::{record_decision, send_denial};
 use crate::guard::plant;
 use crate::headers::limit_headers;
 use crate::in_flight::InFlightRequest;
 use crate::limiter::{
-    Admission, Answer, Check, PendingAnswer, ReportedLimit, Started, Verdict, wait_settings,
+    Admission, Answer, Check, PendingAnswer, ReportedLimit, Started, wait_settings,
 };
 use crate::module::FilterModule;
 use crate::request::with_descriptors;
@@ -76,9 +76,8 @@ impl StreamFilter {
     /// Ends a wait.
     pub(crate) fn on_scheduled(&self, stream: impl EnvoyStream) {
         let StreamState::Waiting(pending) = self.state_or_put_back() else { return };
-        let failure = self.module.config.failure;
         // The limiter wakes a stream only with an answer. If it does not, the stream must not hang.
-        let admission = pending.take().unwrap_or_else(|| fallback_answer(failure).into());
+        let admission = pending.take().unwrap_or_else(|| self.failed_answer().into());
         let answer = self.keep_permits(admission);
         self.apply_late(stream, &answer);
     }
@@ -140,7 +139,7 @@ impl StreamFilter {
             return;
         }
         self.module.count_events(&stream);
-        self.apply_late(stream, &fallback_answer(self.module.config.failure));
+        self.apply_late(stream, &self.failed_answer());
     }
 
     /// Counts the panic of another hook.
@@ -190,7 +189,12 @@ impl StreamFilter {
             self.state.set(StreamState::Allowed(None));
             return HeadersStatus::Continue;
         }
-        self.apply(stream, &fallback_answer(self.module.config.failure))
+        self.apply(stream, &self.failed_answer())
+    }
+
+    /// Returns the answer by the failure mode.
+    fn failed_answer(&self) -> Answer {
+        Answer::failed(wait_settings(&self.module.config).failure)
     }
 
     /// Applies an answer within the hook for request headers.
@@ -217,7 +221,7 @@ impl StreamFilter {
     fn record(&self, stream: &mut impl EnvoyStream, answer: &Answer) -> bool {
         self.module.counters.count_answer(stream, answer);
         record_decision(stream, answer);
-        let is_allowed = matches!(answer.verdict, Verdict::Allow | Verdict::FallbackAllow);
+        let is_allowed = answer.verdict.is_allowed();
         let allowed = StreamState::Allowed(answer.reported);
         self.state.set(if is_allowed { allowed } else { StreamState::Ended });
         is_allowed

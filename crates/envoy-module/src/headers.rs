@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use sluicegate_descriptors::filter_config::HeaderStyle;
 
-use crate::limiter::{Answer, Rejection, ReportedLimit};
+use crate::limiter::{Answer, RejectReply, ReportedLimit};
 
 /// The name and the value of a header.
 pub(crate) type NamedHeader = (&'static str, String);
@@ -32,7 +32,7 @@ pub(crate) fn denial_headers(style: HeaderStyle, answer: &Answer) -> Vec<NamedHe
 }
 
 /// Returns the headers of a rejection by a concurrency limit.
-pub(crate) fn rejection_headers(reply: &Rejection) -> Vec<NamedHeader> {
+pub(crate) fn rejection_headers(reply: &RejectReply) -> Vec<NamedHeader> {
     let wait = reply.retry_after.map(|wait| wait.as_secs_ceil().max(1).to_string());
     wait.into_iter().map(|seconds| ("retry-after", seconds)).collect()
 }
@@ -63,7 +63,7 @@ fn seconds(duration: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::Verdict;
+    use crate::limiter::RuleVerdict;
 
     const LIMIT: ReportedLimit = ReportedLimit {
         requests: 100,
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn a_denial_has_its_retry_after_rounded_up() {
         let answer = |retry_after| Answer {
-            verdict: Verdict::Deny,
+            verdict: RuleVerdict::Deny,
             retry_after,
             reported: Some(LIMIT),
             ..Answer::unlimited()

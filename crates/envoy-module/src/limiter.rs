@@ -11,12 +11,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
 use sluicegate_descriptors::filter_config::{FailureMode, FilterConfig, ServiceConfig};
-pub(crate) use sluicegate_proxy::answer::{
-    Answer, PermitRejection, Rejection, ReportedLimit, Verdict,
-};
+pub(crate) use sluicegate_proxy::answer::{Answer, PermitRejection, ReportedLimit};
+pub(crate) use sluicegate_proxy::kernel::concurrency::RejectReply;
+pub(crate) use sluicegate_proxy::kernel::decision::RuleVerdict;
+use sluicegate_proxy::kernel::decision::Verdict;
 use sluicegate_proxy::kernel::units::Hits;
 use sluicegate_proxy::settings::{
-    FailureRule, LimiterSettings, ProxyIdentity, ServiceSettings, TlsSettings, WaitSettings,
+    LimiterSettings, ProxyIdentity, ServiceSettings, TlsSettings, WaitSettings,
 };
 pub(crate) use sluicegate_proxy::{Admission, Check, Limiter, PendingAnswer, Permits, Started};
 use sluicegate_proxy::{LeaseEvent, StartError};
@@ -75,8 +76,8 @@ pub(crate) fn take_borrowed_hits() -> u64 {
 /// Returns the wait of a filter for the service.
 pub(crate) const fn wait_settings(config: &FilterConfig) -> WaitSettings {
     let failure = match config.failure {
-        FailureMode::Allow => FailureRule::Allow,
-        FailureMode::Deny => FailureRule::Deny,
+        FailureMode::Allow => Verdict::Allow,
+        FailureMode::Deny => Verdict::Deny,
     };
     WaitSettings { deadline: config.deadline, failure }
 }

@@ -4,12 +4,15 @@
 //! - Every verdict has a [`Reason`] from a closed list.
 //! - The verdict of a check depends on its descriptors' decisions alone, never on timing.
 
+mod rule_verdict;
+
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::rate::{CounterDecision, Headroom};
 use super::units::{Hits, Nanos, Unit};
+pub use rule_verdict::RuleVerdict;
 
 /// A check: one rate limit request from a proxy.
 #[derive(Clone, Debug)]

@@ -15,6 +15,7 @@ pub mod decision;
 pub mod key;
 pub mod lease;
 mod named_enum;
+pub mod proxy_rule;
 pub mod rate;
 pub mod top_keys;
 pub mod units;

@@ -3,15 +3,16 @@
 //! Guarantees:
 //! - A `max_duration` never shrinks by a conversion, because requests may run for that long.
 
-use std::sync::Arc;
-
 use sluicegate_kernel::concurrency::adaptive::{
     AdaptiveAlgorithm, AdaptiveConfig, AdaptiveTuning, Hundredths,
 };
 use sluicegate_kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
-use sluicegate_kernel::concurrency::{OverloadAnswers, RetryAfterRule};
+use sluicegate_kernel::concurrency::{
+    ConcurrencyMode, OverloadAnswers, RejectReply, RetryAfterRule,
+};
 use sluicegate_kernel::coordinator::ConcurrencyFallback;
 use sluicegate_kernel::coordinator::aggregate::VoteAggregate;
+use sluicegate_kernel::proxy_rule::ConcurrencyRule;
 use sluicegate_kernel::units::Nanos;
 
 use crate::api::concurrency_limit::{Aggregate, Mode, OnFailure};
@@ -20,60 +21,15 @@ use crate::{api, micros, nanos};
 /// The largest name of a bucket in reports, in bytes. So a full report fits into a message.
 pub const MAX_BUCKET_BYTES: usize = 1_024;
 
-/// The concurrency limit of a descriptor.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConcurrencyRule {
-    /// The path of the rule.
-    pub path: Arc<str>,
-    /// The name of the bucket. A name above [`MAX_BUCKET_BYTES`] cannot be reported.
-    pub bucket: Box<[u8]>,
-    /// The processes among which the limit is split.
-    pub sharing: Sharing,
-    /// The parameters of the limit.
-    pub rules: LimiterConfig,
-    /// The combination of votes on a shared adaptive limit.
-    pub aggregate: VoteAggregate,
-    /// The longest duration of a request.
-    pub max_duration: Nanos,
-    /// The behavior without the store.
-    pub on_failure: ConcurrencyFallback,
-    /// The response to a request without a permit.
-    pub reject: Rejection,
-    /// `true` if rejections are only reported.
-    pub is_shadow: bool,
-}
-
-/// The processes among which a concurrency limit is split.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sharing {
-    /// None: each process has the whole limit.
-    Local,
-    /// All replicas and proxies, by shares.
-    Shared,
-    /// All replicas and proxies, with a store call for each permit.
-    Strict,
-}
-
-/// The response to a request without a permit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rejection {
-    /// The HTTP status, from 400 to 599.
-    pub status: u16,
-    /// The value of the header `Retry-After`; `None` omits it.
-    pub retry_after: Option<Nanos>,
-    /// The body.
-    pub body: Arc<str>,
-}
-
 /// Returns the limit, or `None` if it is invalid.
 #[must_use]
 pub fn concurrency_rule(wire: &api::ConcurrencyLimit) -> Option<ConcurrencyRule> {
     let max_duration = nanos(wire.max_duration_us);
-    let sharing = match Mode::try_from(wire.mode).ok()? {
+    let mode = match Mode::try_from(wire.mode).ok()? {
         Mode::Unspecified => return None,
-        Mode::Local => Sharing::Local,
-        Mode::Shared => Sharing::Shared,
-        Mode::Strict => Sharing::Strict,
+        Mode::Local => ConcurrencyMode::Local,
+        Mode::Shared => ConcurrencyMode::Shared,
+        Mode::Strict => ConcurrencyMode::Strict,
     };
     let on_failure = match OnFailure::try_from(wire.on_failure).ok()? {
         OnFailure::Unspecified => return None,
@@ -85,7 +41,7 @@ pub fn concurrency_rule(wire: &api::ConcurrencyLimit) -> Option<ConcurrencyRule>
     Some(ConcurrencyRule {
         path: wire.rule.as_str().into(),
         bucket: wire.bucket.as_slice().into(),
-        sharing,
+        mode,
         rules: limiter_config(wire)?,
         aggregate: aggregate(wire.aggregate)?,
         max_duration,
@@ -98,10 +54,10 @@ pub fn concurrency_rule(wire: &api::ConcurrencyLimit) -> Option<ConcurrencyRule>
 /// Returns the message of a limit.
 #[must_use]
 pub fn concurrency_message(rule: &ConcurrencyRule) -> api::ConcurrencyLimit {
-    let mode = match rule.sharing {
-        Sharing::Local => Mode::Local,
-        Sharing::Shared => Mode::Shared,
-        Sharing::Strict => Mode::Strict,
+    let mode = match rule.mode {
+        ConcurrencyMode::Local => Mode::Local,
+        ConcurrencyMode::Shared => Mode::Shared,
+        ConcurrencyMode::Strict => Mode::Strict,
     };
     let on_failure = match rule.on_failure {
         ConcurrencyFallback::Deny => OnFailure::Deny,
@@ -223,13 +179,13 @@ fn adaptive_message(adaptive: &AdaptiveConfig) -> api::AdaptiveLimit {
     }
 }
 
-fn rejection(wire: &api::RejectedReply) -> Option<Rejection> {
+fn rejection(wire: &api::RejectedReply) -> Option<RejectReply> {
     let status = u16::try_from(wire.status).ok().filter(|status| (400..600).contains(status))?;
     let retry_after = wire.retry_after_us.map(nanos);
-    Some(Rejection { status, retry_after, body: wire.body.as_str().into() })
+    Some(RejectReply { status, retry_after, body: wire.body.as_str().into() })
 }
 
-fn rejection_message(rejection: &Rejection) -> api::RejectedReply {
+fn rejection_message(rejection: &RejectReply) -> api::RejectedReply {
     api::RejectedReply {
         status: rejection.status.into(),
         retry_after_us: rejection.retry_after.map(micros),
@@ -238,4 +194,4 @@ fn rejection_message(rejection: &Rejection) -> api::RejectedReply {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -9,8 +9,7 @@
 
 use std::time::Duration;
 
-use sluicegate_kernel::lease::sizer::LeaseSizing;
-use sluicegate_kernel::lease::{BorrowReply, BorrowRequest, LeaseTerms, MessageNumber, Overshoot};
+use sluicegate_kernel::lease::{BorrowReply, BorrowRequest, MessageNumber};
 use sluicegate_kernel::rate::fixed_window::{FixedWindow, Windows};
 use sluicegate_kernel::rate::gcra::Gcra;
 use sluicegate_kernel::rate::on_excess::OnExcess;
@@ -39,6 +38,7 @@ pub mod api {
 pub mod concurrency;
 mod failure;
 pub mod permits;
+pub mod proxy_rule;
 pub mod shares;
 
 pub use failure::{failure, failure_message};
@@ -119,19 +119,6 @@ pub fn strategy_message(strategy: &Strategy) -> api::RateStrategy {
         }
         Strategy::SlidingLog(log) => message(Kind::SlidingLog, log.limit(), log.period()),
     }
-}
-
-/// Returns the lease terms of a limit.
-#[must_use]
-pub fn terms(limit: &api::LeasedLimit) -> Option<LeaseTerms> {
-    let sizing = match limit.sizes.as_ref()?.sizes? {
-        api::lease_sizes::Sizes::Fixed(hits) => LeaseSizing::Fixed(Hits(hits)),
-        api::lease_sizes::Sizes::Recent(_) => LeaseSizing::Recent,
-        api::lease_sizes::Sizes::Learned(_) => LeaseSizing::Learned,
-    };
-    let overshoot =
-        limit.max_overshoot.map_or(Overshoot::InWindow, |most| Overshoot::AtMost(Hits(most)));
-    Some(LeaseTerms { overshoot, duration: nanos(limit.duration_us), sizing })
 }
 
 /// Returns the result of a counter.
@@ -226,21 +213,6 @@ pub fn decision_message(decision: CounterDecision) -> api::CounterDecision {
         reset_after_us: micros(headroom.reset_after),
         retry_after_us: micros(retry_after),
     }
-}
-
-/// Returns the sizes and the largest overshoot of a limit's lease terms.
-#[must_use]
-pub const fn terms_messages(terms: &LeaseTerms) -> (api::LeaseSizes, Option<u64>) {
-    let sizes = match terms.sizing {
-        LeaseSizing::Fixed(Hits(hits)) => api::lease_sizes::Sizes::Fixed(hits),
-        LeaseSizing::Recent => api::lease_sizes::Sizes::Recent(true),
-        LeaseSizing::Learned => api::lease_sizes::Sizes::Learned(true),
-    };
-    let most = match terms.overshoot {
-        Overshoot::InWindow => None,
-        Overshoot::AtMost(Hits(most)) => Some(most),
-    };
-    (api::LeaseSizes { sizes: Some(sizes) }, most)
 }
 
 /// Returns descriptor entries as messages.

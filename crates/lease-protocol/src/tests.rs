@@ -14,7 +14,7 @@ use sluicegate_kernel::units::Nanos;
 
 const PERIODS: [u64; 6] = [1, 7, 60, 3_600, 86_400, 31_536_000];
 
-fn strategies() -> impl Generator<Value = Option<Strategy>> {
+pub(crate) fn strategies() -> impl Generator<Value = Option<Strategy>> {
     let on_excess = prop_oneof![Just(OnExcess::ByStrategy), Just(OnExcess::Charge)];
     let numbers = (1_u32..100_000, prop::sample::select(&PERIODS[..]), 1_u32..1_000);
     (0..5, numbers, on_excess).prop_map(|(kind, (hits, seconds, burst), on_excess)| {

@@ -5,47 +5,15 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::kernel::decision::Reason;
-use crate::wire::concurrency::ConcurrencyRule;
-pub use crate::wire::concurrency::Rejection;
-
-/// The verdict on a request: of a limit, or of the failure rule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// The limits allow the request.
-    Allow,
-    /// A limit denies the request.
-    Deny,
-    /// Sluicegate did not reply, and the failure rule allows the request.
-    FallbackAllow,
-    /// Sluicegate did not reply, and the failure rule denies the request.
-    FallbackDeny,
-}
-
-impl Verdict {
-    /// Returns `true` if the request may pass.
-    #[must_use]
-    pub const fn is_allowed(self) -> bool {
-        matches!(self, Self::Allow | Self::FallbackAllow)
-    }
-
-    /// Returns the verdict on a request with these two parts: a denial wins, then a fallback.
-    #[must_use]
-    pub const fn and(self, other: Self) -> Self {
-        match (self, other) {
-            (Self::Deny, _) | (_, Self::Deny) => Self::Deny,
-            (Self::FallbackDeny, _) | (_, Self::FallbackDeny) => Self::FallbackDeny,
-            (Self::FallbackAllow, _) | (_, Self::FallbackAllow) => Self::FallbackAllow,
-            (Self::Allow, Self::Allow) => Self::Allow,
-        }
-    }
-}
+use crate::kernel::concurrency::RejectReply;
+use crate::kernel::decision::{Reason, RuleVerdict, Verdict};
+use crate::kernel::proxy_rule::ConcurrencyRule;
 
 /// The answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The verdict on the request.
-    pub verdict: Verdict,
+    /// The verdict on the request; never [`RuleVerdict::ShadowDeny`].
+    pub verdict: RuleVerdict,
     /// The path of the rule that denied, if a rule denied.
     pub denied_by: Option<Arc<str>>,
     /// The path of each rule that applied, and `true` if it allowed its descriptor.
@@ -64,7 +32,7 @@ impl Answer {
     #[must_use]
     pub const fn unlimited() -> Self {
         Self {
-            verdict: Verdict::Allow,
+            verdict: RuleVerdict::Allow,
             denied_by: None,
             rules: SmallVec::new_const(),
             retry_after: None,
@@ -73,11 +41,17 @@ impl Answer {
         }
     }
 
+    /// The answer without a reply of Sluicegate.
+    #[must_use]
+    pub fn failed(failure: Verdict) -> Self {
+        Self { verdict: RuleVerdict::fallback(failure), ..Self::unlimited() }
+    }
+
     /// The answer to a request that a concurrency limit rejects.
     pub(crate) fn rejected(limit: &ConcurrencyRule, reason: Reason) -> Self {
         let path = Arc::clone(&limit.path);
         Self {
-            verdict: Verdict::Deny,
+            verdict: RuleVerdict::Deny,
             denied_by: Some(Arc::clone(&path)),
             rules: std::iter::once((path, false)).collect(),
             rejection: Some(Box::new(PermitRejection { reply: limit.reject.clone(), reason })),
@@ -94,17 +68,12 @@ impl Answer {
             self.retry_after = self.retry_after.max(part.retry_after);
         }
         if let Some(path) = part.path {
-            if part.verdict == Verdict::Deny && self.denied_by.is_none() {
+            if part.verdict == RuleVerdict::Deny && self.denied_by.is_none() {
                 self.denied_by = Some(Arc::clone(&path));
             }
             self.rules.push((path, is_allowed));
         }
-        let fewer = |reported: &ReportedLimit| {
-            self.reported.as_ref().is_none_or(|current| reported.remaining < current.remaining)
-        };
-        if let Some(reported) = part.reported.filter(fewer) {
-            self.reported = Some(reported);
-        }
+        self.reported = ReportedLimit::fewest(self.reported, part.reported);
     }
 }
 
@@ -112,7 +81,7 @@ impl Answer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PermitRejection {
     /// The response.
-    pub reply: Rejection,
+    pub reply: RejectReply,
     /// The reason.
     pub reason: Reason,
 }
@@ -120,7 +89,7 @@ pub struct PermitRejection {
 /// The result of the rule of one descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RuleAnswer {
-    pub(crate) verdict: Verdict,
+    pub(crate) verdict: RuleVerdict,
     pub(crate) path: Option<Arc<str>>,
     pub(crate) retry_after: Option<Duration>,
     pub(crate) reported: Option<ReportedLimit>,
@@ -129,7 +98,12 @@ pub(crate) struct RuleAnswer {
 impl RuleAnswer {
     /// The result of a descriptor that no limit applies to.
     pub(crate) const UNLIMITED: Self =
-        Self { verdict: Verdict::Allow, path: None, retry_after: None, reported: None };
+        Self { verdict: RuleVerdict::Allow, path: None, retry_after: None, reported: None };
+
+    /// The result without a reply of Sluicegate.
+    pub(crate) fn failed(failure: Verdict) -> Self {
+        Self { verdict: RuleVerdict::fallback(failure), ..Self::UNLIMITED }
+    }
 }
 
 /// A limit as response headers report it.
@@ -143,6 +117,13 @@ pub struct ReportedLimit {
     pub remaining: u64,
     /// The time until the counter is empty; for a fixed window, until it ends.
     pub reset_after: Duration,
+}
+
+impl ReportedLimit {
+    /// Returns the limit with fewer remaining requests; `one` if both have as many.
+    pub(crate) fn fewest(one: Option<Self>, other: Option<Self>) -> Option<Self> {
+        one.into_iter().chain(other).min_by_key(|limit| limit.remaining)
+    }
 }
 
 #[cfg(test)]

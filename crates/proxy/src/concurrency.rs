@@ -27,15 +27,17 @@ use tokio::runtime::Handle;
 use crate::answer::Answer;
 use crate::connection::{Connection, LimitsVersion};
 use crate::found_rule::FoundRule;
-use crate::kernel::decision::Reason;
+use crate::kernel::concurrency::ConcurrencyMode;
+use crate::kernel::decision::{Reason, RuleVerdict};
+use crate::kernel::proxy_rule::ConcurrencyRule;
 use crate::kernel::units::Nanos;
 use crate::permits::Permits;
 use crate::service_store::ServiceStore;
 use crate::settings::WaitSettings;
 use crate::wire::api::ConcurrencyUsage;
-use crate::wire::concurrency::{ConcurrencyRule, MAX_BUCKET_BYTES, Sharing};
+use crate::wire::concurrency::MAX_BUCKET_BYTES;
 use host::ProxyHost;
-use usage::{PermitUsage, PermitVerdict};
+use usage::PermitUsage;
 
 /// The longest wait of the first request of a limit for its share. It ends before the wait for the
 /// report. The deadline of the request may be shorter.
@@ -93,7 +95,7 @@ impl Concurrency {
     ) -> Result<AcquiredPermits, Box<Answer>> {
         let mut acquired = AcquiredPermits::default();
         // All processes acquire in the same order, so that no two requests wait for each other.
-        let limited = rules.iter().map(|rule| (rule.version, rule.concurrency.as_deref()));
+        let limited = rules.iter().map(|rule| (rule.version, rule.reply.concurrency.as_deref()));
         let mut limited: Vec<_> =
             limited.filter_map(|(version, limit)| Some((version, limit?))).collect();
         limited.sort_by(|(_, a), (_, b)| a.bucket.cmp(&b.bucket));
@@ -126,8 +128,8 @@ impl Concurrency {
     ) -> Result<PermitGuard, AcquireError> {
         let limits = self.limits();
         let reporter = limits.fleet_reporter();
-        let shared = (limit.sharing == Sharing::Shared).then(|| shared_limit(limit));
-        let strict = reporter.filter(|_| limit.sharing == Sharing::Strict).map(|reporter| {
+        let shared = (limit.mode == ConcurrencyMode::Shared).then(|| shared_limit(limit));
+        let strict = reporter.filter(|_| limit.mode == ConcurrencyMode::Strict).map(|reporter| {
             reporter.expect_strict(true);
             reporter.strict_limit(&limit.rules, limit.max_duration, limit.on_failure)
         });
@@ -160,16 +162,18 @@ impl Concurrency {
         acquired: Result<PermitGuard, AcquireError>,
     ) -> Result<Acquired, Box<Answer>> {
         let (verdict, result) = match acquired {
-            Ok(permit) => (PermitVerdict::Allowed, Ok(Acquired::Permit(permit))),
-            Err(_) if limit.is_shadow => (PermitVerdict::ShadowRejected, Ok(Acquired::Shadow)),
+            Ok(permit) => ((RuleVerdict::Allow, Reason::WithinLimit), Ok(Acquired::Permit(permit))),
+            Err(error) if limit.is_shadow => {
+                ((RuleVerdict::ShadowDeny, reason(error)), Ok(Acquired::Shadow))
+            }
             Err(AcquireError::NoShare) => return Ok(Acquired::NoReply),
             // Without a queue, only the wait for the store can time out.
             Err(AcquireError::QueueTimeout) if limit.rules.queue.is_none() => {
                 return Ok(Acquired::NoReply);
             }
             Err(error) => {
-                let answer = Box::new(Answer::rejected(limit, reason(error)));
-                (error.into(), Err(answer))
+                let reason = reason(error);
+                ((RuleVerdict::Deny, reason), Err(Box::new(Answer::rejected(limit, reason))))
             }
         };
         self.usage.count(&limit.bucket, verdict);

@@ -9,15 +9,18 @@ use std::time::Duration;
 use sluicegate_lease::clock::Clock;
 
 use crate::connection::{Connection, LimitsVersion};
+use crate::kernel::decision::Verdict;
+use crate::kernel::proxy_rule::{ProxyHandling, ProxyRule};
 use crate::kernel::units::Nanos;
 use crate::memory::DEFAULT_MEMORY_BYTES;
 use crate::request::{DescriptorEntries, DescriptorHasher, OwnedDescriptor};
 use crate::rule::KnownRule;
-use crate::settings::{FailureRule, LimiterSettings, ProxyIdentity, ServiceSettings, WaitSettings};
+use crate::settings::{LimiterSettings, ProxyIdentity, ServiceSettings, WaitSettings};
 use crate::usage::DescriptorUsage;
 use crate::wire::api;
 use crate::wire::api::rate_strategy::Kind;
 use crate::wire::api::rule_reply::Handling;
+use crate::wire::proxy_rule::proxy_rule;
 
 /// A second in the units of the protocol.
 pub(crate) const SECOND_US: u64 = 1_000_000;
@@ -25,7 +28,7 @@ pub(crate) const SECOND_NS: u64 = 1_000_000_000;
 
 /// The deadline of requests in tests, which a busy machine does not reach.
 pub(crate) const DENY_AFTER_A_MINUTE: WaitSettings =
-    WaitSettings { deadline: Duration::from_secs(60), failure: FailureRule::Deny };
+    WaitSettings { deadline: Duration::from_secs(60), failure: Verdict::Deny };
 
 pub(crate) fn identity() -> ProxyIdentity {
     ProxyIdentity { name: "edge-1".to_owned(), software: "test/1".to_owned() }
@@ -56,13 +59,13 @@ pub(crate) fn version() -> LimitsVersion {
 
 /// Reads a reply for `user=ann` that arrives at `now`.
 pub(crate) fn read_rule(reply: &api::RuleReply, now: Nanos) -> Option<KnownRule> {
-    KnownRule::from_reply(reply, usage_of("ann"), version(), now)
+    Some(KnownRule::new(proxy_rule(reply)?, usage_of("ann"), version(), now))
 }
 
 /// A valid rule for the descriptor `user=VALUE`.
 pub(crate) fn unlimited_rule(value: &str) -> Arc<KnownRule> {
-    let reply = api::RuleReply { handling: Handling::Unlimited.into(), ..Default::default() };
-    KnownRule::from_reply(&reply, usage_of(value), version(), Nanos(0)).map(Arc::new).unwrap()
+    let reply = ProxyRule::unmatched(ProxyHandling::Unlimited, 0);
+    Arc::new(KnownRule::new(reply, usage_of(value), version(), Nanos(0)))
 }
 
 /// A GCRA limit of 100 requests a second, with leases of 1,000 hits for 30 s.

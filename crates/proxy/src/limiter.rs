@@ -32,16 +32,16 @@ use thiserror::Error;
 use tokio::runtime::{Builder, Handle};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::answer::{Answer, RuleAnswer, Verdict};
+use crate::answer::{Answer, RuleAnswer};
 use crate::concurrency::Concurrency;
 use crate::connection::{Connection, LogLine};
 use crate::found_rule::{FoundRule, long_bytes};
-use crate::kernel::decision::StoreFailure;
+use crate::kernel::proxy_rule::ProxyHandling;
 use crate::memory::{MemoryBudget, MemoryPart};
 use crate::pending::{AnswerSlot, PendingAnswer};
 use crate::permits::Admission;
 use crate::request::{self, DescriptorEntries, DescriptorHasher, OwnedDescriptor};
-use crate::rule::{Handling, KnownRule, LeasedRule};
+use crate::rule::KnownRule;
 use crate::service_store::ServiceStore;
 use crate::settings::{LimiterSettings, WaitSettings};
 use crate::usage::UsageList;
@@ -151,17 +151,19 @@ impl Limiter {
     #[must_use]
     pub fn start(&self, check: &Check<'_, '_>) -> Started {
         if !request::is_accepted(check.domain, check.descriptors) {
-            return Started::Decided(background::failed(check.wait).into());
+            return Started::Decided(Answer::failed(check.wait.failure).into());
         }
         let _runtime = self.0.runtime.enter();
         let mut found: SmallVec<[FoundRule; 4]> = SmallVec::new();
         for entries in check.descriptors {
             match self.find_rule(check.domain, entries) {
-                Some(rule) if !matches!(rule.handling, Handling::AskTogether) => found.push(rule),
+                Some(rule) if !matches!(rule.reply.handling, ProxyHandling::AskTogether) => {
+                    found.push(rule);
+                }
                 _ => return self.decide_later(check),
             }
         }
-        if found.iter().any(|rule| rule.concurrency.is_some()) {
+        if found.iter().any(|rule| rule.reply.concurrency.is_some()) {
             return self.start_with_permits(found.into_vec(), check.wait);
         }
         let (answer, undecided) = self.try_decide_all(&found, check.wait);
@@ -189,7 +191,7 @@ impl Limiter {
         decision: impl Future<Output = Admission> + Send + 'static,
     ) -> Started {
         let Some(memory) = self.0.memory.reserve_request(text_bytes) else {
-            return Started::Decided(background::failed(wait).into());
+            return Started::Decided(Answer::failed(wait.failure).into());
         };
         Started::Waiting(spawn(wait, async move {
             let _memory = memory;
@@ -221,7 +223,9 @@ impl Limiter {
     fn find_rule(&self, domain: &str, entries: &DescriptorEntries<'_>) -> Option<FoundRule> {
         let (rules, hash) = (&self.0.rules, self.0.hasher.hash(domain, entries));
         let known = rules.find(hash).or_else(|| {
-            rules.find(self.0.hasher.hash_keys(domain, entries)).filter(|rule| rule.any_values)
+            rules
+                .find(self.0.hasher.hash_keys(domain, entries))
+                .filter(|rule| rule.reply.is_for_any_values)
         })?;
         let found = if request::has_long_value(entries) {
             FoundRule::new(known, &OwnedDescriptor::new(hash, domain, entries))
@@ -252,34 +256,23 @@ impl Limiter {
 
     /// Decides the descriptor of a rule without a call. Returns `None` if a call is needed.
     fn try_decide(&self, rule: &KnownRule, wait: WaitSettings) -> Option<RuleAnswer> {
-        match &rule.handling {
-            Handling::Unlimited => Some(rule.unlimited_answer()),
-            Handling::Forced { verdict, is_shadowed } => {
-                Some(self.forced(rule, *verdict, *is_shadowed))
-            }
-            Handling::Leased(leased) => {
+        let answer = match rule.reply.handling {
+            ProxyHandling::Unlimited => return Some(rule.unlimited_answer()),
+            ProxyHandling::Forced(verdict) => rule.forced_answer(verdict),
+            ProxyHandling::Leased(_) => {
                 let (now, mut outcomes) = (self.0.clock.now(), Outcomes::new());
-                self.0.leases.try_charge(now, &leased.charges, leased.terms(), &mut outcomes)?;
-                Some(self.leased_answer(rule, leased, &outcomes, wait))
+                let charges = rule.charges.as_deref()?;
+                self.0.leases.try_charge(now, charges, rule.terms(), &mut outcomes)?;
+                rule.leased_answer(&outcomes, wait.failure)
             }
-            Handling::Ask | Handling::AskTogether => None,
-        }
+            ProxyHandling::Ask | ProxyHandling::AskTogether => return None,
+        };
+        Some(self.count(rule, answer))
     }
 
-    fn forced(&self, rule: &KnownRule, verdict: Verdict, is_shadowed: bool) -> RuleAnswer {
-        self.0.usage.count(&rule.usage, verdict, is_shadowed);
-        rule.forced_answer(verdict)
-    }
-
-    fn leased_answer(
-        &self,
-        rule: &KnownRule,
-        leased: &LeasedRule,
-        outcomes: &Outcomes,
-        wait: WaitSettings,
-    ) -> RuleAnswer {
-        let (answer, is_shadowed) = leased.answer(rule.path.as_ref(), outcomes, wait.failure);
-        self.0.usage.count(&rule.usage, answer.verdict, is_shadowed);
+    /// Counts the result of a rule, for the next report.
+    fn count(&self, rule: &KnownRule, answer: RuleAnswer) -> RuleAnswer {
+        self.0.usage.count(&rule.usage, answer.verdict);
         answer
     }
 
@@ -301,7 +294,7 @@ impl Limiter {
         wait: WaitSettings,
     ) -> Started {
         let (limiter, text_bytes) = (self.clone(), long_bytes(&undecided));
-        let deadline = background::deadline(wait);
+        let deadline = wait.end();
         let decided = async move { limiter.decide_rest(answer, undecided, wait, deadline).await };
         self.wait_for(wait, text_bytes, decided.map(Admission::from))
     }
@@ -367,7 +360,7 @@ fn spawn(
     decision: impl Future<Output = Admission> + Send + 'static,
 ) -> PendingAnswer {
     let slot = Arc::new(AnswerSlot::default());
-    let admission = background::failed(wait).into();
+    let admission = Answer::failed(wait.failure).into();
     let guard = AnswerGuard { slot: Arc::clone(&slot), admission };
     let task = tokio::spawn(async move {
         let mut guard = guard;
@@ -388,11 +381,6 @@ impl Drop for AnswerGuard {
         let taken = std::mem::replace(&mut self.admission, Answer::unlimited().into());
         self.slot.set(taken);
     }
-}
-
-/// Returns `true` if the charge was certainly not made, so that it may be made under a newer rule.
-const fn was_not_charged(cause: StoreFailure) -> bool {
-    matches!(cause, StoreFailure::Overloaded | StoreFailure::BreakerOpen | StoreFailure::Unsent)
 }
 
 #[cfg(test)]

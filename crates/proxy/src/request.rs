@@ -80,11 +80,11 @@ impl OwnedDescriptor {
 
     /// Returns the descriptor with the texts of its counter instead of long values. Without a
     /// counter no rule matches, and a long value becomes empty.
-    pub(crate) fn with_short_values(self, counter: &[api::LeaseEntry]) -> Self {
+    pub(crate) fn with_short_values(self, counter: &[(Box<str>, Box<str>)]) -> Self {
         if !self.has_long_value() {
             return self;
         }
-        let mut texts = counter.iter().map(|entry| &*entry.value);
+        let mut texts = counter.iter().map(|(_, value)| &**value);
         let entries = self.entries.iter().map(|(key, value)| {
             let text = texts.next().unwrap_or_default();
             let is_kept = value.len() <= MAX_VALUE_BYTES;

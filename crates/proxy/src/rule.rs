@@ -4,24 +4,18 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use sluicegate_lease::leases::ChargeTerms;
 use sluicegate_lease::store::{Charge, ChargeMode, ChargeOutcome, Charges, Placement};
-use smallvec::SmallVec;
 
-use crate::answer::{ReportedLimit, RuleAnswer, Verdict};
+use crate::answer::{ReportedLimit, RuleAnswer};
 use crate::connection::LimitsVersion;
-use crate::kernel::decision::{Cost, Enforcement, Verdict as KernelVerdict};
+use crate::kernel::decision::{Cost, Enforcement, RuleVerdict, Verdict};
 use crate::kernel::key::{CounterKey, KeyStrategy};
 use crate::kernel::lease::LeaseTerms;
+use crate::kernel::proxy_rule::{ProxyHandling, ProxyLimit, ProxyRule};
 use crate::kernel::rate::fixed_window::Windows;
 use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
 use crate::kernel::units::{Hits, Nanos, Unit};
-use crate::settings::FailureRule;
 use crate::usage::DescriptorUsage;
-use crate::wire::api::leased_limit::OnFailure;
-use crate::wire::api::rule_reply::Handling as WireHandling;
-use crate::wire::concurrency::{ConcurrencyRule, concurrency_rule};
-use crate::wire::{self, api};
 
 /// The constant size of a rule: itself, the counts of its descriptor, and its entry in a table.
 const RULE_BYTES: usize = size_of::<KnownRule>() + size_of::<DescriptorUsage>() + 128;
@@ -29,246 +23,143 @@ const RULE_BYTES: usize = size_of::<KnownRule>() + size_of::<DescriptorUsage>() 
 /// A rule for one descriptor.
 #[derive(Debug)]
 pub(crate) struct KnownRule {
+    /// The rule as Sluicegate sent it, without the entries of its counter.
+    pub(crate) reply: ProxyRule,
     pub(crate) version: LimitsVersion,
-    /// The instant until which the rule is valid, on the steady clock.
-    pub(crate) valid_until: Option<Nanos>,
-    pub(crate) handling: Handling,
-    pub(crate) path: Option<Arc<str>>,
-    /// `true` if no descriptor with the same keys matches a rule.
-    pub(crate) any_values: bool,
+    /// The arrival of the reply on the steady clock.
+    received_at: Nanos,
+    /// The charges of a request of one hit, if the rule is leased.
+    pub(crate) charges: Option<Box<Charges>>,
     pub(crate) usage: Arc<DescriptorUsage>,
-    /// The concurrency limit, whatever the handling is.
-    pub(crate) concurrency: Option<Box<ConcurrencyRule>>,
     /// `true` while the rule is fetched again in the background.
     pub(crate) is_refreshing: AtomicBool,
 }
 
-/// The way to decide requests of a rule.
-#[derive(Debug)]
-pub(crate) enum Handling {
-    Unlimited,
-    /// By an operator. `is_shadowed`: shadow mode turned a denial into `verdict`.
-    Forced {
-        verdict: Verdict,
-        is_shadowed: bool,
-    },
-    /// From leased hits.
-    Leased(Box<LeasedRule>),
-    /// With a call for each request.
-    Ask,
-    /// With a call for each request that has all its descriptors.
-    AskTogether,
-}
-
-/// The leased limits of a rule, and the charges of a request of one hit.
-#[derive(Debug)]
-pub(crate) struct LeasedRule {
-    pub(crate) charges: Charges,
-    terms: SmallVec<[LeaseTerms; 1]>,
-    limits: SmallVec<[LeasedLimit; 1]>,
-    shadow: bool,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct LeasedLimit {
-    requests: u32,
-    period: Duration,
-    on_failure: Option<FailureRule>,
-}
-
 impl KnownRule {
-    /// Returns the size in bytes with a constant, and of the lease charges as far as they are in
-    /// this rule.
-    pub(crate) fn memory_bytes(&self) -> usize {
-        let leased = match &self.handling {
-            Handling::Leased(leased) => leased.memory_bytes(),
-            _ => 0,
-        };
-        let concurrency = self.concurrency.as_ref().map_or(0, |limit| {
-            size_of_val(&**limit) + limit.bucket.len() + limit.path.len() + limit.reject.body.len()
-        });
-        let texts =
-            self.usage.descriptor.text_bytes() + self.path.as_ref().map_or(0, |path| path.len());
-        RULE_BYTES + texts + leased + concurrency
-    }
-
-    /// Reads a reply that arrived at `now`. Returns `None` if the protocol
-    /// does not define it.
-    pub(crate) fn from_reply(
-        reply: &api::RuleReply,
+    /// Creates the rule of a reply that arrived `now`, in the session of `version`.
+    pub(crate) fn new(
+        mut reply: ProxyRule,
         usage: Arc<DescriptorUsage>,
         version: LimitsVersion,
         now: Nanos,
-    ) -> Option<Self> {
-        let handling = match WireHandling::try_from(reply.handling).ok()? {
-            WireHandling::Unspecified => return None,
-            WireHandling::Unlimited => Handling::Unlimited,
-            WireHandling::Leased => {
-                Handling::Leased(Box::new(LeasedRule::from_reply(reply, &usage)?))
+    ) -> Self {
+        let (counter, domain) = (std::mem::take(&mut reply.counter), &usage.descriptor.domain);
+        let charge = |limit| charge(counter_key(domain, &counter, limit), limit.strategy);
+        let charges = match &reply.handling {
+            ProxyHandling::Leased(limits) => {
+                let list = limits.iter().map(charge).collect();
+                Some(Box::new(Charges { list, mode: ChargeMode::Each }))
             }
-            WireHandling::Ask => Handling::Ask,
-            WireHandling::AskTogether => Handling::AskTogether,
-            WireHandling::ForcedAllow => {
-                Handling::Forced { verdict: Verdict::Allow, is_shadowed: false }
-            }
-            WireHandling::ForcedDeny if reply.shadow => {
-                Handling::Forced { verdict: Verdict::Allow, is_shadowed: true }
-            }
-            WireHandling::ForcedDeny => {
-                Handling::Forced { verdict: Verdict::Deny, is_shadowed: false }
-            }
+            _ => None,
         };
-        let concurrency = match &reply.concurrency {
-            Some(limit) => Some(Box::new(concurrency_rule(limit)?)),
-            None => None,
-        };
-        Some(Self {
-            version,
-            valid_until: reply.valid_for_us.map(|micros| now.plus(wire::nanos(micros))),
-            handling,
-            path: Some(&*reply.rule).filter(|path| !path.is_empty()).map(Arc::from),
-            any_values: reply.any_values,
-            usage,
-            concurrency,
-            is_refreshing: AtomicBool::new(false),
-        })
+        let version = version.with_number(reply.limits);
+        let is_refreshing = AtomicBool::new(false);
+        Self { reply, version, received_at: now, charges, usage, is_refreshing }
+    }
+
+    /// Returns the size in bytes with a constant, and of the lease charges as far as they are in
+    /// this rule.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let charge = |charge: &Charge| size_of::<Charge>() + charge.key.as_bytes().len();
+        let charges = self.charges.as_ref().map_or(0, |charges| {
+            size_of::<Charges>() + charges.list.iter().map(charge).sum::<usize>()
+        });
+        let text = |text: &Option<Arc<str>>| text.as_ref().map_or(0, |text| text.len());
+        let limit = |limit: &ProxyLimit| size_of::<ProxyLimit>() + text(&limit.name);
+        let limits = self.limits().iter().map(limit).sum::<usize>();
+        let concurrency = self.reply.concurrency.as_ref().map_or(0, |limit| {
+            size_of_val(&**limit) + limit.bucket.len() + limit.path.len() + limit.reject.body.len()
+        });
+        let texts = self.usage.descriptor.text_bytes() + text(&self.reply.path);
+        RULE_BYTES + texts + charges + limits + concurrency
     }
 
     pub(crate) fn is_expired(&self, now: Nanos) -> bool {
-        self.valid_until.is_some_and(|until| until <= now)
+        self.reply.valid_for.is_some_and(|time| self.received_at.plus(time) <= now)
+    }
+
+    /// Returns the lease terms of each charge.
+    pub(crate) fn terms(&self) -> impl Iterator<Item = Option<&LeaseTerms>> {
+        self.limits().iter().map(|limit| Some(&limit.terms))
     }
 
     /// Returns the result of a rule without a rate limit. It has a path only with a concurrency limit.
     pub(crate) fn unlimited_answer(&self) -> RuleAnswer {
-        let path = self.concurrency.as_ref().map(|limit| Arc::clone(&limit.path));
+        let path = self.reply.concurrency.as_ref().map(|limit| Arc::clone(&limit.path));
         RuleAnswer { path, ..RuleAnswer::UNLIMITED }
     }
 
     /// Returns the result of a rule that an operator forced.
     pub(crate) fn forced_answer(&self, verdict: Verdict) -> RuleAnswer {
-        RuleAnswer { verdict, path: self.path.clone(), retry_after: None, reported: None }
+        self.answer(self.after_shadow_mode(verdict.into()))
     }
 
     /// Returns the result without a reply, by the failure rule of the filter.
-    pub(crate) fn failed_answer(&self, failure: FailureRule) -> RuleAnswer {
-        self.forced_answer(fallback(failure))
+    pub(crate) fn failed_answer(&self, failure: Verdict) -> RuleAnswer {
+        self.answer(RuleVerdict::fallback(failure))
+    }
+
+    /// Returns the result of a request from the outcomes of its charges.
+    pub(crate) fn leased_answer(&self, outcomes: &[ChargeOutcome], failure: Verdict) -> RuleAnswer {
+        let mut answer = self.answer(RuleVerdict::Allow);
+        for (limit, outcome) in self.limits().iter().zip(outcomes) {
+            add_outcome(&mut answer, limit, *outcome, failure);
+        }
+        answer.verdict = self.after_shadow_mode(answer.verdict);
+        answer
+    }
+
+    fn limits(&self) -> &[ProxyLimit] {
+        match &self.reply.handling {
+            ProxyHandling::Leased(limits) => limits,
+            _ => &[],
+        }
+    }
+
+    fn answer(&self, verdict: RuleVerdict) -> RuleAnswer {
+        RuleAnswer { verdict, path: self.reply.path.clone(), ..RuleAnswer::UNLIMITED }
+    }
+
+    const fn after_shadow_mode(&self, verdict: RuleVerdict) -> RuleVerdict {
+        let is_denied = !verdict.is_allowed();
+        if is_denied && self.reply.is_shadow { RuleVerdict::ShadowDeny } else { verdict }
     }
 }
 
-impl LeasedRule {
-    fn memory_bytes(&self) -> usize {
-        let keys = self.charges.list.iter().map(|charge| charge.key.as_bytes().len());
-        let per_limit = size_of::<Charge>() + size_of::<LeaseTerms>() + size_of::<LeasedLimit>();
-        size_of::<Self>() + self.limits.len() * per_limit + keys.sum::<usize>()
-    }
-
-    fn from_reply(reply: &api::RuleReply, usage: &DescriptorUsage) -> Option<Self> {
-        let mut rule = Self {
-            charges: Charges { list: SmallVec::new(), mode: ChargeMode::Each },
-            terms: SmallVec::new(),
-            limits: SmallVec::new(),
-            shadow: reply.shadow,
-        };
-        for limit in &reply.leased {
-            let strategy = wire::strategy(limit.strategy.as_ref()?)?;
-            let key = counter_key(&usage.descriptor.domain, &reply.counter, &limit.name, &strategy);
-            rule.charges.list.push(charge(key, strategy));
-            rule.terms.push(wire::terms(limit)?);
-            rule.limits.push(LeasedLimit {
-                requests: limit.requests,
-                period: Duration::from_nanos(limit.period_ns),
-                on_failure: match limit.on_failure() {
-                    OnFailure::Unspecified => None,
-                    OnFailure::Allow => Some(FailureRule::Allow),
-                    OnFailure::Deny => Some(FailureRule::Deny),
-                },
-            });
-        }
-        (!rule.limits.is_empty()).then_some(rule)
-    }
-
-    pub(crate) fn terms(&self) -> impl Iterator<Item = Option<&LeaseTerms>> {
-        self.terms.iter().map(Some)
-    }
-
-    pub(crate) fn charge_terms(&self) -> ChargeTerms<'_> {
-        self.terms().collect()
-    }
-
-    /// Returns the result of a request from the outcomes of its charges, and `true` if shadow mode
-    /// turned a denial into it.
-    pub(crate) fn answer(
-        &self,
-        path: Option<&Arc<str>>,
-        outcomes: &[ChargeOutcome],
-        failure: FailureRule,
-    ) -> (RuleAnswer, bool) {
-        let mut answer = RuleAnswer {
-            verdict: Verdict::Allow,
-            path: path.cloned(),
-            retry_after: None,
-            reported: None,
-        };
-        for (limit, outcome) in self.limits.iter().zip(outcomes) {
-            limit.add_outcome(&mut answer, *outcome, failure);
-        }
-        let is_shadowed = self.shadow && !answer.verdict.is_allowed();
-        if is_shadowed {
-            answer.verdict = Verdict::Allow;
-            answer.retry_after = None;
-        }
-        (answer, is_shadowed)
-    }
-}
-
-impl LeasedLimit {
-    fn add_outcome(&self, answer: &mut RuleAnswer, outcome: ChargeOutcome, failure: FailureRule) {
-        let (verdict, retry_after, headroom) = match outcome {
-            ChargeOutcome::Decided(decision)
-            | ChargeOutcome::Counted(decision, _)
-            | ChargeOutcome::Refunded(decision) => match decision {
-                CounterDecision::Allow(room) => (Verdict::Allow, None, Some(room)),
-                CounterDecision::Deny { retry_after, headroom } => {
-                    (Verdict::Deny, Some(retry_after), Some(headroom))
-                }
-                CounterDecision::ExceedsLimit(room) => (Verdict::Deny, None, Some(room)),
-                CounterDecision::OutsideWindows => (self.fallback(failure), None, None),
-            },
-            ChargeOutcome::StoreFull(KernelVerdict::Allow) => (Verdict::Allow, None, None),
-            ChargeOutcome::StoreFull(KernelVerdict::Deny) => (Verdict::Deny, None, None),
-            ChargeOutcome::Stale(_) | ChargeOutcome::Failed(_) => {
-                (self.fallback(failure), None, None)
+/// Adds the outcome of the charge of one limit.
+fn add_outcome(
+    answer: &mut RuleAnswer,
+    limit: &ProxyLimit,
+    outcome: ChargeOutcome,
+    failure: Verdict,
+) {
+    let fallback = RuleVerdict::fallback(limit.on_failure.unwrap_or(failure));
+    let (verdict, retry_after, headroom) = match outcome {
+        ChargeOutcome::Decided(decision)
+        | ChargeOutcome::Counted(decision, _)
+        | ChargeOutcome::Refunded(decision) => match decision {
+            CounterDecision::Allow(room) => (RuleVerdict::Allow, None, Some(room)),
+            CounterDecision::Deny { retry_after, headroom } => {
+                (RuleVerdict::Deny, Some(retry_after), Some(headroom))
             }
-        };
-        answer.verdict = answer.verdict.and(verdict);
-        answer.retry_after = answer.retry_after.max(retry_after.map(duration));
-        let reported = headroom.map(|room| self.report(room));
-        let fewer = |new: &ReportedLimit| {
-            answer.reported.as_ref().is_none_or(|known| new.remaining < known.remaining)
-        };
-        if let Some(new) = reported.filter(fewer) {
-            answer.reported = Some(new);
-        }
-    }
-
-    fn fallback(&self, failure: FailureRule) -> Verdict {
-        fallback(self.on_failure.unwrap_or(failure))
-    }
-
-    const fn report(&self, room: Headroom) -> ReportedLimit {
-        ReportedLimit {
-            requests: self.requests,
-            period: self.period,
-            remaining: room.remaining.0,
-            reset_after: duration(room.reset_after),
-        }
-    }
+            CounterDecision::ExceedsLimit(room) => (RuleVerdict::Deny, None, Some(room)),
+            CounterDecision::OutsideWindows => (fallback, None, None),
+        },
+        ChargeOutcome::StoreFull(verdict) => (verdict.into(), None, None),
+        ChargeOutcome::Stale(_) | ChargeOutcome::Failed(_) => (fallback, None, None),
+    };
+    answer.verdict = answer.verdict.and(verdict);
+    answer.retry_after = answer.retry_after.max(retry_after.map(duration));
+    let reported = headroom.map(|room| reported_limit(limit, room));
+    answer.reported = ReportedLimit::fewest(answer.reported, reported);
 }
 
-pub(crate) const fn fallback(failure: FailureRule) -> Verdict {
-    match failure {
-        FailureRule::Allow => Verdict::FallbackAllow,
-        FailureRule::Deny => Verdict::FallbackDeny,
+const fn reported_limit(limit: &ProxyLimit, room: Headroom) -> ReportedLimit {
+    ReportedLimit {
+        requests: limit.requests,
+        period: duration(limit.period),
+        remaining: room.remaining.0,
+        reset_after: duration(room.reset_after),
     }
 }
 
@@ -289,18 +180,13 @@ fn charge(key: CounterKey, strategy: Strategy) -> Charge {
 }
 
 /// Returns the key under which this proxy keeps the lease of a counter.
-fn counter_key(
-    domain: &str,
-    entries: &[api::LeaseEntry],
-    limit_name: &str,
-    strategy: &Strategy,
-) -> CounterKey {
-    let entries = entries.iter().map(|entry| (&*entry.key, &*entry.value));
-    let kind = key_strategy(strategy);
+fn counter_key(domain: &str, entries: &[(Box<str>, Box<str>)], limit: &ProxyLimit) -> CounterKey {
+    let entries = entries.iter().map(|(key, value)| (&**key, &**value));
+    let kind = key_strategy(&limit.strategy);
     let mut key = CounterKey::EMPTY;
-    match limit_name {
-        "" => key.write_unique(domain, entries, kind),
-        name => key.write_of_list(domain, entries, kind, name),
+    match &limit.name {
+        None => key.write_unique(domain, entries, kind),
+        Some(name) => key.write_of_list(domain, entries, kind, name),
     }
     key
 }

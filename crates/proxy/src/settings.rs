@@ -3,6 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
+use crate::kernel::decision::Verdict;
+
 /// The address of Sluicegate, and the TLS settings.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ServiceSettings {
@@ -23,23 +27,21 @@ pub struct TlsSettings {
     pub server_name: Option<String>,
 }
 
-/// The decision without a reply of Sluicegate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FailureRule {
-    /// The request passes.
-    Allow,
-    /// The request is denied.
-    Deny,
-}
-
 /// The wait of a filter for Sluicegate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitSettings {
     /// The longest wait of a request, from 1 ms to 1 s.
     pub deadline: Duration,
-    /// The decision after this wait, and without a connection, unless the limit has a rule of its
+    /// The failure rule: the decision after this wait, and without a connection, unless the limit has a rule of its
     /// own (`on_store_failure`).
-    pub failure: FailureRule,
+    pub failure: Verdict,
+}
+
+impl WaitSettings {
+    /// Returns the end of a wait that begins now, on the clock of the runtime's timers.
+    pub(crate) fn end(self) -> Instant {
+        Instant::now() + self.deadline
+    }
 }
 
 /// The settings of a limiter.

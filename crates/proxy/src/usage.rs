@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use parking_lot::Mutex;
 use prost::Message as _;
 
-use crate::answer::Verdict;
+use crate::kernel::decision::RuleVerdict;
 use crate::request::OwnedDescriptor;
 use crate::wire::api::KeyUsage;
 
@@ -33,11 +33,8 @@ const LIST_CAPACITY: usize = 1_024;
 #[derive(Debug)]
 pub(crate) struct DescriptorUsage {
     pub(crate) descriptor: OwnedDescriptor,
-    allowed: AtomicU64,
-    denied: AtomicU64,
-    shadow_denied: AtomicU64,
-    fallback_allowed: AtomicU64,
-    fallback_denied: AtomicU64,
+    /// The number of requests by [`RuleVerdict`].
+    counts: [AtomicU64; RuleVerdict::ALL.len()],
     /// `true` while the list of changed descriptors has this one.
     is_listed: AtomicBool,
 }
@@ -65,41 +62,26 @@ impl DescriptorUsage {
     pub(crate) const fn new(descriptor: OwnedDescriptor) -> Self {
         Self {
             descriptor,
-            allowed: AtomicU64::new(0),
-            denied: AtomicU64::new(0),
-            shadow_denied: AtomicU64::new(0),
-            fallback_allowed: AtomicU64::new(0),
-            fallback_denied: AtomicU64::new(0),
+            counts: [const { AtomicU64::new(0) }; RuleVerdict::ALL.len()],
             is_listed: AtomicBool::new(false),
-        }
-    }
-
-    const fn counter(&self, verdict: Verdict, is_shadowed: bool) -> &AtomicU64 {
-        match verdict {
-            _ if is_shadowed => &self.shadow_denied,
-            Verdict::Allow => &self.allowed,
-            Verdict::Deny => &self.denied,
-            Verdict::FallbackAllow => &self.fallback_allowed,
-            Verdict::FallbackDeny => &self.fallback_denied,
         }
     }
 
     /// Takes the counts as a message, or `None` if all are 0.
     fn take(&self) -> Option<KeyUsage> {
-        let take = |count: &AtomicU64| count.swap(0, SeqCst);
-        let (allowed, denied) = (take(&self.allowed), take(&self.denied));
-        let shadow_denied = take(&self.shadow_denied);
-        let fallbacks = (take(&self.fallback_allowed), take(&self.fallback_denied));
+        // In the order of `RuleVerdict`.
+        let [allowed, denied, shadow_denied, fallback_allowed, fallback_denied] =
+            self.counts.each_ref().map(|count| count.swap(0, SeqCst));
         let usage = KeyUsage {
             domain: self.descriptor.domain.to_string(),
             entries: self.descriptor.entry_messages(),
             allowed_requests: allowed,
             denied_requests: denied,
             shadow_denied_requests: shadow_denied,
-            fallback_allowed_requests: fallbacks.0,
-            fallback_denied_requests: fallbacks.1,
-            allowed_hits: allowed.saturating_add(shadow_denied).saturating_add(fallbacks.0),
-            denied_hits: denied.saturating_add(fallbacks.1),
+            fallback_allowed_requests: fallback_allowed,
+            fallback_denied_requests: fallback_denied,
+            allowed_hits: allowed.saturating_add(shadow_denied).saturating_add(fallback_allowed),
+            denied_hits: denied.saturating_add(fallback_denied),
         };
         (usage.allowed_hits != 0 || usage.denied_hits != 0).then_some(usage)
     }
@@ -111,11 +93,11 @@ impl UsageList {
         Self { listed: Mutex::new(ListedUsage::with_capacity(LIST_CAPACITY)), max_bytes }
     }
 
-    /// Counts a decision of this proxy. `is_shadowed`: shadow mode turned a denial into `verdict`.
-    pub(crate) fn count(&self, usage: &Arc<DescriptorUsage>, verdict: Verdict, is_shadowed: bool) {
+    /// Counts a decision of this proxy.
+    pub(crate) fn count(&self, usage: &Arc<DescriptorUsage>, verdict: RuleVerdict) {
         // Sequentially consistent: either this thread sees that the descriptor is no longer listed,
         // or the report sees the count.
-        usage.counter(verdict, is_shadowed).fetch_add(1, SeqCst);
+        usage.counts[verdict as usize].fetch_add(1, SeqCst);
         if !usage.is_listed.load(SeqCst) && !usage.is_listed.swap(true, SeqCst) {
             self.list(usage);
         }

@@ -4,10 +4,11 @@
 //! - Every label has a closed list of values.
 //!
 //! Not covered:
-//! - Labels that the kernel defines: [`Reason`] and
+//! - Labels that the kernel defines: [`Reason`], [`RuleVerdict`] and
 //!   [`StoreFailure`](crate::kernel::decision::StoreFailure).
 
 use crate::kernel::decision::Reason;
+pub use crate::kernel::decision::RuleVerdict;
 use crate::kernel::named_enum;
 
 /// The verdicts of checks in the order of [`Verdict`](crate::kernel::decision::Verdict), and then a
@@ -24,22 +25,6 @@ pub const CONCURRENCY_REASONS: [Reason; 4] = [
     Reason::QueueTimeout,
     Reason::TooManyBuckets,
 ];
-
-named_enum! {
-    /// The verdict of one rule for one descriptor.
-    pub enum RuleVerdict {
-        /// Allowed.
-        Allow = "allow",
-        /// Denied.
-        Deny = "deny",
-        /// Denied, but allowed by shadow mode.
-        ShadowDeny = "shadow_deny",
-        /// Allowed by `on_store_failure` while the store was unavailable.
-        FallbackAllow = "fallback_allow",
-        /// Denied by `on_store_failure` while the store was unavailable.
-        FallbackDeny = "fallback_deny",
-    }
-}
 
 named_enum! {
     /// An event in the life cycle of a request id.

@@ -15,14 +15,12 @@ use sluicegate::config::hooks::Hooks;
 use sluicegate::edge::health::Readiness;
 use sluicegate::engine::top_keys::TopKeysQuery;
 use sluicegate::engine::{DecisionPolicy, Engine};
-use sluicegate::kernel::decision::Verdict as KernelVerdict;
+use sluicegate::kernel::decision::{RuleVerdict, Verdict};
 use sluicegate::kernel::top_keys::TopWindow;
 use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
-use sluicegate_proxy::answer::{Answer, Verdict};
-use sluicegate_proxy::settings::{
-    FailureRule, LimiterSettings, ProxyIdentity, ServiceSettings, WaitSettings,
-};
+use sluicegate_proxy::answer::Answer;
+use sluicegate_proxy::settings::{LimiterSettings, ProxyIdentity, ServiceSettings, WaitSettings};
 use sluicegate_proxy::{
     Admission, Check, DEFAULT_MEMORY_BYTES, DescriptorEntries, Limiter, Started,
 };
@@ -33,7 +31,7 @@ use crate::support::engine::{force, publish_as};
 use crate::support::waiting::{PATIENCE, now, soon};
 
 /// Long enough for a busy machine.
-const WAIT: WaitSettings = WaitSettings { deadline: PATIENCE, failure: FailureRule::Deny };
+const WAIT: WaitSettings = WaitSettings { deadline: PATIENCE, failure: Verdict::Deny };
 
 const LEASED: &str = "- key: user\n  rate_limit: {unit: day, requests_per_unit: 1000, \
                       strategy: fixed_window, mode: leased, max_overshoot: 100}\n";
@@ -106,7 +104,7 @@ async fn decide(limiter: &Limiter, value: &str) -> Answer {
 async fn allowed(limiter: &Limiter, value: &str, requests: usize) -> usize {
     let mut allowed = 0;
     for _ in 0..requests {
-        allowed += usize::from(decide(limiter, value).await.verdict == Verdict::Allow);
+        allowed += usize::from(decide(limiter, value).await.verdict == RuleVerdict::Allow);
     }
     allowed
 }
@@ -137,7 +135,7 @@ async fn three_proxies_allow_the_limit_less_unspent_hits() {
     // Hits of a lease were charged. At most `max_overshoot` of them are unspent.
     assert!((900..=1_000).contains(&total), "{all:?}");
     let answer = decide(one, "a").await;
-    assert_eq!(answer.verdict, Verdict::Deny);
+    assert_eq!(answer.verdict, RuleVerdict::Deny);
     assert_eq!(answer.denied_by.as_deref(), Some("d.user"));
     assert!(answer.retry_after.unwrap() <= Duration::from_secs(86_400));
     assert_eq!(answer.reported.unwrap().requests, 1_000);
@@ -167,7 +165,10 @@ async fn a_strict_rule_is_decided_by_the_service() {
     for proxy in [&proxies[0], &proxies[1], &proxies[0], &proxies[1]] {
         verdicts.push(decide(proxy, "a").await.verdict);
     }
-    assert_eq!(verdicts, [Verdict::Allow, Verdict::Allow, Verdict::Allow, Verdict::Deny]);
+    assert_eq!(
+        verdicts,
+        [RuleVerdict::Allow, RuleVerdict::Allow, RuleVerdict::Allow, RuleVerdict::Deny]
+    );
 }
 
 #[tokio::test]
@@ -186,11 +187,11 @@ async fn descriptors_that_depend_on_each_other_are_checked_together() {
     let served = serve(&engine).await;
     let proxy = limiter(served.address).await;
     let both: [&[(&str, &str)]; 2] = [&[("user", "a")], &[("path", "/")]];
-    assert_eq!(decide_all(&proxy, &both).await.verdict, Verdict::Allow);
-    assert_eq!(decide_all(&proxy, &both).await.verdict, Verdict::Deny);
+    assert_eq!(decide_all(&proxy, &both).await.verdict, RuleVerdict::Allow);
+    assert_eq!(decide_all(&proxy, &both).await.verdict, RuleVerdict::Deny);
     // The denied check charged neither limit, so one hit of the user is left.
-    assert_eq!(decide(&proxy, "a").await.verdict, Verdict::Allow);
-    assert_eq!(decide(&proxy, "a").await.verdict, Verdict::Deny);
+    assert_eq!(decide(&proxy, "a").await.verdict, RuleVerdict::Allow);
+    assert_eq!(decide(&proxy, "a").await.verdict, RuleVerdict::Deny);
 }
 
 /// Publishes a limit, and returns the time until the proxy denies by it.
@@ -202,7 +203,7 @@ async fn time_until_applied(engine: &Engine, proxy: &Limiter, requests: u32) -> 
         loop {
             let answer = decide(proxy, "a").await;
             let shown = answer.reported.map(|limit| limit.requests);
-            if (answer.verdict, shown) == (Verdict::Deny, Some(requests)) {
+            if (answer.verdict, shown) == (RuleVerdict::Deny, Some(requests)) {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -231,7 +232,7 @@ async fn a_changed_limit_applies_within_a_second() {
         "- key: other\n  rate_limit: {unit: day, requests_per_unit: 1}\n",
     );
     let changed_at = now();
-    while decide(&proxy, "a").await.verdict == Verdict::Deny {
+    while decide(&proxy, "a").await.verdict == RuleVerdict::Deny {
         assert!(changed_at.elapsed() < PATIENCE, "the removed rule is still in force");
     }
 }
@@ -243,9 +244,9 @@ async fn an_operator_can_force_the_decisions_of_proxies() {
     let proxy = limiter(served.address).await;
     assert_eq!(allowed(&proxy, "a", 10).await, 10);
     let hour = Nanos::from_secs(3_600);
-    force(&engine, ("d", &[("user", "a")]), KernelVerdict::Deny, hour);
+    force(&engine, ("d", &[("user", "a")]), Verdict::Deny, hour);
     let forced_at = now();
-    while decide(&proxy, "a").await.verdict == Verdict::Allow {
+    while decide(&proxy, "a").await.verdict == RuleVerdict::Allow {
         assert!(forced_at.elapsed() < PATIENCE, "the forced decision does not apply");
     }
 }
@@ -301,18 +302,18 @@ async fn without_the_service_leased_hits_are_spent_then_the_failure_rule_decides
     let wait = |failure| WaitSettings { deadline: Duration::from_millis(20), failure };
     let mut spent = 0;
     loop {
-        let answer = decide_with(&proxy, &[&[("user", "a")]], wait(FailureRule::Deny)).await;
+        let answer = decide_with(&proxy, &[&[("user", "a")]], wait(Verdict::Deny)).await;
         match answer.verdict {
-            Verdict::Allow => spent += 1,
+            RuleVerdict::Allow => spent += 1,
             verdict => {
-                assert_eq!(verdict, Verdict::FallbackDeny);
+                assert_eq!(verdict, RuleVerdict::FallbackDeny);
                 break;
             }
         }
     }
     assert!(spent <= leased_hits, "{spent} of {leased_hits}");
-    let answer = decide_with(&proxy, &[&[("user", "a")]], wait(FailureRule::Allow)).await;
-    assert_eq!(answer.verdict, Verdict::FallbackAllow);
-    let unknown = decide_with(&proxy, &[&[("user", "new")]], wait(FailureRule::Deny)).await;
-    assert_eq!(unknown.verdict, Verdict::FallbackDeny);
+    let answer = decide_with(&proxy, &[&[("user", "a")]], wait(Verdict::Allow)).await;
+    assert_eq!(answer.verdict, RuleVerdict::FallbackAllow);
+    let unknown = decide_with(&proxy, &[&[("user", "new")]], wait(Verdict::Deny)).await;
+    assert_eq!(unknown.verdict, RuleVerdict::FallbackDeny);
 }

@@ -15,20 +15,12 @@ use crate::Engine;
 use crate::active_config::ActiveConfig;
 use crate::concurrency::bucket_name::{bucket_of, limit_of_bucket};
 use crate::config::Domain;
-use crate::config::concurrency::ConcurrencyLimit;
+use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode};
 use crate::fleet::membership::Membership;
 use crate::fleet::reporter::{FleetReporter, SharePace};
-use crate::kernel::decision::{Reason, Verdict};
-use crate::telemetry::event::{ConcurrencyLimitExceeded, Event as _, ProxyDecisions, RuleVerdict};
-
-/// The concurrency limit of a descriptor, for a proxy.
-#[derive(Clone, Debug)]
-pub struct ProxyConcurrencyLimit {
-    /// The limit, in shadow mode if the replica is.
-    pub limit: ConcurrencyLimit,
-    /// The name of the bucket.
-    pub bucket: Box<[u8]>,
-}
+use crate::kernel::decision::{Reason, RuleVerdict, Verdict};
+use crate::kernel::proxy_rule::ConcurrencyRule;
+use crate::telemetry::event::{ConcurrencyLimitExceeded, Event as _, ProxyDecisions};
 
 /// The decisions of a proxy about the permits of one bucket, since its last report.
 #[derive(Clone, Copy, Debug)]
@@ -44,17 +36,26 @@ pub struct ProxyPermitUsage<'a> {
 }
 
 impl Engine {
-    /// Returns the concurrency limit of a descriptor.
+    /// Returns the concurrency limit of a descriptor, in shadow mode if this replica is.
     pub(super) fn proxy_concurrency_limit(
         &self,
         domain: &Domain,
         entries: &[(&str, &str)],
-    ) -> Option<ProxyConcurrencyLimit> {
+    ) -> Option<Box<ConcurrencyRule>> {
         let found = domain.tree.lookup_concurrency_limit(entries.iter().copied())?;
         let bucket = bucket_of(&domain.name, entries.iter().copied(), &found);
-        let shadow = found.limit.shadow || self.is_shadow();
-        let limit = ConcurrencyLimit { shadow, ..found.limit.clone() };
-        Some(ProxyConcurrencyLimit { limit, bucket: bucket.as_bytes().into() })
+        let limit = found.limit;
+        Some(Box::new(ConcurrencyRule {
+            path: (*limit.path).into(),
+            bucket: bucket.as_bytes().into(),
+            mode: limit.mode.unwrap_or(ConcurrencyMode::Shared),
+            rules: limit.rules,
+            aggregate: limit.aggregate,
+            max_duration: limit.max_duration,
+            on_failure: limit.on_store_failure,
+            reject: limit.reject.clone(),
+            is_shadow: limit.shadow || self.is_shadow(),
+        }))
     }
 
     /// Returns the timing of the reports of proxies.

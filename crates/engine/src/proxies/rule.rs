@@ -9,7 +9,6 @@
 
 use std::sync::Arc;
 
-use super::ProxyConcurrencyLimit;
 use super::counter::one_descriptor;
 use crate::Engine;
 use crate::config::tree::KeyEntries;
@@ -18,67 +17,12 @@ use crate::decide::limit_plan::LimitPlan;
 use crate::decide::plan::CheckPlan;
 use crate::kernel::decision::Verdict;
 use crate::kernel::lease::LeaseTerms;
+use crate::kernel::proxy_rule::{ProxyHandling, ProxyLimit, ProxyRule};
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::Windows;
 use crate::kernel::units::{Hits, Nanos};
 
 type Entries<'e> = &'e [(&'e str, &'e str)];
-
-/// How a proxy handles a descriptor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProxyHandling {
-    /// No limit applies.
-    Unlimited,
-    /// The proxy decides all limits of the rule from leased hits.
-    Leased,
-    /// The proxy asks for each request.
-    Ask,
-    /// The proxy asks for each request, with all descriptors of the request.
-    AskTogether,
-    /// An operator forced this verdict.
-    Forced(Verdict),
-}
-
-/// The rule of a descriptor, for a proxy.
-#[derive(Clone, Debug)]
-pub struct ProxyRule {
-    /// The handling of the descriptor.
-    pub handling: ProxyHandling,
-    /// The number of the limits in force (see [`Proxies::limits`](super::Proxies::limits)).
-    pub limits: u64,
-    /// The time for which this is valid; `None` until the limits change.
-    pub valid_for: Option<Nanos>,
-    /// `true` if no descriptor with the same keys matches a limit, whatever its values.
-    pub is_for_any_values: bool,
-    /// The path of the rule; `None` if no rule matches.
-    pub path: Option<Arc<str>>,
-    /// `true` if the rule decides and is reported, but never denies.
-    pub is_shadow: bool,
-    /// The entries of the counters, in which a pattern or a hash may replace a value. Empty if no
-    /// rule matches.
-    pub counter: KeyEntries,
-    /// The limits; empty unless the handling is [`ProxyHandling::Leased`].
-    pub leased: Vec<ProxyLimit>,
-    /// The concurrency limit, whatever the handling is.
-    pub concurrency: Option<ProxyConcurrencyLimit>,
-}
-
-/// A leased limit of a rule.
-#[derive(Clone, Debug)]
-pub struct ProxyLimit {
-    /// The name in the list `rate_limits`; `None` for `rate_limit`.
-    pub name: Option<Arc<str>>,
-    /// The requests in each period.
-    pub requests: u32,
-    /// The period.
-    pub period: Nanos,
-    /// The strategy, with the calendar windows around now.
-    pub strategy: Strategy,
-    /// The lease settings.
-    pub terms: LeaseTerms,
-    /// The decision without a reply of the store.
-    pub on_store_failure: FallbackMode,
-}
 
 /// A descriptor's rule, its plan, and the rest of its domain.
 struct PlannedRule<'a, 'c> {
@@ -86,22 +30,6 @@ struct PlannedRule<'a, 'c> {
     rule: &'c Rule,
     plan: &'a CheckPlan<'c>,
     quota_for_all: bool,
-}
-
-impl ProxyRule {
-    fn unmatched(handling: ProxyHandling, limits: u64) -> Self {
-        Self {
-            handling,
-            limits,
-            valid_for: None,
-            is_for_any_values: false,
-            path: None,
-            is_shadow: false,
-            counter: KeyEntries::default(),
-            leased: Vec::new(),
-            concurrency: None,
-        }
-    }
 }
 
 impl Engine {
@@ -131,22 +59,17 @@ impl Engine {
         plan.fill(config, &check, planning, now);
         let quota_for_all = planning.quota_for_all;
         let planned = PlannedRule { domain, rule, plan: &plan, quota_for_all };
-        let handling = planned.handling();
-        let is_leased = handling == ProxyHandling::Leased;
         ProxyRule {
-            handling,
-            limits,
             valid_for: next_change(rule, &counter, &plan, now)
                 .into_iter()
                 .chain(shadow_end)
                 .min()
                 .map(|at| at.since(now)),
-            is_for_any_values: false,
             path: Some(Arc::clone(&rule.path)),
             is_shadow: rule.shadow || self.is_shadow(),
-            leased: if is_leased { leased_limits(&plan) } else { Vec::new() },
             counter,
             concurrency,
+            ..ProxyRule::unmatched(planned.handling(), limits)
         }
     }
 }
@@ -165,7 +88,7 @@ impl PlannedRule<'_, '_> {
             Some(LimitPlan::Forced(_, _, verdict)) => ProxyHandling::Forced(*verdict),
             Some(_) if self.affects_others() => ProxyHandling::AskTogether,
             Some(_) if !self.is_leased() => ProxyHandling::Ask,
-            Some(_) => ProxyHandling::Leased,
+            Some(_) => ProxyHandling::Leased(leased_limits(self.plan)),
         }
     }
 
@@ -191,7 +114,7 @@ impl PlannedRule<'_, '_> {
     }
 }
 
-fn leased_limits(plan: &CheckPlan<'_>) -> Vec<ProxyLimit> {
+fn leased_limits(plan: &CheckPlan<'_>) -> Box<[ProxyLimit]> {
     let charges = plan.limits.iter().zip(&plan.charges.list).zip(plan.lease_terms());
     let limits = charges.filter_map(|((limit, charge), terms)| {
         let LimitPlan::Charged(_, limit) = limit else { return None };
@@ -207,7 +130,12 @@ fn leased_limit(limit: &Limit, strategy: Strategy, terms: LeaseTerms) -> ProxyLi
         period: limit.window.length(),
         strategy,
         terms,
-        on_store_failure: limit.on_store_failure,
+        // A local share needs the replica.
+        on_failure: match limit.on_store_failure {
+            FallbackMode::Error | FallbackMode::Local => None,
+            FallbackMode::Allow => Some(Verdict::Allow),
+            FallbackMode::Deny => Some(Verdict::Deny),
+        },
     }
 }
 

@@ -8,24 +8,9 @@
 //! - Descriptors without a rule in the current configuration: they are left out.
 
 use crate::Engine;
-use crate::kernel::decision::{Reason, Verdict};
+use crate::kernel::decision::{Reason, RuleVerdict, Verdict};
 use crate::kernel::units::Hits;
-use crate::telemetry::event::{Event as _, ProxyDecisions, RuleVerdict};
-
-/// A kind of decision of a proxy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProxyDecisionKind {
-    /// Allowed.
-    Allow,
-    /// Denied.
-    Deny,
-    /// Denied, but allowed by shadow mode.
-    ShadowDeny,
-    /// Allowed by the failure rule.
-    FallbackAllow,
-    /// Denied by the failure rule.
-    FallbackDeny,
-}
+use crate::telemetry::event::{Event as _, ProxyDecisions};
 
 /// The decisions of a proxy about one descriptor.
 #[derive(Clone, Copy, Debug)]
@@ -34,8 +19,8 @@ pub struct ProxyUsage<'a> {
     pub domain: &'a str,
     /// The entries of the descriptor.
     pub entries: &'a [(&'a str, &'a str)],
-    /// The number of requests of each kind, each below 2^53.
-    pub requests: [(ProxyDecisionKind, u64); 5],
+    /// The number of requests by [`RuleVerdict`], each below 2^53.
+    pub requests: [u64; RuleVerdict::ALL.len()],
     /// The hits of allowed requests, below 2^53.
     pub allowed_hits: Hits,
     /// The hits of denied requests, below 2^53.
@@ -50,9 +35,9 @@ impl Engine {
         let domain = config.domains.get(usage.domain);
         let found = domain.and_then(|domain| domain.tree.lookup(usage.entries.iter().copied()));
         let Some(rule) = found.map(|found| found.rule) else { return };
-        for (kind, count) in usage.requests {
-            config.counters.count_many(rule.number, rule_verdict(kind), count);
-            self.count_proxy_decisions(kind, count);
+        for (verdict, count) in RuleVerdict::ALL.into_iter().zip(usage.requests) {
+            config.counters.count_many(rule.number, verdict, count);
+            self.count_proxy_decisions(verdict, count);
         }
         let hits = [(usage.allowed_hits, Verdict::Allow), (usage.denied_hits, Verdict::Deny)];
         for hits in hits {
@@ -60,25 +45,15 @@ impl Engine {
         }
     }
 
-    fn count_proxy_decisions(&self, kind: ProxyDecisionKind, count: u64) {
-        let (verdict, reason) = match kind {
-            ProxyDecisionKind::Allow => (Verdict::Allow, Reason::WithinLimit),
-            ProxyDecisionKind::Deny => (Verdict::Deny, Reason::OverLimit),
-            ProxyDecisionKind::ShadowDeny => (Verdict::Allow, Reason::OverLimit),
-            ProxyDecisionKind::FallbackAllow => (Verdict::Allow, Reason::StoreDownAllowed),
-            ProxyDecisionKind::FallbackDeny => (Verdict::Deny, Reason::StoreDownDenied),
+    fn count_proxy_decisions(&self, rule_verdict: RuleVerdict, count: u64) {
+        let (verdict, reason) = match rule_verdict {
+            RuleVerdict::Allow => (Verdict::Allow, Reason::WithinLimit),
+            RuleVerdict::Deny => (Verdict::Deny, Reason::OverLimit),
+            RuleVerdict::ShadowDeny => (Verdict::Allow, Reason::OverLimit),
+            RuleVerdict::FallbackAllow => (Verdict::Allow, Reason::StoreDownAllowed),
+            RuleVerdict::FallbackDeny => (Verdict::Deny, Reason::StoreDownDenied),
         };
-        let is_shadowed = kind == ProxyDecisionKind::ShadowDeny && self.is_shadow();
+        let is_shadowed = rule_verdict == RuleVerdict::ShadowDeny && self.is_shadow();
         ProxyDecisions { count, verdict, is_shadowed, reason }.emit();
-    }
-}
-
-const fn rule_verdict(kind: ProxyDecisionKind) -> RuleVerdict {
-    match kind {
-        ProxyDecisionKind::Allow => RuleVerdict::Allow,
-        ProxyDecisionKind::Deny => RuleVerdict::Deny,
-        ProxyDecisionKind::ShadowDeny => RuleVerdict::ShadowDeny,
-        ProxyDecisionKind::FallbackAllow => RuleVerdict::FallbackAllow,
-        ProxyDecisionKind::FallbackDeny => RuleVerdict::FallbackDeny,
     }
 }

@@ -15,12 +15,55 @@ pub mod permit_table;
 mod queue;
 pub mod reported_outcome;
 
+use std::fmt;
+use std::sync::Arc;
+
+use crate::units::Nanos;
 pub use adaptive::AdaptiveLimit;
 pub use in_flight::Permit;
 pub use limiter::Limiter;
 pub use permit_registry::PermitRegistry;
 pub use queue::QueueTicket;
 pub use reported_outcome::{OverloadAnswers, ReportedOutcome, RetryAfterRule, UpstreamAnswer};
+
+/// The processes over which a concurrency limit counts requests in flight (field `mode`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ConcurrencyMode {
+    /// Each replica and proxy has the whole limit for itself, without store calls.
+    Local,
+    /// One limit for the whole fleet, split into shares.
+    Shared,
+    /// One limit for the whole fleet; each acquire of a permit is a store call.
+    Strict,
+}
+
+/// The response to a request that a concurrency limit rejects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RejectReply {
+    /// The HTTP status, 400 to 599.
+    pub status: u16,
+    /// The value of the response header `Retry-After`; `None` omits the header.
+    pub retry_after: Option<Nanos>,
+    /// The response body.
+    pub body: Arc<str>,
+}
+
+impl Default for RejectReply {
+    fn default() -> Self {
+        Self { status: 503, retry_after: None, body: Arc::from("") }
+    }
+}
+
+/// Formats the response as `503, retry after 1s, "busy"`.
+impl fmt::Display for RejectReply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.status.fmt(f)?;
+        if let Some(retry_after) = self.retry_after {
+            write!(f, ", retry after {retry_after}")?;
+        }
+        if self.body.is_empty() { Ok(()) } else { write!(f, ", {:?}", self.body) }
+    }
+}
 
 /// The result of a request, which decides if its latency is evidence about the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -62,8 +62,12 @@ fn limiter_configs() -> impl Strategy<Value = LimiterConfig> {
     )
 }
 
-fn rules() -> impl Strategy<Value = ConcurrencyRule> {
-    let sharing = prop_oneof![Just(Sharing::Local), Just(Sharing::Shared), Just(Sharing::Strict)];
+pub(crate) fn rules() -> impl Strategy<Value = ConcurrencyRule> {
+    let mode = prop_oneof![
+        Just(ConcurrencyMode::Local),
+        Just(ConcurrencyMode::Shared),
+        Just(ConcurrencyMode::Strict)
+    ];
     let aggregate = prop_oneof![Just(VoteAggregate::Median), Just(VoteAggregate::Min)];
     let on_failure = prop_oneof![
         Just(ConcurrencyFallback::Deny),
@@ -71,16 +75,16 @@ fn rules() -> impl Strategy<Value = ConcurrencyRule> {
         Just(ConcurrencyFallback::Allow)
     ];
     let reject = (400_u16..600, prop::option::of(times()), ".{0,9}").prop_map(
-        |(status, retry_after, body)| Rejection { status, retry_after, body: body.into() },
+        |(status, retry_after, body)| RejectReply { status, retry_after, body: body.into() },
     );
     let bucket = prop::collection::vec(any::<u8>(), 1..40);
-    let enums = (sharing, aggregate, on_failure, any::<bool>());
+    let enums = (mode, aggregate, on_failure, any::<bool>());
     (bucket, enums, limiter_configs(), times(), reject).prop_map(
-        |(bucket, (sharing, aggregate, on_failure, is_shadow), rules, max_duration, reject)| {
+        |(bucket, (mode, aggregate, on_failure, is_shadow), rules, max_duration, reject)| {
             ConcurrencyRule {
                 path: "shop.user".into(),
                 bucket: bucket.into(),
-                sharing,
+                mode,
                 rules,
                 aggregate,
                 max_duration,
@@ -103,12 +107,12 @@ fn message() -> api::ConcurrencyLimit {
     concurrency_message(&ConcurrencyRule {
         path: "shop.user".into(),
         bucket: b"bucket"[..].into(),
-        sharing: Sharing::Shared,
+        mode: ConcurrencyMode::Shared,
         rules: LimiterConfig::fixed(10),
         aggregate: VoteAggregate::Median,
         max_duration: Nanos::SECOND,
         on_failure: ConcurrencyFallback::Local,
-        reject: Rejection { status: 503, retry_after: None, body: "busy".into() },
+        reject: RejectReply { status: 503, retry_after: None, body: "busy".into() },
         is_shadow: false,
     })
 }

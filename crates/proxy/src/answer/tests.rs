@@ -3,12 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Answer, ReportedLimit, RuleAnswer, Verdict};
+use super::{Answer, ReportedLimit, RuleAnswer, RuleVerdict};
 
-const VERDICTS: [Verdict; 4] =
-    [Verdict::Allow, Verdict::Deny, Verdict::FallbackAllow, Verdict::FallbackDeny];
-
-fn part(verdict: Verdict, path: &str, seconds: u64, remaining: u64) -> RuleAnswer {
+fn part(verdict: RuleVerdict, path: &str, seconds: u64, remaining: u64) -> RuleAnswer {
     let (period, reset_after) = (Duration::from_secs(60), Duration::from_secs(seconds));
     RuleAnswer {
         verdict,
@@ -28,24 +25,24 @@ fn combine(parts: &[RuleAnswer]) -> Answer {
 
 #[test]
 fn a_request_passes_only_if_all_parts_pass() {
-    for one in VERDICTS {
-        for other in VERDICTS {
+    for one in RuleVerdict::ALL {
+        for other in RuleVerdict::ALL {
             let both = one.and(other);
             assert_eq!(both.is_allowed(), one.is_allowed() && other.is_allowed());
             assert_eq!(both, other.and(one), "the order is irrelevant");
         }
-        assert_eq!(one.and(Verdict::Deny), Verdict::Deny);
-        assert_eq!(one.and(Verdict::Allow), one);
-        assert_eq!(one.and(one), one);
+        assert_eq!(one.and(RuleVerdict::Deny), RuleVerdict::Deny);
+        let alone = if one == RuleVerdict::ShadowDeny { RuleVerdict::Allow } else { one };
+        assert_eq!([one.and(RuleVerdict::Allow), one.and(one)], [alone; 2]);
     }
 }
 
 #[test]
 fn a_denied_request_waits_for_its_longest_retry_after() {
     let parts = [
-        part(Verdict::Deny, "a", 3, 0),
-        part(Verdict::Deny, "b", 7, 0),
-        part(Verdict::Deny, "c", 5, 0),
+        part(RuleVerdict::Deny, "a", 3, 0),
+        part(RuleVerdict::Deny, "b", 7, 0),
+        part(RuleVerdict::Deny, "c", 5, 0),
     ];
     for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
         let answer = combine(&order.map(|index| parts[index].clone()));
@@ -56,16 +53,16 @@ fn a_denied_request_waits_for_its_longest_retry_after() {
 
 #[test]
 fn an_allowed_part_delays_nothing() {
-    let mut allowed = part(Verdict::Allow, "a", 9, 4);
+    let mut allowed = part(RuleVerdict::Allow, "a", 9, 4);
     allowed.retry_after = Some(Duration::from_secs(9));
     assert_eq!(combine(&[allowed.clone()]).retry_after, None);
-    let answer = combine(&[allowed, part(Verdict::Deny, "b", 2, 0)]);
+    let answer = combine(&[allowed, part(RuleVerdict::Deny, "b", 2, 0)]);
     assert_eq!(answer.retry_after, Some(Duration::from_secs(2)));
 }
 
 #[test]
 fn the_limit_with_the_fewest_remaining_requests_is_reported() {
-    let parts = [4, 1, 6].map(|remaining| part(Verdict::Allow, "a", remaining, remaining));
+    let parts = [4, 1, 6].map(|remaining| part(RuleVerdict::Allow, "a", remaining, remaining));
     let unreported = RuleAnswer { reported: None, ..parts[0].clone() };
     for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
         let mut ordered = order.map(|index| parts[index].clone()).to_vec();
@@ -77,15 +74,15 @@ fn the_limit_with_the_fewest_remaining_requests_is_reported() {
 #[test]
 fn each_rule_is_listed_with_its_own_result() {
     let answer = combine(&[
-        part(Verdict::FallbackAllow, "a", 0, 0),
-        part(Verdict::FallbackDeny, "b", 0, 0),
+        part(RuleVerdict::FallbackAllow, "a", 0, 0),
+        part(RuleVerdict::FallbackDeny, "b", 0, 0),
         RuleAnswer::UNLIMITED,
-        part(Verdict::Deny, "c", 0, 0),
+        part(RuleVerdict::Deny, "c", 0, 0),
     ]);
     let rules: Vec<(&str, bool)> =
         answer.rules.iter().map(|(path, is_allowed)| (&**path, *is_allowed)).collect();
     assert_eq!(rules, [("a", true), ("b", false), ("c", false)]);
-    assert_eq!((answer.verdict, answer.denied_by.as_deref()), (Verdict::Deny, Some("c")));
+    assert_eq!((answer.verdict, answer.denied_by.as_deref()), (RuleVerdict::Deny, Some("c")));
 }
 
 #[test]

@@ -12,8 +12,9 @@ use std::collections::HashMap;
 
 use parking_lot::Mutex;
 use prost::Message as _;
-use sluicegate_concurrency::limits::{AcquireError, BucketLoad, BucketMetrics, BucketName};
+use sluicegate_concurrency::limits::{BucketLoad, BucketMetrics, BucketName};
 
+use crate::kernel::decision::{Reason, RuleVerdict};
 use crate::wire::api::ConcurrencyUsage;
 
 /// The largest number of buckets in a report.
@@ -22,31 +23,6 @@ const MAX_REPORTED_BUCKETS: usize = 1_000;
 /// The largest size of the buckets in a report, in bytes. With the keys, it is below the largest
 /// message of Sluicegate.
 const MAX_REPORT_BYTES: usize = 256 * 1_024;
-
-/// The verdict of a concurrency limit on a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PermitVerdict {
-    Allowed,
-    Full,
-    QueueFull,
-    QueueTimeout,
-    TooManyBuckets,
-    ShadowRejected,
-}
-
-/// The number of verdicts.
-const VERDICTS: usize = 6;
-
-impl From<AcquireError> for PermitVerdict {
-    fn from(error: AcquireError) -> Self {
-        match error {
-            AcquireError::Full | AcquireError::NoShare => Self::Full,
-            AcquireError::QueueFull => Self::QueueFull,
-            AcquireError::QueueTimeout => Self::QueueTimeout,
-            AcquireError::TooManyBuckets => Self::TooManyBuckets,
-        }
-    }
-}
 
 /// The verdicts since the last report.
 #[derive(Debug)]
@@ -61,14 +37,15 @@ impl PermitUsage {
         Self { counts: Mutex::default(), max_buckets }
     }
 
-    pub(super) fn count(&self, bucket: &[u8], verdict: PermitVerdict) {
+    /// Counts a verdict. `reason` is that of a denial.
+    pub(super) fn count(&self, bucket: &[u8], (verdict, reason): (RuleVerdict, Reason)) {
         let mut counts = self.counts.lock();
         // Without a connection, no report takes the counts.
         let has_room = counts.len() < self.max_buckets;
         if let Some(counts) = counts.get_mut(bucket) {
-            add(counts, verdict);
+            add(counts, verdict, reason);
         } else if has_room {
-            add(counts.entry(bucket.into()).or_default(), verdict);
+            add(counts.entry(bucket.into()).or_default(), verdict, reason);
         }
     }
 
@@ -91,7 +68,7 @@ impl PermitUsage {
     /// Adds the counts of buckets that did not fit into the report to those of the next report.
     fn keep_counts(&self, rest: &[ConcurrencyUsage]) {
         let mut counts = self.counts.lock();
-        for usage in rest.iter().filter(|usage| counts_of(usage) != [0; VERDICTS]) {
+        for usage in rest.iter().filter(|usage| counts_of(usage) != [0; 6]) {
             let kept = counts.entry(usage.bucket.as_slice().into()).or_default();
             for (count, more) in counts_mut(kept).into_iter().zip(counts_of(usage)) {
                 *count = count.saturating_add(more);
@@ -109,13 +86,19 @@ fn reported_buckets(list: &[ConcurrencyUsage]) -> usize {
     list.iter().scan(0, fits).take(MAX_REPORTED_BUCKETS).count()
 }
 
-const fn add(counts: &mut ConcurrencyUsage, verdict: PermitVerdict) {
-    let count = &mut *counts_mut(counts)[verdict as usize];
+const fn add(usage: &mut ConcurrencyUsage, verdict: RuleVerdict, reason: Reason) {
+    let count = match (verdict, reason) {
+        (RuleVerdict::ShadowDeny, _) => &mut usage.shadow_rejected_requests,
+        (RuleVerdict::Allow | RuleVerdict::FallbackAllow, _) => &mut usage.allowed_requests,
+        (_, Reason::QueueFull) => &mut usage.rejected_queue_full,
+        (_, Reason::QueueTimeout) => &mut usage.rejected_queue_timeout,
+        (_, Reason::TooManyBuckets) => &mut usage.rejected_too_many_buckets,
+        _ => &mut usage.rejected_full,
+    };
     *count = count.saturating_add(1);
 }
 
-/// The counts in the order of [`PermitVerdict`].
-const fn counts_mut(usage: &mut ConcurrencyUsage) -> [&mut u64; VERDICTS] {
+const fn counts_mut(usage: &mut ConcurrencyUsage) -> [&mut u64; 6] {
     [
         &mut usage.allowed_requests,
         &mut usage.rejected_full,
@@ -126,7 +109,7 @@ const fn counts_mut(usage: &mut ConcurrencyUsage) -> [&mut u64; VERDICTS] {
     ]
 }
 
-fn counts_of(usage: &ConcurrencyUsage) -> [u64; VERDICTS] {
+fn counts_of(usage: &ConcurrencyUsage) -> [u64; 6] {
     counts_mut(&mut usage.clone()).map(|count| *count)
 }
 

@@ -9,18 +9,21 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use sluicegate_lease::leases::ChargeTerms;
 use sluicegate_lease::store::{ChargeOutcome, Outcomes};
 use tokio::time::{Instant, timeout_at};
 
-use super::{Limiter, was_not_charged};
-use crate::answer::{Answer, ReportedLimit, RuleAnswer, Verdict};
+use super::Limiter;
+use super::rules::RuleState;
+use crate::answer::{Answer, ReportedLimit, RuleAnswer};
 use crate::call::CallFailure;
 use crate::concurrency::AcquiredPermits;
 use crate::found_rule::FoundRule;
-use crate::kernel::decision::StoreFailure;
+use crate::kernel::decision::{RuleVerdict, StoreFailure};
+use crate::kernel::proxy_rule::ProxyHandling;
 use crate::permits::Admission;
 use crate::request::OwnedDescriptor;
-use crate::rule::{Handling, KnownRule, LeasedRule, fallback};
+use crate::rule::KnownRule;
 use crate::settings::WaitSettings;
 use crate::wire;
 use crate::wire::api::{
@@ -37,7 +40,7 @@ impl Limiter {
             Ok(acquired) => acquired,
             Err(rejected) => return (*rejected).into(),
         };
-        let deadline = deadline(wait);
+        let deadline = wait.end();
         let renewed = self.renewed(rules, deadline).await;
         let (answer, undecided) = self.try_decide_all(renewed.as_deref().unwrap_or(rules), wait);
         let answer = if undecided.is_empty() {
@@ -52,8 +55,7 @@ impl Limiter {
     /// changed, or if the new ones do not arrive in time.
     async fn renewed(&self, rules: &[FoundRule], deadline: Instant) -> Option<Vec<FoundRule>> {
         let now = self.0.clock.steady();
-        let is_current =
-            |rule: &FoundRule| self.0.rules.state(rule, now) == super::rules::RuleState::Current;
+        let is_current = |rule: &FoundRule| self.0.rules.state(rule, now) == RuleState::Current;
         if rules.iter().all(is_current) {
             return None;
         }
@@ -76,21 +78,21 @@ impl Limiter {
         descriptors: Vec<OwnedDescriptor>,
         wait: WaitSettings,
     ) -> Admission {
-        let deadline = deadline(wait);
+        let deadline = wait.end();
         let rules = descriptors.iter().map(async |descriptor| {
             let rule = self.rule(descriptor.clone()).await?;
             Ok(FoundRule::new(rule, descriptor))
         });
         let Ok(rules) = timeout_at(deadline, join_all(rules)).await else {
-            return failed(wait).into();
+            return Answer::failed(wait.failure).into();
         };
         let Ok(rules) = rules.into_iter().collect::<Result<Vec<_>, CallFailure>>() else {
-            return failed(wait).into();
+            return Answer::failed(wait.failure).into();
         };
-        if rules.iter().any(|rule| matches!(rule.handling, Handling::AskTogether)) {
+        if rules.iter().any(|rule| matches!(rule.reply.handling, ProxyHandling::AskTogether)) {
             return self.admit_together(&rules, wait).await;
         }
-        if rules.iter().any(|rule| rule.concurrency.is_some()) {
+        if rules.iter().any(|rule| rule.reply.concurrency.is_some()) {
             return self.admit(&rules, wait).await;
         }
         self.decide_rest(Answer::unlimited(), rules, wait, deadline).await.into()
@@ -104,9 +106,9 @@ impl Limiter {
         };
         let descriptors = rules.iter().map(|rule| rule.usage.descriptor.clone());
         let descriptors: Vec<_> = descriptors.collect();
-        let decided = self.check_remotely(&descriptors, wait, deadline(wait)).await;
+        let decided = self.check_remotely(&descriptors, wait, wait.end()).await;
         let mut answer = Answer::unlimited();
-        answer.add(decided.unwrap_or_else(|_| failed_part(wait)));
+        answer.add(decided.unwrap_or_else(|_| RuleAnswer::failed(wait.failure)));
         admission(answer, acquired, wait)
     }
 
@@ -141,7 +143,7 @@ impl Limiter {
 
     async fn fetch(&self, descriptor: OwnedDescriptor) -> Result<Arc<KnownRule>, CallFailure> {
         let rule = self.0.rules.fetch(descriptor).await?;
-        if rule.any_values {
+        if rule.reply.is_for_any_values {
             self.0.rules.insert(self.hash_keys(&rule.usage.descriptor), Arc::clone(&rule));
         }
         Ok(rule)
@@ -157,7 +159,7 @@ impl Limiter {
         let known = self.0.rules.find(descriptor.hash);
         let now = self.0.clock.steady();
         if let Some(rule) = &known
-            && self.0.rules.state(rule, now) == super::rules::RuleState::Current
+            && self.0.rules.state(rule, now) == RuleState::Current
         {
             return Ok(Arc::clone(rule));
         }
@@ -173,21 +175,17 @@ impl Limiter {
         wait: WaitSettings,
         deadline: Instant,
     ) -> RuleAnswer {
-        match &rule.handling {
-            Handling::Unlimited => rule.unlimited_answer(),
-            Handling::Forced { verdict, is_shadowed } => self.forced(rule, *verdict, *is_shadowed),
-            Handling::Leased(leased) => self.charge(rule, leased, wait, deadline).await,
-            Handling::Ask | Handling::AskTogether => {
+        match rule.reply.handling {
+            ProxyHandling::Unlimited => rule.unlimited_answer(),
+            ProxyHandling::Forced(verdict) => self.count(rule, rule.forced_answer(verdict)),
+            ProxyHandling::Leased(_) => self.charge(rule, wait, deadline).await,
+            ProxyHandling::Ask | ProxyHandling::AskTogether => {
                 let descriptor = std::slice::from_ref(&rule.usage.descriptor);
                 let decided = self.check_remotely(descriptor, wait, deadline).await;
-                let failed = |_| {
-                    let answer = rule.failed_answer(wait.failure);
-                    self.0.usage.count(&rule.usage, answer.verdict, false);
-                    answer
-                };
+                let failed = |_| self.count(rule, rule.failed_answer(wait.failure));
                 // The reply names only a rule that denies.
                 let named = |answer: RuleAnswer| RuleAnswer {
-                    path: answer.path.or_else(|| rule.path.clone()),
+                    path: answer.path.or_else(|| rule.reply.path.clone()),
                     ..answer
                 };
                 decided.map_or_else(failed, named)
@@ -195,22 +193,16 @@ impl Limiter {
         }
     }
 
-    async fn charge(
-        &self,
-        rule: &FoundRule,
-        leased: &LeasedRule,
-        wait: WaitSettings,
-        deadline: Instant,
-    ) -> RuleAnswer {
-        let outcomes = self.charge_until(leased, deadline).await;
+    async fn charge(&self, rule: &FoundRule, wait: WaitSettings, deadline: Instant) -> RuleAnswer {
+        let outcomes = self.charge_until(rule, deadline).await;
         if outcomes.iter().any(is_uncharged)
             && let Ok(Ok(new)) = timeout_at(deadline, self.newer(rule)).await
-            && let Handling::Leased(leased) = &new.handling
+            && new.charges.is_some()
         {
-            let outcomes = self.charge_until(leased, deadline).await;
-            return self.leased_answer(&new, leased, &outcomes, wait);
+            let outcomes = self.charge_until(&new, deadline).await;
+            return self.count(&new, new.leased_answer(&outcomes, wait.failure));
         }
-        self.leased_answer(rule, leased, &outcomes, wait)
+        self.count(rule, rule.leased_answer(&outcomes, wait.failure))
     }
 
     /// Returns the rule in force, if it is newer than `rule`.
@@ -219,11 +211,12 @@ impl Limiter {
         if new.version == rule.version { Err(CallFailure::NotConnected) } else { Ok(new) }
     }
 
-    async fn charge_until(&self, leased: &LeasedRule, deadline: Instant) -> Outcomes {
-        let (now, terms) = (self.0.clock.now(), leased.charge_terms());
-        let charged = timeout_at(deadline, self.0.leases.charge(now, &leased.charges, &terms));
+    async fn charge_until(&self, rule: &KnownRule, deadline: Instant) -> Outcomes {
+        let Some(charges) = &rule.charges else { return Outcomes::new() };
+        let (now, terms) = (self.0.clock.now(), rule.terms().collect::<ChargeTerms<'_>>());
+        let call = timeout_at(deadline, self.0.leases.charge(now, charges, &terms));
         let failed = |_| ChargeOutcome::Failed(StoreFailure::TimedOut);
-        charged.await.unwrap_or_else(|_| leased.charges.list.iter().map(failed).collect())
+        call.await.unwrap_or_else(|_| charges.list.iter().map(failed).collect())
     }
 
     /// Lets Sluicegate decide descriptors. Sluicegate counts the decision.
@@ -260,21 +253,19 @@ impl Limiter {
 /// Applies the failure rule if a permit is missing. A denied request releases its permits.
 fn admission(mut answer: Answer, acquired: AcquiredPermits, wait: WaitSettings) -> Admission {
     if acquired.is_incomplete {
-        answer.add(failed_part(wait));
+        answer.add(RuleAnswer::failed(wait.failure));
     }
     let permits = acquired.permits;
     if answer.verdict.is_allowed() { Admission { answer, permits } } else { answer.into() }
 }
 
-/// Returns the end of a wait that begins now, on the clock of the runtime's timers.
-pub(super) fn deadline(wait: WaitSettings) -> Instant {
-    Instant::now() + wait.deadline
-}
-
-/// Returns `true` if the charge was certainly not made.
+/// Returns `true` if the charge was certainly not made, so that it may be made under a newer rule.
 fn is_uncharged(outcome: &ChargeOutcome) -> bool {
     match outcome {
-        ChargeOutcome::Failed(cause) => was_not_charged(*cause),
+        ChargeOutcome::Failed(cause) => matches!(
+            cause,
+            StoreFailure::Overloaded | StoreFailure::BreakerOpen | StoreFailure::Unsent
+        ),
         ChargeOutcome::Stale(_) => true,
         _ => false,
     }
@@ -288,20 +279,9 @@ fn rule_answer(decision: &CheckDecision) -> RuleAnswer {
         reset_after: wire::duration(limit.reset_after_us),
     });
     RuleAnswer {
-        verdict: if decision.allowed { Verdict::Allow } else { Verdict::Deny },
+        verdict: if decision.allowed { RuleVerdict::Allow } else { RuleVerdict::Deny },
         path: Some(&*decision.denied_by).filter(|path| !path.is_empty()).map(Arc::from),
         retry_after: decision.retry_after_us.map(wire::duration),
         reported,
     }
-}
-
-/// Returns the answer by the failure rule.
-pub(super) fn failed(wait: WaitSettings) -> Answer {
-    let mut answer = Answer::unlimited();
-    answer.add(failed_part(wait));
-    answer
-}
-
-fn failed_part(wait: WaitSettings) -> RuleAnswer {
-    RuleAnswer { verdict: fallback(wait.failure), path: None, retry_after: None, reported: None }
 }

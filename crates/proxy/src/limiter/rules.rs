@@ -26,6 +26,7 @@ use crate::rule::KnownRule;
 use crate::rule_table::RuleTable;
 use crate::usage::DescriptorUsage;
 use crate::wire::api::{RuleRequest, lease_message, proxy_message};
+use crate::wire::proxy_rule::proxy_rule;
 
 /// The longest time for which a rule is used after the limits have changed.
 const REFRESH_TIME: Nanos = Nanos(500_000_000);
@@ -144,10 +145,9 @@ async fn call_for_rule(
     let version = connection.limits();
     let reply = connection.call(proxy_message::Message::Rule(request), MAX_WAIT).await?;
     let lease_message::Message::Rule(reply) = reply else { return Err(CallFailure::InvalidReply) };
-    let version = version.with_number(reply.limits);
+    let reply = proxy_rule(&reply).ok_or(CallFailure::InvalidReply)?;
     let descriptor = descriptor.with_short_values(&reply.counter);
     let counts = counts.filter(|counts| counts.descriptor == descriptor);
     let usage = counts.unwrap_or_else(|| Arc::new(DescriptorUsage::new(descriptor)));
-    let rule = KnownRule::from_reply(&reply, usage, version, clock.steady());
-    rule.map(Arc::new).ok_or(CallFailure::InvalidReply)
+    Ok(Arc::new(KnownRule::new(reply, usage, version, clock.steady())))
 }

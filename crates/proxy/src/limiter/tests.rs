@@ -10,14 +10,15 @@ use allocation_counter::measure;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::{Check, Limiter, Started, background, spawn};
-use crate::answer::{Answer, Verdict};
+use super::{Check, Limiter, Started, spawn};
+use crate::answer::Answer;
 use crate::fixtures::service::{PATIENCE, Service, answer};
 use crate::fixtures::{
     DENY_AFTER_A_MINUTE, SECOND_US, leased_limit, leased_reply, shared_limit, user,
 };
+use crate::kernel::decision::{RuleVerdict, Verdict};
 use crate::request::{DescriptorEntries, MAX_KEY_BYTES, MAX_REQUEST_BYTES};
-use crate::settings::{FailureRule, WaitSettings};
+use crate::settings::WaitSettings;
 use crate::wire::api::counter_decision::Verdict as WireVerdict;
 use crate::wire::api::rule_reply::Handling;
 use crate::wire::api::{self, borrow_result, lease_message, proxy_message};
@@ -79,7 +80,7 @@ async fn leased_hits_need_no_allocation_and_no_call() {
         let mut started = None;
         let allocations = measure(|| started = Some(start(&limiter, &descriptors)));
         let Some(Started::Decided(admission)) = started else { panic!("{started:?}") };
-        assert_eq!((admission.answer.verdict, allocations.count_total), (Verdict::Allow, 0));
+        assert_eq!((admission.answer.verdict, allocations.count_total), (RuleVerdict::Allow, 0));
     }
     assert_eq!(before - limiter.leased().1, 2 * REQUESTS);
 }
@@ -111,7 +112,7 @@ async fn requests_that_wait_for_one_rule_share_one_call() {
 async fn a_request_without_a_reply_gets_the_failure_rule_at_its_deadline() {
     let (_service, limiter) = Service::start_with_limiter().await;
     for (failure, verdict) in
-        [(FailureRule::Allow, Verdict::FallbackAllow), (FailureRule::Deny, Verdict::FallbackDeny)]
+        [(Verdict::Allow, RuleVerdict::FallbackAllow), (Verdict::Deny, RuleVerdict::FallbackDeny)]
     {
         let wait = WaitSettings { deadline: Duration::from_millis(5), failure };
         let descriptors = [user("ann")];
@@ -124,7 +125,7 @@ async fn a_request_without_a_reply_gets_the_failure_rule_at_its_deadline() {
 /// deadline ended before the report arrived.
 async fn decide_without_a_share(handling: Handling, deadline: Duration) -> Option<Answer> {
     let (mut service, limiter) = Service::start_with_limiter().await;
-    let (descriptors, failure) = ([user("ann")], FailureRule::Allow);
+    let (descriptors, failure) = ([user("ann")], Verdict::Allow);
     let wait = WaitSettings { deadline, failure };
     let started = limiter.start(&Check { domain: "shop", descriptors: &descriptors, wait });
     let mut decided = pin!(answer(started));
@@ -147,8 +148,10 @@ async fn decide_without_a_share(handling: Handling, deadline: Duration) -> Optio
 
 #[tokio::test]
 async fn without_a_share_in_time_the_failure_rule_decides_for_the_limit() {
-    let rows =
-        [(Handling::Unlimited, Verdict::FallbackAllow), (Handling::ForcedDeny, Verdict::Deny)];
+    let rows = [
+        (Handling::Unlimited, RuleVerdict::FallbackAllow),
+        (Handling::ForcedDeny, RuleVerdict::Deny),
+    ];
     for (handling, verdict) in rows {
         let mut decided = None;
         // A busy machine needs a longer deadline for the messages before the report.
@@ -176,7 +179,7 @@ async fn requests_that_the_service_refuses_are_not_sent() {
     for descriptors in &refused {
         let started = start(&limiter, descriptors);
         let Started::Decided(admission) = started else { panic!("it was sent") };
-        assert_eq!(admission.answer.verdict, Verdict::FallbackDeny);
+        assert_eq!(admission.answer.verdict, RuleVerdict::FallbackDeny);
     }
     let _waiting = start(&limiter, &values);
     let (_, request) = service.next_request().await;
@@ -210,7 +213,7 @@ async fn nine_descriptors_of_60_kb_reach_the_service() {
     let decision = api::CheckDecision { allowed: true, ..Default::default() };
     let result = Some(api::check_result::Result::Decision(decision));
     service.reply(id, lease_message::Message::Check(api::CheckResult { result })).await;
-    assert_eq!(answer(started).await.verdict, Verdict::Allow);
+    assert_eq!(answer(started).await.verdict, RuleVerdict::Allow);
 }
 
 #[tokio::test]
@@ -223,7 +226,7 @@ async fn requests_without_memory_get_the_failure_rule_and_are_counted() {
     // They and their calls need more than 12 MiB, and the service does not reply.
     let started: Vec<_> = (0..300).map(wait).collect();
     for started in started {
-        assert_eq!(answer(started).await.verdict, Verdict::FallbackDeny);
+        assert_eq!(answer(started).await.verdict, RuleVerdict::FallbackDeny);
     }
     assert_ne!(limiter.take_refused(), 0);
     assert_eq!(limiter.take_refused(), 0);
@@ -244,6 +247,6 @@ async fn after_a_panic_the_failure_rule_decides() {
     });
     drop(panics);
     let decided = answer(Started::Waiting(pending)).await;
-    assert_eq!(decided, background::failed(DENY_AFTER_A_MINUTE));
-    assert_eq!(decided.verdict, Verdict::FallbackDeny);
+    assert_eq!(decided, Answer::failed(DENY_AFTER_A_MINUTE.failure));
+    assert_eq!(decided.verdict, RuleVerdict::FallbackDeny);
 }

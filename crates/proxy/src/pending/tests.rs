@@ -7,7 +7,8 @@ use std::thread;
 use tokio::sync::oneshot;
 
 use super::{AnswerSlot, PendingAnswer};
-use crate::answer::{Answer, Verdict};
+use crate::answer::Answer;
+use crate::kernel::decision::RuleVerdict;
 
 /// A pending answer, and a receiver that fails when its task ends.
 fn pending() -> (Arc<AnswerSlot>, PendingAnswer, oneshot::Receiver<()>) {
@@ -34,7 +35,7 @@ fn answer(pending: &PendingAnswer) -> Option<Answer> {
 }
 
 fn denial() -> Answer {
-    Answer { verdict: Verdict::Deny, ..Answer::unlimited() }
+    Answer { verdict: RuleVerdict::Deny, ..Answer::unlimited() }
 }
 
 #[tokio::test]

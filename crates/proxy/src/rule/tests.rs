@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use proptest::prelude::{any, proptest};
 use prost::Message as _;
-use sluicegate_lease::store::ChargeOutcome;
+use sluicegate_lease::store::{Charge, ChargeOutcome};
 
-use super::{Handling, KnownRule, LeasedRule};
-use crate::answer::{RuleAnswer, Verdict};
+use super::KnownRule;
+use crate::answer::{Answer, RuleAnswer};
 use crate::fixtures::{leased_limit, leased_reply, read_rule};
-use crate::kernel::decision::StoreFailure;
+use crate::kernel::decision::{RuleVerdict, StoreFailure, Verdict};
+use crate::kernel::proxy_rule::ProxyHandling;
 use crate::kernel::rate::{CounterDecision, Headroom};
 use crate::kernel::units::{Hits, Nanos};
-use crate::settings::FailureRule;
 use crate::wire::api::leased_limit::OnFailure;
 use crate::wire::api::rule_reply::Handling as WireHandling;
 use crate::wire::{self, api};
@@ -46,47 +46,43 @@ fn with_limit(count: usize, change: impl Fn(&mut api::LeasedLimit)) -> api::Rule
     leased_reply("ann", (0..count).map(limit).collect())
 }
 
-fn leased(rule: &KnownRule) -> &LeasedRule {
-    match &rule.handling {
-        Handling::Leased(leased) => leased,
-        other => panic!("not leased: {other:?}"),
-    }
+fn charges(rule: &KnownRule) -> &[Charge] {
+    &rule.charges.as_ref().expect("a leased rule").list
 }
 
 /// The result of a request with these outcomes, one for each limit, and the filter rule `allow`.
-fn decide(reply: &api::RuleReply, outcomes: &[ChargeOutcome]) -> (RuleAnswer, bool) {
-    let rule = read_rule(reply, Nanos(0)).unwrap();
-    leased(&rule).answer(rule.path.as_ref(), outcomes, FailureRule::Allow)
+fn decide(reply: &api::RuleReply, outcomes: &[ChargeOutcome]) -> RuleAnswer {
+    read_rule(reply, Nanos(0)).unwrap().leased_answer(outcomes, Verdict::Allow)
 }
 
 #[test]
 fn an_operators_denial_is_only_reported_in_shadow_mode() {
     for (handling, shadow, expected) in [
-        (WireHandling::ForcedAllow, false, (Verdict::Allow, false)),
-        (WireHandling::ForcedAllow, true, (Verdict::Allow, false)),
-        (WireHandling::ForcedDeny, false, (Verdict::Deny, false)),
-        (WireHandling::ForcedDeny, true, (Verdict::Allow, true)),
+        (WireHandling::ForcedAllow, false, RuleVerdict::Allow),
+        (WireHandling::ForcedAllow, true, RuleVerdict::Allow),
+        (WireHandling::ForcedDeny, false, RuleVerdict::Deny),
+        (WireHandling::ForcedDeny, true, RuleVerdict::ShadowDeny),
     ] {
         let rule = read_rule(&api::RuleReply { shadow, ..reply(handling) }, Nanos(0)).unwrap();
-        let Handling::Forced { verdict, is_shadowed } = rule.handling else { panic!("{rule:?}") };
-        assert_eq!((verdict, is_shadowed), expected, "{handling:?}, shadow: {shadow}");
+        let ProxyHandling::Forced(verdict) = rule.reply.handling else { panic!("{rule:?}") };
+        assert_eq!(rule.forced_answer(verdict).verdict, expected, "{handling:?}, shadow: {shadow}");
     }
 }
 
 #[test]
 fn one_denial_denies_with_the_longest_retry_after() {
     let three = with_limit(3, |_| {});
-    let (answer, is_shadowed) = decide(&three, &[deny(2), allow(5), deny(9)]);
-    assert_eq!((answer.verdict, is_shadowed), (Verdict::Deny, false));
+    let answer = decide(&three, &[deny(2), allow(5), deny(9)]);
+    assert_eq!(answer.verdict, RuleVerdict::Deny);
     assert_eq!(answer.retry_after, Some(Duration::from_secs(9)));
     assert_eq!(answer.path.as_deref(), Some("shop/user"));
-    assert_eq!(decide(&three, &[allow(5), deny(1), FAILED]).0.verdict, Verdict::Deny);
+    assert_eq!(decide(&three, &[allow(5), deny(1), FAILED]).verdict, RuleVerdict::Deny);
 }
 
 #[test]
 fn all_limits_must_allow_and_the_fewest_remaining_is_reported() {
-    let (answer, _) = decide(&with_limit(3, |_| {}), &[allow(7), allow(2), allow(5)]);
-    assert_eq!((answer.verdict, answer.retry_after), (Verdict::Allow, None));
+    let answer = decide(&with_limit(3, |_| {}), &[allow(7), allow(2), allow(5)]);
+    assert_eq!((answer.verdict, answer.retry_after), (RuleVerdict::Allow, None));
     let reported = answer.reported.unwrap();
     assert_eq!((reported.remaining, reported.requests), (2, 100));
     assert_eq!(
@@ -98,32 +94,34 @@ fn all_limits_must_allow_and_the_fewest_remaining_is_reported() {
 #[test]
 fn hits_above_the_limit_are_denied_without_a_retry_after() {
     let exceeds = ChargeOutcome::Decided(CounterDecision::ExceedsLimit(room(3)));
-    let (answer, _) = decide(&with_limit(1, |_| {}), &[exceeds]);
-    assert_eq!((answer.verdict, answer.retry_after), (Verdict::Deny, None));
+    let answer = decide(&with_limit(1, |_| {}), &[exceeds]);
+    assert_eq!((answer.verdict, answer.retry_after), (RuleVerdict::Deny, None));
 }
 
 #[test]
 fn shadow_mode_allows_and_reports_denials() {
     let shadowed = api::RuleReply { shadow: true, ..with_limit(2, |_| {}) };
-    let (answer, is_shadowed) = decide(&shadowed, &[deny(2), allow(5)]);
-    assert_eq!((answer.verdict, answer.retry_after), (Verdict::Allow, None));
-    assert!(is_shadowed);
-    assert!(!decide(&shadowed, &[allow(1), allow(5)]).1);
+    let part = decide(&shadowed, &[deny(2), allow(5)]);
+    assert_eq!(part.verdict, RuleVerdict::ShadowDeny);
+    let mut answer = Answer::unlimited();
+    answer.add(part);
+    assert_eq!((answer.verdict, answer.retry_after), (RuleVerdict::Allow, None));
+    assert_eq!(decide(&shadowed, &[allow(1), allow(5)]).verdict, RuleVerdict::Allow);
 }
 
 #[test]
 fn the_failure_rule_of_a_limit_wins_over_that_of_the_filter() {
     for (on_failure, expected) in [
-        (OnFailure::Unspecified, Verdict::FallbackAllow),
-        (OnFailure::Allow, Verdict::FallbackAllow),
-        (OnFailure::Deny, Verdict::FallbackDeny),
+        (OnFailure::Unspecified, RuleVerdict::FallbackAllow),
+        (OnFailure::Allow, RuleVerdict::FallbackAllow),
+        (OnFailure::Deny, RuleVerdict::FallbackDeny),
     ] {
         let limits = with_limit(1, |limit| limit.on_failure = on_failure.into());
-        assert_eq!(decide(&limits, &[FAILED]).0.verdict, expected, "{on_failure:?}");
+        assert_eq!(decide(&limits, &[FAILED]).verdict, expected, "{on_failure:?}");
     }
     let rule = read_rule(&with_limit(1, |_| {}), Nanos(0)).unwrap();
-    let (answer, _) = leased(&rule).answer(None, &[FAILED], FailureRule::Deny);
-    assert_eq!(answer.verdict, Verdict::FallbackDeny);
+    let answer = rule.leased_answer(&[FAILED], Verdict::Deny);
+    assert_eq!(answer.verdict, RuleVerdict::FallbackDeny);
 }
 
 #[test]
@@ -137,25 +135,9 @@ fn a_rule_is_valid_for_the_time_of_its_reply() {
 }
 
 #[test]
-fn replies_that_the_protocol_does_not_define_are_refused() {
-    let no_strategy = with_limit(1, |limit| limit.strategy = None);
-    let no_sizes = with_limit(1, |limit| limit.sizes = None);
-    let unknown = api::RuleReply { handling: 99, ..Default::default() };
-    for (name, reply) in [
-        ("no handling", reply(WireHandling::Unspecified)),
-        ("unknown handling", unknown),
-        ("no limit", leased_reply("ann", Vec::new())),
-        ("no strategy", no_strategy),
-        ("no sizes", no_sizes),
-    ] {
-        assert!(read_rule(&reply, Nanos(0)).is_none(), "{name}");
-    }
-}
-
-#[test]
 fn limits_of_one_list_have_different_counters() {
     let rule = read_rule(&with_limit(3, |_| {}), Nanos(0)).unwrap();
-    let [first, second, third] = &leased(&rule).charges.list[..] else { panic!("{rule:?}") };
+    let [first, second, third] = charges(&rule) else { panic!("{rule:?}") };
     assert!(first.key != second.key && second.key != third.key && first.key != third.key);
     assert_eq!(first.key.parse().and_then(|key| key.limit_name), Some("limit-0"));
 }
@@ -163,13 +145,15 @@ fn limits_of_one_list_have_different_counters() {
 /// Reads a reply, and decides a request with the outcomes of `decision`.
 fn read_and_decide(reply: &api::RuleReply, decision: &api::CounterDecision, now: u64) {
     let Some(rule) = read_rule(reply, Nanos(now)) else { return };
-    let Handling::Leased(leased) = &rule.handling else { return };
+    if rule.charges.is_none() {
+        return;
+    }
     let outcome = wire::decision(decision).map_or(FAILED, ChargeOutcome::Decided);
-    let outcomes = vec![outcome; leased.charges.list.len()];
-    let (answer, is_shadowed) = leased.answer(rule.path.as_ref(), &outcomes, FailureRule::Deny);
-    assert!(!reply.shadow || answer.verdict.is_allowed());
-    assert!(reply.shadow || !is_shadowed);
-    assert_eq!(leased.terms().count(), leased.charges.list.len());
+    let outcomes = vec![outcome; charges(&rule).len()];
+    let verdict = rule.leased_answer(&outcomes, Verdict::Deny).verdict;
+    assert!(!reply.shadow || verdict.is_allowed());
+    assert!(reply.shadow || verdict != RuleVerdict::ShadowDeny);
+    assert_eq!(rule.terms().count(), outcomes.len());
 }
 
 proptest! {
@@ -220,7 +204,7 @@ proptest! {
         let mut reply = with_limit(1, |_| {});
         reply.counter = vec![api::LeaseEntry { key: key.clone(), value: value.clone() }];
         let rule = read_rule(&reply, Nanos(0)).unwrap();
-        let parsed = leased(&rule).charges.list[0].key.parse().unwrap();
+        let parsed = charges(&rule)[0].key.parse().unwrap();
         assert_eq!(parsed.entries, [(&*key, &*value)]);
     }
 }

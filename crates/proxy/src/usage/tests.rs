@@ -7,8 +7,8 @@ use std::thread;
 use prost::Message as _;
 
 use super::{DescriptorUsage, MAX_REPORTED_KEYS, UsageList};
-use crate::answer::Verdict;
 use crate::fixtures::usage_of;
+use crate::kernel::decision::RuleVerdict;
 use crate::wire::api::{KeyUsage, UsageReport};
 
 /// The largest message that Sluicegate accepts.
@@ -17,16 +17,7 @@ const MAX_MESSAGE_BYTES: usize = 1 << 20;
 /// More than all decisions of a test.
 const MAX_BYTES: usize = 1 << 30;
 
-/// The kinds of decisions: a verdict, and `true` if shadow mode turned a denial into it.
-const DECISIONS: [(Verdict, bool); 5] = [
-    (Verdict::Allow, false),
-    (Verdict::Deny, false),
-    (Verdict::Allow, true),
-    (Verdict::FallbackAllow, false),
-    (Verdict::FallbackDeny, false),
-];
-
-/// The counts of a report, in the order of [`DECISIONS`].
+/// The counts of a report, in the order of [`RuleVerdict`].
 const fn counts(usage: &KeyUsage) -> [u64; 5] {
     [
         usage.allowed_requests,
@@ -50,9 +41,9 @@ fn take_counts(list: &UsageList) -> [u64; 5] {
 
 #[test]
 fn each_decision_is_counted_in_its_own_field() {
-    for (index, (verdict, is_shadowed)) in DECISIONS.into_iter().enumerate() {
+    for (index, verdict) in RuleVerdict::ALL.into_iter().enumerate() {
         let list = UsageList::new(MAX_BYTES);
-        list.count(&usage_of("ann"), verdict, is_shadowed);
+        list.count(&usage_of("ann"), verdict);
         let mut expected = [0; 5];
         expected[index] = 1;
         assert_eq!(take_counts(&list), expected);
@@ -68,9 +59,9 @@ fn concurrent_decisions_are_reported_once() {
     let is_done = AtomicBool::new(false);
     let count_all = || {
         for _ in 0..REQUESTS {
-            for (verdict, is_shadowed) in DECISIONS {
+            for verdict in RuleVerdict::ALL {
                 for usage in &usages {
-                    list.count(usage, verdict, is_shadowed);
+                    list.count(usage, verdict);
                 }
             }
         }
@@ -100,7 +91,7 @@ fn concurrent_decisions_are_reported_once() {
 fn count_keys(list: &UsageList, keys: usize, suffix: &str) {
     for key in 0..keys {
         let usage: Arc<DescriptorUsage> = usage_of(&format!("{key}{suffix}"));
-        list.count(&usage, Verdict::Allow, false);
+        list.count(&usage, RuleVerdict::Allow);
     }
 }
 
@@ -133,13 +124,13 @@ fn reports_of_long_keys_fit_into_a_message() {
 fn a_descriptor_beyond_the_bound_is_reported_after_its_next_decision() {
     let list = UsageList::new(10_000);
     let usages: Vec<_> = (0..100).map(|key| usage_of(&key.to_string())).collect();
-    let count = || usages.iter().for_each(|usage| list.count(usage, Verdict::Allow, false));
+    let count = || usages.iter().for_each(|usage| list.count(usage, RuleVerdict::Allow));
     count();
     let first: usize = list.take_reports().iter().map(Vec::len).sum();
     assert!((1..100).contains(&first), "{first}");
     let mut allowed = u64::try_from(first).unwrap();
     for _ in 0..100 {
-        usages.iter().rev().for_each(|usage| list.count(usage, Verdict::Allow, false));
+        usages.iter().rev().for_each(|usage| list.count(usage, RuleVerdict::Allow));
         allowed += take_counts(&list)[0];
         count();
         allowed += take_counts(&list)[0];

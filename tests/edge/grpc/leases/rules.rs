@@ -7,8 +7,11 @@ use sluicegate::config::action::{ActionEffect, BoostSize};
 use sluicegate::engine::actions::ActionKind;
 use sluicegate::engine::{DecisionPolicy, Engine, KeyNaming, PlanSettings};
 use sluicegate::kernel::decision::Verdict;
+use sluicegate::kernel::rate::Strategy;
+use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::units::Nanos;
 use sluicegate::store::memory::{MemoryStore, WhenFull};
+use sluicegate_lease_protocol as wire;
 use sluicegate_lease_protocol::api::lease_sizes::Sizes;
 use sluicegate_lease_protocol::api::leased_limit::OnFailure;
 use sluicegate_lease_protocol::api::rate_strategy::Kind;
@@ -66,7 +69,8 @@ async fn a_leased_rule_has_its_counter_and_all_numbers() {
     assert_eq!((shared.handling(), shared.shadow), (Handling::Leased, true));
     assert_eq!(shared.counter, entries(&[("p", "a*")]));
     let strategy = shared.leased[0].strategy.as_ref().unwrap();
-    assert_eq!((strategy.kind(), strategy.hits, strategy.burst), (Kind::Gcra, 100, 50));
+    let want = Gcra::new(100, Nanos(DAY_NS), 50).unwrap();
+    assert_eq!(wire::strategy(strategy), Some(Strategy::Gcra(want)));
 }
 
 /// Proxies with addresses of one network share its counter.

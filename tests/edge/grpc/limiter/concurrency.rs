@@ -7,10 +7,9 @@ use std::time::Duration;
 use sluicegate::engine::Engine;
 use sluicegate::engine::proxies::ProxyBucket;
 use sluicegate::kernel::concurrency::RequestOutcome;
-use sluicegate::kernel::decision::{Reason, Verdict as KernelVerdict};
+use sluicegate::kernel::decision::{Reason, RuleVerdict, Verdict};
 use sluicegate::kernel::units::{Nanos, Revision};
-use sluicegate_proxy::answer::Verdict;
-use sluicegate_proxy::settings::{FailureRule, WaitSettings};
+use sluicegate_proxy::settings::WaitSettings;
 use sluicegate_proxy::{Admission, Check, Limiter, Started};
 
 use super::{WAIT, admission, engine, entries, limiter, serve, until};
@@ -111,7 +110,7 @@ async fn proxies_together_never_exceed_a_shared_limit() {
     while held.len() < 6 {
         held.push(admitted(&proxies[0]).await);
     }
-    assert_eq!(admit(&proxies[0]).await.answer.verdict, Verdict::Deny);
+    assert_eq!(admit(&proxies[0]).await.answer.verdict, RuleVerdict::Deny);
     until("six requests in flight", || in_flight(&engine) == LIMIT).await;
 }
 
@@ -122,15 +121,15 @@ async fn a_rejected_request_gets_the_reply_of_the_limit() {
     let served = serve(&engine).await;
     let proxy = limiter(served.address).await;
     let held = admit(&proxy).await;
-    assert_eq!(held.answer.verdict, Verdict::Allow);
+    assert_eq!(held.answer.verdict, RuleVerdict::Allow);
     let answer = admit(&proxy).await.answer;
-    assert_eq!((answer.verdict, answer.denied_by.as_deref()), (Verdict::Deny, Some("d.user")));
+    assert_eq!((answer.verdict, answer.denied_by.as_deref()), (RuleVerdict::Deny, Some("d.user")));
     let rejection = answer.rejection.unwrap();
     assert_eq!(rejection.reason, Reason::ConcurrencyLimitReached);
     assert_eq!((rejection.reply.status, &*rejection.reply.body), (529, "busy"));
     assert_eq!(rejection.reply.retry_after, Some(Nanos::from_secs(2)));
     release(held);
-    assert_eq!(admit(&proxy).await.answer.verdict, Verdict::Allow);
+    assert_eq!(admit(&proxy).await.answer.verdict, RuleVerdict::Allow);
 }
 
 #[tokio::test]
@@ -139,7 +138,7 @@ async fn each_proxy_has_a_whole_local_limit() {
     let served = serve(&engine).await;
     for proxy in [limiter(served.address).await, limiter(served.address).await] {
         let _held = (admit(&proxy).await, admit(&proxy).await);
-        assert_eq!(admit(&proxy).await.answer.verdict, Verdict::Deny);
+        assert_eq!(admit(&proxy).await.answer.verdict, RuleVerdict::Deny);
     }
 }
 
@@ -151,11 +150,11 @@ async fn the_store_counts_each_permit_of_a_strict_limit() {
     let held = [admitted(&one).await, admitted(&two).await];
     let last = admitted(&one).await;
     for proxy in [&one, &two] {
-        assert_eq!(admit(proxy).await.answer.verdict, Verdict::Deny);
+        assert_eq!(admit(proxy).await.answer.verdict, RuleVerdict::Deny);
     }
     release(last);
     let _next = admitted(&two).await;
-    assert_eq!(admit(&one).await.answer.verdict, Verdict::Deny);
+    assert_eq!(admit(&one).await.answer.verdict, RuleVerdict::Deny);
     drop(held);
 }
 
@@ -165,7 +164,7 @@ async fn waiting_requests_get_permits_in_order_or_are_rejected() {
     let served = serve(&engine).await;
     let proxy = limiter(served.address).await;
     // The deadline does not include the time in the queue.
-    let wait = WaitSettings { deadline: Duration::from_millis(20), failure: FailureRule::Deny };
+    let wait = WaitSettings { deadline: Duration::from_millis(20), failure: Verdict::Deny };
     let held = admit(&proxy).await;
     let waiting = [start(&proxy, "a", wait), start(&proxy, "a", wait)];
     assert!(waiting.iter().all(|started| matches!(started, Started::Waiting(_))));
@@ -175,12 +174,12 @@ async fn waiting_requests_get_permits_in_order_or_are_rejected() {
     release(held);
     let [first, second] = waiting;
     let first = soon("the first", admission(first)).await;
-    assert_eq!(first.answer.verdict, Verdict::Allow);
+    assert_eq!(first.answer.verdict, RuleVerdict::Allow);
     // A client that leaves frees its place, and the next one gets the permit.
     drop(second);
     let third = start(&proxy, "a", wait);
     release(first);
-    assert_eq!(soon("the third", admission(third)).await.answer.verdict, Verdict::Allow);
+    assert_eq!(soon("the third", admission(third)).await.answer.verdict, RuleVerdict::Allow);
 }
 
 #[tokio::test]
@@ -194,17 +193,17 @@ async fn a_request_gets_the_rules_in_force_after_its_queue() {
     let waiting = start(&proxy, "a", WAIT);
     assert!(matches!(waiting, Started::Waiting(_)));
     for value in ["a", "b"] {
-        force(&engine, ("d", &[("user", value)]), KernelVerdict::Deny, Nanos::from_secs(3_600));
+        force(&engine, ("d", &[("user", value)]), Verdict::Deny, Nanos::from_secs(3_600));
     }
     let known = async {
-        while admission(start(&proxy, "b", WAIT)).await.answer.verdict == Verdict::Allow {
+        while admission(start(&proxy, "b", WAIT)).await.answer.verdict == RuleVerdict::Allow {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
     soon("the forced decisions", known).await;
     release(held);
     let late = soon("the waiting request", admission(waiting)).await;
-    assert_eq!((late.answer.verdict, late.permits.is_empty()), (Verdict::Deny, true));
+    assert_eq!((late.answer.verdict, late.permits.is_empty()), (RuleVerdict::Deny, true));
 }
 
 #[tokio::test]
@@ -258,7 +257,7 @@ async fn a_limit_in_shadow_mode_rejects_nothing() {
     let proxy = limiter(served.address).await;
     let _held = admit(&proxy).await;
     let over = admit(&proxy).await;
-    assert_eq!((over.answer.verdict, over.permits.is_empty()), (Verdict::Allow, true));
+    assert_eq!((over.answer.verdict, over.permits.is_empty()), (RuleVerdict::Allow, true));
 }
 
 #[tokio::test]
@@ -271,7 +270,7 @@ async fn a_request_denied_by_a_rate_limit_has_no_permit() {
     release(admit(&proxy).await);
     for _ in 0..2 {
         let denied = admit(&proxy).await;
-        assert_eq!((denied.answer.verdict, denied.permits.is_empty()), (Verdict::Deny, true));
+        assert_eq!((denied.answer.verdict, denied.permits.is_empty()), (RuleVerdict::Deny, true));
         assert_eq!(denied.answer.rejection, None);
     }
 }
@@ -303,12 +302,12 @@ async fn a_changed_limit_applies_to_the_next_request() {
     let served = serve(&engine).await;
     let proxy = limiter(served.address).await;
     let _held = admit(&proxy).await;
-    assert_eq!(admit(&proxy).await.answer.verdict, Verdict::Deny);
+    assert_eq!(admit(&proxy).await.answer.verdict, RuleVerdict::Deny);
     publish_as(&engine, Revision(2), &limit("limit: 2, mode: local"));
     let _second = admitted(&proxy).await;
     publish_as(&engine, Revision(3), "");
     let _third = soon("no limit", async {
-        while admit(&proxy).await.answer.verdict == Verdict::Deny {
+        while admit(&proxy).await.answer.verdict == RuleVerdict::Deny {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     })
@@ -322,7 +321,7 @@ async fn requests_of_proxies_are_counted_by_limit() {
     let proxy = limiter(served.address).await;
     let _held = (admit(&proxy).await, admit(&proxy).await);
     for _ in 0..3 {
-        assert_eq!(admit(&proxy).await.answer.verdict, Verdict::Deny);
+        assert_eq!(admit(&proxy).await.answer.verdict, RuleVerdict::Deny);
     }
     let counts = || {
         let rules = engine.rule_decisions();
@@ -373,12 +372,12 @@ async fn without_the_service_a_share_expires_and_on_store_failure_decides() {
     let proxy = limiter(served.address).await;
     let admit = async |key: &str| {
         let descriptors = [entries(&[("user", "a"), (key, "b")])];
-        let wait = WaitSettings { deadline: Duration::from_secs(1), failure: FailureRule::Deny };
+        let wait = WaitSettings { deadline: Duration::from_secs(1), failure: Verdict::Deny };
         admission(proxy.start(&Check { domain: "d", descriptors: &descriptors, wait })).await
     };
     for key in ["closed", "open"] {
         let known = async {
-            while admit(key).await.answer.verdict != Verdict::Allow {
+            while admit(key).await.answer.verdict != RuleVerdict::Allow {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
@@ -390,15 +389,19 @@ async fn without_the_service_a_share_expires_and_on_store_failure_decides() {
     // second old.
     let verdict = admit("closed").await.answer.verdict;
     let may_be_expired = Duration::from_secs(3) <= began.elapsed();
-    assert!(verdict == Verdict::Allow || may_be_expired, "{verdict:?} in {:?}", began.elapsed());
+    assert!(
+        verdict == RuleVerdict::Allow || may_be_expired,
+        "{verdict:?} in {:?}",
+        began.elapsed()
+    );
     let expired = async {
-        while admit("closed").await.answer.verdict != Verdict::Deny {
+        while admit("closed").await.answer.verdict != RuleVerdict::Deny {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
     soon("the expiry of the share", expired).await;
     let opened = async {
-        while admit("open").await.answer.verdict != Verdict::Allow {
+        while admit("open").await.answer.verdict != RuleVerdict::Allow {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };

@@ -1,9 +1,7 @@
 //! Long values have the same counters in proxies and in the service.
 
 use sluicegate::engine::Engine;
-use sluicegate::kernel::decision::{
-    Check as ServiceCheck, Cost, Descriptor, Verdict as ServiceVerdict,
-};
+use sluicegate::kernel::decision::{Check as ServiceCheck, Cost, Descriptor, Verdict};
 use sluicegate::kernel::units::Hits;
 use smallvec::smallvec;
 
@@ -24,7 +22,7 @@ fn long(key: &str, number: u32) -> String {
 }
 
 /// Decides one hit in the service itself.
-async fn decide_in_service(engine: &Engine, key: &str, value: &str) -> ServiceVerdict {
+async fn decide_in_service(engine: &Engine, key: &str, value: &str) -> Verdict {
     let entries = smallvec![(key, value)];
     let descriptor = Descriptor { entries, cost: Cost::Charge(Hits(1)), limit: None };
     let check = ServiceCheck { domain: "d", descriptors: smallvec![descriptor] };
@@ -39,14 +37,14 @@ async fn a_strict_limit_counts_long_values_of_proxies_and_the_service_together()
     for key in KINDS {
         let (value, other) = (long(key, 1), long(key, 2));
         let ask = async |value: &str| decide_all(&proxy, &[&[(key, value)]]).await.verdict;
-        assert_eq!(ask(&value).await, Verdict::Allow, "{key}");
-        assert_eq!(decide_in_service(&engine, key, &value).await, ServiceVerdict::Allow, "{key}");
-        assert_eq!(ask(&value).await, Verdict::Allow, "{key}");
-        assert_eq!(decide_in_service(&engine, key, &value).await, ServiceVerdict::Deny, "{key}");
-        assert_eq!(ask(&value).await, Verdict::Deny, "{key}");
-        assert_eq!(ask(&other).await, Verdict::Allow, "{key}");
+        assert_eq!(ask(&value).await, RuleVerdict::Allow, "{key}");
+        assert_eq!(decide_in_service(&engine, key, &value).await, Verdict::Allow, "{key}");
+        assert_eq!(ask(&value).await, RuleVerdict::Allow, "{key}");
+        assert_eq!(decide_in_service(&engine, key, &value).await, Verdict::Deny, "{key}");
+        assert_eq!(ask(&value).await, RuleVerdict::Deny, "{key}");
+        assert_eq!(ask(&other).await, RuleVerdict::Allow, "{key}");
         let short = if key == "path" { "/pay/1/end" } else { "v" };
-        assert_eq!(ask(short).await, Verdict::Allow, "{key}");
+        assert_eq!(ask(short).await, RuleVerdict::Allow, "{key}");
     }
 }
 
@@ -55,8 +53,8 @@ async fn spend(proxy: &Limiter, key: &str, value: &str) {
     let (mut allowed, mut failed) = (0, 0);
     while allowed < 200 {
         match decide_all(proxy, &[&[(key, value)]]).await.verdict {
-            Verdict::Allow => allowed += 1,
-            Verdict::FallbackDeny => failed += 1,
+            RuleVerdict::Allow => allowed += 1,
+            RuleVerdict::FallbackDeny => failed += 1,
             verdict => panic!("{verdict:?} after {allowed}"),
         }
         assert!(failed < 100, "{key}: {allowed} allowed");
@@ -76,7 +74,7 @@ async fn a_proxy_leases_hits_of_long_values() {
         spend(&proxy, key, &value).await;
         assert_eq!(proxy.leased().0, leased + 1, "{key}");
         let mut allowed = 200;
-        while decide_in_service(&engine, key, &value).await == ServiceVerdict::Allow {
+        while decide_in_service(&engine, key, &value).await == Verdict::Allow {
             allowed += 1;
         }
         // The proxy has at most `max_overshoot` unspent hits.
@@ -98,10 +96,10 @@ async fn a_changed_pattern_applies_to_long_values() {
     let proxy = limiter(served.address).await;
     let value = long("path", 1);
     let ask = async || decide_all(&proxy, &[&[("path", &*value)]]).await.verdict;
-    assert_eq!(ask().await, Verdict::Allow);
+    assert_eq!(ask().await, RuleVerdict::Allow);
     publish_as(&engine, Revision(2), &rules("requests_per_unit: 0"));
     let denied = async {
-        while ask().await != Verdict::Deny {
+        while ask().await != RuleVerdict::Deny {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -116,6 +114,6 @@ async fn nine_descriptors_of_60_kb_are_limited() {
     let values: Vec<_> = (0..9).map(|number| long("user", number)).collect();
     let pairs: Vec<_> = values.iter().map(|value| [("user", &**value)]).collect();
     let descriptors: Vec<&[(&str, &str)]> = pairs.iter().map(|pair| &pair[..]).collect();
-    assert_eq!(decide_all(&proxy, &descriptors).await.verdict, Verdict::Allow);
-    assert_eq!(decide_all(&proxy, &descriptors).await.verdict, Verdict::Deny);
+    assert_eq!(decide_all(&proxy, &descriptors).await.verdict, RuleVerdict::Allow);
+    assert_eq!(decide_all(&proxy, &descriptors).await.verdict, RuleVerdict::Deny);
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sluicegate::edge::grpc::permits::api;
 use sluicegate::edge::grpc::permits::api::acquire_response::Verdict as PermitVerdict;
 use sluicegate::edge::grpc::permits::api::permits_client::PermitsClient;
-use sluicegate_proxy::answer::Verdict;
+use sluicegate::kernel::decision::RuleVerdict;
 use tempfile::TempDir;
 use tonic::transport::Channel;
 
@@ -75,7 +75,7 @@ async fn a_proxy_and_a_replica_share(mode: &str, times: [&str; 2]) {
         let sixth = next_id(&mut ids);
         let is_sixth_admitted = replica_admits(&mut replica, &sixth).await;
         if began.elapsed() < MAX_DURATION {
-            assert_eq!((fifth, is_sixth_admitted), (Verdict::Deny, false), "{mode}");
+            assert_eq!((fifth, is_sixth_admitted), (RuleVerdict::Deny, false), "{mode}");
             return;
         }
         // The shares stay where the demand was, so the next attempt is shorter.

@@ -11,7 +11,7 @@ use sluicegate::edge::grpc::incoming::GrpcListener;
 use sluicegate::edge::grpc::tls::{ServerTls, TlsFiles};
 use sluicegate::edge::grpc::{GrpcPort, serve};
 use sluicegate::edge::health::{Health, Readiness};
-use sluicegate_proxy::answer::Verdict;
+use sluicegate::kernel::decision::RuleVerdict;
 use sluicegate_proxy::settings::{LimiterSettings, ProxyIdentity, ServiceSettings, TlsSettings};
 use sluicegate_proxy::{DEFAULT_MEMORY_BYTES, Limiter};
 
@@ -78,7 +78,7 @@ async fn a_limiter_needs_the_certificate_that_the_service_requires() {
     let identity = Some((PathBuf::from(client.certificate), PathBuf::from(client.key)));
     let admitted = limiter(address, TlsSettings { identity, ..without.clone() });
     until("the connection", || admitted.is_connected()).await;
-    assert_eq!(decide(&admitted, "a").await.verdict, Verdict::Allow);
+    assert_eq!(decide(&admitted, "a").await.verdict, RuleVerdict::Allow);
     // Another authority did not sign the service's certificate.
     let other = Authority::new();
     let distrusting = limiter(address, TlsSettings { ca_file: Some(other.ca().into()), ..without });

@@ -302,7 +302,7 @@ async fn answer_message(
 
 fn find_rule(engine: &Engine, request: &RuleRequest) -> Result<RuleReply, Status> {
     let entries = requests::parse_entries(&request.domain, &request.entries)?;
-    Ok(to_reply::rule(engine.proxy_rule(&request.domain, &entries)))
+    Ok(wire::proxy_rule::proxy_rule_message(&engine.proxy_rule(&request.domain, &entries)))
 }
 
 async fn exchange(

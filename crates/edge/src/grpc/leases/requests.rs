@@ -14,8 +14,8 @@ use tonic::Status;
 
 use crate::engine::concurrency::BucketLoad;
 use crate::engine::proxies::{
-    ProxyBucket, ProxyConnection, ProxyCounter, ProxyDecisionKind, ProxyHits, ProxyIdentity,
-    ProxyPermitUsage, ProxyReport, ProxyUsage,
+    ProxyBucket, ProxyConnection, ProxyCounter, ProxyHits, ProxyIdentity, ProxyPermitUsage,
+    ProxyReport, ProxyUsage,
 };
 use crate::grpc::convert::{MAX_ENTRIES, MAX_ENTRY_KEY_BYTES, check_counts};
 use crate::kernel::decision::{Check, Cost, Descriptor, Reason};
@@ -154,7 +154,8 @@ pub(super) fn parse_usage<'m>(
     usage: &'m KeyUsage,
     entries: &'m [(&'m str, &'m str)],
 ) -> Result<ProxyUsage<'m>, Status> {
-    let [allow, deny, shadow_deny, fallback_allow, fallback_deny] = counts([
+    // In the order of `RuleVerdict`.
+    let requests = counts([
         usage.allowed_requests,
         usage.denied_requests,
         usage.shadow_denied_requests,
@@ -162,13 +163,6 @@ pub(super) fn parse_usage<'m>(
         usage.fallback_denied_requests,
     ])?;
     let [allowed_hits, denied_hits] = counts([usage.allowed_hits, usage.denied_hits])?.map(Hits);
-    let requests = [
-        (ProxyDecisionKind::Allow, allow),
-        (ProxyDecisionKind::Deny, deny),
-        (ProxyDecisionKind::ShadowDeny, shadow_deny),
-        (ProxyDecisionKind::FallbackAllow, fallback_allow),
-        (ProxyDecisionKind::FallbackDeny, fallback_deny),
-    ];
     Ok(ProxyUsage { domain: &usage.domain, entries, requests, allowed_hits, denied_hits })
 }
 

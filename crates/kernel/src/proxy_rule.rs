@@ -1,0 +1,106 @@
+//! The rule of a descriptor, as a proxy gets it.
+
+use std::sync::Arc;
+
+use super::concurrency::limiter::LimiterConfig;
+use super::concurrency::{ConcurrencyMode, RejectReply};
+use super::coordinator::ConcurrencyFallback;
+use super::coordinator::aggregate::VoteAggregate;
+use super::decision::Verdict;
+use super::lease::LeaseTerms;
+use super::rate::Strategy;
+use super::units::Nanos;
+
+/// The rule of a descriptor, for a proxy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProxyRule {
+    /// The handling of the descriptor.
+    pub handling: ProxyHandling,
+    /// The number of the limits in force, which rises with each change.
+    pub limits: u64,
+    /// The time for which this is valid; `None` until the limits change.
+    pub valid_for: Option<Nanos>,
+    /// `true` if no descriptor with the same keys matches a limit, whatever its values.
+    pub is_for_any_values: bool,
+    /// The path of the rule; `None` if no rule matches.
+    pub path: Option<Arc<str>>,
+    /// `true` if the rule decides and is reported, but never denies.
+    pub is_shadow: bool,
+    /// The entries of the counters, in which a pattern or a hash may replace a value. Empty if no
+    /// rule matches.
+    pub counter: Box<[(Box<str>, Box<str>)]>,
+    /// The concurrency limit, whatever the handling is.
+    pub concurrency: Option<Box<ConcurrencyRule>>,
+}
+
+/// How a proxy handles a descriptor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProxyHandling {
+    /// No limit applies.
+    Unlimited,
+    /// The proxy decides all limits of the rule, at least one, from leased hits.
+    Leased(Box<[ProxyLimit]>),
+    /// The proxy asks for each request.
+    Ask,
+    /// The proxy asks for each request, with all descriptors of the request.
+    AskTogether,
+    /// An operator forced this verdict.
+    Forced(Verdict),
+}
+
+/// A leased limit of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProxyLimit {
+    /// The name in the list `rate_limits`; `None` for `rate_limit`.
+    pub name: Option<Arc<str>>,
+    /// The requests in each period.
+    pub requests: u32,
+    /// The period.
+    pub period: Nanos,
+    /// The strategy, with the calendar windows around now.
+    pub strategy: Strategy,
+    /// The lease settings.
+    pub terms: LeaseTerms,
+    /// The decision without hits and without a reply; `None` for that of the proxy.
+    pub on_failure: Option<Verdict>,
+}
+
+/// The concurrency limit of a descriptor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConcurrencyRule {
+    /// The path of the rule.
+    pub path: Arc<str>,
+    /// The name of the bucket. A name above 1,024 bytes cannot be reported.
+    pub bucket: Box<[u8]>,
+    /// The processes over which the limit counts requests.
+    pub mode: ConcurrencyMode,
+    /// The parameters of the limit.
+    pub rules: LimiterConfig,
+    /// The combination of votes on a shared adaptive limit.
+    pub aggregate: VoteAggregate,
+    /// The longest duration of a request.
+    pub max_duration: Nanos,
+    /// The behavior without the store.
+    pub on_failure: ConcurrencyFallback,
+    /// The response to a request without a permit.
+    pub reject: RejectReply,
+    /// `true` if rejections are only reported.
+    pub is_shadow: bool,
+}
+
+impl ProxyRule {
+    /// The rule of a descriptor that matches no rule.
+    #[must_use]
+    pub fn unmatched(handling: ProxyHandling, limits: u64) -> Self {
+        Self {
+            handling,
+            limits,
+            valid_for: None,
+            is_for_any_values: false,
+            path: None,
+            is_shadow: false,
+            counter: Box::default(),
+            concurrency: None,
+        }
+    }
+}
