@@ -19,14 +19,11 @@ use regex::Regex;
 use super::{entries, files, is_word, tokens};
 
 /// The modules with one circle among the files in them.
-const KNOWN: [&str; 7] = [
+const KNOWN: [&str; 4] = [
     "concurrency::limits",
-    "config::settings",
     "edge::grpc::permits",
     "engine",
     "proxy::limiter",
-    "store::redis",
-    "store::redis::reference",
 ];
 
 type ModulePath = Vec<String>;

@@ -12,15 +12,16 @@ use fred::types::Value;
 use tokio::time::timeout;
 
 use super::CompatCounter;
-use super::check::{CompatCheck, CounterIndexes, CounterReplies, SendMode};
+use super::check::{CompatCheck, CounterIndexes, CounterReplies, CounterReply, SendMode};
 use crate::StoreFailure;
 use crate::kernel::decision::VoteGroup;
 use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::Hits;
 use crate::redis::call_error::{classify_error, is_refused};
 use crate::redis::client::CONNECT_TIMEOUT;
-use crate::redis::cluster::Redirect;
+
 use crate::redis::connection::{self, LiveConnection, MAX_REDIRECTS, RedirectTarget, RedisScript};
+use crate::redis::redirect::Redirect;
 use crate::redis::script::digest_of;
 
 /// The script for checks whose charges are decided atomically (protocol: `reference.lua`).
@@ -32,21 +33,6 @@ type CommandReply = Result<Value, Error>;
 struct PipelineReply {
     count: CommandReply,
     expiry: Option<CommandReply>,
-}
-
-/// The reply of Redis to one charge, with the hits in the counter.
-#[derive(Clone, Copy)]
-pub(super) enum CounterReply {
-    /// The hits were charged.
-    Charged(u64),
-    /// The hits were not charged.
-    Skipped(u64),
-    /// The hits were not charged: the limit of this charge denies them.
-    OverLimit(u64),
-    /// The hits were refunded.
-    Refunded(u64),
-    /// Redis sent no usable reply.
-    Failed(StoreFailure),
 }
 
 impl CompatCheck<'_> {
