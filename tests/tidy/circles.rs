@@ -19,8 +19,7 @@ use regex::Regex;
 use super::{entries, files, is_word, tokens};
 
 /// The modules with one circle among the files in them.
-const KNOWN: [&str; 4] = [
-    "concurrency::limits",
+const KNOWN: [&str; 3] = [
     "edge::grpc::permits",
     "engine",
     "proxy::limiter",
