@@ -9,7 +9,7 @@
 
 use super::duration;
 use super::findings::{FileFindings, FileSpan};
-use super::rate_limit_block::KeywordReader;
+use super::keyword_reader::KeywordReader;
 use super::{keywords, overload_answers};
 use crate::concurrency::{
     ConcurrencyFallback, ConcurrencyMode, DEFAULT_MAX_DURATION, LARGE_LIMIT, LONG_MAX_DURATION,
