@@ -19,11 +19,7 @@ use regex::Regex;
 use super::{entries, files, is_word, tokens};
 
 /// The modules with one circle among the files in them.
-const KNOWN: [&str; 3] = [
-    "edge::grpc::permits",
-    "engine",
-    "proxy::limiter",
-];
+const KNOWN: [&str; 3] = ["edge::grpc::permits", "engine", "proxy::limiter"];
 
 type ModulePath = Vec<String>;
 
