@@ -20,10 +20,13 @@ mod derived;
 mod events;
 mod file;
 mod file_and_host;
+mod file_sync;
 mod fraction;
 mod hooks;
+mod host_port;
 mod list;
 mod list_compat;
+mod masked_url;
 mod nearest;
 mod network;
 mod origin;
@@ -34,6 +37,7 @@ mod postgres_url;
 mod print;
 mod ratelimit_prefix;
 mod read;
+mod redis_url;
 mod reference;
 mod setting;
 mod store;
@@ -52,7 +56,9 @@ pub use choices::{
 };
 pub use events::{EventKinds, EventUrl};
 pub use file_and_host::HostName;
+pub use file_sync::FileSync;
 pub use fraction::{Percentage, UnitFraction};
+pub use host_port::HostPort;
 pub use list::{
     AdminSettings, AnswerSettings, EventSettings, FleetSettings, LimitsSettings, ListenSettings,
     ListenTlsSettings, LogSettings, MetricsSettings, MirrorSettings, OtlpSettings, PeerSettings,
@@ -73,9 +79,10 @@ pub use postgres_url::PostgresUrl;
 pub use print::{print_config, schema, server_yaml};
 pub use ratelimit_prefix::RatelimitKeyPrefix;
 pub use read::{LoadedSettings, RatelimitValue, SettingProblem, SettingsInput, read};
+pub use redis_url::{RedisEndpoint, RedisUrl};
 pub use reference::reference_page;
 pub use setting::{PREFIX, Setting};
-pub use store::{FileSync, HostPort, RedisEndpoint, RedisUrl, StoreUrl};
+pub use store::StoreUrl;
 pub(crate) use table::find_setting;
 pub use table::{setting_blocks, table};
 pub use value::{AtLeastOne, HeaderName, SecretText, Shape, Value};
