@@ -8,14 +8,13 @@
 
 use std::sync::Arc;
 
-use super::concurrency_block::{ConcurrencyReader, ConcurrencySettings};
+use super::concurrency_block::ConcurrencyReader;
 use super::domain::DomainReader;
 use super::findings::FileSpan;
 use super::network_field::{InvalidNetwork, NetworkReader};
 use super::overshoot;
 use super::rate_limit_block::RateLimitReader;
 use super::rate_limit_list::{RateLimitListReader, limit_name};
-use crate::concurrency::ConcurrencyLimit;
 use crate::diagnostic::{Code, Span, Spanned};
 use crate::raw::{self, Descriptor};
 use crate::tree::builder::AddNodeError;
@@ -176,39 +175,17 @@ impl DomainReader<'_, '_, '_> {
         raw: &Descriptor,
         concurrency: &raw::Concurrency,
     ) {
-        let path = self.builder.path(self.group.domain, node);
-        let place = self.findings.line(self.origins[node.index()]);
-        let read = ConcurrencyReader {
+        let reader = ConcurrencyReader {
             file,
             raw: concurrency,
             default_fallback: self.defaults.on_store_failure,
+            shadow: raw.shadow_mode,
+            path: self.builder.path(self.group.domain, node).into(),
+            location: self.findings.line(self.origins[node.index()]).into(),
             findings: self.findings,
-        }
-        .read();
-        if let Some(settings) = read {
-            let ConcurrencySettings {
-                rules,
-                aggregate,
-                mode,
-                on_store_failure,
-                max_duration,
-                reject,
-            } = settings;
-            let (shadow, path, place) = (raw.shadow_mode, path.into(), place.into());
-            let concurrency_limit = ConcurrencyLimit {
-                number: RuleNumber::default(),
-                has_rate_limit: false,
-                rules,
-                aggregate,
-                mode,
-                on_store_failure,
-                max_duration,
-                reject,
-                shadow,
-                path,
-                location: place,
-            };
-            self.builder.set_concurrency_limit(node, concurrency_limit);
+        };
+        if let Some(limit) = reader.read() {
+            self.builder.set_concurrency_limit(node, limit);
         }
     }
 

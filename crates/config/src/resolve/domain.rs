@@ -64,21 +64,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             (self.charge(), self.colocate(), self.default_overshoot_span());
         self.defaults = self.defaults();
         self.charge = charge.map(|(charge, _)| charge).unwrap_or_default();
-        let first = self.group.files.iter().map(|&file| FileLevel {
-            file,
-            parent: NodeId::ROOT,
-            descriptors: &self.files[file].0.descriptors,
-        });
-        let mut levels: VecDeque<FileLevel<'r>> = first.collect();
-        while let Some(level) = levels.pop_front() {
-            for descriptor in level.descriptors {
-                let node = self.add_descriptor(level.file, level.parent, descriptor);
-                let (file, descriptors) = (level.file, &descriptor.descriptors);
-                if !descriptors.is_empty() {
-                    levels.push_back(FileLevel { file, parent: node, descriptors });
-                }
-            }
-        }
+        self.add_descriptors();
         let policy = self.charge;
         let tree = self.builder.finish();
         // Nodes that are missing in an incomplete tree would cause false warnings.
@@ -101,6 +87,25 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             colocate: colocate.map(|(key, _)| key),
             on_store_failure: self.defaults.on_store_failure,
             tree,
+        }
+    }
+
+    /// Adds the descriptors of all files, level by level.
+    fn add_descriptors(&mut self) {
+        let first = self.group.files.iter().map(|&file| FileLevel {
+            file,
+            parent: NodeId::ROOT,
+            descriptors: &self.files[file].0.descriptors,
+        });
+        let mut levels: VecDeque<FileLevel<'r>> = first.collect();
+        while let Some(level) = levels.pop_front() {
+            for descriptor in level.descriptors {
+                let node = self.add_descriptor(level.file, level.parent, descriptor);
+                let (file, descriptors) = (level.file, &descriptor.descriptors);
+                if !descriptors.is_empty() {
+                    levels.push_back(FileLevel { file, parent: node, descriptors });
+                }
+            }
         }
     }
 
