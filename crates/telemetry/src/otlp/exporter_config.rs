@@ -92,15 +92,7 @@ pub(super) fn exporter_config(
         None => "OTEL_EXPORTER_OTLP_ENDPOINT".to_owned(),
     };
     check_endpoint(&variable_name, &endpoint)?;
-    let protocol = match either("PROTOCOL").as_deref() {
-        None => defaults.protocol,
-        Some("grpc") => OtlpTransport::Grpc,
-        Some("http/protobuf") => OtlpTransport::Http,
-        Some(other) => {
-            let supported = "set OTEL_EXPORTER_OTLP_PROTOCOL to grpc or http/protobuf";
-            return Err(format!("{signal}: OTLP over {other} is not supported; {supported}"));
-        }
-    };
+    let protocol = either("PROTOCOL").map(|name| parse_protocol(signal, &name)).transpose()?;
     let identity = match (either("CLIENT_CERTIFICATE"), either("CLIENT_KEY")) {
         (Some(certificate), Some(key)) => Some((certificate, key)),
         (None, None) => None,
@@ -113,11 +105,22 @@ pub(super) fn exporter_config(
     };
     let timeout_ms = either("TIMEOUT").and_then(|text| text.parse().ok());
     Ok(Some(ExporterConfig {
-        protocol,
+        protocol: protocol.unwrap_or(defaults.protocol),
         endpoint,
         tls_files: ClientTlsFiles { ca_file: either("CERTIFICATE"), identity },
         timeout: timeout_ms.map_or(DEFAULT_TIMEOUT, Duration::from_millis),
     }))
+}
+
+fn parse_protocol(signal: &str, name: &str) -> Result<OtlpTransport, String> {
+    match name {
+        "grpc" => Ok(OtlpTransport::Grpc),
+        "http/protobuf" => Ok(OtlpTransport::Http),
+        other => {
+            let supported = "set OTEL_EXPORTER_OTLP_PROTOCOL to grpc or http/protobuf";
+            Err(format!("{signal}: OTLP over {other} is not supported; {supported}"))
+        }
+    }
 }
 
 /// Verifies that the endpoint is a URL with a host. Go programs also accept `host:port`.
