@@ -1,4 +1,7 @@
 //! The name of a bucket, and snapshots of its load.
+//!
+//! Not covered:
+//! - The measurement of a load (see `limits::bucket`).
 
 use crate::kernel::units::Nanos;
 

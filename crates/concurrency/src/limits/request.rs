@@ -1,4 +1,7 @@
 //! A request for one permit, and the reasons to reject it.
+//!
+//! Not covered:
+//! - The limits that cover a request.
 
 use crate::kernel::concurrency::limiter::LimiterConfig;
 use crate::kernel::units::{Nanos, Revision};

@@ -1,4 +1,7 @@
 //! The parameters of a concurrency limit in mode `shared`.
+//!
+//! Guarantees:
+//! - The coordinator config is valid for any parameters.
 
 use crate::kernel::concurrency::limiter::LimiterConfig;
 use crate::kernel::coordinator::aggregate::VoteAggregate;

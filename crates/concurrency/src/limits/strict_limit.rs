@@ -1,4 +1,11 @@
 //! One limit in mode `strict` at this replica: its parameters, its queue and its snapshot.
+//!
+//! Guarantees:
+//! - The number of requests in the queue is bounded.
+//! - A canceled request leaves the queue.
+//!
+//! Not covered:
+//! - The attempts to acquire a permit (see `limits::strict`).
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 

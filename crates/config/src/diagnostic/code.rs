@@ -1,4 +1,7 @@
 //! The kinds of findings, with their severity, title and fix: a closed list.
+//!
+//! Guarantees:
+//! - The first character of a name determines the severity.
 
 use std::fmt;
 

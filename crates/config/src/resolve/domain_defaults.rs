@@ -1,4 +1,10 @@
 //! Reads the `defaults` of a domain.
+//!
+//! Guarantees:
+//! - An invalid field is `Err`, so that validations that depend on it are skipped.
+//!
+//! Not covered:
+//! - The fields of one limit (see [`super::rate_limit_block`]).
 
 use super::findings::FileFindings;
 use super::keyword_reader::{InvalidSetting, KeywordReader};

@@ -1,4 +1,7 @@
 //! Parses the setting of when the file store writes to disk.
+//!
+//! Guarantees:
+//! - An interval is at least 1 ms.
 
 use serde_json::{Value as Json, json};
 

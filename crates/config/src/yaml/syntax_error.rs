@@ -1,4 +1,7 @@
 //! Reports syntax errors of YAML, with the suggested fix.
+//!
+//! Guarantees:
+//! - Every error has a position in the text.
 
 use granit_parser::{ErrorKind, ScanError};
 

@@ -1,4 +1,7 @@
 //! The script call of a batch of checks, and that of a batch of lease messages.
+//!
+//! Guarantees:
+//! - Messages that the script did not execute are returned for another call.
 
 use std::mem::take;
 

@@ -1,4 +1,10 @@
 //! The messages of a replica to its fleet, in Redis: membership, shares, permits and the audit log.
+//!
+//! Guarantees:
+//! - A membership heartbeat may take longer than `store.timeout`, because no request waits for it.
+//!
+//! Not covered:
+//! - The calls for permits and for the audit log (see [`super::permits`] and [`super::audit`]).
 
 use std::sync::Arc;
 

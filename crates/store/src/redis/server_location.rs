@@ -1,5 +1,8 @@
 //! The location of one Redis process: a configured address, a node of a Cluster, or the primary
 //! that sentinels name.
+//!
+//! Guarantees:
+//! - The address of a primary is looked up again for every new connection.
 
 use std::sync::Weak;
 

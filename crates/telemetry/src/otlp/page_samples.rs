@@ -1,4 +1,10 @@
 //! Parses a metrics page in Prometheus' text format, so that its metrics can be exported.
+//!
+//! Guarantees:
+//! - A sample is found by its exact name.
+//!
+//! Not covered:
+//! - The buckets of histograms.
 
 use opentelemetry::KeyValue;
 

@@ -99,10 +99,7 @@ impl ReplicaShare {
 
     fn measure_load(&self, now: Nanos, limiter: &Limiter) -> LoadReport {
         let (in_flight, waiting) = (limiter.in_flight(), limiter.queue_len());
-        let least = Share(
-            self.waiting_requests
-                .min(u64::from(self.last_report.is_none()).saturating_mul(u64::MAX)),
-        );
+        let least = Share(if self.last_report.is_none() { self.waiting_requests } else { 0 });
         let wanted = self.usage.wanted(now, in_flight, waiting, &self.law.timing).max(least);
         let policy = limiter.adaptive_limit();
         let vote = (self.shared.min < self.shared.max)

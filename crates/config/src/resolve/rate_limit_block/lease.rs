@@ -1,4 +1,8 @@
 //! The fields of leased limits: `max_overshoot` and `lease_hits`.
+//!
+//! Guarantees:
+//! - Both fields are valid only with `mode: leased`.
+//! - A leased limit has a bound on its overshoot.
 
 use super::{CountingSettings, RateLimitReader};
 use crate::diagnostic::Code;

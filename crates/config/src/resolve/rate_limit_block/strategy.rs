@@ -1,4 +1,10 @@
 //! The strategy of a rate limit with its numbers: `requests_per_unit` and `burst`.
+//!
+//! Guarantees:
+//! - A limit that cannot be counted exactly is an error.
+//!
+//! Not covered:
+//! - The window (see [`super::window`]).
 
 use super::{LimitNumbers, RateLimitReader};
 use crate::diagnostic::Code;

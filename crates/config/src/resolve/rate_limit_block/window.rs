@@ -1,4 +1,8 @@
 //! The window of a rate limit: the fields `unit`, `per` and `calendar`.
+//!
+//! Guarantees:
+//! - A valid block has either `unit` or `per`.
+//! - `calendar` is valid only with `unit` and `strategy: fixed_window`.
 
 use std::sync::Arc;
 

@@ -1,4 +1,7 @@
 //! Builds the tree of nodes from the events of the parser.
+//!
+//! Guarantees:
+//! - No recursion: the open collections are in a list.
 
 use std::collections::HashMap;
 

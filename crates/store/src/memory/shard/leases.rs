@@ -1,4 +1,7 @@
 //! Applies lease messages to the counters of one shard.
+//!
+//! Guarantees:
+//! - A new counter or lease table needs capacity. Without capacity, no hits are lent.
 
 use super::{GcraCounter, Shard, ShardFull, WindowCounter, convert_debt, empty_at};
 use crate::kernel::lease::BorrowReply;

@@ -1,4 +1,7 @@
 //! The items of a batch, their results, and the callers that wait for them.
+//!
+//! Not covered:
+//! - The queue of the items (see [`super::lane`]).
 
 use std::fmt::Debug;
 

@@ -1,4 +1,8 @@
 //! One check under envoyproxy/ratelimit's keys, the ways to send its charges, and the replies.
+//!
+//! Not covered:
+//! - The decision (see [`super::charge`]).
+//! - The commands to Redis (see [`super::send`]).
 
 use std::time::Duration;
 
