@@ -16,11 +16,16 @@
 //! its bucket.
 
 mod bucket;
+mod bucket_load;
 mod bucket_map;
+mod permit_guard;
 pub mod queue_time;
 mod replica_share;
 pub mod reporter;
+mod request;
+mod shared_limit;
 mod strict;
+mod strict_limit;
 mod usage;
 
 use std::any::Any;
@@ -31,31 +36,27 @@ use std::time::Duration;
 use parking_lot::RwLock;
 use sluicegate_lease::clock::Clock;
 
+use crate::kernel::concurrency::Permit;
 use crate::kernel::concurrency::adaptive::AdaptiveConfig;
-use crate::kernel::concurrency::limiter::{
-    AcquireDenial, LimiterConfig, LimiterEffect, LimiterEvent,
-};
-use crate::kernel::concurrency::{Permit, ReportedOutcome, RequestOutcome};
+use crate::kernel::concurrency::limiter::{AcquireDenial, LimiterConfig, LimiterEvent};
 use crate::kernel::units::{Nanos, Revision};
 use crate::limits::bucket::{AcquireStep, Bucket};
+use crate::limits::bucket_load::NO_LIMIT;
+pub use crate::limits::bucket_load::{BucketLoad, BucketMetrics, BucketName, BucketTotals};
 use crate::limits::bucket_map::BucketMap;
+pub use crate::limits::permit_guard::PermitGuard;
 pub use crate::limits::queue_time::{with_queue_slots, with_queue_time};
-pub use crate::limits::replica_share::{ShareSnapshot, SharedLimit};
+pub use crate::limits::replica_share::ShareSnapshot;
 use crate::limits::reporter::FleetReporter;
-pub use crate::limits::strict::{StrictLimit, StrictSnapshot};
+pub use crate::limits::request::{AcquireError, PermitRequest};
+pub use crate::limits::shared_limit::SharedLimit;
+pub use crate::limits::strict_limit::{StrictLimit, StrictSnapshot};
 
 /// The interval of [`ConcurrencyLimits::sweep`]. In a bucket without traffic, a permit is released
 /// at most this long after its deadline.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// An idle bucket is removed after this time. Its learned adaptive limit is lost then.
 const IDLE_BUCKET_LIFETIME: Nanos = Nanos::from_secs(600);
-
-/// The limit of a bucket whose concurrency limit a reload removed: every request is allowed.
-const NO_LIMIT: u32 = u32::MAX;
-
-/// The name of a bucket, made from its domain and descriptor entries. Two different buckets have
-/// different names.
-pub type BucketName = Box<[u8]>;
 
 /// All concurrency limits of this replica, as buckets by name.
 #[derive(Debug)]
@@ -69,52 +70,6 @@ pub struct ConcurrencyLimits {
 
 /// The trace span of a wait in a queue. It ends when this is dropped.
 pub type QueueSpan = Option<Box<dyn Any + Send>>;
-
-/// A request for one permit.
-#[derive(Clone, Copy, Debug)]
-pub struct PermitRequest<'a> {
-    /// The name of the bucket to acquire the permit from.
-    pub bucket: &'a [u8],
-    /// The path of the limit in the configuration, for metrics and logs.
-    pub limit_path: &'a str,
-    /// The revision of the configuration that defines the limit.
-    pub revision: Revision,
-    /// The parameters of the limit: size, queue and adaptive algorithm. They replace the bucket's
-    /// parameters, unless those come from a later revision.
-    pub rules: &'a LimiterConfig,
-    /// The time after which an unreleased permit expires. `None` if the end of the request is
-    /// always reported, as for a stream.
-    pub permit_lifetime: Option<Nanos>,
-    /// The longest wait in the queue. Zero: the request does not queue.
-    pub queue_timeout: Nanos,
-    /// The longest wait for the store, if the acquire needs a store call. Zero: the call is sent,
-    /// but its reply is not awaited.
-    pub store_timeout: Nanos,
-    /// The parameters of a limit in mode `shared`. `None` for modes `local` and `strict`.
-    pub shared: Option<SharedLimit>,
-}
-
-/// The reason why a request got no permit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AcquireError {
-    /// The limit is reached, and the request does not queue: there is no queue, or its queue
-    /// timeout is zero.
-    #[error("the concurrency limit is reached")]
-    Full,
-    /// No share of the limit was granted before the store timeout.
-    #[error("no share of the concurrency limit arrived in time")]
-    NoShare,
-    /// The limit is reached, and the queue is full.
-    #[error("the concurrency limit is reached, and its queue is full")]
-    QueueFull,
-    /// The queue timeout passed before a permit was free.
-    #[error("no permit became free in the time to wait for one")]
-    QueueTimeout,
-    /// The largest number or total name size of buckets is reached, and no bucket could be removed:
-    /// none of the examined ones is idle.
-    #[error("the largest number of concurrency buckets is in use")]
-    TooManyBuckets,
-}
 
 impl ConcurrencyLimits {
     /// Creates an empty set of at most `most` buckets.
@@ -338,7 +293,7 @@ impl ConcurrencyLimits {
         permit: Permit,
         lifetime: Option<Nanos>,
     ) -> PermitGuard {
-        PermitGuard { bucket, permit, lifetime, clock: Arc::clone(&self.clock), is_released: false }
+        PermitGuard::new(bucket, permit, lifetime, Arc::clone(&self.clock))
     }
 
     pub(crate) fn find_or_create_bucket(
@@ -350,140 +305,6 @@ impl ConcurrencyLimits {
         }
         let make = |number| Bucket::new(request, self.jitter.wrapping_add(number));
         self.buckets.write().get_or_create(request.bucket, make).ok_or(AcquireError::TooManyBuckets)
-    }
-}
-
-/// The load of one bucket at one instant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BucketLoad {
-    /// The number of requests in flight.
-    pub in_flight: u32,
-    /// The number of requests in the queue.
-    pub waiting: usize,
-    /// The limit. `u32::MAX` if no concurrency limit covers the bucket any longer.
-    pub limit: u32,
-}
-
-impl BucketLoad {
-    /// Returns the limit. `None` if no concurrency limit covers the bucket any longer.
-    #[must_use]
-    pub fn limit(&self) -> Option<u32> {
-        Some(self.limit).filter(|limit| *limit != NO_LIMIT)
-    }
-}
-
-/// A snapshot of one bucket: its load and the latency of its requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BucketMetrics {
-    /// The load.
-    pub load: BucketLoad,
-    /// The smoothed latency of successful requests. `None` before the first successful request.
-    pub rtt: Option<Nanos>,
-    /// The min RTT (latency without queueing), if the adaptive algorithm has an estimate.
-    pub min_rtt: Option<Nanos>,
-}
-
-impl BucketMetrics {
-    /// Returns min RTT / RTT in millionths: 1,000,000 without queueing, less with queueing.
-    #[must_use]
-    pub fn gradient(&self) -> Option<u64> {
-        let (min_rtt, rtt) = (u128::from(self.min_rtt?.0), u128::from(self.rtt?.0.max(1)));
-        u64::try_from(min_rtt.saturating_mul(1_000_000).checked_div(rtt)?).ok()
-    }
-}
-
-/// The loads of all buckets, summed. The buckets are read one after another.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BucketTotals {
-    /// The number of buckets.
-    pub buckets: usize,
-    /// The largest allowed number of buckets.
-    pub max_buckets: usize,
-    /// The number of requests in flight.
-    pub in_flight: u64,
-    /// The number of requests in queues.
-    pub waiting: usize,
-}
-
-/// A permit that is released when dropped. A release by drop gives no latency sample.
-#[derive(Debug)]
-pub struct PermitGuard {
-    bucket: Arc<Bucket>,
-    permit: Permit,
-    lifetime: Option<Nanos>,
-    clock: Arc<Clock>,
-    is_released: bool,
-}
-
-impl PermitGuard {
-    /// Releases the permit. `rtt` is the latency of the request, if the caller measured it;
-    /// otherwise the time since the acquire counts. Returns `false` if the permit had already
-    /// expired.
-    #[must_use]
-    pub fn release(mut self, outcome: impl Into<ReportedOutcome>, rtt: Option<Nanos>) -> bool {
-        self.end_permit(outcome.into(), rtt)
-    }
-
-    /// Keeps the permit until its deadline, because the end of the request will not be reported to
-    /// this process.
-    pub fn leave_to_deadline(mut self) {
-        self.is_released = true;
-        self.bucket.leave_to_deadline(&self.clock, self.permit);
-    }
-
-    /// Returns the instant of the acquire. `None` if the permit has expired.
-    #[must_use]
-    pub fn acquired_at(&self) -> Option<Nanos> {
-        self.bucket.acquired_at(&self.clock, self.permit)
-    }
-
-    /// Returns `true` if this replica's share of a shared limit expired after the acquire. The store
-    /// gives the share to other replicas once `max_duration` has passed, so the request should end
-    /// before.
-    #[must_use]
-    pub fn is_fenced(&self) -> bool {
-        self.bucket.is_fenced(&self.clock, self.permit)
-    }
-
-    /// Returns the time since the acquire. `None` if the permit has expired.
-    #[must_use]
-    pub fn age(&self) -> Option<Nanos> {
-        self.acquired_at().map(|since| self.clock.steady().since(since))
-    }
-
-    /// Returns `true` if other requests wait in the queue of the permit's bucket.
-    #[must_use]
-    pub fn has_waiters(&self) -> bool {
-        0 < self.bucket.load().waiting
-    }
-
-    /// Returns the time after which an unreleased permit expires. `None` if the end of the request
-    /// is always reported.
-    #[must_use]
-    pub const fn lifetime(&self) -> Option<Nanos> {
-        self.lifetime
-    }
-
-    /// Restarts the deadline of the permit, because its request is still in flight. Returns `false`
-    /// if the permit had already expired.
-    #[must_use]
-    pub fn renew(&self) -> bool {
-        let Some(keep) = self.lifetime else { return true };
-        let event = LimiterEvent::Renew { permit: self.permit, lifetime: keep };
-        !self.bucket.step(&self.clock, event).contains(&LimiterEffect::Unknown)
-    }
-
-    fn end_permit(&mut self, outcome: ReportedOutcome, rtt: Option<Nanos>) -> bool {
-        self.is_released = true;
-        self.bucket.release(&self.clock, self.permit, outcome, rtt)
-    }
-}
-
-impl Drop for PermitGuard {
-    fn drop(&mut self) {
-        if !self.is_released {
-            self.end_permit(RequestOutcome::Ignored.into(), None);
-        }
     }
 }
 

@@ -1,22 +1,17 @@
-//! The descriptor tree of one domain, and the lookup of the rule for a descriptor.
+//! The descriptor tree of one domain.
 //!
 //! Guarantees:
 //! - A node is named `key` or `key_value`, as in envoyproxy/ratelimit.
-//! - Each entry selects, in this order: exact `key_value`, longest network that contains the
-//!   address, first matching pattern in file order, bare `key`.
-//! - A lookup never goes back to a parent. It matches only if the last entry reaches a node with a
-//!   limit.
-//! - A lookup allocates no memory, up to [`INLINE_SHARED_VALUES`] shared values.
-//! - The cost of a lookup does not depend on the number of nodes.
-//! - Patterns are compared only if the level has no node with the exact `key_value`.
 //!
 //! Not covered:
 //! - Building the tree from limits files (see [`super::resolve`]).
+//! - The lookup of the rule for a descriptor (see [`lookup`]).
 
 mod address_match;
 pub(crate) mod builder;
 pub mod key_paths;
 pub mod long_values;
+mod lookup;
 mod metric;
 pub mod miss;
 pub mod networks;
@@ -27,7 +22,6 @@ pub mod trace;
 pub mod values;
 
 use std::borrow::Cow;
-use std::hash::Hasher;
 use std::ops::Range;
 
 use smallvec::SmallVec;
@@ -39,10 +33,10 @@ use crate::kernel::units::Nanos;
 pub use long_values::hash_long_values;
 pub use metric::MetricDots;
 use networks::NetworkTable;
-use node::{DescriptorNode, NameSpan, exact_hash, key_hasher, name_hash};
+use node::{DescriptorNode, NameSpan, name_hash};
 pub(crate) use node::{NodeFlags, NodeId};
 use pattern::CompositeKey;
-use table::{LookupTarget, NameTable};
+use table::NameTable;
 
 /// The number of shared values (`share_threshold`) that a [`RuleMatch`] stores without allocating
 /// memory.
@@ -112,75 +106,11 @@ pub enum MatchKind {
 }
 
 impl DescriptorTree {
-    /// Returns the rule that a descriptor matches, if there is one.
-    #[inline]
-    pub fn lookup<'e, E>(&self, entries: E) -> Option<RuleMatch<'_>>
-    where
-        E: IntoIterator<Item = (&'e str, &'e str)>,
-    {
-        let mut shared = SharedValues::new();
-        let rule = self.find_rule(entries, &mut shared)?;
-        Some(RuleMatch { rule, shared })
-    }
-
-    /// Returns the rule that a descriptor matches, and appends its shared values to `shared`.
-    /// Unlike [`Self::lookup`], this moves no [`RuleMatch`], which costs more than the search
-    /// itself.
-    #[inline]
-    pub fn find_rule<'t, 'e, E>(
-        &'t self,
-        entries: E,
-        shared: &mut SharedValues<'t>,
-    ) -> Option<&'t Rule>
-    where
-        E: IntoIterator<Item = (&'e str, &'e str)>,
-    {
-        self.rule_at(self.find_target(entries, shared)?)
-    }
-
-    /// Returns the concurrency limit that a descriptor matches, if there is one.
-    pub fn lookup_concurrency_limit<'e, E>(&self, entries: E) -> Option<ConcurrencyMatch<'_>>
-    where
-        E: IntoIterator<Item = (&'e str, &'e str)>,
-    {
-        if self.concurrency_limits.is_empty() {
-            return None;
-        }
-        let mut shared = SharedValues::new();
-        let goal = self.find_target(entries, &mut shared)?;
-        self.concurrency_limit_of(goal.node()?).map(|limit| ConcurrencyMatch { limit, shared })
-    }
-
     /// Returns all concurrency limits of the domain. Those of parents come before those of
     /// children.
     #[must_use]
     pub fn concurrency_limits(&self) -> impl ExactSizeIterator<Item = &ConcurrencyLimit> {
         self.concurrency_limits.iter().map(|(_, limit)| limit)
-    }
-
-    /// Returns the node or rule that the last entry of a descriptor matches.
-    #[inline]
-    fn find_target<'t, 'e, E>(
-        &'t self,
-        entries: E,
-        shared: &mut SharedValues<'t>,
-    ) -> Option<LookupTarget>
-    where
-        E: IntoIterator<Item = (&'e str, &'e str)>,
-    {
-        let mut entries = entries.into_iter().enumerate().peekable();
-        let mut level = self.root();
-        while let Some((position, (key, value))) = entries.next() {
-            let (goal, how) = self.match_entry(level, key, value)?;
-            if let Some(text) = self.replacement(level, (key, value), (goal, how)) {
-                shared.push((position, text));
-            }
-            if entries.peek().is_none() {
-                return Some(goal);
-            }
-            level = self.node_at(goal).filter(|node| node.has_children())?;
-        }
-        None
     }
 
     /// Returns all rules of the domain. Those of parents come before those of children.
@@ -235,109 +165,12 @@ impl DescriptorTree {
         rule.add_key_action(&key, effect, until);
     }
 
-    /// Returns the text that replaces the value of an entry in counter keys, if there is one.
-    #[inline]
-    fn replacement(
-        &self,
-        level: &DescriptorNode,
-        entry: (&str, &str),
-        (target, kind): (LookupTarget, MatchKind),
-    ) -> Option<Cow<'_, str>> {
-        if let Some(pattern) = self.shared_pattern(target, kind) {
-            return Some(Cow::Borrowed(shared_text(pattern, entry.0)));
-        }
-        if level.has_networks
-            && let Some(text) = self.address_text(level, entry, target)
-        {
-            return Some(Cow::Owned(text));
-        }
-        self.long_text(level, entry, (target, kind)).map(Cow::Owned)
-    }
-
-    /// Returns the pattern by which an entry matched, if all values that it matches share one
-    /// counter (`share_threshold`).
-    #[inline]
-    fn shared_pattern(&self, target: LookupTarget, kind: MatchKind) -> Option<&str> {
-        let node = self.node_at(target).filter(|_| kind == MatchKind::Wildcard)?;
-        node.flags.share_threshold.then(|| self.text(node.name))
-    }
-
-    #[inline]
-    fn match_entry(
-        &self,
-        level: &DescriptorNode,
-        key: &str,
-        value: &str,
-    ) -> Option<(LookupTarget, MatchKind)> {
-        if level.has_networks
-            && let Some(address) = self.networks.for_entry(level, (key, value))
-        {
-            return self.match_address(level, key, address);
-        }
-        self.match_text(level, (key, value))
-    }
-
-    #[inline]
-    fn match_text(
-        &self,
-        level: &DescriptorNode,
-        (key, value): (&str, &str),
-    ) -> Option<(LookupTarget, MatchKind)> {
-        let subject = CompositeKey::new(key, value);
-        let hasher = key_hasher(level.id, key.as_bytes());
-        let bare = hasher.finish();
-        if level.may_have_name_of_len(subject.len())
-            && let Some(goal) = self.find_name(level.id, exact_hash(hasher, value), subject)
-        {
-            return Some((goal, MatchKind::Exact));
-        }
-        let mut patterns = self.patterns(level).iter();
-        if let Some(&node) = patterns.find(|&&node| pattern::matches(self.name(node), subject)) {
-            return Some((LookupTarget::of_node(node), MatchKind::Wildcard));
-        }
-        self.find_name(level.id, bare, CompositeKey::from_joined(key))
-            .map(|goal| (goal, MatchKind::Bare))
-    }
-
-    fn match_exact(
-        &self,
-        level: &DescriptorNode,
-        (key, value): (&str, &str),
-    ) -> Option<(LookupTarget, MatchKind)> {
-        let hash = exact_hash(key_hasher(level.id, key.as_bytes()), value);
-        let found = self.find_name(level.id, hash, CompositeKey::new(key, value))?;
-        Some((found, MatchKind::Exact))
-    }
-
-    #[inline]
-    fn find_name(
-        &self,
-        level: NodeId,
-        hash: u64,
-        subject: CompositeKey<'_>,
-    ) -> Option<LookupTarget> {
-        self.table.find(&self.names, level, hash, subject)
-    }
-
     /// Returns the node with exactly this name among the children of `level`, unless it is a
     /// network.
     pub(crate) fn find_node(&self, level: NodeId, name: &str) -> Option<NodeId> {
         let goal =
             self.find_name(level, name_hash(level, name), CompositeKey::from_joined(name))?;
         goal.rule().map_or_else(|| goal.node(), |rule| self.rule_nodes.get(rule.index()).copied())
-    }
-
-    #[inline]
-    fn node_at(&self, target: LookupTarget) -> Option<&DescriptorNode> {
-        target.node().map(|node| self.node(node))
-    }
-
-    #[inline]
-    fn rule_at(&self, target: LookupTarget) -> Option<&Rule> {
-        match target.rule() {
-            Some(rule) => self.rules.get(rule.index()),
-            None => self.rule_of(self.node_at(target)?),
-        }
     }
 
     fn root(&self) -> &DescriptorNode {
@@ -415,10 +248,4 @@ pub fn counter_entries<'a>(
 fn counter_value<'v>(shared: &'v [(usize, Cow<'_, str>)], index: usize, value: &'v str) -> &'v str {
     let text = shared.iter().find(|(shared_index, _)| *shared_index == index);
     text.map_or(value, |(_, text)| text)
-}
-
-/// Returns the text that replaces a value in counter keys: the pattern `name` without the entry's
-/// `key` at its start. If the pattern does not start with `key`, returns the whole pattern.
-fn shared_text<'t>(name: &'t str, key: &str) -> &'t str {
-    name.strip_prefix(key).and_then(|rest| rest.strip_prefix('_')).unwrap_or(name)
 }

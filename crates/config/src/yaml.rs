@@ -13,13 +13,16 @@
 mod decode;
 mod input;
 mod node;
+mod parse;
 mod scalar;
 mod soundness;
 mod strict;
+mod syntax_error;
 mod timestamp;
 
 pub(super) use decode::decode;
-pub(super) use node::{YamlId, YamlKind, YamlTree, parse};
+pub(super) use node::{YamlId, YamlKind, YamlTree};
+pub(super) use parse::parse;
 pub(super) use scalar::ScalarValue;
 pub(super) use soundness::{AliasBudget, check, report_too_many_aliases};
 

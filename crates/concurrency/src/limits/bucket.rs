@@ -7,31 +7,32 @@
 //!
 //! Not covered:
 //! - The name of the bucket: see `bucket_map`.
+//! - Acquiring a permit: see `bucket::acquire` and `bucket::strict`.
 
+mod acquire;
 mod fleet;
 mod strict;
+mod strict_permits;
 
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use sluicegate_lease::clock::Clock;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 
 use crate::kernel::concurrency::limiter::{
-    AcquireDenial, LimiterConfig, LimiterEffect, LimiterEffects, LimiterEvent,
+    LimiterConfig, LimiterEffect, LimiterEffects, LimiterEvent,
 };
 use crate::kernel::concurrency::{
     Limiter, Permit, QueueTicket, ReportedOutcome, RequestOutcome, RetryAfterRule,
 };
 use crate::kernel::coordinator::ShareTiming;
 use crate::kernel::units::{Nanos, Revision};
-use crate::limits::replica_share::{ReplicaShare, SharedLimit};
-use crate::limits::reporter::FleetReporter;
-use crate::limits::{BucketLoad, BucketMetrics, PermitRequest};
-pub(crate) use strict::AcquireReply;
-use strict::StrictPermits;
+use crate::limits::replica_share::ReplicaShare;
+use crate::limits::{BucketLoad, BucketMetrics, PermitRequest, SharedLimit};
+pub(crate) use acquire::AcquireStep;
+pub(crate) use strict_permits::AcquireReply;
+use strict_permits::StrictPermits;
 
 #[derive(Debug)]
 pub(crate) struct Bucket(Mutex<BucketState>);
@@ -57,23 +58,6 @@ struct BucketState {
     is_retired: bool,
 }
 
-pub(crate) enum AcquireStep {
-    Allowed(Permit),
-    Queued(QueuedRequest),
-    Rejected(AcquireDenial),
-    /// This replica does not know its share yet. The request retries after the store's next reply.
-    ShareUnknown(watch::Receiver<()>),
-}
-
-/// A request in the queue. Dropping it removes the queue entry, or releases a permit just granted.
-pub(crate) struct QueuedRequest {
-    bucket: Arc<Bucket>,
-    clock: Arc<Clock>,
-    ticket: QueueTicket,
-    patience: Nanos,
-    permit: oneshot::Receiver<Permit>,
-}
-
 impl Bucket {
     /// Creates the bucket of the first request.
     pub(crate) fn new(request: &PermitRequest<'_>, jitter: u64) -> Self {
@@ -94,40 +78,6 @@ impl Bucket {
             is_retired: retired,
         };
         Self(Mutex::new(state))
-    }
-
-    /// Tries to acquire a permit. A request that `has_waited` for the store's reply is decided by
-    /// the current share. Returns `None` if the bucket was removed from the map.
-    pub(crate) fn try_acquire(
-        self: &Arc<Self>,
-        clock: &Arc<Clock>,
-        ask: &PermitRequest<'_>,
-        fleet: Option<&FleetReporter>,
-        has_waited: bool,
-    ) -> Option<AcquireStep> {
-        let mut state = self.0.lock();
-        if state.is_retired {
-            return None;
-        }
-        // Read under the lock, so that the limiter's events have increasing times.
-        let now = clock.steady();
-        state.reload(now, ask.revision, ask.rules);
-        if let Some(fleet) = fleet.filter(|_| state.has_to_join(ask))
-            && let Some(answers) = state.join_fleet(now, ask, fleet, self)
-            && !has_waited
-        {
-            return Some(AcquireStep::ShareUnknown(answers));
-        }
-        let PermitRequest { permit_lifetime: lifetime, queue_timeout: timeout, .. } = *ask;
-        let mut effects = state.step(now, LimiterEvent::Acquire { lifetime, timeout });
-        Some(match effects.pop()? {
-            LimiterEffect::Admit(permit) => AcquireStep::Allowed(permit),
-            LimiterEffect::Queue(ticket) => {
-                AcquireStep::Queued(self.enqueue(&mut state, clock, ticket, timeout))
-            }
-            LimiterEffect::Deny(denial) => AcquireStep::Rejected(denial),
-            _ => return None,
-        })
     }
 
     /// Applies `event`, wakes or rejects waiting requests, and returns the effects for the caller.
@@ -251,20 +201,6 @@ impl Bucket {
     pub(crate) fn acquire_instants(&self) -> Vec<Nanos> {
         self.0.lock().limiter.permits().map(|(_, since)| since).collect()
     }
-
-    fn enqueue(
-        self: &Arc<Self>,
-        state: &mut BucketState,
-        clock: &Arc<Clock>,
-        ticket: QueueTicket,
-        patience: Nanos,
-    ) -> QueuedRequest {
-        let (sender, permit) = oneshot::channel();
-        state.waiters.insert(ticket, sender);
-        let timeout = state.rules.queue.map_or(patience, |queue| queue.timeout);
-        let (patience, clock) = (timeout.min(patience), Arc::clone(clock));
-        QueuedRequest { bucket: Arc::clone(self), clock, ticket, patience, permit }
-    }
 }
 
 impl BucketState {
@@ -365,6 +301,16 @@ impl BucketState {
             None => Some(permit),
         }
     }
+
+    fn end_strict_permit(&mut self, now: Nanos, permit: Permit) {
+        if let Some(strict) = &mut self.strict_permits {
+            strict.end_permit(now, permit);
+        }
+    }
+
+    fn queue_length(&self) -> usize {
+        self.strict_permits.as_ref().map_or(0, |strict| strict.queue.waiting())
+    }
 }
 
 /// Logs that the share of a limit expired with `in_flight` requests in flight, while `queued`
@@ -379,31 +325,4 @@ const fn is_for_the_caller(effect: &LimiterEffect) -> bool {
         effect,
         LimiterEffect::Wake(..) | LimiterEffect::TimedOut(_) | LimiterEffect::Expired(_)
     )
-}
-
-impl QueuedRequest {
-    pub(crate) async fn wait_for_permit(mut self) -> Option<Permit> {
-        let patience = Duration::from_nanos(self.patience.0);
-        // If a reload shortens the queue timeout, the limiter ends the wait by dropping the sender.
-        match tokio::time::timeout(patience, &mut self.permit).await {
-            Ok(permit) => permit.ok(),
-            Err(_) => None,
-        }
-    }
-}
-
-impl Drop for QueuedRequest {
-    fn drop(&mut self) {
-        let mut state = self.bucket.0.lock();
-        let now = self.clock.steady();
-        if state.waiters.remove(&self.ticket).is_some() {
-            state.step(now, LimiterEvent::Cancel(self.ticket));
-        } else if let Ok(permit) = self.permit.try_recv() {
-            // The request was granted a permit, but was canceled before it received the permit.
-            state.step(
-                now,
-                LimiterEvent::Release { permit, outcome: RequestOutcome::Ignored, rtt: None },
-            );
-        }
-    }
 }

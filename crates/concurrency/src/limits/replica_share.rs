@@ -1,14 +1,16 @@
-//! This replica's share of one shared concurrency limit, and the share reports about it.
+//! This replica's share of one shared concurrency limit.
 //!
 //! Guarantees:
-//! - All values of a share report are measured at one instant, under the bucket's lock.
 //! - Without a valid share no request is allowed, unless `on_store_failure` allows it during a
 //!   store outage.
 //! - Until the store confirms the return of a share, this replica can take the share up again.
 //!
 //! Not covered:
+//! - The next report and its instant: see `replica_share::report`.
 //! - Sending the reports: see `reporter::shares`.
 //! - The permits under the share: see [`Limiter`].
+
+mod report;
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -17,8 +19,6 @@ use tokio::sync::watch;
 
 use crate::host::ShareChange;
 use crate::kernel::concurrency::Limiter;
-use crate::kernel::concurrency::limiter::LimiterConfig;
-use crate::kernel::coordinator::aggregate::{LimitFactor, VoteAggregate};
 use crate::kernel::coordinator::share_client::{GrantOutcome, LoadReport};
 use crate::kernel::coordinator::{
     ClockReading, ConcurrencyFallback, CoordinatorConfig, Grant, Heartbeat, HeartbeatReply,
@@ -26,61 +26,9 @@ use crate::kernel::coordinator::{
 };
 use crate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
 use crate::limits::reporter::share_totals::ShareTotals;
+use crate::limits::shared_limit::SharedLimit;
 use crate::limits::usage::UsageMeter;
-
-/// The number of heartbeat intervals without requests after which a replica returns its share, so
-/// that an unused limit costs the store nothing.
-const IDLE_HEARTBEATS: u64 = 10;
-
-/// The parameters of a concurrency limit in mode `shared`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SharedLimit {
-    /// The smallest value of the fleet-wide limit.
-    pub min: u32,
-    /// The initial value of the fleet-wide limit.
-    pub start: u32,
-    /// The largest value of the fleet-wide limit.
-    pub max: u32,
-    /// The rule that combines the replicas' votes on the limit.
-    pub aggregate: VoteAggregate,
-    /// The longest duration of a request.
-    pub max_duration: Nanos,
-    /// The behavior of the limit during a store outage.
-    pub on_failure: ConcurrencyFallback,
-}
-
-impl SharedLimit {
-    /// Returns the parameters of a limit with the limiter parameters `rules`.
-    #[must_use]
-    pub fn new(
-        rules: &LimiterConfig,
-        aggregate: VoteAggregate,
-        max_duration: Nanos,
-        on_failure: ConcurrencyFallback,
-    ) -> Self {
-        let start = rules.limit;
-        let (min, max) = rules.adaptive.map_or((start, start), |it| (it.min, it.max));
-        Self { min, start, max, aggregate, max_duration, on_failure }
-    }
-
-    /// Returns the coordinator config of the limit.
-    #[must_use]
-    pub fn coordinator_config(&self, terms: ShareTiming) -> CoordinatorConfig {
-        let [min, start, max] = [self.min, self.start, self.max].map(|it| Share(it.into()));
-        let max = max.min(crate::kernel::coordinator::config::MOST);
-        let config = CoordinatorConfig::new(terms, min.min(max), start.min(max), max);
-        let aggregate = self.aggregate;
-        // Never happens with a validated configuration. A limit of 1 is the safe choice.
-        let least = CoordinatorConfig {
-            timing: terms,
-            min: Share(1),
-            start: Share(1),
-            max: Share(1),
-            aggregate,
-        };
-        CoordinatorConfig { aggregate, ..config.unwrap_or(least) }
-    }
-}
+pub(crate) use report::ReportAction;
 
 #[derive(Debug)]
 pub(crate) struct ReplicaShare {
@@ -123,23 +71,6 @@ enum ShareIntent {
     ReturnReported,
     /// The return was reported, but the store refused it or did not reply. It is reported again.
     ReturnUnconfirmed,
-}
-
-/// The next action of the fleet reporter for one limit.
-pub(crate) enum ReportAction {
-    NotDue,
-    /// No report is due before the next request.
-    Idle,
-    /// Send this report.
-    Send {
-        law: CoordinatorConfig,
-        report: Heartbeat,
-        /// The number of replicas that share the limit, from the last grant.
-        replicas: Option<u64>,
-        /// The time until the report must be sent: until the share expires. For the return of a
-        /// share, the lifetime of a new share.
-        time_left: Nanos,
-    },
 }
 
 /// A snapshot of one fleet-wide limit at this replica.
@@ -299,59 +230,6 @@ impl ReplicaShare {
         self.law.timing.longest_use()
     }
 
-    /// Returns the next share report if it is due.
-    pub(crate) fn next_report(&mut self, now: Nanos, limiter: &Limiter) -> ReportAction {
-        self.usage.accumulate(now, limiter.in_flight(), limiter.queue_len());
-        let load = self.measure_load(now, limiter);
-        let terms = self.law.timing;
-        let Some(member) = &mut self.member else { return ReportAction::Idle };
-        let idle = limiter.idle_since().map(|since| now.since(since.max(self.joined_at)));
-        if self.intent == ShareIntent::Keep
-            && idle.is_some_and(|idle| terms.heartbeat.0.saturating_mul(IDLE_HEARTBEATS) <= idle.0)
-        {
-            self.intent = ShareIntent::Return;
-        }
-        let since = self.last_report.map(|(_, _, at)| now.since(at));
-        let (report, left) = if self.intent == ShareIntent::Keep {
-            let left = member.expires_at().map_or(Nanos(0), |ends_at| ends_at.since(now));
-            let fresh = terms.usable_lifetime().0 < left.0.saturating_mul(2);
-            // A changed coordinator config must be reported, because the store keeps the share of a
-            // lost replica by the last reported one.
-            let same =
-                self.last_report.is_some_and(|(said, law, _)| (said, law) == (load, self.law));
-            // A replica that waits for permits already makes its pauses longer, up to the duration
-            // of a request. With half a share lifetime in addition, it would learn too late that
-            // permits are free.
-            let has_none = member.current_grant(now).is_none_or(|grant| grant.share == Share(0));
-            let waits = member.early_heartbeat_at(now, &load).is_some()
-                || has_none && load.demand != Share(0);
-            if now < member.next_heartbeat_at(now, &load) || !waits && same && fresh {
-                return ReportAction::NotDue;
-            }
-            (member.next_heartbeat(now, &load), left)
-        } else {
-            // A return is reported at once, then in every heartbeat interval until the store
-            // confirms it.
-            if self.intent == ShareIntent::Return {
-                self.intent = ShareIntent::ReturnReported;
-            } else if since.is_some_and(|since| since < terms.heartbeat) {
-                return ReportAction::NotDue;
-            }
-            (
-                member.last_heartbeat(now, requests_in_share(limiter, self.local_since)),
-                terms.usable_lifetime(),
-            )
-        };
-        (self.last_report, self.newest_number) = (Some((load, self.law, now)), Some(report.number));
-        self.usage.start_window(now, &terms);
-        ReportAction::Send {
-            law: self.law,
-            report,
-            replicas: self.last_grant.map(|grant| grant.replicas),
-            time_left: left,
-        }
-    }
-
     /// Returns `true` if `report` is the newest report of the current share incarnation.
     pub(crate) fn is_newest(&self, report: &Heartbeat) -> bool {
         (report.incarnation, Some(report.number)) == (self.incarnation, self.newest_number)
@@ -466,21 +344,6 @@ impl ReplicaShare {
             handoff_duration: self.handoff_took,
             is_outage: self.outage,
         }
-    }
-
-    fn measure_load(&self, now: Nanos, limiter: &Limiter) -> LoadReport {
-        let (in_flight, waiting) = (limiter.in_flight(), limiter.queue_len());
-        let least = Share(
-            self.waiting_requests
-                .min(u64::from(self.last_report.is_none()).saturating_mul(u64::MAX)),
-        );
-        let wanted = self.usage.wanted(now, in_flight, waiting, &self.law.timing).max(least);
-        let policy = limiter.adaptive_limit();
-        let vote = (self.shared.min < self.shared.max)
-            .then(|| self.usage.vote(policy.wanted_limit()?, self.last_grant?.limit))
-            .flatten()
-            .map(|vote| if policy.is_growth_paused() { vote.min(LimitFactor::ONE) } else { vote });
-        LoadReport { in_flight: Share(in_flight.into()), demand: wanted, vote }
     }
 }
 

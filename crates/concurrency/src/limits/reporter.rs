@@ -16,7 +16,9 @@
 //! - The list of live replicas.
 //! - The coordinator, which splits limits into shares.
 
-pub(crate) mod permits;
+pub(crate) mod permit_ledger;
+mod permits;
+mod share_pace;
 mod share_round;
 pub mod share_totals;
 mod shares;
@@ -38,10 +40,11 @@ use crate::limits::bucket::Bucket;
 use crate::limits::{BucketName, ShareSnapshot, SharedLimit, StrictLimit, StrictSnapshot};
 use crate::store::fleet::{FleetReport, MembershipHeartbeat, MembershipReply};
 use crate::store::{SharedStore, StoreFailure};
+use permit_ledger::PermitLedger;
 use permits::{PermitReporter, PermitReports};
+pub use share_pace::SharePace;
 use share_round::ShareReports;
 use share_totals::ShareTotals;
-pub use shares::SharePace;
 use shares::ShareReporter;
 
 /// The longest time that a replica that leaves the fleet waits for the current round of reports.
@@ -67,7 +70,7 @@ pub struct FleetReporter {
     first_reply_timeout: Duration,
     host: Arc<dyn Host>,
     shares: ShareReporter,
-    permits: Arc<PermitReporter>,
+    permits: PermitReporter,
     /// Locked during a round of reports.
     round_lock: RoundLock<()>,
     has_left: AtomicBool,
@@ -120,12 +123,12 @@ impl FleetReporter {
         let replica_hash = SipHasher24::new().hash(host.name().as_bytes()) >> 12;
         let replica = ReplicaId(replica_hash);
         let process = (replica_hash, incarnation.0);
-        let permits = PermitReporter::new(Arc::clone(&host), process, pace);
+        let permits = PermitReporter::new(PermitLedger::new(Arc::clone(&host), process, pace));
         Self {
             first_reply_timeout,
             shares: ShareReporter::new(Arc::clone(&host), replica, incarnation, pace),
             host,
-            permits: Arc::new(permits),
+            permits,
             round_lock: RoundLock::default(),
             has_left: AtomicBool::new(false),
         }
@@ -199,8 +202,13 @@ impl FleetReporter {
         self.shares.pace
     }
 
-    pub(crate) const fn permits(&self) -> &Arc<PermitReporter> {
-        &self.permits
+    pub(crate) const fn ledger(&self) -> &Arc<PermitLedger> {
+        &self.permits.ledger
+    }
+
+    /// Reports the permits of a bucket in mode `strict` from now on.
+    pub(crate) fn add_strict_bucket(&self, name: &[u8], bucket: &Arc<Bucket>) {
+        self.permits.add_bucket(name, bucket);
     }
 
     pub(crate) const fn replica(&self) -> ReplicaId {
@@ -343,7 +351,7 @@ impl FleetReporter {
                 self.is_poll_tick(timer.tick)
             }
             () = self.shares.wake.notified() => true,
-            () = self.permits.wake.notified() => false,
+            () = self.permits.ledger.wake.notified() => false,
         };
         RoundParts { has_shares, ..RoundParts::default() }
     }

@@ -12,18 +12,16 @@
 //! - An order among replicas: the first acquire call after a release gets the permit.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use tokio::sync::{Mutex, Notify};
 use tokio::time::timeout;
 
-use crate::kernel::concurrency::limiter::QueueConfig;
-use crate::kernel::units::{Nanos, Share};
+use crate::kernel::units::Nanos;
 use crate::limits::bucket::{AcquireReply, Bucket};
 use crate::limits::queue_time;
 use crate::limits::reporter::FleetReporter;
-use crate::limits::{AcquireError, ConcurrencyLimits, PermitGuard, PermitRequest};
+use crate::limits::strict_limit::StrictQueue;
+use crate::limits::{AcquireError, ConcurrencyLimits, PermitGuard, PermitRequest, StrictLimit};
 use crate::store::permits::{StrictAcquire as Wanted, StrictPermitRequest};
 use crate::store::{FleetStore, StoreReply};
 
@@ -31,71 +29,6 @@ use crate::store::{FleetStore, StoreReply};
 /// store does not report releases of other replicas.
 const RETRY_PAUSE: Duration = Duration::from_millis(40);
 const RETRY_JITTER_MS: u64 = 20;
-
-/// The parameters of a limit in mode `strict`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StrictLimit {
-    /// The queue of this replica. `None`: requests do not wait for a permit.
-    pub queue: Option<QueueConfig>,
-    /// The longest duration of a request.
-    pub max_duration: Nanos,
-    /// The largest number of requests in flight at this replica during a store outage.
-    pub outage_limit: u32,
-}
-
-/// A snapshot of one strict limit at this replica.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StrictSnapshot {
-    /// The limit of the whole fleet.
-    pub limit: u32,
-    /// The requests in flight at this replica.
-    pub in_flight: u32,
-    /// The permits in use in the whole fleet, from the store's last reply. `None` before it.
-    pub fleet_permits: Option<Share>,
-    /// The number of waiting requests at this replica.
-    pub waiting: usize,
-    /// The time for which the store grants no permits, from its last reply to an acquire. 0 if it
-    /// grants them.
-    pub closed_for: Nanos,
-    /// `true` if the last store call for this limit got no reply.
-    pub is_outage: bool,
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct StrictQueue {
-    /// Locked by the first request in the queue. The lock is fair, so the order of arrival is kept.
-    front: Mutex<()>,
-    waiting: AtomicUsize,
-    wake_up: Notify,
-}
-
-/// A request's entry in the queue. Dropping it removes the entry.
-struct QueueEntry<'l>(&'l StrictQueue);
-
-impl StrictQueue {
-    pub(crate) fn waiting(&self) -> usize {
-        self.waiting.load(Relaxed)
-    }
-
-    /// Wakes the first request in the queue, because a permit may be free.
-    pub(crate) fn wake_first(&self) {
-        self.wake_up.notify_one();
-    }
-
-    fn join(&self, most: u32) -> Option<QueueEntry<'_>> {
-        let most = usize::try_from(most).unwrap_or(usize::MAX);
-        let one_more = |waiting| (waiting < most).then(|| waiting + 1);
-        let joined = self.waiting.fetch_update(Relaxed, Relaxed, one_more);
-        // A full queue gives no `QueueEntry`: its drop would remove another request's entry.
-        joined.is_ok().then(|| QueueEntry(self))
-    }
-}
-
-impl Drop for QueueEntry<'_> {
-    fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Relaxed);
-    }
-}
 
 #[derive(Clone, Copy)]
 struct StoreAcquire<'a> {
@@ -124,7 +57,7 @@ impl ConcurrencyLimits {
             // `None`: the bucket was removed from the map in the meantime. The next look-up creates
             // a new one.
             if let Some(line) =
-                bucket.register_request(self.clock(), &request, limit.max_duration, fleet.permits())
+                bucket.register_request(self.clock(), &request, limit.max_duration, fleet.ledger())
             {
                 break (bucket, line);
             }
@@ -166,7 +99,7 @@ impl ConcurrencyLimits {
         loop {
             if must_pause {
                 let pause = RETRY_PAUSE
-                    + Duration::from_millis(asking.fleet.permits().random_below(RETRY_JITTER_MS));
+                    + Duration::from_millis(asking.fleet.ledger().random_below(RETRY_JITTER_MS));
                 // The next attempt follows a release at this replica or the end of the pause.
                 drop(timeout(pause, queue.wake_up.notified()).await);
             }
@@ -183,12 +116,13 @@ impl ConcurrencyLimits {
         asking: StoreAcquire<'_>,
     ) -> Result<PermitGuard, AcquireError> {
         let StoreAcquire { request: ask, limit: strictly, fleet, store } = asking;
-        let keep = fleet.permits().store_lifetime(ask.permit_lifetime);
-        let begun = bucket.take_local_permit(self.clock(), ask.permit_lifetime, keep);
+        let keep = fleet.ledger().store_lifetime(ask.permit_lifetime);
+        let add = || fleet.add_strict_bucket(ask.bucket, bucket);
+        let begun = bucket.take_local_permit(self.clock(), ask.permit_lifetime, keep, add);
         let (permit, id, limit) = begun.map_err(|_| AcquireError::Full)?;
         // From here on, dropping the guard reports the release of the permit.
         let guard = self.guard(Arc::clone(bucket), permit, ask.permit_lifetime);
-        let times = fleet.permits().times(strictly.max_duration);
+        let times = fleet.ledger().times(strictly.max_duration);
         let wanted = Wanted { id, limit, lifetime: keep, timing: times };
         let asked = StrictPermitRequest { bucket: ask.bucket.into(), permit: wanted };
         let sent = self.clock().steady();

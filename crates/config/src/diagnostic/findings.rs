@@ -8,7 +8,8 @@
 //!   `crate::lint`).
 
 use super::list::{Diagnostics, SeverityCounts};
-use super::{Code, Diagnostic, Severity, SourceText, Span, printable};
+use super::source::printable;
+use super::{Code, Diagnostic, Severity, SourceText, Span};
 
 /// The findings in one file, collected while the file is read. They have byte spans;
 /// [`Self::into_diagnostics`] converts the spans to lines and columns.

@@ -18,8 +18,8 @@
 use std::ops::RangeInclusive;
 
 use super::concurrency_block::ConcurrencyReader;
+use super::keyword_reader::{InvalidSetting, KeywordReader};
 use super::keywords;
-use super::rate_limit_block::{InvalidSetting, KeywordReader};
 use crate::concurrency::{ConcurrencyMode, DECREASE, INCREASE, PROBE_DEPTH, SMOOTHING, TOLERANCE};
 use crate::diagnostic::{Code, Span, Spanned};
 use crate::kernel::concurrency::adaptive::{

@@ -9,42 +9,37 @@
 
 use super::duration;
 use super::findings::{FileFindings, FileSpan};
-use super::rate_limit_block::KeywordReader;
+use super::keyword_reader::KeywordReader;
 use super::{keywords, overload_answers};
 use crate::concurrency::{
-    ConcurrencyFallback, ConcurrencyMode, DEFAULT_MAX_DURATION, LARGE_LIMIT, LONG_MAX_DURATION,
-    RejectReply, SMALL_LIMIT,
+    ConcurrencyFallback, ConcurrencyLimit, ConcurrencyMode, DEFAULT_MAX_DURATION, LARGE_LIMIT,
+    LONG_MAX_DURATION, RejectReply, SMALL_LIMIT,
 };
 use crate::diagnostic::{Code, Span, Spanned};
 use crate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
 use crate::kernel::concurrency::{OverloadAnswers, RetryAfterRule};
-use crate::kernel::coordinator::aggregate::VoteAggregate;
 use crate::kernel::units::Nanos;
-use crate::{FallbackMode, raw};
+use crate::{FallbackMode, RuleNumber, raw};
 
 /// A mode of rate limits. `shared` is the corresponding mode of concurrency limits.
 const RATE_LIMIT_MODE: &str = "leased";
-
-pub(super) struct ConcurrencySettings {
-    pub(super) rules: LimiterConfig,
-    pub(super) aggregate: VoteAggregate,
-    pub(super) mode: Option<ConcurrencyMode>,
-    pub(super) on_store_failure: ConcurrencyFallback,
-    pub(super) max_duration: Nanos,
-    pub(super) reject: RejectReply,
-}
 
 pub(super) struct ConcurrencyReader<'r, 'f, 'a> {
     pub(super) file: usize,
     pub(super) raw: &'r raw::Concurrency,
     /// `on_store_failure` of `defaults`.
     pub(super) default_fallback: FallbackMode,
+    pub(super) shadow: bool,
+    /// As [`ConcurrencyLimit::path`].
+    pub(super) path: Box<str>,
+    /// As [`ConcurrencyLimit::location`].
+    pub(super) location: Box<str>,
     pub(super) findings: &'f mut FileFindings<'a>,
 }
 
 impl ConcurrencyReader<'_, '_, '_> {
     /// Returns the validated block, or `None` if it is invalid and the findings contain the reason.
-    pub(super) fn read(mut self) -> Option<ConcurrencySettings> {
+    pub(super) fn read(mut self) -> Option<ConcurrencyLimit> {
         let raw = self.raw;
         let limit = self.limit();
         let adaptive = raw.adaptive.as_ref().map(|block| self.adaptive(block, limit));
@@ -70,9 +65,19 @@ impl ConcurrencyReader<'_, '_, '_> {
             overloaded_by: overloaded_by?,
             retry_after,
         };
-        let (max_duration, reject) = (max_duration?, reject?);
-        let aggregate = aggregate?;
-        Some(ConcurrencySettings { rules, aggregate, mode, on_store_failure, max_duration, reject })
+        Some(ConcurrencyLimit {
+            number: RuleNumber::default(),
+            has_rate_limit: false,
+            rules,
+            aggregate: aggregate?,
+            mode,
+            on_store_failure,
+            max_duration: max_duration?,
+            reject: reject?,
+            shadow: self.shadow,
+            path: self.path,
+            location: self.location,
+        })
     }
 
     fn limit(&mut self) -> Option<u32> {

@@ -9,8 +9,10 @@
 
 use std::sync::Arc;
 
+use super::domain_defaults::DomainDefaults;
 use super::findings::{FileFindings, FileSpan};
-use super::rate_limit_block::{DomainDefaults, InvalidSetting, RateLimitReader};
+use super::keyword_reader::InvalidSetting;
+use super::rate_limit_block::RateLimitReader;
 use crate::diagnostic::{Code, Span, Spanned};
 use crate::raw::{self, Descriptor, RateLimit};
 use crate::{ChargePolicy, Limit, RuleLimits};

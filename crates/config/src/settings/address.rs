@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use serde_json::{Value as Json, json};
 
-use super::store::{HostPort, parse_address};
+use super::host_port::{HostPort, parse_address};
 use super::value::{Value, quoted};
 
 impl Value for Option<IpAddr> {

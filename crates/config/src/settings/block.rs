@@ -4,7 +4,8 @@
 //! - The name of a setting is its path in `server.yaml`, with dots: `store.tls.ca_file`.
 //! - A block may occur in several places. Its settings have different names in each.
 
-use super::{PREFIX, Setting, Settings, Value};
+use super::setting::{PREFIX, Setting};
+use super::value::Value;
 
 /// A value of any setting.
 pub(super) trait AnyValue {
@@ -61,14 +62,6 @@ pub(super) struct SettingList {
 }
 
 impl SettingList {
-    pub(super) fn new() -> Self {
-        let mut list = Self::default();
-        Settings::describe("", &mut list);
-        // Settings outside of blocks follow the blocks, and `compat` is last.
-        list.settings.sort_by_key(|row| (row.name.starts_with("compat."), !row.name.contains('.')));
-        list
-    }
-
     /// Adds the setting `key` of the block `path`.
     pub(super) fn add<T: Value>(
         &mut self,

@@ -8,6 +8,7 @@
 //! Not covered:
 //! - Invalid values of single settings (see [`super::value`]).
 //! - Settings without effect (see [`super::unused`]).
+//! - Connections between replicas (see [`super::peer_conflicts`]).
 
 use std::ops::RangeInclusive;
 
@@ -66,9 +67,7 @@ pub(super) fn find_conflicts(settings: &Settings) -> Vec<SettingConflict> {
         check_stats_address(settings),
         check_stats_interval(settings),
     ];
-    let found = found.into_iter().flatten().chain(check_users(settings));
-    let found = found.chain(super::unused::find_unused(settings));
-    found.chain(super::peer_conflicts::find_peer_conflicts(settings)).collect()
+    found.into_iter().flatten().chain(check_users(settings)).collect()
 }
 
 /// Returns the URL of each configured Redis, with the name of the setting that contains it.

@@ -9,7 +9,7 @@ use std::fmt;
 use hyper::http::Uri;
 use serde_json::{Value as Json, json};
 
-use super::store::masked;
+use super::masked_url::masked;
 use super::value::{Shape, Value, quoted};
 
 /// The URL of a program that receives events: scheme `http` or `https`, with a host.

@@ -18,8 +18,9 @@ use serde::de::{
 use serde_json::Value as Json;
 use serde_saphyr::{Location, Spanned};
 
+use super::setting::Setting;
+use super::table::{find_setting, is_block};
 use super::value::Shape;
-use super::{Setting, find_setting, is_block};
 
 /// A line and a column, both from 1.
 pub(super) type LineColumn = (u64, u64);

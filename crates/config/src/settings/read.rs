@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use super::block::Block as _;
 use super::conflicts::{RatelimitValueAction, SettingConflict, find_conflicts};
+use super::peer_conflicts::find_peer_conflicts;
 use super::unknown::explain_unknown;
+use super::unused::find_unused;
 use super::value::Shape;
-use super::{PREFIX, Setting, Settings, file, find_setting, nearest, table};
+use super::{PREFIX, Setting, SettingOrigin, Settings, file, find_setting, nearest, table};
 use crate::diagnostic::Severity;
 
 /// The unparsed values of all settings, by origin.
@@ -55,33 +57,6 @@ pub struct RatelimitValue {
     pub variable: &'static str,
     /// `true` if this variable is set, `false` if the value is the default of this variable.
     pub is_set: bool,
-}
-
-/// The origin of a setting's value.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SettingOrigin {
-    /// Sluicegate's default.
-    Default,
-    /// The file `server.yaml`: its path as the user wrote it, the line and the column, both from 1.
-    File(Arc<str>, u64, u64),
-    /// The environment variable of this name.
-    Environment(String),
-    /// The flag of this name, without its two dashes.
-    Flag(String),
-    /// The default of this envoyproxy/ratelimit environment variable, which is not set.
-    RatelimitDefault(&'static str),
-}
-
-impl fmt::Display for SettingOrigin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Default => f.write_str("default"),
-            Self::File(name, line, column) => write!(f, "{name}:{line}:{column}"),
-            Self::Environment(variable) => f.write_str(variable),
-            Self::Flag(flag) => write!(f, "--{flag}"),
-            Self::RatelimitDefault(variable) => write!(f, "ratelimit's default of {variable}"),
-        }
-    }
 }
 
 /// An error or a warning about a setting.
@@ -236,6 +211,8 @@ impl SettingsReader {
     fn resolve_conflicts(&mut self) {
         loop {
             let conflicts = find_conflicts(&self.settings).into_iter();
+            let conflicts = conflicts.chain(find_unused(&self.settings));
+            let conflicts = conflicts.chain(find_peer_conflicts(&self.settings));
             let (dropped, kept): (Vec<_>, Vec<_>) =
                 conflicts.partition(|conflict| self.is_dropped(conflict));
             if dropped.is_empty() {

@@ -3,7 +3,8 @@
 //! Guarantees:
 //! - Messages suggest the setting whose name is similar, if there is one.
 
-use super::{Setting, SettingOrigin, find_setting, is_block, nearest, setting_blocks, table};
+use super::table::{find_setting, is_block};
+use super::{SettingOrigin, nearest, setting_blocks, table};
 
 /// The explanation of a name that is not a setting.
 pub(super) struct UnknownName {
@@ -70,17 +71,4 @@ fn short_names() -> impl Iterator<Item = (String, &'static str)> {
 fn nearest_of(name: &str, known: Vec<(String, &'static str)>) -> Option<&'static str> {
     let found = nearest(name, known.iter().map(|(known, _)| known.as_str()))?.to_owned();
     known.into_iter().find(|(known, _)| *known == found).map(|(_, name)| name)
-}
-
-impl Setting {
-    /// Returns the name as the user writes it at `origin`: `--a-b`, `SLUICEGATE_A_B` or `a.b`.
-    pub(super) fn spelled_for(&self, origin: &SettingOrigin) -> String {
-        match origin {
-            SettingOrigin::Environment(_) => self.variable.clone(),
-            SettingOrigin::Flag(_) => format!("--{}", self.flag),
-            SettingOrigin::File(..)
-            | SettingOrigin::Default
-            | SettingOrigin::RatelimitDefault(_) => format!("`{}`", self.name),
-        }
-    }
 }

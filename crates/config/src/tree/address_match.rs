@@ -4,7 +4,8 @@ use std::borrow::Cow;
 
 use super::networks::{AddressValue, KeyNetworks};
 use super::node::{DescriptorNode, NodeId};
-use super::{DescriptorTree, LookupTarget, MatchKind};
+use super::table::LookupTarget;
+use super::{DescriptorTree, MatchKind};
 
 impl DescriptorTree {
     /// Returns the match of an entry whose key has networks, and whose value is an address.

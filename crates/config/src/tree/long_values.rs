@@ -21,8 +21,10 @@ use std::fmt::Write as _;
 
 use sha2::{Digest as _, Sha256};
 
+use super::lookup::shared_text;
 use super::node::DescriptorNode;
-use super::{DescriptorTree, LookupTarget, MatchKind, SharedValues, shared_text};
+use super::table::LookupTarget;
+use super::{DescriptorTree, MatchKind, SharedValues};
 
 /// The longest value that is never hashed, in bytes. A value that matches a pattern may be longer
 /// by the length of the pattern.

@@ -7,7 +7,8 @@
 //! Not covered:
 //! - Replacement of characters that are invalid in statistics (see `telemetry::stats`).
 
-use super::{DescriptorTree, MatchKind, NodeFlags, shared_text};
+use super::lookup::shared_text;
+use super::{DescriptorTree, MatchKind, NodeFlags};
 use crate::rule::Rule;
 
 /// The treatment of dots in keys and values.

@@ -11,7 +11,7 @@
 
 use std::collections::HashSet;
 
-use super::node::report_too_deep;
+use super::syntax_error::report_too_deep;
 use super::{DEPTH, YamlId, YamlKind, YamlTree, scalar};
 use crate::diagnostic::{Code, Findings, Span};
 

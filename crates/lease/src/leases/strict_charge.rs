@@ -9,7 +9,8 @@ use smallvec::smallvec;
 use tokio::sync::watch;
 
 use super::key_lease::{KeyLease, LeasedCounter};
-use super::{LeaseManager, LeaseStep, max_at_once, outcome_of_reply};
+use super::leased_charge::{max_at_once, outcome_of_reply};
+use super::{LeaseManager, LeaseStep};
 use crate::kernel::decision::Cost;
 use crate::kernel::lease::add_local_hits;
 use crate::kernel::rate::{CounterDecision, Strategy};

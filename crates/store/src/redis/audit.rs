@@ -9,8 +9,9 @@
 
 use tokio::time::timeout;
 
+use super::membership::MIN_MEMBERSHIP_TIMEOUT;
 use super::membership::{self, MEMBERSHIP_SCRIPT};
-use super::{MIN_MEMBERSHIP_TIMEOUT, RedisStore, StoreFailure};
+use super::{RedisStore, StoreFailure};
 use crate::StoreReply;
 use crate::audit::{AUDIT_RETENTION, AuditRecord, MAX_AUDIT_RECORDS, StoredAuditRecord};
 use crate::fleet::LiveReplica;

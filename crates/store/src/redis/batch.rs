@@ -12,8 +12,9 @@
 //!
 //! A lane is the queue of items for one Redis, or for one slot of a Cluster. Lanes are independent.
 
-use std::collections::VecDeque;
-use std::fmt::Debug;
+mod item;
+mod lane;
+
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,45 +24,17 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::connection::LiveConnection;
 use super::route::Route;
 use super::{Batching, StoreFailure};
+pub(super) use item::{BatchItem, BatchReplies};
+use item::{QueuedItem, deliver};
+use lane::{BatchLane, MAX_WAITING_MICROS, NumberedBatch};
 
 /// The longest time that a call in flight delays later items: Redis on the same machine replies
 /// sooner, and items for a distant Redis must not wait for a whole round trip.
 const MAX_DELAY: Duration = Duration::from_millis(1);
 
-/// The longest estimated script time of a call, in microseconds: meanwhile Redis serves no other
-/// client.
-const MAX_SCRIPT_MICROS: usize = 1_000;
-
-/// The most calls in flight in one lane: at one call per millisecond enough for a round trip of 32
-/// ms. Full batches carry 100,000 checks per second over a round trip of 80 ms.
-const MAX_CALLS_IN_FLIGHT: usize = 32;
-
-/// The most estimated script time that may wait in one lane, in microseconds. Further items would
-/// wait longer than any caller's deadline.
-const MAX_WAITING_MICROS: usize = 64 * MAX_SCRIPT_MICROS;
-
 const CLUSTER_SLOTS: u16 = 16_384;
-
-/// A check or a lease message that shares a script call with others of its kind.
-pub(super) trait BatchItem: Sized + Send + Sync + 'static {
-    type Output: Debug + Send + 'static;
-
-    /// The estimated script time in microseconds.
-    fn script_micros(&self) -> usize;
-
-    /// Makes one script call for all items. Fails if Redis sends no usable reply.
-    fn run_batch(
-        live: &LiveConnection,
-        items: Vec<Self>,
-    ) -> impl Future<Output = Result<BatchReplies<Self>, StoreFailure>> + Send;
-}
-
-/// The results of the first items (at least one), and the items that the script did not execute,
-/// which need another call.
-pub(super) type BatchReplies<T> = (Vec<<T as BatchItem>::Output>, Vec<T>);
 
 /// The batched calls of one script to one Redis or Cluster.
 #[derive(Debug)]
@@ -70,27 +43,6 @@ pub(super) struct Batcher<T: BatchItem> {
     deadline: Duration,
     batching: Batching,
     lanes: Box<[Mutex<BatchLane<T>>]>,
-}
-
-/// The waiting items and the calls in flight of one Redis or one Cluster slot.
-#[derive(Debug)]
-struct BatchLane<T: BatchItem> {
-    waiting: VecDeque<QueuedItem<T>>,
-    /// The estimated script time of the waiting items, in microseconds.
-    waiting_micros: usize,
-    /// At least the number of abandoned items in `waiting`.
-    abandoned: usize,
-    in_flight: usize,
-    call_count: u64,
-    /// The number of the call in flight that delays waiting items.
-    delaying_call: Option<u64>,
-    open_groups: usize,
-}
-
-#[derive(Debug)]
-struct QueuedItem<T: BatchItem> {
-    item: T,
-    sender: oneshot::Sender<Result<T::Output, StoreFailure>>,
 }
 
 /// One call in flight of a lane. Dropping the guard ends the call and may start the next.
@@ -104,8 +56,6 @@ struct CallGuard<T: BatchItem> {
 /// Delays the sending of all items until this guard is dropped.
 struct GroupGuard<'c, T: BatchItem>(&'c Arc<Batcher<T>>);
 
-type NumberedBatch<T> = (Vec<QueuedItem<T>>, u64);
-
 enum Submission<T: BatchItem> {
     /// The item is sent at once, in a call of its own.
     SendNow(T, CallGuard<T>),
@@ -114,20 +64,6 @@ enum Submission<T: BatchItem> {
         oneshot::Receiver<Result<T::Output, StoreFailure>>,
         Option<(Vec<QueuedItem<T>>, CallGuard<T>)>,
     ),
-}
-
-impl<T: BatchItem> Default for BatchLane<T> {
-    fn default() -> Self {
-        Self {
-            waiting: VecDeque::new(),
-            waiting_micros: 0,
-            abandoned: 0,
-            in_flight: 0,
-            call_count: 0,
-            delaying_call: None,
-            open_groups: 0,
-        }
-    }
 }
 
 impl<T: BatchItem> Batcher<T> {
@@ -218,74 +154,6 @@ impl<T: BatchItem> Batcher<T> {
     }
 }
 
-impl<T: BatchItem> BatchLane<T> {
-    fn can_start(&self) -> bool {
-        let is_full = MAX_SCRIPT_MICROS <= self.waiting_micros;
-        let is_delayed = self.delaying_call.is_some() && !is_full;
-        self.open_groups == 0 && self.in_flight < MAX_CALLS_IN_FLIGHT && !is_delayed
-    }
-
-    fn begin_call(&mut self) -> u64 {
-        self.call_count += 1;
-        self.in_flight += 1;
-        self.delaying_call = Some(self.call_count);
-        self.call_count
-    }
-
-    fn end_call(&mut self, number: u64) {
-        self.in_flight = self.in_flight.saturating_sub(1);
-        self.stop_delaying(Some(number));
-    }
-
-    fn stop_delaying(&mut self, number: Option<u64>) {
-        if self.delaying_call == number {
-            self.delaying_call = None;
-        }
-    }
-
-    fn next_batch(&mut self) -> Option<NumberedBatch<T>> {
-        if !self.can_start() {
-            return None;
-        }
-        let batch = self.take_batch();
-        if batch.is_empty() { None } else { Some((batch, self.begin_call())) }
-    }
-
-    /// Removes the next batch from the queue: at least one item, and as many as fit in
-    /// [`MAX_SCRIPT_MICROS`].
-    fn take_batch(&mut self) -> Vec<QueuedItem<T>> {
-        let (mut batch, mut micros) = (Vec::with_capacity(self.waiting.len().min(256)), 0);
-        while let Some(first) = self.waiting.front() {
-            let item_micros = first.item.script_micros();
-            let is_abandoned = first.sender.is_closed();
-            if !is_abandoned && !batch.is_empty() && MAX_SCRIPT_MICROS < micros + item_micros {
-                break;
-            }
-            self.waiting_micros -= item_micros;
-            if is_abandoned {
-                self.waiting.pop_front();
-                self.abandoned = self.abandoned.saturating_sub(1);
-                continue;
-            }
-            micros += item_micros;
-            batch.extend(self.waiting.pop_front());
-        }
-        batch
-    }
-
-    /// Counts an abandoned item. Removes all abandoned items if they may be more than half of the
-    /// queue. Amortized cost: O(1) for each item.
-    fn count_abandoned(&mut self) {
-        self.abandoned += 1;
-        if self.waiting.len() < 2 * self.abandoned {
-            self.abandoned = 0;
-            self.waiting.retain(|waiting| !waiting.sender.is_closed());
-            self.waiting_micros =
-                self.waiting.iter().map(|waiting| waiting.item.script_micros()).sum();
-        }
-    }
-}
-
 impl<T: BatchItem> CallGuard<T> {
     /// Lets other calls start although this call is still in flight.
     fn allow_next_call(&self) {
@@ -357,29 +225,6 @@ impl<T: BatchItem> Drop for GroupGuard<'_, T> {
             lane.next_batch()
         };
         self.0.start(0, next);
-    }
-}
-
-/// Sends each caller its result, or the failure of the call. Returns the items that need another
-/// call.
-fn deliver<T: BatchItem>(
-    senders: Vec<oneshot::Sender<Result<T::Output, StoreFailure>>>,
-    call_result: Result<BatchReplies<T>, StoreFailure>,
-) -> Vec<QueuedItem<T>> {
-    let mut senders = senders.into_iter();
-    // A send fails only if the caller no longer waits, so the error is ignored.
-    match call_result {
-        Ok((results, unsent)) => {
-            for (result, sender) in results.into_iter().zip(&mut senders) {
-                drop(sender.send(Ok(result)));
-            }
-            let waiting = unsent.into_iter().zip(senders).filter(|(_, sender)| !sender.is_closed());
-            waiting.map(|(item, sender)| QueuedItem { item, sender }).collect()
-        }
-        Err(cause) => {
-            senders.for_each(|sender| drop(sender.send(Err(cause))));
-            Vec::new()
-        }
     }
 }
 

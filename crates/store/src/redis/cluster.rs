@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use fred::error::Error;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
@@ -21,10 +20,12 @@ use tokio::time::{sleep, timeout};
 use super::StoreFailure;
 use super::call_error::connect_refusal;
 use super::client::{ServerAddress, describe_error};
-use super::connection::LiveConnection;
-use super::keeper::{self, ServerLocation};
+use super::connection::{ClusterNodes, LiveConnection};
+use super::keeper;
 use super::link::Link;
 use super::options::{Address, RedisOptions};
+use super::redirect::Redirect;
+use super::server_location::ServerLocation;
 use super::slot_map::{self, SlotMap};
 use crate::backoff::Backoff;
 
@@ -67,29 +68,6 @@ struct ClusterNode {
     keeper: AbortHandle,
 }
 
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Redirect {
-    target: Address,
-    /// True for `ASK`: the target imports the slot and already has the key.
-    pub(super) is_ask: bool,
-}
-
-impl Redirect {
-    /// Parses a `MOVED` or `ASK` error from the node at `host`, which is also the default host.
-    pub(super) fn parse(error: &Error, host: &str) -> Option<Self> {
-        let mut words = error.details().split(' ');
-        let is_ask = match words.next()? {
-            "MOVED" => false,
-            "ASK" => true,
-            _ => return None,
-        };
-        let (name, port) = words.nth(1)?.rsplit_once(':')?;
-        let name = if matches!(name, "" | "?") { host } else { name };
-        let target = Address { host: name.to_owned(), port: port.parse().ok()? };
-        Some(Self { target, is_ask })
-    }
-}
-
 impl ClusterConnections {
     /// Returns the connection to the node that owns `slot`. Fails if the owner is unknown or not
     /// connected.
@@ -123,27 +101,6 @@ impl ClusterConnections {
         self.query_failure.lock().unwrap_or(StoreFailure::Unreachable)
     }
 
-    pub(super) fn request_query(&self) {
-        self.query_notify.notify_one();
-    }
-
-    /// Returns the connection to the target of `redirect`; `None` if it is not connected yet.
-    pub(super) fn connection_to(&self, redirect: &Redirect) -> Option<Arc<LiveConnection>> {
-        if !redirect.is_ask {
-            self.request_query();
-        }
-        let map = self.map.load();
-        let node = map.nodes.get(&redirect.target);
-        if node.is_none() {
-            let mut targets = self.redirect_targets.lock();
-            if targets.len() < MAX_REDIRECT_TARGETS {
-                targets.insert(redirect.target.clone(), KEPT_FOR_QUERIES);
-            }
-            self.request_query();
-        }
-        node?.link.connection().ok()
-    }
-
     fn connected_nodes(&self) -> Vec<(Address, Arc<LiveConnection>)> {
         let map = self.map.load();
         let live = map
@@ -161,6 +118,28 @@ impl ClusterConnections {
             *remaining_queries != 0
         });
         targets.keys().cloned().collect()
+    }
+}
+
+impl ClusterNodes for ClusterConnections {
+    fn request_query(&self) {
+        self.query_notify.notify_one();
+    }
+
+    fn connection_to(&self, redirect: &Redirect) -> Option<Arc<LiveConnection>> {
+        if !redirect.is_ask {
+            self.request_query();
+        }
+        let map = self.map.load();
+        let node = map.nodes.get(&redirect.target);
+        if node.is_none() {
+            let mut targets = self.redirect_targets.lock();
+            if targets.len() < MAX_REDIRECT_TARGETS {
+                targets.insert(redirect.target.clone(), KEPT_FOR_QUERIES);
+            }
+            self.request_query();
+        }
+        node?.link.connection().ok()
     }
 }
 
@@ -240,38 +219,11 @@ impl NodeKeepers {
     fn keep_node(&mut self, address: &Address) -> ClusterNode {
         let link = Arc::new(Link::default());
         let server = ServerAddress::Tcp(address.clone());
-        let location = ServerLocation::Node(server, Arc::downgrade(&self.cluster));
+        let cluster = Arc::downgrade(&self.cluster);
+        let location = ServerLocation::Node(server, cluster);
         let options = Arc::clone(&self.options);
         let keeper_task =
             keeper::keep_link(Arc::clone(&link), location, options, self.pauses.random());
         ClusterNode { link, keeper: self.tasks.spawn(keeper_task) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use fred::error::{Error, ErrorKind};
-
-    use super::{Address, Redirect};
-
-    #[test]
-    fn moved_and_ask_errors_parse_as_redirects() {
-        let parse_redirect = |text: &'static str| {
-            Redirect::parse(&Error::new(ErrorKind::Cluster, text), "redis-1.local")
-        };
-        let to = |host: &str, port, is_ask| {
-            Some(Redirect { target: Address { host: host.to_owned(), port }, is_ask })
-        };
-        assert_eq!(parse_redirect("MOVED 3999 127.0.0.1:6381"), to("127.0.0.1", 6381, false));
-        assert_eq!(parse_redirect("ASK 3999 redis-2.local:6381"), to("redis-2.local", 6381, true));
-        assert_eq!(parse_redirect("MOVED 3999 ::1:6381"), to("::1", 6381, false));
-        // In a redirect, an empty host or `?` means the host of the node that sent it.
-        assert_eq!(parse_redirect("MOVED 3999 :6381"), to("redis-1.local", 6381, false));
-        assert_eq!(parse_redirect("ASK 3999 ?:6381"), to("redis-1.local", 6381, true));
-        for other in
-            ["", "MOVED", "MOVED 1", "MOVED 1 x", "MOVED 1 x:y", "TRYAGAIN x y:1", "ASKING"]
-        {
-            assert_eq!(parse_redirect(other), None, "{other}");
-        }
     }
 }

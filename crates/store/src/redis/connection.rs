@@ -7,25 +7,26 @@
 //! - An error that concerns the value of a single key is not a refused write.
 //!
 //! Not covered:
-//! - Opening and watching the connection ([`super::keeper`]), and replacing it ([`super::link`]).
+//! - Opening the connection ([`super::open`]).
+//! - Watching it ([`super::keeper`]), and replacing it ([`super::link`]).
 //! - Timeouts of single calls.
 
+use std::fmt::Debug;
 use std::sync::{Arc, Weak};
 
 use fred::bytes::Bytes;
 use fred::error::Error;
 use fred::interfaces::LuaInterface as _;
-use fred::types::{ClusterHash, CustomCommand, InfoKind, Value};
+use fred::types::{ClusterHash, CustomCommand, Value};
 use fred::{
     clients::{Client, Pipeline},
     interfaces::ClientLike as _,
 };
 
-use super::call_error::{classify_error, is_refused, is_write_refusal};
-use super::client::{ServerAddress, describe_error};
-use super::cluster::{ClusterConnections, Redirect};
+use super::call_error::{classify_error, is_write_refusal};
+use super::client::ServerAddress;
 use super::connection_signals::ConnectionSignals;
-use super::open::{is_script_denied, is_unknown_command, verify_keyless_script, verify_scripts};
+use super::redirect::Redirect;
 use super::script::LoadedScript;
 use super::{StoreFailure, codec};
 
@@ -39,14 +40,22 @@ pub(super) struct LiveConnection {
     /// The SHA-1 of each script, in the order of [`LoadedScript`].
     digests: [String; LoadedScript::ALL.len()],
     /// The `run_id` from `INFO server`. Empty if Redis does not report it.
-    run_id: String,
+    pub(super) run_id: String,
     /// The error of `INFO server`, if Redis refused it.
-    info_refusal: Option<String>,
+    pub(super) info_refusal: Option<String>,
     at: ServerAddress,
-    cluster: Option<Weak<ClusterConnections>>,
+    pub(super) cluster: Option<Weak<dyn ClusterNodes>>,
     /// The kind of proxy that routes each call by its first key to one of several servers.
-    proxy: Option<&'static str>,
+    pub(super) proxy: Option<&'static str>,
     pub(super) signals: ConnectionSignals,
+}
+
+/// The Cluster that a connection belongs to.
+pub(super) trait ClusterNodes: Debug + Send + Sync {
+    /// Returns the connection to the target of `redirect`; `None` if it is not connected yet.
+    fn connection_to(&self, redirect: &Redirect) -> Option<Arc<LiveConnection>>;
+    /// Requests a slot query, because another node may own the slots now.
+    fn request_query(&self);
 }
 
 #[derive(Clone, Copy)]
@@ -74,48 +83,8 @@ pub(super) struct RedirectTarget {
 }
 
 impl LiveConnection {
-    /// Loads the scripts over the connection of `client`. A user who may not load them sends the
-    /// text of a script with its first call.
-    ///
-    /// # Errors
-    /// Redis does not know `SCRIPT`, or did not reply.
-    pub(super) async fn load(
-        client: Client,
-        at: ServerAddress,
-        cluster: Option<Weak<ClusterConnections>>,
-    ) -> Result<Self, Error> {
-        let (run_id, info_refusal) = query_run_id(&client).await?;
-        for script in LoadedScript::ALL {
-            match client.script_load::<String, _>(script.text()).await {
-                Err(error) if is_script_denied(&error) => {
-                    verify_scripts(&client).await?;
-                    break;
-                }
-                loaded => drop(loaded?),
-            }
-        }
-        verify_keyless_script(&client).await?;
-        let mut live = Self::new(client, at);
-        (live.run_id, live.info_refusal, live.cluster) = (run_id, info_refusal, cluster);
-        Ok(live)
-    }
-
-    /// Uses the connection of `client` to a proxy of the given kind. Only `EVAL` and `EVALSHA` are
-    /// used.
-    ///
-    /// # Errors
-    /// The proxy does not forward `EVAL`.
-    pub(super) async fn behind_proxy(
-        client: Client,
-        at: ServerAddress,
-        (kind, key_prefix): (&'static str, &str),
-    ) -> Result<Self, Error> {
-        let key = format!("{key_prefix}sg:probe");
-        client.eval::<Value, _, _, _>("return 1", vec![key], Vec::<String>::new()).await?;
-        Ok(Self { proxy: Some(kind), ..Self::new(client, at) })
-    }
-
-    fn new(client: Client, at: ServerAddress) -> Self {
+    /// Uses the connection of `client`, over which the scripts can run.
+    pub(super) fn new(client: Client, at: ServerAddress) -> Self {
         Self {
             client,
             digests: LoadedScript::ALL.map(LoadedScript::digest),
@@ -229,24 +198,6 @@ impl LiveConnection {
             needs_asking: redirect.is_ask,
         })
     }
-}
-
-/// Returns the `run_id` of the Redis process, and the error if Redis refused `INFO`. The `run_id` is
-/// empty if Redis does not report it, or if the ACL user may not run `INFO`. This replica then
-/// detects no restart of Redis by itself, and relies on the `run_id` that other replicas send.
-///
-/// # Errors
-/// Redis did not reply, so its `run_id` is unknown.
-async fn query_run_id(client: &Client) -> Result<(String, Option<String>), Error> {
-    let info: String = match client.info(Some(InfoKind::Server)).await {
-        Err(error) if is_unknown_command(&error) => return Err(error),
-        Err(error) if is_refused(&error) => {
-            return Ok((String::new(), Some(describe_error(&error))));
-        }
-        reply => reply?,
-    };
-    let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
-    Ok((run_id.unwrap_or_default().trim().to_owned(), None))
 }
 
 /// Queues `ASKING`, which allows the next command to use a slot that the node still imports.

@@ -10,8 +10,9 @@ use tokio::time::timeout;
 use super::audit::audit_key;
 use super::codec::heartbeat::incarnation_key;
 use super::connection::RedisScript;
+use super::membership::MIN_MEMBERSHIP_TIMEOUT;
 use super::membership::members_key;
-use super::{MIN_MEMBERSHIP_TIMEOUT, RedisStore, StoreFailure};
+use super::{RedisStore, StoreFailure};
 use crate::StoreReply;
 use crate::fleet_start::{FleetState, StartFleet, StartMode};
 

@@ -10,24 +10,22 @@
 //! - Refused writes are logged in the same way, but the connection stays open.
 
 use std::pin::pin;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
-use fred::error::Error;
 use fred::interfaces::ClientLike as _;
 use fred::types::Value;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::StoreFailure;
 use super::client::{CONNECT_TIMEOUT, OpenedClient, ServerAddress, describe_error};
-use super::cluster::ClusterConnections;
 use super::connect_help::connect_help;
 use super::connection::LiveConnection;
 use super::connection_signals::{RefusedOperation, StoreRefusal};
 use super::link::Link;
 use super::open::{KEY_PROXY, SCRIPT_PROXY, open_connection};
 use super::options::RedisOptions;
-use super::sentinel::SentinelGroup;
+use super::server_location::ServerLocation;
 use crate::backoff::Backoff;
 use crate::breaker::LATE_REPLIES_TO_OPEN;
 use crate::telemetry::reason_log::{DueLine, ReasonLog};
@@ -38,57 +36,6 @@ const PROBE_PAUSE: Duration = Duration::from_millis(100);
 /// The time without a refused write after which Redis accepts writes again. Each replica writes its
 /// membership record once a second; a successful read proves nothing.
 const WRITES_PROVEN_AFTER: Duration = Duration::from_secs(3);
-
-#[derive(Debug)]
-pub(super) enum ServerLocation {
-    /// A configured address.
-    Fixed(ServerAddress),
-    /// A node of a Cluster, as long as the slot map or a recent redirect names it.
-    Node(ServerAddress, Weak<ClusterConnections>),
-    /// The primary that sentinels name.
-    Sentinel(SentinelGroup),
-}
-
-impl ServerLocation {
-    pub(super) async fn resolve(&self) -> Result<ServerAddress, Error> {
-        match self {
-            Self::Fixed(address) | Self::Node(address, _) => Ok(address.clone()),
-            Self::Sentinel(sentinels) => sentinels.primary().await.map(ServerAddress::Tcp),
-        }
-    }
-
-    /// Waits until the primary has another address.
-    async fn wait_moved(&self, address: &ServerAddress, pauses: &mut Backoff) {
-        match (self, address) {
-            (Self::Sentinel(sentinels), ServerAddress::Tcp(address)) => {
-                sentinels.wait_replaced(address, pauses).await;
-            }
-            _ => std::future::pending().await,
-        }
-    }
-
-    const fn known_address(&self) -> Option<&ServerAddress> {
-        match self {
-            Self::Fixed(address) | Self::Node(address, _) => Some(address),
-            // Errors of sentinels contain their own addresses.
-            Self::Sentinel(_) => None,
-        }
-    }
-
-    pub(super) fn cluster(&self) -> Option<Weak<ClusterConnections>> {
-        match self {
-            Self::Node(_, cluster) => Some(Weak::clone(cluster)),
-            Self::Fixed(_) | Self::Sentinel(_) => None,
-        }
-    }
-
-    /// Requests a slot query in a Cluster: another node may own the slots now.
-    fn request_slot_query(&self) {
-        if let Some(cluster) = self.cluster().and_then(|cluster| cluster.upgrade()) {
-            cluster.request_query();
-        }
-    }
-}
 
 /// Keeps the connection of `link` open; never returns.
 pub(super) async fn keep_link(

@@ -3,6 +3,8 @@
 //! Guarantees:
 //! - A reply that the script cannot have sent is rejected as a whole.
 
+use std::time::Duration;
+
 use fred::types::Value;
 
 use super::StoreFailure;
@@ -11,6 +13,10 @@ use crate::kernel::units::Nanos;
 
 /// The script that stores a replica's record and returns the live replicas (protocol: `membership.lua`).
 pub const MEMBERSHIP_SCRIPT: &str = include_str!("lua/membership.lua");
+
+/// The shortest timeout of a membership heartbeat. No request waits for it, so it may take longer
+/// than `store.timeout`.
+pub(super) const MIN_MEMBERSHIP_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The Redis key of the membership. It is no counter's key: those have hexadecimal text in `{}`.
 #[must_use]

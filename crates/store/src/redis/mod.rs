@@ -20,6 +20,7 @@
 
 mod audit;
 mod batch;
+mod batch_calls;
 mod call_error;
 pub mod charge_call;
 mod client;
@@ -30,6 +31,7 @@ mod connection;
 mod connection_signals;
 pub(crate) mod files;
 mod fleet_start;
+mod fleet_store;
 pub mod inspect;
 mod joint_decision;
 mod keeper;
@@ -41,6 +43,7 @@ mod outcome;
 mod permits;
 mod recheck;
 mod recheck_limiter;
+mod redirect;
 pub mod reference;
 mod relay;
 mod reservations;
@@ -48,12 +51,12 @@ mod route;
 mod script;
 mod sentinel;
 mod server_address;
+mod server_location;
 mod slot_map;
 mod slot_parts;
 mod store_group;
 pub(crate) mod tls;
 
-use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,24 +64,14 @@ use futures_util::future::{join, join_all};
 use smallvec::SmallVec;
 use tokio::time::timeout;
 
-use super::audit::{AuditRecord, StoredAuditRecord};
-use super::fleet::{MembershipHeartbeat, MembershipReply};
-use super::heartbeat::{ShareRound, ShareRoundReply};
 use super::lease::{LeaseMessage, LeaseOutcome};
-use super::permits::{
-    PermitReport as Telling, PermitReportReply, StrictPermitReply as Permitted, StrictPermitRequest,
-};
 use super::stats::{ConnectionCounter, StoreStats};
 use super::{
-    AuditStore, Charge, ChargeMode, Charges, CounterStore, FleetStore, Outcomes, Placement,
-    StoreFailure, StoreReply,
+    Charge, ChargeMode, Charges, CounterStore, Outcomes, Placement, StoreFailure, StoreReply,
 };
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{Event as _, LeaseCallSent, StoreCallSent};
-use batch::{BatchItem, BatchReplies, Batcher};
-use charge_call::{ChargeCall, CheckResults};
-use codec::{heartbeat, lease};
-use connection::LiveConnection;
+use batch::Batcher;
+use codec::lease;
 use joint_decision::{JointDecision, can_reserve};
 pub use options::{
     Address, Batching, ClientIdentity, Password, ProxyMode, RedisOptions, RedisTls, RedisTopology,
@@ -91,16 +84,11 @@ use outcome::{
 use recheck_limiter::RecheckLimiter;
 use reservations::{ReservationClient, Reservations};
 use route::Route;
-use script::LoadedScript;
 pub use script::{
     ACQUIRE_SCRIPT, CHARGE_SCRIPT, HEARTBEAT_SCRIPT, LEASE_SCRIPT, PERMIT_REPORT_SCRIPT,
     RESERVATION_SCRIPT,
 };
 pub use store_group::StoreGroup;
-
-/// The shortest timeout of a membership heartbeat. No request waits for it, so it may take longer
-/// than `store.timeout`.
-const MIN_MEMBERSHIP_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A [`CounterStore`] whose counters are in Redis.
 #[derive(Debug)]
@@ -223,9 +211,7 @@ impl RedisStore {
         let convert = |outcome| if is_asked { as_uncharged(outcome) } else { outcome };
         places.into_iter().zip(outcomes.into_iter().map(convert)).collect()
     }
-}
 
-impl RedisStore {
     async fn send_lease_message(
         &self,
         slot: u16,
@@ -237,71 +223,6 @@ impl RedisStore {
             lease::read(message, &said).map_err(|refused| log_invalid_reply(&refused))
         });
         lent.unwrap_or_else(LeaseOutcome::Failed)
-    }
-
-    async fn send_share_reports(
-        &self,
-        live: Arc<LiveConnection>,
-        slot: u16,
-        round: &ShareRound,
-    ) -> Result<ShareRoundReply, StoreFailure> {
-        let call = heartbeat::pack(round, self.key_prefix.as_bytes(), live.run_id(), None);
-        let called = live.run(LoadedScript::Heartbeat, call.keys, call.args);
-        let reply = self.route.call_within(self.call_timeout, slot, called).await?;
-        heartbeat::read(round, &reply).map_err(|refused| log_invalid_reply(&refused))
-    }
-
-    async fn send_membership_heartbeat(
-        &self,
-        live: Arc<LiveConnection>,
-        heartbeat: &MembershipHeartbeat,
-    ) -> Result<MembershipReply, StoreFailure> {
-        let key = membership::members_key(&self.key_prefix);
-        let args = membership::encode_args(heartbeat);
-        let call = live.eval_rare_script(membership::MEMBERSHIP_SCRIPT, key, args);
-        let reply = timeout(self.call_timeout.max(MIN_MEMBERSHIP_TIMEOUT), call).await;
-        membership::decode_fleet(reply.unwrap_or(Err(StoreFailure::TimedOut))?)
-    }
-}
-
-impl BatchItem for codec::PackedCheck {
-    type Output = CheckResults;
-
-    fn script_micros(&self) -> usize {
-        self.micros()
-    }
-
-    async fn run_batch(
-        live: &LiveConnection,
-        questions: Vec<Self>,
-    ) -> Result<BatchReplies<Self>, StoreFailure> {
-        let mut call = ChargeCall::encode(questions, None);
-        StoreCallSent { checks: call.check_count() }.emit();
-        let reply =
-            live.run(LoadedScript::Charge, take(&mut call.keys), take(&mut call.args)).await?;
-        let shares = call.split_reply(&reply).map_err(|refused| log_invalid_reply(&refused))?;
-        Ok((shares, Vec::new()))
-    }
-}
-
-impl BatchItem for lease::PackedMessage {
-    type Output = lease::RawLeaseResult;
-
-    fn script_micros(&self) -> usize {
-        self.micros()
-    }
-
-    async fn run_batch(
-        live: &LiveConnection,
-        mut messages: Vec<Self>,
-    ) -> Result<BatchReplies<Self>, StoreFailure> {
-        LeaseCallSent { messages: messages.len() }.emit();
-        let (keys, args) = lease::encode_call(&messages);
-        let reply = live.run(LoadedScript::Lease, keys, args).await?;
-        let results = lease::split_reply(&reply, messages.len());
-        let said = results.map_err(|refused| log_invalid_reply(&refused))?;
-        let rest = messages.split_off(said.len());
-        Ok((said, rest))
     }
 }
 
@@ -378,69 +299,5 @@ impl CounterStore for RedisStore {
 
     fn stats(&self) -> StoreStats {
         StoreStats { connections: Some(self.connection_counter.counts()), ..StoreStats::default() }
-    }
-}
-
-impl FleetStore for RedisStore {
-    fn update_membership<'a>(
-        &'a self,
-        beat: &'a MembershipHeartbeat,
-    ) -> StoreReply<'a, Result<MembershipReply, StoreFailure>> {
-        match self
-            .route
-            .connection(self.route.slot_of(membership::members_key(&self.key_prefix).as_bytes()))
-        {
-            Ok(live) => StoreReply::Pending(Box::pin(self.send_membership_heartbeat(live, beat))),
-            Err(cause) => StoreReply::Ready(Err(cause)),
-        }
-    }
-
-    fn report_shares<'a>(
-        &'a self,
-        _now: Nanos,
-        round: &'a ShareRound,
-    ) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
-        let slot = self.route.slot_of(&heartbeat::incarnation_key(self.key_prefix.as_bytes()));
-        match self.route.connection(slot) {
-            Ok(live) => StoreReply::Pending(Box::pin(self.send_share_reports(live, slot, round))),
-            Err(cause) => StoreReply::Ready(Err(cause)),
-        }
-    }
-
-    fn acquire_strict_permit<'a>(
-        &'a self,
-        _now: Nanos,
-        asked: &'a StrictPermitRequest,
-    ) -> StoreReply<'a, Result<Permitted, StoreFailure>> {
-        self.acquire_permit(asked)
-    }
-
-    fn report_strict_permits<'a>(
-        &'a self,
-        _now: Nanos,
-        round: &'a Telling,
-    ) -> StoreReply<'a, PermitReportReply> {
-        StoreReply::Pending(Box::pin(self.report_permits(round)))
-    }
-}
-
-impl AuditStore for RedisStore {
-    fn has_audit_log(&self) -> bool {
-        true
-    }
-
-    fn append_audit<'a>(
-        &'a self,
-        _now: Nanos,
-        record: &'a AuditRecord,
-    ) -> StoreReply<'a, Result<(), StoreFailure>> {
-        self.append_audit_record(record)
-    }
-
-    fn read_audit(
-        &self,
-        _now: Nanos,
-    ) -> StoreReply<'_, Result<Vec<StoredAuditRecord>, StoreFailure>> {
-        self.read_audit_records()
     }
 }

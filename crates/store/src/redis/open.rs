@@ -12,17 +12,18 @@ use std::time::Duration;
 use fred::bytes::Bytes;
 use fred::clients::Client;
 use fred::error::{Error, ErrorKind};
-use fred::interfaces::LuaInterface as _;
-use fred::types::Value;
+use fred::interfaces::{ClientLike as _, LuaInterface as _};
+use fred::types::{InfoKind, Value};
 use tokio::time::{sleep, timeout};
 
+use super::call_error::is_refused;
 use super::client::{
     CONNECT_TIMEOUT, OpenedClient, ServerAddress, describe_error, run_command, without_arguments,
 };
 use super::connection::LiveConnection;
-use super::keeper::ServerLocation;
 use super::options::{ProxyMode, RedisOptions};
-use super::script::digest_of;
+use super::script::{LoadedScript, digest_of};
+use super::server_location::ServerLocation;
 
 /// A proxy such as twemproxy or Codis.
 pub(super) const SCRIPT_PROXY: &str = "a proxy that does not forward SCRIPT";
@@ -94,14 +95,57 @@ async fn load_scripts(
     location: &ServerLocation,
 ) -> Result<LiveConnection, Error> {
     let client = opened.client().clone();
-    let live = LiveConnection::load(client, address.clone(), location.cluster());
-    tokio::select! {
+    let live = load_scripts_over(client, address.clone());
+    let live = tokio::select! {
         biased;
         live = timeout(CONNECT_TIMEOUT, live) => live.unwrap_or_else(|_| {
             Err(Error::new(ErrorKind::Timeout, "timed out: no reply while loading the scripts"))
         }),
         () = opened.wait_closed() => Err(Error::new(ErrorKind::IO, CLOSED_WHILE_LOADING)),
+    };
+    let mut live = live?;
+    live.cluster = location.cluster();
+    Ok(live)
+}
+
+/// Loads the scripts over the connection of `client`. A user who may not load them sends the
+/// text of a script with its first call.
+///
+/// # Errors
+/// Redis does not know `SCRIPT`, or did not reply.
+async fn load_scripts_over(client: Client, at: ServerAddress) -> Result<LiveConnection, Error> {
+    let (run_id, info_refusal) = query_run_id(&client).await?;
+    for script in LoadedScript::ALL {
+        match client.script_load::<String, _>(script.text()).await {
+            Err(error) if is_script_denied(&error) => {
+                verify_scripts(&client).await?;
+                break;
+            }
+            loaded => drop(loaded?),
+        }
     }
+    verify_keyless_script(&client).await?;
+    let mut live = LiveConnection::new(client, at);
+    (live.run_id, live.info_refusal) = (run_id, info_refusal);
+    Ok(live)
+}
+
+/// Returns the `run_id` of the Redis process, and the error if Redis refused `INFO`. The `run_id` is
+/// empty if Redis does not report it, or if the ACL user may not run `INFO`. This replica then
+/// detects no restart of Redis by itself, and relies on the `run_id` that other replicas send.
+///
+/// # Errors
+/// Redis did not reply, so its `run_id` is unknown.
+async fn query_run_id(client: &Client) -> Result<(String, Option<String>), Error> {
+    let info: String = match client.info(Some(InfoKind::Server)).await {
+        Err(error) if is_unknown_command(&error) => return Err(error),
+        Err(error) if is_refused(&error) => {
+            return Ok((String::new(), Some(describe_error(&error))));
+        }
+        reply => reply?,
+    };
+    let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
+    Ok((run_id.unwrap_or_default().trim().to_owned(), None))
 }
 
 async fn open_behind_proxy(
@@ -111,19 +155,28 @@ async fn open_behind_proxy(
 ) -> Result<(ServerAddress, OpenedClient, LiveConnection), Error> {
     let mut opened = OpenedClient::behind_proxy(&address, options.login()).await?;
     let client = opened.client().clone();
-    let live = LiveConnection::behind_proxy(client, address.clone(), (kind, &options.key_prefix));
-    let live = tokio::select! {
+    let reply = tokio::select! {
         biased;
-        live = timeout(CONNECT_TIMEOUT, live) => live.unwrap_or_else(|_| {
-            Err(Error::new(ErrorKind::Timeout, "timed out: no reply to EVAL"))
-        }),
+        reply = timeout(CONNECT_TIMEOUT, verify_eval(&client, &options.key_prefix)) => {
+            reply.unwrap_or_else(|_| {
+                Err(Error::new(ErrorKind::Timeout, "timed out: no reply to EVAL"))
+            })
+        }
         () = opened.wait_closed() => Err(Error::new(ErrorKind::IO, "closed the connection")),
     };
-    let live = live.map_err(|error| {
+    reply.map_err(|error| {
         let text = format!("{kind}, and not EVAL: {}", describe_error(&error));
         Error::new(error.kind().clone(), text)
     })?;
+    let mut live = LiveConnection::new(client, address.clone());
+    live.proxy = Some(kind);
     Ok((address, opened, live))
+}
+
+/// Verifies that a proxy forwards `EVAL`.
+async fn verify_eval(client: &Client, key_prefix: &str) -> Result<(), Error> {
+    let key = format!("{key_prefix}sg:probe");
+    client.eval::<Value, _, _, _>("return 1", vec![key], Vec::<String>::new()).await.map(drop)
 }
 
 /// Returns the kind of proxy with this error, in words for logs and `doctor`.

@@ -14,27 +14,24 @@
 //! - A limit in shadow mode never causes other limits to be skipped.
 //! - A quota group causes other limits to be skipped only if all its limits deny.
 
+mod charge;
 mod check;
 mod deny_cache;
 mod send;
 
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use fred::bytes::Bytes;
 use parking_lot::Mutex;
-use smallvec::SmallVec;
 
-use super::outcome::all_failed;
-use super::{RedisStore, StoreFailure};
+use super::RedisStore;
 use crate::kernel::decision::Cost;
 use crate::kernel::rate::fixed_window::{FixedWindow, WindowCount, Windows};
 use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 use crate::stats::DenyCacheStats;
-use crate::{Charge, ChargeOutcome, Charges, CounterHits, Outcomes};
-use check::CompatCheck;
+use crate::{Charge, ChargeOutcome, CounterHits};
 use deny_cache::KeyDenyCache;
 
 /// Options of the counters under envoyproxy/ratelimit's keys.
@@ -107,33 +104,6 @@ impl CompatCounters {
 
     pub(super) const fn quota_for_all(&self) -> bool {
         self.options.quota_for_all
-    }
-
-    /// Makes `charges`, all under keys of envoyproxy/ratelimit, with `call_timeout` for each call.
-    pub(super) async fn charge(
-        &self,
-        redis: &RedisStore,
-        now: Nanos,
-        charges: &Charges,
-        deciding_step: DecidingStep,
-        call_timeout: Duration,
-    ) -> Outcomes {
-        let counters: SmallVec<[CompatCounter; 2]> =
-            charges.list.iter().filter_map(|charge| self.to_counter(charge, now)).collect();
-        if counters.len() != charges.list.len() {
-            return all_failed(charges, StoreFailure::InvalidReply);
-        }
-        let counters = &counters[..];
-        let check = CompatCheck {
-            reference: self,
-            redis,
-            now,
-            charges,
-            counters,
-            deciding_step,
-            call_timeout,
-        };
-        check.charge().await
     }
 
     /// Returns the limit to cache with a denial, or 0 if each key has only one limit. With 0, a

@@ -10,10 +10,11 @@ use tokio::time::timeout;
 use super::cluster::{self, ClusterConnections};
 use super::codec;
 use super::connection::LiveConnection;
-use super::keeper::{ServerLocation, keep_link};
+use super::keeper::keep_link;
 use super::link::Link;
 use super::options::{RedisOptions, RedisTopology};
 use super::sentinel::SentinelGroup;
+use super::server_location::ServerLocation;
 use super::{StoreFailure, client::ServerAddress};
 
 #[derive(Clone, Debug)]

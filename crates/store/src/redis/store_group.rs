@@ -14,30 +14,22 @@
 //! hits under the keys of envoyproxy/ratelimit. These keys contain the start of their window, so a
 //! refund reaches the window that was charged.
 
+mod fleet;
+mod joint_charge;
+
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 use smallvec::SmallVec;
 use tokio::time::timeout;
 
-use super::joint_decision::{DenialCharges, JointDecision, can_reserve};
-use super::outcome::{IndexedOutcomes, all_failed, as_uncharged, write_outcomes};
+use super::outcome::{IndexedOutcomes, all_failed, write_outcomes};
 use super::reference::{self, CompatCounters, DecidingStep};
-use super::reservations::Reservations;
 use super::{RedisStore, StoreFailure};
-use crate::audit::{AuditRecord, StoredAuditRecord};
-use crate::fleet::{MembershipHeartbeat, MembershipReply};
-use crate::heartbeat::{ShareRound, ShareRoundReply};
-use crate::kernel::decision::Cost;
-use crate::kernel::rate::limit::EXACT_BOUND;
-use crate::kernel::units::{Hits, Nanos};
+use crate::kernel::units::Nanos;
 use crate::lease::{LeaseMessage, LeaseOutcome};
-use crate::permits::{PermitReport, PermitReportReply, StrictPermitReply, StrictPermitRequest};
 use crate::stats::StoreStats;
-use crate::{
-    AuditStore, Charge, ChargeMode, ChargeOutcome, Charges, CounterHits, CounterStore, FleetStore,
-    Outcomes, StoreReply,
-};
+use crate::{Charge, ChargeMode, Charges, CounterStore, Outcomes, StoreReply};
 
 /// The stores that contain the counters of this process.
 #[derive(Debug)]
@@ -55,8 +47,6 @@ struct TargetPart {
 }
 
 type TargetParts = SmallVec<[TargetPart; 2]>;
-
-type ChargeIndexes = SmallVec<[usize; 2]>;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct ChargeTarget {
@@ -157,117 +147,6 @@ impl StoreGroup {
             || !self.store_of(target).route.has_several_servers()
     }
 
-    /// Makes one decision for all given parts. First reserves or previews each charge. Then makes
-    /// the previewed charges, and commits the reservations unless a limit denied meanwhile.
-    async fn decide_jointly(
-        &self,
-        now: Nanos,
-        charges: &Charges,
-        parts: &[TargetPart],
-    ) -> IndexedOutcomes {
-        let indexes: ChargeIndexes =
-            parts.iter().flat_map(|part| part.indexes.iter().copied()).collect();
-        if indexes.is_empty() {
-            return IndexedOutcomes::new();
-        }
-        let (list, decision) = (&charges.list, self.joint_decision(charges.mode));
-        let has_reference = parts.iter().any(|part| part.target.is_ratelimit_key);
-        let (deadline, steps) = (self.main.call_timeout, if has_reference { 3 } else { 2 });
-        let step_timeout = deadline / steps;
-        let mut outcomes = all_failed(charges, StoreFailure::TimedOut);
-        let (mut reservations, reservable) = self.plan_reservations(list, &indexes);
-        let others = indexes.iter().filter(|&index| !reservable.contains(index));
-        let others = others.map(|&index| (index, &list[index]));
-        let others = self.split_by_target(others, ChargeMode::Preview);
-        let previews = self.call_parts(now, &others, DecidingStep::ThisCall, Some(step_timeout));
-        let (previews, ()) =
-            join(previews, reservations.reserve_all(step_timeout, &mut outcomes)).await;
-        write_outcomes(
-            previews.into_iter().map(|(index, preview)| (index, as_uncharged(preview))).collect(),
-            &mut outcomes,
-        );
-        let previews = outcomes.clone();
-        let second = decision.second_step(list, &indexes, &previews, &reservable);
-        // Divide the remaining time between the charges of the second step and the commit.
-        let remaining = deadline.saturating_sub(step_timeout);
-        let step_timeout =
-            if second.is_empty() { remaining.min(step_timeout) } else { remaining / 2 };
-        let parts = self.split_by_target(
-            second.iter().map(|(index, charge)| (*index, charge)),
-            ChargeMode::Each,
-        );
-        write_outcomes(
-            self.call_parts(now, &parts, DecidingStep::EarlierCall, Some(step_timeout)).await,
-            &mut outcomes,
-        );
-        if decision.on_denial == DenialCharges::Nothing
-            && decision.denies(list, &indexes, &outcomes)
-        {
-            let mut canceled = outcomes.clone();
-            let refunds = self.refund_ratelimit_keys(now, &second, &outcomes, step_timeout);
-            let (refunds, ()) =
-                join(refunds, reservations.cancel_all(step_timeout, &mut canceled)).await;
-            outcomes = canceled;
-            for (index, refund) in refunds {
-                // A limit that denied keeps its denial; others get the outcome before the charge.
-                if matches!(refund, ChargeOutcome::Refunded(_)) && !outcomes[index].is_denial() {
-                    outcomes[index] = previews[index];
-                }
-            }
-        } else {
-            reservations.commit_all(step_timeout, &mut outcomes).await;
-        }
-        indexes.iter().map(|&index| (index, outcomes[index])).collect()
-    }
-
-    fn joint_decision(&self, mode: ChargeMode) -> JointDecision {
-        JointDecision::from_mode(mode).unwrap_or_else(|| JointDecision {
-            quota_for_all: self.reference.as_ref().is_some_and(CompatCounters::quota_for_all),
-            quota_cannot_deny: false,
-            on_denial: DenialCharges::DenyingLimits,
-        })
-    }
-
-    /// Plans reservations for the charges at `indexes`; also returns the indices that can be
-    /// reserved.
-    fn plan_reservations(
-        &self,
-        list: &[Charge],
-        indexes: &[usize],
-    ) -> (Reservations, ChargeIndexes) {
-        let mut reservations = Reservations::default();
-        let is_own_key = |index: usize| !self.target_of(&list[index]).is_ratelimit_key;
-        let can = |&&index: &&usize| is_own_key(index) && can_reserve(list, index);
-        let reservable: ChargeIndexes = indexes.iter().filter(can).copied().collect();
-        for &index in &reservable {
-            let store = self.store_of(self.target_of(&list[index]));
-            reservations.add(&store.reservation_client, index, &list[index]);
-        }
-        (reservations, reservable)
-    }
-
-    /// Refunds the hits that were charged under the keys of envoyproxy/ratelimit, also denied hits,
-    /// which a fixed window counts.
-    async fn refund_ratelimit_keys(
-        &self,
-        now: Nanos,
-        charged: &[(usize, Charge)],
-        outcomes: &Outcomes,
-        step_timeout: Duration,
-    ) -> IndexedOutcomes {
-        let refunds = charged.iter().filter_map(|(index, charge)| {
-            let Cost::Charge(hits @ Hits(1..)) = charge.cost else { return None };
-            let cost = Cost::Refund(hits);
-            let is_refundable =
-                has_counted_hits(outcomes[*index]) && self.target_of(charge).is_ratelimit_key;
-            is_refundable.then(|| (*index, Charge { cost, ..charge.clone() }))
-        });
-        let refunds: SmallVec<[(usize, Charge); 2]> = refunds.collect();
-        let refunds = refunds.iter().map(|(index, charge)| (*index, charge));
-        let parts = self.split_by_target(refunds, ChargeMode::Each);
-        self.call_parts(now, &parts, DecidingStep::EarlierCall, Some(step_timeout)).await
-    }
-
     async fn call_parts(
         &self,
         now: Nanos,
@@ -304,12 +183,6 @@ impl StoreGroup {
             },
         }
     }
-}
-
-/// Returns `true` if a counter under envoyproxy/ratelimit's keys counted the hits, allowed or
-/// denied. It counts neither hits that the deny cache denied, nor hits that overflow it.
-const fn has_counted_hits(outcome: ChargeOutcome) -> bool {
-    matches!(outcome, ChargeOutcome::Counted(_, CounterHits { hits, is_cached_denial: false }) if hits != EXACT_BOUND)
 }
 
 impl CounterStore for StoreGroup {
@@ -379,59 +252,5 @@ impl CounterStore for StoreGroup {
         let per_second = self.per_second.as_ref().and_then(|store| store.stats().connections);
         let deny_cache = self.reference.as_ref().and_then(CompatCounters::deny_cache_stats);
         StoreStats { per_second_connections: per_second, deny_cache, ..self.main.stats() }
-    }
-}
-
-impl FleetStore for StoreGroup {
-    fn update_membership<'a>(
-        &'a self,
-        heartbeat: &'a MembershipHeartbeat,
-    ) -> StoreReply<'a, Result<MembershipReply, StoreFailure>> {
-        self.main.update_membership(heartbeat)
-    }
-
-    fn report_shares<'a>(
-        &'a self,
-        now: Nanos,
-        round: &'a ShareRound,
-    ) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
-        self.main.report_shares(now, round)
-    }
-
-    fn acquire_strict_permit<'a>(
-        &'a self,
-        now: Nanos,
-        request: &'a StrictPermitRequest,
-    ) -> StoreReply<'a, Result<StrictPermitReply, StoreFailure>> {
-        self.main.acquire_strict_permit(now, request)
-    }
-
-    fn report_strict_permits<'a>(
-        &'a self,
-        now: Nanos,
-        report: &'a PermitReport,
-    ) -> StoreReply<'a, PermitReportReply> {
-        self.main.report_strict_permits(now, report)
-    }
-}
-
-impl AuditStore for StoreGroup {
-    fn has_audit_log(&self) -> bool {
-        self.main.has_audit_log()
-    }
-
-    fn append_audit<'a>(
-        &'a self,
-        now: Nanos,
-        record: &'a AuditRecord,
-    ) -> StoreReply<'a, Result<(), StoreFailure>> {
-        self.main.append_audit(now, record)
-    }
-
-    fn read_audit(
-        &self,
-        now: Nanos,
-    ) -> StoreReply<'_, Result<Vec<StoredAuditRecord>, StoreFailure>> {
-        self.main.read_audit(now)
     }
 }

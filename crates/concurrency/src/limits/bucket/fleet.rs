@@ -1,18 +1,14 @@
 //! A bucket of a limit in mode `shared`: its reports to the fleet, and its share.
 
-use std::sync::Arc;
-
 use sluicegate_lease::clock::Clock;
-use tokio::sync::watch;
 
 use super::{Bucket, BucketState};
 use crate::kernel::concurrency::adaptive::{FleetShare, ProbeSchedule};
 use crate::kernel::concurrency::limiter::LimiterEvent;
 use crate::kernel::coordinator::{Heartbeat, HeartbeatReply, ShareTiming};
 use crate::kernel::units::{Incarnation, Nanos, Share};
-use crate::limits::PermitRequest;
-use crate::limits::replica_share::{ReplicaShare, ReportAction, ShareSnapshot, SharedLimit};
-use crate::limits::reporter::FleetReporter;
+use crate::limits::SharedLimit;
+use crate::limits::replica_share::{ReportAction, ShareSnapshot};
 
 /// The methods that the fleet reporter calls.
 impl Bucket {
@@ -138,58 +134,5 @@ impl BucketState {
             leased.become_local(now);
             self.step(now, LimiterEvent::Share(u32::MAX));
         }
-    }
-
-    /// Returns the sharing parameters of the request, or the current ones if the request comes
-    /// from an earlier revision.
-    pub(super) fn shared_limit(&self, request: &PermitRequest<'_>) -> Option<SharedLimit> {
-        if self.revision <= request.revision {
-            return request.shared;
-        }
-        self.replica_share.as_ref().filter(|leased| !leased.is_local()).map(|leased| leased.shared)
-    }
-
-    /// Returns `true` if the sharing parameters have changed, or this replica does not know its
-    /// share.
-    pub(super) fn has_to_join(&self, request: &PermitRequest<'_>) -> bool {
-        match &self.replica_share {
-            Some(leased) => {
-                request.shared.is_none_or(|shared| leased.shared != shared)
-                    || leased.is_share_unknown()
-            }
-            None => request.shared.is_some(),
-        }
-    }
-
-    /// Joins or leaves the fleet for this limit, as the request requires. If the share is not
-    /// known yet, returns a receiver that is notified of the store's next reply.
-    pub(super) fn join_fleet(
-        &mut self,
-        now: Nanos,
-        ask: &PermitRequest<'_>,
-        fleet: &FleetReporter,
-        bucket: &Arc<Bucket>,
-    ) -> Option<watch::Receiver<()>> {
-        let Some(shared) = self.shared_limit(ask) else {
-            self.leave_fleet(now);
-            return None;
-        };
-        if self.replica_share.is_none() {
-            let (terms, totals) =
-                (fleet.share_timing(shared.max_duration), Arc::clone(fleet.totals()));
-            self.replica_share = Some(Box::new(ReplicaShare::new(shared, terms, now, totals)));
-            self.step(now, LimiterEvent::Share(0));
-        }
-        let leased = self.replica_share.as_mut()?;
-        if leased.shared != shared {
-            leased.reload(shared, fleet.share_timing(shared.max_duration));
-        }
-        if !leased.is_in_fleet() && !fleet.has_left() {
-            leased.join(now, fleet.replica(), fleet.next_incarnation());
-            fleet.add_bucket(ask.bucket, bucket);
-            self.step(now, LimiterEvent::Share(0));
-        }
-        let leased = self.replica_share.as_mut()?;
-        leased.is_share_unknown().then(|| leased.subscribe())
     }
 }

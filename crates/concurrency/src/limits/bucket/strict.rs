@@ -1,7 +1,6 @@
-//! This replica's permits of one limit in mode `strict`. The store counts the permits of the fleet.
+//! A bucket of a limit in mode `strict`. The store counts the permits of the fleet.
 //!
 //! Guarantees:
-//! - Every permit that the store may count is reported as released after it ends at this replica.
 //! - A permit is reported as in use only if the store granted it or `on_store_failure` allowed
 //!   it.
 //!
@@ -9,56 +8,20 @@
 //! - Acquire calls and queueing: see `limits::strict`.
 //! - Sending the permit reports: see `reporter::permits`.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use sluicegate_lease::clock::Clock;
 use sluicegate_lease::store::StoreFailure;
 
+use super::strict_permits::{AcquireReply, StoreKnowledge, StrictPermits};
 use super::{Bucket, BucketState};
-use crate::host::PermitEvent;
 use crate::kernel::concurrency::Permit;
 use crate::kernel::concurrency::limiter::{AcquireDenial, LimiterEffect, LimiterEvent};
 use crate::kernel::units::{Nanos, Share};
-use crate::limits::PermitRequest;
-use crate::limits::reporter::permits::{PermitReporter, ReleasedPermit};
-use crate::limits::strict::{StrictLimit, StrictQueue, StrictSnapshot};
-use crate::store::permits::{AcquireOutcome, LimitPermitsReply, PermitId, StrictPermitReply};
-
-#[derive(Debug)]
-pub(super) struct StrictPermits {
-    name: Arc<[u8]>,
-    reporter: Arc<PermitReporter>,
-    pub(super) queue: Arc<StrictQueue>,
-    permits: HashMap<Permit, StrictPermit>,
-    /// `true` while the permit reporter has this bucket in its list.
-    is_reported: bool,
-    limit: u32,
-    max_duration: Nanos,
-    fleet_permits: Option<Share>,
-    closed_for: Nanos,
-    is_outage: bool,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct StrictPermit {
-    id: PermitId,
-    /// The time for which the store keeps the permit if it is not reported.
-    store_lifetime: Nanos,
-    is_granted: bool,
-    known: StoreKnowledge,
-    /// The latest end of the request, if its release will not be reported to this replica.
-    latest_end: Option<Nanos>,
-}
-
-/// The last known state of a permit in the store: counted or not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum StoreKnowledge {
-    No,
-    /// The acquire call has no reply yet, and may still reach the store.
-    Pending,
-    Yes,
-}
+use crate::limits::reporter::permit_ledger::PermitLedger;
+use crate::limits::strict_limit::StrictQueue;
+use crate::limits::{PermitRequest, StrictLimit, StrictSnapshot};
+use crate::store::permits::{LimitPermitsReply, PermitId};
 
 impl Bucket {
     /// Applies the request's parameters unless the bucket has later ones, and returns the bucket's
@@ -68,7 +31,7 @@ impl Bucket {
         clock: &Clock,
         ask: &PermitRequest<'_>,
         max_duration: Nanos,
-        teller: &Arc<PermitReporter>,
+        ledger: &Arc<PermitLedger>,
     ) -> Option<Arc<StrictQueue>> {
         let mut state = self.0.lock();
         if state.is_retired {
@@ -80,7 +43,7 @@ impl Bucket {
             state.leave_fleet(now);
         }
         let limit = state.rules.limit;
-        let made = || Box::new(StrictPermits::new(ask.bucket, teller));
+        let made = || Box::new(StrictPermits::new(ask.bucket, ledger));
         let strict = state.strict_permits.get_or_insert_with(made);
         (strict.limit, strict.max_duration) = (limit, max_duration);
         Some(Arc::clone(&strict.queue))
@@ -88,12 +51,14 @@ impl Bucket {
 
     /// Takes a permit of this replica's limiter, before the store call. Returns the permit, and its
     /// id and the limit for the store call. The store keeps an unreported permit for
-    /// `store_lifetime`.
+    /// `store_lifetime`. Calls `on_first` under the lock if permits of this bucket must be reported
+    /// from now on.
     pub(crate) fn take_local_permit(
-        self: &Arc<Self>,
+        &self,
         clock: &Clock,
         keep: Option<Nanos>,
         store_lifetime: Nanos,
+        on_first: impl FnOnce(),
     ) -> Result<(Permit, PermitId, Share), AcquireDenial> {
         let mut state = self.0.lock();
         let now = clock.steady();
@@ -107,7 +72,7 @@ impl Bucket {
         let strict = state.strict_permits.as_mut().ok_or(AcquireDenial::LimitReached)?;
         let id = strict.add_permit(permit, store_lifetime);
         if !std::mem::replace(&mut strict.is_reported, true) {
-            strict.reporter.add_bucket(&strict.name, self);
+            on_first();
         }
         Ok((permit, id, limit))
     }
@@ -127,13 +92,17 @@ impl Bucket {
         state.step(now, LimiterEvent::Expire);
         let in_flight = state.limiter.in_flight();
         let Some(strict) = &mut state.strict_permits else { return false };
-        let late = strict.reporter.heartbeat() <= now.since(sent);
+        let late = strict.ledger.heartbeat() <= now.since(sent);
         strict.record_reply(permit, answer, in_flight <= strict_limit.outage_limit, late)
     }
 
-    /// Returns the permits to report as in use, each with the time for which the store keeps it. If
-    /// the bucket has no permits, removes it from the reporter's list.
-    pub(crate) fn permits_to_report(&self, clock: &Clock) -> Vec<(PermitId, Nanos)> {
+    /// Returns the permits to report as in use, each with the time for which the store keeps it.
+    /// Calls `on_unused` under the lock if the bucket has no permits.
+    pub(crate) fn permits_to_report(
+        &self,
+        clock: &Clock,
+        on_unused: impl FnOnce(),
+    ) -> Vec<(PermitId, Nanos)> {
         let mut state = self.0.lock();
         let now = clock.steady();
         state.step(now, LimiterEvent::Expire);
@@ -142,7 +111,7 @@ impl Bucket {
         };
         if strict.permits.is_empty() {
             strict.is_reported = false;
-            strict.reporter.remove_bucket(&strict.name);
+            on_unused();
         }
         let granted = strict.permits.iter_mut().filter(|(_, entry)| entry.is_granted);
         let reported = granted.map(|(permit, entry)| {
@@ -151,7 +120,7 @@ impl Bucket {
             }
             let until = limiter.deadline(*permit).or(entry.latest_end);
             let keep = until.map(|until| until.since(now));
-            (entry.id, strict.reporter.store_lifetime(keep))
+            (entry.id, strict.ledger.store_lifetime(keep))
         });
         reported.collect()
     }
@@ -198,133 +167,5 @@ impl Bucket {
             closed_for: strict.closed_for,
             is_outage: strict.is_outage,
         })
-    }
-}
-
-impl BucketState {
-    pub(super) fn end_strict_permit(&mut self, now: Nanos, permit: Permit) {
-        if let Some(strict) = &mut self.strict_permits {
-            strict.end_permit(now, permit);
-        }
-    }
-
-    pub(super) fn queue_length(&self) -> usize {
-        self.strict_permits.as_ref().map_or(0, |strict| strict.queue.waiting())
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum AcquireReply {
-    Replied(StrictPermitReply),
-    /// The acquire call was sent and got no reply.
-    NoReply,
-    /// The acquire call was not sent.
-    No,
-}
-
-impl StrictPermits {
-    fn new(name: &[u8], reporter: &Arc<PermitReporter>) -> Self {
-        Self {
-            name: name.into(),
-            reporter: Arc::clone(reporter),
-            queue: Arc::default(),
-            permits: HashMap::new(),
-            is_reported: false,
-            limit: 0,
-            max_duration: Nanos(0),
-            fleet_permits: None,
-            closed_for: Nanos(0),
-            is_outage: false,
-        }
-    }
-
-    /// Returns `true` while a request acquires or waits in this bucket, or a report is pending. The
-    /// bucket must stay then: a new bucket of the same name would replace it in the permit
-    /// reporter.
-    pub(super) fn is_in_use(&self) -> bool {
-        // Each such request, and each unreported release, has a reference to the queue.
-        self.is_reported || 1 < Arc::strong_count(&self.queue)
-    }
-
-    fn add_permit(&mut self, permit: Permit, store_lifetime: Nanos) -> PermitId {
-        let id = self.reporter.next_id();
-        self.permits.insert(
-            permit,
-            StrictPermit {
-                id,
-                store_lifetime,
-                is_granted: false,
-                known: StoreKnowledge::Pending,
-                latest_end: None,
-            },
-        );
-        id
-    }
-
-    /// Records the reply to an acquire call, and returns `true` if the request has its permit.
-    ///
-    /// - `alone`: the requests in flight are within the limit that applies here without the store.
-    /// - `late`: the reply took a heartbeat interval or longer, so the permit may expire in the
-    ///   store before its first report.
-    fn record_reply(
-        &mut self,
-        permit: Permit,
-        answer: AcquireReply,
-        alone: bool,
-        late: bool,
-    ) -> bool {
-        let Some(entry) = self.permits.get_mut(&permit) else { return false };
-        let AcquireReply::Replied(StrictPermitReply { result: acquired, held }) = answer else {
-            self.is_outage = true;
-            if matches!(answer, AcquireReply::No) {
-                entry.known = StoreKnowledge::No;
-            }
-            entry.is_granted = alone;
-            self.reporter.count(PermitEvent::NoReply, 1);
-            return alone;
-        };
-        (self.is_outage, self.fleet_permits) = (false, Some(held));
-        self.closed_for = match acquired {
-            AcquireOutcome::Closed(closed_for) => closed_for,
-            AcquireOutcome::Acquired | AcquireOutcome::LimitReached => Nanos(0),
-        };
-        let is_held = acquired == AcquireOutcome::Acquired;
-        entry.known = if is_held { StoreKnowledge::Yes } else { StoreKnowledge::No };
-        entry.is_granted = is_held && !late;
-        let is_granted = entry.is_granted;
-        let event = match acquired {
-            AcquireOutcome::Acquired => PermitEvent::Granted,
-            AcquireOutcome::LimitReached => PermitEvent::LimitReached,
-            AcquireOutcome::Closed(_) => PermitEvent::GrantsPaused,
-        };
-        self.reporter.count(event, 1);
-        is_granted
-    }
-
-    fn end_permit(&mut self, now: Nanos, permit: Permit) {
-        let Some(StrictPermit { id, store_lifetime: keep, is_granted: is_held, known, .. }) =
-            self.permits.remove(&permit)
-        else {
-            return;
-        };
-        if known == StoreKnowledge::No {
-            if is_held {
-                self.queue.wake_first();
-            }
-            return;
-        }
-        let (bucket, queue) = (Arc::clone(&self.name), Arc::clone(&self.queue));
-        let repeats = known == StoreKnowledge::Pending;
-        self.reporter.queue_release(
-            now,
-            ReleasedPermit {
-                bucket,
-                queue,
-                id,
-                due: now,
-                store_deadline: now.plus(keep),
-                is_repeated: repeats,
-            },
-        );
     }
 }

@@ -8,168 +8,55 @@
 //! - A release that the store did not confirm is reported again until the permit's deadline.
 //! - A release is repeated for three heartbeat intervals if its acquire call may still arrive
 //!   later.
-//! - The number of unreported releases is bounded.
 //!
 //! Not covered:
+//! - The list of unreported releases: see [`super::permit_ledger`].
 //! - When a round starts and which store call carries it: see [`super::reporter`].
 //! - Acquire and release at this replica: see `concurrency::bucket`.
 //!
 //! Cost: a round examines the permits that it reports. Releases that are due later cost nothing.
 
-use std::collections::vec_deque::Drain;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use parking_lot::Mutex;
-use siphasher::sip::SipHasher24;
 use sluicegate_lease::clock::Clock;
-use tokio::sync::Notify;
 
-use crate::host::{ConcurrencyEvent, Host, PermitEvent};
+use super::permit_ledger::{PermitLedger, ReleasedPermit};
+use crate::host::PermitEvent;
 use crate::kernel::units::Nanos;
-use crate::limits::BucketName;
 use crate::limits::bucket::Bucket;
-use crate::limits::reporter::shares::SharePace;
-use crate::limits::strict::{StrictQueue, StrictSnapshot};
+use crate::limits::{BucketName, StrictSnapshot};
 use crate::store::permits::{
     LimitPermits, LimitPermitsReply, MAX_PERMITS_PER_REPORT, PermitId, PermitReport,
     PermitReportReply, PermitTiming,
 };
 
-/// The largest number of unreported releases. Beyond it, the store keeps a released permit until
-/// the permit's deadline.
-const MAX_PENDING_RELEASES: usize = 65_536;
-
 #[derive(Debug)]
 pub(crate) struct PermitReporter {
-    host: Arc<dyn Host>,
-    /// Identifies this process in permit ids. Unique in the fleet.
-    incarnation: u64,
-    next_number: AtomicU64,
-    pace: SharePace,
+    pub(super) ledger: Arc<PermitLedger>,
     reported: Mutex<HashMap<BucketName, Arc<Bucket>>>,
-    released: Mutex<PendingReleases>,
-    /// Notified when a release is due.
-    pub(super) wake: Notify,
     /// `true` if the configuration has strict limits. The store must then learn of this replica
     /// before the first acquire.
     has_strict_limits: AtomicBool,
     last_round: Mutex<RoundState>,
 }
 
-/// A released permit that the store may still count.
-#[derive(Debug)]
-pub(crate) struct ReleasedPermit {
-    /// Shared with the bucket, because many releases may wait and a name may be long.
-    pub(crate) bucket: Arc<[u8]>,
-    pub(crate) queue: Arc<StrictQueue>,
-    pub(crate) id: PermitId,
-    /// The instant of the next report of this release.
-    pub(crate) due: Nanos,
-    /// The deadline of the permit in the store.
-    pub(crate) store_deadline: Nanos,
-    /// `true` if the release must be repeated, because a pending store call may acquire the permit
-    /// again.
-    pub(crate) is_repeated: bool,
-}
-
-/// The unreported releases, at most [`MAX_PENDING_RELEASES`].
-#[derive(Debug, Default)]
-struct PendingReleases {
-    /// Releases that were never reported.
-    fresh: VecDeque<ReleasedPermit>,
-    /// Releases that are reported again, in the order of `due`.
-    repeated: VecDeque<ReleasedPermit>,
-}
-
-impl PendingReleases {
-    fn add(&mut self, release: ReleasedPermit) {
-        if !self.is_full() {
-            self.fresh.push_back(release);
-        }
-    }
-
-    /// Adds a release that is reported again. Callers must pass increasing `due` instants.
-    fn add_repeated(&mut self, release: ReleasedPermit) {
-        if !self.is_full() {
-            self.repeated.push_back(release);
-        }
-    }
-
-    fn is_full(&self) -> bool {
-        MAX_PENDING_RELEASES <= self.fresh.len() + self.repeated.len()
-    }
-
-    /// Removes and returns the due releases. Stops at the first release that is not due, so that the
-    /// lock is free soon.
-    fn take_due(&mut self, now: Nanos) -> Vec<ReleasedPermit> {
-        let both = [&mut self.fresh, &mut self.repeated];
-        both.into_iter().flat_map(|list| first_due(list, now)).collect()
-    }
-}
-
-fn first_due(list: &mut VecDeque<ReleasedPermit>, now: Nanos) -> Drain<'_, ReleasedPermit> {
-    let due = list.iter().take_while(|release| release.due <= now).count();
-    list.drain(..due)
-}
-
 #[derive(Debug, Default)]
 struct RoundState {
     heartbeat_at: Option<Nanos>,
-    failed_at: Option<Nanos>,
     is_failing: bool,
 }
 
 impl PermitReporter {
-    pub(crate) fn new(
-        host: Arc<dyn Host>,
-        (replica, incarnation): (u64, u64),
-        pace: SharePace,
-    ) -> Self {
-        let name = [replica.to_le_bytes(), incarnation.to_le_bytes()].concat();
+    pub(super) fn new(ledger: PermitLedger) -> Self {
         Self {
-            host,
-            incarnation: SipHasher24::new().hash(&name),
-            next_number: AtomicU64::new(0),
-            pace,
+            ledger: Arc::new(ledger),
             reported: Mutex::default(),
-            released: Mutex::default(),
-            wake: Notify::new(),
             has_strict_limits: AtomicBool::new(false),
             last_round: Mutex::default(),
         }
-    }
-
-    pub(crate) const fn heartbeat(&self) -> Nanos {
-        self.pace.heartbeat
-    }
-
-    /// Returns the time for which the store keeps a permit without a report.
-    pub(crate) const fn unreported_lifetime(&self) -> Nanos {
-        self.pace.permit_lifetime()
-    }
-
-    /// Returns the timing of permits of a strict limit with this `max_duration`. All replicas with
-    /// the same heartbeat interval get the same timing.
-    pub(crate) fn times(&self, max_duration: Nanos) -> PermitTiming {
-        self.pace.permit_timing(max_duration)
-    }
-
-    /// Returns the time for which the store keeps a permit with the given local lifetime. It is one
-    /// heartbeat interval longer, because a renewal is reported with the next heartbeat.
-    pub(crate) fn store_lifetime(&self, local_lifetime: Option<Nanos>) -> Nanos {
-        local_lifetime.map_or(self.unreported_lifetime(), |keep| keep.plus(self.heartbeat()))
-    }
-
-    pub(crate) fn next_id(&self) -> PermitId {
-        PermitId(self.incarnation, self.next_number.fetch_add(1, Relaxed))
-    }
-
-    /// Returns a pseudo-random number below the bound, for jitter.
-    pub(crate) fn random_below(&self, bound: u64) -> u64 {
-        let PermitId(incarnation, number) = self.next_id();
-        SipHasher24::new().hash(&(incarnation ^ number).to_le_bytes()) % bound.max(1)
     }
 
     /// Switches heartbeats without permits on or off. The store needs them if the configuration has
@@ -182,28 +69,14 @@ impl PermitReporter {
         self.reported.lock().insert(name.into(), Arc::clone(bucket));
     }
 
-    pub(crate) fn remove_bucket(&self, name: &[u8]) {
+    fn remove_bucket(&self, name: &[u8]) {
         self.reported.lock().remove(name);
-    }
-
-    /// Queues a released permit for the next report.
-    pub(crate) fn queue_release(&self, now: Nanos, release: ReleasedPermit) {
-        let failed_at = self.last_round.lock().failed_at;
-        let unreported = self.unreported_lifetime();
-        let has_failed_lately = failed_at.is_some_and(|at| now.since(at) < unreported);
-        let is_repeated = release.is_repeated || has_failed_lately;
-        let mut store_deadline = release.store_deadline;
-        if is_repeated {
-            store_deadline = store_deadline.max(now.plus(unreported));
-        }
-        self.released.lock().add(ReleasedPermit { store_deadline, is_repeated, ..release });
-        self.wake.notify_one();
     }
 
     /// Returns `true` if a heartbeat is due, and records its start.
     fn start_due_heartbeat(&self, now: Nanos) -> bool {
         let mut last = self.last_round.lock();
-        let is_due = last.heartbeat_at.is_none_or(|at| self.heartbeat() <= now.since(at));
+        let is_due = last.heartbeat_at.is_none_or(|at| self.ledger.heartbeat() <= now.since(at));
         if is_due {
             last.heartbeat_at = Some(now);
         }
@@ -247,19 +120,19 @@ impl<'a> PermitReports<'a> {
             if is_last {
                 bucket.leave_all_to_deadlines(clock);
             }
-            let in_use = bucket.permits_to_report(clock);
+            let in_use = bucket.permits_to_report(clock, || reporter.remove_bucket(&name));
             if !in_use.is_empty() {
                 limit_permits(&mut by_bucket, &name).in_use = in_use;
                 buckets.insert(name, bucket);
             }
         }
         let mut released = HashMap::new();
-        for release in reporter.released.lock().take_due(now) {
+        for release in reporter.ledger.take_due(now) {
             limit_permits(&mut by_bucket, &release.bucket).released.push(release.id);
             released.insert(release.id, release);
         }
         let to_all_nodes = is_heartbeat && reporter.has_strict_limits.load(Relaxed);
-        let calls = pack_calls(by_bucket, reporter.times(Nanos(0)), to_all_nodes);
+        let calls = pack_calls(by_bucket, reporter.ledger.times(Nanos(0)), to_all_nodes);
         Self { reporter, clock, calls, buckets, released }
     }
 
@@ -278,7 +151,7 @@ impl<'a> PermitReports<'a> {
             }
             self.reporter.count_events(&limit, reply.ok());
             for release in limit.released.iter().filter_map(|id| self.released.remove(id)) {
-                self.reporter.finish_or_repeat(now, release, reply.is_ok());
+                self.reporter.ledger.finish_or_repeat(now, release, reply.is_ok());
             }
         }
     }
@@ -335,40 +208,12 @@ fn split_report(permits: LimitPermits) -> Vec<LimitPermits> {
 }
 
 impl PermitReporter {
-    /// Counts an event of this number of permits.
-    pub(crate) fn count(&self, event: PermitEvent, permits: u64) {
-        self.host.count(ConcurrencyEvent::Permits(event, permits));
-    }
-
     fn count_events(&self, permits: &LimitPermits, reply: Option<LimitPermitsReply>) {
         let Some(reply) = reply else { return };
         let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
-        self.count(PermitEvent::Renewed, number(permits.in_use.len()));
-        self.count(PermitEvent::Restored, reply.changes.restored);
-        self.count(PermitEvent::Released, reply.changes.freed);
-    }
-
-    fn finish_or_repeat(&self, now: Nanos, release: ReleasedPermit, is_confirmed: bool) {
-        if is_confirmed {
-            release.queue.wake_first();
-        }
-        if now < release.store_deadline && (release.is_repeated || !is_confirmed) {
-            // A store call without a reply may still be executed later.
-            let store_deadline = if is_confirmed {
-                release.store_deadline.min(now.plus(self.unreported_lifetime()))
-            } else {
-                release.store_deadline
-            };
-            // `due` is always one heartbeat interval from now, so the list of repeated releases
-            // stays sorted.
-            let due = now.plus(self.heartbeat());
-            self.released.lock().add_repeated(ReleasedPermit {
-                due,
-                store_deadline,
-                is_repeated: true,
-                ..release
-            });
-        }
+        self.ledger.count(PermitEvent::Renewed, number(permits.in_use.len()));
+        self.ledger.count(PermitEvent::Restored, reply.changes.restored);
+        self.ledger.count(PermitEvent::Released, reply.changes.freed);
     }
 
     fn record_result(&self, now: Nanos, replies: &PermitReportReply) {
@@ -377,13 +222,13 @@ impl PermitReporter {
             Some(failure) => {
                 // The next heartbeat is due after a quarter of the interval, because an available
                 // store that gets no reports stops granting permits.
-                let sooner = Nanos(now.0.saturating_sub(self.heartbeat().0 / 4 * 3));
+                let sooner = Nanos(now.0.saturating_sub(self.ledger.heartbeat().0 / 4 * 3));
                 last.heartbeat_at = last.heartbeat_at.map(|at| at.min(sooner));
                 if !std::mem::replace(&mut last.is_failing, true) {
                     let cause = failure.as_str();
                     tracing::warn!(cause, "failed to report permits to the store, retrying");
                 }
-                last.failed_at = Some(now);
+                self.ledger.record_failed_report(now);
             }
             None if !replies.is_empty() => last.is_failing = false,
             None => {}

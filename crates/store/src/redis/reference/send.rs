@@ -12,15 +12,16 @@ use fred::types::Value;
 use tokio::time::timeout;
 
 use super::CompatCounter;
-use super::check::{CompatCheck, CounterIndexes, CounterReplies, SendMode};
+use super::check::{CompatCheck, CounterIndexes, CounterReplies, CounterReply, SendMode};
 use crate::StoreFailure;
 use crate::kernel::decision::VoteGroup;
 use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::Hits;
 use crate::redis::call_error::{classify_error, is_refused};
 use crate::redis::client::CONNECT_TIMEOUT;
-use crate::redis::cluster::Redirect;
+
 use crate::redis::connection::{self, LiveConnection, MAX_REDIRECTS, RedirectTarget, RedisScript};
+use crate::redis::redirect::Redirect;
 use crate::redis::script::digest_of;
 
 /// The script for checks whose charges are decided atomically (protocol: `reference.lua`).
@@ -32,21 +33,6 @@ type CommandReply = Result<Value, Error>;
 struct PipelineReply {
     count: CommandReply,
     expiry: Option<CommandReply>,
-}
-
-/// The reply of Redis to one charge, with the hits in the counter.
-#[derive(Clone, Copy)]
-pub(super) enum CounterReply {
-    /// The hits were charged.
-    Charged(u64),
-    /// The hits were not charged.
-    Skipped(u64),
-    /// The hits were not charged: the limit of this charge denies them.
-    OverLimit(u64),
-    /// The hits were refunded.
-    Refunded(u64),
-    /// Redis sent no usable reply.
-    Failed(StoreFailure),
 }
 
 impl CompatCheck<'_> {
@@ -95,6 +81,33 @@ impl CompatCheck<'_> {
         send_mode: SendMode,
     ) -> Result<CounterReplies, StoreFailure> {
         let mut replies = self.run_pipeline(live, indexes, send_mode, false).await?;
+        let redirected = self.follow_redirects(live, indexes, send_mode, &mut replies).await?;
+        let node = redirected.as_deref().unwrap_or(live);
+        let refused_expiry = replies.iter().find_map(PipelineReply::refused_expiry).cloned();
+        let has_expiry = replies.iter().any(PipelineReply::has_expiry);
+        let replies = indexes.iter().zip(replies);
+        let replies = replies
+            .map(|(&index, reply)| self.counter_reply(node, index, reply.count, send_mode))
+            .collect();
+        self.update_health(node, slot, send_mode, &replies)?;
+        // The `INCRBY` commands succeeded, so a refused `EXPIRE` is recorded separately.
+        match refused_expiry {
+            Some(error) => node.signals.record_refused_expiry(&error),
+            None if has_expiry => node.signals.record_accepted_expiry(),
+            None => {}
+        }
+        Ok(replies)
+    }
+
+    /// Sends the redirected commands again, and replaces their replies. Returns the node of the
+    /// last redirect.
+    async fn follow_redirects(
+        &self,
+        live: &LiveConnection,
+        indexes: &[usize],
+        send_mode: SendMode,
+        replies: &mut [PipelineReply],
+    ) -> Result<Option<Arc<LiveConnection>>, StoreFailure> {
         let mut redirected = None::<Arc<LiveConnection>>;
         for _ in 0..MAX_REDIRECTS {
             // All commands that are redirected again were sent to the node of the last redirect.
@@ -118,21 +131,7 @@ impl CompatCheck<'_> {
             }
             redirected = Some(live);
         }
-        let node = redirected.as_deref().unwrap_or(live);
-        let refused_expiry = replies.iter().find_map(PipelineReply::refused_expiry).cloned();
-        let has_expiry = replies.iter().any(PipelineReply::has_expiry);
-        let replies = indexes.iter().zip(replies);
-        let replies = replies
-            .map(|(&index, reply)| self.counter_reply(node, index, reply.count, send_mode))
-            .collect();
-        self.update_health(node, slot, send_mode, &replies)?;
-        // The `INCRBY` commands succeeded, so a refused `EXPIRE` is recorded separately.
-        match refused_expiry {
-            Some(error) => node.signals.record_refused_expiry(&error),
-            None if has_expiry => node.signals.record_accepted_expiry(),
-            None => {}
-        }
-        Ok(replies)
+        Ok(redirected)
     }
 
     /// Sends `EXPIRE` again for counters whose slot moved between `INCRBY` and `EXPIRE`: they would
