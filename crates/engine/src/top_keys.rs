@@ -1,7 +1,7 @@
 //! Counts the keys with the most hits, and with the most denied hits, of each rule.
 //!
-//! A key is the descriptor of a check. [`KeySet`] counts the keys of one set of slots; here each
-//! rule gets two tables of [`SETS`] sets with a lock each.
+//! A key is the descriptor of a check. [`crate::kernel::top_keys`] counts the keys of one set of slots. Here each rule
+//! gets two tables of [`rule_keys::SETS`] sets, with a lock for each set.
 //!
 //! Guarantees:
 //! - Tables of at most [`MAX_RULES`] rules exist, with at most 1 MiB each.

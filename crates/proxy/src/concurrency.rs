@@ -164,7 +164,7 @@ impl Concurrency {
         let (verdict, result) = match acquired {
             Ok(permit) => ((RuleVerdict::Allow, Reason::WithinLimit), Ok(Acquired::Permit(permit))),
             Err(error) if limit.is_shadow => {
-                ((RuleVerdict::ShadowDeny, reason(error)), Ok(Acquired::Shadow))
+                ((RuleVerdict::ShadowDeny, error.reason()), Ok(Acquired::Shadow))
             }
             Err(AcquireError::NoShare) => return Ok(Acquired::NoReply),
             // Without a queue, only the wait for the store can time out.
@@ -172,7 +172,7 @@ impl Concurrency {
                 return Ok(Acquired::NoReply);
             }
             Err(error) => {
-                let reason = reason(error);
+                let reason = error.reason();
                 ((RuleVerdict::Deny, reason), Err(Box::new(Answer::rejected(limit, reason))))
             }
         };
@@ -212,15 +212,6 @@ async fn report_forever(
         let parts = reporter.next_round(&mut timer).await;
         // The reply to a heartbeat: a proxy sends none.
         let _none = reporter.report(&clock, &*store, parts).await;
-    }
-}
-
-const fn reason(error: AcquireError) -> Reason {
-    match error {
-        AcquireError::Full | AcquireError::NoShare => Reason::ConcurrencyLimitReached,
-        AcquireError::QueueFull => Reason::QueueFull,
-        AcquireError::QueueTimeout => Reason::QueueTimeout,
-        AcquireError::TooManyBuckets => Reason::TooManyBuckets,
     }
 }
 

@@ -4,6 +4,7 @@
 //! - The limits that cover a request.
 
 use crate::kernel::concurrency::limiter::LimiterConfig;
+use crate::kernel::decision::Reason;
 use crate::kernel::units::{Nanos, Revision};
 use crate::limits::shared_limit::SharedLimit;
 
@@ -51,4 +52,17 @@ pub enum AcquireError {
     /// none of the examined ones is idle.
     #[error("the largest number of concurrency buckets is in use")]
     TooManyBuckets,
+}
+
+impl AcquireError {
+    /// Returns the reason that replies, metrics and logs name.
+    #[must_use]
+    pub const fn reason(self) -> Reason {
+        match self {
+            Self::Full | Self::NoShare => Reason::ConcurrencyLimitReached,
+            Self::QueueFull => Reason::QueueFull,
+            Self::QueueTimeout => Reason::QueueTimeout,
+            Self::TooManyBuckets => Reason::TooManyBuckets,
+        }
+    }
 }

@@ -7,7 +7,7 @@
 //! - The value of a text setting is taken as written, even if YAML would read a number or boolean.
 //!
 //! Not covered:
-//! - Unknown names and invalid values (see [`super::read`]).
+//! - Unknown names and invalid values (see [`mod@super::read`]).
 
 use std::borrow::Cow;
 use std::fmt;

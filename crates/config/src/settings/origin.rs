@@ -1,7 +1,7 @@
 //! The origin of a setting's value, and the spelling of its name there.
 //!
 //! Not covered:
-//! - The choice of the value (see [`super::read`]).
+//! - The choice of the value (see [`mod@super::read`]).
 
 use std::fmt;
 use std::sync::Arc;

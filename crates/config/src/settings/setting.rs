@@ -4,7 +4,7 @@
 //! - The flag and the variable of a setting follow from its name.
 //!
 //! Not covered:
-//! - The values of settings (see [`super::table`]).
+//! - The values of settings (see [`mod@super::table`]).
 
 use super::value::Shape;
 

@@ -6,7 +6,7 @@
 //! - `read` accepts the output of `show`, except for secrets.
 //!
 //! Not covered:
-//! - The list of settings (see [`super::table`]), and conflicts between them.
+//! - The list of settings (see [`mod@super::table`]), and conflicts between them.
 
 use std::fmt;
 use std::net::IpAddr;

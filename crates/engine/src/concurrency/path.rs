@@ -26,8 +26,8 @@ use super::terms;
 use super::wait_deadlines::{WaitDeadlines, time_left};
 use crate::active_config::ActiveConfig;
 use crate::concurrency::{
-    AcquireError, BucketLoad, ConcurrencyLimits, PermitGuard, PermitRequest, SharedLimit,
-    StrictLimit, rules_at_process,
+    BucketLoad, ConcurrencyLimits, PermitGuard, PermitRequest, SharedLimit, StrictLimit,
+    rules_at_process,
 };
 use crate::config::Config;
 use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode, RejectReply};
@@ -321,11 +321,11 @@ impl Engine {
         match acquired {
             Ok(held) => Ok(Some(held)),
             Err(denied) if shadow => {
-                let (limit, reason) = (&*limit.path, reason_of(denied));
+                let (limit, reason) = (&*limit.path, denied.reason());
                 ConcurrencyLimitExceeded { limit, reason, is_enforced: false, count: 1 }.emit();
                 Ok(None)
             }
-            Err(denied) => Err(reason_of(denied)),
+            Err(denied) => Err(denied.reason()),
         }
     }
 }
@@ -333,15 +333,6 @@ impl Engine {
 fn total_queue_timeout(limits: &[(CounterKey, &ConcurrencyLimit)]) -> Nanos {
     let waits = limits.iter().filter_map(|(_, ceiling)| ceiling.rules.queue);
     waits.fold(Nanos(0), |sum, waiting| sum.plus(waiting.timeout))
-}
-
-const fn reason_of(denied: AcquireError) -> Reason {
-    match denied {
-        AcquireError::Full | AcquireError::NoShare => Reason::ConcurrencyLimitReached,
-        AcquireError::QueueFull => Reason::QueueFull,
-        AcquireError::QueueTimeout => Reason::QueueTimeout,
-        AcquireError::TooManyBuckets => Reason::TooManyBuckets,
-    }
 }
 
 /// Returns the concurrency limits that cover the check, each once, sorted by bucket name. Peeks and

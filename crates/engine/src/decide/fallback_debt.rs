@@ -66,7 +66,7 @@ struct DebtTable {
 }
 
 impl FallbackDebts {
-    /// Wakes [`Engine::repay_forever`]. Call this after a charge to a local counter.
+    /// Wakes [`crate::Engine::repay_forever`]. Call this after a charge to a local counter.
     pub(crate) fn wake(&self) {
         self.charged_locally.notify_one();
     }

@@ -32,7 +32,7 @@ pub const SEARCH_TIMEOUT: Nanos = Nanos(100 * Nanos::MILLI.0);
 /// The longest wait for the result of a forwarded release: one search and two network hops.
 const RESULT_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// The interval at which [`Engine::flush_forwarded`] tests whether all updates have arrived.
+/// The interval at which [`crate::Engine::flush_forwarded`] tests whether all updates have arrived.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The capacity of the queue of forwarded releases: 0.1 s of traffic at 160,000 releases per

@@ -31,7 +31,7 @@ use crate::store::{Charge, ChargeMode, ChargeOutcome, Charges, StoreFailure, Sto
 pub struct ProxyCounter<'a> {
     /// The domain.
     pub domain: &'a str,
-    /// The entries of the counter (see [`ProxyRule::counter`](super::ProxyRule)).
+    /// The entries of the counter (see [`ProxyRule::counter`](crate::kernel::proxy_rule::ProxyRule)).
     pub entries: &'a [(&'a str, &'a str)],
     /// The name of the limit in the list `rate_limits`; `None` for `rate_limit`.
     pub limit: Option<&'a str>,

@@ -11,7 +11,7 @@
 //!
 //! Not covered:
 //! - The list of unreported releases: see [`super::permit_ledger`].
-//! - When a round starts and which store call carries it: see [`super::reporter`].
+//! - When a round starts and which store call carries it: see [`super`].
 //! - Acquire and release at this replica: see `concurrency::bucket`.
 //!
 //! Cost: a round examines the permits that it reports. Releases that are due later cost nothing.

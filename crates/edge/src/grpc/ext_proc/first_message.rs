@@ -17,7 +17,7 @@ use crate::config::hooks::address::ClientAddress;
 use crate::config::hooks::{Hooks, RequestAttributes};
 use crate::hook::{self, HookError};
 
-/// The Envoy attribute with the name of the hook, used if [`HOOK_HEADER`] is missing.
+/// The Envoy attribute with the name of the hook, used if [`super::HOOK_HEADER`] is missing.
 ///
 /// It is route metadata, which no client can set. The filter's field `request_attributes` must
 /// contain it in exactly this spelling.

@@ -17,7 +17,7 @@ use crate::top_keys::TopKeysQuery;
 
 impl Engine {
     /// Records that a page was read, so that the other replicas report its counts for
-    /// [`WATCH_TIME`].
+    /// [`super::WATCH_TIME`].
     pub fn watch_page(&self, page: WatchedPage) {
         let now = self.clock.steady();
         let mut reads = self.live.reads.lock();
