@@ -43,6 +43,12 @@ else
     echo "NOT RUN: cargo deny check advisories, because https://github.com/rustsec/advisory-db cannot be fetched" >&2
 fi
 
+step "The commands of README and docs"
+WALK_PROGRAM=$PWD/target/debug/sluicegate scripts/walk.sh || {
+    [ $? = 2 ] || exit 1
+    echo "NOT RUN: the commands of README and docs, because their ports are taken" >&2
+}
+
 step "The instructions of a check"
 scripts/instructions.sh
 

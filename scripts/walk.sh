@@ -3,6 +3,7 @@
 #
 #   scripts/walk.sh             compiles from scratch, which takes minutes
 #   WALK_TARGET=DIR scripts/walk.sh   uses the compiled files in DIR
+#   WALK_PROGRAM=FILE scripts/walk.sh runs this program instead of `cargo run --release --`
 #
 # A step fails if README and docs do not contain its command. Prints a table of commands, expected
 # output and actual output. Needs curl, git, redis-server, and the free ports 8080, 8081, 9090, 6070
@@ -44,13 +45,14 @@ shown() {
 step() {
     local got
     shown "$2" || return
-    got=$(bash -c "$2" 2>/dev/null | eval "$short") || true
+    got=$(bash -c "${2//cargo run --release --/$sluicegate}" 2>/dev/null | eval "$short") || true
     row "\`${2//|/\\|}\`" "$1" "$got"
 }
 
-# Runs `sluicegate` by `cargo run --release --`, for pages with an installed program.
-sluicegate=cargo\ run\ --quiet\ --release\ --
-sluicegate() { cargo run --quiet --release -- "$@"; }
+# Also runs `sluicegate`, for pages with an installed program.
+export sluicegate=${WALK_PROGRAM:-cargo run --quiet --release --}
+# shellcheck disable=SC2086  # several words
+sluicegate() { $sluicegate "$@"; }
 export -f sluicegate
 
 waits_for() {
@@ -62,7 +64,7 @@ waits_for() {
 command='cargo run --release -- serve --settings config/start.yaml --store-url file:///tmp/sluicegate'
 rm -rf /tmp/sluicegate
 shown "$command"
-cargo build --quiet --release --locked || { row 'the build' 'success' 'failure'; }
+[ -n "${WALK_PROGRAM:-}" ] || cargo build --quiet --release --locked || row 'the build' 'success' 'failure'
 $sluicegate serve --settings config/start.yaml --store-url file:///tmp/sluicegate >"$home/said" 2>"$home/log" &
 served=$!
 waits_for localhost:8080/readyz && got=ready || got='not ready'
