@@ -74,8 +74,13 @@ short='head -n 1 | tr -d "\r"'
 ask="curl -si localhost:8080/json -d '{\"domain\": \"shop\", \"descriptors\": [{\"entries\": [{\"key\": \"api_key\", \"value\": \"me\"}], \"hitsAddend\": \"11\"}]}'"
 step 'HTTP/1.1 429 Too Many Requests' "$ask"
 one=${ask/'"11"'/'"1"'}
-got=$(for _ in $(seq 11); do bash -c "$one" | head -n 1 | cut -d' ' -f2; done | sort | uniq -c | tr -s ' \n' ' ')
-row 'the same with `"1"`, eleven times in a row' ' 10 200 1 429 ' "$got"
+# A slow machine may get a few more than the burst, because one hit drains each second.
+for tries in $(seq 100); do
+    got=$(bash -c "$one" | head -n 1 | cut -d' ' -f2)
+    [ "$got" = 200 ] || break
+done
+[ "$tries" -gt 10 ] || got="$got at try $tries"
+row 'the same with `"1"`, more than ten times in a row' 429 "$got"
 
 short='head -n 1 | tr -d "\r"'
 step 'HTTP/1.1 200 OK' "curl -si localhost:8080/check -H 'X-Hook: edge' -H 'X-Original-URI: /' -H 'X-Original-Method: GET' -H 'X-Real-IP: 192.0.2.1'"
