@@ -12,8 +12,10 @@ use crate::rate::{CounterDecision, Headroom, Strategy};
 use crate::units::{Hits, Nanos};
 
 /// The number of store calls that may be denied again, per span of the
-/// [`LeaseSizer`](crate::lease::sizer::LeaseSizer). It applies where only hits returned by another replica help: after a
-/// grant of 0 hits, and after denials due to outstanding hits if the strategy counts denied hits.
+/// [`LeaseSizer`](crate::lease::sizer::LeaseSizer).
+///
+/// It applies where only hits returned by another replica help: after a grant of 0 hits, and after denials due to
+/// outstanding hits if the strategy counts denied hits.
 const RETRIES_PER_SPAN: u64 = 8;
 
 impl LeaseBalance {
