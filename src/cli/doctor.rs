@@ -197,7 +197,7 @@ fn print_text(
     writeln!(out, "findings: {errors}, {warnings}")
 }
 
-/// Returns the name of a relative of Redis, in parentheses.
+/// Returns a suffix such as ` (Valkey)` for another product than Redis, and nothing for Redis.
 fn product_suffix(product: StoreProduct) -> String {
     if product == StoreProduct::Redis { String::new() } else { format!(" ({})", product.name()) }
 }

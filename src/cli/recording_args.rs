@@ -81,7 +81,7 @@ pub struct ReplayArgs {
     pub merge_domains: bool,
 }
 
-/// The output format of a replay.
+/// The values of the flag `--format` of `sluicegate replay`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ReplayFormat {
     /// Text for people.

@@ -132,8 +132,13 @@ async fn run(
     }
     if let Some(connection) = connection {
         tasks.spawn_background(connection);
-        if !first_answer::wait_for_first_answer(settings, &engine, &bound, &mut shutdown_signals)
-            .await
+        if !first_answer::wait_for_first_store_reply(
+            settings,
+            &engine,
+            &bound,
+            &mut shutdown_signals,
+        )
+        .await
         {
             return Ok(());
         }

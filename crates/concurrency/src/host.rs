@@ -37,7 +37,7 @@ pub enum ConcurrencyEvent<'l> {
     Permits(PermitEvent, u64),
 }
 
-/// A change of a share.
+/// A change of this replica's share of one limit, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShareChange {
     /// The share grew without a handoff.

@@ -21,7 +21,7 @@ pub use super::headers::OWNER_KEY;
 use crate::config::hooks::{DescriptorEntries, Hooks, MetadataKey, RequestAttributes};
 use crate::engine::{AdmissionOutcome, CheckError};
 use crate::kernel::units::Nanos;
-use crate::permits::{Holder, Permits, admitted_outcome};
+use crate::permits::{Holder, Permits, outcome_of_admission};
 use crate::telemetry::event::EdgeOutcome;
 
 /// The request header with the request id. The proxy must create the id and overwrite an id that
@@ -166,7 +166,7 @@ pub(super) fn parse_retry_after(value: &str) -> Option<Nanos> {
 
 fn outcome_of(result: &Result<AdmissionOutcome, HookError>) -> EdgeOutcome {
     match result {
-        Ok(admitted) => admitted_outcome(admitted),
+        Ok(admitted) => outcome_of_admission(admitted),
         Err(HookError::NoDescriptors) => EdgeOutcome::NothingToCheck,
         Err(HookError::NoHooks) => EdgeOutcome::NoHooks,
         Err(HookError::UnknownHook { .. }) => EdgeOutcome::UnknownHook,

@@ -37,7 +37,7 @@ pub(crate) struct Permits<'e> {
     protocol: Protocol,
 }
 
-/// Who keeps the permits of a request.
+/// The part of the process that keeps the permits of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Holder<'h> {
     /// Nobody: only rate limits apply.
@@ -49,7 +49,8 @@ pub(crate) enum Holder<'h> {
         /// The indexes of the descriptors that need permits; `None`: all.
         covered: Option<&'h [usize]>,
     },
-    /// The caller, which always learns of the end of the request, until it drops them.
+    /// The caller, until it drops them. They have no deadline, because it always detects the end of
+    /// the request.
     Caller,
     /// The caller, until it drops them. Without a renewal, they expire after `max_duration`.
     CallerWithDeadline,
@@ -105,7 +106,7 @@ impl<'e> Permits<'e> {
         check.map_or(Nanos(0), |check| self.engine.longest_queue_wait(&check))
     }
 
-    /// Counts a call that gets no decision of the engine.
+    /// Counts a call without timing it.
     pub(crate) fn count(self, outcome: EdgeOutcome) {
         RequestCompleted { protocol: self.protocol, outcome }.emit();
     }
@@ -125,16 +126,16 @@ impl<'e> Permits<'e> {
     }
 }
 
-pub(crate) const fn admission_outcome(
+pub(crate) const fn outcome_of_result(
     admitted: &Result<AdmissionOutcome, CheckError>,
 ) -> EdgeOutcome {
     match admitted {
-        Ok(admitted) => admitted_outcome(admitted),
+        Ok(admitted) => outcome_of_admission(admitted),
         Err(error) => check_error_outcome(error),
     }
 }
 
-pub(crate) const fn admitted_outcome(admitted: &AdmissionOutcome) -> EdgeOutcome {
+pub(crate) const fn outcome_of_admission(admitted: &AdmissionOutcome) -> EdgeOutcome {
     match admitted {
         AdmissionOutcome::Decided(decision, _) => verdict_outcome(decision.verdict),
         AdmissionOutcome::Rejected(_) => EdgeOutcome::Deny,

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::kernel::units::Nanos;
 use crate::rule_counters::{RuleKey, RuleSample};
 
-/// The length of a step.
+/// The time that one point of a series covers.
 pub const STEP: Nanos = Nanos::from_secs(30);
 
 /// The number of points of an hour.

@@ -16,7 +16,7 @@ use super::units::Nanos;
 pub struct ProxyRule {
     /// The handling of the descriptor.
     pub handling: ProxyHandling,
-    /// The number of the limits in force, which rises with each change.
+    /// The version number of the limits in force. It rises with each change.
     pub limits: u64,
     /// The time for which this is valid; `None` until the limits change.
     pub valid_for: Option<Nanos>,
@@ -38,7 +38,7 @@ pub struct ProxyRule {
 pub enum ProxyHandling {
     /// No limit applies.
     Unlimited,
-    /// The proxy decides all limits of the rule, at least one, from leased hits.
+    /// The proxy decides from leased hits. The list has all limits of the rule and is not empty.
     Leased(Box<[ProxyLimit]>),
     /// The proxy asks for each request.
     Ask,
@@ -61,7 +61,8 @@ pub struct ProxyLimit {
     pub strategy: Strategy,
     /// The lease settings.
     pub terms: LeaseTerms,
-    /// The decision without hits and without a reply; `None` for that of the proxy.
+    /// The verdict if the balance is too small and no reply arrives. `None`: the proxy's failure rule
+    /// decides.
     pub on_failure: Option<Verdict>,
 }
 
@@ -89,7 +90,7 @@ pub struct ConcurrencyRule {
 }
 
 impl ProxyRule {
-    /// The rule of a descriptor that matches no rule.
+    /// The reply for a descriptor that no rule of the configuration matches.
     #[must_use]
     pub fn unmatched(handling: ProxyHandling, limits: u64) -> Self {
         Self {

@@ -17,7 +17,8 @@ use crate::api::rule_reply::Handling;
 use crate::concurrency::{concurrency_message, concurrency_rule};
 use crate::{api, entries, nanos, strategy, strategy_message};
 
-/// Returns the rule of a message, or `None` if the protocol does not define it.
+/// Converts a message to a rule. `None` if a part is missing, or has a value that this version of
+/// the protocol does not define.
 #[must_use]
 pub fn proxy_rule(wire: &api::RuleReply) -> Option<ProxyRule> {
     let handling = match Handling::try_from(wire.handling).ok()? {
@@ -49,7 +50,7 @@ pub fn proxy_rule(wire: &api::RuleReply) -> Option<ProxyRule> {
     })
 }
 
-/// Returns the message of a rule.
+/// Converts a rule to its message. Validity and lease durations are rounded down to microseconds.
 #[must_use]
 pub fn proxy_rule_message(rule: &ProxyRule) -> api::RuleReply {
     let (handling, limits) = match &rule.handling {

@@ -41,7 +41,7 @@ impl Answer {
         }
     }
 
-    /// The answer without a reply of Sluicegate.
+    /// The answer if Sluicegate does not reply: `failure` is the filter's failure rule.
     #[must_use]
     pub fn failed(failure: Verdict) -> Self {
         Self { verdict: RuleVerdict::fallback(failure), ..Self::unlimited() }
@@ -100,7 +100,7 @@ impl RuleAnswer {
     pub(crate) const UNLIMITED: Self =
         Self { verdict: RuleVerdict::Allow, path: None, retry_after: None, reported: None };
 
-    /// The result without a reply of Sluicegate.
+    /// The result if Sluicegate does not reply: `failure` is the filter's failure rule.
     pub(crate) fn failed(failure: Verdict) -> Self {
         Self { verdict: RuleVerdict::fallback(failure), ..Self::UNLIMITED }
     }

@@ -22,7 +22,7 @@ impl FoundRule {
     }
 
     /// `rule` is for a descriptor without long values.
-    pub(crate) const fn of_short_values(rule: Arc<KnownRule>) -> Self {
+    pub(crate) const fn without_long_values(rule: Arc<KnownRule>) -> Self {
         Self { rule, long: None }
     }
 

@@ -230,7 +230,7 @@ impl Limiter {
         let found = if request::has_long_value(entries) {
             FoundRule::new(known, &OwnedDescriptor::new(hash, domain, entries))
         } else {
-            FoundRule::of_short_values(known)
+            FoundRule::without_long_values(known)
         };
         match rules.state(&found, self.0.clock.steady()) {
             RuleState::Current => Some(found),

@@ -99,7 +99,8 @@ impl KnownRule {
         self.answer(RuleVerdict::fallback(failure))
     }
 
-    /// Returns the result of a request from the outcomes of its charges.
+    /// Returns the result of a leased rule from the outcomes of its charges. `failure` applies if a
+    /// charge failed and its limit has no `on_failure`.
     pub(crate) fn leased_answer(&self, outcomes: &[ChargeOutcome], failure: Verdict) -> RuleAnswer {
         let mut answer = self.answer(RuleVerdict::Allow);
         for (limit, outcome) in self.limits().iter().zip(outcomes) {

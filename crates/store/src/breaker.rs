@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_opened_ignores_a_breaker_that_was_closed() {
+    fn wait_opened_returns_once_and_only_while_the_breaker_is_open() {
         let breaker = Breaker::default();
         open(&breaker);
         breaker.close();

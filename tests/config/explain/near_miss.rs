@@ -43,7 +43,7 @@ fn nearest(domain: &str, descriptor: &str) -> Option<String> {
 }
 
 #[test]
-fn nearest_rule_differs_in_one_way() {
+fn hint_names_the_difference_to_the_nearest_rule() {
     for (domain, descriptor, expected) in [
         ("bookshop", "client=acme", "`CLIENT=acme` differs in case"),
         ("bookshop", "CLIENT=ACME", "`CLIENT=acme` differs in case"),

@@ -1,7 +1,8 @@
 //! A permit of this replica, until it is released.
 //!
 //! Guarantees:
-//! - A permit is released exactly once, at the latest when its guard is dropped.
+//! - A permit is released at most once. Dropping its guard releases it, except after
+//!   [`PermitGuard::leave_to_deadline`].
 
 use std::sync::Arc;
 

@@ -17,7 +17,7 @@ use super::filter_kinds::{FailureEffects, FilterKind, Refusal};
 pub(super) enum FailureShare {
     Open,
     Closed,
-    /// A percentage between 0 and 100.
+    /// Closed for this percentage of requests, above 0 and below 100.
     ClosedFor(f64),
 }
 

@@ -1,11 +1,11 @@
 //! Masks invalid URLs, because a part of them may be a password.
 //!
 //! Guarantees:
-//! - Only the scheme stays, and the host if it follows an `@`.
+//! - A text of only letters, digits and `+-._` stays: it may be a name such as `memory`.
+//! - Of any other text, only the scheme stays, and the host with a numeric port if it follows an `@`.
 
-/// Returns an invalid URL for an error message, with everything masked that may be a password. Only
-/// the scheme stays, and the host if it follows an `@`. Without an `@`, the text in the place of
-/// the host may be a password.
+/// Returns an invalid URL for an error message, with everything masked that may be a password. Without
+/// an `@`, the text in the place of the host may be a password.
 pub(super) fn masked(text: &str) -> String {
     let is_word = |text: &str| {
         text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-._".contains(&byte))

@@ -26,7 +26,7 @@ use crate::body_memory::BodyLimits;
 use crate::engine::fleet::forwarding::PermitUpdate;
 use crate::engine::{Engine, validate_id};
 use crate::kernel::units::Nanos;
-use crate::permits::{Holder, Permits, admission_outcome};
+use crate::permits::{Holder, Permits, outcome_of_result};
 use crate::telemetry::event::{EdgeOutcome as Counted, Protocol};
 use crate::telemetry::trace;
 
@@ -86,7 +86,7 @@ impl PermitsService {
         let (permits, holder) = (self.permits(), Holder::Id { id: &id, covered: None });
         let admitted = permits.answer(async {
             let admitted = permits.acquire(&request, holder, timeout).await;
-            (admission_outcome(&admitted), admitted)
+            (outcome_of_result(&admitted), admitted)
         });
         let admitted = admitted.await.map_err(|error| error_status(&error))?;
         let owner = self.engine.owner().unwrap_or_default().to_owned();

@@ -65,7 +65,7 @@ impl Default for GrpcTimeouts {
 
 impl GrpcTimeouts {
     /// The idle timeout of a connection with a permit stream, after the HTTP/2 preface.
-    pub(super) const fn permit_stream_idle(&self) -> Duration {
+    pub(super) const fn permit_connection_idle_timeout(&self) -> Duration {
         self.ping_interval.saturating_add(self.permit_stream_pong)
     }
 

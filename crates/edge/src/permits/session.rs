@@ -3,8 +3,8 @@
 //! Guarantees:
 //! - An acquire that waits in a queue does not delay other calls.
 //! - A release cancels an acquire of the same id that waits.
-//! - The client learns once of each acquire whose permits are fenced.
-//! - Dropping the session releases everything.
+//! - Each acquire whose permits are fenced causes one [`SessionEvent::Fenced`].
+//! - Dropping the session releases all permits, and cancels all acquires that wait.
 
 use std::collections::HashMap;
 
@@ -25,7 +25,7 @@ type Acquired = (String, Result<Result<AdmissionOutcome, CheckError>, Aborted>);
 enum PermitState {
     Waiting(AbortHandle),
     InFlight(RequestPermits),
-    /// Like `InFlight`; the client was told of the fence, or the id is in `fenced_ids`.
+    /// Like `InFlight`, but fenced: the event was returned, or the id is in `fenced_ids`.
     Fenced(RequestPermits),
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct PermitSession<'s> {
     fenced_ids: Vec<String>,
 }
 
-/// What happened to an id.
+/// An event of one id.
 pub(crate) enum SessionEvent {
     /// The acquire is decided. With permits, the client must renew them within this time.
     Acquired(Box<AdmissionOutcome>, Option<Nanos>),
@@ -51,7 +51,7 @@ pub(crate) enum SessionEvent {
     Fenced(Nanos),
 }
 
-/// Why an acquire cannot start.
+/// The reason why an acquire cannot start.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RefusedId {
     /// The id has permits or waits for them.

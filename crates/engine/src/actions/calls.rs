@@ -1,4 +1,5 @@
-//! Loads configurations with the actions of operators.
+//! Lists the operator actions of an engine, applies changes from other replicas, and tells if shadow
+//! mode is on.
 
 use super::{ActiveAction, log_applied_change};
 use crate::Engine;

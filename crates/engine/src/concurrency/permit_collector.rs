@@ -1,7 +1,7 @@
 //! The permits of a check while it acquires them one by one.
 //!
 //! Guarantees:
-//! - While a check waits for its next permit, an earlier one may expire; then it is known.
+//! - If an earlier permit expires while the check waits for the next one, `add` returns `false`.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! How long a check may wait for its permits.
+//! The deadlines until which a check may wait for its permits.
 
 use crate::kernel::units::Nanos;
 

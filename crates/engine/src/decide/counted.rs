@@ -35,7 +35,7 @@ use crate::store::{Charge, ChargeMode, ChargeOutcome};
 /// applies; otherwise the limit is not widened.
 const FACTORS: [u32; 4] = [1_000, 100, 10, 2];
 
-/// The hits in one counter.
+/// The hits that count under one limit, and the refund that makes room for one hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountedHits {
     /// The hits that are counted now, including hits above the limit.

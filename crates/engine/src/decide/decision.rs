@@ -44,7 +44,8 @@ impl Engine {
         Ok(self.write_decision(prepared, outcomes.iter().copied().map(ChargeDecision::Store)))
     }
 
-    /// Writes and publishes the decision of a check from one decision for each charge.
+    /// Derives the decision of a check from one decision for each charge. Publishes it, unless an
+    /// operator only reads a counter ([`CheckPurpose::Inspect`]).
     pub(crate) fn write_decision(
         &self,
         prepared: &PreparedCheck<'_, '_>,

@@ -18,14 +18,14 @@ use crate::kernel::rate::limit::Tick;
 use crate::{CheckError, Decision, Engine};
 
 impl Engine {
-    /// Logs the check.
+    /// Logs the check and its decision at `debug`.
     pub(crate) fn log_check(&self, prepared: &PreparedCheck<'_, '_>, decision: &Decision) {
         if tracing::enabled!(Level::DEBUG) {
             self.write_check_line(prepared, decision);
         }
     }
 
-    /// Logs the charges.
+    /// Logs each charge at `trace`.
     pub(crate) fn log_charges(&self, prepared: &PreparedCheck<'_, '_>, decision: &Decision) {
         if tracing::enabled!(Level::TRACE) {
             self.write_charge_lines(prepared, decision);

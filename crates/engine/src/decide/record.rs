@@ -60,7 +60,8 @@ impl Engine {
         self.log_check(prepared, decision);
     }
 
-    /// Publishes the used parts of the limits. Returns the number of limits that are nearly used up.
+    /// Records the used part of each limit, and sends events. Returns the number of allowed limits that
+    /// are nearly used up.
     #[inline]
     fn publish_charges(
         &self,
@@ -76,7 +77,7 @@ impl Engine {
             near_limit_count += u64::from(self.is_near_limit(&status.decision, charge));
             record_used(prepared.config, limit, (&status.decision, charge));
             if let Some(events) = &self.events {
-                events.offer_limit(prepared, (index, &status.decision), charge);
+                events.offer_limit_event(prepared, (index, &status.decision), charge);
             }
         }
         near_limit_count

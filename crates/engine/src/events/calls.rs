@@ -1,4 +1,4 @@
-//! The events of an engine.
+//! Sends events of rejections and of operator actions.
 
 use super::{EventOptions, minute_key};
 use crate::Engine;

@@ -32,9 +32,9 @@ struct ChargedLimit<'a, 'q> {
 }
 
 impl EventOptions {
-    /// Sends the event of the limit at `index` in the plan, if it has one.
+    /// Sends an event if the limit at `index` in the plan denied, or is nearly used up.
     #[inline]
-    pub(crate) fn offer_limit(
+    pub(crate) fn offer_limit_event(
         &self,
         prepared: &PreparedCheck<'_, '_>,
         (index, decision): (usize, &DescriptorDecision),

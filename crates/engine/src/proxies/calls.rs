@@ -1,4 +1,4 @@
-//! The proxies of an engine.
+//! Lists the connected proxies, and batches their store calls.
 
 use crate::Engine;
 use crate::proxies::registry::Proxies;

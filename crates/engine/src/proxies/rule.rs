@@ -130,7 +130,7 @@ fn leased_limit(limit: &Limit, strategy: Strategy, terms: LeaseTerms) -> ProxyLi
         period: limit.window.length(),
         strategy,
         terms,
-        // A local share needs the replica.
+        // A proxy has no local share, so its own failure rule decides.
         on_failure: match limit.on_store_failure {
             FallbackMode::Error | FallbackMode::Local => None,
             FallbackMode::Allow => Some(Verdict::Allow),

@@ -50,8 +50,8 @@ pub struct ShareState {
     ///
     /// It never moves back, because the replica uses an older share until it has the newest reply.
     pub expires_at: Nanos,
-    /// The instant by which all earlier requests have ended: those admitted before the newest
-    /// heartbeat, or later under an older configuration.
+    /// The instant by which these requests have ended: those admitted before the newest heartbeat,
+    /// and later ones that still have an older, longer `max_duration`.
     pub earlier_requests_end: Nanos,
     /// The longest duration of later requests: the `max_duration` that came with the newest
     /// heartbeat.

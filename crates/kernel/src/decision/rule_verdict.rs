@@ -11,9 +11,9 @@ crate::named_enum! {
         Deny = "deny",
         /// Denied, but allowed by shadow mode.
         ShadowDeny = "shadow_deny",
-        /// Allowed by `on_store_failure` while the store was unavailable.
+        /// Allowed without a reply, by `on_store_failure` or by the failure rule of a proxy.
         FallbackAllow = "fallback_allow",
-        /// Denied by `on_store_failure` while the store was unavailable.
+        /// Denied without a reply, by `on_store_failure` or by the failure rule of a proxy.
         FallbackDeny = "fallback_deny",
     }
 }

@@ -1,4 +1,4 @@
-//! Rules survive the way to a proxy, and invalid ones are refused.
+//! A rule that is converted to a message and back is unchanged. Invalid messages are refused.
 
 use proptest::prelude::{Just, Strategy as Generator, any, prop, prop_oneof, proptest};
 use proptest::{prop_assert, prop_assert_eq};

@@ -83,7 +83,7 @@ pub(super) struct RedirectTarget {
 }
 
 impl LiveConnection {
-    /// Uses the connection of `client`, over which the scripts can run.
+    /// Wraps the open connection of `client`. The caller has verified that scripts run on it.
     pub(super) fn new(client: Client, at: ServerAddress) -> Self {
         Self {
             client,

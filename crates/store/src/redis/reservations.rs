@@ -7,7 +7,7 @@
 //! - Reservations in one Cluster slot share a call, up to [`MAX_CHARGES_PER_CALL`].
 //!
 //! Expired reservations of an idle counter are refunded by its next reservation or recheck
-//! ([`super::recheck`]). ([`super::recheck`]).
+//! ([`super::recheck`]).
 
 use std::mem::take;
 use std::sync::Arc;

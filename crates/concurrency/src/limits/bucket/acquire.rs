@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - A canceled request leaves the queue, or releases a permit that it was just granted.
-//! - The first request of a shared limit learns that the share is unknown, and may wait for it.
+//! - The first request of a shared limit gets [`AcquireStep::ShareUnknown`], and can wait for the share.
 //!
 //! Not covered:
 //! - Limits in mode `strict` (see [`super::strict`]).

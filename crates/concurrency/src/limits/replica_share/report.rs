@@ -73,9 +73,8 @@ impl ReplicaShare {
         // A changed coordinator config must be reported, because the store keeps the share of a
         // lost replica by the last reported one.
         let same = self.last_report.is_some_and(|(said, law, _)| (said, law) == (*load, self.law));
-        // A replica that waits for permits already makes its pauses longer, up to the duration
-        // of a request. With half a share lifetime in addition, it would learn too late that
-        // permits are free.
+        // `ShareClient` already lengthens the pauses between the heartbeats of a replica that waits for
+        // permits. Half of the share lifetime in addition would delay free permits too long.
         let has_none = member.current_grant(now).is_none_or(|grant| grant.share == Share(0));
         let waits =
             member.early_heartbeat_at(now, load).is_some() || has_none && load.demand != Share(0);

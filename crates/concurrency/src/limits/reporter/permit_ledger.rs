@@ -174,7 +174,8 @@ impl PermitLedger {
         self.released.lock().take_due(now)
     }
 
-    /// Applies the result of a report of `release`: it is reported again if necessary.
+    /// Applies the result of one report of `release`. After a failed report, the release is repeated
+    /// until its deadline in the store, even if a later report succeeds.
     pub(super) fn finish_or_repeat(&self, now: Nanos, release: ReleasedPermit, is_confirmed: bool) {
         if is_confirmed {
             release.queue.wake_first();

@@ -220,8 +220,8 @@ impl PermitReporter {
         let mut last = self.last_round.lock();
         match replies.iter().find_map(|reply| reply.err()) {
             Some(failure) => {
-                // The next heartbeat is due after a quarter of the interval, because an available
-                // store that gets no reports stops granting permits.
+                // After a failed report, the next heartbeat is due in a quarter of the interval. An
+                // available store that gets no reports stops granting permits.
                 let sooner = Nanos(now.0.saturating_sub(self.ledger.heartbeat().0 / 4 * 3));
                 last.heartbeat_at = last.heartbeat_at.map(|at| at.min(sooner));
                 if !std::mem::replace(&mut last.is_failing, true) {

@@ -1,7 +1,8 @@
 //! Replies to the messages after the first one, until the request ends.
 //!
 //! Guarantees:
-//! - Every message that needs a reply gets one that changes nothing.
+//! - Every message that needs a reply gets one. It changes nothing, except for the header of fenced
+//!   permits in the response.
 //! - A reset by Envoy is a normal end, because Envoy resets most streams.
 
 use std::error::Error as _;

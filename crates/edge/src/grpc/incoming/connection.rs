@@ -2,7 +2,7 @@
 //! end of its lifetime or when the client sends nothing.
 //!
 //! Guarantees:
-//! - While a [`ShortIdleGuard`] exists, the idle timeout is [`GrpcTimeouts::permit_stream_idle`].
+//! - While a [`ShortIdleGuard`] exists, the idle timeout is [`GrpcTimeouts::permit_connection_idle_timeout`].
 //! - Otherwise, the idle timeout is [`GrpcTimeouts::idle`].
 //! - With TLS, only decrypted bytes restart the idle timeout.
 //! - Any received byte restarts it, so a proxy that is too busy for pings stays connected.
@@ -135,7 +135,7 @@ impl IdleTimer {
                 self.last_read = now;
             }
             let (timeout, interval) = if self.has_guards {
-                (self.timeouts.permit_stream_idle(), IDLE_CHECK_INTERVAL)
+                (self.timeouts.permit_connection_idle_timeout(), IDLE_CHECK_INTERVAL)
             } else {
                 (self.timeouts.idle(), self.timeouts.idle())
             };

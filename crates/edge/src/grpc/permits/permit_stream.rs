@@ -35,7 +35,7 @@ use crate::engine::validate_id;
 use crate::grpc::bounded_body::{count_unreadable, memory_full};
 use crate::grpc::convert;
 use crate::permits::session::{MAX_IDS, PermitSession, RefusedId, SessionEvent};
-use crate::permits::{Holder, Permits, admission_outcome};
+use crate::permits::{Holder, Permits, outcome_of_result};
 use crate::telemetry::event::{EdgeOutcome as Counted, Protocol};
 use crate::telemetry::trace;
 
@@ -148,7 +148,7 @@ impl<'s> PermitStream<'s> {
         let acquire = permits.answer(async move {
             let _memory = memory;
             let admitted = permits.acquire(&request, Holder::CallerWithDeadline, wait).await;
-            (admission_outcome(&admitted), admitted)
+            (outcome_of_result(&admitted), admitted)
         });
         self.session.start(id, span.scope(acquire));
         Ok(())

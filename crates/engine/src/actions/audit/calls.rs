@@ -1,4 +1,4 @@
-//! The entries of an engine in the audit log.
+//! Writes and reads the audit log, and restores actions from it after a start.
 
 use super::{AuditEntry, AuditPage, AuditRow, SYNCHRONIZE_INTERVAL, newest_changes, parse_record};
 use crate::Engine;

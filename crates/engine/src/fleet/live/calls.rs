@@ -1,4 +1,4 @@
-//! The live state of an engine.
+//! Live counts for the admin pages, of this replica and of the others.
 
 use super::{
     FleetReports, MAX_FLEET_BYTES, MAX_REPORT_BYTES, MAX_WATCHED_RULES, MIN_REPORT_BYTES,

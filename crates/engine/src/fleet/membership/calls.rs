@@ -1,4 +1,4 @@
-//! The membership of an engine.
+//! Builds this replica's heartbeats, and applies the store's replies.
 
 use super::{MAX_SHARES_IN_RECORD, ReplicaRecord, action_changes_of, make_share_record};
 use crate::Engine;

@@ -1,4 +1,4 @@
-//! The reports of an engine to the fleet.
+//! Sends the reports of this replica to the store, until it leaves the fleet.
 
 use super::MEMBERSHIP_INTERVAL;
 use crate::Engine;

@@ -2,7 +2,8 @@
 //!
 //! Guarantees:
 //! - A grant joins the balance once, only by the reply to the last message.
-//! - A denial is remembered at most for its retry-after, and never if a refund may follow it.
+//! - A denial is remembered at most for its retry-after.
+//! - A denial is ignored if a refund was made after its message was sent.
 
 use super::{LeaseBalance, LeaseDenial, PendingMessage};
 use crate::lease::counter::headroom_of;
@@ -11,11 +12,12 @@ use crate::lease::{BorrowReply, safe_duration};
 use crate::rate::{CounterDecision, Headroom, Strategy};
 use crate::units::{Hits, Nanos};
 
-/// The number of store calls that may be denied again, per span of the
-/// [`LeaseSizer`](crate::lease::sizer::LeaseSizer).
+/// The number of retries per span of the [`LeaseSizer`](crate::lease::sizer::LeaseSizer), in two cases:
 ///
-/// It applies where only hits returned by another replica help: after a grant of 0 hits, and after denials due to
-/// outstanding hits if the strategy counts denied hits.
+/// - after a grant of 0 hits,
+/// - after a denial due to outstanding hits, if the strategy counts denied hits.
+///
+/// Only hits that another replica returns can help then.
 const RETRIES_PER_SPAN: u64 = 8;
 
 impl LeaseBalance {

@@ -40,7 +40,7 @@ fn paused_replica_is_fenced_before_its_share_moves() {
 }
 
 #[test]
-fn crashed_replica_rejoins_while_its_requests_continue() {
+fn replica_restart_while_its_requests_continue_keeps_the_limit() {
     let model = ShareModel { lives: 2, ticks: 5, late: false, beats: &[1, 1], ..ShareModel::one() };
     explore(ShareModel { must: &["a share moves to another"], ..model }, 21_003);
 }

@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - All steps have one common deadline.
-//! - A denied all-or-nothing check leaves no hits charged.
+//! - A denied all-or-nothing check leaves no hits charged, unless a refund gets no reply.
 
 use std::time::Duration;
 
