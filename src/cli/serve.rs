@@ -132,14 +132,7 @@ async fn run(
     }
     if let Some(connection) = connection {
         tasks.spawn_background(connection);
-        if !first_answer::wait_for_first_store_reply(
-            settings,
-            &engine,
-            &bound,
-            &mut shutdown_signals,
-        )
-        .await
-        {
+        if !first_answer::wait_for_store(settings, &engine, &bound, &mut shutdown_signals).await {
             return Ok(());
         }
     }

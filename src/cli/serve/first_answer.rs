@@ -19,7 +19,7 @@ use crate::engine::Engine;
 
 /// Waits for the first answer of the store, at most for `store.start_timeout`. Meanwhile answers
 /// health probes on the HTTP port. Returns `false` if a shutdown signal arrives first.
-pub(super) async fn wait_for_first_store_reply(
+pub(super) async fn wait_for_store(
     settings: &Settings,
     engine: &Engine,
     bound: &StartupListeners,
