@@ -46,7 +46,7 @@ fi
 step "The commands of README and docs"
 WALK_PROGRAM=$PWD/target/debug/sluicegate scripts/walk.sh || {
     [ $? = 2 ] || exit 1
-    echo "NOT RUN: the commands of README and docs, because their ports are taken" >&2
+    echo "NOT RUN: the commands of README and docs, for the reason above" >&2
 }
 
 step "The instructions of a check"

@@ -5,6 +5,8 @@
 #   WALK_TARGET=DIR scripts/walk.sh   uses the compiled files in DIR
 #   WALK_PROGRAM=FILE scripts/walk.sh runs this program instead of `cargo run --release --`
 #
+# Exits with 2 if it cannot start, and with 1 if a step differs.
+#
 # A step fails if README and docs do not contain its command. Prints a table of commands, expected
 # output and actual output. Needs curl, git, redis-server, and the free ports 8080, 8081, 9090, 6070
 # and 6379. The table also lists commands that need a cluster or a container engine and do not run.
@@ -50,7 +52,12 @@ step() {
 }
 
 # Also runs `sluicegate`, for pages with an installed program.
-export sluicegate=${WALK_PROGRAM:-cargo run --quiet --release --}
+export sluicegate='cargo run --quiet --release --'
+if [ -n "${WALK_PROGRAM:-}" ]; then
+    # A path without blanks, because the commands are split at blanks.
+    sluicegate=$home/program
+    ln -s "$WALK_PROGRAM" "$sluicegate"
+fi
 # shellcheck disable=SC2086  # several words
 sluicegate() { $sluicegate "$@"; }
 export -f sluicegate
@@ -113,7 +120,7 @@ row 'the question with `"1"` after the reset' 200 "$got"
 
 # README: Limits, edited while the service runs.
 sed -i 's/burst: 10/burst: 12/' config/limits/example.yaml
-for _ in $(seq 100); do
+for _ in $(seq 600); do
     got=$(curl -s localhost:9090/metrics | sed -n 's/^sluicegate_config_revision //p')
     [ "$got" = 2 ] && break
     sleep 0.1
@@ -129,7 +136,7 @@ short='head -n 1'
 step '{' 'cargo run --release -- schema limits'
 redis-server --save '' >"$home/redis" 2>&1 &
 redis=$!
-for _ in $(seq 100); do redis-cli ping >/dev/null 2>&1 && break; sleep 0.1; done
+for _ in $(seq 600); do redis-cli ping >/dev/null 2>&1 && break; sleep 0.1; done
 shown 'cargo run --release -- doctor --store-url redis://127.0.0.1'
 $sluicegate doctor --store-url redis://127.0.0.1 >"$home/doctor" 2>&1
 row '`cargo run --release -- doctor --store-url redis://127.0.0.1`, its exit code' 0 $?

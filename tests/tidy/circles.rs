@@ -73,12 +73,9 @@ fn circles_are_found() {
         ("a::e", "pub struct Runner(super::b::Gone);"),
     ];
     assert_eq!(found(&long), [["a::b", "a::c", "a::d", "a::e"]]);
-    let method = "use other as text; impl Parent { \n fn text() {} }";
-    let uses = ("a::b", "use super::text::Item; pub fn run() { Item }");
-    assert!(
-        found(&[("a", method), uses, ("a::c", "use super::b::run;")]).is_empty(),
-        "a method is no item"
-    );
+    let method = ("a", "use other as text;\nimpl b::Item {\n    fn text() {}\n}");
+    let uses = ("a::b", "use super::text::Text;\npub struct Item(Text);");
+    assert!(found(&[method, uses]).is_empty(), "`text` is another crate, and not the method");
     let tests = "pub struct Text; mod tests { use super::super::b::run; }";
     assert!(found(&[parent, first, ("a::c", tests)]).is_empty(), "tests in a file do not count");
 }

@@ -53,9 +53,9 @@ pub fn resolve(
     read_domains(files, revision, &groups, findings)
 }
 
-/// Validates what could be read, if some files or fields could not. Validations that need a whole
-/// domain are skipped for domains that may lack a part: with `merge_domains` for all of them,
-/// because an unreadable file may contain any domain.
+/// Validates what could be read, if some files or fields could not. Skips validations that need a
+/// whole domain for each domain that may lack a part. With `merge_domains`, every domain may lack
+/// one, because an unreadable file may contain any domain.
 pub(super) fn resolve_readable(
     files: &[(File, SourceText)],
     revision: Revision,

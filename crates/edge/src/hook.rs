@@ -63,12 +63,11 @@ impl From<CheckError> for HookError {
     }
 }
 
-/// Decides the check of a hook within `timeout`, and counts and times the call. `reply` converts the result. Can be
-/// canceled at any time.
+/// Decides the check of a hook within `timeout`, counts and times the call, and returns the reply. Can
+/// be canceled at any time.
 ///
-/// # Errors
-/// The error in `request`, [`HookError::BadId`] or [`HookError::Rejected`]. The request then has no
-/// permits.
+/// `reply` converts the result. An error is the one in `request`, [`HookError::BadId`] or
+/// [`HookError::Rejected`], and the request then has no permits.
 pub(crate) async fn decide<T>(
     permits: Permits<'_>,
     request: Result<&RateLimitRequest, &HookError>,

@@ -5,6 +5,9 @@
 //! - An invalid check is refused before any counter changes.
 //! - A published configuration decides every check that starts afterwards.
 //!
+//! Structure: each part of the engine is a module. If [`Engine`] has a field of the module's type, the
+//! methods of `Engine` for this part are in its file `calls.rs`, so that no two files import each other.
+//!
 //! Not covered:
 //! - Protocols (`edge`).
 //! - Where counters live ([`crate::store`]).

@@ -251,8 +251,8 @@ fn key_span(raw: &Descriptor) -> Span {
     if span.end == 0 { raw.span } else { span }
 }
 
-/// Returns the key and value of a descriptor for messages. Of an invalid network, the value is the
-/// text in the file.
+/// Returns the key and the value, or else the network, of a descriptor for messages. An invalid
+/// network stays as it is in the file.
 fn hidden_name(raw: &Descriptor) -> (&str, &str) {
     let network = raw.network.as_ref().map_or("", |network| network.value.as_str());
     let value = raw.value.value.as_str();

@@ -51,6 +51,15 @@ pub(crate) enum SessionEvent {
     Fenced(Nanos),
 }
 
+/// The state of the permits of an id when they were renewed or released.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HeldPermits {
+    /// `true` if the id had permits and all of them were renewed, or one was released.
+    pub(crate) was_held: bool,
+    /// `true` if a share expired after the acquire.
+    pub(crate) is_fenced: bool,
+}
+
 /// The reason why an acquire cannot start.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RefusedId {
@@ -147,28 +156,32 @@ impl<'s> PermitSession<'s> {
         self.fenced_ids.extend(is_fenced.then(|| id.to_owned()));
     }
 
-    /// Renews the permits of `id`. Returns whether it has permits, and whether one is fenced.
-    pub(crate) fn renew(&self, id: &str) -> (bool, bool) {
+    /// Renews the permits of `id`.
+    pub(crate) fn renew(&self, id: &str) -> HeldPermits {
         let permits = self.states.get(id).and_then(PermitState::permits);
-        permits.map_or((false, false), |permits| (permits.renew(), permits.is_fenced()))
+        let renew = |permits: &RequestPermits| HeldPermits {
+            was_held: permits.renew(),
+            is_fenced: permits.is_fenced(),
+        };
+        permits.map(renew).unwrap_or_default()
     }
 
-    /// Releases the permits of `id`. Returns whether it had permits, and whether one is fenced.
+    /// Releases the permits of `id`, or cancels its acquire.
     pub(crate) fn release(
         &mut self,
         id: &str,
         (outcome, rtt): (ReportedOutcome, Option<Nanos>),
-    ) -> (bool, bool) {
+    ) -> HeldPermits {
         match self.states.remove(id) {
             Some(PermitState::InFlight(permits) | PermitState::Fenced(permits)) => {
                 let is_fenced = permits.is_fenced();
-                (permits.release_all(outcome, rtt), is_fenced)
+                HeldPermits { was_held: permits.release_all(outcome, rtt), is_fenced }
             }
             Some(PermitState::Waiting(handle)) => {
                 handle.abort();
-                (false, false)
+                HeldPermits::default()
             }
-            None => (false, false),
+            None => HeldPermits::default(),
         }
     }
 

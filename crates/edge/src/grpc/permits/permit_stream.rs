@@ -128,8 +128,9 @@ impl<'s> PermitStream<'s> {
                 (asked.id, result)
             }
             Some(StreamRequest::Renew(asked)) => {
-                let (renewed, fenced) = self.session.renew(&asked.id);
-                (asked.id, Ok(StreamResponse::Renew(RenewResponse { renewed, fenced })))
+                let held = self.session.renew(&asked.id);
+                let reply = RenewResponse { renewed: held.was_held, fenced: held.is_fenced };
+                (asked.id, Ok(StreamResponse::Renew(reply)))
             }
         };
         Some(to_session_response(id, reply))
@@ -157,8 +158,8 @@ impl<'s> PermitStream<'s> {
     fn release(&mut self, asked: &ReleaseRequest) -> Result<ReleaseResponse, Status> {
         let how = parse_outcome(asked)?;
         self.permits.count(Counted::Allow);
-        let (had_permits, fenced) = self.session.release(&asked.id, how);
-        Ok(ReleaseResponse { had_permits, fenced })
+        let held = self.session.release(&asked.id, how);
+        Ok(ReleaseResponse { had_permits: held.was_held, fenced: held.is_fenced })
     }
 
     /// Returns an error if an acquire has too many descriptors or entries. Tested before the
