@@ -19,8 +19,10 @@ impl Twemproxy {
     pub fn start(servers: &[Redis]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("proxy.sock");
+        // `fnv1a_64` gives nearly equal hashes to names that differ in their last characters, so all of
+        // them could be on one server.
         let mut configuration = format!(
-            "rl:\n  listen: {} 0700\n  hash: fnv1a_64\n  distribution: ketama\n  redis: true\n  servers:\n",
+            "rl:\n  listen: {} 0700\n  hash: md5\n  distribution: ketama\n  redis: true\n  servers:\n",
             socket.display()
         );
         for server in servers {
