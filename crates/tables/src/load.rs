@@ -1,0 +1,220 @@
+//! Loads a table: all rows, or the rows that changed.
+//!
+//! Guarantees:
+//! - A bad row changes nothing: the row of the earlier version stays, if there is one.
+//! - A load that removes more than `max_shrink` of the ids is refused as a whole.
+//! - Of two rows with one id, a full load takes the first; the second is bad.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use compact_str::CompactString;
+
+use crate::columns::Columns;
+use crate::row::{BadRow, RawRow};
+use crate::table::{Entry, Row, Table};
+use crate::{Amount, TableSpec};
+
+/// The largest number of rows of a table.
+pub const MAX_ROWS: usize = 10_000_000;
+
+/// The largest number of bad rows that a report names.
+const MAX_NAMED: usize = 100;
+
+/// The result of a load.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoadReport {
+    /// The rows that were read, including the bad ones.
+    pub read: usize,
+    /// The number of bad rows.
+    pub bad: usize,
+    /// The first bad rows.
+    pub bad_rows: Vec<BadRow>,
+}
+
+/// A load that changed nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// More rows than [`MAX_ROWS`].
+    #[error("more than {MAX_ROWS} rows")]
+    TooManyRows,
+    /// More ids would be removed than the table permits.
+    #[error(
+        "{removed} of {rows} ids would be removed, more than `max_shrink` ({max_shrink}%); the rows before stay"
+    )]
+    Shrinks {
+        /// The ids that would be removed.
+        removed: usize,
+        /// The ids of the earlier version.
+        rows: usize,
+        /// The largest part that may be removed, in percent.
+        max_shrink: u8,
+    },
+}
+
+/// Returns an error if a limit that reads this column cannot count this number.
+pub type NumberCheck<'c> = &'c dyn Fn(&str, NonZeroU32) -> Result<(), String>;
+
+/// A full load of a table.
+#[derive(Debug)]
+pub struct Loading<'t> {
+    spec: Arc<TableSpec>,
+    before: Option<&'t Table>,
+    columns: Columns,
+    entries: Vec<Entry>,
+    rejected: Rejected,
+}
+
+/// The bad rows of a load, and their report.
+#[derive(Debug, Default)]
+struct Rejected {
+    report: LoadReport,
+    ids: Vec<CompactString>,
+}
+
+impl Rejected {
+    fn add(&mut self, bad: BadRow) {
+        self.report.bad += 1;
+        self.ids.push(CompactString::from(&*bad.row));
+        if self.report.bad_rows.len() < MAX_NAMED {
+            self.report.bad_rows.push(bad);
+        }
+    }
+}
+
+impl<'t> Loading<'t> {
+    /// Begins a load. Bad rows keep their row of `before`.
+    #[must_use]
+    pub fn new(spec: Arc<TableSpec>, before: Option<&'t Table>) -> Self {
+        let columns = Columns::of_plans(&spec);
+        let entries = Vec::with_capacity(before.map_or(0, Table::rows));
+        Self { spec, before, columns, entries, rejected: Rejected::default() }
+    }
+
+    /// Adds a row. Numbers that `check` refuses make the row bad.
+    ///
+    /// # Errors
+    /// There are more rows than [`MAX_ROWS`].
+    pub fn add(
+        &mut self,
+        row: Result<RawRow<'_>, BadRow>,
+        check: NumberCheck<'_>,
+    ) -> Result<(), LoadError> {
+        self.rejected.report.read += 1;
+        if MAX_ROWS < self.rejected.report.read {
+            return Err(LoadError::TooManyRows);
+        }
+        match row.and_then(|raw| good_row(&mut self.columns, &self.spec, &raw, check)) {
+            Ok(Some(entry)) => self.entries.push(entry),
+            Ok(None) => {}
+            Err(bad) => self.rejected.add(bad),
+        }
+        Ok(())
+    }
+
+    /// Ends the load. Returns the new version of the table.
+    ///
+    /// # Errors
+    /// Too many ids would be removed.
+    pub fn finish(mut self) -> Result<(Table, LoadReport), LoadError> {
+        self.keep_rejected();
+        let room = (self.entries.len(), self.before);
+        let mut table = Table::with_room(self.spec, self.columns, room);
+        let mut rejected = self.rejected;
+        let mut kept = 0;
+        for entry in self.entries {
+            if table.row(&entry.id).is_some() {
+                rejected.add(BadRow::new(&*entry.id, "the id occurs twice"));
+                continue;
+            }
+            kept += usize::from(self.before.is_some_and(|before| before.row(&entry.id).is_some()));
+            table.insert(entry);
+        }
+        if let Some(before) = self.before {
+            check_shrink(before, before.rows().saturating_sub(kept))?;
+        }
+        Ok((table, rejected.report))
+    }
+
+    /// Adds the earlier rows of ids whose rows are bad.
+    fn keep_rejected(&mut self) {
+        let Some(before) = self.before else { return };
+        let mut ids = std::mem::take(&mut self.rejected.ids);
+        ids.sort();
+        ids.dedup();
+        let has_good_row: HashSet<_> = self
+            .entries
+            .iter()
+            .map(|entry| &entry.id)
+            .filter(|id| ids.binary_search(id).is_ok())
+            .cloned()
+            .collect();
+        for id in ids.into_iter().filter(|id| !has_good_row.contains(id)) {
+            let row = before.row(&id).map(|row| self.columns.keep(&before.columns, row));
+            if let Some(Ok(row)) = row {
+                self.entries.push(Entry { id, row });
+            }
+        }
+    }
+}
+
+impl Table {
+    /// Returns this table with changed, new and removed rows. The last row of an id applies.
+    ///
+    /// # Errors
+    /// Too many ids would be removed, or there would be too many rows.
+    pub fn with_changes<'r>(
+        &self,
+        rows: impl IntoIterator<Item = Result<RawRow<'r>, BadRow>>,
+        check: NumberCheck<'_>,
+    ) -> Result<(Self, LoadReport), LoadError> {
+        let (mut table, mut rejected, spec) =
+            (self.clone(), Rejected::default(), Arc::clone(&self.spec));
+        let mut deleted_ids = HashSet::new();
+        for row in rows {
+            rejected.report.read += 1;
+            let deleted = row.as_ref().ok().filter(|raw| raw.deleted).map(|raw| raw.id.clone());
+            match row.and_then(|raw| good_row(&mut table.columns, &spec, &raw, check)) {
+                Err(bad) => rejected.add(bad),
+                Ok(Some(entry)) => drop(table.insert(entry)),
+                Ok(None) => deleted_ids.extend(deleted.filter(|id| table.remove(id))),
+            }
+            if MAX_ROWS < table.rows() {
+                return Err(LoadError::TooManyRows);
+            }
+        }
+        let is_gone = |id: &&Cow<'_, str>| self.row(id).is_some() && table.row(id).is_none();
+        check_shrink(self, deleted_ids.iter().filter(is_gone).count())?;
+        Ok((table, rejected.report))
+    }
+}
+
+fn check_shrink(before: &Table, removed: usize) -> Result<(), LoadError> {
+    let (rows, max_shrink) = (before.rows(), before.spec.max_shrink);
+    if removed * 100 <= rows * usize::from(max_shrink) {
+        return Ok(());
+    }
+    Err(LoadError::Shrinks { removed, rows, max_shrink })
+}
+
+/// Returns the entry of a row; `None` if the row says that its id is deleted.
+fn good_row(
+    columns: &mut Columns,
+    spec: &TableSpec,
+    raw: &RawRow<'_>,
+    check: NumberCheck<'_>,
+) -> Result<Option<Entry>, BadRow> {
+    let bad = |problem: String| BadRow::new(&*raw.id, problem);
+    if raw.deleted {
+        return raw.check_id().map(|()| None).map_err(bad);
+    }
+    for (column, amount) in &raw.amounts {
+        if let Amount::Number(number) = amount {
+            check(column, *number).map_err(|problem| bad(format!("`{column}`: {problem}")))?;
+        }
+    }
+    let row: Row = columns.row(spec, raw).map_err(bad)?;
+    Ok(Some(Entry { id: CompactString::from(&*raw.id), row }))
+}

@@ -1,0 +1,173 @@
+//! Reads rows from CSV or JSON lines.
+
+use std::borrow::Cow;
+use std::io::{self, BufRead, BufReader, Read};
+
+use crate::row::{BadRow, RawRow};
+use crate::spec::{FIELDS, check_column};
+
+/// The longest line, in bytes. Also bounds the memory for one row.
+pub const MAX_LINE_BYTES: usize = 64 * 1024;
+
+/// The format of rows in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowFormat {
+    /// Comma-separated values with a header line, as RFC 4180.
+    Csv,
+    /// One JSON object on each line.
+    JsonLines,
+}
+
+impl RowFormat {
+    /// Returns the format of a file, by the end of its name.
+    #[must_use]
+    pub fn of_name(name: &str) -> Option<Self> {
+        match name.rsplit('.').next()? {
+            "csv" => Some(Self::Csv),
+            "jsonl" | "ndjson" => Some(Self::JsonLines),
+            _ => None,
+        }
+    }
+}
+
+/// Calls `each` with each row of `input`. A row that cannot be read is an error of its own.
+///
+/// # Errors
+/// The input cannot be read, a line is longer than [`MAX_LINE_BYTES`], the header of CSV is invalid,
+/// or `each` fails.
+pub fn read_rows(
+    format: RowFormat,
+    input: impl Read,
+    each: &mut dyn FnMut(Result<RawRow<'_>, BadRow>) -> io::Result<()>,
+) -> io::Result<()> {
+    let input = BoundedLines { input, line_bytes: 0 };
+    match format {
+        RowFormat::Csv => read_csv(input, each),
+        RowFormat::JsonLines => read_json_lines(BufReader::new(input), each),
+    }
+}
+
+fn read_csv(
+    input: impl Read,
+    each: &mut dyn FnMut(Result<RawRow<'_>, BadRow>) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut reader =
+        csv::ReaderBuilder::new().flexible(true).trim(csv::Trim::All).from_reader(input);
+    let header = reader.headers().map_err(csv_error)?.clone();
+    check_header(&header).map_err(invalid_data)?;
+    let mut record = csv::StringRecord::new();
+    loop {
+        match reader.read_record(&mut record) {
+            Ok(false) => return Ok(()),
+            Ok(true) => each(csv_row(&header, &record))?,
+            Err(error) if error.is_io_error() => return Err(csv_error(error)),
+            Err(error) => {
+                let line = error.position().map_or(0, csv::Position::line);
+                each(Err(BadRow::new(format!("line {line}"), error.to_string())))?;
+            }
+        }
+    }
+}
+
+fn check_header(header: &csv::StringRecord) -> Result<(), String> {
+    if !header.iter().any(|name| name == "id") {
+        return Err("the first line has no column `id`; name the columns there".to_owned());
+    }
+    for (index, name) in header.iter().enumerate() {
+        if header.iter().take(index).any(|earlier| earlier == name) {
+            return Err(format!("the first line has the column `{name}` twice"));
+        }
+        if !FIELDS.contains(&name) {
+            check_column(name).map_err(|error| format!("the first line: {error}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn csv_row<'r>(
+    header: &'r csv::StringRecord,
+    record: &'r csv::StringRecord,
+) -> Result<RawRow<'r>, BadRow> {
+    let line = || format!("line {}", record.position().map_or(0, csv::Position::line));
+    if header.len() != record.len() {
+        let problem = format!("has {} columns, the first line has {}", record.len(), header.len());
+        return Err(BadRow::new(line(), problem));
+    }
+    let mut row = RawRow::default();
+    let mut set = || {
+        let mut columns = header.iter().zip(record.iter());
+        columns.try_for_each(|(name, text)| row.set(name, Cow::Borrowed(text)))
+    };
+    match set() {
+        Ok(()) => Ok(row),
+        Err(problem) if row.id.is_empty() => Err(BadRow::new(line(), problem)),
+        Err(problem) => Err(BadRow::new(&*row.id, problem)),
+    }
+}
+
+fn read_json_lines(
+    mut input: impl BufRead,
+    each: &mut dyn FnMut(Result<RawRow<'_>, BadRow>) -> io::Result<()>,
+) -> io::Result<()> {
+    let (mut line, mut number) = (Vec::new(), 0_u64);
+    loop {
+        line.clear();
+        if input.read_until(b'\n', &mut line)? == 0 {
+            return Ok(());
+        }
+        number += 1;
+        let at = || format!("line {number}");
+        match str::from_utf8(&line).map(str::trim) {
+            Ok("") => {}
+            Ok(text) => {
+                each(RawRow::from_json(text).map_err(|problem| json_bad_row(text, at, problem)))?
+            }
+            Err(_) => each(Err(BadRow::new(at(), "is not UTF-8")))?,
+        }
+    }
+}
+
+/// Names a bad row by its id, if the id can be read.
+pub(crate) fn json_bad_row(text: &str, at: impl Fn() -> String, problem: String) -> BadRow {
+    let id = serde_json::from_str::<serde_json::Value>(text).ok().and_then(|row| {
+        match row.get("id")? {
+            serde_json::Value::String(id) => Some(id.clone()),
+            serde_json::Value::Number(id) => Some(id.to_string()),
+            _ => None,
+        }
+    });
+    BadRow::new(id.unwrap_or_else(at), problem)
+}
+
+/// Fails on a line that is longer than [`MAX_LINE_BYTES`].
+struct BoundedLines<R> {
+    input: R,
+    line_bytes: usize,
+}
+
+impl<R: Read> Read for BoundedLines<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.input.read(buffer)?;
+        for part in buffer[..count].split_inclusive(|byte| *byte == b'\n') {
+            self.line_bytes += part.len();
+            if MAX_LINE_BYTES < self.line_bytes {
+                return Err(invalid_data(format!("a line is longer than {MAX_LINE_BYTES} bytes")));
+            }
+            if part.ends_with(b"\n") {
+                self.line_bytes = 0;
+            }
+        }
+        Ok(count)
+    }
+}
+
+fn invalid_data(problem: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, problem)
+}
+
+fn csv_error(error: csv::Error) -> io::Error {
+    match error.into_kind() {
+        csv::ErrorKind::Io(error) => error,
+        other => invalid_data(format!("{other:?}")),
+    }
+}
