@@ -26,6 +26,7 @@ mod startup_probes;
 mod stats;
 pub(super) mod store;
 mod summary;
+mod tables;
 mod tasks;
 
 use std::sync::Arc;
@@ -115,7 +116,7 @@ async fn run(
     let (engine, forwarded_releases) = peers::with_forwarding(settings, engine);
     let (engine, events) =
         events::with_events(settings, engine).map_err(ServeError::InvalidSettings)?;
-    let engine = Arc::new(engine);
+    let engine = Arc::new(engine.with_table_states(tables::states(settings)));
     let mut source =
         limits::start_source(settings, &engine).await.map_err(ServeError::InvalidSettings)?;
     let mut tasks = ServiceTasks::default();
@@ -129,6 +130,13 @@ async fn run(
     let first_config = source.published.borrow().clone();
     if let Some(refused) = first_load_error(settings, &first_config) {
         return Err(refused);
+    }
+    tables::start(settings, &engine, first_config.config.clone(), &mut tasks)
+        .map_err(ServeError::InvalidSettings)?;
+    if let StartupListeners::HttpOnly(http) = &bound
+        && !tables::wait_for_first_tables(&engine, http.as_ref(), &mut shutdown_signals).await
+    {
+        return Ok(());
     }
     if let Some(connection) = connection {
         tasks.spawn_background(connection);

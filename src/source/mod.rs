@@ -6,6 +6,7 @@
 //! - Revisions only increase.
 
 pub mod file;
+pub mod tables;
 pub mod xds;
 
 use std::error::Error as _;

@@ -7,4 +7,5 @@ mod fleet;
 mod lease;
 mod recorder;
 mod rule_counters;
+mod tables;
 mod top_keys;

@@ -3,8 +3,10 @@
 //! Not covered:
 //! - Enforcement (see [`crate::kernel::concurrency`]).
 
-use super::rule::RuleNumber;
 use std::ops::RangeInclusive;
+
+use super::rule::RuleNumber;
+use super::table_limits::TableColumn;
 
 use crate::kernel::concurrency::adaptive::Hundredths;
 use crate::kernel::concurrency::limiter::LimiterConfig;
@@ -69,4 +71,20 @@ pub struct ConcurrencyLimit {
     pub path: Box<str>,
     /// The file and line of the limit, `file:line`.
     pub location: Box<str>,
+    /// The column of a table with the limit of each id.
+    pub from: Option<Box<TableColumn>>,
+}
+
+impl ConcurrencyLimit {
+    /// Returns the limit of a blocked id. No store is asked for it.
+    pub(super) fn blocked(&self) -> Self {
+        let rules = LimiterConfig::fixed(0);
+        Self { rules, mode: Some(ConcurrencyMode::Local), from: None, ..self.clone() }
+    }
+
+    /// Returns this limit for another number of requests.
+    pub(super) fn resized(&self, limit: u32) -> Self {
+        let rules = LimiterConfig { limit, ..self.rules };
+        Self { rules, from: None, ..self.clone() }
+    }
 }

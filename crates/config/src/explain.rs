@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::concurrency::ConcurrencyLimit;
 use super::describe::LimitText;
 use super::descriptor_text::format_entries;
+use super::table_limits::FromTable;
 use super::tree::trace::{CandidateStatus, LookupOutcome, LookupTrace};
 use super::tree::{MatchKind, RuleMatch, counter_entries};
 use super::{Config, Limit, Rule, strategy_keyword};
@@ -133,6 +134,9 @@ pub struct RuleExplanation {
     pub tick_is_worth: Option<String>,
     /// The key of the counter in readable form; absent if the rule counts nothing.
     pub counter: Option<String>,
+    /// The row of a table that has the number of this limit (`from`), as a sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from_table: Option<String>,
     /// The path of the rule whose `replaces` disables this rule in the check.
     pub replaced_by: Option<String>,
     /// The decision of this rule's limit if its counter were empty.
@@ -269,9 +273,20 @@ impl ExplainContext<'_> {
     fn explain_limit(
         &self,
         RuleMatch { rule, shared }: &RuleMatch<'_>,
-        limit: Option<&Limit>,
+        own: Option<&Limit>,
         entries: &[(&str, &str)],
     ) -> RuleExplanation {
+        let column = own.and_then(|limit| limit.from.as_deref());
+        let id = column.and_then(|column| entries.get(column.entry)).map(|(_, id)| *id);
+        let row = column.zip(id);
+        let tables = &self.config.tables;
+        let found = row.map(|(column, id)| tables.rate_limit(column, id, self.now));
+        let limit = match found {
+            Some(FromTable::Limit(limit)) => Some(limit),
+            Some(FromTable::Unlimited) => None,
+            _ => own,
+        };
+        let is_blocked = matches!(found, Some(FromTable::Blocked));
         let strategy = limit.map(|limit| limit.strategy_at(self.now));
         let counter = counter_entries(entries.iter().copied(), shared);
         RuleExplanation {
@@ -288,9 +303,15 @@ impl ExplainContext<'_> {
                 let name = name.unwrap_or_default();
                 format!("{}: {}{name}", self.domain, format_entries(counter))
             }),
+            from_table: row.map(|(column, id)| tables.describe(column, id, self.now)),
             replaced_by: None,
-            fresh: self.fresh_decision(limit),
+            fresh: if is_blocked { self.blocked_decision() } else { self.fresh_decision(limit) },
         }
+    }
+
+    fn blocked_decision(&self) -> FreshDecision {
+        let (verdict, remaining) = ("deny".into(), Some(0));
+        FreshDecision { hits: self.hits.0, verdict, remaining, reset_after: None }
     }
 
     fn fresh_decision(&self, limit: Option<&Limit>) -> FreshDecision {

@@ -24,6 +24,7 @@ pub mod resolve;
 mod rule;
 pub mod schema;
 pub mod settings;
+pub mod table_limits;
 pub mod tree;
 mod yaml;
 
@@ -33,10 +34,12 @@ pub use rule::{
     ChargePolicy, FallbackMode, Limit, LimitMode, LimitWindow, Rule, RuleLimits, RuleNumber,
 };
 pub use sluicegate_descriptors as hooks;
+pub use sluicegate_tables as tables;
 
 use sluicegate_kernel as kernel;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use fnv::FnvBuildHasher;
 
@@ -44,6 +47,8 @@ use crate::kernel::units::Revision;
 pub use crate::kernel::units::Unit;
 use action::{Action, ActionEffect, ActionTarget, ForcedDecision};
 pub use calendar::Calendar;
+use table_limits::TableLimits;
+use tables::Table;
 use tree::DescriptorTree;
 
 /// A complete, valid and immutable configuration: all limits that the engine enforces.
@@ -51,8 +56,10 @@ use tree::DescriptorTree;
 pub struct Config {
     /// The version number of this configuration.
     pub revision: Revision,
-    /// The domains, by name.
-    pub domains: HashMap<Box<str>, Domain, FnvBuildHasher>,
+    /// The domains, by name. Shared by the versions that differ only in their tables.
+    pub domains: Arc<HashMap<Box<str>, Domain, FnvBuildHasher>>,
+    /// The limits whose numbers come from tables.
+    pub tables: TableLimits,
 }
 
 /// The rules of one domain, and the fields that apply to all of them.
@@ -80,6 +87,13 @@ pub struct Domain {
 pub const NON_FINITE_PREFIX: char = '\u{fdd0}';
 
 impl Config {
+    /// Returns this configuration with other versions of the tables. Shares all rules.
+    #[must_use]
+    pub fn with_tables(&self, tables: Arc<[Arc<Table>]>) -> Self {
+        let tables = self.tables.with_tables(self.domains.values(), tables);
+        Self { revision: self.revision, domains: Arc::clone(&self.domains), tables }
+    }
+
     /// Returns `true` if any rule has a rate limit or a concurrency limit.
     #[must_use]
     pub fn has_limits(&self) -> bool {
@@ -93,7 +107,8 @@ impl Config {
     pub fn with_actions(&self, actions: &[Action]) -> Self {
         let mut config = self.clone();
         for Action { domain, target, effect, until } in actions {
-            let Some(domain) = config.domains.get_mut(domain) else { continue };
+            let domains = Arc::make_mut(&mut config.domains);
+            let Some(domain) = domains.get_mut(domain) else { continue };
             match (target, *effect) {
                 (ActionTarget::Rule(path), ActionEffect::Force(verdict)) => {
                     domain.tree.force_decision(path, ForcedDecision { verdict, until: *until });

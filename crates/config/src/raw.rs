@@ -214,6 +214,13 @@ pub struct RateLimit {
     /// For `fixed_window` per day, week, month or year: windows that follow the calendar of a time
     /// zone.
     pub calendar: Option<Calendar>,
+    /// The column of a table (setting `tables`) with the number of this limit for each id, such as
+    /// `customers.api`. `requests_per_unit` is the number of ids that the table does not have.
+    #[schemars(schema_with = "schema::table_column")]
+    pub from: Option<Spanned<String>>,
+    /// For `from`: the key of the entry whose value is the id. Default: the key of this rule.
+    #[schemars(schema_with = "schema::text")]
+    pub by: Option<Spanned<String>>,
 }
 
 /// The calendar windows of a limit.
@@ -270,6 +277,13 @@ pub struct Concurrency {
     pub max_duration: Option<Spanned<String>>,
     /// The response to a request that gets no permit.
     pub reject: Option<Reject>,
+    /// The column of a table (setting `tables`) with the number of this limit for each id, such as
+    /// `customers.api`. `limit` is the number of ids that the table does not have.
+    #[schemars(schema_with = "schema::table_column")]
+    pub from: Option<Spanned<String>>,
+    /// For `from`: the key of the entry whose value is the id. Default: the key of this rule.
+    #[schemars(schema_with = "schema::text")]
+    pub by: Option<Spanned<String>>,
 }
 
 /// Adapts a concurrency limit to measured latency.

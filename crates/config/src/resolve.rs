@@ -17,6 +17,7 @@ mod domain_defaults;
 mod domain_files;
 pub mod duration;
 pub(crate) mod findings;
+pub(crate) mod from_table;
 mod keyword_reader;
 pub(crate) mod keywords;
 mod network_field;
@@ -30,9 +31,12 @@ use super::diagnostic::{Diagnostics, SourceText};
 use super::raw::File;
 use super::{Config, RuleNumber};
 use crate::kernel::units::Revision;
+use crate::table_limits::TableLimits;
+use crate::tree::ColumnCounts;
 use domain::DomainReader;
 use domain_files::{DomainFiles, group_by_domain};
 use findings::FileFindings;
+use std::sync::Arc;
 
 /// Converts `files` to a configuration and its warnings.
 ///
@@ -77,12 +81,13 @@ fn read_domains<'a>(
     mut findings: FileFindings<'a>,
 ) -> Result<(Config, Diagnostics), Diagnostics> {
     let domains = groups.iter().map(|group| DomainReader::new(files, group, &mut findings).read());
-    let mut next = RuleNumber::default();
+    let (mut next, mut columns) = (RuleNumber::default(), ColumnCounts::default());
     let numbered = domains.map(|mut domain| {
         domain.tree.number_rules(&mut next);
+        domain.tree.number_columns(&mut columns);
         (domain.name.clone(), domain)
     });
-    let domains = numbered.collect();
+    let domains = Arc::new(numbered.collect());
     let warnings = findings.finish()?;
-    Ok((Config { revision, domains }, warnings))
+    Ok((Config { revision, domains, tables: TableLimits::default() }, warnings))
 }

@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 
 use super::action::{ActionEffect, BoostSize, ForcedDecision};
 use super::calendar::Calendar;
+use super::table_limits::TableColumn;
 use crate::kernel::decision::Verdict;
 use crate::kernel::key::KeyStrategy;
 use crate::kernel::lease::LeaseTerms;
@@ -81,6 +82,8 @@ pub struct Limit {
     pub mode: LimitMode,
     /// The fallback of charges to which the store does not reply.
     pub on_store_failure: FallbackMode,
+    /// The column of a table with the requests of each id, and the overshoot for each number.
+    pub from: Option<Box<TableColumn>>,
 }
 
 impl Limit {
@@ -113,13 +116,21 @@ impl Limit {
         }
     }
 
-    /// Returns this limit with another size. The burst of GCRA grows in the same proportion as the
-    /// requests, rounded up.
+    /// Returns this limit with another size.
+    ///
+    /// # Errors
+    /// As [`Limit::resized`].
+    pub fn boosted(&self, size: BoostSize) -> Result<Self, LimitError> {
+        self.resized(size.apply(self.requests))
+    }
+
+    /// Returns this limit for another number of requests. The burst of GCRA grows in the same
+    /// proportion as the requests, rounded up.
     ///
     /// # Errors
     /// Fails if the strategy cannot count that many requests exactly in the period.
-    pub fn boosted(&self, size: BoostSize) -> Result<Self, LimitError> {
-        let (requests, period) = (size.apply(self.requests), self.window.length());
+    pub fn resized(&self, requests: u32) -> Result<Self, LimitError> {
+        let period = self.window.length();
         let strategy = match &self.strategy {
             Strategy::FixedWindow(window) => Strategy::FixedWindow(
                 FixedWindow::new(requests, *window.windows())?.with_on_excess(window.on_excess()),
@@ -135,7 +146,8 @@ impl Limit {
                 Strategy::Gcra(Gcra::with_on_excess(requests, period, burst, gcra.on_excess())?)
             }
         };
-        Ok(Self { requests, strategy, ..self.clone() })
+        let from = None;
+        Ok(Self { requests, strategy, from, ..self.clone() })
     }
 }
 

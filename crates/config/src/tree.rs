@@ -89,6 +89,13 @@ pub struct ConcurrencyMatch<'t> {
 /// value of the request: a borrowed pattern, or an owned text with the hash of a long value.
 pub type SharedValues<'t> = SmallVec<[(usize, Cow<'t, str>); INLINE_SHARED_VALUES]>;
 
+/// The numbers of the next limits that read tables.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ColumnCounts {
+    rates: u32,
+    permits: u32,
+}
+
 /// The keys and values of a counter key.
 pub type KeyEntries = Box<[(Box<str>, Box<str>)]>;
 
@@ -127,6 +134,19 @@ impl DescriptorTree {
             let rule = self.nodes[node.index()].rule.and_then(|rule| self.rules.get(rule.index()));
             limit.has_rate_limit = rule.is_some();
             limit.number = rule.map_or_else(&mut take, |rule| rule.number);
+        }
+    }
+
+    /// Numbers the limits that read tables, starting with `next`.
+    pub(super) fn number_columns(&mut self, next: &mut ColumnCounts) {
+        let take = |next: &mut u32| std::mem::replace(next, next.saturating_add(1));
+        let limits = self.rules.iter_mut().flat_map(|rule| &mut rule.limits);
+        for column in limits.filter_map(|limit| limit.from.as_mut()) {
+            column.slot = take(&mut next.rates);
+        }
+        let limits = self.concurrency_limits.iter_mut();
+        for column in limits.filter_map(|(_, limit)| limit.from.as_mut()) {
+            column.slot = take(&mut next.permits);
         }
     }
 

@@ -25,6 +25,7 @@ use tokio::sync::Notify;
 use crate::config::Config;
 use crate::config::action::{Action, ActionTarget};
 use crate::config::descriptor_text::parse_entries;
+use crate::config::tables::Table;
 use crate::kernel::units::Nanos;
 pub(super) use audit::AuditLog;
 pub use audit::{AuditEntry, AuditPage, AuditRow};
@@ -49,8 +50,10 @@ pub(super) struct OperatorActions {
 
 #[derive(Debug, Default)]
 struct ActionState {
-    /// The configuration as it was loaded, without actions.
+    /// The configuration as it was loaded, with the tables and without actions.
     loaded_config: Option<Arc<Config>>,
+    /// The last versions of the tables.
+    tables: Arc<[Arc<Table>]>,
     replicated: ReplicatedActions,
 }
 
@@ -69,7 +72,26 @@ impl OperatorActions {
     /// Publishes the loaded configuration with the current actions.
     pub(super) fn load(&self, loaded: Arc<Config>, now: Nanos, publish: impl FnOnce(Arc<Config>)) {
         let mut state = self.state.lock();
-        state.loaded_config = Some(loaded);
+        state.loaded_config = Some(if state.tables.is_empty() {
+            loaded
+        } else {
+            Arc::new(loaded.with_tables(Arc::clone(&state.tables)))
+        });
+        self.publish(&state, now, publish);
+    }
+
+    /// Publishes the loaded configuration with other versions of the tables.
+    pub(super) fn load_tables(
+        &self,
+        tables: Arc<[Arc<Table>]>,
+        now: Nanos,
+        publish: impl FnOnce(Arc<Config>),
+    ) {
+        let mut state = self.state.lock();
+        let loaded = state.loaded_config.take();
+        state.loaded_config =
+            loaded.map(|loaded| Arc::new(loaded.with_tables(Arc::clone(&tables))));
+        state.tables = tables;
         self.publish(&state, now, publish);
     }
 

@@ -10,7 +10,14 @@ use crate::rule_counters::RuleCounters;
 #[derive(Debug)]
 pub(crate) struct ActiveConfig {
     pub(crate) config: Arc<Config>,
-    pub(crate) counters: RuleCounters,
+    pub(crate) counters: Arc<RuleCounters>,
+}
+
+impl ActiveConfig {
+    /// Returns `true` if `other` differs only in its tables.
+    pub(crate) fn has_rules_of(&self, other: &Config) -> bool {
+        Arc::ptr_eq(&self.config.domains, &other.domains)
+    }
 }
 
 impl Deref for ActiveConfig {

@@ -42,6 +42,7 @@ use crate::concurrency::DEFAULT_MAX_BUCKETS;
 use crate::concurrency::permit_ids::{DEFAULT_BOUNDS, PermitIds};
 use crate::config::Config;
 use crate::config::settings::DescriptorValues;
+use crate::config::tables::{Table, TableStates};
 use crate::decide::deny_cache::DenyCache;
 use crate::events::EventOptions;
 use crate::fleet::forwarding::ForwardingQueue;
@@ -99,6 +100,7 @@ pub struct Engine {
     store_kind: &'static str,
     recorder: Arc<Recorder>,
     proxies: Proxies,
+    table_states: Arc<TableStates>,
 }
 
 /// The settings that apply to every decision.
@@ -165,6 +167,7 @@ impl Engine {
             store_kind: "memory",
             recorder: Arc::default(),
             proxies: Proxies::default(),
+            table_states: Arc::default(),
         }
     }
 
@@ -193,6 +196,18 @@ impl Engine {
     #[must_use]
     pub fn with_store_kind(self, store_kind: &'static str) -> Self {
         Self { store_kind, ..self }
+    }
+
+    /// Sets the states of the tables that limits read.
+    #[must_use]
+    pub fn with_table_states(self, table_states: Arc<TableStates>) -> Self {
+        Self { table_states, ..self }
+    }
+
+    /// Returns the states of the tables that limits read.
+    #[must_use]
+    pub const fn table_states(&self) -> &Arc<TableStates> {
+        &self.table_states
     }
 
     /// Returns the kind of the store: `memory`, `file`, `redis` or `postgres`.
@@ -259,9 +274,13 @@ impl Engine {
 
     fn activate_config(&self, config: Arc<Config>) {
         let before = self.active.load_full();
-        let counters = before.as_deref().map(|before| &before.counters);
+        if let Some(before) = before.as_deref().filter(|before| before.has_rules_of(&config)) {
+            let counters = Arc::clone(&before.counters);
+            return self.activate_tables(ActiveConfig { config, counters });
+        }
+        let counters = before.as_deref().map(|before| &*before.counters);
         let counters = RuleCounters::new(&config, self.policy.max_counted_rules, counters);
-        let active = Arc::new(ActiveConfig { config, counters });
+        let active = Arc::new(ActiveConfig { config, counters: Arc::new(counters) });
         self.active.store(Some(Arc::clone(&active)));
         if let Some(leases) = &self.leases {
             let before = before.as_deref().map(|before| &*before.config);
@@ -270,6 +289,21 @@ impl Engine {
         // After the swap, so that the reload includes buckets that the old configuration creates
         // meanwhile.
         self.reload_concurrency_limits(&active);
+        self.proxies.announce_limits();
+    }
+
+    /// Replaces the tables that limits read. They decide all later checks, also of later
+    /// configurations.
+    pub fn publish_tables(&self, tables: Arc<[Arc<Table>]>) {
+        self.actions.load_tables(tables, self.clock.now(), |config| self.activate_config(config));
+    }
+
+    fn activate_tables(&self, active: ActiveConfig) {
+        let active = Arc::new(active);
+        self.active.store(Some(Arc::clone(&active)));
+        if active.tables.has_concurrency_limits() {
+            self.reload_concurrency_limits(&active);
+        }
         self.proxies.announce_limits();
     }
 

@@ -50,6 +50,12 @@ impl Columns {
         self.0.get(usize::from(column.0)).map(|column| &column.numbers)
     }
 
+    /// Returns `true` if a good row or a plan has this number in the column.
+    pub(crate) fn has_number(&self, column: &str, number: NonZeroU32) -> bool {
+        let numbers = self.find(column).and_then(|column| self.numbers(column));
+        numbers.is_some_and(|numbers| numbers.contains(&number))
+    }
+
     /// Adds the columns of a row from an earlier load of the same table.
     pub(crate) fn keep(&mut self, earlier: &Self, row: &Row) -> Result<Row, String> {
         let Some(own) = row.own.as_deref() else { return Ok(row.clone()) };

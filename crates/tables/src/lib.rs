@@ -20,6 +20,7 @@ mod load;
 mod row;
 mod rows;
 mod spec;
+mod state;
 mod table;
 
 use sluicegate_kernel as kernel;
@@ -30,4 +31,5 @@ pub use load::{LoadError, LoadReport, Loading, MAX_ROWS, NumberCheck};
 pub use row::{BadRow, MAX_ID_BYTES, RawRow};
 pub use rows::{MAX_LINE_BYTES, RowFormat, read_rows};
 pub use spec::{MAX_COLUMNS, PlanAmounts, SpecError, TableSpec};
+pub use state::{TableState, TableStates};
 pub use table::{ColumnNumber, Lookup, Row, Table};

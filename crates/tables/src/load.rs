@@ -211,7 +211,9 @@ fn good_row(
         return raw.check_id().map(|()| None).map_err(bad);
     }
     for (column, amount) in &raw.amounts {
-        if let Amount::Number(number) = amount {
+        if let Amount::Number(number) = amount
+            && !columns.has_number(column, *number)
+        {
             check(column, *number).map_err(|problem| bad(format!("`{column}`: {problem}")))?;
         }
     }

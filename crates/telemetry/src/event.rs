@@ -213,6 +213,17 @@ impl Event for ConfigRejected {
     }
 }
 
+/// A check named an id that the table of its limit does not have.
+#[derive(Clone, Copy, Debug)]
+pub struct UnknownTableId;
+
+impl Event for UnknownTableId {
+    fn count(self, metrics: &Metrics) {
+        let shard = metrics.thread_shard();
+        shard.add(&shard.counters.unknown_table_ids, 1);
+    }
+}
+
 /// A connection of a port was opened, closed or refused.
 #[derive(Clone, Copy, Debug)]
 pub enum ConnectionEvent {

@@ -1,8 +1,8 @@
 //! Passes limits from the source to the engine, and reports successful and failed loads on the
 //! admin port.
 
-use std::collections::BTreeMap;
 use std::hash::BuildHasher as _;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -12,7 +12,8 @@ use tokio::sync::watch;
 use crate::config::diagnostic::{Code, Diagnostic, Diagnostics, Findings, SeverityCounts};
 use crate::config::hooks::{Hook, Hooks};
 use crate::config::raw::source;
-use crate::config::settings::{HostPort, KeyFormat, Settings};
+use crate::config::settings::{HostPort, KeyFormat, PlanAmount, Settings, Tables};
+use crate::config::table_limits::TableColumn;
 use crate::config::{Config, Limit, LimitMode, LimitWindow, load};
 use crate::edge::health::{Health, Readiness};
 use crate::edge::http::admin::{ConfigDiff, ConfigLoads, LoadError};
@@ -40,15 +41,13 @@ pub(super) async fn start_source(
     engine: &Arc<Engine>,
 ) -> Result<ConfigSource, String> {
     let merge_domains = settings.limits.merge_domains;
-    let shared_keys = settings.compat.store.key_format == KeyFormat::Compat;
+    let all_settings = settings.clone();
     let loader: Arc<ConfigParser> = Arc::new(move |texts, revision| {
         let named = texts.iter().map(|text| (&*text.name, text.bytes.as_slice()));
         let (config, warnings) = load(named, revision, merge_domains)?;
-        if shared_keys {
-            let findings = find_unsupported_leases(&config, texts);
-            if !findings.is_empty() {
-                return Err(findings);
-            }
+        let findings = find_conflicts(&config, &all_settings, texts);
+        if !findings.is_empty() {
+            return Err(findings);
         }
         Ok((config, warnings.without_notes()))
     });
@@ -125,23 +124,73 @@ impl ConfigSource {
     }
 }
 
-/// Finds leased limits that conflict with `compat.store.key_format: compat`.
-/// envoyproxy/ratelimit uses the same counters, and ignores leases.
-fn find_unsupported_leases(config: &Config, texts: &[TextFile]) -> Diagnostics {
-    let rules = config.domains.values().flat_map(|domain| domain.tree.rules());
-    let mut lines: BTreeMap<&str, Vec<(usize, &str)>> = BTreeMap::new();
-    for rule in rules.filter(|rule| rule.limits.iter().any(is_compat_counter_leased)) {
-        if let Some((file, line)) = rule.location.rsplit_once(':') {
-            lines.entry(file).or_default().push((line.parse().unwrap_or(1), &rule.path));
-        }
+/// Finds limits that need something which the settings do not have.
+fn find_conflicts(config: &Config, settings: &Settings, texts: &[TextFile]) -> Diagnostics {
+    let mut conflicts = table_conflicts(config, &settings.tables);
+    if settings.compat.store.key_format == KeyFormat::Compat {
+        conflicts.extend(lease_conflicts(config));
     }
     let mut findings = Diagnostics::default();
     for text in texts {
-        if let Some(lines) = lines.get(&*text.name) {
-            findings.append(lease_findings(text, lines));
-        }
+        findings.append(conflict_findings(text, &conflicts));
     }
     findings
+}
+
+/// A limit that conflicts with a setting.
+struct Conflict {
+    /// The file and line of the rule, `file:line`.
+    location: Box<str>,
+    code: Code,
+    message: String,
+    help: String,
+}
+
+/// Finds leased limits that conflict with `compat.store.key_format: compat`.
+/// envoyproxy/ratelimit uses the same counters, and ignores leases.
+fn lease_conflicts(config: &Config) -> impl Iterator<Item = Conflict> {
+    let rules = config.domains.values().flat_map(|domain| domain.tree.rules());
+    rules.filter(|rule| rule.limits.iter().any(is_compat_counter_leased)).map(|rule| Conflict {
+        location: rule.location.clone(),
+        code: Code::Contradiction,
+        message: format!(
+            "`{}` has `mode: leased`, which `compat.store.key_format: compat` does not support",
+            rule.path
+        ),
+        help: "use `mode: exact` or `cached_deny`; another strategy, or `per`, can be leased"
+            .to_owned(),
+    })
+}
+
+/// Finds limits that read a table which the settings do not have, or whose plans they cannot count.
+fn table_conflicts(config: &Config, tables: &Tables) -> Vec<Conflict> {
+    let mut conflicts = Vec::new();
+    for (column, location) in config.table_columns() {
+        let TableColumn { table, column, .. } = column;
+        let conflict = |message, help: &str| Conflict {
+            location: location.into(),
+            code: Code::BadTableColumn,
+            message,
+            help: help.to_owned(),
+        };
+        let Some(settings) = tables.0.iter().find(|settings| *settings.name == **table) else {
+            let message =
+                format!("`from: {table}.{column}`: the setting `tables` has no `{table}`");
+            conflicts.push(conflict(message, "add the table to the settings, or correct its name"));
+            continue;
+        };
+        let plans = settings.plans.iter();
+        let numbers = plans.filter_map(|(plan, amounts)| Some((plan, amounts.get(&**column)?)));
+        for (plan, amount) in numbers {
+            let PlanAmount::Number(number) = amount else { continue };
+            let Some(number) = NonZeroU32::new(*number) else { continue };
+            if let Err(problem) = config.check_table_number(table, column, number) {
+                let message = format!("`from: {table}.{column}`: plan `{plan}`: {problem}");
+                conflicts.push(conflict(message, "use a smaller number, or another period"));
+            }
+        }
+    }
+    conflicts
 }
 
 fn is_compat_counter_leased(limit: &Limit) -> bool {
@@ -150,14 +199,14 @@ fn is_compat_counter_leased(limit: &Limit) -> bool {
     is_leased && is_shared && matches!(limit.window, LimitWindow::Unit(_))
 }
 
-fn lease_findings(text: &TextFile, lines: &[(usize, &str)]) -> Diagnostics {
+fn conflict_findings(text: &TextFile, conflicts: &[Conflict]) -> Diagnostics {
     let (source, mut findings) = (source(&text.name, &text.bytes), Findings::default());
-    for (line, path) in lines {
-        let message = format!(
-            "`{path}` has `mode: leased`, which `compat.store.key_format: compat` does not support"
-        );
-        let help = "use `mode: exact` or `cached_deny`; another strategy, or `per`, can be leased";
-        findings.add_with_help(Code::Contradiction, source.line_span(*line), message, help);
+    for Conflict { location, code, message, help } in conflicts {
+        let Some((file, line)) = location.rsplit_once(':') else { continue };
+        if file == &*text.name {
+            let span = source.line_span(line.parse().unwrap_or(1));
+            findings.add_with_help(*code, span, message, help);
+        }
     }
     findings.into_diagnostics(&source)
 }

@@ -44,7 +44,8 @@ impl StartupListeners {
     /// # Errors
     /// One message for each socket that cannot be bound.
     pub(super) async fn bind_startup(settings: &Settings) -> Result<Self, Vec<String>> {
-        if waits_for_limits(settings) || waits_for_answer(settings) {
+        let waits_for_tables = !settings.tables.0.is_empty();
+        if waits_for_limits(settings) || waits_for_tables || waits_for_answer(settings) {
             // With `compat.listen.like_ratelimit`, the kernel would send this listener checks meant for
             // another process. This process cannot decide them yet.
             let http =

@@ -41,6 +41,8 @@ crate::kernel::named_enum! {
         OnExcess = "on_excess",
         OnStoreFailure = "on_store_failure",
         Calendar = "calendar",
+        From = "from",
+        By = "by",
         TimeZone = "time_zone",
         StartsOn = "starts_on",
         StartsAt = "starts_at",

@@ -81,7 +81,9 @@ fields! {
         MaxOvershoot => max_overshoot,
         LeaseHits => lease_hits,
         OnStoreFailure => on_store_failure,
-        Calendar => calendar
+        Calendar => calendar,
+        From => from,
+        By => by
     }
     Calendar (span, is_incomplete) {
         TimeZone => time_zone,
@@ -95,7 +97,9 @@ fields! {
         OnStoreFailure => on_store_failure,
         Queue => queue,
         MaxDuration => max_duration,
-        Reject => reject
+        Reject => reject,
+        From => from,
+        By => by
     }
     Adaptive (span) {
         Algorithm => algorithm,

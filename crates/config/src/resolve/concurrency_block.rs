@@ -77,6 +77,7 @@ impl ConcurrencyReader<'_, '_, '_> {
             shadow: self.shadow,
             path: self.path,
             location: self.location,
+            from: None,
         })
     }
 

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use super::concurrency_block::ConcurrencyReader;
 use super::domain::DomainReader;
 use super::findings::FileSpan;
+use super::from_table::FromFields;
 use super::network_field::{InvalidNetwork, NetworkReader};
 use super::overshoot;
 use super::rate_limit_block::RateLimitReader;
@@ -137,7 +138,9 @@ impl DomainReader<'_, '_, '_> {
         let replaces = self.replaces(file, std::slice::from_ref(rate_limit), &[own_name]);
         let defaults = self.defaults;
         let block = RateLimitReader { file, raw: rate_limit, defaults, findings: self.findings };
-        if let Ok(limit) = block.read() {
+        if let Ok(mut limit) = block.read() {
+            let from = self.rate_column(file, node, rate_limit);
+            limit.iter_mut().for_each(|limit| limit.from.clone_from(&from));
             let name = Some(rate_limit.name.value.as_str()).filter(|name| !name.is_empty());
             let limits = limit.into_iter().collect();
             self.set_rule(node, raw, (name.map(Arc::from), limits), replaces);
@@ -155,8 +158,11 @@ impl DomainReader<'_, '_, '_> {
         let replaces = self.replaces(file, &list.value, &own_names);
         let (descriptor, charge, defaults) = (raw, self.charge, self.defaults);
         let findings = &mut *self.findings;
-        let list = RateLimitListReader { file, descriptor, list, charge, defaults, findings };
-        if let Ok(limits) = list.read() {
+        let reader = RateLimitListReader { file, descriptor, list, charge, defaults, findings };
+        if let Ok(mut limits) = reader.read() {
+            for (limit, raw) in limits.iter_mut().zip(&list.value) {
+                limit.from = self.rate_column(file, node, raw);
+            }
             self.set_rule(node, raw, (None, limits), replaces);
         }
     }
@@ -184,7 +190,9 @@ impl DomainReader<'_, '_, '_> {
             location: self.findings.line(self.origins[node.index()]).into(),
             findings: self.findings,
         };
-        if let Some(limit) = reader.read() {
+        if let Some(mut limit) = reader.read() {
+            let from = FromFields { from: concurrency.from.as_ref(), by: concurrency.by.as_ref() };
+            limit.from = self.table_column(file, node, &from);
             self.builder.set_concurrency_limit(node, limit);
         }
     }

@@ -66,7 +66,7 @@ impl RateLimitReader<'_, '_, '_> {
         let size = lease_hits_check.and_then(|()| self.lease_size(&strategy))?;
         let mode = overshoot::resolve_mode(mode?, overshoot, window.length(), size);
         let requests = self.raw.requests_per_unit.value;
-        Ok(Limit { name: None, requests, window, strategy, mode, on_store_failure })
+        Ok(Limit { name: None, requests, window, strategy, mode, on_store_failure, from: None })
     }
 
     /// Returns the effect of excess hits. A lease may spend hits that the store cannot charge twice,
@@ -133,6 +133,8 @@ impl RateLimitReader<'_, '_, '_> {
             ("lease_hits", raw.lease_hits.as_ref().map(|word| word.span)),
             ("on_store_failure", raw.on_store_failure.as_ref().map(|word| word.span)),
             ("calendar", raw.calendar.as_ref().map(|block| block.span)),
+            ("from", raw.from.as_ref().map(|word| word.span)),
+            ("by", raw.by.as_ref().map(|word| word.span)),
         ];
         for (word, span) in own_fields.into_iter().filter_map(|(word, span)| Some((word, span?))) {
             let message = format!("`{word}` cannot be combined with `unlimited: true`");

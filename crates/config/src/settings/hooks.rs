@@ -8,7 +8,7 @@
 
 use serde_json::Value as Json;
 
-use super::value::{Shape, Value};
+use super::value::{Shape, Value, block_schema};
 use crate::hooks::Hooks;
 use crate::hooks::filter_config::FilterConfigError;
 
@@ -31,14 +31,7 @@ impl Value for Hooks {
     }
 
     fn schema() -> Json {
-        let settings = schemars::generate::SchemaSettings::draft2020_12()
-            .with(|settings| settings.inline_subschemas = true);
-        let schema = settings.into_generator().into_root_schema_for::<Self>();
-        let mut schema = schema.to_value();
-        if let Some(fields) = schema.as_object_mut() {
-            fields.retain(|field, _| field != "$schema" && field != "title");
-        }
-        schema
+        block_schema::<Self>()
     }
 
     fn why(text: &str) -> Option<String> {

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use super::block::{AnyValue, Block, SettingList, blocks};
+use super::tables::Tables;
 use super::{
     Absent, AtLeastOne, Auto, CompatSettings, DeniedBy, DescriptorValues, EventKinds, EventUrl,
     FileSync, HeaderName, HostName, HostPort, LogFormat, LogLevel, Networks, Never, Or, OtlpExport,
@@ -41,6 +42,9 @@ blocks! {
         /// Rules that build descriptors for calls from proxies that send none. A flag or
         /// environment variable contains them as JSON.
         hooks: Hooks = Hooks::default(), "hooks";
+        /// Data that limits read (`from`): a row with own numbers or a plan for each customer. A flag
+        /// or environment variable contains the list as JSON.
+        tables: Tables = Tables::default(), "tables";
     }
 
     /// Certificates of connections to other processes.

@@ -67,6 +67,17 @@ pub trait Value: Sized {
     }
 }
 
+/// Returns the JSON Schema of a setting with [`Shape::Block`].
+pub(super) fn block_schema<T: schemars::JsonSchema>() -> Json {
+    let settings = schemars::generate::SchemaSettings::draft2020_12()
+        .with(|settings| settings.inline_subschemas = true);
+    let mut schema = settings.into_generator().into_root_schema_for::<T>().to_value();
+    if let Some(fields) = schema.as_object_mut() {
+        fields.retain(|field, _| field != "$schema" && field != "title");
+    }
+    schema
+}
+
 fn parse_one<T: FromStr>(texts: &[&str]) -> Option<T> {
     match texts {
         [text] => text.parse().ok(),

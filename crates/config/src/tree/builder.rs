@@ -30,6 +30,14 @@ pub(crate) struct TreeBuilder {
     wildcards: Vec<(NodeId, NodeId)>,
 }
 
+/// A level on the way to a node: one entry of a descriptor.
+#[derive(Clone, Debug)]
+pub(crate) struct Level {
+    pub(crate) key: Box<str>,
+    /// `true` if several values of the entry may have one counter.
+    pub(crate) has_shared_values: bool,
+}
+
 /// The reason why a node cannot be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AddNodeError {
@@ -192,6 +200,20 @@ impl TreeBuilder {
         names.push(domain);
         names.reverse();
         names.join(".")
+    }
+
+    /// Returns the levels from the first to `node`.
+    pub(crate) fn levels(&self, mut node: NodeId) -> Vec<Level> {
+        let mut levels = Vec::new();
+        while node != NodeId::ROOT {
+            let inner = self.tree.node(node);
+            let shares = inner.flags.share_threshold || self.tree.networks.get(node).is_some();
+            let key = self.tree.key_and_value(node).0.into();
+            levels.push(Level { key, has_shared_values: shares });
+            node = inner.parent;
+        }
+        levels.reverse();
+        levels
     }
 
     pub(crate) fn finish(mut self) -> DescriptorTree {

@@ -76,6 +76,9 @@ pub enum ActionError {
     /// The boosted limit is not larger than the configured one.
     #[error("the limit is {0} already; a boost needs a larger number")]
     NotLarger(u32),
+    /// A table has the number of the limit.
+    #[error("the limit comes from the table `{0}`, so set the number of the id there")]
+    FromTable(Box<str>),
     /// The strategy cannot count the boosted limit.
     #[error("the boosted limit does not work: {0}")]
     InvalidLimit(#[from] LimitError),
@@ -219,6 +222,9 @@ fn validate_boost(size: BoostSize, limits: &[Limit]) -> Result<(), ActionError> 
         return Err(ActionError::SeveralLimits(several));
     }
     for limit in limits {
+        if let Some(column) = &limit.from {
+            return Err(ActionError::FromTable(column.table.clone()));
+        }
         if size.apply(limit.requests) <= limit.requests {
             return Err(ActionError::NotLarger(limit.requests));
         }

@@ -2,8 +2,11 @@
 
 use crate::config::Config;
 use crate::config::concurrency::ConcurrencyLimit;
+use crate::config::table_limits::FromTable;
 use crate::config::tree::{self, ConcurrencyMatch};
 use crate::kernel::key::CounterKey;
+use crate::kernel::units::Nanos;
+use crate::telemetry::event::{Event as _, UnknownTableId};
 
 /// Returns the name of the bucket of a descriptor that matches a concurrency limit.
 pub(crate) fn bucket_of<'e>(
@@ -14,8 +17,37 @@ pub(crate) fn bucket_of<'e>(
     CounterKey::concurrency_bucket(domain, tree::counter_entries(entries, &found.shared))
 }
 
-pub(crate) fn limit_of_bucket<'c>(config: &'c Config, name: &[u8]) -> Option<&'c ConcurrencyLimit> {
+/// Returns the limit of a bucket. `None` if no limit covers it, or if its table says `unlimited`.
+pub(crate) fn limit_of_bucket<'c>(
+    config: &'c Config,
+    name: &[u8],
+    now: Nanos,
+) -> Option<&'c ConcurrencyLimit> {
     let (domain, entries) = CounterKey::parse_concurrency_bucket(name)?;
-    let covered = config.domains.get(domain)?.tree.lookup_concurrency_limit(entries)?;
-    Some(covered.limit)
+    let tree = &config.domains.get(domain)?.tree;
+    let covered = tree.lookup_concurrency_limit(entries.iter().copied())?;
+    limit_from_table(config, covered.limit, &entries, now)
+}
+
+/// Returns the concurrency limit that applies to the id in `entries`. `None` if its table says
+/// `unlimited`.
+pub(crate) fn limit_from_table<'c>(
+    config: &'c Config,
+    limit: &'c ConcurrencyLimit,
+    entries: &[(&str, &str)],
+    now: Nanos,
+) -> Option<&'c ConcurrencyLimit> {
+    let Some(column) = limit.from.as_deref() else { return Some(limit) };
+    let id = entries.get(column.entry).map_or("", |(_, id)| *id);
+    match config.tables.concurrency_limit(column, id, now) {
+        FromTable::Limit(sized) => Some(sized),
+        FromTable::RuleNumber => Some(limit),
+        FromTable::UnknownId => {
+            UnknownTableId.emit();
+            Some(limit)
+        }
+        FromTable::Unlimited => None,
+        // Not reached: a concurrency limit has a limit for a blocked id.
+        FromTable::Blocked => Some(limit),
+    }
 }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tracing::Level;
 
-use super::bucket_name::{bucket_of, limit_of_bucket};
+use super::bucket_name::{bucket_of, limit_from_table, limit_of_bucket};
 use super::permit_collector::PermitCollector;
 use super::request_permits::RequestPermits;
 use super::terms;
@@ -35,7 +35,7 @@ use crate::decide::path::validate;
 use crate::kernel::concurrency::limiter::LimiterConfig;
 use crate::kernel::decision::{Check, Cost, Reason, Verdict};
 use crate::kernel::key::CounterKey;
-use crate::kernel::units::{Hits, Nanos};
+use crate::kernel::units::{Hits, Nanos, Revision};
 use crate::telemetry::event::{ConcurrencyLimitExceeded, Event as _};
 use crate::{CheckError, Decision, Engine};
 
@@ -149,14 +149,14 @@ impl Engine {
         wait: WaitDeadlines,
         keep: PermitLifetime,
     ) -> Result<AcquirePass, ConcurrencyRejection> {
-        let limits = required_limits(config, covered);
+        let limits = required_limits(config, covered, self.clock().now());
         let mut collector = PermitCollector::default();
         for (bucket, planned) in &limits {
             let newer = self.newer_than(config);
             let current = newer.as_deref().unwrap_or(config);
             let ceiling = match &newer {
                 None => Some(*planned),
-                Some(newer) => limit_of_bucket(newer, bucket.as_bytes()),
+                Some(newer) => limit_of_bucket(newer, bucket.as_bytes(), self.clock().now()),
             };
             // The current configuration has no concurrency limit for this bucket.
             let Some(ceiling) = ceiling else { continue };
@@ -223,14 +223,14 @@ impl Engine {
     #[must_use]
     pub fn longest_queue_wait(&self, check: &Check<'_>) -> Nanos {
         let Some(config) = self.config() else { return Nanos(0) };
-        total_queue_timeout(&required_limits(&config, check))
+        total_queue_timeout(&required_limits(&config, check, self.clock().now()))
     }
 
     /// Returns the path of the concurrency limit that covers a bucket.
     #[must_use]
     pub fn concurrency_limit_path(&self, bucket: &[u8]) -> Option<Box<str>> {
         let config = self.config()?;
-        limit_of_bucket(&config, bucket).map(|limit| limit.path.clone())
+        limit_of_bucket(&config, bucket, self.clock().now()).map(|limit| limit.path.clone())
     }
 
     /// Applies the concurrency limits of `config` to existing buckets and their waiting requests.
@@ -241,8 +241,9 @@ impl Engine {
             fleet.expect_strict(all().any(|ceiling| ceiling.mode == Some(ConcurrencyMode::Strict)));
             fleet.expect_shared(all().filter_map(terms::shared_limit));
         }
-        self.concurrency_limits.reload_all(config.revision, |name| {
-            let ceiling = limit_of_bucket(config, name)?;
+        let now = self.clock().now();
+        self.concurrency_limits.reload_all(bucket_revision(config), |name| {
+            let ceiling = limit_of_bucket(config, name, now)?;
             Some((self.local_rules(ceiling), self.shared_limit(ceiling)))
         });
     }
@@ -304,7 +305,7 @@ impl Engine {
         let ask = PermitRequest {
             bucket,
             limit_path: &limit.path,
-            revision: config.revision,
+            revision: bucket_revision(config),
             rules,
             permit_lifetime: keep,
             queue_timeout,
@@ -330,6 +331,11 @@ impl Engine {
     }
 }
 
+/// Returns a number that grows with each configuration and each version of its tables.
+fn bucket_revision(config: &Config) -> Revision {
+    Revision(config.revision.0 << 32 | u64::from(config.tables.version()))
+}
+
 fn total_queue_timeout(limits: &[(CounterKey, &ConcurrencyLimit)]) -> Nanos {
     let waits = limits.iter().filter_map(|(_, ceiling)| ceiling.rules.queue);
     waits.fold(Nanos(0), |sum, waiting| sum.plus(waiting.timeout))
@@ -337,7 +343,7 @@ fn total_queue_timeout(limits: &[(CounterKey, &ConcurrencyLimit)]) -> Nanos {
 
 /// Returns the concurrency limits that cover the check, each once, sorted by bucket name. Peeks and
 /// refunds need no permit.
-fn required_limits<'c>(config: &'c Config, check: &Check<'_>) -> RequiredLimits<'c> {
+fn required_limits<'c>(config: &'c Config, check: &Check<'_>, now: Nanos) -> RequiredLimits<'c> {
     let Some(domain) = config.domains.get(check.domain) else { return RequiredLimits::new() };
     let mut asked = RequiredLimits::new();
     for descriptor in &check.descriptors {
@@ -346,7 +352,8 @@ fn required_limits<'c>(config: &'c Config, check: &Check<'_>) -> RequiredLimits<
         }
         let entries = || descriptor.entries.iter().copied();
         if let Some(found) = domain.tree.lookup_concurrency_limit(entries()) {
-            asked.push((bucket_of(&domain.name, entries(), &found), found.limit));
+            let limit = limit_from_table(config, found.limit, &descriptor.entries, now);
+            asked.extend(limit.map(|limit| (bucket_of(&domain.name, entries(), &found), limit)));
         }
     }
     asked.sort_by(|(a, _), (b, _)| a.as_bytes().cmp(b.as_bytes()));

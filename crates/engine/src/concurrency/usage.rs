@@ -65,8 +65,9 @@ impl Engine {
         let Some(config) = self.config() else { return HashMap::new() };
         let mut in_use: HashMap<Box<str>, ConcurrencyUsage> = HashMap::new();
         let mut counted: HashSet<Box<[u8]>> = HashSet::new();
+        let now = self.clock().now();
         for (name, metrics) in self.concurrency_limits.snapshots() {
-            if let Some(ceiling) = limit_of_bucket(&config, &name) {
+            if let Some(ceiling) = limit_of_bucket(&config, &name, now) {
                 let limit = self.metric_limit(ceiling, &name, metrics.load.limit);
                 let usage = in_use.entry(ceiling.path.clone()).or_default();
                 usage.add(metrics.load, limit);
@@ -76,7 +77,7 @@ impl Engine {
         }
         for proxy in self.proxies().list() {
             for ProxyBucket { bucket, load } in proxy.concurrency {
-                if let Some(limit) = limit_of_bucket(&config, &bucket) {
+                if let Some(limit) = limit_of_bucket(&config, &bucket, now) {
                     // This replica's part of a strict limit is added once for each bucket, not again for
                     // each proxy.
                     let is_strict = limit.mode == Some(ConcurrencyMode::Strict);

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use crate::config::table_limits::FromTable;
 use crate::config::tree::{self, SharedValues};
 use crate::config::{
     ChargePolicy, Config, Domain, FallbackMode, Limit, LimitWindow, Rule, RuleLimits,
@@ -25,6 +26,7 @@ use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use crate::kernel::units::Nanos;
 use crate::store::{Charge, ChargeMode as ChargeRule, Charges, Placement};
+use crate::telemetry::event::{Event as _, UnknownTableId};
 
 /// The settings that affect how a check is planned.
 #[derive(Clone, Copy, Debug, Default)]
@@ -117,7 +119,7 @@ impl<'c> CheckPlan<'c> {
         };
         for (index, descriptor) in check.descriptors.iter().enumerate() {
             let planned = self.limits.len();
-            self.plan_descriptor(domain, descriptor, planning, instants);
+            self.plan_descriptor((config, domain), descriptor, planning, instants);
             let count = self.limits.len() - planned;
             if count != 1 {
                 self.group_last(count, index);
@@ -129,7 +131,7 @@ impl<'c> CheckPlan<'c> {
 
     fn plan_descriptor(
         &mut self,
-        domain: &'c Domain,
+        (config, domain): (&'c Config, &'c Domain),
         descriptor: &Descriptor<'_>,
         planning: PlanSettings,
         instants: PlanInstants,
@@ -166,6 +168,11 @@ impl<'c> CheckPlan<'c> {
                     return self.limits.push(LimitPlan::Unlimited(rule));
                 }
                 for limit in limits {
+                    let Some(limit) =
+                        self.limit_from_table(config, (rule, limit), descriptor, instants)
+                    else {
+                        continue;
+                    };
                     let matched = (rule, limit, &*shared_values);
                     if let Some(tighter) = override_limit.filter(|given| is_tighter(*given, limit))
                     {
@@ -178,6 +185,33 @@ impl<'c> CheckPlan<'c> {
                 }
             }
         }
+    }
+
+    /// Returns the limit that applies to the id of a descriptor. If its table says `unlimited` or
+    /// `blocked`, adds the plan and returns `None`: no counter is charged.
+    #[inline]
+    fn limit_from_table(
+        &mut self,
+        config: &'c Config,
+        (rule, limit): (&'c Rule, &'c Limit),
+        descriptor: &Descriptor<'_>,
+        instants: PlanInstants,
+    ) -> Option<&'c Limit> {
+        let Some(column) = limit.from.as_deref() else { return Some(limit) };
+        let id = descriptor.entries.get(column.entry).map_or("", |(_, id)| *id);
+        match config.tables.rate_limit(column, id, instants.forced_at) {
+            FromTable::Limit(sized) => return Some(sized),
+            FromTable::RuleNumber => return Some(limit),
+            FromTable::UnknownId => {
+                UnknownTableId.emit();
+                return Some(limit);
+            }
+            FromTable::Unlimited => self.limits.push(LimitPlan::Unlimited(rule)),
+            // A refund changes only the counter, which may be older than the block.
+            FromTable::Blocked if matches!(descriptor.cost, Cost::Refund(_)) => return Some(limit),
+            FromTable::Blocked => self.limits.push(LimitPlan::Forced(rule, limit, Verdict::Deny)),
+        }
+        None
     }
 
     /// Removes the charges of rules that other rules of the check replace (field `replaces`).

@@ -13,9 +13,9 @@ use std::num::NonZeroU32;
 
 use crate::Engine;
 use crate::active_config::ActiveConfig;
-use crate::concurrency::bucket_name::{bucket_of, limit_of_bucket};
-use crate::config::Domain;
+use crate::concurrency::bucket_name::{bucket_of, limit_from_table, limit_of_bucket};
 use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode};
+use crate::config::{Config, Domain};
 use crate::fleet::membership::Membership;
 use crate::fleet::reporter::{FleetReporter, SharePace};
 use crate::kernel::decision::{Reason, RuleVerdict, Verdict};
@@ -39,12 +39,12 @@ impl Engine {
     /// Returns the concurrency limit of a descriptor, in shadow mode if this replica is.
     pub(super) fn proxy_concurrency_limit(
         &self,
-        domain: &Domain,
+        (config, domain): (&Config, &Domain),
         entries: &[(&str, &str)],
     ) -> Option<Box<ConcurrencyRule>> {
         let found = domain.tree.lookup_concurrency_limit(entries.iter().copied())?;
         let bucket = bucket_of(&domain.name, entries.iter().copied(), &found);
-        let limit = found.limit;
+        let limit = limit_from_table(config, found.limit, entries, self.clock().now())?;
         Some(Box::new(ConcurrencyRule {
             path: (*limit.path).into(),
             bucket: bucket.as_bytes().into(),
@@ -79,7 +79,7 @@ impl Engine {
     pub fn count_proxy_permits(&self, usage: &ProxyPermitUsage<'_>) {
         let active = self.active.load();
         let Some(config) = active.as_deref() else { return };
-        let Some(limit) = limit_of_bucket(config, usage.bucket) else { return };
+        let Some(limit) = limit_of_bucket(config, usage.bucket, self.clock().now()) else { return };
         // The decision of a rate limit counts instead, as in `PermitCollector::add_verdict`.
         if !limit.has_rate_limit {
             config.counters.count_many(limit.number, RuleVerdict::Allow, usage.allowed);

@@ -125,7 +125,8 @@ impl Engine {
     ) -> Option<ShareReport> {
         let (now, hash) = (self.clock().steady(), bucket_hash(&bucket));
         let mut history = connection.history.lock();
-        let shared = config.and_then(|config| shared_limit(limit_of_bucket(config, &bucket)?));
+        let shared = config
+            .and_then(|config| shared_limit(limit_of_bucket(config, &bucket, self.clock().now())?));
         let configured = shared.map(|shared| {
             let timing = self.proxy_share_pace().timing(shared.max_duration);
             shared.coordinator_config(timing)
@@ -181,7 +182,7 @@ impl Engine {
     ) -> Vec<LimitPermits> {
         let (now, mut history) = (self.clock().steady(), connection.history.lock());
         let check = |permits: LimitPermits| {
-            let limit = config.and_then(|config| strict_limit(config, &permits.bucket));
+            let limit = config.and_then(|config| strict_limit(config, &permits.bucket, now));
             let times = limit.map(|limit| permit_times(self.proxy_share_pace(), limit));
             history.check_permits(now, permits, times)
         };
@@ -200,7 +201,8 @@ impl Engine {
     ) -> Result<StrictPermitReply, StoreFailure> {
         let now = self.clock().steady();
         let config = self.active.load_full();
-        let limit = config.as_deref().and_then(|config| strict_limit(config, &bucket));
+        let limit =
+            config.as_deref().and_then(|config| strict_limit(config, &bucket, self.clock().now()));
         let limit = limit.ok_or(StoreFailure::Overloaded)?;
         let (hash, size) = (bucket_hash(&bucket), u64::from(limit.rules.limit));
         let fair = (size / u64::from(self.sharing_processes().get())).max(1);
@@ -270,8 +272,12 @@ fn record_replies(
     ShareRoundReply { replies: replies.collect(), ..reply }
 }
 
-fn strict_limit<'c>(config: &'c ActiveConfig, bucket: &[u8]) -> Option<&'c ConcurrencyLimit> {
-    limit_of_bucket(config, bucket).filter(|limit| limit.mode == Some(ConcurrencyMode::Strict))
+fn strict_limit<'c>(
+    config: &'c ActiveConfig,
+    bucket: &[u8],
+    now: Nanos,
+) -> Option<&'c ConcurrencyLimit> {
+    limit_of_bucket(config, bucket, now).filter(|limit| limit.mode == Some(ConcurrencyMode::Strict))
 }
 
 fn permit_times(pace: SharePace, limit: &ConcurrencyLimit) -> PermitTimes {

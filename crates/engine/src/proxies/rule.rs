@@ -47,7 +47,7 @@ impl Engine {
             let unlimited = ProxyRule::unmatched(ProxyHandling::Unlimited, limits);
             return ProxyRule { is_for_any_values: true, ..unlimited };
         };
-        let concurrency = self.proxy_concurrency_limit(domain, entries);
+        let concurrency = self.proxy_concurrency_limit((config, domain), entries);
         let shadow_end = self.shadow_end().filter(|end| *end != Nanos(u64::MAX));
         let Some((rule, counter)) = domain.tree.rule_and_key(entries.iter().copied()) else {
             let valid_for = shadow_end.map(|at| at.since(now));

@@ -84,7 +84,12 @@ impl Metrics {
             "sluicegate_descriptors_near_limit_total",
             "Descriptors allowed above the part telemetry.near_limit of their limit",
         )
-        .write_counter(page, self.sum(|shard| &shard.near_limit))
+        .write_counter(page, self.sum(|shard| &shard.near_limit))?;
+        MetricHead(
+            "sluicegate_table_unknown_ids_total",
+            "Limits of ids that their table does not have, by the number of the rule instead",
+        )
+        .write_counter(page, self.sum(|shard| &shard.unknown_table_ids))
     }
 
     fn write_durations(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,0 +1,288 @@
+//! The limits whose numbers come from tables (field `from`).
+//!
+//! A rule says which column of which table it reads. The number of a limit is the own amount of the
+//! row, else that of its plan, else the rule's own number.
+//!
+//! Guarantees:
+//! - A check finds its limit with one lookup in the table, and one by number.
+//! - The number is not part of the counter's key, so the hits stay when it changes.
+//! - A number that the limit cannot count is not used: the rule's own number applies.
+//!
+//! Not covered:
+//! - The rows (see `tables`).
+
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use fnv::FnvHasher;
+use sluicegate_tables::{Amount, ColumnNumber, Lookup, Table};
+
+use crate::concurrency::ConcurrencyLimit;
+use crate::kernel::lease::Overshoot;
+use crate::kernel::lease::sizer::{self, LeaseSizing};
+use crate::kernel::units::{Hits, Nanos};
+use crate::{Config, Domain, Limit, LimitMode};
+
+/// The column that a limit reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableColumn {
+    /// The name of the table.
+    pub table: Box<str>,
+    /// The name of the column.
+    pub column: Box<str>,
+    /// The position of the entry whose value is the id, from 0.
+    pub entry: usize,
+    /// The largest overshoot as a part of the limit, in hundredths of a percent; `None` if it is a
+    /// number of hits.
+    pub(crate) overshoot_part: Option<u64>,
+    /// The number of the limit among the limits that read tables, from 0.
+    pub(crate) slot: u32,
+}
+
+/// The limit that a table has for an id.
+#[derive(Clone, Copy, Debug)]
+pub enum FromTable<'c, L> {
+    /// The rule's own number applies: the row has no amount in this column, or the service does not
+    /// have the table.
+    RuleNumber,
+    /// The rule's own number applies, because the table has no row with this id.
+    UnknownId,
+    /// The limit with the amount of the table.
+    Limit(&'c L),
+    /// No limit applies.
+    Unlimited,
+    /// Every request is denied.
+    Blocked,
+}
+
+/// The tables of a configuration, and the limits that read them.
+#[derive(Clone, Debug, Default)]
+pub struct TableLimits {
+    tables: Arc<[Arc<Table>]>,
+    rates: Vec<Slot<Limit>>,
+    permits: Vec<Slot<ConcurrencyLimit>>,
+    version: u32,
+}
+
+/// The limits of one rule for the numbers of a column.
+#[derive(Clone, Debug)]
+struct Slot<L> {
+    source: Option<(Arc<Table>, ColumnNumber)>,
+    by_number: Arc<ByNumber<L>>,
+    /// The limit of a blocked id, if such a limit exists.
+    blocked: Option<L>,
+}
+
+// The numbers come from the operator's own table, so a keyed hash is unnecessary.
+type ByNumber<L> = HashMap<NonZeroU32, L, BuildHasherDefault<FnvHasher>>;
+
+impl<L> Default for Slot<L> {
+    fn default() -> Self {
+        Self { source: None, by_number: Arc::default(), blocked: None }
+    }
+}
+
+impl<L> Slot<L> {
+    fn lookup(&self, id: &str, now: Nanos) -> FromTable<'_, L> {
+        let Some((table, column)) = &self.source else { return FromTable::RuleNumber };
+        match table.lookup(id, *column, now) {
+            Lookup::UnknownId => FromTable::UnknownId,
+            Lookup::NoAmount => FromTable::RuleNumber,
+            Lookup::Found(Amount::Unlimited) => FromTable::Unlimited,
+            Lookup::Found(Amount::Blocked) => {
+                self.blocked.as_ref().map_or(FromTable::Blocked, FromTable::Limit)
+            }
+            Lookup::Found(Amount::Number(number)) => {
+                self.by_number.get(&number).map_or(FromTable::RuleNumber, FromTable::Limit)
+            }
+        }
+    }
+
+    /// Returns the limits for the column in the newest version of its table. Computes nothing if no
+    /// number is new.
+    fn renewed(
+        &self,
+        wanted: &TableColumn,
+        tables: &[Arc<Table>],
+        (resize, blocked): (impl Fn(NonZeroU32) -> Option<L>, Option<L>),
+    ) -> Self {
+        let table = tables.iter().find(|table| *table.name() == *wanted.table);
+        let source =
+            table.and_then(|table| Some((Arc::clone(table), table.column(&wanted.column)?)));
+        let numbers = |slot: &Option<(Arc<Table>, ColumnNumber)>| {
+            slot.as_ref().and_then(|(table, column)| table.numbers(*column).cloned())
+        };
+        let by_number = match (numbers(&source), numbers(&self.source)) {
+            (Some(numbers), Some(before)) if Arc::ptr_eq(&numbers, &before) => {
+                Arc::clone(&self.by_number)
+            }
+            (numbers, _) => {
+                let numbers = numbers.iter().flat_map(|numbers| numbers.iter());
+                let limits = numbers.filter_map(|number| Some((*number, resize(*number)?)));
+                Arc::new(limits.collect())
+            }
+        };
+        Self { source, by_number, blocked }
+    }
+}
+
+impl TableLimits {
+    /// Returns these limits with other versions of the tables. `domains` is the configuration that
+    /// this belongs to.
+    pub(crate) fn with_tables<'d>(
+        &self,
+        domains: impl Iterator<Item = &'d Domain>,
+        tables: Arc<[Arc<Table>]>,
+    ) -> Self {
+        let (mut rates, mut permits) = (self.rates.clone(), self.permits.clone());
+        for domain in domains {
+            for limit in domain.tree.rules().flat_map(|rule| &rule.limits) {
+                let Some(column) = &limit.from else { continue };
+                let resize = |number: NonZeroU32| rate_limit_for(limit, column, number);
+                renew(&mut rates, column, &tables, (resize, None));
+            }
+            for limit in domain.tree.concurrency_limits() {
+                let Some(column) = &limit.from else { continue };
+                let resize = |number: NonZeroU32| Some(limit.resized(number.get()));
+                renew(&mut permits, column, &tables, (resize, Some(limit.blocked())));
+            }
+        }
+        Self { tables, rates, permits, version: self.version.wrapping_add(1) }
+    }
+
+    /// The number of this set of tables. Grows with each change.
+    #[must_use]
+    pub const fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// Returns `true` if a concurrency limit reads a table.
+    #[must_use]
+    pub fn has_concurrency_limits(&self) -> bool {
+        !self.permits.is_empty()
+    }
+
+    /// The tables.
+    #[must_use]
+    pub fn tables(&self) -> &[Arc<Table>] {
+        &self.tables
+    }
+
+    /// Returns the table with this name.
+    #[must_use]
+    pub fn table(&self, name: &str) -> Option<&Arc<Table>> {
+        self.tables.iter().find(|table| table.name() == name)
+    }
+
+    /// Returns the rate limit of an id at the instant `now`.
+    #[must_use]
+    pub fn rate_limit(&self, column: &TableColumn, id: &str, now: Nanos) -> FromTable<'_, Limit> {
+        let slot = self.rates.get(column.slot as usize);
+        slot.map_or(FromTable::RuleNumber, |slot| slot.lookup(id, now))
+    }
+
+    /// Returns the concurrency limit of an id at the instant `now`.
+    #[must_use]
+    pub fn concurrency_limit(
+        &self,
+        column: &TableColumn,
+        id: &str,
+        now: Nanos,
+    ) -> FromTable<'_, ConcurrencyLimit> {
+        let slot = self.permits.get(column.slot as usize);
+        slot.map_or(FromTable::RuleNumber, |slot| slot.lookup(id, now))
+    }
+
+    /// Returns a sentence about the row of an id and its amount.
+    #[must_use]
+    pub fn describe(&self, column: &TableColumn, id: &str, now: Nanos) -> String {
+        let TableColumn { table: name, column: column_name, .. } = column;
+        let Some(table) = self.table(name) else {
+            return format!("the service has no table `{name}`, so the rule's own number applies");
+        };
+        let Some(row) = table.row(id) else {
+            return format!("table `{name}` has no row `{id}`, so the rule's own number applies");
+        };
+        let amount = table.column(column_name).and_then(|found| table.amount(row, found, now));
+        let plan = table.plan_name(row).map(|plan| format!(" with plan `{plan}`"));
+        let row = format!("table `{name}`, row `{id}`{}", plan.unwrap_or_default());
+        match amount {
+            Some(amount) => format!("{row}: `{column_name}` is {amount}"),
+            None => format!("{row}: no `{column_name}`, so the rule's own number applies"),
+        }
+    }
+}
+
+impl Config {
+    /// Returns an error if a limit that reads this column of a table cannot count `number`.
+    ///
+    /// # Errors
+    /// The path of the first such limit, and the reason.
+    pub fn check_table_number(
+        &self,
+        table: &str,
+        column: &str,
+        number: NonZeroU32,
+    ) -> Result<(), String> {
+        for rule in self.domains.values().flat_map(|domain| domain.tree.rules()) {
+            for limit in &rule.limits {
+                let reads = limit.from.as_ref();
+                if reads.is_some_and(|from| *from.table == *table && *from.column == *column) {
+                    let sized = limit.resized(number.get());
+                    sized.map_err(|error| format!("the limit `{}`: {error}", rule.path))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the columns that limits read, each with the place of its limit, `file:line`.
+    pub fn table_columns(&self) -> impl Iterator<Item = (&TableColumn, &str)> {
+        let trees = || self.domains.values().map(|domain| &domain.tree);
+        let rates = trees().flat_map(|tree| tree.rules()).flat_map(|rule| {
+            let columns = rule.limits.iter().filter_map(|limit| limit.from.as_deref());
+            columns.map(|column| (column, &*rule.location))
+        });
+        let permits = trees().flat_map(|tree| tree.concurrency_limits());
+        let permits = permits.filter_map(|limit| Some((limit.from.as_deref()?, &*limit.location)));
+        rates.chain(permits)
+    }
+}
+
+/// Returns the rate limit for a number. A leased limit whose overshoot would be less than one hit is
+/// counted exactly.
+fn rate_limit_for(limit: &Limit, column: &TableColumn, number: NonZeroU32) -> Option<Limit> {
+    let mut sized = limit.resized(number.get()).ok()?;
+    let max_lease = sizer::max_lease(sized.strategy.max_at_once());
+    let LimitMode::Leased(terms) = &mut sized.mode else { return Some(sized) };
+    if matches!(terms.sizing, LeaseSizing::Fixed(hits) if max_lease < hits) {
+        terms.sizing = LeaseSizing::Learned;
+    }
+    if let Overshoot::AtMost(hits) = terms.overshoot {
+        let requests = u64::from(number.get());
+        let part = column.overshoot_part.map(|part| requests.saturating_mul(part) / 10_000);
+        let hits = part.unwrap_or(hits.0).min(requests);
+        terms.overshoot = Overshoot::AtMost(Hits(hits));
+        if hits == 0 {
+            sized.mode = LimitMode::Strict;
+        }
+    }
+    Some(sized)
+}
+
+fn renew<L>(
+    slots: &mut Vec<Slot<L>>,
+    column: &TableColumn,
+    tables: &[Arc<Table>],
+    limits: (impl Fn(NonZeroU32) -> Option<L>, Option<L>),
+) {
+    let index = column.slot as usize;
+    if slots.len() <= index {
+        slots.resize_with(index + 1, Slot::default);
+    }
+    if let Some(slot) = slots.get_mut(index) {
+        *slot = slot.renewed(column, tables, limits);
+    }
+}

@@ -1,0 +1,188 @@
+//! Loads a table from its source, again and again, and keeps its last good copy on disk.
+//!
+//! Guarantees:
+//! - A source that fails or would remove too many ids changes nothing. The state says why.
+//! - The copy is written to a new file, which then replaces the old one.
+//! - A file is read only if it stays the same while it is read.
+//!
+//! Not covered:
+//! - What a row means (see `tables`).
+
+mod copy;
+mod file;
+
+use std::io;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::config::settings::TableSource;
+use crate::config::tables::{LoadError, LoadReport, Table, TableSpec, TableStates};
+use crate::kernel::units::Nanos;
+use copy::CopyFile;
+use file::FileTable;
+
+/// Publishes the current versions of all tables.
+pub type PublishTables = dyn Fn(Arc<[Arc<Table>]>) + Send + Sync;
+
+/// Returns an error if a limit that reads this column of a table cannot count this number. The
+/// arguments are the table, the column and the number.
+pub type CheckNumber = dyn Fn(&str, &str, NonZeroU32) -> Result<(), String> + Send + Sync;
+
+/// A table and where it comes from.
+pub struct TableOptions {
+    /// The definition.
+    pub spec: Arc<TableSpec>,
+    /// The source.
+    pub source: TableSource,
+    /// The pause between two reads.
+    pub refresh: Nanos,
+    /// The file with the last good copy.
+    pub copy: Option<PathBuf>,
+}
+
+/// The parts of the service that a table is loaded for.
+#[derive(Clone)]
+pub struct TableContext {
+    /// The states of all tables.
+    pub states: Arc<TableStates>,
+    /// Publishes new versions.
+    pub publish: Arc<PublishTables>,
+    /// Checks the numbers of rows.
+    pub check: Arc<CheckNumber>,
+    /// Returns the time, since the Unix epoch.
+    pub now: Arc<dyn Fn() -> Nanos + Send + Sync>,
+}
+
+/// The reason why a read of a source changed nothing.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReadError {
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("the file changed while it was read")]
+    Unstable,
+}
+
+/// A load of a table. `None` if the source has not changed.
+type Loaded = Result<Option<(Table, LoadReport)>, ReadError>;
+
+struct TableLoader {
+    spec: Arc<TableSpec>,
+    context: TableContext,
+    current: Option<Arc<Table>>,
+    copy: Option<CopyFile>,
+}
+
+/// Loads a table for as long as the process runs.
+pub async fn follow(options: TableOptions, context: TableContext) {
+    let TableOptions { spec, source, refresh, copy } = options;
+    let copy = copy.map(CopyFile::new);
+    let mut loader = TableLoader { spec, context, current: None, copy };
+    loader.load_copy().await;
+    let TableSource::File(path, format) = source;
+    let mut file = FileTable::new(path, format);
+    loop {
+        let (spec, before) = (Arc::clone(&loader.spec), loader.current.clone());
+        let check = Arc::clone(&loader.context.check);
+        // The file is read on a thread that may block.
+        let read = tokio::task::spawn_blocking(move || {
+            let loaded = file.read(&spec, before.as_deref(), &*check);
+            (file, loaded)
+        });
+        let Ok((same_file, loaded)) = read.await else { return };
+        file = same_file;
+        loader.apply(loaded).await;
+        tokio::time::sleep(Duration::from(refresh)).await;
+    }
+}
+
+impl TableLoader {
+    async fn load_copy(&mut self) {
+        let Some(copy) = &self.copy else { return };
+        let (copy, spec) = (copy.clone(), Arc::clone(&self.spec));
+        let check = Arc::clone(&self.context.check);
+        let read = tokio::task::spawn_blocking(move || copy.read(&spec, &*check));
+        let Ok(Some((table, report))) = read.await else { return };
+        self.publish(table, report, true);
+    }
+
+    async fn apply(&mut self, loaded: Loaded) {
+        match loaded {
+            Ok(None) => self.confirm(),
+            Ok(Some((table, report))) => {
+                let is_same =
+                    self.current.as_ref().is_some_and(|before| before.digest() == table.digest());
+                self.log_load(&table, &report);
+                self.publish(table, report, false);
+                if !is_same {
+                    self.write_copy().await;
+                }
+            }
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    fn log_load(&self, table: &Table, report: &LoadReport) {
+        let (name, rows, digest) = (table.name(), table.rows(), format!("{:016x}", table.digest()));
+        match report.bad_rows.first() {
+            None => tracing::info!(table = name, rows, digest, "table loaded"),
+            Some(first) => tracing::warn!(
+                table = name, rows, digest, bad_rows = report.bad, first_bad_row = %first,
+                "table loaded without its bad rows"
+            ),
+        }
+    }
+
+    fn publish(&mut self, table: Table, report: LoadReport, is_from_copy: bool) {
+        let (table, now) = (Arc::new(table), (self.context.now)());
+        self.current = Some(Arc::clone(&table));
+        let all = self.context.states.update(self.spec.name(), |state| {
+            state.table = Some(table);
+            state.is_from_copy = is_from_copy;
+            state.changed_at = Some(now);
+            state.confirmed_at = (!is_from_copy).then_some(now);
+            (state.bad, state.bad_rows) = (report.bad, report.bad_rows);
+            state.error = None;
+        });
+        if let Some(all) = all {
+            (self.context.publish)(all);
+        }
+    }
+
+    fn confirm(&self) {
+        let now = (self.context.now)();
+        self.context.states.update(self.spec.name(), |state| {
+            state.confirmed_at = Some(now);
+            state.error = None;
+        });
+    }
+
+    /// Records a failure. A repeated one is logged once.
+    fn fail(&self, error: &ReadError) {
+        let (name, text) = (self.spec.name(), error.to_string());
+        let mut is_new = false;
+        self.context.states.update(name, |state| {
+            is_new = state.error.as_deref() != Some(&*text);
+            state.error = Some(text.as_str().into());
+        });
+        if is_new {
+            tracing::warn!(
+                table = name,
+                error = text,
+                "failed to load the table, the rows before stay"
+            );
+        }
+    }
+
+    async fn write_copy(&self) {
+        let Some((copy, table)) = self.copy.clone().zip(self.current.clone()) else { return };
+        let written = tokio::task::spawn_blocking(move || (copy.write(&table), copy)).await;
+        if let Ok((Err(error), copy)) = written {
+            let (table, path) = (self.spec.name(), copy.path().display().to_string());
+            tracing::warn!(table, path, %error, "failed to write the copy of the table");
+        }
+    }
+}

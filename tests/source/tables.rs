@@ -1,0 +1,184 @@
+//! Tables in files: swaps, half files, and the copy on disk.
+
+use std::fs;
+use std::num::NonZeroU32;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use sluicegate::config::settings::TableSource;
+use sluicegate::config::tables::{RowFormat, TableSpec, TableState, TableStates};
+use sluicegate::kernel::units::Nanos;
+use sluicegate::source::tables::{TableContext, TableOptions, follow};
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+
+use crate::support::waiting::soon;
+
+struct Followed {
+    states: Arc<TableStates>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Followed {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn options(path: &Path, copy: Option<PathBuf>) -> TableOptions {
+    TableOptions {
+        spec: Arc::new(TableSpec::new("customers", [].into(), 10).unwrap()),
+        source: TableSource::File(path.to_owned(), RowFormat::Csv),
+        refresh: Nanos::MILLI,
+        copy,
+    }
+}
+
+fn start(options: TableOptions) -> Followed {
+    let states = Arc::new(TableStates::new([("customers", "file".into())]));
+    let context = TableContext {
+        states: Arc::clone(&states),
+        publish: Arc::new(|_| ()),
+        check: Arc::new(|_: &str, _: &str, number: NonZeroU32| {
+            if number.get() < 1_000_000 { Ok(()) } else { Err("too large".to_owned()) }
+        }),
+        now: Arc::new(|| Nanos::SECOND),
+    };
+    Followed { states, task: tokio::spawn(follow(options, context)) }
+}
+
+impl Followed {
+    /// Waits for a state.
+    async fn state(&self, what: &str, is_it: impl Fn(&TableState) -> bool) -> TableState {
+        let reached = async {
+            loop {
+                let state = self.states.all().remove(0);
+                if is_it(&state) {
+                    return state;
+                }
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        soon(what, reached).await
+    }
+
+    async fn rows(&self, rows: usize) -> TableState {
+        self.state(&format!("{rows} rows"), |state| count(state) == rows && !state.is_from_copy)
+            .await
+    }
+}
+
+fn count(state: &TableState) -> usize {
+    state.table.as_ref().map_or(0, |table| table.rows())
+}
+
+fn csv(ids: std::ops::Range<u32>) -> String {
+    let rows = ids.map(|id| format!("c{id},{}\n", id + 1));
+    format!("id,api\n{}", rows.collect::<String>())
+}
+
+fn file() -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("customers.csv");
+    (dir, path)
+}
+
+#[tokio::test]
+async fn a_file_that_appears_and_changes_is_loaded() {
+    let (_dir, path) = file();
+    let followed = start(options(&path, None));
+    let missing = followed.state("an error", |state| state.error.is_some()).await;
+    assert!(missing.error.unwrap().contains("customers.csv"), "the error names the file");
+    fs::write(&path, csv(0..10)).unwrap();
+    assert_eq!(followed.rows(10).await.error, None);
+    fs::write(&path, csv(0..11)).unwrap();
+    followed.rows(11).await;
+}
+
+/// The kubelet swaps the target of a link to a directory.
+#[tokio::test]
+async fn a_swap_of_a_configmap_is_loaded() {
+    let dir = tempfile::tempdir().unwrap();
+    for (version, rows) in [("v1", 0..20), ("v2", 0..21)] {
+        fs::create_dir(dir.path().join(version)).unwrap();
+        fs::write(dir.path().join(version).join("customers.csv"), csv(rows)).unwrap();
+    }
+    let data = dir.path().join("..data");
+    symlink("v1", &data).unwrap();
+    let path = dir.path().join("customers.csv");
+    symlink("..data/customers.csv", &path).unwrap();
+    let followed = start(options(&path, None));
+    followed.rows(20).await;
+    symlink("v2", dir.path().join("..data_tmp")).unwrap();
+    fs::rename(dir.path().join("..data_tmp"), &data).unwrap();
+    followed.rows(21).await;
+}
+
+#[tokio::test]
+async fn a_damaged_file_changes_nothing() {
+    let (_dir, path) = file();
+    fs::write(&path, csv(0..1_000)).unwrap();
+    let followed = start(options(&path, None));
+    let before = followed.rows(1_000).await.table.unwrap().digest();
+    let whole = csv(0..1_000);
+    let renamed = csv(1_000..2_000);
+    for (damage, reason) in [
+        ("", "no column `id`"),
+        ("id,api\n", "1000 of 1000 ids"),
+        (&whole[..whole.len() / 2], "ids would be removed"),
+        (&*renamed, "1000 of 1000 ids"),
+        ("\u{0}\u{1}\n", "no column `id`"),
+    ] {
+        fs::write(&path, damage).unwrap();
+        let is_it =
+            |state: &TableState| state.error.as_ref().is_some_and(|error| error.contains(reason));
+        let state = followed.state(reason, is_it).await;
+        assert_eq!(state.table.unwrap().digest(), before);
+    }
+    fs::write(&path, &whole).unwrap();
+    followed.state("no error", |state| state.error.is_none()).await;
+}
+
+#[tokio::test]
+async fn bad_rows_are_named_and_the_others_apply() {
+    let (_dir, path) = file();
+    fs::write(&path, format!("{}bad,-1\nhuge,1000000\n", csv(0..3))).unwrap();
+    let followed = start(options(&path, None));
+    let state = followed.rows(3).await;
+    let names: Vec<_> = state.bad_rows.iter().map(|bad| &*bad.row).collect();
+    assert_eq!((state.bad, names), (2, vec!["bad", "huge"]));
+}
+
+#[tokio::test]
+async fn a_restart_without_its_source_serves_the_copy() {
+    let (dir, path) = file();
+    let copy = dir.path().join("copy.jsonl");
+    fs::write(&path, csv(0..50)).unwrap();
+    let followed = start(options(&path, Some(copy.clone())));
+    let digest = followed.rows(50).await.table.unwrap().digest();
+    let written = async {
+        while !copy.exists() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    soon("the copy", written).await;
+    drop(followed);
+    fs::remove_file(&path).unwrap();
+    let restarted = start(options(&path, Some(copy.clone())));
+    let state = restarted.state("the copy", |state| state.table.is_some()).await;
+    assert_eq!((state.is_from_copy, state.table.unwrap().digest()), (true, digest));
+    // The copy bounds what the first read of the source may remove.
+    fs::write(&path, csv(0..10)).unwrap();
+    let is_refused = |state: &TableState| {
+        state.error.as_ref().is_some_and(|error| error.contains("40 of 50 ids"))
+    };
+    restarted.state("a refusal", is_refused).await;
+    drop(restarted);
+    // Half a copy is no copy.
+    let bytes = fs::read(&copy).unwrap();
+    fs::write(&copy, &bytes[..bytes.len() / 2]).unwrap();
+    let again = start(options(&path, Some(copy)));
+    again.rows(10).await;
+}
