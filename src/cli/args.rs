@@ -6,6 +6,7 @@
 mod ask;
 mod parse;
 mod setting_flags;
+mod table;
 mod top;
 
 use std::path::PathBuf;
@@ -17,6 +18,9 @@ use super::recording_args::{RecordArgs, ReplayArgs, SuggestArgs};
 pub use ask::AskArgs;
 pub use parse::parse;
 pub use setting_flags::SettingFlags;
+pub use table::{
+    TableCommand, TableGetArgs, TableListArgs, TableRowArgs, TableSetArgs, TableUnsetArgs,
+};
 pub use top::{TopArgs, TopFormat, TopWindowArg};
 
 /// A rate limiting and concurrency control service for Envoy and NGINX.
@@ -48,6 +52,9 @@ pub enum Command {
     Show(ShowArgs),
     /// Show the descriptors with the most hits and denials of a running fleet.
     Top(TopArgs),
+    /// Show or change the rows of a table that limits read: 0 done, 1 no such row, 2 failed.
+    #[command(subcommand)]
+    Table(TableCommand),
     /// Record the checks of a replica, or import Envoy's access log: 0 recorded, 2 failed.
     Record(RecordArgs),
     /// Decide recorded checks with other limits: 0 within the bound, 1 above it, 2 failed.

@@ -3,6 +3,7 @@
 
 mod admin_reply;
 
+pub(super) use admin_reply::replicas_suffix;
 use std::fmt::Write as _;
 use std::io;
 use std::time::Duration;

@@ -19,6 +19,7 @@ mod replay;
 mod serve;
 pub mod settings_input;
 mod show;
+mod table;
 mod terminal;
 mod token_file;
 mod top;
@@ -78,6 +79,7 @@ fn run_command(
         }
         Command::Ask(ask) => ask::ask(&ask, terminal),
         Command::Show(args) => show::show(&args, terminal),
+        Command::Table(command) => table::table(&command, terminal),
         Command::Top(args) => top::top(&args, terminal),
         Command::Record(args) => match &args.settings {
             None => record::record(&args, None, terminal),

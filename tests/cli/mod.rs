@@ -7,3 +7,4 @@ mod fleet;
 mod limits_input;
 mod record;
 mod serve;
+mod table;

@@ -172,7 +172,7 @@ impl Drop for Service {
 }
 
 /// Admin token of a service that runs as `ratelimit`.
-const TOKEN: &str = "open-sesame-please";
+pub const TOKEN: &str = "open-sesame-please";
 
 const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 

@@ -1,4 +1,4 @@
-//! Actions of operators: forced decisions of rules and keys, and boosts of keys.
+//! Actions of operators: forced decisions of rules and keys, boosts of keys, and amounts of ids.
 //!
 //! Guarantees:
 //! - Rules and keys without an action behave as configured.
@@ -12,6 +12,7 @@ use std::num::NonZeroU32;
 
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
+use crate::tables::Amount;
 
 /// A verdict that an operator forces on a rule or key, and its expiry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +41,13 @@ pub enum ActionTarget {
     Rule(Box<str>),
     /// The counters of one descriptor, given as its keys and values.
     Key(Box<[(String, String)]>),
+    /// The amount of one id in a column of a table. The domain of the action is the table.
+    Amount {
+        /// The id.
+        id: Box<str>,
+        /// The column.
+        column: Box<str>,
+    },
 }
 
 /// The effect of an action.
@@ -49,6 +57,8 @@ pub enum ActionEffect {
     Force(Verdict),
     /// The limits of the key have another size.
     Boost(BoostSize),
+    /// The id has this amount in a column of a table.
+    Set(Amount),
 }
 
 /// An action that applies until its expiry.

@@ -47,7 +47,7 @@ use crate::kernel::units::Revision;
 pub use crate::kernel::units::Unit;
 use action::{Action, ActionEffect, ActionTarget, ForcedDecision};
 pub use calendar::Calendar;
-use table_limits::TableLimits;
+use table_limits::{SetAmount, TableLimits};
 use tables::Table;
 use tree::DescriptorTree;
 
@@ -90,7 +90,7 @@ impl Config {
     /// Returns this configuration with other versions of the tables. Shares all rules.
     #[must_use]
     pub fn with_tables(&self, tables: Arc<[Arc<Table>]>) -> Self {
-        let tables = self.tables.with_tables(self.domains.values(), tables);
+        let tables = self.tables.with_tables(self.domains.values(), tables, &[]);
         Self { revision: self.revision, domains: Arc::clone(&self.domains), tables }
     }
 
@@ -105,8 +105,15 @@ impl Config {
     /// rules.
     #[must_use]
     pub fn with_actions(&self, actions: &[Action]) -> Self {
-        let mut config = self.clone();
+        let (mut config, mut amounts) = (self.clone(), Vec::new());
         for Action { domain, target, effect, until } in actions {
+            if let (ActionTarget::Amount { id, column }, ActionEffect::Set(amount)) =
+                (target, *effect)
+            {
+                let (table, id, column) = (domain.clone(), id.clone(), column.clone());
+                amounts.push(SetAmount { table, column, id, amount, until: *until });
+                continue;
+            }
             let domains = Arc::make_mut(&mut config.domains);
             let Some(domain) = domains.get_mut(domain) else { continue };
             match (target, *effect) {
@@ -114,12 +121,16 @@ impl Config {
                     domain.tree.force_decision(path, ForcedDecision { verdict, until: *until });
                 }
                 // The engine has shadow mode.
-                (ActionTarget::Rule(_), ActionEffect::Boost(_)) | (ActionTarget::Everything, _) => {
-                }
+                (ActionTarget::Rule(_) | ActionTarget::Amount { .. }, _)
+                | (ActionTarget::Everything, _) => {}
                 (ActionTarget::Key(entries), effect) => {
                     domain.tree.add_key_action(entries, effect, *until);
                 }
             }
+        }
+        if !amounts.is_empty() {
+            let tables = Arc::clone(&config.tables.tables);
+            config.tables = config.tables.with_tables(config.domains.values(), tables, &amounts);
         }
         config
     }

@@ -166,6 +166,8 @@ impl KeyActions {
     fn add(&mut self, effect: ActionEffect, until: Nanos, limits: &[Limit]) {
         match effect {
             ActionEffect::Force(verdict) => self.forced = Some(ForcedDecision { verdict, until }),
+            // An action of a table, which has no rule.
+            ActionEffect::Set(_) => {}
             ActionEffect::Boost(size) => {
                 let is_ambiguous = matches!(size, BoostSize::Requests(_)) && limits.len() != 1;
                 let boosted = |limit: &Limit| {

@@ -60,10 +60,20 @@ pub enum FromTable<'c, L> {
 /// The tables of a configuration, and the limits that read them.
 #[derive(Clone, Debug, Default)]
 pub struct TableLimits {
-    tables: Arc<[Arc<Table>]>,
+    pub(crate) tables: Arc<[Arc<Table>]>,
     rates: Vec<Slot<Limit>>,
     permits: Vec<Slot<ConcurrencyLimit>>,
     version: u32,
+}
+
+/// An amount that an operator set for an id.
+#[derive(Clone, Debug)]
+pub(crate) struct SetAmount {
+    pub(crate) table: Box<str>,
+    pub(crate) column: Box<str>,
+    pub(crate) id: Box<str>,
+    pub(crate) amount: Amount,
+    pub(crate) until: Nanos,
 }
 
 /// The limits of one rule for the numbers of a column.
@@ -73,6 +83,8 @@ struct Slot<L> {
     by_number: Arc<ByNumber<L>>,
     /// The limit of a blocked id, if such a limit exists.
     blocked: Option<L>,
+    /// The amounts that operators set, with their ends. They precede those of the table.
+    set: HashMap<Box<str>, (Amount, Nanos)>,
 }
 
 // The numbers come from the operator's own table, so a keyed hash is unnecessary.
@@ -80,14 +92,24 @@ type ByNumber<L> = HashMap<NonZeroU32, L, BuildHasherDefault<FnvHasher>>;
 
 impl<L> Default for Slot<L> {
     fn default() -> Self {
-        Self { source: None, by_number: Arc::default(), blocked: None }
+        let (by_number, set) = (Arc::default(), HashMap::new());
+        Self { source: None, by_number, blocked: None, set }
     }
 }
 
 impl<L> Slot<L> {
     fn lookup(&self, id: &str, now: Nanos) -> FromTable<'_, L> {
+        let set = if self.set.is_empty() { None } else { self.set.get(id) };
+        if let Some((amount, _)) = set.filter(|(_, until)| now < *until) {
+            return self.limit_of(Lookup::Found(*amount));
+        }
         let Some((table, column)) = &self.source else { return FromTable::RuleNumber };
-        match table.lookup(id, *column, now) {
+        self.limit_of(table.lookup(id, *column, now))
+    }
+
+    #[inline]
+    fn limit_of(&self, found: Lookup) -> FromTable<'_, L> {
+        match found {
             Lookup::UnknownId => FromTable::UnknownId,
             Lookup::NoAmount => FromTable::RuleNumber,
             Lookup::Found(Amount::Unlimited) => FromTable::Unlimited,
@@ -105,16 +127,19 @@ impl<L> Slot<L> {
     fn renewed(
         &self,
         wanted: &TableColumn,
-        tables: &[Arc<Table>],
+        (tables, set): (&[Arc<Table>], &[SetAmount]),
         (resize, blocked): (impl Fn(NonZeroU32) -> Option<L>, Option<L>),
-    ) -> Self {
+    ) -> Self
+    where
+        L: Clone,
+    {
         let table = tables.iter().find(|table| *table.name() == *wanted.table);
         let source =
             table.and_then(|table| Some((Arc::clone(table), table.column(&wanted.column)?)));
         let numbers = |slot: &Option<(Arc<Table>, ColumnNumber)>| {
             slot.as_ref().and_then(|(table, column)| table.numbers(*column).cloned())
         };
-        let by_number = match (numbers(&source), numbers(&self.source)) {
+        let mut by_number = match (numbers(&source), numbers(&self.source)) {
             (Some(numbers), Some(before)) if Arc::ptr_eq(&numbers, &before) => {
                 Arc::clone(&self.by_number)
             }
@@ -124,29 +149,41 @@ impl<L> Slot<L> {
                 Arc::new(limits.collect())
             }
         };
-        Self { source, by_number, blocked }
+        let set = set.iter().filter(|set| set.table == wanted.table && set.column == wanted.column);
+        for set in set.clone() {
+            if let Amount::Number(number) = set.amount
+                && !by_number.contains_key(&number)
+                && let Some(limit) = resize(number)
+            {
+                Arc::make_mut(&mut by_number).insert(number, limit);
+            }
+        }
+        let set = set.map(|set| (set.id.clone(), (set.amount, set.until))).collect();
+        Self { source, by_number, blocked, set }
     }
 }
 
 impl TableLimits {
-    /// Returns these limits with other versions of the tables. `domains` is the configuration that
-    /// this belongs to.
+    /// Returns these limits with other versions of the tables, and with the amounts that operators
+    /// set. `domains` is the configuration that this belongs to.
     pub(crate) fn with_tables<'d>(
         &self,
         domains: impl Iterator<Item = &'d Domain>,
         tables: Arc<[Arc<Table>]>,
+        set: &[SetAmount],
     ) -> Self {
+        let sources = (&*tables, set);
         let (mut rates, mut permits) = (self.rates.clone(), self.permits.clone());
         for domain in domains {
             for limit in domain.tree.rules().flat_map(|rule| &rule.limits) {
                 let Some(column) = &limit.from else { continue };
                 let resize = |number: NonZeroU32| rate_limit_for(limit, column, number);
-                renew(&mut rates, column, &tables, (resize, None));
+                renew(&mut rates, column, sources, (resize, None));
             }
             for limit in domain.tree.concurrency_limits() {
                 let Some(column) = &limit.from else { continue };
                 let resize = |number: NonZeroU32| Some(limit.resized(number.get()));
-                renew(&mut permits, column, &tables, (resize, Some(limit.blocked())));
+                renew(&mut permits, column, sources, (resize, Some(limit.blocked())));
             }
         }
         Self { tables, rates, permits, version: self.version.wrapping_add(1) }
@@ -272,10 +309,10 @@ fn rate_limit_for(limit: &Limit, column: &TableColumn, number: NonZeroU32) -> Op
     Some(sized)
 }
 
-fn renew<L>(
+fn renew<L: Clone>(
     slots: &mut Vec<Slot<L>>,
     column: &TableColumn,
-    tables: &[Arc<Table>],
+    sources: (&[Arc<Table>], &[SetAmount]),
     limits: (impl Fn(NonZeroU32) -> Option<L>, Option<L>),
 ) {
     let index = column.slot as usize;
@@ -283,6 +320,6 @@ fn renew<L>(
         slots.resize_with(index + 1, Slot::default);
     }
     if let Some(slot) = slots.get_mut(index) {
-        *slot = slot.renewed(column, tables, limits);
+        *slot = slot.renewed(column, sources, limits);
     }
 }

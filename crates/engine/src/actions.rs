@@ -130,6 +130,12 @@ fn active_action(target: &TargetKey, change: &TargetChange) -> Option<ActiveActi
         ActionKind::ForceKey | ActionKind::BoostKey => {
             ActionTarget::Key(parse_entries(name).ok()?.into())
         }
+        ActionKind::SetAmount => match &*parse_entries(name).ok()? {
+            [(_, id), (_, column)] => {
+                ActionTarget::Amount { id: id.as_str().into(), column: column.as_str().into() }
+            }
+            _ => return None,
+        },
     };
     let action = Action { domain: domain.clone(), target, effect, until };
     Some(ActiveAction { action, by: change.by.clone(), reason: change.reason.clone() })

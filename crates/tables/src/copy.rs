@@ -65,7 +65,7 @@ pub fn write_copy(table: &Table, output: &mut impl Write) -> io::Result<()> {
 
 /// Returns a row as the JSON object that [`RawRow::from_json`] reads.
 #[must_use]
-pub(crate) fn row_json(table: &Table, id: &str, row: &Row) -> Map<String, Value> {
+pub fn row_json(table: &Table, id: &str, row: &Row) -> Map<String, Value> {
     let mut fields = Map::new();
     fields.insert("id".to_owned(), id.into());
     if let Some(plan) = table.plan_name(row) {

@@ -26,7 +26,7 @@ mod table;
 use sluicegate_kernel as kernel;
 
 pub use amount::Amount;
-pub use copy::{CopyError, read_copy, write_copy};
+pub use copy::{CopyError, read_copy, row_json, write_copy};
 pub use load::{LoadError, LoadReport, Loading, MAX_ROWS, NumberCheck};
 pub use row::{BadRow, MAX_ID_BYTES, RawRow};
 pub use rows::{MAX_LINE_BYTES, RowFormat, read_rows};

@@ -20,6 +20,7 @@ mod openmetrics;
 mod page;
 mod process;
 mod rule_decisions;
+mod tables;
 mod text_format;
 
 use std::cell::Cell;
@@ -43,6 +44,7 @@ pub use openmetrics::to_openmetrics;
 pub use page::MetricsPage;
 pub use process::ProcessUsage;
 pub use rule_decisions::RuleDecisions;
+pub use tables::TableGauges;
 
 /// The metrics of this process.
 pub static METRICS: Metrics = Metrics::new();
@@ -170,6 +172,8 @@ pub struct Gauges {
     pub undelivered_events: u64,
     /// The rules that another rate limit service decided differently.
     pub mirror_differences: Vec<MirrorDifferences>,
+    /// The tables that limits read.
+    pub tables: Vec<TableGauges>,
     /// The memory of request bodies in flight, in bytes.
     pub body_memory: u64,
     /// The most memory of request bodies in flight, in bytes.

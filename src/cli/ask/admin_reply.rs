@@ -70,7 +70,7 @@ fn warning(reply_json: &Value) -> String {
 }
 
 /// Describes which replicas apply a change. Empty in a fleet of one replica.
-fn replicas_suffix(reply_json: &Value) -> String {
+pub(in crate::cli) fn replicas_suffix(reply_json: &Value) -> String {
     if let Some(cause) = reply_json["store_failure"].as_str() {
         return format!(
             ", at this replica only: the store is unavailable ({cause}); other replicas follow \

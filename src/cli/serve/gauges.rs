@@ -3,6 +3,7 @@
 //! Not covered:
 //! - The selection of concurrency limits with separate metric series: see [`metrics`].
 
+use crate::config::tables::TableState;
 use crate::engine::concurrency::usage::ConcurrencyUsage;
 use crate::engine::{Engine, concurrency};
 use crate::telemetry::metrics;
@@ -40,6 +41,18 @@ pub(super) fn concurrency_usage(engine: &Engine) -> Vec<metrics::ConcurrencyGaug
         gradient: usage.busiest.and_then(|snapshot| snapshot.gradient()),
     };
     engine.concurrency_in_use().into_iter().map(to_gauges).collect()
+}
+
+pub(super) fn tables(engine: &Engine) -> Vec<metrics::TableGauges> {
+    let count = |number| u64::try_from(number).unwrap_or(u64::MAX);
+    let to_gauges = |state: TableState| metrics::TableGauges {
+        name: state.name,
+        rows: state.table.map_or(0, |table| count(table.rows())),
+        bad_rows: count(state.bad),
+        confirmed_at: state.confirmed_at.unwrap_or_default(),
+        is_stale: state.error.is_some(),
+    };
+    engine.table_states().all().into_iter().map(to_gauges).collect()
 }
 
 pub(super) fn lease_balances(engine: &Engine) -> metrics::LeaseTotals {

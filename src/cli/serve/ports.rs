@@ -227,6 +227,7 @@ impl ServiceContext<'_> {
                     .as_ref()
                     .map(|report| report.differences())
                     .unwrap_or_default(),
+                tables: gauges::tables(&engine),
                 body_memory: count(bodies.in_use()),
                 max_body_memory: count(bodies.max()),
                 started_at: started,

@@ -20,6 +20,7 @@ mod port;
 mod recent;
 mod record;
 mod show;
+mod tables;
 mod wrong_tokens;
 
 use std::sync::Arc;
@@ -46,7 +47,7 @@ pub use show::{ConfigLoads, LoadError, config, fleet, rlconfig};
 pub use wrong_tokens::WrongTokens;
 
 /// The paths and their purposes. A change needs a token with the role `operate`.
-const PATHS: [(&str, &str); 27] = [
+const PATHS: [(&str, &str); 30] = [
     ("/", "this list"),
     ("/rlconfig", "all limits, one per line"),
     ("/stats", "the process, and the statistics of envoyproxy/ratelimit, as JSON"),
@@ -80,6 +81,15 @@ const PATHS: [(&str, &str); 27] = [
         "POST: streams the checks of ?for=10m&reason=text, of &sample=1% of the keys, with \
          &keys=hashed (or clear)",
     ),
+    (
+        "/tables",
+        "the tables that limits read, or rows of ?table=t&id=i (or &plan=p&limit=100), as JSON",
+    ),
+    (
+        "/set",
+        "POST: sets the amount of ?table=t&id=i&column=c&amount=600&for=1h&reason=text in a table",
+    ),
+    ("/unset", "POST: ends the amount that was set for ?table=t&id=i&column=c&reason=text"),
     ("/permits", "requests in flight: the oldest permits, the busiest buckets, as JSON"),
     live::PATHS[0],
     live::PATHS[1],
@@ -102,7 +112,9 @@ pub fn router(admin: Admin) -> Router {
         .route("/permits", get(show_permits))
         .route("/recent", get(show_recent))
         .route("/rlconfig", get(show_rlconfig))
+        .route("/set", post(actions::set))
         .route("/stats", get(show_stats))
+        .route("/tables", get(tables::show))
         .route("/whoami", get(actions::whoami))
         .route("/boost", post(actions::boost))
         .route("/force", post(actions::force))
@@ -110,6 +122,7 @@ pub fn router(admin: Admin) -> Router {
         .route("/refund", post(refund))
         .route("/reset", post(reset))
         .route("/unboost", post(actions::unboost))
+        .route("/unset", post(actions::unset))
         .route("/unforce", post(actions::unforce))
         .fallback(show_list)
         .route("/debug/pprof", any(profiles_not_supported))

@@ -125,7 +125,9 @@ impl AuditEntry {
         let target = match super::ActionKind::parse(&kind)? {
             super::ActionKind::AllowEverything => Box::default(),
             super::ActionKind::ForceRule => self.limit.clone()?,
-            super::ActionKind::ForceKey | super::ActionKind::BoostKey => self.descriptor.clone()?,
+            super::ActionKind::ForceKey
+            | super::ActionKind::BoostKey
+            | super::ActionKind::SetAmount => self.descriptor.clone()?,
         };
         Some(ActionChange {
             domain: self.domain.clone(),

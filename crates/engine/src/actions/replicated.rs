@@ -52,10 +52,13 @@ pub enum ActionKind {
     ForceKey,
     /// A boost of a key, which is named by its descriptor as text.
     BoostKey,
+    /// An amount of an id in a table, which is named by `id=ID,column=COLUMN`. The domain is the table.
+    SetAmount,
 }
 
 impl ActionKind {
-    const ALL: [Self; 4] = [Self::AllowEverything, Self::ForceRule, Self::ForceKey, Self::BoostKey];
+    const ALL: [Self; 5] =
+        [Self::AllowEverything, Self::ForceRule, Self::ForceKey, Self::BoostKey, Self::SetAmount];
 
     /// Returns the name of the kind in messages.
     #[must_use]
@@ -65,6 +68,7 @@ impl ActionKind {
             Self::ForceRule => "force_rule",
             Self::ForceKey => "force_key",
             Self::BoostKey => "boost_key",
+            Self::SetAmount => "set_amount",
         }
     }
 
@@ -75,6 +79,7 @@ impl ActionKind {
             Self::AllowEverything => "everything",
             Self::ForceRule => "rule",
             Self::ForceKey | Self::BoostKey => "key",
+            Self::SetAmount => "table",
         }
     }
 
@@ -134,11 +139,11 @@ impl TargetChange {
 pub struct ActionChange {
     /// The domain of the rule or key.
     pub domain: Box<str>,
-    /// The kind: `allow_everything`, `force_rule`, `force_key` or `boost_key`.
+    /// The kind: `allow_everything`, `force_rule`, `force_key`, `boost_key` or `set_amount`.
     pub kind: Box<str>,
     /// The path of the rule, or the descriptor as text.
     pub target: Box<str>,
-    /// `deny`, `allow`, `x2` or a number of requests. `None` if the action was ended.
+    /// `deny`, `allow`, `x2`, a number of requests or an amount. `None` if the action was ended.
     pub value: Option<Box<str>>,
     /// The time until the action expires, in milliseconds.
     pub left_ms: u64,
@@ -282,18 +287,20 @@ impl ReplicatedActions {
     }
 }
 
-/// Returns the text of an effect in messages: `deny`, `allow`, `x2` or a number of requests.
+/// Returns the text of an effect in messages: `deny`, `allow`, `x2`, a number of requests or an amount.
 #[must_use]
 pub fn effect_text(effect: ActionEffect) -> String {
     match effect {
         ActionEffect::Force(verdict) => verdict_name(verdict).to_owned(),
         ActionEffect::Boost(size) => size.to_string(),
+        ActionEffect::Set(amount) => amount.to_string(),
     }
 }
 
 fn parse_effect(kind: ActionKind, value: &str) -> Option<ActionEffect> {
     match (kind, value) {
         (ActionKind::BoostKey, size) => BoostSize::parse(size).map(ActionEffect::Boost),
+        (ActionKind::SetAmount, amount) => amount.parse().ok().map(ActionEffect::Set),
         (ActionKind::AllowEverything, "deny") => None,
         (_, "deny") => Some(ActionEffect::Force(Verdict::Deny)),
         (_, "allow") => Some(ActionEffect::Force(Verdict::Allow)),

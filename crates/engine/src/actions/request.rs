@@ -11,6 +11,8 @@ use super::{
 use crate::Engine;
 use crate::config::action::{ActionEffect, BoostSize};
 use crate::config::descriptor_text::format_entries;
+use crate::config::table_limits::TableColumn;
+use crate::config::tables::Amount;
 use crate::config::{Limit, Rule};
 use crate::kernel::rate::limit::LimitError;
 use crate::kernel::units::Nanos;
@@ -76,8 +78,14 @@ pub enum ActionError {
     /// The boosted limit is not larger than the configured one.
     #[error("the limit is {0} already; a boost needs a larger number")]
     NotLarger(u32),
+    /// No limit reads the column.
+    #[error("no limit reads `{0}`; a rule needs `from: {0}`")]
+    NoColumn(Box<str>),
+    /// A limit cannot count the amount.
+    #[error("the amount does not work: {0}")]
+    InvalidAmount(Box<str>),
     /// A table has the number of the limit.
-    #[error("the limit comes from the table `{0}`, so set the number of the id there")]
+    #[error("the limit comes from the table `{0}`, so use `sluicegate table set` for the id")]
     FromTable(Box<str>),
     /// The strategy cannot count the boosted limit.
     #[error("the boosted limit does not work: {0}")]
@@ -99,15 +107,36 @@ impl ActionState {
         Ok((rule, format_entries(key).into()))
     }
 
+    /// Returns an error unless a limit reads the column, and can count the amount.
+    fn validate_amount(
+        &self,
+        request: &ActionRequest<'_>,
+        amount: Amount,
+    ) -> Result<(), ActionError> {
+        let config = self.loaded_config.as_ref().ok_or(ActionError::NoConfig)?;
+        let column = request.entries.last().map_or("", |(_, column)| *column);
+        let is_read = |(read, _): (&TableColumn, &str)| {
+            *read.table == *request.domain && *read.column == *column
+        };
+        if !config.table_columns().any(is_read) {
+            return Err(ActionError::NoColumn(format!("{}.{column}", request.domain).into()));
+        }
+        let Amount::Number(number) = amount else { return Ok(()) };
+        let checked = config.check_table_number(request.domain, column, number);
+        checked.map_err(|problem| ActionError::InvalidAmount(problem.into()))
+    }
+
     fn target(&self, request: &ActionRequest<'_>) -> Result<TargetKey, ActionError> {
         if request.kind == ActionKind::AllowEverything {
             return Ok(TargetKey::new(request.kind, "", ""));
         }
-        let (rule, key) = self.rule_and_key(request)?;
         let (domain, kind) = (request.domain.into(), request.kind);
         let name = match kind {
-            ActionKind::ForceRule => (&*rule.path).into(),
-            ActionKind::AllowEverything | ActionKind::ForceKey | ActionKind::BoostKey => key,
+            ActionKind::SetAmount => format_entries(request.entries.iter().copied()).into(),
+            ActionKind::ForceRule => (&*self.rule_and_key(request)?.0.path).into(),
+            ActionKind::AllowEverything | ActionKind::ForceKey | ActionKind::BoostKey => {
+                self.rule_and_key(request)?.1
+            }
         };
         Ok(TargetKey { domain, kind, name })
     }
@@ -133,8 +162,12 @@ impl Engine {
         let now = self.clock().now();
         let mut state = self.actions.state.lock();
         let target = state.target(request)?;
-        if let ActionEffect::Boost(size) = effect {
-            validate_boost(size, &state.rule_and_key(request)?.0.limits)?;
+        match effect {
+            ActionEffect::Boost(size) => {
+                validate_boost(size, &state.rule_and_key(request)?.0.limits)?;
+            }
+            ActionEffect::Set(amount) => state.validate_amount(request, amount)?,
+            ActionEffect::Force(_) => {}
         }
         let others = state.replicated.actions_at(now).filter(|(other, _)| **other != target);
         if MAX_ACTIONS <= others.count() {
@@ -188,6 +221,8 @@ impl Engine {
         let action = match (request.kind, effect) {
             (ActionKind::BoostKey, Some(_)) => "boost",
             (ActionKind::BoostKey, None) => "unboost",
+            (ActionKind::SetAmount, Some(_)) => "set",
+            (ActionKind::SetAmount, None) => "unset",
             (_, Some(_)) => "force",
             (_, None) => "unforce",
         };
@@ -199,6 +234,10 @@ impl Engine {
         };
         if request.kind == ActionKind::AllowEverything {
             return Ok(entry);
+        }
+        if request.kind == ActionKind::SetAmount {
+            let row = format_entries(request.entries.iter().copied());
+            return Ok(entry.with_descriptor(row.into()));
         }
         let (rule, key) = state.rule_and_key(request)?;
         let limit = Some((&*rule.path).into());

@@ -66,6 +66,8 @@ impl Engine {
             "force" => "io.sluicegate.decision.forced",
             "unforce" => "io.sluicegate.decision.unforced",
             "boost" => "io.sluicegate.limit.boosted",
+            "set" => "io.sluicegate.table.set",
+            "unset" => "io.sluicegate.table.unset",
             _ => "io.sluicegate.limit.unboosted",
         };
         let now = self.clock.now();

@@ -14,6 +14,7 @@ use super::buckets::{CHECK_COUNT_BOUNDS, DURATION_BOUNDS, DURATION_METRIC};
 use super::concurrency::write_series;
 use super::mirror::write_mirror_differences;
 use super::rule_decisions::write_rule_decisions;
+use super::tables::write_tables;
 use super::text_format::{DecimalSeconds, MetricHead};
 use super::{ConcurrencyTotals, Counters, Gauges, LeaseTotals, Metrics};
 use crate::kernel::decision::{Reason, StoreFailure};
@@ -66,6 +67,7 @@ impl fmt::Display for MetricsPage<'_> {
         self.metrics.write_cloud_events(f, self.gauges.undelivered_events)?;
         self.metrics.write_mirror(f)?;
         write_mirror_differences(f, &self.gauges.mirror_differences)?;
+        write_tables(f, &self.gauges.tables)?;
         write_series(f, &self.gauges.concurrency_limits)?;
         self.metrics.limit_events.write(f)?;
         write_process(f, &self.gauges)

@@ -1,4 +1,4 @@
-//! Serves `/force`, `/unforce`, `/boost`, `/unboost`, `/actions` and `/whoami`.
+//! Serves `/force`, `/unforce`, `/boost`, `/unboost`, `/set`, `/unset`, `/actions` and `/whoami`.
 //!
 //! Guarantees:
 //! - Every change has an operator and a reason, and an entry in the audit log.
@@ -36,7 +36,8 @@ const MAX_MEMBERSHIP_AGE: Nanos = Nanos::from_secs(5);
 pub(super) type QueryPairs = Vec<(String, String)>;
 
 /// The names of parameters that are not part of the check.
-const PARAMETERS: [&str; 6] = ["as", "for", "scope", "factor", "limit", "reason"];
+const PARAMETERS: [&str; 10] =
+    ["as", "for", "scope", "factor", "limit", "reason", "table", "id", "column", "amount"];
 
 /// A change that a caller requests: its parameters, and the check that names its target.
 pub(super) struct ChangeQuery {
@@ -75,6 +76,10 @@ impl ChangeQuery {
 
     fn find(&self, name: &str) -> Option<&str> {
         self.parameters.iter().find(|(known, _)| known == name).map(|(_, text)| &**text)
+    }
+
+    fn required(&self, name: &str) -> Result<&str, String> {
+        self.find(name).ok_or_else(|| format!("the parameter `{name}` is missing"))
     }
 
     /// Returns the caller as operator, with the reason in the query.
@@ -171,6 +176,22 @@ pub(super) async fn boost(State(admin): State<Admin>, query: ChangeQuery) -> Res
     reply(&admin, started).await
 }
 
+pub(super) async fn set(State(admin): State<Admin>, query: ChangeQuery) -> Response {
+    let started = query.allow_only(&["table", "id", "column", "amount", "for"]).and_then(|()| {
+        let text = query.required("amount")?;
+        let amount = text.parse().map_err(|error| format!("`amount`: `{text}` {error}"))?;
+        start(&admin, &query, ActionKind::SetAmount, ActionEffect::Set(amount))
+    });
+    reply(&admin, started).await
+}
+
+pub(super) async fn unset(State(admin): State<Admin>, query: ChangeQuery) -> Response {
+    let ended = query
+        .allow_only(&["table", "id", "column"])
+        .and_then(|()| end(&admin, &query, ActionKind::SetAmount));
+    reply(&admin, ended).await
+}
+
 pub(super) async fn unforce(State(admin): State<Admin>, query: ChangeQuery) -> Response {
     let ended =
         query.allow_only(&["scope"]).and_then(|()| end(&admin, &query, query.forced_kind()?));
@@ -208,9 +229,15 @@ fn with_request(
         let request = ActionRequest { domain: "", entries: &[], kind, operator: query.operator() };
         return change(&request).map_err(|why| why.to_string());
     }
+    let operator = query.operator();
+    if kind == ActionKind::SetAmount {
+        let (table, id) = (query.required("table")?, query.required("id")?);
+        let entries = &[("id", id), ("column", query.required("column")?)];
+        let request = ActionRequest { domain: table, entries, kind, operator };
+        return change(&request).map_err(|why| why.to_string());
+    }
     let target = query.single_descriptor()?;
     let (domain, entries) = (&*target.domain, &*target.entries());
-    let operator = query.operator();
     change(&ActionRequest { domain, entries, kind, operator }).map_err(|why| why.to_string())
 }
 
@@ -248,6 +275,9 @@ fn action_json(active: &ActiveAction) -> Value {
     let (scope, limit, descriptor) = match &action.target {
         ActionTarget::Everything => ("everything", None, None),
         ActionTarget::Rule(path) => ("rule", Some(&**path), None),
+        ActionTarget::Amount { id, column } => {
+            ("table", None, Some(format_entries([("id", &**id), ("column", &**column)])))
+        }
         ActionTarget::Key(entries) => {
             let entries = entries.iter().map(|(key, value)| (&**key, &**value));
             ("key", None, Some(format_entries(entries)))
@@ -255,6 +285,7 @@ fn action_json(active: &ActiveAction) -> Value {
     };
     let (name, verdict, boost) = match action.effect {
         ActionEffect::Force(verdict) => ("force", Some(verdict_name(verdict)), None),
+        ActionEffect::Set(amount) => ("set", None, Some(json!({ "amount": amount.to_string() }))),
         ActionEffect::Boost(BoostSize::Factor(factor)) => {
             ("boost", None, Some(json!({ "factor": factor })))
         }

@@ -103,6 +103,7 @@ fn applies(
     let limited_rule = descriptor.rule.as_ref().filter(|rule| rule.counter.is_some());
     limited_rule.is_some_and(|rule| match &action.target {
         ActionTarget::Everything => true,
+        ActionTarget::Amount { .. } => false,
         ActionTarget::Rule(path) => **path == *rule.path,
         ActionTarget::Key(key) => {
             let entries = key.iter().map(|(key, value)| (&**key, &**value));
@@ -121,6 +122,7 @@ fn show_action(descriptor: &mut DescriptorExplanation, action: &Action) {
             show_forced_verdict(descriptor, verdict_name(verdict));
             format!("forces {}", verdict_name(verdict))
         }
+        ActionEffect::Set(amount) => format!("sets the amount {amount}"),
         ActionEffect::Boost(size) => format!("boosts the limit of this key to {size}"),
     };
     descriptor.outcome = format!("{}; an operator {effect} until {until}", descriptor.outcome);

@@ -1,0 +1,119 @@
+//! Serves `/tables`: the tables that limits read, and their rows.
+//!
+//! Guarantees:
+//! - A list has at most [`MAX_ROWS`] rows, sorted by id.
+
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::actions::QueryPairs;
+use super::port::Admin;
+use crate::config::tables::{TableState, row_json};
+use crate::engine::Engine;
+use crate::http::response::{JSON, PLAIN};
+use crate::kernel::units::Nanos;
+
+/// The most rows of a list.
+const MAX_ROWS: usize = 1_000;
+
+/// The rows of a list without `limit`.
+const DEFAULT_ROWS: usize = 100;
+
+/// Serves `/tables`.
+pub(super) async fn show(State(admin): State<Admin>, Query(query): Query<QueryPairs>) -> Response {
+    match TablesQuery::new(&query).and_then(|query| query.answer(&admin.engine)) {
+        Ok(body) => (JSON, body.to_string()).into_response(),
+        Err((status, message)) => (status, PLAIN, message + "\n").into_response(),
+    }
+}
+
+#[derive(Default)]
+struct TablesQuery<'q> {
+    table: Option<&'q str>,
+    id: Option<&'q str>,
+    plan: Option<&'q str>,
+    limit: Option<usize>,
+}
+
+type QueryError = (StatusCode, String);
+
+impl<'q> TablesQuery<'q> {
+    fn new(pairs: &'q QueryPairs) -> Result<Self, QueryError> {
+        let mut query = Self::default();
+        let wrong = |message: String| (StatusCode::BAD_REQUEST, message);
+        for (name, text) in pairs {
+            match &**name {
+                "table" => query.table = Some(text),
+                "id" => query.id = Some(text),
+                "plan" => query.plan = Some(text),
+                "limit" => {
+                    let limit = text.parse().ok().filter(|limit| (1..=MAX_ROWS).contains(limit));
+                    let limit =
+                        limit.ok_or_else(|| wrong(format!("`limit` must be 1 to {MAX_ROWS}")))?;
+                    query.limit = Some(limit);
+                }
+                other => {
+                    let known = "use table, id, plan, limit";
+                    return Err(wrong(format!("unknown parameter `{other}`; {known}")));
+                }
+            }
+        }
+        if query.table.is_none() && !pairs.is_empty() {
+            return Err(wrong("the parameter `table` is missing".to_owned()));
+        }
+        Ok(query)
+    }
+
+    fn answer(&self, engine: &Engine) -> Result<Value, QueryError> {
+        let (states, now) = (engine.table_states().all(), engine.clock().now());
+        let not_found = |message: String| (StatusCode::NOT_FOUND, message);
+        let Some(name) = self.table else {
+            let tables: Vec<_> = states.iter().map(|state| state_json(state, now)).collect();
+            return Ok(json!({ "tables": tables }));
+        };
+        let state = states.iter().find(|state| *state.name == *name);
+        let state = state.ok_or_else(|| not_found(format!("there is no table `{name}`")))?;
+        let Some(table) = &state.table else {
+            return Err(not_found(format!("the table `{name}` is not loaded")));
+        };
+        if let Some(id) = self.id {
+            let row =
+                table.row(id).ok_or_else(|| not_found(format!("`{name}` has no row `{id}`")))?;
+            return Ok(row_json(table, id, row).into());
+        }
+        let has_plan = |plan: Option<&str>| self.plan.is_none_or(|wanted| plan == Some(wanted));
+        let rows = table.iter().filter(|(_, row)| has_plan(table.plan_name(row)));
+        let mut rows: Vec<_> = rows.collect();
+        let (count, limit) = (rows.len(), self.limit.unwrap_or(DEFAULT_ROWS));
+        // A table may have millions of rows: only those that are shown are sorted.
+        if limit < count {
+            rows.select_nth_unstable_by_key(limit, |(id, _)| *id);
+            rows.truncate(limit);
+        }
+        rows.sort_unstable_by_key(|(id, _)| *id);
+        let shown: Vec<_> =
+            rows.into_iter().take(limit).map(|(id, row)| row_json(table, id, row)).collect();
+        Ok(json!({ "count": count, "rows": shown }))
+    }
+}
+
+fn state_json(state: &TableState, now: Nanos) -> Value {
+    let table = state.table.as_deref();
+    let age = |at: Option<Nanos>| at.map(|at| now.since(at).0 / Nanos::MILLI.0);
+    json!({
+        "name": state.name,
+        "source": state.source,
+        "rows": table.map(|table| table.rows()),
+        "digest": table.map(|table| format!("{:016x}", table.digest())),
+        "columns": table.map(|table| table.columns().collect::<Vec<_>>()),
+        "plans": table.map(|table| table.spec().plan_names().collect::<Vec<_>>()),
+        "from_copy": state.is_from_copy,
+        "confirmed_ms_ago": age(state.confirmed_at),
+        "changed_ms_ago": age(state.changed_at),
+        "bad_rows": state.bad,
+        "first_bad_rows": state.bad_rows,
+        "error": state.error,
+    })
+}
