@@ -21,9 +21,9 @@ const LOWER_MODULES: [(&str, &[&str]); 2] = [
 ];
 
 /// Each crate below `crates`, and the crates of this workspace that it may use.
-const CRATES: [(&str, &[&str]); 12] = [
+const CRATES: [(&str, &[&str]); 13] = [
     ("concurrency", &["kernel", "lease"]),
-    ("config", &["descriptors", "kernel"]),
+    ("config", &["descriptors", "kernel", "tables"]),
     ("descriptors", &[]),
     ("edge", &["config", "engine", "kernel", "lease", "lease-protocol", "telemetry"]),
     ("engine", &["concurrency", "config", "kernel", "lease", "store", "telemetry"]),
@@ -33,6 +33,7 @@ const CRATES: [(&str, &[&str]); 12] = [
     ("lease-protocol", &["concurrency", "kernel"]),
     ("proxy", &["concurrency", "kernel", "lease", "lease-protocol"]),
     ("store", &["concurrency", "kernel", "lease", "telemetry"]),
+    ("tables", &["kernel"]),
     ("telemetry", &["kernel"]),
 ];
 

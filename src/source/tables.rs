@@ -10,25 +10,22 @@
 
 mod copy;
 mod file;
+mod load;
 
-use std::io;
-use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::settings::TableSource;
-use crate::config::tables::{LoadError, LoadReport, Table, TableSpec, TableStates};
+use crate::config::tables::{LoadReport, Table, TableSpec, TableStates};
 use crate::kernel::units::Nanos;
 use copy::CopyFile;
 use file::FileTable;
+pub use load::CheckNumber;
+use load::{Loaded, ReadError};
 
 /// Publishes the current versions of all tables.
 pub type PublishTables = dyn Fn(Arc<[Arc<Table>]>) + Send + Sync;
-
-/// Returns an error if a limit that reads this column of a table cannot count this number. The
-/// arguments are the table, the column and the number.
-pub type CheckNumber = dyn Fn(&str, &str, NonZeroU32) -> Result<(), String> + Send + Sync;
 
 /// A table and where it comes from.
 pub struct TableOptions {
@@ -54,20 +51,6 @@ pub struct TableContext {
     /// Returns the time, since the Unix epoch.
     pub now: Arc<dyn Fn() -> Nanos + Send + Sync>,
 }
-
-/// The reason why a read of a source changed nothing.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum ReadError {
-    #[error(transparent)]
-    Load(#[from] LoadError),
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    #[error("the file changed while it was read")]
-    Unstable,
-}
-
-/// A load of a table. `None` if the source has not changed.
-type Loaded = Result<Option<(Table, LoadReport)>, ReadError>;
 
 struct TableLoader {
     spec: Arc<TableSpec>,

@@ -192,7 +192,7 @@ fn tables_and_rows_are_listed() {
 }
 
 #[test]
-fn a_replica_without_rows_is_not_ready_and_one_with_a_copy_is() {
+fn a_replica_without_rows_or_a_copy_is_not_ready() {
     let shop = Shop::new();
     shop.write(ROWS);
     let mut service = shop.start();

@@ -6,7 +6,7 @@
 use std::ops::RangeInclusive;
 
 use super::rule::RuleNumber;
-use super::table_limits::TableColumn;
+use super::table_column::TableColumn;
 
 use crate::kernel::concurrency::adaptive::Hundredths;
 use crate::kernel::concurrency::limiter::LimiterConfig;

@@ -11,6 +11,7 @@
 pub mod action;
 pub mod calendar;
 pub mod concurrency;
+mod config_tables;
 mod describe;
 pub mod descriptor_text;
 pub mod diagnostic;
@@ -24,6 +25,7 @@ pub mod resolve;
 mod rule;
 pub mod schema;
 pub mod settings;
+mod table_column;
 pub mod table_limits;
 pub mod tree;
 mod yaml;
@@ -35,6 +37,7 @@ pub use rule::{
 };
 pub use sluicegate_descriptors as hooks;
 pub use sluicegate_tables as tables;
+pub use table_column::TableColumn;
 
 use sluicegate_kernel as kernel;
 
@@ -48,7 +51,6 @@ pub use crate::kernel::units::Unit;
 use action::{Action, ActionEffect, ActionTarget, ForcedDecision};
 pub use calendar::Calendar;
 use table_limits::{SetAmount, TableLimits};
-use tables::Table;
 use tree::DescriptorTree;
 
 /// A complete, valid and immutable configuration: all limits that the engine enforces.
@@ -87,13 +89,6 @@ pub struct Domain {
 pub const NON_FINITE_PREFIX: char = '\u{fdd0}';
 
 impl Config {
-    /// Returns this configuration with other versions of the tables. Shares all rules.
-    #[must_use]
-    pub fn with_tables(&self, tables: Arc<[Arc<Table>]>) -> Self {
-        let tables = self.tables.with_tables(self.domains.values(), tables, &[]);
-        Self { revision: self.revision, domains: Arc::clone(&self.domains), tables }
-    }
-
     /// Returns `true` if any rule has a rate limit or a concurrency limit.
     #[must_use]
     pub fn has_limits(&self) -> bool {
@@ -130,7 +125,7 @@ impl Config {
         }
         if !amounts.is_empty() {
             let tables = Arc::clone(&config.tables.tables);
-            config.tables = config.tables.with_tables(config.domains.values(), tables, &amounts);
+            config.tables = config.limits_with(tables, &amounts);
         }
         config
     }

@@ -17,7 +17,7 @@ mod domain_defaults;
 mod domain_files;
 pub mod duration;
 pub(crate) mod findings;
-pub(crate) mod from_table;
+mod from_table;
 mod keyword_reader;
 pub(crate) mod keywords;
 mod network_field;

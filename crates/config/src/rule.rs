@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use super::action::{ActionEffect, BoostSize, ForcedDecision};
 use super::calendar::Calendar;
-use super::table_limits::TableColumn;
+use super::table_column::TableColumn;
 use crate::kernel::decision::Verdict;
 use crate::kernel::key::KeyStrategy;
 use crate::kernel::lease::LeaseTerms;

@@ -23,23 +23,8 @@ use crate::concurrency::ConcurrencyLimit;
 use crate::kernel::lease::Overshoot;
 use crate::kernel::lease::sizer::{self, LeaseSizing};
 use crate::kernel::units::{Hits, Nanos};
-use crate::{Config, Domain, Limit, LimitMode};
-
-/// The column that a limit reads.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TableColumn {
-    /// The name of the table.
-    pub table: Box<str>,
-    /// The name of the column.
-    pub column: Box<str>,
-    /// The position of the entry whose value is the id, from 0.
-    pub entry: usize,
-    /// The largest overshoot as a part of the limit, in hundredths of a percent; `None` if it is a
-    /// number of hits.
-    pub(crate) overshoot_part: Option<u64>,
-    /// The number of the limit among the limits that read tables, from 0.
-    pub(crate) slot: u32,
-}
+use crate::table_column::TableColumn;
+use crate::{Limit, LimitMode};
 
 /// The limit that a table has for an id.
 #[derive(Clone, Copy, Debug)]
@@ -165,26 +150,25 @@ impl<L> Slot<L> {
 
 impl TableLimits {
     /// Returns these limits with other versions of the tables, and with the amounts that operators
-    /// set. `domains` is the configuration that this belongs to.
+    /// set. The first argument has all limits of the configuration that read tables.
     pub(crate) fn with_tables<'d>(
         &self,
-        domains: impl Iterator<Item = &'d Domain>,
+        (read_by_rates, read_by_permits): (
+            impl Iterator<Item = (&'d Limit, &'d TableColumn)>,
+            impl Iterator<Item = (&'d ConcurrencyLimit, &'d TableColumn)>,
+        ),
         tables: Arc<[Arc<Table>]>,
         set: &[SetAmount],
     ) -> Self {
         let sources = (&*tables, set);
         let (mut rates, mut permits) = (self.rates.clone(), self.permits.clone());
-        for domain in domains {
-            for limit in domain.tree.rules().flat_map(|rule| &rule.limits) {
-                let Some(column) = &limit.from else { continue };
-                let resize = |number: NonZeroU32| rate_limit_for(limit, column, number);
-                renew(&mut rates, column, sources, (resize, None));
-            }
-            for limit in domain.tree.concurrency_limits() {
-                let Some(column) = &limit.from else { continue };
-                let resize = |number: NonZeroU32| Some(limit.resized(number.get()));
-                renew(&mut permits, column, sources, (resize, Some(limit.blocked())));
-            }
+        for (limit, column) in read_by_rates {
+            let resize = |number: NonZeroU32| rate_limit_for(limit, column, number);
+            renew(&mut rates, column, sources, (resize, None));
+        }
+        for (limit, column) in read_by_permits {
+            let resize = |number: NonZeroU32| Some(limit.resized(number.get()));
+            renew(&mut permits, column, sources, (resize, Some(limit.blocked())));
         }
         Self { tables, rates, permits, version: self.version.wrapping_add(1) }
     }
@@ -249,42 +233,6 @@ impl TableLimits {
             Some(amount) => format!("{row}: `{column_name}` is {amount}"),
             None => format!("{row}: no `{column_name}`, so the rule's own number applies"),
         }
-    }
-}
-
-impl Config {
-    /// Returns an error if a limit that reads this column of a table cannot count `number`.
-    ///
-    /// # Errors
-    /// The path of the first such limit, and the reason.
-    pub fn check_table_number(
-        &self,
-        table: &str,
-        column: &str,
-        number: NonZeroU32,
-    ) -> Result<(), String> {
-        for rule in self.domains.values().flat_map(|domain| domain.tree.rules()) {
-            for limit in &rule.limits {
-                let reads = limit.from.as_ref();
-                if reads.is_some_and(|from| *from.table == *table && *from.column == *column) {
-                    let sized = limit.resized(number.get());
-                    sized.map_err(|error| format!("the limit `{}`: {error}", rule.path))?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns the columns that limits read, each with the place of its limit, `file:line`.
-    pub fn table_columns(&self) -> impl Iterator<Item = (&TableColumn, &str)> {
-        let trees = || self.domains.values().map(|domain| &domain.tree);
-        let rates = trees().flat_map(|tree| tree.rules()).flat_map(|rule| {
-            let columns = rule.limits.iter().filter_map(|limit| limit.from.as_deref());
-            columns.map(|column| (column, &*rule.location))
-        });
-        let permits = trees().flat_map(|tree| tree.concurrency_limits());
-        let permits = permits.filter_map(|limit| Some((limit.from.as_deref()?, &*limit.location)));
-        rates.chain(permits)
     }
 }
 

@@ -4,10 +4,10 @@ use std::collections::HashSet;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use crate::cells::{ColumnNumber, OwnAmounts, Row};
 use crate::row::RawRow;
 use crate::spec::check_column;
-use crate::table::{OwnAmounts, Row};
-use crate::{Amount, ColumnNumber, MAX_COLUMNS, TableSpec};
+use crate::{Amount, MAX_COLUMNS, TableSpec};
 
 /// The columns of a table. The columns of its plans come first, so that their numbers stay.
 #[derive(Clone, Debug, Default)]

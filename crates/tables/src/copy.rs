@@ -11,10 +11,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use siphasher::sip::SipHasher13;
 
+use crate::cells::Row;
 use crate::load::{LoadError, LoadReport, Loading, NumberCheck};
 use crate::row::{RawRow, until_text};
 use crate::rows::{MAX_LINE_BYTES, json_bad_row};
-use crate::table::{Row, Table};
+use crate::table::Table;
 use crate::{Amount, TableSpec};
 
 /// The copy cannot be used.

@@ -14,6 +14,7 @@
 //! - What a limit does with an amount (see `config`).
 
 mod amount;
+mod cells;
 mod columns;
 mod copy;
 mod load;
@@ -26,10 +27,11 @@ mod table;
 use sluicegate_kernel as kernel;
 
 pub use amount::Amount;
+pub use cells::{ColumnNumber, Row};
 pub use copy::{CopyError, read_copy, row_json, write_copy};
 pub use load::{LoadError, LoadReport, Loading, MAX_ROWS, NumberCheck};
 pub use row::{BadRow, MAX_ID_BYTES, RawRow};
 pub use rows::{MAX_LINE_BYTES, RowFormat, read_rows};
 pub use spec::{MAX_COLUMNS, PlanAmounts, SpecError, TableSpec};
 pub use state::{TableState, TableStates};
-pub use table::{ColumnNumber, Lookup, Row, Table};
+pub use table::{Lookup, Table};

@@ -12,9 +12,10 @@ use std::sync::Arc;
 
 use compact_str::CompactString;
 
+use crate::cells::Row;
 use crate::columns::Columns;
 use crate::row::{BadRow, RawRow};
-use crate::table::{Entry, Row, Table};
+use crate::table::{Entry, Table};
 use crate::{Amount, TableSpec};
 
 /// The largest number of rows of a table.

@@ -14,16 +14,13 @@ use compact_str::CompactString;
 use hashbrown::{DefaultHashBuilder, HashTable};
 use siphasher::sip::SipHasher13;
 
+use crate::cells::{ColumnNumber, Row};
 use crate::columns::Columns;
 use crate::kernel::units::Nanos;
 use crate::{Amount, TableSpec};
 
 /// The mean number of rows in a shard. A table of 1,024 slots has at most 896 entries.
 const SHARD_ROWS: usize = 800;
-
-/// The number of a column in a table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ColumnNumber(pub(crate) u8);
 
 /// One version of a table.
 #[derive(Clone, Debug)]
@@ -44,20 +41,6 @@ type Shard = HashTable<Entry>;
 pub(crate) struct Entry {
     pub(crate) id: CompactString,
     pub(crate) row: Row,
-}
-
-/// The plan and the own amounts of one id.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Row {
-    pub(crate) plan: Option<u32>,
-    pub(crate) own: Option<Arc<OwnAmounts>>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct OwnAmounts {
-    pub(crate) amounts: Box<[(ColumnNumber, Amount)]>,
-    /// The end of the amounts, since the Unix epoch.
-    pub(crate) until: Option<Nanos>,
 }
 
 /// The amount of an id in a column.

@@ -13,8 +13,7 @@ use crate::config::diagnostic::{Code, Diagnostic, Diagnostics, Findings, Severit
 use crate::config::hooks::{Hook, Hooks};
 use crate::config::raw::source;
 use crate::config::settings::{HostPort, KeyFormat, PlanAmount, Settings, Tables};
-use crate::config::table_limits::TableColumn;
-use crate::config::{Config, Limit, LimitMode, LimitWindow, load};
+use crate::config::{Config, Limit, LimitMode, LimitWindow, TableColumn, load};
 use crate::edge::health::{Health, Readiness};
 use crate::edge::http::admin::{ConfigDiff, ConfigLoads, LoadError};
 use crate::engine::Engine;

@@ -5,7 +5,7 @@ use std::io::{self, BufReader, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::CheckNumber;
+use super::load::CheckNumber;
 use crate::config::tables::{LoadReport, Table, TableSpec, read_copy, write_copy};
 
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{CheckNumber, Loaded, ReadError};
+use super::load::{CheckNumber, Loaded, ReadError};
 use crate::config::tables::{Loading, RowFormat, Table, TableSpec, read_rows};
 
 /// The largest file, in bytes.

@@ -143,11 +143,11 @@ codes! {
         "split it into several domains",
     OutOfRange = E38 "a missing field, or a number out of range"
         "use the range in the message, such as `max_overshoot: 2%`",
+    BadModuleConfig = E39 "an invalid config of Sluicegate's filter inside Envoy"
+        "see the message",
     BadTableColumn = E40 "an invalid `from` or `by`"
         "write `from: TABLE.COLUMN`, and in `by` the key of an entry of the rule; see the \
          [guide](../guides/limit-each-customer.md)",
-    BadModuleConfig = E39 "an invalid config of Sluicegate's filter inside Envoy"
-        "see the message",
 
     ShadowedPattern = W20 "a pattern that never matches"
         "move it up: `/cart/*` before `/c*`",

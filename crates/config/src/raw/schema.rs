@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 
 use crate::concurrency::{DECREASE, INCREASE, PROBE_DEPTH, SMOOTHING, TOLERANCE};
 use crate::kernel::concurrency::adaptive::Hundredths;
-use crate::resolve::{duration, from_table, keywords, overshoot};
+use crate::resolve::{duration, keywords, overshoot};
+use crate::table_column::TableColumn;
 
 /// The regular expression of the texts of `network`.
 const NETWORK_PATTERN: &str = "^[0-9A-Fa-f:.]+/[0-9]{1,3}$";
@@ -61,7 +62,9 @@ pub(super) fn network(_: &mut SchemaGenerator) -> Schema {
 
 pub(super) fn table_column(_: &mut SchemaGenerator) -> Schema {
     let examples = ["customers.api"];
-    or_null(&json_schema!({"type": "string", "pattern": from_table::PATTERN, "examples": examples}))
+    or_null(
+        &json_schema!({"type": "string", "pattern": TableColumn::PATTERN, "examples": examples}),
+    )
 }
 
 pub(super) fn counter_per(_: &mut SchemaGenerator) -> Schema {

@@ -11,11 +11,8 @@ use super::findings::FileSpan;
 use super::overshoot::{self, OvershootAmount};
 use crate::diagnostic::{Code, Spanned};
 use crate::raw;
-use crate::table_limits::TableColumn;
+use crate::table_column::TableColumn;
 use crate::tree::NodeId;
-
-/// The regular expression of `from`, for the JSON Schema.
-pub(crate) const PATTERN: &str = "^[0-9A-Za-z_-]{1,64}[.][0-9A-Za-z_-]{1,64}$";
 
 /// The two fields of a block.
 pub(super) struct FromFields<'r> {
@@ -57,7 +54,7 @@ impl DomainReader<'_, '_, '_> {
             self.findings.add(Code::Contradiction, at(by), "`by` needs `from`".to_owned(), fix);
             return None;
         };
-        let Some((table, column)) = parse(&from.value) else {
+        let Some((table, column)) = TableColumn::parse_names(&from.value) else {
             let message = format!("`from: {}` is not a table and its column", from.value);
             let fix = "write `from: TABLE.COLUMN`, such as `from: customers.api`";
             self.findings.add(Code::BadTableColumn, at(from), message, fix);
@@ -86,13 +83,4 @@ impl DomainReader<'_, '_, '_> {
         let (table, column) = (table.into(), column.into());
         Some(Box::new(TableColumn { table, column, entry, overshoot_part: None, slot: 0 }))
     }
-}
-
-fn parse(text: &str) -> Option<(&str, &str)> {
-    let (table, column) = text.split_once('.')?;
-    let is_name = |name: &str| {
-        let is_word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
-        (1..=64).contains(&name.len()) && name.bytes().all(is_word)
-    };
-    (is_name(table) && is_name(column)).then_some((table, column))
 }

@@ -11,9 +11,8 @@ use super::{
 use crate::Engine;
 use crate::config::action::{ActionEffect, BoostSize};
 use crate::config::descriptor_text::format_entries;
-use crate::config::table_limits::TableColumn;
 use crate::config::tables::Amount;
-use crate::config::{Limit, Rule};
+use crate::config::{Limit, Rule, TableColumn};
 use crate::kernel::rate::limit::LimitError;
 use crate::kernel::units::Nanos;
 

@@ -1,0 +1,68 @@
+//! The limits of a configuration that read tables.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use crate::concurrency::ConcurrencyLimit;
+use crate::table_column::TableColumn;
+use crate::table_limits::{SetAmount, TableLimits};
+use crate::tables::Table;
+use crate::{Config, Limit};
+
+impl Config {
+    /// Returns this configuration with other versions of the tables. Shares all rules.
+    #[must_use]
+    pub fn with_tables(&self, tables: Arc<[Arc<Table>]>) -> Self {
+        let tables = self.limits_with(tables, &[]);
+        Self { revision: self.revision, domains: Arc::clone(&self.domains), tables }
+    }
+
+    /// Returns the limits for these versions of the tables, with amounts that operators set.
+    pub(crate) fn limits_with(&self, tables: Arc<[Arc<Table>]>, set: &[SetAmount]) -> TableLimits {
+        self.tables.with_tables((self.rates_of_tables(), self.permits_of_tables()), tables, set)
+    }
+
+    fn rates_of_tables(&self) -> impl Iterator<Item = (&Limit, &TableColumn)> {
+        let trees = self.domains.values().map(|domain| &domain.tree);
+        let limits = trees.flat_map(|tree| tree.rules()).flat_map(|rule| &rule.limits);
+        limits.filter_map(|limit| Some((limit, limit.from.as_deref()?)))
+    }
+
+    fn permits_of_tables(&self) -> impl Iterator<Item = (&ConcurrencyLimit, &TableColumn)> {
+        let trees = self.domains.values().map(|domain| &domain.tree);
+        let limits = trees.flat_map(|tree| tree.concurrency_limits());
+        limits.filter_map(|limit| Some((limit, limit.from.as_deref()?)))
+    }
+
+    /// Returns an error if a limit that reads this column of a table cannot count `number`.
+    ///
+    /// # Errors
+    /// The path of the first such limit, and the reason.
+    pub fn check_table_number(
+        &self,
+        table: &str,
+        column: &str,
+        number: NonZeroU32,
+    ) -> Result<(), String> {
+        for rule in self.domains.values().flat_map(|domain| domain.tree.rules()) {
+            for limit in &rule.limits {
+                let reads = limit.from.as_ref();
+                if reads.is_some_and(|from| *from.table == *table && *from.column == *column) {
+                    let sized = limit.resized(number.get());
+                    sized.map_err(|error| format!("the limit `{}`: {error}", rule.path))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the columns that limits read, each with the place of its limit, `file:line`.
+    pub fn table_columns(&self) -> impl Iterator<Item = (&TableColumn, &str)> {
+        let trees = self.domains.values().map(|domain| &domain.tree);
+        let rates = trees.flat_map(|tree| tree.rules()).flat_map(|rule| {
+            let columns = rule.limits.iter().filter_map(|limit| limit.from.as_deref());
+            columns.map(|column| (column, &*rule.location))
+        });
+        rates.chain(self.permits_of_tables().map(|(limit, column)| (column, &*limit.location)))
+    }
+}

@@ -1,0 +1,32 @@
+//! The column of a table that a limit reads.
+
+/// The column that a limit reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableColumn {
+    /// The name of the table.
+    pub table: Box<str>,
+    /// The name of the column.
+    pub column: Box<str>,
+    /// The position of the entry whose value is the id, from 0.
+    pub entry: usize,
+    /// The largest overshoot as a part of the limit, in hundredths of a percent; `None` if it is a
+    /// number of hits.
+    pub(crate) overshoot_part: Option<u64>,
+    /// The number of the limit among the limits that read tables, from 0.
+    pub(crate) slot: u32,
+}
+
+impl TableColumn {
+    /// The regular expression of `from`, for the JSON Schema.
+    pub(crate) const PATTERN: &str = "^[0-9A-Za-z_-]{1,64}[.][0-9A-Za-z_-]{1,64}$";
+
+    /// Parses the field `from`: the names of a table and of a column, with a dot in between.
+    pub(crate) fn parse_names(text: &str) -> Option<(&str, &str)> {
+        let (table, column) = text.split_once('.')?;
+        let is_name = |name: &str| {
+            let is_word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+            (1..=64).contains(&name.len()) && name.bytes().all(is_word)
+        };
+        (is_name(table) && is_name(column)).then_some((table, column))
+    }
+}
