@@ -9,6 +9,7 @@
 //! - What a row means (see `tables`).
 
 mod copy;
+mod database;
 mod file;
 mod load;
 
@@ -16,10 +17,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::settings::TableSource;
-use crate::config::tables::{LoadReport, Table, TableSpec, TableStates};
+use crate::config::tables::{LoadReport, RowFormat, Table, TableSpec, TableStates};
 use crate::kernel::units::Nanos;
 use copy::CopyFile;
+use database::DatabaseTable;
+pub use database::{RowDatabase, RowRead};
 use file::FileTable;
 pub use load::CheckNumber;
 use load::{Loaded, ReadError};
@@ -27,12 +29,20 @@ use load::{Loaded, ReadError};
 /// Publishes the current versions of all tables.
 pub type PublishTables = dyn Fn(Arc<[Arc<Table>]>) + Send + Sync;
 
+/// The source of a table's rows.
+pub enum RowSource {
+    /// A file.
+    File(PathBuf, RowFormat),
+    /// A database.
+    Database(Box<dyn RowDatabase>),
+}
+
 /// A table and where it comes from.
 pub struct TableOptions {
     /// The definition.
     pub spec: Arc<TableSpec>,
     /// The source.
-    pub source: TableSource,
+    pub source: RowSource,
     /// The pause between two reads.
     pub refresh: Nanos,
     /// The file with the last good copy.
@@ -65,24 +75,46 @@ pub async fn follow(options: TableOptions, context: TableContext) {
     let copy = copy.map(CopyFile::new);
     let mut loader = TableLoader { spec, context, current: None, copy };
     loader.load_copy().await;
-    let TableSource::File(path, format) = source;
-    let mut file = FileTable::new(path, format);
-    loop {
-        let (spec, before) = (Arc::clone(&loader.spec), loader.current.clone());
-        let check = Arc::clone(&loader.context.check);
-        // The file is read on a thread that may block.
-        let read = tokio::task::spawn_blocking(move || {
-            let loaded = file.read(&spec, before.as_deref(), &*check);
-            (file, loaded)
-        });
-        let Ok((same_file, loaded)) = read.await else { return };
-        file = same_file;
-        loader.apply(loaded).await;
-        tokio::time::sleep(Duration::from(refresh)).await;
+    match source {
+        RowSource::File(path, format) => {
+            loader.follow_file(FileTable::new(path, format), refresh).await;
+        }
+        RowSource::Database(database) => {
+            loader.follow_database(DatabaseTable::new(database), refresh).await;
+        }
     }
 }
 
+/// The shortest pause between two reads of a database that notifies of changes.
+const NOTIFIED_PAUSE: Duration = Duration::from_millis(50);
+
 impl TableLoader {
+    async fn follow_file(mut self, mut file: FileTable, refresh: Nanos) {
+        loop {
+            let (spec, before) = (Arc::clone(&self.spec), self.current.clone());
+            let check = Arc::clone(&self.context.check);
+            // The file is read on a thread that may block.
+            let read = tokio::task::spawn_blocking(move || {
+                let loaded = file.read(&spec, before.as_deref(), &*check);
+                (file, loaded)
+            });
+            let Ok((same_file, loaded)) = read.await else { return };
+            file = same_file;
+            self.apply(loaded).await;
+            tokio::time::sleep(Duration::from(refresh)).await;
+        }
+    }
+
+    async fn follow_database(mut self, mut database: DatabaseTable, refresh: Nanos) {
+        loop {
+            let loaded =
+                database.read(&self.spec, self.current.as_ref(), &self.context.check).await;
+            self.apply(loaded).await;
+            tokio::time::sleep(NOTIFIED_PAUSE.min(Duration::from(refresh))).await;
+            drop(tokio::time::timeout(Duration::from(refresh), database.notified()).await);
+        }
+    }
+
     async fn load_copy(&mut self) {
         let Some(copy) = &self.copy else { return };
         let (copy, spec) = (copy.clone(), Arc::clone(&self.spec));

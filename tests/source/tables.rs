@@ -7,10 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use sluicegate::config::settings::TableSource;
 use sluicegate::config::tables::{RowFormat, TableSpec, TableState, TableStates};
 use sluicegate::kernel::units::Nanos;
-use sluicegate::source::tables::{TableContext, TableOptions, follow};
+use sluicegate::source::tables::{RowSource, TableContext, TableOptions, follow};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
@@ -30,7 +29,7 @@ impl Drop for Followed {
 fn options(path: &Path, copy: Option<PathBuf>) -> TableOptions {
     TableOptions {
         spec: Arc::new(TableSpec::new("customers", [].into(), 10).unwrap()),
-        source: TableSource::File(path.to_owned(), RowFormat::Csv),
+        source: RowSource::File(path.to_owned(), RowFormat::Csv),
         refresh: Nanos::MILLI,
         copy,
     }

@@ -15,6 +15,7 @@ use compact_str::CompactString;
 use crate::cells::Row;
 use crate::columns::Columns;
 use crate::row::{BadRow, RawRow};
+use crate::rows::json_bad_row;
 use crate::table::{Entry, Table};
 use crate::{Amount, TableSpec};
 
@@ -162,6 +163,23 @@ impl<'t> Loading<'t> {
 }
 
 impl Table {
+    /// Returns this table with the changes in JSON lines. The last row of an id applies.
+    ///
+    /// # Errors
+    /// As [`Table::with_changes`].
+    pub fn with_json_changes(
+        &self,
+        lines: &str,
+        check: NumberCheck<'_>,
+    ) -> Result<(Self, LoadReport), LoadError> {
+        let lines = lines.lines().filter(|line| !line.is_empty()).enumerate();
+        let row = |(at, line)| {
+            let name = || format!("changed row {}", at + 1);
+            RawRow::from_json(line).map_err(|problem| json_bad_row(line, name, problem))
+        };
+        self.with_changes(lines.map(row), check)
+    }
+
     /// Returns this table with changed, new and removed rows. The last row of an id applies.
     ///
     /// # Errors

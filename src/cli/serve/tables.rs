@@ -2,27 +2,33 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use futures_util::future::BoxFuture;
 use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 
 use super::drain::ShutdownSignals;
 use super::startup_probes;
 use super::tasks::ServiceTasks;
 use crate::config::Config;
-use crate::config::settings::{Settings, TableSettings};
+use crate::config::settings::{PostgresUrl, Settings, TableSettings, TableSource};
 use crate::config::tables::{Table, TableStates};
 use crate::edge::health::Readiness;
 use crate::engine::Engine;
-use crate::source::tables::{self, TableContext, TableOptions};
+use crate::source::tables::{self, RowDatabase, RowRead, RowSource, TableContext, TableOptions};
+use crate::store::postgres::{Listener, PostgresOptions, RowReader};
+use crate::store::redis::{Password, RedisTls};
 
 /// The pause between two looks whether all tables are loaded.
 const LOADED_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Returns the states of the tables before their first load.
 pub(super) fn states(settings: &Settings) -> Arc<TableStates> {
+    let shown =
+        |table: &TableSettings| table.source().map_or_else(|_| String::new(), |it| it.shown());
     let tables = settings.tables.0.iter();
-    Arc::new(TableStates::new(tables.map(|table| (&*table.name, table.source.as_str().into()))))
+    Arc::new(TableStates::new(tables.map(|table| (&*table.name, shown(table).into()))))
 }
 
 /// Starts to load the tables. `config` has the limits that check the numbers of the first load.
@@ -53,12 +59,66 @@ pub(super) fn start(
 }
 
 fn options(table: &TableSettings) -> Result<TableOptions, String> {
+    let source = match table.source()? {
+        TableSource::File(path, format) => RowSource::File(path, format),
+        TableSource::Postgres { url, rows, changes, notify } => {
+            let options = postgres_options(table, &url);
+            let listener = notify.map(|channel| Listener::start(options.clone(), &channel));
+            let reader = RowReader::new(options);
+            RowSource::Database(Box::new(PostgresRows { reader, rows, changes, listener }))
+        }
+    };
     Ok(TableOptions {
         spec: Arc::new(table.spec()?),
-        source: table.source()?,
+        source,
         refresh: table.refresh()?,
         copy: table.copy.clone(),
     })
+}
+
+fn postgres_options(table: &TableSettings, url: &PostgresUrl) -> PostgresOptions {
+    let tls = RedisTls { ca_file: table.ca_file.clone(), ..RedisTls::default() };
+    PostgresOptions {
+        password: table.password_file.clone().map(Password::File),
+        tls: url.tls.then_some(tls),
+        ..PostgresOptions::new(url.server.clone())
+    }
+}
+
+/// A table's rows in PostgreSQL.
+struct PostgresRows {
+    reader: RowReader,
+    rows: String,
+    changes: Option<String>,
+    listener: Option<Listener>,
+}
+
+impl RowDatabase for PostgresRows {
+    fn knows_changes(&self) -> bool {
+        self.changes.is_some()
+    }
+
+    fn read(
+        &mut self,
+        read: RowRead,
+        rows: mpsc::Sender<String>,
+    ) -> BoxFuture<'_, Result<SystemTime, String>> {
+        Box::pin(async move {
+            let (query, since) = match (read, &self.changes) {
+                (RowRead::Since(since), Some(changes)) => (changes, Some(since)),
+                _ => (&self.rows, None),
+            };
+            let read = self.reader.read(query, since, rows).await;
+            read.map_err(|error| error.to_string())
+        })
+    }
+
+    fn notified(&mut self) -> BoxFuture<'_, ()> {
+        match &mut self.listener {
+            Some(listener) => Box::pin(listener.notified()),
+            None => Box::pin(std::future::pending()),
+        }
+    }
 }
 
 /// Waits until all tables have a version, and meanwhile answers health probes on `http`. Returns

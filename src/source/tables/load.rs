@@ -16,6 +16,8 @@ pub(super) enum ReadError {
     Load(#[from] LoadError),
     #[error(transparent)]
     Io(#[from] io::Error),
+    #[error("{0}")]
+    Database(String),
     #[error("the file changed while it was read")]
     Unstable,
 }

@@ -13,6 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
+use super::postgres_url::PostgresUrl;
 use super::value::{Shape, Value, block_schema};
 use crate::kernel::units::Nanos;
 use crate::tables::{Amount, PlanAmounts, RowFormat, TableSpec};
@@ -36,8 +37,27 @@ pub struct Tables(pub Vec<TableSettings>);
 pub struct TableSettings {
     /// The name. A rule reads a column of the table with `from: NAME.COLUMN`.
     pub name: String,
-    /// The URL of the source: `file:///PATH` of a file with CSV (`.csv`) or JSON lines (`.jsonl`).
+    /// The URL of the source: `file:///PATH` of a file with CSV (`.csv`) or JSON lines (`.jsonl`), or
+    /// `postgres://USER@HOST/DATABASE` with the parameters of `store.url`.
     pub source: String,
+    /// For PostgreSQL: the query of all rows. It has the columns `id`, and as needed `plan`, `until`
+    /// and amounts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<String>,
+    /// For PostgreSQL: the query of the rows that changed since the instant `$1`, a `timestamptz`. A
+    /// row with `deleted` removes its id. With it, all rows are read once an hour.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changes: Option<String>,
+    /// For PostgreSQL: the channel on which a notification (`NOTIFY`) causes a read at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notify: Option<String>,
+    /// For PostgreSQL: the file with the password, if `source` has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub password_file: Option<PathBuf>,
+    /// For PostgreSQL with TLS (`sslmode=require`): the CA bundle (PEM) that verifies the server's
+    /// certificate. Default: the system's CAs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca_file: Option<PathBuf>,
     /// The pause between two reads of the source, `100ms` to `24h`.
     #[serde(default = "default_refresh")]
     #[schemars(with = "String")]
@@ -70,6 +90,28 @@ pub enum PlanAmount {
 pub enum TableSource {
     /// A file of rows.
     File(PathBuf, RowFormat),
+    /// Queries to a database.
+    Postgres {
+        /// The database.
+        url: PostgresUrl,
+        /// The query of all rows.
+        rows: String,
+        /// The query of the rows that changed since `$1`.
+        changes: Option<String>,
+        /// The channel of notifications.
+        notify: Option<String>,
+    },
+}
+
+impl TableSource {
+    /// Returns the source without a password.
+    #[must_use]
+    pub fn shown(&self) -> String {
+        match self {
+            Self::File(path, _) => format!("file://{}", path.display()),
+            Self::Postgres { url, .. } => url.to_string(),
+        }
+    }
 }
 
 fn default_refresh() -> String {
@@ -102,10 +144,37 @@ impl TableSettings {
     /// # Errors
     /// The URL has another scheme, or the file name another ending.
     pub fn source(&self) -> Result<TableSource, String> {
+        if let Some(url) = PostgresUrl::new(&self.source) {
+            let rows = self.rows.clone().ok_or("`rows` is missing: the query of all rows")?;
+            check_query("rows", &rows)?;
+            self.changes.as_ref().map_or(Ok(()), |query| check_query("changes", query))?;
+            if self.password_file.is_some() && url.has_password() {
+                return Err("both `source` and `password_file` have a password".to_owned());
+            }
+            let (changes, notify) = (self.changes.clone(), self.notify.clone());
+            return Ok(TableSource::Postgres { url, rows, changes, notify });
+        }
+        let for_postgres = [
+            ("rows", self.rows.is_some()),
+            ("changes", self.changes.is_some()),
+            ("notify", self.notify.is_some()),
+            ("password_file", self.password_file.is_some()),
+            ("ca_file", self.ca_file.is_some()),
+        ];
+        let unused = for_postgres.iter().find(|(_, is_set)| *is_set);
+        self.file_source().and_then(|source| match unused {
+            None => Ok(source),
+            Some((field, _)) => Err(format!("`{field}` has no effect on a file")),
+        })
+    }
+
+    fn file_source(&self) -> Result<TableSource, String> {
         let Some(path) = self.source.strip_prefix("file://").filter(|path| path.starts_with('/'))
         else {
             return Err(
-                "`source` must be a URL such as `file:///etc/sluicegate/customers.csv`".to_owned()
+                "`source` must be a URL such as `file:///etc/sluicegate/customers.csv` or \
+                 `postgres://user@host/database`"
+                    .to_owned(),
             );
         };
         let format = RowFormat::of_name(path).ok_or_else(|| {
@@ -129,6 +198,18 @@ impl TableSettings {
         self.source()?;
         self.refresh().map(drop)
     }
+}
+
+/// Returns an error for a query that is more than one statement.
+fn check_query(field: &str, query: &str) -> Result<(), String> {
+    let is_select = query
+        .trim_start()
+        .get(..6)
+        .is_some_and(|word| word.eq_ignore_ascii_case("select") || word.get(..4) == Some("WITH"));
+    if is_select && !query.contains(';') {
+        return Ok(());
+    }
+    Err(format!("`{field}` must be one SELECT without `;`"))
 }
 
 fn plan(name: &str, amounts: &BTreeMap<String, PlanAmount>) -> Result<PlanAmounts, String> {
@@ -187,7 +268,21 @@ impl Value for Tables {
     }
 
     fn show(&self) -> String {
-        serde_json::to_string(self).unwrap_or_default()
+        let shown = |table: &TableSettings| {
+            let source = table.source().map_or_else(|_| String::new(), |source| source.shown());
+            TableSettings { source, ..table.clone() }
+        };
+        serde_json::to_string(&Self(self.0.iter().map(shown).collect())).unwrap_or_default()
+    }
+
+    fn hides_secret(&self) -> bool {
+        self.0
+            .iter()
+            .any(|table| PostgresUrl::new(&table.source).is_some_and(|url| url.has_password()))
+    }
+
+    fn masked(text: &str) -> String {
+        Self::parse(text).map_or_else(|_| "…".to_owned(), |tables| tables.show())
     }
 
     fn schema() -> Json {

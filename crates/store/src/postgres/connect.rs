@@ -7,11 +7,13 @@
 use std::error::Error as _;
 use std::time::Duration;
 
+use futures_util::{StreamExt as _, stream};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
-use tokio_postgres::{Client, Config, NoTls, Socket};
+use tokio_postgres::{AsyncMessage, Client, Config, Connection, NoTls, Socket};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::options::PostgresOptions;
@@ -58,6 +60,15 @@ pub(super) async fn connect(
     options: &PostgresOptions,
     target: TargetSessionAttrs,
 ) -> Result<(Client, ConnectionTask), ConnectError> {
+    connect_with(options, target, None).await
+}
+
+/// As [`connect`]; also passes each notification on.
+pub(super) async fn connect_with(
+    options: &PostgresOptions,
+    target: TargetSessionAttrs,
+    notifications: Option<mpsc::Sender<()>>,
+) -> Result<(Client, ConnectionTask), ConnectError> {
     let mut config = options.server.clone();
     if let Some(password) = &options.password {
         let password = read_password(password).await.map_err(|error| own_error(&error))?;
@@ -72,16 +83,21 @@ pub(super) async fn connect(
     config.target_session_attrs(target);
     let Some(tls) = options.tls.clone() else {
         config.ssl_mode(SslMode::Disable);
-        return within_timeout(open(&config, NoTls)).await;
+        return within_timeout(open(&config, NoTls, notifications)).await;
     };
     let server_name = tls.server_name.clone();
     let rustls = run_blocking(move || rustls_config(&tls)).await;
     let connector = MakeRustlsConnect::new(rustls.map_err(|error| own_error(&error))?);
     config.ssl_mode(SslMode::Require);
-    within_timeout(open(&config, NamedTls { connector, server_name })).await
+    let tls = NamedTls { connector, server_name };
+    within_timeout(open(&config, tls, notifications)).await
 }
 
-async fn open<T>(config: &Config, tls: T) -> Result<(Client, ConnectionTask), ConnectError>
+async fn open<T>(
+    config: &Config,
+    tls: T,
+    notifications: Option<mpsc::Sender<()>>,
+) -> Result<(Client, ConnectionTask), ConnectError>
 where
     T: MakeTlsConnect<Socket> + Send,
     T::Stream: Send + 'static,
@@ -90,8 +106,24 @@ where
 {
     let (client, connection) = config.connect(tls).await.map_err(|error| refused(&error))?;
     // The client's calls report the error that ends the connection.
-    let task = tokio::spawn(async move { drop(connection.await) });
+    let task = tokio::spawn(drive(connection, notifications));
     Ok((client, ConnectionTask(task)))
+}
+
+/// Polls a connection until it closes. Passes each notification on, if somebody listens.
+async fn drive<S, T>(mut connection: Connection<S, T>, notifications: Option<mpsc::Sender<()>>)
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+{
+    let messages = stream::poll_fn(|context| connection.poll_message(context));
+    let mut messages = std::pin::pin!(messages);
+    while let Some(Ok(message)) = messages.next().await {
+        if let (AsyncMessage::Notification(_), Some(listener)) = (message, &notifications) {
+            // A full queue already has the news.
+            listener.try_send(()).ok();
+        }
+    }
 }
 
 pub(super) async fn within_timeout<T>(

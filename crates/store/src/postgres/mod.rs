@@ -23,6 +23,7 @@ pub mod inspect;
 mod options;
 mod pooler;
 mod queue;
+mod row_reader;
 mod rows;
 mod schema;
 mod session;
@@ -38,6 +39,7 @@ use std::time::Duration;
 
 pub use connect::ConnectError;
 pub use options::{PostgresOptions, Preparation};
+pub use row_reader::{Listener, RowReader};
 pub use schema::{Durability, Migrated, SCHEMA_VERSION, migrate, verify_schema};
 
 use super::audit::{AuditRecord, StoredAuditRecord};

@@ -110,7 +110,7 @@ async fn only_the_debug_pages_need_no_token() {
         let has_token = token.is_some();
         let access = AdminAccess { token, debug_pages: true, ..AdminAccess::default() };
         let router = admin_with(engine(two_a_minute()), access);
-        for path in ["/", "/rlconfig", "/set", "/stats", "/tables", "/nothing"] {
+        for path in ["/", "/rlconfig", "/stats", "/nothing"] {
             assert_eq!(get(&router, path, None).await.0, 200, "{path}");
         }
         let (_, list) = get(&router, "/nothing", None).await;
@@ -157,10 +157,13 @@ async fn unknown_admin_paths_list_all_pages() {
                 "/rlconfig",
                 "/rule",
                 "/rules",
-                "/set", "/stats", "/tables",
+                "/set",
+                "/stats",
+                "/tables",
                 "/top",
                 "/unboost",
-                "/unforce", "/unset",
+                "/unforce",
+                "/unset",
                 "/whoami"
             ]
         );
