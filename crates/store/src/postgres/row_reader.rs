@@ -1,0 +1,158 @@
+//! Reads the rows of a query as JSON, for tables that limits read.
+//!
+//! Guarantees:
+//! - A read ends within [`READ_TIMEOUT`], and holds at most one chunk of rows in memory.
+//! - Prepares no statement, so it works behind a connection pooler.
+//! - A failed read drops its connection; the next one connects again.
+//!
+//! Not covered:
+//! - The meaning of a row (see `tables`).
+
+use std::time::{Duration, SystemTime};
+
+use futures_util::TryStreamExt as _;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_postgres::Client;
+use tokio_postgres::config::TargetSessionAttrs;
+use tokio_postgres::types::{ToSql, Type};
+
+use super::connect::{ConnectError, ConnectionTask, connect, connect_with, refused};
+use super::options::PostgresOptions;
+
+/// The longest duration of one read.
+const READ_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// The size at which rows are passed on, in bytes.
+const CHUNK_BYTES: usize = 64 * 1024;
+
+/// The pause before a lost connection for notifications is opened again.
+const LISTEN_RETRY: Duration = Duration::from_secs(1);
+
+/// Reads rows over one connection.
+#[derive(Debug)]
+pub struct RowReader {
+    options: PostgresOptions,
+    connection: Option<(Client, ConnectionTask)>,
+}
+
+impl RowReader {
+    /// Creates a reader that connects at the first read.
+    #[must_use]
+    pub const fn new(options: PostgresOptions) -> Self {
+        Self { options, connection: None }
+    }
+
+    /// Sends the rows of `query` to `rows`, as JSON lines in chunks. `since` is its parameter `$1`.
+    /// Returns the server's time at the start of the read.
+    ///
+    /// # Errors
+    /// The server is unreachable, refuses the query, or does not reply in time.
+    pub async fn read(
+        &mut self,
+        query: &str,
+        since: Option<SystemTime>,
+        rows: mpsc::Sender<String>,
+    ) -> Result<SystemTime, ConnectError> {
+        let read = timeout(READ_TIMEOUT, self.read_connected(query, since, rows)).await;
+        let late = || ConnectError::Refused(format!("no reply within {READ_TIMEOUT:?}"));
+        let read = read.unwrap_or_else(|_| Err(late()));
+        if read.is_err() {
+            self.connection = None;
+        }
+        read
+    }
+
+    async fn read_connected(
+        &mut self,
+        query: &str,
+        since: Option<SystemTime>,
+        rows: mpsc::Sender<String>,
+    ) -> Result<SystemTime, ConnectError> {
+        let (client, _) = match &self.connection {
+            Some(connection) => connection,
+            None => {
+                let opened = connect(&self.options, TargetSessionAttrs::Any).await?;
+                self.connection.insert(opened)
+            }
+        };
+        let query = format!("SELECT to_jsonb(t)::text FROM ({query}) t");
+        let started = client.query_typed("SELECT now()", &[]).await;
+        let started = started.map_err(|error| refused(&error))?;
+        let started = started.first().map(|row| row.try_get(0));
+        let started = started.transpose().map_err(|error| refused(&error))?;
+        let parameters =
+            since.iter().map(|since| (since as &(dyn ToSql + Sync), Type::TIMESTAMPTZ));
+        let found = client.query_typed_raw(&query, parameters).await;
+        let mut found = std::pin::pin!(found.map_err(|error| refused(&error))?);
+        let mut chunk = String::new();
+        while let Some(row) = found.try_next().await.map_err(|error| refused(&error))? {
+            chunk.push_str(row.try_get(0).map_err(|error| refused(&error))?);
+            chunk.push('\n');
+            if CHUNK_BYTES <= chunk.len() && rows.send(std::mem::take(&mut chunk)).await.is_err() {
+                return Err(ConnectError::Refused("the rows were refused".to_owned()));
+            }
+        }
+        if !chunk.is_empty() {
+            // The receiver reports why it does not want the rows.
+            rows.send(chunk).await.ok();
+        }
+        started.ok_or_else(|| ConnectError::Refused("no reply".to_owned()))
+    }
+}
+
+/// Listens for notifications, over a connection of its own, until it is dropped.
+#[derive(Debug)]
+pub struct Listener {
+    notified: watch::Receiver<u64>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Listener {
+    /// Starts to listen on `channel`. A pooler may lose notifications, so the caller also polls.
+    #[must_use]
+    pub fn start(options: PostgresOptions, channel: &str) -> Self {
+        let listen = format!("LISTEN \"{}\"", channel.replace('"', "\"\""));
+        let (sender, notified) = watch::channel(0);
+        let task = tokio::spawn(async move {
+            loop {
+                if let Err(error) = listen_once(&options, &listen, &sender).await {
+                    tracing::debug!(%error, "the connection for notifications ended");
+                }
+                tokio::time::sleep(LISTEN_RETRY).await;
+            }
+        });
+        Self { notified, task }
+    }
+
+    /// Waits for a notification since the last call.
+    pub async fn notified(&mut self) {
+        if self.notified.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+async fn listen_once(
+    options: &PostgresOptions,
+    listen: &str,
+    notified: &watch::Sender<u64>,
+) -> Result<(), ConnectError> {
+    let (sender, mut messages) = mpsc::channel(16);
+    let connection = connect_with(options, TargetSessionAttrs::Any, Some(sender)).await?;
+    let listening = connection.0.batch_execute(listen).await;
+    listening.map_err(|error| refused(&error))?;
+    // A change before the `LISTEN` caused no notification.
+    notified.send_modify(|number| *number = number.wrapping_add(1));
+    while messages.recv().await.is_some() {
+        notified.send_modify(|number| *number = number.wrapping_add(1));
+    }
+    Ok(())
+}
