@@ -27,6 +27,8 @@ need promtool prometheus
 need "$(echo /usr/lib/postgresql/*/bin/initdb | cut -d" " -f1)" postgresql
 need pgbouncer pgbouncer
 need nutcracker nutcracker
+need curl curl
+need openssl openssl
 if [ ${#packages[@]} -gt 0 ]; then
     command -v apt-get >/dev/null || { echo "missing here, and no apt-get: ${packages[*]}" >&2; exit 2; }
     root=()
