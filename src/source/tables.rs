@@ -88,6 +88,10 @@ pub async fn follow(options: TableOptions, context: TableContext) {
 /// The shortest pause between two reads of a database that notifies of changes.
 const NOTIFIED_PAUSE: Duration = Duration::from_millis(50);
 
+/// The pause after the first failed read of a database. It doubles with each further one, up to the
+/// pause between two reads.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+
 impl TableLoader {
     async fn follow_file(mut self, mut file: FileTable, refresh: Nanos) {
         loop {
@@ -106,12 +110,17 @@ impl TableLoader {
     }
 
     async fn follow_database(mut self, mut database: DatabaseTable, refresh: Nanos) {
+        let (refresh, mut retry) = (Duration::from(refresh), FIRST_RETRY);
         loop {
             let loaded =
                 database.read(&self.spec, self.current.as_ref(), &self.context.check).await;
+            let has_failed = loaded.is_err();
             self.apply(loaded).await;
-            tokio::time::sleep(NOTIFIED_PAUSE.min(Duration::from(refresh))).await;
-            drop(tokio::time::timeout(Duration::from(refresh), database.notified()).await);
+            tokio::time::sleep(NOTIFIED_PAUSE.min(refresh)).await;
+            // A failed read may have used up a notification, so it is repeated soon.
+            let pause = if has_failed { retry.min(refresh) } else { refresh };
+            retry = if has_failed { retry.saturating_mul(2) } else { FIRST_RETRY };
+            drop(tokio::time::timeout(pause, database.notified()).await);
         }
     }
 

@@ -6,6 +6,7 @@ mod counters;
 mod fleet_faults;
 mod outages;
 mod pooler;
+mod tables;
 
 use crate::store::redis::{check, wait_until_ready};
 use crate::support::service::Service;

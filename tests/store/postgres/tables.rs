@@ -1,0 +1,158 @@
+//! A table that limits read from a real PostgreSQL, also behind PgBouncer and across a crash.
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::support::http1;
+use crate::support::postgres::{PgBouncer, Postgres};
+use crate::support::service::Service;
+use crate::support::waiting::until;
+
+const SCHEMA: &str = "CREATE TABLE customers (id text PRIMARY KEY, plan text, api bigint, \
+    until timestamptz, deleted boolean NOT NULL DEFAULT false, \
+    changed_at timestamptz NOT NULL DEFAULT now())";
+
+const ROWS: &str = "SELECT id, plan, api, until FROM customers WHERE NOT deleted";
+
+const CHANGES: &str = "SELECT id, plan, api, until, deleted FROM customers WHERE changed_at > $1";
+
+/// A service whose table is in a database.
+struct Shop {
+    dir: TempDir,
+    service: Service,
+}
+
+impl Shop {
+    fn start(url: &str, refresh: &str, more: &Value) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let limits = dir.path().join("limits");
+        std::fs::create_dir(&limits).unwrap();
+        let text = "domain: shop\ndescriptors:\n- {key: customer, rate_limit: {unit: hour, strategy: \
+                    gcra, requests_per_unit: 2, from: customers.api}}\n";
+        std::fs::write(limits.join("shop.yaml"), text).unwrap();
+        let mut table = json!({
+            "name": "customers", "source": url, "rows": ROWS, "refresh": refresh,
+            "copy": dir.path().join("copy"), "plans": {"free": {"api": 1}, "gold": {"api": 5}},
+        });
+        table.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let flags = ["--store-url", "memory", "--tables", &json!([table]).to_string()];
+        let service = Service::start(&limits, &flags.map(str::to_owned)).unwrap();
+        Self { dir, service }
+    }
+
+    fn copy(&self) -> PathBuf {
+        self.dir.path().join("copy")
+    }
+
+    fn state(&self) -> Value {
+        let reply = http1::get(self.service.admin, "/tables", &[]).unwrap();
+        let page: Value = serde_json::from_slice(&reply.body).unwrap();
+        page["tables"][0].clone()
+    }
+
+    fn wait_for(&self, what: &str, is_it: impl Fn(&Value) -> bool) -> Value {
+        until(what, || {
+            let state = self.state();
+            if is_it(&state) { Ok(state) } else { Err(state.to_string()) }
+        })
+        .unwrap()
+    }
+
+    /// Waits until the row of a customer has this amount.
+    fn wait_for_amount(&self, customer: &str, amount: &Value) {
+        let path = format!("/tables?table=customers&id={customer}");
+        until(&format!("{customer}: {amount}"), || {
+            let reply = http1::get(self.service.admin, &path, &[]).unwrap();
+            let row: Value = serde_json::from_slice(&reply.body).unwrap_or_default();
+            if row["api"] == *amount { Ok(()) } else { Err(reply.text().to_owned()) }
+        })
+        .unwrap();
+    }
+}
+
+fn database() -> Postgres {
+    let server = Postgres::start_empty();
+    server.sql(SCHEMA);
+    server.sql(
+        "INSERT INTO customers (id, plan, api) SELECT 'c' || n, 'gold', NULL FROM generate_series(1, 50) n",
+    );
+    server.sql("INSERT INTO customers (id, plan, api) VALUES ('acme', 'gold', 9)");
+    server
+}
+
+fn set(server: &Postgres, customer: &str, api: &str) {
+    server.sql(&format!(
+        "UPDATE customers SET api = {api}, changed_at = now() WHERE id = '{customer}'"
+    ));
+}
+
+#[test]
+fn changed_and_deleted_rows_arrive_by_polling() {
+    let server = database();
+    let shop = Shop::start(&server.url(), "100ms", &json!({"changes": CHANGES}));
+    assert_eq!(shop.state()["rows"], 51);
+    set(&server, "c7", "3");
+    shop.wait_for_amount("c7", &json!(3));
+    server.sql("UPDATE customers SET deleted = true, changed_at = now() WHERE id = 'c8'");
+    shop.wait_for("a deleted row", |state| state["rows"] == 50);
+    set(&server, "c9", "-1");
+    let state = shop.wait_for("a bad row", |state| state["bad_rows"] == 1);
+    assert!(state["first_bad_rows"][0]["row"] == "c9", "{state}");
+}
+
+/// The pause between two polls is so long that only notifications bring changes.
+#[test]
+fn a_notification_brings_a_change_at_once() {
+    let server = database();
+    let more = json!({"changes": CHANGES, "notify": "customers_changed"});
+    let shop = Shop::start(&server.url(), "1h", &more);
+    let change = |api: &str| {
+        set(&server, "acme", api);
+        server.sql("NOTIFY customers_changed");
+        shop.wait_for_amount("acme", &api.parse().unwrap());
+    };
+    change("7");
+    // All connections are lost, that of the notifications, too.
+    server.sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()",
+    );
+    change("8");
+    change("9");
+}
+
+#[test]
+fn a_lost_or_emptied_database_changes_nothing() {
+    let mut server = database();
+    let shop = Shop::start(&server.url(), "100ms", &json!({}));
+    let before = shop.state()["digest"].clone();
+    server.sql("DELETE FROM customers");
+    let state = shop.wait_for("a refusal", |state| state["error"] != Value::Null);
+    assert!(state["error"].as_str().unwrap().contains("51 of 51 ids"), "{state}");
+    server.sql("DROP TABLE customers");
+    let is_missing = |state: &Value| state["error"].to_string().contains("does not exist");
+    shop.wait_for("a missing table", is_missing);
+    server.kill();
+    shop.wait_for("a lost server", |state| {
+        let error = state["error"].to_string();
+        error.contains("connect") || error.contains("closed")
+    });
+    assert_eq!(shop.state()["digest"], before);
+    assert!(shop.copy().exists());
+    server.launch();
+    server.sql(SCHEMA);
+    server.sql(
+        "INSERT INTO customers (id, plan) SELECT 'c' || n, 'free' FROM generate_series(1, 50) n",
+    );
+    shop.wait_for("the new rows", |state| state["rows"] == 50 && state["error"] == Value::Null);
+}
+
+#[test]
+fn a_table_is_read_behind_a_pooler() {
+    let server = database();
+    let pooler = PgBouncer::start(&server);
+    let shop = Shop::start(&pooler.url(), "100ms", &json!({"changes": CHANGES}));
+    set(&server, "c1", "4");
+    shop.wait_for_amount("c1", &json!(4));
+}
