@@ -41,6 +41,7 @@ use crate::edge::body_memory::BodyLimits;
 use crate::edge::health::{Health, Readiness};
 use crate::engine::Engine;
 use crate::source::{LoadFailure, PublishedConfig};
+use crate::telemetry::otlp::OtlpExporters;
 use drain::{DrainPhase, DrainTimes, OnHangup, ShutdownSignals};
 use listeners::StartupListeners;
 use policies::engine_policy;
@@ -131,11 +132,8 @@ async fn run(
     if let Some(refused) = first_load_error(settings, &first_config) {
         return Err(refused);
     }
-    tables::start(settings, &engine, first_config.config.clone(), &mut tasks)
-        .map_err(ServeError::InvalidSettings)?;
-    if let StartupListeners::HttpOnly(http) = &bound
-        && !tables::wait_for_first_tables(&engine, http.as_ref(), &mut shutdown_signals).await
-    {
+    tables::start(settings, &engine, first_config.config.clone(), &mut tasks)?;
+    if !tables::wait_for_first_tables(&engine, &bound, &mut shutdown_signals).await {
         return Ok(());
     }
     if let Some(connection) = connection {
@@ -196,11 +194,15 @@ async fn run(
     engine.leave().await;
     events.drain().await;
     counters::close(writer).await;
-    if telemetry.is_active() {
-        // `shutdown` waits for the OTLP collector, which would block a worker thread.
-        drop(tokio::task::spawn_blocking(move || telemetry.shutdown()).await);
-    }
+    stop_telemetry(telemetry).await;
     ended
+}
+
+async fn stop_telemetry(exporters: OtlpExporters) {
+    if exporters.is_active() {
+        // `shutdown` waits for the OTLP collector, which would block a worker thread.
+        drop(tokio::task::spawn_blocking(move || exporters.shutdown()).await);
+    }
 }
 
 /// Starts the tasks that a shared store needs: reports, debts, leases and the findings of `doctor`.

@@ -48,12 +48,13 @@ fn list(args: &TableListArgs) -> Result<String, String> {
     parameters.extend(args.plan.iter().map(|plan| ("plan", &**plan)));
     let page = read(server, &parameters)?;
     let shown = page["rows"].as_array().cloned().unwrap_or_default();
-    let lines: String = shown.iter().map(|row| format!("{row}\n")).collect();
+    let mut lines: Vec<_> = shown.iter().map(Value::to_string).collect();
     let more = page["count"].as_u64().unwrap_or(0).saturating_sub(shown.len() as u64);
-    Ok(if more == 0 { lines } else { format!("{lines}… and {more} more rows\n") })
+    lines.extend((0 < more).then(|| format!("… and {more} more rows")));
+    Ok(as_lines(&lines))
 }
 
-/// Describes a table in one line: `customers: 120 rows, confirmed 1s ago, file:///…`.
+/// Describes a table: `customers: 120 rows, confirmed 1s ago, from file:///…`, and its problems.
 fn describe_table(table: &Value) -> String {
     let text = |name: &str| table[name].as_str().unwrap_or_default();
     let (name, source) = (text("name"), text("source"));
@@ -63,20 +64,20 @@ fn describe_table(table: &Value) -> String {
         None => "not loaded".to_owned(),
     };
     let rows = table["rows"].as_u64().unwrap_or(0);
-    let mut line = format!("{name}: {rows} rows, {age}, from {source}\n");
-    if let Some(error) = table["error"].as_str() {
-        line += &format!("  error: {error}\n");
-    }
+    let mut lines = vec![format!("{name}: {rows} rows, {age}, from {source}")];
+    lines.extend(table["error"].as_str().map(|error| format!("  error: {error}")));
     let bad = table["bad_rows"].as_u64().filter(|bad| 0 < *bad);
-    if let Some(bad) = bad {
-        line += &format!("  {bad} bad rows:\n");
-    }
-    let named = table["first_bad_rows"].as_array().cloned().unwrap_or_default();
-    for row in named {
+    lines.extend(bad.map(|bad| format!("  {bad} bad rows:")));
+    let named = table["first_bad_rows"].as_array().into_iter().flatten();
+    lines.extend(named.map(|row| {
         let (row, problem) = (row["row"].as_str(), row["problem"].as_str());
-        line += &format!("  {}: {}\n", row.unwrap_or_default(), problem.unwrap_or_default());
-    }
-    line
+        format!("  {}: {}", row.unwrap_or_default(), problem.unwrap_or_default())
+    }));
+    as_lines(&lines)
+}
+
+fn as_lines(lines: &[String]) -> String {
+    lines.iter().flat_map(|line| [line, "\n"]).collect()
 }
 
 fn get(args: &TableGetArgs) -> Result<String, String> {

@@ -112,8 +112,9 @@ impl TableLoader {
     async fn follow_database(mut self, mut database: DatabaseTable, refresh: Nanos) {
         let (refresh, mut retry) = (Duration::from(refresh), FIRST_RETRY);
         loop {
+            let now = (self.context.now)();
             let loaded =
-                database.read(&self.spec, self.current.as_ref(), &self.context.check).await;
+                database.read(&self.spec, self.current.as_ref(), &self.context.check, now).await;
             let has_failed = loaded.is_err();
             self.apply(loaded).await;
             tokio::time::sleep(NOTIFIED_PAUSE.min(refresh)).await;
@@ -139,24 +140,13 @@ impl TableLoader {
             Ok(Some((table, report))) => {
                 let is_same =
                     self.current.as_ref().is_some_and(|before| before.digest() == table.digest());
-                self.log_load(&table, &report);
+                log_load(&table, &report);
                 self.publish(table, report, false);
                 if !is_same {
                     self.write_copy().await;
                 }
             }
             Err(error) => self.fail(&error),
-        }
-    }
-
-    fn log_load(&self, table: &Table, report: &LoadReport) {
-        let (name, rows, digest) = (table.name(), table.rows(), format!("{:016x}", table.digest()));
-        match report.bad_rows.first() {
-            None => tracing::info!(table = name, rows, digest, "table loaded"),
-            Some(first) => tracing::warn!(
-                table = name, rows, digest, bad_rows = report.bad, first_bad_row = %first,
-                "table loaded without its bad rows"
-            ),
         }
     }
 
@@ -208,5 +198,16 @@ impl TableLoader {
             let (table, path) = (self.spec.name(), copy.path().display().to_string());
             tracing::warn!(table, path, %error, "failed to write the copy of the table");
         }
+    }
+}
+
+fn log_load(table: &Table, report: &LoadReport) {
+    let (name, rows, digest) = (table.name(), table.rows(), format!("{:016x}", table.digest()));
+    match report.bad_rows.first() {
+        None => tracing::info!(table = name, rows, digest, "table loaded"),
+        Some(first) => tracing::warn!(
+            table = name, rows, digest, bad_rows = report.bad, first_bad_row = %first,
+            "table loaded without its bad rows"
+        ),
     }
 }

@@ -122,7 +122,7 @@ fn each_customer_has_the_number_of_its_row_or_plan() {
     });
     // `fixed_window` counted the denied hit of acme.
     assert_eq!(allowed(&service, "acme"), 1);
-    let metrics = http1::get(service.metrics, "/metrics", &[]).unwrap().text().to_owned();
+    let metrics = http1::get(service.metrics, "/metrics", &[]).unwrap().text().clone();
     assert!(metrics.contains("sluicegate_table_rows{table=\"customers\"} 3"), "{metrics}");
     assert!(metrics.contains("sluicegate_table_unknown_ids_total 3"), "{metrics}");
 }
@@ -186,7 +186,7 @@ fn tables_and_rows_are_listed() {
     let url = "/explain?domain=shop&descriptor=customer=acme";
     let token = format!("Bearer {TOKEN}");
     let reply = http1::get(service.admin, url, &[("authorization", &token)]).unwrap();
-    let text = reply.text().to_owned();
+    let text = reply.text().clone();
     assert!(text.contains("table `customers`, row `acme` with plan `gold`: `api` is 5"), "{text}");
     assert!(text.contains("5 per day"), "{text}");
 }

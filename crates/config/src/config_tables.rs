@@ -7,6 +7,7 @@ use crate::concurrency::ConcurrencyLimit;
 use crate::table_column::TableColumn;
 use crate::table_limits::{SetAmount, TableLimits};
 use crate::tables::Table;
+use crate::tree::DescriptorTree;
 use crate::{Config, Limit};
 
 impl Config {
@@ -24,13 +25,13 @@ impl Config {
 
     fn rates_of_tables(&self) -> impl Iterator<Item = (&Limit, &TableColumn)> {
         let trees = self.domains.values().map(|domain| &domain.tree);
-        let limits = trees.flat_map(|tree| tree.rules()).flat_map(|rule| &rule.limits);
+        let limits = trees.flat_map(DescriptorTree::rules).flat_map(|rule| &rule.limits);
         limits.filter_map(|limit| Some((limit, limit.from.as_deref()?)))
     }
 
     fn permits_of_tables(&self) -> impl Iterator<Item = (&ConcurrencyLimit, &TableColumn)> {
         let trees = self.domains.values().map(|domain| &domain.tree);
-        let limits = trees.flat_map(|tree| tree.concurrency_limits());
+        let limits = trees.flat_map(DescriptorTree::concurrency_limits);
         limits.filter_map(|limit| Some((limit, limit.from.as_deref()?)))
     }
 
@@ -59,7 +60,7 @@ impl Config {
     /// Returns the columns that limits read, each with the place of its limit, `file:line`.
     pub fn table_columns(&self) -> impl Iterator<Item = (&TableColumn, &str)> {
         let trees = self.domains.values().map(|domain| &domain.tree);
-        let rates = trees.flat_map(|tree| tree.rules()).flat_map(|rule| {
+        let rates = trees.flat_map(DescriptorTree::rules).flat_map(|rule| {
             let columns = rule.limits.iter().filter_map(|limit| limit.from.as_deref());
             columns.map(|column| (column, &*rule.location))
         });

@@ -116,8 +116,10 @@ impl Config {
                     domain.tree.force_decision(path, ForcedDecision { verdict, until: *until });
                 }
                 // The engine has shadow mode.
-                (ActionTarget::Rule(_) | ActionTarget::Amount { .. }, _)
-                | (ActionTarget::Everything, _) => {}
+                (
+                    ActionTarget::Rule(_) | ActionTarget::Amount { .. } | ActionTarget::Everything,
+                    _,
+                ) => {}
                 (ActionTarget::Key(entries), effect) => {
                     domain.tree.add_key_action(entries, effect, *until);
                 }

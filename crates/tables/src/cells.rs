@@ -18,7 +18,10 @@ pub struct Row {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OwnAmounts {
-    pub(crate) amounts: Box<[(ColumnNumber, Amount)]>,
+    pub(crate) amounts: Amounts,
     /// The end of the amounts, since the Unix epoch.
     pub(crate) until: Option<Nanos>,
 }
+
+/// Amounts by column. No column occurs twice.
+pub(crate) type Amounts = Box<[(ColumnNumber, Amount)]>;

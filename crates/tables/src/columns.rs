@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use crate::cells::{ColumnNumber, OwnAmounts, Row};
+use crate::cells::{Amounts, ColumnNumber, OwnAmounts, Row};
 use crate::row::RawRow;
 use crate::spec::check_column;
 use crate::{Amount, MAX_COLUMNS, TableSpec};
@@ -83,7 +83,7 @@ impl Columns {
     fn own_amounts<'a>(
         &mut self,
         amounts: impl Iterator<Item = (&'a str, Amount)>,
-    ) -> Result<Option<Box<[(ColumnNumber, Amount)]>>, String> {
+    ) -> Result<Option<Amounts>, String> {
         let mut own: Vec<(ColumnNumber, Amount)> = Vec::new();
         for (name, amount) in amounts {
             let column = self.find_or_add(name)?;
@@ -92,7 +92,9 @@ impl Columns {
             }
             own.push((column, amount));
         }
-        own.iter().for_each(|(column, amount)| self.add_number(*column, *amount));
+        for (column, amount) in &own {
+            self.add_number(*column, *amount);
+        }
         Ok((!own.is_empty()).then(|| own.into()))
     }
 

@@ -90,11 +90,11 @@ fn amount_json(amount: Amount) -> Value {
 /// # Errors
 /// The copy cannot be read, is damaged, or has too many rows.
 pub fn read_copy(
-    spec: Arc<TableSpec>,
+    spec: &Arc<TableSpec>,
     mut input: impl BufRead,
     check: NumberCheck<'_>,
 ) -> Result<(Table, LoadReport), CopyError> {
-    let (mut loading, name) = (Loading::new(Arc::clone(&spec), None), spec.name());
+    let (mut loading, name) = (Loading::new(Arc::clone(spec), None), spec.name());
     let (mut line, mut rows, mut hasher) = (Vec::new(), 0, SipHasher13::new());
     loop {
         line.clear();

@@ -120,7 +120,7 @@ fn read_json_lines(
         match str::from_utf8(&line).map(str::trim) {
             Ok("") => {}
             Ok(text) => {
-                each(RawRow::from_json(text).map_err(|problem| json_bad_row(text, at, problem)))?
+                each(RawRow::from_json(text).map_err(|problem| json_bad_row(text, at, problem)))?;
             }
             Err(_) => each(Err(BadRow::new(at(), "is not UTF-8")))?,
         }

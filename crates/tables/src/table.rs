@@ -186,13 +186,12 @@ impl Table {
         let (hash, hasher) = (self.hasher.hash_one(&*entry.id), self.hasher.clone());
         let number = self.shard_of(hash);
         let shard = Arc::make_mut(self.shards.get_mut(number)?);
-        let before = match shard.find_mut(hash, |other| other.id == entry.id) {
-            Some(other) => Some(std::mem::replace(other, entry)),
-            None => {
-                shard.insert_unique(hash, entry, |entry| hasher.hash_one(&*entry.id));
-                self.rows += 1;
-                None
-            }
+        let before = if let Some(other) = shard.find_mut(hash, |other| other.id == entry.id) {
+            Some(std::mem::replace(other, entry))
+        } else {
+            shard.insert_unique(hash, entry, |entry| hasher.hash_one(&*entry.id));
+            self.rows += 1;
+            None
         };
         let removed = before.as_ref().map_or(0, |before| self.entry_digest(before));
         self.digest = self.digest.wrapping_add(added).wrapping_sub(removed);
@@ -204,8 +203,9 @@ impl Table {
         let hash = self.hasher.hash_one(id);
         let number = self.shard_of(hash);
         let shard = self.shards.get_mut(number).map(Arc::make_mut);
-        let entry = shard.and_then(|shard| shard.find_entry(hash, |entry| entry.id == *id).ok());
-        let Some((entry, _)) = entry.map(|entry| entry.remove()) else { return false };
+        let found = shard.and_then(|shard| shard.find_entry(hash, |entry| entry.id == *id).ok());
+        let Some(found) = found else { return false };
+        let (entry, _) = found.remove();
         self.rows -= 1;
         self.digest = self.digest.wrapping_sub(self.entry_digest(&entry));
         true

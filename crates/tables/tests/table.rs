@@ -1,4 +1,5 @@
 //! Loads and changes of a table, compared with a map.
+#![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -28,6 +29,7 @@ fn spec() -> Arc<TableSpec> {
     spec_with(10)
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "the form of a check")]
 fn any_number(_: &str, _: NonZeroU32) -> Result<(), String> {
     Ok(())
 }
@@ -121,7 +123,8 @@ fn a_number_that_no_limit_can_count_makes_its_row_bad() {
 }
 
 fn rows(ids: std::ops::Range<u32>) -> String {
-    ids.map(|id| format!("{{\"id\": \"c{id}\", \"plan\": \"free\"}}\n")).collect()
+    let row = |id| format!("{{\"id\": \"c{id}\", \"plan\": \"free\"}}");
+    ids.map(row).collect::<Vec<_>>().join("\n")
 }
 
 #[test]
@@ -133,9 +136,9 @@ fn a_load_that_loses_too_many_ids_is_refused() {
     assert_eq!(load_over(Some(&before), "").unwrap_err(), shrinks(100));
     // As many rows as before, under other ids.
     assert_eq!(load_over(Some(&before), &rows(100..200)).unwrap_err(), shrinks(100));
-    let deleted: String =
-        (0..11).map(|id| format!("{{\"id\": \"c{id}\", \"deleted\": true}}\n")).collect();
-    assert_eq!(change(&before, &deleted).unwrap_err(), shrinks(11));
+    let delete = |id| format!("{{\"id\": \"c{id}\", \"deleted\": true}}");
+    let deleted: Vec<_> = (0..11).map(delete).collect();
+    assert_eq!(change(&before, &deleted.join("\n")).unwrap_err(), shrinks(11));
 }
 
 #[test]
@@ -202,12 +205,12 @@ fn a_copy_that_was_cut_off_or_changed_is_refused() {
     let (table, _) = load(&rows(0..3));
     let copy = copy_of(&table);
     for length in 0..copy.len() {
-        assert!(read_copy(spec(), &copy[..length], &any_number).is_err(), "{length}");
+        assert!(read_copy(&spec(), &copy[..length], &any_number).is_err(), "{length}");
     }
     for at in 0..copy.len() - 1 {
         let mut changed = copy.clone();
         changed[at] ^= 1;
-        let read = read_copy(spec(), &*changed, &any_number);
+        let read = read_copy(&spec(), &*changed, &any_number);
         assert!(matches!(read, Err(CopyError::Damaged(_))), "byte {at}: {read:?}");
     }
 }
@@ -231,7 +234,8 @@ proptest! {
             let mut text = String::new();
             for (id, is_gold, own, deleted) in rows {
                 let plan = is_gold.map(|gold| if gold { "gold" } else { "free" });
-                text += &format!("{}\n", serde_json::json!({"id": id, "plan": plan, "api": own, "deleted": deleted}));
+                let row = serde_json::json!({"id": id, "plan": plan, "api": own, "deleted": deleted});
+                text.extend([&*row.to_string(), "\n"]);
                 if deleted { model.remove(&id); } else { model.insert(id, (is_gold, own)); }
             }
             let before = table.digest();
@@ -247,9 +251,9 @@ proptest! {
                 prop_assert_eq!(lookup(&table, &id.to_string(), "api"), expected);
             }
             // The digest depends on the rows alone, and a copy has the same rows.
-            let (copied, _) = read_copy(spec(), &*copy_of(&table), &any_number).unwrap();
+            let (copied, _) = read_copy(&spec(), &*copy_of(&table), &any_number).unwrap();
             prop_assert_eq!(copied.digest(), table.digest());
-            let (loaded, _) = read_copy(spec(), &*copy_of(&copied), &any_number).unwrap();
+            let (loaded, _) = read_copy(&spec(), &*copy_of(&copied), &any_number).unwrap();
             prop_assert_eq!(loaded.digest() == before, table.digest() == before);
         }
     }

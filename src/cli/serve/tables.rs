@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::BoxFuture;
-use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use super::drain::ShutdownSignals;
+use super::listeners::StartupListeners;
 use super::startup_probes;
-use super::tasks::ServiceTasks;
+use super::tasks::{ServeError, ServiceTasks};
 use crate::config::Config;
 use crate::config::settings::{PostgresUrl, Settings, TableSettings, TableSource};
 use crate::config::tables::{Table, TableStates};
@@ -40,7 +40,7 @@ pub(super) fn start(
     engine: &Arc<Engine>,
     config: Option<Arc<Config>>,
     tasks: &mut ServiceTasks,
-) -> Result<(), String> {
+) -> Result<(), ServeError> {
     let (publishing, checking, timing) =
         (Arc::clone(engine), Arc::clone(engine), Arc::clone(engine));
     let context = TableContext {
@@ -53,7 +53,8 @@ pub(super) fn start(
         now: Arc::new(move || timing.clock().now()),
     };
     for table in &settings.tables.0 {
-        tasks.spawn_background(tables::follow(options(table)?, context.clone()));
+        let options = options(table).map_err(ServeError::InvalidSettings)?;
+        tasks.spawn_background(tables::follow(options, context.clone()));
     }
     Ok(())
 }
@@ -121,20 +122,21 @@ impl RowDatabase for PostgresRows {
     }
 }
 
-/// Waits until all tables have a version, and meanwhile answers health probes on `http`. Returns
+/// Waits until all tables have a version, and meanwhile answers health probes on the HTTP port. Returns
 /// `false` if a shutdown signal arrives first.
 pub(super) async fn wait_for_first_tables(
     engine: &Engine,
-    http: Option<&TcpListener>,
+    bound: &StartupListeners,
     signals: &mut ShutdownSignals,
 ) -> bool {
+    let StartupListeners::HttpOnly(http) = bound else { return true };
     let loaded = async {
         while !engine.table_states().are_loaded() {
             tokio::time::sleep(LOADED_POLL_INTERVAL).await;
         }
     };
     tokio::select! {
-        never = startup_probes::answer_probes(http, Readiness::NoTables) => match never {},
+        never = startup_probes::answer_probes(http.as_ref(), Readiness::NoTables) => match never {},
         _ = signals.next() => false,
         () = loaded => true,
     }

@@ -32,7 +32,7 @@ impl CopyFile {
             Err(error) => return self.unusable(spec, &error),
         };
         let check = |column: &str, number| check(spec.name(), column, number);
-        match read_copy(Arc::clone(spec), BufReader::new(file), &check) {
+        match read_copy(spec, BufReader::new(file), &check) {
             Ok(read) => Some(read),
             Err(error) => self.unusable(spec, &error),
         }

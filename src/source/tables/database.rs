@@ -5,20 +5,21 @@
 //! - All rows are read once an hour, also with a query of changes.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, oneshot};
 
 use super::load::{CheckNumber, Loaded, ReadError};
 use crate::config::tables::{Loading, RowFormat, Table, TableSpec, read_rows};
+use crate::kernel::units::Nanos;
 
 /// The time by which a read of changes overlaps the one before. A transaction may commit a row some
 /// time after the instant that the row names.
 const OVERLAP: Duration = Duration::from_secs(30);
 
 /// The pause between two full reads, if there is a query of changes.
-const FULL_READ_INTERVAL: Duration = Duration::from_secs(3600);
+const FULL_READ_INTERVAL: Nanos = Nanos::from_secs(3600);
 
 /// The most bytes of changed rows in one read. More changes are read with all rows.
 const MAX_CHANGED_BYTES: usize = 64 << 20;
@@ -56,7 +57,7 @@ pub(super) struct DatabaseTable {
     database: Box<dyn RowDatabase>,
     /// The database's time at the start of the last good read.
     read_at: Option<SystemTime>,
-    full_read_at: Option<Instant>,
+    full_read_at: Option<Nanos>,
 }
 
 impl DatabaseTable {
@@ -73,13 +74,16 @@ impl DatabaseTable {
         spec: &Arc<TableSpec>,
         before: Option<&Arc<Table>>,
         check: &Arc<CheckNumber>,
+        now: Nanos,
     ) -> Loaded {
-        let is_full_due = self.full_read_at.is_none_or(|at| FULL_READ_INTERVAL < at.elapsed());
+        let is_full_due = self.full_read_at.is_none_or(|at| FULL_READ_INTERVAL < now.since(at));
         let since = self.read_at.filter(|_| self.database.knows_changes() && !is_full_due);
-        match since.zip(before) {
-            Some((since, before)) => self.read_changes(since, before, check).await,
-            None => self.read_all(spec, before, check).await,
+        if let Some((since, before)) = since.zip(before) {
+            return self.read_changes(since, before, check).await;
         }
+        let loaded = self.read_all(spec, before, check).await?;
+        self.full_read_at = Some(now);
+        Ok(loaded)
     }
 
     async fn read_all(
@@ -88,7 +92,6 @@ impl DatabaseTable {
         before: Option<&Arc<Table>>,
         check: &Arc<CheckNumber>,
     ) -> Loaded {
-        let begun = Instant::now();
         let (sender, mut chunks) = mpsc::channel::<String>(QUEUED_CHUNKS);
         let (whole, is_whole) = oneshot::channel::<()>();
         let (spec, before, check) = (Arc::clone(spec), before.cloned(), Arc::clone(check));
@@ -123,7 +126,7 @@ impl DatabaseTable {
         // If the loader refused the rows, the read failed for that reason.
         let loaded = loading.await.map_err(std::io::Error::other)??;
         let read_at = read.map_err(ReadError::Database)?;
-        (self.read_at, self.full_read_at) = (Some(read_at), Some(begun));
+        self.read_at = Some(read_at);
         Ok(loaded)
     }
 

@@ -1,4 +1,4 @@
-//! A table that limits read from a real PostgreSQL, also behind PgBouncer and across a crash.
+//! A table that limits read from a real PostgreSQL, also behind a pooler and across a crash.
 
 use std::path::PathBuf;
 
@@ -66,7 +66,7 @@ impl Shop {
         until(&format!("{customer}: {amount}"), || {
             let reply = http1::get(self.service.admin, &path, &[]).unwrap();
             let row: Value = serde_json::from_slice(&reply.body).unwrap_or_default();
-            if row["api"] == *amount { Ok(()) } else { Err(reply.text().to_owned()) }
+            if row["api"] == *amount { Ok(()) } else { Err(reply.text().clone()) }
         })
         .unwrap();
     }

@@ -140,7 +140,9 @@ impl DomainReader<'_, '_, '_> {
         let block = RateLimitReader { file, raw: rate_limit, defaults, findings: self.findings };
         if let Ok(mut limit) = block.read() {
             let from = self.rate_column(file, node, rate_limit);
-            limit.iter_mut().for_each(|limit| limit.from.clone_from(&from));
+            if let Some(limit) = &mut limit {
+                limit.from = from;
+            }
             let name = Some(rate_limit.name.value.as_str()).filter(|name| !name.is_empty());
             let limits = limit.into_iter().collect();
             self.set_rule(node, raw, (name.map(Arc::from), limits), replaces);

@@ -93,7 +93,7 @@ pub enum TableSource {
     /// Queries to a database.
     Postgres {
         /// The database.
-        url: PostgresUrl,
+        url: Box<PostgresUrl>,
         /// The query of all rows.
         rows: String,
         /// The query of the rows that changed since `$1`.
@@ -152,6 +152,7 @@ impl TableSettings {
                 return Err("both `source` and `password_file` have a password".to_owned());
             }
             let (changes, notify) = (self.changes.clone(), self.notify.clone());
+            let url = Box::new(url);
             return Ok(TableSource::Postgres { url, rows, changes, notify });
         }
         let for_postgres = [

@@ -236,7 +236,7 @@ impl Engine {
         }
         if request.kind == ActionKind::SetAmount {
             let row = format_entries(request.entries.iter().copied());
-            return Ok(entry.with_descriptor(row.into()));
+            return Ok(entry.with_descriptor(row));
         }
         let (rule, key) = state.rule_and_key(request)?;
         let limit = Some((&*rule.path).into());

@@ -41,13 +41,12 @@ pub(crate) fn limit_from_table<'c>(
     let id = entries.get(column.entry).map_or("", |(_, id)| *id);
     match config.tables.concurrency_limit(column, id, now) {
         FromTable::Limit(sized) => Some(sized),
-        FromTable::RuleNumber => Some(limit),
+        // A concurrency limit has a limit of its own for a blocked id.
+        FromTable::RuleNumber | FromTable::Blocked => Some(limit),
         FromTable::UnknownId => {
             UnknownTableId.emit();
             Some(limit)
         }
         FromTable::Unlimited => None,
-        // Not reached: a concurrency limit has a limit for a blocked id.
-        FromTable::Blocked => Some(limit),
     }
 }

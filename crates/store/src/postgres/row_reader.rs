@@ -70,13 +70,11 @@ impl RowReader {
         since: Option<SystemTime>,
         rows: mpsc::Sender<String>,
     ) -> Result<SystemTime, ConnectError> {
-        let (client, _) = match &self.connection {
-            Some(connection) => connection,
-            None => {
-                let opened = connect(&self.options, TargetSessionAttrs::Any).await?;
-                self.connection.insert(opened)
-            }
-        };
+        if self.connection.is_none() {
+            self.connection = Some(connect(&self.options, TargetSessionAttrs::Any).await?);
+        }
+        let closed = || ConnectError::Refused("no connection".to_owned());
+        let (client, _) = self.connection.as_ref().ok_or_else(closed)?;
         let query = format!("SELECT to_jsonb(t)::text FROM ({query}) t");
         let started = client.query_typed("SELECT now()", &[]).await;
         let started = started.map_err(|error| refused(&error))?;

@@ -20,8 +20,11 @@ pub struct TableGauges {
     pub is_stale: bool,
 }
 
+/// The name, the help and the value of a metric.
+type Series = (&'static str, &'static str, fn(&TableGauges) -> String);
+
 pub(super) fn write_tables(page: &mut fmt::Formatter<'_>, tables: &[TableGauges]) -> fmt::Result {
-    let series: [(&str, &str, fn(&TableGauges) -> String); 4] = [
+    let series: [Series; 4] = [
         ("sluicegate_table_rows", "Rows of a table that limits read", |table| {
             table.rows.to_string()
         }),

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::actions::QueryPairs;
 use super::port::Admin;
-use crate::config::tables::{TableState, row_json};
+use crate::config::tables::{Table, TableState, row_json};
 use crate::engine::Engine;
 use crate::http::response::{JSON, PLAIN};
 use crate::kernel::units::Nanos;
@@ -105,7 +105,7 @@ fn state_json(state: &TableState, now: Nanos) -> Value {
     json!({
         "name": state.name,
         "source": state.source,
-        "rows": table.map(|table| table.rows()),
+        "rows": table.map(Table::rows),
         "digest": table.map(|table| format!("{:016x}", table.digest())),
         "columns": table.map(|table| table.columns().collect::<Vec<_>>()),
         "plans": table.map(|table| table.spec().plan_names().collect::<Vec<_>>()),
