@@ -5,6 +5,7 @@
 //! - `leased`: a limit whose lease balance covers each check.
 //! - `redis`: a limit in the Redis at the socket `REDIS_SOCKET`, one call for each check.
 //! - `permit`: acquire and release a permit of a concurrency limit.
+//! - `fixed` and `table`: one limit in memory, with a number in its rule, or in a table of 10,000 rows.
 //!
 //! The clock is manual and all random seeds are fixed, so two runs execute nearly the same
 //! instructions.
@@ -15,6 +16,7 @@ use std::sync::Arc;
 
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
+use sluicegate::config::tables::{Amount, Loading, RawRow, Table, TableSpec};
 
 use sluicegate::engine::{AdmissionOutcome, DecisionPolicy, Engine};
 use sluicegate::kernel::concurrency::RequestOutcome;
@@ -48,6 +50,15 @@ const PERMIT: &str = "\
   concurrency: {limit: 64, max_duration: 60s, mode: local}
 ";
 
+const FIXED: &str = "\
+- key: customer
+  rate_limit: {requests_per_unit: 400000000, unit: day, strategy: gcra}
+";
+const TABLE: &str = "\
+- key: customer
+  rate_limit: {requests_per_unit: 1, unit: day, strategy: gcra, from: customers.api}
+";
+
 /// The number of different keys.
 const KEYS: usize = 64;
 
@@ -64,6 +75,12 @@ fn main() {
             "leased" => leased(checks).await,
             "redis" => redis(checks).await,
             "permit" => permit(checks).await,
+            "fixed" => decide(&engine(memory(), FIXED), &["customer"], checks).await,
+            "table" => {
+                let engine = engine(memory(), TABLE);
+                engine.publish_tables(Arc::from([Arc::new(customers())]));
+                decide(&engine, &["customer"], checks).await;
+            }
             other => panic!("no path {other}"),
         }
     });
@@ -102,6 +119,19 @@ async fn decide(engine: &Engine, keys: &[&str], checks: usize) {
         let decision = engine.decide(&check(keys, &values[number % KEYS], 1)).await;
         std::hint::black_box(decision.unwrap());
     }
+}
+
+fn customers() -> Table {
+    let plan = [("api".into(), Amount::from_number(400_000_000))];
+    let plans = [("gold".into(), plan.into())];
+    let spec = Arc::new(TableSpec::new("customers", plans.into(), 10).unwrap());
+    let mut loading = Loading::new(spec, None);
+    for number in 0..10_000 {
+        let id = format!("client-{number}").into();
+        let row = RawRow { id, plan: Some("gold".into()), ..RawRow::default() };
+        loading.add(Ok(row), &|_, _| Ok(())).unwrap();
+    }
+    loading.finish().unwrap().0
 }
 
 async fn leased(checks: usize) {
