@@ -185,25 +185,11 @@ async fn open_stream(server: &XdsServer) -> io::Result<XdsByteStream> {
 }
 
 fn client_config(tls: &XdsTls) -> io::Result<ClientConfig> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(io::Error::other)?
-        .with_root_certificates(
-            pem::trusted_cas_or_system(tls.ca_file.as_deref(), tls.trust_system_cas)
-                .map_err(io::Error::other)?,
-        );
-    let mut config = match &tls.client_identity {
-        None => builder.with_no_client_auth(),
-        Some((certificate, key)) => {
-            let chain = pem::certificates(certificate).map_err(io::Error::other)?;
-            let private_key = pem::private_key(key).map_err(io::Error::other)?;
-            builder
-                .with_client_auth_cert(chain, private_key)
-                .map_err(|error| pem::PemError::unusable_certificate(certificate, &error))
-                .map_err(io::Error::other)?
-        }
-    };
+    let identity = tls.client_identity.as_ref();
+    let identity = identity.map(|(certificate, key)| (certificate.as_path(), key.as_path()));
+    let mut config = pem::trusted_cas_or_system(tls.ca_file.as_deref(), tls.trust_system_cas)
+        .and_then(|roots| pem::client_config(roots, identity))
+        .map_err(io::Error::other)?;
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(config)
 }
