@@ -28,6 +28,7 @@ use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::pem;
+use crate::telemetry::with_causes;
 
 /// The timeout of a connection attempt, including the TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -111,23 +112,6 @@ fn transport_cause(error: &tonic::transport::Error) -> String {
         Some(cause) => with_causes(cause),
         None => error.to_string(),
     }
-}
-
-/// Returns the error and all its causes as one text: `a: b: c`.
-#[must_use]
-pub fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let cause_text = error.to_string();
-        // Some errors already end with the text of their cause.
-        if !text.ends_with(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// Connects to `server`.
