@@ -187,7 +187,7 @@ pub fn counter_key(counter: &CounterKey, placement: Placement, prefix: &[u8]) ->
 }
 
 /// Appends the name of a counter or limit to its key. Above [`MAX_KEY_BYTES`], appends its hash.
-fn with_name(mut key: Vec<u8>, name: &[u8]) -> Vec<u8> {
+pub(crate) fn with_name(mut key: Vec<u8>, name: &[u8]) -> Vec<u8> {
     if name.len() <= MAX_KEY_BYTES {
         key.extend(name);
     } else {
