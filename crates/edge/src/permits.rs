@@ -112,8 +112,11 @@ impl<'e> Permits<'e> {
     }
 
     /// Counts and times a call.
-    pub(crate) async fn answer<T>(self, reply: impl Future<Output = (EdgeOutcome, T)>) -> T {
-        answer((self.engine, self.protocol), reply).await
+    pub(crate) fn answer<T>(
+        self,
+        reply: impl Future<Output = (EdgeOutcome, T)>,
+    ) -> impl Future<Output = T> {
+        answer((self.engine, self.protocol), reply)
     }
 
     fn to_check(self, request: &RateLimitRequest) -> Result<Check<'_>, CheckError> {
